@@ -1,0 +1,52 @@
+package driver_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/redlock-go/redlock/"
+
+// TestDependencyRules holds what each package may import, tests aside: nobody who
+// imports one driver pays for another.
+func TestDependencyRules(t *testing.T) {
+	const (
+		goRedis   = "github.com/redis/go-redis/v9"
+		valkey    = "github.com/valkey-io/valkey-go"
+		pgx       = "github.com/jackc/pgx/v5"
+		multi     = "github.com/hashicorp/go-multierror"
+		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
+		redisnode = "drivers/internal/redisnode"
+		dsn       = "drivers/internal/dsn"
+	)
+	base := []string{"driver", "dlock", multi, errwrap}
+	rules := map[string][]string{ // the modules and own packages allowed
+		"driver":           {},
+		"dlock":            {"driver", multi, errwrap},
+		"drivers/memory":   append(base, dsn),
+		"drivers/file":     append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
+		"drivers/redlock":  append(base, dsn),
+		"drivers/goredis":  append(base, dsn, redisnode, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
+		"drivers/valkeygo": append(base, dsn, redisnode, valkey, "golang.org/x/sys"),
+		"drivers/postgres": append(base, dsn, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/crypto", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
+	}
+	for pkg, allowed := range rules {
+		t.Run(strings.ReplaceAll(pkg, "/", "-"), func(t *testing.T) {
+			out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+pkg).CombinedOutput()
+			if err != nil {
+				t.Fatalf("go list: %v\n%s", err, out)
+			}
+			for dep := range strings.FieldsSeq(string(out)) {
+				own := strings.TrimPrefix(dep, module)
+				fits := func(a string) bool {
+					return own == a || dep == a || strings.Contains(a, ".") && strings.HasPrefix(dep, a+"/")
+				}
+				if own != pkg && !slices.ContainsFunc(allowed, fits) {
+					t.Errorf("%s imports %s", pkg, dep)
+				}
+			}
+		})
+	}
+}

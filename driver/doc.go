@@ -1,0 +1,86 @@
+// Package driver is what a backend of distributed locks implements. Applications
+// import package dlock instead.
+//
+//	application
+//	     |   Lock, TryLock, Do, Unlock
+//	     v
+//	   dlock            waiting, renewal, deadlines, hooks: written once
+//	     |   Acquire, Renew, Release
+//	     v
+//	   driver           the contract: this package
+//	     |   implemented by
+//	     v
+//	  drivers/memory   drivers/file   drivers/goredis   drivers/postgres   …
+//	                                        ^
+//	  drivers/redlock ----------------------+   a majority of other backends
+//
+// A driver answers one question, whether this owner has this key, and never guesses.
+// Everything that can be built on the answer is built in dlock, for all drivers alike:
+// retries and their pauses, the line of waiters in a process, renewal in time, the end of a
+// lease before another can have it, events and statistics.
+//
+// # How to write a driver
+//
+// The example below is a whole driver of a hundred lines. The steps:
+//
+//  1. Write Open. Take the DSN apart with an allowlist of your own, refuse every
+//     parameter that you do not know by its name, and connect to nothing. Never put
+//     the DSN, or an error of somebody else's URL parser, into an error: passwords
+//     are in there.
+//  2. Write Info. Claim a feature only if the server does it; dlock has a fallback for
+//     each that is missing.
+//  3. Write Acquire: first [Info.Check], then the instant from which the lease counts,
+//     then one request to the server that decides and takes in one step, and compares
+//     the server's clock with nobody's. Store the owner and the token beside the lock:
+//     they tell this acquisition from every other.
+//  4. Give the token of [NextFence], on the server, in that same step. The counter of
+//     a key outlives its lock.
+//  5. Write Renew and Release so that they match the exact acquisition, owner and
+//     token: a lease that ended is never extended, and never frees its successor.
+//  6. Find the three outcomes that are definite among the answers of the server:
+//     [HeldError], [ErrLost], [RefusedError]. Leave everything else as it is: it is
+//     unknown, and callers act on that.
+//  7. Undo what may have happened on every path that returns an error, with
+//     context.WithoutCancel and a timeout of your own.
+//  8. Add what the server can do: a [Watcher] where it can tell of a release,
+//     Queueing where it keeps a line itself, an [Inspector] and an [Admin] for people.
+//  9. Register it: dlock.Register("name", d) in an init of the driver's package. The
+//     name is the scheme of its URLs.
+//  10. Let package redlocktest loose on it. It checks all of this, with races,
+//     cancellations and faults, and quotes the rule that was broken.
+//
+// # The rules
+//
+//  1. Four outcomes. *HeldError, which is [ErrHeld]: another owner has the lock.
+//     [ErrLost]: this owner no longer has it, for certain. *RefusedError, which is
+//     [ErrRefused]: the server answered and will not, now (RetryAfter over zero: loading,
+//     quarantine) or as it is configured (zero: password, read-only). Everything else is
+//     unknown: it may have happened. A renewal that ends in unknown is tried again until
+//     the lease's deadline. (Misuse, [ErrInvalid], comes before any of them.)
+//  2. Whoever fails cleans up. On any error Acquire undoes what it did, on a context
+//     of its own, never on the caller's, which may have ended. Release works after
+//     cancellation too.
+//  3. A lease counts from before its request. [Expires] takes an instant before the
+//     first byte was sent, and after a native wait the start of one confirming round
+//     trip. TTLs are at least [MinTTL]. The deadline of ctx bounds the effect as well as
+//     the wait: a driver that can makes the server refuse what arrives later.
+//  4. Nothing is ignored. What cannot be honoured, an unknown parameter, an unknown mode, a
+//     TTL out of bounds or where there is none, is an error that names it, before any I/O.
+//  5. A quorum says that a lock is held only if one other owner was seen on enough
+//     nodes to rule a majority out. Any other split it settles itself in a bounded number
+//     of rounds, without Wait too: of a hundred attempts on a free key exactly one wins.
+//     What a minority said never shows through errors.Is: see [QuorumError].
+//  6. No reentrancy. The same process asking twice is two owners.
+//  7. Nothing leaks. No goroutine, connection or key remains after Close, after an
+//     Acquire that was cancelled, or behind a server that never answers; what is
+//     under way to one server is bounded.
+//  8. Tokens are comparable across backends: at least the time in microseconds when
+//     the key's counter began, at most [MaxFence], and strictly rising per key. So a
+//     store that refuses old tokens accepts those of another backend after a change of
+//     configuration.
+//  9. No secret is in any error, log line, event, vote or list of processes.
+//  10. What is stored has a layout version. Releases that run at the same time, while one
+//     is being replaced by the other, exclude each other.
+//
+// Each stands also in the doc comment of what it concerns.
+package driver

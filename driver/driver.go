@@ -1,0 +1,375 @@
+package driver
+
+import (
+	"context"
+	"time"
+)
+
+// A Driver opens backends by DSN. It is registered under a name with
+// dlock.Register, most often in an init function of its package.
+type Driver interface {
+	// Open parses and checks cfg and returns a backend. It does no network I/O, so
+	// that a program starts while its servers are away.
+	//
+	// Refuse what cannot be honoured, an unknown parameter of the DSN above all,
+	// with an *InvalidError that names it and quotes nothing that may hold a
+	// password (rules 4 and 9). Open may be called concurrently.
+	Open(cfg *Config) (Backend, error)
+}
+
+// Config is what a Driver opens a backend from.
+type Config struct {
+	// DSN is the whole URL as the user wrote it, the scheme included, without the
+	// parameters ttl and prefix, which belong to dlock.
+	DSN string
+	// Prefix goes before every key, and is the namespace of whatever else the
+	// driver stores. That carries a version of its layout, and one that is unknown is
+	// refused: two releases that run side by side exclude each other (rule 10).
+	Prefix string
+	// Resolve opens another registered backend with the same Prefix and Event: the
+	// nodes of a quorum. The caller owns the backend and closes it.
+	Resolve func(url string) (Backend, error)
+	// Event is told what happens in the background. It may be nil; it may be called
+	// concurrently; it returns quickly. It is told no secret (rule 9).
+	Event func(Event)
+
+	_ struct{}
+}
+
+// A Backend grants leases on keys. All its methods are safe for concurrent use.
+type Backend interface {
+	// Acquire asks for the lock named by req and returns a lease of it.
+	//
+	// Refuse what cannot be honoured before any I/O (rule 4): Info.Check does it for
+	// everything that this package knows of.
+	//
+	// Make one attempt, that is one verdict of the server; or, where req.Wait
+	// allows it, block until the lock is granted or ctx ends. Waiting is a
+	// permission and no duty. One attempt is bounded even under a background
+	// context: use a timeout of your own, small against req.TTL.
+	//
+	// The outcomes are four (rule 1). A nil error is a grant. *HeldError: another
+	// owner has it. *RefusedError: the server will not. *InvalidError: the request
+	// cannot be honoured, and nothing was sent. Everything else is unknown. If ctx
+	// ends, return an error that wraps ctx.Err(), and a *HeldError beside it
+	// (errors.Join, or two %w) if waiting was for a holder that was seen. An owner
+	// that asks again is another owner: there is no reentrancy (rule 6). A quorum says
+	// *HeldError only if one other owner rules a majority out, and settles a split
+	// vote itself, so that one of many wins a free key (rule 5, see QuorumError).
+	//
+	// On any error undo what may have been done (rule 2): release the attempt on a
+	// context of your own, context.WithoutCancel with a timeout, never on the
+	// caller's, which may be cancelled already. A cancelled or failed Acquire
+	// leaves neither a key nor a goroutine behind once that clean-up has run.
+	//
+	// The lease counts from before the request was sent (rule 3, see Expires). ctx's
+	// deadline bounds the effect too, where the server can be told: a request that
+	// arrives after it is refused. The token is that of NextFence (rule 8).
+	//
+	// Do not keep req: the caller may reuse it.
+	Acquire(ctx context.Context, req *Request) (Lease, error)
+
+	// Info describes the backend. It is constant over the backend's life, does no
+	// I/O, and is cheap. A backend with an address is also a fmt.Stringer that
+	// returns it without any secret: it names the node in a quorum's votes.
+	Info() Info
+
+	// Close ends the backend: calls under way return, later ones fail with
+	// ErrClosed, nothing that the backend started goes on (rule 7). Leases that are
+	// still held are not released, but for session backends, whose locks end with
+	// the session. Never close a client that was handed in. A second call returns nil.
+	Close() error
+}
+
+// Info describes a backend.
+type Info struct {
+	// Name is for people: "redis", "redlock/5". It holds no address and no secret.
+	Name     string
+	Features Features
+	// MinTTL and MaxTTL bound Request.TTL; MinTTL is at least 10 ms. dlock checks
+	// them before any I/O. Both are zero where there is no TTL (see Session).
+	MinTTL, MaxTTL time.Duration
+
+	_ struct{}
+}
+
+// Features are capabilities, checked by dlock before a call. A driver that lacks
+// one needs no code for it.
+type Features uint32
+
+const (
+	// SharedMode: Request.Mode may be Shared.
+	SharedMode Features = 1 << iota
+	// Fencing: grants carry tokens that rise strictly per key (rule 8).
+	Fencing
+	// Session: the lock lives with a connection or a process and ends with it. If
+	// MaxTTL is zero there is no TTL at all: Request.TTL is zero, Grant.Expires too.
+	Session
+	// Queueing: Request.Wait blocks natively, first come, first served.
+	Queueing
+	// Node: the backend may be one node of a quorum. It honours FenceFloor, Join,
+	// MinFence and Quorum, reports Clock and Server on grants and on *HeldError, makes
+	// the server refuse what arrives after ctx's deadline, and tells attempts of one
+	// owner apart.
+	Node
+)
+
+// Has reports whether f has all of want.
+func (f Features) Has(want Features) bool { return f&want == want }
+
+// String lists the features by name, separated by commas.
+func (f Features) String() string {
+	s := ""
+	for i, name := range [...]string{"shared", "fencing", "session", "queueing", "node"} {
+		if f&(1<<i) != 0 {
+			if s != "" {
+				s += ","
+			}
+			s += name
+		}
+	}
+	return s
+}
+
+// Mode says with whom a lock can be shared.
+type Mode uint8
+
+const (
+	// Exclusive: one owner, alone.
+	Exclusive Mode = iota
+	// Shared: any number of owners who all ask for Shared.
+	Shared
+)
+
+// String returns "exclusive" or "shared".
+func (m Mode) String() string {
+	switch m {
+	case Exclusive:
+		return "exclusive"
+	case Shared:
+		return "shared"
+	}
+	return "unknown"
+}
+
+// MaxKey is the greatest length of a key in bytes, the prefix included.
+const MaxKey = 512
+
+// A Request asks for a lock.
+type Request struct {
+	// Key is 1 to MaxKey bytes, of any value.
+	Key string
+	// Owner is unique per call: "label/random", made by dlock, of printable ASCII
+	// without '|'. Two requests are two owners, even of one process (rule 6): there
+	// is no reentrancy. A driver that tries more than once under one request appends
+	// "/attempt", so that a late release of one attempt cannot undo another.
+	Owner string
+	// TTL is how long the grant lasts unless it is renewed; zero only where the
+	// backend has none.
+	TTL  time.Duration
+	Mode Mode
+	// Wait permits Acquire to block until the lock is granted or ctx ends.
+	Wait bool
+	// FenceFloor is a proposal for the token: it is to be at least this, unless
+	// that is more than FenceSlack ahead of the server's clock. Zero: none. See
+	// NextFence.
+	FenceFloor uint64
+	// Join, if not zero, heals a node of a quorum after the grant (Node backends
+	// only): take the key at exactly this token, if it is free and its counter is not
+	// above it; if this attempt has the key already, answer with the token that it
+	// has. Where the counter is above it, answer *RefusedError.
+	Join uint64
+	// Quorum is set by a quorum for its nodes.
+	Quorum *Quorum
+
+	_ struct{}
+}
+
+// Quorum tells a node of what it is a part.
+type Quorum struct {
+	N     int           // nodes in all
+	Guard time.Duration // the restart guard: the longest TTL that is granted; zero: off
+	Grace time.Duration // how much longer than the TTL a node keeps the key (lock-delay)
+	_     struct{}
+}
+
+// A Lease is one grant of one lock. Its methods are safe for concurrent use.
+type Lease interface {
+	// Grant returns the grant as of the last success of Acquire or Renew. No I/O.
+	Grant() Grant
+
+	// Renew extends the lease to r.TTL from now, if this very acquisition still has
+	// the lock: it never takes it again. The new end counts from before the request was
+	// sent (rule 3). ErrLost: it has not, for certain. Any other error is unknown, and
+	// the caller tries again until the lease's deadline (rule 1). Bounded by ctx and by
+	// a timeout of the driver's own.
+	Renew(ctx context.Context, r *Renewal) (Grant, error)
+
+	// Release gives the lock up. It frees this very acquisition's lock and never
+	// another's. It works even if ctx has ended (rule 2): take ctx's values, and bound
+	// the work yourself, in seconds. nil: the lock is free of this lease; ErrLost, which
+	// is optional: it was so before. Any other error: unknown, the lock may stay
+	// until its TTL ends. A call after a nil or ErrLost returns nil.
+	Release(ctx context.Context) error
+}
+
+// A Renewal asks for more time.
+type Renewal struct {
+	// TTL is as in Request; zero where the backend has none.
+	TTL time.Duration
+	// MinFence raises the key's counter to at least this, together with the renewal
+	// (Node backends only). The lease's own token stays as it was granted.
+	MinFence uint64
+
+	_ struct{}
+}
+
+// A Grant is what a lease was given.
+type Grant struct {
+	// Expires is the end of the lease in local monotonic time: see Expires for how
+	// it is computed. Zero: the lease is bound to a session, and not to a clock.
+	Expires time.Time
+	// Fence is the fencing token: strictly rising per key; zero: none.
+	Fence uint64
+	// Clock is the server's own clock at the grant. Zero: unknown, and then the vote
+	// never counts in a quorum.
+	Clock time.Time
+	// Server identifies the server process, so that one that is listed twice, or was
+	// restarted, can be told.
+	Server string
+	// Lost is closed when the backend learns that the lease is gone. It may be nil.
+	// Leases that end together (those of one session) share one channel: a watcher
+	// needs one goroutine per channel.
+	Lost <-chan struct{}
+	// Votes is what each node said; quorum backends only.
+	Votes []Vote
+
+	_ struct{}
+}
+
+// A Vote is one node's answer to a quorum. It holds no secret.
+type Vote struct {
+	Node    string // the node's address
+	Granted bool
+	Latency time.Duration
+	Err     error // why not; nil where Granted, and where the verdict came before the answer
+	_       struct{}
+}
+
+// The interfaces below are optional, each with its fallback. There are no others.
+
+// A Watcher tells when a lock may have become free. Without it dlock polls, with
+// jitter.
+type Watcher interface {
+	// Watch returns a channel of capacity one that gets a value whenever key may
+	// have become free after Watch returned: subscribe, then return. Values coalesce;
+	// a value too many is harmless, a value too few is a lost wake-up. A break of the
+	// connection counts as a value. The channel is never closed; what stands behind
+	// it ends with ctx. Watch blocks for one round trip at the most, and the caller
+	// polls if it fails.
+	Watch(ctx context.Context, key string) (<-chan struct{}, error)
+}
+
+// An Inspector answers operators: who holds what, and is this deployment sound?
+// It is never part of taking a lock.
+type Inspector interface {
+	// Lookup returns the state of key; a key that nobody holds has no Holders.
+	Lookup(ctx context.Context, key string) (*State, error)
+	// List calls yield for every held key that begins with prefix, in no order, until
+	// yield returns false. It may take many round trips, and sees no snapshot.
+	List(ctx context.Context, prefix string, yield func(*State) bool) error
+	// Check examines the deployment and returns what it found, the gravest first. An
+	// error says that it could not examine it.
+	Check(ctx context.Context) ([]Finding, error)
+}
+
+// State is what is known of a key.
+type State struct {
+	Key     string // without the backend's prefix
+	Mode    Mode
+	Holders []Holder // none: the key is free
+	Fence   uint64   // the counter: the largest token ever given, where it is kept
+	Waiters int      // who queue on the server, where it can tell
+	Votes   []Vote   // per node, quorum backends only
+
+	_ struct{}
+}
+
+// A Holder is one owner of a held key. Unknown fields are zero.
+type Holder struct {
+	Owner   string        // as stored
+	Fence   uint64        // its token
+	Since   time.Time     // by the server's clock
+	TTL     time.Duration // until it ends unless renewed
+	Address string        // of the client
+	_       struct{}
+}
+
+// A Finding is a property of the deployment that an operator should know.
+type Finding struct {
+	Severity Severity
+	Node     string // where, for backends of several servers
+	What     string // one line
+	Fix      string // what to do; empty where there is nothing to do
+	_        struct{}
+}
+
+// Severity orders findings.
+type Severity uint8
+
+// The severities: for information; may cost performance or a guarantee
+// under load; a guarantee does not hold.
+const (
+	Note Severity = iota
+	Warning
+	Unsafe
+)
+
+// String returns "note", "warning" or "unsafe".
+func (s Severity) String() string {
+	switch s {
+	case Note:
+		return "note"
+	case Warning:
+		return "warning"
+	case Unsafe:
+		return "unsafe"
+	}
+	return "unknown"
+}
+
+// An Admin changes what normal operation never does.
+type Admin interface {
+	// Break takes the lock named key away from whoever holds it with token fence.
+	// Without such a holder it changes nothing and returns ErrLost. The holder
+	// learns of it as of any loss; what it still does is refused only by what
+	// checks tokens.
+	Break(ctx context.Context, key string, fence uint64) error
+	// Bootstrap states that the servers are new and hold nothing that counts.
+	Bootstrap(ctx context.Context) error
+}
+
+// An Event is something that happened in the background, outside any call. It
+// holds no secret.
+type Event struct {
+	Kind   EventKind
+	Node   string // which server, where there are several
+	Key    string // which key, if it concerns one
+	Err    error  // the cause, if there is one
+	Detail string // one line for people
+	_      struct{}
+}
+
+// EventKind names what happened. Drivers may have kinds of their own.
+type EventKind string
+
+// The kinds that drivers here report.
+const (
+	BreakerOpened EventKind = "breaker opened" // a node kept timing out and is skipped
+	BreakerClosed EventKind = "breaker closed" // a probe succeeded: it is asked again
+	Quarantined   EventKind = "quarantined"    // a node does not vote for a while
+	Collision     EventKind = "collision"      // two keys share one lock on the server
+	Degraded      EventKind = "degraded"       // works, but by a slower way: polling, say
+	Disconnected  EventKind = "disconnected"   // a session or a subscription broke
+	ClockSkew     EventKind = "clock skew"     // a server's clock disagrees with its peers
+)

@@ -1,0 +1,81 @@
+package driver
+
+import (
+	"time"
+)
+
+// What every driver computes in the same way stands here once.
+
+// MinTTL is the shortest TTL that any backend may accept: below it the drift
+// leaves no lease.
+const MinTTL = 10 * time.Millisecond
+
+// Drift is what is taken off a TTL for clocks that run at different rates and for
+// the granularity of expiry: TTL/100 + 2 ms (the Redlock page's drift).
+func Drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
+
+// Expires returns the end of a lease that was asked for at start: start + TTL −
+// drift. start is read before the first byte was sent, or, after a native wait,
+// before the round trip that confirmed the grant.
+func Expires(start time.Time, ttl time.Duration) time.Time {
+	return start.Add(ttl - Drift(ttl))
+}
+
+// FenceSlack is how far a proposed token may be ahead of the server's clock: one
+// bad clock must not poison the counters.
+const FenceSlack = 500 * time.Millisecond
+
+// MaxFence is the largest token: it fits a float64 exactly, as Lua and JSON need.
+const MaxFence = 1<<53 - 1
+
+// NextFence returns the token of a new grant: max(counter+1, min(floor, now +
+// FenceSlack)), in microseconds of Unix time; floor 0 stands for now. So tokens rise
+// strictly per key whatever the clock does, and are comparable across backends
+// (rule 8).
+func NextFence(counter, floor uint64, now time.Time) uint64 {
+	us := now.UnixMicro()
+	if us < 0 {
+		us = 0
+	}
+	if floor == 0 {
+		floor = uint64(us)
+	}
+	floor = min(floor, uint64(us)+uint64(FenceSlack/time.Microsecond))
+	return min(max(counter+1, floor), MaxFence)
+}
+
+// Check returns an *InvalidError if req cannot be honoured by a backend of this
+// Info whose keys get this prefix. Call it first in Acquire, before any I/O.
+func (i Info) Check(prefix string, req *Request) error {
+	switch {
+	case req.Key == "":
+		return Invalid("key", "is empty")
+	case len(prefix)+len(req.Key) > MaxKey:
+		if prefix == "" {
+			return Invalid("key", "has %d bytes, the limit is %d", len(req.Key), MaxKey)
+		}
+		return Invalid("key", "has %d bytes with its prefix, the limit is %d", len(prefix)+len(req.Key), MaxKey)
+	case req.Owner == "":
+		return Invalid("owner", "is empty")
+	case req.Mode > Shared:
+		return Invalid("mode", "%d is unknown", req.Mode)
+	case req.Mode == Shared && !i.Features.Has(SharedMode):
+		return Invalid("mode", "%s has no shared mode", i.Name)
+	case (req.Join != 0 || req.Quorum != nil) && !i.Features.Has(Node):
+		return Invalid("request", "%s cannot be a node of a quorum", i.Name)
+	}
+	return i.CheckTTL(req.TTL)
+}
+
+// CheckTTL returns an *InvalidError if ttl is out of the backend's bounds.
+func (i Info) CheckTTL(ttl time.Duration) error {
+	switch {
+	case i.MaxTTL == 0 && ttl != 0:
+		return Invalid("TTL", "%s has none: the lock lives with its session", i.Name)
+	case ttl < i.MinTTL:
+		return Invalid("TTL", "%v is under the minimum of %s, %v", ttl, i.Name, i.MinTTL)
+	case ttl > i.MaxTTL:
+		return Invalid("TTL", "%v is over the maximum of %s, %v", ttl, i.Name, i.MaxTTL)
+	}
+	return nil
+}
