@@ -1,0 +1,531 @@
+package dlock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"maps"
+	mathrand "math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A Locker takes locks. It is what applications accept; it never grows. *Client is one.
+type Locker interface {
+	// Lock waits until it gets the lock named key, or ctx ends: see Client.Lock.
+	Lock(ctx context.Context, key string, opts ...LockOption) (*Lease, error)
+	// TryLock makes one attempt: see Client.TryLock.
+	TryLock(ctx context.Context, key string, opts ...LockOption) (*Lease, error)
+}
+
+var _ Locker = (*Client)(nil)
+
+// A Client takes locks from one backend. It is safe for concurrent use, and meant to
+// live as long as the program: make one, share it, Close it.
+type Client struct {
+	backend driver.Backend
+	info    driver.Info
+	config  // the defaults of every lock
+	clock   *clock
+	sched   scheduler
+	lines   *lines
+	losses  losses
+	count   counters
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+
+	mu     sync.Mutex
+	closed bool
+	leases map[*Lease]struct{} // held, or kept for their WithMinHold
+	calls  sync.WaitGroup      // calls of the backend that are under way
+}
+
+// New returns a Client of a backend: the way for who has a Redis client or a pool
+// already, and what Open does after finding the driver. The client owns the backend and
+// closes it; if New fails, it is still the caller's. Errors are ErrInvalid: an option that
+// the backend cannot honour.
+func New(b driver.Backend, opts ...Option) (*Client, error) {
+	if b == nil {
+		return nil, fmt.Errorf("dlock: %w", driver.Invalid("backend", "is nil"))
+	}
+	var c config
+	c.reset()
+	return newClient(b, c, opts)
+}
+
+func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
+	for _, o := range opts {
+		o.setClient(&cfg)
+	}
+	c := &Client{
+		backend: b,
+		info:    b.Info(),
+		config:  cfg,
+		clock:   newClock(suspended),
+		leases:  map[*Lease]struct{}{},
+	}
+	c.life, c.end = context.WithCancel(context.Background())
+	c.sched.clock = c.clock
+	c.lines = newLines(c.life.Done())
+	if err := c.checkDefaults(); err != nil {
+		c.end()
+		return nil, fmt.Errorf("dlock: %w", err)
+	}
+	if c.events != nil {
+		c.events.to.Store(c)
+	}
+	return c, nil
+}
+
+func (c *Client) checkDefaults() error {
+	if err := c.checkLock(); err != nil {
+		return err
+	}
+	if missing := c.require &^ c.info.Features; missing != 0 {
+		return driver.Invalid("WithRequire", "%s lacks %s", c.info.Name, missing)
+	}
+	if c.mode == Shared && !c.info.Features.Has(driver.SharedMode) {
+		return driver.Invalid("WithMode", "%s has no shared mode", c.info.Name)
+	}
+	if c.hasTTL() || c.ttlSet {
+		if !c.ttlSet {
+			c.ttl = min(max(c.ttl, c.info.MinTTL), c.info.MaxTTL)
+		}
+		return c.info.CheckTTL(c.ttl)
+	}
+	return nil
+}
+
+// hasTTL reports whether the backend's leases end with a clock.
+func (c *Client) hasTTL() bool { return c.info.MaxTTL != 0 }
+
+// Info describes the client's backend.
+func (c *Client) Info() driver.Info { return c.info }
+
+// TTL returns how long a lease lasts unless it is renewed, as the options and the URL
+// that made the client say; zero where leases live with a session and have none.
+func (c *Client) TTL() time.Duration {
+	if !c.hasTTL() {
+		return 0
+	}
+	return c.ttl
+}
+
+// Inspect returns the backend's view for operators, if it has one.
+func (c *Client) Inspect() (driver.Inspector, bool) {
+	i, ok := c.backend.(driver.Inspector)
+	return i, ok
+}
+
+// pingKey is the key that Ping takes and gives back.
+const pingKey = "dlock.ping"
+
+// Ping takes and releases a lock on a key of its own, and so learns whether the backend
+// can be reached and grants. Somebody else's ping on the same key is an answer too.
+func (c *Client) Ping(ctx context.Context) error {
+	l, err := c.TryLock(ctx, pingKey, WithMode(Exclusive), WithMinHold(0))
+	if errors.Is(err, ErrHeld) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return l.Unlock()
+}
+
+// Lock waits until it gets the lock named key, and returns a lease that renews itself.
+//
+// key is 1 to driver.MaxKey bytes, the prefix included. ctx bounds the waiting and
+// nothing else: it can be cancelled once Lock has returned. Its values are kept for the
+// renewals and the release. The calls of one client for one key are served in order.
+//
+// Contention, timed refusals and outages are waited out until ctx ends. The error then
+// is the context's and, if the last verdict was "held", ErrHeld; if it was an outage,
+// ErrUnavailable. ErrInvalid (before any I/O), ErrClosed and a refusal for ever return
+// at once. All of them are an *Error.
+func (c *Client) Lock(ctx context.Context, key string, opts ...LockOption) (*Lease, error) {
+	return c.obtain(ctx, "lock", key, opts)
+}
+
+// TryLock makes one attempt to get the lock named key. It does not wait for a holder,
+// and is bounded by the driver even if ctx is not. Errors are as for Lock.
+func (c *Client) TryLock(ctx context.Context, key string, opts ...LockOption) (*Lease, error) {
+	return c.obtain(ctx, "trylock", key, opts)
+}
+
+// A request is one call of Lock or TryLock.
+type request struct {
+	driver.Request
+	lockConfig
+	op       string
+	began    time.Time
+	attempts int
+	verdict  error // the last answer that was one; nil: none yet
+	warned   bool
+}
+
+func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) (*Lease, error) {
+	r := &request{op: op, lockConfig: c.lockConfig, began: time.Now()}
+	r.Key = key
+	for _, o := range opts {
+		o.setLock(&r.lockConfig)
+	}
+	if c.hooks.Start != nil {
+		ctx = c.hooks.Start(ctx, Op{Name: op, Key: key})
+	}
+	if err := c.check(r); err != nil {
+		return nil, c.failed(ctx, r, err)
+	}
+	var l *Lease
+	err := ctx.Err()
+	if err == nil && op == "lock" {
+		l, err = c.lock(ctx, r)
+	} else if err == nil {
+		l, err = c.attempt(ctx, r, false)
+	}
+	if err != nil {
+		return nil, c.failed(ctx, r, err)
+	}
+	if op == "lock" {
+		c.count.waitedNanosecs.Add(uint64(time.Since(r.began)))
+	}
+	if c.hooks.Acquired != nil {
+		defer l.unlockOnPanic()()
+		e := l.event(op, nil)
+		e.Attempt, e.Waited = r.attempts, time.Since(r.began)
+		c.hooks.Acquired(l.ctx, e)
+	}
+	return l, nil
+}
+
+// check finds misuse before any I/O, and completes the request.
+func (c *Client) check(r *request) error {
+	if err := r.checkLock(); err != nil {
+		return err
+	}
+	if len(c.prefix)+len(r.Key) > driver.MaxKey {
+		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(c.prefix)+len(r.Key), driver.MaxKey)
+	}
+	r.Mode = r.mode
+	if c.hasTTL() || r.ttlSet {
+		r.TTL = r.ttl
+	}
+	r.Owner = c.label // made unique for every attempt
+	return c.info.Check("", &r.Request)
+}
+
+// lock makes attempts until one succeeds.
+func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
+	if r.Mode == Shared && c.lines.empty(r.Key) {
+		l, err := c.attempt(ctx, r, false) // readers need no order among themselves
+		if err == nil || !c.again(ctx, r, err) {
+			return l, err
+		}
+	}
+	c.count.waiting.Add(1)
+	defer c.count.waiting.Add(-1)
+	line, verdict, err := c.lines.enter(ctx, r.Key)
+	if verdict != nil {
+		r.verdict = verdict
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer c.lines.leave(r.Key, line)
+	l, err := c.attempt(ctx, r, false)
+	c.lines.note(line, r.verdict)
+	if err == nil || !c.again(ctx, r, err) {
+		return l, err
+	}
+	return c.wait(ctx, r, line, err)
+}
+
+// wait makes attempts, each when there is a reason for it: natively where the backend
+// queues, at a signal where it can watch, at growing pauses elsewhere. err is the
+// outcome of the attempt before.
+func (c *Client) wait(ctx context.Context, r *request, line *line, err error) (*Lease, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
+
+	native := c.info.Features.Has(driver.Queueing)
+	watcher, _ := c.backend.(driver.Watcher)
+	var signal <-chan struct{}
+	for pause := r.minBackoff; ; pause = min(2*pause, r.maxBackoff) {
+		held := errors.Is(err, ErrHeld)
+		switch {
+		case native && held:
+		case signal == nil && held && watcher != nil:
+			if signal, err = watcher.Watch(ctx, r.Key); err != nil {
+				watcher = nil
+			}
+			if err != nil && ctx.Err() == nil {
+				c.log.Warn("dlock: cannot watch, polls instead", "key", r.Key, "err", err)
+			}
+		default:
+			c.pause(ctx, line, signal, delay(err, pause, signal != nil))
+		}
+		if ctx.Err() != nil {
+			return nil, c.ended(ctx)
+		}
+		var l *Lease
+		l, err = c.attempt(ctx, r, native)
+		c.lines.note(line, r.verdict)
+		if err == nil {
+			return l, nil
+		}
+		if !c.again(ctx, r, err) {
+			if ctx.Err() != nil && c.life.Err() != nil {
+				return nil, ErrClosed
+			}
+			return nil, err
+		}
+	}
+}
+
+// ended says why a wait ended.
+func (c *Client) ended(ctx context.Context) error {
+	if c.life.Err() != nil {
+		return ErrClosed
+	}
+	return ctx.Err()
+}
+
+// pause waits for a reason to ask again.
+func (c *Client) pause(ctx context.Context, line *line, signal <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-signal:
+	case <-line.kick:
+	case <-ctx.Done():
+	}
+}
+
+// watchedPoll is how often a lock is asked for whose release would be signalled.
+const watchedPoll = time.Second
+
+// delay is the longest pause before the next attempt, by what the last one said.
+func delay(err error, pause time.Duration, watched bool) time.Duration {
+	var held *HeldError
+	var refused *RefusedError
+	hint := time.Duration(0)
+	switch {
+	case errors.As(err, &held):
+		hint = held.RetryAfter
+		if watched {
+			pause = watchedPoll
+		}
+	case errors.As(err, &refused):
+		hint, pause = refused.RetryAfter, watchedPoll
+	}
+	if hint > 0 && hint < pause {
+		return hint + mathrand.N(pause/10+1)
+	}
+	return pause/2 + mathrand.N(pause)
+}
+
+// again notes the outcome of an attempt and reports whether waiting may help.
+func (c *Client) again(ctx context.Context, r *request, err error) bool {
+	if contextErr(ctx) != nil || permanent(err) {
+		return false
+	}
+	if !errors.Is(err, ErrHeld) && !r.warned {
+		r.warned = true
+		c.log.Warn("dlock: waits for the backend", "key", r.Key, "backend", c.info.Name, "err", err)
+	}
+	return true
+}
+
+// attempt makes one request.
+func (c *Client) attempt(ctx context.Context, r *request, wait bool) (*Lease, error) {
+	if err := c.begin(); err != nil {
+		return nil, err
+	}
+	defer c.calls.Done()
+	r.attempts++
+	r.Owner = newOwner(c.label)
+	r.Wait = wait
+	at := c.clock.now() // before start: what is computed from it ends too early rather than too late
+	start := time.Now()
+	held, err := c.backend.Acquire(ctx, &r.Request)
+	var l *Lease
+	if err == nil {
+		l, err = c.hold(ctx, r, held, at, start)
+	}
+	if l != nil {
+		defer l.unlockOnPanic()()
+	}
+	c.tally(ctx, r, l, err, time.Since(start))
+	return l, err
+}
+
+// tally counts an attempt and tells the hook.
+func (c *Client) tally(ctx context.Context, r *request, l *Lease, err error, latency time.Duration) {
+	switch {
+	case err == nil:
+		c.count.acquired.Add(1)
+	case errors.Is(err, ErrHeld):
+		c.count.contended.Add(1)
+	case !contextOnly(ctx, err):
+		c.count.failed.Add(1)
+	}
+	if err == nil {
+		r.verdict = nil
+	} else if !contextOnly(ctx, err) {
+		r.verdict = err
+	}
+	if c.hooks.Attempt == nil {
+		return
+	}
+	e := Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Latency: latency, Waited: time.Since(r.began), Err: err}
+	var q *QuorumError
+	if l != nil {
+		e.Fence, e.Votes = l.fence, l.held.Grant().Votes
+		e.Deadline, _ = l.Deadline()
+	} else if errors.As(err, &q) {
+		e.Votes = q.Votes
+	}
+	c.hooks.Attempt(ctx, e)
+}
+
+// hold makes a lease of a grant, unless it is too late for it.
+func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at instant, start time.Time) (*Lease, error) {
+	l := newLease(ctx, c, r, held, at, start)
+	c.mu.Lock()
+	closed := c.closed
+	if !closed {
+		c.leases[l] = struct{}{}
+	}
+	c.mu.Unlock()
+	if closed || !l.begin() {
+		_ = held.Release(l.ctx) // what is left of it ends with its TTL
+		c.forget(l)
+		if c.life.Err() != nil {
+			return nil, ErrClosed
+		}
+		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer one)", shortDuration(time.Since(start)), r.TTL)
+	}
+	return l, nil
+}
+
+// failed makes the error that a caller gets.
+func (c *Client) failed(ctx context.Context, r *request, err error) error {
+	e := &Error{Op: r.op, Key: r.Key, Attempts: r.attempts, Waited: time.Since(r.began), Err: err}
+	bare := contextOnly(ctx, err)
+	if bare {
+		e.Err = r.verdict
+	}
+	if end := contextErr(ctx); end != nil && (bare || errors.Is(err, end) || r.op == "lock" && !permanent(err)) {
+		e.Ctx = end
+		settle(ctx)
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, e.Ctx) {
+			e.Ctx = fmt.Errorf("%w: %w", e.Ctx, cause)
+		}
+		e.Err = withoutContext(e.Err)
+	}
+	if c.hooks.Failed != nil {
+		c.hooks.Failed(ctx, Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Waited: e.Waited, Err: e})
+	}
+	return e
+}
+
+// begin counts a call of the backend. Whoever begins calls c.calls.Done.
+func (c *Client) begin() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return ErrClosed
+	}
+	c.calls.Add(1)
+	return nil
+}
+
+var ownerEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
+
+// newOwner returns "label/random". Every attempt is an owner of its own: the release
+// of one that failed may arrive when the next one has been granted.
+func newOwner(label string) string {
+	var random [10]byte
+	_, _ = rand.Read(random[:]) // never fails
+	buf := make([]byte, 0, maxLabel+1+16)
+	buf = append(buf, label...)
+	buf = append(buf, '/')
+	return string(ownerEncoding.AppendEncode(buf, random[:]))
+}
+
+// Close ends the client: calls that wait fail with ErrClosed, the Done of every lease is
+// closed, then what is held is released and the backend closed. It blocks for the
+// releases, which their driver bounds in seconds, and on a session backend for what is
+// left of WithMinHold; elsewhere the TTL keeps such a lock. A second call returns nil. Do
+// not call it from a hook, whose call it would wait for.
+//
+// The error holds that of every release that failed, whose lock ends with its TTL.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	c.mu.Unlock()
+
+	var held []*Lease
+	for _, l := range c.holding() {
+		if l.finish(errClientClosed) {
+			held = append(held, l)
+		}
+	}
+	c.end()
+	errs := each(held, (*Lease).giveUp)
+	c.calls.Wait()
+	c.sched.stop()
+	errs = multierror.Append(errs, each(c.holding(), (*Lease).close).WrappedErrors()...)
+	if err := c.backend.Close(); err != nil {
+		errs = multierror.Append(errs, fmt.Errorf("dlock: close %s: %w", c.info.Name, err))
+	}
+	c.losses.stop()
+	return errs.ErrorOrNil()
+}
+
+// holding returns the leases that are held, and those that are kept for their
+// WithMinHold.
+func (c *Client) holding() []*Lease {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.leases))
+}
+
+// each calls end for every lease, a bounded number at a time, and returns the errors that
+// are no loss.
+func each(leases []*Lease, end func(*Lease) error) *multierror.Error {
+	const most = 64
+	var (
+		mu    sync.Mutex
+		errs  *multierror.Error
+		wg    sync.WaitGroup
+		slots = make(chan struct{}, most)
+	)
+	for _, l := range leases {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			err := end(l)
+			if err == nil || errors.Is(err, ErrLost) {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			errs = multierror.Append(errs, &Error{Op: "unlock", Key: l.key, Attempts: 1, Err: err})
+		})
+	}
+	wg.Wait()
+	return errs
+}

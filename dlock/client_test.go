@@ -1,0 +1,115 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// newClient returns a client of b that ends with the test.
+func newClient(t *testing.T, b *memory.Backend, opts ...dlock.Option) *dlock.Client {
+	t.Helper()
+	c, err := dlock.New(b, append([]dlock.Option{dlock.WithLogger(nil)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return c
+}
+
+func lock(t *testing.T, c dlock.Locker, key string, opts ...dlock.LockOption) *dlock.Lease {
+	t.Helper()
+	l, err := c.Lock(t.Context(), key, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func unlock(t *testing.T, l *dlock.Lease) {
+	t.Helper()
+	if err := l.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestALeaseRenewsItselfUntilUnlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		c := newClient(t, b)
+		l := lock(t, c, "k")
+		time.Sleep(5 * time.Minute)
+		if err := l.Err(); err != nil {
+			t.Fatalf("after 5 minutes: %v", err)
+		}
+		if _, err := newClient(t, b.Peer()).TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
+			t.Fatalf("another client: got %v, want ErrHeld", err)
+		}
+		unlock(t, l)
+		<-l.Done()
+		if !errors.Is(l.Err(), dlock.ErrReleased) {
+			t.Errorf("Err = %v, want ErrReleased", l.Err())
+		}
+		unlock(t, lock(t, newClient(t, b.Peer()), "k"))
+	})
+}
+
+func TestAWaitEndsWithItsContextAndSaysThatTheLockIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		defer b.Hold("k")()
+		c := newClient(t, b.Peer())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Lock(ctx, "k")
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dlock.ErrHeld) {
+			t.Errorf("got %v, want DeadlineExceeded and ErrHeld", err)
+		}
+		if errors.Is(err, dlock.ErrUnavailable) {
+			t.Errorf("%v is contention, not outage", err)
+		}
+	})
+}
+
+func TestTheTTLOfAClientIsThatOfItsURLItsOptionsOrTheDefault(t *testing.T) {
+	for url, want := range map[string]time.Duration{
+		"memory:":           dlock.DefaultTTL,
+		"memory:?ttl=7s":    7 * time.Second,
+		"memory:opt?ttl=7s": 5 * time.Second,
+	} {
+		var opts []dlock.Option
+		if want == 5*time.Second {
+			opts = append(opts, dlock.WithTTL(want))
+		}
+		c, err := dlock.OpenURL(url, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.TTL(); got != want {
+			t.Errorf("%s: TTL = %v, want %v", url, got, want)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	s := newSpy()
+	s.info = func(i *driver.Info) { i.MinTTL, i.MaxTTL = 0, 0 }
+	c, err := dlock.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // nothing was locked
+	if got := c.TTL(); got != 0 {
+		t.Errorf("a session without TTL: TTL = %v, want 0", got)
+	}
+}

@@ -1,0 +1,107 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// granting is a backend that always grants.
+type granting struct{}
+
+func (granting) Info() driver.Info {
+	return driver.Info{Name: "granting", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+}
+func (granting) Close() error { return nil }
+func (granting) Acquire(_ context.Context, r *driver.Request) (driver.Lease, error) {
+	return &grant{driver.Grant{Expires: driver.Expires(time.Now(), r.TTL)}}, nil
+}
+
+type grant struct{ g driver.Grant }
+
+func (g *grant) Grant() driver.Grant           { return g.g }
+func (g *grant) Release(context.Context) error { return nil }
+func (g *grant) Renew(_ context.Context, r *driver.Renewal) (driver.Grant, error) {
+	return driver.Grant{Expires: driver.Expires(time.Now(), r.TTL)}, nil
+}
+
+// sleeper is a client on a machine that can sleep.
+func sleeper(t *testing.T) (*Client, *atomic.Int64) {
+	t.Helper()
+	c, err := New(granting{}, WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	slept := new(atomic.Int64)
+	slept.Store(int64(time.Hour)) // since it booted
+	c.clock = newClock(func() time.Duration { return time.Duration(slept.Load()) })
+	c.sched.clock = c.clock
+	return c, slept
+}
+
+func TestErrKnowsOfASleepBeforeAnyTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, slept := sleeper(t)
+		l, err := c.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := l.Context(t.Context())
+		defer cancel()
+		slept.Add(int64(9 * time.Second))
+		if l.Err() != nil {
+			t.Errorf("after 9 s of sleep: %v", l.Err())
+		}
+		slept.Add(int64(time.Second))
+		if ctx.Err() == nil || !errors.Is(l.Err(), ErrLost) || !errors.Is(context.Cause(ctx), ErrLost) {
+			t.Errorf("after 10 s of sleep: %v, %v", ctx.Err(), l.Err())
+		}
+	})
+}
+
+func TestATickNoticesASleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, slept := sleeper(t)
+		l, err := c.Lock(t.Context(), "k", WithTTL(time.Minute), WithRenewal(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		woke := time.Now()
+		slept.Add(int64(10 * time.Minute))
+		<-l.Done()
+		if took := time.Since(woke); took > tick {
+			t.Errorf("Done came %v after the machine woke", took)
+		}
+	})
+}
+
+func TestALeaseTakenAfterASleepIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, slept := sleeper(t)
+		time.Sleep(time.Hour)
+		slept.Add(int64(10 * time.Hour))
+		l, err := c.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if l.Err() != nil {
+			t.Error(l.Err())
+		}
+	})
+}
+
+func TestTheMachinesClocksAreRead(t *testing.T) {
+	a := suspended()
+	b := suspended()
+	if a < 0 || b-a > sleepNoise || a-b > sleepNoise {
+		t.Errorf("suspended = %v, then %v, on a machine that is awake", a, b)
+	}
+}

@@ -1,0 +1,229 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// The kinds of error, to be told apart with errors.Is. Contention, outage, loss and
+// misuse are four things: no error is two of the first four.
+var (
+	// ErrHeld is contention: another owner has the lock. errors.As finds a *HeldError.
+	ErrHeld = driver.ErrHeld
+	// ErrUnavailable is outage: the backend could not be asked, its answer did not
+	// arrive, or it refuses to serve. errors.As may find a *RefusedError.
+	ErrUnavailable = errors.New("lock backend is unavailable")
+	// ErrLost is loss: this lease no longer excludes anybody.
+	ErrLost = driver.ErrLost
+	// ErrInvalid is misuse: a key, a TTL, an option or a DSN that cannot be. Nothing
+	// was sent. errors.As finds an *InvalidError.
+	ErrInvalid = driver.ErrInvalid
+
+	// ErrReleased is what a lease's Err says after Unlock, or after its client's Close;
+	// then it is ErrClosed as well.
+	ErrReleased = errors.New("lease was released")
+	// ErrMaxHold is what a lease's Err says at the end of WithMaxHold. It is ErrLost.
+	ErrMaxHold error = &lostError{msg: "lease reached its maximum hold"}
+	// ErrClosed says that the client was closed.
+	ErrClosed = driver.ErrClosed
+)
+
+// The verdicts' types are those of the driver contract.
+type (
+	// HeldError says who holds the lock, for how long yet, and since when.
+	HeldError = driver.HeldError
+	// RefusedError says why the server will not serve the request, and when it may.
+	RefusedError = driver.RefusedError
+	// InvalidError names the bad part of a request, an option or a DSN.
+	InvalidError = driver.InvalidError
+	// QuorumError holds the votes where a quorum did not grant.
+	QuorumError = driver.QuorumError
+)
+
+// An Error is what Lock, TryLock, Renew and Unlock return. It unwraps to the last
+// verdict, and to the context's error if that ended the wait. Formatted with %+v it
+// lists the votes of a quorum, one a line.
+type Error struct {
+	Op       string // "lock", "trylock", "renew" or "unlock"
+	Key      string
+	Attempts int           // requests made
+	Waited   time.Duration // since the call began
+	Err      error         // the last verdict; nil if there was none
+	Ctx      error         // the context's error that ended the wait; nil if none did
+	_        struct{}
+}
+
+// Error returns one line: what was tried, the verdict, and why it ended.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString("dlock: ")
+	b.WriteString(e.Op)
+	b.WriteByte(' ')
+	b.WriteString(quoteKey(e.Key))
+	b.WriteString(": ")
+	switch {
+	case e.Err == nil && e.Ctx == nil:
+		b.WriteString("failed")
+	case e.Err == nil:
+		b.WriteString(e.Ctx.Error())
+	case e.Ctx == nil:
+		b.WriteString(e.Err.Error())
+	default:
+		fmt.Fprintf(&b, "%v (gave up after %v: %v)", e.Err, shortDuration(e.Waited), e.Ctx)
+	}
+	return b.String()
+}
+
+// Unwrap returns the verdict and the context's error, as far as there are any.
+func (e *Error) Unwrap() []error {
+	var errs []error
+	if e.Err != nil {
+		errs = append(errs, e.Err)
+	}
+	if e.Ctx != nil {
+		errs = append(errs, e.Ctx)
+	}
+	return errs
+}
+
+// Is reports that an Error is ErrUnavailable if its verdict is none of contention,
+// loss and misuse.
+func (e *Error) Is(target error) bool {
+	return target == ErrUnavailable && e.Err != nil && unavailable(e.Err)
+}
+
+// Format implements fmt.Formatter: %+v adds the votes of a quorum.
+func (e *Error) Format(s fmt.State, verb rune) {
+	if verb == 'q' {
+		_, _ = io.WriteString(s, strconv.Quote(e.Error()))
+		return
+	}
+	_, _ = io.WriteString(s, e.Error())
+	var q *QuorumError
+	if verb != 'v' || !s.Flag('+') || !errors.As(e.Err, &q) {
+		return
+	}
+	for i := range q.Votes {
+		v := &q.Votes[i]
+		word := "granted"
+		if !v.Granted {
+			word = "no answer before the verdict"
+			if v.Err != nil {
+				word = v.Err.Error()
+			}
+		}
+		fmt.Fprintf(s, "\n\t%s (%v): %s", v.Node, shortDuration(v.Latency), word)
+	}
+}
+
+// unavailable reports whether a verdict is an outage: none of the other kinds.
+func unavailable(err error) bool {
+	for _, kind := range []error{ErrHeld, ErrLost, ErrInvalid, ErrReleased, ErrClosed} {
+		if errors.Is(err, kind) {
+			return false
+		}
+	}
+	return true
+}
+
+// permanent reports whether waiting cannot help: misuse, a closed client, a refusal
+// for ever.
+func permanent(err error) bool {
+	if errors.Is(err, ErrInvalid) || errors.Is(err, ErrClosed) {
+		return true
+	}
+	var r *RefusedError
+	return errors.As(err, &r) && r.RetryAfter <= 0
+}
+
+// contextErr is ctx.Err, but knows of a deadline before the context's timer does: a
+// driver may have looked at the clock.
+func contextErr(ctx context.Context) error {
+	err := ctx.Err()
+	if deadline, ok := ctx.Deadline(); err == nil && ok && !time.Now().Before(deadline) {
+		err = context.DeadlineExceeded
+	}
+	return err
+}
+
+// settle gives the timer of a context whose deadline has passed the moment that it needs,
+// so that a caller who looks at ctx.Err after our error is told the same.
+func settle(ctx context.Context) {
+	if ctx.Err() != nil {
+		return
+	}
+	t := time.NewTimer(10 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// contextOnly reports whether err says no more than that ctx ended: no verdict.
+func contextOnly(ctx context.Context, err error) bool {
+	return contextErr(ctx) != nil && !errors.Is(err, ErrHeld) && !errors.Is(err, driver.ErrRefused) &&
+		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
+}
+
+// errClientClosed is the end of a lease that Close released.
+var errClientClosed error = closedError{}
+
+// closedError is ErrReleased and ErrClosed.
+type closedError struct{}
+
+func (closedError) Error() string { return "lease was released: its client was closed" }
+func (closedError) Is(target error) bool {
+	return target == ErrReleased || target == ErrClosed
+}
+
+// withoutContext returns the verdict of an error that wraps one beside a context's end,
+// which is told elsewhere.
+func withoutContext(err error) error {
+	var quorum *QuorumError
+	var held *HeldError
+	switch {
+	case errors.As(err, &quorum):
+		return quorum
+	case errors.As(err, &held):
+		return held
+	}
+	return err
+}
+
+// lostError is a loss with its circumstances in words. What caused it is text and no
+// wrapped error: a loss is a loss, whatever outage led to it.
+type lostError struct{ msg string }
+
+func (e *lostError) Error() string        { return e.msg }
+func (e *lostError) Is(target error) bool { return target == ErrLost }
+
+func lost(format string, args ...any) error {
+	return &lostError{msg: fmt.Sprintf("lease was lost: "+format, args...)}
+}
+
+// quoteKey makes a key of any bytes fit into one line.
+func quoteKey(key string) string {
+	const most = 80
+	if len(key) > most {
+		return strconv.Quote(key[:most]) + "…"
+	}
+	return strconv.Quote(key)
+}
+
+// shortDuration keeps three digits or so.
+func shortDuration(d time.Duration) time.Duration {
+	for unit := time.Second; unit > time.Microsecond; unit /= 10 {
+		if d >= 10*unit {
+			return d.Round(unit / 10)
+		}
+	}
+	return d.Round(time.Microsecond)
+}

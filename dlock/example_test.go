@@ -1,0 +1,221 @@
+package dlock_test
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	_ "github.com/redlock-go/redlock/drivers/all"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// open opens the backend that the environment names: the examples below run on Redis,
+// on a quorum or on Postgres by nothing but DLOCK_URL. Without it, each has a memory of
+// its own.
+func open(opts ...dlock.Option) *dlock.Client {
+	locks, err := dlock.OpenURL(cmp.Or(os.Getenv("DLOCK_URL"), "memory:"+rand.Text()), opts...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return locks
+}
+
+// The shortest lock.
+func Example() {
+	locks := open()
+	defer locks.Close()
+
+	lease, err := locks.Lock(context.Background(), "reports/2026-11")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer lease.Unlock()
+
+	fmt.Println("one at a time")
+	// Output: one at a time
+}
+
+// Try once, and tell contention from an outage.
+func Example_tryLock() {
+	locks := open()
+	defer locks.Close()
+	ctx := context.Background()
+
+	first, err := locks.Lock(ctx, "import")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer first.Unlock()
+
+	_, err = locks.TryLock(ctx, "import")
+	switch {
+	case errors.Is(err, dlock.ErrHeld):
+		fmt.Println("somebody else is at it")
+	case errors.Is(err, dlock.ErrUnavailable):
+		fmt.Println("nobody can tell:", err)
+	}
+	// Output: somebody else is at it
+}
+
+// Do runs a function under a lock. Its context ends if the lock is lost, and brings the
+// fencing token to wherever it is needed.
+func Example_do() {
+	locks := open()
+	defer locks.Close()
+
+	save := func(ctx context.Context) error { // deep in a repository
+		lease, ok := dlock.LeaseFrom(ctx)
+		fmt.Println("under a lock:", ok, "with a token:", lease.Fence() > 0)
+		return ctx.Err()
+	}
+	if err := dlock.Do(context.Background(), locks, "account/42", save); err != nil {
+		log.Fatal(err)
+	}
+	// Output: under a lock: true with a token: true
+}
+
+// store refuses whoever comes with an older token than it has seen: that, and not the
+// lock, stops a writer that slept through the end of its lease.
+type store struct {
+	mu    sync.Mutex
+	fence uint64
+	value string
+}
+
+func (s *store) write(fence uint64, value string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fence < s.fence {
+		return errors.New("stale token")
+	}
+	s.fence, s.value = fence, value
+	return nil
+}
+
+// A store that refuses old tokens.
+func Example_fencing() {
+	locks := open()
+	defer locks.Close()
+	ctx := context.Background()
+	var s store
+
+	slow, err := locks.Lock(ctx, "document")
+	if err != nil {
+		log.Fatal(err)
+	}
+	token := slow.Fence()
+	_ = slow.Unlock() // as good as lost: the writer does not notice
+
+	quick, err := locks.Lock(ctx, "document")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer quick.Unlock()
+	fmt.Println("quick:", s.write(quick.Fence(), "new"))
+	fmt.Println("slow: ", s.write(token, "old"))
+	fmt.Println("stored:", s.value)
+	// Output:
+	// quick: <nil>
+	// slow:  stale token
+	// stored: new
+}
+
+// A job that several hosts start at the same time, by clocks that differ by a second:
+// whoever comes late skips it, and it is not run again within half a minute, however
+// short it is.
+func Example_cron() {
+	locks := open()
+	defer locks.Close()
+
+	nightly := func() {
+		lease, err := locks.TryLock(context.Background(), "nightly", dlock.WithMinHold(30*time.Second))
+		if errors.Is(err, dlock.ErrHeld) {
+			fmt.Println("skipped")
+			return
+		}
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer lease.Unlock()
+		fmt.Println("ran")
+	}
+	nightly()
+	nightly()
+	// Output:
+	// ran
+	// skipped
+}
+
+// The backend is a matter of configuration. WithRequire makes sure that a change of it
+// takes no guarantee away.
+func Example_swap() {
+	for _, url := range []string{"memory:", "memory:another?ttl=30s&prefix=app:"} {
+		locks, err := dlock.OpenURL(url, dlock.WithRequire(dlock.Fencing))
+		if err != nil {
+			log.Fatal(err)
+		}
+		err = dlock.Do(context.Background(), locks, "job", func(context.Context) error {
+			fmt.Println("locked by", locks.Info().Name)
+			return nil
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		_ = locks.Close()
+	}
+	// Output:
+	// locked by memory
+	// locked by memory
+}
+
+// tidy is a program's own code: it takes a dlock.Locker, so that its tests can give it
+// locks in memory.
+func tidy(ctx context.Context, locks dlock.Locker) string {
+	lease, err := locks.TryLock(ctx, "tidy", dlock.WithTTL(20*time.Millisecond))
+	switch {
+	case errors.Is(err, dlock.ErrHeld):
+		return "busy"
+	case err != nil:
+		return "no locks today"
+	}
+	defer lease.Unlock()
+	select {
+	case <-time.After(10 * time.Second): // the work
+		return "tidied"
+	case <-lease.Done():
+		return "stopped half-way"
+	}
+}
+
+// Testing one's own code: the lock is held, is lost, cannot be had.
+func Example_testing() {
+	backend := memory.New()
+	locks, err := dlock.New(backend, dlock.WithLogger(nil))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	ctx := context.Background()
+
+	release := backend.Hold("tidy")
+	fmt.Println("held:  ", tidy(ctx, locks))
+	release()
+
+	backend.Fail(errors.New("connection refused"))
+	fmt.Println("outage:", tidy(ctx, locks))
+	backend.Fail(nil)
+
+	time.AfterFunc(15*time.Millisecond, func() { backend.Expire("tidy") })
+	fmt.Println("lost:  ", tidy(ctx, locks))
+	// Output:
+	// held:   busy
+	// outage: no locks today
+	// lost:   stopped half-way
+}

@@ -1,0 +1,162 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type span struct{}
+		var log lockedBuilder
+		say := func(what string) func(context.Context, dlock.Event) {
+			return func(ctx context.Context, e dlock.Event) {
+				fmt.Fprintf(&log, "%s(%v,%s,%v) ", what, ctx.Value(span{}), e.Op, e.Err != nil)
+				if e.Key != "k" {
+					t.Errorf("%s: key %q", what, e.Key)
+				}
+			}
+		}
+		s := newSpy()
+		c := newSpyClient(t, s,
+			dlock.WithHooks(dlock.Hooks{
+				Start: func(ctx context.Context, op dlock.Op) context.Context {
+					return context.WithValue(ctx, span{}, op.Name)
+				},
+				Attempt:  say("attempt"),
+				Acquired: say("acquired"),
+				Failed:   say("failed"),
+				Renewed:  say("renewed"),
+				Lost:     say("lost"),
+			}),
+			dlock.WithHooks(dlock.Hooks{
+				Start: func(ctx context.Context, op dlock.Op) context.Context {
+					return context.WithValue(ctx, span{}, fmt.Sprint(ctx.Value(span{}), "+"))
+				},
+				Released: say("released"),
+			}))
+		l := lock(t, c, "k")
+		if _, err := c.TryLock(t.Context(), "k"); err == nil {
+			t.Fatal("two holders")
+		}
+		time.Sleep(4 * time.Second)
+		unlock(t, l)
+		l = lock(t, c, "k")
+		s.Backend.(*memory.Backend).Expire("k")
+		<-l.Done()
+		synctest.Wait()
+		want := "attempt(lock+,lock,false) acquired(lock+,lock,false) " +
+			"attempt(trylock+,trylock,true) failed(trylock+,trylock,true) " +
+			"renewed(renew+,renew,false) released(unlock+,unlock,false) " +
+			"attempt(lock+,lock,false) acquired(lock+,lock,false) renewed(renew+,renew,true) lost(lock+,lost,true)"
+		if got := strings.TrimSpace(log.String()); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+		_ = l.Unlock()
+	})
+}
+
+func TestDriverEventsReachTheHook(t *testing.T) {
+	var got []driver.EventKind
+	c, err := dlock.OpenURL("test:", dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
+		Driver: func(e driver.Event) { got = append(got, e.Kind) },
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	testDriver.got.Event(driver.Event{Kind: driver.Degraded})
+	if len(got) != 1 || got[0] != driver.Degraded {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestVotesArePrintedWithPlusV(t *testing.T) {
+	s := newSpy()
+	s.acquire = func(context.Context, *driver.Request) error {
+		return &driver.QuorumError{
+			Need: 2,
+			Votes: []driver.Vote{
+				{Node: "a:1", Granted: true, Latency: time.Millisecond},
+				{Node: "b:2", Err: errors.New("refused"), Latency: 2 * time.Millisecond},
+				{Node: "c:3"},
+			},
+		}
+	}
+	_, err := newSpyClient(t, s).TryLock(t.Context(), "k")
+	long := fmt.Sprintf("%+v", err)
+	for _, part := range []string{"1 of 3 nodes granted, 2 needed", "\n\ta:1 (1ms): granted", "\n\tb:2 (2ms): refused", "\n\tc:3 (0s): no answer"} {
+		if !strings.Contains(long, part) {
+			t.Errorf("%%+v lacks %q:\n%s", part, long)
+		}
+	}
+	if short := fmt.Sprintf("%v", err); strings.Contains(short, "\n") || short != err.Error() {
+		t.Errorf("%%v = %q", short)
+	}
+	if !errors.Is(err, dlock.ErrUnavailable) {
+		t.Errorf("no verdict of the quorum is an outage: %v", err)
+	}
+}
+
+func TestErrorsFitOneLineWhateverTheKey(t *testing.T) {
+	s := newSpy()
+	s.acquire = func(context.Context, *driver.Request) error {
+		return &driver.HeldError{Holder: "a\nb", RetryAfter: 6 * time.Second, Since: time.Unix(100, 0), Clock: time.Unix(292, 0)}
+	}
+	_, err := newSpyClient(t, s).TryLock(t.Context(), "k\n"+strings.Repeat("x", 300))
+	text := err.Error()
+	if strings.Contains(text, "\n") || len(text) > 300 {
+		t.Errorf("got %q", text)
+	}
+	if !strings.Contains(text, "for 3m12s, retry in 6s") {
+		t.Errorf("got %q, want since when, and when to retry", text)
+	}
+}
+
+func TestPingTakesAndReleases(t *testing.T) {
+	s := newSpy()
+	c := newSpyClient(t, s)
+	if err := c.Ping(t.Context()); err != nil || s.releases.Load() != 1 {
+		t.Errorf("Ping = %v, %d releases", err, s.releases.Load())
+	}
+	free := s.Backend.(*memory.Backend).Hold("dlock.ping")
+	if err := c.Ping(t.Context()); err != nil {
+		t.Errorf("while another pings: %v", err)
+	}
+	free()
+	s.Backend.(*memory.Backend).Fail(errOutage)
+	if err := c.Ping(t.Context()); !errors.Is(err, dlock.ErrUnavailable) {
+		t.Errorf("in an outage: %v", err)
+	}
+	if _, ok := c.Inspect(); ok {
+		t.Error("a spy has no Inspector")
+	}
+}
+
+func TestStatsCount(t *testing.T) {
+	s := newSpy()
+	c := newSpyClient(t, s)
+	l := lock(t, c, "k")
+	_, _ = c.TryLock(t.Context(), "k")
+	s.set(func() { s.acquire = func(context.Context, *driver.Request) error { return errOutage } })
+	_, _ = c.TryLock(t.Context(), "k")
+	want := dlock.Stats{Held: 1, Acquired: 1, Contended: 1, Failed: 1}
+	got := c.Stats()
+	got.WaitTime = 0
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	unlock(t, l)
+	if got := c.Stats(); got.Held != 0 || got.Released != 1 {
+		t.Errorf("after Unlock: %+v", got)
+	}
+}

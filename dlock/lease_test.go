@@ -1,0 +1,518 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+func newSpyClient(t *testing.T, b driver.Backend, opts ...dlock.Option) *dlock.Client {
+	t.Helper()
+	c, err := dlock.New(b, append([]dlock.Option{dlock.WithLogger(nil)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func hang(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+var errOutage = errors.New("connection refused")
+
+func TestDoneComesBeforeTheDeadlineThoughARenewalHangs(t *testing.T) {
+	for _, deaf := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			free := make(chan struct{})
+			defer close(free)
+			s.renew = func(ctx context.Context, _ *driver.Renewal) error {
+				if !deaf {
+					return hang(ctx)
+				}
+				<-free // not even its context ends it
+				return errOutage
+			}
+			c := newSpyClient(t, s)
+			start := time.Now()
+			l := lock(t, c, "k", dlock.WithTTL(10*time.Second))
+			deadline, ok := l.Deadline()
+			if want := driver.Expires(start, 10*time.Second); !ok || !deadline.Equal(want) {
+				t.Fatalf("Deadline = %v, want %v", deadline, want)
+			}
+			<-l.Done()
+			if early := time.Until(deadline); early != 200*time.Millisecond {
+				t.Errorf("Done came %v before the deadline, want 200 ms (TTL/50)", early)
+			}
+			if !errors.Is(l.Err(), dlock.ErrLost) {
+				t.Errorf("Err = %v, want ErrLost", l.Err())
+			}
+			if s.releases.Load() != 0 {
+				t.Error("the deadline released the lock: a paused holder keeps its grace")
+			}
+			if err := l.Unlock(); !errors.Is(err, dlock.ErrLost) || errors.Is(err, dlock.ErrUnavailable) {
+				t.Errorf("Unlock = %v, want ErrLost", err)
+			}
+			if s.releases.Load() != 1 {
+				t.Error("Unlock did not release")
+			}
+		})
+	}
+}
+
+func TestAShortTTLKeepsAtLeastFiveMillisecondsOfMargin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSpyClient(t, newSpy())
+		l := lock(t, c, "k", dlock.WithTTL(20*time.Millisecond), dlock.WithRenewal(false))
+		deadline, _ := l.Deadline()
+		<-l.Done()
+		if early := time.Until(deadline); early != 5*time.Millisecond {
+			t.Errorf("Done came %v before the deadline, want 5 ms", early)
+		}
+		_ = l.Unlock()
+	})
+}
+
+func TestUnknownRenewalsAreRetriedUntilOneSucceeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		broken := true
+		var mu sync.Mutex
+		s.renew = func(context.Context, *driver.Renewal) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if broken {
+				return errOutage
+			}
+			return nil
+		}
+		c := newSpyClient(t, s)
+		l := lock(t, c, "k", dlock.WithTTL(10*time.Second))
+		time.Sleep(9 * time.Second)
+		if n := s.renewals.Load(); n < 5 {
+			t.Errorf("%d renewals in 9 s of outage, want faster retries than every TTL/3", n)
+		}
+		mu.Lock()
+		broken = false
+		mu.Unlock()
+		time.Sleep(time.Hour / 2)
+		if err := l.Err(); err != nil {
+			t.Errorf("after the outage: %v", err)
+		}
+		unlock(t, l)
+	})
+}
+
+func TestALossIsDefiniteAndQuick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.renew = func(context.Context, *driver.Renewal) error { return fmt.Errorf("gone: %w", driver.ErrLost) }
+		c := newSpyClient(t, s)
+		start := time.Now()
+		l := lock(t, c, "k", dlock.WithTTL(9*time.Second))
+		ctx, cancel := l.Context(t.Context())
+		defer cancel()
+		<-l.Done()
+		if took := time.Since(start); took != 3*time.Second {
+			t.Errorf("the loss was known after %v, want at the first renewal, TTL/3", took)
+		}
+		<-ctx.Done()
+		if cause := context.Cause(ctx); !errors.Is(cause, dlock.ErrLost) {
+			t.Errorf("the context's cause = %v, want ErrLost", cause)
+		}
+		_ = l.Unlock()
+	})
+}
+
+func TestARenewalConfirmedAfterDoneRevivesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		l := lock(t, newSpyClient(t, s), "k", dlock.WithTTL(time.Second))
+		s.set(func() { s.renewed = func() error { time.Sleep(5 * time.Second); return nil } })
+		time.Sleep(10 * time.Second)
+		if err := l.Err(); !errors.Is(err, dlock.ErrLost) {
+			t.Errorf("Err = %v, want ErrLost", err)
+		}
+		select {
+		case <-l.Done():
+		default:
+			t.Error("Done is open again")
+		}
+		_ = l.Unlock()
+	})
+}
+
+func TestMaxHoldEndsTheLeaseAndWarnsBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log lockedBuilder
+		c := newSpyClient(t, newSpy(), dlock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		l := lock(t, c, "k", dlock.WithMaxHold(time.Minute))
+		time.Sleep(47 * time.Second)
+		if s := log.String(); s != "" {
+			t.Errorf("before 80 %%: logged %s", s)
+		}
+		time.Sleep(2 * time.Second)
+		if s := log.String(); !strings.Contains(s, "WithMaxHold") {
+			t.Errorf("at 80 %%: logged %q, want the option's name", s)
+		}
+		time.Sleep(10 * time.Second)
+		if err := l.Err(); err != nil {
+			t.Errorf("at 59 s: %v", err)
+		}
+		time.Sleep(2 * time.Second)
+		if err := l.Err(); !errors.Is(err, dlock.ErrMaxHold) || !errors.Is(err, dlock.ErrLost) {
+			t.Errorf("at 61 s: %v, want ErrMaxHold, which is ErrLost", err)
+		}
+		if errors.Is(dlock.ErrLost, dlock.ErrMaxHold) {
+			t.Error("not every loss is ErrMaxHold")
+		}
+		_ = l.Unlock()
+	})
+}
+
+func TestAnHourIsTheMaximumHoldButInDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newSpyClient(t, newSpy())
+		l := lock(t, c, "a")
+		start := time.Now()
+		<-l.Done()
+		if held := time.Since(start); held != time.Hour || !errors.Is(l.Err(), dlock.ErrMaxHold) {
+			t.Errorf("ended after %v with %v, want ErrMaxHold after an hour", held, l.Err())
+		}
+		_ = l.Unlock()
+		day := func(ctx context.Context) error { time.Sleep(24 * time.Hour); return ctx.Err() }
+		if err := dlock.Do(t.Context(), c, "b", day); err != nil {
+			t.Errorf("a day's work in Do: %v", err)
+		}
+		if err := dlock.Do(t.Context(), c, "b", day, dlock.WithMaxHold(time.Hour)); !errors.Is(err, dlock.ErrMaxHold) {
+			t.Errorf("a day's work in Do with an hour set: %v, want ErrMaxHold", err)
+		}
+	})
+}
+
+func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
+	for _, ttl := range []time.Duration{time.Second, 10 * time.Second, 2 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			c := newSpyClient(t, s)
+			l := lock(t, c, "k", dlock.WithTTL(ttl), dlock.WithMinHold(time.Minute))
+			time.Sleep(time.Second / 2)
+			start := time.Now()
+			unlock(t, l)
+			if took := time.Since(start); took != 0 {
+				t.Errorf("Unlock took %v", took)
+			}
+			if !errors.Is(l.Err(), dlock.ErrReleased) {
+				t.Errorf("Err = %v, want ErrReleased at once", l.Err())
+			}
+			time.Sleep(59 * time.Second)
+			if _, err := c.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
+				t.Errorf("after 59.5 s: %v, want ErrHeld", err)
+			}
+			time.Sleep(time.Second)
+			l, err := c.TryLock(t.Context(), "k")
+			if err != nil {
+				t.Fatalf("after 60.5 s: %v", err)
+			}
+			unlock(t, l)
+		})
+	}
+}
+
+func TestMinHoldOutlivesItsProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		other := newSpyClient(t, s.Backend.(*memory.Backend).Peer())
+		c := newSpyClient(t, s)
+		unlock(t, lock(t, c, "k", dlock.WithMinHold(time.Minute)))
+		start := time.Now()
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("Close waited %v for what the TTL keeps", took)
+		}
+		time.Sleep(59 * time.Second)
+		if _, err := other.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
+			t.Errorf("59 s later: %v, want ErrHeld", err)
+		}
+		time.Sleep(2 * time.Second)
+		unlock(t, lock(t, other, "k"))
+	})
+}
+
+func TestCloseWaitsForTheMinHoldOfASession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.session(nil)
+		c := newSpyClient(t, s)
+		unlock(t, lock(t, c, "k", dlock.WithMinHold(time.Minute)))
+		start := time.Now()
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != time.Minute || s.releases.Load() != 1 {
+			t.Errorf("Close took %v and made %d releases, want a minute and 1", took, s.releases.Load())
+		}
+	})
+}
+
+func TestASessionsLeasesEndWithItAndShareOneGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gone := make(chan struct{})
+		s := newSpy()
+		s.session(gone)
+		c := newSpyClient(t, s)
+		before := runtime.NumGoroutine()
+		var leases []*dlock.Lease
+		for i := range 100 {
+			leases = append(leases, lock(t, c, fmt.Sprint(i)))
+		}
+		if n := runtime.NumGoroutine() - before; n > 1 {
+			t.Errorf("100 leases of one session cost %d goroutines", n)
+		}
+		if _, ok := leases[0].Deadline(); ok {
+			t.Error("a session's lease has a deadline")
+		}
+		unlock(t, leases[99])
+		close(gone)
+		synctest.Wait()
+		for _, l := range leases[:99] {
+			if !errors.Is(l.Err(), dlock.ErrLost) {
+				t.Fatalf("%s: Err = %v, want ErrLost", l.Key(), l.Err())
+			}
+		}
+		if !errors.Is(leases[99].Err(), dlock.ErrReleased) {
+			t.Errorf("the one released before: %v", leases[99].Err())
+		}
+	})
+}
+
+func TestAnIdleSessionIsNotWatchedForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.session(make(chan struct{}))
+		c := newSpyClient(t, s)
+		before := runtime.NumGoroutine()
+		unlock(t, lock(t, c, "k"))
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if n := runtime.NumGoroutine() - before; n > 0 {
+			t.Errorf("%d goroutines still watch", n)
+		}
+	})
+}
+
+func TestHeldLeasesCostNoGoroutines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, s)
+		before := runtime.NumGoroutine()
+		leases := map[string]*dlock.Lease{}
+		for i := range 1000 {
+			key := fmt.Sprint(i)
+			leases[key] = lock(t, c, key)
+		}
+		if n := runtime.NumGoroutine() - before; n > 0 {
+			t.Errorf("1,000 leases cost %d goroutines", n)
+		}
+		time.Sleep(time.Minute)
+		for key, l := range leases {
+			if err := l.Err(); err != nil {
+				t.Fatalf("%s: %v", key, err)
+			}
+		}
+		if st := c.Stats(); st.Held != 1000 || st.Renewed < 1000*15 {
+			t.Errorf("Stats = %+v, want 1,000 held, each renewed every TTL/3", st)
+		}
+	})
+}
+
+func TestAHangingRenewalDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.renew = func(ctx context.Context, r *driver.Renewal) error {
+			if r.TTL == 11*time.Second {
+				return hang(ctx)
+			}
+			return nil
+		}
+		c := newSpyClient(t, s)
+		stuck := lock(t, c, "stuck", dlock.WithTTL(11*time.Second))
+		fine := lock(t, c, "fine")
+		time.Sleep(time.Minute)
+		if !errors.Is(stuck.Err(), dlock.ErrLost) || fine.Err() != nil {
+			t.Errorf("stuck: %v, fine: %v", stuck.Err(), fine.Err())
+		}
+	})
+}
+
+func TestRenewByHand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, s)
+		l := lock(t, c, "k", dlock.WithRenewal(false))
+		for range 5 {
+			time.Sleep(9 * time.Second)
+			if err := l.Renew(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.set(func() { s.renew = func(context.Context, *driver.Renewal) error { return errOutage } })
+		if err := l.Renew(t.Context()); !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, dlock.ErrLost) {
+			t.Errorf("in an outage: %v, want ErrUnavailable alone", err)
+		}
+		time.Sleep(10 * time.Second)
+		if err := l.Renew(t.Context()); !errors.Is(err, dlock.ErrLost) || errors.Is(err, dlock.ErrUnavailable) {
+			t.Errorf("after the deadline: %v, want ErrLost alone", err)
+		}
+		_ = l.Unlock()
+	})
+}
+
+func TestUnlockWorksAfterCancellationAndTwice(t *testing.T) {
+	type key struct{}
+	s := newSpy()
+	var got any
+	s.release = func(ctx context.Context) error { got = ctx.Value(key{}); return ctx.Err() }
+	c := newSpyClient(t, s)
+	ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "trace"))
+	l, err := c.Lock(ctx, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	unlock(t, l)
+	unlock(t, l)
+	if got != "trace" {
+		t.Errorf("the release's context has %v, want the values of Lock's", got)
+	}
+	unlock(t, lock(t, c, "k"))
+	if n := s.releases.Load(); n != 2 {
+		t.Errorf("%d releases, want 2", n)
+	}
+}
+
+func TestAReleaseThatMayNotHaveArrivedIsReported(t *testing.T) {
+	s := newSpy()
+	s.release = func(context.Context) error { return errOutage }
+	l := lock(t, newSpyClient(t, s), "k")
+	err := l.Unlock()
+	if !errors.Is(err, dlock.ErrUnavailable) || !strings.Contains(err.Error(), "TTL of 10s") {
+		t.Errorf("got %v, want ErrUnavailable that says when the lock ends", err)
+	}
+}
+
+func TestTheZeroLeaseIsReleased(t *testing.T) {
+	var l dlock.Lease
+	<-l.Done()
+	if l.Key() != "" || l.Fence() != 0 || !errors.Is(l.Err(), dlock.ErrReleased) || l.Unlock() != nil {
+		t.Error("want an empty key, token 0, ErrReleased, and no error of Unlock")
+	}
+	if _, ok := l.Deadline(); ok {
+		t.Error("it has a deadline")
+	}
+	if err := l.Renew(t.Context()); !errors.Is(err, dlock.ErrReleased) {
+		t.Errorf("Renew = %v", err)
+	}
+	ctx, cancel := l.Context(t.Context())
+	defer cancel()
+	if !errors.Is(context.Cause(ctx), dlock.ErrReleased) {
+		t.Errorf("its context's cause = %v", context.Cause(ctx))
+	}
+	if err := l.Raw(func(driver.Lease) error { return nil }); !errors.Is(err, dlock.ErrReleased) {
+		t.Errorf("Raw = %v", err)
+	}
+}
+
+func TestDoReleasesOnPanicAndJoinsTheLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, s)
+		func() {
+			defer func() {
+				if recover() != "boom" {
+					t.Error("the panic did not pass")
+				}
+			}()
+			_ = dlock.Do(t.Context(), c, "k", func(context.Context) error { panic("boom") })
+		}()
+		if s.releases.Load() != 1 {
+			t.Error("the panic left the lock")
+		}
+		errWork := errors.New("half done")
+		err := dlock.Do(t.Context(), c, "k", func(ctx context.Context) error {
+			l, ok := dlock.LeaseFrom(ctx)
+			if !ok || l.Key() != "k" || l.Fence() == 0 {
+				t.Error("LeaseFrom does not find the lease")
+			}
+			s.set(func() { s.renew = func(context.Context, *driver.Renewal) error { return driver.ErrLost } })
+			<-ctx.Done()
+			return errWork
+		})
+		if !errors.Is(err, dlock.ErrLost) || !errors.Is(err, errWork) {
+			t.Errorf("got %v, want the loss joined with the work's error", err)
+		}
+		if _, ok := dlock.LeaseFrom(t.Context()); ok {
+			t.Error("LeaseFrom finds a lease outside Do")
+		}
+	})
+}
+
+func TestTheLeasesContextEndsWithTheLeaseAndWithItsParent(t *testing.T) {
+	c := newSpyClient(t, newSpy())
+	l := lock(t, c, "k")
+	parent, cancelParent := context.WithCancel(t.Context())
+	ctx, cancel := l.Context(parent)
+	defer cancel()
+	child, cancelChild := context.WithTimeout(ctx, time.Hour)
+	defer cancelChild()
+	if ctx.Err() != nil || child.Err() != nil {
+		t.Fatal("ended at once")
+	}
+	cancelParent()
+	if ctx.Err() == nil {
+		t.Error("outlives its parent")
+	}
+	ctx2, cancel2 := l.Context(t.Context())
+	cancel2()
+	if ctx2.Err() == nil || l.Err() != nil {
+		t.Error("cancel is to end the context and not the lease")
+	}
+	ctx3, cancel3 := l.Context(t.Context())
+	defer cancel3()
+	unlock(t, l)
+	<-ctx3.Done()
+	if !errors.Is(context.Cause(ctx3), dlock.ErrReleased) {
+		t.Errorf("cause = %v", context.Cause(ctx3))
+	}
+}
+
+// lockedBuilder is a strings.Builder for several goroutines.
+type lockedBuilder struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (b *lockedBuilder) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuilder) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

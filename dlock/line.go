@@ -1,0 +1,126 @@
+package dlock
+
+import (
+	"context"
+	"sync"
+)
+
+// lines keeps, per key, the calls of this client that want it, in order. Only the
+// first of a line talks to the backend.
+type lines struct {
+	mu     sync.Mutex
+	byKey  map[string]*line
+	spare  *line // one that ended, for the next key
+	closed <-chan struct{}
+}
+
+type line struct {
+	behind []chan struct{} // those after the first; closed when one becomes the first
+	kick   chan struct{}   // wakes the first: a lease of this key was released here
+	last   error           // the last verdict that the first heard; nil: none
+}
+
+func newLines(closed <-chan struct{}) *lines {
+	return &lines{byKey: map[string]*line{}, closed: closed}
+}
+
+// enter waits until the caller is the first in key's line. Whoever entered leaves. The
+// verdict is what the one before heard last.
+func (ls *lines) enter(ctx context.Context, key string) (l *line, verdict, err error) {
+	ls.mu.Lock()
+	l = ls.byKey[key]
+	if l == nil {
+		l, ls.spare = ls.spare, nil
+		if l == nil {
+			l = &line{kick: make(chan struct{}, 1)}
+		}
+		ls.byKey[key] = l
+		ls.mu.Unlock()
+		return l, nil, nil
+	}
+	turn := make(chan struct{})
+	l.behind = append(l.behind, turn)
+	ls.mu.Unlock()
+
+	select {
+	case <-turn:
+		return l, ls.said(l), nil
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-ls.closed:
+		err = ErrClosed
+	}
+	return nil, ls.abandon(key, l, turn), err
+}
+
+// abandon takes a caller that no longer waits out of its line, and returns the last
+// verdict there.
+func (ls *lines) abandon(key string, l *line, turn chan struct{}) (verdict error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	verdict = l.last
+	for i, t := range l.behind {
+		if t == turn {
+			l.behind = append(l.behind[:i], l.behind[i+1:]...)
+			return verdict
+		}
+	}
+	ls.next(key, l) // it had just become the first
+	return verdict
+}
+
+// note keeps what the first in line heard for those behind it.
+func (ls *lines) note(l *line, verdict error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l.last = verdict
+}
+
+func (ls *lines) said(l *line) error {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return l.last
+}
+
+// leave makes the next in line the first.
+func (ls *lines) leave(key string, l *line) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.next(key, l)
+}
+
+func (ls *lines) next(key string, l *line) {
+	if len(l.behind) == 0 {
+		delete(ls.byKey, key)
+		select {
+		case <-l.kick:
+		default:
+		}
+		l.behind, l.last = nil, nil
+		ls.spare = l
+		return
+	}
+	close(l.behind[0])
+	l.behind = l.behind[1:]
+}
+
+// released wakes the first of key's line, if there is one.
+func (ls *lines) released(key string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := ls.byKey[key]
+	if l == nil {
+		return
+	}
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// empty reports whether nobody is in key's line.
+func (ls *lines) empty(key string) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.byKey[key] == nil
+}

@@ -1,0 +1,253 @@
+package dlock
+
+import (
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// The defaults of the options.
+const (
+	DefaultTTL        = 10 * time.Second
+	DefaultMaxHold    = time.Hour
+	DefaultMinBackoff = 5 * time.Millisecond
+	DefaultMaxBackoff = 100 * time.Millisecond
+)
+
+// An Option configures a Client. Every LockOption is one, and sets the default of
+// the client's locks.
+type Option interface{ setClient(*config) }
+
+// A LockOption configures one call of Lock, TryLock or Do.
+type LockOption interface {
+	Option
+	setLock(*lockConfig)
+}
+
+// lockConfig is what a LockOption can set.
+type lockConfig struct {
+	ttl                    time.Duration
+	mode                   driver.Mode
+	renewal                bool
+	ttlSet, maxHoldSet     bool
+	maxHold, minHold       time.Duration
+	minBackoff, maxBackoff time.Duration
+	err                    error // the first option that cannot be
+}
+
+// config is what an Option can set.
+type config struct {
+	lockConfig
+	prefix  string
+	hooks   Hooks
+	log     *slog.Logger
+	label   string
+	require driver.Features
+	events  *eventSink
+}
+
+func (c *config) reset() {
+	c.lockConfig = lockConfig{
+		ttl:        DefaultTTL,
+		renewal:    true,
+		maxHold:    DefaultMaxHold,
+		minBackoff: DefaultMinBackoff,
+		maxBackoff: DefaultMaxBackoff,
+	}
+	c.log = slog.Default()
+	c.label = defaultLabel()
+}
+
+// eventSink connects a driver's events to a client that is made after the driver.
+type eventSink struct {
+	to atomic.Pointer[Client]
+}
+
+func (c *config) sink() func(driver.Event) {
+	s := &eventSink{}
+	c.events = s
+	return func(e driver.Event) {
+		if client := s.to.Load(); client != nil {
+			client.driverEvent(e)
+		}
+	}
+}
+
+// checkLock returns the first option that cannot be, alone or beside the others.
+func (l *lockConfig) checkLock() error {
+	if l.err == nil && l.maxHold > 0 && l.minHold > l.maxHold {
+		l.bad("WithMinHold", "%v is over the maximum hold of %v (WithMaxHold)", l.minHold, l.maxHold)
+	}
+	return l.err
+}
+
+type lockOption func(*lockConfig)
+
+func (o lockOption) setClient(c *config)   { o(&c.lockConfig) }
+func (o lockOption) setLock(l *lockConfig) { o(l) }
+
+type clientOption func(*config)
+
+func (o clientOption) setClient(c *config) { o(c) }
+
+func (l *lockConfig) bad(what, format string, args ...any) {
+	if l.err == nil {
+		l.err = driver.Invalid(what, format, args...)
+	}
+}
+
+// WithTTL sets how long a lease lasts unless it is renewed: 10 s by default, in the
+// bounds of the backend's Info. A short one frees the lock of a dead holder sooner; a
+// long one survives longer outages of the backend. Backends whose locks live with a
+// session and have no TTL refuse it.
+func WithTTL(ttl time.Duration) LockOption {
+	return lockOption(func(l *lockConfig) {
+		l.ttl, l.ttlSet = ttl, true
+		if ttl <= 0 {
+			l.bad("WithTTL", "%v is to be more than zero", ttl)
+		}
+	})
+}
+
+// Exclusive and Shared are the modes of a lock, for WithMode.
+const (
+	Exclusive = driver.Exclusive
+	Shared    = driver.Shared
+)
+
+// WithMode sets with whom the lock can be shared: Exclusive by default. Shared needs a
+// backend with the feature driver.SharedMode.
+func WithMode(mode driver.Mode) LockOption {
+	return lockOption(func(l *lockConfig) { l.mode = mode })
+}
+
+// WithRenewal says whether the lease renews itself at TTL/3: true by default. Without
+// it the lease ends with its TTL unless Lease.Renew is called.
+func WithRenewal(on bool) LockOption {
+	return lockOption(func(l *lockConfig) { l.renewal = on })
+}
+
+// WithMaxHold bounds the whole hold, renewals included: the lease is lost that long
+// after its grant, with ErrMaxHold. Zero means no bound. The default is one hour,
+// with a warning in the log at 80 %; in Do, where the work's own life is the bound,
+// there is none unless it is set.
+//
+// It is the limit on reacquisitions of the Redlock page, against a holder that hangs
+// and renews for ever.
+func WithMaxHold(d time.Duration) LockOption {
+	return lockOption(func(l *lockConfig) {
+		l.maxHold, l.maxHoldSet = d, true
+		if d < 0 {
+			l.bad("WithMaxHold", "%v is to be zero (no bound) or more", d)
+		}
+	})
+}
+
+// WithMinHold keeps the lock until d after its grant, even if Unlock comes sooner: a
+// cron job of 50 ms on hosts whose clocks differ by a second must not run twice.
+// Unlock ends the lease at once and leaves the lock to a timer, and to the TTL if the
+// process ends; on a session backend Close waits for it.
+func WithMinHold(d time.Duration) LockOption {
+	return lockOption(func(l *lockConfig) {
+		l.minHold = d
+		if d < 0 {
+			l.bad("WithMinHold", "%v is to be zero or more", d)
+		}
+	})
+}
+
+// WithBackoff sets the bounds of the jittered, growing pause between two attempts
+// where the backend can neither queue nor tell that a lock became free, or is out of
+// reach: 5 ms and 100 ms by default.
+func WithBackoff(least, most time.Duration) LockOption {
+	return lockOption(func(l *lockConfig) {
+		l.minBackoff, l.maxBackoff = least, most
+		if least <= 0 || most < least {
+			l.bad("WithBackoff", "%v to %v is to be more than zero, and rising", least, most)
+		}
+	})
+}
+
+// workBound is what Do puts before its caller's options: no maximum hold unless set.
+var workBound LockOption = lockOption(func(l *lockConfig) {
+	if !l.maxHoldSet {
+		l.maxHold = 0
+	}
+})
+
+// WithHooks adds functions that are called as things happen. Given twice, both are
+// called: see JoinHooks.
+func WithHooks(h Hooks) Option {
+	return clientOption(func(c *config) { c.hooks = JoinHooks(c.hooks, h) })
+}
+
+// WithLogger sets where warnings go: leases lost, renewals that fail, a backend that is
+// out of reach while somebody waits. The default is slog.Default; nil means nowhere.
+func WithLogger(log *slog.Logger) Option {
+	return clientOption(func(c *config) {
+		if log == nil {
+			log = slog.New(slog.DiscardHandler)
+		}
+		c.log = log
+	})
+}
+
+// WithOwnerLabel sets the first part of the owner's name that others see as the holder:
+// host/pid by default. It is 1 to 64 printable ASCII characters without '|' and space.
+func WithOwnerLabel(label string) Option {
+	return clientOption(func(c *config) {
+		c.label = label
+		if !validLabel(label) {
+			c.bad("WithOwnerLabel", "is to be 1 to 64 printable ASCII characters without '|' and space")
+		}
+	})
+}
+
+// The features of backends, for WithRequire and Info.
+const (
+	SharedMode = driver.SharedMode // WithMode(Shared)
+	Fencing    = driver.Fencing    // leases carry tokens
+	Session    = driver.Session    // the lock ends with a connection or process
+	Queueing   = driver.Queueing   // waiters are served in order
+)
+
+// WithRequire makes New and Open fail unless the backend has all these features, so
+// that a change of configuration cannot silently take away tokens or shared mode.
+func WithRequire(f driver.Features) Option {
+	return clientOption(func(c *config) { c.require |= f })
+}
+
+const maxLabel = 64
+
+func validLabel(s string) bool {
+	if s == "" || len(s) > maxLabel {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		if s[i] <= ' ' || s[i] > '~' || s[i] == '|' {
+			return false
+		}
+	}
+	return true
+}
+
+// defaultLabel is host/pid, made fit.
+func defaultLabel() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "unknown"
+	}
+	host = strings.Map(func(r rune) rune {
+		if r <= ' ' || r > '~' || r == '|' {
+			return '-'
+		}
+		return r
+	}, host)
+	pid := "/" + strconv.Itoa(os.Getpid())
+	return host[:min(len(host), maxLabel-len(pid))] + pid
+}

@@ -1,0 +1,232 @@
+package dlock
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var registry struct {
+	sync.RWMutex
+	drivers map[string]driver.Driver
+}
+
+// Register makes a driver available under a name, which is also the scheme of its
+// URLs. It panics if d is nil or the name is taken: both are errors of the program,
+// not of a run. Packages of drivers call it from their init.
+func Register(name string, d driver.Driver) {
+	if d == nil {
+		panic("dlock: Register of a nil driver as " + name)
+	}
+	registry.Lock()
+	defer registry.Unlock()
+	if _, taken := registry.drivers[name]; taken {
+		panic("dlock: Register called twice for " + name)
+	}
+	if registry.drivers == nil {
+		registry.drivers = map[string]driver.Driver{}
+	}
+	registry.drivers[name] = d
+}
+
+// Drivers returns the names of the registered drivers, sorted.
+func Drivers() []string {
+	registry.RLock()
+	defer registry.RUnlock()
+	return slices.Sorted(maps.Keys(registry.drivers))
+}
+
+// Open opens the driver registered under name with dsn and returns a Client of it.
+// The parameters ttl (the default TTL) and prefix (goes before every key) of the
+// DSN belong to this package; the others are the driver's, and one that it does not
+// know is an error. Open does no network I/O: see Client.Ping.
+//
+// Errors are ErrInvalid, name the bad part, and never hold a password.
+func Open(name, dsn string, opts ...Option) (*Client, error) {
+	var c config
+	c.reset()
+	b, err := open(name, dsn, "", nil, &c)
+	if err != nil {
+		return nil, err
+	}
+	client, err := newClient(b, c, opts)
+	if err != nil {
+		_ = b.Close() // nothing was sent yet; the option's error is the one to report
+		return nil, err
+	}
+	return client, nil
+}
+
+// OpenURL is Open with the driver that the text before the first ':' names:
+//
+//	memory:                            in this process
+//	file:                              on this machine
+//	redis://user:password@host:6379/0  on a server
+//
+// The package drivers/all registers every driver of this module.
+func OpenURL(url string, opts ...Option) (*Client, error) {
+	name, err := scheme(url)
+	if err != nil {
+		return nil, err
+	}
+	return Open(name, url, opts...)
+}
+
+// OpenBackend opens a URL and returns the bare backend, for composing by hand: the
+// nodes of a quorum, or a wrapper around a driver. Its ttl parameter is refused,
+// since a backend has no default. The caller closes the backend.
+func OpenBackend(url string) (driver.Backend, error) {
+	return openNode(url, "", nil)
+}
+
+// openNode opens a backend that is a part of something: prefix and event are those
+// of the whole.
+func openNode(url, prefix string, event func(driver.Event)) (driver.Backend, error) {
+	name, err := scheme(url)
+	if err != nil {
+		return nil, err
+	}
+	var c config
+	b, err := open(name, url, prefix, event, &c)
+	if err == nil && c.ttlSet {
+		_ = b.Close()
+		return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to a client, and this opens a bare backend"))
+	}
+	return b, err
+}
+
+// open opens a backend; what the DSN says of the client goes into c.
+func open(name, dsn, prefix string, event func(driver.Event), c *config) (driver.Backend, error) {
+	registry.RLock()
+	d := registry.drivers[name]
+	registry.RUnlock()
+	if d == nil {
+		return nil, unknownDriver(name)
+	}
+	rest, params, err := splitParams(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("dlock: open %s: %w", name, err)
+	}
+	if p, ok := params["prefix"]; ok {
+		if prefix != "" && p != prefix {
+			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "differs from that of the whole"))
+		}
+		prefix = p
+	}
+	if len(prefix) >= driver.MaxKey {
+		return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "leaves no room for a key: the limit is %d bytes together", driver.MaxKey))
+	}
+	if t, ok := params["ttl"]; ok {
+		ttl, err := time.ParseDuration(t)
+		if err != nil || ttl <= 0 {
+			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "ttl"`, "is to be a duration such as 10s"))
+		}
+		c.ttl, c.ttlSet = ttl, true
+	}
+	if event == nil {
+		event = c.sink()
+	}
+	c.prefix = prefix
+	b, err := d.Open(&driver.Config{
+		DSN:    rest,
+		Prefix: prefix,
+		Event:  event,
+		Resolve: func(url string) (driver.Backend, error) {
+			return openNode(url, prefix, event)
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dlock: open %s: %w", name, err)
+	}
+	return b, nil
+}
+
+// scheme returns the text before the first ':', which names the driver.
+func scheme(url string) (string, error) {
+	name, _, ok := strings.Cut(url, ":")
+	if !ok || !isScheme(name) {
+		// What stands there may be a password: it is not quoted.
+		return "", fmt.Errorf("dlock: %w", driver.Invalid("URL", `is to begin with a driver's name and a colon, as in "file:" or "redis://host:6379/0"`))
+	}
+	return name, nil
+}
+
+func isScheme(s string) bool {
+	if s == "" || len(s) > 40 {
+		return false
+	}
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '+' && c != '-' && c != '.' && c != '_' {
+			return false
+		}
+	}
+	return true
+}
+
+// packages holds, by registered name, the import that registers it: for errors alone.
+var packages = map[string]string{
+	"memory": "memory", "file": "file", "redlock": "redlock",
+	"redis": "goredis", "rediss": "goredis", "redis+unix": "goredis",
+	"valkey": "valkeygo", "valkeys": "valkeygo", "valkey+unix": "valkeygo",
+	"postgres": "postgres", "postgresql": "postgres",
+}
+
+func unknownDriver(name string) error {
+	if !isScheme(name) {
+		return fmt.Errorf("dlock: %w", driver.Invalid("driver", "its name is not a URL's scheme"))
+	}
+	hint := "forgotten import?"
+	if pkg, ok := packages[name]; ok {
+		hint = "forgotten import of github.com/redlock-go/redlock/drivers/" + pkg + "?"
+	}
+	known := "none"
+	if names := Drivers(); len(names) > 0 {
+		known = strings.Join(names, ", ")
+	}
+	return fmt.Errorf("dlock: %w", driver.Invalid("driver", "%q is unknown (%s); registered: %s", name, hint, known))
+}
+
+// splitParams takes ttl and prefix out of a DSN. Parameters stand after the first
+// '?', separated by '&'; or, where the DSN is a list of URLs, between its commas.
+func splitParams(dsn string) (rest string, params map[string]string, err error) {
+	sep, head, tail := "&", dsn, ""
+	_, opaque, _ := strings.Cut(dsn, ":")
+	if !strings.HasPrefix(opaque, "//") && strings.Contains(opaque, "://") {
+		sep = ","
+		head, tail = dsn[:len(dsn)-len(opaque)], opaque
+	} else if i := strings.IndexByte(dsn, '?'); i >= 0 {
+		head, tail = dsn[:i], dsn[i+1:]
+	}
+	params = map[string]string{}
+	var others []string
+	for item := range strings.SplitSeq(tail, sep) {
+		name, value, _ := strings.Cut(item, "=")
+		if name != "ttl" && name != "prefix" {
+			if item != "" || sep == "," {
+				others = append(others, item)
+			}
+			continue
+		}
+		if _, twice := params[name]; twice {
+			return "", nil, driver.Invalid("parameter "+name, "is given twice")
+		}
+		if params[name], err = url.QueryUnescape(value); err != nil {
+			return "", nil, driver.Invalid("parameter "+name, "is not percent-encoded well")
+		}
+	}
+	rest = head
+	if len(others) > 0 && tail != "" {
+		if sep == "&" {
+			rest += "?"
+		}
+		rest += strings.Join(others, sep)
+	}
+	return rest, params, nil
+}

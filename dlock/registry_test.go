@@ -1,0 +1,199 @@
+package dlock_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// opener is a driver that notes what it is opened with.
+type opener struct{ got *driver.Config }
+
+func (o *opener) Open(cfg *driver.Config) (driver.Backend, error) {
+	o.got = cfg
+	return memory.New(), nil
+}
+
+var testDriver = &opener{}
+
+func init() { dlock.Register("test", testDriver) }
+
+func TestRegisterPanicsOnNilAndOnATakenName(t *testing.T) {
+	for name, d := range map[string]driver.Driver{"nil": nil, "test": testDriver} {
+		func() {
+			defer func() {
+				if p := recover(); p == nil || !strings.Contains(fmt.Sprint(p), name) {
+					t.Errorf("%s: panic = %v, want one that names it", name, p)
+				}
+			}()
+			dlock.Register(name, d)
+		}()
+	}
+	if names := dlock.Drivers(); !slices.IsSorted(names) || !slices.Contains(names, "test") {
+		t.Errorf("Drivers = %s, want them sorted", names)
+	}
+}
+
+func TestTTLAndPrefixAreTakenOutOfTheDSN(t *testing.T) {
+	for _, tt := range []struct{ url, rest, prefix, ttl string }{
+		{"test:", "test:", "", "10s"},
+		{"test://u:p@h:1/0", "test://u:p@h:1/0", "", "10s"},
+		{"test://h/0?ttl=3s&a=b&prefix=app%3A", "test://h/0?a=b", "app:", "3s"},
+		{"test://h/0?ttl=3s", "test://h/0", "", "3s"},
+		{"test:name?prefix=a", "test:name", "a", "10s"},
+		{"test:redis://a:1?x=1,redis://b:2,node_timeout=50ms,ttl=4s,prefix=p", "test:redis://a:1?x=1,redis://b:2,node_timeout=50ms", "p", "4s"},
+		{"test:redis://a,ttl=4s", "test:redis://a", "", "4s"},
+	} {
+		c, err := dlock.OpenURL(tt.url, dlock.WithLogger(nil))
+		if err != nil {
+			t.Errorf("%s: %v", tt.url, err)
+			continue
+		}
+		if got := testDriver.got; got.DSN != tt.rest || got.Prefix != tt.prefix {
+			t.Errorf("%s: the driver got %q and prefix %q", tt.url, got.DSN, got.Prefix)
+		}
+		l := lock(t, c, "k")
+		deadline, _ := l.Deadline()
+		want, _ := time.ParseDuration(tt.ttl)
+		if left := time.Until(deadline); left > want || left < want-time.Second {
+			t.Errorf("%s: %v left, want a TTL of %v", tt.url, left, want)
+		}
+		_ = c.Close()
+	}
+}
+
+func TestNodesGetThePrefixOfTheWhole(t *testing.T) {
+	c, err := dlock.OpenURL("test:?prefix=app:", dlock.WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	resolve := testDriver.got.Resolve
+	for url, ok := range map[string]bool{
+		"test:": true, "test:?prefix=app:": true, "test:?prefix=other": false, "test:?ttl=1s": false, "nosuch:": false,
+	} {
+		b, err := resolve(url)
+		if (err == nil) != ok {
+			t.Errorf("%s: %v", url, err)
+		}
+		if err != nil {
+			if !errors.Is(err, dlock.ErrInvalid) {
+				t.Errorf("%s: %v is to be ErrInvalid", url, err)
+			}
+			continue
+		}
+		if testDriver.got.Prefix != "app:" {
+			t.Errorf("%s: prefix %q", url, testDriver.got.Prefix)
+		}
+		_ = b.Close()
+	}
+}
+
+func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
+	const canary = "s3cr3t"
+	for what, url := range map[string]string{
+		"URL":                canary,
+		"begin with":         canary + "@host:6379",
+		"nosuch":             "nosuch://u:" + canary + "@h",
+		`"ttl": is to be`:    "test://u:" + canary + "@h?ttl=" + canary,
+		"ttl: is given":      "test://u:" + canary + "@h?ttl=1s&ttl=2s",
+		"prefix: is not":     "test://u:" + canary + "@h?prefix=%zz" + canary,
+		"over the maximum":   "test://u:" + canary + "@h?ttl=999h",
+		"under the minimum":  "test://u:" + canary + "@h?ttl=1ms",
+		`"prefix": leaves`:   "test:?prefix=" + strings.Repeat("p", 512),
+		"belongs to a clien": "\x00",
+	} {
+		if url == "\x00" {
+			_, err := dlock.OpenBackend("test:?ttl=1s")
+			wantInvalid(t, what, err)
+			continue
+		}
+		c, err := dlock.OpenURL(url)
+		wantInvalid(t, what, err)
+		if c != nil {
+			_ = c.Close()
+		} else if strings.Contains(err.Error(), canary) {
+			t.Errorf("%s: the error holds the password: %v", what, err)
+		}
+	}
+	if _, err := dlock.Open(canary+" ", "test:"); err == nil || strings.Contains(err.Error(), canary) {
+		t.Errorf("a driver's name that is none: %v", err)
+	}
+
+	s := newSpy()
+	for what, o := range map[string]dlock.Option{
+		"WithTTL":        dlock.WithTTL(-1),
+		"TTL":            dlock.WithTTL(time.Millisecond),
+		"WithMaxHold":    dlock.WithMaxHold(-1),
+		"WithMinHold":    dlock.WithMinHold(-1),
+		"WithBackoff":    dlock.WithBackoff(2, 1),
+		"WithOwnerLabel": dlock.WithOwnerLabel("a b"),
+		"WithRequire":    dlock.WithRequire(driver.Session),
+	} {
+		_, err := dlock.New(s, o)
+		wantInvalid(t, what, err)
+	}
+	_, err := dlock.New(nil)
+	wantInvalid(t, "backend", err)
+
+	c := newSpyClient(t, s)
+	for what, f := range map[string]func() error{
+		"empty":     func() error { _, err := c.TryLock(t.Context(), ""); return err },
+		"513 bytes": func() error { _, err := c.Lock(t.Context(), strings.Repeat("k", 513)); return err },
+		"1ms":       func() error { _, err := c.Lock(t.Context(), "k", dlock.WithTTL(time.Millisecond)); return err },
+		"25h":       func() error { _, err := c.Lock(t.Context(), "k", dlock.WithTTL(25*time.Hour)); return err },
+		"mode":      func() error { _, err := c.Lock(t.Context(), "k", dlock.WithMode(7)); return err },
+	} {
+		wantInvalid(t, what, f())
+	}
+	prefixed, err := dlock.OpenURL("test:?prefix=12345")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prefixed.Close()
+	_, err = prefixed.TryLock(t.Context(), strings.Repeat("k", 508))
+	wantInvalid(t, "513 bytes with its prefix", err)
+	if n := s.acquires.Load(); n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+
+	plain := newSpy()
+	plain.hide = driver.SharedMode
+	_, err = newSpyClient(t, plain).Lock(t.Context(), "k", dlock.WithMode(dlock.Shared))
+	wantInvalid(t, "no shared mode", err)
+	_, err = dlock.New(plain, dlock.WithMode(dlock.Shared))
+	wantInvalid(t, "no shared mode", err)
+
+	session := newSpy()
+	session.session(nil)
+	_, err = newSpyClient(t, session).Lock(t.Context(), "k", dlock.WithTTL(time.Second))
+	wantInvalid(t, "TTL", err)
+	_, err = dlock.New(session, dlock.WithTTL(time.Second))
+	wantInvalid(t, "TTL", err)
+}
+
+func wantInvalid(t *testing.T, what string, err error) {
+	t.Helper()
+	var bad *dlock.InvalidError
+	if !errors.As(err, &bad) || !errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrUnavailable) {
+		t.Errorf("%s: got %v, want an *InvalidError", what, err)
+	} else if !strings.Contains(err.Error(), what) {
+		t.Errorf("the error does not name %q: %v", what, err)
+	}
+}
+
+func TestADefaultTTLFitsTheBackend(t *testing.T) {
+	s := newSpy()
+	s.info = func(i *driver.Info) { i.MaxTTL = 5 * time.Second }
+	l := lock(t, newSpyClient(t, s), "k")
+	if d, _ := l.Deadline(); time.Until(d) > 5*time.Second {
+		t.Errorf("deadline in %v", time.Until(d))
+	}
+}

@@ -1,0 +1,131 @@
+package dlock
+
+import (
+	"container/heap"
+	"sync"
+	"time"
+)
+
+// tick is the longest pause between two looks at the clock while a lease is held: a
+// machine that slept, and with it every timer, notices within it.
+const tick = time.Second
+
+// scheduler calls the steps of a client's leases when they are due: renewals, warnings,
+// ends. It is one timer and a heap, so that held leases cost no goroutines, and a
+// client that holds none costs none.
+//
+// Its mutex is taken under a lease's and never the other way round.
+type scheduler struct {
+	clock *clock
+
+	mu      sync.Mutex
+	due     leaseHeap
+	timer   *time.Timer
+	armed   instant // when the timer fires; zero: never
+	running bool    // a run is under way, and looks again before it ends
+	stopped bool
+}
+
+// put sets when l's next step is due.
+func (s *scheduler) put(l *Lease, at instant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return
+	}
+	l.stepAt = at
+	if l.index >= 0 {
+		heap.Fix(&s.due, l.index)
+	} else {
+		heap.Push(&s.due, l)
+	}
+	s.arm()
+}
+
+// drop takes l out: it has no further step.
+func (s *scheduler) drop(l *Lease) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.index >= 0 {
+		heap.Remove(&s.due, l.index)
+	}
+}
+
+// arm sets the timer for the first step, or for the next tick. One that is armed for
+// too early an instant is left alone: to be woken for nothing is cheaper than to set a
+// timer at every Lock.
+func (s *scheduler) arm() {
+	if len(s.due) == 0 || s.running {
+		return
+	}
+	now := s.clock.now()
+	at := min(s.due[0].stepAt, now.add(tick))
+	if s.armed != 0 && s.armed <= at {
+		return
+	}
+	s.armed = max(at, 1)
+	if s.timer == nil {
+		s.timer = time.AfterFunc(at.sub(now), s.run)
+	} else {
+		s.timer.Reset(at.sub(now))
+	}
+}
+
+// run makes every step that is due. No step blocks.
+func (s *scheduler) run() {
+	s.mu.Lock()
+	s.armed = 0
+	if s.running {
+		s.mu.Unlock()
+		return
+	}
+	s.running = true
+	for now := s.clock.fresh(); len(s.due) > 0 && s.due[0].stepAt <= now; now = s.clock.now() {
+		l := heap.Pop(&s.due).(*Lease)
+		s.mu.Unlock()
+		l.step(now)
+		s.mu.Lock()
+	}
+	s.running = false
+	s.arm()
+	s.mu.Unlock()
+}
+
+// stop ends the timer. Leases that are still in the heap have no further step.
+func (s *scheduler) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = true
+	for _, l := range s.due {
+		l.index = -1
+	}
+	s.due = nil
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// leaseHeap implements heap.Interface, the earliest step first.
+type leaseHeap []*Lease
+
+func (h leaseHeap) Len() int           { return len(h) }
+func (h leaseHeap) Less(i, j int) bool { return h[i].stepAt < h[j].stepAt }
+func (h leaseHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+func (h *leaseHeap) Push(x any) {
+	l := x.(*Lease)
+	l.index = len(*h)
+	*h = append(*h, l)
+}
+
+func (h *leaseHeap) Pop() any {
+	old := *h
+	l := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	l.index = -1
+	return l
+}

@@ -1,0 +1,482 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// ways are the three ways of waiting, over the same backend.
+var ways = map[string]func(*spy) driver.Backend{
+	"native":  func(s *spy) driver.Backend { return s },
+	"watched": func(s *spy) driver.Backend { s.hide = driver.Queueing; return watching{s} },
+	"polled":  func(s *spy) driver.Backend { s.hide = driver.Queueing; return s },
+}
+
+func eachWay(t *testing.T, f func(t *testing.T, s *spy, b driver.Backend)) {
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSpy()
+				f(t, s, way(s))
+			})
+		})
+	}
+}
+
+func TestAWaiterGetsTheReleasedLock(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		free := s.Backend.(*memory.Backend).Hold("k")
+		c := newSpyClient(t, b)
+		got := make(chan *dlock.Lease)
+		go func() { l, _ := c.Lock(t.Context(), "k"); got <- l }()
+		synctest.Wait()
+		if n := s.acquires.Load(); s.hide == 0 && n != 2 || b != driver.Backend(s) && n != 2 {
+			t.Errorf("%d requests at once, want one that tries, and one in line or after subscribing", n)
+		}
+		time.Sleep(90 * time.Second)
+		if c.Stats().Waiting != 1 {
+			t.Errorf("Stats = %+v, want one waiting", c.Stats())
+		}
+		released := time.Now()
+		free()
+		l := <-got
+		most := 150 * time.Millisecond // polled: the longest pause, with its jitter
+		if b == driver.Backend(s) && s.hide == 0 || s.hide != 0 && b != driver.Backend(s) {
+			most = 0
+		}
+		if took := time.Since(released); took > most {
+			t.Errorf("took %v, want at most %v", took, most)
+		}
+		unlock(t, l)
+	})
+}
+
+func TestAWaiterGetsTheLockOfADeadHolder(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		req := &driver.Request{Key: "k", Owner: "dead/1", TTL: 10 * time.Second}
+		if _, err := s.Backend.Acquire(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		unlock(t, lock(t, newSpyClient(t, b), "k"))
+		if took := time.Since(start); took < 10*time.Second || took > 11200*time.Millisecond {
+			t.Errorf("took %v, want about the TTL of 10 s", took)
+		}
+	})
+}
+
+func TestWaitersOfAClientAreServedInOrderAndOnlyTheFirstTroublesTheServer(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		c := newSpyClient(t, b)
+		first := lock(t, c, "k")
+		var mu sync.Mutex
+		var order []int
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				l := lock(t, c, "k")
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				unlock(t, l)
+			})
+			synctest.Wait()
+		}
+		if n := s.acquires.Load(); n > 4 {
+			t.Errorf("%d requests for one holder and 20 waiters, want those of the first waiter alone", n)
+		}
+		unlock(t, first)
+		wg.Wait()
+		for i, got := range order {
+			if i != got {
+				t.Fatalf("order %v", order)
+			}
+		}
+	})
+}
+
+func TestALocalReleaseWakesTheFirstInLineWithoutAPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, ways["polled"](s), dlock.WithBackoff(time.Minute, time.Minute))
+		first := lock(t, c, "k")
+		done := make(chan struct{})
+		go func() { defer close(done); unlock(t, lock(t, c, "k")) }()
+		synctest.Wait()
+		start := time.Now()
+		unlock(t, first)
+		<-done
+		if took := time.Since(start); took != 0 {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+func TestSharedLocksOfAClientAreHeldTogether(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		c := newSpyClient(t, b)
+		a, z := lock(t, c, "k", dlock.WithMode(dlock.Shared)), lock(t, c, "k", dlock.WithMode(dlock.Shared))
+		if _, err := c.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
+			t.Errorf("exclusive beside shared: %v, want ErrHeld", err)
+		}
+		unlock(t, a)
+		unlock(t, z)
+		x := lock(t, c, "k")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.Lock(ctx, "k", dlock.WithMode(dlock.Shared)); !errors.Is(err, dlock.ErrHeld) {
+			t.Errorf("shared beside exclusive: %v, want ErrHeld", err)
+		}
+		unlock(t, x)
+	})
+}
+
+func TestACancelledWaitLeavesNothing(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		c := newSpyClient(t, b)
+		first := lock(t, c, "k")
+		// Every depth of the line is cancelled, at the start, in the middle and at the end.
+		var wg sync.WaitGroup
+		for i := range 30 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*7*time.Millisecond)
+			wg.Go(func() {
+				defer cancel()
+				if _, err := c.Lock(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v, want DeadlineExceeded", err)
+				}
+			})
+		}
+		wg.Wait()
+		unlock(t, first)
+		if c.Stats().Waiting != 0 {
+			t.Errorf("Stats = %+v", c.Stats())
+		}
+		unlock(t, lock(t, c, "k"))
+		var held []string
+		_ = s.Backend.(driver.Inspector).List(t.Context(), "", func(st *driver.State) bool {
+			held = append(held, st.Key)
+			return true
+		})
+		if len(held) > 0 {
+			t.Errorf("keys are left: %q", held)
+		}
+	})
+}
+
+func TestEveryAttemptIsAnOwnerOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		n := 0
+		s.acquire = func(context.Context, *driver.Request) error {
+			if n++; n < 50 {
+				return errOutage
+			}
+			return nil
+		}
+		unlock(t, lock(t, newSpyClient(t, s, dlock.WithOwnerLabel("web-4/2211")), "k"))
+		seen := map[string]bool{}
+		for _, o := range s.owners {
+			if seen[o] || !strings.HasPrefix(o, "web-4/2211/") || len(o) < len("web-4/2211/")+16 {
+				t.Fatalf("owner %q: want a label and a random part, never twice", o)
+			}
+			seen[o] = true
+		}
+		if len(seen) != 50 {
+			t.Errorf("%d owners of 50 attempts", len(seen))
+		}
+	})
+}
+
+func TestOutagesAndTimedRefusalsAreWaitedOut(t *testing.T) {
+	for _, verdict := range []error{errOutage, &driver.RefusedError{Reason: "loading", RetryAfter: time.Minute}} {
+		eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+			ready := time.Now().Add(time.Minute)
+			s.acquire = func(context.Context, *driver.Request) error {
+				if time.Now().Before(ready) {
+					return verdict
+				}
+				return nil
+			}
+			c := newSpyClient(t, b)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			_, err := c.Lock(ctx, "k")
+			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, dlock.ErrHeld) {
+				t.Errorf("gave up with %v, want DeadlineExceeded and ErrUnavailable", err)
+			}
+			unlock(t, lock(t, c, "k"))
+			if late := time.Since(ready); late > 2*time.Second {
+				t.Errorf("got it %v after the outage", late)
+			}
+		})
+	}
+}
+
+func TestTheLastVerdictIsTheOneReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, ways["polled"](s))
+		defer s.Backend.(*memory.Backend).Hold("k")()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		time.AfterFunc(5*time.Second, func() {
+			s.set(func() { s.acquire = func(context.Context, *driver.Request) error { return errOutage } })
+		})
+		_, err := c.Lock(ctx, "k")
+		if errors.Is(err, dlock.ErrHeld) || !errors.Is(err, dlock.ErrUnavailable) || !errors.Is(err, errOutage) {
+			t.Errorf("held first, away at the end: %v", err)
+		}
+	})
+}
+
+func TestARefusalForEverReturnsAtOnce(t *testing.T) {
+	s := newSpy()
+	s.acquire = func(context.Context, *driver.Request) error {
+		return &driver.RefusedError{Reason: "the server wants a password"}
+	}
+	_, err := newSpyClient(t, s).Lock(t.Context(), "k")
+	var refused *dlock.RefusedError
+	if !errors.As(err, &refused) || !errors.Is(err, dlock.ErrUnavailable) || s.acquires.Load() != 1 {
+		t.Errorf("got %v after %d requests", err, s.acquires.Load())
+	}
+}
+
+func TestTryLockIsOneAttempt(t *testing.T) {
+	s := newSpy()
+	defer s.Backend.(*memory.Backend).Hold("k")()
+	_, err := newSpyClient(t, s).TryLock(t.Context(), "k")
+	var held *dlock.HeldError
+	if !errors.As(err, &held) || held.Holder == "" || errors.Is(err, dlock.ErrUnavailable) || s.acquires.Load() != 1 {
+		t.Errorf("got %v after %d requests, want one that says who holds it", err, s.acquires.Load())
+	}
+}
+
+func TestACancelledContextSendsNothing(t *testing.T) {
+	s := newSpy()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errOutage)
+	for _, f := range []func(context.Context, string, ...dlock.LockOption) (*dlock.Lease, error){
+		newSpyClient(t, s).Lock, newSpyClient(t, s).TryLock,
+	} {
+		_, err := f(ctx, "k")
+		if !errors.Is(err, context.Canceled) || !errors.Is(err, errOutage) || errors.Is(err, dlock.ErrUnavailable) {
+			t.Errorf("got %v, want Canceled and its cause", err)
+		}
+	}
+	if s.acquires.Load() != 0 {
+		t.Error("a request was sent")
+	}
+}
+
+func TestAGrantThatIsTooLateIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.acquire = func(context.Context, *driver.Request) error { return nil }
+		s.granted = func(g *driver.Grant) { g.Expires = time.Now().Add(3 * time.Millisecond) }
+		c := newSpyClient(t, s)
+		_, err := c.TryLock(t.Context(), "k")
+		if !errors.Is(err, dlock.ErrUnavailable) || !strings.Contains(err.Error(), "TTL") || s.releases.Load() != 1 {
+			t.Errorf("got %v and %d releases", err, s.releases.Load())
+		}
+	})
+}
+
+func TestCloseEndsLeasesBeforeItReleasesThemAndFailsThoseWhoWait(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		c, err := dlock.New(b, dlock.WithLogger(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, c, "k")
+		other := lock(t, c, "other")
+		s.set(func() {
+			s.release = func(context.Context) error {
+				for _, l := range []*dlock.Lease{l, other} {
+					select {
+					case <-l.Done():
+					default:
+						t.Error("released before Done")
+					}
+				}
+				return nil
+			}
+		})
+		errs := make(chan error)
+		for range 3 {
+			go func() { _, err := c.Lock(t.Context(), "k"); errs <- err }()
+		}
+		synctest.Wait()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		for range 3 {
+			if err := <-errs; !errors.Is(err, dlock.ErrClosed) || errors.Is(err, dlock.ErrUnavailable) {
+				t.Errorf("a waiter got %v, want ErrClosed", err)
+			}
+		}
+		if !errors.Is(l.Err(), dlock.ErrReleased) || !errors.Is(l.Unlock(), dlock.ErrClosed) {
+			t.Errorf("Err = %v, want ErrReleased, and ErrClosed of Unlock: the work was not done", l.Err())
+		}
+		unlock(t, l)
+		if _, err := c.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+		if err := c.Close(); err != nil {
+			t.Errorf("a second Close: %v", err)
+		}
+		if s.releases.Load() != s.grants.Load() { // a waiter may have been granted in between
+			t.Errorf("%d releases of %d grants", s.releases.Load(), s.grants.Load())
+		}
+	})
+}
+
+func TestCloseEndsAWaitForAnothersLock(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		defer s.Backend.(*memory.Backend).Peer().Hold("k")()
+		c := newSpyClient(t, b, dlock.WithBackoff(time.Hour, time.Hour))
+		errs := make(chan error)
+		go func() { _, err := c.Lock(t.Context(), "k"); errs <- err }()
+		synctest.Wait()
+		start := time.Now()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-errs; !errors.Is(err, dlock.ErrClosed) || time.Since(start) != 0 {
+			t.Errorf("got %v after %v, want ErrClosed at once", err, time.Since(start))
+		}
+	})
+}
+
+func TestCloseWaitsForRequestsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.acquire = func(context.Context, *driver.Request) error { time.Sleep(time.Second); return nil }
+		c := newSpyClient(t, s)
+		start := time.Now()
+		after := make(chan time.Duration, 2)
+		for range 2 { // one asks, one stands behind it
+			go func() {
+				if _, err := c.Lock(t.Context(), "k"); !errors.Is(err, dlock.ErrClosed) {
+					t.Errorf("got %v, want ErrClosed", err)
+				}
+				after <- time.Since(start)
+			}()
+		}
+		synctest.Wait()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took != time.Second || s.releases.Load() != 1 {
+			t.Errorf("Close took %v and left a lock that was granted meanwhile (%d releases)", took, s.releases.Load())
+		}
+		if first, second := <-after, <-after; first != 0 || second != time.Second {
+			t.Errorf("the waiters returned after %v and %v, want the one in line at once", first, second)
+		}
+	})
+}
+
+// silent is a Watcher that never signals, as if every message were lost.
+type silent struct{ *spy }
+
+func (silent) Watch(context.Context, string) (<-chan struct{}, error) {
+	return make(chan struct{}), nil
+}
+
+func TestTheHoldersTTLIsTheNextTimeToAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.hide = driver.Queueing
+		s.acquire = func(context.Context, *driver.Request) error {
+			return &driver.HeldError{RetryAfter: 100 * time.Millisecond}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, _ = newSpyClient(t, silent{s}).Lock(ctx, "k")
+		if n := s.acquires.Load(); n < 50 || n > 102 {
+			t.Errorf("%d requests in 10 s, want one each 100 to 200 ms", n)
+		}
+	})
+}
+
+func TestCloseReportsEveryReleaseThatFailed(t *testing.T) {
+	s := newSpy()
+	c := newSpyClient(t, s)
+	for i := range 100 {
+		lock(t, c, fmt.Sprint("key-", i))
+	}
+	s.set(func() { s.release = func(context.Context) error { return errOutage } })
+	err := c.Close()
+	if !errors.Is(err, errOutage) || !strings.Contains(err.Error(), `"key-7"`) || !strings.Contains(err.Error(), `"key-93"`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
+	s := newSpy()
+	c := newSpyClient(t, s)
+	for range 20 {
+		var mu sync.Mutex
+		var won []*dlock.Lease
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				l, err := c.TryLock(t.Context(), "k")
+				if err == nil {
+					mu.Lock()
+					won = append(won, l)
+					mu.Unlock()
+				} else if !errors.Is(err, dlock.ErrHeld) {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if len(won) != 1 {
+			t.Fatalf("%d winners", len(won))
+		}
+		unlock(t, won[0])
+	}
+}
+
+func TestAThousandWaitersAllGetTheirTurn(t *testing.T) {
+	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
+		c := newSpyClient(t, b)
+		n := 0
+		var last uint64
+		var wg sync.WaitGroup
+		for range 1000 {
+			wg.Go(func() {
+				err := dlock.Do(t.Context(), c, "k", func(ctx context.Context) error {
+					n++ // the race detector watches
+					l, _ := dlock.LeaseFrom(ctx)
+					if l.Fence() <= last {
+						t.Errorf("token %d after %d", l.Fence(), last)
+					}
+					last = l.Fence()
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n != 1000 {
+			t.Errorf("n = %d", n)
+		}
+	})
+}

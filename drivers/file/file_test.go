@@ -1,0 +1,620 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+)
+
+var owners atomic.Int64
+
+func request(key string, change ...func(*driver.Request)) *driver.Request {
+	r := &driver.Request{Key: key, Owner: fmt.Sprintf("web-4/%d/%d", os.Getpid(), owners.Add(1))}
+	for _, f := range change {
+		f(r)
+	}
+	return r
+}
+
+func shared(r *driver.Request) { r.Mode = driver.Shared }
+
+func open(t testing.TB, folder string) *Backend {
+	t.Helper()
+	b, err := New(&Options{Folder: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func acquire(t testing.TB, b *Backend, r *driver.Request) *Lease {
+	t.Helper()
+	l, err := b.Acquire(context.Background(), r)
+	if err != nil {
+		t.Fatalf("acquire %q: %v", r.Key, err)
+	}
+	return l.(*Lease)
+}
+
+func release(t testing.TB, l *Lease) {
+	t.Helper()
+	if err := l.Release(context.Background()); err != nil {
+		t.Fatalf("release: %v", err)
+	}
+}
+
+func wantErr(t *testing.T, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: got %v, want %v", what, err, want)
+	}
+}
+
+func wantHeld(t *testing.T, b *Backend, r *driver.Request) driver.HeldError {
+	t.Helper()
+	_, err := b.Acquire(t.Context(), r)
+	var held *driver.HeldError
+	if !errors.As(err, &held) {
+		t.Fatalf("acquire %q: got %v, want a *HeldError", r.Key, err)
+	}
+	return *held
+}
+
+// wantRefused checks that err is a refusal for ever that names all of parts.
+func wantRefused(t *testing.T, what string, err error, parts ...string) {
+	t.Helper()
+	var refused *driver.RefusedError
+	if !errors.As(err, &refused) || refused.RetryAfter != 0 {
+		t.Errorf("%s: got %v, want a *RefusedError for ever", what, err)
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: %q does not name %q", what, err, part)
+		}
+	}
+}
+
+func TestOneOwnerAtATimeInOneProcess(t *testing.T) {
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	wantHeld(t, b, request("k"))
+	wantHeld(t, b, request("k", shared))
+	wantHeld(t, open(t, b.folder.path), request("k"))
+	acquire(t, b, request("other"))
+	release(t, l)
+	if err := l.Release(t.Context()); err != nil {
+		t.Errorf("a second release: %v", err)
+	}
+	release(t, acquire(t, b, request("k")))
+}
+
+func TestOfAHundredExactlyOneWins(t *testing.T) {
+	b := open(t, t.TempDir())
+	var wg sync.WaitGroup
+	var won, held atomic.Int32
+	for range 100 {
+		wg.Go(func() {
+			switch _, err := b.Acquire(context.Background(), request("k")); {
+			case err == nil:
+				won.Add(1)
+			case errors.Is(err, driver.ErrHeld):
+				held.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 || held.Load() != 99 {
+		t.Errorf("%d won and %d saw it held, want 1 and 99", won.Load(), held.Load())
+	}
+}
+
+func TestSharedHoldersExcludeAnExclusiveOne(t *testing.T) {
+	b := open(t, t.TempDir())
+	first := acquire(t, b, request("k", shared))
+	second := acquire(t, b, request("k", shared))
+	if first.Grant().Fence >= second.Grant().Fence {
+		t.Errorf("tokens %d, then %d", first.Grant().Fence, second.Grant().Fence)
+	}
+	wantHeld(t, b, request("k"))
+	release(t, first)
+	wantHeld(t, b, request("k"))
+	release(t, second)
+	release(t, acquire(t, b, request("k")))
+}
+
+func TestHeldNamesTheHolderAndSinceWhen(t *testing.T) {
+	b := open(t, t.TempDir())
+	r := request("k")
+	before := time.Now().Add(-time.Second)
+	l := acquire(t, b, r)
+	h := wantHeld(t, open(t, b.folder.path), request("k"))
+	if h.Holder != r.Owner || h.Since.Before(before) || h.Clock.Before(h.Since) || h.RetryAfter != 0 || h.Server != b.boot {
+		t.Errorf("held: %+v", h)
+	}
+	if s := h.Error(); !strings.HasPrefix(s, "held by "+r.Owner) {
+		t.Errorf("Error() = %q", s)
+	}
+	release(t, l)
+
+	// A shared holder that has gone is not named for the one that stays.
+	acquire(t, b, request("k", shared))
+	gone := request("k", shared)
+	release(t, acquire(t, b, gone))
+	if h := wantHeld(t, b, request("k")); h.Holder == gone.Owner {
+		t.Errorf("%s is named, and has gone", gone.Owner)
+	}
+}
+
+func TestAGrantIsBoundToItsSession(t *testing.T) {
+	b := open(t, t.TempDir())
+	before := uint64(time.Now().UnixMicro())
+	g := acquire(t, b, request("k")).Grant()
+	if !g.Expires.IsZero() || g.Lost == nil || g.Fence < before || time.Since(g.Clock) > time.Minute {
+		t.Errorf("grant %+v", g)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-g.Lost:
+	default:
+		t.Error("Lost is open after Close")
+	}
+}
+
+func TestRenewReportsAndExtendsNothing(t *testing.T) {
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	if g, err := l.Renew(t.Context(), &driver.Renewal{}); err != nil || g.Fence != l.Grant().Fence {
+		t.Errorf("renew: %+v, %v", g, err)
+	}
+	_, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
+	wantErr(t, "renewal with a TTL", err, driver.ErrInvalid)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = l.Renew(ctx, &driver.Renewal{})
+	wantErr(t, "renewal with an ended context", err, context.Canceled)
+	wantErr(t, "release with an ended context", l.Release(ctx), nil)
+	_, err = l.Renew(t.Context(), &driver.Renewal{})
+	wantErr(t, "renewal after the release", err, driver.ErrLost)
+}
+
+func TestARemovedLockFileIsALoss(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("an open file cannot be removed")
+	}
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	if err := os.Remove(l.paths.lock); err != nil {
+		t.Fatal(err)
+	}
+	next := acquire(t, b, request("k"))
+	if next.Grant().Fence <= l.Grant().Fence {
+		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
+	}
+	_, err := l.Renew(t.Context(), &driver.Renewal{})
+	wantErr(t, "renewal", err, driver.ErrLost)
+	wantErr(t, "release", l.Release(t.Context()), driver.ErrLost)
+	wantErr(t, "a second release", l.Release(t.Context()), nil)
+	wantHeld(t, b, request("k"))
+	release(t, next)
+}
+
+func TestTokensRiseFromTheClockAndOverEveryDamage(t *testing.T) {
+	b := open(t, t.TempDir())
+	last := uint64(0)
+	cycle := func(what string) {
+		t.Helper()
+		l := acquire(t, b, request("k"))
+		if f := l.Grant().Fence; f <= last || f < uint64(l.Grant().Clock.UnixMicro()) {
+			t.Errorf("%s: token %d after %d", what, f, last)
+		}
+		last = l.Grant().Fence
+		release(t, l)
+	}
+	for range 10 {
+		cycle("grant")
+	}
+	path := names(&place{path: b.folder.path}, "k").state
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	cycle("the clock alone")
+	for what, harm := range map[string]func(good []byte) []byte{
+		"first record cut off":  func(b []byte) []byte { clear(b[20:blockSize]); return b },
+		"second record cut off": func(b []byte) []byte { return b[:blockSize+20] },
+		"second record missing": func(b []byte) []byte { return b[:blockSize] },
+		"first record cleared":  func(b []byte) []byte { clear(b[:blockSize]); return b },
+		"second record garbled": func(b []byte) []byte { return append(b[:blockSize], "garbage\n"...) },
+		"something after it":    func(b []byte) []byte { return append(b, "rest\n"...) },
+	} {
+		good, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, harm(good), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cycle(what)
+	}
+	if err := os.WriteFile(path, []byte(strings.Repeat("garbage\n", 1024)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.Acquire(t.Context(), request("k"))
+	wantRefused(t, "both records garbled", err, path, "damaged", "remove")
+	if st, err := b.Lookup(t.Context(), "k"); err != nil || len(st.Holders) != 0 {
+		t.Errorf("the refused attempt left %+v, %v", st, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	last = 0 // each damage above moved the counter ahead of the clock
+	cycle("after the advice was followed")
+}
+
+func TestFenceFloorIsHonouredUpToTheSlack(t *testing.T) {
+	b := open(t, t.TempDir())
+	floor := uint64(time.Now().Add(driver.FenceSlack / 2).UnixMicro())
+	l := acquire(t, b, request("k", func(r *driver.Request) { r.FenceFloor = floor }))
+	if l.Grant().Fence != floor {
+		t.Errorf("token %d, want the proposal %d", l.Grant().Fence, floor)
+	}
+	far := acquire(t, b, request("far", func(r *driver.Request) { r.FenceFloor = driver.MaxFence }))
+	if f := far.Grant().Fence; f > uint64(time.Now().Add(driver.FenceSlack).UnixMicro()) {
+		t.Errorf("token %d is far ahead of the clock", f)
+	}
+}
+
+func TestConcurrentSharedTokensDiffer(t *testing.T) {
+	b := open(t, t.TempDir())
+	var mu sync.Mutex
+	seen := map[uint64]bool{}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			last := uint64(0)
+			for range 50 {
+				l, err := b.Acquire(context.Background(), request("k", shared))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				f := l.Grant().Fence
+				mu.Lock()
+				if seen[f] || f <= last {
+					t.Errorf("token %d after %d, seen before: %t", f, last, seen[f])
+				}
+				seen[f], last = true, f
+				mu.Unlock()
+				if err := l.Release(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if len(seen) != 400 {
+		t.Errorf("%d tokens, want 400", len(seen))
+	}
+}
+
+func TestCloseEndsAllLeases(t *testing.T) {
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	other := open(t, b.folder.path)
+	for range 2 {
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	acquire(t, other, request("k"))
+	_, err := b.Acquire(t.Context(), request("k2"))
+	wantErr(t, "acquire", err, driver.ErrClosed)
+	_, err = b.Lookup(t.Context(), "k")
+	wantErr(t, "lookup", err, driver.ErrClosed)
+	wantErr(t, "list", b.List(t.Context(), "", nil), driver.ErrClosed)
+	_, err = b.Check(t.Context())
+	wantErr(t, "check", err, driver.ErrClosed)
+	_, err = l.Renew(t.Context(), &driver.Renewal{})
+	wantErr(t, "renew", err, driver.ErrLost)
+	wantErr(t, "release", l.Release(t.Context()), nil)
+	if l.File() != nil {
+		t.Error("a closed lease has a file")
+	}
+}
+
+func TestALeaseSurvivesTheGarbageCollection(t *testing.T) {
+	b := open(t, t.TempDir())
+	if _, err := b.Acquire(t.Context(), request("k")); err != nil { // and forget it
+		t.Fatal(err)
+	}
+	for range 3 {
+		runtime.GC()
+	}
+	wantHeld(t, b, request("k"))
+}
+
+func TestAnEndedContextTakesNothing(t *testing.T) {
+	b := open(t, t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := b.Acquire(ctx, request("k"))
+	wantErr(t, "acquire", err, context.Canceled)
+	release(t, acquire(t, b, request("k")))
+}
+
+func TestWhatCannotBeHonouredIsRefusedByName(t *testing.T) {
+	b := open(t, t.TempDir())
+	for part, change := range map[string]func(*driver.Request){
+		"key":     func(r *driver.Request) { r.Key = "" },
+		"512":     func(r *driver.Request) { r.Key = strings.Repeat("k", 513) },
+		"owner":   func(r *driver.Request) { r.Owner = "" },
+		"mode":    func(r *driver.Request) { r.Mode = 7 },
+		"TTL":     func(r *driver.Request) { r.TTL = time.Second },
+		"request": func(r *driver.Request) { r.Join = 7 },
+	} {
+		_, err := b.Acquire(t.Context(), request("k", change))
+		if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) {
+			t.Errorf("got %v, want ErrInvalid that names %s", err, part)
+		}
+	}
+}
+
+func TestKeysAreAnyBytesAndNeverCollide(t *testing.T) {
+	b := open(t, t.TempDir())
+	keys := []string{
+		"\x00", "a\x00b", "a/b", "../up", "..", ".", ".hidden", "a b\n", "ключ", "КЛЮЧ", "\xff\xfe", "a_b", "A_B", "a\\b", "CON", "a:b", "{a}b", "%2f",
+		strings.Repeat("k", 512), strings.Repeat("k", 511), strings.Repeat("/", 512), strings.Repeat("\x00", 512), strings.Repeat("é", 256),
+	}
+	for _, k := range keys { // all at once
+		acquire(t, b, request(k))
+	}
+	var listed []string
+	err := b.List(t.Context(), "", func(s *driver.State) bool {
+		listed = append(listed, s.Key)
+		return true
+	})
+	slices.Sort(keys)
+	slices.Sort(listed)
+	if err != nil || !slices.Equal(listed, keys) {
+		t.Errorf("listed %q, %v\nwant   %q", listed, err, keys)
+	}
+	names, err := os.ReadDir(b.folder.path)
+	if err != nil || len(names) != 2*len(keys) {
+		t.Errorf("%d files of %d keys, %v", len(names), len(keys), err)
+	}
+	for _, n := range names {
+		if len(n.Name()) > 100 || strings.HasPrefix(n.Name(), ".") {
+			t.Errorf("file name %q", n.Name())
+		}
+	}
+}
+
+func TestInspection(t *testing.T) {
+	b, err := New(&Options{Folder: t.TempDir(), Prefix: "app:"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // see TestCloseEndsAllLeases
+	if st, err := b.Lookup(t.Context(), "never"); err != nil || st.Key != "never" || len(st.Holders) != 0 {
+		t.Errorf("a key that nobody used: %+v, %v", st, err)
+	}
+	r := request("a1")
+	l := acquire(t, b, r)
+	st, err := b.Lookup(t.Context(), "a1")
+	if err != nil || st.Key != "a1" || st.Mode != driver.Exclusive || st.Fence != l.Grant().Fence || len(st.Holders) != 1 {
+		t.Fatalf("state %+v, %v", st, err)
+	}
+	h := st.Holders[0]
+	if h.Owner != r.Owner || h.Fence != st.Fence || h.Address != fmt.Sprint("pid ", os.Getpid()) || time.Since(h.Since) > time.Minute {
+		t.Errorf("holder %+v", h)
+	}
+	acquire(t, b, request("a2", shared))
+	if st, err := b.Lookup(t.Context(), "a2"); err != nil || st.Mode != driver.Shared || len(st.Holders) != 1 {
+		t.Errorf("shared: %+v, %v", st, err)
+	}
+	acquire(t, b, request("b"))
+	gone := acquire(t, b, request("a3"))
+	release(t, gone)
+	if st, err := b.Lookup(t.Context(), "a3"); err != nil || len(st.Holders) != 0 || st.Fence != gone.Grant().Fence {
+		t.Errorf("released: %+v, %v", st, err)
+	}
+	acquire(t, open(t, b.folder.path), request("a4"))
+	list := func(prefix string, limit int) (keys []string) {
+		err := b.List(t.Context(), prefix, func(s *driver.State) bool {
+			keys = append(keys, s.Key)
+			return len(keys) < limit
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		slices.Sort(keys)
+		return keys
+	}
+	if got := list("a", 9); !slices.Equal(got, []string{"a1", "a2"}) {
+		t.Errorf("list a: %q", got)
+	}
+	if got := list("", 9); !slices.Equal(got, []string{"a1", "a2", "b"}) {
+		t.Errorf("list: %q", got)
+	}
+	if got := list("", 1); len(got) != 1 {
+		t.Errorf("list went on after yield returned false: %q", got)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantErr(t, "list with an ended context", b.List(ctx, "", nil), context.Canceled)
+}
+
+// Whoever looks takes the lock for an instant. That must never be a verdict.
+func TestLookingRefusesNobody(t *testing.T) {
+	b := open(t, t.TempDir())
+	release(t, acquire(t, b, request("k")))
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := b.Lookup(ctx, "k"); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 500 {
+		r := request("k")
+		r.Mode = driver.Mode(i % 2)
+		l, err := b.Acquire(ctx, r)
+		if err != nil {
+			t.Errorf("attempt %d: %v", i, err)
+			break
+		}
+		release(t, l.(*Lease))
+	}
+	cancel()
+	wg.Wait()
+}
+
+func TestCheckFindsNothingWrongWithALocalFolder(t *testing.T) {
+	b := open(t, t.TempDir())
+	found, err := b.Check(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
+		if f.Severity != driver.Note {
+			t.Errorf("%+v", f)
+		}
+	}
+	if left, _ := os.ReadDir(b.folder.path); len(left) != 0 {
+		t.Errorf("the check left %v", left)
+	}
+	if kind := networkKind(b.folder.path); kind != "" {
+		t.Logf("the temporary folder is on %s", kind)
+	}
+}
+
+func TestTheURLNamesTheFolder(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "a b#c?d%")
+	escaped := strings.NewReplacer(" ", "%20", "#", "%23", "?", "%3F", "%", "%25").Replace(folder)
+	for dsn, want := range map[string]Options{
+		"file:":                          {},
+		"file:?":                         {},
+		"file:///var/lock/app":           {Folder: "/var/lock/app"},
+		"file:/var/lock/app":             {Folder: "/var/lock/app"},
+		"file:///var/lock/app?mode=0660": {Folder: "/var/lock/app", Mode: 0o660},
+		"file:///var/lock/app?mode=666":  {Folder: "/var/lock/app", Mode: 0o666},
+		"file://" + filepath.ToSlash(escaped) + "?mode=000600": {Folder: folder, Mode: 0o600},
+	} {
+		got, err := parse(dsn)
+		if err != nil || *got != want {
+			t.Errorf("%q: %+v, %v; want %+v", dsn, got, err, want)
+		}
+	}
+	if runtime.GOOS == "windows" {
+		return
+	}
+	b, err := dlock.OpenBackend("file://" + escaped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // see TestCloseEndsAllLeases
+	again, err := parse(b.(*Backend).String())
+	if err != nil || again.Folder != folder {
+		t.Errorf("String() = %q, which is %+v, %v", b, again, err)
+	}
+	release(t, acquire(t, b.(*Backend), request("k")))
+	if _, err := os.Stat(folder); err != nil {
+		t.Errorf("the folder was not made: %v", err)
+	}
+}
+
+func TestABadURLNamesTheBadPart(t *testing.T) {
+	for dsn, part := range map[string]string{
+		"file":                    "URL",
+		"file:locks":              "absolute",
+		"file:./locks":            "absolute",
+		"file://locks/app":        "absolute",
+		"file:///a%zz":            "percent",
+		"file:///a%00b":           "percent",
+		"file:///a#b":             "percent",
+		"file:///a?colour=red":    `"colour"`,
+		"file:///a?mode=rw":       `"mode"`,
+		"file:///a?mode=":         `"mode"`,
+		"file:///a?mode=0":        `"mode"`,
+		"file:///a?mode=0640":     "0640",
+		"file:///a?mode=0060":     "060",
+		"file:///a?mode=04755":    "04755",
+		"file:?mode=0660":         "folder of its own",
+		"file:///a?mode=1&mode=2": "twice",
+	} {
+		_, err := Driver{}.Open(&driver.Config{DSN: dsn})
+		if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) {
+			t.Errorf("%q: got %v, want ErrInvalid that names %s", dsn, err, part)
+		}
+	}
+	_, err := New(&Options{Folder: "relative"})
+	wantErr(t, "a relative folder", err, driver.ErrInvalid)
+	_, err = dlock.OpenURL("file:?ttl=10s")
+	wantErr(t, "an explicit TTL", err, driver.ErrInvalid)
+}
+
+func TestTheDefaultFolderIsTheUsersOwn(t *testing.T) {
+	for _, c := range []struct {
+		goos, home, state, local, want string
+		fallback                       bool
+	}{
+		{goos: "linux", home: "/home/u", want: "/home/u/.local/state/dlock"},
+		{goos: "linux", home: "/home/u", state: "/s", want: "/s/dlock"},
+		{goos: "linux", home: "/home/u", state: "relative", want: "/home/u/.local/state/dlock"},
+		{goos: "linux", state: "/s", want: "/s/dlock"},
+		{goos: "linux", want: "/var/tmp/dlock-7", fallback: true},
+		{goos: "linux", home: "relative", want: "/var/tmp/dlock-7", fallback: true},
+		{goos: "darwin", home: "/Users/u", state: "/s", want: "/Users/u/Library/Application Support/dlock"},
+		{goos: "darwin", want: "/var/tmp/dlock-7", fallback: true},
+		{goos: "windows", local: "/local", home: "/home/u", want: "/local/dlock"},
+	} {
+		env := map[string]string{"HOME": c.home, "XDG_STATE_HOME": c.state, "LocalAppData": c.local}
+		got, fallback := defaultFolder(c.goos, func(name string) string { return env[name] }, 7)
+		if filepath.ToSlash(got) != c.want || fallback != c.fallback {
+			t.Errorf("%+v: %q, %t", c, got, fallback)
+		}
+	}
+}
+
+func BenchmarkAcquireRelease(b *testing.B) {
+	s := open(b, b.TempDir())
+	r := request("k")
+	for b.Loop() {
+		release(b, acquire(b, s, r))
+	}
+}
+
+func BenchmarkHeld(b *testing.B) {
+	s := open(b, b.TempDir())
+	acquire(b, s, request("k"))
+	for b.Loop() {
+		if _, err := s.Acquire(context.Background(), request("k")); !errors.Is(err, driver.ErrHeld) {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package file
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// folder is where lock files are to be.
+type folder struct {
+	path     string
+	mode     fs.FileMode // of new files; zero: as the folder's own bits say
+	private  bool        // the default folder: of its user, and of nobody else
+	fallback bool        // the default where there is no home
+}
+
+// place is a folder as it was found: safe to use for this user.
+type place struct {
+	path   string
+	mode   fs.FileMode // of new files
+	shared bool        // others than its owner may write in it
+	id     identity
+}
+
+// defaultFolder returns the user's own state folder, and whether it is the one for
+// users without a home.
+func defaultFolder(goos string, getenv func(string) string, uid int) (path string, fallback bool) {
+	home := getenv("HOME")
+	abs := strings.HasPrefix(home, "/")
+	switch {
+	case goos == "windows":
+		return filepath.Join(getenv("LocalAppData"), "dlock"), false
+	case goos == "darwin" && abs:
+		return filepath.Join(home, "Library", "Application Support", "dlock"), false
+	case goos != "darwin" && strings.HasPrefix(getenv("XDG_STATE_HOME"), "/"):
+		return filepath.Join(getenv("XDG_STATE_HOME"), "dlock"), false
+	case abs:
+		return filepath.Join(home, ".local", "state", "dlock"), false
+	}
+	return filepath.Join("/var/tmp", "dlock-"+strconv.Itoa(uid)), true
+}
+
+// enter makes the folder if need be, and examines it. That is one system call as a
+// rule, made every time, since a folder may be replaced.
+func (f *folder) enter() (*place, error) {
+	fi, err := f.stat()
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = f.make(); err == nil {
+			fi, err = f.stat()
+		}
+	}
+	if err != nil {
+		return nil, &driver.RefusedError{Reason: "file: the folder " + f.path + " cannot be used: name another (file:///folder)", Err: err}
+	}
+	p := &place{path: f.path, mode: f.mode, id: identify(fi)}
+	perm := fi.Mode().Perm()
+	switch {
+	case !fi.IsDir():
+		return nil, refuse("%s is no folder but %s: remove it, or name another folder (file:///folder)", f.path, kind(fi.Mode()))
+	case f.private && !p.id.mine():
+		return nil, refuse("%s belongs to user %d, and this process is user %d: name a folder of its own (file:///folder), or chown that one", f.path, p.id.uid, os.Geteuid())
+	case f.private && p.id.known && perm&0o022 != 0:
+		return nil, refuse("%s can be written by others (mode %#o): chmod 700 it, or name a folder that is meant to be shared (file:///folder)", f.path, uint32(perm))
+	}
+	p.shared = p.id.known && perm&0o022 != 0
+	if p.mode == 0 {
+		p.mode = defaultMode(perm)
+	}
+	return p, nil
+}
+
+// defaultMode gives who may write in a folder of this mode a share in its locks.
+func defaultMode(perm fs.FileMode) fs.FileMode {
+	mode := fs.FileMode(0o600)
+	if perm&0o020 != 0 {
+		mode |= 0o060
+	}
+	if perm&0o002 != 0 {
+		mode |= 0o006
+	}
+	return mode
+}
+
+// stat follows a symbolic link only where the user named the folder.
+func (f *folder) stat() (fs.FileInfo, error) {
+	if f.private {
+		return os.Lstat(f.path)
+	}
+	return os.Stat(f.path)
+}
+
+// make makes the folder, for those who are to share its files.
+func (f *folder) make() error {
+	parents, mode := fs.FileMode(0o755), fs.FileMode(0o700)
+	if f.private {
+		parents = 0o700
+	}
+	if f.mode&0o060 != 0 {
+		mode |= 0o070 | fs.ModeSetgid
+	}
+	if f.mode&0o006 != 0 {
+		mode |= 0o007 | fs.ModeSticky
+	}
+	if err := os.MkdirAll(filepath.Dir(f.path), parents); err != nil {
+		return err
+	}
+	if err := os.Mkdir(f.path, mode.Perm()); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return nil
+		}
+		return err
+	}
+	if mode == 0o700 {
+		return nil
+	}
+	return os.Chmod(f.path, mode) // whatever the umask
+}
+
+// open opens a file of the folder, and makes it if flag is os.O_RDWR: a regular file
+// that nobody else could slip in, and no symbolic link.
+//
+// It is made in a step of its own, as Linux forbids O_CREAT on other users' files in
+// shared folders (fs.protected_regular).
+func (p *place) open(path string, flag int) (*os.File, error) {
+	var err error
+	for range attempts {
+		var f *os.File
+		if f, err = os.OpenFile(path, flag|safely, 0); err == nil {
+			return p.vetted(f)
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && flag == os.O_RDWR:
+			f, err = p.create(path)
+			if err == nil {
+				return f, nil
+			}
+			if !errors.Is(err, fs.ErrExist) {
+				return nil, refused(err, path)
+			}
+		case errors.Is(err, fs.ErrPermission) && p.shared:
+			time.Sleep(time.Millisecond) // whoever made it may be about to open it to others
+		default:
+			return nil, refused(err, path)
+		}
+	}
+	return nil, refused(err, path)
+}
+
+// vetted closes f unless it is safe to use.
+func (p *place) vetted(f *os.File) (*os.File, error) {
+	err := p.vet(f)
+	if err != nil {
+		_ = f.Close() // it was not written to
+		return nil, err
+	}
+	return f, nil
+}
+
+func (p *place) vet(f *os.File) error {
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	id := identify(fi)
+	switch {
+	case !fi.Mode().IsRegular():
+		return refuse("%s is no regular file but %s: remove it", f.Name(), kind(fi.Mode()))
+	case id.links > 1:
+		return refuse("%s has another name too (a hard link): remove it", f.Name())
+	case id.known && !p.shared && !id.mine() && id.uid != p.id.uid && id.uid != 0:
+		return refuse("%s belongs to user %d, and its folder to user %d: remove it, or chown it", f.Name(), id.uid, p.id.uid)
+	}
+	return nil
+}
+
+// create makes a file for those who are to share it.
+func (p *place) create(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|safely, p.mode)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.hand(f); err != nil {
+		_ = f.Close() // the error above tells more
+		return nil, refused(err, path)
+	}
+	return f, nil
+}
+
+// refuse returns a refusal for as long as things are as they are.
+func refuse(format string, args ...any) error {
+	return &driver.RefusedError{Reason: "file: " + fmt.Sprintf(format, args...)}
+}
+
+// refused makes a refusal of an error that will not go away by itself.
+func refused(err error, path string) error {
+	what := ""
+	switch {
+	case errors.Is(err, driver.ErrRefused), errors.Is(err, driver.ErrHeld):
+		return err
+	case errors.Is(err, errDamaged):
+		return refuse("%s is damaged, and with it the counter of the key's tokens: if this machine's clock is right, remove that file", path)
+	case errors.Is(err, errLayout):
+		return refuse("%s was written by another release, in a layout that this one does not know: use the newer release", path)
+	case irregular(path) != "":
+		return refuse("%s is no regular file but %s: remove it", path, irregular(path))
+	case errors.Is(err, fs.ErrPermission):
+		what = "this user may not use " + path + ": name a folder of its own (file:///folder), or share this one (file:///folder?mode=0660)"
+	case errors.Is(err, errors.ErrUnsupported):
+		what = "the file system of " + path + " has no file locks: name a folder on a local disk (file:///folder)"
+	case errors.Is(err, errReadOnly):
+		what = path + " is on a read-only file system: name another folder (file:///folder)"
+	default:
+		return fmt.Errorf("file: %w", err)
+	}
+	return &driver.RefusedError{Reason: "file: " + what, Err: err}
+}
+
+// irregular names what is at path, if that is no regular file.
+func irregular(path string) string {
+	fi, err := os.Lstat(path)
+	if err != nil || fi.Mode().IsRegular() {
+		return ""
+	}
+	return kind(fi.Mode())
+}
+
+func kind(m fs.FileMode) string {
+	switch {
+	case m&fs.ModeSymlink != 0:
+		return "a symbolic link"
+	case m.IsDir():
+		return "a folder"
+	case m.IsRegular():
+		return "a regular file"
+	case m&fs.ModeNamedPipe != 0:
+		return "a named pipe"
+	}
+	return "a special file"
+}
+
+// paths are the files of one key.
+type paths struct {
+	lock  string // empty; the lock is on it
+	state string
+	gate  string // where the state cannot be its own gate
+}
+
+const (
+	lockSuffix  = ".lock"
+	stateSuffix = ".state"
+	gateSuffix  = ".gate"
+)
+
+func names(p *place, key string) paths {
+	return pathsOf(p, fileName(key))
+}
+
+func pathsOf(p *place, name string) paths {
+	base := filepath.Join(p.path, name)
+	return paths{lock: base + lockSuffix, state: base + stateSuffix, gate: base + gateSuffix}
+}
+
+// shown is how much of a key its files' names show.
+const shown = 40
+
+// fileName returns a safe name for any key: what can be shown of it, for people, and
+// 160 bits of its SHA-256, which tell keys apart also where a file system ignores case.
+func fileName(key string) string {
+	readable := []byte(key[:min(len(key), shown)])
+	for i, c := range readable {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '.' && i > 0:
+		default:
+			readable[i] = '_'
+		}
+	}
+	sum := sha256.Sum256([]byte(key))
+	hash := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20])
+	return string(readable) + "-" + strings.ToLower(hash)
+}

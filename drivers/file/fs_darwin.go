@@ -1,0 +1,26 @@
+package file
+
+import (
+	"strings"
+	"syscall"
+)
+
+// networkKind names the network file system that path is on; empty: none that is known.
+func networkKind(path string) string {
+	var st syscall.Statfs_t
+	if syscall.Statfs(path, &st) != nil {
+		return ""
+	}
+	var name strings.Builder
+	for _, c := range st.Fstypename {
+		if c == 0 {
+			break
+		}
+		name.WriteByte(byte(c))
+	}
+	switch name.String() {
+	case "nfs", "smbfs", "afpfs", "webdav", "ftp", "macfuse", "osxfuse":
+		return name.String()
+	}
+	return ""
+}

@@ -1,0 +1,131 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package file
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// looker stands where Lookup stands: behind the gate of key k, with its lock.
+func looker(t *testing.T, b *Backend) (leave func()) {
+	t.Helper()
+	p, err := b.folder.enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := names(p, "k")
+	state, err := p.open(n.state, os.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, err := enterGate(t.Context(), p, n, state, time.Minute)
+	if gate == nil || err != nil {
+		t.Fatalf("gate: %v, %v", gate, err)
+	}
+	l, err := p.openLock(n.lock, os.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := l.try(driver.Exclusive); !ok || err != nil {
+		t.Fatalf("lock: %t, %v", ok, err)
+	}
+	return func() {
+		l.close()
+		gate.unlock()
+		_ = state.Close() // it was only read
+	}
+}
+
+func TestWhoIsLookedAtIsNotRefused(t *testing.T) {
+	b := open(t, t.TempDir())
+	release(t, acquire(t, b, request("k")))
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		leave := looker(t, b)
+		time.AfterFunc(5*time.Millisecond, leave)
+		r := request("k")
+		r.Mode = mode
+		release(t, acquire(t, b, r))
+	}
+}
+
+func TestNobodyLooksWithoutTheGate(t *testing.T) {
+	b := open(t, t.TempDir())
+	release(t, acquire(t, b, request("k")))
+	leave := looker(t, b)
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.Lookup(t.Context(), "k")
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Errorf("a second look did not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+		leave()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A process may be stopped behind the gate. Others still get their verdict.
+func TestAStuckGateDelaysAVerdictAndNoMore(t *testing.T) {
+	b := open(t, t.TempDir())
+	release(t, acquire(t, b, request("k")))
+	l := acquire(t, b, request("k"))
+	state, err := os.Open(l.paths.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer state.Close() //nolint:errcheck // it was only read
+	gate := &lock{state}
+	if ok, err := gate.try(driver.Exclusive); !ok || err != nil {
+		t.Fatalf("gate: %t, %v", ok, err)
+	}
+	wantHeld(t, b, request("k"))
+	release(t, l)
+	release(t, acquire(t, b, request("k"))) // an exclusive holder needs no gate
+}
+
+// Whoever had the old file open when it was removed must not be a second holder.
+func TestARemovedLockFileLetsNobodyInTwice(t *testing.T) {
+	b := open(t, t.TempDir())
+	var inside atomic.Int32
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for granted := 0; granted < 200; {
+				lease, err := b.Acquire(t.Context(), request("k"))
+				if errors.Is(err, driver.ErrHeld) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				granted++
+				if inside.Add(1) != 1 {
+					t.Error("two holders")
+				}
+				l := lease.(*Lease)
+				inside.Add(-1)
+				if granted%2 == 0 { // the last act of a holder who cleans up
+					if err := os.Remove(l.paths.lock); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrLost) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

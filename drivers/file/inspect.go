@@ -1,0 +1,208 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// lookPatience is for how long a look waits for a key's gate.
+const lookPatience = 5 * time.Second
+
+// Lookup returns the state of key, by taking its lock for an instant, behind the
+// gate, so that no request is refused because of it. Of several shared holders only
+// one is named: the kernel alone knows all.
+func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	if err := b.usable(ctx); err != nil {
+		return nil, err
+	}
+	p, err := b.folder.enter()
+	if err != nil {
+		return nil, err
+	}
+	_, s, err := b.look(ctx, p, names(p, b.prefix+key))
+	if s != nil {
+		s.Key = key
+	}
+	return s, err
+}
+
+// List looks at every key of the folder.
+func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	if err := b.usable(ctx); err != nil {
+		return err
+	}
+	p, err := b.folder.enter()
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(p.path)
+	if err != nil {
+		return refused(err, p.path)
+	}
+	for _, entry := range entries {
+		name, ok := strings.CutSuffix(entry.Name(), stateSuffix)
+		if !ok {
+			continue
+		}
+		if err := b.usable(ctx); err != nil {
+			return err
+		}
+		full, s, err := b.look(ctx, p, pathsOf(p, name))
+		if err != nil {
+			return err
+		}
+		key, ok := strings.CutPrefix(full, b.prefix)
+		if !ok || !strings.HasPrefix(key, prefix) || len(s.Holders) == 0 {
+			continue
+		}
+		if s.Key = key; !yield(s) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// look returns the full key that is written in the state, and the state.
+func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.State, error) {
+	state, err := p.open(n.state, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", &driver.State{}, nil // nobody ever had it
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	defer state.Close() //nolint:errcheck // it was only read
+	gate, err := enterGate(ctx, p, n, state, lookPatience)
+	if err != nil {
+		return "", nil, err
+	}
+	if gate == nil {
+		return "", nil, fmt.Errorf("file: %s: another process is stopped while it uses it", n.state)
+	}
+	defer gate.unlock()
+	mode, held, err := probe(p, n.lock)
+	if err != nil {
+		return "", nil, err
+	}
+	s := &driver.State{}
+	r := read(state).latest()
+	if r == nil {
+		r = &record{}
+	}
+	s.Fence = r.fence
+	if held {
+		s.Mode = mode
+		h := driver.Holder{}
+		if r.held && r.mode == mode {
+			h = driver.Holder{Owner: r.owner, Fence: r.fence, Since: time.UnixMicro(r.since), Address: "pid " + strconv.Itoa(r.pid)}
+		}
+		s.Holders = []driver.Holder{h}
+	}
+	return r.key, s, nil
+}
+
+// probe takes the lock to see who lets it.
+func probe(p *place, path string) (mode driver.Mode, held bool, err error) {
+	l, err := p.openLock(path, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	defer l.close()
+	for _, m := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		ok, err := l.try(m)
+		if err != nil {
+			return 0, false, refused(err, path)
+		}
+		if ok {
+			l.unlock()
+			return driver.Shared, m == driver.Shared, nil
+		}
+	}
+	return driver.Exclusive, true, nil
+}
+
+// Check examines the folder: whether locks exclude there at all, and who else can
+// interfere.
+func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
+	if err := b.usable(ctx); err != nil {
+		return nil, err
+	}
+	p, err := b.folder.enter()
+	var no *driver.RefusedError
+	if errors.As(err, &no) {
+		return []driver.Finding{{Severity: driver.Unsafe, What: no.Error()}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	fi, err := os.Stat(p.path)
+	if err != nil {
+		return nil, fmt.Errorf("file: %w", err)
+	}
+	var found []driver.Finding
+	add := func(s driver.Severity, fix, format string, args ...any) {
+		found = append(found, driver.Finding{Severity: s, What: fmt.Sprintf(format, args...), Fix: fix})
+	}
+	if kind := networkKind(p.path); kind != "" {
+		add(driver.Unsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
+	}
+	if err := tryOut(p.path); err != nil {
+		add(driver.Unsafe, "name a folder that this user can write, on a local disk", "%v", err)
+	}
+	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
+		add(driver.Warning, "chmod +t "+p.path, "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
+	}
+	if p.id.known && !p.id.mine() && p.id.uid != 0 {
+		add(driver.Warning, "use a folder of root's, or of this user's", "%s belongs to another user, %d, who can remove lock files", p.path, p.id.uid)
+	}
+	if b.folder.fallback {
+		add(driver.Note, "name the folder (file:///folder) where jobs with and without a home are to exclude each other", "HOME is not set, so that %s is used: a process of this user with a HOME uses another folder", p.path)
+	}
+	if b.boot == "" {
+		add(driver.Note, "", "this system does not tell its restarts: every grant waits for the disk")
+	}
+	return found, nil
+}
+
+// tryOut makes a file, and checks that two locks on it exclude each other.
+func tryOut(path string) error {
+	f, err := os.CreateTemp(path, ".check-*")
+	if err != nil {
+		return fmt.Errorf("no file can be made: %w", err)
+	}
+	name := f.Name()
+	defer os.Remove(name) //nolint:errcheck // nothing can be done about it
+	if err := f.Close(); err != nil {
+		return err
+	}
+	p := &place{path: path, mode: 0o600, id: identity{}}
+	n := pathsOf(p, strings.TrimPrefix(name, path+string(filepath.Separator)))
+	defer os.Remove(n.lock) //nolint:errcheck // nothing can be done about it
+	for _, want := range []bool{true, false} {
+		l, err := p.openLock(n.lock, os.O_RDWR)
+		if err != nil {
+			return err
+		}
+		defer l.close()
+		ok, err := l.try(driver.Exclusive)
+		if err != nil {
+			return fmt.Errorf("no lock can be taken: %w", err)
+		}
+		if ok != want {
+			return errors.New("two locks on one file do not exclude each other")
+		}
+	}
+	return nil
+}

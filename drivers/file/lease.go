@@ -1,0 +1,164 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Lease is what Acquire returns. It has two descriptors open, that of the lock file
+// and that of the key's state, both closed on exec.
+type Lease struct {
+	backend *Backend
+	place   *place
+	paths   paths
+	mode    driver.Mode
+	grant   driver.Grant
+
+	mu    sync.Mutex
+	lock  *lock
+	state *os.File
+	over  bool
+}
+
+var _ driver.Lease = (*Lease)(nil)
+
+// sharedPatience is for how long a shared holder waits for its token, which
+// others take at the same time.
+const sharedPatience = 5 * time.Second
+
+// begin gives the holder of l.lock its token and writes down who it is.
+func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
+	var err error
+	if l.state, err = l.place.open(l.paths.state, os.O_RDWR); err != nil {
+		return err
+	}
+	if l.mode == driver.Shared { // an exclusive holder is alone
+		gate, err := enterGate(ctx, l.place, l.paths, l.state, sharedPatience)
+		if err != nil {
+			return err
+		}
+		if gate == nil {
+			return errors.New("file: " + l.paths.state + ": another process is stopped while it takes a token")
+		}
+		defer gate.unlock()
+	}
+	now := time.Now()
+	fence, fresh, err := issue(l.state, &record{
+		held: true, mode: l.mode, since: now.UnixMicro(), pid: os.Getpid(),
+		boot: l.backend.boot, owner: req.Owner, key: l.backend.prefix + req.Key,
+	}, req.FenceFloor, now)
+	if err == nil && fresh {
+		err = syncFolder(l.place.path) // the file has to be found after a crash, too
+	}
+	if err != nil {
+		return err
+	}
+	l.grant = driver.Grant{Fence: fence, Clock: now.Round(0), Server: l.backend.boot, Lost: l.backend.lost}
+	return nil
+}
+
+// Grant returns the grant. Expires is zero: the lease ends with its process, or with
+// the last that has its descriptor. Lost is closed when the backend is.
+func (l *Lease) Grant() driver.Grant { return l.grant }
+
+// Renew reports whether the lease still stands, and extends nothing, as it has no end.
+// ErrLost: it was released or detached, or the lock file was removed or replaced, so
+// that it excludes nobody any more.
+func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	if err := l.backend.Info().CheckTTL(r.TTL); err != nil {
+		return driver.Grant{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return driver.Grant{}, driver.ErrLost
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, err
+	}
+	if !l.lock.current(l.paths.lock) {
+		return driver.Grant{}, driver.ErrLost
+	}
+	return l.grant, nil
+}
+
+// Release frees the lock for everybody, also where other processes have inherited its
+// descriptor: to leave it to them call Detach instead. ErrLost says that the lock file
+// was removed or replaced under the lease. It does not depend on ctx, and takes
+// microseconds.
+func (l *Lease) Release(context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return nil
+	}
+	l.over = true
+	l.backend.forget(l)
+	if !l.lock.current(l.paths.lock) {
+		l.drop()
+		return driver.ErrLost
+	}
+	l.sign()
+	l.drop()
+	return nil
+}
+
+// sign writes down that this holder has gone, so that nobody is told that it still
+// holds the lock. That is information for people: an error here changes nothing.
+func (l *Lease) sign() {
+	if l.mode == driver.Shared {
+		gate, err := enterGate(context.Background(), l.place, l.paths, l.state, gatePatience)
+		if gate == nil || err != nil {
+			return
+		}
+		defer gate.unlock()
+	}
+	clearHolder(l.state, l.grant.Fence)
+}
+
+// drop unlocks and closes. The state is closed last: its closing wakes who waits.
+func (l *Lease) drop() {
+	l.lock.unlock()
+	l.lock.close()
+	if l.state != nil {
+		_ = l.state.Close() // nothing is buffered
+	}
+}
+
+// File returns the open lock file, to be inherited by a command (in
+// exec.Cmd.ExtraFiles): while any process has it open, the key is held. It is valid
+// until the lease is released or detached. Do not close it. It is nil after that, and
+// on Windows and other systems without flock(2).
+func (l *Lease) File() *os.File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return nil
+	}
+	return l.lock.file()
+}
+
+// Detach closes the lease's own descriptors and does not unlock: the key is free when
+// the last process that inherited File's descriptor has exited, at once if there is
+// none. The lease is over; Release then returns nil. Where there is no flock(2)
+// Detach is Release.
+func (l *Lease) Detach() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return nil
+	}
+	l.over = true
+	l.backend.forget(l)
+	if l.lock.file() == nil {
+		l.drop()
+		return nil
+	}
+	l.lock.close()
+	return l.state.Close()
+}

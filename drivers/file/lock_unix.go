@@ -1,0 +1,117 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package file
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// safely is added to every open: no symbolic link is followed, and a named pipe that
+// somebody put there cannot block us.
+const safely = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+
+var errReadOnly error = syscall.EROFS
+
+// lock is a file with a lock of flock(2), which belongs to its open file description: two
+// of them exclude each other in one process, too, and those who inherit it share it.
+type lock struct{ f *os.File }
+
+func (p *place) openLock(path string, flag int) (*lock, error) {
+	f, err := p.open(path, flag)
+	if err != nil {
+		return nil, err
+	}
+	return &lock{f}, nil
+}
+
+// gate is the lock on the state itself.
+func (p *place) gate(_ paths, state *os.File) (*lock, error) { return &lock{state}, nil }
+
+// try takes the lock if it is free.
+func (l *lock) try(mode driver.Mode) (bool, error) {
+	how := syscall.LOCK_EX
+	if mode == driver.Shared {
+		how = syscall.LOCK_SH
+	}
+	err := l.flock(how | syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// unlock frees the lock for all who share the description: a child between fork and
+// exec has a copy of it for a moment, and must not keep the lock.
+func (l *lock) unlock() { _ = l.flock(syscall.LOCK_UN) } // it can fail on a bad descriptor alone
+
+func (l *lock) flock(how int) error {
+	for {
+		err := syscall.Flock(int(l.f.Fd()), how)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, syscall.EINTR) {
+			return &fs.PathError{Op: "flock", Path: l.f.Name(), Err: err}
+		}
+	}
+}
+
+func (l *lock) close()         { _ = l.f.Close() } // nothing was written to it
+func (l *lock) file() *os.File { return l.f }
+
+// current reports whether path still names this very file. If not, others lock another
+// one.
+func (l *lock) current(path string) bool {
+	mine, err := l.f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(mine, there)
+}
+
+// identity is whose a file is.
+type identity struct {
+	uid, gid int
+	links    uint64
+	known    bool
+}
+
+func identify(fi fs.FileInfo) identity {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return identity{}
+	}
+	return identity{uid: int(st.Uid), gid: int(st.Gid), links: uint64(st.Nlink), known: true} //nolint:unconvert // its type differs by system
+}
+
+func (id identity) mine() bool { return !id.known || id.uid == os.Geteuid() }
+
+// hand makes a new file accessible to those who are to share it, whatever the umask: to
+// the folder's owner, if root made it (with sudo, say), and to the folder's group.
+func (p *place) hand(f *os.File) error {
+	if !p.shared && os.Geteuid() == 0 && p.id.uid != 0 {
+		if err := f.Chown(p.id.uid, p.id.gid); err != nil {
+			return err
+		}
+	}
+	if p.mode&0o060 != 0 {
+		_ = f.Chown(-1, p.id.gid) // may not be allowed; then the group is our own
+	}
+	return f.Chmod(p.mode)
+}
+
+// syncFolder makes the names of new files last.
+func syncFolder(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close() //nolint:errcheck // it was only synced
+	return d.Sync()
+}

@@ -1,0 +1,491 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package file
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+)
+
+// The test binary is its own helper: it is started again with a role.
+
+const roleEnv = "DLOCK_FILE_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		if err := play(role, os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, role+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func play(role string, args []string) error {
+	if role == "idle" { // a command that inherited a descriptor
+		return announce("idle", io.Discard)
+	}
+	if uid, ok := os.LookupEnv("DLOCK_FILE_TEST_UID"); ok {
+		id, _ := strconv.Atoi(uid)
+		if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(id), syscall.Setuid(id)); err != nil {
+			return err
+		}
+	}
+	b, err := New(&Options{Folder: args[0]})
+	if err != nil {
+		return err
+	}
+	switch role {
+	case "hold": // until stdin ends
+		l, err := b.Acquire(context.Background(), request("k"))
+		if err != nil {
+			return err
+		}
+		if err := announce(fmt.Sprint(l.Grant().Fence), io.Discard); err != nil {
+			return err
+		}
+		return l.Release(context.Background())
+	case "bequeath": // the lock to a command that runs until stdin ends, and detach
+		l, err := b.Acquire(context.Background(), request("k"))
+		if err != nil {
+			return err
+		}
+		cmd := helper("idle", args[0])
+		cmd.ExtraFiles = []*os.File{l.(*Lease).File()}
+		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		if len(args) > 1 { // to be killed; stdin is the command's
+			never := make(chan os.Signal, 1)
+			signal.Notify(never, syscall.SIGUSR2)
+			<-never
+		}
+		return l.(*Lease).Detach()
+	case "count":
+		return count(b, args[0], args[1])
+	case "share":
+		return share(b, args[1])
+	}
+	return fmt.Errorf("unknown role %q", role)
+}
+
+// announce prints a line, and returns when stdin has ended.
+func announce(line string, w io.Writer) error {
+	fmt.Println(line)
+	_, err := io.Copy(w, os.Stdin)
+	return err
+}
+
+// count adds one to a number in a file that nothing else protects, and notes its tokens.
+func count(b *Backend, folder, times string) error {
+	n, err := strconv.Atoi(times)
+	if err != nil {
+		return err
+	}
+	for range n {
+		l, err := lockSoon(b, request("k"))
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(folder, "number")
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		number, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, fmt.Appendln(nil, number+1), 0o600); err != nil {
+			return err
+		}
+		log, err := os.OpenFile(filepath.Join(folder, "tokens"), os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(log, l.Grant().Fence)
+		if err := errors.Join(log.Close(), l.Release(context.Background())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func share(b *Backend, times string) error {
+	n, err := strconv.Atoi(times)
+	if err != nil {
+		return err
+	}
+	for range n {
+		l, err := lockSoon(b, request("k", shared))
+		if err != nil {
+			return err
+		}
+		fmt.Println(l.Grant().Fence)
+		if err := l.Release(context.Background()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lockSoon polls as dlock does, with a signal where there is one.
+func lockSoon(b *Backend, r *driver.Request) (driver.Lease, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var freed <-chan struct{}
+	w, watches := any(b).(driver.Watcher)
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		l, err := b.Acquire(ctx, r)
+		if !errors.Is(err, driver.ErrHeld) {
+			return l, err
+		}
+		if watches && freed == nil {
+			if freed, err = w.Watch(ctx, r.Key); err == nil {
+				continue
+			}
+			watches = false
+		}
+		if freed != nil {
+			pause = time.Second
+		}
+		select {
+		case <-freed:
+		case <-time.After(pause/2 + rand.N(pause)):
+		}
+	}
+}
+
+func helper(role string, args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), roleEnv+"="+role)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// process is a helper that has announced itself.
+type process struct {
+	*exec.Cmd
+	line string
+	in   io.WriteCloser
+	out  io.ReadCloser
+}
+
+// begin starts a helper and waits for its first line.
+func begin(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()            // ends a command that it has left behind
+		_ = cmd.Process.Kill()    // it may have ended
+		_, _ = cmd.Process.Wait() // it may have been waited for
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the helper said nothing: %v", err)
+	}
+	return &process{cmd, strings.TrimSpace(line), in, out}
+}
+
+func (p *process) kill(t *testing.T) {
+	t.Helper()
+	if err := p.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Process.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *process) fence(t *testing.T) uint64 {
+	t.Helper()
+	f, err := strconv.ParseUint(p.line, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestAKilledHolderFreesAtOnce(t *testing.T) {
+	b := open(t, t.TempDir())
+	p := begin(t, helper("hold", b.folder.path))
+	h := wantHeld(t, b, request("k"))
+	if !strings.HasPrefix(h.Holder, fmt.Sprintf("web-4/%d/", p.Process.Pid)) {
+		t.Errorf("holder %q, want process %d", h.Holder, p.Process.Pid)
+	}
+	if st, err := b.Lookup(t.Context(), "k"); err != nil || len(st.Holders) != 1 || st.Holders[0].Address != fmt.Sprint("pid ", p.Process.Pid) {
+		t.Errorf("state %+v, %v", st, err)
+	}
+	p.kill(t)
+	if st, err := b.Lookup(t.Context(), "k"); err != nil || len(st.Holders) != 0 {
+		t.Errorf("state of a key whose holder was killed: %+v, %v", st, err)
+	}
+	l := acquire(t, b, request("k"))
+	if l.Grant().Fence <= p.fence(t) {
+		t.Errorf("token %d after %d", l.Grant().Fence, p.fence(t))
+	}
+}
+
+func TestAStoppedHolderStaysTheHolder(t *testing.T) {
+	b := open(t, t.TempDir())
+	p := begin(t, helper("hold", b.folder.path))
+	if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	wantHeld(t, b, request("k"))
+	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	release(t, acquire(t, b, request("k")))
+}
+
+// The descriptor that a command inherited keeps the lock, whatever becomes of the holder.
+func TestAnInheritedDescriptorKeepsTheLock(t *testing.T) {
+	for name, args := range map[string][]string{
+		"holder detached": nil,
+		"holder killed":   {"die"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := open(t, t.TempDir())
+			p := begin(t, helper("bequeath", append([]string{b.folder.path}, args...)...))
+			if p.line != "idle" {
+				t.Fatalf("the command said %q", p.line)
+			}
+			if args != nil {
+				p.kill(t)
+			} else if _, err := p.Process.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			wantHeld(t, b, request("k"))
+			wantHeld(t, b, request("k", shared))
+			if err := p.in.Close(); err != nil { // the command ends
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, p.out); err != nil { // and has closed all it had
+				t.Fatal(err)
+			}
+			eventually(t, func() bool {
+				l, err := b.Acquire(t.Context(), request("k"))
+				if err != nil && !errors.Is(err, driver.ErrHeld) {
+					t.Fatal(err)
+				}
+				return l != nil
+			})
+		})
+	}
+}
+
+// eventually is for what the kernel does soon after what can be waited for.
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	end := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(end) {
+			t.Fatal("it never came")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestReleaseFreesWhatWasInherited(t *testing.T) {
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	cmd := helper("idle", b.folder.path)
+	cmd.ExtraFiles = []*os.File{l.File()}
+	begin(t, cmd)
+	release(t, l)
+	release(t, acquire(t, b, request("k")))
+}
+
+// Other children inherit nothing: the descriptor is closed on exec.
+func TestOnlyWhoIsGivenTheDescriptorInherits(t *testing.T) {
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	begin(t, helper("idle", b.folder.path))
+	if err := l.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	if l.File() != nil {
+		t.Error("a detached lease has a file")
+	}
+	wantErr(t, "release after Detach", l.Release(t.Context()), nil)
+	wantErr(t, "a second Detach", l.Detach(), nil)
+	release(t, acquire(t, b, request("k")))
+}
+
+func TestFortyProcessesCountToTwoThousand(t *testing.T) {
+	processes, times := 40, 50
+	if testing.Short() {
+		processes, times = 8, 10
+	}
+	folder := t.TempDir()
+	for name, text := range map[string]string{"number": "0\n", "tokens": ""} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	var wg sync.WaitGroup
+	for range processes {
+		wg.Go(func() {
+			if err := helper("count", folder, strconv.Itoa(times)).Run(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d times %d in %v", processes, times, time.Since(began).Round(time.Millisecond))
+	text, err := os.ReadFile(filepath.Join(folder, "number"))
+	if err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(processes*times) {
+		t.Errorf("the number is %q, %v; want %d", text, err, processes*times)
+	}
+	tokens := readTokens(t, filepath.Join(folder, "tokens"))
+	if len(tokens) != processes*times || !rises(tokens) {
+		t.Errorf("%d tokens, rising: %t; want %d that rise in the order of the grants", len(tokens), rises(tokens), processes*times)
+	}
+}
+
+func readTokens(t *testing.T, path string) []uint64 {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parseTokens(t, string(text))
+}
+
+func parseTokens(t *testing.T, text string) (tokens []uint64) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		f, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens = append(tokens, f)
+	}
+	return tokens
+}
+
+func rises(tokens []uint64) bool {
+	for i := 1; i < len(tokens); i++ {
+		if tokens[i] <= tokens[i-1] {
+			return false
+		}
+	}
+	return true
+}
+
+func TestSharedTokensDifferAcrossProcesses(t *testing.T) {
+	folder := t.TempDir()
+	var all []uint64
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			out, err := helper("share", folder, "50").Output()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			tokens := parseTokens(t, string(out))
+			if !rises(tokens) {
+				t.Errorf("tokens of one process do not rise: %d", tokens)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, tokens...)
+		})
+	}
+	wg.Wait()
+	slices.Sort(all)
+	if n := len(slices.Compact(all)); n != 300 {
+		t.Errorf("%d different tokens, want 300", n)
+	}
+}
+
+// Two owners in turn, each of whom waits for the other's release.
+func BenchmarkHandoff(b *testing.B) {
+	folder := b.TempDir()
+	backends := []*Backend{open(b, folder), open(b, folder)}
+	held := acquire(b, backends[0], request("k"))
+	for i := 0; b.Loop(); i++ {
+		next := make(chan driver.Lease)
+		go func() {
+			l, err := lockSoon(backends[(i+1)%2], request("k"))
+			if err != nil {
+				b.Error(err)
+			}
+			next <- l
+		}()
+		b.StopTimer()
+		time.Sleep(2 * time.Millisecond) // it waits by now
+		b.StartTimer()
+		release(b, held)
+		held = (<-next).(*Lease)
+	}
+}
+
+// The whole way: an application waits for a holder in another process.
+func TestAnApplicationWaitsForAnotherProcess(t *testing.T) {
+	folder := t.TempDir()
+	locks, err := dlock.OpenURL("file://" + folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locks.Close() //nolint:errcheck // see TestCloseEndsAllLeases
+	p := begin(t, helper("hold", folder))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = locks.Lock(ctx, "k")
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("web-4/%d/", p.Process.Pid)) {
+		t.Errorf("a wait that timed out: %v; want the deadline and the holder", err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() { _ = p.in.Close() })
+	l, err := locks.Lock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Fence() <= p.fence(t) {
+		t.Errorf("token %d after %d", l.Fence(), p.fence(t))
+	}
+	if err := l.Unlock(); err != nil {
+		t.Error(err)
+	}
+}

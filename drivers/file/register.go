@@ -1,0 +1,5 @@
+package file
+
+import "github.com/redlock-go/redlock/dlock"
+
+func init() { dlock.Register("file", Driver{}) }

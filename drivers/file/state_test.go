@@ -1,0 +1,256 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+func TestARecordReadsBackAsItWasWritten(t *testing.T) {
+	for _, key := range []string{"k", " crc=00000000", "\x00\xff\n\"`%d", "ключ", strings.Repeat("\x00", driver.MaxKey), strings.Repeat("\u0085", driver.MaxKey/2)} {
+		r := record{seq: 7, fence: driver.MaxFence, limit: driver.MaxFence, confirmed: true, boot: "b 1", held: true, mode: driver.Shared, since: time.Now().UnixMicro(), pid: 1 << 22, owner: "web-4/2211/" + key[:1], key: key}
+		line := r.encode()
+		if len(line) > blockSize {
+			t.Fatalf("key %q: %d bytes do not fit a block", key, len(line))
+		}
+		got, err := decode(append(line, "rest of a longer one\n"...))
+		if err != nil || *got != r {
+			t.Errorf("key %q: read %+v, %v", key, got, err)
+		}
+		for i := range line {
+			damaged := append([]byte{}, line...)
+			damaged[i] ^= 0x40
+			if _, err := decode(damaged); err == nil {
+				t.Fatalf("key %q: damage of byte %d goes unnoticed", key, i)
+			}
+			if i > 0 {
+				if _, err := decode(line[:i]); !errors.Is(err, errDamaged) {
+					t.Fatalf("key %q: cut off at %d: %v", key, i, err)
+				}
+			}
+		}
+	}
+	long := record{owner: strings.Repeat("\x00", 9999), key: strings.Repeat("\x00", driver.MaxKey)}
+	if n := len(long.encode()); n > blockSize {
+		t.Errorf("%d bytes do not fit a block", n)
+	}
+}
+
+// disk is a state file on a machine that may go down, and under processes that may die.
+type disk struct {
+	cache, platter [2 * blockSize]byte
+	dirty          [2]bool
+	rng            *rand.Rand
+	left           int // how many writes and syncs the process lives for
+}
+
+var errCrash = errors.New("crash")
+
+func (d *disk) ReadAt(p []byte, off int64) (int, error) {
+	n := copy(p, d.cache[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (d *disk) WriteAt(p []byte, off int64) (int, error) {
+	if d.left--; d.left < 0 {
+		n := d.rng.IntN(len(p) + 1)
+		copy(d.cache[off:], p[:n])
+		d.dirty[off/blockSize] = true
+		return n, errCrash
+	}
+	d.dirty[off/blockSize] = true
+	return copy(d.cache[off:], p), nil
+}
+
+func (d *disk) Sync() error {
+	if d.left--; d.left < 0 {
+		return errCrash
+	}
+	d.platter, d.dirty = d.cache, [2]bool{}
+	return nil
+}
+
+// powerLoss leaves of each block that was not synced the old content, the new, or a
+// mixture of both.
+func (d *disk) powerLoss() {
+	for i, dirty := range d.dirty {
+		if !dirty {
+			continue
+		}
+		from, to := i*blockSize, (i+1)*blockSize
+		switch d.rng.IntN(3) {
+		case 0:
+			to = from
+		case 1:
+			to = from + d.rng.IntN(300)
+		}
+		copy(d.platter[from:to], d.cache[from:to])
+	}
+	d.cache, d.dirty = d.platter, [2]bool{}
+}
+
+// write-backs happen at any time, too.
+func (d *disk) writeBack() {
+	i := d.rng.IntN(2)
+	copy(d.platter[i*blockSize:(i+1)*blockSize], d.cache[i*blockSize:])
+	d.dirty[i] = false
+}
+
+func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
+	const seeds = 50
+	grants, crashes, losses := 0, 0, 0
+	for seed := range uint64(seeds) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		d := &disk{rng: rng}
+		tells := seed%5 != 0 // this system tells its restarts
+		boot := ""
+		restart := func() {
+			if tells {
+				boot = fmt.Sprint("boot ", rng.Uint64())
+			}
+		}
+		restart()
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		last := uint64(0)
+		for range 200 {
+			now = now.Add(time.Duration(rng.Int64N(int64(12*time.Second))) - 5*time.Second)
+			d.left = 1 << 30
+			if rng.IntN(4) == 0 {
+				d.left = rng.IntN(4)
+			}
+			fence, _, err := issue(d, &record{boot: boot, owner: "o/1", key: "k", held: true}, 0, now)
+			switch {
+			case err == nil:
+				if fence <= last {
+					t.Fatalf("seed %d: token %d after %d", seed, fence, last)
+				}
+				last = fence
+				grants++
+				if rng.IntN(2) == 0 {
+					clearHolder(d, fence)
+				}
+			case errors.Is(err, errCrash):
+				crashes++
+			default:
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			switch rng.IntN(8) {
+			case 0:
+				d.powerLoss()
+				losses++
+				restart()
+				now = now.Add(-time.Duration(rng.Int64N(int64(time.Hour)))) // no battery
+			case 1:
+				d.writeBack()
+			}
+		}
+	}
+	if grants < 100*seeds || crashes < 10*seeds || losses < 10*seeds {
+		t.Errorf("%d grants, %d crashes, %d power losses in %d runs: too few to show anything", grants, crashes, losses, seeds)
+	}
+	t.Logf("%d grants, %d crashes, %d power losses", grants, crashes, losses)
+}
+
+func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
+	now := time.Now()
+	past := now.Add(-24 * time.Hour) // the clock is no help
+	give := func(d *disk, at time.Time) (uint64, error) {
+		fence, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, at)
+		return fence, err
+	}
+	for grants := 1; grants < 6; grants++ {
+		for lost := range 2 {
+			for what, harm := range map[string]func(block []byte){
+				"garbled": func(b []byte) { copy(b[10:], "garbage") },
+				"zeroed":  func(b []byte) { clear(b) },
+			} {
+				d := &disk{left: 1 << 30}
+				var last uint64
+				for i := range grants {
+					last, _ = give(d, now.Add(time.Duration(i)*time.Second))
+				}
+				harm(d.cache[lost*blockSize : (lost+1)*blockSize])
+				for range 3 {
+					fence, err := give(d, past)
+					if err != nil || fence <= last {
+						t.Errorf("after %d grants, record %d %s: token %d after %d, %v", grants, lost, what, fence, last, err)
+					}
+					last = fence
+				}
+				copy(d.cache[10:], "garbage")
+				copy(d.cache[blockSize+10:], "garbage")
+				if fence, err := give(d, now); !errors.Is(err, errDamaged) {
+					t.Errorf("both garbled: token %d, %v; want a refusal", fence, err)
+				}
+			}
+		}
+	}
+}
+
+func TestAFirstWriteThatWasCutOffIsNoDamage(t *testing.T) {
+	d := &disk{rng: rand.New(rand.NewPCG(1, 1))}
+	copy(d.cache[:], "dlock1 seq=0 fen")
+	d.left = 1 << 30
+	if _, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, time.Now()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOnlyANewLimitWaitsForTheDisk(t *testing.T) {
+	d := &countingDisk{disk: disk{left: 1 << 30}}
+	now := time.Now()
+	for i := range 1000 {
+		if _, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, now.Add(time.Duration(i)*10*time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d.syncs != 1 {
+		t.Errorf("%d syncs in the ten seconds of one limit, want 1", d.syncs)
+	}
+	if _, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, now.Add(11*time.Second)); err != nil || d.syncs != 2 {
+		t.Errorf("%d syncs after it, want 2; %v", d.syncs, err)
+	}
+	if _, _, err := issue(d, &record{boot: "after a restart", owner: "o/1", key: "k"}, 0, now); err != nil || d.syncs != 3 {
+		t.Errorf("%d syncs after a restart, want 3; %v", d.syncs, err)
+	}
+}
+
+type countingDisk struct {
+	disk
+	syncs int
+}
+
+func (d *countingDisk) Sync() error {
+	d.syncs++
+	return d.disk.Sync()
+}
+
+func TestAnotherLayoutIsRefused(t *testing.T) {
+	d := &disk{left: 1 << 30}
+	r := record{seq: 1, fence: 9, boot: "b", owner: "o/1", key: "k"}
+	line := strings.Replace(string(r.encode()[:len(r.encode())-len(" crc=00000000\n")]), "dlock1 ", "dlock2 ", 1)
+	copy(d.cache[:], fmt.Sprintf("%s crc=%08x\n", line, crc32.ChecksumIEEE([]byte(line))))
+	_, _, err := issue(d, &r, 0, time.Now())
+	if !errors.Is(refused(err, "x.state"), driver.ErrRefused) || !strings.Contains(refused(err, "x.state").Error(), "newer release") {
+		t.Errorf("got %v, want a refusal", refused(err, "x.state"))
+	}
+}
+
+func TestTheLargestTokenIsTheLast(t *testing.T) {
+	d := &disk{left: 1 << 30}
+	first := record{seq: 1, fence: driver.MaxFence, limit: driver.MaxFence, boot: "b", owner: "o/1", key: "k"}
+	copy(d.cache[:], first.encode())
+	if fence, _, err := issue(d, &record{boot: "b"}, 0, time.Now()); err == nil {
+		t.Errorf("token %d after the largest", fence)
+	}
+}

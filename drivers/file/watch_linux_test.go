@@ -1,0 +1,156 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+func watch(t *testing.T, b *Backend, key string) <-chan struct{} {
+	t.Helper()
+	ch, err := b.Watch(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ch
+}
+
+// signalled waits for a value, for much longer than it takes.
+func signalled(t *testing.T, what string, ch <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ch:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s: no signal", what)
+	}
+}
+
+func TestWatchHearsOfAReleaseAnywhere(t *testing.T) {
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	ch := watch(t, b, "k")
+	release(t, l)
+	signalled(t, "a release by this backend", ch)
+
+	p := begin(t, helper("hold", b.folder.path))
+	ch = watch(t, b, "k")
+	if err := p.in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	signalled(t, "a release by another process", ch)
+	if err := p.Wait(); err != nil {
+		t.Fatal(err)
+	}
+
+	p = begin(t, helper("hold", b.folder.path))
+	ch = watch(t, b, "k")
+	p.kill(t)
+	signalled(t, "a holder's death", ch)
+	release(t, acquire(t, b, request("k")))
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	signalled(t, "the backend's end", ch)
+	_, err := b.Watch(t.Context(), "k")
+	wantErr(t, "watch after Close", err, driver.ErrClosed)
+}
+
+// Else a crowd that waits would wake itself for ever.
+func TestAnAttemptThatFailedIsNoSignal(t *testing.T) {
+	b := open(t, t.TempDir())
+	l := acquire(t, b, request("k"))
+	ch := watch(t, b, "k")
+	for range 20 {
+		wantHeld(t, b, request("k"))
+		wantHeld(t, b, request("k", shared))
+		if _, err := b.Lookup(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		watch(t, b, "k")
+	}
+	// Events come in order: the first one that is read here is that of another key.
+	other := acquire(t, b, request("other"))
+	mark := watch(t, b, "other")
+	release(t, other)
+	signalled(t, "another key's release", mark)
+	if len(ch) != 0 {
+		t.Error("a failed attempt was a signal")
+	}
+	release(t, l)
+	signalled(t, "the release", ch)
+}
+
+func TestNothingIsLeftOfAWatch(t *testing.T) {
+	b := open(t, t.TempDir())
+	goroutines, files := runtime.NumGoroutine(), descriptors(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	for _, key := range []string{"a", "a", "b", "c"} {
+		if _, err := b.Watch(ctx, key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := runtime.NumGoroutine(); n > goroutines+1 {
+		t.Errorf("%d goroutines for four watches", n-goroutines)
+	}
+	cancel()
+	eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines && descriptors(t) <= files })
+
+	// And it works once more.
+	l := acquire(t, b, request("a"))
+	ch := watch(t, b, "a")
+	release(t, l)
+	signalled(t, "a release after that", ch)
+}
+
+func TestNoDescriptorIsLeft(t *testing.T) {
+	b := open(t, t.TempDir())
+	release(t, acquire(t, b, request("k")))
+	files := descriptors(t)
+	for range 50 {
+		l := acquire(t, b, request("k"))
+		wantHeld(t, b, request("k"))
+		wantHeld(t, b, request("k", shared))
+		if _, err := b.Lookup(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		if n := descriptors(t); n > files+2 {
+			t.Fatalf("a lease has %d descriptors, want 2", n-files)
+		}
+		release(t, l)
+		s := acquire(t, b, request("k", shared))
+		if err := s.Detach(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := descriptors(t); n > files {
+		t.Errorf("%d descriptors are left", n-files)
+	}
+}
+
+// descriptors counts the open files, and not those of the test's helpers.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip("no /proc")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range entries {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && (strings.HasPrefix(target, "/") || strings.Contains(target, "inotify")) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,114 @@
+package goredis
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+)
+
+// lanes is how many calls are under way to one server: more callers share
+// pipelines.
+const lanes = 4
+
+// Options are the settings of a backend on a client of the application's. The zero
+// Options, and nil, are the defaults.
+type Options struct {
+	// Prefix goes before every key, and before the name of whatever else is stored.
+	Prefix string
+	// CallTimeout bounds one call to the server; zero means a second. Half of the TTL
+	// bounds it too.
+	CallTimeout time.Duration
+	// Grace is how much longer than its TTL a lock stays on the server, unless it is
+	// released; zero means the call timeout and a tenth of the TTL.
+	Grace time.Duration
+	// Event is told what happens in the background; it may be nil.
+	Event func(driver.Event)
+
+	_ struct{}
+}
+
+// A Backend keeps locks in Redis or Valkey through go-redis. It is safe for
+// concurrent use.
+type Backend struct{ *redisnode.Node }
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Watcher   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend on the application's own client, which it never closes. Its
+// retries are harmless: every script may be run twice by one attempt. Its timeouts
+// hold beside those of the backend, whichever is shorter; set ContextTimeoutEnabled
+// so that calls to a server that hangs end in time.
+//
+// A *redis.Ring is refused: its shards hold each other's locks no longer when one
+// leaves.
+func New(c redis.UniversalClient, o *Options) (*Backend, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	lib := &client{redis: c}
+	cfg := redisnode.Config{
+		Client: lib, Name: "redis", Addr: "redis", Prefix: o.Prefix,
+		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event, Lanes: lanes,
+	}
+	switch c := c.(type) {
+	case nil:
+		return nil, driver.Invalid("client", "is nil")
+	case *redis.Ring:
+		return nil, driver.Invalid("client", "a redis.Ring moves keys when a shard leaves, and with them the locks: use a Client or a ClusterClient")
+	case *redis.Client:
+		if c == nil {
+			return nil, driver.Invalid("client", "is nil")
+		}
+		opt := c.Options()
+		cfg.Addr = address(opt)
+		cfg.Failover = opt.Addr == "FailoverClient"
+		lib.once = opt.MaxRetries <= 0
+		cfg.Lanes, cfg.Direct = min(cfg.Lanes, max(opt.PoolSize, 1)), opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+	case *redis.ClusterClient:
+		if c == nil {
+			return nil, driver.Invalid("client", "is nil")
+		}
+		opt := c.Options()
+		cfg.Addr = scheme(opt.TLSConfig != nil) + strings.Join(opt.Addrs, ",")
+		cfg.Cluster, cfg.Failover = true, true
+		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
+		cfg.Lanes, cfg.Direct = min(cfg.Lanes, max(opt.PoolSize, 1)), opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+	}
+	node, err := redisnode.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Backend{node}, nil
+}
+
+func scheme(tls bool) string {
+	if tls {
+		return "rediss://"
+	}
+	return "redis://"
+}
+
+// address names a client's server without its password.
+func address(opt *redis.Options) string {
+	if opt.Network == "unix" {
+		s := "redis+unix://" + opt.Addr
+		if opt.DB != 0 {
+			s += "?db=" + strconv.Itoa(opt.DB)
+		}
+		return s
+	}
+	addr := opt.Addr
+	if addr == "FailoverClient" {
+		addr = "sentinel"
+	}
+	return scheme(opt.TLSConfig != nil) + addr + "/" + strconv.Itoa(opt.DB)
+}

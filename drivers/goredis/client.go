@@ -1,0 +1,215 @@
+package goredis
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+)
+
+// client is go-redis as redisnode wants it.
+type client struct {
+	redis redis.UniversalClient
+	once  bool // it tries nothing twice: an error of dialling says that nothing was sent
+	own   bool // Close closes it
+}
+
+var _ redisnode.Client = (*client)(nil)
+
+// Exec runs one call by itself and several as a pipeline.
+func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
+	if len(calls) == 1 {
+		c.finish(calls[0], send(ctx, c.redis, calls[0]))
+		return
+	}
+	pipe := c.redis.Pipeline()
+	cmds := make([]*redis.Cmd, len(calls))
+	for i, call := range calls {
+		cmds[i] = send(ctx, pipe, call)
+	}
+	_, _ = pipe.Exec(ctx) // every command has its own error
+	for i, call := range calls {
+		c.finish(call, cmds[i])
+	}
+}
+
+func send(ctx context.Context, to redis.Scripter, call *redisnode.Call) *redis.Cmd {
+	args := make([]any, len(call.Args))
+	for i, a := range call.Args {
+		args[i] = a
+	}
+	if call.Text != "" {
+		return to.Eval(ctx, call.Text, call.Keys, args...)
+	}
+	return to.EvalSha(ctx, call.SHA, call.Keys, args...)
+}
+
+func (c *client) finish(call *redisnode.Call, cmd *redis.Cmd) {
+	call.Reply, call.Err = cmd.Slice()
+	call.Err = c.translate(call.Err)
+}
+
+// translate tells error replies, and what was never sent, from the rest.
+func (c *client) translate(err error) error {
+	if err == nil {
+		return nil
+	}
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return redisnode.ServerError(reply.Error())
+	}
+	var op *net.OpError
+	if c.once && errors.As(err, &op) && op.Op == "dial" {
+		return redisnode.NotSent(err)
+	}
+	return err
+}
+
+// Each calls fn for every primary.
+func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Server) error) error {
+	switch r := c.redis.(type) {
+	case *redis.ClusterClient:
+		var one sync.Mutex
+		return c.translate(r.ForEachMaster(ctx, func(ctx context.Context, shard *redis.Client) error {
+			one.Lock()
+			defer one.Unlock()
+			return fn(ctx, &node{client: c, redis: shard, addr: address(shard.Options())})
+		}))
+	case *redis.Client:
+		return fn(ctx, &node{client: c, redis: r, addr: address(r.Options())})
+	}
+	return fn(ctx, &node{client: c, redis: c.redis, addr: "redis"})
+}
+
+// Close closes a client of our own.
+func (c *client) Close() error {
+	if !c.own {
+		return nil
+	}
+	return c.redis.Close()
+}
+
+// node is one server.
+type node struct {
+	client *client
+	redis  interface {
+		Do(ctx context.Context, args ...any) *redis.Cmd
+	}
+	addr string
+}
+
+func (n *node) Addr() string { return n.addr }
+
+func (n *node) Do(ctx context.Context, args ...string) (any, error) {
+	list := make([]any, len(args))
+	for i, a := range args {
+		list[i] = a
+	}
+	reply, err := n.redis.Do(ctx, list...).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil, nil
+	}
+	return flat(reply), n.client.translate(err)
+}
+
+// flat turns a map of RESP3 into the list that RESP2 would be.
+func flat(reply any) any {
+	m, ok := reply.(map[any]any)
+	if !ok {
+		return reply
+	}
+	list := make([]any, 0, 2*len(m))
+	for k, v := range m {
+		list = append(list, k, v)
+	}
+	return list
+}
+
+// quiet is how long a subscription may say nothing before it is asked whether it
+// still lives.
+const quiet = 5 * time.Second
+
+// Subscribe opens a subscription. go-redis would open it again after a break by
+// itself, but not say so: it is closed then, and redisnode opens another.
+func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []string) (redisnode.Subscription, error) {
+	s := &subscription{client: c, pubsub: c.redis.Subscribe(ctx), sink: sink, probe: channels[0]}
+	if err := s.pubsub.Subscribe(ctx, channels...); err != nil {
+		_ = s.pubsub.Close()
+		return nil, c.translate(err)
+	}
+	go s.receive()
+	return s, nil
+}
+
+type subscription struct {
+	client *client
+	pubsub *redis.PubSub
+	sink   redisnode.Sink
+
+	mu    sync.Mutex
+	probe string // the last channel that was added
+}
+
+// Add subscribes to channels.
+func (s *subscription) Add(ctx context.Context, channels ...string) error {
+	s.mu.Lock()
+	s.probe = channels[len(channels)-1]
+	s.mu.Unlock()
+	return s.broke(s.pubsub.Subscribe(ctx, channels...))
+}
+
+// Remove ends the subscription to channels.
+func (s *subscription) Remove(ctx context.Context, channels ...string) error {
+	return s.broke(s.pubsub.Unsubscribe(ctx, channels...))
+}
+
+// broke ends the subscription where a command could not be sent: receive sees that.
+func (s *subscription) broke(err error) error {
+	if err != nil {
+		s.Close()
+	}
+	return err
+}
+
+func (s *subscription) Close() { _ = s.pubsub.Close() }
+
+// receive reports until the connection breaks. A connection that says nothing is
+// asked by subscribing once more to a channel: that needs no right beside.
+func (s *subscription) receive() {
+	asked := false
+	for {
+		message, err := s.pubsub.ReceiveTimeout(context.Background(), quiet)
+		var slow net.Error
+		if errors.As(err, &slow) && slow.Timeout() && !asked {
+			s.mu.Lock()
+			probe := s.probe
+			s.mu.Unlock()
+			asked = true
+			ctx, cancel := context.WithTimeout(context.Background(), quiet)
+			err = s.pubsub.Subscribe(ctx, probe)
+			cancel()
+			if err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			s.Close()
+			s.sink.Broken(s.client.translate(err))
+			return
+		}
+		asked = false
+		switch m := message.(type) {
+		case *redis.Subscription:
+			if m.Kind == "subscribe" {
+				s.sink.Subscribed(m.Channel)
+			}
+		case *redis.Message:
+			s.sink.Message(m.Channel)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package redisnode
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// maxCleaning bounds the clean-ups under way; beyond it a key that may have been
+// left ends with its TTL.
+const maxCleaning = 4096
+
+// cleanUp undoes an attempt whose outcome is unknown, in the background and
+// detached from the caller's context: at once, which frees it for others if it did
+// take effect; and again when nothing of it can take effect any more, since
+// a release may overtake it on another connection. That is when its call has
+// returned with an answer, or after its not-after.
+func (n *Node) cleanUp(ctx context.Context, t *attempt) {
+	if n.cleaning.Add(1) > maxCleaning {
+		n.cleaning.Add(-1)
+		n.cfg.Event(driver.Event{Kind: driver.Degraded, Node: n.cfg.Addr, Key: t.key, Detail: "too many clean-ups are under way: a lock may stay until its TTL ends"})
+		return
+	}
+	n.wg.add()
+	go func() {
+		defer n.wg.done()
+		defer n.cleaning.Add(-1)
+		n.undo(context.WithoutCancel(ctx), t)
+	}()
+}
+
+func (n *Node) undo(ctx context.Context, t *attempt) {
+	value := t.owner + "|"
+	if !slices.ContainsFunc(t.late, doubt.answered) {
+		_, _ = n.release(ctx, t.key, value, 1)
+	}
+	most := time.Now().Add(2*n.cfg.CallTimeout + time.Second)
+	for _, d := range t.late { // each may be the last to take effect
+		d.settle(time.Until(most))
+	}
+	_, _ = n.release(ctx, t.key, value, releaseTries)
+}
+
+// answered reports whether the server has answered the call by now.
+func (d doubt) answered() bool {
+	select {
+	case <-d.call.done:
+		return d.call.Err == nil || !unknown(d.call.Err)
+	default:
+		return false
+	}
+}
+
+// settle returns when the call cannot take effect any more: it was answered, or the
+// server's clock has passed its not-after for certain. It is bounded by most, for a
+// server whose clock is set back meanwhile.
+func (d doubt) settle(most time.Duration) {
+	over := time.NewTimer(min(time.Until(d.process.clock.passed(d.notAfter)), most))
+	defer over.Stop()
+	select {
+	case <-d.call.done:
+		if !d.answered() {
+			<-over.C
+		}
+	case <-over.C:
+	}
+}

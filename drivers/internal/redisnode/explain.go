@@ -1,0 +1,147 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// isCode reports whether err is an error reply that begins with code.
+func isCode(err error, code string) bool {
+	var reply ServerError
+	return errors.As(err, &reply) && reply.code() == code
+}
+
+// code returns the first word of the reply.
+func (e ServerError) code() string {
+	code, _, _ := strings.Cut(string(e), " ")
+	return code
+}
+
+// soon is when to ask again a server that will not now.
+const soon = time.Second
+
+// explain puts an error into words: what is wrong with which server, and what to do.
+// Verdicts, and misuse, pass as they are.
+func (n *Node) explain(key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var refused *driver.RefusedError
+	if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) || errors.As(err, &refused) ||
+		errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrClosed) {
+		return err
+	}
+	var reply ServerError
+	if errors.As(err, &reply) {
+		return n.refusal(key, reply)
+	}
+	if n.closed.Load() {
+		return driver.ErrClosed
+	}
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("%s: %w", n.cfg.Addr, err)
+	}
+	var slow net.Error
+	if errors.As(err, &slow) && slow.Timeout() && !errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err) // the socket's deadline is the context's
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%s did not answer in time: %w", n.cfg.Addr, err)
+	}
+	return fmt.Errorf("%s cannot be reached: %w", n.cfg.Addr, err)
+}
+
+// refusal explains an error reply.
+func (n *Node) refusal(key string, e ServerError) error {
+	no := func(after time.Duration, format string, args ...any) error {
+		return &driver.RefusedError{RetryAfter: after, Reason: n.cfg.Addr + ": " + fmt.Sprintf(format, args...), Err: e}
+	}
+	today := time.Duration(0) // what a failover mends
+	if n.cfg.Failover {
+		today = soon
+	}
+	text := string(e)
+	switch e.code() {
+	case "WRONGPASS":
+		return no(0, "the server does not accept this user and password")
+	case "NOAUTH":
+		return no(0, "the server asks for a password")
+	case "NOPERM":
+		return no(0, "%s", n.permission(key, text))
+	case "READONLY":
+		return no(today, "this server is a read-only replica: connect to its primary")
+	case "OOM":
+		return no(soon, "the server is out of memory (maxmemory)")
+	case "LOADING":
+		return no(soon, "the server is loading its data")
+	case "MASTERDOWN":
+		return no(soon, "this server is a replica that has lost its primary")
+	case "BUSY":
+		return no(soon, "the server is busy with somebody's slow script")
+	case "MISCONF":
+		return no(soon, "the server refuses writes because it cannot save its data")
+	case "NOREPLICAS":
+		return no(soon, "the server refuses writes because too few replicas follow it")
+	case "CLUSTERDOWN":
+		return no(soon, "the Cluster is down")
+	case "TRYAGAIN":
+		return no(soon, "the Cluster is moving this slot")
+	case "MOVED", "ASK":
+		if n.cfg.Cluster {
+			return no(soon, "the Cluster has moved this slot")
+		}
+		return no(0, "this server is one node of a Cluster: use topology=cluster")
+	case "CROSSSLOT":
+		return no(0, "the Cluster sees the lock and its counter in different slots")
+	case "WRONGTYPE":
+		return no(0, "the key %q, or its counter %q, holds something that is no lock", n.names.lock(key), n.names.counter(key))
+	case "NOPROTO":
+		return no(0, "the server is too old: Redis 6.2 or Valkey 7.2 is needed")
+	}
+	switch {
+	case strings.Contains(text, "ACL failure") || strings.Contains(text, "No permissions") || strings.Contains(text, "can't run this command"):
+		return no(0, "%s", n.permission(key, text))
+	case strings.Contains(text, "AUTH") && strings.Contains(text, "without any password"), strings.Contains(text, "invalid password"):
+		return no(0, "the server does not accept this user and password")
+	case strings.Contains(text, "max number of clients"):
+		return no(soon, "the server has too many clients (maxclients)")
+	case strings.Contains(text, "DB index is out of range"):
+		return no(0, "the server has no such database")
+	}
+	return no(0, "the server refuses")
+}
+
+// permission says which right is missing.
+func (n *Node) permission(key, text string) string {
+	low := strings.ToLower(text)
+	switch {
+	case strings.Contains(low, "channel"):
+		return fmt.Sprintf("the user may not use the channel %q (allow &%s%s*)", n.names.channel(key), n.cfg.Prefix, layout)
+	case strings.Contains(low, "key"):
+		return fmt.Sprintf("the user may not use the keys %q and %q (allow ~%s*)", n.names.lock(key), n.names.counter(key), n.cfg.Prefix)
+	}
+	command := quoted(text)
+	if command == "" {
+		command = "of a script: time, set, get, pexpire, pttl, del or publish"
+	}
+	return fmt.Sprintf("the user may not run the command %s (needed are eval, evalsha, time, set, get, del, pexpire, pttl, publish, subscribe, unsubscribe; info is of use)", command)
+}
+
+// quoted returns what stands between the first quotes of an error reply.
+func quoted(text string) string {
+	_, rest, found := strings.Cut(text, "'")
+	if !found {
+		return ""
+	}
+	word, _, found := strings.Cut(rest, "'")
+	if !found || len(word) > 40 {
+		return ""
+	}
+	return word
+}

@@ -1,0 +1,300 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Lookup returns who holds key. A foreign lock's holder is its value as a whole.
+func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	switch {
+	case n.closed.Load():
+		return nil, driver.ErrClosed
+	case key == "" || len(n.cfg.Prefix)+len(key) > driver.MaxKey:
+		return nil, driver.Invalid("key", "is to have 1 to %d bytes", driver.MaxKey-len(n.cfg.Prefix))
+	}
+	s, err := n.lookup(ctx, key)
+	return s, n.explain(key, err)
+}
+
+func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
+	keys := []string{n.names.lock(key), n.names.counter(key)}
+	a, err := n.try(ctx, opLookup, keys, func(*process) []string { return []string{"0"} })
+	if err != nil {
+		return nil, err
+	}
+	now := a.learn(0)
+	counter, _ := number(a.reply, 1)
+	value, _ := text(a.reply, 2)
+	pttl, _ := number(a.reply, 3)
+	s := &driver.State{Key: key, Fence: uint64(max(counter, 0))}
+	if pttl == -2 || now.IsZero() {
+		return s, nil
+	}
+	h := driver.Holder{TTL: time.Duration(max(pttl, 0)) * time.Millisecond}
+	h.Owner, h.Fence = parse(value)
+	if h.Fence > 0 {
+		h.Since = time.UnixMicro(int64(h.Fence))
+	}
+	s.Holders = []driver.Holder{h}
+	return s, nil
+}
+
+// List yields the held locks under prefix: those that this package took, and, if
+// the backend has a prefix of its own, whatever else is a string with an end there.
+func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	if n.closed.Load() {
+		return driver.ErrClosed
+	}
+	errStop := errors.New("stop")
+	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+		return n.scan(ctx, s, prefix, func(key string) error {
+			state, err := n.lookup(ctx, key)
+			if err != nil {
+				if isCode(err, "WRONGTYPE") {
+					return nil
+				}
+				return err
+			}
+			if !n.isLock(state) || yield(state) {
+				return nil
+			}
+			return errStop
+		})
+	})
+	if errors.Is(err, errStop) {
+		return nil
+	}
+	return n.explain(prefix, err)
+}
+
+func (n *Node) isLock(s *driver.State) bool {
+	if len(s.Holders) == 0 {
+		return false
+	}
+	h := s.Holders[0]
+	return h.Fence > 0 || n.cfg.Prefix != "" && h.TTL > 0 && len(h.Owner) <= driver.MaxKey
+}
+
+// scan yields the keys of s under prefix, each once.
+func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(key string) error) error {
+	cursor, seen := "0", map[string]bool{}
+	for {
+		reply, err := s.Do(ctx, "SCAN", cursor, "MATCH", glob(n.cfg.Prefix+prefix)+"*", "COUNT", "1000", "TYPE", "string")
+		if err != nil {
+			return err
+		}
+		page, ok := reply.([]any)
+		if !ok || len(page) != 2 {
+			return errGarbled
+		}
+		cursor, _ = page[0].(string)
+		keys, _ := page[1].([]any)
+		for _, k := range keys {
+			name, _ := k.(string)
+			key, ours := strings.CutPrefix(name, n.cfg.Prefix)
+			if !ours || key == "" || reserved(key) || seen[key] {
+				continue
+			}
+			seen[key] = true
+			if err := yield(key); err != nil {
+				return err
+			}
+		}
+		if cursor == "0" || cursor == "" {
+			return nil
+		}
+	}
+}
+
+// glob escapes what SCAN's MATCH would take for a pattern.
+func glob(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(s)
+}
+
+// Break frees the lock, if its holder's token is fence, and wakes its waiters.
+func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
+	if n.closed.Load() {
+		return driver.ErrClosed
+	}
+	channel := n.names.channel(key)
+	a, err := n.try(ctx, opBreak, []string{n.names.lock(key)}, func(*process) []string {
+		return []string{"0", strconv.FormatUint(fence, 10), channel}
+	})
+	if err != nil {
+		return n.explain(key, err)
+	}
+	if code, _ := number(a.reply, 0); code != 1 {
+		return driver.ErrLost
+	}
+	return nil
+}
+
+// Bootstrap has nothing to do: there is no restart guard to bootstrap.
+func (n *Node) Bootstrap(context.Context) error { return nil }
+
+// Check examines the servers by INFO and CONFIG, as far as they are allowed.
+func (n *Node) Check(ctx context.Context) ([]driver.Finding, error) {
+	if n.closed.Load() {
+		return nil, driver.ErrClosed
+	}
+	var found []driver.Finding
+	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+		f, err := n.examine(ctx, s)
+		found = append(found, f...)
+		return err
+	})
+	if err != nil {
+		return nil, n.explain("", err)
+	}
+	slices.SortStableFunc(found, func(a, b driver.Finding) int { return int(b.Severity) - int(a.Severity) })
+	return found, nil
+}
+
+// examine examines one server. An error says that it cannot be reached.
+func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) {
+	var found []driver.Finding
+	add := func(sev driver.Severity, what, fix string) {
+		found = append(found, driver.Finding{Severity: sev, Node: s.Addr(), What: what, Fix: fix})
+	}
+	var refusal ServerError
+
+	sent := time.Now()
+	reply, err := s.Do(ctx, "TIME")
+	switch received := time.Now(); {
+	case errors.As(err, &refusal):
+		add(driver.Unsafe, "TIME is refused: "+refusal.Error(), "allow the command TIME: no lock can be taken without it")
+	case err != nil:
+		return nil, err
+	default:
+		add(clockFinding(reply, sent, received))
+	}
+
+	reply, err = s.Do(ctx, "INFO")
+	info, ok := reply.(string)
+	switch {
+	case errors.As(err, &refusal):
+		add(driver.Note, "INFO is refused: version, role and persistence are unknown", "allow the command INFO")
+	case err != nil:
+		return nil, err
+	case ok:
+		checkInfo(parseInfo(info), n.cfg.Cluster, add)
+	}
+
+	for _, c := range []struct {
+		name  string
+		judge func(value string, add addFinding)
+	}{
+		{"maxmemory-policy", judgePolicy}, {"appendonly", judgeAppendOnly}, {"appendfsync", judgeFsync},
+	} {
+		reply, err := s.Do(ctx, "CONFIG", "GET", c.name)
+		if errors.As(err, &refusal) {
+			add(driver.Note, "CONFIG is refused: "+c.name+" is unknown", "allow the command CONFIG GET, or check it by hand")
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if value, ok := configValue(reply); ok {
+			c.judge(value, add)
+		}
+	}
+	return found, nil
+}
+
+type addFinding = func(sev driver.Severity, what, fix string)
+
+// clockFinding compares the server's clock with ours.
+func clockFinding(reply any, sent, received time.Time) (driver.Severity, string, string) {
+	t, ok := reply.([]any)
+	if !ok || len(t) != 2 {
+		return driver.Note, "TIME answers in an unknown way", ""
+	}
+	s, _ := t[0].(string)
+	us, _ := t[1].(string)
+	sec, _ := strconv.ParseInt(s, 10, 64)
+	micro, _ := strconv.ParseInt(us, 10, 64)
+	middle := sent.Add(received.Sub(sent) / 2)
+	off := time.Unix(sec, micro*1000).Sub(middle.Round(0)).Round(time.Millisecond)
+	what := fmt.Sprintf("its clock is %v from ours, give or take %v", off, received.Sub(sent).Round(time.Microsecond)/2)
+	if off.Abs() > time.Second {
+		return driver.Warning, what, "run NTP on both: tokens of different servers are compared by their clocks"
+	}
+	return driver.Note, what, ""
+}
+
+func parseInfo(info string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+func checkInfo(info map[string]string, cluster bool, add addFinding) {
+	version, product := info["redis_version"], "Redis"
+	if v := info["valkey_version"]; v != "" {
+		version, product = v, "Valkey"
+	}
+	add(driver.Note, product+" "+version+", "+info["redis_mode"]+", "+info["role"], "")
+	if old(info["redis_version"]) {
+		add(driver.Unsafe, "the server is older than Redis 6.2: SET … GET is missing", "upgrade it")
+	}
+	if info["role"] == "slave" {
+		add(driver.Unsafe, "the server is a replica", "connect to its primary")
+	}
+	if info["cluster_enabled"] == "1" && !cluster {
+		add(driver.Unsafe, "the server is a node of a Cluster, and is used as a single instance", "use topology=cluster")
+	}
+	if info["role"] == "master" && info["connected_slaves"] != "" && info["connected_slaves"] != "0" {
+		add(driver.Warning, "the server has "+info["connected_slaves"]+" replicas: a failover may lose the last locks and counters", "use a quorum (redlock:) where that matters, and check tokens")
+	}
+	if info["rdb_last_bgsave_status"] == "err" || info["aof_last_write_status"] == "err" {
+		add(driver.Warning, "the server could not save its data lately", "look at its log and its disk")
+	}
+}
+
+// old reports whether version is under 6.2.
+func old(version string) bool {
+	a, rest, _ := strings.Cut(version, ".")
+	b, _, _ := strings.Cut(rest, ".")
+	major, err := strconv.Atoi(a)
+	minor, err2 := strconv.Atoi(b)
+	return err == nil && err2 == nil && (major < 6 || major == 6 && minor < 2)
+}
+
+func configValue(reply any) (string, bool) {
+	pair, ok := reply.([]any)
+	if !ok || len(pair) != 2 {
+		return "", false
+	}
+	value, ok := pair[1].(string)
+	return value, ok
+}
+
+func judgePolicy(value string, add addFinding) {
+	if value != "noeviction" {
+		add(driver.Unsafe, "maxmemory-policy is "+value+": the server may evict a lock that is held, or its counter", "set maxmemory-policy noeviction")
+	}
+}
+
+func judgeAppendOnly(value string, add addFinding) {
+	if value != "yes" {
+		add(driver.Warning, "appendonly is "+value+": a restart forgets the locks that are held", "set appendonly yes, or accept that a restart frees all locks at once")
+	}
+}
+
+func judgeFsync(value string, add addFinding) {
+	if value != "always" {
+		add(driver.Note, "appendfsync is "+value+": a crash of the machine forgets the last writes", "set appendfsync always where that matters")
+	}
+}

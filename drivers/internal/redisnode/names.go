@@ -1,0 +1,91 @@
+package redisnode
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// layout begins the name of whatever is stored beside the locks, after the prefix.
+// The number is the version of the layout, which is frozen: a release that stores
+// something else uses another.
+const layout = "redlock1:"
+
+// names makes the names of what belongs to a lock.
+type names struct{ prefix string }
+
+// lock returns the name of the lock itself: exactly what the user said.
+func (n names) lock(key string) string { return n.prefix + key }
+
+// counter returns the name of the lock's fencing counter.
+func (n names) counter(key string) string { return n.beside("fence", key) }
+
+// channel returns the name of the channel on which releases are announced.
+func (n names) channel(key string) string { return n.beside("free", key) }
+
+// beside returns a name that begins with the prefix, so that one ACL pattern covers
+// all, and hashes to the lock's slot, so that one script of a Cluster may use both.
+// Different locks have different names.
+func (n names) beside(kind, key string) string {
+	base, lock := n.prefix+layout+kind, n.prefix+key
+	switch {
+	case hashTag(lock) != lock:
+		return base + "::" + lock
+	case !strings.Contains(lock, "}"):
+		return base + ":{" + lock + "}"
+	}
+	// No tag can spell this one. A number that hashes to its slot stands in.
+	slot := Slot(lock)
+	for i := 0; ; i++ {
+		if tag := strconv.Itoa(i); Slot(tag) == slot {
+			return base + ":{" + tag + "}" + lock
+		}
+	}
+}
+
+// reserved reports whether key would collide with what stands beside locks.
+func reserved(key string) bool { return strings.HasPrefix(key, layout) }
+
+// checkPrefix refuses a prefix that leaves no way to name what stands beside a lock.
+func checkPrefix(prefix string) error {
+	if len(prefix) >= driver.MaxKey {
+		return driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for the key", len(prefix), driver.MaxKey)
+	}
+	if strings.Contains(prefix, "{") && hashTag(prefix) == prefix {
+		return driver.Invalid("prefix", "has a '{' without a whole hash tag such as {app}")
+	}
+	return nil
+}
+
+// hashTag returns the part of key that a Cluster hashes.
+func hashTag(key string) string {
+	_, rest, found := strings.Cut(key, "{")
+	if !found {
+		return key
+	}
+	tag, _, found := strings.Cut(rest, "}")
+	if !found || tag == "" {
+		return key
+	}
+	return tag
+}
+
+// Slots is the number of hash slots of a Cluster.
+const Slots = 16384
+
+// Slot returns the hash slot of key: CRC16 (XMODEM) of its tag.
+func Slot(key string) int {
+	var crc uint16
+	for _, c := range []byte(hashTag(key)) {
+		crc ^= uint16(c) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc % Slots)
+}

@@ -1,0 +1,327 @@
+// Package redisnode is what the drivers for Redis and Valkey share: the scripts and
+// how they are called, leases, server time, waiting, clean-up, the vocabulary of
+// their URLs, and errors in words. A client library stands behind Client.
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+const (
+	// DefaultCallTimeout bounds one call to the server, and is the not-after of what
+	// is sent to it.
+	DefaultCallTimeout = time.Second
+	// minCallTimeout is the least that a short TTL leaves for a call.
+	minCallTimeout = 50 * time.Millisecond
+
+	minTTL = 10 * time.Millisecond
+	maxTTL = 30 * 24 * time.Hour
+
+	// counterLife is how long a counter outlives its last use: after that the server's
+	// clock alone keeps the order.
+	counterLife = "86400000" // ms: one day
+
+	// releaseTries is how often a release is sent before it gives up, and releasePause
+	// the first pause between two: each is four times the one before, 850 ms in all.
+	// Some failures pass in no time: a client whose connections were cut just now.
+	releaseTries = 5
+	releasePause = 10 * time.Millisecond
+)
+
+// Config is what a Node is made of.
+type Config struct {
+	Client Client
+	Name   string // "redis", "valkey": which client library
+	Addr   string // for String: without any secret
+	Prefix string
+
+	CallTimeout time.Duration // zero: DefaultCallTimeout
+	Grace       time.Duration // zero: call timeout + TTL/10
+	Cluster     bool
+	Failover    bool // Sentinel or Cluster: a replica's refusal is of today
+	Lanes       int  // calls under way to one server, at most
+	Direct      bool // the client heeds deadlines
+	Event       func(driver.Event)
+}
+
+// A Node is a backend over one server, or over what behaves as one: a
+// primary behind Sentinel, a Cluster. It is safe for concurrent use.
+type Node struct {
+	cfg   Config
+	names names
+	fleet *fleet
+	hub   *hub
+
+	closed   atomic.Bool
+	ending   chan struct{} // closed by Close
+	wg       tracker
+	cleaning atomic.Int64
+	mute     sync.Once // says once that PUBLISH is refused
+}
+
+var (
+	_ driver.Backend   = (*Node)(nil)
+	_ driver.Watcher   = (*Node)(nil)
+	_ driver.Inspector = (*Node)(nil)
+	_ driver.Admin     = (*Node)(nil)
+)
+
+// New returns a node, or an *InvalidError. It does no I/O.
+func New(cfg Config) (*Node, error) {
+	if err := checkPrefix(cfg.Prefix); err != nil {
+		return nil, err
+	}
+	if cfg.CallTimeout == 0 {
+		cfg.CallTimeout = DefaultCallTimeout
+	}
+	if cfg.CallTimeout < driver.MinTTL {
+		return nil, driver.Invalid("CallTimeout", "%v is under %v", cfg.CallTimeout, driver.MinTTL)
+	}
+	if cfg.Grace < 0 {
+		return nil, driver.Invalid("Grace", "%v is negative", cfg.Grace)
+	}
+	if cfg.Event == nil {
+		cfg.Event = func(driver.Event) {}
+	}
+	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{})}
+	n.fleet = newFleet(cfg.Client, cfg.Lanes, cfg.Direct, cfg.Cluster, &n.wg)
+	n.hub = newHub(n)
+	return n, nil
+}
+
+// Info returns what the backend can do. MinTTL is 10 ms, MaxTTL 30 days.
+func (n *Node) Info() driver.Info {
+	return driver.Info{Name: n.cfg.Name, Features: driver.Fencing | driver.Node, MinTTL: minTTL, MaxTTL: maxTTL}
+}
+
+// String returns the server's address, without any secret.
+func (n *Node) String() string { return n.cfg.Addr }
+
+// Acquire makes one attempt. It never blocks for the lock: Watch and HeldError's
+// RetryAfter say when to ask again. It is bounded by ctx and by the call timeout, or
+// half of the TTL where that is less.
+func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := n.check(req); err != nil {
+		return nil, err
+	}
+	if n.closed.Load() {
+		return nil, driver.ErrClosed
+	}
+	t := &attempt{node: n, key: req.Key, owner: req.Owner}
+	l, err := t.acquire(ctx, req)
+	if err != nil && t.uncertain() {
+		n.cleanUp(ctx, t)
+	}
+	if err != nil {
+		return nil, n.explain(req.Key, err)
+	}
+	return l, nil
+}
+
+func (n *Node) check(req *driver.Request) error {
+	if err := n.Info().Check(n.cfg.Prefix, req); err != nil {
+		return err
+	}
+	switch {
+	case reserved(req.Key):
+		return driver.Invalid("key", "begins with %q, which is kept for what is stored beside locks", layout)
+	case strings.Contains(req.Owner, "|"):
+		return driver.Invalid("owner", "contains '|'")
+	case req.Join > driver.MaxFence:
+		return driver.Invalid("join", "%d is over the largest token, %d", req.Join, uint64(driver.MaxFence))
+	}
+	return nil
+}
+
+// timeout returns the bound of one call about a lock with this TTL.
+func (n *Node) timeout(ttl time.Duration) time.Duration {
+	return min(n.cfg.CallTimeout, max(ttl/2, minCallTimeout))
+}
+
+// px returns for how long the server keeps the key, in ms: the TTL that the client
+// sees and the grace, in which nobody else gets a lock that was not released.
+func (n *Node) px(ttl time.Duration, q *driver.Quorum) string {
+	grace := n.cfg.Grace
+	if q != nil && q.Grace > 0 {
+		grace = q.Grace
+	} else if grace == 0 {
+		grace = n.timeout(ttl) + ttl/10
+	}
+	return strconv.FormatInt(int64((ttl+grace+time.Millisecond-1)/time.Millisecond), 10)
+}
+
+// An attempt is one Acquire: what of it may have taken effect.
+type attempt struct {
+	node  *Node
+	key   string
+	owner string
+
+	last doubt   // the call that was sent last
+	late []doubt // those of which the outcome is not known
+}
+
+// A doubt is a call that may have taken effect, or may until its not-after.
+type doubt struct {
+	call     *Call
+	process  *process
+	notAfter int64 // by the process' clock, in µs
+}
+
+// uncertain reports whether something may have taken effect, or may yet.
+func (t *attempt) uncertain() bool { return len(t.late) > 0 }
+
+// acquire asks until there is a verdict: again after a refusal for lateness, which
+// taught the server's clock, and once more after a broken connection, since the
+// script is idempotent for one attempt.
+func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, error) {
+	n := t.node
+	o, floor, most := opAcquire, req.FenceFloor, n.px(req.TTL, req.Quorum)
+	if req.Join != 0 {
+		o, floor = opJoin, req.Join
+	}
+	keys := []string{n.names.lock(req.Key), n.names.counter(req.Key)}
+	proposal := strconv.FormatUint(floor, 10)
+
+	ctx, cancel := context.WithTimeout(ctx, n.timeout(req.TTL))
+	defer cancel()
+	deadline, _ := ctx.Deadline()
+	args := func(p *process) []string {
+		t.last.process, t.last.notAfter = p, p.clock.at(deadline)
+		return []string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, counterLife}
+	}
+	for again, late := false, false; ; {
+		a, err := n.fleet.run(ctx, o, keys, &t.last.call, args)
+		if err != nil {
+			if !unknown(err) {
+				return nil, err
+			}
+			t.late = append(t.late, t.last)
+			if again || ctx.Err() != nil {
+				return nil, err
+			}
+			again = true
+			continue
+		}
+		switch code, _ := number(a.reply, 0); code {
+		case 1:
+			return n.lease(t, req, a)
+		case 0:
+			return nil, held(a)
+		case -1:
+			a.learn(1)
+			if late {
+				return nil, errTooLate
+			}
+			late = true
+		case -2:
+			counter, _ := number(a.reply, 1)
+			return nil, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
+		default:
+			return nil, errGarbled
+		}
+	}
+}
+
+var (
+	errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
+	errGarbled = errors.New("the server answers in an unknown way")
+)
+
+// notAfter returns the local instant in microseconds of the process' clock.
+func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }
+
+// lease makes a lease of a grant: {1, token, TIME}.
+func (n *Node) lease(t *attempt, req *driver.Request, a *answer) (*Lease, error) {
+	fence, ok := number(a.reply, 1)
+	if !ok || fence <= 0 {
+		t.late = append(t.late, t.last)
+		return nil, errGarbled
+	}
+	l := &Lease{
+		node: n, key: req.Key, owner: req.Owner, quorum: req.Quorum,
+		late: t.late,
+	}
+	l.value = req.Owner + "|" + strconv.FormatInt(fence, 10)
+	l.grant = driver.Grant{
+		Expires: driver.Expires(a.sent, req.TTL),
+		Fence:   uint64(fence),
+		Clock:   a.learn(2),
+		Server:  a.process.run,
+	}
+	return l, nil
+}
+
+// held makes the verdict of {0, value, PTTL, TIME}.
+func held(a *answer) error {
+	value, _ := text(a.reply, 1)
+	pttl, _ := number(a.reply, 2)
+	e := &driver.HeldError{Clock: a.learn(3), Server: a.process.run}
+	owner, fence := parse(value)
+	e.Holder = owner
+	if fence > 0 {
+		e.Since = time.UnixMicro(int64(fence))
+	}
+	if pttl > 0 {
+		e.RetryAfter = time.Duration(pttl) * time.Millisecond
+	}
+	return e
+}
+
+// parse splits the value of a lock of ours into owner and token. A foreign lock's
+// value is its owner as a whole, and has no token.
+func parse(value string) (owner string, fence uint64) {
+	owner, token, found := strings.Cut(value, "|")
+	if !found || owner == "" || token == "" || token[0] == '0' || strings.Trim(token, "0123456789") != "" {
+		return value, 0
+	}
+	fence, err := strconv.ParseUint(token, 10, 64)
+	if err != nil || fence > driver.MaxFence {
+		return value, 0
+	}
+	return owner, fence
+}
+
+// unknown reports whether what ended in err may have taken effect, or may yet.
+func unknown(err error) bool {
+	var reply ServerError
+	return !errors.As(err, &reply) && !errors.Is(err, ErrNotSent)
+}
+
+// Close ends the backend. Clean-up that is under way is brought to its end first,
+// within about the call timeout. An error says that an application's client, which is
+// not closed, still waits for a server that hangs.
+func (n *Node) Close() error {
+	if n.closed.Swap(true) {
+		return nil
+	}
+	close(n.ending)
+	n.hub.close()
+	n.await(2*n.cfg.CallTimeout + time.Second)
+	err := n.cfg.Client.Close()
+	if !n.await(n.cfg.CallTimeout) {
+		err = errors.Join(err, fmt.Errorf("%s: calls are still under way on the application's client, until its own timeouts end them", n.cfg.Addr))
+	}
+	return err
+}
+
+// await reports whether nothing goes on in the background any more, after most at the
+// most.
+func (n *Node) await(most time.Duration) bool {
+	limit := time.NewTimer(most)
+	defer limit.Stop()
+	select {
+	case <-n.wg.wait():
+		return true
+	case <-limit.C:
+		return false
+	}
+}

@@ -1,0 +1,261 @@
+package nodetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// thousand: a thousand leases that are held and renewed need a handful of connections
+// and no goroutine each.
+func (s *suite) thousand(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	leases := make([]driver.Lease, 1000)
+	var wg sync.WaitGroup
+	for i := range leases {
+		wg.Go(func() {
+			l, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("t%d", i), time.Minute))
+			if err != nil {
+				t.Errorf("Acquire: %v", err)
+			}
+			leases[i] = l
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	start := time.Now()
+	for _, l := range leases {
+		wg.Go(func() {
+			if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
+				t.Errorf("Renew: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(start)
+	list, err := srv.Do("CLIENT", "LIST")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conns := strings.Count(fmt.Sprint(list), "\n") - 1 // and the one that asks
+	t.Logf("1,000 leases: %d connections, %d goroutines in all, 1,000 renewals at once in %v; at a TTL of 10s they are 300 commands per second", conns, runtime.NumGoroutine(), took)
+	if conns > 11 {
+		t.Errorf("%d connections", conns)
+	}
+	if n := runtime.NumGoroutine(); n > 300 {
+		t.Errorf("%d goroutines", n)
+	}
+	for _, l := range leases {
+		wg.Go(func() {
+			if err := l.Release(context.Background()); err != nil {
+				t.Errorf("Release: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	noLocks(t, srv)
+}
+
+func (s *suite) ways(t *testing.T) {
+	open := func(name, dsn string) {
+		t.Run(name, func(t *testing.T) {
+			b := s.open(t, dsn)
+			unlock(t, s.lock(t, b, "k", time.Minute))
+			if shown := fmt.Sprint(b); strings.Contains(shown, canary) {
+				t.Errorf("the password is in %q", shown)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			drained(watch(t, ctx, b, "k"))
+		})
+	}
+	// Of a user these rights are needed, and no more.
+	const least = " +eval +evalsha +time +set +get +del +pexpire +pttl +publish +subscribe +unsubscribe"
+	plain := server.StartFor(t, s.kind, server.WithPassword("p@ss/w?rd#%"), server.WithUser("app on >"+canary+" resetkeys ~app:* resetchannels &app:*"+least))
+	open("password", s.Scheme+"://:"+url.QueryEscape("p@ss/w?rd#%")+"@"+plain.Addr())
+	t.Run("least rights", func(t *testing.T) {
+		b := s.openWith(t, &driver.Config{DSN: s.Scheme + "://app:" + canary + "@" + plain.Addr(), Prefix: "app:"})
+		l := s.lock(t, b, "k", time.Minute)
+		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
+			t.Errorf("Renew: %v", err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		wake := watch(t, ctx, b, "k")
+		unlock(t, l)
+		awake(t, wake)
+	})
+	sock := server.StartFor(t, s.kind, server.WithUnixOnly())
+	open("unix socket", s.Scheme+"+unix://"+sock.Socket()+"?db=1")
+	secure := server.StartFor(t, s.kind, server.WithClientCerts(), server.WithPassword(canary))
+	cert, key := secure.ClientCert()
+	q := "?ca=" + url.QueryEscape(secure.CAFile()) + "&cert=" + url.QueryEscape(cert) + "&key=" + url.QueryEscape(key)
+	open("TLS", s.Scheme+"s://:"+canary+"@"+secure.Addr()+"/0"+q)
+	t.Run("TLS without the authority", func(t *testing.T) {
+		b := s.open(t, s.Scheme+"s://:"+canary+"@"+secure.Addr())
+		_, err := b.Acquire(context.Background(), s.ask("k", time.Minute))
+		if err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "certificate") || strings.Contains(err.Error(), canary) {
+			t.Errorf("an unknown authority: %v", err)
+		}
+	})
+}
+
+func (s *suite) sentinel(t *testing.T) {
+	g := server.Sentinel(t, s.kind)
+	b := s.open(t, s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&master="+g.Name))
+	l := s.lock(t, b, "k", time.Minute)
+	first := l.Grant()
+	unlock(t, l)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	old, err := g.Primary(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.AwaitFailover(ctx, old); err != nil {
+		t.Fatal(err)
+	}
+	var second driver.Lease
+	eventually(t, func() (err error) {
+		second, err = b.Acquire(ctx, s.ask("k", time.Minute))
+		if errors.Is(err, driver.ErrHeld) {
+			t.Fatalf("a failover looks like contention: %v", err)
+		}
+		return err
+	})
+	if g := second.Grant(); g.Fence <= first.Fence || g.Server == first.Server {
+		t.Errorf("after the failover: %+v, before it: %+v", g, first)
+	}
+	unlock(t, second)
+}
+
+func (s *suite) cluster(t *testing.T) {
+	g := server.Cluster(t, s.kind)
+	dsn := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
+	b, other := s.open(t, dsn), s.open(t, dsn)
+	servers := map[string]bool{}
+	for i := range 50 {
+		key := [...]string{"plain%d", "{tag}%d", "a{%d", "b}%d", "{}c%d", "d}{%d}"}[i%6]
+		key = fmt.Sprintf(key, i)
+		l := s.lock(t, b, key, time.Minute)
+		servers[l.Grant().Server] = true
+		if _, err := other.Acquire(context.Background(), s.ask(key, time.Minute)); !errors.Is(err, driver.ErrHeld) {
+			t.Errorf("%q, held: %v", key, err)
+		}
+		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute, MinFence: l.Grant().Fence + 5}); err != nil {
+			t.Errorf("Renew %q: %v", key, err)
+		}
+		if i%10 == 0 {
+			ctx, cancel := context.WithCancel(context.Background())
+			wake := watch(t, ctx, other, key)
+			unlock(t, l)
+			awake(t, wake)
+			cancel()
+		} else {
+			unlock(t, l)
+		}
+		if next := s.lock(t, other, key, time.Minute); next.Grant().Fence <= l.Grant().Fence+5 {
+			t.Errorf("%q: token %d follows a counter at %d", key, next.Grant().Fence, l.Grant().Fence+5)
+		} else {
+			unlock(t, next)
+		}
+	}
+	if len(servers) != 3 {
+		t.Errorf("the grants name %d servers, want 3", len(servers))
+	}
+	findings, err := b.(driver.Inspector).Check(context.Background())
+	if err != nil || len(findings) < 3 {
+		t.Errorf("Check of a Cluster: %v, %v", findings, err)
+	}
+}
+
+func (s *suite) inspector(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	in := b.(driver.Inspector)
+	var fences []uint64
+	for i := range 3 {
+		fences = append(fences, s.lock(t, b, fmt.Sprintf("job[%d]", i), time.Minute).Grant().Fence)
+	}
+	s.lock(t, b, "other", time.Minute)
+	for _, cmd := range [][]string{{"SET", "job[x]", "some value", "PX", "60000"}, {"HSET", "job[h]", "a", "b"}} {
+		if _, err := srv.Do(cmd...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := map[string]uint64{}
+	if err := in.List(context.Background(), "job[", func(st *driver.State) bool {
+		got[st.Key] = st.Holders[0].Fence
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 3 || got["job[1]"] != fences[1] {
+		t.Errorf("List yields %v, want the tokens %v", got, fences)
+	}
+	st, err := in.Lookup(context.Background(), "job[x]")
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Owner != "some value" || st.Holders[0].TTL <= 0 {
+		t.Errorf("Lookup of a foreign lock: %+v, %v", st, err)
+	}
+	st, err = in.Lookup(context.Background(), "job[2]")
+	if err != nil || len(st.Holders) != 1 || st.Fence != fences[2] || st.Holders[0].Since.IsZero() || st.Holders[0].TTL < time.Minute {
+		t.Errorf("Lookup: %+v, %v", st, err)
+	}
+	if st, err = in.Lookup(context.Background(), "free"); err != nil || len(st.Holders) != 0 {
+		t.Errorf("Lookup of a free key: %+v, %v", st, err)
+	}
+	admin := b.(driver.Admin)
+	if err := admin.Break(context.Background(), "job[0]", fences[0]+1); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Break with another token: %v", err)
+	}
+	if err := admin.Break(context.Background(), "job[0]", fences[0]); err != nil {
+		t.Errorf("Break: %v", err)
+	}
+	if st, err = in.Lookup(context.Background(), "job[0]"); err != nil || len(st.Holders) != 0 {
+		t.Errorf("Lookup after Break: %+v, %v", st, err)
+	}
+}
+
+func (s *suite) check(t *testing.T) {
+	srv := server.StartFor(t, s.kind, server.WithMaxMemory("100mb", "allkeys-lru"), server.WithUser("blind on nopass ~* &* +@all -info -config"))
+	replica := server.StartFor(t, s.kind, server.WithReplicaOf(srv))
+	for _, c := range []struct{ addr, says string }{
+		{srv.Addr(), "maxmemory-policy is allkeys-lru"},
+		{srv.Addr(), "appendonly is no"},
+		{replica.Addr(), "is a replica"},
+		{"blind:x@" + srv.Addr(), "INFO is refused"},
+		{"blind:x@" + srv.Addr(), "CONFIG is refused"},
+	} {
+		b := s.open(t, s.url(c.addr, ""))
+		findings, err := b.(driver.Inspector).Check(context.Background())
+		if err != nil {
+			t.Errorf("Check: %v", err)
+			continue
+		}
+		found := false
+		for i, f := range findings {
+			found = found || strings.Contains(f.What, c.says)
+			if i > 0 && f.Severity > findings[i-1].Severity {
+				t.Errorf("the gravest finding is not first: %v", findings)
+			}
+		}
+		if !found {
+			t.Errorf("Check does not say %q: %+v", c.says, findings)
+		}
+	}
+}

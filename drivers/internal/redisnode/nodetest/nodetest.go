@@ -1,0 +1,547 @@
+// Package nodetest tests a driver for Redis and Valkey against real servers: the
+// conformance suite, and what is particular to these servers. It is for the tests of
+// the drivers alone.
+package nodetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A Driver is what is tested.
+type Driver struct {
+	Scheme string // "redis"
+	Driver driver.Driver
+	// App returns a backend on a client as an application may have it: with retries
+	// and the library's default settings.
+	App func(addr string) (*App, error)
+	// Goroutines are functions of the library that live as long as its client.
+	Goroutines []string
+}
+
+// An App is a backend on an application's own client.
+type App struct {
+	Backend driver.Backend
+	Ping    func() error // by the client
+	Close   func()       // closes the client
+}
+
+// Run runs the tests on both servers.
+func Run(t *testing.T, d Driver) {
+	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+		s := &suite{Driver: d, kind: kind}
+		t.Run(strings.TrimSuffix(string(kind), "-server"), func(t *testing.T) {
+			t.Run("Conformance", s.conformance)
+			t.Run("OneWinnerOfAHundredThroughRetriesAndLostReplies", s.oneWinner)
+			t.Run("CancelledAcquiresLeaveNoKey", s.cancelled)
+			t.Run("AcquiresThroughJitterLeaveNoKey", s.jitter)
+			t.Run("LatePacketIsRefusedByTheServer", s.latePacket)
+			t.Run("ForeignLockExcludesAndIsExcluded", s.foreign)
+			t.Run("FlushedScriptsAreLoadedAgain", s.scriptFlush)
+			t.Run("RestartedServerIsAnotherServer", s.restart)
+			t.Run("TokensRiseWhateverTheCounterHolds", s.tokens)
+			t.Run("ErrorsSayWhatIsWrong", s.words)
+			t.Run("HungServerBoundsWhatIsUnderWay", s.hung)
+			t.Run("DeadlinesHoldOnAnApplicationsClient", s.appDeadlines)
+			t.Run("WaitersShareOneConnection", s.oneSubscriber)
+			t.Run("WaiterSurvivesABreakAndARestart", s.waiterSurvives)
+			t.Run("WithoutPubSubWatchFailsAndSaysSoOnce", s.noPubSub)
+			t.Run("ThousandLeasesNeedFewConnections", s.thousand)
+			t.Run("TLSPasswordUserAndSocket", s.ways)
+			t.Run("SentinelFailover", s.sentinel)
+			t.Run("Cluster", s.cluster)
+			t.Run("InspectorShowsLocksAndNothingElse", s.inspector)
+			t.Run("CheckNamesWhatIsUnsafe", s.check)
+		})
+	}
+	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
+}
+
+type suite struct {
+	Driver
+	kind  server.Kind
+	owner atomic.Int64
+}
+
+func (s *suite) url(addr, more string) string { return s.Scheme + "://" + addr + more }
+
+func (s *suite) open(t testing.TB, url string) driver.Backend {
+	t.Helper()
+	return s.openWith(t, &driver.Config{DSN: url})
+}
+
+func (s *suite) openWith(t testing.TB, cfg *driver.Config) driver.Backend {
+	t.Helper()
+	if !strings.Contains(cfg.DSN, "call_timeout") { // where time is not the question, none runs out on a busy machine
+		sep := "?"
+		if strings.Contains(cfg.DSN, "?") {
+			sep = "&"
+		}
+		cfg.DSN += sep + "call_timeout=10s&dial_timeout=10s"
+	}
+	b, err := s.Driver.Driver.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return b
+}
+
+// ask returns a request of a new owner.
+func (s *suite) ask(key string, ttl time.Duration) *driver.Request {
+	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", s.owner.Add(1)), TTL: ttl}
+}
+
+func (s *suite) lock(t testing.TB, b driver.Backend, key string, ttl time.Duration) driver.Lease {
+	t.Helper()
+	l, err := b.Acquire(context.Background(), s.ask(key, ttl))
+	if err != nil {
+		t.Fatalf("Acquire %q: %v", key, err)
+	}
+	return l
+}
+
+// warm makes the first contact, however long that takes.
+func (s *suite) warm(t testing.TB, b driver.Backend) {
+	t.Helper()
+	eventually(t, func() error {
+		l, err := b.Acquire(context.Background(), s.ask("warm", time.Minute))
+		if err == nil {
+			err = l.Release(context.Background())
+		}
+		return err
+	})
+}
+
+func unlock(t testing.TB, l driver.Lease) {
+	t.Helper()
+	if err := l.Release(context.Background()); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+}
+
+// eventually tries until ok returns nil, for at most half a minute.
+func eventually(t testing.TB, ok func() error) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for tick := time.NewTicker(5 * time.Millisecond); ; <-tick.C {
+		err := ok()
+		if err == nil {
+			tick.Stop()
+			return
+		}
+		if time.Now().After(deadline) {
+			tick.Stop()
+			t.Fatal(err)
+		}
+	}
+}
+
+// locks lists the keys of a server that are no counters.
+func locks(srv *server.Server) ([]string, error) {
+	reply, err := srv.Do("KEYS", "*")
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, k := range reply.([]any) {
+		if name := fmt.Sprint(k); !strings.Contains(name, "redlock1:fence:") {
+			left = append(left, name)
+		}
+	}
+	return left, nil
+}
+
+func noLocks(t testing.TB, srv *server.Server) {
+	t.Helper()
+	eventually(t, func() error {
+		left, err := locks(srv)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%d keys were left behind, %q among them", len(left), left[0])
+		}
+		return err
+	})
+}
+
+// whole is all that a backend here can do.
+type whole interface {
+	driver.Backend
+	driver.Watcher
+	driver.Inspector
+	driver.Admin
+	fmt.Stringer
+}
+
+// proxied is a backend with a proxy of its own in front of the server.
+type proxied struct {
+	whole
+	proxy *fault.Proxy
+}
+
+func (p *proxied) Close() error { return errors.Join(p.whole.Close(), p.proxy.Close()) }
+
+func (s *suite) conformance(t *testing.T) {
+	const prefix, grace = "app:", 200 * time.Millisecond
+	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"))
+	proxy := func(b driver.Backend) *fault.Proxy { return b.(*proxied).proxy }
+	redlocktest.Run(t, redlocktest.Harness{
+		Prefix: prefix, Grace: grace,
+		Open: func() (driver.Backend, error) {
+			p, err := fault.Start(srv.Addr())
+			if err != nil {
+				return nil, err
+			}
+			b, err := s.Driver.Driver.Open(&driver.Config{DSN: s.url(p.Addr(), "?grace="+grace.String()), Prefix: prefix})
+			if err != nil {
+				return nil, errors.Join(err, p.Close())
+			}
+			return &proxied{b.(whole), p}, nil
+		},
+		Residue:          func(context.Context) ([]string, error) { return locks(srv) },
+		IgnoreGoroutines: append([]string{server.Goroutine}, s.Goroutines...),
+		Faults: &redlocktest.Faults{
+			Kill: srv.Kill,
+			Restart: func(memory bool) error {
+				if memory {
+					return srv.Start()
+				}
+				return srv.RestartEmpty()
+			},
+			Pause: srv.Pause, Resume: srv.Resume,
+			Partition: func(b driver.Backend) error { proxy(b).Pause(); return nil },
+			Heal:      func(b driver.Backend) error { proxy(b).Resume(); return nil },
+			Slow: func(b driver.Backend, d time.Duration) error {
+				proxy(b).Delay(fault.ToClient, d, 0)
+				return nil
+			},
+			DropReply: func(b driver.Backend) error { proxy(b).CutReplies(1); return nil },
+		},
+	})
+}
+
+func (s *suite) oneWinner(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	const clients, each = 10, 10
+	var backends [clients]driver.Backend
+	var proxies [clients]*fault.Proxy
+	for i := range backends {
+		proxies[i] = fault.NewProxy(t, srv.Addr())
+		backends[i] = s.app(t, proxies[i].Addr()).Backend
+		s.warm(t, backends[i])
+	}
+	for round := range 5 {
+		key := fmt.Sprintf("prize%d", round)
+		for _, p := range proxies {
+			p.CutReplies(1)
+		}
+		var won, unknown atomic.Int64
+		var wg sync.WaitGroup
+		for i := range clients * each {
+			wg.Go(func() {
+				_, err := backends[i%clients].Acquire(context.Background(), s.ask(key, time.Minute))
+				switch {
+				case err == nil:
+					won.Add(1)
+				case !errors.Is(err, driver.ErrHeld):
+					unknown.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		// A retry finds its own attempt, so that a lost reply loses no winner.
+		if won.Load() != 1 || unknown.Load() != 0 {
+			t.Errorf("%d winners and %d unknown outcomes, want one and none", won.Load(), unknown.Load())
+		}
+	}
+}
+
+func (s *suite) app(t testing.TB, addr string) *App {
+	t.Helper()
+	a, err := s.App(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.Close)
+	t.Cleanup(func() { _ = a.Backend.Close() })
+	return a
+}
+
+// appDeadlines: a client that may wait for many seconds makes nobody wait for longer
+// than the call timeout and the caller's context say, and is not closed.
+func (s *suite) appDeadlines(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	a := s.app(t, p.Addr())
+	l := s.lock(t, a.Backend, "k", time.Minute)
+	p.BlackHole()
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+			defer cancel()
+			start := time.Now()
+			_, err := a.Backend.Acquire(ctx, s.ask(fmt.Sprintf("b%d", i), time.Minute))
+			if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
+				t.Errorf("Acquire at a black hole: %v", err)
+			}
+			if d := time.Since(start); d > 2*time.Second {
+				t.Errorf("Acquire came back after %v, and had 100ms", d)
+			}
+		})
+	}
+	wg.Wait()
+	start := time.Now()
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew at a black hole: %v", err)
+	}
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("Renew came back after %v", d)
+	}
+	if err := p.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { return l.Release(context.Background()) })
+	if err := a.Backend.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if _, err := a.Backend.Acquire(context.Background(), s.ask("k", time.Minute)); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("Acquire after Close: %v", err)
+	}
+	eventually(t, a.Ping)
+	noLocks(t, srv)
+}
+
+func (s *suite) cancelled(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	s.warm(t, b)
+	gate := make(chan struct{}, 16)
+	var wg sync.WaitGroup
+	for i := range 1000 {
+		gate <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-gate }()
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i%20)*20*time.Microsecond)
+			defer cancel()
+			if l, err := b.Acquire(ctx, s.ask(fmt.Sprintf("c%d", i), time.Minute)); err == nil {
+				if err := l.Release(ctx); err != nil {
+					t.Errorf("Release: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	noLocks(t, srv)
+}
+
+func (s *suite) jitter(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	b := s.open(t, s.url(p.Addr(), "?call_timeout=200ms"))
+	s.warm(t, b)
+	p.Delay(fault.ToServer, 10*time.Millisecond, 30*time.Millisecond)
+	var wg sync.WaitGroup
+	var timedOut atomic.Int64
+	for i := range 1000 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(15+i%30)*time.Millisecond)
+			defer cancel()
+			l, err := b.Acquire(ctx, s.ask(fmt.Sprintf("j%d", i), time.Minute))
+			if err != nil {
+				timedOut.Add(1)
+				return
+			}
+			if err := l.Release(ctx); err != nil {
+				timedOut.Add(1) // it says that the lock may stay until its TTL ends
+			}
+		})
+	}
+	wg.Wait()
+	if timedOut.Load() == 0 {
+		t.Error("every call was in time: nothing was tested")
+	}
+	if err := b.Close(); err != nil { // brings the clean-up to its end
+		t.Error(err)
+	}
+	noLocks(t, srv)
+}
+
+// latePacket holds an acquire back until nobody waits for it any more, on a
+// connection that the release does not share.
+func (s *suite) latePacket(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	b := s.open(t, s.url(p.Addr(), "?call_timeout=100ms"))
+	s.warm(t, b)
+	p.Pause()
+	_, err := b.Acquire(context.Background(), s.ask("late", time.Minute))
+	if err == nil || errors.Is(err, driver.ErrHeld) {
+		t.Fatalf("Acquire through a partition: %v", err)
+	}
+	<-time.After(200 * time.Millisecond) // until its not-after is over, by the server's clock
+	p.Resume()
+	eventually(t, func() error {
+		l, err := b.Acquire(context.Background(), s.ask("next", time.Minute))
+		if err == nil {
+			err = l.Release(context.Background())
+		}
+		return err
+	})
+	if err := b.Close(); err != nil { // brings the clean-up to its end, behind the packet
+		t.Fatal(err)
+	}
+	noLocks(t, srv)
+	// Whoever takes a lock leaves a counter.
+	if n, err := srv.Do("EXISTS", "redlock1:fence:{late}"); err != nil || fmt.Sprint(n) != "0" {
+		t.Errorf("the late packet took the lock: %v, %v", n, err)
+	}
+	if n, err := srv.Do("EXISTS", "redlock1:fence:{next}"); err != nil || fmt.Sprint(n) != "1" {
+		t.Errorf("a lock left no counter, so nothing was tested: %v, %v", n, err)
+	}
+}
+
+func (s *suite) foreign(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	if _, err := srv.Do("SET", "theirs", "redsync's value", "NX", "PX", "60000"); err != nil {
+		t.Fatal(err)
+	}
+	var held *driver.HeldError
+	if _, err := b.Acquire(context.Background(), s.ask("theirs", time.Second)); !errors.As(err, &held) {
+		t.Fatalf("a foreign lock: %v", err)
+	}
+	if held.Holder != "redsync's value" || !held.Since.IsZero() || held.RetryAfter <= 0 || held.Clock.IsZero() || held.Server == "" {
+		t.Errorf("a foreign lock's holder: %+v", held)
+	}
+	l := s.lock(t, b, "ours", time.Minute)
+	if reply, err := srv.Do("SET", "ours", "v", "NX", "PX", "60000"); err != nil || reply != nil {
+		t.Errorf("SET NX on our lock: %v, %v", reply, err)
+	}
+	unlock(t, l)
+	if reply, err := srv.Do("SET", "ours", "v", "NX", "PX", "60000"); err != nil || reply == nil {
+		t.Errorf("SET NX after our release: %v, %v", reply, err)
+	}
+}
+
+func (s *suite) scriptFlush(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	l := s.lock(t, b, "k", time.Minute)
+	for _, step := range []func() error{
+		func() error {
+			_, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute})
+			return err
+		},
+		func() error { return l.Release(context.Background()) },
+		func() error { l = s.lock(t, b, "k", time.Minute); return nil },
+	} {
+		if _, err := srv.Do("SCRIPT", "FLUSH"); err != nil {
+			t.Fatal(err)
+		}
+		if err := step(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (s *suite) restart(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	l := s.lock(t, b, "k", time.Minute)
+	first := l.Grant()
+	if err := srv.RestartEmpty(); err != nil {
+		t.Fatal(err)
+	}
+	var lost error
+	eventually(t, func() error {
+		_, lost = l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute})
+		if lost == nil || !errors.Is(lost, driver.ErrLost) {
+			return fmt.Errorf("renewal after the server forgot: %w", lost)
+		}
+		return nil
+	})
+	second := s.lock(t, b, "k", time.Minute).Grant()
+	if second.Server == first.Server || second.Server == "" {
+		t.Errorf("Server is %q before a restart and %q after", first.Server, second.Server)
+	}
+	if second.Fence <= first.Fence {
+		t.Errorf("token %d follows %d", second.Fence, first.Fence)
+	}
+}
+
+func (s *suite) tokens(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	ahead := uint64(time.Now().Add(time.Hour).UnixMicro())
+	if _, err := srv.Do("SET", "redlock1:fence:{k}", fmt.Sprint(ahead)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(3) {
+		l := s.lock(t, b, "k", time.Minute)
+		if got := l.Grant().Fence; got != ahead+1+i {
+			t.Fatalf("token %d, want %d", got, ahead+1+i)
+		}
+		unlock(t, l)
+	}
+	if _, err := srv.Do("SET", "redlock1:fence:{k}", "rubbish"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Acquire(context.Background(), s.ask("k", time.Minute)); !errors.Is(err, driver.ErrRefused) {
+		t.Errorf("a counter that is no number: %v", err)
+	}
+	if left, _ := locks(srv); len(left) > 0 {
+		t.Errorf("the refused lock was left: %q", left)
+	}
+	if v, _ := srv.Do("GET", "redlock1:fence:{k}"); fmt.Sprint(v) != "rubbish" {
+		t.Errorf("what is not ours was overwritten with %v", v)
+	}
+}
+
+// hung: a server that never answers gets a bounded number of calls, every caller
+// returns in time, and nothing of it remains.
+func (s *suite) hung(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	b := s.open(t, s.url(p.Addr(), "?call_timeout=100ms&dial_timeout=100ms"))
+	s.warm(t, b)
+	accepted := p.Stats().Conns
+	p.BlackHole()
+	var wg sync.WaitGroup
+	start := time.Now()
+	for i := range 200 {
+		wg.Go(func() {
+			_, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("h%d", i), time.Minute))
+			if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
+				t.Errorf("Acquire at a black hole: %v", err)
+			} else if !errors.Is(err, context.DeadlineExceeded) && !strings.Contains(err.Error(), "reached") {
+				t.Errorf("Acquire at a black hole does not say that time ran out: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("the callers came back after %v", d)
+	}
+	if n := p.Stats().Conns - accepted; n > 60 {
+		t.Errorf("%d connections were made to a server that does not answer", n)
+	}
+	if err := p.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	s.warm(t, b)
+}

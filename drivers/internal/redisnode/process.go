@@ -1,0 +1,255 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A process is one server process, by its run_id: its scripts, its clock, and what
+// is under way to it.
+type process struct {
+	run     string // "" where INFO is not allowed
+	scripts [ops]script
+	clock   clock
+	lanes   *lanes
+}
+
+// A fleet knows which process serves which slot: one for a single instance, several
+// in a Cluster.
+type fleet struct {
+	client  Client
+	lanes   int
+	direct  bool
+	hello   *lanes
+	wg      *tracker
+	cluster bool
+
+	slots []atomic.Pointer[process] // one, or one per slot
+
+	mu      sync.Mutex
+	runs    map[string]*process
+	flights map[flight]chan struct{} // closed when the one who asks is done
+}
+
+// A flight is a question that one caller asks for all: who serves a slot (ops), or
+// to load a script there.
+type flight struct {
+	slot int
+	op   op
+}
+
+// maxRuns bounds how many processes are remembered: more than shards there are.
+const maxRuns = 1024
+
+func newFleet(c Client, lanes int, direct, cluster bool, wg *tracker) *fleet {
+	n := 1
+	if cluster {
+		n = Slots
+	}
+	return &fleet{
+		client: c, lanes: lanes, direct: direct, cluster: cluster, wg: wg,
+		hello: newLanes(c.Exec, lanes, direct, wg),
+		slots: make([]atomic.Pointer[process], n),
+		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
+	}
+}
+
+func (f *fleet) slot(key string) int {
+	if !f.cluster {
+		return 0
+	}
+	return Slot(key)
+}
+
+// process returns the process that serves key, and asks it who it is on first
+// contact: nothing is sent before its clock is known.
+func (f *fleet) process(ctx context.Context, key string) (p *process, asked bool, err error) {
+	slot := f.slot(key)
+	for {
+		if p := f.slots[slot].Load(); p != nil {
+			return p, false, nil
+		}
+		done, err := f.enter(ctx, flight{slot, ops})
+		if err != nil {
+			return nil, false, err
+		}
+		if done != nil {
+			defer done()
+			p, err = f.ask(ctx, key)
+			return p, true, err
+		}
+	}
+}
+
+// enter begins a flight, which done ends; or, where another is under way, waits for
+// its end and returns no done.
+func (f *fleet) enter(ctx context.Context, k flight) (done func(), err error) {
+	f.mu.Lock()
+	other, busy := f.flights[k]
+	if !busy {
+		mine := make(chan struct{})
+		f.flights[k] = mine
+		f.mu.Unlock()
+		return func() {
+			f.mu.Lock()
+			delete(f.flights, k)
+			f.mu.Unlock()
+			close(mine)
+		}, nil
+	}
+	f.mu.Unlock()
+	select {
+	case <-other:
+		return nil, nil
+	case <-ctx.Done():
+		return nil, &notSent{ctx.Err()}
+	}
+}
+
+// ask finds out which process serves key now.
+func (f *fleet) ask(ctx context.Context, key string) (*process, error) {
+	c := &Call{Text: luaHello, Keys: []string{key}}
+	sent := time.Now()
+	if err := f.hello.do(ctx, c); err != nil {
+		// Nothing of the operation itself was sent.
+		var reply ServerError
+		if errors.As(err, &reply) {
+			return nil, err
+		}
+		return nil, &notSent{err}
+	}
+	received := time.Now()
+	run, ok := text(c.Reply, 0)
+	us, fine := number(c.Reply, 1)
+	if !ok || !fine || strings.ContainsAny(run, "'\\\n") {
+		return nil, &notSent{errors.New("the server answers a handshake in an unknown way")}
+	}
+	return f.serves(key, run, us, sent, received), nil
+}
+
+// serves notes that the process run serves key, and what its clock says.
+func (f *fleet) serves(key, run string, us int64, sent, received time.Time) *process {
+	f.mu.Lock()
+	p := f.runs[run]
+	if p == nil {
+		if !f.cluster || len(f.runs) >= maxRuns {
+			clear(f.runs) // processes that are gone
+		}
+		p = &process{run: run, scripts: bind(run), lanes: newLanes(f.client.Exec, f.lanes, f.direct, f.wg)}
+		f.runs[run] = p
+	}
+	f.mu.Unlock()
+	p.clock.observe(us, sent, received)
+	f.slots[f.slot(key)].Store(p)
+	return p
+}
+
+// An answer is the reply to a script, and who gave it.
+type answer struct {
+	reply    []any
+	process  *process
+	sent     time.Time
+	received time.Time
+}
+
+// learn takes the server's clock from the reply's i-th element.
+func (a *answer) learn(i int) time.Time {
+	us, ok := number(a.reply, i)
+	if !ok {
+		return time.Time{}
+	}
+	a.process.clock.observe(us, a.sent, a.received)
+	return time.UnixMicro(us)
+}
+
+// run is the one place that decides how a script is called: by EVALSHA of the text
+// that is bound to the process, and by EVAL of that text with 'handshake' alone where
+// the process does not know it. args makes ARGV from the not-after that suits the
+// process; it may be called several times. call gets the call that was sent last.
+func (f *fleet) run(ctx context.Context, o op, keys []string, call **Call, args func(p *process) []string) (*answer, error) {
+	p, asked, err := f.process(ctx, keys[0])
+	if err != nil {
+		return nil, err
+	}
+	const tries = 8 // a server that forgets at every step is not worth more
+	for range tries {
+		c := &Call{SHA: p.scripts[o].sha, Keys: keys, Args: args(p)}
+		if call != nil {
+			*call = c
+		}
+		a := &answer{process: p, sent: time.Now()}
+		err := p.lanes.do(ctx, c)
+		if err == nil {
+			a.reply, a.received = c.Reply, time.Now()
+			return a, nil
+		}
+		if !isCode(err, "NOSCRIPT") {
+			return nil, err
+		}
+		if p, err = f.shake(ctx, p, o, keys, asked); err != nil {
+			return nil, err
+		}
+		asked = true
+	}
+	return nil, &notSent{fmt.Errorf("the server forgot its scripts %d times in a row", tries)}
+}
+
+// shake loads a script into the process that has just said that it does not know it,
+// and returns that process: another one, if the server was restarted.
+//
+// The question who serves comes first, so that a text reaches no process but
+// its own, short of a restart between the two.
+func (f *fleet) shake(ctx context.Context, p *process, o op, keys []string, asked bool) (*process, error) {
+	slot := f.slot(keys[0])
+	done, err := f.enter(ctx, flight{slot, o})
+	if err != nil {
+		return nil, err
+	}
+	if done == nil { // another caller has just done it
+		return f.slots[slot].Load(), nil
+	}
+	defer done()
+	if !asked {
+		now, err := f.ask(ctx, keys[0])
+		if err != nil || now != p {
+			return now, err
+		}
+	}
+	c := &Call{Text: p.scripts[o].text, Keys: keys, Args: []string{"handshake"}}
+	sent := time.Now()
+	if err := p.lanes.do(ctx, c); err != nil {
+		var reply ServerError
+		if errors.As(err, &reply) {
+			return nil, err
+		}
+		return nil, &notSent{err}
+	}
+	run, _ := text(c.Reply, 1)
+	us, ok := number(c.Reply, 2)
+	if !ok || strings.ContainsAny(run, "'\\\n") {
+		return nil, &notSent{errors.New("the server answers a handshake in an unknown way")}
+	}
+	return f.serves(keys[0], run, us, sent, time.Now()), nil
+}
+
+// text and number read one element of a reply.
+func text(reply []any, i int) (string, bool) {
+	if i >= len(reply) {
+		return "", false
+	}
+	s, ok := reply[i].(string)
+	return s, ok
+}
+
+func number(reply []any, i int) (int64, bool) {
+	if i >= len(reply) {
+		return 0, false
+	}
+	n, ok := reply[i].(int64)
+	return n, ok
+}

@@ -1,0 +1,363 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+const (
+	// lingerTopic is how long a subscription stays when nobody waits any more: the
+	// next waiter of a busy lock, a moment later, finds it there.
+	lingerTopic = time.Second
+	// Between attempts to subscribe again after a break.
+	minBackoff, maxBackoff = 20 * time.Millisecond, 2 * time.Second
+)
+
+// Watch tells when key may have become free. All waiters of a backend share one
+// connection, and all waiters of a key one subscription on it.
+func (n *Node) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
+	if n.closed.Load() {
+		return nil, driver.ErrClosed
+	}
+	wait, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
+	defer cancel()
+	wake, err := n.hub.watch(ctx, wait, n.names.channel(key))
+	if err != nil {
+		return nil, n.explain(key, err)
+	}
+	return wake, nil
+}
+
+// A hub is the one subscriber of a node.
+type hub struct {
+	node *Node
+
+	mu      sync.Mutex
+	topics  map[string]*topic
+	sub     Subscription
+	opening bool
+	refused error // the server's refusal: pub/sub is not allowed here
+	closed  bool
+	sweep   *time.Timer
+}
+
+// A topic is one channel.
+type topic struct {
+	watchers map[chan struct{}]struct{}
+	ready    chan struct{} // closed once the server confirmed the subscription
+	idle     time.Time     // since when nobody watches
+}
+
+func newHub(n *Node) *hub { return &hub{node: n, topics: map[string]*topic{}} }
+
+// watch subscribes to channel on behalf of a waiter that leaves with ctx, and
+// returns when the server has confirmed it, bounded by wait.
+func (h *hub) watch(ctx, wait context.Context, channel string) (<-chan struct{}, error) {
+	wake := make(chan struct{}, 1)
+	t, fresh, err := h.join(channel, wake)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { h.leave(channel, t, wake) })
+	if fresh {
+		h.subscribe(wait, channel)
+	}
+	h.mu.Lock()
+	ready := t.ready
+	h.mu.Unlock()
+	select {
+	case <-ready:
+	case <-wait.Done():
+		h.leave(channel, t, wake)
+		return nil, fmt.Errorf("no subscription: %w", wait.Err())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.refused != nil {
+		return nil, h.refused
+	}
+	if h.closed {
+		return nil, driver.ErrClosed
+	}
+	return wake, nil
+}
+
+// join adds a waiter to the topic, and reports whether it has to be subscribed.
+func (h *hub) join(channel string, wake chan struct{}) (t *topic, fresh bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, false, driver.ErrClosed
+	}
+	if h.refused != nil {
+		return nil, false, h.refused
+	}
+	t = h.topics[channel]
+	if t == nil {
+		t = &topic{watchers: map[chan struct{}]struct{}{}, ready: make(chan struct{})}
+		h.topics[channel] = t
+		fresh = true
+	}
+	t.watchers[wake] = struct{}{}
+	return t, fresh, nil
+}
+
+func (h *hub) leave(channel string, t *topic, wake chan struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(t.watchers, wake)
+	if len(t.watchers) > 0 || h.closed {
+		return
+	}
+	t.idle = time.Now()
+	if h.sweep == nil {
+		h.sweep = time.AfterFunc(lingerTopic, h.clean)
+	}
+}
+
+// clean ends the subscriptions for which nobody waits.
+func (h *hub) clean() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	h.sweep = nil
+	var gone []string
+	idle := false
+	for channel, t := range h.topics {
+		switch {
+		case len(t.watchers) > 0:
+		case time.Since(t.idle) >= lingerTopic:
+			gone = append(gone, channel)
+			delete(h.topics, channel)
+		default:
+			idle = true
+		}
+	}
+	if idle {
+		h.sweep = time.AfterFunc(lingerTopic/2, h.clean)
+	}
+	if len(gone) == 0 || h.sub == nil {
+		return
+	}
+	if len(h.topics) == 0 { // and the connection with the last of them
+		h.sub.Close()
+		h.sub = nil
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), h.node.cfg.CallTimeout)
+	defer cancel()
+	// A failure shows on the connection, which then breaks.
+	_ = h.sub.Remove(ctx, gone...)
+}
+
+// subscribe sends the subscription of one channel, on a new connection if there is
+// none; a connection that is being opened takes the channel along.
+func (h *hub) subscribe(ctx context.Context, channel string) {
+	h.mu.Lock()
+	sub := h.sub
+	if sub == nil {
+		h.open(0)
+		h.mu.Unlock()
+		return
+	}
+	h.mu.Unlock()
+	// A failure shows on the connection, which then breaks.
+	_ = sub.Add(ctx, channel)
+}
+
+// open begins to open a connection after a pause, in the background. h.mu is held.
+func (h *hub) open(pause time.Duration) {
+	if h.opening || h.closed {
+		return
+	}
+	h.opening = true
+	h.node.wg.add()
+	go func() {
+		defer h.node.wg.done()
+		h.reopen(pause)
+	}()
+}
+
+// reopen opens a connection and subscribes to all topics, and tries until it
+// succeeds, is refused, or nobody waits.
+func (h *hub) reopen(pause time.Duration) {
+	for {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-h.node.ending:
+			timer.Stop()
+		}
+		if h.once() {
+			return
+		}
+		pause = min(max(2*pause, minBackoff), maxBackoff)
+	}
+}
+
+// once tries to open the connection, and reports whether that is settled.
+func (h *hub) once() bool {
+	channels := h.wanted()
+	if channels == nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), h.node.cfg.CallTimeout)
+	defer cancel()
+	l := &link{hub: h}
+	sub, err := h.node.cfg.Client.Subscribe(ctx, Sink{Subscribed: l.subscribed, Message: l.message, Broken: l.broken}, channels)
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err != nil {
+		return h.refusal(err)
+	}
+	if l.dead {
+		sub.Close()
+		return h.refusal(l.cause)
+	}
+	h.opening = false
+	if h.closed {
+		sub.Close()
+		return true
+	}
+	l.sub, h.sub = sub, sub
+	for channel := range h.topics { // those that came meanwhile
+		if !slices.Contains(channels, channel) {
+			_ = sub.Add(ctx, channel) // a failure breaks the connection
+		}
+	}
+	return true
+}
+
+// wanted returns the channels to subscribe to; nil, and no connection is being
+// opened any more, where there are none.
+func (h *hub) wanted() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed || len(h.topics) == 0 {
+		h.opening = false
+		return nil
+	}
+	return slices.Collect(maps.Keys(h.topics))
+}
+
+// refusal gives pub/sub up, if the server does not allow it: every waiter polls from
+// now on. It reports whether err is that; any other error may pass. h.mu is held.
+func (h *hub) refusal(err error) bool {
+	var reply ServerError
+	if !errors.As(err, &reply) || isCode(err, "NOAUTH") || isCode(err, "WRONGPASS") {
+		return false
+	}
+	err = h.node.refusal("", reply)
+	var refused *driver.RefusedError
+	if !errors.As(err, &refused) || refused.RetryAfter > 0 {
+		return false
+	}
+	h.refused, h.opening = err, false
+	if h.sub != nil {
+		h.sub.Close()
+		h.sub = nil
+	}
+	for _, t := range h.topics {
+		t.confirm()
+		t.wake()
+	}
+	clear(h.topics)
+	go h.node.cfg.Event(driver.Event{Kind: driver.Degraded, Node: h.node.cfg.Addr, Err: err, Detail: "pub/sub is not allowed: waiters poll"})
+	return true
+}
+
+// confirm says that the subscription stands. h.mu is held.
+func (t *topic) confirm() {
+	select {
+	case <-t.ready:
+	default:
+		close(t.ready)
+	}
+}
+
+// wake gives every waiter a value. h.mu is held.
+func (t *topic) wake() {
+	for wake := range t.watchers {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (h *hub) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	if h.sweep != nil {
+		h.sweep.Stop()
+	}
+	if h.sub != nil {
+		h.sub.Close()
+		h.sub = nil
+	}
+	for _, t := range h.topics {
+		t.confirm()
+		t.wake()
+	}
+	clear(h.topics)
+}
+
+// A link takes what one connection says to the hub. Its fields are the hub's to lock.
+type link struct {
+	hub   *hub
+	sub   Subscription
+	dead  bool
+	cause error
+}
+
+// subscribed: what was published between a break and now is lost, so it wakes too.
+func (l *link) subscribed(channel string) {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if t := l.hub.topics[channel]; t != nil {
+		t.confirm()
+		t.wake()
+	}
+}
+
+func (l *link) message(channel string) {
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if t := l.hub.topics[channel]; t != nil {
+		t.wake()
+	}
+}
+
+// broken: everybody wakes, and a new connection is opened if somebody waits.
+func (l *link) broken(err error) {
+	h := l.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l.dead, l.cause = true, err
+	if h.closed || h.sub == nil || h.sub != l.sub {
+		return
+	}
+	h.sub.Close()
+	h.sub = nil
+	if h.refusal(err) {
+		return
+	}
+	go h.node.cfg.Event(driver.Event{Kind: driver.Disconnected, Node: h.node.cfg.Addr, Err: err, Detail: "the subscription broke: waiters poll until it stands again"})
+	for _, t := range h.topics {
+		t.wake()
+	}
+	if len(h.topics) > 0 {
+		h.open(minBackoff)
+	}
+}

@@ -1,0 +1,39 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
+)
+
+var errCut = errors.New("the connection was cut")
+
+func TestConformance(t *testing.T) {
+	for name, prefix := range map[string]string{"new": "", "prefix": "app:"} {
+		t.Run(name, func(t *testing.T) {
+			space := &Backend{space: newSpace(""), prefix: prefix}
+			redlocktest.Run(t, redlocktest.Harness{
+				Open:   func() (driver.Backend, error) { return space.Peer(), nil },
+				Prefix: prefix,
+				Faults: &redlocktest.Faults{
+					Partition: func(b driver.Backend) error { b.(*Backend).Fail(errCut); return nil },
+					Heal:      func(b driver.Backend) error { b.(*Backend).Fail(nil); return nil },
+				},
+				Residue: func(context.Context) ([]string, error) {
+					space.space.mu.Lock()
+					defer space.space.mu.Unlock()
+					var keys []string
+					for key, e := range space.space.entries {
+						if len(e.holders)+len(e.queue)+len(e.watches) > 0 {
+							keys = append(keys, key)
+						}
+					}
+					return keys, nil
+				},
+			})
+		})
+	}
+}

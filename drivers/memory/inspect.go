@@ -1,0 +1,118 @@
+package memory
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Lookup returns the state of key.
+func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	now := time.Now()
+	if err := b.usable(ctx, now); err != nil {
+		return nil, err
+	}
+	e := b.space.entries[b.key(key)]
+	if e == nil {
+		return &driver.State{Key: key}, nil
+	}
+	return b.state(e, now), nil
+}
+
+// List yields the held keys that begin with prefix, as they were when it was called.
+func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	states, err := b.states(ctx, prefix)
+	if err != nil {
+		return err
+	}
+	for _, s := range states {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if !yield(s) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// states collects before anything is yielded: yield may call the backend.
+func (b *Backend) states(ctx context.Context, prefix string) ([]*driver.State, error) {
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	now := time.Now()
+	if err := b.usable(ctx, now); err != nil {
+		return nil, err
+	}
+	var states []*driver.State
+	for key, e := range b.space.entries {
+		if !strings.HasPrefix(key, b.prefix) || !strings.HasPrefix(key[len(b.prefix):], prefix) {
+			continue
+		}
+		if s := b.state(e, now); len(s.Holders) > 0 {
+			states = append(states, s)
+		}
+	}
+	return states, nil
+}
+
+func (b *Backend) state(e *entry, now time.Time) *driver.State {
+	e.purge(now)
+	s := &driver.State{Key: e.key[len(b.prefix):], Fence: e.counter, Waiters: len(e.queue)}
+	for i := range e.holders {
+		h := &e.holders[i]
+		s.Mode = h.mode
+		holder := driver.Holder{Owner: h.owner, Fence: h.fence, Since: wall(h.since)}
+		if !h.until.IsZero() {
+			holder.TTL = h.until.Sub(now)
+		}
+		s.Holders = append(s.Holders, holder)
+	}
+	return s
+}
+
+// Check notes how far these locks reach.
+func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	if err := b.usable(ctx, time.Now()); err != nil {
+		return nil, err
+	}
+	return []driver.Finding{{
+		Severity: driver.Note,
+		Node:     b.space.address,
+		What:     "locks exclude within this process alone",
+		Fix:      "between processes of one machine use file:, between machines a driver with a server",
+	}}, nil
+}
+
+// Break takes key from the holder with token fence.
+func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	now := time.Now()
+	if err := b.usable(ctx, now); err != nil {
+		return err
+	}
+	e := b.space.entries[b.key(key)]
+	if e == nil {
+		return driver.ErrLost
+	}
+	for i := range e.holders {
+		if h := &e.holders[i]; h.fence == fence && e.remove(h.owner, fence, now) {
+			return nil
+		}
+	}
+	return driver.ErrLost
+}
+
+// Bootstrap does nothing: a space is always new, and never forgets.
+func (b *Backend) Bootstrap(ctx context.Context) error {
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	return b.usable(ctx, time.Now())
+}

@@ -1,0 +1,289 @@
+package memory
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/dsn"
+)
+
+// MaxTTL is the longest TTL that is granted.
+const MaxTTL = 24 * time.Hour
+
+const features = driver.SharedMode | driver.Fencing | driver.Queueing | driver.Node
+
+// Driver opens backends by URL and keeps the lock spaces that have names. The zero
+// Driver is ready for use. Two Drivers share nothing.
+type Driver struct {
+	mu     sync.Mutex
+	spaces map[string]*space
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// Open returns a backend on the space that cfg.DSN names: "memory:" or "memory:name",
+// the name of letters, digits, '.', '_' and '-'. It has no parameters of its own.
+func (d *Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	rest, ok := strings.CutPrefix(cfg.DSN, "memory:")
+	if !ok {
+		return nil, driver.Invalid("URL", "is to be memory: or memory:name")
+	}
+	name, query, _ := strings.Cut(rest, "?")
+	if strings.ContainsFunc(name, notInName) {
+		return nil, driver.Invalid("URL", "is to be memory: or memory:name, the name of letters, digits, '.', '_' and '-'")
+	}
+	if err := dsn.Query(query).Err(); err != nil {
+		return nil, err
+	}
+	return &Backend{space: d.space(name), prefix: cfg.Prefix}, nil
+}
+
+func (d *Driver) space(name string) *space {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.spaces[name]
+	if s == nil {
+		s = newSpace("memory:" + name)
+		if d.spaces == nil {
+			d.spaces = map[string]*space{}
+		}
+		d.spaces[name] = s
+	}
+	return s
+}
+
+func notInName(r rune) bool {
+	switch {
+	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
+		return false
+	}
+	return !strings.ContainsRune("._-", r)
+}
+
+// Backend grants leases on the keys of a lock space. It stands for one process
+// among those that share the space. Make one with New, Peer or a Driver.
+type Backend struct {
+	space  *space
+	prefix string
+
+	// Guarded by space.mu.
+	closed  bool
+	outage  error // what Fail set
+	watches map[*watch]struct{}
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Watcher   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend on a lock space of its own, which no URL reaches.
+func New() *Backend {
+	return &Backend{space: newSpace("")}
+}
+
+// Peer returns another backend on the same lock space, as another process would
+// have it: with an outage and an end of its own.
+func (b *Backend) Peer() *Backend {
+	return &Backend{space: b.space, prefix: b.prefix}
+}
+
+// Info returns what the backend can do. All backends of this package can do the same.
+func (b *Backend) Info() driver.Info {
+	return driver.Info{Name: "memory", Features: features, MinTTL: driver.MinTTL, MaxTTL: MaxTTL}
+}
+
+// String returns the address of the lock space: the URL that opens it, or a unique
+// name where New made it.
+func (b *Backend) String() string { return b.space.address }
+
+// Acquire takes the lock, or joins the line for it where req.Wait says so.
+//
+// A request whose owner has the key already is the same request once more: it is
+// answered with the token that it has, and its TTL starts anew.
+func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := b.Info().Check(b.prefix, req); err != nil {
+		return nil, err
+	}
+	if req.Join > driver.MaxFence {
+		return nil, driver.Invalid("join", "%d is over the largest token, %d", req.Join, uint64(driver.MaxFence))
+	}
+	s := b.space
+	s.mu.Lock()
+	now := time.Now()
+	if err := b.usable(ctx, now); err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	e := s.entry(b.key(req.Key), now)
+	fence, err := e.take(req, now)
+	if err == nil {
+		l := b.lease(e, req, fence, now)
+		s.mu.Unlock()
+		return l, nil
+	}
+	if !req.Wait || !errors.Is(err, driver.ErrHeld) {
+		s.mu.Unlock()
+		return nil, err
+	}
+	w := e.enqueue(b, req, now)
+	s.mu.Unlock()
+	return b.wait(ctx, w)
+}
+
+// wait returns once w was granted and confirmed, or ctx or the backend ended.
+func (b *Backend) wait(ctx context.Context, w *waiter) (driver.Lease, error) {
+	for {
+		select {
+		case <-w.ready:
+		case <-ctx.Done():
+		}
+		if l, err := b.confirm(ctx, w); l != nil || err != nil {
+			return l, err
+		}
+	}
+}
+
+// confirm is the round trip after a native wait, from whose start the lease counts
+// (rule 3): between the grant and this instant any time may have passed, the whole
+// TTL included, and then w goes back into the line. On an error nothing of w is left.
+// Neither lease nor error: go on waiting.
+func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) {
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	now := time.Now()
+	err := w.interrupted
+	if err == nil {
+		err = b.usable(ctx, now)
+	}
+	if err != nil {
+		if held := w.entry.abandon(w, now); held != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", err, held)
+		}
+		return nil, err
+	}
+	if w.fence == 0 {
+		return nil, nil
+	}
+	w.entry.purge(now)
+	if h := w.entry.find(w.req.Owner, w.fence); h != nil {
+		h.until = end(&w.req, now)
+		w.entry.arm(now)
+		return b.lease(w.entry, &w.req, w.fence, now), nil
+	}
+	w.fence = 0
+	w.entry = b.space.entry(w.entry.key, now) // the old one may have been dropped
+	w.entry.queue = append(w.entry.queue, w)
+	w.entry.settle(now)
+	return nil, nil
+}
+
+// usable returns why nothing can be done now. A request whose deadline has passed is
+// refused even if its context's timer has not fired yet.
+func (b *Backend) usable(ctx context.Context, now time.Time) error {
+	if b.closed {
+		return driver.ErrClosed
+	}
+	if b.outage != nil {
+		return b.outage
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if d, ok := ctx.Deadline(); ok && !now.Before(d) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+func (b *Backend) key(key string) string {
+	if b.prefix == "" {
+		return key
+	}
+	return b.prefix + key
+}
+
+// Watch returns a channel that gets a value when a holder of key or a waiter for it
+// goes, and when the backend fails or closes. It does not block.
+func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
+	if key == "" {
+		return nil, driver.Invalid("key", "is empty")
+	}
+	s := b.space
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if err := b.usable(ctx, now); err != nil {
+		return nil, err
+	}
+	w := &watch{entry: s.entry(b.key(key), now), ch: make(chan struct{}, 1)}
+	if w.entry.watches == nil {
+		w.entry.watches = map[*watch]struct{}{}
+	}
+	if b.watches == nil {
+		b.watches = map[*watch]struct{}{}
+	}
+	w.entry.watches[w] = struct{}{}
+	b.watches[w] = struct{}{}
+	w.entry.arm(now)
+	w.stop = context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		b.unwatch(w)
+	})
+	return w.ch, nil
+}
+
+func (b *Backend) unwatch(w *watch) {
+	delete(b.watches, w)
+	delete(w.entry.watches, w)
+	w.entry.arm(time.Now())
+}
+
+// Close ends the backend: its waiting calls, later calls, and calls on its leases
+// answer ErrClosed. The locks that it holds stay until their TTL ends.
+func (b *Backend) Close() error {
+	b.space.mu.Lock()
+	defer b.space.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	b.interrupt(driver.ErrClosed)
+	for w := range b.watches {
+		w.stop()
+		b.unwatch(w)
+	}
+	return nil
+}
+
+// interrupt ends the waiting calls of b with err and wakes its watchers.
+func (b *Backend) interrupt(err error) {
+	for _, e := range b.space.entries {
+		for _, w := range e.queue {
+			if w.backend == b {
+				w.interrupted = err
+				w.wake()
+			}
+		}
+	}
+	for w := range b.watches {
+		w.wake()
+	}
+}
+
+func newSpace(address string) *space {
+	id := strings.ToLower(rand.Text())
+	if address == "" {
+		address = fmt.Sprintf("memory-%s", id[:8])
+	}
+	return &space{address: address, server: id, entries: map[string]*entry{}}
+}

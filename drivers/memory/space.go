@@ -1,0 +1,273 @@
+package memory
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// space is the server's side: what all backends on it share. One mutex guards it
+// and everything that hangs on it.
+type space struct {
+	address string
+	server  string // identity, as a server's run id
+
+	mu      sync.Mutex
+	entries map[string]*entry
+	dropped uint64 // the largest counter that was dropped: all new ones start here
+	sweepAt int    // how many entries make a sweep worth its time
+	holds   int    // how often Hold was called
+}
+
+// entry is the state of one key.
+type entry struct {
+	space   *space
+	key     string // with the prefix
+	counter uint64 // the largest token ever given, or raised to
+	holders []hold // one, or several shared ones
+	queue   []*waiter
+	watches map[*watch]struct{}
+	timer   *time.Timer // at the next expiry; idle unless somebody waits or watches
+}
+
+// hold is one owner's lock.
+type hold struct {
+	owner string
+	fence uint64
+	mode  driver.Mode
+	since time.Time
+	until time.Time // zero: until it is released (Hold)
+}
+
+func (h *hold) expired(now time.Time) bool { return !h.until.IsZero() && !now.Before(h.until) }
+
+// waiter is one Acquire that stands in line.
+type waiter struct {
+	entry       *entry
+	backend     *Backend
+	req         driver.Request
+	ready       chan struct{} // gets a value when one of the fields below was set
+	fence       uint64        // the token, once it was granted
+	interrupted error
+}
+
+func (w *waiter) wake() { signal(w.ready) }
+
+// watch is one call of Watch.
+type watch struct {
+	entry *entry
+	ch    chan struct{}
+	stop  func() bool
+}
+
+func (w *watch) wake() { signal(w.ch) }
+
+func signal(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default: // there is one already: values coalesce
+	}
+}
+
+const (
+	sweepMin = 1024        // below this many entries a sweep gains nothing
+	idle     = time.Minute // for so long a counter is kept after its last use
+)
+
+// entry returns key's entry, which it makes if there is none.
+func (s *space) entry(key string, now time.Time) *entry {
+	if e := s.entries[key]; e != nil {
+		return e
+	}
+	if len(s.entries) >= max(s.sweepAt, sweepMin) {
+		s.sweep(now)
+	}
+	e := &entry{space: s, key: key, counter: s.dropped}
+	s.entries[key] = e
+	return e
+}
+
+// sweep drops the counters that were not used for a while. A counter is about
+// the instant of its last use in microseconds, or above it. It doubles the number of entries that
+// makes the next sweep, so that its cost for each of them is constant.
+func (s *space) sweep(now time.Time) {
+	old := uint64(max(0, now.Add(-idle).UnixMicro()))
+	for key, e := range s.entries {
+		e.purge(now)
+		if e.counter < old && len(e.holders)+len(e.queue)+len(e.watches) == 0 {
+			s.dropped = max(s.dropped, e.counter)
+			delete(s.entries, key)
+		}
+	}
+	s.sweepAt = 2 * len(s.entries)
+}
+
+// take grants the key to req at once and returns the token, or says why not.
+func (e *entry) take(req *driver.Request, now time.Time) (uint64, error) {
+	if q := req.Quorum; q != nil && q.Guard > 0 && req.TTL > q.Guard {
+		return 0, &driver.RefusedError{Reason: fmt.Sprintf("TTL %v is over the restart guard, %v", req.TTL, q.Guard)}
+	}
+	e.purge(now)
+	for i := range e.holders {
+		if h := &e.holders[i]; h.owner == req.Owner && h.mode == req.Mode {
+			h.until = end(req, now)
+			return h.fence, nil
+		}
+	}
+	if !e.free(req.Mode) || len(e.queue) > 0 {
+		return 0, e.held(now)
+	}
+	if req.Join != 0 && req.Join < e.counter {
+		return 0, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", e.counter, req.Join)}
+	}
+	return e.grant(req, now), nil
+}
+
+// grant makes req's owner a holder and returns its token.
+func (e *entry) grant(req *driver.Request, now time.Time) uint64 {
+	fence := driver.NextFence(e.counter, req.FenceFloor, now)
+	if req.Join != 0 {
+		fence = req.Join
+	}
+	e.counter = max(e.counter, fence)
+	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, mode: req.Mode, since: now, until: end(req, now)})
+	e.arm(now)
+	return fence
+}
+
+// end is until when the server keeps req's lock if it is given, or renewed, now.
+func end(req *driver.Request, now time.Time) time.Time {
+	ttl := req.TTL
+	if req.Quorum != nil {
+		ttl += req.Quorum.Grace
+	}
+	return now.Add(ttl)
+}
+
+// free reports whether the holders, if there are any, allow one more of this mode.
+func (e *entry) free(mode driver.Mode) bool {
+	return len(e.holders) == 0 || mode == driver.Shared && e.holders[0].mode == driver.Shared
+}
+
+// held is the verdict for who cannot have the key. Of several holders it names the
+// one that stays longest. There is one: a key that nobody holds has no line.
+func (e *entry) held(now time.Time) *driver.HeldError {
+	last := &e.holders[0]
+	for i := range e.holders {
+		if h := &e.holders[i]; h.until.IsZero() || !last.until.IsZero() && h.until.After(last.until) {
+			last = h
+		}
+	}
+	err := &driver.HeldError{Holder: last.owner, Since: wall(last.since), Server: e.space.server, Clock: wall(now)}
+	if !last.until.IsZero() {
+		err.RetryAfter = last.until.Sub(now)
+	}
+	return err
+}
+
+// find returns the hold of exactly this acquisition: its owner and its token.
+func (e *entry) find(owner string, fence uint64) *hold {
+	for i := range e.holders {
+		if h := &e.holders[i]; h.fence == fence && h.owner == owner {
+			return h
+		}
+	}
+	return nil
+}
+
+// remove frees the hold of exactly this acquisition, if it is there.
+func (e *entry) remove(owner string, fence uint64, now time.Time) bool {
+	e.purge(now)
+	h := e.find(owner, fence)
+	if h == nil {
+		return false
+	}
+	h.until = now
+	e.settle(now)
+	return true
+}
+
+// purge drops the holders whose time is over; settle then passes the key on. It
+// passes it on itself, lest a caller that comes just then overtakes the line.
+func (e *entry) purge(now time.Time) {
+	for i := range e.holders {
+		if e.holders[i].expired(now) {
+			e.settle(now)
+			return
+		}
+	}
+}
+
+// settle brings the key up to date: holders whose time is over go, the first in
+// line get it, watchers hear of it.
+func (e *entry) settle(now time.Time) {
+	e.holders = slices.DeleteFunc(e.holders, func(h hold) bool { return h.expired(now) })
+	for len(e.queue) > 0 && e.free(e.queue[0].req.Mode) {
+		w := e.queue[0]
+		e.queue = slices.Delete(e.queue, 0, 1)
+		w.fence = e.grant(&w.req, now)
+		w.wake()
+	}
+	for w := range e.watches {
+		w.wake()
+	}
+	e.arm(now)
+}
+
+// arm sets the timer to the next expiry, if anybody wants to know of it.
+func (e *entry) arm(now time.Time) {
+	var next time.Time
+	if len(e.queue)+len(e.watches) > 0 {
+		for i := range e.holders {
+			if u := e.holders[i].until; !u.IsZero() && (next.IsZero() || u.Before(next)) {
+				next = u
+			}
+		}
+	}
+	switch {
+	case next.IsZero():
+		if e.timer != nil {
+			e.timer.Stop()
+		}
+	case e.timer == nil:
+		e.timer = time.AfterFunc(next.Sub(now), e.tick)
+	default:
+		e.timer.Reset(next.Sub(now))
+	}
+}
+
+func (e *entry) tick() {
+	e.space.mu.Lock()
+	defer e.space.mu.Unlock()
+	now := time.Now()
+	e.purge(now)
+	e.arm(now)
+}
+
+// enqueue puts b's request at the end of the line.
+func (e *entry) enqueue(b *Backend, req *driver.Request, now time.Time) *waiter {
+	w := &waiter{entry: e, backend: b, req: *req, ready: make(chan struct{}, 1)}
+	e.queue = append(e.queue, w)
+	e.arm(now)
+	return w
+}
+
+// abandon undoes what was done for w, and returns for whom it was waiting, if it was.
+func (e *entry) abandon(w *waiter, now time.Time) *driver.HeldError {
+	if w.fence != 0 {
+		e.remove(w.req.Owner, w.fence, now)
+		return nil
+	}
+	held := e.held(now)
+	if i := slices.Index(e.queue, w); i >= 0 {
+		e.queue = slices.Delete(e.queue, i, i+1)
+	}
+	e.settle(now) // who stood behind w may be able to go
+	return held
+}
+
+// wall strips the monotonic reading: a server's clock is a wall clock.
+func wall(t time.Time) time.Time { return t.Round(0) }

@@ -1,0 +1,312 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Options are the settings of a backend. The zero value of each field is its default,
+// and so is a nil *Options.
+type Options struct {
+	// Prefix goes before every key.
+	Prefix string
+	// Event is told what happens in the background; see driver.Config.
+	Event func(driver.Event)
+	// Fencing is "on" (the default: tokens from the sequence dlock_fence), "off", or the
+	// name of another sequence, with or without its schema.
+	Fencing string
+	// MaxSessions bounds the connections that leases live on; 4 by default.
+	MaxSessions int
+	// MaxWaiters bounds the connections that wait for a lock, or carry one that they
+	// waited for; 16 by default.
+	MaxWaiters int
+	// Pooler is "session" if a pooler stands before the server and gives every client
+	// a server process of its own for as long as the client is connected. Any other
+	// pooling would give our locks away, and is refused.
+	Pooler string
+	// RestartGuard, if not zero, keeps a server that was started less than this ago from
+	// granting: it may have forgotten the locks of a holder that has not heard of it. It
+	// is then the longest TTL.
+	RestartGuard time.Duration
+	// CheckInterval is how often the server looks whether a client whose statement is
+	// running is still there; 2 s by default.
+	CheckInterval time.Duration
+	// ApplicationName goes before the owner's label in the server's view of the
+	// sessions, pg_stat_activity; "dlock" by default.
+	ApplicationName string
+	// Address is what String returns: the server's address without any secret.
+	Address string
+
+	_ struct{}
+}
+
+// Backend grants advisory locks of one PostgreSQL database.
+type Backend struct {
+	opt     Options
+	fence   string // the quoted sequence; empty: no tokens
+	info    driver.Info
+	factory func(context.Context) (*pgx.Conn, error)
+	table   table
+	hot     hot
+	id      func(prefix, key string) int64 // lockID, but for tests of collisions
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	sessions []*session
+	opening  map[time.Duration]*opening
+	waiters  []*session
+	coming   int // waiters that are being opened
+	label    string
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+)
+
+// New returns a backend whose connections factory makes. It is called whenever
+// one is needed, so that credentials may change, never more often at a time than
+// there may be connections, and its connections are ended by the backend alone. They must be
+// of one database, and of its primary.
+func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend, error) {
+	if factory == nil {
+		return nil, driver.Invalid("factory", "is nil")
+	}
+	var opt Options
+	if o != nil {
+		opt = *o
+	}
+	fence, err := opt.complete()
+	if err != nil {
+		return nil, err
+	}
+	b := &Backend{
+		opt: opt, fence: fence, factory: factory, id: lockID,
+		table:   table{byID: map[int64]*entry{}},
+		hot:     hot{keys: map[int64]time.Time{}},
+		opening: map[time.Duration]*opening{},
+		info: driver.Info{
+			Name: "postgres", Features: driver.SharedMode | driver.Session | driver.Queueing,
+			MinTTL: minTTL, MaxTTL: maxTTL,
+		},
+	}
+	if fence != "" {
+		b.info.Features |= driver.Fencing
+	}
+	if opt.RestartGuard > 0 {
+		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
+	}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// complete fills in the defaults and checks the rest.
+func (o *Options) complete() (fence string, err error) {
+	defaults := func(n *int, def int) {
+		if *n == 0 {
+			*n = def
+		}
+	}
+	defaults(&o.MaxSessions, 4)
+	defaults(&o.MaxWaiters, 16)
+	if o.CheckInterval == 0 {
+		o.CheckInterval = 2 * time.Second
+	}
+	if o.ApplicationName == "" {
+		o.ApplicationName = "dlock"
+	}
+	switch {
+	case len(o.Prefix) >= driver.MaxKey:
+		return "", driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(o.Prefix), driver.MaxKey)
+	case o.MaxSessions < 1 || o.MaxWaiters < 1:
+		return "", driver.Invalid("max_sessions and max_waiters", "are to be at least 1")
+	case o.Pooler != "" && o.Pooler != "session":
+		return "", driver.Invalid("pooler", "is to be session, or nothing where there is no pooler")
+	case o.RestartGuard < 0 || o.RestartGuard > 0 && o.RestartGuard < time.Second:
+		return "", driver.Invalid("restart_guard", "is to be at least 1s")
+	case o.CheckInterval < time.Millisecond:
+		return "", driver.Invalid("check_interval", "is to be at least 1ms")
+	}
+	return fenceName(o.Fencing)
+}
+
+// FromPool returns a factory for New that takes its connections from p, with p's
+// settings, and never gives them back: they do not count against p's MaxConns.
+func FromPool(p *pgxpool.Pool) func(context.Context) (*pgx.Conn, error) {
+	return func(ctx context.Context) (*pgx.Conn, error) {
+		c, err := p.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return c.Hijack(), nil
+	}
+}
+
+// Info describes the backend.
+func (b *Backend) Info() driver.Info { return b.info }
+
+// String returns the server's address, without any secret.
+func (b *Backend) String() string {
+	if b.opt.Address == "" {
+		return "postgres"
+	}
+	return b.opt.Address
+}
+
+// Acquire makes one attempt on a shared session, and where that finds the lock held and
+// req.Wait allows it, waits in the server's line.
+func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := b.info.Check(b.opt.Prefix, req); err != nil {
+		return nil, err
+	}
+	if b.closing() {
+		return nil, driver.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	b.learnLabel(req.Owner)
+	c := &claim{id: b.id(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode}
+	l, err := b.acquire(ctx, c, req)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (b *Backend) acquire(ctx context.Context, c *claim, req *driver.Request) (*lease, error) {
+	if req.Wait && b.hot.is(c.id) {
+		return b.wait(ctx, c, req.TTL, nil)
+	}
+	l, err := b.try(ctx, c, req.TTL)
+	var seen *driver.HeldError
+	if req.Wait && errors.As(err, &seen) {
+		return b.wait(ctx, c, req.TTL, seen)
+	}
+	return l, err
+}
+
+// try makes one attempt.
+func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease, error) {
+	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	for {
+		holder, change := b.table.ask(c)
+		if holder != nil {
+			return nil, b.heldHere(c, holder)
+		}
+		if change == nil {
+			break
+		}
+		select {
+		case <-change:
+		case <-bounded.Done():
+			return nil, ended(ctx)
+		case <-b.ctx.Done():
+			return nil, driver.ErrClosed
+		}
+	}
+	for range 3 {
+		s, err := b.session(bounded, classOf(ttl))
+		if err != nil {
+			b.table.drop(c)
+			if bounded.Err() != nil {
+				return nil, ended(ctx)
+			}
+			return nil, err
+		}
+		o, reads, err := s.lock(c, ttl)
+		if err == nil {
+			return s.await(ctx, o, reads)
+		}
+		if !errors.Is(err, errEnded) {
+			b.table.drop(c)
+			return nil, err
+		}
+		b.forget(s)
+	}
+	b.table.drop(c)
+	return nil, errEnded
+}
+
+// await waits for the answer to a lock.
+func (s *session) await(ctx context.Context, o *op, reads bool) (*lease, error) {
+	if s.answer(ctx, o, reads, attempt(o.ttl)) {
+		return o.lease, o.err
+	}
+	s.abandon(o)
+	return nil, ended(ctx)
+}
+
+// ended is the error of an attempt that took too long for its caller, or for us.
+func ended(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("postgres: %w", err)
+	}
+	return errTimeout
+}
+
+// heldHere is the verdict that this very backend has the lock.
+func (b *Backend) heldHere(c, holder *claim) error {
+	if holder.key != c.key {
+		b.report(driver.Event{Kind: driver.Collision, Key: c.key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", c.key, holder.key)})
+	}
+	return &driver.HeldError{Holder: holder.owner, Since: holder.since, Clock: time.Now()}
+}
+
+// Close ends all sessions, and so frees their locks, and returns when nothing of
+// the backend is left.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	b.cancel()
+	all := append(append([]*session{}, b.sessions...), b.waiters...)
+	b.mu.Unlock()
+	for _, s := range all {
+		s.close()
+	}
+	b.wg.Wait()
+	return nil
+}
+
+func (b *Backend) closing() bool { return b.ctx.Err() != nil }
+
+func (b *Backend) report(e driver.Event) {
+	if b.opt.Event != nil {
+		b.opt.Event(e)
+	}
+}
+
+// learnLabel takes the label off the first owner: what comes before its last '/'.
+func (b *Backend) learnLabel(owner string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.label != "" {
+		return
+	}
+	if i := strings.LastIndexByte(owner, '/'); i > 0 {
+		b.label = owner[:i]
+	}
+}
+
+// applicationName is what the server shows of a session; it keeps 63 bytes.
+func (b *Backend) applicationName() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	name := b.opt.ApplicationName
+	if b.label != "" {
+		name += " " + b.label
+	}
+	return name[:min(len(name), 63)]
+}

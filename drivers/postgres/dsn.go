@@ -1,0 +1,217 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/dsn"
+)
+
+// Driver opens backends by URL; it is registered as "postgres" and "postgresql".
+type Driver struct{}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// passed are the parameters that go to pgx as they are.
+var passed = []string{
+	"sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword", "sslsni",
+	"connect_timeout", "target_session_attrs", "passfile", "service", "servicefile",
+	"krbspn", "krbsrvname", "search_path", "options",
+}
+
+// Open reads postgres://user:password@host:port,host:port/database?name=value. It is
+// read here and not by pgx, whose errors quote the URL.
+func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	a, query, err := parseURL(cfg.DSN)
+	if err != nil {
+		return nil, err
+	}
+	p := dsn.Query(query)
+	o := options(p)
+	o.Prefix, o.Event = cfg.Prefix, cfg.Event
+	a.parameters(p)
+	if err := p.Err(); err != nil {
+		return nil, err
+	}
+	if _, err := o.complete(); err != nil { // before files are read
+		return nil, err
+	}
+	pc, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	o.Address = address(pc)
+	return New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.ConnectConfig(ctx, pc.Copy()) }, o)
+}
+
+// options reads our own parameters.
+func options(p *dsn.Params) *Options {
+	return &Options{
+		Fencing:         p.String("fencing", "on"),
+		MaxSessions:     p.Int("max_sessions", 0, 1, 1000),
+		MaxWaiters:      p.Int("max_waiters", 0, 1, 10000),
+		Pooler:          p.Enum("pooler", "", "session"),
+		RestartGuard:    p.Duration("restart_guard", 0, time.Second),
+		CheckInterval:   p.Duration("check_interval", 0, time.Millisecond),
+		ApplicationName: p.String("application_name", ""),
+	}
+}
+
+// target is where a URL points.
+type target struct {
+	user, password  string
+	hasUser, hasPwd bool
+	hosts, ports    []string
+	database        string
+	settings        map[string]string
+}
+
+// parseURL takes a URL apart. None of its errors quotes a part of it.
+func parseURL(raw string) (*target, string, error) {
+	_, rest, ok := strings.Cut(raw, "://")
+	if !ok {
+		return nil, "", driver.Invalid("URL", "is to be postgres://user:password@host:port/database")
+	}
+	if strings.Contains(rest, "#") {
+		return nil, "", malformed("a bare '#'")
+	}
+	rest, query, _ := strings.Cut(rest, "?")
+	authority, database, _ := strings.Cut(rest, "/")
+	if strings.ContainsAny(database, "@/") {
+		return nil, "", malformed("a bare '@' or '/' after the host")
+	}
+	t := &target{settings: map[string]string{}}
+	hosts := authority
+	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
+		user, password, has := strings.Cut(authority[:i], ":")
+		hosts, t.hasUser, t.hasPwd = authority[i+1:], user != "", has
+		t.user, t.password = user, password
+	}
+	for _, part := range []*string{&t.user, &t.password, &database} {
+		s, err := url.PathUnescape(*part)
+		if err != nil || strings.ContainsRune(s, 0) {
+			return nil, "", driver.Invalid("URL", "is not percent-encoded well")
+		}
+		*part = s
+	}
+	t.database = database
+	if err := t.readHosts(hosts); err != nil {
+		return nil, "", err
+	}
+	return t, query, nil
+}
+
+func malformed(what string) error {
+	return driver.Invalid("URL", "has %s (percent-encode '/', '?', '#' and '@' in a password: %%2F, %%3F, %%23, %%40)", what)
+}
+
+// readHosts reads host:port,host:port; the port may be left out.
+func (t *target) readHosts(s string) error {
+	if s == "" {
+		return nil
+	}
+	for h := range strings.SplitSeq(s, ",") {
+		host, port := h, ""
+		if i := strings.LastIndexByte(h, ':'); i >= 0 && !strings.HasSuffix(h, "]") {
+			host, port = h[:i], h[i+1:]
+			if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+				return malformed("a port that is not a number from 1 to 65535")
+			}
+		}
+		host, err := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
+		if err != nil || host == "" || strings.ContainsAny(host, "'\\ \x00") {
+			return malformed("a host that is none")
+		}
+		t.hosts, t.ports = append(t.hosts, host), append(t.ports, port)
+	}
+	return nil
+}
+
+// parameters reads pgx's parameters, and the parts of the URL that may be among them.
+func (t *target) parameters(p *dsn.Params) {
+	for _, name := range passed {
+		if p.Has(name) {
+			t.settings[name] = p.String(name, "")
+		}
+	}
+	if p.Has("user") {
+		t.user, t.hasUser = p.String("user", ""), true
+	}
+	if p.Has("password") {
+		t.password, t.hasPwd = p.String("password", ""), true
+	}
+	if p.Has("host") {
+		t.hosts = strings.Split(p.String("host", ""), ",")
+		t.ports = make([]string, len(t.hosts))
+	}
+	if p.Has("port") {
+		t.ports = []string{strconv.Itoa(p.Int("port", 5432, 1, 65535))}
+	}
+	t.database = p.String("dbname", t.database)
+}
+
+// config has pgx complete the target from the environment, ~/.pgpass and its defaults.
+// The password does not go through its parser.
+func (t *target) config() (*pgx.ConnConfig, error) {
+	var b strings.Builder
+	add := func(name, value string) {
+		b.WriteString(name + "='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(value) + "' ")
+	}
+	if len(t.hosts) > 0 {
+		add("host", strings.Join(t.hosts, ","))
+	}
+	if ports := strings.Join(t.ports, ","); strings.Trim(ports, ",") != "" {
+		for i, port := range t.ports {
+			if port == "" {
+				t.ports[i] = "5432"
+			}
+		}
+		add("port", strings.Join(t.ports, ","))
+	}
+	if t.hasUser {
+		add("user", t.user)
+	}
+	if t.database != "" {
+		add("dbname", t.database)
+	}
+	for name, value := range t.settings {
+		add(name, value)
+	}
+	c, err := pgx.ParseConfig(strings.TrimSuffix(b.String(), " "))
+	if err != nil {
+		return nil, t.unreadable(err)
+	}
+	if t.hasPwd {
+		c.Password = t.password
+	}
+	delete(c.RuntimeParams, "application_name") // set by the session itself
+	return c, nil
+}
+
+// unreadable says what pgx cannot use, without the connection string that its errors
+// begin with.
+func (t *target) unreadable(err error) error {
+	detail := "a parameter has a value that pgx cannot use"
+	if inner := errors.Unwrap(err); inner != nil && t.settings["sslpassword"] == "" {
+		detail += ": " + inner.Error()
+	} else if v, ok := t.settings["target_session_attrs"]; ok && inner == nil && v != "" {
+		detail += " (target_session_attrs)"
+	}
+	return driver.Invalid("URL", "%s", detail)
+}
+
+// address is the first host, without a secret.
+func address(c *pgx.ConnConfig) string {
+	if strings.HasPrefix(c.Host, "/") {
+		return "postgres://" + c.Host + ":" + strconv.Itoa(int(c.Port)) + "/" + c.Database
+	}
+	return "postgres://" + net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))) + "/" + c.Database
+}

@@ -1,0 +1,25 @@
+package postgres
+
+import "time"
+
+// Pids are the server processes of the backend's connections.
+func (b *Backend) Pids() []uint32 {
+	var pids []uint32
+	for _, s := range b.all() {
+		pids = append(pids, s.w.pid)
+	}
+	return pids
+}
+
+// Collide gives every key the same advisory lock.
+func (b *Backend) Collide() { b.id = func(string, string) int64 { return -42 } }
+
+// LockID is the advisory lock of a key.
+func (b *Backend) LockID(key string) int64 { return b.id(b.opt.Prefix, key) }
+
+// Grace is how long after a lease of this TTL the server, at the latest, frees a dead
+// holder's locks.
+func Grace(ttl time.Duration) time.Duration { return classOf(ttl) + grace(classOf(ttl)) - ttl }
+
+// Conns is how many connections the backend has.
+func (b *Backend) Conns() int { return len(b.all()) }

@@ -1,0 +1,158 @@
+//go:build unix
+
+package postgres_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+const (
+	helperURL  = "REDLOCK_POSTGRES_HOLDER_URL"
+	holderTTL  = time.Second
+	checkEvery = 500 * time.Millisecond
+)
+
+// TestMain makes the test's binary a process that holds a lock and renews it.
+func TestMain(m *testing.M) {
+	if url := os.Getenv(helperURL); url != "" {
+		holder(url, os.Getenv(helperURL+"_WAIT"))
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func holder(url, waitFor string) {
+	b, err := open(url)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	l, err := b.Acquire(context.Background(), request("k", holderTTL))
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println(l.Grant().Fence)
+	if waitFor != "" { // in the middle of a statement
+		go func() {
+			r := request(waitFor, holderTTL)
+			r.Wait = true
+			_, _ = b.Acquire(context.Background(), r)
+		}()
+	}
+	for range time.Tick(holderTTL / 4) {
+		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: holderTTL}); err != nil {
+			os.Exit(1)
+		}
+	}
+}
+
+// startHolder starts such a process and returns it with its token.
+func startHolder(t *testing.T, url, waitFor string) (*os.Process, uint64) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), helperURL+"="+url, helperURL+"_WAIT="+waitFor)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	fence, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
+	if err != nil {
+		t.Fatalf("the holder says %q", line)
+	}
+	return cmd.Process, fence
+}
+
+// next takes the key when it comes free, and returns how long that took.
+func next(t *testing.T, b driver.Backend, after uint64) time.Duration {
+	t.Helper()
+	start := time.Now()
+	r := request("k", 10*time.Second)
+	r.Wait = true
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	l, err := b.Acquire(ctx, r)
+	if err != nil {
+		t.Fatalf("the lock did not come free: %v", err)
+	}
+	took := time.Since(start)
+	if f := l.Grant().Fence; f <= after {
+		t.Errorf("token %d after %d", f, after)
+	}
+	_ = l.Release(context.Background())
+	return took
+}
+
+// slack is what a slow machine may add.
+const slack = 3 * time.Second
+
+func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL())
+	p, fence := startHolder(t, s.URL(), "")
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	bound := holderTTL + postgres.Grace(holderTTL)
+	if took := next(t, b, fence); took > bound+slack {
+		t.Errorf("free after %v, the bound is %v", took, bound)
+	} else {
+		t.Logf("free after %v, the bound is %v", took, bound)
+	}
+}
+
+func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL())
+	p, fence := startHolder(t, s.URL(), "")
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if took := next(t, b, fence); took > holderTTL {
+		t.Errorf("free after %v, not before the TTL's end", took)
+	} else {
+		t.Logf("free after %v", took)
+	}
+}
+
+func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	b := opener(t, s.URL())
+	blocker := must(t, b, request("other", time.Minute))
+	p, fence := startHolder(t, s.URL()+"&check_interval="+checkEvery.String(), "other")
+	eventually(t, "it waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	_ = next(t, b, fence)
+	eventually(t, "its wait has gone", func() bool { return count(t, db, advisory+" AND NOT granted") == 0 })
+	if took := time.Since(start); took > 2*checkEvery+slack {
+		t.Errorf("noticed after %v, the bound is %v", took, 2*checkEvery)
+	}
+	if _, err := blocker.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,347 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// refused acquires, and asserts a refusal for good whose words contain all of want.
+func refused(t *testing.T, b driver.Backend, want ...string) {
+	t.Helper()
+	_, err := b.Acquire(context.Background(), request("k", time.Second))
+	var no *driver.RefusedError
+	if !errors.As(err, &no) || no.RetryAfter != 0 {
+		t.Fatalf("want a refusal for good, got %v", err)
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}
+
+func TestAPoolerOfTransactionsIsRefused(t *testing.T) {
+	pg := server.Postgres(t)
+	bouncer := server.PgBouncer(t, pg, "transaction")
+	refused(t, opener(t, bouncer.URL()), "pooler", "pooler=session")
+}
+
+func TestAPoolerOfSessionsServes(t *testing.T) {
+	pg := server.Postgres(t)
+	bouncer := server.PgBouncer(t, pg, "session")
+	refused(t, opener(t, bouncer.URL()), "pooler")
+	b := opener(t, bouncer.URL()+"&pooler=session")
+	direct := opener(t, pg.URL())
+	l := must(t, b, request("k", time.Second))
+	if _, err := direct.Acquire(context.Background(), request("k", time.Second)); !errors.Is(err, driver.ErrHeld) {
+		t.Fatalf("held through the pooler, and yet: %v", err)
+	}
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Release(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	_ = must(t, direct, request("k", time.Second)).Release(context.Background())
+}
+
+func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
+	pg := server.Postgres(t)
+	bouncer := server.PgBouncer(t, pg, "transaction")
+	b := opener(t, bouncer.URL()+"&pooler=session")
+	l := must(t, b, request("k", 10*time.Second))
+	// Somebody else gets the server process that has the lock, and keeps it.
+	thief, err := pgx.Connect(context.Background(), bouncer.URL()+"&default_query_exec_mode=simple_protocol")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer thief.Close(context.Background()) //nolint:errcheck // the test's own
+	if _, err := thief.Exec(context.Background(), "BEGIN"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 10 * time.Second}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew on another server process: %v", err)
+	}
+}
+
+func TestAStandbyIsRefused(t *testing.T) {
+	s := server.Postgres(t, server.WithStandby())
+	refused(t, opener(t, s.URL()), "standby", "primary")
+}
+
+func TestAFullLockTableNamesTheSetting(t *testing.T) {
+	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "10"))
+	b := opener(t, s.URL()+"&max_sessions=2")
+	var mu sync.Mutex
+	var held []driver.Lease
+	full := 0
+	var wg sync.WaitGroup
+	for w := range 32 { // together, so that one statement asks for many, in both modes
+		wg.Go(func() {
+			for i := range 500 {
+				r := request(fmt.Sprint("k", w, "/", i), time.Minute)
+				if i%2 == 0 {
+					r.Mode = driver.Shared
+				}
+				l, err := b.Acquire(context.Background(), r)
+				mu.Lock()
+				var no *driver.RefusedError
+				switch {
+				case err == nil:
+					held = append(held, l)
+				case errors.As(err, &no) && no.RetryAfter > 0 && strings.Contains(err.Error(), "max_locks_per_transaction"):
+					full++
+				default:
+					t.Errorf("after %d locks: %v", len(held), err)
+				}
+				stop := full > 100
+				mu.Unlock()
+				if stop {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if full == 0 {
+		t.Fatalf("the table was never full: %d locks", len(held))
+	}
+	// Nobody else's lock suffers, and there is room again after a release.
+	for _, l := range held {
+		if err := l.Release(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = must(t, b, request("again", time.Minute)).Release(context.Background())
+	if got := count(t, admin(t, s.URL()), advisory); got != 0 {
+		t.Errorf("%d locks are left", got)
+	}
+}
+
+func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	do := func(sql string) {
+		t.Helper()
+		if _, err := db.Exec(context.Background(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	do("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+	do(`CREATE ROLE "some body" LOGIN`)
+	url := s.URLFor("some body", "")
+	for range 2 { // what the error says is enough, the second time with a sequence of somebody else's
+		_, err := opener(t, url).Acquire(context.Background(), request("k", time.Second))
+		var no *driver.RefusedError
+		if !errors.As(err, &no) || no.RetryAfter != 0 {
+			t.Fatalf("without rights: %v", err)
+		}
+		_, sql, ok := strings.Cut(err.Error(), "has to run: ")
+		if !ok {
+			t.Fatalf("no statement in: %v", err)
+		}
+		do(sql)
+		_ = must(t, opener(t, url), request("k", time.Second)).Release(context.Background())
+		do("DROP SEQUENCE dlock_fence")
+		do("REVOKE CREATE ON SCHEMA public FROM \"some body\"")
+		do("CREATE SEQUENCE dlock_fence")
+	}
+	_ = must(t, opener(t, url+"&fencing=off"), request("k", time.Second)).Release(context.Background())
+}
+
+func TestASequenceWithACacheIsRefused(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	if _, err := db.Exec(context.Background(), "CREATE SEQUENCE dlock_fence CACHE 20"); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, opener(t, s.URL()), "ALTER SEQUENCE", "CACHE 1")
+}
+
+func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	l := must(t, opener(t, s.URL()), request("k", time.Second))
+	if f, now := l.Grant().Fence, uint64(time.Now().Add(-time.Minute).UnixMicro()); f < now {
+		t.Errorf("the first token is %d, less than %d", f, now)
+	}
+	_ = l.Release(context.Background())
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	if got := count(t, db, "SELECT setval('dlock_fence', $1)", ahead); got != ahead {
+		t.Fatal(got)
+	}
+	l = must(t, opener(t, s.URL()), request("k", time.Second))
+	if f := l.Grant().Fence; f != uint64(ahead)+1 {
+		t.Errorf("token %d after %d: the sequence was set back", f, ahead)
+	}
+	_ = l.Release(context.Background())
+}
+
+func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
+	const canary = "s3cr3t-c4n4ry"
+	s := server.Postgres(t, server.WithHBA("host all alice 127.0.0.1/32 scram-sha-256"))
+	if _, err := admin(t, s.URL()).Exec(context.Background(), "CREATE ROLE alice LOGIN PASSWORD 'right'"); err != nil {
+		t.Fatal(err)
+	}
+	b := opener(t, s.URLFor("alice", canary))
+	refused(t, b, "password")
+	_, err := b.Acquire(context.Background(), request("k", time.Second))
+	if all := fmt.Sprintf("%v %+v %#v %s", err, err, err, b); strings.Contains(all, canary) {
+		t.Errorf("the password is in %s", all)
+	}
+	_ = must(t, opener(t, s.URLFor("alice", "right")+"&fencing=off"), request("k", time.Second)).Release(context.Background())
+}
+
+func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL()+"&restart_guard=3s")
+	if most := b.Info().MaxTTL; most != 3*time.Second {
+		t.Errorf("MaxTTL is %v", most)
+	}
+	_, err := b.Acquire(context.Background(), request("k", time.Second))
+	var no *driver.RefusedError
+	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 3*time.Second {
+		t.Fatalf("a server that was just started gives %v", err)
+	}
+	<-time.After(no.RetryAfter + 10*time.Millisecond)
+	_ = must(t, b, request("k", time.Second)).Release(context.Background())
+}
+
+func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
+	s := server.Postgres(t)
+	a, b := opener(t, s.URL()), opener(t, s.URL()+"&application_name=web")
+	r := request("k", 10*time.Second)
+	r.Owner = "host/4711/abc"
+	l := must(t, b, r)
+	ctx, cancel := context.WithCancel(context.Background())
+	waited := make(chan error)
+	go func() {
+		w := request("k", time.Second)
+		w.Wait = true
+		_, err := a.Acquire(ctx, w)
+		waited <- err
+	}()
+	var st *driver.State
+	eventually(t, "one holder and one waiter", func() bool {
+		var err error
+		if st, err = a.Lookup(context.Background(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		return len(st.Holders) == 1 && st.Waiters == 1
+	})
+	if h := st.Holders[0]; !strings.Contains(h.Owner, "web host/4711") || !strings.Contains(h.Owner, fmt.Sprint(b.Pids()[0])) || h.Address == "" || h.Since.IsZero() {
+		t.Errorf("the holder is %+v", h)
+	}
+	if st, err := b.Lookup(context.Background(), "k"); err != nil || len(st.Holders) != 1 || st.Holders[0].Owner != r.Owner || st.Fence != l.Grant().Fence {
+		t.Errorf("in its own process: %+v, %v", st, err)
+	}
+	findings, err := a.Check(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := false
+	for _, f := range findings {
+		told = told || strings.Contains(f.What, "waits since") && strings.Contains(f.What, fmt.Sprint(b.Pids()[0]))
+	}
+	if !told {
+		t.Errorf("nobody is said to wait for process %d: %+v", b.Pids()[0], findings)
+	}
+	cancel()
+	if err := <-waited; !errors.Is(err, context.Canceled) || !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("the wait gave %v", err)
+	}
+	_ = l.Release(context.Background())
+}
+
+func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL()+"&max_sessions=1")
+	ctx := context.Background()
+	one, two := admin(t, s.URL()), admin(t, s.URL())
+	begin := func(c *pgx.Conn) pgx.Tx {
+		tx, err := c.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tx
+	}
+	tx := begin(one)
+	if err := b.LockTx(ctx, tx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Acquire(ctx, request("k", time.Second)); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("a lease beside the transaction's lock: %v", err)
+	}
+	other := begin(two)
+	if err := b.TryLockTx(ctx, other, "k"); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("a second transaction: %v", err)
+	}
+	if _, err := other.Exec(ctx, "SET LOCAL lock_timeout = '20ms'"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.LockTx(ctx, other, "k"); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("lock_timeout gives %v", err)
+	}
+	_ = other.Rollback(ctx)
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	l := must(t, b, request("k", 10*time.Second))
+	other = begin(two)
+	if err := b.TryLockTx(ctx, other, "k"); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("a transaction beside a lease: %v", err)
+	}
+	_ = l.Release(ctx)
+	if err := b.TryLockTx(ctx, other, "k"); err != nil {
+		t.Errorf("a free key: %v", err)
+	}
+	_ = other.Rollback(ctx)
+	for _, bad := range []string{"", strings.Repeat("x", driver.MaxKey+1)} {
+		if err := b.LockTx(ctx, tx, bad); !errors.Is(err, driver.ErrInvalid) {
+			t.Errorf("a key of %d bytes: %v", len(bad), err)
+		}
+	}
+}
+
+func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
+	s := server.Postgres(t, server.WithSetting("deadlock_timeout", "50ms"))
+	b := opener(t, s.URL())
+	ctx := context.Background()
+	var txs [2]pgx.Tx
+	for i, key := range []string{"a", "b"} {
+		tx, err := admin(t, s.URL()).Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		txs[i] = tx
+		if err := b.LockTx(ctx, tx, key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	errs := make(chan error, 2)
+	for i, key := range []string{"b", "a"} {
+		go func() {
+			err := b.LockTx(ctx, txs[i], key)
+			_ = txs[i].Rollback(ctx)
+			errs <- err
+		}()
+	}
+	one, two := <-errs, <-errs
+	if one == nil {
+		one, two = two, one
+	}
+	var no *driver.RefusedError
+	if !errors.As(one, &no) || no.RetryAfter == 0 || !strings.Contains(one.Error(), "deadlock") || two != nil {
+		t.Errorf("got %v and %v", one, two)
+	}
+}

@@ -1,0 +1,427 @@
+package postgres
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A session is a connection and the leases that live on it. Callers leave what they
+// want in a queue; whoever finds the connection idle, or the reader when the
+// answers are complete, sends all that is in the queue as one round: one statement
+// for all the locks, one for all the unlocks. No caller's context reaches the
+// connection: who gives up leaves a grant behind, and the reader returns it.
+type session struct {
+	b         *Backend
+	w         *wire
+	server    server
+	notBefore time.Time     // restart guard: no grant before this
+	lost      chan struct{} // closed when the session ends
+
+	mu       sync.Mutex
+	end      error // why it ended; nil while it lives
+	freed    bool  // the server itself ended it, and so freed the locks
+	queue    []*op
+	round    []*statement // sent and unanswered, in order
+	leases   map[*lease]struct{}
+	holds    map[int64]int // grants per advisory lock
+	class    time.Duration // the TTL that the leases need
+	raise    time.Duration // the TTL that a renewal asks for
+	told     time.Duration // the TTL that the server was told last
+	known    time.Duration // the TTL that it has confirmed
+	answered time.Time     // when the last statement that was answered was sent
+	used     time.Time     // when a caller last wanted something
+	nextEnd  time.Time     // when the first lease may be over
+	beat     *op           // a heartbeat in the queue
+	beating  *op           // a heartbeat in this round
+	waiting  bool          // in pg_advisory_lock, or confirming its grant
+	timer    *time.Timer
+	due      time.Time // when the timer fires
+
+	turns
+}
+
+// op is what a caller wants of a session.
+type op struct {
+	lease *lease // lock: what was granted; unlock: what to give up
+	claim *claim // lock: whose
+	ttl   time.Duration
+	gone  bool // the caller has given up
+	sent  bool
+	asked time.Time // a wait: when it was sent
+	err   error
+	done  chan struct{} // closed when lease or err is set
+}
+
+func newOp() *op { return &op{done: make(chan struct{})} }
+
+func (o *op) finish(err error) {
+	o.err = err
+	close(o.done)
+}
+
+// A statement is one message of the simple protocol, and its answer.
+type statement struct {
+	sql    string
+	class  time.Duration // what it tells the server, if it does
+	ops    []*op
+	blocks bool // it may take for ever
+	sent   time.Time
+	values []int64 // a row each; -1: null
+	sets   int     // complete result sets
+	err    *pgconn.PgError
+	do     func(*statement) // takes the answer, under the session's mutex
+}
+
+// maxRound bounds the requests of one round, and so the size of a message and the
+// time that the server spends on it.
+const maxRound = 256
+
+// errEnded says that a session took no request any more.
+var errEnded = errors.New("postgres: the session has ended")
+
+// lock leaves a request in the queue, and reports whether its caller has to read the
+// answer.
+func (s *session) lock(c *claim, ttl time.Duration) (o *op, reads bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	switch {
+	case s.b.closing():
+		return nil, false, driver.ErrClosed
+	case s.end != nil || s.waiting:
+		return nil, false, errEnded
+	case now.Before(s.notBefore):
+		return nil, false, s.guarded(now)
+	}
+	o = newOp()
+	o.claim, o.ttl = c, ttl
+	s.queue, s.used = append(s.queue, o), now
+	return o, s.flushFor(o), nil
+}
+
+func (s *session) guarded(now time.Time) error {
+	return &driver.RefusedError{RetryAfter: s.notBefore.Sub(now), Reason: "postgres: the server was started less than the restart guard ago, and may have forgotten locks"}
+}
+
+// abandon takes back a request whose caller has given up: what is in the queue was
+// never asked, and what is granted in the end is returned.
+func (s *session) abandon(o *op) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-o.done:
+		if o.err == nil {
+			s.unlock(o.lease)
+			s.flush()
+		}
+		return
+	default:
+	}
+	if o.sent {
+		o.gone = true
+		return
+	}
+	for i, x := range s.queue {
+		if x == o {
+			s.queue = append(s.queue[:i], s.queue[i+1:]...)
+			break
+		}
+	}
+	s.b.table.drop(o.claim)
+}
+
+// unlock leaves the end of l in the queue; the mutex is held.
+func (s *session) unlock(l *lease) *op {
+	if l.leaving == nil {
+		l.leaving = newOp()
+		l.leaving.lease = l
+		s.b.table.leave(l.claim)
+		s.queue = append(s.queue, l.leaving)
+	}
+	return l.leaving
+}
+
+// heartbeat returns a request for any answer at all, shared by all who ask before it
+// is sent; the mutex is held.
+func (s *session) heartbeat() *op {
+	if s.beat == nil {
+		s.beat = newOp()
+	}
+	s.used = time.Now()
+	return s.beat
+}
+
+// flush sends a round, if none is under way; the mutex is held.
+func (s *session) flush() {
+	if s.end != nil || len(s.round) > 0 || s.waiting {
+		return
+	}
+	if out := s.plan(); len(out) > 0 {
+		s.send(out...)
+	}
+}
+
+// send writes statements; the mutex is held.
+func (s *session) send(out ...*statement) {
+	if s.end != nil {
+		for _, st := range out {
+			s.drown(st.ops)
+		}
+		return
+	}
+	var msg []byte
+	for _, st := range out {
+		msg = appendQuery(msg, st.sql)
+	}
+	now := time.Now() // before the first byte: Expires counts from here
+	for _, st := range out {
+		st.sent = now
+		if st.class != 0 {
+			s.told = st.class
+		}
+	}
+	s.round = append(s.round, out...)
+	if err := s.w.write(msg); err != nil {
+		s.fail(fmt.Errorf("postgres: write: %w", err), false)
+	}
+	s.call()
+}
+
+// front is the statement that is being answered. Only the reader takes it away, so
+// that its answer needs no mutex.
+func (s *session) front() *statement {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.round) == 0 {
+		return nil
+	}
+	return s.round[0]
+}
+
+func (s *session) row(m *pgproto3.DataRow) {
+	st := s.front()
+	if st == nil || len(m.Values) == 0 {
+		return
+	}
+	st.values = append(st.values, number(m.Values[0]))
+}
+
+// number reads a value in text: a number, a boolean or nothing.
+func number(v []byte) int64 {
+	switch {
+	case v == nil:
+		return -1
+	case len(v) == 0 || v[0] == 'f':
+		return 0
+	case v[0] == 't':
+		return 1
+	}
+	n, err := strconv.ParseInt(string(v), 10, 64)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
+// ready takes the complete answer to the first statement of the round, and sends
+// the next round after the last.
+func (s *session) ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end != nil {
+		return false
+	}
+	if len(s.round) == 0 {
+		return true
+	}
+	st := s.round[0]
+	s.round = s.round[1:]
+	s.answered = st.sent
+	if st.class != 0 {
+		if st.err != nil { // never guess under which timeout the locks live
+			s.refuseAll(st)
+			s.fail(fmt.Errorf("postgres: idle_session_timeout was not set: %w", st.err), false)
+			return false
+		}
+		s.known = st.class
+	}
+	if st.do != nil {
+		st.do(st)
+	}
+	if len(s.round) == 0 && s.end == nil {
+		s.round = nil
+		if s.beating != nil {
+			s.beating.finish(nil)
+			s.beating = nil
+		}
+		s.flush()
+	}
+	return s.end == nil
+}
+
+// fail ends the session: its leases are lost, and what was asked has no answer. The
+// mutex is held.
+func (s *session) fail(err error, freed bool) {
+	if s.end != nil {
+		return
+	}
+	s.end, s.freed = err, s.freed || freed
+	s.turn.wake()
+	s.alarm.Stop()
+	close(s.lost)
+	s.timer.Stop()
+	lost := len(s.leases)
+	for l := range s.leases {
+		s.b.table.drop(l.claim)
+	}
+	ops := append(s.queue, s.beat, s.beating)
+	for _, st := range s.round {
+		ops = append(ops, st.ops...)
+	}
+	s.queue, s.round, s.leases, s.beat, s.beating = nil, nil, nil, nil, nil
+	for _, o := range ops {
+		if o == nil {
+			continue
+		}
+		if o.claim != nil {
+			s.b.table.drop(o.claim)
+		}
+		o.finish(err)
+	}
+	if lost > 0 && !s.b.closing() {
+		s.b.report(driver.Event{Kind: driver.Disconnected, Err: err, Detail: fmt.Sprintf("a session ended, and %d leases with it", lost)})
+	}
+	s.b.wg.Add(1)
+	go s.hangUp(s.waiting)
+}
+
+// hangUp closes the connection. A wait is cancelled first: see wire.cancel.
+func (s *session) hangUp(waiting bool) {
+	defer s.b.wg.Done()
+	if waiting {
+		s.w.cancel()
+	}
+	s.w.close()
+}
+
+// newSession starts the session of a connection that was set up.
+func (b *Backend) newSession(w *wire, srv server) *session {
+	s := &session{
+		b: b, w: w, server: srv, lost: make(chan struct{}),
+		leases: map[*lease]struct{}{}, holds: map[int64]int{},
+		told: idleClass, known: idleClass, used: time.Now(),
+		turns: turns{turn: make(wakeup, 1)},
+	}
+	if b.opt.RestartGuard > 0 {
+		s.notBefore = srv.asked.Add(b.opt.RestartGuard - srv.uptime)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timer = time.AfterFunc(time.Hour, s.tick)
+	s.alarm = time.AfterFunc(lull, s.turn.wake)
+	s.schedule(time.Now())
+	b.wg.Add(1)
+	go s.run()
+	return s
+}
+
+// period is the time between two ticks.
+func (s *session) period() time.Duration {
+	if len(s.leases) == 0 && s.told == idleClass {
+		return time.Second
+	}
+	return min(max(s.told/10, 10*time.Millisecond), 500*time.Millisecond)
+}
+
+// schedule sets the next tick, unless an earlier one is set; the mutex is held.
+func (s *session) schedule(now time.Time) {
+	next := now.Add(s.period())
+	if now.Before(s.due) && s.due.Before(next) {
+		return
+	}
+	s.due = next
+	s.timer.Reset(next.Sub(now))
+}
+
+// tick does what nobody asked for: it unlocks leases that are over, ends a session
+// whose server is silent, and lets one rest that has no leases.
+func (s *session) tick() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end != nil {
+		return
+	}
+	now := time.Now()
+	if s.silent(now) {
+		s.fail(fmt.Errorf("postgres: %w", errSilent), false)
+		return
+	}
+	s.sweep(now)
+	if s.idle() {
+		s.rest(now)
+	}
+	s.flush()
+	if s.end == nil {
+		s.schedule(now)
+	}
+}
+
+// silent reports whether an answer is overdue. A wait for a lock may take for ever.
+func (s *session) silent(now time.Time) bool {
+	if len(s.round) == 0 || s.round[0].blocks {
+		return false
+	}
+	limit := writeTimeout
+	if len(s.leases) > 0 {
+		limit = max(s.class, time.Second)
+	}
+	return now.Sub(s.round[0].sent) > limit
+}
+
+// sweep unlocks leases that nobody renewed. Other leases keep the session alive,
+// so that the server does not.
+func (s *session) sweep(now time.Time) {
+	if now.Before(s.nextEnd) || len(s.leases) == 0 {
+		return
+	}
+	s.nextEnd = now.Add(maxTTL)
+	for l := range s.leases {
+		if l.leaving != nil {
+			continue
+		}
+		end := l.end()
+		if !now.Before(end) {
+			l.expired = true
+			s.unlock(l)
+			continue
+		}
+		if end.Before(s.nextEnd) {
+			s.nextEnd = end
+		}
+	}
+}
+
+// idle reports whether nothing lives on the session and nothing is asked of it.
+func (s *session) idle() bool {
+	return len(s.leases) == 0 && len(s.queue) == 0 && len(s.round) == 0 && s.beat == nil && !s.waiting
+}
+
+// rest tells the server to be patient with a session that holds nothing, and ends it
+// after a while.
+func (s *session) rest(now time.Time) {
+	switch {
+	case now.Sub(s.used) > idleKeep:
+		s.fail(errEnded, true)
+	case s.told != idleClass && now.Sub(s.answered) > s.told/4:
+		s.class = 0
+		s.send(s.tell(idleClass))
+	}
+}

@@ -1,0 +1,400 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// count asks for one number.
+func count(t testing.TB, c *pgx.Conn, sql string, args ...any) int64 {
+	t.Helper()
+	var n int64
+	if err := c.QueryRow(context.Background(), sql, args...).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+const advisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
+
+// eventually repeats f until it holds; the test's own timeout is the limit.
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	end := time.Now().Add(20 * time.Second)
+	for !f() {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+		runtime.Gosched()
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
+	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "256"))
+	p := fault.NewProxy(t, s.Addr())
+	b := opener(t, through(s, p))
+	const n, ttl = 10_000, time.Minute
+	leases := make([]driver.Lease, n)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	var wg sync.WaitGroup
+	for w := range 64 {
+		wg.Go(func() {
+			for i := w; i < n; i += 64 {
+				l, err := b.Acquire(context.Background(), request(fmt.Sprintf("k%d", i), ttl))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				leases[i] = l
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	took := time.Since(start)
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	t.Logf("%d locks in %v, %d bytes each, on %d connections", n, took.Round(time.Millisecond), (after.HeapAlloc-before.HeapAlloc)/n, b.Conns())
+	if b.Conns() > 4 {
+		t.Errorf("%d connections", b.Conns())
+	}
+	db := admin(t, s.URL())
+	if got := count(t, db, advisory); got != n {
+		t.Fatalf("%d locks on the server", got)
+	}
+	sent := p.Stats()
+	for i := range leases {
+		wg.Go(func() {
+			before := leases[i].Grant().Expires
+			g, err := leases[i].Renew(context.Background(), &driver.Renewal{TTL: ttl})
+			if err != nil || !g.Expires.After(before) {
+				t.Errorf("renewal of %d: %v, Expires %v later", i, err, g.Expires.Sub(before))
+			}
+		})
+	}
+	wg.Wait()
+	if bytes := p.Stats().ToServer - sent.ToServer; bytes > 4*64 {
+		t.Errorf("the renewals sent %d bytes, more than four heartbeats", bytes)
+	}
+	for i := range leases {
+		wg.Go(func() {
+			if err := leases[i].Release(context.Background()); err != nil {
+				t.Errorf("release of %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := count(t, db, advisory); got != 0 {
+		t.Errorf("%d locks are left on the server", got)
+	}
+}
+
+func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	bystander := opener(t, s.URL())
+	other := must(t, bystander, request("other", 20*time.Second))
+	b := opener(t, s.URL())
+	var late []time.Duration
+	last := map[string]uint64{}
+	for range 20 {
+		var leases []driver.Lease
+		for i := range 30 {
+			leases = append(leases, must(t, b, request(fmt.Sprint("k", i), 10*time.Second)))
+		}
+		for i, l := range leases {
+			if f := l.Grant().Fence; f <= last[fmt.Sprint("k", i)] {
+				t.Fatalf("token %d after %d", f, last[fmt.Sprint("k", i)])
+			}
+			last[fmt.Sprint("k", i)] = l.Grant().Fence
+		}
+		stop := make(chan struct{})
+		var load sync.WaitGroup
+		for i := range 4 {
+			load.Go(func() {
+				for n := 0; ; n++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if l, err := b.Acquire(context.Background(), request(fmt.Sprint("load", i, n), 10*time.Second)); err == nil {
+						_ = l.Release(context.Background())
+					}
+				}
+			})
+		}
+		pid := b.Pids()[0]
+		if got := count(t, db, "SELECT pg_terminate_backend($1, 5000)::int", int64(pid)); got != 1 {
+			t.Fatal("not terminated")
+		}
+		gone := time.Now() // the process has gone: whoever wants the locks may have them
+		for _, l := range leases {
+			<-l.Grant().Lost
+			late = append(late, time.Since(gone))
+			if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 10 * time.Second}); !errors.Is(err, driver.ErrLost) {
+				t.Fatalf("Renew: %v", err)
+			}
+		}
+		close(stop)
+		load.Wait()
+	}
+	slices.Sort(late)
+	t.Logf("lost after p50 %v, p99 %v, max %v", late[len(late)/2], late[len(late)*99/100], late[len(late)-1])
+	if p99 := late[len(late)*99/100]; p99 > 100*time.Millisecond { // 5 ms where nothing else runs
+		t.Errorf("p99 is %v", p99)
+	}
+	if _, err := other.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
+		t.Errorf("another session's lease: %v", err)
+	}
+}
+
+func TestDeadlineIsNeverLaterThanTheServersRelease(t *testing.T) {
+	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	db := admin(t, s.URL())
+	const trials, together, ttl = 200, 50, 300 * time.Millisecond
+	for round := range trials / together {
+		var wg sync.WaitGroup
+		for i := range together {
+			wg.Go(func() { deadlineTrial(t, s, fmt.Sprintf("t%d-%d", round, i), i, ttl) })
+		}
+		wg.Wait()
+	}
+	eventually(t, "no lock is left", func() bool { return count(t, db, advisory) == 0 })
+}
+
+// deadlineTrial takes a key, renews it while the way to the server fails, and watches
+// from another connection when the server frees it.
+func deadlineTrial(t *testing.T, s *server.Server, key string, i int, ttl time.Duration) {
+	p, err := fault.Start(s.Addr())
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer p.Close() //nolint:errcheck // the test's own
+	b, err := open(through(s, p))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer b.Close() //nolint:errcheck // the test's own
+	l, err := b.Acquire(context.Background(), request(key, ttl))
+	if err != nil {
+		return // a machine so slow that the grant was over: nothing to see
+	}
+	watch, err := pgx.Connect(context.Background(), s.URL())
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer watch.Close(context.Background()) //nolint:errcheck // the test's own
+	switch i % 3 {
+	case 0:
+		p.Delay(fault.ToClient, time.Duration(i)*10*time.Millisecond, 0)
+	case 1:
+		p.DropReplies(1)
+	case 2:
+		p.Pause() // as a process that stands still
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), ttl)
+	_, _ = l.Renew(ctx, &driver.Renewal{TTL: ttl})
+	cancel()
+	for {
+		var free bool
+		asked := time.Now() // before the server is asked
+		if err := watch.QueryRow(context.Background(), "SELECT pg_try_advisory_lock($1)", b.LockID(key)).Scan(&free); err != nil {
+			t.Error(err)
+			return
+		}
+		answered := time.Now()
+		if free {
+			if e := l.Grant().Expires; answered.Before(e) {
+				t.Errorf("the server freed the lock before %v, and Expires is %v later", answered.Sub(asked), e.Sub(answered))
+			}
+			return
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+}
+
+func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
+	s := server.Postgres(t)
+	a, b := opener(t, s.URL()), opener(t, s.URL())
+	const ttl = 500 * time.Millisecond
+	kept, left := must(t, a, request("kept", ttl)), must(t, a, request("left", ttl))
+	end := left.Grant().Expires
+	for {
+		if _, err := kept.Renew(context.Background(), &driver.Renewal{TTL: ttl}); err != nil {
+			t.Fatalf("the renewed lease: %v", err)
+		}
+		if l, err := b.Acquire(context.Background(), request("left", ttl)); err == nil {
+			if time.Now().Before(end) {
+				t.Error("freed before its end")
+			}
+			_ = l.Release(context.Background())
+			break
+		}
+		if time.Since(end) > 20*time.Second {
+			t.Fatal("never freed, since the other lease keeps the session alive")
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+	if _, err := left.Renew(context.Background(), &driver.Renewal{TTL: ttl}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew of the lease that was left: %v", err)
+	}
+	if err := left.Release(context.Background()); err != nil && !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Release of it: %v", err)
+	}
+}
+
+func TestALongerRenewalRaisesTheSessionsTimeout(t *testing.T) {
+	s := server.Postgres(t)
+	a, b := opener(t, s.URL()), opener(t, s.URL())
+	l := must(t, a, request("k", 500*time.Millisecond))
+	g, err := l.Renew(context.Background(), &driver.Renewal{TTL: 3 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for time.Until(g.Expires) > time.Second {
+		if got, err := b.Acquire(context.Background(), request("k", time.Second)); err == nil {
+			t.Fatalf("granted to another with %v to go, token %d", time.Until(g.Expires), got.Grant().Fence)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+func TestSharedLeasesOfOneSessionAreCountedApart(t *testing.T) {
+	s := server.Postgres(t)
+	a, b := opener(t, s.URL()), opener(t, s.URL())
+	share := func() driver.Lease {
+		r := request("k", 5*time.Second)
+		r.Mode = driver.Shared
+		return must(t, a, r)
+	}
+	leases := []driver.Lease{share(), share(), share()}
+	if _, err := a.Acquire(context.Background(), request("k", time.Second)); !errors.Is(err, driver.ErrHeld) {
+		t.Fatalf("upgraded inside a session: %v", err)
+	}
+	for _, l := range leases {
+		if _, err := b.Acquire(context.Background(), request("k", time.Second)); !errors.Is(err, driver.ErrHeld) {
+			t.Fatalf("exclusive beside a share: %v", err)
+		}
+		if err := l.Release(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = must(t, b, request("k", time.Second)).Release(context.Background())
+}
+
+func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
+	s := server.Postgres(t)
+	var mu sync.Mutex
+	var events []driver.Event
+	b, err := postgres.New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, s.URL()) },
+		&postgres.Options{Event: func(e driver.Event) { mu.Lock(); events = append(events, e); mu.Unlock() }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // the test's own
+	b.Collide()
+	l := must(t, b, request("one", time.Second))
+	if _, err := b.Acquire(context.Background(), request("two", time.Second)); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("the session granted its own lock again: %v", err)
+	}
+	mu.Lock()
+	if len(events) != 1 || events[0].Kind != driver.Collision {
+		t.Errorf("events: %+v", events)
+	}
+	mu.Unlock()
+	_ = l.Release(context.Background())
+	_ = must(t, b, request("two", time.Second)).Release(context.Background())
+}
+
+func TestConnectionsOfAPoolAreTakenOver(t *testing.T) {
+	s := server.Postgres(t)
+	pool, err := pgxpool.New(context.Background(), s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	b, err := postgres.New(postgres.FromPool(pool), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := must(t, b, request("k", time.Second))
+	if pool.Stat().AcquiredConns() != 0 {
+		t.Error("the session counts against the pool")
+	}
+	if err := l.Release(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := pool.Ping(context.Background()); err != nil {
+		t.Errorf("the pool after Close: %v", err)
+	}
+}
+
+func TestARestartedServerLosesLeasesAndServesWaitersAgain(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	s := server.Postgres(t)
+	b, err := open(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := must(t, b, request("k", 10*time.Second))
+	got := make(chan driver.Lease)
+	go func() {
+		for {
+			r := request("k", 10*time.Second)
+			r.Wait = true
+			if l, err := b.Acquire(context.Background(), r); err == nil {
+				got <- l
+				return
+			}
+		}
+	}()
+	db := admin(t, s.URL())
+	eventually(t, "somebody waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
+	_ = db.Close(context.Background())
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Grant().Lost
+	next := <-got
+	if next.Grant().Fence <= l.Grant().Fence {
+		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
+	}
+	if err := next.Release(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	_ = s.Close()
+	if err := goleak.Find(before); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,256 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// turns says who reads from the connection: the reader, a goroutine that also
+// notices the end of an idle connection; or, where nobody reads, the caller who has just
+// sent a round. A caller that reads its own answer is spared the passing of it from
+// thread to thread, which costs as much as the server's own work. So the reader
+// leaves an idle connection alone for a moment. The fields are guarded by the session.
+type turns struct {
+	reading bool        // somebody reads, or is about to
+	quiet   time.Time   // when somebody last had done
+	turn    wakeup      // wakes the reader
+	alarm   *time.Timer // does so when the connection has been idle for a while
+}
+
+// lull is how long the reader leaves a connection alone that has just been used, and
+// so how late it may notice its end.
+const lull = time.Millisecond
+
+// wakeup is a channel of capacity one.
+type wakeup chan struct{}
+
+func (w wakeup) wake() {
+	select {
+	case w <- struct{}{}:
+	default:
+	}
+}
+
+// call wakes the reader, if there is an answer to come and nobody to read it; the
+// mutex is held.
+func (s *session) call() {
+	if !s.reading && len(s.round) > 0 {
+		s.turn.wake()
+	}
+}
+
+// borrow makes the caller the one who reads, if nobody does; before anything is sent,
+// so that nobody is woken for it. The mutex is held.
+func (s *session) borrow() bool {
+	if s.reading {
+		return false
+	}
+	s.reading = true
+	s.alarm.Stop()
+	return true
+}
+
+// flushFor is flush for a caller that can read the answer to o, and reports whether it
+// has to; the mutex is held.
+func (s *session) flushFor(o *op) (reads bool) {
+	reads = s.borrow()
+	s.flush()
+	if !reads || o.sent && len(s.round) > 0 {
+		return reads
+	}
+	s.reading = false
+	s.call()
+	s.alarm.Reset(lull)
+	return false
+}
+
+// forever is a limit that is none.
+const forever = 1000 * time.Hour
+
+// answer waits until o is answered, and reports whether it was before ctx ended and
+// within limit. reads is what flushFor said.
+func (s *session) answer(ctx context.Context, o *op, reads bool, limit time.Duration) bool {
+	if reads {
+		return s.readFor(ctx, o, limit)
+	}
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-o.done:
+		return true
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	return false
+}
+
+// readFor reads until o is answered. Who gives up interrupts the read, and leaves the
+// rest to the reader: what has arrived of a message is kept.
+func (s *session) readFor(ctx context.Context, o *op, limit time.Duration) bool {
+	interrupt := func() { _ = s.w.nc.SetReadDeadline(time.Unix(1, 0)) }
+	timer := time.AfterFunc(limit, interrupt)
+	defer timer.Stop()
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, interrupt)
+		defer stop()
+	}
+	end := time.Now().Add(limit)
+	for {
+		select {
+		case <-o.done:
+			s.handBack(nil)
+			return true
+		default:
+		}
+		err := s.message()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			_ = s.w.nc.SetReadDeadline(time.Time{})
+			// It may have been meant for somebody before us. Look after the deadline was
+			// taken back: an interruption that comes now stays.
+			if ctx.Err() == nil && time.Now().Before(end) {
+				continue
+			}
+			s.handBack(nil)
+			return false
+		}
+		if err != nil { // the session has ended, and so will o
+			s.handBack(err)
+			<-o.done
+			return o.err == nil || ctx.Err() == nil
+		}
+	}
+}
+
+// handBack ends a caller's turn.
+func (s *session) handBack(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reading, s.quiet = false, time.Now()
+	if err != nil {
+		s.fail(err, false)
+	}
+	if len(s.round) > 0 || err != nil {
+		s.turn.wake()
+		return
+	}
+	s.alarm.Reset(lull)
+}
+
+// run is the reader: it reads until the session ends.
+func (s *session) run() {
+	defer s.b.wg.Done()
+	err := s.read()
+	s.mu.Lock()
+	s.fail(err, false)
+	s.mu.Unlock()
+	s.b.forget(s)
+}
+
+func (s *session) read() error {
+	for range s.turn {
+		for {
+			mine, err := s.takeTurn()
+			if err != nil {
+				return err
+			}
+			if !mine {
+				break
+			}
+			if err := s.readRounds(); err != nil {
+				return err
+			}
+		}
+	}
+	return errEnded
+}
+
+// takeTurn lets the reader read if nobody else does, and there is an answer to come or
+// the connection has been idle for a while.
+func (s *session) takeTurn() (mine bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end != nil {
+		return false, s.end
+	}
+	if s.reading { // who reads sets the alarm when he has done
+		return false, nil
+	}
+	if rest := lull - time.Since(s.quiet); rest > 0 && len(s.round) == 0 {
+		s.alarm.Reset(rest)
+		return false, nil
+	}
+	s.reading = true
+	s.alarm.Stop()
+	return true, nil
+}
+
+// readRounds reads until nothing is to be answered any more.
+func (s *session) readRounds() error {
+	for {
+		err := s.message()
+		if errors.Is(err, os.ErrDeadlineExceeded) { // meant for a caller that has done
+			_ = s.w.nc.SetReadDeadline(time.Time{})
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		if len(s.round) == 0 {
+			s.reading, s.quiet = false, time.Now()
+			s.mu.Unlock()
+			return nil
+		}
+		s.mu.Unlock()
+	}
+}
+
+// message takes the server's next message.
+func (s *session) message() error {
+	m, err := s.w.in.Receive()
+	if err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			err = errors.New("the server closed the connection")
+		}
+		return fmt.Errorf("postgres: %w", err)
+	}
+	switch m := m.(type) {
+	case *pgproto3.DataRow:
+		s.row(m)
+	case *pgproto3.CommandComplete:
+		if st := s.front(); st != nil {
+			st.sets++
+		}
+	case *pgproto3.ErrorResponse:
+		return s.complaint(pgconn.ErrorResponseToPgError(m))
+	case *pgproto3.ReadyForQuery:
+		if !s.ready() {
+			return errEnded
+		}
+	}
+	return nil
+}
+
+// complaint takes an error of the server's: one that ends the session, or the answer
+// to a statement.
+func (s *session) complaint(e *pgconn.PgError) error {
+	for _, severity := range []string{e.Severity, e.SeverityUnlocalized} {
+		if severity == "FATAL" || severity == "PANIC" {
+			s.mu.Lock()
+			s.freed = true
+			s.mu.Unlock()
+			return fmt.Errorf("postgres: %w", e)
+		}
+	}
+	if st := s.front(); st != nil {
+		st.err = e
+	}
+	return nil
+}

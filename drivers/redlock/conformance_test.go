@@ -1,0 +1,27 @@
+package redlock
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
+)
+
+func TestConformance(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			s := newSpaces(n)
+			redlocktest.Run(t, redlocktest.Harness{
+				Open: func() (driver.Backend, error) {
+					nodes := make([]driver.Backend, n)
+					for i := range s {
+						nodes[i] = s[i].Peer()
+					}
+					return New(nodes, nil)
+				},
+				Grace: (&Backend{opts: Options{ClockAllowance: DefaultClockAllowance}}).grace(500e6),
+			})
+		})
+	}
+}

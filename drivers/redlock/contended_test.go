@@ -1,0 +1,154 @@
+package redlock_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+const contenderURL = "REDLOCK_TEST_CONTENDER"
+
+// TestMain becomes a contender where the environment says so.
+func TestMain(m *testing.M) {
+	if url := os.Getenv(contenderURL); url != "" {
+		if err := contend(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// contend takes and gives the lock until its input ends, and writes when.
+func contend(url string) error {
+	c, err := dlock.OpenURL(url)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = bufio.NewReader(os.Stdin).ReadByte() // the parent closes it
+		cancel()
+	}()
+	out := bufio.NewWriter(os.Stdout)
+	for {
+		l, err := c.Lock(ctx, "contended")
+		if err != nil {
+			break // it has ended
+		}
+		got := time.Now()
+		for time.Since(got) < time.Millisecond { // a timer would be a millisecond late
+		}
+		gave := time.Now()
+		if err := l.Unlock(); err != nil {
+			return err
+		}
+		fmt.Fprintln(out, got.UnixNano(), gave.UnixNano())
+	}
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// hold is one time that a process had the lock.
+type hold struct {
+	process   int
+	got, gave int64
+}
+
+// Processes that compete for one key exclude each other, and hand it over. The figures
+// are stated; on a busy machine they mean little.
+func TestProcessesHandTheLockOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short")
+	}
+	c := start(t, 5, "redis")
+	for _, n := range []int{2, 8, 32} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			holds := contest(t, c.url(false), n, 3*time.Second)
+			slices.SortFunc(holds, func(a, b hold) int { return int(a.got - b.got) })
+			var handoffs []time.Duration
+			count := make([]int, n)
+			for i, h := range holds {
+				count[h.process]++
+				if i == 0 {
+					continue
+				}
+				last := holds[i-1]
+				gap := time.Duration(h.got - last.gave)
+				if gap < 0 {
+					t.Fatalf("process %d had the lock %v before process %d gave it", h.process, -gap, last.process)
+				}
+				if h.process != last.process {
+					handoffs = append(handoffs, gap)
+				}
+			}
+			if len(handoffs) == 0 {
+				t.Fatalf("%d grants, and none went to another process", len(holds))
+			}
+			slices.Sort(handoffs)
+			t.Logf("%d grants, %d to another process in %v (p99 %v); per process %d to %d", len(holds), len(handoffs),
+				handoffs[len(handoffs)/2], handoffs[len(handoffs)*99/100], slices.Min(count), slices.Max(count))
+		})
+	}
+}
+
+// contest runs n processes for a while and returns what they had.
+func contest(t *testing.T, url string, n int, d time.Duration) []hold {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := make(chan []hold, n)
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	for i := range n {
+		cmd := exec.Command(exe)
+		cmd.Env = append(os.Environ(), contenderURL+"="+url)
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			<-ctx.Done()
+			_ = in.Close()
+		}()
+		go func() {
+			var holds []hold
+			for s := bufio.NewScanner(out); s.Scan(); {
+				h := hold{process: i}
+				if _, err := fmt.Sscan(s.Text(), &h.got, &h.gave); err != nil {
+					t.Error(err)
+				}
+				holds = append(holds, h)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+			results <- holds
+		}()
+	}
+	var all []hold
+	for range n {
+		all = append(all, <-results...)
+	}
+	return all
+}

@@ -1,0 +1,122 @@
+// Package redlock keeps a lock on a majority of independent nodes: the Redlock
+// algorithm, with fencing tokens.
+//
+// A lock on one server is lost with the server, and with a replica it can be had
+// twice: the primary grants it, dies before it told the replica, and the replica grants
+// it again. Redlock asks several servers that know nothing of each other, and a
+// client has the lock when more than half of them granted it. Two clients cannot both
+// have more than half.
+//
+//	nodes   a      b      c      d      e
+//	web-1   yes    yes    yes                 has it: 3 of 5
+//	web-2                        yes    yes   has not, and gives back what it got
+//
+// Open it by URL, or compose it of backends that are there already:
+//
+//	client, err := dlock.OpenURL("redlock:redis://a:6379,redis://b:6379,valkey://c:6379")
+//
+//	quorum, err := redlock.New([]driver.Backend{a, b, c}, nil)
+//	client, err := dlock.New(quorum)
+//
+// Nodes are backends with the driver.Node feature, over any mix of clients and servers.
+// They have to be independent of each other: no replicas, no shared machine, no
+// server listed twice. Three nodes outlive the loss of one, five that of two.
+//
+// # The algorithm
+//
+// The steps are those of the page "Distributed Locks with Redis" (Redlock).
+//
+//  1. The client reads its clock: T1.
+//  2. It asks all N nodes for the key, at once, with the same value, which no other
+//     attempt ever has. A node's time is short against the TTL (Options.NodeTimeout),
+//     so that one that hangs costs little; one that keeps hanging is skipped, but for
+//     a probe now and then.
+//  3. It has the lock if N/2+1 nodes granted it, and if the time since T1 is less
+//     than the TTL; this is looked at once more as the last act before Acquire
+//     returns. It does not wait for the other answers.
+//  4. The lease ends at T1 + TTL − drift; the drift is 1 % of the TTL (see
+//     Options.DriftPercent) and 2 ms. The nodes keep the key for a grace longer, so
+//     that a node whose clock is a little off frees nothing early.
+//  5. If it has no majority, it releases all nodes: in the background, on a context of
+//     its own, each behind its own request, so that no release overtakes what it is to
+//     undo. It tries again after a random while. When several clients split the vote
+//     among them, the next round asks a single node first, which the key
+//     determines, and whoever gets it goes on to the others; so one of them wins.
+//
+// A node that answers late, or was down and comes back without the key, is asked to
+// join: every renewal does that. So a lease outlives the loss of any minority, and then
+// of another. It is lost when fewer than a majority can still confirm that they
+// carry it; no renewal ever takes a lock again.
+//
+// # Fencing tokens
+//
+// A client that pauses, in a garbage collection or a swapped-out virtual machine, can
+// wake up after its lease ended, and write. No lock can prevent that; what is written
+// to can. Every lease carries a token, which is larger than that of every lease before
+// it. Send it along, and let the store refuse what is smaller than what it has seen: see
+// the example, and in SQL
+//
+//	UPDATE account SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2
+//
+// On a majority, without consensus, and as a rule in the one round trip of step 2:
+// each node keeps a counter for each key, in microseconds since 1970, and answers
+// max(counter+1, p), where p is the client's proposal: the median of the nodes'
+// clocks, as their earlier answers showed them. All nodes get the same proposal, and so
+// answer the same, and that is the token. Where the answers differ, the largest is, and
+// it is written back to the nodes with a smaller one before Acquire returns. Four
+// rules keep that sound; each was found by breaking it, and the tests break each again:
+// only who still owns a node can raise it; only nodes whose answer was in the
+// maximum confirm; what is raised is this very acquisition, and not a later one of the
+// same owner; and a renewal counts only nodes that carried the lease before.
+//
+// Why it holds: when a lease is returned there is a majority of nodes that it owned
+// while their counters were at its token or above it. Every later majority meets that
+// one in a node, and so gets a larger token. Of two bids at the same time, there is a
+// node that is in the majorities of both, and that one had after the other; the
+// token of the second is larger. No clock appears in this.
+//
+// # What is promised
+//
+// G1 exclusion: while Lease.Deadline has not passed, no other lease of that key is valid,
+// provided that clock rates differ by less than the configured drift over one TTL
+// (chrony may slew by 8 %: then set it), that no majority of nodes steps its clock
+// together within a TTL, that no node's clock steps forward and back between two
+// contacts, and that restarted nodes are quarantined or durable. Code that pauses past
+// the deadline, and packets already sent, are covered only by the token.
+//
+// G2 order: any two leases ever granted on a key carry different tokens, and if one was
+// returned before another's acquire began, its token is smaller. No pause, delay, clock
+// step or early expiry can break this. It assumes fixed membership and nodes that keep
+// acknowledged writes; on volatile nodes with the guard it holds while the nodes' clocks
+// agree within a quarter of the guard.
+//
+// G3 freshness: a successful renewal proves that no lease with a larger token had been
+// granted before it began (under G2's assumptions).
+//
+// G4 cleanup: an abandoned attempt blocks others for at most the node timeout and one
+// release round trip where the node can be reached, and never longer than TTL plus grace.
+//
+// The package's tests check these in thousands of schedules of a simulation with
+// delays, losses, copies, pauses, clocks that step and keys that vanish, and check that
+// they would notice: every part of the algorithm is taken out once, and missed.
+//
+// # What is not promised
+//
+// G1 speaks of restarted nodes that are quarantined or durable. The nodes of this release
+// do not quarantine themselves: one that comes back without its keys votes at once, and
+// can so give a second majority to a lock that is held. Run nodes with appendonly yes and
+// appendfsync always, or keep one that lost its memory out for the longest TTL
+// (restart_guard, which today bounds the TTLs alone).
+//
+// There is no fairness: who asks at the right moment wins, though waiters are woken
+// when a majority announced a release. There is no shared mode. Changing the nodes of
+// a running system is not covered: two clients with different lists are two systems.
+// And a lock makes nothing exactly-once: a holder can die half-way.
+//
+// # Errors
+//
+// Without a majority Acquire returns a *driver.QuorumError with each node's vote. It is
+// driver.ErrHeld only if one other owner has so many nodes that no majority is left, and
+// driver.ErrRefused only if refusals leave none. What a minority said shows in the
+// votes and in the message, and not in errors.Is.
+package redlock

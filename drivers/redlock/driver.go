@@ -1,0 +1,376 @@
+package redlock
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/dsn"
+)
+
+// MaxNodes is the greatest number of nodes. More would cost round trips and buy
+// nothing: nine outlive the loss of any four.
+const MaxNodes = 9
+
+// The defaults of Options.
+const (
+	DefaultGuard          = 30 * time.Second
+	DefaultClockAllowance = 100 * time.Millisecond
+	DefaultInFlight       = 256
+
+	// leastTimeout is the shortest default of Options.NodeTimeout.
+	leastTimeout = 50 * time.Millisecond
+)
+
+// Options of New. The zero value of every field is its default; nil stands for the
+// zero Options.
+type Options struct {
+	// NodeTimeout bounds one request to one node: acquire, renew and release, whatever
+	// the node's client has for itself. It is to be small against the TTL. Zero: a
+	// fiftieth of the TTL, at least 50 ms.
+	NodeTimeout time.Duration
+	// ClockAllowance is how far apart the clocks of the nodes of a majority may be,
+	// beyond what a round trip leaves uncertain. Zero: 100 ms.
+	ClockAllowance time.Duration
+	// Guard is the longest TTL that is granted, and for how long a node that came back
+	// without its memory has to be kept out; the nodes are told it, and those over Redis
+	// and Valkey do not yet keep themselves out. Zero: DefaultGuard; negative: off, which
+	// leaves the nodes' own longest TTL. All clients of a lock have to have the same.
+	Guard time.Duration
+	// DriftPercent is by how much clock rates may differ, in percent of a TTL; that is
+	// taken off every lease, and 2 ms. Zero: 1. Where chrony may slew by 8 %, set 8.
+	DriftPercent int
+	// InFlight bounds the requests that are under way to one node at a time, and so the
+	// goroutines behind it. Zero: 256.
+	InFlight int
+	// Prefix is what the nodes put before every key, so that a key's length is checked
+	// before any I/O. It is added to nothing here.
+	Prefix string
+	// Event is told of breakers and clocks. It may be nil; it may be called
+	// concurrently; it returns quickly.
+	Event func(driver.Event)
+
+	_ struct{}
+}
+
+func (o *Options) complete() error {
+	switch {
+	case o.NodeTimeout < 0:
+		return driver.Invalid("NodeTimeout", "%v is negative", o.NodeTimeout)
+	case o.ClockAllowance < 0:
+		return driver.Invalid("ClockAllowance", "%v is negative", o.ClockAllowance)
+	case o.DriftPercent < 0 || o.DriftPercent > 50:
+		return driver.Invalid("DriftPercent", "%d is not from 1 to 50", o.DriftPercent)
+	case o.InFlight < 0:
+		return driver.Invalid("InFlight", "%d is negative", o.InFlight)
+	}
+	if o.ClockAllowance == 0 {
+		o.ClockAllowance = DefaultClockAllowance
+	}
+	if o.Guard == 0 {
+		o.Guard = DefaultGuard
+	}
+	o.Guard = max(o.Guard, 0)
+	if o.DriftPercent == 0 {
+		o.DriftPercent = 1
+	}
+	if o.InFlight == 0 {
+		o.InFlight = DefaultInFlight
+	}
+	return nil
+}
+
+// Driver opens quorums by URL:
+//
+//	redlock:redis://a:6379,redis://b:6379,valkey://c:6379,node_timeout=50ms
+//
+// Between the commas stand the URLs of the nodes, of any registered driver with the
+// Node feature, and options; a comma inside a node's URL is written %2C. The options
+// are node_timeout, clock_allowance, restart_guard (a duration, or off), drift_percent
+// and in_flight: see Options.
+type Driver struct{}
+
+var _ driver.Driver = Driver{}
+
+// Open opens the nodes with cfg.Resolve. Closing the backend closes them.
+func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	urls, opts, err := parse(cfg.DSN)
+	if err != nil {
+		return nil, err
+	}
+	opts.Prefix, opts.Event = cfg.Prefix, cfg.Event
+	nodes := make([]driver.Backend, 0, len(urls))
+	abandon := func() {
+		for _, n := range nodes {
+			_ = n.Close() // nothing was sent
+		}
+	}
+	for i, u := range urls {
+		n, err := cfg.Resolve(u)
+		if err != nil {
+			abandon()
+			return nil, fmt.Errorf("node %d: %w", i+1, err)
+		}
+		nodes = append(nodes, n)
+	}
+	b, err := New(nodes, opts)
+	if err != nil {
+		abandon()
+		return nil, err
+	}
+	b.owns = true
+	return b, nil
+}
+
+// parse splits a URL into those of the nodes and the options. No error of it quotes
+// a URL.
+func parse(url string) ([]string, *Options, error) {
+	rest, ok := strings.CutPrefix(url, "redlock:")
+	if !ok {
+		return nil, nil, driver.Invalid("URL", "is to be redlock: and the URLs of the nodes, separated by commas")
+	}
+	var urls []string
+	var params dsn.Params
+	for item := range strings.SplitSeq(rest, ",") {
+		name, value, isOption := strings.Cut(item, "=")
+		switch {
+		case item == "":
+			return nil, nil, driver.Invalid("URL", "has an empty item between its commas")
+		case hasScheme(item):
+			urls = append(urls, item)
+		case isOption:
+			params.Add(name, value)
+		default:
+			return nil, nil, driver.Invalid("URL", "item %d is neither a node's URL nor name=value", len(urls)+1)
+		}
+	}
+	o := &Options{
+		NodeTimeout:    params.Duration("node_timeout", 0, time.Millisecond),
+		ClockAllowance: params.Duration("clock_allowance", 0, time.Millisecond),
+		DriftPercent:   params.Int("drift_percent", 0, 1, 50),
+		InFlight:       params.Int("in_flight", 0, 1, 1<<16),
+	}
+	if params.String("restart_guard", "") == "off" {
+		o.Guard = -1
+	} else {
+		o.Guard = params.Duration("restart_guard", 0, driver.MinTTL)
+	}
+	return urls, o, params.Err()
+}
+
+// hasScheme reports whether an item begins like a URL: a scheme and a colon.
+func hasScheme(item string) bool {
+	scheme, _, ok := strings.Cut(item, ":")
+	if !ok || scheme == "" {
+		return false
+	}
+	for i := 0; i < len(scheme); i++ {
+		c := scheme[i]
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '+' && c != '-' && c != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+// Backend is a majority vote over nodes. Make one with New or a Driver.
+type Backend struct {
+	opts  Options
+	info  driver.Info
+	nodes []*node
+	q     int       // the majority: N/2 + 1
+	epoch time.Time // local monotonic time counts from here
+	owns  bool      // Close closes the nodes
+	count counters
+
+	duplicate atomic.Pointer[driver.RefusedError] // two nodes are one server; nil: none are
+	servers   sync.Mutex                          // one comparison of servers at a time
+
+	end    sync.Once
+	closed chan struct{}
+	mu     sync.Mutex     // between closed and calls
+	calls  sync.WaitGroup // calls under way, and what they leave to do
+	err    error          // of closing the nodes
+
+	random   func(time.Duration) time.Duration // below its argument
+	mutation mutation                          // what tests take out; zero otherwise
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Watcher   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// mutation takes parts of the algorithm out, one bit each, so that tests can show
+// that they notice. Nothing but a test sets one.
+type mutation uint32
+
+const (
+	noWriteBack     mutation = 1 << iota // different tokens are not raised to the largest
+	ackUnowned                           // a raise that found the node lost counts
+	countLate                            // a straggler counts during the raise, whatever its token
+	extendOwn                            // a renewal takes lost nodes again, and counts them
+	oneAttempt                           // all rounds of a request have one owner
+	releaseOnCaller                      // releases run on the caller's context
+	releaseEarly                         // a release does not wait for its own acquire
+	noValidity                           // a grant that took too long is returned
+	noClockCheck                         // clocks need not agree
+)
+
+func (b *Backend) without(m mutation) bool { return b.mutation&m != 0 }
+
+// New returns a quorum of nodes, 1 to MaxNodes of them, all with the Node feature and
+// no two alike. It does no I/O. Errors are *driver.InvalidError.
+//
+// All clients have to have the same nodes, in any order. The nodes stay the caller's,
+// who closes them after the quorum. (Those that Driver.Open opened are the quorum's.)
+//
+// An odd number is best: four nodes outlive the loss of one, as three do.
+func New(nodes []driver.Backend, o *Options) (*Backend, error) {
+	b := &Backend{epoch: time.Now(), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration]}
+	if o != nil {
+		b.opts = *o
+	}
+	if err := b.opts.complete(); err != nil {
+		return nil, err
+	}
+	if len(nodes) == 0 || len(nodes) > MaxNodes {
+		return nil, driver.Invalid("nodes", "there are %d, and 1 to %d are possible", len(nodes), MaxNodes)
+	}
+	b.info = driver.Info{
+		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
+		Features: driver.Fencing,
+		MinTTL:   b.leastTTL(),
+		MaxTTL:   b.opts.Guard,
+	}
+	for i, nb := range nodes {
+		if err := b.add(i, nb); err != nil {
+			return nil, err
+		}
+	}
+	if b.info.MaxTTL < b.info.MinTTL {
+		return nil, driver.Invalid("Guard", "leaves no TTL: at most %v, at least %v", b.info.MaxTTL, b.info.MinTTL)
+	}
+	return b, nil
+}
+
+// leastTTL is the shortest TTL of which drift leaves most.
+func (b *Backend) leastTTL() time.Duration {
+	return max(driver.MinTTL, 4*time.Millisecond*100/time.Duration(100-b.opts.DriftPercent))
+}
+
+func (b *Backend) add(i int, nb driver.Backend) error {
+	if nb == nil {
+		return driver.Invalid("nodes", "number %d is nil", i+1)
+	}
+	info := nb.Info()
+	if !info.Features.Has(driver.Node | driver.Fencing) {
+		return driver.Invalid("nodes", "number %d, %s, cannot be a node of a quorum", i+1, info.Name)
+	}
+	n := newNode(b, i, nb)
+	for _, other := range b.nodes {
+		if other.name == n.name || same(other.backend, nb) {
+			return driver.Invalid("nodes", "numbers %d and %d are the same: %s", other.index+1, i+1, n.name)
+		}
+	}
+	b.nodes = append(b.nodes, n)
+	b.info.MinTTL = max(b.info.MinTTL, info.MinTTL)
+	if b.info.MaxTTL == 0 || info.MaxTTL < b.info.MaxTTL {
+		b.info.MaxTTL = info.MaxTTL
+	}
+	return nil
+}
+
+// same reports whether two backends are one, also where their type cannot be compared.
+func same(a, b driver.Backend) bool { return reflect.ValueOf(a).Comparable() && a == b }
+
+// Info returns what the quorum can do. Its longest TTL is the nodes', and not over
+// the restart guard.
+func (b *Backend) Info() driver.Info { return b.info }
+
+// String returns the addresses of the nodes.
+func (b *Backend) String() string {
+	names := make([]string, len(b.nodes))
+	for i, n := range b.nodes {
+		names[i] = n.name
+	}
+	return "redlock:" + strings.Join(names, ",")
+}
+
+// closeTimeout bounds how long Close waits for requests that a node does not end.
+const closeTimeout = 5 * time.Second
+
+// Close ends the quorum: calls under way return ErrClosed, and what was taken for them is
+// released. It waits for the requests that are under way, which the nodes' timeouts
+// bound, and closes the nodes if Driver.Open opened them. Leases that are held stay
+// until their TTL ends.
+func (b *Backend) Close() error {
+	b.end.Do(func() {
+		b.mu.Lock()
+		close(b.closed)
+		b.mu.Unlock()
+		b.calls.Wait() // they end at once, or within the nodes' timeout
+		for _, n := range b.nodes {
+			n.close()
+		}
+		t := time.NewTimer(closeTimeout)
+		defer t.Stop()
+		for _, n := range b.nodes {
+			select {
+			case <-n.gone:
+			case <-t.C:
+				t.Reset(0) // the others have had their time as well
+			}
+		}
+		if b.owns {
+			for _, n := range b.nodes {
+				b.err = errors.Join(b.err, n.backend.Close())
+			}
+		}
+	})
+	return b.err
+}
+
+func (b *Backend) isClosed() bool {
+	select {
+	case <-b.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+func (b *Backend) event(e driver.Event) {
+	if b.opts.Event != nil {
+		b.opts.Event(e)
+	}
+}
+
+// timeout is how long one node may take for one request.
+func (b *Backend) timeout(ttl time.Duration) time.Duration {
+	if b.opts.NodeTimeout > 0 {
+		return b.opts.NodeTimeout
+	}
+	return max(leastTimeout, ttl/50)
+}
+
+// grace is how much longer than the TTL a node keeps a key (the lock-delay of Chubby
+// and Consul): with it, one clock that is off does not free a key early.
+func (b *Backend) grace(ttl time.Duration) time.Duration {
+	return 2*b.opts.ClockAllowance + b.timeout(ttl) + ttl/10
+}
+
+// expires is the end of a lease that was asked for at start: the page's validity
+// time, TTL minus drift.
+func (b *Backend) expires(start time.Time, ttl time.Duration) time.Time {
+	extra := ttl * time.Duration(b.opts.DriftPercent-1) / 100
+	return driver.Expires(start, ttl).Add(-extra)
+}

@@ -1,0 +1,744 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// lease is one bid for a lock, from the first request to the last release: a leg for
+// each node, and what they add up to.
+type lease struct {
+	b       *Backend
+	ctx     context.Context // the caller's values without its end
+	caller  context.Context // for tests alone: see releaseOnCaller
+	req     driver.Request
+	quorum  driver.Quorum
+	ttl     time.Duration
+	timeout time.Duration
+
+	renewing sync.Mutex // one renewal at a time
+
+	mu       sync.Mutex
+	phase    phase
+	legs     []leg
+	waiters  []*waiter
+	attempts int // used up
+	start    time.Time
+	expires  time.Time
+	fence    uint64
+	raising  set  // nodes to which the token is written back
+	raised   bool // it took the second trip
+	renewal  int  // the number of the renewal that is under way
+	freed    bool // a majority confirmed the release
+}
+
+type phase uint8
+
+const (
+	voting  phase = iota
+	holding       // it is a lease
+	over          // whatever a node still has of it is released
+)
+
+// leg is the lease's part on one node. While it is busy one worker has a call under
+// way, and does what follows from it before anything else happens on this leg: so a
+// release is always ordered behind its own acquire.
+type leg struct {
+	l     *lease
+	n     *node
+	req   driver.Request // of the call that is under way
+	wave  *wave          // its time
+	busy  bool
+	wait  bool // somebody counts on its answer
+	state state
+	lease driver.Lease
+	fence uint64
+	clock sample
+	ack   int // the renewal that it confirmed, or joined in
+	join  bool
+	held  *driver.HeldError
+	vote  driver.Vote
+
+	suspect bool // did not answer in an earlier round of this request
+}
+
+type state uint8
+
+const (
+	free    state = iota // it has nothing of ours, for certain
+	unsure               // it may have; the node's driver sees to that
+	owned                // granted, but not counted: nothing depends on it
+	counted              // among the nodes that carry the lease
+)
+
+// awaited reports whether the outcome may depend on an answer that is under way.
+func (g *leg) awaited() bool { return g.busy && g.wait }
+
+// wave bounds the requests that were sent together.
+type wave struct {
+	ctx     context.Context
+	cancel  context.CancelFunc
+	began   time.Time
+	ttl     time.Duration
+	renewal int           // the number of the renewal, if it is one
+	full    time.Duration // the node timeout, even where ctx ends before
+	left    int           // guarded by the lease's mu
+}
+
+// waiter is a caller that waits for something to be certain.
+type waiter struct {
+	done func(*lease) bool
+	wake chan struct{}
+}
+
+// newLease begins a bid. before is the bid of the same request that failed, if there
+// was one: attempts are numbered on, and nodes that were away stay so.
+func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lease) *lease {
+	l := &lease{
+		b:       b,
+		ctx:     context.WithoutCancel(ctx),
+		req:     *req,
+		ttl:     req.TTL,
+		timeout: b.timeout(req.TTL),
+		quorum:  driver.Quorum{N: len(b.nodes), Guard: b.opts.Guard, Grace: b.grace(req.TTL)},
+		legs:    make([]leg, len(b.nodes)),
+		start:   time.Now(),
+	}
+	if b.without(releaseOnCaller) {
+		l.caller = ctx
+	}
+	l.expires = b.expires(l.start, l.ttl)
+	l.req.Wait = false
+	l.req.FenceFloor = max(b.floor(l.start), req.FenceFloor)
+	l.req.Quorum = &l.quorum
+	for i := range l.legs {
+		g := &l.legs[i]
+		g.l, g.n, g.req, g.vote.Node = l, b.nodes[i], l.req, b.nodes[i].name
+		if before != nil {
+			g.suspect = before.away(i)
+		}
+	}
+	if before != nil {
+		l.attempts = before.attempts
+	}
+	return l
+}
+
+// away reports whether node i left the bid without an answer.
+func (l *lease) away(i int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := &l.legs[i]
+	return g.suspect || g.busy || g.state == unsure
+}
+
+// attempt returns an owner that was never used: whatever is still under way for an
+// earlier one, a late release above all, cannot touch what this one gets.
+func (l *lease) attempt() string {
+	if !l.b.without(oneAttempt) || l.attempts == 0 {
+		l.attempts++
+	}
+	return l.req.Owner + "/" + strconv.FormatInt(int64(l.attempts), 36)
+}
+
+// in returns the nodes in a state.
+func (l *lease) in(st state) set {
+	var s set
+	for i := range l.legs {
+		if l.legs[i].state == st {
+			s.add(i)
+		}
+	}
+	return s
+}
+
+// wave returns a new wave: the node timeout from now, or until ctx's deadline, but not
+// until ctx is cancelled. A request whose answer nobody waits for any longer is not
+// broken off; what it brings is released.
+func (l *lease) wave(ctx context.Context) *wave {
+	now := time.Now()
+	end := now.Add(l.timeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(end) {
+		end = d
+	}
+	w := &wave{began: now, ttl: l.ttl, full: l.timeout}
+	w.ctx, w.cancel = context.WithDeadline(l.ctx, end)
+	return w
+}
+
+// send starts a call on a leg that is not busy. wait says that its answer is counted
+// on. l.mu is held.
+func (l *lease) send(w *wave, g *leg, do func(*leg), wait bool) {
+	g.busy, g.wait, g.wave = true, wait, w
+	w.left++
+	err := g.n.start(task{g, do})
+	if err == nil {
+		return
+	}
+	g.vote, g.held = driver.Vote{Node: g.n.name, Err: err}, nil
+	l.finish(g)
+}
+
+// finish ends the call on a leg. l.mu is held.
+func (l *lease) finish(g *leg) {
+	w := g.wave
+	g.busy, g.wait, g.wave = false, false, nil
+	if w.left--; w.left == 0 {
+		w.cancel()
+	}
+	l.signal()
+}
+
+func (l *lease) signal() {
+	for _, w := range l.waiters {
+		if w.done(l) {
+			select {
+			case w.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// await waits until done, the wave's end, ctx's, or the backend's. l.mu is held, but for
+// the waiting.
+func (l *lease) await(ctx context.Context, w *wave, done func(*lease) bool) error {
+	if w.left == 0 {
+		w.cancel()
+	}
+	if done(l) {
+		return nil
+	}
+	me := l.enlist(done)
+	l.mu.Unlock()
+	var err error
+	select {
+	case <-me.wake:
+	case <-w.ctx.Done():
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-l.b.closed:
+		err = driver.ErrClosed
+	}
+	l.mu.Lock()
+	l.discharge(me)
+	if err != nil && done(l) {
+		return nil
+	}
+	return err
+}
+
+// wait is await for what nothing but time may interrupt.
+func (l *lease) wait(end <-chan struct{}, done func(*lease) bool) {
+	if done(l) {
+		return
+	}
+	me := l.enlist(done)
+	l.mu.Unlock()
+	select {
+	case <-me.wake:
+	case <-end:
+	}
+	l.mu.Lock()
+	l.discharge(me)
+}
+
+func (l *lease) enlist(done func(*lease) bool) *waiter {
+	me := &waiter{done: done, wake: make(chan struct{}, 1)}
+	l.waiters = append(l.waiters, me)
+	return me
+}
+
+func (l *lease) discharge(me *waiter) {
+	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool { return w == me })
+}
+
+// acquire is a worker's: it asks the node for its vote.
+func (g *leg) acquire() {
+	l := g.l
+	ok, probe := g.n.admit()
+	if !ok && !l.b.enough() {
+		ok = true // without the skipped ones there is no majority
+	}
+	if !ok {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		g.vote, g.held = driver.Vote{Node: g.n.name, Err: errSkipped}, nil
+		l.finish(g)
+		return
+	}
+	if probe {
+		l.mu.Lock()
+		g.wait = false
+		l.signal()
+		l.mu.Unlock()
+	}
+	if err := g.wave.ctx.Err(); err != nil { // it stood in the queue for too long
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		g.vote, g.held = driver.Vote{Node: g.n.name, Err: err}, nil
+		l.finish(g)
+		return
+	}
+	sent := time.Now()
+	lease, err := g.n.backend.Acquire(g.wave.ctx, &g.req)
+	received := time.Now()
+	var grant driver.Grant
+	var held *driver.HeldError
+	switch {
+	case err == nil:
+		grant = lease.Grant()
+	case errors.As(err, &held):
+		grant.Clock, grant.Server = held.Clock, held.Server
+	}
+	g.n.report(g.timedOut(err, received.Sub(g.wave.began)))
+	g.n.identify(grant.Server)
+	clock := l.b.sample(grant.Clock, sent, received)
+	g.n.learn(clock)
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g.vote = driver.Vote{Node: g.n.name, Granted: err == nil, Latency: received.Sub(sent), Err: err}
+	g.held = held
+	switch {
+	case err == nil:
+		g.state, g.lease, g.fence, g.clock = owned, lease, grant.Fence, clock
+	case definite(err):
+		g.state = free
+	default:
+		g.state = unsure
+	}
+	if l.phase == over && l.b.without(releaseEarly) {
+		l.finish(g)
+		return
+	}
+	l.proceed(g)
+}
+
+// definite reports whether an error of Acquire says that the node has nothing of ours.
+func definite(err error) bool {
+	return errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrInvalid)
+}
+
+// timedOut reports whether a request took the node's whole time and brought no answer.
+func (g *leg) timedOut(err error, took time.Duration) bool {
+	full := g.wave.full
+	return err != nil && !definite(err) && !errors.Is(err, driver.ErrLost) && took >= full-full/8
+}
+
+// proceed does what follows from the answer on a leg, and ends the call: a straggler
+// is adopted by the lease, or released if there is none. l.mu is held, but for the
+// requests.
+func (l *lease) proceed(g *leg) {
+	if l.phase == holding && g.state == owned {
+		l.adopt(g)
+	}
+	if l.phase == over && g.state >= owned {
+		l.release(g)
+	}
+	l.finish(g)
+}
+
+// adopt is a worker's: see lease.adopt.
+func (g *leg) adopt() {
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	g.l.proceed(g)
+}
+
+// adopt lets a node that has granted enter the counted ones, where that is sound; it
+// is released otherwise. A node at the token itself counts at once, one under it
+// once it is raised. One above it must not: its counter would let nobody
+// later see that this lease's token was there. And one that joined is to be at
+// exactly the token that was asked for.
+func (l *lease) adopt(g *leg) {
+	with := l.in(counted)
+	with.add(g.n.index)
+	switch agreed := l.agreeing(with); {
+	case !agreed.has(g.n.index):
+		l.blame(with, agreed)
+	case g.fence == l.fence, g.join && l.b.without(extendOwn):
+		g.state = counted
+		if g.join {
+			l.b.count.heals.Add(1)
+		}
+		if g.join && l.b.without(extendOwn) {
+			g.ack = g.wave.renewal
+		}
+		return
+	case g.fence < l.fence && !g.join:
+		ttl, timeout := l.ttl, l.timeout
+		l.mu.Unlock()
+		ctx, cancel := context.WithTimeout(l.ctx, timeout)
+		err := g.renew(ctx, ttl, l.fence)
+		cancel()
+		l.mu.Lock()
+		if err == nil {
+			g.state = counted
+			return
+		}
+	}
+	l.release(g)
+}
+
+// writeBack is a worker's: it raises the node to the token, during the grant.
+func (g *leg) writeBack() {
+	l := g.l
+	err := g.renew(g.wave.ctx, g.wave.ttl, l.fence)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err == nil, errors.Is(err, driver.ErrLost) && l.b.without(ackUnowned):
+		g.state = counted
+	case errors.Is(err, driver.ErrLost):
+		g.state, g.vote.Granted, g.vote.Err = free, false, err
+	default:
+		g.vote.Err = err
+	}
+	l.proceed(g)
+}
+
+// renew renews the node's lease, and raises its counter to least.
+func (g *leg) renew(ctx context.Context, ttl time.Duration, least uint64) error {
+	sent := time.Now()
+	grant, err := g.lease.Renew(ctx, &driver.Renewal{TTL: ttl, MinFence: least})
+	received := time.Now()
+	g.n.report(g.timedOut(err, received.Sub(sent)))
+	g.n.identify(grant.Server)
+	clock := g.l.b.sample(grant.Clock, sent, received)
+	g.n.learn(clock)
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	if err == nil {
+		g.clock = clock
+	}
+	g.vote.Latency = received.Sub(sent)
+	return err
+}
+
+// Grant returns the lease as of the last success.
+func (l *lease) Grant() driver.Grant {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.grant()
+}
+
+func (l *lease) grant() driver.Grant {
+	return driver.Grant{Expires: l.expires, Fence: l.fence, Clock: l.clock(), Votes: l.votes()}
+}
+
+// clock is the median of the counted nodes' clocks, now.
+func (l *lease) clock() time.Time {
+	var buf [MaxNodes]time.Duration
+	mids := buf[:0]
+	for i := range l.legs {
+		if g := &l.legs[i]; g.state == counted && g.clock.known {
+			mids = append(mids, g.clock.mid)
+		}
+	}
+	if len(mids) == 0 {
+		return time.Time{}
+	}
+	slices.Sort(mids)
+	return time.Unix(0, int64(mids[(len(mids)-1)/2]+time.Since(l.b.epoch)))
+}
+
+// Renew extends the lease on the nodes that carry it; a majority of all nodes has to
+// confirm that it is this acquisition's still. Nodes that do not carry it, since they
+// were away or came back without it, are asked to join, at this lease's token: they
+// count from the next renewal on. No renewal takes the lock again.
+func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	if err := l.b.info.CheckTTL(r.TTL); err != nil {
+		return driver.Grant{}, err
+	}
+	if r.MinFence != 0 {
+		return driver.Grant{}, driver.Invalid("MinFence", "is for nodes, and this is a quorum")
+	}
+	if err := l.b.begin(ctx); err != nil {
+		return driver.Grant{}, err
+	}
+	defer l.b.calls.Done()
+	l.renewing.Lock() // the other renewal is bounded by the nodes' timeout
+	defer l.renewing.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.phase != holding {
+		return driver.Grant{}, driver.ErrLost
+	}
+	start := time.Now()
+	l.extend(r.TTL)
+	err := l.await(ctx, l.sendRenewal(ctx), (*lease).renewed)
+	return l.renewalOutcome(ctx, err, start)
+}
+
+// extend sets what the requests of a renewal say.
+func (l *lease) extend(ttl time.Duration) {
+	l.renewal++
+	l.ttl, l.timeout = ttl, l.b.timeout(ttl)
+}
+
+// sendRenewal asks the counted nodes to renew and the others to join.
+func (l *lease) sendRenewal(ctx context.Context) *wave {
+	w := l.wave(ctx)
+	w.renewal = l.renewal
+	quorum := l.quorum // a straggler may still read the first
+	quorum.Grace = l.b.grace(l.ttl)
+	attempt := ""
+	for i := range l.legs {
+		g := &l.legs[i]
+		switch {
+		case g.busy:
+		case g.state == counted:
+			l.send(w, g, (*leg).extend, true)
+		case g.state == owned: // a release that failed: once more
+			l.send(w, g, (*leg).drop, false)
+		default:
+			if attempt == "" {
+				attempt = l.attempt()
+			}
+			g.join, g.held = true, nil
+			g.req.Owner, g.req.TTL, g.req.Join, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &quorum
+			if l.b.without(extendOwn) {
+				g.req.Join = 0
+			}
+			l.send(w, g, (*leg).acquire, l.b.without(extendOwn))
+		}
+	}
+	return w
+}
+
+// extend is a worker's: it renews one counted node.
+func (g *leg) extend() {
+	l := g.l
+	w := g.wave
+	err := w.ctx.Err()
+	if err == nil {
+		err = g.renew(w.ctx, w.ttl, l.fence)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g.vote.Granted, g.vote.Err = err == nil, err
+	switch {
+	case err == nil:
+		g.ack = w.renewal
+	case errors.Is(err, driver.ErrLost):
+		g.state = free // the next renewal asks it to join
+	}
+	l.proceed(g)
+}
+
+// acked returns the nodes that confirmed the renewal that is under way. A node
+// that joined in it is none of them: an extension counts only nodes that carried the
+// lease before.
+func (l *lease) acked() set {
+	var s set
+	for i := range l.legs {
+		if g := &l.legs[i]; g.state == counted && g.ack == l.renewal {
+			s.add(i)
+		}
+	}
+	return l.agreeing(s)
+}
+
+// renewed reports whether the outcome of the renewal is certain.
+func (l *lease) renewed() bool {
+	acks, pending := l.acked().len(), 0
+	for i := range l.legs {
+		if l.legs[i].awaited() {
+			pending++
+		}
+	}
+	return l.phase != holding || acks >= l.b.q || acks+pending < l.b.q
+}
+
+// renewalOutcome reads the answers to a renewal that began at start; err is why the
+// waiting for them ended early.
+func (l *lease) renewalOutcome(ctx context.Context, err error, start time.Time) (driver.Grant, error) {
+	expires := l.b.expires(start, l.ttl)
+	acks := l.acked().len()
+	switch {
+	case l.phase != holding:
+		return driver.Grant{}, driver.ErrLost
+	case acks >= l.b.q && (time.Now().Before(expires) || l.b.without(noValidity)):
+		l.expires = expires
+		l.b.count.renewals.Add(1)
+		return l.grant(), nil
+	case l.in(counted).len() < l.b.q:
+		l.phase = over // what is left is Release's: until this returns, the deadline counts
+		l.b.count.losses.Add(1)
+		return driver.Grant{}, l.verdict(driver.ErrLost)
+	case err != nil:
+		return driver.Grant{}, err
+	case ctx.Err() != nil:
+		return driver.Grant{}, ctx.Err()
+	case acks >= l.b.q:
+		return driver.Grant{}, l.unknown("the renewal took as long as the TTL, %v", l.ttl)
+	}
+	return driver.Grant{}, l.unknown("a majority did not confirm the renewal")
+}
+
+// Release frees the lock on every node, and returns when a majority has confirmed that
+// it is free of this lease; the others go on in the background. It is bounded by four
+// node timeouts, and does not depend on ctx.
+func (l *lease) Release(ctx context.Context) error {
+	if l.isFreed() {
+		return nil
+	}
+	if err := l.b.begin(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	defer l.b.calls.Done()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.end()
+	bound, cancel := context.WithTimeout(l.ctx, releaseTries*l.timeout)
+	defer cancel()
+	l.wait(bound.Done(), (*lease).released)
+	if n := l.clear(); n < l.b.q {
+		l.b.count.failures.Add(1)
+		return l.unknown("%d of %d nodes confirmed the release, %d needed", n, len(l.legs), l.b.q)
+	}
+	l.freed = true
+	return nil
+}
+
+func (l *lease) isFreed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.freed
+}
+
+// released reports whether the outcome of the release is certain.
+func (l *lease) released() bool {
+	n, pending := l.clear(), 0
+	for i := range l.legs {
+		if l.legs[i].busy {
+			pending++
+		}
+	}
+	return n >= l.b.q || n+pending < l.b.q
+}
+
+// clear counts the nodes that have nothing of this bid, and get nothing.
+func (l *lease) clear() int {
+	n := 0
+	for i := range l.legs {
+		if g := &l.legs[i]; g.state == free && !g.busy {
+			n++
+		}
+	}
+	return n
+}
+
+// abandon gives the bid up: every node is released, in the background, each behind what
+// is under way to it.
+func (l *lease) abandon() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.end()
+}
+
+// end makes the lease one that is over. l.mu is held.
+func (l *lease) end() {
+	l.phase = over
+	var w *wave
+	for i := range l.legs {
+		g := &l.legs[i]
+		if g.busy || g.state < owned {
+			continue // who is busy with it sees that it is over
+		}
+		if w == nil {
+			w = l.wave(l.ctx)
+		}
+		l.send(w, g, (*leg).drop, false)
+	}
+	l.signal()
+}
+
+// drain waits until a bid that was given up is off every node that answers.
+func (l *lease) drain(ctx context.Context) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := l.wave(l.ctx)
+	defer w.cancel()
+	w.left++                              // this call's
+	_ = l.await(ctx, w, (*lease).drained) // what is left is the next round's rival
+}
+
+func (l *lease) drained() bool {
+	for i := range l.legs {
+		if g := &l.legs[i]; g.busy && !g.suspect {
+			return false
+		}
+	}
+	return true
+}
+
+// drop is a worker's: it releases one node.
+func (g *leg) drop() {
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	if g.state >= owned {
+		g.l.release(g)
+	}
+	g.l.finish(g)
+}
+
+const releaseTries = 4
+
+// release frees a node of this lease, with a few tries, each on a context of its own.
+// What it cannot free ends with the TTL. l.mu is held, but for the requests.
+func (l *lease) release(g *leg) {
+	for try := 1; ; try++ {
+		timeout := l.timeout
+		l.mu.Unlock()
+		err := g.free(timeout)
+		again := err != nil && try < releaseTries && !g.n.tripped.Load() && l.b.sleep(timeout<<try/8)
+		l.mu.Lock()
+		switch {
+		case err == nil:
+			g.state, g.vote.Granted = free, false
+			return
+		case !again:
+			g.vote.Err = err
+			l.b.count.unreleased.Add(1)
+			return
+		}
+	}
+}
+
+// free makes one request to release; nil: the node has nothing of ours.
+func (g *leg) free(timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(g.l.ctx, timeout)
+	if caller := g.l.caller; caller != nil {
+		cancel()
+		ctx, cancel = context.WithTimeout(caller, timeout)
+	}
+	defer cancel()
+	sent := time.Now()
+	err := g.lease.Release(ctx)
+	if errors.Is(err, driver.ErrLost) {
+		err = nil
+	}
+	took := time.Since(sent)
+	g.n.report(err != nil && took >= timeout-timeout/8)
+	return err
+}
+
+// sleep waits, and reports false if the backend was closed meanwhile.
+func (b *Backend) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-b.closed:
+		return false
+	}
+}

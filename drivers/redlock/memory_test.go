@@ -1,0 +1,132 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// spaces are n independent lock spaces, on which any number of quorums can be made.
+type spaces []*memory.Backend
+
+func newSpaces(n int) spaces {
+	s := make(spaces, n)
+	for i := range s {
+		s[i] = memory.New()
+	}
+	return s
+}
+
+// quorum returns a quorum with nodes of its own on the spaces, as another process
+// would have it.
+func (s spaces) quorum(t testing.TB, o *Options) *Backend {
+	t.Helper()
+	nodes := make([]driver.Backend, len(s))
+	for i := range s {
+		nodes[i] = s[i].Peer()
+	}
+	b, err := New(nodes, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func request1(key, owner string, ttl time.Duration) *driver.Request {
+	return &driver.Request{Key: key, Owner: owner, TTL: ttl}
+}
+
+func TestOneTripIsTheRule(t *testing.T) {
+	b := newSpaces(5).quorum(t, nil)
+	var last uint64
+	for i := range 20 {
+		l, err := b.Acquire(t.Context(), request1("k", fmt.Sprintf("o%d", i), time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := l.Grant()
+		if g.Fence <= last {
+			t.Fatalf("token %d after %d", g.Fence, last)
+		}
+		last = g.Fence
+		if len(g.Votes) != 5 {
+			t.Fatalf("%d votes", len(g.Votes))
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := b.Stats(); s.OneTrip < 18 {
+		t.Errorf("%d of 20 grants took one trip", s.OneTrip)
+	}
+}
+
+func TestOneOtherOwnerIsHeld(t *testing.T) {
+	s := newSpaces(5)
+	a, b := s.quorum(t, nil), s.quorum(t, nil)
+	l, err := a.Acquire(t.Context(), request1("k", "web-1/abc", time.Minute/4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Acquire(t.Context(), request1("k", "web-2/def", time.Second))
+	var held *driver.HeldError
+	if !errors.As(err, &held) {
+		t.Fatalf("got %v, want ErrHeld", err)
+	}
+	if held.Holder != "web-1/abc" || held.RetryAfter <= 0 {
+		t.Errorf("got %+v", held)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Acquire(t.Context(), request1("k", "web-2/ghi", time.Second)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Of a hundred clients that try at the same time, one gets the lock, every time.
+func TestASplitVoteHasAWinner(t *testing.T) {
+	for _, n := range []int{2, 3, 4, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSpaces(n)
+				backends := make([]*Backend, 100)
+				for i := range backends {
+					backends[i] = s.quorum(t, nil)
+				}
+				for round := range 20 {
+					var winners atomic.Int32
+					var all sync.WaitGroup
+					for i, b := range backends {
+						all.Go(func() {
+							_, err := b.Acquire(context.Background(), request1(fmt.Sprint("k", round), fmt.Sprint("web/", i), 10*time.Second))
+							switch {
+							case err == nil:
+								winners.Add(1)
+							case !errors.Is(err, driver.ErrHeld):
+								t.Errorf("a loser got %v", err)
+							}
+						})
+					}
+					all.Wait()
+					if w := winners.Load(); w != 1 {
+						t.Fatalf("round %d: %d winners", round, w)
+					}
+				}
+			})
+		})
+	}
+}

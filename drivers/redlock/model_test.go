@@ -1,0 +1,156 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// The simulated node answers as the real scripts do on real servers: otherwise the
+// simulation would prove something of another algorithm.
+func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
+	for kind, s := range map[string]*server.Server{"redis": server.Redis(t), "valkey": server.Valkey(t)} {
+		t.Run(kind, func(t *testing.T) {
+			c := redis.NewClient(&redis.Options{Addr: s.Addr()})
+			defer func() { _ = c.Close() }()
+			real, err := goredis.New(c, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = real.Close() }()
+			for seed := range uint64(60) {
+				d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: fmt.Sprint("model", seed), real: real, redis: s}
+				d.sim = &simNode{s: newSimServer(0), net: &network{}, rng: d.rng}
+				d.run()
+			}
+		})
+	}
+}
+
+// duel does the same on both and compares.
+type duel struct {
+	t     *testing.T
+	seed  uint64
+	rng   *rand.Rand
+	key   string
+	real  *goredis.Backend
+	redis *server.Server
+	sim   *simNode
+	pairs []pair
+	last  uint64 // the largest token so far
+	log   []string
+}
+
+type pair struct{ real, sim driver.Lease }
+
+func (d *duel) run() {
+	for range 50 {
+		ctx, cancel := context.WithTimeout(d.t.Context(), 10*time.Second)
+		what := d.step(ctx)
+		cancel()
+		d.log = append(d.log, what)
+		d.compare()
+		if d.t.Failed() {
+			d.t.Fatalf("seed %d: %v", d.seed, d.log)
+		}
+	}
+}
+
+func (d *duel) step(ctx context.Context) string {
+	switch op := d.rng.IntN(10); {
+	case op < 4 || len(d.pairs) == 0:
+		return d.acquire(ctx)
+	case op < 6:
+		p := d.pairs[d.rng.IntN(len(d.pairs))]
+		r := driver.Renewal{TTL: 20 * time.Second, MinFence: d.last + uint64(d.rng.IntN(20)) - 10}
+		a, errA := p.real.Renew(ctx, &r)
+		b, errB := p.sim.Renew(ctx, &r)
+		return fmt.Sprintf("renew at least %d: %s", r.MinFence, d.same(errA, errB, a.Fence, b.Fence))
+	case op < 8:
+		i := d.rng.IntN(len(d.pairs))
+		p := d.pairs[i]
+		d.pairs = append(d.pairs[:i], d.pairs[i+1:]...)
+		errA, errB := p.real.Release(ctx), p.sim.Release(ctx)
+		if errors.Is(errA, driver.ErrLost) || errors.Is(errB, driver.ErrLost) {
+			errA, errB = nil, nil // a driver may say so, and need not
+		}
+		return "release: " + d.same(errA, errB, 0, 0)
+	}
+	if _, err := d.redis.Do("DEL", d.key); err != nil {
+		d.t.Fatal(err)
+	}
+	d.sim.s.expire()
+	return "expire"
+}
+
+func (d *duel) acquire(ctx context.Context) string {
+	req := driver.Request{Key: d.key, Owner: fmt.Sprintf("o%d/%d", d.rng.IntN(2), d.rng.IntN(2)), TTL: 20 * time.Second, Quorum: &driver.Quorum{N: 3}}
+	req.FenceFloor = uint64(time.Now().Add(driver.FenceSlack/2).UnixMicro()) + uint64(d.rng.IntN(5))
+	if d.last != 0 && d.rng.IntN(3) == 0 {
+		req.Join = d.last + uint64(d.rng.IntN(20)) - 10
+	}
+	what := fmt.Sprintf("acquire %s from %d join %d: ", req.Owner, req.FenceFloor, req.Join)
+	a, errA := d.real.Acquire(ctx, &req)
+	b, errB := d.sim.Acquire(ctx, &req)
+	var fa, fb uint64
+	if errA == nil && errB == nil {
+		fa, fb = a.Grant().Fence, b.Grant().Fence
+		d.last = max(d.last, fa)
+		d.pairs = append(d.pairs, pair{a, b})
+	}
+	return what + d.same(errA, errB, fa, fb)
+}
+
+// same fails if two answers differ.
+func (d *duel) same(real, sim error, realFence, simFence uint64) string {
+	a, b := fmt.Sprint(verdictOf(real), " ", realFence), fmt.Sprint(verdictOf(sim), " ", simFence)
+	if a != b {
+		d.t.Errorf("the real node says %s (%v), the simulated one %s (%v)", a, real, b, sim)
+	}
+	return a
+}
+
+func verdictOf(err error) string {
+	var held *driver.HeldError
+	switch {
+	case err == nil:
+		return "yes"
+	case errors.As(err, &held):
+		return "held by " + request(held.Holder)
+	case errors.Is(err, driver.ErrRefused):
+		return "refused"
+	case errors.Is(err, driver.ErrLost):
+		return "lost"
+	}
+	return err.Error()
+}
+
+// compare holds what is stored against each other.
+func (d *duel) compare() {
+	s, err := d.real.Lookup(d.t.Context(), d.key)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.sim.s.mu.Lock()
+	defer d.sim.s.mu.Unlock()
+	k := d.sim.s.key(d.key)
+	a, b := "free", "free"
+	if len(s.Holders) > 0 {
+		a = fmt.Sprint(request(s.Holders[0].Owner), " ", s.Holders[0].Fence)
+	}
+	if k.owner != "" {
+		b = fmt.Sprint(request(k.owner), " ", k.fence)
+	}
+	if a != b || s.Fence != k.counter {
+		d.t.Errorf("the real node has %s, counter %d; the simulated one %s, counter %d", a, s.Fence, b, k.counter)
+	}
+}

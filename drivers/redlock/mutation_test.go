@@ -1,0 +1,40 @@
+package redlock
+
+import "testing"
+
+// Each part of the algorithm, taken out, is noticed by the simulation within its
+// budget of schedules. That shows that the simulation would notice a mistake, and that the
+// part is needed.
+func TestEveryPartIsMissed(t *testing.T) {
+	byName := map[string]kind{}
+	for _, k := range kinds {
+		byName[k.name] = k
+	}
+	for _, c := range []struct {
+		part   string
+		kind   string
+		budget int
+		sabotage
+	}{
+		{"the write-back of the token", "wild", 2000, sabotage{engine: noWriteBack}},
+		{"the write-back's owner check", "wild", 6000, sabotage{engine: ackUnowned, node: simBroken{owner: true}}},
+		{"the write-back's instance check", "dense", 20000, sabotage{node: simBroken{instance: true}}},
+		{"late answers do not confirm", "wild", 6000, sabotage{engine: countLate}},
+		{"an extension counts those that carried the lease", "wild", 6000, sabotage{engine: extendOwn}},
+		{"the attempt in the value", "timely", 20000, sabotage{engine: oneAttempt}},
+		{"the join's bound", "wild", 6000, sabotage{node: simBroken{join: true}}},
+		{"the perishable acquire", "lossless", 2000, sabotage{node: simBroken{perishable: true}}},
+		{"the release's own context", "lossless", 2000, sabotage{engine: releaseOnCaller}},
+		{"the release's order behind its acquire", "lossless", 2000, sabotage{engine: releaseEarly}},
+		{"the final validity check", "timely", 2000, sabotage{engine: noValidity}},
+		{"the agreement of clocks", "timely", 6000, sabotage{engine: noClockCheck}},
+	} {
+		t.Run(c.part, func(t *testing.T) {
+			w, _ := hunt(t, byName[c.kind], c.budget, c.sabotage)
+			if w == nil {
+				t.Fatalf("taken out, and nothing noticed in %d schedules", c.budget)
+			}
+			t.Logf("schedule %d: %v", w.seed, w.problem)
+		})
+	}
+}

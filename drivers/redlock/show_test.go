@@ -1,0 +1,383 @@
+package redlock_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/redlock"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+)
+
+var adversary = flag.Duration("redlock.adversary", 5*time.Second, "how long the adversary deletes keys")
+
+var owners atomic.Int64
+
+func ask(key string, ttl time.Duration) *driver.Request {
+	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: ttl}
+}
+
+// Of a hundred clients that try at the same time, one gets a free lock, every time.
+func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
+	for _, n := range []int{3, 4, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			c := start(t, n, "redis")
+			backends := make([]*redlock.Backend, 10)
+			for i := range backends {
+				backends[i] = c.open(false)
+			}
+			rounds := 100
+			if testing.Short() {
+				rounds = 10
+			}
+			for round := range rounds {
+				var won atomic.Int64
+				var all sync.WaitGroup
+				for i := range 100 {
+					all.Go(func() {
+						_, err := backends[i%len(backends)].Acquire(context.Background(), ask(fmt.Sprint("free", round), 20*time.Second))
+						if err == nil {
+							won.Add(1)
+						} else if !errors.Is(err, driver.ErrHeld) {
+							t.Errorf("round %d: a loser got %v", round, err)
+						}
+					})
+				}
+				all.Wait()
+				if won.Load() != 1 {
+					t.Fatalf("round %d: %d winners", round, won.Load())
+				}
+			}
+		})
+	}
+}
+
+// A lease lives through the death of any minority, one node after the other, each of
+// which comes back without its keys and is healed.
+func TestALeaseOutlivesEveryNode(t *testing.T) {
+	const ttl = 4 * time.Second
+	c := start(t, 5, "redis", "valkey")
+	b := c.open(false)
+	l, err := b.Acquire(t.Context(), ask("held", ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := l.Grant().Fence
+	for i, s := range c.servers {
+		if err := s.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		c.renew(l, ttl)
+		if err := s.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(30 * time.Second); len(c.keys("held")) < 5; {
+			if time.Now().After(end) {
+				t.Fatalf("node %d was not healed: %v", i, c.keys("held"))
+			}
+			c.renew(l, ttl)
+		}
+	}
+	if g := l.Grant(); g.Fence != token || !time.Now().Before(g.Expires) {
+		t.Errorf("the lease is now %+v", g)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	c.gone("held", 5*time.Second)
+}
+
+// renew renews a lease, which has to succeed before its deadline.
+func (c *cluster) renew(l driver.Lease, ttl time.Duration) {
+	c.t.Helper()
+	for {
+		_, err := l.Renew(c.t.Context(), &driver.Renewal{TTL: ttl})
+		if err == nil {
+			return
+		}
+		if errors.Is(err, driver.ErrLost) || time.Now().After(l.Grant().Expires) {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// With a minority killed, stopped or black-holed, locks are taken and given back.
+func TestAMinorityMayFail(t *testing.T) {
+	c := start(t, 5, "redis", "valkey")
+	for name, f := range map[string]struct{ harm, heal func(i int) error }{
+		"killed":     {func(i int) error { return c.servers[i].Kill() }, func(i int) error { return c.servers[i].Start() }},
+		"stopped":    {func(i int) error { return c.servers[i].Pause() }, func(i int) error { return c.servers[i].Resume() }},
+		"black hole": {func(i int) error { c.proxies[i].BlackHole(); return nil }, func(i int) error { return c.proxies[i].Restore() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := c.open(true)
+			for _, i := range []int{1, 4} {
+				if err := f.harm(i); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var last uint64
+			for i := range 50 {
+				l, err := b.Acquire(t.Context(), ask("minority/"+name, 10*time.Second))
+				if err != nil {
+					t.Fatalf("lock %d: %v", i, err)
+				}
+				if f := l.Grant().Fence; f <= last {
+					t.Fatalf("token %d after %d", f, last)
+				} else {
+					last = f
+				}
+				if err := l.Release(t.Context()); err != nil {
+					t.Fatalf("release %d: %v", i, err)
+				}
+			}
+			for _, i := range []int{1, 4} {
+				if err := f.heal(i); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.gone("minority/"+name, 20*time.Second)
+		})
+	}
+}
+
+// What is under way to a node that never answers is bounded, and ends with Close.
+func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
+	const bound = 32
+	c := start(t, 5, "redis")
+	idle := runtime.NumGoroutine()
+	b, err := dlock.OpenBackend(c.url(true, fmt.Sprint("in_flight=", bound)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.proxies[2].BlackHole()
+	const locks = 10000 // fewer are done before the black hole has timed out often enough
+	var next atomic.Int64
+	var most atomic.Int64
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for i := next.Add(1); i <= locks; i = next.Add(1) {
+				l, err := b.Acquire(context.Background(), ask(fmt.Sprint("bounded/", i), 5*time.Second))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := l.Release(context.Background()); err != nil {
+					t.Error(err)
+					return
+				}
+				w := int64(b.(*redlock.Backend).Stats().Workers)
+				for m := most.Load(); w > m && !most.CompareAndSwap(m, w); m = most.Load() {
+				}
+			}
+		})
+	}
+	all.Wait()
+	s := b.(*redlock.Backend).Stats()
+	t.Logf("%+v, at most %d workers", s, most.Load())
+	if most.Load() > 5*bound {
+		t.Errorf("%d workers, the bound is %d a node", most.Load(), bound)
+	}
+	if s.Trips == 0 {
+		t.Error("the breaker never opened")
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := c.proxies[2].Restore(); err != nil {
+		t.Error(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
+		buf := make([]byte, 1<<20)
+		stacks := string(buf[:runtime.Stack(buf, true)])
+		if !strings.Contains(stacks, "drivers/redlock.(*node)") && !strings.Contains(stacks, "goredis.") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("after Close (%d goroutines at first):\n%s", idle, stacks)
+		}
+	}
+}
+
+// No key is left after the bound of G4, whatever way an attempt ends, with a node that
+// is slow.
+func TestNoOrphans(t *testing.T) {
+	c := start(t, 5, "redis", "valkey")
+	url := c.urlThrough(func(i int) bool { return i == 4 })
+	b, other := c.openURL(url), c.openURL(url)
+	c.proxies[4].Delay(fault.ToClient, 10*time.Millisecond, 30*time.Millisecond)
+	const ttl = 20 * time.Second
+	cycles, many := 60, 1000
+	if testing.Short() {
+		many = 100
+	}
+	for i := range cycles {
+		l, err := b.Acquire(t.Context(), ask("cycle", ttl))
+		if err != nil {
+			t.Fatalf("cycle %d: %v", i, err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.gone("cycle", 3*time.Second)
+
+	for range many {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(rand.N(2*time.Millisecond), cancel)
+		if l, err := b.Acquire(ctx, ask("cancelled", ttl)); err == nil {
+			if err := l.Release(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cancel()
+	}
+	c.gone("cancelled", 3*time.Second)
+
+	l, err := other.Acquire(t.Context(), ask("race", ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range many {
+		if _, err := b.Acquire(t.Context(), ask("race", ttl)); err == nil {
+			t.Fatal("two holders")
+		}
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.gone("race", 3*time.Second)
+	if n := b.Stats().Unreleased; n > 0 {
+		t.Errorf("%d releases were not confirmed", n)
+	}
+}
+
+// The Done of a holder that is cut off fires before anybody else has the lock.
+func TestAPartitionedHolderKnowsFirst(t *testing.T) {
+	c := start(t, 3, "redis")
+	trials := 200
+	if testing.Short() {
+		trials = 10
+	}
+	const ttl = 300 * time.Millisecond
+	cut, err := dlock.OpenURL(c.url(true), dlock.WithTTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cut.Close() }() // its servers are away
+	other, err := dlock.OpenURL(c.url(false), dlock.WithTTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	var all sync.WaitGroup
+	holders := make([]*dlock.Lease, trials)
+	for i := range trials {
+		if holders[i], err = cut.Lock(t.Context(), fmt.Sprint("part/", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range c.proxies {
+		p.Pause()
+	}
+	for i := range trials {
+		all.Go(func() {
+			l, err := other.Lock(t.Context(), fmt.Sprint("part/", i))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			select {
+			case <-holders[i].Done():
+			default:
+				t.Errorf("trial %d: granted to another, and the holder does not know", i)
+			}
+			if err := l.Unlock(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for _, p := range c.proxies {
+		if err := p.Restore(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// An adversary who deletes locks at random breaks exclusion, and never the tokens'
+// order.
+func TestTokensOutliveAnAdversary(t *testing.T) {
+	c := start(t, 3, "redis")
+	if grants, problem := c.attack(*adversary, 0); problem != nil {
+		t.Errorf("%v, after %d grants", problem, grants)
+	} else {
+		t.Logf("%d grants", grants)
+	}
+	if grants, problem := c.attack(30*time.Second, redlock.NoWriteBack); problem == nil {
+		t.Errorf("without the write-back of tokens nothing happened in %d grants", grants)
+	} else {
+		t.Logf("without the write-back: %v, after %d grants", problem, grants)
+	}
+}
+
+// attack lets ten clients lock while keys are deleted, until a token is out of order.
+func (c *cluster) attack(d time.Duration, m redlock.Mutation) (int, error) {
+	ctx, stop := context.WithTimeout(c.t.Context(), d)
+	defer stop()
+	var all sync.WaitGroup
+	for _, s := range c.servers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = s.Do("DEL", "attacked")
+			}
+		})
+	}
+	var mu sync.Mutex
+	var problem error
+	seen := map[uint64]bool{}
+	largest := uint64(0)
+	for range 10 {
+		b := c.open(false)
+		redlock.Sabotage(b, m)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				mu.Lock()
+				before := largest
+				mu.Unlock()
+				l, err := b.Acquire(ctx, ask("attacked", 5*time.Second))
+				if err != nil {
+					continue
+				}
+				t := l.Grant().Fence
+				mu.Lock()
+				switch {
+				case seen[t]:
+					problem = fmt.Errorf("token %d twice", t)
+				case t <= before:
+					problem = fmt.Errorf("token %d after %d", t, before)
+				}
+				if problem != nil {
+					stop()
+				}
+				seen[t] = true
+				largest = max(largest, t)
+				mu.Unlock()
+				_ = l.Release(ctx) // it was deleted, more often than not
+			}
+		})
+	}
+	all.Wait()
+	return len(seen), problem
+}

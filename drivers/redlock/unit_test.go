@@ -1,0 +1,305 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// A bad URL gets an error that names the bad part and quotes no secret.
+func TestBadURLsAreRefusedBeforeIO(t *testing.T) {
+	for url, part := range map[string]string{
+		"redlock:":                                 "URL",
+		"redlock:memory:a,,memory:b":               "empty item",
+		"redlock:memory:a,s3cret":                  "item 2",
+		"redlock:memory:a,memory:a":                "are the same",
+		"redlock:memory:a,node_timeout=s3cret":     `parameter "node_timeout"`,
+		"redlock:memory:a,node_timout=5ms":         `parameter "node_timout"`,
+		"redlock:memory:a,drift_percent=60":        `parameter "drift_percent"`,
+		"redlock:memory:a,restart_guard=never":     `parameter "restart_guard"`,
+		"redlock:memory:a,in_flight=0":             `parameter "in_flight"`,
+		"redlock:memory:a,in_flight=5,in_flight=6": "given twice",
+		"redlock:memory:a,nosuch://:s3cret@h":      "nosuch",
+		"redlock:memory:1,memory:2,memory:3,memory:4,memory:5,memory:6,memory:7,memory:8,memory:9,memory:10": "there are 10",
+	} {
+		b, err := dlock.OpenBackend(url)
+		if err == nil {
+			_ = b.Close()
+			t.Errorf("%s was opened", url)
+			continue
+		}
+		if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: %v, want one about %s", url, err, part)
+		}
+	}
+}
+
+func TestAURLNamesNodesAndOptions(t *testing.T) {
+	b, err := dlock.OpenBackend("redlock:memory:u1,memory:u2,node_timeout=70ms,memory:u3,restart_guard=off,clock_allowance=5ms,drift_percent=8,in_flight=7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := b.(*Backend)
+	if len(q.nodes) != 3 || q.opts.NodeTimeout != 70*time.Millisecond || q.opts.Guard != 0 || q.opts.ClockAllowance != 5*time.Millisecond || q.opts.DriftPercent != 8 || q.opts.InFlight != 7 {
+		t.Errorf("got %+v", q.opts)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.nodes[0].backend.Acquire(t.Context(), request1("k", "o", time.Second)); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("Close left a node open that Open had opened: %v", err)
+	}
+	if _, err := b.Acquire(t.Context(), request1("k", "o", time.Second)); !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// named gives a node an address of its own.
+type named struct {
+	driver.Backend
+	name string
+}
+
+func (n named) String() string { return n.name }
+
+// A server that is listed twice under two addresses would vote twice.
+func TestOneServerDoesNotVoteTwice(t *testing.T) {
+	m := memory.New()
+	b, err := New([]driver.Backend{named{m, "a"}, named{m.Peer(), "b"}, named{memory.New(), "c"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	for range 3 {
+		_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+		if errors.Is(err, driver.ErrRefused) {
+			break
+		}
+	}
+	if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "nodes a and b are the same server") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// script is a node whose answers a test writes.
+type script struct {
+	driver.Backend
+	acquire func(context.Context, *driver.Request) (driver.Lease, error)
+}
+
+func (s script) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	return s.acquire(ctx, r)
+}
+func (s script) String() string { return s.Backend.(fmt.Stringer).String() }
+
+// What a minority says leaks through no verdict.
+func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
+	errDown := errors.New("connection refused")
+	say := func(err error) driver.Backend {
+		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, err }}
+	}
+	held := func(by string) driver.Backend {
+		return say(&driver.HeldError{Holder: by, RetryAfter: time.Second})
+	}
+	refused := say(&driver.RefusedError{Reason: "read-only"})
+	loading := say(&driver.RefusedError{Reason: "loading", RetryAfter: time.Second})
+	// Those that are down say so last: once two of four are known to be down, and nothing
+	// else, a majority is out of reach and nobody waits for what the others would say.
+	down := func() driver.Backend {
+		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
+			time.Sleep(time.Millisecond)
+			return nil, errDown
+		}}
+	}
+	for name, c := range map[string]struct {
+		nodes         []driver.Backend
+		held, refused bool
+	}{
+		"two held, the rest down":  {nodes: []driver.Backend{held("x"), held("x"), down(), down(), down()}},
+		"two refused":              {nodes: []driver.Backend{refused, loading, down(), down(), down()}},
+		"three held by one":        {nodes: []driver.Backend{held("x/1"), held("x/2"), held("x/1|77"), down(), down()}, held: true},
+		"three held by three":      {nodes: []driver.Backend{held("x/1"), held("y/2"), held("z/1"), down(), down()}},
+		"three refused":            {nodes: []driver.Backend{refused, loading, say(&driver.RefusedError{Reason: "no"}), held("x"), down()}, refused: true},
+		"half of four held by one": {nodes: []driver.Backend{held("x"), held("x"), down(), down()}, held: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, err := New(c.nodes, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = b.Close() }()
+				_, err = b.Acquire(t.Context(), request1("k", "me", time.Second))
+				if errors.Is(err, driver.ErrHeld) != c.held || errors.Is(err, driver.ErrRefused) != c.refused || errors.Is(err, errDown) {
+					t.Errorf("got %v", err)
+				}
+				var q *driver.QuorumError
+				if !errors.As(err, &q) || len(q.Votes) != len(c.nodes) || q.Need != len(c.nodes)/2+1 {
+					t.Errorf("no votes in %v", err)
+				}
+			})
+		})
+	}
+}
+
+// A node whose clock disagrees does not count, and is named.
+func TestClocksThatDisagreeDoNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var servers []*simServer
+		var nodes []driver.Backend
+		for i := range 3 {
+			servers = append(servers, newSimServer(i))
+			nodes = append(nodes, &simNode{s: servers[i], net: &network{}, rng: rand.New(rand.NewPCG(1, uint64(i)))})
+		}
+		var events []driver.Event
+		b, err := New(nodes, &Options{Event: func(e driver.Event) { events = append(events, e) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		servers[0].step(time.Hour)
+		l, err := b.Acquire(t.Context(), request1("k", "one", time.Second))
+		if err != nil {
+			t.Fatalf("two of three agree: %v", err)
+		}
+		synctest.Wait()
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		servers[1].step(-time.Hour)
+		_, err = b.Acquire(t.Context(), request1("k", "two", time.Second))
+		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "sim-0: its clock is 2h0m0s ahead") {
+			t.Errorf("no two agree: %v", err)
+		}
+		if len(events) == 0 || events[0].Kind != driver.ClockSkew {
+			t.Errorf("events: %v", events)
+		}
+	})
+}
+
+// A node that keeps timing out is skipped until a probe succeeds, and both are told.
+func TestTheBreakerOpensAndCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var servers []*simServer
+		var nodes []driver.Backend
+		for i := range 3 {
+			servers = append(servers, newSimServer(i))
+			nodes = append(nodes, &simNode{s: servers[i], net: &network{}, rng: rand.New(rand.NewPCG(1, uint64(i)))})
+		}
+		var mu sync.Mutex
+		var events []driver.EventKind
+		b, err := New(nodes, &Options{Event: func(e driver.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			events = append(events, e.Kind)
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		lock := func(i int) {
+			l, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), fmt.Sprint("o", i), time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		servers[1].pause(time.Minute)
+		for i := range 10 {
+			lock(i)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if s := b.Stats(); len(s.Skipped) != 1 || s.Trips != 1 {
+			t.Fatalf("not skipped: %+v", s)
+		}
+		time.Sleep(2 * time.Minute)
+		lock(10) // the probe
+		time.Sleep(time.Second)
+		lock(11)
+		if s := b.Stats(); len(s.Skipped) != 0 {
+			t.Errorf("still skipped: %+v", s)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if fmt.Sprint(events) != "[breaker opened breaker closed]" {
+			t.Errorf("events: %v", events)
+		}
+	})
+}
+
+// A waiter is woken when a majority announced the release.
+func TestWatchWakesWhenAMajorityAnnounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(5)
+		a, b := s.quorum(t, nil), s.quorum(t, nil)
+		l, err := a.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ch, err := b.Watch(ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		select {
+		case <-ch:
+			t.Fatal("woken though nothing was released")
+		default:
+		}
+		start := time.Now()
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-ch
+		if d := time.Since(start); d > 0 {
+			t.Errorf("woken after %v", d)
+		}
+	})
+}
+
+// Lookup names the holder that a majority has, and Break takes the lock away from it.
+func TestOperatorsSeeAndBreak(t *testing.T) {
+	s := newSpaces(5)
+	a, b := s.quorum(t, nil), s.quorum(t, nil)
+	l, err := a.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := b.Lookup(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(st.Holders) != 1 || st.Holders[0].Owner != "web/a" || st.Holders[0].Fence != l.Grant().Fence || len(st.Votes) != 5 {
+		t.Fatalf("got %+v", st)
+	}
+	if err := b.Break(t.Context(), "k", 1); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("a token that nobody has: %v", err)
+	}
+	if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("the renewal of a broken lock: %v", err)
+	}
+	if err := b.Bootstrap(t.Context()); err != nil {
+		t.Error(err)
+	}
+	found, err := s[:4].quorum(t, nil).Check(t.Context())
+	if err != nil || !strings.Contains(fmt.Sprint(found), "4 nodes outlive") {
+		t.Errorf("got %v, %v", found, err)
+	}
+}

@@ -1,0 +1,207 @@
+package redlock
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"github.com/redlock-go/redlock/driver"
+)
+
+// tally is what the nodes that did not grant said.
+type tally struct {
+	pending int           // nodes that may still answer
+	heldBy  int           // nodes that somebody else has
+	most    int           // of which so many one owner, the rival
+	rival   *leg          // one of the rival's nodes
+	refused int           // nodes that will not
+	forever int           // of which so many not as they are configured
+	soonest time.Duration // when one of the others may
+	reason  error         // one refusal, a permanent one if there is one
+	invalid error         // misuse
+}
+
+// tally counts the answers. A node that has an earlier attempt of this very request,
+// whose release is still under way, is no rival's.
+func (l *lease) tally() tally {
+	var t tally
+	for i := range l.legs {
+		g := &l.legs[i]
+		if g.awaited() && g.wave.ctx.Err() == nil {
+			t.pending++
+		}
+		if g.busy || g.state >= owned {
+			continue
+		}
+		if g.held != nil {
+			t.heldBy++
+			if n := l.heldBy(g.holder()); n > t.most {
+				t.most, t.rival = n, g
+			}
+			continue
+		}
+		t.refusal(g.vote.Err)
+	}
+	return t
+}
+
+// heldBy counts the nodes of one owner.
+func (l *lease) heldBy(holder string) int {
+	if holder == "" || holder == l.req.Owner {
+		return 0
+	}
+	n := 0
+	for i := range l.legs {
+		if g := &l.legs[i]; !g.busy && g.state < owned && g.holder() == holder {
+			n++
+		}
+	}
+	return n
+}
+
+func (t *tally) refusal(err error) {
+	var r *driver.RefusedError
+	var invalid *driver.InvalidError
+	switch {
+	case errors.As(err, &invalid):
+		t.invalid = err
+	case !errors.As(err, &r):
+	case r.RetryAfter == 0:
+		t.refused++
+		t.forever++
+		t.reason = err
+	default:
+		t.refused++
+		if t.soonest == 0 || r.RetryAfter < t.soonest {
+			t.soonest = r.RetryAfter
+		}
+		if t.forever == 0 {
+			t.reason = err
+		}
+	}
+}
+
+// verdict is what the answers prove, if no majority can be had: one other owner, or
+// refusals, on so many nodes that too few are left. nil: nothing.
+func (t *tally) verdict(l *lease) error {
+	enough := len(l.legs) - l.b.q + 1
+	switch {
+	case t.most >= enough:
+		return t.held(l)
+	case t.forever >= enough:
+		return &driver.RefusedError{Reason: t.reason.Error()}
+	case t.refused >= enough:
+		return &driver.RefusedError{RetryAfter: t.soonest, Reason: t.reason.Error()}
+	}
+	return nil
+}
+
+// held is the verdict that the rival has the lock.
+func (t *tally) held(l *lease) *driver.HeldError {
+	h := *t.rival.held
+	h.Holder = t.rival.holder()
+	h.Server = ""
+	h.RetryAfter = l.freeIn()
+	return &h
+}
+
+// freeIn is the q-th smallest remaining TTL: when a majority will be free, unless it is
+// renewed. Zero where unknown.
+func (l *lease) freeIn() time.Duration {
+	const never = time.Duration(1<<63 - 1)
+	var buf [MaxNodes]time.Duration
+	left := buf[:0]
+	for i := range l.legs {
+		switch g := &l.legs[i]; {
+		case g.state >= owned:
+			left = append(left, 0)
+		case g.held != nil && g.held.RetryAfter > 0:
+			left = append(left, g.held.RetryAfter)
+		default:
+			left = append(left, never)
+		}
+	}
+	slices.Sort(left)
+	if d := left[l.b.q-1]; d != never {
+		return d
+	}
+	return 0
+}
+
+// holder is who has the node. Empty: nobody is known to.
+func (g *leg) holder() string {
+	if g.held == nil {
+		return ""
+	}
+	return request(g.held.Holder)
+}
+
+// request strips the token and the number of the attempt off an owner as nodes know it,
+// so that all attempts of one request are one owner.
+func request(holder string) string {
+	owner, _, _ := strings.Cut(holder, "|")
+	i := strings.LastIndexByte(owner, '/')
+	if i <= 0 || i == len(owner)-1 || len(owner)-i > 7 {
+		return owner
+	}
+	for _, c := range owner[i+1:] {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'z') {
+			return owner
+		}
+	}
+	return owner[:i]
+}
+
+// votes returns what each node said. l.mu is held.
+func (l *lease) votes() []driver.Vote {
+	votes := make([]driver.Vote, len(l.legs))
+	for i := range l.legs {
+		votes[i] = l.legs[i].vote
+		votes[i].Granted = l.legs[i].state >= owned && votes[i].Err == nil
+	}
+	return votes
+}
+
+// verdict returns the error for a vote or a renewal that failed; the verdict may be nil,
+// for unknown. l.mu is held.
+func (l *lease) verdict(verdict error) error {
+	e := &driver.QuorumError{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
+	var causes *multierror.Error
+	for i := range l.legs {
+		g := &l.legs[i]
+		if g.held != nil && errors.Is(verdict, driver.ErrHeld) {
+			continue // it has been said
+		}
+		if err := g.cause(); err != nil {
+			e.Votes[i].Err = err
+			causes = multierror.Append(causes, fmt.Errorf("%s: %w", g.n.name, err))
+		}
+	}
+	if causes != nil {
+		causes.ErrorFormat = func(errs []error) string {
+			lines := make([]string, len(errs))
+			for i, err := range errs {
+				lines[i] = err.Error()
+			}
+			return strings.Join(lines, "; ")
+		}
+		e.Detail = causes.Error()
+	}
+	return e
+}
+
+// cause is why the node did not grant, or confirm.
+func (g *leg) cause() error {
+	if g.vote.Err == nil && g.busy && g.wait {
+		return fmt.Errorf("no answer within %v", time.Since(g.wave.began).Round(time.Millisecond))
+	}
+	return g.vote.Err
+}
+
+// unknown returns an error that proves nothing, with the votes.
+func (l *lease) unknown(format string, args ...any) error {
+	return fmt.Errorf(format+" (%w)", append(args, l.verdict(nil))...)
+}

@@ -1,0 +1,75 @@
+package valkeygo
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+)
+
+// lanes is how many calls are under way to one server: more callers share
+// pipelines.
+const lanes = 4
+
+// Options are the settings of a backend on a client of the application's. The zero
+// Options, and nil, are the defaults.
+type Options struct {
+	// Prefix goes before every key, and before the name of whatever else is stored.
+	Prefix string
+	// CallTimeout bounds one call to the server; zero means a second. Half of the TTL
+	// bounds it too.
+	CallTimeout time.Duration
+	// Grace is how much longer than its TTL a lock stays on the server, unless it is
+	// released; zero means the call timeout and a tenth of the TTL.
+	Grace time.Duration
+	// Event is told what happens in the background; it may be nil.
+	Event func(driver.Event)
+
+	_ struct{}
+}
+
+// A Backend keeps locks in Valkey or Redis through valkey-go. It is safe for
+// concurrent use.
+type Backend struct{ *redisnode.Node }
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Watcher   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend on the application's own client, which it never closes. Its
+// retries are harmless: every script may be run twice by one attempt. Deadlines are
+// not told to such a client, because it would close a connection that others
+// share; its ConnWriteTimeout ends what a server that hangs never answers.
+func New(c valkey.Client, o *Options) (*Backend, error) {
+	if c == nil {
+		return nil, driver.Invalid("client", "is nil")
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	cluster := isCluster(c)
+	node, err := redisnode.New(redisnode.Config{
+		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
+		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event, Lanes: lanes,
+		Cluster: cluster, Failover: cluster || strings.Contains(fmt.Sprintf("%T", c), "sentinel"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Backend{node}, nil
+}
+
+func addresses(c valkey.Client) []string { return slices.Sorted(maps.Keys(c.Nodes())) }
+
+// isCluster reports whether c is the client of a Cluster: the library says so by its
+// type's name alone.
+func isCluster(c valkey.Client) bool { return strings.Contains(fmt.Sprintf("%T", c), "cluster") }

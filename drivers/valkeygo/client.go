@@ -1,0 +1,206 @@
+package valkeygo
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"sync"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+)
+
+// client is valkey-go as redisnode wants it.
+type client struct {
+	own     bool // made from options, on first use, and closed by Close
+	options valkey.ClientOption
+
+	mu     sync.Mutex
+	valkey valkey.Client
+	closed bool
+}
+
+var _ redisnode.Client = (*client)(nil)
+
+func dialUnix(path string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+	return d.Dial("unix", path)
+}
+
+// get returns the library's client. Making one connects; an error says that nothing
+// was sent, and the next call tries again.
+func (c *client) get() (valkey.Client, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, redisnode.NotSent(driver.ErrClosed)
+	}
+	if c.valkey != nil {
+		return c.valkey, nil
+	}
+	v, err := valkey.NewClient(c.options)
+	if err != nil {
+		var reply *valkey.ValkeyError
+		if errors.As(err, &reply) {
+			return nil, redisnode.ServerError(reply.Error())
+		}
+		return nil, redisnode.NotSent(err)
+	}
+	c.valkey = v
+	return v, nil
+}
+
+// Exec runs one call by itself and several as a pipeline.
+func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
+	v, err := c.get()
+	if err != nil {
+		for _, call := range calls {
+			call.Err = err
+		}
+		return
+	}
+	if !c.own {
+		ctx = context.WithoutCancel(ctx) // no deadline either: see New
+	}
+	if len(calls) == 1 {
+		c.finish(calls[0], v.Do(ctx, command(v, calls[0])))
+		return
+	}
+	cmds := make(valkey.Commands, len(calls))
+	for i, call := range calls {
+		cmds[i] = command(v, call)
+	}
+	for i, result := range v.DoMulti(ctx, cmds...) {
+		c.finish(calls[i], result)
+	}
+}
+
+func command(v valkey.Client, call *redisnode.Call) valkey.Completed {
+	n := int64(len(call.Keys))
+	if call.Text != "" {
+		return v.B().Eval().Script(call.Text).Numkeys(n).Key(call.Keys...).Arg(call.Args...).Build()
+	}
+	return v.B().Evalsha().Sha1(call.SHA).Numkeys(n).Key(call.Keys...).Arg(call.Args...).Build()
+}
+
+func (c *client) finish(call *redisnode.Call, result valkey.ValkeyResult) {
+	list, err := result.ToArray()
+	if err != nil {
+		call.Err = c.translate(err)
+		return
+	}
+	call.Reply = make([]any, len(list))
+	for i := range list {
+		call.Reply[i] = plain(&list[i])
+	}
+}
+
+// plain makes strings, int64s and lists of a message.
+func plain(m *valkey.ValkeyMessage) any {
+	if n, err := m.AsInt64(); m.IsInt64() && err == nil {
+		return n
+	}
+	if s, err := m.ToString(); err == nil {
+		return s
+	}
+	if list, err := m.ToArray(); err == nil {
+		out := make([]any, len(list))
+		for i := range list {
+			out[i] = plain(&list[i])
+		}
+		return out
+	}
+	if m.IsMap() {
+		var out []any
+		if pairs, err := m.ToMap(); err == nil {
+			for k, v := range pairs {
+				out = append(out, k, plain(&v))
+			}
+		}
+		return out
+	}
+	return nil
+}
+
+// translate tells error replies, and what was never sent, from the rest.
+func (c *client) translate(err error) error {
+	if err == nil {
+		return nil
+	}
+	var reply *valkey.ValkeyError
+	if errors.As(err, &reply) {
+		return redisnode.ServerError(reply.Error())
+	}
+	var op *net.OpError
+	if c.own && errors.As(err, &op) && op.Op == "dial" {
+		return redisnode.NotSent(err)
+	}
+	return err
+}
+
+// Each calls fn for every primary.
+func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Server) error) error {
+	v, err := c.get()
+	if err != nil {
+		return err
+	}
+	for addr, one := range v.Nodes() {
+		n := &node{client: c, valkey: one, addr: "valkey://" + addr}
+		if isCluster(v) {
+			if replica, err := n.replica(ctx); err != nil {
+				return err
+			} else if replica {
+				continue
+			}
+		}
+		if err := fn(ctx, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close closes a client of our own.
+func (c *client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	if c.own && c.valkey != nil {
+		c.valkey.Close()
+	}
+	return nil
+}
+
+// node is one server.
+type node struct {
+	client *client
+	valkey valkey.Client
+	addr   string
+}
+
+func (n *node) Addr() string { return n.addr }
+
+func (n *node) Do(ctx context.Context, args ...string) (any, error) {
+	m, err := n.valkey.Do(ctx, n.valkey.B().Arbitrary(args...).Build()).ToMessage()
+	if valkey.IsValkeyNil(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, n.client.translate(err)
+	}
+	return plain(&m), nil
+}
+
+// replica reports whether the server says that it is one. Where ROLE is not
+// allowed it counts as a primary.
+func (n *node) replica(ctx context.Context) (bool, error) {
+	reply, err := n.Do(ctx, "ROLE")
+	var refusal redisnode.ServerError
+	if errors.As(err, &refusal) {
+		return false, nil
+	}
+	list, _ := reply.([]any)
+	return len(list) > 0 && list[0] == "slave", err
+}

@@ -1,0 +1,41 @@
+package valkeygo_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/nodetest"
+	"github.com/redlock-go/redlock/drivers/valkeygo"
+)
+
+func TestDriver(t *testing.T) {
+	nodetest.Run(t, nodetest.Driver{
+		Scheme: "valkey",
+		Driver: valkeygo.Driver{},
+		App: func(addr string) (*nodetest.App, error) {
+			c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{addr}})
+			if err != nil {
+				return nil, err
+			}
+			b, err := valkeygo.New(c, nil)
+			if err != nil {
+				return nil, err
+			}
+			return &nodetest.App{
+				Backend: b,
+				Ping:    func() error { return c.Do(context.Background(), c.B().Ping().Build()).Error() },
+				Close:   c.Close,
+			}, nil
+		},
+	})
+}
+
+func TestUnusableClientsAreRefused(t *testing.T) {
+	if _, err := valkeygo.New(nil, nil); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("nil: got %v, want ErrInvalid", err)
+	}
+}

@@ -1,0 +1,111 @@
+// Package valkeygo keeps locks in a single instance of Redis or Valkey, through
+// github.com/valkey-io/valkey-go. "Single" is what it looks like: one server, a primary that Sentinel
+// watches, or a Cluster. A majority vote over several independent servers is
+// drivers/redlock, whose nodes are backends of this package.
+//
+//	import _ "github.com/redlock-go/redlock/drivers/valkeygo"
+//
+//	c, err := dlock.OpenURL("valkey://localhost:6379/0")
+//
+// or on the client that the application already has, which stays the application's:
+//
+//	b, err := valkeygo.New(client, nil)   // a valkey.Client
+//	c, err := dlock.New(b)
+//
+// # URLs
+//
+//	valkey://user:password@host:6379/0?…     one server; valkeys:// with TLS
+//	valkey+unix:///run/server.sock?db=0      a unix socket
+//	valkey://h1:26379,h2:26379/0?topology=sentinel&master=NAME
+//	valkey://h1:6379,h2:6379?topology=cluster
+//
+// The scheme names the client library and not the server: both work on both. Hosts are
+// separated by commas (%2C inside a redlock: URL). User and password are
+// percent-encoded where they contain one of % / ? # @ and, in a user, ':'. The
+// parameters, beside ttl and prefix, which every URL takes:
+//
+//	topology           single (default), sentinel or cluster
+//	master             sentinel: the name of the primary
+//	sentinel_user      sentinel: the user of the sentinels themselves
+//	sentinel_password  sentinel: and their password
+//	db                 unix sockets: the database
+//	ca                 TLS: a file of PEM certificates to trust instead of the system's
+//	cert, key          TLS: files of the client's certificate
+//	server_name        TLS: the name to expect in the server's certificate
+//	insecure           TLS: true does not verify the server's certificate
+//	dial_timeout       for making a connection (1s)
+//	call_timeout       for one call to the server (1s); half of the TTL bounds it too
+//	grace              how much longer than its TTL a lock stays unless it is released
+//	                   (the call timeout and a tenth of the TTL)
+//	pool_size          connections at most (10)
+//
+// A parameter that is not known is an error that names it. No error shows a password.
+//
+// # What is stored
+//
+// A lock is a plain string at exactly the user's key (the prefix before it; none by
+// default): "owner|token", with an end. So SET key value NX PX of redsync, of redislock
+// or written by hand excludes these locks and is excluded by them, and services can
+// migrate one at a time. Beside it stands the fencing counter
+//
+//	<prefix>redlock1:fence:{<prefix><key>}
+//
+// which lives for a day after the lock was last taken; after that the server's clock
+// keeps the order of the tokens alone. It costs about 135 bytes per key that was used
+// within a day. A counter per key was chosen over stripes of one hash because one
+// SET … GET reads and raises it (acquire took the server 6 µs, and 9 with stripes),
+// because traffic on other keys leaves it alone, and because nothing stays for ever. A release is announced on the channel <prefix>redlock1:free:{…}; in a
+// Cluster by ordinary pub/sub, which every node hears and one subscriber connection
+// serves, wherever the slots move.
+// The 1 is the version of this layout, which is frozen. Keys that begin with "redlock1:"
+// are refused.
+//
+// All of it is one string and one script per operation, so a lock costs one round trip.
+// Redis 6.2 or Valkey 7.2 is the oldest server that works. Of an ACL user these rights are
+// needed:
+//
+//	~prefix* &prefix* +eval +evalsha +time +set +get +del +pexpire +pttl +publish +subscribe +unsubscribe
+//
+// and INFO is of use: without it the server's restarts are not told apart. Where pub/sub
+// is not allowed waiters poll, and an event says so once.
+//
+// # Time
+//
+// Every request that takes or keeps a lock carries its deadline in the server's own
+// time, as learnt from its replies, and is refused after it: a packet that was held up
+// cannot leave a lock behind that nobody knows of. An attempt whose outcome is unknown is
+// released at once, and once more after that deadline has passed for certain. An
+// unclean loss, a holder that was killed, costs the next one the TTL and the grace.
+//
+// # What can be lost
+//
+// The tokens order what the lock cannot: send them along, and let what is protected
+// refuse a smaller one than it has seen.
+//
+//   - One server that restarts without its memory (no appendonly, or appendfsync
+//     everysec and a crash of the machine) forgets who holds what, and grants the lock
+//     again at once. The token is larger all the same, while its clock is not set back.
+//   - A failover of Sentinel promotes a replica that may lack the last writes: replication
+//     is asynchronous. A lock that was granted within the last moments before
+//     can be granted again while its holder believes in it, for one TTL at most. While the
+//     old primary still serves its side of a partition, both sides grant locks; set
+//     min-replicas-to-write 1 and min-replicas-max-lag so that it stops. The new token is
+//     larger if the clocks of the two servers differ by less than what has passed.
+//   - A Cluster loses in the same way, shard by shard; moving a slot loses nothing.
+//   - An eviction policy other than noeviction may evict a held lock or its counter.
+//
+// Check (dlock.Client.Inspect) looks for all of these. Where they matter use several
+// independent servers and drivers/redlock.
+//
+// # Transport
+//
+// At most four calls are under way to one server. A caller that comes alone goes
+// alone, on its own goroutine; those that come while four are under way gather, and go
+// together as one pipeline. A client made from a URL gives each of the four a connection
+// of its own (DisableAutoPipelining): the library's shared connections would be closed
+// under everybody by the first deadline that expires. On an application's client
+// deadlines are not told to the library, for the same reason; the caller returns in
+// time, and what is under way ends by the client's ConnWriteTimeout.
+// An idle backend has no goroutine. Waiting costs one connection per backend, however
+// many wait, and one subscription per key; both go when nobody waits any more.
+package valkeygo

@@ -1,0 +1,116 @@
+package valkeygo
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/valkey-io/valkey-go"
+
+	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+)
+
+// Subscribe opens a subscription on a connection of its own.
+func (c *client) Subscribe(_ context.Context, sink redisnode.Sink, channels []string) (redisnode.Subscription, error) {
+	v, err := c.get()
+	if err != nil {
+		return nil, err
+	}
+	conn, release := v.Dedicate()
+	s := &subscription{client: c, conn: conn, release: release, sink: sink, more: make(chan struct{}, 1), end: make(chan struct{})}
+	hooks := valkey.PubSubHooks{
+		OnMessage: func(m valkey.PubSubMessage) { sink.Message(m.Channel) },
+		OnSubscription: func(m valkey.PubSubSubscription) {
+			if m.Kind == "subscribe" {
+				sink.Subscribed(m.Channel)
+			}
+		},
+	}
+	s.broken = conn.SetPubSubHooks(hooks)
+	s.push(conn.B().Subscribe().Channel(channels...).Build())
+	go s.work()
+	return s, nil
+}
+
+// A subscription sends its commands from a goroutine of its own, in order: the
+// library waits for the answers, which arrive through the hooks.
+type subscription struct {
+	client  *client
+	conn    valkey.DedicatedClient
+	release func()
+	sink    redisnode.Sink
+	broken  <-chan error
+
+	mu    sync.Mutex
+	queue []valkey.Completed
+	more  chan struct{}
+
+	once sync.Once
+	end  chan struct{}
+}
+
+func (s *subscription) push(cmd valkey.Completed) {
+	s.mu.Lock()
+	s.queue = append(s.queue, cmd)
+	s.mu.Unlock()
+	select {
+	case s.more <- struct{}{}:
+	default:
+	}
+}
+
+// Add subscribes to channels.
+func (s *subscription) Add(_ context.Context, channels ...string) error {
+	s.push(s.conn.B().Subscribe().Channel(channels...).Build())
+	return nil
+}
+
+// Remove ends the subscription to channels.
+func (s *subscription) Remove(_ context.Context, channels ...string) error {
+	s.push(s.conn.B().Unsubscribe().Channel(channels...).Build())
+	return nil
+}
+
+// Close ends the subscription; the connection goes in the background.
+func (s *subscription) Close() { s.once.Do(func() { close(s.end) }) }
+
+// work sends what is queued until the subscription ends or breaks.
+func (s *subscription) work() {
+	defer func() {
+		s.conn.Close()
+		s.release()
+	}()
+	for {
+		select {
+		case <-s.end:
+			return
+		case err := <-s.broken:
+			if err == nil {
+				err = errors.New("the subscription ended")
+			}
+			s.sink.Broken(s.client.translate(err))
+			return
+		case <-s.more:
+		}
+		if err := s.send(); err != nil {
+			s.sink.Broken(s.client.translate(err))
+			return
+		}
+	}
+}
+
+func (s *subscription) send() error {
+	for {
+		s.mu.Lock()
+		if len(s.queue) == 0 {
+			s.mu.Unlock()
+			return nil
+		}
+		cmd := s.queue[0]
+		s.queue = s.queue[1:]
+		s.mu.Unlock()
+		if err := s.conn.Do(context.Background(), cmd).Error(); err != nil && !valkey.IsValkeyNil(err) {
+			return err
+		}
+	}
+}

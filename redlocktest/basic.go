@@ -1,0 +1,76 @@
+package redlocktest
+
+import (
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var basicCases = []testCase{
+	{name: "info", do: info},
+	{name: "grant", do: grantAndRelease},
+	{name: "held", do: heldIsHeld},
+}
+
+func info(r *run) {
+	b := r.client()
+	i := b.Info()
+	for range 3 {
+		if again := b.Info(); again != i {
+			r.fatal(describing, "Info changed from %+v to %+v", i, again)
+		}
+	}
+	if other := r.open().Info(); other != i {
+		r.record(describing, "two clients of one lock space describe themselves differently: %+v and %+v", i, other)
+	}
+	all := driver.SharedMode | driver.Fencing | driver.Session | driver.Queueing | driver.Node
+	switch {
+	case i.Name == "":
+		r.record(describing, "Name is empty")
+	case i.Features&^all != 0:
+		r.record(describing, "Features has bits that mean nothing: %#x", uint32(i.Features))
+	case i.Features.Has(driver.Node) && !i.Features.Has(driver.Fencing):
+		r.record(describing, "a node of a quorum gives tokens, and Fencing is not among the features %v", i.Features)
+	}
+	switch {
+	case i.MaxTTL == 0 && !i.Features.Has(driver.Session):
+		r.record(describing, "MaxTTL is zero, and Session is not among the features %v", i.Features)
+	case i.MaxTTL == 0 && i.MinTTL != 0:
+		r.record(describing, "MaxTTL is zero and MinTTL %v", i.MinTTL)
+	case i.MaxTTL != 0 && i.MinTTL < driver.MinTTL:
+		r.record(describing, "MinTTL %v is under %v", i.MinTTL, driver.MinTTL)
+	case i.MaxTTL < i.MinTTL:
+		r.record(describing, "MaxTTL %v is under MinTTL %v", i.MaxTTL, i.MinTTL)
+	}
+}
+
+func grantAndRelease(r *run) {
+	b, key := r.client(), r.key()
+	l := r.grant(b, driver.Request{Key: key})
+	for range 3 {
+		g := l.Grant()
+		switch {
+		case r.info.MaxTTL == 0 && !g.Expires.IsZero():
+			r.fatal(sessions, "the backend has no TTL, and the grant expires at %v", g.Expires)
+		case r.info.MaxTTL != 0 && !r.info.Features.Has(driver.Session) && g.Expires.IsZero():
+			r.fatal(expires, "the grant has no Expires, and Session is not among the features %v", r.info.Features)
+		case !g.Expires.IsZero() && !time.Now().Before(g.Expires):
+			r.stall("a lease of %v was over when it was granted", r.long())
+		}
+		r.release(l)
+		l = r.again(b, key)
+	}
+	r.release(l)
+}
+
+// heldIsHeld: two clients exclude each other, as two processes do.
+func heldIsHeld(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	r.refuse(b, driver.Request{Key: key}, l)
+	r.release(l)
+	l = r.again(b, key)
+	r.refuse(a, driver.Request{Key: key}, l)
+	r.release(l)
+}

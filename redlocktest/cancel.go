@@ -1,0 +1,152 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var cancelCases = []testCase{
+	{name: "before", do: cancelledBefore},
+	{name: "deadline-before", do: deadlineBefore},
+	{name: "during", do: cancelledDuring},
+	{name: "release", do: cancelledRelease},
+	{name: "renew", do: cancelledRenew},
+	{name: "waiting", do: waitEnds},
+}
+
+// ended returns a context that was cancelled, and one whose deadline has passed.
+func ended() (cancelled, expired context.Context) {
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	expired, cancel = context.WithDeadline(context.Background(), time.Now().Add(-time.Second))
+	cancel()
+	return cancelled, expired
+}
+
+func cancelledBefore(r *run) {
+	ctx, _ := ended()
+	r.endedBefore(ctx)
+}
+
+func deadlineBefore(r *run) {
+	_, ctx := ended()
+	r.endedBefore(ctx)
+}
+
+func (r *run) endedBefore(ctx context.Context) {
+	a, b := r.pair()
+	for _, wait := range []bool{false, true} {
+		key := r.key()
+		_, err := r.tryCtx(ctx, a, driver.Request{Key: key, Wait: wait})
+		switch {
+		case err == nil:
+			r.fatal(acquiring, "Acquire granted under a context with the error %v", ctx.Err())
+		case !errors.Is(err, ctx.Err()):
+			r.fatal(acquiring, "under a context with the error %v Acquire gives %v", ctx.Err(), err)
+		}
+		r.clean(b, key)
+		r.free(b, key)
+	}
+}
+
+// cancelledDuring cancels at instants all over the call. What Acquire says is true:
+// after an error nothing is left, after a grant the lock is there.
+func cancelledDuring(r *run) {
+	a, b := r.pair()
+	took := r.howLong(a)
+	keys := make([]string, 60)
+	for i := range keys {
+		keys[i] = r.key()
+		ctx, cancel := context.WithCancel(context.Background())
+		t := time.AfterFunc(rand.N(2*took), cancel)
+		l, err := r.tryCtx(ctx, a, driver.Request{Key: keys[i], Wait: i%2 == 0})
+		t.Stop()
+		cancel()
+		switch {
+		case err == nil:
+			r.refuse(b, driver.Request{Key: keys[i]}, l)
+			r.releaseCtx(ctx, l)
+		case errors.Is(err, context.Canceled):
+		case r.saw(err) == unknown, r.saw(err) == later:
+		default:
+			r.fatal(acquiring, "a cancelled Acquire of a free key gives %v: %v", r.saw(err), err)
+		}
+	}
+	for _, key := range keys {
+		r.clean(b, key)
+		r.free(b, key)
+	}
+}
+
+// howLong measures an Acquire.
+func (r *run) howLong(b driver.Backend) time.Duration {
+	start := time.Now()
+	l := r.grant(b, driver.Request{Key: r.key()})
+	took := time.Since(start)
+	r.release(l)
+	return max(took, 20*time.Microsecond)
+}
+
+// cancelledRelease: a deferred Release works after the caller's context has ended.
+func cancelledRelease(r *run) {
+	a, b := r.pair()
+	cancelled, expired := ended()
+	for _, ctx := range []context.Context{cancelled, expired} {
+		key := r.key()
+		l := r.grant(a, driver.Request{Key: key})
+		r.releaseCtx(ctx, l)
+		next, err := r.try(b, driver.Request{Key: key})
+		if r.saw(err) == held {
+			r.fatal(undoes, "Release under a context with the error %v left the key: %v", ctx.Err(), err)
+		}
+		if err == nil {
+			r.release(next)
+		}
+	}
+}
+
+// releaseCtx releases a valid lease under a context that may have ended.
+func (r *run) releaseCtx(ctx context.Context, l driver.Lease) {
+	for {
+		err := l.Release(ctx)
+		v := r.saw(err)
+		switch {
+		case v == granted, v == lost && !r.valid(l):
+			return
+		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+			r.fatal(undoes, "Release under a context that has ended gives that context's error: %v", err)
+		case v != later && v != unknown:
+			r.fatal(releasing, "Release gives %v: %v", v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(undoes, "Release did not succeed under a context that has ended: %v", err)
+		}
+	}
+}
+
+// cancelledRenew: that a context ended is no loss.
+func cancelledRenew(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	cancelled, expired := ended()
+	for _, ctx := range []context.Context{cancelled, expired} {
+		_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
+		switch v := r.saw(err); v {
+		case granted, unknown:
+		case lost:
+			if !r.valid(l) {
+				r.stall("a lease ended under the case")
+			}
+			r.fatal(fourOutcomes, "Renew under a context with the error %v says ErrLost, and the lock is there: %v", ctx.Err(), err)
+		default:
+			r.fatal(fourOutcomes, "Renew under a context with the error %v gives %v: %v", ctx.Err(), v, err)
+		}
+	}
+	r.holds(b, key, l)
+	r.release(l)
+}

@@ -1,0 +1,175 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var closeCases = []testCase{
+	{name: "twice", do: closeTwice},
+	{name: "after", do: afterClose},
+	{name: "leases", do: closeAndLeases},
+	{name: "session", needs: driver.Session, do: closeEndsSession},
+	{name: "waiting", do: closeWaiting},
+	{name: "busy", do: closeBusy},
+}
+
+func closeTwice(r *run) {
+	b := r.open()
+	r.release(r.grant(b, driver.Request{Key: r.key()}))
+	if err := b.Close(); err != nil {
+		r.record(closing, "Close gives %v", err)
+	}
+	r.together(8, func(int) {
+		if err := b.Close(); err != nil {
+			r.record(closing, "a second Close gives %v", err)
+		}
+	})
+	unused := r.open() // it may never have connected
+	r.together(8, func(int) {
+		if err := unused.Close(); err != nil {
+			r.record(closing, "of eight Closes at once one gives %v", err)
+		}
+	})
+}
+
+func afterClose(r *run) {
+	b := r.open()
+	before, key := b.Info(), r.key()
+	if err := b.Close(); err != nil {
+		r.record(closing, "Close gives %v", err)
+	}
+	if after := b.Info(); after != before {
+		r.record(describing, "Info changed with Close from %+v to %+v", before, after)
+	}
+	_, err := r.try(b, driver.Request{Key: key})
+	r.isClosed(err, "Acquire")
+	_, err = r.try(b, driver.Request{Key: key, Wait: true})
+	r.isClosed(err, "Acquire that may wait")
+	if w, ok := b.(driver.Watcher); ok {
+		_, err := w.Watch(r.ctx, key)
+		r.isClosed(err, "Watch")
+	}
+	if i, ok := b.(driver.Inspector); ok {
+		_, err := i.Lookup(r.ctx, key)
+		r.isClosed(err, "Lookup")
+		r.isClosed(i.List(r.ctx, key, func(*driver.State) bool { return false }), "List")
+	}
+	r.free(r.client(), key)
+}
+
+func (r *run) isClosed(err error, call string) {
+	if r.saw(err) != closed {
+		r.record(closing, "%s after Close gives %v, not ErrClosed", call, err)
+	}
+}
+
+// closeAndLeases: the lock of a lease outlives its backend, which cannot know what
+// becomes of it.
+func closeAndLeases(r *run) {
+	if r.info.Features.Has(driver.Session) {
+		r.skip("the locks of %s end with its session", r.info.Name)
+	}
+	a, b := r.client(), r.open()
+	key := r.key()
+	l := r.grant(b, driver.Request{Key: key})
+	if err := b.Close(); err != nil {
+		r.record(closing, "Close gives %v", err)
+	}
+	if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); r.saw(err) != closed {
+		r.record(closing, "Renew after Close gives %v, not ErrClosed", err)
+	}
+	r.refuse(a, driver.Request{Key: key}, l)
+	if err := l.Release(r.ctx); err == nil { // then it is to be true
+		r.release(r.grant(a, driver.Request{Key: key}))
+	}
+}
+
+func closeEndsSession(r *run) {
+	a, b := r.client(), r.open()
+	key := r.key()
+	l := r.grant(b, driver.Request{Key: key})
+	if err := b.Close(); err != nil {
+		r.record(closing, "Close gives %v", err)
+	}
+	r.freeAfter(sessions, a, key)
+	if c := l.Grant().Lost; c != nil {
+		select {
+		case <-c:
+		case <-r.ctx.Done():
+			r.record(losing, "the session was closed, and Lost was not")
+		}
+	}
+	if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); r.saw(err) != closed && r.saw(err) != lost {
+		r.record(closing, "Renew after Close gives %v, neither ErrClosed nor ErrLost", err)
+	}
+}
+
+// freeAfter is free with a rule.
+func (r *run) freeAfter(broken rule, b driver.Backend, key string) {
+	l, _ := r.eventuallyRule(broken, b, driver.Request{Key: key})
+	r.release(l)
+}
+
+// closeWaiting: Close ends calls that wait, with an error that is no grant.
+func closeWaiting(r *run) {
+	a, b := r.client(), r.open()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	returned := r.async(func() {
+		_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key, Wait: true})
+		if err == nil && r.valid(l) {
+			r.fatal(exclusion, "Close granted a key that is held")
+		}
+		r.saw(err)
+	})
+	r.pause(20 * time.Millisecond)
+	if err := b.Close(); err != nil {
+		r.record(closing, "Close gives %v", err)
+	}
+	select {
+	case <-returned:
+	case <-r.ctx.Done():
+		r.record(closing, "a call that waits did not return on Close")
+		r.release(l) // so that it can
+	}
+	r.join(returned)
+	r.release(l)
+	r.clean(a, key)
+	r.free(a, key)
+}
+
+// closeBusy closes in the middle of many calls: all of them return.
+func closeBusy(r *run) {
+	a, b := r.client(), r.open()
+	r.release(r.grant(b, driver.Request{Key: r.key()}))
+	keys := make([]string, 40)
+	for i := range keys {
+		keys[i] = r.key()
+	}
+	got := make([]driver.Lease, len(keys))
+	r.together(len(keys)+1, func(i int) {
+		if i == len(keys) {
+			_ = b.Close() // what it gives is another case's
+			return
+		}
+		l, err := r.try(b, driver.Request{Key: keys[i], Wait: i%2 == 0})
+		switch v := r.saw(err); {
+		case v == granted:
+			got[i] = l
+		case v == closed, v == unknown, v == later, errors.Is(err, context.Canceled):
+		default:
+			r.record(closing, "an Acquire of a free key during Close gives %v: %v", v, err)
+		}
+	})
+	// What was granted is the caller's, and stays unless it was a session's.
+	for i, l := range got {
+		if l == nil {
+			r.clean(a, keys[i])
+			r.free(a, keys[i])
+		}
+	}
+}

@@ -1,0 +1,32 @@
+package redlocktest_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+	"github.com/redlock-go/redlock/redlocktest"
+)
+
+// A driver's own test is one call. Each Open is another client of the same lock
+// space, as another process would be.
+func Example() {
+	space := memory.New()
+	harness := redlocktest.Harness{
+		Open: func() (driver.Backend, error) { return space.Peer(), nil },
+		TTL:  100 * time.Millisecond,
+		Skip: map[string]string{"wait/order": "shown here only to show how"},
+	}
+	// In a test: redlocktest.Run(t, harness)
+	fmt.Println(redlocktest.Check(harness))
+	// Output: <nil>
+}
+
+func BenchmarkMemory(b *testing.B) {
+	space := memory.New()
+	redlocktest.RunBenchmarks(b, redlocktest.Harness{
+		Open: func() (driver.Backend, error) { return space.Peer(), nil },
+	})
+}

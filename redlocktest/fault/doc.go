@@ -1,0 +1,21 @@
+// Package fault breaks things on purpose, for tests of drivers and of programs that
+// use locks.
+//
+// A Proxy stands between a client and a real server and breaks real connections:
+//
+//	p := fault.NewProxy(t, server.Addr())   // clients use p.Addr()
+//	p.RTT(2 * time.Millisecond)             // delays, with jitter if wanted
+//	p.DropReplies(1)                        // the next request takes effect, its reply is lost
+//	p.BlackHole()                           // accepts, and never answers
+//	p.Refuse()                              // connection refused
+//	p.Pause(); p.Resume()                   // a partition that heals
+//	p.Restore()                             // all is well again
+//
+// Wrap puts a Script around a driver.Backend: calls fail before or after their effect,
+// are late, or hang. It uses no clock but time's, and so works in a bubble of
+// testing/synctest:
+//
+//	var s fault.Script
+//	b := fault.Wrap(memory.New(), &s)
+//	s.Next(fault.Acquire, fault.Fault{After: fault.ErrReplyLost})
+package fault

@@ -1,0 +1,149 @@
+package fault
+
+import (
+	"bytes"
+	"encoding/binary"
+	"strconv"
+	"sync"
+)
+
+// Action is what happens to a connection.
+type Action int
+
+const (
+	// Pass: nothing.
+	Pass Action = iota
+	// Mute: what goes in this direction from here on is swallowed; the other
+	// direction works, and the connection stays open.
+	Mute
+	// Freeze: what goes in both directions is swallowed; the connection stays open.
+	Freeze
+	// Cut: both sides are reset.
+	Cut
+)
+
+// A Judge says how many bytes of a chunk pass, and what happens to its connection,
+// which is known by its number, then. It is called in order for each connection, and
+// concurrently for several; it must not call the proxy.
+type Judge func(conn int64, chunk []byte) (pass int, then Action)
+
+// Lose returns a judge that lets no byte of the next n chunks pass, each on a
+// connection of its own to which it does this; n below 0: of all. A connection that
+// lost bytes must not deliver later ones: they would be taken for the lost.
+func Lose(n int, then Action) Judge {
+	var mu sync.Mutex
+	return func(_ int64, chunk []byte) (int, Action) {
+		mu.Lock()
+		defer mu.Unlock()
+		if n == 0 {
+			return len(chunk), Pass
+		}
+		n = max(n-1, -1)
+		return 0, then
+	}
+}
+
+// AfterBytes returns a judge that lets n bytes pass, over all connections, does this
+// to the connection that they end on, and lets everything pass afterwards.
+func AfterBytes(n int64, then Action) Judge {
+	var mu sync.Mutex
+	done := false
+	return func(_ int64, chunk []byte) (int, Action) {
+		mu.Lock()
+		defer mu.Unlock()
+		if done || n > int64(len(chunk)) {
+			n -= int64(len(chunk))
+			return len(chunk), Pass
+		}
+		done = true
+		return int(n), then
+	}
+}
+
+// AfterMessages is AfterBytes, by whole messages.
+func AfterMessages(n int, end Boundary, then Action) Judge {
+	var mu sync.Mutex
+	begun := map[int64][]byte{} // of each connection: the message that is half through
+	return func(conn int64, chunk []byte) (int, Action) {
+		mu.Lock()
+		defer mu.Unlock()
+		if n < 0 {
+			return len(chunk), Pass
+		}
+		rest := append(begun[conn], chunk...)
+		for {
+			if n == 0 {
+				n = -1
+				// At n = 0 from the outset nothing was begun, and nothing passes.
+				return len(chunk) - len(rest), then
+			}
+			size := end(rest)
+			if size == 0 {
+				begun[conn] = rest
+				return len(chunk), Pass
+			}
+			rest = rest[size:]
+			n--
+		}
+	}
+}
+
+// A Boundary returns the length of the first message in b, 0 if it is incomplete.
+type Boundary func(b []byte) int
+
+// Postgres is the boundary of PostgreSQL's protocol, version 3, in both directions:
+// a type and a length, but for a client's first messages, which have no type. (The
+// server's one-byte answer to a request for TLS is no message in this sense.)
+func Postgres(b []byte) int {
+	head := 1
+	if len(b) > 0 && b[0] == 0 {
+		head = 0 // the length of a first message begins with a zero, no type is one
+	}
+	if len(b) < head+4 {
+		return 0
+	}
+	if n := head + int(binary.BigEndian.Uint32(b[head:])); n <= len(b) {
+		return n
+	}
+	return 0
+}
+
+// RESP is the boundary of the protocol of Redis and Valkey, versions 2 and 3, in both
+// directions.
+func RESP(b []byte) int {
+	line := bytes.IndexByte(b, '\n') + 1
+	if line < 3 {
+		return 0
+	}
+	count := 0
+	switch b[0] {
+	case '$', '=', '!', '*', '~', '>', '%', '|':
+		n, err := strconv.Atoi(string(b[1 : line-2]))
+		if err != nil || n < 0 {
+			return line // a null
+		}
+		count = n
+	default:
+		return line
+	}
+	switch b[0] {
+	case '$', '=', '!':
+		if line+count+2 <= len(b) {
+			return line + count + 2
+		}
+		return 0
+	case '%':
+		count *= 2
+	case '|':
+		count = 2*count + 1 // attributes come before what they belong to
+	}
+	at := line
+	for range count {
+		n := RESP(b[at:])
+		if n == 0 {
+			return 0
+		}
+		at += n
+	}
+	return at
+}

@@ -1,0 +1,255 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// link is one client's connection and the one to the server that goes with it.
+type link struct {
+	proxy *Proxy
+	id    int64
+	ctx   context.Context // ends with the link
+	end   context.CancelFunc
+	muted [2]atomic.Bool // what goes there is swallowed
+
+	mu    sync.Mutex
+	sides [2]net.Conn // where each direction goes: server, client
+	dead  bool
+}
+
+func newLink(p *Proxy, id int64, client net.Conn) *link {
+	l := &link{proxy: p, id: id}
+	l.ctx, l.end = context.WithCancel(context.Background())
+	l.sides[ToClient] = client
+	return l
+}
+
+// mute swallows what goes in this direction from now on.
+func (l *link) mute(d Direction) { l.muted[d].Store(true) }
+
+// cut resets both connections.
+func (l *link) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dead = true
+	l.end()
+	for _, c := range l.sides {
+		if c != nil {
+			reset(c)
+		}
+	}
+}
+
+// closeSide ends the connection of one side in order.
+func (l *link) closeSide(d Direction) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.sides[d]; c != nil {
+		_ = c.Close() // the other side must not learn of it
+	}
+}
+
+// reset closes a connection so that the peer gets a reset, where there is such a thing.
+func reset(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // it may be closed already
+	}
+	_ = c.Close()
+}
+
+// run connects to the server and forwards both ways until both are at their end.
+func (l *link) run() {
+	defer l.proxy.running.Done()
+	defer l.proxy.forget(l)
+	defer l.cut() // what is left of it
+	client := l.sides[ToClient]
+	server, err := l.dial()
+	if err != nil {
+		return
+	}
+	var both sync.WaitGroup
+	if server == nil { // a black hole from the start
+		l.swallow(client)
+		return
+	}
+	both.Go(func() { l.pump(ToServer, client, server) })
+	both.Go(func() { l.pump(ToClient, server, client) })
+	both.Wait()
+}
+
+// dial connects to the server; nil and no error where the connection is to lead
+// nowhere.
+func (l *link) dial() (net.Conn, error) {
+	if l.muted[ToServer].Load() && l.muted[ToClient].Load() {
+		return nil, nil
+	}
+	var d net.Dialer
+	c, err := d.DialContext(l.ctx, l.proxy.network, l.proxy.target)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.dead {
+		reset(c)
+		return nil, net.ErrClosed
+	}
+	l.sides[ToServer] = c
+	return c, nil
+}
+
+// swallow reads and discards until the peer goes or the link ends.
+func (l *link) swallow(c net.Conn) {
+	_, _ = io.Copy(io.Discard, c) // its end is all that matters
+}
+
+// queued bounds what one direction holds back, in chunks of at most chunkSize bytes:
+// beyond it the sender is made to wait, as a full network does.
+const (
+	queued    = 256
+	chunkSize = 16 << 10
+)
+
+// packet is a chunk on its way; nil data is the sender's end.
+type packet struct {
+	data  []byte
+	due   time.Time // zero: at once
+	reset bool      // the sender did not end in order
+}
+
+// pump forwards one direction until the sender is at its end.
+func (l *link) pump(d Direction, from, to net.Conn) {
+	way := make(chan packet, queued)
+	var reader sync.WaitGroup
+	reader.Go(func() { l.read(d, from, way) })
+	defer reader.Wait()
+	if !l.write(d, to, way) {
+		l.cut()
+	}
+	for range way { // lets the reader go on to its end
+	}
+}
+
+// read takes chunks in and stamps them with the time at which they are due.
+func (l *link) read(d Direction, from net.Conn, way chan<- packet) {
+	defer close(way)
+	var free time.Time // when the bandwidth has room again
+	for {
+		buf := make([]byte, chunkSize)
+		n, err := from.Read(buf)
+		if n > 0 {
+			p := packet{data: buf[:n]}
+			p.due, free = l.proxy.lane(d).due(n, free)
+			way <- p
+		}
+		if err != nil {
+			p := packet{reset: !errors.Is(err, io.EOF)}
+			p.due, _ = l.proxy.lane(d).due(0, free)
+			way <- p
+			return
+		}
+	}
+}
+
+// due returns when n bytes that arrive now are to be forwarded, and when the
+// next ones may be. (The writer sends in order, so that jitter overtakes nothing.)
+func (w lane) due(n int, free time.Time) (due, next time.Time) {
+	if w.delay <= 0 && w.jitter <= 0 && w.rate <= 0 {
+		return due, next
+	}
+	due = time.Now()
+	if w.rate > 0 {
+		if free.After(due) {
+			due = free
+		}
+		due = due.Add(time.Duration(float64(n) / float64(w.rate) * float64(time.Second)))
+		next = due
+	}
+	due = due.Add(w.delay)
+	if w.jitter > 0 {
+		due = due.Add(rand.N(w.jitter))
+	}
+	return due, next
+}
+
+// write sends chunks when they are due. It reports false if the link is to be cut.
+func (l *link) write(d Direction, to net.Conn, way <-chan packet) bool {
+	var clock clock
+	defer clock.close()
+	for p := range way {
+		if !p.due.IsZero() && clock.sleepUntil(l.ctx, p.due) != nil {
+			return false
+		}
+		if !l.waitGate() {
+			return false
+		}
+		if p.data == nil {
+			return l.finish(d, to, p.reset)
+		}
+		if l.muted[d].Load() {
+			continue
+		}
+		if !l.forward(d, to, p.data) {
+			return false
+		}
+	}
+	return true
+}
+
+// waitGate waits while the proxy is paused.
+func (l *link) waitGate() bool {
+	for gate := l.proxy.gate(); gate != nil; gate = l.proxy.gate() {
+		select {
+		case <-gate:
+		case <-l.ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// finish passes the sender's end on. A muted receiver does not learn of it, but
+// then nothing is left to wait for if the other direction is muted too.
+func (l *link) finish(d Direction, to net.Conn, broken bool) bool {
+	if l.muted[d].Load() {
+		return true
+	}
+	if broken {
+		return false
+	}
+	if half, ok := to.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // the receiver may be gone
+	}
+	return true
+}
+
+// forward sends what the judge lets pass, and does what it says then.
+func (l *link) forward(d Direction, to net.Conn, data []byte) bool {
+	pass, then := len(data), Pass
+	if judge := l.proxy.lane(d).judge; judge != nil {
+		pass, then = judge(l.id, data)
+	}
+	// Before the write: once the receiver has the last bytes, this has happened.
+	switch then {
+	case Mute:
+		l.mute(d)
+	case Freeze:
+		l.mute(ToServer)
+		l.mute(ToClient)
+	}
+	if pass > 0 {
+		n, err := to.Write(data[:pass])
+		l.proxy.stats[d].Add(int64(n))
+		if err != nil {
+			return l.muted[d].Load() // HalfOpen closed it
+		}
+	}
+	return then != Cut
+}

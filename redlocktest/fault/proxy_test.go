@@ -1,0 +1,626 @@
+package fault
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what has to happen; brief is waited for what must not.
+const (
+	patience = 20 * time.Second
+	brief    = 50 * time.Millisecond
+)
+
+// An echo is a server that answers every line with the same, and counts them.
+type echo struct {
+	addr string
+	got  chan string // every line that took effect
+	ends chan error  // how connections ended, nil for an orderly end
+}
+
+func newEcho(t *testing.T, network string) *echo {
+	t.Helper()
+	addr := "127.0.0.1:0"
+	if network == "unix" {
+		addr = filepath.Join(t.TempDir(), "sock")
+	}
+	l, err := net.Listen(network, addr)
+	must(t, err)
+	e := &echo{addr: l.Addr().String(), got: make(chan string, 1000), ends: make(chan error, 100)}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	all.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			conns = append(conns, c)
+			mu.Unlock()
+			all.Go(func() { e.serve(c) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		mu.Lock()
+		for _, c := range conns {
+			_ = c.Close()
+		}
+		mu.Unlock()
+		all.Wait()
+	})
+	return e
+}
+
+func (e *echo) serve(c net.Conn) {
+	defer c.Close() //nolint:errcheck // the end either way
+	r := bufio.NewReader(c)
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			select {
+			case e.ends <- err:
+			default:
+			}
+			return
+		}
+		select {
+		case e.got <- strings.TrimSpace(line):
+		default: // nobody counts
+		}
+		_, _ = io.WriteString(c, line)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A client is a connection through a proxy.
+type client struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func dial(t *testing.T, p *Proxy) *client {
+	t.Helper()
+	c, err := net.Dial(p.network, p.Addr())
+	must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return &client{c, bufio.NewReader(c)}
+}
+
+// ask sends a line and returns the answer.
+func (c *client) ask(line string, within time.Duration) (string, error) {
+	if err := c.SetDeadline(time.Now().Add(within)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(c, line+"\n"); err != nil {
+		return "", err
+	}
+	return c.line()
+}
+
+func (c *client) line() (string, error) {
+	answer, err := c.r.ReadString('\n')
+	return strings.TrimSpace(answer), err
+}
+
+// answered fails the test unless the proxy forwards both ways on this connection.
+func answered(t *testing.T, c *client, e *echo) {
+	t.Helper()
+	line := t.Name()
+	if got, err := c.ask(line, patience); got != line || err != nil {
+		t.Fatalf("the answer is %q, %v", got, err)
+	}
+	if got := <-e.got; got != line {
+		t.Fatalf("the server got %q", got)
+	}
+}
+
+// silent fails the test unless a line on this connection is answered by nothing.
+func silent(t *testing.T, c *client) {
+	t.Helper()
+	if got, err := c.ask("into the void", brief); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the answer is %q, %v; want none", got, err)
+	}
+}
+
+// isCut fails the test unless the connection is reset.
+func isCut(t *testing.T, c *client) {
+	t.Helper()
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	_, err := io.Copy(io.Discard, c.r)
+	if c.RemoteAddr().Network() == "tcp" && !errors.Is(err, syscall.ECONNRESET) && runtime.GOOS != "windows" {
+		t.Fatalf("the connection ended with %v, want a reset", err)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal("the connection is still open")
+	}
+}
+
+func receive[T any](t *testing.T, from <-chan T, what string) T {
+	t.Helper()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case v := <-from:
+		return v
+	case <-timer.C:
+		t.Fatalf("waited in vain for %s", what)
+		panic("unreachable")
+	}
+}
+
+// networks runs a test over TCP and over unix sockets.
+func networks(t *testing.T, test func(t *testing.T, e *echo, p *Proxy)) {
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) {
+			e := newEcho(t, network)
+			test(t, e, NewProxy(t, e.addr))
+		})
+	}
+}
+
+func TestForwardsAndCounts(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		var all sync.WaitGroup
+		for i := range 8 {
+			c := dial(t, p)
+			all.Go(func() {
+				for j := range 50 {
+					line := fmt.Sprintf("%d/%d", i, j)
+					if got, err := c.ask(line, patience); got != line || err != nil {
+						t.Errorf("%q, %v", got, err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		s := p.Stats()
+		if want := int64(8 * (10*4 + 40*5)); s.Conns != 8 || s.Open != 8 || s.ToServer != want || s.ToClient != want {
+			t.Errorf("%+v, want 8 connections and %d bytes", s, want)
+		}
+	})
+}
+
+func TestAnOrderlyEndArrivesAfterAllBytes(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		p.Delay(ToServer, 10*time.Millisecond, 0)
+		c := dial(t, p)
+		_, err := io.WriteString(c, "last\n")
+		must(t, err)
+		must(t, c.Conn.(interface{ CloseWrite() error }).CloseWrite())
+		if got := receive(t, e.got, "the line"); got != "last" {
+			t.Errorf("the server got %q", got)
+		}
+		if err := receive(t, e.ends, "the end"); err != nil {
+			t.Errorf("the server saw %v, want an orderly end", err)
+		}
+		if got, err := c.line(); got != "last" || err != nil {
+			t.Errorf("after its end the client gets %q, %v", got, err)
+		}
+	})
+}
+
+func TestAResetArrivesAsAReset(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("errors have other names there")
+	}
+	e := newEcho(t, "tcp")
+	c := dial(t, NewProxy(t, e.addr))
+	answered(t, c, e)
+	reset(c.Conn)
+	if err := receive(t, e.ends, "the end"); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the server saw %v, want a reset", err)
+	}
+}
+
+func TestDelaysAreSplitBetweenTheDirectionsAndNeverTooShort(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		c := dial(t, p)
+		answered(t, c, e)
+		p.RTT(2 * time.Millisecond)
+		var took []time.Duration
+		for range 100 {
+			start := time.Now()
+			answered(t, c, e)
+			took = append(took, time.Since(start))
+		}
+		slices.Sort(took)
+		if took[0] < 2*time.Millisecond {
+			t.Errorf("an answer came after %v, before the round trip of 2 ms", took[0])
+		}
+		t.Logf("a round trip of 2 ms took %v at least, %v in the median, %v at p95", took[0], took[50], took[95])
+		p.Delay(ToServer, 20*time.Millisecond, 0)
+		p.Delay(ToClient, 0, 0)
+		start := time.Now()
+		must(t, c.SetDeadline(start.Add(patience)))
+		_, err := io.WriteString(c, "one way\n")
+		must(t, err)
+		receive(t, e.got, "the line")
+		if d := time.Since(start); d < 20*time.Millisecond {
+			t.Errorf("the request arrived after %v, before its 20 ms", d)
+		}
+		_, err = c.line()
+		must(t, err)
+	})
+}
+
+func TestJitterVariesAndKeepsTheOrder(t *testing.T) {
+	e := newEcho(t, "tcp")
+	p := NewProxy(t, e.addr)
+	p.Delay(ToServer, 0, 5*time.Millisecond)
+	c := dial(t, p)
+	var took []time.Duration
+	for i := range 40 {
+		start := time.Now()
+		if got, err := c.ask(fmt.Sprint(i), patience); got != fmt.Sprint(i) || err != nil {
+			t.Fatalf("%d: %q, %v", i, got, err)
+		}
+		took = append(took, time.Since(start))
+	}
+	if slices.Max(took)-slices.Min(took) < time.Millisecond {
+		t.Errorf("all took between %v and %v", slices.Min(took), slices.Max(took))
+	}
+	for i := range 40 { // in many packets at once
+		_, err := fmt.Fprintf(c, "%d\n", i)
+		must(t, err)
+	}
+	for i := range 40 {
+		if got, err := c.line(); got != fmt.Sprint(i) || err != nil {
+			t.Fatalf("line %d is %q, %v", i, got, err)
+		}
+	}
+}
+
+func TestBandwidthIsLimited(t *testing.T) {
+	e := newEcho(t, "tcp")
+	p := NewProxy(t, e.addr)
+	p.Bandwidth(ToServer, 100_000)
+	c := dial(t, p)
+	start := time.Now()
+	if _, err := c.ask(strings.Repeat("x", 10_000), patience); err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(start); d < 100*time.Millisecond {
+		t.Errorf("10 kB at 100 kB/s took %v", d)
+	}
+}
+
+func TestABlackHoleAnswersNobodyAndRestoreCutsThem(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		old := dial(t, p)
+		answered(t, old, e)
+		p.BlackHole()
+		silent(t, old)
+		fresh := dial(t, p)
+		silent(t, fresh)
+		must(t, p.Restore())
+		isCut(t, old)
+		isCut(t, fresh)
+		if len(e.got) != 0 {
+			t.Errorf("the server got %q", <-e.got)
+		}
+		answered(t, dial(t, p), e)
+	})
+}
+
+func TestRefuseCutsAndRefusesUntilRestoreOnTheSameAddress(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		c, addr := dial(t, p), p.Addr()
+		answered(t, c, e)
+		must(t, p.Refuse())
+		must(t, p.Refuse())
+		isCut(t, c)
+		if c, err := net.Dial(p.network, p.Addr()); err == nil {
+			must(t, c.Close())
+			t.Error("a connection was accepted")
+		}
+		must(t, p.Restore())
+		if p.Addr() != addr {
+			t.Errorf("the address changed from %s to %s", addr, p.Addr())
+		}
+		answered(t, dial(t, p), e)
+	})
+}
+
+func TestPauseHoldsEverythingBackAndResumeDeliversIt(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		old := dial(t, p)
+		answered(t, old, e)
+		p.Pause()
+		silent(t, old)
+		fresh := dial(t, p)
+		silent(t, fresh)
+		if len(e.got) != 0 {
+			t.Errorf("the server got %q", <-e.got)
+		}
+		p.Resume()
+		for _, c := range []*client{old, fresh} {
+			must(t, c.SetDeadline(time.Now().Add(patience)))
+			if got, err := c.line(); got != "into the void" || err != nil {
+				t.Errorf("after Resume: %q, %v", got, err)
+			}
+		}
+	})
+}
+
+func TestADroppedReplyComesAfterTheEffectAndMutesItsConnection(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		hit, other := dial(t, p), dial(t, p)
+		p.DropReplies(1)
+		silent(t, hit)
+		if got := receive(t, e.got, "the request"); got != "into the void" {
+			t.Errorf("the server got %q", got)
+		}
+		// A later reply would be taken for the lost one.
+		silent(t, hit)
+		receive(t, e.got, "the second request")
+		answered(t, other, e)
+		must(t, p.Restore())
+		isCut(t, hit)
+		answered(t, other, e)
+	})
+}
+
+func TestACutReplyComesAfterTheEffect(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		p.CutReplies(-1)
+		for range 3 {
+			c := dial(t, p)
+			if got, err := c.ask("work", patience); err == nil {
+				t.Errorf("answered %q", got)
+			}
+			receive(t, e.got, "the request")
+		}
+		must(t, p.Restore())
+		answered(t, dial(t, p), e)
+	})
+}
+
+func TestStopAfterBytesEndsInTheMiddle(t *testing.T) {
+	e := newEcho(t, "tcp")
+	p := NewProxy(t, e.addr)
+	c := dial(t, p)
+	p.StopAfter(ToClient, 7, Mute)
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	_, err := io.WriteString(c, "abc\ndef\nghi\n")
+	must(t, err)
+	got := make([]byte, 7)
+	_, err = io.ReadFull(c.r, got)
+	must(t, err)
+	if string(got) != "abc\ndef" {
+		t.Errorf("the client got %q", got)
+	}
+	silent(t, c)
+	answered2 := dial(t, p)
+	if got, err := answered2.ask("more", patience); got != "more" || err != nil {
+		t.Errorf("another connection gets %q, %v", got, err)
+	}
+}
+
+// lines is the boundary of the echo's protocol.
+func lines(b []byte) int { return bytes.IndexByte(b, '\n') + 1 }
+
+func TestStopAtMessageEndsAtTheBoundaryHoweverBytesArrive(t *testing.T) {
+	for _, then := range []Action{Mute, Freeze, Cut} {
+		e := newEcho(t, "tcp")
+		p := NewProxy(t, e.addr)
+		p.StopAtMessage(ToServer, 2, lines, then)
+		c := dial(t, p)
+		for _, part := range []string{"on", "e\ntw", "o\nth", "ree\n"} {
+			if _, err := io.WriteString(c, part); err != nil && then != Cut {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Millisecond) // so that it is a packet; nothing depends on it
+		}
+		if one, two := receive(t, e.got, "one"), receive(t, e.got, "two"); one != "one" || two != "two" {
+			t.Errorf("%v: the server got %q, %q", then, one, two)
+		}
+		if then != Cut {
+			must(t, p.Restore())
+			isCut(t, c)
+		}
+		must(t, c.SetDeadline(time.Now().Add(patience)))
+		if _, err := io.Copy(io.Discard, c.r); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%v: the connection is still open", then)
+		}
+		if len(e.got) != 0 {
+			t.Errorf("%v: the server got %q as well", then, <-e.got)
+		}
+	}
+}
+
+func TestHalfOpenLeavesOneSideUnaware(t *testing.T) {
+	networks(t, func(t *testing.T, e *echo, p *Proxy) {
+		c := dial(t, p)
+		answered(t, c, e)
+		p.HalfOpen(ToServer)
+		if err := receive(t, e.ends, "the server to see its client go"); err != nil {
+			t.Errorf("the server saw %v, want an orderly end", err)
+		}
+		silent(t, c)
+
+		c = dial(t, p)
+		answered(t, c, e)
+		p.HalfOpen(ToClient)
+		must(t, c.SetDeadline(time.Now().Add(patience)))
+		if _, err := c.line(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the client sees %v", err)
+		}
+		select {
+		case err := <-e.ends:
+			t.Errorf("the server has seen its client go: %v", err)
+		case <-time.After(brief):
+		}
+		answered(t, dial(t, p), e)
+	})
+}
+
+func TestAServerThatIsDownCutsTheConnection(t *testing.T) {
+	p := NewProxy(t, "127.0.0.1:1")
+	nc, err := net.Dial("tcp", p.Addr())
+	if err != nil {
+		return // the reset was quicker
+	}
+	defer nc.Close() //nolint:errcheck // only a probe
+	c := &client{nc, bufio.NewReader(nc)}
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	if _, err := c.line(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the client sees %v", err)
+	}
+}
+
+func TestCutAllSparesNewConnections(t *testing.T) {
+	e := newEcho(t, "tcp")
+	p := NewProxy(t, e.addr)
+	c := dial(t, p)
+	answered(t, c, e)
+	p.CutAll()
+	isCut(t, c)
+	answered(t, dial(t, p), e)
+}
+
+// The leak check at the end of all tests is the other half of this one.
+func TestCloseEndsEverythingWhateverTheFault(t *testing.T) {
+	for name, spoil := range map[string]func(p *Proxy){
+		"none":       func(*Proxy) {},
+		"delay":      func(p *Proxy) { p.Delay(ToServer, time.Hour, 0) },
+		"pause":      func(p *Proxy) { p.Pause() },
+		"black hole": func(p *Proxy) { p.BlackHole() },
+		"drop":       func(p *Proxy) { p.DropReplies(-1) },
+		"half open":  func(p *Proxy) { p.HalfOpen(ToClient) },
+	} {
+		e := newEcho(t, "tcp")
+		p, err := Start(e.addr)
+		must(t, err)
+		c := dial(t, p)
+		answered(t, c, e)
+		spoil(p)
+		_, _ = io.WriteString(c, "under way\n") // half open: it may be cut
+		fresh := dial(t, p)
+		_, err = io.WriteString(fresh, "under way\n")
+		must(t, err)
+		closed := make(chan error, 1)
+		go func() { closed <- p.Close() }()
+		if err := receive(t, closed, "Close with "+name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if s := p.Stats(); s.Open != 0 {
+			t.Errorf("%s: %d connections are left", name, s.Open)
+		}
+		if err := p.Restore(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("%s: Restore after Close: %v", name, err)
+		}
+		must(t, p.Close())
+	}
+}
+
+func TestFaultsMayChangeWhileTrafficFlows(t *testing.T) {
+	e := newEcho(t, "tcp")
+	p := NewProxy(t, e.addr)
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				nc, err := net.Dial("tcp", p.Addr())
+				if err != nil {
+					continue
+				}
+				c := &client{nc, bufio.NewReader(nc)}
+				for range 5 {
+					if _, err := c.ask("x", brief); err != nil {
+						break
+					}
+				}
+				_ = nc.Close()
+			}
+		})
+	}
+	for range 20 {
+		p.RTT(time.Millisecond)
+		p.DropReplies(2)
+		p.Pause()
+		p.Resume()
+		p.HalfOpen(ToServer)
+		p.BlackHole()
+		must(t, p.Restore())
+		must(t, p.Refuse())
+		must(t, p.Restore())
+		p.Stats()
+	}
+	stop()
+	all.Wait()
+	must(t, p.Restore())
+	p.RTT(0)
+	c := dial(t, p)
+	if got, err := c.ask("after all", patience); got != "after all" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestBoundariesOfRESP(t *testing.T) {
+	for _, m := range []string{
+		"+OK\r\n", "-ERR no\r\n", ":12\r\n", "$5\r\nab\r\nc\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n",
+		"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", "*2\r\n*1\r\n:1\r\n$-1\r\n", "%1\r\n+a\r\n:1\r\n", "~1\r\n#t\r\n",
+		">2\r\n+message\r\n$1\r\nx\r\n", "_\r\n", ",1.5\r\n", "=7\r\ntxt:abc\r\n", "|1\r\n+a\r\n+b\r\n:1\r\n",
+	} {
+		checkBoundary(t, RESP, m)
+	}
+}
+
+func TestBoundariesOfPostgres(t *testing.T) {
+	for _, m := range []string{
+		"\x00\x00\x00\x08\x04\xd2\x16\x2f", // asks for TLS
+		"\x00\x00\x00\x0a\x00\x03\x00\x00\x00\x00",
+		"Q\x00\x00\x00\x0dSELECT 1\x00",
+		"Z\x00\x00\x00\x05I",
+		"S\x00\x00\x00\x04",
+	} {
+		checkBoundary(t, Postgres, m)
+	}
+}
+
+// checkBoundary tries a message whole, followed by another, and cut at every byte.
+func checkBoundary(t *testing.T, b Boundary, m string) {
+	t.Helper()
+	for _, rest := range []string{"", "\x00", "+OK\r\n"} {
+		if n := b([]byte(m + rest)); n != len(m) {
+			t.Errorf("%q + %q: %d, want %d", m, rest, n, len(m))
+		}
+	}
+	for i := range len(m) {
+		if n := b([]byte(m[:i])); n != 0 {
+			t.Errorf("%q of %q: %d, want 0", m[:i], m, n)
+		}
+	}
+}

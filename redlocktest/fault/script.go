@@ -1,0 +1,375 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// What a call fails with where a test has no error of its own. They are no verdicts:
+// to the caller the outcome is unknown.
+var (
+	ErrNotSent   = errors.New("fault: the request was not sent")
+	ErrReplyLost = errors.New("fault: the reply was lost")
+	ErrHung      = errors.New("fault: nobody answered")
+)
+
+// Op is a call of a backend or of its leases.
+type Op int
+
+// The calls that a Script can spoil.
+const (
+	Acquire Op = iota
+	Renew
+	Release
+	Watch
+	ops
+)
+
+// String returns the call's name.
+func (o Op) String() string {
+	if o < 0 || o >= ops {
+		return "unknown"
+	}
+	return [...]string{"acquire", "renew", "release", "watch"}[o]
+}
+
+// A Fault is what goes wrong with one call. Its parts happen in this order; the zero
+// Fault is a call that goes well.
+type Fault struct {
+	// Delay is how late the call reaches the backend. If ctx ends before, it never
+	// does, and the call fails with ctx's error.
+	Delay time.Duration
+	// Before is returned instead of making the call: nothing took effect.
+	Before error
+	// Hang keeps the call from being made and from returning until ctx ends, until
+	// Heal or until Close. (A Release whose ctx has ended already has 5 s for all of
+	// this: it works after cancellation.)
+	Hang bool
+	// After is returned although the call was made: it took effect, and the reply was
+	// lost. What Acquire was granted is released in the background, as every driver has
+	// to do it (rule 2), unless Orphan is set.
+	After error
+	// HangAfter is Hang after the effect.
+	HangAfter bool
+	// Orphan leaves what a failed Acquire was granted: the clean-up was lost too.
+	Orphan bool
+	// Late is how late the reply is. If ctx ends before, the call fails as by After.
+	Late time.Duration
+
+	_ struct{}
+}
+
+// A Call is one call to a backend.
+type Call struct {
+	Op    Op
+	Key   string
+	Owner string
+	N     int // how many calls of this Op came before it
+
+	_ struct{}
+}
+
+// A Script says what goes wrong with the calls to the backends that it was wrapped
+// around. The zero Script lets everything go well. Its methods are safe for concurrent
+// use.
+type Script struct {
+	mu     sync.Mutex
+	next   [ops][]Fault
+	always [ops]*Fault
+	decide func(Call) Fault
+	calls  [ops]int
+	healed chan struct{} // closed and replaced by Heal
+}
+
+// Next spoils the next calls of op, one Fault each; they queue behind what was said
+// before.
+func (s *Script) Next(op Op, faults ...Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next[op] = append(s.next[op], faults...)
+}
+
+// Always spoils every call of op for which Next has nothing left.
+func (s *Script) Always(op Op, f Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.always[op] = &f
+}
+
+// Decide asks a function about every call for which neither Next nor Always says
+// anything. It may be called concurrently.
+func (s *Script) Decide(f func(Call) Fault) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.decide = f
+}
+
+// Heal forgets all faults, and lets what hangs return, with ErrHung.
+func (s *Script) Heal() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next, s.always, s.decide = [ops][]Fault{}, [ops]*Fault{}, nil
+	if s.healed != nil {
+		close(s.healed)
+		s.healed = nil
+	}
+}
+
+// Calls returns how many calls of op there were.
+func (s *Script) Calls(op Op) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls[op]
+}
+
+// fault takes the next call's fault, and what ends its hanging.
+func (s *Script) fault(op Op, key, owner string) (Fault, <-chan struct{}) {
+	s.mu.Lock()
+	call := Call{Op: op, Key: key, Owner: owner, N: s.calls[op]}
+	s.calls[op]++
+	if s.healed == nil {
+		s.healed = make(chan struct{})
+	}
+	healed, decide := s.healed, s.decide
+	var f Fault
+	switch queue := s.next[op]; {
+	case len(queue) > 0:
+		f, s.next[op], decide = queue[0], queue[1:], nil
+	case s.always[op] != nil:
+		f, decide = *s.always[op], nil
+	}
+	s.mu.Unlock()
+	if decide != nil {
+		f = decide(call)
+	}
+	return f, healed
+}
+
+// Wrap returns b as the script spoils it. It has b's optional interfaces, and no
+// others, and is a fmt.Stringer if b is one. Closing it closes b.
+func Wrap(b driver.Backend, s *Script) driver.Backend {
+	f := &backend{inner: b, script: s, closed: make(chan struct{})}
+	w, isWatcher := b.(driver.Watcher)
+	i, isInspector := b.(driver.Inspector)
+	a, isAdmin := b.(driver.Admin)
+	spoilt := watcher{f, w}
+	switch {
+	case isWatcher && isInspector && isAdmin:
+		return struct {
+			*backend
+			driver.Watcher
+			driver.Inspector
+			driver.Admin
+		}{f, spoilt, i, a}
+	case isWatcher && isInspector:
+		return struct {
+			*backend
+			driver.Watcher
+			driver.Inspector
+		}{f, spoilt, i}
+	case isWatcher && isAdmin:
+		return struct {
+			*backend
+			driver.Watcher
+			driver.Admin
+		}{f, spoilt, a}
+	case isInspector && isAdmin:
+		return struct {
+			*backend
+			driver.Inspector
+			driver.Admin
+		}{f, i, a}
+	case isWatcher:
+		return struct {
+			*backend
+			driver.Watcher
+		}{f, spoilt}
+	case isInspector:
+		return struct {
+			*backend
+			driver.Inspector
+		}{f, i}
+	case isAdmin:
+		return struct {
+			*backend
+			driver.Admin
+		}{f, a}
+	}
+	return f
+}
+
+// releaseLimit bounds a Release that hangs, and the clean-up of a lost grant.
+const releaseLimit = 5 * time.Second
+
+var _ driver.Backend = (*backend)(nil)
+
+type backend struct {
+	inner  driver.Backend
+	script *Script
+
+	mu      sync.Mutex // guards the count against Close
+	closed  chan struct{}
+	cleanup sync.WaitGroup
+}
+
+// String names the backend as the wrapped one does.
+func (b *backend) String() string {
+	if s, ok := b.inner.(fmt.Stringer); ok {
+		return s.String()
+	}
+	return b.inner.Info().Name
+}
+
+func (b *backend) Info() driver.Info { return b.inner.Info() }
+
+// Close lets what hangs return and closes the wrapped backend, after the clean-up that
+// is under way.
+func (b *backend) Close() error {
+	b.mu.Lock()
+	select {
+	case <-b.closed:
+	default:
+		close(b.closed)
+	}
+	b.mu.Unlock()
+	b.cleanup.Wait()
+	return b.inner.Close()
+}
+
+func (b *backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	var granted driver.Lease
+	f, err := b.spoil(ctx, Acquire, req.Key, req.Owner, func() (err error) {
+		granted, err = b.inner.Acquire(ctx, req)
+		return err
+	})
+	if err != nil {
+		if granted != nil && !f.Orphan {
+			b.undo(ctx, granted)
+		}
+		return nil, err
+	}
+	return &lease{b, granted, req.Key, req.Owner}, nil
+}
+
+// undo releases a grant whose reply was lost.
+func (b *backend) undo(ctx context.Context, granted driver.Lease) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-b.closed: // after Close leases stay as they are
+		return
+	default:
+	}
+	b.cleanup.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
+		defer cancel()
+		_ = granted.Release(ctx) // nobody is left to be told; the TTL remains
+	})
+}
+
+// spoil makes a call as the script wants it.
+func (b *backend) spoil(ctx context.Context, op Op, key, owner string, call func() error) (Fault, error) {
+	f, healed := b.script.fault(op, key, owner)
+	if err := sleep(ctx, f.Delay); err != nil {
+		return f, err
+	}
+	if f.Before != nil {
+		return f, f.Before
+	}
+	if f.Hang {
+		return f, b.hang(ctx, healed)
+	}
+	if err := call(); err != nil {
+		return f, err
+	}
+	if f.HangAfter {
+		return f, b.hang(ctx, healed)
+	}
+	if f.After != nil {
+		return f, f.After
+	}
+	return f, sleep(ctx, f.Late)
+}
+
+// hang returns when ctx ends, and also at Heal and Close.
+func (b *backend) hang(ctx context.Context, healed <-chan struct{}) error {
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrHung, ctx.Err())
+	case <-healed:
+		return ErrHung
+	case <-b.closed:
+		return fmt.Errorf("%w: %w", ErrHung, driver.ErrClosed)
+	}
+}
+
+// sleep returns after d, or with ctx's error when it ends before.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+var _ driver.Lease = (*lease)(nil)
+
+type lease struct {
+	b          *backend
+	inner      driver.Lease
+	key, owner string
+}
+
+func (l *lease) Grant() driver.Grant { return l.inner.Grant() }
+
+func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	var g driver.Grant
+	_, err := l.b.spoil(ctx, Renew, l.key, l.owner, func() (err error) {
+		g, err = l.inner.Renew(ctx, r)
+		return err
+	})
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	return g, nil
+}
+
+// Release works after cancellation, as the contract has it, for a bounded time.
+func (l *lease) Release(ctx context.Context) error {
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
+		defer cancel()
+	}
+	_, err := l.b.spoil(ctx, Release, l.key, l.owner, func() error { return l.inner.Release(ctx) })
+	return err
+}
+
+type watcher struct {
+	b     *backend
+	inner driver.Watcher
+}
+
+// Watch spoils the subscription; what it delivers then is the wrapped backend's.
+func (w watcher) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
+	var free <-chan struct{}
+	_, err := w.b.spoil(ctx, Watch, key, "", func() (err error) {
+		free, err = w.inner.Watch(ctx, key)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return free, nil
+}

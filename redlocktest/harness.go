@@ -1,0 +1,145 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A Harness tells the suite how to reach the backend under test. Open is all that
+// it needs; everything else makes it sharper or gives it time.
+type Harness struct {
+	// Open returns a new backend on the same lock space, as another process
+	// would have it. The suite closes what it opened. Open may be called concurrently.
+	Open func() (driver.Backend, error)
+
+	// Prefix is what the backends put before every key. The longest key that the
+	// suite asks for is that much shorter.
+	Prefix string
+
+	// TTL is the shortest TTL at which the backend's timing can be relied upon; zero
+	// means 500 ms, or the backend's minimum where that is more. The cases that wait for
+	// an expiry take about this long each, and run side by side.
+	TTL time.Duration
+
+	// Grace is how much longer than the TTL the backend keeps a lock (lock-delay).
+	Grace time.Duration
+
+	// Timeout bounds every case; zero means 30 s. When it is over the watchdog
+	// prints the goroutines and closes the backends under test.
+	Timeout time.Duration
+
+	// Skip leaves out cases, by their name ("wait/order") or the name of their group
+	// ("wait"), each for a reason, which is printed. A name that is unknown and a
+	// reason that is empty are failures.
+	Skip map[string]string
+
+	// Residue lists what is stored of locks that are held, by any name that contains
+	// the key; what outlives a lock, a counter say, is left out. Without it the suite
+	// asks the backend's Inspector, and without that it only tries to lock again.
+	Residue func(ctx context.Context) ([]string, error)
+
+	// Secret is a password with which the backends were opened. It may occur in no
+	// error.
+	Secret string
+
+	// IgnoreGoroutines names functions ("example.com/client.(*Pool).reap"): a
+	// goroutine with one of them on its stack is no leak. It is meant for a client
+	// that the harness shares between backends and closes itself.
+	IgnoreGoroutines []string
+
+	// Faults are what the harness can break; nil means nothing.
+	Faults *Faults
+
+	// quiet leaves the search for leaks out, for the suite's own tests, of which
+	// several run at once.
+	quiet bool
+
+	_ struct{}
+}
+
+// Faults are hooks that break what stands between the backends and their locks, or
+// the servers themselves. Any may be nil: the cases that need it are skipped.
+// Each returns once the fault is in effect. The suite ends every fault it began
+// before the case ends, and runs nothing else meanwhile.
+type Faults struct {
+	// Kill ends the servers at once, as kill -9 does; for a quorum as many as rule
+	// a majority out. Restart starts them again, with or without what they remembered.
+	Kill    func() error
+	Restart func(memory bool) error
+
+	// Pause stops the servers while their connections stay open, as SIGSTOP does; for
+	// a quorum as many as rule a majority out. Resume lets them go on, and what was
+	// sent to them takes effect.
+	Pause  func() error
+	Resume func() error
+
+	// Partition lets nothing through between b and the servers, in either direction,
+	// without an error on the connection. Heal ends that.
+	Partition func(b driver.Backend) error
+	Heal      func(b driver.Backend) error
+
+	// Slow delays every answer to b by d; zero ends that.
+	Slow func(b driver.Backend, d time.Duration) error
+
+	// DropReply lets b's next request take effect and loses the answer to it: the
+	// connection breaks instead.
+	DropReply func(b driver.Backend) error
+
+	// EndSession ends b's sessions on the server, for backends with the Session
+	// feature: pg_terminate_backend, say.
+	EndSession func(b driver.Backend) error
+
+	_ struct{}
+}
+
+const (
+	defaultTTL     = 500 * time.Millisecond
+	defaultTimeout = 30 * time.Second
+)
+
+// complete returns h with its defaults, or what is wrong with it.
+func (h Harness) complete() (Harness, error) {
+	if h.Open == nil {
+		return h, errors.New("redlocktest: Harness.Open is nil")
+	}
+	if h.Timeout == 0 {
+		h.Timeout = defaultTimeout
+	}
+	if h.Faults == nil {
+		h.Faults = &Faults{}
+	}
+	known := map[string]bool{}
+	for _, g := range groups {
+		known[g.name] = true
+		for _, c := range g.cases {
+			known[g.name+"/"+c.name] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(h.Skip)) {
+		if !known[name] {
+			return h, fmt.Errorf("redlocktest: Harness.Skip names %q, which is no case", name)
+		}
+		if h.Skip[name] == "" {
+			return h, fmt.Errorf("redlocktest: Harness.Skip gives no reason for %q", name)
+		}
+	}
+	return h, nil
+}
+
+// skipped returns why the case is left out, and "" where it is not.
+func (h *Harness) skipped(group, name string) string {
+	if reason := h.Skip[group+"/"+name]; reason != "" {
+		return reason
+	}
+	return h.Skip[group]
+}
+
+// patience is how long the suite waits for clean-up: for releases, for Close, for the
+// end of goroutines.
+func (h *Harness) patience() time.Duration { return min(10*time.Second, h.Timeout) }

@@ -1,0 +1,240 @@
+package redlocktest
+
+import (
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var nodeCases = []testCase{
+	{name: "clock", needs: driver.Node, do: nodeClock},
+	{name: "floor", needs: driver.Node, do: nodeFloor},
+	{name: "floor-clamped", needs: driver.Node, do: nodeFloorClamped},
+	{name: "join", needs: driver.Node, do: nodeJoin},
+	{name: "join-above", needs: driver.Node, do: nodeJoinAbove},
+	{name: "join-held", needs: driver.Node, do: nodeJoinHeld},
+	{name: "join-own", needs: driver.Node, do: nodeJoinOwn},
+	{name: "raise", needs: driver.Node, do: nodeRaise},
+	{name: "raise-stale", needs: driver.Node, do: nodeRaiseStale},
+	{name: "instance", needs: driver.Node, do: nodeInstance},
+	{name: "instance-expired", needs: driver.Node, ttl: true, do: nodeInstanceExpired},
+	{name: "quorum", needs: driver.Node, ttl: true, do: nodeQuorum},
+}
+
+// nodeClock: without a clock a vote does not count, and without an identity a
+// server that is listed twice counts twice.
+func nodeClock(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	for _, g := range []driver.Grant{l.Grant(), r.renew(l, driver.Renewal{})} {
+		switch off := time.Since(g.Clock); {
+		case g.Clock.IsZero(), g.Server == "":
+			r.fatal(nodes, "a grant has Clock %v and Server %q", g.Clock, g.Server)
+		case off > allowance, off < -allowance:
+			r.fatal(nodes, "the server's clock is %v, and ours %v", g.Clock, time.Now())
+		}
+	}
+	he := r.heldBy(b, driver.Request{Key: key}, l)
+	if he.Clock.IsZero() || he.Server != l.Grant().Server {
+		r.record(nodes, "a *HeldError has Clock %v and Server %q, and the grant Server %q", he.Clock, he.Server, l.Grant().Server)
+	}
+	r.release(l)
+	next := r.grant(b, driver.Request{Key: key})
+	if next.Grant().Clock.Before(l.Grant().Clock.Add(-driver.FenceSlack)) {
+		r.record(nodes, "the server's clock went from %v to %v", l.Grant().Clock, next.Grant().Clock)
+	}
+	r.release(next)
+}
+
+// micro is the server's clock of a grant, in the unit of tokens.
+func micro(g driver.Grant) uint64 { return uint64(g.Clock.UnixMicro()) }
+
+const slack = uint64(driver.FenceSlack / time.Microsecond)
+
+// serverClock asks for the server's time by taking a key.
+func (r *run) serverClock() uint64 {
+	l := r.grant(r.client(), driver.Request{Key: r.key()})
+	r.release(l)
+	return micro(l.Grant())
+}
+
+func nodeFloor(r *run) {
+	key := r.key()
+	floor := r.serverClock() + slack/2
+	l := r.grant(r.client(), driver.Request{Key: key, FenceFloor: floor})
+	if fence := l.Grant().Fence; fence < floor {
+		r.fatal(floors, "the floor is %d, %d ahead of the server's clock, and the token %d", floor, slack/2, fence)
+	}
+	r.release(l)
+	// A floor below the counter does not lower it.
+	next := r.grant(r.client(), driver.Request{Key: key, FenceFloor: 1})
+	r.rises(l.Grant().Fence, next.Grant().Fence)
+	r.release(next)
+}
+
+// nodeFloorClamped: one client's bad clock must not poison the counters.
+func nodeFloorClamped(r *run) {
+	for _, ahead := range []uint64{uint64(time.Hour / time.Microsecond), driver.MaxFence} {
+		floor := min(r.serverClock()+ahead, driver.MaxFence)
+		l := r.grant(r.client(), driver.Request{Key: r.key(), FenceFloor: floor})
+		const rounding = 10_000 // a server may tell its clock in milliseconds
+		if g := l.Grant(); g.Fence > micro(g)+slack+rounding {
+			r.fatal(floors, "the floor is %d, and the token %d, %v ahead of the server's clock", floor, g.Fence,
+				time.Duration(g.Fence-micro(g))*time.Microsecond)
+		}
+		r.release(l)
+	}
+}
+
+// nodeJoin takes keys at a token from outside, above the counter and equal to it.
+func nodeJoin(r *run) {
+	b, key := r.client(), r.key()
+	at := r.serverClock() + slack/2
+	l := r.grant(b, driver.Request{Key: key, Join: at})
+	if fence := l.Grant().Fence; fence != at {
+		r.fatal(joins, "joined at %d, and the token is %d", at, fence)
+	}
+	r.release(l)
+	l = r.grant(b, driver.Request{Key: key, Join: at}) // the counter is not above it
+	if fence := l.Grant().Fence; fence != at {
+		r.fatal(joins, "joined at the counter, %d, and the token is %d", at, fence)
+	}
+	r.release(l)
+	next := r.grant(b, driver.Request{Key: key, FenceFloor: 1})
+	r.rises(at, next.Grant().Fence)
+	r.release(next)
+}
+
+func nodeJoinAbove(r *run) {
+	b, key := r.client(), r.key()
+	l := r.grant(b, driver.Request{Key: key})
+	at := l.Grant().Fence - 1
+	r.release(l)
+	joined, err := r.try(b, driver.Request{Key: key, Join: at})
+	switch v := r.saw(err); v {
+	case granted:
+		r.fatal(joins, "the counter is %d, and a Join at %d was granted with token %d", at+1, at, joined.Grant().Fence)
+	case refused, later:
+	case unknown:
+		r.stall("a Join gave %v", err)
+	default:
+		r.fatal(joins, "the counter is %d, and a Join at %d gives %v, not ErrRefused: %v", at+1, at, v, err)
+	}
+	r.clean(b, key)
+	r.release(r.grant(b, driver.Request{Key: key}))
+}
+
+func nodeJoinHeld(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	r.refuse(b, driver.Request{Key: key, Join: l.Grant().Fence + slack/4}, l)
+	r.holds(b, key, l)
+	r.release(l)
+}
+
+// nodeJoinOwn: a Join that finds its own attempt answers with the token it has, and
+// stands for the same lock.
+func nodeJoinOwn(r *run) {
+	a, b := r.pair()
+	key, owner := r.key(), r.owner()+"/1"
+	l := r.grant(a, driver.Request{Key: key, Owner: owner})
+	at := l.Grant().Fence
+	again, err := r.try(a, driver.Request{Key: key, Owner: owner, Join: at + 1000})
+	if v := r.saw(err); v != granted {
+		r.fatal(joins, "a Join of the attempt that has the key gives %v: %v", v, err)
+	}
+	if fence := again.Grant().Fence; fence != at {
+		r.fatal(joins, "a Join of the attempt that has the key at %d gives token %d", at, fence)
+	}
+	r.holds(b, key, again)
+	r.release(again)
+	r.lost(l)
+	r.free(b, key)
+}
+
+// counter reveals the key's counter: with the lowest floor a token is one more.
+func (r *run) counter(key string) uint64 {
+	l := r.grant(r.client(), driver.Request{Key: key, FenceFloor: 1})
+	r.release(l)
+	return l.Grant().Fence - 1
+}
+
+func nodeRaise(r *run) {
+	b, key := r.client(), r.key()
+	l := r.grant(b, driver.Request{Key: key})
+	own := l.Grant().Fence
+	for _, raise := range []uint64{own + slack/4, own - 1} { // the second one lowers nothing
+		if g := r.renew(l, driver.Renewal{MinFence: raise}); g.Fence != own {
+			r.fatal(raising, "a renewal with MinFence %d made the lease's own token %d of %d", raise, g.Fence, own)
+		}
+	}
+	r.release(l)
+	next := r.grant(b, driver.Request{Key: key, FenceFloor: 1})
+	if fence := next.Grant().Fence; fence <= own+slack/4 {
+		r.fatal(raising, "a renewal raised the counter to %d, and the next token is %d", own+slack/4, fence)
+	}
+	r.release(next)
+}
+
+// nodeRaiseStale: who has lost the lock raises nothing.
+func nodeRaiseStale(r *run) {
+	b, key := r.client(), r.key()
+	l := r.grant(b, driver.Request{Key: key})
+	raise := l.Grant().Fence + slack/4
+	r.release(l)
+	_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long(), MinFence: raise})
+	if r.saw(err) == granted {
+		r.fatal(renewing, "Renew succeeded after Release")
+	}
+	if c := r.counter(key); c >= raise {
+		r.fatal(raising, "the renewal of a lease that is over raised the counter to %d", c)
+	}
+}
+
+// nodeInstance: a late release or renewal of attempt 1 does nothing to attempt 2 of
+// the same owner.
+func nodeInstance(r *run) {
+	a, b := r.pair()
+	key, owner := r.key(), r.owner()
+	first := r.grant(a, driver.Request{Key: key, Owner: owner + "/1"})
+	r.release(first)
+	second := r.grant(b, driver.Request{Key: key, Owner: owner + "/2"})
+	r.lostQuietly(first)
+	r.dropped(first)
+	r.notFreed(b, key, second)
+	r.release(second)
+	r.free(a, key)
+}
+
+// nodeInstanceExpired: not even under the very same name does an older acquisition
+// stand for a younger one.
+func nodeInstanceExpired(r *run) {
+	a, b := r.pair()
+	key, owner := r.key(), r.owner()+"/1"
+	first := r.grant(a, driver.Request{Key: key, Owner: owner, TTL: r.short()})
+	r.release(r.succeed(b, key, first, false))
+	second := r.grant(b, driver.Request{Key: key, Owner: owner})
+	if _, err := first.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); r.saw(err) == granted {
+		r.fatal(nodes, "the lease with token %d was renewed through the acquisition with token %d of the same owner",
+			first.Grant().Fence, second.Grant().Fence)
+	}
+	r.dropped(first)
+	r.notFreed(a, key, second)
+	r.release(second)
+}
+
+// nodeQuorum: a node keeps the key for the grace, and takes part in a quorum.
+func nodeQuorum(r *run) {
+	a, b := r.pair()
+	key, ttl := r.key(), r.short()
+	q := &driver.Quorum{N: 3, Grace: ttl / 2}
+	start := time.Now()
+	l := r.grant(a, driver.Request{Key: key, TTL: ttl, Quorum: q})
+	next := r.succeed(b, key, l, false)
+	if took, least := time.Since(start), ttl+q.Grace-driver.Drift(ttl+q.Grace); took < least {
+		r.fatal(nodes, "the TTL is %v and the grace %v, and the key came free after %v", ttl, q.Grace, took)
+	}
+	r.release(next)
+}

@@ -1,0 +1,170 @@
+package redlocktest
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var operatorCases = []testCase{
+	{name: "lookup", do: lookup},
+	{name: "lookup-shared", needs: driver.SharedMode, do: lookupShared},
+	{name: "list", do: list},
+	{name: "check", do: check},
+	{name: "break", needs: driver.Fencing, do: breakLock},
+}
+
+func (r *run) inspector(b driver.Backend) driver.Inspector {
+	i, ok := b.(driver.Inspector)
+	if !ok {
+		r.skip("%s is no driver.Inspector", r.info.Name)
+	}
+	return i
+}
+
+func (r *run) lookup(b driver.Backend, key string) *driver.State {
+	for {
+		s, err := r.inspector(b).Lookup(r.ctx, key)
+		switch v := r.saw(err); {
+		case v == granted && s == nil:
+			r.fatal(inspecting, "Lookup returned neither a state nor an error")
+		case v == granted:
+			return s
+		case v != unknown && v != later:
+			r.fatal(inspecting, "Lookup gives %v: %v", v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(inspecting, "Lookup fails: %v", err)
+		}
+	}
+}
+
+func lookup(r *run) {
+	a, b := r.pair()
+	key, owner := r.key(), r.owner()
+	if s := r.lookup(b, key); len(s.Holders) != 0 {
+		r.fatal(inspecting, "a key that was never taken has holders: %+v", s.Holders)
+	}
+	l := r.grant(a, driver.Request{Key: key, Owner: owner})
+	s := r.lookup(b, key)
+	if !r.valid(l) {
+		r.stall("a lease ended under the case")
+	}
+	if s.Key != key || s.Mode != driver.Exclusive || len(s.Holders) != 1 {
+		r.fatal(inspecting, "key %q is held by one owner, and its state is %+v", key, s)
+	}
+	h, fence := s.Holders[0], l.Grant().Fence
+	switch {
+	case h.Fence != 0 && h.Fence != fence, s.Fence != 0 && s.Fence < fence:
+		r.record(inspecting, "the token is %d, the holder's is said to be %d, and the counter %d", fence, h.Fence, s.Fence)
+	case strings.Contains(h.Owner, ownerLabel) && !strings.Contains(h.Owner, owner):
+		r.record(inspecting, "the holder is %q, and said to be %q", owner, h.Owner)
+	case h.TTL < 0 || r.long() > 0 && h.TTL > 2*(r.long()+r.h.Grace):
+		r.record(inspecting, "the holder's TTL is said to be %v, and was %v", h.TTL, r.long())
+	}
+	r.release(l)
+	if s := r.lookup(b, key); len(s.Holders) != 0 {
+		r.fatal(inspecting, "a key that was released has holders: %+v", s.Holders)
+	}
+}
+
+func lookupShared(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	one, two := r.share(a, key), r.share(b, key)
+	if s := r.lookup(b, key); s.Mode != driver.Shared || len(s.Holders) == 0 {
+		r.fatal(inspecting, "two share key %q, and its state is %+v", key, s)
+	}
+	r.release(one)
+	if s := r.lookup(a, key); len(s.Holders) == 0 {
+		r.fatal(inspecting, "one of two that shared key %q is left, and its state is %+v", key, s)
+	}
+	r.release(two)
+}
+
+// list takes keys next to the prefix, which is literal: '*' stands for itself.
+func list(r *run) {
+	a, b := r.pair()
+	r.inspector(b)
+	stem := r.key()
+	prefix := stem + "*["
+	inside := []string{prefix, prefix + "1", prefix + "2\x00", prefix + "*"}
+	for _, key := range append(slices.Clone(inside), stem, stem+"x[", stem+"*") {
+		r.grant(a, driver.Request{Key: key})
+	}
+	released := r.grant(a, driver.Request{Key: prefix + "released"})
+	r.release(released)
+	slices.Sort(inside)
+	if got := r.list(b, prefix, len(inside)+10); !slices.Equal(got, inside) {
+		r.fatal(inspecting, "with prefix %q the keys %q are held, and List yields %q", prefix, inside, got)
+	}
+	if got := r.list(b, prefix, 2); len(got) != 2 {
+		r.fatal(inspecting, "List was told to stop after 2 keys, and yields %q", got)
+	}
+	if got := r.list(b, r.key(), 1); len(got) != 0 {
+		r.fatal(inspecting, "nothing is held under a prefix, and List yields %q", got)
+	}
+}
+
+// list returns the keys under prefix, sorted; yield says stop at the most-th.
+func (r *run) list(b driver.Backend, prefix string, most int) []string {
+	var keys []string
+	err := r.inspector(b).List(r.ctx, prefix, func(s *driver.State) bool {
+		keys = append(keys, s.Key)
+		return len(keys) < most
+	})
+	if err != nil {
+		r.fatal(inspecting, "List fails: %v", err)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func check(r *run) {
+	findings, err := r.inspector(r.client()).Check(r.ctx)
+	if err != nil {
+		r.saw(err)
+		r.fatal(inspecting, "Check could not examine the deployment: %v", err)
+	}
+	for i, f := range findings {
+		r.note("%v: %s", f.Severity, f.What)
+		switch {
+		case f.What == "" || f.Severity > driver.Unsafe:
+			r.record(inspecting, "a finding says nothing: %+v", f)
+		case i > 0 && f.Severity > findings[i-1].Severity:
+			r.record(inspecting, "finding %d is graver than the one before it", i)
+		}
+	}
+}
+
+// breakLock: only the right token takes a lock away, and the one who had it learns.
+func breakLock(r *run) {
+	a, b := r.pair()
+	admin, ok := b.(driver.Admin)
+	if !ok {
+		r.skip("%s is no driver.Admin", r.info.Name)
+	}
+	key := r.key()
+	r.breaks(admin.Break(r.ctx, key, 1), false, "a key that nobody has")
+	l := r.grant(a, driver.Request{Key: key})
+	fence := l.Grant().Fence
+	r.breaks(admin.Break(r.ctx, key, fence-1), false, "a token less by one")
+	r.breaks(admin.Break(r.ctx, key, fence+1), false, "a token more by one")
+	r.holds(b, key, l)
+	r.breaks(admin.Break(r.ctx, key, fence), true, "the holder's token")
+	next := r.eventually(b, driver.Request{Key: key})
+	r.rises(fence, next.Grant().Fence)
+	r.lost(l)
+	r.holds(a, key, next)
+	r.release(next)
+}
+
+func (r *run) breaks(err error, done bool, with string) {
+	switch v := r.saw(err); {
+	case done && v != granted:
+		r.fatal(breaking, "Break with %s gives %v: %v", with, v, err)
+	case !done && v != lost:
+		r.fatal(breaking, "Break with %s gives %v, not ErrLost: %v", with, v, err)
+	}
+}

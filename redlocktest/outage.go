@@ -1,0 +1,403 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var faultCases = []testCase{
+	{name: "outage", do: outage},
+	{name: "outage-misuse", do: outageMisuse},
+	{name: "restart", do: restart},
+	{name: "restart-forgets", needs: driver.Fencing, do: restartForgets},
+	{name: "restart-waiter", do: restartWaiter},
+	{name: "restart-watch", do: restartWatch},
+	{name: "pause", do: pauseServers},
+	{name: "partition", ttl: true, do: partition},
+	{name: "partition-renewed", do: partitionHeals},
+	{name: "slow-expires", ttl: true, do: slowExpires},
+	{name: "slow-deadline", do: slowDeadline},
+	{name: "lost-reply-acquire", do: lostAcquire},
+	{name: "lost-reply-renew", do: lostRenew},
+	{name: "lost-reply-release", do: lostRelease},
+	{name: "session-end", needs: driver.Session, do: sessionEnd},
+}
+
+// inject begins a fault, and has end end it after the case unless the case does so
+// itself by the function that is returned.
+func (r *run) inject(begin, end func() error) (mend func()) {
+	mend = sync.OnceFunc(func() {
+		if err := end(); err != nil {
+			r.record(acquiring, "the harness could not end its fault: %v", err)
+		}
+	})
+	r.mu.Lock()
+	r.cleanups = append(r.cleanups, mend)
+	r.mu.Unlock()
+	if err := begin(); err != nil {
+		r.fatal(acquiring, "the harness could not begin its fault: %v", err)
+	}
+	return mend
+}
+
+// offers skips the case where the harness lacks a hook.
+func (r *run) offers(what string, there bool) {
+	if !there {
+		r.skip("the harness cannot %s", what)
+	}
+}
+
+// darkens skips the case where the harness cannot make the servers unreachable.
+func (r *run) darkens() {
+	f := r.h.Faults
+	r.offers("kill and restart, pause and resume, nor partition and heal",
+		f.Kill != nil && f.Restart != nil || f.Pause != nil && f.Resume != nil || f.Partition != nil && f.Heal != nil)
+}
+
+// dark makes the servers unreachable, by whatever the harness can do, for two
+// clients, and gives back the function that ends it.
+func (r *run) dark(a, b driver.Backend) (mend func()) {
+	f := r.h.Faults
+	switch {
+	case f.Kill != nil && f.Restart != nil:
+		return r.inject(f.Kill, func() error { return f.Restart(true) })
+	case f.Pause != nil && f.Resume != nil:
+		return r.inject(f.Pause, f.Resume)
+	}
+	return r.inject(
+		func() error { return errors.Join(f.Partition(a), f.Partition(b)) },
+		func() error { return errors.Join(f.Heal(a), f.Heal(b)) })
+}
+
+// truthful asserts that an error during an outage is unknown, or at most a refusal
+// for now.
+func (r *run) truthful(call string, err error) {
+	switch v := r.saw(err); v {
+	case unknown, later:
+	case granted:
+		r.record(fourOutcomes, "%s succeeds though no server can answer", call)
+	default:
+		r.record(fourOutcomes, "%s gives %v though no server can answer: %v", call, v, err)
+	}
+}
+
+// outage: that nobody answers is neither contention nor loss nor misuse.
+func outage(r *run) {
+	r.darkens()
+	a, b := r.pair()
+	free, taken := r.key(), r.key()
+	l := r.grant(a, driver.Request{Key: taken})
+	r.release(r.grant(b, driver.Request{Key: free})) // both are connected
+	mend := r.dark(a, b)
+	for _, key := range []string{free, taken} {
+		// One attempt is bounded by itself: no deadline here but the watchdog's.
+		_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key})
+		r.truthful("Acquire", err)
+		ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
+		_, err = r.tryCtx(ctx, b, driver.Request{Key: key, Wait: true})
+		cancel()
+		r.truthful("Acquire that may wait", err)
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
+	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
+	cancel()
+	if !r.info.Features.Has(driver.Session) { // whose locks may be gone with it
+		r.truthful("Renew", err)
+	} else if r.saw(err) == granted {
+		r.record(fourOutcomes, "Renew succeeds though no server can answer")
+	}
+	mend()
+	r.release(r.eventually(b, driver.Request{Key: free}))
+}
+
+// outageMisuse: what is wrong with a request is found without a server.
+func outageMisuse(r *run) {
+	r.darkens()
+	a, b := r.pair()
+	r.dark(a, b)
+	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key during an outage")
+	r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: r.long(), Mode: 9}, "mode", "mode 9 during an outage")
+	if r.info.MaxTTL != 0 {
+		r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: 1}, "TTL", "a TTL of 1 ns during an outage")
+	}
+}
+
+// restart: servers that keep their memory keep the locks, and clients find them
+// again.
+func restart(r *run) {
+	f := r.h.Faults
+	r.offers("kill and restart", f.Kill != nil && f.Restart != nil)
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	fence := l.Grant().Fence
+	r.inject(f.Kill, func() error { return f.Restart(true) })()
+	if r.info.Features.Has(driver.Session) {
+		next := r.eventually(b, driver.Request{Key: key})
+		r.rises(fence, next.Grant().Fence)
+		r.lost(l)
+		return
+	}
+	r.holds(b, key, l)
+	r.release(l)
+	next := r.again(b, key)
+	r.rises(fence, next.Grant().Fence)
+}
+
+// restartForgets: whatever else a server without its memory does, tokens rise, and
+// who had the lock is not told that it still has it.
+func restartForgets(r *run) {
+	f := r.h.Faults
+	r.offers("kill and restart", f.Kill != nil && f.Restart != nil)
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	g := l.Grant()
+	r.inject(f.Kill, func() error { return f.Restart(false) })()
+	next := r.eventually(b, driver.Request{Key: key})
+	r.rises(g.Fence, next.Grant().Fence)
+	r.lost(l)
+	r.holds(a, key, next)
+}
+
+// restartWaiter: who waits goes on when the servers are back.
+func restartWaiter(r *run) {
+	r.darkens()
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	woken := r.async(func() { r.release(r.eventually(b, driver.Request{Key: key, Wait: true})) })
+	r.pause(50 * time.Millisecond)
+	r.dark(a, b)()
+	if r.info.Features.Has(driver.Session) {
+		r.dropped(l)
+	} else {
+		r.release(l)
+	}
+	r.join(woken)
+}
+
+// restartWatch: a connection that breaks counts as a value.
+func restartWatch(r *run) {
+	f := r.h.Faults
+	r.offers("kill and restart", f.Kill != nil && f.Restart != nil)
+	b := r.client()
+	r.watcher(b)
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	ch := r.watch(ctx, b, r.key())
+	r.inject(f.Kill, func() error { return f.Restart(true) })()
+	r.value(ch, "the connection broke")
+}
+
+// pauseServers: an attempt that a paused server reads later leaves no lock. A node's
+// server refuses it; elsewhere the clean-up may come too late, and then the TTL ends it.
+func pauseServers(r *run) {
+	f := r.h.Faults
+	r.offers("pause and resume", f.Pause != nil && f.Resume != nil)
+	a, b := r.pair()
+	key := r.key()
+	req := driver.Request{Key: key}
+	if !r.info.Features.Has(driver.Node) && r.info.MaxTTL != 0 {
+		req.TTL = r.short()
+	}
+	r.release(r.grant(a, driver.Request{Key: r.key()}))
+	mend := r.inject(f.Pause, f.Resume)
+	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
+	defer cancel()
+	returned := r.async(func() {
+		_, err := r.tryCtx(ctx, a, req)
+		r.truthful("Acquire", err)
+	})
+	<-ctx.Done()
+	r.pause(50 * time.Millisecond) // an undo that is under way meets the pause too
+	mend()
+	r.join(returned)
+	r.free(b, key)
+}
+
+// partition: the holder that is cut off is not told that it lost what it may still
+// have; the next owner comes after the lease's end, with a larger token; and when the
+// link is mended the old holder learns, and harms nobody.
+func partition(r *run) {
+	f := r.h.Faults
+	r.offers("partition and heal", f.Partition != nil && f.Heal != nil)
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	g := l.Grant()
+	mend := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
+	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
+	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
+	cancel()
+	if r.valid(l) {
+		r.truthful("Renew behind a partition", err)
+	}
+	next, _ := r.eventuallyRule(expires, b, driver.Request{Key: key})
+	if early := time.Until(g.Expires); early > 0 {
+		r.fatal(expires, "the next owner was granted %v before the end of the lease that is cut off", early)
+	}
+	r.rises(g.Fence, next.Grant().Fence)
+	mend()
+	r.lostQuietly(l)
+	r.dropped(l)
+	r.holds(b, key, next)
+}
+
+// partitionHeals: a lease whose renewals failed for a while lives on.
+func partitionHeals(r *run) {
+	f := r.h.Faults
+	r.offers("partition and heal", f.Partition != nil && f.Heal != nil)
+	if r.info.Features.Has(driver.Session) {
+		r.skip("a session of %s may end with its connection", r.info.Name)
+	}
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	mend := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
+	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
+	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
+	cancel()
+	r.truthful("Renew behind a partition", err)
+	r.refuse(b, driver.Request{Key: key}, l)
+	mend()
+	r.renew(l, driver.Renewal{})
+	r.release(l)
+	r.release(r.again(b, key))
+}
+
+const delay = 150 * time.Millisecond
+
+// slowExpires: the lease counts from before the request and not from its answer.
+func slowExpires(r *run) {
+	f := r.h.Faults
+	r.offers("slow answers down", f.Slow != nil)
+	b := r.client()
+	r.release(r.grant(b, driver.Request{Key: r.key()}))
+	r.inject(func() error { return f.Slow(b, delay) }, func() error { return f.Slow(b, 0) })
+	// A TTL whose drift does not hide the delay.
+	ttl := max(r.short(), 10*delay)
+	l := r.grant(b, driver.Request{Key: r.key(), TTL: ttl})
+	r.notLateBy(l.Grant(), ttl, "Acquire")
+	r.notLateBy(r.renew(l, driver.Renewal{TTL: ttl}), ttl, "Renew")
+}
+
+func (r *run) notLateBy(g driver.Grant, ttl time.Duration, call string) {
+	if most := driver.Expires(time.Now().Add(-delay), ttl); g.Expires.After(most) {
+		r.fatal(expires, "the answer took %v, and Expires after %s is %v later than counted from before it", delay, call, g.Expires.Sub(most))
+	}
+}
+
+// slowDeadline: what could not be answered within ctx's deadline has no effect.
+func slowDeadline(r *run) {
+	f := r.h.Faults
+	r.offers("slow answers down", f.Slow != nil)
+	a, b := r.pair()
+	r.release(r.grant(a, driver.Request{Key: r.key()}))
+	mend := r.inject(func() error { return f.Slow(a, delay) }, func() error { return f.Slow(a, 0) })
+	key := r.key()
+	ctx, cancel := context.WithTimeout(r.ctx, delay/3)
+	defer cancel()
+	_, err := r.tryCtx(ctx, a, driver.Request{Key: key})
+	switch v := r.saw(err); {
+	case v == granted:
+		r.fatal(acquiring, "Acquire granted after its deadline: the answer took %v, and the deadline was %v", delay, delay/3)
+	case v != unknown && v != later:
+		r.fatal(fourOutcomes, "an Acquire whose answer came too late gives %v: %v", v, err)
+	case !errors.Is(err, context.DeadlineExceeded):
+		r.fatal(acquiring, "an Acquire whose deadline passed gives an error that does not wrap it: %v", err)
+	}
+	mend()
+	r.clean(b, key)
+	r.free(b, key)
+}
+
+// drop loses the next answer to b.
+func (r *run) drop(b driver.Backend) {
+	if err := r.h.Faults.DropReply(b); err != nil {
+		r.fatal(acquiring, "the harness could not drop a reply: %v", err)
+	}
+}
+
+// lostAcquire: the lock was given and nobody heard. Either the driver finds its own
+// attempt and goes on, or it undoes it.
+func lostAcquire(r *run) {
+	r.offers("drop replies", r.h.Faults.DropReply != nil)
+	a, b := r.pair()
+	for range 3 {
+		key := r.key()
+		r.release(r.grant(a, driver.Request{Key: r.key()}))
+		r.drop(a)
+		l, err := r.try(a, driver.Request{Key: key})
+		if v := r.saw(err); v == granted {
+			r.holds(b, key, l)
+			r.release(l)
+		} else {
+			r.truthful("Acquire whose reply was lost", err)
+		}
+		r.clean(b, key)
+		r.free(b, key)
+	}
+}
+
+// lostRenew: the lease was extended and nobody heard: it is not lost.
+func lostRenew(r *run) {
+	r.offers("drop replies", r.h.Faults.DropReply != nil)
+	if r.info.Features.Has(driver.Session) {
+		r.skip("a session of %s may end with its connection", r.info.Name)
+	}
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	r.drop(a)
+	if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); err != nil {
+		r.truthful("Renew whose reply was lost", err)
+	}
+	r.holds(b, key, l)
+	r.release(l)
+}
+
+// lostRelease: the lock was freed and nobody heard. Once more, and it is known.
+func lostRelease(r *run) {
+	r.offers("drop replies", r.h.Faults.DropReply != nil)
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	r.drop(a)
+	if v := r.saw(l.Release(r.ctx)); v != granted && v != lost && v != unknown && v != later {
+		r.fatal(releasing, "Release whose reply was lost gives %v", v)
+	}
+	r.dropped(l)
+	next := r.eventually(b, driver.Request{Key: key})
+	r.dropped(l)
+	r.holds(b, key, next)
+}
+
+// sessionEnd: a session that ends takes its locks along, and tells.
+func sessionEnd(r *run) {
+	end := r.h.Faults.EndSession
+	r.offers("end sessions", end != nil)
+	a, b := r.pair()
+	key, other := r.key(), r.key()
+	l, bystander := r.grant(a, driver.Request{Key: key}), r.grant(b, driver.Request{Key: other})
+	fence, gone := l.Grant().Fence, l.Grant().Lost
+	if err := end(a); err != nil {
+		r.fatal(acquiring, "the harness could not end the session: %v", err)
+	}
+	if gone != nil {
+		select {
+		case <-gone:
+		case <-r.ctx.Done():
+			r.fatal(losing, "the session was ended, and Lost was not closed")
+		}
+	}
+	r.lost(l)
+	next := r.eventually(b, driver.Request{Key: key})
+	r.rises(fence, next.Grant().Fence)
+	r.holds(a, other, bystander)
+	r.release(r.eventually(a, driver.Request{Key: r.key()})) // a new session serves
+}

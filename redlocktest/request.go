@@ -1,0 +1,198 @@
+package redlocktest
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var requestCases = []testCase{
+	{name: "empty-key", do: emptyKey},
+	{name: "long-key", do: longKey},
+	{name: "odd-keys", do: oddKeys},
+	{name: "owner", do: emptyOwner},
+	{name: "mode", do: unknownMode},
+	{name: "no-shared-mode", do: noSharedMode},
+	{name: "ttl-bounds", ttl: true, do: ttlBounds},
+	{name: "renewal-ttl-bounds", ttl: true, do: renewalBounds},
+	{name: "session-ttl", needs: driver.Session, do: sessionTTL},
+	{name: "not-a-node", do: notANode},
+	{name: "reuse", do: reuse},
+}
+
+func (r *run) refusedRequest(req driver.Request, what, detail string) {
+	_, err := r.client().Acquire(r.ctx, &req)
+	r.misuse(err, what, detail)
+}
+
+func emptyKey(r *run) {
+	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key")
+}
+
+func emptyOwner(r *run) {
+	r.refusedRequest(driver.Request{Key: r.key(), TTL: r.long()}, "owner", "an empty owner")
+}
+
+// longKey also takes two keys of the greatest length that differ in the last byte
+// alone: cut to less they are one lock.
+func longKey(r *run) {
+	a, b := r.pair()
+	most := driver.MaxKey - len(r.h.Prefix)
+	stem := r.key()
+	stem += strings.Repeat("k", most-1-len(stem))
+	one := r.grant(a, driver.Request{Key: stem + "1"})
+	two, err := r.try(b, driver.Request{Key: stem + "2"})
+	if r.saw(err) == held {
+		r.fatal(requesting, "two keys of %d bytes that differ in the last one are one lock: %v", most, err)
+	}
+	if err != nil {
+		two = r.grant(b, driver.Request{Key: stem + "2"})
+	}
+	r.refuse(b, driver.Request{Key: stem + "1"}, one)
+	r.release(one)
+	r.release(two)
+	for _, n := range []int{most + 1, 2 * driver.MaxKey} {
+		req := driver.Request{Key: stem + strings.Repeat("x", n-len(stem)), Owner: r.owner(), TTL: r.long()}
+		r.refusedRequest(req, "key", fmt.Sprintf("a key of %d bytes", n))
+	}
+}
+
+// odd returns keys that some layer between here and the server may take for
+// something else: all are different, and hold key.
+func odd(key string) []string {
+	return []string{
+		key, key + "x", key + "/", key + "//", key + "/x", // one the prefix of another
+		key + "a", key + "A", // file names without case
+		key + "\u00e9", key + "e\u0301", // é in one piece and in two: the same to some file systems
+		key + " ", " " + key, key + "  ", key + "\t", key + "\n", "\n" + key, key + "\r\n",
+		key + "\x00", "\x00" + key, key + "\x00x",
+		key + "*", "*" + key, key + "?", key + "[a]", key + "\\", key + "\\*",
+		"{" + key, key + "}", "{}" + key, "{" + key + "}", "{" + key + "}x", key + "{x}", // hash tags
+		"../" + key, "./" + key, "/" + key, key + "/..", key + "/.", key + ".lock",
+		key + "%", key + "%00", key + "%s", key + "%2F", key + ":", key + "|1", key + "'", key + `"`, key + "; DROP TABLE locks",
+		key + "\xff\xfe", key + "\xff", key + "\u65e5\u672c\u8a9e", key + "\U0001f512", key + "\u202e",
+		key + "#", key + "?x=1", key + "&", "-" + key, "~" + key, "$" + key,
+	}
+}
+
+func oddKeys(r *run) {
+	a, b := r.pair()
+	keys := odd(r.key())
+	leases := make([]driver.Lease, len(keys))
+	for i, key := range keys {
+		leases[i] = r.grantOdd(a, key)
+	}
+	for i, key := range keys {
+		r.refuse(b, driver.Request{Key: key}, leases[i])
+	}
+	for i, key := range keys {
+		r.release(leases[i])
+		r.release(r.grantOdd(b, key))
+	}
+}
+
+// grantOdd is grant that names the rule on keys where another one stands for this.
+func (r *run) grantOdd(b driver.Backend, key string) driver.Lease {
+	l, err := r.try(b, driver.Request{Key: key})
+	switch v := r.saw(err); v {
+	case granted:
+		return l
+	case held:
+		r.fatal(requesting, "key %q is taken for another one: %v", key, err)
+	case invalid, refused:
+		r.fatal(requesting, "key %q is refused: %v", key, err)
+	}
+	return r.grant(b, driver.Request{Key: key})
+}
+
+func unknownMode(r *run) {
+	key := r.key()
+	for _, mode := range []driver.Mode{driver.Shared + 1, 7, math.MaxUint8} {
+		req := driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Mode: mode}
+		r.refusedRequest(req, "mode", fmt.Sprintf("mode %d", mode))
+	}
+	r.release(r.grant(r.client(), driver.Request{Key: key}))
+}
+
+func noSharedMode(r *run) {
+	if r.info.Features.Has(driver.SharedMode) {
+		r.skip("%s has a shared mode", r.info.Name)
+	}
+	key := r.key()
+	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Mode: driver.Shared}, "mode", "shared mode")
+	r.release(r.grant(r.client(), driver.Request{Key: key}))
+}
+
+// outOfBounds are the TTLs next to the bounds, and some that are far off.
+func (r *run) outOfBounds() []time.Duration {
+	ttls := []time.Duration{-time.Second, -1, 0, 1, r.info.MinTTL - 1}
+	if r.info.MaxTTL < math.MaxInt64 {
+		ttls = append(ttls, r.info.MaxTTL+1, math.MaxInt64)
+	}
+	return ttls
+}
+
+func ttlBounds(r *run) {
+	key := r.key()
+	for _, ttl := range r.outOfBounds() {
+		req := driver.Request{Key: key, Owner: r.owner(), TTL: ttl}
+		r.refusedRequest(req, "TTL", fmt.Sprintf("a TTL of %v (bounds: %v to %v)", ttl, r.info.MinTTL, r.info.MaxTTL))
+	}
+	r.release(r.grant(r.client(), driver.Request{Key: key, TTL: r.info.MaxTTL}))
+}
+
+func renewalBounds(r *run) {
+	key := r.key()
+	l := r.grant(r.client(), driver.Request{Key: key})
+	for _, ttl := range r.outOfBounds() {
+		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: ttl})
+		r.misuse(err, "TTL", fmt.Sprintf("a renewal for %v (bounds: %v to %v)", ttl, r.info.MinTTL, r.info.MaxTTL))
+	}
+	r.holds(r.client(), key, l)
+	r.release(l)
+}
+
+func sessionTTL(r *run) {
+	if r.info.MaxTTL != 0 {
+		r.skip("%s has sessions with TTLs", r.info.Name)
+	}
+	key := r.key()
+	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: time.Second}, "TTL", "an explicit TTL")
+	r.release(r.grant(r.client(), driver.Request{Key: key}))
+}
+
+func notANode(r *run) {
+	if r.info.Features.Has(driver.Node) {
+		r.skip("%s may be a node", r.info.Name)
+	}
+	key := r.key()
+	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Join: 1}, "", "Join")
+	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &driver.Quorum{N: 3}}, "", "Quorum")
+	r.release(r.grant(r.client(), driver.Request{Key: key}))
+}
+
+// reuse writes over the request after Acquire: the lease stands for the old one.
+func reuse(r *run) {
+	a, b := r.pair()
+	key, other := r.key(), r.key()
+	req := r.fill(driver.Request{Key: key})
+	l, err := a.Acquire(r.ctx, req)
+	for err != nil && r.saw(err) == unknown && r.pause(poll) {
+		req = r.fill(driver.Request{Key: key})
+		l, err = a.Acquire(r.ctx, req)
+	}
+	if err != nil {
+		r.fatal(acquiring, "a free key was not granted: %v", err)
+	}
+	r.track(l)
+	*req = driver.Request{Key: other, Owner: r.owner(), TTL: req.TTL}
+	bystander := r.grant(b, driver.Request{Key: other})
+	r.renew(l, driver.Renewal{})
+	r.holds(b, key, l)
+	r.release(l)
+	r.free(b, key)
+	r.holds(a, other, bystander)
+}

@@ -1,0 +1,111 @@
+package redlocktest
+
+import "fmt"
+
+// rule names what a failure broke: a rule of the driver contract by its number, or
+// a sentence of a doc comment of package driver.
+type rule int
+
+const (
+	exclusion rule = iota // what a lock is for
+	fourOutcomes
+	undoes
+	expires
+	refuses
+	oneWins
+	noReentrancy
+	noLeaks
+	tokens
+	noPassword
+	layout
+	// Sentences of doc comments.
+	acquiring
+	requesting
+	renewing
+	releasing
+	closing
+	describing
+	holderSeen
+	floors
+	joins
+	nodes
+	raising
+	sharing
+	sessions
+	waiting
+	queueing
+	watching
+	inspecting
+	breaking
+	losing
+	history
+)
+
+// texts are the rules in words, as a failure quotes them.
+var texts = [...]string{
+	exclusion: "exclusion: while a lease has not expired, no other owner gets the lock",
+	fourOutcomes: "rule 1: four outcomes. *HeldError (is ErrHeld): another owner has it. ErrLost: this owner no longer has it, for certain. " +
+		"*RefusedError: the server answered and will not. Everything else is unknown, and none of these",
+	undoes: "rule 2: on any error Acquire undoes what it did, on a context of its own and never on the caller's cancelled one; " +
+		"Release likewise works after cancellation",
+	expires: "rule 3: Expires counts from an instant before the first byte was sent: start + TTL - drift, drift = TTL/100 + 2 ms, after a native wait " +
+		"from the start of one confirming round trip; ctx's deadline bounds the effect too",
+	refuses: "rule 4: a driver refuses what it cannot honour (an unknown mode, a TTL out of bounds, an explicit TTL where there is none) " +
+		"with an error that names the thing, before any I/O; nothing is silently ignored",
+	oneWins:      "rule 5: of a hundred attempts on a free key exactly one wins; held is said only if one other owner has it",
+	noReentrancy: "rule 6: no reentrancy. The same process asking twice is two owners",
+	noLeaks:      "rule 7: no goroutine, connection or key remains after Close, after a cancelled Acquire, or behind a server that never answers",
+	tokens: "rule 8: tokens are comparable across backends: at least the Unix time in microseconds of the counter's creation, below 2^53, " +
+		"strictly increasing per key",
+	noPassword: "rule 9: no password in any error",
+	layout:     "rule 10: what is stored has a layout version, and two releases running at the same time exclude each other",
+
+	acquiring:  "driver.Backend.Acquire: a nil error is a grant, with a lease; if ctx ends, the error wraps ctx.Err()",
+	requesting: "driver.Request: keys are 1 to 512 bytes of any value, each a lock of its own; the caller may reuse the request",
+	renewing: "driver.Lease.Renew: extends the lease to TTL from now if this very acquisition still has the lock, and never takes it again; " +
+		"ErrLost where it has not",
+	releasing: "driver.Lease.Release: frees this very acquisition's lock and never another's; nil: the lock is free of this lease; " +
+		"a call after a nil or ErrLost returns nil",
+	closing: "driver.Backend.Close: calls under way return, later ones fail with ErrClosed, a second Close returns nil; leases are not released, " +
+		"but for session backends, whose locks end with the session",
+	describing: "driver.Info: constant over the backend's life; MinTTL is at least 10 ms; both bounds are zero only where there is no TTL (Session)",
+	holderSeen: "driver.HeldError: Holder is the owner that was seen, RetryAfter for how long it keeps the lock, Since when it got it, or they are zero",
+	floors:     "driver.Request.FenceFloor: the token is at least this, unless that is more than FenceSlack ahead of the server's clock",
+	joins: "driver.Request.Join: take the key at exactly this token, if it is free and its counter is not above it, else *RefusedError; " +
+		"an attempt that has the key already is answered with its token",
+	nodes: "driver.Node: reports Clock and Server on grants and on *HeldError, accepts Quorum, keeps a key for the grace, and tells attempts of " +
+		"one owner apart",
+	raising:  "driver.Renewal.MinFence: raises the key's counter to at least this, together with the renewal; the lease's own token stays",
+	sharing:  "driver.Shared: any number of owners who all ask for Shared, and nobody else beside them",
+	sessions: "driver.Session: the lock lives with a connection or a process and ends with it",
+	waiting: "driver.Request.Wait: permits Acquire to block until the lock is granted or ctx ends; the error wraps ctx.Err(), and a *HeldError " +
+		"if waiting was for a holder that was seen",
+	queueing: "driver.Queueing: Wait blocks natively, first come, first served",
+	watching: "driver.Watcher: the channel, of capacity one and never closed, gets a value whenever key may have become free after Watch returned",
+	inspecting: "driver.Inspector: Lookup returns who holds a key, List every held key that begins with prefix until yield returns false, " +
+		"Check the gravest finding first",
+	breaking: "driver.Admin.Break: takes the lock from whoever holds it with this token; without such a holder it changes nothing and returns ErrLost",
+	losing:   "driver.Grant.Lost: closed when the backend learns that the lease is gone, and not before",
+	history:  "linearizability: some order of all calls, each between its start and its end, explains every answer",
+}
+
+func (r rule) String() string {
+	if r < 0 || int(r) >= len(texts) {
+		return fmt.Sprintf("rule(%d)", int(r))
+	}
+	return texts[r]
+}
+
+// A Failure is one assertion that did not hold.
+type Failure struct {
+	Case string // "expiry/free"
+	Rule string // the rule that was broken, by number and text
+	Pos  string // file:line of the assertion
+	Text string // what happened
+	_    struct{}
+}
+
+// Error returns the case and what happened, then where it was found, then the rule.
+func (f *Failure) Error() string {
+	return fmt.Sprintf("%s: %s\n\tfound at %s\n\tbreaks %s", f.Case, f.Text, f.Pos, f.Rule)
+}

@@ -1,0 +1,380 @@
+package redlocktest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// run is what a case gets: the harness, a context that ends before the watchdog
+// barks, and a place for failures. Its methods may be called from the goroutines
+// that a case starts with together.
+type run struct {
+	h     *Harness
+	name  string
+	ctx   context.Context
+	stop  context.CancelFunc
+	scale int // TTLs are this many times as long
+	info  driver.Info
+	wg    sync.WaitGroup // what async began
+
+	mu        sync.Mutex
+	failures  []*Failure
+	notes     []string
+	skipped   string
+	stalled   string
+	ended     bool // what its goroutines find now tells nothing new
+	abandoned bool
+	backends  []driver.Backend
+	leases    []driver.Lease
+	cleanups  []func() // end the faults
+}
+
+// begin opens a first backend, and runs the case if the backend has what it needs.
+func (r *run) begin(c testCase) {
+	b := r.open()
+	r.info = b.Info()
+	switch {
+	case !r.info.Features.Has(c.needs):
+		r.skip("%s has no %s", r.info.Name, c.needs)
+	case c.ttl && r.info.MaxTTL == 0:
+		r.skip("%s has no TTL", r.info.Name)
+	}
+	c.do(r)
+}
+
+// end waits for the goroutines of a case that is over, be it in the middle.
+func (r *run) end() {
+	r.mu.Lock()
+	r.ended = true
+	r.mu.Unlock()
+	r.stop()
+	r.wg.Wait()
+}
+
+// caught makes a failure of a panic.
+func (r *run) caught() {
+	if p := recover(); p != nil {
+		r.recordAt("a panic", acquiring, "panicked: %v\n%s", p, debug.Stack())
+	}
+}
+
+// record notes a failure, and where in the case it was found.
+func (r *run) record(broken rule, format string, args ...any) {
+	r.mu.Lock()
+	ended := r.ended
+	r.mu.Unlock()
+	if ended {
+		return
+	}
+	r.recordAt(position(), broken, format, args...)
+}
+
+func (r *run) recordAt(pos string, broken rule, format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, &Failure{Case: r.name, Rule: broken.String(), Pos: pos, Text: fmt.Sprintf(format, args...)})
+}
+
+// fatal notes a failure and ends the case.
+func (r *run) fatal(broken rule, format string, args ...any) {
+	r.record(broken, format, args...)
+	runtime.Goexit()
+}
+
+// skip ends the case with the reason why it cannot be run.
+func (r *run) skip(format string, args ...any) {
+	r.mu.Lock()
+	r.skipped = fmt.Sprintf(format, args...)
+	r.mu.Unlock()
+	runtime.Goexit()
+}
+
+// stall ends the case because nothing can be said: a lease ended under it, as it
+// should after so much time. The suite begins the case anew.
+func (r *run) stall(format string, args ...any) {
+	r.mu.Lock()
+	r.stalled = fmt.Sprintf(format, args...)
+	r.mu.Unlock()
+	runtime.Goexit()
+}
+
+// note tells what is no failure and may explain one.
+func (r *run) note(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.notes) < 20 {
+		r.notes = append(r.notes, fmt.Sprintf(format, args...))
+	}
+}
+
+// over reports whether the case was ended by one of its goroutines.
+func (r *run) over() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.failures) > 0 || r.stalled != "" || r.skipped != ""
+}
+
+// position is the file and line of the case, or of what it calls, that asserts: the
+// first caller outside of the files with the verbs.
+func position() string {
+	pcs := make([]uintptr, 16)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	for {
+		f, more := frames.Next()
+		switch file := filepath.Base(f.File); file {
+		case "run.go", "verb.go":
+		default:
+			return fmt.Sprintf("redlocktest/%s:%d", file, f.Line)
+		}
+		if !more {
+			return "unknown"
+		}
+	}
+}
+
+// together runs f n times at once and returns when all have returned. If one ended
+// the case, it ends here.
+func (r *run) together(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			defer r.caught()
+			f(i)
+		})
+	}
+	wg.Wait()
+	if r.over() {
+		runtime.Goexit()
+	}
+}
+
+// async runs f in the background and returns a channel that is closed after it.
+func (r *run) async(f func()) <-chan struct{} {
+	done := make(chan struct{})
+	r.wg.Go(func() {
+		defer close(done)
+		defer r.caught()
+		f()
+	})
+	return done
+}
+
+// join waits for what async began; if that ended the case, it ends here.
+func (r *run) join(done <-chan struct{}) {
+	<-done
+	if r.over() {
+		runtime.Goexit()
+	}
+}
+
+// pause waits for d, and reports false if the case's time is over.
+func (r *run) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-r.ctx.Done():
+		return false
+	}
+}
+
+// left is how much of the case's time there is.
+func (r *run) left() time.Duration {
+	end, _ := r.ctx.Deadline()
+	return time.Until(end)
+}
+
+// open returns another client of the lock space. It is closed after the case.
+func (r *run) open() driver.Backend {
+	b, err := r.h.Open()
+	if err != nil {
+		r.fatal(acquiring, "the harness could not open a backend: %v", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.backends = append(r.backends, b)
+	return b
+}
+
+// clients returns n clients, the first of which is the one that begin opened.
+func (r *run) clients(n int) []driver.Backend {
+	for len(r.opened()) < n {
+		r.open()
+	}
+	return r.opened()[:n]
+}
+
+func (r *run) opened() []driver.Backend {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.backends
+}
+
+// pair returns two clients.
+func (r *run) pair() (a, b driver.Backend) {
+	c := r.clients(2)
+	return c[0], c[1]
+}
+
+// client returns the case's first client.
+func (r *run) client() driver.Backend { return r.clients(1)[0] }
+
+func (r *run) track(l driver.Lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leases = append(r.leases, l)
+}
+
+// tidy undoes what the case did, within bounds.
+func (r *run) tidy() {
+	r.mend()
+	released := r.background(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), r.h.patience())
+		defer cancel()
+		r.releaseAll(ctx)
+	})
+	select {
+	case <-released:
+	case <-time.After(2 * r.h.patience()):
+		r.recordAt("the end of the case", releasing, "Release hangs for %v; the goroutines are:\n%s", 2*r.h.patience(), stacks())
+	}
+	r.closeAll()
+}
+
+// mend ends every fault that the case began and did not end itself.
+func (r *run) mend() {
+	r.mu.Lock()
+	ends := r.cleanups
+	r.mu.Unlock()
+	for _, end := range ends {
+		end()
+	}
+}
+
+// releaseAll tries to release every lease, all at once: after a case that failed, some
+// of them may be anybody's, and the errors tell nothing new.
+func (r *run) releaseAll(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, l := range r.leases {
+		wg.Go(func() {
+			defer r.caught()
+			_ = l.Release(ctx)
+		})
+	}
+	wg.Wait()
+}
+
+// background runs clean-up, for which nobody waits longer than patience.
+func (r *run) background(f func()) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	return done
+}
+
+func (r *run) closeAll() {
+	closed := r.background(func() {
+		for _, b := range r.opened() {
+			_ = b.Close()
+		}
+	})
+	select {
+	case <-closed:
+	case <-time.After(r.h.patience()):
+		r.recordAt("the end of the case", closing, "Close hangs for %v; the goroutines are:\n%s", r.h.patience(), stacks())
+	}
+}
+
+// frozen returns a copy that an abandoned case cannot change.
+func (r *run) frozen() *run {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &run{name: r.name, abandoned: true, failures: r.failures[:len(r.failures):len(r.failures)]}
+}
+
+// key returns a fresh key that nobody can guess.
+func (r *run) key() string { return "redlocktest/" + r.name + "/" + rand.Text() }
+
+// owner returns an owner that nobody else has.
+func (r *run) owner() string { return ownerLabel + strings.ToLower(rand.Text()) }
+
+const ownerLabel = "redlocktest/"
+
+// long is a TTL that no case outlives.
+func (r *run) long() time.Duration {
+	if r.info.MaxTTL == 0 {
+		return 0
+	}
+	return min(r.info.MaxTTL, max(2*r.h.Timeout, r.info.MinTTL))
+}
+
+// short is a TTL whose end a case waits for.
+func (r *run) short() time.Duration {
+	ttl := r.h.TTL
+	if ttl == 0 {
+		ttl = max(defaultTTL, r.info.MinTTL)
+	}
+	return min(r.info.MaxTTL, ttl*time.Duration(r.scale))
+}
+
+// verdict is what an error says.
+type verdict int
+
+const (
+	granted verdict = iota
+	held
+	lost
+	later   // refused, for now
+	refused // for good
+	invalid
+	closed
+	unknown
+)
+
+func (v verdict) String() string {
+	return [...]string{"no error", "ErrHeld", "ErrLost", "a timed refusal", "a refusal", "ErrInvalid", "ErrClosed", "an unknown outcome"}[v]
+}
+
+// saw classifies an error of the backend under test, and looks for the password
+// in it.
+func (r *run) saw(err error) verdict {
+	if err != nil && r.h.Secret != "" && strings.Contains(fmt.Sprintf("%v %+v", err, err), r.h.Secret) {
+		r.record(noPassword, "an error of type %T holds the password", err)
+	}
+	return classify(err)
+}
+
+// classify says which verdict err is.
+func classify(err error) verdict {
+	var no *driver.RefusedError
+	switch {
+	case err == nil:
+		return granted
+	case errors.Is(err, driver.ErrHeld):
+		return held
+	case errors.Is(err, driver.ErrLost):
+		return lost
+	case errors.As(err, &no) && no.RetryAfter > 0:
+		return later
+	case errors.Is(err, driver.ErrRefused):
+		return refused
+	case errors.Is(err, driver.ErrInvalid):
+		return invalid
+	case errors.Is(err, driver.ErrClosed):
+		return closed
+	}
+	return unknown
+}

@@ -1,0 +1,91 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+)
+
+// MissingError says that a server program is not installed.
+type MissingError struct {
+	Program string
+	Package string // of Debian and Ubuntu
+	_       struct{}
+}
+
+// Error names the program, its package and the command that installs it.
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("needs %s (package %s): run redlocktest/all.bash --install", e.Program, e.Package)
+}
+
+// packages are what the programs are in, on Debian and Ubuntu.
+func (k Kind) pkg() string {
+	if k == KindPostgres {
+		return "postgresql, 14 or newer"
+	}
+	return string(k)
+}
+
+// find returns the path of a server's program.
+func find(k Kind) (string, error) {
+	for _, path := range places(string(k)) {
+		if k != KindPostgres || postgresVersion(path) >= 14 {
+			return path, nil
+		}
+	}
+	return "", &MissingError{Program: string(k), Package: k.pkg()}
+}
+
+// places returns where a program is: in PATH, or where Debian and Homebrew put what
+// they leave out of it. all.bash looks in the same places.
+func places(program string) []string {
+	var found []string
+	if path, err := exec.LookPath(program); err == nil {
+		found = append(found, path)
+	}
+	for _, pattern := range []string{
+		"/usr/lib/postgresql/*/bin", "/usr/sbin", "/usr/local/sbin", "/opt/homebrew/opt/*/bin",
+		"/usr/local/opt/*/bin", "/home/linuxbrew/.linuxbrew/opt/*/bin",
+	} {
+		matches, err := filepath.Glob(filepath.Join(pattern, program))
+		if err != nil {
+			continue
+		}
+		// The newest version is the last by name.
+		for i := len(matches) - 1; i >= 0; i-- {
+			if info, err := os.Stat(matches[i]); err == nil && info.Mode()&0o111 != 0 {
+				found = append(found, matches[i])
+			}
+		}
+	}
+	return found
+}
+
+var firstNumber = regexp.MustCompile(`\d+`)
+
+// postgresVersion returns the major version of a postgres program, 0 if it has none.
+func postgresVersion(path string) int { return majorVersion(path, "--version") }
+
+func majorVersion(path string, flag string) int {
+	out, err := output(path, flag)
+	if err != nil {
+		return 0
+	}
+	major, err := strconv.Atoi(firstNumber.FindString(out))
+	if err != nil {
+		return 0
+	}
+	return major
+}
+
+// output runs a program to its end and returns what it prints.
+func output(path string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, args...).Output()
+	return string(out), err
+}

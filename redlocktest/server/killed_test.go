@@ -1,0 +1,217 @@
+//go:build unix
+
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// scene tells the helper process what to do; without it, it is an ordinary test run.
+const scene = "REDLOCKTEST_SCENE"
+
+// inScene runs one test of this binary as a process of its own.
+func inScene(t *testing.T, name, test string, env ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+test+"$", "-test.v")
+	cmd.Env = append(os.Environ(), append([]string{scene + "=" + name}, env...)...)
+	return cmd
+}
+
+// left is what a helper process says that it started.
+type left struct {
+	Servers, Guardians []int
+	Dirs               []string
+}
+
+// TestSceneOfServers is the helper process: it starts servers, says which, and waits
+// to be killed.
+func TestSceneOfServers(t *testing.T) {
+	if os.Getenv(scene) != "servers" {
+		return
+	}
+	all := []*Server{Redis(t), Valkey(t), Postgres(t), Redis(t), Postgres(t)}
+	var l left
+	for _, s := range all {
+		l.Servers = append(l.Servers, s.Pid())
+		l.Servers = append(l.Servers, descendants(s.Pid())...)
+		l.Guardians = append(l.Guardians, s.guard.cmd.Process.Pid)
+		l.Dirs = append(l.Dirs, s.Dir())
+	}
+	must(t, all[3].Pause())
+	must(t, all[4].Pause())
+	text, err := json.Marshal(l)
+	must(t, err)
+	fmt.Printf("\n%s\n", text)
+	select {}
+}
+
+// servers starts the helper process and returns what it started. The caller kills it.
+func servers(t *testing.T) (*exec.Cmd, left) {
+	t.Helper()
+	for _, kind := range []Kind{KindRedis, KindValkey, KindPostgres} {
+		_, err := find(kind)
+		require(t, err)
+	}
+	cmd := inScene(t, "servers", "TestSceneOfServers")
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	var l left
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if json.Unmarshal(lines.Bytes(), &l) == nil {
+			return cmd, l
+		}
+	}
+	t.Fatal("the helper process ended")
+	return nil, l
+}
+
+// awaitEnd waits until all these processes are gone.
+func awaitEnd(t *testing.T, pids []int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	must(t, poll(ctx, func(context.Context) error {
+		if i := slices.IndexFunc(pids, alive); i >= 0 {
+			return fmt.Errorf("process %d is there", pids[i])
+		}
+		return nil
+	}))
+}
+
+func TestAKilledTestLeavesNoServerAndNoFolder(t *testing.T) {
+	t.Parallel()
+	cmd, l := servers(t)
+	for _, pid := range slices.Concat(l.Servers, l.Guardians) {
+		if !alive(pid) {
+			t.Errorf("process %d was not there at all", pid)
+		}
+	}
+	must(t, cmd.Process.Kill())
+	awaitEnd(t, slices.Concat(l.Servers, l.Guardians))
+	for _, dir := range l.Dirs {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+}
+
+func TestTheKernelKillsServersWithoutTheirGuardians(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("PR_SET_PDEATHSIG is Linux's")
+	}
+	t.Parallel()
+	cmd, l := servers(t)
+	t.Cleanup(func() {
+		for _, dir := range l.Dirs {
+			if filepath.Dir(dir) == filepath.Clean(os.TempDir()) {
+				must(t, os.RemoveAll(dir))
+			}
+		}
+		for _, pid := range l.Servers {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // the paused postgres, above all
+		}
+	})
+	// Those that are not paused. (A paused postgres heeds no signal but SIGKILL, which
+	// would leave its shared memory behind: that one is left to its guardian.)
+	running := slices.DeleteFunc(slices.Clone(l.Servers), func(pid int) bool {
+		stopped, err := isStopped(pid)
+		return err == nil && stopped
+	})
+	for _, pid := range l.Guardians {
+		must(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+	must(t, cmd.Process.Kill())
+	if len(running) < 3 {
+		t.Fatalf("of %v only %v were running", l.Servers, running)
+	}
+	awaitEnd(t, running)
+}
+
+func TestAGuardianKillsAndRemovesAtTheEndOfItsInput(t *testing.T) {
+	for _, gently := range []bool{false, true} {
+		dir := filepath.Join(t.TempDir(), "a folder")
+		must(t, os.Mkdir(dir, 0o700))
+		g, err := newGuardian(dir, gently)
+		must(t, err)
+		// One dies of the first signal, one has to be killed, one was dropped.
+		var all []*exec.Cmd
+		for _, script := range []string{"sleep 600", `trap "" QUIT; while :; do sleep 1; done`, "exec sleep 600"} {
+			c := exec.Command("/bin/sh", "-c", script)
+			c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			must(t, c.Start())
+			t.Cleanup(func() { _ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) })
+			must(t, g.add(c.Process.Pid))
+			all = append(all, c)
+		}
+		g.drop(all[2].Process.Pid)
+		var reaped sync.WaitGroup
+		for _, c := range all[:2] {
+			reaped.Go(func() { _ = c.Wait() }) // it ends by a signal
+		}
+		must(t, g.close())
+		reaped.Wait()
+		if !alive(all[2].Process.Pid) {
+			t.Error("a dropped process was killed")
+		}
+		must(t, all[2].Process.Kill())
+		_ = all[2].Wait()
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the folder is left: %v", err)
+		}
+	}
+}
+
+// TestSceneOfAMissingServer is the helper process of the test below.
+func TestSceneOfAMissingServer(t *testing.T) {
+	if os.Getenv(scene) == "missing" {
+		require(t, &MissingError{Program: "etcd-server", Package: "etcd"})
+	}
+}
+
+func TestAMissingServerSkipsAndFailsInCI(t *testing.T) {
+	for _, ci := range []string{"", "1"} {
+		out, err := inScene(t, "missing", "TestSceneOfAMissingServer", "CI="+ci).CombinedOutput()
+		text := string(out)
+		if !strings.Contains(text, "needs etcd-server (package etcd): run redlocktest/all.bash --install") {
+			t.Errorf("CI=%q: no advice in:\n%s", ci, text)
+		}
+		if skipped, failed := strings.Contains(text, "--- SKIP"), err != nil; skipped != (ci == "") || failed != (ci != "") {
+			t.Errorf("CI=%q: skipped %v, failed %v", ci, skipped, failed)
+		}
+	}
+}
+
+// TestSceneOfAFailure is the helper process of the test below.
+func TestSceneOfAFailure(t *testing.T) {
+	if os.Getenv(scene) == "failure" {
+		Redis(t)
+		t.Error("on purpose")
+	}
+}
+
+func TestAFailedTestShowsTheServersLog(t *testing.T) {
+	_, err := find(KindRedis)
+	require(t, err)
+	out, err := inScene(t, "failure", "TestSceneOfAFailure").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "Ready to accept connections") {
+		t.Errorf("%v, and the output is:\n%s", err, out)
+	}
+}

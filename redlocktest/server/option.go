@@ -1,0 +1,155 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Kind names a server by its program.
+type Kind string
+
+// The kinds of servers.
+const (
+	KindRedis     Kind = "redis-server"
+	KindValkey    Kind = "valkey-server"
+	KindPostgres  Kind = "postgres"
+	KindPgBouncer Kind = "pgbouncer"
+)
+
+// Config says what server to start. The zero value of every field but Kind is a
+// server for tests: without TLS, password and persistence.
+type Config struct {
+	Kind Kind
+	// Dir is the server's folder, absolute, which is made if need be and stays; empty: a
+	// temporary one, which goes with the server. Where postgres and pgbouncer are
+	// started by root, it becomes the property of the user that they run as.
+	Dir string
+	// Password is asked from clients (requirepass). Redis and Valkey only.
+	Password string
+	// Users are ACL rules, as "alice on >secret ~* +@all". Redis and Valkey only.
+	Users []string
+	// TLS makes the server accept nothing but TLS, with a certificate of an authority
+	// of its own. Redis and Valkey only.
+	TLS bool
+	// ClientCerts makes it ask clients for a certificate of that authority.
+	ClientCerts bool
+	// UnixOnly makes it listen on its unix socket alone. Redis and Valkey only.
+	UnixOnly bool
+	// ReplicaOf is the server to replicate; both or neither have TLS. Redis and Valkey
+	// only.
+	ReplicaOf *Server
+	// Cluster enables cluster mode, of version 7 or newer. Redis and Valkey only.
+	Cluster bool
+	// Durable makes postgres write safely to disk, for tests that crash it; otherwise
+	// fsync is off.
+	Durable bool
+	// Standby makes postgres a hot standby, which is read-only, without a primary.
+	Standby bool
+	// HBA are lines of pg_hba.conf, before those that trust everybody on this machine.
+	HBA []string
+	// Settings are more lines of the configuration file, name and value, in order; a
+	// later one wins where the server lets it.
+	Settings []Setting
+	// Args are more arguments of the program.
+	Args []string
+
+	// PoolOf is the postgres behind a PgBouncer, and PoolMode how it shares
+	// connections: "session", "transaction" or "statement".
+	PoolOf   *Server
+	PoolMode string
+
+	sentinel  string        // the lines that make it a sentinel
+	authority *certificates // whose certificates it uses; nil: its own
+}
+
+// A Setting is a line of a server's configuration file. The value is written as it
+// is given; quote it where the server wants that.
+type Setting struct{ Name, Value string }
+
+func (c *Config) flavour() (flavour, error) {
+	switch p := c.ReplicaOf; {
+	case p != nil && (p.certs != nil) != c.TLS:
+		return nil, errors.New("a replica and its primary have both TLS, or neither")
+	case c.Kind == KindPgBouncer && c.PoolOf == nil:
+		return nil, errors.New("PgBouncer needs a postgres to pool")
+	}
+	switch c.Kind {
+	case KindRedis, KindValkey:
+		return resp{}, nil
+	case KindPostgres:
+		return postgres{}, nil
+	case KindPgBouncer:
+		return pgbouncer{}, nil
+	}
+	return nil, fmt.Errorf("unknown kind of server %q", c.Kind)
+}
+
+// An Option changes a Config.
+type Option func(*Config)
+
+// WithDir sets Config.Dir.
+func WithDir(dir string) Option { return func(c *Config) { c.Dir = dir } }
+
+// WithPassword sets Config.Password.
+func WithPassword(password string) Option { return func(c *Config) { c.Password = password } }
+
+// WithUser adds an ACL rule to Config.Users: "alice on >secret ~* +@all". "default
+// off" leaves no way in but by such users.
+func WithUser(rule string) Option {
+	return func(c *Config) { c.Users = append(c.Users, rule) }
+}
+
+// WithTLS sets Config.TLS.
+func WithTLS() Option { return func(c *Config) { c.TLS = true } }
+
+// WithClientCerts sets Config.TLS and Config.ClientCerts.
+func WithClientCerts() Option { return func(c *Config) { c.TLS, c.ClientCerts = true, true } }
+
+// WithUnixOnly sets Config.UnixOnly.
+func WithUnixOnly() Option { return func(c *Config) { c.UnixOnly = true } }
+
+// WithReplicaOf sets Config.ReplicaOf.
+func WithReplicaOf(primary *Server) Option { return func(c *Config) { c.ReplicaOf = primary } }
+
+// WithCluster sets Config.Cluster. Cluster makes a whole one.
+func WithCluster() Option { return func(c *Config) { c.Cluster = true } }
+
+// WithAppendOnly makes the server log its writes; fsync is "always", "everysec" or "no".
+func WithAppendOnly(fsync string) Option {
+	return func(c *Config) {
+		WithSetting("appendonly", "yes")(c)
+		WithSetting("appendfsync", fsync)(c)
+	}
+}
+
+// WithSave makes the server write dumps, by rules such as "60 1".
+func WithSave(rules string) Option { return WithSetting("save", rules) }
+
+// WithMaxMemory bounds the server's memory, and what it evicts then: ("10mb", "noeviction").
+func WithMaxMemory(limit, policy string) Option {
+	return func(c *Config) {
+		WithSetting("maxmemory", limit)(c)
+		WithSetting("maxmemory-policy", policy)(c)
+	}
+}
+
+// WithSetting adds a line to the configuration file.
+func WithSetting(name, value string) Option {
+	return func(c *Config) { c.Settings = append(c.Settings, Setting{name, value}) }
+}
+
+// WithArgs adds arguments to the command.
+func WithArgs(args ...string) Option {
+	return func(c *Config) { c.Args = append(c.Args, args...) }
+}
+
+// WithDurable sets Config.Durable.
+func WithDurable() Option { return func(c *Config) { c.Durable = true } }
+
+// WithStandby sets Config.Standby.
+func WithStandby() Option { return func(c *Config) { c.Standby = true } }
+
+// WithHBA adds lines to Config.HBA: "host all alice 127.0.0.1/32 scram-sha-256".
+func WithHBA(lines ...string) Option {
+	return func(c *Config) { c.HBA = append(c.HBA, lines...) }
+}

@@ -1,0 +1,247 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// postgres is the flavour of PostgreSQL.
+type postgres struct{}
+
+// Superuser is postgres' superuser, who needs no password.
+const Superuser = "postgres"
+
+func (s *Server) dataDir() string { return filepath.Join(s.dir, "data") }
+
+// prepare copies a fresh cluster from the template.
+func (postgres) prepare(s *Server) error {
+	if _, err := os.Stat(filepath.Join(s.dataDir(), "PG_VERSION")); err == nil {
+		return nil // a folder of the caller's that was used before
+	}
+	return s.freshCluster()
+}
+
+func (s *Server) freshCluster() error {
+	from, err := s.template()
+	if err != nil {
+		return err
+	}
+	if err := copyTree(from, s.dataDir()); err != nil {
+		return err
+	}
+	if s.cfg.Standby {
+		if err := os.WriteFile(filepath.Join(s.dataDir(), "standby.signal"), nil, 0o600); err != nil {
+			return err
+		}
+	}
+	return giveAway(s.dataDir(), s.cfg.Kind)
+}
+
+// template returns a cluster as initdb makes it. initdb is slow, so it runs once for
+// each version and user; the result stays in the system's temporary folder.
+func (s *Server) template() (string, error) {
+	initdb := filepath.Join(filepath.Dir(s.binary), "initdb")
+	who, err := runner(s.cfg.Kind)
+	if err != nil {
+		return "", err
+	}
+	ready := filepath.Join(os.TempDir(), fmt.Sprintf("redlock-postgres-%s-%s", postgresRelease(s.binary), who))
+	if ownedBy(ready, who) {
+		return ready, nil
+	}
+	// In a folder of its own, and then renamed: others may be at it too.
+	making, err := os.MkdirTemp(s.dir, "initdb-")
+	if err != nil {
+		return "", err
+	}
+	if err := giveAway(making, s.cfg.Kind); err != nil {
+		return "", err
+	}
+	// Small segments of the log: it is most of what every server copies.
+	err = runAs(s.cfg.Kind, making, initdb, "-D", making, "-U", Superuser, "-A", "trust",
+		"-E", "UTF8", "--no-locale", "--no-sync", "--wal-segsize=1")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Rename(making, ready); err == nil || ownedBy(ready, who) {
+		return ready, nil
+	}
+	// The temporary folder's name is somebody else's, or on another disk.
+	return making, nil
+}
+
+// postgresRelease returns the release of a postgres program, "15.12".
+func postgresRelease(path string) string {
+	out, err := output(path, "--version")
+	if err != nil {
+		return "unknown"
+	}
+	for _, word := range strings.Fields(out) {
+		if word[0] >= '0' && word[0] <= '9' {
+			return word
+		}
+	}
+	return "unknown"
+}
+
+// copyTree copies folders and regular files with their permissions.
+func copyTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, rel)
+		if d.IsDir() {
+			return os.MkdirAll(target, 0o700)
+		}
+		return copyFile(path, target)
+	})
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close() //nolint:errcheck // only read
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+func (postgres) command(s *Server) ([]string, error) {
+	var conf strings.Builder
+	line := func(name, value string) {
+		fmt.Fprintf(&conf, "%s = '%s'\n", name, strings.ReplaceAll(value, "'", "''"))
+	}
+	line("listen_addresses", "127.0.0.1")
+	line("port", strconv.Itoa(s.port))
+	line("unix_socket_directories", s.dir)
+	line("shared_buffers", "16MB")
+	// In the folder, which goes, and not in the system's, where it would stay.
+	line("dynamic_shared_memory_type", "mmap")
+	line("max_wal_size", "256MB")
+	line("hba_file", filepath.Join(s.dir, "hba"))
+	if !s.cfg.Durable {
+		line("fsync", "off")
+		line("full_page_writes", "off")
+	}
+	for _, x := range s.cfg.Settings {
+		fmt.Fprintf(&conf, "%s = %s\n", x.Name, x.Value)
+	}
+	hba := append(append([]string{}, s.cfg.HBA...),
+		"local all all trust", "host all all 127.0.0.1/32 trust",
+		"local replication all trust", "host replication all 127.0.0.1/32 trust")
+	for name, text := range map[string]string{"conf": conf.String(), "hba": strings.Join(hba, "\n") + "\n"} {
+		path := filepath.Join(s.dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			return nil, err
+		}
+		if err := giveAway(path, s.cfg.Kind); err != nil {
+			return nil, err
+		}
+	}
+	argv := []string{s.binary, "-D", s.dataDir(), "-c", "config_file=" + filepath.Join(s.dir, "conf")}
+	return append(argv, s.cfg.Args...), nil
+}
+
+// ready reads what the server says of itself: its process, and whether it accepts
+// connections (the eighth line of its lock file).
+func (postgres) ready(_ context.Context, s *Server, p *process) error {
+	text, err := os.ReadFile(filepath.Join(s.dataDir(), "postmaster.pid"))
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(text), "\n")
+	if len(lines) < 8 || strings.TrimSpace(lines[0]) != strconv.Itoa(p.pid) {
+		return errors.New("it is starting")
+	}
+	if state := strings.TrimSpace(lines[7]); state != "ready" && state != "standby" {
+		return fmt.Errorf("it is %s", state)
+	}
+	return nil
+}
+
+func (postgres) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
+
+func (postgres) wipe(s *Server) error {
+	if err := os.RemoveAll(s.dataDir()); err != nil {
+		return err
+	}
+	return s.freshCluster()
+}
+
+func (postgres) url(s *Server, user, password string) string {
+	if user == "" {
+		user = Superuser
+	}
+	u := url.URL{
+		Scheme: "postgres", User: url.User(user), Path: "/postgres", RawQuery: "sslmode=disable",
+		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
+	}
+	if password != "" {
+		u.User = url.UserPassword(user, password)
+	}
+	return u.String()
+}
+
+// pgbouncer is the flavour of PgBouncer.
+type pgbouncer struct{}
+
+func (pgbouncer) prepare(*Server) error { return nil }
+
+func (pgbouncer) command(s *Server) ([]string, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "[databases]\n* = host=127.0.0.1 port=%d user=%s\n[pgbouncer]\n", s.cfg.PoolOf.port, Superuser)
+	fmt.Fprintf(&b, "listen_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\n", s.port)
+	// Whoever comes is the superuser: the loopback is the border.
+	fmt.Fprintf(&b, "auth_type = any\npool_mode = %s\n", s.cfg.PoolMode)
+	fmt.Fprintf(&b, "max_client_conn = 1000\ndefault_pool_size = 100\n")
+	for _, x := range s.cfg.Settings {
+		fmt.Fprintf(&b, "%s = %s\n", x.Name, x.Value)
+	}
+	file := filepath.Join(s.dir, "conf")
+	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
+		return nil, err
+	}
+	return append([]string{s.binary, file}, s.cfg.Args...), giveAway(file, s.cfg.Kind)
+}
+
+// ready waits until the log says so, since somebody else might have the port, and
+// until somebody listens.
+func (pgbouncer) ready(ctx context.Context, s *Server, p *process) error {
+	if !strings.Contains(s.LogTail(20), fmt.Sprintf("[%d] LOG process up", p.pid)) {
+		return errors.New("it is starting")
+	}
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, "tcp", s.Addr())
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+func (pgbouncer) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
+
+func (pgbouncer) wipe(*Server) error { return nil }
+
+func (pgbouncer) url(s *Server, user, password string) string {
+	return postgres{}.url(s, user, password)
+}

@@ -1,0 +1,380 @@
+//go:build unix
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// A process is one run of a server. All but run is called with the Server's lock
+// held.
+type process struct {
+	cmd    *exec.Cmd
+	pid    int
+	guard  *guardian
+	paused []int         // the descendants that are stopped with it
+	done   chan struct{} // closed when it has ended and was waited for
+	err    error         // how it ended; to be read after done
+}
+
+// holdBack starts a program only once a line comes in, by when the guardian knows
+// its process; if none comes, this process has died and the program never starts.
+const holdBack = `read -r go && exec "$@" </dev/null`
+
+// startProcess starts argv in dir, with its output appended to the log.
+func startProcess(guard *guardian, kind Kind, argv []string, dir, log string) (*process, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close() //nolint:errcheck // the child has its own
+	cmd := exec.Command("/bin/sh", append([]string{"-c", holdBack, "sh"}, argv...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, out
+	cmd.SysProcAttr = dieWithUs(kind)
+	// A group of its own: an interrupt from the terminal is for the test.
+	cmd.SysProcAttr.Setpgid = true
+	if cmd.SysProcAttr.Credential, err = credential(kind); err != nil {
+		return nil, err
+	}
+	gate, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, guard: guard, done: make(chan struct{})}
+	started := make(chan error)
+	go p.run(started)
+	if err := <-started; err != nil {
+		return nil, errors.Join(err, gate.Close())
+	}
+	p.pid = cmd.Process.Pid
+	err = guard.add(p.pid)
+	if err == nil {
+		_, err = io.WriteString(gate, "go\n")
+	}
+	if err != nil {
+		return nil, errors.Join(err, gate.Close(), p.kill())
+	}
+	return p, nil
+}
+
+// run starts the process and waits for its end, on one thread: on Linux the kernel
+// kills it when the thread that started it ends.
+func (p *process) run(started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := p.cmd.Start()
+	started <- err
+	if err != nil {
+		return
+	}
+	if p.err = p.cmd.Wait(); p.err == nil {
+		p.err = errors.New("exit status 0")
+	}
+	// Until here the id was the process's own: a zombie keeps it.
+	p.guard.drop(p.cmd.Process.Pid)
+	close(p.done)
+}
+
+func (p *process) signal(sig syscall.Signal) error {
+	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// wait returns when the process has ended, or with an error after the timeout.
+func (p *process) wait(timeout time.Duration) error {
+	t := time.NewTimer(timeout)
+	defer t.Stop()
+	select {
+	case <-p.done:
+		return nil
+	case <-t.C:
+		return fmt.Errorf("process %d has not ended after %v", p.pid, timeout)
+	}
+}
+
+// pause stops the process and its descendants, the parents first, so that none is
+// born unseen.
+func (p *process) pause() error {
+	if err := p.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	if err := p.awaitStopped(); err != nil {
+		return err
+	}
+	for _, pid := range descendants(p.pid) {
+		// The guardian has to know: what is stopped does not notice that its
+		// parent died.
+		if err := p.guard.add(pid); err != nil {
+			return err
+		}
+		p.paused = append(p.paused, pid)
+		_ = syscall.Kill(pid, syscall.SIGSTOP) // it may have ended by itself
+	}
+	return nil
+}
+
+// awaitStopped returns once the process is stopped: the signal takes effect a moment
+// after it was sent, and until then the server may still answer.
+func (p *process) awaitStopped() error {
+	for deadline := time.Now().Add(stopTimeout); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		switch stopped, err := isStopped(p.pid); {
+		case err != nil:
+			return err
+		case stopped:
+			return nil
+		}
+	}
+	return fmt.Errorf("process %d does not stop", p.pid)
+}
+
+// resume lets the process and its descendants go on.
+func (p *process) resume() error {
+	for _, pid := range p.paused {
+		_ = syscall.Kill(pid, syscall.SIGCONT) // it may have been killed
+		p.guard.drop(pid)
+	}
+	p.paused = nil
+	return p.signal(syscall.SIGCONT)
+}
+
+// kill ends the process and its descendants at once and waits until they are gone,
+// as in a crash of the whole machine.
+func (p *process) kill() error {
+	// Stopped first, so that it neither reacts to its children's end nor has more.
+	err := p.signal(syscall.SIGSTOP)
+	all := append(descendants(p.pid), p.paused...)
+	err = errors.Join(err, p.signal(syscall.SIGKILL))
+	for _, pid := range all {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended with its parent
+	}
+	err = errors.Join(err, p.wait(stopTimeout))
+	for _, pid := range p.paused {
+		p.guard.drop(pid)
+	}
+	p.paused = nil
+	awaitGone(all)
+	return err
+}
+
+// awaitGone waits until orphans are reaped, for a bounded time: who reaps them is
+// not ours.
+func awaitGone(pids []int) {
+	deadline := time.Now().Add(5 * time.Second)
+	for _, pid := range pids {
+		for alive(pid) && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// end kills the process, gently if it has to clean up what outlives it: postgres
+// leaves shared memory behind otherwise.
+func (p *process) end(gently bool) error {
+	if !gently {
+		return p.kill()
+	}
+	if err := errors.Join(p.resume(), p.signal(syscall.SIGQUIT)); err != nil {
+		return err
+	}
+	if p.wait(stopTimeout) == nil {
+		return nil
+	}
+	return p.kill()
+}
+
+// A guardian is a shell that outlives this process by a moment: at the end of its
+// standard input it kills the processes that it was told of, and removes a folder.
+type guardian struct {
+	cmd  *exec.Cmd
+	pipe io.WriteCloser
+}
+
+// watch is the guardian's program: its arguments are the first signal to send, and
+// the folder to remove. It ignores what a terminal sends to everybody.
+const watch = `trap "" HUP INT QUIT TERM
+pids=
+while read -r verb pid; do
+	case $verb in
+	add) pids="$pids $pid" ;;
+	drop)
+		kept=
+		for p in $pids; do [ "$p" = "$pid" ] || kept="$kept $p"; done
+		pids=$kept ;;
+	esac
+done
+if [ -n "$pids" ] && [ "$1" != KILL ]; then
+	kill -s CONT $pids
+	kill -s "$1" $pids
+	for try in 1 2 3 4 5 6 7 8 9 10; do
+		left=
+		for p in $pids; do ! kill -0 "$p" || left=1; done
+		[ -n "$left" ] || break
+		sleep 0.2
+	done
+fi
+[ -z "$pids" ] || kill -s KILL $pids
+for try in 1 2 3 4 5 6 7 8 9 10; do
+	[ -z "$2" ] || rm -rf -- "$2" && break
+	sleep 0.2
+done`
+
+// newGuardian starts a guardian that removes a folder, if it is given one.
+func newGuardian(folder string, gently bool) (*guardian, error) {
+	first := "KILL"
+	if gently {
+		first = "QUIT"
+	}
+	cmd := exec.Command("/bin/sh", "-c", watch, "sh", first, folder)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, errors.Join(err, pipe.Close())
+	}
+	return &guardian{cmd: cmd, pipe: pipe}, nil
+}
+
+// add tells the guardian of a process to kill.
+func (g *guardian) add(pid int) error {
+	_, err := fmt.Fprintf(g.pipe, "add %d\n", pid)
+	return err
+}
+
+// drop tells it that a process is gone and its id somebody else's.
+func (g *guardian) drop(pid int) {
+	// If the guardian is gone there is nobody left to tell.
+	_, _ = fmt.Fprintf(g.pipe, "drop %d\n", pid)
+}
+
+// close lets the guardian do its work, and returns when it has.
+func (g *guardian) close() error {
+	if err := g.pipe.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return g.cmd.Wait()
+}
+
+// alive reports whether a process is there and no zombie.
+func alive(pid int) bool {
+	return syscall.Kill(pid, 0) == nil && !isZombie(pid)
+}
+
+// asRoot reports whether a kind of server has to be run as somebody else: some
+// refuse to run as root.
+func asRoot(kind Kind) bool {
+	return os.Geteuid() == 0 && (kind == KindPostgres || kind == KindPgBouncer)
+}
+
+// credential returns who runs a server; nil: we.
+func credential(kind Kind) (*syscall.Credential, error) {
+	if !asRoot(kind) {
+		return nil, nil
+	}
+	u, err := user.Lookup("postgres")
+	if err != nil {
+		u, err = user.Lookup("nobody")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s refuses to run as root: %w", kind, err)
+	}
+	uid, err := strconv.ParseUint(u.Uid, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := strconv.ParseUint(u.Gid, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+}
+
+// giveAway makes a folder, and all that is in it, belong to who runs the server.
+func giveAway(dir string, kind Kind) error {
+	who, err := credential(kind)
+	if who == nil || err != nil {
+		return err
+	}
+	return filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Lchown(path, int(who.Uid), int(who.Gid))
+	})
+}
+
+// stopSignal asks a server to end in order.
+func (p *process) stopSignal(kind Kind) error {
+	if kind == KindPostgres || kind == KindPgBouncer {
+		return p.signal(syscall.SIGINT) // postgres: without waiting for its clients
+	}
+	return p.signal(syscall.SIGTERM)
+}
+
+// descendants returns the processes that a process brought forth, parents first.
+func descendants(pid int) []int {
+	all := parents()
+	found := []int{pid}
+	for i := 0; i < len(found); i++ {
+		for child, parent := range all {
+			if parent == found[i] {
+				found = append(found, child)
+			}
+		}
+	}
+	return found[1:]
+}
+
+// runner returns who runs a kind of server, as a user's id.
+func runner(kind Kind) (string, error) {
+	who, err := credential(kind)
+	if err != nil {
+		return "", err
+	}
+	if who == nil {
+		return strconv.Itoa(os.Geteuid()), nil
+	}
+	return strconv.FormatUint(uint64(who.Uid), 10), nil
+}
+
+// ownedBy reports whether path is a folder of that user's that nobody else can enter.
+func ownedBy(path, uid string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && strconv.FormatUint(uint64(st.Uid), 10) == uid
+}
+
+// runAs runs a program to its end as who runs that kind of server.
+func runAs(kind Kind, dir string, argv ...string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	var err error
+	if cmd.SysProcAttr.Credential, err = credential(kind); err != nil {
+		return err
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", filepath.Base(argv[0]), err, out)
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// resp is the flavour of redis-server and valkey-server, which differ in nothing
+// that matters here.
+type resp struct{}
+
+// adminUser is the user that Do logs in as where users are configured.
+const adminUser = "redlocktest"
+
+// Socket returns the path of the unix socket on which Redis, Valkey and postgres
+// listen too.
+func (s *Server) Socket() string {
+	if s.cfg.Kind == KindPostgres {
+		return filepath.Join(s.dir, fmt.Sprintf(".s.PGSQL.%d", s.port))
+	}
+	return filepath.Join(s.dir, "sock")
+}
+
+func (resp) prepare(s *Server) error {
+	if len(s.cfg.Users) > 0 {
+		s.admin = randomText()
+	}
+	if !s.cfg.TLS {
+		return nil
+	}
+	authority := s.cfg.authority
+	if s.cfg.ReplicaOf != nil {
+		authority = s.cfg.ReplicaOf.certs
+	}
+	var err error
+	if authority != nil {
+		s.certs, err = authority.copyTo(s.dir)
+	} else {
+		s.certs, err = newCertificates(s.dir)
+	}
+	return err
+}
+
+func (resp) command(s *Server) ([]string, error) {
+	file := filepath.Join(s.dir, "conf")
+	// A sentinel keeps its memory in its configuration file.
+	if _, err := os.Stat(file); err == nil && s.cfg.sentinel != "" && s.started {
+		return []string{s.binary, file, "--sentinel"}, nil
+	}
+	// Passwords are in the file, and so in no list of processes.
+	if err := os.WriteFile(file, []byte(s.respConfig()), 0o600); err != nil {
+		return nil, err
+	}
+	argv := []string{s.binary, file}
+	if s.cfg.sentinel != "" {
+		argv = append(argv, "--sentinel")
+	}
+	return append(argv, s.cfg.Args...), nil
+}
+
+// respConfig returns the configuration file.
+func (s *Server) respConfig() string {
+	var b strings.Builder
+	line := func(name string, value any) { fmt.Fprintf(&b, "%s %v\n", name, value) }
+	port, tlsPort := s.port, 0
+	if s.certs != nil {
+		port, tlsPort = 0, s.port
+	}
+	if s.cfg.UnixOnly {
+		port, tlsPort = 0, 0
+	}
+	line("daemonize", "no")
+	line("bind", "127.0.0.1")
+	line("port", port)
+	line("unixsocket", quote(s.Socket()))
+	line("dir", quote(s.dir))
+	if s.certs != nil {
+		line("tls-port", tlsPort)
+		line("tls-cert-file", quote(s.certs.certFile))
+		line("tls-key-file", quote(s.certs.keyFile))
+		line("tls-ca-cert-file", quote(s.certs.caFile))
+		line("tls-auth-clients", yesNo(s.cfg.ClientCerts))
+		line("tls-replication", "yes") // a sentinel's connections too
+	}
+	if s.cfg.sentinel != "" {
+		b.WriteString(s.cfg.sentinel)
+		return s.withSettings(&b)
+	}
+	if s.cfg.Password != "" {
+		line("requirepass", quote(s.cfg.Password))
+		line("masterauth", quote(s.cfg.Password)) // a primary may become a replica
+	}
+	line("save", `""`)
+	line("appendonly", "no")
+	line("repl-diskless-sync-delay", 0)
+	if majorVersion(s.binary, "--version") >= 7 {
+		line("enable-debug-command", "local")
+	}
+	if s.cfg.Cluster {
+		line("cluster-enabled", "yes")
+		line("cluster-config-file", "nodes.conf")
+		line("cluster-port", s.bus)
+		line("cluster-node-timeout", 2000)
+		line("tls-cluster", yesNo(s.certs != nil))
+	}
+	if p := s.cfg.ReplicaOf; p != nil {
+		line("replicaof", fmt.Sprintf("127.0.0.1 %d", p.port))
+		if p.cfg.Password != "" {
+			line("masterauth", quote(p.cfg.Password))
+		}
+		if p.admin != "" {
+			line("masteruser", adminUser)
+			line("masterauth", p.admin)
+		}
+	}
+	for _, u := range s.cfg.Users {
+		line("user", u)
+	}
+	if s.admin != "" {
+		line("user", adminUser+" on >"+s.admin+" ~* &* +@all")
+	}
+	return s.withSettings(&b)
+}
+
+func (s *Server) withSettings(b *strings.Builder) string {
+	for _, x := range s.cfg.Settings {
+		fmt.Fprintf(b, "%s %s\n", x.Name, x.Value)
+	}
+	return b.String()
+}
+
+func yesNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
+}
+
+// quote writes a string as Redis's configuration files do.
+func quote(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+}
+
+// ready asks the server who it is: another one may have got the port.
+func (resp) ready(ctx context.Context, s *Server, p *process) error {
+	info, err := s.info(ctx)
+	switch {
+	case err != nil:
+		return err
+	case info["process_id"] != strconv.Itoa(p.pid):
+		return errors.New("another server has its address")
+	case info["loading"] == "1":
+		return errors.New("it is loading its data")
+	case !s.started && s.cfg.ReplicaOf != nil && info["role"] == "slave" && info["master_link_status"] != "up":
+		return errors.New("it has not reached its primary")
+	}
+	return nil
+}
+
+// info returns the fields of INFO.
+func (s *Server) info(ctx context.Context) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, doTimeout)
+	defer cancel()
+	reply, err := s.do(ctx, "INFO")
+	if err != nil {
+		return nil, err
+	}
+	text, ok := reply.(string)
+	if !ok {
+		return nil, errors.New("INFO's reply is odd")
+	}
+	fields := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields, nil
+}
+
+func (resp) stop(s *Server, p *process, save bool) error {
+	if save && s.cfg.sentinel == "" {
+		if _, err := s.Do("SAVE"); err != nil {
+			return fmt.Errorf("save: %w", err)
+		}
+	}
+	return p.stopSignal(s.cfg.Kind)
+}
+
+// wipe removes what the server wrote, but for its log and its membership in a
+// cluster.
+func (resp) wipe(s *Server) error {
+	keep := map[string]bool{"log": true, "nodes.conf": true, "ca.pem": true, "cert.pem": true, "key.pem": true}
+	files, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if keep[f.Name()] {
+			continue
+		}
+		err = errors.Join(err, os.RemoveAll(filepath.Join(s.dir, f.Name())))
+	}
+	return err
+}
+
+func (resp) url(s *Server, user, password string) string {
+	u := url.URL{Scheme: "redis", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), Path: "/0"}
+	if s.cfg.Kind == KindValkey {
+		u.Scheme = "valkey"
+	}
+	if password != "" || user != "" {
+		u.User = url.UserPassword(user, password)
+	}
+	switch {
+	case s.cfg.UnixOnly:
+		u.Scheme, u.Host, u.Path = u.Scheme+"+unix", "", s.Socket()
+	case s.certs != nil:
+		u.Scheme += "s"
+	}
+	return u.String()
+}

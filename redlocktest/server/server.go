@@ -1,0 +1,430 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Goroutine is the function in which the one goroutine of each running server
+// waits, for leak detectors.
+const Goroutine = "github.com/redlock-go/redlock/redlocktest/server.(*process).run"
+
+// ErrUnsupported is returned on platforms without POSIX signals.
+var ErrUnsupported = errors.New("servers can be started on Unix systems only")
+
+// How long a server may take to start or to stop. Generous: the machine may be busy.
+const (
+	startTimeout = 60 * time.Second
+	stopTimeout  = 20 * time.Second
+)
+
+// A Server is one server process, or one that was stopped and can be started again
+// on the same address. All methods are safe for concurrent use, and none blocks for
+// longer than a minute.
+type Server struct {
+	cfg    Config
+	kind   flavour
+	binary string
+	dir    string
+	port   int
+	bus    int // a cluster node's second port
+	certs  *certificates
+	admin  string // password of the extra user that Do logs in as where users are configured
+
+	mu      sync.Mutex // held during a change of state
+	guard   *guardian
+	proc    *process
+	gone    bool // Close was called
+	started bool // it has served before
+}
+
+// flavour is what a kind of server does in its own way.
+type flavour interface {
+	// prepare fills the folder before the first start.
+	prepare(s *Server) error
+	// command returns the program and its arguments, and writes what they refer to.
+	command(s *Server) ([]string, error)
+	// ready returns nil as soon as this very process serves.
+	ready(ctx context.Context, s *Server, p *process) error
+	// stop asks for an orderly end, with what is in memory saved if save is set.
+	stop(s *Server, p *process, save bool) error
+	// wipe removes what the server wrote.
+	wipe(s *Server) error
+	// url returns the address as a DSN.
+	url(s *Server, user, password string) string
+}
+
+// Start starts a server and returns when it serves. The caller closes it. The error
+// is a *MissingError if the program is not installed.
+func Start(ctx context.Context, cfg Config) (*Server, error) {
+	kind, err := cfg.flavour()
+	if err != nil {
+		return nil, err
+	}
+	binary, err := find(cfg.Kind)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, kind: kind, binary: binary}
+	if err := s.makeFolder(); err != nil {
+		return nil, err
+	}
+	if err := s.firstStart(ctx); err != nil {
+		tail := s.LogTail(20)
+		return nil, errors.Join(fmt.Errorf("start %s: %w\n%s", cfg.Kind, err, tail), s.Close())
+	}
+	return s, nil
+}
+
+// makeFolder makes the server's folder, and the guardian that removes it.
+func (s *Server) makeFolder() error {
+	doomed := ""
+	if s.dir = s.cfg.Dir; s.dir == "" {
+		dir, err := os.MkdirTemp("", "redlock-")
+		if err != nil {
+			return err
+		}
+		s.dir, doomed = dir, dir
+	} else if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	guard, err := newGuardian(doomed, s.cfg.Kind == KindPostgres)
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(doomed))
+	}
+	s.guard = guard
+	return giveAway(s.dir, s.cfg.Kind)
+}
+
+// firstStart starts the server on a port that is free, and on another one if
+// somebody takes it in between.
+func (s *Server) firstStart(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for try := 0; ; try++ {
+		var err error
+		if s.port, err = freePort(); err != nil {
+			return err
+		}
+		if s.bus, err = freePort(); err != nil {
+			return err
+		}
+		if try == 0 {
+			if err := s.kind.prepare(s); err != nil {
+				return err
+			}
+		}
+		if err = s.start(ctx); err == nil || try == 9 || !s.portTaken() {
+			return err
+		}
+	}
+}
+
+// portTaken reports whether the log says that the address was in use.
+func (s *Server) portTaken() bool {
+	return strings.Contains(s.LogTail(20), "already in use")
+}
+
+// Lowest and highest port that is handed out: below those that systems give to
+// outgoing connections, so that a stopped server's port stays free for its restart.
+const minPort, maxPort = 12000, 32000
+
+// freePort returns a port on which nobody listens.
+func freePort() (int, error) {
+	for range 1000 {
+		port := minPort + rand.IntN(maxPort-minPort)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err != nil {
+			continue
+		}
+		return port, l.Close()
+	}
+	return 0, errors.New("found no free port on the loopback interface")
+}
+
+// start starts the process and waits until it serves. The caller holds s.mu.
+func (s *Server) start(ctx context.Context) error {
+	argv, err := s.kind.command(s)
+	if err != nil {
+		return err
+	}
+	p, err := startProcess(s.guard, s.cfg.Kind, argv, s.dir, s.logFile())
+	if err != nil {
+		return err
+	}
+	s.proc = p
+	if err := s.awaitReady(ctx, p); err != nil {
+		return errors.Join(err, s.killLocked())
+	}
+	s.started = true
+	return nil
+}
+
+// awaitReady polls until the server serves or its process ends.
+func (s *Server) awaitReady(ctx context.Context, p *process) error {
+	pause := time.NewTicker(5 * time.Millisecond)
+	defer pause.Stop()
+	for {
+		err := s.kind.ready(ctx, s, p)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("it ended at once: %w", p.err)
+		case <-ctx.Done():
+			return fmt.Errorf("it does not serve: %w", err)
+		case <-pause.C:
+		}
+	}
+}
+
+// Kind returns what the server is.
+func (s *Server) Kind() Kind { return s.cfg.Kind }
+
+// Dir returns the server's folder.
+func (s *Server) Dir() string { return s.dir }
+
+// Addr returns "127.0.0.1:port", or the path of the unix socket where the server
+// listens on nothing else.
+func (s *Server) Addr() string {
+	if s.cfg.UnixOnly {
+		return s.Socket()
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+}
+
+// Port returns the TCP port.
+func (s *Server) Port() int { return s.port }
+
+// URL returns the address as a DSN of our drivers, with the password if there is one.
+func (s *Server) URL() string { return s.kind.url(s, "", s.cfg.Password) }
+
+// URLFor is URL for another user.
+func (s *Server) URLFor(user, password string) string { return s.kind.url(s, user, password) }
+
+// CAFile returns the path of the authority's certificate; empty without TLS.
+func (s *Server) CAFile() string {
+	if s.certs == nil {
+		return ""
+	}
+	return s.certs.caFile
+}
+
+// ClientCert returns the paths of a certificate and its key that the server accepts
+// from clients; empty without TLS.
+func (s *Server) ClientCert() (cert, key string) {
+	if s.certs == nil {
+		return "", ""
+	}
+	return s.certs.certFile, s.certs.keyFile
+}
+
+// TLSConfig returns what a client needs to trust the server and to be trusted; nil
+// without TLS.
+func (s *Server) TLSConfig() *tls.Config {
+	if s.certs == nil {
+		return nil
+	}
+	return s.certs.client.Clone()
+}
+
+// Pid returns the process's id; 0 if it does not run.
+func (s *Server) Pid() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.running(); p != nil {
+		return p.pid
+	}
+	return 0
+}
+
+// running returns the process unless it has ended. The caller holds s.mu.
+func (s *Server) running() *process {
+	if s.proc == nil {
+		return nil
+	}
+	select {
+	case <-s.proc.done:
+		return nil
+	default:
+		return s.proc
+	}
+}
+
+var errNotRunning = errors.New("the server does not run")
+
+// Pause stops the server's processes where they are (SIGSTOP): connections stay open
+// and get no answer.
+func (s *Server) Pause() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.running()
+	if p == nil {
+		return errNotRunning
+	}
+	return p.pause()
+}
+
+// Resume lets a paused server go on (SIGCONT).
+func (s *Server) Resume() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.running()
+	if p == nil {
+		return errNotRunning
+	}
+	return p.resume()
+}
+
+// Kill ends the server as a crash does (SIGKILL), and returns when it is gone. What
+// it had not written to disk is lost. A server that does not run is fine.
+func (s *Server) Kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.killLocked()
+}
+
+func (s *Server) killLocked() error {
+	p := s.running()
+	if p == nil {
+		return nil
+	}
+	return p.kill()
+}
+
+// Stop asks the server to end (SIGTERM; for postgres SIGINT, its fast shutdown), and
+// returns when it has. A paused one is resumed first. What it saves then is a matter
+// of its configuration. A server that does not run is fine.
+func (s *Server) Stop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopLocked(false)
+}
+
+func (s *Server) stopLocked(save bool) error {
+	p := s.running()
+	if p == nil {
+		return nil
+	}
+	if err := p.resume(); err != nil {
+		return err
+	}
+	if err := s.kind.stop(s, p, save); err != nil {
+		return err
+	}
+	return p.wait(stopTimeout)
+}
+
+// Start starts a server that was stopped or killed, on the same address and with
+// what its folder holds, and returns when it serves.
+func (s *Server) Start() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.startAgain()
+}
+
+func (s *Server) startAgain() error {
+	if s.gone {
+		return errors.New("the server is closed")
+	}
+	if s.running() != nil {
+		return errors.New("the server runs")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	for {
+		err := s.start(ctx)
+		if err == nil || ctx.Err() != nil || !s.portTaken() {
+			return err
+		}
+		// The port is on loan to somebody else, or a killed postgres has
+		// not left yet.
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Restart stops the server in order, with all that it has in memory written to disk,
+// and starts it again: a restart with memory. One that does not run is just started.
+func (s *Server) Restart() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.stopLocked(true); err != nil {
+		return err
+	}
+	return s.startAgain()
+}
+
+// RestartEmpty kills the server, removes all that it wrote and starts it again: a
+// restart without memory. (A node of a Cluster keeps its membership.)
+func (s *Server) RestartEmpty() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.killLocked(); err != nil {
+		return err
+	}
+	if err := s.kind.wipe(s); err != nil {
+		return err
+	}
+	return s.startAgain()
+}
+
+// Close kills the server and removes its folder, unless that was given. A second
+// call returns nil.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return nil
+	}
+	s.gone = true
+	var err error
+	if p := s.running(); p != nil {
+		err = p.end(s.cfg.Kind == KindPostgres)
+	}
+	err = errors.Join(err, s.guard.close())
+	if s.cfg.Dir == "" {
+		err = errors.Join(err, os.RemoveAll(s.dir))
+	}
+	return err
+}
+
+func (s *Server) logFile() string { return filepath.Join(s.dir, "log") }
+
+// LogTail returns the last lines of the server's log.
+func (s *Server) LogTail(lines int) string {
+	const most = 64 << 10
+	f, err := os.Open(s.logFile())
+	if err != nil {
+		return ""
+	}
+	defer f.Close() //nolint:errcheck // only read
+	if info, err := f.Stat(); err == nil && info.Size() > most {
+		if _, err := f.Seek(-most, io.SeekEnd); err != nil {
+			return ""
+		}
+	}
+	text, err := io.ReadAll(f)
+	if err != nil {
+		return ""
+	}
+	all := bytes.Split(bytes.TrimSpace(text), []byte("\n"))
+	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
+}

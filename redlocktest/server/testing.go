@@ -1,0 +1,117 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+)
+
+// Redis starts a redis-server for a test and closes it when the test ends. If the
+// test fails the end of its log is printed.
+func Redis(t testing.TB, opts ...Option) *Server {
+	t.Helper()
+	return StartFor(t, KindRedis, opts...)
+}
+
+// Valkey is Redis with valkey-server.
+func Valkey(t testing.TB, opts ...Option) *Server {
+	t.Helper()
+	return StartFor(t, KindValkey, opts...)
+}
+
+// Postgres starts a postgres of version 14 or newer for a test, as Redis does, with a
+// superuser "postgres" who needs no password. It runs as another user where the test
+// runs as root.
+func Postgres(t testing.TB, opts ...Option) *Server {
+	t.Helper()
+	return StartFor(t, KindPostgres, opts...)
+}
+
+// PgBouncer starts a pgbouncer for a test, as Postgres does, in front of pg; mode is
+// "session", "transaction" or "statement". Whoever comes is taken for the superuser.
+func PgBouncer(t testing.TB, pg *Server, mode string, opts ...Option) *Server {
+	t.Helper()
+	pool := func(c *Config) { c.PoolOf, c.PoolMode = pg, mode }
+	return StartFor(t, KindPgBouncer, append([]Option{pool}, opts...)...)
+}
+
+// Sentinel starts a primary, two replicas and three sentinels for a test, as Redis
+// does. Options are for the primary and its replicas.
+func Sentinel(t testing.TB, kind Kind, opts ...Option) *Group {
+	t.Helper()
+	return groupFor(t, StartSentinel, kind, opts)
+}
+
+// Cluster starts a Cluster of three primaries for a test, as Redis does.
+func Cluster(t testing.TB, kind Kind, opts ...Option) *Group {
+	t.Helper()
+	return groupFor(t, StartCluster, kind, opts)
+}
+
+func groupFor(t testing.TB, start func(context.Context, Config) (*Group, error), kind Kind, opts []Option) *Group {
+	t.Helper()
+	g, err := start(context.Background(), config(kind, opts))
+	require(t, err)
+	for _, s := range slices.Concat(g.Nodes, g.Sentinels) {
+		t.Cleanup(func() { closeFor(t, s) })
+	}
+	return g
+}
+
+// StartFor starts a server of any kind for a test, as Redis does.
+func StartFor(t testing.TB, kind Kind, opts ...Option) *Server {
+	t.Helper()
+	s, err := Start(context.Background(), config(kind, opts))
+	require(t, err)
+	t.Cleanup(func() { closeFor(t, s) })
+	return s
+}
+
+func config(kind Kind, opts []Option) Config {
+	cfg := Config{Kind: kind}
+	for _, o := range opts {
+		o(&cfg)
+	}
+	return cfg
+}
+
+// closeFor closes a test's server, and shows its log if the test failed.
+func closeFor(t testing.TB, s *Server) {
+	if t.Failed() {
+		t.Logf("the end of the log of %s at %s:\n%s", s.Kind(), s.Addr(), s.LogTail(40))
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("close %s: %v", s.Kind(), err)
+	}
+}
+
+// require ends the test on an error: a missing program skips it, unless CI is set.
+func require(t testing.TB, err error) {
+	t.Helper()
+	var missing *MissingError
+	switch {
+	case err == nil:
+	case os.Getenv("CI") == "" && (errors.As(err, &missing) || errors.Is(err, ErrUnsupported)):
+		announce(t, err)
+		t.Skip(err)
+	default:
+		t.Fatal(err)
+	}
+}
+
+// announce tells a person at a terminal what is skipped, since go test shows nothing
+// of a package that passes, unless it is asked to.
+func announce(t testing.TB, err error) {
+	if testing.Verbose() {
+		return
+	}
+	tty, failed := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
+	if failed != nil {
+		return
+	}
+	fmt.Fprintf(tty, "skipped %s: %v\n", t.Name(), err)
+	_ = tty.Close() // nothing depends on it
+}

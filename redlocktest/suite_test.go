@@ -1,0 +1,214 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// TestMain keeps the pictures of histories that are to fail in a folder that goes.
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "redlocktest")
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range []string{"TMPDIR", "TMP"} {
+		if err := os.Setenv(name, dir); err != nil {
+			panic(err)
+		}
+	}
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// memoryHarness opens clients of one lock space in this process.
+func memoryHarness() Harness {
+	space := memory.New()
+	return Harness{
+		Open: func() (driver.Backend, error) { return space.Peer(), nil },
+		TTL:  200 * time.Millisecond,
+	}
+}
+
+func TestMemory(t *testing.T) {
+	Run(t, memoryHarness())
+}
+
+func TestCheckOfMemory(t *testing.T) {
+	if err := Check(memoryHarness()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestALeakIsNamed: a goroutine that outlives Close is told once, with the case that
+// left it.
+func TestALeakIsNamed(t *testing.T) {
+	stop := make(chan struct{})
+	t.Cleanup(func() { close(stop) })
+	h := brokenHarness(func(b *bad) {
+		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+			go func() { <-stop }()
+			return b.Backend.Watch(ctx, key)
+		}
+	})
+	h.quiet, h.Timeout = false, 2*time.Second
+	all := failures(t, Check(h))
+	caught(t, all, "watch/wakes", "rule 7")
+	if len(all) != 1 {
+		t.Errorf("one leak is told %d times: %v", len(all), all)
+	}
+}
+
+// TestTheWatchdogEndsAHang: what ignores its context and ends with Close is named,
+// with the goroutines, and the suite goes on.
+func TestTheWatchdogEndsAHang(t *testing.T) {
+	t.Parallel()
+	h := brokenHarness(func(b *bad) {
+		done := make(chan struct{})
+		var once sync.Once
+		b.close = func() error {
+			once.Do(func() { close(done) })
+			return b.Backend.Close()
+		}
+		b.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
+			if ctx.Err() != nil {
+				<-done
+			}
+			return l.Lease.Renew(ctx, r)
+		}
+	})
+	h.Timeout = time.Second
+	all := failures(t, Check(h))
+	caught(t, all, "cancel/renew", "driver.Backend.Acquire")
+	for _, f := range all {
+		if f.Case == "cancel/renew" && strings.Contains(f.Text, "hangs") && strings.Contains(f.Text, "cancelledRenew") {
+			return
+		}
+	}
+	t.Errorf("no failure shows the goroutine that hangs: %v", all)
+}
+
+// TestACaseThatNeverEndsIsAbandoned: not even Close ends it.
+func TestACaseThatNeverEndsIsAbandoned(t *testing.T) {
+	t.Parallel()
+	stop := make(chan struct{})
+	t.Cleanup(func() { close(stop) })
+	h := brokenHarness(func(b *bad) {
+		b.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
+			if ctx.Err() != nil {
+				<-stop
+			}
+			return l.Lease.Renew(ctx, r)
+		}
+	})
+	h.Timeout = time.Second
+	caught(t, failures(t, Check(h)), "cancel/renew", "driver.Backend.Acquire")
+}
+
+// TestAPanicIsAFailure of its case alone.
+func TestAPanicIsAFailure(t *testing.T) {
+	t.Parallel()
+	h := brokenHarness(func(b *bad) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if req.Mode == driver.Shared {
+				panic("not yet")
+			}
+			return b.Backend.Acquire(ctx, req)
+		}
+	})
+	caught(t, failures(t, Check(h)), "shared/excluded", "driver.Backend.Acquire")
+}
+
+func TestABasicFailureStopsTheRest(t *testing.T) {
+	t.Parallel()
+	h := brokenHarness(func(b *bad) {
+		b.acquire = func(context.Context, *driver.Request) (driver.Lease, error) {
+			return nil, driver.ErrClosed
+		}
+	})
+	all := failures(t, Check(h))
+	caught(t, all, "basic/grant", "rule 1")
+	if len(all) != 1 {
+		t.Errorf("a backend that does nothing fails %d times: %v", len(all), all)
+	}
+}
+
+func TestHarnessIsChecked(t *testing.T) {
+	open := memoryHarness().Open
+	for name, h := range map[string]Harness{
+		"no Open":          {},
+		"an unknown case":  {Open: open, Skip: map[string]string{"wait/disorder": "because"}},
+		"a missing reason": {Open: open, Skip: map[string]string{"wait/order": ""}},
+	} {
+		if err := Check(h); err == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+}
+
+func TestSkippedCasesAreNotRun(t *testing.T) {
+	t.Parallel()
+	h := brokenHarness(mutant("MinFence is ignored"))
+	h.Timeout = 0 // nothing is to fail
+	h.Skip = map[string]string{"node/raise": "it does not raise"}
+	if err := Check(h); err != nil {
+		t.Errorf("a skipped case fails: %v", err)
+	}
+	h.Skip = map[string]string{"node": "it is none"}
+	if err := Check(h); err != nil {
+		t.Errorf("a case of a skipped group fails: %v", err)
+	}
+}
+
+func mutant(name string) func(*bad) {
+	for _, m := range mutants {
+		if m.name == name {
+			return m.make
+		}
+	}
+	panic(name)
+}
+
+// TestRunTellsWhatCheckTells: the other door, in a process of its own, since it is
+// to fail.
+func TestRunTellsWhatCheckTells(t *testing.T) {
+	if os.Getenv("REDLOCKTEST_BROKEN") != "" {
+		Run(t, brokenHarness(mutant("MinFence is ignored")))
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestRunTellsWhatCheckTells$", "-test.v")
+	cmd.Env = append(os.Environ(), "REDLOCKTEST_BROKEN=1")
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		t.Fatalf("Run of a broken backend: %v\n%s", err, out)
+	}
+	for _, want := range []string{"--- FAIL: TestRunTellsWhatCheckTells/node/raise", "breaks driver.Renewal.MinFence", "node.go:", "--- PASS: TestRunTellsWhatCheckTells/expiry/free"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the output lacks %q", want)
+		}
+	}
+	if n := strings.Count(string(out), "--- FAIL: TestRunTellsWhatCheckTells/node/"); n != 1 {
+		t.Errorf("%d cases of the group fail:\n%s", n, out)
+	}
+}
+
+// TestRulesHaveTexts: each rule that an assertion may name says something.
+func TestRulesHaveTexts(t *testing.T) {
+	for i, text := range texts {
+		if text == "" {
+			t.Errorf("rule %d has no text", i)
+		}
+	}
+}

@@ -1,0 +1,332 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// poll is the pause between two attempts of a case that waits for something.
+const poll = 3 * time.Millisecond
+
+// fill completes a request: a new owner and a TTL that the case does not outlive.
+func (r *run) fill(req driver.Request) *driver.Request {
+	if req.Owner == "" {
+		req.Owner = r.owner()
+	}
+	if req.TTL == 0 {
+		req.TTL = r.long()
+	}
+	return &req
+}
+
+// try makes one attempt.
+func (r *run) try(b driver.Backend, req driver.Request) (driver.Lease, error) {
+	return r.tryCtx(r.ctx, b, req)
+}
+
+func (r *run) tryCtx(ctx context.Context, b driver.Backend, req driver.Request) (driver.Lease, error) {
+	l, err := b.Acquire(ctx, r.fill(req))
+	switch {
+	case err == nil && l == nil:
+		r.fatal(acquiring, "Acquire returned neither a lease nor an error")
+	case err == nil:
+		r.track(l)
+	case l != nil:
+		r.record(acquiring, "Acquire returned a lease beside the error %v", err)
+	}
+	return l, err
+}
+
+// grant acquires a key that is free: a refusal is a failure. Unknown outcomes are
+// what networks make, and are tried again.
+func (r *run) grant(b driver.Backend, req driver.Request) driver.Lease {
+	seen := granted
+	for {
+		l, err := r.try(b, req)
+		v := r.saw(err)
+		switch {
+		case v == granted:
+			return l
+		case v == held && seen == granted:
+			r.fatal(fourOutcomes, "key %q is free, and yet Acquire says %v", short(req.Key), err)
+		case v != held && v != later && v != unknown:
+			r.fatal(fourOutcomes, "key %q is free, and yet Acquire gives %v: %v", short(req.Key), v, err)
+		}
+		seen = v // an unknown attempt may be in the way until it is undone
+		r.note("Acquire gave %v: %v", v, err)
+		if !r.pause(poll) {
+			r.fatal(acquiring, "key %q is free, and was not granted before the case's time was over; the last verdict: %v", short(req.Key), err)
+		}
+	}
+}
+
+// again acquires a key that was just released: Release returned nil, so that it is
+// free now.
+func (r *run) again(b driver.Backend, key string) driver.Lease {
+	l, err := r.try(b, driver.Request{Key: key})
+	switch r.saw(err) {
+	case granted:
+		return l
+	case held:
+		r.fatal(releasing, "Release of key %q returned nil, and the next attempt says: %v", short(key), err)
+	}
+	return r.grant(b, driver.Request{Key: key})
+}
+
+// eventually acquires a key that becomes free by itself, be it that somebody's
+// clean-up goes on in the background.
+func (r *run) eventually(b driver.Backend, req driver.Request) driver.Lease {
+	l, _ := r.eventuallyRule(undoes, b, req)
+	return l
+}
+
+// eventuallyRule is eventually, with the rule that is broken if the key does not
+// become free; it also counts the refusals.
+func (r *run) eventuallyRule(broken rule, b driver.Backend, req driver.Request) (driver.Lease, int) {
+	for refusals := 0; ; {
+		l, err := r.try(b, req)
+		switch v := r.saw(err); v {
+		case granted:
+			return l, refusals
+		case held:
+			refusals++
+		case later, unknown:
+		default:
+			r.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(broken, "key %q did not become free before the case's time was over; the last verdict: %v", short(req.Key), err)
+		}
+	}
+}
+
+// free asserts that key becomes free, and leaves it free.
+func (r *run) free(b driver.Backend, key string) {
+	r.release(r.eventually(b, driver.Request{Key: key}))
+}
+
+// refuse asserts that the key is refused because holder has it.
+func (r *run) refuse(b driver.Backend, req driver.Request, holder driver.Lease) {
+	_ = r.refusal(b, req, holder)
+}
+
+// refusal is refuse, and returns the error, which is ErrHeld.
+func (r *run) refusal(b driver.Backend, req driver.Request, holder driver.Lease) error {
+	for {
+		l, err := r.try(b, req)
+		switch v := r.saw(err); v {
+		case granted:
+			if r.valid(holder) {
+				r.fatal(exclusion, "key %q was granted with token %d while another's lease with token %d had %v to go",
+					short(req.Key), l.Grant().Fence, holder.Grant().Fence, left(holder))
+			}
+			r.stall("a lease of key %q ended before the next attempt was answered", short(req.Key))
+		case held:
+			return err
+		case later, unknown:
+			r.note("Acquire of a held key gave %v: %v", v, err)
+		default:
+			r.fatal(fourOutcomes, "key %q is held, and yet Acquire gives %v: %v", short(req.Key), v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(fourOutcomes, "key %q is held, and no attempt said so: %v", short(req.Key), err)
+		}
+	}
+}
+
+// heldBy is refuse, and returns the verdict in full.
+func (r *run) heldBy(b driver.Backend, req driver.Request, holder driver.Lease) *driver.HeldError {
+	err := r.refusal(b, req, holder)
+	var he *driver.HeldError
+	if !errors.As(err, &he) {
+		r.fatal(fourOutcomes, "an error is ErrHeld, and errors.As finds no *HeldError in it: %T %v", err, err)
+	}
+	return he
+}
+
+// renew extends a lease that is valid.
+func (r *run) renew(l driver.Lease, renewal driver.Renewal) driver.Grant {
+	if renewal.TTL == 0 {
+		renewal.TTL = r.long()
+	}
+	for {
+		g, err := l.Renew(r.ctx, &renewal)
+		v := r.saw(err)
+		switch {
+		case v == granted:
+			return g
+		case !r.valid(l):
+			r.stall("a lease ended before its renewal was answered: %v", err)
+		case v != later && v != unknown:
+			r.fatal(fourOutcomes, "Renew of a lease with %v to go gives %v: %v", left(l), v, err)
+		}
+		r.note("Renew gave %v: %v", v, err)
+		if !r.pause(poll) {
+			r.fatal(renewing, "a lease with %v to go was not renewed before the case's time was over: %v", left(l), err)
+		}
+	}
+}
+
+// release gives a lease up that is valid. ErrLost is right only where it is not.
+func (r *run) release(l driver.Lease) {
+	for {
+		err := l.Release(r.ctx)
+		v := r.saw(err)
+		switch {
+		case v == granted:
+			return
+		case v == lost && !r.valid(l):
+			return
+		case v != later && v != unknown:
+			r.fatal(releasing, "Release of a lease with %v to go gives %v: %v", left(l), v, err)
+		}
+		r.note("Release gave %v: %v", v, err)
+		if !r.pause(poll) {
+			r.fatal(releasing, "a lease was not released before the case's time was over: %v", err)
+		}
+	}
+}
+
+// lost asserts that a lease is over for certain, and that its owner can do nothing
+// more with it.
+func (r *run) lost(l driver.Lease) {
+	for {
+		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
+		switch v := r.saw(err); v {
+		case lost:
+			r.dropped(l)
+			return
+		case granted:
+			r.fatal(renewing, "Renew succeeded for a lease that was over")
+		case later, unknown:
+			r.note("Renew of a lease that is over gave %v: %v", v, err)
+		default:
+			r.fatal(fourOutcomes, "Renew of a lease that is over gives %v: %v", v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(renewing, "Renew never said that the lease is over; the last error: %v", err)
+		}
+	}
+}
+
+// dropped asserts that a lease that is over can be released without an error, or
+// with ErrLost.
+func (r *run) dropped(l driver.Lease) {
+	for {
+		err := l.Release(r.ctx)
+		switch v := r.saw(err); v {
+		case granted, lost:
+			return
+		case later, unknown:
+			r.note("Release of a lease that is over gave %v: %v", v, err)
+		default:
+			r.fatal(releasing, "Release of a lease that is over gives %v: %v", v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(releasing, "Release of a lease that is over never returned nil or ErrLost: %v", err)
+		}
+	}
+}
+
+// holds asserts that l still has key, seen by others and by itself.
+func (r *run) holds(b driver.Backend, key string, l driver.Lease) {
+	r.refuse(b, driver.Request{Key: key}, l)
+	r.renew(l, driver.Renewal{})
+}
+
+// misuse asserts that err says what is wrong with the request.
+func (r *run) misuse(err error, what, detail string) {
+	var ie *driver.InvalidError
+	switch v := r.saw(err); {
+	case v == granted:
+		r.fatal(refuses, "%s was accepted", detail)
+	case v != invalid:
+		r.fatal(refuses, "%s gave %v, not ErrInvalid: %v", detail, v, err)
+	case !errors.As(err, &ie):
+		r.fatal(refuses, "%s gave an error that is ErrInvalid and no *InvalidError: %T", detail, err)
+	case !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(what)):
+		r.fatal(refuses, "%s gave an error that does not name the %s: %v", detail, what, err)
+	}
+}
+
+// clean asserts that nothing is stored of key, once clean-up has run.
+func (r *run) clean(b driver.Backend, key string) {
+	for {
+		found, known := r.residue(b, key)
+		if !known || len(found) == 0 {
+			return
+		}
+		if !r.pause(poll) {
+			r.fatal(noLeaks, "left of key %q: %q", short(key), found)
+		}
+	}
+}
+
+// residue lists what is stored of key, if anybody can tell.
+func (r *run) residue(b driver.Backend, key string) (found []string, known bool) {
+	var err error
+	switch {
+	case r.h.Residue != nil:
+		var all []string
+		all, err = r.h.Residue(r.ctx)
+		for _, name := range all {
+			if strings.Contains(name, key) {
+				found = append(found, name)
+			}
+		}
+	default:
+		i, ok := b.(driver.Inspector)
+		if !ok {
+			return nil, false
+		}
+		err = i.List(r.ctx, key, func(s *driver.State) bool {
+			found = append(found, s.Key)
+			return true
+		})
+	}
+	if err != nil {
+		r.note("what is left of %q is unknown: %v", short(key), err)
+		return nil, false
+	}
+	return found, true
+}
+
+// valid reports whether a lease lasts at this instant, as far as its client can tell.
+func (r *run) valid(l driver.Lease) bool {
+	g := l.Grant()
+	if over(g.Lost) {
+		return false
+	}
+	return g.Expires.IsZero() || time.Now().Before(g.Expires)
+}
+
+// left is how long a lease lasts, for messages.
+func left(l driver.Lease) any {
+	g := l.Grant()
+	if g.Expires.IsZero() {
+		return "its session"
+	}
+	return time.Until(g.Expires).Round(time.Millisecond)
+}
+
+// over reports whether a channel, which may be nil, is closed.
+func over(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// short cuts a key for a message.
+func short(key string) string {
+	if len(key) > 80 {
+		return key[:60] + "…" + key[len(key)-10:]
+	}
+	return key
+}

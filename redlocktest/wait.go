@@ -1,0 +1,238 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var waitCases = []testCase{
+	{name: "wakes", after: "cancel/waiting", do: waitWakes},
+	{name: "cancelled-gets-nothing", after: "cancel/waiting", do: cancelledWaiter},
+	{name: "expires-after-wait", ttl: true, after: "cancel/waiting", do: expiresAfterWait},
+	{name: "everyone", after: "cancel/waiting", do: everyone},
+	{name: "order", needs: driver.Queueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
+	{name: "order-clients", needs: driver.Queueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
+}
+
+// unwilling handles the verdict held of a request that might have waited: a
+// backend may do so, unless it says that it queues.
+func (r *run) unwilling(err error) {
+	if r.info.Features.Has(driver.Queueing) {
+		r.fatal(queueing, "a request that may wait gives at once: %v", err)
+	}
+	r.skip("%s does not wait by itself", r.info.Name)
+}
+
+// waitEnds: a wait ends with its context, whose error it returns, and tells that it
+// waited for a holder.
+func waitEnds(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	for patience := 50 * time.Millisecond; ; patience *= 2 {
+		ctx, cancel := context.WithTimeout(r.ctx, patience)
+		_, err := r.tryCtx(ctx, b, driver.Request{Key: key, Wait: true})
+		ended := ctx.Err()
+		cancel()
+		switch {
+		case err == nil && r.valid(l):
+			r.fatal(exclusion, "a waiter was granted a key that is held")
+		case err == nil:
+			r.stall("a lease ended under the case")
+		case ended == nil && r.saw(err) == held:
+			r.unwilling(err)
+		case ended == nil && r.saw(err) == unknown, ended == nil && r.saw(err) == later:
+			r.note("a wait gave %v", err)
+		case !errors.Is(err, context.DeadlineExceeded):
+			r.fatal(waiting, "a wait whose context's deadline passed gives %v", err)
+		case r.saw(err) == held || !r.info.Features.Has(driver.Queueing):
+			r.cancelledWait(b, key, l)
+			return
+		}
+		// Perhaps the deadline came before the holder was seen: give it more time.
+		if r.ctx.Err() != nil || patience > r.h.Timeout/4 {
+			r.fatal(waiting, "a wait of %v for a holder gives an error that is not ErrHeld: %v", patience, err)
+		}
+	}
+}
+
+func (r *run) cancelledWait(b driver.Backend, key string, l driver.Lease) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	t := time.AfterFunc(20*time.Millisecond, cancel)
+	defer t.Stop()
+	_, err := r.tryCtx(ctx, b, driver.Request{Key: key, Wait: true})
+	cancel()
+	if !errors.Is(err, context.Canceled) && r.saw(err) != unknown {
+		r.fatal(waiting, "a wait whose context was cancelled gives %v", err)
+	}
+	r.release(l)
+	r.clean(b, key)
+	r.free(b, key)
+}
+
+// waitWakes releases at an instant around the begin of the wait, when a wake-up is
+// lost most easily.
+func waitWakes(r *run) {
+	a, b := r.pair()
+	for range 30 {
+		key := r.key()
+		l := r.grant(a, driver.Request{Key: key})
+		woken := r.async(func() { r.waitFor(b, key, l) })
+		r.pause(rand.N(2 * time.Millisecond))
+		r.release(l)
+		r.join(woken)
+	}
+}
+
+// waitFor waits until it is granted, releases, and is done.
+func (r *run) waitFor(b driver.Backend, key string, holder driver.Lease) {
+	for {
+		l, err := r.try(b, driver.Request{Key: key, Wait: true})
+		switch v := r.saw(err); {
+		case v == granted:
+			r.release(l)
+			return
+		case v == held && r.ctx.Err() == nil:
+			r.unwilling(err)
+		case v == held || r.ctx.Err() != nil:
+			r.fatal(waiting, "the lock was released, and its waiter not woken: %v", err)
+		case v != unknown && v != later:
+			r.fatal(waiting, "a wait gives %v: %v", v, err)
+		}
+		r.pause(poll)
+	}
+}
+
+// cancelledWaiter: who gave up in the line gets nothing later, and does not keep the
+// place from the next.
+func cancelledWaiter(r *run) {
+	a, b := r.pair()
+	for range 10 {
+		key := r.key()
+		l := r.grant(a, driver.Request{Key: key})
+		ctx, cancel := context.WithCancel(r.ctx)
+		quit := r.async(func() { r.giveUp(ctx, b, key) })
+		r.pause(rand.N(4 * time.Millisecond))
+		if rand.N(2) == 0 {
+			cancel()
+			r.release(l)
+		} else { // both at once
+			go cancel()
+			r.release(l)
+		}
+		r.join(quit)
+		cancel()
+		r.clean(a, key)
+		r.free(a, key)
+	}
+}
+
+// giveUp waits under a context that somebody cancels.
+func (r *run) giveUp(ctx context.Context, b driver.Backend, key string) {
+	l, err := r.tryCtx(ctx, b, driver.Request{Key: key, Wait: true})
+	switch {
+	case err == nil:
+		r.releaseCtx(ctx, l)
+	case errors.Is(err, ctx.Err()):
+	case r.saw(err) == held && ctx.Err() == nil:
+		r.unwilling(err)
+	case r.saw(err) != unknown && r.saw(err) != later && r.saw(err) != held:
+		r.fatal(waiting, "a cancelled wait gives %v", err)
+	}
+}
+
+// expiresAfterWait: what was spent waiting does not count, and the grant does.
+func expiresAfterWait(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	ttl := r.short()
+	woken := r.async(func() {
+		next, err := r.try(b, driver.Request{Key: key, TTL: ttl, Wait: true})
+		switch v := r.saw(err); v {
+		case granted:
+			r.notLate(next.Grant(), ttl, "a wait")
+			if g := next.Grant(); !g.Expires.IsZero() && !time.Now().Before(g.Expires) {
+				r.stall("a lease of %v was over when it was granted after a wait", ttl)
+			}
+		case held:
+			r.unwilling(err)
+		}
+	})
+	r.pause(ttl + ttl/4)
+	r.release(l)
+	r.join(woken)
+	r.free(a, key)
+}
+
+// everyone lets more owners wait for one key than one would, through several clients:
+// each has it in its turn, alone.
+func everyone(r *run) {
+	const n, rounds = 12, 3
+	turns, last := 0, uint64(0)
+	r.serial(r.clients(3), r.key(), n, rounds, func(l driver.Lease) {
+		turns++
+		r.rises(last, l.Grant().Fence)
+		last = l.Grant().Fence
+	})
+	if turns != n*rounds {
+		r.fatal(exclusion, "%d owners had the lock %d times each, and only %d writes are left: some overlapped", n, rounds, turns)
+	}
+}
+
+const waiters = 6
+
+// order lets several wait, one after another, and looks in which order they get it.
+// Nothing tells when a waiter stands in line, so that one round out of order
+// proves nothing; a backend without order passes a round by luck once in 720.
+func (r *run) order(clients []driver.Backend) {
+	var got []int
+	for gap := 20 * time.Millisecond; gap < time.Second && r.left() > 3*waiters*gap; gap *= 2 {
+		got = r.orderOnce(clients, gap)
+		if inOrder(got) {
+			return
+		}
+		r.note("with %v between the waiters the order was %v", gap, got)
+	}
+	r.fatal(queueing, "waiters that came in the order 0 to %d got the lock in the order %v", waiters-1, got)
+}
+
+func (r *run) orderOnce(clients []driver.Backend, gap time.Duration) []int {
+	key := r.key()
+	l := r.grant(r.client(), driver.Request{Key: key})
+	var mu sync.Mutex
+	var got []int
+	var all []<-chan struct{}
+	for i := range waiters {
+		all = append(all, r.async(func() {
+			w := r.eventually(clients[i%len(clients)], driver.Request{Key: key, Wait: true})
+			mu.Lock()
+			got = append(got, i)
+			mu.Unlock()
+			r.release(w)
+		}))
+		r.pause(gap)
+	}
+	r.release(l)
+	for _, done := range all {
+		<-done
+	}
+	if r.over() {
+		r.join(all[0])
+	}
+	return got
+}
+
+func inOrder(got []int) bool {
+	for i, n := range got {
+		if i != n {
+			return false
+		}
+	}
+	return len(got) == waiters
+}
