@@ -1,0 +1,92 @@
+package main
+
+import (
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+// form is how the URLs of a driver look, and one that can be opened to see what it is.
+type form struct{ text, sample string }
+
+// forms are those of the drivers of this module; another's are "name:…".
+var forms = map[string]form{
+	"memory":      {"memory:  memory:NAME  (one process: for trying things out)", "memory:"},
+	"file":        {"file:  file:///FOLDER  (one machine)", "file:"},
+	"redis":       {"redis://[USER:PASSWORD@]HOST:PORT/DB", "redis://localhost:6379/0"},
+	"rediss":      {"rediss://…  (TLS)", "rediss://localhost:6379/0"},
+	"redis+unix":  {"redis+unix:///SOCKET", "redis+unix:///run/redis.sock"},
+	"valkey":      {"valkey://[USER:PASSWORD@]HOST:PORT/DB", "valkey://localhost:6379/0"},
+	"valkeys":     {"valkeys://…  (TLS)", "valkeys://localhost:6379/0"},
+	"valkey+unix": {"valkey+unix:///SOCKET", "valkey+unix:///run/valkey.sock"},
+	"redlock":     {"redlock:redis://A:6379,redis://B:6379,valkey://C:6379,NAME=VALUE  (a majority of servers)", "redlock:memory:a,memory:b,memory:c"},
+	"postgres":    {"postgres://[USER:PASSWORD@]HOST:PORT/DB", "postgres://localhost:5432/postgres"},
+	"postgresql":  {"postgresql://…  (the same)", "postgresql://localhost:5432/postgres"},
+}
+
+func newDrivers() *cobra.Command {
+	return &cobra.Command{
+		Use:   "drivers",
+		Short: "List the drivers, their features and the forms of their URLs",
+		Long: `List the drivers, their features and the forms of their URLs. Every URL takes the
+parameters ttl and prefix as well: redis://localhost:6379/0?ttl=30s&prefix=app:
+
+The features: fencing, tokens that rise with every grant; session, the lock ends with
+its process or connection and needs no TTL; queueing, who waits is served in order;
+shared, a mode for readers; node, may be a node of a quorum.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+			fmt.Fprintln(w, "DRIVER\tFEATURES\tURL")
+			for _, name := range dlock.Drivers() {
+				f, ok := forms[name]
+				if !ok {
+					f = form{text: name + ":…"}
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\n", name, features(f.sample), f.text)
+			}
+			return w.Flush()
+		},
+	}
+}
+
+// features are those of the backend of a URL, which is opened and not used.
+func features(sample string) string {
+	b, err := dlock.OpenBackend(sample)
+	if err != nil {
+		return "?"
+	}
+	defer b.Close() //nolint:errcheck // it was not used
+	if f := b.Info().Features.String(); f != "" {
+		return f
+	}
+	return "-"
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			version := "(unknown)"
+			if info, ok := debug.ReadBuildInfo(); ok {
+				version = strings.TrimSpace(info.Main.Version + " " + info.GoVersion)
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "dlock", version)
+			return err
+		},
+	}
+}
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fail(exitUsage, "%s takes no arguments", cmd.CommandPath())
+	}
+	return nil
+}

@@ -1,0 +1,287 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// guardName is what the guard is called in a list of processes. A program that is
+// started under it is one.
+const guardName = "dlock-guard"
+
+// Descriptors that the guard and the command inherit are at least this, out of the way
+// of those that our own caller has opened for the command.
+const leastDescriptor = 100
+
+func isGuard(args []string) bool { return len(args) > 2 && args[0] == guardName }
+
+// guard is the guard's main: its arguments are two descriptors, for orders and reports,
+// and the command. Whatever the command starts becomes the guard's child when its own
+// parent ends (on Linux), so that nothing gets away from it.
+//
+// It takes no signals, so that one that is meant for all processes of this name is
+// passed on to the command once.
+func guard(args []string) int {
+	runtime.LockOSThread() // the command dies with the thread that starts it
+	ordersFD, reportsFD, ok := parseDescriptors(args[1])
+	if !ok {
+		fmt.Fprintln(os.Stderr, "dlock: "+guardName+" is started by dlock run alone")
+		return exitUsage
+	}
+	syscall.CloseOnExec(ordersFD)
+	syscall.CloseOnExec(reportsFD)
+	becomeReaper()
+	setName(guardName)
+	notify(make(chan os.Signal, 1), append([]os.Signal{syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM}, endings...))
+
+	orders := make(chan order)
+	go readOrders(os.NewFile(uintptr(ordersFD), "orders"), orders)
+	reports := json.NewEncoder(os.NewFile(uintptr(reportsFD), "reports"))
+	w := &warden{say: func(r report) { _ = reports.Encode(r) }} // if nobody listens, orders are closed
+	w.run(args[2:], os.Environ(), orders)
+	return 0
+}
+
+func parseDescriptors(s string) (orders, reports int, ok bool) {
+	a, b, ok := strings.Cut(s, ",")
+	orders, err1 := strconv.Atoi(a)
+	reports, err2 := strconv.Atoi(b)
+	return orders, reports, ok && err1 == nil && err2 == nil && orders > 2 && reports > 2
+}
+
+func readOrders(f *os.File, orders chan<- order) {
+	defer close(orders)
+	for d := json.NewDecoder(f); ; {
+		var o order
+		if d.Decode(&o) != nil {
+			return
+		}
+		orders <- o
+	}
+}
+
+// A ward is our side of the guard.
+type ward struct {
+	reports <-chan report // closed when the guard has ended
+	orders  chan order
+	cmd     *exec.Cmd
+	pid     int // of the command, once it is known
+}
+
+// startWard starts the guard, which starts the command once it has got its first order.
+// lock, if not nil, is inherited by both.
+func startWard(argv, env []string, lock *os.File) (*ward, error) {
+	becomeReaper() // of the guard's children, should it be killed
+	theirOrders, orders, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	reports, theirReports, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, theirOrders.Close(), orders.Close())
+	}
+	w := &ward{orders: make(chan order, 64)}
+	err = w.start(argv, env, theirOrders, theirReports, lock)
+	err = errors.Join(err, theirOrders.Close(), theirReports.Close())
+	if err != nil {
+		return nil, errors.Join(err, orders.Close(), reports.Close())
+	}
+	go writeOrders(orders, w.orders)
+	w.reports = readReports(reports)
+	return w, nil
+}
+
+func (w *ward) start(argv, env []string, orders, reports, lock *os.File) error {
+	var fds []int
+	for _, f := range []*os.File{orders, reports, lock} {
+		if f == nil {
+			continue
+		}
+		fd, err := copyDescriptor(f)
+		if err != nil {
+			return err
+		}
+		defer syscall.Close(fd) //nolint:errcheck // a copy
+		fds = append(fds, fd)
+	}
+	path, err := ownPath()
+	if err != nil {
+		return err
+	}
+	w.cmd = &exec.Cmd{
+		Path:        path,
+		Args:        append([]string{guardName, fmt.Sprintf("%d,%d", fds[0], fds[1])}, argv...),
+		Env:         env,
+		Stdin:       os.Stdin,
+		Stdout:      os.Stdout,
+		Stderr:      os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // a terminal's signals are not for it
+	}
+	return w.cmd.Start()
+}
+
+// copyDescriptor returns a copy of f's descriptor that a new process inherits.
+func copyDescriptor(f *os.File) (fd int, err error) {
+	for _, least := range []int{leastDescriptor, 10} { // few are allowed, perhaps
+		if fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD, least); err == nil {
+			return fd, nil
+		}
+	}
+	return 0, os.NewSyscallError("fcntl", err)
+}
+
+func readReports(f *os.File) <-chan report {
+	c := make(chan report)
+	go func() {
+		defer close(c)
+		defer f.Close() //nolint:errcheck // it was only read
+		for d := json.NewDecoder(f); ; {
+			var r report
+			if d.Decode(&r) != nil {
+				return
+			}
+			c <- r
+		}
+	}()
+	return c
+}
+
+// send gives an order, and blocks for nothing. A guard that has been stopped for so long
+// that no more fit in gets none: it then knows too early an end, which is safe.
+func (w *ward) send(o order) {
+	select {
+	case w.orders <- o:
+	default:
+	}
+}
+
+// writeOrders writes orders to a guard, however slow it or this machine is.
+func writeOrders(f *os.File, orders <-chan order) {
+	defer f.Close() //nolint:errcheck // the guard has ended
+	e := json.NewEncoder(f)
+	for o := range orders {
+		_ = e.Encode(o) // an error: it has ended
+	}
+}
+
+// wait waits for the guard's end. If it was killed, what it watched over is killed too.
+func (w *ward) wait() {
+	if w.cmd.Wait() != nil {
+		killAll(w.pid)
+	}
+	close(w.orders)
+}
+
+// abandon kills the guard and all that it watches over.
+func (w *ward) abandon() {
+	_ = w.cmd.Process.Kill() // it may have ended
+	killAll(w.pid)
+}
+
+// family is the command and what it has started.
+type family struct {
+	pid     int // the command's, and its group's
+	ended   bool
+	changed chan os.Signal
+}
+
+// startFamily starts the command, in a process group of its own.
+func startFamily(argv, env []string) (*family, *failure) {
+	path, failed := find(argv[0])
+	if failed != nil {
+		return nil, failed
+	}
+	f := &family{changed: make(chan os.Signal, 1)}
+	signal.Notify(f.changed, syscall.SIGCHLD)
+	var err error
+	f.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Env:   env,
+		Files: []uintptr{0, 1, 2},
+		Sys:   commandAttr(),
+	})
+	switch {
+	case errors.Is(err, syscall.ENOENT):
+		return nil, &failure{exitNotFound, "not found (or its interpreter)"}
+	case errors.Is(err, syscall.ENOEXEC):
+		return nil, &failure{exitCannotRun, "is no program: begin a script with #!/bin/sh, say"}
+	case err != nil:
+		return nil, &failure{exitCannotRun, err.Error()}
+	}
+	return f, nil
+}
+
+// find looks a command up as a shell does.
+func find(name string) (string, *failure) {
+	path, err := exec.LookPath(name)
+	switch {
+	case err == nil, errors.Is(err, exec.ErrDot):
+		return path, nil
+	case errors.Is(err, os.ErrPermission):
+		return "", &failure{exitCannotRun, "is not executable (chmod +x it)"}
+	case strings.Contains(name, "/") && !errors.Is(err, os.ErrNotExist):
+		return "", &failure{exitCannotRun, errors.Unwrap(err).Error()}
+	}
+	return "", &failure{exitNotFound, "not found"}
+}
+
+// signal passes a signal on: to the command's group, and where the command has ended, to
+// those that it left behind.
+func (f *family) signal(s syscall.Signal) {
+	if f.ended {
+		signalRest(f.pid, s)
+		return
+	}
+	if syscall.Kill(-f.pid, s) != nil {
+		_ = syscall.Kill(f.pid, s) // it has left its group; or cannot be signalled: nothing to do
+	}
+}
+
+// kill sends SIGKILL to whatever is there now. It is repeated until nothing is.
+func (f *family) kill() {
+	if !f.ended {
+		_ = syscall.Kill(-f.pid, syscall.SIGKILL)
+	}
+	signalRest(f.pid, syscall.SIGKILL)
+}
+
+// collect reaps the children that ended and reports whether any process is left.
+func (f *family) collect(say func(report)) (left bool) {
+	var end *report
+	for {
+		var ws syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG|syscall.WUNTRACED, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil || pid == 0 {
+			left = err == nil || f.othersLeft()
+			break
+		}
+		switch {
+		case pid != f.pid:
+		case ws.Stopped():
+			say(report{Stopped: int(ws.StopSignal())})
+		case ws.Exited():
+			f.ended, end = true, &report{Ended: true, Code: ws.ExitStatus()}
+		case ws.Signaled():
+			f.ended, end = true, &report{Ended: true, Signal: int(ws.Signal())}
+		}
+	}
+	if end != nil {
+		end.Left = left
+		say(*end)
+	}
+	return left
+}

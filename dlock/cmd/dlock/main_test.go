@@ -1,0 +1,325 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// asDlock in the environment makes this test binary the program, with one more driver.
+const asDlock = "DLOCK_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if isGuard(os.Args) {
+		os.Exit(start(os.Args))
+	}
+	if os.Getenv(asDlock) != "" {
+		dlock.Register("faulty", faulty{})
+		os.Exit(start(os.Args))
+	}
+	// So that no test inherits what whoever runs them ignores.
+	signal.Notify(make(chan os.Signal, 1), append(forwarded, endings...)...)
+	if allSeen {
+		_ = os.Setenv("away", "setsid") // what the scripts call to leave the group
+	}
+	for _, name := range []string{envURL, envURLFile} {
+		_ = os.Unsetenv(name)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(buildDir) // it is in a folder for such things
+	os.Exit(code)
+}
+
+// built is the real program, built once.
+var built = sync.OnceValues(func() (string, error) {
+	var err error
+	if buildDir, err = os.MkdirTemp("", "dlock-test-"); err != nil {
+		return "", err
+	}
+	path := filepath.Join(buildDir, "dlock")
+	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w: %s", err, out)
+	}
+	return path, nil
+})
+
+var buildDir string
+
+// faulty is a driver over memory whose faults stand in the file faultFile: "down" and
+// "refused" for every call, "outage", "hang" and "lost" for renewals.
+type faulty struct{}
+
+const faultFile = "DLOCK_TEST_FAULT"
+
+func fault() string {
+	b, _ := os.ReadFile(os.Getenv(faultFile))
+	return string(bytes.TrimSpace(b))
+}
+
+func (faulty) Open(*driver.Config) (driver.Backend, error) {
+	return faultyBackend{memory.New()}, nil
+}
+
+type faultyBackend struct{ driver.Backend }
+
+func (faultyBackend) Info() driver.Info {
+	return driver.Info{Name: "faulty", Features: driver.Fencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+}
+
+func (b faultyBackend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	switch fault() {
+	case "down":
+		return nil, errors.New("connection refused")
+	case "refused":
+		return nil, &driver.RefusedError{Reason: "no such user"}
+	case "held":
+		return nil, &driver.HeldError{Holder: "web-4/2211"}
+	}
+	l, err := b.Backend.Acquire(ctx, r)
+	return faultyLease{l}, err
+}
+
+type faultyLease struct{ driver.Lease }
+
+func (l faultyLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	switch fault() {
+	case "outage":
+		return driver.Grant{}, errors.New("connection refused")
+	case "hang":
+		<-ctx.Done()
+		return driver.Grant{}, ctx.Err()
+	case "lost":
+		return driver.Grant{}, driver.ErrLost
+	}
+	return l.Lease.Renew(ctx, r)
+}
+
+// A world is a folder of its own with locks in it.
+type world struct {
+	t   *testing.T
+	dir string
+	exe string
+	env []string
+}
+
+// newWorld uses the real program, and file locks.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	exe, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	return &world{t: t, dir: dir, exe: exe, env: append(os.Environ(), envURL+"=file://"+dir+"/locks")}
+}
+
+// newFaultyWorld uses the driver faulty.
+func newFaultyWorld(t *testing.T) *world {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, dir: t.TempDir(), exe: exe}
+	w.env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", envURL+"=faulty:", faultFile+"="+w.path("fault"))
+	return w
+}
+
+func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
+
+func (w *world) fault(name string) { w.put("fault", name) }
+
+// put writes a file.
+func (w *world) put(name, content string) (path string) {
+	w.t.Helper()
+	if err := os.WriteFile(w.path(name), []byte(content), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return w.path(name)
+}
+
+// A proc is a dlock that runs.
+type proc struct {
+	*exec.Cmd
+	t        *testing.T
+	out, err buffer
+	ended    chan struct{}
+}
+
+// prepare makes a dlock that is to be started.
+func (w *world) prepare(args ...string) *proc {
+	p := &proc{Cmd: exec.Command(w.exe, args...), t: w.t, ended: make(chan struct{})}
+	p.Dir, p.Env, p.Stdout, p.Stderr = w.dir, w.env, &p.out, &p.err
+	p.WaitDelay = 20 * time.Second
+	return p
+}
+
+// start starts it. It is killed, should the test end before it does.
+func (p *proc) start() {
+	p.t.Helper()
+	if err := p.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	go func() {
+		defer close(p.ended)
+		_ = p.Wait() // the state tells
+	}()
+	p.t.Cleanup(func() {
+		_ = p.Process.Kill() // it has ended, as a rule
+		<-p.ended
+	})
+}
+
+// start starts dlock.
+func (w *world) start(args ...string) *proc {
+	w.t.Helper()
+	p := w.prepare(args...)
+	p.start()
+	return p
+}
+
+// patient is for how long anything may take on a slow machine.
+const patient = time.Minute
+
+// wait waits for the end and returns the exit code.
+func (p *proc) wait() int {
+	p.t.Helper()
+	return p.waitFor(patient)
+}
+
+func (p *proc) waitFor(d time.Duration) int {
+	p.t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(d):
+		_ = p.Process.Signal(syscall.SIGQUIT)
+		p.t.Fatalf("dlock %q does not end; stderr: %s", p.Args[1:], &p.err)
+	}
+	if ws, ok := p.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return -int(ws.Signal())
+	}
+	return p.ProcessState.ExitCode()
+}
+
+func (p *proc) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// run runs dlock to its end.
+func (w *world) run(args ...string) (code int, stdout, stderr string) {
+	w.t.Helper()
+	p := w.start(args...)
+	code = p.wait()
+	return code, p.out.String(), p.err.String()
+}
+
+// want runs dlock to its end and checks its exit code.
+func (w *world) want(code int, args ...string) (stdout, stderr string) {
+	w.t.Helper()
+	got, stdout, stderr := w.run(args...)
+	if got != code {
+		w.t.Fatalf("dlock %q: exit code %d, want %d; stderr: %s", args, got, code, stderr)
+	}
+	if n := strings.Count(stderr, "\n"); n > 1 && !strings.Contains(strings.Join(args, " "), "--verbose") {
+		w.t.Errorf("dlock %q: %d lines on stderr, want at most one: %s", args, n, stderr)
+	}
+	return stdout, stderr
+}
+
+// eventually waits until a condition holds.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patient); !cond(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// content waits for a file that a command writes, and returns its one line.
+func (w *world) content(name string) string {
+	w.t.Helper()
+	var b []byte
+	eventually(w.t, "the file "+name, func() bool {
+		b, _ = os.ReadFile(w.path(name))
+		return bytes.HasSuffix(b, []byte("\n"))
+	})
+	return string(bytes.TrimSpace(b))
+}
+
+func (w *world) exists(name string) bool {
+	_, err := os.Stat(w.path(name))
+	return err == nil
+}
+
+// pid waits for a file with a process's number.
+func (w *world) pid(name string) int {
+	w.t.Helper()
+	n, err := strconv.Atoi(w.content(name))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			_ = syscall.Kill(n, syscall.SIGKILL) // it may be what should not be there
+		}
+	})
+	return n
+}
+
+// A buffer can be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// alive reports whether a process runs: a zombie, which nobody has reaped, does not.
+func alive(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return false
+	}
+	s := status(pid)
+	return s != 0 && s != 'Z'
+}
+
+// status is the letter that ps shows for a process; zero: there is none.
+func status(pid int) byte {
+	out, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
+	if err != nil || len(out) == 0 {
+		return 0
+	}
+	return out[0]
+}

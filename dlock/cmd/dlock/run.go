@@ -1,0 +1,305 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+)
+
+// leastTTL leaves time between the two signals that stop a command.
+const leastTTL = 4 * time.Second
+
+// A job is one "dlock run".
+type job struct {
+	url      string
+	urlGiven bool
+	ttl      duration
+	wait     patience
+	atLeast  duration
+	maxHold  duration
+	skip     bool
+	label    string
+	verbose  bool
+
+	key     string
+	command []string
+
+	client  *dlock.Client
+	signals chan os.Signal
+	renewed chan struct{} // of capacity one: the lease may have a new deadline
+	granted time.Duration // on the machine's clock
+	outage  bool          // one was reported
+}
+
+func newRun() *cobra.Command {
+	j := &job{wait: forever}
+	cmd := &cobra.Command{
+		Use:   "run [flags] KEY -- COMMAND [ARG...]",
+		Short: "Run a command while holding the lock KEY",
+		Long: `Run COMMAND while holding the lock KEY, and exit with its exit code.
+
+The backend's URL is that of --url, else $DLOCK_URL, else the content of the file that
+$DLOCK_URL_FILE names, else "file:", locks of this user on this machine. A URL with a
+password is refused on the command line, where every user can read it.
+
+COMMAND is started without a shell, in a process group of its own. It finds in its
+environment DLOCK_KEY; DLOCK_FENCE, the token that rises with every grant; DLOCK_DEADLINE,
+when the lease ends unless it is renewed (as of the start; not set where a lock has no
+TTL); and never the URL.
+
+While COMMAND runs the lease is renewed. If that fails for so long that the lease is
+about to end, COMMAND gets SIGTERM at a quarter of the TTL before (1s at least), and
+SIGKILL at a twentieth before (100ms at least), with every process that it started.
+
+` + exitHelp,
+		Example: `  dlock run nightly -- /usr/local/bin/nightly-report
+  dlock run --skip --at-least 1m nightly -- backup --all     # from cron, on many hosts
+  DLOCK_URL_FILE=/etc/dlock.url dlock run --wait 30s deploy -- sh -c 'echo $DLOCK_FENCE; make deploy'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return j.setArgs(args, cmd.ArgsLenAtDash())
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			j.urlGiven = cmd.Flags().Changed("url")
+			if j.skip && !cmd.Flags().Changed("wait") {
+				j.wait = 0
+			}
+			return j.run(cmd.Flags().Changed("ttl"))
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&j.url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
+	f.Var(&j.ttl, "ttl", "how long the lease lasts unless it is renewed, 4s at least (default 10s; none on file)")
+	f.Var(&j.wait, "wait", "how long to wait for the lock: a duration, 0 (ask once) or forever")
+	f.Var(&j.atLeast, "at-least", "keep the lock for at least that long, though the command ends sooner")
+	f.Var(&j.maxHold, "max-hold", "stop a command that holds the lock for longer")
+	f.BoolVar(&j.skip, "skip", false, "exit 0, silently, if the lock is held; waits only if --wait is given too")
+	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the holder (default host/pid)")
+	f.BoolVar(&j.verbose, "verbose", false, "tell on stderr what happens")
+	return cmd
+}
+
+func (j *job) setArgs(args []string, dash int) error {
+	switch {
+	case dash < 0 && len(args) > 1:
+		return fail(exitUsage, "the command is to stand after --: dlock run KEY -- COMMAND [ARG...]")
+	case dash < 0, dash == len(args):
+		return fail(exitUsage, "the command is missing: dlock run KEY -- COMMAND [ARG...]")
+	case dash == 0:
+		return fail(exitUsage, "the key is missing: dlock run KEY -- COMMAND [ARG...]")
+	case dash > 1:
+		return fail(exitUsage, "there is more than one key before --: dlock run KEY -- COMMAND [ARG...]")
+	}
+	j.key, j.command = args[0], args[1:]
+	return nil
+}
+
+// run takes the lock, runs the command, and gives the lock back.
+func (j *job) run(ttlGiven bool) error {
+	if j.skip && j.wait == forever {
+		return fail(exitUsage, "--skip never comes to skip with --wait forever: leave one out")
+	}
+	url, err := chooseURL(j.url, j.urlGiven)
+	if err != nil {
+		return err
+	}
+	j.renewed = make(chan struct{}, 1)
+	j.client, err = dlock.OpenURL(url, j.options(ttlGiven)...)
+	if err != nil {
+		return explain(err)
+	}
+	defer j.close()
+	if ttl := j.client.TTL(); ttl != 0 && ttl < leastTTL {
+		return fail(exitUsage, "the TTL is %v, and is to be %v at least, so that the command can be stopped before the lease ends", ttl, leastTTL)
+	}
+	// SIGPIPE: a reader of our stderr that has gone must not end us and the command.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	j.signals = make(chan os.Signal, 16)
+	notify(j.signals, endings)
+	lease, err := j.obtain()
+	if err != nil {
+		return err
+	}
+	return j.hold(lease)
+}
+
+// endings are the signals that end a wait.
+var endings = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+
+// notify relays signals, but those that our parent told us to ignore, as nohup does.
+func notify(c chan os.Signal, signals []os.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
+}
+
+func (j *job) options(ttlGiven bool) []dlock.Option {
+	o := []dlock.Option{
+		dlock.WithLogger(nil), // what matters is told by the hooks, in one line each
+		dlock.WithHooks(j.hooks()),
+		dlock.WithMinHold(time.Duration(j.atLeast)),
+		dlock.WithMaxHold(time.Duration(j.maxHold)),
+	}
+	if ttlGiven {
+		o = append(o, dlock.WithTTL(time.Duration(j.ttl)))
+	}
+	if j.label != "" {
+		o = append(o, dlock.WithOwnerLabel(j.label))
+	}
+	return o
+}
+
+// obtain waits for the lock.
+func (j *job) obtain() (*dlock.Lease, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	type result struct {
+		lease *dlock.Lease
+		err   error
+	}
+	got := make(chan result, 1)
+	go func() {
+		lease, err := j.ask(ctx)
+		got <- result{lease, err}
+	}()
+	select {
+	case r := <-got:
+		return r.lease, j.notObtained(r.err)
+	case s := <-j.signals:
+		cancel()
+		if r := <-got; r.lease != nil {
+			j.release(r.lease)
+		}
+		return nil, &failure{code: exitSignal + number(s)}
+	}
+}
+
+func (j *job) ask(ctx context.Context) (*dlock.Lease, error) {
+	if j.wait == 0 {
+		return j.client.TryLock(ctx, j.key)
+	}
+	if j.wait != forever {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(j.wait))
+		defer cancel()
+	}
+	return j.client.Lock(ctx, j.key)
+}
+
+func (j *job) notObtained(err error) error {
+	if err == nil {
+		return nil
+	}
+	if j.skip && errors.Is(err, dlock.ErrHeld) {
+		j.tell("%v: skipped", err)
+		return &failure{code: 0}
+	}
+	return explain(err)
+}
+
+// release gives the lock back. What fails is told; the command's exit code stands,
+// unless the lock turns out to have been lost.
+func (j *job) release(lease *dlock.Lease) (lost bool) {
+	err := lease.Unlock()
+	switch {
+	case err == nil:
+		j.tell("released %q", j.key)
+	case errors.Is(err, dlock.ErrLost):
+		say("%v: something else may have run beside the command; check what it did", err)
+		return true
+	default:
+		say("%v: nothing to do, but until then nobody gets it", err)
+	}
+	return false
+}
+
+// close ends the client: on a session backend it waits for what is left of --at-least.
+// A signal then ends us, and the wait.
+func (j *job) close() {
+	if j.signals != nil {
+		signal.Stop(j.signals)
+	}
+	if err := j.client.Close(); err != nil {
+		say("%v", err)
+	}
+}
+
+// tell writes a line if --verbose was given.
+func (j *job) tell(format string, args ...any) {
+	if j.verbose {
+		say(format, args...)
+	}
+}
+
+// hooks tell what happens.
+func (j *job) hooks() dlock.Hooks {
+	return dlock.Hooks{
+		Attempt: func(ctx context.Context, e dlock.Event) {
+			if e.Err != nil && ctx.Err() == nil {
+				j.tellAttempt(e)
+			}
+		},
+		Acquired: func(_ context.Context, e dlock.Event) {
+			j.granted = machineNow() - e.Waited
+		},
+		Renewed: func(_ context.Context, e dlock.Event) {
+			if e.Err != nil {
+				j.tell("a renewal failed, and is tried again: %v", e.Err)
+				return
+			}
+			j.tell("renewed %q, which now ends at %s", j.key, clockTime(e.Deadline))
+			select {
+			case j.renewed <- struct{}{}:
+			default:
+			}
+		},
+		Driver: func(e driver.Event) {
+			j.tell("%s %s %s %s", e.Kind, e.Node, e.Detail, errorText(e.Err))
+		},
+	}
+}
+
+// tellAttempt tells once that the backend is out of reach while we wait for ever, since
+// nothing else would.
+func (j *job) tellAttempt(e dlock.Event) {
+	var refused *dlock.RefusedError
+	switch {
+	case errors.Is(e.Err, dlock.ErrHeld):
+		if e.Attempt == 1 && j.wait != 0 {
+			j.tell("waits for %q: %v", j.key, e.Err)
+		}
+	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), errors.As(e.Err, &refused) && refused.RetryAfter <= 0:
+	case !j.outage:
+		j.outage = true
+		say("waits for the backend (%s), since --wait is forever: %v", j.client.Info().Name, e.Err)
+	default:
+		j.tell("attempt %d: %v", e.Attempt, e.Err)
+	}
+}
+
+func clockTime(t time.Time) string {
+	return time.Now().Add(time.Until(t)).Format("15:04:05.000")
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// number is a signal's number.
+func number(s os.Signal) int {
+	n, _ := s.(syscall.Signal)
+	return int(n)
+}

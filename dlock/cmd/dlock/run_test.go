@@ -1,0 +1,388 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// job40 is the job that loses counts unless it runs alone.
+const job40 = `n=$(cat n); echo $((n+1)) > n; echo $DLOCK_FENCE >> fences`
+
+func TestFortyProcessesCountWithoutLosingOne(t *testing.T) {
+	w := newWorld(t)
+	loops, times := 40, 50
+	if testing.Short() {
+		times = 5
+	}
+	w.put("n", "0\n")
+	var wg sync.WaitGroup
+	for range loops {
+		wg.Go(func() {
+			for range times {
+				p := w.start("run", "counter", "--", "sh", "-c", job40)
+				// A process that polls, since this user's inotify instances are used up, may
+				// have to wait until those that are woken have all had their turns.
+				if code := p.waitFor(10 * time.Minute); code != 0 || p.err.String() != "" {
+					t.Errorf("exit code %d, stderr: %s", code, &p.err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if got := w.content("n"); got != strconv.Itoa(loops*times) {
+		t.Errorf("counted %s, want %d", got, loops*times)
+	}
+	fences := strings.Fields(w.content("fences"))
+	if len(fences) != loops*times {
+		t.Errorf("%d tokens, want %d", len(fences), loops*times)
+	}
+	last := uint64(0)
+	for i, f := range fences {
+		n, err := strconv.ParseUint(f, 10, 64)
+		if err != nil || n <= last {
+			t.Fatalf("the token of grant %d is %q, and that of the one before %d: they are to rise", i, f, last)
+		}
+		last = n
+	}
+}
+
+func TestTheExitCodeIsTheCommands(t *testing.T) {
+	w := newWorld(t)
+	w.put("text", "no program\n")
+	if err := os.Chmod(w.put("noformat", "no program\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		code    int
+		command []string
+		says    string
+	}{
+		{0, []string{"true"}, ""},
+		{3, []string{"sh", "-c", "exit 3"}, ""},
+		{255, []string{"sh", "-c", "exit 255"}, ""},
+		{128 + 15, []string{"sh", "-c", "kill -TERM $$"}, ""},
+		{128 + 9, []string{"sh", "-c", "kill -KILL $$"}, ""},
+		{127, []string{"there-is-no-such-command"}, `"there-is-no-such-command": not found`},
+		{127, []string{"./there-is-no-such-file"}, "not found"},
+		{126, []string{"./text"}, "chmod +x"},
+		{126, []string{"/"}, "directory"},
+		{126, []string{"./noformat"}, "#!/bin/sh"},
+	} {
+		_, stderr := w.want(c.code, append([]string{"run", "k", "--"}, c.command...)...)
+		if !strings.Contains(stderr, c.says) || c.says == "" && stderr != "" {
+			t.Errorf("%q: stderr is %q, want %q", c.command, stderr, c.says)
+		}
+	}
+}
+
+func TestTheCommandsStreamsAreOurs(t *testing.T) {
+	w := newWorld(t)
+	p := w.prepare("run", "k", "--", "sh", "-c", "cat; cat <&9; echo err >&2; pwd -P")
+	p.Stdin = strings.NewReader("in\n")
+	nine, err := os.Open(w.put("nine", "nine\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nine.Close()                 //nolint:errcheck // it was only read
+	p.ExtraFiles = []*os.File{6: nine} // descriptors that our caller opened for the command, too
+	p.start()
+	dir, err := filepath.EvalSymlinks(w.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if out, errs := p.out.String(), p.err.String(); out != "in\nnine\n"+dir+"\n" || errs != "err\n" {
+		t.Errorf("stdout %q, stderr %q", out, errs)
+	}
+}
+
+func TestTheCommandGetsTheLeaseAndNeverTheURL(t *testing.T) {
+	w := newWorld(t)
+	// What an outer dlock run gave is replaced.
+	w.env = append(w.env, "DLOCK_DEADLINE=2001-01-01T00:00:00Z", "DLOCK_KEY=outer", "DLOCK_FENCE=1", envURLFile+"=/nowhere", "KEPT=yes")
+	env := func(args ...string) map[string]string {
+		out, _ := w.want(0, append(args, "--", "env")...)
+		m := map[string]string{}
+		for _, line := range strings.Split(out, "\n") {
+			name, value, _ := strings.Cut(line, "=")
+			m[name] = value
+		}
+		return m
+	}
+	on := env("run", "some key")
+	if on["DLOCK_KEY"] != "some key" || on["KEPT"] != "yes" {
+		t.Errorf("the key is %q, KEPT is %q", on["DLOCK_KEY"], on["KEPT"])
+	}
+	if n, err := strconv.ParseUint(on["DLOCK_FENCE"], 10, 64); err != nil || n < 1e15 {
+		t.Errorf("the token is %q", on["DLOCK_FENCE"])
+	}
+	if d, ok := on["DLOCK_DEADLINE"]; ok {
+		t.Errorf("a lock without TTL has the deadline %q", d)
+	}
+	start := time.Now()
+	timed := env("run", "--url", "memory:", "--ttl", "100s", "k")
+	d, err := time.Parse(time.RFC3339Nano, timed["DLOCK_DEADLINE"])
+	if left := d.Sub(start); err != nil || left < 90*time.Second || left > 100*time.Second+time.Since(start) {
+		t.Errorf("the deadline is %q, %v from the start, want 99 s or so", timed["DLOCK_DEADLINE"], left)
+	}
+	for _, m := range []map[string]string{on, timed} {
+		for _, name := range []string{envURL, envURLFile} {
+			if v, ok := m[name]; ok {
+				t.Errorf("the command sees %s=%q", name, v)
+			}
+		}
+	}
+}
+
+func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
+	w := newWorld(t)
+	base := w.env[:len(w.env)-1]
+	file := w.put("url", " file://"+w.dir+"/three\n")
+	for _, c := range []struct {
+		made string
+		env  []string
+		args []string
+	}{
+		{"one", []string{envURL + "=file://" + w.dir + "/two", envURLFile + "=" + file}, []string{"--url", "file://" + w.dir + "/one"}},
+		{"two", []string{envURL + "=file://" + w.dir + "/two", envURLFile + "=" + file}, nil},
+		{"three", []string{envURL + "=", envURLFile + "=" + file}, nil},
+		{"state/dlock", []string{"XDG_STATE_HOME=" + w.dir + "/state", "HOME=" + w.dir}, nil},
+	} {
+		if c.made == "state/dlock" && !allSeen {
+			continue // another folder there
+		}
+		w.env = append(append([]string{}, base...), c.env...)
+		w.want(0, append(append([]string{"run"}, c.args...), "k", "--", "true")...)
+		if !w.exists(c.made) {
+			t.Errorf("%q and %q do not lead to %s", c.env, c.args, c.made)
+		}
+	}
+	for env, says := range map[string]string{
+		envURLFile + "=" + w.path("missing"):        "cannot be read",
+		envURLFile + "=" + os.DevNull:               "one line",
+		envURLFile + "=" + w.dir:                    "cannot be read",
+		envURL + "=nosuch:":                         "unknown",
+		envURL + "=" + "file:///tmp?no_parameter=1": "no_parameter",
+	} {
+		w.env = append(append([]string{}, base...), env)
+		if _, stderr := w.want(exitUsage, "run", "k", "--", "true"); !strings.Contains(stderr, says) {
+			t.Errorf("%s: stderr is %q, want %q", env, stderr, says)
+		}
+	}
+}
+
+func TestWrongUsageIsNamedBeforeAnythingRuns(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct {
+		says string
+		args string // KEY and the command follow, unless there is a "|"
+	}{
+		{"TTL", "--url memory: --ttl 3.9s"},
+		{"TTL", "--url memory:?ttl=1s"},
+		{"has none", "--ttl 10s"},
+		{"--ttl", "--url memory: --ttl soon"},
+		{"--ttl", "--url memory: --ttl -5s"},
+		{"--wait", "--wait sometime"},
+		{"--wait", "--wait -1s"},
+		{"--at-least", "--at-least x"},
+		{"--max-hold", "--max-hold -1s"},
+		{"--skip", "--skip --wait forever"},
+		{"--label: ", "--label a|b"},
+		{"--url", "--url="},
+		{"unknown flag", "--nope"},
+		{"command is missing", "|run k"},
+		{"command is missing", "|run k --"},
+		{"after --", "|run k true"},
+		{"key is missing", "|run -- true"},
+		{"more than one key", "|run k l -- true"},
+		{"no such command", "|walk k -- true"},
+		{"no arguments", "|drivers k"},
+	} {
+		args := strings.Fields(c.args)
+		if strings.HasPrefix(c.args, "|") {
+			args = strings.Fields(c.args[1:])
+		} else {
+			args = append(append([]string{"run"}, args...), "k", "--", "touch", "ran")
+		}
+		_, stderr := w.want(exitUsage, args...)
+		if !strings.Contains(stderr, c.says) {
+			t.Errorf("%q: stderr is %q, want %q in it", args, stderr, c.says)
+		}
+	}
+	long := strings.Repeat("k", 513)
+	for _, key := range []string{"", long} {
+		if _, stderr := w.want(exitUsage, "run", key, "--", "touch", "ran"); !strings.Contains(stderr, "key") {
+			t.Errorf("a key of %d bytes: stderr is %q", len(key), stderr)
+		}
+	}
+	if w.exists("ran") {
+		t.Error("the command was run")
+	}
+}
+
+// holder holds the key until release.
+func (w *world) holder(key string, flags ...string) (p *proc, release func()) {
+	w.t.Helper()
+	name := "held-" + key
+	args := append(append([]string{"run"}, flags...), key, "--",
+		"sh", "-c", "echo $$ > "+name+"; while [ ! -e "+name+"-go ]; do sleep 0.02; done")
+	p = w.start(args...)
+	w.content(name)
+	return p, func() { w.put(name+"-go", "") }
+}
+
+func TestWhatIsHeldIsWaitedForAsLongAsToldAndExits75(t *testing.T) {
+	w := newWorld(t)
+	_, release := w.holder("k", "--label", "web-4")
+	for _, wait := range []string{"0", "0s", "300ms"} {
+		start := time.Now()
+		_, stderr := w.want(exitHeld, "run", "--wait", wait, "k", "--", "touch", "ran")
+		if !strings.Contains(stderr, "held by web-4/") || !strings.Contains(stderr, "--wait") {
+			t.Errorf("--wait %s: stderr is %q: it is to name the holder, and say what to do", wait, stderr)
+		}
+		if took := time.Since(start); wait == "300ms" && took < 300*time.Millisecond {
+			t.Errorf("--wait %s took %v", wait, took)
+		}
+	}
+	if w.exists("ran") {
+		t.Error("the command was run")
+	}
+	waiter := w.start("run", "k", "--", "touch", "ran")
+	long := w.start("run", "--wait", "1m", "k", "--", "touch", "ran too")
+	release()
+	if code := waiter.wait(); code != 0 || !w.exists("ran") || waiter.err.String() != "" {
+		t.Errorf("the one who waits for ever: exit code %d, stderr: %s", code, &waiter.err)
+	}
+	if code := long.wait(); code != 0 || !w.exists("ran too") || long.err.String() != "" {
+		t.Errorf("the one who waits for a minute: exit code %d, stderr: %s", code, &long.err)
+	}
+}
+
+func TestSkipIsSilentAndExits0(t *testing.T) {
+	w := newWorld(t)
+	_, release := w.holder("k")
+	for _, flags := range []string{"--skip", "--skip --wait 0", "--skip --wait 100ms"} {
+		args := append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", "ran")
+		if stdout, stderr := w.want(0, args...); stdout+stderr != "" {
+			t.Errorf("%s is not silent: %q, %q", flags, stdout, stderr)
+		}
+	}
+	if w.exists("ran") {
+		t.Error("the command was run")
+	}
+	release()
+}
+
+func TestAnOutageExits69AndIsWaitedOutOnlyForEver(t *testing.T) {
+	w := newFaultyWorld(t)
+	for _, fault := range []string{"down", "refused"} {
+		w.fault(fault)
+		for _, flags := range []string{"--wait 0", "--wait 200ms", "--skip"} {
+			args := append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", "ran")
+			if _, stderr := w.want(exitUnavailable, args...); !strings.Contains(stderr, "check the backend") {
+				t.Errorf("%s, %s: stderr is %q", fault, flags, stderr)
+			}
+		}
+	}
+	w.want(exitUnavailable, "run", "k", "--", "touch", "ran") // a refusal for ever
+	w.fault("held")
+	w.want(exitHeld, "run", "--wait", "200ms", "k", "--", "touch", "ran")
+	if w.exists("ran") {
+		t.Fatal("the command was run")
+	}
+
+	w.fault("down")
+	p := w.start("run", "--wait", "forever", "k", "--", "sh", "-c", "echo ran > ran")
+	var stderr string
+	time.Sleep(300 * time.Millisecond) // several attempts
+	w.fault("")
+	if code := p.wait(); code != 0 || !w.exists("ran") {
+		t.Errorf("after the outage: exit code %d", code)
+	}
+	stderr = p.err.String()
+	if strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "connection refused") {
+		t.Errorf("of the outage stderr says %q, want one line with the cause", stderr)
+	}
+}
+
+func TestASignalEndsTheWaitAndLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	_, release := w.holder("k")
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		p := w.start("run", "--verbose", "k", "--", "touch", "ran")
+		eventually(t, "the wait", func() bool { return w.waits(p) })
+		p.signal(s)
+		if code := p.wait(); code != 128+int(s) {
+			t.Errorf("%v: exit code %d", s, code)
+		}
+	}
+	release()
+	w.want(0, "run", "--wait", "1m", "k", "--", "true")
+	if w.exists("ran") {
+		t.Error("the command was run")
+	}
+}
+
+// waits reports whether a dlock that is to be verbose has begun to wait.
+func (w *world) waits(p *proc) bool { return strings.Contains(p.err.String(), "waits for") }
+
+func TestSignalsArePassedOn(t *testing.T) {
+	w := newWorld(t)
+	script := `
+for s in INT TERM HUP QUIT USR1 USR2; do trap "echo $s >> got" $s; done
+echo $$ > pid
+while [ ! -e go ]; do sleep 0.05 & wait; done`
+	p := w.start("run", "k", "--", "sh", "-c", script)
+	pid := w.pid("pid")
+	for i, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2} {
+		p.signal(s)
+		eventually(t, "signal "+s.String(), func() bool {
+			b, _ := os.ReadFile(w.path("got"))
+			return strings.Count(string(b), "\n") == i+1
+		})
+	}
+	if got := strings.Fields(w.content("got")); strings.Join(got, " ") != "INT TERM HUP QUIT USR1 USR2" {
+		t.Errorf("the command got %q", got)
+	}
+	p.signal(syscall.SIGTSTP)
+	eventually(t, "the command's stop", func() bool { return status(pid) == 'T' })
+	p.signal(syscall.SIGCONT)
+	eventually(t, "its going on", func() bool { return status(pid) != 'T' })
+	w.put("go", "")
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d, stderr: %s", code, &p.err)
+	}
+	p = w.start("run", "k", "--", "sh", "-c", "echo $$ > pid2; exec sleep 100")
+	w.pid("pid2")
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != 128+15 {
+		t.Errorf("a command that ends by SIGTERM: exit code %d", code)
+	}
+}
+
+func TestAtLeastKeepsTheLock(t *testing.T) {
+	w := newWorld(t)
+	start := time.Now()
+	p := w.start("run", "--at-least", "2s", "k", "--", "sh", "-c", "echo done > done")
+	w.content("done")
+	if since := time.Since(start); since < 2*time.Second {
+		w.want(exitHeld, "run", "--wait", "0", "k", "--", "true")
+	}
+	w.want(0, "run", "--wait", "1m", "k", "--", "true")
+	if since := time.Since(start); since < 2*time.Second {
+		t.Errorf("the lock was kept for %v", since)
+	}
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}

@@ -1,0 +1,151 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+const canary = "c4n4ry"
+
+// canaryURLs are URLs of a driver with a password in them, well formed and not.
+func canaryURLs(scheme string) []string {
+	const nobody = "127.0.0.1:1" // where nobody listens
+	var urls []string
+	for _, rest := range []string{
+		"//user:%s@" + nobody + "/0",
+		"//:%s@" + nobody,
+		"//user:%s@" + nobody + "/0?ttl=10s&prefix=a:",
+		"//user:%s@" + nobody + "?nosuch=1",
+		"//user:%s@" + nobody + "?ttl=never",
+		"//user:%s@" + nobody + ":1:1",
+		"//user:%s@" + nobody + "/not-a-number",
+		"//user:%s@[::1",
+		"//user:a/%s@" + nobody,
+		"//user:a@%s@" + nobody,
+		"//user:a?%s@" + nobody,
+		"//user:a#%s@" + nobody,
+		"//user:%%zz%s@" + nobody,
+		"//user:a://%s@" + nobody,
+		"/user:%s@" + nobody,
+		"user:%s@" + nobody,
+		"//" + nobody + "/db?user=u&password=%s",
+		"//" + nobody + "/db?sslpassword=%s&nosuch=1",
+	} {
+		urls = append(urls, scheme+":"+fmt.Sprintf(strings.ReplaceAll(rest, "%%", "%%%%"), canary))
+	}
+	if scheme == "redlock" {
+		for _, other := range dlock.Drivers() {
+			for _, nodes := range []string{
+				"redlock:%[1]s://user:%[2]s@" + nobody + ",%[1]s://" + nobody + ",%[1]s://127.0.0.1:2",
+				"redlock:%[1]s://" + nobody + ",%[1]s://u:%[2]s@127.0.0.1:2,nosuch=1",
+				"redlock:%[1]s%%3A%%2F%%2Fu%%3A%[2]s%%40127.0.0.1,%[1]s://127.0.0.1:2",
+			} {
+				urls = append(urls, fmt.Sprintf(nodes, other, canary))
+			}
+		}
+	}
+	return urls
+}
+
+func TestNoPasswordIsEverWritten(t *testing.T) {
+	w := newWorld(t)
+	base := w.env[:len(w.env)-1]
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 4)
+	try := func(env []string, args ...string) {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			own := *w
+			own.env = append(append([]string{}, base...), env...)
+			code, stdout, stderr := own.run(args...)
+			if strings.Contains(stdout+stderr, canary) {
+				t.Errorf("%q %q (exit code %d) writes the password: %s%s", env, args, code, stdout, stderr)
+			}
+		})
+	}
+	schemes := append(dlock.Drivers(), "nosuch", "NoSuch", "")
+	for _, scheme := range schemes {
+		for i, u := range canaryURLs(scheme) {
+			run := []string{"run", "--verbose", "--wait", "0", "k", "--", "env"}
+			try([]string{envURL + "=" + u}, run...)
+			file := w.put(fmt.Sprintf("url-%s-%d", scheme, i), u+"\n")
+			try([]string{envURLFile + "=" + file}, run...)
+			try([]string{envURL + "=" + u}, "drivers")
+			try(nil, append([]string{"run", "--url", u}, run[1:]...)...)
+			try(nil, "run", "--url="+u, "k", "--", "true")
+		}
+	}
+	u := "redis://user:" + canary + "@127.0.0.1:1/0"
+	for _, args := range [][]string{
+		{u}, {"run", u}, {"run", u, "--", "true"}, {"run", "k", u, "--", "true"}, {"drivers", u}, {"version", u}, {"help", u},
+		{"run", "--ulr=" + u, "k", "--", "true"}, {"run", "--" + u, "k"}, {"run", "-u" + u}, {"run", "-" + u}, {"--url", u},
+		{"run", "--ttl", u, "k", "--", "true"}, {"run", "--wait=" + u, "k", "--", "true"}, {"run", "--label", u, "k", "--", "true"},
+		{"run", "--ttl", ":" + canary + "@h", "k", "--", "true"}, {"run", "-" + canary, "k"}, {"run", "--=" + canary, "k"},
+		{"run", "k", "--", u}, {"run", "k", "--", "./" + u}, {"completion", u}, {"completion", "bash", u},
+	} {
+		try([]string{envURL + "=file://" + w.dir + "/locks"}, args...)
+	}
+	wg.Wait()
+}
+
+func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
+	w := newWorld(t)
+	for _, u := range []string{
+		"redis://user:pw@h:6379/0", "redis://:pw@h", "rediss://u:p%40@h", "redis://u:p@w@h", "redis://u:p/w@h", "redis://u:p://w@h",
+		"redlock:redis://a:6379,redis://u:pw@b:6379,redis://c:6379", "redlock:redis%3A%2F%2Fu%3Apw%40h,redis://b",
+		"postgres://h/db?user=u&password=pw", "postgres://h/db?sslpassword=pw", "redis://h?sentinel_password=pw",
+	} {
+		for _, args := range [][]string{{"--url", u}, {"--url=" + u}} {
+			args = append(append([]string{"run", "--wait", "0"}, args...), "k", "--", "true")
+			if _, stderr := w.want(exitUsage, args...); !strings.Contains(stderr, envURL) || !strings.Contains(stderr, envURLFile) {
+				t.Errorf("%s: stderr is %q: it is to say where the URL may stand", u, stderr)
+			}
+		}
+	}
+	for _, u := range []string{
+		"redis://h:6379/0", "redis://user@h:6379/0", "redis://user:@h:6379", "redlock:redis://user@a:6379,redis://user@b:6379,redis://c:6379",
+		"postgres://user@h1:5432,h2:5432/db?sslmode=require", "redis+unix:///run/r.sock", "file:///tmp/a", "memory:a", "redis://[::1]:6379/0",
+		"redis://user@[::1]:6379/0",
+	} {
+		if hasPassword(u) {
+			t.Errorf("%s has no password", u)
+		}
+	}
+	// Where there is no password nothing is refused, nor what belongs to the command.
+	w.want(0, "run", "user:x@y", "--", "true")
+	w.want(0, "run", "https://example.org/a", "--", "true")
+	w.want(0, "run", "k", "--", "true", "redis://user:pw@h")
+}
+
+func TestTheURLIsNotInTheListOfProcesses(t *testing.T) {
+	if !allSeen {
+		t.Skip("there is no /proc here")
+	}
+	w := newFaultyWorld(t)
+	w.env = append(w.env, envURL+"=faulty://user:"+canary+"@h")
+	p := w.start("run", "k", "--", "sh", "-c", "cat /proc/$PPID/cmdline /proc/$PPID/environ /proc/$$/environ > list; cat /proc/$PPID/comm; echo > done; exec sleep 60")
+	w.content("done")
+	list, err := os.ReadFile(w.path("list"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(list)+string(ours), canary) {
+		t.Error("the password is in a command line, or in the environment of the guard or the command")
+	}
+	if got := p.out.String(); got != guardName+"\n" {
+		t.Errorf("the guard is called %q", got)
+	}
+	_ = p.Process.Kill() // and the rest with it
+}

@@ -1,0 +1,325 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package main
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// stubborn is a command that writes down when it gets SIGTERM, and goes on. (It waits in
+// a way in which no shell misses a signal: some do while they start a process.) Its beats
+// tell how long it ran, whenever anybody looks.
+const stubborn = `trap 'date +%s%N > termed' TERM
+echo $DLOCK_DEADLINE > deadline
+echo $$ > pid
+while :; do date +%s%N >> beats; sleep 0.05 & wait; done`
+
+// nanos reads a time that a command wrote.
+func (w *world) nanos(name string) time.Time {
+	w.t.Helper()
+	n, err := strconv.ParseInt(w.content(name), 10, 64)
+	if err != nil {
+		w.t.Skip("date has no nanoseconds here: ", err)
+	}
+	return time.Unix(0, n)
+}
+
+// lastBeat is when stubborn, which has ended, ran last.
+func (w *world) lastBeat() time.Time {
+	w.t.Helper()
+	b, err := os.ReadFile(w.path("beats"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	beats := strings.Fields(string(b))
+	w.put("last", beats[len(beats)-1]+"\n")
+	return w.nanos("last")
+}
+
+func (w *world) deadline() time.Time {
+	w.t.Helper()
+	d, err := time.Parse(time.RFC3339Nano, w.content("deadline"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return d
+}
+
+func TestARenewalThatFailsStopsTheCommandBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []string{"outage", "hang"} {
+		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
+			w := newFaultyWorld(t)
+			w.fault(fault)
+			p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", stubborn)
+			pid, deadline := w.pid("pid"), w.deadline()
+			termed := w.nanos("termed")
+			eventually(t, "the command's end", func() bool { return !alive(pid) })
+			killed := w.lastBeat()
+			if code := p.wait(); code != exitLost {
+				t.Errorf("exit code %d, want %d", code, exitLost)
+			}
+			if before := deadline.Sub(termed); before > 1100*time.Millisecond {
+				t.Errorf("SIGTERM came %v before the deadline, want 1 s", before)
+			}
+			if !termed.Before(killed) {
+				t.Error("SIGTERM did not come first")
+			}
+			if !killed.Before(deadline) {
+				t.Errorf("the command ended %v after the deadline of its lease", killed.Sub(deadline))
+			}
+			if s := p.err.String(); !strings.Contains(s, "SIGTERM") || !strings.Contains(s, "killed the command") {
+				t.Errorf("stderr is %q", s)
+			}
+		})
+	}
+}
+
+func TestACommandThatEndsBySIGTERMLeavesExitCode76(t *testing.T) {
+	t.Parallel()
+	w := newFaultyWorld(t)
+	w.fault("outage")
+	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 100 & wait")
+	if code := p.wait(); code != exitLost {
+		t.Errorf("exit code %d, want %d", code, exitLost)
+	}
+	if s := p.err.String(); strings.Count(s, "dlock: ") != 1 || !strings.Contains(s, "SIGTERM sent") {
+		t.Errorf("stderr is %q, want one line of ours", s)
+	}
+}
+
+func TestALeaseThatIsRenewedAgainLetsTheCommandGoOn(t *testing.T) {
+	t.Parallel()
+	w := newFaultyWorld(t)
+	w.fault("outage")
+	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", stubborn)
+	pid, deadline := w.pid("pid"), w.deadline()
+	w.content("termed")
+	w.fault("")
+	for time.Now().Before(deadline.Add(time.Second)) {
+		if !alive(pid) {
+			t.Fatalf("the command was killed; stderr: %s", &p.err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.wait(); code != exitLost {
+		t.Errorf("exit code %d: SIGTERM was sent, which makes it %d", code, exitLost)
+	}
+}
+
+// kin is a command with a child, and one that left the group where that is followed.
+const kin = `sh -c 'echo $$ > child; trap "" TERM; while :; do sleep 0.05; done' &
+$away sh -c 'echo $$ > far; trap "" TERM; while :; do sleep 0.05; done' &
+echo $$ > pid
+wait`
+
+func (w *world) family() (pids []int) {
+	w.t.Helper()
+	for _, name := range []string{"pid", "child", "far"} {
+		pids = append(pids, w.pid(name))
+	}
+	return pids
+}
+
+func anyAlive(pids []int) bool {
+	for _, pid := range pids {
+		if alive(pid) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestALossKillsAllThatTheCommandStartedWithinHalfASecond(t *testing.T) {
+	t.Parallel()
+	w := newFaultyWorld(t)
+	p := w.start("run", "--verbose", "--ttl", "4s", "k", "--", "sh", "-c", kin)
+	pids := w.family()
+	w.fault("lost")
+	eventually(t, "the loss", func() bool { return strings.Contains(p.err.String(), "a renewal failed") })
+	lost := time.Now()
+	eventually(t, "the end of all", func() bool { return !anyAlive(pids) })
+	took := time.Since(lost)
+	if code := p.wait(); code != exitLost {
+		t.Errorf("exit code %d, want %d", code, exitLost)
+	}
+	if took > 500*time.Millisecond {
+		t.Errorf("it took %v", took)
+	}
+	if s := p.err.String(); !strings.Contains(s, "killed the command") {
+		t.Errorf("stderr is %q", s)
+	}
+}
+
+func TestNothingSurvivesAKilledDlock(t *testing.T) {
+	w := newWorld(t)
+	p := w.start("run", "k", "--", "sh", "-c", kin)
+	pids := w.family()
+	p.signal(syscall.SIGKILL)
+	next := w.start("run", "--wait", "1m", "k", "--", "sh", "-c", "date +%s%N > next")
+	eventually(t, "the end of all", func() bool { return !anyAlive(pids) })
+	if code := next.wait(); code != 0 {
+		t.Errorf("the next one: exit code %d, stderr: %s", code, &next.err)
+	}
+}
+
+func TestAKilledDlockNeverLetsTheNextRunBesideWhatItLeft(t *testing.T) {
+	w := newWorld(t)
+	// Each takes a folder that it would find taken if it did not run alone, and gives it
+	// back only if it comes to its end. SIGKILL leaves it; what is left is taken away by
+	// the next one, which must find that whoever left it has ended.
+	script := `if [ -e owner ] && kill -0 $(cat owner) 2>/dev/null; then echo overlap >> overlap; fi
+if [ -e grand ] && kill -0 $(cat grand) 2>/dev/null; then echo overlap >> overlap; fi
+echo $$ > owner
+sh -c 'echo $$ > grand; exec sleep 60' &
+echo $DLOCK_FENCE > started
+wait`
+	fence := ""
+	for range 8 {
+		p := w.start("run", "--wait", "1m", "k", "--", "sh", "-c", script)
+		waiter := w.start("run", "--wait", "1m", "k", "--", "sh", "-c", script)
+		started := func() bool {
+			f := w.content("started")
+			return f != fence
+		}
+		eventually(t, "a start", started)
+		fence = w.content("started")
+		p.signal(syscall.SIGKILL)
+		waiter.signal(syscall.SIGKILL)
+	}
+	if w.exists("overlap") {
+		t.Error("a command ran beside one that a killed dlock had left")
+	}
+}
+
+func TestTheKeyStaysHeldWhileAnyProcessHasTheLocksDescriptor(t *testing.T) {
+	w := newWorld(t)
+	p := w.start("run", "k", "--", "sh", "-c", `
+$away sh -c 'echo $$ > far; while [ ! -e go ]; do sleep 0.02; done' &
+echo $$ > pid
+echo $PPID > guard
+wait`)
+	far, guard := w.pid("far"), w.pid("guard")
+	// Both at once: nobody is left to kill the grandchild, which keeps the key.
+	for _, pid := range []int{guard, p.Process.Pid} {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, pid := range []int{guard, p.Process.Pid} {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "their end", func() bool { return !alive(guard) })
+	if allSeen {
+		eventually(t, "the command's end with the guard", func() bool { return !alive(w.pid("pid")) })
+	}
+	if !alive(far) {
+		t.Fatal("the grandchild has ended: there is nothing to see here")
+	}
+	w.want(exitHeld, "run", "--wait", "200ms", "k", "--", "true")
+	w.put("go", "")
+	w.want(0, "run", "--wait", "1m", "k", "--", "true")
+}
+
+func TestAKilledGuardTakesTheCommandWithIt(t *testing.T) {
+	w := newWorld(t)
+	p := w.start("run", "k", "--", "sh", "-c", "echo $PPID > guard; "+kin)
+	pids := w.family()
+	if err := syscall.Kill(w.pid("guard"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.wait(); code != 128+9 {
+		t.Errorf("exit code %d, want %d", code, 128+9)
+	}
+	if anyAlive(pids) {
+		t.Error("some of the command survive")
+	}
+	w.want(0, "run", "--wait", "0", "k", "--", "true")
+}
+
+func TestAStoppedDlockDoesNotStretchTheLease(t *testing.T) {
+	t.Parallel()
+	w := newFaultyWorld(t)
+	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", stubborn)
+	pid, deadline := w.pid("pid"), w.deadline()
+	p.signal(syscall.SIGSTOP)
+	eventually(t, "the command's end", func() bool { return !alive(pid) })
+	if last := w.lastBeat(); !last.Before(deadline) {
+		t.Errorf("the command ended %v after the deadline", last.Sub(deadline))
+	}
+	p.signal(syscall.SIGCONT)
+	if code := p.wait(); code != exitLost {
+		t.Errorf("exit code %d, want %d; stderr: %s", code, exitLost, &p.err)
+	}
+}
+
+func TestAStoppedGuardIsKilledWithTheCommandWhenTheLeaseIsLost(t *testing.T) {
+	t.Parallel()
+	w := newFaultyWorld(t)
+	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", "echo $PPID > guard; "+kin)
+	pids := w.family()
+	if err := syscall.Kill(w.pid("guard"), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	w.fault("lost")
+	if code := p.wait(); code != exitLost {
+		t.Errorf("exit code %d, want %d; stderr: %s", code, exitLost, &p.err)
+	}
+	if anyAlive(pids) {
+		t.Error("some of the command survive")
+	}
+}
+
+func TestMaxHoldStopsTheCommand(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	start := time.Now()
+	p := w.start("run", "--max-hold", "2s", "k", "--", "sh", "-c", stubborn)
+	if code := p.wait(); code != exitLost {
+		t.Errorf("exit code %d, want %d", code, exitLost)
+	}
+	if took := time.Since(start); took < 1500*time.Millisecond {
+		t.Errorf("it was stopped after %v", took)
+	}
+	w.content("termed")
+	// The guard's order and the lease's own end come at the same instant: either may be named
+	// as the reason of the kill, the option and the kill always are.
+	if s := p.err.String(); !strings.Contains(s, "--max-hold") || !strings.Contains(s, "killed the command") {
+		t.Errorf("stderr is %q", s)
+	}
+}
+
+func TestTheLockIsKeptUntilWhatTheCommandLeftBehindHasEnded(t *testing.T) {
+	w := newWorld(t)
+	p := w.start("run", "--verbose", "k", "--", "sh", "-c", `$away sh -c 'echo $$ > far; while [ ! -e go ]; do sleep 0.02; done' & exit 7`)
+	w.content("far")
+	eventually(t, "the command's end", func() bool { return strings.Contains(p.err.String(), "left behind") })
+	w.want(exitHeld, "run", "--wait", "0", "k", "--", "true")
+	w.put("go", "")
+	if code := p.wait(); code != 7 {
+		t.Errorf("exit code %d, want the command's 7", code)
+	}
+	w.want(0, "run", "--wait", "0", "k", "--", "true")
+}
+
+func TestASignalAfterTheCommandEndedGoesToWhatItLeftBehind(t *testing.T) {
+	w := newWorld(t)
+	p := w.start("run", "--verbose", "k", "--", "sh", "-c", `sh -c 'echo $$ > far; exec sleep 100' & exit 0`)
+	w.content("far")
+	eventually(t, "the command's end", func() bool { return strings.Contains(p.err.String(), "left behind") })
+	p.signal(syscall.SIGTERM)
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A terminal with an interactive shell in it, whose keys a test presses.
+type screen struct {
+	t      *testing.T
+	keys   *os.File
+	out    buffer
+	seen   int // how much of out was looked at
+	shell  *exec.Cmd
+	closed chan struct{}
+}
+
+func newScreen(w *world) *screen {
+	w.t.Helper()
+	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		w.t.Skip("no terminals here: ", err)
+	}
+	if err := unix.IoctlSetPointerInt(int(keys.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		w.t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(keys.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer tty.Close() //nolint:errcheck // the shell has it
+	s := &screen{t: w.t, keys: keys, closed: make(chan struct{})}
+	s.shell = exec.Command("sh", "-i")
+	s.shell.Dir = w.dir
+	s.shell.Env = append(w.env, "PS1=", "ENV=", "dlock="+w.exe)
+	s.shell.Stdin, s.shell.Stdout, s.shell.Stderr = tty, tty, tty
+	s.shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := s.shell.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	go func() {
+		defer close(s.closed)
+		buf := make([]byte, 4096)
+		for {
+			n, err := keys.Read(buf)
+			_, _ = s.out.Write(buf[:n]) // never fails
+			if err != nil {
+				return // EIO: the terminal has gone
+			}
+		}
+	}()
+	w.t.Cleanup(func() {
+		_ = s.shell.Process.Kill() // hangs the terminal up
+		_ = s.shell.Wait()         // it was killed
+		_ = keys.Close()
+		<-s.closed
+	})
+	s.line("stty -echo; echo re''ady")
+	s.expect("ready")
+	return s
+}
+
+func (s *screen) press(keys string) {
+	s.t.Helper()
+	if _, err := s.keys.WriteString(keys); err != nil && !errors.Is(err, syscall.EIO) {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *screen) line(text string) { s.t.Helper(); s.press(text + "\n") }
+
+// expect waits for text after what was expected before.
+func (s *screen) expect(text string) {
+	s.t.Helper()
+	defer func() {
+		if s.t.Failed() {
+			s.t.Logf("the screen shows: %s", s.out.String())
+		}
+	}()
+	eventually(s.t, fmt.Sprintf("%q on the screen", text), func() bool {
+		i := strings.Index(s.out.String()[s.seen:], text)
+		if i >= 0 {
+			s.seen += i + len(text)
+		}
+		return i >= 0
+	})
+}
+
+func TestTheCommandReadsFromTheTerminal(t *testing.T) {
+	w := newWorld(t)
+	s := newScreen(w)
+	s.line(`$dlock run k -- sh -c 'echo started; read a; echo "got <$a>"'; echo "code $?"`)
+	s.expect("started")
+	s.line("hello")
+	s.expect("got <hello>")
+	s.expect("code 0")
+	s.line("echo the shell has it again")
+	s.expect("the shell has it again")
+}
+
+func TestCtrlCEndsTheCommandWhoeverHasTheTerminal(t *testing.T) {
+	w := newWorld(t)
+	s := newScreen(w)
+	s.line(`$dlock run k -- sh -c 'trap "echo int; exit 9" INT; echo started; while :; do sleep 0.2 & wait; done'; echo "code $?"`)
+	s.expect("started")
+	s.press("\x03")
+	s.expect("int")
+	s.expect("code 9")
+	s.line(`$dlock run k -- sh -c 'trap "echo int; exit 9" INT; echo started; read a; echo lent; while :; do sleep 0.2 & wait; done'; echo "code $?"`)
+	s.expect("started")
+	s.line("")
+	s.expect("lent")
+	s.press("\x03")
+	s.expect("int")
+	s.expect("code 9")
+}
+
+func TestAPipelineKeepsItsTerminal(t *testing.T) {
+	w := newWorld(t)
+	s := newScreen(w)
+	// The reader at the end asks the terminal itself, as a pager does.
+	s.line(`$dlock run k -- sh -c 'echo one; sleep 1' | sh -c 'cat; read a < /dev/tty; echo "got <$a>"'`)
+	s.expect("one")
+	s.line("key")
+	s.expect("got <key>")
+}
+
+func TestCtrlZStopsTheJobAndFgGoesOn(t *testing.T) {
+	for name, begin := range map[string]string{"not lent": "", "lent": "read a;"} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := newScreen(w)
+			s.line(`$dlock run k -- sh -c 'echo started; ` + begin + ` echo $$ > pid; echo running; while [ ! -e go ]; do sleep 0.05; done; read b; echo "got <$b>"'; echo "code $?"`)
+			s.expect("started")
+			if begin != "" {
+				s.line("a")
+			}
+			s.expect("running")
+			pid := w.pid("pid")
+			s.press("\x1a")
+			s.expect("Stopped")
+			eventually(t, "the command's stop", func() bool { return status(pid) == 'T' })
+			s.line("echo shell")
+			s.expect("shell")
+			w.put("go", "")
+			s.line("fg")
+			s.line("b")
+			s.expect("got <b>")
+			s.line("echo over")
+			s.expect("over")
+		})
+	}
+}
+
+func TestWithoutAShellCtrlZDoesNothing(t *testing.T) {
+	w := newWorld(t)
+	s := newScreen(w)
+	s.line(`exec $dlock run k -- sh -c 'echo started; echo $$ > pid; read a; echo "got <$a>"; read b; echo "got <$b>"'`)
+	s.expect("started")
+	s.line("a")
+	s.expect("got <a>")
+	s.press("\x1a")
+	s.line("b")
+	s.expect("got <b>")
+}

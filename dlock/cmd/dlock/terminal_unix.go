@@ -1,0 +1,127 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// forwarded are the signals that are passed on to the command, besides the endings.
+var forwarded = []os.Signal{
+	syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGCONT,
+}
+
+// A terminal is lent to the command when it asks for it: with a process group of its own
+// it is a background job, which SIGTTIN or SIGTTOU stops when it reads from the terminal,
+// or sets it. Until then the terminal stays with our group, in which there may be the
+// rest of a pipeline, or a script that wants its ctrl-C.
+type terminal struct {
+	tty  *os.File
+	lent int // the command's group; zero: not lent
+}
+
+func (t *terminal) open() bool {
+	if t.tty == nil {
+		t.tty, _ = os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	}
+	return t.tty != nil
+}
+
+func (t *terminal) foreground() int {
+	if !t.open() {
+		return 0
+	}
+	group, err := unix.IoctlGetInt(int(t.tty.Fd()), unix.TIOCGPGRP)
+	if err != nil {
+		return 0
+	}
+	return group
+}
+
+func (t *terminal) hand(group int) bool {
+	// We may be in the background ourselves by now. The command was started before this,
+	// and does not inherit it.
+	signal.Ignore(syscall.SIGTTOU)
+	return unix.IoctlSetPointerInt(int(t.tty.Fd()), unix.TIOCSPGRP, group) == nil
+}
+
+// lend makes group the terminal's foreground group, if ours is.
+func (t *terminal) lend(group int) bool {
+	if t.foreground() != unix.Getpgrp() || !t.hand(group) {
+		return false
+	}
+	t.lent = group
+	return true
+}
+
+// takeBack makes our group the foreground group again.
+func (t *terminal) takeBack() {
+	if t.lent != 0 && t.foreground() == t.lent {
+		t.hand(unix.Getpgrp())
+	}
+	t.lent = 0
+}
+
+// pass passes a signal on to the command.
+func (h *holding) pass(s os.Signal) {
+	n := number(s)
+	if s == syscall.SIGCONT {
+		h.resume()
+		return
+	}
+	h.ward.send(order{Signal: n})
+}
+
+// stopped deals with a command that was stopped. If it wants the terminal, it gets it. If
+// it was stopped from the terminal, we stop as well, with our group, so that the shell
+// sees that its job has stopped. SIGSTOP is between the command and who sent it.
+func (h *holding) stopped(s syscall.Signal) {
+	wants := s == syscall.SIGTTIN || s == syscall.SIGTTOU
+	switch {
+	case s == syscall.SIGSTOP || !h.term.open():
+	case wants && h.term.lend(h.last.Pid):
+		h.ward.send(order{Signal: int(syscall.SIGCONT)})
+	case stoppable():
+		_ = syscall.Kill(0, syscall.SIGSTOP) // whoever continues us makes us resume
+	case s == syscall.SIGTSTP: // a terminal without a shell, where ctrl-Z does nothing
+		h.ward.send(order{Signal: int(syscall.SIGCONT)})
+	}
+}
+
+// resume continues the command after we were continued. If the lease has ended meanwhile
+// the command was killed.
+func (h *holding) resume() {
+	if h.lease.Err() != nil {
+		return
+	}
+	if h.term.lent != 0 {
+		h.term.lend(h.term.lent)
+	}
+	h.ward.send(order{Signal: int(syscall.SIGCONT)})
+}
+
+// stoppable reports whether there is somebody to continue our group if it is stopped: a
+// parent of one of its processes, in the same session and another group, a shell.
+func stoppable() bool {
+	group := unix.Getpgrp()
+	session, err := unix.Getsid(0)
+	if err != nil {
+		return false
+	}
+	for pid := os.Getpid(); pid > 1; pid = parentOf(pid) {
+		g, err := unix.Getpgid(pid)
+		if err != nil {
+			return false
+		}
+		if g == group {
+			continue
+		}
+		s, err := unix.Getsid(pid)
+		return err == nil && s == session
+	}
+	return false
+}

@@ -1,0 +1,57 @@
+//go:build darwin || dragonfly || freebsd || netbsd || openbsd
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// allSeen: a process that left the command's group is not seen.
+const allSeen = false
+
+func becomeReaper()  {}
+func setName(string) {}
+
+func ownPath() (string, error) { return os.Executable() }
+
+func commandAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// polled reports whether the end of the last process has to be looked for: those of the
+// group whose parent has ended are not our children.
+func (f *family) polled() bool { return f.ended }
+
+// othersLeft reports whether the command's group has processes yet. One of another user
+// counts as none.
+func (f *family) othersLeft() bool { return syscall.Kill(-f.pid, 0) == nil }
+
+func (f *family) names() string { return fmt.Sprintf("process group %d", f.pid) }
+
+func signalRest(group int, s syscall.Signal) { _ = syscall.Kill(-group, s) }
+
+// killAll kills the group.
+func killAll(group int) {
+	if group == 0 {
+		return
+	}
+	for end := time.Now().Add(giveUp); time.Now().Before(end); time.Sleep(killAgain) {
+		if syscall.Kill(-group, syscall.SIGKILL) != nil {
+			return
+		}
+	}
+	say("could not be killed: process group %d: end it before anything else runs under this key", group)
+}
+
+// parentOf returns a process's parent, and 0 if it is not known.
+func parentOf(pid int) int {
+	if pid == os.Getpid() {
+		return os.Getppid()
+	}
+	return 0
+}
+
+const clockID = unix.CLOCK_MONOTONIC

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+)
+
+const (
+	envURL     = "DLOCK_URL"
+	envURLFile = "DLOCK_URL_FILE"
+	defaultURL = "file:"
+)
+
+// chooseURL returns the backend's URL: the flag's, else the environment's, else that in
+// the file that the environment names, else the default.
+func chooseURL(flag string, given bool) (string, error) {
+	if given {
+		if flag == "" {
+			return "", fail(exitUsage, "--url is empty: give a URL, or leave it out")
+		}
+		return flag, nil
+	}
+	if u := os.Getenv(envURL); u != "" {
+		return u, nil
+	}
+	if path := os.Getenv(envURLFile); path != "" {
+		return readURL(path)
+	}
+	return defaultURL, nil
+}
+
+func readURL(path string) (string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", fail(exitUsage, "%s cannot be read: %v", envURLFile, err)
+	}
+	u := strings.TrimSpace(string(b))
+	if u == "" || strings.ContainsAny(u, "\r\n") {
+		return "", fail(exitUsage, "the file that %s names is to hold one line, a URL", envURLFile)
+	}
+	return u, nil
+}
+
+// node begins each URL in a list of them, or the only one.
+var node = regexp.MustCompile(`(?:^|,|^redlock:)[a-z0-9+._-]+://`)
+
+// secretParameter is a parameter whose value is a password: password, sslpassword,
+// sentinel_password…
+var secretParameter = regexp.MustCompile(`(?i)passw(?:or)?d=.`)
+
+// hasPassword reports whether a URL, or one in a list, holds a password, well formed or
+// not. If in doubt it does.
+func hasPassword(u string) bool {
+	decoded, err := url.PathUnescape(u)
+	return holdsPassword(u) || err == nil && holdsPassword(decoded)
+}
+
+func holdsPassword(u string) bool {
+	if secretParameter.MatchString(u) {
+		return true
+	}
+	for _, n := range node.Split(u, -1) {
+		_, after, ok := strings.Cut(n, ":")
+		if ok && strings.LastIndexByte(after, '@') > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// checkArgs refuses a password on the command line, where every user of the machine can
+// read it. What stands after "--" is the command's own affair.
+func checkArgs(args []string) error {
+	for i, arg := range args {
+		if arg == "--" {
+			break
+		}
+		isURL := strings.HasPrefix(arg, "--url=") || i > 0 && args[i-1] == "--url"
+		if (isURL || strings.Contains(arg, "://")) && hasPassword(strings.TrimPrefix(arg, "--url=")) {
+			return fail(exitUsage, "a password on the command line can be read by every user of this machine: put the URL into %s, or into a file and its path into %s", envURL, envURLFile)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"testing"
+	"time"
+)
+
+func TestTheCommandIsStoppedInTimeForItsLease(t *testing.T) {
+	const s, ms = time.Second, time.Millisecond
+	for _, c := range []struct {
+		what                       string
+		end, ttl, granted, maxHold time.Duration
+		term, kill                 time.Duration
+	}{
+		{"a session has no end", 0, 0, 50 * s, 0, 0, 0},
+		{"a second and 100 ms at least", 104 * s, 4 * s, 100 * s, 0, 103 * s, 103*s + 800*ms},
+		{"the least TTL, 100 ms", 102 * s, 2 * s, 100 * s, 0, 101 * s, 101*s + 900*ms},
+		{"a quarter and a twentieth", 140 * s, 40 * s, 100 * s, 0, 130 * s, 138 * s},
+		{"a maximum hold of a session", 0, 0, 100 * s, 10 * s, 109 * s, 110 * s},
+		{"a short maximum hold", 0, 0, 100 * s, 2 * s, 101*s + 500*ms, 102 * s},
+		{"a maximum hold that ends first", 140 * s, 40 * s, 100 * s, 5 * s, 104 * s, 105 * s},
+		{"a lease that ends first", 140 * s, 40 * s, 100 * s, 60 * s, 130 * s, 138 * s},
+	} {
+		o := times(c.end, c.ttl, c.granted, c.maxHold)
+		if !o.Times || o.Term != c.term || o.Kill != c.kill {
+			t.Errorf("%s: SIGTERM at %v, SIGKILL at %v, want %v and %v", c.what, o.Term, o.Kill, c.term, c.kill)
+		}
+	}
+}
+
+func TestTheWardenLooksInTime(t *testing.T) {
+	for _, c := range []struct {
+		what        string
+		w           warden
+		least, most time.Duration
+	}{
+		{"without times it has no need to", warden{}, time.Minute, time.Hour},
+		{"far off: often, as the machine may sleep", warden{term: time.Hour, kill: 2 * time.Hour}, lookEvery, lookEvery},
+		{"near", warden{term: 50 * time.Millisecond, kill: time.Hour}, 0, 50 * time.Millisecond},
+		{"after SIGTERM: the next is SIGKILL", warden{term: 1, termed: true, kill: 100 * time.Millisecond}, 1, 100 * time.Millisecond},
+		{"while killing", warden{killing: 1}, killAgain, killAgain},
+	} {
+		c.w.family = &family{}
+		now := machineNow()
+		if c.w.term > 1 {
+			c.w.term += now
+		}
+		if c.w.kill != 0 {
+			c.w.kill += now
+		}
+		if d := c.w.next(); d < c.least || d > c.most {
+			t.Errorf("%s: looks again after %v, want %v to %v", c.what, d, c.least, c.most)
+		}
+	}
+}
+
+func TestMessagesAreOneLine(t *testing.T) {
+	if got := oneLine("dlock: a\nb\r\n\tc"); got != "a b c" {
+		t.Errorf("got %q", got)
+	}
+}
