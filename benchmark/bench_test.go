@@ -1,0 +1,47 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// Single operations of every driver, with their allocations. The report, which sets them
+// beside the limits, is made by the program.
+func BenchmarkMemory(b *testing.B) { onURL(b, "memory:benchmark") }
+
+func BenchmarkFile(b *testing.B) { onURL(b, "file://"+b.TempDir()) }
+
+func BenchmarkGoRedis(b *testing.B) {
+	onURL(b, "redis://"+server.Redis(b).Addr())
+}
+
+func BenchmarkValkeyGo(b *testing.B) {
+	onURL(b, "valkey://"+server.Valkey(b).Addr())
+}
+
+func BenchmarkRedlockOverGoRedis(b *testing.B) { onURL(b, quorumOf(b, "redis")) }
+
+func BenchmarkRedlockOverValkeyGo(b *testing.B) { onURL(b, quorumOf(b, "valkey")) }
+
+func BenchmarkPostgres(b *testing.B) {
+	onURL(b, "postgres://"+server.Superuser+"@"+server.Postgres(b).Addr()+"/postgres?sslmode=disable")
+}
+
+// quorumOf starts five servers.
+func quorumOf(b *testing.B, scheme string) string {
+	url := "redlock:"
+	for range 5 {
+		url += scheme + "://" + server.Redis(b).Addr() + ","
+	}
+	return url + "restart_guard=off"
+}
+
+func onURL(b *testing.B, url string) {
+	redlocktest.RunBenchmarks(b, redlocktest.Harness{
+		Open: func() (driver.Backend, error) { return dlock.OpenBackend(url) },
+	})
+}

@@ -1,0 +1,12 @@
+// Package bench measures locks: its own program is benchmark, and benchmark/peers adds
+// other libraries to the same scenarios.
+//
+//	Contestant ──opens──> Locker          one way to take locks, over one client library
+//	Scenario ──> Case ──rounds──> Row     what is measured, contestants in turn
+//	Report ──> report.json, report.md, report.html
+//
+// What is compared is measured in one run, in rounds: in each round every contestant
+// has its turn, in an order that changes, so that a machine which is slow for a
+// while is slow for all. A figure is the median of its rounds, and stands with the
+// span of the middle half of them.
+package bench

@@ -1,0 +1,89 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/valkey-io/valkey-go"
+)
+
+// commands is one server through one client library. A reply is a string, an int64, nil
+// or a []any of these.
+type commands interface {
+	do(ctx context.Context, args []string) (any, error)
+	close() error
+}
+
+// A library opens commands.
+type library struct {
+	name string
+	how  string
+	// open connects, or leaves that to the first command, and gives up after timeout.
+	open func(addr string, timeout time.Duration) (commands, error)
+}
+
+// libraries are the client libraries that this module has drivers for, and the floor.
+var libraries = []library{
+	{"go-redis", "go-redis with its default pool, without retries", openGoRedis},
+	{"valkey-go", "valkey-go as it pipelines by default", openValkeyGo},
+	{"socket", "one TCP connection with hand-written RESP that all goroutines share",
+		func(addr string, _ time.Duration) (commands, error) { return dialSocket(addr), nil }},
+}
+
+type goRedis struct{ client *redis.Client }
+
+func openGoRedis(addr string, timeout time.Duration) (commands, error) {
+	return goRedis{redis.NewClient(&redis.Options{
+		Addr:                  addr,
+		MaxRetries:            -1,
+		ContextTimeoutEnabled: true, // else it ignores deadlines while it reads
+		DialTimeout:           timeout,
+		Protocol:              2,
+	})}, nil
+}
+
+func (g goRedis) do(ctx context.Context, args []string) (any, error) {
+	list := make([]any, len(args))
+	for i, a := range args {
+		list[i] = a
+	}
+	v, err := g.client.Do(ctx, list...).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil, nil
+	}
+	return v, err
+}
+
+func (g goRedis) close() error { return g.client.Close() }
+
+type valkeyGo struct{ client valkey.Client }
+
+func openValkeyGo(addr string, timeout time.Duration) (commands, error) {
+	c, err := valkey.NewClient(valkey.ClientOption{
+		InitAddress:       []string{addr},
+		Dialer:            net.Dialer{Timeout: timeout}, // for its handshake too
+		ForceSingleClient: true,
+		DisableCache:      true,
+		DisableRetry:      true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return valkeyGo{c}, nil
+}
+
+func (v valkeyGo) do(ctx context.Context, args []string) (any, error) {
+	reply, err := v.client.Do(ctx, v.client.B().Arbitrary(args...).Build()).ToAny()
+	if valkey.IsValkeyNil(err) {
+		return nil, nil
+	}
+	return reply, err
+}
+
+func (v valkeyGo) close() error {
+	v.client.Close()
+	return nil
+}

@@ -1,0 +1,134 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// ErrUsage says that the command line cannot be; what is wrong was printed.
+var ErrUsage = errors.New("bad command line")
+
+// Main is a program that measures: the contestants of this package and more.
+func Main(ctx context.Context, args []string, out, progress io.Writer, more ...Contestant) error {
+	o, err := parse(args, progress)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	contestants := append(Contestants(), more...)
+	if o.url != "" {
+		if contestants, err = deployment(o.url); err != nil {
+			return err
+		}
+	}
+	report, err := measure(ctx, o, contestants, progress)
+	if err != nil {
+		return err
+	}
+	if err := report.write(o.out); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s\n\n", report.Summary[0])
+	for _, g := range report.Goals {
+		if !g.Met {
+			fmt.Fprintf(out, "goal not met: %s: %s, at most %s\n", g.What, digits(g.Measured), digits(g.Most))
+		}
+	}
+	for _, name := range []string{"report.html", "report.md", "report.json"} {
+		fmt.Fprintln(out, filepath.Join(o.out, name))
+	}
+	return nil
+}
+
+func measure(ctx context.Context, o *options, contestants []Contestant, progress io.Writer) (report *Report, err error) {
+	r := NewRunner(o.plan, contestants, progress)
+	defer func() { err = errors.Join(err, r.Close()) }()
+	scenarios := o.scenarios
+	if o.url != "" {
+		r.plan.Held = slices.DeleteFunc(slices.Clone(r.plan.Held), func(n int) bool { return n > mostOnDeployment })
+		scenarios = onDeployment(scenarios)
+		r.keys = randomKeys()
+		r.report.Title = "Locks of one deployment, measured"
+	}
+	return r.Run(ctx, scenarios)
+}
+
+// Contestants returns all of this package.
+func Contestants() []Contestant {
+	list := own()
+	list = append(list, limits()...)
+	list = append(list, queues()...)
+	return append(list, postgresLimits()...)
+}
+
+// mostOnDeployment is how many leases are held at once on servers that may have other
+// work to do.
+const mostOnDeployment = 10_000
+
+type options struct {
+	plan      Plan
+	scenarios []Scenario
+	url       string
+	out       string
+}
+
+// parse reads the command line. What is wrong is printed to w.
+func parse(args []string, w io.Writer) (*options, error) {
+	f := flag.NewFlagSet("benchmark", flag.ContinueOnError)
+	f.SetOutput(w)
+	quick := f.Bool("quick", false, "measure less, in under a minute")
+	list := f.String("scenario", "", "measure these alone, separated by commas")
+	url := f.String("url", "", "measure locks of this URL, as dlock.OpenURL takes it, instead of servers of its own")
+	out := f.String("out", "", "the folder for the report (default: a new temporary one)")
+	f.Usage = func() {
+		fmt.Fprintf(w, "Usage: go run ./benchmark [flags]\n\nIt starts servers of its own, measures, and writes report.html, report.md and report.json.\n\nFlags:\n")
+		f.PrintDefaults()
+		fmt.Fprintf(w, "\nScenarios:\n")
+		for _, s := range Scenarios() {
+			fmt.Fprintf(w, "  %-12s %s\n", s.Name, s.What)
+		}
+	}
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil, err
+		}
+		return nil, ErrUsage // it was printed
+	}
+	wrong := func(text string, args ...any) (*options, error) {
+		fmt.Fprintf(w, "benchmark: "+text+"\n", args...)
+		return nil, ErrUsage
+	}
+	if f.NArg() > 0 {
+		return wrong("unexpected argument %q", f.Arg(0))
+	}
+	o := &options{plan: Full(), url: *url, out: *out}
+	if *quick {
+		o.plan = Quick()
+	}
+	var err error
+	if o.scenarios, err = Pick(*list); err != nil {
+		return wrong("-scenario: %v", err)
+	}
+	if o.url != "" {
+		if len(onDeployment(o.scenarios)) == 0 {
+			return wrong("-scenario: none of these can be measured with -url (there are %s)", names(onDeployment(Scenarios())))
+		}
+		if err := tryURL(o.url); err != nil {
+			return wrong("-url: %v", err)
+		}
+	}
+	if o.out == "" {
+		if o.out, err = os.MkdirTemp("", "redlock-benchmark-"); err != nil {
+			return nil, err
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,125 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	_ "github.com/redlock-go/redlock/drivers/goredis"
+	_ "github.com/redlock-go/redlock/drivers/memory"
+)
+
+func TestWhatIsWrongOnTheCommandLineIsNamed(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-fast"}, "-fast"},
+		{[]string{"now"}, `"now"`},
+		{[]string{"-scenario", "single,doubel"}, `"doubel"`},
+		{[]string{"-scenario", "nothing"}, "throughput"},
+		{[]string{"-url", "nonsense://host"}, "nonsense"},
+		{[]string{"-url", "memory:?speed=9"}, "speed"},
+		{[]string{"-url", "memory:", "-scenario", "postgres"}, "single"},
+		{[]string{"-quick=perhaps"}, "perhaps"},
+	} {
+		var out, progress bytes.Buffer
+		err := Main(context.Background(), c.args, &out, &progress)
+		if !errors.Is(err, ErrUsage) {
+			t.Errorf("%v: %v, want ErrUsage", c.args, err)
+		}
+		if !strings.Contains(progress.String(), c.want) {
+			t.Errorf("%v: it does not name %s: %s", c.args, c.want, progress.String())
+		}
+		if out.Len() > 0 {
+			t.Errorf("%v: it printed %q", c.args, out.String())
+		}
+	}
+}
+
+func TestHelpListsEveryScenario(t *testing.T) {
+	var progress bytes.Buffer
+	if err := Main(context.Background(), []string{"-help"}, &progress, &progress); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range Scenarios() {
+		if !strings.Contains(progress.String(), s.Name+" ") || !strings.Contains(progress.String(), s.What) {
+			t.Errorf("-help lacks %s: %s", s.Name, s.What)
+		}
+	}
+}
+
+func TestAQuickRunOnMemoryWritesAWholeReport(t *testing.T) {
+	folder := t.TempDir()
+	var out, progress bytes.Buffer
+	args := []string{"-quick", "-url", "memory:", "-scenario", "single,throughput,handoff", "-out", folder}
+	if err := Main(context.Background(), args, &out, &progress); err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	js, err := os.ReadFile(filepath.Join(folder, "report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r Report
+	if err := json.Unmarshal(js, &r); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []struct{ scenario, metric string }{
+		{"single", pair + " p50"}, {"single", "renew p50"}, {"throughput", "locks"}, {"throughput", "allocations"}, {"handoff", "handoff p50"},
+	} {
+		if !measured(&r, want.scenario, want.metric) {
+			t.Errorf("dlock has no %s in %s", want.metric, want.scenario)
+		}
+	}
+	for _, s := range r.Sections {
+		for _, row := range s.Rows {
+			if row.Error != "" {
+				t.Errorf("%s, %s, %s: %s", s.Title, row.Case, row.Contestant, row.Error)
+			}
+		}
+	}
+	for _, name := range []string{"report.html", "report.md"} {
+		if !strings.Contains(out.String(), filepath.Join(folder, name)) {
+			t.Errorf("the output does not say where %s is: %s", name, out.String())
+		}
+	}
+	if !strings.Contains(progress.String(), "handoff") {
+		t.Errorf("there is no progress: %s", progress.String())
+	}
+}
+
+// measured reports whether every row of ours in the scenario has the metric, above zero.
+func measured(r *Report, scenario, name string) bool {
+	rows := 0
+	for _, s := range r.Sections {
+		for _, row := range s.Rows {
+			if s.Scenario != scenario || row.Kind != Ours {
+				continue
+			}
+			if m, ok := row.metric(name); !ok || m.Value <= 0 {
+				return false
+			}
+			rows++
+		}
+	}
+	return rows > 0
+}
+
+func TestACancelledRunEndsWithoutAReport(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	folder := t.TempDir()
+	var out bytes.Buffer
+	err := Main(ctx, []string{"-quick", "-url", "memory:", "-out", folder}, &out, &out)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want context.Canceled", err)
+	}
+	if files, _ := os.ReadDir(folder); len(files) > 0 {
+		t.Errorf("it wrote %v", files)
+	}
+}

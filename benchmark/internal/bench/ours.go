@@ -1,0 +1,174 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// ours is a driver of this module, and how a URL of it is made.
+type ours struct {
+	driver string // as registered
+	client string // the library beneath, for comparisons
+	serves func(server.Kind, int) bool
+	url    func(*Setup) string
+}
+
+var drivers = []ours{
+	{"memory", "", noServer, func(*Setup) string { return "memory:" }},
+	{"file", "", noServer, func(s *Setup) string { return "file://" + s.Folder }},
+	{"redis", "go-redis", OneKeyStore, func(s *Setup) string { return "redis://" + s.Nodes[0].Addr }},
+	{"valkey", "valkey-go", OneKeyStore, func(s *Setup) string { return "valkey://" + s.Nodes[0].Addr }},
+	{"redlock", "go-redis", ManyKeyStores, quorumURL("redis")},
+	{"redlock", "valkey-go", ManyKeyStores, quorumURL("valkey")},
+	{"postgres", "pgx", OnePostgres, func(s *Setup) string { return PostgresURL(s.Nodes[0].Addr) }},
+}
+
+func noServer(kind server.Kind, nodes int) bool { return nodes == 0 }
+
+// OnePostgres serves one PostgreSQL.
+func OnePostgres(kind server.Kind, nodes int) bool {
+	return kind == server.KindPostgres && nodes == 1
+}
+
+// quorumURL makes URLs of a quorum. The restart guard is off: the servers are new, and
+// nothing is restarted but where a scenario says so.
+func quorumURL(scheme string) func(*Setup) string {
+	return func(s *Setup) string {
+		var b strings.Builder
+		b.WriteString("redlock:")
+		for _, n := range s.Nodes {
+			b.WriteString(scheme + "://" + n.Addr + ",")
+		}
+		return b.String() + "restart_guard=off"
+	}
+}
+
+// PostgresURL returns how the superuser of a server that the run started connects.
+func PostgresURL(addr string) string {
+	return "postgres://" + server.Superuser + "@" + addr + "/postgres?sslmode=disable"
+}
+
+// registered reports whether the program has a driver of this name.
+func registered(name string) bool { return slices.Contains(dlock.Drivers(), name) }
+
+// own returns dlock on every driver that the program has, and each driver alone.
+func own() []Contestant {
+	var out []Contestant
+	for _, d := range drivers {
+		if !registered(d.driver) {
+			continue
+		}
+		name := d.driver
+		if d.driver == "redlock" {
+			name = d.client
+		} else if d.client != "" {
+			name = d.client
+		}
+		c := Contestant{Client: d.client, Serves: d.serves, Waits: true, Renews: true}
+		c.Kind, c.Name = Ours, "dlock, "+name
+		c.How = "dlock.OpenURL with " + d.driver + ": and nothing set but what the servers need"
+		c.Open = func(_ context.Context, s *Setup) (Locker, error) { return openClient(d.url(s), s) }
+		out = append(out, c)
+
+		c.Kind, c.Name, c.Waits = Part, "driver, "+name, false
+		c.How = "the driver " + d.driver + " without dlock: no renewal, no waiting line, no hooks"
+		c.Open = func(_ context.Context, s *Setup) (Locker, error) { return openBackend(d.url(s), s) }
+		out = append(out, c)
+	}
+	return out
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// client is dlock as an application has it.
+type client struct{ c *dlock.Client }
+
+func openClient(url string, s *Setup) (Locker, error) {
+	opts := []dlock.Option{dlock.WithLogger(quiet)}
+	c, err := dlock.OpenURL(url, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if c.Info().MaxTTL == 0 || s.TTL == dlock.DefaultTTL {
+		return client{c}, nil
+	}
+	if err := c.Close(); err != nil {
+		return nil, err
+	}
+	c, err = dlock.OpenURL(url, append(opts, dlock.WithTTL(s.TTL))...)
+	return client{c}, err
+}
+
+func (c client) Lock(ctx context.Context, key string, wait bool) (Held, error) {
+	if wait {
+		return orNil(c.c.Lock(ctx, key))
+	}
+	return orNil(c.c.TryLock(ctx, key))
+}
+
+// orNil keeps a nil lease from becoming a Held that is not nil.
+func orNil(l *dlock.Lease, err error) (Held, error) {
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (c client) Close() error { return c.c.Close() }
+
+// backend is a driver alone.
+type backend struct {
+	b     driver.Backend
+	setup *Setup
+	ttl   bool
+}
+
+func openBackend(url string, s *Setup) (Locker, error) {
+	b, err := dlock.OpenBackend(url)
+	if err != nil {
+		return nil, err
+	}
+	return &backend{b, s, b.Info().MaxTTL != 0}, nil
+}
+
+func (b *backend) Lock(ctx context.Context, key string, wait bool) (Held, error) {
+	req := &driver.Request{Key: key, Owner: newOwner(), Wait: wait}
+	if b.ttl {
+		req.TTL = b.setup.TTL
+	}
+	l, err := b.b.Acquire(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return &backendHeld{l, driver.Renewal{TTL: req.TTL}}, nil
+}
+
+func (b *backend) Close() error { return b.b.Close() }
+
+type backendHeld struct {
+	lease   driver.Lease
+	renewal driver.Renewal
+}
+
+func (h *backendHeld) Renew(ctx context.Context) error {
+	if h.renewal.TTL == 0 {
+		return nil
+	}
+	_, err := h.lease.Renew(ctx, &h.renewal)
+	return err
+}
+
+func (h *backendHeld) Unlock() error {
+	err := h.lease.Release(context.Background())
+	if errors.Is(err, driver.ErrLost) {
+		return nil
+	}
+	return err
+}

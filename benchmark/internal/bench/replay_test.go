@@ -1,0 +1,45 @@
+package bench
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+)
+
+func TestARecordedCommandIsFilledWithOtherNamesAndFreshTimes(t *testing.T) {
+	const fence = 1_700_000_000_000_000
+	due := time.Now().Add(time.Second).UnixMicro()
+	p := newPattern([]string{
+		"EVALSHA", "abc", "2", recordedKey, "fence:{" + recordedKey + "}", strconv.FormatInt(due, 10),
+		recordedOwner + "|" + strconv.Itoa(fence), "10000", "86400000",
+	}, fence)
+	p.at = p.at.Add(-time.Minute) // recorded a minute ago
+	got := p.fill("k", "me", "42")
+	fresh, err := strconv.ParseInt(got[5], 10, 64)
+	if err != nil || fresh < due+time.Minute.Microseconds() || fresh > due+2*time.Minute.Microseconds() {
+		t.Errorf("the time is %v, a minute after %d is wanted", got[5], due)
+	}
+	got[5] = "then"
+	want := []string{"EVALSHA", "abc", "2", "k", "fence:{k}", "then", "me|42", "10000", "86400000"}
+	if !slices.Equal(got, want) {
+		t.Errorf("filled %q, want %q", got, want)
+	}
+}
+
+func TestTheTokenIsFoundInTheReply(t *testing.T) {
+	replies := []any{"OK", []any{int64(5), "x"}, []any{int64(1), int64(77), int64(9)}}
+	if got := tokenIn(replies, 77); got != 1 {
+		t.Errorf("token at %d, want 1", got)
+	}
+	if got := tokenIn(replies, 78); got != -1 {
+		t.Errorf("a token that is nowhere was found at %d", got)
+	}
+	r := &replay{token: 1}
+	if token, ok := r.granted([]any{int64(1), int64(77), int64(9)}); !ok || token != "77" {
+		t.Errorf("granted: %q, %v", token, ok)
+	}
+	if _, ok := r.granted([]any{int64(0), "somebody", int64(9)}); ok {
+		t.Error("a refusal was taken for a grant")
+	}
+}

@@ -1,0 +1,224 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A Runner measures scenarios, one after the other. It starts servers as they are
+// needed, and they stay until its Close.
+type Runner struct {
+	plan        Plan
+	keys        string // before every key
+	scenario    string // that is being measured
+	contestants []Contestant
+	progress    io.Writer
+	began       time.Time
+	report      *Report
+	started     map[server.Kind][]*server.Server
+}
+
+// NewRunner returns a Runner that writes its progress to w.
+func NewRunner(p Plan, contestants []Contestant, w io.Writer) *Runner {
+	return &Runner{
+		plan:        p,
+		contestants: contestants,
+		progress:    w,
+		began:       time.Now(),
+		started:     map[server.Kind][]*server.Server{},
+		report: &Report{
+			Title:   "Locks, measured",
+			Began:   time.Now().Truncate(time.Second),
+			Quick:   p.Quick,
+			Machine: Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPU: cpuModel(), CPUs: runtime.NumCPU(), Go: runtime.Version()},
+		},
+	}
+}
+
+// say prints a line of progress.
+func (r *Runner) say(text string, args ...any) {
+	fmt.Fprintf(r.progress, "%8s  %-10s %s\n", shortly(time.Since(r.began)), r.scenario, fmt.Sprintf(text, args...))
+}
+
+// note adds what the reader has to know to the report.
+func (r *Runner) note(text string, args ...any) {
+	s := fmt.Sprintf(text, args...)
+	if !slices.Contains(r.report.Notes, s) {
+		r.report.Notes = append(r.report.Notes, s)
+		r.say("note: %s", s)
+	}
+}
+
+// know lists a contestant in the report.
+func (r *Runner) know(c Contestant) {
+	if !slices.ContainsFunc(r.report.Setups, func(a About) bool { return a.Name == c.Name }) {
+		r.report.Setups = append(r.report.Setups, About{c.Name, c.Kind, c.How})
+	}
+}
+
+// Run measures the scenarios and returns the report.
+func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error) {
+	for _, s := range scenarios {
+		r.scenario = s.Name
+		sections, err := s.run(ctx, r)
+		for _, section := range sections {
+			if len(section.Rows) > 0 {
+				section.Scenario = s.Name
+				r.report.Sections = append(r.report.Sections, section)
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Name, err)
+		}
+	}
+	r.report.Took = time.Since(r.began).Round(time.Millisecond)
+	r.report.Summary = summarize(r.report.Sections)
+	r.report.Goals = goals(r.report.Sections)
+	return r.report, nil
+}
+
+// Close stops the servers.
+func (r *Runner) Close() error {
+	var errs []error
+	for _, list := range r.started {
+		for _, s := range list {
+			errs = append(errs, s.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// servers returns n servers of a kind, and false where the program is missing.
+func (r *Runner) servers(ctx context.Context, kind server.Kind, n int) ([]*server.Server, bool, error) {
+	for len(r.started[kind]) < n {
+		cfg := server.Config{Kind: kind}
+		if kind == server.KindPostgres { // waiters have connections of their own
+			cfg.Settings = []server.Setting{{Name: "max_connections", Value: "500"}}
+		}
+		s, err := server.Start(ctx, cfg)
+		var missing *server.MissingError
+		if errors.As(err, &missing) || errors.Is(err, server.ErrUnsupported) {
+			r.note("%s is left out: %v", kind, firstLine(err))
+			return nil, false, nil
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		if r.started[kind] == nil {
+			r.report.Machine.Servers = append(r.report.Machine.Servers, version(s))
+		}
+		r.started[kind] = append(r.started[kind], s)
+	}
+	return r.started[kind][:n], true, nil
+}
+
+// kinds returns which of these kinds can be started here.
+func (r *Runner) kinds(ctx context.Context, kinds ...server.Kind) ([]server.Kind, error) {
+	var out []server.Kind
+	for _, k := range kinds {
+		_, ok, err := r.servers(ctx, k, 1)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			out = append(out, k)
+		}
+	}
+	return out, nil
+}
+
+// version returns the server's name and version.
+func version(s *server.Server) string {
+	if s.Kind() != server.KindRedis && s.Kind() != server.KindValkey {
+		return string(s.Kind())
+	}
+	reply, _ := s.Do("INFO", "server")
+	text, _ := reply.(string)
+	for _, field := range []string{"valkey_version", "redis_version"} {
+		if _, rest, ok := strings.Cut(text, "\n"+field+":"); ok {
+			v, _, _ := strings.Cut(rest, "\r")
+			return string(s.Kind()) + " " + v
+		}
+	}
+	return string(s.Kind())
+}
+
+// serving returns the contestants that can take part: all that make attempts, or those
+// that pick picks.
+func (r *Runner) serving(kind server.Kind, nodes int, pick func(Contestant) bool) []Contestant {
+	var out []Contestant
+	for _, c := range r.contestants {
+		picked := !c.OnlyWaits
+		if pick != nil {
+			picked = pick(c)
+		}
+		if picked && c.Serves(kind, nodes) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// direct makes a setup of servers without proxies.
+func direct(servers []*server.Server, ttl time.Duration) *Setup {
+	s := &Setup{TTL: ttl}
+	for _, n := range servers {
+		s.Nodes = append(s.Nodes, Node{n.Kind(), n.Addr(), n.Addr()})
+	}
+	return s
+}
+
+// proxied makes a setup with a proxy in front of each server.
+func proxied(servers []*server.Server, ttl time.Duration) (*Setup, []*fault.Proxy, error) {
+	s := &Setup{TTL: ttl}
+	var proxies []*fault.Proxy
+	for _, n := range servers {
+		p, err := fault.Start(n.Addr())
+		if err != nil {
+			closeAll(proxies)
+			return nil, nil, err
+		}
+		proxies = append(proxies, p)
+		s.Nodes = append(s.Nodes, Node{n.Kind(), p.Addr(), n.Addr()})
+	}
+	return s, proxies, nil
+}
+
+func closeAll(proxies []*fault.Proxy) {
+	for _, p := range proxies {
+		_ = p.Close() // only its own sockets are left to go
+	}
+}
+
+// firstLine keeps an error to one line of a table's note.
+func firstLine(err error) string {
+	s, _, _ := strings.Cut(err.Error(), "\n")
+	if len(s) > 300 {
+		s = s[:300] + "…"
+	}
+	return s
+}
+
+// cpuModel returns the processor's name where the system tells.
+func cpuModel() string {
+	b, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if name, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(v)
+		}
+	}
+	return ""
+}

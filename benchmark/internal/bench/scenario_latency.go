@@ -1,0 +1,212 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// keysInTurn is over how many keys a lone caller goes: what is still under way for a
+// lock, on a slow node, does not meet the next one.
+const keysInTurn = 256
+
+// pair is the whole use of a lock: what is compared.
+const pair = "acquire+release"
+
+// latencyTurn takes locks one after the other for a slice of time.
+func (r *Runner) latencyTurn() func(context.Context, *entry) *turn {
+	slice := r.plan.Slice
+	return func(ctx context.Context, e *entry) *turn {
+		t := &turn{}
+		var acquire, renew, release, both []time.Duration
+		for i, begun := 0, time.Now(); (i == 0 || time.Since(begun) < slice) && ctx.Err() == nil; i++ {
+			key := r.keys + "latency/" + strconv.Itoa(i%keysInTurn)
+			start := time.Now()
+			h, err := e.lockers[0].Lock(ctx, key, false)
+			acquired := time.Now()
+			if err != nil {
+				t.fail(err)
+				continue
+			}
+			renewed := acquired
+			if e.contestant.Renews {
+				err = h.Renew(ctx)
+				renewed = time.Now()
+			}
+			if unlockErr := h.Unlock(); err == nil {
+				err = unlockErr
+			}
+			released := time.Now()
+			if err != nil {
+				t.fail(err)
+				continue
+			}
+			acquire = append(acquire, acquired.Sub(start))
+			if e.contestant.Renews {
+				renew = append(renew, renewed.Sub(acquired))
+			}
+			release = append(release, released.Sub(renewed))
+			both = append(both, acquired.Sub(start)+released.Sub(renewed))
+		}
+		t.series = []series{{pair, both}, {"acquire", acquire}, {"renew", renew}, {"release", release}}
+		return t
+	}
+}
+
+func latencySection(title, text string) *Section {
+	return &Section{
+		Title: title, Text: text, Key: pair + " p50",
+		Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50"}},
+	}
+}
+
+// single measures one caller on one server, and on what needs none.
+func single(ctx context.Context, r *Runner) ([]*Section, error) {
+	s := latencySection("Latency on one server", "One goroutine takes a lock, renews it and gives it back, over and over, on loopback. The time of a renewal is not part of acquire+release.")
+	kinds, err := r.kinds(ctx, server.KindRedis, server.KindValkey)
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range kinds {
+		servers, _, err := r.servers(ctx, kind, 1)
+		if err != nil {
+			return nil, err
+		}
+		c := &testCase{
+			name: string(kind), clients: 1, rounds: r.plan.Rounds,
+			setup: direct(servers, r.plan.TTL), turn: r.latencyTurn(),
+		}
+		if err := r.compare(ctx, s, c, r.serving(kind, 1, nil)); err != nil {
+			return nil, err
+		}
+	}
+	return []*Section{s}, r.local(ctx, s, "no server", 0, 1, r.latencyTurn(), nil)
+}
+
+// quorum measures by the number of nodes.
+func quorum(ctx context.Context, r *Runner) ([]*Section, error) {
+	s := &Section{
+		Title: "Latency by the number of nodes",
+		Text: "One goroutine, N redis-servers on loopback. Asking one node after the other is how the algorithm reads; asking all at once and waiting for all is the next step; " +
+			"returning at the majority's answer is ours.",
+		Key:   pair + " p50",
+		Axis:  "nodes",
+		Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50", Lines: true}},
+	}
+	for _, n := range r.plan.Nodes {
+		servers, ok, err := r.servers(ctx, server.KindRedis, n)
+		if err != nil || !ok {
+			return nil, err
+		}
+		c := &testCase{
+			name: plural(n, "node"), x: float64(n), clients: 1, rounds: r.plan.Rounds,
+			setup: direct(servers, r.plan.TTL), turn: r.latencyTurn(),
+		}
+		if err := r.compare(ctx, s, c, r.serving(server.KindRedis, n, nil)); err != nil {
+			return nil, err
+		}
+	}
+	return []*Section{s}, nil
+}
+
+// plural is "1 node", "3 nodes".
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return grouped(float64(n)) + " " + what + "s"
+}
+
+// local measures the contestants that need no server in a case of their own.
+func (r *Runner) local(ctx context.Context, s *Section, name string, x float64, clients int, turn func(context.Context, *entry) *turn, pick func(Contestant) bool) error {
+	folder, remove, err := temporary()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	c := &testCase{name: name, x: x, clients: clients, rounds: r.plan.Rounds, setup: &Setup{TTL: r.plan.TTL, Folder: folder}, turn: turn}
+	return r.compare(ctx, s, c, r.serving("", 0, pick))
+}
+
+// faultCase is a quorum of five behind proxies, and what is wrong with it.
+type faultCase struct {
+	name string
+	rtts []time.Duration
+	// breaks spoils the last node and returns what stops that.
+	breaks func(f *faulty) (stop func(), err error)
+}
+
+func same(n int, d time.Duration) []time.Duration {
+	out := make([]time.Duration, n)
+	for i := range out {
+		out[i] = d
+	}
+	return out
+}
+
+var faultCases = []faultCase{
+	{name: "all 2 ms", rtts: same(5, 2*time.Millisecond)},
+	{name: "1, 2, 3, 5 and 50 ms", rtts: []time.Duration{time.Millisecond, 2 * time.Millisecond, 3 * time.Millisecond, 5 * time.Millisecond, 50 * time.Millisecond}},
+	{name: "2 ms, one black hole", rtts: same(5, 2*time.Millisecond), breaks: (*faulty).blackHole},
+	{name: "2 ms, one refuses", rtts: same(5, 2*time.Millisecond), breaks: (*faulty).refuse},
+	{name: "2 ms, one flaps", rtts: same(5, 2*time.Millisecond), breaks: (*faulty).flap},
+}
+
+// toMajority is the metric that sets a latency against what the network forces: the
+// majority-th round trip, measured in the same rounds.
+const toMajority = "to round trip"
+
+// faults measures a quorum of five with slow and broken nodes.
+func faults(ctx context.Context, r *Runner) ([]*Section, error) {
+	s := &Section{
+		Title: "A quorum of five with slow and broken nodes",
+		Text: "One goroutine; a TCP proxy before each redis-server delays both directions. Acquisition and release need one answer of the majority each, so that the third-fastest round trip is the limit of each: " +
+			"it is measured by PING through the same proxies, in the same rounds. A black hole accepts connections and never answers; a flapping node is a black hole for 150 ms and well for 150 ms.",
+		Key:   pair + " p50",
+		Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50", Log: true}},
+	}
+	const nodes = 5
+	servers, ok, err := r.servers(ctx, server.KindRedis, nodes)
+	if err != nil || !ok {
+		return nil, err
+	}
+	for _, f := range faultCases {
+		if err := r.fault(ctx, s, f, servers); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.name, err)
+		}
+	}
+	return []*Section{s}, nil
+}
+
+// fault measures one case of faults.
+func (r *Runner) fault(ctx context.Context, s *Section, f faultCase, servers []*server.Server) error {
+	broken, err := newFaulty(servers, f.rtts, r.plan.TTL)
+	if err != nil {
+		return err
+	}
+	defer broken.close()
+	c := &testCase{name: f.name, clients: 1, rounds: r.plan.Rounds, setup: broken.setup}
+	latency := r.latencyTurn()
+	c.turn = func(ctx context.Context, e *entry) *turn {
+		if p, ok := e.lockers[0].(*pinger); ok {
+			return p.turn(ctx)
+		}
+		return latency(ctx, e)
+	}
+	// Contestants connect while all is well, as processes that have run for a while.
+	c.ready = func() (func(), error) {
+		if f.breaks == nil {
+			return func() {}, nil
+		}
+		return f.breaks(broken)
+	}
+	contestants := append(r.serving(server.KindRedis, len(servers), nil), roundTrip)
+	if err := r.compare(ctx, s, c, contestants); err != nil {
+		return err
+	}
+	relateToMajority(s.of(f.name))
+	return nil
+}

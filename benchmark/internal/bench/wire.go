@@ -1,0 +1,93 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/fault"
+)
+
+// A counter counts the messages in one direction of a proxy.
+type counter struct {
+	mu       sync.Mutex
+	rest     map[int64]*bytes.Buffer // of a message that is not complete, by connection
+	messages int
+	bytes    int
+}
+
+func (c *counter) judge(conn int64, chunk []byte) (int, fault.Action) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bytes += len(chunk)
+	b := c.rest[conn]
+	if b == nil {
+		b = &bytes.Buffer{}
+		c.rest[conn] = b
+	}
+	b.Write(chunk)
+	for n := fault.RESP(b.Bytes()); n > 0; n = fault.RESP(b.Bytes()) {
+		b.Next(n)
+		c.messages++
+	}
+	return len(chunk), fault.Pass
+}
+
+// counted returns the sums.
+func (c *counter) counted() (messages, bytes int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.messages, c.bytes
+}
+
+// countOnProxies counts what locks send through proxies.
+func countOnProxies(proxies []*fault.Proxy) func(context.Context, *entry) *turn {
+	const locks = 200
+	return func(ctx context.Context, e *entry) *turn {
+		t := &turn{}
+		up := &counter{rest: map[int64]*bytes.Buffer{}}
+		down := &counter{rest: map[int64]*bytes.Buffer{}}
+		for _, p := range proxies {
+			p.Judge(fault.ToServer, up.judge)
+			p.Judge(fault.ToClient, down.judge)
+		}
+		done := 0
+		for i := range locks {
+			h, err := e.lockers[0].Lock(ctx, "wire/"+strconv.Itoa(i), false)
+			if err == nil {
+				err = h.Unlock()
+			}
+			if err != nil {
+				t.fail(err)
+				continue
+			}
+			done++
+		}
+		settle(up)
+		for _, p := range proxies {
+			p.Judge(fault.ToServer, nil)
+			p.Judge(fault.ToClient, nil)
+		}
+		requests, sent := up.counted()
+		_, received := down.counted()
+		if done > 0 {
+			t.add("requests", Count, float64(requests)/float64(done))
+			t.add("sent", Bytes, float64(sent)/float64(done))
+			t.add("received", Bytes, float64(received)/float64(done))
+		}
+		return t
+	}
+}
+
+// settle waits until what goes on in the background has come to rest.
+func settle(c *counter) {
+	for range 50 {
+		before, _ := c.counted()
+		time.Sleep(20 * time.Millisecond)
+		if after, _ := c.counted(); after == before {
+			return
+		}
+	}
+}

@@ -1,0 +1,40 @@
+// Command benchmark measures locks: its own, the parts they are made of, and the limits
+// beside which they stand. It starts the servers that it needs.
+//
+//	go run ./benchmark                                  # everything, in under ten minutes
+//	go run ./benchmark -quick -scenario single,handoff  # a first look
+//	go run ./benchmark -url redis://localhost:6379      # a deployment of your own
+//
+// It prints where the report is: report.html for people, report.md for a repository,
+// report.json for programs. Figures of two runs are not to be compared unless the
+// machine did nothing else in both.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/redlock-go/redlock/benchmark/internal/bench"
+	_ "github.com/redlock-go/redlock/drivers/file"
+	_ "github.com/redlock-go/redlock/drivers/goredis"
+	_ "github.com/redlock-go/redlock/drivers/memory"
+	_ "github.com/redlock-go/redlock/drivers/postgres"
+	_ "github.com/redlock-go/redlock/drivers/redlock"
+	_ "github.com/redlock-go/redlock/drivers/valkeygo"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := bench.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	switch {
+	case errors.Is(err, bench.ErrUsage):
+		os.Exit(2)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "benchmark:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,32 @@
+module github.com/redlock-go/redlock/benchmark/peers
+
+go 1.25.0
+
+replace github.com/redlock-go/redlock => ../..
+
+require (
+	github.com/allisson/go-pglock/v3 v3.0.0
+	github.com/bsm/redislock v0.9.4
+	github.com/go-redsync/redsync/v4 v4.13.0
+	github.com/jackc/pgx/v5 v5.6.0
+	github.com/redis/go-redis/v9 v9.7.3
+	github.com/redis/rueidis v1.0.69
+	github.com/redis/rueidis/rueidiscompat v1.0.69
+	github.com/redlock-go/redlock v0.0.0-00010101000000-000000000000
+	github.com/valkey-io/valkey-go v1.0.53
+)
+
+require (
+	github.com/cespare/xxhash/v2 v2.2.0 // indirect
+	github.com/dgryski/go-rendezvous v0.0.0-20200823014737-9f7001d12a5f // indirect
+	github.com/gofrs/flock v0.12.1 // indirect
+	github.com/hashicorp/errwrap v1.1.0 // indirect
+	github.com/hashicorp/go-multierror v1.1.1 // indirect
+	github.com/jackc/pgpassfile v1.0.0 // indirect
+	github.com/jackc/pgservicefile v0.0.0-20221227161230-091c0ba34f0a // indirect
+	github.com/jackc/puddle/v2 v2.2.1 // indirect
+	golang.org/x/crypto v0.17.0 // indirect
+	golang.org/x/sync v0.12.0 // indirect
+	golang.org/x/sys v0.31.0 // indirect
+	golang.org/x/text v0.23.0 // indirect
+)

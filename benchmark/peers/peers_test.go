@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/benchmark/internal/bench"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// What is measured has to be a lock, used as its library means it.
+func TestEveryPeerIsALock(t *testing.T) {
+	redis := []*server.Server{server.Redis(t), server.Redis(t), server.Redis(t)}
+	postgres := []*server.Server{server.Postgres(t)}
+	for _, p := range peers() {
+		served := 0
+		for _, servers := range [][]*server.Server{redis[:1], redis, postgres} {
+			if p.Serves(servers[0].Kind(), len(servers)) {
+				served++
+				t.Run(p.Name+"/"+strconv.Itoa(len(servers)), func(t *testing.T) { excludes(t, p, servers) })
+			}
+		}
+		if served == 0 {
+			t.Errorf("%s serves nothing", p.Name)
+		}
+	}
+}
+
+// excludes takes a lock from two clients, one after the other.
+func excludes(t *testing.T, p bench.Contestant, servers []*server.Server) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s := &bench.Setup{TTL: 10 * time.Second}
+	for _, n := range servers {
+		s.Nodes = append(s.Nodes, bench.Node{Kind: n.Kind(), Addr: n.Addr(), Direct: n.Addr()})
+	}
+	one, two := open(ctx, t, p, s), open(ctx, t, p, s)
+	held, err := one.Lock(ctx, t.Name(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := two.Lock(ctx, t.Name(), false); err == nil {
+		t.Fatal("two clients have it")
+	}
+	if p.Renews {
+		if err := held.Renew(ctx); err != nil {
+			t.Error("renew:", err)
+		}
+	}
+	if err := held.Unlock(); err != nil {
+		t.Error("unlock:", err)
+	}
+	next, err := two.Lock(ctx, t.Name(), true)
+	if err != nil {
+		t.Fatal("it is not free after Unlock:", err)
+	}
+	if err := next.Unlock(); err != nil {
+		t.Error("unlock:", err)
+	}
+}
+
+func open(ctx context.Context, t *testing.T, p bench.Contestant, s *bench.Setup) bench.Locker {
+	l, err := p.Open(ctx, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error("close:", err)
+		}
+	})
+	return l
+}
+
+func TestPeersHaveNamesOfTheirOwnAndSayHowTheyAreSetUp(t *testing.T) {
+	var names []string
+	for _, c := range bench.Contestants() {
+		names = append(names, c.Name)
+	}
+	for _, c := range peers() {
+		if slices.Contains(names, c.Name) {
+			t.Errorf("two contestants are called %q", c.Name)
+		}
+		if c.How == "" || c.Client == "" || c.Kind != bench.Peer {
+			t.Errorf("%q does not say how it is set up: %+v", c.Name, c)
+		}
+		names = append(names, c.Name)
+	}
+}
