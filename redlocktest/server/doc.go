@@ -13,6 +13,11 @@
 //		s.RestartEmpty()                        // a node that lost its memory
 //	}
 //
+// Redis and Valkey can have a wall clock of their own, on Linux:
+//
+//	s := server.Redis(t, server.WithClock())
+//	s.SetClock(time.Hour)                   // the clock jumps ahead
+//
 // A program that is not installed skips the test, with the command that brings it;
 // where the environment variable CI is set it fails the test, so that nothing is
 // green for lack of a server. Programs are looked for in PATH, and where Debian and

@@ -38,6 +38,10 @@ type Config struct {
 	// ReplicaOf is the server to replicate; both or neither have TLS. Redis and Valkey
 	// only.
 	ReplicaOf *Server
+	// Clock gives the server a wall clock of its own, which Server.SetClock sets: a
+	// library that a C compiler makes when it is first used stands before the system's.
+	// Redis and Valkey only, on Linux.
+	Clock bool
 	// Cluster enables cluster mode, of version 7 or newer. Redis and Valkey only.
 	Cluster bool
 	// Durable makes postgres write safely to disk, for tests that crash it; otherwise
@@ -70,6 +74,8 @@ func (c *Config) flavour() (flavour, error) {
 	switch p := c.ReplicaOf; {
 	case p != nil && (p.certs != nil) != c.TLS:
 		return nil, errors.New("a replica and its primary have both TLS, or neither")
+	case c.Clock && c.Kind != KindRedis && c.Kind != KindValkey:
+		return nil, fmt.Errorf("%s cannot have a clock of its own", c.Kind)
 	case c.Kind == KindPgBouncer && c.PoolOf == nil:
 		return nil, errors.New("PgBouncer needs a postgres to pool")
 	}
@@ -110,6 +116,10 @@ func WithUnixOnly() Option { return func(c *Config) { c.UnixOnly = true } }
 
 // WithReplicaOf sets Config.ReplicaOf.
 func WithReplicaOf(primary *Server) Option { return func(c *Config) { c.ReplicaOf = primary } }
+
+// WithClock sets Config.Clock. Where there is no C compiler the test is skipped, or fails
+// if CI is set, as where a server is missing.
+func WithClock() Option { return func(c *Config) { c.Clock = true } }
 
 // WithCluster sets Config.Cluster. Cluster makes a whole one.
 func WithCluster() Option { return func(c *Config) { c.Cluster = true } }

@@ -32,6 +32,11 @@ func (resp) prepare(s *Server) error {
 	if len(s.cfg.Users) > 0 {
 		s.admin = randomText()
 	}
+	if s.cfg.Clock {
+		if err := s.makeClock(); err != nil {
+			return err
+		}
+	}
 	if !s.cfg.TLS {
 		return nil
 	}
@@ -49,6 +54,14 @@ func (resp) prepare(s *Server) error {
 }
 
 func (resp) command(s *Server) ([]string, error) {
+	argv, err := s.respCommand()
+	if err != nil || !s.cfg.Clock {
+		return argv, err
+	}
+	return s.withClock(argv)
+}
+
+func (s *Server) respCommand() ([]string, error) {
 	file := filepath.Join(s.dir, "conf")
 	// A sentinel keeps its memory in its configuration file.
 	if _, err := os.Stat(file); err == nil && s.cfg.sentinel != "" && s.started {
@@ -156,6 +169,8 @@ func (resp) ready(ctx context.Context, s *Server, p *process) error {
 		return err
 	case info["process_id"] != strconv.Itoa(p.pid):
 		return errors.New("another server has its address")
+	case s.cfg.Clock && s.clockLoaded(p) != nil:
+		return s.clockLoaded(p)
 	case info["loading"] == "1":
 		return errors.New("it is loading its data")
 	case !s.started && s.cfg.ReplicaOf != nil && info["role"] == "slave" && info["master_link_status"] != "up":
@@ -195,9 +210,10 @@ func (resp) stop(s *Server, p *process, save bool) error {
 }
 
 // wipe removes what the server wrote, but for its log and its membership in a
-// cluster.
+// cluster. (A restart without memory does not set its clock either.)
 func (resp) wipe(s *Server) error {
-	keep := map[string]bool{"log": true, "nodes.conf": true, "ca.pem": true, "cert.pem": true, "key.pem": true}
+	keep := map[string]bool{"log": true, "nodes.conf": true, "ca.pem": true, "cert.pem": true, "key.pem": true,
+		"clock": true, "clock.so": true}
 	files, err := os.ReadDir(s.dir)
 	if err != nil {
 		return err

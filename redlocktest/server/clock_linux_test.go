@@ -1,0 +1,131 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// clockOf returns by how much a server's wall clock is ahead of ours, and how
+// uncertain that is.
+func clockOf(t *testing.T, s *Server) (ahead, uncertain time.Duration) {
+	t.Helper()
+	sent := time.Now()
+	reply, _ := do(t, s, "TIME").([]any)
+	took := time.Since(sent)
+	if len(reply) != 2 {
+		t.Fatalf("TIME: %v", reply)
+	}
+	sec, err := strconv.ParseInt(fmt.Sprint(reply[0]), 10, 64)
+	must(t, err)
+	us, err := strconv.ParseInt(fmt.Sprint(reply[1]), 10, 64)
+	must(t, err)
+	return time.UnixMicro(sec*1e6 + us).Sub(sent.Add(took / 2)), took/2 + time.Millisecond
+}
+
+func wantClock(t *testing.T, s *Server, want time.Duration) {
+	t.Helper()
+	if ahead, uncertain := clockOf(t, s); (ahead - want).Abs() > uncertain {
+		t.Errorf("the clock is ahead by %v ± %v, want %v", ahead, uncertain, want)
+	}
+}
+
+var clockSteps = []time.Duration{time.Second, -time.Second, time.Hour, -time.Hour, 1234567 * time.Microsecond, 0}
+
+func TestAServersClockIsStepped(t *testing.T) {
+	kinds(t, func(t *testing.T, kind Kind) {
+		s := StartFor(t, kind, WithClock())
+		wantClock(t, s, 0)
+		for _, d := range clockSteps {
+			must(t, s.SetClock(d))
+			wantClock(t, s, d)
+		}
+	})
+}
+
+// What expires does so by the stepped clock: early if it jumps ahead, late if it falls
+// behind.
+func TestKeysExpireByTheSteppedClock(t *testing.T) {
+	kinds(t, func(t *testing.T, kind Kind) {
+		s := StartFor(t, kind, WithClock())
+		do(t, s, "SET", "a", "v", "PX", "60000")
+		must(t, s.SetClock(59*time.Second))
+		if v := do(t, s, "GET", "a"); v != "v" {
+			t.Errorf("a second before its end the key is %v", v)
+		}
+		must(t, s.SetClock(61*time.Second))
+		if v := do(t, s, "GET", "a"); v != nil {
+			t.Errorf("a second after its end the key is %v", v)
+		}
+		do(t, s, "SET", "b", "v", "PX", "60000")
+		must(t, s.SetClock(-time.Hour))
+		if left, _ := do(t, s, "PTTL", "b").(int64); left < time.Hour.Milliseconds() {
+			t.Errorf("after a step back the key has %d ms", left)
+		}
+	})
+}
+
+// A step of the wall clock is none of the monotonic one: the server's timers go on. One
+// of them deletes keys that nobody asks for.
+func TestAStepOfTheClockStopsNoTimer(t *testing.T) {
+	kinds(t, func(t *testing.T, kind Kind) {
+		s := StartFor(t, kind, WithClock())
+		for _, d := range clockSteps {
+			must(t, s.SetClock(d))
+			do(t, s, "SET", "k", "v", "PX", "50")
+			ctx, cancel := context.WithTimeout(t.Context(), 10*doTimeout)
+			must(t, poll(ctx, func(ctx context.Context) error {
+				if n, err := s.do(ctx, "DBSIZE"); err != nil || n != int64(0) {
+					return fmt.Errorf("%v ahead: %v keys are left: %w", d, n, err)
+				}
+				return nil
+			}))
+			cancel()
+		}
+	})
+}
+
+func TestAServersClockStaysOverRestarts(t *testing.T) {
+	kinds(t, func(t *testing.T, kind Kind) {
+		s := StartFor(t, kind, WithClock())
+		must(t, s.SetClock(time.Hour))
+		for _, restart := range []func() error{s.Restart, s.RestartEmpty, s.Kill, s.Start} {
+			must(t, restart())
+		}
+		wantClock(t, s, time.Hour)
+		must(t, s.Kill())
+		must(t, s.SetClock(-time.Minute))
+		must(t, s.Start())
+		wantClock(t, s, -time.Minute)
+		must(t, s.Pause())
+		must(t, s.SetClock(0))
+		must(t, s.Resume())
+		wantClock(t, s, 0)
+	})
+}
+
+func TestOnlyAServerWithAClockCanBeSet(t *testing.T) {
+	if err := Redis(t).SetClock(time.Second); err == nil {
+		t.Error("a server without a clock of its own was set")
+	}
+	if _, err := Start(t.Context(), Config{Kind: KindPostgres, Clock: true}); err == nil {
+		t.Error("a postgres with a clock of its own was started")
+	}
+}
+
+// Without a C compiler it is a program that is missing, as a server may be.
+func TestAMissingCompilerIsAMissingProgram(t *testing.T) {
+	t.Setenv("CC", "")
+	t.Setenv("PATH", t.TempDir())
+	var missing *MissingError
+	if _, err := compiler(); !errors.As(err, &missing) {
+		t.Errorf("got %v", err)
+	}
+	t.Setenv("CC", "/opt/bin/gcc -m64")
+	if cc, err := compiler(); err != nil || len(cc) != 2 {
+		t.Errorf("got %q, %v", cc, err)
+	}
+}
