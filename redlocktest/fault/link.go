@@ -245,8 +245,9 @@ func (l *link) forward(d Direction, to net.Conn, data []byte) bool {
 		l.mute(ToClient)
 	}
 	if pass > 0 {
+		l.proxy.stats[d].Add(int64(pass))
 		n, err := to.Write(data[:pass])
-		l.proxy.stats[d].Add(int64(n))
+		l.proxy.stats[d].Add(int64(n - pass))
 		if err != nil {
 			return l.muted[d].Load() // HalfOpen closed it
 		}

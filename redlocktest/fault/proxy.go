@@ -3,16 +3,16 @@ package fault
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/internal/port"
 )
 
 // Direction is where bytes go.
@@ -37,7 +37,8 @@ func (d Direction) String() string {
 // is never delayed: the kernel does it.
 type Proxy struct {
 	network, target string
-	folder          string // of its unix socket
+	folder          string     // of its unix socket
+	port            *port.Port // its own also while it refuses; nil: a unix socket
 	addr            string
 
 	stats   [2]atomic.Int64 // bytes forwarded, by direction
@@ -87,45 +88,36 @@ func Start(target string) (*Proxy, error) {
 			return nil, err
 		}
 		p.folder, p.addr = folder, filepath.Join(folder, "sock")
+	} else {
+		reserved, err := port.Reserve()
+		if err != nil {
+			return nil, err
+		}
+		p.port, p.addr = reserved, reserved.Addr()
 	}
 	if err := p.listen(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(p.folder))
+		return nil, errors.Join(err, p.port.Close(), os.RemoveAll(p.folder))
 	}
 	return p, nil
 }
 
-// Lowest and highest port: below those that systems give to outgoing connections, so
-// that a port which refuses for a while is still free afterwards.
-const minPort, maxPort = 12000, 32000
-
-// listen begins to accept, at the old address if there is one. The caller holds p.mu
-// or is the only one.
-func (p *Proxy) listen() (err error) {
-	for try := 0; try < 1000; try++ {
-		addr := p.addr
-		if addr == "" {
-			addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(minPort+rand.IntN(maxPort-minPort)))
-		}
-		var l net.Listener
-		if l, err = net.Listen(p.network, addr); err == nil {
-			if p.listener = l; p.addr == "" {
-				p.addr = addr // never written again: Addr reads it without the lock
-			}
-			p.running.Add(1)
-			go p.accept(l)
-			return nil
-		}
-		if p.addr != "" {
-			break
-		}
+// listen begins to accept. The caller holds p.mu or is the only one.
+func (p *Proxy) listen() error {
+	l, err := net.Listen(p.network, p.addr)
+	if err != nil {
+		return fmt.Errorf("listen for %s: %w", p.target, err)
 	}
-	return fmt.Errorf("listen for %s: %w", p.target, err)
+	p.listener = l
+	p.running.Add(1)
+	go p.accept(l)
+	return nil
 }
 
 // Addr returns what clients connect to: "127.0.0.1:port", or the path of a unix socket.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Stats are counts since the start.
+// Stats are counts since the start. Bytes are counted before they are forwarded: what
+// has arrived is in the count.
 type Stats struct {
 	Conns    int64 // accepted
 	Open     int   // of these, now
@@ -304,7 +296,16 @@ func (p *Proxy) Close() error {
 	if p.folder != "" {
 		err = errors.Join(err, os.RemoveAll(p.folder))
 	}
-	return err
+	return errors.Join(err, p.release())
+}
+
+// release gives the port back, once.
+func (p *Proxy) release() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	reserved := p.port
+	p.port = nil
+	return reserved.Close()
 }
 
 // accept serves connections until the listener is closed.

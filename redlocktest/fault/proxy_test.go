@@ -144,11 +144,35 @@ func answered(t *testing.T, c *client, e *echo) {
 	}
 }
 
-// silent fails the test unless a line on this connection is answered by nothing.
+// silent sends a line on this connection, and fails the test if it is answered.
 func silent(t *testing.T, c *client) {
 	t.Helper()
-	if got, err := c.ask("into the void", brief); !errors.Is(err, os.ErrDeadlineExceeded) {
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	_, err := io.WriteString(c, "into the void\n")
+	must(t, err)
+	must(t, c.SetReadDeadline(time.Now().Add(brief)))
+	if got, err := c.line(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("the answer is %q, %v; want none", got, err)
+	}
+}
+
+// awaitMute returns once the proxy has muted a connection in this direction.
+func awaitMute(t *testing.T, p *Proxy, d Direction) {
+	t.Helper()
+	mute := func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for l := range p.links {
+			if l.muted[d].Load() {
+				return true
+			}
+		}
+		return false
+	}
+	for end := time.Now().Add(patience); !mute(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("no connection is muted %v", d)
+		}
 	}
 }
 
@@ -381,6 +405,7 @@ func TestADroppedReplyComesAfterTheEffectAndMutesItsConnection(t *testing.T) {
 		if got := receive(t, e.got, "the request"); got != "into the void" {
 			t.Errorf("the server got %q", got)
 		}
+		awaitMute(t, p, ToClient) // the reply may be on its way yet
 		// A later reply would be taken for the lost one.
 		silent(t, hit)
 		receive(t, e.got, "the second request")

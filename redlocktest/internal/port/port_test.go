@@ -1,0 +1,50 @@
+package port
+
+import (
+	"net"
+	"testing"
+)
+
+// Who comes upon a port that is kept must not get it, though nobody listens.
+func TestAPortIsKeptWhileNobodyListens(t *testing.T) {
+	p, err := Reserve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // what has it may stop and start again
+		l, err := net.Listen("tcp", p.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c, err := net.ListenPacket("udp", p.Addr()); err == nil {
+		_ = c.Close()
+		t.Fatal("another can keep it too")
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.ListenPacket("udp", p.Addr())
+	if err != nil {
+		t.Fatalf("it is kept after Close: %v", err)
+	}
+	_ = c.Close()
+}
+
+func TestNoPortIsHandedOutTwice(t *testing.T) {
+	seen := map[int]bool{}
+	for range 300 {
+		p, err := Reserve()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		if seen[p.Number] {
+			t.Fatalf("port %d was handed out twice", p.Number)
+		}
+		seen[p.Number] = true
+	}
+}
