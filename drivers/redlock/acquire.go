@@ -171,6 +171,9 @@ func (l *lease) win(ctx context.Context) error {
 			return err
 		}
 	}
+	if l.b.stall != nil {
+		l.b.stall()
+	}
 	if now := time.Now(); !now.Before(l.expires) && !l.b.without(noValidity) {
 		return l.unknown("the nodes took %v, too long for a TTL of %v", now.Sub(l.start).Round(time.Microsecond), l.ttl)
 	}

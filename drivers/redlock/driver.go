@@ -200,6 +200,7 @@ type Backend struct {
 
 	random   func(time.Duration) time.Duration // below its argument
 	mutation mutation                          // what tests take out; zero otherwise
+	stall    func()                            // tests stop the process here, before the last act; nil otherwise
 }
 
 var (

@@ -1,9 +1,17 @@
 package redlock
 
-// Mutation and NoWriteBack let the tests on real servers take the write-back out.
+// Mutation and its values let the tests on real servers take the write-back, the final
+// look at the clock and the agreement of the nodes' clocks out.
 type Mutation = mutation
 
-const NoWriteBack = noWriteBack
+const (
+	NoWriteBack  = noWriteBack
+	NoValidity   = noValidity
+	NoClockCheck = noClockCheck
+)
 
 // Sabotage takes parts of the algorithm out.
 func Sabotage(b *Backend, m Mutation) { b.mutation = m }
+
+// Stall makes f run between a bid's last answer and its last act, the look at the clock.
+func Stall(b *Backend, f func()) { b.stall = f }
