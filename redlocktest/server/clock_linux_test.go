@@ -51,14 +51,14 @@ func TestAServersClockIsStepped(t *testing.T) {
 func TestKeysExpireByTheSteppedClock(t *testing.T) {
 	kinds(t, func(t *testing.T, kind Kind) {
 		s := StartFor(t, kind, WithClock())
-		do(t, s, "SET", "a", "v", "PX", "60000")
-		must(t, s.SetClock(59*time.Second))
+		do(t, s, "SET", "a", "v", "PX", "3600000")
+		must(t, s.SetClock(59*time.Minute))
 		if v := do(t, s, "GET", "a"); v != "v" {
-			t.Errorf("a second before its end the key is %v", v)
+			t.Errorf("a minute before its end the key is %v", v)
 		}
-		must(t, s.SetClock(61*time.Second))
+		must(t, s.SetClock(61*time.Minute))
 		if v := do(t, s, "GET", "a"); v != nil {
-			t.Errorf("a second after its end the key is %v", v)
+			t.Errorf("a minute after its end the key is %v", v)
 		}
 		do(t, s, "SET", "b", "v", "PX", "60000")
 		must(t, s.SetClock(-time.Hour))

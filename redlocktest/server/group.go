@@ -50,13 +50,13 @@ const (
 	sentinels    = 3
 	replicas     = 2
 	// The sentinels are quick, and yet do not take a busy machine for a failure.
-	downAfter       = time.Second
+	downAfter       = 3 * time.Second
 	failoverTimeout = 5 * time.Second
 )
 
 // StartSentinel starts a primary, two replicas and three sentinels, and returns when
-// they all know each other. A primary that does not answer for a second is replaced. cfg
-// is of the primary and its replicas.
+// they all know each other. A primary that does not answer for three seconds is
+// replaced. cfg is of the primary and its replicas.
 func StartSentinel(ctx context.Context, cfg Config) (_ *Group, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

@@ -36,6 +36,7 @@ func inScene(t *testing.T, name, test string, env ...string) *exec.Cmd {
 // left is what a helper process says that it started.
 type left struct {
 	Servers, Guardians []int
+	Children           []int // of the servers; some come and go
 	Dirs               []string
 }
 
@@ -49,7 +50,7 @@ func TestSceneOfServers(t *testing.T) {
 	var l left
 	for _, s := range all {
 		l.Servers = append(l.Servers, s.Pid())
-		l.Servers = append(l.Servers, descendants(s.Pid())...)
+		l.Children = append(l.Children, descendants(s.Pid())...)
 		l.Guardians = append(l.Guardians, s.guard.cmd.Process.Pid)
 		l.Dirs = append(l.Dirs, s.Dir())
 	}
@@ -105,7 +106,7 @@ func TestAKilledTestLeavesNoServerAndNoFolder(t *testing.T) {
 		}
 	}
 	must(t, cmd.Process.Kill())
-	awaitEnd(t, slices.Concat(l.Servers, l.Guardians))
+	awaitEnd(t, slices.Concat(l.Servers, l.Children, l.Guardians))
 	for _, dir := range l.Dirs {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is left: %v", dir, err)
@@ -125,13 +126,15 @@ func TestTheKernelKillsServersWithoutTheirGuardians(t *testing.T) {
 				must(t, os.RemoveAll(dir))
 			}
 		}
-		for _, pid := range l.Servers {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // the paused postgres, above all
+		for _, pid := range slices.Concat(l.Servers, l.Children) {
+			if stopped, err := isStopped(pid); err == nil && stopped {
+				_ = syscall.Kill(pid, syscall.SIGKILL) // the paused postgres, above all
+			}
 		}
 	})
 	// Those that are not paused. (A paused postgres heeds no signal but SIGKILL, which
 	// would leave its shared memory behind: that one is left to its guardian.)
-	running := slices.DeleteFunc(slices.Clone(l.Servers), func(pid int) bool {
+	running := slices.DeleteFunc(slices.Concat(l.Servers, l.Children), func(pid int) bool {
 		stopped, err := isStopped(pid)
 		return err == nil && stopped
 	})

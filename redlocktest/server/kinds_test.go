@@ -47,7 +47,7 @@ func TestUnixOnlyListensOnTheSocketAlone(t *testing.T) {
 			t.Errorf("Addr %s, Socket %s", s.Addr(), s.Socket())
 		}
 		if _, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.Port())); err == nil {
-			t.Error("it listens on TCP as well")
+			t.Error("it listens on TCP as well") // nobody else gets its port
 		}
 	})
 }
@@ -133,7 +133,7 @@ func TestReplicaFollowsItsPrimary(t *testing.T) {
 			t.Errorf("SET on a replica: %v", err)
 		}
 		do(t, primary, "SET", "k", "v")
-		ctx, cancel := context.WithTimeout(t.Context(), doTimeout)
+		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 		defer cancel()
 		must(t, poll(ctx, func(ctx context.Context) error {
 			v, err := replica.do(ctx, "GET", "k")
@@ -164,9 +164,11 @@ func TestPausedServerKeepsConnectionsAndAnswersLater(t *testing.T) {
 		nc, err := net.Dial("tcp", s.Addr())
 		must(t, err)
 		defer nc.Close() //nolint:errcheck // only a probe
-		must(t, nc.SetDeadline(time.Now().Add(50*time.Millisecond)))
 		c := newRespConn(nc)
-		if _, err := c.do("PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
+		_, err = io.WriteString(c, "PING\r\n")
+		must(t, err)
+		must(t, nc.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+		if _, err := c.reply(); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("paused: %v", err)
 		}
 		must(t, s.Resume())

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -47,9 +48,14 @@ func (s *Server) freshCluster() error {
 	return giveAway(s.dataDir(), s.cfg.Kind)
 }
 
+// templates is held while a template is made: the tests that begin together want one.
+var templates sync.Mutex
+
 // template returns a cluster as initdb makes it. initdb is slow, so it runs once for
 // each version and user; the result stays in the system's temporary folder.
 func (s *Server) template() (string, error) {
+	templates.Lock()
+	defer templates.Unlock()
 	initdb := filepath.Join(filepath.Dir(s.binary), "initdb")
 	who, err := runner(s.cfg.Kind)
 	if err != nil {

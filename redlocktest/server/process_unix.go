@@ -155,6 +155,7 @@ func (p *process) resume() error {
 func (p *process) kill() error {
 	// Stopped first, so that it neither reacts to its children's end nor has more.
 	err := p.signal(syscall.SIGSTOP)
+	_ = p.awaitStopped() // it may have ended
 	all := append(descendants(p.pid), p.paused...)
 	err = errors.Join(err, p.signal(syscall.SIGKILL))
 	for _, pid := range all {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // resp is the flavour of redis-server and valkey-server, which differ in nothing
@@ -120,7 +121,7 @@ func (s *Server) respConfig() string {
 		line("cluster-enabled", "yes")
 		line("cluster-config-file", "nodes.conf")
 		line("cluster-port", s.bus)
-		line("cluster-node-timeout", 2000)
+		line("cluster-node-timeout", 5000) // a busy machine is no failure
 		line("tls-cluster", yesNo(s.certs != nil))
 	}
 	if p := s.cfg.ReplicaOf; p != nil {
@@ -181,7 +182,7 @@ func (resp) ready(ctx context.Context, s *Server, p *process) error {
 
 // info returns the fields of INFO.
 func (s *Server) info(ctx context.Context) (map[string]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, doTimeout)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	reply, err := s.do(ctx, "INFO")
 	if err != nil {
@@ -202,11 +203,21 @@ func (s *Server) info(ctx context.Context) (map[string]string, error) {
 
 func (resp) stop(s *Server, p *process, save bool) error {
 	if save && s.cfg.sentinel == "" {
-		if _, err := s.Do("SAVE"); err != nil {
+		if err := s.save(); err != nil {
 			return fmt.Errorf("save: %w", err)
 		}
 	}
 	return p.stopSignal(s.cfg.Kind)
+}
+
+// save writes a dump, once nobody else does: a rule of its own, or a replica that comes.
+func (s *Server) save() error {
+	for end := time.Now().Add(stopTimeout); ; time.Sleep(10 * time.Millisecond) {
+		_, err := s.Do("SAVE")
+		if err == nil || !strings.Contains(err.Error(), "in progress") || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // wipe removes what the server wrote, but for its log and its membership in a

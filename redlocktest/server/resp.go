@@ -13,8 +13,11 @@ import (
 	"time"
 )
 
-// doTimeout bounds one command of Do.
-const doTimeout = 5 * time.Second
+// doTimeout bounds one command of Do, askTimeout a question whether a server is ready.
+const (
+	doTimeout  = 20 * time.Second
+	askTimeout = 5 * time.Second
+)
 
 // A ReplyError is an error reply of a Redis or Valkey server: "ERR no such key".
 type ReplyError string
@@ -24,7 +27,7 @@ func (e ReplyError) Error() string { return string(e) }
 
 // Do sends one command to a Redis or Valkey server on a connection of its own, with
 // all rights, and returns the reply: a string, an int64, nil or a []any of these. An
-// error reply is a ReplyError. It is bounded by 5 s.
+// error reply is a ReplyError. It is bounded by 20 s.
 func (s *Server) Do(args ...string) (any, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), doTimeout)
 	defer cancel()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/internal/port"
 )
 
 // Goroutine is the function in which the one goroutine of each running server
@@ -39,7 +40,8 @@ type Server struct {
 	binary string
 	dir    string
 	port   int
-	bus    int // a cluster node's second port
+	bus    int          // a cluster node's second port
+	ports  []*port.Port // both: its own until Close, also while it does not run
 	certs  *certificates
 	admin  string // password of the extra user that Do logs in as where users are configured
 
@@ -111,49 +113,53 @@ func (s *Server) makeFolder() error {
 // firstStart starts the server on a port that is free, and on another one if
 // somebody takes it in between.
 func (s *Server) firstStart(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.kind.prepare(s); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	for try := 0; ; try++ {
-		var err error
-		if s.port, err = freePort(); err != nil {
-			return err
-		}
-		if s.bus, err = freePort(); err != nil {
-			return err
-		}
-		if try == 0 {
-			if err := s.kind.prepare(s); err != nil {
-				return err
-			}
-		}
-		if err = s.start(ctx); err == nil || try == 9 || !s.portTaken() {
-			return err
-		}
-	}
-}
-
-// portTaken reports whether the log says that the address was in use.
-func (s *Server) portTaken() bool {
-	return strings.Contains(s.LogTail(20), "already in use")
-}
-
-// Lowest and highest port that is handed out: below those that systems give to
-// outgoing connections, so that a stopped server's port stays free for its restart.
-const minPort, maxPort = 12000, 32000
-
-// freePort returns a port on which nobody listens.
-func freePort() (int, error) {
-	for range 1000 {
-		port := minPort + rand.IntN(maxPort-minPort)
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		err := s.takePorts()
 		if err != nil {
-			continue
+			return err
 		}
-		return port, l.Close()
+		if err = s.start(ctx); err == nil || try == 9 || !s.addressInUse() {
+			return err
+		}
 	}
-	return 0, errors.New("found no free port on the loopback interface")
+}
+
+// takePorts reserves two ports, instead of those that it had.
+func (s *Server) takePorts() error {
+	if err := s.releasePorts(); err != nil {
+		return err
+	}
+	for _, number := range []*int{&s.port, &s.bus} {
+		p, err := port.Reserve()
+		if err != nil {
+			return err
+		}
+		s.ports = append(s.ports, p)
+		*number = p.Number
+	}
+	return nil
+}
+
+func (s *Server) releasePorts() (err error) {
+	for _, p := range s.ports {
+		err = errors.Join(err, p.Close())
+	}
+	s.ports = nil
+	return err
+}
+
+// addressInUse reports whether the log says so, of a port or of a postgres's shared
+// memory.
+func (s *Server) addressInUse() bool {
+	tail := s.LogTail(20)
+	return strings.Contains(tail, "already in use") || strings.Contains(tail, "still in use")
 }
 
 // start starts the process and waits until it serves. The caller holds s.mu.
@@ -349,11 +355,11 @@ func (s *Server) startAgain() error {
 	defer cancel()
 	for {
 		err := s.start(ctx)
-		if err == nil || ctx.Err() != nil || !s.portTaken() {
+		if err == nil || ctx.Err() != nil || !s.addressInUse() {
 			return err
 		}
-		// The port is on loan to somebody else, or a killed postgres has
-		// not left yet.
+		// The port is on loan to somebody who knows nothing of reservations, or a
+		// killed postgres has not left yet.
 		select {
 		case <-ctx.Done():
 		case <-time.After(50 * time.Millisecond):
@@ -399,7 +405,7 @@ func (s *Server) Close() error {
 	if p := s.running(); p != nil {
 		err = p.end(s.cfg.Kind == KindPostgres)
 	}
-	err = errors.Join(err, s.guard.close())
+	err = errors.Join(err, s.releasePorts(), s.guard.close())
 	if s.cfg.Dir == "" {
 		err = errors.Join(err, os.RemoveAll(s.dir))
 	}
