@@ -28,10 +28,11 @@ const (
 	releaseOp
 	undoOp // the clean-up of an attempt whose outcome is unknown; may never come
 	loseOp // the end of a lease by its TTL or with its session; may never come
+	reapOp // the server's notice that a session has ended; may never come
 )
 
 func (k kind) String() string {
-	return [...]string{"acquire", "renew", "release", "undo", "lose"}[k]
+	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap"}[k]
 }
 
 // input is a call as the model sees it.
@@ -44,6 +45,8 @@ type input struct {
 	// rivals: another attempt was under way, which a quorum may report as held
 	// though it is never granted.
 	rivals bool
+	// cut: a loss with a session, whose client may learn of it before the server does.
+	cut bool
 }
 
 // output is its answer.
@@ -57,6 +60,9 @@ type output struct {
 type lockState struct {
 	who   int // 0: nobody
 	fence uint64
+	// ghost: the session of the owner was cut, and the server has not noticed yet: nobody
+	// has the lock, and nobody gets it.
+	ghost bool
 }
 
 // lockModel is a lock with fencing tokens. What is unknown may have taken effect, at
@@ -81,7 +87,11 @@ func lockModel(fencing bool) porcupine.Model {
 			return fmt.Sprintf("%v by %d: %v", i.kind, i.who, o.verdict)
 		},
 		DescribeState: func(s interface{}) string {
-			return fmt.Sprintf("owner %d, token %d", s.(lockState).who, s.(lockState).fence)
+			l := s.(lockState)
+			if l.ghost {
+				return fmt.Sprintf("what is left of %d, token %d", l.who, l.fence)
+			}
+			return fmt.Sprintf("owner %d, token %d", l.who, l.fence)
 		},
 	}
 	return m.ToModel()
@@ -90,7 +100,8 @@ func lockModel(fencing bool) porcupine.Model {
 // step returns the states in which the lock may be after one call.
 func step(s lockState, in input, out output, fencing bool) []lockState {
 	freed := lockState{fence: s.fence}
-	mine := s.who == in.who
+	his := s.who == in.who // the server has it for this attempt
+	mine := his && !s.ghost
 	switch {
 	case in.kind == acquireOp && out.verdict == granted:
 		if s.who != 0 || fencing && out.fence <= s.fence {
@@ -106,13 +117,21 @@ func step(s lockState, in input, out output, fencing bool) []lockState {
 		return []lockState{s, {who: in.who, fence: s.fence}}
 	case in.kind == renewOp && out.verdict == granted:
 		return only(s, mine)
-	case out.verdict == lost: // of Renew and of Release
+	case in.kind == renewOp: // lost
 		return only(s, !mine)
-	case in.kind == releaseOp && out.verdict == granted && !mine:
+	case out.verdict == lost: // of Release: the lock is free of it on the server too
+		return only(s, !his)
+	case in.kind == releaseOp && out.verdict == granted && !his:
 		return only(s, in.again)
 	case in.kind == releaseOp && out.verdict == granted:
 		return []lockState{freed}
-	case mine: // an unknown release, an undo, an end
+	case in.kind == loseOp && mine && in.cut:
+		ghost := s
+		ghost.ghost = true
+		return []lockState{s, ghost, freed}
+	case in.kind == loseOp && !mine, in.kind == reapOp && !(his && s.ghost):
+		return []lockState{s}
+	case his: // an unknown release, an undo, an end
 		return []lockState{s, freed}
 	}
 	return []lockState{s}
@@ -149,12 +168,14 @@ type recorder struct {
 
 	mu       sync.Mutex
 	ops      []porcupine.Operation
+	faults   []span
 	attempts int
 	refusals int
+	losses   int    // leases whose release says that they were lost
 	register uint64 // the largest token that a holder wrote with
 	// unanswered counts attempts whose outcome is unknown.
 	unanswered int
-	stale      int // writes that were refused though the lease was valid
+	stale      []int // attempts whose write was refused though their lease was valid
 }
 
 func (h *recorder) now() int64 { return int64(time.Since(h.start)) }
@@ -164,6 +185,65 @@ func (h *recorder) attempt() int {
 	defer h.mu.Unlock()
 	h.attempts++
 	return h.attempts
+}
+
+// A span is the time of a fault, and which client it is between, or all of them, and the
+// servers.
+type span struct {
+	client     int
+	begin, end int64
+}
+
+const allClients = -1
+
+// spoil injects a fault, which is over when inject returns, and keeps when that was.
+func (h *recorder) spoil(client int, inject func()) {
+	f := span{client: client, begin: h.now()}
+	inject()
+	f.end = h.now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.faults = append(h.faults, f)
+}
+
+// cuts returns what a fault may have done to leases that live with a session: any that
+// was at work between the request for a lease and the end of its release may
+// have cut the session. It may have cut none but that of its own client, and nothing cuts
+// a session where there was no fault.
+func (h *recorder) cuts() []porcupine.Operation {
+	var all []porcupine.Operation
+	for _, op := range h.ops {
+		in := op.Input.(input)
+		if in.kind != acquireOp || op.Output.(output).verdict != granted {
+			continue
+		}
+		from, to := int64(-1), h.over(in.who)
+		for _, f := range h.faults {
+			if (f.client == op.ClientId || f.client == allClients) && f.end >= op.Call && f.begin <= to {
+				if at := max(f.begin, op.Call); from < 0 || at < from {
+					from = at
+				}
+			}
+		}
+		if from < 0 {
+			continue
+		}
+		in.cut = true
+		for _, in.kind = range []kind{loseOp, reapOp} {
+			all = append(all, porcupine.Operation{ClientId: op.ClientId, Input: in, Call: from, Output: output{verdict: unknown}, Return: to})
+		}
+	}
+	return all
+}
+
+// over is when an attempt's lease was over for certain.
+func (h *recorder) over(who int) int64 {
+	for _, op := range h.ops {
+		if in, v := op.Input.(input), op.Output.(output).verdict; in.kind == releaseOp && in.who == who && (v == granted || v == lost) {
+			return op.Return
+		}
+	}
+	return h.now()
 }
 
 func (h *recorder) add(client int, in input, call, ret int64, out output) {
@@ -178,23 +258,45 @@ func (h *recorder) add(client int, in input, call, ret int64, out output) {
 	if in.kind == acquireOp && out.verdict == unknown {
 		h.unanswered++
 	}
+	if in.kind == releaseOp && out.verdict == lost {
+		h.losses++
+	}
 	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 }
 
 // write is a store that refuses old tokens, as the lock's users have one.
-func (h *recorder) write(fence uint64, valid func() bool) {
+func (h *recorder) write(who int, fence uint64, valid func() bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if fence < h.register && valid() {
-		h.stale++
+		h.stale = append(h.stale, who)
 	}
 	h.register = max(h.register, fence)
 }
 
-// history returns what was recorded, with its open ends closed.
-func (h *recorder) history() []porcupine.Operation {
+// wronged counts the refused writes of holders whose leases nothing can have ended.
+func (h *recorder) wronged(sessions bool) int {
+	var cut []porcupine.Operation
+	if sessions {
+		cut = h.cuts()
+	}
+	n := 0
+	for _, who := range h.stale {
+		if !slices.ContainsFunc(cut, func(o porcupine.Operation) bool { return o.Input.(input).who == who }) {
+			n++
+		}
+	}
+	return n
+}
+
+// history returns what was recorded, with its open ends closed. sessions says that a lease
+// ends with its session.
+func (h *recorder) history(sessions bool) []porcupine.Operation {
 	end := h.now() + 1
 	ops := slices.Clone(h.ops)
+	if sessions {
+		ops = append(ops, h.cuts()...)
+	}
 	for i := range ops {
 		if ops[i].Return < 0 {
 			ops[i].Return = end
@@ -220,17 +322,18 @@ const (
 
 // histories records what clients do to one key, with holds that become longer until
 // there was contention, and checks the record.
-func (r *run) histories(hold time.Duration, spoil func(clients []driver.Backend, done <-chan struct{})) {
+func (r *run) histories(hold time.Duration, spoil func(h *recorder, clients []driver.Backend, done <-chan struct{})) {
 	clients := r.clients(historyClients)
 	hold = max(hold, r.howLong(clients[0]))
 	for range 4 {
 		h := r.recorded(clients, hold, spoil)
-		r.explain(h.history())
-		if h.stale > 0 {
-			r.fatal(tokens, "a store that refuses old tokens refused %d writes of valid holders", h.stale)
+		sessions := r.info.Features.Has(driver.Session)
+		r.explain(h.history(sessions))
+		if n := h.wronged(sessions); n > 0 {
+			r.fatal(tokens, "a store that refuses old tokens refused %d writes of valid holders", n)
 		}
 		if h.refusals >= leastRefusals {
-			r.note("%d calls, %d refused, %d attempts without an answer, holds of up to %v", len(h.ops), h.refusals, h.unanswered, hold)
+			r.note("%d calls, %d refused, %d attempts without an answer, %d leases lost, holds of up to %v", len(h.ops), h.refusals, h.unanswered, h.losses, hold)
 			return
 		}
 		hold *= 4
@@ -239,12 +342,12 @@ func (r *run) histories(hold time.Duration, spoil func(clients []driver.Backend,
 		leastRefusals, historyClients*historyTurns)
 }
 
-func (r *run) recorded(clients []driver.Backend, hold time.Duration, spoil func([]driver.Backend, <-chan struct{})) *recorder {
+func (r *run) recorded(clients []driver.Backend, hold time.Duration, spoil func(*recorder, []driver.Backend, <-chan struct{})) *recorder {
 	h, key := &recorder{start: time.Now()}, r.key()
 	done := make(chan struct{})
 	var spoiled <-chan struct{}
 	if spoil != nil {
-		spoiled = r.async(func() { spoil(clients, done) })
+		spoiled = r.async(func() { spoil(h, clients, done) })
 	}
 	var wg sync.WaitGroup
 	for i, b := range clients {
@@ -311,7 +414,7 @@ func (r *run) hold(h *recorder, client int, in input, l driver.Lease, hold time.
 			h.add(client, in, call, h.now(), output{verdict: v})
 		}
 	}
-	h.write(l.Grant().Fence, func() bool { return r.valid(l) })
+	h.write(in.who, l.Grant().Fence, func() bool { return r.valid(l) })
 	r.pause(hold / 2)
 	r.letGo(h, client, in, l)
 }
@@ -371,36 +474,50 @@ func drawing(m porcupine.Model, info porcupine.LinearizationInfo) string {
 }
 
 // historyUnderFaults spoils the calls by whatever the harness can do that leaves
-// the servers their memory.
+// the servers their memory. Leases that live with a session may end with any fault
+// between their own client and the servers, and not with those of others.
 func historyUnderFaults(r *run) {
 	f := r.h.Faults
-	var faults []func(b driver.Backend)
+	var one, all []func(b driver.Backend)
 	during := func(begin, end func() error) {
 		mend := r.inject(begin, end)
 		r.pause(rand.N(20 * time.Millisecond))
 		mend()
 	}
 	if f.DropReply != nil {
-		faults = append(faults, r.drop)
+		one = append(one, r.drop)
 	}
 	if f.Slow != nil {
-		faults = append(faults, func(b driver.Backend) {
+		one = append(one, func(b driver.Backend) {
 			during(func() error { return f.Slow(b, 5*time.Millisecond) }, func() error { return f.Slow(b, 0) })
 		})
 	}
 	if f.Partition != nil && f.Heal != nil {
-		faults = append(faults, func(b driver.Backend) {
+		one = append(one, func(b driver.Backend) {
 			during(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
 		})
 	}
-	if f.Pause != nil && f.Resume != nil {
-		faults = append(faults, func(driver.Backend) { during(f.Pause, f.Resume) })
+	if f.EndSession != nil && r.info.Features.Has(driver.Session) {
+		one = append(one, func(b driver.Backend) {
+			if err := f.EndSession(b); err != nil {
+				r.note("the harness could not end a session: %v", err)
+			}
+		})
 	}
-	r.offers("drop replies, slow them, partition or pause", len(faults) > 0)
+	if f.Pause != nil && f.Resume != nil {
+		all = append(all, func(driver.Backend) { during(f.Pause, f.Resume) })
+	}
+	faults := slices.Concat(one, all)
+	r.offers("drop replies, slow them, partition, pause or end sessions", len(faults) > 0)
 	// Holds so long that some faults fall into them.
-	r.histories(10*time.Millisecond, func(clients []driver.Backend, done <-chan struct{}) {
+	r.histories(10*time.Millisecond, func(h *recorder, clients []driver.Backend, done <-chan struct{}) {
 		for n := 0; n < 20 && !over(done); n++ {
-			faults[rand.N(len(faults))](clients[rand.N(len(clients))])
+			which, client := rand.N(len(faults)), rand.N(len(clients))
+			hit := client
+			if which >= len(one) {
+				hit = allClients
+			}
+			h.spoil(hit, func() { faults[which](clients[client]) })
 			r.pause(rand.N(5 * time.Millisecond))
 		}
 	})

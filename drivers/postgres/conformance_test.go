@@ -136,8 +136,7 @@ func TestConformance(t *testing.T) {
 		TTL:  time.Second, Grace: 200 * time.Millisecond, Faults: faults(s),
 		IgnoreGoroutines: []string{"github.com/redlock-go/redlock/redlocktest/server.(*process).run"}, // of a server that was restarted
 		Skip: map[string]string{
-			"operator/list":  "the server stores a hash of the key: only its own process can list a lock by name",
-			"history/faults": "a connection that is cut ends its session's leases, which the case takes for impossible",
+			"operator/list": "the server stores a hash of the key: only its own process can list a lock by name",
 		},
 	})
 }
