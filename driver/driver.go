@@ -190,7 +190,15 @@ type Quorum struct {
 	N     int           // nodes in all
 	Guard time.Duration // the restart guard: the longest TTL that is granted; zero: off
 	Grace time.Duration // how much longer than the TTL a node keeps the key (lock-delay)
-	_     struct{}
+
+	// Allowance is how far the clocks of the nodes may be apart.
+	Allowance time.Duration
+	// Others returns the median of the other nodes' clocks, as of now; zero while too few
+	// of them are known. A node whose clock was behind when it started ends no
+	// quarantine by its own clock alone. It may be nil.
+	Others func() time.Time
+
+	_ struct{}
 }
 
 // A Lease is one grant of one lock. Its methods are safe for concurrent use.
@@ -345,8 +353,60 @@ type Admin interface {
 	// learns of it as of any loss; what it still does is refused only by what
 	// checks tokens.
 	Break(ctx context.Context, key string, fence uint64) error
-	// Bootstrap states that the servers are new and hold nothing that counts.
-	Bootstrap(ctx context.Context) error
+	// Bootstrap says what the server remembers of locks, and, unless it is only to look,
+	// states that it is new: a server without memory then votes at once, where a restart
+	// guard would keep it out. It changes nothing on a server that remembers. A quorum
+	// asks all nodes first, and states nothing unless all of them answer and none
+	// remembers.
+	Bootstrap(ctx context.Context, b *Bootstrap) (*Remembrance, error)
+}
+
+// Bootstrap is what an operator states.
+type Bootstrap struct {
+	// Quorum is set by a quorum for its nodes.
+	Quorum *Quorum
+	// Look changes nothing.
+	Look bool
+	// Nodes states instead that the quorum has another number of nodes than it had. All
+	// of them have to answer; none votes for one restart guard, in which the leases of
+	// clients with the old list end.
+	Nodes bool
+
+	_ struct{}
+}
+
+// A Remembrance is what a server said of its memory, before anything was stated.
+type Remembrance struct {
+	Memory Memory    // a quorum's is its nodes' greatest
+	Clock  time.Time // as in Grant; zero for a quorum
+	Server string    // as in Grant; empty for a quorum
+	_      struct{}
+}
+
+// Memory is what a server remembers of the locks that it kept.
+type Memory uint8
+
+const (
+	// Unguarded: there is no restart guard, and so nobody looks.
+	Unguarded Memory = iota
+	// Blank: it has never kept locks under the guard, and has been up for longer than
+	// the guard.
+	Blank
+	// Young: it knows of no lock, and was started not long ago: it is new, or forgot.
+	Young
+	// Emptied: it kept locks since it was started, and knows of none: it was flushed.
+	Emptied
+	// Remembers: it has kept locks, and knows of them, though perhaps not of all.
+	Remembers
+)
+
+// String returns "unguarded", "blank", "young", "emptied" or "remembers".
+func (m Memory) String() string {
+	names := [...]string{"unguarded", "blank", "young", "emptied", "remembers"}
+	if int(m) < len(names) {
+		return names[m]
+	}
+	return "unknown"
 }
 
 // An Event is something that happened in the background, outside any call. It
@@ -368,6 +428,7 @@ const (
 	BreakerOpened EventKind = "breaker opened" // a node kept timing out and is skipped
 	BreakerClosed EventKind = "breaker closed" // a probe succeeded: it is asked again
 	Quarantined   EventKind = "quarantined"    // a node does not vote for a while
+	Bootstrapped  EventKind = "bootstrapped"   // new servers vote at once
 	Collision     EventKind = "collision"      // two keys share one lock on the server
 	Degraded      EventKind = "degraded"       // works, but by a slower way: polling, say
 	Disconnected  EventKind = "disconnected"   // a session or a subscription broke

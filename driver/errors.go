@@ -79,7 +79,11 @@ type RefusedError struct {
 	Reason string
 	// Err is the server's own error, if there is one, free of secrets.
 	Err error
-	_   struct{}
+	// Clock and Server are as in Grant, where the server told them: a node that does
+	// not vote yet tells its time nevertheless.
+	Clock  time.Time
+	Server string
+	_      struct{}
 }
 
 // Error returns the reason, and when to ask again.

@@ -111,8 +111,11 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 }
 
 // Bootstrap does nothing: a space is always new, and never forgets.
-func (b *Backend) Bootstrap(ctx context.Context) error {
+func (b *Backend) Bootstrap(ctx context.Context, _ *driver.Bootstrap) (*driver.Remembrance, error) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
-	return b.usable(ctx, time.Now())
+	if err := b.usable(ctx, time.Now()); err != nil {
+		return nil, err
+	}
+	return &driver.Remembrance{}, nil
 }

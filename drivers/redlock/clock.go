@@ -64,6 +64,26 @@ func (b *Backend) floor(now time.Time) uint64 {
 	return uint64(max(us, 0))
 }
 
+// medianOfOthers is what the clocks of the other nodes say now: the upper of two
+// medians. A node that was restarted with a clock that is behind counts its quarantine
+// from there. Zero while fewer are known than make a majority with this node: by its own
+// clock alone it begins none.
+func (n *node) medianOfOthers() time.Time {
+	b := n.b
+	var buf [MaxNodes]int64
+	offsets := buf[:0]
+	for _, other := range b.nodes {
+		if other != n && other.heard.Load() {
+			offsets = append(offsets, other.offset.Load())
+		}
+	}
+	if len(offsets) < b.q-1 || len(offsets) == 0 {
+		return time.Time{}
+	}
+	slices.Sort(offsets)
+	return time.Unix(0, offsets[len(offsets)/2]+int64(time.Since(b.epoch)))
+}
+
 // agreeing returns the largest set of those legs whose clocks agree pairwise within
 // the allowance and what the round trips leave uncertain. It is the one place where
 // clocks are judged: every set of nodes that counts, at the grant, at a renewal and for

@@ -38,11 +38,19 @@ type Options struct {
 	// ClockAllowance is how far apart the clocks of the nodes of a majority may be,
 	// beyond what a round trip leaves uncertain. Zero: 100 ms.
 	ClockAllowance time.Duration
-	// Guard is the longest TTL that is granted, and for how long a node that came back
-	// without its memory has to be kept out; the nodes are told it, and those over Redis
-	// and Valkey do not yet keep themselves out. Zero: DefaultGuard; negative: off, which
-	// leaves the nodes' own longest TTL. All clients of a lock have to have the same.
+	// Guard is the restart guard: for so long a node that may have forgotten locks does not
+	// vote; and the longest TTL that is granted. Zero: DefaultGuard; negative: off, which
+	// leaves the nodes' own longest TTL. See "The restart guard" in the package doc, also
+	// for how to change it.
 	Guard time.Duration
+	// Bootstrap states that nodes without a memory are new, and not restarted: at the
+	// first contact they vote at once, if all nodes answer and none has a memory. Left on
+	// it voids the guard only where all nodes forget together.
+	Bootstrap bool
+	// StrictGuard takes nodes for new only where Bootstrap says so. Otherwise those are
+	// too that have been up for longer than the guard and were never used, if that is so of
+	// all of them.
+	StrictGuard bool
 	// DriftPercent is by how much clock rates may differ, in percent of a TTL; that is
 	// taken off every lease, and 2 ms. Zero: 1. Where chrony may slew by 8 %, set 8.
 	DriftPercent int
@@ -69,6 +77,8 @@ func (o *Options) complete() error {
 		return driver.Invalid("DriftPercent", "%d is not from 1 to 50", o.DriftPercent)
 	case o.InFlight < 0:
 		return driver.Invalid("InFlight", "%d is negative", o.InFlight)
+	case o.Guard < 0 && (o.Bootstrap || o.StrictGuard):
+		return driver.Invalid("Guard", "is off, so that Bootstrap and StrictGuard have nothing to say")
 	}
 	if o.ClockAllowance == 0 {
 		o.ClockAllowance = DefaultClockAllowance
@@ -92,8 +102,8 @@ func (o *Options) complete() error {
 //
 // Between the commas stand the URLs of the nodes, of any registered driver with the
 // Node feature, and options; a comma inside a node's URL is written %2C. The options
-// are node_timeout, clock_allowance, restart_guard (a duration, or off), drift_percent
-// and in_flight: see Options.
+// are node_timeout, clock_allowance, restart_guard (a duration, or off), bootstrap and
+// strict_guard (true or false), drift_percent and in_flight: see Options.
 type Driver struct{}
 
 var _ driver.Driver = Driver{}
@@ -153,6 +163,8 @@ func parse(url string) ([]string, *Options, error) {
 	o := &Options{
 		NodeTimeout:    params.Duration("node_timeout", 0, time.Millisecond),
 		ClockAllowance: params.Duration("clock_allowance", 0, time.Millisecond),
+		Bootstrap:      params.Bool("bootstrap", false),
+		StrictGuard:    params.Bool("strict_guard", false),
 		DriftPercent:   params.Int("drift_percent", 0, 1, 50),
 		InFlight:       params.Int("in_flight", 0, 1, 1<<16),
 	}
@@ -191,6 +203,9 @@ type Backend struct {
 
 	duplicate atomic.Pointer[driver.RefusedError] // two nodes are one server; nil: none are
 	servers   sync.Mutex                          // one comparison of servers at a time
+
+	met     atomic.Bool // whether the nodes are new is settled
+	meeting sync.Mutex  // one first contact at a time
 
 	end    sync.Once
 	closed chan struct{}

@@ -310,25 +310,3 @@ func (n *node) breakHold(ctx context.Context, key, owner string) error {
 	}
 	return nil
 }
-
-// Bootstrap states on every node that the servers are new. All of them have to answer.
-func (b *Backend) Bootstrap(ctx context.Context) error {
-	if err := b.begin(ctx); err != nil {
-		return err
-	}
-	defer b.calls.Done()
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
-	defer cancel()
-	errs := b.each(ctx, func(ctx context.Context, n *node) error {
-		if a, ok := n.backend.(driver.Admin); ok {
-			return a.Bootstrap(ctx)
-		}
-		return nil
-	})
-	for i, err := range errs {
-		if err != nil {
-			return fmt.Errorf("node %s: %w", b.nodes[i].name, err)
-		}
-	}
-	return nil
-}

@@ -18,7 +18,6 @@ type lease struct {
 	ctx     context.Context // the caller's values without its end
 	caller  context.Context // for tests alone: see releaseOnCaller
 	req     driver.Request
-	quorum  driver.Quorum
 	ttl     time.Duration
 	timeout time.Duration
 
@@ -53,6 +52,7 @@ type leg struct {
 	l     *lease
 	n     *node
 	req   driver.Request // of the call that is under way
+	terms driver.Quorum  // of the first
 	wave  *wave          // its time
 	busy  bool
 	wait  bool // somebody counts on its answer
@@ -106,7 +106,6 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 		req:     *req,
 		ttl:     req.TTL,
 		timeout: b.timeout(req.TTL),
-		quorum:  driver.Quorum{N: len(b.nodes), Guard: b.opts.Guard, Grace: b.grace(req.TTL)},
 		legs:    make([]leg, len(b.nodes)),
 		start:   time.Now(),
 	}
@@ -116,10 +115,11 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 	l.expires = b.expires(l.start, l.ttl)
 	l.req.Wait = false
 	l.req.FenceFloor = max(b.floor(l.start), req.FenceFloor)
-	l.req.Quorum = &l.quorum
 	for i := range l.legs {
 		g := &l.legs[i]
 		g.l, g.n, g.req, g.vote.Node = l, b.nodes[i], l.req, b.nodes[i].name
+		g.terms = b.terms(g.n, l.ttl)
+		g.req.Quorum = &g.terms
 		if before != nil {
 			g.suspect = before.away(i)
 		}
@@ -128,6 +128,11 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 		l.attempts = before.attempts
 	}
 	return l
+}
+
+// terms are what one node is told of the quorum.
+func (b *Backend) terms(n *node, ttl time.Duration) driver.Quorum {
+	return driver.Quorum{N: len(b.nodes), Guard: b.opts.Guard, Grace: b.grace(ttl), Allowance: b.opts.ClockAllowance, Others: n.others}
 }
 
 // away reports whether node i left the bid without an answer.
@@ -291,11 +296,14 @@ func (g *leg) acquire() {
 	received := time.Now()
 	var grant driver.Grant
 	var held *driver.HeldError
+	var refused *driver.RefusedError
 	switch {
 	case err == nil:
 		grant = lease.Grant()
 	case errors.As(err, &held):
 		grant.Clock, grant.Server = held.Clock, held.Server
+	case errors.As(err, &refused):
+		grant.Clock, grant.Server = refused.Clock, refused.Server
 	}
 	g.n.report(g.timedOut(err, received.Sub(g.wave.began)))
 	g.n.identify(grant.Server)
@@ -487,8 +495,6 @@ func (l *lease) extend(ttl time.Duration) {
 func (l *lease) sendRenewal(ctx context.Context) *wave {
 	w := l.wave(ctx)
 	w.renewal = l.renewal
-	quorum := l.quorum // a straggler may still read the first
-	quorum.Grace = l.b.grace(l.ttl)
 	attempt := ""
 	for i := range l.legs {
 		g := &l.legs[i]
@@ -503,7 +509,8 @@ func (l *lease) sendRenewal(ctx context.Context) *wave {
 				attempt = l.attempt()
 			}
 			g.join, g.held = true, nil
-			g.req.Owner, g.req.TTL, g.req.Join, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &quorum
+			terms := l.b.terms(g.n, l.ttl) // a straggler may still read the first
+			g.req.Owner, g.req.TTL, g.req.Join, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &terms
 			if l.b.without(extendOwn) {
 				g.req.Join = 0
 			}

@@ -26,6 +26,7 @@ type node struct {
 	server  atomic.Pointer[string] // which process answered last
 	offset  atomic.Int64           // its clock minus ours, in ns; see clock.go
 	heard   atomic.Bool            // whether offset was ever set
+	others  func() time.Time       // the median of the other nodes' clocks; see clock.go
 	skewed  atomic.Bool            // its clock disagreed when it last counted
 	tripped atomic.Bool            // the breaker is open
 
@@ -75,6 +76,7 @@ func newNode(b *Backend, i int, nb driver.Backend) *node {
 	} else {
 		n.name = fmt.Sprintf("%s#%d", nb.Info().Name, i+1)
 	}
+	n.others = n.medianOfOthers
 	return n
 }
 

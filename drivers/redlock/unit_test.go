@@ -295,7 +295,7 @@ func TestOperatorsSeeAndBreak(t *testing.T) {
 	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("the renewal of a broken lock: %v", err)
 	}
-	if err := b.Bootstrap(t.Context()); err != nil {
+	if _, err := b.Bootstrap(t.Context(), &driver.Bootstrap{}); err != nil {
 		t.Error(err)
 	}
 	found, err := s[:4].quorum(t, nil).Check(t.Context())

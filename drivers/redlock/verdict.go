@@ -13,15 +13,15 @@ import (
 
 // tally is what the nodes that did not grant said.
 type tally struct {
-	pending int           // nodes that may still answer
-	heldBy  int           // nodes that somebody else has
-	most    int           // of which so many one owner, the rival
-	rival   *leg          // one of the rival's nodes
-	refused int           // nodes that will not
-	forever int           // of which so many not as they are configured
-	soonest time.Duration // when one of the others may
-	reason  error         // one refusal, a permanent one if there is one
-	invalid error         // misuse
+	pending int                  // nodes that may still answer
+	heldBy  int                  // nodes that somebody else has
+	most    int                  // of which so many one owner, the rival
+	rival   *leg                 // one of the rival's nodes
+	refused int                  // nodes that will not
+	forever int                  // of which so many not as they are configured
+	soonest time.Duration        // when one of the others may
+	reason  *driver.RefusedError // one refusal, a permanent one if there is one
+	invalid error                // misuse
 }
 
 // tally counts the answers. A node that has an earlier attempt of this very request,
@@ -72,14 +72,14 @@ func (t *tally) refusal(err error) {
 	case r.RetryAfter == 0:
 		t.refused++
 		t.forever++
-		t.reason = err
+		t.reason = r
 	default:
 		t.refused++
 		if t.soonest == 0 || r.RetryAfter < t.soonest {
 			t.soonest = r.RetryAfter
 		}
 		if t.forever == 0 {
-			t.reason = err
+			t.reason = r
 		}
 	}
 }
@@ -92,9 +92,9 @@ func (t *tally) verdict(l *lease) error {
 	case t.most >= enough:
 		return t.held(l)
 	case t.forever >= enough:
-		return &driver.RefusedError{Reason: t.reason.Error()}
+		return &driver.RefusedError{Reason: t.reason.Reason, Err: t.reason.Err}
 	case t.refused >= enough:
-		return &driver.RefusedError{RetryAfter: t.soonest, Reason: t.reason.Error()}
+		return &driver.RefusedError{RetryAfter: t.soonest, Reason: t.reason.Reason, Err: t.reason.Err}
 	}
 	return nil
 }

@@ -28,6 +28,21 @@ type Options struct {
 	// Grace is how much longer than its TTL a lock stays on the server, unless it is
 	// released; zero means the call timeout and a tenth of the TTL.
 	Grace time.Duration
+	// RestartGuard keeps a server that was restarted, and may have forgotten locks, from
+	// granting any for so long; and no TTL may be longer. Zero: off. As a node of a quorum
+	// it has the quorum's instead. It is not for a Cluster. A server without a memory that
+	// was started less than the guard ago may be new or restarted: see Bootstrap.
+	RestartGuard time.Duration
+	// Bootstrap, of a lone instance with a guard, states that a server without a memory
+	// is new, and StrictGuard that no other is.
+	Bootstrap, StrictGuard bool
+	// Durable states that the server forgets nothing that it has acknowledged
+	// (appendonly yes and appendfsync always, which is checked where CONFIG is allowed):
+	// the guard is then for a server alone whose data was lost.
+	Durable bool
+	// DB is the number of the database that the client selects, which it does not tell.
+	// Only the restart guard asks.
+	DB int
 	// Event is told what happens in the background; it may be nil.
 	Event func(driver.Event)
 
@@ -60,6 +75,7 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 	node, err := redisnode.New(redisnode.Config{
 		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event, Lanes: lanes,
+		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, DB: o.DB,
 		Cluster: cluster, Failover: cluster || strings.Contains(fmt.Sprintf("%T", c), "sentinel"),
 	})
 	if err != nil {

@@ -25,6 +25,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	node, err := redisnode.New(redisnode.Config{
 		Client: &client{own: true, options: options(t)}, Name: "valkey", Addr: t.String(), Prefix: cfg.Prefix,
 		CallTimeout: t.CallTimeout, Grace: t.Grace,
+		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
 		Cluster: t.Topology == redisnode.Cluster, Failover: t.Topology != redisnode.Single,
 		Lanes: min(lanes, t.PoolSize), Direct: true, Event: cfg.Event,
 	})

@@ -38,6 +38,10 @@ import (
 //	call_timeout       for one call to the server (1s)
 //	grace              how much longer than the TTL a lock stays on the server (call timeout + TTL/10)
 //	pool_size          connections at most (10)
+//	restart_guard      a lone instance: off (default), or for how long it does not grant after a restart
+//	bootstrap          true: a lone instance with a guard is new, unless it has a memory
+//	strict_guard       true: no instance is taken for new otherwise
+//	durable            true: the server forgets nothing that it has acknowledged (appendfsync always)
 type Target struct {
 	Network  string   // "tcp" or "unix"
 	Addrs    []string // host:port, or one path
@@ -56,6 +60,11 @@ type Target struct {
 	CallTimeout time.Duration
 	Grace       time.Duration
 	PoolSize    int
+
+	Guard       time.Duration
+	Bootstrap   bool
+	StrictGuard bool
+	Durable     bool
 
 	shown string
 }
@@ -223,6 +232,12 @@ func (t *Target) options(p *dsn.Params, secure bool) {
 	t.CallTimeout = p.Duration("call_timeout", DefaultCallTimeout, driver.MinTTL)
 	t.Grace = p.Duration("grace", 0, time.Millisecond)
 	t.PoolSize = p.Int("pool_size", 10, 1, 10_000)
+	if p.String("restart_guard", "off") != "off" {
+		t.Guard = p.Duration("restart_guard", 0, driver.MinTTL)
+	}
+	t.Bootstrap = p.Bool("bootstrap", false)
+	t.StrictGuard = p.Bool("strict_guard", false)
+	t.Durable = p.Bool("durable", false)
 }
 
 func (t *Target) topology() error {

@@ -101,6 +101,8 @@ func (n *Node) refusal(key string, e ServerError) error {
 		return no(0, "the Cluster sees the lock and its counter in different slots")
 	case "WRONGTYPE":
 		return no(0, "the key %q, or its counter %q, holds something that is no lock", n.names.lock(key), n.names.counter(key))
+	case "GUARD":
+		return n.guard.refusal(text)
 	case "NOPROTO":
 		return no(0, "the server is too old: Redis 6.2 or Valkey 7.2 is needed")
 	}

@@ -137,9 +137,6 @@ func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
 	return nil
 }
 
-// Bootstrap has nothing to do: there is no restart guard to bootstrap.
-func (n *Node) Bootstrap(context.Context) error { return nil }
-
 // Check examines the servers by INFO and CONFIG, as far as they are allowed.
 func (n *Node) Check(ctx context.Context) ([]driver.Finding, error) {
 	if n.closed.Load() {

@@ -71,7 +71,7 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	}
 	for again, late := false, false; ; {
 		start := time.Now()
-		a, err := n.fleet.run(ctx, opRenew, keys, nil, args)
+		a, err := n.fleet.run(ctx, opRenew, n.guard.of(l.quorum), keys, nil, args)
 		if err != nil {
 			if !unknown(err) {
 				return driver.Grant{}, err
@@ -208,5 +208,5 @@ func rest(ctx context.Context, pause time.Duration) {
 func (n *Node) try(ctx context.Context, o op, keys []string, args func(*process) []string) (*answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
-	return n.fleet.run(ctx, o, keys, nil, args)
+	return n.fleet.run(ctx, o, nil, keys, nil, args)
 }

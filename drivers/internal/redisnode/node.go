@@ -46,6 +46,11 @@ type Config struct {
 
 	CallTimeout time.Duration // zero: DefaultCallTimeout
 	Grace       time.Duration // zero: call timeout + TTL/10
+	Guard       time.Duration // the restart guard of a lone instance; zero: off
+	Durable     bool          // what the server has acknowledged outlives its restart
+	Bootstrap   bool          // a lone instance is new, unless it has a memory
+	StrictGuard bool          // only Bootstrap makes a lone instance new
+	DB          int           // the database's number
 	Cluster     bool
 	Failover    bool // Sentinel or Cluster: a replica's refusal is of today
 	Lanes       int  // calls under way to one server, at most
@@ -58,6 +63,7 @@ type Config struct {
 type Node struct {
 	cfg   Config
 	names names
+	guard *guard
 	fleet *fleet
 	hub   *hub
 
@@ -89,18 +95,27 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Grace < 0 {
 		return nil, driver.Invalid("Grace", "%v is negative", cfg.Grace)
 	}
+	if err := checkGuard(&cfg); err != nil {
+		return nil, err
+	}
 	if cfg.Event == nil {
 		cfg.Event = func(driver.Event) {}
 	}
 	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{})}
-	n.fleet = newFleet(cfg.Client, cfg.Lanes, cfg.Direct, cfg.Cluster, &n.wg)
+	n.guard = newGuard(&n.cfg, &n.wg)
+	n.fleet = newFleet(cfg.Client, cfg.Lanes, cfg.Direct, cfg.Cluster, &n.wg, n.guard)
 	n.hub = newHub(n)
 	return n, nil
 }
 
-// Info returns what the backend can do. MinTTL is 10 ms, MaxTTL 30 days.
+// Info returns what the backend can do. MinTTL is 10 ms, MaxTTL 30 days, or the restart
+// guard of a lone instance.
 func (n *Node) Info() driver.Info {
-	return driver.Info{Name: n.cfg.Name, Features: driver.Fencing | driver.Node, MinTTL: minTTL, MaxTTL: maxTTL}
+	most := maxTTL
+	if n.cfg.Guard > 0 {
+		most = n.cfg.Guard
+	}
+	return driver.Info{Name: n.cfg.Name, Features: driver.Fencing | driver.Node, MinTTL: minTTL, MaxTTL: most}
 }
 
 // String returns the server's address, without any secret.
@@ -139,7 +154,7 @@ func (n *Node) check(req *driver.Request) error {
 	case req.Join > driver.MaxFence:
 		return driver.Invalid("join", "%d is over the largest token, %d", req.Join, uint64(driver.MaxFence))
 	}
-	return nil
+	return n.guard.check(req)
 }
 
 // timeout returns the bound of one call about a lock with this TTL.
@@ -199,7 +214,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 		return []string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, counterLife}
 	}
 	for again, late := false, false; ; {
-		a, err := n.fleet.run(ctx, o, keys, &t.last.call, args)
+		a, err := n.fleet.run(ctx, o, n.guard.of(req.Quorum), keys, &t.last.call, args)
 		if err != nil {
 			if !unknown(err) {
 				return nil, err

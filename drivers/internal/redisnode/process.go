@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redlock-go/redlock/driver"
 )
 
 // A process is one server process, by its run_id: its scripts, its clock, and what
@@ -15,6 +17,7 @@ import (
 type process struct {
 	run     string // "" where INFO is not allowed
 	scripts [ops]script
+	guarded atomic.Pointer[guarded] // nil before the first handshake for a restart guard
 	clock   clock
 	lanes   *lanes
 }
@@ -28,6 +31,7 @@ type fleet struct {
 	hello   *lanes
 	wg      *tracker
 	cluster bool
+	guard   *guard
 
 	slots []atomic.Pointer[process] // one, or one per slot
 
@@ -46,13 +50,13 @@ type flight struct {
 // maxRuns bounds how many processes are remembered: more than shards there are.
 const maxRuns = 1024
 
-func newFleet(c Client, lanes int, direct, cluster bool, wg *tracker) *fleet {
+func newFleet(c Client, lanes int, direct, cluster bool, wg *tracker, g *guard) *fleet {
 	n := 1
 	if cluster {
 		n = Slots
 	}
 	return &fleet{
-		client: c, lanes: lanes, direct: direct, cluster: cluster, wg: wg,
+		client: c, lanes: lanes, direct: direct, cluster: cluster, wg: wg, guard: g,
 		hello: newLanes(c.Exec, lanes, direct, wg),
 		slots: make([]atomic.Pointer[process], n),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
@@ -169,29 +173,41 @@ func (a *answer) learn(i int) time.Time {
 
 // run is the one place that decides how a script is called: by EVALSHA of the text
 // that is bound to the process, and by EVAL of that text with 'handshake' alone where
-// the process does not know it. args makes ARGV from the not-after that suits the
-// process; it may be called several times. call gets the call that was sent last.
-func (f *fleet) run(ctx context.Context, o op, keys []string, call **Call, args func(p *process) []string) (*answer, error) {
+// the process does not know it, or where it is not known to keep the restart guard
+// that q asks for; q is nil where there is none. args makes ARGV from the not-after that
+// suits the process; it may be called several times. call gets the call that was sent
+// last.
+func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, call **Call, args func(p *process) []string) (*answer, error) {
 	p, asked, err := f.process(ctx, keys[0])
 	if err != nil {
 		return nil, err
 	}
+	if q != nil {
+		keys = append(keys[:len(keys):len(keys)], f.guard.meta)
+	}
 	const tries = 8 // a server that forgets at every step is not worth more
+	recounted := false
 	for range tries {
-		c := &Call{SHA: p.scripts[o].sha, Keys: keys, Args: args(p)}
-		if call != nil {
-			*call = c
+		if sha := p.sha(o, q); sha != "" {
+			c := &Call{SHA: sha, Keys: keys, Args: args(p)}
+			if call != nil {
+				*call = c
+			}
+			a := &answer{process: p, sent: time.Now()}
+			err := p.lanes.do(ctx, c)
+			switch a.reply, a.received = c.Reply, time.Now(); {
+			case err != nil && !isCode(err, "NOSCRIPT"):
+				return nil, err
+			case err != nil, q != nil && a.stale():
+			case q == nil || !a.quarantined():
+				return a, nil
+			case recounted || !p.overlong(a, q):
+				return nil, f.guard.quarantine(p, a)
+			default:
+				recounted = true
+			}
 		}
-		a := &answer{process: p, sent: time.Now()}
-		err := p.lanes.do(ctx, c)
-		if err == nil {
-			a.reply, a.received = c.Reply, time.Now()
-			return a, nil
-		}
-		if !isCode(err, "NOSCRIPT") {
-			return nil, err
-		}
-		if p, err = f.shake(ctx, p, o, keys, asked); err != nil {
+		if p, err = f.shake(ctx, p, o, q, keys, asked); err != nil {
 			return nil, err
 		}
 		asked = true
@@ -204,7 +220,7 @@ func (f *fleet) run(ctx context.Context, o op, keys []string, call **Call, args 
 //
 // The question who serves comes first, so that a text reaches no process but
 // its own, short of a restart between the two.
-func (f *fleet) shake(ctx context.Context, p *process, o op, keys []string, asked bool) (*process, error) {
+func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, keys []string, asked bool) (*process, error) {
 	slot := f.slot(keys[0])
 	done, err := f.enter(ctx, flight{slot, o})
 	if err != nil {
@@ -220,7 +236,25 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, keys []string, aske
 			return now, err
 		}
 	}
-	c := &Call{Text: p.scripts[o].text, Keys: keys, Args: []string{"handshake"}}
+	c := &Call{Keys: keys}
+	if q == nil {
+		c.Text, c.Args = p.scripts[o].text, []string{"handshake"}
+	} else {
+		mode, err := f.guard.prepare(ctx, f, p, q)
+		if err != nil {
+			return nil, err
+		}
+		c.Text, c.Args = p.guard(f.guard.space, q.N).scripts[o].text, handshakeArgs(q, mode)
+	}
+	now, err := f.handshake(ctx, p, c, keys[0])
+	if err != nil || q == nil || now != p {
+		return now, err
+	}
+	return p, f.guard.heed(p, q, c.Reply)
+}
+
+// handshake sends c and learns from its reply which process answered.
+func (f *fleet) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
 	sent := time.Now()
 	if err := p.lanes.do(ctx, c); err != nil {
 		var reply ServerError
@@ -234,7 +268,7 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, keys []string, aske
 	if !ok || strings.ContainsAny(run, "'\\\n") {
 		return nil, &notSent{errors.New("the server answers a handshake in an unknown way")}
 	}
-	return f.serves(keys[0], run, us, sent, time.Now()), nil
+	return f.serves(key, run, us, sent, time.Now()), nil
 }
 
 // text and number read one element of a reply.

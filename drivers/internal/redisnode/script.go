@@ -4,6 +4,7 @@ import (
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
+	"fmt"
 )
 
 // op names a script.
@@ -22,8 +23,16 @@ const (
 var (
 	//go:embed lua/hello.lua
 	luaHello string
+	//go:embed lua/look.lua
+	luaLook string
 	//go:embed lua/prelude.lua
 	luaPrelude string
+	//go:embed lua/handshake.lua
+	luaHandshake string
+	//go:embed lua/time.lua
+	luaTime string
+	//go:embed lua/guard.lua
+	luaGuard string
 	//go:embed lua/acquire.lua
 	luaAcquire string
 	//go:embed lua/join.lua
@@ -38,15 +47,23 @@ var (
 	luaLookup string
 )
 
-// body returns the text of a script without what binds it to a process.
+// body returns the text of a script without what stands before it.
 func (o op) body() string {
 	return [ops]string{luaAcquire, luaJoin, luaRenew, luaRelease, luaBreak, luaLookup}[o]
 }
+
+// perishable reports whether a script is refused when it comes too late.
+func (o op) perishable() bool { return o <= opRenew }
 
 // A script is a text as one server process knows it.
 type script struct {
 	text string
 	sha  string
+}
+
+func newScript(text string) script {
+	sum := sha1.Sum([]byte(text))
+	return script{text: text, sha: hex.EncodeToString(sum[:])}
 }
 
 // bind returns the scripts for the process with this run_id. A server forgets its
@@ -55,9 +72,24 @@ type script struct {
 func bind(run string) [ops]script {
 	var bound [ops]script
 	for o := range ops {
-		text := "local RUN = '" + run + "'\n" + luaPrelude + o.body()
-		sum := sha1.Sum([]byte(text))
-		bound[o] = script{text: text, sha: hex.EncodeToString(sum[:])}
+		text := "local RUN = '" + run + "'\n" + luaPrelude
+		if o.perishable() {
+			text += luaTime
+		}
+		bound[o] = newScript(text + o.body())
+	}
+	return bound
+}
+
+// bindGuarded returns those of them that depend on the server's memory, with the
+// restart guard before them: for the process, for a quorum of n nodes, and for one space
+// of keys. The space is in the text since a text is callable as soon as any handshake
+// loaded it, and a handshake repairs the memory of its own space alone.
+func bindGuarded(run, space string, n int) [ops]script {
+	var bound [ops]script
+	for _, o := range []op{opAcquire, opJoin, opRenew} {
+		text := fmt.Sprintf("-- for %s\nlocal RUN, BOND, VOTE = '%s', '%s/%d', %t\n", space, run, run, n, o != opRenew)
+		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + o.body())
 	}
 	return bound
 }

@@ -2,9 +2,6 @@
 -- KEYS: 1 lock, 2 counter.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX (ms), 4 proposed token (us) or 0, 5 PX of the counter (ms).
 -- Reply: {1, token, TIME} granted; {0, value, PTTL, TIME} held; {-1, TIME} too late.
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if now > tonumber(ARGV[1]) then return {-1, now} end
 local me = ARGV[2] .. '|'
 local x = now
 if ARGV[4] ~= '0' then x = math.min(tonumber(ARGV[4]), now + 500000) end

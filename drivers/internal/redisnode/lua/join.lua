@@ -2,9 +2,6 @@
 -- KEYS: 1 lock, 2 counter.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX (ms), 4 token (us), 5 PX of the counter (ms).
 -- Reply: as acquire's, or {-2, counter, TIME} where the counter is above the token.
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if now > tonumber(ARGV[1]) then return {-1, now} end
 local me = ARGV[2] .. '|'
 local v = redis.call('GET', KEYS[1])
 if v then

@@ -2,9 +2,6 @@
 -- KEYS: 1 lock, 2 counter.
 -- ARGV: 1 not-after (us), 2 value (owner/attempt|token), 3 PX (ms), 4 least counter (us) or 0, 5 PX of the counter (ms).
 -- Reply: {1, TIME} extended; {0, TIME} lost; {-1, TIME} too late.
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-if now > tonumber(ARGV[1]) then return {-1, now} end
 if redis.call('GET', KEYS[1]) ~= ARGV[2] then return {0, now} end
 if ARGV[4] ~= '0' then
   local counter = tonumber(redis.call('GET', KEYS[2]) or '0')
