@@ -123,6 +123,12 @@ func (c *Client) Inspect() (driver.Inspector, bool) {
 	return i, ok
 }
 
+// Admin returns what the backend lets operators change, if it lets them.
+func (c *Client) Admin() (driver.Admin, bool) {
+	a, ok := c.backend.(driver.Admin)
+	return a, ok
+}
+
 // pingKey is the key that Ping takes and gives back.
 const pingKey = "dlock.ping"
 

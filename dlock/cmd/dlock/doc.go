@@ -2,6 +2,7 @@
 // one machine or on many, one runs at a time.
 //
 //	dlock run [flags] KEY -- COMMAND [ARG...]
+//	dlock bootstrap [--url URL] [--nodes]
 //	dlock drivers
 //	dlock version
 //
@@ -112,6 +113,14 @@
 //
 // With --wait forever an outage is waited out, with one line on stderr. A limited wait that
 // ends in an outage is 69 and not 75: contention and outage are told apart.
+//
+// # dlock bootstrap
+//
+// It states that the servers of the locks are new, so that their restart guard does not
+// keep them out, or, with --nodes, that their number changes: package redlock says what
+// that is about. It does so only where all servers answer, and, without --nodes, none
+// remembers a lock; otherwise the exit code is 69, and the line on stderr says which does
+// not.
 //
 // # From cron
 //

@@ -101,7 +101,7 @@ one runs at a time.
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(), newDrivers(), newVersion())
+	root.AddCommand(newRun(), newBootstrap(), newDrivers(), newVersion())
 	return root
 }
 

@@ -307,10 +307,10 @@ func inQuarantine(why string, till, now int64) string {
 		what = "the server's clock was set back"
 	}
 	if till == pending {
-		return "restart guard: " + what + ", and does not vote until the clocks of the other nodes are known"
+		return "restart guard: no vote until the clocks of the other nodes are known, since " + what
 	}
 	left := (time.Duration(till-now) * time.Microsecond).Round(100 * time.Millisecond)
-	return fmt.Sprintf("restart guard: %s, and does not vote for another %v%s", what, left, fix)
+	return fmt.Sprintf("restart guard: no vote for another %v, since %s%s", left, what, fix)
 }
 
 // look asks the server what it remembers, and changes nothing.

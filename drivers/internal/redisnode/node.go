@@ -308,7 +308,7 @@ func parse(value string) (owner string, fence uint64) {
 // unknown reports whether what ended in err may have taken effect, or may yet.
 func unknown(err error) bool {
 	var reply ServerError
-	return !errors.As(err, &reply) && !errors.Is(err, ErrNotSent)
+	return !errors.As(err, &reply) && !errors.Is(err, ErrNotSent) && !errors.Is(err, driver.ErrRefused)
 }
 
 // Close ends the backend. Clean-up that is under way is brought to its end first,
