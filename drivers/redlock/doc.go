@@ -75,6 +75,52 @@
 // node that is in the majorities of both, and that one had after the other; the
 // token of the second is larger. No clock appears in this.
 //
+// # The restart guard
+//
+// A node that comes back without its memory would grant again what is held. So it is
+// kept out until every lease that it may have forgotten has ended: for Options.Guard, 30 s
+// by default, and a little for clocks. No TTL may be longer than the guard. Nobody has to do
+// anything for that, and it costs no round trip: the scripts that give and renew locks
+// are bound to one process of a server, which forgets them when it ends, so that the
+// first call after a restart fails, whoever makes it; and what loads them anew compares
+// the process with the one that the server's data (a hash, redlock1:meta after the prefix)
+// was written by. A restart with an old snapshot, a partial log, FLUSHALL and a replica
+// that was promoted are noticed alike. The quarantine is counted in the time of the other
+// nodes where that is ahead, so that a clock that is set after the boot ends
+// none too early; and a node whose own clock is set back by more than
+// Options.ClockAllowance is in quarantine too, since while it was ahead it may have ended
+// locks.
+//
+// Meanwhile the node refuses, and says for how long: a *driver.RefusedError in its vote, an
+// event, and, through package dlock, one line in the log. A lease that others carry lives
+// on, and the node joins it when its quarantine is over. Lock waits out a quarantine of a
+// majority.
+//
+// New servers have no memory either. At first contact, if all nodes answer and none has
+// one, they vote at once where that is known to be right: if all have been up for longer
+// than the guard and were never used (Options.StrictGuard takes that away); or because it is
+// said, by "dlock bootstrap", which is best, or by bootstrap=true in the URL, which may stay
+// there: it voids the guard only if all nodes lose their memory together. Else they vote
+// after one guard, as a node does that replaces another.
+//
+// All clients of the same nodes and prefix need the same N, and ought to have the same guard:
+//
+//   - A longer guard: give it to all clients first, and then the longer TTLs. A node keeps
+//     the longest guard that it was ever told.
+//   - Other nodes, more or fewer: run "dlock bootstrap --nodes" with the URL of the new
+//     list, all of which has to answer. From then on clients with the old list are refused,
+//     and for one guard all others are. Then give the new list to all clients. To
+//     replace a machine by another at the same address nothing is needed.
+//   - Durable nodes: one with appendonly yes and appendfsync always forgets nothing that
+//     it acknowledged; with durable=true in its URL it is in quarantine only if its data
+//     was lost.
+//   - restart_guard=off, for all clients, is for tests, for nodes behind which INFO, which
+//     tells the process, is not allowed, and for those that are Clusters.
+//
+// An eviction policy other than noeviction is refused, and so are replicas. Not covered are
+// a failover behind one address while the old primary still serves, and the snapshot of a
+// virtual machine that is restored with the process in it.
+//
 // # What is promised
 //
 // G1 exclusion: while Lease.Deadline has not passed, no other lease of that key is valid,
@@ -102,11 +148,9 @@
 //
 // # What is not promised
 //
-// G1 speaks of restarted nodes that are quarantined or durable. The nodes of this release
-// do not quarantine themselves: one that comes back without its keys votes at once, and
-// can so give a second majority to a lock that is held. Run nodes with appendonly yes and
-// appendfsync always, or keep one that lost its memory out for the longest TTL
-// (restart_guard, which today bounds the TTLs alone).
+// A pause of the program past the deadline, and packets that have been sent, are covered
+// by the token alone. With restart_guard=off a node that comes back without its keys votes
+// at once, and can so give a second majority to a lock that is held.
 //
 // There is no fairness: who asks at the right moment wins, though waiters are woken
 // when a majority announced a release. There is no shared mode. Changing the nodes of
