@@ -83,7 +83,7 @@
 // anything for that, and it costs no round trip: the scripts that give and renew locks
 // are bound to one process of a server, which forgets them when it ends, so that the
 // first call after a restart fails, whoever makes it; and what loads them anew compares
-// the process with the one that the server's data (a hash, redlock1:meta after the prefix)
+// the process with the one that the server's data (in redlock1:meta, after the prefix)
 // was written by. A restart with an old snapshot, a partial log, FLUSHALL and a replica
 // that was promoted are noticed alike. The quarantine is counted in the time of the other
 // nodes where that is ahead, so that a clock that is set after the boot ends

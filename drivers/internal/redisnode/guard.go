@@ -323,14 +323,14 @@ func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.R
 	run, _ := text(c.Reply, 0)
 	us, ok := number(c.Reply, 1)
 	up, _ := number(c.Reply, 2)
-	bond, fine := text(c.Reply, 3)
+	meta, fine := text(c.Reply, 3)
 	if !ok || !fine {
 		return nil, errGarbled
 	}
 	f.serves(g.meta, run, us, sent, time.Now())
 	r := &driver.Remembrance{Memory: driver.Young, Clock: time.UnixMicro(us), Server: run}
 	switch {
-	case bond != "":
+	case meta != "":
 		r.Memory = driver.Remembers
 	case g.isMarked(ctx):
 		r.Memory = driver.Emptied

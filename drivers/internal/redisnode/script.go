@@ -88,7 +88,7 @@ func bind(run string) [ops]script {
 func bindGuarded(run, space string, n int) [ops]script {
 	var bound [ops]script
 	for _, o := range []op{opAcquire, opJoin, opRenew} {
-		text := fmt.Sprintf("-- for %s\nlocal RUN, BOND, VOTE = '%s', '%s/%d', %t\n", space, run, run, n, o != opRenew)
+		text := fmt.Sprintf("-- for %s\nlocal RUN, HEAD, VOTE = '%s', '1 %s/%d ', %t\n", space, run, run, n, o != opRenew)
 		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + o.body())
 	}
 	return bound

@@ -1,6 +1,7 @@
--- The handshake of a text that a restart guard stands before. RUN and BOND (RUN/N) are set; META is KEYS' last.
+-- The handshake of a text that a restart guard stands before; RUN is the process that it is for.
 -- In one execution it finds out which process this is, writes down what that means, and makes this very text callable
 -- by EVALSHA, even if this is another process than RUN: its meta then shows the text as what it is.
+-- KEYS: the last is meta; see guard.lua.
 -- ARGV: 1 'handshake', 2 N, 3 the guard with its margin (us), 4 allowance (us), 5 TIME of the other nodes (us), 0 where
 -- there are none, -1 where it is not known yet, 6 'bootstrap' (it is new: no guard where there is no meta),
 -- 'nodes' (N changes: a guard from now on), 'durable' (it forgets nothing that meta has outlived), or ''.
@@ -13,7 +14,6 @@ if ARGV[1] == 'handshake' then
     local said = redis.pcall('INFO', section)
     return type(said) == 'string' and string.match(said, field .. ':([^\r\n]*)') or ''
   end
-  local function us(x) return string.format('%.0f', x) end
   local id = info('server', 'run_id')
   if id == '' then return redis.error_reply('GUARD info') end
   if info('replication', 'role') == 'slave' then return redis.error_reply('READONLY this is a replica') end
@@ -21,12 +21,12 @@ if ARGV[1] == 'handshake' then
   if policy ~= '' and policy ~= 'noeviction' then return redis.error_reply('GUARD policy ' .. policy) end
 
   local meta, N, span, allow, mode = KEYS[#KEYS], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6]
-  local m = redis.call('HMGET', meta, 'fmt', 'bond', 'till', 'high', 'span', 'allow', 'why')
-  if m[1] and m[1] ~= '1' then return redis.error_reply('GUARD layout ' .. m[1]) end
-  local run, n = string.match(m[2] or '', '^(%x*)/(%d+)$')
-  local till, high, why = tonumber(m[3] or '0'), tonumber(m[4] or '0'), m[7] or ''
-  local before = tonumber(m[5] or '0')
-  span, allow = math.max(span, before), math.max(allow, tonumber(m[6] or '0'))
+  local m = redis.call('GET', meta) or ''
+  local layout = string.match(m, '^%S+')
+  if layout and layout ~= '1' then return redis.error_reply('GUARD layout ' .. layout) end
+  local run, n, till, high, allowed, before, why = string.match(m, '^1 (%x+)/(%d+) (%d+) (%d+) (%d+) (%d+) (%a*)$')
+  till, high, before = tonumber(till or '0'), tonumber(high or '0'), tonumber(before or '0')
+  span, allow = math.max(span, before), math.max(allow, tonumber(allowed or '0'))
 
   -- A guard from now on. Its end is in the time of the other nodes where that is ahead: a clock that was behind when the
   -- server started, and is then set, must not end it early. Where theirs is not known it does not begin.
@@ -44,7 +44,6 @@ if ARGV[1] == 'handshake' then
     till = math.min(till + math.max(span - before, 0), fresh)
   end
   if run ~= id then high = now end
-  redis.call('HSET', meta, 'fmt', '1', 'bond', id .. '/' .. N, 'till', us(till), 'high', us(high), 'span', us(span),
-    'allow', us(allow), 'why', why)
+  redis.call('SET', meta, string.format('1 %s/%s %.0f %.0f %.0f %.0f %s', id, N, till, high, allow, span, why))
   return {id == RUN and 1 or 0, id, now, till, span, why}
 end
