@@ -3,6 +3,7 @@ package main
 import (
 	"testing"
 
+	"github.com/redlock-go/redlock/benchmark/internal/bench"
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest"
@@ -33,11 +34,11 @@ func BenchmarkPostgres(b *testing.B) {
 
 // quorumOf starts five servers.
 func quorumOf(b *testing.B, scheme string) string {
-	url := "redlock:"
+	var addrs []string
 	for range 5 {
-		url += scheme + "://" + server.Redis(b).Addr() + ","
+		addrs = append(addrs, server.Redis(b).Addr())
 	}
-	return url + "restart_guard=off"
+	return bench.QuorumURL(scheme, addrs, 0)
 }
 
 func onURL(b *testing.B, url string) {

@@ -36,15 +36,34 @@ type Contestant struct {
 	Waits, OnlyWaits bool
 	// Renews says that what it gave can be renewed by hand.
 	Renews bool
+	// Local says that its locks exclude nobody in another process.
+	Local bool
+	// Brings starts a server that it is opened on instead of those of a case; nil: it
+	// takes what it Serves. Its error is ErrMissing where there is no such program.
+	Brings func(ctx context.Context) (*Guest, error)
 	// Open returns a client of its own, as another process would have one.
 	Open func(ctx context.Context, s *Setup) (Locker, error)
 }
 
-// A Setup is what a contestant is opened on.
+// A Guest is a server that a contestant brings along.
+type Guest struct {
+	Node    Node
+	Version string
+	// Left counts the locks under keys that contain this.
+	Left  func(ctx context.Context, keys string) (int, error)
+	Close func() error
+}
+
+// ErrMissing says that a server's program is not installed.
+var ErrMissing = errors.New("the server is not installed")
+
+// A Setup is what a contestant is opened on. It can be written as JSON, for a process
+// that waits for a lock.
 type Setup struct {
 	Nodes  []Node // one server, or those of a quorum; empty for what needs none
 	TTL    time.Duration
-	Folder string // for what keeps its locks in files; it goes after the case
+	Folder string        // for what keeps its locks in files; it goes after the case
+	Guard  time.Duration // of a node that starts again; 0: none
 }
 
 // A Node is one server and the way to it.

@@ -23,8 +23,9 @@ func tryURL(url string) error {
 func deployment(url string) ([]Contestant, error) {
 	ours := Contestant{
 		Name: "dlock", Kind: Ours, Client: "yours", Serves: noServer, Waits: true, Renews: true,
-		How:  "dlock.OpenURL with the URL that was given",
-		Open: func(_ context.Context, s *Setup) (Locker, error) { return openClient(url, s) },
+		Local: strings.HasPrefix(url, "memory:"),
+		How:   "dlock.OpenURL with the URL that was given",
+		Open:  func(_ context.Context, s *Setup) (Locker, error) { return openClient(url, s) },
 	}
 	part := ours
 	part.Name, part.Kind, part.Waits = "driver", Part, false
@@ -64,29 +65,25 @@ func onDeployment(list []Scenario) []Scenario {
 	var out []Scenario
 	for _, s := range list {
 		if run := deploymentRuns[s.Name]; run != nil {
-			out = append(out, Scenario{s.Name, s.What, run})
+			out = append(out, Scenario{s.Name, s.What, s.share, run})
 		}
 	}
 	return out
 }
 
-var deploymentRuns = map[string]func(context.Context, *Runner) ([]*Section, error){
-	"single": func(ctx context.Context, r *Runner) ([]*Section, error) {
+var deploymentRuns = map[string]func(context.Context, *Runner) ([]*testCase, error){
+	"single": func(_ context.Context, r *Runner) ([]*testCase, error) {
 		s := latencySection("Latency", "One goroutine takes a lock, renews it and gives it back, over and over.")
-		return []*Section{s}, r.local(ctx, s, "your servers", 0, 1, r.latencyTurn(), nil)
+		return []*testCase{r.local(&testCase{section: s, name: "your servers", heavy: 1, turn: r.latencyTurn})}, nil
 	},
-	"throughput": func(ctx context.Context, r *Runner) ([]*Section, error) {
-		s, err := r.localThroughput(ctx, "Throughput", "Goroutines of this process share one client and take locks on keys of their own.")
-		return []*Section{s}, err
+	"throughput": func(_ context.Context, r *Runner) ([]*testCase, error) {
+		return r.localThroughput("Throughput", "Goroutines of this process share one client and take locks on keys of their own."), nil
 	},
-	"handoff": func(ctx context.Context, r *Runner) ([]*Section, error) {
-		s := handoffSection(0, r.plan.Hold)
-		s.Title = "Handing over"
-		return []*Section{s}, r.localHandoff(ctx, s)
+	"handoff": func(_ context.Context, r *Runner) ([]*testCase, error) {
+		return r.localHandoff("Handing over"), nil
 	},
-	"held": func(ctx context.Context, r *Runner) ([]*Section, error) {
-		s := r.heldSection()
-		return []*Section{s}, r.heldOn(ctx, s, nil)
+	"held": func(_ context.Context, r *Runner) ([]*testCase, error) {
+		return r.heldOn(r.heldSection(), nil), nil
 	},
 }
 

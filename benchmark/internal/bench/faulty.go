@@ -17,7 +17,7 @@ type faulty struct {
 }
 
 func newFaulty(servers []*server.Server, rtts []time.Duration, ttl time.Duration) (*faulty, error) {
-	setup, proxies, err := proxied(servers, ttl)
+	setup, proxies, err := proxied(direct(servers, ttl).Nodes, ttl)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,11 @@
 package bench
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
 
 // A Goal is what this module set itself, and whether this run shows it.
 type Goal struct {
@@ -23,23 +28,16 @@ func goals(sections []*Section) []Goal {
 		own, scripts := "dlock, "+client, "scripts, "+client
 		v, ok := ratio(sections, "single", "redis-server", pair+" p50", own, scripts)
 		ask("one server, one goroutine: acquire+release of "+own+" to our scripts alone", 1.25, v, ok)
-		v, ok = ratio(sections, "quorum", "5 nodes", pair+" p50", own, scripts)
-		ask("five nodes, one goroutine: acquire+release of "+own+" to our scripts alone", 1.1, v, ok)
-		for _, f := range faultCases[:4] {
-			for _, op := range []string{"acquire", "release"} {
-				v, ok := lookUp(sections, "faults", f.name, own, op+" p50 "+toMajority)
-				ask(f.name+": median "+op+" of "+own+" to the majority-th round trip", 1.1, v, ok)
-				v, ok = lookUp(sections, "faults", f.name, own, op+" p99 "+toMajority)
-				ask(f.name+": p99 "+op+" of "+own+" to the majority-th round trip", 3, v, ok)
-			}
+		for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+			fiveGoals(sections, client, kind, ask)
 		}
 		v, ok = ratio(sections, "throughput", "1 server, 64 goroutines", "locks", scripts, own)
 		ask("one server, 64 goroutines: our scripts' throughput to "+own, 1/0.85, v, ok)
-		v, ok = ratio(sections, "throughput", "5 servers, 64 goroutines", "locks", scripts, own)
-		ask("five servers, 64 goroutines: our scripts' throughput to "+own, 1/0.9, v, ok)
 		for _, w := range []string{"2 clients", "8 clients"} {
 			v, ok = ratio(sections, "handoff", w, "handoff p50", own, "BLPOP queue, "+client)
 			ask(fmt.Sprintf("one server, %s: handoff of %s to a bare BLPOP queue", w, own), 4, v, ok)
+			v, ok = toBest(sections, "handoff", w, "handoff p50", own, "")
+			ask(fmt.Sprintf("one server, %s: handoff of %s to that of the best other library", w, own), 1, v, ok)
 		}
 		v, ok = lookUp(sections, "handoff", "2 clients", own, "handoff p50")
 		ask("one server, 2 clients: median handoff of "+own+" in ms", 1, 1000*v, ok)
@@ -59,6 +57,47 @@ func goals(sections []*Section) []Goal {
 	v, ok = lookUp(sections, "postgres", "10,000 leases", "dlock, pgx", "connections")
 	ask("postgres: connections for 10,000 leases", 4, v, ok)
 	return out
+}
+
+// fiveGoals asks for what is to be with five nodes of a kind.
+func fiveGoals(sections []*Section, client string, kind server.Kind, ask func(what string, most, measured float64, ok bool)) {
+	own, scripts, where := "dlock, "+client, "scripts, "+client, "five "+string(kind)+"s"
+	alone, many := "5 nodes"+on(kind), "5 servers"+on(kind)+", 64 goroutines"
+	v, ok := ratio(sections, "quorum", alone, pair+" p50", own, scripts)
+	ask(where+", one goroutine: acquire+release of "+own+" to our scripts alone", 1.1, v, ok)
+	v, ok = toBest(sections, "quorum", alone, pair+" p50", own, client)
+	ask(where+", one goroutine: acquire+release of "+own+" to the best other library over "+client, 1, v, ok)
+	for _, f := range faultCases[:4] {
+		for _, op := range []string{"acquire", "release"} {
+			v, ok := lookUp(sections, "faults", f.name+on(kind), own, op+" p50 "+toMajority)
+			ask(f.name+on(kind)+": median "+op+" of "+own+" to the majority-th round trip", 1.1, v, ok)
+			v, ok = lookUp(sections, "faults", f.name+on(kind), own, op+" p99 "+toMajority)
+			ask(f.name+on(kind)+": p99 "+op+" of "+own+" to the majority-th round trip", 3, v, ok)
+		}
+	}
+	v, ok = ratio(sections, "throughput", many, "locks", scripts, own)
+	ask(where+", 64 goroutines: our scripts' throughput to "+own, 1/0.9, v, ok)
+	v, ok = ratio(sections, "throughput", many, "locks", "redsync, go-redis", own)
+	ask(where+", 64 goroutines: redsync's throughput on go-redis to "+own, 1/2.5, v, ok)
+}
+
+// toBest returns the figure of one of ours by the least of all peers over a client
+// library; over any for "".
+func toBest(sections []*Section, scenario, name, metric, own, client string) (float64, bool) {
+	best := 0.0
+	for _, s := range sections {
+		if s.Scenario != scenario || !slices.ContainsFunc(s.of(name), func(r *Row) bool { return r.Contestant == own }) {
+			continue
+		}
+		for _, r := range s.of(name) {
+			if m, ok := r.metric(metric); ok && r.Kind == Peer && (client == "" || r.Client == client) && (best == 0 || m.Value < best) {
+				best = m.Value
+			}
+		}
+		break
+	}
+	v, ok := lookUp(sections, scenario, name, own, metric)
+	return v / best, ok && best > 0
 }
 
 // lookUp returns a figure; the first section of the scenario that has the contestant in

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 )
 
 // ErrUsage says that the command line cannot be; what is wrong was printed.
@@ -16,6 +17,9 @@ var ErrUsage = errors.New("bad command line")
 
 // Main is a program that measures: the contestants of this package and more.
 func Main(ctx context.Context, args []string, out, progress io.Writer, more ...Contestant) error {
+	if os.Getenv(crewVariable) != "" {
+		return serveCrew(ctx, os.Stdin, os.Stdout, append(Contestants(), more...))
+	}
 	o, err := parse(args, progress)
 	if errors.Is(err, flag.ErrHelp) {
 		return nil
@@ -53,9 +57,9 @@ func measure(ctx context.Context, o *options, contestants []Contestant, progress
 	defer func() { err = errors.Join(err, r.Close()) }()
 	scenarios := o.scenarios
 	if o.url != "" {
-		r.plan.Held = slices.DeleteFunc(slices.Clone(r.plan.Held), func(n int) bool { return n > mostOnDeployment })
+		r.plan.Held = slices.DeleteFunc(slices.Clone(r.plan.Held), func(h Holding) bool { return h.Leases > mostOnDeployment })
 		scenarios = onDeployment(scenarios)
-		r.keys = randomKeys()
+		r.keys, r.url = randomKeys(), o.url
 		r.report.Title = "Locks of one deployment, measured"
 	}
 	return r.Run(ctx, scenarios)
@@ -87,6 +91,7 @@ func parse(args []string, w io.Writer) (*options, error) {
 	quick := f.Bool("quick", false, "measure less, in under a minute")
 	list := f.String("scenario", "", "measure these alone, separated by commas")
 	url := f.String("url", "", "measure locks of this URL, as dlock.OpenURL takes it, instead of servers of its own")
+	length := f.Duration("for", 0, "measure for about so long (default: 9m, with -quick 50s; of that the part that -scenario has)")
 	out := f.String("out", "", "the folder for the report (default: a new temporary one)")
 	f.Usage = func() {
 		fmt.Fprintf(w, "Usage: go run ./benchmark [flags]\n\nIt starts servers of its own, measures, and writes report.html, report.md and report.json.\n\nFlags:\n")
@@ -116,6 +121,14 @@ func parse(args []string, w io.Writer) (*options, error) {
 	var err error
 	if o.scenarios, err = Pick(*list); err != nil {
 		return wrong("-scenario: %v", err)
+	}
+	switch {
+	case *length < 0:
+		return wrong("-for is to be positive, and is %v", *length)
+	case *length > 0:
+		o.plan.For = *length
+	default:
+		o.plan.For = time.Duration(float64(o.plan.For) * shares(o.scenarios))
 	}
 	if o.url != "" {
 		if len(onDeployment(o.scenarios)) == 0 {

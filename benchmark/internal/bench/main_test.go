@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,17 @@ import (
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	_ "github.com/redlock-go/redlock/drivers/memory"
 )
+
+// TestMain lets this program be one of the processes that wait for locks.
+func TestMain(m *testing.M) {
+	if os.Getenv(crewVariable) == "" {
+		os.Exit(m.Run())
+	}
+	if err := Main(context.Background(), nil, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
 
 func TestWhatIsWrongOnTheCommandLineIsNamed(t *testing.T) {
 	for _, c := range []struct {
@@ -27,6 +39,7 @@ func TestWhatIsWrongOnTheCommandLineIsNamed(t *testing.T) {
 		{[]string{"-url", "memory:?speed=9"}, "speed"},
 		{[]string{"-url", "memory:", "-scenario", "postgres"}, "single"},
 		{[]string{"-quick=perhaps"}, "perhaps"},
+		{[]string{"-for", "-3s"}, "-3s"},
 	} {
 		var out, progress bytes.Buffer
 		err := Main(context.Background(), c.args, &out, &progress)
@@ -57,7 +70,7 @@ func TestHelpListsEveryScenario(t *testing.T) {
 func TestAQuickRunOnMemoryWritesAWholeReport(t *testing.T) {
 	folder := t.TempDir()
 	var out, progress bytes.Buffer
-	args := []string{"-quick", "-url", "memory:", "-scenario", "single,throughput,handoff", "-out", folder}
+	args := []string{"-quick", "-for", "2s", "-url", "memory:", "-scenario", "single,throughput,handoff", "-out", folder}
 	if err := Main(context.Background(), args, &out, &progress); err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
 	}

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // A turn is what one contestant did in one round.
@@ -44,6 +47,8 @@ func (t *turn) fail(err error) {
 type entry struct {
 	contestant Contestant
 	setup      *Setup
+	servers    []*server.Server // that its locks are on, to be asked for figures
+	left       func(ctx context.Context, keys string) (int, error)
 	lockers    []Locker // one per client that the case needs
 	turns      []*turn
 	spent      time.Duration
@@ -52,52 +57,75 @@ type entry struct {
 
 // A testCase is one set-up in which contestants are compared.
 type testCase struct {
-	name    string
-	x       float64
-	setup   *Setup
-	clients int // per contestant
-	rounds  int
+	scenario    string
+	section     *Section
+	name        string
+	x           float64
+	contestants []Contestant
+	servers     []*server.Server
+	setup       *Setup
+	clients     int           // per contestant; 0: a turn opens what it needs
+	rounds      int           // at most; 0: as the plan has it
+	heavy       float64       // how much time a contestant is to have, beside those of other cases
+	fixed       time.Duration // that it takes in any case, all together
+	least       time.Duration // of a turn; 0: as the plan has it
+	cold        bool          // there is no round to warm up
+	together    bool          // they have their turns at the same time: what takes long and costs little
+	// begin is called before the clients are opened, and what it returns after they were
+	// closed; nil: nothing to do.
+	begin func() (end func(), err error)
 	// ready is called when all clients are open and have warmed up; nil: nothing to do.
 	// What it returns is called after the last turn.
 	ready func() (done func(), err error)
 	// turn measures one contestant for one round.
-	turn func(ctx context.Context, e *entry) *turn
+	turn func(ctx context.Context, e *entry, slice time.Duration) *turn
+	// relate adds what follows from the rows together; nil: nothing.
+	relate func(rows []*Row)
 }
 
 // compare lets the contestants have their turns and appends a row for each to the
 // section. An error is the run's end; what fails in a contestant is in its row.
-func (r *Runner) compare(ctx context.Context, s *Section, c *testCase, contestants []Contestant) error {
-	if len(contestants) == 0 {
-		return nil
+func (r *Runner) compare(ctx context.Context, c *testCase, budget time.Duration) error {
+	end := time.Now().Add(budget)
+	if c.begin != nil {
+		done, err := c.begin()
+		if err != nil {
+			return err
+		}
+		defer done()
 	}
-	r.say("%s", c.name)
 	var entries []*entry
-	for _, k := range contestants {
+	for _, k := range c.contestants {
 		entries = append(entries, r.enter(ctx, c, k))
 	}
-	err := r.rounds(ctx, c, entries)
+	err := r.rounds(ctx, c, entries, end)
 	for _, e := range entries {
 		for _, l := range e.lockers {
 			if closeErr := l.Close(); closeErr != nil && e.err == nil {
 				e.err = fmt.Errorf("close: %w", closeErr)
 			}
 		}
-		s.Rows = append(s.Rows, e.row(c))
+		c.section.Rows = append(c.section.Rows, e.row(c))
 		r.know(e.contestant)
 	}
-	relate(s, c.name)
+	relate(c.section, c.name)
+	if c.relate != nil {
+		c.relate(c.section.of(c.name))
+	}
 	return err
 }
 
 // enter opens the clients of a contestant.
 func (r *Runner) enter(ctx context.Context, c *testCase, k Contestant) *entry {
-	e := &entry{contestant: k, setup: c.setup}
-	for range max(c.clients, 1) {
-		if c.clients == 0 {
-			break // it opens what it needs itself
-		}
+	e := &entry{contestant: k, setup: c.setup, servers: c.servers}
+	if g := r.guests[k.Name]; g != nil {
+		own := *c.setup
+		own.Nodes = []Node{g.Node}
+		e.setup, e.servers, e.left = &own, nil, g.Left
+	}
+	for range c.clients {
 		open, cancel := context.WithTimeout(ctx, 20*time.Second)
-		l, err := k.Open(open, c.setup)
+		l, err := k.Open(open, e.setup)
 		cancel()
 		if err != nil {
 			e.err = fmt.Errorf("open: %w", err)
@@ -111,10 +139,27 @@ func (r *Runner) enter(ctx context.Context, c *testCase, k Contestant) *entry {
 // maxTurn ends a turn in which something hangs.
 const maxTurn = time.Minute
 
-// rounds gives every entry a turn per round, in an order that changes. The first
-// round warms up, and does not count.
-func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry) error {
-	for round := range c.rounds + 1 {
+// rounds gives every entry a turn per round, in an order that changes, until the rounds
+// or the time are over. The first round warms up, and does not count.
+func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end time.Time) error {
+	most := c.rounds
+	if most == 0 {
+		most = r.plan.Rounds
+	}
+	least := c.least
+	if least == 0 {
+		least = r.plan.Slice
+	}
+	share := time.Until(end)
+	if !c.together {
+		share /= time.Duration(max(len(entries), 1))
+	}
+	first := 0
+	if c.cold {
+		first = 1
+	}
+	var overhead time.Duration
+	for round := first; round <= most; round++ {
 		if round == 1 && c.ready != nil {
 			done, err := c.ready()
 			if err != nil {
@@ -122,33 +167,68 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry) erro
 			}
 			defer done()
 		}
-		for _, i := range rand.Perm(len(entries)) {
-			e := entries[i]
-			if e.err != nil || r.hasHadEnough(e, c) {
-				continue
+		left := time.Until(end)
+		if round > r.plan.Fewest && left <= 0 {
+			return nil
+		}
+		var active []*entry
+		for _, e := range entries {
+			if e.err == nil && !r.hasHadEnough(e, share) {
+				active = append(active, e)
 			}
-			turnCtx, cancel := context.WithTimeout(ctx, maxTurn)
-			start := time.Now()
-			t := c.turn(turnCtx, e)
-			e.spent += time.Since(start)
-			cancel()
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			if round > 0 {
-				e.turns = append(e.turns, t)
-			} else if t.err != nil && t.values == nil && t.series == nil {
-				e.err = t.err
-			}
+		}
+		if round == 0 { // it need not take as long as the others
+			left /= 2
+		}
+		s := slice(left, most-round+1, len(active), overhead, least)
+		spent, err := r.round(ctx, c, active, s, round > 0)
+		if err != nil {
+			return err
+		}
+		if len(active) > 0 {
+			overhead = max(spent/time.Duration(len(active))-s, 0)
 		}
 	}
 	return nil
 }
 
-// hasHadEnough reports whether an entry is so slow that its rounds would take all the
-// time: it has fewer then.
-func (r *Runner) hasHadEnough(e *entry, c *testCase) bool {
-	return len(e.turns) >= r.plan.Fewest && e.spent > 2*time.Duration(c.rounds)*r.plan.Slice
+// round gives these entries a turn each, and returns how long that took.
+func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice time.Duration, counts bool) (time.Duration, error) {
+	begun := time.Now()
+	one := func(e *entry) {
+		turnCtx, cancel := context.WithTimeout(ctx, maxTurn)
+		defer cancel()
+		start := time.Now()
+		t := c.turn(turnCtx, e, slice)
+		if counts {
+			e.turns = append(e.turns, t)
+			e.spent += time.Since(start)
+		} else if t.err != nil && t.values == nil && t.series == nil {
+			e.err = t.err
+		}
+	}
+	var running sync.WaitGroup
+	for _, i := range rand.Perm(len(entries)) {
+		if c.together {
+			running.Go(func() { one(entries[i]) })
+			continue
+		}
+		one(entries[i])
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+	}
+	running.Wait()
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	return time.Since(begun), nil
+}
+
+// hasHadEnough reports whether an entry is so slow that its rounds would take the time
+// of the others: it has fewer then.
+func (r *Runner) hasHadEnough(e *entry, share time.Duration) bool {
+	return len(e.turns) >= r.plan.Fewest && e.spent > share
 }
 
 // row sums an entry up.

@@ -45,22 +45,26 @@ func fakeContestant(name string, l Locker, openErr error) Contestant {
 
 func testRunner() *Runner {
 	p := Quick()
-	p.Slice, p.Fewest = time.Microsecond, 100
+	p.For, p.Fewest = time.Hour, 100
 	return NewRunner(p, nil, io.Discard)
 }
 
 func TestEveryContestantHasATurnInEveryRound(t *testing.T) {
 	r := testRunner()
 	var turns []string
-	c := &testCase{name: "case", clients: 1, rounds: 4, setup: &Setup{}, turn: func(_ context.Context, e *entry) *turn {
-		turns = append(turns, e.contestant.Name)
-		t := &turn{}
-		t.add("n", Count, float64(len(turns)))
-		return t
-	}}
 	s := &Section{Key: "n"}
 	a, b := &fake{}, &fake{}
-	if err := r.compare(context.Background(), s, c, []Contestant{fakeContestant("a", a, nil), fakeContestant("b", b, nil)}); err != nil {
+	c := &testCase{
+		section: s, name: "case", clients: 1, rounds: 4, setup: &Setup{},
+		contestants: []Contestant{fakeContestant("a", a, nil), fakeContestant("b", b, nil)},
+		turn: func(_ context.Context, e *entry, _ time.Duration) *turn {
+			turns = append(turns, e.contestant.Name)
+			t := &turn{}
+			t.add("n", Count, float64(len(turns)))
+			return t
+		},
+	}
+	if err := r.compare(context.Background(), c, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	if len(turns) != 2*5 { // one round warms up
@@ -82,13 +86,15 @@ func TestEveryContestantHasATurnInEveryRound(t *testing.T) {
 func TestWhatFailsInAContestantIsInItsRowAndEndsNothing(t *testing.T) {
 	r := testRunner()
 	s := &Section{Key: pair + " p50"}
-	c := &testCase{name: "case", clients: 1, rounds: 2, setup: &Setup{}, turn: r.latencyTurn()}
-	err := r.compare(context.Background(), s, c, []Contestant{
-		fakeContestant("away", nil, errors.New("no way in")),
-		fakeContestant("broken", &fake{fails: errors.New("out of order")}, nil),
-		fakeContestant("well", &fake{}, nil),
-	})
-	if err != nil {
+	c := &testCase{
+		section: s, name: "case", clients: 1, rounds: 2, setup: &Setup{}, turn: r.latencyTurn,
+		contestants: []Contestant{
+			fakeContestant("away", nil, errors.New("no way in")),
+			fakeContestant("broken", &fake{fails: errors.New("out of order")}, nil),
+			fakeContestant("well", &fake{}, nil),
+		},
+	}
+	if err := r.compare(context.Background(), c, 0); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(s.Rows[0].Error, "no way in") {
@@ -102,46 +108,131 @@ func TestWhatFailsInAContestantIsInItsRowAndEndsNothing(t *testing.T) {
 	}
 }
 
+func TestContestantsThatHaveTheirTurnsTogetherMeet(t *testing.T) {
+	r := testRunner()
+	meet := make(chan string)
+	s := &Section{Key: "n"}
+	c := &testCase{
+		section: s, name: "case", rounds: 1, cold: true, together: true, setup: &Setup{},
+		contestants: []Contestant{fakeContestant("a", &fake{}, nil), fakeContestant("b", &fake{}, nil)},
+		turn: func(ctx context.Context, e *entry, _ time.Duration) *turn {
+			select { // one sends, the other receives
+			case meet <- e.contestant.Name:
+			case <-meet:
+			case <-ctx.Done():
+			}
+			t := &turn{}
+			t.add("n", Count, 1)
+			return t
+		},
+	}
+	if err := r.compare(context.Background(), c, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range s.Rows {
+		if m, ok := row.metric("n"); !ok || m.Value != 1 {
+			t.Errorf("row %+v", row)
+		}
+	}
+}
+
 func TestAVerySlowContestantHasFewerTurns(t *testing.T) {
 	r := testRunner()
-	r.plan.Slice, r.plan.Fewest = time.Nanosecond, 2
+	r.plan.Fewest = 2
 	e := &entry{spent: time.Second, turns: []*turn{{}}}
-	c := &testCase{rounds: 10}
-	if r.hasHadEnough(e, c) {
+	if r.hasHadEnough(e, time.Nanosecond) {
 		t.Error("it has had one turn of at least two")
 	}
 	e.turns = append(e.turns, &turn{})
-	if !r.hasHadEnough(e, c) {
+	if !r.hasHadEnough(e, time.Nanosecond) {
 		t.Error("it goes on although it is slow")
 	}
 	e.spent = 0
-	if r.hasHadEnough(e, c) {
+	if r.hasHadEnough(e, time.Nanosecond) {
 		t.Error("it is quick, and has no more turns")
 	}
 }
 
-// overlapping hands the same lock to everybody.
+func TestRoundsEndWithTheTimeOfTheCase(t *testing.T) {
+	r := testRunner()
+	r.plan.Fewest = 3
+	turns := 0
+	c := &testCase{
+		section: &Section{}, clients: 1, rounds: 1000, setup: &Setup{}, contestants: []Contestant{fakeContestant("a", &fake{}, nil)},
+		turn: func(context.Context, *entry, time.Duration) *turn { turns++; return &turn{} },
+	}
+	if err := r.compare(context.Background(), c, -time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if turns != 1+3 {
+		t.Errorf("%d turns when there was no time, want the one that warms up and the fewest", turns)
+	}
+}
+
+func TestTheTimeIsDividedByWeightBesideWhatIsFixed(t *testing.T) {
+	three := make([]Contestant, 3)
+	cases := []*testCase{
+		{contestants: three, heavy: 2},                // 6
+		{contestants: three[:1], heavy: 4},            // 4
+		{contestants: three, fixed: 10 * time.Second}, // 0
+	}
+	if got := budget(20*time.Second, cases); got != 6*time.Second {
+		t.Errorf("the first has %v of the 10 s that are left, want 6 s", got)
+	}
+	if got := budget(20*time.Second, cases[1:]); got != 10*time.Second {
+		t.Errorf("the next has %v, want all of the 10 s", got)
+	}
+	if got := budget(20*time.Second, cases[2:]); got != 0 {
+		t.Errorf("what is fixed has %v besides", got)
+	}
+	if got := budget(time.Second, cases); got != 0 {
+		t.Errorf("there is %v when the time is over", got)
+	}
+}
+
+// However many contestants there are, and however long their turns take beyond what they
+// are to: slices and rounds fit the time.
+func TestSlicesFitTheTimeWhateverTheNumberOfContestants(t *testing.T) {
+	for _, n := range []int{1, 3, 20} {
+		for _, overhead := range []time.Duration{0, 3 * time.Millisecond} {
+			const all, rounds, least = 10 * time.Second, 12, time.Millisecond
+			left := all
+			for round := range rounds {
+				left -= time.Duration(n) * (slice(left, rounds-round, n, overhead, least) + overhead)
+			}
+			if left < -time.Millisecond || left > all/10 {
+				t.Errorf("%d contestants, %v beyond each slice: %v are left of %v", n, overhead, left, all)
+			}
+		}
+	}
+	if got := slice(time.Second, 0, 5, 0, time.Millisecond); got != time.Millisecond {
+		t.Errorf("slice %v without rounds", got)
+	}
+}
+
+// Both modes of the handoff report a lock that excludes nobody.
 func TestTwoHoldersAtOnceAreReported(t *testing.T) {
 	r := testRunner()
 	r.plan.Hold = time.Millisecond
-	e := &entry{lockers: []Locker{&fake{}, &fake{}, &fake{}}}
-	got := r.handoffTurn(300*time.Millisecond, nil)(context.Background(), e)
+	everybody := fakeContestant("everybody", &fake{}, nil)
+	everybody.Local = true
+	e := &entry{contestant: everybody, setup: &Setup{}}
+	got := r.handoffTurn(3)(context.Background(), e, 300*time.Millisecond)
 	if got.err == nil || !strings.Contains(got.err.Error(), "two clients held the lock") {
 		t.Errorf("three clients hold a lock that excludes nobody, and the turn says %v", got.err)
 	}
 }
 
 func TestHandoffsAreCountedFromOneClientToAnother(t *testing.T) {
-	b := &baton{from: -1, got: make([]int, 2)}
-	now := time.Now()
-	b.take(0, now)
-	b.give(0)
-	b.take(0, now) // to itself
-	b.give(0)
-	b.take(1, time.Now())
-	b.give(1)
-	if len(b.handoffs) != 1 || b.overlaps != 0 || !slices.Equal(b.got, []int{2, 1}) {
-		t.Errorf("handoffs %v, overlaps %d, locks %v", b.handoffs, b.overlaps, b.got)
+	// Client 0 has the lock twice, then client 1, client 0 and client 1 again.
+	got := runRelay([][]spell{{{10, 20}, {21, 30}, {52, 60}}, {{35, 50}, {68, 70}}}, time.Unix(0, 20))
+	want := &relay{got: []int{2, 2}, handoffs: []time.Duration{5, 2, 8}, all: 3}
+	if !slices.Equal(got.got, want.got) || !slices.Equal(got.handoffs, want.handoffs) || got.all != want.all || got.overlaps != 0 {
+		t.Errorf("relay %+v, want %+v", got, want)
+	}
+	// One spell lies in another, and a third begins before the first has ended.
+	if got := runRelay([][]spell{{{10, 40}}, {{20, 25}}, {{30, 50}}}, time.Unix(0, 0)); got.overlaps != 2 {
+		t.Errorf("%d overlaps, want 2", got.overlaps)
 	}
 }
 

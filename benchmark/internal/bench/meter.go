@@ -25,6 +25,11 @@ type serverInfo struct {
 	bytes    float64 // in and out
 }
 
+// minus returns what was counted since.
+func (i serverInfo) minus(before serverInfo) serverInfo {
+	return serverInfo{i.cpu - before.cpu, i.commands - before.commands, i.bytes - before.bytes}
+}
+
 func startMeter(servers []*server.Server) *meter {
 	m := &meter{servers: servers, info: readInfo(servers)}
 	runtime.ReadMemStats(&m.memory)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
@@ -37,17 +38,34 @@ func OnePostgres(kind server.Kind, nodes int) bool {
 	return kind == server.KindPostgres && nodes == 1
 }
 
-// quorumURL makes URLs of a quorum. The restart guard is off: the servers are new, and
-// nothing is restarted but where a scenario says so.
 func quorumURL(scheme string) func(*Setup) string {
 	return func(s *Setup) string {
-		var b strings.Builder
-		b.WriteString("redlock:")
+		var addrs []string
 		for _, n := range s.Nodes {
-			b.WriteString(scheme + "://" + n.Addr + ",")
+			addrs = append(addrs, n.Addr)
 		}
+		return QuorumURL(scheme, addrs, s.Guard)
+	}
+}
+
+// QuorumURL makes the URL of a quorum of new servers with a restart guard; 0: none, since
+// nothing that is measured restarts.
+func QuorumURL(scheme string, addrs []string, guard time.Duration) string {
+	var b strings.Builder
+	b.WriteString("redlock:")
+	for _, a := range addrs {
+		b.WriteString(scheme + "://" + a + ",")
+	}
+	if guard == 0 {
 		return b.String() + "restart_guard=off"
 	}
+	return b.String() + "bootstrap=true,restart_guard=" + guard.String()
+}
+
+// canGuard reports whether the quorum has a restart guard.
+func canGuard() bool {
+	b, err := dlock.OpenBackend(QuorumURL("redis", []string{"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"}, time.Second))
+	return err == nil && b.Close() == nil
 }
 
 // PostgresURL returns how the superuser of a server that the run started connects.
@@ -72,7 +90,7 @@ func own() []Contestant {
 			name = d.client
 		}
 		c := Contestant{Client: d.client, Serves: d.serves, Waits: true, Renews: true}
-		c.Kind, c.Name = Ours, "dlock, "+name
+		c.Kind, c.Name, c.Local = Ours, "dlock, "+name, d.driver == "memory"
 		c.How = "dlock.OpenURL with " + d.driver + ": and nothing set but what the servers need"
 		c.Open = func(_ context.Context, s *Setup) (Locker, error) { return openClient(d.url(s), s) }
 		out = append(out, c)

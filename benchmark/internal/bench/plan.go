@@ -2,45 +2,95 @@ package bench
 
 import "time"
 
-// A Plan is how much is measured.
+// A Plan is how much is measured. How long a contestant is measured in a case follows
+// from the time for all of it: see Runner.Run.
 type Plan struct {
 	Quick  bool
-	Rounds int           // of each case, besides one to warm up
-	Fewest int           // rounds of contestants that are very slow
-	Slice  time.Duration // that a contestant has in a round
+	For    time.Duration // all of it
+	Rounds int           // of a case, besides one to warm up
+	Fewest int           // rounds of what is so slow that the time is over before
+	Slice  time.Duration // the least that a contestant has in a round
 	TTL    time.Duration
 
 	Nodes      []int // of a quorum
 	Goroutines []int
 	Waiters    []int
-	Waiting    time.Duration // that waiters have in a round
-	Held       []int         // leases at once
-	HeldTTL    time.Duration // of them
-	Watched    time.Duration // for how long they are held
+	Waiting    time.Duration // the least that waiters have in a round
+	Held       []Holding
 	Hold       time.Duration // of a lock that others wait for
 	DeadTTL    time.Duration // of a holder that dies
 	Deaths     int           // of it
+	Patience   time.Duration // with a lock that may never be granted
+	Silence    time.Duration // of a node, with which a call is waited for
+	Rest       time.Duration // before what is left behind is counted
+	Guard      time.Duration // the restart guard, where one is measured
+	Counted    int           // locks whose messages are counted
+	Cycles     int           // of locks on a slow node
+	BothKinds  bool          // five nodes are measured on redis-servers and on valkey-servers
+}
+
+// A Holding is a number of leases at once, with their TTL and the time for which they
+// are watched, in which each is renewed about once.
+type Holding struct {
+	Leases  int
+	TTL     time.Duration
+	Watched time.Duration
 }
 
 // Full is the plan of a run in under ten minutes, Quick of one in under one.
 func Full() Plan {
 	return Plan{
-		Rounds: 12, Fewest: 3, Slice: 60 * time.Millisecond, TTL: 10 * time.Second,
+		For: 9 * time.Minute, Rounds: 12, Fewest: 3, Slice: 20 * time.Millisecond, TTL: 10 * time.Second,
 		Nodes: []int{1, 3, 5, 7, 9}, Goroutines: []int{1, 16, 64, 256},
-		Waiters: []int{2, 8, 32, 128}, Waiting: 400 * time.Millisecond, Hold: time.Millisecond,
-		Held: []int{100, 10_000, 100_000}, HeldTTL: 30 * time.Second, Watched: 10 * time.Second,
-		DeadTTL: 500 * time.Millisecond, Deaths: 5,
+		Waiters: []int{2, 8, 32, 128}, Waiting: 300 * time.Millisecond, Hold: time.Millisecond,
+		Held: []Holding{
+			{100, 9 * time.Second, 3600 * time.Millisecond}, {10_000, 9 * time.Second, 3600 * time.Millisecond},
+			{manyHeld, 30 * time.Second, 10 * time.Second},
+		},
+		DeadTTL: 500 * time.Millisecond, Deaths: 5, Patience: 10 * time.Second, Silence: 8 * time.Second, Rest: time.Second, Guard: 2 * time.Second,
+		Counted: 200, Cycles: 60, BothKinds: true,
 	}
 }
 
 // Quick is a plan for a first look.
 func Quick() Plan {
 	return Plan{
-		Quick:  true,
-		Rounds: 7, Fewest: 1, Slice: 15 * time.Millisecond, TTL: 10 * time.Second,
+		Quick: true,
+		For:   50 * time.Second, Rounds: 7, Fewest: 1, Slice: 3 * time.Millisecond, TTL: 10 * time.Second,
 		Nodes: []int{1, 3, 5}, Goroutines: []int{1, 64},
-		Waiters: []int{2, 8}, Waiting: 100 * time.Millisecond, Hold: time.Millisecond,
-		Held: []int{100, 10_000}, HeldTTL: 3 * time.Second, Watched: 1200 * time.Millisecond,
-		DeadTTL: 300 * time.Millisecond, Deaths: 2,
+		Waiters: []int{2, 8}, Waiting: 60 * time.Millisecond, Hold: time.Millisecond,
+		Held:    []Holding{{10_000, 1800 * time.Millisecond, 800 * time.Millisecond}},
+		DeadTTL: 300 * time.Millisecond, Deaths: 1, Patience: 3 * time.Second, Silence: time.Second, Rest: 500 * time.Millisecond, Guard: time.Second,
+		Counted: 50, Cycles: 15,
 	}
+}
+
+// manyHeld is so many leases that only ours and the bare commands hold them: the others
+// would take most of the run.
+const manyHeld = 100_000
+
+// budget returns how much of the time that is left the first of these cases has, beside
+// what it takes in any case.
+func budget(left time.Duration, cases []*testCase) time.Duration {
+	weights := 0.0
+	for _, c := range cases {
+		left -= c.fixed
+		weights += c.weight()
+	}
+	if left <= 0 || weights == 0 {
+		return 0
+	}
+	return time.Duration(float64(left) * cases[0].weight() / weights)
+}
+
+// weight is how much of the time a case is to have, beside the others.
+func (c *testCase) weight() float64 { return c.heavy * float64(len(c.contestants)) }
+
+// slice returns how long each of n entries has in the next of so many rounds, when a turn
+// takes so much longer than its slice.
+func slice(left time.Duration, rounds, n int, overhead, least time.Duration) time.Duration {
+	if rounds*n == 0 {
+		return least
+	}
+	return max(left/time.Duration(rounds*n)-overhead, least)
 }

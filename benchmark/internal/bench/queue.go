@@ -20,7 +20,8 @@ type queue struct {
 
 // tokenList is what a client library does for a queue.
 type tokenList interface {
-	// pop waits for a token, and returns false after a second without one.
+	// pop waits for a token, and returns false after a second without one. If ctx ends
+	// a token may be lost: nobody wants it any more, since every turn has a key of its own.
 	pop(ctx context.Context, key string) (bool, error)
 	push(key string) error
 	first(ctx context.Context, key string) (bool, error)
@@ -42,7 +43,7 @@ func queues() []Contestant {
 			},
 		}
 	}
-	return []Contestant{queueOf("go-redis", openGoRedisList), queueOf("valkey-go", openValkeyGoList)}
+	return []Contestant{queueOf("go-redis", openGoRedisList), queueOf("valkey-go", openValkeyGoList), queueOf(floorClient, openSocketList)}
 }
 
 func (q *queue) Lock(ctx context.Context, key string, wait bool) (Held, error) {
@@ -62,11 +63,14 @@ func (q *queue) Lock(ctx context.Context, key string, wait bool) (Held, error) {
 	}
 	for ctx.Err() == nil {
 		ok, err := q.list.pop(ctx, key)
-		if err != nil {
-			return nil, err
-		}
 		if ok {
 			return token{q, key}, nil
+		}
+		if end, _ := ctx.Deadline(); err != nil && !time.Now().Before(end) {
+			<-ctx.Done() // the connection may know its end a little sooner than ctx
+		}
+		if err != nil && ctx.Err() == nil {
+			return nil, err
 		}
 	}
 	return nil, ctx.Err()
@@ -85,12 +89,11 @@ func (t token) Unlock() error               { return t.q.list.push(t.key) }
 type goRedisList struct{ *redis.Client }
 
 func openGoRedisList(addr string) (tokenList, error) {
-	return goRedisList{redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, Protocol: 2})}, nil
+	return goRedisList{redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2})}, nil
 }
 
-// pop does not take ctx, which would lose a token that is on its way when it ends.
-func (l goRedisList) pop(_ context.Context, key string) (bool, error) {
-	err := l.BLPop(context.Background(), time.Second, key).Err()
+func (l goRedisList) pop(ctx context.Context, key string) (bool, error) {
+	err := l.BLPop(ctx, time.Second, key).Err()
 	if errors.Is(err, redis.Nil) {
 		return false, nil
 	}
@@ -113,8 +116,8 @@ func openValkeyGoList(addr string) (tokenList, error) {
 	return valkeyGoList{c.(valkeyGo).client}, nil
 }
 
-func (l valkeyGoList) pop(_ context.Context, key string) (bool, error) {
-	err := l.Do(context.Background(), l.B().Blpop().Key(key).Timeout(1).Build()).Error()
+func (l valkeyGoList) pop(ctx context.Context, key string) (bool, error) {
+	err := l.Do(ctx, l.B().Blpop().Key(key).Timeout(1).Build()).Error()
 	if valkey.IsValkeyNil(err) {
 		return false, nil
 	}
@@ -137,3 +140,33 @@ func (l valkeyGoList) Close() error {
 	l.Client.Close()
 	return nil
 }
+
+// socketList is the floor of queues: a connection that waits, and one that does not.
+type socketList struct{ waits, works *socket }
+
+func openSocketList(addr string) (tokenList, error) {
+	return socketList{dialSocket(addr), dialSocket(addr)}, nil
+}
+
+// pop is for one goroutine at a time. Its connection ends with ctx, and with the wait.
+func (l socketList) pop(ctx context.Context, key string) (bool, error) {
+	stop := context.AfterFunc(ctx, func() { _ = l.waits.close() })
+	defer stop()
+	reply, err := l.waits.do(context.Background(), []string{"BLPOP", key, "1"})
+	if err != nil || reply == nil {
+		return false, err
+	}
+	return true, nil
+}
+
+func (l socketList) push(key string) error {
+	_, err := l.works.do(context.Background(), []string{"RPUSH", key, "t"})
+	return err
+}
+
+func (l socketList) first(ctx context.Context, key string) (bool, error) {
+	reply, err := l.works.do(ctx, []string{"SET", key, "1", "NX", "EX", "3600"})
+	return reply == "OK", err
+}
+
+func (l socketList) Close() error { return errors.Join(l.waits.close(), l.works.close()) }

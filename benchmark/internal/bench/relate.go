@@ -3,6 +3,7 @@ package bench
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -50,18 +51,21 @@ func comparisons(sections []*Section) (all []loss) {
 	for _, s := range sections {
 		for _, r := range s.Rows {
 			m, ok := r.metric(s.Key)
-			if r.Kind != Ours || !ok || m.Value <= 0 {
+			if r.Kind != Ours || !ok {
 				continue
 			}
 			for _, other := range s.of(r.Case) {
 				o, ok := other.metric(s.Key)
 				comparable := other.Kind == Peer || other.Kind == Limit && (other.Client == r.Client || other.Client == "")
-				if !ok || !comparable || o.Value <= 0 {
+				if !ok || !comparable {
 					continue
 				}
 				factor := m.Value / o.Value
 				if s.More {
 					factor = 1 / factor
+				}
+				if m.Value == o.Value {
+					factor = 1 // both may be nothing
 				}
 				all = append(all, loss{s, r, other, factor})
 			}
@@ -74,16 +78,18 @@ func comparisons(sections []*Section) (all []loss) {
 const behind = 1.02
 
 // summarize says where ours is behind: the first string is the report's first paragraph,
-// the others list each comparison that was lost.
+// the others list each comparison that was lost, and why.
 func summarize(sections []*Section) []string {
 	all := comparisons(sections)
 	var lead, list []string
 	for _, kind := range []Kind{Peer, Limit} {
-		sentence, lost := against(all, kind)
-		if sentence != "" {
-			lead = append(lead, sentence)
+		of, groups := lost(all, kind)
+		if of > 0 {
+			lead = append(lead, against(kind, of, groups))
 		}
-		list = append(list, lost...)
+		for _, g := range groups {
+			list = append(list, g.text()+". Why: "+g.why()+".")
+		}
 	}
 	if len(lead) == 0 {
 		return []string{"Nothing took part that ours could be compared with."}
@@ -91,11 +97,12 @@ func summarize(sections []*Section) []string {
 	return append([]string{strings.Join(lead, " ")}, list...)
 }
 
-// against sums up the comparisons with one kind, and lists those that were lost,
-// grouped by scenario and contestant, the worst first.
-func against(all []loss, kind Kind) (lead string, list []string) {
-	var groups [][]loss
-	of, lost := 0, 0
+// A group is the comparisons of one of ours with another in one section that were lost.
+type group []loss
+
+// lost returns how many comparisons there were with one kind, and groups those that
+// were lost, the worst first.
+func lost(all []loss, kind Kind) (of int, groups []group) {
 	for _, l := range all {
 		if l.other.Kind != kind {
 			continue
@@ -104,37 +111,55 @@ func against(all []loss, kind Kind) (lead string, list []string) {
 		if l.factor <= behind {
 			continue
 		}
-		lost++
-		i := slices.IndexFunc(groups, l.belongs)
+		i := slices.IndexFunc(groups, func(g group) bool {
+			return g[0].section == l.section && g[0].ours.Contestant == l.ours.Contestant && g[0].other.Contestant == l.other.Contestant
+		})
 		if i < 0 {
-			groups = append(groups, []loss{l})
+			groups = append(groups, group{l})
 		} else {
 			groups[i] = append(groups[i], l)
 		}
 	}
-	if of == 0 {
-		return "", nil
-	}
-	whom := map[Kind]string{
-		Peer:  "other libraries",
-		Limit: "the limits, which do less than a lock has to,",
-	}[kind]
-	if lost == 0 {
-		return fmt.Sprintf("In none of %d comparisons with %s are we behind.", of, whom), nil
-	}
-	slices.SortStableFunc(groups, func(a, b []loss) int { return cmp.Compare(worst(b), worst(a)) })
-	for _, g := range groups {
-		list = append(list, groupText(g))
-	}
-	return fmt.Sprintf("In %d of %d comparisons with %s we are behind; the worst: %s.", lost, of, whom, list[0]), list
+	slices.SortStableFunc(groups, func(a, b group) int { return cmp.Compare(b.worst(), a.worst()) })
+	return of, groups
 }
 
-// belongs reports whether l is of the group g.
-func (l loss) belongs(g []loss) bool {
-	return g[0].section == l.section && g[0].ours.Contestant == l.ours.Contestant && g[0].other.Contestant == l.other.Contestant
+// against sums up the comparisons with one kind. Every library that is ahead anywhere is
+// named; of the limits, of which most are ahead everywhere, it is by how much at worst.
+func against(kind Kind, of int, groups []group) string {
+	whom := "other libraries"
+	if kind == Limit {
+		whom = "the limits, which do less than a lock has to,"
+	}
+	if len(groups) == 0 {
+		return fmt.Sprintf("In none of %d comparisons with %s are we behind.", of, whom)
+	}
+	n := 0
+	var parts []string
+	if kind == Peer {
+		for _, g := range groups {
+			n += len(g)
+			parts = append(parts, g.text())
+		}
+	} else {
+		worst := map[*Section]float64{}
+		var order []*Section
+		for _, g := range groups {
+			n += len(g)
+			s := g[0].section
+			if _, ok := worst[s]; !ok {
+				order = append(order, s)
+			}
+			worst[s] = max(worst[s], g.worst())
+		}
+		for _, s := range order {
+			parts = append(parts, s.Title+" (at worst "+times(worst[s])+")")
+		}
+	}
+	return fmt.Sprintf("In %d of %d comparisons with %s we are behind: %s.", n, of, whom, strings.Join(parts, "; "))
 }
 
-func worst(g []loss) float64 {
+func (g group) worst() float64 {
 	w := 0.0
 	for _, l := range g {
 		w = max(w, l.factor)
@@ -142,21 +167,68 @@ func worst(g []loss) float64 {
 	return w
 }
 
-func groupText(g []loss) string {
+// times writes a factor.
+func times(factor float64) string {
+	if math.IsInf(factor, 1) {
+		return "some against none"
+	}
+	return digits(factor) + " ×"
+}
+
+// text says who is behind whom, by how much and where.
+func (g group) text() string {
 	low := g[0].factor
 	var cases []string
 	for _, l := range g {
 		low = min(low, l.factor)
 		cases = append(cases, l.ours.Case)
 	}
-	by := digits(low)
-	if b := digits(worst(g)); b != by {
-		by += " to " + b
+	by := times(low)
+	if most := times(g.worst()); most != by {
+		by = strings.TrimSuffix(by, " ×") + " to " + most
 	}
 	s := g[0].section
-	verb := "has %s × the %s of"
+	verb := "has %s the %s of"
 	if s.More {
-		verb = "falls %s × short of the %s of"
+		verb = "falls %s short of the %s of"
 	}
 	return fmt.Sprintf("%s: %s "+verb+" %s (%s)", s.Scenario, g[0].ours.Contestant, by, s.Key, g[0].other.Contestant, strings.Join(cases, "; "))
+}
+
+// A reason is why ours is behind others: those whose name begins so, in a scenario, by a
+// metric; empty: in any. The first that fits counts.
+type reason struct {
+	scenario, metric, other, why string
+}
+
+var reasons = []reason{
+	{"recovery", "next grant p50", "", "the servers keep a lock of ours for a grace after its TTL (lock-delay), so that clocks that differ cannot make two holders; and the other's lock may have no TTL that short"},
+	{"recovery", "vote p50", "", "a guard keeps the node out until no lock of its former life can be held any more; without one it votes as soon as it is connected to, and the rest is when the client tries it again"},
+	{"recovery", "attempt", "", "the attempt may use all the time that its context gives it"},
+	{"orphans", "", "", "this should not be: it is a fault of ours"},
+	{"held", "", "bare", "nothing watches these keys: no renewal of their own, no deadline, no signal of the loss"},
+	{"held", "", "scripts", "nothing watches these keys: no renewal of their own, no deadline, no signal of the loss"},
+	{"held", "", "", "the others' locks have no deadline, no watcher and no statistics, or are renewed by their user"},
+	{"handoff", "", "BLPOP queue", "a queue hands its token to one waiter with one command, and is no lock: a holder that dies takes the token with it"},
+	{"postgres", "", "", "a bare advisory lock has no lease, no token and no heartbeat, and its wait is the server's own"},
+	{"wire", "", "", "ours carry an owner, a token and a deadline, and tell the waiters of a release"},
+	{"", "", "bare", "SET and compare-and-delete have no token, no wake-up of waiters and no lock-delay; ours pay for these in the server's script and for the lease in the client"},
+	{"", "", "scripts", "what a lease has around the scripts: an owner, a deadline by two clocks, renewal, hooks and, with several nodes, counting the votes"},
+	{"", "", "BLPOP queue", "a queue is no lock: a holder that dies takes the token with it"},
+	{"handoff", "", "", "who waits here is told of a release and then asks, with the others; the other one may be lucky in its polling or hand over in fewer steps"},
+	{"", "", "redislock", "it sets a key and deletes it: no token, no wake-up of waiters, no lock-delay"},
+	{"", "", "redsync", "it sets keys and deletes them: no token, no wake-up of waiters, no lock-delay"},
+	{"", "", "valkeylock", "it sets a key and deletes it: no token, no lock-delay"},
+	{"", "", "rueidislock", "it sets a key and deletes it: no token, no lock-delay; and its client gathers commands of many goroutines"},
+}
+
+// why says why a group was lost.
+func (g group) why() string {
+	for _, r := range reasons {
+		s := g[0].section
+		if (r.scenario == "" || r.scenario == s.Scenario) && (r.metric == "" || r.metric == s.Key) && strings.HasPrefix(g[0].other.Contestant, r.other) {
+			return r.why
+		}
+	}
+	return "not known; a profile of this case would tell"
 }

@@ -25,8 +25,58 @@ func TestTheFirstParagraphSaysWhereWeAreBehind(t *testing.T) {
 			t.Errorf("the first paragraph does not say %q: %s", want, got[0])
 		}
 	}
-	if len(got) != 2 || got[1] != "s: dlock has 2 to 3 × the key of them (a; b)" {
+	const lost = "s: dlock has 2 to 3 × the key of them (a; b)"
+	if !strings.Contains(got[0], lost) {
+		t.Errorf("the first paragraph does not name the library that is ahead: %s", got[0])
+	}
+	if len(got) != 2 || !strings.HasPrefix(got[1], lost+". Why: ") {
 		t.Errorf("the list is %q", got[1:])
+	}
+}
+
+func TestTheFirstParagraphNamesEveryLibraryThatIsAheadAnywhere(t *testing.T) {
+	var sections []*Section
+	for _, name := range []string{"redsync, x", "redislock, x", "valkeylock, y", "etcd, z", "others, y"} {
+		s := section(true, row("a", "dlock", Ours, "x", 1), row("a", name, Peer, "x", 1.1))
+		s.Title = name
+		sections = append(sections, s)
+	}
+	lead := summarize(sections)[0]
+	for _, s := range sections {
+		if !strings.Contains(lead, s.Title) {
+			t.Errorf("it does not name %s: %s", s.Title, lead)
+		}
+	}
+}
+
+func TestSomeAgainstNoneIsBehind(t *testing.T) {
+	s := section(false, row("a", "dlock", Ours, "x", 3), row("a", "them", Peer, "y", 0), row("b", "dlock", Ours, "x", 0), row("b", "them", Peer, "y", 0))
+	got := summarize([]*Section{s})
+	if !strings.Contains(got[0], "1 of 2") || !strings.Contains(got[0], "dlock has some against none the key of them (a)") {
+		t.Errorf("summary: %s", got[0])
+	}
+}
+
+func TestEveryLossHasAReason(t *testing.T) {
+	for _, s := range Scenarios() {
+		for _, other := range []string{"bare, go-redis", "scripts, valkey-go", "BLPOP queue, go-redis", "redsync, go-redis", "redislock, go-redis", "valkeylock, valkey-go", "rueidislock, rueidis"} {
+			g := group{{section: &Section{Scenario: s.Name, Key: "key"}, other: &Row{Contestant: other}}}
+			if why := g.why(); s.Name != "recovery" && strings.HasPrefix(why, "not known") {
+				t.Errorf("%s: %s may be ahead, and nothing says why", s.Name, other)
+			}
+		}
+	}
+}
+
+func TestPeersAreToBeBeatenOnTheSameClientOrOnAny(t *testing.T) {
+	s := section(false, row("a", "dlock, x", Ours, "x", 2), row("a", "slow, x", Peer, "x", 4), row("a", "fast, y", Peer, "y", 1))
+	for client, want := range map[string]float64{"x": 0.5, "": 2} {
+		if v, ok := toBest([]*Section{s}, "s", "a", "key", "dlock, x", client); !ok || v != want {
+			t.Errorf("client %q: %v, %v, want %v", client, v, ok, want)
+		}
+	}
+	if _, ok := toBest([]*Section{s}, "s", "a", "key", "dlock, x", "z"); ok {
+		t.Error("there is no library over z")
 	}
 }
 

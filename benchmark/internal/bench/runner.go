@@ -26,6 +26,9 @@ type Runner struct {
 	began       time.Time
 	report      *Report
 	started     map[server.Kind][]*server.Server
+	guests      map[string]*Guest // by contestant
+	crew        *crew             // processes that wait for locks
+	url         string            // of a deployment; empty: servers of its own
 }
 
 // NewRunner returns a Runner that writes its progress to w.
@@ -36,6 +39,7 @@ func NewRunner(p Plan, contestants []Contestant, w io.Writer) *Runner {
 		progress:    w,
 		began:       time.Now(),
 		started:     map[server.Kind][]*server.Server{},
+		guests:      map[string]*Guest{},
 		report: &Report{
 			Title:   "Locks, measured",
 			Began:   time.Now().Truncate(time.Second),
@@ -47,7 +51,7 @@ func NewRunner(p Plan, contestants []Contestant, w io.Writer) *Runner {
 
 // say prints a line of progress.
 func (r *Runner) say(text string, args ...any) {
-	fmt.Fprintf(r.progress, "%8s  %-10s %s\n", shortly(time.Since(r.began)), r.scenario, fmt.Sprintf(text, args...))
+	fmt.Fprintf(r.progress, "%7s of %.0f s  %-10s %s\n", shortly(time.Since(r.began)), r.plan.For.Seconds(), r.scenario, fmt.Sprintf(text, args...))
 }
 
 // note adds what the reader has to know to the report.
@@ -66,30 +70,79 @@ func (r *Runner) know(c Contestant) {
 	}
 }
 
-// Run measures the scenarios and returns the report.
+// Run measures the scenarios and returns the report. All of it takes about as long as the
+// plan says: what a case takes in any case is set aside, and the rest is divided anew
+// before each case, so that what took longer than it should shortens what comes after.
 func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error) {
+	if err := r.invite(ctx); err != nil {
+		return nil, err
+	}
+	var cases []*testCase
 	for _, s := range scenarios {
 		r.scenario = s.Name
-		sections, err := s.run(ctx, r)
-		for _, section := range sections {
-			if len(section.Rows) > 0 {
-				section.Scenario = s.Name
-				r.report.Sections = append(r.report.Sections, section)
-			}
-		}
+		planned, err := s.plan(ctx, r)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Name, err)
 		}
+		for _, c := range planned {
+			if len(c.contestants) > 0 {
+				c.scenario, c.section.Scenario = s.Name, s.Name
+				cases = append(cases, c)
+			}
+		}
+	}
+	for i, c := range cases {
+		r.scenario = c.scenario
+		r.say("%d of %d: %s, %s", i+1, len(cases), c.section.Title, c.name)
+		if !slices.Contains(r.report.Sections, c.section) {
+			r.report.Sections = append(r.report.Sections, c.section)
+		}
+		if err := r.compare(ctx, c, budget(r.plan.For-time.Since(r.began), cases[i:])+c.fixed); err != nil {
+			return nil, fmt.Errorf("%s, %s: %w", c.scenario, c.name, err)
+		}
 	}
 	r.report.Took = time.Since(r.began).Round(time.Millisecond)
-	r.report.Summary = summarize(r.report.Sections)
 	r.report.Goals = goals(r.report.Sections)
+	r.report.Summary = summarize(r.report.Sections)
 	return r.report, nil
 }
 
-// Close stops the servers.
+// invite starts the servers that contestants bring along, and sends those away whose
+// program is not here.
+func (r *Runner) invite(ctx context.Context) error {
+	var failed error
+	r.contestants = slices.DeleteFunc(slices.Clone(r.contestants), func(c Contestant) bool {
+		if c.Brings == nil || failed != nil {
+			return false
+		}
+		g, err := c.Brings(ctx)
+		if missing(err) {
+			r.note("%s is left out: %v", c.Name, firstLine(err))
+			return true
+		}
+		if err != nil {
+			failed = fmt.Errorf("%s: %w", c.Name, err)
+			return false
+		}
+		r.guests[c.Name] = g
+		r.report.Machine.Servers = append(r.report.Machine.Servers, g.Version)
+		return false
+	})
+	return failed
+}
+
+// missing reports whether a server's program is not here, or cannot be started here.
+func missing(err error) bool {
+	var m *server.MissingError
+	return errors.As(err, &m) || errors.Is(err, server.ErrUnsupported) || errors.Is(err, ErrMissing)
+}
+
+// Close stops the servers, and the processes that waited.
 func (r *Runner) Close() error {
-	var errs []error
+	errs := []error{r.crew.close()}
+	for _, g := range r.guests {
+		errs = append(errs, g.Close())
+	}
 	for _, list := range r.started {
 		for _, s := range list {
 			errs = append(errs, s.Close())
@@ -103,11 +156,10 @@ func (r *Runner) servers(ctx context.Context, kind server.Kind, n int) ([]*serve
 	for len(r.started[kind]) < n {
 		cfg := server.Config{Kind: kind}
 		if kind == server.KindPostgres { // waiters have connections of their own
-			cfg.Settings = []server.Setting{{Name: "max_connections", Value: "500"}}
+			cfg.Settings = []server.Setting{{Name: "max_connections", Value: "700"}}
 		}
 		s, err := server.Start(ctx, cfg)
-		var missing *server.MissingError
-		if errors.As(err, &missing) || errors.Is(err, server.ErrUnsupported) {
+		if missing(err) {
 			r.note("%s is left out: %v", kind, firstLine(err))
 			return nil, false, nil
 		}
@@ -120,6 +172,23 @@ func (r *Runner) servers(ctx context.Context, kind server.Kind, n int) ([]*serve
 		r.started[kind] = append(r.started[kind], s)
 	}
 	return r.started[kind][:n], true, nil
+}
+
+// fives returns the kinds of which five servers are measured here.
+func (r *Runner) fives(ctx context.Context) ([]server.Kind, error) {
+	kinds := []server.Kind{server.KindRedis}
+	if r.plan.BothKinds {
+		kinds = append(kinds, server.KindValkey)
+	}
+	return r.kinds(ctx, kinds...)
+}
+
+// on is what a case's name says of its servers: nothing of those that most cases have.
+func on(kind server.Kind) string {
+	if kind == server.KindRedis {
+		return ""
+	}
+	return ", " + string(kind) + "s"
 }
 
 // kinds returns which of these kinds can be started here.
@@ -178,18 +247,18 @@ func direct(servers []*server.Server, ttl time.Duration) *Setup {
 	return s
 }
 
-// proxied makes a setup with a proxy in front of each server.
-func proxied(servers []*server.Server, ttl time.Duration) (*Setup, []*fault.Proxy, error) {
+// proxied makes a setup with a proxy in front of each node.
+func proxied(nodes []Node, ttl time.Duration) (*Setup, []*fault.Proxy, error) {
 	s := &Setup{TTL: ttl}
 	var proxies []*fault.Proxy
-	for _, n := range servers {
-		p, err := fault.Start(n.Addr())
+	for _, n := range nodes {
+		p, err := fault.Start(n.Direct)
 		if err != nil {
 			closeAll(proxies)
 			return nil, nil, err
 		}
 		proxies = append(proxies, p)
-		s.Nodes = append(s.Nodes, Node{n.Kind(), p.Addr(), n.Addr()})
+		s.Nodes = append(s.Nodes, Node{n.Kind, p.Addr(), n.Direct})
 	}
 	return s, proxies, nil
 }

@@ -11,22 +11,25 @@ import (
 type Scenario struct {
 	Name string // for the command line
 	What string // one line for its help
-	run  func(ctx context.Context, r *Runner) ([]*Section, error)
+	// share is how much of a whole run's time it has when it is run alone.
+	share float64
+	// plan returns what there is to measure, having started the servers for it.
+	plan func(ctx context.Context, r *Runner) ([]*testCase, error)
 }
 
 // Scenarios returns all of them, in the report's order.
 func Scenarios() []Scenario {
 	return []Scenario{
-		{"single", "latency on one server: acquire, renew, release", single},
-		{"quorum", "latency by the number of nodes, on loopback", quorum},
-		{"faults", "latency of a quorum of five with slow, dead and flapping nodes", faults},
-		{"wire", "requests and bytes of one lock on the wire", wire},
-		{"throughput", "many goroutines on keys of their own: rate, CPU, allocations", throughput},
-		{"handoff", "waiters on one key: rate, latency, fairness", handoff},
-		{"held", "many leases held and renewed: memory, goroutines, CPU", held},
-		{"postgres", "PostgreSQL: rate, waiting, locks per connection", postgres},
-		{"orphans", "keys left behind after cancelled calls and on a slow node", orphans},
-		{"recovery", "from a holder's death to the next grant", recovery},
+		{"single", "latency on one server: acquire, renew, release", 0.06, single},
+		{"quorum", "latency by the number of nodes, on loopback", 0.10, quorum},
+		{"faults", "latency of a quorum of five with slow, dead and flapping nodes", 0.15, faults},
+		{"wire", "requests and bytes of one lock on the wire", 0.03, wire},
+		{"throughput", "many goroutines on keys of their own: rate, CPU, allocations", 0.13, throughput},
+		{"handoff", "waiters on one key, each a process: rate, latency, fairness", 0.12, handoff},
+		{"held", "many leases held and renewed: memory, goroutines, CPU", 0.15, held},
+		{"postgres", "PostgreSQL: rate, waiting, locks per connection", 0.08, postgres},
+		{"orphans", "keys left behind after cancelled and failed calls and on a slow node", 0.06, orphans},
+		{"recovery", "a holder is cut off, a node starts again, a node stops answering", 0.12, recovery},
 	}
 }
 
@@ -45,6 +48,14 @@ func Pick(list string) ([]Scenario, error) {
 		out = append(out, all[i])
 	}
 	return out, nil
+}
+
+// shares returns how much of a whole run's time these have.
+func shares(list []Scenario) (sum float64) {
+	for _, s := range list {
+		sum += s.share
+	}
+	return min(sum, 1)
 }
 
 func names(list []Scenario) string {

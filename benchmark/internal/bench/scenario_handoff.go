@@ -5,108 +5,136 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A baton is what the holders of one key write down for each other.
-type baton struct {
-	mu       sync.Mutex
-	held     bool
-	overlaps int
-	from     int // who released last; -1: nobody yet
-	at       time.Time
-	handoffs []time.Duration // to another client
-	got      []int           // locks, by client
-}
-
-// take is called by a client that has the lock.
-func (b *baton) take(client int, now time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.held {
-		b.overlaps++
-	}
-	b.held = true
-	b.got[client]++
-	if b.from >= 0 && b.from != client {
-		b.handoffs = append(b.handoffs, now.Sub(b.at))
-	}
-}
-
-// give is called by it just before it lets go.
-func (b *baton) give(client int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.held, b.from, b.at = false, client, time.Now()
-}
-
-// handoffTurn lets every client of an entry lock one key, hold it and let go, over and
-// over.
-func (r *Runner) handoffTurn(slice time.Duration, servers []*server.Server) func(context.Context, *entry) *turn {
-	return func(ctx context.Context, e *entry) *turn {
+// handoffTurn lets clients lock one key, hold it and let go, over and over. Each is a
+// process, but those whose locks are of one process.
+func (r *Runner) handoffTurn(clients int) func(context.Context, *entry, time.Duration) *turn {
+	turns := 0
+	return func(ctx context.Context, e *entry, slice time.Duration) *turn {
 		t := &turn{}
-		b := &baton{from: -1, got: make([]int, len(e.lockers))}
-		key := r.keys + "handoff/" + strconv.Itoa(len(e.lockers))
-		m := startMeter(servers)
-		work, stop := context.WithTimeout(ctx, slice)
-		defer stop()
-		var mu sync.Mutex
-		var clients sync.WaitGroup
-		for i, l := range e.lockers {
-			clients.Go(func() {
-				for work.Err() == nil {
-					if err := handOver(work, l, key, b, i, r.plan.Hold); err != nil {
-						mu.Lock()
-						t.fail(err)
-						mu.Unlock()
-						return
-					}
-				}
-			})
+		// A key for each turn: what the turn before left behind is not in the way.
+		turns++
+		key := r.keys + "handoff/" + strconv.Itoa(clients) + "/" + strconv.Itoa(turns)
+		meet := r.meetProcesses
+		if e.contestant.Local {
+			meet = r.meetGoroutines
 		}
-		<-work.Done()
-		b.mu.Lock()
-		got, handoffs := append([]int(nil), b.got...), append([]time.Duration(nil), b.handoffs...)
-		b.mu.Unlock()
-		costs := &turn{}
-		took := m.stop(costs, max(len(handoffs), 1))
-		clients.Wait()
-
-		least, most := extremes(got)
-		t.add("locks", PerSecond, float64(sum(got))/took.Seconds())
-		t.add("handoffs", PerSecond, float64(len(handoffs))/took.Seconds())
-		t.series = []series{{"handoff", handoffs}}
-		t.add("least of a client", Count, float64(least))
-		t.add("most of a client", Count, float64(most))
-		for _, v := range costs.values {
-			if v.name == "server commands" || v.name == "client CPU" {
-				t.values = append(t.values, v)
-			}
+		m := &meeting{clients: clients, key: key, slice: slice}
+		if err := meet(ctx, e, m); err != nil {
+			t.fail(err)
+			return t
 		}
-		if b.overlaps > 0 {
-			t.failed += b.overlaps
-			t.err = errors.Join(fmt.Errorf("two clients held the lock at once, %d times", b.overlaps), t.err)
-		}
+		m.report(t)
 		return t
 	}
 }
 
-// handOver is one lock of one client. The end of work is no failure.
-func handOver(work context.Context, l Locker, key string, b *baton, client int, hold time.Duration) error {
-	h, err := l.Lock(work, key, true)
-	if err != nil {
-		if work.Err() != nil {
-			return nil
+// A meeting is clients who want one key, and what came of it.
+type meeting struct {
+	clients int
+	key     string
+	slice   time.Duration
+
+	begun  time.Time
+	spells [][]spell
+	cpu    time.Duration
+	info   serverInfo // what the servers did
+}
+
+// settling is the part of a slice in which the waiters get to know each other: it does
+// not count.
+const settling = 0.2
+
+// report adds what came of it to the turn.
+func (m *meeting) report(t *turn) {
+	from := m.begun.Add(time.Duration(settling * float64(m.slice)))
+	w := runRelay(m.spells, from)
+	counted := m.slice - from.Sub(m.begun)
+	t.add("locks", PerSecond, float64(sum(w.got))/counted.Seconds())
+	t.add("handoffs", PerSecond, float64(len(w.handoffs))/counted.Seconds())
+	t.series = []series{{"handoff", w.handoffs}}
+	least, most := extremes(w.got)
+	t.add("least of a client", Count, float64(least))
+	t.add("most of a client", Count, float64(most))
+	if w.all > 0 {
+		if m.info.commands > 0 {
+			t.add("server commands", Count, m.info.commands/float64(w.all))
 		}
-		return err
+		t.add("client CPU", Seconds, m.cpu.Seconds()/float64(w.all))
 	}
-	b.take(client, time.Now())
-	time.Sleep(hold)
-	b.give(client)
-	return h.Unlock()
+	if w.overlaps > 0 {
+		t.failed += w.overlaps
+		t.err = fmt.Errorf("two clients held the lock at once, %d times", w.overlaps)
+	}
+}
+
+// meetProcesses lets processes wait.
+func (r *Runner) meetProcesses(_ context.Context, e *entry, m *meeting) error {
+	if r.crew == nil {
+		r.crew = &crew{}
+	}
+	job := &errand{Contestant: e.contestant.Name, URL: r.url, Setup: *e.setup, Key: m.key, Hold: r.plan.Hold}
+	if err := r.crew.prepare(m.clients, job); err != nil {
+		return r.dismiss(err)
+	}
+	before := readInfo(e.servers)
+	m.begun = time.Now()
+	info := make(chan serverInfo, 1)
+	go func() {
+		time.Sleep(m.slice)
+		info <- readInfo(e.servers)
+	}()
+	all, err := r.crew.run(m.clients, m.begun.Add(m.slice))
+	m.info = (<-info).minus(before)
+	if err != nil {
+		return r.dismiss(err)
+	}
+	for _, d := range all {
+		m.spells = append(m.spells, d.Spells)
+		m.cpu += d.CPU
+	}
+	return nil
+}
+
+// dismiss ends the processes, of which some may have failed in the middle of something:
+// there will be others.
+func (r *Runner) dismiss(err error) error {
+	_ = r.crew.close() // err says more
+	return err
+}
+
+// meetGoroutines lets goroutines of this process wait, each with a client of its own.
+func (r *Runner) meetGoroutines(ctx context.Context, e *entry, m *meeting) (err error) {
+	lockers := make([]Locker, 0, m.clients)
+	defer func() {
+		for _, l := range lockers {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	for range m.clients {
+		l, err := openWarm(ctx, e.contestant, e.setup, m.key)
+		if err != nil {
+			return err
+		}
+		lockers = append(lockers, l)
+	}
+	m.spells = make([][]spell, m.clients)
+	errs := make([]error, m.clients)
+	cpu := processCPU()
+	m.begun = time.Now()
+	var running sync.WaitGroup
+	for i, l := range lockers {
+		running.Go(func() { m.spells[i], errs[i] = want(ctx, l, m.key, r.plan.Hold, m.begun.Add(m.slice)) })
+	}
+	running.Wait()
+	m.cpu = processCPU() - cpu
+	return errors.Join(errs...)
 }
 
 func sum(n []int) (total int) {
@@ -128,53 +156,57 @@ func extremes(n []int) (least, most int) {
 func waits(c Contestant) bool { return c.Waits }
 
 // handoff measures waiters on one key.
-func handoff(ctx context.Context, r *Runner) ([]*Section, error) {
-	var out []*Section
-	for _, n := range []int{1, 5} {
-		s := handoffSection(n, r.plan.Hold)
-		out = append(out, s)
-		servers, ok, err := r.servers(ctx, server.KindRedis, n)
-		if err != nil {
+func handoff(ctx context.Context, r *Runner) ([]*testCase, error) {
+	kinds, err := r.fives(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var cases []*testCase
+	add := func(kind server.Kind, n int, waiters []int) error {
+		servers, ok, err := r.servers(ctx, kind, n)
+		if err != nil || !ok {
+			return err
+		}
+		s := r.handoffSection("Handing over on " + plural(n, "server") + on(kind))
+		for _, w := range waiters {
+			cases = append(cases, r.handoffCase(&testCase{
+				section: s, contestants: r.serving(kind, n, waits), servers: servers, setup: direct(servers, r.plan.TTL),
+			}, w))
+		}
+		return nil
+	}
+	if err := add(server.KindRedis, 1, r.plan.Waiters); err != nil {
+		return nil, err
+	}
+	for i, kind := range kinds {
+		waiters := r.plan.Waiters
+		if i > 0 {
+			waiters = []int{8}
+		}
+		if err := add(kind, 5, waiters); err != nil {
 			return nil, err
 		}
-		if !ok {
-			continue
-		}
-		for _, w := range r.plan.Waiters {
-			if err := r.handoffCase(ctx, s, plural(w, "client"), w, direct(servers, r.plan.TTL), servers, r.serving(server.KindRedis, n, waits)); err != nil {
-				return nil, err
-			}
-		}
 	}
-	s := handoffSection(0, r.plan.Hold)
-	return append(out, s), r.localHandoff(ctx, s)
+	return append(cases, r.localHandoff("Handing over without a server")...), nil
 }
 
 // localHandoff measures the contestants that are given no server.
-func (r *Runner) localHandoff(ctx context.Context, s *Section) error {
-	folder, remove, err := temporary()
-	if err != nil {
-		return err
-	}
-	defer remove()
+func (r *Runner) localHandoff(title string) (cases []*testCase) {
+	s := r.handoffSection(title)
 	for _, w := range r.plan.Waiters {
-		setup := &Setup{TTL: r.plan.TTL, Folder: folder}
-		if err := r.handoffCase(ctx, s, plural(w, "client"), w, setup, nil, r.serving("", 0, waits)); err != nil {
-			return err
-		}
+		c := r.local(&testCase{section: s, contestants: r.serving("", 0, waits)})
+		cases = append(cases, r.handoffCase(c, w))
 	}
-	return nil
+	return cases
 }
 
-func handoffSection(servers int, hold time.Duration) *Section {
-	title := "Handing over on " + plural(servers, "server")
-	if servers == 0 {
-		title = "Handing over without a server"
-	}
+func (r *Runner) handoffSection(title string) *Section {
 	return &Section{
 		Title: title,
-		Text: fmt.Sprintf("Clients, each with connections of its own, want one key, hold it for %v and want it again at once. A handoff is from just before the release to the return of another client's Lock. "+
-			"A client that gets the lock again itself makes none, so that the handoffs are fewer than the locks where the order is not kept. Least and most say how many locks the clients got in one round.", hold),
+		Text: fmt.Sprintf("Clients want one key, hold it for %v and want it again at once. Each is a process of its own, with connections of its own, but for those of the driver memory, whose locks are of one process. "+
+			"A handoff is from just before the release to the return of another client's Lock. "+
+			"A client that gets the lock again itself makes none, so that the handoffs are fewer than the locks where the order is not kept. Least and most say how many locks the clients got in one round; "+
+			"server commands (what the servers count, those inside scripts too) and the CPU of all clients are per handoff.", r.plan.Hold),
 		Key: "handoff p50", Axis: "clients",
 		Plots: []Plot{
 			{Title: "handoff, median", Metric: "handoff p50", Lines: true, Log: true},
@@ -183,10 +215,14 @@ func handoffSection(servers int, hold time.Duration) *Section {
 	}
 }
 
-func (r *Runner) handoffCase(ctx context.Context, s *Section, name string, clients int, setup *Setup, servers []*server.Server, contestants []Contestant) error {
-	c := &testCase{
-		name: name, x: float64(clients), clients: clients, rounds: min(r.plan.Rounds, 3),
-		setup: setup, turn: r.handoffTurn(r.plan.Waiting, servers),
+// handoffCase completes a case of so many clients. They are opened by its turns: with
+// all contestants' at once there would be too many connections.
+func (r *Runner) handoffCase(c *testCase, clients int) *testCase {
+	c.name, c.x, c.clients, c.cold = plural(clients, "client"), float64(clients), 0, true
+	if strings.Contains(c.section.Title, "valkey") {
+		c.name += " of valkey-servers"
 	}
-	return r.compare(ctx, s, c, contestants)
+	c.rounds, c.least, c.turn = 3, r.plan.Waiting, r.handoffTurn(clients)
+	c.heavy = 3 + float64(clients)/32 // to open them takes its time
+	return c
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,60 +15,75 @@ import (
 )
 
 // held measures what leases cost that are only held.
-func held(ctx context.Context, r *Runner) ([]*Section, error) {
-	s := r.heldSection()
+func held(ctx context.Context, r *Runner) ([]*testCase, error) {
 	servers, _, err := r.servers(ctx, server.KindRedis, 1)
 	if err != nil {
 		return nil, err
 	}
-	return []*Section{s}, r.heldOn(ctx, s, servers)
+	return r.heldOn(r.heldSection(), servers), nil
 }
 
 func (r *Runner) heldSection() *Section {
 	return &Section{
 		Title: "Held leases",
-		Text: fmt.Sprintf("One client takes that many locks with a TTL of %v, 64 at a time, and holds them for %v while they renew themselves. Memory is this process's heap and stacks, goroutines what there is more of than before; "+
-			"CPU is the share of one core while they are held.", r.plan.HeldTTL, r.plan.Watched),
+		Text: "One client takes that many locks, 64 at a time, and holds them while each is renewed about once, a third of its TTL after it was taken: by the library or, where that does not renew, by 64 goroutines that go over all of them. " +
+			"Memory is this process's heap and stacks, goroutines what there is more of than before; CPU is the share of one core while they are held." + r.holdings(),
 		Key: "memory per lease",
 	}
 }
 
-// heldOn measures on servers, if there are any, and without.
-func (r *Runner) heldOn(ctx context.Context, s *Section, servers []*server.Server) error {
-	// The file driver has a descriptor for each lock: more than most systems allow.
-	mine := func(c Contestant) bool { return c.Kind == Ours && c.Name != "dlock, file" }
-	contestants := r.serving("", 0, mine)
-	if len(servers) > 0 {
-		contestants = append(r.serving(server.KindRedis, 1, mine), contestants...)
+// holdings says how long each number of leases is held.
+func (r *Runner) holdings() (text string) {
+	for _, h := range r.plan.Held {
+		text += fmt.Sprintf(" %s: a TTL of %v, watched for %v.", plural(h.Leases, "lease"), h.TTL, h.Watched)
 	}
-	for _, n := range r.plan.Held {
-		c := &testCase{name: plural(n, "lease"), x: float64(n), setup: direct(servers, r.plan.HeldTTL), turn: r.heldTurn(n, func(ctx context.Context, t *turn, l Locker) error { return watch(ctx, t, l, r.plan.Watched, servers) })}
-		if err := r.compareOnce(ctx, s, c, contestants); err != nil {
-			return err
-		}
-	}
-	return nil
+	return text
 }
 
-// compareOnce is compare with one turn for each, without warming up: for what takes
-// long and opens its own clients.
-func (r *Runner) compareOnce(ctx context.Context, s *Section, c *testCase, contestants []Contestant) error {
-	for _, k := range contestants {
-		r.say("%s, %s", c.name, k.Name)
-		e := &entry{contestant: k, setup: c.setup}
-		e.turns = []*turn{c.turn(ctx, e)}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+// heldOn measures on servers, if there are any, and without.
+func (r *Runner) heldOn(s *Section, servers []*server.Server) (cases []*testCase) {
+	for _, h := range r.plan.Held {
+		holds := func(c Contestant) bool { return r.holds(c, h.Leases) }
+		contestants := r.serving("", 0, holds)
+		if len(servers) > 0 {
+			contestants = append(r.serving(server.KindRedis, 1, holds), contestants...)
 		}
-		s.Rows = append(s.Rows, e.row(c))
-		r.know(k)
+		c := r.heldCase(s, h, contestants)
+		c.servers, c.setup = servers, direct(servers, h.TTL)
+		c.turn = heldTurn(r.keys, h.Leases, func(ctx context.Context, t *turn, l Locker) error {
+			return watch(ctx, t, l, h.Watched, servers)
+		})
+		cases = append(cases, c)
 	}
-	return nil
+	return cases
+}
+
+// heldCase makes a case that is measured once, since it takes long.
+func (r *Runner) heldCase(s *Section, h Holding, contestants []Contestant) *testCase {
+	const perLock = 150 * time.Microsecond // to take it and to give it back
+	return &testCase{
+		section: s, name: plural(h.Leases, "lease"), x: float64(h.Leases), contestants: contestants, rounds: 1, cold: true,
+		fixed: time.Duration(len(contestants)) * (h.Watched + time.Duration(h.Leases)*perLock),
+	}
+}
+
+// holds reports whether a contestant holds so many leases. The file driver has a
+// descriptor for each lock: more than most systems allow.
+func (r *Runner) holds(c Contestant, n int) bool {
+	switch {
+	case c.OnlyWaits || c.Kind == Part || c.Name == "dlock, file" || strings.HasSuffix(c.Name, floorClient):
+		return false
+	case c.Kind == Ours:
+		return true
+	case n >= manyHeld || r.plan.Quick && n > 100:
+		return c.Kind == Limit && strings.HasPrefix(c.Name, "bare, ")
+	}
+	return true
 }
 
 // heldTurn takes n leases, watches them and gives them back.
-func (r *Runner) heldTurn(n int, watch func(context.Context, *turn, Locker) error) func(context.Context, *entry) *turn {
-	return func(ctx context.Context, e *entry) *turn {
+func heldTurn(keys string, n int, watch func(context.Context, *turn, Locker) error) func(context.Context, *entry, time.Duration) *turn {
+	return func(ctx context.Context, e *entry, _ time.Duration) *turn {
 		t := &turn{}
 		_, goroutines := footprint()
 		l, err := e.contestant.Open(ctx, e.setup)
@@ -75,18 +91,24 @@ func (r *Runner) heldTurn(n int, watch func(context.Context, *turn, Locker) erro
 			t.err = err
 			return t
 		}
-		if first, err := l.Lock(ctx, r.keys+"held/first", false); err == nil { // connects
+		if first, err := l.Lock(ctx, keys+"held/first", false); err == nil { // connects
 			_ = first.Unlock() // a failure comes again
 		}
 		memory, _ := footprint()
 		start := time.Now()
-		leases, err := takeMany(ctx, l, r.keys, n)
+		leases, err := takeMany(ctx, l, keys, n)
 		t.add("time to take", Seconds, time.Since(start).Seconds())
 		if err == nil {
 			more, running := footprint()
 			t.add("memory per lease", Bytes, (more-memory)/float64(n))
 			t.add("goroutines", Count, float64(running-goroutines))
-			err = watch(ctx, t, l)
+			if e.contestant.Renews && e.contestant.Kind != Ours {
+				stop := renewAll(ctx, t, leases, e.setup.TTL/3)
+				err = watch(ctx, t, l)
+				stop()
+			} else {
+				err = watch(ctx, t, l)
+			}
 		}
 		start = time.Now()
 		err = errors.Join(err, giveMany(leases))
@@ -96,6 +118,32 @@ func (r *Runner) heldTurn(n int, watch func(context.Context, *turn, Locker) erro
 		}
 		return t
 	}
+}
+
+// renewAll renews leases in turns, as the users of libraries do that leave it to them.
+func renewAll(ctx context.Context, t *turn, leases []Held, every time.Duration) (stop func()) {
+	work, end := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			next := time.After(every)
+			err := inParallel(len(leases), func(i int) error {
+				if work.Err() != nil {
+					return nil
+				}
+				return leases[i].Renew(ctx)
+			})
+			if err != nil {
+				t.fail(err)
+			}
+			select {
+			case <-work.Done():
+				return
+			case <-next:
+			}
+		}
+	})
+	return func() { end(); running.Wait() }
 }
 
 // watch measures while leases are held.
@@ -108,7 +156,9 @@ func watch(ctx context.Context, t *turn, l Locker, d time.Duration, servers []*s
 		return ctx.Err()
 	}
 	took := time.Since(start).Seconds()
-	t.add("renewals", PerSecond, float64(renewals(l)-renewed)/took)
+	if _, ok := l.(client); ok { // the others do not count them
+		t.add("renewals", PerSecond, float64(renewals(l)-renewed)/took)
+	}
 	t.add("client CPU", Percent, 100*(processCPU()-cpu).Seconds()/took)
 	if len(servers) > 0 {
 		t.add("server CPU", Percent, 100*(readInfo(servers).cpu-info.cpu)/took)

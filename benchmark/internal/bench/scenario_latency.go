@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -16,44 +15,44 @@ const keysInTurn = 256
 // pair is the whole use of a lock: what is compared.
 const pair = "acquire+release"
 
+// mostSamples bounds what a turn keeps.
+const mostSamples = 50_000
+
 // latencyTurn takes locks one after the other for a slice of time.
-func (r *Runner) latencyTurn() func(context.Context, *entry) *turn {
-	slice := r.plan.Slice
-	return func(ctx context.Context, e *entry) *turn {
-		t := &turn{}
-		var acquire, renew, release, both []time.Duration
-		for i, begun := 0, time.Now(); (i == 0 || time.Since(begun) < slice) && ctx.Err() == nil; i++ {
-			key := r.keys + "latency/" + strconv.Itoa(i%keysInTurn)
-			start := time.Now()
-			h, err := e.lockers[0].Lock(ctx, key, false)
-			acquired := time.Now()
-			if err != nil {
-				t.fail(err)
-				continue
-			}
-			renewed := acquired
-			if e.contestant.Renews {
-				err = h.Renew(ctx)
-				renewed = time.Now()
-			}
-			if unlockErr := h.Unlock(); err == nil {
-				err = unlockErr
-			}
-			released := time.Now()
-			if err != nil {
-				t.fail(err)
-				continue
-			}
-			acquire = append(acquire, acquired.Sub(start))
-			if e.contestant.Renews {
-				renew = append(renew, renewed.Sub(acquired))
-			}
-			release = append(release, released.Sub(renewed))
-			both = append(both, acquired.Sub(start)+released.Sub(renewed))
+func (r *Runner) latencyTurn(ctx context.Context, e *entry, slice time.Duration) *turn {
+	t := &turn{}
+	var acquire, renew, release, both []time.Duration
+	for i, begun := 0, time.Now(); (i == 0 || time.Since(begun) < slice) && i < mostSamples && ctx.Err() == nil; i++ {
+		key := r.keys + "latency/" + strconv.Itoa(i%keysInTurn)
+		start := time.Now()
+		h, err := e.lockers[0].Lock(ctx, key, false)
+		acquired := time.Now()
+		if err != nil {
+			t.fail(err)
+			continue
 		}
-		t.series = []series{{pair, both}, {"acquire", acquire}, {"renew", renew}, {"release", release}}
-		return t
+		renewed := acquired
+		if e.contestant.Renews {
+			err = h.Renew(ctx)
+			renewed = time.Now()
+		}
+		if unlockErr := h.Unlock(); err == nil {
+			err = unlockErr
+		}
+		released := time.Now()
+		if err != nil {
+			t.fail(err)
+			continue
+		}
+		acquire = append(acquire, acquired.Sub(start))
+		if e.contestant.Renews {
+			renew = append(renew, renewed.Sub(acquired))
+		}
+		release = append(release, released.Sub(renewed))
+		both = append(both, acquired.Sub(start)+released.Sub(renewed))
 	}
+	t.series = []series{{pair, both}, {"acquire", acquire}, {"renew", renew}, {"release", release}}
+	return t
 }
 
 func latencySection(title, text string) *Section {
@@ -64,30 +63,28 @@ func latencySection(title, text string) *Section {
 }
 
 // single measures one caller on one server, and on what needs none.
-func single(ctx context.Context, r *Runner) ([]*Section, error) {
+func single(ctx context.Context, r *Runner) ([]*testCase, error) {
 	s := latencySection("Latency on one server", "One goroutine takes a lock, renews it and gives it back, over and over, on loopback. The time of a renewal is not part of acquire+release.")
 	kinds, err := r.kinds(ctx, server.KindRedis, server.KindValkey)
 	if err != nil {
 		return nil, err
 	}
+	var cases []*testCase
 	for _, kind := range kinds {
 		servers, _, err := r.servers(ctx, kind, 1)
 		if err != nil {
 			return nil, err
 		}
-		c := &testCase{
-			name: string(kind), clients: 1, rounds: r.plan.Rounds,
-			setup: direct(servers, r.plan.TTL), turn: r.latencyTurn(),
-		}
-		if err := r.compare(ctx, s, c, r.serving(kind, 1, nil)); err != nil {
-			return nil, err
-		}
+		cases = append(cases, &testCase{
+			section: s, name: string(kind), contestants: r.serving(kind, 1, nil), setup: direct(servers, r.plan.TTL),
+			clients: 1, heavy: 1, turn: r.latencyTurn,
+		})
 	}
-	return []*Section{s}, r.local(ctx, s, "no server", 0, 1, r.latencyTurn(), nil)
+	return append(cases, r.local(&testCase{section: s, name: "no server", heavy: 0.5, turn: r.latencyTurn})), nil
 }
 
 // quorum measures by the number of nodes.
-func quorum(ctx context.Context, r *Runner) ([]*Section, error) {
+func quorum(ctx context.Context, r *Runner) ([]*testCase, error) {
 	s := &Section{
 		Title: "Latency by the number of nodes",
 		Text: "One goroutine, N redis-servers on loopback. Asking one node after the other is how the algorithm reads; asking all at once and waiting for all is the next step; " +
@@ -96,20 +93,25 @@ func quorum(ctx context.Context, r *Runner) ([]*Section, error) {
 		Axis:  "nodes",
 		Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50", Lines: true}},
 	}
-	for _, n := range r.plan.Nodes {
-		servers, ok, err := r.servers(ctx, server.KindRedis, n)
+	var cases []*testCase
+	add := func(s *Section, kind server.Kind, n int) error {
+		servers, ok, err := r.servers(ctx, kind, n)
 		if err != nil || !ok {
-			return nil, err
+			return err
 		}
-		c := &testCase{
-			name: plural(n, "node"), x: float64(n), clients: 1, rounds: r.plan.Rounds,
-			setup: direct(servers, r.plan.TTL), turn: r.latencyTurn(),
-		}
-		if err := r.compare(ctx, s, c, r.serving(server.KindRedis, n, nil)); err != nil {
+		cases = append(cases, &testCase{
+			section: s, name: plural(n, "node") + on(kind), x: float64(n), contestants: r.serving(kind, n, nil), setup: direct(servers, r.plan.TTL),
+			clients: 1, heavy: 1, turn: r.latencyTurn,
+		})
+		return nil
+	}
+	for _, n := range r.plan.Nodes {
+		if err := add(s, server.KindRedis, n); err != nil {
 			return nil, err
 		}
 	}
-	return []*Section{s}, nil
+	s = latencySection("Latency on five valkey-servers", "The same on five valkey-servers.")
+	return cases, add(s, server.KindValkey, 5)
 }
 
 // plural is "1 node", "3 nodes".
@@ -120,15 +122,17 @@ func plural(n int, what string) string {
 	return grouped(float64(n)) + " " + what + "s"
 }
 
-// local measures the contestants that need no server in a case of their own.
-func (r *Runner) local(ctx context.Context, s *Section, name string, x float64, clients int, turn func(context.Context, *entry) *turn, pick func(Contestant) bool) error {
-	folder, remove, err := temporary()
-	if err != nil {
-		return err
+// local completes a case of the contestants that need no server.
+func (r *Runner) local(c *testCase) *testCase {
+	c.setup, c.clients = &Setup{TTL: r.plan.TTL}, max(c.clients, 1)
+	if c.contestants == nil {
+		c.contestants = r.serving("", 0, nil)
 	}
-	defer remove()
-	c := &testCase{name: name, x: x, clients: clients, rounds: r.plan.Rounds, setup: &Setup{TTL: r.plan.TTL, Folder: folder}, turn: turn}
-	return r.compare(ctx, s, c, r.serving("", 0, pick))
+	c.begin = func() (end func(), err error) {
+		c.setup.Folder, end, err = temporary()
+		return end, err
+	}
+	return c
 }
 
 // faultCase is a quorum of five behind proxies, and what is wrong with it.
@@ -160,41 +164,51 @@ var faultCases = []faultCase{
 const toMajority = "to round trip"
 
 // faults measures a quorum of five with slow and broken nodes.
-func faults(ctx context.Context, r *Runner) ([]*Section, error) {
-	s := &Section{
-		Title: "A quorum of five with slow and broken nodes",
-		Text: "One goroutine; a TCP proxy before each redis-server delays both directions. Acquisition and release need one answer of the majority each, so that the third-fastest round trip is the limit of each: " +
-			"it is measured by PING through the same proxies, in the same rounds. A black hole accepts connections and never answers; a flapping node is a black hole for 150 ms and well for 150 ms.",
-		Key:   pair + " p50",
-		Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50", Log: true}},
-	}
+func faults(ctx context.Context, r *Runner) ([]*testCase, error) {
 	const nodes = 5
-	servers, ok, err := r.servers(ctx, server.KindRedis, nodes)
-	if err != nil || !ok {
+	kinds, err := r.fives(ctx)
+	if err != nil {
 		return nil, err
 	}
-	for _, f := range faultCases {
-		if err := r.fault(ctx, s, f, servers); err != nil {
-			return nil, fmt.Errorf("%s: %w", f.name, err)
+	var cases []*testCase
+	for _, kind := range kinds {
+		s := &Section{
+			Title: "A quorum of five with slow and broken nodes" + on(kind),
+			Text: "One goroutine; a TCP proxy before each " + string(kind) + " delays both directions. Acquisition and release need one answer of the majority each, so that the third-fastest round trip is the limit of each: " +
+				"it is measured by PING through the same proxies, in the same rounds. A black hole accepts connections and never answers; a flapping node is a black hole for 150 ms and well for 150 ms.",
+			Key:   pair + " p50",
+			Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50", Log: true}},
+		}
+		servers, ok, err := r.servers(ctx, kind, nodes)
+		if err != nil || !ok {
+			return nil, err
+		}
+		for _, f := range faultCases {
+			cases = append(cases, r.fault(s, f, kind, servers))
 		}
 	}
-	return []*Section{s}, nil
+	return cases, nil
 }
 
-// fault measures one case of faults.
-func (r *Runner) fault(ctx context.Context, s *Section, f faultCase, servers []*server.Server) error {
-	broken, err := newFaulty(servers, f.rtts, r.plan.TTL)
-	if err != nil {
-		return err
+// fault makes one case of faults.
+func (r *Runner) fault(s *Section, f faultCase, kind server.Kind, servers []*server.Server) *testCase {
+	c := &testCase{
+		section: s, name: f.name + on(kind), clients: 1, heavy: 3,
+		contestants: append(r.serving(kind, len(servers), nil), roundTrip), relate: relateToMajority,
 	}
-	defer broken.close()
-	c := &testCase{name: f.name, clients: 1, rounds: r.plan.Rounds, setup: broken.setup}
-	latency := r.latencyTurn()
-	c.turn = func(ctx context.Context, e *entry) *turn {
+	var broken *faulty
+	c.begin = func() (end func(), err error) {
+		if broken, err = newFaulty(servers, f.rtts, r.plan.TTL); err != nil {
+			return nil, err
+		}
+		c.setup = broken.setup
+		return broken.close, nil
+	}
+	c.turn = func(ctx context.Context, e *entry, slice time.Duration) *turn {
 		if p, ok := e.lockers[0].(*pinger); ok {
 			return p.turn(ctx)
 		}
-		return latency(ctx, e)
+		return r.latencyTurn(ctx, e, slice)
 	}
 	// Contestants connect while all is well, as processes that have run for a while.
 	c.ready = func() (func(), error) {
@@ -203,10 +217,5 @@ func (r *Runner) fault(ctx context.Context, s *Section, f faultCase, servers []*
 		}
 		return f.breaks(broken)
 	}
-	contestants := append(r.serving(server.KindRedis, len(servers), nil), roundTrip)
-	if err := r.compare(ctx, s, c, contestants); err != nil {
-		return err
-	}
-	relateToMajority(s.of(f.name))
-	return nil
+	return c
 }

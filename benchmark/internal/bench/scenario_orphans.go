@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -15,54 +16,85 @@ import (
 // keysLeft is the metric of orphans.
 const keysLeft = "keys left"
 
-var orphanCases = []string{"cancelled, 1 server", "cancelled, 5 servers", "slow fifth server"}
+// The cases of orphans.
+const (
+	cancelledOne  = "cancelled, 1 server"
+	cancelledFive = "cancelled, 5 servers"
+	refusedFive   = "refused by three of 5 servers"
+	slowFifth     = "slow fifth server"
+	cancelledPG   = "cancelled, postgres"
+)
+
+var orphanCases = []string{cancelledOne, cancelledFive, refusedFive, slowFifth}
 
 // orphans counts locks that nobody holds and nobody can take.
-func orphans(ctx context.Context, r *Runner) ([]*Section, error) {
+func orphans(ctx context.Context, r *Runner) ([]*testCase, error) {
 	s := &Section{
 		Title: "Keys left behind",
 		Text: "A key that is left behind blocks its lock until its TTL ends. Cancelled: 200 acquisitions through delays of 1 to 5 ms each way, whose contexts end after up to 25 ms; what was granted is given back. " +
-			"Slow fifth server: 60 locks, taken and given back, where the fifth answers after 10 to 40 ms. Keys are counted one second later, on all servers; fencing counters are no locks.",
+			"Refused: 30 attempts while another client has the keys on three of the five; it gives them back later. " +
+			"Slow fifth server: " + strconv.Itoa(r.plan.Cycles) + " locks, taken and given back, where the fifth answers after 10 to 40 ms. Keys are counted " + r.plan.Rest.String() + " later, on all servers; fencing counters are no locks. " +
+			"Of PostgreSQL it is the advisory locks that some connection still has.",
 		Key: keysLeft,
 	}
-	mine := func(c Contestant) bool { return c.Kind == Ours || c.Kind == Peer }
-	for i, name := range orphanCases {
-		n := 5
-		if i == 0 {
-			n = 1
-		}
-		servers, ok, err := r.servers(ctx, server.KindRedis, n)
+	mine := func(c Contestant) bool { return (c.Kind == Ours || c.Kind == Peer) && !c.Local }
+	var cases []*testCase
+	const use = 400 * time.Millisecond // about
+	add := func(name string, kind server.Kind, n int, probe orphanProbe) error {
+		servers, ok, err := r.servers(ctx, kind, n)
 		if err != nil || !ok {
-			return nil, err
+			return err
 		}
-		use, delays := cancelSome, delayAll
-		if i == 2 {
-			use, delays = cycleAll, delayLast
+		c := &testCase{
+			section: s, name: name + on(kind), contestants: r.serving(kind, n, mine), servers: servers, setup: direct(servers, r.plan.TTL),
+			rounds: 1, cold: true, together: true, fixed: r.plan.Rest + use, turn: r.orphanTurn(probe),
 		}
-		c := &testCase{name: name, setup: direct(servers, r.plan.TTL), turn: orphanTurn(servers, use, delays)}
-		if err := r.compareOnce(ctx, s, c, r.serving(server.KindRedis, n, mine)); err != nil {
-			return nil, err
+		if name == slowFifth {
+			c.fixed += time.Duration(r.plan.Cycles) * 50 * time.Millisecond
+		}
+		if kind == server.KindPostgres { // one after the other: its locks do not say whose they are
+			c.name, c.together, c.fixed = name, false, time.Duration(len(c.contestants))*c.fixed
+		}
+		cases = append(cases, c)
+		return nil
+	}
+	if err := add(cancelledOne, server.KindRedis, 1, cancelSome); err != nil {
+		return nil, err
+	}
+	kinds, err := r.fives(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range kinds {
+		for _, p := range []struct {
+			name  string
+			probe orphanProbe
+		}{{cancelledFive, cancelSome}, {refusedFive, refuseAll}, {slowFifth, r.cycleAll}} {
+			if err := add(p.name, kind, 5, p.probe); err != nil {
+				return nil, err
+			}
 		}
 	}
-	return []*Section{s}, nil
+	return cases, add(cancelledPG, server.KindPostgres, 1, cancelSome)
 }
 
-func delayAll(proxies []*fault.Proxy) {
-	for _, p := range proxies {
-		p.Delay(fault.ToServer, time.Millisecond, 4*time.Millisecond)
-		p.Delay(fault.ToClient, time.Millisecond, 4*time.Millisecond)
-	}
+// A trial is what an orphanProbe has.
+type trial struct {
+	*turn
+	entry   *entry
+	locker  Locker // through the proxies
+	proxies []*fault.Proxy
+	keys    string
 }
 
-func delayLast(proxies []*fault.Proxy) {
-	proxies[len(proxies)-1].Delay(fault.ToServer, 10*time.Millisecond, 30*time.Millisecond)
-}
+// An orphanProbe uses locks so that some may be left.
+type orphanProbe func(ctx context.Context, t *trial) error
 
-// orphanTurn uses locks through delays and counts what is left.
-func orphanTurn(servers []*server.Server, use func(context.Context, Locker, string, *turn), delays func([]*fault.Proxy)) func(context.Context, *entry) *turn {
-	return func(ctx context.Context, e *entry) *turn {
+// orphanTurn uses locks through proxies and counts what is left.
+func (r *Runner) orphanTurn(probe orphanProbe) func(context.Context, *entry, time.Duration) *turn {
+	return func(ctx context.Context, e *entry, _ time.Duration) *turn {
 		t := &turn{}
-		setup, proxies, err := proxied(servers, e.setup.TTL)
+		setup, proxies, err := proxied(e.setup.Nodes, e.setup.TTL)
 		if err != nil {
 			t.err = err
 			return t
@@ -76,14 +108,15 @@ func orphanTurn(servers []*server.Server, use func(context.Context, Locker, stri
 		if h, err := l.Lock(ctx, "orphans/first", false); err == nil { // connects
 			_ = h.Unlock() // a failure comes again
 		}
-		delays(proxies)
-		keys := "orphans/" + strconv.FormatInt(time.Now().UnixNano(), 36) + "/"
-		use(ctx, l, keys, t)
+		keys := "orphans/" + newOwner() + "/"
+		if err := probe(ctx, &trial{t, e, l, proxies, keys}); err != nil {
+			t.fail(err)
+		}
 		select {
-		case <-time.After(time.Second):
+		case <-time.After(r.plan.Rest):
 		case <-ctx.Done():
 		}
-		left, err := countKeys(servers, keys)
+		left, err := e.countLeft(ctx, keys)
 		if err = errors.Join(err, l.Close()); err != nil {
 			t.fail(err)
 		}
@@ -93,38 +126,81 @@ func orphanTurn(servers []*server.Server, use func(context.Context, Locker, stri
 }
 
 // cancelSome takes locks under contexts that end at any moment.
-func cancelSome(ctx context.Context, l Locker, keys string, t *turn) {
+func cancelSome(ctx context.Context, t *trial) error {
+	for _, p := range t.proxies {
+		p.Delay(fault.ToServer, time.Millisecond, 4*time.Millisecond)
+		p.Delay(fault.ToClient, time.Millisecond, 4*time.Millisecond)
+	}
 	const calls, longest = 200, 25 * time.Millisecond
 	granted := make([]bool, calls)
 	err := inParallel(calls, func(i int) error {
 		short, cancel := context.WithTimeout(ctx, rand.N(longest))
 		defer cancel()
-		h, err := l.Lock(short, keys+strconv.Itoa(i), false)
+		h, err := t.locker.Lock(short, t.keys+strconv.Itoa(i), false)
 		if err != nil {
 			return nil // most are to fail
 		}
 		granted[i] = true
 		return h.Unlock()
 	})
-	if err != nil {
-		t.fail(err)
-	}
 	n := 0
 	for _, g := range granted {
 		if g {
 			n++
 		}
 	}
-	t.add("cancelled", Count, float64(calls-n))
+	t.add("not granted", Count, float64(calls-n))
 	t.add("granted", Count, float64(n))
+	return err
+}
+
+// refuseAll asks for keys that another client, who reaches three of five servers, has.
+func refuseAll(ctx context.Context, t *trial) error {
+	const attempts = 30
+	other, err := t.entry.contestant.Open(ctx, t.entry.setup)
+	if err != nil {
+		return err
+	}
+	for _, p := range t.proxies[3:] {
+		if err := p.Refuse(); err != nil {
+			return errors.Join(err, other.Close())
+		}
+	}
+	held := make([]Held, attempts)
+	refused := make([]bool, attempts)
+	err = inParallel(attempts, func(i int) error {
+		h, err := t.locker.Lock(ctx, t.keys+strconv.Itoa(i), false)
+		if err != nil {
+			return err
+		}
+		held[i] = h
+		h, err = other.Lock(ctx, t.keys+strconv.Itoa(i), false)
+		if err == nil {
+			return errors.Join(errors.New("two clients have it"), h.Unlock())
+		}
+		refused[i] = true
+		return nil
+	})
+	n := 0
+	for i, h := range held {
+		if refused[i] {
+			n++
+		}
+		if h != nil {
+			err = errors.Join(err, h.Unlock())
+		}
+	}
+	t.add("not granted", Count, float64(n))
+	t.add("granted", Count, float64(attempts))
+	return errors.Join(err, other.Close())
 }
 
 // cycleAll takes and gives back.
-func cycleAll(ctx context.Context, l Locker, keys string, t *turn) {
-	const cycles = 60
+func (r *Runner) cycleAll(ctx context.Context, t *trial) error {
+	t.proxies[len(t.proxies)-1].Delay(fault.ToServer, 10*time.Millisecond, 30*time.Millisecond)
 	n := 0
-	for i := range cycles {
-		h, err := l.Lock(ctx, keys+strconv.Itoa(i), false)
+	for i := range r.plan.Cycles {
+		h, err := t.locker.Lock(ctx, t.keys+strconv.Itoa(i), false)
 		if err == nil {
 			err = h.Unlock()
 		}
@@ -135,11 +211,18 @@ func cycleAll(ctx context.Context, l Locker, keys string, t *turn) {
 		n++
 	}
 	t.add("granted", Count, float64(n))
+	return nil
 }
 
-// countKeys counts the locks under these keys, whatever a library puts before them.
-func countKeys(servers []*server.Server, keys string) (n int, err error) {
-	for _, s := range servers {
+// countLeft counts the locks under these keys.
+func (e *entry) countLeft(ctx context.Context, keys string) (n int, err error) {
+	if e.left != nil {
+		return e.left(ctx, keys)
+	}
+	for _, s := range e.servers {
+		if s.Kind() == server.KindPostgres {
+			return countAdvisory(ctx, s)
+		}
 		reply, err := s.Do("KEYS", "*"+keys+"*")
 		if err != nil {
 			return n, err
@@ -156,3 +239,15 @@ func countKeys(servers []*server.Server, keys string) (n int, err error) {
 
 // counterPrefix begins the names of this module's fencing counters.
 const counterPrefix = "redlock1:fence"
+
+// countAdvisory counts all advisory locks of a server, which do not say for what key
+// they are.
+func countAdvisory(ctx context.Context, s *server.Server) (n int, err error) {
+	c, err := pgx.Connect(ctx, PostgresURL(s.Addr()))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = closeConn(c) }() // it has served
+	err = c.QueryRow(ctx, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").Scan(&n)
+	return n, err
+}

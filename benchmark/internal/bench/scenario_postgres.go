@@ -2,7 +2,7 @@ package bench
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -10,50 +10,39 @@ import (
 )
 
 // postgres measures the locks of PostgreSQL beside a connection for each lock.
-func postgres(ctx context.Context, r *Runner) ([]*Section, error) {
+func postgres(ctx context.Context, r *Runner) ([]*testCase, error) {
 	servers, ok, err := r.servers(ctx, server.KindPostgres, 1)
 	if err != nil || !ok {
 		return nil, err
 	}
 	setup := direct(servers, r.plan.TTL)
-	latency, err := r.postgresLatency(ctx, setup)
-	if err != nil {
-		return nil, err
-	}
-	rate, err := r.postgresRate(ctx, setup)
-	if err != nil {
-		return nil, err
-	}
-	waiting := handoffSection(1, r.plan.Hold)
-	waiting.Title = "PostgreSQL: handing over"
+	cases := append([]*testCase{r.postgresLatency(setup)}, r.postgresRate(setup)...)
+	waiting := r.handoffSection("PostgreSQL: handing over")
 	for _, w := range r.plan.Waiters {
 		if w > maxPostgresClients {
 			continue
 		}
-		if err := r.handoffCase(ctx, waiting, plural(w, "client"), w, setup, nil, r.serving(server.KindPostgres, 1, waits)); err != nil {
-			return nil, err
-		}
+		c := &testCase{section: waiting, setup: setup, contestants: r.serving(server.KindPostgres, 1, waits)}
+		cases = append(cases, r.handoffCase(c, w))
 	}
-	many, err := r.postgresHeld(ctx, setup)
-	return []*Section{latency, rate, waiting, many}, err
+	return append(cases, r.postgresHeld(setup)...), nil
 }
 
 // maxPostgresClients stays under the server's max_connections (see Runner.servers) with
-// several connections for each client of each contestant.
-const maxPostgresClients = 32
+// several connections for each client.
+const maxPostgresClients = 128
 
-func (r *Runner) postgresLatency(ctx context.Context, setup *Setup) (*Section, error) {
+func (r *Runner) postgresLatency(setup *Setup) *testCase {
 	s := &Section{
 		Title: "PostgreSQL: latency",
 		Text:  "One goroutine, on loopback. The limit has a connection that nobody else uses.",
 		Key:   pair + " p50",
 		Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50"}},
 	}
-	c := &testCase{name: "postgres", clients: 1, rounds: r.plan.Rounds, setup: setup, turn: r.latencyTurn()}
-	return s, r.compare(ctx, s, c, r.serving(server.KindPostgres, 1, nil))
+	return &testCase{section: s, name: "postgres", contestants: r.serving(server.KindPostgres, 1, nil), setup: setup, clients: 1, heavy: 1, turn: r.latencyTurn}
 }
 
-func (r *Runner) postgresRate(ctx context.Context, setup *Setup) (*Section, error) {
+func (r *Runner) postgresRate(setup *Setup) (cases []*testCase) {
 	s := &Section{
 		Title: "PostgreSQL: throughput",
 		Text:  "Goroutines of one process share one client and take locks on keys of their own.",
@@ -61,45 +50,46 @@ func (r *Runner) postgresRate(ctx context.Context, setup *Setup) (*Section, erro
 		Plots: []Plot{{Title: "locks per second", Metric: "locks", Lines: true}},
 	}
 	for _, g := range r.plan.Goroutines {
-		c := &testCase{
-			name: plural(g, "goroutine"), x: float64(g), clients: 1, rounds: r.plan.Rounds,
-			setup: setup, turn: r.throughputTurn(g, nil),
-		}
-		if err := r.compare(ctx, s, c, r.serving(server.KindPostgres, 1, nil)); err != nil {
-			return nil, err
-		}
+		cases = append(cases, &testCase{
+			section: s, name: plural(g, "goroutine"), x: float64(g), contestants: r.serving(server.KindPostgres, 1, nil),
+			setup: setup, clients: 1, heavy: 1, turn: r.throughputTurn(g),
+		})
 	}
-	return s, nil
+	return cases
 }
 
 // postgresHeld counts the connections and statements of many leases.
-func (r *Runner) postgresHeld(ctx context.Context, setup *Setup) (*Section, error) {
+func (r *Runner) postgresHeld(setup *Setup) (cases []*testCase) {
 	s := &Section{
 		Title: "PostgreSQL: held leases",
-		Text: fmt.Sprintf("One client takes that many locks with a TTL of %v, 64 at a time, and holds them for %v while they renew themselves. Connections are what the server counts; "+
-			"transactions are the server's own count while nothing else is done: what the heartbeats cost it. It counts with a delay of up to a second.", r.plan.HeldTTL, r.plan.Watched),
+		Text: "One client takes that many locks, 64 at a time, and holds them while they renew themselves. Those that have a connection for each lock hold " + strconv.Itoa(fewLeases) + ". Connections are what the server counts; " +
+			"transactions are the server's own count while nothing else is done: what the heartbeats cost it. It counts with a delay of up to a second." + r.holdings(),
 		Key: "locks per connection", More: true,
 	}
-	mine := func(c Contestant) bool { return c.Kind == Ours }
-	setup = &Setup{Nodes: setup.Nodes, TTL: r.plan.HeldTTL}
-	for _, n := range r.plan.Held {
-		if n > maxPostgresLocks {
+	few := r.plan.Held[0]
+	few.Leases = fewLeases
+	for _, h := range append([]Holding{few}, r.plan.Held...) {
+		if h.Leases > maxPostgresLocks {
 			continue
 		}
-		c := &testCase{name: plural(n, "lease"), x: float64(n), setup: setup, turn: r.postgresHeldTurn(n)}
-		if err := r.compareOnce(ctx, s, c, r.serving(server.KindPostgres, 1, mine)); err != nil {
-			return s, err
-		}
+		holds := func(c Contestant) bool { return c.Kind == Ours || c.Kind != Part && h.Leases == fewLeases }
+		c := r.heldCase(s, h, r.serving(server.KindPostgres, 1, holds))
+		c.setup, c.turn = &Setup{Nodes: setup.Nodes, TTL: h.TTL}, r.postgresHeldTurn(h)
+		cases = append(cases, c)
 	}
-	return s, nil
+	return cases
 }
 
-// maxPostgresLocks is how many fit a server's lock table by default.
-const maxPostgresLocks = 10_000
+const (
+	// fewLeases fit the pools of those that have a connection for each.
+	fewLeases = 50
+	// maxPostgresLocks is how many fit a server's lock table by default.
+	maxPostgresLocks = 10_000
+)
 
 // postgresHeldTurn is heldTurn, seen from the server too.
-func (r *Runner) postgresHeldTurn(n int) func(context.Context, *entry) *turn {
-	return func(ctx context.Context, e *entry) *turn {
+func (r *Runner) postgresHeldTurn(h Holding) func(context.Context, *entry, time.Duration) *turn {
+	return func(ctx context.Context, e *entry, slice time.Duration) *turn {
 		failed := func(err error) *turn { return &turn{err: err} }
 		admin, err := pgx.Connect(ctx, PostgresURL(e.setup.Nodes[0].Addr))
 		if err != nil {
@@ -111,9 +101,9 @@ func (r *Runner) postgresHeldTurn(n int) func(context.Context, *entry) *turn {
 		if err != nil {
 			return failed(err)
 		}
-		return r.heldTurn(n, func(ctx context.Context, t *turn, l Locker) error {
-			return watchPostgres(ctx, t, l, admin, n, others, r.plan.Watched)
-		})(ctx, e)
+		return heldTurn(r.keys, h.Leases, func(ctx context.Context, t *turn, l Locker) error {
+			return watchPostgres(ctx, t, l, admin, h.Leases, others, h.Watched)
+		})(ctx, e, slice)
 	}
 }
 

@@ -2,27 +2,29 @@ package bench
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // throughputTurn lets goroutines take locks on keys of their own for a slice of time.
-func (r *Runner) throughputTurn(goroutines int, servers []*server.Server) func(context.Context, *entry) *turn {
-	return func(ctx context.Context, e *entry) *turn {
+func (r *Runner) throughputTurn(goroutines int) func(context.Context, *entry, time.Duration) *turn {
+	return func(ctx context.Context, e *entry, slice time.Duration) *turn {
 		t := &turn{}
 		var mu sync.Mutex
 		var samples []time.Duration
 		var workers sync.WaitGroup
-		m := startMeter(servers)
+		done := 0
+		m := startMeter(e.servers)
 		for g := range goroutines {
 			workers.Go(func() {
-				own, errs := takeLocks(ctx, e.lockers[0], r.keys+"throughput/"+strconv.Itoa(g)+"/", m.at.Add(r.plan.Slice))
+				n, own, errs := takeLocks(ctx, e.lockers[0], r.keys+"throughput/"+strconv.Itoa(g)+"/", m.at.Add(slice), mostSamples/goroutines)
 				mu.Lock()
 				defer mu.Unlock()
+				done += n
 				samples = append(samples, own...)
 				for _, err := range errs {
 					t.fail(err)
@@ -30,15 +32,15 @@ func (r *Runner) throughputTurn(goroutines int, servers []*server.Server) func(c
 			})
 		}
 		workers.Wait()
-		took := m.stop(t, len(samples))
-		t.values = append([]value{{"locks", PerSecond, float64(len(samples)) / took.Seconds()}}, t.values...)
+		took := m.stop(t, done)
+		t.values = append([]value{{"locks", PerSecond, float64(done) / took.Seconds()}}, t.values...)
 		t.series = []series{{pair, samples}}
 		return t
 	}
 }
 
-// takeLocks takes and releases locks until the end.
-func takeLocks(ctx context.Context, l Locker, keys string, end time.Time) (samples []time.Duration, errs []error) {
+// takeLocks takes and releases n locks until the end, and keeps the times of some.
+func takeLocks(ctx context.Context, l Locker, keys string, end time.Time, most int) (n int, samples []time.Duration, errs []error) {
 	const ownKeys = 16
 	for i := 0; time.Now().Before(end) && ctx.Err() == nil; i++ {
 		start := time.Now()
@@ -49,21 +51,24 @@ func takeLocks(ctx context.Context, l Locker, keys string, end time.Time) (sampl
 		if err != nil {
 			errs = append(errs, err)
 			if len(errs) == 100 {
-				return samples, errs
+				return n, samples, errs
 			}
 			continue
 		}
-		samples = append(samples, time.Since(start))
+		n++
+		if len(samples) < most {
+			samples = append(samples, time.Since(start))
+		}
 	}
-	return samples, errs
+	return n, samples, errs
 }
 
 // throughput measures many goroutines on one server and on five.
-func throughput(ctx context.Context, r *Runner) ([]*Section, error) {
-	var out []*Section
-	for _, n := range []int{1, 5} {
+func throughput(ctx context.Context, r *Runner) ([]*testCase, error) {
+	var cases []*testCase
+	add := func(kind server.Kind, n int, goroutines []int) error {
 		s := &Section{
-			Title: "Throughput on " + plural(n, "server"),
+			Title: "Throughput on " + plural(n, "server") + on(kind),
 			Text: "Goroutines of one process share one client and take locks on keys of their own, on loopback. CPU, allocations and bytes are per lock (acquisition and release), the client's include goroutines in the background; " +
 				"server commands count those inside scripts; wire is what the servers received and sent.",
 			Key: "locks", More: true, Axis: "goroutines",
@@ -72,61 +77,90 @@ func throughput(ctx context.Context, r *Runner) ([]*Section, error) {
 				{Title: "client CPU per lock", Metric: "client CPU", Lines: true},
 			},
 		}
-		out = append(out, s)
-		servers, ok, err := r.servers(ctx, server.KindRedis, n)
+		servers, ok, err := r.servers(ctx, kind, n)
 		if err != nil || !ok {
+			return err
+		}
+		for _, g := range goroutines {
+			cases = append(cases, &testCase{
+				section: s, name: plural(n, "server") + on(kind) + ", " + plural(g, "goroutine"), x: float64(g),
+				contestants: r.serving(kind, n, nil), servers: servers, setup: direct(servers, r.plan.TTL),
+				clients: 1, heavy: 1, turn: r.throughputTurn(g),
+			})
+		}
+		return nil
+	}
+	kinds, err := r.fives(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := add(server.KindRedis, 1, r.plan.Goroutines); err != nil {
+		return nil, err
+	}
+	for i, kind := range kinds {
+		goroutines := r.plan.Goroutines
+		if i > 0 {
+			goroutines = []int{64}
+		}
+		if err := add(kind, 5, goroutines); err != nil {
 			return nil, err
 		}
-		for _, g := range r.plan.Goroutines {
-			c := &testCase{
-				name: fmt.Sprintf("%s, %s", plural(n, "server"), plural(g, "goroutine")), x: float64(g), clients: 1, rounds: r.plan.Rounds,
-				setup: direct(servers, r.plan.TTL), turn: r.throughputTurn(g, servers),
-			}
-			if err := r.compare(ctx, s, c, r.serving(server.KindRedis, n, nil)); err != nil {
-				return nil, err
-			}
-		}
 	}
-	s, err := r.localThroughput(ctx, "Throughput without a server", "The same on drivers that need no server.")
-	return append(out, s), err
+	return append(cases, r.localThroughput("Throughput without a server", "The same on drivers that need no server.")...), nil
 }
 
 // localThroughput measures the contestants that are given no server.
-func (r *Runner) localThroughput(ctx context.Context, title, text string) (*Section, error) {
+func (r *Runner) localThroughput(title, text string) (cases []*testCase) {
 	s := &Section{
 		Title: title, Text: text, Key: "locks", More: true, Axis: "goroutines",
 		Plots: []Plot{{Title: "locks per second", Metric: "locks", Lines: true}},
 	}
 	for _, g := range r.plan.Goroutines {
-		if err := r.local(ctx, s, plural(g, "goroutine"), float64(g), 1, r.throughputTurn(g, nil), nil); err != nil {
-			return nil, err
-		}
+		cases = append(cases, r.local(&testCase{section: s, name: plural(g, "goroutine"), x: float64(g), heavy: 0.5, turn: r.throughputTurn(g)}))
 	}
-	return s, nil
+	return cases
 }
 
 // wire counts what one lock sends, exactly, by a proxy.
-func wire(ctx context.Context, r *Runner) ([]*Section, error) {
+func wire(ctx context.Context, r *Runner) ([]*testCase, error) {
 	s := &Section{
 		Title: "On the wire",
-		Text:  "What one lock, acquired and released by one goroutine, sends and receives, over all of its servers, counted by proxies over 200 locks. Pings of a client in the background count as well.",
-		Key:   "requests",
+		Text: "What one lock, acquired and released by one goroutine, sends and receives, over all of its servers, counted by proxies over " + strconv.Itoa(r.plan.Counted) +
+			" locks. Pings of a client in the background count as well.",
+		Key: "requests",
 	}
-	for _, n := range []int{1, 5} {
-		servers, ok, err := r.servers(ctx, server.KindRedis, n)
+	kinds, err := r.fives(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var cases []*testCase
+	add := func(kind server.Kind, n int) error {
+		servers, ok, err := r.servers(ctx, kind, n)
 		if err != nil || !ok {
-			return nil, err
+			return err
 		}
-		setup, proxies, err := proxied(servers, r.plan.TTL)
-		if err != nil {
-			return nil, err
+		// The messages are counted as Redis writes them.
+		speaks := func(c Contestant) bool { return !c.OnlyWaits && c.Brings == nil }
+		c := &testCase{section: s, name: plural(n, "server") + on(kind), contestants: r.serving(kind, n, speaks), clients: 1, rounds: 1, cold: true}
+		c.fixed = time.Duration(len(c.contestants)) * time.Duration(r.plan.Counted*n) * 400 * time.Microsecond
+		var proxies []*fault.Proxy
+		c.begin = func() (end func(), err error) {
+			c.setup, proxies, err = proxied(direct(servers, r.plan.TTL).Nodes, r.plan.TTL)
+			return func() { closeAll(proxies) }, err
 		}
-		c := &testCase{name: plural(n, "server"), clients: 1, rounds: 1, setup: setup, turn: countOnProxies(proxies)}
-		err = r.compare(ctx, s, c, r.serving(server.KindRedis, n, nil))
-		closeAll(proxies)
-		if err != nil {
+		c.turn = func(ctx context.Context, e *entry, _ time.Duration) *turn {
+			return countOnProxies(ctx, e, proxies, r.plan.Counted)
+		}
+		cases = append(cases, c)
+		return nil
+	}
+	if err := add(server.KindRedis, 1); err != nil {
+		return nil, err
+	}
+	for _, kind := range kinds {
+		if err := add(kind, 5); err != nil {
 			return nil, err
 		}
 	}
-	return []*Section{s}, nil
+	return cases, nil
 }

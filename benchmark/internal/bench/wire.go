@@ -43,42 +43,47 @@ func (c *counter) counted() (messages, bytes int) {
 }
 
 // countOnProxies counts what locks send through proxies.
-func countOnProxies(proxies []*fault.Proxy) func(context.Context, *entry) *turn {
-	const locks = 200
-	return func(ctx context.Context, e *entry) *turn {
-		t := &turn{}
-		up := &counter{rest: map[int64]*bytes.Buffer{}}
-		down := &counter{rest: map[int64]*bytes.Buffer{}}
-		for _, p := range proxies {
-			p.Judge(fault.ToServer, up.judge)
-			p.Judge(fault.ToClient, down.judge)
+func countOnProxies(ctx context.Context, e *entry, proxies []*fault.Proxy, locks int) *turn {
+	t := &turn{}
+	take := func(key string) bool {
+		h, err := e.lockers[0].Lock(ctx, key, false)
+		if err == nil {
+			err = h.Unlock()
 		}
-		done := 0
-		for i := range locks {
-			h, err := e.lockers[0].Lock(ctx, "wire/"+strconv.Itoa(i), false)
-			if err == nil {
-				err = h.Unlock()
-			}
-			if err != nil {
-				t.fail(err)
-				continue
-			}
+		if err != nil {
+			t.fail(err)
+		}
+		return err == nil
+	}
+	take("wire/first") // connects
+	up := &counter{rest: map[int64]*bytes.Buffer{}}
+	down := &counter{rest: map[int64]*bytes.Buffer{}}
+	for _, p := range proxies {
+		p.Judge(fault.ToServer, up.judge)
+		p.Judge(fault.ToClient, down.judge)
+	}
+	settle(up) // of the first lock
+	early, earlySent := up.counted()
+	_, earlyReceived := down.counted()
+	done := 0
+	for i := range locks {
+		if take("wire/" + strconv.Itoa(i)) {
 			done++
 		}
-		settle(up)
-		for _, p := range proxies {
-			p.Judge(fault.ToServer, nil)
-			p.Judge(fault.ToClient, nil)
-		}
-		requests, sent := up.counted()
-		_, received := down.counted()
-		if done > 0 {
-			t.add("requests", Count, float64(requests)/float64(done))
-			t.add("sent", Bytes, float64(sent)/float64(done))
-			t.add("received", Bytes, float64(received)/float64(done))
-		}
-		return t
 	}
+	settle(up)
+	for _, p := range proxies {
+		p.Judge(fault.ToServer, nil)
+		p.Judge(fault.ToClient, nil)
+	}
+	requests, sent := up.counted()
+	_, received := down.counted()
+	if done > 0 {
+		t.add("requests", Count, float64(requests-early)/float64(done))
+		t.add("sent", Bytes, float64(sent-earlySent)/float64(done))
+		t.add("received", Bytes, float64(received-earlyReceived)/float64(done))
+	}
+	return t
 }
 
 // settle waits until what goes on in the background has come to rest.

@@ -1,0 +1,79 @@
+package bench
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// A spell is a time for which a client had the lock, by the machine's clock, which all
+// of its processes share: nanoseconds since 1970.
+type spell struct {
+	From, To int64
+}
+
+// want lets a client lock one key, hold it and let go, over and over, until the time.
+// The end is no failure.
+func want(ctx context.Context, l Locker, key string, hold time.Duration, until time.Time) (spells []spell, err error) {
+	work, stop := context.WithDeadline(ctx, until)
+	defer stop()
+	for work.Err() == nil {
+		h, err := l.Lock(work, key, true)
+		if err != nil {
+			if work.Err() != nil {
+				return spells, nil
+			}
+			return spells, err
+		}
+		from := time.Now()
+		time.Sleep(hold)
+		spells = append(spells, spell{from.UnixNano(), time.Now().UnixNano()})
+		if err := h.Unlock(); err != nil {
+			return spells, err
+		}
+	}
+	return spells, nil
+}
+
+// A relay is what the spells of all clients say of how the lock went round.
+type relay struct {
+	got      []int           // locks, by client
+	handoffs []time.Duration // from one client to another
+	overlaps int
+	all      int // handoffs, those before the time as well
+}
+
+// runRelay puts the spells in order. Only those that began after the time count.
+func runRelay(clients [][]spell, from time.Time) *relay {
+	type leg struct {
+		spell
+		client int
+	}
+	var legs []leg
+	for i, spells := range clients {
+		for _, s := range spells {
+			legs = append(legs, leg{s, i})
+		}
+	}
+	slices.SortFunc(legs, func(a, b leg) int { return int(a.From - b.From) })
+	r := &relay{got: make([]int, len(clients))}
+	end := int64(0) // of the longest so far
+	for i, l := range legs {
+		if l.From < end {
+			r.overlaps++
+		}
+		end = max(end, l.To)
+		other := i > 0 && legs[i-1].client != l.client
+		if other {
+			r.all++
+		}
+		if l.From < from.UnixNano() {
+			continue
+		}
+		r.got[l.client]++
+		if other {
+			r.handoffs = append(r.handoffs, time.Duration(l.From-legs[i-1].To))
+		}
+	}
+	return r
+}
