@@ -163,6 +163,7 @@ func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) 
 	}
 	var refusal ServerError
 
+	var now int64 // by its clock, in µs
 	sent := time.Now()
 	reply, err := s.Do(ctx, "TIME")
 	switch received := time.Now(); {
@@ -171,7 +172,11 @@ func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) 
 	case err != nil:
 		return nil, err
 	default:
-		add(clockFinding(reply, sent, received))
+		var ok bool
+		if now, ok = micros(reply); !ok {
+			return nil, errGarbled
+		}
+		add(clockFinding(now, sent, received))
 	}
 
 	reply, err = s.Do(ctx, "INFO")
@@ -183,6 +188,12 @@ func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) 
 		return nil, err
 	case ok:
 		checkInfo(parseInfo(info), n.cfg.Cluster, add)
+	}
+
+	if reply, err := s.Do(ctx, "GET", n.guard.meta); err == nil {
+		if meta, ok := reply.(string); ok {
+			checkMeta(meta, now, add)
+		}
 	}
 
 	for _, c := range []struct {
@@ -208,18 +219,23 @@ func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) 
 
 type addFinding = func(sev driver.Severity, what, fix string)
 
-// clockFinding compares the server's clock with ours.
-func clockFinding(reply any, sent, received time.Time) (driver.Severity, string, string) {
+// micros reads the reply to TIME.
+func micros(reply any) (int64, bool) {
 	t, ok := reply.([]any)
 	if !ok || len(t) != 2 {
-		return driver.Note, "TIME answers in an unknown way", ""
+		return 0, false
 	}
 	s, _ := t[0].(string)
 	us, _ := t[1].(string)
-	sec, _ := strconv.ParseInt(s, 10, 64)
-	micro, _ := strconv.ParseInt(us, 10, 64)
+	sec, err := strconv.ParseInt(s, 10, 64)
+	micro, err2 := strconv.ParseInt(us, 10, 64)
+	return sec*1e6 + micro, err == nil && err2 == nil
+}
+
+// clockFinding compares the server's clock with ours.
+func clockFinding(now int64, sent, received time.Time) (driver.Severity, string, string) {
 	middle := sent.Add(received.Sub(sent) / 2)
-	off := time.Unix(sec, micro*1000).Sub(middle.Round(0)).Round(time.Millisecond)
+	off := time.UnixMicro(now).Sub(middle.Round(0)).Round(time.Millisecond)
 	what := fmt.Sprintf("its clock is %v from ours, give or take %v", off, received.Sub(sent).Round(time.Microsecond)/2)
 	if off.Abs() > time.Second {
 		return driver.Warning, what, "run NTP on both: tokens of different servers are compared by their clocks"
@@ -269,6 +285,22 @@ func old(version string) bool {
 	return err == nil && err2 == nil && (major < 6 || major == 6 && minor < 2)
 }
 
+// checkMeta says what the restart guard of a quorum, or of a lone instance, has written
+// down: see lua/guard.lua.
+func checkMeta(meta string, now int64, add addFinding) {
+	var layout, till, high, allow, span int64
+	var bond, why string
+	if n, _ := fmt.Sscan(meta, &layout, &bond, &till, &high, &allow, &span, &why); n < 6 {
+		add(driver.Warning, "what the restart guard wrote down is of another release: "+meta, "use the release that wrote it")
+		return
+	}
+	_, nodes, _ := strings.Cut(bond, "/")
+	add(driver.Note, fmt.Sprintf("restart guard of %v, as one of %s", time.Duration(span)*time.Microsecond, nodes), "")
+	if till > now {
+		add(driver.Warning, inQuarantine(why, till, now), "wait, or, if all servers of this lock are new: dlock bootstrap")
+	}
+}
+
 func configValue(reply any) (string, bool) {
 	pair, ok := reply.([]any)
 	if !ok || len(pair) != 2 {
@@ -286,7 +318,7 @@ func judgePolicy(value string, add addFinding) {
 
 func judgeAppendOnly(value string, add addFinding) {
 	if value != "yes" {
-		add(driver.Warning, "appendonly is "+value+": a restart forgets the locks that are held", "set appendonly yes, or accept that a restart frees all locks at once")
+		add(driver.Warning, "appendonly is "+value+": a restart forgets the locks that are held", "set appendonly yes, or let a restart guard keep the server out for a while")
 	}
 }
 

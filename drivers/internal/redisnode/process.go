@@ -195,9 +195,13 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, 
 			}
 			a := &answer{process: p, sent: time.Now()}
 			err := p.lanes.do(ctx, c)
-			switch a.reply, a.received = c.Reply, time.Now(); {
-			case err != nil && !isCode(err, "NOSCRIPT"):
+			if err != nil && !isCode(err, "NOSCRIPT") {
 				return nil, err
+			}
+			if err == nil {
+				a.reply, a.received = c.Reply, time.Now()
+			}
+			switch {
 			case err != nil, q != nil && a.stale():
 			case q == nil || !a.quarantined():
 				return a, nil
