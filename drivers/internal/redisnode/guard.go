@@ -318,14 +318,18 @@ func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.R
 	c := &Call{Text: luaLook, Keys: []string{g.meta}}
 	sent := time.Now()
 	if err := f.hello.do(ctx, c); err != nil {
-		return nil, err
+		var reply ServerError
+		if errors.As(err, &reply) {
+			return nil, err
+		}
+		return nil, &notSent{err}
 	}
 	run, _ := text(c.Reply, 0)
 	us, ok := number(c.Reply, 1)
 	up, _ := number(c.Reply, 2)
 	meta, fine := text(c.Reply, 3)
 	if !ok || !fine {
-		return nil, errGarbled
+		return nil, &notSent{errGarbled}
 	}
 	f.serves(g.meta, run, us, sent, time.Now())
 	r := &driver.Remembrance{Memory: driver.Young, Clock: time.UnixMicro(us), Server: run}
