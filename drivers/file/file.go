@@ -88,10 +88,11 @@ type Options struct {
 
 // Backend grants leases on the keys of a folder.
 type Backend struct {
-	folder folder
-	prefix string
-	boot   string
-	lost   chan struct{} // closed by Close, which ends all leases
+	folder   folder
+	prefix   string
+	boot     string
+	patience time.Duration // gatePatience
+	lost     chan struct{} // closed by Close, which ends all leases
 
 	mu      sync.Mutex
 	closed  bool
@@ -125,7 +126,10 @@ func New(o *Options) (*Backend, error) {
 		return nil, driver.Invalid("folder", "is not an absolute path")
 	}
 	f.path = filepath.Clean(f.path)
-	return &Backend{folder: f, prefix: o.Prefix, boot: bootID(), lost: make(chan struct{}), leases: map[*Lease]struct{}{}}, nil
+	return &Backend{
+		folder: f, prefix: o.Prefix, boot: bootID(), patience: gatePatience,
+		lost: make(chan struct{}), leases: map[*Lease]struct{}{},
+	}, nil
 }
 
 func validMode(m fs.FileMode) bool {
@@ -231,8 +235,9 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 }
 
 // gatePatience is for how long a gate is waited for that is only needed to tell
-// what is going on.
-const gatePatience = 250 * time.Millisecond
+// what is going on. On a busy machine whoever is behind it may not run for a while; to
+// give up before is to say "held" of a lock that somebody looks at.
+const gatePatience = 3 * time.Second
 
 // tryAgain finds out who has the lock, for the verdict, and makes sure: behind the gate
 // nobody looks at a lock by taking it, so that what cannot be had there is held. No
@@ -242,7 +247,7 @@ func (b *Backend) tryAgain(ctx context.Context, p *place, n paths, l *lock, req 
 	state, err := p.open(n.state, os.O_RDONLY)
 	if err == nil {
 		defer state.Close() //nolint:errcheck // it was only read
-		gate, err := enterGate(ctx, p, n, state, gatePatience)
+		gate, err := enterGate(ctx, p, n, state, b.patience)
 		if err != nil {
 			return err
 		}

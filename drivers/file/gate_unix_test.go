@@ -45,6 +45,7 @@ func looker(t *testing.T, b *Backend) (leave func()) {
 
 func TestWhoIsLookedAtIsNotRefused(t *testing.T) {
 	b := open(t, t.TempDir())
+	b.patience = time.Minute // the look may be long on a busy machine
 	release(t, acquire(t, b, request("k")))
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
 		leave := looker(t, b)
@@ -78,6 +79,7 @@ func TestNobodyLooksWithoutTheGate(t *testing.T) {
 // A process may be stopped behind the gate. Others still get their verdict.
 func TestAStuckGateDelaysAVerdictAndNoMore(t *testing.T) {
 	b := open(t, t.TempDir())
+	b.patience = 50 * time.Millisecond
 	release(t, acquire(t, b, request("k")))
 	l := acquire(t, b, request("k"))
 	state, err := os.Open(l.paths.state)

@@ -112,7 +112,7 @@ func (l *Lease) Release(context.Context) error {
 // holds the lock. That is information for people: an error here changes nothing.
 func (l *Lease) sign() {
 	if l.mode == driver.Shared {
-		gate, err := enterGate(context.Background(), l.place, l.paths, l.state, gatePatience)
+		gate, err := enterGate(context.Background(), l.place, l.paths, l.state, l.backend.patience)
 		if gate == nil || err != nil {
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -42,6 +43,9 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{envURL, envURLFile} {
 		_ = os.Unsetenv(name)
 	}
+	// Those that are parallel wait for leases to end, and not for a processor.
+	flag.Parse()
+	_ = flag.Set("test.parallel", "8") // that flag exists
 	code := m.Run()
 	_ = os.RemoveAll(buildDir) // it is in a folder for such things
 	os.Exit(code)
@@ -74,6 +78,18 @@ func fault() string {
 	return string(bytes.TrimSpace(b))
 }
 
+// attempted notes an attempt in the file beside it, a byte each.
+func attempted() {
+	f, err := os.OpenFile(os.Getenv(faultFile)+attemptsFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	_, _ = f.WriteString(".")
+	_ = f.Close()
+}
+
+const attemptsFile = "-attempts"
+
 func (faulty) Open(*driver.Config) (driver.Backend, error) {
 	return faultyBackend{memory.New()}, nil
 }
@@ -85,6 +101,7 @@ func (faultyBackend) Info() driver.Info {
 }
 
 func (b faultyBackend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	attempted()
 	switch fault() {
 	case "down":
 		return nil, errors.New("connection refused")
@@ -147,10 +164,20 @@ func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
 
 func (w *world) fault(name string) { w.put("fault", name) }
 
-// put writes a file.
+// attempts is how many requests the driver faulty has had in this world.
+func (w *world) attempts() int {
+	b, _ := os.ReadFile(w.path("fault" + attemptsFile)) // none yet
+	return len(b)
+}
+
+// put writes a file. Who reads it meanwhile finds what was there before, or all of it.
 func (w *world) put(name, content string) (path string) {
 	w.t.Helper()
-	if err := os.WriteFile(w.path(name), []byte(content), 0o600); err != nil {
+	err := os.WriteFile(w.path(name+".new"), []byte(content), 0o600)
+	if err == nil {
+		err = os.Rename(w.path(name+".new"), w.path(name))
+	}
+	if err != nil {
 		w.t.Fatal(err)
 	}
 	return w.path(name)

@@ -144,6 +144,7 @@ func TestTheURLIsNotInTheListOfProcesses(t *testing.T) {
 	if strings.Contains(string(list)+string(ours), canary) {
 		t.Error("the password is in a command line, or in the environment of the guard or the command")
 	}
+	eventually(t, "the guard's name", func() bool { return strings.HasSuffix(p.out.String(), "\n") })
 	if got := p.out.String(); got != guardName+"\n" {
 		t.Errorf("the guard is called %q", got)
 	}

