@@ -347,12 +347,21 @@ func (b *Backend) Close() error {
 			}
 		}
 		if b.owns {
-			for _, n := range b.nodes {
-				b.err = errors.Join(b.err, n.backend.Close())
-			}
+			b.err = b.closeNodes()
 		}
 	})
 	return b.err
+}
+
+// closeNodes closes the nodes, all at once: one that does not answer takes its time.
+func (b *Backend) closeNodes() error {
+	errs := make([]error, len(b.nodes))
+	var all sync.WaitGroup
+	for i, n := range b.nodes {
+		all.Go(func() { errs[i] = n.backend.Close() })
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 func (b *Backend) isClosed() bool {

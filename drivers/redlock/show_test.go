@@ -153,8 +153,13 @@ func TestAMinorityMayFail(t *testing.T) {
 
 // What is under way to a node that never answers is bounded, and ends with Close.
 func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
+	for _, scheme := range []string{"redis", "valkey"} {
+		t.Run(scheme, func(t *testing.T) { start(t, 5, scheme).goroutinesAtABlackHole(t) })
+	}
+}
+
+func (c *cluster) goroutinesAtABlackHole(t *testing.T) {
 	const bound = 32
-	c := start(t, 5, "redis")
 	idle := runtime.NumGoroutine()
 	b, err := dlock.OpenBackend(c.url(true, fmt.Sprint("in_flight=", bound)))
 	if err != nil {
@@ -201,7 +206,7 @@ func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
 	for end := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
 		buf := make([]byte, 1<<20)
 		stacks := string(buf[:runtime.Stack(buf, true)])
-		if !strings.Contains(stacks, "drivers/redlock.(*node)") && !strings.Contains(stacks, "goredis.") {
+		if !strings.Contains(stacks, "drivers/redlock.(*node)") && !strings.Contains(stacks, "goredis.") && !strings.Contains(stacks, "valkeygo.") && !strings.Contains(stacks, "valkey-go.") {
 			break
 		}
 		if time.Now().After(end) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/valkey-io/valkey-go"
 
@@ -18,37 +19,100 @@ type client struct {
 	own     bool // made from options, on first use, and closed by Close
 	options valkey.ClientOption
 
+	life context.Context // of its connections, if it is ours
+	end  context.CancelFunc
+
 	mu     sync.Mutex
 	valkey valkey.Client
+	making *making // the attempt that is under way
 	closed bool
+}
+
+// making is an attempt to connect that several callers wait for.
+type making struct {
+	done   chan struct{}
+	valkey valkey.Client
+	err    error
 }
 
 var _ redisnode.Client = (*client)(nil)
 
-func dialUnix(path string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
-	return d.Dial("unix", path)
+// newClient returns a client of our own. It connects at the first call.
+func newClient(options valkey.ClientOption, network string) *client {
+	c := &client{own: true, options: options}
+	c.life, c.end = context.WithCancel(context.Background())
+	c.options.DialFn = func(addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) { return c.dial(network, addr, d, t) }
+	return c
+}
+
+// dial connects, for as long as the client lives: the library's own Close waits for
+// whoever connects at the moment, and for answers.
+func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
+	dial := d.DialContext
+	if t != nil {
+		dial = (&tls.Dialer{NetDialer: d, Config: t}).DialContext
+	}
+	conn, err := dial(c.life, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &mortal{conn, context.AfterFunc(c.life, func() { _ = conn.Close() })}, nil // who uses it sees it
+}
+
+// mortal is a connection that ends with its client.
+type mortal struct {
+	net.Conn
+	forget func() bool
+}
+
+func (m *mortal) Close() error {
+	m.forget()
+	return m.Conn.Close()
 }
 
 // get returns the library's client. Making one connects; an error says that nothing
 // was sent, and the next call tries again.
 func (c *client) get() (valkey.Client, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
+	m := c.making
+	switch {
+	case c.closed:
+		c.mu.Unlock()
 		return nil, redisnode.NotSent(driver.ErrClosed)
-	}
-	if c.valkey != nil {
+	case c.valkey != nil:
+		defer c.mu.Unlock()
 		return c.valkey, nil
+	case m != nil:
+		c.mu.Unlock()
+		<-m.done
+		return m.valkey, m.err
 	}
+	m = &making{done: make(chan struct{})}
+	c.making = m
+	c.mu.Unlock()
+	m.valkey, m.err = c.connect()
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.making = nil
+	if m.err == nil && c.closed {
+		m.valkey.Close()
+		m.valkey, m.err = nil, redisnode.NotSent(driver.ErrClosed)
+	}
+	c.valkey = m.valkey
+	close(m.done)
+	return m.valkey, m.err
+}
+
+func (c *client) connect() (valkey.Client, error) {
 	v, err := valkey.NewClient(c.options)
-	if err != nil {
-		var reply *valkey.ValkeyError
-		if errors.As(err, &reply) {
-			return nil, redisnode.ServerError(reply.Error())
-		}
+	var reply *valkey.ValkeyError
+	switch {
+	case errors.As(err, &reply):
+		return nil, redisnode.ServerError(reply.Error())
+	case err != nil:
 		return nil, redisnode.NotSent(err)
 	}
-	c.valkey = v
 	return v, nil
 }
 
@@ -162,13 +226,19 @@ func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Se
 	return nil
 }
 
-// Close closes a client of our own.
+// Close closes a client of our own: its connections first, so that the library waits
+// for none.
 func (c *client) Close() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.closed = true
-	if c.own && c.valkey != nil {
-		c.valkey.Close()
+	v := c.valkey
+	c.mu.Unlock()
+	if !c.own {
+		return nil
+	}
+	c.end()
+	if v != nil {
+		v.Close()
 	}
 	return nil
 }
@@ -183,6 +253,9 @@ type node struct {
 func (n *node) Addr() string { return n.addr }
 
 func (n *node) Do(ctx context.Context, args ...string) (any, error) {
+	if !n.client.own {
+		ctx = endOnly{ctx}
+	}
 	m, err := n.valkey.Do(ctx, n.valkey.B().Arbitrary(args...).Build()).ToMessage()
 	if valkey.IsValkeyNil(err) {
 		return nil, nil
@@ -192,6 +265,12 @@ func (n *node) Do(ctx context.Context, args ...string) (any, error) {
 	}
 	return plain(&m), nil
 }
+
+// endOnly hides a context's deadline, at which the library would close a connection
+// that others share, and leaves its end, at which it returns.
+type endOnly struct{ context.Context }
+
+func (endOnly) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // replica reports whether the server says that it is one. Where ROLE is not
 // allowed it counts as a primary.

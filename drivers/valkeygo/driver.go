@@ -23,7 +23,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	node, err := redisnode.New(redisnode.Config{
-		Client: &client{own: true, options: options(t)}, Name: "valkey", Addr: t.String(), Prefix: cfg.Prefix,
+		Client: newClient(options(t), t.Network), Name: "valkey", Addr: t.String(), Prefix: cfg.Prefix,
 		CallTimeout: t.CallTimeout, Grace: t.Grace,
 		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
 		Cluster: t.Topology == redisnode.Cluster, Failover: t.Topology != redisnode.Single,
@@ -57,9 +57,6 @@ func options(t *redisnode.Target) valkey.ClientOption {
 		}
 	case redisnode.Single:
 		o.ForceSingleClient = true
-	}
-	if t.Network == "unix" {
-		o.DialFn = dialUnix
 	}
 	return o
 }

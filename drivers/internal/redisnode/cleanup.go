@@ -23,9 +23,11 @@ func (n *Node) cleanUp(ctx context.Context, t *attempt) {
 		n.cfg.Event(driver.Event{Kind: driver.Degraded, Node: n.cfg.Addr, Key: t.key, Detail: "too many clean-ups are under way: a lock may stay until its TTL ends"})
 		return
 	}
+	n.work.add()
 	n.wg.add()
 	go func() {
 		defer n.wg.done()
+		defer n.work.done()
 		defer n.cleaning.Add(-1)
 		n.undo(context.WithoutCancel(ctx), t)
 	}()
@@ -36,9 +38,9 @@ func (n *Node) undo(ctx context.Context, t *attempt) {
 	if !slices.ContainsFunc(t.late, doubt.answered) {
 		_, _ = n.release(ctx, t.key, value, 1)
 	}
-	most := time.Now().Add(2*n.cfg.CallTimeout + time.Second)
+	most := within(ctx, 2*n.cfg.CallTimeout+time.Second)
 	for _, d := range t.late { // each may be the last to take effect
-		d.settle(time.Until(most))
+		n.settle(most, d)
 	}
 	_, _ = n.release(ctx, t.key, value, releaseTries)
 }
@@ -55,15 +57,11 @@ func (d doubt) answered() bool {
 
 // settle returns when the call cannot take effect any more: it was answered, or the
 // server's clock has passed its not-after for certain. It is bounded by most, for a
-// server whose clock is set back meanwhile.
-func (d doubt) settle(most time.Duration) {
-	over := time.NewTimer(min(time.Until(d.process.clock.passed(d.notAfter)), most))
-	defer over.Stop()
-	select {
-	case <-d.call.done:
-		if !d.answered() {
-			<-over.C
-		}
-	case <-over.C:
+// server whose clock is set back meanwhile, and by Close.
+func (n *Node) settle(most context.Context, d doubt) {
+	past := within(most, time.Until(d.process.clock.passed(d.notAfter)))
+	if await(past, d.call.done) != nil || d.answered() {
+		return
 	}
+	_ = await(past, n.over)
 }

@@ -2,10 +2,13 @@ package redisnode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redlock-go/redlock/driver"
 )
 
 const (
@@ -13,6 +16,8 @@ const (
 	maxBatch = 128
 	// maxQueue bounds what waits for a lane.
 	maxQueue = 16384
+	// promptly is how many round trips a call has to have to go on its caller's goroutine.
+	promptly = 16
 )
 
 // A Call is one script to run. It belongs to the lanes once it was handed over.
@@ -25,8 +30,9 @@ type Call struct {
 	Reply []any
 	Err   error
 
-	ctx      context.Context // values only
-	deadline time.Time
+	ctx      context.Context // the caller's…
+	deadline time.Time       // …and its deadline
+	out      sendContext     // what the library gets
 	state    atomic.Int32
 	done     chan struct{} // closed once Reply and Err are set
 }
@@ -43,24 +49,52 @@ const (
 // go together in one pipeline with the next lane that comes back. So a lone caller
 // waits for nobody, and many share round trips.
 //
-// Where the library heeds deadlines, a call that goes alone does so on the caller's
-// own goroutine: passing it to another costs a third of a round trip on loopback.
-// It is then bounded by its deadline, and notices a cancellation with the answer.
-// Elsewhere the caller leaves when its context ends, whatever the library does.
-// What is under way to a server that does not answer is bounded: the lanes.
+// A call is given to the library for the call timeout, however soon its caller
+// leaves: a library closes the connection under a call whose deadline ends, and those
+// that come next would have to wait for another.
+//
+// Where the library heeds deadlines, and the server has answered so fast that this one
+// is far away, a call that goes alone does so on the caller's own goroutine: passing it
+// to another costs a third of a round trip on loopback. It is then bounded by its own
+// deadline, and notices a cancellation with the answer. One that may have to connect
+// first does not, nor does any while another connects: that takes a time of its own, and
+// a library's pool may be locked meanwhile.
+//
+// What is under way to a server that does not answer is bounded: the lanes, and only
+// one of them once a call was not answered, until one is.
 type lanes struct {
 	exec   func(ctx context.Context, calls []*Call)
 	direct bool
-	wg     *tracker
+	bound  time.Duration // the call timeout
+	calls  *tracker      // whose callers wait
+	wg     *tracker      // goroutines
 
-	mu    sync.Mutex
-	queue []*Call
-	busy  int
-	due   []time.Time // by when each busy lane is to be back; a zero is free
+	mu     sync.Mutex
+	queue  []*Call
+	closed bool
+	lanes  []lane
+	busy   int
+	on     [3]int        // of these, in each mode
+	proven int           // so many at a time were answered; zero: the last call was not
+	usual  time.Duration // a round trip
 }
 
-func newLanes(exec func(context.Context, []*Call), most int, direct bool, wg *tracker) *lanes {
-	return &lanes{exec: exec, direct: direct, due: make([]time.Time, most), wg: wg}
+// A lane is idle where due is zero.
+type lane struct {
+	due  time.Time // by when it is to be back
+	mode mode
+}
+
+type mode uint8
+
+const (
+	passed     mode = iota // to a goroutine of its own
+	onCaller               // on the caller's
+	connecting             // passed, and may have to connect
+)
+
+func newLanes(exec func(context.Context, []*Call), most int, direct bool, bound time.Duration, calls, wg *tracker) *lanes {
+	return &lanes{exec: exec, direct: direct, bound: bound, lanes: make([]lane, most), calls: calls, wg: wg}
 }
 
 // do runs c and returns its error; ctx has a deadline. An error that is ErrNotSent
@@ -70,64 +104,88 @@ func (l *lanes) do(ctx context.Context, c *Call) error {
 	if err := ctx.Err(); err != nil {
 		return &notSent{err}
 	}
+	l.calls.add()
+	defer l.calls.done()
 	c.ctx = ctx
 	c.deadline, _ = ctx.Deadline()
-	lane, err := l.enter(c)
-	if err != nil {
+	lane, mode, err := l.enter(c)
+	switch {
+	case err != nil:
 		return &notSent{err}
+	case lane >= 0 && mode == onCaller:
+		return l.alone(lane, c)
+	case lane >= 0:
+		l.carry(lane, []*Call{c})
 	}
-	if lane >= 0 {
-		if l.direct {
-			return l.alone(lane, c)
-		}
-		c.done = make(chan struct{})
-		go l.carry(lane, []*Call{c})
-	}
-	select {
-	case <-c.done:
+	err = await(ctx, c.done)
+	if err == nil {
 		return c.Err
-	case <-ctx.Done():
 	}
 	if c.state.CompareAndSwap(callQueued, callLeft) {
-		return &notSent{ctx.Err()}
+		return &notSent{err}
 	}
 	select {
 	case <-c.done: // at the same moment: the answer is worth more
 		return c.Err
 	default:
-		return ctx.Err()
+		return err
 	}
 }
 
-// enter takes an idle lane for c, or queues c and returns -1.
-func (l *lanes) enter(c *Call) (lane int, err error) {
+// enter takes an idle lane for c, and says how it goes; or queues c and returns -1.
+func (l *lanes) enter(c *Call) (lane int, m mode, err error) {
+	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.busy < len(l.due) {
-		for !l.due[lane].IsZero() {
-			lane++
+	if l.closed {
+		return -1, passed, driver.ErrClosed
+	}
+	if !l.open() {
+		if hung := l.hung(now); hung > 0 || len(l.queue) >= maxQueue {
+			return -1, passed, fmt.Errorf("node is hung or overloaded: %d calls under way, %d waiting, the oldest %v overdue", l.busy, len(l.queue), hung.Round(time.Millisecond))
 		}
-		l.due[lane] = c.deadline
-		l.busy++
-		l.wg.add()
-		c.state.Store(callSent)
-		return lane, nil
+		c.done = make(chan struct{})
+		l.queue = append(l.queue, c)
+		return -1, passed, nil
 	}
-	if hung := l.hung(); hung > 0 || len(l.queue) >= maxQueue {
-		return -1, fmt.Errorf("node is hung or overloaded: %d calls under way, %d waiting, the oldest %v overdue", l.busy, len(l.queue), hung.Round(time.Millisecond))
+	due := now.Add(l.bound)
+	switch {
+	case l.busy >= l.proven:
+		m = connecting
+	case l.direct && l.on[connecting] == 0 && c.deadline.Sub(now) >= max(promptly*l.usual, minCallTimeout):
+		m, due = onCaller, c.deadline
 	}
-	c.done = make(chan struct{})
-	l.queue = append(l.queue, c)
-	return -1, nil
+	if m != onCaller {
+		c.done = make(chan struct{})
+	}
+	for !l.lanes[lane].due.IsZero() {
+		lane++
+	}
+	l.lanes[lane].due, l.lanes[lane].mode = due, m
+	l.busy++
+	l.on[m]++
+	c.state.Store(callSent)
+	return lane, m, nil
+}
+
+// open reports whether a call may go at once. l.mu is held.
+func (l *lanes) open() bool {
+	switch {
+	case l.busy == len(l.lanes), l.proven == 0 && l.busy > 0:
+		return false
+	case l.busy >= l.proven:
+		return l.on[onCaller] == 0
+	}
+	return true
 }
 
 // alone carries c on the caller's goroutine. Who came meanwhile goes on another.
 func (l *lanes) alone(lane int, c *Call) error {
 	one := [1]*Call{c}
-	l.exec(batchContext(one[:]), one[:])
+	took := l.send(one[:], c.deadline)
 	c.done = answered
-	if batch := l.next(lane, nil); batch != nil {
-		go l.carry(lane, batch)
+	if batch := l.next(lane, took, nil); batch != nil {
+		l.carry(lane, batch)
 	}
 	return c.Err
 }
@@ -135,26 +193,50 @@ func (l *lanes) alone(lane int, c *Call) error {
 // answered is the done of a call that nobody waited for.
 var answered = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// carry carries batches until nothing is left to send.
+// carry carries batches, in the background, until nothing is left to send.
 func (l *lanes) carry(lane int, batch []*Call) {
-	for batch != nil {
-		l.exec(batchContext(batch), batch)
-		for _, c := range batch {
-			close(c.done)
+	l.wg.add()
+	go func() {
+		defer l.wg.done()
+		for batch != nil {
+			took := l.send(batch, time.Now().Add(l.bound))
+			for _, c := range batch {
+				close(c.done)
+			}
+			batch = l.next(lane, took, batch[:0])
 		}
-		batch = l.next(lane, batch[:0])
-	}
+	}()
 }
 
-// hung returns how long every lane has been overdue: zero while one is in time.
+// send makes one round trip, and returns how long it took; zero: it brought no answer.
+func (l *lanes) send(batch []*Call, deadline time.Time) time.Duration {
+	out := &batch[0].out
+	out.Context, out.deadline = batch[0].ctx, deadline
+	if len(batch) > 1 {
+		out.Context = context.Background() // no caller's values are for all
+	}
+	sent := time.Now()
+	l.exec(out, batch)
+	if err := batch[0].Err; err != nil {
+		var reply ServerError
+		if !errors.As(err, &reply) {
+			return 0
+		}
+	}
+	return max(time.Since(sent), 1)
+}
+
+// hung returns how long every busy lane has been overdue: zero while one is in time.
 // A client library that heeds deadlines is never late.
-func (l *lanes) hung() time.Duration {
+func (l *lanes) hung(now time.Time) time.Duration {
 	const allowance = 100 * time.Millisecond
-	now := time.Now()
 	var longest time.Duration
-	for _, due := range l.due {
-		late := now.Sub(due)
-		if due.IsZero() || late < allowance {
+	for _, lane := range l.lanes {
+		if lane.due.IsZero() {
+			continue
+		}
+		late := now.Sub(lane.due)
+		if late < allowance {
 			return 0
 		}
 		longest = max(longest, late)
@@ -162,12 +244,21 @@ func (l *lanes) hung() time.Duration {
 	return longest
 }
 
-// next takes what is queued, without those whose callers left, for a lane that has
-// come back. It returns nil, and gives the lane up, where nothing is.
-func (l *lanes) next(lane int, batch []*Call) []*Call {
+// next learns from the round trip of a lane that has come back, and takes what is
+// queued for it, without those whose callers left. It returns nil, and gives the lane
+// up, where nothing is, or where another lane finds out whether the server answers.
+func (l *lanes) next(lane int, took time.Duration, batch []*Call) []*Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for len(l.queue) > 0 && len(batch) < maxBatch {
+	switch {
+	case took == 0:
+		l.proven = 0
+	case l.proven == 0:
+		l.proven, l.usual = l.busy, took
+	default:
+		l.proven, l.usual = max(l.proven, l.busy), l.usual+(took-l.usual)/8
+	}
+	for (l.proven > 0 || l.busy == 1) && len(l.queue) > 0 && len(batch) < maxBatch {
 		c := l.queue[0]
 		l.queue[0] = nil
 		l.queue = l.queue[1:]
@@ -175,41 +266,90 @@ func (l *lanes) next(lane int, batch []*Call) []*Call {
 			batch = append(batch, c)
 		}
 	}
+	at := &l.lanes[lane]
+	l.on[at.mode]--
 	if len(batch) > 0 {
-		l.due[lane] = latest(batch)
+		at.due, at.mode = time.Now().Add(l.bound), passed
+		l.on[passed]++
 		return batch
 	}
-	l.queue = nil
+	if len(l.queue) == 0 {
+		l.queue = nil
+	}
+	at.due = time.Time{}
 	l.busy--
-	l.due[lane] = time.Time{}
-	l.wg.done()
 	return nil
 }
 
-func latest(batch []*Call) time.Time {
-	var t time.Time
-	for _, c := range batch {
-		if c.deadline.After(t) {
-			t = c.deadline
+// close refuses what comes, and what waits; what is under way ends by itself.
+func (l *lanes) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for _, c := range l.queue {
+		if c.state.CompareAndSwap(callQueued, callLeft) {
+			c.Err = &notSent{driver.ErrClosed}
+			close(c.done)
 		}
 	}
-	return t
+	l.queue = nil
 }
 
-// deadlineOnly is a context that tells the client library the deadline, as a
+// sendContext is a context that tells the client library the deadline, as a
 // socket needs it, and cannot be cancelled: the caller leaves by itself, and a
 // library that watches Done would give up a connection that others share.
-type deadlineOnly struct {
-	context.Context // without cancellation: for its values
+type sendContext struct {
+	context.Context // for its values
 	deadline        time.Time
 }
 
-func (c deadlineOnly) Deadline() (time.Time, bool) { return c.deadline, true }
+func (c *sendContext) Deadline() (time.Time, bool) { return c.deadline, true }
+func (c *sendContext) Done() <-chan struct{}       { return nil }
+func (c *sendContext) Err() error                  { return nil }
 
-func batchContext(batch []*Call) context.Context {
-	values := context.Background()
-	if len(batch) == 1 {
-		values = context.WithoutCancel(batch[0].ctx)
+// bounded is a context with a deadline and no timer: most calls go on the caller's
+// goroutine, where the library heeds the deadline. Its Done is the parent's: who waits
+// for something uses await.
+type bounded struct {
+	context.Context
+	deadline time.Time
+}
+
+// within bounds ctx by d from now.
+func within(ctx context.Context, d time.Duration) context.Context {
+	deadline := time.Now().Add(d)
+	if t, ok := ctx.Deadline(); ok && t.Before(deadline) {
+		deadline = t
 	}
-	return deadlineOnly{values, latest(batch)}
+	return &bounded{ctx, deadline}
+}
+
+func (b *bounded) Deadline() (time.Time, bool) { return b.deadline, true }
+
+func (b *bounded) Err() error {
+	if err := b.Context.Err(); err != nil {
+		return err
+	}
+	if !time.Now().Before(b.deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// await waits for done, until ctx ends at the most.
+func await(ctx context.Context, done <-chan struct{}) error {
+	var end <-chan time.Time
+	if b, ok := ctx.(*bounded); ok {
+		t := time.NewTimer(time.Until(b.deadline))
+		defer t.Stop()
+		end = t.C
+	}
+	select {
+	case <-done:
+		return nil
+	case <-end:
+		return context.DeadlineExceeded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -53,8 +53,7 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if l.over() {
 		return driver.Grant{}, driver.ErrLost
 	}
-	ctx, cancel := context.WithTimeout(ctx, n.timeout(r.TTL))
-	defer cancel()
+	ctx = within(ctx, n.timeout(r.TTL))
 	l.turn.Lock()
 	defer l.turn.Unlock()
 	g, err := l.renew(ctx, r)
@@ -141,6 +140,9 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.over() {
 		return nil
 	}
+	if l.quorum == nil || ctx.Err() != nil {
+		ctx = context.WithoutCancel(ctx)
+	} // else the quorum's node timeout holds: it tries again by itself
 	found, err := n.release(ctx, l.key, l.value, releaseTries)
 	if err != nil {
 		return n.explain(l.key, err)
@@ -164,15 +166,16 @@ func (l *Lease) Release(ctx context.Context) error {
 // in '|', and reports whether it was. It tries
 // again where the outcome is unknown; "not found" counts as found then.
 func (n *Node) release(ctx context.Context, key, value string, tries int) (found bool, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*n.cfg.CallTimeout)
-	defer cancel()
+	ctx = within(ctx, 3*n.cfg.CallTimeout)
 	keys := []string{n.names.lock(key)}
 	channel := n.names.channel(key)
 	args := func(*process) []string { return []string{"0", value, channel} }
 	again, pause := false, releasePause
 	for i := range tries {
 		if i > 0 {
-			rest(ctx, pause)
+			if !n.rest(ctx, pause) {
+				break
+			}
 			pause *= 4
 		}
 		var a *answer
@@ -195,18 +198,11 @@ func (n *Node) release(ctx context.Context, key, value string, tries int) (found
 	return false, err
 }
 
-// rest pauses, until ctx ends at the most.
-func rest(ctx context.Context, pause time.Duration) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+// rest pauses, and reports whether ctx and Close leave time to go on.
+func (n *Node) rest(ctx context.Context, pause time.Duration) bool {
+	return await(within(ctx, pause), n.over) != nil && ctx.Err() == nil
 }
 
 func (n *Node) try(ctx context.Context, o op, keys []string, args func(*process) []string) (*answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
-	defer cancel()
-	return n.fleet.run(ctx, o, nil, keys, nil, args)
+	return n.fleet.run(within(ctx, n.cfg.CallTimeout), o, nil, keys, nil, args)
 }

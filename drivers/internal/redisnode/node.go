@@ -68,8 +68,10 @@ type Node struct {
 	hub   *hub
 
 	closed   atomic.Bool
-	ending   chan struct{} // closed by Close
-	wg       tracker
+	ending   chan struct{} // closed when Close begins…
+	over     chan struct{} // …and when nothing is tried again
+	work     tracker       // calls whose callers wait, and clean-ups
+	wg       tracker       // goroutines
 	cleaning atomic.Int64
 	mute     sync.Once // says once that PUBLISH is refused
 }
@@ -101,9 +103,11 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Event == nil {
 		cfg.Event = func(driver.Event) {}
 	}
-	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{})}
+	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{}), over: make(chan struct{})}
 	n.guard = newGuard(&n.cfg, &n.wg)
-	n.fleet = newFleet(cfg.Client, cfg.Lanes, cfg.Direct, cfg.Cluster, &n.wg, n.guard)
+	n.fleet = newFleet(func() *lanes {
+		return newLanes(cfg.Client.Exec, cfg.Lanes, cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
+	}, cfg.Cluster, n.guard)
 	n.hub = newHub(n)
 	return n, nil
 }
@@ -206,8 +210,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	keys := []string{n.names.lock(req.Key), n.names.counter(req.Key)}
 	proposal := strconv.FormatUint(floor, 10)
 
-	ctx, cancel := context.WithTimeout(ctx, n.timeout(req.TTL))
-	defer cancel()
+	ctx = within(ctx, n.timeout(req.TTL))
 	deadline, _ := ctx.Deadline()
 	args := func(p *process) []string {
 		t.last.process, t.last.notAfter = p, p.clock.at(deadline)
@@ -311,32 +314,22 @@ func unknown(err error) bool {
 	return !errors.As(err, &reply) && !errors.Is(err, ErrNotSent) && !errors.Is(err, driver.ErrRefused)
 }
 
-// Close ends the backend. Clean-up that is under way is brought to its end first,
-// within about the call timeout. An error says that an application's client, which is
-// not closed, still waits for a server that hangs.
+// Close ends the backend. Calls and clean-ups that are under way are brought to their
+// end first, where the server answers within about the call timeout; what a server that
+// hangs never answers ends with the client. An error says that an application's client,
+// which is not closed, still waits for such a server, after another call timeout.
 func (n *Node) Close() error {
 	if n.closed.Swap(true) {
 		return nil
 	}
 	close(n.ending)
 	n.hub.close()
-	n.await(2*n.cfg.CallTimeout + time.Second)
+	n.work.await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) // a call in doubt, and its release
+	close(n.over)
+	n.fleet.close()
 	err := n.cfg.Client.Close()
-	if !n.await(n.cfg.CallTimeout) {
+	if !n.wg.await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) {
 		err = errors.Join(err, fmt.Errorf("%s: calls are still under way on the application's client, until its own timeouts end them", n.cfg.Addr))
 	}
 	return err
-}
-
-// await reports whether nothing goes on in the background any more, after most at the
-// most.
-func (n *Node) await(most time.Duration) bool {
-	limit := time.NewTimer(most)
-	defer limit.Stop()
-	select {
-	case <-n.wg.wait():
-		return true
-	case <-limit.C:
-		return false
-	}
 }

@@ -25,11 +25,8 @@ type process struct {
 // A fleet knows which process serves which slot: one for a single instance, several
 // in a Cluster.
 type fleet struct {
-	client  Client
-	lanes   int
-	direct  bool
+	lanes   func() *lanes // to one process
 	hello   *lanes
-	wg      *tracker
 	cluster bool
 	guard   *guard
 
@@ -50,14 +47,13 @@ type flight struct {
 // maxRuns bounds how many processes are remembered: more than shards there are.
 const maxRuns = 1024
 
-func newFleet(c Client, lanes int, direct, cluster bool, wg *tracker, g *guard) *fleet {
+func newFleet(lanes func() *lanes, cluster bool, g *guard) *fleet {
 	n := 1
 	if cluster {
 		n = Slots
 	}
 	return &fleet{
-		client: c, lanes: lanes, direct: direct, cluster: cluster, wg: wg, guard: g,
-		hello: newLanes(c.Exec, lanes, direct, wg),
+		lanes: lanes, hello: lanes(), cluster: cluster, guard: g,
 		slots: make([]atomic.Pointer[process], n),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
 	}
@@ -107,12 +103,10 @@ func (f *fleet) enter(ctx context.Context, k flight) (done func(), err error) {
 		}, nil
 	}
 	f.mu.Unlock()
-	select {
-	case <-other:
-		return nil, nil
-	case <-ctx.Done():
-		return nil, &notSent{ctx.Err()}
+	if err := await(ctx, other); err != nil {
+		return nil, &notSent{err}
 	}
+	return nil, nil
 }
 
 // ask finds out which process serves key now.
@@ -144,13 +138,23 @@ func (f *fleet) serves(key, run string, us int64, sent, received time.Time) *pro
 		if !f.cluster || len(f.runs) >= maxRuns {
 			clear(f.runs) // processes that are gone
 		}
-		p = &process{run: run, scripts: bind(run), lanes: newLanes(f.client.Exec, f.lanes, f.direct, f.wg)}
+		p = &process{run: run, scripts: bind(run), lanes: f.lanes()}
 		f.runs[run] = p
 	}
 	f.mu.Unlock()
 	p.clock.observe(us, sent, received)
 	f.slots[f.slot(key)].Store(p)
 	return p
+}
+
+// close lets nothing more be sent.
+func (f *fleet) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hello.close()
+	for _, p := range f.runs {
+		p.lanes.close()
+	}
 }
 
 // An answer is the reply to a script, and who gave it.

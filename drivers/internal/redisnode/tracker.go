@@ -1,6 +1,9 @@
 package redisnode
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // A tracker counts what goes on in the background. Unlike a sync.WaitGroup it may be
 // added to while somebody waits: a clean-up under way begins calls.
@@ -36,4 +39,16 @@ func (t *tracker) wait() <-chan struct{} {
 		t.idle = make(chan struct{})
 	}
 	return t.idle
+}
+
+// await reports whether nothing goes on any more, after most at the most.
+func (t *tracker) await(most time.Duration) bool {
+	limit := time.NewTimer(most)
+	defer limit.Stop()
+	select {
+	case <-t.wait():
+		return true
+	case <-limit.C:
+		return false
+	}
 }

@@ -1,14 +1,10 @@
 package redisnode
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -87,105 +83,6 @@ func TestClockBoundsHoldTheServersClock(t *testing.T) {
 			t.Errorf("after a step of %d µs the bound is %d µs off", step, off)
 		}
 	}
-}
-
-// library is a client whose calls take a while, and may ignore deadlines.
-type library struct {
-	takes          time.Duration
-	batches, under atomic.Int64
-	most, sent     atomic.Int64
-}
-
-func (l *library) exec(_ context.Context, calls []*Call) {
-	l.batches.Add(1)
-	l.sent.Add(int64(len(calls)))
-	if n := l.under.Add(1); n > l.most.Load() {
-		l.most.Store(n)
-	}
-	time.Sleep(l.takes) // virtual
-	l.under.Add(-1)
-	for _, c := range calls {
-		c.Reply = []any{int64(1)}
-	}
-}
-
-func TestCallsGatherBehindThoseUnderWay(t *testing.T) {
-	for _, direct := range []bool{true, false} {
-		t.Run(fmt.Sprintf("direct=%v", direct), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				lib := &library{takes: time.Millisecond}
-				l := newLanes(lib.exec, 2, direct, &tracker{})
-				var wg sync.WaitGroup
-				for range 100 {
-					wg.Go(func() {
-						ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-						defer cancel()
-						if err := l.do(ctx, &Call{}); err != nil {
-							t.Error(err)
-						}
-					})
-				}
-				wg.Wait()
-				if n := lib.most.Load(); n != 2 {
-					t.Errorf("%d calls were under way at once, want 2", n)
-				}
-				if n := lib.batches.Load(); n != 3 {
-					t.Errorf("100 calls took %d round trips, want 3: two alone, and the rest together", n)
-				}
-				<-l.wg.wait()
-			})
-		})
-	}
-}
-
-// The callers of a library that ignores deadlines return at theirs; what is under way
-// is bounded; and when it is overdue later callers fail at once.
-func TestDeadlinesHoldWhateverTheLibraryDoes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		lib := &library{takes: time.Hour}
-		l := newLanes(lib.exec, 4, false, &tracker{})
-		start := time.Now()
-		var sent, unsent atomic.Int64
-		var wg sync.WaitGroup
-		for range 50 {
-			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-				defer cancel()
-				err := l.do(ctx, &Call{})
-				if !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("got %v", err)
-				}
-				if errors.Is(err, ErrNotSent) {
-					unsent.Add(1)
-				} else {
-					sent.Add(1)
-				}
-			})
-		}
-		wg.Wait()
-		if d := time.Since(start); d != time.Second {
-			t.Errorf("the callers came back after %v", d)
-		}
-		if sent.Load() != 4 || unsent.Load() != 46 || lib.sent.Load() != 4 {
-			t.Errorf("%d were sent, %d were not; the library had %d", sent.Load(), unsent.Load(), lib.sent.Load())
-		}
-		time.Sleep(time.Second)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		start = time.Now()
-		if err := l.do(ctx, &Call{}); !errors.Is(err, ErrNotSent) || errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 0 {
-			t.Errorf("behind a server that hangs: %v after %v", err, time.Since(start))
-		}
-		<-l.wg.wait()
-		if lib.sent.Load() != 4 {
-			t.Errorf("calls whose callers had left were sent: %d", lib.sent.Load())
-		}
-		ctx, cancel = context.WithTimeout(context.Background(), 2*time.Hour)
-		defer cancel()
-		if err := l.do(ctx, &Call{}); err != nil {
-			t.Errorf("when it answers again: %v", err)
-		}
-	})
 }
 
 // A renewal that may yet take effect bounds what a later and longer one promises.

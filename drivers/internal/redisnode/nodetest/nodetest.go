@@ -53,6 +53,8 @@ func Run(t *testing.T, d Driver) {
 			t.Run("TokensRiseWhateverTheCounterHolds", s.tokens)
 			t.Run("ErrorsSayWhatIsWrong", s.words)
 			t.Run("HungServerBoundsWhatIsUnderWay", s.hung)
+			t.Run("ShortDeadlinesBreakNoConnection", s.shortDeadlines)
+			t.Run("ConnectingHoldsUpNeitherCallersNorClose", s.hungConnect)
 			t.Run("DeadlinesHoldOnAnApplicationsClient", s.appDeadlines)
 			t.Run("WaitersShareOneConnection", s.oneSubscriber)
 			t.Run("WaiterSurvivesABreakAndARestart", s.waiterSurvives)

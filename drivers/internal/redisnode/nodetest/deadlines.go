@@ -1,0 +1,92 @@
+package nodetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// shortDeadlines: callers whose time is shorter than a round trip leave, and break no
+// connection: the next would have to wait for another one.
+func (s *suite) shortDeadlines(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	b := s.open(t, s.url(p.Addr(), ""))
+	s.warm(t, b)
+	p.Delay(fault.ToServer, time.Millisecond, 4*time.Millisecond)
+	p.Delay(fault.ToClient, time.Millisecond, 4*time.Millisecond)
+	const most = 11 // pool_size and one
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for j := range 50 {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+j%5)*time.Millisecond)
+				l, err := b.Acquire(ctx, s.ask(fmt.Sprintf("d%d/%d", i, j), time.Minute))
+				cancel()
+				if err == nil {
+					err = l.Release(context.Background())
+				}
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Acquire with a short deadline: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	unlock(t, s.lock(t, b, "k", time.Minute))
+	if n := p.Stats().Conns; n > most {
+		t.Errorf("%d connections were made, and %d are enough", n, most)
+	}
+	if err := b.Close(); err != nil { // brings the clean-up to its end
+		t.Error(err)
+	}
+	noLocks(t, srv)
+}
+
+// hungConnect: where connections are accepted and nothing more, callers come back
+// at their deadlines, and Close after about a call timeout, however long connecting
+// may take.
+func (s *suite) hungConnect(t *testing.T) {
+	for _, when := range []string{"from the start", "later"} {
+		t.Run(when, func(t *testing.T) {
+			srv := server.StartFor(t, s.kind)
+			p := fault.NewProxy(t, srv.Addr())
+			b := s.open(t, s.url(p.Addr(), "?call_timeout=500ms&dial_timeout=10m"))
+			if when == "later" {
+				s.warm(t, b)
+			}
+			p.BlackHole()
+			const most = time.Minute
+			start := time.Now()
+			var wg sync.WaitGroup
+			for i := range 20 {
+				wg.Go(func() {
+					for j := range 3 {
+						_, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("h%d/%d", i, j), time.Minute))
+						if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
+							t.Errorf("Acquire at a black hole: %v", err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if d := time.Since(start); d > most {
+				t.Errorf("the callers came back after %v", d)
+			}
+			start = time.Now()
+			if err := b.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			if d := time.Since(start); d > most {
+				t.Errorf("Close took %v", d)
+			}
+		})
+	}
+}
