@@ -191,25 +191,28 @@ func (b *Backend) acquire(ctx context.Context, c *claim, req *driver.Request) (*
 		return b.wait(ctx, c, req.TTL, nil)
 	}
 	l, err := b.try(ctx, c, req.TTL)
-	var seen *driver.HeldError
-	if req.Wait && errors.As(err, &seen) {
-		return b.wait(ctx, c, req.TTL, seen)
+	if err != nil && req.Wait {
+		var seen *driver.HeldError
+		if errors.As(err, &seen) {
+			return b.wait(ctx, c, req.TTL, seen)
+		}
 	}
 	return l, err
 }
 
 // try makes one attempt.
 func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease, error) {
+	holder, change := b.table.ask(c)
+	if holder == nil && change == nil {
+		if s := b.ready(classOf(ttl)); s != nil {
+			if o, reads, err := s.lock(c, ttl); err == nil {
+				return s.await(ctx, o, reads)
+			}
+		}
+	}
 	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	for {
-		holder, change := b.table.ask(c)
-		if holder != nil {
-			return nil, b.heldHere(c, holder)
-		}
-		if change == nil {
-			break
-		}
+	for holder == nil && change != nil {
 		select {
 		case <-change:
 		case <-bounded.Done():
@@ -217,6 +220,10 @@ func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease,
 		case <-b.ctx.Done():
 			return nil, driver.ErrClosed
 		}
+		holder, change = b.table.ask(c)
+	}
+	if holder != nil {
+		return nil, b.heldHere(c, holder)
 	}
 	for range 3 {
 		s, err := b.session(bounded, classOf(ttl))

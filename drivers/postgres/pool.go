@@ -100,6 +100,16 @@ func (b *Backend) session(ctx context.Context, class time.Duration) (*session, e
 	return o.s, o.err
 }
 
+// ready returns a session that serves a request of this class well at once, and else nil.
+func (b *Backend) ready(class time.Duration) *session {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if best, l := b.best(class); best != nil && l.fit == 0 && !l.stuck && !b.closing() {
+		return best
+	}
+	return nil
+}
+
 // best returns the best session there is; b.mu is held.
 func (b *Backend) best(class time.Duration) (best *session, bestLoad load) {
 	for _, s := range b.sessions {

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,18 +16,20 @@ import (
 // of the simple protocol, and spares the planning. A lock and its token are one
 // statement. The names of those for several keys end in "s".
 const (
-	stLock    = "dlock_x"  // (key): token or null
-	stLocks   = "dlock_xs" // (keys): a row each
-	stShare   = "dlock_s"
-	stShares  = "dlock_ss"
-	stUnlock  = "dlock_u" // (keys): true or false, a row each
-	stUnshare = "dlock_v"
-	stAgain   = "dlock_a" // (key): shared once more, without a token
-	stToken   = "dlock_t" // a token
-	stWait    = "dlock_w" // (key): sets the timeout, answers when it is granted
-	stWaitS   = "dlock_y"
-	stConfirm = "dlock_c" // (milliseconds): sets the timeout, gives a token
-	stBeat    = "dlock_b" // the server process
+	stLock     = "dlock_x"  // (key): token or null
+	stLocks    = "dlock_xs" // (keys): a row each
+	stShare    = "dlock_s"
+	stShares   = "dlock_ss"
+	stUnlock   = "dlock_u" // (key): true or false
+	stUnlocks  = "dlock_us"
+	stUnshare  = "dlock_v"
+	stUnshares = "dlock_vs"
+	stAgain    = "dlock_a" // (key): shared once more, without a token
+	stToken    = "dlock_t" // a token
+	stWait     = "dlock_w" // (key): sets the timeout, answers when it is granted
+	stWaitS    = "dlock_y"
+	stConfirm  = "dlock_c" // (milliseconds): sets the timeout, gives a token
+	stBeat     = "dlock_b" // the server process
 )
 
 // prepare returns what a new session prepares. fence is the quoted sequence, or empty.
@@ -46,8 +49,10 @@ func prepare(fence string) string {
 	p(stShare, "(int8)", lock(s, "$1"))
 	p(stLocks, "(int8[])", lock(x, "k")+" FROM unnest($1) AS k")
 	p(stShares, "(int8[])", lock(s, "k")+" FROM unnest($1) AS k")
-	p(stUnlock, "(int8[])", "pg_advisory_unlock(k) FROM unnest($1) AS k")
-	p(stUnshare, "(int8[])", "pg_advisory_unlock_shared(k) FROM unnest($1) AS k")
+	p(stUnlock, "(int8)", "pg_advisory_unlock($1)")
+	p(stUnshare, "(int8)", "pg_advisory_unlock_shared($1)")
+	p(stUnlocks, "(int8[])", "pg_advisory_unlock(k) FROM unnest($1) AS k")
+	p(stUnshares, "(int8[])", "pg_advisory_unlock_shared(k) FROM unnest($1) AS k")
 	p(stAgain, "(int8)", s+"($1)")
 	p(stToken, "", token)
 	// If nobody confirms the grant in time the server takes it back.
@@ -59,11 +64,7 @@ func prepare(fence string) string {
 	return b.String()
 }
 
-// one is a statement of one key, many of several in an array.
-func one(name string, id int64) string {
-	return "EXECUTE " + name + "(" + strconv.FormatInt(id, 10) + ")"
-}
-
+// many is a statement of several keys in an array.
 func many(name string, ids []int64) string {
 	b := make([]byte, 0, 24+20*len(ids))
 	b = append(append(append(b, "EXECUTE "...), name...), "('{"...)
@@ -89,8 +90,19 @@ func (s *session) tell(class time.Duration) *statement {
 // plan takes a round out of the queue. Unlocks go first. Locks of one kind are one
 // statement, but for a key that the session shares already: see again.
 func (s *session) plan() []*statement {
+	switch {
+	case s.beat != nil:
+	case len(s.queue) == 0:
+		return nil
+	case len(s.queue) == 1:
+		if st := s.alone(s.queue[0]); st != nil {
+			s.queue = slices.Delete(s.queue, 0, 1)
+			s.planned = append(s.planned[:0], st)
+			return s.planned
+		}
+	}
 	var unlock, unshare, lock, share, again, later []*op
-	asked := map[int64]bool{}
+	var asked map[int64]bool // of shares
 	most := min(len(s.queue), maxRound)
 	for _, o := range s.queue[:most] {
 		switch {
@@ -108,36 +120,58 @@ func (s *session) plan() []*statement {
 		default:
 			share = append(share, o)
 		}
-		if o.claim != nil {
+		if o.claim != nil && o.claim.mode == driver.Shared {
+			if asked == nil {
+				asked = map[int64]bool{}
+			}
 			asked[o.claim.id] = true
 		}
 		o.sent = true
 	}
-	s.queue = append(later, s.queue[most:]...)
+	s.queue = slices.Delete(s.queue, 0, most)
+	if len(later) > 0 {
+		s.queue = append(later, s.queue...)
+	}
 
-	var out []*statement
-	if class := s.needs(lock, share, again); class != s.told && class != 0 {
+	out := s.planned[:0]
+	if class := s.needs(lock, share, again); class != 0 {
 		s.class = class
-		out = append(out, s.tell(class))
+		if class != s.told {
+			out = append(out, s.tell(class))
+		}
 	}
-	if len(unlock) > 0 {
-		out = append(out, &statement{sql: many(stUnlock, ids(unlock)), ops: unlock, do: s.unlocked})
-	}
-	if len(unshare) > 0 {
-		out = append(out, &statement{sql: many(stUnshare, ids(unshare)), ops: unshare, do: s.unlocked})
-	}
-	out = s.planLocks(out, lock, stLock, stLocks)
-	out = s.planLocks(out, share, stShare, stShares)
+	out = planned(out, unlock, stUnlock, stUnlocks, (*session).unlocked)
+	out = planned(out, unshare, stUnshare, stUnshares, (*session).unlocked)
+	out = planned(out, lock, stLock, stLocks, (*session).locked)
+	out = planned(out, share, stShare, stShares, (*session).locked)
 	for _, o := range again {
 		out = append(out, s.again(o))
 	}
 	if s.beat != nil {
 		s.beating, s.beat = s.beat, nil
 		if len(out) == 0 || s.b.opt.Pooler != "" {
-			out = append(out, &statement{sql: "EXECUTE " + stBeat, do: s.beaten})
+			out = append(out, &statement{sql: "EXECUTE " + stBeat, do: (*session).beaten})
 		}
 	}
+	s.planned = out
 	return out
+}
+
+// alone is the round of a lone request that needs one statement, and else nil: the rule for
+// a lone caller, whose time it is.
+func (s *session) alone(o *op) *statement {
+	var st *statement
+	switch {
+	case o.lease != nil && o.lease.claim.mode == driver.Exclusive:
+		st = &statement{name: stUnlock, do: (*session).unlocked}
+	case o.claim != nil && o.claim.mode == driver.Exclusive && s.needs(s.queue) == s.told:
+		s.class = s.told
+		st = &statement{name: stLock, do: (*session).locked}
+	default:
+		return nil
+	}
+	st.id, o.sent = o.id(), true
+	return st.of(o)
 }
 
 // needs is the class for what the session has and is asked for; zero if that is
@@ -171,14 +205,15 @@ func (o *op) id() int64 {
 	return o.lease.claim.id
 }
 
-func (s *session) planLocks(out []*statement, ops []*op, single, several string) []*statement {
+// planned appends the statement for requests of one kind.
+func planned(out []*statement, ops []*op, single, several string, do func(*session, *statement)) []*statement {
 	switch len(ops) {
 	case 0:
 		return out
 	case 1:
-		return append(out, &statement{sql: one(single, ops[0].id()), ops: ops, do: s.locked})
+		return append(out, (&statement{name: single, id: ops[0].id(), do: do}).of(ops[0]))
 	}
-	return append(out, &statement{sql: many(several, ids(ops)), ops: ops, do: s.locked})
+	return append(out, &statement{sql: many(several, ids(ops)), ops: ops, do: do})
 }
 
 // locked takes the answer to locks that the session did not have before.
@@ -196,20 +231,16 @@ func (s *session) locked(st *statement) {
 	}
 	// Some may have been granted: the lock stays when what follows it fails. The
 	// session had none of them, so that all can be given back unseen.
-	name := stUnlock
+	single, name := stLock, stUnlocks
 	if st.ops[0].claim.mode == driver.Shared {
-		name = stUnshare
+		single, name = stShare, stUnshares
 	}
 	again := []*statement{{sql: many(name, ids(st.ops))}}
 	if len(st.ops) == 1 {
 		s.refuse(st.ops[0], st.err)
 	} else { // one by one, so that the error finds the one that it is about
-		single := stLock
-		if name == stUnshare {
-			single = stShare
-		}
 		for _, o := range st.ops {
-			again = s.planLocks(again, []*op{o}, single, "")
+			again = planned(again, []*op{o}, single, "", (*session).locked)
 		}
 	}
 	s.send(again...)
@@ -220,8 +251,8 @@ func (s *session) locked(st *statement) {
 // So lock and token are two statements in one message, whose results tell how far
 // it came.
 func (s *session) again(o *op) *statement {
-	sql := one(stAgain, o.id()) + "; EXECUTE " + stToken
-	return &statement{sql: sql, ops: []*op{o}, do: s.lockedAgain}
+	sql := "EXECUTE " + stAgain + "(" + strconv.FormatInt(o.id(), 10) + "); EXECUTE " + stToken
+	return &statement{sql: sql, ops: []*op{o}, do: (*session).lockedAgain}
 }
 
 func (s *session) lockedAgain(st *statement) {
@@ -232,7 +263,7 @@ func (s *session) lockedAgain(st *statement) {
 		s.decide(o, st.values[1], st.sent)
 		return
 	case has:
-		s.send(&statement{sql: many(stUnshare, []int64{o.id()})})
+		s.send(&statement{name: stUnshare, id: o.id()})
 	case st.err == nil:
 		s.decide(o, -1, st.sent)
 		return

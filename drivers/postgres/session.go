@@ -3,6 +3,7 @@ package postgres
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -30,6 +31,8 @@ type session struct {
 	freed    bool  // the server itself ended it, and so freed the locks
 	queue    []*op
 	round    []*statement // sent and unanswered, in order
+	out      []byte       // the last round's bytes and statements, whose memory serves the next
+	planned  []*statement
 	leases   map[*lease]struct{}
 	holds    map[int64]int // grants per advisory lock
 	class    time.Duration // the TTL that the leases need
@@ -41,6 +44,7 @@ type session struct {
 	nextEnd  time.Time     // when the first lease may be over
 	beat     *op           // a heartbeat in the queue
 	beating  *op           // a heartbeat in this round
+	late     chan struct{} // closed, and made anew, when an answer is late: limits may be over
 	waiting  bool          // in pg_advisory_lock, or confirming its grant
 	timer    *time.Timer
 	due      time.Time // when the timer fires
@@ -58,6 +62,7 @@ type op struct {
 	asked time.Time // a wait: when it was sent
 	err   error
 	done  chan struct{} // closed when lease or err is set
+	late  chan struct{} // the session's when it was queued
 }
 
 func newOp() *op { return &op{done: make(chan struct{})} }
@@ -69,7 +74,9 @@ func (o *op) finish(err error) {
 
 // A statement is one message of the simple protocol, and its answer.
 type statement struct {
-	sql    string
+	sql    string // or
+	name   string // what was prepared, of one key
+	id     int64
 	class  time.Duration // what it tells the server, if it does
 	ops    []*op
 	blocks bool // it may take for ever
@@ -77,7 +84,27 @@ type statement struct {
 	values []int64 // a row each; -1: null
 	sets   int     // complete result sets
 	err    *pgconn.PgError
-	do     func(*statement) // takes the answer, under the session's mutex
+	do     func(*session, *statement) // takes the answer, under the mutex
+
+	oneOp    [1]*op // memory of ops and values
+	twoValue [2]int64
+}
+
+// of makes a statement of one request.
+func (st *statement) of(o *op) *statement {
+	st.oneOp[0] = o
+	st.ops, st.values = st.oneOp[:], st.twoValue[:0]
+	return st
+}
+
+// append appends the statement's message.
+func (st *statement) append(b []byte) []byte {
+	if st.name == "" {
+		return appendQuery(b, st.sql)
+	}
+	b, start := beginQuery(b)
+	b = append(append(append(b, "EXECUTE "...), st.name...), '(')
+	return endQuery(append(strconv.AppendInt(b, st.id, 10), ')'), start)
 }
 
 // maxRound bounds the requests of one round, and so the size of a message and the
@@ -103,8 +130,15 @@ func (s *session) lock(c *claim, ttl time.Duration) (o *op, reads bool, err erro
 	}
 	o = newOp()
 	o.claim, o.ttl = c, ttl
-	s.queue, s.used = append(s.queue, o), now
+	s.put(o)
+	s.used = now
 	return o, s.flushFor(o), nil
+}
+
+// put leaves a request in the queue; the mutex is held.
+func (s *session) put(o *op) {
+	o.late = s.late
+	s.queue = append(s.queue, o)
 }
 
 func (s *session) guarded(now time.Time) error {
@@ -144,7 +178,7 @@ func (s *session) unlock(l *lease) *op {
 		l.leaving = newOp()
 		l.leaving.lease = l
 		s.b.table.leave(l.claim)
-		s.queue = append(s.queue, l.leaving)
+		s.put(l.leaving)
 	}
 	return l.leaving
 }
@@ -177,10 +211,11 @@ func (s *session) send(out ...*statement) {
 		}
 		return
 	}
-	var msg []byte
+	msg := s.out[:0]
 	for _, st := range out {
-		msg = appendQuery(msg, st.sql)
+		msg = st.append(msg)
 	}
+	s.out = msg
 	now := time.Now() // before the first byte: Expires counts from here
 	for _, st := range out {
 		st.sent = now
@@ -189,7 +224,7 @@ func (s *session) send(out ...*statement) {
 		}
 	}
 	s.round = append(s.round, out...)
-	if err := s.w.write(msg); err != nil {
+	if err := s.w.write(now, msg); err != nil {
 		s.fail(fmt.Errorf("postgres: write: %w", err), false)
 	}
 	s.call()
@@ -243,7 +278,7 @@ func (s *session) ready() bool {
 		return true
 	}
 	st := s.round[0]
-	s.round = s.round[1:]
+	s.round = slices.Delete(s.round, 0, 1)
 	s.answered = st.sent
 	if st.class != 0 {
 		if st.err != nil { // never guess under which timeout the locks live
@@ -254,10 +289,9 @@ func (s *session) ready() bool {
 		s.known = st.class
 	}
 	if st.do != nil {
-		st.do(st)
+		st.do(s, st)
 	}
 	if len(s.round) == 0 && s.end == nil {
-		s.round = nil
 		if s.beating != nil {
 			s.beating.finish(nil)
 			s.beating = nil
@@ -316,7 +350,7 @@ func (s *session) hangUp(waiting bool) {
 func (b *Backend) newSession(w *wire, srv server) *session {
 	s := &session{
 		b: b, w: w, server: srv, lost: make(chan struct{}),
-		leases: map[*lease]struct{}{}, holds: map[int64]int{},
+		leases: map[*lease]struct{}{}, holds: map[int64]int{}, late: make(chan struct{}),
 		told: idleClass, known: idleClass, used: time.Now(),
 		turns: turns{turn: make(wakeup, 1)},
 	}
@@ -326,7 +360,7 @@ func (b *Backend) newSession(w *wire, srv server) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(time.Hour, s.tick)
-	s.alarm = time.AfterFunc(lull, s.turn.wake)
+	s.armed, s.alarm = true, time.AfterFunc(lull, s.rouse)
 	s.schedule(time.Now())
 	b.wg.Add(1)
 	go s.run()
@@ -360,6 +394,13 @@ func (s *session) tick() {
 		return
 	}
 	now := time.Now()
+	if s.reading && !s.limit.IsZero() && now.After(s.limit) {
+		s.interrupt()
+	}
+	if len(s.round) > 0 && !s.round[0].blocks && now.Sub(s.round[0].sent) > time.Second {
+		close(s.late)
+		s.late = make(chan struct{})
+	}
 	if s.silent(now) {
 		s.fail(fmt.Errorf("postgres: %w", errSilent), false)
 		return

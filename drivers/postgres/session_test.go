@@ -238,6 +238,55 @@ func deadlineTrial(t *testing.T, s *server.Server, key string, i int, ttl time.D
 	}
 }
 
+// One attempt is bounded by itself, whoever reads the answer, while the session's leases
+// are not given up: they may outlast the pause.
+func TestAnAttemptOnASilentServerIsBounded(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL()+"&max_sessions=1")
+	l := must(t, b, request("held", time.Minute))
+	var wg sync.WaitGroup
+	begun := make(chan struct{})
+	wg.Go(func() { // alone, and so it reads its own answers
+		for n := 0; ; n++ {
+			l, err := b.Acquire(context.Background(), request("alone", 200*time.Millisecond))
+			if err == nil {
+				err = l.Release(context.Background())
+			}
+			if err != nil {
+				return
+			}
+			if n == 100 {
+				close(begun)
+			}
+		}
+	})
+	<-begun
+	if err := s.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	for i := range 3 {
+		wg.Go(func() {
+			if _, err := b.Acquire(context.Background(), request(fmt.Sprint("k", i), 200*time.Millisecond)); err == nil || errors.Is(err, driver.ErrHeld) {
+				t.Errorf("Acquire from a server that stands still: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
+		t.Errorf("Renew after the pause: %v", err)
+	}
+	for i := range 3 { // what was granted in the end is given back
+		eventually(t, "the key is free", func() bool {
+			l, err := b.Acquire(context.Background(), request(fmt.Sprint("k", i), time.Second))
+			return err == nil && l.Release(context.Background()) == nil
+		})
+	}
+}
+
 func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 	s := server.Postgres(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL())

@@ -3,6 +3,7 @@ package postgres
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,9 +21,12 @@ func lockID(prefix, key string) int64 {
 // reentrant within a session, also from shared to exclusive: the server would
 // grant a second time what the session has, so the table must refuse it.
 type table struct {
-	mu   sync.Mutex
-	byID map[int64]*entry
+	mu    sync.Mutex
+	byID  map[int64]*entry
+	spare []*entry // for the next key: most are locked for a moment
 }
+
+const spares = 64
 
 type entry struct {
 	claims []*claim
@@ -50,10 +54,15 @@ const (
 
 func (t *table) entry(id int64) *entry {
 	e := t.byID[id]
-	if e == nil {
-		e = &entry{}
-		t.byID[id] = e
+	if e != nil {
+		return e
 	}
+	if n := len(t.spare); n > 0 {
+		e, t.spare = t.spare[n-1], t.spare[:n-1]
+	} else {
+		e = &entry{}
+	}
+	t.byID[id] = e
 	return e
 }
 
@@ -115,7 +124,7 @@ func (t *table) drop(c *claim) {
 	}
 	for i, x := range e.claims {
 		if x == c {
-			e.claims = append(e.claims[:i], e.claims[i+1:]...)
+			e.claims = slices.Delete(e.claims, i, i+1)
 			e.changed()
 			break
 		}
@@ -133,6 +142,9 @@ func (e *entry) changed() {
 func (t *table) tidy(id int64, e *entry) {
 	if len(e.claims) == 0 && len(e.line) == 0 && e.change == nil {
 		delete(t.byID, id)
+		if len(t.spare) < spares {
+			t.spare = append(t.spare, e)
+		}
 	}
 }
 
@@ -159,7 +171,7 @@ func (t *table) quit(id int64, turn chan struct{}) {
 		if x != turn {
 			continue
 		}
-		e.line = append(e.line[:i], e.line[i+1:]...)
+		e.line = slices.Delete(e.line, i, i+1)
 		if i == 0 && len(e.line) > 0 {
 			close(e.line[0])
 		}

@@ -17,16 +17,22 @@ import (
 // sent a round. A caller that reads its own answer is spared the passing of it from
 // thread to thread, which costs as much as the server's own work. So the reader
 // leaves an idle connection alone for a moment. The fields are guarded by the session.
+//
+// A timer that is set or stopped often wakes a thread each time, which costs a lone caller
+// as much as all the rest of our work. So the alarm is set once and looks for
+// itself whether it came too early, and the session's tick has the callers' limits.
 type turns struct {
 	reading bool        // somebody reads, or is about to
+	limit   time.Time   // until when the caller who reads may; zero: no limit, or nobody reads
 	quiet   time.Time   // when somebody last had done
 	turn    wakeup      // wakes the reader
 	alarm   *time.Timer // does so when the connection has been idle for a while
+	armed   bool        // the alarm is set
 }
 
 // lull is how long the reader leaves a connection alone that has just been used, and
 // so how late it may notice its end.
-const lull = time.Millisecond
+const lull = 2 * time.Millisecond
 
 // wakeup is a channel of capacity one.
 type wakeup chan struct{}
@@ -53,8 +59,30 @@ func (s *session) borrow() bool {
 		return false
 	}
 	s.reading = true
-	s.alarm.Stop()
 	return true
+}
+
+// arm sets the alarm, if it is not; the mutex is held.
+func (s *session) arm(d time.Duration) {
+	if !s.armed && s.end == nil {
+		s.armed = true
+		s.alarm.Reset(d)
+	}
+}
+
+// rouse wakes the reader, if the connection has been idle for a while.
+func (s *session) rouse() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.armed = false
+	if s.reading || s.end != nil { // who reads sets it again
+		return
+	}
+	if rest := lull - time.Since(s.quiet); rest > 0 {
+		s.arm(rest)
+		return
+	}
+	s.turn.wake()
 }
 
 // flushFor is flush for a caller that can read the answer to o, and reports whether it
@@ -67,7 +95,7 @@ func (s *session) flushFor(o *op) (reads bool) {
 	}
 	s.reading = false
 	s.call()
-	s.alarm.Reset(lull)
+	s.arm(lull)
 	return false
 }
 
@@ -75,33 +103,40 @@ func (s *session) flushFor(o *op) (reads bool) {
 const forever = 1000 * time.Hour
 
 // answer waits until o is answered, and reports whether it was before ctx ended and
-// within limit. reads is what flushFor said.
+// within limit, or a tick after that. reads is what flushFor said.
 func (s *session) answer(ctx context.Context, o *op, reads bool, limit time.Duration) bool {
 	if reads {
 		return s.readFor(ctx, o, limit)
 	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-o.done:
-		return true
-	case <-ctx.Done():
-	case <-timer.C:
+	end, late := time.Now().Add(limit), o.late
+	for {
+		select {
+		case <-o.done:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-late:
+			if !time.Now().Before(end) {
+				return false
+			}
+			s.mu.Lock()
+			late = s.late
+			s.mu.Unlock()
+		}
 	}
-	return false
 }
 
 // readFor reads until o is answered. Who gives up interrupts the read, and leaves the
 // rest to the reader: what has arrived of a message is kept.
 func (s *session) readFor(ctx context.Context, o *op, limit time.Duration) bool {
-	interrupt := func() { _ = s.w.nc.SetReadDeadline(time.Unix(1, 0)) }
-	timer := time.AfterFunc(limit, interrupt)
-	defer timer.Stop()
 	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, interrupt)
+		stop := context.AfterFunc(ctx, s.interrupt)
 		defer stop()
 	}
 	end := time.Now().Add(limit)
+	s.mu.Lock()
+	s.limit = end
+	s.mu.Unlock()
 	for {
 		select {
 		case <-o.done:
@@ -128,11 +163,14 @@ func (s *session) readFor(ctx context.Context, o *op, limit time.Duration) bool 
 	}
 }
 
+// interrupt makes who reads look up.
+func (s *session) interrupt() { _ = s.w.nc.SetReadDeadline(time.Unix(1, 0)) }
+
 // handBack ends a caller's turn.
 func (s *session) handBack(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reading, s.quiet = false, time.Now()
+	s.reading, s.limit, s.quiet = false, time.Time{}, time.Now()
 	if err != nil {
 		s.fail(err, false)
 	}
@@ -140,7 +178,7 @@ func (s *session) handBack(err error) {
 		s.turn.wake()
 		return
 	}
-	s.alarm.Reset(lull)
+	s.arm(lull)
 }
 
 // run is the reader: it reads until the session ends.
@@ -183,11 +221,10 @@ func (s *session) takeTurn() (mine bool, err error) {
 		return false, nil
 	}
 	if rest := lull - time.Since(s.quiet); rest > 0 && len(s.round) == 0 {
-		s.alarm.Reset(rest)
+		s.arm(rest)
 		return false, nil
 	}
 	s.reading = true
-	s.alarm.Stop()
 	return true, nil
 }
 

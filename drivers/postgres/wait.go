@@ -158,7 +158,8 @@ func (s *session) waitFor(ctx context.Context, c *claim, ttl time.Duration) (*le
 	}
 	s.mu.Lock()
 	reads := s.borrow()
-	s.send(&statement{sql: one(name, c.id), ops: []*op{o}, class: unconfirmed, blocks: true, do: s.waitEnded})
+	o.late = s.late
+	s.send((&statement{name: name, id: c.id, class: unconfirmed, blocks: true, do: (*session).waitEnded}).of(o))
 	s.mu.Unlock()
 	if !s.answer(ctx, o, reads, forever) {
 		s.mu.Lock()
@@ -181,7 +182,7 @@ func (s *session) waitEnded(st *statement) {
 	o.asked = st.sent
 	s.send(&statement{
 		sql: "EXECUTE " + stConfirm + "('" + milliseconds(class) + "')",
-		ops: []*op{o}, class: class, do: s.confirmed,
+		ops: []*op{o}, class: class, do: (*session).confirmed,
 	})
 }
 

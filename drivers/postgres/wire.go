@@ -20,6 +20,7 @@ type wire struct {
 	in  *pgproto3.Frontend
 	pc  *pgconn.PgConn // of no use any more but for its CancelRequest
 	pid uint32         // of the server process
+	by  time.Time      // the write deadline that is set
 }
 
 // takeOver makes a wire of an idle connection.
@@ -51,19 +52,34 @@ func keepAlive(nc net.Conn) {
 // after Parse, Bind and Execute the server waits for Sync under no timeout, and a
 // connection cut there would keep its locks.
 func appendQuery(b []byte, sql string) []byte {
-	b = append(b, 'Q')
-	b = binary.BigEndian.AppendUint32(b, uint32(4+len(sql)+1))
-	b = append(b, sql...)
-	return append(b, 0)
+	b, start := beginQuery(b)
+	return endQuery(append(b, sql...), start)
+}
+
+// beginQuery and endQuery enclose the text of a message.
+func beginQuery(b []byte) (_ []byte, start int) {
+	start = len(b) + 1
+	return append(b, 'Q', 0, 0, 0, 0), start
+}
+
+func endQuery(b []byte, start int) []byte {
+	b = append(b, 0)
+	binary.BigEndian.PutUint32(b[start:], uint32(len(b)-start))
+	return b
 }
 
 // writeTimeout bounds a write; the messages are small and few, so that a full
 // buffer means that the server reads no more.
 const writeTimeout = 5 * time.Second
 
-func (w *wire) write(b []byte) error {
-	if err := w.nc.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-		return err
+// write writes within writeTimeout, or twice that: a deadline is a timer, and serves many
+// writes.
+func (w *wire) write(now time.Time, b []byte) error {
+	if w.by.Sub(now) < writeTimeout {
+		w.by = now.Add(2 * writeTimeout)
+		if err := w.nc.SetWriteDeadline(w.by); err != nil {
+			return err
+		}
 	}
 	_, err := w.nc.Write(b)
 	return err
