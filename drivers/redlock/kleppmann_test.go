@@ -1,0 +1,723 @@
+//go:build linux
+
+package redlock_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/redlock"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// The five ways in which "How to do distributed locking" (Martin Kleppmann, 2016,
+// https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html) breaks
+// Redlock, on real servers: each fails with what protects from it taken out, and does not
+// with it. The names A to E of the nodes are his.
+
+// He says: a client gets the lease, is stopped by its garbage collector until the lease
+// has ended and somebody else has written, goes on without knowing, and writes.
+//
+// What protects: the token. The lock cannot; nor can a look at the clock, since the pause
+// may come behind it, as here. A store that keeps the largest token it has seen refuses
+// the late write; one that does not takes it.
+//
+// What remains: a store that cannot compare tokens.
+func TestKleppmannThePausedClientWritesLate(t *testing.T) {
+	c := start(t, 5, "redis", "valkey")
+	store := server.Redis(t)
+	const ttl = time.Second
+	paused := begin(t, "write late", "URL="+c.url(false), "STORE="+store.Addr())
+	first := paused.number("holds")
+	paused.stop() // between its look at the clock and its write
+	paused.goOn()
+
+	other, err := dlock.OpenURL(c.url(false), dlock.WithTTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, err := other.Lock(ctx, "file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Fence() <= first {
+		t.Errorf("token %d after %d", l.Fence(), first)
+	}
+	for _, key := range []string{"fenced", "unfenced"} {
+		if reply, err := write(store.Addr(), key, "the second's", l.Fence()); err != nil || reply != "+OK" {
+			t.Fatalf("the second's write: %s, %v", reply, err)
+		}
+	}
+
+	paused.wake()
+	if said := paused.hear("fenced store"); !strings.Contains(said, "stale token") {
+		t.Errorf("the store that checks tokens said to the late write: %s", said)
+	}
+	if said := paused.hear("unfenced store"); said != "+OK" {
+		t.Errorf("the store that checks nothing said to the late write: %s", said)
+	}
+	// It can know now, and too late.
+	if said := paused.hear("lost"); said != "true" {
+		t.Error("the paused client's lease says that it is still valid")
+	}
+	for key, want := range map[string]string{"fenced": "the second's", "unfenced": "the first's"} {
+		if v, err := store.Do("HGET", key, "value"); err != nil || v != want {
+			t.Errorf("the %s store has %v, %v; want %s", key, v, err, want)
+		}
+	}
+	if err := l.Unlock(); err != nil {
+		t.Error(err)
+	}
+}
+
+// writeLate is the process that is paused.
+func writeLate(p *player) error {
+	c, err := dlock.OpenURL(os.Getenv("URL"), dlock.WithTTL(time.Second))
+	if err != nil {
+		return err
+	}
+	var l *dlock.Lease
+	for l == nil || l.Err() != nil { // valid, as far as a clock can tell
+		if l, err = c.Lock(context.Background(), "file"); err != nil {
+			return err
+		}
+	}
+	p.say("holds", l.Fence())
+	p.await()
+	for _, key := range []string{"fenced", "unfenced"} {
+		reply, err := write(os.Getenv("STORE"), key, "the first's", l.Fence())
+		if err != nil {
+			return err
+		}
+		p.say(key+" store", reply)
+	}
+	p.say("lost", errors.Is(l.Err(), dlock.ErrLost))
+	return c.Close()
+}
+
+// stores are scripts of a store that checks tokens, and of one that does not.
+var stores = map[string]string{
+	"fenced": `if tonumber(ARGV[2]) < tonumber(redis.call('HGET', KEYS[1], 'fence') or '0') then
+  return redis.error_reply('stale token')
+end
+redis.call('HSET', KEYS[1], 'value', ARGV[1], 'fence', ARGV[2])
+return redis.status_reply('OK')`,
+	"unfenced": `redis.call('HSET', KEYS[1], 'value', ARGV[1]) return redis.status_reply('OK')`,
+}
+
+// write sends one write to a store and returns the reply as it comes.
+func write(addr, key, value string, fence uint64) (string, error) {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is left to be sent
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return "", err
+	}
+	args := []string{"EVAL", stores[key], "1", key, value, strconv.FormatUint(fence, 10)}
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%d\r\n", len(args))
+	for _, a := range args {
+		fmt.Fprintf(&b, "$%d\r\n%s\r\n", len(a), a)
+	}
+	if _, err := io.WriteString(conn, b.String()); err != nil {
+		return "", err
+	}
+	reply, err := bufio.NewReader(conn).ReadString('\n')
+	return strings.TrimSpace(reply), err
+}
+
+// He says: client 1 has the lock on A, B and C, and cannot reach D and E. The clock of C
+// jumps forward, and the lock ends there. Client 2 gets it on C, D and E, and cannot reach A
+// and B. Both believe that they have it.
+//
+// What protects: a majority counts only if its clocks agree; C's does not any more.
+//
+// What remains: clocks of a majority that jump together; and a clock that jumps there and
+// back, if nobody asked the node in between: see TestAClockThatJumpsThereAndBack.
+func TestKleppmannTheClockOfCJumps(t *testing.T) {
+	for _, m := range []redlock.Mutation{0, redlock.NoClockCheck} {
+		t.Run(defence(m == 0), func(t *testing.T) {
+			c := five(t)
+			one, two := c.view("ABC", m), c.view("CDE", m)
+			first := c.whenFree(one, "file", time.Minute)
+			if l, err := two.Acquire(t.Context(), ask("file", time.Minute)); err == nil {
+				t.Fatalf("before the jump client 2 got the lock: %+v", l.Grant())
+			}
+			c.setClock(2, time.Hour)
+			second, err := two.Acquire(t.Context(), ask("file", time.Minute))
+			if m != 0 {
+				wantBoth(t, first, second, err)
+				return
+			}
+			if err == nil {
+				t.Fatalf("two holders: %+v and %+v", first.Grant(), second.Grant())
+			}
+			if !strings.Contains(err.Error(), c.servers[2].Addr()) || offset(err, "ahead of") == 0 {
+				t.Errorf("the error does not name C and its clock: %v", err)
+			}
+		})
+	}
+}
+
+func defence(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+// wantBoth wants two leases to be valid at this moment.
+func wantBoth(t *testing.T, first, second driver.Lease, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("with the defence off client 2 should have got the lock too: %v", err)
+	}
+	now := time.Now()
+	a, b := first.Grant(), second.Grant()
+	if !now.Before(a.Expires) || !now.Before(b.Expires) {
+		t.Errorf("not at a time: for %v and for %v more", a.Expires.Sub(now), b.Expires.Sub(now))
+	}
+	if b.Fence <= a.Fence {
+		t.Errorf("token %d after %d: a store could not tell them apart", b.Fence, a.Fence)
+	}
+}
+
+// He says: client 1 has the lock on A, B and C. C crashes before it wrote that down, comes
+// back at once, and gives the lock to client 2, who has D and E as well.
+//
+// What protects: the restart guard. C knows that it is another process than the one which
+// voted, or that it has forgotten it, and does not vote until all locks that it may have
+// forgotten have ended; the error says for how long.
+//
+// What remains: a majority that is restarted together is away for as long; and what no
+// server can know of itself: a virtual machine that goes back to a snapshot.
+func TestKleppmannCCrashesBeforeItPersisted(t *testing.T) {
+	for _, guard := range []string{"30s", "off"} {
+		t.Run(defence(guard != "off"), func(t *testing.T) {
+			c := start(t, 5, "redis", "valkey")
+			if guard != "off" {
+				c.bootstrap(guard)
+			}
+			one, two := c.guarded("ABC", guard), c.guarded("CDE", guard)
+			first := c.whenFree(one, "file", 29*time.Second)
+			if l, err := two.Acquire(t.Context(), ask("file", 29*time.Second)); err == nil {
+				t.Fatalf("before the crash client 2 got the lock: %+v", l.Grant())
+			}
+			if err := errors.Join(c.servers[2].Kill(), c.servers[2].Start()); err != nil {
+				t.Fatal(err)
+			}
+			// Its first attempts may find its connections broken.
+			var second driver.Lease
+			var err error
+			var refused *driver.RefusedError
+			for end := time.Now().Add(time.Minute); ; {
+				second, err = two.Acquire(t.Context(), ask("file", 29*time.Second))
+				if err == nil || refusal(err, c.servers[2].Addr(), &refused) || time.Now().After(end) {
+					break
+				}
+			}
+			if guard == "off" {
+				wantBoth(t, first, second, err)
+				return
+			}
+			switch {
+			case err == nil:
+				t.Fatalf("two holders: %+v and %+v", first.Grant(), second.Grant())
+			case refused == nil:
+				t.Fatalf("C was to refuse, and the error is: %v", err)
+			case !time.Now().Add(refused.RetryAfter).After(first.Grant().Expires):
+				t.Errorf("C votes again in %v, and client 1 has the lock for %v", refused.RetryAfter, time.Until(first.Grant().Expires))
+			}
+			t.Log(err)
+		})
+	}
+}
+
+// refusal reports whether the vote of a node in err is that it does not vote now.
+func refusal(err error, node string, refused **driver.RefusedError) bool {
+	var q *driver.QuorumError
+	if !errors.As(err, &q) {
+		return false
+	}
+	for _, v := range q.Votes {
+		if strings.Contains(v.Node, node) && errors.As(v.Err, refused) && (*refused).RetryAfter > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// guarded opens a view with a restart guard.
+func (c *cluster) guarded(sight, guard string, options ...string) *redlock.Backend {
+	c.t.Helper()
+	for i, p := range c.proxies {
+		if !inSight(sight, i) {
+			if err := p.Refuse(); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+	}
+	url := c.urlThrough(func(i int) bool { return !inSight(sight, i) }, options...)
+	return c.openURL(strings.Replace(url, "restart_guard=off", "restart_guard="+guard, 1))
+}
+
+// bootstrap states that the servers are new: they have just been started.
+func (c *cluster) bootstrap(guard string) {
+	c.t.Helper()
+	if _, err := c.guarded("ABCDE", guard).Bootstrap(c.t.Context(), &driver.Bootstrap{}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// He says: client 1 asks for the lock, and while the replies are in flight its garbage
+// collector stops it. The locks end on all nodes, client 2 gets the lock, client 1 goes on,
+// reads the replies from its kernel's buffers, and believes that it has the lock.
+//
+// What protects: the clock is read before the first request, and again as the last act
+// before Acquire returns; in between, the requests have deadlines of their own, which
+// most such pauses end in.
+//
+// What remains: a pause behind the last act, which is the first of the five.
+func TestKleppmannThePauseWhileRepliesAreInFlight(t *testing.T) {
+	const ttl = time.Second
+	// The process stops when it has read the replies and not yet looked at the clock.
+	for _, m := range []redlock.Mutation{0, redlock.NoValidity} {
+		t.Run("at the last moment, the defence "+defence(m == 0), func(t *testing.T) {
+			c := start(t, 5, "redis", "valkey")
+			paused := begin(t, "bid", "URL="+c.url(false), "TTL="+ttl.String(), fmt.Sprint("WITHOUT=", m), "STALL=yes")
+			paused.hear("ready")
+			paused.goOn()
+			paused.hear("won")
+			paused.stop()
+			paused.goOn()
+
+			l := c.whenFree(c.open(false), "file", time.Minute)
+			paused.wake()
+			said := paused.hear("outcome")
+			switch {
+			case !time.Now().Before(l.Grant().Expires):
+				t.Error("client 2 has the lock no longer: nothing was shown")
+			case m != 0 && !strings.HasPrefix(said, "granted"):
+				t.Errorf("with the defence off client 1 should believe that it has the lock: %s", said)
+			case m == 0 && !strings.HasPrefix(said, "error"):
+				t.Errorf("client 1 believes that it has the lock, and client 2 has it: %s", said)
+			case m == 0 && !strings.Contains(said, "too long for a TTL of 1s"):
+				t.Errorf("the error does not say what happened: %s", said)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+
+	// The replies are in the kernel of the process when it stops. It is the deadlines of the
+	// requests that have passed when it goes on.
+	t.Run("replies in the kernel", func(t *testing.T) {
+		c := start(t, 5, "redis", "valkey")
+		paused := begin(t, "bid", "URL="+c.url(true, "node_timeout=1s"), "TTL="+ttl.String(), "WITHOUT=0")
+		paused.hear("ready")
+		flight, held := make(chan struct{}), make(chan int, 100)
+		land := sync.OnceFunc(func() { close(flight) })
+		t.Cleanup(land) // before the proxies are closed
+		for i, p := range c.proxies {
+			p.Judge(fault.ToClient, func(_ int64, chunk []byte) (int, fault.Action) {
+				select {
+				case held <- i:
+				default:
+				}
+				<-flight
+				return len(chunk), fault.Pass
+			})
+		}
+		paused.goOn()
+		before := map[int]int64{}
+		for len(before) < 3 {
+			i := <-held
+			before[i] = c.proxies[i].Stats().ToClient
+		}
+		paused.stop()
+		land()
+		for i, n := range before {
+			for end := time.Now().Add(time.Minute); c.proxies[i].Stats().ToClient == n; {
+				if time.Now().After(end) {
+					t.Fatalf("the reply of node %d does not arrive", i)
+				}
+			}
+		}
+		t.Logf("stopped, the process has %v", c.keys("file"))
+		l := c.whenFree(c.open(false), "file", time.Minute)
+		paused.wake()
+		if said := paused.hear("outcome"); !strings.HasPrefix(said, "error") {
+			t.Errorf("client 1 believes that it has the lock, and client 2 has it for %v: %s", time.Until(l.Grant().Expires), said)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// whenFree takes the lock as soon as it is free.
+func (c *cluster) whenFree(b *redlock.Backend, key string, ttl time.Duration) driver.Lease {
+	c.t.Helper()
+	for end := time.Now().Add(time.Minute); ; {
+		l, err := b.Acquire(c.t.Context(), ask(key, ttl))
+		if err == nil {
+			return l
+		}
+		if time.Now().After(end) {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// bid is a process that is stopped on its way to a lock.
+func bid(p *player) error {
+	opened, err := dlock.OpenBackend(os.Getenv("URL"))
+	if err != nil {
+		return err
+	}
+	b := opened.(*redlock.Backend)
+	m, err := strconv.ParseUint(os.Getenv("WITHOUT"), 10, 32)
+	if err != nil {
+		return err
+	}
+	redlock.Sabotage(b, redlock.Mutation(m))
+	ttl, err := time.ParseDuration(os.Getenv("TTL"))
+	if err != nil {
+		return err
+	}
+	// So that connections and scripts are there.
+	// (Owners are unique beyond a process.)
+	warm, err := b.Acquire(context.Background(), &driver.Request{Key: "warm", Owner: "paused/1", TTL: time.Minute})
+	if err != nil {
+		return err
+	}
+	if err := warm.Release(context.Background()); err != nil {
+		return err
+	}
+	stall := os.Getenv("STALL") != ""
+	if stall {
+		redlock.Stall(b, func() {
+			p.say("won")
+			p.await()
+			stall = false
+		})
+	}
+	p.say("ready")
+	p.await()
+	var l driver.Lease
+	for i := 2; i == 2 || stall; i++ { // a busy machine may cost it a few attempts
+		l, err = b.Acquire(context.Background(), &driver.Request{Key: "file", Owner: fmt.Sprint("paused/", i), TTL: ttl})
+	}
+	if err != nil {
+		p.say("outcome", "error: ", err)
+	} else {
+		p.say("outcome", "granted, for ", time.Until(l.Grant().Expires))
+	}
+	return b.Close()
+}
+
+// He says that a network delays packets for as long as it likes (of GitHub he tells 90
+// seconds). Of the three that carry a bid for the lock to C, D and E here, none arrives
+// before its sender has given up and its TTL is over.
+//
+// What protects: a request that takes or keeps a lock carries an end in the server's own
+// time, and the server refuses it afterwards. Otherwise the dead bid gets the lock, on a
+// majority, behind the release that was to undo it, and nobody has it until it ends.
+//
+// What remains: a clock of a server that is set back makes late packets look timely. And
+// the write to what the lock protects is a packet as well: only the token, at the store,
+// is a match for that one.
+func TestKleppmannThePacketIsDelayedBeyondTheTTL(t *testing.T) {
+	const ttl = 2 * time.Second
+	for _, on := range []bool{true, false} {
+		t.Run(defence(on), func(t *testing.T) {
+			c := start(t, 5, "redis")
+			var nodes []driver.Backend
+			for _, p := range c.proxies {
+				client := redis.NewClient(&redis.Options{Addr: p.Addr(), MaxRetries: -1, ContextTimeoutEnabled: true})
+				t.Cleanup(func() { _ = client.Close() })
+				if !on {
+					client.AddHook(imperishable{})
+				}
+				n, err := goredis.New(client, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				nodes = append(nodes, n)
+			}
+			slow, err := redlock.New(nodes, &redlock.Options{Guard: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := c.open(false)
+			for range 2 { // so that connections and scripts are there
+				for _, b := range []*redlock.Backend{slow, other} {
+					if err := c.whenFree(b, "warm", time.Minute).Release(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+
+			late := c.servers[2:]
+			network := make(chan struct{})
+			arrive := sync.OnceFunc(func() { close(network) })
+			t.Cleanup(arrive) // before the proxies are closed
+			for i := range late {
+				c.proxies[2+i].Judge(fault.ToServer, delayFirst([]byte("file"), network))
+			}
+			began := time.Now()
+			if l, err := slow.Acquire(t.Context(), ask("file", ttl)); err == nil {
+				t.Fatalf("with three packets on their way there was a majority: %+v", l.Grant())
+			}
+			// What it does to clean up comes to its end.
+			if err := slow.Close(); err != nil {
+				t.Error(err)
+			}
+			for _, n := range nodes {
+				_ = n.Close() // a packet is on its way, on a client that stays open
+			}
+			c.gone("file", time.Minute)
+			time.Sleep(time.Until(began.Add(ttl))) // the packets are to be as late as that
+
+			before := make([]int, len(late))
+			for i, s := range late {
+				before[i] = scriptCalls(t, s)
+			}
+			arrive()
+			for i, s := range late {
+				for end := time.Now().Add(time.Minute); scriptCalls(t, s) == before[i]; {
+					if time.Now().After(end) {
+						t.Fatalf("the late packet to %s does not arrive", s.Addr())
+					}
+				}
+			}
+			if orphans := c.keys("file"); on && len(orphans) > 0 || !on && len(orphans) != 3 {
+				t.Errorf("the late packets took %v", orphans)
+			}
+			if _, err := other.Acquire(t.Context(), ask("file", time.Minute)); on && err != nil {
+				t.Errorf("nobody has the lock, and it cannot be had: %v", err)
+			} else if !on && !errors.Is(err, driver.ErrHeld) {
+				t.Errorf("with the defence off the dead bid should have the lock: %v", err)
+			}
+		})
+	}
+}
+
+// delayFirst holds the first chunk with this text back until network is closed.
+func delayFirst(with []byte, network <-chan struct{}) fault.Judge {
+	var first sync.Once
+	return func(_ int64, chunk []byte) (int, fault.Action) {
+		if bytes.Contains(chunk, with) {
+			delayed := false
+			first.Do(func() { delayed = true })
+			if delayed {
+				<-network
+			}
+		}
+		return len(chunk), fault.Pass
+	}
+}
+
+var evalsha = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
+
+// scriptCalls returns how many calls of scripts a server has brought to an end.
+func scriptCalls(t *testing.T, s *server.Server) int {
+	t.Helper()
+	reply, err := s.Do("INFO", "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := evalsha.FindStringSubmatch(fmt.Sprint(reply))
+	if m == nil {
+		return 0
+	}
+	n, err := strconv.Atoi(m[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// imperishable takes the ends off requests, which are the scripts' first arguments.
+type imperishable struct{}
+
+func (imperishable) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (imperishable) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		preserve(cmd)
+		return next(ctx, cmd)
+	}
+}
+func (imperishable) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			preserve(cmd)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func preserve(cmd redis.Cmder) {
+	args := cmd.Args() // EVALSHA, script, number of keys, keys, the end in µs
+	if cmd.Name() != "evalsha" || len(args) < 3 {
+		return
+	}
+	keys, err := strconv.Atoi(fmt.Sprint(args[2]))
+	if err != nil || len(args) <= 3+keys {
+		return
+	}
+	if end := fmt.Sprint(args[3+keys]); len(end) > 10 { // and not "0" or "handshake"
+		args[3+keys] = "9000000000000000"
+	}
+}
+
+// sceneVariable names what the process is to play; without it this is an ordinary run.
+const sceneVariable = "REDLOCK_TEST_SCENE"
+
+// TestKleppmannScene is the process that others of these tests stop.
+func TestKleppmannScene(t *testing.T) {
+	play := map[string]func(*player) error{"write late": writeLate, "bid": bid}[os.Getenv(sceneVariable)]
+	if play == nil {
+		return
+	}
+	if err := play(&player{in: bufio.NewReader(os.Stdin)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// player is the process' own side.
+type player struct{ in *bufio.Reader }
+
+func (p *player) say(what string, values ...any) {
+	fmt.Printf("\nscene %s: %s\n", what, fmt.Sprint(values...))
+}
+
+// await waits for the other side's word.
+func (p *player) await() { _, _ = p.in.ReadString('\n') }
+
+// process is the other side.
+type process struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+// begin starts a scene as a process of its own, which ends with the test.
+func begin(t *testing.T, scene string, env ...string) *process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, cmd: exec.Command(self, "-test.run=^TestKleppmannScene$")}
+	p.cmd.Env = append(append(os.Environ(), sceneVariable+"="+scene), env...)
+	p.cmd.Stderr = os.Stderr
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(out)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	limit := time.AfterFunc(2*time.Minute, func() { _ = p.cmd.Process.Kill() })
+	t.Cleanup(func() {
+		limit.Stop()
+		_ = p.cmd.Process.Kill() // it may have ended
+		_ = p.cmd.Wait()
+	})
+	return p
+}
+
+// hear waits until the process says what, and returns what about it.
+func (p *process) hear(what string) string {
+	p.t.Helper()
+	var all []string
+	for p.out.Scan() {
+		if said, ok := strings.CutPrefix(p.out.Text(), "scene "+what+": "); ok {
+			return said
+		}
+		all = append(all, p.out.Text())
+	}
+	p.t.Fatalf("the process ended before it said %q: %s", what, strings.Join(all, "\n"))
+	return ""
+}
+
+func (p *process) number(what string) uint64 {
+	p.t.Helper()
+	n, err := strconv.ParseUint(p.hear(what), 10, 64)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return n
+}
+
+// goOn says the word that the process waits for, also to one that is stopped.
+func (p *process) goOn() {
+	p.t.Helper()
+	if _, err := io.WriteString(p.in, "\n"); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// stop stops the process as a garbage collector would, and returns when it has.
+func (p *process) stop() {
+	p.t.Helper()
+	p.signal(syscall.SIGSTOP)
+	var status syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(p.cmd.Process.Pid, &status, syscall.WUNTRACED, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			p.t.Fatal(err)
+		case status.Stopped():
+			return
+		default:
+			p.t.Fatalf("the process ended: %v", status)
+		}
+	}
+}
+
+func (p *process) wake() {
+	p.t.Helper()
+	p.signal(syscall.SIGCONT)
+}
+
+func (p *process) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
