@@ -76,18 +76,21 @@ func cancelledDuring(r *run) {
 			r.fatal(acquiring, "a cancelled Acquire of a free key gives %v: %v", r.saw(err), err)
 		}
 	}
+	r.clean(b, r.keys())
 	for _, key := range keys {
-		r.clean(b, key)
 		r.free(b, key)
 	}
 }
 
-// howLong measures an Acquire.
+// howLong measures an Acquire, and is not misled by one that was held up.
 func (r *run) howLong(b driver.Backend) time.Duration {
-	start := time.Now()
-	l := r.grant(b, driver.Request{Key: r.key()})
-	took := time.Since(start)
-	r.release(l)
+	took := time.Hour
+	for range 3 {
+		start := time.Now()
+		l := r.grant(b, driver.Request{Key: r.key()})
+		took = min(took, time.Since(start))
+		r.release(l)
+	}
 	return max(took, 20*time.Microsecond)
 }
 

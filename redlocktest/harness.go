@@ -30,7 +30,7 @@ type Harness struct {
 	// Grace is how much longer than the TTL the backend keeps a lock (lock-delay).
 	Grace time.Duration
 
-	// Timeout bounds every case; zero means 30 s. When it is over the watchdog
+	// Timeout bounds every case; zero means 2 min, since machines are busy. When it is over the watchdog
 	// prints the goroutines and closes the backends under test.
 	Timeout time.Duration
 
@@ -100,7 +100,7 @@ type Faults struct {
 
 const (
 	defaultTTL     = 500 * time.Millisecond
-	defaultTimeout = 30 * time.Second
+	defaultTimeout = 2 * time.Minute
 )
 
 // complete returns h with its defaults, or what is wrong with it.

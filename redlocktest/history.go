@@ -397,7 +397,7 @@ func (r *run) turn(h *recorder, client int, b driver.Backend, key string, hold t
 }
 
 // callTime bounds a call of a history, so that a fault costs no more than that.
-func (r *run) callTime() time.Duration { return r.h.Timeout / 30 }
+func (r *run) callTime() time.Duration { return min(r.h.Timeout/30, time.Second) }
 
 func (r *run) hold(h *recorder, client int, in input, l driver.Lease, hold time.Duration) {
 	if g := l.Grant(); g.Expires.IsZero() || time.Until(g.Expires) < r.left() {

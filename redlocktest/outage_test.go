@@ -273,7 +273,7 @@ func TestEveryBrokenOutageIsCaught(t *testing.T) {
 			verdict := make(chan error, 1)
 			go func() {
 				h := overLinks(m.spoil)
-				h.Timeout, h.quiet = 3*time.Second, true
+				h.Timeout, h.quiet = 5*time.Second, true
 				verdict <- Check(h)
 			}()
 			t.Parallel()

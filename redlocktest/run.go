@@ -306,7 +306,10 @@ func (r *run) frozen() *run {
 }
 
 // key returns a fresh key that nobody can guess.
-func (r *run) key() string { return "redlocktest/" + r.name + "/" + rand.Text() }
+func (r *run) key() string { return r.keys() + rand.Text() }
+
+// keys is how all keys of the case begin.
+func (r *run) keys() string { return "redlocktest/" + r.name + "/" }
 
 // owner returns an owner that nobody else has.
 func (r *run) owner() string { return ownerLabel + strings.ToLower(rand.Text()) }

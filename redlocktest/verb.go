@@ -253,7 +253,8 @@ func (r *run) misuse(err error, what, detail string) {
 	}
 }
 
-// clean asserts that nothing is stored of key, once clean-up has run.
+// clean asserts that nothing is stored of key, or of those that begin with it, once
+// clean-up has run.
 func (r *run) clean(b driver.Backend, key string) {
 	for {
 		found, known := r.residue(b, key)
