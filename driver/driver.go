@@ -367,6 +367,9 @@ type Bootstrap struct {
 	Quorum *Quorum
 	// Look changes nothing.
 	Look bool
+	// Seen is set by a quorum for its nodes: what this one said when it was to look. It
+	// is not taken for new if it is another process by now, or much later.
+	Seen *Remembrance
 	// Nodes states instead that the quorum has another number of nodes than it had. All
 	// of them have to answer; none votes for one restart guard, in which the leases of
 	// clients with the old list end.

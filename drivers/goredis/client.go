@@ -23,18 +23,22 @@ var _ redisnode.Client = (*client)(nil)
 
 // Exec runs one call by itself and several as a pipeline.
 func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
-	if len(calls) == 1 {
-		c.finish(calls[0], send(ctx, c.redis, calls[0]))
+	if len(calls) == 1 && calls[0].Behind == "" {
+		c.finish(calls[0], send(ctx, c.redis, calls[0]).Slice)
 		return
 	}
 	pipe := c.redis.Pipeline()
-	cmds := make([]*redis.Cmd, len(calls))
+	replies := make([]func() ([]any, error), len(calls))
 	for i, call := range calls {
-		cmds[i] = send(ctx, pipe, call)
+		if call.Behind != "" {
+			replies[i] = behind(ctx, pipe, call)
+		} else {
+			replies[i] = send(ctx, pipe, call).Slice
+		}
 	}
 	_, _ = pipe.Exec(ctx) // every command has its own error
 	for i, call := range calls {
-		c.finish(call, cmds[i])
+		c.finish(call, replies[i])
 	}
 }
 
@@ -49,8 +53,46 @@ func send(ctx context.Context, to redis.Scripter, call *redisnode.Call) *redis.C
 	return to.EvalSha(ctx, call.SHA, call.Keys, args...)
 }
 
-func (c *client) finish(call *redisnode.Call, cmd *redis.Cmd) {
-	call.Reply, call.Err = cmd.Slice()
+// behind sends a call in a transaction; see redisnode.Call. The first error tells why:
+// that of EXEC alone says only that there was one.
+func behind(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) func() ([]any, error) {
+	before, after := redisnode.Transaction(call.Behind)
+	var cmds []*redis.Cmd
+	for _, words := range before {
+		cmds = append(cmds, do(ctx, pipe, words))
+	}
+	cmds = append(cmds, send(ctx, pipe, call))
+	exec := do(ctx, pipe, after)
+	return func() ([]any, error) {
+		for _, cmd := range cmds {
+			if err := cmd.Err(); err != nil {
+				return nil, err
+			}
+		}
+		list, err := exec.Slice()
+		if err != nil || len(list) == 0 {
+			return nil, err
+		}
+		switch reply := list[len(list)-1].(type) {
+		case []any:
+			return reply, nil
+		case error:
+			return nil, reply
+		}
+		return nil, nil
+	}
+}
+
+func do(ctx context.Context, pipe redis.Pipeliner, words []string) *redis.Cmd {
+	args := make([]any, len(words))
+	for i, w := range words {
+		args[i] = w
+	}
+	return pipe.Do(ctx, args...)
+}
+
+func (c *client) finish(call *redisnode.Call, reply func() ([]any, error)) {
+	call.Reply, call.Err = reply()
 	call.Err = c.translate(call.Err)
 }
 

@@ -23,7 +23,9 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	defer b.calls.Done()
-	b.meet(ctx, req.TTL)
+	if err := b.meet(ctx, req.TTL); err != nil {
+		return nil, b.failed(ctx, err)
+	}
 
 	l := b.newLease(ctx, req, nil)    // step 1: the time
 	res, err := l.elect(ctx, l.all()) // steps 2 and 3: all nodes, a majority

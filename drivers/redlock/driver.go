@@ -204,8 +204,8 @@ type Backend struct {
 	duplicate atomic.Pointer[driver.RefusedError] // two nodes are one server; nil: none are
 	servers   sync.Mutex                          // one comparison of servers at a time
 
-	met     atomic.Bool // whether the nodes are new is settled
-	meeting sync.Mutex  // one first contact at a time
+	met     atomic.Bool   // whether the nodes are new is settled
+	meeting chan struct{} // closed when the first contact that is under way ends; guarded by mu
 
 	end    sync.Once
 	closed chan struct{}

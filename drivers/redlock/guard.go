@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -14,45 +15,107 @@ import (
 // were restarted, and their clocks or an operator have to tell.
 
 const (
-	// The nodes are asked again where some remember and some do not: another client
-	// may be making its first contact just now.
-	looks     = 3
+	// The nodes are asked again where some remember and some do not, and those might be
+	// taken for new: another client may be doing so right now.
+	looks     = 25
 	lookAgain = 20 * time.Millisecond
+
+	// meetPatience is how long nodes may take at the first contact, where none of those that
+	// answered has a memory: to give up early would cost a quarantine.
+	meetPatience = time.Second
 )
 
 // meet settles at the first contact whether the nodes are new. Where they are not, or
-// where it cannot be told yet, each node's own guard decides.
-func (b *Backend) meet(ctx context.Context, ttl time.Duration) {
+// where it cannot be told yet, each node's own guard decides. Who comes meanwhile waits
+// for the same answer; an error is the end of ctx or of the backend.
+func (b *Backend) meet(ctx context.Context, ttl time.Duration) error {
 	if b.met.Load() || b.opts.Guard == 0 {
-		return
+		return nil
 	}
-	b.meeting.Lock() // bounded by the nodes' timeout
-	defer b.meeting.Unlock()
-	if b.met.Load() {
-		return
+	b.mu.Lock()
+	if b.meeting == nil && !b.met.Load() {
+		b.meeting = make(chan struct{})
+		b.calls.Add(1) // the caller has one already, so that Close waits
+		go b.hold(context.WithoutCancel(ctx), ttl)
 	}
+	meeting := b.meeting
+	b.mu.Unlock()
+	if meeting == nil {
+		return nil
+	}
+	select {
+	case <-meeting:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-b.closed:
+		return driver.ErrClosed
+	}
+}
+
+// hold holds a meeting.
+func (b *Backend) hold(ctx context.Context, ttl time.Duration) {
+	defer b.calls.Done()
+	met := b.introduce(ctx, b.timeout(ttl))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.met.Store(met)
+	close(b.meeting)
+	b.meeting = nil
+}
+
+// introduce looks at the nodes, and makes them vote at once if they are new. It reports
+// whether that is settled; if not, the next contact is the first.
+func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled bool) {
 	for range looks {
-		least, most, errs := b.look(ctx, b.timeout(ttl))
+		seen, errs := b.look(ctx, timeout)
+		least, most := extremes(seen)
 		switch {
-		case b.answered(errs) != nil:
-			return // the next contact is the first
 		case most < driver.Remembers && hasError(errs):
-			return
-		case most < driver.Remembers:
-			if why := b.whyNew(most); why != "" && !hasError(b.state(ctx, b.timeout(ttl), &driver.Bootstrap{})) {
-				b.event(driver.Event{Kind: driver.Bootstrapped, Detail: why})
+			if timeout >= meetPatience || !anyLate(errs) {
+				return false
 			}
-			b.met.Store(true)
-			return
-		case least == most:
-			b.met.Store(true)
-			return
+			timeout = meetPatience
+			continue
+		case b.answered(errs) != nil:
+			return false
+		case most < driver.Remembers:
+			why := b.whyNew(most)
+			if why == "" {
+				return true
+			}
+			if !hasError(b.state(ctx, max(timeout, meetPatience), &driver.Bootstrap{}, seen)) {
+				b.event(driver.Event{Kind: driver.Bootstrapped, Detail: why})
+				return true
+			}
+		case least == most || b.whyNew(least) == "":
+			return true
 		}
-		if !b.sleep(lookAgain) || ctx.Err() != nil {
-			return
+		if !b.sleep(lookAgain) {
+			return false
 		}
 	}
-	b.met.Store(true)
+	return true
+}
+
+// extremes returns the least and the most of what the nodes that answered remember.
+func extremes(seen []*driver.Remembrance) (least, most driver.Memory) {
+	least = driver.Remembers
+	for _, r := range seen {
+		if r != nil {
+			least, most = min(least, r.Memory), max(most, r.Memory)
+		}
+	}
+	return least, most
+}
+
+func anyLate(errs []error) bool {
+	for _, err := range errs {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return true
+		}
+	}
+	return false
 }
 
 // whyNew says why nodes without a memory are new; empty: they may have been restarted.
@@ -68,10 +131,9 @@ func (b *Backend) whyNew(most driver.Memory) string {
 	return ""
 }
 
-// look asks all nodes what they remember, and returns the least and the most of those
-// that answered.
-func (b *Backend) look(ctx context.Context, timeout time.Duration) (least, most driver.Memory, errs []error) {
-	memories := make([]driver.Memory, len(b.nodes))
+// look asks all nodes what they remember; nil stands for those that did not answer.
+func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driver.Remembrance, errs []error) {
+	seen = make([]*driver.Remembrance, len(b.nodes))
 	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.Admin) error {
 		terms := b.terms(n, 0)
 		sent := time.Now()
@@ -81,23 +143,17 @@ func (b *Backend) look(ctx context.Context, timeout time.Duration) (least, most 
 		}
 		n.identify(r.Server)
 		n.learn(b.sample(r.Clock, sent, time.Now()))
-		memories[n.index] = r.Memory
+		seen[n.index] = r
 		return nil
 	})
-	least = driver.Remembers
-	for i, err := range errs {
-		if err == nil {
-			least, most = min(least, memories[i]), max(most, memories[i])
-		}
-	}
-	return least, most, errs
+	return seen, errs
 }
 
-// state makes all nodes do what s says.
-func (b *Backend) state(ctx context.Context, timeout time.Duration, s *driver.Bootstrap) []error {
+// state makes all nodes do what s says, if they are those that were seen.
+func (b *Backend) state(ctx context.Context, timeout time.Duration, s *driver.Bootstrap, seen []*driver.Remembrance) []error {
 	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.Admin) error {
 		terms := b.terms(n, 0)
-		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, Nodes: s.Nodes})
+		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, Nodes: s.Nodes, Seen: seen[n.index]})
 		return err
 	})
 }
@@ -123,18 +179,20 @@ func hasError(errs []error) bool {
 	return false
 }
 
-// Bootstrap states that the nodes are new, or, with s.Nodes, that they are others, or
-// more or fewer, than they were. All of them have to answer; and none may have a memory,
-// unless it is of a change of nodes.
+// Bootstrap states that the nodes are new, or, with s.Nodes, that they are more or fewer
+// than they were. All of them have to answer; and none may have a memory, unless it is of
+// a change of nodes. A node is replaced by another in two such changes, since clients
+// with the old list are told apart by their number: add one first, then leave one out.
 func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.Remembrance, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
 	}
 	defer b.calls.Done()
-	_, most, errs := b.look(ctx, inspectTimeout)
+	seen, errs := b.look(ctx, inspectTimeout)
 	if err := b.all(errs); err != nil {
 		return nil, err
 	}
+	_, most := extremes(seen)
 	r := &driver.Remembrance{Memory: most}
 	switch {
 	case s.Look:
@@ -145,7 +203,7 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.R
 	if dup := b.duplicate.Load(); dup != nil {
 		return r, dup
 	}
-	return r, b.all(b.state(ctx, inspectTimeout, s))
+	return r, b.all(b.state(ctx, inspectTimeout, s, seen))
 }
 
 // all returns the first of the errors, with its node.

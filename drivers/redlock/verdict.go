@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,15 +14,15 @@ import (
 
 // tally is what the nodes that did not grant said.
 type tally struct {
-	pending int                  // nodes that may still answer
-	heldBy  int                  // nodes that somebody else has
-	most    int                  // of which so many one owner, the rival
-	rival   *leg                 // one of the rival's nodes
-	refused int                  // nodes that will not
-	forever int                  // of which so many not as they are configured
-	soonest time.Duration        // when one of the others may
-	reason  *driver.RefusedError // one refusal, a permanent one if there is one
-	invalid error                // misuse
+	pending int                            // nodes that may still answer
+	heldBy  int                            // nodes that somebody else has
+	most    int                            // of which so many one owner, the rival
+	rival   *leg                           // one of the rival's nodes
+	refused int                            // nodes that will not
+	forever int                            // of which so many not as they are configured
+	reason  *driver.RefusedError           // a permanent one, if there is one
+	today   [MaxNodes]*driver.RefusedError // the others
+	invalid error                          // misuse
 }
 
 // tally counts the answers. A node that has an earlier attempt of this very request,
@@ -74,14 +75,17 @@ func (t *tally) refusal(err error) {
 		t.forever++
 		t.reason = r
 	default:
+		t.today[t.refused-t.forever] = r
 		t.refused++
-		if t.soonest == 0 || r.RetryAfter < t.soonest {
-			t.soonest = r.RetryAfter
-		}
-		if t.forever == 0 {
-			t.reason = r
-		}
 	}
+}
+
+// soonest returns the refusal after which too few are left to stand in the way of a
+// majority.
+func (t *tally) soonest(enough int) *driver.RefusedError {
+	today := t.today[:t.refused-t.forever]
+	slices.SortFunc(today, func(a, b *driver.RefusedError) int { return cmp.Compare(a.RetryAfter, b.RetryAfter) })
+	return today[t.refused-enough]
 }
 
 // verdict is what the answers prove, if no majority can be had: one other owner, or
@@ -94,7 +98,8 @@ func (t *tally) verdict(l *lease) error {
 	case t.forever >= enough:
 		return &driver.RefusedError{Reason: t.reason.Reason, Err: t.reason.Err}
 	case t.refused >= enough:
-		return &driver.RefusedError{RetryAfter: t.soonest, Reason: t.reason.Reason, Err: t.reason.Err}
+		r := t.soonest(enough)
+		return &driver.RefusedError{RetryAfter: r.RetryAfter, Reason: r.Reason, Err: r.Err}
 	}
 	return nil
 }

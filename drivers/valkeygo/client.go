@@ -128,17 +128,52 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if !c.own {
 		ctx = context.WithoutCancel(ctx) // no deadline either: see New
 	}
-	if len(calls) == 1 {
+	if len(calls) == 1 && calls[0].Behind == "" {
 		c.finish(calls[0], v.Do(ctx, command(v, calls[0])))
 		return
 	}
-	cmds := make(valkey.Commands, len(calls))
-	for i, call := range calls {
-		cmds[i] = command(v, call)
+	cmds := make(valkey.Commands, 0, len(calls))
+	for _, call := range calls {
+		if call.Behind == "" {
+			cmds = append(cmds, command(v, call))
+			continue
+		}
+		before, after := redisnode.Transaction(call.Behind)
+		for _, words := range before {
+			cmds = append(cmds, v.B().Arbitrary(words...).Build())
+		}
+		cmds = append(cmds, command(v, call), v.B().Arbitrary(after...).Build())
 	}
-	for i, result := range v.DoMulti(ctx, cmds...) {
-		c.finish(calls[i], result)
+	results := v.DoMulti(ctx, cmds...)
+	for _, call := range calls {
+		if call.Behind == "" {
+			c.finish(call, results[0])
+			results = results[1:]
+			continue
+		}
+		c.finishBehind(call, results[:4])
+		results = results[4:]
 	}
+}
+
+// finishBehind reads the replies to a call in a transaction. The first error tells why:
+// that of EXEC alone says only that there was one.
+func (c *client) finishBehind(call *redisnode.Call, results []valkey.ValkeyResult) {
+	exec := results[len(results)-1]
+	for _, result := range results {
+		if err := result.Error(); err != nil {
+			call.Err = c.translate(err)
+			return
+		}
+	}
+	list, err := exec.ToArray()
+	if err != nil || len(list) == 0 {
+		call.Err = c.translate(err)
+		return
+	}
+	script := list[len(list)-1]
+	reply, err := script.ToArray()
+	c.read(call, reply, err)
 }
 
 func command(v valkey.Client, call *redisnode.Call) valkey.Completed {
@@ -151,6 +186,10 @@ func command(v valkey.Client, call *redisnode.Call) valkey.Completed {
 
 func (c *client) finish(call *redisnode.Call, result valkey.ValkeyResult) {
 	list, err := result.ToArray()
+	c.read(call, list, err)
+}
+
+func (c *client) read(call *redisnode.Call, list []valkey.ValkeyMessage, err error) {
 	if err != nil {
 		call.Err = c.translate(err)
 		return

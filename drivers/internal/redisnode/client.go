@@ -65,3 +65,9 @@ type notSent struct{ err error }
 func (e *notSent) Error() string        { return e.err.Error() }
 func (e *notSent) Unwrap() error        { return e.err }
 func (e *notSent) Is(target error) bool { return target == ErrNotSent }
+
+// Transaction returns the commands that stand before and after a script that is Behind a
+// key, and writes nothing that lasts. The last one's reply, a list, ends with the script's.
+func Transaction(behind string) (before [2][]string, after []string) {
+	return [2][]string{{"MULTI"}, {"SET", behind, "", "PX", "1"}}, []string{"EXEC"}
+}

@@ -132,7 +132,7 @@ func (n *Node) permission(key, text string) string {
 	if command == "" {
 		command = "of a script: time, set, get, pexpire, pttl, del or publish"
 	}
-	return fmt.Sprintf("the user may not run the command %s (needed are eval, evalsha, time, set, get, del, pexpire, pttl, publish, subscribe, unsubscribe; the restart guard needs info; script and config are of use)", command)
+	return fmt.Sprintf("the user may not run the command %s (needed are eval, evalsha, time, set, get, del, pexpire, pttl, publish, subscribe, unsubscribe; the restart guard needs info, multi and exec; script and config are of use)", command)
 }
 
 // quoted returns what stands between the first quotes of an error reply.

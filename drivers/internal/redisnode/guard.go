@@ -21,14 +21,17 @@ const DefaultAllowance = 100 * time.Millisecond
 
 // marker is a script that does nothing but be there: it outlives FLUSHALL, so that a
 // server which was emptied is not taken for one that is new. It is the same in every
-// release.
-const marker = "return 'dlock-used'"
+// release, and one for each space of keys: another application's locks say nothing of
+// what this one's server has forgotten.
+func marker(space string) script { return newScript("return 'dlock-used' -- " + space) }
 
 // guard is the restart guard of a node.
 type guard struct {
 	cfg   *Config
-	meta  string         // the name of what the server remembers
-	space string         // which keys that is about, for the texts of scripts
+	meta  string // the name of what the server remembers
+	shake string // the name of what a handshake writes first: see Call
+	space string // which keys that is about, for the texts of scripts
+	mark  script
 	lone  *driver.Quorum // of a lone instance; nil: there is none
 	wg    *tracker
 }
@@ -38,8 +41,10 @@ func newGuard(cfg *Config, wg *tracker) *guard {
 		cfg:   cfg,
 		wg:    wg,
 		meta:  cfg.Prefix + layout + "meta",
+		shake: cfg.Prefix + layout + "shake",
 		space: fmt.Sprintf("db %d prefix %x", cfg.DB, cfg.Prefix),
 	}
+	g.mark = marker(g.space)
 	if cfg.Guard > 0 {
 		g.lone = &driver.Quorum{N: 1, Guard: cfg.Guard, Allowance: DefaultAllowance}
 	}
@@ -54,6 +59,8 @@ func checkGuard(cfg *Config) error {
 		return driver.Invalid("RestartGuard", "%v is under the least TTL, %v", cfg.Guard, minTTL)
 	case cfg.Guard > 0 && cfg.Cluster:
 		return driver.Invalid("RestartGuard", "is not for a Cluster, whose shards restart one by one")
+	case cfg.Durable && cfg.Failover:
+		return driver.Invalid("Durable", "is for one server: a failover may lose what was acknowledged, whatever the server does")
 	case cfg.Guard == 0 && (cfg.Bootstrap || cfg.StrictGuard):
 		return driver.Invalid("Bootstrap", "and StrictGuard are for a lone instance with a restart guard; a quorum has its own")
 	}
@@ -122,7 +129,9 @@ func span(q *driver.Quorum) int64 {
 	return int64((q.Guard + q.Guard/100 + 2*q.Allowance) / time.Microsecond)
 }
 
-func handshakeArgs(q *driver.Quorum, mode string) []string {
+// handshakeArgs are those of a handshake; until is the instant of the server's clock
+// until when it may be taken for new.
+func handshakeArgs(q *driver.Quorum, mode string, until int64) []string {
 	others := int64(0)
 	if q.N > 1 {
 		others = -1
@@ -133,7 +142,7 @@ func handshakeArgs(q *driver.Quorum, mode string) []string {
 		}
 	}
 	i := func(n int64) string { return strconv.FormatInt(n, 10) }
-	return []string{"handshake", i(int64(q.N)), i(span(q)), i(int64(q.Allowance / time.Microsecond)), i(others), mode}
+	return []string{"handshake", i(int64(q.N)), i(span(q)), i(int64(q.Allowance / time.Microsecond)), i(others), mode, i(until)}
 }
 
 // stale reports whether the script refused because the process of the last handshake
@@ -162,65 +171,81 @@ func (p *process) overlong(a *answer, q *driver.Quorum) bool {
 	return till-now > max(kept, span(q))+int64(q.Allowance/time.Microsecond)
 }
 
-// prepare does what comes before a handshake, and returns its mode.
-func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quorum) (mode string, err error) {
+// prepare does what comes before a handshake, and returns its mode; what says why a lone
+// instance is taken for new.
+func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quorum) (mode, what string, err error) {
 	if p.run == "" {
-		return "", &driver.RefusedError{Reason: g.cfg.Addr + ": the restart guard has to know the server's run_id: allow the command INFO, or restart_guard=off"}
+		return "", "", &driver.RefusedError{Reason: g.cfg.Addr + ": " + needInfo}
 	}
 	if g.cfg.Durable {
 		if err := g.durable(ctx); err != nil {
-			return "", err
+			return "", "", err
 		}
 		mode = "durable"
 	}
+	to := p.guard(g.space, q.N)
 	if q == g.lone {
 		r, err := g.look(ctx, f, q)
 		if err != nil {
-			return "", err
+			return "", "", err
 		}
 		if r.Memory == driver.Blank && !g.cfg.StrictGuard || r.Memory <= driver.Young && g.cfg.Bootstrap {
-			mode = "bootstrap"
-			defer g.cfg.Event(driver.Event{Kind: driver.Bootstrapped, Node: g.cfg.Addr, Detail: "the server is " + r.Memory.String() + ": it votes at once"})
+			// Before it votes: if it is emptied right then, it must not look new again.
+			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", g.leaveMark(ctx, to)
 		}
 	}
-	g.mark(ctx, p.guard(g.space, q.N))
-	return mode, nil
+	if !to.marked.Load() {
+		g.wg.add()
+		go func() {
+			defer g.wg.done()
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.CallTimeout)
+			defer cancel()
+			_ = g.leaveMark(ctx, to) // again, with the next handshake
+		}()
+	}
+	return mode, "", nil
 }
 
-// mark leaves the marker on the server, in the background. Where that is not allowed, a
-// server that was emptied counts as new, if it was not started lately.
-func (g *guard) mark(ctx context.Context, to *guarded) {
-	if to.marked.Swap(true) {
-		return
+const needInfo = "the restart guard has to know the server's run_id: allow the command INFO, or restart_guard=off"
+
+// leaveMark leaves the marker on the server: by EVAL where SCRIPT is not allowed, though
+// the server may forget it then among many others.
+func (g *guard) leaveMark(ctx context.Context, to *guarded) error {
+	if to.marked.Load() {
+		return nil
 	}
-	g.wg.add()
-	go func() {
-		defer g.wg.done()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.CallTimeout)
-		defer cancel()
-		err := g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
-			_, err := s.Do(ctx, "SCRIPT", "LOAD", marker)
-			return err
-		})
+	err := g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+		_, err := s.Do(ctx, "SCRIPT", "LOAD", g.mark.text)
 		var refusal ServerError
-		if err != nil && !errors.As(err, &refusal) {
-			to.marked.Store(false) // again, with the next handshake
-		}
-	}()
-}
-
-// isMarked reports whether this process of the server has ever kept locks under a guard.
-func (g *guard) isMarked(ctx context.Context) bool {
-	found := false
-	_ = g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
-		reply, err := s.Do(ctx, "SCRIPT", "EXISTS", newScript(marker).sha)
-		if list, ok := reply.([]any); ok && len(list) == 1 {
-			n, _ := list[0].(int64)
-			found = found || n == 1
+		if errors.As(err, &refusal) {
+			_, err = s.Do(ctx, "EVAL", g.mark.text, "0")
 		}
 		return err
 	})
-	return found
+	if err != nil {
+		var refusal ServerError
+		if errors.As(err, &refusal) {
+			return err
+		}
+		return &notSent{err}
+	}
+	to.marked.Store(true)
+	return nil
+}
+
+// isMarked reports whether this process of the server has ever kept locks under a guard;
+// also where it cannot be told.
+func (g *guard) isMarked(ctx context.Context) bool {
+	found := false
+	err := g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+		_, err := s.Do(ctx, "EVALSHA", g.mark.sha, "0")
+		if isCode(err, "NOSCRIPT") {
+			return nil
+		}
+		found = found || err == nil
+		return err
+	})
+	return found || err != nil
 }
 
 // durable refuses if the server says that it may forget what it has acknowledged.
@@ -243,6 +268,16 @@ func (g *guard) durable(ctx context.Context) error {
 	})
 }
 
+// welcome says that a lone instance was taken for new, if the handshake c did so.
+func (g *guard) welcome(c *Call, what string) {
+	now, _ := number(c.Reply, 2)
+	if code, _ := number(c.Reply, 0); code == 1 {
+		if till, _ := number(c.Reply, 3); till <= now {
+			g.cfg.Event(driver.Event{Kind: driver.Bootstrapped, Node: g.cfg.Addr, Detail: what})
+		}
+	}
+}
+
 // heed reads a handshake's reply: {code, run_id, TIME, till, guard, why}.
 func (g *guard) heed(p *process, q *driver.Quorum, reply []any) error {
 	code, _ := number(reply, 0)
@@ -252,6 +287,8 @@ func (g *guard) heed(p *process, q *driver.Quorum, reply []any) error {
 	switch {
 	case !ok:
 		return &notSent{errors.New("the server answers a handshake in an unknown way")}
+	case code == 3:
+		return nil // once more
 	case code == 2:
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients have to list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
 	}
@@ -297,7 +334,7 @@ func inQuarantine(why string, till, now int64) string {
 	what, fix := "the server is in quarantine", ""
 	switch why {
 	case "restart":
-		what = "the server was restarted"
+		what = "the server was restarted, or another took its place"
 	case "new":
 		what = "the server is new, or has lost its memory"
 		fix = " (if all servers of this lock are new: dlock bootstrap, or bootstrap=true)"
@@ -338,7 +375,7 @@ func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.R
 		r.Memory = driver.Remembers
 	case g.isMarked(ctx):
 		r.Memory = driver.Emptied
-	case time.Duration(up)*time.Second > q.Guard:
+	case (up-1)*int64(time.Second/time.Microsecond) > span(q): // it counts whole seconds, by a clock of whole seconds
 		r.Memory = driver.Blank
 	}
 	return r, nil
@@ -362,11 +399,13 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Reme
 	defer cancel()
 	r, err := n.guard.look(ctx, n.fleet, q)
 	if err == nil && !b.Look {
-		mode := "bootstrap"
+		mode, seen := "bootstrap", r
 		if b.Nodes {
 			mode = "nodes"
+		} else if b.Seen != nil {
+			seen = b.Seen
 		}
-		err = n.fleet.bootstrap(ctx, q, mode)
+		err = n.fleet.bootstrap(ctx, q, mode, seen)
 	}
 	if err != nil {
 		return nil, n.explain("", err)
@@ -374,30 +413,48 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Reme
 	return r, nil
 }
 
-// bootstrap makes a handshake in this mode.
-func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string) error {
+// seenFor is how long what a server said of its memory is taken for true: another client
+// may give it one, and somebody may then take it away.
+const seenFor = 5 * time.Second
+
+// bootstrap makes a handshake in this mode with the process that was seen.
+func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, seen *driver.Remembrance) error {
 	p, _, err := f.process(ctx, f.guard.meta)
 	if err != nil {
 		return err
 	}
-	f.guard.mark(ctx, p.guard(f.guard.space, q.N))
-	c := &Call{Keys: []string{f.guard.meta}, Text: p.guard(f.guard.space, q.N).scripts[opAcquire].text, Args: handshakeArgs(q, mode)}
+	if p.run == "" {
+		return &driver.RefusedError{Reason: f.guard.cfg.Addr + ": " + needInfo}
+	}
+	to := p.guard(f.guard.space, q.N)
+	if err := f.guard.leaveMark(ctx, to); err != nil {
+		return err
+	}
+	args := handshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
+	c := &Call{Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: to.scripts[opAcquire].text, Args: args}
+	if seen.Server != p.run {
+		return errChanged
+	}
 	now, err := f.handshake(ctx, p, c, f.guard.meta)
 	if err != nil {
 		return err
 	}
-	if now != p {
-		return &notSent{errors.New("the server was restarted just now")}
+	if code, _ := number(c.Reply, 0); now != p || code == 3 {
+		return errChanged
 	}
 	return f.guard.heed(p, q, c.Reply)
 }
+
+var errChanged = &notSent{errors.New("the server was restarted just now, or it took too long to state that it is new: try again")}
 
 // refusal explains an error of a handshake.
 func (g *guard) refusal(text string) error {
 	_, text, _ = strings.Cut(text, " ")
 	what, value, _ := strings.Cut(text, " ")
-	reason := "the restart guard has to know the server's run_id: allow the command INFO, or restart_guard=off"
+	reason := needInfo
 	switch what {
+	case "release":
+		reason = fmt.Sprintf("this is release %s, which keeps scripts over a restart, so that the restart guard cannot notice it: use Redis 7 or Valkey, or restart_guard=off", value)
 	case "policy":
 		reason = fmt.Sprintf("maxmemory-policy is %s, so that the server may evict locks that are held: set noeviction, or restart_guard=off", value)
 	case "layout":

@@ -26,6 +26,11 @@ type Call struct {
 	Text string // …or, where it is not empty, EVAL of this
 	Keys []string
 	Args []string
+	// Behind, where it is not empty, is a key that is written right before, in one
+	// transaction with the script: a server that takes no writes now does not even see
+	// the text, and so cannot know it later. (EVAL alone makes a text callable by EVALSHA,
+	// also where it was refused.)
+	Behind string
 
 	Reply []any
 	Err   error

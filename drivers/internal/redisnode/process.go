@@ -248,11 +248,16 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 	if q == nil {
 		c.Text, c.Args = p.scripts[o].text, []string{"handshake"}
 	} else {
-		mode, err := f.guard.prepare(ctx, f, p, q)
+		mode, what, err := f.guard.prepare(ctx, f, p, q)
 		if err != nil {
 			return nil, err
 		}
-		c.Text, c.Args = p.guard(f.guard.space, q.N).scripts[o].text, handshakeArgs(q, mode)
+		if what != "" {
+			defer func() { f.guard.welcome(c, what) }()
+		}
+		deadline, _ := ctx.Deadline()
+		c.Text, c.Args = p.guard(f.guard.space, q.N).scripts[o].text, handshakeArgs(q, mode, p.clock.at(deadline))
+		c.Behind = f.guard.shake
 	}
 	now, err := f.handshake(ctx, p, c, keys[0])
 	if err != nil || q == nil || now != p {

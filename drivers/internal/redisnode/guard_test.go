@@ -1,0 +1,429 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// wire is a client whose calls a test may send to another server than the last, as
+// happens where a name or a Sentinel stands before several. before is called for every
+// batch, and returns where it goes.
+type wire struct {
+	before func(calls []*Call) *redis.Client
+	admin  func() *redis.Client
+}
+
+func (w *wire) Exec(ctx context.Context, calls []*Call) {
+	pipe := w.before(calls).Pipeline()
+	for _, c := range calls {
+		args := make([]any, len(c.Args))
+		for i, a := range c.Args {
+			args[i] = a
+		}
+		eval := func() *redis.Cmd {
+			if c.Text != "" {
+				return pipe.Eval(ctx, c.Text, c.Keys, args...)
+			}
+			return pipe.EvalSha(ctx, c.SHA, c.Keys, args...)
+		}
+		if c.Behind == "" {
+			defer func(cmd *redis.Cmd) { c.Reply, c.Err = cmd.Slice(); c.Err = serverError(c.Err) }(eval())
+			continue
+		}
+		before, after := Transaction(c.Behind)
+		var cmds []*redis.Cmd
+		for _, words := range before {
+			cmds = append(cmds, pipe.Do(ctx, anys(words)...))
+		}
+		cmds = append(cmds, eval(), pipe.Do(ctx, anys(after)...))
+		defer func() {
+			for _, cmd := range cmds {
+				if c.Err = serverError(cmd.Err()); c.Err != nil {
+					return
+				}
+			}
+			list, _ := cmds[len(cmds)-1].Slice()
+			switch last := list[len(list)-1].(type) {
+			case []any:
+				c.Reply = last
+			case error:
+				c.Err = serverError(last)
+			}
+		}()
+	}
+	_, _ = pipe.Exec(ctx)
+}
+
+func (w *wire) Each(ctx context.Context, fn func(context.Context, Server) error) error {
+	return fn(ctx, plainServer{w.admin()})
+}
+
+func (w *wire) Subscribe(context.Context, Sink, []string) (Subscription, error) {
+	return nil, errors.New("no pub/sub")
+}
+func (w *wire) Close() error { return nil }
+
+type plainServer struct{ *redis.Client }
+
+func (plainServer) Addr() string { return "server" }
+
+func (s plainServer) Do(ctx context.Context, args ...string) (any, error) {
+	reply, err := s.Client.Do(ctx, anys(args)...).Result()
+	return reply, serverError(err)
+}
+
+func anys(words []string) []any {
+	args := make([]any, len(words))
+	for i, w := range words {
+		args[i] = w
+	}
+	return args
+}
+
+func serverError(err error) error {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return ServerError(reply.Error())
+	}
+	return err
+}
+
+func dialServer(t *testing.T, s *server.Server) *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: s.Addr(), MaxRetries: -1})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// newGuarded returns a lone instance with a guard of a minute. Bootstrap is on, so that
+// whatever is refused is refused for a reason.
+func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int32) {
+	t.Helper()
+	votedAtOnce := new(atomic.Int32)
+	cfg := Config{
+		Client: c, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second, Lanes: 2,
+		Guard: time.Minute, Bootstrap: true,
+		Event: func(e driver.Event) {
+			if e.Kind == driver.Bootstrapped {
+				votedAtOnce.Add(1)
+			}
+		},
+	}
+	if alter != nil {
+		alter(&cfg)
+	}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close() })
+	return n, votedAtOnce
+}
+
+var bids atomic.Int64
+
+func bid(n *Node, key string) (driver.Lease, error) {
+	return n.Acquire(context.Background(), &driver.Request{Key: key, Owner: fmt.Sprint("o/", bids.Add(1)), TTL: 30 * time.Second})
+}
+
+// wantRefused fails unless err is a refusal of the guard that says this.
+func wantRefused(t *testing.T, err error, says string) *driver.RefusedError {
+	t.Helper()
+	var r *driver.RefusedError
+	if !errors.As(err, &r) || !strings.Contains(err.Error(), says) {
+		t.Fatalf("got %v, want a refusal that says %q", err, says)
+	}
+	return r
+}
+
+// isHandshake reports whether a batch is a handshake of the guard; isLook, whether it is the
+// question what the server remembers.
+func isHandshake(calls []*Call) bool {
+	return len(calls[0].Args) > 0 && calls[0].Args[0] == "handshake" && len(calls[0].Args) > 1
+}
+func isLook(calls []*Call) bool { return calls[0].Text == luaLook }
+
+func eachKind(t *testing.T, test func(t *testing.T, kind server.Kind)) {
+	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+		t.Run(string(kind), func(t *testing.T) { test(t, kind) })
+	}
+}
+
+func do(t *testing.T, s *server.Server, args ...string) any {
+	t.Helper()
+	reply, err := s.Do(args...)
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return reply
+}
+
+func restart(t *testing.T, s *server.Server, keep bool) {
+	t.Helper()
+	if keep {
+		do(t, s, "SAVE")
+	}
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A server of which the data survived, and the locks did not, with the text of the
+// process that it was before: between who answered the question and who gets the
+// text lies a restart.
+func TestATextOfOneProcessIsLoadedByAnotherAndVotesNot(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind)
+		c := dialServer(t, s)
+		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
+		old, _ := newGuarded(t, w, nil)
+		l, err := bid(old, "first")
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(t, s, "SAVE")
+		if _, err := bid(old, "lost"); err != nil {
+			t.Fatal(err)
+		}
+		armed := true
+		fresh, _ := newGuarded(t, &wire{admin: w.admin, before: func(calls []*Call) *redis.Client {
+			if armed && isHandshake(calls) {
+				armed = false
+				restart(t, s, false)
+			}
+			return c
+		}}, nil)
+		_, err = bid(fresh, "lost")
+		r := wantRefused(t, err, "was restarted")
+		if r.RetryAfter < 55*time.Second || r.RetryAfter > 62*time.Second {
+			t.Errorf("RetryAfter is %v with a guard of a minute", r.RetryAfter)
+		}
+		if armed {
+			t.Error("there was no restart")
+		}
+		// The old client believes in the old process, whose text this one now knows.
+		if got := old.fleet.slots[0].Load().run; got != l.Grant().Server {
+			t.Fatalf("it believes in %s", got)
+		}
+		_, err = bid(old, "lost")
+		wantRefused(t, err, "was restarted")
+		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 30 * time.Second}); err != nil {
+			t.Errorf("a renewal of what the server remembers, in the quarantine: %v", err)
+		}
+	})
+}
+
+// What a text is refused for must not make it callable: a replica that got the
+// primary's text, and is promoted, has the primary's meta.
+func TestATextThatWasRefusedOnAReplicaVotesNotThereLater(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		primary := server.StartFor(t, kind)
+		replica := server.StartFor(t, kind, server.WithReplicaOf(primary))
+		a, b := dialServer(t, primary), dialServer(t, replica)
+		at := a
+		w := &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}
+		old, _ := newGuarded(t, w, nil)
+		if _, err := bid(old, "k"); err != nil {
+			t.Fatal(err)
+		}
+		do(t, primary, "WAIT", "1", "10000")
+		if meta, _ := replica.Do("GET", "redlock1:meta"); meta == nil {
+			t.Fatal("the replica has no meta")
+		}
+		confused, _ := newGuarded(t, &wire{admin: w.admin, before: func(calls []*Call) *redis.Client {
+			if isHandshake(calls) {
+				return b
+			}
+			return a
+		}}, nil)
+		_, err := bid(confused, "other")
+		wantRefused(t, err, "read-only replica")
+
+		do(t, replica, "REPLICAOF", "NO", "ONE")
+		at = b
+		_, err = bid(old, "other")
+		wantRefused(t, err, "another took its place")
+	})
+}
+
+// The same where the guard itself refuses, in the moment of a restart.
+func TestATextThatWasRefusedForTheSettingsVotesNotLater(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind)
+		c := dialServer(t, s)
+		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
+		old, _ := newGuarded(t, w, nil)
+		if _, err := bid(old, "k"); err != nil {
+			t.Fatal(err)
+		}
+		armed := true
+		fresh, _ := newGuarded(t, &wire{admin: w.admin, before: func(calls []*Call) *redis.Client {
+			if armed && isHandshake(calls) {
+				armed = false
+				restart(t, s, true)
+				do(t, s, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+			}
+			return c
+		}}, nil)
+		_, err := bid(fresh, "k2")
+		r := wantRefused(t, err, "maxmemory-policy is allkeys-lru")
+		if r.RetryAfter != 0 {
+			t.Errorf("RetryAfter is %v, but nobody mends it", r.RetryAfter)
+		}
+		do(t, s, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+		_, err = bid(old, "k2")
+		wantRefused(t, err, "was restarted")
+	})
+}
+
+// A server is new only as it was seen: that very process, and not long ago.
+func TestWhatWasSeenToBeNewIsNoLongerSoAfterARestartOrTooLate(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind)
+		c := dialServer(t, s)
+		for name, between := range map[string]func(){
+			"restart": func() { restart(t, s, false) },
+			"nothing": func() {},
+		} {
+			restart(t, s, false)
+			do(t, s, "FLUSHALL")
+			armed, direct := true, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
+			n, atOnce := newGuarded(t, &wire{admin: direct.admin, before: func(calls []*Call) *redis.Client {
+				if armed && isHandshake(calls) {
+					armed = false
+					between()
+				}
+				return c
+			}}, nil)
+			l, err := bid(n, "k")
+			if err != nil || armed || atOnce.Load() != 1 {
+				t.Fatalf("%s: %v, %v, %d events", name, l, err, atOnce.Load())
+			}
+		}
+
+		// A quorum's word is about what it saw.
+		other, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
+			c.Guard, c.Bootstrap, c.Prefix = 0, false, "q:"
+		})
+		q := &driver.Quorum{N: 3, Guard: time.Minute, Allowance: 100 * time.Millisecond}
+		state := func(seen driver.Remembrance) error {
+			_, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Seen: &seen})
+			return err
+		}
+		seen, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Look: true})
+		if err != nil || seen.Memory != driver.Young {
+			t.Fatalf("%+v, %v", seen, err)
+		}
+		late, gone := *seen, *seen
+		late.Clock = late.Clock.Add(-time.Hour)
+		gone.Server = strings.Repeat("0", 40)
+		for _, r := range []driver.Remembrance{late, gone} {
+			if err := state(r); err == nil {
+				t.Errorf("taken for new, though it was seen at %v and is %s", r.Clock, r.Server)
+			}
+			if meta := do(t, s, "GET", "q:redlock1:meta"); meta != nil {
+				t.Errorf("it has written %v", meta)
+			}
+		}
+		if err := state(*seen); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The marker is there before the first vote: who empties the server right then makes it
+// forget, and not new.
+func TestAServerThatIsEmptiedAtOnceIsNotNew(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind, server.WithUser("noscript on >x ~* &* +@all -script"))
+		for _, user := range []string{"", "noscript"} {
+			c := redis.NewClient(&redis.Options{Addr: s.Addr(), Username: user, Password: map[string]string{"noscript": "x"}[user], MaxRetries: -1})
+			t.Cleanup(func() { _ = c.Close() })
+			n, atOnce := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
+				c.Prefix = user + ":"
+			})
+			if _, err := bid(n, "k"); err != nil || atOnce.Load() != 1 {
+				t.Fatalf("as %q: %v, %d events", user, err, atOnce.Load())
+			}
+			do(t, s, "FLUSHALL")
+			_, err := bid(n, "k")
+			wantRefused(t, err, "has lost its memory")
+			if atOnce.Load() != 1 {
+				t.Error("it was taken for new again")
+			}
+		}
+	})
+}
+
+// Redis 6 keeps scripts in its snapshots and on its replicas.
+func TestReleasesThatKeepScriptsAreRefused(t *testing.T) {
+	text := luaHandshake
+	t.Cleanup(func() { luaHandshake = text })
+	luaHandshake = strings.Replace(luaHandshake, "< 7 then", "< 99 then", 1)
+	if text == luaHandshake {
+		t.Fatal("nothing was replaced")
+	}
+	s := server.Redis(t)
+	c := dialServer(t, s)
+	n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, nil)
+	_, err := bid(n, "k")
+	wantRefused(t, err, "keeps scripts over a restart")
+}
+
+// A promoted replica may lack what its primary had acknowledged, whatever it was durable for.
+func TestAPromotedReplicaIsNotDurable(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		primary := server.StartFor(t, kind, server.WithAppendOnly("always"))
+		replica := server.StartFor(t, kind, server.WithAppendOnly("always"), server.WithReplicaOf(primary))
+		at := dialServer(t, primary)
+		durable := func(c *Config) { c.Durable = true }
+		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}, durable)
+		if _, err := bid(n, "k"); err != nil {
+			t.Fatal(err)
+		}
+		restart(t, primary, false)
+		if _, err := bid(n, "k2"); err != nil {
+			t.Errorf("a durable server was restarted: %v", err)
+		}
+		do(t, primary, "WAIT", "1", "10000")
+		do(t, replica, "REPLICAOF", "NO", "ONE")
+		at = dialServer(t, replica)
+		_, err := bid(n, "k3")
+		wantRefused(t, err, "another took its place")
+	})
+}
+
+// A clock that was ahead when a durable server stopped, and is right when it starts, has
+// ended locks too early all the same.
+func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
+	s := server.Redis(t, server.WithAppendOnly("always"), server.WithClock())
+	c := dialServer(t, s)
+	n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) { c.Durable = true })
+	if _, err := bid(n, "k"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SetClock(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bid(n, "k"); err != nil { // that one's end came early
+		t.Fatal(err)
+	}
+	if err := s.SetClock(0); err != nil {
+		t.Fatal(err)
+	}
+	restart(t, s, false)
+	_, err := bid(n, "k2")
+	wantRefused(t, err, "clock was set back")
+}
