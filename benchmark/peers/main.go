@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 
 	"github.com/redlock-go/redlock/benchmark/internal/bench"
 	_ "github.com/redlock-go/redlock/drivers/file"
@@ -36,5 +37,5 @@ func main() {
 
 // peers returns one contestant for each library and each way to set it up.
 func peers() []bench.Contestant {
-	return append(append(overRedis(), trackers()...), overPostgres()...)
+	return slices.Concat(overRedis(), trackers(), overPostgres(), overEtcd())
 }

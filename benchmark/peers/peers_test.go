@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"testing"
@@ -16,11 +17,15 @@ func TestEveryPeerIsALock(t *testing.T) {
 	redis := []*server.Server{server.Redis(t), server.Redis(t), server.Redis(t)}
 	postgres := []*server.Server{server.Postgres(t)}
 	for _, p := range peers() {
+		if p.Brings != nil {
+			t.Run(p.Name, func(t *testing.T) { excludesOnItsOwn(t, p) })
+			continue
+		}
 		served := 0
 		for _, servers := range [][]*server.Server{redis[:1], redis, postgres} {
 			if p.Serves(servers[0].Kind(), len(servers)) {
 				served++
-				t.Run(p.Name+"/"+strconv.Itoa(len(servers)), func(t *testing.T) { excludes(t, p, servers) })
+				t.Run(p.Name+"/"+strconv.Itoa(len(servers)), func(t *testing.T) { excludes(t, p, nodesOf(servers)) })
 			}
 		}
 		if served == 0 {
@@ -29,14 +34,48 @@ func TestEveryPeerIsALock(t *testing.T) {
 	}
 }
 
+func nodesOf(servers []*server.Server) (nodes []bench.Node) {
+	for _, n := range servers {
+		nodes = append(nodes, bench.Node{Kind: n.Kind(), Addr: n.Addr(), Direct: n.Addr()})
+	}
+	return nodes
+}
+
+// excludesOnItsOwn is excludes with the server that a peer brings along. It is not one
+// that all.bash installs.
+func excludesOnItsOwn(t *testing.T, p bench.Contestant) {
+	g, err := p.Brings(t.Context())
+	if errors.Is(err, bench.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := g.Close(); err != nil {
+			t.Error("close the server:", err)
+		}
+	}()
+	t.Run("1", func(t *testing.T) {
+		excludes(t, p, []bench.Node{g.Node})
+		if n, err := g.Left(t.Context(), t.Name()); n != 0 || err != nil {
+			t.Errorf("%d locks are left, error %v", n, err)
+		}
+		c := open(t.Context(), t, p, &bench.Setup{TTL: 10 * time.Second, Nodes: []bench.Node{g.Node}})
+		if _, err := c.Lock(t.Context(), t.Name()+"/held", false); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := g.Left(t.Context(), t.Name()); n != 1 || err != nil {
+			t.Errorf("%d locks are held, error %v, want 1", n, err)
+		}
+	})
+}
+
 // excludes takes a lock from two clients, one after the other.
-func excludes(t *testing.T, p bench.Contestant, servers []*server.Server) {
+func excludes(t *testing.T, p bench.Contestant, nodes []bench.Node) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	s := &bench.Setup{TTL: 10 * time.Second}
-	for _, n := range servers {
-		s.Nodes = append(s.Nodes, bench.Node{Kind: n.Kind(), Addr: n.Addr(), Direct: n.Addr()})
-	}
+	s := &bench.Setup{TTL: 10 * time.Second, Nodes: nodes}
 	one, two := open(ctx, t, p, s), open(ctx, t, p, s)
 	held, err := one.Lock(ctx, t.Name(), false)
 	if err != nil {

@@ -91,7 +91,7 @@ func parse(args []string, w io.Writer) (*options, error) {
 	quick := f.Bool("quick", false, "measure less, in under a minute")
 	list := f.String("scenario", "", "measure these alone, separated by commas")
 	url := f.String("url", "", "measure locks of this URL, as dlock.OpenURL takes it, instead of servers of its own")
-	length := f.Duration("for", 0, "measure for about so long (default: 9m, with -quick 50s; of that the part that -scenario has)")
+	length := f.Duration("for", 0, "measure for about so long (default: 8m30s, with -quick 50s; of that the part that -scenario has)")
 	out := f.String("out", "", "the folder for the report (default: a new temporary one)")
 	f.Usage = func() {
 		fmt.Fprintf(w, "Usage: go run ./benchmark [flags]\n\nIt starts servers of its own, measures, and writes report.html, report.md and report.json.\n\nFlags:\n")

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
+	"strconv"
 	"time"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -46,13 +46,23 @@ func (t *turn) fail(err error) {
 // An entry is a contestant that takes part in a case.
 type entry struct {
 	contestant Contestant
+	keys       string // before its keys, which no other entry has
 	setup      *Setup
 	servers    []*server.Server // that its locks are on, to be asked for figures
 	left       func(ctx context.Context, keys string) (int, error)
 	lockers    []Locker // one per client that the case needs
 	turns      []*turn
 	spent      time.Duration
-	err        error // it could not take part
+	late       chan lateTurn // its turn goes on beside those of others; nil: none does
+	cut        bool          // it went on at the end of the case
+	err        error         // it could not take part
+}
+
+// A lateTurn is a turn that ended, and whether it counts.
+type lateTurn struct {
+	*turn
+	took   time.Duration
+	counts bool
 }
 
 // A testCase is one set-up in which contestants are compared.
@@ -71,6 +81,7 @@ type testCase struct {
 	least       time.Duration // of a turn; 0: as the plan has it
 	cold        bool          // there is no round to warm up
 	together    bool          // they have their turns at the same time: what takes long and costs little
+	waits       bool          // a turn that takes long only waits, and may go on while others have theirs
 	// begin is called before the clients are opened, and what it returns after they were
 	// closed; nil: nothing to do.
 	begin func() (end func(), err error)
@@ -95,8 +106,10 @@ func (r *Runner) compare(ctx context.Context, c *testCase, budget time.Duration)
 		defer done()
 	}
 	var entries []*entry
-	for _, k := range c.contestants {
-		entries = append(entries, r.enter(ctx, c, k))
+	for i, k := range c.contestants {
+		e := r.enter(ctx, c, k)
+		e.keys = r.keys + strconv.Itoa(i) + "/"
+		entries = append(entries, e)
 	}
 	err := r.rounds(ctx, c, entries, end)
 	for _, e := range entries {
@@ -158,6 +171,9 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 	if c.cold {
 		first = 1
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	// After what ready returned: once all is well again what was waited for comes.
+	defer func() { r.collect(entries, cancel) }()
 	var overhead time.Duration
 	for round := first; round <= most; round++ {
 		if round == 1 && c.ready != nil {
@@ -173,7 +189,8 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 		}
 		var active []*entry
 		for _, e := range entries {
-			if e.err == nil && !r.hasHadEnough(e, share) {
+			e.comeBack(0)
+			if e.err == nil && e.late == nil && !r.hasHadEnough(e, share) {
 				active = append(active, e)
 			}
 		}
@@ -192,33 +209,79 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 	return nil
 }
 
+// collect waits for the turns that go on, whose case is over: they have taken at least so
+// long.
+func (r *Runner) collect(entries []*entry, cancel func()) {
+	end := time.Now().Add(r.plan.Silence)
+	for _, e := range entries {
+		e.comeBack(0)
+		e.cut = e.late != nil
+		e.comeBack(time.Until(end))
+	}
+	cancel()
+	for _, e := range entries {
+		if e.comeBack(maxTurn); e.late != nil {
+			e.err = errors.New("a call never returned")
+		}
+	}
+}
+
+// comeBack ends the entry's late turn if that is over by then.
+func (e *entry) comeBack(wait time.Duration) {
+	if e.late == nil {
+		return
+	}
+	timer := time.NewTimer(max(wait, 0))
+	defer timer.Stop()
+	select {
+	case t := <-e.late:
+		e.take(t)
+	case <-timer.C:
+	}
+}
+
+func (e *entry) take(t lateTurn) {
+	e.late = nil
+	if t.counts {
+		e.turns = append(e.turns, t.turn)
+		e.spent += t.took
+	} else if t.err != nil && t.values == nil && t.series == nil {
+		e.err = t.err
+	}
+}
+
 // round gives these entries a turn each, and returns how long that took.
 func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice time.Duration, counts bool) (time.Duration, error) {
 	begun := time.Now()
-	one := func(e *entry) {
-		turnCtx, cancel := context.WithTimeout(ctx, maxTurn)
-		defer cancel()
-		start := time.Now()
-		t := c.turn(turnCtx, e, slice)
-		if counts {
-			e.turns = append(e.turns, t)
-			e.spent += time.Since(start)
-		} else if t.err != nil && t.values == nil && t.series == nil {
-			e.err = t.err
-		}
+	begin := func(e *entry) {
+		e.late = make(chan lateTurn, 1)
+		go func(over chan<- lateTurn) {
+			turnCtx, cancel := context.WithTimeout(ctx, maxTurn)
+			defer cancel()
+			start := time.Now()
+			t := c.turn(turnCtx, e, slice)
+			over <- lateTurn{t, time.Since(start), counts}
+		}(e.late)
 	}
-	var running sync.WaitGroup
+	const soon = 400 * time.Millisecond
 	for _, i := range rand.Perm(len(entries)) {
-		if c.together {
-			running.Go(func() { one(entries[i]) })
-			continue
+		begin(entries[i])
+		switch {
+		case c.together: // they are waited for below
+		case c.waits:
+			entries[i].comeBack(max(2*slice, soon))
+		default:
+			entries[i].take(<-entries[i].late)
 		}
-		one(entries[i])
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
 	}
-	running.Wait()
+	for _, e := range entries {
+		if c.together {
+			e.take(<-e.late)
+		}
+	}
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
@@ -233,7 +296,7 @@ func (r *Runner) hasHadEnough(e *entry, share time.Duration) bool {
 
 // row sums an entry up.
 func (e *entry) row(c *testCase) *Row {
-	row := &Row{Case: c.name, X: c.x, Contestant: e.contestant.Name, Kind: e.contestant.Kind, Client: e.contestant.Client}
+	row := &Row{Case: c.name, X: c.x, Contestant: e.contestant.Name, Kind: e.contestant.Kind, Client: e.contestant.Client, Cut: e.cut}
 	err := e.err
 	var order []string
 	byName := map[string]*struct {

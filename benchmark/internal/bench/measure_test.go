@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -133,6 +134,90 @@ func TestContestantsThatHaveTheirTurnsTogetherMeet(t *testing.T) {
 		if m, ok := row.metric("n"); !ok || m.Value != 1 {
 			t.Errorf("row %+v", row)
 		}
+	}
+}
+
+// One that waits for its node does not keep the others from their turns.
+func TestWhatWaitsGoesOnBesideTheOthers(t *testing.T) {
+	r := testRunner()
+	r.plan.Fewest, r.plan.Silence = 1, time.Minute
+	var others atomic.Int64
+	s := &Section{Key: "n"}
+	c := &testCase{
+		section: s, name: "case", clients: 1, rounds: 2, cold: true, waits: true, setup: &Setup{},
+		contestants: []Contestant{fakeContestant("slow", &fake{}, nil), fakeContestant("quick", &fake{}, nil)},
+	}
+	enough, back := make(chan struct{}), make(chan struct{})
+	c.turn = func(ctx context.Context, e *entry, _ time.Duration) *turn {
+		t := &turn{}
+		wait := func(c <-chan struct{}) {
+			select {
+			case <-c:
+			case <-ctx.Done():
+				t.fail(ctx.Err())
+			}
+		}
+		if e.contestant.Name == "slow" {
+			wait(enough)
+			defer close(back)
+		} else if n := others.Add(1); n == 2 {
+			close(enough)
+			wait(back)
+		}
+		t.add("n", Count, 1)
+		return t
+	}
+	if err := r.compare(context.Background(), c, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if others.Load() < 2 {
+		t.Errorf("the others had %d turns", others.Load())
+	}
+	for _, row := range s.Rows {
+		if m, ok := row.metric("n"); !ok || m.Value != 1 || row.Error != "" {
+			t.Errorf("row %+v", row)
+		}
+	}
+}
+
+// What still waits at the end is cut short, and has its row.
+func TestWhatNeverComesBackIsCutShort(t *testing.T) {
+	r := testRunner()
+	r.plan.Fewest, r.plan.Silence = 1, time.Millisecond
+	s := &Section{Key: "n"}
+	c := &testCase{
+		section: s, name: "case", clients: 1, rounds: 1, cold: true, waits: true, setup: &Setup{},
+		contestants: []Contestant{fakeContestant("stuck", &fake{}, nil)},
+		turn: func(ctx context.Context, _ *entry, _ time.Duration) *turn {
+			<-ctx.Done()
+			t := &turn{}
+			t.fail(ctx.Err())
+			return t
+		},
+	}
+	if err := r.compare(context.Background(), c, 0); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Rows) != 1 || !s.Rows[0].Cut || !strings.Contains(s.Rows[0].Error, "canceled") {
+		t.Errorf("rows %+v", s.Rows)
+	}
+}
+
+func TestWhatHasNotBegunWhenTheTimeIsOverIsLeftOut(t *testing.T) {
+	r := testRunner()
+	r.plan.For = time.Nanosecond
+	never := func(context.Context, *Runner) ([]*testCase, error) {
+		return []*testCase{{
+			section: &Section{Title: "Late"}, name: "case", setup: &Setup{}, contestants: []Contestant{fakeContestant("a", &fake{}, nil)},
+			turn: func(context.Context, *entry, time.Duration) *turn { t.Error("it was measured"); return &turn{} },
+		}}, nil
+	}
+	report, err := r.Run(context.Background(), []Scenario{{Name: "late", plan: never}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Notes) != 1 || !strings.Contains(report.Notes[0], "Late, case") {
+		t.Errorf("notes %q", report.Notes)
 	}
 }
 

@@ -40,7 +40,7 @@ type Holding struct {
 // Full is the plan of a run in under ten minutes, Quick of one in under one.
 func Full() Plan {
 	return Plan{
-		For: 9 * time.Minute, Rounds: 12, Fewest: 3, Slice: 20 * time.Millisecond, TTL: 10 * time.Second,
+		For: 510 * time.Second, Rounds: 12, Fewest: 3, Slice: 20 * time.Millisecond, TTL: 10 * time.Second,
 		Nodes: []int{1, 3, 5, 7, 9}, Goroutines: []int{1, 16, 64, 256},
 		Waiters: []int{2, 8, 32, 128}, Waiting: 300 * time.Millisecond, Hold: time.Millisecond,
 		Held: []Holding{
@@ -60,7 +60,7 @@ func Quick() Plan {
 		Nodes: []int{1, 3, 5}, Goroutines: []int{1, 64},
 		Waiters: []int{2, 8}, Waiting: 60 * time.Millisecond, Hold: time.Millisecond,
 		Held:    []Holding{{10_000, 1800 * time.Millisecond, 800 * time.Millisecond}},
-		DeadTTL: 300 * time.Millisecond, Deaths: 1, Patience: 3 * time.Second, Silence: time.Second, Rest: 500 * time.Millisecond, Guard: time.Second,
+		DeadTTL: 300 * time.Millisecond, Deaths: 1, Patience: 4 * time.Second, Silence: time.Second, Rest: time.Second, Guard: time.Second,
 		Counted: 50, Cycles: 15,
 	}
 }

@@ -124,8 +124,8 @@ func lost(all []loss, kind Kind) (of int, groups []group) {
 	return of, groups
 }
 
-// against sums up the comparisons with one kind. Every library that is ahead anywhere is
-// named; of the limits, of which most are ahead everywhere, it is by how much at worst.
+// against sums up the comparisons with one kind: by section, who is ahead of any of ours
+// and by how much at worst. The limits, of which most are ahead everywhere, are one.
 func against(kind Kind, of int, groups []group) string {
 	whom := "other libraries"
 	if kind == Limit {
@@ -134,29 +134,37 @@ func against(kind Kind, of int, groups []group) string {
 	if len(groups) == 0 {
 		return fmt.Sprintf("In none of %d comparisons with %s are we behind.", of, whom)
 	}
+	type ahead struct {
+		section *Section
+		names   []string
+		worst   []float64
+	}
+	var list []*ahead
 	n := 0
-	var parts []string
-	if kind == Peer {
-		for _, g := range groups {
-			n += len(g)
-			parts = append(parts, g.text())
+	for _, g := range groups {
+		n += len(g)
+		i := slices.IndexFunc(list, func(a *ahead) bool { return a.section == g[0].section })
+		if i < 0 {
+			i = len(list)
+			list = append(list, &ahead{section: g[0].section})
 		}
-	} else {
-		worst := map[*Section]float64{}
-		var order []*Section
-		for _, g := range groups {
-			n += len(g)
-			s := g[0].section
-			if _, ok := worst[s]; !ok {
-				order = append(order, s)
-			}
-			worst[s] = max(worst[s], g.worst())
+		name := ""
+		if kind == Peer {
+			name = g[0].other.Contestant + " by "
 		}
-		for _, s := range order {
-			parts = append(parts, s.Title+" (at worst "+times(worst[s])+")")
+		if !slices.Contains(list[i].names, name) { // the worst comes first
+			list[i].names, list[i].worst = append(list[i].names, name), append(list[i].worst, g.worst())
 		}
 	}
-	return fmt.Sprintf("In %d of %d comparisons with %s we are behind: %s.", n, of, whom, strings.Join(parts, "; "))
+	var parts []string
+	for _, a := range list {
+		var who []string
+		for i, name := range a.names {
+			who = append(who, name+times(a.worst[i]))
+		}
+		parts = append(parts, a.section.Title+" ("+strings.Join(who, "; ")+")")
+	}
+	return fmt.Sprintf("In %d of %d comparisons with %s we are behind, at worst so: %s.", n, of, whom, strings.Join(parts, ", "))
 }
 
 func (g group) worst() float64 {

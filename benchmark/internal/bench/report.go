@@ -63,6 +63,9 @@ type Row struct {
 	Metrics    []Metric `json:"metrics,omitempty"`
 	Failed     int      `json:"failed,omitempty"` // operations
 	Error      string   `json:"error,omitempty"`  // the first
+	// Cut says that an operation was under way when the case was over: its time is the
+	// least that it would have taken.
+	Cut bool `json:"cut_short,omitempty"`
 }
 
 // A Plot is a metric of a section as a picture.
@@ -188,6 +191,9 @@ func (s *Section) table(name, step string, columns []string) table {
 		t.Rows = append(t.Rows, tableRow{r.Kind, cells})
 		if r.Error != "" && step == "" {
 			t.Notes = append(t.Notes, failure(r))
+		}
+		if r.Cut && step == "" {
+			t.Notes = append(t.Notes, r.Contestant+" still waited at the end of the case, which cut its last operation short: it takes longer than the figures say")
 		}
 	}
 	return t

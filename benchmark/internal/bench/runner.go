@@ -73,6 +73,7 @@ func (r *Runner) know(c Contestant) {
 // Run measures the scenarios and returns the report. All of it takes about as long as the
 // plan says: what a case takes in any case is set aside, and the rest is divided anew
 // before each case, so that what took longer than it should shortens what comes after.
+// What has not begun when the time is well over is left out, and the report says so.
 func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error) {
 	if err := r.invite(ctx); err != nil {
 		return nil, err
@@ -93,6 +94,10 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error)
 	}
 	for i, c := range cases {
 		r.scenario = c.scenario
+		if time.Since(r.began) > r.plan.For+r.plan.For/8 {
+			r.note("the time was over before %s, %s: there is more with -for", c.section.Title, c.name)
+			continue
+		}
 		r.say("%d of %d: %s, %s", i+1, len(cases), c.section.Title, c.name)
 		if !slices.Contains(r.report.Sections, c.section) {
 			r.report.Sections = append(r.report.Sections, c.section)

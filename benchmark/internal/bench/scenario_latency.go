@@ -23,7 +23,7 @@ func (r *Runner) latencyTurn(ctx context.Context, e *entry, slice time.Duration)
 	t := &turn{}
 	var acquire, renew, release, both []time.Duration
 	for i, begun := 0, time.Now(); (i == 0 || time.Since(begun) < slice) && i < mostSamples && ctx.Err() == nil; i++ {
-		key := r.keys + "latency/" + strconv.Itoa(i%keysInTurn)
+		key := e.keys + "latency/" + strconv.Itoa(i%keysInTurn)
 		start := time.Now()
 		h, err := e.lockers[0].Lock(ctx, key, false)
 		acquired := time.Now()
@@ -175,7 +175,7 @@ func faults(ctx context.Context, r *Runner) ([]*testCase, error) {
 		s := &Section{
 			Title: "A quorum of five with slow and broken nodes" + on(kind),
 			Text: "One goroutine; a TCP proxy before each " + string(kind) + " delays both directions. Acquisition and release need one answer of the majority each, so that the third-fastest round trip is the limit of each: " +
-				"it is measured by PING through the same proxies, in the same rounds. A black hole accepts connections and never answers; a flapping node is a black hole for 150 ms and well for 150 ms.",
+				"it is measured by PING through the same proxies, in the same rounds. Contestants have their turns one after the other, but one that waits for a long time goes on waiting beside the next; what it still waits for at the end is cut short. A black hole accepts connections and never answers; a flapping node is a black hole for 150 ms and well for 150 ms.",
 			Key:   pair + " p50",
 			Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50", Log: true}},
 		}
@@ -193,7 +193,7 @@ func faults(ctx context.Context, r *Runner) ([]*testCase, error) {
 // fault makes one case of faults.
 func (r *Runner) fault(s *Section, f faultCase, kind server.Kind, servers []*server.Server) *testCase {
 	c := &testCase{
-		section: s, name: f.name + on(kind), clients: 1, heavy: 3,
+		section: s, name: f.name + on(kind), clients: 1, heavy: 3, waits: true,
 		contestants: append(r.serving(kind, len(servers), nil), roundTrip), relate: relateToMajority,
 	}
 	var broken *faulty

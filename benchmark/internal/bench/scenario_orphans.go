@@ -49,6 +49,9 @@ func orphans(ctx context.Context, r *Runner) ([]*testCase, error) {
 			section: s, name: name + on(kind), contestants: r.serving(kind, n, mine), servers: servers, setup: direct(servers, r.plan.TTL),
 			rounds: 1, cold: true, together: true, fixed: r.plan.Rest + use, turn: r.orphanTurn(probe),
 		}
+		if name == refusedFive {
+			c.fixed += 2 * time.Second // libraries try again
+		}
 		if name == slowFifth {
 			c.fixed += time.Duration(r.plan.Cycles) * 50 * time.Millisecond
 		}

@@ -199,6 +199,9 @@ func (r *Runner) silenceTurn(ctx context.Context, e *entry, _ time.Duration) *tu
 			wait, cancel := context.WithTimeout(ctx, r.plan.Silence)
 			defer cancel()
 			h, err := far.Lock(wait, key+"/after", true)
+			for err != nil && wait.Err() == nil { // what was broken may say so once
+				h, err = far.Lock(wait, key+"/after", true)
+			}
 			if err == nil {
 				err = h.Unlock()
 			}

@@ -21,7 +21,7 @@ func (r *Runner) throughputTurn(goroutines int) func(context.Context, *entry, ti
 		m := startMeter(e.servers)
 		for g := range goroutines {
 			workers.Go(func() {
-				n, own, errs := takeLocks(ctx, e.lockers[0], r.keys+"throughput/"+strconv.Itoa(g)+"/", m.at.Add(slice), mostSamples/goroutines)
+				n, own, errs := takeLocks(ctx, e.lockers[0], e.keys+"throughput/"+strconv.Itoa(g)+"/", m.at.Add(slice), mostSamples/goroutines)
 				mu.Lock()
 				defer mu.Unlock()
 				done += n
