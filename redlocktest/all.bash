@@ -11,8 +11,8 @@ usage: redlocktest/all.bash [--install] [--latest] [--help] [FLAG or PACKAGE of 
 
 Checks the format, vets the code for Linux, macOS and Windows, and runs the tests of
 all modules with the race detector, against real servers where they are installed.
-Works from any folder. At the end it lists what was skipped and why, and says what
-failed; the exit status is 0 only if everything passed.
+Works from any folder. At the end it says how many tests were skipped and why, repeats
+what failed tests said, and what failed; the exit status is 0 only if everything passed.
 
   --install  first install what is missing: redis-server, valkey-server,
              PostgreSQL, PgBouncer and a C compiler, with apt (and sudo, if
@@ -175,7 +175,7 @@ add_backports() {
 	list=/etc/apt/sources.list.d/$codename-backports.sources
 	say "adding $list"
 	say "$source" | as_root tee "$list" >/dev/null
-	as_root apt-get -qq -o DPkg::Lock::Timeout=300 update -o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=- -o APT::Get::List-Cleanup=0
+	as_root apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 update -o Dir::Etc::sourcelist="$list" -o Dir::Etc::sourceparts=- -o APT::Get::List-Cleanup=0
 }
 
 services="redis-server valkey-server postgresql pgbouncer"
@@ -206,7 +206,7 @@ install_apt() {
 		dpkg -s "$name" >/dev/null 2>&1 && before="$before$name "
 	done
 	# Some source of the machine's may be broken that is not needed here.
-	as_root apt-get -qq update || warn "apt-get update failed; going on with what apt knows"
+	as_root apt-get -qq -o Acquire::Retries=3 update || warn "apt-get update failed; going on with what apt knows"
 	case " $(say "$1" | tr '\n' ' ') " in
 	*" valkey "*) apt_has valkey-server || add_backports ;;
 	esac
@@ -224,7 +224,7 @@ install_apt() {
 		printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null && as_root chmod 755 "$policy"
 	fi
 	# shellcheck disable=SC2086
-	as_root apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install -y --no-install-recommends $packages
+	as_root apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install -y --no-install-recommends $packages
 	status=$?
 	cleanup_policy
 	[ -d /run/systemd/system ] && for name in $services; do
@@ -266,11 +266,16 @@ failed=""
 step() { printf '\n== %s\n' "$*"; }
 fail() { failed="$failed${failed:+, }$1"; }
 
+# repeat_later prints what a step that failed said, and repeats its end when all is over.
+repeat_later() {
+	cat "$2"
+	{ say "--- $1"; tail -n 60 "$2"; } >>"$scratch/failures"
+}
+
 check_format() {
-	local odd
 	step "gofmt"
-	odd=$(gofmt -l . 2>&1)
-	[ -z "$odd" ] || { say "$odd"; fail gofmt; }
+	gofmt -l . >"$scratch/format" 2>&1
+	[ ! -s "$scratch/format" ] || { repeat_later gofmt "$scratch/format"; fail gofmt; }
 }
 
 check_vet() {
@@ -278,7 +283,9 @@ check_vet() {
 	for module in $(modules); do
 		for goos in linux darwin windows; do
 			step "go vet for $goos in $module"
-			(cd "$module" && GOOS=$goos CGO_ENABLED=0 go vet ./...) || fail "go vet for $goos in $module"
+			(cd "$module" && GOOS=$goos CGO_ENABLED=0 go vet ./...) >"$scratch/vet" 2>&1 && continue
+			repeat_later "go vet for $goos in $module" "$scratch/vet"
+			fail "go vet for $goos in $module"
 		done
 	done
 }
@@ -288,33 +295,57 @@ modules() {
 	find . -name go.mod ! -path '*/.*/*' ! -path '*/testdata/*' | sort | sed 's,/go\.mod$,,'
 }
 
-# report reads the output of go test -v. It prints the lines of the packages (ok, FAIL,
-# no test files) as they are, and of a package that failed what its failed tests said;
-# it appends the skipped tests with their reasons to $1, and the counts to $2.
+# report reads the output of go test -v. It prints the lines of the packages (ok, FAIL)
+# as they are, and of a package that failed what its failed tests said; it appends the
+# skipped tests with their reasons to $1, the counts to $2, and the end of what each
+# failed test said to $3.
 report() {
-	awk -v skips="$1" -v counts="$2" '
-		function flush(all,   i) {
-			for (i = 1; i <= n; i++) {
-				if (all && result[owner[i]] != "PASS" && result[owner[i]] != "SKIP") print line[i]
+	awk -v skips="$1" -v counts="$2" -v failures="$3" -v most=60 '
+		function odd(name) { return result[name] != "PASS" && result[name] != "SKIP" }
+		function flush(failed, package,   i, m, name, size, names) {
+			for (i = 1; failed && i <= n; i++) {
+				if (!odd(owner[i])) continue
+				print line[i]
+				if (!size[owner[i]]++) names[++m] = owner[i]
 			}
-			n = 0; current = ""; split("", owner); split("", line); split("", result); split("", reason)
+			for (i = 1; i <= m; i++) recall(package, names[i], size[names[i]])
+			n = 0; current = ""; split("", owner); split("", line); split("", result); split("", reason); split("", parent)
+		}
+		# What stands outside of all tests, a panic say, is told from its beginning.
+		function recall(package, name, size,   i, k) {
+			if (size == 1 && parent[name]) return # it says that a subtest failed
+			print "--- " package " " (name == "" ? "(outside of its tests)" : name) >> failures
+			if (name != "" && size > most) print "    ... " size - most " lines" >> failures
+			for (i = 1; i <= n; i++) {
+				if (owner[i] != name) continue
+				k++
+				if (name == "" ? k <= most : k > size - most) print line[i] >> failures
+			}
+			if (name == "" && size > most) print "    ... " size - most " lines" >> failures
 		}
 		function keep() { line[++n] = $0; owner[n] = current }
+		# The compiler speaks whenever it is done, and of another package than the rest.
+		/^# [^ ]+( \[[^ ]+\])?$/ { building = 1 }
+		building && /^(#|[^ ]+\.go:[0-9]+:|\t|too many errors)/ { print; print >> failures; next }
+		{ building = 0 }
 		/^=== (RUN|CONT|NAME) / { current = $3; next }
 		/^=== PAUSE / { current = ""; next }
 		/^ *--- (PASS|FAIL|SKIP): / {
 			verdict = $2; sub(/:$/, "", verdict); name = $3
 			result[name] = verdict; count[verdict]++
 			if (verdict == "SKIP") skipped[++s] = name "\t" reason[name]
-			current = name; keep(); next
+			current = name; keep()
+			if (verdict == "FAIL") while (sub(/\/[^\/]*$/, "", name)) parent[name] = 1
+			next
 		}
-		/^(ok  |FAIL)\t/ || /^\?   \t/ || /^\t.*coverage: / {
+		/^(ok  |FAIL)\t/ || /^\t.*coverage: / {
 			for (i = 1; i <= s; i++) print $2 "\t" skipped[i] >> skips
 			s = 0
-			flush($1 == "FAIL"); print; fflush(); next
+			flush($1 == "FAIL", $2); print; fflush(); next
 		}
-		/^PASS$/ { next }
+		/^(PASS|FAIL)$/ || /^\?   \t/ { next }
 		/^(panic: |fatal error: |WARNING: DATA RACE|SIGQUIT|exit status)/ { current = "" }
+		/^exit status [0-9]+$/ { next }
 		{
 			if (current != "" && reason[current] == "" && $0 ~ /^ +[^ ]+\.go:[0-9]+: /) {
 				reason[current] = $0; sub(/^ +[^ ]+\.go:[0-9]+: /, "", reason[current])
@@ -322,7 +353,7 @@ report() {
 			keep()
 		}
 		END {
-			flush(1)
+			flush(1, "go test")
 			printf "%d %d %d\n", count["PASS"], count["FAIL"], count["SKIP"] >> counts
 		}
 	'
@@ -333,20 +364,25 @@ run_tests() {
 	local module=$1
 	shift
 	step "go test $* in $module"
-	(cd "$module" && go test -v -timeout=15m "$@" 2>&1) | report "$scratch/skips" "$scratch/counts" || fail "go test in $module"
+	(cd "$module" && go test -v -timeout=15m "$@" 2>&1) | report "$scratch/skips" "$scratch/counts" "$scratch/failures" || fail "go test in $module"
 }
 
 # upgrade makes a go.mod with every dependency at its latest version and prints its path.
 upgrade() {
-	cp go.mod "$scratch/go.mod" && cp go.sum "$scratch/go.sum" &&
-		go get -modfile="$scratch/go.mod" -u -t ./... >"$scratch/upgrade" 2>&1 || { cat "$scratch/upgrade" >&2; return 1; }
+	local try
+	for try in 1 2 3; do # a mirror may be away for a moment
+		cp go.mod "$scratch/go.mod" && cp go.sum "$scratch/go.sum" &&
+			go get -modfile="$scratch/go.mod" -u -t ./... >"$scratch/upgrade" 2>&1 && break
+		[ "$try" != 3 ] || { repeat_later upgrading "$scratch/upgrade" >&2; return 1; }
+		sleep $((5 * try))
+	done
 	# What changed is what a reader of a failure wants to know.
 	grep '^go: upgraded' "$scratch/upgrade" >&2
 	say "$scratch/go.mod"
 }
 
-# list_skips prints the skipped tests by package and reason, first of all those that
-# something is missing for.
+# list_skips prints how many tests of a package were skipped for a reason, first of all
+# those that something is missing for. (go test -v names them.)
 list_skips() {
 	local tab
 	tab=$(printf '\t')
@@ -354,18 +390,22 @@ list_skips() {
 		{
 			package = $1
 			if (index(package, module) == 1) package = substr(package, length(module) + 1)
-			key = ($3 ~ /^needs / ? 0 : 1) "\t" package ": " $3
-			names[key] = names[key] ", " $2
+			count[($3 ~ /^needs / ? 0 : 1) "\t" package ": " $3]++
 		}
-		END { for (key in names) print key "\t" substr(names[key], 3) }
-	' "$1" | sort | awk -F "$tab" '{ print "  " $2; print "      " $3 }'
+		END { for (key in count) print key "\t" count[key] }
+	' "$1" | sort | awk -F "$tab" '{ print "  " $3 " in " $2 }'
 }
 
-# summary prints what was skipped, the counts and the result, and returns it.
+# summary prints what was skipped, what failed tests said, the counts and the result,
+# and returns it.
 summary() {
 	if [ -s "$scratch/skips" ]; then
 		step "skipped"
 		list_skips "$scratch/skips"
+	fi
+	if [ -n "$failed" ] && [ -s "$scratch/failures" ]; then
+		step "what failed tests said"
+		cat "$scratch/failures"
 	fi
 	step "result"
 	[ ! -s "$scratch/counts" ] ||
