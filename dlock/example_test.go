@@ -178,7 +178,7 @@ func Example_swap() {
 // tidy is a program's own code: it takes a dlock.Locker, so that its tests can give it
 // locks in memory.
 func tidy(ctx context.Context, locks dlock.Locker) string {
-	lease, err := locks.TryLock(ctx, "tidy", dlock.WithTTL(20*time.Millisecond))
+	lease, err := locks.TryLock(ctx, "tidy", dlock.WithTTL(3*time.Second))
 	switch {
 	case errors.Is(err, dlock.ErrHeld):
 		return "busy"
@@ -187,7 +187,7 @@ func tidy(ctx context.Context, locks dlock.Locker) string {
 	}
 	defer lease.Unlock()
 	select {
-	case <-time.After(10 * time.Second): // the work
+	case <-time.After(time.Minute): // the work
 		return "tidied"
 	case <-lease.Done():
 		return "stopped half-way"
@@ -197,7 +197,14 @@ func tidy(ctx context.Context, locks dlock.Locker) string {
 // Testing one's own code: the lock is held, is lost, cannot be had.
 func Example_testing() {
 	backend := memory.New()
-	locks, err := dlock.New(backend, dlock.WithLogger(nil))
+	loses := false
+	locks, err := dlock.New(backend, dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
+		Acquired: func(_ context.Context, e dlock.Event) {
+			if loses {
+				backend.Expire(e.Key) // the next renewal finds out
+			}
+		},
+	}))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -212,7 +219,7 @@ func Example_testing() {
 	fmt.Println("outage:", tidy(ctx, locks))
 	backend.Fail(nil)
 
-	time.AfterFunc(15*time.Millisecond, func() { backend.Expire("tidy") })
+	loses = true
 	fmt.Println("lost:  ", tidy(ctx, locks))
 	// Output:
 	// held:   busy

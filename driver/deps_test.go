@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"errors"
 	"os/exec"
 	"slices"
 	"strings"
@@ -34,8 +35,12 @@ func TestDependencyRules(t *testing.T) {
 	}
 	for pkg, allowed := range rules {
 		t.Run(strings.ReplaceAll(pkg, "/", "-"), func(t *testing.T) {
-			out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+pkg).CombinedOutput()
+			out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+pkg).Output()
 			if err != nil {
+				var exit *exec.ExitError
+				if errors.As(err, &exit) {
+					out = exit.Stderr
+				}
 				t.Fatalf("go list: %v\n%s", err, out)
 			}
 			for dep := range strings.FieldsSeq(string(out)) {
