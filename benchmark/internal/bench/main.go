@@ -129,6 +129,7 @@ func parse(args []string, w io.Writer) (*options, error) {
 		o.plan.For = *length
 	default:
 		o.plan.For = time.Duration(float64(o.plan.For) * shares(o.scenarios))
+		o.plan.Part = *list != ""
 	}
 	if o.url != "" {
 		if len(onDeployment(o.scenarios)) == 0 {

@@ -7,6 +7,7 @@ import "time"
 type Plan struct {
 	Quick  bool
 	For    time.Duration // all of it
+	Part   bool          // some scenarios, which have the time that they need
 	Rounds int           // of a case, besides one to warm up
 	Fewest int           // rounds of what is so slow that the time is over before
 	Slice  time.Duration // the least that a contestant has in a round
@@ -60,7 +61,7 @@ func Quick() Plan {
 		Nodes: []int{1, 3, 5}, Goroutines: []int{1, 64},
 		Waiters: []int{2, 8}, Waiting: 60 * time.Millisecond, Hold: time.Millisecond,
 		Held:    []Holding{{10_000, 1800 * time.Millisecond, 800 * time.Millisecond}},
-		DeadTTL: 300 * time.Millisecond, Deaths: 1, Patience: 4 * time.Second, Silence: time.Second, Rest: time.Second, Guard: time.Second,
+		DeadTTL: 300 * time.Millisecond, Deaths: 1, Patience: 3 * time.Second, Silence: time.Second, Rest: time.Second, Guard: time.Second,
 		Counted: 50, Cycles: 15,
 	}
 }

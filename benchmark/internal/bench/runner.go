@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -26,6 +27,7 @@ type Runner struct {
 	began       time.Time
 	report      *Report
 	started     map[server.Kind][]*server.Server
+	others      []*server.Server  // of single cases
 	guests      map[string]*Guest // by contestant
 	crew        *crew             // processes that wait for locks
 	url         string            // of a deployment; empty: servers of its own
@@ -92,6 +94,13 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error)
 			}
 		}
 	}
+	if r.plan.Part {
+		fixed := time.Since(r.began)
+		for _, c := range cases {
+			fixed += c.fixed
+		}
+		r.plan.For = max(r.plan.For, fixed+fixed/4)
+	}
 	for i, c := range cases {
 		r.scenario = c.scenario
 		if time.Since(r.began) > r.plan.For+r.plan.For/8 {
@@ -148,10 +157,8 @@ func (r *Runner) Close() error {
 	for _, g := range r.guests {
 		errs = append(errs, g.Close())
 	}
-	for _, list := range r.started {
-		for _, s := range list {
-			errs = append(errs, s.Close())
-		}
+	for _, s := range slices.Concat(r.others, slices.Concat(slices.Collect(maps.Values(r.started))...)) {
+		errs = append(errs, s.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -159,24 +166,47 @@ func (r *Runner) Close() error {
 // servers returns n servers of a kind, and false where the program is missing.
 func (r *Runner) servers(ctx context.Context, kind server.Kind, n int) ([]*server.Server, bool, error) {
 	for len(r.started[kind]) < n {
-		cfg := server.Config{Kind: kind}
-		if kind == server.KindPostgres { // waiters have connections of their own
-			cfg.Settings = []server.Setting{{Name: "max_connections", Value: "700"}}
-		}
-		s, err := server.Start(ctx, cfg)
-		if missing(err) {
-			r.note("%s is left out: %v", kind, firstLine(err))
-			return nil, false, nil
-		}
-		if err != nil {
+		s, err := r.start(ctx, kind)
+		if s == nil {
 			return nil, false, err
-		}
-		if r.started[kind] == nil {
-			r.report.Machine.Servers = append(r.report.Machine.Servers, version(s))
 		}
 		r.started[kind] = append(r.started[kind], s)
 	}
 	return r.started[kind][:n], true, nil
+}
+
+// fresh is servers of which no other case knows, so that they hold nothing: among many
+// keys a server finds out late that one has expired.
+func (r *Runner) fresh(ctx context.Context, kind server.Kind, n int) (list []*server.Server, ok bool, err error) {
+	for range n {
+		s, err := r.start(ctx, kind)
+		if s == nil {
+			return nil, false, err
+		}
+		r.others = append(r.others, s)
+		list = append(list, s)
+	}
+	return list, true, nil
+}
+
+// start starts a server; it is nil where the program is missing.
+func (r *Runner) start(ctx context.Context, kind server.Kind) (*server.Server, error) {
+	cfg := server.Config{Kind: kind}
+	if kind == server.KindPostgres { // waiters have connections of their own
+		cfg.Settings = []server.Setting{{Name: "max_connections", Value: "700"}}
+	}
+	s, err := server.Start(ctx, cfg)
+	if missing(err) {
+		r.note("%s is left out: %v", kind, firstLine(err))
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if v := version(s); !slices.Contains(r.report.Machine.Servers, v) {
+		r.report.Machine.Servers = append(r.report.Machine.Servers, v)
+	}
+	return s, nil
 }
 
 // fives returns the kinds of which five servers are measured here.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,7 +44,11 @@ func recovery(ctx context.Context, r *Runner) ([]*testCase, error) {
 
 // recoveryCase makes a case of what waits; nil where there are no servers.
 func (r *Runner) recoveryCase(ctx context.Context, s *Section, kind server.Kind, nodes int, ttl time.Duration) (*testCase, error) {
-	servers, ok, err := r.servers(ctx, kind, nodes)
+	get := r.fresh
+	if kind == server.KindPostgres {
+		get = r.servers
+	}
+	servers, ok, err := get(ctx, kind, nodes)
 	if err != nil || !ok {
 		return nil, err
 	}
@@ -68,6 +73,9 @@ func (r *Runner) cutOff() func(context.Context, server.Kind, int) (*testCase, er
 		c, err := r.recoveryCase(ctx, s, kind, nodes, r.plan.DeadTTL)
 		if c != nil {
 			c.turn = r.cutOffTurn
+			if nodes == 1 && slices.ContainsFunc(c.contestants, func(k Contestant) bool { return k.Kind == Peer }) {
+				c.fixed = r.plan.Patience // some have longer TTLs, or none
+			}
 		}
 		return c, err
 	}
