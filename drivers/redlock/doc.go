@@ -157,6 +157,87 @@
 // a running system is not covered: two clients with different lists are two systems.
 // And a lock makes nothing exactly-once: a holder can die half-way.
 //
+// # Kleppmann's critique, point by point
+//
+// "How to do distributed locking" (Martin Kleppmann, 2016) says of Redlock that it has no
+// token, and that it trusts clocks, networks and processes to be timely. Here order needs
+// no timing (G2), and exclusion needs what G1 says and no more. Of the ways in which the
+// text breaks Redlock, each is a test on real servers, which shows the failure with what
+// protects taken out, and none with it.
+//
+//   - The paused client writes late: it looked at the clock, was stopped until its lease had
+//     ended and another had written, and writes. Protects: the token, at the store. Remains: a
+//     store that cannot compare tokens; no lock helps there, and no clock.
+//     (TestKleppmannThePausedClientWritesLate)
+//   - The clock of node C jumps forward, so that the lock ends there, and C makes a second
+//     majority with D and E. Protects: a majority counts only if its clocks agree within
+//     Options.ClockAllowance, and who is left out for that is named in the vote with how far
+//     it is off. Remains: clocks of a majority that jump together. A clock that jumps
+//     there and back agrees again: the restart guard keeps the node out that saw its own
+//     clock ahead, and nothing does if nobody asked it in between.
+//     (TestKleppmannTheClockOfCJumps, TestAClockThatStepsMakesNoSecondHolder,
+//     TestAClockThatJumpsThereAndBack)
+//   - C crashes before it persisted, and comes back at once. Protects: the restart guard,
+//     without an operator. Remains: restart_guard=off, and what the section on the guard names.
+//     (TestKleppmannCCrashesBeforeItPersisted)
+//   - The client pauses while the replies are in flight, and reads them when the lock has
+//     ended. Protects: the look at the clock as the last act, and the deadline of each request
+//     before. Remains: a pause behind that, which is the first point.
+//     (TestKleppmannThePauseWhileRepliesAreInFlight)
+//   - A packet is delayed beyond the TTL. Protects: a request that takes or keeps a lock
+//     carries an end in the server's time, and is refused after it, so that no dead bid gets
+//     the lock. Remains: a server's clock that is set back makes a late packet timely; and a
+//     late write to the store, which is again the first point.
+//     (TestKleppmannThePacketIsDelayedBeyondTheTTL)
+//
+// His advice stands: a lock that only saves work needs no majority, and one that
+// must never fail needs the token at the store. Where that cannot be, and timing
+// cannot be trusted as far as G1 does, use a consensus system.
+//
+// # Managed services
+//
+// A node of a quorum has to be one server that is independent of the others: not a
+// Cluster (the guard is refused there), and not five names of one service. What providers
+// restrict, by their public documentation, which changes ("no": refused; "yes": among what is
+// listed as working; "-": not among what is listed as refused; "?": not documented, or not
+// found). Nothing of this was tried on the services themselves:
+//
+//	                        EVALSHA  pub/sub  INFO        CONFIG   eviction unless set
+//	ElastiCache             -        -        -           no       volatile-lru     a
+//	ElastiCache Serverless  a Cluster                                               e
+//	MemoryDB                -        -        -           no       ?
+//	Memorystore for Redis   -        -        -           no       volatile-lru     a
+//	Memorystore for Valkey  yes      ?        ?           no       volatile-lru     a
+//	Azure Cache for Redis   -        -        -           no       volatile-lru     d
+//	Azure Managed Redis     what Redis Cloud has, by reference      ?                b
+//	Redis Cloud             yes      yes      no script   in part  volatile-lru     a b
+//	Redis Software          yes      yes      no script   in part  ?                b
+//	Upstash                 yes      yes      unlisted    unlisted none             b d
+//	Aiven for Valkey        -        -        -           no       ?
+//	Aiven for Caching       setting  -        -           no       ?                c
+//	DigitalOcean            ?        ?        ?           ?        ?
+//	Heroku Key-Value Store  ?        ?        ?           ?        noeviction
+//
+// What follows:
+//
+//   - CONFIG refused: nothing breaks. Check cannot see how the server persists, and says so;
+//     durable=true is believed.
+//   - a: while the restart guard is on, the node refuses until its policy is noeviction. The
+//     error names the policy.
+//   - b: where INFO is not to be had in scripts a restart cannot be told, and the guard
+//     refuses the node with an error that names INFO. With restart_guard=off it votes, and
+//     votes at once when it comes back without its memory.
+//   - c: scripts can be switched off, and nothing works without them.
+//   - d: the tiers Basic to Premium are documented with Redis 6.0, which is too old for any of
+//     this (6.2 is the least); Upstash speaks the protocol of 6.2, which is too old for the guard
+//     (7 is the least).
+//   - e: a Cluster serves as a lone instance (topology=cluster), with tokens; as a node only
+//     with restart_guard=off.
+//   - pub/sub refused: waiters poll, and an event says so once.
+//   - CLIENT, which Memorystore for Redis refuses, is not used by nodes that are opened by URL.
+//   - A service that replaces a failed primary behind one address: the guard notices the other
+//     process, and keeps it out; it cannot while the old one still serves.
+//
 // # Errors
 //
 // Without a majority Acquire returns a *driver.QuorumError with each node's vote. It is
