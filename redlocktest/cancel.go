@@ -114,11 +114,11 @@ func cancelledRelease(r *run) {
 
 // releaseCtx releases a valid lease under a context that may have ended.
 func (r *run) releaseCtx(ctx context.Context, l driver.Lease) {
-	for {
+	for doubt := false; ; doubt = true {
 		err := l.Release(ctx)
 		v := r.saw(err)
 		switch {
-		case v == granted, v == lost && !r.valid(l):
+		case v == granted, v == lost && (doubt || !r.valid(l)):
 			return
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 			r.fatal(undoes, "Release under a context that has ended gives that context's error: %v", err)

@@ -171,15 +171,16 @@ func (r *run) renew(l driver.Lease, renewal driver.Renewal) driver.Grant {
 	}
 }
 
-// release gives a lease up that is valid. ErrLost is right only where it is not.
+// release gives a lease up that is valid. ErrLost is right only where it is not, or where
+// an earlier try may have taken effect.
 func (r *run) release(l driver.Lease) {
-	for {
+	for doubt := false; ; doubt = true {
 		err := l.Release(r.ctx)
 		v := r.saw(err)
 		switch {
 		case v == granted:
 			return
-		case v == lost && !r.valid(l):
+		case v == lost && (doubt || !r.valid(l)):
 			return
 		case v != later && v != unknown:
 			r.fatal(releasing, "Release of a lease with %v to go gives %v: %v", left(l), v, err)

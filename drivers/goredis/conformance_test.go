@@ -22,9 +22,9 @@ func TestDriver(t *testing.T) {
 	nodetest.Run(t, nodetest.Driver{
 		Scheme: "redis",
 		Driver: goredis.Driver{},
-		App: func(addr string) (*nodetest.App, error) {
+		App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
 			c := redis.NewClient(&redis.Options{Addr: addr})
-			b, err := goredis.New(c, nil)
+			b, err := goredis.New(c, &goredis.Options{CallTimeout: callTimeout})
 			if err != nil {
 				return nil, err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/valkey-io/valkey-go"
 
@@ -16,12 +17,12 @@ func TestDriver(t *testing.T) {
 	nodetest.Run(t, nodetest.Driver{
 		Scheme: "valkey",
 		Driver: valkeygo.Driver{},
-		App: func(addr string) (*nodetest.App, error) {
+		App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
 			c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{addr}})
 			if err != nil {
 				return nil, err
 			}
-			b, err := valkeygo.New(c, nil)
+			b, err := valkeygo.New(c, &valkeygo.Options{CallTimeout: callTimeout})
 			if err != nil {
 				return nil, err
 			}

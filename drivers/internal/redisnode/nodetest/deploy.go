@@ -118,7 +118,7 @@ func (s *suite) sentinel(t *testing.T) {
 	l := s.lock(t, b, "k", time.Minute)
 	first := l.Grant()
 	unlock(t, l)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	old, err := g.Primary(ctx)
 	if err != nil {

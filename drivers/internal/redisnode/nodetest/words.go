@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -101,14 +101,13 @@ func (s *suite) words(t *testing.T) {
 	})
 }
 
-// closedAddr returns an address where nobody listens.
+// closedAddr returns an address where nobody listens, until the test ends.
 func closedAddr(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	p := fault.NewProxy(t, "127.0.0.1:1")
+	if err := p.Refuse(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return p.Addr()
 }
 
 func badURLs(t *testing.T, d Driver) {
