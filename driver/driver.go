@@ -197,6 +197,10 @@ type Quorum struct {
 	// of them are known. A node whose clock was behind when it started ends no
 	// quarantine by its own clock alone. It may be nil.
 	Others func() time.Time
+	// Since is when this client began to wait for the key, by the nodes' clocks, in
+	// microseconds since 1970: nodes that keep a line go by it, so that they all have the
+	// same order. Zero: it does not wait.
+	Since uint64
 
 	_ struct{}
 }
@@ -272,7 +276,10 @@ type Watcher interface {
 	// Watch returns a channel of capacity one that gets a value whenever key may
 	// have become free after Watch returned: subscribe, then return. Values coalesce;
 	// a value too many is harmless, a value too few is a lost wake-up. A break of the
-	// connection counts as a value. The channel is never closed; what stands behind
+	// connection counts as a value. A backend that keeps a line for those who were refused
+	// with ErrHeld while they watched may keep the value of each until it is
+	// its turn; who has never asked is given values as if nobody stood in line, or is
+	// left to poll while somebody does. The channel is never closed; what stands behind
 	// it ends with ctx. Watch blocks for one round trip at the most, and the caller
 	// polls if it fails.
 	Watch(ctx context.Context, key string) (<-chan struct{}, error)

@@ -42,6 +42,9 @@ type HeldError struct {
 	RetryAfter time.Duration
 	// Since is when the holder got it, by the server's clock; zero where unknown.
 	Since time.Time
+	// Reserved: nobody has the lock, which was just released, but for RetryAfter at the
+	// most it is kept for who waits first in line. Holder is empty then.
+	Reserved bool
 	// Server and Clock are as in Grant.
 	Server string
 	Clock  time.Time
@@ -51,11 +54,13 @@ type HeldError struct {
 // Error says who holds the lock, since when, and when to ask again, as far as known.
 func (e *HeldError) Error() string {
 	var b strings.Builder
-	b.WriteString("held by ")
-	if e.Holder == "" {
-		b.WriteString("another owner")
-	} else {
-		b.WriteString(printable(e.Holder))
+	switch {
+	case e.Reserved:
+		b.WriteString("kept for the next in line")
+	case e.Holder == "":
+		b.WriteString("held by another owner")
+	default:
+		b.WriteString("held by " + printable(e.Holder))
 	}
 	if !e.Since.IsZero() && e.Clock.After(e.Since) {
 		fmt.Fprintf(&b, " for %v", round(e.Clock.Sub(e.Since)))

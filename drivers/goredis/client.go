@@ -251,7 +251,7 @@ func (s *subscription) receive() {
 				s.sink.Subscribed(m.Channel)
 			}
 		case *redis.Message:
-			s.sink.Message(m.Channel)
+			s.sink.Message(m.Channel, m.Payload)
 		}
 	}
 }

@@ -54,9 +54,15 @@
 // keeps the order of the tokens alone. It costs about 135 bytes per key that was used
 // within a day. A counter per key was chosen over stripes of one hash because one
 // SET … GET reads and raises it (acquire took the server 6 µs, and 9 with stripes),
-// because traffic on other keys leaves it alone, and because nothing stays for ever. A release is announced on the channel <prefix>redlock1:free:{…}; in a
-// Cluster by ordinary pub/sub, which every node hears and one subscriber connection
-// serves, wherever the slots move.
+// because traffic on other keys leaves it alone, and because nothing stays for ever.
+// A release is announced on the channel <prefix>redlock1:free:{…}, or, where
+// processes stand in line, on the next one's own; in a Cluster by ordinary pub/sub, which
+// every node hears and one subscriber connection serves, wherever the slots move. The line
+// is a sorted set
+//
+//	<prefix>redlock1:line:{<prefix><key>}
+//
+// which is gone with the last who waits, or ten seconds after.
 // The 1 is the version of this layout, which is frozen. Keys that begin with "redlock1:"
 // are refused.
 //
@@ -67,7 +73,18 @@
 //	~prefix* &prefix* +eval +evalsha +time +set +get +del +pexpire +pttl +publish +subscribe +unsubscribe
 //
 // and INFO is of use: without it the server's restarts are not told apart. Where pub/sub
-// is not allowed waiters poll, and an event says so once.
+// is not allowed waiters poll, and an event says so once. +zadd +zpopmin +zrem +zrange
+// are for the line: without them a release wakes all who wait at once.
+//
+// # Waiting
+//
+// Processes that wait for a lock through dlock are served in the order in which they
+// came, as long as each of them answers, and a release wakes one of them, however many
+// there are. It keeps the lock for that one for a moment, 30 ms or some round trips,
+// in which everybody else finds it held: SET NX of other libraries too, and a
+// *driver.HeldError says Reserved. A process that has died is passed over, and one that
+// hangs costs that moment. A release by another library, and the end of a TTL, go by no
+// order: whoever asks first has it. In one process dlock keeps the order.
 //
 // # Time
 //

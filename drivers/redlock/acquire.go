@@ -39,6 +39,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		l.abandon() // step 5: all nodes are released
 		return nil, b.failed(ctx, err)
 	}
+	b.waits.served(req.Key)
 	b.count.granted(l)
 	return l, nil
 }

@@ -152,8 +152,10 @@
 // by the token alone. With restart_guard=off a node that comes back without its keys votes
 // at once, and can so give a second majority to a lock that is held.
 //
-// There is no fairness: who asks at the right moment wins, though waiters are woken
-// when a majority announced a release. There is no shared mode. Changing the nodes of
+// Order: the nodes serve processes that wait in the order in which they came, and a release
+// wakes the one that is next when a majority names it (on nodes that are of
+// drivers/goredis or drivers/valkeygo). But that is no guarantee: an outage, a split vote,
+// a message that is lost, and who asks at the right moment wins. There is no shared mode. Changing the nodes of
 // a running system is not covered: two clients with different lists are two systems.
 // And a lock makes nothing exactly-once: a holder can die half-way.
 //

@@ -213,6 +213,7 @@ type Backend struct {
 	calls  sync.WaitGroup // calls under way, and what they leave to do
 	err    error          // of closing the nodes
 
+	waits    waits                             // who waits for which key
 	random   func(time.Duration) time.Duration // below its argument
 	mutation mutation                          // what tests take out; zero otherwise
 	stall    func()                            // tests stop the process here, before the last act; nil otherwise

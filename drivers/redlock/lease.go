@@ -115,10 +115,12 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 	l.expires = b.expires(l.start, l.ttl)
 	l.req.Wait = false
 	l.req.FenceFloor = max(b.floor(l.start), req.FenceFloor)
+	since := b.since(req.Key)
 	for i := range l.legs {
 		g := &l.legs[i]
 		g.l, g.n, g.req, g.vote.Node = l, b.nodes[i], l.req, b.nodes[i].name
 		g.terms = b.terms(g.n, l.ttl)
+		g.terms.Since = since
 		g.req.Quorum = &g.terms
 		if before != nil {
 			g.suspect = before.away(i)

@@ -18,6 +18,7 @@ type tally struct {
 	heldBy  int                            // nodes that somebody else has
 	most    int                            // of which so many one owner, the rival
 	rival   *leg                           // one of the rival's nodes
+	kept    int                            // nodes that are kept for who is next there, whoever that is
 	refused int                            // nodes that will not
 	forever int                            // of which so many not as they are configured
 	reason  *driver.RefusedError           // a permanent one, if there is one
@@ -29,6 +30,7 @@ type tally struct {
 // whose release is still under way, is no rival's.
 func (l *lease) tally() tally {
 	var t tally
+	var next *leg
 	for i := range l.legs {
 		g := &l.legs[i]
 		if g.awaited() && g.wave.ctx.Err() == nil {
@@ -39,12 +41,21 @@ func (l *lease) tally() tally {
 		}
 		if g.held != nil {
 			t.heldBy++
+			if g.held.Reserved {
+				t.kept++
+				next = g
+				continue
+			}
 			if n := l.heldBy(g.holder()); n > t.most {
 				t.most, t.rival = n, g
 			}
 			continue
 		}
 		t.refusal(g.vote.Err)
+	}
+	// Who is next on some nodes has most of the others as a rule, or will: it is the rival.
+	if t.most += t.kept; t.rival == nil {
+		t.rival = next
 	}
 	return t
 }
@@ -107,7 +118,9 @@ func (t *tally) verdict(l *lease) error {
 // held is the verdict that the rival has the lock.
 func (t *tally) held(l *lease) *driver.HeldError {
 	h := *t.rival.held
-	h.Holder = t.rival.holder()
+	if !h.Reserved {
+		h.Holder = t.rival.holder()
+	}
 	h.Server = ""
 	h.RetryAfter = l.freeIn()
 	return &h
@@ -141,8 +154,15 @@ func (g *leg) holder() string {
 	if g.held == nil {
 		return ""
 	}
+	if g.held.Reserved {
+		return nextInLine
+	}
 	return request(g.held.Holder)
 }
+
+// nextInLine stands for the owner of a node that is kept for who waits first. No owner
+// has a space in it.
+const nextInLine = "next in line"
 
 // request strips the token and the number of the attempt off an owner as nodes know it,
 // so that all attempts of one request are one owner.

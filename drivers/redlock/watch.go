@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -11,10 +12,10 @@ import (
 const (
 	// watchTimeout bounds the round trip of a Watch.
 	watchTimeout = time.Second
-	// A minority that announced is a reason to ask as well, but a weak one, since failed
-	// bids announce too: after a while, longer each time.
-	firstDoubt = 20 * time.Millisecond
-	mostDoubt  = time.Second
+	// A minority that announced is a reason to ask as well, but a weak one: after a while,
+	// longer each time.
+	firstDoubt = 2 * time.Millisecond
+	mostDoubt  = 50 * time.Millisecond
 )
 
 // Watch returns a channel that gets a value when a majority of the nodes announced
@@ -30,6 +31,8 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	defer b.calls.Done()
 	life, end := context.WithCancel(ctx)
 	w := &watch{b: b, key: key, ch: make(chan struct{}, 1), news: make(chan int, len(b.nodes)), ready: make(chan error, len(b.nodes))}
+	b.waits.enter(key)
+	context.AfterFunc(life, func() { b.waits.leave(key) })
 	for _, n := range b.nodes {
 		go w.follow(life, n)
 	}
@@ -120,7 +123,7 @@ func (w *watch) run(ctx context.Context) {
 		select {
 		case i := <-w.news:
 			if told == 0 {
-				timer.Reset(doubt)
+				timer.Reset(doubt/2 + w.b.random(doubt))
 			}
 			if told.add(i); told.len() < w.b.q {
 				continue
@@ -145,4 +148,60 @@ func (w *watch) wake() {
 	case w.ch <- struct{}{}:
 	default: // there is one already
 	}
+}
+
+// waits knows since when this client waits for keys: what it has in the lines of all
+// nodes, so that they have the same order.
+type waits struct {
+	mu    sync.Mutex
+	byKey map[string]*waiting
+}
+
+type waiting struct {
+	watches int
+	since   uint64 // by the nodes' clocks in µs; zero: not known yet, or served since
+}
+
+func (w *waits) enter(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.byKey == nil {
+		w.byKey = map[string]*waiting{}
+	}
+	if w.byKey[key] == nil {
+		w.byKey[key] = &waiting{}
+	}
+	w.byKey[key].watches++
+}
+
+func (w *waits) leave(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.byKey[key]
+	if e.watches--; e.watches == 0 {
+		delete(w.byKey, key)
+	}
+}
+
+// served begins the waiting anew, since the key was got.
+func (w *waits) served(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e := w.byKey[key]; e != nil {
+		e.since = 0
+	}
+}
+
+// since returns since when key is waited for; zero: it is not.
+func (b *Backend) since(key string) uint64 {
+	b.waits.mu.Lock()
+	defer b.waits.mu.Unlock()
+	e := b.waits.byKey[key]
+	if e == nil {
+		return 0
+	}
+	if e.since == 0 {
+		e.since = b.floor(time.Now())
+	}
+	return e.since
 }

@@ -19,7 +19,7 @@ func (c *client) Subscribe(_ context.Context, sink redisnode.Sink, channels []st
 	conn, release := v.Dedicate()
 	s := &subscription{client: c, conn: conn, release: release, sink: sink, more: make(chan struct{}, 1), end: make(chan struct{})}
 	hooks := valkey.PubSubHooks{
-		OnMessage: func(m valkey.PubSubMessage) { sink.Message(m.Channel) },
+		OnMessage: func(m valkey.PubSubMessage) { sink.Message(m.Channel, m.Message) },
 		OnSubscription: func(m valkey.PubSubSubscription) {
 			if m.Kind == "subscribe" {
 				sink.Subscribed(m.Channel)

@@ -35,7 +35,7 @@ type Server interface {
 // Remove are called under: call them from a goroutine of the subscription's own.
 type Sink struct {
 	Subscribed func(channel string) // the server confirmed it
-	Message    func(channel string)
+	Message    func(channel, payload string)
 	Broken     func(error) // nothing more will come; called once at the most
 }
 

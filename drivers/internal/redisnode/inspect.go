@@ -35,7 +35,7 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	value, _ := text(a.reply, 2)
 	pttl, _ := number(a.reply, 3)
 	s := &driver.State{Key: key, Fence: uint64(max(counter, 0))}
-	if pttl == -2 || now.IsZero() {
+	if pttl == -2 || now.IsZero() || strings.HasPrefix(value, next) {
 		return s, nil
 	}
 	h := driver.Holder{TTL: time.Duration(max(pttl, 0)) * time.Millisecond}

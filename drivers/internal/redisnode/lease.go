@@ -166,10 +166,15 @@ func (l *Lease) Release(ctx context.Context) error {
 // in '|', and reports whether it was. It tries
 // again where the outcome is unknown; "not found" counts as found then.
 func (n *Node) release(ctx context.Context, key, value string, tries int) (found bool, err error) {
+	return n.give(ctx, key, value, "", tries)
+}
+
+// give is release, and gives up a place in line, if there is one.
+func (n *Node) give(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
 	ctx = within(ctx, 3*n.cfg.CallTimeout)
 	keys := []string{n.names.lock(key)}
-	channel := n.names.channel(key)
-	args := func(*process) []string { return []string{"0", value, channel} }
+	handing := n.handing(key, place)
+	args := func(*process) []string { return append([]string{"0", value}, handing...) }
 	again, pause := false, releasePause
 	for i := range tries {
 		if i > 0 {

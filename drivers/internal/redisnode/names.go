@@ -24,6 +24,12 @@ func (n names) counter(key string) string { return n.beside("fence", key) }
 // channel returns the name of the channel on which releases are announced.
 func (n names) channel(key string) string { return n.beside("free", key) }
 
+// line returns the name of the line of those who wait for the lock.
+func (n names) line(key string) string { return n.beside("line", key) }
+
+// own returns what the names of waiters' own channels begin with; no key's channel does.
+func (n names) own() string { return n.prefix + layout + "free:" }
+
 // beside returns a name that begins with the prefix, so that one ACL pattern covers
 // all, and hashes to the lock's slot, so that one script of a Cluster may use both.
 // Different locks have different names.

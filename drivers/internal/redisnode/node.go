@@ -183,6 +183,7 @@ type attempt struct {
 	node  *Node
 	key   string
 	owner string
+	place string // in the line of those who wait; empty: nobody does
 
 	last doubt   // the call that was sent last
 	late []doubt // those of which the outcome is not known
@@ -209,12 +210,13 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	}
 	keys := []string{n.names.lock(req.Key), n.names.counter(req.Key)}
 	proposal := strconv.FormatUint(floor, 10)
+	line := n.hub.line(t, o, req.Quorum)
 
 	ctx = within(ctx, n.timeout(req.TTL))
 	deadline, _ := ctx.Deadline()
 	args := func(p *process) []string {
 		t.last.process, t.last.notAfter = p, p.clock.at(deadline)
-		return []string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, counterLife}
+		return append([]string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, counterLife}, line...)
 	}
 	for again, late := false, false; ; {
 		a, err := n.fleet.run(ctx, o, n.guard.of(req.Quorum), keys, &t.last.call, args)
@@ -231,9 +233,12 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 		}
 		switch code, _ := number(a.reply, 0); code {
 		case 1:
+			n.hub.served(t)
 			return n.lease(t, req, a)
 		case 0:
-			return nil, held(a)
+			e := held(a)
+			n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
+			return nil, e
 		case -1:
 			a.learn(1)
 			if late {
@@ -279,12 +284,15 @@ func (n *Node) lease(t *attempt, req *driver.Request, a *answer) (*Lease, error)
 }
 
 // held makes the verdict of {0, value, PTTL, TIME}.
-func held(a *answer) error {
+func held(a *answer) *driver.HeldError {
 	value, _ := text(a.reply, 1)
 	pttl, _ := number(a.reply, 2)
 	e := &driver.HeldError{Clock: a.learn(3), Server: a.process.run}
 	owner, fence := parse(value)
 	e.Holder = owner
+	if strings.HasPrefix(value, next) {
+		e.Holder, e.Reserved = "", true
+	}
 	if fence > 0 {
 		e.Since = time.UnixMicro(int64(fence))
 	}

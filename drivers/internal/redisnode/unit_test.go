@@ -18,7 +18,7 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 	for _, prefix := range []string{"", "app:", "{app}:"} {
 		for _, key := range []string{"k", "{k}", "a{k}b", "{}k", "{", "}", "a}b", "a{b", "{}", "}{", "{a}{b}", "{{a}}", "\x00", "ключ"} {
 			n := names{prefix}
-			for _, name := range []string{n.counter(key), n.channel(key)} {
+			for _, name := range []string{n.counter(key), n.channel(key), n.line(key)} {
 				if Slot(name) != Slot(n.lock(key)) {
 					t.Errorf("%q is in another slot than %q", name, n.lock(key))
 				}
@@ -29,6 +29,9 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 					t.Errorf("%q stands beside %q and %q", name, other, n.lock(key))
 				}
 				seen[name] = n.lock(key)
+			}
+			if rest, ok := strings.CutPrefix(n.channel(key), n.own()); !ok || rest[0] != '{' && rest[0] != ':' {
+				t.Errorf("%q may be a waiter's own channel, %q and letters", n.channel(key), n.own())
 			}
 		}
 	}

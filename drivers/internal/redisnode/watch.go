@@ -2,6 +2,7 @@ package redisnode
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -28,20 +29,27 @@ func (n *Node) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	}
 	wait, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
-	wake, err := n.hub.watch(ctx, wait, n.names.channel(key))
+	wake, err := n.hub.watch(ctx, wait, key)
 	if err != nil {
 		return nil, n.explain(key, err)
 	}
 	return wake, nil
 }
 
-// A hub is the one subscriber of a node.
+// A hub is the one subscriber of a node, and knows its places in the lines of those
+// who wait.
 type hub struct {
 	node *Node
+	id   string // of this process' own channel: random
+	own  string // the channel
 
 	mu      sync.Mutex
+	places  uint64 // how many there were
+	trip    time.Duration
 	topics  map[string]*topic
 	sub     Subscription
+	link    *link // of sub, and before it
+	called  bool  // the server confirmed the subscription to own there
 	opening bool
 	refused error // the server's refusal: pub/sub is not allowed here
 	closed  bool
@@ -50,18 +58,25 @@ type hub struct {
 
 // A topic is one channel.
 type topic struct {
+	key      string
 	watchers map[chan struct{}]struct{}
 	ready    chan struct{} // closed once the server confirmed the subscription
 	idle     time.Time     // since when nobody watches
+	place    string        // in the line, from the attempt that takes it to a grant; empty: none
+	since    int64         // when it came there, by the server's clock in µs; 0: not known yet
+	standby  *time.Timer   // until it is to try though it is second
 }
 
-func newHub(n *Node) *hub { return &hub{node: n, topics: map[string]*topic{}} }
+func newHub(n *Node) *hub {
+	id := rand.Text()[:16]
+	return &hub{node: n, id: id, own: n.names.own() + id, topics: map[string]*topic{}}
+}
 
-// watch subscribes to channel on behalf of a waiter that leaves with ctx, and
+// watch subscribes to key's channel on behalf of a waiter that leaves with ctx, and
 // returns when the server has confirmed it, bounded by wait.
-func (h *hub) watch(ctx, wait context.Context, channel string) (<-chan struct{}, error) {
-	wake := make(chan struct{}, 1)
-	t, fresh, err := h.join(channel, wake)
+func (h *hub) watch(ctx, wait context.Context, key string) (<-chan struct{}, error) {
+	wake, channel := make(chan struct{}, 1), h.node.names.channel(key)
+	t, fresh, err := h.join(key, channel, wake)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +105,7 @@ func (h *hub) watch(ctx, wait context.Context, channel string) (<-chan struct{},
 }
 
 // join adds a waiter to the topic, and reports whether it has to be subscribed.
-func (h *hub) join(channel string, wake chan struct{}) (t *topic, fresh bool, err error) {
+func (h *hub) join(key, channel string, wake chan struct{}) (t *topic, fresh bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -101,7 +116,7 @@ func (h *hub) join(channel string, wake chan struct{}) (t *topic, fresh bool, er
 	}
 	t = h.topics[channel]
 	if t == nil {
-		t = &topic{watchers: map[chan struct{}]struct{}{}, ready: make(chan struct{})}
+		t = &topic{key: key, watchers: map[chan struct{}]struct{}{}, ready: make(chan struct{})}
 		h.topics[channel] = t
 		fresh = true
 	}
@@ -116,6 +131,7 @@ func (h *hub) leave(channel string, t *topic, wake chan struct{}) {
 	if len(t.watchers) > 0 || h.closed {
 		return
 	}
+	h.quit(t)
 	t.idle = time.Now()
 	if h.sweep == nil {
 		h.sweep = time.AfterFunc(lingerTopic, h.clean)
@@ -149,8 +165,7 @@ func (h *hub) clean() {
 		return
 	}
 	if len(h.topics) == 0 { // and the connection with the last of them
-		h.sub.Close()
-		h.sub = nil
+		h.drop()
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), h.node.cfg.CallTimeout)
@@ -213,16 +228,20 @@ func (h *hub) once() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), h.node.cfg.CallTimeout)
 	defer cancel()
 	l := &link{hub: h}
+	h.mu.Lock()
+	h.link, h.called = l, false
+	h.mu.Unlock()
 	sub, err := h.node.cfg.Client.Subscribe(ctx, Sink{Subscribed: l.subscribed, Message: l.message, Broken: l.broken}, channels)
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err != nil {
-		return h.refusal(err)
-	}
-	if l.dead {
+	if err == nil && l.dead {
 		sub.Close()
-		return h.refusal(l.cause)
+		err = l.cause
+	}
+	if err != nil {
+		h.link, h.called = nil, false
+		return h.refusal(err)
 	}
 	h.opening = false
 	if h.closed {
@@ -247,7 +266,7 @@ func (h *hub) wanted() []string {
 		h.opening = false
 		return nil
 	}
-	return slices.Collect(maps.Keys(h.topics))
+	return slices.AppendSeq([]string{h.own}, maps.Keys(h.topics)) // called before anybody wakes
 }
 
 // refusal gives pub/sub up, if the server does not allow it: every waiter polls from
@@ -263,10 +282,7 @@ func (h *hub) refusal(err error) bool {
 		return false
 	}
 	h.refused, h.opening = err, false
-	if h.sub != nil {
-		h.sub.Close()
-		h.sub = nil
-	}
+	h.drop()
 	for _, t := range h.topics {
 		t.confirm()
 		t.wake()
@@ -302,15 +318,21 @@ func (h *hub) close() {
 	if h.sweep != nil {
 		h.sweep.Stop()
 	}
-	if h.sub != nil {
-		h.sub.Close()
-		h.sub = nil
-	}
+	h.drop()
 	for _, t := range h.topics {
+		h.quit(t)
 		t.confirm()
 		t.wake()
 	}
 	clear(h.topics)
+}
+
+// drop ends the connection, if there is one. h.mu is held.
+func (h *hub) drop() {
+	if h.sub != nil {
+		h.sub.Close()
+		h.sub, h.link, h.called = nil, nil, false
+	}
 }
 
 // A link takes what one connection says to the hub. Its fields are the hub's to lock.
@@ -325,16 +347,24 @@ type link struct {
 func (l *link) subscribed(channel string) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
+	if channel == l.hub.own {
+		l.hub.called = l.hub.link == l
+	}
 	if t := l.hub.topics[channel]; t != nil {
 		t.confirm()
 		t.wake()
 	}
 }
 
-func (l *link) message(channel string) {
-	l.hub.mu.Lock()
-	defer l.hub.mu.Unlock()
-	if t := l.hub.topics[channel]; t != nil {
+// message: on a key's channel a release wakes all; on the process' own one it is
+// somebody's turn.
+func (l *link) message(channel, payload string) {
+	h := l.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if channel == h.own {
+		h.turn(payload)
+	} else if t := h.topics[channel]; t != nil {
 		t.wake()
 	}
 }
@@ -348,8 +378,7 @@ func (l *link) broken(err error) {
 	if h.closed || h.sub == nil || h.sub != l.sub {
 		return
 	}
-	h.sub.Close()
-	h.sub = nil
+	h.drop()
 	if h.refusal(err) {
 		return
 	}

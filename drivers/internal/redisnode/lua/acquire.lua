@@ -1,12 +1,34 @@
 -- Takes the lock, if it is free.
 -- KEYS: 1 lock, 2 counter.
--- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX (ms), 4 proposed token (us) or 0, 5 PX of the counter (ms).
+-- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX (ms), 4 proposed token (us) or 0, 5 PX of the counter (ms),
+-- 6 place in line, or '' where nobody waits; and then 7 line, 8 PX of the line (ms), 9 since when it waits (us) or 0.
 -- Reply: {1, token, TIME} granted; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local me = ARGV[2] .. '|'
 local x = now
 if ARGV[4] ~= '0' then x = math.min(tonumber(ARGV[4]), now + 500000) end
 local fence = string.format('%.0f', x)
-if redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3], 'NX') then
+local place, v, got = ARGV[6] or '', false, false
+local since = ARGV[9] ~= '0' and ARGV[9] or fence
+if place ~= '' then v = redis.call('GET', KEYS[1]) end
+if not v then
+  got = redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3], 'NX')
+  if not got then
+    v = redis.call('GET', KEYS[1])
+  elseif place ~= '' then
+    redis.pcall('ZREM', ARGV[7], place) -- it was not its turn yet
+  end
+else -- it may be kept for this one, or for one that came later, who then waits on
+  local later, other = string.match(v, '^redlock1:next|(%d+)|(.*)$')
+  if other == place then
+    got = redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3])
+  elseif other and tonumber(later) > tonumber(since) then
+    got = redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3])
+    redis.pcall('ZREM', ARGV[7], place)
+    redis.pcall('ZADD', ARGV[7], 'NX', later, other)
+    redis.pcall('PEXPIRE', ARGV[7], ARGV[8])
+  end
+end
+if got then
   -- The rule: the counter is behind the clock, and one command reads and raises it.
   local old = redis.pcall('SET', KEYS[2], fence, 'PX', ARGV[5], 'GET')
   if not old then return {1, x, now} end
@@ -28,9 +50,12 @@ if redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3], 'NX') then
   end
   return {1, x, now}
 end
-local v = redis.call('GET', KEYS[1])
 if string.sub(v, 1, #me) == me then -- a retried command: its own attempt
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return {1, tonumber(string.sub(v, #me + 1)), now}
+end
+if place ~= '' then -- the line helps those who wait, and protects nothing: what refuses it may
+  redis.pcall('ZADD', ARGV[7], 'NX', since, place)
+  redis.pcall('PEXPIRE', ARGV[7], ARGV[8])
 end
 return {0, v, redis.call('PTTL', KEYS[1]), now}

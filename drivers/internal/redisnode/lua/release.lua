@@ -1,10 +1,37 @@
--- Frees the lock, if this acquisition has it, and wakes who waits for it.
--- KEYS: 1 lock.
--- ARGV: 1 '0' (a release is never too late), 2 value (owner/attempt|token), or owner/attempt| for whatever token, 3 channel.
+-- Frees the lock, if this acquisition has it, and keeps it for a moment for who waits first in line, who is told.
+-- Where nobody is in line all who wait are told.
+-- KEYS: 1 lock. The line is not among them: a user who may not use it is to release all the same.
+-- ARGV: 1 '0' (a release is never too late), 2 value (owner/attempt|token), or owner/attempt| for whatever token, or '',
+-- 3 channel, 4 line, 5 what a waiter's own channel begins with, 6 '1' where PUBLISH tells whether a waiter is there,
+-- 7 a place in line to give up, and with it the lock if it is kept for that, or ''.
+-- A place is channel.number.time: the time (ms) is for how long the lock is kept. A waiter is told: delay (ms), place,
+-- lock. Who is second comes again after the delay, for the first may be dead.
 -- Reply: {1} freed; {0} it was not this one's; {2} freed, but PUBLISH is refused.
 local v = redis.call('GET', KEYS[1])
-local me = ARGV[2]
-if v ~= me and not (v and string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me) then return {0} end
+local me, quits = ARGV[2], ARGV[7] or ''
+local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
+if quits ~= '' then
+  redis.pcall('ZREM', ARGV[4], quits)
+  mine = mine or v and string.match(v, '^redlock1:next|%d+|(.*)$') == quits
+end
+if not mine then return {0} end
+local function tell(place, delay)
+  return redis.pcall('PUBLISH', ARGV[5] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
+end
+for _ = 1, 100 do
+  local first = redis.pcall('ZPOPMIN', ARGV[4])
+  local place = first[1]
+  if not place then break end
+  local there = tell(place, '0')
+  if type(there) == 'table' then break end
+  if there > 0 or ARGV[6] ~= '1' then
+    local time = string.match(place, '%d+$')
+    if redis.pcall('SET', KEYS[1], 'redlock1:next|' .. first[2] .. '|' .. place, 'PX', time).err then break end
+    local second = redis.pcall('ZRANGE', ARGV[4], 0, 0)[1]
+    if second then tell(second, time) end
+    return {1}
+  end
+end
 redis.call('DEL', KEYS[1])
 local said = redis.pcall('PUBLISH', ARGV[3], '')
 if type(said) == 'table' then return {2} end

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -167,4 +168,322 @@ func (s *suite) noPubSub(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A waiter is a backend that stands in the line of a lock.
+type waiter struct {
+	driver.Backend
+	wake  <-chan struct{}
+	leave context.CancelFunc
+	place string
+}
+
+const (
+	theLock = "k"
+	theLine = "redlock1:line:{k}"
+)
+
+// asks has the waiter ask once, which takes its place, or the lock.
+func (s *suite) asks(t testing.TB, w *waiter) (driver.Lease, *driver.HeldError) {
+	t.Helper()
+	l, err := w.Acquire(context.Background(), s.ask(theLock, time.Minute))
+	var held *driver.HeldError
+	if err != nil && !errors.As(err, &held) {
+		t.Fatalf("Acquire: %v", err)
+	}
+	return l, held
+}
+
+// queue lets backends on addrs wait for a lock that is held, one after the other.
+func (s *suite) queue(t testing.TB, srv *server.Server, addrs ...string) []*waiter {
+	t.Helper()
+	ws := make([]*waiter, len(addrs))
+	for i, addr := range addrs {
+		w := &waiter{Backend: s.open(t, s.url(addr, ""))}
+		var ctx context.Context
+		ctx, w.leave = context.WithCancel(context.Background())
+		t.Cleanup(w.leave)
+		w.wake = watch(t, ctx, w.Backend, theLock)
+		if _, held := s.asks(t, w); held == nil {
+			t.Fatal("the lock is not held")
+		}
+		places := line(t, srv)
+		if len(places) != i+1 {
+			t.Fatalf("%d places in line, want %d", len(places), i+1)
+		}
+		w.place = places[i]
+		ws[i] = w
+	}
+	return ws
+}
+
+// line returns the places in line.
+func line(t testing.TB, srv *server.Server) []string {
+	t.Helper()
+	reply, err := srv.Do("ZRANGE", theLine, "0", "-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := []string{}
+	for _, p := range reply.([]any) {
+		places = append(places, fmt.Sprint(p))
+	}
+	return places
+}
+
+func places(ws []*waiter) []string {
+	list := []string{}
+	for _, w := range ws {
+		list = append(list, w.place)
+	}
+	return list
+}
+
+func (s *suite) inLine(t testing.TB, srv *server.Server, want []*waiter) {
+	t.Helper()
+	if got := line(t, srv); !slices.Equal(got, places(want)) {
+		t.Fatalf("in line are %q, want %q", got, places(want))
+	}
+}
+
+// lineOrder: a release takes exactly the first out of the line, and when the last
+// was served nothing is left.
+func (s *suite) lineOrder(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
+	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
+	for _, w := range ws { // who asks again keeps its place, and has one
+		s.asks(t, w)
+	}
+	s.inLine(t, srv, ws)
+	for i, w := range ws {
+		unlock(t, l)
+		s.inLine(t, srv, ws[i+1:])
+		awake(t, w.wake)
+		var held *driver.HeldError
+		if l, held = s.asks(t, w); held != nil {
+			t.Fatalf("who is first gets %v", held)
+		}
+		w.leave()
+	}
+	unlock(t, l)
+	noLocks(t, srv)
+}
+
+// lineDead: a process that is gone costs nothing, and one that hears nothing only the time
+// for which the lock is kept for it: the second comes then, unasked.
+func (s *suite) lineDead(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	gone, silent := fault.NewProxy(t, srv.Addr()), fault.NewProxy(t, srv.Addr())
+	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
+	ws := s.queue(t, srv, gone.Addr(), silent.Addr(), srv.Addr(), srv.Addr())
+	before := subscribers(t, srv)
+	if err := gone.Refuse(); err != nil {
+		t.Fatal(err)
+	}
+	gone.CutAll()
+	eventually(t, func() error {
+		if subscribers(t, srv) == before {
+			return errors.New("the server has not noticed that a subscriber is gone")
+		}
+		return nil
+	})
+	silent.Pause()
+	unlock(t, l)
+	s.inLine(t, srv, ws[2:]) // the dead one was passed over, and the silent one told
+	awake(t, ws[2].wake)
+	eventually(t, func() error { // the next one's moment has not begun before
+		l, held := s.asks(t, ws[2])
+		if held != nil {
+			return held
+		}
+		unlock(t, l)
+		return nil
+	})
+	awake(t, ws[3].wake)
+	ws[2].leave()
+	ws[3].leave()
+	if err := gone.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	silent.Resume()
+	for _, w := range ws {
+		w.leave()
+	}
+	noLocks(t, srv)
+}
+
+// lineLeaves: who gives up leaves the line, and passes the lock on if it was told
+// already.
+func (s *suite) lineLeaves(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
+	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
+	ws[1].leave()
+	eventually(t, func() error {
+		s.asks(t, ws[0]) // the line stays, with all who do not leave it
+		if n := len(line(t, srv)); n != 4 {
+			return fmt.Errorf("%d in line when one has left", n)
+		}
+		return nil
+	})
+	if err := ws[2].Close(); err != nil { // so does who is closed
+		t.Fatal(err)
+	}
+	s.inLine(t, srv, []*waiter{ws[0], ws[3], ws[4]})
+	unlock(t, l)
+	s.inLine(t, srv, ws[3:])
+	awake(t, ws[0].wake)
+	ws[0].leave()
+	eventually(t, func() error {
+		if got := line(t, srv); !slices.Equal(got, places(ws[4:])) {
+			return fmt.Errorf("in line are %q, want %q: the next was not told", got, places(ws[4:]))
+		}
+		return nil
+	})
+	awake(t, ws[3].wake)
+	ws[3].leave()
+	ws[4].leave()
+	noLocks(t, srv)
+}
+
+// lineKeeps: who was told, and found the lock taken, is the first again; and who waits
+// for longer gets a lock that is kept for another, who waits on.
+func (s *suite) lineKeeps(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	l := s.lock(t, b, theLock, time.Minute)
+	ws := s.queue(t, srv, srv.Addr(), srv.Addr(), srv.Addr())
+	unlock(t, l)
+	awake(t, ws[0].wake)
+	set := func(value string) {
+		t.Helper()
+		if _, err := srv.Do("SET", theLock, value, "PX", "60000"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("foreign")
+	if _, held := s.asks(t, ws[0]); held == nil || held.Reserved || held.Holder != "foreign" {
+		t.Fatalf("the lock of another: %v", held)
+	}
+	s.inLine(t, srv, ws)
+
+	later := "redlock1:next|9000000000000000|later.1.30"
+	set(later)
+	_, err := b.Acquire(context.Background(), s.ask(theLock, time.Minute))
+	var held *driver.HeldError
+	if !errors.As(err, &held) || !held.Reserved || held.Holder != "" || held.RetryAfter == 0 || !strings.Contains(err.Error(), "next in line") {
+		t.Fatalf("a newcomer finds a lock that is kept: %v", err)
+	}
+	if st, err := b.(driver.Inspector).Lookup(context.Background(), theLock); err != nil || len(st.Holders) != 0 {
+		t.Fatalf("a lock that is kept has holders: %v, %v", st, err)
+	}
+	l, held = s.asks(t, ws[0])
+	if held != nil {
+		t.Fatalf("who waits for longer: %v", held)
+	}
+	if got := line(t, srv); !slices.Equal(got, append(places(ws[1:]), "later.1.30")) {
+		t.Fatalf("in line are %q", got)
+	}
+	unlock(t, l)
+	awake(t, ws[1].wake)
+	set("redlock1:next|1|earlier.1.30")
+	if _, held := s.asks(t, ws[1]); held == nil || !held.Reserved {
+		t.Fatalf("who came later gets a lock that is kept for who came before: %v", held)
+	}
+	if _, err := srv.Do("DEL", theLock); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range ws { // with the line, free or not
+		w.leave()
+	}
+	eventually(t, func() error {
+		if n := len(line(t, srv)); n != 1 {
+			return fmt.Errorf("%d in line, want the one that is nobody's", n)
+		}
+		return nil
+	})
+	unlock(t, s.lock(t, b, theLock, time.Minute)) // passes it over
+	noLocks(t, srv)
+}
+
+// lineForeign: a release that knows of no line, of another library or an older release
+// of this one, wakes all who wait, in line or not.
+func (s *suite) lineForeign(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
+	ws := s.queue(t, srv, srv.Addr(), srv.Addr(), srv.Addr())
+	for _, w := range ws {
+		drained(w.wake)
+	}
+	if _, err := srv.Do("DEL", theLock); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := srv.Do("PUBLISH", "redlock1:free:{k}", ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range ws {
+		awake(t, w.wake)
+	}
+	l, held := s.asks(t, ws[2]) // a free lock is anybody's
+	if held != nil {
+		t.Fatal(held)
+	}
+	s.inLine(t, srv, ws[:2]) // who has it waits no more
+	unlock(t, l)
+	for _, w := range ws {
+		w.leave()
+	}
+	noLocks(t, srv)
+}
+
+// lineRefused: a user who may not use the line waits and wakes as if there were none.
+func (s *suite) lineRefused(t *testing.T) {
+	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~k ~redlock1:fence:* &* +@all -zadd -zpopmin -zrem -zrange"))
+	open := func() driver.Backend { return s.open(t, s.url("plain:x@"+srv.Addr(), "")) }
+	l := s.lock(t, open(), theLock, time.Minute)
+	var wakes []<-chan struct{}
+	for range 2 {
+		w := &waiter{Backend: open()}
+		wakes = append(wakes, watch(t, t.Context(), w.Backend, theLock))
+		if _, held := s.asks(t, w); held == nil {
+			t.Fatal("the lock is not held")
+		}
+	}
+	s.inLine(t, srv, nil)
+	for _, wake := range wakes {
+		drained(wake)
+	}
+	unlock(t, l)
+	for _, wake := range wakes {
+		awake(t, wake)
+	}
+	noLocks(t, srv)
+}
+
+// lineCluster: the line is in the lock's slot, and who waits is told on whatever node it
+// listens.
+func (s *suite) lineCluster(t *testing.T) {
+	g := server.Cluster(t, s.kind)
+	url := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
+	holder := s.open(t, url)
+	for i := range 6 { // slots of several nodes
+		key := fmt.Sprintf("c{%d}", i)
+		l := s.lock(t, holder, key, time.Minute)
+		var wakes []<-chan struct{}
+		var waiters []driver.Backend
+		for range 3 {
+			b := s.open(t, url)
+			wakes, waiters = append(wakes, watch(t, t.Context(), b, key)), append(waiters, b)
+			if _, err := b.Acquire(context.Background(), s.ask(key, time.Minute)); !errors.Is(err, driver.ErrHeld) {
+				t.Fatalf("Acquire of a held lock: %v", err)
+			}
+		}
+		for j, b := range waiters {
+			unlock(t, l)
+			awake(t, wakes[j])
+			l = s.lock(t, b, key, time.Minute)
+		}
+		unlock(t, l)
+	}
 }

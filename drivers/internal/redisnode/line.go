@@ -1,0 +1,178 @@
+package redisnode
+
+import (
+	"context"
+	mathrand "math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Processes that wait for one lock stand in a line beside it: a sorted set of places,
+// by the time since when each waits. A place is taken by an attempt that is refused while
+// somebody watches the key here. A release takes the first place out of the line, keeps the lock for it
+// for a moment, so that no newcomer comes between, and tells its process, and nobody else,
+// on a channel of its own. So a handoff costs the same however many wait.
+//
+// Nothing depends on the line but the order. Whoever is told nothing asks again after a
+// while, as without it; a place whose process has gone is passed over, and one whose
+// process does not come costs the moment that the lock is kept.
+
+const (
+	// next begins the value of a lock that is kept for a place in line.
+	next = layout + "next|"
+	// lineLife is how long a line stays when nobody in it asks again.
+	lineLife = "10000" // ms
+	// The lock is kept for a place for some round trips, in these bounds.
+	leastKept, mostKept = 30 * time.Millisecond, 500 * time.Millisecond
+	keptTrips           = 8
+)
+
+// noPlace is what an acquire says for which nobody waits.
+var noPlace = []string{""}
+
+// line returns what an acquire says about the line: its place, if somebody watches
+// the key.
+func (h *hub) line(a *attempt, o op, q *driver.Quorum) []string {
+	if o != opAcquire {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.topics) == 0 || !h.called {
+		return noPlace
+	}
+	t := h.topics[h.node.names.channel(a.key)]
+	if t == nil || len(t.watchers) == 0 {
+		return noPlace
+	}
+	if t.place == "" {
+		h.places++
+		kept := min(max(keptTrips*h.trip, leastKept), mostKept)
+		t.place = h.id + "." + strconv.FormatUint(h.places, 10) + "." + strconv.FormatInt(kept.Milliseconds(), 10)
+	}
+	a.place = t.place
+	since := t.since
+	if q != nil && q.Since > 0 {
+		since = int64(q.Since) // of all nodes the same
+	}
+	return []string{t.place, h.node.names.line(a.key), lineLife, strconv.FormatInt(since, 10)}
+}
+
+// waits notes that an attempt was refused, and so has a place, and how long it took.
+func (h *hub) waits(a *attempt, now time.Time, trip time.Duration) {
+	if a.place == "" {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.trip = trip
+	t := h.topics[h.node.names.channel(a.key)]
+	if t == nil || t.place != a.place || t.since != 0 {
+		return
+	}
+	t.since = now.UnixMicro()
+}
+
+// served ends the place of an attempt that was granted. Others who watch here, if there
+// are any, ask for one of their own.
+func (h *hub) served(a *attempt) {
+	if a.place == "" {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.topics[h.node.names.channel(a.key)]
+	if t == nil || t.place != a.place {
+		return
+	}
+	t.forget()
+	if len(t.watchers) > 1 {
+		t.wake()
+	}
+}
+
+// forget ends the topic's place. h.mu is held.
+func (t *topic) forget() {
+	t.place, t.since = "", 0
+	t.rest()
+}
+
+// rest ends the standby. h.mu is held.
+func (t *topic) rest() {
+	if t.standby != nil {
+		t.standby.Stop()
+		t.standby = nil
+	}
+}
+
+// turn reads what this process was told: delay (ms), place, lock. h.mu is held.
+func (h *hub) turn(payload string) {
+	delay, rest, _ := strings.Cut(payload, " ")
+	place, lock, ok := strings.Cut(rest, " ")
+	ms, err := strconv.Atoi(delay)
+	if !ok || err != nil {
+		return // not ours
+	}
+	key := strings.TrimPrefix(lock, h.node.cfg.Prefix)
+	t := h.topics[h.node.names.channel(key)]
+	if t == nil || t.place != place || len(t.watchers) == 0 {
+		if ms == 0 {
+			h.pass(key, place) // its waiter left: the next one is not to lose time
+		}
+		return
+	}
+	t.rest()
+	if ms == 0 {
+		t.wake()
+		return
+	}
+	kept := time.Duration(ms) * time.Millisecond
+	t.standby = time.AfterFunc(kept+mathrand.N(kept/4+1), func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if t.place == place {
+			t.wake()
+		}
+	})
+}
+
+// quit leaves the line, where nobody waits any more. h.mu is held.
+func (h *hub) quit(t *topic) {
+	if t.place != "" {
+		h.pass(t.key, t.place)
+		t.forget()
+	}
+}
+
+// pass gives a place up, in the background, and passes the lock on if it is kept for
+// it. h.mu is held.
+func (h *hub) pass(key, place string) {
+	n := h.node
+	n.work.add()
+	go func() {
+		defer n.work.done()
+		_, _ = n.give(context.Background(), key, "", place, releaseTries) // else it ends by itself
+	}()
+}
+
+// unused returns the place, unless somebody waits with it.
+func (h *hub) unused(key, place string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t := h.topics[h.node.names.channel(key)]; t != nil && t.place == place {
+		return ""
+	}
+	return place
+}
+
+// handing returns what a release says about who waits.
+func (n *Node) handing(key, place string) []string {
+	tells := "1"
+	if n.cfg.Cluster { // PUBLISH counts those of one node
+		tells = "0"
+	}
+	return []string{n.names.channel(key), n.names.line(key), n.names.own(), tells, place}
+}
