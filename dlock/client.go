@@ -244,6 +244,9 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 		return nil, err
 	}
 	defer c.lines.leave(r.Key, line)
+	if c.lines.hot(r.Key) {
+		return c.wait(ctx, r, line, ErrHeld)
+	}
 	l, err := c.attempt(ctx, r, false)
 	c.lines.note(line, r.verdict)
 	if err == nil || !c.again(ctx, r, err) {
@@ -284,6 +287,9 @@ func (c *Client) wait(ctx context.Context, r *request, line *line, err error) (*
 		l, err = c.attempt(ctx, r, native)
 		c.lines.note(line, r.verdict)
 		if err == nil {
+			if signal != nil {
+				c.lines.heat(r.Key)
+			}
 			return l, nil
 		}
 		if !c.again(ctx, r, err) {
@@ -310,13 +316,27 @@ func (c *Client) pause(ctx context.Context, line *line, signal <-chan struct{}, 
 	select {
 	case <-t.C:
 	case <-signal:
-	case <-line.kick:
 	case <-ctx.Done():
+	case <-line.kick:
+		if signal != nil {
+			// The signal tells whose turn it is, which may be another process'. Soon all the
+			// same, for a release that could not be announced.
+			t.Reset(kickedPoll/2 + mathrand.N(kickedPoll))
+			select {
+			case <-t.C:
+			case <-signal:
+			case <-ctx.Done():
+			}
+		}
 	}
 }
 
-// watchedPoll is how often a lock is asked for whose release would be signalled.
-const watchedPoll = time.Second
+const (
+	// watchedPoll is how often a lock is asked for whose release would be signalled, and
+	// kickedPoll when after a release in this process.
+	watchedPoll = time.Second
+	kickedPoll  = 50 * time.Millisecond
+)
 
 // delay is the longest pause before the next attempt, by what the last one said.
 func delay(err error, pause time.Duration, watched bool) time.Duration {

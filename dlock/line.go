@@ -3,6 +3,7 @@ package dlock
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // lines keeps, per key, the calls of this client that want it, in order. Only the
@@ -11,6 +12,7 @@ type lines struct {
 	mu     sync.Mutex
 	byKey  map[string]*line
 	spare  *line // one that ended, for the next key
+	hotAt  map[string]time.Time
 	closed <-chan struct{}
 }
 
@@ -21,7 +23,7 @@ type line struct {
 }
 
 func newLines(closed <-chan struct{}) *lines {
-	return &lines{byKey: map[string]*line{}, closed: closed}
+	return &lines{byKey: map[string]*line{}, hotAt: map[string]time.Time{}, closed: closed}
 }
 
 // enter waits until the caller is the first in key's line. Whoever entered leaves. The
@@ -123,4 +125,40 @@ func (ls *lines) empty(key string) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.byKey[key] == nil
+}
+
+// A key is hot for a while after it was waited for at a signal: who wants it then
+// subscribes before the first attempt, which is to say that it is held, and saves one.
+const (
+	hotTime = time.Second
+	mostHot = 1024
+)
+
+// heat says that key was got at a signal just now.
+func (ls *lines) heat(key string) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	now := time.Now()
+	if len(ls.hotAt) >= mostHot {
+		for k, at := range ls.hotAt {
+			if now.Sub(at) >= hotTime {
+				delete(ls.hotAt, k)
+			}
+		}
+	}
+	if len(ls.hotAt) < mostHot {
+		ls.hotAt[key] = now
+	}
+}
+
+// hot reports whether key was waited for lately.
+func (ls *lines) hot(key string) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	at, ok := ls.hotAt[key]
+	if ok && time.Since(at) >= hotTime {
+		delete(ls.hotAt, key)
+		ok = false
+	}
+	return ok
 }

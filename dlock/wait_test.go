@@ -126,6 +126,50 @@ func TestALocalReleaseWakesTheFirstInLineWithoutAPoll(t *testing.T) {
 	})
 }
 
+// Who waited for a key, and soon wants it again, subscribes before it asks for it, and so
+// asks once where others ask twice.
+func TestAHotKeyIsWatchedBeforeItIsAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, ways["watched"](s))
+		for i, want := range []int64{2, 1, 1, 2} {
+			free := s.Backend.(*memory.Backend).Hold("k")
+			before := s.acquires.Load()
+			got := make(chan *dlock.Lease)
+			go func() { l, _ := c.Lock(t.Context(), "k"); got <- l }()
+			synctest.Wait()
+			if n := s.acquires.Load() - before; n != want {
+				t.Errorf("wait %d: %d requests until it waits, want %d", i+1, n, want)
+			}
+			free()
+			unlock(t, <-got)
+			if i == 2 {
+				time.Sleep(2 * time.Second) // it cools
+			}
+		}
+	})
+}
+
+// The signal of a release in this process may never come, if the server does not let it
+// announce one: the next in line does not wait for a whole poll.
+func TestALocalReleaseThatIsNotSignalledCostsLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.hide = driver.Queueing
+		c := newSpyClient(t, silent{s})
+		first := lock(t, c, "k")
+		done := make(chan struct{})
+		go func() { defer close(done); unlock(t, lock(t, c, "k")) }()
+		synctest.Wait()
+		start := time.Now()
+		unlock(t, first)
+		<-done
+		if took := time.Since(start); took == 0 || took > 75*time.Millisecond {
+			t.Errorf("took %v, want 25 to 75 ms", took)
+		}
+	})
+}
+
 func TestSharedLocksOfAClientAreHeldTogether(t *testing.T) {
 	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
 		c := newSpyClient(t, b)
