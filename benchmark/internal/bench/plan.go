@@ -57,7 +57,7 @@ func Full() Plan {
 func Quick() Plan {
 	return Plan{
 		Quick: true,
-		For:   50 * time.Second, Rounds: 7, Fewest: 1, Slice: 3 * time.Millisecond, TTL: 10 * time.Second,
+		For:   50 * time.Second, Rounds: 7, Fewest: 1, Slice: 5 * time.Millisecond, TTL: 10 * time.Second,
 		Nodes: []int{1, 3, 5}, Goroutines: []int{1, 64},
 		Waiters: []int{2, 8}, Waiting: 60 * time.Millisecond, Hold: time.Millisecond,
 		Held:    []Holding{{10_000, 1800 * time.Millisecond, 800 * time.Millisecond}},

@@ -94,6 +94,19 @@ func (s *Section) clients() []string {
 // floorClient is the library whose contestants stand beside those of all others.
 const floorClient = "socket"
 
+// shows reports whether a row stands in the picture of a client library: its own, the
+// floor and, where ours have no driver for it, those of ours.
+func (s *Section) shows(r *Row, client string) bool {
+	switch {
+	case r.Client == client:
+		return true
+	case r.Client == floorClient:
+		return r.Contestant != "scripts, "+floorClient
+	}
+	own := func(o *Row) bool { return o.Kind == Ours && o.Client == client }
+	return r.Kind == Ours && !slices.ContainsFunc(s.Rows, own)
+}
+
 // lines draws one line per contestant of a client library.
 func (s *Section) lines(p Plot, client string) (figure, bool) {
 	f := figure{
@@ -104,13 +117,16 @@ func (s *Section) lines(p Plot, client string) (figure, bool) {
 		f.Title += ", " + client
 	}
 	var unit Unit
-	var xs, ys []float64
+	var xs, ys, own []float64
 	var names []string
 	byName := map[string][]*Row{}
 	for _, r := range s.Rows {
 		m, ok := r.metric(p.Metric)
-		if !ok || (r.Client != client && (r.Client != floorClient || r.Contestant == "scripts, "+floorClient)) {
+		if !ok || !s.shows(r, client) {
 			continue
+		}
+		if r.Client == client && !slices.Contains(own, r.X) {
+			own = append(own, r.X)
 		}
 		unit = m.Unit
 		if !slices.Contains(xs, r.X) {
@@ -122,8 +138,8 @@ func (s *Section) lines(p Plot, client string) (figure, bool) {
 		}
 		byName[r.Contestant] = append(byName[r.Contestant], r)
 	}
-	if len(xs) < 2 {
-		return f, false
+	if len(own) < 2 {
+		return f, false // a point says nothing
 	}
 	slices.Sort(xs)
 	axis := newAxis(ys, p.Log)
@@ -196,8 +212,9 @@ func (s *Section) bars(p Plot, name string) (figure, bool) {
 	if len(values) < 2*3 {
 		return f, false // one bar says nothing
 	}
-	axis := newAxis(values, p.Log)
-	if p.Log {
+	logarithmic := p.Log || spreadOut(values)
+	axis := newAxis(values, logarithmic)
+	if logarithmic {
 		f.Scale = "logarithmic scale"
 	}
 	at := func(v float64) float64 { return barLeft + axis.share(v)*barMost }
@@ -215,6 +232,13 @@ func (s *Section) bars(p Plot, name string) (figure, bool) {
 	}
 	f.Height = y
 	return f, true
+}
+
+// spreadOut reports whether the greatest of values would leave nothing of most others on
+// a linear scale.
+func spreadOut(values []float64) bool {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[0] > 0 && sorted[len(sorted)-1] > 8*median(sorted)
 }
 
 // An axis maps values to shares of its length.

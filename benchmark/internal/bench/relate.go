@@ -175,12 +175,15 @@ func (g group) worst() float64 {
 	return w
 }
 
+// nbsp keeps a number and its unit on one line.
+const nbsp = "\u00a0"
+
 // times writes a factor.
 func times(factor float64) string {
 	if math.IsInf(factor, 1) {
 		return "some against none"
 	}
-	return digits(factor) + " ×"
+	return digits(factor) + nbsp + "×"
 }
 
 // text says who is behind whom, by how much and where.
@@ -193,7 +196,7 @@ func (g group) text() string {
 	}
 	by := times(low)
 	if most := times(g.worst()); most != by {
-		by = strings.TrimSuffix(by, " ×") + " to " + most
+		by = strings.TrimSuffix(by, nbsp+"×") + " to " + most
 	}
 	s := g[0].section
 	verb := "has %s the %s of"

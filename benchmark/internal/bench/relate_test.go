@@ -25,8 +25,8 @@ func TestTheFirstParagraphSaysWhereWeAreBehind(t *testing.T) {
 			t.Errorf("the first paragraph does not say %q: %s", want, got[0])
 		}
 	}
-	const lost = "s: dlock has 2 to 3 × the key of them (a; b)"
-	if !strings.Contains(got[0], "S (them by 3 ×)") {
+	const lost = "s: dlock has 2 to 3\u00a0× the key of them (a; b)"
+	if !strings.Contains(got[0], "S (them by 3\u00a0×)") {
 		t.Errorf("the first paragraph does not name the library that is ahead: %s", got[0])
 	}
 	if len(got) != 2 || !strings.HasPrefix(got[1], lost+". Why: ") {

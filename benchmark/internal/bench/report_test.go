@@ -217,6 +217,44 @@ func TestWhatIsDrawnStaysInThePicture(t *testing.T) {
 	}
 }
 
+func TestOursStandBesideLibrariesForWhichThereIsNoDriver(t *testing.T) {
+	s := &Section{Title: "T", Key: "v", Plots: []Plot{{Title: "v", Metric: "v", Lines: true}}}
+	for _, r := range []struct {
+		name, client string
+		kind         Kind
+		xs           int
+	}{{"dlock, a", "a", Ours, 2}, {"peer, a", "a", Peer, 2}, {"peer, b", "b", Peer, 2}, {"bare, socket", floorClient, Limit, 2}, {"peer, c", "c", Peer, 1}} {
+		for x := range r.xs {
+			s.Rows = append(s.Rows, &Row{Case: plural(x+1, "x"), X: float64(x), Contestant: r.name, Kind: r.kind, Client: r.client,
+				Metrics: []Metric{{Name: "v", Value: 1, Low: 1, High: 1}}})
+		}
+	}
+	want := map[string][]string{"v, a": {"dlock, a", "peer, a", "bare, socket"}, "v, b": {"dlock, a", "peer, b", "bare, socket"}}
+	figures := s.figures()
+	if len(figures) != len(want) {
+		t.Errorf("%d figures, want %d: one contestant with one point makes none", len(figures), len(want))
+	}
+	for _, f := range figures {
+		var names []string
+		for _, l := range f.Lines {
+			names = append(names, l.Name)
+		}
+		if !slices.Equal(names, want[f.Title]) {
+			t.Errorf("%s shows %q, want %q", f.Title, names, want[f.Title])
+		}
+	}
+}
+
+func TestBarsThatAreFarApartHaveALogarithmicScale(t *testing.T) {
+	near, far := []float64{1, 2, 3, 4}, []float64{1, 2, 3, 400}
+	if spreadOut(near) || !spreadOut(far) {
+		t.Errorf("spread out: %v %v, %v %v", near, spreadOut(near), far, spreadOut(far))
+	}
+	if spreadOut([]float64{0, 1, 1, 400}) {
+		t.Error("nothing has no place on a logarithmic scale")
+	}
+}
+
 func TestAnAxisHoldsItsValuesAndHasRoundTicks(t *testing.T) {
 	for _, values := range [][]float64{{1, 2, 3}, {0.00004, 0.0004}, {3e-6, 5}, {999, 1000}, {7}, {0, 0}, {0, 12}} {
 		for _, logarithmic := range []bool{false, true} {

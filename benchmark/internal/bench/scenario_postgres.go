@@ -52,7 +52,7 @@ func (r *Runner) postgresRate(setup *Setup) (cases []*testCase) {
 	for _, g := range r.plan.Goroutines {
 		cases = append(cases, &testCase{
 			section: s, name: plural(g, "goroutine"), x: float64(g), contestants: r.serving(server.KindPostgres, 1, nil),
-			setup: setup, clients: 1, heavy: 1, turn: r.throughputTurn(g),
+			setup: setup, clients: 1, heavy: 1, least: r.leastOf(g), turn: r.throughputTurn(g),
 		})
 	}
 	return cases

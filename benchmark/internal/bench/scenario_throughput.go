@@ -39,6 +39,11 @@ func (r *Runner) throughputTurn(goroutines int) func(context.Context, *entry, ti
 	}
 }
 
+// leastOf is the least time of a turn: many goroutines need some until they go steadily.
+func (r *Runner) leastOf(goroutines int) time.Duration {
+	return r.plan.Slice * time.Duration(1+min(goroutines/16, 4))
+}
+
 // takeLocks takes and releases n locks until the end, and keeps the times of some.
 func takeLocks(ctx context.Context, l Locker, keys string, end time.Time, most int) (n int, samples []time.Duration, errs []error) {
 	const ownKeys = 16
@@ -85,7 +90,7 @@ func throughput(ctx context.Context, r *Runner) ([]*testCase, error) {
 			cases = append(cases, &testCase{
 				section: s, name: plural(n, "server") + on(kind) + ", " + plural(g, "goroutine"), x: float64(g),
 				contestants: r.serving(kind, n, nil), servers: servers, setup: direct(servers, r.plan.TTL),
-				clients: 1, heavy: 1, turn: r.throughputTurn(g),
+				clients: 1, heavy: 1, least: r.leastOf(g), turn: r.throughputTurn(g),
 			})
 		}
 		return nil
@@ -116,7 +121,7 @@ func (r *Runner) localThroughput(title, text string) (cases []*testCase) {
 		Plots: []Plot{{Title: "locks per second", Metric: "locks", Lines: true}},
 	}
 	for _, g := range r.plan.Goroutines {
-		cases = append(cases, r.local(&testCase{section: s, name: plural(g, "goroutine"), x: float64(g), heavy: 0.5, turn: r.throughputTurn(g)}))
+		cases = append(cases, r.local(&testCase{section: s, name: plural(g, "goroutine"), x: float64(g), heavy: 0.5, least: r.leastOf(g), turn: r.throughputTurn(g)}))
 	}
 	return cases
 }
