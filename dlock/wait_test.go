@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -17,7 +18,22 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	// goleak gives up after less than half a second, for which a busy machine may not
+	// let a goroutine come to its end.
+	for end := time.Now().Add(20 * time.Second); code == 0; {
+		err := goleak.Find()
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
 
 // ways are the three ways of waiting, over the same backend.
 var ways = map[string]func(*spy) driver.Backend{

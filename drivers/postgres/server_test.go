@@ -18,7 +18,7 @@ import (
 // refused acquires, and asserts a refusal for good whose words contain all of want.
 func refused(t *testing.T, b driver.Backend, want ...string) {
 	t.Helper()
-	_, err := b.Acquire(context.Background(), request("k", time.Second))
+	_, err := b.Acquire(context.Background(), request("k", time.Minute))
 	var no *driver.RefusedError
 	if !errors.As(err, &no) || no.RetryAfter != 0 {
 		t.Fatalf("want a refusal for good, got %v", err)
@@ -42,24 +42,24 @@ func TestAPoolerOfSessionsServes(t *testing.T) {
 	refused(t, opener(t, bouncer.URL()), "pooler")
 	b := opener(t, bouncer.URL()+"&pooler=session")
 	direct := opener(t, pg.URL())
-	l := must(t, b, request("k", time.Second))
-	if _, err := direct.Acquire(context.Background(), request("k", time.Second)); !errors.Is(err, driver.ErrHeld) {
+	l := must(t, b, request("k", time.Minute))
+	if _, err := direct.Acquire(context.Background(), request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Fatalf("held through the pooler, and yet: %v", err)
 	}
-	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Second}); err != nil {
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.Release(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	_ = must(t, direct, request("k", time.Second)).Release(context.Background())
+	_ = must(t, direct, request("k", time.Minute)).Release(context.Background())
 }
 
 func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
 	pg := server.Postgres(t)
 	bouncer := server.PgBouncer(t, pg, "transaction")
 	b := opener(t, bouncer.URL()+"&pooler=session")
-	l := must(t, b, request("k", 10*time.Second))
+	l := must(t, b, request("k", time.Minute))
 	// Somebody else gets the server process that has the lock, and keeps it.
 	thief, err := pgx.Connect(context.Background(), bouncer.URL()+"&default_query_exec_mode=simple_protocol")
 	if err != nil {
@@ -69,7 +69,7 @@ func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
 	if _, err := thief.Exec(context.Background(), "BEGIN"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 10 * time.Second}); !errors.Is(err, driver.ErrLost) {
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("Renew on another server process: %v", err)
 	}
 }
@@ -141,7 +141,7 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 	do(`CREATE ROLE "some body" LOGIN`)
 	url := s.URLFor("some body", "")
 	for range 2 { // what the error says is enough, the second time with a sequence of somebody else's
-		_, err := opener(t, url).Acquire(context.Background(), request("k", time.Second))
+		_, err := opener(t, url).Acquire(context.Background(), request("k", time.Minute))
 		var no *driver.RefusedError
 		if !errors.As(err, &no) || no.RetryAfter != 0 {
 			t.Fatalf("without rights: %v", err)
@@ -151,12 +151,12 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 			t.Fatalf("no statement in: %v", err)
 		}
 		do(sql)
-		_ = must(t, opener(t, url), request("k", time.Second)).Release(context.Background())
+		_ = must(t, opener(t, url), request("k", time.Minute)).Release(context.Background())
 		do("DROP SEQUENCE dlock_fence")
 		do("REVOKE CREATE ON SCHEMA public FROM \"some body\"")
 		do("CREATE SEQUENCE dlock_fence")
 	}
-	_ = must(t, opener(t, url+"&fencing=off"), request("k", time.Second)).Release(context.Background())
+	_ = must(t, opener(t, url+"&fencing=off"), request("k", time.Minute)).Release(context.Background())
 }
 
 func TestASequenceWithACacheIsRefused(t *testing.T) {
@@ -171,7 +171,7 @@ func TestASequenceWithACacheIsRefused(t *testing.T) {
 func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
-	l := must(t, opener(t, s.URL()), request("k", time.Second))
+	l := must(t, opener(t, s.URL()), request("k", time.Minute))
 	if f, now := l.Grant().Fence, uint64(time.Now().Add(-time.Minute).UnixMicro()); f < now {
 		t.Errorf("the first token is %d, less than %d", f, now)
 	}
@@ -180,7 +180,7 @@ func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
 	if got := count(t, db, "SELECT setval('dlock_fence', $1)", ahead); got != ahead {
 		t.Fatal(got)
 	}
-	l = must(t, opener(t, s.URL()), request("k", time.Second))
+	l = must(t, opener(t, s.URL()), request("k", time.Minute))
 	if f := l.Grant().Fence; f != uint64(ahead)+1 {
 		t.Errorf("token %d after %d: the sequence was set back", f, ahead)
 	}
@@ -195,38 +195,38 @@ func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 	}
 	b := opener(t, s.URLFor("alice", canary))
 	refused(t, b, "password")
-	_, err := b.Acquire(context.Background(), request("k", time.Second))
+	_, err := b.Acquire(context.Background(), request("k", time.Minute))
 	if all := fmt.Sprintf("%v %+v %#v %s", err, err, err, b); strings.Contains(all, canary) {
 		t.Errorf("the password is in %s", all)
 	}
-	_ = must(t, opener(t, s.URLFor("alice", "right")+"&fencing=off"), request("k", time.Second)).Release(context.Background())
+	_ = must(t, opener(t, s.URLFor("alice", "right")+"&fencing=off"), request("k", time.Minute)).Release(context.Background())
 }
 
 func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {
 	s := server.Postgres(t)
-	b := opener(t, s.URL()+"&restart_guard=3s")
-	if most := b.Info().MaxTTL; most != 3*time.Second {
+	b := opener(t, s.URL()+"&restart_guard=8s")
+	if most := b.Info().MaxTTL; most != 8*time.Second {
 		t.Errorf("MaxTTL is %v", most)
 	}
-	_, err := b.Acquire(context.Background(), request("k", time.Second))
+	_, err := b.Acquire(context.Background(), request("k", 5*time.Second))
 	var no *driver.RefusedError
-	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 3*time.Second {
+	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 8*time.Second {
 		t.Fatalf("a server that was just started gives %v", err)
 	}
 	<-time.After(no.RetryAfter + 10*time.Millisecond)
-	_ = must(t, b, request("k", time.Second)).Release(context.Background())
+	_ = must(t, b, request("k", 5*time.Second)).Release(context.Background())
 }
 
 func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 	s := server.Postgres(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL()+"&application_name=web")
-	r := request("k", 10*time.Second)
+	r := request("k", time.Minute)
 	r.Owner = "host/4711/abc"
 	l := must(t, b, r)
 	ctx, cancel := context.WithCancel(context.Background())
 	waited := make(chan error)
 	go func() {
-		w := request("k", time.Second)
+		w := request("k", time.Minute)
 		w.Wait = true
 		_, err := a.Acquire(ctx, w)
 		waited <- err
@@ -279,7 +279,7 @@ func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 	if err := b.LockTx(ctx, tx, "k"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.Acquire(ctx, request("k", time.Second)); !errors.Is(err, driver.ErrHeld) {
+	if _, err := b.Acquire(ctx, request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("a lease beside the transaction's lock: %v", err)
 	}
 	other := begin(two)
@@ -296,7 +296,7 @@ func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 	if err := tx.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	l := must(t, b, request("k", 10*time.Second))
+	l := must(t, b, request("k", time.Minute))
 	other = begin(two)
 	if err := b.TryLockTx(ctx, other, "k"); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("a transaction beside a lease: %v", err)

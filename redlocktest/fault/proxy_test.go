@@ -21,7 +21,22 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	// goleak gives up after less than half a second, for which a busy machine may not
+	// let a goroutine come to its end.
+	for end := time.Now().Add(20 * time.Second); code == 0; {
+		err := goleak.Find()
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
 
 // patience bounds what has to happen; brief is waited for what must not.
 const (
