@@ -40,6 +40,19 @@ func five(t testing.TB) *cluster {
 // cannot be reached.
 func (c *cluster) view(sight string, m redlock.Mutation) *redlock.Backend {
 	c.t.Helper()
+	b := c.guarded(sight, "off")
+	redlock.Sabotage(b, m)
+	return b
+}
+
+// guarded opens a view with a restart guard.
+func (c *cluster) guarded(sight, guard string, options ...string) *redlock.Backend {
+	c.t.Helper()
+	return c.openURL(c.viewURL(sight, guard, options...))
+}
+
+func (c *cluster) viewURL(sight, guard string, options ...string) string {
+	c.t.Helper()
 	for i, p := range c.proxies {
 		if !inSight(sight, i) {
 			if err := p.Refuse(); err != nil {
@@ -47,9 +60,25 @@ func (c *cluster) view(sight string, m redlock.Mutation) *redlock.Backend {
 			}
 		}
 	}
-	b := c.openURL(c.urlThrough(func(i int) bool { return !inSight(sight, i) }))
-	redlock.Sabotage(b, m)
-	return b
+	url := c.urlThrough(func(i int) bool { return !inSight(sight, i) }, options...)
+	return strings.Replace(url, "restart_guard=off", "restart_guard="+guard, 1)
+}
+
+// sight returns the names of node i and of others that come so far behind it.
+func (c *cluster) sight(i int, others ...int) string {
+	sight := string(rune('A' + i))
+	for _, o := range others {
+		sight += string(rune('A' + (i+o)%len(c.servers)))
+	}
+	return sight
+}
+
+// bootstrap states that the servers are new: they have just been started.
+func (c *cluster) bootstrap(guard string) {
+	c.t.Helper()
+	if _, err := c.guarded("ABCDE", guard).Bootstrap(c.t.Context(), &driver.Bootstrap{}); err != nil {
+		c.t.Fatal(err)
+	}
 }
 
 func inSight(sight string, i int) bool { return strings.ContainsRune(sight, rune('A'+i)) }
@@ -213,6 +242,114 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	}
 }
 
+// A clock that jumps there and back within the life of a lease agrees again with the
+// others, and the keys that it ended are gone. The node has seen its clock ahead, when it
+// was asked in between, and keeps itself out until all that it may have ended early has
+// ended everywhere.
+//
+// What remains is a jump that nobody saw: without a request in between the node cannot
+// know.
+func TestAClockThatJumpsThereAndBack(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		t.Run(defence(on), func(t *testing.T) {
+			c := five(t)
+			guard := "off"
+			if on {
+				guard = "30s"
+				c.bootstrap(guard)
+			}
+			one, two := c.guarded("ABC", guard), c.guarded("CDE", guard)
+			first := c.whenFree(one, "file", 29*time.Second)
+			c.setClock(2, time.Hour)
+			if l, err := two.Acquire(t.Context(), ask("file", 29*time.Second)); err == nil {
+				t.Fatalf("two holders: %+v and %+v", first.Grant(), l.Grant())
+			}
+			c.setClock(2, 0)
+			second, err := two.Acquire(t.Context(), ask("file", 29*time.Second))
+			if !on {
+				wantBoth(t, first, second, err)
+				return
+			}
+			var refused *driver.RefusedError
+			switch {
+			case err == nil:
+				t.Fatalf("two holders: %+v and %+v", first.Grant(), second.Grant())
+			case !refusal(err, c.servers[2].Addr(), &refused) || !strings.Contains(refused.Error(), "clock"):
+				t.Errorf("C was to refuse for its clock, and the error is: %v", err)
+			case !time.Now().Add(refused.RetryAfter).After(first.Grant().Expires):
+				t.Errorf("C votes again in %v, and client 1 has the lock for %v", refused.RetryAfter, time.Until(first.Grant().Expires))
+			}
+		})
+	}
+	t.Run("unseen", func(t *testing.T) {
+		c := five(t)
+		c.bootstrap("30s")
+		one, two := c.guarded("ABC", "30s"), c.guarded("CDE", "30s")
+		first := c.whenFree(one, "file", 29*time.Second)
+		c.setClock(2, time.Hour)
+		for end := time.Now().Add(time.Minute); len(c.keys("file")) > 2; { // no request of ours
+			if time.Now().After(end) {
+				t.Fatal("the key does not end")
+			}
+		}
+		c.setClock(2, 0)
+		second, err := two.Acquire(t.Context(), ask("file", 29*time.Second))
+		wantBoth(t, first, second, err)
+	})
+}
+
+// As above, at random: the clock of one of five nodes steps by ±1 s to ±1 h while clients
+// compete, and back within the life of their leases.
+func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
+	trials := *clockTrials / 4
+	if testing.Short() {
+		trials = min(trials, 10)
+	}
+	c := five(t)
+	for _, guard := range []string{"1s", "off"} {
+		began := time.Now()
+		r := &stepping{cluster: c}
+		for r.counted < trials && r.trials < 5*trials && len(r.overlaps) == 0 {
+			r.excursion(rand.IntN(5), clockStep(), guard)
+		}
+		t.Logf("guard %s: %d trials in %v, %d of them with a lease that outlived both steps: %d grants, %d of them after the first, %d renewals",
+			guard, r.trials, time.Since(began).Round(time.Millisecond), r.counted, r.grants, r.late, r.renewals)
+		switch {
+		case guard == "off" && len(r.overlaps) == 0:
+			t.Errorf("without the guard nothing happened in %d trials", r.trials)
+		case guard != "off" && len(r.overlaps) > 0:
+			t.Errorf("two holders: %v", r.overlaps)
+		case guard != "off" && r.counted == 0:
+			t.Error("no lease outlived both steps of a clock: nothing was shown")
+		}
+	}
+}
+
+// excursion is a trial with two steps, by clients and with keys of its own: the guard keeps
+// a node out for longer than a trial takes, but for each prefix by itself.
+func (r *stepping) excursion(i int, d time.Duration, guard string) {
+	r.t.Helper()
+	prefix := fmt.Sprintf("prefix=%d/", owners.Add(1))
+	clients := make([]*redlock.Backend, 3)
+	for j, sight := range []string{r.sight(i, 1, 2), r.sight(i, 3, 4), "ABCDE"} {
+		b, err := dlock.OpenBackend(r.viewURL(sight, guard, prefix))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		defer b.Close()
+		clients[j] = b.(*redlock.Backend)
+	}
+	if guard != "off" {
+		if _, err := clients[2].Bootstrap(r.t.Context(), &driver.Bootstrap{}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	r.take(clients)
+	r.compete(clients, i, d)
+	r.compete(clients, i, 0)
+	r.rest(fmt.Sprintf("trial %d, node %c, to %v and back", r.trials, 'A'+i, d))
+}
+
 // clockStep returns a step of ±1 s to ±1 h, each order of magnitude as often as another.
 func clockStep() time.Duration {
 	d := time.Duration(float64(time.Second) * math.Exp(rand.Float64()*math.Log(3600)))
@@ -260,14 +397,7 @@ type span struct {
 func (c *cluster) stepping(m redlock.Mutation) *stepping {
 	r := &stepping{cluster: c}
 	for i := range r.left {
-		see := func(others ...int) string {
-			sight := string(rune('A' + i))
-			for _, o := range others {
-				sight += string(rune('A' + (i+o)%5))
-			}
-			return sight
-		}
-		r.left[i], r.right[i] = c.view(see(1, 2), m), c.view(see(3, 4), m)
+		r.left[i], r.right[i] = c.view(c.sight(i, 1, 2), m), c.view(c.sight(i, 3, 4), m)
 	}
 	r.all = c.view("ABCDE", m)
 	return r
@@ -280,35 +410,49 @@ func (r *stepping) thereAndBack() {
 	r.trial(i, d, 0)
 }
 
-// trial lets clients take keys that are free, steps the clock of node i in the middle of
-// more attempts, and lets them go on; then they give all back.
+// trial lets clients take keys, steps the clock of node i while they compete, and lets
+// them give all back.
 func (r *stepping) trial(i int, from, to time.Duration) {
 	r.t.Helper()
+	clients := []*redlock.Backend{r.left[i], r.right[i], r.all}
+	r.take(clients)
+	r.compete(clients, i, to)
+	r.rest(fmt.Sprintf("trial %d, node %c, from %v to %v", r.trials, 'A'+i, from, to))
+}
+
+// take lets clients take keys that are free.
+func (r *stepping) take(clients []*redlock.Backend) {
 	r.trials++
 	r.keys = map[string]*rivalry{}
-	names := make([]string, stepKeys)
-	for k := range names {
-		names[k] = fmt.Sprintf("trial/%d/%d", owners.Add(1), k)
-		r.keys[names[k]] = &rivalry{live: map[driver.Lease]span{}}
-	}
-	clients := []*redlock.Backend{r.left[i], r.right[i], r.all}
 	var every sync.WaitGroup
-	for k, key := range names {
-		every.Go(func() { r.acquire(clients[k%len(clients)], key, true) })
-		if k%2 == 0 { // contended from the start
-			every.Go(func() { r.acquire(clients[(k+1)%len(clients)], key, true) })
+	for k := range stepKeys {
+		key := fmt.Sprintf("trial/%d/%d", owners.Add(1), k)
+		r.keys[key] = &rivalry{live: map[driver.Lease]span{}}
+	}
+	next := 0
+	for key, k := range r.keys {
+		for i := range 1 + next%2 { // every other one is contended from the start
+			b := clients[(next/2+i)%len(clients)]
+			every.Go(func() { r.acquire(b, key, k, true) })
 		}
+		next++
 	}
 	every.Wait()
+}
 
+// compete lets clients ask for what is taken, and renew it, while the clock of node i is
+// stepped.
+func (r *stepping) compete(clients []*redlock.Backend, i int, to time.Duration) {
+	r.t.Helper()
 	stepped := make(chan struct{})
-	for _, key := range names {
+	var every sync.WaitGroup
+	for key, k := range r.keys {
 		for _, b := range clients {
 			every.Go(func() {
-				r.acquire(b, key, false)
+				r.acquire(b, key, k, false)
 				<-stepped
-				r.acquire(b, key, false)
-				r.renew(key)
+				r.acquire(b, key, k, false)
+				r.renew(k)
 			})
 		}
 	}
@@ -316,8 +460,6 @@ func (r *stepping) trial(i int, from, to time.Duration) {
 	r.setClock(i, to)
 	close(stepped)
 	every.Wait()
-
-	r.rest(fmt.Sprintf("trial %d, node %c, from %v to %v", r.trials, 'A'+i, from, to))
 }
 
 // rest gives back what is held, and counts the trial if a lease from before the step is
@@ -346,8 +488,7 @@ func (r *stepping) rest(what string) {
 }
 
 // acquire makes one attempt.
-func (r *stepping) acquire(b *redlock.Backend, key string, before bool) {
-	k := r.keys[key]
+func (r *stepping) acquire(b *redlock.Backend, key string, k *rivalry, before bool) {
 	r.mu.Lock()
 	largest := k.largest
 	r.mu.Unlock()
@@ -372,8 +513,7 @@ func (r *stepping) acquire(b *redlock.Backend, key string, before bool) {
 }
 
 // renew extends what somebody has of the key.
-func (r *stepping) renew(key string) {
-	k := r.keys[key]
+func (r *stepping) renew(k *rivalry) {
 	r.mu.Lock()
 	var l driver.Lease
 	var s span

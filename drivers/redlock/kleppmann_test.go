@@ -272,28 +272,6 @@ func refusal(err error, node string, refused **driver.RefusedError) bool {
 	return false
 }
 
-// guarded opens a view with a restart guard.
-func (c *cluster) guarded(sight, guard string, options ...string) *redlock.Backend {
-	c.t.Helper()
-	for i, p := range c.proxies {
-		if !inSight(sight, i) {
-			if err := p.Refuse(); err != nil {
-				c.t.Fatal(err)
-			}
-		}
-	}
-	url := c.urlThrough(func(i int) bool { return !inSight(sight, i) }, options...)
-	return c.openURL(strings.Replace(url, "restart_guard=off", "restart_guard="+guard, 1))
-}
-
-// bootstrap states that the servers are new: they have just been started.
-func (c *cluster) bootstrap(guard string) {
-	c.t.Helper()
-	if _, err := c.guarded("ABCDE", guard).Bootstrap(c.t.Context(), &driver.Bootstrap{}); err != nil {
-		c.t.Fatal(err)
-	}
-}
-
 // He says: client 1 asks for the lock, and while the replies are in flight its garbage
 // collector stops it. The locks end on all nodes, client 2 gets the lock, client 1 goes on,
 // reads the replies from its kernel's buffers, and believes that it has the lock.

@@ -13,9 +13,9 @@ local till, high, allow, rest = string.match(m, '^(%d+) (%d+) (%d+)(.*)$', #HEAD
 till, high, allow = tonumber(till), tonumber(high), tonumber(allow)
 if now < high - allow or now > high + allow / 2 then -- not every time: a write costs
   if now < high then
-    -- The clock was set back. While it was ahead it may have ended locks too early.
-    local span = string.match(rest, '%d+')
-    till, rest = math.max(till, now + tonumber(span)), ' ' .. span .. ' clock'
+    -- The clock was set back. While it was ahead it may have ended locks too early. For how long it does not vote is
+    -- not for this clock to say: set forward again, it would end that at once. A handshake says, by the others' clocks.
+    till, rest = 9007199254740991, ' ' .. string.match(rest, '%d+') .. ' clock'
   end
   redis.call('SET', meta, HEAD .. string.format('%.0f %.0f %.0f', till, now, allow) .. rest)
 end
