@@ -13,6 +13,7 @@ import (
 
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	_ "github.com/redlock-go/redlock/drivers/memory"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // TestMain lets this program be one of the processes that wait for locks.
@@ -103,6 +104,26 @@ func TestAQuickRunOnMemoryWritesAWholeReport(t *testing.T) {
 	}
 	if !strings.Contains(progress.String(), "handoff") {
 		t.Errorf("there is no progress: %s", progress.String())
+	}
+}
+
+func TestADeploymentIsHandedOverBetweenProcesses(t *testing.T) {
+	folder := t.TempDir()
+	var out, progress bytes.Buffer
+	url := "redis://" + server.Redis(t).Addr()
+	if err := Main(context.Background(), []string{"-quick", "-for", "2s", "-url", url, "-scenario", "handoff", "-out", folder}, &out, &progress); err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	js, err := os.ReadFile(filepath.Join(folder, "report.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r Report
+	if err := json.Unmarshal(js, &r); err != nil {
+		t.Fatal(err)
+	}
+	if !measured(&r, "handoff", "handoff p50") {
+		t.Errorf("there are rows without a handoff: %s", js)
 	}
 }
 

@@ -76,6 +76,7 @@ type testCase struct {
 	setup       *Setup
 	clients     int           // per contestant; 0: a turn opens what it needs
 	rounds      int           // at most; 0: as the plan has it
+	fewest      int           // rounds, however slow they are; 0: as the plan has it
 	heavy       float64       // how much time a contestant is to have, beside those of other cases
 	fixed       time.Duration // that it takes in any case, all together
 	least       time.Duration // of a turn; 0: as the plan has it
@@ -163,6 +164,10 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 	if least == 0 {
 		least = r.plan.Slice
 	}
+	fewest := c.fewest
+	if fewest == 0 {
+		fewest = r.plan.Fewest
+	}
 	share := time.Until(end)
 	if !c.together {
 		share /= time.Duration(max(len(entries), 1))
@@ -184,13 +189,13 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 			defer done()
 		}
 		left := time.Until(end)
-		if round > r.plan.Fewest && left <= 0 {
+		if round > fewest && left <= 0 {
 			return nil
 		}
 		var active []*entry
 		for _, e := range entries {
 			e.comeBack(0)
-			if e.err == nil && e.late == nil && !r.hasHadEnough(e, share) {
+			if e.err == nil && e.late == nil && !e.hasHadEnough(fewest, share) {
 				active = append(active, e)
 			}
 		}
@@ -290,8 +295,8 @@ func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice
 
 // hasHadEnough reports whether an entry is so slow that its rounds would take the time
 // of the others: it has fewer then.
-func (r *Runner) hasHadEnough(e *entry, share time.Duration) bool {
-	return len(e.turns) >= r.plan.Fewest && e.spent > share
+func (e *entry) hasHadEnough(fewest int, share time.Duration) bool {
+	return len(e.turns) >= fewest && e.spent > share
 }
 
 // row sums an entry up.

@@ -86,7 +86,7 @@ func relateToMajority(rows []*Row) {
 		return
 	}
 	for _, r := range rows {
-		for _, op := range []string{"acquire", "release"} {
+		for _, op := range []string{"acquire", "renew", "release"} {
 			for _, q := range []string{"p50", "p99"} {
 				if m, ok := r.metric(op + " " + q); ok {
 					v := m.Value / trip.Value
