@@ -50,7 +50,7 @@ const (
 	idleKeep = time.Minute
 	// idleClass is what the server is told meanwhile: the driver closes it first.
 	idleClass = 2 * time.Minute
-	// unconfirmed is the idle timeout of a connection that waits for a lock: if the
-	// grant is not confirmed by then, the server takes it back.
-	unconfirmed = time.Second
+	// unconfirmed, with its grace a second, is the class of a connection that waits for a
+	// lock: if the grant is not confirmed by then, the server takes it back.
+	unconfirmed = 900 * time.Millisecond
 )

@@ -25,8 +25,16 @@ const (
 	checkEvery = 500 * time.Millisecond
 )
 
-// TestMain makes the test's binary a process that holds a lock and renews it.
+// TestMain makes the test's binary a process that holds a lock and renews it, or one that
+// contends for it.
 func TestMain(m *testing.M) {
+	if url := os.Getenv(contenderURL); url != "" {
+		if err := contender(url, os.Getenv(contenderURL+"_KIND")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if url := os.Getenv(helperURL); url != "" {
 		holder(url, os.Getenv(helperURL+"_WAIT"))
 		return

@@ -26,9 +26,8 @@ const (
 	stUnshares = "dlock_vs"
 	stAgain    = "dlock_a" // (key): shared once more, without a token
 	stToken    = "dlock_t" // a token
-	stWait     = "dlock_w" // (key): sets the timeout, answers when it is granted
+	stWait     = "dlock_w" // (key): gives a token when it is granted
 	stWaitS    = "dlock_y"
-	stConfirm  = "dlock_c" // (milliseconds): sets the timeout, gives a token
 	stBeat     = "dlock_b" // the server process
 )
 
@@ -55,11 +54,9 @@ func prepare(fence string) string {
 	p(stUnshares, "(int8[])", "pg_advisory_unlock_shared(k) FROM unnest($1) AS k")
 	p(stAgain, "(int8)", s+"($1)")
 	p(stToken, "", token)
-	// If nobody confirms the grant in time the server takes it back.
-	brief := "set_config('idle_session_timeout', '" + strconv.FormatInt(unconfirmed.Milliseconds(), 10) + "', false), "
-	p(stWait, "(int8)", brief+"pg_advisory_lock($1)")
-	p(stWaitS, "(int8)", brief+"pg_advisory_lock_shared($1)")
-	p(stConfirm, "(text)", "CASE WHEN set_config('idle_session_timeout', $1, false) IS NOT NULL THEN "+token+" END")
+	wait := func(f string) string { return "CASE WHEN " + f + "($1) IS NOT NULL THEN " + token + " END" }
+	p(stWait, "(int8)", wait("pg_advisory_lock"))
+	p(stWaitS, "(int8)", wait("pg_advisory_lock_shared"))
 	p(stBeat, "", "pg_backend_pid()")
 	return b.String()
 }

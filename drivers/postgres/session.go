@@ -59,7 +59,8 @@ type op struct {
 	ttl   time.Duration
 	gone  bool // the caller has given up
 	sent  bool
-	asked time.Time // a wait: when it was sent
+	asked time.Time // a wait: when it was sent, and
+	token int64     // what it gave
 	err   error
 	done  chan struct{} // closed when lease or err is set
 	late  chan struct{} // the session's when it was queued

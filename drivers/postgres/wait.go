@@ -158,8 +158,15 @@ func (s *session) waitFor(ctx context.Context, c *claim, ttl time.Duration) (*le
 	}
 	s.mu.Lock()
 	reads := s.borrow()
+	if reads && s.armed { // who waits long sets it again at the end
+		s.armed = false
+		s.alarm.Stop()
+	}
 	o.late = s.late
-	s.send((&statement{name: name, id: c.id, class: unconfirmed, blocks: true, do: (*session).waitEnded}).of(o))
+	// If nobody confirms the grant in time the server takes it back. It is told so in a
+	// message of its own: what one statement sets is undone if the statement is cancelled,
+	// and a lock that was granted at that moment stays.
+	s.send(s.tell(unconfirmed), (&statement{name: name, id: c.id, blocks: true, do: (*session).waitEnded}).of(o))
 	s.mu.Unlock()
 	if !s.answer(ctx, o, reads, forever) {
 		s.mu.Lock()
@@ -174,22 +181,31 @@ func (s *session) waitFor(ctx context.Context, c *claim, ttl time.Duration) (*le
 	return o.lease, o.err
 }
 
-// waitEnded takes the answer to a wait. When it was sent nobody knows: the lease
-// counts from the round trip that confirms it.
+// waitEnded takes the answer to a wait, the token. When the lock was granted nobody
+// knows: the lease counts from the round trip that confirms it, which is as cheap as can
+// be, since everybody else waits for it too.
 func (s *session) waitEnded(st *statement) {
 	o := st.ops[0]
-	class := classOf(o.ttl)
-	o.asked = st.sent
-	s.send(&statement{
-		sql: "EXECUTE " + stConfirm + "('" + milliseconds(class) + "')",
-		ops: []*op{o}, class: class, do: (*session).confirmed,
-	})
+	switch {
+	case st.err != nil: // and the lock may be there all the same
+		s.refuse(o, st.err)
+		s.fail(fmt.Errorf("postgres: a wait ended: %w", st.err), false)
+		return
+	case len(st.values) != 1 || st.values[0] <= 0:
+		s.drown(st.ops)
+		s.fail(errors.New("postgres: a wait ended without a token"), false)
+		return
+	}
+	o.asked, o.token = st.sent, st.values[0]
+	confirm := s.tell(classOf(o.ttl))
+	confirm.do = (*session).confirmed
+	s.send(confirm.of(o))
 }
 
 func (s *session) confirmed(st *statement) {
 	o := st.ops[0]
 	s.class = st.class
-	l := s.grant(o.claim, o.ttl, st.values[0], st.sent)
+	l := s.grant(o.claim, o.ttl, o.token, st.sent)
 	s.b.table.granted(o.claim, false)
 	o.lease = l
 	now := time.Now()
