@@ -183,33 +183,23 @@ func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quo
 		}
 		mode = "durable"
 	}
-	to := p.guard(g.space, q.N)
 	if q == g.lone {
 		r, err := g.look(ctx, f, q)
 		if err != nil {
 			return "", "", err
 		}
 		if r.Memory == driver.Blank && !g.cfg.StrictGuard || r.Memory <= driver.Young && g.cfg.Bootstrap {
-			// Before it votes: if it is emptied right then, it must not look new again.
-			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", g.leaveMark(ctx, to)
+			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", nil
 		}
-	}
-	if !to.marked.Load() {
-		g.wg.add()
-		go func() {
-			defer g.wg.done()
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.CallTimeout)
-			defer cancel()
-			_ = g.leaveMark(ctx, to) // again, with the next handshake
-		}()
 	}
 	return mode, "", nil
 }
 
 const needInfo = "the restart guard has to know the server's run_id: allow the command INFO, or restart_guard=off"
 
-// leaveMark leaves the marker on the server: by EVAL where SCRIPT is not allowed, though
-// the server may forget it then among many others.
+// leaveMark leaves the marker on the server: after a handshake, so that no other client
+// takes a server for emptied that is only new, and before the first vote. By EVAL where
+// SCRIPT is not allowed, though the server may forget it then among many others.
 func (g *guard) leaveMark(ctx context.Context, to *guarded) error {
 	if to.marked.Load() {
 		return nil
@@ -279,7 +269,7 @@ func (g *guard) welcome(c *Call, what string) {
 }
 
 // heed reads a handshake's reply: {code, run_id, TIME, till, guard, why}.
-func (g *guard) heed(p *process, q *driver.Quorum, reply []any) error {
+func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []any) error {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 2)
 	till, _ := number(reply, 3)
@@ -293,6 +283,9 @@ func (g *guard) heed(p *process, q *driver.Quorum, reply []any) error {
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients have to list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
 	}
 	known := p.guard(g.space, q.N)
+	if err := g.leaveMark(ctx, known); err != nil {
+		return err
+	}
 	known.span.Store(kept)
 	if why, _ := text(reply, 5); till > now {
 		g.tell(known, till, now, why)
@@ -427,9 +420,6 @@ func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, se
 		return &driver.RefusedError{Reason: f.guard.cfg.Addr + ": " + needInfo}
 	}
 	to := p.guard(f.guard.space, q.N)
-	if err := f.guard.leaveMark(ctx, to); err != nil {
-		return err
-	}
 	args := handshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
 	c := &Call{Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: to.scripts[opAcquire].text, Args: args}
 	if seen.Server != p.run {
@@ -442,7 +432,7 @@ func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, se
 	if code, _ := number(c.Reply, 0); now != p || code == 3 {
 		return errChanged
 	}
-	return f.guard.heed(p, q, c.Reply)
+	return f.guard.heed(ctx, p, q, c.Reply)
 }
 
 var errChanged = &notSent{errors.New("the server was restarted just now, or it took too long to state that it is new: try again")}

@@ -263,7 +263,7 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 	if err != nil || q == nil || now != p {
 		return now, err
 	}
-	return p, f.guard.heed(p, q, c.Reply)
+	return p, f.guard.heed(ctx, p, q, c.Reply)
 }
 
 // handshake sends c and learns from its reply which process answered.

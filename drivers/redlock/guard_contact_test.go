@@ -1,0 +1,369 @@
+package redlock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/redlock"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// told collects the events of a backend.
+type told struct {
+	mu     sync.Mutex
+	events []driver.Event
+}
+
+func (o *told) event(e driver.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.events = append(o.events, e)
+}
+
+func (o *told) of(kind driver.EventKind) []driver.Event {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var found []driver.Event
+	for _, e := range o.events {
+		if e.Kind == kind {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// Several clients meet new servers at the same time, and each gets its lock at once: no
+// node was ever in quarantine, and somebody says that they were taken for new.
+func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
+	f := newFleet(t, 5)
+	for round := range 5 {
+		o := &told{}
+		prefix := fmt.Sprintf("%d:", round)
+		clients := make([]*redlock.Backend, 4)
+		for i := range clients {
+			clients[i] = f.quorum(prefix, f.servers, 5, redlock.Options{Bootstrap: true, Event: o.event, NodeTimeout: 5 * time.Second})
+		}
+		parallel(32, 32, func(i int) { // each client by several callers at once
+			if _, err := clients[i%4].Acquire(context.Background(), ask(fmt.Sprint("k", i), 10*time.Second)); err != nil {
+				t.Errorf("first contact: %v", err)
+			}
+		})
+		if q := o.of(driver.Quarantined); len(q) > 0 {
+			t.Errorf("in quarantine: %+v", q)
+		}
+		if len(o.of(driver.Bootstrapped)) == 0 {
+			t.Error("nobody says that the servers were taken for new")
+		}
+	}
+}
+
+// Without bootstrap they vote within the guard: the refusal says why, for how long and
+// what to do, Lock waits, and both the waiting and each node are logged once.
+func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
+	const guard = 3 * time.Second
+	f := newFleet(t, 5)
+	o := &told{}
+	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.event})
+	began := time.Now()
+	_, err := b.Acquire(context.Background(), ask("k", time.Second))
+	var r *driver.RefusedError
+	if !errors.As(err, &r) || !errors.Is(err, driver.ErrRefused) {
+		t.Fatalf("first contact: %v", err)
+	}
+	most := guard + guard/100 + 200*time.Millisecond
+	if r.RetryAfter > most || r.RetryAfter < most-time.Since(began)-10*time.Millisecond {
+		t.Errorf("RetryAfter is %v, %v after the first contact, with a guard of %v", r.RetryAfter, time.Since(began), guard)
+	}
+	for _, part := range []string{"restart guard", "for another 3.", "dlock bootstrap", "bootstrap=true"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in %v", part, err)
+		}
+	}
+
+	var log bytes.Buffer
+	var mu sync.Mutex
+	c, err := dlock.New(b, dlock.WithLogger(slog.New(slog.NewTextHandler(locked{&log, &mu}, nil))), dlock.WithTTL(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), guardLimit)
+	defer cancel()
+	l, err := c.Lock(ctx, "waited for")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < guard {
+		t.Errorf("it took %v with a guard of %v", took, guard)
+	} else {
+		t.Logf("first contact with five new servers and a guard of %v: a lock after %v", guard, took.Round(time.Millisecond))
+	}
+	_ = l.Unlock()
+	mu.Lock()
+	if n := strings.Count(log.String(), "waits for the backend"); n != 1 || !strings.Contains(log.String(), "restart guard") {
+		t.Errorf("it logged %d times:\n%s", n, log.String())
+	}
+	mu.Unlock()
+	nodes := map[string]int{}
+	for _, e := range o.of(driver.Quarantined) {
+		nodes[e.Node]++
+		if !strings.Contains(e.Detail, "for another 3.") {
+			t.Errorf("the event says %q", e.Detail)
+		}
+	}
+	for node, n := range nodes {
+		if n != 1 {
+			t.Errorf("%d events of %s", n, node)
+		}
+	}
+	if len(nodes) < 3 {
+		t.Errorf("events of %d nodes", len(nodes))
+	}
+	if got := o.of(driver.Bootstrapped); len(got) > 0 {
+		t.Errorf("and %+v", got)
+	}
+}
+
+type locked struct {
+	b  *bytes.Buffer
+	mu *sync.Mutex
+}
+
+func (l locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// With one node down nobody can tell that all are new: the others keep their guard,
+// bootstrap or not, and the first contact does not hang.
+func TestWithANodeDownNobodyIsNew(t *testing.T) {
+	const guard = time.Second
+	f := newFleet(t, 5)
+	o := &told{}
+	b := f.quorum("", f.servers, 4, redlock.Options{Guard: guard, Bootstrap: true, Event: o.event})
+	_, err := b.Acquire(context.Background(), ask("k", guard))
+	if !errors.Is(err, driver.ErrRefused) {
+		t.Fatalf("first contact: %v", err)
+	}
+	f.await(b, "k", guard)
+	if got := o.of(driver.Bootstrapped); len(got) > 0 {
+		t.Errorf("it says %+v", got)
+	}
+	if _, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil || !strings.Contains(err.Error(), f.closed[4].Addr()) {
+		t.Errorf("Bootstrap without all nodes: %v", err)
+	}
+}
+
+// An operator's word is not taken against the servers' memory.
+func TestBootstrapVoidsNoMemory(t *testing.T) {
+	f := newFleet(t, 3)
+	o := redlock.Options{Guard: 30 * time.Second}
+	b := f.quorum("", f.servers, 3, o)
+	if r, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.Young {
+		t.Fatalf("Bootstrap of new servers: %+v, %v", r, err)
+	}
+	if _, err := b.Acquire(context.Background(), ask("k", time.Second)); err != nil {
+		t.Fatalf("after it: %v", err)
+	}
+	for i := range 2 {
+		if err := crash(f, i, f.servers[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Bootstrap = true
+	b = f.quorum("", f.servers, 3, o)
+	if _, err := b.Acquire(context.Background(), ask("k", time.Second)); !errors.Is(err, driver.ErrRefused) {
+		t.Errorf("two of three servers were restarted, and bootstrap stayed on: %v", err)
+	}
+	if _, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); !errors.Is(err, driver.ErrRefused) {
+		t.Errorf("Bootstrap where one remembers: %v", err)
+	}
+	_, err := b.Acquire(context.Background(), ask("k", time.Second))
+	var r *driver.RefusedError
+	if !errors.As(err, &r) || r.RetryAfter < 20*time.Second {
+		t.Errorf("after that: %v", err)
+	}
+}
+
+// RetryAfter of a quorum is when a majority can be had, as far as its nodes have
+// answered, and a quarantine that a wrong clock made too long is counted anew.
+func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
+	f := newFleet(t, 5)
+	o := redlock.Options{Guard: 20 * time.Second, Bootstrap: true}
+	b := f.quorum("", f.servers, 5, o)
+	f.await(b, "k", time.Second)
+	now := time.Now()
+	ends := []time.Duration{40, 10, 3000, 19, 20}
+	for i := range f.servers {
+		meta := strings.Fields(fmt.Sprint(f.do(i, "GET", "redlock1:meta")))
+		till := now.Add(ends[i] * time.Second).UnixMicro()
+		f.do(i, "SET", "redlock1:meta", fmt.Sprintf("%s %s %d %s %s %s restart", meta[0], meta[1], till, meta[3], meta[4], meta[5]))
+	}
+	_, err := b.Acquire(context.Background(), ask("k", time.Second))
+	var r *driver.RefusedError
+	if !errors.As(err, &r) {
+		t.Fatal(err)
+	}
+	if left := r.RetryAfter + time.Since(now); left < 9*time.Second || left > 22*time.Second {
+		t.Errorf("RetryAfter is %v", r.RetryAfter)
+	}
+	for end := time.Now().Add(guardLimit); ; { // the third answers too, sooner or later
+		meta := strings.Fields(fmt.Sprint(f.do(2, "GET", "redlock1:meta")))
+		till, _ := strconv.ParseInt(meta[2], 10, 64)
+		left := time.Until(time.UnixMicro(till))
+		if left < 22*time.Second {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("after a minute a node is still in quarantine for %v, with a guard of %v", left, o.Guard)
+		}
+		_, _ = b.Acquire(context.Background(), ask("k", time.Second))
+	}
+}
+
+var callsAndTime = regexp.MustCompile(`calls=(\d+),usec=(\d+)`)
+
+// commands returns how often a server ran a command, and for how long.
+func (f *fleet) commands(i int, name string) (calls, us int) {
+	f.t.Helper()
+	for line := range strings.Lines(fmt.Sprint(f.do(i, "INFO", "commandstats"))) {
+		if m := callsAndTime.FindStringSubmatch(line); m != nil && strings.HasPrefix(line, "cmdstat_"+name+":") {
+			calls, _ = strconv.Atoi(m[1])
+			us, _ = strconv.Atoi(m[2])
+		}
+	}
+	return calls, us
+}
+
+// The guard costs no command: a lock and its release are two calls of a script on each
+// node, with it and without.
+func TestTheGuardCostsNoRoundTrip(t *testing.T) {
+	const locks, rounds = 100, 4
+	f := newFleet(t, 5)
+	with := f.quorum("with:", f.servers, 5, redlock.Options{Bootstrap: true})
+	without := f.quorum("without:", f.servers, 5, redlock.Options{Guard: -1})
+	prefix := map[*redlock.Backend]string{with: "with:", without: "without:"}
+	cost := map[*redlock.Backend]float64{}
+	for _, b := range []*redlock.Backend{with, without} {
+		cycle(t, f, b, prefix[b], "first")
+	}
+	for range rounds {
+		for _, b := range []*redlock.Backend{with, without} {
+			f.each(5, func(_ int, s *server.Server) error { _, err := s.Do("CONFIG", "RESETSTAT"); return err })
+			for i := range locks {
+				cycle(t, f, b, prefix[b], fmt.Sprint("k", i))
+			}
+			for i := range f.servers {
+				calls, us := f.commands(i, "evalsha")
+				cost[b] += float64(us) / rounds / 5 / 2 / locks
+				if calls != 2*locks {
+					t.Errorf("%d locks and releases were %d calls of a script on node %d", locks, calls, i)
+				}
+				for _, other := range []string{"eval", "multi", "exec", "script|load"} {
+					if calls, _ := f.commands(i, other); calls != 0 {
+						t.Errorf("and %d of %s", calls, other)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("µs on the server for a script (acquire and release): %.1f with the guard, %.1f without; %.1f for each acquire", cost[with], cost[without], 2*(cost[with]-cost[without]))
+}
+
+// cycle locks and unlocks, on all nodes.
+func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
+	t.Helper()
+	l, err := b.Acquire(context.Background(), ask(key, 10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted := func() bool {
+		n := 0
+		for _, v := range l.Grant().Votes {
+			if v.Granted {
+				n++
+			}
+		}
+		return n == len(f.servers)
+	}
+	for end := time.Now().Add(guardLimit); !granted(); time.Sleep(50 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the votes are %+v", l.Grant().Votes)
+		}
+	}
+	if err := l.Release(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(guardLimit); ; {
+		left := 0
+		for i := range f.servers {
+			if n, _ := f.do(i, "EXISTS", prefix+key).(int64); n != 0 {
+				left++
+			}
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d nodes still have %s", left, key)
+		}
+	}
+}
+
+// A lease on all nodes outlives the restart of two of five: its renewals go on, the nodes do
+// not join while they are in quarantine, and then they do.
+func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
+	const guard = 2 * time.Second
+	f := newFleet(t, 5)
+	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Bootstrap: true})
+	l, err := b.Acquire(context.Background(), ask("k", guard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	renew := func() driver.Grant {
+		t.Helper()
+		g, err := l.Renew(context.Background(), &driver.Renewal{TTL: guard})
+		if err != nil {
+			t.Fatalf("Renew: %v (%+v)", err, l.Grant().Votes)
+		}
+		return g
+	}
+	renew()
+	f.each(2, func(i int, s *server.Server) error { return crash(f, i, s) })
+	back := time.Now()
+	refused, heals := false, b.Stats().Heals
+	for end := time.Now().Add(guardLimit); ; time.Sleep(guard / 20) {
+		g := renew()
+		for _, v := range g.Votes[:2] {
+			refused = refused || errors.Is(v.Err, driver.ErrRefused) && strings.Contains(v.Err.Error(), "restart guard")
+		}
+		n := b.Stats().Heals
+		if n > heals && time.Since(back) < guard {
+			t.Errorf("a node joined %v after its restart, with a guard of %v", time.Since(back), guard)
+		}
+		if n >= heals+2 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d nodes joined; the votes are %+v", n-heals, g.Votes)
+		}
+	}
+	if !refused {
+		t.Error("no vote says that a node was in quarantine")
+	}
+	t.Logf("both nodes joined within %v of their restart, with a guard of %v", time.Since(back).Round(time.Millisecond), guard)
+	if err := l.Release(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
