@@ -1,0 +1,142 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// Nodes that are kept for who is next in line count with whoever else has most: that
+// is a verdict at once, and no split vote which rounds of bids would have to settle.
+func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
+	say := func(err error) driver.Backend {
+		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, err }}
+	}
+	kept := func() driver.Backend {
+		return say(&driver.HeldError{Reserved: true, RetryAfter: 30 * time.Millisecond})
+	}
+	held := func(by string) driver.Backend {
+		return say(&driver.HeldError{Holder: by, RetryAfter: time.Minute})
+	}
+	down := func() driver.Backend { return say(errors.New("connection refused")) }
+	for name, c := range map[string]struct {
+		nodes  []driver.Backend
+		holder string
+		kept   bool
+		after  time.Duration
+	}{
+		"all kept":                      {nodes: []driver.Backend{kept(), kept(), kept(), kept(), kept()}, kept: true, after: 30 * time.Millisecond},
+		"some kept(), the rest its own": {nodes: []driver.Backend{held("x/1"), kept(), held("x/1"), kept(), kept()}, holder: "x", after: 30 * time.Millisecond},
+		"a majority with a minority":    {nodes: []driver.Backend{kept(), down(), held("x/1"), down(), held("x/1")}, holder: "x", after: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, err := New(c.nodes, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = b.Close() }()
+			_, err = b.Acquire(t.Context(), request1("k", "me", time.Second))
+			var h *driver.HeldError
+			if !errors.As(err, &h) || h.Holder != c.holder || h.Reserved != c.kept || h.RetryAfter != c.after {
+				t.Errorf("got %v: %+v", err, h)
+			}
+			if n := b.Stats().Splits; n != 0 {
+				t.Errorf("%d votes counted as split", n)
+			}
+		})
+	}
+}
+
+// lined is a node that notes since when who asks is said to wait.
+type lined struct {
+	*memory.Backend
+	mu    *sync.Mutex
+	since *[]uint64
+}
+
+func (l lined) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	l.mu.Lock()
+	*l.since = append(*l.since, r.Quorum.Since)
+	l.mu.Unlock()
+	return l.Backend.Acquire(ctx, r)
+}
+
+// All nodes are told one time since when a client waits, the same at every attempt, and
+// another once it was served.
+func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(5)
+		other := s.quorum(t, nil)
+		var mu sync.Mutex
+		var since []uint64
+		nodes := make([]driver.Backend, len(s))
+		for i := range s {
+			nodes[i] = lined{s[i].Peer(), &mu, &since}
+		}
+		b, err := New(nodes, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		said := func() []uint64 {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			all := since
+			since = nil
+			return slices.Compact(all)
+		}
+		ask := func() (driver.Lease, []uint64) {
+			l, err := b.Acquire(t.Context(), request1("k", "me", 20*time.Second))
+			if err != nil && !errors.Is(err, driver.ErrHeld) {
+				t.Fatal(err)
+			}
+			return l, said()
+		}
+		l, err := other.Acquire(t.Context(), request1("k", "other", 20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, got := ask(); !slices.Equal(got, []uint64{0}) {
+			t.Errorf("who does not wait is said to, since %d", got)
+		}
+		began := uint64(time.Now().UnixMicro())
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := b.Watch(ctx, "k"); err != nil {
+			t.Fatal(err)
+		}
+		_, first := ask()
+		time.Sleep(time.Second)
+		_, second := ask()
+		if len(first) != 1 || first[0] < began || first[0] > began+1e6 || !slices.Equal(first, second) {
+			t.Errorf("who waits since %d is said to since %d, and then since %d", began, first, second)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if l, _ = ask(); l == nil {
+			t.Fatal("a free lock is not granted")
+		}
+		if _, next := ask(); len(next) != 1 || next[0] <= first[0] {
+			t.Errorf("who was served is said to wait since %d, as before, since %d", next, first)
+		}
+		cancel()
+		synctest.Wait()
+		if _, got := ask(); !slices.Equal(got, []uint64{0}) {
+			t.Errorf("who waits no more is said to, since %d", got)
+		}
+		if n := len(b.waits.byKey); n != 0 {
+			t.Errorf("%d keys are still waited for", n)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
