@@ -45,10 +45,10 @@ func Full() Plan {
 		Nodes: []int{1, 3, 5, 7, 9}, Goroutines: []int{1, 16, 64, 256},
 		Waiters: []int{2, 8, 32, 128}, Waiting: 300 * time.Millisecond, Hold: time.Millisecond,
 		Held: []Holding{
-			{100, 9 * time.Second, 3600 * time.Millisecond}, {10_000, 9 * time.Second, 3600 * time.Millisecond},
-			{manyHeld, 30 * time.Second, 10 * time.Second},
+			{100, 3600 * time.Millisecond, 1500 * time.Millisecond}, {10_000, 6 * time.Second, 2500 * time.Millisecond},
+			{manyHeld, 24 * time.Second, 8 * time.Second},
 		},
-		DeadTTL: 500 * time.Millisecond, Deaths: 5, Patience: 10 * time.Second, Silence: 8 * time.Second, Rest: time.Second, Guard: 2 * time.Second,
+		DeadTTL: 500 * time.Millisecond, Deaths: 3, Patience: 10 * time.Second, Silence: 4 * time.Second, Rest: time.Second, Guard: 2 * time.Second,
 		Counted: 200, Cycles: 60, BothKinds: true,
 	}
 }
@@ -60,7 +60,7 @@ func Quick() Plan {
 		For:   50 * time.Second, Rounds: 7, Fewest: 1, Slice: 5 * time.Millisecond, TTL: 10 * time.Second,
 		Nodes: []int{1, 3, 5}, Goroutines: []int{1, 64},
 		Waiters: []int{2, 8}, Waiting: 60 * time.Millisecond, Hold: time.Millisecond,
-		Held:    []Holding{{10_000, 1800 * time.Millisecond, 800 * time.Millisecond}},
+		Held:    []Holding{{10_000, 3 * time.Second, 1200 * time.Millisecond}},
 		DeadTTL: 300 * time.Millisecond, Deaths: 1, Patience: 3 * time.Second, Silence: time.Second, Rest: time.Second, Guard: time.Second,
 		Counted: 50, Cycles: 15,
 	}

@@ -222,7 +222,7 @@ func (r *Runner) handoffCase(c *testCase, clients int) *testCase {
 	if strings.Contains(c.section.Title, "valkey") {
 		c.name += " of valkey-servers"
 	}
-	c.rounds, c.fewest, c.least, c.turn = 3, 1, r.plan.Waiting, r.handoffTurn(clients)
+	c.rounds, c.fewest, c.least, c.turn = 3, 1, r.plan.Waiting*time.Duration(1+clients/32), r.handoffTurn(clients)
 	c.heavy = 3 + float64(clients)/32 // to open them takes its time
 	return c
 }

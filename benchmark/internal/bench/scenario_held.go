@@ -60,7 +60,7 @@ func (r *Runner) heldOn(s *Section, servers []*server.Server) (cases []*testCase
 
 // heldCase makes a case that is measured once, since it takes long.
 func (r *Runner) heldCase(s *Section, h Holding, contestants []Contestant) *testCase {
-	const perLock = 150 * time.Microsecond // to take it and to give it back
+	const perLock = 100 * time.Microsecond // to take it and to give it back
 	return &testCase{
 		section: s, name: plural(h.Leases, "lease"), x: float64(h.Leases), contestants: contestants, rounds: 1, cold: true,
 		fixed: time.Duration(len(contestants)) * (h.Watched + time.Duration(h.Leases)*perLock),
