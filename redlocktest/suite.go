@@ -175,7 +175,7 @@ func (r *result) tell(t *testing.T) {
 
 // stalls is how often a case is begun anew, with twice the TTL, because the machine
 // stood still for so long that a lease ended under it.
-const stalls = 5
+const stalls = 6
 
 // one runs one case, and searches for what it left behind.
 func (s *suite) one(g group, c testCase) *result {

@@ -40,7 +40,7 @@ func five(t testing.TB) *cluster {
 // cannot be reached.
 func (c *cluster) view(sight string, m redlock.Mutation) *redlock.Backend {
 	c.t.Helper()
-	b := c.guarded(sight, "off")
+	b := c.guarded(sight, "off", calm)
 	redlock.Sabotage(b, m)
 	return b
 }
@@ -118,7 +118,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 			// With all in sight there is a majority without it.
 			var mu sync.Mutex
 			var told []driver.Event
-			b = c.all(&redlock.Options{Guard: -1, Event: func(e driver.Event) {
+			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Event: func(e driver.Event) {
 				mu.Lock()
 				defer mu.Unlock()
 				told = append(told, e)
