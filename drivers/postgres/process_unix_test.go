@@ -6,13 +6,17 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
@@ -36,6 +40,10 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	if url := os.Getenv(helperURL); url != "" {
+		if os.Getenv(helperURL+"_MANY") != "" {
+			sessionHolder(url)
+			return
+		}
 		holder(url, os.Getenv(helperURL+"_WAIT"))
 		return
 	}
@@ -110,6 +118,116 @@ func next(t *testing.T, b driver.Backend, after uint64) time.Duration {
 	}
 	_ = l.Release(context.Background())
 	return took
+}
+
+const (
+	pausedSessions = 25
+	pausedTTL      = 500 * time.Millisecond // a class, so that the server keeps it no longer than it must
+)
+
+// sessionHolder is a process that holds as many locks as sessions, and renews each until it
+// is lost. It then says which and what its Expires was.
+func sessionHolder(url string) {
+	var wg sync.WaitGroup
+	for i := range pausedSessions {
+		b, err := open(url)
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		l, err := b.Acquire(context.Background(), request(fmt.Sprint("p", i), pausedTTL))
+		if err != nil { // so slow a machine that the grant was over
+			fmt.Println(i, 0)
+			continue
+		}
+		wg.Go(func() {
+			for range time.Tick(pausedTTL / 5) {
+				if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: pausedTTL}); err != nil {
+					fmt.Println(i, time.Now().Add(time.Until(l.Grant().Expires)).UnixNano())
+					return
+				}
+			}
+		})
+	}
+	fmt.Println("ready")
+	wg.Wait()
+}
+
+// A process that is stopped, at any point of its renewals, has no lease of which it believes
+// when it goes on that it lasted longer than the server's lock.
+func TestDeadlineIsNeverLaterThanTheReleaseOfAPausedProcess(t *testing.T) {
+	s := server.Postgres(t, server.WithSetting("max_connections", "100"))
+	ids := make([]int64, pausedSessions)
+	for i := range ids {
+		ids[i] = opener(t, s.URL()).LockID(fmt.Sprint("p", i))
+	}
+	for range 2 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), helperURL+"="+s.URL(), helperURL+"_MANY=1")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		lines := bufio.NewScanner(out)
+		for lines.Scan() && lines.Text() != "ready" {
+			t.Logf("before the pause: %s", lines.Text()) // lost already: nothing to see
+		}
+		<-time.After(pausedTTL + rand.N(pausedTTL/5)) // renewals are under way, of any age
+		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		db := admin(t, s.URL())
+		freed := whenFreed(t, db, ids)
+		_ = db.Close(context.Background())
+		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		trials := 0
+		for lines.Scan() {
+			var i int
+			var expires int64
+			if _, err := fmt.Sscan(lines.Text(), &i, &expires); err != nil {
+				t.Fatalf("the holder says %q", lines.Text())
+			}
+			trials++
+			if early := time.Unix(0, expires).Sub(freed[i]); early > 0 {
+				t.Errorf("the server freed the lock of session %d %v before Expires", i, early)
+			}
+		}
+		t.Logf("%d sessions of a paused process", trials)
+	}
+}
+
+// whenFreed returns an instant for each lock at which it was free, found by trying.
+func whenFreed(t *testing.T, db *pgx.Conn, ids []int64) []time.Time {
+	t.Helper()
+	freed := make([]time.Time, len(ids))
+	eventually(t, "all are free", func() bool {
+		left := 0
+		for i, id := range ids {
+			if !freed[i].IsZero() {
+				continue
+			}
+			var got bool
+			if err := db.QueryRow(context.Background(), "SELECT pg_try_advisory_lock($1)", id).Scan(&got); err != nil {
+				t.Fatal(err)
+			}
+			if got {
+				freed[i] = time.Now()
+			} else {
+				left++
+			}
+		}
+		return left == 0
+	})
+	return freed
 }
 
 // slack is what a slow machine may add.
