@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -426,4 +428,149 @@ func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
 	restart(t, s, false)
 	_, err := bid(n, "k2")
 	wantRefused(t, err, "clock was set back")
+}
+
+// Two releases of this library, of which the texts differ, and three prefixes on the same
+// five servers: all go on, a restart is one quarantine for each prefix, and nobody's
+// handshake spoils another's.
+func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
+	const guard = time.Second
+	servers := make([]*server.Server, 5)
+	for i := range servers {
+		servers[i] = server.StartFor(t, []server.Kind{server.KindRedis, server.KindValkey}[i%2])
+	}
+	var mu sync.Mutex
+	quarantines := map[string]int{} // by prefix and server: how often its end was set
+	handshakes := map[string]int{}
+	open := func(prefix, release string) *redlock.Backend {
+		nodes := make([]driver.Backend, len(servers))
+		for i, s := range servers {
+			c := dialServer(t, s)
+			n, err := New(Config{
+				Client: &wire{admin: func() *redis.Client { return c }, before: func(calls []*Call) *redis.Client {
+					if isHandshake(calls) {
+						mu.Lock()
+						handshakes[prefix+release]++
+						mu.Unlock()
+					}
+					return c
+				}},
+				Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second, Lanes: 2,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.guard.space += " " + release // a comment in the texts
+			nodes[i] = n
+		}
+		b, err := redlock.New(nodes, &redlock.Options{Guard: guard, Bootstrap: true, Prefix: prefix, NodeTimeout: 5 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = b.Close()
+			for _, n := range nodes {
+				_ = n.Close()
+			}
+		})
+		return b
+	}
+	// ends are those of the quarantines, as the servers wrote them down.
+	ends := map[string]map[string]bool{}
+	read := func(prefix string, i int) {
+		meta, _ := servers[i].Do("GET", prefix+"redlock1:meta")
+		words := strings.Fields(fmt.Sprint(meta))
+		if len(words) != 7 || words[2] == fmt.Sprint(pending) { // it was in none, or it is not known until when
+			return
+		}
+		at := fmt.Sprint(prefix, i, " ", words[1])
+		mu.Lock()
+		defer mu.Unlock()
+		if ends[at] == nil {
+			ends[at] = map[string]bool{}
+		}
+		ends[at][words[2]] = true
+		quarantines[at] = len(ends[at])
+	}
+
+	stop, granted := make(chan struct{}), map[string]*atomic.Int64{}
+	var clients sync.WaitGroup
+	for _, prefix := range []string{"a:", "b:", ""} {
+		for _, release := range []string{"", "another release"} {
+			n := new(atomic.Int64)
+			granted[prefix+release] = n
+			b := open(prefix, release)
+			for w := range 2 {
+				clients.Go(func() {
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						l, err := b.Acquire(context.Background(), &driver.Request{Key: fmt.Sprint("k", w), Owner: fmt.Sprint("o/", bids.Add(1)), TTL: guard})
+						if err != nil {
+							time.Sleep(2 * time.Millisecond)
+							continue
+						}
+						n.Add(1)
+						_ = l.Release(context.Background())
+					}
+				})
+			}
+		}
+	}
+	progress := func(when string) {
+		t.Helper()
+		before := map[string]int64{}
+		for who, n := range granted {
+			before[who] = n.Load()
+		}
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			for _, prefix := range []string{"a:", "b:", ""} {
+				for i := range servers {
+					read(prefix, i)
+				}
+			}
+			idle := ""
+			for who, n := range granted {
+				if n.Load() < before[who]+20 {
+					idle = who
+				}
+			}
+			if idle == "" {
+				return
+			}
+			if time.Now().After(end) {
+				close(stop)
+				clients.Wait()
+				t.Fatalf("%s: %q gets no locks", when, idle)
+			}
+		}
+	}
+	progress("at first")
+	for round := range 3 { // a majority is restarted: all have to wait
+		for i := range 3 {
+			restart(t, servers[(round+i)%5], round%2 == 0)
+		}
+		progress(fmt.Sprintf("after restart %d", round))
+	}
+	close(stop)
+	clients.Wait()
+	if len(quarantines) < 9 {
+		t.Errorf("quarantines were seen of these processes alone: %v", quarantines)
+	}
+	for at, n := range quarantines {
+		if n != 1 {
+			t.Errorf("%d quarantines of prefix and process %s", n, at)
+		}
+	}
+	// A server's restart costs each client its texts once: acquire, join, renew; and what
+	// was under way.
+	for who, n := range handshakes {
+		if most := (5 + 9) * 3 * 2; n > most {
+			t.Errorf("%q made %d handshakes, and there were 14 processes", who, n)
+		}
+	}
+	t.Logf("%d quarantines of one prefix and process each, and these handshakes: %v", len(quarantines), handshakes)
 }
