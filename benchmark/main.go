@@ -2,8 +2,13 @@
 // beside which they stand. It starts the servers that it needs.
 //
 //	go run ./benchmark                                  # everything, in under ten minutes
-//	go run ./benchmark -quick -scenario single,handoff  # a first look
+//	go run ./benchmark -quick                           # a first look, in under one
+//	go run ./benchmark -scenario quorum,handoff -for 2m # some of it, for longer
 //	go run ./benchmark -url redis://localhost:6379      # a deployment of your own
+//	cd benchmark/peers && go run .                      # other libraries too
+//
+// How long is what it is given: the time is divided among what there is to measure.
+// Clients that wait for one key are processes: this program, started once more for each.
 //
 // It prints where the report is: report.html for people, report.md for a repository,
 // report.json for programs. Figures of two runs are not to be compared unless the

@@ -3,6 +3,8 @@
 // else depends on them.
 //
 //	cd benchmark/peers && go run . -quick
+//
+// The locks of etcd take part where the program etcd is in PATH (Debian: etcd-server).
 package main
 
 import (

@@ -13,6 +13,7 @@ import (
 
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	_ "github.com/redlock-go/redlock/drivers/memory"
+	_ "github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 

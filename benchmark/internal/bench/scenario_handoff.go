@@ -203,10 +203,10 @@ func (r *Runner) localHandoff(title string) (cases []*testCase) {
 func (r *Runner) handoffSection(title string) *Section {
 	return &Section{
 		Title: title,
-		Text: fmt.Sprintf("Clients want one key, hold it for %v and want it again at once. Each is a process of its own, with connections of its own, but for those of the driver memory, whose locks are of one process. "+
+		Text: fmt.Sprintf("Clients want one key, hold it for %s and want it again at once. Each is a process of its own, with connections of its own, but for those of the driver memory, whose locks are of one process. "+
 			"A handoff is from just before the release to the return of another client's Lock. "+
 			"A client that gets the lock again itself makes none, so that the handoffs are fewer than the locks where the order is not kept. Least and most say how many locks the clients got in one round; "+
-			"server commands (what the servers count, those inside scripts too) and the CPU of all clients are per handoff.", r.plan.Hold),
+			"server commands (what the servers count, those inside scripts too) and the CPU of all clients are per handoff.", spoken(r.plan.Hold)),
 		Key: "handoff p50", Axis: "clients",
 		Plots: []Plot{
 			{Title: "handoff, median", Metric: "handoff p50", Lines: true, Log: true},

@@ -35,7 +35,7 @@ func (r *Runner) heldSection() *Section {
 // holdings says how long each number of leases is held.
 func (r *Runner) holdings() (text string) {
 	for _, h := range r.plan.Held {
-		text += fmt.Sprintf(" %s: a TTL of %v, watched for %v.", plural(h.Leases, "lease"), h.TTL, h.Watched)
+		text += fmt.Sprintf(" %s: a TTL of %s, watched for %s.", plural(h.Leases, "lease"), spoken(h.TTL), spoken(h.Watched))
 	}
 	return text
 }

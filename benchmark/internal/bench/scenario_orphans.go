@@ -33,7 +33,7 @@ func orphans(ctx context.Context, r *Runner) ([]*testCase, error) {
 		Title: "Keys left behind",
 		Text: "A key that is left behind blocks its lock until its TTL ends. Cancelled: 200 acquisitions through delays of 1 to 5 ms each way, whose contexts end after up to 25 ms; what was granted is given back. " +
 			"Refused: 30 attempts while another client has the keys on three of the five; it gives them back later. " +
-			"Slow fifth server: " + strconv.Itoa(r.plan.Cycles) + " locks, taken and given back, where the fifth answers after 10 to 40 ms. Keys are counted " + r.plan.Rest.String() + " later, on all servers; fencing counters and lines of waiters are no locks. " +
+			"Slow fifth server: " + strconv.Itoa(r.plan.Cycles) + " locks, taken and given back, where the fifth answers after 10 to 40 ms. Keys are counted " + spoken(r.plan.Rest) + " later, on all servers; fencing counters and lines of waiters are no locks. " +
 			"Of PostgreSQL it is the advisory locks that some connection still has.",
 		Key: keysLeft,
 	}

@@ -63,9 +63,9 @@ func (r *Runner) recoveryCase(ctx context.Context, s *Section, kind server.Kind,
 func (r *Runner) cutOff() func(context.Context, server.Kind, int) (*testCase, error) {
 	s := &Section{
 		Title: "A holder is cut off",
-		Text: fmt.Sprintf("A holder with a TTL of %v is cut off from all servers, as by a partition or a power failure, just after a renewal. Another client waits. The lost signal is when the holder's Done closes; "+
+		Text: fmt.Sprintf("A holder with a TTL of %s is cut off from all servers, as by a partition or a power failure, just after a renewal. Another client waits. The lost signal is when the holder's Done closes; "+
 			"it must come before the next grant, and what has no such signal lets its holder go on. Ours grant later than others on purpose: the servers keep a lock for a grace after its TTL (lock-delay), so that clocks that differ cannot make two holders of one lock. "+
-			"PostgreSQL's connection stays open here and is silent. Who waits gives up after %v.", r.plan.DeadTTL, r.plan.Patience),
+			"PostgreSQL's connection stays open here and is silent. Who waits gives up after %s.", spoken(r.plan.DeadTTL), spoken(r.plan.Patience)),
 		Key:   "next grant p50",
 		Plots: []Plot{{Title: "from the cut to the next grant, median", Metric: "next grant p50"}},
 	}
@@ -164,8 +164,8 @@ func (r *Runner) cutOffTurn(ctx context.Context, e *entry, _ time.Duration) *tur
 func (r *Runner) silence() func(context.Context, server.Kind, int) (*testCase, error) {
 	s := &Section{
 		Title: "A node stops answering",
-		Text: fmt.Sprintf("The only server, or the last of five, becomes a black hole: connections stay and nothing answers, as when a machine loses its power. A holder then releases; an attempt has a context of %v; the attempt is granted where it can be. "+
-			"Then the node is well again, and the next lock is waited for. What does not come back within %v is counted as that. How such a quorum works for a longer time is among the slow and broken nodes.", silenceTimeout, r.plan.Silence),
+		Text: fmt.Sprintf("The only server, or the last of five, becomes a black hole: connections stay and nothing answers, as when a machine loses its power. A holder then releases; an attempt has a context of %s; the attempt is granted where it can be. "+
+			"Then the node is well again, and the next lock is waited for. What does not come back within %s is counted as that. How such a quorum works for a longer time is among the slow and broken nodes.", spoken(silenceTimeout), spoken(r.plan.Silence)),
 		Key:   "attempt",
 		Plots: []Plot{{Title: "an attempt with a node that does not answer, median", Metric: "attempt", Log: true}},
 	}
@@ -250,7 +250,7 @@ func (r *Runner) restarts(kinds []server.Kind) (cases []*testCase) {
 	s := &Section{
 		Title: "A node starts again",
 		Text: fmt.Sprintf("Of three servers one is killed for good and one is killed and starts again without its memory, so that nothing is granted without its vote. Measured is from when it accepts connections to the next grant, to a client that waits. "+
-			"The TTL is %v. A restart guard keeps the node out for as long as a lock of its former life can last, on purpose: without one, a node that forgot its locks votes for a second holder.", restartTTL),
+			"The TTL is %s. A restart guard keeps the node out for as long as a lock of its former life can last, on purpose: without one, a node that forgot its locks votes for a second holder.", spoken(restartTTL)),
 		Key:   "vote p50",
 		Plots: []Plot{{Title: "from a node's restart to its vote, median", Metric: "vote p50"}},
 	}
@@ -285,7 +285,7 @@ const restartTTL = 500 * time.Millisecond
 func guarded(c Contestant, guard time.Duration) Contestant {
 	open, what := c.Open, "guard off"
 	if guard > 0 {
-		what = "guard of " + guard.String()
+		what = "guard of " + spoken(guard)
 	}
 	c.Name += ", " + what
 	c.How = strings.Replace(c.How, "nothing set", "with its restart "+what+", and nothing set", 1)

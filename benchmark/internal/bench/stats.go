@@ -183,5 +183,8 @@ func grouped(v float64) string {
 	return sign + s
 }
 
+// spoken writes a duration for a sentence: 1.5 s.
+func spoken(d time.Duration) string { return format(d.Seconds(), Seconds) }
+
 // shortly writes a duration for progress lines.
 func shortly(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }

@@ -1,0 +1,147 @@
+package bench
+
+import (
+	"context"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// probeRunner returns a runner with dlock over go-redis, and what would be wrong.
+func probeRunner(t *testing.T, more ...Contestant) *Runner {
+	p := Quick()
+	p.Silence, p.Rest = time.Second, 200*time.Millisecond
+	var list []Contestant
+	for _, c := range Contestants() {
+		if c.Name == "dlock, go-redis" {
+			list = append(list, c)
+		}
+	}
+	r := NewRunner(p, append(list, more...), io.Discard)
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// leaky is a library that forgets its keys when an attempt fails, and gives no signal.
+var leaky = Contestant{
+	Name: "leaky", Kind: Peer, Client: "go-redis", Serves: OneKeyStore, Waits: true, Renews: true,
+	Open: func(_ context.Context, s *Setup) (Locker, error) {
+		c, err := openGoRedis(s.Nodes[0].Addr, time.Second)
+		return &leakyLocker{c, s.TTL}, err
+	},
+}
+
+type leakyLocker struct {
+	c   commands
+	ttl time.Duration
+}
+
+func (l *leakyLocker) Lock(ctx context.Context, key string, wait bool) (Held, error) {
+	for {
+		reply, err := l.c.do(context.WithoutCancel(ctx), (&bare{ttl: "60000"}).acquire(key, "me"))
+		if err == nil && ctx.Err() != nil {
+			return nil, ctx.Err() // and the key stays
+		}
+		if err == nil && reply == "OK" {
+			return leakyHeld{l, key}, nil
+		}
+		if !wait || err != nil || ctx.Err() != nil {
+			return nil, errHeld
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (l *leakyLocker) Close() error { return l.c.close() }
+
+type leakyHeld struct {
+	l   *leakyLocker
+	key string
+}
+
+func (leakyHeld) Renew(context.Context) error { return nil }
+
+func (h leakyHeld) Unlock() error {
+	_, err := h.l.c.do(context.Background(), []string{"DEL", h.key})
+	return err
+}
+
+func TestKeysThatALibraryLeavesBehindAreCounted(t *testing.T) {
+	r := probeRunner(t, leaky)
+	servers := []*server.Server{server.Redis(t)}
+	for _, c := range r.contestants {
+		e := &entry{contestant: c, servers: servers, setup: direct(servers, 10*time.Second)}
+		got := r.orphanTurn(cancelSome)(t.Context(), e, 0)
+		i := slices.IndexFunc(got.values, func(v value) bool { return v.name == keysLeft })
+		if i < 0 || got.err != nil {
+			t.Fatalf("%s: values %v, error %v", c.Name, got.values, got.err)
+		}
+		if left := got.values[i].v; (left > 0) != (c.Kind == Peer) {
+			t.Errorf("%s leaves %v keys behind", c.Name, left)
+		}
+	}
+}
+
+func TestTheSignalOfAHolderThatIsCutOffIsTimedBesideTheNextGrant(t *testing.T) {
+	r := probeRunner(t, leaky)
+	servers := []*server.Server{server.Redis(t)}
+	for _, c := range r.contestants {
+		e := &entry{contestant: c, servers: servers, setup: direct(servers, 500*time.Millisecond)}
+		got := r.cutOffTurn(t.Context(), e, 0)
+		if c.Kind == Peer { // its locks outlive the patience
+			if got.err == nil || !strings.Contains(got.err.Error(), "nobody else got the lock") || len(got.values) > 0 {
+				t.Errorf("%s: %+v", c.Name, got)
+			}
+			continue
+		}
+		for _, name := range []string{"lost signal", "lost signal before next grant"} {
+			if !slices.ContainsFunc(got.values, func(v value) bool { return v.name == name }) {
+				t.Errorf("%s has no %s: %+v", c.Name, name, got)
+			}
+		}
+		if got.err != nil || len(got.series) != 1 {
+			t.Errorf("%s: %+v", c.Name, got)
+		}
+	}
+}
+
+func TestASilentNodeOfFiveDoesNotKeepAQuorumFromALock(t *testing.T) {
+	r := probeRunner(t)
+	var servers []*server.Server
+	for range 5 {
+		servers = append(servers, server.Redis(t))
+	}
+	i := slices.IndexFunc(Contestants(), func(c Contestant) bool { return c.Name == "dlock, go-redis" && c.Serves(server.KindRedis, 5) })
+	got := r.silenceTurn(t.Context(), &entry{contestant: Contestants()[i], servers: servers, setup: direct(servers, 10*time.Second)}, 0)
+	if got.err != nil || !slices.ContainsFunc(got.values, func(v value) bool { return v.name == "granted" && v.v == 1 }) {
+		t.Errorf("turn %+v", got)
+	}
+}
+
+func TestAGuardKeepsANodeThatStartsAgainFromItsVote(t *testing.T) {
+	r := probeRunner(t)
+	cases := r.restarts([]server.Kind{server.KindRedis})
+	if !canGuard() {
+		t.Fatal("the driver has no restart guard")
+	}
+	server.Redis(t) // skips where there is none
+	votes := map[bool]time.Duration{}
+	for _, c := range cases[0].contestants {
+		got := cases[0].turn(t.Context(), &entry{contestant: c, setup: cases[0].setup}, 0)
+		if got.err != nil || len(got.series) != 1 {
+			t.Fatalf("%s: %+v", c.Name, got)
+		}
+		votes[strings.HasSuffix(c.Name, "guard off")] = got.series[0].samples[0]
+	}
+	if len(votes) != 2 || votes[false] < r.plan.Guard {
+		t.Errorf("the vote came after %v with a guard of %v, and after %v without", votes[false], r.plan.Guard, votes[true])
+	}
+}
