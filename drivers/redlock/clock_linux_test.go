@@ -219,7 +219,7 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	c := five(t)
 	began := time.Now()
 	r := c.stepping(0)
-	for r.counted < trials && r.trials < 5*trials && len(r.overlaps) == 0 {
+	for r.counted < trials && r.trials < 2*trials && len(r.overlaps) == 0 {
 		r.thereAndBack()
 	}
 	t.Logf("%d steps in %v, %d of them with a lease that outlived the step: %d grants, %d of them after it, %d renewals",
@@ -309,7 +309,7 @@ func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
 	for _, guard := range []string{"1s", "off"} {
 		began := time.Now()
 		r := &stepping{cluster: c}
-		for r.counted < trials && r.trials < 5*trials && len(r.overlaps) == 0 {
+		for r.counted < trials && r.trials < 2*trials && len(r.overlaps) == 0 {
 			r.excursion(rand.IntN(5), clockStep(), guard)
 		}
 		t.Logf("guard %s: %d trials in %v, %d of them with a lease that outlived both steps: %d grants, %d of them after the first, %d renewals",
