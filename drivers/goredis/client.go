@@ -24,16 +24,18 @@ var _ redisnode.Client = (*client)(nil)
 // Exec runs one call by itself and several as a pipeline.
 func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if len(calls) == 1 && calls[0].Behind == "" {
-		c.finish(calls[0], send(ctx, c.redis, calls[0]).Slice)
+		cmd := c.command(ctx, calls[0])
+		_ = c.redis.Process(ctx, cmd) // it is the command's
+		c.finish(calls[0], cmd.Slice)
 		return
 	}
 	pipe := c.redis.Pipeline()
 	replies := make([]func() ([]any, error), len(calls))
 	for i, call := range calls {
 		if call.Behind != "" {
-			replies[i] = behind(ctx, pipe, call)
+			replies[i] = c.behind(ctx, pipe, call)
 		} else {
-			replies[i] = send(ctx, pipe, call).Slice
+			replies[i] = c.queue(ctx, pipe, call).Slice
 		}
 	}
 	_, _ = pipe.Exec(ctx) // every command has its own error
@@ -42,26 +44,51 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	}
 }
 
-func send(ctx context.Context, to redis.Scripter, call *redisnode.Call) *redis.Cmd {
-	args := make([]any, len(call.Args))
-	for i, a := range call.Args {
-		args[i] = a
+// command makes the command of a call. In an interface a string costs an allocation, and
+// a pointer none; but to hooks of an application's client a pointer says nothing.
+func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
+	args := make([]any, 0, 3+len(call.Keys)+len(call.Args))
+	add := func(s *string) {
+		if c.own {
+			args = append(args, s)
+		} else {
+			args = append(args, *s)
+		}
 	}
 	if call.Text != "" {
-		return to.Eval(ctx, call.Text, call.Keys, args...)
+		args = append(args, "eval")
+		add(&call.Text)
+	} else {
+		args = append(args, "evalsha")
+		add(&call.SHA)
 	}
-	return to.EvalSha(ctx, call.SHA, call.Keys, args...)
+	args = append(args, len(call.Keys))
+	for _, key := range call.Keys {
+		args = append(args, key) // a Cluster reads it
+	}
+	for i := range call.Args {
+		add(&call.Args[i])
+	}
+	cmd := redis.NewCmd(ctx, args...)
+	cmd.SetFirstKeyPos(3)
+	return cmd
+}
+
+func (c *client) queue(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) *redis.Cmd {
+	cmd := c.command(ctx, call)
+	_ = pipe.Process(ctx, cmd) // it is kept until Exec
+	return cmd
 }
 
 // behind sends a call in a transaction; see redisnode.Call. The first error tells why:
 // that of EXEC alone says only that there was one.
-func behind(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) func() ([]any, error) {
+func (c *client) behind(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) func() ([]any, error) {
 	before, after := redisnode.Transaction(call.Behind)
 	var cmds []*redis.Cmd
 	for _, words := range before {
 		cmds = append(cmds, do(ctx, pipe, words))
 	}
-	cmds = append(cmds, send(ctx, pipe, call))
+	cmds = append(cmds, c.queue(ctx, pipe, call))
 	exec := do(ctx, pipe, after)
 	return func() ([]any, error) {
 		for _, cmd := range cmds {

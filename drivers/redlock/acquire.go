@@ -210,9 +210,7 @@ func (l *lease) alike() bool {
 // linger waits for the stragglers, for as long as the vote took: a second trip is to be
 // made anyway, and a node whose token is not in the maximum could not carry the lease.
 func (l *lease) linger() {
-	bound, cancel := context.WithTimeout(l.ctx, min(max(time.Since(l.start), time.Millisecond), l.timeout))
-	defer cancel()
-	l.wait(bound.Done(), (*lease).idle)
+	l.wait(min(max(time.Since(l.start), time.Millisecond), l.timeout), (*lease).idle)
 }
 
 // count chooses the token and the nodes that count from the start, and returns how many

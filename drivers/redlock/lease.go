@@ -85,6 +85,7 @@ type wave struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	began   time.Time
+	end     time.Time
 	ttl     time.Duration
 	renewal int           // the number of the renewal, if it is one
 	full    time.Duration // the node timeout, even where ctx ends before
@@ -174,7 +175,7 @@ func (l *lease) wave(ctx context.Context) *wave {
 	if d, ok := ctx.Deadline(); ok && d.Before(end) {
 		end = d
 	}
-	w := &wave{began: now, ttl: l.ttl, full: l.timeout}
+	w := &wave{began: now, end: end, ttl: l.ttl, full: l.timeout}
 	w.ctx, w.cancel = context.WithDeadline(l.ctx, end)
 	return w
 }
@@ -242,15 +243,17 @@ func (l *lease) await(ctx context.Context, w *wave, done func(*lease) bool) erro
 }
 
 // wait is await for what nothing but time may interrupt.
-func (l *lease) wait(end <-chan struct{}, done func(*lease) bool) {
+func (l *lease) wait(most time.Duration, done func(*lease) bool) {
 	if done(l) {
 		return
 	}
 	me := l.enlist(done)
 	l.mu.Unlock()
+	t := time.NewTimer(most)
+	defer t.Stop()
 	select {
 	case <-me.wake:
-	case <-end:
+	case <-t.C:
 	}
 	l.mu.Lock()
 	l.discharge(me)
@@ -298,14 +301,10 @@ func (g *leg) acquire() {
 	received := time.Now()
 	var grant driver.Grant
 	var held *driver.HeldError
-	var refused *driver.RefusedError
-	switch {
-	case err == nil:
+	if err == nil {
 		grant = lease.Grant()
-	case errors.As(err, &held):
-		grant.Clock, grant.Server = held.Clock, held.Server
-	case errors.As(err, &refused):
-		grant.Clock, grant.Server = refused.Clock, refused.Server
+	} else {
+		grant.Clock, grant.Server, held = told(err)
 	}
 	g.n.report(g.timedOut(err, received.Sub(g.wave.began)))
 	g.n.identify(grant.Server)
@@ -329,6 +328,18 @@ func (g *leg) acquire() {
 		return
 	}
 	l.proceed(g)
+}
+
+// told returns what an answer that is no grant says of its node.
+func told(err error) (clock time.Time, server string, held *driver.HeldError) {
+	var refused *driver.RefusedError
+	switch {
+	case errors.As(err, &held):
+		return held.Clock, held.Server, held
+	case errors.As(err, &refused):
+		return refused.Clock, refused.Server, nil
+	}
+	return time.Time{}, "", nil
 }
 
 // definite reports whether an error of Acquire says that the node has nothing of ours.
@@ -606,9 +617,7 @@ func (l *lease) Release(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.end()
-	bound, cancel := context.WithTimeout(l.ctx, releaseTries*l.timeout)
-	defer cancel()
-	l.wait(bound.Done(), (*lease).released)
+	l.wait(releaseTries*l.timeout, (*lease).released)
 	if n := l.clear(); n < l.b.q {
 		l.b.count.failures.Add(1)
 		return l.unknown("%d of %d nodes confirmed the release, %d needed", n, len(l.legs), l.b.q)
@@ -724,13 +733,17 @@ func (l *lease) release(g *leg) {
 
 // free makes one request to release; nil: the node has nothing of ours.
 func (g *leg) free(timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(g.l.ctx, timeout)
-	if caller := g.l.caller; caller != nil {
-		cancel()
-		ctx, cancel = context.WithTimeout(caller, timeout)
-	}
-	defer cancel()
 	sent := time.Now()
+	ctx := g.wave.ctx // as a rule it was made just now, for this
+	if left := g.wave.end.Sub(sent); g.l.caller != nil || left < timeout-timeout/8 {
+		values := g.l.ctx
+		if g.l.caller != nil {
+			values = g.l.caller
+		}
+		fresh, cancel := context.WithTimeout(values, timeout)
+		defer cancel()
+		ctx = fresh
+	}
 	err := g.lease.Release(ctx)
 	if errors.Is(err, driver.ErrLost) {
 		err = nil

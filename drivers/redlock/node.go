@@ -262,7 +262,8 @@ func (n *node) identify(server string) {
 	b := n.b
 	b.servers.Lock()
 	defer b.servers.Unlock()
-	n.server.Store(&server)
+	kept := server // the parameter stays on the stack as a rule
+	n.server.Store(&kept)
 	b.duplicate.Store(b.findDuplicate())
 }
 

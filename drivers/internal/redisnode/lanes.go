@@ -38,6 +38,7 @@ type Call struct {
 	ctx      context.Context // the caller's…
 	deadline time.Time       // …and its deadline
 	out      sendContext     // what the library gets
+	self     [1]*Call        // a batch of itself
 	state    atomic.Int32
 	done     chan struct{} // closed once Reply and Err are set
 }
@@ -120,7 +121,8 @@ func (l *lanes) do(ctx context.Context, c *Call) error {
 	case lane >= 0 && mode == onCaller:
 		return l.alone(lane, c)
 	case lane >= 0:
-		l.carry(lane, []*Call{c})
+		c.self[0] = c
+		l.carry(lane, c.self[:])
 	}
 	err = await(ctx, c.done)
 	if err == nil {
@@ -186,8 +188,8 @@ func (l *lanes) open() bool {
 
 // alone carries c on the caller's goroutine. Who came meanwhile goes on another.
 func (l *lanes) alone(lane int, c *Call) error {
-	one := [1]*Call{c}
-	took := l.send(one[:], c.deadline)
+	c.self[0] = c
+	took := l.send(c.self[:], c.deadline)
 	c.done = answered
 	if batch := l.next(lane, took, nil); batch != nil {
 		l.carry(lane, batch)

@@ -63,7 +63,7 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	n := l.node
 	deadline, _ := ctx.Deadline()
-	keys := []string{n.names.lock(l.key), n.names.counter(l.key)}
+	keys := append(make([]string, 0, 3), n.names.lock(l.key), n.names.counter(l.key))
 	px, least := n.px(r.TTL, l.quorum), strconv.FormatUint(r.MinFence, 10)
 	args := func(p *process) []string {
 		return []string{notAfter(p, deadline), l.value, px, least, counterLife}
@@ -171,10 +171,9 @@ func (n *Node) release(ctx context.Context, key, value string, tries int) (found
 
 // give is release, and gives up a place in line, if there is one.
 func (n *Node) give(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
-	ctx = within(ctx, 3*n.cfg.CallTimeout)
 	keys := []string{n.names.lock(key)}
 	handing := n.handing(key, place)
-	args := func(*process) []string { return append([]string{"0", value}, handing...) }
+	args := func(*process) []string { return append(append(make([]string, 0, 8), "0", value), handing...) }
 	again, pause := false, releasePause
 	for i := range tries {
 		if i > 0 {
@@ -197,6 +196,9 @@ func (n *Node) give(ctx context.Context, key, value, place string, tries int) (f
 		var reply ServerError
 		if errors.As(err, &reply) {
 			return false, err
+		}
+		if i == 0 {
+			ctx = within(ctx, 2*n.cfg.CallTimeout)
 		}
 		again = again || unknown(err)
 	}

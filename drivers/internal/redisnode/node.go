@@ -208,7 +208,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	if req.Join != 0 {
 		o, floor = opJoin, req.Join
 	}
-	keys := []string{n.names.lock(req.Key), n.names.counter(req.Key)}
+	keys := append(make([]string, 0, 3), n.names.lock(req.Key), n.names.counter(req.Key))
 	proposal := strconv.FormatUint(floor, 10)
 	line := n.hub.line(t, o, req.Quorum)
 

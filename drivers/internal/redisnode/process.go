@@ -187,17 +187,20 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, 
 		return nil, err
 	}
 	if q != nil {
-		keys = append(keys[:len(keys):len(keys)], f.guard.meta)
+		keys = append(keys, f.guard.meta)
 	}
 	const tries = 8 // a server that forgets at every step is not worth more
 	recounted := false
 	for range tries {
 		if sha := p.sha(o, q); sha != "" {
-			c := &Call{SHA: sha, Keys: keys, Args: args(p)}
+			one := &struct { // one allocation
+				Call
+				answer
+			}{Call{SHA: sha, Keys: keys, Args: args(p)}, answer{process: p, sent: time.Now()}}
+			c, a := &one.Call, &one.answer
 			if call != nil {
 				*call = c
 			}
-			a := &answer{process: p, sent: time.Now()}
 			err := p.lanes.do(ctx, c)
 			if err != nil && !isCode(err, "NOSCRIPT") {
 				return nil, err
