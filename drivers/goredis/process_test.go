@@ -91,7 +91,7 @@ func count(c *dlock.Client, file string) error {
 
 // hold takes the lock, prints its token, and holds it until it is killed.
 func hold(c *dlock.Client) error {
-	l, err := c.Lock(context.Background(), "held", dlock.WithTTL(time.Second))
+	l, err := c.Lock(context.Background(), "held", dlock.WithTTL(6*time.Second))
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,8 @@ func TestFortyProcessesCountToTwoThousandWithRisingTokens(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for range 40 {
-		cmd, _, _ := startWorker(t, "count", "redis://"+s.Addr(), file)
+		// Forty processes on a few processors, each of which is to have its answer in time.
+		cmd, _, _ := startWorker(t, "count", "redis://"+s.Addr()+"?call_timeout=20s&ttl=1m", file)
 		wg.Go(func() {
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("worker: %v", err)
@@ -203,19 +204,19 @@ func TestKilledHolderIsFollowedAfterTTLAndGrace(t *testing.T) {
 	s := server.Redis(t)
 	cmd, _, out := startWorker(t, "hold", "redis://"+s.Addr(), "")
 	first := readToken(t, out)
+	killed := time.Now()
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	killed := time.Now()
 	c := openClient(t, s)
 	l, err := c.Lock(context.Background(), "held")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// TTL 1 s, the grace half a second and a tenth of the TTL; the last renewal was up to
-	// a third of the TTL before.
-	if waited := time.Since(killed); waited < 900*time.Millisecond || waited > 10*time.Second {
+	// TTL 6 s, the grace half a second and a tenth of the TTL; the last renewal was up to
+	// a third of the TTL before, or more on a busy machine.
+	if waited := time.Since(killed); waited < 2*time.Second || waited > time.Minute {
 		t.Errorf("the next holder came after %v", waited)
 	}
 	if l.Fence() <= first {
@@ -288,7 +289,7 @@ func readToken(t testing.TB, r *bufio.Reader) uint64 {
 
 func openClient(t testing.TB, s *server.Server) *dlock.Client {
 	t.Helper()
-	b, err := goredis.Driver{}.Open(&driver.Config{DSN: "redis://" + s.Addr()})
+	b, err := goredis.Driver{}.Open(&driver.Config{DSN: "redis://" + s.Addr() + "?call_timeout=10s"})
 	if err != nil {
 		t.Fatal(err)
 	}
