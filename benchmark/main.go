@@ -4,6 +4,7 @@
 //	go run ./benchmark                                  # everything, in under ten minutes
 //	go run ./benchmark -quick                           # a first look, in under one
 //	go run ./benchmark -scenario quorum,handoff -for 2m # some of it, for longer
+//	go run ./benchmark -scenario quorum -case ', 5 nodes$' -for 30s
 //	go run ./benchmark -url redis://localhost:6379      # a deployment of your own
 //	cd benchmark/peers && go run .                      # other libraries too
 //

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -90,6 +91,7 @@ func parse(args []string, w io.Writer) (*options, error) {
 	f.SetOutput(w)
 	quick := f.Bool("quick", false, "measure less, in under a minute")
 	list := f.String("scenario", "", "measure these alone, separated by commas")
+	only := f.String("case", "", "measure those cases alone whose title and name, as the progress shows them, match this regular expression")
 	url := f.String("url", "", "measure locks of this URL, as dlock.OpenURL takes it, instead of servers of its own")
 	length := f.Duration("for", 0, "measure for about so long (default: 8m30s, with -quick 50s; of that the part that -scenario has)")
 	out := f.String("out", "", "the folder for the report (default: a new temporary one)")
@@ -122,6 +124,9 @@ func parse(args []string, w io.Writer) (*options, error) {
 	if o.scenarios, err = Pick(*list); err != nil {
 		return wrong("-scenario: %v", err)
 	}
+	if o.plan.Only, err = regexp.Compile(*only); err != nil {
+		return wrong("-case: %v", err)
+	}
 	switch {
 	case *length < 0:
 		return wrong("-for is to be positive, and is %v", *length)
@@ -129,7 +134,7 @@ func parse(args []string, w io.Writer) (*options, error) {
 		o.plan.For = *length
 	default:
 		o.plan.For = time.Duration(float64(o.plan.For) * shares(o.scenarios))
-		o.plan.Part = *list != ""
+		o.plan.Part = *list != "" || *only != ""
 	}
 	if o.url != "" {
 		if len(onDeployment(o.scenarios)) == 0 {

@@ -42,6 +42,7 @@ func TestWhatIsWrongOnTheCommandLineIsNamed(t *testing.T) {
 		{[]string{"-url", "memory:", "-scenario", "postgres"}, "single"},
 		{[]string{"-quick=perhaps"}, "perhaps"},
 		{[]string{"-for", "-3s"}, "-3s"},
+		{[]string{"-case", "5 (nodes"}, "5 (nodes"},
 	} {
 		var out, progress bytes.Buffer
 		err := Main(context.Background(), c.args, &out, &progress)
@@ -105,6 +106,21 @@ func TestAQuickRunOnMemoryWritesAWholeReport(t *testing.T) {
 	}
 	if !strings.Contains(progress.String(), "handoff") {
 		t.Errorf("there is no progress: %s", progress.String())
+	}
+}
+
+func TestCasesAreChosenByTheirTitle(t *testing.T) {
+	var out, progress bytes.Buffer
+	args := []string{"-quick", "-for", "1s", "-url", "memory:", "-case", "^Throughput, 1 gor", "-out", t.TempDir()}
+	if err := Main(context.Background(), args, &out, &progress); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(progress.String(), " of 1: "); got != 1 || !strings.Contains(progress.String(), "1 of 1: Throughput, 1 goroutine") {
+		t.Errorf("progress: %s", progress.String())
+	}
+	args[6] = "nothing is called so"
+	if err := Main(context.Background(), args, &out, &progress); err == nil || !strings.Contains(err.Error(), "no case matches") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -1,16 +1,20 @@
 package bench
 
-import "time"
+import (
+	"regexp"
+	"time"
+)
 
 // A Plan is how much is measured. How long a contestant is measured in a case follows
 // from the time for all of it: see Runner.Run.
 type Plan struct {
 	Quick  bool
-	For    time.Duration // all of it
-	Part   bool          // some scenarios, which have the time that they need
-	Rounds int           // of a case, besides one to warm up
-	Fewest int           // rounds of what is so slow that the time is over before
-	Slice  time.Duration // the least that a contestant has in a round
+	For    time.Duration  // all of it
+	Part   bool           // not all of it is measured, and has the time that it needs
+	Only   *regexp.Regexp // cases; nil: all
+	Rounds int            // of a case, besides one to warm up
+	Fewest int            // rounds of what is so slow that the time is over before
+	Slice  time.Duration  // the least that a contestant has in a round
 	TTL    time.Duration
 
 	Nodes      []int // of a quorum

@@ -88,11 +88,14 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error)
 			return nil, fmt.Errorf("%s: %w", s.Name, err)
 		}
 		for _, c := range planned {
-			if len(c.contestants) > 0 {
+			if len(c.contestants) > 0 && (r.plan.Only == nil || r.plan.Only.MatchString(c.title())) {
 				c.scenario, c.section.Scenario = s.Name, s.Name
 				cases = append(cases, c)
 			}
 		}
+	}
+	if len(cases) == 0 {
+		return nil, errors.New("there is nothing to measure: no server that these cases need is installed, or no case matches")
 	}
 	if r.plan.Part {
 		fixed := time.Since(r.began)
@@ -104,10 +107,10 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error)
 	for i, c := range cases {
 		r.scenario = c.scenario
 		if time.Since(r.began) > r.plan.For+r.plan.For/8 {
-			r.note("the time was over before %s, %s: there is more with -for", c.section.Title, c.name)
+			r.note("the time was over before %s: there is more with -for", c.title())
 			continue
 		}
-		r.say("%d of %d: %s, %s", i+1, len(cases), c.section.Title, c.name)
+		r.say("%d of %d: %s", i+1, len(cases), c.title())
 		if !slices.Contains(r.report.Sections, c.section) {
 			r.report.Sections = append(r.report.Sections, c.section)
 		}
@@ -120,6 +123,9 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error)
 	r.report.Summary = summarize(r.report.Sections)
 	return r.report, nil
 }
+
+// title is how the progress calls a case.
+func (c *testCase) title() string { return c.section.Title + ", " + c.name }
 
 // invite starts the servers that contestants bring along, and sends those away whose
 // program is not here.
