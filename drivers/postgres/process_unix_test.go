@@ -26,6 +26,7 @@ import (
 const (
 	helperURL  = "REDLOCK_POSTGRES_HOLDER_URL"
 	holderTTL  = time.Second
+	longTTL    = time.Minute // of a holder whose lock comes free for another reason than its end
 	checkEvery = 500 * time.Millisecond
 )
 
@@ -44,19 +45,23 @@ func TestMain(m *testing.M) {
 			sessionHolder(url)
 			return
 		}
-		holder(url, os.Getenv(helperURL+"_WAIT"))
+		ttl, err := time.ParseDuration(os.Getenv(helperURL + "_TTL"))
+		if err != nil {
+			panic(err)
+		}
+		holder(url, os.Getenv(helperURL+"_WAIT"), ttl)
 		return
 	}
 	os.Exit(m.Run())
 }
 
-func holder(url, waitFor string) {
+func holder(url, waitFor string, ttl time.Duration) {
 	b, err := open(url)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	l, err := b.Acquire(context.Background(), request("k", holderTTL))
+	l, err := b.Acquire(context.Background(), request("k", ttl))
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -64,23 +69,23 @@ func holder(url, waitFor string) {
 	fmt.Println(l.Grant().Fence)
 	if waitFor != "" { // in the middle of a statement
 		go func() {
-			r := request(waitFor, holderTTL)
+			r := request(waitFor, ttl)
 			r.Wait = true
 			_, _ = b.Acquire(context.Background(), r)
 		}()
 	}
-	for range time.Tick(holderTTL / 4) {
-		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: holderTTL}); err != nil {
+	for range time.Tick(ttl / 4) {
+		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: ttl}); err != nil {
 			os.Exit(1)
 		}
 	}
 }
 
 // startHolder starts such a process and returns it with its token.
-func startHolder(t *testing.T, url, waitFor string) (*os.Process, uint64) {
+func startHolder(t *testing.T, url, waitFor string, ttl time.Duration) (*os.Process, uint64) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), helperURL+"="+url, helperURL+"_WAIT="+waitFor)
+	cmd.Env = append(os.Environ(), helperURL+"="+url, helperURL+"_WAIT="+waitFor, helperURL+"_TTL="+ttl.String())
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +111,7 @@ func next(t *testing.T, b driver.Backend, after uint64) time.Duration {
 	start := time.Now()
 	r := request("k", 10*time.Second)
 	r.Wait = true
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	l, err := b.Acquire(ctx, r)
 	if err != nil {
@@ -230,13 +235,10 @@ func whenFreed(t *testing.T, db *pgx.Conn, ids []int64) []time.Time {
 	return freed
 }
 
-// slack is what a slow machine may add.
-const slack = 3 * time.Second
-
 func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
 	s := server.Postgres(t)
 	b := opener(t, s.URL())
-	p, fence := startHolder(t, s.URL(), "")
+	p, fence := startHolder(t, s.URL(), "", holderTTL)
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -251,12 +253,12 @@ func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
 func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
 	s := server.Postgres(t)
 	b := opener(t, s.URL())
-	p, fence := startHolder(t, s.URL(), "")
+	p, fence := startHolder(t, s.URL(), "", longTTL)
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if took := next(t, b, fence); took > holderTTL {
-		t.Errorf("free after %v, not before the TTL's end", took)
+	if took := next(t, b, fence); took > longTTL/2 {
+		t.Errorf("free after %v, and not at once", took)
 	} else {
 		t.Logf("free after %v", took)
 	}
@@ -267,7 +269,7 @@ func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 	db := admin(t, s.URL())
 	b := opener(t, s.URL())
 	blocker := must(t, b, request("other", time.Minute))
-	p, fence := startHolder(t, s.URL()+"&check_interval="+checkEvery.String(), "other")
+	p, fence := startHolder(t, s.URL()+"&check_interval="+checkEvery.String(), "other", longTTL)
 	eventually(t, "it waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)

