@@ -236,7 +236,8 @@
 //   - e: a Cluster serves as a lone instance (topology=cluster), with tokens; as a node only
 //     with restart_guard=off.
 //   - pub/sub refused: waiters poll, and an event says so once.
-//   - CLIENT, which Memorystore for Redis refuses, is not used by nodes that are opened by URL.
+//   - Whatever else one of them refuses, CLIENT on Memorystore for Redis say, nodes that are
+//     opened by URL do not use for locks (TestLocksUseNoCommandThatServicesRefuse).
 //   - A service that replaces a failed primary behind one address: the guard notices the other
 //     process, and keeps it out; it cannot while the old one still serves.
 //

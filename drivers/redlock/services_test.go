@@ -1,0 +1,132 @@
+package redlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// refusedByServices are the commands that providers of managed servers refuse: see the
+// table in doc.go.
+var refusedByServices = strings.Fields("acl bgrewriteaof bgsave client cluster command config debug failover lastsave migrate module monitor object psync replicaof role save shutdown slaveof sync")
+
+var commandStat = regexp.MustCompile(`cmdstat_([^:|]+)`)
+
+// What locks need is refused by no managed service that documents what it refuses: nodes
+// that are opened by URL use none of those commands, to take a lock, to wait for
+// one, to renew and to give it back. (Check does, and lives without.)
+func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
+	for _, scheme := range []string{"redis", "valkey"} {
+		for _, guard := range []string{"restart_guard=off", "restart_guard=30s,bootstrap=true"} {
+			t.Run(scheme+"/"+guard, func(t *testing.T) {
+				c := &cluster{t: t, schemes: []string{scheme}}
+				var items []string
+				for i := range 3 {
+					s := server.StartFor(t, []server.Kind{server.KindRedis, server.KindValkey}[i%2])
+					c.servers = append(c.servers, s)
+					items = append(items, scheme+"://"+s.Addr())
+				}
+				client, err := dlock.OpenURL("redlock:" + strings.Join(append(items, guard), ","))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				held, err := client.Lock(ctx, "k")
+				if err != nil {
+					t.Fatal(err)
+				}
+				other, err := dlock.OpenURL("redlock:" + strings.Join(append(items, guard), ","))
+				if err != nil {
+					t.Fatal(err)
+				}
+				waited := make(chan error)
+				go func() {
+					l, err := other.Lock(ctx, "k")
+					if err == nil {
+						err = l.Unlock()
+					}
+					waited <- err
+				}()
+				if err := held.Renew(ctx); err != nil {
+					t.Error(err)
+				}
+				for waiting := false; !waiting; { // until it has subscribed
+					for _, s := range c.servers {
+						waiting = waiting || used(t, s)["subscribe"]
+					}
+					if err := ctx.Err(); err != nil {
+						t.Fatal("the other client does not wait")
+					}
+				}
+				if err := held.Unlock(); err != nil {
+					t.Error(err)
+				}
+				if err := <-waited; err != nil {
+					t.Error(err)
+				}
+				if err := client.Close(); err != nil {
+					t.Error(err)
+				}
+				if err := other.Close(); err != nil {
+					t.Error(err)
+				}
+				for _, s := range c.servers {
+					commands := used(t, s)
+					if !commands["evalsha"] {
+						t.Errorf("%s was not used at all: %v", s.Addr(), commands)
+					}
+					for _, name := range refusedByServices {
+						if commands[name] {
+							t.Errorf("%s was asked for %s, which services refuse", s.Addr(), strings.ToUpper(name))
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// used returns the commands that a server was sent.
+func used(t *testing.T, s *server.Server) map[string]bool {
+	t.Helper()
+	reply, err := s.Do("INFO", "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := map[string]bool{}
+	for _, m := range commandStat.FindAllStringSubmatch(fmt.Sprint(reply), -1) {
+		commands[m[1]] = true
+	}
+	return commands
+}
+
+// Where INFO is not to be had in scripts, the guard refuses with an error that names it;
+// without the guard the node votes.
+func TestWithoutINFOThereIsNoGuard(t *testing.T) {
+	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))
+	url := "redlock:" + s.URLFor("app", "pw")
+	c := &cluster{t: t}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := c.openURL(url+",restart_guard=30s,bootstrap=true").Acquire(ctx, ask("k", 10*time.Second))
+	var refused *driver.RefusedError
+	if !errors.As(err, &refused) || refused.RetryAfter != 0 || !strings.Contains(err.Error(), "INFO") || !strings.Contains(err.Error(), "restart_guard=off") {
+		t.Errorf("with the guard: %v", err)
+	}
+	l, err := c.openURL(url+",restart_guard=off").Acquire(ctx, ask("k", time.Minute))
+	if err != nil {
+		t.Fatalf("without the guard: %v", err)
+	}
+	if err := l.Release(ctx); err != nil {
+		t.Error(err)
+	}
+}
