@@ -11,10 +11,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
-// lanes is how many calls are under way to one server: more callers share
-// pipelines.
-const lanes = 4
-
 // Options are the settings of a backend on a client of the application's. The zero
 // Options, and nil, are the defaults.
 type Options struct {
@@ -69,7 +65,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	lib := &client{redis: c}
 	cfg := redisnode.Config{
 		Client: lib, Name: "redis", Addr: "redis", Prefix: o.Prefix,
-		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event, Lanes: lanes,
+		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable,
 	}
 	switch c := c.(type) {
@@ -85,7 +81,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Addr, cfg.DB = address(opt), opt.DB
 		cfg.Failover = opt.Addr == "FailoverClient"
 		lib.once = opt.MaxRetries <= 0
-		cfg.Lanes, cfg.Direct = min(cfg.Lanes, max(opt.PoolSize, 1)), opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+		cfg.Lanes, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
 	case *redis.ClusterClient:
 		if c == nil {
 			return nil, driver.Invalid("client", "is nil")
@@ -94,7 +90,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Addr = scheme(opt.TLSConfig != nil) + strings.Join(opt.Addrs, ",")
 		cfg.Cluster, cfg.Failover = true, true
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
-		cfg.Lanes, cfg.Direct = min(cfg.Lanes, max(opt.PoolSize, 1)), opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+		cfg.Lanes, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
 	}
 	node, err := redisnode.New(cfg)
 	if err != nil {

@@ -15,20 +15,10 @@ var _ driver.Driver = Driver{}
 // Open reads cfg.DSN, see the package's documentation, and makes a client with the
 // settings that suit locks. It does no I/O but reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	t, err := redisnode.Parse("redis", cfg.DSN)
-	if err != nil {
-		return nil, err
-	}
-	c := &client{redis: open(t), once: true, own: true}
-	node, err := redisnode.New(redisnode.Config{
-		Client: c, Name: "redis", Addr: t.String(), Prefix: cfg.Prefix,
-		CallTimeout: t.CallTimeout, Grace: t.Grace,
-		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
-		Cluster: t.Topology == redisnode.Cluster, Failover: t.Topology != redisnode.Single,
-		Lanes: min(lanes, t.PoolSize), Direct: true, Event: cfg.Event,
+	node, err := redisnode.Open("redis", cfg, func(t *redisnode.Target) redisnode.Client {
+		return &client{redis: open(t), once: true, own: true}
 	})
 	if err != nil {
-		_ = c.Close()
 		return nil, err
 	}
 	return &Backend{node}, nil

@@ -13,10 +13,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
-// lanes is how many calls are under way to one server: more callers share
-// pipelines.
-const lanes = 4
-
 // Options are the settings of a backend on a client of the application's. The zero
 // Options, and nil, are the defaults.
 type Options struct {
@@ -74,7 +70,7 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 	cluster := isCluster(c)
 	node, err := redisnode.New(redisnode.Config{
 		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
-		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event, Lanes: lanes,
+		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, DB: o.DB,
 		Cluster: cluster, Failover: cluster || strings.Contains(fmt.Sprintf("%T", c), "sentinel"),
 	})

@@ -18,16 +18,8 @@ var _ driver.Driver = Driver{}
 // settings that suit locks, connects at the first call: Open does no I/O but reading
 // certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	t, err := redisnode.Parse("valkey", cfg.DSN)
-	if err != nil {
-		return nil, err
-	}
-	node, err := redisnode.New(redisnode.Config{
-		Client: newClient(options(t), t.Network), Name: "valkey", Addr: t.String(), Prefix: cfg.Prefix,
-		CallTimeout: t.CallTimeout, Grace: t.Grace,
-		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
-		Cluster: t.Topology == redisnode.Cluster, Failover: t.Topology != redisnode.Single,
-		Lanes: min(lanes, t.PoolSize), Direct: true, Event: cfg.Event,
+	node, err := redisnode.Open("valkey", cfg, func(t *redisnode.Target) redisnode.Client {
+		return newClient(options(t), t.Network)
 	})
 	if err != nil {
 		return nil, err

@@ -12,6 +12,9 @@ import (
 )
 
 const (
+	// maxLanes is how many calls are under way to one server: more callers share
+	// pipelines.
+	maxLanes = 4
 	// maxBatch bounds a pipeline: its last command waits for all before it.
 	maxBatch = 128
 	// maxQueue bounds what waits for a lane.
@@ -98,6 +101,13 @@ const (
 	onCaller               // on the caller's
 	connecting             // passed, and may have to connect
 )
+
+func (c *Config) lanes() int {
+	if c.Lanes > 0 && c.Lanes < maxLanes {
+		return c.Lanes
+	}
+	return maxLanes
+}
 
 func newLanes(exec func(context.Context, []*Call), most int, direct bool, bound time.Duration, calls, wg *tracker) *lanes {
 	return &lanes{exec: exec, direct: direct, bound: bound, lanes: make([]lane, most), calls: calls, wg: wg}

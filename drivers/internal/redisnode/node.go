@@ -53,7 +53,7 @@ type Config struct {
 	DB          int           // the database's number
 	Cluster     bool
 	Failover    bool // Sentinel or Cluster: a replica's refusal is of today
-	Lanes       int  // calls under way to one server, at most
+	Lanes       int  // connections that calls may use; zero, and more than enough: maxLanes
 	Direct      bool // the client heeds deadlines
 	Event       func(driver.Event)
 }
@@ -106,7 +106,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{}), over: make(chan struct{})}
 	n.guard = newGuard(&n.cfg, &n.wg)
 	n.fleet = newFleet(func() *lanes {
-		return newLanes(cfg.Client.Exec, cfg.Lanes, cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
+		return newLanes(cfg.Client.Exec, cfg.lanes(), cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
 	}, cfg.Cluster, n.guard)
 	n.hub = newHub(n)
 	return n, nil
