@@ -97,6 +97,14 @@ func (l *badLease) grantUntil(ttl time.Duration) driver.Grant {
 	return g
 }
 
+// whoHad is the error of a wait whose context ended, with the last verdict.
+func whoHad(err, last error) error {
+	if err == nil || last == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, last)
+}
+
 // mutants are backends with one thing broken, and the case that was made for it.
 var mutants = []struct {
 	name string
@@ -343,11 +351,13 @@ var mutants = []struct {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			once := *req
 			once.Wait = false
+			var last error
 			for {
 				l, err := b.Backend.Acquire(ctx, &once)
 				if !req.Wait || !errors.Is(err, driver.ErrHeld) {
-					return l, err
+					return l, whoHad(err, last)
 				}
+				last = err
 				time.Sleep(time.Millisecond)
 				freed, werr := b.Backend.Watch(ctx, req.Key)
 				if werr != nil {
@@ -365,11 +375,13 @@ var mutants = []struct {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			once := *req
 			once.Wait = false
+			var last error
 			for {
 				l, err := b.Backend.Acquire(ctx, &once)
 				if !req.Wait || !errors.Is(err, driver.ErrHeld) {
-					return l, err
+					return l, whoHad(err, last)
 				}
+				last = err
 				select {
 				case <-time.After(time.Duration(1+req.Owner[len(req.Owner)-1]%7) * time.Millisecond):
 				case <-ctx.Done():
