@@ -130,7 +130,8 @@ func terminate(url string, b *postgres.Backend) error {
 }
 
 func TestConformance(t *testing.T) {
-	s := server.Postgres(t, server.WithDurable())
+	// A server whose crash forgets what was committed without synchronous_commit.
+	s := server.Postgres(t, server.WithDurable(), server.WithSetting("synchronous_commit", "off"), server.WithSetting("wal_writer_delay", "10s"))
 	redlocktest.Run(t, redlocktest.Harness{
 		Open: func() (driver.Backend, error) { return openProxied(s) },
 		TTL:  time.Second, Grace: 200 * time.Millisecond, Faults: faults(s),

@@ -23,3 +23,29 @@ func Grace(ttl time.Duration) time.Duration { return classOf(ttl) + grace(classO
 
 // Conns is how many connections the backend has.
 func (b *Backend) Conns() int { return len(b.all()) }
+
+// Steal unlocks a key under the backend's first session that has it, which does not know.
+func (b *Backend) Steal(key string) {
+	id := b.LockID(key)
+	for _, s := range b.all() {
+		s.mu.Lock()
+		has := s.holds[id] > 0
+		if has {
+			s.send(&statement{name: stUnlock, id: id})
+		}
+		s.mu.Unlock()
+		if has {
+			return
+		}
+	}
+}
+
+// InLine is how many of this process wait for a key.
+func (b *Backend) InLine(key string) int {
+	b.table.mu.Lock()
+	defer b.table.mu.Unlock()
+	if e := b.table.byID[b.LockID(key)]; e != nil {
+		return len(e.line)
+	}
+	return 0
+}

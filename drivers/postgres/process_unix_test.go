@@ -20,6 +20,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
+	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -262,6 +263,17 @@ func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
 	} else {
 		t.Logf("free after %v", took)
 	}
+}
+
+// The server's machine keeps a connection that has no other end: a holder whose machine
+// lost its power, or its network.
+func TestAHolderBehindAHalfOpenConnectionLosesItsLockWithinTTLAndGrace(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL())
+	proxy := fault.NewProxy(t, s.Addr())
+	_, fence := startHolder(t, through(s, proxy), "", holderTTL)
+	proxy.HalfOpen(fault.ToClient)
+	t.Logf("free after %v, the bound is %v", next(t, b, fence), holderTTL+postgres.Grace(holderTTL))
 }
 
 func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {

@@ -313,6 +313,40 @@ func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 	}
 }
 
+func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL())
+	db, ctx := admin(t, s.URL()), context.Background()
+	line := func() int64 { return count(t, db, advisory+" AND NOT granted") }
+	l := must(t, b, request("k", time.Minute))
+	tx, err := admin(t, s.URL()).Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	locked := make(chan error, 1)
+	go func() { locked <- b.LockTx(ctx, tx, "k") }()
+	eventually(t, "the transaction waits", func() bool { return line() == 1 })
+	if err := l.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-locked; err != nil {
+		t.Fatalf("LockTx after the release: %v", err)
+	}
+	leased := make(chan driver.Lease, 1)
+	waits(t, b, line, "k", func(l driver.Lease, err error) {
+		if err != nil {
+			t.Error(err)
+		}
+		leased <- l
+	})
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if l := <-leased; l != nil {
+		_ = l.Release(ctx)
+	}
+}
+
 func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
 	s := server.Postgres(t, server.WithSetting("deadlock_timeout", "50ms"))
 	b := opener(t, s.URL())

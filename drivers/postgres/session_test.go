@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -362,6 +363,68 @@ func TestSharedLeasesOfOneSessionAreCountedApart(t *testing.T) {
 		}
 	}
 	_ = must(t, b, request("k", time.Minute)).Release(context.Background())
+}
+
+func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
+	s := server.Postgres(t)
+	b := opener(t, s.URL())
+	l := must(t, b, request("k", time.Minute))
+	b.Steal("k")
+	if err := l.Release(context.Background()); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Release of a lock that the session does not have: %v", err)
+	}
+	if err := l.Release(context.Background()); err != nil {
+		t.Errorf("a second Release: %v", err)
+	}
+}
+
+// The lock is taken before the token: if that cannot be had, the lock is given back, and
+// only that.
+func TestALockWithoutATokenIsGivenBack(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	b, c := opener(t, s.URL()+"&max_sessions=1"), opener(t, s.URL())
+	share := request("shared", time.Minute)
+	share.Mode = driver.Shared
+	first := must(t, b, share)
+	held := must(t, c, request("waited for", time.Minute))
+	waited := make(chan error, 1)
+	go func() {
+		r := request("waited for", time.Minute)
+		r.Wait = true
+		_, err := b.Acquire(context.Background(), r)
+		waited <- err
+	}()
+	eventually(t, "it waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
+	if _, err := db.Exec(context.Background(), "DO $$ BEGIN EXECUTE 'ALTER SEQUENCE dlock_fence MAXVALUE ' || (SELECT last_value FROM dlock_fence); END $$"); err != nil {
+		t.Fatal(err)
+	}
+	refuse := func(what string, err error) {
+		var no *driver.RefusedError
+		if !errors.As(err, &no) || no.RetryAfter != 0 || !strings.Contains(err.Error(), "sequence") {
+			t.Errorf("%s without a token: %v", what, err)
+		}
+	}
+	_, err := b.Acquire(context.Background(), request("lone", time.Minute))
+	refuse("a lone lock", err)
+	again := *share
+	again.Owner = "test/again"
+	_, err = b.Acquire(context.Background(), &again)
+	refuse("a second share", err)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			_, err := b.Acquire(context.Background(), request(fmt.Sprint("one of many ", i), time.Minute))
+			refuse("one of many", err)
+		})
+	}
+	wg.Wait()
+	_ = held.Release(context.Background())
+	refuse("a wait", <-waited)
+	eventually(t, "the first share alone is left", func() bool { return count(t, db, advisory) == 1 })
+	if err := first.Release(context.Background()); err != nil {
+		t.Errorf("Release of the first share: %v", err)
+	}
 }
 
 func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {

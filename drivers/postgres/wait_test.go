@@ -30,6 +30,36 @@ func waits(t *testing.T, b *postgres.Backend, line func() int64, key string, got
 	eventually(t, "the wait stands in line", func() bool { return line() == before+1 })
 }
 
+// Of one process only the first in its own line stands in the server's.
+func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
+	const n = 20
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	a, b := opener(t, s.URL()), opener(t, s.URL())
+	l := must(t, a, request("k", time.Minute))
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			r := request("k", time.Minute)
+			r.Wait = true
+			l, err := b.Acquire(context.Background(), r)
+			if err == nil {
+				err = l.Release(context.Background())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	eventually(t, "all stand in line", func() bool { return b.InLine("k") == n })
+	eventually(t, "one waits on the server", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
+	if got := b.Conns(); got > 2 {
+		t.Errorf("%d connections", got)
+	}
+	_ = l.Release(context.Background())
+	wg.Wait()
+}
+
 func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
