@@ -191,6 +191,9 @@ func (n *Node) give(ctx context.Context, key, value, place string, tries int) (f
 					n.cfg.Event(driver.Event{Kind: driver.Degraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: who waits for a lock learns of its release by polling only (allow the channel " + n.cfg.Prefix + layout + "*)"})
 				})
 			}
+			if code == 3 {
+				n.hub.handed(key)
+			}
 			return code != 0 || again, nil
 		}
 		var reply ServerError

@@ -210,7 +210,11 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	}
 	keys := append(make([]string, 0, 3), n.names.lock(req.Key), n.names.counter(req.Key))
 	proposal := strconv.FormatUint(floor, 10)
-	line := n.hub.line(t, o, req.Quorum)
+	var line []string
+	if o == opAcquire {
+		n.hub.stepBack(req.Key)
+		line = n.hub.line(t, req.Quorum)
+	}
 
 	ctx = within(ctx, n.timeout(req.TTL))
 	deadline, _ := ctx.Deadline()

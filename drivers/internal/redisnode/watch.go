@@ -64,6 +64,7 @@ type topic struct {
 	idle     time.Time     // since when nobody watches
 	place    string        // in the line, from the attempt that takes it to a grant; empty: none
 	since    int64         // when it came there, by the server's clock in µs; 0: not known yet
+	gave     time.Time     // when this process handed the lock over
 	standby  *time.Timer   // until it is to try though it is second
 }
 

@@ -6,7 +6,7 @@
 -- 7 a place in line to give up, and with it the lock if it is kept for that, or ''.
 -- A place is channel.number.time: the time (ms) is for how long the lock is kept. A waiter is told: delay (ms), place,
 -- lock. Who is second comes again after the delay, for the first may be dead.
--- Reply: {1} freed; {0} it was not this one's; {2} freed, but PUBLISH is refused.
+-- Reply: {1} freed; {0} it was not this one's; {2} freed, but PUBLISH is refused; {3} kept for the next.
 local v = redis.call('GET', KEYS[1])
 local me, quits = ARGV[2], ARGV[7] or ''
 local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
@@ -29,7 +29,7 @@ for _ = 1, 100 do
     if redis.pcall('SET', KEYS[1], 'redlock1:next|' .. first[2] .. '|' .. place, 'PX', time).err then break end
     local second = redis.pcall('ZRANGE', ARGV[4], 0, 0)[1]
     if second then tell(second, time) end
-    return {1}
+    return {3}
   end
 end
 redis.call('DEL', KEYS[1])
