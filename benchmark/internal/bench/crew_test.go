@@ -27,8 +27,8 @@ func TestProcessesHandOverALockAndReportTheirSpells(t *testing.T) {
 		if got.err != nil {
 			t.Fatal(got.err)
 		}
-		if len(got.series) != 1 || len(got.series[0].samples) == 0 {
-			t.Errorf("three processes hand over a lock for a second, and there is no handoff: %+v", got)
+		if len(got.series) == 0 || len(got.series[0].samples) == 0 {
+			t.Fatal("three processes want a lock for a second, and there is no handoff")
 		}
 		for _, d := range got.series[0].samples {
 			if d < 0 {

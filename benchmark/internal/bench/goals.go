@@ -37,7 +37,9 @@ func goals(sections []*Section) []Goal {
 			v, ok = ratio(sections, "handoff", w, "handoff p50", own, "BLPOP queue, "+client)
 			ask(fmt.Sprintf("one server, %s: handoff of %s to a bare BLPOP queue", w, own), 4, v, ok)
 			v, ok = toBest(sections, "handoff", w, "handoff p50", own, "")
-			ask(fmt.Sprintf("one server, %s: handoff of %s to that of the best other library", w, own), 1, v, ok)
+			ask(fmt.Sprintf("one server, %s: handoff of %s to the best other library that hands over", w, own), 1, v, ok)
+			v, ok = toBest(sections, "handoff", w, "passing on p50", own, "")
+			ask(fmt.Sprintf("one server, %s: passing on of %s to the best other library", w, own), 1, v, ok)
 		}
 		v, ok = lookUp(sections, "handoff", "2 clients", own, "handoff p50")
 		ask("one server, 2 clients: median handoff of "+own+" in ms", 1, 1000*v, ok)
@@ -90,7 +92,7 @@ func toBest(sections []*Section, scenario, name, metric, own, client string) (fl
 			continue
 		}
 		for _, r := range s.of(name) {
-			if m, ok := r.metric(metric); ok && r.Kind == Peer && (client == "" || r.Client == client) && (best == 0 || m.Value < best) {
+			if m, ok := r.metric(metric); ok && r.Kind == Peer && r.handsOver() && (client == "" || r.Client == client) && (best == 0 || m.Value < best) {
 				best = m.Value
 			}
 		}
@@ -116,6 +118,14 @@ func lookUp(sections []*Section, scenario, name, contestant, metric string) (flo
 		}
 	}
 	return 0, false
+}
+
+// handsOver reports whether at least one in ten of a row's locks goes to another client;
+// true where that is not measured. With fewer, how long it takes is luck.
+func (r *Row) handsOver() bool {
+	locks, ok := r.metric("locks")
+	handoffs, known := r.metric("handoffs")
+	return !ok || !known || handoffs.Value >= locks.Value/10
 }
 
 // ratio returns the figure of a by that of b.

@@ -226,7 +226,7 @@ var reasons = []reason{
 	{"", "", "bare", "SET and compare-and-delete have no token, no wake-up of waiters and no lock-delay; ours pay for these in the server's script and for the lease in the client"},
 	{"", "", "scripts", "what a lease has around the scripts: an owner, a deadline by two clocks, renewal, hooks and, with several nodes, counting the votes"},
 	{"", "", "BLPOP queue", "a queue is no lock: a holder that dies takes the token with it"},
-	{"handoff", "", "", "who waits here is told of a release and then asks, with the others; the other one may be lucky in its polling or hand over in fewer steps"},
+	{"handoff", "", "", "the lock goes to who is next in line, who is told and then asks; with the other the next is who asks first, which is quick where it is the one who had it, or luck: see passing on"},
 	{"", "", "redislock", "it sets a key and deletes it: no token, no wake-up of waiters, no lock-delay"},
 	{"", "", "redsync", "it sets keys and deletes them: no token, no wake-up of waiters, no lock-delay"},
 	{"", "", "valkeylock", "it sets a key and deletes it: no token, no lock-delay"},

@@ -75,6 +75,12 @@ func TestPeersAreToBeBeatenOnTheSameClientOrOnAny(t *testing.T) {
 			t.Errorf("client %q: %v, %v, want %v", client, v, ok, want)
 		}
 	}
+	lucky := row("a", "lucky, y", Peer, "y", 0.1)
+	lucky.Metrics = append(lucky.Metrics, Metric{Name: "locks", Value: 100}, Metric{Name: "handoffs", Value: 9})
+	s.Rows = append(s.Rows, lucky)
+	if v, ok := toBest([]*Section{s}, "s", "a", "key", "dlock, x", ""); !ok || v != 2 {
+		t.Errorf("%v, %v beside one that hardly hands over, want 2", v, ok)
+	}
 	if _, ok := toBest([]*Section{s}, "s", "a", "key", "dlock, x", "z"); ok {
 		t.Error("there is no library over z")
 	}

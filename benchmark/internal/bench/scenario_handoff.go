@@ -58,7 +58,7 @@ func (m *meeting) report(t *turn) {
 	counted := m.slice - from.Sub(m.begun)
 	t.add("locks", PerSecond, float64(sum(w.got))/counted.Seconds())
 	t.add("handoffs", PerSecond, float64(len(w.handoffs))/counted.Seconds())
-	t.series = []series{{"handoff", w.handoffs}}
+	t.series = []series{{"handoff", w.handoffs}, {"passing on", w.passings}}
 	least, most := extremes(w.got)
 	t.add("least of a client", Count, float64(least))
 	t.add("most of a client", Count, float64(most))
@@ -205,11 +205,12 @@ func (r *Runner) handoffSection(title string) *Section {
 		Title: title,
 		Text: fmt.Sprintf("Clients want one key, hold it for %s and want it again at once. Each is a process of its own, with connections of its own, but for those of the driver memory, whose locks are of one process. "+
 			"A handoff is from just before the release to the return of another client's Lock. "+
-			"A client that gets the lock again itself makes none, so that the handoffs are fewer than the locks where the order is not kept. Least and most say how many locks the clients got in one round; "+
+			"A client that gets the lock again itself makes none: where those who wait ask now and then, the handoffs are few, and short by luck. Passing on counts from the first release of a client in a row, when another could have had the lock. Least and most say how many locks the clients got in one round; "+
 			"server commands (what the servers count, those inside scripts too) and the CPU of all clients are per handoff.", spoken(r.plan.Hold)),
 		Key: "handoff p50", Axis: "clients",
 		Plots: []Plot{
 			{Title: "handoff, median", Metric: "handoff p50", Lines: true, Log: true},
+			{Title: "passing on, median", Metric: "passing on p50", Lines: true, Log: true},
 			{Title: "handoffs per second", Metric: "handoffs", Lines: true},
 		},
 	}

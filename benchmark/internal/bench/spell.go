@@ -43,7 +43,8 @@ func want(ctx context.Context, l Locker, key string, hold time.Duration, until t
 // A relay is what the spells of all clients say of how the lock went round.
 type relay struct {
 	got      []int           // locks, by client
-	handoffs []time.Duration // from one client to another
+	handoffs []time.Duration // from one client's last release to another's grant
+	passings []time.Duration // from its first release
 	overlaps int
 	all      int // handoffs, those before the time as well
 }
@@ -62,7 +63,8 @@ func runRelay(clients [][]spell, from time.Time) *relay {
 	}
 	slices.SortFunc(legs, func(a, b leg) int { return int(a.From - b.From) })
 	r := &relay{got: make([]int, len(clients))}
-	end := int64(0) // of the longest so far
+	end := int64(0)   // of the longest so far
+	first := int64(0) // release of the client who has it or had it last, in a row
 	for i, l := range legs {
 		if l.From < end {
 			r.overlaps++
@@ -72,12 +74,15 @@ func runRelay(clients [][]spell, from time.Time) *relay {
 		if other {
 			r.all++
 		}
-		if l.From < from.UnixNano() {
-			continue
+		if l.From >= from.UnixNano() {
+			r.got[l.client]++
+			if other {
+				r.handoffs = append(r.handoffs, time.Duration(l.From-legs[i-1].To))
+				r.passings = append(r.passings, time.Duration(l.From-first))
+			}
 		}
-		r.got[l.client]++
-		if other {
-			r.handoffs = append(r.handoffs, time.Duration(l.From-legs[i-1].To))
+		if other || i == 0 {
+			first = l.To
 		}
 	}
 	return r
