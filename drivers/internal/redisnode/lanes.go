@@ -332,11 +332,11 @@ type bounded struct {
 	deadline time.Time
 }
 
-// within bounds ctx by d from now.
+// within bounds ctx by d from now. What ends before that is left as it is.
 func within(ctx context.Context, d time.Duration) context.Context {
 	deadline := time.Now().Add(d)
 	if t, ok := ctx.Deadline(); ok && t.Before(deadline) {
-		deadline = t
+		return ctx
 	}
 	return &bounded{ctx, deadline}
 }
