@@ -99,7 +99,6 @@ type guarded struct {
 	scripts [ops]script
 	span    atomic.Int64 // the guard that it is known to keep, in µs; zero: none yet
 	told    atomic.Int64 // until when it does not vote, as was told
-	marked  atomic.Bool
 }
 
 // guard returns the scripts of p for a quorum of n nodes.
@@ -183,7 +182,7 @@ func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quo
 		}
 		mode = "durable"
 	}
-	if q == g.lone {
+	if q == g.lone && p.guard(g.space, q.N).span.Load() == 0 { // else it has kept our own locks
 		r, err := g.look(ctx, f, q)
 		if err != nil {
 			return "", "", err
@@ -200,10 +199,8 @@ const needInfo = "the restart guard has to know the server's run_id: allow the c
 // leaveMark leaves the marker on the server: after a handshake, so that no other client
 // takes a server for emptied that is only new, and before the first vote. By EVAL where
 // SCRIPT is not allowed, though the server may forget it then among many others.
-func (g *guard) leaveMark(ctx context.Context, to *guarded) error {
-	if to.marked.Load() {
-		return nil
-	}
+// Each handshake leaves it, since SCRIPT FLUSH takes it away and leads to one.
+func (g *guard) leaveMark(ctx context.Context) error {
 	err := g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
 		_, err := s.Do(ctx, "SCRIPT", "LOAD", g.mark.text)
 		var refusal ServerError
@@ -219,7 +216,6 @@ func (g *guard) leaveMark(ctx context.Context, to *guarded) error {
 		}
 		return &notSent{err}
 	}
-	to.marked.Store(true)
 	return nil
 }
 
@@ -283,7 +279,7 @@ func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients have to list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
 	}
 	known := p.guard(g.space, q.N)
-	if err := g.leaveMark(ctx, known); err != nil {
+	if err := g.leaveMark(ctx); err != nil {
 		return err
 	}
 	known.span.Store(kept)
@@ -397,6 +393,9 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Reme
 			mode = "nodes"
 		} else if b.Seen != nil {
 			seen = b.Seen
+		}
+		if r.Memory == driver.Emptied && seen.Memory < r.Memory {
+			return r, n.explain("", errChanged) // it has given locks since, and was made to forget them
 		}
 		err = n.fleet.bootstrap(ctx, q, mode, seen)
 	}

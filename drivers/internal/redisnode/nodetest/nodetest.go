@@ -72,6 +72,7 @@ func Run(t *testing.T, d Driver) {
 			t.Run("Cluster", s.cluster)
 			t.Run("InspectorShowsLocksAndNothingElse", s.inspector)
 			t.Run("CheckNamesWhatIsUnsafe", s.check)
+			t.Run("RestartGuard", s.guards)
 		})
 	}
 	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })

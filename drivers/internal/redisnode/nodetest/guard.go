@@ -1,0 +1,598 @@
+package nodetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// guards are the tests of the restart guard of one server.
+func (s *suite) guards(t *testing.T) {
+	for name, test := range map[string]func(*testing.T){
+		"a lone instance forgets, and does not vote for a guard": s.guardForgets,
+		"SCRIPT FLUSH is no quarantine and FLUSHALL is":          s.guardFlush,
+		"a server is new, or is not":                             s.guardNew,
+		"what is refused, and in which words":                    s.guardWords,
+		"a durable server":                                       s.guardDurable,
+		"a node of a quorum":                                     s.guardNode,
+		"a promoted replica":                                     s.guardPromoted,
+		"spaces of keys":                                         s.guardSpaces,
+		"least rights":                                           s.guardRights,
+	} {
+		t.Run(name, test)
+	}
+}
+
+// heard collects events.
+type heard struct {
+	mu   sync.Mutex
+	seen []driver.Event
+}
+
+func (h *heard) event(e driver.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.seen = append(h.seen, e)
+}
+
+func (h *heard) count(kind driver.EventKind, says string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := 0
+	for _, e := range h.seen {
+		if e.Kind == kind && strings.Contains(e.Detail, says) {
+			n++
+		}
+	}
+	return n
+}
+
+// guarded opens a lone instance with options of its guard.
+func (s *suite) guarded(t testing.TB, srv *server.Server, options string) (driver.Backend, *heard) {
+	t.Helper()
+	h := &heard{}
+	return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), "?"+options), Event: h.event}), h
+}
+
+func (s *suite) bid(b driver.Backend, key string) (driver.Lease, error) {
+	return b.Acquire(context.Background(), s.ask(key, time.Second))
+}
+
+// quarantined fails unless err is a refusal for about as long as is left of the guard, in
+// these words.
+func quarantined(t testing.TB, err error, left time.Duration, says ...string) {
+	t.Helper()
+	var r *driver.RefusedError
+	if !errors.As(err, &r) {
+		t.Fatalf("got %v, want a refusal", err)
+	}
+	if r.RetryAfter > left+left/50+time.Second/2 || r.RetryAfter <= 0 || left > 20*time.Second && r.RetryAfter < left-10*time.Second {
+		t.Errorf("RetryAfter is %v of a guard of %v", r.RetryAfter, left)
+	}
+	if r.Clock.IsZero() || r.Server == "" {
+		t.Errorf("it tells no clock, or not who it is: %+v", r)
+	}
+	for _, part := range append(says, "restart guard") {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in %v", part, err)
+		}
+	}
+}
+
+// forEver fails unless err is a refusal without an end, in these words.
+func forEver(t testing.TB, err error, says ...string) {
+	t.Helper()
+	var r *driver.RefusedError
+	if !errors.As(err, &r) || r.RetryAfter != 0 {
+		t.Fatalf("got %v, want a refusal for ever", err)
+	}
+	for _, part := range says {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is not in %v", part, err)
+		}
+	}
+}
+
+func run(t testing.TB, srv *server.Server, args ...string) any {
+	t.Helper()
+	reply, err := srv.Do(args...)
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return reply
+}
+
+// answered makes bids until the server answers: connections from before a restart may fail.
+func answered(t testing.TB, bid func() (driver.Lease, error)) error {
+	t.Helper()
+	var err error
+	eventually(t, func() error {
+		_, err = bid()
+		if err == nil || errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrHeld) {
+			return nil
+		}
+		return err
+	})
+	return err
+}
+
+func crash(t testing.TB, srv *server.Server) {
+	t.Helper()
+	if err := errors.Join(srv.Kill(), srv.Start()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *suite) guardForgets(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b, h := s.guarded(t, srv, "restart_guard=2s&bootstrap=true")
+	if most := b.Info().MaxTTL; most != 2*time.Second {
+		t.Errorf("MaxTTL is %v", most)
+	}
+	if _, err := b.Acquire(context.Background(), s.ask("k", 3*time.Second)); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("a TTL over the guard: %v", err)
+	}
+	l, err := b.Acquire(context.Background(), s.ask("kept", 2*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := h.count(driver.Bootstrapped, "votes at once"); n != 1 {
+		t.Errorf("%d events say that it is new", n)
+	}
+	run(t, srv, "SAVE")
+	lost, err := b.Acquire(context.Background(), s.ask("lost", 2*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	crash(t, srv)
+	up := time.Now()
+	err = answered(t, func() (driver.Lease, error) { return s.bid(b, "lost") })
+	quarantined(t, err, 2*time.Second, "was restarted")
+	// Renewals go on, by what it remembers.
+	if time.Now().Before(l.Grant().Expires) {
+		_, err := l.Renew(context.Background(), &driver.Renewal{TTL: 2 * time.Second})
+		if err != nil && time.Now().Before(l.Grant().Expires) {
+			t.Errorf("a renewal in the quarantine: %v", err)
+		}
+	}
+	if _, err := lost.Renew(context.Background(), &driver.Renewal{TTL: 2 * time.Second}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("a renewal of what it has forgotten: %v", err)
+	}
+	eventually(t, func() error {
+		l, err := s.bid(b, "lost")
+		if err == nil {
+			if took := time.Since(up); took < 2*time.Second {
+				t.Errorf("it votes %v after its restart", took)
+			}
+			err = l.Release(context.Background())
+		}
+		return err
+	})
+	if n := h.count(driver.Quarantined, "was restarted"); n != 1 {
+		t.Errorf("%d events say that it was restarted", n)
+	}
+}
+
+func (s *suite) guardFlush(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b, h := s.guarded(t, srv, "restart_guard=30s&bootstrap=true")
+	l, err := s.bid(b, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		run(t, srv, "SCRIPT", "FLUSH")
+		if _, err := s.bid(b, fmt.Sprint("k", i)); err != nil {
+			t.Errorf("after SCRIPT FLUSH: %v", err)
+		}
+	}
+	if n := h.count(driver.Quarantined, ""); n != 0 {
+		t.Errorf("%d quarantines", n)
+	}
+	_, _ = l.Renew(context.Background(), &driver.Renewal{TTL: time.Second}) // its marker is there
+	run(t, srv, "FLUSHALL")
+	_, err = s.bid(b, "k")
+	quarantined(t, err, 30*time.Second, "lost its memory")
+	run(t, srv, "SCRIPT", "FLUSH")
+	_, err = s.bid(b, "k")
+	quarantined(t, err, 30*time.Second, "lost its memory")
+	run(t, srv, "FLUSHALL") // and the marker with it, but not what the client knows
+	run(t, srv, "SCRIPT", "FLUSH")
+	_, err = s.bid(b, "k")
+	quarantined(t, err, 30*time.Second, "lost its memory")
+	other, _ := s.guarded(t, srv, "restart_guard=30s&bootstrap=true")
+	_, err = s.bid(other, "k")
+	quarantined(t, err, 30*time.Second, "lost its memory")
+}
+
+func (s *suite) guardNew(t *testing.T) {
+	srv := server.StartFor(t, s.kind, server.WithClock())
+	fresh := func() { // the server is new again
+		run(t, srv, "FLUSHALL")
+		if err := errors.Join(srv.SetClock(0), srv.RestartEmpty()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		options string
+		old     bool
+		votes   bool
+	}{
+		{"", false, false},
+		{"", true, true},
+		{"&bootstrap=true", false, true},
+		{"&bootstrap=true", true, true},
+		{"&strict_guard=true", true, false},
+		{"&strict_guard=true&bootstrap=true", false, true},
+		{"&strict_guard=true&bootstrap=true", true, true},
+	} {
+		fresh()
+		if c.old { // by its own clock, it has been up for a day
+			if err := srv.SetClock(24 * time.Hour); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, func() error { // it reads its clock now and then
+				if info := fmt.Sprint(run(t, srv, "INFO", "server")); strings.Contains(info, "uptime_in_days:0") {
+					return errors.New("the server is young")
+				}
+				return nil
+			})
+		}
+		b, h := s.guarded(t, srv, "restart_guard=30s"+c.options)
+		_, err := s.bid(b, "k")
+		switch {
+		case c.votes && err != nil:
+			t.Errorf("%+v: %v", c, err)
+		case c.votes:
+			if h.count(driver.Bootstrapped, "votes at once") != 1 || h.count(driver.Quarantined, "") != 0 {
+				t.Errorf("%+v: the events are %+v", c, h.seen)
+			}
+		default:
+			quarantined(t, err, 30*time.Second, "new")
+			if h.count(driver.Bootstrapped, "") != 0 || h.count(driver.Quarantined, "new") != 1 {
+				t.Errorf("%+v: the events are %+v", c, h.seen)
+			}
+			// An operator's word does not end what has begun.
+			if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.Remembers {
+				t.Errorf("%+v: Bootstrap says %+v", c, r)
+			}
+		}
+	}
+	// Before the first contact it does.
+	fresh()
+	b, _ := s.guarded(t, srv, "restart_guard=30s&strict_guard=true")
+	if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.Young {
+		t.Errorf("Bootstrap: %+v, %v", r, err)
+	}
+	if _, err := s.bid(b, "k"); err != nil {
+		t.Errorf("after Bootstrap: %v", err)
+	}
+	// Many at once meet it, and nobody spoils it for the others.
+	for range 3 {
+		fresh()
+		var wg sync.WaitGroup
+		for i := range 4 {
+			b, h := s.guarded(t, srv, "restart_guard=30s&bootstrap=true")
+			for j := range 4 {
+				wg.Go(func() {
+					if _, err := s.bid(b, fmt.Sprint(i, "/", j)); err != nil {
+						t.Errorf("one of many: %v (%+v)", err, h.seen)
+					}
+				})
+			}
+		}
+		wg.Wait()
+	}
+}
+
+func (s *suite) guardWords(t *testing.T) {
+	all := server.StartFor(t, s.kind,
+		server.WithUser("noinfo on >"+canary+" ~* &* +@all -info"),
+		server.WithUser("nomulti on >"+canary+" ~* &* +@all -multi"),
+	)
+	const on = "restart_guard=30s&bootstrap=true"
+	as := func(user, options string) driver.Backend {
+		return s.open(t, s.Scheme+"://"+user+":"+canary+"@"+all.Addr()+"?"+options)
+	}
+	_, err := s.bid(as("noinfo", on), "k")
+	forEver(t, err, "run_id", "INFO", "restart_guard=off", all.Addr())
+	if _, err := s.bid(as("noinfo", "restart_guard=off"), "k"); err != nil {
+		t.Errorf("without INFO and without a guard: %v", err)
+	}
+	_, err = s.bid(as("nomulti", on), "k2")
+	forEver(t, err, "may not run the command", "multi")
+
+	replica := server.StartFor(t, s.kind, server.WithReplicaOf(all))
+	b, _ := s.guarded(t, replica, on)
+	_, err = s.bid(b, "k")
+	forEver(t, err, "read-only replica")
+
+	lru := server.StartFor(t, s.kind, server.WithMaxMemory("100mb", "allkeys-lru"))
+	b, _ = s.guarded(t, lru, on)
+	_, err = s.bid(b, "k")
+	forEver(t, err, "maxmemory-policy is allkeys-lru", "noeviction", "restart_guard=off")
+	run(t, lru, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+	if _, err := s.bid(b, "k"); err != nil {
+		t.Errorf("after the policy was set: %v", err)
+	}
+
+	run(t, all, "SET", "redlock1:meta", "2 of another layout")
+	b, _ = s.guarded(t, all, on)
+	_, err = s.bid(b, "k")
+	forEver(t, err, "redlock1:meta", "layout 2")
+	if meta := run(t, all, "GET", "redlock1:meta"); meta != "2 of another layout" {
+		t.Errorf("it was overwritten: %v", meta)
+	}
+	findings, err := b.(driver.Inspector).Check(context.Background())
+	if err != nil || !strings.Contains(fmt.Sprint(findings), "another release") {
+		t.Errorf("Check: %v, %v", findings, err)
+	}
+
+	for options, word := range map[string]string{
+		"restart_guard=1ms":                                "restart_guard",
+		"restart_guard=5s&topology=cluster":                "Cluster",
+		"strict_guard=true":                                "StrictGuard",
+		"bootstrap=maybe":                                  "bootstrap",
+		"durable=true&topology=sentinel&master=m":          "failover",
+		"restart_guard=-1s":                                "restart_guard",
+		"restart_guard=soon":                               "restart_guard",
+		"restart_guard=30s&bootstrap=true&unknown_guard=1": "unknown_guard",
+	} {
+		b, err := s.Driver.Driver.Open(&driver.Config{DSN: s.url("127.0.0.1:1", "?"+options)})
+		if err == nil {
+			_ = b.Close()
+		}
+		if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(fmt.Sprint(err), word) {
+			t.Errorf("%s: %v", options, err)
+		}
+	}
+	cluster := s.open(t, s.url("127.0.0.1:1", "?topology=cluster"))
+	req := s.ask("k", time.Second)
+	req.Quorum = &driver.Quorum{N: 3, Guard: 30 * time.Second}
+	_, err = cluster.Acquire(context.Background(), req)
+	forEver(t, err, "Cluster", "restart_guard=off")
+}
+
+func (s *suite) guardDurable(t *testing.T) {
+	const on = "restart_guard=30s&bootstrap=true&durable=true"
+	always := server.StartFor(t, s.kind, server.WithAppendOnly("always"))
+	b, h := s.guarded(t, always, on)
+	l, err := b.Acquire(context.Background(), s.ask("kept", 20*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	crash(t, always)
+	if err := answered(t, func() (driver.Lease, error) { return s.bid(b, "k") }); err != nil {
+		t.Errorf("a durable server was restarted: %v", err)
+	}
+	if _, err := s.bid(b, "kept"); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("what it kept: %v", err)
+	}
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
+		t.Errorf("a renewal after the restart: %v", err)
+	}
+	if n := h.count(driver.Quarantined, ""); n != 0 {
+		t.Errorf("%d quarantines: %+v", n, h.seen)
+	}
+	run(t, always, "FLUSHALL") // durable or not
+	_, err = s.bid(b, "k")
+	quarantined(t, err, 30*time.Second, "lost its memory")
+
+	for _, c := range []struct {
+		option server.Option
+		says   string
+	}{
+		{server.WithAppendOnly("everysec"), "appendfsync always, and it is everysec"},
+		{server.WithSave("3600 1"), "appendonly yes, and it is no"},
+	} {
+		srv := server.StartFor(t, s.kind, c.option, server.WithUser("noconfig on >"+canary+" ~* &* +@all -config"))
+		b, _ := s.guarded(t, srv, on)
+		_, err := s.bid(b, "k")
+		forEver(t, err, "durable=true needs", c.says)
+		believed := s.open(t, s.Scheme+"://noconfig:"+canary+"@"+srv.Addr()+"?"+on)
+		if _, err := s.bid(believed, "k"); err != nil {
+			t.Errorf("where CONFIG is not allowed: %v", err)
+		}
+	}
+}
+
+// quorum makes requests as a quorum of so many nodes does.
+func quorum(n int, others func() time.Time) *driver.Quorum {
+	return &driver.Quorum{N: n, Guard: 30 * time.Second, Grace: time.Second, Allowance: 100 * time.Millisecond, Others: others}
+}
+
+func (s *suite) guardNode(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	admin := b.(driver.Admin)
+	var zone time.Duration // how far the other nodes are ahead; negative: not known
+	q := quorum(5, func() time.Time {
+		if zone < 0 {
+			return time.Time{}
+		}
+		return time.Now().Add(zone)
+	})
+	bid := func(q *driver.Quorum, alter func(*driver.Request)) (driver.Lease, error) {
+		req := s.ask(fmt.Sprint("k", s.owner.Add(1)), 10*time.Second)
+		req.Quorum = q
+		if alter != nil {
+			alter(req)
+		}
+		return b.Acquire(context.Background(), req)
+	}
+	look := func(want driver.Memory) *driver.Remembrance {
+		t.Helper()
+		var r *driver.Remembrance
+		var err error
+		eventually(t, func() error {
+			r, err = admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Look: true})
+			return err
+		})
+		if err != nil || r.Memory != want || r.Server == "" || time.Since(r.Clock).Abs() > time.Minute {
+			t.Fatalf("it remembers %+v, %v; want %v", r, err, want)
+		}
+		return r
+	}
+
+	look(driver.Young)
+	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q}); err != nil {
+		t.Fatal(err)
+	}
+	look(driver.Remembers)
+	l, err := bid(q, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Another number of nodes.
+	_, err = bid(quorum(3, nil), nil)
+	forEver(t, err, "is a node of a quorum of 5, and this one has 3", "dlock bootstrap --nodes", srv.Addr())
+	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, nil)}); err == nil || !strings.Contains(err.Error(), "quorum of 5") {
+		t.Errorf("Bootstrap with another number: %v", err)
+	}
+
+	// A TTL over the guard, before any I/O.
+	_, err = bid(q, func(r *driver.Request) { r.TTL = time.Minute })
+	forEver(t, err, "1m0s is over the restart guard, 30s")
+
+	// A restart with memory, while the other nodes' clocks are not known: it does not begin.
+	run(t, srv, "SAVE")
+	crash(t, srv)
+	zone = -1
+	err = answered(t, func() (driver.Lease, error) { return bid(q, nil) })
+	var r *driver.RefusedError
+	if !errors.As(err, &r) || r.RetryAfter <= 0 || r.RetryAfter > time.Second || !strings.Contains(err.Error(), "other nodes") || r.Clock.IsZero() {
+		t.Fatalf("without the others' clocks: %v", err)
+	}
+	zone = 0
+	_, err = bid(q, nil)
+	quarantined(t, err, 30*time.Second, "was restarted")
+	_, err = bid(q, func(r *driver.Request) { r.Join = uint64(time.Now().UnixMicro()) })
+	quarantined(t, err, 30*time.Second)
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 10 * time.Second}); err != nil {
+		t.Errorf("a renewal in the quarantine: %v", err)
+	}
+	if err := l.Release(context.Background()); err != nil {
+		t.Errorf("a release in the quarantine: %v", err)
+	}
+
+	// A longer guard lengthens it.
+	longer := quorum(5, q.Others)
+	longer.Guard = 50 * time.Second
+	_, err = bid(longer, nil)
+	quarantined(t, err, 50*time.Second)
+	_, err = bid(q, nil)
+	quarantined(t, err, 50*time.Second)
+
+	// Its end is in the time of the others, where that is ahead.
+	run(t, srv, "SAVE")
+	crash(t, srv)
+	zone = time.Hour
+	err = answered(t, func() (driver.Lease, error) { return bid(q, nil) })
+	quarantined(t, err, time.Hour+50*time.Second)
+	// And is counted anew where it was too long.
+	zone = 0
+	_, err = bid(q, nil)
+	quarantined(t, err, 50*time.Second)
+
+	// A quorum of another number of nodes, once that was stated.
+	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, q.Others), Nodes: true}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = bid(quorum(3, q.Others), nil)
+	quarantined(t, err, 50*time.Second, "number of nodes was changed")
+	_, err = bid(q, nil)
+	forEver(t, err, "is a node of a quorum of 3, and this one has 5")
+
+	run(t, srv, "FLUSHALL")
+	look(driver.Emptied)
+	crash(t, srv)
+	run(t, srv, "FLUSHALL")
+	look(driver.Young)
+}
+
+func (s *suite) guardPromoted(t *testing.T) {
+	g := server.Sentinel(t, s.kind)
+	b := s.openWith(t, &driver.Config{DSN: s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&restart_guard=30s&bootstrap=true&master="+g.Name)})
+	if _, err := s.bid(b, "k"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	old, err := g.Primary(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, old, "WAIT", "1", "30000")
+	if err := old.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.AwaitFailover(ctx, old); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		_, err = s.bid(b, "k2")
+		if err == nil {
+			t.Fatal("the new primary votes at once")
+		}
+		if !strings.Contains(err.Error(), "restart guard") {
+			return err
+		}
+		return nil
+	})
+	quarantined(t, err, 30*time.Second, "another took its place")
+}
+
+func (s *suite) guardSpaces(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	h := &heard{}
+	open := func(db int, prefix string) driver.Backend {
+		return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), fmt.Sprintf("/%d?restart_guard=30s&bootstrap=true", db)), Prefix: prefix, Event: h.event})
+	}
+	var spaces []driver.Backend
+	for db := range 2 {
+		for _, prefix := range []string{"", "a:", "b:"} {
+			b := open(db, prefix)
+			if _, err := s.bid(b, "k"); err != nil { // another's locks say nothing of this one's
+				t.Errorf("the first contact of database %d, prefix %q: %v", db, prefix, err)
+			}
+			spaces = append(spaces, b)
+		}
+	}
+	if n := h.count(driver.Bootstrapped, ""); n != len(spaces) {
+		t.Errorf("%d of %d were new", n, len(spaces))
+	}
+	run(t, srv, "SAVE")
+	crash(t, srv)
+	for i, b := range spaces { // each by itself: one's handshake does not repair another's
+		err := answered(t, func() (driver.Lease, error) { return s.bid(b, "k2") })
+		quarantined(t, err, 30*time.Second, "was restarted")
+		if n := h.count(driver.Quarantined, ""); n != i+1 {
+			t.Errorf("%d quarantines of %d", n, i+1)
+		}
+	}
+}
+
+func (s *suite) guardRights(t *testing.T) {
+	const least = " +eval +evalsha +time +set +get +del +pexpire +pttl +publish +subscribe +unsubscribe +info +multi +exec"
+	srv := server.StartFor(t, s.kind, server.WithUser("app on >"+canary+" resetkeys ~app:* resetchannels &app:*"+least))
+	b := s.openWith(t, &driver.Config{DSN: s.Scheme + "://app:" + canary + "@" + srv.Addr() + "?restart_guard=30s&bootstrap=true", Prefix: "app:"})
+	l, err := s.bid(b, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Second}); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	unlock(t, l)
+	run(t, srv, "FLUSHALL")
+	_, err = s.bid(b, "k")
+	quarantined(t, err, 30*time.Second, "lost its memory")
+}
