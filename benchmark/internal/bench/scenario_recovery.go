@@ -55,7 +55,7 @@ func (r *Runner) recoveryCase(ctx context.Context, s *Section, kind server.Kind,
 	mine := func(c Contestant) bool { return c.Waits && (c.Kind == Ours || c.Kind == Peer) }
 	return &testCase{
 		section: s, name: plural(nodes, string(kind)), contestants: r.serving(kind, nodes, mine), setup: direct(servers, ttl),
-		rounds: r.plan.Deaths, cold: true, together: true, fixed: time.Duration(r.plan.Deaths) * time.Second,
+		rounds: r.plan.Deaths, fewest: 1, cold: true, together: true, fixed: time.Duration(r.plan.Deaths) * time.Second,
 	}, nil
 }
 
