@@ -3,7 +3,7 @@
 -- KEYS: 1 lock. The line is not among them: a user who may not use it is to release all the same.
 -- ARGV: 1 '0' (a release is never too late), 2 value (owner/attempt|token), or owner/attempt| for whatever token, or '',
 -- 3 channel, 4 line, 5 what a waiter's own channel begins with, 6 '1' where PUBLISH tells whether a waiter is there,
--- 7 a place in line to give up, and with it the lock if it is kept for that, or ''.
+-- 7 a place in line to give up, and with it the lock if it is kept for that, or free; or ''.
 -- A place is channel.number.time: the time (ms) is for how long the lock is kept. A waiter is told: delay (ms), place,
 -- lock. Who is second comes again after the delay, for the first may be dead.
 -- Reply: {1} freed; {0} it was not this one's; {2} freed, but PUBLISH is refused; {3} kept for the next.
@@ -12,7 +12,7 @@ local me, quits = ARGV[2], ARGV[7] or ''
 local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
 if quits ~= '' then
   redis.pcall('ZREM', ARGV[4], quits)
-  mine = mine or v and string.match(v, '^redlock1:next|%d+|(.*)$') == quits
+  mine = mine or not v or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
 end
 if not mine then return {0} end
 local function tell(place, delay)
@@ -25,7 +25,7 @@ for _ = 1, 100 do
   local there = tell(place, '0')
   if type(there) == 'table' then break end
   if there > 0 or ARGV[6] ~= '1' then
-    local time = string.match(place, '%d+$')
+    local time = string.match(place, '%d+$') or '30'
     if redis.pcall('SET', KEYS[1], 'redlock1:next|' .. first[2] .. '|' .. place, 'PX', time).err then break end
     local second = redis.pcall('ZRANGE', ARGV[4], 0, 0)[1]
     if second then tell(second, time) end
