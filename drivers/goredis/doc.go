@@ -121,8 +121,11 @@
 // together as one pipeline. On loopback that cost a lone caller 8 % over the bare
 // scripts, and gave 64 goroutines twice the throughput of bare go-redis. A call on a
 // client without ContextTimeoutEnabled goes on another goroutine, so that the caller's
-// deadline holds; the call itself ends by the client's ReadTimeout. Otherwise a
+// deadline holds; the call itself ends by the client's ReadTimeout. So does one whose
+// deadline is within 16 usual round trips: the library would close the connection, so the
+// call has the call timeout, and the caller leaves. Otherwise a
 // cancellation is noticed with the answer, or after the call timeout at the latest.
+// While a server does not answer one call at a time is under way to it.
 // An idle backend has no goroutine. Waiting costs one connection per backend, however
 // many wait, and one subscription per key; both go when nobody waits any more.
 package goredis

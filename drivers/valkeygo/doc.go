@@ -122,7 +122,10 @@
 // of its own (DisableAutoPipelining): the library's shared connections would be closed
 // under everybody by the first deadline that expires. On an application's client
 // deadlines are not told to the library, for the same reason; the caller returns in
-// time, and what is under way ends by the client's ConnWriteTimeout.
+// time, and what is under way ends by the client's ConnWriteTimeout. Nor is a deadline
+// that is near: the library would close the connection and make all wait for the next,
+// so the call has the call timeout, on another goroutine, and the caller leaves. While a
+// server does not answer one call at a time is under way to it.
 // An idle backend has no goroutine. Waiting costs one connection per backend, however
 // many wait, and one subscription per key; both go when nobody waits any more.
 package valkeygo

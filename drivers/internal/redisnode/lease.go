@@ -131,7 +131,8 @@ func (l *Lease) over() bool {
 
 // Release frees the lock, if this acquisition has it, and wakes its waiters. It
 // works after ctx has ended, and takes at most three call timeouts: three seconds
-// by default.
+// by default. For a node of a quorum, which tries again by itself, the deadline of a
+// ctx that has not ended holds.
 func (l *Lease) Release(ctx context.Context) error {
 	n := l.node
 	if n.closed.Load() {
@@ -142,7 +143,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx)
-	} // else the quorum's node timeout holds: it tries again by itself
+	}
 	found, err := n.release(ctx, l.key, l.value, releaseTries)
 	if err != nil {
 		return n.explain(l.key, err)
