@@ -82,6 +82,15 @@
 // Lost is closed when the connection breaks. That cannot always come first: the next
 // holder may be there before the message, and it is the token that orders them.
 //
+// # Who has it
+//
+// An ErrHeld names the holder, with its time, where that is of this backend. The server
+// refuses without saying for whom, and pg_locks, which would tell, is read under all the
+// locks of the lock table: each refusal would slow down everybody, most of all where many
+// want one key. Lookup asks, on a connection of its own (see Client.Inspect of package
+// dlock): the holder is then its session's application_name, with the owner's label,
+// its process and its address.
+//
 // # The deadlock that nobody finds
 //
 // A transaction that waits in LockTx, and has locked rows that the holder's work waits

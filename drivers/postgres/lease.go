@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -141,16 +142,20 @@ func (l *lease) Release(context.Context) error {
 }
 
 // afterEnd is Release when the session has ended. The server frees the locks when it
-// notices, and by the session's timeout at the latest; whether it has can be asked.
+// notices, or by the session's timeout, which counts from what the server heard last:
+// nobody here knows when that was, and so the server is asked.
 func (l *lease) afterEnd() error {
 	s := l.s
 	s.mu.Lock()
-	told, freed := l.told, s.freed || time.Since(s.answered) > s.told+grace(s.told)
+	told, fatal := l.told, s.fatal
 	s.mu.Unlock()
 	if told {
 		return nil
 	}
-	if !freed && !s.processGone() {
+	if fatal { // the end comes within a second
+		<-s.closed
+	}
+	if !s.buried() {
 		return fmt.Errorf("postgres: the lock stays until the server notices that its session has ended: %w", s.end)
 	}
 	s.mu.Lock()
@@ -158,8 +163,36 @@ func (l *lease) afterEnd() error {
 	if l.told {
 		return nil
 	}
-	l.told, s.freed = true, true
+	l.told = true
 	return driver.ErrLost
+}
+
+// burial is what is known of the end of a session's server process. One asks for all
+// the leases of the session.
+type burial struct {
+	mu    sync.Mutex
+	asked time.Time
+}
+
+// askAgain is how old the answer may be that the process is still there.
+const askAgain = 50 * time.Millisecond
+
+// buried reports whether the session's locks are free for certain.
+func (s *session) buried() bool {
+	s.burial.mu.Lock()
+	defer s.burial.mu.Unlock()
+	s.mu.Lock()
+	freed := s.freed
+	s.mu.Unlock()
+	if freed || time.Since(s.burial.asked) < askAgain {
+		return freed
+	}
+	freed = s.processGone()
+	s.burial.asked = time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.freed = s.freed || freed
+	return s.freed
 }
 
 // processGone asks whether the session's server process has ended, as far as anybody

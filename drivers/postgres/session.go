@@ -25,10 +25,13 @@ type session struct {
 	server    server
 	notBefore time.Time     // restart guard: no grant before this
 	lost      chan struct{} // closed when the session ends
+	closed    chan struct{} // closed a moment later, with the connection
+	burial    burial
 
 	mu       sync.Mutex
 	end      error // why it ended; nil while it lives
-	freed    bool  // the server itself ended it, and so freed the locks
+	freed    bool  // the server process has ended, and so freed the locks
+	fatal    bool  // the server said that it would
 	queue    []*op
 	round    []*statement // sent and unanswered, in order
 	out      []byte       // the last round's bytes and statements, whose memory serves the next
@@ -335,14 +338,21 @@ func (s *session) fail(err error, freed bool) {
 		s.b.report(driver.Event{Kind: driver.Disconnected, Err: err, Detail: fmt.Sprintf("a session ended, and %d leases with it", lost)})
 	}
 	s.b.wg.Add(1)
-	go s.hangUp(s.waiting)
+	go s.hangUp(s.waiting, s.fatal)
 }
 
-// hangUp closes the connection. A wait is cancelled first: see wire.cancel.
-func (s *session) hangUp(waiting bool) {
+// hangUp closes the connection. A wait is cancelled first: see wire.cancel. A server process
+// that ends says so, frees its locks, and only then closes the connection.
+func (s *session) hangUp(waiting, fatal bool) {
 	defer s.b.wg.Done()
-	if waiting {
+	defer close(s.closed)
+	if waiting && !fatal {
 		s.w.cancel()
+	}
+	if fatal && s.b.opt.Pooler == "" && s.w.drain() {
+		s.mu.Lock()
+		s.freed = true
+		s.mu.Unlock()
 	}
 	s.w.close()
 }
@@ -350,7 +360,7 @@ func (s *session) hangUp(waiting bool) {
 // newSession starts the session of a connection that was set up.
 func (b *Backend) newSession(w *wire, srv server) *session {
 	s := &session{
-		b: b, w: w, server: srv, lost: make(chan struct{}),
+		b: b, w: w, server: srv, lost: make(chan struct{}), closed: make(chan struct{}),
 		leases: map[*lease]struct{}{}, holds: map[int64]int{}, late: make(chan struct{}),
 		told: idleClass, known: idleClass, used: time.Now(),
 		turns: turns{turn: make(wakeup, 1)},

@@ -177,6 +177,41 @@ func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
 	}
 }
 
+// A server process says that it ends before it frees its locks. Release says that a lock
+// is lost when it is free.
+func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
+	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "256"))
+	db := admin(t, s.URL())
+	a := opener(t, s.URL()+"&max_sessions=1")
+	for range 3 {
+		leases := make([]driver.Lease, 8000) // so many that it takes the server a while to free them
+		var wg sync.WaitGroup
+		for w := range 16 {
+			wg.Go(func() {
+				for i := w; i < len(leases); i += 16 {
+					var err error
+					if leases[i], err = a.Acquire(context.Background(), request(fmt.Sprint("k", i), 5*time.Minute)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		if wg.Wait(); t.Failed() {
+			return
+		}
+		if got := count(t, db, "SELECT pg_terminate_backend($1)::int", int64(a.Pids()[0])); got != 1 {
+			t.Fatal("not terminated")
+		}
+		<-leases[0].Grant().Lost
+		if err := leases[0].Release(context.Background()); !errors.Is(err, driver.ErrLost) {
+			t.Fatalf("Release: %v", err)
+		}
+		if got := count(t, db, advisory); got != 0 {
+			t.Fatalf("Release says that the lock was lost, and %d of the session's are not free", got)
+		}
+	}
+}
+
 func TestDeadlineIsNeverLaterThanTheServersRelease(t *testing.T) {
 	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
 	db := admin(t, s.URL())

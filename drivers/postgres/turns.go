@@ -281,7 +281,7 @@ func (s *session) complaint(e *pgconn.PgError) error {
 	for _, severity := range []string{e.Severity, e.SeverityUnlocalized} {
 		if severity == "FATAL" || severity == "PANIC" {
 			s.mu.Lock()
-			s.freed = true
+			s.fatal = true
 			s.mu.Unlock()
 			return fmt.Errorf("postgres: %w", e)
 		}

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"encoding/binary"
+	"io"
 	"net"
 	"time"
 
@@ -90,6 +91,13 @@ func (w *wire) close() {
 	_ = w.nc.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	_, _ = w.nc.Write([]byte{'X', 0, 0, 0, 4})
 	_ = w.nc.Close()
+}
+
+// drain reads to the end that the server makes, and reports whether it came soon.
+func (w *wire) drain() bool {
+	_ = w.nc.SetReadDeadline(time.Now().Add(time.Second))
+	_, err := io.Copy(io.Discard, w.nc)
+	return err == nil
 }
 
 // cancel asks the server to stop what the connection waits for. The server does
