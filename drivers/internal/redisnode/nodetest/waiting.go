@@ -249,7 +249,7 @@ func (s *suite) inLine(t testing.TB, srv *server.Server, want []*waiter) {
 
 // lineOrder: a release takes exactly the first out of the line, and when the last
 // was served nothing is left.
-func (s *suite) lineOrder(t *testing.T) {
+func (s *suite) lineOrder(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
@@ -273,7 +273,7 @@ func (s *suite) lineOrder(t *testing.T) {
 
 // lineDead: a process that is gone costs nothing, and one that hears nothing only the time
 // for which the lock is kept for it: the second comes then, unasked.
-func (s *suite) lineDead(t *testing.T) {
+func (s *suite) lineDead(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	gone, silent := fault.NewProxy(t, srv.Addr()), fault.NewProxy(t, srv.Addr())
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
@@ -316,7 +316,7 @@ func (s *suite) lineDead(t *testing.T) {
 
 // lineLeaves: who gives up leaves the line, and passes the lock on if it was told
 // already.
-func (s *suite) lineLeaves(t *testing.T) {
+func (s *suite) lineLeaves(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
@@ -379,7 +379,7 @@ func (s *suite) lineLeaves(t *testing.T) {
 
 // lineKeeps: who was told, and found the lock taken, is the first again; and who waits
 // for longer gets a lock that is kept for another, who waits on.
-func (s *suite) lineKeeps(t *testing.T) {
+func (s *suite) lineKeeps(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
 	l := s.lock(t, b, theLock, time.Minute)
@@ -432,7 +432,7 @@ func (s *suite) lineKeeps(t *testing.T) {
 
 // lineForeign: a release that knows of no line, of another library or an older release
 // of this one, wakes all who wait, in line or not.
-func (s *suite) lineForeign(t *testing.T) {
+func (s *suite) lineForeign(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, srv.Addr(), srv.Addr(), srv.Addr())
@@ -458,7 +458,7 @@ func (s *suite) lineForeign(t *testing.T) {
 }
 
 // lineRefused: a user who may not use the line waits and wakes as if there were none.
-func (s *suite) lineRefused(t *testing.T) {
+func (s *suite) lineRefused(t testing.TB) {
 	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~k ~redlock1:fence:* &* +@all -zadd -zpopmin -zrem -zrange"))
 	open := func() driver.Backend { return s.open(t, s.url("plain:x@"+srv.Addr(), "")) }
 	l := s.lock(t, open(), theLock, time.Minute)
@@ -483,7 +483,7 @@ func (s *suite) lineRefused(t *testing.T) {
 
 // lineCluster: the line is in the lock's slot, and who waits is told on whatever node it
 // listens.
-func (s *suite) lineCluster(t *testing.T) {
+func (s *suite) lineCluster(t testing.TB) {
 	g := server.Cluster(t, s.kind)
 	url := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
 	holder := s.open(t, url)

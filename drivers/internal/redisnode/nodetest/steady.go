@@ -1,0 +1,76 @@
+package nodetest
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+)
+
+// steadily makes a test of one that counts on a lock's being kept for whoever is next in
+// line: some 30 ms, which a busy machine may let pass. It fails if that happens, or
+// anything else, five times in a row.
+func steadily(test func(testing.TB)) func(*testing.T) {
+	return func(t *testing.T) {
+		for range 5 {
+			try := &try{TB: t}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				test(try)
+			}()
+			<-done
+			if !try.end() {
+				return
+			}
+			t.Logf("tried again: %s", try.said)
+		}
+		t.Error("it failed each time")
+	}
+}
+
+// A try is a test whose failure is not the last word. What fails after its end, when it is
+// tidied up, fails the whole.
+type try struct {
+	testing.TB
+	mu     sync.Mutex
+	failed bool
+	ended  bool
+	said   string
+}
+
+func (t *try) end() (failed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	return t.failed
+}
+
+func (t *try) fail(said string) {
+	t.TB.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		t.TB.Error(said)
+	}
+	t.failed = true
+	t.said += said
+}
+
+func (t *try) Error(args ...any) { t.TB.Helper(); t.fail(fmt.Sprintln(args...)) }
+func (t *try) Errorf(format string, args ...any) {
+	t.TB.Helper()
+	t.fail(fmt.Sprintf(format+"\n", args...))
+}
+
+func (t *try) Fatal(args ...any) {
+	t.TB.Helper()
+	t.Error(args...)
+	runtime.Goexit()
+}
+
+func (t *try) Fatalf(format string, args ...any) {
+	t.TB.Helper()
+	t.Errorf(format, args...)
+	runtime.Goexit()
+}
