@@ -19,8 +19,12 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 	say := func(err error) driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, err }}
 	}
+	// They say so last, for three of them are a verdict without the others.
 	kept := func() driver.Backend {
-		return say(&driver.HeldError{Reserved: true, RetryAfter: 30 * time.Millisecond})
+		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
+			time.Sleep(time.Millisecond)
+			return nil, &driver.HeldError{Reserved: true, RetryAfter: 30 * time.Millisecond}
+		}}
 	}
 	held := func(by string) driver.Backend {
 		return say(&driver.HeldError{Holder: by, RetryAfter: time.Minute})
@@ -30,26 +34,28 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 		nodes  []driver.Backend
 		holder string
 		kept   bool
-		after  time.Duration
+		after  time.Duration // zero: it depends on who answers first
 	}{
-		"all kept":                      {nodes: []driver.Backend{kept(), kept(), kept(), kept(), kept()}, kept: true, after: 30 * time.Millisecond},
-		"some kept(), the rest its own": {nodes: []driver.Backend{held("x/1"), kept(), held("x/1"), kept(), kept()}, holder: "x", after: 30 * time.Millisecond},
-		"a majority with a minority":    {nodes: []driver.Backend{kept(), down(), held("x/1"), down(), held("x/1")}, holder: "x", after: time.Minute},
+		"all kept":                    {nodes: []driver.Backend{kept(), kept(), kept(), kept(), kept()}, kept: true, after: 30 * time.Millisecond},
+		"some kept, the rest its own": {nodes: []driver.Backend{held("x/1"), kept(), held("x/1"), kept(), kept()}, holder: "x"},
+		"a majority with a minority":  {nodes: []driver.Backend{kept(), down(), held("x/1"), down(), held("x/1")}, holder: "x", after: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, err := New(c.nodes, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = b.Close() }()
-			_, err = b.Acquire(t.Context(), request1("k", "me", time.Second))
-			var h *driver.HeldError
-			if !errors.As(err, &h) || h.Holder != c.holder || h.Reserved != c.kept || h.RetryAfter != c.after {
-				t.Errorf("got %v: %+v", err, h)
-			}
-			if n := b.Stats().Splits; n != 0 {
-				t.Errorf("%d votes counted as split", n)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				b, err := New(c.nodes, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = b.Close() }()
+				_, err = b.Acquire(t.Context(), request1("k", "me", time.Second))
+				var h *driver.HeldError
+				if !errors.As(err, &h) || h.Holder != c.holder || h.Reserved != c.kept || c.after != 0 && h.RetryAfter != c.after {
+					t.Errorf("got %v: %+v", err, h)
+				}
+				if n := b.Stats().Splits; n != 0 {
+					t.Errorf("%d votes counted as split", n)
+				}
+			})
 		})
 	}
 }
