@@ -240,6 +240,8 @@ const (
 	releaseEarly                         // a release does not wait for its own acquire
 	noValidity                           // a grant that took too long is returned
 	noClockCheck                         // clocks need not agree
+	allRemember                          // nodes are taken for new though some remember
+	onePass                              // a change of nodes is told to each node once
 )
 
 func (b *Backend) without(m mutation) bool { return b.mutation&m != 0 }

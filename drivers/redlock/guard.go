@@ -70,6 +70,9 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 	for range looks {
 		seen, errs := b.look(ctx, timeout)
 		least, most := extremes(seen)
+		if b.without(allRemember) {
+			most = least
+		}
 		switch {
 		case most < driver.Remembers && hasError(errs):
 			if timeout >= meetPatience || !anyLate(errs) {
@@ -203,7 +206,13 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.R
 	if dup := b.duplicate.Load(); dup != nil {
 		return r, dup
 	}
-	return r, b.all(b.state(ctx, inspectTimeout, s, seen))
+	errs = b.state(ctx, inspectTimeout, s, seen)
+	if s.Nodes && !hasError(errs) && !b.without(onePass) {
+		// Until the last node knew, clients with the old list could renew: on every node the
+		// guard is to begin after that.
+		errs = b.state(ctx, inspectTimeout, s, seen)
+	}
+	return r, b.all(errs)
 }
 
 // all returns the first of the errors, with its node.

@@ -142,7 +142,7 @@ func (d *duel) compare() {
 	}
 	d.sim.s.mu.Lock()
 	defer d.sim.s.mu.Unlock()
-	k := d.sim.s.key(d.key)
+	k := d.sim.s.key()
 	a, b := "free", "free"
 	if len(s.Holders) > 0 {
 		a = fmt.Sprint(request(s.Holders[0].Owner), " ", s.Holders[0].Fence)

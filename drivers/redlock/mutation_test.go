@@ -16,10 +16,10 @@ func TestEveryPartIsMissed(t *testing.T) {
 		budget int
 		sabotage
 	}{
-		{"the write-back of the token", "wild", 2000, sabotage{engine: noWriteBack}},
+		{"the write-back of the token", "wild", 10000, sabotage{engine: noWriteBack}},
 		{"the write-back's owner check", "wild", 6000, sabotage{engine: ackUnowned, node: simBroken{owner: true}}},
 		{"the write-back's instance check", "dense", 20000, sabotage{node: simBroken{instance: true}}},
-		{"late answers do not confirm", "wild", 6000, sabotage{engine: countLate}},
+		{"late answers do not confirm", "wild", 20000, sabotage{engine: countLate}},
 		{"an extension counts those that carried the lease", "wild", 6000, sabotage{engine: extendOwn}},
 		{"the attempt in the value", "timely", 20000, sabotage{engine: oneAttempt}},
 		{"the join's bound", "wild", 6000, sabotage{node: simBroken{join: true}}},
@@ -28,6 +28,17 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the release's order behind its acquire", "lossless", 2000, sabotage{engine: releaseEarly}},
 		{"the final validity check", "timely", 2000, sabotage{engine: noValidity}},
 		{"the agreement of clocks", "timely", 6000, sabotage{engine: noClockCheck}},
+
+		{"the restart guard", "forgetful", 2000, sabotage{node: simBroken{guard: true}}},
+		{"the look for the process of the last handshake", "forgetful", 2000, sabotage{node: simBroken{bond: true}}},
+		{"the handshake's own look at the process", "crossing", 6000, sabotage{node: simBroken{repair: true}}},
+		{"the handshake that loads its text in one execution", "crossing", 6000, sabotage{node: simBroken{apart: true}}},
+		{"the other nodes' clocks in a quarantine's end", "set", 6000, sabotage{node: simBroken{others: true}}},
+		{"the high-water mark of a clock", "set", 6000, sabotage{node: simBroken{high: true}}},
+		{"the number of nodes in the bond", "growing", 2000, sabotage{node: simBroken{nodes: true}}},
+		{"the second time that a change of nodes is told", "growing", 6000, sabotage{engine: onePass}},
+		{"the raise of a smaller guard", "mixed", 6000, sabotage{node: simBroken{raise: true}}},
+		{"nodes that remember in a first contact", "fresh", 6000, sabotage{engine: allRemember}},
 	} {
 		t.Run(c.part, func(t *testing.T) {
 			w, _ := hunt(t, byName[c.kind], c.budget, c.sabotage)

@@ -3,7 +3,7 @@
 package redlock
 
 // Of each kind: together more than ten thousand.
-const defaultSchedules = 2100
+const defaultSchedules = 1050
 
 // Crowds are how many processes compete for one key.
 var Crowds = []int{2, 8, 32, 128}

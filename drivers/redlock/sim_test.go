@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -30,21 +31,43 @@ type kind struct {
 	wild bool
 	// lossless schedules lose no packet, so that clean-up (G4) has its bound.
 	lossless bool
-	// forgetful ones restart nodes without their memory, into a quarantine.
-	forgetful bool
 	// steps: one node's clock steps, and stays.
 	steps bool
 	// dense ones have short ways, many copies of requests that arrive late, and
 	// keys that hardly stay.
 	dense bool
+	// forgets: any number of nodes forget what they knew, or a part of it, and scripts.
+	forgets bool
+	// clocks: those of a minority are set, there and back with a contact between, and
+	// are wrong at a start and put right later.
+	clocks bool
+	// crosses: servers restart, with an old RDB file, while handshakes are under way.
+	crosses bool
+	// vanishes: keys expire at any moment, and counters are forgotten as well.
+	vanishes bool
+	// fresh: the servers are new, clients come and go, some state that the servers are.
+	fresh bool
+	// mixed: some clients have a longer guard, and longer TTLs, than others.
+	mixed bool
+	// grows: the number of nodes is changed, by the procedure.
+	grows bool
 }
+
+// volatile reports whether the restart guard is what the schedules are about.
+func (k kind) volatile() bool { return k.forgets || k.clocks || k.fresh || k.mixed || k.grows }
 
 var kinds = []kind{
 	{name: "timely", steps: true},
 	{name: "wild", wild: true},
 	{name: "lossless", lossless: true},
 	{name: "dense", wild: true, dense: true},
-	{name: "forgetful", forgetful: true},
+	{name: "forgetful", forgets: true},
+	{name: "set", clocks: true, forgets: true},
+	{name: "vanishing", vanishes: true, forgets: true},
+	{name: "crossing", crosses: true, forgets: true},
+	{name: "fresh", fresh: true, forgets: true},
+	{name: "mixed", mixed: true, clocks: true},
+	{name: "growing", grows: true},
 }
 
 // sabotage is what a run of the simulation takes out.
@@ -53,8 +76,6 @@ type sabotage struct {
 	node   simBroken
 }
 
-const simGuard = 2 * time.Second
-
 // world is one schedule: a few servers, a few clients, and what they believe.
 type world struct {
 	kind    kind
@@ -62,7 +83,20 @@ type world struct {
 	rng     *rand.Rand
 	net     network
 	servers []*simServer
+	guard   time.Duration
+	allow   time.Duration
 	over    chan struct{}
+
+	minority  []*simServer  // whose clocks are set
+	most      time.Duration // and how far
+	orderly   bool          // G2 and G3 are promised
+	changed   chan struct{} // closed when the number of nodes is
+	before    int           // which it was
+	claims    bool          // some clients state that the servers are new
+	habit     int           // how they forget, as a rule
+	weak      *simServer    // is often slow
+	taken     chan struct{} // somebody has got the lock
+	forgotten int
 
 	mu        sync.Mutex
 	active    map[*holder]time.Time // until when each believes to hold the lock
@@ -91,6 +125,7 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 	w := &world{
 		kind: k, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), over: make(chan struct{}),
 		active: map[*holder]time.Time{}, tokens: map[uint64]bool{},
+		guard: 2 * time.Second, allow: DefaultClockAllowance, orderly: true, changed: make(chan struct{}), taken: make(chan struct{}, 1),
 	}
 	w.net = network{delay: []time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond}[w.rng.IntN(3)], slow: 0.1 * w.rng.Float64(), twice: 0.2 * w.rng.Float64()}
 	if k.lossless {
@@ -101,15 +136,75 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 	if k.dense {
 		w.net = network{delay: time.Millisecond, twice: 0.7, lag: 45 * time.Millisecond}
 	}
+	if k.volatile() { // much else happens
+		w.net.delay = []time.Duration{time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond}[w.rng.IntN(3)]
+		w.net.slow, w.net.lose, w.net.twice = w.net.slow/2, w.net.lose/3, w.net.twice/4
+	}
+	if k.wild && seed%4 != 0 {
+		w.guard = -1
+	}
 	n := []int{3, 3, 4, 5, 5}[w.rng.IntN(5)]
-	for i := range n {
+	if k.volatile() {
+		w.guard, w.allow = 600*time.Millisecond, 40*time.Millisecond
+		n = []int{3, 3, 3, 4, 5}[w.rng.IntN(5)]
+	}
+	if k.grows {
+		w.before, n = 3, 5
+		if w.rng.IntN(2) == 0 {
+			w.before, n = 5, 3
+		}
+	}
+	for i := range max(n, w.before) {
 		srv := newSimServer(i)
 		srv.broken = s.node
-		srv.offset = time.Duration(w.rng.Int64N(int64(20 * time.Millisecond)))
+		spread := w.allow / 5
+		if k.wild {
+			spread *= 4
+		}
+		srv.offset = time.Duration(w.rng.Int64N(int64(spread)))
+		srv.right = srv.offset
 		srv.rate = (w.rng.Float64() - 0.5) / 100
 		w.servers = append(w.servers, srv)
 	}
+	if k.volatile() {
+		w.unsettle()
+	}
 	return w
+}
+
+// unsettle decides what is to befall the servers.
+func (w *world) unsettle() {
+	w.claims = w.kind.fresh && w.rng.IntN(2) == 0
+	w.orderly = !w.kind.grows
+	w.habit = w.rng.IntN(ways)
+	w.weak = w.servers[w.rng.IntN(len(w.servers))]
+	switch {
+	case w.kind.crosses:
+		w.net.delay = 20 * time.Millisecond
+	case w.kind.vanishes:
+		w.net.lose = 0.1 + 0.1*w.rng.Float64()
+	case w.kind.clocks && w.rng.IntN(3) == 0:
+		w.forgotten = mostForgotten
+	case w.rng.IntN(3) == 0:
+		w.net.lag = w.guard / 2
+	}
+	if w.kind.clocks {
+		w.most = w.guard/4 - w.allow // the clocks agree within a quarter of the guard
+		if w.rng.IntN(3) > 0 {
+			w.most, w.orderly = 3*time.Second, false
+		}
+		for _, i := range w.rng.Perm(len(w.servers))[:(len(w.servers)-1)/2] {
+			w.minority = append(w.minority, w.servers[i])
+		}
+	}
+	young := w.kind.fresh && w.rng.IntN(3) > 0
+	for _, srv := range w.servers {
+		srv.rate /= 2
+		srv.durable = w.kind.forgets && w.rng.IntN(8) == 0
+		if young {
+			srv.started = srv.clock().Unix()
+		}
+	}
 }
 
 // trace says what happens, where a single schedule is run.
@@ -130,7 +225,14 @@ func (w *world) run(s sabotage) {
 	for i := range 2 + w.rng.IntN(3) {
 		clients.Go(func() { w.client(i, s) })
 	}
-	chaos.Go(w.chaos)
+	if w.kind.grows {
+		clients.Go(func() { w.change(s) })
+	}
+	if w.kind.volatile() {
+		chaos.Go(w.storms)
+	} else {
+		chaos.Go(w.chaos)
+	}
 	clients.Wait()
 	close(w.over)
 	chaos.Wait()
@@ -142,63 +244,133 @@ func (w *world) pace() time.Duration {
 	if w.kind.dense {
 		return 12 * time.Millisecond
 	}
+	if w.kind.volatile() {
+		return 60 * time.Millisecond
+	}
 	return 150 * time.Millisecond
 }
 
 // client takes and gives the lock a few times, in one way or another.
 func (w *world) client(id int, s sabotage) {
 	rng := rand.New(rand.NewPCG(w.seed, uint64(100+id)))
-	nodes := make([]driver.Backend, len(w.servers))
-	for i, srv := range w.servers {
-		nodes[i] = &simNode{s: srv, net: &w.net, rng: rand.New(rand.NewPCG(w.seed, uint64(1000+100*id+i)))}
+	servers := w.servers
+	switch {
+	case w.kind.grows && id%2 == 0:
+		servers = servers[:w.before]
+	case w.kind.grows:
+		<-w.changed
+		servers = servers[:8-w.before]
 	}
-	b, err := New(nodes, &Options{Guard: simGuard})
+	b := w.open(id, servers, rng, s)
+	bids, most := 5, 5
+	if w.kind.volatile() {
+		most = 24 // many are refused
+	}
+	for op := 0; op < most && bids > 0; op++ {
+		if op > 0 || !w.kind.fresh { // and there all begin at once
+			time.Sleep(time.Duration(rng.Int64N(int64(w.pace()))))
+		}
+		if (w.kind.fresh || w.kind.forgets && w.kind.clocks) && rng.IntN(4) == 0 { // another program
+			_ = b.Close()
+			b = w.open(id, servers, rng, s)
+		}
+		if w.bid(b, rng, fmt.Sprintf("c%d/%d", id, op)) || !w.kind.volatile() {
+			bids--
+		}
+	}
+	_ = b.Close() // the nodes' Close has no error
+}
+
+const operator = -1
+
+// open returns a client's quorum of the servers.
+func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *Backend {
+	nodes := make([]driver.Backend, len(servers))
+	net := &w.net
+	if id == operator {
+		net = &network{delay: w.guard / 2} // from far away
+	}
+	for i, srv := range servers {
+		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
+	}
+	o := &Options{Guard: w.guard, ClockAllowance: w.allow}
+	if w.kind.crosses {
+		o.NodeTimeout = 10 * w.net.delay
+	}
+	if w.kind.mixed && id%2 == 0 {
+		o.Guard /= 3
+	}
+	if w.claims {
+		o.Bootstrap = rng.IntN(2) == 0
+	}
+	b, err := New(nodes, o)
 	if err != nil {
 		panic(err)
 	}
 	b.mutation = s.engine
 	b.random = func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }
-	for op := range 5 {
-		time.Sleep(time.Duration(rng.Int64N(int64(w.pace()))))
-		w.bid(b, rng, fmt.Sprintf("c%d/%d", id, op))
-	}
-	_ = b.Close() // the nodes' Close has no error
+	return b
 }
 
-// bid is one lease, from the request to its end.
-func (w *world) bid(b *Backend, rng *rand.Rand, owner string) {
+// change changes the number of nodes, by the procedure: clients with the new list begin
+// when all of its nodes have been told.
+func (w *world) change(s sabotage) {
+	defer close(w.changed)
+	rng := rand.New(rand.NewPCG(w.seed, 3))
+	time.Sleep(time.Duration(rng.Int64N(int64(time.Second))))
+	b := w.open(operator, w.servers[:8-w.before], rng, s)
+	defer func() { _ = b.Close() }()
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		_, err := b.Bootstrap(ctx, &driver.Bootstrap{Nodes: true})
+		cancel()
+		if err == nil {
+			return
+		}
+	}
+}
+
+// bid is one lease, from the request to its end; false: it was not granted.
+func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if rng.IntN(5) == 0 {
+	if rng.IntN(5) == 0 && (!w.kind.volatile() || rng.IntN(3) == 0) {
 		time.AfterFunc(time.Duration(rng.Int64N(int64(4*w.net.delay))), cancel)
 	}
 	ttl := time.Duration(150+rng.IntN(400)) * time.Millisecond
 	if rng.IntN(6) == 0 {
 		ttl = time.Duration(10+rng.IntN(30)) * time.Millisecond
 	}
+	if longest := b.Info().MaxTTL; w.kind.volatile() && rng.IntN(2) == 0 || ttl > longest {
+		ttl = longest
+	}
 	w.mu.Lock()
 	before := w.largest
 	w.mu.Unlock()
 	l, err := b.Acquire(ctx, &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
 	if err != nil {
-		return
+		w.trace("%s: %v", owner, err)
+		return false
 	}
 	w.trace("%s has the lock: %s", owner, l.(*lease))
 	h := w.granted(l.Grant(), before)
 	for range rng.IntN(4) {
 		time.Sleep(time.Duration(rng.Int64N(int64(min(w.pace(), ttl*2/3)))))
+		if (w.kind.clocks || w.kind.vanishes) && !time.Now().Before(l.Grant().Expires) {
+			break // nobody is to renew after the deadline, and where nodes forget it matters
+		}
 		if !w.renew(l, h, ttl) {
 			break
 		}
 	}
-	if rng.IntN(6) == 0 { // a client that dies: its lease runs out
+	if rng.IntN(6) == 0 || w.kind.volatile() && rng.IntN(2) == 0 { // a client that dies: its lease runs out
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		end := time.Now().Add(ttl + b.grace(ttl) + b.timeout(ttl)*3)
 		if end.After(w.leftovers) {
 			w.leftovers = end
 		}
-		return
+		return true
 	}
 	w.mu.Lock()
 	delete(w.active, h)
@@ -206,6 +378,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) {
 	rctx, rcancel := context.WithTimeout(context.Background(), time.Minute)
 	defer rcancel()
 	_ = l.Release(rctx) // it may fail where packets are lost
+	return true
 }
 
 // granted checks a grant that is being returned.
@@ -215,15 +388,19 @@ func (w *world) granted(g driver.Grant, before uint64) *holder {
 	now := time.Now()
 	w.grants++
 	switch {
-	case w.tokens[g.Fence]:
+	case w.tokens[g.Fence] && w.orderly:
 		w.fail("G2: token %d was granted twice", g.Fence)
-	case g.Fence <= before:
+	case g.Fence <= before && w.orderly:
 		w.fail("G2: token %d was granted after %d had been returned", g.Fence, before)
 	case !now.Before(g.Expires):
 		w.fail("G1: a lease was returned %v after its end", now.Sub(g.Expires))
 	}
 	w.tokens[g.Fence] = true
 	w.largest = max(w.largest, g.Fence)
+	select {
+	case w.taken <- struct{}{}:
+	default:
+	}
 	h := &holder{token: g.Fence}
 	w.believe(h, g.Expires, now)
 	return h
@@ -232,7 +409,7 @@ func (w *world) granted(g driver.Grant, before uint64) *holder {
 // believe notes that h has the lock until end, as from now.
 func (w *world) believe(h *holder, end, now time.Time) {
 	for other, until := range w.active {
-		if other != h && now.Before(until) && now.Before(end) && !w.kind.wild {
+		if other != h && now.Before(until) && now.Before(end) && !w.kind.wild && !w.kind.vanishes {
 			w.fail("G1: token %d is valid for another %v, and token %d was granted beside it", other.token, until.Sub(now), h.token)
 		}
 	}
@@ -257,7 +434,7 @@ func (w *world) renew(l driver.Lease, h *holder, ttl time.Duration) bool {
 		return true
 	}
 	w.renewals++
-	if before > h.token {
+	if before > h.token && w.orderly {
 		w.fail("G3: the lease of token %d was renewed after %d had been returned", h.token, before)
 	}
 	w.believe(h, g.Expires, time.Now())
@@ -269,7 +446,6 @@ func (w *world) chaos() {
 	rng := rand.New(rand.NewPCG(w.seed, 2))
 	stepper := w.servers[rng.IntN(len(w.servers))]
 	stepped := false
-	forgot := false
 	for {
 		t := time.NewTimer(time.Duration(1 + rng.Int64N(int64(w.pace()*2/3))))
 		select {
@@ -293,41 +469,233 @@ func (w *world) chaos() {
 		case w.kind.steps && what == 1 && !stepped:
 			stepped = true // and stays: see G1
 			stepper.step(step)
-		case w.kind.forgetful && what < 3 && !forgot:
-			forgot = true
-			stepper.forget()
+		case what == 2:
+			w.unload(s, rng)
+		case w.kind.lossless && what == 3 && !stepped:
+			stepped = true
+			s.flush()
 		}
 	}
 }
 
-func (s *simServer) pause(d time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.paused = time.Now().Add(d)
-}
-
-func (s *simServer) step(d time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.offset += d
-}
-
-// expire drops the lock, and keeps the counter.
-func (s *simServer) expire() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, k := range s.keys {
-		k.owner = ""
+// storms strike the servers, as a rule when somebody has just got the lock.
+func (w *world) storms() {
+	rng := rand.New(rand.NewPCG(w.seed, 2))
+	for {
+		select {
+		case <-w.over:
+			return
+		case <-w.taken:
+		}
+		if rng.IntN(3) == 0 {
+			continue
+		}
+		strikes := 1 + rng.IntN(8)
+		if w.kind.clocks {
+			strikes *= 2
+		}
+		for range strikes {
+			if !w.rest(time.Duration(rng.Int64N(int64(30 * time.Millisecond)))) {
+				return
+			}
+			w.strike(rng)
+		}
+		if !w.rest(time.Duration(rng.Int64N(int64(w.guard)))) {
+			return
+		}
+		select {
+		case <-w.taken: // long ago
+		default:
+		}
 	}
 }
 
-// forget restarts the server without its memory, into the quarantine of the guard.
-func (s *simServer) forget() {
+// mostForgotten is how often servers forget in one schedule; more often, and nobody would
+// get anything.
+const mostForgotten = 3
+
+// rest waits, and reports whether the clients are still at work.
+func (w *world) rest(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-w.over:
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// strike does one thing to the servers.
+func (w *world) strike(rng *rand.Rand) {
+	s := w.servers[rng.IntN(len(w.servers))]
+	pause := time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
+	switch what := rng.IntN(10); {
+	case what == 0:
+		s.pause(pause)
+	case what == 1:
+		w.weak.pause(pause)
+	case what == 2:
+		w.unload(s, rng)
+	case what < 6 && w.kind.vanishes:
+		s.expire()
+	case what < 6 && w.kind.mixed:
+		s.restart(0, w.recent(s, rng))
+	case what < 8 && w.kind.clocks:
+		w.setClock(rng)
+	case w.kind.forgets && w.forgotten < mostForgotten:
+		w.forgotten++
+		w.forget(rng)
+	}
+}
+
+// unload makes a server forget scripts, and nothing else.
+func (w *world) unload(s *simServer, rng *rand.Rand) {
+	if rng.IntN(2) == 0 {
+		s.unload()
+		return
+	}
+	s.evict(func() bool { return rng.IntN(2) == 0 })
+}
+
+// recent chooses among the last writes: all but the latest were written to the disk. The
+// guard that is stored was.
+func (w *world) recent(s *simServer, rng *rand.Rand) func(int) int {
+	return func(last int) int {
+		i := last - rng.IntN(4)
+		if i < 0 || s.written[i].meta.span != s.written[last].meta.span {
+			return last
+		}
+		return i
+	}
+}
+
+// setClock sets the clock of a server of the minority, unless nobody has seen it since it
+// was last set: G1 leaves out what steps there and back between two contacts.
+func (w *world) setClock(rng *rand.Rand) {
+	s := w.minority[rng.IntN(len(w.minority))]
+	ahead := time.Duration(rng.Int64N(int64(w.most)))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.run++
-	s.keys = map[string]*simKey{}
-	s.refuses = time.Now().Add(simGuard + simGuard/2)
+	switch was := s.offset - s.right; {
+	case was > 0 && rng.IntN(2) == 0:
+		ahead = -ahead
+	case was != 0:
+		ahead = 0
+	case rng.IntN(4) == 0:
+		ahead = -ahead
+	}
+	if s.contacts > s.steppedAt {
+		w.trace("the clock of %d is set to %v", s.id, ahead)
+		s.setClock(s.right + ahead)
+	}
+}
+
+// forget takes memory from one server, or from some at once.
+func (w *world) forget(rng *rand.Rand) {
+	n := 1
+	if rng.IntN(2) == 0 {
+		n += rng.IntN(len(w.servers))
+	}
+	how := w.habit
+	if rng.IntN(3) == 0 {
+		how = rng.IntN(ways)
+	}
+	if w.kind.crosses {
+		how, n = unloaded, len(w.servers)
+	}
+	if w.kind.vanishes && how != flushed {
+		// A lock that had ended too early, and comes back with an old file, could be
+		// renewed: a quarantine is about votes.
+		how = emptied
+	}
+	victims := rng.Perm(len(w.servers))
+	// Where clients state that the servers are new, that is wrong if all forget together;
+	// and if all look as if they had never been used, nobody has to.
+	if w.claims || how == flushed || how == promoted {
+		others := victims[n:]
+		if !slices.ContainsFunc(others, func(i int) bool { return w.servers[i].remembers() }) {
+			return
+		}
+	}
+	if how == unloaded {
+		for _, i := range victims[:n] {
+			w.servers[i].unload()
+		}
+		w.rest(time.Duration(1 + rng.Int64N(int64(5*w.net.delay))))
+	}
+	for _, i := range victims[:n] {
+		w.trace("server %d forgets: %d", i, how)
+		w.forgetOn(w.servers[i], how, rng)
+	}
+}
+
+// How a server forgets.
+const (
+	emptied  = iota // restarted without anything
+	snapshot        // restarted with an old RDB file
+	lagging         // restarted with an AOF that lacks the last writes
+	promoted        // replaced by a replica that was a little behind
+	flushed         // FLUSHALL
+	unloaded        // SCRIPT FLUSH, and then restarted with an old RDB file, while handshakes are under way
+	early           // restarted with what an RDB file or AOF had when the last handshakes were made
+	ways
+)
+
+func (w *world) forgetOn(s *simServer, how int, rng *rand.Rand) {
+	last := rng.IntN(4)
+	r := rng.Float64()
+	back := map[int]func(int) int{
+		emptied:  func(int) int { return 0 },
+		snapshot: func(n int) int { return int(r * float64(n+1)) },
+		lagging:  func(n int) int { return n - 1 - last },
+		promoted: func(n int) int { return n - last },
+		unloaded: func(n int) int { return n - int(r*r*float64(n+1)) },
+		early:    func(n int) int { return n - int(r*20) },
+	}[how]
+	aged := time.Duration(0)
+	switch {
+	case how == flushed && s.isStated():
+		return
+	case how == flushed:
+		s.flush()
+		return
+	case s.durable:
+		back = func(n int) int { return n }
+	case how == promoted:
+		aged = time.Hour
+	}
+	s.restart(aged, back)
+	if slices.Contains(w.minority, s) && !s.durable && rng.IntN(2) == 0 {
+		w.bootWrong(s, rng)
+		if rng.IntN(2) == 0 { // the others do not answer for a while
+			for _, other := range w.servers {
+				if other != s {
+					other.pause(time.Duration(rng.Int64N(int64(150 * time.Millisecond))))
+				}
+			}
+			return
+		}
+	}
+	s.pause(time.Duration(rng.Int64N(int64(20 * time.Millisecond))))
+}
+
+// bootWrong gives a server that is starting a wrong clock, which is put right by a step.
+func (w *world) bootWrong(s *simServer, rng *rand.Rand) {
+	behind := time.Duration(rng.Int64N(int64(w.most)))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.setClock(s.right - behind)
+	s.started = s.clock().Unix()
+	process := s.process
+	time.AfterFunc(time.Duration(rng.Int64N(int64(w.guard))), func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.process == process {
+			w.trace("the clock of %d is put right", s.id)
+			s.setClock(s.right)
+		}
+	})
 }
 
 // cleanup checks G4: when nobody bids any longer, only the leases that ended without a
@@ -342,7 +710,7 @@ func (w *world) cleanup() {
 	defer w.mu.Unlock()
 	for _, s := range w.servers {
 		s.mu.Lock()
-		k := s.key(simKeyName)
+		k := s.key()
 		if k.owner != "" && time.Now().After(w.leftovers) {
 			w.fail("G4: %s has node %d for another %v", k.owner, s.id, k.until.Sub(s.clock()))
 		}

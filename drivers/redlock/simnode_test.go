@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -9,136 +10,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 )
-
-// simServer is the model of one node's server: a handful of keys, a clock of its own
-// that may drift and step, and what the scripts of a real one do. Its parts can be taken
-// out, so that the simulation can show that it notices.
-type simServer struct {
-	id     int
-	broken simBroken
-
-	mu      sync.Mutex
-	run     int // how often it was started
-	keys    map[string]*simKey
-	began   time.Time
-	offset  time.Duration
-	rate    float64   // of its clock, minus one
-	paused  time.Time // it answers nothing until then
-	refuses time.Time // quarantined until then, after it lost its memory
-}
-
-// simBroken are the parts of a node's scripts that protect tokens.
-type simBroken struct {
-	owner      bool // a raise is not owner-checked
-	instance   bool // a raise or a renewal matches the owner, not the acquisition
-	join       bool // a join takes the key whatever the counter is
-	perishable bool // a request that arrives late takes effect
-}
-
-type simKey struct {
-	owner   string // empty: free
-	fence   uint64
-	until   time.Time // by the server's clock
-	counter uint64
-}
-
-func newSimServer(id int) *simServer {
-	return &simServer{id: id, keys: map[string]*simKey{}, began: time.Now()}
-}
-
-// clock is the server's. s.mu is held.
-func (s *simServer) clock() time.Time {
-	now := time.Now()
-	return now.Add(s.offset + time.Duration(float64(now.Sub(s.began))*s.rate)).Round(0)
-}
-
-// key returns a key as of now. s.mu is held.
-func (s *simServer) key(name string) *simKey {
-	k := s.keys[name]
-	if k == nil {
-		k = &simKey{}
-		s.keys[name] = k
-	}
-	if k.owner != "" && !s.clock().Before(k.until) {
-		k.owner = ""
-	}
-	return k
-}
-
-// simReply is what every operation answers.
-type simReply struct {
-	err    error
-	fence  uint64
-	clock  time.Time
-	server string
-}
-
-func (s *simServer) reply(fence uint64, err error) simReply {
-	return simReply{err: err, fence: fence, clock: s.clock(), server: s.name()}
-}
-
-func (s *simServer) name() string { return fmt.Sprintf("sim-%d.%d", s.id, s.run) }
-
-// late is the refusal of a request that arrived after its end.
-func (s *simServer) late(notAfter time.Time) bool {
-	return !s.broken.perishable && !notAfter.IsZero() && s.clock().After(notAfter)
-}
-
-func (s *simServer) acquire(req *driver.Request, notAfter time.Time) simReply {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k, now := s.key(req.Key), s.clock()
-	switch {
-	case s.late(notAfter):
-		return s.reply(0, context.DeadlineExceeded)
-	case time.Now().Before(s.refuses):
-		return s.reply(0, &driver.RefusedError{RetryAfter: time.Until(s.refuses), Reason: "quarantined"})
-	case k.owner == req.Owner:
-		k.until = now.Add(req.TTL + req.Quorum.Grace)
-		return s.reply(k.fence, nil)
-	case k.owner != "":
-		return s.reply(0, &driver.HeldError{Holder: k.owner, RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
-	case req.Join != 0 && k.counter > req.Join && !s.broken.join:
-		return s.reply(0, &driver.RefusedError{Reason: "the counter is above the token"})
-	}
-	k.fence = driver.NextFence(k.counter, req.FenceFloor, now)
-	if req.Join != 0 {
-		k.fence = req.Join
-	}
-	k.counter = max(k.counter, k.fence)
-	k.owner, k.until = req.Owner, now.Add(req.TTL+req.Quorum.Grace)
-	return s.reply(k.fence, nil)
-}
-
-func (s *simServer) renew(key, owner string, fence, least uint64, ttl time.Duration, notAfter time.Time) simReply {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := s.key(key)
-	switch {
-	case s.late(notAfter):
-		return s.reply(0, context.DeadlineExceeded)
-	case s.broken.owner && k.owner != owner:
-		k.counter = max(k.counter, least)
-		return s.reply(fence, nil)
-	case k.owner != owner, k.fence != fence && !s.broken.instance:
-		return s.reply(0, driver.ErrLost)
-	}
-	k.until = s.clock().Add(ttl)
-	k.counter = max(k.counter, least)
-	return s.reply(fence, nil)
-}
-
-// release frees exactly this attempt's lock; fence 0: whatever it got.
-func (s *simServer) release(key, owner string, fence uint64) simReply {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := s.key(key)
-	if k.owner != owner || fence != 0 && k.fence != fence {
-		return s.reply(0, driver.ErrLost)
-	}
-	k.owner = ""
-	return s.reply(0, nil)
-}
 
 // network is what may happen to a packet.
 type network struct {
@@ -148,14 +19,28 @@ type network struct {
 	lag         time.Duration // a copy arrives up to so much later; zero: a delay or two
 }
 
-// simNode is one client's way to one server.
+// simNode is one client's way to one server: what a driver does.
 type simNode struct {
-	s   *simServer
-	net *network
+	s       *simServer
+	net     *network
+	durable bool
 
-	mu  sync.Mutex
-	rng *rand.Rand
+	mu      sync.Mutex
+	rng     *rand.Rand
+	process *simProcess // the one that answered last; nil: none
 }
+
+// simProcess is what a client knows of a server's process. Its node's mu guards it.
+type simProcess struct {
+	run  string
+	n    int   // of the quorum that it knows…
+	span int64 // …this guard for
+}
+
+var (
+	_ driver.Backend = (*simNode)(nil)
+	_ driver.Admin   = (*simNode)(nil)
+)
 
 func (n *simNode) Info() driver.Info {
 	return driver.Info{Name: "sim", Features: driver.Node | driver.Fencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
@@ -190,7 +75,8 @@ func (n *simNode) draw() time.Duration {
 	return 1 + time.Duration(n.rng.Int64N(int64(d)+1))
 }
 
-// call sends a request. What arrives takes effect even if nobody waits any longer.
+// call sends a request. What arrives takes effect even if nobody waits any longer, and
+// whatever process it finds there.
 func (n *simNode) call(ctx context.Context, apply func() simReply) simReply {
 	if err := ctx.Err(); err != nil {
 		return simReply{err: err}
@@ -250,27 +136,217 @@ func (n *simNode) notAfter(ctx context.Context) time.Time {
 	return n.s.clock().Add(time.Until(end))
 }
 
+// run calls a script: by EVALSHA, and after a handshake where the process does not know
+// it, or is not known to keep the guard that q asks for. It is fleet.run of redisnode.
+func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, body func() simReply) simReply {
+	if q.Guard <= 0 {
+		end := n.notAfter(ctx)
+		return n.call(ctx, func() simReply { return n.s.plain(end, body) })
+	}
+	p, err := n.known(ctx)
+	asked := p == nil
+	if asked {
+		p, err = n.ask(ctx)
+	}
+	recounted := false
+	for range 8 {
+		if err != nil {
+			return simReply{err: err, unsent: true}
+		}
+		if n.keeps(p, q) {
+			end, text := n.notAfter(ctx), simText{p.run, q.N, op}
+			r := n.call(ctx, func() simReply { return n.s.evalsha(text, end, body) })
+			switch {
+			case r.err != nil || r.code == simDone:
+				return r
+			case r.code != simQuarantined:
+			case recounted || !n.overlong(p, q, r):
+				return simReply{err: refusedByGuard(r)}
+			default:
+				recounted = true
+			}
+		}
+		p, err = n.shake(ctx, p, op, q, asked)
+		asked = true
+	}
+	return simReply{err: errors.New("it forgets its scripts again and again"), unsent: true}
+}
+
+func refusedByGuard(r simReply) error {
+	after := time.Duration(r.till-r.now) * time.Microsecond
+	if r.till == simPending {
+		after = 20 * time.Millisecond
+	}
+	return &driver.RefusedError{RetryAfter: after, Reason: "quarantined: " + r.why, Clock: r.clock, Server: r.server}
+}
+
+func (n *simNode) known(ctx context.Context) (*simProcess, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.process, ctx.Err()
+}
+
+// serves notes which process answered.
+func (n *simNode) serves(run string) *simProcess {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.process == nil || n.process.run != run {
+		n.process = &simProcess{run: run}
+	}
+	return n.process
+}
+
+func (n *simNode) ask(ctx context.Context) (*simProcess, error) {
+	r := n.call(ctx, n.s.hello)
+	if r.err != nil {
+		return nil, r.err
+	}
+	return n.serves(r.server), nil
+}
+
+func (n *simNode) keeps(p *simProcess, q *driver.Quorum) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return p.n == q.N && p.span >= simSpan(q)
+}
+
+func simSpan(q *driver.Quorum) int64 {
+	return int64((q.Guard + q.Guard/100 + 2*q.Allowance) / time.Microsecond)
+}
+
+// overlong reports whether a quarantine is worth another handshake.
+func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if q.N > 1 && q.Others().IsZero() {
+		return false
+	}
+	return r.till-r.now > max(p.span, simSpan(q))+int64(q.Allowance/time.Microsecond)
+}
+
+// shake makes the handshake that loads a script into p, and returns the process that
+// answered. It is fleet.shake of redisnode.
+func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.Quorum, asked bool) (*simProcess, error) {
+	if !asked {
+		if now, err := n.ask(ctx); err != nil || now != p {
+			return now, err
+		}
+	}
+	h := n.terms(p, op, q)
+	if n.durable {
+		h.mode = "durable"
+	}
+	now, _, err := n.handshake(ctx, p, h)
+	return now, err
+}
+
+// terms are the arguments of a handshake.
+func (n *simNode) terms(p *simProcess, op simOp, q *driver.Quorum) simShake {
+	h := simShake{text: simText{p.run, q.N, op}, span: simSpan(q), allow: int64(q.Allowance / time.Microsecond), load: true, check: true}
+	if q.N > 1 {
+		h.others = -1
+		if t := q.Others(); !t.IsZero() {
+			h.others = t.UnixMicro()
+		}
+	}
+	return h
+}
+
+func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*simProcess, simCode, error) {
+	h.load = !n.s.broken.apart
+	r := n.call(ctx, func() simReply { return n.s.handshake(h) })
+	if r.err == nil && !h.load {
+		load := simShake{text: h.text, load: true}
+		r.err = n.call(ctx, func() simReply { return n.s.handshake(load) }).err
+	}
+	if r.err != nil {
+		return nil, 0, r.err
+	}
+	now := n.serves(r.server)
+	if r.code == simOtherQuorum {
+		return nil, r.code, &driver.RefusedError{Reason: fmt.Sprintf("it is a node of a quorum of %d", r.n)}
+	}
+	if now == p && r.code == simDone {
+		// Before it votes for the first time: nobody is to take it for new if it is emptied.
+		if err := n.call(ctx, func() simReply { n.s.mark(); return simReply{} }).err; err != nil {
+			return nil, 0, err
+		}
+		n.mu.Lock()
+		p.n, p.span = h.text.n, r.span
+		n.mu.Unlock()
+	}
+	return now, r.code, nil
+}
+
+// Bootstrap is that of redisnode's Node.
+func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Remembrance, error) {
+	if b.Quorum.Guard <= 0 {
+		return &driver.Remembrance{}, nil
+	}
+	span := simSpan(b.Quorum)
+	r := n.call(ctx, func() simReply { return n.s.look(span) })
+	if r.err != nil {
+		return nil, r.err
+	}
+	p := n.serves(r.server)
+	now := &driver.Remembrance{Memory: r.memory, Clock: r.clock, Server: r.server}
+	if b.Look {
+		return now, nil
+	}
+	seen := now
+	h := n.terms(p, simAcquire, b.Quorum)
+	h.mode = "bootstrap"
+	if b.Nodes {
+		h.mode = "nodes"
+	} else if b.Seen != nil {
+		seen = b.Seen
+	}
+	if now.Memory == driver.Emptied && seen.Memory < now.Memory {
+		return nil, errSimChanged
+	}
+	n.s.mu.Lock()
+	n.s.stated = time.Now().Add(time.Second)
+	n.s.mu.Unlock()
+	h.until = seen.Clock.Add(5 * time.Second).UnixMicro()
+	if seen.Server != p.run && !n.s.broken.bootstrap {
+		return nil, errSimChanged
+	}
+	answered, code, err := n.handshake(ctx, p, h)
+	if err == nil && (answered != p || code == simChanged) {
+		err = errSimChanged
+	}
+	return now, err
+}
+
+var errSimChanged = errors.New("it was restarted just now, or that took too long")
+
+// Break is for operators, and there are none here.
+func (n *simNode) Break(context.Context, string, uint64) error { return driver.ErrLost }
+
 func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if err := n.Info().Check("", r); err != nil {
 		return nil, err
 	}
-	req, end, start := *r, n.notAfter(ctx), time.Now()
-	req.Quorum = &driver.Quorum{N: r.Quorum.N, Guard: r.Quorum.Guard, Grace: r.Quorum.Grace}
-	a := n.call(ctx, func() simReply { return n.s.acquire(&req, end) })
-	switch {
-	case a.err == nil:
-		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL)}, nil
-	case definite(a.err):
-		return nil, a.err
+	req, q, start := *r, *r.Quorum, time.Now()
+	req.Quorum = &q
+	op := simAcquire
+	if req.Join != 0 {
+		op = simJoin
 	}
-	n.undo(ctx, req.Key, req.Owner)
+	a := n.run(ctx, op, &q, func() simReply { return n.s.acquire(&req) })
+	if a.err == nil {
+		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL)}, nil
+	}
+	if !a.unsent && !definite(a.err) {
+		n.undo(ctx, req.Owner)
+	}
 	return nil, a.err
 }
 
 // undo releases an attempt whose outcome is unknown: at once, and again when nothing of
 // it can arrive any longer (rule 2 of the contract).
-func (n *simNode) undo(ctx context.Context, key, owner string) {
-	free := func() { n.s.release(key, owner, 0) }
+func (n *simNode) undo(ctx context.Context, owner string) {
+	free := func() { n.s.release(owner, 0) }
 	rest := time.Duration(0)
 	if end, ok := ctx.Deadline(); ok {
 		rest = max(0, time.Until(end))
@@ -295,15 +371,15 @@ type simLease struct {
 func (l *simLease) Grant() driver.Grant { return l.grant }
 
 func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	end, start, ttl := l.n.notAfter(ctx), time.Now(), r.TTL+l.req.Quorum.Grace
-	a := l.n.call(ctx, func() simReply {
-		return l.n.s.renew(l.req.Key, l.req.Owner, l.grant.Fence, r.MinFence, ttl, end)
+	start, ttl, least := time.Now(), r.TTL+l.req.Quorum.Grace, r.MinFence
+	a := l.n.run(ctx, simRenew, l.req.Quorum, func() simReply {
+		return l.n.s.renew(l.req.Owner, l.grant.Fence, least, ttl)
 	})
 	return grantOf(a, start, r.TTL), a.err
 }
 
 func (l *simLease) Release(ctx context.Context) error {
 	return l.n.call(ctx, func() simReply {
-		return l.n.s.release(l.req.Key, l.req.Owner, l.grant.Fence)
+		return l.n.s.release(l.req.Owner, l.grant.Fence)
 	}).err
 }

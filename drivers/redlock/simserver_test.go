@@ -1,0 +1,449 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// simServer is the model of one node's server: what it remembers, a clock of its own
+// that may drift and step, processes that end and begin, and what the scripts of a real
+// one do. Its parts can be taken out, so that the simulation can show that it notices.
+type simServer struct {
+	id      int
+	broken  simBroken
+	durable bool // it forgets nothing that it has acknowledged
+
+	mu      sync.Mutex
+	process int // how often it was started
+	started int64
+	memory  simMemory
+	written []simMemory      // memory after each write, the newest last: what an RDB file or an AOF may bring back
+	texts   map[simText]bool // the script cache
+	marked  bool             // the marker is in it
+
+	began     time.Time
+	offset    time.Duration
+	right     time.Duration // what offset is while the clock is right
+	rate      float64       // of its clock, minus one
+	paused    time.Time     // it answers nothing until then
+	stated    time.Time     // until when the statement that it is new may be under way
+	contacts  int           // scripts that compared the clock with the high-water mark
+	steppedAt int           // contacts when the clock was last set
+}
+
+// simBroken are the parts of a node's scripts that protect tokens, and those of the
+// restart guard.
+type simBroken struct {
+	owner      bool // a raise is not owner-checked
+	instance   bool // a raise or a renewal matches the owner, not the acquisition
+	join       bool // a join takes the key whatever the counter is
+	perishable bool // a request that arrives late takes effect
+
+	guard     bool // a node in quarantine votes
+	bond      bool // a script does not look whether the last handshake was its own process'
+	repair    bool // a handshake takes the process that its text is for for the one that it runs in
+	apart     bool // a handshake and the loading of its text are two commands
+	others    bool // a quarantine is counted by the node's own clock
+	pending   bool // and also where the other nodes' are not known
+	high      bool // there is no high-water mark
+	ownStep   bool // a clock that was set back ends its quarantine by itself
+	joinVote  bool // a node in quarantine can be joined
+	nodes     bool // the number of nodes is not compared
+	raise     bool // a smaller guard that is stored stays
+	bootstrap bool // a node is new as long as it has no memory, whatever process was looked at, and when
+}
+
+// simMemory is what a server keeps in its database.
+type simMemory struct {
+	lock simKey
+	meta simMeta
+}
+
+type simKey struct {
+	owner   string // empty: free
+	fence   uint64
+	until   time.Time // by the server's clock
+	counter uint64
+}
+
+// simMeta is what a server remembers for the restart guard: see lua/guard.lua. Times are
+// in microseconds.
+type simMeta struct {
+	run                     string // empty: there is none
+	n                       int
+	till, high, allow, span int64
+	why                     string
+}
+
+// simText is the text of a script: bound to a process and to a quorum of n nodes.
+type simText struct {
+	run string
+	n   int
+	op  simOp
+}
+
+type simOp uint8
+
+const (
+	simAcquire simOp = iota
+	simJoin
+	simRenew
+)
+
+// simPending is the end of a quarantine that has not begun.
+const simPending int64 = 1<<53 - 1
+
+func newSimServer(id int) *simServer {
+	s := &simServer{id: id, texts: map[simText]bool{}, began: time.Now()}
+	s.started = s.clock().Add(-time.Hour).Unix()
+	s.note()
+	return s
+}
+
+// clock is the server's. s.mu is held.
+func (s *simServer) clock() time.Time {
+	now := time.Now()
+	return now.Add(s.offset + time.Duration(float64(now.Sub(s.began))*s.rate)).Round(0)
+}
+
+func (s *simServer) micros() int64 { return s.clock().UnixMicro() }
+
+// key returns the lock as of now. s.mu is held.
+func (s *simServer) key() *simKey {
+	k := &s.memory.lock
+	if k.owner != "" && !s.clock().Before(k.until) {
+		k.owner = ""
+	}
+	return k
+}
+
+// note writes the memory down. s.mu is held.
+func (s *simServer) note() {
+	if n := len(s.written); n == 0 || s.written[n-1] != s.memory {
+		s.written = append(s.written, s.memory)
+	}
+}
+
+// simReply is what every operation answers.
+type simReply struct {
+	code   simCode
+	err    error
+	fence  uint64
+	clock  time.Time
+	server string
+
+	now, till, span int64
+	n               int
+	why             string
+	memory          driver.Memory
+	unsent          bool // of the operation itself nothing was sent
+}
+
+type simCode uint8
+
+const (
+	simDone        simCode = iota
+	simNoScript            // the text is not in the cache
+	simStale               // it is another process' than that of the last handshake
+	simQuarantined         // no vote yet
+	simOtherQuorum         // of another number of nodes
+	simChanged             // nothing was done: it is not what was looked at, and taken for new
+)
+
+func (s *simServer) reply(fence uint64, err error) simReply {
+	return simReply{err: err, fence: fence, clock: s.clock(), server: s.name(), now: s.micros()}
+}
+
+func (s *simServer) name() string { return fmt.Sprintf("sim-%d.%d", s.id, s.process) }
+
+// late is the refusal of a request that arrived after its end.
+func (s *simServer) late(notAfter time.Time) bool {
+	return !s.broken.perishable && !notAfter.IsZero() && s.clock().After(notAfter)
+}
+
+// hello is lua/hello.lua, and look lua/look.lua with the question for the marker.
+func (s *simServer) hello() simReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reply(0, nil)
+}
+
+func (s *simServer) look(span int64) simReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.reply(0, nil)
+	up := s.clock().Unix() - s.started // whole seconds, of clocks of whole seconds
+	switch {
+	case s.memory.meta.run != "":
+		r.memory = driver.Remembers
+	case s.marked:
+		r.memory = driver.Emptied
+	case (up-1)*1e6 > span:
+		r.memory = driver.Blank
+	default:
+		r.memory = driver.Young
+	}
+	return r
+}
+
+// mark loads the marker.
+func (s *simServer) mark() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.marked = true
+}
+
+// simShake are the arguments of a handshake, in microseconds.
+type simShake struct {
+	text        simText
+	span, allow int64
+	others      int64 // 0: there are none; -1: not known
+	mode        string
+	until       int64 // when it is not new any more
+	load, check bool  // what it does of the two
+}
+
+// handshake is lua/handshake.lua.
+func (s *simServer) handshake(h simShake) simReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.note()
+	if h.load {
+		s.texts[h.text] = true
+	}
+	if !h.check {
+		return s.reply(0, nil)
+	}
+	id, now, m := s.name(), s.micros(), s.memory.meta
+	if s.broken.repair {
+		id = h.text.run
+	}
+	before := m.span
+	span, allow := max(h.span, before), max(h.allow, m.allow)
+	fresh := simPending
+	switch {
+	case s.broken.others:
+		fresh = now + span
+	case s.broken.pending && h.others < 0:
+		fresh = now + span
+	case h.others >= 0:
+		fresh = min(max(now, h.others)+span, simPending)
+	}
+	till, why := m.till, m.why
+	switch known := m.run != ""; {
+	case h.mode == "nodes":
+		till, why = fresh, "nodes"
+	case !known && h.mode != "bootstrap":
+		till, why = fresh, "new"
+	case !known && (h.text.run != id || now > h.until) && !s.broken.bootstrap:
+		return simReply{code: simChanged, clock: s.clock(), server: s.name(), now: now}
+	case !known:
+		till, why = 0, ""
+	case m.n != h.text.n && !s.broken.nodes:
+		return simReply{code: simOtherQuorum, clock: s.clock(), server: s.name(), now: now, n: m.n}
+	case m.run != id && h.mode != "durable":
+		till, why = fresh, "restart"
+	case m.run == id && till > now:
+		till = min(till+max(span-before, 0), fresh)
+	}
+	high := m.high
+	if m.run != id && (m.run == "" || h.mode != "durable") {
+		high = now
+	}
+	if s.broken.raise && before != 0 {
+		span = before
+	}
+	s.memory.meta = simMeta{run: id, n: h.text.n, till: till, high: high, allow: allow, span: span, why: why}
+	r := s.reply(0, nil)
+	r.server, r.till, r.span, r.why = id, till, max(span, h.span), why
+	return r
+}
+
+// evalsha is a script with lua/time.lua and lua/guard.lua before it.
+func (s *simServer) evalsha(t simText, notAfter time.Time, body func() simReply) simReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.note()
+	m := &s.memory.meta
+	switch {
+	case !s.texts[t]:
+		return simReply{code: simNoScript}
+	case s.late(notAfter):
+		return s.reply(0, context.DeadlineExceeded)
+	case !s.broken.bond && (m.run != t.run || m.n != t.n && !s.broken.nodes):
+		r := s.reply(0, nil)
+		r.code = simStale
+		return r
+	}
+	s.contacts++
+	if now := s.micros(); !s.broken.high && m.run != "" && (now < m.high-m.allow || now > m.high+m.allow/2) {
+		if now < m.high {
+			m.till, m.why = simPending, "clock"
+			if s.broken.ownStep {
+				m.till = max(m.till, now+m.span)
+			}
+		}
+		m.high = now
+	}
+	if votes := t.op == simAcquire || t.op == simJoin && !s.broken.joinVote; votes && s.micros() < m.till && !s.broken.guard {
+		r := s.reply(0, nil)
+		r.code, r.till, r.why = simQuarantined, m.till, m.why
+		return r
+	}
+	return body()
+}
+
+// plain is a script without the guard.
+func (s *simServer) plain(notAfter time.Time, body func() simReply) simReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.note()
+	if s.late(notAfter) {
+		return s.reply(0, context.DeadlineExceeded)
+	}
+	return body()
+}
+
+// acquire is lua/acquire.lua and lua/join.lua. s.mu is held.
+func (s *simServer) acquire(req *driver.Request) simReply {
+	k, now := s.key(), s.clock()
+	switch {
+	case k.owner == req.Owner:
+		k.until = now.Add(req.TTL + req.Quorum.Grace)
+		return s.reply(k.fence, nil)
+	case k.owner != "":
+		return s.reply(0, &driver.HeldError{Holder: k.owner, RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
+	case req.Join != 0 && k.counter > req.Join && !s.broken.join:
+		return s.reply(0, &driver.RefusedError{Reason: "the counter is above the token"})
+	}
+	k.fence = driver.NextFence(k.counter, req.FenceFloor, now)
+	if req.Join != 0 {
+		k.fence = req.Join
+	}
+	k.counter = max(k.counter, k.fence)
+	k.owner, k.until = req.Owner, now.Add(req.TTL+req.Quorum.Grace)
+	return s.reply(k.fence, nil)
+}
+
+// renew is lua/renew.lua. s.mu is held.
+func (s *simServer) renew(owner string, fence, least uint64, ttl time.Duration) simReply {
+	k := s.key()
+	switch {
+	case s.broken.owner && k.owner != owner:
+		k.counter = max(k.counter, least)
+		return s.reply(fence, nil)
+	case k.owner != owner, k.fence != fence && !s.broken.instance:
+		return s.reply(0, driver.ErrLost)
+	}
+	k.until = s.clock().Add(ttl)
+	k.counter = max(k.counter, least)
+	return s.reply(fence, nil)
+}
+
+// release is lua/release.lua: it frees exactly this attempt's lock; fence 0: whatever it
+// got.
+func (s *simServer) release(owner string, fence uint64) simReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.note()
+	k := s.key()
+	if k.owner != owner || fence != 0 && k.fence != fence {
+		return s.reply(0, driver.ErrLost)
+	}
+	k.owner = ""
+	return s.reply(0, nil)
+}
+
+// What may happen to a server.
+
+func (s *simServer) pause(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paused = time.Now().Add(d)
+}
+
+// step sets the clock. What it has ended is gone: a server looks for that by itself.
+func (s *simServer) step(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.setClock(s.offset + d)
+}
+
+func (s *simServer) setClock(offset time.Duration) {
+	s.offset, s.steppedAt = offset, s.contacts
+	s.key()
+	s.note()
+}
+
+// expire drops the lock, and keeps the counter.
+func (s *simServer) expire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.memory.lock.owner = ""
+	s.note()
+}
+
+// restart begins a new process with what an earlier one had written by then: back
+// chooses among the writes, of which the last has this number. aged is how long ago the
+// process was started: a promoted replica is no new one.
+func (s *simServer) restart(aged time.Duration, back func(last int) int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.process++
+	s.started = s.clock().Add(-aged).Unix()
+	s.texts, s.marked = map[simText]bool{}, false
+	i := max(back(len(s.written)-1), 0)
+	s.memory, s.written = s.written[i], s.written[:i+1]
+	s.key() // what has ended by now is not loaded
+	s.note()
+}
+
+// flush is FLUSHALL.
+func (s *simServer) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.memory = simMemory{}
+	s.note()
+}
+
+// isStated reports whether a client that has found it without a memory may be telling it
+// so right now. It must not be emptied just then: in that instant nothing on it shows that
+// it has given a lock to somebody else.
+func (s *simServer) isStated() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Before(s.stated)
+}
+
+// unload is SCRIPT FLUSH; evict drops some scripts, and never one that was loaded by
+// SCRIPT LOAD.
+func (s *simServer) unload() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.texts, s.marked = map[simText]bool{}, false
+}
+
+func (s *simServer) evict(drop func() bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for op := simAcquire; op <= simRenew; op++ {
+		if drop() {
+			for t := range s.texts {
+				if t.op == op {
+					delete(s.texts, t)
+				}
+			}
+		}
+	}
+}
+
+// remembers reports whether the server has met a guard.
+func (s *simServer) remembers() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.memory.meta.run != ""
+}
