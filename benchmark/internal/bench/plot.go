@@ -156,9 +156,14 @@ func (s *Section) lines(p Plot, client string) (figure, bool) {
 	for _, x := range xs {
 		f.Marks = append(f.Marks, tick{across(x), grouped(x)})
 	}
-	colour := 0
+	colour, ours := 0, 0
 	for _, name := range names {
 		l := drawnLine{Name: name, Class: lineClass(byName[name][0], &colour)}
+		if l.Class == "ours" {
+			if ours++; ours > 1 {
+				l.Class += " second"
+			}
+		}
 		for i, r := range byName[name] {
 			m, _ := r.metric(p.Metric)
 			pt := drawnPoint{across(r.X), down(m.Value), down(m.Low), down(m.High), name + ", " + r.Case + ": " + m.String()}

@@ -223,13 +223,14 @@ func TestOursStandBesideLibrariesForWhichThereIsNoDriver(t *testing.T) {
 		name, client string
 		kind         Kind
 		xs           int
-	}{{"dlock, a", "a", Ours, 2}, {"peer, a", "a", Peer, 2}, {"peer, b", "b", Peer, 2}, {"bare, socket", floorClient, Limit, 2}, {"peer, c", "c", Peer, 1}} {
+	}{{"dlock, a", "a", Ours, 2}, {"dlock, d", "d", Ours, 2}, {"peer, a", "a", Peer, 2}, {"peer, b", "b", Peer, 2}, {"bare, socket", floorClient, Limit, 2}, {"peer, c", "c", Peer, 1}} {
 		for x := range r.xs {
 			s.Rows = append(s.Rows, &Row{Case: plural(x+1, "x"), X: float64(x), Contestant: r.name, Kind: r.kind, Client: r.client,
 				Metrics: []Metric{{Name: "v", Value: 1, Low: 1, High: 1}}})
 		}
 	}
-	want := map[string][]string{"v, a": {"dlock, a", "peer, a", "bare, socket"}, "v, b": {"dlock, a", "peer, b", "bare, socket"}}
+	want := map[string][]string{"v, a": {"dlock, a", "peer, a", "bare, socket"}, "v, b": {"dlock, a", "dlock, d", "peer, b", "bare, socket"},
+		"v, d": {"dlock, d", "bare, socket"}}
 	figures := s.figures()
 	if len(figures) != len(want) {
 		t.Errorf("%d figures, want %d: one contestant with one point makes none", len(figures), len(want))
@@ -238,6 +239,11 @@ func TestOursStandBesideLibrariesForWhichThereIsNoDriver(t *testing.T) {
 		var names []string
 		for _, l := range f.Lines {
 			names = append(names, l.Name)
+		}
+		for i, l := range f.Lines {
+			if slices.ContainsFunc(f.Lines[:i], func(o drawnLine) bool { return o.Class == l.Class }) {
+				t.Errorf("%s: two lines are drawn as %q", f.Title, l.Class)
+			}
 		}
 		if !slices.Equal(names, want[f.Title]) {
 			t.Errorf("%s shows %q, want %q", f.Title, names, want[f.Title])
