@@ -367,3 +367,65 @@ func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Servers that were up for longer than the guard and never used are new as well, and
+// nobody has to say so; unless strict_guard wants it said.
+func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
+	f := newFleet(t, 3, server.WithClock())
+	f.each(3, func(_ int, s *server.Server) error { return s.SetClock(24 * time.Hour) }) // as if since yesterday
+	for i := range f.servers {
+		for end := time.Now().Add(guardLimit); strings.Contains(fmt.Sprint(f.do(i, "INFO", "server")), "uptime_in_days:0"); {
+			if time.Now().After(end) {
+				t.Fatal("the server does not age")
+			}
+		}
+	}
+	o := &told{}
+	strict := f.quorum("strict:", f.servers, 3, redlock.Options{StrictGuard: true, Event: o.event})
+	if _, err := strict.Acquire(context.Background(), ask("k", time.Second)); !errors.Is(err, driver.ErrRefused) {
+		t.Errorf("with strict_guard: %v", err)
+	}
+	if n := len(o.of(driver.Bootstrapped)); n != 0 {
+		t.Errorf("with strict_guard %d events say that they are new", n)
+	}
+	b := f.quorum("", f.servers, 3, redlock.Options{Event: o.event})
+	if _, err := b.Acquire(context.Background(), ask("k", time.Second)); err != nil {
+		t.Error(err)
+	}
+	if n := len(o.of(driver.Bootstrapped)); n != 1 {
+		t.Errorf("%d events say that they are new", n)
+	}
+	// Two of them look as if they had never been used, and the third has its marker.
+	if err := errors.Join(f.servers[0].SetClock(0), crash(f, 0, f.servers[0]), f.servers[0].SetClock(24*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	f.do(1, "SCRIPT", "FLUSH")
+	f.do(1, "FLUSHALL")
+	f.do(2, "FLUSHALL")
+	if _, err := f.quorum("", f.servers, 3, redlock.Options{}).Acquire(context.Background(), ask("k", time.Second)); !errors.Is(err, driver.ErrRefused) {
+		t.Errorf("one that was emptied: %v", err)
+	}
+}
+
+// A first contact that hangs holds up nobody for longer than his context.
+func TestAFirstContactThatHangsIsWaitedForTogether(t *testing.T) {
+	f := newFleet(t, 3)
+	b := f.quorum("", f.servers, 0, redlock.Options{NodeTimeout: 10 * time.Second})
+	for _, p := range f.closed {
+		if err := p.Restore(); err != nil {
+			t.Fatal(err)
+		}
+		p.BlackHole()
+	}
+	began := time.Now()
+	parallel(20, 20, func(int) {
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := b.Acquire(ctx, ask("k", 20*time.Second)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+	})
+	if took := time.Since(began); took > 9*time.Second {
+		t.Errorf("twenty callers waited for %v, and wanted to for 100 ms", took)
+	}
+}

@@ -574,3 +574,52 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	}
 	t.Logf("%d quarantines of one prefix and process each, and these handshakes: %v", len(quarantines), handshakes)
 }
+
+// Clients with different guards and allowances keep the greater of both, and then leave each
+// other alone.
+func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind)
+		c := dialServer(t, s)
+		var handshakes atomic.Int64
+		w := &wire{admin: func() *redis.Client { return c }, before: func(calls []*Call) *redis.Client {
+			if isHandshake(calls) {
+				handshakes.Add(1)
+			}
+			return c
+		}}
+		var clients []*Node
+		terms := []*driver.Quorum{
+			{N: 1, Guard: 30 * time.Second, Allowance: 400 * time.Millisecond},
+			{N: 1, Guard: 40 * time.Second, Allowance: 10 * time.Millisecond},
+			{N: 1, Guard: 40 * time.Second, Allowance: 10 * time.Millisecond},
+		}
+		for range terms {
+			n, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap = 0, false })
+			clients = append(clients, n)
+		}
+		if _, err := clients[0].Bootstrap(context.Background(), &driver.Bootstrap{Quorum: terms[0]}); err != nil {
+			t.Fatal(err)
+		}
+		round := func() {
+			t.Helper()
+			for i, n := range clients {
+				if _, err := n.Acquire(context.Background(), &driver.Request{Key: fmt.Sprint("k", bids.Add(1)), Owner: "o/1", TTL: 10 * time.Second, Quorum: terms[i]}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		round()
+		before := handshakes.Load()
+		for range 10 {
+			round()
+		}
+		if n := handshakes.Load() - before; n != 0 {
+			t.Errorf("%d handshakes where nothing has changed", n)
+		}
+		words := strings.Fields(fmt.Sprint(do(t, s, "GET", "redlock1:meta")))
+		if want := fmt.Sprint(span(terms[1])); words[5] != want || words[4] != "400000" {
+			t.Errorf("meta is %v; want the span %s and the allowance of the first", words, want)
+		}
+	})
+}

@@ -314,6 +314,18 @@ func (s *suite) guardWords(t *testing.T) {
 	_, err = s.bid(b, "k")
 	forEver(t, err, "read-only replica")
 
+	full := server.StartFor(t, s.kind, server.WithMaxMemory("1", "noeviction"))
+	b, _ = s.guarded(t, full, on)
+	_, err = s.bid(b, "k")
+	var r *driver.RefusedError
+	if !errors.As(err, &r) || r.RetryAfter == 0 || !strings.Contains(err.Error(), "out of memory") {
+		t.Errorf("out of memory: %v", err)
+	}
+	run(t, full, "CONFIG", "SET", "maxmemory", "0")
+	if _, err := s.bid(b, "k"); err != nil {
+		t.Errorf("with memory again: %v", err)
+	}
+
 	lru := server.StartFor(t, s.kind, server.WithMaxMemory("100mb", "allkeys-lru"))
 	b, _ = s.guarded(t, lru, on)
 	_, err = s.bid(b, "k")
