@@ -98,6 +98,7 @@ type guarded struct {
 	n       int
 	scripts [ops]script
 	span    atomic.Int64 // the guard that it is known to keep, in µs; zero: none yet
+	kept    atomic.Int64 // that which it has said to keep, before the marker is there as well
 	told    atomic.Int64 // until when it does not vote, as was told
 }
 
@@ -120,6 +121,15 @@ func (p *process) sha(o op, q *driver.Quorum) string {
 		return g.scripts[o].sha
 	}
 	return ""
+}
+
+// unmarked returns what is known of a server after a handshake that suits q, where only the
+// marker is missing: time ran out before it was left. Otherwise nil.
+func (p *process) unmarked(q *driver.Quorum) *guarded {
+	if g := p.guarded.Load(); g != nil && g.n == q.N && g.span.Load() < span(q) && g.kept.Load() >= span(q) {
+		return g
+	}
+	return nil
 }
 
 // span is how long the server does not vote, in µs: the guard, by a clock that may be a
@@ -279,6 +289,7 @@ func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients have to list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
 	}
 	known := p.guard(g.space, q.N)
+	known.kept.Store(kept)
 	if err := g.leaveMark(ctx); err != nil {
 		return err
 	}

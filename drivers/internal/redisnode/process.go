@@ -241,6 +241,15 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 		return f.slots[slot].Load(), nil
 	}
 	defer done()
+	if q != nil {
+		if g := p.unmarked(q); g != nil {
+			if err := f.guard.leaveMark(ctx); err != nil {
+				return nil, err
+			}
+			g.span.Store(g.kept.Load())
+			return p, nil
+		}
+	}
 	if !asked {
 		now, err := f.ask(ctx, keys[0])
 		if err != nil || now != p {
