@@ -22,32 +22,54 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			c := redis.NewClient(&redis.Options{Addr: s.Addr()})
 			defer func() { _ = c.Close() }()
-			real, err := goredis.New(c, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = real.Close() }()
 			for seed := range uint64(60) {
-				d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: fmt.Sprint("model", seed), real: real, redis: s}
-				d.sim = &simNode{s: newSimServer(0), net: &network{}, rng: d.rng}
-				d.run()
+				duelWith(t, c, s, seed, 0)
+			}
+			for seed := range uint64(12) {
+				duelWith(t, c, s, seed, 25*time.Second)
 			}
 		})
 	}
 }
 
+// duelWith has a server and its model do the same, under a restart guard if there is
+// one. It is long, so that no verdict depends on the time that something took; only
+// a statement that the server is new ends it.
+func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guard time.Duration) {
+	real, err := goredis.New(c, &goredis.Options{Prefix: fmt.Sprint(guard, seed, ":")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = real.Close() }()
+	d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: "model", name: fmt.Sprint(guard, seed, ":model"), real: real, redis: s}
+	d.quorum = driver.Quorum{N: 3, Guard: guard, Allowance: time.Second, Others: d.others}
+	d.sim = &simNode{s: newSimServer(0), net: &network{}, rng: d.rng}
+	d.sim.s.started = time.Now().Unix()
+	d.run()
+}
+
 // duel does the same on both and compares.
 type duel struct {
-	t     *testing.T
-	seed  uint64
-	rng   *rand.Rand
-	key   string
-	real  *goredis.Backend
-	redis *server.Server
-	sim   *simNode
-	pairs []pair
-	last  uint64 // the largest token so far
-	log   []string
+	t      *testing.T
+	seed   uint64
+	rng    *rand.Rand
+	key    string
+	name   string // of the lock, on the server
+	real   *goredis.Backend
+	redis  *server.Server
+	sim    *simNode
+	quorum driver.Quorum
+	blind  bool // the other nodes' clocks are not known
+	pairs  []pair
+	last   uint64 // the largest token so far
+	log    []string
+}
+
+func (d *duel) others() time.Time {
+	if d.blind {
+		return time.Time{}
+	}
+	return time.Now()
 }
 
 type pair struct{ real, sim driver.Lease }
@@ -66,6 +88,9 @@ func (d *duel) run() {
 }
 
 func (d *duel) step(ctx context.Context) string {
+	if d.quorum.Guard > 0 && d.rng.IntN(3) == 0 {
+		return d.befall(ctx)
+	}
 	switch op := d.rng.IntN(10); {
 	case op < 4 || len(d.pairs) == 0:
 		return d.acquire(ctx)
@@ -85,15 +110,72 @@ func (d *duel) step(ctx context.Context) string {
 		}
 		return "release: " + d.same(errA, errB, 0, 0)
 	}
-	if _, err := d.redis.Do("DEL", d.key); err != nil {
-		d.t.Fatal(err)
-	}
+	d.do("DEL", d.name)
 	d.sim.s.expire()
 	return "expire"
 }
 
+// befall does to both what a restart guard is about.
+func (d *duel) befall(ctx context.Context) string {
+	q := d.quorum
+	switch d.rng.IntN(16) {
+	case 0:
+		d.must(d.redis.Restart())
+		d.sim.s.restart(0, func(last int) int { return last })
+		return "restart"
+	case 1:
+		d.must(d.redis.RestartEmpty())
+		d.sim.s.restart(0, func(int) int { return 0 })
+		return "restart empty"
+	case 2:
+		d.do("FLUSHALL")
+		d.sim.s.flush()
+		return "flush"
+	case 3, 4:
+		d.do("SCRIPT", "FLUSH")
+		d.sim.s.unload()
+		return "flush scripts"
+	case 5:
+		d.quorum.N = 3 + 2*d.rng.IntN(2)
+		return fmt.Sprintf("clients with %d nodes", d.quorum.N)
+	case 6:
+		d.blind = d.rng.IntN(2) == 0
+		return fmt.Sprintf("the other clocks are unknown: %v", d.blind)
+	case 7:
+		return d.state(ctx, "change of nodes", &driver.Bootstrap{Quorum: &q, Nodes: true})
+	case 8, 9, 10:
+		return d.state(ctx, "look", &driver.Bootstrap{Quorum: &q, Look: true})
+	case 11:
+		return d.state(ctx, "bootstrap", &driver.Bootstrap{Quorum: &q})
+	}
+	d.do("FLUSHALL")
+	d.sim.s.flush()
+	return "flush and " + d.state(ctx, "bootstrap", &driver.Bootstrap{Quorum: &q})
+}
+
+func (d *duel) state(ctx context.Context, what string, b *driver.Bootstrap) string {
+	r, errA := d.real.Bootstrap(ctx, b)
+	s, errB := d.sim.Bootstrap(ctx, b)
+	if errA == nil && errB == nil && r.Memory != s.Memory {
+		d.t.Errorf("the real node is %v, the simulated one %v", r.Memory, s.Memory)
+	}
+	return what + ": " + d.same(errA, errB, 0, 0)
+}
+
+func (d *duel) do(command ...string) {
+	_, err := d.redis.Do(command...)
+	d.must(err)
+}
+
+func (d *duel) must(err error) {
+	if err != nil {
+		d.t.Fatal(err)
+	}
+}
+
 func (d *duel) acquire(ctx context.Context) string {
-	req := driver.Request{Key: d.key, Owner: fmt.Sprintf("o%d/%d", d.rng.IntN(2), d.rng.IntN(2)), TTL: 20 * time.Second, Quorum: &driver.Quorum{N: 3}}
+	q := d.quorum
+	req := driver.Request{Key: d.key, Owner: fmt.Sprintf("o%d/%d", d.rng.IntN(2), d.rng.IntN(2)), TTL: 20 * time.Second, Quorum: &q}
 	req.FenceFloor = uint64(time.Now().Add(driver.FenceSlack/2).UnixMicro()) + uint64(d.rng.IntN(5))
 	if d.last != 0 && d.rng.IntN(3) == 0 {
 		req.Join = d.last + uint64(d.rng.IntN(20)) - 10
@@ -121,13 +203,21 @@ func (d *duel) same(real, sim error, realFence, simFence uint64) string {
 
 func verdictOf(err error) string {
 	var held *driver.HeldError
+	var refused *driver.RefusedError
 	switch {
 	case err == nil:
 		return "yes"
 	case errors.As(err, &held):
 		return "held by " + request(held.Holder)
-	case errors.Is(err, driver.ErrRefused):
-		return "refused"
+	case !errors.As(err, &refused):
+	case refused.RetryAfter == 0:
+		return "refused for good"
+	case refused.RetryAfter > time.Second:
+		return "refused for one guard"
+	default:
+		return "refused for now"
+	}
+	switch {
 	case errors.Is(err, driver.ErrLost):
 		return "lost"
 	}

@@ -318,7 +318,7 @@ func (s *simServer) acquire(req *driver.Request) simReply {
 	case k.owner != "":
 		return s.reply(0, &driver.HeldError{Holder: k.owner, RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
 	case req.Join != 0 && k.counter > req.Join && !s.broken.join:
-		return s.reply(0, &driver.RefusedError{Reason: "the counter is above the token"})
+		return s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token"})
 	}
 	k.fence = driver.NextFence(k.counter, req.FenceFloor, now)
 	if req.Join != 0 {
