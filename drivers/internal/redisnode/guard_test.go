@@ -654,3 +654,49 @@ func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
 		t.Errorf("%d handshakes and %d marks", h, m)
 	}
 }
+
+// On the server a lock is one call with the guard as without, and a little more work: as
+// usec_per_call says, on a server that has enough to do.
+func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		const callers, locks = 32, 100
+		s := server.StartFor(t, kind)
+		c := dialServer(t, s)
+		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
+		on, _ := newGuarded(t, w, nil)
+		off, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap, c.Prefix = 0, false, "off:" })
+		least := map[*Node]float64{}
+		for round := range 4 {
+			for _, n := range []*Node{on, off} {
+				if _, err := bid(n, fmt.Sprint("warm", round)); err != nil {
+					t.Fatal(err)
+				}
+				do(t, s, "CONFIG", "RESETSTAT")
+				var wg sync.WaitGroup
+				for g := range callers {
+					wg.Go(func() {
+						for i := range locks {
+							if _, err := bid(n, fmt.Sprint(round, "/", g, "/", i)); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				stats := fmt.Sprint(do(t, s, "INFO", "commandstats"))
+				_, line, _ := strings.Cut(stats, "cmdstat_evalsha:")
+				var calls, us int
+				if _, err := fmt.Sscanf(line, "calls=%d,usec=%d,", &calls, &us); err != nil || calls != callers*locks {
+					t.Errorf("%d locks were %d calls: %v", callers*locks, calls, err)
+				}
+				if strings.Contains(stats, "cmdstat_eval:") {
+					t.Errorf("a text was sent again: %s", stats)
+				}
+				if per := float64(us) / float64(calls); least[n] == 0 || per < least[n] {
+					least[n] = per
+				}
+			}
+		}
+		t.Logf("a lock costs the server %.1f µs with the guard and %.1f without: %+.0f %%", least[on], least[off], 100*(least[on]/least[off]-1))
+	})
+}
