@@ -50,7 +50,11 @@ func (d *dedicated) Lock(ctx context.Context, key string, wait bool) (Held, erro
 
 // conn takes a connection out of the pool.
 func (d *dedicated) conn(ctx context.Context) (*pgx.Conn, error) {
-	d.slots <- struct{}{}
+	select {
+	case d.slots <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n := len(d.idle); n > 0 {

@@ -92,7 +92,7 @@ func heldTurn(keys string, n int, watch func(context.Context, *turn, Locker) err
 			return t
 		}
 		// Connections and their buffers are there before; a failure comes again.
-		first, _ := takeMany(ctx, l, keys+"first/", 4*manyAtOnce)
+		first, _ := takeMany(ctx, l, keys+"first/", min(n, 4*manyAtOnce))
 		_ = giveMany(first)
 		memory, _ := footprint()
 		start := time.Now()
