@@ -137,7 +137,8 @@
 // agree within a quarter of the guard.
 //
 // G3 freshness: a successful renewal proves that no lease with a larger token had been
-// granted before it began (under G2's assumptions).
+// granted before it began, under G2's assumptions; and, where a node came back with an
+// older state of its data, if no key had ended early: what it brings back can be renewed.
 //
 // G4 cleanup: an abandoned attempt blocks others for at most the node timeout and one
 // release round trip where the node can be reached, and never longer than TTL plus grace.

@@ -230,7 +230,7 @@ func (s *simServer) handshake(h simShake) simReply {
 		fresh = now + span
 	case s.broken.pending && h.others < 0:
 		fresh = now + span
-	case h.others >= 0:
+	case h.others == 0, h.others > 0 && h.text.run == s.name():
 		fresh = min(max(now, h.others)+span, simPending)
 	}
 	till, why := m.till, m.why
