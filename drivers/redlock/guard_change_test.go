@@ -229,8 +229,8 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = five.Acquire(context.Background(), ask("k", guard))
-	if !errors.Is(err, driver.ErrRefused) {
-		t.Errorf("right after the change: %v", err)
+	if err == nil && time.Since(stated) < guard {
+		t.Errorf("a lock %v after the change", time.Since(stated))
 	}
 	if _, err := held.Renew(context.Background(), &driver.Renewal{TTL: guard}); err == nil {
 		t.Error("a lease on the old nodes was renewed")

@@ -352,6 +352,20 @@ func inQuarantine(why string, till, now int64) string {
 
 // look asks the server what it remembers, and changes nothing.
 func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.Remembrance, error) {
+	r, err := g.glance(ctx, f, q)
+	if err != nil || r.Memory == driver.Remembers || !g.isMarked(ctx) {
+		return r, err
+	}
+	// The marker comes after the memory. If there is none now either, it was taken away; a
+	// moment ago another client may have been about to give it one.
+	if r, err = g.glance(ctx, f, q); err == nil && r.Memory != driver.Remembers {
+		r.Memory = driver.Emptied
+	}
+	return r, err
+}
+
+// glance is a look that knows of no marker.
+func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.Remembrance, error) {
 	c := &Call{Text: luaLook, Keys: []string{g.meta}}
 	sent := time.Now()
 	if err := f.hello.do(ctx, c); err != nil {
@@ -373,8 +387,6 @@ func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.R
 	switch {
 	case meta != "":
 		r.Memory = driver.Remembers
-	case g.isMarked(ctx):
-		r.Memory = driver.Emptied
 	case (up-1)*int64(time.Second/time.Microsecond) > span(q): // it counts whole seconds, by a clock of whole seconds
 		r.Memory = driver.Blank
 	}

@@ -700,3 +700,31 @@ func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
 		t.Logf("a lock costs the server %.1f µs with the guard and %.1f without: %+.0f %%", least[on], least[off], 100*(least[on]/least[off]-1))
 	})
 }
+
+// Between a look and the question for the marker another client may have made its first
+// contact: then the server is neither new nor emptied.
+func TestALookBesideAFirstContactSeesNoEmptiedServer(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind)
+		c := dialServer(t, s)
+		direct := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
+		first, _ := newGuarded(t, direct, nil)
+		looked := false
+		other, _ := newGuarded(t, &wire{before: direct.before, admin: func() *redis.Client {
+			if !looked { // the look is over, and the marker is asked for
+				looked = true
+				if _, err := bid(first, "k"); err != nil {
+					t.Error(err)
+				}
+			}
+			return c
+		}}, nil)
+		if _, err := bid(other, "k2"); err != nil || !looked {
+			t.Errorf("got %v, %v", err, looked)
+		}
+		r, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Look: true})
+		if err != nil || r.Memory != driver.Remembers {
+			t.Errorf("it remembers %+v, %v", r, err)
+		}
+	})
+}
