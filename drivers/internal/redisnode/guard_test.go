@@ -532,13 +532,13 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 					read(prefix, i)
 				}
 			}
-			idle := ""
+			var idle []string
 			for who, n := range granted {
 				if n.Load() < before[who]+20 {
-					idle = who
+					idle = append(idle, who)
 				}
 			}
-			if idle == "" {
+			if len(idle) == 0 {
 				return
 			}
 			if time.Now().After(end) {
