@@ -135,8 +135,11 @@ func command(args ...string) func(*fleet, int, *server.Server) error {
 // appended is the file in which a server with appendonly writes.
 func appended(s *server.Server) (string, error) {
 	files, err := filepath.Glob(filepath.Join(s.Dir(), "appendonlydir", "*.incr.aof"))
-	if err != nil || len(files) != 1 {
-		return "", fmt.Errorf("the append only files are %v, %v", files, err)
+	if err != nil {
+		return "", err
+	}
+	if len(files) != 1 {
+		return "", fmt.Errorf("the append only files are %v", files)
 	}
 	return files[0], nil
 }

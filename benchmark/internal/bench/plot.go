@@ -97,10 +97,10 @@ const floorClient = "socket"
 // shows reports whether a row stands in the picture of a client library: its own, the
 // floor and, where ours have no driver for it, those of ours.
 func (s *Section) shows(r *Row, client string) bool {
-	switch {
-	case r.Client == client:
+	switch r.Client {
+	case client:
 		return true
-	case r.Client == floorClient:
+	case floorClient:
 		return r.Contestant != "scripts, "+floorClient
 	}
 	own := func(o *Row) bool { return o.Kind == Ours && o.Client == client }

@@ -147,12 +147,10 @@ func wantRefused(t *testing.T, err error, says string) *driver.RefusedError {
 	return r
 }
 
-// isHandshake reports whether a batch is a handshake of the guard; isLook, whether it is the
-// question what the server remembers.
+// isHandshake reports whether a batch is a handshake of the guard.
 func isHandshake(calls []*Call) bool {
 	return len(calls[0].Args) > 0 && calls[0].Args[0] == "handshake" && len(calls[0].Args) > 1
 }
-func isLook(calls []*Call) bool { return calls[0].Text == luaLook }
 
 func eachKind(t *testing.T, test func(t *testing.T, kind server.Kind)) {
 	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
@@ -220,7 +218,7 @@ func TestATextOfOneProcessIsLoadedByAnotherAndVotesNot(t *testing.T) {
 			t.Fatalf("it believes in %s", got)
 		}
 		_, err = bid(old, "lost")
-		wantRefused(t, err, "was restarted")
+		_ = wantRefused(t, err, "was restarted")
 		if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 30 * time.Second}); err != nil {
 			t.Errorf("a renewal of what the server remembers, in the quarantine: %v", err)
 		}
@@ -251,12 +249,12 @@ func TestATextThatWasRefusedOnAReplicaVotesNotThereLater(t *testing.T) {
 			return a
 		}}, nil)
 		_, err := bid(confused, "other")
-		wantRefused(t, err, "read-only replica")
+		_ = wantRefused(t, err, "read-only replica")
 
 		do(t, replica, "REPLICAOF", "NO", "ONE")
 		at = b
 		_, err = bid(old, "other")
-		wantRefused(t, err, "another took its place")
+		_ = wantRefused(t, err, "another took its place")
 	})
 }
 
@@ -286,7 +284,7 @@ func TestATextThatWasRefusedForTheSettingsVotesNotLater(t *testing.T) {
 		}
 		do(t, s, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 		_, err = bid(old, "k2")
-		wantRefused(t, err, "was restarted")
+		_ = wantRefused(t, err, "was restarted")
 	})
 }
 
@@ -361,7 +359,7 @@ func TestAServerThatIsEmptiedAtOnceIsNotNew(t *testing.T) {
 			}
 			do(t, s, "FLUSHALL")
 			_, err := bid(n, "k")
-			wantRefused(t, err, "has lost its memory")
+			_ = wantRefused(t, err, "has lost its memory")
 			if atOnce.Load() != 1 {
 				t.Error("it was taken for new again")
 			}
@@ -381,7 +379,7 @@ func TestReleasesThatKeepScriptsAreRefused(t *testing.T) {
 	c := dialServer(t, s)
 	n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, nil)
 	_, err := bid(n, "k")
-	wantRefused(t, err, "keeps scripts over a restart")
+	_ = wantRefused(t, err, "keeps scripts over a restart")
 }
 
 // A promoted replica may lack what its primary had acknowledged, whatever it was durable for.
@@ -403,7 +401,7 @@ func TestAPromotedReplicaIsNotDurable(t *testing.T) {
 		do(t, replica, "REPLICAOF", "NO", "ONE")
 		at = dialServer(t, replica)
 		_, err := bid(n, "k3")
-		wantRefused(t, err, "another took its place")
+		_ = wantRefused(t, err, "another took its place")
 	})
 }
 
@@ -427,7 +425,7 @@ func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
 	}
 	restart(t, s, false)
 	_, err := bid(n, "k2")
-	wantRefused(t, err, "clock was set back")
+	_ = wantRefused(t, err, "clock was set back")
 }
 
 // Two releases of this library, of which the texts differ, and three prefixes on the same
@@ -649,7 +647,7 @@ func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
 		t.Fatalf("without the marker: %v", err)
 	}
 	_, err := n.Acquire(context.Background(), req)
-	wantRefused(t, err, "new, or has lost its memory")
+	_ = wantRefused(t, err, "new, or has lost its memory")
 	if h, m := handshakes.Load(), marks.Load(); h != 1 || m != 2 {
 		t.Errorf("%d handshakes and %d marks", h, m)
 	}

@@ -254,7 +254,7 @@ func (s *suite) lineOrder(t testing.TB) {
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
 	for _, w := range ws { // who asks again keeps its place, and has one
-		s.asks(t, w)
+		_, _ = s.asks(t, w)
 	}
 	s.inLine(t, srv, ws)
 	for i, w := range ws {
@@ -322,7 +322,7 @@ func (s *suite) lineLeaves(t testing.TB) {
 	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
 	ws[1].leave()
 	eventually(t, func() error {
-		s.asks(t, ws[0]) // the line stays, with all who do not leave it
+		_, _ = s.asks(t, ws[0]) // the line stays, with all who do not leave it
 		if n := len(line(t, srv)); n != 4 {
 			return fmt.Errorf("%d in line when one has left", n)
 		}
