@@ -109,17 +109,22 @@
 //     the longest guard that it was ever told.
 //   - Other nodes, more or fewer: run "dlock bootstrap --nodes" with the URL of the new
 //     list, all of which has to answer. From then on clients with the old list are refused,
-//     and for one guard all others are. Then give the new list to all clients. To
-//     replace a machine by another at the same address nothing is needed.
+//     and for one guard all others are. Give the new list to all clients in that time, and
+//     leave none with the old one. Clients are told apart by the number of nodes alone: to
+//     replace a node by one at another address, add that one first, and then leave the old
+//     one out. To replace a machine by another at the same address nothing is needed.
 //   - Durable nodes: one with appendonly yes and appendfsync always forgets nothing that
 //     it acknowledged; with durable=true in its URL it is in quarantine only if its data
 //     was lost.
 //   - restart_guard=off, for all clients, is for tests, for nodes behind which INFO, which
 //     tells the process, is not allowed, and for those that are Clusters.
 //
-// An eviction policy other than noeviction is refused, and so are replicas. Not covered are
-// a failover behind one address while the old primary still serves, and the snapshot of a
-// virtual machine that is restored with the process in it.
+// An eviction policy other than noeviction is refused, and so are replicas, and Redis before
+// 7, which keeps scripts over a restart. Not covered are a failover behind one address while
+// the old primary still serves, the snapshot of a virtual machine that is restored with the
+// process in it, a process that becomes a replica and a primary again between two calls, and
+// FLUSHALL together with SCRIPT FLUSH on all nodes before the first contact of a client
+// without StrictGuard.
 //
 // # What is promised
 //

@@ -38,6 +38,10 @@
 //	grace              how much longer than its TTL a lock stays unless it is released
 //	                   (the call timeout and a tenth of the TTL)
 //	pool_size          connections at most (10)
+//	restart_guard      a lone server: for how long it grants nothing after a restart (off)
+//	bootstrap          a lone server with a guard is new, unless it has a memory (false)
+//	strict_guard       none is taken for new otherwise, however long it has been up (false)
+//	durable            it forgets nothing that it acknowledged: appendfsync always (false)
 //
 // A parameter that is not known is an error that names it. No error shows a password.
 //
@@ -72,7 +76,9 @@
 //
 //	~prefix* &prefix* +eval +evalsha +time +set +get +del +pexpire +pttl +publish +subscribe +unsubscribe
 //
-// and INFO is of use: without it the server's restarts are not told apart. Where pub/sub
+// and INFO is of use: without it the server's restarts are not told apart. A restart guard,
+// which nodes of a redlock quorum have by default, needs +info +multi +exec and Redis 7, since
+// Redis 6 keeps scripts over a restart; +script and +config are of use to it. Where pub/sub
 // is not allowed waiters poll, and an event says so once. +zadd +zpopmin +zrem +zrange
 // are for the line: without them a release wakes all who wait at once.
 //
