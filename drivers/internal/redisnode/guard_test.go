@@ -147,6 +147,20 @@ func wantRefused(t *testing.T, err error, says string) *driver.RefusedError {
 	return r
 }
 
+// replicated waits until the replica has what the primary wrote down.
+func replicated(t *testing.T, primary, replica *server.Server) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		want, _ := primary.Do("GET", "redlock1:meta")
+		if got, _ := replica.Do("GET", "redlock1:meta"); want != nil && got == want {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the replica does not get what its primary wrote down")
+		}
+	}
+}
+
 // isHandshake reports whether a batch is a handshake of the guard.
 func isHandshake(calls []*Call) bool {
 	return len(calls[0].Args) > 0 && calls[0].Args[0] == "handshake" && len(calls[0].Args) > 1
@@ -238,10 +252,7 @@ func TestATextThatWasRefusedOnAReplicaVotesNotThereLater(t *testing.T) {
 		if _, err := bid(old, "k"); err != nil {
 			t.Fatal(err)
 		}
-		do(t, primary, "WAIT", "1", "10000")
-		if meta, _ := replica.Do("GET", "redlock1:meta"); meta == nil {
-			t.Fatal("the replica has no meta")
-		}
+		replicated(t, primary, replica)
 		confused, _ := newGuarded(t, &wire{admin: w.admin, before: func(calls []*Call) *redis.Client {
 			if isHandshake(calls) {
 				return b
@@ -397,7 +408,7 @@ func TestAPromotedReplicaIsNotDurable(t *testing.T) {
 		if _, err := bid(n, "k2"); err != nil {
 			t.Errorf("a durable server was restarted: %v", err)
 		}
-		do(t, primary, "WAIT", "1", "10000")
+		replicated(t, primary, replica)
 		do(t, replica, "REPLICAOF", "NO", "ONE")
 		at = dialServer(t, replica)
 		_, err := bid(n, "k3")

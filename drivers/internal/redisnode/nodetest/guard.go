@@ -542,7 +542,15 @@ func (s *suite) guardPromoted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, old, "WAIT", "1", "30000")
+	eventually(t, func() error { // whichever is promoted
+		want, _ := old.Do("GET", "redlock1:meta")
+		for _, n := range g.Nodes {
+			if got, _ := n.Do("GET", "redlock1:meta"); want == nil || got != want {
+				return errors.New("a replica does not get what its primary wrote down")
+			}
+		}
+		return nil
+	})
 	if err := old.Kill(); err != nil {
 		t.Fatal(err)
 	}
