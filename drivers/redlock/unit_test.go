@@ -162,7 +162,7 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 			nodes = append(nodes, &simNode{s: servers[i], net: &network{}, rng: rand.New(rand.NewPCG(1, uint64(i)))})
 		}
 		var events []driver.Event
-		b, err := New(nodes, &Options{Event: func(e driver.Event) { events = append(events, e) }})
+		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Event) { events = append(events, e) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestTheBreakerOpensAndCloses(t *testing.T) {
 		}
 		var mu sync.Mutex
 		var events []driver.EventKind
-		b, err := New(nodes, &Options{Event: func(e driver.Event) {
+		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			events = append(events, e.Kind)

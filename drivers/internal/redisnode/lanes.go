@@ -66,8 +66,8 @@ const (
 // is far away, a call that goes alone does so on the caller's own goroutine: passing it
 // to another costs a third of a round trip on loopback. It is then bounded by its own
 // deadline, and notices a cancellation with the answer. One that may have to connect
-// first does not, nor does any while another connects: that takes a time of its own, and
-// a library's pool may be locked meanwhile.
+// first does not: that takes a time of its own. Beside another call it may have to: two that
+// were answered at a time may have had one connection, one right after the other.
 //
 // What is under way to a server that does not answer is bounded: the lanes, and only
 // one of them once a call was not answered, until one is.
@@ -169,7 +169,7 @@ func (l *lanes) enter(c *Call) (lane int, m mode, err error) {
 	switch {
 	case l.busy >= l.proven:
 		m = connecting
-	case l.direct && l.on[connecting] == 0 && c.deadline.Sub(now) >= max(promptly*l.usual, minCallTimeout):
+	case l.direct && l.busy == 0 && c.deadline.Sub(now) >= max(promptly*l.usual, minCallTimeout):
 		m, due = onCaller, c.deadline
 	}
 	if m != onCaller {

@@ -242,8 +242,8 @@ func TestACallerCarriesItsCallWhereTheAnswerIsNear(t *testing.T) {
 			t.Errorf("a call beside one that connects goes in mode %v", m)
 		}
 		leave(b, time.Millisecond)
-		if b, m = enter(second); m != onCaller {
-			t.Errorf("a call goes in mode %v when two were answered", m)
+		if b, m = enter(second); m != passed {
+			t.Errorf("a call beside another goes in mode %v: the two that were answered may have had one connection", m)
 		}
 		leave(b, 0)
 		leave(a, 0)

@@ -58,7 +58,7 @@ func (s *suite) hungConnect(t *testing.T) {
 		t.Run(when, func(t *testing.T) {
 			srv := server.StartFor(t, s.kind)
 			p := fault.NewProxy(t, srv.Addr())
-			b := s.open(t, s.url(p.Addr(), "?call_timeout=500ms&dial_timeout=10m"))
+			b := s.open(t, s.url(p.Addr(), "?call_timeout=500ms&dial_timeout=30s"))
 			if when == "later" {
 				s.warm(t, b)
 			}
