@@ -220,11 +220,7 @@ func (g *guard) leaveMark(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		var refusal ServerError
-		if errors.As(err, &refusal) {
-			return err
-		}
-		return &notSent{err}
+		return before(err)
 	}
 	return nil
 }
@@ -369,11 +365,7 @@ func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver
 	c := &Call{Text: luaLook, Keys: []string{g.meta}}
 	sent := time.Now()
 	if err := f.hello.do(ctx, c); err != nil {
-		var reply ServerError
-		if errors.As(err, &reply) {
-			return nil, err
-		}
-		return nil, &notSent{err}
+		return nil, before(err)
 	}
 	run, _ := text(c.Reply, 0)
 	us, ok := number(c.Reply, 1)

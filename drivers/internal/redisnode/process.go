@@ -114,12 +114,7 @@ func (f *fleet) ask(ctx context.Context, key string) (*process, error) {
 	c := &Call{Text: luaHello, Keys: []string{key}}
 	sent := time.Now()
 	if err := f.hello.do(ctx, c); err != nil {
-		// Nothing of the operation itself was sent.
-		var reply ServerError
-		if errors.As(err, &reply) {
-			return nil, err
-		}
-		return nil, &notSent{err}
+		return nil, before(err)
 	}
 	received := time.Now()
 	run, ok := text(c.Reply, 0)
@@ -282,11 +277,7 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 func (f *fleet) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
 	sent := time.Now()
 	if err := p.lanes.do(ctx, c); err != nil {
-		var reply ServerError
-		if errors.As(err, &reply) {
-			return nil, err
-		}
-		return nil, &notSent{err}
+		return nil, before(err)
 	}
 	run, _ := text(c.Reply, 1)
 	us, ok := number(c.Reply, 2)
