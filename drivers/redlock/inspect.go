@@ -255,35 +255,39 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	}))
 }
 
-// ownerOf returns who has key on some node with token fence.
+// ownerOf returns who has key with token fence: on a majority of the nodes, where the
+// token is the lease's, or on some node, where it has nothing but that.
 func (b *Backend) ownerOf(ctx context.Context, key string, fence uint64) (string, error) {
-	var mu sync.Mutex
-	owner := ""
+	states := make([]*driver.State, len(b.nodes))
 	errs := b.each(ctx, func(ctx context.Context, n *node) error {
 		i, err := n.inspector()
 		if err != nil {
 			return err
 		}
-		s, err := i.Lookup(ctx, key)
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		for _, h := range s.Holders {
-			if h.Fence == fence {
-				owner = request(h.Owner)
-			}
-		}
-		return nil
+		states[n.index], err = i.Lookup(ctx, key)
+		return err
 	})
 	if err := b.answered(errs); err != nil {
 		return "", err
 	}
-	if owner == "" {
-		return "", driver.ErrLost
+	leases := map[string]bool{}
+	for _, h := range b.merge(key, states).Holders {
+		if h.Fence == fence {
+			return h.Owner, nil
+		}
+		leases[h.Owner] = true
 	}
-	return owner, nil
+	for _, s := range states {
+		if s == nil {
+			continue
+		}
+		for _, h := range s.Holders {
+			if h.Fence == fence && !leases[request(h.Owner)] {
+				return request(h.Owner), nil
+			}
+		}
+	}
+	return "", driver.ErrLost
 }
 
 // breakHold takes key from owner on one node.

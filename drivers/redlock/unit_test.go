@@ -271,6 +271,48 @@ func TestWatchWakesWhenAMajorityAnnounced(t *testing.T) {
 	})
 }
 
+// Where the nodes granted different tokens, a lease is broken by its own alone.
+func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
+	s := newSpaces(3)
+	ahead := uint64(time.Now().Add(driver.FenceSlack / 2).UnixMicro())
+	for i, node := range s { // counters that differ, all ahead of what a quorum proposes
+		r := request1("k", fmt.Sprint("before/", i), time.Second)
+		r.FenceFloor = ahead + uint64(10*i)
+		l, err := node.Acquire(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := s.quorum(t, nil)
+	l, err := b.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, node := range s {
+		st, err := node.Lookup(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range st.Holders {
+			if h.Fence == l.Grant().Fence {
+				continue
+			}
+			if err := b.Break(t.Context(), "k", h.Fence); !errors.Is(err, driver.ErrLost) {
+				t.Errorf("Break with node %d's token, %d under the lease's: %v", i, l.Grant().Fence-h.Fence, err)
+			}
+		}
+	}
+	if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("the renewal of a broken lock: %v", err)
+	}
+}
+
 // Lookup names the holder that a majority has, and Break takes the lock away from it.
 func TestOperatorsSeeAndBreak(t *testing.T) {
 	s := newSpaces(5)
