@@ -38,7 +38,12 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 			replies[i] = c.queue(ctx, pipe, call).Slice
 		}
 	}
-	_, _ = pipe.Exec(ctx) // every command has its own error
+	cmds, err := pipe.Exec(ctx) // every command has its own error,
+	for _, cmd := range cmds {
+		if cmd := cmd.(*redis.Cmd); cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err) // unless there was no connection
+		}
+	}
 	for i, call := range calls {
 		c.finish(call, replies[i])
 	}
