@@ -315,11 +315,12 @@ report() {
 		function recall(package, name, size,   i, k) {
 			if (size == 1 && parent[name]) return # it says that a subtest failed
 			print "--- " package " " (name == "" ? "(outside of its tests)" : name) >> failures
-			if (name != "" && size > most) print "    ... " size - most " lines" >> failures
+			if (name != "" && size > most) print "    ... " size - most " lines, of which are told:" >> failures
 			for (i = 1; i <= n; i++) {
 				if (owner[i] != name) continue
 				k++
-				if (name == "" ? k <= most : k > size - most) print line[i] >> failures
+				# A line that a test wrote is told wherever it stands: logs of servers may follow.
+				if (name == "" ? k <= most : k > size - most || line[i] ~ /^ +[^ ]+\.go:[0-9]+: /) print line[i] >> failures
 			}
 			if (name == "" && size > most) print "    ... " size - most " lines" >> failures
 		}
