@@ -61,8 +61,18 @@ func (b *Backend) begin(ctx context.Context) error {
 // failed puts the context's end before a verdict that it brought about.
 func (b *Backend) failed(ctx context.Context, err error) error {
 	b.count.failures.Add(1)
-	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
+	if end := ended(ctx); end != nil && !errors.Is(err, end) {
 		return fmt.Errorf("%w: %w", end, err)
+	}
+	return err
+}
+
+// ended is ctx.Err, but knows of a deadline before the context's timer does: that of the
+// nodes' time, which ends with it, may have been the first.
+func ended(ctx context.Context) error {
+	err := ctx.Err()
+	if deadline, ok := ctx.Deadline(); err == nil && ok && !time.Now().Before(deadline) {
+		err = context.DeadlineExceeded
 	}
 	return err
 }

@@ -595,8 +595,8 @@ func (l *lease) renewalOutcome(ctx context.Context, err error, start time.Time) 
 		return driver.Grant{}, l.verdict(driver.ErrLost)
 	case err != nil:
 		return driver.Grant{}, err
-	case ctx.Err() != nil:
-		return driver.Grant{}, ctx.Err()
+	case ended(ctx) != nil:
+		return driver.Grant{}, ended(ctx)
 	case acks >= l.b.q:
 		return driver.Grant{}, l.unknown("the renewal took as long as the TTL, %v", l.ttl)
 	}

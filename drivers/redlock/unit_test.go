@@ -102,6 +102,36 @@ func (s script) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, e
 }
 func (s script) String() string { return s.Backend.(fmt.Stringer).String() }
 
+// lateContext is one whose timer has not run yet, though its deadline has passed.
+type lateContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// The nodes' time ends with the caller's, and its timer may be the first: the error tells
+// all the same that the caller's time was over.
+func TestADeadlineIsToldBeforeItsTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		silent := func() driver.Backend {
+			return script{memory.New(), func(ctx context.Context, _ *driver.Request) (driver.Lease, error) {
+				<-ctx.Done()
+				return nil, errors.New("no answer")
+			}}
+		}
+		b, err := New([]driver.Backend{silent(), silent(), silent()}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		ctx := lateContext{t.Context(), time.Now().Add(20 * time.Millisecond)}
+		if _, err := b.Acquire(ctx, request1("k", "web/x", time.Second)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 // What a minority says leaks through no verdict.
 func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	errDown := errors.New("connection refused")
