@@ -146,6 +146,9 @@ func progress(t *testing.T, members ...*member) {
 // The guard is made longer while clients run and nodes are restarted: the guard first, one
 // client after the other, and then the leases.
 func TestTheGuardIsRolledOutUnderLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short")
+	}
 	const before, after = time.Second, 2 * time.Second
 	f := newFleet(t, 5)
 	b := newBook(t)
@@ -203,6 +206,9 @@ func TestTheGuardIsRolledOutUnderLoad(t *testing.T) {
 // clients get it. Those that have the old one are refused, and told what to do; what they
 // held ends before anybody gets it.
 func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short")
+	}
 	const guard = time.Second
 	f := newFleet(t, 5)
 	b := newBook(t)

@@ -199,7 +199,7 @@ func amnesias() map[string]*amnesia {
 func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 	want := *restartTrials
 	if testing.Short() {
-		want = min(want, 50)
+		want = min(want, 10)
 	}
 	for name, a := range amnesias() {
 		t.Run(name, func(t *testing.T) {
