@@ -33,20 +33,17 @@ const (
 	stepBack = 200 * time.Microsecond
 )
 
-// noPlace is what an acquire says for which nobody waits.
-var noPlace = []string{""}
-
 // line returns what an acquire says about the line: its place, if somebody watches
 // the key.
 func (h *hub) line(a *attempt, q *driver.Quorum) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.topics) == 0 || !h.called {
-		return noPlace
+		return nil
 	}
 	t := h.topics[h.node.names.channel(a.key)]
 	if t == nil || len(t.watchers) == 0 {
-		return noPlace
+		return nil
 	}
 	if t.place == "" {
 		h.places++
@@ -199,5 +196,9 @@ func (n *Node) handing(key, place string) []string {
 	if n.cfg.Cluster { // PUBLISH counts those of one node
 		tells = "0"
 	}
-	return []string{n.names.channel(key), n.names.line(key), n.names.own(), tells, place}
+	said := []string{n.names.channel(key), n.names.line(key), n.names.own(), tells}
+	if place != "" {
+		said = append(said, place)
+	}
+	return said
 }

@@ -1,12 +1,14 @@
 -- Takes the lock, if it is free.
 -- KEYS: 1 lock, 2 counter.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX (ms), 4 proposed token (us) or 0, 5 PX of the counter (ms),
--- 6 place in line, or '' where nobody waits; and then 7 line, 8 PX of the line (ms), 9 since when it waits (us) or 0.
+-- 6 place in line, if somebody waits; and then 7 line, 8 PX of the line (ms), 9 since when it waits (us) or 0.
 -- Reply: {1, token, TIME} granted; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local me = ARGV[2] .. '|'
-local x = now
-if ARGV[4] ~= '0' then x = math.min(tonumber(ARGV[4]), now + 500000) end
-local fence = string.format('%.0f', x)
+local fence, x = ARGV[4], tonumber(ARGV[4])
+if x == 0 or x > now + 500000 then
+  x = x == 0 and now or now + 500000
+  fence = string.format('%.0f', x)
+end
 local place, v, got = ARGV[6] or '', false, false
 local since = ARGV[9] ~= '0' and ARGV[9] or fence
 if place ~= '' then v = redis.call('GET', KEYS[1]) end

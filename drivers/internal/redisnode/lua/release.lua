@@ -3,7 +3,7 @@
 -- KEYS: 1 lock. The line is not among them: a user who may not use it is to release all the same.
 -- ARGV: 1 '0' (a release is never too late), 2 value (owner/attempt|token), or owner/attempt| for whatever token, or '',
 -- 3 channel, 4 line, 5 what a waiter's own channel begins with, 6 '1' where PUBLISH tells whether a waiter is there,
--- 7 a place in line to give up, and with it the lock if it is kept for that, or free; or ''.
+-- 7 a place in line to give up, if there is one, and with it the lock if it is kept for that, or free.
 -- A place is channel.number.time: the time (ms) is for how long the lock is kept. A waiter is told: delay (ms), place,
 -- lock. Who is second comes again after the delay, for the first may be dead.
 -- Reply: {1} freed; {0} it was not this one's; {2} freed, but PUBLISH is refused; {3} kept for the next.
