@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -51,7 +52,7 @@ func Drivers() []string {
 func Open(name, dsn string, opts ...Option) (*Client, error) {
 	var c config
 	c.reset()
-	b, err := open(name, dsn, "", nil, &c)
+	b, err := open(name, dsn, nil, &c)
 	if err != nil {
 		return nil, err
 	}
@@ -82,27 +83,36 @@ func OpenURL(url string, opts ...Option) (*Client, error) {
 // nodes of a quorum, or a wrapper around a driver. Its ttl parameter is refused,
 // since a backend has no default. The caller closes the backend.
 func OpenBackend(url string) (driver.Backend, error) {
-	return openNode(url, "", nil)
+	return openBackend(url, nil)
 }
 
-// openNode opens a backend that is a part of something: prefix and event are those
-// of the whole.
-func openNode(url, prefix string, event func(driver.Event)) (driver.Backend, error) {
+// whole is what a backend that is a part of something, a node of a quorum, gets from that.
+type whole struct {
+	prefix string
+	event  func(driver.Event)
+}
+
+// openBackend opens a backend, as a part of something unless of is nil.
+func openBackend(url string, of *whole) (driver.Backend, error) {
 	name, err := scheme(url)
 	if err != nil {
 		return nil, err
 	}
 	var c config
-	b, err := open(name, url, prefix, event, &c)
-	if err == nil && c.ttlSet {
-		_ = b.Close()
-		return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to a client, and this opens a bare backend"))
+	b, err := open(name, url, of, &c)
+	if err != nil || !c.ttlSet {
+		return b, err
 	}
-	return b, err
+	_ = b.Close()
+	if of != nil {
+		return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to the whole, and not to one of its parts"))
+	}
+	return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to a client, and this opens a bare backend"))
 }
 
-// open opens a backend; what the DSN says of the client goes into c.
-func open(name, dsn, prefix string, event func(driver.Event), c *config) (driver.Backend, error) {
+// open opens a backend, as a part of something unless of is nil; what the DSN says of the
+// client goes into c.
+func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 	registry.RLock()
 	d := registry.drivers[name]
 	registry.RUnlock()
@@ -113,11 +123,12 @@ func open(name, dsn, prefix string, event func(driver.Event), c *config) (driver
 	if err != nil {
 		return nil, fmt.Errorf("dlock: open %s: %w", name, err)
 	}
-	if p, ok := params["prefix"]; ok {
-		if prefix != "" && p != prefix {
-			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "differs from that of the whole"))
+	prefix, given := params["prefix"]
+	if of != nil {
+		if given && prefix != of.prefix { // a lock under other names on a few nodes excludes nobody
+			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "differs from that of the whole, to which it belongs"))
 		}
-		prefix = p
+		prefix = of.prefix
 	}
 	if len(prefix) >= driver.MaxKey {
 		return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "leaves no room for a key: the limit is %d bytes together", driver.MaxKey))
@@ -129,7 +140,10 @@ func open(name, dsn, prefix string, event func(driver.Event), c *config) (driver
 		}
 		c.ttl, c.ttlSet = ttl, true
 	}
-	if event == nil {
+	var event func(driver.Event)
+	if of != nil {
+		event = of.event
+	} else {
 		event = c.sink()
 	}
 	c.prefix = prefix
@@ -138,7 +152,7 @@ func open(name, dsn, prefix string, event func(driver.Event), c *config) (driver
 		Prefix: prefix,
 		Event:  event,
 		Resolve: func(url string) (driver.Backend, error) {
-			return openNode(url, prefix, event)
+			return openBackend(url, &whole{prefix, event})
 		},
 	})
 	if err != nil {
@@ -215,10 +229,10 @@ func splitParams(dsn string) (rest string, params map[string]string, err error) 
 			continue
 		}
 		if _, twice := params[name]; twice {
-			return "", nil, driver.Invalid("parameter "+name, "is given twice")
+			return "", nil, driver.Invalid("parameter "+strconv.Quote(name), "is given twice")
 		}
 		if params[name], err = url.QueryUnescape(value); err != nil {
-			return "", nil, driver.Invalid("parameter "+name, "is not percent-encoded well")
+			return "", nil, driver.Invalid("parameter "+strconv.Quote(name), "is not percent-encoded well")
 		}
 	}
 	rest = head

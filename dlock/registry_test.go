@@ -72,29 +72,29 @@ func TestTTLAndPrefixAreTakenOutOfTheDSN(t *testing.T) {
 }
 
 func TestNodesGetThePrefixOfTheWhole(t *testing.T) {
-	c, err := dlock.OpenURL("test:?prefix=app:", dlock.WithLogger(nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	resolve := testDriver.got.Resolve
-	for url, ok := range map[string]bool{
-		"test:": true, "test:?prefix=app:": true, "test:?prefix=other": false, "test:?ttl=1s": false, "nosuch:": false,
-	} {
-		b, err := resolve(url)
-		if (err == nil) != ok {
-			t.Errorf("%s: %v", url, err)
-		}
+	for _, prefix := range []string{"app:", ""} {
+		c, err := dlock.OpenURL("test:?prefix="+prefix, dlock.WithLogger(nil))
 		if err != nil {
-			if !errors.Is(err, dlock.ErrInvalid) {
-				t.Errorf("%s: %v is to be ErrInvalid", url, err)
+			t.Fatal(err)
+		}
+		defer c.Close()
+		resolve := testDriver.got.Resolve
+		for url, ok := range map[string]bool{
+			"test:": true, "test:?prefix=" + prefix: true, "test:?prefix=other": false, "test:?ttl=1s": false, "nosuch:": false,
+		} {
+			b, err := resolve(url)
+			if (err == nil) != ok {
+				t.Errorf("%s with the prefix %q: %v", url, prefix, err)
 			}
-			continue
+			if err != nil {
+				wantInvalid(t, "", err)
+				continue
+			}
+			if testDriver.got.Prefix != prefix {
+				t.Errorf("%s: prefix %q, want %q", url, testDriver.got.Prefix, prefix)
+			}
+			_ = b.Close()
 		}
-		if testDriver.got.Prefix != "app:" {
-			t.Errorf("%s: prefix %q", url, testDriver.got.Prefix)
-		}
-		_ = b.Close()
 	}
 }
 
@@ -105,8 +105,8 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"begin with":         canary + "@host:6379",
 		"nosuch":             "nosuch://u:" + canary + "@h",
 		`"ttl": is to be`:    "test://u:" + canary + "@h?ttl=" + canary,
-		"ttl: is given":      "test://u:" + canary + "@h?ttl=1s&ttl=2s",
-		"prefix: is not":     "test://u:" + canary + "@h?prefix=%zz" + canary,
+		`"ttl": is given`:    "test://u:" + canary + "@h?ttl=1s&ttl=2s",
+		`"prefix": is not`:   "test://u:" + canary + "@h?prefix=%zz" + canary,
 		"over the maximum":   "test://u:" + canary + "@h?ttl=999h",
 		"under the minimum":  "test://u:" + canary + "@h?ttl=1ms",
 		`"prefix": leaves`:   "test:?prefix=" + strings.Repeat("p", 512),
