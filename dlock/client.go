@@ -202,10 +202,12 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 		c.count.waitedNanosecs.Add(uint64(time.Since(r.began)))
 	}
 	if c.hooks.Acquired != nil {
-		defer l.unlockOnPanic()()
+		done := false
+		defer l.unlockUnless(&done)
 		e := l.event(op, nil)
 		e.Attempt, e.Waited = r.attempts, time.Since(r.began)
 		c.hooks.Acquired(l.ctx, e)
+		done = true
 	}
 	return l, nil
 }
@@ -386,10 +388,10 @@ func (c *Client) attempt(ctx context.Context, r *request, wait bool) (*Lease, er
 	if err == nil {
 		l, err = c.hold(ctx, r, held, at, start)
 	}
-	if l != nil {
-		defer l.unlockOnPanic()()
-	}
+	done := l == nil
+	defer l.unlockUnless(&done)
 	c.tally(ctx, r, l, err, time.Since(start))
+	done = true
 	return l, err
 }
 

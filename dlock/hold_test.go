@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -392,6 +393,61 @@ func TestAHookThatPanicsLeavesNoLock(t *testing.T) {
 			t.Errorf("%s: the lock is left", name)
 		}
 	}
+}
+
+func TestAHookThatEndsItsGoroutineLeavesNoLock(t *testing.T) {
+	end := func(context.Context, dlock.Event) { runtime.Goexit() } // t.FailNow does
+	for name, hooks := range map[string]dlock.Hooks{"Attempt": {Attempt: end}, "Acquired": {Acquired: end}} {
+		s := newSpy()
+		c := newSpyClient(t, s, dlock.WithHooks(hooks))
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, err := c.Lock(t.Context(), "k")
+			t.Errorf("%s: Lock returned %v", name, err)
+		}()
+		<-ended
+		if !free(t, s, "k") || c.Stats().Held != 0 {
+			t.Errorf("%s: the lock is left", name)
+		}
+	}
+}
+
+// The longest durations mean "for ever", and no sum with them overflows.
+func TestTheLongestDurationsAreForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, s)
+		l := lock(t, c, "k", dlock.WithMaxHold(math.MaxInt64))
+		time.Sleep(2 * dlock.DefaultMaxHold)
+		if err := l.Err(); err != nil {
+			t.Errorf("WithMaxHold: %v", err)
+		}
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+
+		s.set(func() { s.acquire = func(context.Context, *driver.Request) error { return errors.New("away") } })
+		for range 10 {
+			before := s.acquires.Load()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			_, err := c.Lock(ctx, "k", dlock.WithBackoff(math.MaxInt64, math.MaxInt64))
+			cancel()
+			if n := s.acquires.Load() - before; n != 1 || !errors.Is(err, dlock.ErrUnavailable) {
+				t.Errorf("WithBackoff: %d attempts within an hour: %v", n, err)
+			}
+		}
+		s.set(func() { s.acquire = nil })
+
+		l = lock(t, c, "k", dlock.WithMaxHold(0), dlock.WithMinHold(math.MaxInt64))
+		if err := l.Unlock(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * time.Hour)
+		if free(t, s, "k") {
+			t.Error("WithMinHold was forgotten")
+		}
+	})
 }
 
 func TestAReleaseOfWhatIsGoneDidNotFail(t *testing.T) {

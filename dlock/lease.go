@@ -557,13 +557,11 @@ func (c *Client) start(ctx context.Context, l *Lease) context.Context {
 	return ctx
 }
 
-// unlockOnPanic is deferred around a hook: if it panics, nobody gets the lease.
-func (l *Lease) unlockOnPanic() func() {
-	return func() {
-		if p := recover(); p != nil {
-			_ = l.Unlock()
-			panic(p)
-		}
+// unlockUnless is deferred around a hook: if it panics, or ends the goroutine, nobody gets
+// the lease.
+func (l *Lease) unlockUnless(done *bool) {
+	if !*done {
+		_ = l.Unlock()
 	}
 }
 

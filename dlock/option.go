@@ -86,6 +86,10 @@ func (l *lockConfig) checkLock() error {
 	return l.err
 }
 
+// forever is 73 years. Options cut what is longer, math.MaxInt64 say, to it: a sum with the
+// time that has passed would overflow.
+const forever time.Duration = 1 << 61
+
 type lockOption func(*lockConfig)
 
 func (o lockOption) setClient(c *config)   { o(&c.lockConfig) }
@@ -141,7 +145,7 @@ func WithRenewal(on bool) LockOption {
 // and renews for ever.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
-		l.maxHold, l.maxHoldSet = d, true
+		l.maxHold, l.maxHoldSet = min(d, forever), true
 		if d < 0 {
 			l.bad("WithMaxHold", "%v is to be zero (no bound) or more", d)
 		}
@@ -154,7 +158,7 @@ func WithMaxHold(d time.Duration) LockOption {
 // process ends; on a session backend Close waits for it.
 func WithMinHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
-		l.minHold = d
+		l.minHold = min(d, forever)
 		if d < 0 {
 			l.bad("WithMinHold", "%v is to be zero or more", d)
 		}
@@ -166,7 +170,7 @@ func WithMinHold(d time.Duration) LockOption {
 // reach: 5 ms and 100 ms by default.
 func WithBackoff(least, most time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
-		l.minBackoff, l.maxBackoff = least, most
+		l.minBackoff, l.maxBackoff = min(least, forever), min(most, forever)
 		if least <= 0 || most < least {
 			l.bad("WithBackoff", "%v to %v is to be more than zero, and rising", least, most)
 		}
