@@ -28,14 +28,11 @@ func newScreen(w *world) *screen {
 	if err != nil {
 		w.t.Skip("no terminals here: ", err)
 	}
-	if err := unix.IoctlSetPointerInt(int(keys.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		w.t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(keys.Fd()), unix.TIOCGPTN)
+	number, err := unlock(keys)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -69,6 +66,24 @@ func newScreen(w *world) *screen {
 	s.line("stty -echo; echo re''ady")
 	s.expect("ready")
 	return s
+}
+
+// unlock opens a terminal's other end to others and returns its number. It leaves keys in
+// the poller's care, as File.Fd would not: Close is to end a Read, whoever has the
+// terminal open.
+func unlock(keys *os.File) (number int, err error) {
+	conn, err := keys.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	if cerr := conn.Control(func(fd uintptr) {
+		if err = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); err == nil {
+			number, err = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+		}
+	}); cerr != nil {
+		return 0, cerr
+	}
+	return number, err
 }
 
 func (s *screen) press(keys string) {
@@ -136,12 +151,14 @@ func TestAPipelineKeepsItsTerminal(t *testing.T) {
 	s.expect("got <key>")
 }
 
+// The command waits in a way in which every shell can be stopped: one that starts a process
+// by vfork(2) goes on once that has begun, which it has not if it was stopped before.
 func TestCtrlZStopsTheJobAndFgGoesOn(t *testing.T) {
 	for name, begin := range map[string]string{"not lent": "", "lent": "read a;"} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			s := newScreen(w)
-			s.line(`$dlock run k -- sh -c 'echo started; ` + begin + ` echo $$ > pid; echo running; while [ ! -e go ]; do sleep 0.05; done; read b; echo "got <$b>"'; echo "code $?"`)
+			s.line(`$dlock run k -- sh -c 'echo started; ` + begin + ` echo $$ > pid; echo running; while [ ! -e go ]; do sleep 0.05 & wait; done; read b; echo "got <$b>"'; echo "code $?"`)
 			s.expect("started")
 			if begin != "" {
 				s.line("a")
