@@ -2,11 +2,16 @@ package postgres
 
 import "time"
 
-// Pids are the server processes of the backend's connections.
+// Pids are the server processes of the backend's sessions, without those that have ended
+// and are about to be forgotten.
 func (b *Backend) Pids() []uint32 {
 	var pids []uint32
 	for _, s := range b.all() {
-		pids = append(pids, s.w.pid)
+		s.mu.Lock()
+		if s.end == nil {
+			pids = append(pids, s.w.pid)
+		}
+		s.mu.Unlock()
 	}
 	return pids
 }

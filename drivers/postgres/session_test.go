@@ -120,7 +120,7 @@ func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
 	db := admin(t, s.URL())
 	bystander := opener(t, s.URL())
 	other := must(t, bystander, request("other", time.Minute))
-	b := opener(t, s.URL())
+	b := opener(t, s.URL()+"&max_sessions=1") // that all of its leases are on
 	var late []time.Duration
 	last := map[string]uint64{}
 	for range 20 {
@@ -203,9 +203,15 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 			t.Fatal("not terminated")
 		}
 		<-leases[0].Grant().Lost
-		if err := leases[0].Release(context.Background()); !errors.Is(err, driver.ErrLost) {
-			t.Fatalf("Release: %v", err)
-		}
+		// Until the locks are free, which may take a slow server its time, it says that it
+		// does not know.
+		eventually(t, "Release says that the lock is lost", func() bool {
+			err := leases[0].Release(context.Background())
+			if err == nil {
+				t.Fatal("Release of a lost lock: nil")
+			}
+			return errors.Is(err, driver.ErrLost)
+		})
 		if got := count(t, db, advisory); got != 0 {
 			t.Fatalf("Release says that the lock was lost, and %d of the session's are not free", got)
 		}
@@ -522,13 +528,15 @@ func TestARestartedServerLosesLeasesAndServesWaitersAgain(t *testing.T) {
 	l := must(t, b, request("k", time.Minute))
 	got := make(chan driver.Lease)
 	go func() {
-		for {
+		for range 2 {
 			r := request("k", time.Minute)
 			r.Wait = true
-			if l, err := b.Acquire(context.Background(), r); err == nil {
-				got <- l
-				return
+			l, err := b.Acquire(context.Background(), r)
+			for err != nil {
+				<-time.After(time.Millisecond) // it starts
+				l, err = b.Acquire(context.Background(), r)
 			}
+			got <- l
 		}
 	}()
 	db := admin(t, s.URL())
@@ -538,12 +546,18 @@ func TestARestartedServerLosesLeasesAndServesWaitersAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-l.Grant().Lost
-	next := <-got
-	if next.Grant().Fence <= l.Grant().Fence {
-		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
-	}
-	if err := next.Release(context.Background()); err != nil {
-		t.Error(err)
+	// A server that stops tells its processes one after the other: the waiter may have had
+	// the lock for the moment between the holder's end and its own.
+	last := l.Grant().Fence
+	for i := range 2 {
+		next := <-got
+		if next.Grant().Fence <= last {
+			t.Errorf("token %d after %d", next.Grant().Fence, last)
+		}
+		last = next.Grant().Fence
+		if err := next.Release(context.Background()); err != nil && (i > 0 || !errors.Is(err, driver.ErrLost)) {
+			t.Error(err)
+		}
 	}
 	if err := b.Close(); err != nil {
 		t.Error(err)

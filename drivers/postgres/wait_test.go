@@ -35,7 +35,8 @@ func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 	const n = 20
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
-	a, b := opener(t, s.URL()), opener(t, s.URL())
+	// One session: beside one that does not answer for a while another is opened.
+	a, b := opener(t, s.URL()), opener(t, s.URL()+"&max_sessions=1")
 	l := must(t, a, request("k", time.Minute))
 	var wg sync.WaitGroup
 	for range n {
@@ -65,7 +66,7 @@ func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
 	db := admin(t, s.URL())
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	l := must(t, a, request("k", time.Minute))
-	for i := range 10 { // the first with the attempt before the wait, the others at once
+	for i := range 10 {
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {
@@ -159,7 +160,7 @@ func TestAGrantThatNobodyConfirmsIsTakenBackWithinASecond(t *testing.T) {
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	a := opener(t, s.URL())
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
