@@ -1,11 +1,11 @@
 package bench
 
 import (
-	"context"
 	"io"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -23,13 +23,7 @@ func TestProcessesHandOverALockAndReportTheirSpells(t *testing.T) {
 	i := slices.IndexFunc(Contestants(), func(c Contestant) bool { return c.Name == "dlock, go-redis" })
 	e := &entry{contestant: Contestants()[i], setup: direct([]*server.Server{s}, 10*time.Second), servers: []*server.Server{s}}
 	for range 2 { // the processes are used again
-		got := r.handoffTurn(3)(t.Context(), e, time.Second)
-		if got.err != nil {
-			t.Fatal(got.err)
-		}
-		if len(got.series) == 0 || len(got.series[0].samples) == 0 {
-			t.Fatal("three processes want a lock for a second, and there is no handoff")
-		}
+		got := handedOver(t, r, e)
 		for _, d := range got.series[0].samples {
 			if d < 0 {
 				t.Errorf("a handoff took %v", d)
@@ -43,6 +37,24 @@ func TestProcessesHandOverALockAndReportTheirSpells(t *testing.T) {
 	}
 	if len(r.crew.members) != 3 {
 		t.Errorf("%d processes for three clients", len(r.crew.members))
+	}
+}
+
+// handedOver returns a turn of three processes with a handoff in it. A machine that stands
+// still for most of a slice leaves none in that one: the next is twice as long.
+func handedOver(t *testing.T, r *Runner, e *entry) *turn {
+	t.Helper()
+	for slice := time.Second; ; slice *= 2 {
+		got := r.handoffTurn(3)(t.Context(), e, slice)
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		if len(got.series) > 0 && len(got.series[0].samples) > 0 {
+			return got
+		}
+		if slice > 10*time.Second {
+			t.Fatalf("three processes want a lock for %v, and there is no handoff", slice)
+		}
 	}
 }
 
@@ -60,13 +72,17 @@ func TestAProcessThatCannotOpenSaysWhy(t *testing.T) {
 }
 
 func TestWantEndsWithItsTime(t *testing.T) {
-	spells, err := want(context.Background(), &fake{}, "key", time.Microsecond, time.Now().Add(20*time.Millisecond))
-	if err != nil || len(spells) == 0 {
-		t.Fatalf("%d spells, error %v", len(spells), err)
-	}
-	for i, s := range spells {
-		if s.To < s.From || i > 0 && s.From < spells[i-1].To {
-			t.Fatalf("spells out of order: %v", spells[max(i-1, 0):i+1])
+	const wanted, hold = 20 * time.Millisecond, 10 * time.Microsecond
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		spells, err := want(t.Context(), &fake{}, "key", hold, start.Add(wanted))
+		if took := time.Since(start); err != nil || len(spells) < int(wanted/hold) || took > wanted+hold {
+			t.Fatalf("%d spells in %v, error %v", len(spells), took, err)
 		}
-	}
+		for i, s := range spells {
+			if s.To < s.From || i > 0 && s.From < spells[i-1].To {
+				t.Fatalf("spells out of order: %v", spells[max(i-1, 0):i+1])
+			}
+		}
+	})
 }

@@ -77,15 +77,24 @@ func (h leakyHeld) Unlock() error {
 func TestKeysThatALibraryLeavesBehindAreCounted(t *testing.T) {
 	r := probeRunner(t, leaky)
 	servers := []*server.Server{server.Redis(t)}
-	for _, c := range r.contestants {
-		e := &entry{contestant: c, servers: servers, setup: direct(servers, 10*time.Second)}
+	left := func(c Contestant, rest time.Duration) float64 {
+		r.plan.Rest = rest
+		e := &entry{contestant: c, servers: servers, setup: direct(servers, time.Minute)}
 		got := r.orphanTurn(cancelSome)(t.Context(), e, 0)
 		i := slices.IndexFunc(got.values, func(v value) bool { return v.name == keysLeft })
 		if i < 0 || got.err != nil {
 			t.Fatalf("%s: values %v, error %v", c.Name, got.values, got.err)
 		}
-		if left := got.values[i].v; (left > 0) != (c.Kind == Peer) {
-			t.Errorf("%s leaves %v keys behind", c.Name, left)
+		return got.values[i].v
+	}
+	for _, c := range r.contestants {
+		n := left(c, 200*time.Millisecond)
+		// A busy machine cleans up later, and still long before the keys' end.
+		for rest := time.Second; n > 0 && c.Kind == Ours && rest < 20*time.Second; rest *= 4 {
+			n = left(c, rest)
+		}
+		if (n > 0) != (c.Kind == Peer) {
+			t.Errorf("%s leaves %v keys behind", c.Name, n)
 		}
 	}
 }
@@ -94,7 +103,13 @@ func TestTheSignalOfAHolderThatIsCutOffIsTimedBesideTheNextGrant(t *testing.T) {
 	r := probeRunner(t, leaky)
 	servers := []*server.Server{server.Redis(t)}
 	for _, c := range r.contestants {
-		e := &entry{contestant: c, servers: servers, setup: direct(servers, 500*time.Millisecond)}
+		// So long that a machine that stands still for a while does not end the lease before
+		// its holder is cut off, and that who waits gets it in the end.
+		e := &entry{contestant: c, servers: servers, setup: direct(servers, 2*time.Second)}
+		r.plan.Patience = 20 * time.Second
+		if c.Kind == Peer {
+			r.plan.Patience = time.Second
+		}
 		got := r.cutOffTurn(t.Context(), e, 0)
 		if c.Kind == Peer { // its locks outlive the patience
 			if got.err == nil || !strings.Contains(got.err.Error(), "nobody else got the lock") || len(got.values) > 0 {
@@ -115,19 +130,31 @@ func TestTheSignalOfAHolderThatIsCutOffIsTimedBesideTheNextGrant(t *testing.T) {
 
 func TestASilentNodeOfFiveDoesNotKeepAQuorumFromALock(t *testing.T) {
 	r := probeRunner(t)
+	r.plan.Silence = 20 * time.Second
 	var servers []*server.Server
 	for range 5 {
 		servers = append(servers, server.Redis(t))
 	}
 	i := slices.IndexFunc(Contestants(), func(c Contestant) bool { return c.Name == "dlock, go-redis" && c.Serves(server.KindRedis, 5) })
-	got := r.silenceTurn(t.Context(), &entry{contestant: Contestants()[i], servers: servers, setup: direct(servers, 10*time.Second)}, 0)
-	if got.err != nil || !slices.ContainsFunc(got.values, func(v value) bool { return v.name == "granted" && v.v == 1 }) {
-		t.Errorf("turn %+v", got)
+	// A node that kept a quorum from a lock would do so every time; a machine that stands
+	// still for the attempt's half second does not.
+	const times = 5
+	for range times {
+		got := r.silenceTurn(t.Context(), &entry{contestant: Contestants()[i], servers: servers, setup: direct(servers, 10*time.Second)}, 0)
+		if got.err != nil {
+			t.Fatalf("turn %+v", got)
+		}
+		if slices.ContainsFunc(got.values, func(v value) bool { return v.name == "granted" && v.v == 1 }) {
+			return
+		}
+		t.Logf("turn %+v", got)
 	}
+	t.Errorf("the attempt was not granted %d times of %d", times, times)
 }
 
 func TestAGuardKeepsANodeThatStartsAgainFromItsVote(t *testing.T) {
 	r := probeRunner(t)
+	r.plan.Patience = 20 * time.Second
 	cases := r.restarts([]server.Kind{server.KindRedis})
 	if !canGuard() {
 		t.Fatal("the driver has no restart guard")
