@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -133,6 +134,9 @@ func (h *holding) heed(r report) {
 
 // why says why the command is stopped.
 func (h *holding) why() string {
+	if errors.Is(h.lost, dlock.ErrMaxHold) {
+		return "--max-hold is over"
+	}
 	if h.lost != nil {
 		return h.lost.Error()
 	}

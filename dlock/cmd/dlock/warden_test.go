@@ -1,8 +1,11 @@
 package main
 
 import (
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/redlock-go/redlock/dlock"
 )
 
 func TestTheCommandIsStoppedInTimeForItsLease(t *testing.T) {
@@ -25,6 +28,14 @@ func TestTheCommandIsStoppedInTimeForItsLease(t *testing.T) {
 		if !o.Times || o.Term != c.term || o.Kill != c.kill {
 			t.Errorf("%s: SIGTERM at %v, SIGKILL at %v, want %v and %v", c.what, o.Term, o.Kill, c.term, c.kill)
 		}
+	}
+}
+
+// The lease may end before the warden, which was to say it first, has run.
+func TestTheEndOfAMaximumHoldNamesItsFlag(t *testing.T) {
+	h := &holding{job: &job{key: "k"}, lost: dlock.ErrMaxHold}
+	if why := h.why(); !strings.Contains(why, "--max-hold") {
+		t.Errorf("the reason is %q", why)
 	}
 }
 
