@@ -93,18 +93,34 @@ func (l *lease) beat(ctx context.Context, class time.Duration, until time.Time) 
 	if class > s.told && class > s.raise {
 		s.raise = class
 	}
-	s.flush()
+	reads := s.flushFor(o)
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	timer := time.NewTimer(time.Until(until))
+	if s.heard(ctx, o, reads, until) {
+		return nil // alive tells, if it failed
+	}
+	return ended(ctx)
+}
+
+// heard waits for the answer to a heartbeat. Others may have asked for it before, and so
+// it has a timer.
+func (s *session) heard(ctx context.Context, o *op, reads bool, until time.Time) bool {
+	limit := time.Until(until)
+	if reads {
+		return s.readFor(ctx, o, limit)
+	}
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case <-o.done:
-		return nil // alive tells, if it failed
 	case <-ctx.Done():
-		return fmt.Errorf("postgres: %w", ctx.Err())
 	case <-timer.C:
-		return errTimeout
+	}
+	select { // both may have come while this process stood still
+	case <-o.done:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -40,6 +39,7 @@ type session struct {
 	holds    map[int64]int // grants per advisory lock
 	class    time.Duration // the TTL that the leases need
 	raise    time.Duration // the TTL that a renewal asks for
+	spares   bool          // no token is drawn for a lock that may be refused: see lockCalled
 	told     time.Duration // the TTL that the server was told last
 	known    time.Duration // the TTL that it has confirmed
 	answered time.Time     // when the last statement that was answered was sent
@@ -76,11 +76,14 @@ func (o *op) finish(err error) {
 	close(o.done)
 }
 
-// A statement is one message of the simple protocol, and its answer.
+// A statement is one message, of the simple protocol or a function call, and its answer.
 type statement struct {
 	sql    string // or
-	name   string // what was prepared, of one key
+	name   string // what was prepared, of one key, or
+	call   uint32 // a function, of a number
 	id     int64
+	size   int           // of that number, in bytes
+	before *statement    // whose answer counts too
 	class  time.Duration // what it tells the server, if it does
 	ops    []*op
 	blocks bool // it may take for ever
@@ -103,7 +106,10 @@ func (st *statement) of(o *op) *statement {
 
 // append appends the statement's message.
 func (st *statement) append(b []byte) []byte {
-	if st.name == "" {
+	switch {
+	case st.call != 0:
+		return appendCall(b, st.call, st.id, st.size)
+	case st.name == "":
 		return appendQuery(b, st.sql)
 	}
 	b, start := beginQuery(b)
@@ -245,12 +251,10 @@ func (s *session) front() *statement {
 	return s.round[0]
 }
 
-func (s *session) row(m *pgproto3.DataRow) {
-	st := s.front()
-	if st == nil || len(m.Values) == 0 {
-		return
+func (s *session) row(v []byte) {
+	if st := s.front(); st != nil {
+		st.values = append(st.values, number(v))
 	}
-	st.values = append(st.values, number(m.Values[0]))
 }
 
 // number reads a value in text: a number, a boolean or nothing.

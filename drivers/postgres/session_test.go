@@ -468,6 +468,66 @@ func TestALockWithoutATokenIsGivenBack(t *testing.T) {
 	}
 }
 
+// A lone caller's session knows the sequence by its number, and one that was made anew has
+// another.
+func TestASequenceThatIsMadeAnewServesTheSessionsThatWereThere(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	b := opener(t, s.URL())
+	first := must(t, b, request("k", time.Minute))
+	if err := first.Release(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec(context.Background(), fmt.Sprintf("DROP SEQUENCE dlock_fence; CREATE SEQUENCE dlock_fence START %d", first.Grant().Fence+1000), pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		l := must(t, b, request("k", time.Minute))
+		if f := l.Grant().Fence; f < first.Grant().Fence+1000 {
+			t.Errorf("token %d is none of the new sequence", f)
+		}
+		if got := count(t, db, advisory); got != 1 {
+			t.Errorf("%d locks on the server", got)
+		}
+		if err := l.Release(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := count(t, db, advisory); got != 0 {
+		t.Errorf("%d locks are left", got)
+	}
+	if n := b.Conns(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+}
+
+// Who polls for a lock that is held uses up no tokens, of which the server writes every
+// thirty-second to its disk.
+func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	a, b := opener(t, s.URL()), opener(t, s.URL())
+	l := must(t, a, request("k", time.Minute))
+	_ = must(t, b, request("other", time.Minute)).Release(context.Background())
+	before := count(t, db, "SELECT last_value FROM dlock_fence")
+	for range 50 {
+		if _, err := b.Acquire(context.Background(), request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+			t.Fatalf("Acquire of a lock that is held: %v", err)
+		}
+	}
+	if drawn := count(t, db, "SELECT last_value FROM dlock_fence") - before; drawn > 1 {
+		t.Errorf("50 refused attempts drew %d tokens", drawn)
+	}
+	if err := l.Release(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	next := must(t, b, request("k", time.Minute))
+	if next.Grant().Fence <= l.Grant().Fence {
+		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
+	}
+	_ = next.Release(context.Background())
+}
+
 func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 	s := server.Postgres(t)
 	var mu sync.Mutex

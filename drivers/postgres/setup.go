@@ -20,6 +20,14 @@ type server struct {
 	uptime   time.Duration // at asked, or more
 	capacity int           // of the lock table, about
 	version  int           // major
+	calls    calls
+}
+
+// calls are the functions that a lone caller's requests call by number; zeros where
+// they are not to be.
+type calls struct {
+	lock, unlock, next uint32
+	fence              uint32 // the sequence
 }
 
 // oldest is the oldest version that ends idle sessions by itself.
@@ -43,7 +51,7 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire, server, error)
 			return nil, srv, err
 		}
 	}
-	if err := exec(ctx, pc, prepare(b.fence)); err != nil {
+	if srv.calls, err = b.prepare(ctx, pc); err != nil {
 		return nil, srv, err
 	}
 	w, err := takeOver(ctx, c, uint32(pid))
@@ -51,6 +59,21 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire, server, error)
 		return nil, srv, fmt.Errorf("postgres: %w", err)
 	}
 	return w, srv, nil
+}
+
+// prepare prepares the session's statements, and asks for the numbers of functions. A
+// pooler need not know function calls.
+func (b *Backend) prepare(ctx context.Context, pc *pgconn.PgConn) (calls, error) {
+	sequence := "0"
+	if b.fence != "" {
+		sequence = literal(b.fence) + "::regclass::oid"
+	}
+	row, err := query(ctx, pc, prepare(b.fence)+`SELECT 'pg_catalog.pg_try_advisory_lock(int8)'::regprocedure::oid,
+		'pg_catalog.pg_advisory_unlock(int8)'::regprocedure::oid, 'pg_catalog.nextval(regclass)'::regprocedure::oid, `+sequence)
+	if err != nil || b.opt.Pooler != "" {
+		return calls{}, err
+	}
+	return calls{uint32(number(row[0])), uint32(number(row[1])), uint32(number(row[2])), uint32(number(row[3]))}, nil
 }
 
 // examine refuses a server that is too old, a standby, and a pooler.
