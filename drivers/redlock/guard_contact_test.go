@@ -76,9 +76,9 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	o := &told{}
 	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.event})
 	began := time.Now()
-	_, err := b.Acquire(context.Background(), ask("k", time.Second))
+	_, err := b.Acquire(context.Background(), ask("k", guard))
 	for err != nil && strings.Contains(err.Error(), "until the clocks of") { // a machine that stood still: nobody had answered
-		_, err = b.Acquire(context.Background(), ask("k", time.Second))
+		_, err = b.Acquire(context.Background(), ask("k", guard))
 	}
 	var r *driver.RefusedError
 	if !errors.As(err, &r) || !errors.Is(err, driver.ErrRefused) {
@@ -151,7 +151,7 @@ func (l locked) Write(p []byte) (int, error) {
 // With one node down nobody can tell that all are new: the others keep their guard,
 // bootstrap or not, and the first contact does not hang.
 func TestWithANodeDownNobodyIsNew(t *testing.T) {
-	const guard = time.Second
+	const guard = 3 * time.Second
 	f := newFleet(t, 5)
 	o := &told{}
 	b := f.quorum("", f.servers, 4, redlock.Options{Guard: guard, Bootstrap: true, Event: o.event})
@@ -176,7 +176,7 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 	if r, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.Young {
 		t.Fatalf("Bootstrap of new servers: %+v, %v", r, err)
 	}
-	if _, err := b.Acquire(context.Background(), ask("k", time.Second)); err != nil {
+	if _, err := b.Acquire(context.Background(), ask("k", 20*time.Second)); err != nil {
 		t.Fatalf("after it: %v", err)
 	}
 	for i := range 2 {
@@ -186,13 +186,13 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 	}
 	o.Bootstrap = true
 	b = f.quorum("", f.servers, 3, o)
-	if _, err := b.Acquire(context.Background(), ask("k", time.Second)); !errors.Is(err, driver.ErrRefused) {
+	if _, err := b.Acquire(context.Background(), ask("k", 20*time.Second)); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("two of three servers were restarted, and bootstrap stayed on: %v", err)
 	}
 	if _, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("Bootstrap where one remembers: %v", err)
 	}
-	_, err := b.Acquire(context.Background(), ask("k", time.Second))
+	_, err := b.Acquire(context.Background(), ask("k", 20*time.Second))
 	var r *driver.RefusedError
 	if !errors.As(err, &r) || r.RetryAfter < 20*time.Second {
 		t.Errorf("after that: %v", err)
@@ -205,7 +205,7 @@ func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 	f := newFleet(t, 5)
 	o := redlock.Options{Guard: 20 * time.Second, Bootstrap: true}
 	b := f.quorum("", f.servers, 5, o)
-	f.await(b, "k", time.Second)
+	f.await(b, "k", 20*time.Second)
 	now := time.Now()
 	ends := []time.Duration{40, 10, 3000, 19, 20}
 	for i := range f.servers {
@@ -213,7 +213,7 @@ func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 		till := now.Add(ends[i] * time.Second).UnixMicro()
 		f.do(i, "SET", "redlock1:meta", fmt.Sprintf("%s %s %d %s %s %s restart", meta[0], meta[1], till, meta[3], meta[4], meta[5]))
 	}
-	_, err := b.Acquire(context.Background(), ask("k", time.Second))
+	_, err := b.Acquire(context.Background(), ask("k", 20*time.Second))
 	var r *driver.RefusedError
 	if !errors.As(err, &r) {
 		t.Fatal(err)
@@ -385,14 +385,14 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	}
 	o := &told{}
 	strict := f.quorum("strict:", f.servers, 3, redlock.Options{StrictGuard: true, Event: o.event})
-	if _, err := strict.Acquire(context.Background(), ask("k", time.Second)); !errors.Is(err, driver.ErrRefused) {
+	if _, err := strict.Acquire(context.Background(), ask("k", 20*time.Second)); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("with strict_guard: %v", err)
 	}
 	if n := len(o.of(driver.Bootstrapped)); n != 0 {
 		t.Errorf("with strict_guard %d events say that they are new", n)
 	}
 	b := f.quorum("", f.servers, 3, redlock.Options{Event: o.event})
-	if _, err := b.Acquire(context.Background(), ask("k", time.Second)); err != nil {
+	if _, err := b.Acquire(context.Background(), ask("k", 20*time.Second)); err != nil {
 		t.Error(err)
 	}
 	if n := len(o.of(driver.Bootstrapped)); n != 1 {
@@ -405,7 +405,7 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	f.do(1, "SCRIPT", "FLUSH")
 	f.do(1, "FLUSHALL")
 	f.do(2, "FLUSHALL")
-	if _, err := f.quorum("", f.servers, 3, redlock.Options{}).Acquire(context.Background(), ask("k", time.Second)); !errors.Is(err, driver.ErrRefused) {
+	if _, err := f.quorum("", f.servers, 3, redlock.Options{}).Acquire(context.Background(), ask("k", 20*time.Second)); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("one that was emptied: %v", err)
 	}
 }
@@ -430,5 +430,10 @@ func TestAFirstContactThatHangsIsWaitedForTogether(t *testing.T) {
 	})
 	if took := time.Since(began); took > 9*time.Second {
 		t.Errorf("twenty callers waited for %v, and wanted to for 100 ms", took)
+	}
+	for _, p := range f.closed { // what is under way ends, so that Close need not wait for it
+		if err := p.Restore(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -50,51 +50,55 @@ func request1(key, owner string, ttl time.Duration) *driver.Request {
 }
 
 func TestOneTripIsTheRule(t *testing.T) {
-	b := newSpaces(5).quorum(t, nil)
-	var last uint64
-	for i := range 20 {
-		l, err := b.Acquire(t.Context(), request1("k", fmt.Sprintf("o%d", i), time.Second))
+	synctest.Test(t, func(t *testing.T) {
+		b := newSpaces(5).quorum(t, nil)
+		var last uint64
+		for i := range 20 {
+			l, err := b.Acquire(t.Context(), request1("k", fmt.Sprintf("o%d", i), time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := l.Grant()
+			if g.Fence <= last {
+				t.Fatalf("token %d after %d", g.Fence, last)
+			}
+			last = g.Fence
+			if len(g.Votes) != 5 {
+				t.Fatalf("%d votes", len(g.Votes))
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := b.Stats(); s.OneTrip < 18 {
+			t.Errorf("%d of 20 grants took one trip", s.OneTrip)
+		}
+	})
+}
+
+func TestOneOtherOwnerIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(5)
+		a, b := s.quorum(t, nil), s.quorum(t, nil)
+		l, err := a.Acquire(t.Context(), request1("k", "web-1/abc", time.Minute/4))
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := l.Grant()
-		if g.Fence <= last {
-			t.Fatalf("token %d after %d", g.Fence, last)
+		_, err = b.Acquire(t.Context(), request1("k", "web-2/def", time.Second))
+		var held *driver.HeldError
+		if !errors.As(err, &held) {
+			t.Fatalf("got %v, want ErrHeld", err)
 		}
-		last = g.Fence
-		if len(g.Votes) != 5 {
-			t.Fatalf("%d votes", len(g.Votes))
+		if held.Holder != "web-1/abc" || held.RetryAfter <= 0 {
+			t.Errorf("got %+v", held)
 		}
 		if err := l.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if s := b.Stats(); s.OneTrip < 18 {
-		t.Errorf("%d of 20 grants took one trip", s.OneTrip)
-	}
-}
-
-func TestOneOtherOwnerIsHeld(t *testing.T) {
-	s := newSpaces(5)
-	a, b := s.quorum(t, nil), s.quorum(t, nil)
-	l, err := a.Acquire(t.Context(), request1("k", "web-1/abc", time.Minute/4))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = b.Acquire(t.Context(), request1("k", "web-2/def", time.Second))
-	var held *driver.HeldError
-	if !errors.As(err, &held) {
-		t.Fatalf("got %v, want ErrHeld", err)
-	}
-	if held.Holder != "web-1/abc" || held.RetryAfter <= 0 {
-		t.Errorf("got %+v", held)
-	}
-	if err := l.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Acquire(t.Context(), request1("k", "web-2/ghi", time.Second)); err != nil {
-		t.Fatal(err)
-	}
+		if _, err := b.Acquire(t.Context(), request1("k", "web-2/ghi", time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // Of a hundred clients that try at the same time, one gets the lock, every time.

@@ -3,6 +3,7 @@ package redlock_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,7 +57,11 @@ func (c *cluster) urlThrough(proxied func(i int) bool, options ...string) string
 		if proxied(i) {
 			addr = c.proxies[i].Addr()
 		}
-		items = append(items, c.schemes[i%len(c.schemes)]+"://"+addr)
+		item := c.schemes[i%len(c.schemes)] + "://" + addr
+		if slices.Contains(options, calm) {
+			item += "?call_timeout=5s"
+		}
+		items = append(items, item)
 	}
 	return "redlock:" + strings.Join(append(append(items, "restart_guard=off"), options...), ",")
 }

@@ -34,7 +34,8 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 					c.servers = append(c.servers, s)
 					items = append(items, scheme+"://"+s.Addr())
 				}
-				client, err := dlock.OpenURL("redlock:" + strings.Join(append(items, guard), ","))
+				items = append(items, guard, calm)
+				client, err := dlock.OpenURL("redlock:" + strings.Join(items, ","))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -44,7 +45,7 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				other, err := dlock.OpenURL("redlock:" + strings.Join(append(items, guard), ","))
+				other, err := dlock.OpenURL("redlock:" + strings.Join(items, ","))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -113,7 +114,7 @@ func used(t *testing.T, s *server.Server) map[string]bool {
 // without the guard the node votes.
 func TestWithoutINFOThereIsNoGuard(t *testing.T) {
 	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))
-	url := "redlock:" + s.URLFor("app", "pw")
+	url := "redlock:" + s.URLFor("app", "pw") + "," + calm
 	c := &cluster{t: t}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

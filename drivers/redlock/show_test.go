@@ -28,7 +28,7 @@ func ask(key string, ttl time.Duration) *driver.Request {
 }
 
 // calm gives nodes time to answer on a busy machine, where a node that does not answer is
-// not what a test is about.
+// not what a test is about. (A cluster's nodes have it for each call as well.)
 const calm = "node_timeout=5s"
 
 // Of a hundred clients that try at the same time, one gets a free lock, every time.
@@ -71,7 +71,7 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 func TestALeaseOutlivesEveryNode(t *testing.T) {
 	const ttl = time.Minute
 	c := start(t, 5, "redis", "valkey")
-	b := c.open(false)
+	b := c.open(false, calm)
 	l, err := b.Acquire(t.Context(), ask("held", ttl))
 	if err != nil {
 		t.Fatal(err)
