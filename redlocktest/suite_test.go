@@ -171,6 +171,56 @@ func TestSkippedCasesAreNotRun(t *testing.T) {
 	}
 }
 
+// unqueued is a backend that says at once that a key is held, also of a request that might
+// wait, on a machine that stands still at times.
+type unqueued struct {
+	*bad
+	stalls int // that are to come
+}
+
+func (u *unqueued) Info() driver.Info {
+	i := u.bad.Info()
+	i.Features &^= driver.Queueing
+	return i
+}
+
+func (u *unqueued) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	once := *req
+	once.Wait = false
+	l, err := u.bad.Acquire(context.WithoutCancel(ctx), &once)
+	if req.Wait && u.stalls > 0 {
+		u.stalls--
+		<-ctx.Done() // the answer was there before
+	}
+	return l, err
+}
+
+// TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile: that of a backend that does
+// not wait has nothing to do with its context.
+func TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile(t *testing.T) {
+	t.Parallel()
+	space := memory.New()
+	h := func(stalls int) Harness {
+		skip := map[string]string{}
+		for _, g := range groups {
+			for _, c := range g.cases {
+				if g.name+"/"+c.name != "cancel/waiting" {
+					skip[g.name+"/"+c.name] = "not what this is about"
+				}
+			}
+		}
+		open := func() (driver.Backend, error) { return &unqueued{&bad{Backend: space.Peer()}, stalls}, nil }
+		return Harness{Open: open, Skip: skip, Timeout: 10 * time.Second, quiet: true}
+	}
+	if err := Check(h(2)); err != nil {
+		t.Errorf("the machine stood still twice: %v", err)
+	}
+	caught(t, failures(t, Check(h(1000))), "cancel/waiting", "driver.Request.Wait") // that is a wait
+}
+
 func mutant(name string) func(*bad) {
 	for _, m := range mutants {
 		if m.name == name {

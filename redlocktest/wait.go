@@ -51,6 +51,8 @@ func waitEnds(r *run) {
 			r.unwilling(err)
 		case ended == nil && r.saw(err) == unknown, ended == nil && r.saw(err) == later:
 			r.note("a wait gave %v", err)
+		case !errors.Is(err, context.DeadlineExceeded) && r.atOnce(err) && patience <= r.h.Timeout/8:
+			r.note("a wait of %v gave %v", patience, err) // and the deadline came before we looked, perhaps
 		case !errors.Is(err, context.DeadlineExceeded):
 			r.fatal(waiting, "a wait whose context's deadline passed gives %v", err)
 		case r.saw(err) == held || !r.info.Features.Has(driver.Queueing):
@@ -62,6 +64,17 @@ func waitEnds(r *run) {
 			r.fatal(waiting, "a wait of %v for a holder gives an error that is not ErrHeld: %v", patience, err)
 		}
 	}
+}
+
+// atOnce reports whether a wait may end with err before its context does.
+func (r *run) atOnce(err error) bool {
+	switch r.saw(err) {
+	case held:
+		return !r.info.Features.Has(driver.Queueing)
+	case unknown, later:
+		return true
+	}
+	return false
 }
 
 func (r *run) cancelledWait(b driver.Backend, key string, l driver.Lease) {
