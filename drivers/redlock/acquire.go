@@ -194,7 +194,9 @@ func (l *lease) win(ctx context.Context) error {
 	l.phase = holding
 	for i := range l.legs {
 		if g := &l.legs[i]; g.state == owned && !g.busy {
-			l.send(l.wave(l.ctx), g, (*leg).adopt, false)
+			w := l.wave(l.ctx)
+			l.send(w, g, (*leg).adopt, false)
+			w.spent()
 		}
 	}
 	return nil

@@ -180,6 +180,13 @@ func (l *lease) wave(ctx context.Context) *wave {
 	return w
 }
 
+// spent ends a wave of which nothing is under way, once all of it was sent.
+func (w *wave) spent() {
+	if w.left == 0 {
+		w.cancel()
+	}
+}
+
 // send starts a call on a leg that is not busy. wait says that its answer is counted
 // on. l.mu is held.
 func (l *lease) send(w *wave, g *leg, do func(*leg), wait bool) {
@@ -190,17 +197,19 @@ func (l *lease) send(w *wave, g *leg, do func(*leg), wait bool) {
 		return
 	}
 	g.vote, g.held = driver.Vote{Node: g.n.name, Err: err}, nil
-	l.finish(g)
+	l.done(g) // and not finish: the wave may be for others, to which it has yet to be sent
 }
 
 // finish ends the call on a leg. l.mu is held.
-func (l *lease) finish(g *leg) {
+func (l *lease) finish(g *leg) { l.done(g).spent() }
+
+// done is finish without the end of the wave.
+func (l *lease) done(g *leg) *wave {
 	w := g.wave
 	g.busy, g.wait, g.wave = false, false, nil
-	if w.left--; w.left == 0 {
-		w.cancel()
-	}
+	w.left--
 	l.signal()
+	return w
 }
 
 func (l *lease) signal() {
@@ -217,9 +226,7 @@ func (l *lease) signal() {
 // await waits until done, the wave's end, ctx's, or the backend's. l.mu is held, but for
 // the waiting.
 func (l *lease) await(ctx context.Context, w *wave, done func(*lease) bool) error {
-	if w.left == 0 {
-		w.cancel()
-	}
+	w.spent()
 	if done(l) {
 		return nil
 	}
@@ -675,6 +682,9 @@ func (l *lease) end() {
 			w = l.wave(l.ctx)
 		}
 		l.send(w, g, (*leg).drop, false)
+	}
+	if w != nil {
+		w.spent()
 	}
 	l.signal()
 }
