@@ -218,9 +218,10 @@ func (l *lease) verdict(verdict error) error {
 	return e
 }
 
-// cause is why the node did not grant, or confirm.
+// cause is why the node did not grant, or confirm; nil where the verdict came before its
+// answer.
 func (g *leg) cause() error {
-	if g.vote.Err == nil && g.busy && g.wait {
+	if g.vote.Err == nil && g.awaited() && g.wave.ctx.Err() != nil {
 		return fmt.Errorf("no answer within %v", time.Since(g.wave.began).Round(time.Millisecond))
 	}
 	return g.vote.Err

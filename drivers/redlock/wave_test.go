@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,4 +52,35 @@ func TestANodeWithAFullQueueIsAway(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A node is said not to have answered only if it was waited for.
+func TestAVerdictBeforeAnAnswerBlamesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		say := func(acquire func() error) driver.Backend {
+			return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, acquire() }}
+		}
+		hung := make(chan struct{})
+		silent := func() error { <-hung; return errors.New("too late") }
+		down := func() error { return errors.New("connection refused") }
+		for _, tt := range []struct {
+			first  func() error
+			blamed bool
+		}{{down, false}, {silent, true}} {
+			b, err := New([]driver.Backend{say(tt.first), say(down), say(silent)}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+			var q *driver.QuorumError
+			if !errors.As(err, &q) {
+				t.Fatal(err)
+			}
+			if (q.Votes[2].Err != nil) != tt.blamed || strings.Contains(err.Error(), "no answer") != tt.blamed {
+				t.Errorf("the vote is %v, the error %v", q.Votes[2].Err, err)
+			}
+			defer func() { _ = b.Close() }()
+		}
+		close(hung)
+	})
 }
