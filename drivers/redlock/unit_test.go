@@ -74,21 +74,24 @@ func (n named) String() string { return n.name }
 
 // A server that is listed twice under two addresses would vote twice.
 func TestOneServerDoesNotVoteTwice(t *testing.T) {
-	m := memory.New()
-	b, err := New([]driver.Backend{named{m, "a"}, named{m.Peer(), "b"}, named{memory.New(), "c"}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = b.Close() }()
-	for range 3 {
-		_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
-		if errors.Is(err, driver.ErrRefused) {
-			break
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		b, err := New([]driver.Backend{named{m, "a"}, named{m.Peer(), "b"}, named{memory.New(), "c"}}, nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "nodes a and b are the same server") {
-		t.Errorf("got %v", err)
-	}
+		defer func() { _ = b.Close() }()
+		for range 3 {
+			_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+			if errors.Is(err, driver.ErrRefused) {
+				break
+			}
+			synctest.Wait() // one of the two and the third are a majority, and may be before the other answers
+		}
+		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "nodes a and b are the same server") {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 // script is a node whose answers a test writes.
@@ -303,75 +306,81 @@ func TestWatchWakesWhenAMajorityAnnounced(t *testing.T) {
 
 // Where the nodes granted different tokens, a lease is broken by its own alone.
 func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
-	s := newSpaces(3)
-	ahead := uint64(time.Now().Add(driver.FenceSlack / 2).UnixMicro())
-	for i, node := range s { // counters that differ, all ahead of what a quorum proposes
-		r := request1("k", fmt.Sprint("before/", i), time.Second)
-		r.FenceFloor = ahead + uint64(10*i)
-		l, err := node.Acquire(t.Context(), r)
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(3)
+		ahead := uint64(time.Now().Add(driver.FenceSlack / 2).UnixMicro())
+		for i, node := range s { // counters that differ, all ahead of what a quorum proposes
+			r := request1("k", fmt.Sprint("before/", i), time.Second)
+			r.FenceFloor = ahead + uint64(10*i)
+			l, err := node.Acquire(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := s.quorum(t, nil)
+		l, err := b.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b := s.quorum(t, nil)
-	l, err := b.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, node := range s {
-		st, err := node.Lookup(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, h := range st.Holders {
-			if h.Fence == l.Grant().Fence {
-				continue
+		synctest.Wait() // see TestOperatorsSeeAndBreak
+		for i, node := range s {
+			st, err := node.Lookup(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
 			}
-			if err := b.Break(t.Context(), "k", h.Fence); !errors.Is(err, driver.ErrLost) {
-				t.Errorf("Break with node %d's token, %d under the lease's: %v", i, l.Grant().Fence-h.Fence, err)
+			for _, h := range st.Holders {
+				if h.Fence == l.Grant().Fence {
+					continue
+				}
+				if err := b.Break(t.Context(), "k", h.Fence); !errors.Is(err, driver.ErrLost) {
+					t.Errorf("Break with node %d's token, %d under the lease's: %v", i, l.Grant().Fence-h.Fence, err)
+				}
 			}
 		}
-	}
-	if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("the renewal of a broken lock: %v", err)
-	}
+		if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("the renewal of a broken lock: %v", err)
+		}
+	})
 }
 
 // Lookup names the holder that a majority has, and Break takes the lock away from it.
 func TestOperatorsSeeAndBreak(t *testing.T) {
-	s := newSpaces(5)
-	a, b := s.quorum(t, nil), s.quorum(t, nil)
-	l, err := a.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := b.Lookup(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(st.Holders) != 1 || st.Holders[0].Owner != "web/a" || st.Holders[0].Fence != l.Grant().Fence || len(st.Votes) != 5 {
-		t.Fatalf("got %+v", st)
-	}
-	if err := b.Break(t.Context(), "k", 1); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("a token that nobody has: %v", err)
-	}
-	if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("the renewal of a broken lock: %v", err)
-	}
-	if _, err := b.Bootstrap(t.Context(), &driver.Bootstrap{}); err != nil {
-		t.Error(err)
-	}
-	found, err := s[:4].quorum(t, nil).Check(t.Context())
-	if err != nil || !strings.Contains(fmt.Sprint(found), "4 nodes outlive") {
-		t.Errorf("got %v, %v", found, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(5)
+		a, b := s.quorum(t, nil), s.quorum(t, nil)
+		l, err := a.Acquire(t.Context(), request1("k", "web/a", 20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait() // a straggler that joins during the renewal would leave it in doubt
+		st, err := b.Lookup(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(st.Holders) != 1 || st.Holders[0].Owner != "web/a" || st.Holders[0].Fence != l.Grant().Fence || len(st.Votes) != 5 {
+			t.Fatalf("got %+v", st)
+		}
+		if err := b.Break(t.Context(), "k", 1); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("a token that nobody has: %v", err)
+		}
+		if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("the renewal of a broken lock: %v", err)
+		}
+		if _, err := b.Bootstrap(t.Context(), &driver.Bootstrap{}); err != nil {
+			t.Error(err)
+		}
+		found, err := s[:4].quorum(t, nil).Check(t.Context())
+		if err != nil || !strings.Contains(fmt.Sprint(found), "4 nodes outlive") {
+			t.Errorf("got %v, %v", found, err)
+		}
+	})
 }
