@@ -21,7 +21,8 @@ backends that plug in underneath, as in database/sql.
 
 A [Client] is made once and shared. [Open], [OpenURL] and [New] do no network I/O;
 [Client.Ping] does. The text before the first colon of a URL names the driver, whose
-package has to be imported; ttl= and prefix= mean the same in every URL.
+package has to be imported; prefix= and ttl= mean the same in every URL, and where locks
+have no TTL a ttl= is refused.
 
 # What a lease is
 

@@ -44,9 +44,9 @@ func Drivers() []string {
 }
 
 // Open opens the driver registered under name with dsn and returns a Client of it.
-// The parameters ttl (the default TTL) and prefix (goes before every key) of the
-// DSN belong to this package; the others are the driver's, and one that it does not
-// know is an error. Open does no network I/O: see Client.Ping.
+// The parameters ttl (the default TTL; an error where locks have none) and prefix (goes
+// before every key) of the DSN belong to this package; the others are the driver's, and one
+// that it does not know is an error. Open does no network I/O: see Client.Ping.
 //
 // Errors are ErrInvalid, name the bad part, and never hold a password.
 func Open(name, dsn string, opts ...Option) (*Client, error) {
