@@ -61,8 +61,8 @@
 //
 // # Tokens
 //
-// A token is the next number of a sequence, dlock_fence, drawn by the statement that
-// takes the lock. It rises for every key, with gaps. The sequence is made at the first use
+// A token is the next number of a sequence, dlock_fence, drawn by the request that takes
+// the lock, once it is taken. It rises for every key, with gaps. The sequence is made at the first use
 // if the role may; else the error has the one statement that an administrator has to run. It
 // is raised to the time in microseconds when a session begins, if it lags by more than ten
 // seconds, and so a store that saw tokens of another backend accepts these.

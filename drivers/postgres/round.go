@@ -15,7 +15,7 @@ import (
 
 // The statements of a session are prepared once, in SQL: EXECUTE is a single message
 // of the simple protocol, and spares the planning. A lock and its token are one
-// statement. The names of those for several keys end in "s".
+// statement. A lone caller's requests are function calls instead: see alone. The names of those for several keys end in "s".
 const (
 	stLock     = "dlock_x"  // (key): token or null
 	stLocks    = "dlock_xs" // (keys): a row each
