@@ -103,7 +103,8 @@ func (o *Options) complete() error {
 // Between the commas stand the URLs of the nodes, of any registered driver with the
 // Node feature, and options; a comma inside a node's URL is written %2C. The options
 // are node_timeout, clock_allowance, restart_guard (a duration, or off), bootstrap and
-// strict_guard (true or false), drift_percent and in_flight: see Options.
+// strict_guard (true or false), drift_percent and in_flight: see Options. They are of all
+// nodes, as ttl and prefix are: behind a comma, and not in a node's URL.
 type Driver struct{}
 
 var _ driver.Driver = Driver{}
@@ -153,6 +154,9 @@ func parse(url string) ([]string, *Options, error) {
 		case item == "":
 			return nil, nil, driver.Invalid("URL", "has an empty item between its commas")
 		case hasScheme(item):
+			if guards(item) {
+				return nil, nil, driver.Invalid(`parameter "restart_guard"`, "of node %d would do nothing: a quorum has one for all its nodes, behind a comma", len(urls)+1)
+			}
 			urls = append(urls, item)
 		case isOption:
 			params.Add(name, value)
@@ -174,6 +178,17 @@ func parse(url string) ([]string, *Options, error) {
 		o.Guard = params.Duration("restart_guard", 0, driver.MinTTL)
 	}
 	return urls, o, params.Err()
+}
+
+// guards reports whether a node's URL sets a restart guard, which is that of a lone server.
+func guards(url string) bool {
+	_, query, _ := strings.Cut(url, "?")
+	for pair := range strings.SplitSeq(query, "&") {
+		if name, _, _ := strings.Cut(pair, "="); name == "restart_guard" {
+			return true
+		}
+	}
+	return false
 }
 
 // hasScheme reports whether an item begins like a URL: a scheme and a colon.
