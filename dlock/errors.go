@@ -78,7 +78,23 @@ func (e *Error) Error() string {
 	default:
 		fmt.Fprintf(&b, "%v (gave up after %v: %v)", e.Err, shortDuration(e.Waited), e.Ctx)
 	}
-	return b.String()
+	return oneLine(b.String())
+}
+
+// oneLine joins the lines of an error: pgx has one for each address that it tried, the same
+// for each try.
+func oneLine(s string) string {
+	if !strings.Contains(s, "\n") {
+		return s
+	}
+	var lines []string
+	for line := range strings.SplitSeq(s, "\n") {
+		line = strings.TrimSpace(line)
+		if n := len(lines); line != "" && (n == 0 || !strings.HasSuffix(lines[n-1], line)) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "; ")
 }
 
 // Unwrap returns the verdict and the context's error, as far as there are any.

@@ -160,3 +160,11 @@ func TestStatsCount(t *testing.T) {
 		t.Errorf("after Unlock: %+v", got)
 	}
 }
+
+func TestAnErrorIsOneLine(t *testing.T) {
+	verdict := errors.New("no connection: a:1: refused\n\ta:1: refused\r\n\n\tb:2: timeout\n")
+	err := &dlock.Error{Op: "trylock", Key: "a\nb", Err: verdict}
+	if got, want := err.Error(), `dlock: trylock "a\nb": no connection: a:1: refused; b:2: timeout`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
