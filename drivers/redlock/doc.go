@@ -122,9 +122,10 @@
 // An eviction policy other than noeviction is refused, and so are replicas, and Redis before
 // 7, which keeps scripts over a restart. Not covered are a failover behind one address while
 // the old primary still serves, the snapshot of a virtual machine that is restored with the
-// process in it, a process that becomes a replica and a primary again between two calls, and
+// process in it, a process that becomes a replica and a primary again between two calls,
 // FLUSHALL together with SCRIPT FLUSH on all nodes before the first contact of a client
-// without StrictGuard.
+// without StrictGuard, and FLUSHALL in the moment when a client that has found all nodes
+// unused is telling them so, and others have locks already.
 //
 // # What is promised
 //

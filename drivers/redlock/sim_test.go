@@ -471,7 +471,7 @@ func (w *world) chaos() {
 			stepper.step(step)
 		case what == 2:
 			w.unload(s, rng)
-		case w.kind.lossless && what == 3 && !stepped:
+		case w.kind.lossless && what == 3 && !stepped && !s.isStated():
 			stepped = true
 			s.flush()
 		}
