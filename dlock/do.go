@@ -10,6 +10,8 @@ import (
 // from it. The work's own life bounds the hold: there is no WithMaxHold unless it is set
 // in opts.
 //
+// If nothing else fails, fn's error is returned as it is.
+//
 // If the lease is lost, fn's context is cancelled with a cause that is ErrLost; Do waits
 // for fn all the same, and returns the loss joined with fn's error. A release that
 // failed is joined as well. The errors before fn is called are those of Client.Lock.
@@ -20,7 +22,14 @@ func Do(ctx context.Context, l Locker, key string, fn func(context.Context) erro
 	}
 	ctx, cancel := lease.Context(ctx)
 	defer cancel()
-	defer func() { err = errors.Join(err, lease.Unlock()) }()
+	defer func() {
+		switch end := lease.Unlock(); {
+		case err == nil:
+			err = end
+		case end != nil:
+			err = errors.Join(err, end)
+		}
+	}()
 	return fn(ctx)
 }
 

@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"context"
 	"errors"
+	"io"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -433,6 +434,15 @@ func TestTheZeroLeaseIsReleased(t *testing.T) {
 	}
 	if err := l.Raw(func(driver.Lease) error { return nil }); !errors.Is(err, dlock.ErrReleased) {
 		t.Errorf("Raw = %v", err)
+	}
+}
+
+func TestDoReturnsTheErrorOfItsFunctionAsItIs(t *testing.T) {
+	c := newSpyClient(t, memory.New())
+	for _, want := range []error{nil, io.EOF} {
+		if err := dlock.Do(t.Context(), c, "k", func(context.Context) error { return want }); err != want {
+			t.Errorf("got %v, want %v", err, want)
+		}
 	}
 }
 
