@@ -3,8 +3,8 @@ package dlock_test
 import (
 	"context"
 	"errors"
-	"io"
 	"fmt"
+	"io"
 	"log/slog"
 	"runtime"
 	"strings"
