@@ -152,6 +152,9 @@ func (l *lanes) do(ctx context.Context, c *Call) error {
 // enter takes an idle lane for c, and says how it goes; or queues c and returns -1.
 func (l *lanes) enter(c *Call) (lane int, m mode, err error) {
 	now := time.Now()
+	if !now.Before(c.deadline) { // its context's timer may be late
+		return -1, passed, context.DeadlineExceeded
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -351,6 +354,13 @@ func (b *bounded) Err() error {
 		return context.DeadlineExceeded
 	}
 	return nil
+}
+
+// ended reports whether ctx is over, and knows of a deadline before the context's timer does:
+// a library that heeds deadlines comes back right then.
+func ended(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // await waits for done, until ctx ends at the most.

@@ -194,6 +194,46 @@ func TestAShortDeadlineEndsNoCall(t *testing.T) {
 	})
 }
 
+// lateContext is one whose timer has not run yet, though its deadline has passed.
+type lateContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// A library that heeds deadlines may be back before the context's timer: what failed then is
+// not sent again, behind its own deadline.
+func TestNothingIsSentBehindADeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib := newLibrary(time.Millisecond, true)
+		n, err := New(Config{Client: hanging{lib, true}, Lanes: 4, Direct: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := func(ctx context.Context, key string) (driver.Lease, error) {
+			return n.Acquire(ctx, &driver.Request{Key: key, Owner: "o/" + key, TTL: time.Minute})
+		}
+		late := func() context.Context { return lateContext{t.Context(), time.Now().Add(100 * time.Millisecond)} }
+		l, err := ask(late(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lib.takes.Store(int64(time.Hour))
+		before := lib.sent.Load()
+		if _, err := l.Renew(late(), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, ErrNotSent) || lib.sent.Load() != before+1 {
+			t.Errorf("a renewal was sent %d times: %v", lib.sent.Load()-before, err)
+		}
+		before = lib.sent.Load()
+		if err := n.fleet.slots[0].Load().lanes.do(lateContext{t.Context(), time.Now()}, &Call{}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before {
+			t.Errorf("a call was sent %d times when its time was over: %v", lib.sent.Load()-before, err)
+		}
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A call goes on its caller's goroutine where its answer is to be expected long before
 // its deadline, unless it may have to connect, or another does.
 func TestACallerCarriesItsCallWhereTheAnswerIsNear(t *testing.T) {

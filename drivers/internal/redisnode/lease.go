@@ -76,7 +76,7 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 				return driver.Grant{}, err
 			}
 			l.doubt(driver.Expires(start, r.TTL), deadline)
-			if again || ctx.Err() != nil {
+			if again || ended(ctx) {
 				return driver.Grant{}, err
 			}
 			again = true

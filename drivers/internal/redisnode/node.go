@@ -229,7 +229,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 				return nil, err
 			}
 			t.late = append(t.late, t.last)
-			if again || ctx.Err() != nil {
+			if again || ended(ctx) {
 				return nil, err
 			}
 			again = true
