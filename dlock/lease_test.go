@@ -440,7 +440,7 @@ func TestTheZeroLeaseIsReleased(t *testing.T) {
 func TestDoReturnsTheErrorOfItsFunctionAsItIs(t *testing.T) {
 	c := newSpyClient(t, memory.New())
 	for _, want := range []error{nil, io.EOF} {
-		if err := dlock.Do(t.Context(), c, "k", func(context.Context) error { return want }); err != want {
+		if err := dlock.Do(t.Context(), c, "k", func(context.Context) error { return want }); err != want { //nolint:errorlint // as it is
 			t.Errorf("got %v, want %v", err, want)
 		}
 	}
