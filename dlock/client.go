@@ -34,7 +34,7 @@ type Client struct {
 	config  // the defaults of every lock
 	clock   *clock
 	sched   scheduler
-	lines   *lines
+	queues  *waitQueues
 	losses  losses
 	count   counters
 	life    context.Context // ends with Close
@@ -72,7 +72,7 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 	}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.sched.clock = c.clock
-	c.lines = newLines(c.life.Done())
+	c.queues = newWaitQueues(c.life.Done())
 	if err := c.checkDefaults(); err != nil {
 		c.end()
 		return nil, fmt.Errorf("dlock: %w", err)
@@ -90,7 +90,7 @@ func (c *Client) checkDefaults() error {
 	if missing := c.require &^ c.info.Features; missing != 0 {
 		return driver.Invalid("WithRequire", "%s lacks %s", c.info.Name, missing)
 	}
-	if c.mode == Shared && !c.info.Features.Has(driver.SharedMode) {
+	if c.mode == Shared && !c.info.Features.Has(driver.FeatureShared) {
 		return driver.Invalid("WithMode", "%s has no shared mode", c.info.Name)
 	}
 	if c.hasTTL() || c.ttlSet {
@@ -117,8 +117,8 @@ func (c *Client) TTL() time.Duration {
 	return c.ttl
 }
 
-// Inspect returns the backend's view for operators, if it has one.
-func (c *Client) Inspect() (driver.Inspector, bool) {
+// Inspector returns the backend's view for operators, if it has one.
+func (c *Client) Inspector() (driver.Inspector, bool) {
 	i, ok := c.backend.(driver.Inspector)
 	return i, ok
 }
@@ -230,7 +230,7 @@ func (c *Client) check(r *request) error {
 
 // lock makes attempts until one succeeds.
 func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
-	if r.Mode == Shared && c.lines.empty(r.Key) {
+	if r.Mode == Shared && c.queues.empty(r.Key) {
 		l, err := c.attempt(ctx, r, false) // readers need no order among themselves
 		if err == nil || !c.again(ctx, r, err) {
 			return l, err
@@ -238,19 +238,19 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 	}
 	c.count.waiting.Add(1)
 	defer c.count.waiting.Add(-1)
-	line, verdict, err := c.lines.enter(ctx, r.Key)
+	line, verdict, err := c.queues.enter(ctx, r.Key)
 	if verdict != nil {
 		r.verdict = verdict
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer c.lines.leave(r.Key, line)
-	if c.lines.hot(r.Key) {
+	defer c.queues.leave(r.Key, line)
+	if c.queues.hot(r.Key) {
 		return c.wait(ctx, r, line, ErrHeld)
 	}
 	l, err := c.attempt(ctx, r, false)
-	c.lines.note(line, r.verdict)
+	c.queues.note(line, r.verdict)
 	if err == nil || !c.again(ctx, r, err) {
 		return l, err
 	}
@@ -260,12 +260,12 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 // wait makes attempts, each when there is a reason for it: natively where the backend
 // queues, at a signal where it can watch, at growing pauses elsewhere. err is the
 // outcome of the attempt before.
-func (c *Client) wait(ctx context.Context, r *request, line *line, err error) (*Lease, error) {
+func (c *Client) wait(ctx context.Context, r *request, line *waitQueue, err error) (*Lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.life, cancel)()
 
-	native := c.info.Features.Has(driver.Queueing)
+	native := c.info.Features.Has(driver.FeatureQueueing)
 	watcher, _ := c.backend.(driver.Watcher)
 	var signal <-chan struct{}
 	for pause := r.minBackoff; ; pause = min(2*pause, r.maxBackoff) {
@@ -287,10 +287,10 @@ func (c *Client) wait(ctx context.Context, r *request, line *line, err error) (*
 		}
 		var l *Lease
 		l, err = c.attempt(ctx, r, native)
-		c.lines.note(line, r.verdict)
+		c.queues.note(line, r.verdict)
 		if err == nil {
 			if signal != nil {
-				c.lines.heat(r.Key)
+				c.queues.heat(r.Key)
 			}
 			return l, nil
 		}
@@ -312,7 +312,7 @@ func (c *Client) ended(ctx context.Context) error {
 }
 
 // pause waits for a reason to ask again.
-func (c *Client) pause(ctx context.Context, line *line, signal <-chan struct{}, d time.Duration) {
+func (c *Client) pause(ctx context.Context, line *waitQueue, signal <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -452,10 +452,10 @@ func (c *Client) failed(ctx context.Context, r *request, err error) error {
 		e.Err = r.verdict
 	}
 	if end := contextErr(ctx); end != nil && (bare || errors.Is(err, end) || r.op == "lock" && !permanent(err)) {
-		e.Ctx = end
+		e.ContextErr = end
 		settle(ctx)
-		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, e.Ctx) {
-			e.Ctx = fmt.Errorf("%w: %w", e.Ctx, cause)
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, e.ContextErr) {
+			e.ContextErr = fmt.Errorf("%w: %w", e.ContextErr, cause)
 		}
 		e.Err = withoutContext(e.Err)
 	}

@@ -59,7 +59,7 @@ as well, and ErrHeld only if "held" was the last that was heard.
 
 [Client.Lock] waits until its context ends. The calls of one client for one key stand in
 line, and only the first talks to the server: natively in line where the backend queues
-([driver.Queueing]), at a signal where it can tell of a release ([driver.Watcher]), by
+([driver.FeatureQueueing]), at a signal where it can tell of a release ([driver.Watcher]), by
 jittered pauses elsewhere ([WithBackoff]). Between processes PostgreSQL, Redis and Valkey
 serve first who came first, as long as nothing fails.
 

@@ -51,13 +51,13 @@ type (
 // verdict, and to the context's error if that ended the wait. Formatted with %+v it
 // lists the votes of a quorum, one a line.
 type Error struct {
-	Op       string // "lock", "trylock", "renew" or "unlock"
-	Key      string
-	Attempts int           // requests made
-	Waited   time.Duration // since the call began
-	Err      error         // the last verdict; nil if there was none
-	Ctx      error         // the context's error that ended the wait; nil if none did
-	_        struct{}
+	Op         string // "lock", "trylock", "renew" or "unlock"
+	Key        string
+	Attempts   int           // requests made
+	Waited     time.Duration // since the call began
+	Err        error         // the last verdict; nil if there was none
+	ContextErr error         // the context's error that ended the wait; nil if none did
+	_          struct{}
 }
 
 // Error returns one line: what was tried, the verdict, and why it ended.
@@ -69,14 +69,14 @@ func (e *Error) Error() string {
 	b.WriteString(quoteKey(e.Key))
 	b.WriteString(": ")
 	switch {
-	case e.Err == nil && e.Ctx == nil:
+	case e.Err == nil && e.ContextErr == nil:
 		b.WriteString("failed")
 	case e.Err == nil:
-		b.WriteString(e.Ctx.Error())
-	case e.Ctx == nil:
+		b.WriteString(e.ContextErr.Error())
+	case e.ContextErr == nil:
 		b.WriteString(e.Err.Error())
 	default:
-		fmt.Fprintf(&b, "%v (gave up after %v: %v)", e.Err, shortDuration(e.Waited), e.Ctx)
+		fmt.Fprintf(&b, "%v (gave up after %v: %v)", e.Err, shortDuration(e.Waited), e.ContextErr)
 	}
 	return oneLine(b.String())
 }
@@ -103,8 +103,8 @@ func (e *Error) Unwrap() []error {
 	if e.Err != nil {
 		errs = append(errs, e.Err)
 	}
-	if e.Ctx != nil {
-		errs = append(errs, e.Ctx)
+	if e.ContextErr != nil {
+		errs = append(errs, e.ContextErr)
 	}
 	return errs
 }

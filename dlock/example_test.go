@@ -157,7 +157,7 @@ func Example_cron() {
 // takes no guarantee away.
 func Example_swap() {
 	for _, url := range []string{"memory:", "memory:another?ttl=30s&prefix=app:"} {
-		locks, err := dlock.OpenURL(url, dlock.WithRequire(dlock.Fencing))
+		locks, err := dlock.OpenURL(url, dlock.WithRequire(dlock.FeatureFencing))
 		if err != nil {
 			log.Fatal(err)
 		}

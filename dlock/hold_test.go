@@ -180,7 +180,7 @@ func (d *dying) Close() error {
 func TestCloseSitsOutTheMinHoldOfASessionWithATTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &dying{spy: newSpy()}
-		d.info = func(i *driver.Info) { i.Features |= driver.Session }
+		d.info = func(i *driver.Info) { i.Features |= driver.FeatureSession }
 		c := newSpyClient(t, d)
 		unlock(t, lock(t, c, "unlocked", dlock.WithMinHold(time.Minute)))
 		lock(t, c, "held", dlock.WithMinHold(time.Minute))
@@ -462,7 +462,7 @@ func TestAReleaseOfWhatIsGoneDidNotFail(t *testing.T) {
 
 func TestNoOverlapUnderAMixOfCalls(t *testing.T) {
 	s := newSpy()
-	s.hide = driver.Queueing
+	s.hide = driver.FeatureQueueing
 	c := newSpyClient(t, watching{s})
 	var inside atomic.Int64
 	var wg sync.WaitGroup

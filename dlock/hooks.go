@@ -28,9 +28,9 @@ type Hooks struct {
 	Lost func(context.Context, Event)
 	// Released is called after every release, with its outcome.
 	Released func(context.Context, Event)
-	// Driver is called for what happens in the background of the driver. It gets no
+	// Notice is called for what happens in the background of the driver. It gets no
 	// events of a backend that was handed to New: its constructor takes them.
-	Driver func(driver.Event)
+	Notice func(driver.Notice)
 
 	_ struct{}
 }
@@ -69,7 +69,7 @@ func JoinHooks(hooks ...Hooks) Hooks {
 			Renewed:  joinEvent(j.Renewed, h.Renewed),
 			Lost:     joinEvent(j.Lost, h.Lost),
 			Released: joinEvent(j.Released, h.Released),
-			Driver:   joinDriver(j.Driver, h.Driver),
+			Notice:   joinDriver(j.Notice, h.Notice),
 		}
 	}
 	return j
@@ -89,11 +89,11 @@ func joinEvent(a, b func(context.Context, Event)) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) { a(ctx, e); b(ctx, e) }
 }
 
-func joinDriver(a, b func(driver.Event)) func(driver.Event) {
+func joinDriver(a, b func(driver.Notice)) func(driver.Notice) {
 	if a == nil || b == nil {
 		return either(a, b, a != nil)
 	}
-	return func(e driver.Event) { a(e); b(e) }
+	return func(e driver.Notice) { a(e); b(e) }
 }
 
 func either[T any](a, b T, first bool) T {
@@ -104,9 +104,9 @@ func either[T any](a, b T, first bool) T {
 }
 
 // driverEvent passes on what happened in the background of the driver.
-func (c *Client) driverEvent(e driver.Event) {
-	if c.hooks.Driver != nil {
-		c.hooks.Driver(e)
+func (c *Client) driverEvent(e driver.Notice) {
+	if c.hooks.Notice != nil {
+		c.hooks.Notice(e)
 	}
 	c.log.Warn("dlock: "+string(e.Kind), "node", e.Node, "key", e.Key, "detail", e.Detail, "err", e.Err)
 }

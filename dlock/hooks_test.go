@@ -66,16 +66,16 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 }
 
 func TestDriverEventsReachTheHook(t *testing.T) {
-	var got []driver.EventKind
+	var got []driver.NoticeKind
 	c, err := dlock.OpenURL("test:", dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
-		Driver: func(e driver.Event) { got = append(got, e.Kind) },
+		Notice: func(e driver.Notice) { got = append(got, e.Kind) },
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	testDriver.got.Event(driver.Event{Kind: driver.Degraded})
-	if len(got) != 1 || got[0] != driver.Degraded {
+	testDriver.got.Notify(driver.Notice{Kind: driver.NoticeDegraded})
+	if len(got) != 1 || got[0] != driver.NoticeDegraded {
 		t.Errorf("got %v", got)
 	}
 }
@@ -137,7 +137,7 @@ func TestPingTakesAndReleases(t *testing.T) {
 	if err := c.Ping(t.Context()); !errors.Is(err, dlock.ErrUnavailable) {
 		t.Errorf("in an outage: %v", err)
 	}
-	if _, ok := c.Inspect(); ok {
+	if _, ok := c.Inspector(); ok {
 		t.Error("a spy has no Inspector")
 	}
 }

@@ -20,7 +20,7 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(c.leases) + len(c.sched.due) + len(c.lines.byKey); n != 0 {
+	if n := len(c.leases) + len(c.sched.due) + len(c.queues.byKey); n != 0 {
 		t.Errorf("%d things are kept of leases that ended", n)
 	}
 }
@@ -28,7 +28,7 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 // Whoever gives up at the very moment at which its turn comes passes the turn on.
 func TestATurnThatNobodyTakesIsPassedOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newLines(nil)
+		ls := newWaitQueues(nil)
 		first, _, _ := ls.enter(t.Context(), "k")
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { _, _, _ = ls.enter(ctx, "k") }()

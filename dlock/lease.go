@@ -374,7 +374,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 	}
 	e := &Error{Op: "renew", Key: l.key, Attempts: 1, Err: err}
 	if ctx.Err() != nil && contextOnly(ctx, err) {
-		e.Err, e.Ctx = nil, ctx.Err()
+		e.Err, e.ContextErr = nil, ctx.Err()
 	}
 	return e
 }
@@ -532,7 +532,7 @@ func (l *Lease) release() error {
 	case !errors.Is(err, ErrLost):
 		c.count.releaseFailed.Add(1)
 	}
-	c.lines.released(l.key)
+	c.queues.released(l.key)
 	if c.hooks.Released != nil {
 		e := l.event("unlock", err)
 		e.Latency = time.Since(start)
@@ -566,7 +566,7 @@ func (l *Lease) unlockUnless(done *bool) {
 }
 
 // bySession reports whether locks end with the process, whatever their TTL.
-func (c *Client) bySession() bool { return c.info.Features.Has(driver.Session) }
+func (c *Client) bySession() bool { return c.info.Features.Has(driver.FeatureSession) }
 
 // keepOn keeps the lock of a lease that was unlocked before its WithMinHold is over: its
 // TTL is set to what is left, so that it lasts even if this process ends, and a timer

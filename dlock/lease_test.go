@@ -498,7 +498,7 @@ func TestTheLeasesContextEndsWithTheLeaseAndWithItsParent(t *testing.T) {
 	ctx2, cancel2 := l.Context(t.Context())
 	cancel2()
 	if ctx2.Err() == nil || l.Err() != nil {
-		t.Error("cancel is to end the context and not the lease")
+		t.Error("cancel must end the context and not the lease")
 	}
 	ctx3, cancel3 := l.Context(t.Context())
 	defer cancel3()

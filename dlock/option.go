@@ -68,10 +68,10 @@ type eventSink struct {
 	to atomic.Pointer[Client]
 }
 
-func (c *config) sink() func(driver.Event) {
+func (c *config) sink() func(driver.Notice) {
 	s := &eventSink{}
 	c.events = s
-	return func(e driver.Event) {
+	return func(e driver.Notice) {
 		if client := s.to.Load(); client != nil {
 			client.driverEvent(e)
 		}
@@ -113,7 +113,7 @@ func WithTTL(ttl time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.ttl, l.ttlSet = ttl, true
 		if ttl <= 0 {
-			l.bad("WithTTL", "%v is to be more than zero", ttl)
+			l.bad("WithTTL", "%v must be more than zero", ttl)
 		}
 	})
 }
@@ -125,7 +125,7 @@ const (
 )
 
 // WithMode sets with whom the lock can be shared: Exclusive by default. Shared needs a
-// backend with the feature driver.SharedMode.
+// backend with the feature driver.FeatureShared.
 func WithMode(mode driver.Mode) LockOption {
 	return lockOption(func(l *lockConfig) { l.mode = mode })
 }
@@ -147,7 +147,7 @@ func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.maxHold, l.maxHoldSet = min(d, forever), true
 		if d < 0 {
-			l.bad("WithMaxHold", "%v is to be zero (no bound) or more", d)
+			l.bad("WithMaxHold", "%v must be zero (no bound) or more", d)
 		}
 	})
 }
@@ -160,7 +160,7 @@ func WithMinHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minHold = min(d, forever)
 		if d < 0 {
-			l.bad("WithMinHold", "%v is to be zero or more", d)
+			l.bad("WithMinHold", "%v must be zero or more", d)
 		}
 	})
 }
@@ -172,7 +172,7 @@ func WithBackoff(least, most time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minBackoff, l.maxBackoff = min(least, forever), min(most, forever)
 		if least <= 0 || most < least {
-			l.bad("WithBackoff", "%v to %v is to be more than zero, and rising", least, most)
+			l.bad("WithBackoff", "%v to %v must be more than zero, and rising", least, most)
 		}
 	})
 }
@@ -207,17 +207,17 @@ func WithOwnerLabel(label string) Option {
 	return clientOption(func(c *config) {
 		c.label = label
 		if !validLabel(label) {
-			c.bad("WithOwnerLabel", "is to be 1 to 64 printable ASCII characters without '|' and space")
+			c.bad("WithOwnerLabel", "must be 1 to 64 printable ASCII characters without '|' and space")
 		}
 	})
 }
 
 // The features of backends, for WithRequire and Info.
 const (
-	SharedMode = driver.SharedMode // WithMode(Shared)
-	Fencing    = driver.Fencing    // leases carry tokens
-	Session    = driver.Session    // the lock ends with a connection or process
-	Queueing   = driver.Queueing   // waiters are served in order
+	FeatureShared   = driver.FeatureShared   // WithMode(Shared)
+	FeatureFencing  = driver.FeatureFencing  // leases carry tokens
+	FeatureSession  = driver.FeatureSession  // the lock ends with a connection or process
+	FeatureQueueing = driver.FeatureQueueing // waiters are served in order
 )
 
 // WithRequire makes New and Open fail unless the backend has all these features, so

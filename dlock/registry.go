@@ -89,7 +89,7 @@ func OpenBackend(url string) (driver.Backend, error) {
 // whole is what a backend that is a part of something, a node of a quorum, gets from that.
 type whole struct {
 	prefix string
-	event  func(driver.Event)
+	event  func(driver.Notice)
 }
 
 // openBackend opens a backend, as a part of something unless of is nil.
@@ -136,11 +136,11 @@ func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 	if t, ok := params["ttl"]; ok {
 		ttl, err := time.ParseDuration(t)
 		if err != nil || ttl <= 0 {
-			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "ttl"`, "is to be a duration such as 10s"))
+			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "ttl"`, "must be a duration such as 10s"))
 		}
 		c.ttl, c.ttlSet = ttl, true
 	}
-	var event func(driver.Event)
+	var event func(driver.Notice)
 	if of != nil {
 		event = of.event
 	} else {
@@ -150,7 +150,7 @@ func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 	b, err := d.Open(&driver.Config{
 		DSN:    rest,
 		Prefix: prefix,
-		Event:  event,
+		Notify: event,
 		Resolve: func(url string) (driver.Backend, error) {
 			return openBackend(url, &whole{prefix, event})
 		},
@@ -166,7 +166,7 @@ func scheme(url string) (string, error) {
 	name, _, ok := strings.Cut(url, ":")
 	if !ok || !isScheme(name) {
 		// What stands there may be a password: it is not quoted.
-		return "", fmt.Errorf("dlock: %w", driver.Invalid("URL", `is to begin with a driver's name and a colon, as in "file:" or "redis://host:6379/0"`))
+		return "", fmt.Errorf("dlock: %w", driver.Invalid("URL", `must begin with a driver's name and a colon, as in "file:" or "redis://host:6379/0"`))
 	}
 	return name, nil
 }

@@ -104,7 +104,7 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"URL":                canary,
 		"begin with":         canary + "@host:6379",
 		"nosuch":             "nosuch://u:" + canary + "@h",
-		`"ttl": is to be`:    "test://u:" + canary + "@h?ttl=" + canary,
+		`"ttl": must be`:     "test://u:" + canary + "@h?ttl=" + canary,
 		`"ttl": is given`:    "test://u:" + canary + "@h?ttl=1s&ttl=2s",
 		`"prefix": is not`:   "test://u:" + canary + "@h?prefix=%zz" + canary,
 		"over the maximum":   "test://u:" + canary + "@h?ttl=999h",
@@ -137,7 +137,7 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"WithMinHold":    dlock.WithMinHold(-1),
 		"WithBackoff":    dlock.WithBackoff(2, 1),
 		"WithOwnerLabel": dlock.WithOwnerLabel("a b"),
-		"WithRequire":    dlock.WithRequire(driver.Session),
+		"WithRequire":    dlock.WithRequire(driver.FeatureSession),
 	} {
 		_, err := dlock.New(s, o)
 		wantInvalid(t, what, err)
@@ -167,7 +167,7 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 	}
 
 	plain := newSpy()
-	plain.hide = driver.SharedMode
+	plain.hide = driver.FeatureShared
 	_, err = newSpyClient(t, plain).Lock(t.Context(), "k", dlock.WithMode(dlock.Shared))
 	wantInvalid(t, "no shared mode", err)
 	_, err = dlock.New(plain, dlock.WithMode(dlock.Shared))

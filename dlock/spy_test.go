@@ -121,7 +121,7 @@ func (w watching) Watch(ctx context.Context, key string) (<-chan struct{}, error
 func (s *spy) session(lost <-chan struct{}) {
 	s.info = func(i *driver.Info) {
 		i.MinTTL, i.MaxTTL = 0, 0
-		i.Features |= driver.Session
+		i.Features |= driver.FeatureSession
 	}
 	s.granted = func(g *driver.Grant) {
 		*g = driver.Grant{Fence: g.Fence, Lost: lost}

@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 // ways are the three ways of waiting, over the same backend.
 var ways = map[string]func(*spy) driver.Backend{
 	"native":  func(s *spy) driver.Backend { return s },
-	"watched": func(s *spy) driver.Backend { s.hide = driver.Queueing; return watching{s} },
-	"polled":  func(s *spy) driver.Backend { s.hide = driver.Queueing; return s },
+	"watched": func(s *spy) driver.Backend { s.hide = driver.FeatureQueueing; return watching{s} },
+	"polled":  func(s *spy) driver.Backend { s.hide = driver.FeatureQueueing; return s },
 }
 
 func eachWay(t *testing.T, f func(t *testing.T, s *spy, b driver.Backend)) {
@@ -171,7 +171,7 @@ func TestAHotKeyIsWatchedBeforeItIsAskedFor(t *testing.T) {
 func TestALocalReleaseThatIsNotSignalledCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
-		s.hide = driver.Queueing
+		s.hide = driver.FeatureQueueing
 		c := newSpyClient(t, silent{s})
 		first := lock(t, c, "k")
 		done := make(chan struct{})
@@ -459,7 +459,7 @@ func (silent) Watch(context.Context, string) (<-chan struct{}, error) {
 func TestTheHoldersTTLIsTheNextTimeToAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
-		s.hide = driver.Queueing
+		s.hide = driver.FeatureQueueing
 		s.acquire = func(context.Context, *driver.Request) error {
 			return &driver.HeldError{RetryAfter: 100 * time.Millisecond}
 		}

@@ -26,12 +26,12 @@ type Config struct {
 	// driver stores. That carries a version of its layout, and one that is unknown is
 	// refused: two releases that run side by side exclude each other (rule 10).
 	Prefix string
-	// Resolve opens another registered backend with the same Prefix and Event: the
+	// Resolve opens another registered backend with the same Prefix and Notify: the
 	// nodes of a quorum. The caller owns the backend and closes it.
 	Resolve func(url string) (Backend, error)
-	// Event is told what happens in the background. It may be nil; it may be called
+	// Notify is told what happens in the background. It may be nil; it may be called
 	// concurrently; it returns quickly. It is told no secret (rule 9).
-	Event func(Event)
+	Notify func(Notice)
 
 	_ struct{}
 }
@@ -98,20 +98,20 @@ type Info struct {
 type Features uint32
 
 const (
-	// SharedMode: Request.Mode may be Shared.
-	SharedMode Features = 1 << iota
-	// Fencing: grants carry tokens that rise strictly per key (rule 8).
-	Fencing
-	// Session: the lock lives with a connection or a process and ends with it. If
+	// FeatureShared: Request.Mode may be Shared.
+	FeatureShared Features = 1 << iota
+	// FeatureFencing: grants carry tokens that rise strictly per key (rule 8).
+	FeatureFencing
+	// FeatureSession: the lock lives with a connection or a process and ends with it. If
 	// MaxTTL is zero there is no TTL at all: Request.TTL is zero, Grant.Expires too.
-	Session
-	// Queueing: Request.Wait blocks natively, first come, first served.
-	Queueing
-	// Node: the backend may be one node of a quorum. It honours FenceFloor, Join,
+	FeatureSession
+	// FeatureQueueing: Request.Wait blocks natively, first come, first served.
+	FeatureQueueing
+	// FeatureQuorumNode: the backend may be one node of a quorum. It honours FenceFloor, ExactFence,
 	// MinFence and Quorum, reports Clock and Server on grants and on *HeldError, makes
 	// the server refuse what arrives after ctx's deadline, and tells attempts of one
 	// owner apart.
-	Node
+	FeatureQuorumNode
 )
 
 // Has reports whether f has all of want.
@@ -170,15 +170,15 @@ type Request struct {
 	Mode Mode
 	// Wait permits Acquire to block until the lock is granted or ctx ends.
 	Wait bool
-	// FenceFloor is a proposal for the token: it is to be at least this, unless
+	// FenceFloor is a proposal for the token: it must be at least this, unless
 	// that is more than FenceSlack ahead of the server's clock. Zero: none. See
 	// NextFence.
 	FenceFloor uint64
-	// Join, if not zero, heals a node of a quorum after the grant (Node backends
+	// ExactFence, if not zero, heals a node of a quorum after the grant (quorum nodes
 	// only): take the key at exactly this token, if it is free and its counter is not
 	// above it; if this attempt has the key already, answer with the token that it
 	// has. Where the counter is above it, answer *RefusedError.
-	Join uint64
+	ExactFence uint64
 	// Quorum is set by a quorum for its nodes.
 	Quorum *Quorum
 
@@ -193,14 +193,14 @@ type Quorum struct {
 
 	// Allowance is how far the clocks of the nodes may be apart.
 	Allowance time.Duration
-	// Others returns the median of the other nodes' clocks, as of now; zero while too few
+	// OtherClocks returns the median of the other nodes' clocks, as of now; zero while too few
 	// of them are known. A node whose clock was behind when it started ends no
 	// quarantine by its own clock alone. It may be nil.
-	Others func() time.Time
-	// Since is when this client began to wait for the key, by the nodes' clocks, in
+	OtherClocks func() time.Time
+	// WaitingSince is when this client began to wait for the key, by the nodes' clocks, in
 	// microseconds since 1970: nodes that keep a line go by it, so that they all have the
 	// same order. Zero: it does not wait.
-	Since uint64
+	WaitingSince uint64
 
 	_ struct{}
 }
@@ -230,7 +230,7 @@ type Renewal struct {
 	// TTL is as in Request; zero where the backend has none.
 	TTL time.Duration
 	// MinFence raises the key's counter to at least this, together with the renewal
-	// (Node backends only). The lease's own token stays as it was granted.
+	// (quorum nodes only). The lease's own token stays as it was granted.
 	MinFence uint64
 
 	_ struct{}
@@ -295,7 +295,7 @@ type Inspector interface {
 	List(ctx context.Context, prefix string, yield func(*State) bool) error
 	// Check examines the deployment and returns what it found, the gravest first. An
 	// error says that it could not examine it.
-	Check(ctx context.Context) ([]Finding, error)
+	Check(ctx context.Context) ([]Diagnostic, error)
 }
 
 // State is what is known of a key.
@@ -320,12 +320,12 @@ type Holder struct {
 	_       struct{}
 }
 
-// A Finding is a property of the deployment that an operator should know.
-type Finding struct {
+// A Diagnostic is a property of the deployment that an operator should know.
+type Diagnostic struct {
 	Severity Severity
 	Node     string // where, for backends of several servers
-	What     string // one line
-	Fix      string // what to do; empty where there is nothing to do
+	Summary  string // one line
+	Remedy   string // what to do; empty where there is nothing to do
 	_        struct{}
 }
 
@@ -335,19 +335,19 @@ type Severity uint8
 // The severities: for information; may cost performance or a guarantee
 // under load; a guarantee does not hold.
 const (
-	Note Severity = iota
-	Warning
-	Unsafe
+	SeverityNote Severity = iota
+	SeverityWarning
+	SeverityUnsafe
 )
 
 // String returns "note", "warning" or "unsafe".
 func (s Severity) String() string {
 	switch s {
-	case Note:
+	case SeverityNote:
 		return "note"
-	case Warning:
+	case SeverityWarning:
 		return "warning"
-	case Unsafe:
+	case SeverityUnsafe:
 		return "unsafe"
 	}
 	return "unknown"
@@ -365,28 +365,28 @@ type Admin interface {
 	// guard would keep it out. It changes nothing on a server that remembers. A quorum
 	// asks all nodes first, and states nothing unless all of them answer and none
 	// remembers.
-	Bootstrap(ctx context.Context, b *Bootstrap) (*Remembrance, error)
+	Bootstrap(ctx context.Context, b *Bootstrap) (*MemoryReport, error)
 }
 
 // Bootstrap is what an operator states.
 type Bootstrap struct {
 	// Quorum is set by a quorum for its nodes.
 	Quorum *Quorum
-	// Look changes nothing.
-	Look bool
-	// Seen is set by a quorum for its nodes: what this one said when it was to look. It
+	// DryRun changes nothing.
+	DryRun bool
+	// Observed is set by a quorum for its nodes: what this one said when it was to look. It
 	// is not taken for new if it is another process by now, or much later.
-	Seen *Remembrance
-	// Nodes states instead that the quorum has another number of nodes than it had. All
+	Observed *MemoryReport
+	// Resize states instead that the quorum has another number of nodes than it had. All
 	// of them have to answer; none votes for one restart guard, in which the leases of
 	// clients with the old list end.
-	Nodes bool
+	Resize bool
 
 	_ struct{}
 }
 
-// A Remembrance is what a server said of its memory, before anything was stated.
-type Remembrance struct {
+// A MemoryReport is what a server said of its memory, before anything was stated.
+type MemoryReport struct {
 	Memory Memory    // a quorum's is its nodes' greatest
 	Clock  time.Time // as in Grant; zero for a quorum
 	Server string    // as in Grant; empty for a quorum
@@ -397,32 +397,32 @@ type Remembrance struct {
 type Memory uint8
 
 const (
-	// Unguarded: there is no restart guard, and so nobody looks.
-	Unguarded Memory = iota
-	// Blank: it has never kept locks under the guard, and has been up for longer than
+	// MemoryUnguarded: there is no restart guard, and so nobody looks.
+	MemoryUnguarded Memory = iota
+	// MemoryUnused: it has never kept locks under the guard, and has been up for longer than
 	// the guard.
-	Blank
-	// Young: it knows of no lock, and was started not long ago: it is new, or forgot.
-	Young
-	// Emptied: it kept locks since it was started, and knows of none: it was flushed.
-	Emptied
-	// Remembers: it has kept locks, and knows of them, though perhaps not of all.
-	Remembers
+	MemoryUnused
+	// MemoryNew: it knows of no lock, and was started not long ago: it is new, or forgot.
+	MemoryNew
+	// MemoryFlushed: it kept locks since it was started, and knows of none: it was flushed.
+	MemoryFlushed
+	// MemoryKept: it has kept locks, and knows of them, though perhaps not of all.
+	MemoryKept
 )
 
-// String returns "unguarded", "blank", "young", "emptied" or "remembers".
+// String returns "unguarded", "unused", "new", "flushed" or "kept".
 func (m Memory) String() string {
-	names := [...]string{"unguarded", "blank", "young", "emptied", "remembers"}
+	names := [...]string{"unguarded", "unused", "new", "flushed", "kept"}
 	if int(m) < len(names) {
 		return names[m]
 	}
 	return "unknown"
 }
 
-// An Event is something that happened in the background, outside any call. It
+// A Notice is something that happened in the background, outside any call. It
 // holds no secret.
-type Event struct {
-	Kind   EventKind
+type Notice struct {
+	Kind   NoticeKind
 	Node   string // which server, where there are several
 	Key    string // which key, if it concerns one
 	Err    error  // the cause, if there is one
@@ -430,17 +430,17 @@ type Event struct {
 	_      struct{}
 }
 
-// EventKind names what happened. Drivers may have kinds of their own.
-type EventKind string
+// NoticeKind names what happened. Drivers may have kinds of their own.
+type NoticeKind string
 
 // The kinds that drivers here report.
 const (
-	BreakerOpened EventKind = "breaker opened" // a node kept timing out and is skipped
-	BreakerClosed EventKind = "breaker closed" // a probe succeeded: it is asked again
-	Quarantined   EventKind = "quarantined"    // a node does not vote for a while
-	Bootstrapped  EventKind = "bootstrapped"   // new servers vote at once
-	Collision     EventKind = "collision"      // two keys share one lock on the server
-	Degraded      EventKind = "degraded"       // works, but by a slower way: polling, say
-	Disconnected  EventKind = "disconnected"   // a session or a subscription broke
-	ClockSkew     EventKind = "clock skew"     // a server's clock disagrees with its peers
+	NoticeNodeSkipped  NoticeKind = "breaker opened" // a node kept timing out and is skipped
+	NoticeNodeRestored NoticeKind = "breaker closed" // a probe succeeded: it is asked again
+	NoticeQuarantined  NoticeKind = "quarantined"    // a node does not vote for a while
+	NoticeBootstrapped NoticeKind = "bootstrapped"   // new servers vote at once
+	NoticeCollision    NoticeKind = "collision"      // two keys share one lock on the server
+	NoticeDegraded     NoticeKind = "degraded"       // works, but by a slower way: polling, say
+	NoticeDisconnected NoticeKind = "disconnected"   // a session or a subscription broke
+	NoticeClockSkew    NoticeKind = "clock skew"     // a server's clock disagrees with its peers
 )

@@ -42,9 +42,9 @@ type HeldError struct {
 	RetryAfter time.Duration
 	// Since is when the holder got it, by the server's clock; zero where unknown.
 	Since time.Time
-	// Reserved: nobody has the lock, which was just released, but for RetryAfter at the
+	// ReservedForWaiter: nobody has the lock, which was just released, but for RetryAfter at the
 	// most it is kept for who waits first in line. Holder is empty then.
-	Reserved bool
+	ReservedForWaiter bool
 	// Server and Clock are as in Grant.
 	Server string
 	Clock  time.Time
@@ -55,7 +55,7 @@ type HeldError struct {
 func (e *HeldError) Error() string {
 	var b strings.Builder
 	switch {
-	case e.Reserved:
+	case e.ReservedForWaiter:
 		b.WriteString("kept for the next in line")
 	case e.Holder == "":
 		b.WriteString("held by another owner")

@@ -26,7 +26,7 @@ type held struct {
 // Open knows no parameter, and does no I/O.
 func (t *toy) Open(cfg *driver.Config) (driver.Backend, error) {
 	if cfg.DSN != "toy:" {
-		return nil, driver.Invalid("URL", "is to be toy: and nothing else")
+		return nil, driver.Invalid("URL", "must be toy: and nothing else")
 	}
 	return &toyBackend{toy: t, prefix: cfg.Prefix}, nil
 }
@@ -38,7 +38,7 @@ type toyBackend struct {
 }
 
 func (b *toyBackend) Info() driver.Info {
-	return driver.Info{Name: "toy", Features: driver.Fencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+	return driver.Info{Name: "toy", Features: driver.FeatureFencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
 
 func (b *toyBackend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {

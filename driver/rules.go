@@ -59,9 +59,9 @@ func (i Info) Check(prefix string, req *Request) error {
 		return Invalid("owner", "is empty")
 	case req.Mode > Shared:
 		return Invalid("mode", "%d is unknown", req.Mode)
-	case req.Mode == Shared && !i.Features.Has(SharedMode):
+	case req.Mode == Shared && !i.Features.Has(FeatureShared):
 		return Invalid("mode", "%s has no shared mode", i.Name)
-	case (req.Join != 0 || req.Quorum != nil) && !i.Features.Has(Node):
+	case (req.ExactFence != 0 || req.Quorum != nil) && !i.Features.Has(FeatureQuorumNode):
 		return Invalid("request", "%s cannot be a node of a quorum", i.Name)
 	}
 	return i.CheckTTL(req.TTL)

@@ -76,8 +76,8 @@ func TestNextFenceRisesUnderAnyClock(t *testing.T) {
 
 func TestCheckNamesWhatCannotBeHonoured(t *testing.T) {
 	plain := Info{Name: "plain", MinTTL: MinTTL, MaxTTL: time.Hour}
-	session := Info{Name: "session", Features: Session}
-	full := Info{Name: "full", Features: SharedMode | Fencing | Queueing | Node, MinTTL: MinTTL, MaxTTL: time.Hour}
+	session := Info{Name: "session", Features: FeatureSession}
+	full := Info{Name: "full", Features: FeatureShared | FeatureFencing | FeatureQueueing | FeatureQuorumNode, MinTTL: MinTTL, MaxTTL: time.Hour}
 	good := Request{Key: "k", Owner: "o/1", TTL: time.Second}
 	with := func(f func(*Request)) *Request {
 		r := good
@@ -99,9 +99,9 @@ func TestCheckNamesWhatCannotBeHonoured(t *testing.T) {
 		{plain, "", with(func(r *Request) { r.Mode = 2 }), "mode: 2 is unknown"},
 		{plain, "", with(func(r *Request) { r.Mode = Shared }), "mode: plain has no shared mode"},
 		{full, "", with(func(r *Request) { r.Mode = Shared }), ""},
-		{plain, "", with(func(r *Request) { r.Join = 1 }), "plain cannot be a node"},
+		{plain, "", with(func(r *Request) { r.ExactFence = 1 }), "plain cannot be a node"},
 		{plain, "", with(func(r *Request) { r.Quorum = &Quorum{N: 3} }), "plain cannot be a node"},
-		{full, "", with(func(r *Request) { r.Join, r.Quorum = 1, &Quorum{N: 3} }), ""},
+		{full, "", with(func(r *Request) { r.ExactFence, r.Quorum = 1, &Quorum{N: 3} }), ""},
 		{plain, "", with(func(r *Request) { r.TTL = MinTTL - 1 }), "TTL: 9.999999ms is under the minimum of plain, 10ms"},
 		{plain, "", with(func(r *Request) { r.TTL = 0 }), "TTL: 0s is under"},
 		{plain, "", with(func(r *Request) { r.TTL = time.Hour + 1 }), "over the maximum of plain, 1h0m0s"},
@@ -123,19 +123,19 @@ func TestCheckNamesWhatCannotBeHonoured(t *testing.T) {
 
 func TestNamesForPeople(t *testing.T) {
 	for got, want := range map[string]string{
-		Features(0).String(): "",
-		Fencing.String():     "fencing",
-		(SharedMode | Fencing | Session | Queueing | Node).String():                                 "shared,fencing,session,queueing,node",
-		(SharedMode | Node | 1<<20).String():                                                        "shared,node",
-		Exclusive.String() + " " + Shared.String() + " " + Mode(9).String():                         "exclusive shared unknown",
-		Note.String() + " " + Warning.String() + " " + Unsafe.String() + " " + Severity(9).String(): "note warning unsafe unknown",
+		Features(0).String():    "",
+		FeatureFencing.String(): "fencing",
+		(FeatureShared | FeatureFencing | FeatureSession | FeatureQueueing | FeatureQuorumNode).String():                    "shared,fencing,session,queueing,node",
+		(FeatureShared | FeatureQuorumNode | 1<<20).String():                                                                "shared,node",
+		Exclusive.String() + " " + Shared.String() + " " + Mode(9).String():                                                 "exclusive shared unknown",
+		SeverityNote.String() + " " + SeverityWarning.String() + " " + SeverityUnsafe.String() + " " + Severity(9).String(): "note warning unsafe unknown",
 	} {
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	f := SharedMode | Fencing
-	if !f.Has(0) || !f.Has(Fencing) || !f.Has(f) || f.Has(Fencing|Node) {
+	f := FeatureShared | FeatureFencing
+	if !f.Has(0) || !f.Has(FeatureFencing) || !f.Has(f) || f.Has(FeatureFencing|FeatureQuorumNode) {
 		t.Errorf("Has of %v", f)
 	}
 }

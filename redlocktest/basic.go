@@ -23,17 +23,17 @@ func info(r *run) {
 	if other := r.open().Info(); other != i {
 		r.record(describing, "two clients of one lock space describe themselves differently: %+v and %+v", i, other)
 	}
-	all := driver.SharedMode | driver.Fencing | driver.Session | driver.Queueing | driver.Node
+	all := driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureQuorumNode
 	switch {
 	case i.Name == "":
 		r.record(describing, "Name is empty")
 	case i.Features&^all != 0:
 		r.record(describing, "Features has bits that mean nothing: %#x", uint32(i.Features))
-	case i.Features.Has(driver.Node) && !i.Features.Has(driver.Fencing):
+	case i.Features.Has(driver.FeatureQuorumNode) && !i.Features.Has(driver.FeatureFencing):
 		r.record(describing, "a node of a quorum gives tokens, and Fencing is not among the features %v", i.Features)
 	}
 	switch {
-	case i.MaxTTL == 0 && !i.Features.Has(driver.Session):
+	case i.MaxTTL == 0 && !i.Features.Has(driver.FeatureSession):
 		r.record(describing, "MaxTTL is zero, and Session is not among the features %v", i.Features)
 	case i.MaxTTL == 0 && i.MinTTL != 0:
 		r.record(describing, "MaxTTL is zero and MinTTL %v", i.MinTTL)
@@ -52,7 +52,7 @@ func grantAndRelease(r *run) {
 		switch {
 		case r.info.MaxTTL == 0 && !g.Expires.IsZero():
 			r.fatal(sessions, "the backend has no TTL, and the grant expires at %v", g.Expires)
-		case r.info.MaxTTL != 0 && !r.info.Features.Has(driver.Session) && g.Expires.IsZero():
+		case r.info.MaxTTL != 0 && !r.info.Features.Has(driver.FeatureSession) && g.Expires.IsZero():
 			r.fatal(expires, "the grant has no Expires, and Session is not among the features %v", r.info.Features)
 		case !g.Expires.IsZero() && !time.Now().Before(g.Expires):
 			r.stall("a lease of %v was over when it was granted", r.long())

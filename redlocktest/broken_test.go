@@ -371,7 +371,7 @@ var mutants = []struct {
 			}
 		}
 	}},
-	{name: "waiters in no order", want: "wait/order", rule: "driver.Queueing", make: func(b *bad) {
+	{name: "waiters in no order", want: "wait/order", rule: "driver.FeatureQueueing", make: func(b *bad) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			once := *req
 			once.Wait = false
@@ -431,9 +431,9 @@ var mutants = []struct {
 	{name: "join above the counter", want: "node/join-above", rule: "driver.Request.Join", make: func(b *bad) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			l, err := b.Backend.Acquire(ctx, req)
-			if req.Join != 0 && errors.Is(err, driver.ErrRefused) {
+			if req.ExactFence != 0 && errors.Is(err, driver.ErrRefused) {
 				plain := *req
-				plain.Join = 0
+				plain.ExactFence = 0
 				return b.Backend.Acquire(ctx, &plain)
 			}
 			return l, err
@@ -450,7 +450,7 @@ var mutants = []struct {
 			return g
 		}
 	}},
-	{name: "renew knows owners, not acquisitions", want: "node/instance-expired", rule: "driver.Node", make: func(b *bad) {
+	{name: "renew knows owners, not acquisitions", want: "node/instance-expired", rule: "driver.FeatureQuorumNode", make: func(b *bad) {
 		b.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
 			g, err := l.Lease.Renew(ctx, r)
 			if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner {

@@ -12,7 +12,7 @@ var closeCases = []testCase{
 	{name: "twice", do: closeTwice},
 	{name: "after", do: afterClose},
 	{name: "leases", do: closeAndLeases},
-	{name: "session", needs: driver.Session, do: closeEndsSession},
+	{name: "session", needs: driver.FeatureSession, do: closeEndsSession},
 	{name: "waiting", do: closeWaiting},
 	{name: "busy", do: closeBusy},
 }
@@ -70,7 +70,7 @@ func (r *run) isClosed(err error, call string) {
 // closeAndLeases: the lock of a lease outlives its backend, which cannot know what
 // becomes of it.
 func closeAndLeases(r *run) {
-	if r.info.Features.Has(driver.Session) {
+	if r.info.Features.Has(driver.FeatureSession) {
 		r.skip("the locks of %s end with its session", r.info.Name)
 	}
 	a, b := r.client(), r.open()
@@ -83,7 +83,7 @@ func closeAndLeases(r *run) {
 		r.record(closing, "Renew after Close gives %v, not ErrClosed", err)
 	}
 	r.refuse(a, driver.Request{Key: key}, l)
-	if err := l.Release(r.ctx); err == nil { // then it is to be true
+	if err := l.Release(r.ctx); err == nil { // then it must be true
 		r.release(r.grant(a, driver.Request{Key: key}))
 	}
 }

@@ -43,7 +43,7 @@ func (r *run) succeed(b driver.Backend, key string, old driver.Lease, wait bool)
 
 // rises checks that a later grant has the larger token, where there are tokens.
 func (r *run) rises(before, after uint64) {
-	if r.info.Features.Has(driver.Fencing) && after <= before {
+	if r.info.Features.Has(driver.FeatureFencing) && after <= before {
 		r.fatal(tokens, "a later grant has token %d, and an earlier one %d", after, before)
 	}
 }

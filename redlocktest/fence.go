@@ -9,13 +9,13 @@ import (
 
 var fenceCases = []testCase{
 	{name: "none", do: noFence},
-	{name: "rises", needs: driver.Fencing, do: fenceRises},
-	{name: "rises-concurrently", needs: driver.Fencing, do: fenceRisesConcurrently},
-	{name: "comparable", needs: driver.Fencing, do: fenceComparable},
+	{name: "rises", needs: driver.FeatureFencing, do: fenceRises},
+	{name: "rises-concurrently", needs: driver.FeatureFencing, do: fenceRisesConcurrently},
+	{name: "comparable", needs: driver.FeatureFencing, do: fenceComparable},
 }
 
 func noFence(r *run) {
-	if r.info.Features.Has(driver.Fencing) {
+	if r.info.Features.Has(driver.FeatureFencing) {
 		r.skip("%s has tokens", r.info.Name)
 	}
 	l := r.grant(r.client(), driver.Request{Key: r.key()})

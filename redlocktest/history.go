@@ -327,7 +327,7 @@ func (r *run) histories(hold time.Duration, spoil func(h *recorder, clients []dr
 	hold = max(hold, r.howLong(clients[0]))
 	for range 4 {
 		h := r.recorded(clients, hold, spoil)
-		sessions := r.info.Features.Has(driver.Session)
+		sessions := r.info.Features.Has(driver.FeatureSession)
 		r.explain(h.history(sessions))
 		if n := h.wronged(sessions); n > 0 {
 			r.fatal(tokens, "a store that refuses old tokens refused %d writes of valid holders", n)
@@ -446,7 +446,7 @@ func (r *run) letGo(h *recorder, client int, in input, l driver.Lease) {
 
 // explain asks whether any order of the calls explains their answers.
 func (r *run) explain(ops []porcupine.Operation) {
-	m := lockModel(r.info.Features.Has(driver.Fencing))
+	m := lockModel(r.info.Features.Has(driver.FeatureFencing))
 	result, info := porcupine.CheckOperationsVerbose(m, ops, r.h.Timeout/3)
 	switch result {
 	case porcupine.Ok:
@@ -497,7 +497,7 @@ func historyUnderFaults(r *run) {
 			during(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
 		})
 	}
-	if f.EndSession != nil && r.info.Features.Has(driver.Session) {
+	if f.EndSession != nil && r.info.Features.Has(driver.FeatureSession) {
 		one = append(one, func(b driver.Backend) {
 			if err := f.EndSession(b); err != nil {
 				r.note("the harness could not end a session: %v", err)

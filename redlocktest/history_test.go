@@ -209,7 +209,7 @@ type tied struct {
 
 func (c *tied) Info() driver.Info {
 	i := c.bad.Info()
-	i.Features |= driver.Session
+	i.Features |= driver.FeatureSession
 	return i
 }
 

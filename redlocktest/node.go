@@ -7,18 +7,18 @@ import (
 )
 
 var nodeCases = []testCase{
-	{name: "clock", needs: driver.Node, do: nodeClock},
-	{name: "floor", needs: driver.Node, do: nodeFloor},
-	{name: "floor-clamped", needs: driver.Node, do: nodeFloorClamped},
-	{name: "join", needs: driver.Node, do: nodeJoin},
-	{name: "join-above", needs: driver.Node, do: nodeJoinAbove},
-	{name: "join-held", needs: driver.Node, do: nodeJoinHeld},
-	{name: "join-own", needs: driver.Node, do: nodeJoinOwn},
-	{name: "raise", needs: driver.Node, do: nodeRaise},
-	{name: "raise-stale", needs: driver.Node, do: nodeRaiseStale},
-	{name: "instance", needs: driver.Node, do: nodeInstance},
-	{name: "instance-expired", needs: driver.Node, ttl: true, do: nodeInstanceExpired},
-	{name: "quorum", needs: driver.Node, ttl: true, do: nodeQuorum},
+	{name: "clock", needs: driver.FeatureQuorumNode, do: nodeClock},
+	{name: "floor", needs: driver.FeatureQuorumNode, do: nodeFloor},
+	{name: "floor-clamped", needs: driver.FeatureQuorumNode, do: nodeFloorClamped},
+	{name: "join", needs: driver.FeatureQuorumNode, do: nodeJoin},
+	{name: "join-above", needs: driver.FeatureQuorumNode, do: nodeJoinAbove},
+	{name: "join-held", needs: driver.FeatureQuorumNode, do: nodeJoinHeld},
+	{name: "join-own", needs: driver.FeatureQuorumNode, do: nodeJoinOwn},
+	{name: "raise", needs: driver.FeatureQuorumNode, do: nodeRaise},
+	{name: "raise-stale", needs: driver.FeatureQuorumNode, do: nodeRaiseStale},
+	{name: "instance", needs: driver.FeatureQuorumNode, do: nodeInstance},
+	{name: "instance-expired", needs: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
+	{name: "quorum", needs: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},
 }
 
 // nodeClock: without a clock a vote does not count, and without an identity a
@@ -91,12 +91,12 @@ func nodeFloorClamped(r *run) {
 func nodeJoin(r *run) {
 	b, key := r.client(), r.key()
 	at := r.serverClock() + slack/2
-	l := r.grant(b, driver.Request{Key: key, Join: at})
+	l := r.grant(b, driver.Request{Key: key, ExactFence: at})
 	if fence := l.Grant().Fence; fence != at {
 		r.fatal(joins, "joined at %d, and the token is %d", at, fence)
 	}
 	r.release(l)
-	l = r.grant(b, driver.Request{Key: key, Join: at}) // the counter is not above it
+	l = r.grant(b, driver.Request{Key: key, ExactFence: at}) // the counter is not above it
 	if fence := l.Grant().Fence; fence != at {
 		r.fatal(joins, "joined at the counter, %d, and the token is %d", at, fence)
 	}
@@ -111,7 +111,7 @@ func nodeJoinAbove(r *run) {
 	l := r.grant(b, driver.Request{Key: key})
 	at := l.Grant().Fence - 1
 	r.release(l)
-	joined, err := r.try(b, driver.Request{Key: key, Join: at})
+	joined, err := r.try(b, driver.Request{Key: key, ExactFence: at})
 	switch v := r.saw(err); v {
 	case granted:
 		r.fatal(joins, "the counter is %d, and a Join at %d was granted with token %d", at+1, at, joined.Grant().Fence)
@@ -129,7 +129,7 @@ func nodeJoinHeld(r *run) {
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
-	r.refuse(b, driver.Request{Key: key, Join: l.Grant().Fence + slack/4}, l)
+	r.refuse(b, driver.Request{Key: key, ExactFence: l.Grant().Fence + slack/4}, l)
 	r.holds(b, key, l)
 	r.release(l)
 }
@@ -141,7 +141,7 @@ func nodeJoinOwn(r *run) {
 	key, owner := r.key(), r.owner()+"/1"
 	l := r.grant(a, driver.Request{Key: key, Owner: owner})
 	at := l.Grant().Fence
-	again, err := r.try(a, driver.Request{Key: key, Owner: owner, Join: at + 1000})
+	again, err := r.try(a, driver.Request{Key: key, Owner: owner, ExactFence: at + 1000})
 	if v := r.saw(err); v != granted {
 		r.fatal(joins, "a Join of the attempt that has the key gives %v: %v", v, err)
 	}

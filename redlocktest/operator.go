@@ -9,10 +9,10 @@ import (
 
 var operatorCases = []testCase{
 	{name: "lookup", do: lookup},
-	{name: "lookup-shared", needs: driver.SharedMode, do: lookupShared},
+	{name: "lookup-shared", needs: driver.FeatureShared, do: lookupShared},
 	{name: "list", do: list},
 	{name: "check", do: check},
-	{name: "break", needs: driver.Fencing, do: breakLock},
+	{name: "break", needs: driver.FeatureFencing, do: breakLock},
 }
 
 func (r *run) inspector(b driver.Backend) driver.Inspector {
@@ -128,9 +128,9 @@ func check(r *run) {
 		r.fatal(inspecting, "Check could not examine the deployment: %v", err)
 	}
 	for i, f := range findings {
-		r.note("%v: %s", f.Severity, f.What)
+		r.note("%v: %s", f.Severity, f.Summary)
 		switch {
-		case f.What == "" || f.Severity > driver.Unsafe:
+		case f.Summary == "" || f.Severity > driver.SeverityUnsafe:
 			r.record(inspecting, "a finding says nothing: %+v", f)
 		case i > 0 && f.Severity > findings[i-1].Severity:
 			r.record(inspecting, "finding %d is graver than the one before it", i)

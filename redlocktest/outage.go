@@ -13,7 +13,7 @@ var faultCases = []testCase{
 	{name: "outage", do: outage},
 	{name: "outage-misuse", do: outageMisuse},
 	{name: "restart", do: restart},
-	{name: "restart-forgets", needs: driver.Fencing, do: restartForgets},
+	{name: "restart-forgets", needs: driver.FeatureFencing, do: restartForgets},
 	{name: "restart-waiter", do: restartWaiter},
 	{name: "restart-watch", do: restartWatch},
 	{name: "pause", do: pauseServers},
@@ -24,7 +24,7 @@ var faultCases = []testCase{
 	{name: "lost-reply-acquire", do: lostAcquire},
 	{name: "lost-reply-renew", do: lostRenew},
 	{name: "lost-reply-release", do: lostRelease},
-	{name: "session-end", needs: driver.Session, do: sessionEnd},
+	{name: "session-end", needs: driver.FeatureSession, do: sessionEnd},
 }
 
 // inject begins a fault, and has end end it after the case unless the case does so
@@ -105,7 +105,7 @@ func outage(r *run) {
 	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
 	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
 	cancel()
-	if !r.info.Features.Has(driver.Session) { // whose locks may be gone with it
+	if !r.info.Features.Has(driver.FeatureSession) { // whose locks may be gone with it
 		r.truthful("Renew", err)
 	} else if r.saw(err) == granted {
 		r.record(fourOutcomes, "Renew succeeds though no server can answer")
@@ -136,7 +136,7 @@ func restart(r *run) {
 	l := r.grant(a, driver.Request{Key: key})
 	fence := l.Grant().Fence
 	r.inject(f.Kill, func() error { return f.Restart(true) })()
-	if r.info.Features.Has(driver.Session) {
+	if r.info.Features.Has(driver.FeatureSession) {
 		next := r.eventually(b, driver.Request{Key: key})
 		r.rises(fence, next.Grant().Fence)
 		r.lost(l)
@@ -173,7 +173,7 @@ func restartWaiter(r *run) {
 	woken := r.async(func() { r.release(r.eventually(b, driver.Request{Key: key, Wait: true})) })
 	r.pause(50 * time.Millisecond)
 	r.dark(a, b)()
-	if r.info.Features.Has(driver.Session) {
+	if r.info.Features.Has(driver.FeatureSession) {
 		r.dropped(l)
 	} else {
 		r.release(l)
@@ -202,7 +202,7 @@ func pauseServers(r *run) {
 	a, b := r.pair()
 	key := r.key()
 	req := driver.Request{Key: key}
-	if !r.info.Features.Has(driver.Node) && r.info.MaxTTL != 0 {
+	if !r.info.Features.Has(driver.FeatureQuorumNode) && r.info.MaxTTL != 0 {
 		req.TTL = r.short()
 	}
 	r.release(r.grant(a, driver.Request{Key: r.key()}))
@@ -252,7 +252,7 @@ func partition(r *run) {
 func partitionHeals(r *run) {
 	f := r.h.Faults
 	r.offers("partition and heal", f.Partition != nil && f.Heal != nil)
-	if r.info.Features.Has(driver.Session) {
+	if r.info.Features.Has(driver.FeatureSession) {
 		r.skip("a session of %s may end with its connection", r.info.Name)
 	}
 	a, b := r.pair()
@@ -354,7 +354,7 @@ func lostAcquire(r *run) {
 // lostRenew: the lease was extended and nobody heard: it is not lost.
 func lostRenew(r *run) {
 	r.offers("drop replies", r.h.Faults.DropReply != nil)
-	if r.info.Features.Has(driver.Session) {
+	if r.info.Features.Has(driver.FeatureSession) {
 		r.skip("a session of %s may end with its connection", r.info.Name)
 	}
 	a, b := r.pair()

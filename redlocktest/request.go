@@ -18,7 +18,7 @@ var requestCases = []testCase{
 	{name: "no-shared-mode", do: noSharedMode},
 	{name: "ttl-bounds", ttl: true, do: ttlBounds},
 	{name: "renewal-ttl-bounds", ttl: true, do: renewalBounds},
-	{name: "session-ttl", needs: driver.Session, do: sessionTTL},
+	{name: "session-ttl", needs: driver.FeatureSession, do: sessionTTL},
 	{name: "not-a-node", do: notANode},
 	{name: "reuse", do: reuse},
 }
@@ -118,7 +118,7 @@ func unknownMode(r *run) {
 }
 
 func noSharedMode(r *run) {
-	if r.info.Features.Has(driver.SharedMode) {
+	if r.info.Features.Has(driver.FeatureShared) {
 		r.skip("%s has a shared mode", r.info.Name)
 	}
 	key := r.key()
@@ -165,11 +165,11 @@ func sessionTTL(r *run) {
 }
 
 func notANode(r *run) {
-	if r.info.Features.Has(driver.Node) {
+	if r.info.Features.Has(driver.FeatureQuorumNode) {
 		r.skip("%s may be a node", r.info.Name)
 	}
 	key := r.key()
-	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Join: 1}, "", "Join")
+	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), ExactFence: 1}, "", "Join")
 	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &driver.Quorum{N: 3}}, "", "Quorum")
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }

@@ -73,14 +73,14 @@ var texts = [...]string{
 	floors:     "driver.Request.FenceFloor: the token is at least this, unless that is more than FenceSlack ahead of the server's clock",
 	joins: "driver.Request.Join: take the key at exactly this token, if it is free and its counter is not above it, else *RefusedError; " +
 		"an attempt that has the key already is answered with its token",
-	nodes: "driver.Node: reports Clock and Server on grants and on *HeldError, accepts Quorum, keeps a key for the grace, and tells attempts of " +
+	nodes: "driver.FeatureQuorumNode: reports Clock and Server on grants and on *HeldError, accepts Quorum, keeps a key for the grace, and tells attempts of " +
 		"one owner apart",
 	raising:  "driver.Renewal.MinFence: raises the key's counter to at least this, together with the renewal; the lease's own token stays",
 	sharing:  "driver.Shared: any number of owners who all ask for Shared, and nobody else beside them",
-	sessions: "driver.Session: the lock lives with a connection or a process and ends with it",
+	sessions: "driver.FeatureSession: the lock lives with a connection or a process and ends with it",
 	waiting: "driver.Request.Wait: permits Acquire to block until the lock is granted or ctx ends; the error wraps ctx.Err(), and a *HeldError " +
 		"if waiting was for a holder that was seen",
-	queueing: "driver.Queueing: Wait blocks natively, first come, first served",
+	queueing: "driver.FeatureQueueing: Wait blocks natively, first come, first served",
 	watching: "driver.Watcher: the channel, of capacity one and never closed, gets a value whenever key may have become free after Watch returned",
 	inspecting: "driver.Inspector: Lookup returns who holds a key, List every held key that begins with prefix until yield returns false, " +
 		"Check the gravest finding first",

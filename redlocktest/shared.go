@@ -5,11 +5,11 @@ import (
 )
 
 var sharedCases = []testCase{
-	{name: "many", needs: driver.SharedMode, do: sharedMany},
-	{name: "excluded", needs: driver.SharedMode, do: sharedExcluded},
-	{name: "upgrade", needs: driver.SharedMode, do: sharedUpgrade},
-	{name: "stale", needs: driver.SharedMode, do: sharedStale},
-	{name: "race", needs: driver.SharedMode, do: sharedRace},
+	{name: "many", needs: driver.FeatureShared, do: sharedMany},
+	{name: "excluded", needs: driver.FeatureShared, do: sharedExcluded},
+	{name: "upgrade", needs: driver.FeatureShared, do: sharedUpgrade},
+	{name: "stale", needs: driver.FeatureShared, do: sharedStale},
+	{name: "race", needs: driver.FeatureShared, do: sharedRace},
 }
 
 func (r *run) share(b driver.Backend, key string) driver.Lease {
@@ -25,7 +25,7 @@ func sharedMany(r *run) {
 	for i := range 12 {
 		l := r.share(clients[i%len(clients)], key)
 		fence := l.Grant().Fence
-		if r.info.Features.Has(driver.Fencing) && seen[fence] {
+		if r.info.Features.Has(driver.FeatureFencing) && seen[fence] {
 			r.fatal(tokens, "two shared leases have token %d", fence)
 		}
 		seen[fence] = true

@@ -180,7 +180,7 @@ type unqueued struct {
 
 func (u *unqueued) Info() driver.Info {
 	i := u.bad.Info()
-	i.Features &^= driver.Queueing
+	i.Features &^= driver.FeatureQueueing
 	return i
 }
 

@@ -41,7 +41,7 @@ func heldError(r *run) {
 	if strings.Contains(he.Holder, ownerLabel) && !strings.Contains(he.Holder, owner) {
 		r.record(holderSeen, "Holder is %q, and the holder is %q", he.Holder, owner)
 	}
-	if r.info.Features.Has(driver.Node) && !strings.Contains(he.Holder, owner) {
+	if r.info.Features.Has(driver.FeatureQuorumNode) && !strings.Contains(he.Holder, owner) {
 		r.record(holderSeen, "a node knows its owners, and Holder is %q where %q has the key", he.Holder, owner)
 	}
 	if most := 2 * (r.long() + r.h.Grace); he.RetryAfter < 0 || most > 0 && he.RetryAfter > most {
@@ -50,7 +50,7 @@ func heldError(r *run) {
 	if !he.Since.IsZero() && (time.Since(he.Since) > allowance || time.Until(he.Since) > allowance) {
 		r.record(holderSeen, "Since is %v, and the grant was just now, at %v", he.Since, time.Now())
 	}
-	if r.info.Features.Has(driver.Node) && (he.Server == "" || he.Clock.IsZero()) {
+	if r.info.Features.Has(driver.FeatureQuorumNode) && (he.Server == "" || he.Clock.IsZero()) {
 		r.record(nodes, "a *HeldError has Server %q and Clock %v", he.Server, he.Clock)
 	}
 	r.release(l)

@@ -15,14 +15,14 @@ var waitCases = []testCase{
 	{name: "cancelled-gets-nothing", after: "cancel/waiting", do: cancelledWaiter},
 	{name: "expires-after-wait", ttl: true, after: "cancel/waiting", do: expiresAfterWait},
 	{name: "everyone", after: "cancel/waiting", do: everyone},
-	{name: "order", needs: driver.Queueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
-	{name: "order-clients", needs: driver.Queueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
+	{name: "order", needs: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
+	{name: "order-clients", needs: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
 }
 
 // unwilling handles the verdict held of a request that might have waited: a
 // backend may do so, unless it says that it queues.
 func (r *run) unwilling(err error) {
-	if r.info.Features.Has(driver.Queueing) {
+	if r.info.Features.Has(driver.FeatureQueueing) {
 		r.fatal(queueing, "a request that may wait gives at once: %v", err)
 	}
 	r.skip("%s does not wait by itself", r.info.Name)
@@ -55,7 +55,7 @@ func waitEnds(r *run) {
 			r.note("a wait of %v gave %v", patience, err) // and the deadline came before we looked, perhaps
 		case !errors.Is(err, context.DeadlineExceeded):
 			r.fatal(waiting, "a wait whose context's deadline passed gives %v", err)
-		case r.saw(err) == held || !r.info.Features.Has(driver.Queueing):
+		case r.saw(err) == held || !r.info.Features.Has(driver.FeatureQueueing):
 			r.cancelledWait(b, key, l)
 			return
 		}
@@ -70,7 +70,7 @@ func waitEnds(r *run) {
 func (r *run) atOnce(err error) bool {
 	switch r.saw(err) {
 	case held:
-		return !r.info.Features.Has(driver.Queueing)
+		return !r.info.Features.Has(driver.FeatureQueueing)
 	case unknown, later:
 		return true
 	}

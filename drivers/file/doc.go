@@ -8,7 +8,7 @@
 // # Sessions
 //
 // A lock lives with the process that holds it and has no TTL, so that an explicit one is
-// refused. Where a lock is to end with a command instead, let the command inherit
+// refused. Where a lock must end with a command instead, let the command inherit
 // [Lease.File]: the key is then held until the last process that has the descriptor
 // exits, as with flock(1).
 //

@@ -17,7 +17,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/dsn"
 )
 
-const features = driver.SharedMode | driver.Fencing | driver.Session
+const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession
 
 // Driver opens backends by URL. It has no state.
 type Driver struct{}
@@ -38,7 +38,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 func parse(rawURL string) (*Options, error) {
 	rest, ok := strings.CutPrefix(rawURL, "file:")
 	if !ok {
-		return nil, driver.Invalid("URL", "is to be file: or file:///folder")
+		return nil, driver.Invalid("URL", "must be file: or file:///folder")
 	}
 	path, query, _ := strings.Cut(rest, "?")
 	p := dsn.Query(query)
@@ -50,7 +50,7 @@ func parse(rawURL string) (*Options, error) {
 	if given {
 		bits, err := strconv.ParseUint(mode, 8, 32)
 		if err != nil || bits == 0 {
-			return nil, driver.Invalid(`parameter "mode"`, "is to be octal, 0600, 0660 or 0666 say")
+			return nil, driver.Invalid(`parameter "mode"`, "must be octal, 0600, 0660 or 0666 say")
 		}
 		o.Mode = fs.FileMode(bits)
 	}
@@ -63,7 +63,7 @@ func parse(rawURL string) (*Options, error) {
 	case err != nil || fragment || strings.Contains(path, "\x00"):
 		return nil, driver.Invalid("URL", "is not percent-encoded well ('#' is %%23, '?' is %%3F, '%%' is %%25)")
 	case !strings.HasPrefix(path, "/"):
-		return nil, driver.Invalid("URL", "names no absolute folder: it is to be file:///folder, with three slashes, or file: alone")
+		return nil, driver.Invalid("URL", "names no absolute folder: it must be file:///folder, with three slashes, or file: alone")
 	}
 	if runtime.GOOS == "windows" {
 		path = strings.TrimPrefix(path, "/") // file:///C:/folder
@@ -236,7 +236,7 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 
 // gatePatience is for how long a gate is waited for that is only needed to tell
 // what is going on. On a busy machine whoever is behind it may not run for a while; to
-// give up before is to say "held" of a lock that somebody looks at.
+// give up before must say "held" of a lock that somebody looks at.
 const gatePatience = 3 * time.Second
 
 // tryAgain finds out who has the lock, for the verdict, and makes sure: behind the gate

@@ -371,7 +371,7 @@ func TestWhatCannotBeHonouredIsRefusedByName(t *testing.T) {
 		"owner":   func(r *driver.Request) { r.Owner = "" },
 		"mode":    func(r *driver.Request) { r.Mode = 7 },
 		"TTL":     func(r *driver.Request) { r.TTL = time.Second },
-		"request": func(r *driver.Request) { r.Join = 7 },
+		"request": func(r *driver.Request) { r.ExactFence = 7 },
 	} {
 		_, err := b.Acquire(t.Context(), request("k", change))
 		if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) {
@@ -502,7 +502,7 @@ func TestCheckFindsNothingWrongWithALocalFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range found {
-		if f.Severity != driver.Note {
+		if f.Severity != driver.SeverityNote {
 			t.Errorf("%+v", f)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// folder is where lock files are to be.
+// folder is where lock files must be.
 type folder struct {
 	path     string
 	mode     fs.FileMode // of new files; zero: as the folder's own bits say

@@ -102,7 +102,7 @@ func TestWithoutAHomeTheFolderIsInVarTmp(t *testing.T) {
 		t.Errorf("%s has mode %v", want, m)
 	}
 	found, err := b.Check(t.Context())
-	if err != nil || len(found) == 0 || !strings.Contains(found[0].What, "HOME") {
+	if err != nil || len(found) == 0 || !strings.Contains(found[0].Summary, "HOME") {
 		t.Errorf("check: %v, %v; want a note on HOME", found, err)
 	}
 	release(t, l)
@@ -192,7 +192,7 @@ func TestAFolderThatCannotBeUsedIsARefusal(t *testing.T) {
 	wantRefused(t, "a file as parent", attempt(t, filepath.Join(path, "a")), path, "file:///folder")
 	b := open(t, path)
 	found, err := b.Check(t.Context())
-	if err != nil || len(found) != 1 || found[0].Severity != driver.Unsafe {
+	if err != nil || len(found) != 1 || found[0].Severity != driver.SeverityUnsafe {
 		t.Errorf("check of a file: %v, %v", found, err)
 	}
 }
@@ -294,7 +294,7 @@ func TestWhatRootMakesBelongsToTheFoldersOwner(t *testing.T) {
 	begin(t, asUser(stranger, "hold", folder).Cmd)
 	wantHeld(t, b, request("k"))
 	found, err := b.Check(t.Context())
-	if err != nil || len(found) != 1 || found[0].Severity != driver.Warning || !strings.Contains(found[0].What, fmt.Sprint(stranger)) {
+	if err != nil || len(found) != 1 || found[0].Severity != driver.SeverityWarning || !strings.Contains(found[0].Summary, fmt.Sprint(stranger)) {
 		t.Errorf("check: %+v, %v; want a warning on the owner", found, err)
 	}
 }
@@ -305,7 +305,7 @@ func TestCheckWarnsOfAFolderWithoutTheStickyBit(t *testing.T) {
 		t.Fatal(err)
 	}
 	found, err := open(t, folder).Check(t.Context())
-	if err != nil || len(found) != 1 || found[0].Severity != driver.Warning || found[0].Fix != "chmod +t "+folder {
+	if err != nil || len(found) != 1 || found[0].Severity != driver.SeverityWarning || found[0].Remedy != "chmod +t "+folder {
 		t.Errorf("check: %+v, %v", found, err)
 	}
 }

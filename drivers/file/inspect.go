@@ -135,14 +135,14 @@ func probe(p *place, path string) (mode driver.Mode, held bool, err error) {
 
 // Check examines the folder: whether locks exclude there at all, and who else can
 // interfere.
-func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
+func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.usable(ctx); err != nil {
 		return nil, err
 	}
 	p, err := b.folder.enter()
 	var no *driver.RefusedError
 	if errors.As(err, &no) {
-		return []driver.Finding{{Severity: driver.Unsafe, What: no.Error()}}, nil
+		return []driver.Diagnostic{{Severity: driver.SeverityUnsafe, Summary: no.Error()}}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -151,27 +151,27 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("file: %w", err)
 	}
-	var found []driver.Finding
+	var found []driver.Diagnostic
 	add := func(s driver.Severity, fix, format string, args ...any) {
-		found = append(found, driver.Finding{Severity: s, What: fmt.Sprintf(format, args...), Fix: fix})
+		found = append(found, driver.Diagnostic{Severity: s, Summary: fmt.Sprintf(format, args...), Remedy: fix})
 	}
 	if kind := networkKind(p.path); kind != "" {
-		add(driver.Unsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
+		add(driver.SeverityUnsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
 	}
 	if err := tryOut(p.path); err != nil {
-		add(driver.Unsafe, "name a folder that this user can write, on a local disk", "%v", err)
+		add(driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
-		add(driver.Warning, "chmod +t "+p.path, "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
+		add(driver.SeverityWarning, "chmod +t "+p.path, "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
 	}
 	if p.id.known && !p.id.mine() && p.id.uid != 0 {
-		add(driver.Warning, "use a folder of root's, or of this user's", "%s belongs to another user, %d, who can remove lock files", p.path, p.id.uid)
+		add(driver.SeverityWarning, "use a folder of root's, or of this user's", "%s belongs to another user, %d, who can remove lock files", p.path, p.id.uid)
 	}
 	if b.folder.fallback {
-		add(driver.Note, "name the folder (file:///folder) where jobs with and without a home are to exclude each other", "HOME is not set, so that %s is used: a process of this user with a HOME uses another folder", p.path)
+		add(driver.SeverityNote, "name the folder (file:///folder) where jobs with and without a home are to exclude each other", "HOME is not set, so that %s is used: a process of this user with a HOME uses another folder", p.path)
 	}
 	if b.boot == "" {
-		add(driver.Note, "", "this system does not tell its restarts: every grant waits for the disk")
+		add(driver.SeverityNote, "", "this system does not tell its restarts: every grant waits for the disk")
 	}
 	return found, nil
 }

@@ -202,7 +202,7 @@ func issue(f storage, r *record, floor uint64, now time.Time) (fence uint64, fre
 		r.limit, r.confirmed = last.limit, true
 		return r.fence, false, write(f, p.spare(), r)
 	}
-	if p.announced() { // then the larger limit is to be on the disk before the other goes
+	if p.announced() { // then the larger limit must be on the disk before the other goes
 		if err := f.Sync(); err != nil {
 			return 0, false, err
 		}

@@ -35,7 +35,7 @@ type Options struct {
 	// the guard is then for a server alone whose data was lost.
 	Durable bool
 	// Event is told what happens in the background; it may be nil.
-	Event func(driver.Event)
+	Event func(driver.Notice)
 
 	_ struct{}
 }
@@ -81,7 +81,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Addr, cfg.DB = address(opt), opt.DB
 		cfg.Failover = opt.Addr == "FailoverClient"
 		lib.once = opt.MaxRetries <= 0
-		cfg.Lanes, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+		cfg.Connections, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
 	case *redis.ClusterClient:
 		if c == nil {
 			return nil, driver.Invalid("client", "is nil")
@@ -90,7 +90,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Addr = scheme(opt.TLSConfig != nil) + strings.Join(opt.Addrs, ",")
 		cfg.Cluster, cfg.Failover = true, true
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
-		cfg.Lanes, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+		cfg.Connections, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
 	}
 	node, err := redisnode.New(cfg)
 	if err != nil {

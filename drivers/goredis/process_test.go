@@ -166,7 +166,7 @@ func TestFortyProcessesCountToTwoThousandWithRisingTokens(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for range 40 {
-		// Forty processes on a few processors, each of which is to have its answer in time.
+		// Forty processes on a few processors, each of which must have its answer in time.
 		cmd, _, _ := startWorker(t, "count", "redis://"+s.Addr()+"?call_timeout=20s&ttl=1m", file)
 		wg.Go(func() {
 			if err := cmd.Wait(); err != nil {

@@ -76,17 +76,17 @@ func (b *Backend) state(e *entry, now time.Time) *driver.State {
 }
 
 // Check notes how far these locks reach.
-func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
+func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if err := b.usable(ctx, time.Now()); err != nil {
 		return nil, err
 	}
-	return []driver.Finding{{
-		Severity: driver.Note,
+	return []driver.Diagnostic{{
+		Severity: driver.SeverityNote,
 		Node:     b.space.address,
-		What:     "locks exclude within this process alone",
-		Fix:      "between processes of one machine use file:, between machines a driver with a server",
+		Summary:  "locks exclude within this process alone",
+		Remedy:   "between processes of one machine use file:, between machines a driver with a server",
 	}}, nil
 }
 
@@ -111,11 +111,11 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 }
 
 // Bootstrap does nothing: a space is always new, and never forgets.
-func (b *Backend) Bootstrap(ctx context.Context, _ *driver.Bootstrap) (*driver.Remembrance, error) {
+func (b *Backend) Bootstrap(ctx context.Context, _ *driver.Bootstrap) (*driver.MemoryReport, error) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if err := b.usable(ctx, time.Now()); err != nil {
 		return nil, err
 	}
-	return &driver.Remembrance{}, nil
+	return &driver.MemoryReport{}, nil
 }

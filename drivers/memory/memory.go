@@ -16,7 +16,7 @@ import (
 // MaxTTL is the longest TTL that is granted.
 const MaxTTL = 24 * time.Hour
 
-const features = driver.SharedMode | driver.Fencing | driver.Queueing | driver.Node
+const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode
 
 // Driver opens backends by URL and keeps the lock spaces that have names. The zero
 // Driver is ready for use. Two Drivers share nothing.
@@ -32,11 +32,11 @@ var _ driver.Driver = (*Driver)(nil)
 func (d *Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	rest, ok := strings.CutPrefix(cfg.DSN, "memory:")
 	if !ok {
-		return nil, driver.Invalid("URL", "is to be memory: or memory:name")
+		return nil, driver.Invalid("URL", "must be memory: or memory:name")
 	}
 	name, query, _ := strings.Cut(rest, "?")
 	if strings.ContainsFunc(name, notInName) {
-		return nil, driver.Invalid("URL", "is to be memory: or memory:name, the name of letters, digits, '.', '_' and '-'")
+		return nil, driver.Invalid("URL", "must be memory: or memory:name, the name of letters, digits, '.', '_' and '-'")
 	}
 	if err := dsn.Query(query).Err(); err != nil {
 		return nil, err
@@ -113,8 +113,8 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if err := b.Info().Check(b.prefix, req); err != nil {
 		return nil, err
 	}
-	if req.Join > driver.MaxFence {
-		return nil, driver.Invalid("join", "%d is over the largest token, %d", req.Join, uint64(driver.MaxFence))
+	if req.ExactFence > driver.MaxFence {
+		return nil, driver.Invalid("join", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
 	s := b.space
 	s.mu.Lock()

@@ -501,7 +501,7 @@ func TestFenceFloorIsHonouredUpToTheSlack(t *testing.T) {
 func TestJoinTakesAKeyAtExactlyTheToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := func(fence uint64) func(*driver.Request) {
-			return func(r *driver.Request) { r.Join = fence }
+			return func(r *driver.Request) { r.ExactFence = fence }
 		}
 		b := New()
 		if got := acquire(t, b, request("free", at(77))).Grant().Fence; got != 77 {
@@ -510,7 +510,7 @@ func TestJoinTakesAKeyAtExactlyTheToken(t *testing.T) {
 
 		r := request("mine")
 		l := acquire(t, b, r)
-		r.Join = l.Grant().Fence + 100
+		r.ExactFence = l.Grant().Fence + 100
 		if got := acquire(t, b, r).Grant().Fence; got != l.Grant().Fence {
 			t.Errorf("join of a key that it has gave %d, want its token %d", got, l.Grant().Fence)
 		}

@@ -120,8 +120,8 @@ func (e *entry) take(req *driver.Request, now time.Time) (uint64, error) {
 	if !e.free(req.Mode) || len(e.queue) > 0 {
 		return 0, e.held(now)
 	}
-	if req.Join != 0 && req.Join < e.counter {
-		return 0, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", e.counter, req.Join)}
+	if req.ExactFence != 0 && req.ExactFence < e.counter {
+		return 0, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", e.counter, req.ExactFence)}
 	}
 	return e.grant(req, now), nil
 }
@@ -129,8 +129,8 @@ func (e *entry) take(req *driver.Request, now time.Time) (uint64, error) {
 // grant makes req's owner a holder and returns its token.
 func (e *entry) grant(req *driver.Request, now time.Time) uint64 {
 	fence := driver.NextFence(e.counter, req.FenceFloor, now)
-	if req.Join != 0 {
-		fence = req.Join
+	if req.ExactFence != 0 {
+		fence = req.ExactFence
 	}
 	e.counter = max(e.counter, fence)
 	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, mode: req.Mode, since: now, until: end(req, now)})

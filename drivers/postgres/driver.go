@@ -20,7 +20,7 @@ type Options struct {
 	// Prefix goes before every key.
 	Prefix string
 	// Event is told what happens in the background; see driver.Config.
-	Event func(driver.Event)
+	Event func(driver.Notice)
 	// Fencing is "on" (the default: tokens from the sequence dlock_fence), "off", or the
 	// name of another sequence, with or without its schema.
 	Fencing string
@@ -98,12 +98,12 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		hot:     hot{keys: map[int64]time.Time{}},
 		opening: map[time.Duration]*opening{},
 		info: driver.Info{
-			Name: "postgres", Features: driver.SharedMode | driver.Session | driver.Queueing,
+			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing,
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
 	if fence != "" {
-		b.info.Features |= driver.Fencing
+		b.info.Features |= driver.FeatureFencing
 	}
 	if opt.RestartGuard > 0 {
 		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
@@ -131,13 +131,13 @@ func (o *Options) complete() (fence string, err error) {
 	case len(o.Prefix) >= driver.MaxKey:
 		return "", driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(o.Prefix), driver.MaxKey)
 	case o.MaxSessions < 1 || o.MaxWaiters < 1:
-		return "", driver.Invalid("max_sessions and max_waiters", "are to be at least 1")
+		return "", driver.Invalid("max_sessions and max_waiters", "must be at least 1")
 	case o.Pooler != "" && o.Pooler != "session":
-		return "", driver.Invalid("pooler", "is to be session, or nothing where there is no pooler")
+		return "", driver.Invalid("pooler", "must be session, or nothing where there is no pooler")
 	case o.RestartGuard < 0 || o.RestartGuard > 0 && o.RestartGuard < time.Second:
-		return "", driver.Invalid("restart_guard", "is to be at least 1s")
+		return "", driver.Invalid("restart_guard", "must be at least 1s")
 	case o.CheckInterval < time.Millisecond:
-		return "", driver.Invalid("check_interval", "is to be at least 1ms")
+		return "", driver.Invalid("check_interval", "must be at least 1ms")
 	}
 	return fenceName(o.Fencing)
 }
@@ -268,7 +268,7 @@ func ended(ctx context.Context) error {
 // heldHere is the verdict that this very backend has the lock.
 func (b *Backend) heldHere(c, holder *claim) error {
 	if holder.key != c.key {
-		b.report(driver.Event{Kind: driver.Collision, Key: c.key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", c.key, holder.key)})
+		b.report(driver.Notice{Kind: driver.NoticeCollision, Key: c.key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", c.key, holder.key)})
 	}
 	return &driver.HeldError{Holder: holder.owner, Since: holder.since, Clock: time.Now()}
 }
@@ -289,7 +289,7 @@ func (b *Backend) Close() error {
 
 func (b *Backend) closing() bool { return b.ctx.Err() != nil }
 
-func (b *Backend) report(e driver.Event) {
+func (b *Backend) report(e driver.Notice) {
 	if b.opt.Event != nil {
 		b.opt.Event(e)
 	}

@@ -36,7 +36,7 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	}
 	p := dsn.Query(query)
 	o := options(p)
-	o.Prefix, o.Event = cfg.Prefix, cfg.Event
+	o.Prefix, o.Event = cfg.Prefix, cfg.Notify
 	a.parameters(p)
 	if err := p.Err(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ type target struct {
 func parseURL(raw string) (*target, string, error) {
 	_, rest, ok := strings.Cut(raw, "://")
 	if !ok {
-		return nil, "", driver.Invalid("URL", "is to be postgres://user:password@host:port/database")
+		return nil, "", driver.Invalid("URL", "must be postgres://user:password@host:port/database")
 	}
 	if strings.Contains(rest, "#") {
 		return nil, "", malformed("a bare '#'")

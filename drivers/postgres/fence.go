@@ -25,11 +25,11 @@ func fenceName(s string) (string, error) {
 	}
 	parts := strings.Split(s, ".")
 	if len(parts) > 2 {
-		return "", driver.Invalid("fencing", "is to be on, off, or a sequence such as dlock_fence or my_schema.dlock_fence")
+		return "", driver.Invalid("fencing", "must be on, off, or a sequence such as dlock_fence or my_schema.dlock_fence")
 	}
 	for _, p := range parts {
 		if !plain(p) {
-			return "", driver.Invalid("fencing", "is to be on, off, or a sequence such as dlock_fence or my_schema.dlock_fence, in letters, digits and underscores")
+			return "", driver.Invalid("fencing", "must be on, off, or a sequence such as dlock_fence or my_schema.dlock_fence, in letters, digits and underscores")
 		}
 	}
 	return `"` + strings.Join(parts, `"."`) + `"`, nil

@@ -182,8 +182,8 @@ func (b *Backend) List(_ context.Context, prefix string, yield func(*driver.Stat
 
 // Check examines the server, the way to it and its settings, and tells who waits for
 // whom.
-func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
-	var list []driver.Finding
+func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	var list []driver.Diagnostic
 	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
 		c := &checkup{b: b, pc: pc}
 		err := c.run(ctx)
@@ -193,27 +193,27 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(list, func(x, y driver.Finding) int { return int(y.Severity) - int(x.Severity) })
+	slices.SortStableFunc(list, func(x, y driver.Diagnostic) int { return int(y.Severity) - int(x.Severity) })
 	return list, nil
 }
 
 type checkup struct {
 	b        *Backend
 	pc       *pgconn.PgConn
-	findings []driver.Finding
+	findings []driver.Diagnostic
 }
 
 func (c *checkup) find(s driver.Severity, fix, format string, args ...any) {
-	c.findings = append(c.findings, driver.Finding{Severity: s, Node: c.b.String(), What: fmt.Sprintf(format, args...), Fix: fix})
+	c.findings = append(c.findings, driver.Diagnostic{Severity: s, Node: c.b.String(), Summary: fmt.Sprintf(format, args...), Remedy: fix})
 }
 
 func (c *checkup) run(ctx context.Context) error {
 	version := major(c.pc.ParameterStatus("server_version"))
 	if version < oldest {
-		c.find(driver.Unsafe, "upgrade the server", "version %d cannot end idle sessions, and is refused", version)
+		c.find(driver.SeverityUnsafe, "upgrade the server", "version %d cannot end idle sessions, and is refused", version)
 		return nil
 	}
-	c.find(driver.Note, "", "version %s", c.pc.ParameterStatus("server_version"))
+	c.find(driver.SeverityNote, "", "version %s", c.pc.ParameterStatus("server_version"))
 	before := time.Now()
 	row, err := query(ctx, c.pc, `SELECT pg_backend_pid(), pg_is_in_recovery()::int, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
 		current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8),
@@ -227,13 +227,13 @@ func (c *checkup) run(ctx context.Context) error {
 	c.room(row)
 	c.clock(time.UnixMicro(number(row[2])), before)
 	if number(row[6]) != 1 {
-		c.find(driver.Unsafe, "turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time")
+		c.find(driver.SeverityUnsafe, "turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time")
 	}
 	if ms := number(row[7]); ms > 0 {
-		c.find(driver.Note, "", "idle sessions are ended after %v by default; the sessions here set their own limit", time.Duration(ms)*time.Millisecond)
+		c.find(driver.SeverityNote, "", "idle sessions are ended after %v by default; the sessions here set their own limit", time.Duration(ms)*time.Millisecond)
 	}
 	if err := exec(ctx, c.pc, "SET client_connection_check_interval = 1000"); err != nil {
-		c.find(driver.Warning, "", "the server's platform has no client_connection_check_interval: a client killed in the middle of a statement keeps its locks until TCP gives up")
+		c.find(driver.SeverityWarning, "", "the server's platform has no client_connection_check_interval: a client killed in the middle of a statement keeps its locks until TCP gives up")
 	}
 	if err := c.sequence(ctx); err != nil {
 		return err
@@ -243,27 +243,27 @@ func (c *checkup) run(ctx context.Context) error {
 
 func (c *checkup) place(row [][]byte) {
 	if uint32(number(row[0])) != c.pc.PID() {
-		severity, how := driver.Unsafe, "it is refused"
+		severity, how := driver.SeverityUnsafe, "it is refused"
 		if c.b.opt.Pooler != "" {
-			severity, how = driver.Warning, "it is said to pool whole sessions"
+			severity, how = driver.SeverityWarning, "it is said to pool whole sessions"
 		}
 		c.find(severity, "connect to the server itself", "there is a pooler before the server; %s", how)
 	}
 	if number(row[1]) == 1 {
-		c.find(driver.Unsafe, "connect to the primary", "the server is a standby, and is refused")
+		c.find(driver.SeverityUnsafe, "connect to the primary", "the server is a standby, and is refused")
 	}
 }
 
 func (c *checkup) room(row [][]byte) {
 	room, used := number(row[3]), number(row[4])
 	if used*2 > room {
-		c.find(driver.Warning, "raise max_locks_per_transaction", "%d advisory locks are held, and the lock table has room for about %d locks", used, room)
+		c.find(driver.SeverityWarning, "raise max_locks_per_transaction", "%d advisory locks are held, and the lock table has room for about %d locks", used, room)
 	} else {
-		c.find(driver.Note, "", "%d advisory locks are held; the lock table has room for about %d locks", used, room)
+		c.find(driver.SeverityNote, "", "%d advisory locks are held; the lock table has room for about %d locks", used, room)
 	}
 	most, now, own := number(row[5]), number(row[8]), int64(c.b.opt.MaxSessions+c.b.opt.MaxWaiters)
 	if now+own > most {
-		c.find(driver.Warning, "raise max_connections, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
+		c.find(driver.SeverityWarning, "raise max_connections, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
 	}
 }
 
@@ -271,13 +271,13 @@ func (c *checkup) clock(server, before time.Time) {
 	const bearable = time.Second
 	switch off := server.Sub(before); {
 	case off > bearable+time.Since(before), off < -bearable:
-		c.find(driver.Warning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
+		c.find(driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
 	}
 }
 
 func (c *checkup) sequence(ctx context.Context) error {
 	if c.b.fence == "" {
-		c.find(driver.Note, "", "fencing is off: nothing orders two holders of which one was paused")
+		c.find(driver.SeverityNote, "", "fencing is off: nothing orders two holders of which one was paused")
 		return nil
 	}
 	row, err := lookUpFence(ctx, c.pc, c.b.fence)
@@ -285,11 +285,11 @@ func (c *checkup) sequence(ctx context.Context) error {
 		return err
 	}
 	if row == nil {
-		c.find(driver.Note, "", "the sequence %s is made at the first use", c.b.fence)
+		c.find(driver.SeverityNote, "", "the sequence %s is made at the first use", c.b.fence)
 		return nil
 	}
 	if err := checkFence(row, c.b.fence); err != nil {
-		c.find(driver.Unsafe, "", "%v", err)
+		c.find(driver.SeverityUnsafe, "", "%v", err)
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (c *checkup) lines(ctx context.Context) error {
 		return err
 	}
 	for _, r := range rows {
-		c.find(driver.Note, "", "process %d (%s) waits since %s for process %s", r.pid, r.app, r.since.UTC().Format(time.RFC3339), r.blockers)
+		c.find(driver.SeverityNote, "", "process %d (%s) waits since %s for process %s", r.pid, r.app, r.since.UTC().Format(time.RFC3339), r.blockers)
 	}
 	return nil
 }

@@ -185,7 +185,7 @@ func (l *lease) afterEnd() error {
 
 // burial is what is known of the end of a session's server process. One asks for all
 // the leases of the session.
-type burial struct {
+type closingSession struct {
 	mu    sync.Mutex
 	asked time.Time
 }
@@ -195,16 +195,16 @@ const askAgain = 50 * time.Millisecond
 
 // buried reports whether the session's locks are free for certain.
 func (s *session) buried() bool {
-	s.burial.mu.Lock()
-	defer s.burial.mu.Unlock()
+	s.closing.mu.Lock()
+	defer s.closing.mu.Unlock()
 	s.mu.Lock()
 	freed := s.freed
 	s.mu.Unlock()
-	if freed || time.Since(s.burial.asked) < askAgain {
+	if freed || time.Since(s.closing.asked) < askAgain {
 		return freed
 	}
 	freed = s.processGone()
-	s.burial.asked = time.Now()
+	s.closing.asked = time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.freed = s.freed || freed

@@ -203,7 +203,7 @@ func (s *session) lockCalled(st *statement) {
 		s.server.calls.lock = 0
 		s.send(&statement{name: stUnlock, id: o.id()}, (&statement{name: stLock, id: o.id(), do: (*session).locked}).of(o))
 	case len(lock.values) != 1 || len(st.values) != 1:
-		s.drown(st.ops)
+		s.failUnanswered(st.ops)
 		s.fail(errors.New("postgres: a function call without a value"), false)
 	case lock.values[0] != 1:
 		s.spares = true
@@ -258,7 +258,7 @@ func planned(out []*statement, ops []*op, single, several string, do func(*sessi
 // locked takes the answer to locks that the session did not have before.
 func (s *session) locked(st *statement) {
 	if st.err == nil && len(st.values) != len(st.ops) {
-		s.drown(st.ops)
+		s.failUnanswered(st.ops)
 		s.fail(fmt.Errorf("postgres: %d rows for %d locks", len(st.values), len(st.ops)), false)
 		return
 	}
@@ -362,7 +362,7 @@ func (s *session) refuseAll(st *statement) {
 // unlocked takes the answer to unlocks: false says that the lock was not there.
 func (s *session) unlocked(st *statement) {
 	if st.err != nil || len(st.values) != len(st.ops) { // never seen; the server then frees them all
-		s.drown(st.ops)
+		s.failUnanswered(st.ops)
 		s.fail(fmt.Errorf("postgres: unlock: %w", orRows(st.err)), false)
 		return
 	}
@@ -389,7 +389,7 @@ func orRows(e *pgconn.PgError) error {
 }
 
 // drown ends requests whose answer cannot be read.
-func (s *session) drown(ops []*op) {
+func (s *session) failUnanswered(ops []*op) {
 	for _, o := range ops {
 		if o.claim != nil {
 			s.b.table.drop(o.claim)

@@ -25,7 +25,7 @@ type session struct {
 	notBefore time.Time     // restart guard: no grant before this
 	lost      chan struct{} // closed when the session ends
 	closed    chan struct{} // closed a moment later, with the connection
-	burial    burial
+	closing   closingSession
 
 	mu       sync.Mutex
 	end      error // why it ended; nil while it lives
@@ -52,7 +52,7 @@ type session struct {
 	timer    *time.Timer
 	due      time.Time // when the timer fires
 
-	turns
+	readTurns
 }
 
 // op is what a caller wants of a session.
@@ -217,7 +217,7 @@ func (s *session) flush() {
 func (s *session) send(out ...*statement) {
 	if s.end != nil {
 		for _, st := range out {
-			s.drown(st.ops)
+			s.failUnanswered(st.ops)
 		}
 		return
 	}
@@ -339,7 +339,7 @@ func (s *session) fail(err error, freed bool) {
 		o.finish(err)
 	}
 	if lost > 0 && !s.b.closing() {
-		s.b.report(driver.Event{Kind: driver.Disconnected, Err: err, Detail: fmt.Sprintf("a session ended, and %d leases with it", lost)})
+		s.b.report(driver.Notice{Kind: driver.NoticeDisconnected, Err: err, Detail: fmt.Sprintf("a session ended, and %d leases with it", lost)})
 	}
 	s.b.wg.Add(1)
 	go s.hangUp(s.waiting, s.fatal)
@@ -367,7 +367,7 @@ func (b *Backend) newSession(w *wire, srv server) *session {
 		b: b, w: w, server: srv, lost: make(chan struct{}), closed: make(chan struct{}),
 		leases: map[*lease]struct{}{}, holds: map[int64]int{}, late: make(chan struct{}),
 		told: idleClass, known: idleClass, used: time.Now(),
-		turns: turns{turn: make(wakeup, 1)},
+		readTurns: readTurns{turn: make(wakeup, 1)},
 	}
 	if b.opt.RestartGuard > 0 {
 		s.notBefore = srv.asked.Add(b.opt.RestartGuard - srv.uptime)
@@ -375,7 +375,7 @@ func (b *Backend) newSession(w *wire, srv server) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(time.Hour, s.tick)
-	s.armed, s.alarm = true, time.AfterFunc(lull, s.rouse)
+	s.armed, s.alarm = true, time.AfterFunc(idlePeriod, s.rouse)
 	s.schedule(time.Now())
 	b.wg.Add(1)
 	go s.run()

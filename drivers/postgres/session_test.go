@@ -531,9 +531,9 @@ func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 	s := server.Postgres(t)
 	var mu sync.Mutex
-	var events []driver.Event
+	var events []driver.Notice
 	b, err := postgres.New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, s.URL()) },
-		&postgres.Options{Event: func(e driver.Event) { mu.Lock(); events = append(events, e); mu.Unlock() }})
+		&postgres.Options{Event: func(e driver.Notice) { mu.Lock(); events = append(events, e); mu.Unlock() }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -544,7 +544,7 @@ func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 		t.Errorf("the session granted its own lock again: %v", err)
 	}
 	mu.Lock()
-	if len(events) != 1 || events[0].Kind != driver.Collision {
+	if len(events) != 1 || events[0].Kind != driver.NoticeCollision {
 		t.Errorf("events: %+v", events)
 	}
 	mu.Unlock()

@@ -49,7 +49,7 @@ func (b *Backend) wait(ctx context.Context, c *claim, ttl time.Duration, seen *d
 		// a free key is not out of reach.
 		if !warned {
 			warned = true
-			b.report(driver.Event{Kind: driver.Degraded, Key: c.key, Detail: fmt.Sprintf("all %d connections for waiting are taken (max_waiters): polling", b.opt.MaxWaiters)})
+			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: c.key, Detail: fmt.Sprintf("all %d connections for waiting are taken (max_waiters): polling", b.opt.MaxWaiters)})
 		}
 		if l, err := b.poll(ctx, c, ttl); l != nil || err != nil {
 			if err != nil && ctx.Err() != nil {
@@ -192,7 +192,7 @@ func (s *session) waitEnded(st *statement) {
 		s.fail(fmt.Errorf("postgres: a wait ended: %w", st.err), false)
 		return
 	case len(st.values) != 1 || st.values[0] <= 0:
-		s.drown(st.ops)
+		s.failUnanswered(st.ops)
 		s.fail(errors.New("postgres: a wait ended without a token"), false)
 		return
 	}

@@ -114,10 +114,10 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	var mu sync.Mutex
-	var events []driver.Event
+	var events []driver.Notice
 	opened, err := new(postgres.Driver).Open(&driver.Config{
-		DSN:   s.URL() + "&max_sessions=1&max_waiters=1",
-		Event: func(e driver.Event) { mu.Lock(); events = append(events, e); mu.Unlock() },
+		DSN:    s.URL() + "&max_sessions=1&max_waiters=1",
+		Notify: func(e driver.Notice) { mu.Lock(); events = append(events, e); mu.Unlock() },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	eventually(t, "an event says that it polls", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(events) == 1 && events[0].Kind == driver.Degraded && strings.Contains(events[0].Detail, "max_waiters")
+		return len(events) == 1 && events[0].Kind == driver.NoticeDegraded && strings.Contains(events[0].Detail, "max_waiters")
 	})
 	_ = two.Release(context.Background())
 	<-got

@@ -101,12 +101,12 @@ func (l *lease) elect(ctx context.Context, of set) (result, error) {
 // or the nodes' time is over. l.mu is held, but for the waiting.
 func (l *lease) ask(ctx context.Context, of set, done func(*lease) bool) error {
 	attempt := l.attempt()
-	w := l.wave(ctx)
-	for i := range l.legs {
-		if g := &l.legs[i]; of.has(i) && !g.busy {
+	w := l.round(ctx)
+	for i := range l.requests {
+		if g := &l.requests[i]; of.has(i) && !g.busy {
 			g.join, g.held, g.vote = false, nil, driver.Vote{Node: g.n.name}
-			g.req.Owner, g.req.Join = attempt, 0
-			l.send(w, g, (*leg).acquire, true)
+			g.req.Owner, g.req.ExactFence = attempt, 0
+			l.send(w, g, (*nodeRequest).acquire, true)
 		}
 	}
 	return l.await(ctx, w, done)
@@ -115,8 +115,8 @@ func (l *lease) ask(ctx context.Context, of set, done func(*lease) bool) error {
 // voted reports whether the outcome of the vote is certain.
 func (l *lease) voted() bool {
 	agreed, pending := l.agreeing(l.in(owned)).len(), 0
-	for i := range l.legs {
-		if l.legs[i].awaited() {
+	for i := range l.requests {
+		if l.requests[i].awaited() {
 			pending++
 		}
 	}
@@ -128,15 +128,15 @@ func (l *lease) voted() bool {
 	}
 	// Out of reach. Where the missing answers can still tell who has the lock, or that the
 	// nodes refuse, they are worth their time: a bidder that does not know would bid again.
-	t, enough := l.tally(), len(l.legs)-l.b.q+1
+	t, enough := l.tally(), len(l.requests)-l.b.q+1
 	open := func(n, enough int) bool { return 0 < n && n < enough && n+pending >= enough }
 	return !open(t.most, l.b.q) && !open(t.most, enough) && !open(t.refused, enough)
 }
 
 // idle reports whether no answer is awaited.
 func (l *lease) idle() bool {
-	for i := range l.legs {
-		if l.legs[i].awaited() {
+	for i := range l.requests {
+		if l.requests[i].awaited() {
 			return false
 		}
 	}
@@ -192,10 +192,10 @@ func (l *lease) win(ctx context.Context) error {
 		return l.unknown("the nodes took %v, too long for a TTL of %v", now.Sub(l.start).Round(time.Microsecond), l.ttl)
 	}
 	l.phase = holding
-	for i := range l.legs {
-		if g := &l.legs[i]; g.state == owned && !g.busy {
-			w := l.wave(l.ctx)
-			l.send(w, g, (*leg).adopt, false)
+	for i := range l.requests {
+		if g := &l.requests[i]; g.state == owned && !g.busy {
+			w := l.round(l.ctx)
+			l.send(w, g, (*nodeRequest).adopt, false)
 			w.spent()
 		}
 	}
@@ -205,10 +205,10 @@ func (l *lease) win(ctx context.Context) error {
 // alike reports whether a majority answered the same token.
 func (l *lease) alike() bool {
 	agreed := l.agreeing(l.in(owned))
-	for i := range l.legs {
+	for i := range l.requests {
 		n := 0
-		for j := range l.legs {
-			if agreed.has(i) && agreed.has(j) && l.legs[i].fence == l.legs[j].fence {
+		for j := range l.requests {
+			if agreed.has(i) && agreed.has(j) && l.requests[i].fence == l.requests[j].fence {
 				n++
 			}
 		}
@@ -219,7 +219,7 @@ func (l *lease) alike() bool {
 	return false
 }
 
-// linger waits for the stragglers, for as long as the vote took: a second trip is to be
+// linger waits for the stragglers, for as long as the vote took: a second trip must be
 // made anyway, and a node whose token is not in the maximum could not carry the lease.
 func (l *lease) linger() {
 	l.wait(min(max(time.Since(l.start), time.Millisecond), l.timeout), (*lease).idle)
@@ -227,31 +227,31 @@ func (l *lease) linger() {
 
 // count chooses the token and the nodes that count from the start, and returns how many
 // they are. If q nodes answered the same token, the rule, since all got the same
-// proposal, they are the ones and no more is to be done. Otherwise the token is
-// the largest of the agreeing nodes', and those under it are to be raised to it.
+// proposal, they are the ones and no more must be done. Otherwise the token is
+// the largest of the agreeing nodes', and those under it must be raised to it.
 func (l *lease) count() int {
 	agreed := l.agreeing(l.in(owned))
 	most, same := uint64(0), 0
-	for i := range l.legs {
+	for i := range l.requests {
 		if !agreed.has(i) {
 			continue
 		}
 		n := 0
-		for j := range l.legs {
-			if agreed.has(j) && l.legs[j].fence == l.legs[i].fence {
+		for j := range l.requests {
+			if agreed.has(j) && l.requests[j].fence == l.requests[i].fence {
 				n++
 			}
 		}
 		if n >= l.b.q {
-			most, same = l.legs[i].fence, n
+			most, same = l.requests[i].fence, n
 			break
 		}
-		most = max(most, l.legs[i].fence)
+		most = max(most, l.requests[i].fence)
 	}
 	l.fence = most
 	l.raising = 0
-	for i := range l.legs {
-		g := &l.legs[i]
+	for i := range l.requests {
+		g := &l.requests[i]
 		switch {
 		case !agreed.has(i):
 		case g.fence == most || same == 0 && l.b.without(noWriteBack):
@@ -271,10 +271,10 @@ func (l *lease) count() int {
 // larger token.
 func (l *lease) raise(ctx context.Context) error {
 	l.raised = true
-	w := l.wave(ctx)
-	for i := range l.legs {
-		if g := &l.legs[i]; l.raising.has(i) {
-			l.send(w, g, (*leg).writeBack, true)
+	w := l.round(ctx)
+	for i := range l.requests {
+		if g := &l.requests[i]; l.raising.has(i) {
+			l.send(w, g, (*nodeRequest).writeBack, true)
 		}
 	}
 	if err := l.await(ctx, w, (*lease).written); err != nil {
@@ -296,8 +296,8 @@ func (l *lease) written() bool {
 	if l.b.without(countLate) {
 		n += l.in(owned).len()
 	}
-	for i := range l.legs {
-		if l.raising.has(i) && l.legs[i].awaited() {
+	for i := range l.requests {
+		if l.raising.has(i) && l.requests[i].awaited() {
 			pending++
 		}
 	}
@@ -359,7 +359,7 @@ func (b *Backend) pause(ctx context.Context, took time.Duration, round int) erro
 // rest alone, unless its holder is the one that was seen last time, and so may have them
 // by now.
 func (l *lease) inOrder(ctx context.Context, seen *string, impatient bool) (result, error) {
-	for range l.legs {
+	for range l.requests {
 		g := l.first()
 		if g == nil {
 			break
@@ -414,15 +414,15 @@ func (l *lease) favourite() string {
 }
 
 // first returns the first node in the key's order that is not known to be away.
-func (l *lease) first() *leg {
+func (l *lease) first() *nodeRequest {
 	h := uint32(2166136261) // FNV-1a: the same in every process
 	for i := 0; i < len(l.req.Key); i++ {
 		h = (h ^ uint32(l.req.Key[i])) * 16777619
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := range l.legs {
-		g := &l.legs[(h+uint32(i))%uint32(len(l.legs))]
+	for i := range l.requests {
+		g := &l.requests[(h+uint32(i))%uint32(len(l.requests))]
 		if !g.suspect && !g.busy && !g.n.tripped.Load() {
 			return g
 		}
@@ -436,9 +436,9 @@ func (l *lease) all() set {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var every, live set
-	for i := range l.legs {
+	for i := range l.requests {
 		every.add(i)
-		if !l.legs[i].suspect {
+		if !l.requests[i].suspect {
 			live.add(i)
 		}
 	}

@@ -95,8 +95,8 @@ func (l *lease) agreeing(of set) set {
 	var buf [MaxNodes]int
 	order := buf[:0]
 	all := true
-	for i := range l.legs {
-		if !of.has(i) || !l.legs[i].clock.known {
+	for i := range l.requests {
+		if !of.has(i) || !l.requests[i].clock.known {
 			continue
 		}
 		for _, j := range order {
@@ -107,7 +107,7 @@ func (l *lease) agreeing(of set) set {
 	if all {
 		return members(order)
 	}
-	slices.SortFunc(order, func(i, j int) int { return int(l.legs[i].clock.mid - l.legs[j].clock.mid) })
+	slices.SortFunc(order, func(i, j int) int { return int(l.requests[i].clock.mid - l.requests[j].clock.mid) })
 	var best []int
 	for from := range order {
 		to := from + 1
@@ -139,7 +139,7 @@ func (l *lease) agreesWithAll(i int, others []int) bool {
 }
 
 func (l *lease) agree(i, j int) bool {
-	a, b := &l.legs[i].clock, &l.legs[j].clock
+	a, b := &l.requests[i].clock, &l.requests[j].clock
 	return (a.mid - b.mid).Abs() <= l.b.opts.ClockAllowance+a.half+b.half
 }
 
@@ -149,8 +149,8 @@ func (l *lease) blame(granted, agreed set) {
 	if granted == agreed {
 		return
 	}
-	for i := range l.legs {
-		leg := &l.legs[i]
+	for i := range l.requests {
+		leg := &l.requests[i]
 		switch {
 		case !granted.has(i):
 		case agreed.has(i):
@@ -161,7 +161,7 @@ func (l *lease) blame(granted, agreed set) {
 			leg.vote.Err = l.skew(i, granted)
 			if !leg.n.skewed.Swap(true) {
 				err := leg.vote.Err
-				l.b.event(driver.Event{Kind: driver.ClockSkew, Node: leg.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
+				l.b.event(driver.Notice{Kind: driver.NoticeClockSkew, Node: leg.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
 			}
 		}
 	}
@@ -172,13 +172,13 @@ var errClockUnknown = errors.New("it does not tell its clock, and so does not co
 // skew says by how much node i's clock differs from the median of the others.
 func (l *lease) skew(i int, of set) error {
 	var others []time.Duration
-	for j := range l.legs {
-		if j != i && of.has(j) && l.legs[j].clock.known {
-			others = append(others, l.legs[j].clock.mid)
+	for j := range l.requests {
+		if j != i && of.has(j) && l.requests[j].clock.known {
+			others = append(others, l.requests[j].clock.mid)
 		}
 	}
 	slices.Sort(others)
-	off := l.legs[i].clock.mid
+	off := l.requests[i].clock.mid
 	if len(others) > 0 {
 		off -= others[(len(others)-1)/2]
 	}

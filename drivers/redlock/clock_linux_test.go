@@ -126,8 +126,8 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 
 			// With all in sight there is a majority without it.
 			var mu sync.Mutex
-			var told []driver.Event
-			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Event: func(e driver.Event) {
+			var told []driver.Notice
+			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Event: func(e driver.Notice) {
 				mu.Lock()
 				defer mu.Unlock()
 				told = append(told, e)
@@ -143,7 +143,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 				}
 			}
 			mu.Lock()
-			told = slices.DeleteFunc(told, func(e driver.Event) bool { return e.Kind != driver.ClockSkew })
+			told = slices.DeleteFunc(told, func(e driver.Notice) bool { return e.Kind != driver.NoticeClockSkew })
 			if len(told) != 1 || !strings.Contains(told[0].Node, node) || offset(told[0].Err, way) == 0 {
 				t.Errorf("the events are %+v", told)
 			}
@@ -154,8 +154,8 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 			}
 			found := false
 			for _, f := range findings {
-				if strings.Contains(f.What, "clock disagrees") {
-					found = found || strings.Contains(f.Node, node) && f.Severity == driver.Unsafe
+				if strings.Contains(f.Summary, "clock disagrees") {
+					found = found || strings.Contains(f.Node, node) && f.Severity == driver.SeverityUnsafe
 					if !strings.Contains(f.Node, node) {
 						t.Errorf("Check names %s", f.Node)
 					}

@@ -18,7 +18,7 @@
 //	quorum, err := redlock.New([]driver.Backend{a, b, c}, nil)
 //	client, err := dlock.New(quorum)
 //
-// Nodes are backends with the driver.Node feature, over any mix of clients and servers.
+// Nodes are backends with the driver.FeatureQuorumNode feature, over any mix of clients and servers.
 // They have to be independent of each other: no replicas, no shared machine, no
 // server listed twice. Three nodes outlive the loss of one, five that of two.
 //

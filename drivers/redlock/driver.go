@@ -32,7 +32,7 @@ const (
 // zero Options.
 type Options struct {
 	// NodeTimeout bounds one request to one node: acquire, renew and release, whatever
-	// the node's client has for itself. It is to be small against the TTL. Zero: a
+	// the node's client has for itself. It must be small against the TTL. Zero: a
 	// fiftieth of the TTL, at least 50 ms.
 	NodeTimeout time.Duration
 	// ClockAllowance is how far apart the clocks of the nodes of a majority may be,
@@ -62,7 +62,7 @@ type Options struct {
 	Prefix string
 	// Event is told of breakers and clocks. It may be nil; it may be called
 	// concurrently; it returns quickly.
-	Event func(driver.Event)
+	Event func(driver.Notice)
 
 	_ struct{}
 }
@@ -115,7 +115,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts.Prefix, opts.Event = cfg.Prefix, cfg.Event
+	opts.Prefix, opts.Event = cfg.Prefix, cfg.Notify
 	nodes := make([]driver.Backend, 0, len(urls))
 	abandon := func() {
 		for _, n := range nodes {
@@ -144,7 +144,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 func parse(url string) ([]string, *Options, error) {
 	rest, ok := strings.CutPrefix(url, "redlock:")
 	if !ok {
-		return nil, nil, driver.Invalid("URL", "is to be redlock: and the URLs of the nodes, separated by commas")
+		return nil, nil, driver.Invalid("URL", "must be redlock: and the URLs of the nodes, separated by commas")
 	}
 	var urls []string
 	var params dsn.Params
@@ -281,7 +281,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	}
 	b.info = driver.Info{
 		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
-		Features: driver.Fencing,
+		Features: driver.FeatureFencing,
 		MinTTL:   b.leastTTL(),
 		MaxTTL:   b.opts.Guard,
 	}
@@ -306,7 +306,7 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 		return driver.Invalid("nodes", "number %d is nil", i+1)
 	}
 	info := nb.Info()
-	if !info.Features.Has(driver.Node | driver.Fencing) {
+	if !info.Features.Has(driver.FeatureQuorumNode | driver.FeatureFencing) {
 		return driver.Invalid("nodes", "number %d, %s, cannot be a node of a quorum", i+1, info.Name)
 	}
 	n := newNode(b, i, nb)
@@ -391,7 +391,7 @@ func (b *Backend) isClosed() bool {
 	}
 }
 
-func (b *Backend) event(e driver.Event) {
+func (b *Backend) event(e driver.Notice) {
 	if b.opts.Event != nil {
 		b.opts.Event(e)
 	}

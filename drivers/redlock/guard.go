@@ -74,7 +74,7 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 			most = least
 		}
 		switch {
-		case most < driver.Remembers && hasError(errs):
+		case most < driver.MemoryKept && hasError(errs):
 			if timeout >= meetPatience || !anyLate(errs) {
 				return false
 			}
@@ -82,13 +82,13 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 			continue
 		case b.answered(errs) != nil:
 			return false
-		case most < driver.Remembers:
+		case most < driver.MemoryKept:
 			why := b.whyNew(most)
 			if why == "" {
 				return true
 			}
 			if !hasError(b.state(ctx, max(timeout, meetPatience), &driver.Bootstrap{}, seen)) {
-				b.event(driver.Event{Kind: driver.Bootstrapped, Detail: why})
+				b.event(driver.Notice{Kind: driver.NoticeBootstrapped, Detail: why})
 				return true
 			}
 		case least == most || b.whyNew(least) == "":
@@ -102,8 +102,8 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 }
 
 // extremes returns the least and the most of what the nodes that answered remember.
-func extremes(seen []*driver.Remembrance) (least, most driver.Memory) {
-	least = driver.Remembers
+func extremes(seen []*driver.MemoryReport) (least, most driver.Memory) {
+	least = driver.MemoryKept
 	for _, r := range seen {
 		if r != nil {
 			least, most = min(least, r.Memory), max(most, r.Memory)
@@ -124,23 +124,23 @@ func anyLate(errs []error) bool {
 // whyNew says why nodes without a memory are new; empty: they may have been restarted.
 func (b *Backend) whyNew(most driver.Memory) string {
 	switch {
-	case most == driver.Unguarded:
+	case most == driver.MemoryUnguarded:
 		return ""
-	case most == driver.Blank && !b.opts.StrictGuard:
+	case most == driver.MemoryUnused && !b.opts.StrictGuard:
 		return "the nodes have never been used, and have been up for longer than the restart guard: they vote at once"
-	case most <= driver.Young && b.opts.Bootstrap:
+	case most <= driver.MemoryNew && b.opts.Bootstrap:
 		return "the nodes are new, as bootstrap says: they vote at once"
 	}
 	return ""
 }
 
 // look asks all nodes what they remember; nil stands for those that did not answer.
-func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driver.Remembrance, errs []error) {
-	seen = make([]*driver.Remembrance, len(b.nodes))
+func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driver.MemoryReport, errs []error) {
+	seen = make([]*driver.MemoryReport, len(b.nodes))
 	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.Admin) error {
 		terms := b.terms(n, 0)
 		sent := time.Now()
-		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, Look: true})
+		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, DryRun: true})
 		if err != nil {
 			return err
 		}
@@ -153,10 +153,10 @@ func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driv
 }
 
 // state makes all nodes do what s says, if they are those that were seen.
-func (b *Backend) state(ctx context.Context, timeout time.Duration, s *driver.Bootstrap, seen []*driver.Remembrance) []error {
+func (b *Backend) state(ctx context.Context, timeout time.Duration, s *driver.Bootstrap, seen []*driver.MemoryReport) []error {
 	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.Admin) error {
 		terms := b.terms(n, 0)
-		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, Nodes: s.Nodes, Seen: seen[n.index]})
+		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, Resize: s.Resize, Observed: seen[n.index]})
 		return err
 	})
 }
@@ -186,7 +186,7 @@ func hasError(errs []error) bool {
 // than they were. All of them have to answer; and none may have a memory, unless it is of
 // a change of nodes. A node is replaced by another in two such changes, since clients
 // with the old list are told apart by their number: add one first, then leave one out.
-func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.Remembrance, error) {
+func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
 	}
@@ -196,20 +196,20 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.R
 		return nil, err
 	}
 	_, most := extremes(seen)
-	r := &driver.Remembrance{Memory: most}
+	r := &driver.MemoryReport{Memory: most}
 	switch {
-	case s.Look:
+	case s.DryRun:
 		return r, nil
-	case most == driver.Remembers && !s.Nodes:
+	case most == driver.MemoryKept && !s.Resize:
 		return r, &driver.RefusedError{Reason: "the servers are not new: some of them remember locks"}
 	}
 	if dup := b.duplicate.Load(); dup != nil {
 		return r, dup
 	}
 	errs = b.state(ctx, inspectTimeout, s, seen)
-	if s.Nodes && !hasError(errs) && !b.without(onePass) {
+	if s.Resize && !hasError(errs) && !b.without(onePass) {
 		// Until the last node knew, clients with the old list could renew: on every node the
-		// guard is to begin after that.
+		// guard must begin after that.
 		errs = b.state(ctx, inspectTimeout, s, seen)
 	}
 	return r, b.all(errs)

@@ -242,7 +242,7 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 
 	stated := time.Now()
 	for end := time.Now().Add(guardLimit); ; { // until no node was late
-		if _, err = five.Bootstrap(context.Background(), &driver.Bootstrap{Nodes: true}); err == nil {
+		if _, err = five.Bootstrap(context.Background(), &driver.Bootstrap{Resize: true}); err == nil {
 			break
 		}
 		if time.Now().After(end) {

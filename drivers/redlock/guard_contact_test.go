@@ -22,19 +22,19 @@ import (
 // told collects the events of a backend.
 type told struct {
 	mu     sync.Mutex
-	events []driver.Event
+	events []driver.Notice
 }
 
-func (o *told) event(e driver.Event) {
+func (o *told) event(e driver.Notice) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.events = append(o.events, e)
 }
 
-func (o *told) of(kind driver.EventKind) []driver.Event {
+func (o *told) of(kind driver.NoticeKind) []driver.Notice {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	var found []driver.Event
+	var found []driver.Notice
 	for _, e := range o.events {
 		if e.Kind == kind {
 			found = append(found, e)
@@ -59,10 +59,10 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 				t.Errorf("first contact: %v", err)
 			}
 		})
-		if q := o.of(driver.Quarantined); len(q) > 0 {
+		if q := o.of(driver.NoticeQuarantined); len(q) > 0 {
 			t.Errorf("in quarantine: %+v", q)
 		}
-		if len(o.of(driver.Bootstrapped)) == 0 {
+		if len(o.of(driver.NoticeBootstrapped)) == 0 {
 			t.Error("nobody says that the servers were taken for new")
 		}
 	}
@@ -119,7 +119,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	}
 	mu.Unlock()
 	nodes := map[string]int{}
-	for _, e := range o.of(driver.Quarantined) {
+	for _, e := range o.of(driver.NoticeQuarantined) {
 		nodes[e.Node]++
 		if !strings.Contains(e.Detail, "for another ") {
 			t.Errorf("the event says %q", e.Detail)
@@ -133,7 +133,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	if len(nodes) < 3 {
 		t.Errorf("events of %d nodes", len(nodes))
 	}
-	if got := o.of(driver.Bootstrapped); len(got) > 0 {
+	if got := o.of(driver.NoticeBootstrapped); len(got) > 0 {
 		t.Errorf("and %+v", got)
 	}
 }
@@ -161,7 +161,7 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 		t.Fatalf("first contact: %v", err)
 	}
 	f.await(b, "k", guard)
-	if got := o.of(driver.Bootstrapped); len(got) > 0 {
+	if got := o.of(driver.NoticeBootstrapped); len(got) > 0 {
 		t.Errorf("it says %+v", got)
 	}
 	if _, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil || !strings.Contains(err.Error(), f.closed[4].Addr()) {
@@ -174,7 +174,7 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 	f := newFleet(t, 3)
 	o := redlock.Options{Guard: 30 * time.Second}
 	b := f.quorum("", f.servers, 3, o)
-	if r, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.Young {
+	if r, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
 		t.Fatalf("Bootstrap of new servers: %+v, %v", r, err)
 	}
 	if _, err := b.Acquire(context.Background(), ask("k", 20*time.Second)); err != nil {
@@ -389,14 +389,14 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	if _, err := strict.Acquire(context.Background(), ask("k", 20*time.Second)); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("with strict_guard: %v", err)
 	}
-	if n := len(o.of(driver.Bootstrapped)); n != 0 {
+	if n := len(o.of(driver.NoticeBootstrapped)); n != 0 {
 		t.Errorf("with strict_guard %d events say that they are new", n)
 	}
 	b := f.quorum("", f.servers, 3, redlock.Options{Event: o.event})
 	if _, err := b.Acquire(context.Background(), ask("k", 20*time.Second)); err != nil {
 		t.Error(err)
 	}
-	if n := len(o.of(driver.Bootstrapped)); n != 1 {
+	if n := len(o.of(driver.NoticeBootstrapped)); n != 1 {
 		t.Errorf("%d events say that they are new", n)
 	}
 	// Two of them look as if they had never been used, and the third has its marker.

@@ -180,14 +180,14 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 // Check gathers what the nodes find in themselves, and adds what only the whole shows:
 // nodes that do not answer, servers listed twice, clocks that disagree, an even
 // number. A majority has to answer.
-func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
+func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
 	}
 	defer b.calls.Done()
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	found := make([][]driver.Finding, len(b.nodes))
+	found := make([][]driver.Diagnostic, len(b.nodes))
 	errs := b.each(ctx, func(ctx context.Context, n *node) error {
 		i, err := n.inspector()
 		if err != nil {
@@ -202,7 +202,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
 	all := b.findings()
 	for i, n := range b.nodes {
 		if errs[i] != nil {
-			all = append(all, driver.Finding{Severity: driver.Warning, Node: n.name, What: "does not answer: " + errs[i].Error(), Fix: "bring it back; the quorum lives without it, but has less to lose"})
+			all = append(all, driver.Diagnostic{Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + errs[i].Error(), Remedy: "bring it back; the quorum lives without it, but has less to lose"})
 		}
 		for _, f := range found[i] {
 			if f.Node == "" {
@@ -211,25 +211,25 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Finding, error) {
 			all = append(all, f)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b driver.Finding) int { return cmp.Compare(b.Severity, a.Severity) })
+	slices.SortStableFunc(all, func(a, b driver.Diagnostic) int { return cmp.Compare(b.Severity, a.Severity) })
 	return all, nil
 }
 
 // findings are those of the whole.
-func (b *Backend) findings() []driver.Finding {
-	var all []driver.Finding
+func (b *Backend) findings() []driver.Diagnostic {
+	var all []driver.Diagnostic
 	if dup := b.duplicate.Load(); dup != nil {
-		all = append(all, driver.Finding{Severity: driver.Unsafe, What: dup.Reason, Fix: "list every server once"})
+		all = append(all, driver.Diagnostic{Severity: driver.SeverityUnsafe, Summary: dup.Reason, Remedy: "list every server once"})
 	}
 	if n := len(b.nodes); n%2 == 0 {
-		all = append(all, driver.Finding{Severity: driver.Note, What: fmt.Sprintf("%d nodes outlive the loss of %d, as %d do", n, n-b.q, n-1), Fix: "use an odd number"})
+		all = append(all, driver.Diagnostic{Severity: driver.SeverityNote, Summary: fmt.Sprintf("%d nodes outlive the loss of %d, as %d do", n, n-b.q, n-1), Remedy: "use an odd number"})
 	}
 	for _, n := range b.nodes {
 		if n.skewed.Load() {
-			all = append(all, driver.Finding{Severity: driver.Unsafe, Node: n.name, What: fmt.Sprintf("its clock disagrees with the others' by more than %v, and it does not count", b.opts.ClockAllowance), Fix: "run NTP on it"})
+			all = append(all, driver.Diagnostic{Severity: driver.SeverityUnsafe, Node: n.name, Summary: fmt.Sprintf("its clock disagrees with the others' by more than %v, and it does not count", b.opts.ClockAllowance), Remedy: "run NTP on it"})
 		}
 		if n.tripped.Load() {
-			all = append(all, driver.Finding{Severity: driver.Warning, Node: n.name, What: "keeps timing out and is skipped", Fix: "look at the server and the network to it"})
+			all = append(all, driver.Diagnostic{Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "look at the server and the network to it"})
 		}
 	}
 	return all

@@ -470,7 +470,7 @@ func TestKleppmannThePacketIsDelayedBeyondTheTTL(t *testing.T) {
 				_ = n.Close() // a packet is on its way, on a client that stays open
 			}
 			c.gone("file", time.Minute)
-			time.Sleep(time.Until(began.Add(ttl))) // the packets are to be as late as that
+			time.Sleep(time.Until(began.Add(ttl))) // the packets must be as late as that
 
 			before := make([]int, len(late))
 			for i, s := range late {

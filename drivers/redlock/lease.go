@@ -25,7 +25,7 @@ type lease struct {
 
 	mu       sync.Mutex
 	phase    phase
-	legs     []leg
+	requests []nodeRequest
 	waiters  []*waiter
 	attempts int // used up
 	start    time.Time
@@ -48,12 +48,12 @@ const (
 // leg is the lease's part on one node. While it is busy one worker has a call under
 // way, and does what follows from it before anything else happens on this leg: so a
 // release is always ordered behind its own acquire.
-type leg struct {
+type nodeRequest struct {
 	l     *lease
 	n     *node
 	req   driver.Request // of the call that is under way
 	terms driver.Quorum  // of the first
-	wave  *wave          // its time
+	round *round         // its time
 	busy  bool
 	wait  bool // somebody counts on its answer
 	state state
@@ -78,10 +78,10 @@ const (
 )
 
 // awaited reports whether the outcome may depend on an answer that is under way.
-func (g *leg) awaited() bool { return g.busy && g.wait }
+func (g *nodeRequest) awaited() bool { return g.busy && g.wait }
 
 // wave bounds the requests that were sent together.
-type wave struct {
+type round struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	began   time.Time
@@ -102,13 +102,13 @@ type waiter struct {
 // was one: attempts are numbered on, and nodes that were away stay so.
 func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lease) *lease {
 	l := &lease{
-		b:       b,
-		ctx:     context.WithoutCancel(ctx),
-		req:     *req,
-		ttl:     req.TTL,
-		timeout: b.timeout(req.TTL),
-		legs:    make([]leg, len(b.nodes)),
-		start:   time.Now(),
+		b:        b,
+		ctx:      context.WithoutCancel(ctx),
+		req:      *req,
+		ttl:      req.TTL,
+		timeout:  b.timeout(req.TTL),
+		requests: make([]nodeRequest, len(b.nodes)),
+		start:    time.Now(),
 	}
 	if b.without(releaseOnCaller) {
 		l.caller = ctx
@@ -117,11 +117,11 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 	l.req.Wait = false
 	l.req.FenceFloor = max(b.floor(l.start), req.FenceFloor)
 	since := b.since(req.Key)
-	for i := range l.legs {
-		g := &l.legs[i]
+	for i := range l.requests {
+		g := &l.requests[i]
 		g.l, g.n, g.req, g.vote.Node = l, b.nodes[i], l.req, b.nodes[i].name
 		g.terms = b.terms(g.n, l.ttl)
-		g.terms.Since = since
+		g.terms.WaitingSince = since
 		g.req.Quorum = &g.terms
 		if before != nil {
 			g.suspect = before.away(i)
@@ -135,14 +135,14 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 
 // terms are what one node is told of the quorum.
 func (b *Backend) terms(n *node, ttl time.Duration) driver.Quorum {
-	return driver.Quorum{N: len(b.nodes), Guard: b.opts.Guard, Grace: b.grace(ttl), Allowance: b.opts.ClockAllowance, Others: n.others}
+	return driver.Quorum{N: len(b.nodes), Guard: b.opts.Guard, Grace: b.grace(ttl), Allowance: b.opts.ClockAllowance, OtherClocks: n.others}
 }
 
 // away reports whether node i left the bid without an answer.
 func (l *lease) away(i int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g := &l.legs[i]
+	g := &l.requests[i]
 	return g.suspect || g.busy || g.state == unsure
 }
 
@@ -158,8 +158,8 @@ func (l *lease) attempt() string {
 // in returns the nodes in a state.
 func (l *lease) in(st state) set {
 	var s set
-	for i := range l.legs {
-		if l.legs[i].state == st {
+	for i := range l.requests {
+		if l.requests[i].state == st {
 			s.add(i)
 		}
 	}
@@ -169,19 +169,19 @@ func (l *lease) in(st state) set {
 // wave returns a new wave: the node timeout from now, or until ctx's deadline, but not
 // until ctx is cancelled. A request whose answer nobody waits for any longer is not
 // broken off; what it brings is released.
-func (l *lease) wave(ctx context.Context) *wave {
+func (l *lease) round(ctx context.Context) *round {
 	now := time.Now()
 	end := now.Add(l.timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(end) {
 		end = d
 	}
-	w := &wave{began: now, end: end, ttl: l.ttl, full: l.timeout}
+	w := &round{began: now, end: end, ttl: l.ttl, full: l.timeout}
 	w.ctx, w.cancel = context.WithDeadline(l.ctx, end)
 	return w
 }
 
 // spent ends a wave of which nothing is under way, once all of it was sent.
-func (w *wave) spent() {
+func (w *round) spent() {
 	if w.left == 0 {
 		w.cancel()
 	}
@@ -189,8 +189,8 @@ func (w *wave) spent() {
 
 // send starts a call on a leg that is not busy. wait says that its answer is counted
 // on. l.mu is held.
-func (l *lease) send(w *wave, g *leg, do func(*leg), wait bool) {
-	g.busy, g.wait, g.wave = true, wait, w
+func (l *lease) send(w *round, g *nodeRequest, do func(*nodeRequest), wait bool) {
+	g.busy, g.wait, g.round = true, wait, w
 	w.left++
 	err := g.n.start(task{g, do})
 	if err == nil {
@@ -201,12 +201,12 @@ func (l *lease) send(w *wave, g *leg, do func(*leg), wait bool) {
 }
 
 // finish ends the call on a leg. l.mu is held.
-func (l *lease) finish(g *leg) { l.done(g).spent() }
+func (l *lease) finish(g *nodeRequest) { l.done(g).spent() }
 
 // done is finish without the end of the wave.
-func (l *lease) done(g *leg) *wave {
-	w := g.wave
-	g.busy, g.wait, g.wave = false, false, nil
+func (l *lease) done(g *nodeRequest) *round {
+	w := g.round
+	g.busy, g.wait, g.round = false, false, nil
 	w.left--
 	l.signal()
 	return w
@@ -225,7 +225,7 @@ func (l *lease) signal() {
 
 // await waits until done, the wave's end, ctx's, or the backend's. l.mu is held, but for
 // the waiting.
-func (l *lease) await(ctx context.Context, w *wave, done func(*lease) bool) error {
+func (l *lease) await(ctx context.Context, w *round, done func(*lease) bool) error {
 	w.spent()
 	if done(l) {
 		return nil
@@ -277,7 +277,7 @@ func (l *lease) discharge(me *waiter) {
 }
 
 // acquire is a worker's: it asks the node for its vote.
-func (g *leg) acquire() {
+func (g *nodeRequest) acquire() {
 	l := g.l
 	ok, probe := g.n.admit()
 	if !ok && !l.b.enough() {
@@ -296,7 +296,7 @@ func (g *leg) acquire() {
 		l.signal()
 		l.mu.Unlock()
 	}
-	if err := g.wave.ctx.Err(); err != nil { // it stood in the queue for too long
+	if err := g.round.ctx.Err(); err != nil { // it stood in the queue for too long
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		g.vote, g.held = driver.Vote{Node: g.n.name, Err: err}, nil
@@ -304,7 +304,7 @@ func (g *leg) acquire() {
 		return
 	}
 	sent := time.Now()
-	lease, err := g.n.backend.Acquire(g.wave.ctx, &g.req)
+	lease, err := g.n.backend.Acquire(g.round.ctx, &g.req)
 	received := time.Now()
 	var grant driver.Grant
 	var held *driver.HeldError
@@ -313,7 +313,7 @@ func (g *leg) acquire() {
 	} else {
 		grant.Clock, grant.Server, held = told(err)
 	}
-	g.n.report(g.timedOut(err, received.Sub(g.wave.began)))
+	g.n.report(g.timedOut(err, received.Sub(g.round.began)))
 	g.n.identify(grant.Server)
 	clock := l.b.sample(grant.Clock, sent, received)
 	g.n.learn(clock)
@@ -355,15 +355,15 @@ func definite(err error) bool {
 }
 
 // timedOut reports whether a request took the node's whole time and brought no answer.
-func (g *leg) timedOut(err error, took time.Duration) bool {
-	full := g.wave.full
+func (g *nodeRequest) timedOut(err error, took time.Duration) bool {
+	full := g.round.full
 	return err != nil && !definite(err) && !errors.Is(err, driver.ErrLost) && took >= full-full/8
 }
 
 // proceed does what follows from the answer on a leg, and ends the call: a straggler
 // is adopted by the lease, or released if there is none. l.mu is held, but for the
 // requests.
-func (l *lease) proceed(g *leg) {
+func (l *lease) proceed(g *nodeRequest) {
 	if l.phase == holding && g.state == owned {
 		l.adopt(g)
 	}
@@ -374,7 +374,7 @@ func (l *lease) proceed(g *leg) {
 }
 
 // adopt is a worker's: see lease.adopt.
-func (g *leg) adopt() {
+func (g *nodeRequest) adopt() {
 	g.l.mu.Lock()
 	defer g.l.mu.Unlock()
 	g.l.proceed(g)
@@ -383,9 +383,9 @@ func (g *leg) adopt() {
 // adopt lets a node that has granted enter the counted ones, where that is sound; it
 // is released otherwise. A node at the token itself counts at once, one under it
 // once it is raised. One above it must not: its counter would let nobody
-// later see that this lease's token was there. And one that joined is to be at
+// later see that this lease's token was there. And one that joined must be at
 // exactly the token that was asked for.
-func (l *lease) adopt(g *leg) {
+func (l *lease) adopt(g *nodeRequest) {
 	with := l.in(counted)
 	with.add(g.n.index)
 	switch agreed := l.agreeing(with); {
@@ -397,7 +397,7 @@ func (l *lease) adopt(g *leg) {
 			l.b.count.heals.Add(1)
 		}
 		if g.join && l.b.without(extendOwn) {
-			g.ack = g.wave.renewal
+			g.ack = g.round.renewal
 		}
 		return
 	case g.fence < l.fence && !g.join:
@@ -416,9 +416,9 @@ func (l *lease) adopt(g *leg) {
 }
 
 // writeBack is a worker's: it raises the node to the token, during the grant.
-func (g *leg) writeBack() {
+func (g *nodeRequest) writeBack() {
 	l := g.l
-	err := g.renew(g.wave.ctx, g.wave.ttl, l.fence)
+	err := g.renew(g.round.ctx, g.round.ttl, l.fence)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -433,7 +433,7 @@ func (g *leg) writeBack() {
 }
 
 // renew renews the node's lease, and raises its counter to least.
-func (g *leg) renew(ctx context.Context, ttl time.Duration, least uint64) error {
+func (g *nodeRequest) renew(ctx context.Context, ttl time.Duration, least uint64) error {
 	sent := time.Now()
 	grant, err := g.lease.Renew(ctx, &driver.Renewal{TTL: ttl, MinFence: least})
 	received := time.Now()
@@ -465,8 +465,8 @@ func (l *lease) grant() driver.Grant {
 func (l *lease) clock() time.Time {
 	var buf [MaxNodes]time.Duration
 	mids := buf[:0]
-	for i := range l.legs {
-		if g := &l.legs[i]; g.state == counted && g.clock.known {
+	for i := range l.requests {
+		if g := &l.requests[i]; g.state == counted && g.clock.known {
 			mids = append(mids, g.clock.mid)
 		}
 	}
@@ -512,38 +512,38 @@ func (l *lease) extend(ttl time.Duration) {
 }
 
 // sendRenewal asks the counted nodes to renew and the others to join.
-func (l *lease) sendRenewal(ctx context.Context) *wave {
-	w := l.wave(ctx)
+func (l *lease) sendRenewal(ctx context.Context) *round {
+	w := l.round(ctx)
 	w.renewal = l.renewal
 	attempt := ""
-	for i := range l.legs {
-		g := &l.legs[i]
+	for i := range l.requests {
+		g := &l.requests[i]
 		switch {
 		case g.busy:
 		case g.state == counted:
-			l.send(w, g, (*leg).extend, true)
+			l.send(w, g, (*nodeRequest).extend, true)
 		case g.state == owned: // a release that failed: once more
-			l.send(w, g, (*leg).drop, false)
+			l.send(w, g, (*nodeRequest).drop, false)
 		default:
 			if attempt == "" {
 				attempt = l.attempt()
 			}
 			g.join, g.held = true, nil
 			terms := l.b.terms(g.n, l.ttl) // a straggler may still read the first
-			g.req.Owner, g.req.TTL, g.req.Join, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &terms
+			g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &terms
 			if l.b.without(extendOwn) {
-				g.req.Join = 0
+				g.req.ExactFence = 0
 			}
-			l.send(w, g, (*leg).acquire, l.b.without(extendOwn))
+			l.send(w, g, (*nodeRequest).acquire, l.b.without(extendOwn))
 		}
 	}
 	return w
 }
 
 // extend is a worker's: it renews one counted node.
-func (g *leg) extend() {
+func (g *nodeRequest) extend() {
 	l := g.l
-	w := g.wave
+	w := g.round
 	err := w.ctx.Err()
 	if err == nil {
 		err = g.renew(w.ctx, w.ttl, l.fence)
@@ -565,8 +565,8 @@ func (g *leg) extend() {
 // lease before.
 func (l *lease) acked() set {
 	var s set
-	for i := range l.legs {
-		if g := &l.legs[i]; g.state == counted && g.ack == l.renewal {
+	for i := range l.requests {
+		if g := &l.requests[i]; g.state == counted && g.ack == l.renewal {
 			s.add(i)
 		}
 	}
@@ -576,8 +576,8 @@ func (l *lease) acked() set {
 // renewed reports whether the outcome of the renewal is certain.
 func (l *lease) renewed() bool {
 	acks, pending := l.acked().len(), 0
-	for i := range l.legs {
-		if l.legs[i].awaited() {
+	for i := range l.requests {
+		if l.requests[i].awaited() {
 			pending++
 		}
 	}
@@ -627,7 +627,7 @@ func (l *lease) Release(ctx context.Context) error {
 	l.wait(releaseTries*l.timeout, (*lease).released)
 	if n := l.clear(); n < l.b.q {
 		l.b.count.failures.Add(1)
-		return l.unknown("%d of %d nodes confirmed the release, %d needed", n, len(l.legs), l.b.q)
+		return l.unknown("%d of %d nodes confirmed the release, %d needed", n, len(l.requests), l.b.q)
 	}
 	l.freed = true
 	return nil
@@ -642,8 +642,8 @@ func (l *lease) isFreed() bool {
 // released reports whether the outcome of the release is certain.
 func (l *lease) released() bool {
 	n, pending := l.clear(), 0
-	for i := range l.legs {
-		if l.legs[i].busy {
+	for i := range l.requests {
+		if l.requests[i].busy {
 			pending++
 		}
 	}
@@ -653,8 +653,8 @@ func (l *lease) released() bool {
 // clear counts the nodes that have nothing of this bid, and get nothing.
 func (l *lease) clear() int {
 	n := 0
-	for i := range l.legs {
-		if g := &l.legs[i]; g.state == free && !g.busy {
+	for i := range l.requests {
+		if g := &l.requests[i]; g.state == free && !g.busy {
 			n++
 		}
 	}
@@ -672,16 +672,16 @@ func (l *lease) abandon() {
 // end makes the lease one that is over. l.mu is held.
 func (l *lease) end() {
 	l.phase = over
-	var w *wave
-	for i := range l.legs {
-		g := &l.legs[i]
+	var w *round
+	for i := range l.requests {
+		g := &l.requests[i]
 		if g.busy || g.state < owned {
 			continue // who is busy with it sees that it is over
 		}
 		if w == nil {
-			w = l.wave(l.ctx)
+			w = l.round(l.ctx)
 		}
-		l.send(w, g, (*leg).drop, false)
+		l.send(w, g, (*nodeRequest).drop, false)
 	}
 	if w != nil {
 		w.spent()
@@ -693,15 +693,15 @@ func (l *lease) end() {
 func (l *lease) drain(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := l.wave(l.ctx)
+	w := l.round(l.ctx)
 	defer w.cancel()
 	w.left++                              // this call's
 	_ = l.await(ctx, w, (*lease).drained) // what is left is the next round's rival
 }
 
 func (l *lease) drained() bool {
-	for i := range l.legs {
-		if g := &l.legs[i]; g.busy && !g.suspect {
+	for i := range l.requests {
+		if g := &l.requests[i]; g.busy && !g.suspect {
 			return false
 		}
 	}
@@ -709,7 +709,7 @@ func (l *lease) drained() bool {
 }
 
 // drop is a worker's: it releases one node.
-func (g *leg) drop() {
+func (g *nodeRequest) drop() {
 	g.l.mu.Lock()
 	defer g.l.mu.Unlock()
 	if g.state >= owned {
@@ -722,7 +722,7 @@ const releaseTries = 4
 
 // release frees a node of this lease, with a few tries, each on a context of its own.
 // What it cannot free ends with the TTL. l.mu is held, but for the requests.
-func (l *lease) release(g *leg) {
+func (l *lease) release(g *nodeRequest) {
 	for try := 1; ; try++ {
 		timeout := l.timeout
 		l.mu.Unlock()
@@ -742,10 +742,10 @@ func (l *lease) release(g *leg) {
 }
 
 // free makes one request to release; nil: the node has nothing of ours.
-func (g *leg) free(timeout time.Duration) error {
+func (g *nodeRequest) free(timeout time.Duration) error {
 	sent := time.Now()
-	ctx := g.wave.ctx // as a rule it was made just now, for this
-	if left := g.wave.end.Sub(sent); g.l.caller != nil || left < timeout-timeout/8 {
+	ctx := g.round.ctx // as a rule it was made just now, for this
+	if left := g.round.end.Sub(sent); g.l.caller != nil || left < timeout-timeout/8 {
 		values := g.l.ctx
 		if g.l.caller != nil {
 			values = g.l.caller

@@ -42,7 +42,7 @@ func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guar
 	}
 	defer func() { _ = real.Close() }()
 	d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: "model", name: fmt.Sprint(guard, seed, ":model"), real: real, redis: s}
-	d.quorum = driver.Quorum{N: 3, Guard: guard, Allowance: time.Second, Others: d.others}
+	d.quorum = driver.Quorum{N: 3, Guard: guard, Allowance: time.Second, OtherClocks: d.others}
 	d.sim = &simNode{s: newSimServer(0), net: &network{}, rng: d.rng}
 	d.sim.s.started = time.Now().Unix()
 	d.run()
@@ -142,9 +142,9 @@ func (d *duel) befall(ctx context.Context) string {
 		d.blind = d.rng.IntN(2) == 0
 		return fmt.Sprintf("the other clocks are unknown: %v", d.blind)
 	case 7:
-		return d.state(ctx, "change of nodes", &driver.Bootstrap{Quorum: &q, Nodes: true})
+		return d.state(ctx, "change of nodes", &driver.Bootstrap{Quorum: &q, Resize: true})
 	case 8, 9, 10:
-		return d.state(ctx, "look", &driver.Bootstrap{Quorum: &q, Look: true})
+		return d.state(ctx, "look", &driver.Bootstrap{Quorum: &q, DryRun: true})
 	case 11:
 		return d.state(ctx, "bootstrap", &driver.Bootstrap{Quorum: &q})
 	}
@@ -178,9 +178,9 @@ func (d *duel) acquire(ctx context.Context) string {
 	req := driver.Request{Key: d.key, Owner: fmt.Sprintf("o%d/%d", d.rng.IntN(2), d.rng.IntN(2)), TTL: 20 * time.Second, Quorum: &q}
 	req.FenceFloor = uint64(time.Now().Add(driver.FenceSlack/2).UnixMicro()) + uint64(d.rng.IntN(5))
 	if d.last != 0 && d.rng.IntN(3) == 0 {
-		req.Join = d.last + uint64(d.rng.IntN(20)) - 10
+		req.ExactFence = d.last + uint64(d.rng.IntN(20)) - 10
 	}
-	what := fmt.Sprintf("acquire %s from %d join %d: ", req.Owner, req.FenceFloor, req.Join)
+	what := fmt.Sprintf("acquire %s from %d join %d: ", req.Owner, req.FenceFloor, req.ExactFence)
 	a, errA := d.real.Acquire(ctx, &req)
 	b, errB := d.sim.Acquire(ctx, &req)
 	var fa, fb uint64

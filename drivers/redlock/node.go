@@ -45,8 +45,8 @@ type node struct {
 
 // task is one thing to do for one leg of a lease.
 type task struct {
-	leg *leg
-	do  func(*leg)
+	leg *nodeRequest
+	do  func(*nodeRequest)
 }
 
 type worker struct {
@@ -116,7 +116,7 @@ func (n *node) work(t task) {
 	}
 }
 
-// next returns the worker's next task, or false if it is to end.
+// next returns the worker's next task, or false if it must end.
 func (n *node) next(w *worker) (task, bool) {
 	n.mu.Lock()
 	if len(n.queue) > 0 {
@@ -236,9 +236,9 @@ func (n *node) report(timedOut bool) {
 	switch {
 	case is && !was:
 		n.b.count.trips.Add(1)
-		n.b.event(driver.Event{Kind: driver.BreakerOpened, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
+		n.b.event(driver.Notice{Kind: driver.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
 	case was && !is:
-		n.b.event(driver.Event{Kind: driver.BreakerClosed, Node: n.name, Detail: "a probe succeeded: it is asked again"})
+		n.b.event(driver.Notice{Kind: driver.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
 	}
 }
 

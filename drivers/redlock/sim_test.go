@@ -322,7 +322,7 @@ func (w *world) change(s sabotage) {
 	defer func() { _ = b.Close() }()
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		_, err := b.Bootstrap(ctx, &driver.Bootstrap{Nodes: true})
+		_, err := b.Bootstrap(ctx, &driver.Bootstrap{Resize: true})
 		cancel()
 		if err == nil {
 			return
@@ -770,8 +770,8 @@ func (l *lease) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := fmt.Sprintf("%s token %d until %s", l.req.Owner, l.fence, l.expires.Format("05.000000"))
-	for i := range l.legs {
-		g := &l.legs[i]
+	for i := range l.requests {
+		g := &l.requests[i]
 		s += fmt.Sprintf(" [%d: %d x%d busy=%v %v±%v]", i, g.state, g.fence, g.busy, g.clock.mid, g.clock.half)
 	}
 	return s

@@ -43,7 +43,7 @@ var (
 )
 
 func (n *simNode) Info() driver.Info {
-	return driver.Info{Name: "sim", Features: driver.Node | driver.Fencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+	return driver.Info{Name: "sim", Features: driver.FeatureQuorumNode | driver.FeatureFencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
 func (n *simNode) Close() error   { return nil }
 func (n *simNode) String() string { return fmt.Sprintf("sim-%d", n.s.id) }
@@ -218,7 +218,7 @@ func simSpan(q *driver.Quorum) int64 {
 func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if q.N > 1 && q.Others().IsZero() {
+	if q.N > 1 && q.OtherClocks().IsZero() {
 		return false
 	}
 	return r.till-r.now > max(p.span, simSpan(q))+int64(q.Allowance/time.Microsecond)
@@ -245,7 +245,7 @@ func (n *simNode) terms(p *simProcess, op simOp, q *driver.Quorum) simShake {
 	h := simShake{text: simText{p.run, q.N, op}, span: simSpan(q), allow: int64(q.Allowance / time.Microsecond), load: true, check: true}
 	if q.N > 1 {
 		h.others = -1
-		if t := q.Others(); !t.IsZero() {
+		if t := q.OtherClocks(); !t.IsZero() {
 			h.others = t.UnixMicro()
 		}
 	}
@@ -279,9 +279,9 @@ func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*si
 }
 
 // Bootstrap is that of redisnode's Node.
-func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Remembrance, error) {
+func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if b.Quorum.Guard <= 0 {
-		return &driver.Remembrance{}, nil
+		return &driver.MemoryReport{}, nil
 	}
 	span := simSpan(b.Quorum)
 	r := n.call(ctx, func() simReply { return n.s.look(span) })
@@ -289,19 +289,19 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.R
 		return nil, r.err
 	}
 	p := n.serves(r.server)
-	now := &driver.Remembrance{Memory: r.memory, Clock: r.clock, Server: r.server}
-	if b.Look {
+	now := &driver.MemoryReport{Memory: r.memory, Clock: r.clock, Server: r.server}
+	if b.DryRun {
 		return now, nil
 	}
 	seen := now
 	h := n.terms(p, simAcquire, b.Quorum)
 	h.mode = "bootstrap"
-	if b.Nodes {
+	if b.Resize {
 		h.mode = "nodes"
-	} else if b.Seen != nil {
-		seen = b.Seen
+	} else if b.Observed != nil {
+		seen = b.Observed
 	}
-	if now.Memory == driver.Emptied && seen.Memory < now.Memory {
+	if now.Memory == driver.MemoryFlushed && seen.Memory < now.Memory {
 		return nil, errSimChanged
 	}
 	n.s.mu.Lock()
@@ -330,7 +330,7 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	req, q, start := *r, *r.Quorum, time.Now()
 	req.Quorum = &q
 	op := simAcquire
-	if req.Join != 0 {
+	if req.ExactFence != 0 {
 		op = simJoin
 	}
 	a := n.run(ctx, op, &q, func() simReply { return n.s.acquire(&req) })

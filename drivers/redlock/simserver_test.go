@@ -179,13 +179,13 @@ func (s *simServer) look(span int64) simReply {
 	up := s.clock().Unix() - s.started // whole seconds, of clocks of whole seconds
 	switch {
 	case s.memory.meta.run != "":
-		r.memory = driver.Remembers
+		r.memory = driver.MemoryKept
 	case s.marked:
-		r.memory = driver.Emptied
+		r.memory = driver.MemoryFlushed
 	case (up-1)*1e6 > span:
-		r.memory = driver.Blank
+		r.memory = driver.MemoryUnused
 	default:
-		r.memory = driver.Young
+		r.memory = driver.MemoryNew
 	}
 	return r
 }
@@ -317,12 +317,12 @@ func (s *simServer) acquire(req *driver.Request) simReply {
 		return s.reply(k.fence, nil)
 	case k.owner != "":
 		return s.reply(0, &driver.HeldError{Holder: k.owner, RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
-	case req.Join != 0 && k.counter > req.Join && !s.broken.join:
+	case req.ExactFence != 0 && k.counter > req.ExactFence && !s.broken.join:
 		return s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token"})
 	}
 	k.fence = driver.NextFence(k.counter, req.FenceFloor, now)
-	if req.Join != 0 {
-		k.fence = req.Join
+	if req.ExactFence != 0 {
+		k.fence = req.ExactFence
 	}
 	k.counter = max(k.counter, k.fence)
 	k.owner, k.until = req.Owner, now.Add(req.TTL+req.Quorum.Grace)

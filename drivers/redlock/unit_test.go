@@ -194,8 +194,8 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 			servers = append(servers, newSimServer(i))
 			nodes = append(nodes, &simNode{s: servers[i], net: &network{}, rng: rand.New(rand.NewPCG(1, uint64(i)))})
 		}
-		var events []driver.Event
-		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Event) { events = append(events, e) }})
+		var events []driver.Notice
+		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) { events = append(events, e) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +214,7 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "sim-0: its clock is 2h0m0s ahead") {
 			t.Errorf("no two agree: %v", err)
 		}
-		if len(events) == 0 || events[0].Kind != driver.ClockSkew {
+		if len(events) == 0 || events[0].Kind != driver.NoticeClockSkew {
 			t.Errorf("events: %v", events)
 		}
 	})
@@ -230,8 +230,8 @@ func TestTheBreakerOpensAndCloses(t *testing.T) {
 			nodes = append(nodes, &simNode{s: servers[i], net: &network{}, rng: rand.New(rand.NewPCG(1, uint64(i)))})
 		}
 		var mu sync.Mutex
-		var events []driver.EventKind
-		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Event) {
+		var events []driver.NoticeKind
+		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) {
 			mu.Lock()
 			defer mu.Unlock()
 			events = append(events, e.Kind)

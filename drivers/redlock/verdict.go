@@ -17,7 +17,7 @@ type tally struct {
 	pending int                            // nodes that may still answer
 	heldBy  int                            // nodes that somebody else has
 	most    int                            // of which so many one owner, the rival
-	rival   *leg                           // one of the rival's nodes
+	rival   *nodeRequest                   // one of the rival's nodes
 	kept    int                            // nodes that are kept for who is next there, whoever that is
 	refused int                            // nodes that will not
 	forever int                            // of which so many not as they are configured
@@ -30,10 +30,10 @@ type tally struct {
 // whose release is still under way, is no rival's.
 func (l *lease) tally() tally {
 	var t tally
-	var next *leg
-	for i := range l.legs {
-		g := &l.legs[i]
-		if g.awaited() && g.wave.ctx.Err() == nil {
+	var next *nodeRequest
+	for i := range l.requests {
+		g := &l.requests[i]
+		if g.awaited() && g.round.ctx.Err() == nil {
 			t.pending++
 		}
 		if g.busy || g.state >= owned {
@@ -41,7 +41,7 @@ func (l *lease) tally() tally {
 		}
 		if g.held != nil {
 			t.heldBy++
-			if g.held.Reserved {
+			if g.held.ReservedForWaiter {
 				t.kept++
 				next = g
 				continue
@@ -66,8 +66,8 @@ func (l *lease) heldBy(holder string) int {
 		return 0
 	}
 	n := 0
-	for i := range l.legs {
-		if g := &l.legs[i]; !g.busy && g.state < owned && g.holder() == holder {
+	for i := range l.requests {
+		if g := &l.requests[i]; !g.busy && g.state < owned && g.holder() == holder {
 			n++
 		}
 	}
@@ -102,7 +102,7 @@ func (t *tally) soonest(enough int) *driver.RefusedError {
 // verdict is what the answers prove, if no majority can be had: one other owner, or
 // refusals, on so many nodes that too few are left. nil: nothing.
 func (t *tally) verdict(l *lease) error {
-	enough := len(l.legs) - l.b.q + 1
+	enough := len(l.requests) - l.b.q + 1
 	switch {
 	case t.most >= enough:
 		return t.held(l)
@@ -118,7 +118,7 @@ func (t *tally) verdict(l *lease) error {
 // held is the verdict that the rival has the lock.
 func (t *tally) held(l *lease) *driver.HeldError {
 	h := *t.rival.held
-	if !h.Reserved {
+	if !h.ReservedForWaiter {
 		h.Holder = t.rival.holder()
 	}
 	h.Server = ""
@@ -132,8 +132,8 @@ func (l *lease) freeIn() time.Duration {
 	const never = time.Duration(1<<63 - 1)
 	var buf [MaxNodes]time.Duration
 	left := buf[:0]
-	for i := range l.legs {
-		switch g := &l.legs[i]; {
+	for i := range l.requests {
+		switch g := &l.requests[i]; {
 		case g.state >= owned:
 			left = append(left, 0)
 		case g.held != nil && g.held.RetryAfter > 0:
@@ -150,11 +150,11 @@ func (l *lease) freeIn() time.Duration {
 }
 
 // holder is who has the node. Empty: nobody is known to.
-func (g *leg) holder() string {
+func (g *nodeRequest) holder() string {
 	if g.held == nil {
 		return ""
 	}
-	if g.held.Reserved {
+	if g.held.ReservedForWaiter {
 		return nextInLine
 	}
 	return request(g.held.Holder)
@@ -182,10 +182,10 @@ func request(holder string) string {
 
 // votes returns what each node said. l.mu is held.
 func (l *lease) votes() []driver.Vote {
-	votes := make([]driver.Vote, len(l.legs))
-	for i := range l.legs {
-		votes[i] = l.legs[i].vote
-		votes[i].Granted = l.legs[i].state >= owned && votes[i].Err == nil
+	votes := make([]driver.Vote, len(l.requests))
+	for i := range l.requests {
+		votes[i] = l.requests[i].vote
+		votes[i].Granted = l.requests[i].state >= owned && votes[i].Err == nil
 	}
 	return votes
 }
@@ -195,8 +195,8 @@ func (l *lease) votes() []driver.Vote {
 func (l *lease) verdict(verdict error) error {
 	e := &driver.QuorumError{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
 	var causes *multierror.Error
-	for i := range l.legs {
-		g := &l.legs[i]
+	for i := range l.requests {
+		g := &l.requests[i]
 		if g.held != nil && errors.Is(verdict, driver.ErrHeld) {
 			continue // it has been said
 		}
@@ -220,9 +220,9 @@ func (l *lease) verdict(verdict error) error {
 
 // cause is why the node did not grant, or confirm; nil where the verdict came before its
 // answer.
-func (g *leg) cause() error {
-	if g.vote.Err == nil && g.awaited() && g.wave.ctx.Err() != nil {
-		return fmt.Errorf("no answer within %v", time.Since(g.wave.began).Round(time.Millisecond))
+func (g *nodeRequest) cause() error {
+	if g.vote.Err == nil && g.awaited() && g.round.ctx.Err() != nil {
+		return fmt.Errorf("no answer within %v", time.Since(g.round.began).Round(time.Millisecond))
 	}
 	return g.vote.Err
 }

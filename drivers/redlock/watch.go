@@ -20,7 +20,7 @@ const (
 
 // Watch returns a channel that gets a value when a majority of the nodes announced
 // that key may have become free, or a minority a while ago. The nodes that are Watchers
-// are to be a majority. It blocks for one round trip to that majority.
+// must be a majority. It blocks for one round trip to that majority.
 func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")

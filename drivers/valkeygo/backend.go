@@ -40,7 +40,7 @@ type Options struct {
 	// Only the restart guard asks.
 	DB int
 	// Event is told what happens in the background; it may be nil.
-	Event func(driver.Event)
+	Event func(driver.Notice)
 
 	_ struct{}
 }

@@ -158,7 +158,7 @@ func (l *link) read(d Direction, from net.Conn, way chan<- packet) {
 	}
 }
 
-// due returns when n bytes that arrive now are to be forwarded, and when the
+// due returns when n bytes that arrive now must be forwarded, and when the
 // next ones may be. (The writer sends in order, so that jitter overtakes nothing.)
 func (w lane) due(n int, free time.Time) (due, next time.Time) {
 	if w.delay <= 0 && w.jitter <= 0 && w.rate <= 0 {
@@ -179,7 +179,7 @@ func (w lane) due(n int, free time.Time) (due, next time.Time) {
 	return due, next
 }
 
-// write sends chunks when they are due. It reports false if the link is to be cut.
+// write sends chunks when they are due. It reports false if the link must be cut.
 func (l *link) write(d Direction, to net.Conn, way <-chan packet) bool {
 	var clock clock
 	defer clock.close()

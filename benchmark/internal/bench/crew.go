@@ -35,7 +35,7 @@ type errand struct {
 	Hold       time.Duration
 }
 
-// A start is when it is to begin; the clients of a case begin together.
+// A start is when it must begin; the clients of a case begin together.
 type start struct {
 	Until time.Time
 }

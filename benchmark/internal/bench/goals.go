@@ -61,7 +61,7 @@ func goals(sections []*Section) []Goal {
 	return out
 }
 
-// fiveGoals asks for what is to be with five nodes of a kind.
+// fiveGoals asks for what must be with five nodes of a kind.
 func fiveGoals(sections []*Section, client string, kind server.Kind, ask func(what string, most, measured float64, ok bool)) {
 	own, scripts, where := "dlock, "+client, "scripts, "+client, "five "+string(kind)+"s"
 	alone, many := "5 nodes"+on(kind), "5 servers"+on(kind)+", 64 goroutines"

@@ -129,7 +129,7 @@ func parse(args []string, w io.Writer) (*options, error) {
 	}
 	switch {
 	case *length < 0:
-		return wrong("-for is to be positive, and is %v", *length)
+		return wrong("-for must be positive, and is %v", *length)
 	case *length > 0:
 		o.plan.For = *length
 	default:

@@ -77,7 +77,7 @@ type testCase struct {
 	clients     int           // per contestant; 0: a turn opens what it needs
 	rounds      int           // at most; 0: as the plan has it
 	fewest      int           // rounds, however slow they are; 0: as the plan has it
-	heavy       float64       // how much time a contestant is to have, beside those of other cases
+	heavy       float64       // how much time a contestant must have, beside those of other cases
 	fixed       time.Duration // that it takes in any case, all together
 	least       time.Duration // of a turn; 0: as the plan has it
 	cold        bool          // there is no round to warm up

@@ -88,7 +88,7 @@ func budget(left time.Duration, cases []*testCase) time.Duration {
 	return time.Duration(float64(left) * cases[0].weight() / weights)
 }
 
-// weight is how much of the time a case is to have, beside the others.
+// weight is how much of the time a case must have, beside the others.
 func (c *testCase) weight() float64 { return c.heavy * float64(len(c.contestants)) }
 
 // slice returns how long each of n entries has in the next of so many rounds, when a turn

@@ -71,14 +71,14 @@ func bootstrap(ctx context.Context, url string, nodes bool) (string, error) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
 	defer cancel()
-	was, err := admin.Bootstrap(ctx, &driver.Bootstrap{Nodes: nodes})
+	was, err := admin.Bootstrap(ctx, &driver.Bootstrap{Resize: nodes})
 	var refused *driver.RefusedError
 	switch {
 	case errors.As(err, &refused):
 		return "", fail(exitUnavailable, "%v", err)
 	case err != nil:
 		return "", explain(err)
-	case was.Memory == driver.Unguarded:
+	case was.Memory == driver.MemoryUnguarded:
 		return "", fail(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
 	case nodes:
 		return "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now", nil

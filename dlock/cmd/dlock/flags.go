@@ -21,7 +21,7 @@ func (d *duration) String() string {
 func (d *duration) Set(s string) error {
 	v, err := time.ParseDuration(s)
 	if err != nil || v < 0 {
-		return errors.New("is to be a duration such as 90s or 2h30m")
+		return errors.New("must be a duration such as 90s or 2h30m")
 	}
 	*d = duration(v)
 	return nil
@@ -48,7 +48,7 @@ func (p *patience) Set(s string) error {
 	}
 	v, err := time.ParseDuration(s)
 	if err != nil || v < 0 {
-		return errors.New("is to be 0, a duration such as 90s or 2h30m, or forever")
+		return errors.New("must be 0, a duration such as 90s or 2h30m, or forever")
 	}
 	*p = patience(v)
 	return nil

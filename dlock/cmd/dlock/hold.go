@@ -161,7 +161,7 @@ func (h *holding) sendTimes() {
 	h.ward.send(o)
 }
 
-// times returns when the command is to be stopped, whose lease ends at end (zero: never)
+// times returns when the command must be stopped, whose lease ends at end (zero: never)
 // by its TTL, and maxHold (zero: never) after it was granted.
 func times(end, ttl, granted, maxHold time.Duration) order {
 	o := order{Times: true}

@@ -97,7 +97,7 @@ func (faulty) Open(*driver.Config) (driver.Backend, error) {
 type faultyBackend struct{ driver.Backend }
 
 func (faultyBackend) Info() driver.Info {
-	return driver.Info{Name: "faulty", Features: driver.Fencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+	return driver.Info{Name: "faulty", Features: driver.FeatureFencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
 
 func (b faultyBackend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
@@ -191,7 +191,7 @@ type proc struct {
 	ended    chan struct{}
 }
 
-// prepare makes a dlock that is to be started.
+// prepare makes a dlock that must be started.
 func (w *world) prepare(args ...string) *proc {
 	p := &proc{Cmd: exec.Command(w.exe, args...), t: w.t, ended: make(chan struct{})}
 	p.Dir, p.Env, p.Stdout, p.Stderr = w.dir, w.env, &p.out, &p.err

@@ -90,7 +90,7 @@ SIGKILL at a twentieth before (100ms at least), with every process that it start
 func (j *job) setArgs(args []string, dash int) error {
 	switch {
 	case dash < 0 && len(args) > 1:
-		return fail(exitUsage, "the command is to stand after --: dlock run KEY -- COMMAND [ARG...]")
+		return fail(exitUsage, "the command must stand after --: dlock run KEY -- COMMAND [ARG...]")
 	case dash < 0, dash == len(args):
 		return fail(exitUsage, "the command is missing: dlock run KEY -- COMMAND [ARG...]")
 	case dash == 0:
@@ -118,7 +118,7 @@ func (j *job) run(ttlGiven bool) error {
 	}
 	defer j.close()
 	if ttl := j.client.TTL(); ttl != 0 && ttl < leastTTL {
-		return fail(exitUsage, "the TTL is %v, and is to be %v at least, so that the command can be stopped before the lease ends", ttl, leastTTL)
+		return fail(exitUsage, "the TTL is %v, and must be %v at least, so that the command can be stopped before the lease ends", ttl, leastTTL)
 	}
 	// SIGPIPE: a reader of our stderr that has gone must not end us and the command.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -263,7 +263,7 @@ func (j *job) hooks() dlock.Hooks {
 			default:
 			}
 		},
-		Driver: func(e driver.Event) {
+		Notice: func(e driver.Notice) {
 			j.tell("%s %s %s %s", e.Kind, e.Node, e.Detail, errorText(e.Err))
 		},
 	}

@@ -254,7 +254,7 @@ func TestWhatIsHeldIsWaitedForAsLongAsToldAndExits75(t *testing.T) {
 		start := time.Now()
 		_, stderr := w.want(exitHeld, "run", "--wait", wait, "k", "--", "touch", "ran")
 		if !strings.Contains(stderr, "held by web-4/") || !strings.Contains(stderr, "--wait") {
-			t.Errorf("--wait %s: stderr is %q: it is to name the holder, and say what to do", wait, stderr)
+			t.Errorf("--wait %s: stderr is %q: it must name the holder, and say what to do", wait, stderr)
 		}
 		if took := time.Since(start); wait == aWhile.String() && took < aWhile {
 			t.Errorf("--wait %s took %v", wait, took)
@@ -341,7 +341,7 @@ func TestASignalEndsTheWaitAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// waits reports whether a dlock that is to be verbose has begun to wait.
+// waits reports whether a dlock that must be verbose has begun to wait.
 func (w *world) waits(p *proc) bool { return strings.Contains(p.err.String(), "waits for") }
 
 func TestSignalsArePassedOn(t *testing.T) {

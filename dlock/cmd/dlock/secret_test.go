@@ -106,7 +106,7 @@ func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
 		for _, args := range [][]string{{"--url", u}, {"--url=" + u}} {
 			args = append(append([]string{"run", "--wait", "0"}, args...), "k", "--", "true")
 			if _, stderr := w.want(exitUsage, args...); !strings.Contains(stderr, envURL) || !strings.Contains(stderr, envURLFile) {
-				t.Errorf("%s: stderr is %q: it is to say where the URL may stand", u, stderr)
+				t.Errorf("%s: stderr is %q: it must say where the URL may stand", u, stderr)
 			}
 		}
 	}

@@ -69,7 +69,7 @@ func newScreen(w *world) *screen {
 }
 
 // unlock opens a terminal's other end to others and returns its number. It leaves keys in
-// the poller's care, as File.Fd would not: Close is to end a Read, whoever has the
+// the poller's care, as File.Fd would not: Close must end a Read, whoever has the
 // terminal open.
 func unlock(keys *os.File) (number int, err error) {
 	conn, err := keys.SyscallConn()

@@ -38,7 +38,7 @@ func readURL(path string) (string, error) {
 	}
 	u := strings.TrimSpace(string(b))
 	if u == "" || strings.ContainsAny(u, "\r\n") {
-		return "", fail(exitUsage, "the file that %s names is to hold one line, a URL", envURLFile)
+		return "", fail(exitUsage, "the file that %s names must hold one line, a URL", envURLFile)
 	}
 	return u, nil
 }

@@ -70,7 +70,7 @@ func (p *Params) String(name, def string) string {
 	return p.values[name]
 }
 
-// Enum returns the parameter's value, which is to be one of allowed; def where it is
+// Enum returns the parameter's value, which must be one of allowed; def where it is
 // not given.
 func (p *Params) Enum(name, def string, allowed ...string) string {
 	if !p.Has(name) {
@@ -78,7 +78,7 @@ func (p *Params) Enum(name, def string, allowed ...string) string {
 	}
 	v := p.values[name]
 	if !slices.Contains(allowed, v) {
-		p.fail(driver.Invalid(label(name), "is to be one of %s", strings.Join(allowed, ", ")))
+		p.fail(driver.Invalid(label(name), "must be one of %s", strings.Join(allowed, ", ")))
 		return def
 	}
 	return v
@@ -91,7 +91,7 @@ func (p *Params) Duration(name string, def, least time.Duration) time.Duration {
 	}
 	d, err := time.ParseDuration(p.values[name])
 	if err != nil || d < least {
-		p.fail(driver.Invalid(label(name), "is to be a duration such as 150ms or 10s, of at least %v", least))
+		p.fail(driver.Invalid(label(name), "must be a duration such as 150ms or 10s, of at least %v", least))
 		return def
 	}
 	return d
@@ -104,7 +104,7 @@ func (p *Params) Int(name string, def, least, most int) int {
 	}
 	n, err := strconv.Atoi(p.values[name])
 	if err != nil || n < least || n > most {
-		p.fail(driver.Invalid(label(name), "is to be a whole number from %d to %d", least, most))
+		p.fail(driver.Invalid(label(name), "must be a whole number from %d to %d", least, most))
 		return def
 	}
 	return n

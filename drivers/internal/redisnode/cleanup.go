@@ -20,7 +20,7 @@ const maxCleaning = 4096
 func (n *Node) cleanUp(ctx context.Context, t *attempt) {
 	if n.cleaning.Add(1) > maxCleaning {
 		n.cleaning.Add(-1)
-		n.cfg.Event(driver.Event{Kind: driver.Degraded, Node: n.cfg.Addr, Key: t.key, Detail: "too many clean-ups are under way: a lock may stay until its TTL ends"})
+		n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Key: t.key, Detail: "too many clean-ups are under way: a lock may stay until its TTL ends"})
 		return
 	}
 	n.work.add()
@@ -35,7 +35,7 @@ func (n *Node) cleanUp(ctx context.Context, t *attempt) {
 
 func (n *Node) undo(ctx context.Context, t *attempt) {
 	value := t.owner + "|"
-	if !slices.ContainsFunc(t.late, doubt.answered) {
+	if !slices.ContainsFunc(t.late, inDoubtCall.answered) {
 		_, _ = n.release(ctx, t.key, value, 1)
 	}
 	most := within(ctx, 2*n.cfg.CallTimeout+time.Second)
@@ -46,7 +46,7 @@ func (n *Node) undo(ctx context.Context, t *attempt) {
 }
 
 // answered reports whether the server has answered the call by now.
-func (d doubt) answered() bool {
+func (d inDoubtCall) answered() bool {
 	select {
 	case <-d.call.done:
 		return d.call.Err == nil || !unknown(d.call.Err)
@@ -58,7 +58,7 @@ func (d doubt) answered() bool {
 // settle returns when the call cannot take effect any more: it was answered, or the
 // server's clock has passed its not-after for certain. It is bounded by most, for a
 // server whose clock is set back meanwhile, and by Close.
-func (n *Node) settle(most context.Context, d doubt) {
+func (n *Node) settle(most context.Context, d inDoubtCall) {
 	past := within(most, time.Until(d.process.clock.passed(d.notAfter)))
 	if await(past, d.call.done) != nil || d.answered() {
 		return

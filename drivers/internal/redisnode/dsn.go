@@ -83,7 +83,7 @@ func Parse(name, raw string) (*Target, error) {
 	rest, slashes := strings.CutPrefix(rest, "//")
 	secure, unix := scheme == name+"s", scheme == name+"+unix"
 	if !found || !secure && !unix && scheme != name {
-		return nil, driver.Invalid("URL", "is to begin with %s://, %ss:// or %s+unix://", name, name, name)
+		return nil, driver.Invalid("URL", "must begin with %s://, %ss:// or %s+unix://", name, name, name)
 	}
 	if !slashes {
 		return nil, driver.Invalid("URL", "has no // after %s:", scheme)
@@ -144,7 +144,7 @@ func (t *Target) socket(authority, path string, hasPath bool, p *dsn.Params) err
 	t.Network = "unix"
 	file, err := url.PathUnescape(path)
 	if err != nil || authority != "" || !hasPath || path == "" {
-		return driver.Invalid("URL", "is to name a socket by its whole path: ///run/redis.sock, after user:password@ if there is one")
+		return driver.Invalid("URL", "must name a socket by its whole path: ///run/redis.sock, after user:password@ if there is one")
 	}
 	t.Addrs = []string{filepath.FromSlash("/" + file)}
 	t.DB = p.Int("db", 0, 0, 1<<20)
@@ -170,7 +170,7 @@ func (t *Target) hosts(authority, path string, p *dsn.Params) error {
 	if path = strings.TrimSuffix(path, "/"); path != "" {
 		db, err := strconv.Atoi(path)
 		if err != nil || db < 0 {
-			return driver.Invalid("URL", "its path is to be the number of a database: /0")
+			return driver.Invalid("URL", "its path must be the number of a database: /0")
 		}
 		t.DB = db
 	}
@@ -244,7 +244,7 @@ func (t *Target) topology() error {
 	switch t.Topology {
 	case Single:
 		if len(t.Addrs) > 1 {
-			return driver.Invalid(`parameter "topology"`, "is to be sentinel or cluster where several hosts are given")
+			return driver.Invalid(`parameter "topology"`, "must be sentinel or cluster where several hosts are given")
 		}
 	case Sentinel:
 		if t.Master == "" {

@@ -144,8 +144,8 @@ func handshakeArgs(q *driver.Quorum, mode string, until int64) []string {
 	others := int64(0)
 	if q.N > 1 {
 		others = -1
-		if q.Others != nil {
-			if t := q.Others(); !t.IsZero() {
+		if q.OtherClocks != nil {
+			if t := q.OtherClocks(); !t.IsZero() {
 				others = t.UnixMicro()
 			}
 		}
@@ -170,7 +170,7 @@ const pending = 9007199254740991
 func (p *process) overlong(a *answer, q *driver.Quorum) bool {
 	till, _ := number(a.reply, 1)
 	now, _ := number(a.reply, 2)
-	if q.N > 1 && (q.Others == nil || q.Others().IsZero()) {
+	if q.N > 1 && (q.OtherClocks == nil || q.OtherClocks().IsZero()) {
 		return false
 	}
 	kept := int64(0)
@@ -197,7 +197,7 @@ func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quo
 		if err != nil {
 			return "", "", err
 		}
-		if r.Memory == driver.Blank && !g.cfg.StrictGuard || r.Memory <= driver.Young && g.cfg.Bootstrap {
+		if r.Memory == driver.MemoryUnused && !g.cfg.StrictGuard || r.Memory <= driver.MemoryNew && g.cfg.Bootstrap {
 			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", nil
 		}
 	}
@@ -265,7 +265,7 @@ func (g *guard) welcome(c *Call, what string) {
 	now, _ := number(c.Reply, 2)
 	if code, _ := number(c.Reply, 0); code == 1 {
 		if till, _ := number(c.Reply, 3); till <= now {
-			g.cfg.Event(driver.Event{Kind: driver.Bootstrapped, Node: g.cfg.Addr, Detail: what})
+			g.cfg.Event(driver.Notice{Kind: driver.NoticeBootstrapped, Node: g.cfg.Addr, Detail: what})
 		}
 	}
 }
@@ -322,7 +322,7 @@ func (g *guard) tell(to *guarded, till, now int64, why string) {
 	if told := to.told.Swap(till); till == pending || till-told < same && told-till < same {
 		return
 	}
-	g.cfg.Event(driver.Event{Kind: driver.Quarantined, Node: g.cfg.Addr, Detail: inQuarantine(why, till, now)})
+	g.cfg.Event(driver.Notice{Kind: driver.NoticeQuarantined, Node: g.cfg.Addr, Detail: inQuarantine(why, till, now)})
 }
 
 // inQuarantine says why a server does not vote, for how long, and what can be done.
@@ -347,21 +347,21 @@ func inQuarantine(why string, till, now int64) string {
 }
 
 // look asks the server what it remembers, and changes nothing.
-func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.Remembrance, error) {
+func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.MemoryReport, error) {
 	r, err := g.glance(ctx, f, q)
-	if err != nil || r.Memory == driver.Remembers || !g.isMarked(ctx) {
+	if err != nil || r.Memory == driver.MemoryKept || !g.isMarked(ctx) {
 		return r, err
 	}
 	// The marker comes after the memory. If there is none now either, it was taken away; a
 	// moment ago another client may have been about to give it one.
-	if r, err = g.glance(ctx, f, q); err == nil && r.Memory != driver.Remembers {
-		r.Memory = driver.Emptied
+	if r, err = g.glance(ctx, f, q); err == nil && r.Memory != driver.MemoryKept {
+		r.Memory = driver.MemoryFlushed
 	}
 	return r, err
 }
 
 // glance is a look that knows of no marker.
-func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.Remembrance, error) {
+func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.MemoryReport, error) {
 	c := &Call{Text: luaLook, Keys: []string{g.meta}}
 	sent := time.Now()
 	if err := f.hello.do(ctx, c); err != nil {
@@ -375,12 +375,12 @@ func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver
 		return nil, &notSent{errGarbled}
 	}
 	f.serves(g.meta, run, us, sent, time.Now())
-	r := &driver.Remembrance{Memory: driver.Young, Clock: time.UnixMicro(us), Server: run}
+	r := &driver.MemoryReport{Memory: driver.MemoryNew, Clock: time.UnixMicro(us), Server: run}
 	switch {
 	case meta != "":
-		r.Memory = driver.Remembers
+		r.Memory = driver.MemoryKept
 	case (up-1)*int64(time.Second/time.Microsecond) > span(q): // it counts whole seconds, by a clock of whole seconds
-		r.Memory = driver.Blank
+		r.Memory = driver.MemoryUnused
 	}
 	return r, nil
 }
@@ -388,28 +388,28 @@ func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver
 // Bootstrap says what the server remembers, and, unless it is only to look, states that
 // it is new: it then votes at once, if it has no memory. With b.Nodes it states the
 // number of nodes of the quorum, and the server does not vote for one guard.
-func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Remembrance, error) {
+func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
 	}
 	q := n.guard.of(b.Quorum)
 	switch {
 	case q == nil:
-		return &driver.Remembrance{}, nil
+		return &driver.MemoryReport{}, nil
 	case n.cfg.Cluster:
 		return nil, n.guard.check(&driver.Request{Quorum: q})
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
 	r, err := n.guard.look(ctx, n.fleet, q)
-	if err == nil && !b.Look {
+	if err == nil && !b.DryRun {
 		mode, seen := "bootstrap", r
-		if b.Nodes {
+		if b.Resize {
 			mode = "nodes"
-		} else if b.Seen != nil {
-			seen = b.Seen
+		} else if b.Observed != nil {
+			seen = b.Observed
 		}
-		if r.Memory == driver.Emptied && seen.Memory < r.Memory {
+		if r.Memory == driver.MemoryFlushed && seen.Memory < r.Memory {
 			return r, n.explain("", errChanged) // it has given locks since, and was made to forget them
 		}
 		err = n.fleet.bootstrap(ctx, q, mode, seen)
@@ -425,7 +425,7 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Reme
 const seenFor = 5 * time.Second
 
 // bootstrap makes a handshake in this mode with the process that was seen.
-func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, seen *driver.Remembrance) error {
+func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, seen *driver.MemoryReport) error {
 	p, _, err := f.process(ctx, f.guard.meta)
 	if err != nil {
 		return err

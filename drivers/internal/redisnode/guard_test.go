@@ -118,10 +118,10 @@ func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int
 	t.Helper()
 	votedAtOnce := new(atomic.Int32)
 	cfg := Config{
-		Client: c, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second, Lanes: 2,
+		Client: c, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second, Connections: 2,
 		Guard: time.Minute, Bootstrap: true,
-		Event: func(e driver.Event) {
-			if e.Kind == driver.Bootstrapped {
+		Event: func(e driver.Notice) {
+			if e.Kind == driver.NoticeBootstrapped {
 				votedAtOnce.Add(1)
 			}
 		},
@@ -335,18 +335,18 @@ func TestWhatWasSeenToBeNewIsNoLongerSoAfterARestartOrTooLate(t *testing.T) {
 			c.Guard, c.Bootstrap, c.Prefix = 0, false, "q:"
 		})
 		q := &driver.Quorum{N: 3, Guard: time.Minute, Allowance: 100 * time.Millisecond}
-		state := func(seen driver.Remembrance) error {
-			_, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Seen: &seen})
+		state := func(seen driver.MemoryReport) error {
+			_, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Observed: &seen})
 			return err
 		}
-		seen, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Look: true})
-		if err != nil || seen.Memory != driver.Young {
+		seen, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, DryRun: true})
+		if err != nil || seen.Memory != driver.MemoryNew {
 			t.Fatalf("%+v, %v", seen, err)
 		}
 		late, gone := *seen, *seen
 		late.Clock = late.Clock.Add(-time.Hour)
 		gone.Server = strings.Repeat("0", 40)
-		for _, r := range []driver.Remembrance{late, gone} {
+		for _, r := range []driver.MemoryReport{late, gone} {
 			if err := state(r); err == nil {
 				t.Errorf("taken for new, though it was seen at %v and is %s", r.Clock, r.Server)
 			}
@@ -470,7 +470,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 					}
 					return c
 				}},
-				Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second, Lanes: 2,
+				Name: "redis", Addr: s.Addr(), Prefix: prefix, CallTimeout: 10 * time.Second, Connections: 2,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -740,8 +740,8 @@ func TestALookBesideAFirstContactSeesNoEmptiedServer(t *testing.T) {
 		if _, err := bid(other, "k2"); err != nil || !looked {
 			t.Errorf("got %v, %v", err, looked)
 		}
-		r, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Look: true})
-		if err != nil || r.Memory != driver.Remembers {
+		r, err := other.Bootstrap(context.Background(), &driver.Bootstrap{DryRun: true})
+		if err != nil || r.Memory != driver.MemoryKept {
 			t.Errorf("it remembers %+v, %v", r, err)
 		}
 	})

@@ -18,7 +18,7 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	case n.closed.Load():
 		return nil, driver.ErrClosed
 	case key == "" || len(n.cfg.Prefix)+len(key) > driver.MaxKey:
-		return nil, driver.Invalid("key", "is to have 1 to %d bytes", driver.MaxKey-len(n.cfg.Prefix))
+		return nil, driver.Invalid("key", "must have 1 to %d bytes", driver.MaxKey-len(n.cfg.Prefix))
 	}
 	s, err := n.lookup(ctx, key)
 	return s, n.explain(key, err)
@@ -138,11 +138,11 @@ func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
 }
 
 // Check examines the servers by INFO and CONFIG, as far as they are allowed.
-func (n *Node) Check(ctx context.Context) ([]driver.Finding, error) {
+func (n *Node) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	var found []driver.Finding
+	var found []driver.Diagnostic
 	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
 		f, err := n.examine(ctx, s)
 		found = append(found, f...)
@@ -151,15 +151,15 @@ func (n *Node) Check(ctx context.Context) ([]driver.Finding, error) {
 	if err != nil {
 		return nil, n.explain("", err)
 	}
-	slices.SortStableFunc(found, func(a, b driver.Finding) int { return int(b.Severity) - int(a.Severity) })
+	slices.SortStableFunc(found, func(a, b driver.Diagnostic) int { return int(b.Severity) - int(a.Severity) })
 	return found, nil
 }
 
 // examine examines one server. An error says that it cannot be reached.
-func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) {
-	var found []driver.Finding
+func (n *Node) examine(ctx context.Context, s Server) ([]driver.Diagnostic, error) {
+	var found []driver.Diagnostic
 	add := func(sev driver.Severity, what, fix string) {
-		found = append(found, driver.Finding{Severity: sev, Node: s.Addr(), What: what, Fix: fix})
+		found = append(found, driver.Diagnostic{Severity: sev, Node: s.Addr(), Summary: what, Remedy: fix})
 	}
 	var refusal ServerError
 
@@ -168,7 +168,7 @@ func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) 
 	reply, err := s.Do(ctx, "TIME")
 	switch received := time.Now(); {
 	case errors.As(err, &refusal):
-		add(driver.Unsafe, "TIME is refused: "+refusal.Error(), "allow the command TIME: no lock can be taken without it")
+		add(driver.SeverityUnsafe, "TIME is refused: "+refusal.Error(), "allow the command TIME: no lock can be taken without it")
 	case err != nil:
 		return nil, err
 	default:
@@ -183,7 +183,7 @@ func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) 
 	info, ok := reply.(string)
 	switch {
 	case errors.As(err, &refusal):
-		add(driver.Note, "INFO is refused: version, role and persistence are unknown", "allow the command INFO")
+		add(driver.SeverityNote, "INFO is refused: version, role and persistence are unknown", "allow the command INFO")
 	case err != nil:
 		return nil, err
 	case ok:
@@ -204,7 +204,7 @@ func (n *Node) examine(ctx context.Context, s Server) ([]driver.Finding, error) 
 	} {
 		reply, err := s.Do(ctx, "CONFIG", "GET", c.name)
 		if errors.As(err, &refusal) {
-			add(driver.Note, "CONFIG is refused: "+c.name+" is unknown", "allow the command CONFIG GET, or check it by hand")
+			add(driver.SeverityNote, "CONFIG is refused: "+c.name+" is unknown", "allow the command CONFIG GET, or check it by hand")
 			continue
 		}
 		if err != nil {
@@ -238,9 +238,9 @@ func clockFinding(now int64, sent, received time.Time) (driver.Severity, string,
 	off := time.UnixMicro(now).Sub(middle.Round(0)).Round(time.Millisecond)
 	what := fmt.Sprintf("its clock is %v from ours, give or take %v", off, received.Sub(sent).Round(time.Microsecond)/2)
 	if off.Abs() > time.Second {
-		return driver.Warning, what, "run NTP on both: tokens of different servers are compared by their clocks"
+		return driver.SeverityWarning, what, "run NTP on both: tokens of different servers are compared by their clocks"
 	}
-	return driver.Note, what, ""
+	return driver.SeverityNote, what, ""
 }
 
 func parseInfo(info string) map[string]string {
@@ -258,21 +258,21 @@ func checkInfo(info map[string]string, cluster bool, add addFinding) {
 	if v := info["valkey_version"]; v != "" {
 		version, product = v, "Valkey"
 	}
-	add(driver.Note, product+" "+version+", "+info["redis_mode"]+", "+info["role"], "")
+	add(driver.SeverityNote, product+" "+version+", "+info["redis_mode"]+", "+info["role"], "")
 	if old(info["redis_version"]) {
-		add(driver.Unsafe, "the server is older than Redis 6.2: SET … GET is missing", "upgrade it")
+		add(driver.SeverityUnsafe, "the server is older than Redis 6.2: SET … GET is missing", "upgrade it")
 	}
 	if info["role"] == "slave" {
-		add(driver.Unsafe, "the server is a replica", "connect to its primary")
+		add(driver.SeverityUnsafe, "the server is a replica", "connect to its primary")
 	}
 	if info["cluster_enabled"] == "1" && !cluster {
-		add(driver.Unsafe, "the server is a node of a Cluster, and is used as a single instance", "use topology=cluster")
+		add(driver.SeverityUnsafe, "the server is a node of a Cluster, and is used as a single instance", "use topology=cluster")
 	}
 	if info["role"] == "master" && info["connected_slaves"] != "" && info["connected_slaves"] != "0" {
-		add(driver.Warning, "the server has "+info["connected_slaves"]+" replicas: a failover may lose the last locks and counters", "use a quorum (redlock:) where that matters, and check tokens")
+		add(driver.SeverityWarning, "the server has "+info["connected_slaves"]+" replicas: a failover may lose the last locks and counters", "use a quorum (redlock:) where that matters, and check tokens")
 	}
 	if info["rdb_last_bgsave_status"] == "err" || info["aof_last_write_status"] == "err" {
-		add(driver.Warning, "the server could not save its data lately", "look at its log and its disk")
+		add(driver.SeverityWarning, "the server could not save its data lately", "look at its log and its disk")
 	}
 }
 
@@ -291,13 +291,13 @@ func checkMeta(meta string, now int64, add addFinding) {
 	var layout, till, high, allow, span int64
 	var bond, why string
 	if n, _ := fmt.Sscan(meta, &layout, &bond, &till, &high, &allow, &span, &why); n < 6 {
-		add(driver.Warning, "what the restart guard wrote down is of another release: "+meta, "use the release that wrote it")
+		add(driver.SeverityWarning, "what the restart guard wrote down is of another release: "+meta, "use the release that wrote it")
 		return
 	}
 	_, nodes, _ := strings.Cut(bond, "/")
-	add(driver.Note, fmt.Sprintf("restart guard of %v, as one of %s", time.Duration(span)*time.Microsecond, nodes), "")
+	add(driver.SeverityNote, fmt.Sprintf("restart guard of %v, as one of %s", time.Duration(span)*time.Microsecond, nodes), "")
 	if till > now {
-		add(driver.Warning, inQuarantine(why, till, now), "wait, or, if all servers of this lock are new: dlock bootstrap")
+		add(driver.SeverityWarning, inQuarantine(why, till, now), "wait, or, if all servers of this lock are new: dlock bootstrap")
 	}
 }
 
@@ -312,18 +312,18 @@ func configValue(reply any) (string, bool) {
 
 func judgePolicy(value string, add addFinding) {
 	if value != "noeviction" {
-		add(driver.Unsafe, "maxmemory-policy is "+value+": the server may evict a lock that is held, or its counter", "set maxmemory-policy noeviction")
+		add(driver.SeverityUnsafe, "maxmemory-policy is "+value+": the server may evict a lock that is held, or its counter", "set maxmemory-policy noeviction")
 	}
 }
 
 func judgeAppendOnly(value string, add addFinding) {
 	if value != "yes" {
-		add(driver.Warning, "appendonly is "+value+": a restart forgets the locks that are held", "set appendonly yes, or let a restart guard keep the server out for a while")
+		add(driver.SeverityWarning, "appendonly is "+value+": a restart forgets the locks that are held", "set appendonly yes, or let a restart guard keep the server out for a while")
 	}
 }
 
 func judgeFsync(value string, add addFinding) {
 	if value != "always" {
-		add(driver.Note, "appendfsync is "+value+": a crash of the machine forgets the last writes", "set appendfsync always where that matters")
+		add(driver.SeverityNote, "appendfsync is "+value+": a crash of the machine forgets the last writes", "set appendfsync always where that matters")
 	}
 }

@@ -23,9 +23,9 @@ type Lease struct {
 	mu       sync.Mutex
 	grant    driver.Grant
 	released bool
-	late     []doubt   // tries of the acquisition whose outcome is not known
-	bound    time.Time // the Expires of a renewal whose outcome is not known…
-	bounded  time.Time // …and which may take effect until then
+	late     []inDoubtCall // tries of the acquisition whose outcome is not known
+	bound    time.Time     // the Expires of a renewal whose outcome is not known…
+	bounded  time.Time     // …and which may take effect until then
 }
 
 var _ driver.Lease = (*Lease)(nil)
@@ -75,7 +75,7 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 			if !unknown(err) {
 				return driver.Grant{}, err
 			}
-			l.doubt(driver.Expires(start, r.TTL), deadline)
+			l.inDoubt(driver.Expires(start, r.TTL), deadline)
 			if again || ended(ctx) {
 				return driver.Grant{}, err
 			}
@@ -101,7 +101,7 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 
 // doubt notes a renewal that may yet take effect, until the instant until: a later
 // and longer one must not promise more than this one would leave.
-func (l *Lease) doubt(expires, until time.Time) {
+func (l *Lease) inDoubt(expires, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.bounded.Before(time.Now()) || expires.Before(l.bound) {
@@ -189,7 +189,7 @@ func (n *Node) give(ctx context.Context, key, value, place string, tries int) (f
 			code, _ := number(a.reply, 0)
 			if code == 2 {
 				n.mute.Do(func() {
-					n.cfg.Event(driver.Event{Kind: driver.Degraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: who waits for a lock learns of its release by polling only (allow the channel " + n.cfg.Prefix + layout + "*)"})
+					n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: who waits for a lock learns of its release by polling only (allow the channel " + n.cfg.Prefix + layout + "*)"})
 				})
 			}
 			if code == 3 {

@@ -19,13 +19,13 @@ type names struct{ prefix string }
 func (n names) lock(key string) string { return n.prefix + key }
 
 // counter returns the name of the lock's fencing counter.
-func (n names) counter(key string) string { return n.beside("fence", key) }
+func (n names) counter(key string) string { return n.sibling("fence", key) }
 
 // channel returns the name of the channel on which releases are announced.
-func (n names) channel(key string) string { return n.beside("free", key) }
+func (n names) channel(key string) string { return n.sibling("free", key) }
 
 // line returns the name of the line of those who wait for the lock.
-func (n names) line(key string) string { return n.beside("line", key) }
+func (n names) waitQueue(key string) string { return n.sibling("line", key) }
 
 // own returns what the names of waiters' own channels begin with; no key's channel does.
 func (n names) own() string { return n.prefix + layout + "free:" }
@@ -33,7 +33,7 @@ func (n names) own() string { return n.prefix + layout + "free:" }
 // beside returns a name that begins with the prefix, so that one ACL pattern covers
 // all, and hashes to the lock's slot, so that one script of a Cluster may use both.
 // Different locks have different names.
-func (n names) beside(kind, key string) string {
+func (n names) sibling(kind, key string) string {
 	base, lock := n.prefix+layout+kind, n.prefix+key
 	switch {
 	case hashTag(lock) != lock:

@@ -53,9 +53,9 @@ type Config struct {
 	DB          int           // the database's number
 	Cluster     bool
 	Failover    bool // Sentinel or Cluster: a replica's refusal is of today
-	Lanes       int  // connections that calls may use; zero, and more than enough: maxLanes
+	Connections int  // connections that calls may use; zero, and more than enough: maxLanes
 	Direct      bool // the client heeds deadlines
-	Event       func(driver.Event)
+	Event       func(driver.Notice)
 }
 
 // A Node is a backend over one server, or over what behaves as one: a
@@ -101,12 +101,12 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	if cfg.Event == nil {
-		cfg.Event = func(driver.Event) {}
+		cfg.Event = func(driver.Notice) {}
 	}
 	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{}), over: make(chan struct{})}
 	n.guard = newGuard(&n.cfg, &n.wg)
-	n.fleet = newFleet(func() *lanes {
-		return newLanes(cfg.Client.Exec, cfg.lanes(), cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
+	n.fleet = newFleet(func() *pipelines {
+		return newPipelines(cfg.Client.Exec, cfg.lanes(), cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
 	}, cfg.Cluster, n.guard)
 	n.hub = newHub(n)
 	return n, nil
@@ -119,7 +119,7 @@ func (n *Node) Info() driver.Info {
 	if n.cfg.Guard > 0 {
 		most = n.cfg.Guard
 	}
-	return driver.Info{Name: n.cfg.Name, Features: driver.Fencing | driver.Node, MinTTL: minTTL, MaxTTL: most}
+	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureFencing | driver.FeatureQuorumNode, MinTTL: minTTL, MaxTTL: most}
 }
 
 // String returns the server's address, without any secret.
@@ -155,8 +155,8 @@ func (n *Node) check(req *driver.Request) error {
 		return driver.Invalid("key", "begins with %q, which is kept for what is stored beside locks", layout)
 	case strings.Contains(req.Owner, "|"):
 		return driver.Invalid("owner", "contains '|'")
-	case req.Join > driver.MaxFence:
-		return driver.Invalid("join", "%d is over the largest token, %d", req.Join, uint64(driver.MaxFence))
+	case req.ExactFence > driver.MaxFence:
+		return driver.Invalid("join", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
 	return n.guard.check(req)
 }
@@ -185,12 +185,12 @@ type attempt struct {
 	owner string
 	place string // in the line of those who wait; empty: nobody does
 
-	last doubt   // the call that was sent last
-	late []doubt // those of which the outcome is not known
+	last inDoubtCall   // the call that was sent last
+	late []inDoubtCall // those of which the outcome is not known
 }
 
 // A doubt is a call that may have taken effect, or may until its not-after.
-type doubt struct {
+type inDoubtCall struct {
 	call     *Call
 	process  *process
 	notAfter int64 // by the process' clock, in µs
@@ -205,15 +205,15 @@ func (t *attempt) uncertain() bool { return len(t.late) > 0 }
 func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, error) {
 	n := t.node
 	o, floor, most := opAcquire, req.FenceFloor, n.px(req.TTL, req.Quorum)
-	if req.Join != 0 {
-		o, floor = opJoin, req.Join
+	if req.ExactFence != 0 {
+		o, floor = opJoin, req.ExactFence
 	}
 	keys := append(make([]string, 0, 3), n.names.lock(req.Key), n.names.counter(req.Key))
 	proposal := strconv.FormatUint(floor, 10)
 	var line []string
 	if o == opAcquire {
 		n.hub.stepBack(req.Key)
-		line = n.hub.line(t, req.Quorum)
+		line = n.hub.waitQueue(t, req.Quorum)
 	}
 
 	ctx = within(ctx, n.timeout(req.TTL))
@@ -295,7 +295,7 @@ func held(a *answer) *driver.HeldError {
 	owner, fence := parse(value)
 	e.Holder = owner
 	if strings.HasPrefix(value, next) {
-		e.Holder, e.Reserved = "", true
+		e.Holder, e.ReservedForWaiter = "", true
 	}
 	if fence > 0 {
 		e.Since = time.UnixMicro(int64(fence))

@@ -15,20 +15,20 @@ import (
 // A process is one server process, by its run_id: its scripts, its clock, and what
 // is under way to it.
 type process struct {
-	run     string // "" where INFO is not allowed
-	scripts [ops]script
-	guarded atomic.Pointer[guarded] // nil before the first handshake for a restart guard
-	clock   clock
-	lanes   *lanes
+	run       string // "" where INFO is not allowed
+	scripts   [ops]script
+	guarded   atomic.Pointer[guarded] // nil before the first handshake for a restart guard
+	clock     clock
+	pipelines *pipelines
 }
 
 // A fleet knows which process serves which slot: one for a single instance, several
 // in a Cluster.
 type fleet struct {
-	lanes   func() *lanes // to one process
-	hello   *lanes
-	cluster bool
-	guard   *guard
+	newPipelines func() *pipelines // to one process
+	hello        *pipelines
+	cluster      bool
+	guard        *guard
 
 	slots []atomic.Pointer[process] // one, or one per slot
 
@@ -47,13 +47,13 @@ type flight struct {
 // maxRuns bounds how many processes are remembered: more than shards there are.
 const maxRuns = 1024
 
-func newFleet(lanes func() *lanes, cluster bool, g *guard) *fleet {
+func newFleet(lanes func() *pipelines, cluster bool, g *guard) *fleet {
 	n := 1
 	if cluster {
 		n = Slots
 	}
 	return &fleet{
-		lanes: lanes, hello: lanes(), cluster: cluster, guard: g,
+		newPipelines: lanes, hello: lanes(), cluster: cluster, guard: g,
 		slots: make([]atomic.Pointer[process], n),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
 	}
@@ -133,7 +133,7 @@ func (f *fleet) serves(key, run string, us int64, sent, received time.Time) *pro
 		if !f.cluster || len(f.runs) >= maxRuns {
 			clear(f.runs) // processes that are gone
 		}
-		p = &process{run: run, scripts: bind(run), lanes: f.lanes()}
+		p = &process{run: run, scripts: bind(run), pipelines: f.newPipelines()}
 		f.runs[run] = p
 	}
 	f.mu.Unlock()
@@ -148,7 +148,7 @@ func (f *fleet) close() {
 	defer f.mu.Unlock()
 	f.hello.close()
 	for _, p := range f.runs {
-		p.lanes.close()
+		p.pipelines.close()
 	}
 }
 
@@ -196,7 +196,7 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, 
 			if call != nil {
 				*call = c
 			}
-			err := p.lanes.do(ctx, c)
+			err := p.pipelines.do(ctx, c)
 			if err != nil && !isCode(err, "NOSCRIPT") {
 				return nil, err
 			}
@@ -276,7 +276,7 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 // handshake sends c and learns from its reply which process answered.
 func (f *fleet) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
 	sent := time.Now()
-	if err := p.lanes.do(ctx, c); err != nil {
+	if err := p.pipelines.do(ctx, c); err != nil {
 		return nil, before(err)
 	}
 	run, _ := text(c.Reply, 1)

@@ -18,7 +18,7 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 	for _, prefix := range []string{"", "app:", "{app}:"} {
 		for _, key := range []string{"k", "{k}", "a{k}b", "{}k", "{", "}", "a}b", "a{b", "{}", "}{", "{a}{b}", "{{a}}", "\x00", "ключ"} {
 			n := names{prefix}
-			for _, name := range []string{n.counter(key), n.channel(key), n.line(key)} {
+			for _, name := range []string{n.counter(key), n.channel(key), n.waitQueue(key)} {
 				if Slot(name) != Slot(n.lock(key)) {
 					t.Errorf("%q is in another slot than %q", name, n.lock(key))
 				}
@@ -92,7 +92,7 @@ func TestClockBoundsHoldTheServersClock(t *testing.T) {
 func TestRenewalInDoubtBoundsALongerOne(t *testing.T) {
 	now := time.Now()
 	l := &Lease{}
-	l.doubt(now.Add(time.Second), now.Add(time.Hour))
+	l.inDoubt(now.Add(time.Second), now.Add(time.Hour))
 	a := &answer{process: &process{}, sent: now, received: now}
 	if g := l.extend(a, now, 10*time.Second); !g.Expires.Equal(now.Add(time.Second)) {
 		t.Errorf("the lease promises %v", g.Expires.Sub(now))

@@ -289,7 +289,7 @@ func (h *hub) refusal(err error) bool {
 		t.wake()
 	}
 	clear(h.topics)
-	go h.node.cfg.Event(driver.Event{Kind: driver.Degraded, Node: h.node.cfg.Addr, Err: err, Detail: "pub/sub is not allowed: waiters poll"})
+	go h.node.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: h.node.cfg.Addr, Err: err, Detail: "pub/sub is not allowed: waiters poll"})
 	return true
 }
 
@@ -383,7 +383,7 @@ func (l *link) broken(err error) {
 	if h.refusal(err) {
 		return
 	}
-	go h.node.cfg.Event(driver.Event{Kind: driver.Disconnected, Node: h.node.cfg.Addr, Err: err, Detail: "the subscription broke: waiters poll until it stands again"})
+	go h.node.cfg.Event(driver.Notice{Kind: driver.NoticeDisconnected, Node: h.node.cfg.Addr, Err: err, Detail: "the subscription broke: waiters poll until it stands again"})
 	for _, t := range h.topics {
 		t.wake()
 	}

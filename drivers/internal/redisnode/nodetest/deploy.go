@@ -249,7 +249,7 @@ func (s *suite) check(t *testing.T) {
 		}
 		found := false
 		for i, f := range findings {
-			found = found || strings.Contains(f.What, c.says)
+			found = found || strings.Contains(f.Summary, c.says)
 			if i > 0 && f.Severity > findings[i-1].Severity {
 				t.Errorf("the gravest finding is not first: %v", findings)
 			}

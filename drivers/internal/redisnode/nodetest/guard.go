@@ -33,16 +33,16 @@ func (s *suite) guards(t *testing.T) {
 // heard collects events.
 type heard struct {
 	mu   sync.Mutex
-	seen []driver.Event
+	seen []driver.Notice
 }
 
-func (h *heard) event(e driver.Event) {
+func (h *heard) event(e driver.Notice) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.seen = append(h.seen, e)
 }
 
-func (h *heard) count(kind driver.EventKind, says string) int {
+func (h *heard) count(kind driver.NoticeKind, says string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n := 0
@@ -58,7 +58,7 @@ func (h *heard) count(kind driver.EventKind, says string) int {
 func (s *suite) guarded(t testing.TB, srv *server.Server, options string) (driver.Backend, *heard) {
 	t.Helper()
 	h := &heard{}
-	return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), "?"+options), Event: h.event}), h
+	return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), "?"+options), Notify: h.event}), h
 }
 
 // bid makes one attempt. Its TTL is the longest that suits all guards here: half of it bounds
@@ -145,7 +145,7 @@ func (s *suite) guardForgets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := h.count(driver.Bootstrapped, "votes at once"); n != 1 {
+	if n := h.count(driver.NoticeBootstrapped, "votes at once"); n != 1 {
 		t.Errorf("%d events say that it is new", n)
 	}
 	run(t, srv, "SAVE")
@@ -177,7 +177,7 @@ func (s *suite) guardForgets(t *testing.T) {
 		}
 		return err
 	})
-	if n := h.count(driver.Quarantined, "was restarted"); n != 1 {
+	if n := h.count(driver.NoticeQuarantined, "was restarted"); n != 1 {
 		t.Errorf("%d events say that it was restarted", n)
 	}
 }
@@ -195,7 +195,7 @@ func (s *suite) guardFlush(t *testing.T) {
 			t.Errorf("after SCRIPT FLUSH: %v", err)
 		}
 	}
-	if n := h.count(driver.Quarantined, ""); n != 0 {
+	if n := h.count(driver.NoticeQuarantined, ""); n != 0 {
 		t.Errorf("%d quarantines", n)
 	}
 	_, _ = l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}) // its marker is there
@@ -253,16 +253,16 @@ func (s *suite) guardNew(t *testing.T) {
 		case c.votes && err != nil:
 			t.Errorf("%+v: %v", c, err)
 		case c.votes:
-			if h.count(driver.Bootstrapped, "votes at once") != 1 || h.count(driver.Quarantined, "") != 0 {
+			if h.count(driver.NoticeBootstrapped, "votes at once") != 1 || h.count(driver.NoticeQuarantined, "") != 0 {
 				t.Errorf("%+v: the events are %+v", c, h.seen)
 			}
 		default:
 			quarantined(t, err, 30*time.Second, "new")
-			if h.count(driver.Bootstrapped, "") != 0 || h.count(driver.Quarantined, "new") != 1 {
+			if h.count(driver.NoticeBootstrapped, "") != 0 || h.count(driver.NoticeQuarantined, "new") != 1 {
 				t.Errorf("%+v: the events are %+v", c, h.seen)
 			}
 			// An operator's word does not end what has begun.
-			if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.Remembers {
+			if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.MemoryKept {
 				t.Errorf("%+v: Bootstrap says %+v", c, r)
 			}
 		}
@@ -270,7 +270,7 @@ func (s *suite) guardNew(t *testing.T) {
 	// Before the first contact it does.
 	fresh()
 	b, _ := s.guarded(t, srv, "restart_guard=30s&strict_guard=true")
-	if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.Young {
+	if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
 		t.Errorf("Bootstrap: %+v, %v", r, err)
 	}
 	if _, err := s.bid(b, "k"); err != nil {
@@ -392,7 +392,7 @@ func (s *suite) guardDurable(t *testing.T) {
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
 		t.Errorf("a renewal after the restart: %v", err)
 	}
-	if n := h.count(driver.Quarantined, ""); n != 0 {
+	if n := h.count(driver.NoticeQuarantined, ""); n != 0 {
 		t.Errorf("%d quarantines: %+v", n, h.seen)
 	}
 	run(t, always, "FLUSHALL") // durable or not
@@ -419,7 +419,7 @@ func (s *suite) guardDurable(t *testing.T) {
 
 // quorum makes requests as a quorum of so many nodes does.
 func quorum(n int, others func() time.Time) *driver.Quorum {
-	return &driver.Quorum{N: n, Guard: 30 * time.Second, Grace: time.Second, Allowance: 100 * time.Millisecond, Others: others}
+	return &driver.Quorum{N: n, Guard: 30 * time.Second, Grace: time.Second, Allowance: 100 * time.Millisecond, OtherClocks: others}
 }
 
 func (s *suite) guardNode(t *testing.T) {
@@ -441,12 +441,12 @@ func (s *suite) guardNode(t *testing.T) {
 		}
 		return b.Acquire(context.Background(), req)
 	}
-	look := func(want driver.Memory) *driver.Remembrance {
+	look := func(want driver.Memory) *driver.MemoryReport {
 		t.Helper()
-		var r *driver.Remembrance
+		var r *driver.MemoryReport
 		var err error
 		eventually(t, func() error {
-			r, err = admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Look: true})
+			r, err = admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, DryRun: true})
 			return err
 		})
 		if err != nil || r.Memory != want || r.Server == "" || time.Since(r.Clock).Abs() > time.Minute {
@@ -455,11 +455,11 @@ func (s *suite) guardNode(t *testing.T) {
 		return r
 	}
 
-	look(driver.Young)
+	look(driver.MemoryNew)
 	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q}); err != nil {
 		t.Fatal(err)
 	}
-	look(driver.Remembers)
+	look(driver.MemoryKept)
 	l, err := bid(q, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -488,7 +488,7 @@ func (s *suite) guardNode(t *testing.T) {
 	zone = 0
 	_, err = bid(q, nil)
 	quarantined(t, err, 30*time.Second, "was restarted")
-	_, err = bid(q, func(r *driver.Request) { r.Join = uint64(time.Now().UnixMicro()) })
+	_, err = bid(q, func(r *driver.Request) { r.ExactFence = uint64(time.Now().UnixMicro()) })
 	quarantined(t, err, 30*time.Second)
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 10 * time.Second}); err != nil {
 		t.Errorf("a renewal in the quarantine: %v", err)
@@ -498,7 +498,7 @@ func (s *suite) guardNode(t *testing.T) {
 	}
 
 	// A longer guard lengthens it.
-	longer := quorum(5, q.Others)
+	longer := quorum(5, q.OtherClocks)
 	longer.Guard = 50 * time.Second
 	_, err = bid(longer, nil)
 	quarantined(t, err, 50*time.Second)
@@ -517,19 +517,19 @@ func (s *suite) guardNode(t *testing.T) {
 	quarantined(t, err, 50*time.Second)
 
 	// A quorum of another number of nodes, once that was stated.
-	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, q.Others), Nodes: true}); err != nil {
+	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, q.OtherClocks), Resize: true}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = bid(quorum(3, q.Others), nil)
+	_, err = bid(quorum(3, q.OtherClocks), nil)
 	quarantined(t, err, 50*time.Second, "number of nodes was changed")
 	_, err = bid(q, nil)
 	forEver(t, err, "is a node of a quorum of 3, and this one has 5")
 
 	run(t, srv, "FLUSHALL")
-	look(driver.Emptied)
+	look(driver.MemoryFlushed)
 	crash(t, srv)
 	run(t, srv, "FLUSHALL")
-	look(driver.Young)
+	look(driver.MemoryNew)
 }
 
 func (s *suite) guardPromoted(t *testing.T) {
@@ -576,7 +576,7 @@ func (s *suite) guardSpaces(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	h := &heard{}
 	open := func(db int, prefix string) driver.Backend {
-		return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), fmt.Sprintf("/%d?restart_guard=30s&bootstrap=true", db)), Prefix: prefix, Event: h.event})
+		return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), fmt.Sprintf("/%d?restart_guard=30s&bootstrap=true", db)), Prefix: prefix, Notify: h.event})
 	}
 	var spaces []driver.Backend
 	for db := range 2 {
@@ -588,7 +588,7 @@ func (s *suite) guardSpaces(t *testing.T) {
 			spaces = append(spaces, b)
 		}
 	}
-	if n := h.count(driver.Bootstrapped, ""); n != len(spaces) {
+	if n := h.count(driver.NoticeBootstrapped, ""); n != len(spaces) {
 		t.Errorf("%d of %d were new", n, len(spaces))
 	}
 	run(t, srv, "SAVE")
@@ -596,7 +596,7 @@ func (s *suite) guardSpaces(t *testing.T) {
 	for i, b := range spaces { // each by itself: one's handshake does not repair another's
 		err := answered(t, func() (driver.Lease, error) { return s.bid(b, "k2") })
 		quarantined(t, err, 30*time.Second, "was restarted")
-		if n := h.count(driver.Quarantined, ""); n != i+1 {
+		if n := h.count(driver.NoticeQuarantined, ""); n != i+1 {
 			t.Errorf("%d quarantines of %d", n, i+1)
 		}
 	}

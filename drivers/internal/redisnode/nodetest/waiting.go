@@ -155,8 +155,8 @@ func (s *suite) waiterSurvives(t *testing.T) {
 func (s *suite) noPubSub(t *testing.T) {
 	srv := server.StartFor(t, s.kind, server.WithUser("quiet on nopass ~* resetchannels +@all"))
 	var degraded atomic.Int64
-	b := s.openWith(t, &driver.Config{DSN: s.url("quiet:x@"+srv.Addr(), ""), Event: func(e driver.Event) {
-		if e.Kind == driver.Degraded && strings.Contains(e.Detail, "pub/sub") {
+	b := s.openWith(t, &driver.Config{DSN: s.url("quiet:x@"+srv.Addr(), ""), Notify: func(e driver.Notice) {
+		if e.Kind == driver.NoticeDegraded && strings.Contains(e.Detail, "pub/sub") {
 			degraded.Add(1)
 		}
 	}})
@@ -399,7 +399,7 @@ func (s *suite) lineKeeps(t testing.TB) {
 		}
 	}
 	set("foreign")
-	if _, held := s.asks(t, ws[0]); held == nil || held.Reserved || held.Holder != "foreign" {
+	if _, held := s.asks(t, ws[0]); held == nil || held.ReservedForWaiter || held.Holder != "foreign" {
 		t.Fatalf("the lock of another: %v", held)
 	}
 	s.inLine(t, srv, ws)
@@ -408,7 +408,7 @@ func (s *suite) lineKeeps(t testing.TB) {
 	set(later)
 	_, err := b.Acquire(context.Background(), s.ask(theLock, time.Minute))
 	var held *driver.HeldError
-	if !errors.As(err, &held) || !held.Reserved || held.Holder != "" || held.RetryAfter == 0 || !strings.Contains(err.Error(), "next in line") {
+	if !errors.As(err, &held) || !held.ReservedForWaiter || held.Holder != "" || held.RetryAfter == 0 || !strings.Contains(err.Error(), "next in line") {
 		t.Fatalf("a newcomer finds a lock that is kept: %v", err)
 	}
 	if st, err := b.(driver.Inspector).Lookup(context.Background(), theLock); err != nil || len(st.Holders) != 0 {
@@ -424,7 +424,7 @@ func (s *suite) lineKeeps(t testing.TB) {
 	unlock(t, l)
 	awake(t, ws[1].wake)
 	set("redlock1:next|1|earlier.1.30")
-	if _, held := s.asks(t, ws[1]); held == nil || !held.Reserved {
+	if _, held := s.asks(t, ws[1]); held == nil || !held.ReservedForWaiter {
 		t.Fatalf("who came later gets a lock that is kept for who came before: %v", held)
 	}
 	if _, err := srv.Do("DEL", theLock); err != nil {

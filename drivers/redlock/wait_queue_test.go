@@ -23,7 +23,7 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 	kept := func() driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
 			time.Sleep(time.Millisecond)
-			return nil, &driver.HeldError{Reserved: true, RetryAfter: 30 * time.Millisecond}
+			return nil, &driver.HeldError{ReservedForWaiter: true, RetryAfter: 30 * time.Millisecond}
 		}}
 	}
 	held := func(by string) driver.Backend {
@@ -49,7 +49,7 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 				defer func() { _ = b.Close() }()
 				_, err = b.Acquire(t.Context(), request1("k", "me", time.Second))
 				var h *driver.HeldError
-				if !errors.As(err, &h) || h.Holder != c.holder || h.Reserved != c.kept || c.after != 0 && h.RetryAfter != c.after {
+				if !errors.As(err, &h) || h.Holder != c.holder || h.ReservedForWaiter != c.kept || c.after != 0 && h.RetryAfter != c.after {
 					t.Errorf("got %v: %+v", err, h)
 				}
 				if n := b.Stats().Splits; n != 0 {
@@ -69,7 +69,7 @@ type lined struct {
 
 func (l lined) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	l.mu.Lock()
-	*l.since = append(*l.since, r.Quorum.Since)
+	*l.since = append(*l.since, r.Quorum.WaitingSince)
 	l.mu.Unlock()
 	return l.Backend.Acquire(ctx, r)
 }

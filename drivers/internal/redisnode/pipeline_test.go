@@ -53,17 +53,17 @@ func (l *library) exec(ctx context.Context, calls []*Call) {
 
 const second = time.Second // the call timeout
 
-func (l *library) lanes(most int, direct bool) *lanes {
-	return newLanes(l.exec, most, direct, second, &tracker{}, &tracker{})
+func (l *library) lanes(most int, direct bool) *pipelines {
+	return newPipelines(l.exec, most, direct, second, &tracker{}, &tracker{})
 }
 
 // try makes one call and returns its error.
-func try(l *lanes, timeout time.Duration) error {
+func try(l *pipelines, timeout time.Duration) error {
 	return l.do(within(context.Background(), timeout), &Call{})
 }
 
 // try100 makes a hundred calls at once.
-func try100(t *testing.T, l *lanes) {
+func try100(t *testing.T, l *pipelines) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for range 100 {
@@ -207,7 +207,7 @@ func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
 func TestNothingIsSentBehindADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Millisecond, true)
-		n, err := New(Config{Client: hanging{lib, true}, Lanes: 4, Direct: true})
+		n, err := New(Config{Client: hanging{lib, true}, Connections: 4, Direct: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +225,7 @@ func TestNothingIsSentBehindADeadline(t *testing.T) {
 			t.Errorf("a renewal was sent %d times: %v", lib.sent.Load()-before, err)
 		}
 		before = lib.sent.Load()
-		if err := n.fleet.slots[0].Load().lanes.do(lateContext{t.Context(), time.Now()}, &Call{}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before {
+		if err := n.fleet.slots[0].Load().pipelines.do(lateContext{t.Context(), time.Now()}, &Call{}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before {
 			t.Errorf("a call was sent %d times when its time was over: %v", lib.sent.Load()-before, err)
 		}
 		if err := n.Close(); err != nil {
@@ -234,7 +234,7 @@ func TestNothingIsSentBehindADeadline(t *testing.T) {
 	})
 }
 
-// A call goes on its caller's goroutine where its answer is to be expected long before
+// A call goes on its caller's goroutine where its answer must be expected long before
 // its deadline, unless it may have to connect, or another does.
 func TestACallerCarriesItsCallWhereTheAnswerIsNear(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -360,7 +360,7 @@ func TestCloseIsBoundedWhereTheServerHangs(t *testing.T) {
 		t.Run(fmt.Sprintf("own=%v", own), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lib := newLibrary(time.Millisecond, true)
-				n, err := New(Config{Client: hanging{lib, own}, Lanes: 4, Direct: true})
+				n, err := New(Config{Client: hanging{lib, own}, Connections: 4, Direct: true})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -35,7 +35,7 @@ const (
 
 // line returns what an acquire says about the line: its place, if somebody watches
 // the key.
-func (h *hub) line(a *attempt, q *driver.Quorum) []string {
+func (h *hub) waitQueue(a *attempt, q *driver.Quorum) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.topics) == 0 || !h.called {
@@ -52,10 +52,10 @@ func (h *hub) line(a *attempt, q *driver.Quorum) []string {
 	}
 	a.place = t.place
 	since := t.since
-	if q != nil && q.Since > 0 {
-		since = int64(q.Since) // of all nodes the same
+	if q != nil && q.WaitingSince > 0 {
+		since = int64(q.WaitingSince) // of all nodes the same
 	}
-	return []string{t.place, h.node.names.line(a.key), lineLife, strconv.FormatInt(since, 10)}
+	return []string{t.place, h.node.names.waitQueue(a.key), lineLife, strconv.FormatInt(since, 10)}
 }
 
 // handed notes that a release here handed the lock to who is next in line.
@@ -196,7 +196,7 @@ func (n *Node) handing(key, place string) []string {
 	if n.cfg.Cluster { // PUBLISH counts those of one node
 		tells = "0"
 	}
-	said := []string{n.names.channel(key), n.names.line(key), n.names.own(), tells}
+	said := []string{n.names.channel(key), n.names.waitQueue(key), n.names.own(), tells}
 	if place != "" {
 		said = append(said, place)
 	}

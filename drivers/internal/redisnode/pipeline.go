@@ -14,7 +14,7 @@ import (
 const (
 	// maxLanes is how many calls are under way to one server: more callers share
 	// pipelines.
-	maxLanes = 4
+	maxConnections = 4
 	// maxBatch bounds a pipeline: its last command waits for all before it.
 	maxBatch = 128
 	// maxQueue bounds what waits for a lane.
@@ -71,7 +71,7 @@ const (
 //
 // What is under way to a server that does not answer is bounded: the lanes, and only
 // one of them once a call was not answered, until one is.
-type lanes struct {
+type pipelines struct {
 	exec   func(ctx context.Context, calls []*Call)
 	direct bool
 	bound  time.Duration // the call timeout
@@ -81,7 +81,7 @@ type lanes struct {
 	mu     sync.Mutex
 	queue  []*Call
 	closed bool
-	lanes  []lane
+	conns  []pipeline
 	busy   int
 	on     [3]int        // of these, in each mode
 	proven int           // so many at a time were answered; zero: the last call was not
@@ -89,8 +89,8 @@ type lanes struct {
 }
 
 // A lane is idle where due is zero.
-type lane struct {
-	due  time.Time // by when it is to be back
+type pipeline struct {
+	due  time.Time // by when it must be back
 	mode mode
 }
 
@@ -103,20 +103,20 @@ const (
 )
 
 func (c *Config) lanes() int {
-	if c.Lanes > 0 && c.Lanes < maxLanes {
-		return c.Lanes
+	if c.Connections > 0 && c.Connections < maxConnections {
+		return c.Connections
 	}
-	return maxLanes
+	return maxConnections
 }
 
-func newLanes(exec func(context.Context, []*Call), most int, direct bool, bound time.Duration, calls, wg *tracker) *lanes {
-	return &lanes{exec: exec, direct: direct, bound: bound, lanes: make([]lane, most), calls: calls, wg: wg}
+func newPipelines(exec func(context.Context, []*Call), most int, direct bool, bound time.Duration, calls, wg *tracker) *pipelines {
+	return &pipelines{exec: exec, direct: direct, bound: bound, conns: make([]pipeline, most), calls: calls, wg: wg}
 }
 
 // do runs c and returns its error; ctx has a deadline. An error that is ErrNotSent
 // says that no byte left; any other that is no ServerError leaves the outcome
 // unknown, and c.done tells when the client library gave up.
-func (l *lanes) do(ctx context.Context, c *Call) error {
+func (l *pipelines) do(ctx context.Context, c *Call) error {
 	if err := ctx.Err(); err != nil {
 		return &notSent{err}
 	}
@@ -150,7 +150,7 @@ func (l *lanes) do(ctx context.Context, c *Call) error {
 }
 
 // enter takes an idle lane for c, and says how it goes; or queues c and returns -1.
-func (l *lanes) enter(c *Call) (lane int, m mode, err error) {
+func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	now := time.Now()
 	if !now.Before(c.deadline) { // its context's timer may be late
 		return -1, passed, context.DeadlineExceeded
@@ -178,10 +178,10 @@ func (l *lanes) enter(c *Call) (lane int, m mode, err error) {
 	if m != onCaller {
 		c.done = make(chan struct{})
 	}
-	for !l.lanes[lane].due.IsZero() {
+	for !l.conns[lane].due.IsZero() {
 		lane++
 	}
-	l.lanes[lane].due, l.lanes[lane].mode = due, m
+	l.conns[lane].due, l.conns[lane].mode = due, m
 	l.busy++
 	l.on[m]++
 	c.state.Store(callSent)
@@ -189,9 +189,9 @@ func (l *lanes) enter(c *Call) (lane int, m mode, err error) {
 }
 
 // open reports whether a call may go at once. l.mu is held.
-func (l *lanes) open() bool {
+func (l *pipelines) open() bool {
 	switch {
-	case l.busy == len(l.lanes), l.proven == 0 && l.busy > 0:
+	case l.busy == len(l.conns), l.proven == 0 && l.busy > 0:
 		return false
 	case l.busy >= l.proven:
 		return l.on[onCaller] == 0
@@ -200,7 +200,7 @@ func (l *lanes) open() bool {
 }
 
 // alone carries c on the caller's goroutine. Who came meanwhile goes on another.
-func (l *lanes) alone(lane int, c *Call) error {
+func (l *pipelines) alone(lane int, c *Call) error {
 	c.self[0] = c
 	took := l.send(c.self[:], c.deadline)
 	c.done = answered
@@ -214,7 +214,7 @@ func (l *lanes) alone(lane int, c *Call) error {
 var answered = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // carry carries batches, in the background, until nothing is left to send.
-func (l *lanes) carry(lane int, batch []*Call) {
+func (l *pipelines) carry(lane int, batch []*Call) {
 	l.wg.add()
 	go func() {
 		defer l.wg.done()
@@ -229,7 +229,7 @@ func (l *lanes) carry(lane int, batch []*Call) {
 }
 
 // send makes one round trip, and returns how long it took; zero: it brought no answer.
-func (l *lanes) send(batch []*Call, deadline time.Time) time.Duration {
+func (l *pipelines) send(batch []*Call, deadline time.Time) time.Duration {
 	out := &batch[0].out
 	out.Context, out.deadline = batch[0].ctx, deadline
 	if len(batch) > 1 {
@@ -248,10 +248,10 @@ func (l *lanes) send(batch []*Call, deadline time.Time) time.Duration {
 
 // hung returns how long every busy lane has been overdue: zero while one is in time.
 // A client library that heeds deadlines is never late.
-func (l *lanes) hung(now time.Time) time.Duration {
+func (l *pipelines) hung(now time.Time) time.Duration {
 	const allowance = 100 * time.Millisecond
 	var longest time.Duration
-	for _, lane := range l.lanes {
+	for _, lane := range l.conns {
 		if lane.due.IsZero() {
 			continue
 		}
@@ -267,7 +267,7 @@ func (l *lanes) hung(now time.Time) time.Duration {
 // next learns from the round trip of a lane that has come back, and takes what is
 // queued for it, without those whose callers left. It returns nil, and gives the lane
 // up, where nothing is, or where another lane finds out whether the server answers.
-func (l *lanes) next(lane int, took time.Duration, batch []*Call) []*Call {
+func (l *pipelines) next(lane int, took time.Duration, batch []*Call) []*Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -286,7 +286,7 @@ func (l *lanes) next(lane int, took time.Duration, batch []*Call) []*Call {
 			batch = append(batch, c)
 		}
 	}
-	at := &l.lanes[lane]
+	at := &l.conns[lane]
 	l.on[at.mode]--
 	if len(batch) > 0 {
 		at.due, at.mode = time.Now().Add(l.bound), passed
@@ -302,7 +302,7 @@ func (l *lanes) next(lane int, took time.Duration, batch []*Call) []*Call {
 }
 
 // close refuses what comes, and what waits; what is under way ends by itself.
-func (l *lanes) close() {
+func (l *pipelines) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true

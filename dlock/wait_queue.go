@@ -8,33 +8,33 @@ import (
 
 // lines keeps, per key, the calls of this client that want it, in order. Only the
 // first of a line talks to the backend.
-type lines struct {
+type waitQueues struct {
 	mu     sync.Mutex
-	byKey  map[string]*line
-	spare  *line // one that ended, for the next key
+	byKey  map[string]*waitQueue
+	spare  *waitQueue // one that ended, for the next key
 	hotAt  map[string]time.Time
 	closed <-chan struct{}
 }
 
-type line struct {
+type waitQueue struct {
 	behind []chan struct{} // those after the first; closed when one becomes the first
 	kick   chan struct{}   // wakes the first: a lease of this key was released here
 	last   error           // the last verdict that the first heard; nil: none
 }
 
-func newLines(closed <-chan struct{}) *lines {
-	return &lines{byKey: map[string]*line{}, hotAt: map[string]time.Time{}, closed: closed}
+func newWaitQueues(closed <-chan struct{}) *waitQueues {
+	return &waitQueues{byKey: map[string]*waitQueue{}, hotAt: map[string]time.Time{}, closed: closed}
 }
 
 // enter waits until the caller is the first in key's line. Whoever entered leaves. The
 // verdict is what the one before heard last.
-func (ls *lines) enter(ctx context.Context, key string) (l *line, verdict, err error) {
+func (ls *waitQueues) enter(ctx context.Context, key string) (l *waitQueue, verdict, err error) {
 	ls.mu.Lock()
 	l = ls.byKey[key]
 	if l == nil {
 		l, ls.spare = ls.spare, nil
 		if l == nil {
-			l = &line{kick: make(chan struct{}, 1)}
+			l = &waitQueue{kick: make(chan struct{}, 1)}
 		}
 		ls.byKey[key] = l
 		ls.mu.Unlock()
@@ -57,7 +57,7 @@ func (ls *lines) enter(ctx context.Context, key string) (l *line, verdict, err e
 
 // abandon takes a caller that no longer waits out of its line, and returns the last
 // verdict there.
-func (ls *lines) abandon(key string, l *line, turn chan struct{}) (verdict error) {
+func (ls *waitQueues) abandon(key string, l *waitQueue, turn chan struct{}) (verdict error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	verdict = l.last
@@ -72,26 +72,26 @@ func (ls *lines) abandon(key string, l *line, turn chan struct{}) (verdict error
 }
 
 // note keeps what the first in line heard for those behind it.
-func (ls *lines) note(l *line, verdict error) {
+func (ls *waitQueues) note(l *waitQueue, verdict error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l.last = verdict
 }
 
-func (ls *lines) said(l *line) error {
+func (ls *waitQueues) said(l *waitQueue) error {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return l.last
 }
 
 // leave makes the next in line the first.
-func (ls *lines) leave(key string, l *line) {
+func (ls *waitQueues) leave(key string, l *waitQueue) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.next(key, l)
 }
 
-func (ls *lines) next(key string, l *line) {
+func (ls *waitQueues) next(key string, l *waitQueue) {
 	if len(l.behind) == 0 {
 		delete(ls.byKey, key)
 		select {
@@ -107,7 +107,7 @@ func (ls *lines) next(key string, l *line) {
 }
 
 // released wakes the first of key's line, if there is one.
-func (ls *lines) released(key string) {
+func (ls *waitQueues) released(key string) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := ls.byKey[key]
@@ -121,21 +121,21 @@ func (ls *lines) released(key string) {
 }
 
 // empty reports whether nobody is in key's line.
-func (ls *lines) empty(key string) bool {
+func (ls *waitQueues) empty(key string) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.byKey[key] == nil
 }
 
 // A key is hot for a while after it was waited for at a signal: who wants it then
-// subscribes before the first attempt, which is to say that it is held, and saves one.
+// subscribes before the first attempt, which must say that it is held, and saves one.
 const (
 	hotTime = time.Second
 	mostHot = 1024
 )
 
 // heat says that key was got at a signal just now.
-func (ls *lines) heat(key string) {
+func (ls *waitQueues) heat(key string) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	now := time.Now()
@@ -152,7 +152,7 @@ func (ls *lines) heat(key string) {
 }
 
 // hot reports whether key was waited for lately.
-func (ls *lines) hot(key string) bool {
+func (ls *waitQueues) hot(key string) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	at, ok := ls.hotAt[key]

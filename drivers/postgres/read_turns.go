@@ -21,7 +21,7 @@ import (
 // A timer that is set or stopped often wakes a thread each time, which costs a lone caller
 // as much as all the rest of our work. So the alarm is set once and looks for
 // itself whether it came too early, and the session's tick has the callers' limits.
-type turns struct {
+type readTurns struct {
 	reading bool        // somebody reads, or is about to
 	limit   time.Time   // until when the caller who reads may; zero: no limit, or nobody reads
 	quiet   time.Time   // when somebody last had done
@@ -32,7 +32,7 @@ type turns struct {
 
 // lull is how long the reader leaves a connection alone that has just been used, and
 // so how late it may notice its end.
-const lull = 2 * time.Millisecond
+const idlePeriod = 2 * time.Millisecond
 
 // wakeup is a channel of capacity one.
 type wakeup chan struct{}
@@ -78,7 +78,7 @@ func (s *session) rouse() {
 	if s.reading || s.end != nil { // who reads sets it again
 		return
 	}
-	if rest := lull - time.Since(s.quiet); rest > 0 {
+	if rest := idlePeriod - time.Since(s.quiet); rest > 0 {
 		s.arm(rest)
 		return
 	}
@@ -95,7 +95,7 @@ func (s *session) flushFor(o *op) (reads bool) {
 	}
 	s.reading = false
 	s.call()
-	s.arm(lull)
+	s.arm(idlePeriod)
 	return false
 }
 
@@ -178,7 +178,7 @@ func (s *session) handBack(err error) {
 		s.turn.wake()
 		return
 	}
-	s.arm(lull)
+	s.arm(idlePeriod)
 }
 
 // run is the reader: it reads until the session ends.
@@ -220,7 +220,7 @@ func (s *session) takeTurn() (mine bool, err error) {
 	if s.reading { // who reads sets the alarm when he has done
 		return false, nil
 	}
-	if rest := lull - time.Since(s.quiet); rest > 0 && len(s.round) == 0 {
+	if rest := idlePeriod - time.Since(s.quiet); rest > 0 && len(s.round) == 0 {
 		s.arm(rest)
 		return false, nil
 	}
@@ -228,7 +228,7 @@ func (s *session) takeTurn() (mine bool, err error) {
 	return true, nil
 }
 
-// readRounds reads until nothing is to be answered any more.
+// readRounds reads until nothing must be answered any more.
 func (s *session) readRounds() error {
 	for {
 		err := s.message()
