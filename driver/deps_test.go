@@ -20,11 +20,12 @@ func TestDependencyRules(t *testing.T) {
 		multi     = "github.com/hashicorp/go-multierror"
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
-		dsn       = "drivers/internal/dsn"
+		dsn       = "driver/dsn"
 	)
 	base := []string{"driver", "dlock", multi, errwrap}
 	rules := map[string][]string{ // the modules and own packages allowed
 		"driver":           {},
+		"driver/dsn":       {"driver"},
 		"dlock":            {"driver", multi, errwrap},
 		"drivers/memory":   append(base, dsn),
 		"drivers/file":     append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),

@@ -26,7 +26,7 @@
 //  1. Write Open. Take the DSN apart with an allowlist of your own, refuse every
 //     parameter that you do not know by its name, and connect to nothing. Never put
 //     the DSN, or an error of somebody else's URL parser, into an error: passwords
-//     are in there.
+//     are in there. Package driver/dsn reads parameters by these rules.
 //  2. Write Info. Claim a feature only if the server does it; dlock has a fallback for
 //     each that is missing.
 //  3. Write Acquire: first [Info.Check], then the instant from which the lease counts,

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/dsn"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/dsn"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 // MaxTTL is the longest TTL that is granted.

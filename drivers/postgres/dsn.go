@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/dsn"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 // Driver opens backends by URL; it is registered as "postgres" and "postgresql".

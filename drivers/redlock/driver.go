@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/dsn"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 // MaxNodes is the greatest number of nodes. More would cost round trips and buy

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/dsn"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 // A Target is what a URL says, for either client library.

@@ -1,8 +1,14 @@
-// Package dsn reads the parameters of a driver's URL: each is asked for by name,
-// and what nobody asked for is an error that names it.
+// Package dsn reads the parameters of a driver's URL. A driver asks for each parameter
+// by its name and type; [Params.Err] then reports the first bad value, or a parameter
+// that the driver did not ask for.
 //
-// No error quotes a value, nor a name that is not a plain word: in a malformed URL
-// any of it may be a piece of a password.
+// It is for drivers of any module. A driver cuts its URL at the '?' and hands the rest
+// to [Query]; the parameters ttl and prefix never reach it, since package dlock takes
+// them out before it calls Open.
+//
+// Every error is a *driver.InvalidError that names the parameter. No error quotes a
+// value, nor a name that is not a plain word: in a malformed URL any part of it may
+// belong to a password.
 package dsn
 
 import (
@@ -15,14 +21,21 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Params are the parameters of one URL. Ask for each, then call Err.
+// Params are the parameters of one URL. Ask for each, then call Err. The zero value has
+// no parameters; Add adds them. A Params is not safe for concurrent use.
+//
+// A method that finds a bad value returns its default and keeps the error for Err, so
+// that a driver can read all parameters in one expression.
 type Params struct {
 	values map[string]string
 	known  []string
 	err    error
 }
 
-// Query reads "name=value&name=value", percent-decoded, as after a URL's '?'.
+// Query reads the part of a URL after its '?': "name=value&name=value", with values
+// percent-decoded ('+' is a space) and names as they are. It never returns nil; what is
+// malformed is reported by Err. A bare '@' or '#' is an error, since it means that a
+// password before it was not percent-encoded.
 func Query(raw string) *Params {
 	p := &Params{values: map[string]string{}}
 	if strings.ContainsAny(raw, "@#") {
@@ -44,25 +57,27 @@ func Query(raw string) *Params {
 	return p
 }
 
-// Add adds a parameter. One that is there already is an error.
+// Add adds a parameter with a decoded value, for URLs whose parameters are not written
+// as a query. Adding a name twice is an error, and the first value stays.
 func (p *Params) Add(name, value string) {
 	if p.values == nil {
 		p.values = map[string]string{}
 	}
 	if _, ok := p.values[name]; ok {
 		p.fail(driver.Invalid(label(name), "is given twice"))
+		return
 	}
 	p.values[name] = value
 }
 
-// Has reports whether the parameter is given.
+// Has reports whether the parameter is given, even if it is empty.
 func (p *Params) Has(name string) bool {
 	p.know(name)
 	_, ok := p.values[name]
 	return ok
 }
 
-// String returns the parameter's value, or def where it is not given.
+// String returns the parameter's value, or def if it is not given.
 func (p *Params) String(name, def string) string {
 	if !p.Has(name) {
 		return def
@@ -70,8 +85,8 @@ func (p *Params) String(name, def string) string {
 	return p.values[name]
 }
 
-// Enum returns the parameter's value, which must be one of allowed; def where it is
-// not given.
+// Enum returns the parameter's value, which must be one of allowed, or def if it is not
+// given. def need not be allowed.
 func (p *Params) Enum(name, def string, allowed ...string) string {
 	if !p.Has(name) {
 		return def
@@ -84,7 +99,8 @@ func (p *Params) Enum(name, def string, allowed ...string) string {
 	return v
 }
 
-// Duration returns the parameter's value in Go's notation ("150ms"), at least least.
+// Duration returns the parameter's value, written as time.ParseDuration reads it
+// ("150ms"), which must be at least least, or def if it is not given.
 func (p *Params) Duration(name string, def, least time.Duration) time.Duration {
 	if !p.Has(name) {
 		return def
@@ -97,7 +113,8 @@ func (p *Params) Duration(name string, def, least time.Duration) time.Duration {
 	return d
 }
 
-// Int returns the parameter's value as a whole number from least to most.
+// Int returns the parameter's value, a decimal number from least to most, or def if it
+// is not given.
 func (p *Params) Int(name string, def, least, most int) int {
 	if !p.Has(name) {
 		return def
@@ -110,7 +127,8 @@ func (p *Params) Int(name string, def, least, most int) int {
 	return n
 }
 
-// Bool returns the parameter's value: true, false, on, off, 1 or 0.
+// Bool returns the parameter's value, one of true, false, on, off, 1 and 0, or def if it
+// is not given.
 func (p *Params) Bool(name string, def bool) bool {
 	switch p.Enum(name, "", "true", "false", "on", "off", "1", "0") {
 	case "true", "on", "1":
@@ -121,8 +139,9 @@ func (p *Params) Bool(name string, def bool) bool {
 	return def
 }
 
-// Err returns the first bad parameter, or else one that nobody asked for, as a
-// *driver.InvalidError.
+// Err returns the first bad parameter, or else the first by name that the driver did not
+// ask for, as a *driver.InvalidError that lists the known names. It returns nil if all is
+// well. Call it after the last parameter was asked for.
 func (p *Params) Err() error {
 	if p.err != nil {
 		return p.err
