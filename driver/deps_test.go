@@ -27,6 +27,7 @@ func TestDependencyRules(t *testing.T) {
 		"driver":           {},
 		"driver/dsn":       {"driver"},
 		"dlock":            {"driver", multi, errwrap},
+		"dlock/cli":        append(base, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
 		"drivers/memory":   append(base, dsn),
 		"drivers/file":     append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":  append(base, dsn),

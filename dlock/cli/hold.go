@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -49,7 +49,7 @@ type holding struct {
 func (h *holding) start() error {
 	env := environment(os.Environ(), h.lease)
 	var err error
-	if h.ward, err = startWard(h.command, env, h.descriptor()); err != nil {
+	if h.ward, err = startWard(h.console, h.command, env, h.descriptor()); err != nil {
 		return fail(exitCannotRun, "the command cannot be started: %v", err)
 	}
 	h.sendTimes()
@@ -115,7 +115,7 @@ func (h *holding) heed(r report) {
 		h.stopped(syscall.Signal(r.Stopped))
 	case r.Termed:
 		h.last.Termed = true
-		say("%s: SIGTERM sent to the command", h.why())
+		h.say("%s: SIGTERM sent to the command", h.why())
 	case r.Killed:
 		h.last.Killed = true
 	case r.Ended:
@@ -188,7 +188,7 @@ func earlier(a, b time.Duration) time.Duration {
 func (h *holding) result() error {
 	r := &h.last
 	if r.Survivors != "" {
-		say("could not be killed: %s: end them before anything else runs under %q", r.Survivors, h.key)
+		h.say("could not be killed: %s: end them before anything else runs under %q", r.Survivors, h.key)
 	}
 	switch {
 	case h.lost != nil || r.Killed:
@@ -231,7 +231,7 @@ func (h *holding) detach() (ok bool) {
 	h.lingerAtLeast()
 	err := h.lease.Raw(func(l driver.Lease) error { return l.(inheritable).Detach() })
 	if err != nil {
-		say("%v", err)
+		h.say("%v", err)
 	}
 	return true
 }

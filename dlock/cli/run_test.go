@@ -1,8 +1,9 @@
 //go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
 
-package main
+package cli
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -80,6 +81,16 @@ func TestTheExitCodeIsTheCommands(t *testing.T) {
 		if !strings.Contains(stderr, c.says) || c.says == "" && stderr != "" {
 			t.Errorf("%q: stderr is %q, want %q", c.command, stderr, c.says)
 		}
+	}
+}
+
+// A stream that is no file is copied to the command, and from it.
+func TestTheCommandGetsStreamsThatAreNoFiles(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	code := Main([]string{"dlock", "run", "--url", "file://" + t.TempDir(), "k", "--", "sh", "-c", "cat; echo err >&2; exit 3"},
+		strings.NewReader("in"), &stdout, &stderr)
+	if code != 3 || stdout.String() != "in" || stderr.String() != "err\n" {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, &stdout, &stderr)
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"syscall"
@@ -42,6 +42,7 @@ const (
 // warden is the state of one.
 type warden struct {
 	say        func(report)
+	console    *console // of the command; nil: the process's own
 	family     *family
 	term, kill time.Duration
 	termed     bool
@@ -61,7 +62,7 @@ func (w *warden) run(argv, env []string, orders <-chan order) {
 		return
 	}
 	var failed *failure
-	if w.family, failed = startFamily(argv, env); failed != nil {
+	if w.family, failed = startFamily(w.console, argv, env); failed != nil {
 		w.say(report{Failed: failed.text, Code: failed.code})
 		return
 	}

@@ -1,6 +1,6 @@
 //go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
 
-package main
+package cli
 
 import (
 	"encoding/json"
@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,6 +25,9 @@ const guardName = "dlock-guard"
 // Descriptors that the guard and the command inherit are at least this, out of the way
 // of those that our own caller has opened for the command.
 const leastDescriptor = 100
+
+// copyDelay bounds the copying of streams that are no files after the guard's end.
+const copyDelay = time.Second
 
 func isGuard(args []string) bool { return len(args) > 2 && args[0] == guardName }
 
@@ -74,6 +78,7 @@ func readOrders(f *os.File, orders chan<- order) {
 
 // A ward is our side of the guard.
 type ward struct {
+	*console
 	reports <-chan report // closed when the guard has ended
 	orders  chan order
 	cmd     *exec.Cmd
@@ -82,7 +87,7 @@ type ward struct {
 
 // startWard starts the guard, which starts the command once it has got its first order.
 // lock, if not nil, is inherited by both.
-func startWard(argv, env []string, lock *os.File) (*ward, error) {
+func startWard(c *console, argv, env []string, lock *os.File) (*ward, error) {
 	becomeReaper() // of the guard's children, should it be killed
 	theirOrders, orders, err := os.Pipe()
 	if err != nil {
@@ -92,7 +97,7 @@ func startWard(argv, env []string, lock *os.File) (*ward, error) {
 	if err != nil {
 		return nil, errors.Join(err, theirOrders.Close(), orders.Close())
 	}
-	w := &ward{orders: make(chan order, 64)}
+	w := &ward{console: c, orders: make(chan order, 64)}
 	err = w.start(argv, env, theirOrders, theirReports, lock)
 	err = errors.Join(err, theirOrders.Close(), theirReports.Close())
 	if err != nil {
@@ -124,9 +129,10 @@ func (w *ward) start(argv, env []string, orders, reports, lock *os.File) error {
 		Path:        path,
 		Args:        append([]string{guardName, fmt.Sprintf("%d,%d", fds[0], fds[1])}, argv...),
 		Env:         env,
-		Stdin:       os.Stdin,
-		Stdout:      os.Stdout,
-		Stderr:      os.Stderr,
+		Stdin:       w.stdin,
+		Stdout:      w.stdout,
+		Stderr:      w.stderr,
+		WaitDelay:   copyDelay,
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // a terminal's signals are not for it
 	}
 	return w.cmd.Start()
@@ -178,8 +184,9 @@ func writeOrders(f *os.File, orders <-chan order) {
 
 // wait waits for the guard's end. If it was killed, what it watched over is killed too.
 func (w *ward) wait() {
-	if w.cmd.Wait() != nil {
-		killAll(w.pid)
+	_ = w.cmd.Wait() // the state tells
+	if !w.cmd.ProcessState.Success() {
+		w.killAll()
 	}
 	close(w.orders)
 }
@@ -187,7 +194,14 @@ func (w *ward) wait() {
 // abandon kills the guard and all that it watches over.
 func (w *ward) abandon() {
 	_ = w.cmd.Process.Kill() // it may have ended
-	killAll(w.pid)
+	w.killAll()
+}
+
+// killAll kills what the guard watched over.
+func (w *ward) killAll() {
+	if left := killAll(w.pid); left != "" {
+		w.say("could not be killed: %s: end them before anything else runs under this key", left)
+	}
 }
 
 // family is the command and what it has started.
@@ -198,7 +212,7 @@ type family struct {
 }
 
 // startFamily starts the command, in a process group of its own.
-func startFamily(argv, env []string) (*family, *failure) {
+func startFamily(_ *console, argv, env []string) (*family, *failure) {
 	path, failed := find(argv[0])
 	if failed != nil {
 		return nil, failed

@@ -1,6 +1,6 @@
 //go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
 
-package main
+package cli
 
 import (
 	"bytes"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	_ "github.com/redlock-go/redlock/drivers/all"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -29,11 +30,11 @@ const asDlock = "DLOCK_TEST_MAIN"
 
 func TestMain(m *testing.M) {
 	if isGuard(os.Args) {
-		os.Exit(start(os.Args))
+		os.Exit(runMain())
 	}
 	if os.Getenv(asDlock) != "" {
 		dlock.Register("faulty", faulty{})
-		os.Exit(start(os.Args))
+		os.Exit(runMain())
 	}
 	// So that no test inherits what whoever runs them ignores.
 	signal.Notify(make(chan os.Signal, 1), append(forwarded, endings...)...)
@@ -51,6 +52,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+func runMain() int { return Main(os.Args, os.Stdin, os.Stdout, os.Stderr) }
+
 // built is the real program, built once.
 var built = sync.OnceValues(func() (string, error) {
 	var err error
@@ -58,7 +61,7 @@ var built = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(buildDir, "dlock")
-	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", path, "../cmd/dlock").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w: %s", err, out)
 	}

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -19,6 +19,7 @@ const leastTTL = 4 * time.Second
 
 // A job is one "dlock run".
 type job struct {
+	*console
 	url      string
 	urlGiven bool
 	ttl      duration
@@ -39,8 +40,8 @@ type job struct {
 	outage  bool          // one was reported
 }
 
-func newRun() *cobra.Command {
-	j := &job{wait: forever}
+func newRun(c *console) *cobra.Command {
+	j := &job{console: c, wait: forever}
 	cmd := &cobra.Command{
 		Use:   "run [flags] KEY -- COMMAND [ARG...]",
 		Short: "Run a command while holding the lock KEY",
@@ -215,10 +216,10 @@ func (j *job) release(lease *dlock.Lease) (lost bool) {
 	case err == nil:
 		j.tell("released %q", j.key)
 	case errors.Is(err, dlock.ErrLost):
-		say("%v: something else may have run beside the command; check what it did", err)
+		j.say("%v: something else may have run beside the command; check what it did", err)
 		return true
 	default:
-		say("%v: nothing to do, but until then nobody gets it", err)
+		j.say("%v: nothing to do, but until then nobody gets it", err)
 	}
 	return false
 }
@@ -230,14 +231,14 @@ func (j *job) close() {
 		signal.Stop(j.signals)
 	}
 	if err := j.client.Close(); err != nil {
-		say("%v", err)
+		j.say("%v", err)
 	}
 }
 
 // tell writes a line if --verbose was given.
 func (j *job) tell(format string, args ...any) {
 	if j.verbose {
-		say(format, args...)
+		j.say(format, args...)
 	}
 }
 
@@ -281,7 +282,7 @@ func (j *job) tellAttempt(e dlock.Event) {
 	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), errors.As(e.Err, &refused) && refused.RetryAfter <= 0:
 	case !j.outage:
 		j.outage = true
-		say("waits for the backend (%s), since --wait is forever: %v", j.client.Info().Name, e.Err)
+		j.say("waits for the backend (%s), since --wait is forever: %v", j.client.Info().Name, e.Err)
 	default:
 		j.tell("attempt %d: %v", e.Attempt, e.Err)
 	}

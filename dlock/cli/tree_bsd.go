@@ -1,6 +1,6 @@
 //go:build darwin || dragonfly || freebsd || netbsd || openbsd
 
-package main
+package cli
 
 import (
 	"fmt"
@@ -33,17 +33,17 @@ func (f *family) names() string { return fmt.Sprintf("process group %d", f.pid) 
 
 func signalRest(group int, s syscall.Signal) { _ = syscall.Kill(-group, s) }
 
-// killAll kills the group.
-func killAll(group int) {
+// killAll kills the group, and returns what could not be killed.
+func killAll(group int) (left string) {
 	if group == 0 {
-		return
+		return ""
 	}
 	for end := time.Now().Add(giveUp); time.Now().Before(end); time.Sleep(killAgain) {
 		if syscall.Kill(-group, syscall.SIGKILL) != nil {
-			return
+			return ""
 		}
 	}
-	say("could not be killed: process group %d: end it before anything else runs under this key", group)
+	return fmt.Sprintf("process group %d", group)
 }
 
 // parentOf returns a process's parent, and 0 if it is not known.

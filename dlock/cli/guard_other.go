@@ -1,6 +1,6 @@
 //go:build !(darwin || dragonfly || freebsd || linux || netbsd || openbsd)
 
-package main
+package cli
 
 import (
 	"errors"
@@ -40,11 +40,11 @@ type ward struct {
 	pid     int
 }
 
-func startWard(argv, env []string, _ *os.File) (*ward, error) {
+func startWard(c *console, argv, env []string, _ *os.File) (*ward, error) {
 	w := &ward{reports: make(chan report, 16), orders: make(chan order, 16)}
 	go func() {
 		defer close(w.reports)
-		warden := &warden{say: func(r report) { w.reports <- r }}
+		warden := &warden{console: c, say: func(r report) { w.reports <- r }}
 		warden.run(argv, env, w.orders)
 	}()
 	return w, nil
@@ -69,9 +69,9 @@ type family struct {
 	told    bool
 }
 
-func startFamily(argv, env []string) (*family, *failure) {
+func startFamily(c *console, argv, env []string) (*family, *failure) {
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, os.Stdin, os.Stdout, os.Stderr
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, c.stdin, c.stdout, c.stderr
 	err := cmd.Start()
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist):

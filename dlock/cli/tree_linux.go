@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -63,15 +63,16 @@ func signalRest(group int, s syscall.Signal) {
 	}
 }
 
-// killAll kills every descendant, until there is none or they cannot be killed.
-func killAll(group int) {
+// killAll kills every descendant until there is none, and returns those that could not be
+// killed.
+func killAll(group int) (left string) {
 	for end := time.Now().Add(giveUp); time.Now().Before(end); time.Sleep(killAgain) {
 		signalRest(group, syscall.SIGKILL)
 		if len(living()) == 0 {
-			return
+			return ""
 		}
 	}
-	say("could not be killed: %s: end them before anything else runs under this key", names(living()))
+	return names(living())
 }
 
 func living() []int {

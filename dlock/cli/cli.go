@@ -1,0 +1,182 @@
+// Package cli is the command dlock: a main of one line makes a program with the drivers
+// that it imports.
+//
+//	package main
+//
+//	import (
+//		"os"
+//
+//		"github.com/redlock-go/redlock/dlock/cli"
+//		_ "example.org/mydriver" // registers itself
+//	)
+//
+//	func main() { os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr)) }
+//
+// The documentation of dlock/cmd/dlock describes the command.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+// The exit codes of our own. Those up to 78 are from sysexits.h, the others are a
+// shell's.
+const (
+	exitUsage       = 64
+	exitUnavailable = 69
+	exitHeld        = 75
+	exitLost        = 76
+	exitCannotRun   = 126
+	exitNotFound    = 127
+	exitSignal      = 128 // and the signal's number
+)
+
+const exitHelp = `Exit codes (a command can return them too):
+   64  wrong usage: a flag, a key, a URL or an option that the backend cannot honour
+   69  the backend is out of reach, or refuses
+   75  the lock was not obtained in time (with --skip: 0)
+   76  the lease was lost, and the command was stopped
+  126  the command cannot be executed
+  127  the command was not found
+128+n  dlock or the command was ended by signal n
+Any other is the command's own.`
+
+// Main runs the command line args, of which the first is the program's name, and returns
+// the exit code. It writes its errors to stderr, one line each, and returns when the
+// command that it runs has ended.
+//
+// "dlock run" starts the program itself once more, under the name dlock-guard, to watch over
+// the command. So a program's main must pass os.Args to Main before it does anything else.
+//
+// Main handles the signals of the process. The command inherits a stream that is an
+// *os.File; any other stream is copied, and then the command has no terminal.
+func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if isGuard(args) {
+		return guard(args)
+	}
+	c := &console{stdin, stdout, stderr}
+	return c.main(args[min(1, len(args)):])
+}
+
+// A console is the streams of one run of the program.
+type console struct {
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+}
+
+// say writes one line to stderr.
+func (c *console) say(format string, args ...any) {
+	fmt.Fprint(c.stderr, "dlock: "+oneLine(fmt.Sprintf(format, args...))+"\n")
+}
+
+// failure ends the program with a code, and a line on stderr unless text is empty.
+type failure struct {
+	code int
+	text string
+}
+
+func (f *failure) Error() string { return f.text }
+
+func fail(code int, format string, args ...any) error {
+	return &failure{code, fmt.Sprintf(format, args...)}
+}
+
+// main runs the command line and returns the exit code.
+func (c *console) main(args []string) int {
+	if err := checkArgs(args); err != nil {
+		return c.conclude(err)
+	}
+	root := newRoot(c)
+	root.SetArgs(args)
+	root.SetIn(c.stdin)
+	root.SetOut(c.stdout)
+	root.SetErr(c.stderr)
+	return c.conclude(root.Execute())
+}
+
+// conclude writes the line of an error, and returns its exit code.
+func (c *console) conclude(err error) int {
+	if err == nil {
+		return 0
+	}
+	f := &failure{code: exitUsage, text: err.Error()}
+	errors.As(err, &f)
+	if f.text != "" {
+		c.say("%s", f.text)
+	}
+	return f.code
+}
+
+func newRoot(c *console) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "dlock",
+		Short: "Run a command under a distributed lock",
+		Long: `dlock runs a command under a lock, so that of many that are started on many machines
+one runs at a time.
+
+` + exitHelp,
+		Example:       `  dlock run nightly -- /usr/local/bin/nightly-report`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fail(exitUsage, "there is no such command: dlock --help lists them")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(newRun(c), newBootstrap(), newDrivers(), newVersion())
+	return root
+}
+
+var (
+	badValue = regexp.MustCompile(`(?s)^invalid argument .* for "(.*)" flag: (.*)$`)
+	badFlag  = regexp.MustCompile(`^unknown flag: (--[a-z-]+)$`)
+)
+
+// flagError tells what is wrong with a flag without quoting its value, which may be a
+// misplaced password.
+func flagError(cmd *cobra.Command, err error) error {
+	text := err.Error()
+	if m := badValue.FindStringSubmatch(text); m != nil {
+		text = m[1] + " " + m[2]
+	} else if strings.HasPrefix(text, "unknown flag: ") && !badFlag.MatchString(text) {
+		text = "unknown flag"
+	} else if strings.HasPrefix(text, "bad flag syntax") {
+		text = "bad flag syntax"
+	} else {
+		text, _, _ = strings.Cut(text, " in -")
+	}
+	return fail(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
+}
+
+// oneLine makes one line of an error of package dlock, whose driver may write several.
+func oneLine(s string) string {
+	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
+	return strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " ")
+}
+
+// asFlags calls the options of package dlock by the flags that set them.
+var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label")
+
+// explain makes a failure of an error of package dlock.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, dlock.ErrInvalid):
+		return fail(exitUsage, "%s", asFlags.Replace(err.Error()))
+	case errors.Is(err, dlock.ErrHeld):
+		return fail(exitHeld, "%v: try again later, or wait longer (--wait)", err)
+	}
+	return fail(exitUnavailable, "%v: check the backend and its URL, or wait longer (--wait)", err)
+}
