@@ -1,5 +1,4 @@
-// Package bench measures locks: its own program is benchmark, and benchmark/peers adds
-// other libraries to the same scenarios.
+// Package bench measures locks, for the program benchmark.
 //
 //	Contestant ──opens──> Locker          one way to take locks, over one client library
 //	Scenario ──> Case ──rounds──> Row     what is measured, contestants in turn

@@ -16,10 +16,11 @@ import (
 // ErrUsage says that the command line cannot be; what is wrong was printed.
 var ErrUsage = errors.New("bad command line")
 
-// Main is a program that measures: the contestants of this package and more.
-func Main(ctx context.Context, args []string, out, progress io.Writer, more ...Contestant) error {
+// Main is a program that measures the contestants of this package and, with the flag
+// -peers, also peers.
+func Main(ctx context.Context, args []string, out, progress io.Writer, peers ...Contestant) error {
 	if os.Getenv(crewVariable) != "" {
-		return serveCrew(ctx, os.Stdin, os.Stdout, append(Contestants(), more...))
+		return serveCrew(ctx, os.Stdin, os.Stdout, append(Contestants(), peers...))
 	}
 	o, err := parse(args, progress)
 	if errors.Is(err, flag.ErrHelp) {
@@ -28,7 +29,10 @@ func Main(ctx context.Context, args []string, out, progress io.Writer, more ...C
 	if err != nil {
 		return err
 	}
-	contestants := append(Contestants(), more...)
+	contestants := Contestants()
+	if o.peers {
+		contestants = append(contestants, peers...)
+	}
 	if o.url != "" {
 		if contestants, err = deployment(o.url); err != nil {
 			return err
@@ -81,6 +85,7 @@ const mostOnDeployment = 10_000
 type options struct {
 	plan      Plan
 	scenarios []Scenario
+	peers     bool
 	url       string
 	out       string
 }
@@ -92,11 +97,12 @@ func parse(args []string, w io.Writer) (*options, error) {
 	quick := f.Bool("quick", false, "measure less, in under a minute")
 	list := f.String("scenario", "", "measure these alone, separated by commas")
 	only := f.String("case", "", "measure those cases alone whose title and name, as the progress shows them, match this regular expression")
+	peers := f.Bool("peers", false, "measure other libraries too")
 	url := f.String("url", "", "measure locks of this URL, as dlock.OpenURL takes it, instead of servers of its own")
 	length := f.Duration("for", 0, "measure for about so long (default: 8m30s, with -quick 50s; of that the part that -scenario has)")
 	out := f.String("out", "", "the folder for the report (default: a new temporary one)")
 	f.Usage = func() {
-		fmt.Fprintf(w, "Usage: go run ./benchmark [flags]\n\nIt starts servers of its own, measures, and writes report.html, report.md and report.json.\n\nFlags:\n")
+		fmt.Fprintf(w, "Usage: go run -C benchmark . [flags]\n\nIt starts servers of its own, measures, and writes report.html, report.md and report.json.\n\nFlags:\n")
 		f.PrintDefaults()
 		fmt.Fprintf(w, "\nScenarios:\n")
 		for _, s := range Scenarios() {
@@ -116,7 +122,7 @@ func parse(args []string, w io.Writer) (*options, error) {
 	if f.NArg() > 0 {
 		return wrong("unexpected argument %q", f.Arg(0))
 	}
-	o := &options{plan: Full(), url: *url, out: *out}
+	o := &options{plan: Full(), peers: *peers, url: *url, out: *out}
 	if *quick {
 		o.plan = Quick()
 	}
@@ -137,6 +143,9 @@ func parse(args []string, w io.Writer) (*options, error) {
 		o.plan.Part = *list != "" || *only != ""
 	}
 	if o.url != "" {
+		if o.peers {
+			return wrong("-peers and -url contradict each other: other libraries take no such URL")
+		}
 		if len(onDeployment(o.scenarios)) == 0 {
 			return wrong("-scenario: none of these can be measured with -url (there are %s)", names(onDeployment(Scenarios())))
 		}

@@ -42,6 +42,7 @@ func TestWhatIsWrongOnTheCommandLineIsNamed(t *testing.T) {
 		{[]string{"-url", "nonsense://host"}, "nonsense"},
 		{[]string{"-url", "memory:?speed=9"}, "speed"},
 		{[]string{"-url", "memory:", "-scenario", "postgres"}, "single"},
+		{[]string{"-url", "memory:", "-peers"}, "-peers"},
 		{[]string{"-quick=perhaps"}, "perhaps"},
 		{[]string{"-for", "-3s"}, "-3s"},
 		{[]string{"-case", "5 (nodes"}, "5 (nodes"},

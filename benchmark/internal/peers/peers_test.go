@@ -1,4 +1,4 @@
-package main
+package peers
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 func TestEveryPeerIsALock(t *testing.T) {
 	redis := []*server.Server{server.Redis(t), server.Redis(t), server.Redis(t)}
 	postgres := []*server.Server{server.Postgres(t)}
-	for _, p := range peers() {
+	for _, p := range Contestants() {
 		if p.Brings != nil {
 			t.Run(p.Name, func(t *testing.T) { excludesOnItsOwn(t, p) })
 			continue
@@ -119,7 +119,7 @@ func TestPeersHaveNamesOfTheirOwnAndSayHowTheyAreSetUp(t *testing.T) {
 	for _, c := range bench.Contestants() {
 		names = append(names, c.Name)
 	}
-	for _, c := range peers() {
+	for _, c := range Contestants() {
 		if slices.Contains(names, c.Name) {
 			t.Errorf("two contestants are called %q", c.Name)
 		}
