@@ -18,23 +18,28 @@ import (
 
 var kinds = map[string]server.Kind{"redis": server.KindRedis, "valkey": server.KindValkey}
 
+var tested = nodetest.Driver{
+	Scheme: "redis",
+	Driver: goredis.Driver{},
+	App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
+		c := redis.NewClient(&redis.Options{Addr: addr})
+		b, err := goredis.New(c, &goredis.Options{CallTimeout: callTimeout})
+		if err != nil {
+			return nil, err
+		}
+		return &nodetest.App{
+			Backend: b,
+			Ping:    func() error { return c.Ping(context.Background()).Err() },
+			Close:   func() { _ = c.Close() },
+		}, nil
+	},
+}
+
+func TestConformance(t *testing.T) { nodetest.RunAlone(t, tested) }
+
 func TestDriver(t *testing.T) {
-	nodetest.Run(t, nodetest.Driver{
-		Scheme: "redis",
-		Driver: goredis.Driver{},
-		App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
-			c := redis.NewClient(&redis.Options{Addr: addr})
-			b, err := goredis.New(c, &goredis.Options{CallTimeout: callTimeout})
-			if err != nil {
-				return nil, err
-			}
-			return &nodetest.App{
-				Backend: b,
-				Ping:    func() error { return c.Ping(context.Background()).Err() },
-				Close:   func() { _ = c.Close() },
-			}, nil
-		},
-	})
+	t.Parallel()
+	nodetest.Run(t, tested)
 }
 
 func TestUnusableClientsAreRefused(t *testing.T) {

@@ -3,6 +3,7 @@ package valkeygo_test
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -13,26 +14,33 @@ import (
 	"github.com/redlock-go/redlock/drivers/valkeygo"
 )
 
+var tested = nodetest.Driver{
+	Scheme: "valkey",
+	Driver: valkeygo.Driver{},
+	App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
+		c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{addr}})
+		if err != nil {
+			return nil, err
+		}
+		b, err := valkeygo.New(c, &valkeygo.Options{CallTimeout: callTimeout})
+		if err != nil {
+			return nil, err
+		}
+		return &nodetest.App{
+			Backend: b,
+			Ping:    func() error { return c.Do(context.Background(), c.B().Ping().Build()).Error() },
+			Close:   c.Close,
+		}, nil
+	},
+}
+
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+
+func TestConformance(t *testing.T) { nodetest.RunAlone(t, tested) }
+
 func TestDriver(t *testing.T) {
-	nodetest.Run(t, nodetest.Driver{
-		Scheme: "valkey",
-		Driver: valkeygo.Driver{},
-		App: func(addr string, callTimeout time.Duration) (*nodetest.App, error) {
-			c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{addr}})
-			if err != nil {
-				return nil, err
-			}
-			b, err := valkeygo.New(c, &valkeygo.Options{CallTimeout: callTimeout})
-			if err != nil {
-				return nil, err
-			}
-			return &nodetest.App{
-				Backend: b,
-				Ping:    func() error { return c.Do(context.Background(), c.B().Ping().Build()).Error() },
-				Close:   c.Close,
-			}, nil
-		},
-	})
+	t.Parallel()
+	nodetest.Run(t, tested)
 }
 
 func TestUnusableClientsAreRefused(t *testing.T) {

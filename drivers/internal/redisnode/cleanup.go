@@ -2,6 +2,8 @@ package redisnode
 
 import (
 	"context"
+	"errors"
+	"net"
 	"slices"
 	"time"
 
@@ -55,13 +57,35 @@ func (d inDoubtCall) answered() bool {
 	}
 }
 
+// cut reports whether the call ended because its connection did: not by a timeout, after
+// which the request may be anywhere.
+func (d inDoubtCall) cut() bool {
+	select {
+	case <-d.call.done:
+	default:
+		return false
+	}
+	var slow net.Error
+	return !errors.Is(d.call.Err, context.DeadlineExceeded) && !errors.Is(d.call.Err, context.Canceled) &&
+		!(errors.As(d.call.Err, &slow) && slow.Timeout())
+}
+
+// stray is how long after its connection was cut a request may still arrive: what a proxy
+// had passed on. Only Close relies on it.
+const stray = 100 * time.Millisecond
+
 // settle returns when the call cannot take effect any more: it was answered, or the
 // server's clock has passed its not-after for certain. It is bounded by most, for a
-// server whose clock is set back meanwhile, and by Close.
+// server whose clock is set back meanwhile, and by Close, which does not wait for the
+// not-after of a request whose connection was cut.
 func (n *Node) settle(most context.Context, d inDoubtCall) {
 	past := within(most, time.Until(d.process.clock.passed(d.notAfter)))
 	if await(past, d.call.done) != nil || d.answered() {
 		return
+	}
+	if d.cut() {
+		_ = await(past, n.ending)
+		past = within(past, stray)
 	}
 	_ = await(past, n.over)
 }

@@ -327,8 +327,9 @@ func unknown(err error) bool {
 }
 
 // Close ends the backend. Calls and clean-ups that are under way are brought to their
-// end first, where the server answers within about the call timeout; what a server that
-// hangs never answers ends with the client. An error says that an application's client,
+// end first, where the server answers within about the call timeout: a request whose
+// connection was cut gets 100 ms to arrive before it is undone for the last time. What a
+// server that hangs never answers ends with the client. An error says that an application's client,
 // which is not closed, still waits for such a server, after another call timeout.
 func (n *Node) Close() error {
 	if n.closed.Swap(true) {

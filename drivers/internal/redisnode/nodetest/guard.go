@@ -26,7 +26,10 @@ func (s *suite) guards(t *testing.T) {
 		"spaces of keys":                                         s.guardSpaces,
 		"least rights":                                           s.guardRights,
 	} {
-		t.Run(name, test)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
 	}
 }
 
@@ -535,9 +538,11 @@ func (s *suite) guardNode(t *testing.T) {
 func (s *suite) guardPromoted(t *testing.T) {
 	g := server.Sentinel(t, s.kind)
 	b := s.openWith(t, &driver.Config{DSN: s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&restart_guard=30s&bootstrap=true&master="+g.Name)})
-	if _, err := s.bid(b, "k"); err != nil {
+	l, err := s.bid(b, "k")
+	if err != nil {
 		t.Fatal(err)
 	}
+	first := l.Grant().Server
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	old, err := g.Primary(ctx)
@@ -553,16 +558,20 @@ func (s *suite) guardPromoted(t *testing.T) {
 		}
 		return nil
 	})
-	if err := old.Kill(); err != nil {
+	if _, err := g.Sentinels[0].Do("SENTINEL", "FAILOVER", g.Name); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := g.AwaitFailover(ctx, old); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		_, err = s.bid(b, "k2")
-		if err == nil {
+		var l driver.Lease
+		l, err = s.bid(b, fmt.Sprintf("k%d", s.owner.Add(1)))
+		switch {
+		case err == nil && l.Grant().Server != first:
 			t.Fatal("the new primary votes at once")
+		case err == nil: // until the old primary knows
+			return errors.New("the old primary still grants")
 		}
 		if !strings.Contains(err.Error(), "restart guard") {
 			return err

@@ -6,6 +6,7 @@ package nodetest
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 	"sync"
@@ -37,45 +38,92 @@ type App struct {
 	Close   func()       // closes the client
 }
 
-// Run runs the tests on both servers.
-func Run(t *testing.T, d Driver) {
-	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
-		s := &suite{Driver: d, kind: kind}
-		t.Run(strings.TrimSuffix(string(kind), "-server"), func(t *testing.T) {
-			t.Run("Conformance", s.conformance)
-			t.Run("OneWinnerOfAHundredThroughRetriesAndLostReplies", s.oneWinner)
-			t.Run("CancelledAcquiresLeaveNoKey", s.cancelled)
-			t.Run("AcquiresThroughJitterLeaveNoKey", s.jitter)
-			t.Run("LatePacketIsRefusedByTheServer", s.latePacket)
-			t.Run("ForeignLockExcludesAndIsExcluded", s.foreign)
-			t.Run("FlushedScriptsAreLoadedAgain", s.scriptFlush)
-			t.Run("RestartedServerIsAnotherServer", s.restart)
-			t.Run("TokensRiseWhateverTheCounterHolds", s.tokens)
-			t.Run("ErrorsSayWhatIsWrong", s.words)
-			t.Run("HungServerBoundsWhatIsUnderWay", s.hung)
-			t.Run("ShortDeadlinesBreakNoConnection", s.shortDeadlines)
-			t.Run("ConnectingHoldsUpNeitherCallersNorClose", s.hungConnect)
-			t.Run("DeadlinesHoldOnAnApplicationsClient", s.appDeadlines)
-			t.Run("WaitersShareOneConnection", s.oneSubscriber)
-			t.Run("WaiterSurvivesABreakAndARestart", s.waiterSurvives)
-			t.Run("LineServesFirstComeFirst", steadily(s.lineOrder))
-			t.Run("LinePassesOverTheDeadAndTheSilent", steadily(s.lineDead))
-			t.Run("LineForgetsWhoLeaves", steadily(s.lineLeaves))
-			t.Run("LineKeepsThePlaceOfWhoWasForestalled", steadily(s.lineKeeps))
-			t.Run("ForeignReleaseWakesAll", steadily(s.lineForeign))
-			t.Run("WithoutTheRightToALineReleasesWakeAll", steadily(s.lineRefused))
-			t.Run("LineInACluster", steadily(s.lineCluster))
-			t.Run("WithoutPubSubWatchFailsAndSaysSoOnce", s.noPubSub)
-			t.Run("ThousandLeasesNeedFewConnections", s.thousand)
-			t.Run("TLSPasswordUserAndSocket", s.ways)
-			t.Run("SentinelFailover", s.sentinel)
-			t.Run("Cluster", s.cluster)
-			t.Run("InspectorShowsLocksAndNothingElse", s.inspector)
-			t.Run("CheckNamesWhatIsUnsafe", s.check)
-			t.Run("RestartGuard", s.guards)
-		})
+// A test is one entry of the tables below.
+type test struct {
+	name string
+	run  func(*suite, *testing.T)
+}
+
+// alone are the tests beside which nothing else may run: they look for leaked goroutines,
+// or count on a reservation's few milliseconds.
+var alone = []test{
+	{"Conformance", (*suite).conformance},
+	{"LineServesFirstComeFirst", steadily((*suite).lineOrder)},
+	{"LinePassesOverTheDeadAndTheSilent", steadily((*suite).lineDead)},
+	{"LineForgetsWhoLeaves", steadily((*suite).lineLeaves)},
+	{"LineKeepsThePlaceOfWhoWasForestalled", steadily((*suite).lineKeeps)},
+	{"ForeignReleaseWakesAll", steadily((*suite).lineForeign)},
+	{"WithoutTheRightToALineReleasesWakeAll", steadily((*suite).lineRefused)},
+	{"ThousandLeasesNeedFewConnections", (*suite).thousand},
+}
+
+// together are the tests that run side by side: they mostly wait.
+var together = []test{
+	{"RestartGuard", (*suite).guards},
+	{"SentinelFailover", (*suite).sentinel},
+	{"LineInACluster", steadily((*suite).lineCluster)},
+	{"Cluster", (*suite).cluster},
+	{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
+	{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
+	{"CancelledAcquiresLeaveNoKey", (*suite).cancelled},
+	{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
+	{"LatePacketIsRefusedByTheServer", (*suite).latePacket},
+	{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
+	{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
+	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
+	{"RestartedServerIsAnotherServer", (*suite).restart},
+	{"TokensRiseWhateverTheCounterHolds", (*suite).tokens},
+	{"ErrorsSayWhatIsWrong", (*suite).words},
+	{"HungServerBoundsWhatIsUnderWay", (*suite).hung},
+	{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
+	{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
+	{"WaitersShareOneConnection", (*suite).oneSubscriber},
+	{"WaiterSurvivesABreakAndARestart", (*suite).waiterSurvives},
+	{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
+	{"TLSPasswordUserAndSocket", (*suite).ways},
+	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
+	{"CheckNamesWhatIsUnsafe", (*suite).check},
+}
+
+// Main runs the tests of a package that calls Run, eight of them side by side on any
+// number of processors.
+func Main(m *testing.M) int {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
 	}
+	return m.Run()
+}
+
+// RunAlone runs the conformance suite and the other tests beside which nothing else may
+// run: on both servers, or with -short on the one that the driver is named for.
+func RunAlone(t *testing.T, d Driver) {
+	eachKind(t, d, func(t *testing.T, s *suite) {
+		for _, test := range alone {
+			t.Run(test.name, func(t *testing.T) { test.run(s, t) })
+		}
+	})
+}
+
+// Run runs all other tests, side by side.
+func Run(t *testing.T, d Driver) {
 	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
+	eachKind(t, d, func(t *testing.T, s *suite) {
+		for _, test := range together {
+			t.Run(test.name, func(t *testing.T) {
+				t.Parallel()
+				test.run(s, t)
+			})
+		}
+	})
+}
+
+func eachKind(t *testing.T, d Driver, do func(*testing.T, *suite)) {
+	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+		if name := strings.TrimSuffix(string(kind), "-server"); !testing.Short() || name == d.Scheme {
+			t.Run(name, func(t *testing.T) { do(t, &suite{Driver: d, kind: kind}) })
+		}
+	}
 }
 
 type suite struct {
@@ -434,6 +482,51 @@ func (s *suite) latePacket(t *testing.T) {
 	}
 	if n, err := srv.Do("EXISTS", "redlock1:fence:{next}"); err != nil || fmt.Sprint(n) != "1" {
 		t.Errorf("a lock left no counter, so nothing was tested: %v, %v", n, err)
+	}
+}
+
+// closeAfterLostReply: a reply that was lost makes Close wait for nothing where the server
+// answers: what took effect is known from the next answer, and a server that was started
+// anew knows nothing of what was sent before.
+func (s *suite) closeAfterLostReply(t *testing.T) {
+	const callTimeout = 20 * time.Second
+	for name, c := range map[string]func(t *testing.T, b driver.Backend, p *fault.Proxy, srv *server.Server){
+		"found by the second try": func(t *testing.T, b driver.Backend, p *fault.Proxy, _ *server.Server) {
+			p.CutReplies(1)
+			unlock(t, s.lock(t, b, "k", time.Minute))
+		},
+		"undone": func(t *testing.T, b driver.Backend, p *fault.Proxy, _ *server.Server) {
+			p.CutReplies(1)
+			ctx, cancel := context.WithCancel(context.Background())
+			p.Delay(fault.ToServer, 50*time.Millisecond, 0)
+			time.AfterFunc(10*time.Millisecond, cancel)
+			if l, err := b.Acquire(ctx, s.ask("k", time.Minute)); err == nil {
+				unlock(t, l)
+			}
+		},
+		"a server started anew": func(t *testing.T, b driver.Backend, _ *fault.Proxy, srv *server.Server) {
+			if err := srv.RestartEmpty(); err != nil {
+				t.Fatal(err)
+			}
+			unlock(t, s.lockSoon(t, b, "k", time.Minute))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			srv := server.StartFor(t, s.kind)
+			p := fault.NewProxy(t, srv.Addr())
+			b := s.open(t, s.url(p.Addr(), fmt.Sprintf("?call_timeout=%v", callTimeout)))
+			s.warm(t, b)
+			c(t, b, p, srv)
+			start := time.Now()
+			if err := b.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+			if d := time.Since(start); d > callTimeout/2 {
+				t.Errorf("Close took %v: it waited for a call that could not take effect any more", d)
+			}
+			noLocks(t, srv)
+		})
 	}
 }
 

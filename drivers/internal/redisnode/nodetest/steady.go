@@ -10,14 +10,14 @@ import (
 // steadily makes a test of one that counts on a lock's being kept for whoever is next in
 // line: some 30 ms, which a busy machine may let pass. It fails if that happens, or
 // anything else, five times in a row.
-func steadily(test func(testing.TB)) func(*testing.T) {
-	return func(t *testing.T) {
+func steadily(test func(*suite, testing.TB)) func(*suite, *testing.T) {
+	return func(s *suite, t *testing.T) {
 		for range 5 {
 			try := &try{TB: t}
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				test(try)
+				test(s, try)
 			}()
 			<-done
 			if !try.end() {
