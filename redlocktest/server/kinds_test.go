@@ -327,6 +327,24 @@ func TestStandbyIsReadOnly(t *testing.T) {
 	}
 }
 
+func TestStandbyFollowsItsPrimaryAndIsPromoted(t *testing.T) {
+	primary := Postgres(t, WithSetting("synchronous_standby_names", "standby"), WithSetting("synchronous_commit", "remote_apply"))
+	standby := Postgres(t, WithReplicaOf(primary))
+	query(t, primary.Addr(), "CREATE TABLE t AS SELECT 7 AS n")
+	if got := query(t, standby.Addr(), "SELECT n FROM t"); got != "7" {
+		t.Errorf("the standby says %q", got)
+	}
+	if err := primary.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Promote(); err != nil {
+		t.Fatal(err)
+	}
+	if got := query(t, standby.Addr(), "SELECT pg_is_in_recovery()"); got != "f" {
+		t.Errorf("in recovery after its promotion: %q", got)
+	}
+}
+
 func TestHBAComesBeforeTrust(t *testing.T) {
 	s := Postgres(t, WithHBA("host all postgres 127.0.0.1/32 reject"))
 	if got := query(t, s.Addr(), "SELECT 1"); !strings.Contains(got, "rejects") {

@@ -35,8 +35,8 @@ type Config struct {
 	ClientCerts bool
 	// UnixOnly makes it listen on its unix socket alone. Redis and Valkey only.
 	UnixOnly bool
-	// ReplicaOf is the server to replicate; both or neither have TLS. Redis and Valkey
-	// only.
+	// ReplicaOf is the server to replicate; both or neither have TLS. A postgres is then a
+	// hot standby that follows by streaming, named "standby" in synchronous_standby_names.
 	ReplicaOf *Server
 	// Clock gives the server a wall clock of its own, which Server.SetClock sets: a
 	// library that a C compiler makes when it is first used stands before the system's.

@@ -33,6 +33,9 @@ func (postgres) prepare(s *Server) error {
 }
 
 func (s *Server) freshCluster() error {
+	if s.cfg.ReplicaOf != nil {
+		return s.baseBackup()
+	}
 	from, err := s.template()
 	if err != nil {
 		return err
@@ -48,6 +51,49 @@ func (s *Server) freshCluster() error {
 	return giveAway(s.dataDir(), s.cfg.Kind)
 }
 
+// baseBackup copies the primary's cluster, for a standby that follows it by streaming.
+func (s *Server) baseBackup() error {
+	if err := os.MkdirAll(s.dataDir(), 0o700); err != nil {
+		return err
+	}
+	if err := giveAway(s.dataDir(), s.cfg.Kind); err != nil {
+		return err
+	}
+	err := runAs(s.cfg.Kind, s.dir, s.program("pg_basebackup"), "-D", s.dataDir(), "-h", "127.0.0.1",
+		"-p", strconv.Itoa(s.cfg.ReplicaOf.port), "-U", Superuser, "-c", "fast", "-X", "stream", "--no-sync")
+	if err != nil {
+		return err
+	}
+	signal := filepath.Join(s.dataDir(), "standby.signal")
+	if err := os.WriteFile(signal, nil, 0o600); err != nil {
+		return err
+	}
+	return giveAway(signal, s.cfg.Kind)
+}
+
+// program is the path of another program of the same installation: beside the server's,
+// or beside what that is a link to.
+func (s *Server) program(name string) string {
+	path := filepath.Join(filepath.Dir(s.binary), name)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	if real, err := filepath.EvalSymlinks(s.binary); err == nil {
+		return filepath.Join(filepath.Dir(real), name)
+	}
+	return path
+}
+
+// Promote makes a standby a primary, and returns when it accepts writes.
+func (s *Server) Promote() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running() == nil {
+		return errNotRunning
+	}
+	return runAs(s.cfg.Kind, s.dir, s.program("pg_ctl"), "promote", "-D", s.dataDir(), "-w", "-t", "30")
+}
+
 // templates is held while a template is made: the tests that begin together want one.
 var templates sync.Mutex
 
@@ -56,7 +102,7 @@ var templates sync.Mutex
 func (s *Server) template() (string, error) {
 	templates.Lock()
 	defer templates.Unlock()
-	initdb := filepath.Join(filepath.Dir(s.binary), "initdb")
+	initdb := s.program("initdb")
 	who, err := runner(s.cfg.Kind)
 	if err != nil {
 		return "", err
@@ -148,6 +194,9 @@ func (postgres) command(s *Server) ([]string, error) {
 	if !s.cfg.Durable {
 		line("fsync", "off")
 		line("full_page_writes", "off")
+	}
+	if p := s.cfg.ReplicaOf; p != nil {
+		line("primary_conninfo", fmt.Sprintf("host=127.0.0.1 port=%d user=%s application_name=standby", p.port, Superuser))
 	}
 	for _, x := range s.cfg.Settings {
 		fmt.Fprintf(&conf, "%s = %s\n", x.Name, x.Value)
