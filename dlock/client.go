@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/go-multierror"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/internal/boot"
 )
 
 // A Locker takes locks. It is what applications accept; it never grows. *Client is one.
@@ -32,7 +33,7 @@ type Client struct {
 	backend driver.Backend
 	info    driver.Info
 	config  // the defaults of every lock
-	clock   *clock
+	clock   *boot.Clock
 	sched   scheduler
 	queues  *waitQueues
 	losses  losses
@@ -67,7 +68,7 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 		backend: b,
 		info:    b.Info(),
 		config:  cfg,
-		clock:   newClock(suspended),
+		clock:   boot.New(boot.Source{}),
 		leases:  map[*Lease]struct{}{},
 	}
 	c.life, c.end = context.WithCancel(context.Background())
@@ -381,7 +382,7 @@ func (c *Client) attempt(ctx context.Context, r *request, wait bool) (*Lease, er
 	r.attempts++
 	r.Owner = newOwner(c.label)
 	r.Wait = wait
-	at := c.clock.now() // before start: what is computed from it ends too early rather than too late
+	at := c.clock.Now() // before start: what is computed from it ends too early rather than too late
 	start := time.Now()
 	held, err := c.backend.Acquire(ctx, &r.Request)
 	var l *Lease
@@ -425,7 +426,7 @@ func (c *Client) tally(ctx context.Context, r *request, l *Lease, err error, lat
 }
 
 // hold makes a lease of a grant, unless it is too late for it.
-func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at instant, start time.Time) (*Lease, error) {
+func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boot.Instant, start time.Time) (*Lease, error) {
 	l := newLease(ctx, c, r, held, at, start)
 	c.mu.Lock()
 	closed := c.closed

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/internal/boot"
 )
 
 // granting is a backend that always grants.
@@ -40,7 +41,7 @@ func sleeper(t *testing.T) (*Client, *atomic.Int64) {
 	t.Cleanup(func() { _ = c.Close() })
 	slept := new(atomic.Int64)
 	slept.Store(int64(time.Hour)) // since it booted
-	c.clock = newClock(func() time.Duration { return time.Duration(slept.Load()) })
+	c.clock = boot.New(boot.Source{Suspended: func() time.Duration { return time.Duration(slept.Load()) }})
 	c.sched.clock = c.clock
 	return c, slept
 }
@@ -98,10 +99,29 @@ func TestALeaseTakenAfterASleepIsNotLost(t *testing.T) {
 	})
 }
 
-func TestTheMachinesClocksAreRead(t *testing.T) {
-	a := suspended()
-	b := suspended()
-	if a < 0 || b-a > sleepNoise || a-b > sleepNoise {
-		t.Errorf("suspended = %v, then %v, on a machine that is awake", a, b)
-	}
+// A wall clock that jumps where the boot-time clock does not is taken for a pause of the
+// machine: leases are renewed at once.
+func TestAJumpOfTheWallClockMakesLeasesLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := sleeper(t)
+		set := new(atomic.Int64)
+		c.clock = boot.New(boot.Source{
+			Suspended: func() time.Duration { return 0 },
+			Wall:      func(now time.Time) time.Time { return now.Add(time.Duration(set.Load())) },
+		})
+		c.sched.clock = c.clock
+		l, err := c.Lock(t.Context(), "k", WithTTL(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		if n := c.Stats().Renewed; n != 0 {
+			t.Fatalf("%d renewals", n)
+		}
+		set.Store(int64(-time.Minute))
+		time.Sleep(2 * tick)
+		if n := c.Stats().Renewed; n != 1 || l.Err() != nil {
+			t.Errorf("%d renewals within %v of the jump, and the lease's error is %v", n, 2*tick, l.Err())
+		}
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/internal/boot"
 )
 
 // A Lease is a lock that is held, for as long as Done is open. It renews itself unless
@@ -23,19 +24,19 @@ type Lease struct {
 	lost    <-chan struct{}
 	ttl     time.Duration // zero: bound to a session
 	renews  bool
-	granted instant
-	limit   instant // the end of WithMaxHold; zero: none
-	keep    instant // the end of WithMinHold; zero: none
+	granted boot.Instant
+	limit   boot.Instant // the end of WithMaxHold; zero: none
+	keep    boot.Instant // the end of WithMinHold; zero: none
 
 	mu       sync.Mutex
-	expires  instant // zero: bound to a session
-	renewAt  instant // zero: never
-	warnAt   instant // zero: never
-	renewing bool    // by the scheduler
-	underWay int     // renewals that were sent and not answered
-	failure  error   // of the last renewal; nil if it succeeded
-	err      error   // why the lease ended; nil: it has not
-	live     bool    // it was counted as held
+	expires  boot.Instant // zero: bound to a session
+	renewAt  boot.Instant // zero: never
+	warnAt   boot.Instant // zero: never
+	renewing bool         // by the scheduler
+	underWay int          // renewals that were sent and not answered
+	failure  error        // of the last renewal; nil if it succeeded
+	err      error        // why the lease ended; nil: it has not
+	live     bool         // it was counted as held
 	done     chan struct{}
 	contexts map[*leaseContext]context.CancelCauseFunc
 	unlocked bool
@@ -43,12 +44,12 @@ type Lease struct {
 	covered  bool // kept, and the TTL keeps it until then without us
 
 	index  int // in the scheduler's heap; -1: not there
-	stepAt instant
+	stepAt boot.Instant
 }
 
-func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at instant, start time.Time) *Lease {
+func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at boot.Instant, start time.Time) *Lease {
 	g := held.Grant()
-	granted := c.clock.now() // start may be long ago, if the backend queued the request
+	granted := c.clock.Now() // start may be long ago, if the backend queued the request
 	l := &Lease{
 		c:       c,
 		held:    held,
@@ -61,27 +62,27 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 	}
 	if !g.Expires.IsZero() {
 		l.ttl = r.TTL
-		l.expires = at.add(g.Expires.Sub(start))
+		l.expires = at.Add(g.Expires.Sub(start))
 	}
 	if r.renewal && l.ttl > 0 {
 		l.renews = true
 		l.renewAt = l.nextRenewal()
 	}
 	if r.maxHold > 0 {
-		l.limit = granted.add(r.maxHold)
-		l.warnAt = granted.add(r.maxHold / 5 * 4)
+		l.limit = granted.Add(r.maxHold)
+		l.warnAt = granted.Add(r.maxHold / 5 * 4)
 	}
 	if r.minHold > 0 {
-		l.keep = granted.add(r.minHold)
+		l.keep = granted.Add(r.minHold)
 	}
 	return l
 }
 
 // nextRenewal is a third of the TTL after the last success, and half-way to the end for
 // the shortest TTLs, of which the drift and the margin leave little.
-func (l *Lease) nextRenewal() instant {
-	from := l.expires.add(driver.Drift(l.ttl) - l.ttl)
-	return min(from.add(l.ttl/3), from.add(l.expires.add(-margin(l.ttl)).sub(from)/2))
+func (l *Lease) nextRenewal() boot.Instant {
+	from := l.expires.Add(driver.Drift(l.ttl) - l.ttl)
+	return min(from.Add(l.ttl/3), from.Add(l.expires.Add(-margin(l.ttl)).Sub(from)/2))
 }
 
 // values returns a context with the values of ctx that never ends.
@@ -99,7 +100,7 @@ func (l *Lease) begin() bool {
 	if l.err != nil {
 		return false // Close was quicker
 	}
-	if l.expires != 0 && l.c.clock.now() >= l.expires.add(-margin(l.ttl)) {
+	if l.expires != 0 && l.c.clock.Now() >= l.expires.Add(-margin(l.ttl)) {
 		l.err = lost("it was granted too late")
 		return false
 	}
@@ -132,7 +133,7 @@ func (l *Lease) Deadline() (time.Time, bool) {
 	if l.expires == 0 {
 		return time.Time{}, false
 	}
-	return l.c.clock.time(l.expires), true
+	return l.c.clock.Time(l.expires), true
 }
 
 // margin is for how long before its deadline a lease is done: time to stop, before the
@@ -140,10 +141,10 @@ func (l *Lease) Deadline() (time.Time, bool) {
 func margin(ttl time.Duration) time.Duration { return max(5*time.Millisecond, ttl/50) }
 
 // end returns when the lease is over unless it is renewed; zero: never.
-func (l *Lease) end() instant {
+func (l *Lease) end() boot.Instant {
 	end := l.limit
 	if l.expires != 0 {
-		if done := l.expires.add(-margin(l.ttl)); end == 0 || done < end {
+		if done := l.expires.Add(-margin(l.ttl)); end == 0 || done < end {
 			end = done
 		}
 	}
@@ -186,14 +187,14 @@ func (l *Lease) look() ending {
 		return ending{}
 	}
 	end := l.end()
-	if end == 0 || l.c.clock.fresh() < end {
+	if end == 0 || l.c.clock.Fresh() < end {
 		return ending{}
 	}
 	return l.over(end)
 }
 
 // over ends the lease, whose time has come, with the reason.
-func (l *Lease) over(end instant) ending {
+func (l *Lease) over(end boot.Instant) ending {
 	switch {
 	case end == l.limit:
 		return l.finishLocked(ErrMaxHold)
@@ -279,7 +280,7 @@ func (c *Client) tellLost(l *Lease, err error) {
 }
 
 func (l *Lease) event(op string, err error) Event {
-	e := Event{Op: op, Key: l.key, Fence: l.fence, Waited: l.c.clock.now().sub(l.granted), Err: err}
+	e := Event{Op: op, Key: l.key, Fence: l.fence, Waited: l.c.clock.Now().Sub(l.granted), Err: err}
 	e.Deadline, _ = l.Deadline()
 	if err == nil {
 		e.Votes = l.held.Grant().Votes
@@ -289,8 +290,8 @@ func (l *Lease) event(op string, err error) Event {
 
 // schedule tells the scheduler when the next step is due.
 func (l *Lease) schedule() {
-	var next instant
-	earliest := func(t instant) {
+	var next boot.Instant
+	earliest := func(t boot.Instant) {
 		if t != 0 && (next == 0 || t < next) {
 			next = t
 		}
@@ -310,7 +311,7 @@ func (l *Lease) schedule() {
 }
 
 // step does what is due, and blocks for nothing.
-func (l *Lease) step(now instant) {
+func (l *Lease) step(now boot.Instant) {
 	l.mu.Lock()
 	var over ending
 	switch end := l.end(); {
@@ -334,14 +335,24 @@ func (l *Lease) step(now instant) {
 	over.run()
 }
 
+// recheck brings the next renewal forward to now: see scheduler.recheck.
+func (l *Lease) recheck(now boot.Instant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil && l.renewAt > now {
+		l.renewAt = now
+		l.schedule()
+	}
+}
+
 // warn says once that the maximum hold comes near.
-func (l *Lease) warn(now instant) {
+func (l *Lease) warn(now boot.Instant) {
 	if l.warnAt == 0 || now < l.warnAt {
 		return
 	}
 	l.warnAt = 0
 	go l.c.log.Warn("dlock: a lease nears its maximum hold; WithMaxHold sets another, 0 for none",
-		"key", l.key, "held", shortDuration(now.sub(l.granted)), "left", shortDuration(l.limit.sub(now)))
+		"key", l.key, "held", shortDuration(now.Sub(l.granted)), "left", shortDuration(l.limit.Sub(now)))
 }
 
 // renewOnce renews the lease for the scheduler.
@@ -389,7 +400,7 @@ func (l *Lease) renew(ctx context.Context) error {
 	if c.hooks.Start != nil {
 		ctx = c.hooks.Start(ctx, Op{Name: "renew", Key: l.key})
 	}
-	at := c.clock.now()
+	at := c.clock.Now()
 	start := time.Now()
 	ttl := l.send(at)
 	g, err := l.held.Renew(ctx, &driver.Renewal{TTL: ttl})
@@ -408,19 +419,19 @@ func (l *Lease) renew(ctx context.Context) error {
 
 // send counts a renewal and returns its TTL: that of the lease; or, for a lock that is
 // kept, what is left, so that it is kept even if this process ends.
-func (l *Lease) send(now instant) time.Duration {
+func (l *Lease) send(now boot.Instant) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.underWay++
 	if !l.kept || l.c.bySession() {
 		return l.ttl
 	}
-	return min(max(l.keep.sub(now), l.c.info.MinTTL), l.c.info.MaxTTL)
+	return min(max(l.keep.Sub(now), l.c.info.MinTTL), l.c.info.MaxTTL)
 }
 
 // renewed takes in the outcome of a renewal with ttl that was sent at the instant at,
 // which is also start. One that is confirmed after the lease was over never revives it.
-func (l *Lease) renewed(g driver.Grant, err error, ttl time.Duration, at instant, start time.Time) error {
+func (l *Lease) renewed(g driver.Grant, err error, ttl time.Duration, at boot.Instant, start time.Time) error {
 	l.mu.Lock()
 	over := l.look()
 	defer func() { l.mu.Unlock(); over.run() }()
@@ -435,7 +446,7 @@ func (l *Lease) renewed(g driver.Grant, err error, ttl time.Duration, at instant
 	switch {
 	case err == nil:
 		l.c.count.renewed.Add(1)
-		if expires := at.add(g.Expires.Sub(start)); expires > l.expires {
+		if expires := at.Add(g.Expires.Sub(start)); expires > l.expires {
 			l.expires = expires
 		}
 		if l.renews {
@@ -456,7 +467,7 @@ func (l *Lease) renewed(g driver.Grant, err error, ttl time.Duration, at instant
 func (l *Lease) retry() {
 	if l.renews {
 		pause := max(l.ttl/20, time.Millisecond)
-		l.renewAt = l.c.clock.now().add(pause/2 + mathrand.N(pause))
+		l.renewAt = l.c.clock.Now().Add(pause/2 + mathrand.N(pause))
 	}
 }
 
@@ -509,7 +520,7 @@ func (l *Lease) Unlock() error {
 // giveUp releases the lock of a lease that has ended, or keeps it for WithMinHold.
 func (l *Lease) giveUp() error {
 	l.mu.Lock()
-	keep := l.keep > l.c.clock.now() && !errors.Is(l.err, ErrLost)
+	keep := l.keep > l.c.clock.Now() && !errors.Is(l.err, ErrLost)
 	l.mu.Unlock()
 	if keep {
 		return l.keepOn()
@@ -582,7 +593,7 @@ func (l *Lease) keepOn() error {
 	c.mu.Unlock()
 
 	if l.ttl > 0 {
-		at := c.clock.now()
+		at := c.clock.Now()
 		ttl := l.send(at)
 		_, err := l.held.Renew(l.ctx, &driver.Renewal{TTL: ttl})
 		l.mu.Lock()
@@ -604,18 +615,18 @@ func (l *Lease) keepOn() error {
 // keptOn takes in the outcome of a renewal, sent at the instant at, of a lock that is
 // kept. Another that is still under way may set a shorter TTL after it, and so it is
 // followed by one more.
-func (l *Lease) keptOn(err error, ttl time.Duration, at instant) error {
+func (l *Lease) keptOn(err error, ttl time.Duration, at boot.Instant) error {
 	switch {
 	case errors.Is(err, ErrLost):
 		l.kept = false // and gone: there is nothing to keep
 		l.c.sched.drop(l)
 		l.c.forget(l)
-	case err == nil && l.underWay == 0 && !l.c.bySession() && at.add(ttl) >= l.keep:
+	case err == nil && l.underWay == 0 && !l.c.bySession() && at.Add(ttl) >= l.keep:
 		l.covered = true
 		l.renewAt = 0
 	default:
 		l.renews = true
-		l.renewAt = at.add(l.ttl / 3)
+		l.renewAt = at.Add(l.ttl / 3)
 		if err != nil {
 			l.retry()
 		}
@@ -643,7 +654,7 @@ func (l *Lease) close() error {
 		l.sitOut()
 		return l.release()
 	}
-	left := l.keep.sub(c.clock.fresh())
+	left := l.keep.Sub(c.clock.Fresh())
 	l.mu.Lock()
 	covered := l.covered
 	l.mu.Unlock()
@@ -663,7 +674,7 @@ func (l *Lease) close() error {
 // sitOut waits until WithMinHold is over, and renews meanwhile.
 func (l *Lease) sitOut() {
 	for {
-		left := l.keep.sub(l.c.clock.fresh())
+		left := l.keep.Sub(l.c.clock.Fresh())
 		if left <= 0 {
 			return
 		}

@@ -2,8 +2,11 @@ package dlock
 
 import (
 	"container/heap"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/redlock-go/redlock/internal/boot"
 )
 
 // tick is the longest pause between two looks at the clock while a lease is held: a
@@ -16,18 +19,19 @@ const tick = time.Second
 //
 // Its mutex is taken under a lease's and never the other way round.
 type scheduler struct {
-	clock *clock
+	clock *boot.Clock
 
 	mu      sync.Mutex
 	due     leaseHeap
 	timer   *time.Timer
-	armed   instant // when the timer fires; zero: never
-	running bool    // a run is under way, and looks again before it ends
+	armed   boot.Instant // when the timer fires; zero: never
+	running bool         // a run is under way, and looks again before it ends
+	jumps   int64        // of the clock's, so many were heeded
 	stopped bool
 }
 
 // put sets when l's next step is due.
-func (s *scheduler) put(l *Lease, at instant) {
+func (s *scheduler) put(l *Lease, at boot.Instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
@@ -58,16 +62,16 @@ func (s *scheduler) arm() {
 	if len(s.due) == 0 || s.running {
 		return
 	}
-	now := s.clock.now()
-	at := min(s.due[0].stepAt, now.add(tick))
+	now := s.clock.Now()
+	at := min(s.due[0].stepAt, now.Add(tick))
 	if s.armed != 0 && s.armed <= at {
 		return
 	}
 	s.armed = max(at, 1)
 	if s.timer == nil {
-		s.timer = time.AfterFunc(at.sub(now), s.run)
+		s.timer = time.AfterFunc(at.Sub(now), s.run)
 	} else {
-		s.timer.Reset(at.sub(now))
+		s.timer.Reset(at.Sub(now))
 	}
 }
 
@@ -80,7 +84,9 @@ func (s *scheduler) run() {
 		return
 	}
 	s.running = true
-	for now := s.clock.fresh(); len(s.due) > 0 && s.due[0].stepAt <= now; now = s.clock.now() {
+	now := s.clock.Fresh()
+	s.recheck(now)
+	for ; len(s.due) > 0 && s.due[0].stepAt <= now; now = s.clock.Now() {
 		l := heap.Pop(&s.due).(*Lease)
 		s.mu.Unlock()
 		l.step(now)
@@ -89,6 +95,23 @@ func (s *scheduler) run() {
 	s.running = false
 	s.arm()
 	s.mu.Unlock()
+}
+
+// recheck makes every lease look at its lock after the wall clock jumped: the machine may
+// have been stopped in a way that no clock of its own shows. Nothing is promised on that,
+// since it is seen late. s.mu is held, but for the leases' steps.
+func (s *scheduler) recheck(now boot.Instant) {
+	jumps := s.clock.Jumps()
+	if jumps == s.jumps {
+		return
+	}
+	s.jumps = jumps
+	leases := slices.Clone(s.due)
+	s.mu.Unlock()
+	for _, l := range leases {
+		l.recheck(now)
+	}
+	s.mu.Lock()
 }
 
 // stop ends the timer. Leases that are still in the heap have no further step.

@@ -21,12 +21,13 @@ func TestDependencyRules(t *testing.T) {
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
 		dsn       = "driver/dsn"
+		boot      = "internal/boot"
 	)
-	base := []string{"driver", "dlock", multi, errwrap}
+	base := []string{"driver", "dlock", boot, multi, errwrap}
 	rules := map[string][]string{ // the modules and own packages allowed
 		"driver":           {},
 		"driver/dsn":       {"driver"},
-		"dlock":            {"driver", multi, errwrap},
+		"dlock":            {"driver", boot, multi, errwrap},
 		"dlock/cli":        append(base, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
 		"drivers/memory":   append(base, dsn),
 		"drivers/file":     append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),

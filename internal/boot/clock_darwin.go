@@ -1,4 +1,4 @@
-package dlock
+package boot
 
 import (
 	"encoding/binary"

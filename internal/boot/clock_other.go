@@ -1,6 +1,6 @@
 //go:build !linux && !darwin
 
-package dlock
+package boot
 
 import "time"
 
