@@ -492,3 +492,60 @@ func TestNoOverlapUnderAMixOfCalls(t *testing.T) {
 		t.Errorf("Stats = %+v", st)
 	}
 }
+
+// What a process that dies leaves is known to the server alone.
+func TestAMinHoldIsKeptExactlyThoughTheProcessDies(t *testing.T) {
+	for _, unlocked := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSpy()
+			if unlocked { // a grace belongs to a TTL, and not to a minimum hold
+				s.acquire = func(_ context.Context, r *driver.Request) error {
+					r.Quorum = &driver.Quorum{N: 3, Guard: time.Hour, Grace: time.Hour}
+					return nil
+				}
+			}
+			l := lock(t, newSpyClient(t, s), "k", dlock.WithMinHold(time.Minute))
+			granted := time.Now()
+			time.Sleep(time.Microsecond)
+			synctest.Wait()
+			if unlocked {
+				time.Sleep(55 * time.Second) // less than a TTL is left
+				unlock(t, l)
+			}
+			s.set(func() { // nothing arrives any more
+				s.renew = func(context.Context, *driver.Renewal) error { return errOutage }
+				s.release = func(context.Context) error { return errOutage }
+			})
+			time.Sleep(time.Until(granted.Add(time.Minute - time.Millisecond)))
+			if free(t, s, "k") {
+				t.Error("the lock is free before the minimum hold is over")
+			}
+			time.Sleep(2 * time.Millisecond)
+			if !free(t, s, "k") {
+				t.Error("the lock is kept after the minimum hold")
+			}
+		})
+	}
+}
+
+// A backend that cannot keep a lock beyond its lease, and whose longest TTL is short.
+func TestCloseSitsOutAMinHoldThatNoTTLCovers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.hide = driver.FeatureKeep
+		s.info = func(i *driver.Info) { i.MaxTTL = 20 * time.Second }
+		c := newSpyClient(t, s)
+		unlock(t, lock(t, c, "k", dlock.WithMinHold(time.Minute)))
+		start := time.Now()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took != 40*time.Second {
+			t.Errorf("Close took %v, want 40 s, until a TTL covers the rest", took)
+		}
+		time.Sleep(19 * time.Second)
+		if free(t, s, "k") {
+			t.Error("WithMinHold was not kept")
+		}
+	})
+}

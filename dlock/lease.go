@@ -74,6 +74,9 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 	}
 	if r.minHold > 0 {
 		l.keep = granted.Add(r.minHold)
+		if r.minHold > l.ttl && c.keeps() {
+			l.renewAt = max(granted, 1) // the server must know at once, should this process end
+		}
 	}
 	return l
 }
@@ -402,10 +405,10 @@ func (l *Lease) renew(ctx context.Context) error {
 	}
 	at := c.clock.Now()
 	start := time.Now()
-	ttl := l.send(at)
-	g, err := l.held.Renew(ctx, &driver.Renewal{TTL: ttl})
+	r := l.send(at)
+	g, err := l.held.Renew(ctx, r)
 	failed := err != nil
-	err = l.renewed(g, err, ttl, at, start)
+	err = l.renewed(g, err, r, at, start)
 	if failed && !errors.Is(err, ErrLost) {
 		c.log.Warn("dlock: a renewal failed", "key", l.key, "err", err)
 	}
@@ -417,27 +420,43 @@ func (l *Lease) renew(ctx context.Context) error {
 	return err
 }
 
-// send counts a renewal and returns its TTL: that of the lease; or, for a lock that is
-// kept, what is left, so that it is kept even if this process ends.
-func (l *Lease) send(now boot.Instant) time.Duration {
+// send counts a renewal and returns it.
+func (l *Lease) send(now boot.Instant) *driver.Renewal {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.underWay++
-	if !l.kept || l.c.bySession() {
-		return l.ttl
-	}
-	return min(max(l.keep.Sub(now), l.c.info.MinTTL), l.c.info.MaxTTL)
+	return l.renewal(now)
 }
 
-// renewed takes in the outcome of a renewal with ttl that was sent at the instant at,
+// renewal is the next renewal: for the lease's TTL; with what is left of WithMinHold, so
+// that the lock is kept even if this process ends; and for nothing but that once the lease
+// is over.
+func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
+	r := &driver.Renewal{TTL: l.ttl}
+	left := l.keep.Sub(now)
+	switch {
+	case l.keep == 0 || l.c.bySession():
+	case l.c.keeps():
+		if l.kept {
+			r.TTL = 0
+			left = max(left, time.Millisecond)
+		}
+		r.Keep = max(left, 0)
+	case l.kept:
+		r.TTL = min(max(left, l.c.info.MinTTL), l.c.info.MaxTTL)
+	}
+	return r
+}
+
+// renewed takes in the outcome of the renewal r that was sent at the instant at,
 // which is also start. One that is confirmed after the lease was over never revives it.
-func (l *Lease) renewed(g driver.Grant, err error, ttl time.Duration, at boot.Instant, start time.Time) error {
+func (l *Lease) renewed(g driver.Grant, err error, r *driver.Renewal, at boot.Instant, start time.Time) error {
 	l.mu.Lock()
 	over := l.look()
 	defer func() { l.mu.Unlock(); over.run() }()
 	l.underWay--
 	if l.kept {
-		return l.keptOn(err, ttl, at)
+		return l.keptOn(err, r, at)
 	}
 	if l.err != nil {
 		return l.err
@@ -449,6 +468,7 @@ func (l *Lease) renewed(g driver.Grant, err error, ttl time.Duration, at boot.In
 		if expires := at.Add(g.Expires.Sub(start)); expires > l.expires {
 			l.expires = expires
 		}
+		l.renewAt = 0
 		if l.renews {
 			l.renewAt = l.nextRenewal()
 		}
@@ -465,7 +485,7 @@ func (l *Lease) renewed(g driver.Grant, err error, ttl time.Duration, at boot.In
 
 // retry sets the next renewal after one of which the outcome is not known.
 func (l *Lease) retry() {
-	if l.renews {
+	if l.renewAt != 0 {
 		pause := max(l.ttl/20, time.Millisecond)
 		l.renewAt = l.c.clock.Now().Add(pause/2 + mathrand.N(pause))
 	}
@@ -579,9 +599,14 @@ func (l *Lease) unlockUnless(done *bool) {
 // bySession reports whether locks end with the process, whatever their TTL.
 func (c *Client) bySession() bool { return c.info.Features.Has(driver.FeatureSession) }
 
-// keepOn keeps the lock of a lease that was unlocked before its WithMinHold is over: its
-// TTL is set to what is left, so that it lasts even if this process ends, and a timer
-// releases it. What the TTL cannot cover is renewed until then.
+// keeps reports whether the server can keep a lock beyond its lease and its process.
+func (c *Client) keeps() bool {
+	return c.info.Features.Has(driver.FeatureKeep) && !c.bySession()
+}
+
+// keepOn keeps the lock of a lease that was unlocked before its WithMinHold is over: the
+// server keeps it for what is left, even if this process ends, and a timer releases it.
+// What the server cannot cover is renewed until then.
 func (l *Lease) keepOn() error {
 	c := l.c
 	l.mu.Lock()
@@ -594,11 +619,11 @@ func (l *Lease) keepOn() error {
 
 	if l.ttl > 0 {
 		at := c.clock.Now()
-		ttl := l.send(at)
-		_, err := l.held.Renew(l.ctx, &driver.Renewal{TTL: ttl})
+		r := l.send(at)
+		_, err := l.held.Renew(l.ctx, r)
 		l.mu.Lock()
 		l.underWay--
-		err = l.keptOn(err, ttl, at)
+		err = l.keptOn(err, r, at)
 		l.mu.Unlock()
 		if errors.Is(err, ErrLost) {
 			return err
@@ -612,16 +637,16 @@ func (l *Lease) keepOn() error {
 	return nil
 }
 
-// keptOn takes in the outcome of a renewal, sent at the instant at, of a lock that is
+// keptOn takes in the outcome of the renewal r, sent at the instant at, of a lock that is
 // kept. Another that is still under way may set a shorter TTL after it, and so it is
 // followed by one more.
-func (l *Lease) keptOn(err error, ttl time.Duration, at boot.Instant) error {
+func (l *Lease) keptOn(err error, r *driver.Renewal, at boot.Instant) error {
 	switch {
 	case errors.Is(err, ErrLost):
 		l.kept = false // and gone: there is nothing to keep
 		l.c.sched.drop(l)
 		l.c.forget(l)
-	case err == nil && l.underWay == 0 && !l.c.bySession() && at.Add(ttl) >= l.keep:
+	case err == nil && l.underWay == 0 && !l.c.bySession() && at.Add(max(r.TTL, r.Keep)) >= l.keep:
 		l.covered = true
 		l.renewAt = 0
 	default:
@@ -646,17 +671,22 @@ func (l *Lease) releaseKept() {
 	}
 }
 
-// close ends the keeping of a lock for Close: it leaves the lock to its TTL, or waits
-// where the lock would end with the backend.
+// close ends the keeping of a lock for Close: it leaves the lock to the server, and waits
+// first for as long as the lock would not last.
 func (l *Lease) close() error {
 	c := l.c
-	if c.bySession() {
-		l.sitOut()
+	switch {
+	case c.bySession():
+		l.sitOut(0)
 		return l.release()
+	case !c.keeps():
+		l.sitOut(c.info.MaxTTL)
 	}
 	left := l.keep.Sub(c.clock.Fresh())
 	l.mu.Lock()
 	covered := l.covered
+	l.kept = true
+	r := l.renewal(c.clock.Now())
 	l.mu.Unlock()
 	switch {
 	case left <= 0:
@@ -664,17 +694,16 @@ func (l *Lease) close() error {
 	case covered:
 		return nil
 	}
-	ttl := min(max(left, c.info.MinTTL), c.info.MaxTTL)
-	if _, err := l.held.Renew(l.ctx, &driver.Renewal{TTL: ttl}); err != nil {
+	if _, err := l.held.Renew(l.ctx, r); err != nil {
 		return fmt.Errorf("keep it for another %v: %w", shortDuration(left), err)
 	}
 	return nil
 }
 
-// sitOut waits until WithMinHold is over, and renews meanwhile.
-func (l *Lease) sitOut() {
+// sitOut waits until no more than rest is left of WithMinHold, and renews meanwhile.
+func (l *Lease) sitOut(rest time.Duration) {
 	for {
-		left := l.keep.Sub(l.c.clock.Fresh())
+		left := l.keep.Sub(l.c.clock.Fresh()) - rest
 		if left <= 0 {
 			return
 		}

@@ -154,8 +154,11 @@ func WithMaxHold(d time.Duration) LockOption {
 
 // WithMinHold keeps the lock until d after its grant, even if Unlock comes sooner: a
 // cron job of 50 ms on hosts whose clocks differ by a second must not run twice.
-// Unlock ends the lease at once and leaves the lock to a timer, and to the TTL if the
-// process ends; on a session backend Close waits for it.
+// Unlock ends the lease at once and leaves the lock to a timer, and to the server if the
+// process ends, even by SIGKILL while the lease is held: the server keeps the lock until d
+// is over. A session backend cannot do that (its locks end with the process), and Close
+// waits for it. Where a backend without FeatureKeep cannot keep a lock that long, Close
+// waits for what its longest TTL does not cover.
 func WithMinHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minHold = min(d, forever)

@@ -112,6 +112,8 @@ const (
 	// the server refuse what arrives after ctx's deadline, and tells attempts of one
 	// owner apart.
 	FeatureQuorumNode
+	// FeatureKeep: Renewal.Keep may be set, so that a lock outlives its lease.
+	FeatureKeep
 )
 
 // Has reports whether f has all of want.
@@ -120,7 +122,7 @@ func (f Features) Has(want Features) bool { return f&want == want }
 // String lists the features by name, separated by commas.
 func (f Features) String() string {
 	s := ""
-	for i, name := range [...]string{"shared", "fencing", "session", "queueing", "node"} {
+	for i, name := range [...]string{"shared", "fencing", "session", "queueing", "node", "keep"} {
 		if f&(1<<i) != 0 {
 			if s != "" {
 				s += ","
@@ -229,6 +231,11 @@ type Lease interface {
 type Renewal struct {
 	// TTL is as in Request; zero where the backend has none.
 	TTL time.Duration
+	// Keep makes the server keep the lock for at least this long from now on, even if it is
+	// not renewed again (FeatureKeep only). It changes no Expires. With a TTL of zero the
+	// holder is done: the server keeps the lock for Keep, without any grace, unless it is
+	// released before; Grant.Expires then means nothing.
+	Keep time.Duration
 	// MinFence raises the key's counter to at least this, together with the renewal
 	// (quorum nodes only). The lease's own token stays as it was granted.
 	MinFence uint64

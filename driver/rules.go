@@ -67,6 +67,19 @@ func (i Info) Check(prefix string, req *Request) error {
 	return i.CheckTTL(req.TTL)
 }
 
+// CheckRenewal returns an *InvalidError if the backend cannot honour r.
+func (i Info) CheckRenewal(r *Renewal) error {
+	switch {
+	case r.Keep < 0:
+		return Invalid("Keep", "%v is negative", r.Keep)
+	case r.Keep > 0 && !i.Features.Has(FeatureKeep):
+		return Invalid("Keep", "%s keeps no lock beyond its lease", i.Name)
+	case r.Keep > 0 && r.TTL == 0:
+		return nil
+	}
+	return i.CheckTTL(r.TTL)
+}
+
 // CheckTTL returns an *InvalidError if ttl is out of the backend's bounds.
 func (i Info) CheckTTL(ttl time.Duration) error {
 	switch {

@@ -221,6 +221,11 @@ var mutants = []struct {
 			return g
 		}
 	}},
+	{name: "ignores Keep", want: "expiry/keep", rule: "driver.Renewal.Keep", make: func(b *bad) {
+		b.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
+			return l.Lease.Renew(ctx, &driver.Renewal{TTL: max(r.TTL, driver.MinTTL), MinFence: r.MinFence})
+		}
+	}},
 	{name: "keeps for half the TTL", want: "expiry/free", rule: "rule 3", make: func(b *bad) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			if err := b.Info().Check("", req); err != nil {

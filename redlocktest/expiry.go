@@ -1,6 +1,7 @@
 package redlocktest
 
 import (
+	"errors"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -13,6 +14,7 @@ var expiryCases = []testCase{
 	{name: "renew-never-takes", ttl: true, do: renewNeverRecreates},
 	{name: "expires", ttl: true, do: expiresInTime},
 	{name: "waiter", ttl: true, do: expiryWakes},
+	{name: "keep", ttl: true, needs: driver.FeatureKeep, do: keepsBeyondTheLease},
 }
 
 // expiryFrees: an abandoned lock comes free, and not before its lease's Expires.
@@ -156,5 +158,32 @@ func expiryWakes(r *run) {
 	next := r.succeed(b, key, old, true)
 	r.lost(old)
 	r.holds(a, key, next)
+	r.release(next)
+}
+
+// keepsBeyondTheLease: with Renewal.Keep the server keeps the lock though its lease ends,
+// and without a TTL no longer than that.
+func keepsBeyondTheLease(r *run) {
+	a, b := r.pair()
+	key, ttl := r.key(), r.short()
+	keep := 2*ttl + r.h.Grace
+	l := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	start := time.Now()
+	r.renew(l, driver.Renewal{TTL: ttl, Keep: keep})
+	next := r.succeed(b, key, l, false)
+	if early := keep - driver.Drift(keep) - time.Since(start); early > 0 {
+		r.fatal(keeping, "the next owner was granted %v before Keep was over", early)
+	}
+	if _, err := next.Renew(r.ctx, &driver.Renewal{Keep: r.long()}); err != nil {
+		r.fatal(keeping, "Renew with Keep and without TTL: %v", err)
+	}
+	_, err := r.try(a, driver.Request{Key: key})
+	var he *driver.HeldError
+	switch {
+	case r.saw(err) != held:
+		r.fatal(keeping, "another owner's attempt, of a lock that is kept, gives %v", err)
+	case errors.As(err, &he) && he.RetryAfter > r.long()+time.Millisecond:
+		r.record(keeping, "a lock that is kept for %v is free after %v: no grace is added without a TTL", r.long(), he.RetryAfter)
+	}
 	r.release(next)
 }

@@ -38,6 +38,7 @@ const (
 	inspecting
 	breaking
 	losing
+	keeping
 	history
 )
 
@@ -86,7 +87,9 @@ var texts = [...]string{
 		"Check the gravest finding first",
 	breaking: "driver.Admin.Break: takes the lock from whoever holds it with this token; without such a holder it changes nothing and returns ErrLost",
 	losing:   "driver.Grant.Lost: closed when the backend learns that the lease is gone, and not before",
-	history:  "linearizability: some order of all calls, each between its start and its end, explains every answer",
+	keeping: "driver.Renewal.Keep: the server keeps the lock for at least this long though its lease ends; without a TTL for exactly that, and Expires " +
+		"means nothing",
+	history: "linearizability: some order of all calls, each between its start and its end, explains every answer",
 }
 
 func (r rule) String() string {

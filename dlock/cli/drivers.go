@@ -38,7 +38,8 @@ parameters ttl and prefix as well: redis://localhost:6379/0?ttl=30s&prefix=app:
 
 The features: fencing, tokens that rise with every grant; session, the lock ends with
 its process or connection and needs no TTL; queueing, who waits is served in order;
-shared, a mode for readers; node, may be a node of a quorum.`,
+shared, a mode for readers; node, can be a node of a quorum; keep, the server keeps a lock
+for --at-least even if dlock is killed.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)

@@ -70,7 +70,7 @@ func (l *Lease) Grant() driver.Grant { return l.grant }
 // ErrLost: it was released or detached, or the lock file was removed or replaced, so
 // that it excludes nobody any more.
 func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if err := l.backend.Info().CheckTTL(r.TTL); err != nil {
+	if err := l.backend.Info().CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
 	l.mu.Lock()

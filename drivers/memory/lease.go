@@ -47,7 +47,7 @@ func (l *lease) grant() driver.Grant {
 
 // Renew extends the lease if this very acquisition still has the lock.
 func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if err := l.backend.Info().CheckTTL(r.TTL); err != nil {
+	if err := l.backend.Info().CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
 	if r.MinFence > driver.MaxFence {
@@ -64,7 +64,11 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if h == nil {
 		return driver.Grant{}, driver.ErrLost
 	}
-	h.until = now.Add(r.TTL + l.grace)
+	keep := r.Keep
+	if r.TTL > 0 {
+		keep = max(keep, r.TTL+l.grace)
+	}
+	h.until = now.Add(keep)
 	l.entry.counter = max(l.entry.counter, r.MinFence)
 	l.entry.arm(now)
 	l.expires, l.clock = driver.Expires(now, r.TTL), now

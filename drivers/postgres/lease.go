@@ -47,7 +47,7 @@ func (l *lease) grant() driver.Grant {
 // that the lease has not had yet.
 func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	s := l.s
-	if err := s.b.info.CheckTTL(r.TTL); err != nil {
+	if err := s.b.info.CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
 	if err := ctx.Err(); err != nil {

@@ -281,7 +281,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	}
 	b.info = driver.Info{
 		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
-		Features: driver.FeatureFencing,
+		Features: driver.FeatureFencing | driver.FeatureKeep,
 		MinTTL:   b.leastTTL(),
 		MaxTTL:   b.opts.Guard,
 	}
@@ -316,6 +316,9 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 		}
 	}
 	b.nodes = append(b.nodes, n)
+	if !info.Features.Has(driver.FeatureKeep) {
+		b.info.Features &^= driver.FeatureKeep
+	}
 	b.info.MinTTL = max(b.info.MinTTL, info.MinTTL)
 	if b.info.MaxTTL == 0 || info.MaxTTL < b.info.MaxTTL {
 		b.info.MaxTTL = info.MaxTTL

@@ -87,6 +87,7 @@ type round struct {
 	began   time.Time
 	end     time.Time
 	ttl     time.Duration
+	keep    time.Duration // of a renewal
 	renewal int           // the number of the renewal, if it is one
 	full    time.Duration // the node timeout, even where ctx ends before
 	left    int           // guarded by the lease's mu
@@ -404,7 +405,7 @@ func (l *lease) adopt(g *nodeRequest) {
 		ttl, timeout := l.ttl, l.timeout
 		l.mu.Unlock()
 		ctx, cancel := context.WithTimeout(l.ctx, timeout)
-		err := g.renew(ctx, ttl, l.fence)
+		err := g.renew(ctx, &driver.Renewal{TTL: ttl, MinFence: l.fence})
 		cancel()
 		l.mu.Lock()
 		if err == nil {
@@ -418,7 +419,7 @@ func (l *lease) adopt(g *nodeRequest) {
 // writeBack is a worker's: it raises the node to the token, during the grant.
 func (g *nodeRequest) writeBack() {
 	l := g.l
-	err := g.renew(g.round.ctx, g.round.ttl, l.fence)
+	err := g.renew(g.round.ctx, &driver.Renewal{TTL: g.round.ttl, MinFence: l.fence})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -432,10 +433,10 @@ func (g *nodeRequest) writeBack() {
 	l.proceed(g)
 }
 
-// renew renews the node's lease, and raises its counter to least.
-func (g *nodeRequest) renew(ctx context.Context, ttl time.Duration, least uint64) error {
+// renew renews the node's lease.
+func (g *nodeRequest) renew(ctx context.Context, r *driver.Renewal) error {
 	sent := time.Now()
-	grant, err := g.lease.Renew(ctx, &driver.Renewal{TTL: ttl, MinFence: least})
+	grant, err := g.lease.Renew(ctx, r)
 	received := time.Now()
 	g.n.report(g.timedOut(err, received.Sub(sent)))
 	g.n.identify(grant.Server)
@@ -482,7 +483,7 @@ func (l *lease) clock() time.Time {
 // were away or came back without it, are asked to join, at this lease's token: they
 // count from the next renewal on. No renewal takes the lock again.
 func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if err := l.b.info.CheckTTL(r.TTL); err != nil {
+	if err := l.b.info.CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
 	if r.MinFence != 0 {
@@ -501,20 +502,24 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	}
 	start := time.Now()
 	l.extend(r.TTL)
-	err := l.await(ctx, l.sendRenewal(ctx), (*lease).renewed)
+	err := l.await(ctx, l.sendRenewal(ctx, r.Keep), (*lease).renewed)
 	return l.renewalOutcome(ctx, err, start)
 }
 
 // extend sets what the requests of a renewal say.
 func (l *lease) extend(ttl time.Duration) {
 	l.renewal++
-	l.ttl, l.timeout = ttl, l.b.timeout(ttl)
+	l.ttl = ttl
+	if ttl > 0 {
+		l.timeout = l.b.timeout(ttl)
+	}
 }
 
-// sendRenewal asks the counted nodes to renew and the others to join.
-func (l *lease) sendRenewal(ctx context.Context) *round {
+// sendRenewal asks the counted nodes to renew and the others to join, unless the holder
+// is done.
+func (l *lease) sendRenewal(ctx context.Context, keep time.Duration) *round {
 	w := l.round(ctx)
-	w.renewal = l.renewal
+	w.renewal, w.keep = l.renewal, keep
 	attempt := ""
 	for i := range l.requests {
 		g := &l.requests[i]
@@ -524,6 +529,7 @@ func (l *lease) sendRenewal(ctx context.Context) *round {
 			l.send(w, g, (*nodeRequest).extend, true)
 		case g.state == owned: // a release that failed: once more
 			l.send(w, g, (*nodeRequest).drop, false)
+		case l.ttl == 0:
 		default:
 			if attempt == "" {
 				attempt = l.attempt()
@@ -546,7 +552,7 @@ func (g *nodeRequest) extend() {
 	w := g.round
 	err := w.ctx.Err()
 	if err == nil {
-		err = g.renew(w.ctx, w.ttl, l.fence)
+		err = g.renew(w.ctx, &driver.Renewal{TTL: w.ttl, Keep: w.keep, MinFence: l.fence})
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -592,7 +598,7 @@ func (l *lease) renewalOutcome(ctx context.Context, err error, start time.Time) 
 	switch {
 	case l.phase != holding:
 		return driver.Grant{}, driver.ErrLost
-	case acks >= l.b.q && (time.Now().Before(expires) || l.b.without(noValidity)):
+	case acks >= l.b.q && (l.ttl == 0 || time.Now().Before(expires) || l.b.without(noValidity)):
 		l.expires = expires
 		l.b.count.renewals.Add(1)
 		return l.grant(), nil

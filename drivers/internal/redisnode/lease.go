@@ -41,7 +41,7 @@ func (l *Lease) Grant() driver.Grant {
 // lease go one after the other.
 func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	n := l.node
-	if err := n.Info().CheckTTL(r.TTL); err != nil {
+	if err := n.Info().CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
 	if r.MinFence > driver.MaxFence {
@@ -53,7 +53,7 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if l.over() {
 		return driver.Grant{}, driver.ErrLost
 	}
-	ctx = within(ctx, n.timeout(r.TTL))
+	ctx = within(ctx, n.timeout(max(r.TTL, r.Keep)))
 	l.turn.Lock()
 	defer l.turn.Unlock()
 	g, err := l.renew(ctx, r)
@@ -64,7 +64,7 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	n := l.node
 	deadline, _ := ctx.Deadline()
 	keys := append(make([]string, 0, 3), n.names.lock(l.key), n.names.counter(l.key))
-	px, least := n.px(r.TTL, l.quorum), strconv.FormatUint(r.MinFence, 10)
+	px, least := n.renewalPX(r, l.quorum), strconv.FormatUint(r.MinFence, 10)
 	args := func(p *process) []string {
 		return []string{notAfter(p, deadline), l.value, px, least, counterLife}
 	}

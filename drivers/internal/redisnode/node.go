@@ -119,7 +119,7 @@ func (n *Node) Info() driver.Info {
 	if n.cfg.Guard > 0 {
 		most = n.cfg.Guard
 	}
-	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureFencing | driver.FeatureQuorumNode, MinTTL: minTTL, MaxTTL: most}
+	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep, MinTTL: minTTL, MaxTTL: most}
 }
 
 // String returns the server's address, without any secret.
@@ -169,13 +169,29 @@ func (n *Node) timeout(ttl time.Duration) time.Duration {
 // px returns for how long the server keeps the key, in ms: the TTL that the client
 // sees and the grace, in which nobody else gets a lock that was not released.
 func (n *Node) px(ttl time.Duration, q *driver.Quorum) string {
+	return millis(n.kept(ttl, q))
+}
+
+// renewalPX is px after a renewal.
+func (n *Node) renewalPX(r *driver.Renewal, q *driver.Quorum) string {
+	if r.TTL == 0 {
+		return millis(r.Keep)
+	}
+	return millis(max(r.Keep, n.kept(r.TTL, q)))
+}
+
+func millis(d time.Duration) string {
+	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}
+
+func (n *Node) kept(ttl time.Duration, q *driver.Quorum) time.Duration {
 	grace := n.cfg.Grace
 	if q != nil && q.Grace > 0 {
 		grace = q.Grace
 	} else if grace == 0 {
 		grace = n.timeout(ttl) + ttl/10
 	}
-	return strconv.FormatInt(int64((ttl+grace+time.Millisecond-1)/time.Millisecond), 10)
+	return ttl + grace
 }
 
 // An attempt is one Acquire: what of it may have taken effect.

@@ -1,0 +1,66 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package cli
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// The servers keep the lock until --at-least is over, and neither shorter nor longer,
+// whether dlock has ended or was killed.
+func TestServersKeepTheLockForAtLeastAndNoLonger(t *testing.T) {
+	t.Parallel()
+	redis := make([]string, 3)
+	for i := range redis {
+		redis[i] = "redis://" + server.Redis(t).Addr()
+	}
+	for name, url := range map[string]string{"redis": redis[0], "quorum": "redlock:" + strings.Join(redis, ",")} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.env = append(w.env, envURL+"="+url)
+			if name == "quorum" {
+				w.want(0, "bootstrap")
+			}
+			start := time.Now()
+			w.want(0, "run", "--at-least", "1h", "ended", "--", "true")
+			w.keptFor(url, "ended", start, time.Now(), time.Hour)
+
+			start = time.Now()
+			p := w.start("run", "--verbose", "--at-least", "1h", "killed", "--", "sh", "-c", "echo $$ > pid; exec sleep 100")
+			pid := w.pid("pid")
+			eventually(t, "a renewal", func() bool { return strings.Contains(p.err.String(), "renewed") })
+			p.signal(syscall.SIGKILL)
+			eventually(t, "the command's end", func() bool { return !alive(pid) })
+			w.keptFor(url, "killed", start, time.Now(), time.Hour)
+		})
+	}
+}
+
+// keptFor checks that a lock that was granted between two instants is kept for d.
+func (w *world) keptFor(url, key string, after, before time.Time, d time.Duration) {
+	w.t.Helper()
+	const trips = 5 * time.Second // on a busy machine
+	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // nothing is held
+	asked := time.Now()
+	_, err = c.TryLock(w.t.Context(), key)
+	var held *driver.HeldError
+	if !errors.As(err, &held) {
+		w.t.Fatalf("%s is not held: %v", key, err)
+	}
+	least, most := after.Add(d).Sub(time.Now()), before.Add(d).Sub(asked)+trips
+	if left := held.RetryAfter; left < least || left > most {
+		w.t.Errorf("%s: the server keeps the lock for another %v, want %v to %v", key, left, least, most)
+	}
+}
