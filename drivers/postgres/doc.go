@@ -61,11 +61,19 @@
 //
 // # Tokens
 //
-// A token is the next number of a sequence, dlock_fence, drawn by the request that takes
-// the lock, once it is taken. It rises for every key, with gaps. The sequence is made at the first use
-// if the role may; else the error has the one statement that an administrator has to run. It
-// is raised to the time in microseconds when a session begins, if it lags by more than ten
-// seconds, and so a store that saw tokens of another backend accepts these.
+// A token is the next number of the sequence public.dlock_fence, drawn by the statement that
+// takes the lock, once it is taken. It rises for every key, with gaps. The schema is fixed, so
+// that roles with different search paths draw from one sequence; fencing=my_schema.dlock_fence
+// names another, for every program of the database, and a second sequence is refused. The
+// sequence is made at the first use if the role may; else the error has the one statement
+// that an administrator runs (Backend.SetupSQL). An unlogged one is refused.
+//
+// When a session begins the sequence is raised to the time in microseconds if it lags by more
+// than ten seconds, so that a store that saw tokens of another backend accepts these; and
+// whatever the lag on a server that was started or promoted since, because a standby that
+// replicates asynchronously may lack the last tokens. Tokens rise over a promotion if the new
+// primary's clock is behind the old one's by less than the time that the promotion took, or
+// by less than ten seconds minus the replication lag.
 //
 // # What is guaranteed
 //
@@ -75,9 +83,8 @@
 // keeps a server from granting for so long after its start, and makes this the longest
 // TTL; a crash of one server process, which makes all sessions start anew, counts
 // where the role may see the checkpointer's age (GRANT pg_monitor). A promotion
-// does not show, and is covered by the token alone. Tokens rise whatever happens, on a server with
-// fsync that keeps what it has committed; asynchronous replication may lose the
-// last of them at a failover.
+// does not show, and is covered by the token alone. Tokens rise on a server with fsync that
+// keeps what it has committed, and over a promotion: see Tokens.
 //
 // Lost is closed when the connection breaks. That cannot always come first: the next
 // holder may be there before the message, and it is the token that orders them.
@@ -102,8 +109,10 @@
 //
 // A pooler that shares server processes among clients would give our locks to
 // somebody else. One is recognised and refused, unless pooler=session says that it pools whole
-// sessions. A standby is refused too. Transactions with LockTx may come through any
-// pooler.
+// sessions. Transactions with LockTx may come through any pooler.
+//
+// A standby is refused for a moment, since it may be promoted. Of several hosts the primary
+// is looked for (target_session_attrs=primary), and a wait survives a promotion.
 //
 // A lock table that is full gives an error that names max_locks_per_transaction: the
 // table has room for that times max_connections, 6,400 by default, of all kinds of locks.
@@ -113,7 +122,7 @@
 // service, servicefile, krbspn, krbsrvname, search_path, options, application_name):
 //
 //	ttl, prefix      as everywhere
-//	fencing          on, off, or the name of a sequence
+//	fencing          on, off, or my_schema.dlock_fence
 //	max_sessions     4
 //	max_waiters      16
 //	pooler           session

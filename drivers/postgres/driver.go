@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,8 +22,9 @@ type Options struct {
 	Prefix string
 	// Event is told what happens in the background; see driver.Config.
 	Event func(driver.Notice)
-	// Fencing is "on" (the default: tokens from the sequence dlock_fence), "off", or the
-	// name of another sequence, with or without its schema.
+	// Fencing is "on" (the default: tokens from the sequence public.dlock_fence), "off", or
+	// the sequence in another schema, "my_schema.dlock_fence", the same for all programs
+	// that use the database.
 	Fencing string
 	// MaxSessions bounds the connections that leases live on; 4 by default.
 	MaxSessions int
@@ -52,7 +54,8 @@ type Options struct {
 // Backend grants advisory locks of one PostgreSQL database.
 type Backend struct {
 	opt     Options
-	fence   string // the quoted sequence; empty: no tokens
+	schema  string        // of the sequence of the tokens; empty: no tokens
+	highest atomic.Uint64 // the highest token that was given to this process
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
 	table   table
@@ -88,12 +91,12 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	if o != nil {
 		opt = *o
 	}
-	fence, err := opt.complete()
+	schema, err := opt.complete()
 	if err != nil {
 		return nil, err
 	}
 	b := &Backend{
-		opt: opt, fence: fence, factory: factory, id: lockID,
+		opt: opt, schema: schema, factory: factory, id: lockID,
 		table:   table{byID: map[int64]*entry{}},
 		hot:     hot{keys: map[int64]time.Time{}},
 		opening: map[time.Duration]*opening{},
@@ -102,7 +105,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
-	if fence != "" {
+	if schema != "" {
 		b.info.Features |= driver.FeatureFencing
 	}
 	if opt.RestartGuard > 0 {
@@ -113,7 +116,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 }
 
 // complete fills in the defaults and checks the rest.
-func (o *Options) complete() (fence string, err error) {
+func (o *Options) complete() (schema string, err error) {
 	defaults := func(n *int, def int) {
 		if *n == 0 {
 			*n = def
@@ -139,7 +142,7 @@ func (o *Options) complete() (fence string, err error) {
 	case o.CheckInterval < time.Millisecond:
 		return "", driver.Invalid("check_interval", "must be at least 1ms")
 	}
-	return fenceName(o.Fencing)
+	return parseFence(o.Fencing)
 }
 
 // FromPool returns a factory for New that takes its connections from p, with p's

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
@@ -193,7 +194,26 @@ func (t *target) config() (*pgx.ConnConfig, error) {
 		c.Password = t.password
 	}
 	delete(c.RuntimeParams, "application_name") // set by the session itself
+	failover(c)
 	return c, nil
+}
+
+// failover makes the configuration fit for several hosts: the primary is looked for among
+// them, and one that is silent leaves time for the others.
+func failover(c *pgx.ConnConfig) {
+	hosts := map[string]bool{net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))): true}
+	for _, f := range c.Fallbacks { // also one without TLS
+		hosts[net.JoinHostPort(f.Host, strconv.Itoa(int(f.Port)))] = true
+	}
+	if len(hosts) == 1 {
+		return
+	}
+	if c.ValidateConnect == nil {
+		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+	}
+	if share := connectTimeout / time.Duration(1+len(c.Fallbacks)); c.ConnectTimeout == 0 || c.ConnectTimeout > share {
+		c.ConnectTimeout = share
+	}
 }
 
 // unreadable says what pgx cannot use, without the connection string that its errors

@@ -27,6 +27,7 @@ const (
 	codeExhausted     = "2200H"
 	codeExists        = "42P07"
 	codeDuplicate     = "23505"
+	codeNoSchema      = "3F000"
 )
 
 // verdict translates an error that the server answered with; what is none of the
@@ -53,7 +54,7 @@ func verdict(e *pgconn.PgError, capacity int, holds int) error {
 	case codeNoDatabase:
 		return refused(0, "there is no such database")
 	case codeReadOnly:
-		return refused(0, "the server is read-only: connect to the primary")
+		return refused(standbyRetry, "the server is read-only: connect to the primary")
 	case codeExhausted:
 		return refused(0, "the sequence of the fencing tokens has come to its end")
 	}

@@ -11,28 +11,27 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// defaultFence is the sequence of the fencing tokens. All keys of a database share
-// it: tokens rise for each key, with gaps.
-const defaultFence = "dlock_fence"
+// The sequence of the fencing tokens. All keys of a database share it: tokens rise for
+// each key, with gaps. It has one schema, whatever the search path of a role is; two
+// sequences would give tokens out of order.
+const (
+	fenceName   = "dlock_fence"
+	fenceSchema = "public"
+)
 
-// fenceName checks what the user calls the sequence and quotes it; empty: no tokens.
-func fenceName(s string) (string, error) {
+// parseFence returns the schema of the sequence; empty: no tokens.
+func parseFence(s string) (schema string, err error) {
 	switch s {
 	case "", "on":
-		s = defaultFence
+		return fenceSchema, nil
 	case "off":
 		return "", nil
 	}
-	parts := strings.Split(s, ".")
-	if len(parts) > 2 {
-		return "", driver.Invalid("fencing", "must be on, off, or a sequence such as dlock_fence or my_schema.dlock_fence")
+	schema, name, _ := strings.Cut(s, ".")
+	if name != fenceName || !plain(schema) {
+		return "", driver.Invalid("fencing", "must be on, off, or the sequence %s with its schema, in letters, digits and underscores: my_schema.%[1]s", fenceName)
 	}
-	for _, p := range parts {
-		if !plain(p) {
-			return "", driver.Invalid("fencing", "must be on, off, or a sequence such as dlock_fence or my_schema.dlock_fence, in letters, digits and underscores")
-		}
-	}
-	return `"` + strings.Join(parts, `"."`) + `"`, nil
+	return schema, nil
 }
 
 func plain(s string) bool {
@@ -48,97 +47,152 @@ func plain(s string) bool {
 	return true
 }
 
+// sequence is the name of the sequence as SQL reads it.
+func (b *Backend) sequence() string { return `"` + b.schema + `".` + fenceName }
+
+// SetupSQL returns the one statement that an administrator runs for a role that may not
+// create the sequence of the fencing tokens: it makes the sequence, and grants the role
+// what it needs of it, and nothing else. It is empty without fencing.
+func (b *Backend) SetupSQL(role string) string {
+	if b.schema == "" {
+		return ""
+	}
+	schema := ""
+	if b.schema != fenceSchema {
+		schema = fmt.Sprintf(`CREATE SCHEMA IF NOT EXISTS "%s"; GRANT USAGE ON SCHEMA "%[1]s" TO %s; `, b.schema, role)
+	}
+	return fmt.Sprintf("DO $$BEGIN %sCREATE SEQUENCE IF NOT EXISTS %s AS int8; GRANT USAGE, UPDATE ON SEQUENCE %[2]s TO %s; END$$", schema, b.sequence(), role)
+}
+
+// QuoteRole quotes a role's name for SetupSQL.
+func QuoteRole(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+
+// microseconds is a time as SQL's int8.
+func microseconds(t string) string { return "(extract(epoch FROM " + t + ") * 1000000)::int8" }
+
 // fenceLag is how far, in microseconds, the sequence may be behind the clock. It is
-// also the room in which others may draw tokens while it is raised: no one draws ten
+// also the room in which others may draw tokens while it is raised: nobody draws ten
 // million of them meanwhile, and so the sequence never goes back.
 const fenceLag = 10_000_000
 
+// fenceBounds returns what the sequence must not be below, and what it is raised to then.
+//
+// A standby that is promoted may lack the last tokens that its primary gave. They
+// are below its clock, or not far above the time of the last transaction that it has got,
+// unless the sequence was ahead of the clock: then this process knows the highest
+// token that it was given. Whoever comes after the promotion finds the sequence below
+// the time of that transaction and the room, or raised already, so that it is raised once
+// and never while tokens are drawn. The same holds for the time at which the server
+// was started, of one that was restored from a copy.
+func (b *Backend) fenceBounds() (least, target string) {
+	began := fmt.Sprintf("%s, coalesce(%s + %d, 0)", microseconds("pg_postmaster_start_time()"), microseconds("pg_last_xact_replay_timestamp()"), fenceLag)
+	clock, seen := microseconds("clock_timestamp()"), b.highest.Load()
+	least = fmt.Sprintf("greatest(%s - %d, %s, %d)", clock, fenceLag, began, seen)
+	target = fmt.Sprintf("greatest(%s, %s, %d)", clock, began, seen+fenceLag)
+	return least, target
+}
+
+// fenceColumns are the columns of the first query about the sequence, s in class c: see
+// fenceState.
+func (b *Backend) fenceColumns() string {
+	least, _ := b.fenceBounds()
+	return `c.relkind, c.relpersistence, s.seqcache, s.seqcycle::int, s.seqincrement, s.seqmax,
+		CASE WHEN c.relkind = 'S' THEN (has_sequence_privilege(c.oid, 'UPDATE') AND has_sequence_privilege(c.oid, 'USAGE, SELECT'))::int ELSE 0 END,
+		quote_ident(current_user),
+		(SELECT string_agg(quote_ident(n.nspname) || '.' || relname, ', ') FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
+			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + literal(b.schema) + `),
+		CASE WHEN c.relkind = 'S' AND NOT pg_is_in_recovery() AND has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN
+			(coalesce(pg_sequence_last_value(c.oid::regclass), 0) < ` + least + `)::int ELSE 0 END`
+}
+
+// fenceTables is where they come from: one row, with nulls where there is no sequence.
+func (b *Backend) fenceTables() string {
+	return ` LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = ` + literal(b.schema) + `
+		LEFT JOIN pg_sequence AS s ON s.seqrelid = c.oid) ON c.relname = '` + fenceName + `'`
+}
+
+// fenceState is the answer.
+type fenceState struct {
+	exists, sequence, logged, rises, wide, mayUse bool
+	role                                          string
+	others                                        string // sequences of the same name in other schemas
+	behind                                        bool   // it must be raised
+}
+
+func readFence(row [][]byte) fenceState {
+	return fenceState{
+		exists: row[0] != nil, sequence: string(row[0]) == "S", logged: string(row[1]) == "p",
+		rises: number(row[2]) == 1 && number(row[3]) == 0 && number(row[4]) >= 1,
+		wide:  number(row[5]) >= driver.MaxFence, mayUse: number(row[6]) == 1,
+		role: string(row[7]), others: string(row[8]), behind: number(row[9]) == 1,
+	}
+}
+
 // ensureFence checks that the sequence gives rising tokens, makes it if it is not
-// there, and raises it where it lags the clock, so that tokens are comparable with
-// those of other backends.
-func ensureFence(ctx context.Context, pc *pgconn.PgConn, fence string) error {
-	row, err := lookUpFence(ctx, pc, fence)
-	if err != nil {
-		return err
-	}
-	if row == nil {
-		if err := createFence(ctx, pc, fence); err != nil {
+// there, and raises it where it must be.
+func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceState) error {
+	if !f.exists && f.others == "" {
+		if err := b.createFence(ctx, pc, f); err != nil {
 			return err
 		}
-		if row, err = lookUpFence(ctx, pc, fence); err != nil {
+		row, err := query(ctx, pc, "SELECT "+b.fenceColumns()+" FROM (SELECT) AS one"+b.fenceTables())
+		if err != nil {
 			return err
 		}
+		f = readFence(row)
 	}
-	if row == nil {
-		return &driver.RefusedError{Reason: "postgres: the sequence " + fence + " was made, and is not in the search path"}
-	}
-	if err := checkFence(row, fence); err != nil {
+	if err := b.checkFence(f); err != nil || !f.behind {
 		return err
 	}
-	return raiseFence(ctx, pc, fence)
+	// The advisory lock, of two numbers, keeps two from raising at once.
+	least, target := b.fenceBounds()
+	seq := literal(b.sequence()) + "::regclass"
+	return exec(ctx, pc, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d, %[2]s::oid::int4);
+		SELECT setval(%[2]s, %[4]s) WHERE coalesce(pg_sequence_last_value(%[2]s), 0) < %[3]s`, ourLocks, seq, least, target))
 }
 
-// lookUpFence returns: is it a sequence, its cache, does it cycle, its increment, its type's
-// size, may it be used, may it be set; the role.
-func lookUpFence(ctx context.Context, pc *pgconn.PgConn, fence string) ([][]byte, error) {
-	return query(ctx, pc, `SELECT (c.relkind = 'S')::int, s.seqcache, s.seqcycle::int, s.seqincrement, s.seqmax,
-		CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, 'USAGE')::int ELSE 0 END,
-		CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, 'UPDATE')::int ELSE 0 END,
-		quote_ident(current_user)
-		FROM pg_class AS c LEFT JOIN pg_sequence AS s ON s.seqrelid = c.oid
-		WHERE c.oid = to_regclass(`+literal(fence)+`)`)
-}
+// ourLocks is the first number of the driver's own advisory locks of two numbers.
+const ourLocks = 0x646c6f63
 
-func createFence(ctx context.Context, pc *pgconn.PgConn, fence string) error {
-	err := exec(ctx, pc, "CREATE SEQUENCE IF NOT EXISTS "+fence+" AS int8 CACHE 1 NO CYCLE")
+func (b *Backend) createFence(ctx context.Context, pc *pgconn.PgConn, f fenceState) error {
+	// Under a lock, so that two schemas do not get one each.
+	err := exec(ctx, pc, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d, 0);
+		DO $$BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE relname = '%s' AND relkind = 'S' AND relpersistence <> 't') THEN
+		CREATE SEQUENCE %s AS int8; END IF; END$$`, ourLocks, fenceName, b.sequence()))
 	var e *pgconn.PgError
 	if !errors.As(err, &e) {
 		return err
 	}
 	switch e.Code {
-	case codeExists, codeDuplicate: // somebody was faster
+	case codeExists, codeDuplicate: // made by hand at this moment
 		return nil
 	case codePermission:
-		row, err := query(ctx, pc, "SELECT quote_ident(current_user), quote_ident(coalesce(current_schema(), 'public'))")
-		if err != nil {
-			return err
-		}
-		schema := string(row[1])
-		if s, _, ok := strings.Cut(fence, `"."`); ok {
-			schema = s + `"`
-		}
-		return fix("there is no sequence "+fence+" for the fencing tokens, and the role may not create it (or turn the tokens off: fencing=off)",
-			fmt.Sprintf("GRANT USAGE, CREATE ON SCHEMA %s TO %s", schema, row[0]))
+		return fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it (fencing=off does without)", b.SetupSQL(f.role))
+	case codeNoSchema:
+		return fix("there is no schema "+b.schema+" for the sequence of the fencing tokens (fencing=my_schema."+fenceName+" names another)", b.SetupSQL(f.role))
 	}
 	return err
 }
 
 // checkFence refuses a sequence whose numbers would not rise: with a cache every session
 // has numbers in stock, and one gives 1, the next 21, the first then 2.
-func checkFence(row [][]byte, fence string) error {
+func (b *Backend) checkFence(f fenceState) error {
+	seq := b.sequence()
 	switch {
-	case number(row[0]) != 1:
-		return &driver.RefusedError{Reason: "postgres: " + fence + " is no sequence (parameter fencing)"}
-	case number(row[1]) != 1 || number(row[2]) != 0 || number(row[3]) < 1:
-		return fix("the numbers of the sequence "+fence+" do not rise from session to session", "ALTER SEQUENCE "+fence+" INCREMENT 1 CACHE 1 NO CYCLE")
-	case number(row[4]) < driver.MaxFence:
-		return fix("the sequence "+fence+" is too small for the time in microseconds", "ALTER SEQUENCE "+fence+" AS int8 NO MAXVALUE")
-	case number(row[5]) != 1 || number(row[6]) != 1:
-		return fix("the role may not use the sequence "+fence, fmt.Sprintf("GRANT USAGE, SELECT, UPDATE ON SEQUENCE %s TO %s", fence, row[7]))
+	case f.others != "":
+		return &driver.RefusedError{Reason: fmt.Sprintf("postgres: tokens come from %s.%s, and there is a second sequence of them: %s; set fencing to the one that is in use everywhere, and drop the other", b.schema, fenceName, f.others)}
+	case !f.exists:
+		return &driver.RefusedError{Reason: "postgres: the sequence " + seq + " was dropped at this moment"}
+	case !f.sequence:
+		return &driver.RefusedError{Reason: "postgres: " + seq + " is not a sequence (parameter fencing)"}
+	case !f.logged:
+		return fix("the sequence "+seq+" is unlogged: after a crash it would give the same tokens again", "ALTER SEQUENCE "+seq+" SET LOGGED")
+	case !f.rises:
+		return fix("the numbers of the sequence "+seq+" do not rise from session to session", "ALTER SEQUENCE "+seq+" INCREMENT 1 CACHE 1 NO CYCLE")
+	case !f.wide:
+		return fix("the sequence "+seq+" is too small for the time in microseconds", "ALTER SEQUENCE "+seq+" AS int8 NO MAXVALUE")
+	case !f.mayUse:
+		return fix("the role may not use the sequence "+seq, b.SetupSQL(f.role))
 	}
 	return nil
-}
-
-// raiseFence sets the sequence to the clock where it lags. The advisory lock, of two
-// numbers and so in a space of its own, keeps two from raising at once.
-func raiseFence(ctx context.Context, pc *pgconn.PgConn, fence string) error {
-	seq := literal(fence) + "::regclass"
-	const lags = `coalesce(pg_sequence_last_value(%[1]s), 0) < (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - %[2]d`
-	row, err := query(ctx, pc, fmt.Sprintf("SELECT ("+lags+")::int", seq, fenceLag))
-	if err != nil || number(row[0]) == 0 {
-		return err
-	}
-	return exec(ctx, pc, fmt.Sprintf(`BEGIN; SELECT pg_advisory_xact_lock(%[3]d, %[1]s::oid::int4);
-		SELECT setval(%[1]s, (extract(epoch FROM clock_timestamp()) * 1000000)::int8) WHERE `+lags+`; COMMIT`,
-		seq, fenceLag, 0x646c6f63))
 }

@@ -276,19 +276,20 @@ func (c *checkup) clock(server, before time.Time) {
 }
 
 func (c *checkup) sequence(ctx context.Context) error {
-	if c.b.fence == "" {
+	if c.b.schema == "" {
 		c.find(driver.SeverityNote, "", "fencing is off: nothing orders two holders of which one was paused")
 		return nil
 	}
-	row, err := lookUpFence(ctx, c.pc, c.b.fence)
+	row, err := query(ctx, c.pc, "SELECT "+c.b.fenceColumns()+" FROM (SELECT) AS one"+c.b.fenceTables())
 	if err != nil {
 		return err
 	}
-	if row == nil {
-		c.find(driver.SeverityNote, "", "the sequence %s is made at the first use", c.b.fence)
+	f := readFence(row)
+	if !f.exists && f.others == "" {
+		c.find(driver.SeverityNote, "", "the sequence %s is made at the first use", c.b.sequence())
 		return nil
 	}
-	if err := checkFence(row, c.b.fence); err != nil {
+	if err := c.b.checkFence(f); err != nil {
 		c.find(driver.SeverityUnsafe, "", "%v", err)
 	}
 	return nil

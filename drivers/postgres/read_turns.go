@@ -259,8 +259,6 @@ func (s *session) message() error {
 		return fmt.Errorf("postgres: %w", err)
 	}
 	switch m := m.(type) {
-	case *pgproto3.FunctionCallResponse:
-		s.row(m.Result)
 	case *pgproto3.DataRow:
 		if len(m.Values) > 0 {
 			s.row(m.Values[0])

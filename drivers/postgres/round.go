@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -15,7 +14,7 @@ import (
 
 // The statements of a session are prepared once, in SQL: EXECUTE is a single message
 // of the simple protocol, and spares the planning. A lock and its token are one
-// statement. A lone caller's requests are function calls instead: see alone. The names of those for several keys end in "s".
+// statement. The names of those for several keys end in "s".
 const (
 	stLock     = "dlock_x"  // (key): token or null
 	stLocks    = "dlock_xs" // (keys): a row each
@@ -88,16 +87,8 @@ func (s *session) tell(class time.Duration) *statement {
 // plan takes a round out of the queue. Unlocks go first. Locks of one kind are one
 // statement, but for a key that the session shares already: see again.
 func (s *session) plan() []*statement {
-	switch {
-	case s.beat != nil:
-	case len(s.queue) == 0:
+	if s.beat == nil && len(s.queue) == 0 {
 		return nil
-	case len(s.queue) == 1:
-		if out := s.alone(s.queue[0]); len(out) > 0 {
-			s.queue = slices.Delete(s.queue, 0, 1)
-			s.planned = out
-			return out
-		}
 	}
 	var unlock, unshare, lock, share, again, later []*op
 	var asked map[int64]bool // of shares
@@ -154,63 +145,6 @@ func (s *session) plan() []*statement {
 	}
 	s.planned = out
 	return out
-}
-
-// alone is the round of a lone request that needs no more than that, and else nothing: the
-// rule for a lone caller, whose time it is. So functions are called by number, which
-// spares the server the reading of a text, the looking up of a statement and the keeping
-// of its rows, a third of what it does.
-func (s *session) alone(o *op) []*statement {
-	out, c := s.planned[:0], &s.server.calls
-	switch {
-	case o.lease != nil && o.lease.claim.mode == driver.Exclusive:
-		out = append(out, (&statement{name: stUnlock, call: c.unlock, size: 8, do: (*session).unlocked}).of(o))
-	case o.claim == nil || o.claim.mode != driver.Exclusive || s.needs(s.queue) != s.told:
-		return nil
-	case s.spares || c.lock == 0:
-		s.class = s.told
-		out = append(out, (&statement{name: stLock, do: (*session).locked}).of(o))
-	case s.b.fence == "":
-		s.class = s.told
-		out = append(out, (&statement{call: c.lock, size: 8, do: (*session).lockCalled}).of(o))
-	default: // one after the other, so that the token is drawn under the lock
-		s.class = s.told
-		lock := &statement{call: c.lock, id: o.id(), size: 8}
-		lock.values = lock.twoValue[:0]
-		token := (&statement{call: c.next, size: 4, before: lock, do: (*session).lockCalled}).of(o)
-		token.id = int64(c.fence)
-		o.sent = true
-		return append(out, lock, token)
-	}
-	out[0].id, o.sent = o.id(), true
-	return out
-}
-
-// lockCalled takes the answers to the call that locks, and to the one that draws the
-// token. A token that was drawn for a lock that is held is lost, which is no harm, but is
-// work for nothing, and a flush of the log for every thirty-two: after a refusal they are
-// one statement, until one is granted.
-func (s *session) lockCalled(st *statement) {
-	o, lock := st.ops[0], st
-	if st.before != nil {
-		lock = st.before
-	}
-	switch {
-	case lock.err != nil: // and the lock may be there all the same
-		s.send(&statement{name: stUnlock, id: o.id()})
-		s.refuse(o, lock.err)
-	case st.err != nil: // perhaps the sequence was made anew: the statement knows it by its name
-		s.server.calls.lock = 0
-		s.send(&statement{name: stUnlock, id: o.id()}, (&statement{name: stLock, id: o.id(), do: (*session).locked}).of(o))
-	case len(lock.values) != 1 || len(st.values) != 1:
-		s.failUnanswered(st.ops)
-		s.fail(errors.New("postgres: a function call without a value"), false)
-	case lock.values[0] != 1:
-		s.spares = true
-		s.decide(o, -1, st.sent)
-	default:
-		s.decide(o, st.values[0], st.sent)
-	}
 }
 
 // needs is the class for what the session has and is asked for; zero if that is
@@ -317,7 +251,6 @@ func (s *session) decide(o *op, token int64, sent time.Time) {
 		o.finish(&driver.HeldError{Server: s.server.id})
 		return
 	}
-	s.spares = false
 	l := s.grant(o.claim, o.ttl, token, sent)
 	s.b.table.granted(o.claim, true)
 	switch {
@@ -336,8 +269,11 @@ func (s *session) decide(o *op, token int64, sent time.Time) {
 // grant makes the lease of a grant that was asked for at sent.
 func (s *session) grant(c *claim, ttl time.Duration, token int64, sent time.Time) *lease {
 	l := &lease{s: s, claim: c, ttl: ttl, start: sent}
-	if s.b.fence != "" {
+	if s.b.schema != "" {
 		l.fence = uint64(token)
+		for seen := s.b.highest.Load(); l.fence > seen && !s.b.highest.CompareAndSwap(seen, l.fence); {
+			seen = s.b.highest.Load()
+		}
 	}
 	s.leases[l] = struct{}{}
 	s.holds[c.id]++

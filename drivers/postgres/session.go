@@ -39,7 +39,6 @@ type session struct {
 	holds    map[int64]int // grants per advisory lock
 	class    time.Duration // the TTL that the leases need
 	raise    time.Duration // the TTL that a renewal asks for
-	spares   bool          // no token is drawn for a lock that may be refused: see lockCalled
 	told     time.Duration // the TTL that the server was told last
 	known    time.Duration // the TTL that it has confirmed
 	answered time.Time     // when the last statement that was answered was sent
@@ -76,14 +75,11 @@ func (o *op) finish(err error) {
 	close(o.done)
 }
 
-// A statement is one message, of the simple protocol or a function call, and its answer.
+// A statement is one message of the simple protocol, and its answer.
 type statement struct {
 	sql    string // or
-	name   string // what was prepared, of one key, or
-	call   uint32 // a function, of a number
+	name   string // what was prepared, of one key
 	id     int64
-	size   int           // of that number, in bytes
-	before *statement    // whose answer counts too
 	class  time.Duration // what it tells the server, if it does
 	ops    []*op
 	blocks bool // it may take for ever
@@ -106,10 +102,7 @@ func (st *statement) of(o *op) *statement {
 
 // append appends the statement's message.
 func (st *statement) append(b []byte) []byte {
-	switch {
-	case st.call != 0:
-		return appendCall(b, st.call, st.id, st.size)
-	case st.name == "":
+	if st.name == "" {
 		return appendQuery(b, st.sql)
 	}
 	b, start := beginQuery(b)

@@ -69,24 +69,6 @@ func endQuery(b []byte, start int) []byte {
 	return b
 }
 
-// appendCall appends a call of one function with one number, of eight bytes or, as the
-// name of an object is, of four. It is a single message too, and has a
-// ReadyForQuery of its own. What it gives comes as text.
-func appendCall(b []byte, function uint32, arg int64, size int) []byte {
-	start := len(b) + 1
-	b = append(b, 'F', 0, 0, 0, 0)
-	b = binary.BigEndian.AppendUint32(b, function)
-	b = append(b, 0, 1, 0, 1, 0, 1, 0, 0, 0, byte(size)) // one format, binary; one argument
-	if size == 4 {
-		b = binary.BigEndian.AppendUint32(b, uint32(arg))
-	} else {
-		b = binary.BigEndian.AppendUint64(b, uint64(arg))
-	}
-	b = append(b, 0, 0)
-	binary.BigEndian.PutUint32(b[start:], uint32(len(b)-start))
-	return b
-}
-
 // writeTimeout bounds a write; the messages are small and few, so that a full
 // buffer means that the server reads no more.
 const writeTimeout = 5 * time.Second
