@@ -60,14 +60,14 @@ The URL is chosen as by dlock run; for --nodes it is the new one.`,
 func bootstrap(ctx context.Context, url string, nodes bool) (string, error) {
 	c, err := dlock.OpenURL(url, dlock.WithLogger(nil)) // the outcome says it
 	if err != nil {
-		return "", explain(err)
+		return "", exitErrorOf(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
 	admin, ok := c.Admin()
 	if !ok {
-		return "", fail(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
+		return "", failf(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
 	}
-	ctx, stop := signal.NotifyContext(ctx, endings...)
+	ctx, stop := signal.NotifyContext(ctx, endSignals...)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
 	defer cancel()
@@ -75,11 +75,11 @@ func bootstrap(ctx context.Context, url string, nodes bool) (string, error) {
 	var refused *driver.RefusedError
 	switch {
 	case errors.As(err, &refused):
-		return "", fail(exitUnavailable, "%v", err)
+		return "", failf(exitUnavailable, "%v", err)
 	case err != nil:
-		return "", explain(err)
+		return "", exitErrorOf(err)
 	case was.Memory == driver.MemoryUnguarded:
-		return "", fail(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
+		return "", failf(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
 	case nodes:
 		return "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now", nil
 	}

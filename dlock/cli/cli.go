@@ -73,45 +73,45 @@ type console struct {
 	stderr io.Writer
 }
 
-// say writes one line to stderr.
-func (c *console) say(format string, args ...any) {
+// printf writes one line to stderr.
+func (c *console) printf(format string, args ...any) {
 	fmt.Fprint(c.stderr, "dlock: "+oneLine(fmt.Sprintf(format, args...))+"\n")
 }
 
-// failure ends the program with a code, and a line on stderr unless text is empty.
-type failure struct {
+// exitError ends the program with a code, and a line on stderr unless text is empty.
+type exitError struct {
 	code int
 	text string
 }
 
-func (f *failure) Error() string { return f.text }
+func (f *exitError) Error() string { return f.text }
 
-func fail(code int, format string, args ...any) error {
-	return &failure{code, fmt.Sprintf(format, args...)}
+func failf(code int, format string, args ...any) error {
+	return &exitError{code, fmt.Sprintf(format, args...)}
 }
 
 // main runs the command line and returns the exit code.
 func (c *console) main(args []string) int {
 	if err := checkArgs(args); err != nil {
-		return c.conclude(err)
+		return c.exitCode(err)
 	}
 	root := newRoot(c)
 	root.SetArgs(args)
 	root.SetIn(c.stdin)
 	root.SetOut(c.stdout)
 	root.SetErr(c.stderr)
-	return c.conclude(root.Execute())
+	return c.exitCode(root.Execute())
 }
 
-// conclude writes the line of an error, and returns its exit code.
-func (c *console) conclude(err error) int {
+// exitCode writes the line of an error, and returns its exit code.
+func (c *console) exitCode(err error) int {
 	if err == nil {
 		return 0
 	}
-	f := &failure{code: exitUsage, text: err.Error()}
+	f := &exitError{code: exitUsage, text: err.Error()}
 	errors.As(err, &f)
 	if f.text != "" {
-		c.say("%s", f.text)
+		c.printf("%s", f.text)
 	}
 	return f.code
 }
@@ -129,7 +129,7 @@ one runs at a time.
 		SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fail(exitUsage, "there is no such command: dlock --help lists them")
+				return failf(exitUsage, "there is no such command: dlock --help lists them")
 			}
 			return nil
 		},
@@ -158,7 +158,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	} else {
 		text, _, _ = strings.Cut(text, " in -")
 	}
-	return fail(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
+	return failf(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
 }
 
 // oneLine makes one line of an error of package dlock, whose driver may write several.
@@ -170,13 +170,13 @@ func oneLine(s string) string {
 // asFlags calls the options of package dlock by the flags that set them.
 var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label")
 
-// explain makes a failure of an error of package dlock.
-func explain(err error) error {
+// exitErrorOf makes a failure of an error of package dlock.
+func exitErrorOf(err error) error {
 	switch {
 	case errors.Is(err, dlock.ErrInvalid):
-		return fail(exitUsage, "%s", asFlags.Replace(err.Error()))
+		return failf(exitUsage, "%s", asFlags.Replace(err.Error()))
 	case errors.Is(err, dlock.ErrHeld):
-		return fail(exitHeld, "%v: try again later, or wait longer (--wait)", err)
+		return failf(exitHeld, "%v: try again later, or wait longer (--wait)", err)
 	}
-	return fail(exitUnavailable, "%v: check the backend and its URL, or wait longer (--wait)", err)
+	return failf(exitUnavailable, "%v: check the backend and its URL, or wait longer (--wait)", err)
 }

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		os.Exit(runMain())
 	}
 	// So that no test inherits what whoever runs them ignores.
-	signal.Notify(make(chan os.Signal, 1), append(forwarded, endings...)...)
+	signal.Notify(make(chan os.Signal, 1), append(forwardedSignals, endSignals...)...)
 	if allSeen {
 		_ = os.Setenv("away", "setsid") // what the scripts call to leave the group
 	}

@@ -87,7 +87,7 @@ func newVersion() *cobra.Command {
 
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fail(exitUsage, "%s takes no arguments", cmd.CommandPath())
+		return failf(exitUsage, "%s takes no arguments", cmd.CommandPath())
 	}
 	return nil
 }

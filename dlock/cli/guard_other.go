@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Here the warden is a goroutine, and kills the command alone: what that has started
+// Here the supervisor is a goroutine, and kills the command alone: what that has started
 // goes on, and the command itself goes on if we are killed.
 
 const allSeen = false
@@ -19,8 +19,8 @@ const allSeen = false
 func isGuard([]string) bool { return false }
 func guard([]string) int    { return exitUsage }
 
-// forwarded is empty: ctrl-C reaches the command through the console that we share.
-var forwarded []os.Signal
+// forwardedSignals is empty: ctrl-C reaches the command through the console that we share.
+var forwardedSignals []os.Signal
 
 var began = time.Now()
 
@@ -29,39 +29,39 @@ func machineNow() time.Duration { return time.Since(began) + 1 }
 
 type terminal struct{}
 
-func (terminal) takeBack()                {}
-func (h *holding) pass(os.Signal)         {}
-func (h *holding) stopped(syscall.Signal) {}
+func (terminal) takeBack()                  {}
+func (h *execution) pass(os.Signal)         {}
+func (h *execution) stopped(syscall.Signal) {}
 
-// A ward is our side of the warden.
-type ward struct {
+// A guardProcess is our side of the supervisor.
+type guardProcess struct {
 	reports chan report
 	orders  chan order
 	pid     int
 }
 
-func startWard(c *console, argv, env []string, _ *os.File) (*ward, error) {
-	w := &ward{reports: make(chan report, 16), orders: make(chan order, 16)}
+func startGuard(c *console, argv, env []string, _ *os.File) (*guardProcess, error) {
+	w := &guardProcess{reports: make(chan report, 16), orders: make(chan order, 16)}
 	go func() {
 		defer close(w.reports)
-		warden := &warden{console: c, say: func(r report) { w.reports <- r }}
-		warden.run(argv, env, w.orders)
+		supervisor := &supervisor{console: c, say: func(r report) { w.reports <- r }}
+		supervisor.run(argv, env, w.orders)
 	}()
 	return w, nil
 }
 
-func (w *ward) send(o order) {
+func (w *guardProcess) send(o order) {
 	select {
 	case w.orders <- o:
 	default: // it has ended
 	}
 }
 
-func (w *ward) wait()    {}
-func (w *ward) abandon() {}
+func (w *guardProcess) wait()    {}
+func (w *guardProcess) abandon() {}
 
-// family is the command.
-type family struct {
+// processTree is the command.
+type processTree struct {
 	pid     int
 	process *os.Process
 	changed chan struct{}
@@ -69,17 +69,17 @@ type family struct {
 	told    bool
 }
 
-func startFamily(c *console, argv, env []string) (*family, *failure) {
+func startTree(c *console, argv, env []string) (*processTree, *exitError) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, c.stdin, c.stdout, c.stderr
 	err := cmd.Start()
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist):
-		return nil, &failure{exitNotFound, "not found"}
+		return nil, &exitError{exitNotFound, "not found"}
 	case err != nil:
-		return nil, &failure{exitCannotRun, err.Error()}
+		return nil, &exitError{exitCannotRun, err.Error()}
 	}
-	f := &family{pid: cmd.Process.Pid, process: cmd.Process, changed: make(chan struct{})}
+	f := &processTree{pid: cmd.Process.Pid, process: cmd.Process, changed: make(chan struct{})}
 	go func() {
 		_ = cmd.Wait() // the state tells
 		f.end = &report{Ended: true, Code: cmd.ProcessState.ExitCode()}
@@ -89,19 +89,19 @@ func startFamily(c *console, argv, env []string) (*family, *failure) {
 }
 
 // signal can do nothing but kill here, which is not what is asked for.
-func (f *family) signal(syscall.Signal) {}
+func (t *processTree) signal(syscall.Signal) {}
 
-func (f *family) kill() { _ = f.process.Kill() } // it may have ended
+func (t *processTree) kill() { _ = t.process.Kill() } // it may have ended
 
-func (f *family) collect(say func(report)) (left bool) {
+func (t *processTree) collect(say func(report)) (left bool) {
 	select {
-	case <-f.changed:
-		say(*f.end)
+	case <-t.changed:
+		say(*t.end)
 		return false
 	default:
 		return true
 	}
 }
 
-func (f *family) polled() bool  { return false }
-func (f *family) names() string { return fmt.Sprintf("process %d", f.pid) }
+func (t *processTree) polled() bool  { return false }
+func (t *processTree) names() string { return fmt.Sprintf("process %d", t.pid) }

@@ -48,12 +48,12 @@ func guard(args []string) int {
 	syscall.CloseOnExec(reportsFD)
 	becomeReaper()
 	setName(guardName)
-	notify(make(chan os.Signal, 1), append([]os.Signal{syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM}, endings...))
+	notify(make(chan os.Signal, 1), append([]os.Signal{syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM}, endSignals...))
 
 	orders := make(chan order)
 	go readOrders(os.NewFile(uintptr(ordersFD), "orders"), orders)
 	reports := json.NewEncoder(os.NewFile(uintptr(reportsFD), "reports"))
-	w := &warden{say: func(r report) { _ = reports.Encode(r) }} // if nobody listens, orders are closed
+	w := &supervisor{say: func(r report) { _ = reports.Encode(r) }} // if nobody listens, orders are closed
 	w.run(args[2:], os.Environ(), orders)
 	return 0
 }
@@ -76,8 +76,8 @@ func readOrders(f *os.File, orders chan<- order) {
 	}
 }
 
-// A ward is our side of the guard.
-type ward struct {
+// A guardProcess is our side of the guard.
+type guardProcess struct {
 	*console
 	reports <-chan report // closed when the guard has ended
 	orders  chan order
@@ -85,9 +85,9 @@ type ward struct {
 	pid     int // of the command, once it is known
 }
 
-// startWard starts the guard, which starts the command once it has got its first order.
+// startGuard starts the guard, which starts the command once it has got its first order.
 // lock, if not nil, is inherited by both.
-func startWard(c *console, argv, env []string, lock *os.File) (*ward, error) {
+func startGuard(c *console, argv, env []string, lock *os.File) (*guardProcess, error) {
 	becomeReaper() // of the guard's children, should it be killed
 	theirOrders, orders, err := os.Pipe()
 	if err != nil {
@@ -97,7 +97,7 @@ func startWard(c *console, argv, env []string, lock *os.File) (*ward, error) {
 	if err != nil {
 		return nil, errors.Join(err, theirOrders.Close(), orders.Close())
 	}
-	w := &ward{console: c, orders: make(chan order, 64)}
+	w := &guardProcess{console: c, orders: make(chan order, 64)}
 	err = w.start(argv, env, theirOrders, theirReports, lock)
 	err = errors.Join(err, theirOrders.Close(), theirReports.Close())
 	if err != nil {
@@ -108,7 +108,7 @@ func startWard(c *console, argv, env []string, lock *os.File) (*ward, error) {
 	return w, nil
 }
 
-func (w *ward) start(argv, env []string, orders, reports, lock *os.File) error {
+func (w *guardProcess) start(argv, env []string, orders, reports, lock *os.File) error {
 	var fds []int
 	for _, f := range []*os.File{orders, reports, lock} {
 		if f == nil {
@@ -166,7 +166,7 @@ func readReports(f *os.File) <-chan report {
 
 // send gives an order, and blocks for nothing. A guard that has been stopped for so long
 // that no more fit in gets none: it then knows too early an end, which is safe.
-func (w *ward) send(o order) {
+func (w *guardProcess) send(o order) {
 	select {
 	case w.orders <- o:
 	default:
@@ -183,7 +183,7 @@ func writeOrders(f *os.File, orders <-chan order) {
 }
 
 // wait waits for the guard's end. If it was killed, what it watched over is killed too.
-func (w *ward) wait() {
+func (w *guardProcess) wait() {
 	_ = w.cmd.Wait() // the state tells
 	if !w.cmd.ProcessState.Success() {
 		w.killAll()
@@ -192,32 +192,32 @@ func (w *ward) wait() {
 }
 
 // abandon kills the guard and all that it watches over.
-func (w *ward) abandon() {
+func (w *guardProcess) abandon() {
 	_ = w.cmd.Process.Kill() // it may have ended
 	w.killAll()
 }
 
 // killAll kills what the guard watched over.
-func (w *ward) killAll() {
+func (w *guardProcess) killAll() {
 	if left := killAll(w.pid); left != "" {
-		w.say("could not be killed: %s: end them before anything else runs under this key", left)
+		w.printf("could not be killed: %s: end them before anything else runs under this key", left)
 	}
 }
 
-// family is the command and what it has started.
-type family struct {
+// processTree is the command and what it has started.
+type processTree struct {
 	pid     int // the command's, and its group's
 	ended   bool
 	changed chan os.Signal
 }
 
-// startFamily starts the command, in a process group of its own.
-func startFamily(_ *console, argv, env []string) (*family, *failure) {
+// startTree starts the command, in a process group of its own.
+func startTree(_ *console, argv, env []string) (*processTree, *exitError) {
 	path, failed := find(argv[0])
 	if failed != nil {
 		return nil, failed
 	}
-	f := &family{changed: make(chan os.Signal, 1)}
+	f := &processTree{changed: make(chan os.Signal, 1)}
 	signal.Notify(f.changed, syscall.SIGCHLD)
 	var err error
 	f.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
@@ -227,51 +227,51 @@ func startFamily(_ *console, argv, env []string) (*family, *failure) {
 	})
 	switch {
 	case errors.Is(err, syscall.ENOENT):
-		return nil, &failure{exitNotFound, "not found (or its interpreter)"}
+		return nil, &exitError{exitNotFound, "not found (or its interpreter)"}
 	case errors.Is(err, syscall.ENOEXEC):
-		return nil, &failure{exitCannotRun, "is no program: begin a script with #!/bin/sh, say"}
+		return nil, &exitError{exitCannotRun, "is no program: begin a script with #!/bin/sh, say"}
 	case err != nil:
-		return nil, &failure{exitCannotRun, err.Error()}
+		return nil, &exitError{exitCannotRun, err.Error()}
 	}
 	return f, nil
 }
 
 // find looks a command up as a shell does.
-func find(name string) (string, *failure) {
+func find(name string) (string, *exitError) {
 	path, err := exec.LookPath(name)
 	switch {
 	case err == nil, errors.Is(err, exec.ErrDot):
 		return path, nil
 	case errors.Is(err, os.ErrPermission):
-		return "", &failure{exitCannotRun, "is not executable (chmod +x it)"}
+		return "", &exitError{exitCannotRun, "is not executable (chmod +x it)"}
 	case strings.Contains(name, "/") && !errors.Is(err, os.ErrNotExist):
-		return "", &failure{exitCannotRun, errors.Unwrap(err).Error()}
+		return "", &exitError{exitCannotRun, errors.Unwrap(err).Error()}
 	}
-	return "", &failure{exitNotFound, "not found"}
+	return "", &exitError{exitNotFound, "not found"}
 }
 
 // signal passes a signal on: to the command's group, and where the command has ended, to
 // those that it left behind.
-func (f *family) signal(s syscall.Signal) {
-	if f.ended {
-		signalRest(f.pid, s)
+func (t *processTree) signal(s syscall.Signal) {
+	if t.ended {
+		signalRest(t.pid, s)
 		return
 	}
-	if syscall.Kill(-f.pid, s) != nil {
-		_ = syscall.Kill(f.pid, s) // it has left its group; or cannot be signalled: nothing to do
+	if syscall.Kill(-t.pid, s) != nil {
+		_ = syscall.Kill(t.pid, s) // it has left its group; or cannot be signalled: nothing to do
 	}
 }
 
 // kill sends SIGKILL to whatever is there now. It is repeated until nothing is.
-func (f *family) kill() {
-	if !f.ended {
-		_ = syscall.Kill(-f.pid, syscall.SIGKILL)
+func (t *processTree) kill() {
+	if !t.ended {
+		_ = syscall.Kill(-t.pid, syscall.SIGKILL)
 	}
-	signalRest(f.pid, syscall.SIGKILL)
+	signalRest(t.pid, syscall.SIGKILL)
 }
 
 // collect reaps the children that ended and reports whether any process is left.
-func (f *family) collect(say func(report)) (left bool) {
+func (t *processTree) collect(say func(report)) (left bool) {
 	var end *report
 	for {
 		var ws syscall.WaitStatus
@@ -280,17 +280,17 @@ func (f *family) collect(say func(report)) (left bool) {
 			continue
 		}
 		if err != nil || pid == 0 {
-			left = err == nil || f.othersLeft()
+			left = err == nil || t.othersLeft()
 			break
 		}
 		switch {
-		case pid != f.pid:
+		case pid != t.pid:
 		case ws.Stopped():
 			say(report{Stopped: int(ws.StopSignal())})
 		case ws.Exited():
-			f.ended, end = true, &report{Ended: true, Code: ws.ExitStatus()}
+			t.ended, end = true, &report{Ended: true, Code: ws.ExitStatus()}
 		case ws.Signaled():
-			f.ended, end = true, &report{Ended: true, Signal: int(ws.Signal())}
+			t.ended, end = true, &report{Ended: true, Signal: int(ws.Signal())}
 		}
 	}
 	if end != nil {

@@ -17,7 +17,7 @@ func TestAnOrderIsNotLostHoweverSlowEitherSideIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close() //nolint:errcheck // it was only read
-	w := &ward{orders: make(chan order, 64)}
+	w := &guardProcess{orders: make(chan order, 64)}
 	ended := make(chan struct{})
 	w.send(order{Times: true, Kill: 1}) // before anybody writes
 	go func() {

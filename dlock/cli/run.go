@@ -14,18 +14,18 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// leastTTL leaves time between the two signals that stop a command.
-const leastTTL = 4 * time.Second
+// minTTL leaves time between the two signals that stop a command.
+const minTTL = 4 * time.Second
 
 // A job is one "dlock run".
 type job struct {
 	*console
 	url      string
 	urlGiven bool
-	ttl      duration
-	wait     patience
-	atLeast  duration
-	maxHold  duration
+	ttl      durationFlag
+	wait     waitFlag
+	atLeast  durationFlag
+	maxHold  durationFlag
 	skip     bool
 	label    string
 	verbose  bool
@@ -91,13 +91,13 @@ SIGKILL at a twentieth before (100ms at least), with every process that it start
 func (j *job) setArgs(args []string, dash int) error {
 	switch {
 	case dash < 0 && len(args) > 1:
-		return fail(exitUsage, "the command must stand after --: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "the command must stand after --: dlock run KEY -- COMMAND [ARG...]")
 	case dash < 0, dash == len(args):
-		return fail(exitUsage, "the command is missing: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "the command is missing: dlock run KEY -- COMMAND [ARG...]")
 	case dash == 0:
-		return fail(exitUsage, "the key is missing: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "the key is missing: dlock run KEY -- COMMAND [ARG...]")
 	case dash > 1:
-		return fail(exitUsage, "there is more than one key before --: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "there is more than one key before --: dlock run KEY -- COMMAND [ARG...]")
 	}
 	j.key, j.command = args[0], args[1:]
 	return nil
@@ -106,7 +106,7 @@ func (j *job) setArgs(args []string, dash int) error {
 // run takes the lock, runs the command, and gives the lock back.
 func (j *job) run(ttlGiven bool) error {
 	if j.skip && j.wait == forever {
-		return fail(exitUsage, "--skip never comes to skip with --wait forever: leave one out")
+		return failf(exitUsage, "--skip never comes to skip with --wait forever: leave one out")
 	}
 	url, err := chooseURL(j.url, j.urlGiven)
 	if err != nil {
@@ -115,16 +115,16 @@ func (j *job) run(ttlGiven bool) error {
 	j.renewed = make(chan struct{}, 1)
 	j.client, err = dlock.OpenURL(url, j.options(ttlGiven)...)
 	if err != nil {
-		return explain(err)
+		return exitErrorOf(err)
 	}
 	defer j.close()
-	if ttl := j.client.TTL(); ttl != 0 && ttl < leastTTL {
-		return fail(exitUsage, "the TTL is %v, and must be %v at least, so that the command can be stopped before the lease ends", ttl, leastTTL)
+	if ttl := j.client.TTL(); ttl != 0 && ttl < minTTL {
+		return failf(exitUsage, "the TTL is %v, and must be %v at least, so that the command can be stopped before the lease ends", ttl, minTTL)
 	}
 	// SIGPIPE: a reader of our stderr that has gone must not end us and the command.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	j.signals = make(chan os.Signal, 16)
-	notify(j.signals, endings)
+	notify(j.signals, endSignals)
 	lease, err := j.obtain()
 	if err != nil {
 		return err
@@ -132,8 +132,8 @@ func (j *job) run(ttlGiven bool) error {
 	return j.hold(lease)
 }
 
-// endings are the signals that end a wait.
-var endings = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+// endSignals are the signals that end a wait.
+var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
 // notify relays signals, but those that our parent told us to ignore, as nohup does.
 func notify(c chan os.Signal, signals []os.Signal) {
@@ -181,7 +181,7 @@ func (j *job) obtain() (*dlock.Lease, error) {
 		if r := <-got; r.lease != nil {
 			j.release(r.lease)
 		}
-		return nil, &failure{code: exitSignal + number(s)}
+		return nil, &exitError{code: exitSignal + number(s)}
 	}
 }
 
@@ -202,10 +202,10 @@ func (j *job) notObtained(err error) error {
 		return nil
 	}
 	if j.skip && errors.Is(err, dlock.ErrHeld) {
-		j.tell("%v: skipped", err)
-		return &failure{code: 0}
+		j.verbosef("%v: skipped", err)
+		return &exitError{code: 0}
 	}
-	return explain(err)
+	return exitErrorOf(err)
 }
 
 // release gives the lock back. What fails is told; the command's exit code stands,
@@ -214,12 +214,12 @@ func (j *job) release(lease *dlock.Lease) (lost bool) {
 	err := lease.Unlock()
 	switch {
 	case err == nil:
-		j.tell("released %q", j.key)
+		j.verbosef("released %q", j.key)
 	case errors.Is(err, dlock.ErrLost):
-		j.say("%v: something else may have run beside the command; check what it did", err)
+		j.printf("%v: something else may have run beside the command; check what it did", err)
 		return true
 	default:
-		j.say("%v: nothing to do, but until then nobody gets it", err)
+		j.printf("%v: nothing to do, but until then nobody gets it", err)
 	}
 	return false
 }
@@ -231,14 +231,14 @@ func (j *job) close() {
 		signal.Stop(j.signals)
 	}
 	if err := j.client.Close(); err != nil {
-		j.say("%v", err)
+		j.printf("%v", err)
 	}
 }
 
-// tell writes a line if --verbose was given.
-func (j *job) tell(format string, args ...any) {
+// verbosef writes a line if --verbose was given.
+func (j *job) verbosef(format string, args ...any) {
 	if j.verbose {
-		j.say(format, args...)
+		j.printf(format, args...)
 	}
 }
 
@@ -255,17 +255,17 @@ func (j *job) hooks() dlock.Hooks {
 		},
 		Renewed: func(_ context.Context, e dlock.Event) {
 			if e.Err != nil {
-				j.tell("a renewal failed, and is tried again: %v", e.Err)
+				j.verbosef("a renewal failed, and is tried again: %v", e.Err)
 				return
 			}
-			j.tell("renewed %q, which now ends at %s", j.key, clockTime(e.Deadline))
+			j.verbosef("renewed %q, which now ends at %s", j.key, clockTime(e.Deadline))
 			select {
 			case j.renewed <- struct{}{}:
 			default:
 			}
 		},
 		Notice: func(e driver.Notice) {
-			j.tell("%s %s %s %s", e.Kind, e.Node, e.Detail, errorText(e.Err))
+			j.verbosef("%s %s %s %s", e.Kind, e.Node, e.Detail, errorText(e.Err))
 		},
 	}
 }
@@ -277,14 +277,14 @@ func (j *job) tellAttempt(e dlock.Event) {
 	switch {
 	case errors.Is(e.Err, dlock.ErrHeld):
 		if e.Attempt == 1 && j.wait != 0 {
-			j.tell("waits for %q: %v", j.key, e.Err)
+			j.verbosef("waits for %q: %v", j.key, e.Err)
 		}
 	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), errors.As(e.Err, &refused) && refused.RetryAfter <= 0:
 	case !j.outage:
 		j.outage = true
-		j.say("waits for the backend (%s), since --wait is forever: %v", j.client.Info().Name, e.Err)
+		j.printf("waits for the backend (%s), since --wait is forever: %v", j.client.Info().Name, e.Err)
 	default:
-		j.tell("attempt %d: %v", e.Attempt, e.Err)
+		j.verbosef("attempt %d: %v", e.Attempt, e.Err)
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that are passed on to the command, besides the endings.
-var forwarded = []os.Signal{
+// forwardedSignals are the signals that are passed on to the command, besides the endSignals.
+var forwardedSignals = []os.Signal{
 	syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGCONT,
 }
 
@@ -67,41 +67,41 @@ func (t *terminal) takeBack() {
 }
 
 // pass passes a signal on to the command.
-func (h *holding) pass(s os.Signal) {
+func (h *execution) pass(s os.Signal) {
 	n := number(s)
 	if s == syscall.SIGCONT {
 		h.resume()
 		return
 	}
-	h.ward.send(order{Signal: n})
+	h.guard.send(order{Signal: n})
 }
 
 // stopped deals with a command that was stopped. If it wants the terminal, it gets it. If
 // it was stopped from the terminal, we stop as well, with our group, so that the shell
 // sees that its job has stopped. SIGSTOP is between the command and who sent it.
-func (h *holding) stopped(s syscall.Signal) {
+func (h *execution) stopped(s syscall.Signal) {
 	wants := s == syscall.SIGTTIN || s == syscall.SIGTTOU
 	switch {
 	case s == syscall.SIGSTOP || !h.term.open():
 	case wants && h.term.lend(h.last.Pid):
-		h.ward.send(order{Signal: int(syscall.SIGCONT)})
+		h.guard.send(order{Signal: int(syscall.SIGCONT)})
 	case stoppable():
 		_ = syscall.Kill(0, syscall.SIGSTOP) // whoever continues us makes us resume
 	case s == syscall.SIGTSTP: // a terminal without a shell, where ctrl-Z does nothing
-		h.ward.send(order{Signal: int(syscall.SIGCONT)})
+		h.guard.send(order{Signal: int(syscall.SIGCONT)})
 	}
 }
 
 // resume continues the command after we were continued. If the lease has ended meanwhile
 // the command was killed.
-func (h *holding) resume() {
+func (h *execution) resume() {
 	if h.lease.Err() != nil {
 		return
 	}
 	if h.term.lent != 0 {
 		h.term.lend(h.term.lent)
 	}
-	h.ward.send(order{Signal: int(syscall.SIGCONT)})
+	h.guard.send(order{Signal: int(syscall.SIGCONT)})
 }
 
 // stoppable reports whether there is somebody to continue our group if it is stopped: a

@@ -23,13 +23,13 @@ func commandAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: t
 
 // polled reports whether the end of the last process has to be looked for: those of the
 // group whose parent has ended are not our children.
-func (f *family) polled() bool { return f.ended }
+func (t *processTree) polled() bool { return t.ended }
 
 // othersLeft reports whether the command's group has processes yet. One of another user
 // counts as none.
-func (f *family) othersLeft() bool { return syscall.Kill(-f.pid, 0) == nil }
+func (t *processTree) othersLeft() bool { return syscall.Kill(-t.pid, 0) == nil }
 
-func (f *family) names() string { return fmt.Sprintf("process group %d", f.pid) }
+func (t *processTree) names() string { return fmt.Sprintf("process group %d", t.pid) }
 
 func signalRest(group int, s syscall.Signal) { _ = syscall.Kill(-group, s) }
 
@@ -38,7 +38,7 @@ func killAll(group int) (left string) {
 	if group == 0 {
 		return ""
 	}
-	for end := time.Now().Add(giveUp); time.Now().Before(end); time.Sleep(killAgain) {
+	for end := time.Now().Add(killTimeout); time.Now().Before(end); time.Sleep(killInterval) {
 		if syscall.Kill(-group, syscall.SIGKILL) != nil {
 			return ""
 		}

@@ -38,13 +38,13 @@ func commandAttr() *syscall.SysProcAttr {
 
 // polled reports whether the end of the last process has to be looked for: never, as all
 // of them are our children in the end.
-func (f *family) polled() bool { return false }
+func (t *processTree) polled() bool { return false }
 
 // othersLeft reports whether processes are left that are not our children.
-func (f *family) othersLeft() bool { return false }
+func (t *processTree) othersLeft() bool { return false }
 
 // names lists those that are left.
-func (f *family) names() string {
+func (t *processTree) names() string {
 	if pids := living(); len(pids) > 0 {
 		return names(pids)
 	}
@@ -66,7 +66,7 @@ func signalRest(group int, s syscall.Signal) {
 // killAll kills every descendant until there is none, and returns those that could not be
 // killed.
 func killAll(group int) (left string) {
-	for end := time.Now().Add(giveUp); time.Now().Before(end); time.Sleep(killAgain) {
+	for end := time.Now().Add(killTimeout); time.Now().Before(end); time.Sleep(killInterval) {
 		signalRest(group, syscall.SIGKILL)
 		if len(living()) == 0 {
 			return ""

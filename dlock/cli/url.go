@@ -18,7 +18,7 @@ const (
 func chooseURL(flag string, given bool) (string, error) {
 	if given {
 		if flag == "" {
-			return "", fail(exitUsage, "--url is empty: give a URL, or leave it out")
+			return "", failf(exitUsage, "--url is empty: give a URL, or leave it out")
 		}
 		return flag, nil
 	}
@@ -34,11 +34,11 @@ func chooseURL(flag string, given bool) (string, error) {
 func readURL(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return "", fail(exitUsage, "%s cannot be read: %v", envURLFile, err)
+		return "", failf(exitUsage, "%s cannot be read: %v", envURLFile, err)
 	}
 	u := strings.TrimSpace(string(b))
 	if u == "" || strings.ContainsAny(u, "\r\n") {
-		return "", fail(exitUsage, "the file that %s names must hold one line, a URL", envURLFile)
+		return "", failf(exitUsage, "the file that %s names must hold one line, a URL", envURLFile)
 	}
 	return u, nil
 }
@@ -79,7 +79,7 @@ func checkArgs(args []string) error {
 		}
 		isURL := strings.HasPrefix(arg, "--url=") || i > 0 && args[i-1] == "--url"
 		if (isURL || strings.Contains(arg, "://")) && hasPassword(strings.TrimPrefix(arg, "--url=")) {
-			return fail(exitUsage, "a password on the command line can be read by every user of this machine: put the URL into %s, or into a file and its path into %s", envURL, envURLFile)
+			return failf(exitUsage, "a password on the command line can be read by every user of this machine: put the URL into %s, or into a file and its path into %s", envURL, envURLFile)
 		}
 	}
 	return nil

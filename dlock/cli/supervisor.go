@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// A warden runs one command and sees to it that the command ends no later than its
+// A supervisor runs one command and sees to it that the command ends no later than its
 // lease. It knows nothing of locks: it is told times, and obeys. On Unix it is a process
 // of its own, the guard, so that the command dies if we are killed, and is stopped in
 // time if we hang or are stopped ourselves.
 
-// An order tells the warden what to do.
+// An order tells the supervisor what to do.
 type order struct {
 	Times      bool          // Term and Kill are given
 	Term, Kill time.Duration // when to send SIGTERM and SIGKILL, on the machine's clock; zero: never
@@ -34,16 +34,16 @@ type report struct {
 }
 
 const (
-	lookEvery = 250 * time.Millisecond // between two looks at the clock, in case the machine sleeps
-	killAgain = 5 * time.Millisecond
-	giveUp    = 10 * time.Second
+	clockInterval = 250 * time.Millisecond // between two looks at the clock, in case the machine sleeps
+	killInterval  = 5 * time.Millisecond
+	killTimeout   = 10 * time.Second
 )
 
-// warden is the state of one.
-type warden struct {
+// supervisor is the state of one.
+type supervisor struct {
 	say        func(report)
 	console    *console // of the command; nil: the process's own
-	family     *family
+	tree       *processTree
 	term, kill time.Duration
 	termed     bool
 	killing    time.Duration // since when; zero: not
@@ -51,7 +51,7 @@ type warden struct {
 
 // run runs the command, from its start to when nothing is left of it. The first order is
 // to hold the times. When orders is closed our master has gone, and so does the command.
-func (w *warden) run(argv, env []string, orders <-chan order) {
+func (w *supervisor) run(argv, env []string, orders <-chan order) {
 	first, ok := <-orders
 	if !ok {
 		return
@@ -61,12 +61,12 @@ func (w *warden) run(argv, env []string, orders <-chan order) {
 		w.say(report{Killed: true}) // before it began
 		return
 	}
-	var failed *failure
-	if w.family, failed = startFamily(w.console, argv, env); failed != nil {
+	var failed *exitError
+	if w.tree, failed = startTree(w.console, argv, env); failed != nil {
 		w.say(report{Failed: failed.text, Code: failed.code})
 		return
 	}
-	w.say(report{Pid: w.family.pid})
+	w.say(report{Pid: w.tree.pid})
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -78,7 +78,7 @@ func (w *warden) run(argv, env []string, orders <-chan order) {
 				break
 			}
 			w.obey(o)
-		case <-w.family.changed:
+		case <-w.tree.changed:
 		case <-timer.C:
 		}
 		if !w.look() {
@@ -88,19 +88,19 @@ func (w *warden) run(argv, env []string, orders <-chan order) {
 	}
 }
 
-func (w *warden) obey(o order) {
+func (w *supervisor) obey(o order) {
 	switch {
 	case o.End:
 		w.end()
-	case o.Signal != 0 && w.family != nil:
-		w.family.signal(syscall.Signal(o.Signal))
+	case o.Signal != 0 && w.tree != nil:
+		w.tree.signal(syscall.Signal(o.Signal))
 	case o.Times:
 		w.term, w.kill = o.Term, o.Kill
 	}
 }
 
 // end begins to kill.
-func (w *warden) end() {
+func (w *supervisor) end() {
 	if w.killing != 0 {
 		return
 	}
@@ -109,43 +109,43 @@ func (w *warden) end() {
 }
 
 // look does what is due, and reports whether there is anything left to watch.
-func (w *warden) look() bool {
+func (w *supervisor) look() bool {
 	now := machineNow()
 	if w.kill != 0 && now >= w.kill {
 		w.end()
 	}
 	if w.term != 0 && now >= w.term && !w.termed && w.killing == 0 {
 		w.termed = true
-		w.family.signal(syscall.SIGTERM)
+		w.tree.signal(syscall.SIGTERM)
 		w.say(report{Termed: true})
 	}
 	if w.killing != 0 {
-		w.family.kill()
+		w.tree.kill()
 	}
-	if !w.family.collect(w.say) {
+	if !w.tree.collect(w.say) {
 		w.say(report{Gone: true})
 		return false
 	}
-	if w.killing != 0 && now-w.killing > giveUp {
-		w.say(report{Survivors: w.family.names()})
+	if w.killing != 0 && now-w.killing > killTimeout {
+		w.say(report{Survivors: w.tree.names()})
 		return false
 	}
 	return true
 }
 
 // next is how long to wait for the next look.
-func (w *warden) next() time.Duration {
+func (w *supervisor) next() time.Duration {
 	if w.killing != 0 {
-		return killAgain
+		return killInterval
 	}
 	d := time.Hour
-	if w.family.polled() {
-		d = lookEvery
+	if w.tree.polled() {
+		d = clockInterval
 	}
 	now := machineNow()
 	for _, t := range []time.Duration{w.kill, w.term} {
 		if t != 0 && (t != w.term || !w.termed) {
-			d = min(d, lookEvery, max(t-now, 0))
+			d = min(d, clockInterval, max(t-now, 0))
 		}
 	}
 	return d

@@ -12,14 +12,14 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// forceAfter is how long the warden has to kill the command, once the lease is lost,
+// forceAfter is how long the supervisor has to kill the command, once the lease is lost,
 // before we do it ourselves.
 const forceAfter = 100 * time.Millisecond
 
 // hold runs the command under the lease.
 func (j *job) hold(lease *dlock.Lease) error {
-	h := &holding{job: j, lease: lease}
-	notify(j.signals, forwarded)
+	h := &execution{job: j, lease: lease}
+	notify(j.signals, forwardedSignals)
 	err := h.start()
 	if err == nil {
 		h.watch()
@@ -27,30 +27,30 @@ func (j *job) hold(lease *dlock.Lease) error {
 		err = h.result()
 	}
 	if lost := h.giveBack(); lost && err == nil {
-		err = &failure{code: exitLost}
+		err = &exitError{code: exitLost}
 	}
 	if h.last.Gone {
-		h.ward.wait()
+		h.guard.wait()
 	}
 	return err
 }
 
-// A holding is a lease and the command that runs under it.
-type holding struct {
+// An execution is a lease and the command that runs under it.
+type execution struct {
 	*job
 	lease  *dlock.Lease
-	ward   *ward
+	guard  *guardProcess
 	term   terminal
-	last   report // what the warden said, taken together
+	last   report // what the supervisor said, taken together
 	lost   error  // why the lease ended; nil: it has not
 	forced bool
 }
 
-func (h *holding) start() error {
+func (h *execution) start() error {
 	env := environment(os.Environ(), h.lease)
 	var err error
-	if h.ward, err = startWard(h.console, h.command, env, h.descriptor()); err != nil {
-		return fail(exitCannotRun, "the command cannot be started: %v", err)
+	if h.guard, err = startGuard(h.console, h.command, env, h.descriptor()); err != nil {
+		return failf(exitCannotRun, "the command cannot be started: %v", err)
 	}
 	h.sendTimes()
 	return nil
@@ -64,7 +64,7 @@ type inheritable interface {
 
 // descriptor returns the lock's own, for the command to inherit: the key is free when
 // the last process that has it has ended, whatever becomes of us.
-func (h *holding) descriptor() (f *os.File) {
+func (h *execution) descriptor() (f *os.File) {
 	_ = h.lease.Raw(func(l driver.Lease) error {
 		if i, ok := l.(inheritable); ok {
 			f = i.File()
@@ -75,17 +75,17 @@ func (h *holding) descriptor() (f *os.File) {
 }
 
 // watch sees the command through, until nothing of it is left.
-func (h *holding) watch() {
+func (h *execution) watch() {
 	done := h.lease.Done()
 	var force <-chan time.Time
 	for {
 		select {
-		case r, ok := <-h.ward.reports:
+		case r, ok := <-h.guard.reports:
 			if !ok {
-				h.ward.wait() // and kill what it left
+				h.guard.wait() // and kill what it left
 				return
 			}
-			if h.heed(r); h.last.Gone {
+			if h.handle(r); h.last.Gone {
 				return
 			}
 		case <-h.renewed:
@@ -93,35 +93,35 @@ func (h *holding) watch() {
 		case <-done:
 			done = nil
 			h.lost = h.lease.Err()
-			h.ward.send(order{End: true})
+			h.guard.send(order{End: true})
 			force = time.After(forceAfter)
 		case <-force:
 			force = nil
 			h.forced = true
-			h.ward.abandon()
+			h.guard.abandon()
 		case s := <-h.signals:
 			h.pass(s)
 		}
 	}
 }
 
-// heed takes in what the warden says.
-func (h *holding) heed(r report) {
+// handle takes in what the supervisor says.
+func (h *execution) handle(r report) {
 	switch {
 	case r.Pid != 0:
-		h.last.Pid, h.ward.pid = r.Pid, r.Pid
-		h.tell("runs %s as process %d with token %d", printable(h.command[0]), r.Pid, h.lease.Fence())
+		h.last.Pid, h.guard.pid = r.Pid, r.Pid
+		h.verbosef("runs %s as process %d with token %d", printable(h.command[0]), r.Pid, h.lease.Fence())
 	case r.Stopped != 0:
 		h.stopped(syscall.Signal(r.Stopped))
 	case r.Termed:
 		h.last.Termed = true
-		h.say("%s: SIGTERM sent to the command", h.why())
+		h.printf("%s: SIGTERM sent to the command", h.why())
 	case r.Killed:
 		h.last.Killed = true
 	case r.Ended:
 		h.last.Ended, h.last.Code, h.last.Signal = true, r.Code, r.Signal
 		if r.Left {
-			h.tell("the command has ended; keeps %q until the processes that it left behind have, too", h.key)
+			h.verbosef("the command has ended; keeps %q until the processes that it left behind have, too", h.key)
 		}
 	case r.Failed != "":
 		h.last.Failed, h.last.Code = r.Failed, r.Code
@@ -133,7 +133,7 @@ func (h *holding) heed(r report) {
 }
 
 // why says why the command is stopped.
-func (h *holding) why() string {
+func (h *execution) why() string {
 	if errors.Is(h.lost, dlock.ErrMaxHold) {
 		return "--max-hold is over"
 	}
@@ -146,11 +146,11 @@ func (h *holding) why() string {
 	return "the lease of " + strconv.Quote(h.key) + " is about to end, since it cannot be renewed (check the backend)"
 }
 
-// sendTimes tells the warden when the lease ends, as of now.
-func (h *holding) sendTimes() {
+// sendTimes tells the supervisor when the lease ends, as of now.
+func (h *execution) sendTimes() {
 	now := machineNow() // before the lease looks at its clock: too early is safe
 	if h.lease.Err() != nil {
-		h.ward.send(order{End: true})
+		h.guard.send(order{End: true})
 		return
 	}
 	var end time.Duration
@@ -158,7 +158,7 @@ func (h *holding) sendTimes() {
 		end = now + time.Until(d)
 	}
 	o := times(end, h.client.TTL(), h.granted, time.Duration(h.maxHold))
-	h.ward.send(o)
+	h.guard.send(o)
 }
 
 // times returns when the command must be stopped, whose lease ends at end (zero: never)
@@ -185,32 +185,32 @@ func earlier(a, b time.Duration) time.Duration {
 }
 
 // result is what the run comes to.
-func (h *holding) result() error {
+func (h *execution) result() error {
 	r := &h.last
 	if r.Survivors != "" {
-		h.say("could not be killed: %s: end them before anything else runs under %q", r.Survivors, h.key)
+		h.printf("could not be killed: %s: end them before anything else runs under %q", r.Survivors, h.key)
 	}
 	switch {
 	case h.lost != nil || r.Killed:
-		return fail(exitLost, "%s: killed the command; check what it left undone", h.why())
+		return failf(exitLost, "%s: killed the command; check what it left undone", h.why())
 	case r.Termed:
-		return &failure{code: exitLost} // said when it happened
+		return &exitError{code: exitLost} // said when it happened
 	case r.Failed != "":
-		return fail(r.Code, "%s: %s", printable(h.command[0]), r.Failed)
+		return failf(r.Code, "%s: %s", printable(h.command[0]), r.Failed)
 	case !r.Ended:
-		return fail(exitSignal+9, "the process that watched over the command was killed, and the command with it")
+		return failf(exitSignal+9, "the process that watched over the command was killed, and the command with it")
 	case r.Signal != 0:
-		return &failure{code: exitSignal + r.Signal}
+		return &exitError{code: exitSignal + r.Signal}
 	case r.Code != 0:
-		return &failure{code: r.Code}
+		return &exitError{code: r.Code}
 	}
 	return nil
 }
 
 // giveBack releases the lock, and reports whether it had been lost.
-func (h *holding) giveBack() (lost bool) {
+func (h *execution) giveBack() (lost bool) {
 	survivors := h.last.Survivors != ""
-	if h.ward != nil && (survivors || !allSeen) && h.detach() {
+	if h.guard != nil && (survivors || !allSeen) && h.detach() {
 		return false
 	}
 	if survivors {
@@ -224,20 +224,20 @@ func (h *holding) giveBack() (lost bool) {
 }
 
 // detach leaves the lock to those who have inherited its descriptor.
-func (h *holding) detach() (ok bool) {
+func (h *execution) detach() (ok bool) {
 	if h.descriptor() == nil {
 		return false
 	}
 	h.lingerAtLeast()
 	err := h.lease.Raw(func(l driver.Lease) error { return l.(inheritable).Detach() })
 	if err != nil {
-		h.say("%v", err)
+		h.printf("%v", err)
 	}
 	return true
 }
 
 // lingerAtLeast waits for the end of --at-least, or for a signal.
-func (h *holding) lingerAtLeast() {
+func (h *execution) lingerAtLeast() {
 	select {
 	case <-time.After(h.granted + time.Duration(h.atLeast) - machineNow()):
 	case <-h.signals:

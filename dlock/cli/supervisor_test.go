@@ -31,9 +31,9 @@ func TestTheCommandIsStoppedInTimeForItsLease(t *testing.T) {
 	}
 }
 
-// The lease may end before the warden, which was to say it first, has run.
+// The lease may end before the supervisor, which was to say it first, has run.
 func TestTheEndOfAMaximumHoldNamesItsFlag(t *testing.T) {
-	h := &holding{job: &job{key: "k"}, lost: dlock.ErrMaxHold}
+	h := &execution{job: &job{key: "k"}, lost: dlock.ErrMaxHold}
 	if why := h.why(); !strings.Contains(why, "--max-hold") {
 		t.Errorf("the reason is %q", why)
 	}
@@ -42,16 +42,16 @@ func TestTheEndOfAMaximumHoldNamesItsFlag(t *testing.T) {
 func TestTheWardenLooksInTime(t *testing.T) {
 	for _, c := range []struct {
 		what        string
-		w           warden
+		w           supervisor
 		least, most time.Duration
 	}{
-		{"without times it has no need to", warden{}, time.Minute, time.Hour},
-		{"far off: often, as the machine may sleep", warden{term: time.Hour, kill: 2 * time.Hour}, lookEvery, lookEvery},
-		{"near", warden{term: 50 * time.Millisecond, kill: time.Hour}, 0, 50 * time.Millisecond},
-		{"after SIGTERM: the next is SIGKILL", warden{term: 1, termed: true, kill: time.Hour}, lookEvery, lookEvery},
-		{"while killing", warden{killing: 1}, killAgain, killAgain},
+		{"without times it has no need to", supervisor{}, time.Minute, time.Hour},
+		{"far off: often, as the machine may sleep", supervisor{term: time.Hour, kill: 2 * time.Hour}, clockInterval, clockInterval},
+		{"near", supervisor{term: 50 * time.Millisecond, kill: time.Hour}, 0, 50 * time.Millisecond},
+		{"after SIGTERM: the next is SIGKILL", supervisor{term: 1, termed: true, kill: time.Hour}, clockInterval, clockInterval},
+		{"while killing", supervisor{killing: 1}, killInterval, killInterval},
 	} {
-		c.w.family = &family{}
+		c.w.tree = &processTree{}
 		now := machineNow()
 		if c.w.term > 1 {
 			c.w.term += now
