@@ -269,18 +269,22 @@ func (c *Client) wait(ctx context.Context, r *request, line *waitQueue, err erro
 	native := c.info.Features.Has(driver.FeatureQueueing)
 	watcher, _ := c.backend.(driver.Watcher)
 	var signal <-chan struct{}
+	unwatched, told := false, false // unwatched: Watch failed, and is tried again after the next pause
 	for pause := r.minBackoff; ; pause = min(2*pause, r.maxBackoff) {
 		held := errors.Is(err, ErrHeld)
 		switch {
 		case native && held:
-		case signal == nil && held && watcher != nil:
-			if signal, err = watcher.Watch(ctx, r.Key); err != nil {
-				watcher = nil
-			}
-			if err != nil && ctx.Err() == nil {
+		case signal == nil && held && watcher != nil && !unwatched:
+			if signal, err = watcher.Watch(ctx, r.Key); err != nil && ctx.Err() == nil && !told {
+				told = true
 				c.log.Warn("dlock: cannot watch, polls instead", "key", r.Key, "err", err)
 			}
+			unwatched = err != nil
+			if permanent(err) {
+				watcher = nil
+			}
 		default:
+			unwatched = false
 			c.pause(ctx, line, signal, delay(err, pause, signal != nil))
 		}
 		if ctx.Err() != nil {
@@ -349,6 +353,9 @@ func delay(err error, pause time.Duration, watched bool) time.Duration {
 	switch {
 	case errors.As(err, &held):
 		hint = held.RetryAfter
+		if watched && held.PollAfter > 0 {
+			return held.PollAfter
+		}
 		if watched {
 			pause = watchedPoll
 		}

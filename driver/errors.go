@@ -42,6 +42,10 @@ type HeldError struct {
 	RetryAfter time.Duration
 	// Since is when the holder got it, by the server's clock; zero where unknown.
 	Since time.Time
+	// PollAfter is for a caller that watches the key: when to ask again although the watch
+	// gave no value. It is long where the release is certain to be announced, and short
+	// where the holder announces nothing. Zero: the caller decides.
+	PollAfter time.Duration
 	// ReservedForWaiter: nobody has the lock, which was just released, but for RetryAfter at the
 	// most it is kept for who waits first in line. Holder is empty then.
 	ReservedForWaiter bool

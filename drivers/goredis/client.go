@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -204,14 +203,10 @@ func flat(reply any) any {
 	return list
 }
 
-// quiet is how long a subscription may say nothing before it is asked whether it
-// still lives.
-const quiet = 5 * time.Second
-
 // Subscribe opens a subscription. go-redis would open it again after a break by
 // itself, but not say so: it is closed then, and redisnode opens another.
 func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []string) (redisnode.Subscription, error) {
-	s := &subscription{client: c, pubsub: c.redis.Subscribe(ctx), sink: sink, probe: channels[0]}
+	s := &subscription{client: c, pubsub: c.redis.Subscribe(ctx), sink: sink}
 	if err := s.pubsub.Subscribe(ctx, channels...); err != nil {
 		_ = s.pubsub.Close()
 		return nil, c.translate(err)
@@ -224,16 +219,10 @@ type subscription struct {
 	client *client
 	pubsub *redis.PubSub
 	sink   redisnode.Sink
-
-	mu    sync.Mutex
-	probe string // the last channel that was added
 }
 
 // Add subscribes to channels.
 func (s *subscription) Add(ctx context.Context, channels ...string) error {
-	s.mu.Lock()
-	s.probe = channels[len(channels)-1]
-	s.mu.Unlock()
 	return s.broke(s.pubsub.Subscribe(ctx, channels...))
 }
 
@@ -252,31 +241,15 @@ func (s *subscription) broke(err error) error {
 
 func (s *subscription) Close() { _ = s.pubsub.Close() }
 
-// receive reports until the connection breaks. A connection that says nothing is
-// asked by subscribing once more to a channel: that needs no right beside.
+// receive reports until the connection breaks.
 func (s *subscription) receive() {
-	asked := false
 	for {
-		message, err := s.pubsub.ReceiveTimeout(context.Background(), quiet)
-		var slow net.Error
-		if errors.As(err, &slow) && slow.Timeout() && !asked {
-			s.mu.Lock()
-			probe := s.probe
-			s.mu.Unlock()
-			asked = true
-			ctx, cancel := context.WithTimeout(context.Background(), quiet)
-			err = s.pubsub.Subscribe(ctx, probe)
-			cancel()
-			if err == nil {
-				continue
-			}
-		}
+		message, err := s.pubsub.Receive(context.Background())
 		if err != nil {
 			s.Close()
 			s.sink.Broken(s.client.translate(err))
 			return
 		}
-		asked = false
 		switch m := message.(type) {
 		case *redis.Subscription:
 			if m.Kind == "subscribe" {

@@ -59,14 +59,16 @@
 // within a day. A counter per key was chosen over stripes of one hash because one
 // SET … GET reads and raises it (acquire took the server 6 µs, and 9 with stripes),
 // because traffic on other keys leaves it alone, and because nothing stays for ever.
-// A release is announced on the channel <prefix>redlock1:free:{…}, or, where
-// processes stand in line, on the next one's own; in a Cluster by ordinary pub/sub, which
-// every node hears and one subscriber connection serves, wherever the slots move. The line
+// A release is announced where somebody may hear it: to the first in line, on a channel of
+// that process' own, or on <prefix>redlock1:free:{…} to all who watch; in a Cluster by
+// ordinary pub/sub, which every node hears and one subscriber connection serves, wherever
+// the slots move. Where nobody waits nothing is published. The line
 // is a sorted set
 //
 //	<prefix>redlock1:line:{<prefix><key>}
 //
-// which is gone with the last who waits, or ten seconds after.
+// which is gone with the last who waits, or two and a half minutes after the last of them
+// asked.
 // The 1 is the version of this layout, which is frozen. Keys that begin with "redlock1:"
 // are refused.
 //
@@ -88,8 +90,11 @@
 // came, as long as each of them answers, and a release wakes one of them, however many
 // there are. It keeps the lock for that one for a moment, 30 ms or some round trips,
 // in which everybody else finds it held: SET NX of other libraries too, and a
-// *driver.HeldError says Reserved. A process that has died is passed over, and one that
-// hangs costs that moment. A release by another library, and the end of a TTL, go by no
+// *driver.HeldError says ReservedForWaiter. A process that has died is passed over, and one that
+// hangs costs that moment. While its subscription is known to live (it is asked every two
+// seconds) a waiter does not poll: it asks again when the holder's TTL ends, and once a minute
+// at the latest. A holder of another library announces nothing, so its lock is asked for
+// again after 10 to 200 ms. A release by another library, and the end of a TTL, go by no
 // order: whoever asks first has it. In one process dlock keeps the order.
 //
 // # Time

@@ -123,7 +123,24 @@ func (t *tally) held(l *lease) *driver.HeldError {
 	}
 	h.Server = ""
 	h.RetryAfter = l.freeIn()
+	h.PollAfter = l.pollAfter()
 	return &h
+}
+
+// pollAfter is the q-th largest pause that the nodes allow a watcher: so long no majority
+// is released in silence.
+func (l *lease) pollAfter() time.Duration {
+	var buf [MaxNodes]time.Duration
+	pauses := buf[:0]
+	for i := range l.requests {
+		pause := time.Duration(0)
+		if held := l.requests[i].held; held != nil {
+			pause = held.PollAfter
+		}
+		pauses = append(pauses, pause)
+	}
+	slices.Sort(pauses)
+	return pauses[len(pauses)-l.b.q]
 }
 
 // freeIn is the q-th smallest remaining TTL: when a majority will be free, unless it is

@@ -3,6 +3,7 @@ package valkeygo
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/valkey-io/valkey-go"
@@ -27,13 +28,14 @@ func (c *client) Subscribe(_ context.Context, sink redisnode.Sink, channels []st
 		},
 	}
 	s.broken = conn.SetPubSubHooks(hooks)
-	s.push(conn.B().Subscribe().Channel(channels...).Build())
+	s.push(true, channels)
 	go s.work()
 	return s, nil
 }
 
 // A subscription sends its commands from a goroutine of its own, in order: the
-// library waits for the answers, which arrive through the hooks.
+// library waits for the answers, which arrive through the hooks. What is queued meanwhile
+// goes as one command.
 type subscription struct {
 	client  *client
 	conn    valkey.DedicatedClient
@@ -42,16 +44,26 @@ type subscription struct {
 	broken  <-chan error
 
 	mu    sync.Mutex
-	queue []valkey.Completed
+	queue []change
 	more  chan struct{}
 
 	once sync.Once
 	end  chan struct{}
 }
 
-func (s *subscription) push(cmd valkey.Completed) {
+// A change subscribes to channels, or ends the subscription to them.
+type change struct {
+	add      bool
+	channels []string
+}
+
+func (s *subscription) push(add bool, channels []string) {
 	s.mu.Lock()
-	s.queue = append(s.queue, cmd)
+	if last := len(s.queue) - 1; last >= 0 && s.queue[last].add == add {
+		s.queue[last].channels = append(s.queue[last].channels, channels...)
+	} else {
+		s.queue = append(s.queue, change{add, slices.Clone(channels)})
+	}
 	s.mu.Unlock()
 	select {
 	case s.more <- struct{}{}:
@@ -61,13 +73,13 @@ func (s *subscription) push(cmd valkey.Completed) {
 
 // Add subscribes to channels.
 func (s *subscription) Add(_ context.Context, channels ...string) error {
-	s.push(s.conn.B().Subscribe().Channel(channels...).Build())
+	s.push(true, channels)
 	return nil
 }
 
 // Remove ends the subscription to channels.
 func (s *subscription) Remove(_ context.Context, channels ...string) error {
-	s.push(s.conn.B().Unsubscribe().Channel(channels...).Build())
+	s.push(false, channels)
 	return nil
 }
 
@@ -106,9 +118,13 @@ func (s *subscription) send() error {
 			s.mu.Unlock()
 			return nil
 		}
-		cmd := s.queue[0]
+		next := s.queue[0]
 		s.queue = s.queue[1:]
 		s.mu.Unlock()
+		cmd := s.conn.B().Unsubscribe().Channel(next.channels...).Build()
+		if next.add {
+			cmd = s.conn.B().Subscribe().Channel(next.channels...).Build()
+		}
 		if err := s.conn.Do(context.Background(), cmd).Error(); err != nil && !valkey.IsValkeyNil(err) {
 			return err
 		}

@@ -228,7 +228,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	proposal := strconv.FormatUint(floor, 10)
 	var line []string
 	if o == opAcquire {
-		n.hub.stepBack(req.Key)
+		n.hub.stepBack(ctx, req.Key)
 		line = n.hub.waitQueue(t, req.Quorum)
 	}
 
@@ -258,6 +258,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 		case 0:
 			e := held(a)
 			n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
+			e.PollAfter = n.hub.pollAfter(t, e)
 			return nil, e
 		case -1:
 			a.learn(1)

@@ -17,6 +17,7 @@ const (
 	opRelease
 	opBreak
 	opLookup
+	opListen
 	ops
 )
 
@@ -45,11 +46,13 @@ var (
 	luaBreak string
 	//go:embed lua/lookup.lua
 	luaLookup string
+	//go:embed lua/listen.lua
+	luaListen string
 )
 
 // body returns the text of a script without what stands before it.
 func (o op) body() string {
-	return [ops]string{luaAcquire, luaJoin, luaRenew, luaRelease, luaBreak, luaLookup}[o]
+	return [ops]string{luaAcquire, luaJoin, luaRenew, luaRelease, luaBreak, luaLookup, luaListen}[o]
 }
 
 // perishable reports whether a script is refused when it comes too late.

@@ -23,8 +23,8 @@ import (
 const (
 	// next begins the value of a lock that is kept for a place in line.
 	next = layout + "next|"
-	// lineLife is how long a line stays when nobody in it asks again.
-	lineLife = "10000" // ms
+	// lineLife is how long a line stays when nobody in it asks again: some mostUnasked.
+	lineLife = "150000" // ms
 	// The lock is kept for a place for some round trips, in these bounds.
 	leastKept, mostKept = 30 * time.Millisecond, 500 * time.Millisecond
 	keptTrips           = 8
@@ -67,9 +67,9 @@ func (h *hub) handed(key string) {
 	}
 }
 
-// stepBack lets who was handed the lock go first, if an attempt is to take a new place
-// behind it.
-func (h *hub) stepBack(key string) {
+// stepBack lets the one to whom the lock was handed go first, if an attempt will take a new
+// place behind it.
+func (h *hub) stepBack(ctx context.Context, key string) {
 	rest := time.Duration(0)
 	h.mu.Lock()
 	if len(h.topics) > 0 {
@@ -79,7 +79,7 @@ func (h *hub) stepBack(key string) {
 	}
 	h.mu.Unlock()
 	if rest > 0 {
-		time.Sleep(rest)
+		_ = await(within(ctx, rest), h.node.ending)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	mathrand "math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -19,10 +20,23 @@ const (
 	lingerTopic = time.Second
 	// Between attempts to subscribe again after a break.
 	minBackoff, maxBackoff = 20 * time.Millisecond, 2 * time.Second
+	// quiet is how often the subscription's connection is asked whether it still lives: one
+	// that does not answer within as long again is broken.
+	quiet = 2 * time.Second
+	// A waiter that has not asked for the lock by then, and so has no place in line, is
+	// entered as a listener, and again from time to time.
+	listenAfter, listenAgain = 20 * time.Millisecond, time.Minute
+	// A lock whose release will be announced is asked for when its TTL ends, and after this
+	// time at the latest; one whose holder announces nothing after pauses in these bounds.
+	mostUnasked            = time.Minute
+	minForeign, maxForeign = 10 * time.Millisecond, 200 * time.Millisecond
 )
 
+var errSilent = errors.New("the connection of the subscription does not answer")
+
 // Watch tells when key may have become free. All waiters of a backend share one
-// connection, and all waiters of a key one subscription on it.
+// connection, and all waiters of a key one subscription on it. Where the server has not
+// confirmed that within the call timeout, the waiter gets a value as soon as it has.
 func (n *Node) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
@@ -43,17 +57,19 @@ type hub struct {
 	id   string // of this process' own channel: random
 	own  string // the channel
 
-	mu      sync.Mutex
-	places  uint64 // how many there were
-	trip    time.Duration
-	topics  map[string]*topic
-	sub     Subscription
-	link    *link // of sub, and before it
-	called  bool  // the server confirmed the subscription to own there
-	opening bool
-	refused error // the server's refusal: pub/sub is not allowed here
-	closed  bool
-	sweep   *time.Timer
+	mu       sync.Mutex
+	places   uint64 // how many there were
+	trip     time.Duration
+	topics   map[string]*topic
+	sub      Subscription
+	link     *link // of sub, and before it
+	called   bool  // the server confirmed the subscription to own there
+	opening  bool
+	probe    *time.Timer // while there is a connection
+	unlisted bool        // the server refuses to keep the lines of those who wait
+	refused  error       // the server's refusal: pub/sub is not allowed here
+	closed   bool
+	sweep    *time.Timer
 }
 
 // A topic is one channel.
@@ -61,11 +77,15 @@ type topic struct {
 	key      string
 	watchers map[chan struct{}]struct{}
 	ready    chan struct{} // closed once the server confirmed the subscription
+	early    bool          // a Watch returned before that
 	idle     time.Time     // since when nobody watches
 	place    string        // in the line, from the attempt that takes it to a grant; empty: none
 	since    int64         // when it came there, by the server's clock in µs; 0: not known yet
 	gave     time.Time     // when this process handed the lock over
 	standby  *time.Timer   // until it is to try though it is second
+	listen   *time.Timer   // until it is entered as a listener
+	listed   time.Time     // when it was
+	polls    int           // attempts in a row that found a holder that announces nothing
 }
 
 func newHub(n *Node) *hub {
@@ -88,11 +108,15 @@ func (h *hub) watch(ctx, wait context.Context, key string) (<-chan struct{}, err
 	h.mu.Lock()
 	ready := t.ready
 	h.mu.Unlock()
+	early := false
 	select {
 	case <-ready:
 	case <-wait.Done():
-		h.leave(channel, t, wake)
-		return nil, fmt.Errorf("no subscription: %w", wait.Err())
+		if err := ctx.Err(); err != nil {
+			h.leave(channel, t, wake)
+			return nil, fmt.Errorf("no subscription: %w", err)
+		}
+		early = true
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,7 +126,103 @@ func (h *hub) watch(ctx, wait context.Context, key string) (<-chan struct{}, err
 	if h.closed {
 		return nil, driver.ErrClosed
 	}
+	t.early = t.early || early
+	h.listenSoon(t, listenAfter)
 	return wake, nil
+}
+
+// listenSoon enters the topic as a listener after a while, unless it has a place in line by
+// then. h.mu is held.
+func (h *hub) listenSoon(t *topic, after time.Duration) {
+	if t.place == "" && t.listen == nil && len(t.watchers) > 0 && !h.unlisted {
+		h.node.work.add()
+		t.listen = time.AfterFunc(after, func() {
+			defer h.node.work.done()
+			h.enlist(t)
+		})
+	}
+}
+
+// unlisten takes back listenSoon. h.mu is held.
+func (h *hub) unlisten(t *topic) {
+	if t.listen != nil && t.listen.Stop() {
+		h.node.work.done()
+	}
+	t.listen = nil
+}
+
+// enlist has the next release of a topic's lock announced, though nobody may stand in line,
+// and then gives its waiters a value, for a release in between.
+func (h *hub) enlist(t *topic) {
+	h.mu.Lock()
+	t.listen = nil
+	idle := h.closed || t.place != "" || len(t.watchers) == 0
+	h.mu.Unlock()
+	if idle {
+		return
+	}
+	code, err := h.listener(t, lineLife)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err != nil {
+		h.listenSoon(t, time.Second)
+		return
+	}
+	h.unlisted = code == 0
+	t.listed = time.Now()
+	t.wake()
+	if len(t.watchers) == 0 {
+		h.delist(t)
+	}
+}
+
+// delist takes the topic's listener out, in the background. h.mu is held.
+func (h *hub) delist(t *topic) {
+	if t.listed.IsZero() || h.unlisted {
+		return
+	}
+	t.listed = time.Time{}
+	h.node.work.add()
+	go func() {
+		defer h.node.work.done()
+		_, _ = h.listener(t, "0") // else it ends with the line
+	}()
+}
+
+// listener enters the topic as a listener for so many ms, or takes it out.
+func (h *hub) listener(t *topic, life string) (code int64, err error) {
+	n := h.node
+	args := []string{"0", n.names.waitQueue(t.key), "listen." + h.id, life}
+	a, err := n.try(context.Background(), opListen, []string{n.names.lock(t.key)}, func(*process) []string { return args })
+	if err == nil {
+		code, _ = number(a.reply, 0)
+	}
+	return code, err
+}
+
+// pollAfter returns when a waiter asks again that the watch gives no value: see
+// driver.HeldError. asked is the attempt that was refused.
+func (h *hub) pollAfter(asked *attempt, e *driver.HeldError) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.topics[h.node.names.channel(asked.key)]
+	if t == nil || len(t.watchers) == 0 || e.ReservedForWaiter {
+		return 0
+	}
+	if e.Since.IsZero() { // a foreign lock: ours have a token, which is a time
+		t.polls++
+		pause := min(minForeign<<min(t.polls, 5), maxForeign)
+		return pause/2 + mathrand.N(pause/2)
+	}
+	t.polls = 0
+	if asked.place == "" || h.unlisted || !h.called || time.Since(h.link.heard) > 2*quiet {
+		return 0
+	}
+	most := mostUnasked
+	if e.RetryAfter > 0 {
+		most = min(e.RetryAfter, mostUnasked)
+	}
+	return most + mathrand.N(most/20+time.Millisecond)
 }
 
 // join adds a waiter to the topic, and reports whether it has to be subscribed.
@@ -133,6 +253,8 @@ func (h *hub) leave(channel string, t *topic, wake chan struct{}) {
 		return
 	}
 	h.quit(t)
+	h.unlisten(t)
+	h.delist(t)
 	t.idle = time.Now()
 	if h.sweep == nil {
 		h.sweep = time.AfterFunc(lingerTopic, h.clean)
@@ -231,6 +353,7 @@ func (h *hub) once() bool {
 	l := &link{hub: h}
 	h.mu.Lock()
 	h.link, h.called = l, false
+	l.heard = time.Now()
 	h.mu.Unlock()
 	sub, err := h.node.cfg.Client.Subscribe(ctx, Sink{Subscribed: l.subscribed, Message: l.message, Broken: l.broken}, channels)
 
@@ -250,12 +373,49 @@ func (h *hub) once() bool {
 		return true
 	}
 	l.sub, h.sub = sub, sub
-	for channel := range h.topics { // those that came meanwhile
-		if !slices.Contains(channels, channel) {
-			_ = sub.Add(ctx, channel) // a failure breaks the connection
+	h.probe = time.AfterFunc(quiet, h.prove)
+	there := map[string]bool{}
+	for _, channel := range channels {
+		there[channel] = true
+	}
+	var more []string // those that came meanwhile
+	for channel := range h.topics {
+		if !there[channel] {
+			more = append(more, channel)
 		}
 	}
+	if len(more) > 0 {
+		_ = sub.Add(ctx, more...) // a failure breaks the connection
+	}
 	return true
+}
+
+// prove asks the connection whether it still lives, by subscribing once more to this
+// process' own channel, which needs no right beside; and ends one that does not answer.
+func (h *hub) prove() {
+	h.mu.Lock()
+	sub, l := h.sub, h.link
+	if h.closed || sub == nil {
+		h.mu.Unlock()
+		return
+	}
+	silent := time.Since(l.heard)
+	for _, t := range h.topics {
+		if len(t.watchers) > 0 && t.place == "" && time.Since(t.listed) > listenAgain {
+			h.listenSoon(t, 0)
+		}
+	}
+	if silent < 3*quiet/2 {
+		h.probe.Reset(quiet)
+	}
+	h.mu.Unlock()
+	if silent >= 3*quiet/2 {
+		l.broken(errSilent)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), h.node.cfg.CallTimeout)
+	defer cancel()
+	_ = sub.Add(ctx, h.own) // a failure breaks the connection
 }
 
 // wanted returns the channels to subscribe to; nil, and no connection is being
@@ -293,12 +453,15 @@ func (h *hub) refusal(err error) bool {
 	return true
 }
 
-// confirm says that the subscription stands. h.mu is held.
-func (t *topic) confirm() {
+// confirm says that the subscription stands, and reports whether it did before. h.mu is
+// held.
+func (t *topic) confirm() (again bool) {
 	select {
 	case <-t.ready:
+		return true
 	default:
 		close(t.ready)
+		return false
 	}
 }
 
@@ -322,6 +485,8 @@ func (h *hub) close() {
 	h.drop()
 	for _, t := range h.topics {
 		h.quit(t)
+		h.unlisten(t)
+		h.delist(t)
 		t.confirm()
 		t.wake()
 	}
@@ -332,6 +497,7 @@ func (h *hub) close() {
 func (h *hub) drop() {
 	if h.sub != nil {
 		h.sub.Close()
+		h.probe.Stop()
 		h.sub, h.link, h.called = nil, nil, false
 	}
 }
@@ -340,20 +506,25 @@ func (h *hub) drop() {
 type link struct {
 	hub   *hub
 	sub   Subscription
+	heard time.Time // when the server last said something
 	dead  bool
 	cause error
 }
 
-// subscribed: what was published between a break and now is lost, so it wakes too.
+// subscribed: what was published between a break and now is lost, so it wakes too; and what
+// was between a Watch that did not wait for this and now.
 func (l *link) subscribed(channel string) {
 	l.hub.mu.Lock()
 	defer l.hub.mu.Unlock()
+	l.heard = time.Now()
 	if channel == l.hub.own {
 		l.hub.called = l.hub.link == l
+		return
 	}
 	if t := l.hub.topics[channel]; t != nil {
-		t.confirm()
-		t.wake()
+		if again := t.confirm(); again || t.early {
+			t.wake()
+		}
 	}
 }
 
@@ -363,10 +534,13 @@ func (l *link) message(channel, payload string) {
 	h := l.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	l.heard = time.Now()
 	if channel == h.own {
 		h.turn(payload)
 	} else if t := h.topics[channel]; t != nil {
+		t.listed = time.Time{} // the release took it out
 		t.wake()
+		h.listenSoon(t, listenAfter)
 	}
 }
 

@@ -1,5 +1,6 @@
--- Frees the lock, if this acquisition has it, and keeps it for a moment for who waits first in line, who is told.
--- Where nobody is in line all who wait are told.
+-- Frees the lock, if this acquisition has it, and keeps it for a moment for the first in line, who is told.
+-- Where only a listener is in line, or nobody of the line is there, or there can be no line, all who watch are told;
+-- where nobody is, none.
 -- KEYS: 1 lock. The line is not among them: a user who may not use it is to release all the same.
 -- ARGV: 1 '0' (a release is never too late), 2 value (owner/attempt|token), or owner/attempt| for whatever token, or '',
 -- 3 channel, 4 line, 5 what a waiter's own channel begins with, 6 '1' where PUBLISH tells whether a waiter is there,
@@ -18,21 +19,24 @@ if not mine then return {0} end
 local function tell(place, delay)
   return redis.pcall('PUBLISH', ARGV[5] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
 end
+local heard = false
 for _ = 1, 100 do
   local first = redis.pcall('ZPOPMIN', ARGV[4])
   local place = first[1]
-  if not place then break end
+  heard = heard or place or first.err
+  if not place or string.find(place, 'listen.', 1, true) == 1 then break end
   local there = tell(place, '0')
   if type(there) == 'table' then break end
   if there > 0 or ARGV[6] ~= '1' then
     local time = string.match(place, '%d+$') or '30'
     if redis.pcall('SET', KEYS[1], 'redlock1:next|' .. first[2] .. '|' .. place, 'PX', time).err then break end
     local second = redis.pcall('ZRANGE', ARGV[4], 0, 0)[1]
-    if second then tell(second, time) end
+    if second and string.find(second, 'listen.', 1, true) ~= 1 then tell(second, time) end
     return {3}
   end
 end
 redis.call('DEL', KEYS[1])
+if not heard then return {1} end
 local said = redis.pcall('PUBLISH', ARGV[3], '')
 if type(said) == 'table' then return {2} end
 return {1}

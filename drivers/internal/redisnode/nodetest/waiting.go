@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -93,6 +94,155 @@ func (s *suite) oneSubscriber(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// calls returns how often the server ran a command, by its own count.
+func calls(t testing.TB, srv *server.Server, command string) int {
+	t.Helper()
+	info, err := srv.Do("INFO", "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(fmt.Sprint(info), "cmdstat_"+command+":calls=")
+	if !found {
+		return 0
+	}
+	n := 0
+	if _, err := fmt.Sscan(strings.TrimRight(strings.SplitN(rest, ",", 2)[0], "\r\n"), &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// idleWaiters: many who wait for many keys over a slow link are subscribed together, and ask
+// no more until a release is announced: which all of them then hear.
+func (s *suite) idleWaiters(t *testing.T) {
+	const n = 1000
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	for i := range n { // the locks of another process of ours
+		if _, err := srv.Do("SET", fmt.Sprintf("w%d", i), "other/1|1700000000000000", "PX", "300000"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := s.open(t, s.url(p.Addr(), "?call_timeout=5s"))
+	s.warm(t, b)
+	p.Delay(fault.ToServer, 5*time.Millisecond, 0)
+	p.Delay(fault.ToClient, 5*time.Millisecond, 0)
+	c, err := dlock.New(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	start := time.Now()
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			l, err := c.Lock(ctx, fmt.Sprintf("w%d", i))
+			if err != nil {
+				t.Errorf("Lock: %v", err)
+				return
+			}
+			_ = l.Unlock()
+		})
+	}
+	inLine := func() int {
+		n, err := srv.Do("EVAL", "local n = 0 for _, k in ipairs(redis.call('KEYS', 'redlock1:line:*')) do n = n + redis.call('ZCOUNT', k, 0, 9007199254740990) end return n", "0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(n.(int64))
+	}
+	eventually(t, func() error {
+		if k := inLine(); k < n {
+			return fmt.Errorf("%d of %d are in line", k, n)
+		}
+		return nil
+	})
+	t.Logf("%d waiters are subscribed and in line after %v: %d commands SUBSCRIBE, %d scripts", n, time.Since(start).Round(time.Millisecond), calls(t, srv, "subscribe"), calls(t, srv, "evalsha"))
+	asked := calls(t, srv, "evalsha")
+	<-time.After(3 * time.Second) // in which each would have asked twice
+	if more := calls(t, srv, "evalsha") - asked; more > n/4 {
+		t.Errorf("%d idle waiters asked %d times within 3s", n, more)
+	}
+	for i := range n {
+		if _, err := srv.Do("EVAL", "redis.call('DEL', KEYS[1]) redis.call('PUBLISH', 'redlock1:free:{'..KEYS[1]..'}', '')", "1", fmt.Sprintf("w%d", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	cancel()
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	noLocks(t, srv)
+}
+
+// silentRelease: nobody is told of a release that nobody waits for.
+func (s *suite) silentRelease(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	for i := range 50 {
+		unlock(t, s.lock(t, b, fmt.Sprintf("k%d", i%5), time.Minute))
+	}
+	if n := calls(t, srv, "publish"); n > 0 {
+		t.Errorf("50 releases of locks that nobody waits for were announced %d times", n)
+	}
+	wake := watch(t, t.Context(), b, "k1")
+	for range 3 { // who has never asked hears of each
+		unlock(t, s.lock(t, s.open(t, s.url(srv.Addr(), "")), "k1", time.Minute))
+		awake(t, wake)
+		<-time.After(2 * listenAfter)
+		drained(wake)
+	}
+}
+
+const listenAfter = 20 * time.Millisecond // redisnode's
+
+// silentConnection: a connection that says nothing any more is noticed, and replaced.
+func (s *suite) silentConnection(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	h := &heard{}
+	b := s.openWith(t, &driver.Config{DSN: s.url(p.Addr(), ""), Notify: h.event})
+	watch(t, t.Context(), b, "k")
+	p.Pause()
+	eventually(t, func() error {
+		if h.count(driver.NoticeDisconnected, "") == 0 {
+			return errors.New("nobody notices that the subscription's connection is silent")
+		}
+		return nil
+	})
+	p.Resume()
+}
+
+// foreignHolder: the release of another library's lock, which is not announced, is found
+// out soon.
+func (s *suite) foreignHolder(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	wake := watch(t, t.Context(), b, "k")
+	if _, err := srv.Do("SET", "k", "foreign", "PX", "60000"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		_, err := b.Acquire(context.Background(), s.ask("k", time.Minute))
+		var held *driver.HeldError
+		if !errors.As(err, &held) || held.PollAfter <= 0 || held.PollAfter > 200*time.Millisecond || i == 0 && held.PollAfter > 50*time.Millisecond {
+			t.Fatalf("a foreign lock, asked for the %dth time: %+v, %v", i, held, err)
+		}
+	}
+	if _, err := srv.Do("SET", "k", "other/1|1700000000000000", "PX", "30000"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.Acquire(context.Background(), s.ask("k", time.Minute))
+	var held *driver.HeldError
+	if !errors.As(err, &held) || held.PollAfter < 20*time.Second || held.PollAfter > time.Minute {
+		t.Fatalf("a lock of ours: %+v, %v", held, err)
+	}
+	drained(wake)
 }
 
 // subscribers counts the connections with subscriptions.
@@ -233,7 +383,9 @@ func line(t testing.TB, srv *server.Server) []string {
 	}
 	places := []string{}
 	for _, p := range reply.([]any) {
-		places = append(places, fmt.Sprint(p))
+		if !strings.HasPrefix(fmt.Sprint(p), "listen.") {
+			places = append(places, fmt.Sprint(p))
+		}
 	}
 	return places
 }

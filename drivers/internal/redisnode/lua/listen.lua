@@ -1,0 +1,12 @@
+-- Enters a listener in the line of those who wait: behind all of them, and without a place. The next release that
+-- finds nobody before it tells all who watch, and takes it out.
+-- KEYS: 1 lock. The line is not among them: see release.lua.
+-- ARGV: 1 '0', 2 line, 3 'listen.' and the process' own name, 4 PX of the line (ms); '0': it leaves.
+-- Reply: {1}; {0} the server refuses to keep a line.
+if ARGV[4] == '0' then
+  redis.pcall('ZREM', ARGV[2], ARGV[3])
+  return {1}
+end
+if type(redis.pcall('ZADD', ARGV[2], 'NX', '9007199254740991', ARGV[3])) == 'table' then return {0} end
+redis.pcall('PEXPIRE', ARGV[2], ARGV[4])
+return {1}
