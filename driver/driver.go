@@ -287,8 +287,9 @@ type Watcher interface {
 	// with ErrHeld while they watched may keep the value of each until it is
 	// its turn; who has never asked is given values as if nobody stood in line, or is
 	// left to poll while somebody does. The channel is never closed; what stands behind
-	// it ends with ctx. Watch blocks for one round trip at the most, and the caller
-	// polls if it fails.
+	// it ends with ctx. Watch blocks for one round trip at the most. If it fails the caller
+	// polls, and tries again unless the error is permanent. HeldError.PollAfter says when a
+	// caller that watches asks again although no value came.
 	Watch(ctx context.Context, key string) (<-chan struct{}, error)
 }
 
