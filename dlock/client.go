@@ -14,7 +14,7 @@ import (
 
 	"github.com/hashicorp/go-multierror"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/internal/boot"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 // A Locker takes locks. It is what applications accept; it never grows. *Client is one.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/internal/boot"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 // granting is a backend that always grants.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/internal/boot"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 // A Lease is a lock that is held, for as long as Done is open. It renews itself unless

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redlock-go/redlock/internal/boot"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 // tick is the longest pause between two looks at the clock while a lease is held: a

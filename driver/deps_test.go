@@ -21,7 +21,7 @@ func TestDependencyRules(t *testing.T) {
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
 		dsn       = "driver/dsn"
-		boot      = "internal/boot"
+		boot      = "driver/boot"
 	)
 	base := []string{"driver", "dlock", boot, multi, errwrap}
 	rules := map[string][]string{ // the modules and own packages allowed
@@ -56,5 +56,19 @@ func TestDependencyRules(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTopLevel holds the module's top level: nothing but these, a license and dot-files.
+func TestTopLevel(t *testing.T) {
+	out, err := exec.Command("git", "-C", "..", "ls-tree", "--name-only", "HEAD").Output()
+	if err != nil {
+		return // a module cache is no repository
+	}
+	allowed := strings.Fields("LICENSE README.md benchmark dlock driver drivers go.mod go.sum redlocktest")
+	for name := range strings.FieldsSeq(string(out)) {
+		if !strings.HasPrefix(name, ".") && !slices.Contains(allowed, name) {
+			t.Errorf("the top level has %s", name)
+		}
 	}
 }
