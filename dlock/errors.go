@@ -51,7 +51,7 @@ type (
 // verdict, and to the context's error if that ended the wait. Formatted with %+v it
 // lists the votes of a quorum, one a line.
 type Error struct {
-	Op         string // "lock", "trylock", "renew" or "unlock"
+	Op         string // "lock", "trylock", "renew", "unlock", "lookup", "list", "check" or "break"
 	Key        string
 	Attempts   int           // requests made
 	Waited     time.Duration // since the call began
@@ -65,8 +65,10 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("dlock: ")
 	b.WriteString(e.Op)
-	b.WriteByte(' ')
-	b.WriteString(quoteKey(e.Key))
+	if e.Key != "" {
+		b.WriteByte(' ')
+		b.WriteString(quoteKey(e.Key))
+	}
 	b.WriteString(": ")
 	switch {
 	case e.Err == nil && e.ContextErr == nil:

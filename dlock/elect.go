@@ -1,0 +1,137 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"iter"
+	mathrand "math/rand/v2"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Elect runs lead while it leads: it waits for the lock named key, calls lead under the
+// lease's context, and releases the lock when lead returns. Any number of candidates may call
+// it; at any time at most one leads, by its lease's Deadline. The others wait as Client.Lock
+// does, in line where the backend keeps one, so that the end of a leader wakes one of them.
+//
+// lead must return soon after its context ends: that says that the lease was lost, or that
+// ctx ended. If the lease was lost, Elect waits for lead, drops what it returned, and
+// campaigns again. In every other case lead's return resigns and Elect returns its error, as
+// Do does. LeaseFrom finds the lease in lead's context: its token belongs into whatever the
+// leader writes.
+//
+// ctx bounds the campaign and the leadership. A campaign that ctx ended, and one that cannot
+// succeed (ErrInvalid, ErrClosed, a permanent refusal) returns the error of Client.Lock.
+//
+// Every option of Do is accepted. WithMaxHold makes leaders take turns: one that has led for
+// so long loses the lease and campaigns again, behind those who wait.
+func Elect(ctx context.Context, l Locker, key string, lead func(context.Context) error, opts ...LockOption) error {
+	for {
+		var lease *Lease
+		err := Do(ctx, l, key, func(ctx context.Context) error {
+			lease, _ = LeaseFrom(ctx)
+			return lead(ctx)
+		}, opts...)
+		if lease == nil || ctx.Err() != nil || !errors.Is(lease.Err(), ErrLost) {
+			return err
+		}
+	}
+}
+
+// Observe returns an iterator over the holders of key: who holds it now, and then each one
+// that comes, told apart by owner and token. The zero Holder says that nobody does. Of several
+// holders of a shared lock it is the one with the smallest token.
+//
+// A change is seen at once where the backend tells of it (driver.Watcher), and else within
+// about a second, for the price of one Lookup a second. Holders that came and went in between
+// are not seen. An error, as of Lookup, is yielded when the backend becomes unreachable;
+// the iteration goes on, and yields again when the holder is known. After an error that
+// cannot pass (ErrInvalid, errors.ErrUnsupported, ErrClosed) it ends. It ends without an error
+// when ctx does.
+func (c *Client) Observe(ctx context.Context, key string) iter.Seq2[Holder, error] {
+	return func(yield func(Holder, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		o := observer{c: c, key: key}
+		for {
+			h, err := o.look(ctx)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case err != nil && permanent(err):
+				yield(Holder{}, err)
+				return
+			case o.news(h, err) && !yield(h, err):
+				return
+			}
+			if !o.pause(ctx, h, err) {
+				return
+			}
+		}
+	}
+}
+
+// observer is the state of one Observe.
+type observer struct {
+	c       *Client
+	key     string
+	signal  <-chan struct{}
+	known   bool // last was yielded
+	failing bool // an error was yielded, and nothing since
+	last    Holder
+	quick   time.Duration // the pause after a release, while the next holder is not seen
+}
+
+// look returns the holder. It watches first, so that no change falls in between.
+func (o *observer) look(ctx context.Context) (Holder, error) {
+	if w, ok := o.c.backend.(driver.Watcher); ok && o.signal == nil && o.c.beginWith(o.key) == nil {
+		o.signal, _ = w.Watch(ctx, o.key) // polls without
+		o.c.calls.Done()
+	}
+	s, err := o.c.Lookup(ctx, o.key)
+	if err != nil || len(s.Holders) == 0 {
+		return Holder{}, err
+	}
+	h := s.Holders[0]
+	for _, other := range s.Holders[1:] {
+		if other.Fence < h.Fence {
+			h = other
+		}
+	}
+	return h, nil
+}
+
+// news reports whether the caller has to be told, and notes it.
+func (o *observer) news(h Holder, err error) bool {
+	if err != nil {
+		news := !o.failing
+		o.failing = true
+		return news
+	}
+	news := !o.known || o.failing || h.Owner != o.last.Owner || h.Fence != o.last.Fence
+	o.known, o.failing, o.last = true, false, h
+	return news
+}
+
+// pause waits for a reason to look again. It reports false if ctx or the client ended.
+func (o *observer) pause(ctx context.Context, h Holder, err error) bool {
+	d := watchedPoll
+	if o.quick > 0 && err == nil && h.Owner == "" && o.quick < watchedPoll {
+		d = o.quick
+		o.quick *= 2
+	} else {
+		o.quick = 0
+	}
+	t := time.NewTimer(d/2 + mathrand.N(d/2))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-o.signal:
+		o.quick = DefaultMinBackoff // the next holder is about to come
+	case <-ctx.Done():
+		return false
+	case <-o.c.life.Done():
+	}
+	return true
+}

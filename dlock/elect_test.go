@@ -1,0 +1,332 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+func TestALeadersOwnReturnResignsAndIsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		c := newClient(t, b)
+		fatal := errors.New("fatal")
+		for _, want := range []error{nil, fatal} {
+			if err := dlock.Elect(t.Context(), c, "k", func(context.Context) error { return want }); err != want { //nolint:errorlint // the very error
+				t.Errorf("got %v, want %v", err, want)
+			}
+			unlock(t, lock(t, newClient(t, b.Peer()), "k"))
+		}
+	})
+}
+
+func TestALeaderThatLostItsLeaseCampaignsAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		terms := 0
+		var tokens []uint64
+		err := dlock.Elect(t.Context(), newClient(t, b), "k", func(ctx context.Context) error {
+			l, _ := dlock.LeaseFrom(ctx)
+			tokens = append(tokens, l.Fence())
+			if terms++; terms == 4 {
+				return nil
+			}
+			b.Expire("k")
+			<-ctx.Done()
+			if !errors.Is(context.Cause(ctx), dlock.ErrLost) {
+				t.Errorf("term %d ended with %v", terms, context.Cause(ctx))
+			}
+			return [...]error{nil, ctx.Err(), errOutage}[terms-1] // it does not matter
+		})
+		if err != nil || terms != 4 {
+			t.Errorf("%d terms: %v", terms, err)
+		}
+		if !slices.IsSorted(tokens) || len(slices.Compact(tokens)) != 4 {
+			t.Errorf("tokens %v do not rise", tokens)
+		}
+	})
+}
+
+func TestLeadersTakeTurnsByWithMaxHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		var mu sync.Mutex
+		var turns []int
+		var wg sync.WaitGroup
+		for i := range 3 {
+			c := newClient(t, b.Peer())
+			wg.Go(func() {
+				_ = dlock.Elect(ctx, c, "k", func(ctx context.Context) error {
+					mu.Lock()
+					turns = append(turns, i)
+					mu.Unlock()
+					<-ctx.Done()
+					return nil
+				}, dlock.WithMaxHold(time.Minute))
+			})
+		}
+		wg.Wait()
+		if len(turns) < 9 {
+			t.Fatalf("turns in ten minutes: %v", turns)
+		}
+		for i := 3; i < len(turns); i++ {
+			if turns[i] != turns[i-3] {
+				t.Errorf("turns %v: not one after the other", turns)
+				break
+			}
+		}
+	})
+}
+
+func TestTheEndOfItsContextEndsACampaignAndALeadership(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		stopped := errors.New("stopped in order")
+		wg.Go(func() {
+			err := dlock.Elect(ctx, newClient(t, b), "k", func(ctx context.Context) error {
+				<-ctx.Done()
+				return stopped
+			})
+			if err != stopped { //nolint:errorlint // the very error
+				t.Errorf("the leader: %v", err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() {
+			err := dlock.Elect(ctx, newClient(t, b.Peer()), "k", func(ctx context.Context) error { return ctx.Err() })
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("the candidate: %v", err)
+			}
+		})
+		wg.Wait()
+		err := dlock.Elect(t.Context(), newClient(t, b.Peer()), "", func(context.Context) error { return nil })
+		if !errors.Is(err, dlock.ErrInvalid) {
+			t.Errorf("an impossible campaign: %v", err)
+		}
+	})
+}
+
+// candidate is a process that is cut off, dies or resigns.
+type candidate struct {
+	b      *memory.Backend
+	cancel context.CancelFunc
+}
+
+// Twenty candidates over five minutes, whose leader is cut off, or killed, or resigns.
+func TestThereAreNeverTwoLeadersAndAlwaysSoonOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = 3 * time.Second
+		space := memory.New()
+		var (
+			mu      sync.Mutex
+			leading []*dlock.Lease
+			leader  *candidate
+			resign  chan struct{}
+			since   time.Time // when the last leader ended; zero: one leads
+			bound   time.Duration
+			worst   time.Duration
+			terms   int
+		)
+		lead := func(me *candidate) func(context.Context) error {
+			return func(ctx context.Context) error {
+				l, _ := dlock.LeaseFrom(ctx)
+				mu.Lock()
+				for _, other := range leading {
+					if d, _ := other.Deadline(); other.Err() == nil && time.Now().Before(d) {
+						t.Errorf("token %d leads while %d does", l.Fence(), other.Fence())
+					}
+				}
+				leading = append(leading[:0], l)
+				if took := time.Since(since); !since.IsZero() {
+					worst = max(worst, took)
+					if took > bound {
+						t.Errorf("takeover took %v, more than %v", took, bound)
+					}
+				}
+				leader, terms, since = me, terms+1, time.Time{}
+				resign = make(chan struct{})
+				quit := resign
+				mu.Unlock()
+				select {
+				case <-quit:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		var enter func()
+		enter = func() {
+			me := &candidate{b: space.Peer()}
+			own, cancel := context.WithCancel(ctx)
+			me.cancel = cancel
+			c := newClient(t, me.b)
+			wg.Go(func() {
+				for own.Err() == nil {
+					_ = dlock.Elect(own, c, "k", lead(me), dlock.WithTTL(ttl))
+				}
+			})
+		}
+		for range 20 {
+			enter()
+		}
+		for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); {
+			time.Sleep(time.Duration(5+rand.IntN(5)) * time.Second)
+			mu.Lock()
+			old := leader
+			since = time.Now()
+			if old == nil {
+				t.Fatal("nobody leads")
+			}
+			switch rand.IntN(3) {
+			case 0: // it resigns, and campaigns again
+				bound = 0
+				close(resign)
+				mu.Unlock()
+			case 1: // it is cut off for a while
+				bound = ttl
+				mu.Unlock()
+				old.b.Fail(errOutage)
+				time.Sleep(4 * time.Second)
+				old.b.Fail(nil)
+			case 2: // it dies with its lock
+				bound = ttl
+				mu.Unlock()
+				old.b.Fail(errOutage)
+				old.cancel()
+				time.Sleep(4 * time.Second)
+				old.b.Fail(nil) // for its Close
+				enter()
+			}
+		}
+		stop()
+		wg.Wait()
+		if terms < 20 {
+			t.Errorf("%d terms in five minutes", terms)
+		}
+		t.Logf("%d terms, the longest takeover took %v", terms, worst)
+	})
+}
+
+// observed collects what Observe yields, as owner labels; "-" is nobody, "!" an error.
+func observed(ctx context.Context, c *dlock.Client, key string) (got func() []string, done chan struct{}) {
+	var mu sync.Mutex
+	var seen []string
+	done = make(chan struct{})
+	go func() {
+		defer close(done)
+		for h, err := range c.Observe(ctx, key) {
+			s := "-"
+			switch {
+			case err != nil:
+				s = "!"
+			case h.Owner != "":
+				s = h.Owner[:1]
+			}
+			mu.Lock()
+			seen = append(seen, s)
+			mu.Unlock()
+		}
+	}()
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(seen)
+	}, done
+}
+
+// unwatched is memory without its Watcher.
+type unwatched struct {
+	driver.Backend
+	driver.Inspector
+}
+
+func TestObserveTellsEachLeaderAndEachOutage(t *testing.T) {
+	for name, wrap := range map[string]func(*memory.Backend) driver.Backend{
+		"watched":   func(b *memory.Backend) driver.Backend { return b },
+		"unwatched": func(b *memory.Backend) driver.Backend { return unwatched{b, b} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				space := memory.New()
+				b := space.Peer()
+				c, err := dlock.New(wrap(b), dlock.WithLogger(nil))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				got, done := observed(ctx, c, "k")
+				var want []string
+				expect := func(now ...string) {
+					t.Helper()
+					time.Sleep(time.Second)
+					synctest.Wait()
+					if want = append(want, now...); !slices.Equal(got(), want) {
+						t.Fatalf("saw %v, want %v", got(), want)
+					}
+				}
+				expect("-")
+				first := newClient(t, space.Peer(), dlock.WithOwnerLabel("a"))
+				second := newClient(t, space.Peer(), dlock.WithOwnerLabel("b"))
+				l := lock(t, first, "k")
+				expect("a")
+				time.Sleep(time.Minute) // it renews itself: nothing new
+				expect()
+				go func() { _, _ = second.Lock(t.Context(), "k") }()
+				synctest.Wait()
+				unlock(t, l)
+				expect("b")
+				b.Fail(errOutage)
+				expect("!")
+				time.Sleep(time.Minute) // the same outage
+				expect()
+				b.Fail(nil)
+				expect("b")
+				cancel()
+				<-done
+				expect()
+				got, done = observed(t.Context(), c, "k")
+				synctest.Wait()
+				if err := c.Close(); err != nil {
+					t.Fatal(err)
+				}
+				<-done
+				if got := got(); !slices.Equal(got, []string{"b", "!"}) {
+					t.Errorf("a client that was closed: saw %v", got)
+				}
+			})
+		})
+	}
+}
+
+// A change is seen at once where the backend tells of it.
+func TestObserveSeesAReleaseAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		l := lock(t, newClient(t, b), "k")
+		got, _ := observed(t.Context(), newClient(t, b.Peer()), "k")
+		time.Sleep(time.Minute + time.Nanosecond)
+		synctest.Wait()
+		unlock(t, l)
+		synctest.Wait()
+		if len(got()) != 2 {
+			t.Errorf("saw %v at the instant of the release", got())
+		}
+	})
+}

@@ -1,0 +1,160 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// What operators see is described by types of the driver contract.
+type (
+	// State is what is known of a key: its holders, its token, how many wait.
+	State = driver.State
+	// Holder is one owner of a held key.
+	Holder = driver.Holder
+	// Diagnostic is a property of the deployment that an operator should know.
+	Diagnostic = driver.Diagnostic
+)
+
+// Lookup returns the state of key: who holds it, with which token, for how much longer, and
+// how many wait, as far as the backend can tell. A key that nobody holds has no Holders. ctx
+// bounds the call, which takes one round trip on most backends. It takes no lock and never
+// delays one.
+//
+// Errors are an *Error. A backend that cannot tell gives errors.ErrUnsupported, which is
+// ErrInvalid as well; a key that cannot be is ErrInvalid; a closed client, ErrClosed; every
+// other failure, ErrUnavailable.
+func (c *Client) Lookup(ctx context.Context, key string) (*State, error) {
+	var s *State
+	err := c.inspect(func() error { return c.beginWith(key) }, func(i driver.Inspector) (err error) {
+		s, err = i.Lookup(ctx, key)
+		return err
+	})
+	if err != nil {
+		return nil, operatorError(ctx, "lookup", key, err)
+	}
+	return s, nil
+}
+
+// List returns an iterator over the held keys that begin with prefix, without the client's
+// own prefix, in no order. It may take many round trips and sees no snapshot: a key that is
+// taken or released meanwhile may be in it or not. A failure is the last pair, with a nil
+// State and an error as of Lookup. ctx bounds the whole iteration.
+func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*State, error] {
+	return func(yield func(*State, error) bool) {
+		more := true
+		err := c.inspect(c.begin, func(i driver.Inspector) error {
+			return i.List(ctx, prefix, func(s *State) bool {
+				more = more && yield(s, nil)
+				return more
+			})
+		})
+		if err != nil && more {
+			yield(nil, operatorError(ctx, "list", prefix, err))
+		}
+	}
+}
+
+// Check examines the deployment and returns what an operator should know of it, the gravest
+// first. It asks every server and takes seconds at most, within ctx. An error, as of Lookup,
+// says that it could not examine it, and nothing about the deployment.
+func (c *Client) Check(ctx context.Context) ([]Diagnostic, error) {
+	var found []Diagnostic
+	err := c.inspect(c.begin, func(i driver.Inspector) (err error) {
+		found, err = i.Check(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, operatorError(ctx, "check", "", err)
+	}
+	return found, nil
+}
+
+// Break takes the lock named key away from the holder that has this token, as Lookup and the
+// holder's Lease.Fence tell it. The holder learns of it at its next renewal at the latest:
+// its Done is closed then, within a third of its TTL. Until it stops, two work at the same
+// time, and only a store that checks tokens refuses the old one.
+//
+// If the holder has another token, or nobody holds the key, Break changes nothing; the error
+// is ErrLost and says what it saw. Other errors are as for Lookup.
+func (c *Client) Break(ctx context.Context, key string, token uint64) error {
+	err := c.beginWith(key)
+	if err == nil {
+		defer c.calls.Done()
+		b, ok := c.backend.(interface {
+			Break(ctx context.Context, key string, fence uint64) error
+		})
+		if !ok {
+			err = c.unsupported("cannot take a lock away")
+		} else if err = b.Break(ctx, key, token); errors.Is(err, ErrLost) {
+			err = c.notBroken(ctx, key, token)
+		}
+	}
+	if err != nil {
+		return operatorError(ctx, "break", key, err)
+	}
+	return nil
+}
+
+// notBroken says what the key's state is, where a lock with this token is not there.
+func (c *Client) notBroken(ctx context.Context, key string, token uint64) error {
+	saw := ""
+	if i, ok := c.Inspector(); ok {
+		if s, err := i.Lookup(ctx, key); err == nil && len(s.Holders) == 0 {
+			saw = "; nobody holds it"
+		} else if err == nil {
+			h := &driver.HeldError{Holder: s.Holders[0].Owner} // quotes what a terminal could not bear
+			saw = fmt.Sprintf("; it is %v with token %d", h, s.Holders[0].Fence)
+		}
+	}
+	return &lostError{msg: fmt.Sprintf("no lock with token %d%s", token, saw)}
+}
+
+// inspect calls f with the backend's Inspector, between begin, which is c.begin or does as
+// much, and the end of the call.
+func (c *Client) inspect(begin func() error, f func(driver.Inspector) error) error {
+	i, ok := c.Inspector()
+	if !ok {
+		return c.unsupported("cannot tell who holds what")
+	}
+	if err := begin(); err != nil {
+		return err
+	}
+	defer c.calls.Done()
+	return f(i)
+}
+
+// beginWith is begin for a call with a key, which it checks.
+func (c *Client) beginWith(key string) error {
+	switch n := len(c.prefix) + len(key); {
+	case key == "":
+		return driver.Invalid("key", "is empty")
+	case n > driver.MaxKey:
+		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", n, driver.MaxKey)
+	}
+	return c.begin()
+}
+
+func (c *Client) unsupported(what string) error {
+	return &unsupportedError{c.info.Name + " " + what}
+}
+
+// unsupportedError is errors.ErrUnsupported and ErrInvalid.
+type unsupportedError struct{ msg string }
+
+func (e *unsupportedError) Error() string { return e.msg }
+func (e *unsupportedError) Is(target error) bool {
+	return target == errors.ErrUnsupported || target == ErrInvalid
+}
+
+// operatorError makes the error of a call that is no lock's.
+func operatorError(ctx context.Context, op, key string, err error) error {
+	e := &Error{Op: op, Key: key, Attempts: 1, Err: err}
+	if contextOnly(ctx, err) {
+		e.Err, e.ContextErr = nil, contextErr(ctx)
+	}
+	return e
+}
