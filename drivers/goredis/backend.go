@@ -1,6 +1,7 @@
 package goredis
 
 import (
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -57,7 +58,8 @@ var (
 // so that calls to a server that hangs end in time.
 //
 // A *redis.Ring is refused: its shards hold each other's locks no longer when one
-// leaves.
+// leaves. So is a wrapper that shows no client of go-redis in its fields, since it may
+// hide a Ring.
 func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	if o == nil {
 		o = &Options{}
@@ -68,9 +70,13 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable,
 	}
-	switch c := c.(type) {
-	case nil:
+	if c == nil {
 		return nil, driver.Invalid("client", "is nil")
+	}
+	lib.inner = inside(reflect.ValueOf(c), 4)
+	switch c := lib.inner.(type) {
+	case nil:
+		return nil, driver.Invalid("client", "%T shows no client of go-redis: hand in the *redis.Client or *redis.ClusterClient, or a struct that holds it", lib.redis)
 	case *redis.Ring:
 		return nil, driver.Invalid("client", "a redis.Ring moves keys when a shard leaves, and with them the locks: use a Client or a ClusterClient")
 	case *redis.Client:
@@ -97,6 +103,33 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		return nil, err
 	}
 	return &Backend{node}, nil
+}
+
+// inside returns the client of go-redis that v is, or that a wrapper holds in its fields, so
+// many levels deep; nil where none is found.
+func inside(v reflect.Value, depth int) any {
+	if !v.IsValid() || depth < 0 {
+		return nil
+	}
+	switch v.Type() {
+	case reflect.TypeFor[*redis.Client]():
+		return (*redis.Client)(v.UnsafePointer())
+	case reflect.TypeFor[*redis.ClusterClient]():
+		return (*redis.ClusterClient)(v.UnsafePointer())
+	case reflect.TypeFor[*redis.Ring]():
+		return (*redis.Ring)(v.UnsafePointer())
+	}
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		return inside(v.Elem(), depth-1)
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if found := inside(v.Field(i), depth-1); found != nil {
+				return found
+			}
+		}
+	}
+	return nil
 }
 
 func scheme(tls bool) string {

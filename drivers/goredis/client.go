@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -14,6 +15,7 @@ import (
 // client is go-redis as redisnode wants it.
 type client struct {
 	redis redis.UniversalClient
+	inner any  // the *redis.Client or *redis.ClusterClient that it is, or wraps
 	once  bool // it tries nothing twice: an error of dialling says that nothing was sent
 	own   bool // Close closes it
 }
@@ -125,6 +127,23 @@ func do(ctx context.Context, pipe redis.Pipeliner, words []string) *redis.Cmd {
 func (c *client) finish(call *redisnode.Call, reply func() ([]any, error)) {
 	call.Reply, call.Err = reply()
 	call.Err = c.translate(call.Err)
+	c.reload(call.Err)
+}
+
+// reload has the library look anew for who serves which slot of a Cluster: after an error of
+// a node it would go on with what it knows for as long as a minute. It does so in the
+// background, and at most every 200 ms.
+func (c *client) reload(err error) {
+	cluster, ok := c.inner.(*redis.ClusterClient)
+	if !ok || err == nil {
+		return
+	}
+	var reply redisnode.ServerError
+	if errors.As(err, &reply) && !strings.HasPrefix(string(reply), "READONLY") && !strings.HasPrefix(string(reply), "CLUSTERDOWN") &&
+		!strings.HasPrefix(string(reply), "MASTERDOWN") && !strings.HasPrefix(string(reply), "MOVED") {
+		return
+	}
+	cluster.ReloadState(context.Background())
 }
 
 // translate tells error replies, and what was never sent, from the rest.
@@ -145,7 +164,7 @@ func (c *client) translate(err error) error {
 
 // Each calls fn for every primary.
 func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Server) error) error {
-	switch r := c.redis.(type) {
+	switch r := c.inner.(type) {
 	case *redis.ClusterClient:
 		var one sync.Mutex
 		return c.translate(r.ForEachMaster(ctx, func(ctx context.Context, shard *redis.Client) error {
@@ -156,7 +175,7 @@ func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Se
 	case *redis.Client:
 		return fn(ctx, &node{client: c, redis: r, addr: address(r.Options())})
 	}
-	return fn(ctx, &node{client: c, redis: c.redis, addr: "redis"})
+	return nil
 }
 
 // Close closes a client of our own.

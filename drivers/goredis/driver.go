@@ -16,7 +16,8 @@ var _ driver.Driver = Driver{}
 // settings that suit locks. It does no I/O but reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	node, err := redisnode.Open("redis", cfg, func(t *redisnode.Target) redisnode.Client {
-		return &client{redis: open(t), once: true, own: true}
+		c := open(t)
+		return &client{redis: c, inner: c, once: true, own: true}
 	})
 	if err != nil {
 		return nil, err

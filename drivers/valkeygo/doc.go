@@ -73,16 +73,23 @@
 // are refused.
 //
 // All of it is one string and one script per operation, so a lock costs one round trip.
-// Redis 6.2 or Valkey 7.2 is the oldest server that works. Of an ACL user these rights are
-// needed:
+// Redis 6.2 or Valkey 7.2 is the oldest server that works. An ACL user with these rights is
+// denied nothing, so that ACL LOG stays empty:
 //
-//	~prefix* &prefix* +eval +evalsha +time +set +get +del +pexpire +pttl +publish +subscribe +unsubscribe
+//	~prefix* &prefix*
+//	+eval +evalsha +time +info +get +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange
+//	+publish +subscribe +unsubscribe +ping +select
 //
-// and INFO is of use: without it the server's restarts are not told apart. A restart guard,
-// which nodes of a redlock quorum have by default, needs +info +multi +exec and Redis 7, since
-// Redis 6 keeps scripts over a restart; +script and +config are of use to it. Where pub/sub
-// is not allowed waiters poll, and an event says so once. +zadd +zpopmin +zrem +zrange
-// are for the line: without them a release wakes all who wait at once.
+//	behind Sentinel   +role
+//	a Cluster         +cluster|slots +cluster|shards +command +role
+//	a restart guard   +multi +exec +script|load
+//	List and Check    +scan +config|get
+//
+// Some of them may be missing: without INFO the server's restarts are not told apart, and
+// there is no restart guard, which also needs Redis 7, since Redis 6 keeps scripts over a
+// restart. Without pub/sub waiters poll, and an event says so once. Without the line
+// (+zadd +zpopmin +zrem +zrange) a release wakes all who wait at once. SELECT is for a
+// database other than 0. The sentinels' own user needs +sentinel +subscribe.
 //
 // # Waiting
 //
@@ -92,9 +99,10 @@
 // in which everybody else finds it held: SET NX of other libraries too, and a
 // *driver.HeldError says ReservedForWaiter. A process that has died is passed over, and one that
 // hangs costs that moment. While its subscription is known to live (it is asked every two
-// seconds) a waiter does not poll: it asks again when the holder's TTL ends, and once a minute
-// at the latest. A holder of another library announces nothing, so its lock is asked for
-// again after 10 to 200 ms. A release by another library, and the end of a TTL, go by no
+// seconds) a waiter does not poll: it asks again when the holder's TTL ends, and once a
+// minute at the latest; in a Cluster, whose nodes pass messages on without a guarantee,
+// every five seconds. A holder of another library announces nothing, so its lock is asked
+// for again after 10 to 200 ms. A release by another library, and the end of a TTL, go by no
 // order: whoever asks first has it. In one process dlock keeps the order.
 //
 // # Time

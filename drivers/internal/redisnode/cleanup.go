@@ -37,7 +37,7 @@ func (n *Node) cleanUp(ctx context.Context, t *attempt) {
 
 func (n *Node) undo(ctx context.Context, t *attempt) {
 	value := t.owner + "|"
-	if !slices.ContainsFunc(t.late, inDoubtCall.answered) {
+	if !slices.ContainsFunc(t.late, n.answered) {
 		_, _ = n.release(ctx, t.key, value, 1)
 	}
 	most := within(ctx, 2*n.cfg.CallTimeout+time.Second)
@@ -48,10 +48,10 @@ func (n *Node) undo(ctx context.Context, t *attempt) {
 }
 
 // answered reports whether the server has answered the call by now.
-func (d inDoubtCall) answered() bool {
+func (n *Node) answered(d inDoubtCall) bool {
 	select {
 	case <-d.call.done:
-		return d.call.Err == nil || !unknown(d.call.Err)
+		return d.call.Err == nil || !n.unknown(d.call.Err)
 	default:
 		return false
 	}
@@ -66,7 +66,8 @@ func (d inDoubtCall) cut() bool {
 		return false
 	}
 	var slow net.Error
-	return !errors.Is(d.call.Err, context.DeadlineExceeded) && !errors.Is(d.call.Err, context.Canceled) &&
+	var reply ServerError
+	return !errors.As(d.call.Err, &reply) && !errors.Is(d.call.Err, context.DeadlineExceeded) && !errors.Is(d.call.Err, context.Canceled) &&
 		!(errors.As(d.call.Err, &slow) && slow.Timeout())
 }
 
@@ -80,7 +81,7 @@ const stray = 100 * time.Millisecond
 // not-after of a request whose connection was cut.
 func (n *Node) settle(most context.Context, d inDoubtCall) {
 	past := within(most, time.Until(d.process.clock.passed(d.notAfter)))
-	if await(past, d.call.done) != nil || d.answered() {
+	if await(past, d.call.done) != nil || n.answered(d) {
 		return
 	}
 	if d.cut() {

@@ -66,15 +66,8 @@ func (e *notSent) Error() string        { return e.err.Error() }
 func (e *notSent) Unwrap() error        { return e.err }
 func (e *notSent) Is(target error) bool { return target == ErrNotSent }
 
-// before is the failure of a call that comes before an operation: nothing of that was
-// sent, unless the server refused in words.
-func before(err error) error {
-	var reply ServerError
-	if errors.As(err, &reply) {
-		return err
-	}
-	return &notSent{err}
-}
+// before is the failure of a call that comes before an operation: nothing of that was sent.
+func before(err error) error { return &notSent{err} }
 
 // Transaction returns the commands that stand before and after a script that is Behind a
 // key, and writes nothing that lasts. The last one's reply, a list, ends with the script's.

@@ -57,14 +57,18 @@ func (n *Node) explain(key string, err error) error {
 	return fmt.Errorf("%s cannot be reached: %w", n.cfg.Addr, err)
 }
 
-// refusal explains an error reply.
+// refusal explains an error reply. One that no Redis gives, of a proxy say, is no verdict.
 func (n *Node) refusal(key string, e ServerError) error {
-	no := func(after time.Duration, format string, args ...any) error {
-		return &driver.RefusedError{RetryAfter: after, Reason: n.cfg.Addr + ": " + fmt.Sprintf(format, args...), Err: e}
+	if r := n.verdict(key, e); r != nil {
+		return r
 	}
-	today := time.Duration(0) // what a failover mends
-	if n.cfg.Failover {
-		today = soon
+	return fmt.Errorf("%s: unexpected answer, so the outcome is unknown: %w", n.cfg.Addr, e)
+}
+
+// verdict returns what an error reply means; nil where that is not known.
+func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
+	no := func(after time.Duration, format string, args ...any) *driver.RefusedError {
+		return &driver.RefusedError{RetryAfter: after, Reason: n.cfg.Addr + ": " + fmt.Sprintf(format, args...), Err: e}
 	}
 	text := string(e)
 	switch e.code() {
@@ -74,8 +78,8 @@ func (n *Node) refusal(key string, e ServerError) error {
 		return no(0, "the server asks for a password")
 	case "NOPERM":
 		return no(0, "%s", n.permission(key, text))
-	case "READONLY":
-		return no(today, "this server is a read-only replica: connect to its primary")
+	case "READONLY": // also behind one address, until a failover there is over
+		return no(soon, "this server is a read-only replica: connect to its primary")
 	case "OOM":
 		return no(soon, "the server is out of memory (maxmemory)")
 	case "LOADING":
@@ -115,8 +119,12 @@ func (n *Node) refusal(key string, e ServerError) error {
 		return no(soon, "the server has too many clients (maxclients)")
 	case strings.Contains(text, "DB index is out of range"):
 		return no(0, "the server has no such database")
+	case strings.Contains(text, "fencing counter"):
+		return no(0, "the counter %q is no number, or at its end", n.names.counter(key))
+	case strings.Contains(text, "unknown command"), strings.Contains(text, "Unknown Redis command"):
+		return no(0, "the server lacks a command that is needed")
 	}
-	return no(0, "the server refuses")
+	return nil
 }
 
 // permission says which right is missing.
@@ -132,7 +140,7 @@ func (n *Node) permission(key, text string) string {
 	if command == "" {
 		command = "of a script: time, set, get, pexpire, pttl, del or publish"
 	}
-	return fmt.Sprintf("the user may not run the command %s (needed are eval, evalsha, time, set, get, del, pexpire, pttl, publish, subscribe, unsubscribe; the restart guard needs info, multi and exec; script and config are of use)", command)
+	return fmt.Sprintf("the user may not run the command %s (the package's documentation lists the rights: eval, evalsha, time, set, get, del, pexpire and pttl are the least)", command)
 }
 
 // quoted returns what stands between the first quotes of an error reply.

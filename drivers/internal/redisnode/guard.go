@@ -452,7 +452,7 @@ func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, se
 var errChanged = &notSent{errors.New("the server was restarted just now, or it took too long to state that it is new: try again")}
 
 // refusal explains an error of a handshake.
-func (g *guard) refusal(text string) error {
+func (g *guard) refusal(text string) *driver.RefusedError {
 	_, text, _ = strings.Cut(text, " ")
 	what, value, _ := strings.Cut(text, " ")
 	reason := needInfo

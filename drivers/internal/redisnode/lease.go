@@ -72,7 +72,7 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 		start := time.Now()
 		a, err := n.fleet.run(ctx, opRenew, n.guard.of(l.quorum), keys, nil, args)
 		if err != nil {
-			if !unknown(err) {
+			if !n.unknown(err) {
 				return driver.Grant{}, err
 			}
 			l.inDoubt(driver.Expires(start, r.TTL), deadline)
@@ -198,13 +198,13 @@ func (n *Node) give(ctx context.Context, key, value, place string, tries int) (f
 			return code != 0 || again, nil
 		}
 		var reply ServerError
-		if errors.As(err, &reply) {
+		if errors.As(err, &reply) && n.verdict(key, reply) != nil {
 			return false, err
 		}
 		if i == 0 {
 			ctx = within(ctx, 2*n.cfg.CallTimeout)
 		}
-		again = again || unknown(err)
+		again = again || n.unknown(err)
 	}
 	return false, err
 }

@@ -241,7 +241,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	for again, late := false, false; ; {
 		a, err := n.fleet.run(ctx, o, n.guard.of(req.Quorum), keys, &t.last.call, args)
 		if err != nil {
-			if !unknown(err) {
+			if !n.unknown(err) {
 				return nil, err
 			}
 			t.late = append(t.late, t.last)
@@ -337,10 +337,14 @@ func parse(value string) (owner string, fence uint64) {
 	return owner, fence
 }
 
-// unknown reports whether what ended in err may have taken effect, or may yet.
-func unknown(err error) bool {
+// unknown reports whether what ended in err may have taken effect, or may yet: so it is too
+// where something between answers with an error that no Redis gives.
+func (n *Node) unknown(err error) bool {
+	if errors.Is(err, ErrNotSent) || errors.Is(err, driver.ErrRefused) {
+		return false
+	}
 	var reply ServerError
-	return !errors.As(err, &reply) && !errors.Is(err, ErrNotSent) && !errors.Is(err, driver.ErrRefused)
+	return !errors.As(err, &reply) || n.verdict("", reply) == nil
 }
 
 // Close ends the backend. Calls and clean-ups that are under way are brought to their

@@ -117,7 +117,7 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		"NOPERM this user has no permissions to run the 'evalsha' command":          {"command evalsha", false},
 		"NOPERM this user has no permissions to access one of the keys used":        {`"app:k"`, false},
 		"NOPERM this user has no permissions to access one of the channels used":    {"channel", false},
-		"READONLY You can't write against a read only replica.":                     {"replica", false},
+		"READONLY You can't write against a read only replica.":                     {"replica", true},
 		"OOM command not allowed when used memory > 'maxmemory'.":                   {"out of memory", true},
 		"LOADING Redis is loading the dataset in memory":                            {"loading", true},
 		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is 'no'.": {"lost its primary", true},
@@ -133,7 +133,8 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		"NOPROTO unsupported protocol version":                                      {"too old", false},
 		"ERR max number of clients reached":                                         {"maxclients", true},
 		"ERR DB index is out of range":                                              {"no such database", false},
-		"ERR something new":                                                         {"refuses", false},
+		"ERR unknown command 'EVALSHA', with args beginning with:":                  {"lacks a command", false},
+		"ERR the fencing counter of this lock holds something else":                 {"no number", false},
 	} {
 		err := n.explain("k", fmt.Errorf("wrapped: %w", ServerError(reply)))
 		var refused *driver.RefusedError
@@ -143,6 +144,16 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		}
 		if (refused.RetryAfter > 0) != want.timed || !strings.Contains(err.Error(), want.says) || !strings.Contains(err.Error(), "redis://h:1/0") {
 			t.Errorf("%q: got %v, want it to say %q, and timed %v", reply, err, want.says, want.timed)
+		}
+	}
+	// What no server says may come from something between, after the effect.
+	for _, reply := range []ServerError{"ERR something new", "upstream failure", "ERR Connection refused"} {
+		err := n.explain("k", reply)
+		if errors.Is(err, driver.ErrRefused) || !n.unknown(reply) || !strings.Contains(err.Error(), string(reply)) {
+			t.Errorf("%q: got %v, want an unknown outcome", reply, err)
+		}
+		if n.unknown(before(reply)) {
+			t.Errorf("%q before anything was sent is taken for an unknown outcome", reply)
 		}
 	}
 	n.cfg.Failover, n.cfg.Cluster = true, true

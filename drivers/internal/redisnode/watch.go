@@ -29,6 +29,7 @@ const (
 	// A lock whose release will be announced is asked for when its TTL ends, and after this
 	// time at the latest; one whose holder announces nothing after pauses in these bounds.
 	mostUnasked            = time.Minute
+	mostUnaskedCluster     = 5 * time.Second // its nodes pass messages on without a guarantee
 	minForeign, maxForeign = 10 * time.Millisecond, 200 * time.Millisecond
 )
 
@@ -219,8 +220,11 @@ func (h *hub) pollAfter(asked *attempt, e *driver.HeldError) time.Duration {
 		return 0
 	}
 	most := mostUnasked
+	if h.node.cfg.Cluster {
+		most = mostUnaskedCluster
+	}
 	if e.RetryAfter > 0 {
-		most = min(e.RetryAfter, mostUnasked)
+		most = min(e.RetryAfter, most)
 	}
 	return most + mathrand.N(most/20+time.Millisecond)
 }

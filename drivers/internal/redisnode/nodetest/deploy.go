@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -267,4 +268,98 @@ func (s *suite) check(t *testing.T) {
 			t.Errorf("Check does not say %q: %+v", c.says, findings)
 		}
 	}
+}
+
+// The rights of a user that package docs name: with them no server logs a denial.
+const (
+	rights        = "+eval +evalsha +time +info +get +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange +publish +subscribe +unsubscribe +ping +select"
+	rightsCluster = "+cluster|slots +cluster|shards +command +role"
+	rightsPrimary = "+role" // behind Sentinel
+	rightsGuard   = "+multi +exec +script|load"
+	rightsInspect = "+scan +config|get"
+)
+
+// allRights: a user with the rights that the documentation names is denied nothing.
+func (s *suite) allRights(t *testing.T) {
+	user := func(more string) server.Option {
+		return server.WithUser("app on >" + canary + " resetkeys ~app:* resetchannels &app:* " + rights + " " + more)
+	}
+	use := func(t *testing.T, dsn string, servers []*server.Server) {
+		b := s.openWith(t, &driver.Config{DSN: s.Scheme + "://app:" + canary + "@" + dsn, Prefix: "app:"})
+		other := s.openWith(t, &driver.Config{DSN: s.Scheme + "://app:" + canary + "@" + dsn, Prefix: "app:"})
+		for i := range 100 {
+			key := fmt.Sprintf("k%d", i%10)
+			l := s.lock(t, b, key, 20*time.Second)
+			if i%10 == 0 {
+				ctx, cancel := context.WithCancel(context.Background())
+				wake := watch(t, ctx, other, key)
+				if _, err := other.Acquire(context.Background(), s.ask(key, 20*time.Second)); !errors.Is(err, driver.ErrHeld) {
+					t.Errorf("Acquire of a held lock: %v", err)
+				}
+				if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
+					t.Errorf("Renew: %v", err)
+				}
+				unlock(t, l)
+				select {
+				case <-wake:
+				case <-time.After(time.Second): // the nodes of a young Cluster may lose a message
+				}
+				l = s.lock(t, other, key, 20*time.Second)
+				cancel()
+			}
+			if _, err := b.(driver.Inspector).Lookup(context.Background(), key); err != nil {
+				t.Errorf("Lookup: %v", err)
+			}
+			unlock(t, l)
+		}
+		for _, srv := range servers {
+			log, err := srv.Do("ACL", "LOG")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, entry := range log.([]any) {
+				if said := fmt.Sprint(entry); strings.Contains(said, "username app") {
+					t.Errorf("a denial: %v", said)
+				}
+			}
+		}
+	}
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, word := range strings.Fields(strings.Join([]string{rights, rightsCluster, rightsPrimary, rightsGuard, rightsInspect}, " ")) {
+		if !strings.Contains(string(doc), " "+word) && !strings.Contains(string(doc), "\t"+word) {
+			t.Errorf("the right %s is not in the package's documentation", word)
+		}
+	}
+	t.Run("single", func(t *testing.T) {
+		srv := server.StartFor(t, s.kind, user(""))
+		use(t, srv.Addr(), []*server.Server{srv})
+	})
+	t.Run("another database", func(t *testing.T) {
+		srv := server.StartFor(t, s.kind, user(rightsGuard))
+		use(t, srv.Addr()+"/3?restart_guard=30s&bootstrap=true", []*server.Server{srv})
+	})
+	t.Run("inspection", func(t *testing.T) {
+		srv := server.StartFor(t, s.kind, user(rightsInspect))
+		b := s.openWith(t, &driver.Config{DSN: s.Scheme + "://app:" + canary + "@" + srv.Addr(), Prefix: "app:"})
+		s.lock(t, b, "k", time.Minute)
+		found := 0
+		if err := b.(driver.Inspector).List(context.Background(), "", func(*driver.State) bool { found++; return true }); err != nil || found != 1 {
+			t.Errorf("List finds %d locks, %v", found, err)
+		}
+		if _, err := b.(driver.Inspector).Check(context.Background()); err != nil {
+			t.Errorf("Check: %v", err)
+		}
+		use(t, srv.Addr(), []*server.Server{srv})
+	})
+	t.Run("Sentinel", func(t *testing.T) {
+		g := server.Sentinel(t, s.kind, user(rightsPrimary))
+		use(t, strings.Join(g.Addrs(), ",")+"/0?topology=sentinel&master="+g.Name, g.Nodes)
+	})
+	t.Run("Cluster", func(t *testing.T) {
+		g := server.Cluster(t, s.kind, user(rightsCluster))
+		use(t, strings.Join(g.Addrs(), ",")+"?topology=cluster", g.Nodes)
+	})
 }

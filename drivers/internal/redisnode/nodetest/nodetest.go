@@ -84,6 +84,7 @@ var together = []test{
 	{"WaitersShareOneConnection", (*suite).oneSubscriber},
 	{"WaiterSurvivesABreakAndARestart", (*suite).waiterSurvives},
 	{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
+	{"RightsThatAreDocumentedSuffice", (*suite).allRights},
 	{"TLSPasswordUserAndSocket", (*suite).ways},
 	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
