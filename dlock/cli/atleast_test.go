@@ -59,7 +59,7 @@ func (w *world) keptFor(url, key string, after, before time.Time, d time.Duratio
 	if !errors.As(err, &held) {
 		w.t.Fatalf("%s is not held: %v", key, err)
 	}
-	least, most := after.Add(d).Sub(time.Now()), before.Add(d).Sub(asked)+trips
+	least, most := time.Until(after.Add(d)), before.Add(d).Sub(asked)+trips
 	if left := held.RetryAfter; left < least || left > most {
 		w.t.Errorf("%s: the server keeps the lock for another %v, want %v to %v", key, left, least, most)
 	}
