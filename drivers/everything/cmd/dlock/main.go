@@ -1,0 +1,14 @@
+// Command dlock is the dlock of the main module, with the drivers that are modules of
+// their own too.
+//
+//	go install github.com/redlock-go/redlock/drivers/everything/cmd/dlock@latest
+package main
+
+import (
+	"os"
+
+	"github.com/redlock-go/redlock/dlock/cli"
+	_ "github.com/redlock-go/redlock/drivers/everything"
+)
+
+func main() { os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr)) }

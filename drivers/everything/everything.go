@@ -1,0 +1,12 @@
+// Package everything registers every driver there is: those of drivers/all, and those
+// that are modules of their own because their dependencies are heavy.
+//
+//	import _ "github.com/redlock-go/redlock/drivers/everything"
+//
+// It is a module of its own, for programs that take any backend from their
+// configuration. The command cmd/dlock is dlock with all of them.
+package everything
+
+import (
+	_ "github.com/redlock-go/redlock/drivers/all" // all drivers of the main module
+)

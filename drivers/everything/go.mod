@@ -1,0 +1,5 @@
+module github.com/redlock-go/redlock/drivers/everything
+
+go 1.25.0
+
+require github.com/redlock-go/redlock v0.1.0
