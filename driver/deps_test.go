@@ -20,6 +20,7 @@ func TestDependencyRules(t *testing.T) {
 		multi     = "github.com/hashicorp/go-multierror"
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
+		fencesql  = "internal/fencesql"
 		dsn       = "driver/dsn"
 		boot      = "driver/boot"
 	)
@@ -28,13 +29,14 @@ func TestDependencyRules(t *testing.T) {
 		"driver":           {},
 		"driver/dsn":       {"driver"},
 		"dlock":            {"driver", boot, multi, errwrap},
+		"dlock/fence":      append(base, fencesql),
 		"dlock/cli":        append(base, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
 		"drivers/memory":   append(base, dsn),
 		"drivers/file":     append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":  append(base, dsn),
 		"drivers/goredis":  append(base, dsn, redisnode, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
 		"drivers/valkeygo": append(base, dsn, redisnode, valkey, "golang.org/x/sys"),
-		"drivers/postgres": append(base, dsn, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
+		"drivers/postgres": append(base, dsn, "dlock/fence", fencesql, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
 	}
 	for pkg, allowed := range rules {
 		t.Run(strings.ReplaceAll(pkg, "/", "-"), func(t *testing.T) {

@@ -1,0 +1,140 @@
+package fence_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/dlock/fence"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// A document is a Store of its own: its mutex makes the mark and the write one step.
+type document struct {
+	mu   sync.Mutex
+	mark uint64
+	text string
+}
+
+// Raise is called with the mutex held.
+func (d *document) Raise(_ context.Context, _ string, token uint64) (uint64, error) {
+	d.mark = max(d.mark, token)
+	return d.mark, nil
+}
+
+func (d *document) write(ctx context.Context, token uint64, text string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := fence.Check(ctx, d, "document", token); err != nil {
+		return err
+	}
+	d.text = text
+	return nil
+}
+
+const shortTTL = 100 * time.Millisecond
+
+func client(opts ...dlock.Option) *dlock.Client {
+	opts = append(opts, dlock.WithLogger(nil), dlock.WithRequire(dlock.FeatureFencing))
+	locks, err := dlock.New(memory.New(), opts...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return locks
+}
+
+// A client is paused beyond the end of its lease. Another one takes the lock and writes. The
+// late write of the first is refused.
+func Example() {
+	locks := client()
+	defer locks.Close()
+	ctx := context.Background()
+	var doc document
+
+	slow, err := locks.Lock(ctx, "document", dlock.WithTTL(shortTTL), dlock.WithRenewal(false))
+	if err != nil {
+		log.Fatal(err)
+	}
+	token := slow.Fence()
+	<-slow.Done() // the pause; the client does not notice it
+
+	err = dlock.Do(ctx, locks, "document", func(ctx context.Context) error {
+		token, err := fence.Token(ctx, "document")
+		if err != nil {
+			return err
+		}
+		return doc.write(ctx, token, "new")
+	})
+	fmt.Println("quick:", err)
+	fmt.Println("slow is refused:", errors.Is(doc.write(ctx, token, "old"), fence.ErrStale))
+	fmt.Println("stored:", doc.text)
+	// Output:
+	// quick: <nil>
+	// slow is refused: true
+	// stored: new
+}
+
+// An equal token passes: one lease may write more than once.
+func ExampleCheck() {
+	ctx := context.Background()
+	var doc document
+	for _, token := range []uint64{7, 7, 6} {
+		fmt.Println(fence.Check(ctx, &doc, "document", token))
+	}
+	// Output:
+	// <nil>
+	// <nil>
+	// fence: "document": token 6 is stale: the store has seen 7, so another has had the lock since
+}
+
+// A store learns which tokens were compared.
+func ExampleStaleError() {
+	doc := document{mark: 7}
+	err := fence.Check(context.Background(), &doc, "document", 6)
+	var stale *fence.StaleError
+	if errors.As(err, &stale) {
+		fmt.Println(stale.Token, "is smaller than", stale.Seen)
+	}
+	// Output: 6 is smaller than 7
+}
+
+// Code deep in a repository takes the token out of its context.
+func ExampleToken() {
+	locks := client()
+	defer locks.Close()
+	save := func(ctx context.Context) error {
+		token, err := fence.Token(ctx, "document")
+		fmt.Println("a token:", token > 0)
+		return err
+	}
+	fmt.Println(dlock.Do(context.Background(), locks, "document", save))
+	fmt.Println("outside of a lock:", errors.Is(save(context.Background()), dlock.ErrInvalid))
+	// Output:
+	// a token: true
+	// <nil>
+	// a token: false
+	// outside of a lock: true
+}
+
+// The table of marks for a migration.
+func ExampleSchema() {
+	fmt.Println(fence.Schema(fence.Postgres, "fences"))
+	fmt.Println(fence.Schema(fence.MySQL, "fences"))
+	fmt.Println(fence.Schema(fence.SQLite, "fences"))
+	// Output:
+	// CREATE TABLE IF NOT EXISTS "fences" (resource bytea PRIMARY KEY, token bigint NOT NULL)
+	// CREATE TABLE IF NOT EXISTS `fences` (resource varbinary(512) PRIMARY KEY, token bigint NOT NULL) ENGINE=InnoDB
+	// CREATE TABLE IF NOT EXISTS "fences" (resource blob PRIMARY KEY NOT NULL, token integer NOT NULL)
+}
+
+// The refusal of a script is told by its text, whichever client brought it.
+func ExampleRedisError() {
+	reply := errors.New("STALE 7 is the largest token seen") // what the client returned
+	err := fence.RedisError(reply, "document", 6)
+	fmt.Println(errors.Is(err, fence.ErrStale))
+	// Output: true
+}

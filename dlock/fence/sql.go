@@ -1,0 +1,51 @@
+package fence
+
+import (
+	"database/sql"
+
+	"github.com/redlock-go/redlock/internal/fencesql"
+)
+
+// Dialect names a family of SQL databases, which differ in how a mark is raised.
+type Dialect = fencesql.Dialect
+
+// The dialects. MySQL is MariaDB's as well; SQLite must be 3.35 or newer.
+const (
+	Postgres = fencesql.Postgres
+	MySQL    = fencesql.MySQL
+	SQLite   = fencesql.SQLite
+)
+
+// Tx returns a Store that keeps its marks in a table of tx's database, one row for each
+// resource, and guards what the same transaction writes. Schema makes the table. Call Check
+// first in the transaction: from then on everybody else's Check of the resource waits until
+// tx ends, so keep it short.
+//
+// It takes a transaction and no *sql.DB, since a mark that is not raised together with the
+// write guards nothing. Any isolation level serves; at PostgreSQL's repeatable read and above a
+// conflict is an error of the database, after which the transaction is tried again, with the
+// Check. table may be "schema.table"; the names are quoted, so write them as the database
+// stores them. A Store is as safe for concurrent use as tx is.
+func Tx(tx *sql.Tx, d Dialect, table string) Store {
+	return fencesql.Mark{Tx: fencesql.SQL{Tx: tx}, Dialect: d, Table: table}
+}
+
+// Row returns a Store that keeps the mark in the row that is protected: the one of table whose
+// column key is the resource has its largest token in column token, an integer of 64 bits, NULL
+// or 0 at first. It is as Tx otherwise. A resource without a row is sql.ErrNoRows. The
+// resource is sent as text, which the database converts to the type of the key.
+//
+// The write itself can carry the comparison, in one statement where that is all:
+//
+//	UPDATE reports SET body = $1, fence = $2 WHERE name = $3 AND fence <= $2
+//
+// Zero rows then mean a stale token or no such row (and on MySQL also a row that has these
+// very values), so look again before you say which.
+func Row(tx *sql.Tx, d Dialect, table, key, token string) Store {
+	return fencesql.Row{Tx: fencesql.SQL{Tx: tx}, Dialect: d, Table: table, Key: key, Column: token}
+}
+
+// Schema returns the statement that makes the table of marks for Tx, if it does not exist yet.
+// Resources are at most 512 bytes, of any value. Rows are never removed: to remove the row of
+// a resource is to accept every token for it again.
+func Schema(d Dialect, table string) string { return fencesql.Schema(d, table) }
