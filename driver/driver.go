@@ -313,7 +313,9 @@ type State struct {
 	Holders []Holder // none: the key is free
 	Fence   uint64   // the counter: the largest token ever given, where it is kept
 	Waiters int      // who queue on the server, where it can tell
-	Votes   []Vote   // per node, quorum backends only
+	// ReservedFor: nobody holds the key, but for so long it is kept for the first waiter.
+	ReservedFor time.Duration
+	Votes       []Vote // per node, quorum backends only
 
 	_ struct{}
 }

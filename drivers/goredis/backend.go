@@ -35,6 +35,9 @@ type Options struct {
 	// (appendonly yes and appendfsync always, which is checked where CONFIG is allowed):
 	// the guard is then for a server alone whose data was lost.
 	Durable bool
+	// WaitReplicas is how many replicas must have a lock, or a renewal, before it counts: the
+	// command WAIT asks for it after the script. Zero: none. See the package's documentation.
+	WaitReplicas int
 	// Event is told what happens in the background; it may be nil.
 	Event func(driver.Notice)
 
@@ -68,7 +71,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	cfg := redisnode.Config{
 		Client: lib, Name: "redis", Addr: "redis", Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
-		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable,
+		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas,
 	}
 	if c == nil {
 		return nil, driver.Invalid("client", "is nil")

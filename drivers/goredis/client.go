@@ -24,7 +24,7 @@ var _ redisnode.Client = (*client)(nil)
 
 // Exec runs one call by itself and several as a pipeline.
 func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
-	if len(calls) == 1 && calls[0].Behind == "" {
+	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		cmd := c.command(ctx, calls[0])
 		_ = c.redis.Process(ctx, cmd) // it is the command's
 		c.finish(calls[0], cmd.Slice)
@@ -33,9 +33,12 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	pipe := c.redis.Pipeline()
 	replies := make([]func() ([]any, error), len(calls))
 	for i, call := range calls {
-		if call.Behind != "" {
+		switch {
+		case call.Behind != "":
 			replies[i] = c.behind(ctx, pipe, call)
-		} else {
+		case call.Replicas > 0:
+			replies[i] = c.replicated(ctx, pipe, call)
+		default:
 			replies[i] = c.queue(ctx, pipe, call).Slice
 		}
 	}
@@ -84,6 +87,20 @@ func (c *client) queue(ctx context.Context, pipe redis.Pipeliner, call *redisnod
 	cmd := c.command(ctx, call)
 	_ = pipe.Process(ctx, cmd) // it is kept until Exec
 	return cmd
+}
+
+// replicated sends a call, and WAIT after it.
+func (c *client) replicated(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) func() ([]any, error) {
+	cmd := c.queue(ctx, pipe, call)
+	wait := redis.NewCmd(ctx, "wait", call.Replicas, call.Patience.Milliseconds())
+	_ = pipe.Process(ctx, wait)
+	return func() ([]any, error) {
+		reply, err := cmd.Slice()
+		if err == nil {
+			call.Acked, err = wait.Int64()
+		}
+		return reply, err
+	}
 }
 
 // behind sends a call in a transaction; see redisnode.Call. The first error tells why:

@@ -41,6 +41,7 @@
 //	restart_guard      a lone server: for how long it grants nothing after a restart (off)
 //	bootstrap          a lone server with a guard is new, unless it has a memory (false)
 //	strict_guard       none is taken for new otherwise, however long it has been up (false)
+//	wait_replicas      how many replicas must have a lock before it counts as granted (0)
 //	durable            it forgets nothing that it acknowledged: appendfsync always (false)
 //
 // A parameter that is not known is an error that names it. No error shows a password.
@@ -78,11 +79,12 @@
 //
 //	~prefix* &prefix*
 //	+eval +evalsha +time +info +get +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange
-//	+publish +subscribe +unsubscribe +ping +select
+//	+zcount +getrange +publish +subscribe +unsubscribe +ping +select
 //
 //	behind Sentinel   +role
 //	a Cluster         +cluster|slots +cluster|shards +command +role
 //	a restart guard   +multi +exec +script|load
+//	wait_replicas     +wait
 //	List and Check    +scan +config|get
 //
 // Some of them may be missing: without INFO the server's restarts are not told apart, and
@@ -127,6 +129,10 @@
 //     old primary still serves its side of a partition, both sides grant locks; set
 //     min-replicas-to-write 1 and min-replicas-max-lag so that it stops. The new token is
 //     larger if the clocks of the two servers differ by less than what has passed.
+//   - With wait_replicas=1 a lock is granted, and a renewal counts, only when one replica has
+//     confirmed that it has it (the command WAIT, one round trip between the servers more);
+//     otherwise it is given back. That makes such a loss rare, and not impossible: the
+//     failover may promote another replica, and one that restarts may forget what it had.
 //   - A Cluster loses in the same way, shard by shard; moving a slot loses nothing.
 //   - An eviction policy other than noeviction may evict a held lock or its counter.
 //

@@ -39,6 +39,9 @@ type Options struct {
 	// DB is the number of the database that the client selects, which it does not tell.
 	// Only the restart guard asks.
 	DB int
+	// WaitReplicas is how many replicas must have a lock, or a renewal, before it counts: the
+	// command WAIT asks for it after the script. Zero: none. See the package's documentation.
+	WaitReplicas int
 	// Event is told what happens in the background; it may be nil.
 	Event func(driver.Notice)
 
@@ -71,7 +74,7 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 	node, err := redisnode.New(redisnode.Config{
 		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
-		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, DB: o.DB,
+		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas, DB: o.DB,
 		Cluster: cluster, Failover: cluster || strings.Contains(fmt.Sprintf("%T", c), "sentinel"),
 	})
 	if err != nil {

@@ -128,7 +128,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if !c.own {
 		ctx = context.WithoutCancel(ctx) // no deadline either: see New
 	}
-	if len(calls) == 1 && calls[0].Behind == "" {
+	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		c.finish(calls[0], v.Do(ctx, command(v, calls[0])))
 		return
 	}
@@ -136,6 +136,9 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	for _, call := range calls {
 		if call.Behind == "" {
 			cmds = append(cmds, command(v, call))
+			if call.Replicas > 0 {
+				cmds = append(cmds, v.B().Wait().Numreplicas(int64(call.Replicas)).Timeout(call.Patience.Milliseconds()).Build())
+			}
 			continue
 		}
 		before, after := redisnode.Transaction(call.Behind)
@@ -149,6 +152,13 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		if call.Behind == "" {
 			c.finish(call, results[0])
 			results = results[1:]
+			if call.Replicas > 0 {
+				var err error
+				if call.Acked, err = results[0].AsInt64(); call.Err == nil {
+					call.Err = c.translate(err)
+				}
+				results = results[1:]
+			}
 			continue
 		}
 		c.finishBehind(call, results[:4])

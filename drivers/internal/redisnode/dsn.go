@@ -41,6 +41,7 @@ import (
 //	restart_guard      a lone instance: off (default), or for how long it does not grant after a restart
 //	bootstrap          true: a lone instance with a guard is new, unless it has a memory
 //	strict_guard       true: no instance is taken for new otherwise
+//	wait_replicas      how many replicas must have a lock before it counts as granted (0)
 //	durable            true: the server forgets nothing that it has acknowledged (appendfsync always)
 type Target struct {
 	Network  string   // "tcp" or "unix"
@@ -65,6 +66,8 @@ type Target struct {
 	Bootstrap   bool
 	StrictGuard bool
 	Durable     bool
+
+	WaitReplicas int
 
 	shown string
 }
@@ -238,6 +241,7 @@ func (t *Target) options(p *dsn.Params, secure bool) {
 	t.Bootstrap = p.Bool("bootstrap", false)
 	t.StrictGuard = p.Bool("strict_guard", false)
 	t.Durable = p.Bool("durable", false)
+	t.WaitReplicas = p.Int("wait_replicas", 0, 0, 1000)
 }
 
 func (t *Target) topology() error {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -25,8 +26,8 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 }
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
-	keys := []string{n.names.lock(key), n.names.counter(key)}
-	a, err := n.try(ctx, opLookup, keys, func(*process) []string { return []string{"0"} })
+	keys, line := []string{n.names.lock(key), n.names.counter(key)}, n.names.waitQueue(key)
+	a, err := n.try(ctx, opLookup, keys, func(*process) []string { return []string{"0", line} })
 	if err != nil {
 		return nil, err
 	}
@@ -34,11 +35,17 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	counter, _ := number(a.reply, 1)
 	value, _ := text(a.reply, 2)
 	pttl, _ := number(a.reply, 3)
-	s := &driver.State{Key: key, Fence: uint64(max(counter, 0))}
-	if pttl == -2 || now.IsZero() || strings.HasPrefix(value, next) {
+	waiters, _ := number(a.reply, 4)
+	s := &driver.State{Key: key, Fence: uint64(max(counter, 0)), Waiters: int(waiters)}
+	left := time.Duration(max(pttl, 0)) * time.Millisecond
+	switch {
+	case pttl == -2 || now.IsZero():
+		return s, nil
+	case strings.HasPrefix(value, next):
+		s.ReservedFor = max(left, time.Millisecond)
 		return s, nil
 	}
-	h := driver.Holder{TTL: time.Duration(max(pttl, 0)) * time.Millisecond}
+	h := driver.Holder{TTL: left}
 	h.Owner, h.Fence = parse(value)
 	if h.Fence > 0 {
 		h.Since = time.UnixMicro(int64(h.Fence))
@@ -47,26 +54,26 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	return s, nil
 }
 
-// List yields the held locks under prefix: those that this package took, and, if
-// the backend has a prefix of its own, whatever else is a string with an end there.
+// lookupsAtOnce is how many keys List asks for at once: they share round trips.
+const lookupsAtOnce = 256
+
+// List yields the locks under prefix that this package gave and that are held now. It goes
+// by the fencing counters, which the server itself finds among its keys; a lock of another
+// library has none, and only Lookup tells of it.
 func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
 	errStop := errors.New("stop")
 	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
-		return n.scan(ctx, s, prefix, func(key string) error {
-			state, err := n.lookup(ctx, key)
-			if err != nil {
-				if isCode(err, "WRONGTYPE") {
-					return nil
+		return n.scan(ctx, s, prefix, func(keys []string) error {
+			states, err := n.lookups(ctx, keys)
+			for _, s := range states {
+				if s != nil && len(s.Holders) > 0 && s.Holders[0].Fence > 0 && !yield(s) {
+					return errStop
 				}
-				return err
 			}
-			if !n.isLock(state) || yield(state) {
-				return nil
-			}
-			return errStop
+			return err
 		})
 	})
 	if errors.Is(err, errStop) {
@@ -75,19 +82,28 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 	return n.explain(prefix, err)
 }
 
-func (n *Node) isLock(s *driver.State) bool {
-	if len(s.Holders) == 0 {
-		return false
+// lookups looks keys up, at once. The state of one that is no string is nil.
+func (n *Node) lookups(ctx context.Context, keys []string) ([]*driver.State, error) {
+	states, errs := make([]*driver.State, len(keys)), make([]error, len(keys))
+	var wg sync.WaitGroup
+	for i, key := range keys {
+		wg.Go(func() {
+			states[i], errs[i] = n.lookup(ctx, key)
+			if isCode(errs[i], "WRONGTYPE") {
+				errs[i] = nil
+			}
+		})
 	}
-	h := s.Holders[0]
-	return h.Fence > 0 || n.cfg.Prefix != "" && h.TTL > 0 && len(h.Owner) <= driver.MaxKey
+	wg.Wait()
+	return states, errors.Join(errs...)
 }
 
-// scan yields the keys of s under prefix, each once.
-func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(key string) error) error {
+// scan yields the keys of s under prefix that have a counter, each once, some at a time.
+func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(keys []string) error) error {
 	cursor, seen := "0", map[string]bool{}
+	var found []string
 	for {
-		reply, err := s.Do(ctx, "SCAN", cursor, "MATCH", glob(n.cfg.Prefix+prefix)+"*", "COUNT", "1000", "TYPE", "string")
+		reply, err := s.Do(ctx, "SCAN", cursor, "MATCH", glob(n.names.counters())+"*", "COUNT", "1000")
 		if err != nil {
 			return err
 		}
@@ -96,19 +112,25 @@ func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(key
 			return errGarbled
 		}
 		cursor, _ = page[0].(string)
+		last := cursor == "0" || cursor == ""
 		keys, _ := page[1].([]any)
 		for _, k := range keys {
 			name, _ := k.(string)
-			key, ours := strings.CutPrefix(name, n.cfg.Prefix)
-			if !ours || key == "" || reserved(key) || seen[key] {
+			key, ours := n.names.counted(name)
+			if !ours || !strings.HasPrefix(key, prefix) || seen[key] {
 				continue
 			}
 			seen[key] = true
-			if err := yield(key); err != nil {
+			found = append(found, key)
+		}
+		for len(found) >= lookupsAtOnce || last && len(found) > 0 {
+			some := min(len(found), lookupsAtOnce)
+			if err := yield(found[:some]); err != nil {
 				return err
 			}
+			found = found[some:]
 		}
-		if cursor == "0" || cursor == "" {
+		if last {
 			return nil
 		}
 	}

@@ -85,6 +85,10 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 		clock := a.learn(1)
 		switch code, _ := number(a.reply, 0); code {
 		case 1:
+			if err := n.replicated(a); err != nil {
+				l.inDoubt(driver.Expires(start, r.TTL), time.Now())
+				return driver.Grant{}, err
+			}
 			return l.extend(a, clock, r.TTL), nil
 		case 0:
 			return driver.Grant{}, driver.ErrLost

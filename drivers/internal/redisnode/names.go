@@ -21,6 +21,27 @@ func (n names) lock(key string) string { return n.prefix + key }
 // counter returns the name of the lock's fencing counter.
 func (n names) counter(key string) string { return n.sibling("fence", key) }
 
+// counters returns what the names of all counters begin with.
+func (n names) counters() string { return n.prefix + layout + "fence:" }
+
+// counted returns the key whose counter has this name: the inverse of counter.
+func (n names) counted(name string) (key string, ours bool) {
+	lock, ours := strings.CutPrefix(name, n.counters())
+	if !ours {
+		return "", false
+	}
+	if plain, ok := strings.CutPrefix(lock, ":"); ok {
+		lock = plain
+	} else if tag, rest, ok := strings.Cut(strings.TrimPrefix(lock, "{"), "}"); ok && rest == "" {
+		lock = tag
+	} else if ok {
+		lock = rest // the tag stands in
+	} else {
+		return "", false
+	}
+	return strings.CutPrefix(lock, n.prefix)
+}
+
 // channel returns the name of the channel on which releases are announced.
 func (n names) channel(key string) string { return n.sibling("free", key) }
 

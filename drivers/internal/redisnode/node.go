@@ -44,18 +44,19 @@ type Config struct {
 	Addr   string // for String: without any secret
 	Prefix string
 
-	CallTimeout time.Duration // zero: DefaultCallTimeout
-	Grace       time.Duration // zero: call timeout + TTL/10
-	Guard       time.Duration // the restart guard of a lone instance; zero: off
-	Durable     bool          // what the server has acknowledged outlives its restart
-	Bootstrap   bool          // a lone instance is new, unless it has a memory
-	StrictGuard bool          // only Bootstrap makes a lone instance new
-	DB          int           // the database's number
-	Cluster     bool
-	Failover    bool // Sentinel or Cluster: a replica's refusal is of today
-	Connections int  // connections that calls may use; zero, and more than enough: maxLanes
-	Direct      bool // the client heeds deadlines
-	Event       func(driver.Notice)
+	CallTimeout  time.Duration // zero: DefaultCallTimeout
+	Grace        time.Duration // zero: call timeout + TTL/10
+	Guard        time.Duration // the restart guard of a lone instance; zero: off
+	Durable      bool          // what the server has acknowledged outlives its restart
+	Bootstrap    bool          // a lone instance is new, unless it has a memory
+	StrictGuard  bool          // only Bootstrap makes a lone instance new
+	DB           int           // the database's number
+	Cluster      bool
+	Failover     bool // Sentinel or Cluster: a replica's refusal is of today
+	WaitReplicas int  // how many replicas must have a grant or a renewal
+	Connections  int  // connections that calls may use; zero, and more than enough: maxLanes
+	Direct       bool // the client heeds deadlines
+	Event        func(driver.Notice)
 }
 
 // A Node is a backend over one server, or over what behaves as one: a
@@ -96,6 +97,12 @@ func New(cfg Config) (*Node, error) {
 	}
 	if cfg.Grace < 0 {
 		return nil, driver.Invalid("Grace", "%v is negative", cfg.Grace)
+	}
+	if cfg.WaitReplicas < 0 {
+		return nil, driver.Invalid("WaitReplicas", "%d is negative", cfg.WaitReplicas)
+	}
+	if cfg.WaitReplicas > 0 && cfg.Cluster {
+		return nil, driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
 	}
 	if err := checkGuard(&cfg); err != nil {
 		return nil, err
@@ -254,6 +261,10 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 		switch code, _ := number(a.reply, 0); code {
 		case 1:
 			n.hub.served(t)
+			if err := n.replicated(a); err != nil {
+				t.late = append(t.late, t.last) // it has the lock, which is given back
+				return nil, err
+			}
 			return n.lease(t, req, a)
 		case 0:
 			e := held(a)
@@ -279,6 +290,15 @@ var (
 	errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
 	errGarbled = errors.New("the server answers in an unknown way")
 )
+
+// replicated returns an error unless as many replicas as are wanted have what the script
+// wrote.
+func (n *Node) replicated(a *answer) error {
+	if a.acked >= int64(n.cfg.WaitReplicas) {
+		return nil
+	}
+	return &driver.RefusedError{RetryAfter: soon, Reason: fmt.Sprintf("%s: %d of %d replicas (wait_replicas) have confirmed the lock within %v", n.cfg.Addr, a.acked, n.cfg.WaitReplicas, n.cfg.CallTimeout/2)}
+}
 
 // notAfter returns the local instant in microseconds of the process' clock.
 func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }

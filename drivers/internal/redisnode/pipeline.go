@@ -34,9 +34,14 @@ type Call struct {
 	// the text, and so cannot know it later. (EVAL alone makes a text callable by EVALSHA,
 	// also where it was refused.)
 	Behind string
+	// Replicas, where it is not zero, is for how many replicas the command WAIT waits right
+	// after the script, on the same connection, and Patience for how long at most.
+	Replicas int
+	Patience time.Duration
 
 	Reply []any
 	Err   error
+	Acked int64 // how many replicas have what the connection wrote; WAIT's answer
 
 	ctx      context.Context // the caller's…
 	deadline time.Time       // …and its deadline

@@ -155,6 +155,7 @@ func (f *fleet) close() {
 // An answer is the reply to a script, and who gave it.
 type answer struct {
 	reply    []any
+	acked    int64 // replicas: see Call
 	process  *process
 	sent     time.Time
 	received time.Time
@@ -193,6 +194,9 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, 
 				answer
 			}{Call{SHA: sha, Keys: keys, Args: args(p)}, answer{process: p, sent: time.Now()}}
 			c, a := &one.Call, &one.answer
+			if o.perishable() {
+				c.Replicas, c.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
+			}
 			if call != nil {
 				*call = c
 			}
@@ -201,7 +205,7 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, 
 				return nil, err
 			}
 			if err == nil {
-				a.reply, a.received = c.Reply, time.Now()
+				a.reply, a.received, a.acked = c.Reply, time.Now(), c.Acked
 			}
 			switch {
 			case err != nil, q != nil && a.stale():

@@ -30,6 +30,9 @@ func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
 				}
 				seen[name] = n.lock(key)
 			}
+			if got, ours := n.counted(n.counter(key)); !ours || got != key {
+				t.Errorf("the counter %q is said to be of %q, and is of %q", n.counter(key), got, key)
+			}
 			if rest, ok := strings.CutPrefix(n.channel(key), n.own()); !ok || rest[0] != '{' && rest[0] != ':' {
 				t.Errorf("%q may be a waiter's own channel, %q and letters", n.channel(key), n.own())
 			}

@@ -154,6 +154,46 @@ func (s *suite) sentinel(t *testing.T) {
 	unlock(t, second)
 }
 
+// waitReplicas: a lock that no replica has confirmed is not granted, and given back.
+func (s *suite) waitReplicas(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	replica := server.StartFor(t, s.kind, server.WithReplicaOf(srv))
+	b := s.open(t, s.url(srv.Addr(), "?wait_replicas=1&call_timeout=2s"))
+	var l driver.Lease
+	eventually(t, func() (err error) { // once the replica follows
+		l, err = b.Acquire(context.Background(), s.ask("k", time.Minute))
+		return err
+	})
+	if got, err := replica.Do("GET", "k"); err != nil || got == nil {
+		t.Errorf("the replica has %v, %v", got, err)
+	}
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	if err := replica.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew while the replica hangs: %v", err)
+	}
+	var wg sync.WaitGroup
+	for i := range 3 {
+		wg.Go(func() {
+			_, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("n%d", i), time.Minute))
+			var refused *driver.RefusedError
+			if !errors.As(err, &refused) || refused.RetryAfter == 0 || !strings.Contains(err.Error(), "0 of 1 replicas") {
+				t.Errorf("Acquire while the replica hangs: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	unlock(t, l)
+	noLocks(t, srv)
+	if err := replica.Resume(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (s *suite) cluster(t *testing.T) {
 	g := server.Cluster(t, s.kind)
 	dsn := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
@@ -226,6 +266,36 @@ func (s *suite) inspector(t *testing.T) {
 	if err != nil || len(st.Holders) != 1 || st.Fence != fences[2] || st.Holders[0].Since.IsZero() || st.Holders[0].TTL < time.Minute {
 		t.Errorf("Lookup: %+v, %v", st, err)
 	}
+	// A lock that is kept for a waiter is not free, and who waits is counted.
+	waiter := s.open(t, s.url(srv.Addr(), ""))
+	watch(t, t.Context(), waiter, "job[2]")
+	if _, err := waiter.Acquire(context.Background(), s.ask("job[2]", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("a held lock: %v", err)
+	}
+	if st, err = in.Lookup(context.Background(), "job[2]"); err != nil || st.Waiters != 1 {
+		t.Errorf("with one waiter: %+v, %v", st, err)
+	}
+	if _, err := srv.Do("SET", "job[kept]", "redlock1:next|1|x.1.30", "PX", "60000"); err != nil {
+		t.Fatal(err)
+	}
+	if st, err = in.Lookup(context.Background(), "job[kept]"); err != nil || st.ReservedFor <= 30*time.Second || len(st.Holders) != 0 {
+		t.Errorf("a lock that is kept for a waiter: %+v, %v", st, err)
+	}
+	// What others store costs nothing but the server's own search.
+	if _, err := srv.Do("EVAL", "for i = 1, 100000 do redis.call('SET', 'job[y' .. i, 'v', 'PX', 600000) end", "0"); err != nil {
+		t.Fatal(err)
+	}
+	before := calls(t, srv, "evalsha")
+	listed := 0
+	start := time.Now()
+	if err := in.List(context.Background(), "", func(*driver.State) bool { listed++; return true }); err != nil || listed != 4 {
+		t.Errorf("List beside 100,000 strings yields %d locks, %v", listed, err)
+	}
+	scans, scripts := calls(t, srv, "scan"), calls(t, srv, "evalsha")-before
+	t.Logf("4 locks among 100,000 strings are listed in %v, by %d scripts; %d SCAN in all", time.Since(start).Round(time.Millisecond), scripts, scans)
+	if scripts > 10 {
+		t.Errorf("List ran %d scripts for 4 locks", scripts)
+	}
 	if st, err = in.Lookup(context.Background(), "free"); err != nil || len(st.Holders) != 0 {
 		t.Errorf("Lookup of a free key: %+v, %v", st, err)
 	}
@@ -272,7 +342,7 @@ func (s *suite) check(t *testing.T) {
 
 // The rights of a user that package docs name: with them no server logs a denial.
 const (
-	rights        = "+eval +evalsha +time +info +get +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange +publish +subscribe +unsubscribe +ping +select"
+	rights        = "+eval +evalsha +time +info +get +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange +zcount +getrange +publish +subscribe +unsubscribe +ping +select"
 	rightsCluster = "+cluster|slots +cluster|shards +command +role"
 	rightsPrimary = "+role" // behind Sentinel
 	rightsGuard   = "+multi +exec +script|load"

@@ -85,6 +85,7 @@ var together = []test{
 	{"WaiterSurvivesABreakAndARestart", (*suite).waiterSurvives},
 	{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
 	{"RightsThatAreDocumentedSuffice", (*suite).allRights},
+	{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
 	{"TLSPasswordUserAndSocket", (*suite).ways},
 	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
