@@ -30,16 +30,21 @@ var _ Locker = (*Client)(nil)
 // A Client takes locks from one backend. It is safe for concurrent use, and meant to
 // live as long as the program: make one, share it, Close it.
 type Client struct {
-	backend driver.Backend
-	info    driver.Info
-	config  // the defaults of every lock
-	clock   *boot.Clock
-	sched   scheduler
-	queues  *waitQueues
-	losses  losses
-	count   counters
-	life    context.Context // ends with Close
-	end     context.CancelFunc
+	backend  driver.Backend
+	info     driver.Info
+	config   // the defaults of every lock
+	clock    *boot.Clock
+	sched    scheduler
+	renewals renewals
+	queues   *waitQueues
+	losses   losses
+	outage   outage   // what the log is told of failures of the backend
+	polling  degraded // what the log is told of waits that poll
+	toHooks  mailbox
+	toLog    mailbox
+	count    counters
+	life     context.Context // ends with Close
+	end      context.CancelFunc
 
 	mu     sync.Mutex
 	closed bool
@@ -47,10 +52,11 @@ type Client struct {
 	calls  sync.WaitGroup      // calls of the backend that are under way
 }
 
-// New returns a Client of a backend: the way for who has a Redis client or a pool
-// already, and what Open does after finding the driver. The client owns the backend and
-// closes it; if New fails, it is still the caller's. Errors are ErrInvalid: an option that
-// the backend cannot honour.
+// New returns a Client of a backend. Use it if the program has a Redis client or a pool of
+// its own; Open does the same after it has found the driver. The client owns the backend and
+// closes it; if New fails, the backend is still the caller's. New does no network I/O. Errors
+// are ErrInvalid: a backend or an option that is nil, or an option that the backend cannot
+// honour.
 func New(b driver.Backend, opts ...Option) (*Client, error) {
 	if b == nil {
 		return nil, fmt.Errorf("dlock: %w", driver.Invalid("backend", "is nil"))
@@ -62,6 +68,10 @@ func New(b driver.Backend, opts ...Option) (*Client, error) {
 
 func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 	for _, o := range opts {
+		if o == nil {
+			cfg.bad("option", "is nil")
+			continue
+		}
 		o.setClient(&cfg)
 	}
 	c := &Client{
@@ -73,6 +83,9 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 	}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.sched.clock = c.clock
+	c.sched.idle.L = &c.sched.mu
+	c.renewals.held = &c.count.held
+	c.outage.c, c.polling.c = c, c
 	c.queues = newWaitQueues(c.life.Done())
 	if err := c.checkDefaults(); err != nil {
 		c.end()
@@ -87,6 +100,9 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 func (c *Client) checkDefaults() error {
 	if err := c.checkLock(); err != nil {
 		return err
+	}
+	if unknown := c.require &^ knownFeatures; unknown != 0 {
+		return driver.Invalid("WithRequire", "feature %#x is unknown", uint32(unknown))
 	}
 	if missing := c.require &^ c.info.Features; missing != 0 {
 		return driver.Invalid("WithRequire", "%s lacks %s", c.info.Name, missing)
@@ -107,7 +123,7 @@ func (c *Client) checkDefaults() error {
 func (c *Client) hasTTL() bool { return c.info.MaxTTL != 0 }
 
 // Info describes the client's backend.
-func (c *Client) Info() driver.Info { return c.info }
+func (c *Client) Info() Info { return c.info }
 
 // TTL returns how long a lease lasts unless it is renewed, as the options and the URL
 // that made the client say; zero where leases live with a session and have none.
@@ -133,17 +149,32 @@ func (c *Client) Admin() (driver.Admin, bool) {
 // pingKey is the key that Ping takes and gives back.
 const pingKey = "dlock.ping"
 
-// Ping takes and releases a lock on a key of its own, and so learns whether the backend
-// can be reached and grants. Somebody else's ping on the same key is an answer too.
+// Ping takes and releases a lock on a key of its own, "dlock.ping", and so learns whether
+// the backend can be reached and grants. ctx bounds it. A ping of another client on the same
+// key is an answer too. It is no lock of this client: no hook is called, and Stats count
+// nothing. Errors are an *Error, as those of TryLock.
 func (c *Client) Ping(ctx context.Context) error {
-	l, err := c.TryLock(ctx, pingKey, WithMode(Exclusive), WithMinHold(0))
-	if errors.Is(err, ErrHeld) {
-		return nil
+	r := &request{op: "ping", lockConfig: c.lockConfig, began: time.Now(), attempts: 1}
+	r.Key, r.mode = pingKey, Exclusive
+	err := c.check(r)
+	if err == nil {
+		err = c.begin()
 	}
 	if err != nil {
-		return err
+		return c.newError(ctx, r, err)
 	}
-	return l.Unlock()
+	defer c.calls.Done()
+	r.Owner = newOwner(c.label)
+	held, err := c.backend.Acquire(ctx, &r.Request)
+	if err == nil {
+		err = held.Release(values(ctx))
+	} else if errors.Is(err, ErrHeld) {
+		err = nil
+	}
+	if err != nil && !errors.Is(err, ErrLost) {
+		return c.newError(ctx, r, err)
+	}
+	return nil
 }
 
 // Lock waits until it gets the lock named key, and returns a lease that renews itself.
@@ -174,13 +205,17 @@ type request struct {
 	began    time.Time
 	attempts int
 	verdict  error // the last answer that was one; nil: none yet
-	warned   bool
+	failing  bool  // it waits for the backend: see outage
 }
 
 func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) (*Lease, error) {
 	r := &request{op: op, lockConfig: c.lockConfig, began: time.Now()}
 	r.Key = key
 	for _, o := range opts {
+		if o == nil {
+			r.bad("option", "is nil")
+			continue
+		}
 		o.setLock(&r.lockConfig)
 	}
 	if c.hooks.Start != nil {
@@ -193,6 +228,7 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 	err := ctx.Err()
 	if err == nil && op == "lock" {
 		l, err = c.lock(ctx, r)
+		c.outage.leave(&r.failing)
 	} else if err == nil {
 		l, err = c.attempt(ctx, r, false)
 	}
@@ -239,29 +275,29 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 	}
 	c.count.waiting.Add(1)
 	defer c.count.waiting.Add(-1)
-	line, verdict, err := c.queues.enter(ctx, r.Key)
+	q, hot, verdict, err := c.queues.enter(ctx, r.Key)
 	if verdict != nil {
 		r.verdict = verdict
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer c.queues.leave(r.Key, line)
-	if c.queues.hot(r.Key) {
-		return c.wait(ctx, r, line, ErrHeld)
+	defer func() { c.queues.leave(q, r.verdict) }()
+	if hot {
+		return c.wait(ctx, r, q, ErrHeld)
 	}
 	l, err := c.attempt(ctx, r, false)
-	c.queues.note(line, r.verdict)
 	if err == nil || !c.again(ctx, r, err) {
 		return l, err
 	}
-	return c.wait(ctx, r, line, err)
+	q.note(r.verdict)
+	return c.wait(ctx, r, q, err)
 }
 
 // wait makes attempts, each when there is a reason for it: natively where the backend
 // queues, at a signal where it can watch, at growing pauses elsewhere. err is the
 // outcome of the attempt before.
-func (c *Client) wait(ctx context.Context, r *request, line *waitQueue, err error) (*Lease, error) {
+func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) (*Lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.life, cancel)()
@@ -269,15 +305,14 @@ func (c *Client) wait(ctx context.Context, r *request, line *waitQueue, err erro
 	native := c.info.Features.Has(driver.FeatureQueueing)
 	watcher, _ := c.backend.(driver.Watcher)
 	var signal <-chan struct{}
-	unwatched, told := false, false // unwatched: Watch failed, and is tried again after the next pause
+	unwatched := false // Watch failed, and is tried again after the next pause
 	for pause := r.minBackoff; ; pause = min(2*pause, r.maxBackoff) {
 		held := errors.Is(err, ErrHeld)
 		switch {
 		case native && held:
 		case signal == nil && held && watcher != nil && !unwatched:
-			if signal, err = watcher.Watch(ctx, r.Key); err != nil && ctx.Err() == nil && !told {
-				told = true
-				c.log.Warn("dlock: cannot watch, polls instead", "key", r.Key, "err", err)
+			if signal, err = watcher.Watch(ctx, r.Key); err == nil || ctx.Err() == nil {
+				c.polling.note(ctx, r.Key, err)
 			}
 			unwatched = err != nil
 			if permanent(err) {
@@ -285,14 +320,16 @@ func (c *Client) wait(ctx context.Context, r *request, line *waitQueue, err erro
 			}
 		default:
 			unwatched = false
-			c.pause(ctx, line, signal, delay(err, pause, signal != nil))
+			c.pause(ctx, q, signal, delay(err, pause, signal != nil))
 		}
 		if ctx.Err() != nil {
 			return nil, c.ended(ctx)
 		}
 		var l *Lease
 		l, err = c.attempt(ctx, r, native)
-		c.queues.note(line, r.verdict)
+		if err != nil {
+			q.note(r.verdict)
+		}
 		if err == nil {
 			if signal != nil {
 				c.queues.heat(r.Key)
@@ -317,14 +354,14 @@ func (c *Client) ended(ctx context.Context) error {
 }
 
 // pause waits for a reason to ask again.
-func (c *Client) pause(ctx context.Context, line *waitQueue, signal <-chan struct{}, d time.Duration) {
+func (c *Client) pause(ctx context.Context, q *waitQueue, signal <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
 	case <-signal:
 	case <-ctx.Done():
-	case <-line.kick:
+	case <-q.kick:
 		if signal != nil {
 			// The signal tells whose turn it is, which may be another process'. Soon all the
 			// same, for a release that could not be announced.
@@ -373,18 +410,28 @@ func (c *Client) again(ctx context.Context, r *request, err error) bool {
 	if contextErr(ctx) != nil || permanent(err) {
 		return false
 	}
-	if !errors.Is(err, ErrHeld) && !r.warned {
-		r.warned = true
-		c.log.Warn("dlock: waits for the backend", "key", r.Key, "backend", c.info.Name, "err", err)
+	if !errors.Is(err, ErrHeld) {
+		c.outage.failed(ctx, r.Key, err, &r.failing)
 	}
 	return true
 }
 
-// attempt makes one request.
+// attempt makes one request, and tells the hook. The hook comes when the call of the backend
+// is over, so that Close does not wait for it.
 func (c *Client) attempt(ctx context.Context, r *request, wait bool) (*Lease, error) {
 	if err := c.begin(); err != nil {
 		return nil, err
 	}
+	l, latency, err := c.request(ctx, r, wait)
+	done := l == nil
+	defer l.unlockUnless(&done)
+	c.tally(ctx, r, l, err, latency)
+	done = true
+	return l, err
+}
+
+// request makes one request that began.
+func (c *Client) request(ctx context.Context, r *request, wait bool) (*Lease, time.Duration, error) {
 	defer c.calls.Done()
 	r.attempts++
 	r.Owner = newOwner(c.label)
@@ -393,14 +440,13 @@ func (c *Client) attempt(ctx context.Context, r *request, wait bool) (*Lease, er
 	start := time.Now()
 	held, err := c.backend.Acquire(ctx, &r.Request)
 	var l *Lease
+	if err == nil || errors.Is(err, ErrHeld) {
+		c.outage.answered(&r.failing)
+	}
 	if err == nil {
 		l, err = c.hold(ctx, r, held, at, start)
 	}
-	done := l == nil
-	defer l.unlockUnless(&done)
-	c.tally(ctx, r, l, err, time.Since(start))
-	done = true
-	return l, err
+	return l, time.Since(start), err
 }
 
 // tally counts an attempt and tells the hook.
@@ -452,8 +498,17 @@ func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boo
 	return l, nil
 }
 
-// failed makes the error that a caller gets.
+// failed makes the error that a caller gets, and tells the hook.
 func (c *Client) failed(ctx context.Context, r *request, err error) error {
+	e := c.newError(ctx, r, err)
+	if c.hooks.Failed != nil {
+		c.hooks.Failed(ctx, Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Waited: e.Waited, Err: e})
+	}
+	return e
+}
+
+// newError makes the error that a caller gets.
+func (c *Client) newError(ctx context.Context, r *request, err error) *Error {
 	e := &Error{Op: r.op, Key: r.Key, Attempts: r.attempts, Waited: time.Since(r.began), Err: err}
 	bare := contextOnly(ctx, err)
 	if bare {
@@ -466,9 +521,6 @@ func (c *Client) failed(ctx context.Context, r *request, err error) error {
 			e.ContextErr = fmt.Errorf("%w: %w", e.ContextErr, cause)
 		}
 		e.Err = withoutContext(e.Err)
-	}
-	if c.hooks.Failed != nil {
-		c.hooks.Failed(ctx, Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Waited: e.Waited, Err: e})
 	}
 	return e
 }
@@ -500,10 +552,13 @@ func newOwner(label string) string {
 // Close ends the client: calls that wait fail with ErrClosed, the Done of every lease is
 // closed, then what is held is released and the backend closed. It blocks for the
 // releases, which their driver bounds in seconds, and on a session backend for what is
-// left of WithMinHold; elsewhere the TTL keeps such a lock. A second call returns nil. Do
-// not call it from a hook, whose call it would wait for.
+// left of WithMinHold; elsewhere the TTL keeps such a lock. Then it waits until hooks and log
+// lines that are under way have returned, for 5 s at most: nothing that the client started
+// is left. A second call returns nil. Do not call it from a hook or a log handler, for which
+// it would wait.
 //
-// The error holds that of every release that failed, whose lock ends with its TTL.
+// The error holds that of every release that failed, whose lock ends with its TTL, and a
+// hook or log handler that does not return.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -523,13 +578,22 @@ func (c *Client) Close() error {
 	errs := each(held, (*Lease).giveUp)
 	c.calls.Wait()
 	c.sched.stop()
+	c.renewals.stop()
 	errs = multierror.Append(errs, each(c.holding(), (*Lease).close).WrappedErrors()...)
 	if err := c.backend.Close(); err != nil {
 		errs = multierror.Append(errs, fmt.Errorf("dlock: close %s: %w", c.info.Name, err))
 	}
 	c.losses.stop()
+	for what, m := range map[string]*mailbox{"hook": &c.toHooks, "log handler": &c.toLog} {
+		if !m.drain(closePatience) {
+			errs = multierror.Append(errs, fmt.Errorf("dlock: close: a %s has not returned within %v", what, closePatience))
+		}
+	}
 	return errs.ErrorOrNil()
 }
+
+// closePatience is for how long Close waits for hooks and log handlers.
+const closePatience = 5 * time.Second
 
 // holding returns the leases that are held, and those that are kept for their
 // WithMinHold.

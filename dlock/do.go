@@ -3,39 +3,103 @@ package dlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 )
 
 // Do waits for the lock named key, calls fn under the lease's context, and releases the
-// lock afterwards, if fn panics too. ctx bounds the waiting, and fn's context derives
-// from it. The work's own life bounds the hold: there is no WithMaxHold unless it is set
-// in opts.
+// lock afterwards, also if fn panics. ctx bounds the waiting, and fn's context derives
+// from it. The lease renews itself until fn has returned, unless opts say otherwise.
 //
-// If nothing else fails, fn's error is returned as it is.
-//
-// If the lease is lost, fn's context is cancelled with a cause that is ErrLost; Do waits
-// for fn all the same, and returns the loss joined with fn's error. A release that
-// failed is joined as well. The errors before fn is called are those of Client.Lock.
+// The errors are one line and say whose they are:
+//   - Before fn is called they are those of Client.Lock.
+//   - If nothing but fn fails, Do returns fn's error as it is; but if that is an error of this
+//     package, of a TryLock in fn say, Do returns a *FuncError, which is none of ErrHeld,
+//     ErrUnavailable, ErrLost, ErrInvalid, ErrReleased and ErrClosed: these are Do's own.
+//   - If the lease is lost, fn's context is cancelled with a cause that is ErrLost. Do waits for
+//     fn all the same, and returns an error that names the key and the cause: errors.As finds
+//     an *Error. It does the same if the release failed, or the client was closed meanwhile.
+//     fn's error, if there is one, is part of it, and errors.Is finds what is in it.
 func Do(ctx context.Context, l Locker, key string, fn func(context.Context) error, opts ...LockOption) (err error) {
-	lease, err := l.Lock(ctx, key, append([]LockOption{workBound}, opts...)...)
+	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := lease.Context(ctx)
 	defer cancel()
 	defer func() {
-		switch end := lease.Unlock(); {
+		end := lease.Unlock()
+		switch err = funcError(key, err); {
 		case err == nil:
 			err = end
 		case end != nil:
-			err = errors.Join(err, end)
+			err = &doError{end: end, fn: err}
 		}
 	}()
 	return fn(ctx)
 }
 
-// LeaseFrom returns the lease under whose Context the caller runs, inside Do above all:
-// a repository reads its Fence without any plumbing.
-func LeaseFrom(ctx context.Context) (*Lease, bool) {
-	l, ok := ctx.Value(leaseKey{}).(*Lease)
-	return l, ok
+// A FuncError is what the function of Do returned, where that is an error of this package:
+// errors.Is does not take it for an error of Do itself, and finds everything else that is in
+// it. Find it with errors.As; Err is what the function returned.
+type FuncError struct {
+	Key string // of Do's lock
+	Err error
+	_   struct{}
 }
+
+// verdicts are the errors that Do returns as its own alone.
+var verdicts = []error{ErrHeld, ErrUnavailable, ErrLost, ErrInvalid, ErrReleased, ErrMaxHold, ErrClosed}
+
+// funcError keeps an error of fn from being taken for one of Do.
+func funcError(key string, err error) error {
+	for _, v := range verdicts {
+		if errors.Is(err, v) {
+			return &FuncError{Key: key, Err: err}
+		}
+	}
+	return err
+}
+
+// Error returns one line.
+func (e *FuncError) Error() string {
+	return oneLine(fmt.Sprintf("dlock: function under %s: %v", quoteKey(e.Key), e.Err))
+}
+
+// Is looks into Err for everything but the errors of this package.
+func (e *FuncError) Is(target error) bool {
+	for _, v := range verdicts {
+		if target == v { //nolint:errorlint // these very values
+			return false
+		}
+	}
+	return errors.Is(e.Err, target)
+}
+
+// As looks into Err for everything but the types of this package's errors.
+func (e *FuncError) As(target any) bool {
+	switch target.(type) {
+	case **Error, **HeldError, **RefusedError, **InvalidError, **QuorumError:
+		return false
+	}
+	return errors.As(e.Err, target)
+}
+
+// doError is an end of Do's lease beside an error of its function.
+type doError struct{ end, fn error }
+
+// Error returns one line, and says nothing twice: a function that ends with its context
+// returns the cause of that, as a rule.
+func (e *doError) Error() string {
+	end, fn := e.end.Error(), oneLine(e.fn.Error())
+	var f *FuncError
+	if errors.As(e.fn, &f) {
+		fn = oneLine(f.Err.Error())
+	}
+	if strings.Contains(end, fn) {
+		return end
+	}
+	return fmt.Sprintf("%s (the function returned: %s)", end, fn)
+}
+
+func (e *doError) Unwrap() []error { return []error{e.end, e.fn} }

@@ -18,7 +18,7 @@ import (
 // lead must return soon after its context ends: that says that the lease was lost, or that
 // ctx ended. If the lease was lost, Elect waits for lead, drops what it returned, and
 // campaigns again. In every other case lead's return resigns and Elect returns its error, as
-// Do does. LeaseFrom finds the lease in lead's context: its token belongs into whatever the
+// Do does. LeaseFor finds the lease in lead's context: its token belongs into whatever the
 // leader writes.
 //
 // ctx bounds the campaign and the leadership. A campaign that ctx ended, and one that cannot
@@ -30,7 +30,7 @@ func Elect(ctx context.Context, l Locker, key string, lead func(context.Context)
 	for {
 		var lease *Lease
 		err := Do(ctx, l, key, func(ctx context.Context) error {
-			lease, _ = LeaseFrom(ctx)
+			lease, _ = LeaseFor(ctx, key)
 			return lead(ctx)
 		}, opts...)
 		if lease == nil || ctx.Err() != nil || !errors.Is(lease.Err(), ErrLost) {

@@ -35,7 +35,7 @@ func TestALeaderThatLostItsLeaseCampaignsAgain(t *testing.T) {
 		terms := 0
 		var tokens []uint64
 		err := dlock.Elect(t.Context(), newClient(t, b), "k", func(ctx context.Context) error {
-			l, _ := dlock.LeaseFrom(ctx)
+			l, _ := dlock.LeaseFor(ctx, "k")
 			tokens = append(tokens, l.Fence())
 			if terms++; terms == 4 {
 				return nil
@@ -143,7 +143,7 @@ func TestThereAreNeverTwoLeadersAndAlwaysSoonOne(t *testing.T) {
 		)
 		lead := func(me *candidate) func(context.Context) error {
 			return func(ctx context.Context) error {
-				l, _ := dlock.LeaseFrom(ctx)
+				l, _ := dlock.LeaseFor(ctx, "k")
 				mu.Lock()
 				for _, other := range leading {
 					if d, _ := other.Deadline(); other.Err() == nil && time.Now().Before(d) {

@@ -51,7 +51,7 @@ type (
 // verdict, and to the context's error if that ended the wait. Formatted with %+v it
 // lists the votes of a quorum, one a line.
 type Error struct {
-	Op         string // "lock", "trylock", "renew", "unlock", "lookup", "list", "check" or "break"
+	Op         string // "lock", "trylock", "renew", "unlock", "ping", "lookup", "list", "check" or "break"
 	Key        string
 	Attempts   int           // requests made
 	Waited     time.Duration // since the call began
@@ -218,13 +218,20 @@ func withoutContext(err error) error {
 
 // lostError is a loss with its circumstances in words. What caused it is text and no
 // wrapped error: a loss is a loss, whatever outage led to it.
-type lostError struct{ msg string }
+type lostError struct {
+	msg        string
+	unanswered bool // the backend did not answer, or not in time
+}
 
 func (e *lostError) Error() string        { return e.msg }
 func (e *lostError) Is(target error) bool { return target == ErrLost }
 
 func lost(format string, args ...any) error {
 	return &lostError{msg: fmt.Sprintf("lease was lost: "+format, args...)}
+}
+
+func unanswered(format string, args ...any) error {
+	return &lostError{msg: fmt.Sprintf("lease was lost: "+format, args...), unanswered: true}
 }
 
 // quoteKey makes a key of any bytes fit into one line.

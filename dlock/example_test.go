@@ -71,7 +71,7 @@ func Example_do() {
 	defer locks.Close()
 
 	save := func(ctx context.Context) error { // deep in a repository
-		lease, ok := dlock.LeaseFrom(ctx)
+		lease, ok := dlock.LeaseFor(ctx, "account/42")
 		fmt.Println("under a lock:", ok, "with a token:", lease.Fence() > 0)
 		return ctx.Err()
 	}

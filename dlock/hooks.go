@@ -3,55 +3,61 @@ package dlock
 import (
 	"context"
 	"time"
-
-	"github.com/redlock-go/redlock/driver"
 )
 
-// Hooks are called as things happen: for traces, metrics and logs. Any may be nil. They
-// are called synchronously, on the goroutine that does the work, possibly several at a
-// time, and are to return quickly; Lost alone has a goroutine of its own, since it must
-// not hold up the leases of others.
+// Hooks are called as things happen: for traces, metrics and logs. Any may be nil. None is
+// called under a mutex, or on the path that keeps leases alive: a hook that blocks delays the
+// call that it belongs to, or the hooks behind it, and no lease.
+//
+// Start, Attempt, Acquired, Failed and Released belong to a call of the program. They are
+// called on its goroutine before it returns, so possibly several at a time. Renewed, Lost and
+// Notice tell what happened in the background. They are called afterwards, one after the
+// other and in order, on a goroutine of the client's own. Ping and Close's end call none but
+// Released for the leases that Close releases.
 type Hooks struct {
-	// Start is called when an operation begins, and returns the context under which
-	// the backend is called: a tracer's span can be its parent. It must derive it from
-	// ctx.
+	// Start is called when a Lock, TryLock or Unlock begins, and returns the context under
+	// which the backend is called: a tracer's span can be its parent. It must derive it from
+	// ctx. It is called for the release after WithMinHold and in Close, too, as "unlock", and
+	// not for renewals, of which Renewed tells the Latency.
 	Start func(ctx context.Context, op Op) context.Context
 	// Attempt is called after every request for a lock, with its outcome.
 	Attempt func(context.Context, Event)
-	// Acquired is called when Lock or TryLock succeeded.
+	// Acquired is called when Lock or TryLock succeeded. The lease renews itself meanwhile.
 	Acquired func(context.Context, Event)
 	// Failed is called when Lock or TryLock failed.
 	Failed func(context.Context, Event)
-	// Renewed is called after every renewal, with its outcome.
+	// Renewed is called after every renewal, with its outcome and the context of its lease.
+	// Successes may be left out where more than a thousand hooks wait to be called.
 	Renewed func(context.Context, Event)
-	// Lost is called when a lease was lost, after its Done was closed.
+	// Lost is called after a lease was lost and its Done closed, with the context of the lease.
 	Lost func(context.Context, Event)
 	// Released is called after every release, with its outcome.
 	Released func(context.Context, Event)
 	// Notice is called for what happens in the background of the driver. It gets no
-	// events of a backend that was handed to New: its constructor takes them.
-	Notice func(driver.Notice)
+	// notices of a backend that was handed to New: its constructor takes a function for them.
+	Notice func(Notice)
 
 	_ struct{}
 }
 
 // Op is an operation that a hook's Start sees begin.
 type Op struct {
-	Name string // "lock", "trylock", "renew" or "unlock"
+	Name string // "lock", "trylock" or "unlock"
 	Key  string
 	_    struct{}
 }
 
 // Event is what a hook is told. Fields that say nothing are zero.
 type Event struct {
-	Op       string // as in Op.Name
+	Op       string // "lock", "trylock", "renew", "lost" or "unlock"
 	Key      string
-	Fence    uint64
+	Fence    uint64        // the lease's token
 	Deadline time.Time     // the lease's
-	Attempt  int           // which request of this call, from 1
-	Latency  time.Duration // of the last request
-	Waited   time.Duration // since the call began; for Released and Lost: since the grant
-	Votes    []driver.Vote // per node, quorum backends only
+	Attempt  int           // which request of this call, from 1: Attempt, Acquired, Failed
+	Latency  time.Duration // of the request: Attempt, Renewed, Released
+	Waited   time.Duration // since the call began: Attempt, Acquired, Failed
+	Held     time.Duration // since the grant: Renewed, Lost, Released
+	Votes    []Vote        // per node, quorum backends only
 	Err      error
 	_        struct{}
 }
@@ -69,7 +75,7 @@ func JoinHooks(hooks ...Hooks) Hooks {
 			Renewed:  joinEvent(j.Renewed, h.Renewed),
 			Lost:     joinEvent(j.Lost, h.Lost),
 			Released: joinEvent(j.Released, h.Released),
-			Notice:   joinDriver(j.Notice, h.Notice),
+			Notice:   joinNotice(j.Notice, h.Notice),
 		}
 	}
 	return j
@@ -89,11 +95,11 @@ func joinEvent(a, b func(context.Context, Event)) func(context.Context, Event) {
 	return func(ctx context.Context, e Event) { a(ctx, e); b(ctx, e) }
 }
 
-func joinDriver(a, b func(driver.Notice)) func(driver.Notice) {
+func joinNotice(a, b func(Notice)) func(Notice) {
 	if a == nil || b == nil {
 		return either(a, b, a != nil)
 	}
-	return func(e driver.Notice) { a(e); b(e) }
+	return func(n Notice) { a(n); b(n) }
 }
 
 func either[T any](a, b T, first bool) T {
@@ -101,12 +107,4 @@ func either[T any](a, b T, first bool) T {
 		return a
 	}
 	return b
-}
-
-// driverEvent passes on what happened in the background of the driver.
-func (c *Client) driverEvent(e driver.Notice) {
-	if c.hooks.Notice != nil {
-		c.hooks.Notice(e)
-	}
-	c.log.Warn("dlock: "+string(e.Kind), "node", e.Node, "key", e.Key, "detail", e.Detail, "err", e.Err)
 }

@@ -56,8 +56,8 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 		synctest.Wait()
 		want := "attempt(lock+,lock,false) acquired(lock+,lock,false) " +
 			"attempt(trylock+,trylock,true) failed(trylock+,trylock,true) " +
-			"renewed(renew+,renew,false) released(unlock+,unlock,false) " +
-			"attempt(lock+,lock,false) acquired(lock+,lock,false) renewed(renew+,renew,true) lost(lock+,lost,true)"
+			"renewed(lock+,renew,false) released(unlock+,unlock,false) " +
+			"attempt(lock+,lock,false) acquired(lock+,lock,false) renewed(lock+,renew,true) lost(lock+,lost,true)"
 		if got := strings.TrimSpace(log.String()); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
@@ -66,17 +66,17 @@ func TestHooksSeeEveryOperationUnderTheContextOfStart(t *testing.T) {
 }
 
 func TestDriverEventsReachTheHook(t *testing.T) {
-	var got []driver.NoticeKind
+	got := make(chan driver.NoticeKind, 1)
 	c, err := dlock.OpenURL("test:", dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
-		Notice: func(e driver.Notice) { got = append(got, e.Kind) },
+		Notice: func(n dlock.Notice) { got <- n.Kind },
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
 	testDriver.got.Notify(driver.Notice{Kind: driver.NoticeDegraded})
-	if len(got) != 1 || got[0] != driver.NoticeDegraded {
-		t.Errorf("got %v", got)
+	if kind := <-got; kind != driver.NoticeDegraded {
+		t.Errorf("got %v", kind)
 	}
 }
 
@@ -117,8 +117,8 @@ func TestErrorsFitOneLineWhateverTheKey(t *testing.T) {
 	if strings.Contains(text, "\n") || len(text) > 300 {
 		t.Errorf("got %q", text)
 	}
-	if !strings.Contains(text, "for 3m12s, retry in 6s") {
-		t.Errorf("got %q, want since when, and when to retry", text)
+	if !strings.Contains(text, "for 3m12s; its lease ends in 6s unless it is renewed") {
+		t.Errorf("got %q, want for how long, and when the holder's lease ends", text)
 	}
 }
 
@@ -140,6 +140,35 @@ func TestPingTakesAndReleases(t *testing.T) {
 	if _, ok := c.Inspector(); ok {
 		t.Error("a spy has no Inspector")
 	}
+}
+
+func TestPingIsNoLockOfTheClient(t *testing.T) {
+	called := 0
+	count := func(context.Context, dlock.Event) { called++ }
+	c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
+		Start:   func(ctx context.Context, _ dlock.Op) context.Context { called++; return ctx },
+		Attempt: count, Acquired: count, Failed: count, Released: count,
+	}))
+	if err := c.Ping(t.Context()); err != nil || called != 0 || c.Stats() != (dlock.Stats{}) {
+		t.Errorf("Ping = %v, %d hooks were called, Stats = %+v", err, called, c.Stats())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var e *dlock.Error
+	if err := c.Ping(ctx); !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Op != "ping" {
+		t.Errorf("Ping after cancellation = %v", err)
+	}
+}
+
+func TestALeaseKnowsItsOwner(t *testing.T) {
+	c := newSpyClient(t, newSpy(), dlock.WithOwnerLabel("web-4"))
+	l := lock(t, c, "k")
+	_, err := c.TryLock(t.Context(), "k")
+	var held *dlock.HeldError
+	if !errors.As(err, &held) || held.Holder != l.Owner() || !strings.HasPrefix(l.Owner(), "web-4/") {
+		t.Errorf("Owner = %q, and others see %v", l.Owner(), err)
+	}
+	unlock(t, l)
 }
 
 func TestStatsCount(t *testing.T) {

@@ -25,24 +25,71 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 	}
 }
 
-// Whoever gives up at the very moment at which its turn comes passes the turn on.
-func TestATurnThatNobodyTakesIsPassedOn(t *testing.T) {
+// A caller that gives up at the very moment at which it becomes the first lets the next go.
+func TestACallerThatGivesUpAsTheFirstLetsTheNextGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ls := newWaitQueues(nil)
-		first, _, _ := ls.enter(t.Context(), "k")
+		qs := newWaitQueues(nil)
+		q, _, _, _ := qs.enter(t.Context(), "k")
 		ctx, cancel := context.WithCancel(t.Context())
-		go func() { _, _, _ = ls.enter(ctx, "k") }()
+		go func() { _, _, _, _ = qs.enter(ctx, "k") }()
 		synctest.Wait()
-		ls.mu.Lock() // it gives up, and before it can say so, its turn has come
+		q.mu.Lock() // it gives up, and before it can say so, it becomes the first
 		cancel()
-		close(first.behind[0])
-		first.behind = nil
-		ls.mu.Unlock()
+		q.next()
+		q.mu.Unlock()
+		qs.part(q) // the first has left
 		synctest.Wait()
-		if !ls.empty("k") {
-			t.Fatal("the line has a first who is gone, and nobody can ever enter")
+		if !qs.empty("k") {
+			t.Fatal("the queue has a first that is gone, and nobody can ever enter")
 		}
 	})
+}
+
+// queued returns a queue with a first and n callers behind it.
+func queued(n int) (*waitQueues, *waitQueue, []*waiter) {
+	qs := newWaitQueues(nil)
+	q, _ := qs.join("k")
+	q.taken = true
+	behind := make([]*waiter, n)
+	for i := range behind {
+		qs.join("k")
+		behind[i] = q.push()
+	}
+	return qs, q, behind
+}
+
+func TestAnAbandonedWaiterTakesNothingThatOtherKeysNeed(t *testing.T) {
+	qs, q, behind := queued(1000)
+	qs.mu.Lock() // what every key needs is taken
+	for _, w := range behind {
+		_ = q.abandon(w)
+		qs.part(q)
+	}
+	qs.mu.Unlock()
+	qs.leave(q, nil)
+	if !qs.empty("k") {
+		t.Error("the queue is left")
+	}
+}
+
+// From the back, and in any other order, the cost of each is the same however many wait.
+func TestAnAbandonedWaiterCostsTheSameHoweverManyWait(t *testing.T) {
+	took := func(n int) time.Duration {
+		best := time.Hour
+		for range 5 {
+			qs, q, behind := queued(n)
+			start := time.Now()
+			for i := range 1000 {
+				_ = q.abandon(behind[n-1-i])
+				qs.part(q)
+			}
+			best = min(best, time.Since(start))
+		}
+		return best
+	}
+	if few, many := took(1000), took(100_000); many > 20*few {
+		t.Errorf("a thousand gave up in %v of a thousand, and in %v of a hundred thousand", few, many)
+	}
 }
 
 func TestAShortLeaseIsNotHeldUpByALongOne(t *testing.T) {

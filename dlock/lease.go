@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
 	"sync"
 	"time"
 
@@ -20,6 +19,7 @@ type Lease struct {
 	held    driver.Lease
 	ctx     context.Context // the values of Lock's context, and nothing else of it
 	key     string
+	owner   string
 	fence   uint64
 	lost    <-chan struct{}
 	ttl     time.Duration // zero: bound to a session
@@ -35,6 +35,7 @@ type Lease struct {
 	renewing bool         // by the scheduler
 	underWay int          // renewals that were sent and not answered
 	failure  error        // of the last renewal; nil if it succeeded
+	failing  bool         // it counts in the client's outage
 	err      error        // why the lease ended; nil: it has not
 	live     bool         // it was counted as held
 	done     chan struct{}
@@ -55,6 +56,7 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 		held:    held,
 		ctx:     values(ctx),
 		key:     r.Key,
+		owner:   r.Owner,
 		fence:   g.Fence,
 		lost:    g.Lost,
 		granted: granted,
@@ -79,13 +81,6 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 		}
 	}
 	return l
-}
-
-// nextRenewal is a third of the TTL after the last success, and half-way to the end for
-// the shortest TTLs, of which the drift and the margin leave little.
-func (l *Lease) nextRenewal() boot.Instant {
-	from := l.expires.Add(driver.Drift(l.ttl) - l.ttl)
-	return min(from.Add(l.ttl/3), from.Add(l.expires.Add(-margin(l.ttl)).Sub(from)/2))
 }
 
 // values returns a context with the values of ctx that never ends.
@@ -118,6 +113,11 @@ func (l *Lease) begin() bool {
 
 // Key returns the key, without the client's prefix.
 func (l *Lease) Key() string { return l.key }
+
+// Owner returns the name of this lease's owner: the label of WithOwnerLabel, '/' and random
+// text. Others see it as HeldError.Holder and driver.Holder.Owner; a quorum appends '/' and
+// the number of an attempt.
+func (l *Lease) Owner() string { return l.owner }
 
 // Fence returns the fencing token: larger than that of every lease of this key before
 // it, and zero if the backend has none. Send it along with whatever the lock protects,
@@ -202,11 +202,11 @@ func (l *Lease) over(end boot.Instant) ending {
 	case end == l.limit:
 		return l.finishLocked(ErrMaxHold)
 	case l.failure != nil:
-		return l.finishLocked(lost("not renewed before its deadline: %v", l.failure))
+		return l.finishLocked(unanswered("not renewed before its deadline: %v", l.failure))
 	case !l.renews:
 		return l.finishLocked(lost("its TTL of %v is over (WithRenewal is off)", l.ttl))
 	}
-	return l.finishLocked(lost("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
+	return l.finishLocked(unanswered("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
 }
 
 // ending is what is left to do, outside the lease's mutex, when it has ended.
@@ -221,7 +221,8 @@ func (e ending) run() {
 		cancel(e.err)
 	}
 	if errors.Is(e.err, ErrLost) {
-		e.l.c.tellLost(e.l, e.err)
+		var l *lostError
+		e.l.c.tellLost(e.l, e.err, errors.As(e.err, &l) && l.unanswered)
 	}
 }
 
@@ -247,6 +248,7 @@ func (l *Lease) finishLocked(err error) ending {
 	if l.live {
 		l.c.count.held.Add(-1)
 	}
+	l.c.outage.leave(&l.failing)
 	l.c.sched.drop(l)
 	if l.lost != nil {
 		l.c.losses.drop(l.lost, l)
@@ -268,227 +270,6 @@ func (c *Client) forget(l *Lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.leases, l)
-}
-
-// tellLost tells the log and the hook, on a goroutine of their own: a log that blocks
-// must not hold up the end of another lease.
-func (c *Client) tellLost(l *Lease, err error) {
-	c.count.lost.Add(1)
-	go func() {
-		c.log.Warn("dlock: "+err.Error(), "key", l.key, "fence", l.fence)
-		if c.hooks.Lost != nil {
-			c.hooks.Lost(l.ctx, l.event("lost", err))
-		}
-	}()
-}
-
-func (l *Lease) event(op string, err error) Event {
-	e := Event{Op: op, Key: l.key, Fence: l.fence, Waited: l.c.clock.Now().Sub(l.granted), Err: err}
-	e.Deadline, _ = l.Deadline()
-	if err == nil {
-		e.Votes = l.held.Grant().Votes
-	}
-	return e
-}
-
-// schedule tells the scheduler when the next step is due.
-func (l *Lease) schedule() {
-	var next boot.Instant
-	earliest := func(t boot.Instant) {
-		if t != 0 && (next == 0 || t < next) {
-			next = t
-		}
-	}
-	if l.kept {
-		earliest(l.keep)
-	} else {
-		earliest(l.end())
-		earliest(l.warnAt)
-	}
-	if !l.renewing {
-		earliest(l.renewAt)
-	}
-	if next != 0 {
-		l.c.sched.put(l, next)
-	}
-}
-
-// step does what is due, and blocks for nothing.
-func (l *Lease) step(now boot.Instant) {
-	l.mu.Lock()
-	var over ending
-	switch end := l.end(); {
-	case l.kept && now >= l.keep:
-		l.kept = false
-		go l.releaseKept()
-	case l.err != nil && !l.kept:
-	case !l.kept && end != 0 && now >= end:
-		over = l.over(end)
-	default:
-		if !l.kept {
-			l.warn(now)
-		}
-		if l.renewAt != 0 && now >= l.renewAt && !l.renewing {
-			l.renewing = true
-			go l.renewOnce()
-		}
-		l.schedule()
-	}
-	l.mu.Unlock()
-	over.run()
-}
-
-// recheck brings the next renewal forward to now: see scheduler.recheck.
-func (l *Lease) recheck(now boot.Instant) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.err == nil && l.renewAt > now {
-		l.renewAt = now
-		l.schedule()
-	}
-}
-
-// warn says once that the maximum hold comes near.
-func (l *Lease) warn(now boot.Instant) {
-	if l.warnAt == 0 || now < l.warnAt {
-		return
-	}
-	l.warnAt = 0
-	go l.c.log.Warn("dlock: a lease nears its maximum hold; WithMaxHold sets another, 0 for none",
-		"key", l.key, "held", shortDuration(now.Sub(l.granted)), "left", shortDuration(l.limit.Sub(now)))
-}
-
-// renewOnce renews the lease for the scheduler.
-func (l *Lease) renewOnce() {
-	// A third of the TTL, so that a renewal that hangs leaves time for another.
-	ctx, cancel := context.WithTimeout(l.ctx, l.ttl/3)
-	defer cancel()
-	defer context.AfterFunc(l.c.life, cancel)()
-	_ = l.renew(ctx)
-
-	l.mu.Lock()
-	l.renewing = false
-	if l.err == nil || l.kept {
-		l.schedule()
-	}
-	l.mu.Unlock()
-}
-
-// Renew extends the lease to its TTL from now. Leases do that by themselves; it is for
-// WithRenewal(false). ctx bounds the call. ErrLost says that the lease is over; after
-// ErrUnavailable it is valid until its Deadline, and Renew may be tried again. On a
-// session backend without TTL it does nothing.
-func (l *Lease) Renew(ctx context.Context) error {
-	err := l.Err()
-	if err == nil && l.ttl > 0 {
-		err = l.renew(ctx)
-	}
-	if err == nil {
-		return nil
-	}
-	e := &Error{Op: "renew", Key: l.key, Attempts: 1, Err: err}
-	if ctx.Err() != nil && contextOnly(ctx, err) {
-		e.Err, e.ContextErr = nil, ctx.Err()
-	}
-	return e
-}
-
-// renew makes one request.
-func (l *Lease) renew(ctx context.Context) error {
-	c := l.c
-	if err := c.begin(); err != nil {
-		return err
-	}
-	defer c.calls.Done()
-	if c.hooks.Start != nil {
-		ctx = c.hooks.Start(ctx, Op{Name: "renew", Key: l.key})
-	}
-	at := c.clock.Now()
-	start := time.Now()
-	r := l.send(at)
-	g, err := l.held.Renew(ctx, r)
-	failed := err != nil
-	err = l.renewed(g, err, r, at, start)
-	if failed && !errors.Is(err, ErrLost) {
-		c.log.Warn("dlock: a renewal failed", "key", l.key, "err", err)
-	}
-	if c.hooks.Renewed != nil {
-		e := l.event("renew", err)
-		e.Latency, e.Votes = time.Since(start), g.Votes
-		c.hooks.Renewed(ctx, e)
-	}
-	return err
-}
-
-// send counts a renewal and returns it.
-func (l *Lease) send(now boot.Instant) *driver.Renewal {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.underWay++
-	return l.renewal(now)
-}
-
-// renewal is the next renewal: for the lease's TTL; with what is left of WithMinHold, so
-// that the lock is kept even if this process ends; and for nothing but that once the lease
-// is over.
-func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
-	r := &driver.Renewal{TTL: l.ttl}
-	left := l.keep.Sub(now)
-	switch {
-	case l.keep == 0 || l.c.bySession():
-	case l.c.keeps():
-		if l.kept {
-			r.TTL = 0
-			left = max(left, time.Millisecond)
-		}
-		r.Keep = max(left, 0)
-	case l.kept:
-		r.TTL = min(max(left, l.c.info.MinTTL), l.c.info.MaxTTL)
-	}
-	return r
-}
-
-// renewed takes in the outcome of the renewal r that was sent at the instant at,
-// which is also start. One that is confirmed after the lease was over never revives it.
-func (l *Lease) renewed(g driver.Grant, err error, r *driver.Renewal, at boot.Instant, start time.Time) error {
-	l.mu.Lock()
-	over := l.look()
-	defer func() { l.mu.Unlock(); over.run() }()
-	l.underWay--
-	if l.kept {
-		return l.keptOn(err, r, at)
-	}
-	if l.err != nil {
-		return l.err
-	}
-	l.failure = err
-	switch {
-	case err == nil:
-		l.c.count.renewed.Add(1)
-		if expires := at.Add(g.Expires.Sub(start)); expires > l.expires {
-			l.expires = expires
-		}
-		l.renewAt = 0
-		if l.renews {
-			l.renewAt = l.nextRenewal()
-		}
-	case errors.Is(err, ErrLost):
-		l.c.count.renewalFailed.Add(1)
-		over = l.finishLocked(lost("%v", err))
-		return l.err
-	default:
-		l.c.count.renewalFailed.Add(1)
-		l.retry()
-	}
-	return err
-}
-
-// retry sets the next renewal after one of which the outcome is not known.
-func (l *Lease) retry() {
-	if l.renewAt != 0 {
-		pause := max(l.ttl/20, time.Millisecond)
-		l.renewAt = l.c.clock.Now().Add(pause/2 + mathrand.N(pause))
-	}
 }
 
 // Unlock ends the lease and releases the lock. It works after the cancellation of any
@@ -596,125 +377,6 @@ func (l *Lease) unlockUnless(done *bool) {
 	}
 }
 
-// bySession reports whether locks end with the process, whatever their TTL.
-func (c *Client) bySession() bool { return c.info.Features.Has(driver.FeatureSession) }
-
-// keeps reports whether the server can keep a lock beyond its lease and its process.
-func (c *Client) keeps() bool {
-	return c.info.Features.Has(driver.FeatureKeep) && !c.bySession()
-}
-
-// keepOn keeps the lock of a lease that was unlocked before its WithMinHold is over: the
-// server keeps it for what is left, even if this process ends, and a timer releases it.
-// What the server cannot cover is renewed until then.
-func (l *Lease) keepOn() error {
-	c := l.c
-	l.mu.Lock()
-	l.kept = true
-	l.renewAt = 0
-	l.mu.Unlock()
-	c.mu.Lock()
-	c.leases[l] = struct{}{}
-	c.mu.Unlock()
-
-	if l.ttl > 0 {
-		at := c.clock.Now()
-		r := l.send(at)
-		_, err := l.held.Renew(l.ctx, r)
-		l.mu.Lock()
-		l.underWay--
-		err = l.keptOn(err, r, at)
-		l.mu.Unlock()
-		if errors.Is(err, ErrLost) {
-			return err
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.kept {
-		l.schedule()
-	}
-	return nil
-}
-
-// keptOn takes in the outcome of the renewal r, sent at the instant at, of a lock that is
-// kept. Another that is still under way may set a shorter TTL after it, and so it is
-// followed by one more.
-func (l *Lease) keptOn(err error, r *driver.Renewal, at boot.Instant) error {
-	switch {
-	case errors.Is(err, ErrLost):
-		l.kept = false // and gone: there is nothing to keep
-		l.c.sched.drop(l)
-		l.c.forget(l)
-	case err == nil && l.underWay == 0 && !l.c.bySession() && at.Add(max(r.TTL, r.Keep)) >= l.keep:
-		l.covered = true
-		l.renewAt = 0
-	default:
-		l.renews = true
-		l.renewAt = at.Add(l.ttl / 3)
-		if err != nil {
-			l.retry()
-		}
-	}
-	return err
-}
-
-// releaseKept ends the keeping.
-func (l *Lease) releaseKept() {
-	if l.c.begin() != nil {
-		return // Close does it
-	}
-	defer l.c.calls.Done()
-	l.c.forget(l)
-	if err := l.release(); err != nil && !errors.Is(err, ErrLost) {
-		l.c.log.Warn("dlock: release after the minimum hold failed", "key", l.key, "err", err)
-	}
-}
-
-// close ends the keeping of a lock for Close: it leaves the lock to the server, and waits
-// first for as long as the lock would not last.
-func (l *Lease) close() error {
-	c := l.c
-	switch {
-	case c.bySession():
-		l.sitOut(0)
-		return l.release()
-	case !c.keeps():
-		l.sitOut(c.info.MaxTTL)
-	}
-	left := l.keep.Sub(c.clock.Fresh())
-	l.mu.Lock()
-	covered := l.covered
-	l.kept = true
-	r := l.renewal(c.clock.Now())
-	l.mu.Unlock()
-	switch {
-	case left <= 0:
-		return l.release()
-	case covered:
-		return nil
-	}
-	if _, err := l.held.Renew(l.ctx, r); err != nil {
-		return fmt.Errorf("keep it for another %v: %w", shortDuration(left), err)
-	}
-	return nil
-}
-
-// sitOut waits until no more than rest is left of WithMinHold, and renews meanwhile.
-func (l *Lease) sitOut(rest time.Duration) {
-	for {
-		left := l.keep.Sub(l.c.clock.Fresh()) - rest
-		if left <= 0 {
-			return
-		}
-		if l.ttl > 0 {
-			left = min(left, l.ttl/3)
-			_, _ = l.held.Renew(l.ctx, &driver.Renewal{TTL: l.ttl}) // tried again, and released in the end
-		}
-		time.Sleep(left)
-	}
-}
-
 // Raw calls f with the driver's lease, for what a backend offers beyond the contract. f
 // must neither renew nor release it.
 func (l *Lease) Raw(f func(driver.Lease) error) error {
@@ -722,64 +384,4 @@ func (l *Lease) Raw(f func(driver.Lease) error) error {
 		return ErrReleased
 	}
 	return f(l.held)
-}
-
-// Context returns a copy of parent that is cancelled when the lease is over, with the
-// lease's Err as its cause. Its own Err looks at the clock, as the lease's does.
-// LeaseFrom finds the lease in it. Call cancel when it is no longer needed; that does
-// not release the lease.
-func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
-	inner, cancel := context.WithCancelCause(parent)
-	ctx := &leaseContext{Context: inner, lease: l, cancel: cancel}
-	if l.c == nil {
-		cancel(ErrReleased)
-		return ctx, func() {}
-	}
-	l.mu.Lock()
-	err := l.err
-	if err == nil {
-		if l.contexts == nil {
-			l.contexts = map[*leaseContext]context.CancelCauseFunc{}
-		}
-		l.contexts[ctx] = cancel
-	}
-	l.mu.Unlock()
-	if err != nil {
-		cancel(err)
-	}
-	return ctx, func() {
-		l.mu.Lock()
-		delete(l.contexts, ctx)
-		l.mu.Unlock()
-		cancel(nil)
-	}
-}
-
-// leaseContext is a context that ends with a lease.
-type leaseContext struct {
-	context.Context
-	lease  *Lease
-	cancel context.CancelCauseFunc
-}
-
-type leaseKey struct{}
-
-// Err returns the context's error, and ends it first if the lease is over by the clock.
-func (c *leaseContext) Err() error {
-	if err := c.Context.Err(); err != nil {
-		return err
-	}
-	err := c.lease.Err()
-	if err != nil {
-		c.cancel(err) // it may be about to be, by whoever ended the lease
-	}
-	return c.Context.Err()
-}
-
-// Value returns the lease for its own key.
-func (c *leaseContext) Value(key any) any {
-	if key == (leaseKey{}) {
-		return c.lease
-	}
-	return c.Context.Value(key)
 }

@@ -125,8 +125,8 @@ func TestALossIsDefiniteAndQuick(t *testing.T) {
 		ctx, cancel := l.Context(t.Context())
 		defer cancel()
 		<-l.Done()
-		if took := time.Since(start); took != 3*time.Second {
-			t.Errorf("the loss was known after %v, want at the first renewal, TTL/3", took)
+		if took := time.Since(start); took < 2*time.Second || took > 3*time.Second {
+			t.Errorf("the loss was known after %v, want at the first renewal, between TTL/4 and TTL/3", took)
 		}
 		<-ctx.Done()
 		if cause := context.Cause(ctx); !errors.Is(cause, dlock.ErrLost) {
@@ -182,20 +182,15 @@ func TestMaxHoldEndsTheLeaseAndWarnsBefore(t *testing.T) {
 	})
 }
 
-func TestAnHourIsTheMaximumHoldButInDo(t *testing.T) {
+func TestAHealthyLeaseHasNoMaximumHoldUnlessItIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSpyClient(t, newSpy())
 		l := lock(t, c, "a")
-		start := time.Now()
-		<-l.Done()
-		if held := time.Since(start); held != time.Hour || !errors.Is(l.Err(), dlock.ErrMaxHold) {
-			t.Errorf("ended after %v with %v, want ErrMaxHold after an hour", held, l.Err())
-		}
-		_ = l.Unlock()
 		day := func(ctx context.Context) error { time.Sleep(24 * time.Hour); return ctx.Err() }
 		if err := dlock.Do(t.Context(), c, "b", day); err != nil {
 			t.Errorf("a day's work in Do: %v", err)
 		}
+		unlock(t, l)
 		if err := dlock.Do(t.Context(), c, "b", day, dlock.WithMaxHold(time.Hour)); !errors.Is(err, dlock.ErrMaxHold) {
 			t.Errorf("a day's work in Do with an hour set: %v, want ErrMaxHold", err)
 		}
@@ -463,9 +458,9 @@ func TestDoReleasesOnPanicAndJoinsTheLoss(t *testing.T) {
 		}
 		errWork := errors.New("half done")
 		err := dlock.Do(t.Context(), c, "k", func(ctx context.Context) error {
-			l, ok := dlock.LeaseFrom(ctx)
+			l, ok := dlock.LeaseFor(ctx, "k")
 			if !ok || l.Key() != "k" || l.Fence() == 0 {
-				t.Error("LeaseFrom does not find the lease")
+				t.Error("LeaseFor does not find the lease")
 			}
 			s.set(func() { s.renew = func(context.Context, *driver.Renewal) error { return driver.ErrLost } })
 			<-ctx.Done()
@@ -474,8 +469,8 @@ func TestDoReleasesOnPanicAndJoinsTheLoss(t *testing.T) {
 		if !errors.Is(err, dlock.ErrLost) || !errors.Is(err, errWork) {
 			t.Errorf("got %v, want the loss joined with the work's error", err)
 		}
-		if _, ok := dlock.LeaseFrom(t.Context()); ok {
-			t.Error("LeaseFrom finds a lease outside Do")
+		if _, ok := dlock.LeaseFor(t.Context(), "k"); ok {
+			t.Error("LeaseFor finds a lease outside Do")
 		}
 	})
 }

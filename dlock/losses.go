@@ -12,6 +12,7 @@ type losses struct {
 	watches map[<-chan struct{}]*watch
 	sweep   *time.Timer
 	pending bool // the timer is set
+	running sync.WaitGroup
 }
 
 type watch struct {
@@ -35,7 +36,7 @@ func (ls *losses) add(lost <-chan struct{}, l *Lease) {
 			ls.watches = map[<-chan struct{}]*watch{}
 		}
 		ls.watches[lost] = w
-		go ls.run(lost, w)
+		ls.running.Go(func() { ls.run(lost, w) })
 		ls.arm()
 	}
 	w.leases[l] = struct{}{}
@@ -69,7 +70,7 @@ func (ls *losses) run(lost <-chan struct{}, w *watch) {
 	}
 }
 
-var errSessionLost = lost("the backend reports that it is gone")
+var errSessionLost = unanswered("the backend reports that it is gone")
 
 // arm sets the timer that ends the watches without leases.
 func (ls *losses) arm() {
@@ -104,8 +105,9 @@ func (ls *losses) clean() {
 	}
 }
 
-// stop ends all watching.
+// stop ends all watching, and waits for it.
 func (ls *losses) stop() {
+	defer ls.running.Wait()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for lost, w := range ls.watches {

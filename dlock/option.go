@@ -14,7 +14,6 @@ import (
 // The defaults of the options.
 const (
 	DefaultTTL        = 10 * time.Second
-	DefaultMaxHold    = time.Hour
 	DefaultMinBackoff = 5 * time.Millisecond
 	DefaultMaxBackoff = 100 * time.Millisecond
 )
@@ -34,7 +33,7 @@ type lockConfig struct {
 	ttl                    time.Duration
 	mode                   driver.Mode
 	renewal                bool
-	ttlSet, maxHoldSet     bool
+	ttlSet                 bool
 	maxHold, minHold       time.Duration
 	minBackoff, maxBackoff time.Duration
 	err                    error // the first option that cannot be
@@ -55,7 +54,6 @@ func (c *config) reset() {
 	c.lockConfig = lockConfig{
 		ttl:        DefaultTTL,
 		renewal:    true,
-		maxHold:    DefaultMaxHold,
 		minBackoff: DefaultMinBackoff,
 		maxBackoff: DefaultMaxBackoff,
 	}
@@ -73,7 +71,7 @@ func (c *config) sink() func(driver.Notice) {
 	c.events = s
 	return func(e driver.Notice) {
 		if client := s.to.Load(); client != nil {
-			client.driverEvent(e)
+			client.notice(e)
 		}
 	}
 }
@@ -118,6 +116,20 @@ func WithTTL(ttl time.Duration) LockOption {
 	})
 }
 
+// These types of package driver are part of this package's interface.
+type (
+	// Mode says with whom a lock can be shared: Exclusive or Shared.
+	Mode = driver.Mode
+	// Features are what a backend can do: the sum of Feature constants.
+	Features = driver.Features
+	// Info describes a backend.
+	Info = driver.Info
+	// Vote is one node's answer to a quorum.
+	Vote = driver.Vote
+	// Notice is something that happened in the background of a driver.
+	Notice = driver.Notice
+)
+
 // Exclusive and Shared are the modes of a lock, for WithMode.
 const (
 	Exclusive = driver.Exclusive
@@ -125,27 +137,33 @@ const (
 )
 
 // WithMode sets with whom the lock can be shared: Exclusive by default. Shared needs a
-// backend with the feature driver.FeatureShared.
-func WithMode(mode driver.Mode) LockOption {
-	return lockOption(func(l *lockConfig) { l.mode = mode })
+// backend with FeatureShared. Any other mode is ErrInvalid.
+func WithMode(mode Mode) LockOption {
+	return lockOption(func(l *lockConfig) {
+		l.mode = mode
+		if mode > Shared {
+			l.bad("WithMode", "mode %d is unknown: use Exclusive or Shared", mode)
+		}
+	})
 }
 
-// WithRenewal says whether the lease renews itself at TTL/3: true by default. Without
-// it the lease ends with its TTL unless Lease.Renew is called.
+// WithRenewal says whether the lease renews itself, between a quarter and a third of its TTL
+// after the last time: true by default. Without it the lease ends with its TTL unless
+// Lease.Renew is called.
 func WithRenewal(on bool) LockOption {
 	return lockOption(func(l *lockConfig) { l.renewal = on })
 }
 
-// WithMaxHold bounds the whole hold, renewals included: the lease is lost that long
-// after its grant, with ErrMaxHold. Zero means no bound. The default is one hour,
-// with a warning in the log at 80 %; in Do, where the work's own life is the bound,
-// there is none unless it is set.
+// WithMaxHold bounds the whole hold, renewals included: the lease is lost d after its
+// grant, with ErrMaxHold, and a line in the log warns at 80 % of d. Zero, the default, means
+// no bound: a lease renews itself until it is released, so that a healthy leader leads for as
+// long as it lives.
 //
-// It is the limit on reacquisitions of the Redlock page, against a holder that hangs
-// and renews for ever.
+// It is the limit on reacquisitions that the Redlock page asks for. Set it where a holder may
+// hang while its process lives and renews.
 func WithMaxHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
-		l.maxHold, l.maxHoldSet = min(d, forever), true
+		l.maxHold = min(d, forever)
 		if d < 0 {
 			l.bad("WithMaxHold", "%v must be zero (no bound) or more", d)
 		}
@@ -180,21 +198,18 @@ func WithBackoff(least, most time.Duration) LockOption {
 	})
 }
 
-// workBound is what Do puts before its caller's options: no maximum hold unless set.
-var workBound LockOption = lockOption(func(l *lockConfig) {
-	if !l.maxHoldSet {
-		l.maxHold = 0
-	}
-})
-
 // WithHooks adds functions that are called as things happen. Given twice, both are
 // called: see JoinHooks.
 func WithHooks(h Hooks) Option {
 	return clientOption(func(c *config) { c.hooks = JoinHooks(c.hooks, h) })
 }
 
-// WithLogger sets where warnings go: leases lost, renewals that fail, a backend that is
-// out of reach while somebody waits. The default is slog.Default; nil means nowhere.
+// WithLogger sets where the client logs. The default is slog.Default; nil means nowhere.
+// Lines are written one after the other on a goroutine of the client's own, under the context
+// of the lease or the call. Their messages are constant, and attributes have the details:
+// a lease lost, a lease that nears its WithMaxHold, notices of the driver. An outage has one
+// line at its beginning and one at its end, which is Info and counts the renewals that failed
+// and the leases lost meanwhile; of these only the first has a line of its own.
 func WithLogger(log *slog.Logger) Option {
 	return clientOption(func(c *config) {
 		if log == nil {
@@ -220,12 +235,16 @@ const (
 	FeatureShared   = driver.FeatureShared   // WithMode(Shared)
 	FeatureFencing  = driver.FeatureFencing  // leases carry tokens
 	FeatureSession  = driver.FeatureSession  // the lock ends with a connection or process
-	FeatureQueueing = driver.FeatureQueueing // waiters are served in order
+	FeatureOrdered  = driver.FeatureOrdered  // waiters of all clients are served in order
+	FeatureQueueing = driver.FeatureQueueing // the backend itself blocks and keeps that order
 )
 
+const knownFeatures = FeatureShared | FeatureFencing | FeatureSession | FeatureOrdered | FeatureQueueing | driver.FeatureQuorumNode
+
 // WithRequire makes New and Open fail unless the backend has all these features, so
-// that a change of configuration cannot silently take away tokens or shared mode.
-func WithRequire(f driver.Features) Option {
+// that a change of configuration cannot silently take away tokens or shared mode. A feature
+// that is unknown is ErrInvalid, too.
+func WithRequire(f Features) Option {
 	return clientOption(func(c *config) { c.require |= f })
 }
 

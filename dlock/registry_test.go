@@ -138,6 +138,9 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"WithBackoff":    dlock.WithBackoff(2, 1),
 		"WithOwnerLabel": dlock.WithOwnerLabel("a b"),
 		"WithRequire":    dlock.WithRequire(driver.FeatureSession),
+		"0x100000":       dlock.WithRequire(1 << 20),
+		"WithMode":       dlock.WithMode(7),
+		"option":         nil,
 	} {
 		_, err := dlock.New(s, o)
 		wantInvalid(t, what, err)
@@ -152,6 +155,7 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"1ms":       func() error { _, err := c.Lock(t.Context(), "k", dlock.WithTTL(time.Millisecond)); return err },
 		"25h":       func() error { _, err := c.Lock(t.Context(), "k", dlock.WithTTL(25*time.Hour)); return err },
 		"mode":      func() error { _, err := c.Lock(t.Context(), "k", dlock.WithMode(7)); return err },
+		"option":    func() error { _, err := c.TryLock(t.Context(), "k", nil); return err },
 	} {
 		wantInvalid(t, what, f())
 	}

@@ -28,6 +28,7 @@ type scheduler struct {
 	running bool         // a run is under way, and looks again before it ends
 	jumps   int64        // of the clock's, so many were heeded
 	stopped bool
+	idle    sync.Cond // a run has ended
 }
 
 // put sets when l's next step is due.
@@ -95,6 +96,7 @@ func (s *scheduler) run() {
 	s.running = false
 	s.arm()
 	s.mu.Unlock()
+	s.idle.Broadcast()
 }
 
 // recheck makes every lease look at its lock after the wall clock jumped: the machine may
@@ -114,7 +116,8 @@ func (s *scheduler) recheck(now boot.Instant) {
 	s.mu.Lock()
 }
 
-// stop ends the timer. Leases that are still in the heap have no further step.
+// stop ends the timer, and waits for a run that is under way. Leases that are still in the
+// heap have no further step.
 func (s *scheduler) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,6 +128,9 @@ func (s *scheduler) stop() {
 	s.due = nil
 	if s.timer != nil {
 		s.timer.Stop()
+	}
+	for s.running {
+		s.idle.Wait()
 	}
 }
 

@@ -3,131 +3,203 @@ package dlock
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// lines keeps, per key, the calls of this client that want it, in order. Only the
-// first of a line talks to the backend.
+// waitQueues keeps, per key, the calls of this client that want it, in the order of their
+// arrival. Only the first of a queue talks to the backend.
 type waitQueues struct {
-	mu     sync.Mutex
-	byKey  map[string]*waitQueue
-	spare  *waitQueue // one that ended, for the next key
-	hotAt  map[string]time.Time
 	closed <-chan struct{}
+
+	mu    sync.Mutex // guards what follows, for constant time: no key delays another
+	byKey map[string]*waitQueue
+	spare *waitQueue // an empty one, for the next key
+	hotAt map[string]time.Time
 }
 
+// waitQueue is the calls that want one key.
 type waitQueue struct {
-	behind []chan struct{} // those after the first; closed when one becomes the first
-	kick   chan struct{}   // wakes the first: a lease of this key was released here
-	last   error           // the last verdict that the first heard; nil: none
+	key   string
+	users atomic.Int64  // calls that have not left; raised under waitQueues.mu
+	kick  chan struct{} // wakes the first: a lease of this key was released here
+
+	mu          sync.Mutex
+	taken       bool // there is a first
+	front, back *waiter
+	last        error // the last verdict that the first heard; nil: none
+}
+
+// waiter is a call behind the first.
+type waiter struct {
+	turn       chan struct{} // closed when it becomes the first
+	prev, next *waiter
+	queued     bool
 }
 
 func newWaitQueues(closed <-chan struct{}) *waitQueues {
 	return &waitQueues{byKey: map[string]*waitQueue{}, hotAt: map[string]time.Time{}, closed: closed}
 }
 
-// enter waits until the caller is the first in key's line. Whoever entered leaves. The
-// verdict is what the one before heard last.
-func (ls *waitQueues) enter(ctx context.Context, key string) (l *waitQueue, verdict, err error) {
-	ls.mu.Lock()
-	l = ls.byKey[key]
-	if l == nil {
-		l, ls.spare = ls.spare, nil
-		if l == nil {
-			l = &waitQueue{kick: make(chan struct{}, 1)}
-		}
-		ls.byKey[key] = l
-		ls.mu.Unlock()
-		return l, nil, nil
+// enter waits until the caller is the first in key's queue, and reports whether the key is
+// hot. A caller that becomes the first calls leave. The verdict is what the one before heard
+// last.
+func (qs *waitQueues) enter(ctx context.Context, key string) (q *waitQueue, hot bool, verdict, err error) {
+	q, hot = qs.join(key)
+	q.mu.Lock()
+	if !q.taken {
+		q.taken = true
+		q.mu.Unlock()
+		return q, hot, nil, nil
 	}
-	turn := make(chan struct{})
-	l.behind = append(l.behind, turn)
-	ls.mu.Unlock()
+	w := q.push()
+	q.mu.Unlock()
 
 	select {
-	case <-turn:
-		return l, ls.said(l), nil
+	case <-w.turn:
+		return q, qs.hot(key), q.said(), nil
 	case <-ctx.Done():
 		err = ctx.Err()
-	case <-ls.closed:
+	case <-qs.closed:
 		err = ErrClosed
 	}
-	return nil, ls.abandon(key, l, turn), err
+	verdict = q.abandon(w)
+	qs.part(q)
+	return nil, false, verdict, err
 }
 
-// abandon takes a caller that no longer waits out of its line, and returns the last
-// verdict there.
-func (ls *waitQueues) abandon(key string, l *waitQueue, turn chan struct{}) (verdict error) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	verdict = l.last
-	for i, t := range l.behind {
-		if t == turn {
-			l.behind = append(l.behind[:i], l.behind[i+1:]...)
-			return verdict
+// join returns key's queue, with the caller among its users.
+func (qs *waitQueues) join(key string) (q *waitQueue, hot bool) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q = qs.byKey[key]
+	if q == nil {
+		q, qs.spare = qs.spare, nil
+		if q == nil {
+			q = &waitQueue{kick: make(chan struct{}, 1)}
 		}
+		q.key = key
+		qs.byKey[key] = q
 	}
-	ls.next(key, l) // it had just become the first
+	q.users.Add(1)
+	return q, qs.hotLocked(key)
+}
+
+// part takes a caller out of the users of q. The last one gives q to the next key. Only the
+// last one takes qs.mu: a hundred thousand callers that give up together delay no other key.
+func (qs *waitQueues) part(q *waitQueue) {
+	if q.users.Add(-1) > 0 {
+		return
+	}
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if q.users.Load() > 0 || qs.byKey[q.key] != q {
+		return // another has come, or has done this
+	}
+	delete(qs.byKey, q.key)
+	select {
+	case <-q.kick:
+	default:
+	}
+	qs.spare = q
+}
+
+// abandon takes w, which no longer waits, out of the queue, and returns the last verdict
+// there.
+func (q *waitQueue) abandon(w *waiter) (verdict error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	verdict = q.last
+	if w.queued {
+		q.unlink(w)
+	} else {
+		q.next() // w had just become the first
+	}
 	return verdict
 }
 
-// note keeps what the first in line heard for those behind it.
-func (ls *waitQueues) note(l *waitQueue, verdict error) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	l.last = verdict
+// push adds a waiter at the end. q.mu is held.
+func (q *waitQueue) push() *waiter {
+	w := &waiter{turn: make(chan struct{}), prev: q.back, queued: true}
+	if q.back == nil {
+		q.front = w
+	} else {
+		q.back.next = w
+	}
+	q.back = w
+	return w
 }
 
-func (ls *waitQueues) said(l *waitQueue) error {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return l.last
+// unlink takes w out. q.mu is held.
+func (q *waitQueue) unlink(w *waiter) {
+	if w.prev == nil {
+		q.front = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		q.back = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.prev, w.next, w.queued = nil, nil, false
 }
 
-// leave makes the next in line the first.
-func (ls *waitQueues) leave(key string, l *waitQueue) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	ls.next(key, l)
-}
-
-func (ls *waitQueues) next(key string, l *waitQueue) {
-	if len(l.behind) == 0 {
-		delete(ls.byKey, key)
-		select {
-		case <-l.kick:
-		default:
-		}
-		l.behind, l.last = nil, nil
-		ls.spare = l
+// next makes the next in the queue the first. q.mu is held.
+func (q *waitQueue) next() {
+	w := q.front
+	if w == nil {
+		q.taken, q.last = false, nil
 		return
 	}
-	close(l.behind[0])
-	l.behind = l.behind[1:]
+	q.unlink(w)
+	close(w.turn)
 }
 
-// released wakes the first of key's line, if there is one.
-func (ls *waitQueues) released(key string) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	l := ls.byKey[key]
-	if l == nil {
+// note keeps what the first heard for those behind it.
+func (q *waitQueue) note(verdict error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.last = verdict
+}
+
+func (q *waitQueue) said() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.last
+}
+
+// leave makes the next in q the first, and tells it the verdict that the caller heard last.
+func (qs *waitQueues) leave(q *waitQueue, verdict error) {
+	q.mu.Lock()
+	q.last = verdict
+	q.next()
+	q.mu.Unlock()
+	qs.part(q)
+}
+
+// released wakes the first of key's queue, if there is one.
+func (qs *waitQueues) released(key string) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q := qs.byKey[key]
+	if q == nil {
 		return
 	}
 	select {
-	case l.kick <- struct{}{}:
+	case q.kick <- struct{}{}:
 	default:
 	}
 }
 
-// empty reports whether nobody is in key's line.
-func (ls *waitQueues) empty(key string) bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return ls.byKey[key] == nil
+// empty reports whether nobody is in key's queue.
+func (qs *waitQueues) empty(key string) bool {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	return qs.byKey[key] == nil
 }
 
-// A key is hot for a while after it was waited for at a signal: who wants it then
+// A key is hot for a while after it was waited for at a signal: a caller that wants it then
 // subscribes before the first attempt, which must say that it is held, and saves one.
 const (
 	hotTime = time.Second
@@ -135,29 +207,33 @@ const (
 )
 
 // heat says that key was got at a signal just now.
-func (ls *waitQueues) heat(key string) {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
+func (qs *waitQueues) heat(key string) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
 	now := time.Now()
-	if len(ls.hotAt) >= mostHot {
-		for k, at := range ls.hotAt {
+	if len(qs.hotAt) >= mostHot {
+		for k, at := range qs.hotAt {
 			if now.Sub(at) >= hotTime {
-				delete(ls.hotAt, k)
+				delete(qs.hotAt, k)
 			}
 		}
 	}
-	if len(ls.hotAt) < mostHot {
-		ls.hotAt[key] = now
+	if len(qs.hotAt) < mostHot {
+		qs.hotAt[key] = now
 	}
 }
 
 // hot reports whether key was waited for lately.
-func (ls *waitQueues) hot(key string) bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	at, ok := ls.hotAt[key]
+func (qs *waitQueues) hot(key string) bool {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	return qs.hotLocked(key)
+}
+
+func (qs *waitQueues) hotLocked(key string) bool {
+	at, ok := qs.hotAt[key]
 	if ok && time.Since(at) >= hotTime {
-		delete(ls.hotAt, key)
+		delete(qs.hotAt, key)
 		ok = false
 	}
 	return ok

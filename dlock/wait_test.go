@@ -522,7 +522,7 @@ func TestAThousandWaitersAllGetTheirTurn(t *testing.T) {
 			wg.Go(func() {
 				err := dlock.Do(t.Context(), c, "k", func(ctx context.Context) error {
 					n++ // the race detector watches
-					l, _ := dlock.LeaseFrom(ctx)
+					l, _ := dlock.LeaseFor(ctx, "k")
 					if l.Fence() <= last {
 						t.Errorf("token %d after %d", l.Fence(), last)
 					}

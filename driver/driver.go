@@ -114,6 +114,9 @@ const (
 	FeatureQuorumNode
 	// FeatureKeep: Renewal.Keep may be set, so that a lock outlives its lease.
 	FeatureKeep
+	// FeatureOrdered: waiters of all clients are served first come, first served, as long as
+	// nothing fails; by FeatureQueueing, or by the places that Watch gives them.
+	FeatureOrdered
 )
 
 // Has reports whether f has all of want.
@@ -122,7 +125,7 @@ func (f Features) Has(want Features) bool { return f&want == want }
 // String lists the features by name, separated by commas.
 func (f Features) String() string {
 	s := ""
-	for i, name := range [...]string{"shared", "fencing", "session", "queueing", "node", "keep"} {
+	for i, name := range [...]string{"shared", "fencing", "session", "queueing", "node", "keep", "ordered"} {
 		if f&(1<<i) != 0 {
 			if s != "" {
 				s += ","

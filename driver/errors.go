@@ -37,8 +37,9 @@ type HeldError struct {
 	// Request.Owner, or the value of a foreign lock. Empty where the backend
 	// cannot tell.
 	Holder string
-	// RetryAfter is the time for which the lock stays held unless it is released
-	// or renewed; zero where unknown. It is a hint for the next attempt.
+	// RetryAfter is how long the holder's lease lasts unless it is released or renewed;
+	// zero where unknown. Most holders renew, and most release long before that: it bounds
+	// the wait for one that died, and does not tell when a lock becomes free.
 	RetryAfter time.Duration
 	// Since is when the holder got it, by the server's clock; zero where unknown.
 	Since time.Time
@@ -46,8 +47,8 @@ type HeldError struct {
 	// gave no value. It is long where the release is certain to be announced, and short
 	// where the holder announces nothing. Zero: the caller decides.
 	PollAfter time.Duration
-	// ReservedForWaiter: nobody has the lock, which was just released, but for RetryAfter at the
-	// most it is kept for who waits first in line. Holder is empty then.
+	// ReservedForWaiter: nobody has the lock, which was just released. For RetryAfter at most
+	// it is kept for the first waiter in the queue. Holder is empty then.
 	ReservedForWaiter bool
 	// Server and Clock are as in Grant.
 	Server string
@@ -55,12 +56,13 @@ type HeldError struct {
 	_      struct{}
 }
 
-// Error says who holds the lock, since when, and when to ask again, as far as known.
+// Error says who holds the lock, for how long, and when the holder's lease ends unless it is
+// renewed, as far as known.
 func (e *HeldError) Error() string {
 	var b strings.Builder
 	switch {
 	case e.ReservedForWaiter:
-		b.WriteString("kept for the next in line")
+		b.WriteString("kept for the first waiter")
 	case e.Holder == "":
 		b.WriteString("held by another owner")
 	default:
@@ -69,8 +71,12 @@ func (e *HeldError) Error() string {
 	if !e.Since.IsZero() && e.Clock.After(e.Since) {
 		fmt.Fprintf(&b, " for %v", round(e.Clock.Sub(e.Since)))
 	}
-	if e.RetryAfter > 0 {
-		fmt.Fprintf(&b, ", retry in %v", round(e.RetryAfter))
+	switch {
+	case e.RetryAfter <= 0:
+	case e.ReservedForWaiter:
+		fmt.Fprintf(&b, " for at most %v", round(e.RetryAfter))
+	default:
+		fmt.Fprintf(&b, "; its lease ends in %v unless it is renewed", round(e.RetryAfter))
 	}
 	return b.String()
 }

@@ -17,11 +17,11 @@ func TestHeldErrorAnswersTheNextQuestion(t *testing.T) {
 	}{
 		{HeldError{}, "held by another owner"},
 		{HeldError{Holder: "web-4/2211"}, "held by web-4/2211"},
-		{HeldError{Holder: "web-4/2211", RetryAfter: 6 * time.Second}, "held by web-4/2211, retry in 6s"},
-		{HeldError{Holder: "web-4/2211", Since: clock.Add(-192 * time.Second), Clock: clock, RetryAfter: 6012345678}, "held by web-4/2211 for 3m12s, retry in 6s"},
+		{HeldError{Holder: "web-4/2211", RetryAfter: 6 * time.Second}, "held by web-4/2211; its lease ends in 6s unless it is renewed"},
+		{HeldError{Holder: "web-4/2211", Since: clock.Add(-192 * time.Second), Clock: clock, RetryAfter: 6012345678}, "held by web-4/2211 for 3m12s; its lease ends in 6s unless it is renewed"},
 		{HeldError{Holder: "o", Since: clock.Add(-1234567), Clock: clock}, "held by o for 1ms"},
 		{HeldError{Holder: "o", Since: clock.Add(-1234), Clock: clock}, "held by o for 1µs"},
-		{HeldError{Holder: "o", RetryAfter: 1234567890}, "held by o, retry in 1.2s"},
+		{HeldError{Holder: "o", RetryAfter: 1234567890}, "held by o; its lease ends in 1.2s unless it is renewed"},
 		{HeldError{Holder: "o", Since: clock}, "held by o"},                              // the server's clock is not known
 		{HeldError{Holder: "o", Since: clock.Add(time.Hour), Clock: clock}, "held by o"}, // it went back
 		{HeldError{Holder: "a\x1b[2Jb\n"}, `held by "a\x1b[2Jb\n"`},                      // a foreign value

@@ -162,7 +162,7 @@ func Example() {
 
 	// Output:
 	// first: <nil>
-	// second: held by web-1/a, retry in 1m0s
+	// second: held by web-1/a; its lease ends in 1m0s unless it is renewed
 	// is ErrHeld: true
 	// release: <nil>
 	// second: <nil>

@@ -23,7 +23,7 @@ func info(r *run) {
 	if other := r.open().Info(); other != i {
 		r.record(describing, "two clients of one lock space describe themselves differently: %+v and %+v", i, other)
 	}
-	all := driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep
+	all := driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered
 	switch {
 	case i.Name == "":
 		r.record(describing, "Name is empty")

@@ -64,7 +64,7 @@ func worker(work, url, arg string) error {
 func count(c *dlock.Client, file string) error {
 	for range 50 {
 		err := dlock.Do(context.Background(), c, "counter", func(ctx context.Context) error {
-			l, _ := dlock.LeaseFrom(ctx)
+			l, _ := dlock.LeaseFor(ctx, "counter")
 			b, err := os.ReadFile(file)
 			if err != nil {
 				return err

@@ -16,7 +16,7 @@ import (
 // MaxTTL is the longest TTL that is granted.
 const MaxTTL = 24 * time.Hour
 
-const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep
+const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered
 
 // Driver opens backends by URL and keeps the lock spaces that have names. The zero
 // Driver is ready for use. Two Drivers share nothing.

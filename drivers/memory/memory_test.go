@@ -141,7 +141,7 @@ func TestHeldNamesTheHolder(t *testing.T) {
 		if h != want {
 			t.Errorf("got %+v, want %+v", h, want)
 		}
-		if s, want := h.Error(), "held by "+r.Owner+" for 3s, retry in 7s"; s != want {
+		if s, want := h.Error(), "held by "+r.Owner+" for 3s; its lease ends in 7s unless it is renewed"; s != want {
 			t.Errorf("Error() = %q, want %q", s, want)
 		}
 	})

@@ -101,7 +101,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		hot:     hot{keys: map[int64]time.Time{}},
 		opening: map[time.Duration]*opening{},
 		info: driver.Info{
-			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing,
+			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}

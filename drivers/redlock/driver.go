@@ -281,7 +281,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	}
 	b.info = driver.Info{
 		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
-		Features: driver.FeatureFencing | driver.FeatureKeep,
+		Features: driver.FeatureFencing | driver.FeatureKeep | driver.FeatureOrdered,
 		MinTTL:   b.leastTTL(),
 		MaxTTL:   b.opts.Guard,
 	}

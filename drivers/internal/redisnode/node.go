@@ -126,7 +126,7 @@ func (n *Node) Info() driver.Info {
 	if n.cfg.Guard > 0 {
 		most = n.cfg.Guard
 	}
-	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep, MinTTL: minTTL, MaxTTL: most}
+	return driver.Info{Name: n.cfg.Name, Features: driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered, MinTTL: minTTL, MaxTTL: most}
 }
 
 // String returns the server's address, without any secret.

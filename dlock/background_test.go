@@ -1,0 +1,316 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// lines is a log handler that keeps its lines.
+type lines struct {
+	mu  sync.Mutex
+	got []line
+}
+
+type line struct {
+	ctx   context.Context
+	level slog.Level
+	msg   string
+	attrs map[string]string
+}
+
+func (l *lines) Enabled(context.Context, slog.Level) bool { return true }
+func (l *lines) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *lines) WithGroup(string) slog.Handler            { return l }
+
+func (l *lines) Handle(ctx context.Context, r slog.Record) error {
+	one := line{ctx: ctx, level: r.Level, msg: r.Message, attrs: map[string]string{}}
+	r.Attrs(func(a slog.Attr) bool { one.attrs[a.Key] = a.Value.String(); return true })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.got = append(l.got, one)
+	return nil
+}
+
+func (l *lines) all() []line {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]line(nil), l.got...)
+}
+
+func failingRenewal(context.Context, *driver.Renewal) error { return errOutage }
+
+func TestAnOutageHasOneLineAtItsBeginningAndOneAtItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := newSpy(), &lines{}
+		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)), dlock.WithTTL(6*time.Second))
+		for i := range 1000 {
+			lock(t, c, fmt.Sprint(i))
+		}
+		s.set(func() { s.renew = failingRenewal })
+		time.Sleep(3500 * time.Millisecond)
+		s.set(func() { s.renew = nil })
+		time.Sleep(time.Minute)
+		got := log.all()
+		if len(got) != 2 || c.Stats().Held != 1000 {
+			t.Fatalf("%d lines, %d leases held; want 2 and 1,000: %.300v", len(got), c.Stats().Held, got)
+		}
+		if got[0].level != slog.LevelWarn || got[0].msg != "dlock: backend unavailable" ||
+			got[0].attrs["err"] != errOutage.Error() || got[0].attrs["backend"] != "memory" {
+			t.Errorf("it begins with %+v", got[0])
+		}
+		if got[1].level != slog.LevelInfo || got[1].msg != "dlock: backend available again" ||
+			got[1].attrs["lost"] != "0" || got[1].attrs["failures"] == "0" {
+			t.Errorf("it ends with %+v", got[1])
+		}
+	})
+}
+
+func TestAnOutageThatTakesAllLeasesNamesOneAndCountsThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := newSpy(), &lines{}
+		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)), dlock.WithTTL(6*time.Second))
+		for i := range 100 {
+			lock(t, c, fmt.Sprint(i))
+		}
+		s.set(func() { s.renew = failingRenewal })
+		time.Sleep(time.Minute)
+		unlock(t, lock(t, c, "afterwards"))
+		synctest.Wait()
+		got := log.all()
+		if len(got) != 3 {
+			t.Fatalf("%d lines, want its beginning, the first loss and its end: %.300v", len(got), got)
+		}
+		if got[1].msg != "dlock: lease lost" || got[1].attrs["key"] == "" || got[2].attrs["lost"] != "100" {
+			t.Errorf("got %+v", got[1:])
+		}
+	})
+}
+
+func TestAWaitForAnOutageIsToldOncePerClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := newSpy(), &lines{}
+		s.acquire = func(context.Context, *driver.Request) error { return errOutage }
+		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)))
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() { unlock(t, lock(t, c, fmt.Sprint(i))) })
+		}
+		time.Sleep(time.Second)
+		s.set(func() { s.acquire = nil })
+		wg.Wait()
+		synctest.Wait()
+		if got := log.all(); len(got) != 2 || got[1].level != slog.LevelInfo {
+			t.Errorf("%d lines, want 2: %.300v", len(got), got)
+		}
+	})
+}
+
+func TestALogLineHasTheContextOfItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		type key struct{}
+		s, log := newSpy(), &lines{}
+		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)))
+		l, err := c.Lock(context.WithValue(t.Context(), key{}, "trace"), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Backend.(*memory.Backend).Expire("k")
+		<-l.Done()
+		synctest.Wait()
+		got := log.all()
+		if len(got) != 1 || got[0].ctx.Value(key{}) != "trace" || got[0].msg != "dlock: lease lost" || got[0].attrs["key"] != "k" {
+			t.Errorf("got %+v, want one line with the values of Lock's context", got)
+		}
+	})
+}
+
+func TestALogThatBlocksLosesNoLeaseAfterAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		log := stuckLog{slog.DiscardHandler, make(chan struct{})}
+		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)), dlock.WithTTL(2*time.Second))
+		defer close(log.freed)
+		l := lock(t, c, "k")
+		s.set(func() { s.renew = failingRenewal })
+		time.Sleep(700 * time.Millisecond) // an outage of 0.2 s at its first renewal
+		s.set(func() { s.renew = nil })
+		time.Sleep(time.Minute)
+		if err := l.Err(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAHookThatBlocksLosesNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		freed := make(chan struct{})
+		stuck := func(context.Context, dlock.Event) { <-freed }
+		s := newSpy()
+		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Renewed: stuck, Lost: stuck}))
+		defer close(freed)
+		l, lossy := lock(t, c, "k"), lock(t, c, "lossy")
+		s.Backend.(*memory.Backend).Expire("lossy")
+		time.Sleep(time.Minute)
+		if l.Err() != nil || !errors.Is(lossy.Err(), dlock.ErrLost) {
+			t.Errorf("%v, %v", l.Err(), lossy.Err())
+		}
+	})
+}
+
+// noticing is a backend that tells of every request under its own mutex.
+type noticing struct {
+	driver.Backend
+	mu     sync.Mutex
+	notify func(driver.Notice)
+}
+
+func (n *noticing) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.notify(driver.Notice{Kind: driver.NoticeDegraded, Key: r.Key})
+	return n.Backend.Acquire(ctx, r)
+}
+
+// noticer is a driver of such backends.
+type noticer struct{}
+
+func (noticer) Open(cfg *driver.Config) (driver.Backend, error) {
+	return &noticing{Backend: memory.New(), notify: cfg.Notify}, nil
+}
+
+func init() { dlock.Register("noticing", noticer{}) }
+
+func TestAHookThatCallsBackDoesNotFreezeTheBackend(t *testing.T) {
+	var c *dlock.Client
+	called := make(chan error, 1)
+	c, err := dlock.OpenURL("noticing:", dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
+		Notice: func(n dlock.Notice) {
+			if n.Key == "first" {
+				l, err := c.TryLock(context.Background(), "second")
+				if err == nil {
+					err = l.Unlock()
+				}
+				called <- err
+			}
+		},
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock(t, lock(t, c, "first"))
+	if err := <-called; err != nil {
+		t.Error(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCloseWaitsForHooksAndLogLines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ended atomic.Int64
+		slow := func(context.Context, dlock.Event) { time.Sleep(time.Second); ended.Add(1) }
+		s := newSpy()
+		gone := make(chan struct{})
+		s.session(gone)
+		before := runtime.NumGoroutine()
+		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Lost: slow}))
+		lock(t, c, "k")
+		close(gone)
+		synctest.Wait()
+		if err := c.Close(); err != nil || ended.Load() != 1 {
+			t.Errorf("Close = %v, and %d hooks have returned, want 1", err, ended.Load())
+		}
+		synctest.Wait()
+		if n := runtime.NumGoroutine() - before; n > 0 {
+			t.Errorf("%d goroutines are left", n)
+		}
+	})
+}
+
+func TestCloseNamesAHookThatDoesNotReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		freed := make(chan struct{})
+		defer close(freed)
+		s := newSpy()
+		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Lost: func(context.Context, dlock.Event) { <-freed }}))
+		l := lock(t, c, "k")
+		s.Backend.(*memory.Backend).Expire("k")
+		<-l.Done()
+		if err := c.Close(); err == nil || !strings.Contains(err.Error(), "hook has not returned") {
+			t.Errorf("Close = %v", err)
+		}
+	})
+}
+
+func TestAHookOfTheBackgroundThatEndsItsGoroutineEndsNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var called atomic.Int64
+		c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
+			Renewed: func(context.Context, dlock.Event) { called.Add(1); runtime.Goexit() },
+		}))
+		lock(t, c, "k")
+		time.Sleep(time.Minute)
+		if called.Load() < 10 {
+			t.Errorf("called %d times", called.Load())
+		}
+	})
+}
+
+// Every field of an event means one thing.
+func TestEventsSayWhatTheirFieldsMean(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		time.AfterFunc(2*time.Second, m.Hold("k"))
+		s := &spy{Backend: m.Peer()}
+		type times struct{ waited, held time.Duration }
+		got := map[string]times{}
+		say := func(ctx context.Context, e dlock.Event) { got[e.Op] = times{e.Waited, e.Held} }
+		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Acquired: say, Lost: say, Released: say}))
+		l := lock(t, c, "k")
+		time.Sleep(time.Second)
+		unlock(t, l)
+		l = lock(t, c, "k", dlock.WithMaxHold(3*time.Second))
+		<-l.Done()
+		_ = l.Unlock()
+		synctest.Wait()
+		if w := got["lost"]; w != (times{0, 3 * time.Second}) {
+			t.Errorf("lost: %+v", w)
+		}
+		if w := got["unlock"]; w != (times{0, 3 * time.Second}) {
+			t.Errorf("unlock: %+v", w)
+		}
+		if w := got["lock"]; w != (times{0, 0}) {
+			t.Errorf("the second lock: %+v", w)
+		}
+	})
+}
+
+func TestStartIsCalledForCallsOfTheProgramAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var began []string
+		c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
+			Start: func(ctx context.Context, op dlock.Op) context.Context { began = append(began, op.Name); return ctx },
+		}))
+		l := lock(t, c, "k")
+		time.Sleep(time.Minute)
+		_ = l.Renew(t.Context())
+		unlock(t, l)
+		if got := strings.Join(began, " "); got != "lock unlock" {
+			t.Errorf("Start was called for %s", got)
+		}
+	})
+}

@@ -1,0 +1,180 @@
+package dlock
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// What happens in the background is told here: to the log, and to the hooks that belong to
+// no call of the program. None of it runs on the path that keeps leases alive, or under a
+// mutex.
+
+// logLine writes a line later, with the values of ctx.
+func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attrs ...slog.Attr) {
+	ctx = values(ctx)
+	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, false)
+}
+
+// outage is what the log is told of failures of the backend: a line when the first lease or
+// waiting call fails, and a line when none of them fails any more. What fails between is
+// counted.
+type outage struct {
+	c    *Client
+	open atomic.Bool // set under mu
+
+	mu       sync.Mutex
+	failing  int // leases and calls whose last request failed
+	since    time.Time
+	failures int
+	lost     int
+}
+
+// failed takes in a request whose outcome is unknown. in says whether its lease or call is
+// among those that fail; the caller guards it.
+func (o *outage) failed(ctx context.Context, key string, err error, in *bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !*in {
+		*in = true
+		o.failing++
+	}
+	o.failures++
+	if o.open.Load() {
+		return
+	}
+	o.begin()
+	o.c.logLine(ctx, slog.LevelWarn, "dlock: backend unavailable",
+		slog.String("backend", o.c.info.Name), slog.String("key", key), slog.Any("err", err))
+}
+
+func (o *outage) begin() {
+	o.open.Store(true)
+	o.since, o.lost = time.Now(), 0
+}
+
+// answered takes in an answer of the backend.
+func (o *outage) answered(in *bool) {
+	if !*in && !o.open.Load() {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.part(in)
+	if o.failing > 0 || !o.open.Load() {
+		return
+	}
+	o.open.Store(false)
+	o.c.logLine(context.Background(), slog.LevelInfo, "dlock: backend available again",
+		slog.String("backend", o.c.info.Name), slog.Duration("after", time.Since(o.since)),
+		slog.Int("failures", o.failures), slog.Int("lost", o.lost))
+	o.failures = 0
+}
+
+// leave takes a lease or a call that is over out of those that fail.
+func (o *outage) leave(in *bool) {
+	if *in {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.part(in)
+	}
+}
+
+func (o *outage) part(in *bool) {
+	if *in {
+		*in = false
+		o.failing--
+	}
+}
+
+// leaseLost takes in a loss. Of those in an outage the first has a line; silent says that
+// the backend did not answer, so that the loss begins an outage if none was known.
+func (o *outage) leaseLost(l *Lease, err error, silent bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if silent && !o.open.Load() {
+		o.begin()
+	}
+	if o.open.Load() {
+		if o.lost++; o.lost > 1 {
+			return
+		}
+	}
+	o.c.logLine(l.ctx, slog.LevelWarn, "dlock: lease lost",
+		slog.String("key", l.key), slog.Uint64("fence", l.fence), slog.Any("err", err))
+}
+
+// degraded is what the log is told of waits that poll because the backend cannot watch.
+type degraded struct {
+	c  *Client
+	on atomic.Bool
+}
+
+// note takes in the outcome of an attempt to watch key.
+func (d *degraded) note(ctx context.Context, key string, err error) {
+	if d.on.Load() == (err != nil) || !d.on.CompareAndSwap(err == nil, err != nil) {
+		return
+	}
+	if err == nil {
+		d.c.logLine(ctx, slog.LevelInfo, "dlock: waiters are signalled again", slog.String("backend", d.c.info.Name))
+		return
+	}
+	d.c.logLine(ctx, slog.LevelWarn, "dlock: waiters poll, since the backend cannot signal them",
+		slog.String("backend", d.c.info.Name), slog.String("key", key), slog.Any("err", err))
+}
+
+// tellLost tells of the loss of a lease.
+func (c *Client) tellLost(l *Lease, err error, silent bool) {
+	c.count.lost.Add(1)
+	c.outage.leaseLost(l, err, silent)
+	if c.hooks.Lost != nil {
+		e := l.event("lost", err)
+		c.toHooks.put(func() { c.hooks.Lost(l.ctx, e) }, false)
+	}
+}
+
+// tellRenewed tells of the outcome of a renewal.
+func (c *Client) tellRenewed(l *Lease, votes []driver.Vote, err error, latency time.Duration) {
+	if c.hooks.Renewed == nil {
+		return
+	}
+	e := l.event("renew", err)
+	e.Latency, e.Votes = latency, votes
+	c.toHooks.put(func() { c.hooks.Renewed(l.ctx, e) }, err == nil)
+}
+
+// event is what a hook is told of a lease.
+func (l *Lease) event(op string, err error) Event {
+	e := Event{Op: op, Key: l.key, Fence: l.fence, Held: l.c.clock.Now().Sub(l.granted), Err: err}
+	e.Deadline, _ = l.Deadline()
+	if err == nil {
+		e.Votes = l.held.Grant().Votes
+	}
+	return e
+}
+
+// notice passes on what happened in the background of the driver, which may call it under a
+// mutex of its own.
+func (c *Client) notice(n Notice) {
+	if c.hooks.Notice != nil {
+		c.toHooks.put(func() { c.hooks.Notice(n) }, false)
+	}
+	attrs := []slog.Attr{slog.String("kind", string(n.Kind))}
+	for _, a := range []slog.Attr{slog.String("node", n.Node), slog.String("key", n.Key), slog.String("detail", n.Detail)} {
+		if a.Value.String() != "" {
+			attrs = append(attrs, a)
+		}
+	}
+	if n.Err != nil {
+		attrs = append(attrs, slog.Any("err", n.Err))
+	}
+	level := slog.LevelWarn
+	if n.Kind == driver.NoticeNodeRestored || n.Kind == driver.NoticeBootstrapped {
+		level = slog.LevelInfo
+	}
+	c.logLine(context.Background(), level, "dlock: notice of the driver", attrs...)
+}

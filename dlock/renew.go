@@ -1,0 +1,241 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
+)
+
+// schedule tells the scheduler when the next step is due.
+func (l *Lease) schedule() {
+	var next boot.Instant
+	earliest := func(t boot.Instant) {
+		if t != 0 && (next == 0 || t < next) {
+			next = t
+		}
+	}
+	if l.kept {
+		earliest(l.keep)
+	} else {
+		earliest(l.end())
+		earliest(l.warnAt)
+	}
+	if !l.renewing {
+		earliest(l.renewAt)
+	}
+	if next != 0 {
+		l.c.sched.put(l, next)
+	}
+}
+
+// step does what is due, and blocks for nothing.
+func (l *Lease) step(now boot.Instant) {
+	l.mu.Lock()
+	var over ending
+	switch end := l.end(); {
+	case l.kept && now >= l.keep:
+		l.kept = false
+		l.c.outage.leave(&l.failing)
+		go l.releaseKept()
+	case l.err != nil && !l.kept:
+	case !l.kept && end != 0 && now >= end:
+		over = l.over(end)
+	default:
+		if !l.kept {
+			l.warn(now)
+		}
+		if l.renewAt != 0 && now >= l.renewAt && !l.renewing {
+			l.renewing = true
+			l.c.renewals.start(l, l.failure != nil)
+		}
+		l.schedule()
+	}
+	l.mu.Unlock()
+	over.run()
+}
+
+// recheck brings the next renewal forward to now: see scheduler.recheck.
+func (l *Lease) recheck(now boot.Instant) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil && l.renewAt > now {
+		l.renewAt = now
+		l.schedule()
+	}
+}
+
+// warn says once that the maximum hold comes near.
+func (l *Lease) warn(now boot.Instant) {
+	if l.warnAt == 0 || now < l.warnAt {
+		return
+	}
+	l.warnAt = 0
+	l.c.logLine(l.ctx, slog.LevelWarn, "dlock: lease nears its maximum hold (WithMaxHold)",
+		slog.String("key", l.key), slog.Uint64("fence", l.fence),
+		slog.Duration("held", now.Sub(l.granted)), slog.Duration("left", l.limit.Sub(now)))
+}
+
+// nextRenewal is when a lease that was granted or renewed is renewed: between a quarter and
+// a third of its TTL later, at random, so that leases that were taken together are not all
+// renewed together for ever; and before half of the time to its end for the shortest TTLs, of
+// which the drift and the margin leave little. Leases of one TTL are renewed at multiples of a
+// fraction of it, so that drivers find some to send together.
+func (l *Lease) nextRenewal() boot.Instant {
+	from := l.expires.Add(driver.Drift(l.ttl) - l.ttl)
+	latest := min(l.ttl/3, l.expires.Add(-margin(l.ttl)).Sub(from)/2)
+	at := from.Add(latest - mathrand.N(latest/4+1))
+	return max(at-at%boot.Instant(l.ttl/128), from)
+}
+
+// renewOnce renews the lease for the scheduler, within d.
+func (l *Lease) renewOnce(d time.Duration) {
+	l.mu.Lock()
+	over := l.err != nil && !l.kept
+	l.mu.Unlock()
+	if over {
+		return
+	}
+	life, cancel := context.WithTimeout(l.c.life, d)
+	defer cancel()
+	_ = l.renew(renewalContext{life, l.ctx}, false)
+
+	l.mu.Lock()
+	l.renewing = false
+	if l.err == nil || l.kept {
+		l.schedule()
+	}
+	l.mu.Unlock()
+}
+
+// renewalContext ends with one context and has the values of another, too.
+type renewalContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c renewalContext) Value(key any) any {
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
+}
+
+// Renew extends the lease to its TTL from now. Leases do that by themselves; use it with
+// WithRenewal(false). It blocks for one request, until ctx ends at the latest. ErrLost says
+// that the lease is over; after ErrUnavailable it is valid until its Deadline, and Renew may
+// be tried again. Where leases have no TTL it does nothing.
+func (l *Lease) Renew(ctx context.Context) error {
+	err := l.Err()
+	if err == nil && l.ttl > 0 {
+		err = l.renew(ctx, true)
+	}
+	if err == nil {
+		return nil
+	}
+	e := &Error{Op: "renew", Key: l.key, Attempts: 1, Err: err}
+	if ctx.Err() != nil && contextOnly(ctx, err) {
+		e.Err, e.ContextErr = nil, ctx.Err()
+	}
+	return e
+}
+
+// renew makes one request, byHand for the program.
+func (l *Lease) renew(ctx context.Context, byHand bool) error {
+	c := l.c
+	if err := c.begin(); err != nil {
+		return err
+	}
+	defer c.calls.Done()
+	at := c.clock.Now()
+	start := time.Now()
+	r := l.send(at)
+	g, err := l.held.Renew(ctx, r)
+	gaveUp := byHand && err != nil && contextOnly(ctx, err)
+	over, err := l.renewed(g, err, gaveUp, r, at, start)
+	c.tellRenewed(l, g.Votes, err, time.Since(start))
+	over.run()
+	return err
+}
+
+// send counts a renewal and returns it.
+func (l *Lease) send(now boot.Instant) *driver.Renewal {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.underWay++
+	return l.renewal(now)
+}
+
+// renewal is the next renewal: for the lease's TTL; with what is left of WithMinHold, so
+// that the lock is kept even if this process ends; and for nothing but that once the lease
+// is over.
+func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
+	r := &driver.Renewal{TTL: l.ttl}
+	left := l.keep.Sub(now)
+	switch {
+	case l.keep == 0 || l.c.bySession():
+	case l.c.keeps():
+		if l.kept {
+			r.TTL = 0
+			left = max(left, time.Millisecond)
+		}
+		r.Keep = max(left, 0)
+	case l.kept:
+		r.TTL = min(max(left, l.c.info.MinTTL), l.c.info.MaxTTL)
+	}
+	return r
+}
+
+// renewed takes in the outcome of the renewal r that was sent at the instant at,
+// which is also start. One that is confirmed after the lease was over never revives it.
+// gaveUp says that the program gave it up, which says nothing of the backend.
+func (l *Lease) renewed(g driver.Grant, err error, gaveUp bool, r *driver.Renewal, at boot.Instant, start time.Time) (ending, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	over := l.look()
+	l.underWay--
+	switch {
+	case err == nil || errors.Is(err, ErrLost):
+		l.c.outage.answered(&l.failing)
+	case !gaveUp && (l.err == nil || l.kept):
+		l.c.outage.failed(l.ctx, l.key, err, &l.failing)
+	}
+	if l.kept {
+		return over, l.keptOn(err, r, at)
+	}
+	if l.err != nil {
+		return over, l.err
+	}
+	l.failure = err
+	switch {
+	case err == nil:
+		l.c.count.renewed.Add(1)
+		if expires := at.Add(g.Expires.Sub(start)); expires > l.expires {
+			l.expires = expires
+		}
+		l.renewAt = 0
+		if l.renews {
+			l.renewAt = l.nextRenewal()
+		}
+	case errors.Is(err, ErrLost):
+		l.c.count.renewalFailed.Add(1)
+		over = l.finishLocked(lost("%v", err))
+		return over, l.err
+	default:
+		l.c.count.renewalFailed.Add(1)
+		l.retry()
+	}
+	return over, err
+}
+
+// retry sets the next renewal after one of which the outcome is not known.
+func (l *Lease) retry() {
+	if l.renewAt != 0 {
+		pause := max(l.ttl/20, time.Millisecond)
+		l.renewAt = l.c.clock.Now().Add(pause/2 + mathrand.N(pause))
+	}
+}

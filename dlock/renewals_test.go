@@ -1,0 +1,110 @@
+package dlock_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+)
+
+// tide is how many renewals are under way, and how many come at a time.
+type tide struct {
+	mu         sync.Mutex
+	now, most  int
+	begin      time.Time
+	byInterval map[int]int
+}
+
+const interval = 100 * time.Millisecond
+
+func (d *tide) enter() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.now++
+	d.most = max(d.most, d.now)
+	d.byInterval[int(time.Since(d.begin)/interval)]++
+}
+
+func (d *tide) leave() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.now--
+}
+
+func TestRenewalsAreSpreadAndBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const leases, ttl = 3000, 10 * time.Second
+		s := newSpy()
+		d := &tide{begin: time.Now(), byInterval: map[int]int{}}
+		s.renew = func(context.Context, *driver.Renewal) error {
+			d.enter()
+			defer d.leave()
+			time.Sleep(10 * time.Millisecond)
+			return nil
+		}
+		c := newSpyClient(t, s, dlock.WithTTL(ttl))
+		for i := range leases {
+			lock(t, c, fmt.Sprint(i))
+		}
+		time.Sleep(time.Minute)
+		if held := c.Stats().Held; held != leases {
+			t.Errorf("%d of %d leases are held", held, leases)
+		}
+		if d.most > 256 {
+			t.Errorf("%d renewals at a time", d.most)
+		}
+		// After a while they are spread over TTL/3: at no time come four times as many as on
+		// the average.
+		for i, n := range d.byInterval {
+			if i > int(30*time.Second/interval) && n > 4*leases*int(interval)/int(ttl/3) {
+				t.Errorf("%d renewals within %v", n, interval)
+			}
+		}
+	})
+}
+
+func TestAServerThatHangsTakesNoLeaseOfTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const leases, ttl = 3000, 10 * time.Second
+		s := newSpy()
+		s.renew = func(ctx context.Context, r *driver.Renewal) error {
+			if r.TTL != ttl {
+				return hang(ctx)
+			}
+			return nil
+		}
+		c := newSpyClient(t, s)
+		for i := range leases {
+			if i%3 == 0 {
+				lock(t, c, fmt.Sprint(i), dlock.WithTTL(ttl+time.Second)) // of the server that hangs
+			} else {
+				lock(t, c, fmt.Sprint(i), dlock.WithTTL(ttl))
+			}
+		}
+		time.Sleep(time.Minute)
+		if held := c.Stats().Held; held != leases*2/3 {
+			t.Errorf("%d leases are held, want %d", held, leases*2/3)
+		}
+	})
+}
+
+func TestLeasesOfTheShortestTTLsArePromptBesideManyOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		s.renew = func(context.Context, *driver.Renewal) error { time.Sleep(2 * time.Millisecond); return nil }
+		c := newSpyClient(t, s)
+		for i := range 2000 {
+			lock(t, c, fmt.Sprint(i))
+		}
+		short := lock(t, c, "short", dlock.WithTTL(100*time.Millisecond))
+		time.Sleep(30 * time.Second)
+		if err := short.Err(); err != nil {
+			t.Error(err)
+		}
+	})
+}
