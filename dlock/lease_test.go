@@ -186,13 +186,13 @@ func TestAHealthyLeaseHasNoMaximumHoldUnlessItIsSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newSpyClient(t, newSpy())
 		l := lock(t, c, "a")
-		day := func(ctx context.Context) error { time.Sleep(24 * time.Hour); return ctx.Err() }
-		if err := dlock.Do(t.Context(), c, "b", day); err != nil {
-			t.Errorf("a day's work in Do: %v", err)
+		work := func(ctx context.Context) error { time.Sleep(3 * time.Hour); return ctx.Err() }
+		if err := dlock.Do(t.Context(), c, "b", work); err != nil {
+			t.Errorf("three hours of work in Do: %v", err)
 		}
 		unlock(t, l)
-		if err := dlock.Do(t.Context(), c, "b", day, dlock.WithMaxHold(time.Hour)); !errors.Is(err, dlock.ErrMaxHold) {
-			t.Errorf("a day's work in Do with an hour set: %v, want ErrMaxHold", err)
+		if err := dlock.Do(t.Context(), c, "b", work, dlock.WithMaxHold(time.Hour)); !errors.Is(err, dlock.ErrMaxHold) {
+			t.Errorf("three hours of work in Do with an hour set: %v, want ErrMaxHold", err)
 		}
 	})
 }
