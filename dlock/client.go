@@ -495,6 +495,9 @@ func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boo
 		}
 		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer one)", shortDuration(time.Since(start)), r.TTL)
 	}
+	if reporter, ok := held.(driver.LossReporter); ok {
+		reporter.OnLost(reportedLost, l)
+	}
 	return l, nil
 }
 

@@ -70,6 +70,11 @@ func (ls *losses) run(lost <-chan struct{}, w *watch) {
 	}
 }
 
+// reportedLost ends a lease of which the backend reports that it is gone.
+func reportedLost(arg any) { arg.(*Lease).finish(errReportedLost) }
+
+var errReportedLost = lost("the backend reports that it is gone")
+
 var errSessionLost = unanswered("the backend reports that it is gone")
 
 // arm sets the timer that ends the watches without leases.

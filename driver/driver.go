@@ -296,6 +296,16 @@ type Watcher interface {
 	Watch(ctx context.Context, key string) (<-chan struct{}, error)
 }
 
+// A LossReporter is a Lease that reports its loss by a call: of a backend in this process,
+// whose leases end one by one. Without it dlock hears of a loss by Grant.Lost, by the next
+// renewal, and by the clock.
+type LossReporter interface {
+	// OnLost sets f, which is called once with arg when the backend takes the lock from this
+	// lease, or at once if it has done so already. It is called under no mutex of the driver,
+	// and does not block.
+	OnLost(f func(arg any), arg any)
+}
+
 // An Inspector answers operators: who holds what, and is this deployment sound?
 // It is never part of taking a lock.
 type Inspector interface {

@@ -62,7 +62,7 @@ func (e *HeldError) Error() string {
 	var b strings.Builder
 	switch {
 	case e.ReservedForWaiter:
-		b.WriteString("kept for the first waiter")
+		b.WriteString("kept for the next in line")
 	case e.Holder == "":
 		b.WriteString("held by another owner")
 	default:

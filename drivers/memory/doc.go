@@ -4,16 +4,30 @@
 //
 // # As a test double
 //
-// New gives a backend with a lock space of its own. Three methods stage what a test
-// needs, one line each:
+// New returns a backend with a lock space of its own. One line each brings about contention,
+// loss and outages:
 //
 //	release := b.Hold("nightly") // another owner has it: ErrHeld
-//	b.Expire("nightly")          // whoever has it loses it: ErrLost
-//	b.Fail(err)                  // an outage: every call answers err
+//	b.Expire("nightly")          // its holder loses it, and is told at once: ErrLost
+//	b.Fail(err)                  // every call answers err
+//	b.SetOutage(memory.Outage{Hang: true})                   // no call is answered
+//	b.SetOutage(memory.Outage{Delay: time.Second})           // every call takes a second
+//	b.SetOutage(memory.Outage{RenewalsOnly: true, Err: err}) // locks are granted, and not renewed
+//	b.Fail(nil)                  // all is well
 //
-// Time is read with time.Now and waited for with time.AfterFunc, so that
-// everything works under testing/synctest: a TTL of ten seconds passes at once.
-// Make the backend inside of the bubble, or share none across bubbles.
+// A double should not be more able than the backend for which it stands. Options.Info gives it
+// the features, the modes and the bounds of TTLs of that one:
+//
+//	deployed, err := dlock.OpenBackend("redis://host:6379/0") // connects to nothing
+//	...
+//	b := memory.New(&memory.Options{Info: deployed.Info()})
+//
+// Redis learns of a loss at the next renewal, which a double reports at once: a test need not
+// wait for it.
+//
+// Time is read with time.Now and waited for with timers, so that everything works under
+// testing/synctest: a TTL of ten seconds passes at once. Make the backend inside of the
+// bubble, or share none across bubbles.
 //
 // # As a backend
 //
@@ -38,7 +52,7 @@
 // was dropped, so that tokens keep rising even if the clock goes back, and keys that
 // are used once and never again do not fill the memory.
 //
-// As a node of a quorum it honours [driver.Request.FenceFloor], Join, MinFence, the
+// As a node of a quorum it honours [driver.Request.FenceFloor], ExactFence, MinFence, the
 // guard (a longer TTL is refused) and the grace (which is added to the TTL), and
 // refuses what comes after its context's deadline. It needs no quarantine, because a
 // space never comes back without its memory.

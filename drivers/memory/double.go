@@ -1,18 +1,23 @@
 package memory
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
-// What tests of one's own code need: contention, loss, outage.
+// What tests of code that uses locks need: contention, loss, outage.
 
 // Hold lets another owner take key, until release is called: acquiring it answers
-// ErrHeld, or waits. Whoever has the key at that instant loses it, whoever waits for
-// it goes on waiting. The hold has no TTL. release may be called more than once.
+// ErrHeld, or waits. A lease that has the key at that instant loses it and is told so at once;
+// requests that wait for it go on waiting. The hold has no TTL. release may be called more
+// than once.
 func (b *Backend) Hold(key string) (release func()) {
+	var lost losses
+	defer func() { lost.tell() }()
 	s := b.space
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,6 +30,9 @@ func (b *Backend) Hold(key string) (release func()) {
 		since: now,
 	}
 	e.counter = h.fence
+	for i := range e.holders {
+		lost = lost.add(e.holders[i].lease)
+	}
 	e.holders = append(e.holders[:0], h)
 	e.arm(now)
 	return func() {
@@ -34,29 +42,114 @@ func (b *Backend) Hold(key string) (release func()) {
 	}
 }
 
-// Expire takes key from whoever holds it, as the end of the TTL does: the first in
-// line gets it, and the lease learns of its loss at its next renewal or release, by
-// ErrLost.
+// Expire takes key from its holders, as the end of the TTL does: the first request that waits
+// gets it. The leases that had it are lost, and told so at once: the Done of a dlock.Lease
+// is closed when Expire returns.
 func (b *Backend) Expire(key string) {
+	var lost losses
+	defer func() { lost.tell() }()
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
-	e := b.space.entries[b.key(key)]
-	if e == nil {
-		return
+	if e := b.space.entries[b.key(key)]; e != nil {
+		lost = e.evict(nil, time.Now(), func(*hold) bool { return true })
 	}
-	e.holders = e.holders[:0]
-	e.settle(time.Now())
 }
 
-// Fail stages an outage: every call on b and on its leases answers err, the waiting
-// ones at once, until Fail(nil). What it holds stays held until its TTL ends, and
-// other backends on the same space go on. An err that is none of driver's verdicts
-// is an unknown outcome, as a broken connection is.
-func (b *Backend) Fail(err error) {
+// An Outage is how a backend fails. What it holds stays held until its TTL ends, and other
+// backends on the same space go on.
+type Outage struct {
+	// Err is what calls answer, the waiting ones at once. An Err that is none of driver's
+	// verdicts is an unknown outcome, as a broken connection is. Nil: calls are served.
+	Err error
+	// Hang leaves calls without an answer. Each ends with its context, with the outage, which
+	// serves it then, or after a second, with an error that is an unknown outcome.
+	Hang bool
+	// Delay is how long a call takes before it is served or answers Err.
+	Delay time.Duration
+	// RenewalsOnly spares all calls but renewals.
+	RenewalsOnly bool
+
+	_ struct{}
+}
+
+// outage is an Outage that has begun.
+type outage struct {
+	Outage
+	over chan struct{} // closed at its end
+}
+
+// callTimeout bounds a call that hangs.
+const callTimeout = time.Second
+
+var errNoAnswer = errors.New("memory: no answer within " + callTimeout.String())
+
+// SetOutage begins an outage of b and its leases, in place of one before it. The zero Outage
+// is none: everything is well again.
+func (b *Backend) SetOutage(o Outage) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
-	b.outage = err
-	if err != nil {
-		b.interrupt(err)
+	if o == (Outage{}) || b.closed {
+		b.setOutage(nil)
+		return
+	}
+	b.setOutage(&outage{Outage: o, over: make(chan struct{})})
+	if o.Err != nil && !o.RenewalsOnly {
+		b.interrupt(o.Err)
+	}
+}
+
+func (b *Backend) setOutage(o *outage) {
+	if before := b.outage.Swap(o); before != nil {
+		close(before.over)
+	}
+}
+
+// Fail is SetOutage with Err alone; Fail(nil) ends any outage.
+func (b *Backend) Fail(err error) { b.SetOutage(Outage{Err: err}) }
+
+// suffer does to a call what the outage does, if there is one, and returns when the call
+// began, which is zero if there is none.
+func (b *Backend) suffer(ctx context.Context, renewal bool) (start time.Time, err error) {
+	for {
+		o := b.outage.Load()
+		if o == nil || o.RenewalsOnly && !renewal {
+			return start, nil
+		}
+		if start.IsZero() {
+			start = time.Now()
+		}
+		d := o.Delay
+		if o.Hang {
+			d = callTimeout
+		}
+		switch waited, err := pass(ctx, d-time.Since(start), o.over); {
+		case err != nil:
+			return start, err
+		case !waited:
+			// The outage is another now, or over.
+		case o.Err != nil:
+			return start, o.Err
+		case o.Hang:
+			return start, errNoAnswer
+		default:
+			return start, nil
+		}
+	}
+}
+
+// pass waits for d, and reports whether it did so to the end.
+func pass(ctx context.Context, d time.Duration, over <-chan struct{}) (bool, error) {
+	if d <= 0 {
+		return true, nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true, nil
+	case <-over:
+		return false, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
 	}
 }

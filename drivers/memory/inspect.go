@@ -10,6 +10,9 @@ import (
 
 // Lookup returns the state of key.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	if _, err := b.suffer(ctx, false); err != nil {
+		return nil, err
+	}
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	now := time.Now()
@@ -42,6 +45,9 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 
 // states collects before anything is yielded: yield may call the backend.
 func (b *Backend) states(ctx context.Context, prefix string) ([]*driver.State, error) {
+	if _, err := b.suffer(ctx, false); err != nil {
+		return nil, err
+	}
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	now := time.Now()
@@ -77,6 +83,9 @@ func (b *Backend) state(e *entry, now time.Time) *driver.State {
 
 // Check notes how far these locks reach.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	if _, err := b.suffer(ctx, false); err != nil {
+		return nil, err
+	}
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if err := b.usable(ctx, time.Now()); err != nil {
@@ -90,8 +99,13 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}}, nil
 }
 
-// Break takes key from the holder with token fence.
+// Break takes key from the holder with token fence, which is told so at once.
 func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+	if _, err := b.suffer(ctx, false); err != nil {
+		return err
+	}
+	var lost losses
+	defer func() { lost.tell() }()
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	now := time.Now()
@@ -102,16 +116,23 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	if e == nil {
 		return driver.ErrLost
 	}
-	for i := range e.holders {
-		if h := &e.holders[i]; h.fence == fence && e.remove(h.owner, fence, now) {
-			return nil
+	e.purge(now)
+	err := driver.ErrLost
+	lost = e.evict(nil, now, func(h *hold) bool {
+		if h.fence != fence {
+			return false
 		}
-	}
-	return driver.ErrLost
+		err = nil
+		return true
+	})
+	return err
 }
 
 // Bootstrap does nothing: a space is always new, and never forgets.
 func (b *Backend) Bootstrap(ctx context.Context, _ *driver.Bootstrap) (*driver.MemoryReport, error) {
+	if _, err := b.suffer(ctx, false); err != nil {
+		return nil, err
+	}
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if err := b.usable(ctx, time.Now()); err != nil {

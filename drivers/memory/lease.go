@@ -20,18 +20,52 @@ type lease struct {
 	expires time.Time
 	clock   time.Time
 	over    bool // released, or known to be lost: Release has nothing left to do
+	onLost  func(arg any)
+	arg     any
 }
+
+var _ driver.LossReporter = (*lease)(nil)
 
 // lease returns the handle of a grant that was made or confirmed now.
 //
 // Client and server read one clock here, so that the instant of the effect serves as
-// the start from which Expires counts.
-func (b *Backend) lease(e *entry, req *driver.Request, fence uint64, now time.Time) *lease {
-	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, expires: driver.Expires(now, req.TTL), clock: now}
+// the start from which Expires counts, unless an outage made the request slow.
+func (b *Backend) lease(e *entry, req *driver.Request, fence uint64, start, now time.Time) *lease {
+	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, expires: expires(start, now, req.TTL), clock: now}
 	if req.Quorum != nil {
 		l.grace = req.Quorum.Grace
 	}
+	if h := e.find(req.Owner, fence); h != nil {
+		h.lease = l
+	}
 	return l
+}
+
+// expires is the end of a lease that was asked for at start; zero: at now.
+func expires(start, now time.Time, ttl time.Duration) time.Time {
+	if ttl == 0 {
+		return time.Time{}
+	}
+	if start.IsZero() {
+		start = now
+	}
+	return driver.Expires(start, ttl)
+}
+
+// OnLost sets what is called when Expire, Hold, Break or the end of a session takes the lock
+// from this lease.
+func (l *lease) OnLost(f func(arg any), arg any) {
+	if l.setOnLost(f, arg) {
+		f(arg)
+	}
+}
+
+// setOnLost reports whether the lock is gone already.
+func (l *lease) setOnLost(f func(arg any), arg any) bool {
+	l.entry.space.mu.Lock()
+	defer l.entry.space.mu.Unlock()
+	l.onLost, l.arg = f, arg
+	return !l.over && l.entry.find(l.owner, l.fence) == nil
 }
 
 // Grant returns the grant as of the last success.
@@ -42,7 +76,11 @@ func (l *lease) Grant() driver.Grant {
 }
 
 func (l *lease) grant() driver.Grant {
-	return driver.Grant{Expires: l.expires, Fence: l.fence, Clock: wall(l.clock), Server: l.entry.space.server}
+	g := driver.Grant{Expires: l.expires, Clock: wall(l.clock), Server: l.entry.space.server}
+	if l.backend.has(driver.FeatureFencing) {
+		g.Fence = l.fence
+	}
+	return g
 }
 
 // Renew extends the lease if this very acquisition still has the lock.
@@ -52,6 +90,10 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	}
 	if r.MinFence > driver.MaxFence {
 		return driver.Grant{}, driver.Invalid("MinFence", "%d is over the largest token, %d", r.MinFence, uint64(driver.MaxFence))
+	}
+	start, err := l.backend.suffer(ctx, true)
+	if err != nil {
+		return driver.Grant{}, err
 	}
 	l.entry.space.mu.Lock()
 	defer l.entry.space.mu.Unlock()
@@ -68,16 +110,22 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if r.TTL > 0 {
 		keep = max(keep, r.TTL+l.grace)
 	}
-	h.until = now.Add(keep)
+	h.until = time.Time{} // no TTL: it lasts as long as its session
+	if keep > 0 {
+		h.until = now.Add(keep)
+	}
 	l.entry.counter = max(l.entry.counter, r.MinFence)
 	l.entry.arm(now)
-	l.expires, l.clock = driver.Expires(now, r.TTL), now
+	l.expires, l.clock = expires(start, now, r.TTL), now
 	return l.grant(), nil
 }
 
 // Release frees the lock if this very acquisition still has it, and answers ErrLost
-// if not. ctx does not matter: nothing here can block.
+// if not. ctx does not matter: only an outage can block it, for a second at most.
 func (l *lease) Release(context.Context) error {
+	if _, err := l.backend.suffer(context.Background(), false); err != nil {
+		return err
+	}
 	l.entry.space.mu.Lock()
 	defer l.entry.space.mu.Unlock()
 	now := time.Now()
@@ -86,8 +134,6 @@ func (l *lease) Release(context.Context) error {
 		return nil
 	case l.backend.closed:
 		return driver.ErrClosed
-	case l.backend.outage != nil:
-		return l.backend.outage
 	}
 	l.over = true
 	if !l.entry.remove(l.owner, l.fence, now) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -72,9 +73,11 @@ type Backend struct {
 	space  *space
 	prefix string
 
+	standsFor *driver.Info           // nil: for itself
+	outage    atomic.Pointer[outage] // nil: there is none
+
 	// Guarded by space.mu.
 	closed  bool
-	outage  error // what Fail set
 	watches map[*watch]struct{}
 }
 
@@ -85,20 +88,45 @@ var (
 	_ driver.Admin     = (*Backend)(nil)
 )
 
-// New returns a backend on a lock space of its own, which no URL reaches.
-func New() *Backend {
-	return &Backend{space: newSpace("")}
+// Options are what New can be told.
+type Options struct {
+	// Info is that of the backend for which this one stands in a test: it then has the same
+	// name, features and bounds of TTLs, and does what they say. Without FeatureShared it
+	// refuses a shared request, without FeatureFencing it gives no tokens, without
+	// FeatureQueueing it never waits by itself; with FeatureSession its locks end when it is
+	// closed, and with a MaxTTL of zero they have no TTL. dlock.OpenBackend(url) returns a
+	// backend with such an Info and connects to nothing. The zero Info is this package's own.
+	Info driver.Info
+	_    struct{}
+}
+
+// New returns a backend on a lock space of its own, which no URL reaches. It takes one
+// *Options at most; none and nil stand for the zero Options.
+func New(o ...*Options) *Backend {
+	b := &Backend{space: newSpace("")}
+	if len(o) > 0 && o[0] != nil && o[0].Info != (driver.Info{}) {
+		info := o[0].Info
+		b.standsFor = &info
+	}
+	return b
 }
 
 // Peer returns another backend on the same lock space, as another process would
 // have it: with an outage and an end of its own.
 func (b *Backend) Peer() *Backend {
-	return &Backend{space: b.space, prefix: b.prefix}
+	return &Backend{space: b.space, prefix: b.prefix, standsFor: b.standsFor}
 }
 
-// Info returns what the backend can do. All backends of this package can do the same.
+// Info returns what the backend can do: what this package can, or what Options said.
 func (b *Backend) Info() driver.Info {
+	if b.standsFor != nil {
+		return *b.standsFor
+	}
 	return driver.Info{Name: "memory", Features: features, MinTTL: driver.MinTTL, MaxTTL: MaxTTL}
+}
+
+func (b *Backend) has(f driver.Features) bool {
+	return b.standsFor == nil && features.Has(f) || b.standsFor != nil && b.standsFor.Features.Has(f)
 }
 
 // String returns the address of the lock space: the URL that opens it, or a unique
@@ -116,6 +144,10 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if req.ExactFence > driver.MaxFence {
 		return nil, driver.Invalid("join", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
+	start, err := b.suffer(ctx, false)
+	if err != nil {
+		return nil, err
+	}
 	s := b.space
 	s.mu.Lock()
 	now := time.Now()
@@ -124,13 +156,13 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	e := s.entry(b.key(req.Key), now)
-	fence, err := e.take(req, now)
+	fence, err := e.take(b, req, now)
 	if err == nil {
-		l := b.lease(e, req, fence, now)
+		l := b.lease(e, req, fence, start, now)
 		s.mu.Unlock()
 		return l, nil
 	}
-	if !req.Wait || !errors.Is(err, driver.ErrHeld) {
+	if !req.Wait || !b.has(driver.FeatureQueueing) || !errors.Is(err, driver.ErrHeld) {
 		s.mu.Unlock()
 		return nil, err
 	}
@@ -146,6 +178,7 @@ func (b *Backend) wait(ctx context.Context, w *waiter) (driver.Lease, error) {
 		case <-w.ready:
 		case <-ctx.Done():
 		}
+		w.start, w.failed = b.suffer(ctx, false)
 		if l, err := b.confirm(ctx, w); l != nil || err != nil {
 			return l, err
 		}
@@ -160,7 +193,10 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	now := time.Now()
-	err := w.interrupted
+	err := w.failed
+	if w.interrupted != nil {
+		err = w.interrupted
+	}
 	if err == nil {
 		err = b.usable(ctx, now)
 	}
@@ -177,7 +213,7 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 	if h := w.entry.find(w.req.Owner, w.fence); h != nil {
 		h.until = end(&w.req, now)
 		w.entry.arm(now)
-		return b.lease(w.entry, &w.req, w.fence, now), nil
+		return b.lease(w.entry, &w.req, w.fence, w.start, now), nil
 	}
 	w.fence = 0
 	w.entry = b.space.entry(w.entry.key, now) // the old one may have been dropped
@@ -191,9 +227,6 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 func (b *Backend) usable(ctx context.Context, now time.Time) error {
 	if b.closed {
 		return driver.ErrClosed
-	}
-	if b.outage != nil {
-		return b.outage
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -216,6 +249,9 @@ func (b *Backend) key(key string) string {
 func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
+	}
+	if _, err := b.suffer(ctx, false); err != nil {
+		return nil, err
 	}
 	s := b.space
 	s.mu.Lock()
@@ -249,15 +285,25 @@ func (b *Backend) unwatch(w *watch) {
 }
 
 // Close ends the backend: its waiting calls, later calls, and calls on its leases
-// answer ErrClosed. The locks that it holds stay until their TTL ends.
+// answer ErrClosed. The locks that it holds stay until their TTL ends; with FeatureSession
+// they end now.
 func (b *Backend) Close() error {
+	var lost losses
+	defer func() { lost.tell() }()
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if b.closed {
 		return nil
 	}
 	b.closed = true
+	b.setOutage(nil)
 	b.interrupt(driver.ErrClosed)
+	if b.has(driver.FeatureSession) {
+		now := time.Now()
+		for _, e := range b.space.entries {
+			lost = e.evict(lost, now, func(h *hold) bool { return h.backend == b })
+		}
+	}
 	for w := range b.watches {
 		w.stop()
 		b.unwatch(w)

@@ -39,7 +39,10 @@ type hold struct {
 	fence uint64
 	mode  driver.Mode
 	since time.Time
-	until time.Time // zero: until it is released (Hold)
+	until time.Time // zero: until it is released
+
+	backend *Backend // whose it is; nil: Hold
+	lease   *lease   // nil: not handed out yet, or Hold
 }
 
 func (h *hold) expired(now time.Time) bool { return !h.until.IsZero() && !now.Before(h.until) }
@@ -52,6 +55,9 @@ type waiter struct {
 	ready       chan struct{} // gets a value when one of the fields below was set
 	fence       uint64        // the token, once it was granted
 	interrupted error
+
+	start  time.Time // of the round trip that confirms the grant…
+	failed error     // …and why it failed; both are the caller's alone
 }
 
 func (w *waiter) wake() { signal(w.ready) }
@@ -106,7 +112,7 @@ func (s *space) sweep(now time.Time) {
 }
 
 // take grants the key to req at once and returns the token, or says why not.
-func (e *entry) take(req *driver.Request, now time.Time) (uint64, error) {
+func (e *entry) take(b *Backend, req *driver.Request, now time.Time) (uint64, error) {
 	if q := req.Quorum; q != nil && q.Guard > 0 && req.TTL > q.Guard {
 		return 0, &driver.RefusedError{Reason: fmt.Sprintf("TTL %v is over the restart guard, %v", req.TTL, q.Guard)}
 	}
@@ -123,23 +129,26 @@ func (e *entry) take(req *driver.Request, now time.Time) (uint64, error) {
 	if req.ExactFence != 0 && req.ExactFence < e.counter {
 		return 0, &driver.RefusedError{Reason: fmt.Sprintf("the key's counter, %d, is above the token to join at, %d", e.counter, req.ExactFence)}
 	}
-	return e.grant(req, now), nil
+	return e.grant(b, req, now), nil
 }
 
 // grant makes req's owner a holder and returns its token.
-func (e *entry) grant(req *driver.Request, now time.Time) uint64 {
+func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) uint64 {
 	fence := driver.NextFence(e.counter, req.FenceFloor, now)
 	if req.ExactFence != 0 {
 		fence = req.ExactFence
 	}
 	e.counter = max(e.counter, fence)
-	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, mode: req.Mode, since: now, until: end(req, now)})
+	e.holders = append(e.holders, hold{owner: req.Owner, fence: fence, mode: req.Mode, since: now, until: end(req, now), backend: b})
 	e.arm(now)
 	return fence
 }
 
 // end is until when the server keeps req's lock if it is given, or renewed, now.
 func end(req *driver.Request, now time.Time) time.Time {
+	if req.TTL == 0 {
+		return time.Time{} // until it is released, or its session ends
+	}
 	ttl := req.TTL
 	if req.Quorum != nil {
 		ttl += req.Quorum.Grace
@@ -190,6 +199,39 @@ func (e *entry) remove(owner string, fence uint64, now time.Time) bool {
 	return true
 }
 
+// losses are leases that were lost, and are told so when the mutex is free.
+type losses []*lease
+
+func (ls losses) tell() {
+	for _, l := range ls {
+		l.onLost(l.arg)
+	}
+}
+
+// add adds l, if it is to be told.
+func (ls losses) add(l *lease) losses {
+	if l == nil || l.onLost == nil {
+		return ls
+	}
+	return append(ls, l)
+}
+
+// evict takes the key from the holders that match, and adds them to lost.
+func (e *entry) evict(lost losses, now time.Time, match func(*hold) bool) losses {
+	n := len(e.holders)
+	e.holders = slices.DeleteFunc(e.holders, func(h hold) bool {
+		if match(&h) {
+			lost = lost.add(h.lease)
+			return true
+		}
+		return false
+	})
+	if len(e.holders) < n {
+		e.settle(now)
+	}
+	return lost
+}
+
 // purge drops the holders whose time is over; settle then passes the key on. It
 // passes it on itself, lest a caller that comes just then overtakes the line.
 func (e *entry) purge(now time.Time) {
@@ -208,7 +250,7 @@ func (e *entry) settle(now time.Time) {
 	for len(e.queue) > 0 && e.free(e.queue[0].req.Mode) {
 		w := e.queue[0]
 		e.queue = slices.Delete(e.queue, 0, 1)
-		w.fence = e.grant(&w.req, now)
+		w.fence = e.grant(w.backend, &w.req, now)
 		w.wake()
 	}
 	for w := range e.watches {

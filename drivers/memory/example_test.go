@@ -1,0 +1,132 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	_ "github.com/redlock-go/redlock/drivers/file"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// clientOf returns a client of a double.
+func clientOf(b *memory.Backend) *dlock.Client {
+	locks, err := dlock.New(b, dlock.WithLogger(nil))
+	if err != nil {
+		log.Fatal(err)
+	}
+	return locks
+}
+
+// Another owner has the lock.
+func ExampleBackend_Hold() {
+	b := memory.New()
+	locks := clientOf(b)
+	defer locks.Close()
+
+	release := b.Hold("nightly")
+	_, err := locks.TryLock(context.Background(), "nightly")
+	fmt.Println("held:", errors.Is(err, dlock.ErrHeld))
+	release()
+	_, err = locks.TryLock(context.Background(), "nightly")
+	fmt.Println("then:", err)
+	// Output:
+	// held: true
+	// then: <nil>
+}
+
+// A lease is lost, and knows it at once.
+func ExampleBackend_Expire() {
+	b := memory.New()
+	locks := clientOf(b)
+	defer locks.Close()
+
+	err := dlock.Do(context.Background(), locks, "nightly", func(ctx context.Context) error {
+		b.Expire("nightly")
+		<-ctx.Done() // the work stops
+		return nil
+	})
+	fmt.Println("lost:", errors.Is(err, dlock.ErrLost))
+	// Output: lost: true
+}
+
+// The backend refuses connections.
+func ExampleBackend_Fail() {
+	b := memory.New()
+	locks := clientOf(b)
+	defer locks.Close()
+
+	b.Fail(errors.New("connection refused"))
+	_, err := locks.TryLock(context.Background(), "nightly")
+	fmt.Println(err)
+	fmt.Println("outage:", errors.Is(err, dlock.ErrUnavailable))
+	// Output:
+	// dlock: trylock "nightly": connection refused
+	// outage: true
+}
+
+// The backend does not answer: a call ends with its context.
+func ExampleBackend_SetOutage_hang() {
+	b := memory.New()
+	locks := clientOf(b)
+	defer locks.Close()
+
+	b.SetOutage(memory.Outage{Hang: true})
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	_, err := locks.Lock(ctx, "nightly")
+	fmt.Println("timed out:", errors.Is(err, context.DeadlineExceeded))
+	b.SetOutage(memory.Outage{})
+	// Output: timed out: true
+}
+
+// The backend is slow: the lease counts from before the request.
+func ExampleBackend_SetOutage_slow() {
+	b := memory.New()
+	locks := clientOf(b)
+	defer locks.Close()
+
+	b.SetOutage(memory.Outage{Delay: 50 * time.Millisecond})
+	lease, err := locks.TryLock(context.Background(), "nightly", dlock.WithTTL(time.Second))
+	if err != nil {
+		log.Fatal(err)
+	}
+	deadline, _ := lease.Deadline()
+	fmt.Println("less is left:", time.Until(deadline) < 950*time.Millisecond)
+	// Output: less is left: true
+}
+
+// Locks are granted, and renewals fail: the lease ends before its deadline.
+func ExampleBackend_SetOutage_renewals() {
+	b := memory.New()
+	locks := clientOf(b)
+	defer locks.Close()
+
+	b.SetOutage(memory.Outage{RenewalsOnly: true, Err: errors.New("connection reset")})
+	lease, err := locks.TryLock(context.Background(), "nightly", dlock.WithTTL(50*time.Millisecond))
+	if err != nil {
+		log.Fatal(err)
+	}
+	<-lease.Done()
+	fmt.Println(lease.Err())
+	// Output: lease was lost: not renewed before its deadline: connection reset
+}
+
+// A double of the backend that a program is deployed with: what passes a test with it does
+// not fail there because of a feature, a mode or a TTL.
+func ExampleOptions() {
+	deployed, err := dlock.OpenBackend("file:") // connects to nothing
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer deployed.Close()
+	locks := clientOf(memory.New(&memory.Options{Info: deployed.Info()}))
+	defer locks.Close()
+
+	_, err = locks.TryLock(context.Background(), "nightly", dlock.WithTTL(time.Minute))
+	fmt.Println(err)
+	// Output: dlock: trylock "nightly": TTL: file has none: the lock lives with its session
+}
