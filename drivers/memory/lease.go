@@ -117,6 +117,9 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	l.entry.counter = max(l.entry.counter, r.MinFence)
 	l.entry.arm(now)
 	l.expires, l.clock = expires(start, now, r.TTL), now
+	if r.TTL == 0 && r.Keep > 0 {
+		l.expires = now // the lease is over, and the lock is kept
+	}
 	return l.grant(), nil
 }
 
