@@ -48,8 +48,8 @@ func (e *StaleError) Is(target error) bool { return target == ErrStale }
 // token, since its backend has none; and what the lease's Err says (dlock.ErrLost,
 // dlock.ErrReleased) if it has ended.
 func Token(ctx context.Context, key string) (uint64, error) {
-	lease, ok := dlock.LeaseFrom(ctx)
-	if !ok || lease.Key() != key {
+	lease, ok := dlock.LeaseFor(ctx, key)
+	if !ok {
 		return 0, fmt.Errorf("fence: %w", driver.Invalid("context", "is under no lease of %q: call it inside of dlock.Do for that key", key))
 	}
 	if err := lease.Err(); err != nil {
