@@ -60,7 +60,11 @@ type Backend struct {
 	factory func(context.Context) (*pgx.Conn, error)
 	table   table
 	hot     hot
-	id      func(prefix, key string) int64 // lockID, but for tests of collisions
+	number  func(prefix, key string) lockNumber // numberOf, but for tests of collisions
+	sql     queries
+	ignored []string     // parameters of the URL
+	locks   atomic.Int64 // that this process has on the server
+	room    atomic.Int64 // of the server's lock table, about
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -70,7 +74,9 @@ type Backend struct {
 	sessions []*session
 	opening  map[time.Duration]*opening
 	waiters  []*session
-	coming   int // waiters that are being opened
+	coming   int        // waiters that are being opened
+	noWaiter time.Time  // none is opened before this
+	wanting  []*request // for a waiter, in order
 	label    string
 }
 
@@ -96,17 +102,19 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		return nil, err
 	}
 	b := &Backend{
-		opt: opt, schema: schema, factory: factory, id: lockID,
-		table:   table{byID: map[int64]*entry{}},
-		hot:     hot{keys: map[int64]time.Time{}},
+		opt: opt, schema: schema, factory: factory, number: numberOf,
+		table:   table{byNumber: map[lockNumber]*entry{}},
+		hot:     hot{keys: map[lockNumber]time.Time{}},
 		opening: map[time.Duration]*opening{},
 		info: driver.Info{
 			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
+	b.sql = newQueries("")
 	if schema != "" {
 		b.info.Features |= driver.FeatureFencing
+		b.sql = newQueries(b.sequence())
 	}
 	if opt.RestartGuard > 0 {
 		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
@@ -181,7 +189,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
 	b.learnLabel(req.Owner)
-	c := &claim{id: b.id(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode}
+	c := &claim{number: b.number(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode}
 	l, err := b.acquire(ctx, c, req)
 	if err != nil {
 		return nil, err
@@ -190,7 +198,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 }
 
 func (b *Backend) acquire(ctx context.Context, c *claim, req *driver.Request) (*lease, error) {
-	if req.Wait && b.hot.is(c.id) {
+	if req.Wait && (b.hot.is(c.number) || b.table.queued(c.number)) {
 		return b.wait(ctx, c, req.TTL, nil)
 	}
 	l, err := b.try(ctx, c, req.TTL)
@@ -205,11 +213,14 @@ func (b *Backend) acquire(ctx context.Context, c *claim, req *driver.Request) (*
 
 // try makes one attempt.
 func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease, error) {
+	if err := b.full(); err != nil {
+		return nil, err
+	}
 	holder, change := b.table.ask(c)
 	if holder == nil && change == nil {
 		if s := b.ready(classOf(ttl)); s != nil {
-			if o, reads, err := s.lock(c, ttl); err == nil {
-				return s.await(ctx, o, reads)
+			if o, err := s.lock(c, ttl); err == nil {
+				return s.await(ctx, o)
 			}
 		}
 	}
@@ -237,27 +248,42 @@ func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease,
 			}
 			return nil, err
 		}
-		o, reads, err := s.lock(c, ttl)
+		o, err := s.lock(c, ttl)
 		if err == nil {
-			return s.await(ctx, o, reads)
+			return s.await(ctx, o)
 		}
 		if !errors.Is(err, errEnded) {
 			b.table.drop(c)
 			return nil, err
 		}
-		b.forget(s)
 	}
 	b.table.drop(c)
 	return nil, errEnded
 }
 
 // await waits for the answer to a lock.
-func (s *session) await(ctx context.Context, o *op, reads bool) (*lease, error) {
-	if s.answer(ctx, o, reads, attempt(o.ttl)) {
+func (s *session) await(ctx context.Context, o *op) (*lease, error) {
+	if s.answer(ctx, o, attempt(o.ttl)) {
 		return o.lease, o.err
 	}
 	s.abandon(o)
 	return nil, ended(ctx)
+}
+
+// full refuses what would fill the server's lock table for everybody: one process has at
+// most half of it. The server itself refuses only when there is no room for anybody.
+func (b *Backend) full() error {
+	if most := b.room.Load() / 2; most > 0 && b.locks.Load() >= most {
+		return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: this process has %d locks, half of what the server's lock table is made for: raise max_locks_per_transaction", most)}
+	}
+	return nil
+}
+
+// sawToken notes the highest token.
+func (b *Backend) sawToken(token uint64) {
+	for seen := b.highest.Load(); token > seen && !b.highest.CompareAndSwap(seen, token); {
+		seen = b.highest.Load()
+	}
 }
 
 // ended is the error of an attempt that took too long for its caller, or for us.
@@ -310,7 +336,8 @@ func (b *Backend) learnLabel(owner string) {
 	}
 }
 
-// applicationName is what the server shows of a session; it keeps 63 bytes.
+// applicationName is what the server shows of a session: 63 bytes of printable ASCII. The
+// server replaces what is not, and refuses a character that is cut.
 func (b *Backend) applicationName() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -318,5 +345,11 @@ func (b *Backend) applicationName() string {
 	if b.label != "" {
 		name += " " + b.label
 	}
+	name = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, name)
 	return name[:min(len(name), 63)]
 }

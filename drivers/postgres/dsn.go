@@ -25,7 +25,20 @@ var _ driver.Driver = (*Driver)(nil)
 var passed = []string{
 	"sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword", "sslsni",
 	"connect_timeout", "target_session_attrs", "passfile", "service", "servicefile",
-	"krbspn", "krbsrvname", "search_path", "options",
+	"krbspn", "krbsrvname", "options",
+}
+
+// ignored are parameters that providers and pools put into a URL, and that change nothing here:
+// those of pools and of statements, settings that a session makes itself, and ways of
+// connecting that give the same connection. Check names those that a URL has.
+var ignored = []string{
+	"pool_max_conns", "pool_min_conns", "pool_max_conn_lifetime", "pool_max_conn_lifetime_jitter",
+	"pool_max_conn_idle_time", "pool_health_check_period", "connection_limit", "pool_timeout",
+	"default_query_exec_mode", "statement_cache_capacity", "description_cache_capacity",
+	"timezone", "TimeZone", "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
+	"client_encoding", "datestyle", "fallback_application_name", "search_path",
+	"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
+	"sslnegotiation",
 }
 
 // Open reads postgres://user:password@host:port,host:port/database?name=value. It is
@@ -38,7 +51,9 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	p := dsn.Query(query)
 	o := options(p)
 	o.Prefix, o.Event = cfg.Prefix, cfg.Notify
-	a.parameters(p)
+	if err := a.parameters(p); err != nil {
+		return nil, err
+	}
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
@@ -50,7 +65,12 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	o.Address = address(pc)
-	return New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.ConnectConfig(ctx, pc.Copy()) }, o)
+	b, err := New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.ConnectConfig(ctx, pc.Copy()) }, o)
+	if err != nil {
+		return nil, err
+	}
+	b.ignored = a.ignored
+	return b, nil
 }
 
 // options reads our own parameters.
@@ -73,6 +93,7 @@ type target struct {
 	hosts, ports    []string
 	database        string
 	settings        map[string]string
+	ignored         []string // parameters
 }
 
 // parseURL takes a URL apart. None of its errors quotes a part of it.
@@ -137,7 +158,20 @@ func (t *target) readHosts(s string) error {
 }
 
 // parameters reads pgx's parameters, and the parts of the URL that may be among them.
-func (t *target) parameters(p *dsn.Params) {
+func (t *target) parameters(p *dsn.Params) error {
+	for _, name := range ignored {
+		if p.Has(name) {
+			t.ignored = append(t.ignored, name)
+		}
+	}
+	if p.Enum("channel_binding", "", "disable", "prefer", "require") == "require" && p.String("sslmode", "") != "verify-full" {
+		return driver.Invalid(`parameter "channel_binding"`, "cannot be required of pgx: set sslmode=verify-full, which proves the server's identity as well, or leave channel_binding out")
+	} else if p.Has("channel_binding") {
+		t.ignored = append(t.ignored, "channel_binding")
+	}
+	if p.Enum("gssencmode", "", "disable", "prefer") != "" {
+		t.ignored = append(t.ignored, "gssencmode")
+	}
 	for _, name := range passed {
 		if p.Has(name) {
 			t.settings[name] = p.String(name, "")
@@ -154,9 +188,18 @@ func (t *target) parameters(p *dsn.Params) {
 		t.ports = make([]string, len(t.hosts))
 	}
 	if p.Has("port") {
-		t.ports = []string{strconv.Itoa(p.Int("port", 5432, 1, 65535))}
+		t.ports = strings.Split(p.String("port", ""), ",")
+		for _, port := range t.ports {
+			if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+				return driver.Invalid(`parameter "port"`, "must be a number from 1 to 65535, or one for each host: 5432,5433")
+			}
+		}
+	}
+	if n := len(t.ports); n > 1 && n != len(t.hosts) {
+		return driver.Invalid(`parameter "port"`, "must be one number, or as many as there are hosts")
 	}
 	t.database = p.String("dbname", t.database)
+	return nil
 }
 
 // config has pgx complete the target from the environment, ~/.pgpass and its defaults.

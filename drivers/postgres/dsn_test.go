@@ -11,15 +11,19 @@ import (
 const canary = "s3cr3t"
 
 func TestAURLIsReadAndItsAddressHasNoSecret(t *testing.T) {
+	t.Parallel()
 	for url, want := range map[string]string{
-		"postgres://u:" + canary + "@h:1234/db":                              "postgres://h:1234/db",
-		"postgresql://u:" + canary + "@h/db?sslmode=disable":                 "postgres://h:5432/db",
-		"postgres://u:s3%2Fcr%40t%3F@h:1,i:2/db":                             "postgres://h:1/db",
-		"postgres://h/db?user=u&password=" + canary:                          "postgres://h:5432/db",
-		"postgres://u@[::1]:7/db":                                            "postgres://[::1]:7/db",
-		"postgres://u@%2Frun%2Fpg:7/db":                                      "postgres:///run/pg:7/db",
-		"postgres://u@h/db?fencing=s.q&max_sessions=2&max_waiters=3":         "postgres://h:5432/db",
-		"postgres://u@h/db?connect_timeout=3&application_name=x&options=-cx": "postgres://h:5432/db",
+		"postgres://u:" + canary + "@h:1234/db":                                "postgres://h:1234/db",
+		"postgresql://u:" + canary + "@h/db?sslmode=disable":                   "postgres://h:5432/db",
+		"postgres://u:s3%2Fcr%40t%3F@h:1,i:2/db":                               "postgres://h:1/db",
+		"postgres://h/db?user=u&password=" + canary:                            "postgres://h:5432/db",
+		"postgres://u@[::1]:7/db":                                              "postgres://[::1]:7/db",
+		"postgres://u@%2Frun%2Fpg:7/db":                                        "postgres:///run/pg:7/db",
+		"postgres://u@h/db?fencing=s.dlock_fence&max_sessions=2&max_waiters=3": "postgres://h:5432/db",
+		"postgres://u@/db?host=a,b&port=1,2":                                   "postgres://a:1/db",
+		"postgres://u@/db?host=a,b&port=3":                                     "postgres://a:3/db",
+		"postgres://u@h/db?channel_binding=require&sslmode=verify-full":        "postgres://h:5432/db",
+		"postgres://u@h/db?connect_timeout=3&application_name=x&options=-cx":   "postgres://h:5432/db",
 	} {
 		b, err := new(Driver).Open(&driver.Config{DSN: url})
 		if err != nil {
@@ -34,6 +38,7 @@ func TestAURLIsReadAndItsAddressHasNoSecret(t *testing.T) {
 }
 
 func TestThePasswordReachesPgxAsItIs(t *testing.T) {
+	t.Parallel()
 	if _, _, err := parseURL(`postgres://us%27er:p%00@h/db`); err == nil {
 		t.Fatal("a NUL was accepted")
 	}
@@ -51,6 +56,7 @@ func TestThePasswordReachesPgxAsItIs(t *testing.T) {
 }
 
 func TestABadURLNamesTheBadPartAndNeverThePassword(t *testing.T) {
+	t.Parallel()
 	for url, part := range map[string]string{
 		"postgres:" + canary:                                                        "URL",
 		"postgres://u:" + canary + "/x@h/db":                                        "URL",
@@ -62,6 +68,10 @@ func TestABadURLNamesTheBadPartAndNeverThePassword(t *testing.T) {
 		"postgres://u:p@h/db?max_sesions=3":                                         `"max_sesions"`,
 		"postgres://u:p@h/db?max_sessions=0":                                        `"max_sessions"`,
 		"postgres://u:p@h/db?max_waiters=" + canary:                                 `"max_waiters"`,
+		"postgres://u:p@h/db?pool_max_con=3":                                        `"pool_max_con"`,
+		"postgres://u:p@h/db?channel_binding=require":                               `"channel_binding"`,
+		"postgres://u:p@h/db?port=1,x":                                              `"port"`,
+		"postgres://u:p@/db?host=a,b,c&port=1,2":                                    `"port"`,
 		"postgres://u:p@h/db?pooler=transaction":                                    `"pooler"`,
 		"postgres://u:p@h/db?fencing=a;DROP":                                        "fencing",
 		"postgres://u:p@h/db?restart_guard=1":                                       `"restart_guard"`,
@@ -83,14 +93,16 @@ func TestABadURLNamesTheBadPartAndNeverThePassword(t *testing.T) {
 }
 
 func TestTheHashOfAKeyIsFrozen(t *testing.T) {
+	t.Parallel()
 	// SHA-256("app/nightly") begins so; a release that computed it otherwise would not
 	// exclude this one.
-	if got := lockID("app/", "nightly"); got != lockID("", "app/nightly") || got != frozen {
-		t.Errorf("lockID gives %d", got)
+	if got := numberOf("app/", "nightly"); got != numberOf("", "app/nightly") || got.n != frozen || got.pair {
+		t.Errorf("numberOf gives %v", got)
 	}
 }
 
 func TestATTLIsRoundedUpToItsClass(t *testing.T) {
+	t.Parallel()
 	last := minTTL
 	for ttl := minTTL; ttl <= maxTTL; ttl += ttl / 7 {
 		c := classOf(ttl)

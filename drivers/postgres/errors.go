@@ -32,21 +32,21 @@ const (
 
 // verdict translates an error that the server answered with; what is none of the
 // definite ones is unknown.
-func verdict(e *pgconn.PgError, capacity int, holds int) error {
+//
+// perTransaction is the server's max_locks_per_transaction, where it is known.
+func verdict(code string, e error, perTransaction int) error {
 	refused := func(after time.Duration, format string, args ...any) error {
 		return &driver.RefusedError{RetryAfter: after, Reason: "postgres: " + fmt.Sprintf(format, args...), Err: e}
 	}
-	switch e.Code {
+	switch code {
 	case codeNoMemory:
-		return refused(time.Second, "the server's lock table is full (room for about %d locks of all clients, this session has %d): raise max_locks_per_transaction", capacity, holds)
+		return refused(time.Second, "the server's lock table is full: raise max_locks_per_transaction%s", map[bool]string{true: fmt.Sprintf(" (now %d)", perTransaction)}[perTransaction > 0])
 	case codeTooMany:
 		return refused(time.Second, "the server has no connection to spare: every process needs up to max_sessions + max_waiters of them; raise max_connections or lower these")
 	case codeStarting:
 		return refused(500*time.Millisecond, "the server is starting or shutting down")
 	case codeDeadlock:
 		return refused(100*time.Millisecond, "the server ended a deadlock at the cost of this request")
-	case codeLockTimeout:
-		return &driver.HeldError{}
 	case codePermission:
 		return refused(0, "the role lacks a permission")
 	case codePassword, codeAuthorization:
@@ -66,7 +66,7 @@ func verdict(e *pgconn.PgError, capacity int, holds int) error {
 func connectError(err error) error {
 	var e *pgconn.PgError
 	if errors.As(err, &e) {
-		return verdict(e, 0, 0)
+		return verdict(e.Code, e, 0)
 	}
 	var parse *pgconn.ParseConfigError
 	if errors.As(err, &parse) {

@@ -140,6 +140,7 @@ func Example_fencing() {
 
 // TestAStoreThatChecksTokensRefusesTheLateWriter runs the example.
 func TestAStoreThatChecksTokensRefusesTheLateWriter(t *testing.T) {
+	t.Parallel()
 	var out strings.Builder
 	if err := lateWriter(context.Background(), server.Postgres(t).URL(), &out); err != nil {
 		t.Fatal(err)

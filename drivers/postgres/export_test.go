@@ -1,6 +1,10 @@
 package postgres
 
-import "time"
+import (
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
 
 // Pids are the server processes of the backend's sessions, without those that have ended
 // and are about to be forgotten.
@@ -17,10 +21,12 @@ func (b *Backend) Pids() []uint32 {
 }
 
 // Collide gives every key the same advisory lock.
-func (b *Backend) Collide() { b.id = func(string, string) int64 { return -42 } }
+func (b *Backend) Collide() {
+	b.number = func(string, string) lockNumber { return lockNumber{n: -42} }
+}
 
-// LockID is the advisory lock of a key.
-func (b *Backend) LockID(key string) int64 { return b.id(b.opt.Prefix, key) }
+// Number is the advisory lock of a key.
+func (b *Backend) Number(key string) int64 { return b.number(b.opt.Prefix, key).n }
 
 // Grace is how long after a lease of this TTL the server, at the latest, frees a dead
 // holder's locks.
@@ -31,12 +37,12 @@ func (b *Backend) Conns() int { return len(b.all()) }
 
 // Steal unlocks a key under the backend's first session that has it, which does not know.
 func (b *Backend) Steal(key string) {
-	id := b.LockID(key)
+	n := b.number(b.opt.Prefix, key)
 	for _, s := range b.all() {
 		s.mu.Lock()
-		has := s.holds[id] > 0
+		has := s.holds[n] > 0
 		if has {
-			s.send(&statement{name: stUnlock, id: id})
+			s.send(&statement{sql: n.unlock(driver.Exclusive)})
 		}
 		s.mu.Unlock()
 		if has {
@@ -45,12 +51,12 @@ func (b *Backend) Steal(key string) {
 	}
 }
 
-// InLine is how many of this process wait for a key.
-func (b *Backend) InLine(key string) int {
+// Queued is how many of this process wait for a key.
+func (b *Backend) Queued(key string) int {
 	b.table.mu.Lock()
 	defer b.table.mu.Unlock()
-	if e := b.table.byID[b.LockID(key)]; e != nil {
-		return len(e.line)
+	if e := b.table.byNumber[b.number(b.opt.Prefix, key)]; e != nil {
+		return len(e.queue)
 	}
 	return 0
 }

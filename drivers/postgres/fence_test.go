@@ -29,6 +29,7 @@ func run(t testing.TB, db *pgx.Conn, statements ...string) {
 // Two roles that see different schemas first exclude each other, and so they must draw
 // their tokens from one sequence.
 func TestTokensDoNotDependOnTheSearchPath(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	run(t, db, "CREATE ROLE a LOGIN", "CREATE SCHEMA a AUTHORIZATION a", "CREATE ROLE b LOGIN", "CREATE SCHEMA b AUTHORIZATION b",
@@ -52,6 +53,7 @@ func TestTokensDoNotDependOnTheSearchPath(t *testing.T) {
 }
 
 func TestASecondSequenceIsRefusedByName(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	run(t, db, "CREATE SCHEMA app")
@@ -67,6 +69,7 @@ func TestASecondSequenceIsRefusedByName(t *testing.T) {
 }
 
 func TestAnUnloggedSequenceIsRefused(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	if admin(t, s.URL()).PgConn().ParameterStatus("server_version") < "15" {
 		t.Skip("this server has no unlogged sequences")
@@ -79,6 +82,7 @@ func TestAnUnloggedSequenceIsRefused(t *testing.T) {
 // same, even if the old one gave them a moment before and the sequence was raised to the
 // clock a moment before that.
 func TestAPromotedStandbyRepeatsNoToken(t *testing.T) {
+	t.Parallel()
 	for _, ahead := range []time.Duration{0, time.Hour} {
 		primary := server.Postgres(t)
 		standby := server.Postgres(t, server.WithReplicaOf(primary))
@@ -158,6 +162,7 @@ func severalHosts(first *server.Server, more ...*server.Server) string {
 // Waiters carry on over a promotion, one at a time holds the key on each server, and the
 // tokens rise.
 func TestAPromotionUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"asynchronous", "synchronous"} {
 		t.Run(mode, func(t *testing.T) {
 			var opts []server.Option

@@ -33,19 +33,17 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.P
 	return f(ctx, c.PgConn())
 }
 
-// locksOf are the advisory locks of keys, with who has them or waits for them. A key's
-// 64 bits are in two columns, and objsubid is 1.
-const locksOf = `SELECT ((l.classid::int8 << 32) | l.objid::int8) AS id, l.granted, l.mode = 'ShareLock' AS shared, l.pid,
+// locksOf are the advisory locks, with who has them or waits for them.
+const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	coalesce(a.application_name, '') AS app, coalesce(host(a.client_addr) || ':' || a.client_port, '') AS address,
 	coalesce((extract(epoch FROM coalesce(CASE WHEN l.granted THEN NULL ELSE l.waitstart END, a.xact_start, a.backend_start)) * 1000000)::int8, 0) AS since,
 	array_to_string(CASE WHEN l.granted THEN '{}' ELSE pg_blocking_pids(l.pid) END, ',') AS blockers
 	FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-	WHERE l.locktype = 'advisory' AND l.objsubid = 1
+	WHERE l.locktype = 'advisory'
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
 // lockRow is a row of it.
 type lockRow struct {
-	id           int64
 	granted      bool
 	shared       bool
 	pid          int64
@@ -62,23 +60,15 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	var rows []lockRow
 	for _, v := range results[0].Rows {
 		r := lockRow{
-			id: signed(v[0]), granted: number(v[1]) == 1, shared: number(v[2]) == 1, pid: number(v[3]),
-			app: string(v[4]), address: string(v[5]), blockers: string(v[7]),
+			granted: number(v[0]) == 1, shared: number(v[1]) == 1, pid: number(v[2]),
+			app: string(v[3]), address: string(v[4]), blockers: string(v[6]),
 		}
-		if us := number(v[6]); us > 0 {
+		if us := number(v[5]); us > 0 {
 			r.since = time.UnixMicro(us)
 		}
 		rows = append(rows, r)
 	}
 	return rows, nil
-}
-
-// signed reads a number that may be -1.
-func signed(v []byte) int64 {
-	if len(v) > 0 && v[0] == '-' {
-		return -number(v[1:])
-	}
-	return number(v)
 }
 
 // Lookup returns who has key. Of holders in this process owner, token and time are
@@ -90,10 +80,10 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
 	}
-	id := b.id(b.opt.Prefix, key)
+	id := b.number(b.opt.Prefix, key)
 	var rows []lockRow
 	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) (err error) {
-		rows, err = readLocks(ctx, pc, fmt.Sprintf(" AND l.classid::int8 = %d AND l.objid::int8 = %d", uint32(uint64(id)>>32), uint32(uint64(id))))
+		rows, err = readLocks(ctx, pc, id.where())
 		return err
 	})
 	if err != nil {
@@ -118,13 +108,13 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 
 // holders are the leases behind one of the server's locks: several if a session of
 // ours shares it with itself, one if the session is somebody else's.
-func (b *Backend) holders(id int64, r lockRow) []driver.Holder {
+func (b *Backend) holders(id lockNumber, r lockRow) []driver.Holder {
 	var ours []driver.Holder
 	for _, s := range b.all() {
 		s.mu.Lock()
 		if int64(s.w.pid) == r.pid {
 			for l := range s.leases {
-				if l.claim.id == id && l.leaving == nil {
+				if l.claim.number == id && l.leaving == nil {
 					ours = append(ours, driver.Holder{
 						Owner: l.claim.owner, Fence: l.fence, Since: l.claim.since,
 						TTL: max(0, time.Until(driver.Expires(l.start, l.ttl))), Address: r.address,
@@ -214,6 +204,9 @@ func (c *checkup) run(ctx context.Context) error {
 		return nil
 	}
 	c.find(driver.SeverityNote, "", "version %s", c.pc.ParameterStatus("server_version"))
+	for _, name := range c.b.ignored {
+		c.find(driver.SeverityNote, "", "the URL's parameter %s has no effect on locks, and is ignored", name)
+	}
 	before := time.Now()
 	row, err := query(ctx, c.pc, `SELECT pg_backend_pid(), pg_is_in_recovery()::int, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
 		current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8),

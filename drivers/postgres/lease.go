@@ -93,35 +93,13 @@ func (l *lease) beat(ctx context.Context, class time.Duration, until time.Time) 
 	if class > s.told && class > s.raise {
 		s.raise = class
 	}
-	reads := s.flushFor(o)
+	s.flush()
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	if s.heard(ctx, o, reads, until) {
+	if s.answer(ctx, o, time.Until(until)) {
 		return nil // alive tells, if it failed
 	}
 	return ended(ctx)
-}
-
-// heard waits for the answer to a heartbeat. Others may have asked for it before, and so
-// it has a timer.
-func (s *session) heard(ctx context.Context, o *op, reads bool, until time.Time) bool {
-	limit := time.Until(until)
-	if reads {
-		return s.readFor(ctx, o, limit)
-	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-o.done:
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-	select { // both may have come while this process stood still
-	case <-o.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // releaseTimeout bounds a release.
@@ -137,9 +115,9 @@ func (l *lease) Release(context.Context) error {
 		return l.afterEnd()
 	}
 	o := s.unlock(l)
-	reads := s.flushFor(o)
+	s.flush()
 	s.mu.Unlock()
-	if !s.answer(context.Background(), o, reads, releaseTimeout) {
+	if !s.answer(context.Background(), o, releaseTimeout) {
 		return errTimeout
 	}
 	if o.err != nil && o.err != driver.ErrLost { //nolint:errorlint // our own, never wrapped
@@ -171,7 +149,7 @@ func (l *lease) afterEnd() error {
 	if fatal { // the end comes within a second
 		<-s.closed
 	}
-	if !s.buried() {
+	if !s.lockFreed() {
 		return fmt.Errorf("postgres: the lock stays until the server notices that its session has ended: %w", s.end)
 	}
 	s.mu.Lock()
@@ -183,9 +161,9 @@ func (l *lease) afterEnd() error {
 	return driver.ErrLost
 }
 
-// burial is what is known of the end of a session's server process. One asks for all
-// the leases of the session.
-type closingSession struct {
+// endLookup is what is known of the end of a session's server process. One caller asks for
+// all the leases of the session.
+type endLookup struct {
 	mu    sync.Mutex
 	asked time.Time
 }
@@ -193,22 +171,22 @@ type closingSession struct {
 // askAgain is how old the answer may be that the process is still there.
 const askAgain = 50 * time.Millisecond
 
-// buried reports whether the session's locks are free for certain.
-func (s *session) buried() bool {
-	s.closing.mu.Lock()
-	defer s.closing.mu.Unlock()
+// lockFreed reports whether the locks of a session that has ended are free for certain.
+func (s *session) lockFreed() bool {
+	s.lookup.mu.Lock()
+	defer s.lookup.mu.Unlock()
 	s.mu.Lock()
-	freed := s.freed
+	freed := s.processEnded
 	s.mu.Unlock()
-	if freed || time.Since(s.closing.asked) < askAgain {
+	if freed || time.Since(s.lookup.asked) < askAgain {
 		return freed
 	}
 	freed = s.processGone()
-	s.closing.asked = time.Now()
+	s.lookup.asked = time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.freed = s.freed || freed
-	return s.freed
+	s.processEnded = s.processEnded || freed
+	return s.processEnded
 }
 
 // processGone asks whether the session's server process has ended, as far as anybody

@@ -38,7 +38,7 @@ type load struct {
 func (s *session) load(class time.Duration) (load, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.end != nil || s.waiting {
+	if s.end != nil || s.waiting || s.suspect {
 		return load{}, false
 	}
 	l := load{queue: len(s.queue), class: s.class}
@@ -74,18 +74,23 @@ func (b *Backend) session(ctx context.Context, class time.Duration) (*session, e
 		return nil, driver.ErrClosed
 	}
 	best, bestLoad := b.best(class)
-	if best != nil && (bestLoad.fit == 0 && !bestLoad.stuck || len(b.sessions)+len(b.opening) >= b.opt.MaxSessions) {
+	full := len(b.sessions)-b.suspects()+len(b.opening) >= b.opt.MaxSessions
+	if best != nil && (bestLoad.fit == 0 && !bestLoad.stuck || full) {
 		b.mu.Unlock()
 		return best, nil
 	}
 	o := b.opening[class]
-	if o == nil && len(b.sessions)+len(b.opening) >= b.opt.MaxSessions {
+	if o == nil && full && len(b.opening) > 0 {
 		for _, o = range b.opening { // all that there may be are being opened: take any
 			break
 		}
 	}
+	if o == nil && full { // for a moment: a waiter has joined the sessions, say
+		b.mu.Unlock()
+		return nil, errTimeout
+	}
 	if o == nil {
-		o = b.open(&b.sessions, func() { delete(b.opening, class) })
+		o = b.open(&b.sessions, func(error) { delete(b.opening, class) })
 		b.opening[class] = o
 	}
 	b.mu.Unlock()
@@ -98,6 +103,19 @@ func (b *Backend) session(ctx context.Context, class time.Duration) (*session, e
 		return best, nil
 	}
 	return o.s, o.err
+}
+
+// suspects counts the sessions that are silent, up to MaxSessions: so many more may be opened
+// in their place. b.mu is held.
+func (b *Backend) suspects() (n int) {
+	for _, s := range b.sessions {
+		s.mu.Lock()
+		if s.suspect {
+			n++
+		}
+		s.mu.Unlock()
+	}
+	return min(n, b.opt.MaxSessions)
 }
 
 // ready returns a session that serves a request of this class well at once, and else nil.
@@ -122,7 +140,7 @@ func (b *Backend) best(class time.Duration) (best *session, bestLoad load) {
 
 // open opens a connection in the background, since who asked for it may go before it is
 // there, and enters it in list. b.mu is held, also when arrived is called.
-func (b *Backend) open(list *[]*session, arrived func()) *opening {
+func (b *Backend) open(list *[]*session, arrived func(error)) *opening {
 	o := &opening{done: make(chan struct{})}
 	b.wg.Add(1)
 	go func() {
@@ -130,9 +148,10 @@ func (b *Backend) open(list *[]*session, arrived func()) *opening {
 		ctx, cancel := context.WithTimeout(b.ctx, connectTimeout)
 		defer cancel()
 		o.s, o.err = b.connect(ctx)
+		defer b.offer()
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		arrived()
+		arrived(o.err)
 		switch {
 		case o.err != nil && b.closing():
 			o.err = driver.ErrClosed
@@ -184,73 +203,6 @@ func without(list []*session, s *session) []*session {
 		}
 	}
 	return list
-}
-
-// waiter returns a connection without leases, reserved for a wait; nil if there may
-// be no more.
-func (b *Backend) waiter(ctx context.Context) (*session, error) {
-	b.mu.Lock()
-	if b.closing() {
-		b.mu.Unlock()
-		return nil, driver.ErrClosed
-	}
-	for _, s := range b.waiters {
-		if s.reserve() {
-			b.mu.Unlock()
-			return s, nil
-		}
-	}
-	if len(b.waiters)+b.coming >= b.opt.MaxWaiters {
-		b.mu.Unlock()
-		return nil, nil
-	}
-	if len(b.sessions) > 1 { // one that was a waiter before, most likely
-		for _, s := range b.sessions {
-			if s.reserve() {
-				b.sessions = without(b.sessions, s)
-				b.waiters = append(b.waiters, s)
-				b.mu.Unlock()
-				return s, nil
-			}
-		}
-	}
-	b.coming++
-	o := b.open(&b.waiters, func() { b.coming-- })
-	b.mu.Unlock()
-	select {
-	case <-o.done:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("postgres: %w", ctx.Err())
-	}
-	if o.err != nil || o.s.reserve() {
-		return o.s, o.err
-	}
-	return b.waiter(ctx) // somebody was faster
-}
-
-// reserve takes a session that holds nothing for a wait.
-func (s *session) reserve() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.end != nil || !s.idle() || time.Now().Before(s.notBefore) {
-		return false
-	}
-	s.waiting, s.used = true, time.Now()
-	return true
-}
-
-// settle lets a waiter that has got its lock join the sessions, if they have room.
-func (b *Backend) settle(s *session) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.sessions)+len(b.opening) >= b.opt.MaxSessions {
-		return
-	}
-	if n := len(b.waiters); n > 0 {
-		if b.waiters = without(b.waiters, s); len(b.waiters) < n {
-			b.sessions = append(b.sessions, s)
-		}
-	}
 }
 
 // close ends a session with the backend.

@@ -165,10 +165,11 @@ func sessionHolder(url string) {
 // A process that is stopped, at any point of its renewals, has no lease of which it believes
 // when it goes on that it lasted longer than the server's lock.
 func TestDeadlineIsNeverLaterThanTheReleaseOfAPausedProcess(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_connections", "100"))
 	ids := make([]int64, pausedSessions)
 	for i := range ids {
-		ids[i] = opener(t, s.URL()).LockID(fmt.Sprint("p", i))
+		ids[i] = opener(t, s.URL()).Number(fmt.Sprint("p", i))
 	}
 	for range 2 {
 		cmd := exec.Command(os.Args[0])
@@ -240,6 +241,7 @@ func whenFreed(t *testing.T, db *pgx.Conn, ids []int64) []time.Time {
 }
 
 func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL())
 	p, fence := startHolder(t, s.URL(), "", holderTTL)
@@ -255,6 +257,7 @@ func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
 }
 
 func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL())
 	p, fence := startHolder(t, s.URL(), "", longTTL)
@@ -271,6 +274,7 @@ func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
 // The server's machine keeps a connection that has no other end: a holder whose machine
 // lost its power, or its network.
 func TestAHolderBehindAHalfOpenConnectionLosesItsLockWithinTTLAndGrace(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL())
 	proxy := fault.NewProxy(t, s.Addr())
@@ -280,6 +284,7 @@ func TestAHolderBehindAHalfOpenConnectionLosesItsLockWithinTTLAndGrace(t *testin
 }
 
 func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	b := opener(t, s.URL())

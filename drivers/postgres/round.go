@@ -1,8 +1,8 @@
 package postgres
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,54 +24,74 @@ const (
 	stUnlocks  = "dlock_us"
 	stUnshare  = "dlock_v"
 	stUnshares = "dlock_vs"
-	stAgain    = "dlock_a" // (key): shared once more, without a token
-	stToken    = "dlock_t" // a token
-	stWait     = "dlock_w" // (key): gives a token when it is granted
-	stWaitS    = "dlock_y"
 	stBeat     = "dlock_b" // the server process
 )
 
-// prepare returns what a new session prepares. fence is the quoted sequence, or empty.
-func prepare(fence string) string {
-	lock := func(f, key string) string { return f + "(" + key + ")" }
-	token := "1"
-	if fence != "" {
-		token = "nextval('" + strings.ReplaceAll(fence, "'", "''") + "'::regclass)"
-		lock = func(f, key string) string {
-			return "CASE WHEN " + f + "(" + key + ") THEN " + token + " END"
-		}
+// queries makes SQL of locks and tokens.
+type queries struct{ token string }
+
+// newQueries takes the sequence; empty: no tokens.
+func newQueries(sequence string) queries {
+	if sequence == "" {
+		return queries{"1"}
 	}
-	const x, s = "pg_try_advisory_lock", "pg_try_advisory_lock_shared"
+	return queries{"nextval(" + literal(sequence) + "::regclass)"}
+}
+
+// given is a token if the function gives the lock.
+func (q queries) given(call string) string { return "CASE WHEN " + call + " THEN " + q.token + " END" }
+
+func (q queries) lock(args string) string { return q.given("pg_try_advisory_lock(" + args + ")") }
+
+// pass is what a reader does before it takes a lock: it passes the writer that waits.
+func pass(writers, then string) string {
+	return "CASE WHEN pg_try_advisory_xact_lock_shared(" + writers + ") THEN " + then + " END"
+}
+
+func (q queries) share(args, writers string) string {
+	return pass(writers, q.given("pg_try_advisory_lock_shared("+args+")"))
+}
+
+// prepare returns what a new session prepares.
+func (q queries) prepare() string {
 	var b strings.Builder
 	p := func(name, args, body string) { fmt.Fprintf(&b, "PREPARE %s%s AS SELECT %s;\n", name, args, body) }
-	p(stLock, "(int8)", lock(x, "$1"))
-	p(stShare, "(int8)", lock(s, "$1"))
-	p(stLocks, "(int8[])", lock(x, "k")+" FROM unnest($1) AS k")
-	p(stShares, "(int8[])", lock(s, "k")+" FROM unnest($1) AS k")
+	p(stLock, "(int8)", q.lock("$1"))
+	p(stShare, "(int8)", q.share("$1", writersOf("$1")))
+	p(stLocks, "(int8[])", q.lock("k")+" FROM unnest($1) AS k")
+	p(stShares, "(int8[])", q.share("k", writersOf("k"))+" FROM unnest($1) AS k")
 	p(stUnlock, "(int8)", "pg_advisory_unlock($1)")
 	p(stUnshare, "(int8)", "pg_advisory_unlock_shared($1)")
 	p(stUnlocks, "(int8[])", "pg_advisory_unlock(k) FROM unnest($1) AS k")
 	p(stUnshares, "(int8[])", "pg_advisory_unlock_shared(k) FROM unnest($1) AS k")
-	p(stAgain, "(int8)", s+"($1)")
-	p(stToken, "", token)
-	wait := func(f string) string { return "CASE WHEN " + f + "($1) IS NOT NULL THEN " + token + " END" }
-	p(stWait, "(int8)", wait("pg_advisory_lock"))
-	p(stWaitS, "(int8)", wait("pg_advisory_lock_shared"))
 	p(stBeat, "", "pg_backend_pid()")
 	return b.String()
 }
 
-// many is a statement of several keys in an array.
-func many(name string, ids []int64) string {
-	b := make([]byte, 0, 24+20*len(ids))
-	b = append(append(append(b, "EXECUTE "...), name...), "('{"...)
-	for i, id := range ids {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendInt(b, id, 10)
+// try is the statement that asks for one lock.
+func (q queries) try(n lockNumber, mode driver.Mode) string {
+	switch {
+	case !n.pair && mode == driver.Exclusive:
+		return "EXECUTE " + stLock + "(" + n.args() + ")"
+	case !n.pair:
+		return "EXECUTE " + stShare + "(" + n.args() + ")"
+	case mode == driver.Exclusive:
+		return "SELECT " + q.lock(n.args())
 	}
-	return string(append(b, "}')"...))
+	return "SELECT " + q.share(n.args(), pairArgs(n.writers()))
+}
+
+// unlock is the statement that gives one lock back.
+func (n lockNumber) unlock(mode driver.Mode) string {
+	switch {
+	case !n.pair && mode == driver.Exclusive:
+		return "EXECUTE " + stUnlock + "(" + n.args() + ")"
+	case !n.pair:
+		return "EXECUTE " + stUnshare + "(" + n.args() + ")"
+	case mode == driver.Exclusive:
+		return "SELECT pg_advisory_unlock(" + n.args() + ")"
+	}
+	return "SELECT pg_advisory_unlock_shared(" + n.args() + ")"
 }
 
 // milliseconds is how long the server is to bear a silent session of this class.
@@ -80,61 +100,72 @@ func milliseconds(class time.Duration) string {
 }
 
 // tell is the statement that sets the session's timeout.
-func (s *session) tell(class time.Duration) *statement {
+func tell(class time.Duration) *statement {
 	return &statement{sql: "SET idle_session_timeout = " + milliseconds(class), class: class}
 }
 
 // plan takes a round out of the queue. Unlocks go first. Locks of one kind are one
-// statement, but for a key that the session shares already: see again.
+// statement. The server has a share once for all of a session's leases of it: the first takes
+// it, the last gives it back, and those between ask for a token, and pass the
+// writer that waits.
 func (s *session) plan() []*statement {
 	if s.beat == nil && len(s.queue) == 0 {
 		return nil
 	}
 	var unlock, unshare, lock, share, again, later []*op
-	var asked map[int64]bool // of shares
 	most := min(len(s.queue), maxRound)
+	given := map[lockNumber]bool{} // back to the server in this round
 	for _, o := range s.queue[:most] {
+		n := o.claim.number
 		switch {
-		case o.lease != nil && o.lease.claim.mode == driver.Exclusive:
+		case !o.leaves:
+			continue
+		case o.claim.mode == driver.Exclusive:
 			unlock = append(unlock, o)
-		case o.lease != nil:
+		case s.holds[n] > 1:
+			s.removeLease(o.lease)
+			o.finish(nil)
+		default:
 			unshare = append(unshare, o)
+			given[n] = true
+		}
+		o.sent = true
+	}
+	asked := map[lockNumber]bool{}
+	for _, o := range s.queue[:most] {
+		n := o.claim.number
+		switch {
+		case o.leaves:
+			continue
 		case o.claim.mode == driver.Exclusive:
 			lock = append(lock, o)
-		case asked[o.claim.id]:
-			later = append(later, o) // so that a failed share can be undone for certain
+		case asked[n] || given[n]: // one at a time, so that it is known what the session has
+			later = append(later, o)
 			continue
-		case s.holds[o.claim.id] > 0:
+		case s.holds[n] > 0:
 			again = append(again, o)
 		default:
 			share = append(share, o)
 		}
-		if o.claim != nil && o.claim.mode == driver.Shared {
-			if asked == nil {
-				asked = map[int64]bool{}
-			}
-			asked[o.claim.id] = true
-		}
+		asked[n] = true
 		o.sent = true
 	}
-	s.queue = slices.Delete(s.queue, 0, most)
-	if len(later) > 0 {
-		s.queue = append(later, s.queue...)
-	}
+	s.queue = append(later, s.queue[most:]...)
 
-	out := s.planned[:0]
+	var out []*statement
 	if class := s.needs(lock, share, again); class != 0 {
 		s.class = class
 		if class != s.told {
-			out = append(out, s.tell(class))
+			out = append(out, tell(class))
 		}
 	}
-	out = planned(out, unlock, stUnlock, stUnlocks, (*session).unlocked)
-	out = planned(out, unshare, stUnshare, stUnshares, (*session).unlocked)
-	out = planned(out, lock, stLock, stLocks, (*session).locked)
-	out = planned(out, share, stShare, stShares, (*session).locked)
+	out = s.planned(out, unlock, stUnlocks, (*session).unlocked)
+	out = s.planned(out, unshare, stUnshares, (*session).unlocked)
+	out = s.planned(out, lock, stLocks, (*session).locked)
+	out = s.planned(out, share, stShares, (*session).locked)
 	for _, o := range again {
-		out = append(out, s.again(o))
+		sql := "SELECT " + pass(pairArgs(o.claim.number.writers()), s.b.sql.token)
+		out = append(out, &statement{sql: sql, ops: []*op{o}, do: (*session).locked})
 	}
 	if s.beat != nil {
 		s.beating, s.beat = s.beat, nil
@@ -143,7 +174,6 @@ func (s *session) plan() []*statement {
 			out = append(out, &statement{sql: "EXECUTE " + stBeat, do: (*session).beaten})
 		}
 	}
-	s.planned = out
 	return out
 }
 
@@ -163,85 +193,99 @@ func (s *session) needs(asked ...[]*op) time.Duration {
 	return class
 }
 
-func ids(ops []*op) []int64 {
-	list := make([]int64, len(ops))
+// planned appends the statements for requests of one kind: one for all that have a plain
+// number, several being the name of it.
+func (s *session) planned(out []*statement, ops []*op, several string, do func(*session, *statement)) []*statement {
+	var together []*op
+	for _, o := range ops {
+		if len(ops) > 1 && !o.claim.number.pair {
+			together = append(together, o)
+			continue
+		}
+		out = append(out, s.single(o, do))
+	}
+	if len(together) > 0 {
+		out = append(out, &statement{sql: many(several, together), ops: together, do: do})
+	}
+	return out
+}
+
+// single is the statement for one request.
+func (s *session) single(o *op, do func(*session, *statement)) *statement {
+	st := &statement{ops: []*op{o}, do: do}
+	if o.leaves {
+		st.sql = o.claim.number.unlock(o.claim.mode)
+	} else {
+		st.sql = s.b.sql.try(o.claim.number, o.claim.mode)
+	}
+	return st
+}
+
+// many is a statement of several keys in an array.
+func many(name string, ops []*op) string {
+	b := make([]byte, 0, 24+20*len(ops))
+	b = append(append(append(b, "EXECUTE "...), name...), "('{"...)
 	for i, o := range ops {
-		list[i] = o.id()
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, o.claim.number.n, 10)
 	}
-	return list
+	return string(append(b, "}')"...))
 }
 
-func (o *op) id() int64 {
-	if o.claim != nil {
-		return o.claim.id
-	}
-	return o.lease.claim.id
-}
-
-// planned appends the statement for requests of one kind.
-func planned(out []*statement, ops []*op, single, several string, do func(*session, *statement)) []*statement {
-	switch len(ops) {
-	case 0:
-		return out
-	case 1:
-		return append(out, (&statement{name: single, id: ops[0].id(), do: do}).of(ops[0]))
-	}
-	return append(out, &statement{sql: many(several, ids(ops)), ops: ops, do: do})
-}
-
-// locked takes the answer to locks that the session did not have before.
+// locked takes the answer to locks. If it is an error some may have been granted: the lock
+// stays when what follows it fails. A session has none of those that it asks for, but
+// for a share that it has already, of which nothing more is taken.
 func (s *session) locked(st *statement) {
-	if st.err == nil && len(st.values) != len(st.ops) {
-		s.failUnanswered(st.ops)
-		s.fail(fmt.Errorf("postgres: %d rows for %d locks", len(st.values), len(st.ops)), false)
-		return
-	}
-	if st.err == nil {
+	switch {
+	case st.err == nil && len(st.values) == len(st.ops):
 		for i, o := range st.ops {
 			s.decide(o, st.values[i], st.sent)
 		}
 		return
+	case st.err == nil:
+		s.failWith(st.ops, fmt.Errorf("postgres: %d rows for %d locks", len(st.values), len(st.ops)))
+		return
 	}
-	// Some may have been granted: the lock stays when what follows it fails. The
-	// session had none of them, so that all can be given back unseen.
-	single, name := stLock, stUnlocks
-	if st.ops[0].claim.mode == driver.Shared {
-		single, name = stShare, stUnshares
-	}
-	again := []*statement{{sql: many(name, ids(st.ops))}}
-	if len(st.ops) == 1 {
-		s.refuse(st.ops[0], st.err)
-	} else { // one by one, so that the error finds the one that it is about
-		for _, o := range st.ops {
-			again = planned(again, []*op{o}, single, "", (*session).locked)
+	unlocks := ""
+	for _, o := range st.ops {
+		if s.holds[o.claim.number] == 0 {
+			unlocks += o.claim.number.unlock(o.claim.mode) + "; "
 		}
 	}
-	s.send(again...)
+	s.cleanUp(unlocks, st.ops, retries, func() {
+		for _, o := range st.ops {
+			if len(st.ops) == 1 {
+				s.refuse(o, st.err)
+			} else { // one by one, so that the error finds the one that it is about
+				s.send(s.single(o, (*session).locked))
+			}
+		}
+	})
 }
 
-// again shares a key once more. The server counts the shares of a session, and does
-// not tell the count: to undo a failure unseen could take another lease's share.
-// So lock and token are two statements in one message, whose results tell how far
-// it came.
-func (s *session) again(o *op) *statement {
-	sql := "EXECUTE " + stAgain + "(" + strconv.FormatInt(o.id(), 10) + "); EXECUTE " + stToken
-	return &statement{sql: sql, ops: []*op{o}, do: (*session).lockedAgain}
-}
+// retries is how often a statement that must not fail is sent again, because somebody
+// cancels it, before the session is given up.
+const retries = 20
 
-func (s *session) lockedAgain(st *statement) {
-	o := st.ops[0]
-	has := len(st.values) > 0 && st.values[0] == 1
-	switch {
-	case st.err == nil && len(st.values) == 2 && has:
-		s.decide(o, st.values[1], st.sent)
-		return
-	case has:
-		s.send(&statement{name: stUnshare, id: o.id()})
-	case st.err == nil:
-		s.decide(o, -1, st.sent)
+// cleanUp sends unlocks of what the session may have because of ops, and calls then. The
+// mutex is held.
+func (s *session) cleanUp(unlocks string, ops []*op, retries int, then func()) {
+	if unlocks == "" {
+		then()
 		return
 	}
-	s.refuse(o, st.err)
+	s.send(&statement{sql: unlocks, ops: ops, do: func(s *session, st *statement) {
+		switch {
+		case st.err == nil:
+			then()
+		case retries > 0:
+			s.cleanUp(unlocks, ops, retries-1, then)
+		default:
+			s.failWith(ops, fmt.Errorf("postgres: a lock could not be given back: %w", st.err))
+		}
+	}})
 }
 
 // decide settles a request: with a token it is granted, with none refused.
@@ -251,94 +295,84 @@ func (s *session) decide(o *op, token int64, sent time.Time) {
 		o.finish(&driver.HeldError{Server: s.server.id})
 		return
 	}
-	l := s.grant(o.claim, o.ttl, token, sent)
-	s.b.table.granted(o.claim, true)
-	switch {
-	case o.gone:
+	l := s.grant(o, token, sent)
+	// It is over, or nobody wants it, or it lives under a shorter timeout than it needs.
+	if o.gone || !time.Now().Before(driver.Expires(sent, o.ttl)) || s.known < classOf(o.ttl) {
 		s.unlock(l)
 		o.finish(errTimeout)
-	case !time.Now().Before(driver.Expires(sent, o.ttl)):
-		s.unlock(l)
-		o.finish(errTimeout)
-	default:
-		o.lease = l
-		o.finish(nil)
+		return
 	}
+	o.lease = l
+	o.finish(nil)
 }
 
 // grant makes the lease of a grant that was asked for at sent.
-func (s *session) grant(c *claim, ttl time.Duration, token int64, sent time.Time) *lease {
-	l := &lease{s: s, claim: c, ttl: ttl, start: sent}
+func (s *session) grant(o *op, token int64, sent time.Time) *lease {
+	l := &lease{s: s, claim: o.claim, ttl: o.ttl, start: sent}
 	if s.b.schema != "" {
 		l.fence = uint64(token)
-		for seen := s.b.highest.Load(); l.fence > seen && !s.b.highest.CompareAndSwap(seen, l.fence); {
-			seen = s.b.highest.Load()
-		}
+		s.b.sawToken(l.fence)
 	}
 	s.leases[l] = struct{}{}
-	s.holds[c.id]++
+	if s.holds[o.claim.number]++; s.holds[o.claim.number] == 1 {
+		s.b.locks.Add(1)
+	}
 	if end := l.end(); len(s.leases) == 1 || end.Before(s.nextEnd) {
 		s.nextEnd = end
 	}
+	s.b.table.granted(o.claim)
 	s.schedule(time.Now())
 	return l
 }
 
+// removeLease takes a lease out of the books.
+func (s *session) removeLease(l *lease) {
+	delete(s.leases, l)
+	if s.holds[l.claim.number]--; s.holds[l.claim.number] <= 0 {
+		delete(s.holds, l.claim.number)
+		s.b.locks.Add(-1)
+	}
+	s.b.table.drop(l.claim)
+}
+
 func (s *session) refuse(o *op, e *pgconn.PgError) {
 	s.b.table.drop(o.claim)
-	o.finish(verdict(e, s.server.capacity, len(s.leases)))
+	o.finish(verdict(e.Code, e, s.server.perTransaction))
 }
 
-func (s *session) refuseAll(st *statement) {
-	for _, o := range st.ops {
-		s.refuse(o, st.err)
-	}
-}
-
-// unlocked takes the answer to unlocks: false says that the lock was not there.
+// unlocked takes the answer to unlocks: false says that the lock was not there. An error
+// (somebody cancelled the statement) says nothing; then each is asked for again.
 func (s *session) unlocked(st *statement) {
-	if st.err != nil || len(st.values) != len(st.ops) { // never seen; the server then frees them all
-		s.failUnanswered(st.ops)
-		s.fail(fmt.Errorf("postgres: unlock: %w", orRows(st.err)), false)
+	if st.err == nil && len(st.values) != len(st.ops) {
+		s.failWith(st.ops, fmt.Errorf("postgres: %d rows for %d unlocks", len(st.values), len(st.ops)))
 		return
 	}
 	for i, o := range st.ops {
-		l := o.lease
-		delete(s.leases, l)
-		if s.holds[l.claim.id]--; s.holds[l.claim.id] <= 0 {
-			delete(s.holds, l.claim.id)
+		switch {
+		case st.err != nil && o.tries == retries:
+			s.failWith(st.ops[i:], fmt.Errorf("postgres: unlock: %w", st.err))
+			return
+		case st.err != nil:
+			o.tries++
+			s.send(s.single(o, (*session).unlocked))
+		default:
+			s.removeLease(o.lease)
+			var err error
+			if st.values[i] != 1 && o.tries == 0 {
+				err = driver.ErrLost
+			}
+			o.finish(err)
 		}
-		s.b.table.drop(l.claim)
-		if st.values[i] != 1 {
-			o.finish(driver.ErrLost)
-			continue
-		}
-		o.finish(nil)
-	}
-}
-
-func orRows(e *pgconn.PgError) error {
-	if e == nil {
-		return fmt.Errorf("the number of rows is wrong")
-	}
-	return e
-}
-
-// drown ends requests whose answer cannot be read.
-func (s *session) failUnanswered(ops []*op) {
-	for _, o := range ops {
-		if o.claim != nil {
-			s.b.table.drop(o.claim)
-		}
-		o.finish(fmt.Errorf("postgres: an answer could not be read"))
 	}
 }
 
 // beaten takes the answer to a heartbeat: it comes from the same server process, or
 // a pooler that does not pool sessions has given the locks to somebody else.
 func (s *session) beaten(st *statement) {
-	if st.err == nil && len(st.values) == 1 && st.values[0] == int64(s.w.pid) {
-		return
+	switch {
+	case st.err != nil && s.b.opt.Pooler != "":
+		s.send(&statement{sql: "EXECUTE " + stBeat, do: (*session).beaten})
+	case st.err == nil && (len(st.values) != 1 || st.values[0] != int64(s.w.pid)):
+		s.fail(errors.New("postgres: the pooler has changed the server process under a session"), false)
 	}
-	s.fail(fmt.Errorf("postgres: the pooler has changed the server process under a session"), false)
 }

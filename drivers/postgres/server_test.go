@@ -2,16 +2,20 @@ package postgres_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	_ "github.com/jackc/pgx/v5/stdlib" // database/sql
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -31,12 +35,14 @@ func refused(t *testing.T, b driver.Backend, want ...string) {
 }
 
 func TestAPoolerOfTransactionsIsRefused(t *testing.T) {
+	t.Parallel()
 	pg := server.Postgres(t)
 	bouncer := server.PgBouncer(t, pg, "transaction")
 	refused(t, opener(t, bouncer.URL()), "pooler", "pooler=session")
 }
 
 func TestAPoolerOfSessionsServes(t *testing.T) {
+	t.Parallel()
 	pg := server.Postgres(t)
 	bouncer := server.PgBouncer(t, pg, "session")
 	refused(t, opener(t, bouncer.URL()), "pooler")
@@ -56,6 +62,7 @@ func TestAPoolerOfSessionsServes(t *testing.T) {
 }
 
 func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
+	t.Parallel()
 	pg := server.Postgres(t)
 	bouncer := server.PgBouncer(t, pg, "transaction")
 	b := opener(t, bouncer.URL()+"&pooler=session")
@@ -75,6 +82,7 @@ func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
 }
 
 func TestAStandbyIsRefusedForAWhile(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithStandby())
 	_, err := opener(t, s.URL()).Acquire(context.Background(), request("k", time.Minute))
 	var no *driver.RefusedError
@@ -84,6 +92,7 @@ func TestAStandbyIsRefusedForAWhile(t *testing.T) {
 }
 
 func TestAFullLockTableNamesTheSetting(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "10"))
 	b := opener(t, s.URL()+"&max_sessions=2")
 	var mu sync.Mutex
@@ -133,6 +142,7 @@ func TestAFullLockTableNamesTheSetting(t *testing.T) {
 }
 
 func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	do := func(sql string) {
@@ -164,6 +174,7 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 }
 
 func TestASequenceWithACacheIsRefused(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	if _, err := db.Exec(context.Background(), "CREATE SEQUENCE dlock_fence CACHE 20"); err != nil {
@@ -173,6 +184,7 @@ func TestASequenceWithACacheIsRefused(t *testing.T) {
 }
 
 func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	l := must(t, opener(t, s.URL()), request("k", time.Minute))
@@ -192,6 +204,7 @@ func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
 }
 
 func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
+	t.Parallel()
 	const canary = "s3cr3t-c4n4ry"
 	s := server.Postgres(t, server.WithHBA("host all alice 127.0.0.1/32 scram-sha-256"))
 	if _, err := admin(t, s.URL()).Exec(context.Background(), "CREATE ROLE alice LOGIN PASSWORD 'right'"); err != nil {
@@ -207,6 +220,7 @@ func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 }
 
 func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL()+"&restart_guard=8s")
 	if most := b.Info().MaxTTL; most != 8*time.Second {
@@ -222,6 +236,7 @@ func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {
 }
 
 func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL()+"&application_name=web")
 	r := request("k", time.Minute)
@@ -268,6 +283,7 @@ func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 }
 
 func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL()+"&max_sessions=1")
 	ctx := context.Background()
@@ -318,6 +334,7 @@ func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 }
 
 func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL())
 	db, ctx := admin(t, s.URL()), context.Background()
@@ -352,6 +369,7 @@ func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 }
 
 func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("deadlock_timeout", "50ms"))
 	b := opener(t, s.URL())
 	ctx := context.Background()
@@ -382,4 +400,152 @@ func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
 	if !errors.As(one, &no) || no.RetryAfter == 0 || !strings.Contains(one.Error(), "deadlock") || two != nil {
 		t.Errorf("got %v and %v", one, two)
 	}
+}
+
+// What providers and pools put into DATABASE_URL.
+func TestForeignParametersAreHarmlessAndNamed(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	b := opener(t, s.URL()+"&channel_binding=prefer&pool_max_conns=9&default_query_exec_mode=exec&timezone=UTC&statement_timeout=1"+
+		"&keepalives=1&keepalives_idle=30&sslnegotiation=postgres&search_path=nowhere&gssencmode=disable")
+	_ = must(t, b, request("k", time.Minute)).Release(context.Background())
+	findings, err := b.Check(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"channel_binding", "pool_max_conns", "default_query_exec_mode", "timezone", "statement_timeout", "keepalives_idle", "sslnegotiation"} {
+		if !slices.ContainsFunc(findings, func(f driver.Diagnostic) bool { return strings.Contains(f.Summary, name) }) {
+			t.Errorf("Check does not name %s, which is ignored", name)
+		}
+	}
+}
+
+// A lock that other programs take by its number, and the number of a key in SQL.
+func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	db, ctx := admin(t, s.URL()), context.Background()
+	b := opener(t, s.URL())
+	for key, args := range map[string]string{
+		postgres.Int64Key(42): "42", postgres.Int64Key(-1): "-1",
+		postgres.Int32PairKey(7, -8): "7,-8", postgres.Int32PairKey(-2147483648, 2147483647): "-2147483648,2147483647",
+	} {
+		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+			r := request(key, time.Minute)
+			r.Mode = mode
+			l := must(t, b, r)
+			if count(t, db, "SELECT pg_try_advisory_lock("+args+")::int") != 0 {
+				t.Errorf("%s: held as %v, and granted to another program", key, mode)
+			}
+			if err := l.Release(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		if count(t, db, "SELECT pg_try_advisory_lock("+args+")::int") != 1 {
+			t.Errorf("%s: not free", key)
+		}
+		if _, err := b.Acquire(ctx, request(key, time.Minute)); !errors.Is(err, driver.ErrHeld) {
+			t.Errorf("%s: another program has it, and we get %v", key, err)
+		}
+		if st, err := b.Lookup(ctx, key); err != nil || len(st.Holders) != 1 {
+			t.Errorf("%s: Lookup gives %+v, %v", key, st, err)
+		}
+		got := make(chan error, 1)
+		go func() {
+			r := request(key, time.Minute)
+			r.Wait = true
+			l, err := b.Acquire(ctx, r)
+			if err == nil {
+				err = l.Release(ctx)
+			}
+			got <- err
+		}()
+		eventually(t, "it waits", func() bool {
+			return count(t, db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted") == 1
+		})
+		if count(t, db, "SELECT pg_advisory_unlock("+args+")::int") != 1 {
+			t.Error("not unlocked")
+		}
+		if err := <-got; err != nil {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+	l := must(t, b, request("a key", time.Minute))
+	id, pair := b.LockID("a key")
+	if in := count(t, db, "SELECT ('x' || left(encode(sha256(convert_to('' || 'a key', 'UTF8')), 'hex'), 16))::bit(64)::int8"); in != id || pair {
+		t.Errorf("LockID gives %d, SQL %d", id, in)
+	}
+	if count(t, db, "SELECT pg_try_advisory_lock($1)::int", id) != 0 {
+		t.Error("LockID is not the lock's number")
+	}
+	_ = l.Release(ctx)
+}
+
+func TestLockSQLTxIsLockTxOfDatabaseSQL(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	ctx := context.Background()
+	b := opener(t, s.URL())
+	db, err := sql.Open("pgx", s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close() //nolint:errcheck // the test's own
+	one, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.LockSQLTx(ctx, one, "k"); err != nil {
+		t.Fatal(err)
+	}
+	two, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.TryLockSQLTx(ctx, two, "k"); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("a second transaction: %v", err)
+	}
+	if _, err := two.ExecContext(ctx, "SET LOCAL lock_timeout = 20"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.LockSQLTx(ctx, two, "k"); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("lock_timeout gives %v", err)
+	}
+	_ = two.Rollback()
+	if err := one.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	_ = must(t, b, request("k", time.Minute)).Release(ctx)
+}
+
+// The server refuses a text that ends in the middle of a character.
+func TestALongApplicationNameIsCutAtACharacter(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	for _, name := range []string{strings.Repeat("a", 62) + "é", strings.Repeat("é", 40), "\xff\x00"} {
+		b := built(t, connector(s.URL()), &postgres.Options{ApplicationName: name})
+		_ = must(t, b, request("k", time.Minute)).Release(context.Background())
+	}
+}
+
+// One process leaves room for the others, and says which number to raise.
+func TestAProcessLeavesRoomInTheLockTable(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "20"))
+	b := opener(t, s.URL()+"&max_sessions=2")
+	var no *driver.RefusedError
+	n := 0
+	for ; n < 1000; n++ {
+		_, err := b.Acquire(context.Background(), request(fmt.Sprint("k", n), time.Minute))
+		if err != nil {
+			if !errors.As(err, &no) || no.RetryAfter == 0 || !strings.Contains(err.Error(), "max_locks_per_transaction") || !strings.Contains(err.Error(), fmt.Sprint(n)) {
+				t.Errorf("after %d locks: %v", n, err)
+			}
+			break
+		}
+	}
+	if n != 100 {
+		t.Errorf("the process stops at %d locks", n)
+	}
+	_ = must(t, opener(t, s.URL()), request("a newcomer's", time.Minute)).Release(context.Background())
 }

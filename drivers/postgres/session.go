@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,7 +18,7 @@ import (
 // want in a queue; whoever finds the connection idle, or the reader when the
 // answers are complete, sends all that is in the queue as one round: one statement
 // for all the locks, one for all the unlocks. No caller's context reaches the
-// connection: who gives up leaves a grant behind, and the reader returns it.
+// connection: a caller that gives up leaves a grant behind, and the reader returns it.
 type session struct {
 	b         *Backend
 	w         *wire
@@ -25,47 +26,48 @@ type session struct {
 	notBefore time.Time     // restart guard: no grant before this
 	lost      chan struct{} // closed when the session ends
 	closed    chan struct{} // closed a moment later, with the connection
-	closing   closingSession
+	lookup    endLookup
 
-	mu       sync.Mutex
-	end      error // why it ended; nil while it lives
-	freed    bool  // the server process has ended, and so freed the locks
-	fatal    bool  // the server said that it would
-	queue    []*op
-	round    []*statement // sent and unanswered, in order
-	out      []byte       // the last round's bytes and statements, whose memory serves the next
-	planned  []*statement
-	leases   map[*lease]struct{}
-	holds    map[int64]int // grants per advisory lock
-	class    time.Duration // the TTL that the leases need
-	raise    time.Duration // the TTL that a renewal asks for
-	told     time.Duration // the TTL that the server was told last
-	known    time.Duration // the TTL that it has confirmed
-	answered time.Time     // when the last statement that was answered was sent
-	used     time.Time     // when a caller last wanted something
-	nextEnd  time.Time     // when the first lease may be over
-	beat     *op           // a heartbeat in the queue
-	beating  *op           // a heartbeat in this round
-	late     chan struct{} // closed, and made anew, when an answer is late: limits may be over
-	waiting  bool          // in pg_advisory_lock, or confirming its grant
-	timer    *time.Timer
-	due      time.Time // when the timer fires
-
-	readTurns
+	mu           sync.Mutex
+	end          error // why it ended; nil while it lives
+	processEnded bool  // and so its locks are free
+	fatal        bool  // the server said that it would
+	suspect      bool  // it was silent for too long, and takes no request any more
+	queue        []*op
+	round        []*statement // sent and unanswered, in order
+	out          []byte       // the last round's bytes, whose memory serves the next
+	leases       map[*lease]struct{}
+	holds        map[lockNumber]int // leases per advisory lock
+	class        time.Duration      // the TTL that the leases need
+	raise        time.Duration      // the TTL that a renewal asks for
+	told         time.Duration      // the TTL that the server was told last
+	known        time.Duration      // the TTL that it has confirmed
+	answered     time.Time          // when the last statement that was answered was sent
+	used         time.Time          // when a caller last wanted something
+	nextEnd      time.Time          // when the first lease may be over
+	beat         *op                // a heartbeat in the queue
+	beating      *op                // a heartbeat in this round
+	late         chan struct{}      // closed, and made anew, when an answer is late: limits may be over
+	waiting      bool               // reserved for a wait
+	shows        bool               // has the pair of a waiting writer
+	timer        *time.Timer
+	due          time.Time // when the timer fires
 }
 
 // op is what a caller wants of a session.
 type op struct {
-	lease *lease // lock: what was granted; unlock: what to give up
-	claim *claim // lock: whose
-	ttl   time.Duration
-	gone  bool // the caller has given up
-	sent  bool
-	asked time.Time // a wait: when it was sent, and
-	token int64     // what it gave
-	err   error
-	done  chan struct{} // closed when lease or err is set
-	late  chan struct{} // the session's when it was queued
+	claim  *claim // nil: a heartbeat
+	lease  *lease // lock: what was granted; unlock: what to give up
+	leaves bool   // it is an unlock
+	ttl    time.Duration
+	gone   bool // the caller has given up
+	sent   bool
+	tries  int       // of an unlock, after the first
+	asked  time.Time // a wait: when it was sent, and
+	token  int64     // what it gave
+	err    error
+	done   chan struct{} // closed when lease or err is set
+	late   chan struct{} // the session's when it was queued
 }
 
 func newOp() *op { return &op{done: make(chan struct{})} }
@@ -77,37 +79,14 @@ func (o *op) finish(err error) {
 
 // A statement is one message of the simple protocol, and its answer.
 type statement struct {
-	sql    string // or
-	name   string // what was prepared, of one key
-	id     int64
+	sql    string
 	class  time.Duration // what it tells the server, if it does
 	ops    []*op
-	blocks bool // it may take for ever
+	most   time.Duration // how long it may take beside its round trip
 	sent   time.Time
 	values []int64 // a row each; -1: null
-	sets   int     // complete result sets
 	err    *pgconn.PgError
 	do     func(*session, *statement) // takes the answer, under the mutex
-
-	oneOp    [1]*op // memory of ops and values
-	twoValue [2]int64
-}
-
-// of makes a statement of one request.
-func (st *statement) of(o *op) *statement {
-	st.oneOp[0] = o
-	st.ops, st.values = st.oneOp[:], st.twoValue[:0]
-	return st
-}
-
-// append appends the statement's message.
-func (st *statement) append(b []byte) []byte {
-	if st.name == "" {
-		return appendQuery(b, st.sql)
-	}
-	b, start := beginQuery(b)
-	b = append(append(append(b, "EXECUTE "...), st.name...), '(')
-	return endQuery(append(strconv.AppendInt(b, st.id, 10), ')'), start)
 }
 
 // maxRound bounds the requests of one round, and so the size of a message and the
@@ -117,25 +96,48 @@ const maxRound = 256
 // errEnded says that a session took no request any more.
 var errEnded = errors.New("postgres: the session has ended")
 
-// lock leaves a request in the queue, and reports whether its caller has to read the
-// answer.
-func (s *session) lock(c *claim, ttl time.Duration) (o *op, reads bool, err error) {
+// lock leaves a request in the queue.
+func (s *session) lock(c *claim, ttl time.Duration) (o *op, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	switch {
 	case s.b.closing():
-		return nil, false, driver.ErrClosed
-	case s.end != nil || s.waiting:
-		return nil, false, errEnded
+		return nil, driver.ErrClosed
+	case s.end != nil || s.waiting || s.suspect:
+		return nil, errEnded
 	case now.Before(s.notBefore):
-		return nil, false, s.guarded(now)
+		return nil, s.guarded(now)
 	}
 	o = newOp()
 	o.claim, o.ttl = c, ttl
 	s.put(o)
 	s.used = now
-	return o, s.flushFor(o), nil
+	s.flush()
+	return o, nil
+}
+
+// answer waits until o is answered, and reports whether it was before ctx ended and
+// within limit, or a tick after that. It sets no timer: setting or stopping one may
+// wake a thread, which costs a lone caller as much as the rest of our work.
+func (s *session) answer(ctx context.Context, o *op, limit time.Duration) bool {
+	end, late := time.Now().Add(limit), o.late
+	for {
+		select {
+		case <-o.done:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-late:
+			s.mu.Lock()
+			late = s.late
+			over := s.suspect || !time.Now().Before(end)
+			s.mu.Unlock()
+			if over {
+				return false
+			}
+		}
+	}
 }
 
 // put leaves a request in the queue; the mutex is held.
@@ -179,8 +181,12 @@ func (s *session) abandon(o *op) {
 func (s *session) unlock(l *lease) *op {
 	if l.leaving == nil {
 		l.leaving = newOp()
-		l.leaving.lease = l
-		s.b.table.leave(l.claim)
+		l.leaving.lease, l.leaving.claim, l.leaving.leaves = l, l.claim, true
+		if s.suspect { // another session may ask the server
+			s.b.table.drop(l.claim)
+		} else {
+			s.b.table.leave(l.claim)
+		}
 		s.put(l.leaving)
 	}
 	return l.leaving
@@ -191,6 +197,7 @@ func (s *session) unlock(l *lease) *op {
 func (s *session) heartbeat() *op {
 	if s.beat == nil {
 		s.beat = newOp()
+		s.beat.late = s.late
 	}
 	s.used = time.Now()
 	return s.beat
@@ -198,25 +205,20 @@ func (s *session) heartbeat() *op {
 
 // flush sends a round, if none is under way; the mutex is held.
 func (s *session) flush() {
-	if s.end != nil || len(s.round) > 0 || s.waiting {
-		return
-	}
-	if out := s.plan(); len(out) > 0 {
-		s.send(out...)
+	if s.end == nil && len(s.round) == 0 && !s.waiting {
+		s.send(s.plan()...)
 	}
 }
 
 // send writes statements; the mutex is held.
 func (s *session) send(out ...*statement) {
-	if s.end != nil {
-		for _, st := range out {
-			s.failUnanswered(st.ops)
-		}
+	if len(out) == 0 {
 		return
 	}
+	s.round = append(s.round, out...)
 	msg := s.out[:0]
 	for _, st := range out {
-		msg = st.append(msg)
+		msg = appendQuery(msg, st.sql)
 	}
 	s.out = msg
 	now := time.Now() // before the first byte: Expires counts from here
@@ -226,11 +228,9 @@ func (s *session) send(out ...*statement) {
 			s.told = st.class
 		}
 	}
-	s.round = append(s.round, out...)
 	if err := s.w.write(now, msg); err != nil {
 		s.fail(fmt.Errorf("postgres: write: %w", err), false)
 	}
-	s.call()
 }
 
 // front is the statement that is being answered. Only the reader takes it away, so
@@ -282,12 +282,15 @@ func (s *session) ready() bool {
 	s.round = slices.Delete(s.round, 0, 1)
 	s.answered = st.sent
 	if st.class != 0 {
-		if st.err != nil { // never guess under which timeout the locks live
-			s.refuseAll(st)
-			s.fail(fmt.Errorf("postgres: idle_session_timeout was not set: %w", st.err), false)
+		switch {
+		case st.err == nil:
+			s.known = st.class
+		case st.err.Code == codeCanceled: // what is granted under the old one is given back
+			s.told = s.known
+		default:
+			s.failWith(st.ops, fmt.Errorf("postgres: idle_session_timeout was not set: %w", st.err))
 			return false
 		}
-		s.known = st.class
 	}
 	if st.do != nil {
 		st.do(s, st)
@@ -304,24 +307,35 @@ func (s *session) ready() bool {
 
 // fail ends the session: its leases are lost, and what was asked has no answer. The
 // mutex is held.
-func (s *session) fail(err error, freed bool) {
+func (s *session) fail(err error, processEnded bool) {
 	if s.end != nil {
 		return
 	}
-	s.end, s.freed = err, s.freed || freed
-	s.turn.wake()
-	s.alarm.Stop()
+	s.end, s.processEnded = err, s.processEnded || processEnded
 	close(s.lost)
 	s.timer.Stop()
 	lost := len(s.leases)
 	for l := range s.leases {
 		s.b.table.drop(l.claim)
 	}
+	s.b.locks.Add(-int64(len(s.holds)))
 	ops := append(s.queue, s.beat, s.beating)
 	for _, st := range s.round {
 		ops = append(ops, st.ops...)
 	}
-	s.queue, s.round, s.leases, s.beat, s.beating = nil, nil, nil, nil, nil
+	s.queue, s.round, s.leases, s.holds, s.beat, s.beating = nil, nil, nil, nil, nil, nil
+	s.finish(ops, err)
+	s.b.wg.Add(1)
+	go s.hangUp(err, lost, s.fatal)
+}
+
+// failWith ends the session, and requests that are in its round no more.
+func (s *session) failWith(ops []*op, err error) {
+	s.fail(err, false)
+	s.finish(ops, err)
+}
+
+func (s *session) finish(ops []*op, err error) {
 	for _, o := range ops {
 		if o == nil {
 			continue
@@ -331,36 +345,31 @@ func (s *session) fail(err error, freed bool) {
 		}
 		o.finish(err)
 	}
-	if lost > 0 && !s.b.closing() {
-		s.b.report(driver.Notice{Kind: driver.NoticeDisconnected, Err: err, Detail: fmt.Sprintf("a session ended, and %d leases with it", lost)})
-	}
-	s.b.wg.Add(1)
-	go s.hangUp(s.waiting, s.fatal)
 }
 
-// hangUp closes the connection. A wait is cancelled first: see wire.cancel. A server process
-// that ends says so, frees its locks, and only then closes the connection.
-func (s *session) hangUp(waiting, fatal bool) {
+// hangUp closes the connection, and says so. A server process that ends says so, frees its
+// locks, and only then closes the connection. One that waits for a lock notices at the end of
+// its slice.
+func (s *session) hangUp(err error, lost int, fatal bool) {
 	defer s.b.wg.Done()
-	defer close(s.closed)
-	if waiting && !fatal {
-		s.w.cancel()
-	}
 	if fatal && s.b.opt.Pooler == "" && s.w.drain() {
 		s.mu.Lock()
-		s.freed = true
+		s.processEnded = true
 		s.mu.Unlock()
 	}
 	s.w.close()
+	close(s.closed)
+	if lost > 0 && !s.b.closing() {
+		s.b.report(driver.Notice{Kind: driver.NoticeDisconnected, Err: err, Detail: fmt.Sprintf("a session ended, and %d leases with it", lost)})
+	}
 }
 
 // newSession starts the session of a connection that was set up.
 func (b *Backend) newSession(w *wire, srv server) *session {
 	s := &session{
 		b: b, w: w, server: srv, lost: make(chan struct{}), closed: make(chan struct{}),
-		leases: map[*lease]struct{}{}, holds: map[int64]int{}, late: make(chan struct{}),
+		leases: map[*lease]struct{}{}, holds: map[lockNumber]int{}, late: make(chan struct{}),
 		told: idleClass, known: idleClass, used: time.Now(),
-		readTurns: readTurns{turn: make(wakeup, 1)},
 	}
 	if b.opt.RestartGuard > 0 {
 		s.notBefore = srv.asked.Add(b.opt.RestartGuard - srv.uptime)
@@ -368,7 +377,6 @@ func (b *Backend) newSession(w *wire, srv server) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(time.Hour, s.tick)
-	s.armed, s.alarm = true, time.AfterFunc(idlePeriod, s.rouse)
 	s.schedule(time.Now())
 	b.wg.Add(1)
 	go s.run()
@@ -402,16 +410,20 @@ func (s *session) tick() {
 		return
 	}
 	now := time.Now()
-	if s.reading && !s.limit.IsZero() && now.After(s.limit) {
-		s.interrupt()
-	}
-	if len(s.round) > 0 && !s.round[0].blocks && now.Sub(s.round[0].sent) > time.Second {
+	if silence := s.silence(now); silence > time.Second {
+		if silence > suspectAfter && !s.suspect {
+			s.doubt()
+		}
 		close(s.late)
 		s.late = make(chan struct{})
-	}
-	if s.silent(now) {
-		s.fail(fmt.Errorf("postgres: %w", errSilent), false)
-		return
+		limit := writeTimeout
+		if len(s.leases) > 0 {
+			limit = max(s.class, time.Second)
+		}
+		if silence > limit {
+			s.fail(fmt.Errorf("postgres: %w", errSilent), false)
+			return
+		}
 	}
 	s.sweep(now)
 	if s.idle() {
@@ -423,16 +435,32 @@ func (s *session) tick() {
 	}
 }
 
-// silent reports whether an answer is overdue. A wait for a lock may take for ever.
-func (s *session) silent(now time.Time) bool {
-	if len(s.round) == 0 || s.round[0].blocks {
-		return false
+// silence is for how long an answer is overdue.
+func (s *session) silence(now time.Time) time.Duration {
+	if len(s.round) == 0 {
+		return 0
 	}
-	limit := writeTimeout
-	if len(s.leases) > 0 {
-		limit = max(s.class, time.Second)
+	return now.Sub(s.round[0].sent) - s.round[0].most
+}
+
+// suspectAfter is how long a session may be silent before its keys are asked for on
+// another.
+const suspectAfter = 2 * time.Second
+
+// doubt gives up on a session for new requests, while its leases last: the connection may be
+// dead. What it asks for, or gives back, another session may ask the server for, which knows.
+func (s *session) doubt() {
+	s.suspect = true
+	for _, st := range s.round {
+		for _, o := range st.ops {
+			if o.lease == nil || o.leaves {
+				s.b.table.drop(o.claim)
+			}
+		}
 	}
-	return now.Sub(s.round[0].sent) > limit
+	for _, o := range s.queue {
+		s.b.table.drop(o.claim)
+	}
 }
 
 // sweep unlocks leases that nobody renewed. Other leases keep the session alive,
@@ -467,10 +495,10 @@ func (s *session) idle() bool {
 // after a while.
 func (s *session) rest(now time.Time) {
 	switch {
-	case now.Sub(s.used) > idleKeep:
+	case now.Sub(s.used) > idleKeep, s.suspect:
 		s.fail(errEnded, true)
 	case s.told != idleClass && now.Sub(s.answered) > s.told/4:
 		s.class = 0
-		s.send(s.tell(idleClass))
+		s.send(tell(idleClass))
 	}
 }

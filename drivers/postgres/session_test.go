@@ -47,6 +47,7 @@ func eventually(t testing.TB, what string, f func() bool) {
 }
 
 func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "256"))
 	p := fault.NewProxy(t, s.Addr())
 	b := opener(t, through(s, p))
@@ -116,6 +117,7 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 }
 
 func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	bystander := opener(t, s.URL())
@@ -180,6 +182,7 @@ func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
 // A server process says that it ends before it frees its locks. Release says that a lock
 // is lost when it is free.
 func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "256"))
 	db := admin(t, s.URL())
 	a := opener(t, s.URL()+"&max_sessions=1")
@@ -219,6 +222,7 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 }
 
 func TestDeadlineIsNeverLaterThanTheServersRelease(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
 	db := admin(t, s.URL())
 	// The TTL is a class, so that the server keeps the lock no longer than it must.
@@ -272,7 +276,7 @@ func deadlineTrial(t *testing.T, s *server.Server, key string, i int, ttl time.D
 	for {
 		var free bool
 		asked := time.Now() // before the server is asked
-		if err := watch.QueryRow(context.Background(), "SELECT pg_try_advisory_lock($1)", b.LockID(key)).Scan(&free); err != nil {
+		if err := watch.QueryRow(context.Background(), "SELECT pg_try_advisory_lock($1)", b.Number(key)).Scan(&free); err != nil {
 			t.Error(err)
 			return
 		}
@@ -290,6 +294,7 @@ func deadlineTrial(t *testing.T, s *server.Server, key string, i int, ttl time.D
 // One attempt is bounded by itself, whoever reads the answer, while the session's leases
 // are not given up: they may outlast the pause.
 func TestAnAttemptOnASilentServerIsBounded(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL()+"&max_sessions=1")
 	l := must(t, b, request("held", time.Minute))
@@ -337,6 +342,7 @@ func TestAnAttemptOnASilentServerIsBounded(t *testing.T) {
 }
 
 func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	const ttl = 4 * time.Second
@@ -367,6 +373,7 @@ func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 }
 
 func TestALongerRenewalRaisesTheSessionsTimeout(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	l := must(t, a, request("k", 4*time.Second))
@@ -384,6 +391,7 @@ func TestALongerRenewalRaisesTheSessionsTimeout(t *testing.T) {
 }
 
 func TestSharedLeasesOfOneSessionAreCountedApart(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	share := func() driver.Lease {
@@ -407,6 +415,7 @@ func TestSharedLeasesOfOneSessionAreCountedApart(t *testing.T) {
 }
 
 func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	b := opener(t, s.URL())
 	l := must(t, b, request("k", time.Minute))
@@ -422,6 +431,7 @@ func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
 // The lock is taken before the token: if that cannot be had, the lock is given back, and
 // only that.
 func TestALockWithoutATokenIsGivenBack(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	b, c := opener(t, s.URL()+"&max_sessions=1"), opener(t, s.URL())
@@ -471,6 +481,7 @@ func TestALockWithoutATokenIsGivenBack(t *testing.T) {
 // A lone caller's session knows the sequence by its number, and one that was made anew has
 // another.
 func TestASequenceThatIsMadeAnewServesTheSessionsThatWereThere(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	b := opener(t, s.URL())
@@ -504,6 +515,7 @@ func TestASequenceThatIsMadeAnewServesTheSessionsThatWereThere(t *testing.T) {
 // Who polls for a lock that is held uses up no tokens, of which the server writes every
 // thirty-second to its disk.
 func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	a, b := opener(t, s.URL()), opener(t, s.URL())
@@ -529,6 +541,7 @@ func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 }
 
 func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	var mu sync.Mutex
 	var events []driver.Notice
@@ -553,6 +566,7 @@ func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 }
 
 func TestConnectionsOfAPoolAreTakenOver(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	pool, err := pgxpool.New(context.Background(), s.URL())
 	if err != nil {

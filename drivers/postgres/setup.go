@@ -15,11 +15,12 @@ import (
 
 // server is what a session learned of its server when it began.
 type server struct {
-	id       string // of the server process: when it was started
-	asked    time.Time
-	uptime   time.Duration // at asked, or more
-	capacity int           // of the lock table, about
-	version  int           // major
+	id      string // of the server process: when it was started
+	asked   time.Time
+	uptime  time.Duration // at asked, or more
+	version int           // major
+
+	perTransaction int // max_locks_per_transaction
 }
 
 // oldest is the oldest version that ends idle sessions by itself.
@@ -33,14 +34,12 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire, server, error)
 	if err != nil {
 		return nil, srv, err
 	}
-	sequence := ""
 	if b.schema != "" {
 		if err := b.ensureFence(ctx, pc, f); err != nil {
 			return nil, srv, err
 		}
-		sequence = b.sequence()
 	}
-	if err := exec(ctx, pc, b.settings(srv)+prepare(sequence)); err != nil {
+	if err := exec(ctx, pc, b.settings(srv)+b.sql.prepare()); err != nil {
 		return nil, srv, err
 	}
 	w, err := takeOver(ctx, c, uint32(pid))
@@ -64,8 +63,7 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	// that shows in the checkpointer's age, where the role may see it (pg_monitor).
 	row, err := query(ctx, pc, `SELECT pg_backend_pid(), pg_is_in_recovery()::int,
 		`+microseconds("clock_timestamp() - started")+`, `+microseconds("started")+`,
-		current_setting('max_locks_per_transaction')::int8
-			* (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8),
+		current_setting('max_locks_per_transaction'), current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8,
 		`+b.fenceColumns()+`
 		FROM (SELECT greatest(pg_postmaster_start_time(),
 			(SELECT max(backend_start) FROM pg_stat_activity WHERE backend_type = 'checkpointer')) AS started) AS t`+b.fenceTables())
@@ -81,8 +79,9 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	}
 	srv.uptime = time.Duration(number(row[2])) * time.Microsecond
 	srv.id = string(row[3])
-	srv.capacity = int(number(row[4]))
-	return srv, pid, readFence(row[5:]), nil
+	srv.perTransaction = int(number(row[4]))
+	b.room.Store(number(row[4]) * number(row[5]))
+	return srv, pid, readFence(row[6:]), nil
 }
 
 // settings is what every session sets, against the defaults of the role, the database

@@ -1,8 +1,6 @@
 package postgres
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"slices"
 	"sync"
 	"time"
@@ -10,38 +8,35 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// lockID is the advisory lock of a key: the first eight bytes of the SHA-256 of
-// prefix and key. Two keys of one ID wait for each other, which is harmless.
-func lockID(prefix, key string) int64 {
-	sum := sha256.Sum256([]byte(prefix + key))
-	return int64(binary.BigEndian.Uint64(sum[:8]))
-}
-
 // table is what this backend's sessions have or ask for. Advisory locks are
 // reentrant within a session, also from shared to exclusive: the server would
 // grant a second time what the session has, so the table must refuse it.
 type table struct {
-	mu    sync.Mutex
-	byID  map[int64]*entry
-	spare []*entry // for the next key: most are locked for a moment
+	mu       sync.Mutex
+	byNumber map[lockNumber]*entry
 }
-
-const spares = 64
 
 type entry struct {
 	claims []*claim
-	change chan struct{}   // closed when a claim changes; nil if nobody waits for that
-	line   []chan struct{} // those who wait for the lock, in order; the first's is closed
+	change chan struct{} // closed when a claim changes; nil if nobody waits for that
+	queue  []*place      // those who wait for the lock, in order
+}
+
+// A place is one caller's in the queue of those who wait for a lock.
+type place struct {
+	mode  driver.Mode
+	first chan struct{} // closed when it is the first
 }
 
 // A claim is one owner's lock, or the wish for it.
 type claim struct {
-	id    int64
-	key   string
-	owner string
-	mode  driver.Mode
-	state claimState // guarded by the table
-	since time.Time  // by the local clock; when it was granted
+	number  lockNumber
+	key     string
+	owner   string
+	mode    driver.Mode
+	waiting bool       // it has a place in the queue
+	state   claimState // guarded by the table
+	since   time.Time  // by the local clock; when it was granted
 }
 
 type claimState uint8
@@ -52,27 +47,22 @@ const (
 	leaving                   // the server was told to unlock
 )
 
-func (t *table) entry(id int64) *entry {
-	e := t.byID[id]
-	if e != nil {
-		return e
-	}
-	if n := len(t.spare); n > 0 {
-		e, t.spare = t.spare[n-1], t.spare[:n-1]
-	} else {
+func (t *table) entry(n lockNumber) *entry {
+	e := t.byNumber[n]
+	if e == nil {
 		e = &entry{}
+		t.byNumber[n] = e
 	}
-	t.byID[id] = e
 	return e
 }
 
 // ask enters c, unless it conflicts with another claim: with one that is held it
 // returns that claim's copy; with one that is about to change, a channel that is closed
-// when it has.
+// when it has. A reader does not pass a writer that waits in this process.
 func (t *table) ask(c *claim) (holder *claim, change <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.entry(c.id)
+	e := t.entry(c.number)
 	busy := false
 	for _, x := range e.claims {
 		if x.mode == driver.Shared && c.mode == driver.Shared {
@@ -84,6 +74,9 @@ func (t *table) ask(c *claim) (holder *claim, change <-chan struct{}) {
 		}
 		busy = true
 	}
+	if c.mode == driver.Shared && !c.waiting && slices.ContainsFunc(e.queue, func(p *place) bool { return p.mode == driver.Exclusive }) {
+		return &claim{key: c.key}, nil
+	}
 	if busy {
 		if e.change == nil {
 			e.change = make(chan struct{})
@@ -94,13 +87,13 @@ func (t *table) ask(c *claim) (holder *claim, change <-chan struct{}) {
 	return nil, nil
 }
 
-// granted notes that the server granted c; a claim that a waiting connection made
-// enters here, since what it does is no concern of the other sessions until then.
-func (t *table) granted(c *claim, entered bool) {
+// granted notes that the server granted c. The claim of a waiting connection enters
+// here, since what it does is no concern of the other sessions until then.
+func (t *table) granted(c *claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.entry(c.id)
-	if !entered {
+	e := t.entry(c.number)
+	if !slices.Contains(e.claims, c) {
 		e.claims = append(e.claims, c)
 	}
 	c.state, c.since = held, time.Now()
@@ -118,18 +111,15 @@ func (t *table) leave(c *claim) {
 func (t *table) drop(c *claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.byID[c.id]
+	e := t.byNumber[c.number]
 	if e == nil {
 		return
 	}
-	for i, x := range e.claims {
-		if x == c {
-			e.claims = slices.Delete(e.claims, i, i+1)
-			e.changed()
-			break
-		}
+	if i := slices.Index(e.claims, c); i >= 0 {
+		e.claims = slices.Delete(e.claims, i, i+1)
+		e.changed()
 	}
-	t.tidy(c.id, e)
+	t.tidy(c.number, e)
 }
 
 func (e *entry) changed() {
@@ -139,43 +129,42 @@ func (e *entry) changed() {
 	}
 }
 
-func (t *table) tidy(id int64, e *entry) {
-	if len(e.claims) == 0 && len(e.line) == 0 && e.change == nil {
-		delete(t.byID, id)
-		if len(t.spare) < spares {
-			t.spare = append(t.spare, e)
-		}
+func (t *table) tidy(n lockNumber, e *entry) {
+	if len(e.claims) == 0 && len(e.queue) == 0 && e.change == nil {
+		delete(t.byNumber, n)
 	}
 }
 
-// enter puts the caller at the end of those who wait for the lock; the channel is
-// closed when it is the first.
-func (t *table) enter(id int64) chan struct{} {
+// queued reports whether somebody in this process waits for the lock.
+func (t *table) queued(n lockNumber) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.entry(id)
-	turn := make(chan struct{})
-	e.line = append(e.line, turn)
-	if len(e.line) == 1 {
-		close(turn)
-	}
-	return turn
+	e := t.byNumber[n]
+	return e != nil && len(e.queue) > 0
 }
 
-// quit takes the caller out of the line.
-func (t *table) quit(id int64, turn chan struct{}) {
+// enter puts c at the end of those who wait for its lock.
+func (t *table) enter(c *claim) *place {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.byID[id]
-	for i, x := range e.line {
-		if x != turn {
-			continue
-		}
-		e.line = slices.Delete(e.line, i, i+1)
-		if i == 0 && len(e.line) > 0 {
-			close(e.line[0])
-		}
-		break
+	e := t.entry(c.number)
+	p := &place{mode: c.mode, first: make(chan struct{})}
+	e.queue = append(e.queue, p)
+	if len(e.queue) == 1 {
+		close(p.first)
 	}
-	t.tidy(id, e)
+	return p
+}
+
+// quit takes a place out of the queue.
+func (t *table) quit(n lockNumber, p *place) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.byNumber[n]
+	i := slices.Index(e.queue, p)
+	e.queue = slices.Delete(e.queue, i, i+1)
+	if i == 0 && len(e.queue) > 0 {
+		close(e.queue[0].first)
+	}
+	t.tidy(n, e)
 }

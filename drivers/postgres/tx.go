@@ -2,11 +2,11 @@ package postgres
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -24,23 +24,64 @@ import (
 // an error the transaction is of no use any more. See the package's documentation on
 // the deadlock that nobody finds.
 func (b *Backend) LockTx(ctx context.Context, tx pgx.Tx, key string) error {
-	id, err := b.txID(tx, key)
-	if err != nil {
-		return err
+	if tx == nil {
+		return driver.Invalid("transaction", "is nil")
 	}
-	_, err = tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", id)
-	return txError(ctx, err)
+	return b.lockTx(ctx, key, pgxRow(ctx, tx))
 }
 
-// TryLockTx is LockTx without the waiting: *driver.HeldError if somebody else has
-// the key, after which the transaction can go on.
+// TryLockTx is LockTx without the waiting: *driver.HeldError if another transaction or lease
+// has the key, after which the transaction can go on.
 func (b *Backend) TryLockTx(ctx context.Context, tx pgx.Tx, key string) error {
-	id, err := b.txID(tx, key)
+	if tx == nil {
+		return driver.Invalid("transaction", "is nil")
+	}
+	return b.tryLockTx(ctx, key, pgxRow(ctx, tx))
+}
+
+// LockSQLTx is LockTx for a transaction of database/sql, of any driver of PostgreSQL.
+func (b *Backend) LockSQLTx(ctx context.Context, tx *sql.Tx, key string) error {
+	if tx == nil {
+		return driver.Invalid("transaction", "is nil")
+	}
+	return b.lockTx(ctx, key, sqlRow(ctx, tx))
+}
+
+// TryLockSQLTx is TryLockTx for a transaction of database/sql.
+func (b *Backend) TryLockSQLTx(ctx context.Context, tx *sql.Tx, key string) error {
+	if tx == nil {
+		return driver.Invalid("transaction", "is nil")
+	}
+	return b.tryLockTx(ctx, key, sqlRow(ctx, tx))
+}
+
+// A scan runs a query that has one row, and reads its only column.
+type scan func(query string, to any) error
+
+func pgxRow(ctx context.Context, tx pgx.Tx) scan {
+	return func(query string, to any) error { return tx.QueryRow(ctx, query).Scan(to) }
+}
+
+func sqlRow(ctx context.Context, tx *sql.Tx) scan {
+	return func(query string, to any) error { return tx.QueryRowContext(ctx, query).Scan(to) }
+}
+
+func (b *Backend) lockTx(ctx context.Context, key string, row scan) error {
+	n, err := b.txNumber(key)
 	if err != nil {
 		return err
 	}
 	var got bool
-	if err := tx.QueryRow(ctx, "SELECT pg_try_advisory_xact_lock($1)", id).Scan(&got); err != nil {
+	return txError(ctx, row("SELECT pg_advisory_xact_lock("+n.args()+") IS NOT NULL", &got))
+}
+
+func (b *Backend) tryLockTx(ctx context.Context, key string, row scan) error {
+	n, err := b.txNumber(key)
+	if err != nil {
+		return err
+	}
+	var got bool
+	if err := row("SELECT pg_try_advisory_xact_lock("+n.args()+")", &got); err != nil {
 		return txError(ctx, err)
 	}
 	if !got {
@@ -49,29 +90,33 @@ func (b *Backend) TryLockTx(ctx context.Context, tx pgx.Tx, key string) error {
 	return nil
 }
 
-// txID checks the arguments. The lock of a transaction is reentrant, as all that a
+// txNumber checks the key. The lock of a transaction is reentrant, as all that a
 // transaction has.
-func (b *Backend) txID(tx pgx.Tx, key string) (int64, error) {
+func (b *Backend) txNumber(key string) (lockNumber, error) {
 	switch {
-	case tx == nil:
-		return 0, driver.Invalid("transaction", "is nil")
 	case key == "":
-		return 0, driver.Invalid("key", "is empty")
+		return lockNumber{}, driver.Invalid("key", "is empty")
 	case len(b.opt.Prefix)+len(key) > driver.MaxKey:
-		return 0, driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
+		return lockNumber{}, driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
 	}
-	return b.id(b.opt.Prefix, key), nil
+	return b.number(b.opt.Prefix, key), nil
 }
 
+// txError translates an error of any driver's that tells the server's code.
 func txError(ctx context.Context, err error) error {
-	var e *pgconn.PgError
+	var e interface {
+		error
+		SQLState() string
+	}
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("postgres: %w", ctx.Err())
-	case errors.As(err, &e):
-		return verdict(e, 0, 0)
+	case !errors.As(err, &e):
+		return fmt.Errorf("postgres: %w", err)
+	case e.SQLState() == codeLockTimeout:
+		return &driver.HeldError{}
 	}
-	return fmt.Errorf("postgres: %w", err)
+	return verdict(e.SQLState(), err, 0)
 }

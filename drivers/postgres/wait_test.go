@@ -32,6 +32,7 @@ func waits(t *testing.T, b *postgres.Backend, line func() int64, key string, got
 
 // Of one process only the first in its own line stands in the server's.
 func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
+	t.Parallel()
 	const n = 20
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
@@ -52,7 +53,7 @@ func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "all stand in line", func() bool { return b.InLine("k") == n })
+	eventually(t, "all stand in line", func() bool { return b.Queued("k") == n })
 	eventually(t, "one waits on the server", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
 	if got := b.Conns(); got > 2 {
 		t.Errorf("%d connections", got)
@@ -62,6 +63,7 @@ func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 }
 
 func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	a, b := opener(t, s.URL()), opener(t, s.URL())
@@ -88,6 +90,7 @@ func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
 }
 
 func TestAReleaseNeverQueuesBehindAWait(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	line := func() int64 { return count(t, db, advisory+" AND NOT granted") }
@@ -111,6 +114,7 @@ func TestAReleaseNeverQueuesBehindAWait(t *testing.T) {
 }
 
 func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
 	var mu sync.Mutex
@@ -156,6 +160,7 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 // Waiters behind a dead network are granted their locks, and nobody confirms. Their
 // processes ask the server to cancel the waits, some just when the locks come.
 func TestAGrantThatNobodyConfirmsIsTakenBackWithinASecond(t *testing.T) {
+	t.Parallel()
 	const n = 8
 	s := server.Postgres(t)
 	db := admin(t, s.URL())
@@ -203,6 +208,7 @@ func TestAGrantThatNobodyConfirmsIsTakenBackWithinASecond(t *testing.T) {
 // The server is told nothing half: wherever a connection stops, at a message's end or
 // within one, the lock goes with the session's timeout.
 func TestAConnectionCutAnywhereFreesItsLockInTime(t *testing.T) {
+	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_connections", "200"))
 	direct := opener(t, s.URL())
 	const ttl = 300 * time.Millisecond

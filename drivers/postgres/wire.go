@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
@@ -19,9 +18,8 @@ import (
 type wire struct {
 	nc  net.Conn
 	in  *pgproto3.Frontend
-	pc  *pgconn.PgConn // of no use any more but for its CancelRequest
-	pid uint32         // of the server process
-	by  time.Time      // the write deadline that is set
+	pid uint32    // of the server process
+	by  time.Time // the write deadline that is set
 }
 
 // takeOver makes a wire of an idle connection.
@@ -35,7 +33,7 @@ func takeOver(ctx context.Context, c *pgx.Conn, pid uint32) (*wire, error) {
 		return nil, err
 	}
 	keepAlive(h.Conn)
-	return &wire{nc: h.Conn, in: h.Frontend, pc: pc, pid: pid}, nil
+	return &wire{nc: h.Conn, in: h.Frontend, pid: pid}, nil
 }
 
 // keepAlive makes the kernel notice a server that is gone within some ten seconds,
@@ -53,20 +51,8 @@ func keepAlive(nc net.Conn) {
 // after Parse, Bind and Execute the server waits for Sync under no timeout, and a
 // connection cut there would keep its locks.
 func appendQuery(b []byte, sql string) []byte {
-	b, start := beginQuery(b)
-	return endQuery(append(b, sql...), start)
-}
-
-// beginQuery and endQuery enclose the text of a message.
-func beginQuery(b []byte) (_ []byte, start int) {
-	start = len(b) + 1
-	return append(b, 'Q', 0, 0, 0, 0), start
-}
-
-func endQuery(b []byte, start int) []byte {
-	b = append(b, 0)
-	binary.BigEndian.PutUint32(b[start:], uint32(len(b)-start))
-	return b
+	b = binary.BigEndian.AppendUint32(append(b, 'Q'), uint32(len(sql)+5))
+	return append(append(b, sql...), 0)
 }
 
 // writeTimeout bounds a write; the messages are small and few, so that a full
@@ -98,13 +84,4 @@ func (w *wire) drain() bool {
 	_ = w.nc.SetReadDeadline(time.Now().Add(time.Second))
 	_, err := io.Copy(io.Discard, w.nc)
 	return err == nil
-}
-
-// cancel asks the server to stop what the connection waits for. The server does
-// not look at a connection whose statement waits for a lock, so that closing it
-// alone would leave a waiter behind.
-func (w *wire) cancel() {
-	ctx, stop := context.WithTimeout(context.Background(), 3*time.Second)
-	defer stop()
-	_ = w.pc.CancelRequest(ctx)
 }

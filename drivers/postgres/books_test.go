@@ -1,0 +1,254 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A factory makes connections.
+type factory = func(context.Context) (*pgx.Conn, error)
+
+// connector makes connections by URL.
+func connector(url string) factory {
+	return func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, url) }
+}
+
+// counted counts the connections that f makes.
+func counted(n *atomic.Int64, f factory) factory {
+	return func(ctx context.Context) (*pgx.Conn, error) {
+		n.Add(1)
+		return f(ctx)
+	}
+}
+
+// built is a backend of a factory.
+func built(t *testing.T, f factory, o *postgres.Options) *postgres.Backend {
+	t.Helper()
+	b, err := postgres.New(f, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+func TestAHookMayCallTheBackend(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	called := make(chan int, 16)
+	var b *postgres.Backend
+	b = built(t, connector(s.URL()), &postgres.Options{Event: func(n driver.Notice) {
+		keys := 0
+		if err := b.List(context.Background(), "", func(*driver.State) bool { keys++; return true }); err != nil {
+			t.Errorf("List from a hook: %v", err)
+		}
+		called <- keys
+	}})
+	l := must(t, b, request("k", time.Minute))
+	if err := terminate(s.URL(), b); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Grant().Lost
+	if keys := <-called; keys != 0 {
+		t.Errorf("%d keys are held after the session's end", keys)
+	}
+	_ = must(t, b, request("k", time.Minute)).Release(context.Background())
+}
+
+// While a lock is asked for a waiter that holds nothing may be reserved for a wait: it stays
+// in the books, and Close ends it.
+func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	a := opener(t, s.URL())
+	for i := range 20 {
+		b := opener(t, s.URL()+"&max_sessions=2&max_waiters=2")
+		var held []driver.Lease
+		for k := range 4 {
+			held = append(held, must(t, a, request(fmt.Sprint(i, "k", k), time.Minute)))
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		for w := range 16 {
+			wg.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					r := request(fmt.Sprint(i, "k", (w+n)%8), time.Second)
+					bounded, stop := context.WithTimeout(ctx, 5*time.Millisecond)
+					r.Wait = w%2 == 0
+					if l, err := b.Acquire(bounded, r); err == nil {
+						_ = l.Release(bounded)
+					}
+					stop()
+				}
+			})
+		}
+		<-time.After(50 * time.Millisecond)
+		closed := make(chan struct{})
+		go func() { _ = b.Close(); close(closed) }()
+		select {
+		case <-closed:
+		case <-time.After(slack):
+			t.Fatalf("round %d: Close hangs", i)
+		}
+		cancel()
+		wg.Wait()
+		for _, l := range held {
+			_ = l.Release(context.Background())
+		}
+	}
+}
+
+// Somebody cancels statements of a session, as an administrator may by mistake. Its leases
+// stay, and an unlock is made again.
+func TestACancelledStatementEndsNoSession(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	db := admin(t, s.URL())
+	b := opener(t, s.URL()+"&max_sessions=1")
+	kept := must(t, b, request("kept", time.Minute))
+	pid := int64(b.Pids()[0])
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				r := request(fmt.Sprint("k", w), time.Minute)
+				if w%2 == 0 {
+					r.Mode, r.Key = driver.Shared, "shared"
+				}
+				l, err := b.Acquire(context.Background(), r)
+				if err != nil {
+					continue // it was hit
+				}
+				if err := l.Release(context.Background()); err != nil {
+					t.Errorf("Release: %v", err)
+				}
+			}
+		})
+	}
+	rounds := 3000
+	if testing.Short() {
+		rounds = 1000
+	}
+	for range rounds {
+		if got := count(t, db, "SELECT pg_cancel_backend($1)::int", pid); got != 1 {
+			t.Error("the session has gone")
+			break
+		}
+	}
+	cancel()
+	wg.Wait()
+	select {
+	case <-kept.Grant().Lost:
+		t.Error("a cancelled statement ended the session with all its leases")
+	default:
+	}
+	if got := count(t, db, advisory); got != 1 {
+		t.Errorf("%d locks are on the server, and one lease is held", got)
+	}
+	if err := kept.Release(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// The server has no connection for a waiter: the wait polls on the session that is there, and
+// does not ask for a connection all the time.
+func TestARefusedConnectionMeansPolling(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	a := opener(t, s.URL())
+	l := must(t, a, request("k", time.Minute))
+	var opened atomic.Int64
+	real := connector(s.URLFor("app", ""))
+	run(t, admin(t, s.URL()), "CREATE ROLE app LOGIN CONNECTION LIMIT 1", "GRANT USAGE, UPDATE ON SEQUENCE dlock_fence TO app")
+	b := built(t, counted(&opened, real), nil)
+	_ = must(t, b, request("warm", time.Minute)).Release(context.Background())
+	got := make(chan error, 1)
+	go func() {
+		r := request("k", time.Minute)
+		r.Wait = true
+		l, err := b.Acquire(context.Background(), r)
+		if err == nil {
+			err = l.Release(context.Background())
+		}
+		got <- err
+	}()
+	eventually(t, "it asks for a connection", func() bool { return opened.Load() == 2 })
+	<-time.After(1500 * time.Millisecond)
+	if n := opened.Load(); n != 2 {
+		t.Errorf("%d connections were asked for, and refused", n-1)
+	}
+	start := time.Now()
+	if err := l.Release(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Errorf("a wait without a connection: %v", err)
+	}
+	t.Logf("handed over in %v", time.Since(start))
+}
+
+// A session behind a dead network keeps nobody of its process out of a key for longer than
+// it takes to be sure that it is silent, though its TTL is long.
+func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	other := opener(t, s.URL())
+	p := fault.NewProxy(t, s.Addr())
+	via, direct := connector(through(s, p)), connector(s.URL())
+	var dead atomic.Bool
+	b := built(t, func(ctx context.Context) (*pgx.Conn, error) {
+		if dead.Load() { // the way that a new connection takes works
+			return direct(ctx)
+		}
+		return via(ctx)
+	}, &postgres.Options{MaxSessions: 1})
+	l := must(t, b, request("held", time.Minute))
+	dead.Store(true)
+	p.Pause()
+	start := time.Now()
+	released := make(chan struct{})
+	go func() { _ = l.Release(context.Background()); close(released) }()
+	var wg sync.WaitGroup
+	for _, key := range []string{"asked", "free"} {
+		wg.Go(func() {
+			eventually(t, key+" is granted", func() bool {
+				l, err := b.Acquire(context.Background(), request(key, time.Minute))
+				return err == nil && l.Release(context.Background()) == nil
+			})
+			t.Logf("%s after %v", key, time.Since(start))
+		})
+	}
+	wg.Wait()
+	if took := time.Since(start); took > 5*time.Second+slack/3 {
+		t.Errorf("blocked for %v", took)
+	}
+	// What the dead session has the server still keeps: it is asked, and says so.
+	if _, err := b.Acquire(context.Background(), request("held", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("a key that the dead session has: %v", err)
+	}
+	if _, err := other.Acquire(context.Background(), request("held", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("the same for another process: %v", err)
+	}
+	<-released
+	if err := terminate(s.URL(), other); err != nil { // nobody else's
+		t.Fatal(err)
+	}
+	p.Resume()
+	eventually(t, "the key is free once the server has heard", func() bool {
+		l, err := b.Acquire(context.Background(), request("held", time.Minute))
+		return err == nil && l.Release(context.Background()) == nil
+	})
+}

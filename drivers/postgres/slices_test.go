@@ -1,0 +1,266 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A program migrates under a lease, and the others wait for it.
+func TestAnIndexBuildAndVacuumEndBesideWaiters(t *testing.T) {
+	t.Parallel()
+	const waiters, rows = 10, 50_000
+	s := server.Postgres(t, server.WithSetting("autovacuum", "off"))
+	db := admin(t, s.URL())
+	run(t, db, "CREATE TABLE t AS SELECT generate_series(1, 100000) AS n")
+	build := func(name string) time.Duration {
+		start := time.Now()
+		run(t, db, "CREATE INDEX CONCURRENTLY "+name+" ON t (n)")
+		return time.Since(start)
+	}
+	alone := build("one")
+	holder := opener(t, s.URL())
+	l := must(t, holder, request("k", 2*time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	wg.Go(func() { // the lease renews
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(300 * time.Millisecond):
+				if _, err := l.Renew(ctx, &driver.Renewal{TTL: 2 * time.Second}); err != nil {
+					t.Errorf("Renew: %v", err)
+				}
+			}
+		}
+	})
+	defer wg.Wait()
+	defer cancel()
+	defer close(stop)
+	for range waiters { // each a process's
+		b := opener(t, s.URL())
+		wg.Go(func() {
+			r := request("k", 10*time.Second)
+			r.Wait = true
+			if l, err := b.Acquire(ctx, r); err == nil {
+				_ = l.Release(ctx)
+			}
+		})
+	}
+	eventually(t, "all wait", func() bool { return count(t, db, advisory+" AND NOT granted") == waiters })
+	done := make(chan time.Duration)
+	go func() { done <- build("two") }()
+	select {
+	case beside := <-done:
+		t.Logf("an index build took %v alone, %v beside %d waiters", alone, beside, waiters)
+		if beside > alone+2*time.Second+slack/3 {
+			t.Errorf("the index build took %v", beside)
+		}
+	case <-ctx.Done():
+		t.Fatal("the index build never ended")
+	}
+	run(t, db, fmt.Sprintf("DELETE FROM t WHERE n <= %d", rows))
+	removed := func() bool {
+		run(t, db, "VACUUM t")
+		return count(t, db, "SELECT n_dead_tup FROM pg_stat_get_dead_tuples('t'::regclass) AS n_dead_tup") == 0
+	}
+	start := time.Now()
+	eventually(t, "VACUUM removes the dead rows", removed)
+	t.Logf("VACUUM removed them %v after the deletion", time.Since(start))
+}
+
+// A wait that its caller gives up costs no server process.
+func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	a := opener(t, s.URL())
+	l := must(t, a, request("k", time.Minute))
+	var opened atomic.Int64
+	pool, err := pgxpool.New(context.Background(), s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	b, err := postgres.New(counted(&opened, postgres.FromPool(pool)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // the test's own
+	const waits = 300
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for range waits / 4 {
+				ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+				r := request(fmt.Sprint("k", w), time.Minute)
+				if w == 0 {
+					r.Key = "k"
+				} else if held, err := a.Acquire(context.Background(), request(r.Key, time.Minute)); err == nil {
+					defer held.Release(context.Background()) //nolint:errcheck // the test's own
+				}
+				r.Wait = true
+				_, err := b.Acquire(ctx, r)
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("a wait gave %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d waits that ended with their context opened %d connections", waits, opened.Load())
+	if n := opened.Load(); n > 4+16 {
+		t.Errorf("%d connections", n)
+	}
+	_ = l.Release(context.Background())
+}
+
+// A process waits for more keys than it has connections for waiting, beside another that
+// always has waiters of its own in the server's queue: nobody starves.
+func TestMoreWaitedKeysThanConnections(t *testing.T) {
+	t.Parallel()
+	const keys, sessions, waiters = 100, 1, 4
+	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	holder := opener(t, s.URL())
+	leases := make([]driver.Lease, keys)
+	for i := range keys {
+		leases[i] = must(t, holder, request(fmt.Sprint("k", i), 5*time.Minute))
+	}
+	b := opener(t, fmt.Sprintf("%s&max_sessions=%d&max_waiters=%d", s.URL(), sessions, waiters))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var got atomic.Int64
+	most := 0
+	var wg sync.WaitGroup
+	for i := range keys {
+		wg.Go(func() {
+			r := request(fmt.Sprint("k", i), time.Minute)
+			r.Wait = true
+			l, err := b.Acquire(ctx, r)
+			if err != nil {
+				t.Errorf("k%d: %v", i, err)
+				return
+			}
+			got.Add(1)
+			if err := l.Release(ctx); err != nil {
+				t.Errorf("k%d: %v", i, err)
+			}
+		})
+	}
+	eventually(t, "all wait", func() bool {
+		n := 0
+		for i := range keys {
+			n += b.Queued(fmt.Sprint("k", i))
+		}
+		most = max(most, b.Conns())
+		return n == keys
+	})
+	var took []time.Duration
+	for i := range keys {
+		before, start := got.Load(), time.Now()
+		if err := leases[i].Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, fmt.Sprintf("k%d is handed over", i), func() bool { most = max(most, b.Conns()); return got.Load() > before })
+		took = append(took, time.Since(start))
+	}
+	wg.Wait()
+	slices.Sort(took)
+	t.Logf("%d keys on %d connections: handed over in p50 %v, max %v", keys, most, took[keys/2], took[keys-1])
+	if most > waiters+2 {
+		t.Errorf("%d connections", most)
+	}
+}
+
+// Readers that come and go, in the writer's process or in others, let a writer in when those
+// that were there have gone.
+func TestAWriterWaitsForTheReadersThatWereThere(t *testing.T) {
+	t.Parallel()
+	const hold = 70 * time.Millisecond
+	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	for _, readers := range []int{2, 8, 32} {
+		for _, processes := range []int{1, 8} {
+			t.Run(fmt.Sprintf("%d readers in %d processes", readers, processes), func(t *testing.T) {
+				if testing.Short() && readers != 8 {
+					t.Skip("short")
+				}
+				var all []*postgres.Backend
+				for range processes {
+					all = append(all, opener(t, s.URL()+"&max_sessions=1"))
+				}
+				for name, writer := range map[string]*postgres.Backend{"elsewhere": opener(t, s.URL()), "in a reader's process": all[0]} {
+					took := writerBeside(t, all, writer, readers, hold)
+					slices.Sort(took)
+					t.Logf("a writer %s waited for p50 %v, max %v", name, took[len(took)/2], took[len(took)-1])
+					if took[len(took)/2] > hold+slack/10 {
+						t.Errorf("a writer %s waited for p50 %v beside readers that hold for %v", name, took[len(took)/2], hold)
+					}
+				}
+			})
+		}
+	}
+}
+
+// writerBeside returns how long a writer waited, beside readers that take the key again and
+// again, by turns so that it is never free.
+func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backend, readers int, hold time.Duration) (took []time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	stop := make(chan struct{})
+	var reads atomic.Int64
+	var wg sync.WaitGroup
+	for i := range readers {
+		wg.Go(func() {
+			<-time.After(hold * time.Duration(i) / time.Duration(readers))
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r := request("k", 10*time.Second)
+				r.Mode, r.Wait = driver.Shared, true
+				l, err := all[i%len(all)].Acquire(ctx, r)
+				if err != nil {
+					t.Errorf("a reader: %v", err)
+					return
+				}
+				reads.Add(1)
+				<-time.After(hold)
+				_ = l.Release(ctx)
+			}
+		})
+	}
+	eventually(t, "all read", func() bool { return reads.Load() > 2*int64(readers) })
+	for range 5 {
+		r := request("k", 10*time.Second)
+		r.Wait = true
+		start := time.Now()
+		l, err := writer.Acquire(ctx, r)
+		if err != nil {
+			t.Errorf("the writer: %v", err)
+			break
+		}
+		took = append(took, time.Since(start))
+		_ = l.Release(ctx)
+		<-time.After(hold)
+	}
+	close(stop)
+	wg.Wait()
+	return took
+}
