@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/signal"
 	"time"
 
@@ -18,7 +19,7 @@ const bootstrapTimeout = 30 * time.Second
 
 func newBootstrap() *cobra.Command {
 	var url string
-	var nodes bool
+	var nodes, sql bool
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
 		Short: "State that the servers of the locks are new, or that their number changes",
@@ -32,6 +33,9 @@ now on, and more or fewer than they were. No lock is granted for one restart gua
 which the leases of clients with the old list end; those clients are refused from now
 on. Give all clients the new list then.
 
+With --sql change nothing, and print the statement that an administrator of the database runs
+for the role in the URL: it makes what the locks need, and grants no more.
+
 The URL is chosen as by dlock run; for --nodes it is the new one.`,
 		Example: `  dlock bootstrap --url redlock:redis://a:6379,redis://b:6379,redis://c:6379
   DLOCK_URL_FILE=/etc/dlock.url dlock bootstrap --nodes`,
@@ -40,6 +44,9 @@ The URL is chosen as by dlock run; for --nodes it is the new one.`,
 			u, err := chooseURL(url, cmd.Flags().Changed("url"))
 			if err != nil {
 				return err
+			}
+			if sql {
+				return printSetup(cmd.OutOrStdout(), u)
 			}
 			said, err := bootstrap(cmd.Context(), u, nodes)
 			if err != nil {
@@ -53,7 +60,29 @@ The URL is chosen as by dlock run; for --nodes it is the new one.`,
 	f.SortFlags = false
 	f.StringVar(&url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
 	f.BoolVar(&nodes, "nodes", false, "the number of nodes changes to that in the URL")
+	f.BoolVar(&sql, "sql", false, "print the SQL that prepares the database for the role in the URL")
+	cmd.MarkFlagsMutuallyExclusive("nodes", "sql")
 	return cmd
+}
+
+// printSetup prints the statement that prepares a database. It asks no server.
+func printSetup(out io.Writer, url string) error {
+	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
+	if err != nil {
+		return exitErrorOf(err)
+	}
+	defer c.Close() //nolint:errcheck // nothing is held
+	statement := ""
+	if i, ok := c.Inspector(); ok {
+		if db, ok := i.(interface{ SetupSQL(role string) string }); ok {
+			statement = db.SetupSQL("")
+		}
+	}
+	if statement == "" {
+		return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", c.Info().Name)
+	}
+	_, err = fmt.Fprintln(out, statement+";")
+	return err
 }
 
 // bootstrap makes the statement, and returns what it means.

@@ -56,3 +56,16 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 		t.Errorf("stderr is %q", stderr)
 	}
 }
+
+func TestBootstrapPrintsTheSQLOfADatabase(t *testing.T) {
+	w := newWorld(t)
+	out, _ := w.want(0, "bootstrap", "--sql", "--url", "postgres://app@127.0.0.1:1/db")
+	for _, part := range []string{"CREATE SEQUENCE", `"public".dlock_fence`, "GRANT USAGE, UPDATE ON SEQUENCE", `TO "app"`} {
+		if !strings.Contains(out, part) {
+			t.Errorf("no %s in %q", part, out)
+		}
+	}
+	if _, stderr := w.want(exitUsage, "bootstrap", "--sql", "--url", "memory:"); !strings.Contains(stderr, "nothing to prepare") {
+		t.Errorf("stderr is %q", stderr)
+	}
+}

@@ -63,6 +63,7 @@ type Backend struct {
 	number  func(prefix, key string) lockNumber // numberOf, but for tests of collisions
 	sql     queries
 	ignored []string     // parameters of the URL
+	role    string       // of the URL
 	locks   atomic.Int64 // that this process has on the server
 	room    atomic.Int64 // of the server's lock table, about
 

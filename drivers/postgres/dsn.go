@@ -69,7 +69,7 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.ignored = a.ignored
+	b.ignored, b.role = a.ignored, pc.User
 	return b, nil
 }
 

@@ -52,20 +52,22 @@ func (b *Backend) sequence() string { return `"` + b.schema + `".` + fenceName }
 
 // SetupSQL returns the one statement that an administrator runs for a role that may not
 // create the sequence of the fencing tokens: it makes the sequence, and grants the role
-// what it needs of it, and nothing else. It is empty without fencing.
+// what it needs of it, and nothing else. Without a role it is for that of the URL. It is
+// empty without fencing. SetupSQL asks no server.
 func (b *Backend) SetupSQL(role string) string {
 	if b.schema == "" {
 		return ""
 	}
+	if role == "" {
+		role = b.role
+	}
+	role = `"` + strings.ReplaceAll(role, `"`, `""`) + `"`
 	schema := ""
 	if b.schema != fenceSchema {
 		schema = fmt.Sprintf(`CREATE SCHEMA IF NOT EXISTS "%s"; GRANT USAGE ON SCHEMA "%[1]s" TO %s; `, b.schema, role)
 	}
 	return fmt.Sprintf("DO $$BEGIN %sCREATE SEQUENCE IF NOT EXISTS %s AS int8; GRANT USAGE, UPDATE ON SEQUENCE %[2]s TO %s; END$$", schema, b.sequence(), role)
 }
-
-// QuoteRole quotes a role's name for SetupSQL.
-func QuoteRole(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
 
 // microseconds is a time as SQL's int8.
 func microseconds(t string) string { return "(extract(epoch FROM " + t + ") * 1000000)::int8" }
@@ -98,7 +100,7 @@ func (b *Backend) fenceColumns() string {
 	least, _ := b.fenceBounds()
 	return `c.relkind, c.relpersistence, s.seqcache, s.seqcycle::int, s.seqincrement, s.seqmax,
 		CASE WHEN c.relkind = 'S' THEN (has_sequence_privilege(c.oid, 'UPDATE') AND has_sequence_privilege(c.oid, 'USAGE, SELECT'))::int ELSE 0 END,
-		quote_ident(current_user),
+		current_user,
 		(SELECT string_agg(quote_ident(n.nspname) || '.' || relname, ', ') FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
 			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + literal(b.schema) + `),
 		CASE WHEN c.relkind = 'S' AND NOT pg_is_in_recovery() AND has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN

@@ -2,7 +2,7 @@
 // one machine or on many, one runs at a time.
 //
 //	dlock run [flags] KEY -- COMMAND [ARG...]
-//	dlock bootstrap [--url URL] [--nodes]
+//	dlock bootstrap [--url URL] [--nodes | --sql]
 //	dlock drivers
 //	dlock version
 //
@@ -121,6 +121,9 @@
 // that is about. It does so only where all servers answer, and, without --nodes, none
 // remembers a lock; otherwise the exit code is 69, and the line on stderr says which does
 // not.
+//
+// With --sql it asks no server, and prints the statement that an administrator of a PostgreSQL
+// database runs for the role in the URL.
 //
 // # From cron
 //
