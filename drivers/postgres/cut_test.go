@@ -1,0 +1,195 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+var long = flag.Bool("postgres.long", false, "cut connections at every byte, instead of at some, and race more often")
+
+const cutTTL = 300 * time.Millisecond
+
+// The server is told nothing half: wherever a connection stops, at a message's end or
+// within one, in either direction, with or without a reset, a lock goes with the session's
+// timeout and not before the lease's end, and nothing is left behind.
+func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	watch, err := pgxpool.New(context.Background(), s.URL()+"&pool_max_conns=20")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(watch.Close)
+	const most = 900 // bytes that a trial sends, or is sent, at the most
+	step := int64(41)
+	if *long {
+		step = 1
+	}
+	room := make(chan struct{}, 24)
+	var wg sync.WaitGroup
+	var trials, freed atomic.Int64
+	for n := int64(0); n < most; n += step {
+		for d, direction := range []fault.Direction{fault.ToServer, fault.ToClient} {
+			action := []fault.Action{fault.Freeze, fault.Cut, fault.Mute}[(n/step+int64(d))%3]
+			actions := []fault.Action{action}
+			if *long {
+				actions = []fault.Action{fault.Freeze, fault.Cut, fault.Mute}
+			}
+			for _, action := range actions {
+				room <- struct{}{}
+				wg.Go(func() {
+					defer func() { <-room }()
+					trials.Add(1)
+					c := cutTrial{s: s, watch: watch, direction: direction, after: n, action: action}
+					if c.run(t) {
+						freed.Add(1)
+					}
+				})
+			}
+		}
+	}
+	wg.Wait()
+	t.Logf("%d trials; in %d the key was seen free", trials.Load(), freed.Load())
+	db := admin(t, s.URL())
+	eventually(t, "no lock is left", func() bool { return count(t, db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0 })
+}
+
+// A cutTrial is one connection that stops.
+type cutTrial struct {
+	s         *server.Server
+	watch     *pgxpool.Pool
+	direction fault.Direction
+	after     int64
+	action    fault.Action
+}
+
+// run takes a key and renews it while locks of all kinds come and go, until the connection
+// stops, and sees when the server frees the key. It reports whether it saw that.
+func (c *cutTrial) run(t *testing.T) bool {
+	name := fmt.Sprintf("%v %d %d", c.direction, c.after, c.action)
+	p, err := fault.Start(c.s.Addr())
+	if err != nil {
+		t.Error(err)
+		return false
+	}
+	defer p.Close() //nolint:errcheck // the test's own
+	b, err := open(through(c.s, p) + "&max_sessions=1&max_waiters=1")
+	if err != nil {
+		t.Error(err)
+		return false
+	}
+	defer b.Close() //nolint:errcheck // the test's own
+	l, err := b.Acquire(context.Background(), request(name, cutTTL))
+	if err != nil {
+		return false // a machine so slow that the grant was over
+	}
+	start := time.Now()
+	p.StopAfter(c.direction, c.after, c.action)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*cutTTL)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { c.load(ctx, b, l, name) })
+	defer wg.Wait()
+	id, _ := b.LockID(name)
+	bound := start.Add(2*cutTTL + cutTTL + postgres.Grace(cutTTL) + slack)
+	for {
+		var free bool
+		if err := c.watch.QueryRow(context.Background(), "SELECT pg_try_advisory_xact_lock($1)", id).Scan(&free); err != nil {
+			t.Error(err)
+			return false
+		}
+		answered := time.Now()
+		switch e := l.Grant().Expires; {
+		case free && answered.Before(e):
+			select {
+			case <-l.Grant().Lost: // the end of the connection came first
+			case <-time.After(slack):
+				t.Errorf("%s: freed %v before Expires, and the lease is not lost", name, e.Sub(answered))
+			}
+			return true
+		case free:
+			return true
+		case answered.After(bound):
+			t.Errorf("%s: held %v after the start", name, answered.Sub(start))
+			return false
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// load makes a session and a waiter send all that they ever send.
+func (c *cutTrial) load(ctx context.Context, b *postgres.Backend, l driver.Lease, name string) {
+	for i := 0; ctx.Err() == nil; i++ {
+		_, _ = l.Renew(ctx, &driver.Renewal{TTL: cutTTL})
+		r := request(name+"x", cutTTL)
+		r.Wait = i%2 == 1
+		if i%4 > 1 {
+			r.Mode = driver.Shared
+		}
+		x, err := b.Acquire(ctx, r)
+		if err != nil {
+			continue
+		}
+		waiting := make(chan struct{})
+		go func() { // for what is released in a moment
+			defer close(waiting)
+			r := request(name+"x", cutTTL)
+			r.Wait = true
+			if y, err := b.Acquire(ctx, r); err == nil {
+				_ = y.Release(ctx)
+			}
+		}()
+		_ = x.Release(ctx)
+		<-waiting
+	}
+}
+
+func TestOneOfAHundredWins(t *testing.T) {
+	t.Parallel()
+	rounds := 20
+	if *long {
+		rounds = 200
+	}
+	s := server.Postgres(t)
+	var all []*postgres.Backend
+	for range 4 {
+		all = append(all, opener(t, s.URL()))
+	}
+	for i := range rounds {
+		var won atomic.Int64
+		var wg sync.WaitGroup
+		var held sync.WaitGroup
+		held.Add(100)
+		for w := range 100 {
+			wg.Go(func() {
+				l, err := all[w%4].Acquire(context.Background(), request(fmt.Sprint("k", i), time.Minute))
+				held.Done()
+				held.Wait()
+				switch {
+				case err == nil:
+					won.Add(1)
+					_ = l.Release(context.Background())
+				case !errors.Is(err, driver.ErrHeld):
+					t.Errorf("round %d: %v", i, err)
+				}
+			})
+		}
+		wg.Wait()
+		if won.Load() != 1 {
+			t.Fatalf("round %d has %d winners", i, won.Load())
+		}
+	}
+}
