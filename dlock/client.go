@@ -125,6 +125,15 @@ func (c *Client) hasTTL() bool { return c.info.MaxTTL != 0 }
 // Info describes the client's backend.
 func (c *Client) Info() Info { return c.info }
 
+// String returns where the client locks: the backend's address without any secret, or its
+// name if it has no address.
+func (c *Client) String() string {
+	if s, ok := c.backend.(fmt.Stringer); ok {
+		return s.String()
+	}
+	return c.info.Name
+}
+
 // TTL returns how long a lease lasts unless it is renewed, as the options and the URL
 // that made the client say; zero where leases live with a session and have none.
 func (c *Client) TTL() time.Duration {

@@ -23,6 +23,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/redlock-go/redlock/dlock"
 )
@@ -32,6 +33,7 @@ import (
 const (
 	exitUsage       = 64
 	exitUnavailable = 69
+	exitIO          = 74
 	exitHeld        = 75
 	exitLost        = 76
 	exitCannotRun   = 126
@@ -98,9 +100,27 @@ func (c *console) main(args []string) int {
 	root := newRoot(c)
 	root.SetArgs(args)
 	root.SetIn(c.stdin)
-	root.SetOut(c.stdout)
+	out := &checkedWriter{w: c.stdout}
+	root.SetOut(out)
 	root.SetErr(c.stderr)
-	return c.exitCode(root.Execute())
+	err := root.Execute()
+	if out.err != nil {
+		err = failf(exitIO, "the output cannot be written: %v", out.err)
+	}
+	return c.exitCode(err)
+}
+
+// A checkedWriter keeps the first error for itself: cobra ignores it or prints it.
+type checkedWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (c *checkedWriter) Write(p []byte) (int, error) {
+	if c.err == nil {
+		_, c.err = c.w.Write(p)
+	}
+	return len(p), nil
 }
 
 // exitCode writes the line of an error, and returns its exit code.
@@ -124,39 +144,90 @@ func newRoot(c *console) *cobra.Command {
 one runs at a time.
 
 ` + exitHelp,
+		Version:       version(),
 		Example:       `  dlock run nightly -- /usr/local/bin/nightly-report`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return failf(exitUsage, "there is no such command: dlock --help lists them")
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:          unknownCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+
+		SuggestionsMinimumDistance: 2,
 	}
+	root.SetVersionTemplate("dlock {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newRun(c), newBootstrap(), newDrivers(), newVersion())
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.Args, c.RunE, c.Run = nil, help, nil
+		}
+	}
 	return root
+}
+
+// help is "dlock help [COMMAND]". An unknown COMMAND is an error.
+func help(cmd *cobra.Command, args []string) error {
+	found, rest, err := cmd.Root().Find(args)
+	if err != nil || len(rest) > 0 {
+		return unknownCommand(cmd.Root(), args)
+	}
+	found.InitDefaultHelpFlag()
+	return found.Help()
+}
+
+// unknownCommand refuses arguments where a command must stand. It repeats a name only if
+// that is nearly a command's, since it may be a misplaced password.
+func unknownCommand(root *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
+		return failf(exitUsage, "there is no command %s: did you mean %s?", args[0], strings.Join(near, " or "))
+	}
+	if root.ArgsLenAtDash() >= 0 {
+		return failf(exitUsage, "there is no such command: did you mean dlock run KEY -- COMMAND [ARG...]?")
+	}
+	return failf(exitUsage, "there is no such command: dlock --help lists them")
+}
+
+// nearFlag returns the flags of cmd whose names are near to a mistyped one.
+func nearFlag(cmd *cobra.Command, name string) string {
+	flags := &cobra.Command{SuggestionsMinimumDistance: 2}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+	})
+	var near []string
+	for _, s := range flags.SuggestionsFor(name) {
+		near = append(near, "--"+s)
+	}
+	return strings.Join(near, " or ")
 }
 
 var (
 	badValue = regexp.MustCompile(`(?s)^invalid argument .* for "(.*)" flag: (.*)$`)
-	badFlag  = regexp.MustCompile(`^unknown flag: (--[a-z-]+)$`)
+	badFlag  = regexp.MustCompile(`(?s)^unknown (?:flag:|shorthand flag: '.*' in) (--?([a-z-]+))$`)
 )
 
 // flagError tells what is wrong with a flag without quoting its value, which may be a
 // misplaced password.
 func flagError(cmd *cobra.Command, err error) error {
 	text := err.Error()
-	if m := badValue.FindStringSubmatch(text); m != nil {
+	if m := badFlag.FindStringSubmatch(text); m != nil {
+		if near := nearFlag(cmd, m[2]); near != "" {
+			return failf(exitUsage, "there is no flag %s: did you mean %s?", m[1], near)
+		}
+	}
+	switch m := badValue.FindStringSubmatch(text); {
+	case m != nil:
 		text = m[1] + " " + m[2]
-	} else if strings.HasPrefix(text, "unknown flag: ") && !badFlag.MatchString(text) {
-		text = "unknown flag"
-	} else if strings.HasPrefix(text, "bad flag syntax") {
+	case strings.HasPrefix(text, "unknown "):
+		text = "there is no such flag"
+	case strings.HasPrefix(text, "bad flag syntax"):
 		text = "bad flag syntax"
-	} else {
+	case strings.HasPrefix(text, "flag needs an argument: "):
 		text, _, _ = strings.Cut(text, " in -")
+	default:
+		text = "wrong usage"
 	}
 	return failf(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
 }
@@ -167,16 +238,23 @@ func oneLine(s string) string {
 	return strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " ")
 }
 
-// asFlags calls the options of package dlock by the flags that set them.
-var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label")
+// waitingHelps reports whether what failed may work later, as it is.
+func waitingHelps(err error) bool {
+	var refused *dlock.RefusedError
+	return !errors.As(err, &refused) || refused.RetryAfter > 0
+}
 
-// exitErrorOf makes a failure of an error of package dlock.
-func exitErrorOf(err error) error {
+// asFlags calls the options of package dlock by the flags that set them.
+var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithMode", "--shared")
+
+// exitErrorOf returns what an error of package dlock ends the program with.
+func exitErrorOf(err error) *exitError {
+	e := &exitError{exitUnavailable, err.Error()}
 	switch {
 	case errors.Is(err, dlock.ErrInvalid):
-		return failf(exitUsage, "%s", asFlags.Replace(err.Error()))
-	case errors.Is(err, dlock.ErrHeld):
-		return failf(exitHeld, "%v: try again later, or wait longer (--wait)", err)
-	}
-	return failf(exitUnavailable, "%v: check the backend and its URL, or wait longer (--wait)", err)
+		e.code, e.text = exitUsage, asFlags.Replace(e.text)
+	case waitingHelps(err):
+		e.text += ": check the backend and its URL"
+	} // other refusals say what to do
+	return e
 }

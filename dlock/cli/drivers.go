@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"runtime/debug"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -75,14 +74,31 @@ func newVersion() *cobra.Command {
 		Short: "Print the version",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			version := "(unknown)"
-			if info, ok := debug.ReadBuildInfo(); ok {
-				version = strings.TrimSpace(info.Main.Version + " " + info.GoVersion)
-			}
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "dlock", version)
-			return err
+			fmt.Fprintln(cmd.OutOrStdout(), "dlock", version())
+			return nil
 		},
 	}
+}
+
+// module is the one that this package belongs to.
+const module = "github.com/redlock-go/redlock"
+
+// version is that of this module, the program's where that is another, and Go's.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "(unknown version)"
+	}
+	if info.Main.Path == module {
+		return info.Main.Version + " " + info.GoVersion
+	}
+	own := "(unknown version)"
+	for _, dep := range info.Deps {
+		if dep.Path == module {
+			own = dep.Version
+		}
+	}
+	return fmt.Sprintf("%s (%s %s) %s", own, info.Main.Path, info.Main.Version, info.GoVersion)
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {

@@ -1,7 +1,10 @@
 package cli
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -16,13 +19,19 @@ import (
 // before we do it ourselves.
 const forceAfter = 100 * time.Millisecond
 
+// lookupTimeout bounds the question of who holds a lock that was lost.
+const lookupTimeout = 2 * time.Second
+
 // hold runs the command under the lease.
 func (j *job) hold(lease *dlock.Lease) error {
 	h := &execution{job: j, lease: lease}
+	h.lock = h.descriptor()
 	notify(j.signals, forwardedSignals)
 	err := h.start()
 	if err == nil {
+		stop := h.followLease()
 		h.watch()
+		stop()
 		h.term.takeBack()
 		err = h.result()
 	}
@@ -39,6 +48,7 @@ func (j *job) hold(lease *dlock.Lease) error {
 type execution struct {
 	*job
 	lease  *dlock.Lease
+	lock   *os.File // the lock's, for the command to inherit; nil: there is none
 	guard  *guardProcess
 	term   terminal
 	last   report // what the supervisor said, taken together
@@ -47,12 +57,18 @@ type execution struct {
 }
 
 func (h *execution) start() error {
-	env := environment(os.Environ(), h.lease)
-	var err error
-	if h.guard, err = startGuard(h.console, h.command, env, h.descriptor()); err != nil {
+	guard, err := newGuard(h.console)
+	if err == nil {
+		h.guard = guard
+		if h.setDeadlines(); h.lock != nil {
+			guard.times.keep.Store(int64(h.granted + time.Duration(h.atLeast)))
+		}
+		err = guard.start(h.command, environment(os.Environ(), h.lease), h.lock, h.noWait)
+	}
+	if err != nil {
+		h.guard = nil
 		return failf(exitCannotRun, "the command cannot be started: %v", err)
 	}
-	h.sendTimes()
 	return nil
 }
 
@@ -88,8 +104,6 @@ func (h *execution) watch() {
 			if h.handle(r); h.last.Gone {
 				return
 			}
-		case <-h.renewed:
-			h.sendTimes()
 		case <-done:
 			done = nil
 			h.lost = h.lease.Err()
@@ -120,9 +134,11 @@ func (h *execution) handle(r report) {
 		h.last.Killed = true
 	case r.Ended:
 		h.last.Ended, h.last.Code, h.last.Signal = true, r.Code, r.Signal
-		if r.Left {
+		if r.Waits {
 			h.verbosef("the command has ended; keeps %q until the processes that it left behind have, too", h.key)
 		}
+	case r.Left != "":
+		h.printf("the command has ended, and %q stays locked until what it left behind has ended too: %s (--no-wait-children does not wait)", h.key, r.Left)
 	case r.Failed != "":
 		h.last.Failed, h.last.Code = r.Failed, r.Code
 	case r.Gone:
@@ -134,47 +150,90 @@ func (h *execution) handle(r report) {
 
 // why says why the command is stopped.
 func (h *execution) why() string {
-	if errors.Is(h.lost, dlock.ErrMaxHold) {
-		return "--max-hold is over"
+	switch {
+	case errors.Is(h.lost, dlock.ErrMaxHold):
+		return fmt.Sprintf("--max-hold of %q is over", h.key)
+	case h.lost != nil:
+		return fmt.Sprintf("%q was lost: %s", h.key, strings.TrimPrefix(h.lost.Error(), "lease was lost: "))
+	case h.maxHold != 0 && machineNow() >= h.granted+time.Duration(h.maxHold)*3/4:
+		return fmt.Sprintf("--max-hold of %q is nearly over", h.key)
 	}
-	if h.lost != nil {
-		return h.lost.Error()
+	cause := ""
+	if err := h.failure.Load(); err != nil {
+		cause = ": " + (*err).Error()
 	}
-	if h.maxHold != 0 && machineNow() >= h.granted+time.Duration(h.maxHold)*3/4 {
-		return "--max-hold is nearly over"
-	}
-	return "the lease of " + strconv.Quote(h.key) + " is about to end, since it cannot be renewed (check the backend)"
+	return fmt.Sprintf("the lease of %q is about to end, since it cannot be renewed (check the backend)%s", h.key, cause)
 }
 
-// sendTimes tells the supervisor when the lease ends, as of now.
-func (h *execution) sendTimes() {
+// successor says who holds the lock that was lost, if that is known.
+func (h *execution) successor() string {
+	inspector, ok := h.client.Inspector()
+	if !ok {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
+	defer cancel()
+	state, err := inspector.Lookup(ctx, h.key)
+	if err != nil || state == nil {
+		return ""
+	}
+	for i := range state.Holders {
+		if other := &state.Holders[i]; other.Owner != "" && other.Fence > h.lease.Fence() {
+			return fmt.Sprintf("; %q holds it now", other.Owner)
+		}
+	}
+	return ""
+}
+
+// followLease sets the deadlines anew as long as the lease is renewed, and sees to nothing
+// else: whoever reads stderr slowly must not hold it up.
+func (h *execution) followLease() (stop func()) {
+	ttl := h.client.TTL()
+	if ttl == 0 {
+		return func() {}
+	}
+	tick := time.NewTicker(ttl / 12)
+	ended := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-tick.C:
+				h.setDeadlines()
+			case <-ended:
+				return
+			}
+		}
+	}()
+	return func() { tick.Stop(); close(ended) }
+}
+
+// setDeadlines says when the lease ends, as of now.
+func (h *execution) setDeadlines() {
 	now := machineNow() // before the lease looks at its clock: too early is safe
 	if h.lease.Err() != nil {
-		h.guard.send(order{End: true})
+		h.guard.times.set(1, 1)
 		return
 	}
 	var end time.Duration
 	if d, ok := h.lease.Deadline(); ok {
 		end = now + time.Until(d)
 	}
-	o := times(end, h.client.TTL(), h.granted, time.Duration(h.maxHold))
-	h.guard.send(o)
+	h.guard.times.set(times(end, h.client.TTL(), h.granted, time.Duration(h.maxHold)))
 }
 
 // times returns when the command must be stopped, whose lease ends at end (zero: never)
 // by its TTL, and maxHold (zero: never) after it was granted.
-func times(end, ttl, granted, maxHold time.Duration) order {
-	o := order{Times: true}
+func times(end, ttl, granted, maxHold time.Duration) (term, kill time.Duration) {
 	if end != 0 {
-		o.Term = end - max(ttl/4, time.Second)
-		o.Kill = end - max(ttl/20, 100*time.Millisecond)
+		term = end - max(ttl/4, time.Second)
+		kill = end - max(ttl/20, 100*time.Millisecond)
 	}
 	if maxHold != 0 {
 		limit := granted + maxHold
-		o.Term = earlier(o.Term, limit-min(maxHold/4, time.Second))
-		o.Kill = earlier(o.Kill, limit)
+		term = earlier(term, limit-min(maxHold/4, time.Second))
+		kill = earlier(kill, limit)
 	}
-	return o
+	return term, kill
 }
 
 func earlier(a, b time.Duration) time.Duration {
@@ -190,9 +249,13 @@ func (h *execution) result() error {
 	if r.Survivors != "" {
 		h.printf("could not be killed: %s: end them before anything else runs under %q", r.Survivors, h.key)
 	}
+	holder := ""
+	if h.lost != nil && !errors.Is(h.lost, dlock.ErrMaxHold) {
+		holder = h.successor()
+	}
 	switch {
 	case h.lost != nil || r.Killed:
-		return failf(exitLost, "%s: killed the command; check what it left undone", h.why())
+		return failf(exitLost, "%s%s: killed the command; check what it left undone", h.why(), holder)
 	case r.Termed:
 		return &exitError{code: exitLost} // said when it happened
 	case r.Failed != "":
@@ -210,7 +273,7 @@ func (h *execution) result() error {
 // giveBack releases the lock, and reports whether it had been lost.
 func (h *execution) giveBack() (lost bool) {
 	survivors := h.last.Survivors != ""
-	if h.guard != nil && (survivors || !allSeen) && h.detach() {
+	if h.guard != nil && (survivors || !allSeen && !h.noWait) && h.detach() {
 		return false
 	}
 	if survivors {
@@ -220,12 +283,28 @@ func (h *execution) giveBack() (lost bool) {
 		_ = h.lease.Unlock() // to give back what may be left of it; the loss was told
 		return false
 	}
-	return h.release(h.lease)
+	return h.release()
+}
+
+// release gives the lock back. What fails is told; the command's exit code stands,
+// unless the lock turns out to have been lost.
+func (h *execution) release() (lost bool) {
+	err := h.lease.Unlock()
+	switch {
+	case err == nil:
+		h.verbosef("released %q", h.key)
+	case errors.Is(err, dlock.ErrLost):
+		h.printf("%v%s: something else may have run beside the command; check what it did", err, h.successor())
+		return true
+	default:
+		h.printf("%v: nothing to do, but until then nobody gets it", err)
+	}
+	return false
 }
 
 // detach leaves the lock to those who have inherited its descriptor.
 func (h *execution) detach() (ok bool) {
-	if h.descriptor() == nil {
+	if h.lock == nil {
 		return false
 	}
 	h.lingerAtLeast()
@@ -244,14 +323,27 @@ func (h *execution) lingerAtLeast() {
 	}
 }
 
+// What the command finds in its environment.
+const (
+	envKey      = "DLOCK_KEY"
+	envKeys     = "DLOCK_KEYS" // of all dlock runs around it, escaped
+	envFence    = "DLOCK_FENCE"
+	envDeadline = "DLOCK_DEADLINE"
+)
+
 // environment is the command's: ours, without the URL, and with the lease's data.
 func environment(ours []string, lease *dlock.Lease) []string {
-	own := map[string]string{envURL: "", envURLFile: "", "DLOCK_KEY": lease.Key(), "DLOCK_FENCE": "", "DLOCK_DEADLINE": ""}
+	own := map[string]string{envURL: "", envURLFile: "", envKey: lease.Key(), envKeys: "", envFence: "", envDeadline: ""}
+	var keys []string
+	for _, key := range append(outerKeys(), lease.Key()) {
+		keys = append(keys, url.QueryEscape(key))
+	}
+	own[envKeys] = strings.Join(keys, " ")
 	if lease.Fence() != 0 {
-		own["DLOCK_FENCE"] = strconv.FormatUint(lease.Fence(), 10)
+		own[envFence] = strconv.FormatUint(lease.Fence(), 10)
 	}
 	if d, ok := lease.Deadline(); ok {
-		own["DLOCK_DEADLINE"] = time.Now().Add(time.Until(d)).UTC().Format(time.RFC3339Nano)
+		own[envDeadline] = time.Now().Add(time.Until(d)).UTC().Format(time.RFC3339Nano)
 	}
 	var env []string
 	for _, e := range ours {
@@ -260,7 +352,7 @@ func environment(ours []string, lease *dlock.Lease) []string {
 			env = append(env, e)
 		}
 	}
-	for _, name := range []string{"DLOCK_KEY", "DLOCK_FENCE", "DLOCK_DEADLINE"} {
+	for _, name := range []string{envKey, envKeys, envFence, envDeadline} {
 		if own[name] != "" {
 			env = append(env, name+"="+own[name])
 		}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"strconv"
 	"time"
 )
 
@@ -24,6 +25,21 @@ func (d *durationFlag) Set(s string) error {
 		return errors.New("must be a duration such as 90s or 2h30m")
 	}
 	*d = durationFlag(v)
+	return nil
+}
+
+// exitCodeFlag is an exit code.
+type exitCodeFlag int
+
+func (c *exitCodeFlag) Type() string   { return "int" }
+func (c *exitCodeFlag) String() string { return strconv.Itoa(int(*c)) }
+
+func (c *exitCodeFlag) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 8)
+	if err != nil {
+		return errors.New("must be an exit code, 0 to 255")
+	}
+	*c = exitCodeFlag(n)
 	return nil
 }
 

@@ -35,19 +35,24 @@ func (h *execution) stopped(syscall.Signal) {}
 
 // A guardProcess is our side of the supervisor.
 type guardProcess struct {
+	*console
+	times   *deadlines
 	reports chan report
 	orders  chan order
 	pid     int
 }
 
-func startGuard(c *console, argv, env []string, _ *os.File) (*guardProcess, error) {
-	w := &guardProcess{reports: make(chan report, 16), orders: make(chan order, 16)}
+func newGuard(c *console) (*guardProcess, error) {
+	return &guardProcess{console: c, times: new(deadlines), reports: make(chan report, 16), orders: make(chan order, 16)}, nil
+}
+
+func (w *guardProcess) start(argv, env []string, _ *os.File, noWait bool) error {
 	go func() {
 		defer close(w.reports)
-		supervisor := &supervisor{console: c, say: func(r report) { w.reports <- r }}
-		supervisor.run(argv, env, w.orders)
+		s := &supervisor{console: w.console, times: w.times, noWait: noWait, say: func(r report) { w.reports <- r }}
+		s.run(argv, env, w.orders)
 	}()
-	return w, nil
+	return nil
 }
 
 func (w *guardProcess) send(o order) {
@@ -66,7 +71,7 @@ type processTree struct {
 	process *os.Process
 	changed chan struct{}
 	end     *report
-	told    bool
+	ended   bool
 }
 
 func startTree(c *console, argv, env []string) (*processTree, *exitError) {
@@ -96,6 +101,7 @@ func (t *processTree) kill() { _ = t.process.Kill() } // it may have ended
 func (t *processTree) collect(say func(report)) (left bool) {
 	select {
 	case <-t.changed:
+		t.ended = true
 		say(*t.end)
 		return false
 	default:
@@ -103,5 +109,6 @@ func (t *processTree) collect(say func(report)) (left bool) {
 	}
 }
 
-func (t *processTree) polled() bool  { return false }
-func (t *processTree) names() string { return fmt.Sprintf("process %d", t.pid) }
+func (t *processTree) polled() bool          { return false }
+func (t *processTree) orphan(syscall.Signal) {}
+func (t *processTree) names() string         { return fmt.Sprintf("process %d", t.pid) }

@@ -10,10 +10,10 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,38 +31,88 @@ const copyDelay = time.Second
 
 func isGuard(args []string) bool { return len(args) > 2 && args[0] == guardName }
 
-// guard is the guard's main: its arguments are two descriptors, for orders and reports,
-// and the command. Whatever the command starts becomes the guard's child when its own
+// A guardSetup is the guard's first argument; the command follows. Descriptors are of
+// pipes, of the deadlines' file, and of the lock's file if the command does not inherit
+// that.
+type guardSetup struct {
+	Orders, Reports, Deadlines int
+	Lock                       int  `json:",omitempty"`
+	NoWait                     bool `json:",omitempty"`
+}
+
+// guard is the guard's main. Whatever the command starts becomes the guard's child when its own
 // parent ends (on Linux), so that nothing gets away from it.
 //
 // It takes no signals, so that one that is meant for all processes of this name is
 // passed on to the command once.
 func guard(args []string) int {
 	runtime.LockOSThread() // the command dies with the thread that starts it
-	ordersFD, reportsFD, ok := parseDescriptors(args[1])
-	if !ok {
-		fmt.Fprintln(os.Stderr, "dlock: "+guardName+" is started by dlock run alone")
+	var setup guardSetup
+	times, err := setup.read(args[1])
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "dlock: %s is started by dlock run alone: %v\n", guardName, err)
 		return exitUsage
 	}
-	syscall.CloseOnExec(ordersFD)
-	syscall.CloseOnExec(reportsFD)
 	becomeReaper()
 	setName(guardName)
 	notify(make(chan os.Signal, 1), append([]os.Signal{syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM}, endSignals...))
 
 	orders := make(chan order)
-	go readOrders(os.NewFile(uintptr(ordersFD), "orders"), orders)
-	reports := json.NewEncoder(os.NewFile(uintptr(reportsFD), "reports"))
-	w := &supervisor{say: func(r report) { _ = reports.Encode(r) }} // if nobody listens, orders are closed
-	w.run(args[2:], os.Environ(), orders)
+	go readOrders(os.NewFile(uintptr(setup.Orders), "orders"), orders)
+	reports := json.NewEncoder(os.NewFile(uintptr(setup.Reports), "reports"))
+	s := &supervisor{
+		say:    func(r report) { _ = reports.Encode(r) }, // if nobody listens, orders are closed
+		times:  times,
+		noWait: setup.NoWait,
+	}
+	if dlockEnded := s.run(args[2:], os.Environ(), orders); dlockEnded {
+		keepLock(times)
+	}
 	return 0
 }
 
-func parseDescriptors(s string) (orders, reports int, ok bool) {
-	a, b, ok := strings.Cut(s, ",")
-	orders, err1 := strconv.Atoi(a)
-	reports, err2 := strconv.Atoi(b)
-	return orders, reports, ok && err1 == nil && err2 == nil && orders > 2 && reports > 2
+func (g *guardSetup) read(arg string) (*deadlines, error) {
+	if err := json.Unmarshal([]byte(arg), g); err != nil {
+		return nil, err
+	}
+	for _, fd := range []int{g.Orders, g.Reports, g.Deadlines, g.Lock} {
+		if fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
+	return mapDeadlines(g.Deadlines)
+}
+
+const deadlinesName = "dlock-deadlines"
+
+// temporaryFile returns a file that has no name any more.
+func temporaryFile() (*os.File, error) {
+	f, err := os.CreateTemp("", deadlinesName)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// mapDeadlines maps the memory that dlock and the guard share.
+func mapDeadlines(fd int) (*deadlines, error) {
+	page, err := unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	return (*deadlines)(unsafe.Pointer(&page[0])), nil
+}
+
+// keepLock keeps the lock's descriptor, which the guard has inherited, until --at-least is
+// over, or until a signal.
+func keepLock(times *deadlines) {
+	signal.Reset()
+	if left := time.Duration(times.keep.Load()) - machineNow(); left > 0 {
+		time.Sleep(left)
+	}
 }
 
 func readOrders(f *os.File, orders chan<- order) {
@@ -79,47 +129,71 @@ func readOrders(f *os.File, orders chan<- order) {
 // A guardProcess is our side of the guard.
 type guardProcess struct {
 	*console
+	times   *deadlines
 	reports <-chan report // closed when the guard has ended
 	orders  chan order
+	file    *os.File // of the deadlines
 	cmd     *exec.Cmd
 	pid     int // of the command, once it is known
 }
 
-// startGuard starts the guard, which starts the command once it has got its first order.
-// lock, if not nil, is inherited by both.
-func startGuard(c *console, argv, env []string, lock *os.File) (*guardProcess, error) {
-	becomeReaper() // of the guard's children, should it be killed
-	theirOrders, orders, err := os.Pipe()
+// newGuard makes a guard, whose deadlines must be set before it is started.
+func newGuard(c *console) (*guardProcess, error) {
+	f, err := deadlinesFile()
 	if err != nil {
 		return nil, err
 	}
+	if err = f.Truncate(int64(os.Getpagesize())); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	times, err := mapDeadlines(int(f.Fd()))
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &guardProcess{console: c, times: times, file: f, orders: make(chan order, 64)}, nil
+}
+
+// start starts the guard, which starts the command. lock, if not nil, is inherited by both;
+// with noWait by the guard alone.
+func (w *guardProcess) start(argv, env []string, lock *os.File, noWait bool) error {
+	becomeReaper() // of the guard's children, should it be killed
+	theirOrders, orders, err := os.Pipe()
+	if err != nil {
+		return err
+	}
 	reports, theirReports, err := os.Pipe()
 	if err != nil {
-		return nil, errors.Join(err, theirOrders.Close(), orders.Close())
+		return errors.Join(err, theirOrders.Close(), orders.Close())
 	}
-	w := &guardProcess{console: c, orders: make(chan order, 64)}
-	err = w.start(argv, env, theirOrders, theirReports, lock)
-	err = errors.Join(err, theirOrders.Close(), theirReports.Close())
+	err = w.startWith(argv, env, theirOrders, theirReports, lock, noWait)
+	err = errors.Join(err, theirOrders.Close(), theirReports.Close(), w.file.Close())
 	if err != nil {
-		return nil, errors.Join(err, orders.Close(), reports.Close())
+		return errors.Join(err, orders.Close(), reports.Close())
 	}
 	go writeOrders(orders, w.orders)
 	w.reports = readReports(reports)
-	return w, nil
+	return nil
 }
 
-func (w *guardProcess) start(argv, env []string, orders, reports, lock *os.File) error {
-	var fds []int
-	for _, f := range []*os.File{orders, reports, lock} {
+func (w *guardProcess) startWith(argv, env []string, orders, reports, lock *os.File, noWait bool) error {
+	setup := guardSetup{NoWait: noWait}
+	var locks int
+	for fd, f := range map[*int]*os.File{&setup.Orders: orders, &setup.Reports: reports, &setup.Deadlines: w.file, &locks: lock} {
 		if f == nil {
 			continue
 		}
-		fd, err := copyDescriptor(f)
-		if err != nil {
+		var err error
+		if *fd, err = copyDescriptor(f); err != nil {
 			return err
 		}
-		defer syscall.Close(fd) //nolint:errcheck // a copy
-		fds = append(fds, fd)
+		defer syscall.Close(*fd) //nolint:errcheck // a copy
+	}
+	if noWait {
+		setup.Lock = locks
+	}
+	arg, err := json.Marshal(setup)
+	if err != nil {
+		return err
 	}
 	path, err := ownPath()
 	if err != nil {
@@ -127,7 +201,7 @@ func (w *guardProcess) start(argv, env []string, orders, reports, lock *os.File)
 	}
 	w.cmd = &exec.Cmd{
 		Path:        path,
-		Args:        append([]string{guardName, fmt.Sprintf("%d,%d", fds[0], fds[1])}, argv...),
+		Args:        append([]string{guardName, string(arg)}, argv...),
 		Env:         env,
 		Stdin:       w.stdin,
 		Stdout:      w.stdout,
@@ -165,7 +239,7 @@ func readReports(f *os.File) <-chan report {
 }
 
 // send gives an order, and blocks for nothing. A guard that has been stopped for so long
-// that no more fit in gets none: it then knows too early an end, which is safe.
+// that no more fit in gets none.
 func (w *guardProcess) send(o order) {
 	select {
 	case w.orders <- o:
@@ -262,6 +336,13 @@ func (t *processTree) signal(s syscall.Signal) {
 	}
 }
 
+// hangUp ends a process that has stopped and that nobody is left to continue, as the
+// kernel does where a guard is not the parent of it.
+func hangUp(pid int) {
+	_ = syscall.Kill(pid, syscall.SIGHUP)
+	_ = syscall.Kill(pid, syscall.SIGCONT)
+}
+
 // kill sends SIGKILL to whatever is there now. It is repeated until nothing is.
 func (t *processTree) kill() {
 	if !t.ended {
@@ -285,6 +366,9 @@ func (t *processTree) collect(say func(report)) (left bool) {
 		}
 		switch {
 		case pid != t.pid:
+			if s := ws.StopSignal(); t.ended && (s == syscall.SIGTSTP || s == syscall.SIGTTIN || s == syscall.SIGTTOU) {
+				hangUp(pid)
+			}
 		case ws.Stopped():
 			say(report{Stopped: int(ws.StopSignal())})
 		case ws.Exited():
@@ -294,7 +378,7 @@ func (t *processTree) collect(say func(report)) (left bool) {
 		}
 	}
 	if end != nil {
-		end.Left = left
+		end.Waits = left
 		say(*end)
 	}
 	return left

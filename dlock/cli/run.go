@@ -3,8 +3,12 @@ package cli
 import (
 	"context"
 	"errors"
+	"net/url"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +31,9 @@ type job struct {
 	atLeast  durationFlag
 	maxHold  durationFlag
 	skip     bool
+	shared   bool
+	conflict exitCodeFlag // what a held lock exits with
+	noWait   bool         // for what the command leaves behind
 	label    string
 	verbose  bool
 
@@ -35,13 +42,13 @@ type job struct {
 
 	client  *dlock.Client
 	signals chan os.Signal
-	renewed chan struct{} // of capacity one: the lease may have a new deadline
-	granted time.Duration // on the machine's clock
-	outage  bool          // one was reported
+	failure atomic.Pointer[error] // of the last renewal
+	granted time.Duration         // on the machine's clock
+	outage  bool                  // one was reported
 }
 
 func newRun(c *console) *cobra.Command {
-	j := &job{console: c, wait: forever}
+	j := &job{console: c, wait: forever, conflict: exitHeld}
 	cmd := &cobra.Command{
 		Use:   "run [flags] KEY -- COMMAND [ARG...]",
 		Short: "Run a command while holding the lock KEY",
@@ -83,6 +90,9 @@ SIGKILL at a twentieth before (100ms at least), with every process that it start
 	f.Var(&j.atLeast, "at-least", "keep the lock for at least that long, though the command ends sooner")
 	f.Var(&j.maxHold, "max-hold", "stop a command that holds the lock for longer")
 	f.BoolVar(&j.skip, "skip", false, "exit 0, silently, if the lock is held; waits only if --wait is given too")
+	f.VarP(&j.conflict, "conflict-exit-code", "E", "the exit `CODE` if the lock is held, 0 to 255")
+	f.BoolVar(&j.shared, "shared", false, "share the lock with everybody who asks for it with --shared")
+	f.BoolVar(&j.noWait, "no-wait-children", false, "free the lock when the command ends, whatever processes it leaves behind")
 	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the holder (default host/pid)")
 	f.BoolVar(&j.verbose, "verbose", false, "tell on stderr what happens")
 	return cmd
@@ -105,19 +115,22 @@ func (j *job) setArgs(args []string, dash int) error {
 
 // run takes the lock, runs the command, and gives the lock back.
 func (j *job) run(ttlGiven bool) error {
-	if j.skip && j.wait == forever {
-		return failf(exitUsage, "--skip never comes to skip with --wait forever: leave one out")
+	if err := j.checkFlags(); err != nil {
+		return err
 	}
-	url, err := chooseURL(j.url, j.urlGiven)
+	backend, err := chooseURL(j.url, j.urlGiven)
 	if err != nil {
 		return err
 	}
-	j.renewed = make(chan struct{}, 1)
-	j.client, err = dlock.OpenURL(url, j.options(ttlGiven)...)
+	j.client, err = dlock.OpenURL(backend, j.options(ttlGiven)...)
 	if err != nil {
 		return exitErrorOf(err)
 	}
 	defer j.close()
+	if inProcess.MatchString(j.client.String()) {
+		return failf(exitUsage, "%s excludes no other process: use file:, or a server", j.client)
+	}
+	j.verbosef("locks %s", place(j.client))
 	if ttl := j.client.TTL(); ttl != 0 && ttl < minTTL {
 		return failf(exitUsage, "the TTL is %v, and must be %v at least, so that the command can be stopped before the lease ends", ttl, minTTL)
 	}
@@ -130,6 +143,34 @@ func (j *job) run(ttlGiven bool) error {
 		return err
 	}
 	return j.hold(lease)
+}
+
+// checkFlags refuses flags that contradict each other, and a lock that waits for itself.
+func (j *job) checkFlags() error {
+	if j.skip && j.wait == forever {
+		return failf(exitUsage, "--skip and --wait forever contradict each other: leave one out")
+	}
+	if j.skip && j.conflict != exitHeld {
+		return failf(exitUsage, "--skip and --conflict-exit-code contradict each other: leave one out")
+	}
+	if slices.Contains(outerKeys(), j.key) {
+		return failf(exitUsage, "this runs inside of dlock run, which holds %q already, and would wait for itself: leave out this dlock run, or use another key", j.key)
+	}
+	return nil
+}
+
+// outerKeys are the keys of the dlock runs that this process runs inside of.
+func outerKeys() []string {
+	var keys []string
+	for _, s := range strings.Fields(os.Getenv(envKeys)) {
+		if key, err := url.QueryUnescape(s); err == nil {
+			keys = append(keys, key)
+		}
+	}
+	if key, nested := os.LookupEnv(envKey); nested && !slices.Contains(keys, key) {
+		keys = append(keys, key)
+	}
+	return keys
 }
 
 // endSignals are the signals that end a wait.
@@ -154,6 +195,9 @@ func (j *job) options(ttlGiven bool) []dlock.Option {
 	if ttlGiven {
 		o = append(o, dlock.WithTTL(time.Duration(j.ttl)))
 	}
+	if j.shared {
+		o = append(o, dlock.WithMode(dlock.Shared))
+	}
 	if j.label != "" {
 		o = append(o, dlock.WithOwnerLabel(j.label))
 	}
@@ -171,6 +215,7 @@ func (j *job) obtain() (*dlock.Lease, error) {
 	got := make(chan result, 1)
 	go func() {
 		lease, err := j.ask(ctx)
+		j.granted = machineNow()
 		got <- result{lease, err}
 	}()
 	select {
@@ -179,7 +224,7 @@ func (j *job) obtain() (*dlock.Lease, error) {
 	case s := <-j.signals:
 		cancel()
 		if r := <-got; r.lease != nil {
-			j.release(r.lease)
+			_ = r.lease.Unlock() // it ends with its TTL at the latest
 		}
 		return nil, &exitError{code: exitSignal + number(s)}
 	}
@@ -205,23 +250,19 @@ func (j *job) notObtained(err error) error {
 		j.verbosef("%v: skipped", err)
 		return &exitError{code: 0}
 	}
-	return exitErrorOf(err)
+	if errors.Is(err, dlock.ErrHeld) {
+		return failf(int(j.conflict), "%v: try again later, or wait longer (--wait)", err)
+	}
+	return j.exitErrorOf(err)
 }
 
-// release gives the lock back. What fails is told; the command's exit code stands,
-// unless the lock turns out to have been lost.
-func (j *job) release(lease *dlock.Lease) (lost bool) {
-	err := lease.Unlock()
-	switch {
-	case err == nil:
-		j.verbosef("released %q", j.key)
-	case errors.Is(err, dlock.ErrLost):
-		j.printf("%v: something else may have run beside the command; check what it did", err)
-		return true
-	default:
-		j.printf("%v: nothing to do, but until then nobody gets it", err)
+// exitErrorOf says besides to wait longer, where that can help.
+func (j *job) exitErrorOf(err error) error {
+	e := exitErrorOf(err)
+	if e.code == exitUnavailable && j.wait != forever && waitingHelps(err) {
+		e.text += ", or wait longer (--wait)"
 	}
-	return false
+	return e
 }
 
 // close ends the client: on a session backend it waits for what is left of --at-least.
@@ -250,19 +291,13 @@ func (j *job) hooks() dlock.Hooks {
 				j.tellAttempt(e)
 			}
 		},
-		Acquired: func(_ context.Context, e dlock.Event) {
-			j.granted = machineNow() - e.Waited
-		},
 		Renewed: func(_ context.Context, e dlock.Event) {
 			if e.Err != nil {
+				j.failure.Store(&e.Err)
 				j.verbosef("a renewal failed, and is tried again: %v", e.Err)
 				return
 			}
 			j.verbosef("renewed %q, which now ends at %s", j.key, clockTime(e.Deadline))
-			select {
-			case j.renewed <- struct{}{}:
-			default:
-			}
 		},
 		Notice: func(e driver.Notice) {
 			j.verbosef("%s %s %s %s", e.Kind, e.Node, e.Detail, errorText(e.Err))
@@ -273,13 +308,12 @@ func (j *job) hooks() dlock.Hooks {
 // tellAttempt tells once that the backend is out of reach while we wait for ever, since
 // nothing else would.
 func (j *job) tellAttempt(e dlock.Event) {
-	var refused *dlock.RefusedError
 	switch {
 	case errors.Is(e.Err, dlock.ErrHeld):
 		if e.Attempt == 1 && j.wait != 0 {
 			j.verbosef("waits for %q: %v", j.key, e.Err)
 		}
-	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), errors.As(e.Err, &refused) && refused.RetryAfter <= 0:
+	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), !waitingHelps(e.Err):
 	case !j.outage:
 		j.outage = true
 		j.printf("waits for the backend (%s), since --wait is forever: %v", j.client.Info().Name, e.Err)

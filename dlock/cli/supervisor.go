@@ -1,21 +1,39 @@
 package cli
 
 import (
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
-// A supervisor runs one command and sees to it that the command ends no later than its
-// lease. It knows nothing of locks: it is told times, and obeys. On Unix it is a process
-// of its own, the guard, so that the command dies if we are killed, and is stopped in
-// time if we hang or are stopped ourselves.
+// A supervisor runs one command and ends it no later than its lease. It knows nothing of
+// locks: it is told times, and obeys. On Unix it is a process of its own, the guard, so
+// that the command dies if dlock is killed, and is stopped in time if dlock hangs or is
+// stopped itself.
+
+// deadlines are what the supervisor looks up whenever it wakes. Both processes share
+// them: they are no messages, which a process that was stopped would read too late. Each
+// is an instant on the machine's clock; zero: never.
+type deadlines struct {
+	term, kill atomic.Int64 // when SIGTERM and SIGKILL are sent
+	keep       atomic.Int64 // until when the lock is kept if dlock is killed
+}
+
+// set stores the instants at which signals are sent. A reader that sees one of two changes
+// sees the later SIGKILL.
+func (d *deadlines) set(term, kill time.Duration) {
+	d.kill.Store(int64(kill))
+	d.term.Store(int64(term))
+}
+
+func (d *deadlines) get() (term, kill time.Duration) {
+	return time.Duration(d.term.Load()), time.Duration(d.kill.Load())
+}
 
 // An order tells the supervisor what to do.
 type order struct {
-	Times      bool          // Term and Kill are given
-	Term, Kill time.Duration // when to send SIGTERM and SIGKILL, on the machine's clock; zero: never
-	Signal     int           // passed on to the command
-	End        bool          // kill everything now
+	Signal int  // passed on to the command
+	End    bool // kill everything now
 }
 
 // A report tells what happened; one thing each.
@@ -28,8 +46,9 @@ type report struct {
 	Ended     bool   // it has ended, with Code or by Signal
 	Code      int
 	Signal    int
-	Left      bool   // with Ended: it left processes behind
-	Gone      bool   // nothing is left of it
+	Waits     bool   // with Ended: for what it left behind
+	Left      string // processes that the command left behind, which are waited for
+	Gone      bool   // nothing is left of it that is waited for
 	Survivors string // processes that could not be killed
 }
 
@@ -37,114 +56,131 @@ const (
 	clockInterval = 250 * time.Millisecond // between two looks at the clock, in case the machine sleeps
 	killInterval  = 5 * time.Millisecond
 	killTimeout   = 10 * time.Second
+	leftNotice    = 2 * time.Second // how long to wait in silence for what the command left behind
 )
 
 // supervisor is the state of one.
 type supervisor struct {
-	say        func(report)
-	console    *console // of the command; nil: the process's own
-	tree       *processTree
-	term, kill time.Duration
-	termed     bool
-	killing    time.Duration // since when; zero: not
+	say      func(report)
+	console  *console // of the command; nil: the process's own
+	times    *deadlines
+	noWait   bool // for what the command leaves behind
+	tree     *processTree
+	ending   syscall.Signal // the last signal to end that was passed on
+	ended    time.Duration  // when the command did; zero: it runs
+	leftTold bool
+	termed   bool
+	killing  time.Duration // since when; zero: not
 }
 
-// run runs the command, from its start to when nothing is left of it. The first order is
-// to hold the times. When orders is closed our master has gone, and so does the command.
-func (w *supervisor) run(argv, env []string, orders <-chan order) {
-	first, ok := <-orders
-	if !ok {
-		return
-	}
-	w.obey(first)
-	if w.killing != 0 || w.kill != 0 && machineNow() >= w.kill {
-		w.say(report{Killed: true}) // before it began
-		return
+// run runs the command, from its start to when nothing is left of it. When orders is
+// closed dlock has ended before, and so does the command.
+func (s *supervisor) run(argv, env []string, orders <-chan order) (dlockEnded bool) {
+	if _, kill := s.times.get(); kill != 0 && machineNow() >= kill {
+		s.say(report{Killed: true}) // before it began
+		return false
 	}
 	var failed *exitError
-	if w.tree, failed = startTree(w.console, argv, env); failed != nil {
-		w.say(report{Failed: failed.text, Code: failed.code})
-		return
+	if s.tree, failed = startTree(s.console, argv, env); failed != nil {
+		s.say(report{Failed: failed.text, Code: failed.code})
+		return false
 	}
-	w.say(report{Pid: w.tree.pid})
+	s.say(report{Pid: s.tree.pid})
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case o, ok := <-orders:
 			if !ok {
-				orders = nil
-				w.end()
+				orders, dlockEnded = nil, true
+				s.end()
 				break
 			}
-			w.obey(o)
-		case <-w.tree.changed:
+			s.obey(o)
+		case <-s.tree.changed:
 		case <-timer.C:
 		}
-		if !w.look() {
-			return
+		if !s.look() {
+			return dlockEnded
 		}
-		timer.Reset(w.next())
+		timer.Reset(s.next())
 	}
 }
 
-func (w *supervisor) obey(o order) {
-	switch {
-	case o.End:
-		w.end()
-	case o.Signal != 0 && w.tree != nil:
-		w.tree.signal(syscall.Signal(o.Signal))
-	case o.Times:
-		w.term, w.kill = o.Term, o.Kill
+func (s *supervisor) obey(o order) {
+	if o.End {
+		s.end()
+		return
 	}
+	n := syscall.Signal(o.Signal)
+	if n == syscall.SIGINT || n == syscall.SIGTERM || n == syscall.SIGQUIT {
+		s.ending = n
+	}
+	s.tree.signal(n)
 }
 
 // end begins to kill.
-func (w *supervisor) end() {
-	if w.killing != 0 {
+func (s *supervisor) end() {
+	if s.killing != 0 {
 		return
 	}
-	w.killing = machineNow()
-	w.say(report{Killed: true})
+	s.killing = machineNow()
+	s.say(report{Killed: true})
 }
 
 // look does what is due, and reports whether there is anything left to watch.
-func (w *supervisor) look() bool {
+func (s *supervisor) look() bool {
 	now := machineNow()
-	if w.kill != 0 && now >= w.kill {
-		w.end()
+	term, kill := s.times.get()
+	if kill != 0 && now >= kill {
+		s.end()
 	}
-	if w.term != 0 && now >= w.term && !w.termed && w.killing == 0 {
-		w.termed = true
-		w.tree.signal(syscall.SIGTERM)
-		w.say(report{Termed: true})
+	if term != 0 && now >= term && !s.termed && s.killing == 0 {
+		s.termed = true
+		s.tree.signal(syscall.SIGTERM)
+		s.say(report{Termed: true})
 	}
-	if w.killing != 0 {
-		w.tree.kill()
+	if s.killing != 0 {
+		s.tree.kill()
 	}
-	if !w.tree.collect(w.say) {
-		w.say(report{Gone: true})
+	left := s.tree.collect(s.say)
+	if s.tree.ended && s.ended == 0 {
+		s.ended = now
+		s.tree.orphan(s.ending)
+	}
+	switch {
+	case !left, s.ended != 0 && s.noWait && s.killing == 0:
+		s.say(report{Gone: true})
 		return false
-	}
-	if w.killing != 0 && now-w.killing > killTimeout {
-		w.say(report{Survivors: w.tree.names()})
+	case s.killing != 0 && now-s.killing > killTimeout:
+		s.say(report{Survivors: s.tree.names()})
 		return false
+	case s.ended != 0 && !s.leftTold && now-s.ended >= leftNotice:
+		s.leftTold = true
+		s.say(report{Left: s.tree.names()})
 	}
 	return true
 }
 
 // next is how long to wait for the next look.
-func (w *supervisor) next() time.Duration {
-	if w.killing != 0 {
+func (s *supervisor) next() time.Duration {
+	if s.killing != 0 {
 		return killInterval
 	}
 	d := time.Hour
-	if w.tree.polled() {
+	if s.tree.polled() {
 		d = clockInterval
 	}
 	now := machineNow()
-	for _, t := range []time.Duration{w.kill, w.term} {
-		if t != 0 && (t != w.term || !w.termed) {
+	if s.ended != 0 && !s.leftTold {
+		d = min(d, max(s.ended+leftNotice-now, 0))
+	}
+	term, kill := s.times.get()
+	if s.termed {
+		term = 0
+	}
+	for _, t := range []time.Duration{kill, term} {
+		if t != 0 {
 			d = min(d, clockInterval, max(t-now, 0))
 		}
 	}

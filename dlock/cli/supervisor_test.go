@@ -2,6 +2,7 @@ package cli
 
 import (
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,9 +25,8 @@ func TestTheCommandIsStoppedInTimeForItsLease(t *testing.T) {
 		{"a maximum hold that ends first", 140 * s, 40 * s, 100 * s, 5 * s, 104 * s, 105 * s},
 		{"a lease that ends first", 140 * s, 40 * s, 100 * s, 60 * s, 130 * s, 138 * s},
 	} {
-		o := times(c.end, c.ttl, c.granted, c.maxHold)
-		if !o.Times || o.Term != c.term || o.Kill != c.kill {
-			t.Errorf("%s: SIGTERM at %v, SIGKILL at %v, want %v and %v", c.what, o.Term, o.Kill, c.term, c.kill)
+		if term, kill := times(c.end, c.ttl, c.granted, c.maxHold); term != c.term || kill != c.kill {
+			t.Errorf("%s: SIGTERM at %v, SIGKILL at %v, want %v and %v", c.what, term, kill, c.term, c.kill)
 		}
 	}
 }
@@ -39,27 +39,28 @@ func TestTheEndOfAMaximumHoldNamesItsFlag(t *testing.T) {
 	}
 }
 
-func TestTheWardenLooksInTime(t *testing.T) {
+func TestTheSupervisorLooksInTime(t *testing.T) {
 	for _, c := range []struct {
 		what        string
-		w           supervisor
+		s           supervisor
+		term, kill  time.Duration // from now; zero: never
 		least, most time.Duration
 	}{
-		{"without times it has no need to", supervisor{}, time.Minute, time.Hour},
-		{"far off: often, as the machine may sleep", supervisor{term: time.Hour, kill: 2 * time.Hour}, clockInterval, clockInterval},
-		{"near", supervisor{term: 50 * time.Millisecond, kill: time.Hour}, 0, 50 * time.Millisecond},
-		{"after SIGTERM: the next is SIGKILL", supervisor{term: 1, termed: true, kill: time.Hour}, clockInterval, clockInterval},
-		{"while killing", supervisor{killing: 1}, killInterval, killInterval},
+		{"without deadlines it has no need to", supervisor{}, 0, 0, time.Minute, time.Hour},
+		{"far off: often, as the machine may sleep", supervisor{}, time.Hour, 2 * time.Hour, clockInterval, clockInterval},
+		{"near", supervisor{}, 50 * time.Millisecond, time.Hour, 0, 50 * time.Millisecond},
+		{"after SIGTERM: the next is SIGKILL", supervisor{termed: true}, -time.Second, time.Hour, clockInterval, clockInterval},
+		{"while killing", supervisor{killing: 1}, 0, 0, killInterval, killInterval},
+		{"after the command's end, to tell what it left", supervisor{ended: machineNow()}, 0, 0, 0, leftNotice},
+		{"and once", supervisor{ended: 1, leftTold: true}, 0, 0, time.Minute, time.Hour},
 	} {
-		c.w.tree = &processTree{}
-		now := machineNow()
-		if c.w.term > 1 {
-			c.w.term += now
+		c.s.tree, c.s.times = &processTree{}, new(deadlines)
+		for at, d := range map[*atomic.Int64]time.Duration{&c.s.times.term: c.term, &c.s.times.kill: c.kill} {
+			if d != 0 {
+				at.Store(int64(machineNow() + d))
+			}
 		}
-		if c.w.kill != 0 {
-			c.w.kill += now
-		}
-		if d := c.w.next(); d < c.least || d > c.most {
+		if d := c.s.next(); d < c.least || d > c.most {
 			t.Errorf("%s: looks again after %v, want %v to %v", c.what, d, c.least, c.most)
 		}
 	}

@@ -29,6 +29,12 @@ func (t *processTree) polled() bool { return t.ended }
 // counts as none.
 func (t *processTree) othersLeft() bool { return syscall.Kill(-t.pid, 0) == nil }
 
+// orphan has nothing to do: what the command left behind has no parent any more, and the
+// kernel hangs up what is stopped.
+func (t *processTree) orphan(syscall.Signal) {}
+
+func deadlinesFile() (*os.File, error) { return temporaryFile() }
+
 func (t *processTree) names() string { return fmt.Sprintf("process group %d", t.pid) }
 
 func signalRest(group int, s syscall.Signal) { _ = syscall.Kill(-group, s) }

@@ -43,6 +43,40 @@ func (t *processTree) polled() bool { return false }
 // othersLeft reports whether processes are left that are not our children.
 func (t *processTree) othersLeft() bool { return false }
 
+// orphan does to what the ended command left behind what would have happened to it without
+// a guard: it gets the signal that ended the command, if it left the command's group
+// and so did not get it; and what is stopped, and has lost its shell, is hung up.
+func (t *processTree) orphan(ending syscall.Signal) {
+	pids := living()
+	stopped := map[int]bool{}
+	for _, pid := range pids {
+		group, err := unix.Getpgid(pid)
+		if err != nil {
+			continue
+		}
+		if ending != 0 && group != t.pid {
+			_ = syscall.Kill(pid, ending)
+		}
+		if _, state, _ := stat(pid); state == 'T' {
+			stopped[group] = true
+		}
+	}
+	for _, pid := range pids {
+		if group, err := unix.Getpgid(pid); err == nil && stopped[group] {
+			hangUp(pid)
+		}
+	}
+}
+
+// deadlinesFile returns memory with a descriptor.
+func deadlinesFile() (*os.File, error) {
+	fd, err := unix.MemfdCreate(deadlinesName, unix.MFD_CLOEXEC) // since Linux 3.17
+	if err != nil {
+		return temporaryFile()
+	}
+	return os.NewFile(uintptr(fd), deadlinesName), nil
+}
+
 // names lists those that are left.
 func (t *processTree) names() string {
 	if pids := living(); len(pids) > 0 {

@@ -5,6 +5,8 @@ import (
 	"os"
 	"regexp"
 	"strings"
+
+	"github.com/redlock-go/redlock/dlock"
 )
 
 const (
@@ -14,7 +16,8 @@ const (
 )
 
 // chooseURL returns the backend's URL: the flag's, else the environment's, else that in
-// the file that the environment names, else the default.
+// the file that the environment names, else the default. What is set and empty is a
+// variable that somebody forgot to fill, and no reason to lock somewhere else.
 func chooseURL(flag string, given bool) (string, error) {
 	if given {
 		if flag == "" {
@@ -22,13 +25,38 @@ func chooseURL(flag string, given bool) (string, error) {
 		}
 		return flag, nil
 	}
-	if u := os.Getenv(envURL); u != "" {
+	const empty = "%s is set and empty: give it a value, or unset it"
+	if u, set := os.LookupEnv(envURL); set {
+		if u == "" {
+			return "", failf(exitUsage, empty, envURL)
+		}
 		return u, nil
 	}
-	if path := os.Getenv(envURLFile); path != "" {
+	if path, set := os.LookupEnv(envURLFile); set {
+		if path == "" {
+			return "", failf(exitUsage, empty, envURLFile)
+		}
 		return readURL(path)
 	}
+	if _, nested := os.LookupEnv(envKey); nested {
+		return "", failf(exitUsage, "this runs inside of dlock run (%s is set), which passes its URL on to nobody: give --url, %s or %s", envKey, envURL, envURLFile)
+	}
 	return defaultURL, nil
+}
+
+// inProcess finds a backend, or a node of a quorum, that excludes no other process.
+var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
+
+// place says where a client locks.
+func place(c *dlock.Client) string {
+	address := c.String()
+	if folder, ok := strings.CutPrefix(address, "file://"); ok {
+		if path, err := url.PathUnescape(folder); err == nil {
+			folder = path
+		}
+		return "on this machine, in " + folder
+	}
+	return "on " + address
 }
 
 func readURL(path string) (string, error) {

@@ -65,7 +65,7 @@ func (f *folder) enter() (*place, error) {
 	perm := fi.Mode().Perm()
 	switch {
 	case !fi.IsDir():
-		return nil, refuse("%s is no folder but %s: remove it, or name another folder (file:///folder)", f.path, kind(fi.Mode()))
+		return nil, refuse("%s is no folder but %s: name a folder (file:///folder)", f.path, kind(fi.Mode()))
 	case f.private && !p.id.mine():
 		return nil, refuse("%s belongs to user %d, and this process is user %d: name a folder of its own (file:///folder), or chown that one", f.path, p.id.uid, os.Geteuid())
 	case f.private && p.id.known && perm&0o022 != 0:
