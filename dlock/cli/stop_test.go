@@ -9,6 +9,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // stubborn is a command that writes down when it gets SIGTERM, and goes on. (It waits in
@@ -358,5 +361,45 @@ func TestASignalAfterTheCommandEndedGoesToWhatItLeftBehind(t *testing.T) {
 	p.signal(syscall.SIGTERM)
 	if code := p.wait(); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// Whoever finds the line in a log must see which job it was, why, and whom to look at.
+func TestALossNamesKeyCauseAndTheNewHolder(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t)
+	url := "redis://" + s.Addr()
+	w := newWorld(t)
+	w.env = append(w.env, envURL+"="+url)
+	p := w.start("run", "--ttl", "4s", "nightly", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
+	w.pid("pid")
+	c, err := dlock.OpenURL(url, dlock.WithLogger(nil), dlock.WithOwnerLabel("web-4"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // what it holds is released before
+	admin, _ := c.Admin()
+	inspector, _ := c.Inspector()
+	state, err := inspector.Lookup(t.Context(), "nightly")
+	if err != nil || len(state.Holders) != 1 {
+		t.Fatalf("%v, %v", state, err)
+	}
+	if err := admin.Break(t.Context(), "nightly", state.Holders[0].Fence); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := c.Lock(t.Context(), "nightly")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := p.wait(); code != exitLost {
+		t.Errorf("exit code %d, want %d", code, exitLost)
+	}
+	for _, says := range []string{`"nightly" was lost`, "web-4/", "killed the command"} {
+		if !strings.Contains(p.err.String(), says) {
+			t.Errorf("stderr is %q, want %q in it", &p.err, says)
+		}
+	}
+	if err := lease.Unlock(); err != nil {
+		t.Error(err)
 	}
 }

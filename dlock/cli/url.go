@@ -50,6 +50,9 @@ var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
 // place says where a client locks.
 func place(c *dlock.Client) string {
 	address := c.String()
+	if hasPassword(address) { // of a URL that was meant to be another
+		return "on " + c.Info().Name
+	}
 	if folder, ok := strings.CutPrefix(address, "file://"); ok {
 		if path, err := url.PathUnescape(folder); err == nil {
 			folder = path
