@@ -126,25 +126,6 @@ func TestAStoppedJobOfAShellThatEndedIsHungUp(t *testing.T) {
 	}
 }
 
-func TestAShellWithAStoppedJobEndsInATerminal(t *testing.T) {
-	if !allSeen {
-		t.Skip("here the kernel does it")
-	}
-	w := newWorld(t)
-	s := newScreen(w)
-	s.line("$dlock run k -- sh -i; echo \"code $?\"")
-	s.line("stty -echo; echo in''side")
-	s.expect("inside")
-	s.line("sh -c 'echo $$ > far; exec sleep 1000'")
-	far := w.pid("far")
-	s.press("\x1a")
-	s.expect("Stopped")
-	s.line("exit 5")
-	s.line("exit 5") // a shell says first that there are stopped jobs
-	s.expect("code 5")
-	eventually(t, "the job's end", func() bool { return !alive(far) })
-}
-
 // A guard that was stopped while dlock renewed the lease must see that before it looks at
 // the clock.
 func TestAStoppedGuardDoesNotKillTheCommandOfARenewedLease(t *testing.T) {
