@@ -149,9 +149,16 @@ func (c *Client) Inspector() (driver.Inspector, bool) {
 	return i, ok
 }
 
-// Admin returns what the backend lets operators change, if it lets them.
+// Admin returns the backend's way to break locks, if it has one.
 func (c *Client) Admin() (driver.Admin, bool) {
 	a, ok := c.backend.(driver.Admin)
+	return a, ok
+}
+
+// GuardAdmin returns the backend's way to state that servers are new, and to change what they
+// hold their clients to, if it has one.
+func (c *Client) GuardAdmin() (driver.GuardAdmin, bool) {
+	a, ok := c.backend.(driver.GuardAdmin)
 	return a, ok
 }
 

@@ -500,7 +500,7 @@ func TestAMinHoldIsKeptExactlyThoughTheProcessDies(t *testing.T) {
 			s := newSpy()
 			if unlocked { // a grace belongs to a TTL, and not to a minimum hold
 				s.acquire = func(_ context.Context, r *driver.Request) error {
-					r.Quorum = &driver.Quorum{N: 3, Guard: time.Hour, Grace: time.Hour}
+					r.Quorum = &driver.Quorum{Terms: driver.Terms{N: 3, Guard: time.Hour, Grace: time.Hour}}
 					return nil
 				}
 			}

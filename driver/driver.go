@@ -176,8 +176,8 @@ type Request struct {
 	// Wait permits Acquire to block until the lock is granted or ctx ends.
 	Wait bool
 	// FenceFloor is a proposal for the token: it must be at least this, unless
-	// that is more than FenceSlack ahead of the server's clock. Zero: none. See
-	// NextFence.
+	// that is more than FenceSlack ahead of the server's clock, and never more than FenceLag
+	// behind that clock. Zero: none. See NextFence.
 	FenceFloor uint64
 	// ExactFence, if not zero, heals a node of a quorum after the grant (quorum nodes
 	// only): take the key at exactly this token, if it is free and its counter is not
@@ -192,15 +192,14 @@ type Request struct {
 
 // Quorum tells a node of what it is a part.
 type Quorum struct {
-	N     int           // nodes in all
-	Guard time.Duration // the restart guard: the longest TTL that is granted; zero: off
-	Grace time.Duration // how much longer than the TTL a node keeps the key (lock-delay)
-
-	// Allowance is how far the clocks of the nodes may be apart.
-	Allowance time.Duration
-	// OtherClocks returns the median of the other nodes' clocks, as of now; zero while too few
-	// of them are known. A node whose clock was behind when it started ends no
-	// quarantine by its own clock alone. It may be nil.
+	// Terms are those that the quorum proposes. A node that remembers others keeps those,
+	// and reports them in its grants; a node without a restart guard goes by these.
+	Terms
+	// OtherClocks returns what the clocks of the other nodes say now, at most: an instant
+	// that a majority of the nodes has not passed for certain is never taken for passed.
+	// Zero while too few of them are known, or while it is not known which terms they
+	// remember. A node that may have forgotten leases counts its quarantine from there if
+	// its own clock is behind, and begins none before. It may be nil.
 	OtherClocks func() time.Time
 	// WaitingSince is when this client began to wait for the key, by the nodes' clocks, in
 	// microseconds since 1970: nodes that keep a line go by it, so that they all have the
@@ -208,6 +207,47 @@ type Quorum struct {
 	WaitingSince uint64
 
 	_ struct{}
+}
+
+// Terms are what a node of a quorum holds all its clients to. A node with a restart guard
+// remembers them, and refuses clients that go by others, so that no two leases are ever
+// judged by terms that are unsafe together. A quorum derives them; a node obeys, and needs
+// no formula of its own.
+//
+// Guard, Excuse and Allowance are permissions, and grow with what a client may do; Quarantine,
+// Grace and Drift are protections. Of two terms those with the smaller permissions and the
+// larger protections are safe beside either.
+type Terms struct {
+	N int // nodes in all
+	// Guard is the restart guard: the longest TTL that is granted; zero: off.
+	Guard time.Duration
+	// Excuse is by how much the clocks of the nodes that count in one bid may differ.
+	Excuse time.Duration
+	// Allowance is how far a node's clock may fall behind the latest that it was seen at
+	// before the node takes it for set back, and is in quarantine.
+	Allowance time.Duration
+	// Quarantine is for how long a node that may have forgotten leases grants none.
+	Quarantine time.Duration
+	// Grace is how much longer than the TTL a node keeps a key (lock-delay).
+	Grace time.Duration
+	// Drift is by how much the rates of clocks differ at most, in percent.
+	Drift int
+
+	_ struct{}
+}
+
+// Merge returns terms that are safe beside t and beside u: the smaller permissions and the
+// larger protections, for t's number of nodes.
+func (t Terms) Merge(u Terms) Terms {
+	return Terms{
+		N:          t.N,
+		Guard:      min(t.Guard, u.Guard),
+		Excuse:     min(t.Excuse, u.Excuse),
+		Allowance:  min(t.Allowance, u.Allowance),
+		Quarantine: max(t.Quarantine, u.Quarantine),
+		Grace:      max(t.Grace, u.Grace),
+		Drift:      max(t.Drift, u.Drift),
+	}
 }
 
 // A Lease is one grant of one lock. Its methods are safe for concurrent use.
@@ -263,6 +303,9 @@ type Grant struct {
 	// Leases that end together (those of one session) share one channel: a watcher
 	// needs one goroutine per channel.
 	Lost <-chan struct{}
+	// Terms are what the node holds its clients to, if it remembers terms: as a node of a
+	// quorum with a restart guard. They are not changed.
+	Terms *Terms
 	// Votes is what each node said; quorum backends only.
 	Votes []Vote
 
@@ -376,43 +419,83 @@ func (s Severity) String() string {
 	return "unknown"
 }
 
-// An Admin changes what normal operation never does.
+// An Admin breaks locks.
 type Admin interface {
 	// Break takes the lock named key away from whoever holds it with token fence.
 	// Without such a holder it changes nothing and returns ErrLost. The holder
 	// learns of it as of any loss; what it still does is refused only by what
 	// checks tokens.
 	Break(ctx context.Context, key string, fence uint64) error
-	// Bootstrap says what the server remembers of locks, and, unless it is only to look,
-	// states that it is new: a server without memory then votes at once, where a restart
-	// guard would keep it out. It changes nothing on a server that remembers. A quorum
-	// asks all nodes first, and states nothing unless all of them answer and none
-	// remembers.
+}
+
+// A GuardAdmin states what servers with a restart guard cannot know, and changes what they
+// hold their clients to.
+type GuardAdmin interface {
+	// Bootstrap reports what the server remembers of locks and its terms, and makes the
+	// statement that b names, unless b is a dry run. It is bounded by ctx and by timeouts of
+	// the driver's own. A quorum looks at all nodes first, and states nothing unless all of
+	// them answer. The report is of before the statement; it may come with an error.
+	//
+	// *RefusedError: what is stated is not so, or cannot be done now. *InvalidError: the
+	// terms contradict each other; nothing was sent.
 	Bootstrap(ctx context.Context, b *Bootstrap) (*MemoryReport, error)
 }
 
 // Bootstrap is what an operator states.
 type Bootstrap struct {
-	// Quorum is set by a quorum for its nodes.
-	Quorum *Quorum
+	// Statement is what is stated. Zero: the server is new.
+	Statement Statement
 	// DryRun changes nothing.
 	DryRun bool
+	// Quorum is set by a quorum for its nodes.
+	Quorum *Quorum
 	// Observed is set by a quorum for its nodes: what this one said when it was to look. It
 	// is not taken for new if it is another process by now, or much later.
 	Observed *MemoryReport
-	// Resize states instead that the quorum has another number of nodes than it had. All
-	// of them have to answer; none votes for one restart guard, in which the leases of
-	// clients with the old list end.
-	Resize bool
 
 	_ struct{}
 }
+
+// Statement is what a Bootstrap states.
+type Statement uint8
+
+const (
+	// StateNew: the server is new. It then votes at once, where a restart guard would keep
+	// it out. It changes nothing on a server that remembers.
+	StateNew Statement = iota
+	// StateNodes: the quorum has another number of nodes than it had. None of them votes for
+	// one quarantine, in which the leases of clients with the old list end.
+	StateNodes
+	// StateTerms: the terms become those of the backend's options. What protects grows and
+	// what permits shrinks at once. The rest follows where StateTermsSettled says that all
+	// nodes know, and when no lease is left that was granted before.
+	StateTerms
+	// StateTermsSettled is for the nodes of a quorum, which makes it of StateTerms: all nodes
+	// know of the change.
+	StateTermsSettled
+)
 
 // A MemoryReport is what a server said of its memory, before anything was stated.
 type MemoryReport struct {
 	Memory Memory    // a quorum's is its nodes' greatest
 	Clock  time.Time // as in Grant; zero for a quorum
 	Server string    // as in Grant; empty for a quorum
+	Terms  *Terms    // that it remembers; nil: none. Nil for a quorum
+	// Next are the terms that it is changing to, and From the instant of its clock from
+	// which they hold; zero: not settled yet. Nil: it is changing to none.
+	Next *Terms
+	From time.Time
+	// Nodes are the reports of a quorum's nodes, in the order of the votes.
+	Nodes []NodeReport
+	_     struct{}
+}
+
+// A NodeReport is what one node of a quorum said, and what was done there.
+type NodeReport struct {
+	Node   string        // its address
+	Report *MemoryReport // before the statement; nil: it did not answer
+	Done   bool          // the statement was made there
+	Err    error         // why not
 	_      struct{}
 }
 
@@ -466,4 +549,6 @@ const (
 	NoticeDegraded     NoticeKind = "degraded"       // works, but by a slower way: polling, say
 	NoticeDisconnected NoticeKind = "disconnected"   // a session or a subscription broke
 	NoticeClockSkew    NoticeKind = "clock skew"     // a server's clock disagrees with its peers
+	NoticeTerms        NoticeKind = "other terms"    // a node holds its clients to other terms than this one's options
+	NoticeEviction     NoticeKind = "eviction"       // a server may evict locks that are held
 )

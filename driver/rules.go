@@ -25,11 +25,17 @@ func Expires(start time.Time, ttl time.Duration) time.Time {
 // bad clock must not poison the counters.
 const FenceSlack = 500 * time.Millisecond
 
+// FenceLag is how far a proposed token may be behind the server's clock: a client that does
+// not know how late it is must not propose a token that a server without its memory has
+// given long ago. A tighter bound would make the nodes of a quorum answer different tokens to
+// a bid that travels for long, and cost it a second trip.
+const FenceLag = 2 * time.Second
+
 // MaxFence is the largest token: it fits a float64 exactly, as Lua and JSON need.
 const MaxFence = 1<<53 - 1
 
-// NextFence returns the token of a new grant: max(counter+1, min(floor, now +
-// FenceSlack)), in microseconds of Unix time; floor 0 stands for now. So tokens rise
+// NextFence returns the token of a new grant: max(counter+1, floor), in microseconds of Unix
+// time, with floor brought into now − FenceLag to now + FenceSlack; floor 0 stands for now. So tokens rise
 // strictly per key whatever the clock does, and are comparable across backends
 // (rule 8).
 func NextFence(counter, floor uint64, now time.Time) uint64 {
@@ -41,6 +47,7 @@ func NextFence(counter, floor uint64, now time.Time) uint64 {
 		floor = uint64(us)
 	}
 	floor = min(floor, uint64(us)+uint64(FenceSlack/time.Microsecond))
+	floor = max(floor, uint64(max(us-int64(FenceLag/time.Microsecond), 0)))
 	return min(max(counter+1, floor), MaxFence)
 }
 

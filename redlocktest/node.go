@@ -229,7 +229,7 @@ func nodeInstanceExpired(r *run) {
 func nodeQuorum(r *run) {
 	a, b := r.pair()
 	key, ttl := r.key(), r.short()
-	q := &driver.Quorum{N: 3, Grace: ttl / 2}
+	q := &driver.Quorum{Terms: driver.Terms{N: 3, Grace: ttl / 2}}
 	start := time.Now()
 	l := r.grant(a, driver.Request{Key: key, TTL: ttl, Quorum: q})
 	next := r.succeed(b, key, l, false)

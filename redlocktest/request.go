@@ -170,7 +170,7 @@ func notANode(r *run) {
 	}
 	key := r.key()
 	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), ExactFence: 1}, "", "Join")
-	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &driver.Quorum{N: 3}}, "", "Quorum")
+	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &driver.Quorum{Terms: driver.Terms{N: 3}}}, "", "Quorum")
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }
 

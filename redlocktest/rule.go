@@ -71,7 +71,7 @@ var texts = [...]string{
 		"but for session backends, whose locks end with the session",
 	describing: "driver.Info: constant over the backend's life; MinTTL is at least 10 ms; both bounds are zero only where there is no TTL (Session)",
 	holderSeen: "driver.HeldError: Holder is the owner that was seen, RetryAfter for how long it keeps the lock, Since when it got it, or they are zero",
-	floors:     "driver.Request.FenceFloor: the token is at least this, unless that is more than FenceSlack ahead of the server's clock",
+	floors:     "driver.Request.FenceFloor: the token is at least this, unless that is more than FenceSlack ahead of the server's clock, and at least FenceLag behind that clock",
 	joins: "driver.Request.Join: take the key at exactly this token, if it is free and its counter is not above it, else *RefusedError; " +
 		"an attempt that has the key already is answered with its token",
 	nodes: "driver.FeatureQuorumNode: reports Clock and Server on grants and on *HeldError, accepts Quorum, keeps a key for the grace, and tells attempts of " +

@@ -92,7 +92,7 @@ func bootstrap(ctx context.Context, url string, nodes bool) (string, error) {
 		return "", exitErrorOf(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
-	admin, ok := c.Admin()
+	admin, ok := c.GuardAdmin()
 	if !ok {
 		return "", failf(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
 	}
@@ -100,7 +100,11 @@ func bootstrap(ctx context.Context, url string, nodes bool) (string, error) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
 	defer cancel()
-	was, err := admin.Bootstrap(ctx, &driver.Bootstrap{Resize: nodes})
+	state := driver.StateNew
+	if nodes {
+		state = driver.StateNodes
+	}
+	was, err := admin.Bootstrap(ctx, &driver.Bootstrap{Statement: state})
 	var refused *driver.RefusedError
 	switch {
 	case errors.As(err, &refused):

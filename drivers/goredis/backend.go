@@ -21,7 +21,8 @@ type Options struct {
 	// bounds it too.
 	CallTimeout time.Duration
 	// Grace is how much longer than its TTL a lock stays on the server, unless it is
-	// released; zero means the call timeout and a tenth of the TTL.
+	// released; zero means 10 ms and a hundredth of the TTL. It is for a lone instance: nodes of a
+	// quorum keep what their terms say.
 	Grace time.Duration
 	// RestartGuard keeps a server that was restarted, and may have forgotten locks, from
 	// granting any for so long; and no TTL may be longer. Zero: off. As a node of a quorum
@@ -49,10 +50,11 @@ type Options struct {
 type Backend struct{ *redisnode.Node }
 
 var (
-	_ driver.Backend   = (*Backend)(nil)
-	_ driver.Watcher   = (*Backend)(nil)
-	_ driver.Inspector = (*Backend)(nil)
-	_ driver.Admin     = (*Backend)(nil)
+	_ driver.Backend    = (*Backend)(nil)
+	_ driver.Watcher    = (*Backend)(nil)
+	_ driver.Inspector  = (*Backend)(nil)
+	_ driver.Admin      = (*Backend)(nil)
+	_ driver.GuardAdmin = (*Backend)(nil)
 )
 
 // New returns a backend on the application's own client, which it never closes. Its

@@ -127,16 +127,3 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	})
 	return err
 }
-
-// Bootstrap does nothing: a space is always new, and never forgets.
-func (b *Backend) Bootstrap(ctx context.Context, _ *driver.Bootstrap) (*driver.MemoryReport, error) {
-	if _, err := b.suffer(ctx, false); err != nil {
-		return nil, err
-	}
-	b.space.mu.Lock()
-	defer b.space.mu.Unlock()
-	if err := b.usable(ctx, time.Now()); err != nil {
-		return nil, err
-	}
-	return &driver.MemoryReport{}, nil
-}

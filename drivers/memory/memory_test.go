@@ -578,7 +578,7 @@ func TestAQuorumsGuardBoundsAndItsGraceExtends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
 		quorum := func(r *driver.Request) {
-			r.Quorum = &driver.Quorum{N: 3, Guard: 30 * time.Second, Grace: time.Second}
+			r.Quorum = &driver.Quorum{Terms: driver.Terms{N: 3, Guard: 30 * time.Second, Grace: time.Second}}
 		}
 		l := acquire(t, b, request("k", quorum))
 		if want := driver.Expires(time.Now(), ttl); !l.Grant().Expires.Equal(want) {
@@ -728,8 +728,6 @@ func TestCloseEndsTheBackendAndNothingElse(t *testing.T) {
 		_, err = b.Check(t.Context())
 		wantErr(t, "check", err, driver.ErrClosed)
 		wantErr(t, "break", b.Break(t.Context(), "k", 1), driver.ErrClosed)
-		_, err = b.Bootstrap(t.Context(), &driver.Bootstrap{})
-		wantErr(t, "bootstrap", err, driver.ErrClosed)
 		_, err = l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
 		wantErr(t, "renew", err, driver.ErrClosed)
 		wantErr(t, "release", l.Release(t.Context()), driver.ErrClosed)

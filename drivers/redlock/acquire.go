@@ -185,11 +185,17 @@ func (l *lease) win(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := l.sitOut(ctx); err != nil {
+		return err
+	}
 	if l.b.stall != nil {
 		l.b.stall()
 	}
-	if now := time.Now(); !now.Before(l.expires) && !l.b.without(noValidity) {
+	switch now := l.b.clock.Fresh(); {
+	case now >= l.expires && !l.b.without(noValidity):
 		return l.unknown("the nodes took %v, too long for a TTL of %v", now.Sub(l.start).Round(time.Microsecond), l.ttl)
+	case l.b.clock.Jumps() != l.jumps:
+		return l.unknown("the wall clock of this machine jumped meanwhile, so that it may have been stopped for longer than its other clocks show")
 	}
 	l.phase = holding
 	for i := range l.requests {
@@ -200,6 +206,40 @@ func (l *lease) win(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// sitOut applies the rules "hold" and "return" of terms.go: it sets when the lease ends, and
+// waits until it may be returned. That takes time only where the ways to the nodes are
+// uneven, or their clocks apart, by more than is excused.
+func (l *lease) sitOut(ctx context.Context) error {
+	of := l.in(counted)
+	if of.len() < l.b.q {
+		return nil // a test has taken out why it cannot be so
+	}
+	expires, from := l.judge(of, l.start)
+	l.expires = expires
+	now := l.b.clock.Now()
+	if l.b.without(fromReply) {
+		l.expires = now.Add(expires.Sub(l.start))
+	}
+	switch {
+	case from <= now:
+		return nil
+	case from >= l.expires:
+		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: fmt.Sprintf("the clocks of the nodes are %v apart, or the ways to them too uneven, for a TTL of %v (run NTP on the nodes)", l.apart(of), l.ttl)})
+	}
+	t := time.NewTimer(from.Sub(now))
+	defer t.Stop()
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-l.b.closed:
+		return driver.ErrClosed
+	}
 }
 
 // alike reports whether a majority answered the same token.
@@ -222,7 +262,7 @@ func (l *lease) alike() bool {
 // linger waits for the stragglers, for as long as the vote took: a second trip must be
 // made anyway, and a node whose token is not in the maximum could not carry the lease.
 func (l *lease) linger() {
-	l.wait(min(max(time.Since(l.start), time.Millisecond), l.timeout), (*lease).idle)
+	l.wait(min(max(l.b.clock.Now().Sub(l.start), time.Millisecond), l.timeout), (*lease).idle)
 }
 
 // count chooses the token and the nodes that count from the start, and returns how many
@@ -320,7 +360,7 @@ func (b *Backend) settle(ctx context.Context, req *driver.Request, l *lease) (*l
 	b.count.splits.Add(1)
 	seen := l.favourite() // who had most nodes, then who had the first one last time
 	for round := 1; round <= rounds; round++ {
-		took := time.Since(l.start)
+		took := b.clock.Now().Sub(l.start)
 		l.abandon()
 		l.drain(ctx)
 		if err := b.pause(ctx, took, round); err != nil {

@@ -182,7 +182,7 @@ func (r *rig) scripts(b *testing.B) {
 	time.AfterFunc(200*time.Millisecond, cancel)
 	var leases [5]atomic.Pointer[driver.Lease]
 	third(b, func(i int) error {
-		l, err := r.nodes[i].Acquire(ctx, &driver.Request{Key: key, Owner: key, TTL: 10 * time.Second, Quorum: &driver.Quorum{N: 5}})
+		l, err := r.nodes[i].Acquire(ctx, &driver.Request{Key: key, Owner: key, TTL: 10 * time.Second, Quorum: &driver.Quorum{Terms: driver.Terms{N: 5}}})
 		if err == nil {
 			leases[i].Store(&l)
 		}

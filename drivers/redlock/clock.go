@@ -1,13 +1,16 @@
 package redlock
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 // set is a set of nodes, by their index.
@@ -17,77 +20,172 @@ func (s set) has(i int) bool { return s&(1<<i) != 0 }
 func (s *set) add(i int)     { *s |= 1 << i }
 func (s set) len() int       { return bits.OnesCount16(uint16(s)) }
 
-// sample is what an answer says of its node's clock: it was read at an instant
-// between the request and the answer, so its offset from ours is mid ± half.
-type sample struct {
-	mid, half time.Duration
-	known     bool
-}
-
-// sample reads the clock of an answer to a request that was under way from sent to
-// received.
-func (b *Backend) sample(clock, sent, received time.Time) sample {
+// read reads the clock of an answer to a request that was under way from sent to received;
+// the node's terms are nil where it remembers none.
+func (b *Backend) read(clock time.Time, terms *driver.Terms, sent, received boot.Instant) reading {
 	if clock.IsZero() {
-		return sample{}
+		return reading{}
 	}
-	half := received.Sub(sent) / 2
-	local := sent.Sub(b.epoch) + half
-	return sample{mid: time.Duration(clock.UnixNano()) - local, half: half, known: true}
+	if terms == nil {
+		terms = &b.terms
+	}
+	at := time.Duration(clock.UnixNano())
+	return reading{earliest: at, latest: at, sent: sent, received: received, excuse: terms.Excuse, drift: terms.Drift, known: true}
 }
 
-// learn keeps a node's clock for the proposal of tokens.
-func (n *node) learn(s sample) {
-	if s.known {
-		n.offset.Store(int64(s.mid))
-		n.heard.Store(true)
+// offset is by how much the node's clock is ahead of the client's boot-time clock: mid, give
+// or take half of the round trip.
+func (r *reading) offset() (mid, half time.Duration) {
+	half = r.received.Sub(r.sent) / 2
+	return r.latest - time.Duration(r.sent) - half, half
+}
+
+// offsetLife is for how long an offset serves to propose tokens. By then it is off by as much
+// as clocks drift in it: at 1 %, 1.2 s. A node refuses to fall further behind its own
+// clock than driver.FenceLag.
+const offsetLife = 2 * time.Minute
+
+// learn keeps what an answer says of the node's clock and of its terms: for the proposal of
+// tokens, and for the quarantines of the others. It says once if the node holds its clients to
+// other terms than those of this client's options.
+func (n *node) learn(r reading, terms *driver.Terms) {
+	if r.known && n.note(r, terms) {
+		n.b.event(driver.Notice{Kind: driver.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &n.b.terms))})
 	}
+}
+
+// note reports whether the node's terms are news, and not those of this client's options.
+func (n *node) note(r reading, terms *driver.Terms) bool {
+	n.clockMu.Lock()
+	defer n.clockMu.Unlock()
+	n.clock, n.jumps = r, n.b.clock.Jumps()
+	if terms == nil {
+		return false
+	}
+	was := n.terms
+	n.terms, n.termsAt, n.remembers = *terms, r.sent, true
+	return *terms != was && *terms != n.b.terms
+}
+
+// remembered returns the node's terms as of not long ago. Terms that permit more than these
+// come into force only when everything has ended that was granted under these, and so
+// after their quarantine at the earliest: so long these are enough.
+func (n *node) remembered(now boot.Instant) (driver.Terms, bool) {
+	n.clockMu.Lock()
+	defer n.clockMu.Unlock()
+	return n.terms, n.remembers && n.jumps == n.b.clock.Jumps() && now.Sub(n.termsAt) <= n.terms.Quarantine
+}
+
+// heard returns what is known of the node's clock; false: nothing, or only from before a
+// pause of this machine that its boot-time clock may not have counted.
+func (n *node) heard() (reading, bool) {
+	n.clockMu.Lock()
+	defer n.clockMu.Unlock()
+	return n.clock, n.clock.known && n.jumps == n.b.clock.Jumps()
 }
 
 // floor is the token that is proposed to all nodes, p: the median of their
-// clocks, as their answers showed them, carried forward on the local monotonic
+// clocks, as their answers showed them, carried forward on the local boot-time
 // clock. All nodes get the same, and so answer the same. The wall clock of the client
 // has no part in it: a slow one would propose a token under those that a node
-// without its memory has forgotten. Zero before the first answer.
-func (b *Backend) floor(now time.Time) uint64 {
-	var buf [MaxNodes]int64
+// without its memory has forgotten. Zero where fewer than a majority of the clocks were
+// heard of late: then each node goes by its own.
+func (b *Backend) floor(now boot.Instant) uint64 {
+	var buf [MaxNodes]time.Duration
 	offsets := buf[:0]
 	for _, n := range b.nodes {
-		if n.heard.Load() {
-			offsets = append(offsets, n.offset.Load())
+		if r, ok := n.heard(); ok && (now.Sub(r.received) <= offsetLife || b.without(freshOffsets)) {
+			mid, _ := r.offset()
+			offsets = append(offsets, mid)
 		}
 	}
-	if len(offsets) == 0 {
+	if len(offsets) < b.q {
 		return 0
 	}
 	slices.Sort(offsets)
-	us := (offsets[(len(offsets)-1)/2] + int64(now.Sub(b.epoch))) / int64(time.Microsecond)
+	us := (offsets[(len(offsets)-1)/2] + time.Duration(now)) / time.Microsecond
 	return uint64(max(us, 0))
 }
 
-// medianOfOthers is what the clocks of the other nodes say now: the upper of two
-// medians. A node that was restarted with a clock that is behind counts its quarantine
-// from there. Zero while fewer are known than make a majority with this node: by its own
-// clock alone it begins none.
-func (n *node) medianOfOthers() time.Time {
-	b := n.b
-	var buf [MaxNodes]int64
-	offsets := buf[:0]
-	for _, other := range b.nodes {
-		if other != n && other.heard.Load() {
-			offsets = append(offsets, other.offset.Load())
-		}
-	}
-	if len(offsets) < b.q-1 || len(offsets) == 0 {
+// othersNow is what the clocks of the other nodes say now, at most, by the rule "vote" of
+// terms.go. Zero while fewer are known than make a majority with this node, or while it is
+// not known which terms they remember: by its own clock alone it begins no quarantine.
+func (n *node) othersNow() time.Time {
+	b, now := n.b, n.b.clock.Fresh()
+	if _, known := n.proposal(now); !known {
+		b.met.Store(false) // the next call asks all nodes
 		return time.Time{}
 	}
-	slices.Sort(offsets)
-	return time.Unix(0, offsets[len(offsets)/2]+int64(time.Since(b.epoch)))
+	var buf [MaxNodes]time.Duration
+	bounds := buf[:0]
+	for _, other := range b.nodes {
+		if r, ok := other.heard(); ok && other != n {
+			passed := now.Sub(r.sent)
+			bounds = append(bounds, r.latest+passed+percent(passed, max(r.drift, b.terms.Drift)))
+		}
+	}
+	if at := othersAtMost(bounds, b.q); at != 0 {
+		return time.Unix(0, int64(at))
+	}
+	return time.Time{}
 }
 
-// agreeing returns the largest set of those legs whose clocks agree pairwise within
-// the allowance and what the round trips leave uncertain. It is the one place where
-// clocks are judged: every set of nodes that counts, at the grant, at a renewal and for
-// a straggler, goes through it. An unknown clock agrees with nothing.
+// proposal returns the terms that this node is to take if it remembers none: those of the
+// others, where as many as make a majority with it remember; else the client's own, if all
+// nodes were asked just now and none remembered any. False: neither.
+func (n *node) proposal(now boot.Instant) (driver.Terms, bool) {
+	b := n.b
+	if b.q == 1 {
+		return b.terms, true
+	}
+	known, t := 0, b.terms
+	for _, other := range b.nodes {
+		if other == n {
+			continue
+		}
+		theirs, ok := other.remembered(now)
+		switch {
+		case !ok:
+			continue
+		case known == 0:
+			t = theirs
+		default:
+			t = t.Merge(theirs)
+		}
+		known++
+	}
+	if known < b.q-1 {
+		blank := b.blank.Load()
+		return b.terms, blank != 0 && now.Sub(boot.Instant(blank)) <= blankLife
+	}
+	t.N = b.terms.N
+	return t, true
+}
+
+// blankLife is for how long nodes are taken for those that were seen to remember nothing.
+const blankLife = 5 * time.Second
+
+// difference names the options by which the node's terms differ from this client's.
+func difference(node, own *driver.Terms) string {
+	var said []string
+	say := func(option string, differ bool, its, ours any) {
+		if differ {
+			said = append(said, fmt.Sprintf("%s %v, and this client has %v", option, its, ours))
+		}
+	}
+	say("restart_guard", node.Guard != own.Guard, node.Guard, own.Guard)
+	say("clock_allowance", node.Allowance != own.Allowance, node.Allowance, own.Allowance)
+	say("drift_percent", node.Drift != own.Drift, node.Drift, own.Drift)
+	if len(said) == 0 {
+		return "they are being changed"
+	}
+	return strings.Join(said, "; ")
+}
+
+// agreeing returns the largest set of those legs whose clocks may agree pairwise: within
+// what their terms excuse and what the round trips leave uncertain. It finds the clock that
+// is wrong, and names it; what a lease may rest on is for the rules of terms.go. An unknown
+// clock agrees with nothing.
 func (l *lease) agreeing(of set) set {
 	if l.b.without(noClockCheck) {
 		return of
@@ -107,7 +205,7 @@ func (l *lease) agreeing(of set) set {
 	if all {
 		return members(order)
 	}
-	slices.SortFunc(order, func(i, j int) int { return int(l.requests[i].clock.mid - l.requests[j].clock.mid) })
+	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(l.mid(i), l.mid(j)) })
 	var best []int
 	for from := range order {
 		to := from + 1
@@ -138,9 +236,16 @@ func (l *lease) agreesWithAll(i int, others []int) bool {
 	return true
 }
 
+func (l *lease) mid(i int) time.Duration {
+	mid, _ := l.requests[i].clock.offset()
+	return mid
+}
+
 func (l *lease) agree(i, j int) bool {
 	a, b := &l.requests[i].clock, &l.requests[j].clock
-	return (a.mid - b.mid).Abs() <= l.b.opts.ClockAllowance+a.half+b.half
+	midA, halfA := a.offset()
+	midB, halfB := b.offset()
+	return (midA - midB).Abs() <= min(a.excuse, b.excuse)+halfA+halfB
 }
 
 // blame marks the legs of granted that are not in agreed with what is wrong with
@@ -174,11 +279,11 @@ func (l *lease) skew(i int, of set) error {
 	var others []time.Duration
 	for j := range l.requests {
 		if j != i && of.has(j) && l.requests[j].clock.known {
-			others = append(others, l.requests[j].clock.mid)
+			others = append(others, l.mid(j))
 		}
 	}
 	slices.Sort(others)
-	off := l.requests[i].clock.mid
+	off := l.mid(i)
 	if len(others) > 0 {
 		off -= others[(len(others)-1)/2]
 	}
@@ -186,5 +291,5 @@ func (l *lease) skew(i int, of set) error {
 	if off < 0 {
 		off, way = -off, "behind"
 	}
-	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.b.opts.ClockAllowance)
+	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.requests[i].clock.excuse)
 }

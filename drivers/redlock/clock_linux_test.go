@@ -52,6 +52,17 @@ func (c *cluster) guarded(sight, guard string, options ...string) *redlock.Backe
 	return c.openURL(c.viewURL(sight, guard, options...))
 }
 
+// tryGuarded is guarded, and may fail.
+func (c *cluster) tryGuarded(sight, guard string, options ...string) (*redlock.Backend, error) {
+	c.t.Helper()
+	b, err := dlock.OpenBackend(c.viewURL(sight, guard, options...))
+	if err != nil {
+		return nil, err
+	}
+	c.t.Cleanup(func() { _ = b.Close() })
+	return b.(*redlock.Backend), nil
+}
+
 func (c *cluster) viewURL(sight, guard string, options ...string) string {
 	c.t.Helper()
 	for i, p := range c.proxies {
@@ -375,15 +386,21 @@ func (c *cluster) seenAhead(i int) bool {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	meta := strings.Fields(fmt.Sprint(reply))
-	if len(meta) < 6 {
-		c.t.Fatalf("meta is %q", meta)
+	return time.Until(highOf(c.t, fmt.Sprint(reply))) > 30*time.Minute
+}
+
+// highOf returns the high-water mark of what a node remembers.
+func highOf(t testing.TB, meta string) time.Time {
+	t.Helper()
+	words := strings.Fields(meta)
+	if len(words) < 5 {
+		t.Fatalf("meta is %q", meta)
 	}
-	high, err := strconv.ParseInt(meta[3], 10, 64)
+	high, err := strconv.ParseInt(words[3], 10, 64)
 	if err != nil {
-		c.t.Fatal(err)
+		t.Fatal(err)
 	}
-	return time.Until(time.UnixMicro(high)) > 30*time.Minute
+	return time.UnixMicro(high)
 }
 
 // clockStep returns a step of ±1 s to ±1 h, each order of magnitude as often as another.

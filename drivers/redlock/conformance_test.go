@@ -20,7 +20,7 @@ func TestConformance(t *testing.T) {
 					}
 					return New(nodes, nil)
 				},
-				Grace: (&Backend{opts: Options{ClockAllowance: DefaultClockAllowance}}).grace(500e6),
+				Grace: derive(n, DefaultGuard, DefaultClockAllowance, 1).Grace,
 			})
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
@@ -35,8 +36,10 @@ type Options struct {
 	// the node's client has for itself. It must be small against the TTL. Zero: a
 	// fiftieth of the TTL, at least 50 ms.
 	NodeTimeout time.Duration
-	// ClockAllowance is how far apart the clocks of the nodes of a majority may be,
-	// beyond what a round trip leaves uncertain. Zero: 100 ms.
+	// ClockAllowance is how far apart the clocks of sound nodes may be; under Guard. A lease
+	// survives nodes that are three times as far apart, and the nodes keep keys for eight and
+	// a half times longer than the TTL. Zero: 100 ms. The nodes remember that of the first
+	// client, and hold all others to it: see "Terms" in the package doc.
 	ClockAllowance time.Duration
 	// Guard is the restart guard: for so long a node that may have forgotten locks does not
 	// vote; and the longest TTL that is granted. Zero: DefaultGuard; negative: off, which
@@ -92,6 +95,12 @@ func (o *Options) complete() error {
 	}
 	if o.InFlight == 0 {
 		o.InFlight = DefaultInFlight
+	}
+	if o.Guard > 0 && o.NodeTimeout > o.Guard {
+		return driver.Invalid("NodeTimeout", "%v is over the restart guard, %v, and so over every TTL", o.NodeTimeout, o.Guard)
+	}
+	if o.Guard > 0 && o.ClockAllowance >= o.Guard {
+		return driver.Invalid("ClockAllowance", "%v is not under the restart guard, %v: no lease would outlive the difference of clocks that it excuses", o.ClockAllowance, o.Guard)
 	}
 	return nil
 }
@@ -211,15 +220,17 @@ type Backend struct {
 	opts  Options
 	info  driver.Info
 	nodes []*node
-	q     int       // the majority: N/2 + 1
-	epoch time.Time // local monotonic time counts from here
-	owns  bool      // Close closes the nodes
+	q     int          // the majority: N/2 + 1
+	terms driver.Terms // of the options: see terms.go
+	clock *boot.Clock
+	owns  bool // Close closes the nodes
 	count counters
 
 	duplicate atomic.Pointer[driver.RefusedError] // two nodes are one server; nil: none are
 	servers   sync.Mutex                          // one comparison of servers at a time
 
 	met     atomic.Bool   // whether the nodes are new is settled
+	blank   atomic.Int64  // when all nodes were last seen to remember nothing, by clock; zero: never
 	meeting chan struct{} // closed when the first contact that is under way ends; guarded by mu
 
 	end    sync.Once
@@ -235,10 +246,11 @@ type Backend struct {
 }
 
 var (
-	_ driver.Backend   = (*Backend)(nil)
-	_ driver.Watcher   = (*Backend)(nil)
-	_ driver.Inspector = (*Backend)(nil)
-	_ driver.Admin     = (*Backend)(nil)
+	_ driver.Backend    = (*Backend)(nil)
+	_ driver.Watcher    = (*Backend)(nil)
+	_ driver.Inspector  = (*Backend)(nil)
+	_ driver.Admin      = (*Backend)(nil)
+	_ driver.GuardAdmin = (*Backend)(nil)
 )
 
 // mutation takes parts of the algorithm out, one bit each, so that tests can show
@@ -254,7 +266,12 @@ const (
 	releaseOnCaller                      // releases run on the caller's context
 	releaseEarly                         // a release does not wait for its own acquire
 	noValidity                           // a grant that took too long is returned
-	noClockCheck                         // clocks need not agree
+	noClockCheck                         // clocks need not agree, nor be waited for: no rule of terms.go
+	noHold                               // Expires is start + TTL − drift, whatever the clocks say
+	noReturn                             // a lease is returned at once, whatever the clocks say
+	fromReply                            // Expires of a grant counts from the last answer
+	renewFromReply                       // Expires of a renewal counts from the last answer
+	freshOffsets                         // offsets have no age
 	allRemember                          // nodes are taken for new though some remember
 	onePass                              // a change of nodes is told to each node once
 )
@@ -269,7 +286,7 @@ func (b *Backend) without(m mutation) bool { return b.mutation&m != 0 }
 //
 // An odd number is best: four nodes outlive the loss of one, as three do.
 func New(nodes []driver.Backend, o *Options) (*Backend, error) {
-	b := &Backend{epoch: time.Now(), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration]}
+	b := &Backend{clock: boot.New(boot.Source{}), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration]}
 	if o != nil {
 		b.opts = *o
 	}
@@ -279,6 +296,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	if len(nodes) == 0 || len(nodes) > MaxNodes {
 		return nil, driver.Invalid("nodes", "there are %d, and 1 to %d are possible", len(nodes), MaxNodes)
 	}
+	b.terms = derive(len(nodes), b.opts.Guard, b.opts.ClockAllowance, b.opts.DriftPercent)
 	b.info = driver.Info{
 		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
 		Features: driver.FeatureFencing | driver.FeatureKeep | driver.FeatureOrdered,
@@ -406,17 +424,4 @@ func (b *Backend) timeout(ttl time.Duration) time.Duration {
 		return b.opts.NodeTimeout
 	}
 	return max(leastTimeout, ttl/50)
-}
-
-// grace is how much longer than the TTL a node keeps a key (the lock-delay of Chubby
-// and Consul): with it, one clock that is off does not free a key early.
-func (b *Backend) grace(ttl time.Duration) time.Duration {
-	return 2*b.opts.ClockAllowance + b.timeout(ttl) + ttl/10
-}
-
-// expires is the end of a lease that was asked for at start: the page's validity
-// time, TTL minus drift.
-func (b *Backend) expires(start time.Time, ttl time.Duration) time.Time {
-	extra := ttl * time.Duration(b.opts.DriftPercent-1) / 100
-	return driver.Expires(start, ttl).Add(-extra)
 }

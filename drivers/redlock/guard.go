@@ -29,7 +29,7 @@ const (
 // where it cannot be told yet, each node's own guard decides. Who comes meanwhile waits
 // for the same answer; an error is the end of ctx or of the backend.
 func (b *Backend) meet(ctx context.Context, ttl time.Duration) error {
-	if b.met.Load() || b.opts.Guard == 0 {
+	if b.opts.Guard == 0 || b.met.Load() {
 		return nil
 	}
 	b.mu.Lock()
@@ -87,7 +87,7 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 			if why == "" {
 				return true
 			}
-			if !hasError(b.state(ctx, max(timeout, meetPatience), &driver.Bootstrap{}, seen)) {
+			if !hasError(b.state(ctx, max(timeout, meetPatience), driver.StateNew, seen)) {
 				b.event(driver.Notice{Kind: driver.NoticeBootstrapped, Detail: why})
 				return true
 			}
@@ -137,36 +137,43 @@ func (b *Backend) whyNew(most driver.Memory) string {
 // look asks all nodes what they remember; nil stands for those that did not answer.
 func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driver.MemoryReport, errs []error) {
 	seen = make([]*driver.MemoryReport, len(b.nodes))
-	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.Admin) error {
-		terms := b.terms(n, 0)
-		sent := time.Now()
-		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, DryRun: true})
+	began := b.clock.Now()
+	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
+		sent := b.clock.Now()
+		q := b.quorum(n, sent)
+		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &q, DryRun: true})
 		if err != nil {
 			return err
 		}
 		n.identify(r.Server)
-		n.learn(b.sample(r.Clock, sent, time.Now()))
+		n.learn(b.read(r.Clock, r.Terms, sent, b.clock.Now()), r.Terms)
 		seen[n.index] = r
 		return nil
 	})
+	if _, most := extremes(seen); most < driver.MemoryKept && !hasError(errs) {
+		b.blank.Store(int64(max(began, 1)))
+	}
 	return seen, errs
 }
 
 // state makes all nodes do what s says, if they are those that were seen.
-func (b *Backend) state(ctx context.Context, timeout time.Duration, s *driver.Bootstrap, seen []*driver.MemoryReport) []error {
-	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.Admin) error {
-		terms := b.terms(n, 0)
-		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &terms, Resize: s.Resize, Observed: seen[n.index]})
+func (b *Backend) state(ctx context.Context, timeout time.Duration, s driver.Statement, seen []*driver.MemoryReport) []error {
+	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
+		q := b.quorum(n, b.clock.Now())
+		if s == driver.StateTerms || s == driver.StateTermsSettled {
+			q.Terms = b.terms
+		}
+		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &q, Statement: s, Observed: seen[n.index]})
 		return err
 	})
 }
 
-// administer calls f for every node that is a driver.Admin, at once.
-func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(context.Context, *node, driver.Admin) error) []error {
+// administer calls f for every node that is a driver.GuardAdmin, at once.
+func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(context.Context, *node, driver.GuardAdmin) error) []error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return b.each(ctx, func(ctx context.Context, n *node) error {
-		if a, ok := n.backend.(driver.Admin); ok {
+		if a, ok := n.backend.(driver.GuardAdmin); ok {
 			return f(ctx, n, a)
 		}
 		return nil
@@ -182,37 +189,99 @@ func hasError(errs []error) bool {
 	return false
 }
 
-// Bootstrap states that the nodes are new, or, with s.Nodes, that they are more or fewer
-// than they were. All of them have to answer; and none may have a memory, unless it is of
-// a change of nodes. A node is replaced by another in two such changes, since clients
-// with the old list are told apart by their number: add one first, then leave one out.
+// Bootstrap states that the nodes are new, that their number changed, or that their terms
+// become those of this backend's options. All of them have to answer; and for StateNew none
+// may have a memory. A node is replaced by another in two changes of the number, since clients
+// with the old list are told apart by that: add one first, then leave one out.
+//
+// A dry run reports what the nodes that answer say, with an error that names one that does
+// not. Where a statement fails on some nodes the report says on which, and no two clients are
+// served under terms that are unsafe together: make it again.
 func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
 	}
 	defer b.calls.Done()
 	seen, errs := b.look(ctx, inspectTimeout)
-	if err := b.all(errs); err != nil {
-		return nil, err
+	r := b.report(seen, errs)
+	if err := b.all(errs); err != nil || s.DryRun {
+		return r, err
 	}
-	_, most := extremes(seen)
-	r := &driver.MemoryReport{Memory: most}
-	switch {
-	case s.DryRun:
-		return r, nil
-	case most == driver.MemoryKept && !s.Resize:
-		return r, &driver.RefusedError{Reason: "the servers are not new: some of them remember locks"}
+	if err := b.fits(ctx, s.Statement, r); err != nil {
+		return r, err
 	}
-	if dup := b.duplicate.Load(); dup != nil {
-		return r, dup
+	errs = b.state(ctx, inspectTimeout, s.Statement, seen)
+	if !hasError(errs) && !b.without(onePass) {
+		switch s.Statement {
+		case driver.StateNodes:
+			// Until the last node knew, clients with the old list could renew: on every node
+			// the guard must begin after that.
+			errs = b.state(ctx, inspectTimeout, driver.StateNodes, seen)
+		case driver.StateTerms:
+			errs = b.state(ctx, inspectTimeout, driver.StateTermsSettled, seen)
+		}
 	}
-	errs = b.state(ctx, inspectTimeout, s, seen)
-	if s.Resize && !hasError(errs) && !b.without(onePass) {
-		// Until the last node knew, clients with the old list could renew: on every node the
-		// guard must begin after that.
-		errs = b.state(ctx, inspectTimeout, s, seen)
+	for i := range r.Nodes {
+		r.Nodes[i].Done, r.Nodes[i].Err = errs[i] == nil, errs[i]
 	}
 	return r, b.all(errs)
+}
+
+func (b *Backend) report(seen []*driver.MemoryReport, errs []error) *driver.MemoryReport {
+	_, most := extremes(seen)
+	r := &driver.MemoryReport{Memory: most}
+	for i, n := range b.nodes {
+		r.Nodes = append(r.Nodes, driver.NodeReport{Node: n.name, Report: seen[i], Err: errs[i]})
+	}
+	return r
+}
+
+// fits refuses a statement that is not so, or must not come to be.
+func (b *Backend) fits(ctx context.Context, s driver.Statement, r *driver.MemoryReport) error {
+	if dup := b.duplicate.Load(); dup != nil {
+		return dup
+	}
+	switch s {
+	case driver.StateNew:
+		if r.Memory == driver.MemoryKept {
+			return &driver.RefusedError{Reason: "the servers are not new: some of them remember locks"}
+		}
+	case driver.StateTerms:
+		for _, n := range r.Nodes {
+			var t *driver.Terms
+			if n.Report != nil {
+				t = n.Report.Terms
+			}
+			switch {
+			case t == nil:
+				return &driver.RefusedError{Reason: fmt.Sprintf("node %s has no terms to change: it has not kept locks yet", n.Node)}
+			case t.N != b.terms.N:
+				return &driver.RefusedError{Reason: fmt.Sprintf("node %s is of a quorum of %d, and this URL lists %d: change the number of nodes first (dlock bootstrap --nodes)", n.Node, t.N, b.terms.N)}
+			case t.Guard > b.terms.Guard:
+				if err := b.outlived(ctx, t); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// outlived refuses to lower the restart guard while a lock is held for longer: its renewals
+// would be refused.
+func (b *Backend) outlived(ctx context.Context, now *driver.Terms) error {
+	var longest *driver.State
+	err := b.List(ctx, "", func(s *driver.State) bool {
+		if s.Holders[0].TTL-now.Grace > b.terms.Guard && (longest == nil || s.Holders[0].TTL > longest.Holders[0].TTL) {
+			longest = s
+		}
+		return true
+	})
+	if err != nil || longest == nil {
+		return err
+	}
+	return &driver.RefusedError{Reason: fmt.Sprintf("lock %q is held for another %v, which is over the restart guard of %v to set: release it, or let it end, first",
+		longest.Key, (longest.Holders[0].TTL - now.Grace).Round(time.Millisecond), b.terms.Guard)}
 }
 
 // all returns the first of the errors, with its node.

@@ -144,27 +144,75 @@ func progress(t *testing.T, members ...*member) {
 	}
 }
 
-// The guard is made longer while clients run and nodes are restarted: the guard first, one
-// client after the other, and then the leases.
-func TestTheGuardIsRolledOutUnderLoad(t *testing.T) {
+// Terms are raised and lowered while clients bid throughout and nodes are restarted: with the
+// options of the client that states them. Nobody is served under terms that are unsafe beside
+// another's.
+func TestTermsAreChangedUnderLoad(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")
 	}
-	const before, after = time.Second, 2 * time.Second
+	const short, long = time.Second, 2 * time.Second
 	f := newFleet(t, 5)
 	b := newBook(t)
-	open := func(guard time.Duration) *redlock.Backend {
-		return f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Bootstrap: true, NodeTimeout: 300 * time.Millisecond})
+	open := func(guard, allowance time.Duration) *redlock.Backend {
+		return f.quorum("", f.servers, 5, redlock.Options{Guard: guard, ClockAllowance: allowance, Bootstrap: true, NodeTimeout: 300 * time.Millisecond})
 	}
-	kept := func(i int) time.Duration { // as the server has it, without its margin
-		meta := strings.Fields(fmt.Sprint(f.do(i, "GET", "redlock1:meta")))
-		var us int64
-		_, _ = fmt.Sscan(meta[5], &us)
-		return time.Duration(us) * time.Microsecond
-	}
-	old := []*member{b.join("old 1", open(before), before), b.join("old 2", open(before), before)}
+	old := []*member{b.join("old 1", open(short, 50*time.Millisecond), short), b.join("old 2", open(short, 50*time.Millisecond), short)}
 	progress(t, old...)
-	// forget makes a majority forget what is held, locks of this quorum among it.
+	// A client with longer leases is told what to do.
+	fresh := open(long, 150*time.Millisecond)
+	longer := b.join("longer leases", fresh, long)
+	told := func(m *member, words ...string) {
+		t.Helper()
+		for end := time.Now().Add(guardLimit); ; time.Sleep(5 * time.Millisecond) {
+			why := m.refused.Load()
+			if why != nil {
+				for _, w := range words {
+					if !strings.Contains((*why).Error(), w) {
+						t.Errorf("%s is told %v, without %q", m.name, *why, w)
+					}
+				}
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s is not refused", m.name)
+			}
+		}
+	}
+	told(longer, "restart_guard", "2s", "1s", "dlock bootstrap --terms")
+	state := func(q *redlock.Backend, s driver.Bootstrap) *driver.MemoryReport {
+		t.Helper()
+		for end := time.Now().Add(guardLimit); ; {
+			r, err := q.Bootstrap(context.Background(), &s)
+			if err == nil {
+				return r
+			}
+			if errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
+				t.Fatal(err)
+			}
+		}
+	}
+	// shown waits until all nodes show these terms, and nothing to come if none is said.
+	shown := func(guard, allowance time.Duration, next bool) {
+		t.Helper()
+		for end := time.Now().Add(guardLimit); ; {
+			r := state(fresh, driver.Bootstrap{DryRun: true})
+			n := 0
+			for _, node := range r.Nodes {
+				if terms := node.Report.Terms; terms != nil && terms.Guard == guard && terms.Allowance == allowance && (node.Report.Next != nil) == next {
+					n++
+				}
+			}
+			if n == len(f.servers) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d of %d nodes have a guard of %v and an allowance of %v: %+v", n, len(f.servers), guard, allowance, r.Nodes[0].Report)
+			}
+		}
+	}
+	shown(short, 50*time.Millisecond, false)
+	// forget makes a majority forget what is held.
 	forget := func(q *redlock.Backend, ttl time.Duration) {
 		parallel(bookKeys, bookKeys, func(i int) {
 			key := fmt.Sprint("k", i)
@@ -176,31 +224,67 @@ func TestTheGuardIsRolledOutUnderLoad(t *testing.T) {
 		})
 		f.each(3, func(i int, s *server.Server) error { return crash(f, i, s) })
 	}
-	// The guard: both kinds run beside each other.
-	first := b.join("new guard 1", open(after), before)
-	old[0].leave()
-	forget(open(before), before)
-	progress(t, first, old[1])
-	second := b.join("new guard 2", open(after), before)
-	old[1].leave()
-	progress(t, first, second)
-	// The leases.
-	longer := b.join("longer leases", open(after), after)
-	progress(t, first, longer)
-	first.leave()
-	second.leave()
-	forget(open(after), after)
-	progress(t, longer)
-	longer.leave()
-	for i := range f.servers {
-		if got := kept(i); got < after {
-			t.Errorf("node %d keeps a guard of %v", i, got)
+
+	// Raised: what protects grows at once, and what permits waits until all is over that was
+	// granted before.
+	state(fresh, driver.Bootstrap{Statement: driver.StateTerms})
+	r := state(fresh, driver.Bootstrap{DryRun: true})
+	for _, node := range r.Nodes {
+		if n := node.Report; n.Terms.Guard == short && (n.Terms.Quarantine < long || n.Next == nil || n.From.IsZero()) {
+			t.Errorf("%s has %+v, next %+v from %v", node.Node, n.Terms, n.Next, n.From)
 		}
 	}
-	if _, err := open(before).Acquire(context.Background(), ask("k", after)); !errors.Is(err, driver.ErrInvalid) && !errors.Is(err, driver.ErrRefused) {
-		t.Errorf("a TTL over the guard: %v", err)
+	forget(open(short, 50*time.Millisecond), short)
+	progress(t, old...)
+	state(fresh, driver.Bootstrap{Statement: driver.StateTerms}) // those that forgot have not heard of it
+	progress(t, longer)
+	progress(t, old...)
+	shown(long, 150*time.Millisecond, false)
+	forget(fresh, long)
+	progress(t, longer)
+
+	// Lowered: not below a lease that lives.
+	lower := open(short, 50*time.Millisecond)
+	longer.leave()
+	l := f.hold(fresh, "long", long)
+	_, err := lower.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateTerms})
+	if time.Now().Before(l.Grant().Expires.Add(-long/2)) && (!errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), `lock "`) || !strings.Contains(err.Error(), "restart guard of 1s")) {
+		t.Errorf("below a lease of %v: %v", long, err)
+	}
+	_ = l.Release(context.Background())
+	for end := time.Now().Add(guardLimit); ; time.Sleep(10 * time.Millisecond) { // some were left behind
+		if _, err = lower.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateTerms}); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	progress(t, old...)
+	longer = b.join("longer leases again", fresh, long)
+	told(longer, "restart_guard", "2s", "1s", "dlock bootstrap --terms")
+	progress(t, old...)
+	longer.leave()
+	shown(short, 50*time.Millisecond, false)
+	for _, m := range old {
+		m.leave()
 	}
 	t.Logf("%d grants, %d overlaps", b.grants.Load(), b.overlap.Load())
+}
+
+// hold takes a lock.
+func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.Lease {
+	f.t.Helper()
+	for end := time.Now().Add(guardLimit); ; {
+		l, err := q.Acquire(context.Background(), ask(key, ttl))
+		if err == nil {
+			return l
+		}
+		if time.Now().After(end) {
+			f.t.Fatal(err)
+		}
+		pause(err)
+	}
 }
 
 // Three nodes become five while clients run: Bootstrap with the new list first, and then the
@@ -242,7 +326,7 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 
 	stated := time.Now()
 	for end := time.Now().Add(guardLimit); ; { // until no node was late
-		if _, err = five.Bootstrap(context.Background(), &driver.Bootstrap{Resize: true}); err == nil {
+		if _, err = five.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateNodes}); err == nil {
 			break
 		}
 		if time.Now().After(end) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 // lease is one bid for a lock, from the first request to the last release: a leg for
@@ -28,8 +29,9 @@ type lease struct {
 	requests []nodeRequest
 	waiters  []*waiter
 	attempts int // used up
-	start    time.Time
-	expires  time.Time
+	start    boot.Instant
+	jumps    int64 // of the client's clock, at start
+	expires  boot.Instant
 	fence    uint64
 	raising  set  // nodes to which the token is written back
 	raised   bool // it took the second trip
@@ -49,21 +51,21 @@ const (
 // way, and does what follows from it before anything else happens on this leg: so a
 // release is always ordered behind its own acquire.
 type nodeRequest struct {
-	l     *lease
-	n     *node
-	req   driver.Request // of the call that is under way
-	terms driver.Quorum  // of the first
-	round *round         // its time
-	busy  bool
-	wait  bool // somebody counts on its answer
-	state state
-	lease driver.Lease
-	fence uint64
-	clock sample
-	ack   int // the renewal that it confirmed, or joined in
-	join  bool
-	held  *driver.HeldError
-	vote  driver.Vote
+	l      *lease
+	n      *node
+	req    driver.Request // of the call that is under way
+	quorum driver.Quorum  // of the first
+	round  *round         // its time
+	busy   bool
+	wait   bool // somebody counts on its answer
+	state  state
+	lease  driver.Lease
+	fence  uint64
+	clock  reading // of the grant, or of the last renewal
+	ack    int     // the renewal that it confirmed, or joined in
+	join   bool
+	held   *driver.HeldError
+	vote   driver.Vote
 
 	suspect bool // did not answer in an earlier round of this request
 }
@@ -109,21 +111,22 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 		ttl:      req.TTL,
 		timeout:  b.timeout(req.TTL),
 		requests: make([]nodeRequest, len(b.nodes)),
-		start:    time.Now(),
+		start:    b.clock.Now(),
+		jumps:    b.clock.Jumps(),
 	}
 	if b.without(releaseOnCaller) {
 		l.caller = ctx
 	}
-	l.expires = b.expires(l.start, l.ttl)
+	l.expires = l.start.Add(validity(l.ttl, b.opts.DriftPercent)) // at most
 	l.req.Wait = false
 	l.req.FenceFloor = max(b.floor(l.start), req.FenceFloor)
 	since := b.since(req.Key)
 	for i := range l.requests {
 		g := &l.requests[i]
 		g.l, g.n, g.req, g.vote.Node = l, b.nodes[i], l.req, b.nodes[i].name
-		g.terms = b.terms(g.n, l.ttl)
-		g.terms.WaitingSince = since
-		g.req.Quorum = &g.terms
+		g.quorum = b.quorum(g.n, l.start)
+		g.quorum.WaitingSince = since
+		g.req.Quorum = &g.quorum
 		if before != nil {
 			g.suspect = before.away(i)
 		}
@@ -134,9 +137,13 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 	return l
 }
 
-// terms are what one node is told of the quorum.
-func (b *Backend) terms(n *node, ttl time.Duration) driver.Quorum {
-	return driver.Quorum{N: len(b.nodes), Guard: b.opts.Guard, Grace: b.grace(ttl), Allowance: b.opts.ClockAllowance, OtherClocks: n.others}
+// quorum is what one node is told of the quorum.
+func (b *Backend) quorum(n *node, now boot.Instant) driver.Quorum {
+	t := b.terms
+	if b.opts.Guard > 0 {
+		t, _ = n.proposal(now)
+	}
+	return driver.Quorum{Terms: t, OtherClocks: n.others}
 }
 
 // away reports whether node i left the bid without an answer.
@@ -304,9 +311,9 @@ func (g *nodeRequest) acquire() {
 		l.finish(g)
 		return
 	}
-	sent := time.Now()
+	began, sent := time.Now(), l.b.clock.Now()
 	lease, err := g.n.backend.Acquire(g.round.ctx, &g.req)
-	received := time.Now()
+	received := l.b.clock.Now()
 	var grant driver.Grant
 	var held *driver.HeldError
 	if err == nil {
@@ -314,10 +321,10 @@ func (g *nodeRequest) acquire() {
 	} else {
 		grant.Clock, grant.Server, held = told(err)
 	}
-	g.n.report(g.timedOut(err, received.Sub(g.round.began)))
+	g.n.report(g.timedOut(err, began.Sub(g.round.began)+received.Sub(sent)))
 	g.n.identify(grant.Server)
-	clock := l.b.sample(grant.Clock, sent, received)
-	g.n.learn(clock)
+	clock := l.b.read(grant.Clock, grant.Terms, sent, received)
+	g.n.learn(clock, grant.Terms)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -405,7 +412,7 @@ func (l *lease) adopt(g *nodeRequest) {
 		ttl, timeout := l.ttl, l.timeout
 		l.mu.Unlock()
 		ctx, cancel := context.WithTimeout(l.ctx, timeout)
-		err := g.renew(ctx, &driver.Renewal{TTL: ttl, MinFence: l.fence})
+		_, err := g.renew(ctx, &driver.Renewal{TTL: ttl, MinFence: l.fence})
 		cancel()
 		l.mu.Lock()
 		if err == nil {
@@ -419,9 +426,12 @@ func (l *lease) adopt(g *nodeRequest) {
 // writeBack is a worker's: it raises the node to the token, during the grant.
 func (g *nodeRequest) writeBack() {
 	l := g.l
-	err := g.renew(g.round.ctx, &driver.Renewal{TTL: g.round.ttl, MinFence: l.fence})
+	clock, err := g.renew(g.round.ctx, &driver.Renewal{TTL: g.round.ttl, MinFence: l.fence})
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err == nil {
+		g.clock = g.clock.and(clock) // the key is kept from here, and was free there
+	}
 	switch {
 	case err == nil, errors.Is(err, driver.ErrLost) && l.b.without(ackUnowned):
 		g.state = counted
@@ -434,21 +444,19 @@ func (g *nodeRequest) writeBack() {
 }
 
 // renew renews the node's lease.
-func (g *nodeRequest) renew(ctx context.Context, r *driver.Renewal) error {
-	sent := time.Now()
+func (g *nodeRequest) renew(ctx context.Context, r *driver.Renewal) (reading, error) {
+	c := g.l.b.clock
+	sent := c.Now()
 	grant, err := g.lease.Renew(ctx, r)
-	received := time.Now()
+	received := c.Now()
 	g.n.report(g.timedOut(err, received.Sub(sent)))
 	g.n.identify(grant.Server)
-	clock := g.l.b.sample(grant.Clock, sent, received)
-	g.n.learn(clock)
+	clock := g.l.b.read(grant.Clock, grant.Terms, sent, received)
+	g.n.learn(clock, grant.Terms)
 	g.l.mu.Lock()
 	defer g.l.mu.Unlock()
-	if err == nil {
-		g.clock = clock
-	}
 	g.vote.Latency = received.Sub(sent)
-	return err
+	return clock, err
 }
 
 // Grant returns the lease as of the last success.
@@ -459,7 +467,7 @@ func (l *lease) Grant() driver.Grant {
 }
 
 func (l *lease) grant() driver.Grant {
-	return driver.Grant{Expires: l.expires, Fence: l.fence, Clock: l.clock(), Votes: l.votes()}
+	return driver.Grant{Expires: l.b.clock.Time(l.expires), Fence: l.fence, Clock: l.clock(), Votes: l.votes()}
 }
 
 // clock is the median of the counted nodes' clocks, now.
@@ -468,14 +476,47 @@ func (l *lease) clock() time.Time {
 	mids := buf[:0]
 	for i := range l.requests {
 		if g := &l.requests[i]; g.state == counted && g.clock.known {
-			mids = append(mids, g.clock.mid)
+			mids = append(mids, l.mid(i))
 		}
 	}
 	if len(mids) == 0 {
 		return time.Time{}
 	}
 	slices.Sort(mids)
-	return time.Unix(0, int64(mids[(len(mids)-1)/2]+time.Since(l.b.epoch)))
+	return time.Unix(0, int64(mids[(len(mids)-1)/2]+time.Duration(l.b.clock.Now())))
+}
+
+// judge applies the rules of terms.go to the answers of these nodes, which are q at least:
+// the end of a lease that was asked for at start, and from when it may be returned.
+func (l *lease) judge(of set, start boot.Instant) (expires, from boot.Instant) {
+	var buf [MaxNodes]reading
+	answers := buf[:0]
+	for i := range l.requests {
+		if of.has(i) {
+			answers = append(answers, l.requests[i].clock)
+		}
+	}
+	expires, from = judge(start, l.ttl, answers, l.b.q, l.b.opts.DriftPercent)
+	if l.b.without(noHold) || l.b.without(noClockCheck) {
+		expires = start.Add(validity(l.ttl, l.b.opts.DriftPercent))
+	}
+	if l.b.without(noReturn) || l.b.without(noClockCheck) {
+		from = start
+	}
+	return expires, from
+}
+
+// apart says by how much the clocks of these nodes differ, as seen through their links.
+func (l *lease) apart(of set) time.Duration {
+	var most time.Duration
+	for i := range l.requests {
+		for j := range i {
+			if of.has(i) && of.has(j) {
+				most = max(most, (l.mid(i) - l.mid(j)).Abs())
+			}
+		}
+	}
+	return most.Round(time.Millisecond)
 }
 
 // Renew extends the lease on the nodes that carry it; a majority of all nodes has to
@@ -500,7 +541,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if l.phase != holding {
 		return driver.Grant{}, driver.ErrLost
 	}
-	start := time.Now()
+	start := l.b.clock.Now()
 	l.extend(r.TTL)
 	err := l.await(ctx, l.sendRenewal(ctx, r.Keep), (*lease).renewed)
 	return l.renewalOutcome(ctx, err, start)
@@ -535,8 +576,8 @@ func (l *lease) sendRenewal(ctx context.Context, keep time.Duration) *round {
 				attempt = l.attempt()
 			}
 			g.join, g.held = true, nil
-			terms := l.b.terms(g.n, l.ttl) // a straggler may still read the first
-			g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &terms
+			q := l.b.quorum(g.n, l.b.clock.Now()) // a straggler may still read the first
+			g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &q
 			if l.b.without(extendOwn) {
 				g.req.ExactFence = 0
 			}
@@ -550,16 +591,17 @@ func (l *lease) sendRenewal(ctx context.Context, keep time.Duration) *round {
 func (g *nodeRequest) extend() {
 	l := g.l
 	w := g.round
+	var clock reading
 	err := w.ctx.Err()
 	if err == nil {
-		err = g.renew(w.ctx, &driver.Renewal{TTL: w.ttl, Keep: w.keep, MinFence: l.fence})
+		clock, err = g.renew(w.ctx, &driver.Renewal{TTL: w.ttl, Keep: w.keep, MinFence: l.fence})
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	g.vote.Granted, g.vote.Err = err == nil, err
 	switch {
 	case err == nil:
-		g.ack = w.renewal
+		g.ack, g.clock = w.renewal, clock
 	case errors.Is(err, driver.ErrLost):
 		g.state = free // the next renewal asks it to join
 	}
@@ -592,13 +634,19 @@ func (l *lease) renewed() bool {
 
 // renewalOutcome reads the answers to a renewal that began at start; err is why the
 // waiting for them ended early.
-func (l *lease) renewalOutcome(ctx context.Context, err error, start time.Time) (driver.Grant, error) {
-	expires := l.b.expires(start, l.ttl)
-	acks := l.acked().len()
+func (l *lease) renewalOutcome(ctx context.Context, err error, start boot.Instant) (driver.Grant, error) {
+	acks := l.acked()
+	now, expires := l.b.clock.Fresh(), start
+	if acks.len() >= l.b.q {
+		expires, _ = l.judge(acks, start)
+		if l.b.without(renewFromReply) {
+			expires = now.Add(expires.Sub(start))
+		}
+	}
 	switch {
 	case l.phase != holding:
 		return driver.Grant{}, driver.ErrLost
-	case acks >= l.b.q && (l.ttl == 0 || time.Now().Before(expires) || l.b.without(noValidity)):
+	case acks.len() >= l.b.q && (l.ttl == 0 || now < expires || l.b.without(noValidity)):
 		l.expires = expires
 		l.b.count.renewals.Add(1)
 		return l.grant(), nil
@@ -610,8 +658,8 @@ func (l *lease) renewalOutcome(ctx context.Context, err error, start time.Time) 
 		return driver.Grant{}, err
 	case ended(ctx) != nil:
 		return driver.Grant{}, ended(ctx)
-	case acks >= l.b.q:
-		return driver.Grant{}, l.unknown("the renewal took as long as the TTL, %v", l.ttl)
+	case acks.len() >= l.b.q:
+		return driver.Grant{}, l.unknown("the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v", now.Sub(start).Round(time.Microsecond), l.apart(acks), l.ttl)
 	}
 	return driver.Grant{}, l.unknown("a majority did not confirm the renewal")
 }

@@ -42,7 +42,7 @@ func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guar
 	}
 	defer func() { _ = real.Close() }()
 	d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: "model", name: fmt.Sprint(guard, seed, ":model"), real: real, redis: s}
-	d.quorum = driver.Quorum{N: 3, Guard: guard, Allowance: time.Second, OtherClocks: d.others}
+	d.quorum = driver.Quorum{Terms: derive(3, guard, time.Second, 1), OtherClocks: d.others}
 	d.sim = &simNode{s: newSimServer(0), net: &network{}, rng: d.rng}
 	d.sim.s.started = time.Now().Unix()
 	d.run()
@@ -142,7 +142,7 @@ func (d *duel) befall(ctx context.Context) string {
 		d.blind = d.rng.IntN(2) == 0
 		return fmt.Sprintf("the other clocks are unknown: %v", d.blind)
 	case 7:
-		return d.state(ctx, "change of nodes", &driver.Bootstrap{Quorum: &q, Resize: true})
+		return d.state(ctx, "change of nodes", &driver.Bootstrap{Quorum: &q, Statement: driver.StateNodes})
 	case 8, 9, 10:
 		return d.state(ctx, "look", &driver.Bootstrap{Quorum: &q, DryRun: true})
 	case 11:

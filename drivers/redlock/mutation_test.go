@@ -37,7 +37,6 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the high-water mark of a clock", "set", 6000, sabotage{node: simBroken{high: true}}},
 		{"the number of nodes in the bond", "growing", 2000, sabotage{node: simBroken{nodes: true}}},
 		{"the second time that a change of nodes is told", "growing", 6000, sabotage{engine: onePass}},
-		{"the raise of a smaller guard", "mixed", 6000, sabotage{node: simBroken{raise: true}}},
 		{"nodes that remember in a first contact", "fresh", 6000, sabotage{engine: allRemember}},
 	} {
 		t.Run(c.part, func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 // node is one member of the quorum, with all that is under way to it.
@@ -24,11 +25,16 @@ type node struct {
 	backend driver.Backend
 
 	server  atomic.Pointer[string] // which process answered last
-	offset  atomic.Int64           // its clock minus ours, in ns; see clock.go
-	heard   atomic.Bool            // whether offset was ever set
-	others  func() time.Time       // the median of the other nodes' clocks; see clock.go
+	others  func() time.Time       // the clocks of the other nodes; see clock.go
 	skewed  atomic.Bool            // its clock disagreed when it last counted
 	tripped atomic.Bool            // the breaker is open
+
+	clockMu   sync.Mutex
+	clock     reading // of its last answer
+	jumps     int64   // of the client's clock, then
+	terms     driver.Terms
+	termsAt   boot.Instant // before they were last confirmed
+	remembers bool         // terms are known
 
 	mu       sync.Mutex
 	workers  int
@@ -76,7 +82,7 @@ func newNode(b *Backend, i int, nb driver.Backend) *node {
 	} else {
 		n.name = fmt.Sprintf("%s#%d", nb.Info().Name, i+1)
 	}
-	n.others = n.medianOfOthers
+	n.others = n.othersNow
 	return n
 }
 

@@ -322,7 +322,7 @@ func (w *world) change(s sabotage) {
 	defer func() { _ = b.Close() }()
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		_, err := b.Bootstrap(ctx, &driver.Bootstrap{Resize: true})
+		_, err := b.Bootstrap(ctx, &driver.Bootstrap{Statement: driver.StateNodes})
 		cancel()
 		if err == nil {
 			return
@@ -366,7 +366,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	if rng.IntN(6) == 0 || w.kind.volatile() && rng.IntN(2) == 0 { // a client that dies: its lease runs out
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		end := time.Now().Add(ttl + b.grace(ttl) + b.timeout(ttl)*3)
+		end := time.Now().Add(ttl + b.terms.Grace + b.timeout(ttl)*3)
 		if end.After(w.leftovers) {
 			w.leftovers = end
 		}
@@ -563,7 +563,7 @@ func (w *world) unload(s *simServer, rng *rand.Rand) {
 func (w *world) recent(s *simServer, rng *rand.Rand) func(int) int {
 	return func(last int) int {
 		i := last - rng.IntN(4)
-		if i < 0 || s.written[i].meta.span != s.written[last].meta.span {
+		if i < 0 || s.written[i].meta.terms != s.written[last].meta.terms {
 			return last
 		}
 		return i
@@ -769,10 +769,11 @@ func TestSimulation(t *testing.T) {
 func (l *lease) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := fmt.Sprintf("%s token %d until %s", l.req.Owner, l.fence, l.expires.Format("05.000000"))
+	s := fmt.Sprintf("%s token %d until %s", l.req.Owner, l.fence, l.b.clock.Time(l.expires).Format("05.000000"))
 	for i := range l.requests {
 		g := &l.requests[i]
-		s += fmt.Sprintf(" [%d: %d x%d busy=%v %v±%v]", i, g.state, g.fence, g.busy, g.clock.mid, g.clock.half)
+		mid, half := g.clock.offset()
+		s += fmt.Sprintf(" [%d: %d x%d busy=%v %v±%v]", i, g.state, g.fence, g.busy, mid, half)
 	}
 	return s
 }

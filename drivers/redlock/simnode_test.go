@@ -32,14 +32,15 @@ type simNode struct {
 
 // simProcess is what a client knows of a server's process. Its node's mu guards it.
 type simProcess struct {
-	run  string
-	n    int   // of the quorum that it knows…
-	span int64 // …this guard for
+	run   string
+	terms driver.Terms // that its texts are bound to
+	ready bool         // they may be called
+	from  int64        // from when others hold, by the server's clock; zero: no change is settled
 }
 
 var (
-	_ driver.Backend = (*simNode)(nil)
-	_ driver.Admin   = (*simNode)(nil)
+	_ driver.Backend    = (*simNode)(nil)
+	_ driver.GuardAdmin = (*simNode)(nil)
 )
 
 func (n *simNode) Info() driver.Info {
@@ -138,10 +139,10 @@ func (n *simNode) notAfter(ctx context.Context) time.Time {
 
 // run calls a script: by EVALSHA, and after a handshake where the process does not know
 // it, or is not known to keep the guard that q asks for. It is fleet.run of redisnode.
-func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, body func() simReply) simReply {
+func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, ttl time.Duration, body func(*driver.Terms) simReply) simReply {
 	if q.Guard <= 0 {
 		end := n.notAfter(ctx)
-		return n.call(ctx, func() simReply { return n.s.plain(end, body) })
+		return n.call(ctx, func() simReply { return n.s.plain(end, func() simReply { return body(&q.Terms) }) })
 	}
 	p, err := n.known(ctx)
 	asked := p == nil
@@ -153,12 +154,18 @@ func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, body func
 		if err != nil {
 			return simReply{err: err, unsent: true}
 		}
-		if n.keeps(p, q) {
-			end, text := n.notAfter(ctx), simText{p.run, q.N, op}
-			r := n.call(ctx, func() simReply { return n.s.evalsha(text, end, body) })
+		if t, ok := n.serve(p, q); ok {
+			if ttl > t.Guard {
+				return simReply{err: &driver.RefusedError{Reason: "the TTL is over the guard"}, unsent: true}
+			}
+			end, text := n.notAfter(ctx), simText{p.run, t, op}
+			r := n.call(ctx, func() simReply { return n.s.evalsha(text, end, func() simReply { return body(&t) }) })
+			r.terms = t
 			switch {
 			case r.err != nil || r.code == simDone:
 				return r
+			case r.code == simStale && r.none:
+				n.adopt(p, q.Terms)
 			case r.code != simQuarantined:
 			case recounted || !n.overlong(p, q, r):
 				return simReply{err: refusedByGuard(r)}
@@ -170,6 +177,26 @@ func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, body func
 		asked = true
 	}
 	return simReply{err: errors.New("it forgets its scripts again and again"), unsent: true}
+}
+
+// serve returns the terms under which scripts may be called now; false where a handshake has
+// to come first.
+func (n *simNode) serve(p *simProcess, q *driver.Quorum) (driver.Terms, bool) {
+	n.s.mu.Lock()
+	now := n.s.micros() // a driver knows it at least
+	n.s.mu.Unlock()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return p.terms, p.ready && p.terms.N == q.N && (p.from == 0 || now <= p.from)
+}
+
+// adopt goes by these terms from now on.
+func (n *simNode) adopt(p *simProcess, t driver.Terms) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p.terms != t {
+		p.terms, p.ready, p.from = t, false, 0
+	}
 }
 
 func refusedByGuard(r simReply) error {
@@ -204,16 +231,6 @@ func (n *simNode) ask(ctx context.Context) (*simProcess, error) {
 	return n.serves(r.server), nil
 }
 
-func (n *simNode) keeps(p *simProcess, q *driver.Quorum) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return p.n == q.N && p.span >= simSpan(q)
-}
-
-func simSpan(q *driver.Quorum) int64 {
-	return int64((q.Guard + q.Guard/100 + 2*q.Allowance) / time.Microsecond)
-}
-
 // overlong reports whether a quarantine is worth another handshake.
 func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 	n.mu.Lock()
@@ -221,7 +238,7 @@ func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 	if q.N > 1 && q.OtherClocks().IsZero() {
 		return false
 	}
-	return r.till-r.now > max(p.span, simSpan(q))+int64(q.Allowance/time.Microsecond)
+	return r.till-r.now > int64((p.terms.Quarantine+p.terms.Allowance)/time.Microsecond)
 }
 
 // shake makes the handshake that loads a script into p, and returns the process that
@@ -232,7 +249,7 @@ func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.
 			return now, err
 		}
 	}
-	h := n.terms(p, op, q)
+	h := n.shakeArgs(p, op, q)
 	if n.durable {
 		h.mode = "durable"
 	}
@@ -240,9 +257,14 @@ func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.
 	return now, err
 }
 
-// terms are the arguments of a handshake.
-func (n *simNode) terms(p *simProcess, op simOp, q *driver.Quorum) simShake {
-	h := simShake{text: simText{p.run, q.N, op}, span: simSpan(q), allow: int64(q.Allowance / time.Microsecond), load: true, check: true}
+// shakeArgs are the arguments of a handshake.
+func (n *simNode) shakeArgs(p *simProcess, op simOp, q *driver.Quorum) simShake {
+	n.mu.Lock()
+	if p.terms.N != q.N {
+		p.terms, p.ready, p.from = q.Terms, false, 0
+	}
+	h := simShake{text: simText{p.run, p.terms, op}, terms: q.Terms, load: true, check: true}
+	n.mu.Unlock()
 	if q.N > 1 {
 		h.others = -1
 		if t := q.OtherClocks(); !t.IsZero() {
@@ -263,16 +285,22 @@ func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*si
 		return nil, 0, r.err
 	}
 	now := n.serves(r.server)
-	if r.code == simOtherQuorum {
-		return nil, r.code, &driver.RefusedError{Reason: fmt.Sprintf("it is a node of a quorum of %d", r.n)}
-	}
-	if now == p && r.code == simDone {
+	switch {
+	case r.code == simOtherQuorum:
+		return nil, r.code, &driver.RefusedError{Reason: fmt.Sprintf("it is a node of a quorum of %d", r.terms.N)}
+	case now != p:
+	case r.code == simUnknown:
+		return nil, r.code, refusedByGuard(r)
+	case r.code == simOtherTerms:
+		n.adopt(p, r.terms)
+	case r.code == simDone:
 		// Before it votes for the first time: nobody is to take it for new if it is emptied.
 		if err := n.call(ctx, func() simReply { n.s.mark(); return simReply{} }).err; err != nil {
 			return nil, 0, err
 		}
+		n.adopt(p, r.terms)
 		n.mu.Lock()
-		p.n, p.span = h.text.n, r.span
+		p.ready, p.from = true, r.from
 		n.mu.Unlock()
 	}
 	return now, r.code, nil
@@ -283,22 +311,22 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.M
 	if b.Quorum.Guard <= 0 {
 		return &driver.MemoryReport{}, nil
 	}
-	span := simSpan(b.Quorum)
-	r := n.call(ctx, func() simReply { return n.s.look(span) })
+	r := n.call(ctx, func() simReply { return n.s.look(b.Quorum.Quarantine) })
 	if r.err != nil {
 		return nil, r.err
 	}
 	p := n.serves(r.server)
 	now := &driver.MemoryReport{Memory: r.memory, Clock: r.clock, Server: r.server}
+	if r.memory == driver.MemoryKept {
+		now.Terms = &r.terms
+	}
 	if b.DryRun {
 		return now, nil
 	}
-	seen := now
-	h := n.terms(p, simAcquire, b.Quorum)
-	h.mode = "bootstrap"
-	if b.Resize {
-		h.mode = "nodes"
-	} else if b.Observed != nil {
+	seen, mode := now, map[driver.Statement]string{
+		driver.StateNew: "bootstrap", driver.StateNodes: "nodes", driver.StateTerms: "terms", driver.StateTermsSettled: "settled",
+	}[b.Statement]
+	if b.Statement == driver.StateNew && b.Observed != nil {
 		seen = b.Observed
 	}
 	if now.Memory == driver.MemoryFlushed && seen.Memory < now.Memory {
@@ -307,21 +335,26 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.M
 	n.s.mu.Lock()
 	n.s.stated = time.Now().Add(time.Second)
 	n.s.mu.Unlock()
-	h.until = seen.Clock.Add(5 * time.Second).UnixMicro()
-	if seen.Server != p.run && !n.s.broken.bootstrap {
-		return nil, errSimChanged
+	for range 3 {
+		h := n.shakeArgs(p, simAcquire, b.Quorum)
+		h.mode, h.until = mode, seen.Clock.Add(5*time.Second).UnixMicro()
+		if seen.Server != p.run {
+			return nil, errSimChanged
+		}
+		answered, code, err := n.handshake(ctx, p, h)
+		switch {
+		case err != nil:
+			return nil, err
+		case answered != p || code == simChanged:
+			return nil, errSimChanged
+		case code != simOtherTerms || mode != "bootstrap":
+			return now, nil
+		}
 	}
-	answered, code, err := n.handshake(ctx, p, h)
-	if err == nil && (answered != p || code == simChanged) {
-		err = errSimChanged
-	}
-	return now, err
+	return nil, errSimChanged
 }
 
 var errSimChanged = errors.New("it was restarted just now, or that took too long")
-
-// Break is for operators, and there are none here.
-func (n *simNode) Break(context.Context, string, uint64) error { return driver.ErrLost }
 
 func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	if err := n.Info().Check("", r); err != nil {
@@ -333,9 +366,9 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	if req.ExactFence != 0 {
 		op = simJoin
 	}
-	a := n.run(ctx, op, &q, func() simReply { return n.s.acquire(&req) })
+	a := n.run(ctx, op, &q, req.TTL, func(t *driver.Terms) simReply { return n.s.acquire(&req, t) })
 	if a.err == nil {
-		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL)}, nil
+		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL, &q)}, nil
 	}
 	if !a.unsent && !definite(a.err) {
 		n.undo(ctx, req.Owner)
@@ -358,8 +391,12 @@ func (n *simNode) undo(ctx context.Context, owner string) {
 	}
 }
 
-func grantOf(a simReply, start time.Time, ttl time.Duration) driver.Grant {
-	return driver.Grant{Expires: driver.Expires(start, ttl), Fence: a.fence, Clock: a.clock, Server: a.server}
+func grantOf(a simReply, start time.Time, ttl time.Duration, q *driver.Quorum) driver.Grant {
+	g := driver.Grant{Expires: driver.Expires(start, ttl), Fence: a.fence, Clock: a.clock, Server: a.server}
+	if q.Guard > 0 {
+		g.Terms = &a.terms
+	}
+	return g
 }
 
 type simLease struct {
@@ -371,11 +408,11 @@ type simLease struct {
 func (l *simLease) Grant() driver.Grant { return l.grant }
 
 func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	start, ttl, least := time.Now(), r.TTL+l.req.Quorum.Grace, r.MinFence
-	a := l.n.run(ctx, simRenew, l.req.Quorum, func() simReply {
-		return l.n.s.renew(l.req.Owner, l.grant.Fence, least, ttl)
+	start, least := time.Now(), r.MinFence
+	a := l.n.run(ctx, simRenew, l.req.Quorum, r.TTL, func(t *driver.Terms) simReply {
+		return l.n.s.renew(l.req.Owner, l.grant.Fence, least, r.TTL, t)
 	})
-	return grantOf(a, start, r.TTL), a.err
+	return grantOf(a, start, r.TTL, l.req.Quorum), a.err
 }
 
 func (l *simLease) Release(ctx context.Context) error {

@@ -43,18 +43,18 @@ type simBroken struct {
 	join       bool // a join takes the key whatever the counter is
 	perishable bool // a request that arrives late takes effect
 
-	guard     bool // a node in quarantine votes
-	bond      bool // a script does not look whether the last handshake was its own process'
-	repair    bool // a handshake takes the process that its text is for for the one that it runs in
-	apart     bool // a handshake and the loading of its text are two commands
-	others    bool // a quarantine is counted by the node's own clock
-	pending   bool // and also where the other nodes' are not known
-	high      bool // there is no high-water mark
-	ownStep   bool // a clock that was set back ends its quarantine by itself
-	joinVote  bool // a node in quarantine can be joined
-	nodes     bool // the number of nodes is not compared
-	raise     bool // a smaller guard that is stored stays
-	bootstrap bool // a node is new as long as it has no memory, whatever process was looked at, and when
+	guard    bool // a node in quarantine votes
+	bond     bool // a script does not look whether the last handshake was its own process'
+	repair   bool // a handshake takes the process that its text is for for the one that it runs in
+	apart    bool // a handshake and the loading of its text are two commands
+	others   bool // a quarantine is counted by the node's own clock
+	high     bool // there is no high-water mark
+	ownStep  bool // a clock that was set back ends its quarantine by itself
+	joinVote bool // a node in quarantine can be joined
+	nodes    bool // the number of nodes is not compared
+	onePass  bool // terms change at once
+	grace    bool // a key is kept for the TTL and a thousandth
+	clamp    bool // a proposed token may be as old as it likes
 }
 
 // simMemory is what a server keeps in its database.
@@ -73,17 +73,19 @@ type simKey struct {
 // simMeta is what a server remembers for the restart guard: see lua/guard.lua. Times are
 // in microseconds.
 type simMeta struct {
-	run                     string // empty: there is none
-	n                       int
-	till, high, allow, span int64
-	why                     string
+	run        string // empty: there is none
+	terms      driver.Terms
+	till, high int64
+	next       driver.Terms // that it is changing to; N is zero: none
+	from       int64        // from when they hold; zero: not settled
+	why        string
 }
 
-// simText is the text of a script: bound to a process and to a quorum of n nodes.
+// simText is the text of a script: bound to a process and to terms.
 type simText struct {
-	run string
-	n   int
-	op  simOp
+	run   string
+	terms driver.Terms
+	op    simOp
 }
 
 type simOp uint8
@@ -136,8 +138,9 @@ type simReply struct {
 	clock  time.Time
 	server string
 
-	now, till, span int64
-	n               int
+	now, till, from int64
+	terms           driver.Terms
+	none            bool // there is no meta
 	why             string
 	memory          driver.Memory
 	unsent          bool // of the operation itself nothing was sent
@@ -151,7 +154,9 @@ const (
 	simStale               // it is another process' than that of the last handshake
 	simQuarantined         // no vote yet
 	simOtherQuorum         // of another number of nodes
+	simOtherTerms          // of other terms
 	simChanged             // nothing was done: it is not what was looked at, and taken for new
+	simUnknown             // nothing was done: the other nodes are not known
 )
 
 func (s *simServer) reply(fence uint64, err error) simReply {
@@ -172,17 +177,17 @@ func (s *simServer) hello() simReply {
 	return s.reply(0, nil)
 }
 
-func (s *simServer) look(span int64) simReply {
+func (s *simServer) look(quarantine time.Duration) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.reply(0, nil)
 	up := s.clock().Unix() - s.started // whole seconds, of clocks of whole seconds
 	switch {
 	case s.memory.meta.run != "":
-		r.memory = driver.MemoryKept
+		r.memory, r.terms = driver.MemoryKept, s.memory.meta.terms
 	case s.marked:
 		r.memory = driver.MemoryFlushed
-	case (up-1)*1e6 > span:
+	case time.Duration(up-1)*time.Second > quarantine:
 		r.memory = driver.MemoryUnused
 	default:
 		r.memory = driver.MemoryNew
@@ -200,11 +205,11 @@ func (s *simServer) mark() {
 // simShake are the arguments of a handshake, in microseconds.
 type simShake struct {
 	text        simText
-	span, allow int64
 	others      int64 // 0: there are none; -1: not known
 	mode        string
-	until       int64 // when it is not new any more
-	load, check bool  // what it does of the two
+	until       int64        // when it is not new any more
+	terms       driver.Terms // to take where there is no meta, or to change to
+	load, check bool         // what it does of the two
 }
 
 // handshake is lua/handshake.lua.
@@ -222,44 +227,79 @@ func (s *simServer) handshake(h simShake) simReply {
 	if s.broken.repair {
 		id = h.text.run
 	}
-	before := m.span
-	span, allow := max(h.span, before), max(h.allow, m.allow)
-	fresh := simPending
+	no := func(code simCode, terms driver.Terms) simReply {
+		return simReply{code: code, clock: s.clock(), server: s.name(), now: now, terms: terms}
+	}
+	known, terms := m.run != "", m.terms
+	switch {
+	case known && h.mode != "nodes" && m.terms.N != h.terms.N && !s.broken.nodes:
+		return no(simOtherQuorum, m.terms)
+	case known:
+	case h.terms != h.text.terms:
+		return no(simOtherTerms, h.terms)
+	case h.mode == "bootstrap" && (h.text.run != id || now > h.until), h.mode == "terms", h.mode == "settled":
+		return no(simChanged, h.terms)
+	case h.mode != "bootstrap" && h.mode != "nodes" && h.others < 0 && !s.broken.others:
+		r := no(simUnknown, h.terms)
+		r.till, r.why = simPending, "new"
+		return r
+	default:
+		terms = h.terms
+	}
+	if m.from > 0 && now >= m.from {
+		terms, m.next, m.from = m.next, driver.Terms{}, 0
+	}
+	fresh, quarantine := simPending, int64(terms.Quarantine/time.Microsecond)
 	switch {
 	case s.broken.others:
-		fresh = now + span
-	case s.broken.pending && h.others < 0:
-		fresh = now + span
+		fresh = now + quarantine
 	case h.others == 0, h.others > 0 && h.text.run == s.name():
-		fresh = min(max(now, h.others)+span, simPending)
+		fresh = min(max(now, h.others)+quarantine, simPending)
 	}
 	till, why := m.till, m.why
-	switch known := m.run != ""; {
+	switch {
 	case h.mode == "nodes":
-		till, why = fresh, "nodes"
+		n := h.terms.N
+		till, why, terms = fresh, "nodes", terms.Merge(terms)
+		terms.N = n
 	case !known && h.mode != "bootstrap":
 		till, why = fresh, "new"
-	case !known && (h.text.run != id || now > h.until) && !s.broken.bootstrap:
-		return simReply{code: simChanged, clock: s.clock(), server: s.name(), now: now}
 	case !known:
 		till, why = 0, ""
-	case m.n != h.text.n && !s.broken.nodes:
-		return simReply{code: simOtherQuorum, clock: s.clock(), server: s.name(), now: now, n: m.n}
 	case m.run != id && h.mode != "durable":
 		till, why = fresh, "restart"
 	case m.run == id && till > now:
-		till = min(till+max(span-before, 0), fresh)
+		till = min(till, fresh)
+	}
+	switch {
+	case h.mode == "terms":
+		terms = terms.Merge(h.terms)
+		m.next, m.from = driver.Terms{}, 0
+		if terms != h.terms {
+			m.next = h.terms
+		}
+		if s.broken.onePass {
+			terms, m.next = h.terms, driver.Terms{}
+		}
+	case h.mode == "settled" && m.next.N != 0:
+		switch {
+		case m.next != h.terms || id != h.text.run:
+			return no(simChanged, terms)
+		case h.others < 0:
+			return no(simUnknown, terms)
+		}
+		m.from = max(now, h.others) + quarantine + int64(terms.Grace/time.Microsecond)
 	}
 	high := m.high
-	if m.run != id && (m.run == "" || h.mode != "durable") {
+	if m.run != id && (!known || h.mode != "durable") {
 		high = now
 	}
-	if s.broken.raise && before != 0 {
-		span = before
-	}
-	s.memory.meta = simMeta{run: id, n: h.text.n, till: till, high: high, allow: allow, span: span, why: why}
+	s.memory.meta = simMeta{run: id, terms: terms, till: till, high: high, next: m.next, from: m.from, why: why}
 	r := s.reply(0, nil)
-	r.server, r.till, r.span, r.why = id, till, max(span, h.span), why
+	r.server, r.till, r.terms, r.from, r.why = id, till, terms, m.from, why
+	if id == h.text.run && terms != h.text.terms {
+		r.code = simOtherTerms
+	}
 	return r
 }
 
@@ -274,17 +314,18 @@ func (s *simServer) evalsha(t simText, notAfter time.Time, body func() simReply)
 		return simReply{code: simNoScript}
 	case s.late(notAfter):
 		return s.reply(0, context.DeadlineExceeded)
-	case !s.broken.bond && (m.run != t.run || m.n != t.n && !s.broken.nodes):
+	case !s.broken.bond && (m.run != t.run || m.terms != t.terms && !(s.broken.nodes && m.terms.N != t.terms.N)):
 		r := s.reply(0, nil)
-		r.code = simStale
+		r.code, r.terms, r.none = simStale, m.terms, m.run == ""
 		return r
 	}
 	s.contacts++
-	if now := s.micros(); !s.broken.high && m.run != "" && (now < m.high-m.allow || now > m.high+m.allow/2) {
+	allow := int64(t.terms.Allowance / time.Microsecond)
+	if now := s.micros(); !s.broken.high && m.run != "" && (now < m.high-allow || now > m.high+allow/2) {
 		if now < m.high {
 			m.till, m.why = simPending, "clock"
 			if s.broken.ownStep {
-				m.till = max(m.till, now+m.span)
+				m.till = now + int64(m.terms.Quarantine/time.Microsecond)
 			}
 		}
 		m.high = now
@@ -308,29 +349,45 @@ func (s *simServer) plain(notAfter time.Time, body func() simReply) simReply {
 	return body()
 }
 
+// keep is for how long a key is kept: the script adds the grace.
+func (s *simServer) keep(ttl time.Duration, t *driver.Terms) time.Time {
+	grace := t.Grace
+	if s.broken.grace {
+		grace = ttl / 1000
+	}
+	return s.clock().Add(ttl + grace)
+}
+
 // acquire is lua/acquire.lua and lua/join.lua. s.mu is held.
-func (s *simServer) acquire(req *driver.Request) simReply {
+func (s *simServer) acquire(req *driver.Request, t *driver.Terms) simReply {
 	k, now := s.key(), s.clock()
 	switch {
 	case k.owner == req.Owner:
-		k.until = now.Add(req.TTL + req.Quorum.Grace)
+		k.until = s.keep(req.TTL, t)
 		return s.reply(k.fence, nil)
 	case k.owner != "":
 		return s.reply(0, &driver.HeldError{Holder: k.owner, RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
 	case req.ExactFence != 0 && k.counter > req.ExactFence && !s.broken.join:
 		return s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token"})
 	}
-	k.fence = driver.NextFence(k.counter, req.FenceFloor, now)
+	floor := req.FenceFloor
+	if m := &s.memory.meta; floor != 0 && m.run != "" && !s.broken.clamp {
+		floor = max(floor, uint64(m.till)) // it votes, so that is over
+	}
+	k.fence = driver.NextFence(k.counter, floor, now)
+	if s.broken.clamp && floor != 0 {
+		k.fence = max(k.counter+1, floor)
+	}
 	if req.ExactFence != 0 {
 		k.fence = req.ExactFence
 	}
 	k.counter = max(k.counter, k.fence)
-	k.owner, k.until = req.Owner, now.Add(req.TTL+req.Quorum.Grace)
+	k.owner, k.until = req.Owner, s.keep(req.TTL, t)
 	return s.reply(k.fence, nil)
 }
 
 // renew is lua/renew.lua. s.mu is held.
-func (s *simServer) renew(owner string, fence, least uint64, ttl time.Duration) simReply {
+func (s *simServer) renew(owner string, fence, least uint64, ttl time.Duration, t *driver.Terms) simReply {
 	k := s.key()
 	switch {
 	case s.broken.owner && k.owner != owner:
@@ -339,7 +396,7 @@ func (s *simServer) renew(owner string, fence, least uint64, ttl time.Duration) 
 	case k.owner != owner, k.fence != fence && !s.broken.instance:
 		return s.reply(0, driver.ErrLost)
 	}
-	k.until = s.clock().Add(ttl)
+	k.until = s.keep(ttl, t)
 	k.counter = max(k.counter, least)
 	return s.reply(fence, nil)
 }

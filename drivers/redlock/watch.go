@@ -201,7 +201,7 @@ func (b *Backend) since(key string) uint64 {
 		return 0
 	}
 	if e.since == 0 {
-		e.since = b.floor(time.Now())
+		e.since = b.floor(b.clock.Now())
 	}
 	return e.since
 }

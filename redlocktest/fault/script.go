@@ -151,14 +151,23 @@ func (s *Script) fault(op Op, key, owner string) (Fault, <-chan struct{}) {
 }
 
 // Wrap returns b as the script spoils it. It has b's optional interfaces, and no
-// others, and is a fmt.Stringer if b is one. Closing it closes b.
+// others (driver.GuardAdmin only beside all the others), and is a fmt.Stringer if b is one. Closing it closes b.
 func Wrap(b driver.Backend, s *Script) driver.Backend {
 	f := &backend{inner: b, script: s, closed: make(chan struct{})}
 	w, isWatcher := b.(driver.Watcher)
 	i, isInspector := b.(driver.Inspector)
 	a, isAdmin := b.(driver.Admin)
+	g, isGuard := b.(driver.GuardAdmin)
 	spoilt := watcher{f, w}
 	switch {
+	case isWatcher && isInspector && isAdmin && isGuard:
+		return struct {
+			*backend
+			driver.Watcher
+			driver.Inspector
+			driver.Admin
+			driver.GuardAdmin
+		}{f, spoilt, i, a, g}
 	case isWatcher && isInspector && isAdmin:
 		return struct {
 			*backend

@@ -293,17 +293,25 @@ func TestTheWrappedBackendHasTheSameOptionalInterfaces(t *testing.T) {
 			withAdmin
 		}{base{m}, i, a},
 		m,
+		struct {
+			base
+			withWatcher
+			withInspector
+			withAdmin
+			driver.GuardAdmin
+		}{base{m}, w, i, a, nil},
 	} {
 		got, want := optional(Wrap(b, &Script{})), optional(b)
 		if got != want {
-			t.Errorf("%T: watcher, inspector, admin are %v, want %v", b, got, want)
+			t.Errorf("%T: watcher, inspector, admin, guard admin are %v, want %v", b, got, want)
 		}
 	}
 }
 
-func optional(b driver.Backend) (have [3]bool) {
+func optional(b driver.Backend) (have [4]bool) {
 	_, have[0] = b.(driver.Watcher)
 	_, have[1] = b.(driver.Inspector)
 	_, have[2] = b.(driver.Admin)
+	_, have[3] = b.(driver.GuardAdmin)
 	return have
 }

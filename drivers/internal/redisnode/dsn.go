@@ -36,7 +36,7 @@ import (
 //	insecure           TLS: true does not verify the server's certificate
 //	dial_timeout       for a connection (1s)
 //	call_timeout       for one call to the server (1s)
-//	grace              how much longer than the TTL a lock stays on the server (call timeout + TTL/10)
+//	grace              how much longer than the TTL a lock stays on the server (TTL/100 + 10ms)
 //	pool_size          connections at most (10)
 //	restart_guard      a lone instance: off (default), or for how long it does not grant after a restart
 //	bootstrap          true: a lone instance with a guard is new, unless it has a memory

@@ -46,7 +46,12 @@ func newGuard(cfg *Config, wg *tracker) *guard {
 	}
 	g.mark = marker(g.space)
 	if cfg.Guard > 0 {
-		g.lone = &driver.Quorum{N: 1, Guard: cfg.Guard, Allowance: DefaultAllowance}
+		g.lone = &driver.Quorum{Terms: driver.Terms{
+			N: 1, Guard: cfg.Guard, Allowance: DefaultAllowance, Drift: 1,
+			// By a clock that may be a hundredth faster than the holders', and twice what may be
+			// wrong with it. The grace is of the TTL, and so the client's: see Node.px.
+			Quarantine: cfg.Guard + cfg.Guard/100 + 2*DefaultAllowance,
+		}}
 	}
 	return g
 }
@@ -85,58 +90,101 @@ func (g *guard) check(req *driver.Request) error {
 	switch {
 	case q == nil:
 		return nil
-	case req.TTL > q.Guard:
-		return &driver.RefusedError{Reason: fmt.Sprintf("TTL %v is over the restart guard, %v", req.TTL, q.Guard)}
 	case g.cfg.Cluster:
 		return &driver.RefusedError{Reason: g.cfg.Addr + ": a Cluster cannot have a restart guard, since its shards restart one by one: restart_guard=off"}
 	}
 	return nil
 }
 
-// guarded is what one process knows of the guard of one quorum.
+// guarded is what is known of the guard of one process, under one set of terms.
 type guarded struct {
-	n       int
-	scripts [ops]script
-	span    atomic.Int64 // the guard that it is known to keep, in µs; zero: none yet
-	kept    atomic.Int64 // that which it has said to keep, before the marker is there as well
-	told    atomic.Int64 // until when it does not vote, as was told
+	terms   driver.Terms // immutable
+	word    string       // the terms, as the server has them
+	scripts [ops]script  // bound to the process and the terms
+
+	kept  atomic.Bool  // a handshake said so; the marker may be missing
+	ready atomic.Bool  // the marker is there as well: the scripts may be called
+	from  atomic.Int64 // from when other terms hold, by the server's clock in µs; zero: no change is settled
+	told  atomic.Int64 // until when it does not vote, as was told
 }
 
-// guard returns the scripts of p for a quorum of n nodes.
-func (p *process) guard(space string, n int) *guarded {
-	if known := p.guarded.Load(); known != nil && known.n == n {
+// guard returns what is known of the guard of a quorum that proposes these terms: under those
+// that were adopted for its number of nodes, if there are any.
+func (p *process) guard(space string, proposed driver.Terms) *guarded {
+	if known := p.guarded.Load(); known != nil && known.terms.N == proposed.N {
 		return known
 	}
-	g := &guarded{n: n, scripts: bindGuarded(p.run, space, n)}
+	return p.adopt(space, proposed)
+}
+
+// adopt goes by these terms from now on.
+func (p *process) adopt(space string, t driver.Terms) *guarded {
+	word := termsWord(&t)
+	if known := p.guarded.Load(); known != nil && known.word == word {
+		return known
+	}
+	g := &guarded{terms: t, word: word, scripts: bindGuarded(p.run, space, word, &t)}
 	p.guarded.Store(g)
 	return g
 }
 
-// sha returns the script to call; "" where a handshake has to come first.
-func (p *process) sha(o op, q *driver.Quorum) string {
-	if q == nil {
-		return p.scripts[o].sha
+// serve returns what is known of the guard if scripts may be called under it now; nil where a
+// handshake has to come first: the first one, or since other terms hold by now.
+func (p *process) serve(q *driver.Quorum) *guarded {
+	g := p.guarded.Load()
+	if g == nil || g.terms.N != q.N || !g.ready.Load() {
+		return nil
 	}
-	if g := p.guarded.Load(); g != nil && g.n == q.N && g.span.Load() >= span(q) {
-		return g.scripts[o].sha
+	if from := g.from.Load(); from != 0 && !time.Now().Before(p.clock.passed(from)) {
+		return nil
 	}
-	return ""
+	return g
 }
 
 // unmarked returns what is known of a server after a handshake that suits q, where only the
 // marker is missing: time ran out before it was left. Otherwise nil.
 func (p *process) unmarked(q *driver.Quorum) *guarded {
-	if g := p.guarded.Load(); g != nil && g.n == q.N && g.span.Load() < span(q) && g.kept.Load() >= span(q) {
+	if g := p.guarded.Load(); g != nil && g.terms.N == q.N && g.kept.Load() && !g.ready.Load() {
 		return g
 	}
 	return nil
 }
 
-// span is how long the server does not vote, in µs: the guard, by a clock that may be a
-// hundredth faster than the holders', and twice what may be wrong with it.
-func span(q *driver.Quorum) int64 {
-	return int64((q.Guard + q.Guard/100 + 2*q.Allowance) / time.Microsecond)
+// termsWord writes terms as the server has them: see lua/guard.lua.
+func termsWord(t *driver.Terms) string {
+	us := func(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+	return fmt.Sprintf("%d/%d/%d/%d/%d/%d/%d", t.N, us(t.Guard), us(t.Excuse), us(t.Allowance), us(t.Quarantine), us(t.Grace), t.Drift)
 }
+
+// parseTerms reads what termsWord wrote.
+func parseTerms(word string) (driver.Terms, bool) {
+	var n [7]int64
+	words := strings.Split(word, "/")
+	if len(words) != len(n) {
+		return driver.Terms{}, false
+	}
+	for i, w := range words {
+		var err error
+		if n[i], err = strconv.ParseInt(w, 10, 64); err != nil || n[i] < 0 || n[i] > 1<<53 {
+			return driver.Terms{}, false
+		}
+	}
+	us := func(i int) time.Duration { return time.Duration(n[i]) * time.Microsecond }
+	return driver.Terms{N: int(n[0]), Guard: us(1), Excuse: us(2), Allowance: us(3), Quarantine: us(4), Grace: us(5), Drift: int(n[6])}, true
+}
+
+// metaTerms returns the terms of what a server remembers, and those that it is changing to.
+func metaTerms(meta string) (terms string, next string) {
+	words := strings.Split(meta, " ")
+	if len(words) < 5 || words[0] != metaLayout {
+		return "", ""
+	}
+	_, terms, _ = strings.Cut(words[1], "/")
+	return terms, words[4]
+}
+
+// metaLayout is the layout of meta. Another is refused by name.
+const metaLayout = "2"
 
 // handshakeArgs are those of a handshake; until is the instant of the server's clock
 // until when it may be taken for new.
@@ -151,12 +199,32 @@ func handshakeArgs(q *driver.Quorum, mode string, until int64) []string {
 		}
 	}
 	i := func(n int64) string { return strconv.FormatInt(n, 10) }
-	return []string{"handshake", i(int64(q.N)), i(span(q)), i(int64(q.Allowance / time.Microsecond)), i(others), mode, i(until)}
+	return []string{"handshake", i(others), mode, i(until), termsWord(&q.Terms)}
 }
 
 // stale reports whether the script refused because the process of the last handshake
 // was another one, or the server has forgotten it.
 func (a *answer) stale() bool { code, _ := number(a.reply, 0); return code == -3 }
+
+// recall goes by the terms that the server refused by: {-3, TIME, meta}. Where it remembers
+// none, by those that the quorum proposes.
+func (g *guard) recall(p *process, q *driver.Quorum, a *answer) {
+	meta, _ := text(a.reply, 2)
+	word, _ := metaTerms(meta)
+	if t, ok := parseTerms(word); ok && t.N == q.N {
+		p.adopt(g.space, t)
+	} else if meta == "" {
+		p.adopt(g.space, q.Terms)
+	}
+}
+
+// overGuard is the refusal of a TTL.
+func (g *guard) overGuard(ttl time.Duration, t *driver.Terms, q *driver.Quorum) error {
+	if q == g.lone {
+		return &driver.RefusedError{Reason: fmt.Sprintf("%s: TTL %v is over the restart guard, %v", g.cfg.Addr, ttl, t.Guard)}
+	}
+	return &driver.RefusedError{Reason: fmt.Sprintf("%s: TTL %v is over the restart guard that the node keeps, %v, and this client's restart_guard is %v: take a shorter TTL, or give the nodes this client's terms (dlock bootstrap --terms)", g.cfg.Addr, ttl, t.Guard, q.Guard)}
+}
 
 // quarantined reports whether the server does not vote yet.
 func (a *answer) quarantined() bool { code, _ := number(a.reply, 0); return code == -4 }
@@ -173,11 +241,11 @@ func (p *process) overlong(a *answer, q *driver.Quorum) bool {
 	if q.N > 1 && (q.OtherClocks == nil || q.OtherClocks().IsZero()) {
 		return false
 	}
-	kept := int64(0)
+	t := &q.Terms
 	if g := p.guarded.Load(); g != nil {
-		kept = g.span.Load()
+		t = &g.terms
 	}
-	return till-now > max(kept, span(q))+int64(q.Allowance/time.Microsecond)
+	return till-now > int64((t.Quarantine+t.Allowance)/time.Microsecond)
 }
 
 // prepare does what comes before a handshake, and returns its mode; what says why a lone
@@ -192,7 +260,7 @@ func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quo
 		}
 		mode = "durable"
 	}
-	if q == g.lone && p.guard(g.space, q.N).span.Load() == 0 { // else it has kept our own locks
+	if q == g.lone && !p.guard(g.space, q.Terms).kept.Load() { // else it has kept our own locks
 		r, err := g.look(ctx, f, q)
 		if err != nil {
 			return "", "", err
@@ -270,27 +338,36 @@ func (g *guard) welcome(c *Call, what string) {
 	}
 }
 
-// heed reads a handshake's reply: {code, run_id, TIME, till, guard, why}.
+// heed reads a handshake's reply: {code, run_id, TIME, till, terms, why, from}.
 func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []any) error {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 2)
 	till, _ := number(reply, 3)
-	kept, ok := number(reply, 4)
+	word, _ := text(reply, 4)
+	why, _ := text(reply, 5)
+	from, _ := number(reply, 6)
+	terms, ok := parseTerms(word)
 	switch {
 	case !ok:
 		return &notSent{errors.New("the server answers a handshake in an unknown way")}
-	case code == 3:
-		return nil // once more
 	case code == 2:
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients have to list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
+	case code == 3:
+		return nil // once more
+	case code == 4:
+		p.adopt(g.space, terms)
+		return nil // once more, under those
+	case code == 5:
+		return g.refuse(p, till, now, why, time.UnixMicro(now)) // somebody has to ask the other nodes first
 	}
-	known := p.guard(g.space, q.N)
-	known.kept.Store(kept)
+	known := p.adopt(g.space, terms)
+	known.from.Store(from)
+	known.kept.Store(true)
 	if err := g.leaveMark(ctx); err != nil {
 		return err
 	}
-	known.span.Store(kept)
-	if why, _ := text(reply, 5); till > now {
+	known.ready.Store(true)
+	if till > now {
 		g.tell(known, till, now, why)
 	}
 	return nil
@@ -305,6 +382,11 @@ func (g *guard) quarantine(p *process, a *answer) error {
 	if known := p.guarded.Load(); known != nil {
 		g.tell(known, till, now, why)
 	}
+	return g.refuse(p, till, now, why, clock)
+}
+
+// refuse makes the error of a server that does not vote.
+func (g *guard) refuse(p *process, till, now int64, why string, clock time.Time) error {
 	e := &driver.RefusedError{
 		Reason: g.cfg.Addr + ": " + inQuarantine(why, till, now), RetryAfter: time.Duration(till-now) * time.Microsecond,
 		Clock: clock, Server: p.run,
@@ -340,7 +422,7 @@ func inQuarantine(why string, till, now int64) string {
 		what = "the server's clock was set back"
 	}
 	if till == pending {
-		return "restart guard: no vote until the clocks of the other nodes are known, since " + what
+		return "restart guard: no vote until the clocks and the terms of the other nodes are known, since " + what
 	}
 	left := (time.Duration(till-now) * time.Microsecond).Round(100 * time.Millisecond)
 	return fmt.Sprintf("restart guard: no vote for another %v, since %s%s", left, what, fix)
@@ -379,15 +461,30 @@ func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver
 	switch {
 	case meta != "":
 		r.Memory = driver.MemoryKept
-	case (up-1)*int64(time.Second/time.Microsecond) > span(q): // it counts whole seconds, by a clock of whole seconds
+		report(r, meta)
+	case time.Duration(up-1)*time.Second > q.Quarantine: // it counts whole seconds, by a clock of whole seconds
 		r.Memory = driver.MemoryUnused
 	}
 	return r, nil
 }
 
-// Bootstrap says what the server remembers, and, unless it is only to look, states that
-// it is new: it then votes at once, if it has no memory. With b.Nodes it states the
-// number of nodes of the quorum, and the server does not vote for one guard.
+// report adds to r the terms that meta has.
+func report(r *driver.MemoryReport, meta string) {
+	word, next := metaTerms(meta)
+	if t, ok := parseTerms(word); ok {
+		r.Terms = &t
+	}
+	from, word, _ := strings.Cut(next, ":")
+	if t, ok := parseTerms(word); ok {
+		r.Next = &t
+		if us, err := strconv.ParseInt(from, 10, 64); err == nil && us > 0 {
+			r.From = time.UnixMicro(us)
+		}
+	}
+}
+
+// Bootstrap says what the server remembers, and makes b's statement: see
+// driver.GuardAdmin.
 func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
@@ -403,11 +500,12 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Memo
 	defer cancel()
 	r, err := n.guard.look(ctx, n.fleet, q)
 	if err == nil && !b.DryRun {
-		mode, seen := "bootstrap", r
-		if b.Resize {
-			mode = "nodes"
-		} else if b.Observed != nil {
+		mode, seen := modes[b.Statement], r
+		if b.Statement == driver.StateNew && b.Observed != nil {
 			seen = b.Observed
+		}
+		if mode == "" || q == n.guard.lone && b.Statement != driver.StateNew {
+			return r, driver.Invalid("Statement", "%d is for the nodes of a quorum", b.Statement)
 		}
 		if r.Memory == driver.MemoryFlushed && seen.Memory < r.Memory {
 			return r, n.explain("", errChanged) // it has given locks since, and was made to forget them
@@ -433,23 +531,34 @@ func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, se
 	if p.run == "" {
 		return &driver.RefusedError{Reason: f.guard.cfg.Addr + ": " + needInfo}
 	}
-	to := p.guard(f.guard.space, q.N)
-	args := handshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
-	c := &Call{Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: to.scripts[opAcquire].text, Args: args}
 	if seen.Server != p.run {
 		return errChanged
 	}
-	now, err := f.handshake(ctx, p, c, f.guard.meta)
-	if err != nil {
-		return err
+	args := handshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
+	for range 3 {
+		to := p.guard(f.guard.space, q.Terms)
+		c := &Call{Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: to.scripts[opAcquire].text, Args: args}
+		now, err := f.handshake(ctx, p, c, f.guard.meta)
+		if err != nil {
+			return err
+		}
+		code, _ := number(c.Reply, 0)
+		if now != p || code == 3 {
+			return errChanged
+		}
+		if err := f.guard.heed(ctx, p, q, c.Reply); err != nil || code != 4 || mode != modes[driver.StateNew] {
+			return err
+		}
 	}
-	if code, _ := number(c.Reply, 0); now != p || code == 3 {
-		return errChanged
-	}
-	return f.guard.heed(ctx, p, q, c.Reply)
+	return errChanged
 }
 
-var errChanged = &notSent{errors.New("the server was restarted just now, or it took too long to state that it is new: try again")}
+// modes are the statements as a handshake has them.
+var modes = map[driver.Statement]string{
+	driver.StateNew: "bootstrap", driver.StateNodes: "nodes", driver.StateTerms: "terms", driver.StateTermsSettled: "settled",
+}
+
+var errChanged = &notSent{errors.New("the server was restarted just now, or the statement took too long: try again")}
 
 // refusal explains an error of a handshake.
 func (g *guard) refusal(text string) *driver.RefusedError {

@@ -137,6 +137,11 @@ func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int
 	return n, votedAtOnce
 }
 
+// testTerms are terms as a quorum derives them, or nearly.
+func testTerms(n int, guard, allowance time.Duration) driver.Terms {
+	return driver.Terms{N: n, Guard: guard, Excuse: 3 * allowance, Allowance: allowance, Quarantine: guard + guard/100 + 4*allowance, Grace: 9 * allowance, Drift: 1}
+}
+
 var bids atomic.Int64
 
 func bid(n *Node, key string) (driver.Lease, error) {
@@ -334,7 +339,7 @@ func TestWhatWasSeenToBeNewIsNoLongerSoAfterARestartOrTooLate(t *testing.T) {
 		other, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
 			c.Guard, c.Bootstrap, c.Prefix = 0, false, "q:"
 		})
-		q := &driver.Quorum{N: 3, Guard: time.Minute, Allowance: 100 * time.Millisecond}
+		q := &driver.Quorum{Terms: testTerms(3, time.Minute, 100*time.Millisecond)}
 		state := func(seen driver.MemoryReport) error {
 			_, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Observed: &seen})
 			return err
@@ -478,7 +483,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 			n.guard.space += " " + release // a comment in the texts
 			nodes[i] = n
 		}
-		b, err := redlock.New(nodes, &redlock.Options{Guard: guard, Bootstrap: true, Prefix: prefix, NodeTimeout: 5 * time.Second})
+		b, err := redlock.New(nodes, &redlock.Options{Guard: guard, Bootstrap: true, Prefix: prefix, NodeTimeout: guard})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -496,7 +501,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	read := func(prefix string, i int) {
 		meta, _ := servers[i].Do("GET", prefix+"redlock1:meta")
 		words := strings.Fields(fmt.Sprint(meta))
-		if len(words) != 7 || words[2] == fmt.Sprint(pending) { // it was in none, or it is not known until when
+		if len(words) != 6 || words[2] == fmt.Sprint(pending) { // it was in none, or it is not known until when
 			return
 		}
 		at := fmt.Sprint(prefix, i, " ", words[1])
@@ -593,7 +598,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	t.Logf("%d quarantines of one prefix and process each, and these handshakes: %v", len(quarantines), handshakes)
 }
 
-// Clients with different guards and allowances keep the greater of both, and then leave each
+// Clients with different guards and allowances go by those of the first, and then leave each
 // other alone.
 func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
@@ -608,9 +613,9 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 		}}
 		var clients []*Node
 		terms := []*driver.Quorum{
-			{N: 1, Guard: 30 * time.Second, Allowance: 400 * time.Millisecond},
-			{N: 1, Guard: 40 * time.Second, Allowance: 10 * time.Millisecond},
-			{N: 1, Guard: 40 * time.Second, Allowance: 10 * time.Millisecond},
+			{Terms: testTerms(1, 30*time.Second, 400*time.Millisecond)},
+			{Terms: testTerms(1, 40*time.Second, 10*time.Millisecond)},
+			{Terms: testTerms(1, 40*time.Second, 10*time.Millisecond)},
 		}
 		for range terms {
 			n, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap = 0, false })
@@ -635,9 +640,9 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 		if n := handshakes.Load() - before; n != 0 {
 			t.Errorf("%d handshakes where nothing has changed", n)
 		}
-		words := strings.Fields(fmt.Sprint(do(t, s, "GET", "redlock1:meta")))
-		if want := fmt.Sprint(span(terms[1])); words[5] != want || words[4] != "400000" {
-			t.Errorf("meta is %v; want the span %s and the allowance of the first", words, want)
+		meta := fmt.Sprint(do(t, s, "GET", "redlock1:meta"))
+		if word, next := metaTerms(meta); word != termsWord(&terms[0].Terms) || next != "-" {
+			t.Errorf("meta is %q; want the terms of the first client", meta)
 		}
 	})
 }
@@ -661,7 +666,7 @@ func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
 		return c
 	}}
 	n, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap = 0, false })
-	q := &driver.Quorum{N: 1, Guard: time.Minute}
+	q := &driver.Quorum{Terms: testTerms(1, time.Minute, 0)}
 	req := &driver.Request{Key: "k", Owner: "o/1", TTL: 10 * time.Second, Quorum: q}
 	if _, err := n.Acquire(context.Background(), req); err == nil || errors.Is(err, driver.ErrRefused) {
 		t.Fatalf("without the marker: %v", err)

@@ -64,13 +64,14 @@ func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	n := l.node
 	deadline, _ := ctx.Deadline()
 	keys := append(make([]string, 0, 3), n.names.lock(l.key), n.names.counter(l.key))
-	px, least := n.renewalPX(r, l.quorum), strconv.FormatUint(r.MinFence, 10)
+	px, keep := n.renewalPX(r, l.quorum)
+	least := strconv.FormatUint(r.MinFence, 10)
 	args := func(p *process) []string {
-		return []string{notAfter(p, deadline), l.value, px, least, counterLife}
+		return []string{notAfter(p, deadline), l.value, px, least, counterLife, keep}
 	}
 	for again, late := false, false; ; {
 		start := time.Now()
-		a, err := n.fleet.run(ctx, opRenew, n.guard.of(l.quorum), keys, nil, args)
+		a, err := n.fleet.run(ctx, opRenew, n.guard.of(l.quorum), r.TTL, keys, nil, args)
 		if err != nil {
 			if !n.unknown(err) {
 				return driver.Grant{}, err
@@ -123,7 +124,7 @@ func (l *Lease) extend(a *answer, clock time.Time, ttl time.Duration) driver.Gra
 	if a.received.Before(l.bounded) && l.bound.Before(l.grant.Expires) {
 		l.grant.Expires = l.bound
 	}
-	l.grant.Clock, l.grant.Server = clock, a.process.run
+	l.grant.Clock, l.grant.Server, l.grant.Terms = clock, a.process.run, a.terms(l.quorum)
 	return l.grant
 }
 
@@ -219,5 +220,5 @@ func (n *Node) rest(ctx context.Context, pause time.Duration) bool {
 }
 
 func (n *Node) try(ctx context.Context, o op, keys []string, args func(*process) []string) (*answer, error) {
-	return n.fleet.run(within(ctx, n.cfg.CallTimeout), o, nil, keys, nil, args)
+	return n.fleet.run(within(ctx, n.cfg.CallTimeout), o, nil, 0, keys, nil, args)
 }

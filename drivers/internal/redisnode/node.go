@@ -45,7 +45,7 @@ type Config struct {
 	Prefix string
 
 	CallTimeout  time.Duration // zero: DefaultCallTimeout
-	Grace        time.Duration // zero: call timeout + TTL/10
+	Grace        time.Duration // how much longer than the TTL a lone instance keeps a key; zero: TTL/100 + 10 ms
 	Guard        time.Duration // the restart guard of a lone instance; zero: off
 	Durable      bool          // what the server has acknowledged outlives its restart
 	Bootstrap    bool          // a lone instance is new, unless it has a memory
@@ -78,10 +78,11 @@ type Node struct {
 }
 
 var (
-	_ driver.Backend   = (*Node)(nil)
-	_ driver.Watcher   = (*Node)(nil)
-	_ driver.Inspector = (*Node)(nil)
-	_ driver.Admin     = (*Node)(nil)
+	_ driver.Backend    = (*Node)(nil)
+	_ driver.Watcher    = (*Node)(nil)
+	_ driver.Inspector  = (*Node)(nil)
+	_ driver.Admin      = (*Node)(nil)
+	_ driver.GuardAdmin = (*Node)(nil)
 )
 
 // New returns a node, or an *InvalidError. It does no I/O.
@@ -173,32 +174,38 @@ func (n *Node) timeout(ttl time.Duration) time.Duration {
 	return min(n.cfg.CallTimeout, max(ttl/2, minCallTimeout))
 }
 
+// loneGrace is for the granularity of one server's clock; its rate has a hundredth of the TTL.
+const loneGrace = 10 * time.Millisecond
+
+// inMS rounds up to milliseconds.
+func inMS(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+
 // px returns for how long the server keeps the key, in ms: the TTL that the client
 // sees and the grace, in which nobody else gets a lock that was not released.
 func (n *Node) px(ttl time.Duration, q *driver.Quorum) string {
 	return millis(n.kept(ttl, q))
 }
 
-// renewalPX is px after a renewal.
-func (n *Node) renewalPX(r *driver.Renewal, q *driver.Quorum) string {
-	if r.TTL == 0 {
-		return millis(r.Keep)
+// renewalPX is px after a renewal, and for how long the server keeps the key at least.
+func (n *Node) renewalPX(r *driver.Renewal, q *driver.Quorum) (px, keep string) {
+	if px = "0"; r.TTL > 0 {
+		px = n.px(r.TTL, q)
 	}
-	return millis(max(r.Keep, n.kept(r.TTL, q)))
+	return px, millis(r.Keep)
 }
 
-func millis(d time.Duration) string {
-	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
-}
+func millis(d time.Duration) string { return strconv.FormatInt(inMS(d), 10) }
 
 func (n *Node) kept(ttl time.Duration, q *driver.Quorum) time.Duration {
-	grace := n.cfg.Grace
-	if q != nil && q.Grace > 0 {
-		grace = q.Grace
-	} else if grace == 0 {
-		grace = n.timeout(ttl) + ttl/10
+	switch {
+	case q != nil && n.guard.of(q) != nil:
+		return ttl // the script adds what the server's terms say
+	case q != nil && q.Grace > 0:
+		return ttl + q.Grace
+	case n.cfg.Grace > 0:
+		return ttl + n.cfg.Grace
 	}
-	return ttl + grace
+	return ttl + ttl/100 + loneGrace
 }
 
 // An attempt is one Acquire: what of it may have taken effect.
@@ -246,7 +253,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 		return append([]string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, counterLife}, line...)
 	}
 	for again, late := false, false; ; {
-		a, err := n.fleet.run(ctx, o, n.guard.of(req.Quorum), keys, &t.last.call, args)
+		a, err := n.fleet.run(ctx, o, n.guard.of(req.Quorum), req.TTL, keys, &t.last.call, args)
 		if err != nil {
 			if !n.unknown(err) {
 				return nil, err
@@ -320,6 +327,7 @@ func (n *Node) lease(t *attempt, req *driver.Request, a *answer) (*Lease, error)
 		Fence:   uint64(fence),
 		Clock:   a.learn(2),
 		Server:  a.process.run,
+		Terms:   a.terms(req.Quorum),
 	}
 	return l, nil
 }

@@ -157,8 +157,17 @@ type answer struct {
 	reply    []any
 	acked    int64 // replicas: see Call
 	process  *process
+	guard    *guarded // that the script was bound to; nil: none
 	sent     time.Time
 	received time.Time
+}
+
+// terms are those that a node of a quorum answers by; nil: it remembers none.
+func (a *answer) terms(q *driver.Quorum) *driver.Terms {
+	if q == nil || a.guard == nil {
+		return nil
+	}
+	return &a.guard.terms
 }
 
 // learn takes the server's clock from the reply's i-th element.
@@ -174,10 +183,11 @@ func (a *answer) learn(i int) time.Time {
 // run is the one place that decides how a script is called: by EVALSHA of the text
 // that is bound to the process, and by EVAL of that text with 'handshake' alone where
 // the process does not know it, or where it is not known to keep the restart guard
-// that q asks for; q is nil where there is none. args makes ARGV from the not-after that
+// that q asks for; q is nil where there is none. It refuses a TTL, if it is not zero, that is
+// over the guard. args makes ARGV from the not-after that
 // suits the process; it may be called several times. call gets the call that was sent
 // last.
-func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, call **Call, args func(p *process) []string) (*answer, error) {
+func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, ttl time.Duration, keys []string, call **Call, args func(p *process) []string) (*answer, error) {
 	p, asked, err := f.process(ctx, keys[0])
 	if err != nil {
 		return nil, err
@@ -188,11 +198,21 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, 
 	const tries = 8 // a server that forgets at every step is not worth more
 	recounted := false
 	for range tries {
-		if sha := p.sha(o, q); sha != "" {
+		sha, g := p.scripts[o].sha, (*guarded)(nil)
+		if q != nil {
+			sha = ""
+			if g = p.serve(q); g != nil {
+				sha = g.scripts[o].sha
+				if ttl > g.terms.Guard {
+					return nil, f.guard.overGuard(ttl, &g.terms, q)
+				}
+			}
+		}
+		if sha != "" {
 			one := &struct { // one allocation
 				Call
 				answer
-			}{Call{SHA: sha, Keys: keys, Args: args(p)}, answer{process: p, sent: time.Now()}}
+			}{Call{SHA: sha, Keys: keys, Args: args(p)}, answer{process: p, guard: g, sent: time.Now()}}
 			c, a := &one.Call, &one.answer
 			if o.perishable() {
 				c.Replicas, c.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
@@ -208,7 +228,9 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, keys []string, 
 				a.reply, a.received, a.acked = c.Reply, time.Now(), c.Acked
 			}
 			switch {
-			case err != nil, q != nil && a.stale():
+			case err != nil:
+			case q != nil && a.stale():
+				f.guard.recall(p, q, a)
 			case q == nil || !a.quarantined():
 				return a, nil
 			case recounted || !p.overlong(a, q):
@@ -245,7 +267,7 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 			if err := f.guard.leaveMark(ctx); err != nil {
 				return nil, err
 			}
-			g.span.Store(g.kept.Load())
+			g.ready.Store(true)
 			return p, nil
 		}
 	}
@@ -267,7 +289,7 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 			defer func() { f.guard.welcome(c, what) }()
 		}
 		deadline, _ := ctx.Deadline()
-		c.Text, c.Args = p.guard(f.guard.space, q.N).scripts[o].text, handshakeArgs(q, mode, p.clock.at(deadline))
+		c.Text, c.Args = p.guard(f.guard.space, q.Terms).scripts[o].text, handshakeArgs(q, mode, p.clock.at(deadline))
 		c.Behind = f.guard.shake
 	}
 	now, err := f.handshake(ctx, p, c, keys[0])

@@ -5,6 +5,9 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"fmt"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
 )
 
 // op names a script.
@@ -75,7 +78,7 @@ func newScript(text string) script {
 func bind(run string) [ops]script {
 	var bound [ops]script
 	for o := range ops {
-		text := "local RUN = '" + run + "'\n" + luaPrelude
+		text := "local RUN, GRACE, till = '" + run + "', 0, 0\n" + luaPrelude
 		if o.perishable() {
 			text += luaTime
 		}
@@ -85,13 +88,14 @@ func bind(run string) [ops]script {
 }
 
 // bindGuarded returns those of them that depend on the server's memory, with the
-// restart guard before them: for the process, for a quorum of n nodes, and for one space
+// restart guard before them: for the process, for these terms, and for one space
 // of keys. The space is in the text since a text is callable as soon as any handshake
 // loaded it, and a handshake repairs the memory of its own space alone.
-func bindGuarded(run, space string, n int) [ops]script {
+func bindGuarded(run, space, word string, t *driver.Terms) [ops]script {
 	var bound [ops]script
 	for _, o := range []op{opAcquire, opJoin, opRenew} {
-		text := fmt.Sprintf("-- for %s\nlocal RUN, HEAD, VOTE = '%s', '1 %s/%d ', %t\n", space, run, run, n, o != opRenew)
+		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
+			space, run, word, metaLayout, run, word, o != opRenew, t.Allowance/time.Microsecond, inMS(t.Grace))
 		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + o.body())
 	}
 	return bound

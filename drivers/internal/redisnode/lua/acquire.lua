@@ -1,19 +1,19 @@
 -- Takes the lock, if it is free.
 -- KEYS: 1 lock, 2 counter.
--- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX (ms), 4 proposed token (us) or 0, 5 PX of the counter (ms),
+-- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 PX of the counter (ms),
 -- 6 place in line, if somebody waits; and then 7 line, 8 PX of the line (ms), 9 since when it waits (us) or 0.
 -- Reply: {1, token, TIME} granted; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local me = ARGV[2] .. '|'
-local fence, x = ARGV[4], tonumber(ARGV[4])
-if x == 0 or x > now + 500000 then
-  x = x == 0 and now or now + 500000
+local fence, x, px = ARGV[4], tonumber(ARGV[4]), ARGV[3] + GRACE
+if x == 0 or x > now + 500000 or x < now - 2000000 or x < till then
+  x = x == 0 and now or math.max(math.min(x, now + 500000), now - 2000000, till)
   fence = string.format('%.0f', x)
 end
 local place, v, got = ARGV[6] or '', false, false
 local since = ARGV[9] ~= '0' and ARGV[9] or fence
 if place ~= '' then v = redis.call('GET', KEYS[1]) end
 if not v then
-  got = redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3], 'NX')
+  got = redis.call('SET', KEYS[1], me .. fence, 'PX', px, 'NX')
   if not got then
     v = redis.call('GET', KEYS[1])
   elseif place ~= '' then
@@ -22,9 +22,9 @@ if not v then
 else -- it may be kept for this one, or for one that came later, who then waits on
   local later, other = string.match(v, '^redlock1:next|(%d+)|(.*)$')
   if other == place then
-    got = redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3])
+    got = redis.call('SET', KEYS[1], me .. fence, 'PX', px)
   elseif other and tonumber(later) > tonumber(since) then
-    got = redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3])
+    got = redis.call('SET', KEYS[1], me .. fence, 'PX', px)
     redis.pcall('ZREM', ARGV[7], place)
     redis.pcall('ZADD', ARGV[7], 'NX', later, other)
     redis.pcall('PEXPIRE', ARGV[7], ARGV[8])
@@ -48,12 +48,12 @@ if got then
     x = math.min(counter + 1, 9007199254740991)
     fence = string.format('%.0f', x)
     redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
-    redis.call('SET', KEYS[1], me .. fence, 'PX', ARGV[3])
+    redis.call('SET', KEYS[1], me .. fence, 'PX', px)
   end
   return {1, x, now}
 end
 if string.sub(v, 1, #me) == me then -- a retried command: its own attempt
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  redis.call('PEXPIRE', KEYS[1], px)
   return {1, tonumber(string.sub(v, #me + 1)), now}
 end
 if place ~= '' then -- the line helps those who wait, and protects nothing: what refuses it may

@@ -1,14 +1,15 @@
--- The handshake of a text that a restart guard stands before; RUN is the process that it is for.
+-- The handshake of a text that a restart guard stands before; RUN is the process that it is for, and TERMS are the terms.
 -- In one execution it finds out which process this is, writes down what that means, and makes this very text callable
--- by EVALSHA, even if this is another process than RUN: its meta then shows the text as what it is.
+-- by EVALSHA, even if this is another process than RUN or has other terms: its meta then shows the text as what it is.
 -- KEYS: the last is meta; see guard.lua.
--- ARGV: 1 'handshake', 2 N, 3 the guard with its margin (us), 4 allowance (us), 5 TIME of the other nodes (us), 0 where
--- there are none, -1 where it is not known yet, 6 'bootstrap' (it is new: no guard where there is no meta),
--- 'nodes' (N changes: a guard from now on), 'durable' (it forgets nothing that meta has outlived), or '', 7 until when
--- it may be taken for new (us).
--- Reply: {code, run_id, TIME, till, guard, why}: 1 this is RUN; 0 it is not; 2 the node is of a quorum with so many
--- nodes as stands in the place of till; 3 nothing was done, since RUN was to be taken for new, and this is not RUN, or
--- it is too late for that.
+-- ARGV: 1 'handshake', 2 TIME of the other nodes at most (us), 0 where there are none, -1 where it is not known yet,
+-- 3 'bootstrap' (it is new: no guard where there is no meta), 'nodes' (N changes: a guard from now on), 'terms' (they
+-- change to those in 5), 'settled' (all nodes know that they do), 'durable' (it forgets nothing that meta has outlived),
+-- or '', 4 until when it may be taken for new (us), 5 the terms to take where there is no meta, or to change to.
+-- Reply: {code, run_id, TIME, till, terms, why, from}: 1 this is RUN, and its terms are TERMS; 0 it is not RUN; 2 the node
+-- is of another number of nodes; 3 nothing was done, since RUN was to be taken for new, and this is not RUN, or it is
+-- too late for that, or the change of terms is not known here; 4 it is RUN and has other terms; 5 nothing was done, since
+-- the other nodes are not known yet. from is when the next terms hold; 0: none are settled.
 if ARGV[1] == 'handshake' then
   local t = redis.call('TIME')
   local now = t[1] * 1000000 + t[2]
@@ -17,17 +18,31 @@ if ARGV[1] == 'handshake' then
     return type(said) == 'string' and said or ''
   end
   local function field(said, name) return string.match(said, name .. ':([^\r\n]*)') or '' end
-  local meta, N, span, allow, mode = KEYS[#KEYS], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[6]
+  local function words(terms)
+    local list = {}
+    for word in string.gmatch(terms, '%d+') do list[#list + 1] = tonumber(word) end
+    return list
+  end
+  -- The terms that are safe beside two: the smaller permissions, the larger protections.
+  local function merge(a, b)
+    local x, y = words(a), words(b)
+    for i = 2, 7 do
+      x[i] = string.format('%.0f', i < 5 and math.min(x[i], y[i]) or math.max(x[i], y[i]))
+    end
+    x[1] = string.format('%.0f', x[1])
+    return table.concat(x, '/')
+  end
+  local meta, mode, others = KEYS[#KEYS], ARGV[3], tonumber(ARGV[2])
   local m = redis.call('GET', meta) or ''
   local layout = string.match(m, '^%S+')
-  if layout and layout ~= '1' then return redis.error_reply('GUARD layout ' .. layout) end
-  local run, n, till, high, allowed, before, why = string.match(m, '^1 (%x+)/(%d+) (%d+) (%d+) (%d+) (%d+) (%a*)$')
+  if layout and layout ~= '2' then return redis.error_reply('GUARD layout ' .. layout) end
+  local run, terms, till, high, next, why = string.match(m, '^2 (%x+)/(%S+) (%d+) (%d+) (%S+) (%a*)$')
 
   local server, replication = info('server'), info('replication')
   local id = field(server, 'run_id')
   -- What is refused here has made the text callable all the same: meta of another process must not let it vote.
   local function no(what)
-    if run and run ~= id then redis.pcall('SET', meta, '1 0/' .. string.match(m, '/(.*)$')) end
+    if run and run ~= id then redis.pcall('SET', meta, '2 0/' .. string.match(m, '/(.*)$')) end
     return redis.error_reply(what)
   end
   if id == '' then return no('GUARD info') end
@@ -37,33 +52,54 @@ if ARGV[1] == 'handshake' then
   local policy = field(info('memory'), 'maxmemory_policy')
   if policy ~= '' and policy ~= 'noeviction' then return no('GUARD policy ' .. policy) end
 
-  till, high, before = tonumber(till or '0'), tonumber(high or '0'), tonumber(before or '0')
-  span, allow = math.max(span, before), math.max(allow, tonumber(allowed or '0'))
+  till, high, next, why = tonumber(till or '0'), tonumber(high or '0'), next or '-', why or ''
   -- Durable is what a process forgot, and not what a replica never had.
   local durable = mode == 'durable' and not string.find(field(replication, 'master_replid2'), '[^0]')
 
+  if not terms then
+    if ARGV[5] ~= TERMS then return {4, id, now, 0, ARGV[5], '', 0} end
+    if mode == 'bootstrap' and (id ~= RUN or now > tonumber(ARGV[4])) or mode == 'terms' or mode == 'settled' then
+      return {3, id, now, 0, TERMS, '', 0}
+    end
+    if mode ~= 'bootstrap' and mode ~= 'nodes' and others < 0 then return {5, id, now, 9007199254740991, TERMS, 'new', 0} end
+    terms = TERMS
+  elseif mode ~= 'nodes' and words(terms)[1] ~= words(ARGV[5])[1] then
+    return {2, id, now, words(terms)[1], terms, '', 0}
+  end
+
+  -- Terms that were announced to all nodes hold from their instant on.
+  local from, target = string.match(next, '^(%d+):(%S+)$')
+  from = tonumber(from or '0')
+  if from > 0 and now >= from then terms, next, from = target, '-', 0 end
+  local quarantine, grace = words(terms)[5], words(terms)[6]
+
   -- A guard from now on. Its end is in the time of the other nodes where that is ahead: a clock that was behind when the
-  -- server started, and is then set, must not end it early. Where theirs is not known it does not begin.
-  local others, fresh = tonumber(ARGV[5]), 9007199254740991
-  if others >= 0 then fresh = math.min(math.max(now, others) + span, fresh) end
+  -- server started, and is then set, must not end it early. Where theirs is not known it does not begin, nor where it was
+  -- asked for an earlier process: this one may have forgotten since.
+  local fresh = 9007199254740991
+  if others == 0 or others > 0 and id == RUN then fresh = math.min(math.max(now, others) + quarantine, fresh) end
   if mode == 'nodes' then
     till, why = fresh, 'nodes'
-  elseif not n then
-    if mode ~= 'bootstrap' then
-      till, why = fresh, 'new'
-    elseif id ~= RUN or now > tonumber(ARGV[7]) then
-      return {3, id, now, 0, 0, ''}
-    else
-      till, why = 0, ''
-    end
-  elseif n ~= N then
-    return {2, id, now, tonumber(n), before, ''}
+    terms = string.match(ARGV[5], '^%d+') .. string.match(terms, '^%d+(.*)$')
+  elseif not run then
+    till, why = 0, ''
+    if mode ~= 'bootstrap' then till, why = fresh, 'new' end
   elseif run ~= id then
     if not durable then till, why = fresh, 'restart' end
-  elseif till > now then -- under way: a longer guard lengthens it; one that is too long, by a clock that was wrong, is cut
-    till = math.min(till + math.max(span - before, 0), fresh)
+  elseif till > now then -- under way: one that is too long, by a clock that was wrong, is cut
+    till = math.min(till, fresh)
   end
-  if run ~= id and not (n and durable) then high = now end
-  redis.call('SET', meta, string.format('1 %s/%s %.0f %.0f %.0f %.0f %s', id, N, till, high, allow, span, why))
-  return {id == RUN and 1 or 0, id, now, till, span, why}
+  if mode == 'terms' then
+    terms = merge(terms, ARGV[5])
+    next, from = '-', 0
+    if terms ~= ARGV[5] then next = '0:' .. ARGV[5] end
+  elseif mode == 'settled' and next ~= '-' then
+    if string.match(next, ':(%S+)$') ~= ARGV[5] or id ~= RUN then return {3, id, now, till, terms, '', 0} end
+    if others < 0 then return {5, id, now, till, terms, why, 0} end
+    from = math.max(now, others) + quarantine + grace
+    next = string.format('%.0f:%s', from, ARGV[5])
+  end
+  if run ~= id and not (run and durable) then high = now end
+  redis.call('SET', meta, string.format('2 %s/%s %.0f %.0f %s %s', id, terms, till, high, next, why))
+  return {id ~= RUN and 0 or terms ~= TERMS and 4 or 1, id, now, till, terms, why, from}
 end

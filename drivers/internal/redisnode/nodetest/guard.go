@@ -265,7 +265,7 @@ func (s *suite) guardNew(t *testing.T) {
 				t.Errorf("%+v: the events are %+v", c, h.seen)
 			}
 			// An operator's word does not end what has begun.
-			if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.MemoryKept {
+			if r, err := b.(driver.GuardAdmin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.MemoryKept {
 				t.Errorf("%+v: Bootstrap says %+v", c, r)
 			}
 		}
@@ -273,7 +273,7 @@ func (s *suite) guardNew(t *testing.T) {
 	// Before the first contact it does.
 	fresh()
 	b, _ := s.guarded(t, srv, "restart_guard=30s&strict_guard=true")
-	if r, err := b.(driver.Admin).Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
+	if r, err := b.(driver.GuardAdmin).Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
 		t.Errorf("Bootstrap: %+v, %v", r, err)
 	}
 	if _, err := s.bid(b, "k"); err != nil {
@@ -317,7 +317,9 @@ func (s *suite) guardWords(t *testing.T) {
 	replica := server.StartFor(t, s.kind, server.WithReplicaOf(all))
 	b, _ := s.guarded(t, replica, on)
 	_, err = s.bid(b, "k")
-	forEver(t, err, "read-only replica")
+	if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "read-only replica") {
+		t.Errorf("a replica: %v", err)
+	}
 
 	full := server.StartFor(t, s.kind, server.WithMaxMemory("1", "noeviction"))
 	b, _ = s.guarded(t, full, on)
@@ -340,11 +342,11 @@ func (s *suite) guardWords(t *testing.T) {
 		t.Errorf("after the policy was set: %v", err)
 	}
 
-	run(t, all, "SET", "redlock1:meta", "2 of another layout")
+	run(t, all, "SET", "redlock1:meta", "3 of another layout")
 	b, _ = s.guarded(t, all, on)
 	_, err = s.bid(b, "k")
-	forEver(t, err, "redlock1:meta", "layout 2")
-	if meta := run(t, all, "GET", "redlock1:meta"); meta != "2 of another layout" {
+	forEver(t, err, "redlock1:meta", "layout 3")
+	if meta := run(t, all, "GET", "redlock1:meta"); meta != "3 of another layout" {
 		t.Errorf("it was overwritten: %v", meta)
 	}
 	findings, err := b.(driver.Inspector).Check(context.Background())
@@ -372,7 +374,7 @@ func (s *suite) guardWords(t *testing.T) {
 	}
 	cluster := s.open(t, s.url("127.0.0.1:1", "?topology=cluster"))
 	req := s.ask("k", time.Second)
-	req.Quorum = &driver.Quorum{N: 3, Guard: 30 * time.Second}
+	req.Quorum = quorum(3, nil)
 	_, err = cluster.Acquire(context.Background(), req)
 	forEver(t, err, "Cluster", "restart_guard=off")
 }
@@ -422,13 +424,16 @@ func (s *suite) guardDurable(t *testing.T) {
 
 // quorum makes requests as a quorum of so many nodes does.
 func quorum(n int, others func() time.Time) *driver.Quorum {
-	return &driver.Quorum{N: n, Guard: 30 * time.Second, Grace: time.Second, Allowance: 100 * time.Millisecond, OtherClocks: others}
+	return &driver.Quorum{Terms: driver.Terms{
+		N: n, Guard: 30 * time.Second, Excuse: 300 * time.Millisecond, Allowance: 100 * time.Millisecond,
+		Quarantine: 30*time.Second + 500*time.Millisecond, Grace: time.Second, Drift: 1,
+	}, OtherClocks: others}
 }
 
 func (s *suite) guardNode(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
-	admin := b.(driver.Admin)
+	admin := b.(driver.GuardAdmin)
 	var zone time.Duration // how far the other nodes are ahead; negative: not known
 	q := quorum(5, func() time.Time {
 		if zone < 0 {
@@ -475,9 +480,9 @@ func (s *suite) guardNode(t *testing.T) {
 		t.Errorf("Bootstrap with another number: %v", err)
 	}
 
-	// A TTL over the guard, before any I/O.
+	// A TTL over the guard.
 	_, err = bid(q, func(r *driver.Request) { r.TTL = time.Minute })
-	forEver(t, err, "1m0s is over the restart guard, 30s")
+	forEver(t, err, "1m0s is over the restart guard that the node keeps, 30s", "dlock bootstrap --terms")
 
 	// A restart with memory, while the other nodes' clocks are not known: it does not begin.
 	run(t, srv, "SAVE")
@@ -500,13 +505,27 @@ func (s *suite) guardNode(t *testing.T) {
 		t.Errorf("a release in the quarantine: %v", err)
 	}
 
-	// A longer guard lengthens it.
+	// A client with a longer guard goes by that of the server.
 	longer := quorum(5, q.OtherClocks)
-	longer.Guard = 50 * time.Second
+	longer.Guard, longer.Quarantine = 50*time.Second, 51*time.Second
 	_, err = bid(longer, nil)
-	quarantined(t, err, 50*time.Second)
-	_, err = bid(q, nil)
-	quarantined(t, err, 50*time.Second)
+	quarantined(t, err, 30*time.Second)
+	_, err = bid(longer, func(r *driver.Request) { r.TTL = 40 * time.Second })
+	forEver(t, err, "40s is over the restart guard that the node keeps, 30s, and this client's restart_guard is 50s")
+
+	// The server's grows where that is stated: what protects at once, and what permits later.
+	for i, state := range []driver.Statement{driver.StateTerms, driver.StateTermsSettled} {
+		if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: longer, Statement: state}); err != nil {
+			t.Fatal(err)
+		}
+		r := look(driver.MemoryKept)
+		if r.Terms == nil || r.Next == nil || r.Terms.Guard != q.Guard || r.Terms.Quarantine != longer.Quarantine || *r.Next != longer.Terms {
+			t.Errorf("the terms are %+v, and next %+v", r.Terms, r.Next)
+		}
+		if left := r.From.Sub(r.Clock); r.From.IsZero() != (i == 0) || i == 1 && (left > longer.Quarantine+longer.Grace || left < longer.Quarantine-10*time.Second) {
+			t.Errorf("they hold from %v, and it is %v", r.From, r.Clock)
+		}
+	}
 
 	// Its end is in the time of the others, where that is ahead.
 	run(t, srv, "SAVE")
@@ -520,7 +539,7 @@ func (s *suite) guardNode(t *testing.T) {
 	quarantined(t, err, 50*time.Second)
 
 	// A quorum of another number of nodes, once that was stated.
-	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, q.OtherClocks), Resize: true}); err != nil {
+	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, q.OtherClocks), Statement: driver.StateNodes}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = bid(quorum(3, q.OtherClocks), nil)

@@ -258,6 +258,7 @@ type whole interface {
 	driver.Watcher
 	driver.Inspector
 	driver.Admin
+	driver.GuardAdmin
 	fmt.Stringer
 }
 

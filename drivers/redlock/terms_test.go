@@ -1,0 +1,308 @@
+package redlock
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
+)
+
+// rules are those of terms.go, for a test to break.
+type rules struct {
+	grace      func(*driver.Terms) time.Duration
+	quarantine func(*driver.Terms) time.Duration
+	judge      func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (expires, from boot.Instant)
+	others     func(bounds []time.Duration, q int) time.Duration
+}
+
+func soundRules() rules {
+	return rules{
+		grace:      func(t *driver.Terms) time.Duration { return t.Grace },
+		quarantine: func(t *driver.Terms) time.Duration { return t.Quarantine },
+		judge:      judge,
+		others:     othersAtMost,
+	}
+}
+
+// duo is two clients that differ, and the worst world that their terms admit, all drawn.
+type duo struct {
+	rng      *rand.Rand
+	q        int
+	terms    driver.Terms // of the node X that both count
+	eps      time.Duration
+	ttl      [2]time.Duration
+	link     [2]time.Duration // the longest one way of a packet
+	drift    [2]int
+	rate     [2]float64 // of the clients' boot-time clocks: local time a true time
+	lead     [2]time.Duration
+	excuse   [2][]time.Duration // of the terms of the other nodes that each counts
+	badNodes [2]int             // how many of those have a wrong clock
+}
+
+// edge draws from 0 to 1, and is often one of the two.
+func (d *duo) edge() float64 {
+	switch d.rng.IntN(3) {
+	case 0:
+		return 0
+	case 1:
+		return 1
+	}
+	return d.rng.Float64()
+}
+
+func (d *duo) up(most time.Duration) time.Duration { return time.Duration(d.edge() * float64(most)) }
+
+// within draws a duration of any order of magnitude.
+func (d *duo) within(least, most time.Duration) time.Duration {
+	return time.Duration(float64(least) * math.Pow(float64(most)/float64(least), d.edge()))
+}
+
+func newDuo(seed uint64) *duo {
+	d := &duo{rng: rand.New(rand.NewPCG(seed, 7))}
+	d.q = 2 + d.rng.IntN(3)
+	guard := d.within(time.Second, time.Hour)
+	allowance := d.within(time.Millisecond, guard/4)
+	d.terms = derive(2*d.q-1, guard, allowance, 1+d.rng.IntN(8))
+	least := allowance // of the terms of any node: the world keeps to all
+	for i := range 2 {
+		for range d.q - 1 { // their terms may be others
+			a := allowance
+			if d.rng.IntN(3) == 0 {
+				a = d.within(time.Millisecond, guard/4)
+			}
+			least = min(least, a)
+			d.excuse[i] = append(d.excuse[i], derive(2*d.q-1, guard, a, 1).Excuse)
+		}
+		d.ttl[i] = d.within(10*time.Millisecond, guard)
+		d.link[i] = d.up(d.ttl[i] / 2)
+		d.drift[i] = d.terms.Drift + d.rng.IntN(8)
+		most := float64(d.drift[i]) / 100
+		d.rate[i] = 1 - most/(1+most) + d.edge()*(most+most/(1+most))
+		d.lead[i] = d.up(time.Hour)
+	}
+	d.eps = least / 2
+	d.badNodes[d.rng.IntN(2)] = d.rng.IntN(d.q - 1) // beside X: q−1 in all
+	return d
+}
+
+// local is a client's clock at a true time.
+func (d *duo) local(i int, at time.Duration) boot.Instant {
+	return boot.Instant(float64(d.lead[i]) + float64(at)*d.rate[i])
+}
+
+// real is the true time at which a client's clock says so.
+func (d *duo) real(i int, at boot.Instant) time.Duration {
+	return time.Duration((float64(at) - float64(d.lead[i])) / d.rate[i])
+}
+
+// ask returns the answers of the other nodes to a request that client i makes at a true time.
+// Good clocks are off by lean·ε, or nearly.
+func (d *duo) ask(i int, at time.Duration, lean float64) []reading {
+	answers := make([]reading, 0, d.q)
+	for j, excuse := range d.excuse[i] {
+		there := d.up(d.link[i])
+		off := time.Duration(lean * float64(d.eps))
+		if d.rng.IntN(4) == 0 {
+			off = time.Duration((2*d.rng.Float64() - 1) * float64(d.eps))
+		}
+		if j < d.badNodes[i] {
+			off *= time.Duration(1 + d.rng.IntN(3))
+		}
+		clock := at + there + off
+		answers = append(answers, reading{
+			earliest: clock, latest: clock, sent: d.local(i, at), received: d.local(i, at+there+d.up(d.link[i])),
+			excuse: excuse, drift: d.terms.Drift, known: true,
+		})
+	}
+	return answers
+}
+
+// with adds X's answer, which says clock, whatever time it is.
+func (d *duo) with(i int, answers []reading, at, clock time.Duration) []reading {
+	there := d.up(d.link[i])
+	return append(answers, reading{
+		earliest: clock, latest: clock, sent: d.local(i, at), received: d.local(i, at+there+d.up(d.link[i])),
+		excuse: d.terms.Excuse, drift: d.terms.Drift, known: true,
+	})
+}
+
+const dawn = 24 * time.Hour // true time zero of a duo, by the clocks
+
+// second returns by how much the bidder's lease is returned after the end of the holder's,
+// where X gives it the key when its clock says free; a refusal is false. The bidder asks at
+// the worst moment.
+func (d *duo) second(r *rules, deadline, free time.Duration) (time.Duration, bool) {
+	excuse := d.terms.Excuse
+	for _, e := range d.excuse[1] {
+		excuse = min(excuse, e)
+	}
+	// About then the others' clocks let it pass.
+	at := free - excuse - d.eps - d.up(2*d.link[1]) - d.up(excuse)
+	if d.rng.IntN(4) == 0 {
+		at = deadline - d.up(2*d.link[1])
+	}
+	answers := d.with(1, d.ask(1, at, 1), at, free)
+	expires, from := r.judge(d.local(1, at), d.ttl[1], answers, d.q, d.drift[1])
+	if from >= expires {
+		return 0, false
+	}
+	return d.real(1, from) - deadline, true
+}
+
+// rivals plays a holder, and a bidder that gets the key on X when it ends there.
+func (d *duo) rivals(r *rules) (margin time.Duration, ok bool) {
+	at := dawn
+	answers := d.ask(0, at, -1)
+	// The most that X can be behind at no cost to the holder.
+	begun, excuse := time.Duration(0), d.terms.Excuse
+	for _, a := range answers {
+		begun = max(begun, a.latest-least(a.sent.Sub(d.local(0, at)), max(d.drift[0], d.terms.Drift)))
+		excuse = min(excuse, a.excuse)
+	}
+	clock := begun - excuse
+	if d.rng.IntN(3) == 0 {
+		clock += time.Duration((d.rng.Float64() - 0.5) * 4 * float64(excuse))
+	}
+	expires, from := r.judge(d.local(0, at), d.ttl[0], d.with(0, answers, at, clock), d.q, d.drift[0])
+	if from >= expires {
+		return 0, false
+	}
+	setBack := d.up(d.terms.Allowance + d.terms.Allowance/2)
+	return d.second(r, d.real(0, expires), clock+d.ttl[0]+r.grace(&d.terms)-setBack)
+}
+
+// forgetful plays a holder whose key X forgets at once, and a bidder that gets it when X
+// votes again.
+func (d *duo) forgetful(r *rules) (margin time.Duration, ok bool) {
+	d.ttl[0] = d.terms.Guard
+	at := dawn
+	answers := d.ask(0, at, -1)
+	expires, from := r.judge(d.local(0, at), d.ttl[0], d.with(0, answers, at, answers[0].latest), d.q, d.drift[0])
+	if from >= expires {
+		return 0, false
+	}
+	// X begins with a clock that is far behind. All other clocks are known, of which as many
+	// are wrong as may be beside X: q−2.
+	now := at + d.up(time.Second)
+	bounds := make([]time.Duration, 0, 2*d.q-2)
+	for i := range 2*d.q - 2 {
+		off := -d.eps
+		if i < d.q-2 {
+			off = -d.up(time.Hour)
+		}
+		bounds = append(bounds, now+off+d.up(d.link[1]))
+	}
+	if d.rng.IntN(2) == 0 {
+		bounds = bounds[:d.q-1] // no more are known than are needed
+	}
+	till := max(now-d.up(time.Hour), r.others(bounds, d.q)) + r.quarantine(&d.terms)
+	return d.second(r, d.real(0, expires), till)
+}
+
+// smallest plays so many duos and returns the smallest margin, and its seed.
+func smallest(n int, r rules) (margin time.Duration, worst uint64, played int) {
+	margin = math.MaxInt64
+	for seed := range uint64(n) {
+		d := newDuo(seed)
+		play := d.rivals
+		if seed%4 == 3 {
+			play = d.forgetful
+		}
+		m, ok := play(&r)
+		if !ok {
+			continue
+		}
+		played++
+		if m < margin {
+			margin, worst = m, seed
+		}
+	}
+	return margin, worst, played
+}
+
+// Ten thousand and more pairs of clients that differ, with the worst clocks and delays that the terms
+// admit: no two leases are valid at once, by the rules that terms.go has and the engine
+// uses. With any margin taken out, some are.
+func TestNoPairOfClientsOverlaps(t *testing.T) {
+	const draws = 40_000 // of which more than 10,000 are both granted
+	margin, seed, played := smallest(draws, soundRules())
+	t.Logf("%d of %d pairs were both granted: the smallest margin is %v (pair %d)", played, draws, margin, seed)
+	if margin <= 0 {
+		t.Errorf("pair %d: the second lease is returned %v before the first has ended", seed, -margin)
+	}
+	if played < 10_000 {
+		t.Errorf("only %d of %d pairs were played", played, draws)
+	}
+	for name, out := range map[string]func(*rules){
+		"the grace's excuse": func(r *rules) {
+			r.grace = func(t *driver.Terms) time.Duration { return t.Grace - t.Excuse }
+		},
+		"the grace's good clocks": func(r *rules) {
+			r.grace = func(t *driver.Terms) time.Duration { return t.Grace - t.Allowance }
+		},
+		"the grace's set-back": func(r *rules) {
+			r.grace = func(t *driver.Terms) time.Duration { return t.Grace - t.Allowance - t.Allowance/2 }
+		},
+		"the whole grace": func(r *rules) {
+			r.grace = func(t *driver.Terms) time.Duration { return t.Guard / 1000 }
+		},
+		"the rule hold": func(r *rules) {
+			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
+				_, from := judge(start, ttl, answers, q, drift)
+				return start.Add(validity(ttl, drift)), from
+			}
+		},
+		"the rule return": func(r *rules) {
+			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
+				expires, _ := judge(start, ttl, answers, q, drift)
+				return expires, answers[0].received
+			}
+		},
+		"the drift": func(r *rules) {
+			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
+				expires, from := judge(start, ttl, answers, q, drift)
+				return expires.Add(percent(ttl, drift)), from
+			}
+		},
+		"the start of a lease": func(r *rules) {
+			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
+				expires, from := judge(start, ttl, answers, q, drift)
+				return expires.Add(from.Sub(start)), from
+			}
+		},
+		"the least excuse among the nodes": func(r *rules) {
+			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
+				most := answers[0].excuse
+				for _, a := range answers {
+					most = max(most, a.excuse)
+				}
+				for i := range answers {
+					answers[i].excuse = most
+				}
+				return judge(start, ttl, answers, q, drift)
+			}
+		},
+		"the quarantine's excuse": func(r *rules) {
+			r.quarantine = func(t *driver.Terms) time.Duration { return t.Quarantine - t.Excuse - percent(t.Guard, t.Drift) }
+		},
+		"the other nodes' clocks": func(r *rules) {
+			r.others = func([]time.Duration, int) time.Duration { return 0 }
+		},
+		"the smallest bounds among the others": func(r *rules) {
+			r.others = func(bounds []time.Duration, q int) time.Duration { return othersAtMost(bounds, q-1) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := soundRules()
+			out(&r)
+			margin, seed, _ := smallest(draws, r)
+			if margin > 0 {
+				t.Fatalf("without %s no pair overlaps: the smallest margin is %v", name, margin)
+			}
+			t.Logf("without %s pair %d overlaps by %v", name, seed, -margin)
+		})
+	}
+}
