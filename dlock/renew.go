@@ -157,7 +157,9 @@ func (l *Lease) renew(ctx context.Context, byHand bool) error {
 	g, err := l.held.Renew(ctx, r)
 	gaveUp := byHand && err != nil && contextOnly(ctx, err)
 	over, err := l.renewed(g, err, gaveUp, r, at, start)
-	c.tellRenewed(l, g.Votes, err, time.Since(start))
+	took := time.Since(start)
+	c.renewals.note(err, took)
+	c.tellRenewed(l, g.Votes, err, took)
 	over.run()
 	return err
 }

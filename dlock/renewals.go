@@ -14,6 +14,8 @@ type renewals struct {
 
 	mu      sync.Mutex
 	sets    [2]renewalSet // the first time, and after a failure
+	usual   time.Duration // what a renewal that succeeds takes
+	failed  int           // so many failed since one succeeded
 	stopped bool
 	workers sync.WaitGroup
 }
@@ -27,8 +29,10 @@ const (
 	// mostRenewals is how many renewals of one set run at a time: 10,000 leases with a TTL of
 	// 10 s and a renewal each 3 s need it where a round trip takes 80 ms.
 	mostRenewals = 256
-	// leastPatience is the shortest time that a renewal has because others wait for its place.
+	// A renewal that others wait behind has at least leastPatience, and manyTimes as long as
+	// one takes usually: a backend that is slow is no backend that hangs.
 	leastPatience = 250 * time.Millisecond
+	manyTimes     = 10
 )
 
 // start renews l, at once or after those that are due before it. It does not block.
@@ -70,15 +74,29 @@ func (r *renewals) next(set *renewalSet) *Lease {
 }
 
 // patience is how long a renewal may take: a third of the TTL, so that one that hangs leaves
-// time for another; less where there are more leases than places, so that each has its turn
-// within a third of the TTL.
+// time for another. It is less where there are more leases than places and some renewals
+// succeed, so that each lease has its turn within a third of the TTL.
 func (r *renewals) patience(ttl time.Duration) time.Duration {
 	third := ttl / 3
-	share := third
-	if held := r.held.Load(); held > mostRenewals {
-		share = max(leastPatience, third/time.Duration(held)*mostRenewals)
+	held := r.held.Load()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if held <= mostRenewals || r.failed > mostRenewals {
+		return third
 	}
-	return min(third, share)
+	return min(third, max(leastPatience, manyTimes*r.usual, third/time.Duration(held)*mostRenewals))
+}
+
+// note takes in the outcome of a renewal.
+func (r *renewals) note(err error, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.failed++
+		return
+	}
+	r.failed = 0
+	r.usual += (took - r.usual) / 16
 }
 
 // stop ends the renewals, and waits for those that are under way, whose contexts ended.
