@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
@@ -94,6 +95,8 @@ type Backend struct {
 	patience time.Duration // gatePatience
 	lost     chan struct{} // closed by Close, which ends all leases
 
+	tidier tidier
+
 	mu      sync.Mutex
 	closed  bool
 	leases  map[*Lease]struct{}
@@ -126,10 +129,12 @@ func New(o *Options) (*Backend, error) {
 		return nil, driver.Invalid("folder", "is not an absolute path")
 	}
 	f.path = filepath.Clean(f.path)
-	return &Backend{
+	b := &Backend{
 		folder: f, prefix: o.Prefix, boot: bootID(), patience: gatePatience,
 		lost: make(chan struct{}), leases: map[*Lease]struct{}{},
-	}, nil
+	}
+	b.tidier.b = b
+	return b, nil
 }
 
 func validMode(m fs.FileMode) bool {
@@ -167,6 +172,9 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	if err := b.keep(l); err != nil {
 		return nil, err
+	}
+	if l.fresh {
+		b.tidier.made(l.place)
 	}
 	return l, nil
 }
@@ -212,7 +220,7 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 		return nil, err
 	}
 	n := names(p, b.prefix+req.Key)
-	for range attempts {
+	for i := range attempts {
 		l, err := p.openLock(n.lock, os.O_RDWR)
 		if err != nil {
 			return nil, err
@@ -220,6 +228,10 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 		ok, err := l.try(req.Mode)
 		if err == nil && !ok {
 			err = b.tryAgain(ctx, p, n, l, req)
+		}
+		if errors.Is(err, driver.ErrHeld) && i < attempts-1 && noState(ctx, n) {
+			l.close()
+			continue
 		}
 		if err != nil {
 			l.close()
@@ -232,6 +244,20 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 		return b.grant(ctx, p, n, l, req)
 	}
 	return nil, fmt.Errorf("file: %s: keeps being replaced", n.lock)
+}
+
+// noState reports whether a key that is held has no state, and waits for a moment if so: its
+// first holder is about to make one, or its files are being removed.
+func noState(ctx context.Context, n paths) bool {
+	if _, err := os.Lstat(n.state); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	select {
+	case <-time.After(time.Millisecond):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // gatePatience is for how long a gate is waited for that is only needed to tell
@@ -257,6 +283,9 @@ func (b *Backend) tryAgain(ctx context.Context, p *place, n paths, l *lock, req 
 		if r := read(state).latest(); r != nil && r.held {
 			held.Holder, held.Since = r.owner, time.UnixMicro(r.since)
 		}
+	}
+	if full(err) {
+		return err
 	}
 	ok, err := l.try(req.Mode)
 	if err == nil && !ok {
@@ -316,6 +345,7 @@ func (b *Backend) Close() error {
 	b.mu.Unlock()
 
 	close(b.lost)
+	b.tidier.close()
 	b.watcher.close()
 	var first error
 	for l := range leases {

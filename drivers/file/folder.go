@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -212,6 +213,11 @@ func refused(err error, path string) error {
 		return refuse("%s was written by another release, in a layout that this one does not know: use the newer release", path)
 	case irregular(path) != "":
 		return refuse("%s is no regular file but %s: remove it", path, irregular(path))
+	case full(err):
+		return &driver.RefusedError{
+			Reason:     "file: too many files are open: a lock needs two descriptors until it is released; raise the limit (ulimit -n, LimitNOFILE), or hold fewer locks",
+			RetryAfter: time.Second, Err: err,
+		}
 	case errors.Is(err, fs.ErrPermission):
 		what = "this user may not use " + path + ": name a folder of its own (file:///folder), or share this one (file:///folder?mode=0660)"
 	case errors.Is(err, errors.ErrUnsupported):
@@ -222,6 +228,11 @@ func refused(err error, path string) error {
 		return fmt.Errorf("file: %w", err)
 	}
 	return &driver.RefusedError{Reason: "file: " + what, Err: err}
+}
+
+// full reports whether this process, or the system, can open no more files.
+func full(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
 // irregular names what is at path, if that is no regular file.

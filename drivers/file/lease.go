@@ -17,6 +17,7 @@ type Lease struct {
 	place   *place
 	paths   paths
 	mode    driver.Mode
+	fresh   bool // the key was new
 	grant   driver.Grant
 
 	mu    sync.Mutex
@@ -48,11 +49,15 @@ func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 		defer gate.unlock()
 	}
 	now := time.Now()
-	fence, fresh, err := issue(l.state, &record{
+	r := &record{
 		held: true, mode: l.mode, since: now.UnixMicro(), pid: os.Getpid(),
 		boot: l.backend.boot, owner: req.Owner, key: l.backend.prefix + req.Key,
-	}, req.FenceFloor, now)
-	if err == nil && fresh {
+	}
+	if l.fresh, err = seed(l.place, l.state, r); err != nil {
+		return err
+	}
+	fence, _, err := issue(l.state, r, req.FenceFloor, now)
+	if err == nil && l.fresh {
 		err = syncFolder(l.place.path) // the file has to be found after a crash, too
 	}
 	if err != nil {

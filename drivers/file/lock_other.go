@@ -17,6 +17,9 @@ const safely = 0
 
 var errReadOnly = errors.New("read-only")
 
+// removable: an open file cannot be removed here, or not be told from its successor.
+const removable = false
+
 // lock is a file locked by other means than flock(2), LockFileEx on Windows. Such a
 // lock cannot be inherited.
 type lock struct{ f *flock.Flock }
@@ -39,6 +42,8 @@ func (l *lock) try(mode driver.Mode) (bool, error) {
 func (l *lock) unlock()        { _ = l.f.Unlock() } // it closes the file in any case
 func (l *lock) close()         { _ = l.f.Close() }  // it was unlocked, or never locked
 func (l *lock) file() *os.File { return nil }
+
+func newLock(f *os.File) *lock { return &lock{flock.New(f.Name())} }
 
 // current is always true: an open file cannot be removed here.
 func (l *lock) current(string) bool { return true }

@@ -17,6 +17,10 @@ const safely = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
 var errReadOnly error = syscall.EROFS
 
+// removable: files can be removed while they are open, and are then told from their
+// successors.
+const removable = true
+
 // lock is a file with a lock of flock(2), which belongs to its open file description: two
 // of them exclude each other in one process, too, and those who inherit it share it.
 type lock struct{ f *os.File }
@@ -28,6 +32,8 @@ func (p *place) openLock(path string, flag int) (*lock, error) {
 	}
 	return &lock{f}, nil
 }
+
+func newLock(f *os.File) *lock { return &lock{f} }
 
 // gate is the lock on the state itself.
 func (p *place) gate(_ paths, state *os.File) (*lock, error) { return &lock{state}, nil }

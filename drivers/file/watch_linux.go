@@ -99,7 +99,7 @@ func (w *watcher) start() error {
 	}
 	fd, err := syscall.InotifyInit1(syscall.IN_CLOEXEC | syscall.IN_NONBLOCK)
 	if err != nil {
-		return fmt.Errorf("file: inotify: %w", err)
+		return fmt.Errorf("file: this user's inotify instances or this process's files are used up (fs.inotify.max_user_instances, ulimit -n): %w", err)
 	}
 	w.events = os.NewFile(uintptr(fd), "inotify")
 	w.keys = map[int32]*watched{}
