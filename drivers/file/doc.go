@@ -25,12 +25,20 @@
 //
 // Each key has two files, named for the key and its hash: an empty one for the lock, and
 // one for its state, a line of text with the counter of the tokens and the last holder,
-// for people. They are never removed, because who opened a file just before it was
-// removed would lock another one than who comes after that; an attempt that finds the file
-// replaced begins anew. So do not remove them while anybody may use them: the holder
-// would not be told, and the next one would run beside it. (Tell systemd-tmpfiles of a
-// folder in /var/tmp: "x /var/tmp/dlock-*".) A folder that nobody uses may be removed;
-// tokens then go on from the clock.
+// for people. A folder does not grow for ever: backends that make new keys remove the files of
+// keys that are free and were not used for ten seconds, some with each new key, and all of them
+// every quarter of a minute or less often. (Not on Windows, nor where others own the files of a
+// folder with the sticky bit.) What the counters of removed keys had reached is kept in one more
+// file, .high-water, above which new counters begin.
+//
+// Do not remove the files yourself while a program may use them: a removal has to hold the
+// key's lock, and an attempt that finds its file replaced begins anew, but a holder would not
+// be told, and the next one would run beside it. (Tell systemd-tmpfiles of a folder in /var/tmp:
+// "x /var/tmp/dlock-*".) A folder that no program uses may be removed; tokens then go on
+// from the clock.
+//
+// A lease has two descriptors open. A process that can open no more is told so: the refusal
+// names the limit, and Lock tries again.
 //
 // Tokens are those of [driver.NextFence]. They rise whatever the clock does, also if a
 // process dies in the middle of writing, and also over a power failure: what
