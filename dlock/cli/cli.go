@@ -44,7 +44,8 @@ const (
 const exitHelp = `Exit codes (a command can return them too):
    64  wrong usage: a flag, a key, a URL or an option that the backend cannot honour
    69  the backend is out of reach, or refuses
-   75  the lock was not obtained in time (with --skip: 0)
+   74  the output cannot be written
+   75  the lock was not obtained in time (with --skip: 0; -E sets another code)
    76  the lease was lost, and the command was stopped
   126  the command cannot be executed
   127  the command was not found
@@ -140,8 +141,8 @@ func newRoot(c *console) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "dlock",
 		Short: "Run a command under a distributed lock",
-		Long: `dlock runs a command under a lock, so that of many that are started on many machines
-one runs at a time.
+		Long: `dlock runs a command under a lock, so that only one copy runs at a time, across
+machines.
 
 ` + exitHelp,
 		Version:       version(),

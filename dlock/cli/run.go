@@ -54,18 +54,21 @@ func newRun(c *console) *cobra.Command {
 		Short: "Run a command while holding the lock KEY",
 		Long: `Run COMMAND while holding the lock KEY, and exit with its exit code.
 
-The backend's URL is that of --url, else $DLOCK_URL, else the content of the file that
-$DLOCK_URL_FILE names, else "file:", locks of this user on this machine. A URL with a
-password is refused on the command line, where every user can read it.
+dlock takes the backend's URL from --url, else from $DLOCK_URL, else from the file that
+$DLOCK_URL_FILE names, else it uses "file:", locks of this user on this machine. It
+refuses a password on the command line, where every user can read it.
 
-COMMAND is started without a shell, in a process group of its own. It finds in its
-environment DLOCK_KEY; DLOCK_FENCE, the token that rises with every grant; DLOCK_DEADLINE,
-when the lease ends unless it is renewed (as of the start; not set where a lock has no
-TTL); and never the URL.
+dlock starts COMMAND without a shell, in a process group of its own. COMMAND's environment
+has DLOCK_KEY; DLOCK_FENCE, the token that rises with every grant; DLOCK_DEADLINE, when
+the lease ends unless dlock renews it (as of the start; only where a lock has a TTL); and
+never the URL. A dlock run inside of COMMAND needs a URL of its own, and another key.
 
-While COMMAND runs the lease is renewed. If that fails for so long that the lease is
-about to end, COMMAND gets SIGTERM at a quarter of the TTL before (1s at least), and
-SIGKILL at a twentieth before (100ms at least), with every process that it started.
+dlock renews the lease while COMMAND runs. If that fails until the lease is about to end,
+COMMAND gets SIGTERM a quarter of the TTL before the end (1s at least), and SIGKILL a
+twentieth before (100ms at least), with every process that it started.
+
+dlock keeps the lock until every process that COMMAND started has ended, and says so if
+that takes longer than COMMAND; with --no-wait-children it does not wait.
 
 ` + exitHelp,
 		Example: `  dlock run nightly -- /usr/local/bin/nightly-report
@@ -85,16 +88,16 @@ SIGKILL at a twentieth before (100ms at least), with every process that it start
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&j.url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
-	f.Var(&j.ttl, "ttl", "how long the lease lasts unless it is renewed, 4s at least (default 10s; none on file)")
+	f.Var(&j.ttl, "ttl", "how long the lease lasts unless dlock renews it, 4s at least (default 10s; none on file)")
 	f.Var(&j.wait, "wait", "how long to wait for the lock: a duration, 0 (ask once) or forever")
-	f.Var(&j.atLeast, "at-least", "keep the lock for at least that long, though the command ends sooner")
-	f.Var(&j.maxHold, "max-hold", "stop a command that holds the lock for longer")
-	f.BoolVar(&j.skip, "skip", false, "exit 0, silently, if the lock is held; waits only if --wait is given too")
-	f.VarP(&j.conflict, "conflict-exit-code", "E", "the exit `CODE` if the lock is held, 0 to 255")
-	f.BoolVar(&j.shared, "shared", false, "share the lock with everybody who asks for it with --shared")
-	f.BoolVar(&j.noWait, "no-wait-children", false, "free the lock when the command ends, whatever processes it leaves behind")
+	f.Var(&j.atLeast, "at-least", "keep the lock until this long after the grant, even if the command ends sooner")
+	f.Var(&j.maxHold, "max-hold", "stop the command when it has held the lock for this long")
+	f.BoolVar(&j.skip, "skip", false, "if the lock is held, exit 0 without a word; waits only with --wait")
+	f.VarP(&j.conflict, "conflict-exit-code", "E", "exit with `CODE` (0 to 255) if the lock is held")
+	f.BoolVar(&j.shared, "shared", false, "share the lock with everybody else who uses --shared (file and postgres)")
+	f.BoolVar(&j.noWait, "no-wait-children", false, "free the lock when the command ends, even if it leaves processes behind")
 	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the holder (default host/pid)")
-	f.BoolVar(&j.verbose, "verbose", false, "tell on stderr what happens")
+	f.BoolVar(&j.verbose, "verbose", false, "say on stderr where dlock locks and what happens")
 	return cmd
 }
 

@@ -1,5 +1,5 @@
-// Command dlock runs a command under a distributed lock: of many that are started, on
-// one machine or on many, one runs at a time.
+// Command dlock runs a command under a distributed lock, so that only one copy runs at a
+// time, on one machine or across machines.
 //
 //	dlock run [flags] KEY -- COMMAND [ARG...]
 //	dlock bootstrap [--url URL] [--nodes | --sql]
@@ -12,8 +12,8 @@
 //
 // # dlock run
 //
-// It waits for the lock KEY, runs COMMAND while it holds it, and exits with COMMAND's exit
-// code. It writes nothing if all is well, as cron wants it, and otherwise lines on
+// It waits for the lock KEY, runs COMMAND while it holds the lock, and exits with COMMAND's
+// exit code. It writes nothing if all is well, as cron wants it, and otherwise lines on
 // stderr that say what is wrong and what to do.
 //
 //	--url URL        the backend (below)
@@ -21,18 +21,26 @@
 //	                 default; a URL's ttl= does the same. None on file
 //	--wait D         how long to wait for the lock: a duration, 0 (ask once), or forever, the
 //	                 default
-//	--at-least D     keep the lock until D after the grant, though COMMAND ends sooner: a job
+//	--at-least D     keep the lock until D after the grant, even if COMMAND ends sooner: a job
 //	                 of 50 ms on hosts whose clocks differ by a second must not run twice
 //	--max-hold D     stop COMMAND when it has held the lock for D: SIGTERM a second before
 //	                 (or a quarter of D, if that is less), then SIGKILL. No limit by default
-//	--skip           if the lock is held, exit 0 and say nothing; it is asked for once, unless
+//	--skip           if the lock is held, exit 0 and say nothing; dlock asks once, unless
 //	                 --wait says otherwise
+//	-E, --conflict-exit-code CODE
+//	                 exit with CODE, and not with 75, if the lock is held
+//	--shared         share the lock with everybody who asks for it with --shared, as flock -s
+//	                 does; file and postgres only
+//	--no-wait-children
+//	                 free the lock when COMMAND ends, even if processes that it started are
+//	                 still running, as flock -o does
 //	--label NAME     the first part of the name that others see as the holder: host/pid by
 //	                 default
-//	--verbose        say what happens: waiting, token, renewals, release
+//	--verbose        say what happens: where dlock locks, waiting, token, renewals, release
 //
 // The backend's URL is that of --url, else $DLOCK_URL, else the content of the file that
-// $DLOCK_URL_FILE names, else "file:". A URL with a password is refused as a flag, since
+// $DLOCK_URL_FILE names, else "file:". A variable that is set and empty is an error, and so
+// is "memory:", which locks nothing between processes. A URL with a password is refused as a flag, since
 // every user of the machine can read command lines: put it into the environment, or
 // better into a file that only its user may read. "dlock drivers" lists the forms.
 //
@@ -42,6 +50,8 @@
 // descriptors, and in a process group of its own. In its environment are
 //
 //	DLOCK_KEY       the key
+//	DLOCK_KEYS      the keys of this dlock run and of those that it runs inside of, each
+//	                as in the query of a URL, separated by spaces
 //	DLOCK_FENCE     the fencing token: larger than that of every grant of the key before.
 //	                Send it along to what the lock protects, and have that refuse a
 //	                smaller one than the largest it has seen
@@ -49,10 +59,12 @@
 //	                start; not set where the lock has no TTL
 //
 // and never the URL: DLOCK_URL and DLOCK_URL_FILE are taken out. A COMMAND that runs
-// dlock itself needs a URL of its own.
+// dlock run itself needs a URL of its own, and another key: without a URL, or with a key
+// of DLOCK_KEYS, which would wait for itself, the exit code is 64.
 //
 // Signals INT, TERM, HUP, QUIT, USR1, USR2, WINCH, TSTP and CONT to dlock are passed on to
-// COMMAND's process group, and dlock ends when COMMAND does. (INT, TERM, HUP and QUIT end
+// COMMAND's process group, and dlock ends when COMMAND does. After INT, TERM or QUIT also
+// the processes that left the group (setsid) get the signal, when COMMAND has ended. (INT, TERM, HUP and QUIT end
 // dlock while it still waits for the lock, and while it keeps it for --at-least on "file".
 // HUP and INT are neither passed on nor obeyed where dlock's parent told it to ignore
 // them, as nohup does.)
@@ -65,8 +77,10 @@
 // On Linux dlock keeps the lock until every process that COMMAND has started has
 // ended, those in the background and those that left its process group (setsid) among
 // them; elsewhere, until its process group has. A COMMAND that starts a daemon and
-// returns holds the lock for the daemon's life: --verbose says so. Start daemons through
-// the service manager instead (systemctl start).
+// returns holds the lock for the daemon's life. After two seconds a line on stderr names
+// the processes. Start daemons through the service manager instead (systemctl start), or
+// use --no-wait-children. Stopped jobs of a shell that has ended get HUP and CONT, as
+// they do without dlock.
 //
 // # When the lease is in danger
 //
@@ -89,8 +103,12 @@
 // at one stroke, on Linux COMMAND dies with the guard, and what COMMAND has
 // started may live on. On "file" it then keeps the lock: COMMAND and its children inherit
 // the lock's descriptor (100 or above), and the lock is free when the last process
-// that has it has ended, as with flock(1). A command that closes all descriptors when it
+// that has it has ended, as with flock(1); with --no-wait-children they do not inherit it.
+// A command that closes all descriptors when it
 // starts its children (many daemons, Python's subprocess) takes that from them.
+//
+// A killed dlock keeps the lock for --at-least too: on Redis, Valkey and a quorum the server
+// does, on "file" the guard, which stays until then. On postgres the lock ends with dlock.
 //
 // A process that runs as another user, through sudo say, may not be dlock's to
 // kill. It then says which one survived, and does not release the lock.
@@ -102,7 +120,8 @@
 //
 //	   64  wrong usage: a flag, a key, a URL or an option that the backend cannot honour
 //	   69  the backend is out of reach, or refuses
-//	   75  the lock was not obtained in time (with --skip: 0)
+//	   74  the output cannot be written
+//	   75  the lock was not obtained in time (with --skip: 0; -E sets another code)
 //	   76  the lease was lost, and the command was stopped
 //	  126  the command cannot be executed
 //	  127  the command was not found
