@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type client struct {
 	mu     sync.Mutex
 	valkey valkey.Client
 	making *making // the attempt that is under way
+	made   time.Time
 	closed bool
 }
 
@@ -99,7 +101,7 @@ func (c *client) get() (valkey.Client, error) {
 		m.valkey.Close()
 		m.valkey, m.err = nil, redisnode.NotSent(driver.ErrClosed)
 	}
-	c.valkey = m.valkey
+	c.valkey, c.made = m.valkey, time.Now()
 	close(m.done)
 	return m.valkey, m.err
 }
@@ -116,6 +118,17 @@ func (c *client) connect() (valkey.Client, error) {
 	return v, nil
 }
 
+// leave gives v up, whose server says that it is a replica now: the library would keep its
+// connections to it. The next call connects anew.
+func (c *client) leave(v valkey.Client) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.own && c.valkey == v && time.Since(c.made) > 100*time.Millisecond {
+		c.valkey = nil
+		go v.Close() // it waits for what is under way
+	}
+}
+
 // Exec runs one call by itself and several as a pipeline.
 func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	v, err := c.get()
@@ -128,6 +141,12 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if !c.own {
 		ctx = context.WithoutCancel(ctx) // no deadline either: see New
 	}
+	defer func() {
+		var reply redisnode.ServerError
+		if errors.As(calls[0].Err, &reply) && strings.HasPrefix(string(reply), "READONLY") && !isCluster(v) {
+			c.leave(v)
+		}
+	}()
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		c.finish(calls[0], v.Do(ctx, command(v, calls[0])))
 		return

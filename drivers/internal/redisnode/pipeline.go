@@ -90,6 +90,7 @@ type pipelines struct {
 	busy   int
 	on     [3]int        // of these, in each mode
 	proven int           // so many at a time were answered; zero: the last call was not
+	missed int           // calls in a row that were not
 	usual  time.Duration // a round trip
 }
 
@@ -224,13 +225,24 @@ func (l *pipelines) carry(lane int, batch []*Call) {
 	go func() {
 		defer l.wg.done()
 		for batch != nil {
-			took := l.send(batch, time.Now().Add(l.bound))
+			took := l.send(batch, time.Now().Add(l.patience()))
 			for _, c := range batch {
 				close(c.done)
 			}
 			batch = l.next(lane, took, batch[:0])
 		}
 	}()
+}
+
+// patience is how long a call may take: every other one that asks a server that did not answer
+// has half the time, since another server may have taken its place meanwhile.
+func (l *pipelines) patience() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.missed%2 == 1 {
+		return l.bound / 2
+	}
+	return l.bound
 }
 
 // send makes one round trip, and returns how long it took; zero: it brought no answer.
@@ -278,10 +290,14 @@ func (l *pipelines) next(lane int, took time.Duration, batch []*Call) []*Call {
 	switch {
 	case took == 0:
 		l.proven = 0
+		l.missed++
 	case l.proven == 0:
 		l.proven, l.usual = l.busy, took
 	default:
 		l.proven, l.usual = max(l.proven, l.busy), l.usual+(took-l.usual)/8
+	}
+	if took > 0 {
+		l.missed = 0
 	}
 	for (l.proven > 0 || l.busy == 1) && len(l.queue) > 0 && len(batch) < maxBatch {
 		c := l.queue[0]

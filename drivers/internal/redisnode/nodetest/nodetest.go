@@ -60,6 +60,7 @@ var alone = []test{
 // together are the tests that run side by side: they mostly wait.
 var together = []test{
 	{"RestartGuard", (*suite).guards},
+	{"Failovers", (*suite).failovers},
 	{"SentinelFailover", (*suite).sentinel},
 	{"LineInACluster", steadily((*suite).lineCluster)},
 	{"Cluster", (*suite).cluster},
