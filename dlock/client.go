@@ -218,6 +218,8 @@ type request struct {
 	driver.Request
 	lockConfig
 	op       string
+	name     string // the key as the caller named it
+	slot     int
 	began    time.Time
 	attempts int
 	verdict  error // the last answer that was one; nil: none yet
@@ -226,7 +228,7 @@ type request struct {
 
 func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) (*Lease, error) {
 	r := &request{op: op, lockConfig: c.lockConfig, began: time.Now()}
-	r.Key = key
+	r.Key, r.name = key, key
 	for _, o := range opts {
 		if o == nil {
 			r.bad("option", "is nil")
@@ -242,7 +244,9 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 	}
 	var l *Lease
 	err := ctx.Err()
-	if err == nil && op == "lock" {
+	if err == nil && r.slots > 0 {
+		l, err = c.takeSlot(ctx, r)
+	} else if err == nil && op == "lock" {
 		l, err = c.lock(ctx, r)
 		c.outage.leave(&r.failing)
 	} else if err == nil {
@@ -273,6 +277,9 @@ func (c *Client) check(r *request) error {
 	if len(c.prefix)+len(r.Key) > driver.MaxKey {
 		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(c.prefix)+len(r.Key), driver.MaxKey)
 	}
+	if err := c.checkSlots(r); err != nil {
+		return err
+	}
 	r.Mode = r.mode
 	if c.hasTTL() || r.ttlSet {
 		r.TTL = r.ttl
@@ -289,8 +296,10 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 			return l, err
 		}
 	}
-	c.count.waiting.Add(1)
-	defer c.count.waiting.Add(-1)
+	if r.slots == 0 { // else takeSlot counts
+		c.count.waiting.Add(1)
+		defer c.count.waiting.Add(-1)
+	}
 	q, hot, verdict, err := c.queues.enter(ctx, r.Key)
 	if verdict != nil {
 		r.verdict = verdict

@@ -19,6 +19,7 @@ type Lease struct {
 	held    driver.Lease
 	ctx     context.Context // the values of Lock's context, and nothing else of it
 	key     string
+	slot    int
 	owner   string
 	fence   uint64
 	lost    <-chan struct{}
@@ -55,7 +56,8 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 		c:       c,
 		held:    held,
 		ctx:     values(ctx),
-		key:     r.Key,
+		key:     r.name,
+		slot:    r.slot,
 		owner:   r.Owner,
 		fence:   g.Fence,
 		lost:    g.Lost,
@@ -344,7 +346,7 @@ func (l *Lease) release() error {
 	case !errors.Is(err, ErrLost):
 		c.count.releaseFailed.Add(1)
 	}
-	c.queues.released(l.key)
+	c.queues.released(l.lockKey())
 	if c.hooks.Released != nil {
 		e := l.event("unlock", err)
 		e.Latency = time.Since(start)

@@ -34,6 +34,7 @@ type lockConfig struct {
 	mode                   driver.Mode
 	renewal                bool
 	ttlSet                 bool
+	slots                  int // zero: none
 	maxHold, minHold       time.Duration
 	minBackoff, maxBackoff time.Duration
 	err                    error // the first option that cannot be
@@ -80,6 +81,9 @@ func (c *config) sink() func(driver.Notice) {
 func (l *lockConfig) checkLock() error {
 	if l.err == nil && l.maxHold > 0 && l.minHold > l.maxHold {
 		l.bad("WithMinHold", "%v is over the maximum hold of %v (WithMaxHold)", l.minHold, l.maxHold)
+	}
+	if l.slots > 0 && l.mode == Shared {
+		l.bad("WithSlots", "has no shared mode: leave WithMode(Shared) or WithSlots out")
 	}
 	return l.err
 }

@@ -1,0 +1,324 @@
+package dlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Both returns a Locker for changing from one backend to another while the program runs: its
+// leases hold the lock of the key on both. First every instance changes from old to
+// Both(old, new); when all have, every instance changes from that to new. In each of the two
+// rollouts any two instances have one backend in common, and so exclude each other. A single
+// rollout from old to new would let two have the lock.
+//
+// The lock is taken on old first and then on new, by all alike, and released in the other
+// order. A lease is over when either lock is; its Deadline is the earlier one, and renewals go
+// to both. The defaults of options are old's, but for the TTL, which is the shorter one and is
+// used on both; WithTTL does not reach a backend that has no TTL.
+//
+// Lease.Fence is the larger of both tokens, and zero if either backend has none. So that later
+// tokens of either backend are larger, Lock waits until the other server's clock has passed
+// it: that takes less than the servers' clocks are apart, since no token is behind its
+// server's clock. If the tokens are more than 5 s apart the error is ErrUnavailable and says so.
+//
+// The Locker needs no Close. old and new stay their owners'; to close one ends the leases.
+func Both(old, new Locker) Locker {
+	if old == nil || new == nil {
+		return &both{err: driver.Invalid("locker", "is nil")}
+	}
+	b := &pair{old: old, new: new, oldInfo: infoOf(old), newInfo: infoOf(new)}
+	cfg := config{}
+	cfg.reset()
+	if c := clientOf(old); c != nil {
+		cfg.lockConfig = c.lockConfig
+	}
+	cfg.ttl, cfg.ttlSet = cmp.Or(shorter(ttlOf(old), ttlOf(new)), DefaultTTL), false
+	c, err := newClient(b, cfg, []Option{WithLogger(nil)}) // the clients of old and new log
+	return &both{c: c, err: err}
+}
+
+// both is the Locker: a client of a pair.
+type both struct {
+	c   *Client
+	err error
+}
+
+func (b *both) Lock(ctx context.Context, key string, opts ...LockOption) (*Lease, error) {
+	if b.err != nil {
+		return nil, &Error{Op: "lock", Key: key, Err: b.err}
+	}
+	return b.c.Lock(minHoldBelow(ctx, b.c, &opts), key, opts...)
+}
+
+func (b *both) TryLock(ctx context.Context, key string, opts ...LockOption) (*Lease, error) {
+	if b.err != nil {
+		return nil, &Error{Op: "trylock", Key: key, Err: b.err}
+	}
+	return b.c.TryLock(minHoldBelow(ctx, b.c, &opts), key, opts...)
+}
+
+type minHoldKey struct{}
+
+// minHoldBelow hands WithMinHold to the clients below, each of which keeps its own lock.
+func minHoldBelow(ctx context.Context, c *Client, opts *[]LockOption) context.Context {
+	cfg := c.lockConfig
+	for _, o := range *opts {
+		if o != nil {
+			o.setLock(&cfg)
+		}
+	}
+	if cfg.minHold <= 0 || cfg.checkLock() != nil {
+		return ctx
+	}
+	*opts = append(append([]LockOption(nil), *opts...), WithMinHold(0))
+	return context.WithValue(ctx, minHoldKey{}, cfg.minHold)
+}
+
+// clientOf returns the client that a Locker is, nil if it is another.
+func clientOf(l Locker) *Client {
+	switch l := l.(type) {
+	case *Client:
+		return l
+	case *both:
+		return l.c
+	}
+	return nil
+}
+
+// infoOf describes a Locker's backend. Of one that is not known it assumes the best: what it
+// cannot do it says itself.
+func infoOf(l Locker) driver.Info {
+	if c := clientOf(l); c != nil {
+		return c.info
+	}
+	return driver.Info{
+		Name:     "a locker",
+		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureOrdered,
+		MinTTL:   driver.MinTTL,
+		MaxTTL:   24 * time.Hour,
+	}
+}
+
+func ttlOf(l Locker) time.Duration {
+	if c := clientOf(l); c != nil {
+		return c.TTL()
+	}
+	return 0
+}
+
+// shorter returns the smaller duration of those that are not zero.
+func shorter(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return a + b
+	}
+	return min(a, b)
+}
+
+const oldSide, newSide = "old backend", "new backend"
+
+// pair is the backend that takes each lock from two lockers.
+type pair struct {
+	old, new         Locker
+	oldInfo, newInfo driver.Info
+}
+
+var _ driver.Backend = (*pair)(nil)
+
+// Info describes what both backends can do.
+func (p *pair) Info() driver.Info {
+	a, b := p.oldInfo, p.newInfo
+	const inBoth = driver.FeatureShared | driver.FeatureFencing | driver.FeatureOrdered
+	return driver.Info{
+		Name:     a.Name + " and " + b.Name,
+		Features: a.Features&b.Features&inBoth | (a.Features|b.Features)&driver.FeatureSession | driver.FeatureQueueing,
+		MinTTL:   max(a.MinTTL, b.MinTTL),
+		MaxTTL:   shorter(a.MaxTTL, b.MaxTTL),
+	}
+}
+
+// Close does nothing: both lockers are their owners'.
+func (p *pair) Close() error { return nil }
+
+// Acquire takes the lock on old, and then on new while it holds the first.
+func (p *pair) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	old, err := p.take(ctx, oldSide, p.old, p.oldInfo, r)
+	if err != nil {
+		return nil, err
+	}
+	oldAt := time.Now()
+	both, cancel := old.Context(ctx)
+	defer cancel()
+	l, err := p.takeNew(both, r, old, oldAt)
+	if err == nil {
+		return l, nil
+	}
+	over := old.Err()
+	old.discard()
+	if over != nil && ctx.Err() == nil {
+		// Unknown, and no loss: nobody was given a lease.
+		return nil, fmt.Errorf("the lock on the old backend ended while that on the new one was waited for: %v", over) //nolint:errorlint // see above
+	}
+	return nil, err
+}
+
+// takeNew takes the second lock, under the context of the first.
+func (p *pair) takeNew(ctx context.Context, r *driver.Request, old *Lease, oldAt time.Time) (driver.Lease, error) {
+	new, err := p.take(ctx, newSide, p.new, p.newInfo, r)
+	if err != nil {
+		return nil, err
+	}
+	both, cancel := new.Context(ctx)
+	defer cancel()
+	l := &pairLease{old: old, new: new}
+	l.fence, err = agreeOnToken(both, old.Fence(), oldAt, new.Fence(), time.Now())
+	if err != nil {
+		new.discard()
+		return nil, err
+	}
+	old.leaveRenewing() // whoever has this lease renews it
+	new.leaveRenewing()
+	return l, nil
+}
+
+// take takes the lock from one locker. The lease renews itself until both are there.
+func (p *pair) take(ctx context.Context, side string, from Locker, info driver.Info, r *driver.Request) (*Lease, error) {
+	minHold, _ := ctx.Value(minHoldKey{}).(time.Duration)
+	opts := []LockOption{WithMode(r.Mode), WithRenewal(true), WithMaxHold(0), WithMinHold(minHold), noSlots}
+	if info.MaxTTL != 0 {
+		opts = append(opts, WithTTL(r.TTL))
+	}
+	lock := from.TryLock
+	if r.Wait {
+		lock = from.Lock
+	}
+	l, err := lock(ctx, r.Key, opts...)
+	if err != nil {
+		return nil, sideError(side, err)
+	}
+	return l, nil
+}
+
+// sideError names the backend, once, and leaves out what the caller's error says anyway.
+func sideError(side string, err error) error {
+	var e *Error
+	switch {
+	case !errors.As(err, &e) || e.Err == nil && e.ContextErr == nil:
+		return fmt.Errorf("%s: %w", side, err)
+	case e.ContextErr == nil:
+		return fmt.Errorf("%s: %w", side, e.Err)
+	case e.Err == nil:
+		return e.ContextErr
+	}
+	return fmt.Errorf("%w: %s: %w", e.ContextErr, side, e.Err)
+}
+
+// tokensApart is how far the tokens of two backends may be apart, which is about as far as
+// their servers' clocks are, or a counter is ahead of its clock.
+const tokensApart = 5 * time.Second
+
+// agreeOnToken returns the larger of two tokens, which were there at these times, when the
+// backend of the smaller one cannot give a smaller one any more.
+func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt time.Time) (uint64, error) {
+	if a == 0 || b == 0 {
+		return 0, nil
+	}
+	if a > b {
+		a, aAt, b = b, bAt, a
+	}
+	gap := time.Duration(min(b-a, driver.MaxFence/1000)) * time.Microsecond
+	if gap > tokensApart {
+		return 0, &driver.RefusedError{
+			RetryAfter: gap,
+			Reason:     fmt.Sprintf("the tokens of the old and the new backend are %v apart: check the clocks of their servers", shortDuration(gap)),
+		}
+	}
+	// A token is at least its server's clock in microseconds; one more, and what clocks drift.
+	t := time.NewTimer(time.Until(aAt.Add(gap + gap/100 + time.Microsecond)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return b, nil
+	case <-ctx.Done():
+		return 0, fmt.Errorf("waiting for a token that is larger on both backends: %w", ctx.Err())
+	}
+}
+
+// pairLease is one lease of two.
+type pairLease struct {
+	old, new *Lease
+	fence    uint64
+	unwatch  []func()
+}
+
+var _ driver.LossReporter = (*pairLease)(nil)
+
+// OnLost calls f when either lease is over.
+func (l *pairLease) OnLost(f func(arg any), arg any) {
+	var once sync.Once
+	for _, half := range []*Lease{l.old, l.new} {
+		ctx, cancel := half.Context(context.Background())
+		stop := context.AfterFunc(ctx, func() { once.Do(func() { f(arg) }) })
+		l.unwatch = append(l.unwatch, func() { stop(); cancel() })
+	}
+}
+
+// leaveRenewing ends the lease's own renewals.
+func (l *Lease) leaveRenewing() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renews = false
+	l.renewAt = 0
+}
+
+// Grant returns the earlier end and the larger token.
+func (l *pairLease) Grant() driver.Grant {
+	g := driver.Grant{Fence: l.fence}
+	for _, half := range []*Lease{l.old, l.new} {
+		if t, ok := half.Deadline(); ok && (g.Expires.IsZero() || t.Before(g.Expires)) {
+			g.Expires = t
+		}
+	}
+	return g
+}
+
+// Renew renews both at the same time.
+func (l *pairLease) Renew(ctx context.Context, _ *driver.Renewal) (driver.Grant, error) {
+	var oldErr, newErr error
+	var wg sync.WaitGroup
+	wg.Go(func() { oldErr = l.old.Renew(ctx) })
+	newErr = l.new.Renew(ctx)
+	wg.Wait()
+	err := cmp.Or(oldErr, newErr)
+	side := oldSide
+	if oldErr == nil || errors.Is(newErr, ErrLost) {
+		err, side = newErr, newSide
+	}
+	switch {
+	case err == nil:
+		return l.Grant(), nil
+	case errors.Is(err, ErrLost):
+		return driver.Grant{}, fmt.Errorf("%w: %s", driver.ErrLost, side)
+	}
+	return driver.Grant{}, sideError(side, err)
+}
+
+// Release gives new back and then old, so that who gets old need not wait for new.
+func (l *pairLease) Release(context.Context) error {
+	for _, stop := range l.unwatch {
+		stop()
+	}
+	newErr, oldErr := l.new.Unlock(), l.old.Unlock()
+	if newErr != nil && (oldErr == nil || errors.Is(oldErr, ErrLost)) {
+		return sideError(newSide, newErr)
+	}
+	if oldErr != nil {
+		return sideError(oldSide, oldErr)
+	}
+	return nil
+}
