@@ -108,6 +108,7 @@ func TestAServersClockStaysOverRestarts(t *testing.T) {
 }
 
 func TestOnlyAServerWithAClockCanBeSet(t *testing.T) {
+	t.Parallel()
 	if err := Redis(t).SetClock(time.Second); err == nil {
 		t.Error("a server without a clock of its own was set")
 	}

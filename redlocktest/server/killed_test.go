@@ -122,7 +122,7 @@ func TestTheKernelKillsServersWithoutTheirGuardians(t *testing.T) {
 	cmd, l := servers(t)
 	t.Cleanup(func() {
 		for _, dir := range l.Dirs {
-			if filepath.Dir(dir) == filepath.Clean(os.TempDir()) {
+			if strings.HasPrefix(filepath.Base(dir), "redlock-") {
 				must(t, os.RemoveAll(dir))
 			}
 		}
@@ -149,6 +149,7 @@ func TestTheKernelKillsServersWithoutTheirGuardians(t *testing.T) {
 }
 
 func TestAGuardianKillsAndRemovesAtTheEndOfItsInput(t *testing.T) {
+	t.Parallel()
 	for _, gently := range []bool{false, true} {
 		dir := filepath.Join(t.TempDir(), "a folder")
 		must(t, os.Mkdir(dir, 0o700))
@@ -190,6 +191,7 @@ func TestSceneOfAMissingServer(t *testing.T) {
 }
 
 func TestAMissingServerSkipsAndFailsInCI(t *testing.T) {
+	t.Parallel()
 	for _, ci := range []string{"", "1"} {
 		out, err := inScene(t, "missing", "TestSceneOfAMissingServer", "CI="+ci).CombinedOutput()
 		text := string(out)
@@ -211,6 +213,7 @@ func TestSceneOfAFailure(t *testing.T) {
 }
 
 func TestAFailedTestShowsTheServersLog(t *testing.T) {
+	t.Parallel()
 	_, err := find(KindRedis)
 	require(t, err)
 	out, err := inScene(t, "failure", "TestSceneOfAFailure").CombinedOutput()

@@ -149,6 +149,7 @@ func TestReplicaFollowsItsPrimary(t *testing.T) {
 }
 
 func TestReplicaWithoutItsPrimarysTLSIsRefused(t *testing.T) {
+	t.Parallel()
 	primary := Redis(t, WithTLS())
 	s, err := Start(t.Context(), Config{Kind: KindRedis, ReplicaOf: primary})
 	if err == nil {
@@ -180,6 +181,7 @@ func TestPausedServerKeepsConnectionsAndAnswersLater(t *testing.T) {
 }
 
 func TestStopWorksOnAPausedServer(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []Kind{KindRedis, KindPostgres} {
 		s := StartFor(t, kind)
 		must(t, s.Pause())
@@ -201,6 +203,9 @@ func TestSentinelsReplaceADeadPrimary(t *testing.T) {
 		must(t, err)
 		if old != g.Nodes[0] || len(g.Addrs()) != 3 {
 			t.Errorf("primary %s, sentinels %v", old.Addr(), g.Addrs())
+		}
+		if testing.Short() {
+			return // they wait for three seconds before they call it dead
 		}
 		must(t, old.Kill())
 		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
@@ -252,6 +257,7 @@ func TestSettingsReachTheServer(t *testing.T) {
 }
 
 func TestBadSettingIsInTheError(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []Kind{KindRedis, KindPostgres} {
 		s, err := Start(t.Context(), Config{Kind: kind, Settings: []Setting{{"no_such_setting", "1"}}})
 		if err == nil {
@@ -305,6 +311,7 @@ func query(t *testing.T, addr, sql string) string {
 }
 
 func TestPostgresKeepsItsDataOverRestartAndCrash(t *testing.T) {
+	t.Parallel()
 	s := Postgres(t, WithDurable())
 	query(t, s.Addr(), "CREATE TABLE t (n int); INSERT INTO t VALUES (7)")
 	must(t, s.Restart())
@@ -321,6 +328,7 @@ func TestPostgresKeepsItsDataOverRestartAndCrash(t *testing.T) {
 }
 
 func TestStandbyIsReadOnly(t *testing.T) {
+	t.Parallel()
 	s := Postgres(t, WithStandby())
 	if got := query(t, s.Addr(), "SELECT pg_is_in_recovery()"); got != "t" {
 		t.Errorf("pg_is_in_recovery() = %s", got)
@@ -328,6 +336,7 @@ func TestStandbyIsReadOnly(t *testing.T) {
 }
 
 func TestStandbyFollowsItsPrimaryAndIsPromoted(t *testing.T) {
+	t.Parallel()
 	primary := Postgres(t, WithSetting("synchronous_standby_names", "standby"), WithSetting("synchronous_commit", "remote_apply"))
 	standby := Postgres(t, WithReplicaOf(primary))
 	query(t, primary.Addr(), "CREATE TABLE t AS SELECT 7 AS n")
@@ -346,6 +355,7 @@ func TestStandbyFollowsItsPrimaryAndIsPromoted(t *testing.T) {
 }
 
 func TestHBAComesBeforeTrust(t *testing.T) {
+	t.Parallel()
 	s := Postgres(t, WithHBA("host all postgres 127.0.0.1/32 reject"))
 	if got := query(t, s.Addr(), "SELECT 1"); !strings.Contains(got, "rejects") {
 		t.Errorf("a rejected user gets: %s", got)
@@ -356,6 +366,7 @@ func TestHBAComesBeforeTrust(t *testing.T) {
 }
 
 func TestPgBouncerPools(t *testing.T) {
+	t.Parallel()
 	pg := Postgres(t)
 	b := PgBouncer(t, pg, "transaction")
 	if got := query(t, b.Addr(), "SELECT 6*7"); got != "42" {
@@ -371,6 +382,7 @@ func TestPgBouncerPools(t *testing.T) {
 }
 
 func TestUnknownKindIsRefused(t *testing.T) {
+	t.Parallel()
 	if _, err := Start(t.Context(), Config{Kind: "etcd"}); err == nil {
 		t.Error("it was started")
 	}

@@ -112,24 +112,35 @@ func (s *Server) template() (string, error) {
 		return ready, nil
 	}
 	// In a folder of its own, and then renamed: others may be at it too.
-	making, err := os.MkdirTemp(s.dir, "initdb-")
+	making, err := os.MkdirTemp("", "redlock-initdb-")
 	if err != nil {
 		return "", err
 	}
-	if err := giveAway(making, s.cfg.Kind); err != nil {
-		return "", err
-	}
-	// Small segments of the log: it is most of what every server copies.
-	err = runAs(s.cfg.Kind, making, initdb, "-D", making, "-U", Superuser, "-A", "trust",
-		"-E", "UTF8", "--no-locale", "--no-sync", "--wal-segsize=1")
-	if err != nil {
-		return "", err
+	if err := initialize(making, s.cfg.Kind, initdb); err != nil {
+		return "", errors.Join(err, os.RemoveAll(making))
 	}
 	if err := os.Rename(making, ready); err == nil || ownedBy(ready, who) {
-		return ready, nil
+		return ready, os.RemoveAll(making)
 	}
-	// The temporary folder's name is somebody else's, or on another disk.
-	return making, nil
+	// The name is somebody else's: the server's own folder has room for a template.
+	if err := os.RemoveAll(making); err != nil {
+		return "", err
+	}
+	making = filepath.Join(s.dir, "initdb")
+	if err := os.Mkdir(making, 0o700); err != nil {
+		return "", err
+	}
+	return making, initialize(making, s.cfg.Kind, initdb)
+}
+
+// initialize runs initdb on an empty folder.
+func initialize(folder string, kind Kind, initdb string) error {
+	if err := giveAway(folder, kind); err != nil {
+		return err
+	}
+	// Small segments of the log: it is most of what every server copies.
+	return runAs(kind, folder, initdb, "-D", folder, "-U", Superuser, "-A", "trust",
+		"-E", "UTF8", "--no-locale", "--no-sync", "--wal-segsize=1")
 }
 
 // postgresRelease returns the release of a postgres program, "15.12".

@@ -94,7 +94,11 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 func (s *Server) makeFolder() error {
 	doomed := ""
 	if s.dir = s.cfg.Dir; s.dir == "" {
-		dir, err := os.MkdirTemp("", "redlock-")
+		parent := ""
+		if s.cfg.Kind == KindPostgres {
+			parent = memoryFolder()
+		}
+		dir, err := os.MkdirTemp(parent, "redlock-")
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ package server
 
 import (
 	"errors"
+	"flag"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,9 +15,22 @@ import (
 	"go.uber.org/goleak"
 )
 
-// kinds runs a test for each kind of server that speaks RESP.
+// Tests wait for servers more than they compute: more than two at once are quicker on
+// two processors.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8") // that flag exists
+	m.Run()
+}
+
+// kinds runs a test beside others for each kind of server that speaks RESP, with -short
+// for one.
 func kinds(t *testing.T, test func(t *testing.T, kind Kind)) {
-	for _, kind := range []Kind{KindRedis, KindValkey} {
+	t.Parallel()
+	both := []Kind{KindValkey, KindRedis}
+	if testing.Short() {
+		both = both[:1]
+	}
+	for _, kind := range both {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			test(t, kind)
@@ -114,6 +128,7 @@ func TestStopEndsTheProcessAndCloseRemovesTheFolder(t *testing.T) {
 }
 
 func TestPostgresRestarts(t *testing.T) {
+	t.Parallel()
 	s := Postgres(t, WithDurable())
 	addr := s.Addr()
 	must(t, s.Kill())
@@ -128,6 +143,7 @@ func TestPostgresRestarts(t *testing.T) {
 }
 
 func TestAGivenFolderStaysAndIsUsedAgain(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "redis")
 	s := Redis(t, WithDir(dir), WithAppendOnly("always"))
 	do(t, s, "SET", "k", "v")

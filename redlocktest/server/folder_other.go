@@ -1,0 +1,6 @@
+//go:build !linux
+
+package server
+
+// memoryFolder returns "", the system's temporary folder.
+func memoryFolder() string { return "" }
