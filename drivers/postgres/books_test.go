@@ -46,7 +46,7 @@ func built(t *testing.T, f factory, o *postgres.Options) *postgres.Backend {
 
 func TestAHookMayCallTheBackend(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	called := make(chan int, 16)
 	var b *postgres.Backend
 	b = built(t, connector(s.URL()), &postgres.Options{Event: func(n driver.Notice) {
@@ -71,7 +71,7 @@ func TestAHookMayCallTheBackend(t *testing.T) {
 // in the books, and Close ends it.
 func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	a := opener(t, s.URL())
 	for i := range 20 {
 		b := opener(t, s.URL()+"&max_sessions=2&max_waiters=2")
@@ -114,7 +114,7 @@ func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
 // stay, and an unlock is made again.
 func TestACancelledStatementEndsNoSession(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	b := opener(t, s.URL()+"&max_sessions=1")
 	kept := must(t, b, request("kept", time.Minute))
@@ -204,7 +204,7 @@ func TestARefusedConnectionMeansPolling(t *testing.T) {
 // it takes to be sure that it is silent, though its TTL is long.
 func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	other := opener(t, s.URL())
 	p := fault.NewProxy(t, s.Addr())
 	via, direct := connector(through(s, p)), connector(s.URL())

@@ -50,7 +50,7 @@ func admin(t testing.TB, url string) *pgx.Conn {
 }
 
 // through is the server's URL by way of a proxy.
-func through(s *server.Server, p *fault.Proxy) string {
+func through(s place, p *fault.Proxy) string {
 	return strings.Replace(s.URL(), s.Addr(), p.Addr(), 1)
 }
 

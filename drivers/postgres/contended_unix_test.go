@@ -206,7 +206,7 @@ func end(t *testing.T, all []*process) {
 func TestCallersOfAProcessAreServedInTheOrderInWhichTheyCame(t *testing.T) {
 	t.Parallel()
 	const n = 32
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL())
 	last := must(t, opener(t, s.URL()), request("k", 10*time.Minute))
 	fences := make([]uint64, n)

@@ -15,7 +15,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest/fault"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var long = flag.Bool("postgres.long", false, "cut connections at every byte, instead of at some, and race more often")
@@ -27,7 +26,7 @@ const cutTTL = 300 * time.Millisecond
 // timeout and not before the lease's end, and nothing is left behind.
 func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	s := database(t)
 	watch, err := pgxpool.New(context.Background(), s.URL()+"&pool_max_conns=20")
 	if err != nil {
 		t.Fatal(err)
@@ -64,12 +63,12 @@ func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d trials; in %d the key was seen free", trials.Load(), freed.Load())
 	db := admin(t, s.URL())
-	eventually(t, "no lock is left", func() bool { return count(t, db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0 })
+	eventually(t, "no lock is left", func() bool { return count(t, db, anyAdvisory) == 0 })
 }
 
 // A cutTrial is one connection that stops.
 type cutTrial struct {
-	s         *server.Server
+	s         place
 	watch     *pgxpool.Pool
 	direction fault.Direction
 	after     int64
@@ -163,7 +162,7 @@ func TestOneOfAHundredWins(t *testing.T) {
 	if *long {
 		rounds = 200
 	}
-	s := server.Postgres(t)
+	s := database(t)
 	var all []*postgres.Backend
 	for range 4 {
 		all = append(all, opener(t, s.URL()))

@@ -16,7 +16,6 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // The shortest way: by URL.
@@ -142,7 +141,7 @@ func Example_fencing() {
 func TestAStoreThatChecksTokensRefusesTheLateWriter(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	if err := lateWriter(context.Background(), server.Postgres(t).URL(), &out); err != nil {
+	if err := lateWriter(context.Background(), database(t).URL(), &out); err != nil {
 		t.Fatal(err)
 	}
 	if want := "quick: <nil>\nslow: " + errStale.Error() + "\nstored: new\n"; out.String() != want {

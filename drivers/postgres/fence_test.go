@@ -54,7 +54,7 @@ func TestTokensDoNotDependOnTheSearchPath(t *testing.T) {
 
 func TestASecondSequenceIsRefusedByName(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	run(t, db, "CREATE SCHEMA app")
 	_ = must(t, opener(t, s.URL()), request("k", time.Minute)).Release(context.Background())

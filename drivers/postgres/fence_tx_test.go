@@ -11,7 +11,6 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/fence"
 	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // The guard and the write are in one transaction of pgx. The locks may be anywhere.
@@ -52,7 +51,7 @@ func ExampleFenceRow() {
 
 // A paused client's late write is refused, by both guards.
 func TestPgxGuardsRefuseALateWrite(t *testing.T) {
-	s := server.Postgres(t)
+	s := database(t)
 	db, err := pgx.Connect(t.Context(), s.URL())
 	if err != nil {
 		t.Fatal(err)

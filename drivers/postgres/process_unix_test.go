@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 		holder(url, os.Getenv(helperURL+"_WAIT"), ttl)
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
 }
 
 func holder(url, waitFor string, ttl time.Duration) {
@@ -242,7 +242,7 @@ func whenFreed(t *testing.T, db *pgx.Conn, ids []int64) []time.Time {
 
 func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL())
 	p, fence := startHolder(t, s.URL(), "", holderTTL)
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
@@ -258,7 +258,7 @@ func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
 
 func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL())
 	p, fence := startHolder(t, s.URL(), "", longTTL)
 	if err := p.Kill(); err != nil {
@@ -275,7 +275,7 @@ func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
 // lost its power, or its network.
 func TestAHolderBehindAHalfOpenConnectionLosesItsLockWithinTTLAndGrace(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL())
 	proxy := fault.NewProxy(t, s.Addr())
 	_, fence := startHolder(t, through(s, proxy), "", holderTTL)
@@ -285,7 +285,7 @@ func TestAHolderBehindAHalfOpenConnectionLosesItsLockWithinTTLAndGrace(t *testin
 
 func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	b := opener(t, s.URL())
 	blocker := must(t, b, request("other", time.Minute))

@@ -175,7 +175,7 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 
 func TestASequenceWithACacheIsRefused(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	if _, err := db.Exec(context.Background(), "CREATE SEQUENCE dlock_fence CACHE 20"); err != nil {
 		t.Fatal(err)
@@ -185,7 +185,7 @@ func TestASequenceWithACacheIsRefused(t *testing.T) {
 
 func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	l := must(t, opener(t, s.URL()), request("k", time.Minute))
 	if f, now := l.Grant().Fence, uint64(time.Now().Add(-time.Minute).UnixMicro()); f < now {
@@ -222,22 +222,22 @@ func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t)
-	b := opener(t, s.URL()+"&restart_guard=8s")
-	if most := b.Info().MaxTTL; most != 8*time.Second {
+	b := opener(t, s.URL()+"&restart_guard=4s")
+	if most := b.Info().MaxTTL; most != 4*time.Second {
 		t.Errorf("MaxTTL is %v", most)
 	}
-	_, err := b.Acquire(context.Background(), request("k", 5*time.Second))
+	_, err := b.Acquire(context.Background(), request("k", 3*time.Second))
 	var no *driver.RefusedError
-	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 8*time.Second {
+	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 4*time.Second {
 		t.Fatalf("a server that was just started gives %v", err)
 	}
 	<-time.After(no.RetryAfter + 10*time.Millisecond)
-	_ = must(t, b, request("k", 5*time.Second)).Release(context.Background())
+	_ = must(t, b, request("k", 3*time.Second)).Release(context.Background())
 }
 
 func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL()+"&application_name=web")
 	r := request("k", time.Minute)
 	r.Owner = "host/4711/abc"
@@ -284,7 +284,7 @@ func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 
 func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL()+"&max_sessions=1")
 	ctx := context.Background()
 	one, two := admin(t, s.URL()), admin(t, s.URL())
@@ -335,7 +335,7 @@ func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 
 func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL())
 	db, ctx := admin(t, s.URL()), context.Background()
 	line := func() int64 { return count(t, db, advisory+" AND NOT granted") }
@@ -405,7 +405,7 @@ func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
 // What providers and pools put into DATABASE_URL.
 func TestForeignParametersAreHarmlessAndNamed(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL()+"&channel_binding=prefer&pool_max_conns=9&default_query_exec_mode=exec&timezone=UTC&statement_timeout=1"+
 		"&keepalives=1&keepalives_idle=30&sslnegotiation=postgres&search_path=nowhere&gssencmode=disable")
 	_ = must(t, b, request("k", time.Minute)).Release(context.Background())
@@ -423,7 +423,7 @@ func TestForeignParametersAreHarmlessAndNamed(t *testing.T) {
 // A lock that other programs take by its number, and the number of a key in SQL.
 func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db, ctx := admin(t, s.URL()), context.Background()
 	b := opener(t, s.URL())
 	for key, args := range map[string]string{
@@ -461,7 +461,7 @@ func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 			got <- err
 		}()
 		eventually(t, "it waits", func() bool {
-			return count(t, db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted") == 1
+			return count(t, db, anyAdvisory+" AND NOT granted") == 1
 		})
 		if count(t, db, "SELECT pg_advisory_unlock("+args+")::int") != 1 {
 			t.Error("not unlocked")
@@ -483,7 +483,7 @@ func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 
 func TestLockSQLTxIsLockTxOfDatabaseSQL(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	ctx := context.Background()
 	b := opener(t, s.URL())
 	db, err := sql.Open("pgx", s.URL())
@@ -521,7 +521,7 @@ func TestLockSQLTxIsLockTxOfDatabaseSQL(t *testing.T) {
 // The server refuses a text that ends in the middle of a character.
 func TestALongApplicationNameIsCutAtACharacter(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	for _, name := range []string{strings.Repeat("a", 62) + "é", strings.Repeat("é", 40), "\xff\x00"} {
 		b := built(t, connector(s.URL()), &postgres.Options{ApplicationName: name})
 		_ = must(t, b, request("k", time.Minute)).Release(context.Background())

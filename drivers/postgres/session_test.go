@@ -31,7 +31,11 @@ func count(t testing.TB, c *pgx.Conn, sql string, args ...any) int64 {
 	return n
 }
 
-const advisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
+// The advisory locks of a database: all, and those of keys that are no pairs.
+const (
+	anyAdvisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+	advisory    = anyAdvisory + " AND objsubid = 1"
+)
 
 // eventually repeats f until it holds; the test's own timeout is the limit.
 func eventually(t testing.TB, what string, f func() bool) {
@@ -48,7 +52,7 @@ func eventually(t testing.TB, what string, f func() bool) {
 
 func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "256"))
+	s := database(t)
 	p := fault.NewProxy(t, s.Addr())
 	b := opener(t, through(s, p))
 	const n, ttl = 10_000, time.Minute
@@ -118,7 +122,7 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 
 func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	bystander := opener(t, s.URL())
 	other := must(t, bystander, request("other", time.Minute))
@@ -183,7 +187,7 @@ func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
 // is lost when it is free.
 func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "256"))
+	s := database(t)
 	db := admin(t, s.URL())
 	a := opener(t, s.URL()+"&max_sessions=1")
 	for range 3 {
@@ -223,7 +227,7 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 
 func TestDeadlineIsNeverLaterThanTheServersRelease(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	s := database(t)
 	db := admin(t, s.URL())
 	// The TTL is a class, so that the server keeps the lock no longer than it must.
 	const trials, together, ttl = 200, 50, 500 * time.Millisecond
@@ -239,7 +243,7 @@ func TestDeadlineIsNeverLaterThanTheServersRelease(t *testing.T) {
 
 // deadlineTrial takes a key, renews it while the way to the server fails, and watches
 // from another connection when the server frees it.
-func deadlineTrial(t *testing.T, s *server.Server, key string, i int, ttl time.Duration) {
+func deadlineTrial(t *testing.T, s place, key string, i int, ttl time.Duration) {
 	p, err := fault.Start(s.Addr())
 	if err != nil {
 		t.Error(err)
@@ -343,9 +347,9 @@ func TestAnAttemptOnASilentServerIsBounded(t *testing.T) {
 
 func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL())
-	const ttl = 4 * time.Second
+	const ttl = 2 * time.Second
 	kept, left := must(t, a, request("kept", ttl)), must(t, a, request("left", ttl))
 	end := left.Grant().Expires
 	for {
@@ -374,10 +378,10 @@ func TestALeaseThatIsNotRenewedEndsAloneOnALivelySession(t *testing.T) {
 
 func TestALongerRenewalRaisesTheSessionsTimeout(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL())
-	l := must(t, a, request("k", 4*time.Second))
-	g, err := l.Renew(context.Background(), &driver.Renewal{TTL: 10 * time.Second})
+	l := must(t, a, request("k", 2*time.Second))
+	g, err := l.Renew(context.Background(), &driver.Renewal{TTL: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +396,7 @@ func TestALongerRenewalRaisesTheSessionsTimeout(t *testing.T) {
 
 func TestSharedLeasesOfOneSessionAreCountedApart(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	share := func() driver.Lease {
 		r := request("k", time.Minute)
@@ -416,7 +420,7 @@ func TestSharedLeasesOfOneSessionAreCountedApart(t *testing.T) {
 
 func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	b := opener(t, s.URL())
 	l := must(t, b, request("k", time.Minute))
 	b.Steal("k")
@@ -432,7 +436,7 @@ func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
 // only that.
 func TestALockWithoutATokenIsGivenBack(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	b, c := opener(t, s.URL()+"&max_sessions=1"), opener(t, s.URL())
 	share := request("shared", time.Minute)
@@ -482,7 +486,7 @@ func TestALockWithoutATokenIsGivenBack(t *testing.T) {
 // another.
 func TestASequenceThatIsMadeAnewServesTheSessionsThatWereThere(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	b := opener(t, s.URL())
 	first := must(t, b, request("k", time.Minute))
@@ -516,7 +520,7 @@ func TestASequenceThatIsMadeAnewServesTheSessionsThatWereThere(t *testing.T) {
 // thirty-second to its disk.
 func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	l := must(t, a, request("k", time.Minute))
@@ -542,7 +546,7 @@ func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 
 func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	var mu sync.Mutex
 	var events []driver.Notice
 	b, err := postgres.New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, s.URL()) },
@@ -567,7 +571,7 @@ func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 
 func TestConnectionsOfAPoolAreTakenOver(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	pool, err := pgxpool.New(context.Background(), s.URL())
 	if err != nil {
 		t.Fatal(err)

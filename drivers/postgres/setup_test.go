@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // countingConn counts what is sent.
@@ -27,7 +26,7 @@ func (c countingConn) Write(b []byte) (int, error) {
 // A new connection looks at the server, and sets the session up; the lock is the third trip.
 func TestFirstContactTakesTwoRoundTrips(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	_ = must(t, opener(t, s.URL()), request("k", time.Minute)).Release(context.Background()) // makes the sequence
 	cfg, err := pgx.ParseConfig(s.URL())
 	if err != nil {

@@ -86,7 +86,7 @@ func TestAnIndexBuildAndVacuumEndBesideWaiters(t *testing.T) {
 // A wait that its caller gives up costs no server process.
 func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	a := opener(t, s.URL())
 	l := must(t, a, request("k", time.Minute))
 	var opened atomic.Int64
@@ -134,7 +134,7 @@ func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
 func TestMoreWaitedKeysThanConnections(t *testing.T) {
 	t.Parallel()
 	const keys, sessions, waiters = 100, 1, 4
-	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	s := database(t)
 	holder := opener(t, s.URL())
 	leases := make([]driver.Lease, keys)
 	for i := range keys {
@@ -191,7 +191,7 @@ func TestMoreWaitedKeysThanConnections(t *testing.T) {
 func TestAWriterWaitsForTheReadersThatWereThere(t *testing.T) {
 	t.Parallel()
 	const hold = 70 * time.Millisecond
-	s := server.Postgres(t, server.WithSetting("max_connections", "300"))
+	s := database(t)
 	for _, readers := range []int{2, 8, 32} {
 		for _, processes := range []int{1, 8} {
 			t.Run(fmt.Sprintf("%d readers in %d processes", readers, processes), func(t *testing.T) {

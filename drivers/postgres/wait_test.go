@@ -12,7 +12,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest/fault"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // slack is what a slow machine may add.
@@ -34,7 +33,7 @@ func waits(t *testing.T, b *postgres.Backend, line func() int64, key string, got
 func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 	t.Parallel()
 	const n = 20
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	// One session: beside one that does not answer for a while another is opened.
 	a, b := opener(t, s.URL()), opener(t, s.URL()+"&max_sessions=1")
@@ -64,7 +63,7 @@ func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 
 func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	l := must(t, a, request("k", time.Minute))
@@ -91,7 +90,7 @@ func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
 
 func TestAReleaseNeverQueuesBehindAWait(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	line := func() int64 { return count(t, db, advisory+" AND NOT granted") }
 	a, b := opener(t, s.URL()+"&max_sessions=1"), opener(t, s.URL())
@@ -115,7 +114,7 @@ func TestAReleaseNeverQueuesBehindAWait(t *testing.T) {
 
 func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	var mu sync.Mutex
 	var events []driver.Notice
@@ -162,7 +161,7 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 func TestAGrantThatNobodyConfirmsIsTakenBackWithinASecond(t *testing.T) {
 	t.Parallel()
 	const n = 8
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	a := opener(t, s.URL())
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

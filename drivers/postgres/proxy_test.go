@@ -1,0 +1,135 @@
+package postgres_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A keyProxy stands for those of hosted databases: it gives every client a server process of
+// its own, and cancel keys that it makes itself.
+type keyProxy struct {
+	addr    string
+	cancels atomic.Int64 // requests to cancel, which it could not route
+}
+
+const cancelRequest = 80877102 // in the place of a protocol's version
+
+func startKeyProxy(t *testing.T, target string) *keyProxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &keyProxy{addr: l.Addr().String()}
+	var wg sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { p.serve(c, target) })
+		}
+	})
+	return p
+}
+
+func (p *keyProxy) serve(client net.Conn, target string) {
+	defer client.Close() //nolint:errcheck // the test's own
+	first := make([]byte, 8)
+	if _, err := io.ReadFull(client, first); err != nil {
+		return
+	}
+	if binary.BigEndian.Uint32(first[4:]) == cancelRequest {
+		p.cancels.Add(1)
+		return
+	}
+	up, err := net.Dial("tcp", target)
+	if err != nil {
+		return
+	}
+	defer up.Close() //nolint:errcheck // the test's own
+	if _, err := up.Write(first); err != nil {
+		return
+	}
+	go func() {
+		_, _ = io.Copy(up, client)
+		_ = up.Close()
+	}()
+	in := bufio.NewReader(up)
+	for head := make([]byte, 5); ; {
+		if _, err := io.ReadFull(in, head); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
+		if _, err := io.ReadFull(in, body); err != nil {
+			return
+		}
+		if head[0] == 'K' {
+			binary.BigEndian.PutUint32(body, 4711)
+		}
+		if _, err := client.Write(append(head[:5:5], body...)); err != nil {
+			return
+		}
+	}
+}
+
+func TestAProxyThatMakesItsOwnCancelKeysServesWithPoolerSession(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	p := startKeyProxy(t, s.Addr())
+	url := strings.Replace(s.URL(), s.Addr(), p.addr, 1)
+	refused(t, opener(t, url), "pooler=session")
+	b, direct := opener(t, url+"&pooler=session"), opener(t, s.URL())
+	l := must(t, b, request("k", time.Minute))
+	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
+		t.Error(err)
+	}
+	if _, err := direct.Acquire(context.Background(), request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+		t.Errorf("held through the proxy, and yet: %v", err)
+	}
+	if err := l.Release(context.Background()); err != nil {
+		t.Error(err)
+	}
+	l = must(t, direct, request("k", time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	r := request("k", time.Minute)
+	r.Wait = true
+	if _, err := b.Acquire(ctx, r); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a wait that its context ends: %v", err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		l, err := b.Acquire(context.Background(), r)
+		if err == nil {
+			err = l.Release(context.Background())
+		}
+		got <- err
+	}()
+	db := admin(t, s.URL())
+	eventually(t, "it waits", func() bool { return count(t, db, advisory+" AND NOT granted") > 0 })
+	if err := l.Release(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if err := <-got; err != nil {
+		t.Errorf("a wait through the proxy: %v", err)
+	}
+	if n := p.cancels.Load(); n != 0 {
+		t.Errorf("%d requests to cancel, which such a proxy may not be able to route", n)
+	}
+	_ = b.Close()
+	eventually(t, "the server has forgotten it", func() bool { return count(t, db, anyAdvisory) == 0 })
+}
