@@ -15,32 +15,57 @@
 //	…
 //	err = backend.LockTx(ctx, tx, "account/7")
 //
+// LockSQLTx takes a transaction of database/sql.
+//
 // # How it works
 //
 //	callers ──► session 1 ──► server process, holds many locks
 //	        ──► session 2 ──► server process
-//	waiting ──► waiter    ──► server process, blocked in pg_advisory_lock
+//	waiting ──► waiter    ──► server process, waits in the server's queue
 //
-// A key is one advisory lock: the first eight bytes of the SHA-256 of prefix and key. Two
-// keys of one hash wait for each other, and an event says so where one process sees it.
+// A key is one advisory lock, whose number is the first eight bytes of the SHA-256 of prefix and
+// key (LockID). Two keys of one number wait for each other, and an event says so where
+// one process sees it. In SQL the number is
+//
+//	SELECT ('x' || left(encode(sha256(convert_to(prefix || key, 'UTF8')), 'hex'), 16))::bit(64)::int8
+//
+// The keys of Int64Key and Int32PairKey, "pg_advisory_lock(42)" and "pg_advisory_lock(7,8)", are
+// the locks of these very numbers, so that a program can join locks that others take already.
 //
 // Many locks live on few sessions. What all goroutines ask of a session while a
-// statement is under way is the next statement. A caller that waits for a held lock blocks
-// in pg_advisory_lock on a connection of its own, one per key and process, so that
-// nothing polls and the server's line is first come, first served. The line is the
-// server's: of one process only the first in its own line stands there.
+// statement is under way is the next statement.
+//
+// # Waiting
+//
+// A caller that waits for a held lock waits on a connection of its own, one per key and
+// process, so that nothing polls. The wait is a row of statements of less than a
+// second each, because a statement has a snapshot: CREATE INDEX CONCURRENTLY waits for it,
+// and VACUUM keeps dead rows. A program may so migrate under a lease while others wait for it.
+//
+// The callers of one process are served in the order in which they came. Processes are
+// served in the order of the server's queue as long as a wait takes less than 0.85 s, and
+// in about that order beyond: a waiter whose statement ends goes to the end of the queue.
+// A writer that waits holds off new readers, of its own process and of others, all the time.
+// A try that does not wait may come before those who wait for a moment between statements.
+//
+// Where more keys are waited for than there are connections for waiting the waits take turns,
+// and are tried every 25 ms meanwhile; an event says so. The same happens if the server has no
+// connection to spare. A wait that its caller gives up costs no connection.
 //
 // # The connection budget
 //
 // A process uses at most max_sessions + max_waiters connections (4 + 16 unless set),
-// plus one while an operator looks at it. All processes together need
+// plus one while an operator looks at it, and up to max_sessions in the place of those that
+// are silent for two seconds. All processes together need
 //
 //	processes × (max_sessions + max_waiters)
 //
 // of the server's max_connections, if so many of their keys are waited for at once. A
-// process without locks keeps its connections for a minute. If all waiters are
-// taken, further waits poll, and an event says so. A wait holds back VACUUM, as any
-// long statement does.
+// process without locks keeps its connections for a minute.
+//
+// The server's lock table is made for max_locks_per_transaction times max_connections locks of
+// all kinds, 6,400 by default. A process stops at half of that, so that it does not fill the
+// table for everybody; an error names the number to raise.
 //
 // # Leases
 //
@@ -108,18 +133,19 @@
 // # Poolers, standbys, settings
 //
 // A pooler that shares server processes among clients would give our locks to
-// somebody else. One is recognised and refused, unless pooler=session says that it pools whole
-// sessions. Transactions with LockTx may come through any pooler.
+// somebody else. One is recognised, by the process id in its cancel key, and refused, unless
+// pooler=session says that it gives every client a process of its own. So do the proxies of
+// some hosted databases (Neon, Supabase, RDS Proxy), which make cancel keys of their own: use
+// their direct or session address, and pooler=session, under which each heartbeat
+// looks whether the process is still the same. No request to cancel is ever sent to
+// a session, and so a proxy need not route any. Transactions with LockTx may come through any pooler.
 //
 // A standby is refused for a moment, since it may be promoted. Of several hosts the primary
 // is looked for (target_session_attrs=primary), and a wait survives a promotion.
 //
-// A lock table that is full gives an error that names max_locks_per_transaction: the
-// table has room for that times max_connections, 6,400 by default, of all kinds of locks.
-//
 // The parameters are, besides pgx's (user, password, host, port, dbname, sslmode, sslcert,
 // sslkey, sslrootcert, sslpassword, sslsni, connect_timeout, target_session_attrs, passfile,
-// service, servicefile, krbspn, krbsrvname, search_path, options, application_name):
+// service, servicefile, krbspn, krbsrvname, options, application_name):
 //
 //	ttl, prefix      as everywhere
 //	fencing          on, off, or my_schema.dlock_fence
@@ -128,4 +154,10 @@
 //	pooler           session
 //	restart_guard    off; a duration
 //	check_interval   2s: how often the server looks for the client of a running statement
+//
+// What pools and providers add to a URL is ignored where it changes nothing here, and Check names
+// it: the parameters of pgxpool and of statements (pool_max_conns, default_query_exec_mode, …),
+// settings that a session makes itself (timezone, statement_timeout, lock_timeout, search_path,
+// keepalives, …), sslnegotiation, and channel_binding, which can be required only together
+// with sslmode=verify-full. Any other name is an error.
 package postgres

@@ -217,49 +217,37 @@ func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease,
 	if err := b.full(); err != nil {
 		return nil, err
 	}
-	holder, change := b.table.ask(c)
-	if holder == nil && change == nil {
-		if s := b.ready(classOf(ttl)); s != nil {
-			if o, err := s.lock(c, ttl); err == nil {
-				return s.await(ctx, o)
-			}
+	for end := time.Now().Add(connectTimeout); ; {
+		holder, change := b.table.ask(c)
+		if holder != nil {
+			return nil, b.heldHere(c, holder)
 		}
-	}
-	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	for holder == nil && change != nil {
+		if change == nil {
+			break
+		}
 		select {
-		case <-change:
-		case <-bounded.Done():
+		case <-change: // within the time of a silent session
+		case <-ctx.Done():
 			return nil, ended(ctx)
 		case <-b.ctx.Done():
 			return nil, driver.ErrClosed
 		}
-		holder, change = b.table.ask(c)
+		if time.Now().After(end) {
+			return nil, errTimeout
+		}
 	}
-	if holder != nil {
-		return nil, b.heldHere(c, holder)
-	}
-	for range 3 {
-		s, err := b.session(bounded, classOf(ttl))
-		if err != nil {
-			b.table.drop(c)
-			if bounded.Err() != nil {
-				return nil, ended(ctx)
+	var o *op
+	err := errEnded
+	for n := 0; n < 3 && errors.Is(err, errEnded); n++ {
+		var s *session
+		if s, err = b.session(ctx, classOf(ttl)); err == nil {
+			if o, err = s.lock(c, ttl); err == nil {
+				return s.await(ctx, o)
 			}
-			return nil, err
-		}
-		o, err := s.lock(c, ttl)
-		if err == nil {
-			return s.await(ctx, o)
-		}
-		if !errors.Is(err, errEnded) {
-			b.table.drop(c)
-			return nil, err
 		}
 	}
 	b.table.drop(c)
-	return nil, errEnded
+	return nil, err
 }
 
 // await waits for the answer to a lock.

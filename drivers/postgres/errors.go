@@ -38,9 +38,13 @@ func verdict(code string, e error, perTransaction int) error {
 	refused := func(after time.Duration, format string, args ...any) error {
 		return &driver.RefusedError{RetryAfter: after, Reason: "postgres: " + fmt.Sprintf(format, args...), Err: e}
 	}
+	now := ""
+	if perTransaction > 0 {
+		now = fmt.Sprintf(" (now %d)", perTransaction)
+	}
 	switch code {
 	case codeNoMemory:
-		return refused(time.Second, "the server's lock table is full: raise max_locks_per_transaction%s", map[bool]string{true: fmt.Sprintf(" (now %d)", perTransaction)}[perTransaction > 0])
+		return refused(time.Second, "the server's lock table is full: raise max_locks_per_transaction%s", now)
 	case codeTooMany:
 		return refused(time.Second, "the server has no connection to spare: every process needs up to max_sessions + max_waiters of them; raise max_connections or lower these")
 	case codeStarting:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -28,24 +29,13 @@ func parseFence(s string) (schema string, err error) {
 		return "", nil
 	}
 	schema, name, _ := strings.Cut(s, ".")
-	if name != fenceName || !plain(schema) {
+	if name != fenceName || !plainName.MatchString(schema) {
 		return "", driver.Invalid("fencing", "must be on, off, or the sequence %s with its schema, in letters, digits and underscores: my_schema.%[1]s", fenceName)
 	}
 	return schema, nil
 }
 
-func plain(s string) bool {
-	if s == "" || len(s) > 63 {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if c != '_' && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') {
-			return false
-		}
-	}
-	return true
-}
+var plainName = regexp.MustCompile(`^[A-Za-z0-9_]{1,63}$`)
 
 // sequence is the name of the sequence as SQL reads it.
 func (b *Backend) sequence() string { return `"` + b.schema + `".` + fenceName }

@@ -66,7 +66,7 @@ func (l load) better(than load) bool {
 }
 
 // session returns the session that serves a request of this class best, and opens one
-// if none fits and there may be one more.
+// if none fits and there may be one more. It waits for connectTimeout at the most.
 func (b *Backend) session(ctx context.Context, class time.Duration) (*session, error) {
 	b.mu.Lock()
 	if b.closing() {
@@ -116,16 +116,6 @@ func (b *Backend) suspects() (n int) {
 		s.mu.Unlock()
 	}
 	return min(n, b.opt.MaxSessions)
-}
-
-// ready returns a session that serves a request of this class well at once, and else nil.
-func (b *Backend) ready(class time.Duration) *session {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if best, l := b.best(class); best != nil && l.fit == 0 && !l.stuck && !b.closing() {
-		return best
-	}
-	return nil
 }
 
 // best returns the best session there is; b.mu is held.

@@ -14,18 +14,14 @@ import (
 
 // The statements of a session are prepared once, in SQL: EXECUTE is a single message
 // of the simple protocol, and spares the planning. A lock and its token are one
-// statement. The names of those for several keys end in "s".
-const (
-	stLock     = "dlock_x"  // (key): token or null
-	stLocks    = "dlock_xs" // (keys): a row each
-	stShare    = "dlock_s"
-	stShares   = "dlock_ss"
-	stUnlock   = "dlock_u" // (key): true or false
-	stUnlocks  = "dlock_us"
-	stUnshare  = "dlock_v"
-	stUnshares = "dlock_vs"
-	stBeat     = "dlock_b" // the server process
+// statement. Those for several keys, an array, have the name with an "s".
+var (
+	stLock   = [...]string{driver.Exclusive: "dlock_x", driver.Shared: "dlock_s"} // token or null
+	stUnlock = [...]string{driver.Exclusive: "dlock_u", driver.Shared: "dlock_v"} // true or false
+	suffixes = [...]string{driver.Exclusive: "", driver.Shared: "_shared"}        // of the server's functions
 )
+
+const beat = "SELECT pg_backend_pid()"
 
 // queries makes SQL of locks and tokens.
 type queries struct{ token string }
@@ -38,60 +34,51 @@ func newQueries(sequence string) queries {
 	return queries{"nextval(" + literal(sequence) + "::regclass)"}
 }
 
-// given is a token if the function gives the lock.
-func (q queries) given(call string) string { return "CASE WHEN " + call + " THEN " + q.token + " END" }
+// lock is an expression: a token if the lock is granted. A reader passes the writer that waits
+// before it takes the lock.
+func (q queries) lock(mode driver.Mode, args, writers string) string {
+	try := "CASE WHEN pg_try_advisory_lock" + suffixes[mode] + "(" + args + ") THEN " + q.token + " END"
+	if mode == driver.Shared {
+		return pass(writers, try)
+	}
+	return try
+}
 
-func (q queries) lock(args string) string { return q.given("pg_try_advisory_lock(" + args + ")") }
-
-// pass is what a reader does before it takes a lock: it passes the writer that waits.
 func pass(writers, then string) string {
 	return "CASE WHEN pg_try_advisory_xact_lock_shared(" + writers + ") THEN " + then + " END"
 }
 
-func (q queries) share(args, writers string) string {
-	return pass(writers, q.given("pg_try_advisory_lock_shared("+args+")"))
+func unlock(mode driver.Mode, args string) string {
+	return "pg_advisory_unlock" + suffixes[mode] + "(" + args + ")"
 }
 
 // prepare returns what a new session prepares.
 func (q queries) prepare() string {
 	var b strings.Builder
-	p := func(name, args, body string) { fmt.Fprintf(&b, "PREPARE %s%s AS SELECT %s;\n", name, args, body) }
-	p(stLock, "(int8)", q.lock("$1"))
-	p(stShare, "(int8)", q.share("$1", writersOf("$1")))
-	p(stLocks, "(int8[])", q.lock("k")+" FROM unnest($1) AS k")
-	p(stShares, "(int8[])", q.share("k", writersOf("k"))+" FROM unnest($1) AS k")
-	p(stUnlock, "(int8)", "pg_advisory_unlock($1)")
-	p(stUnshare, "(int8)", "pg_advisory_unlock_shared($1)")
-	p(stUnlocks, "(int8[])", "pg_advisory_unlock(k) FROM unnest($1) AS k")
-	p(stUnshares, "(int8[])", "pg_advisory_unlock_shared(k) FROM unnest($1) AS k")
-	p(stBeat, "", "pg_backend_pid()")
+	p := func(name, one, each string) {
+		fmt.Fprintf(&b, "PREPARE %s(int8) AS SELECT %s;\nPREPARE %[1]ss(int8[]) AS SELECT %[3]s FROM unnest($1) AS k;\n", name, one, each)
+	}
+	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
+		p(stLock[mode], q.lock(mode, "$1", writersOf("$1")), q.lock(mode, "k", writersOf("k")))
+		p(stUnlock[mode], unlock(mode, "$1"), unlock(mode, "k"))
+	}
 	return b.String()
 }
 
 // try is the statement that asks for one lock.
 func (q queries) try(n lockNumber, mode driver.Mode) string {
-	switch {
-	case !n.pair && mode == driver.Exclusive:
-		return "EXECUTE " + stLock + "(" + n.args() + ")"
-	case !n.pair:
-		return "EXECUTE " + stShare + "(" + n.args() + ")"
-	case mode == driver.Exclusive:
-		return "SELECT " + q.lock(n.args())
+	if n.pair {
+		return "SELECT " + q.lock(mode, n.args(), pairArgs(n.writers()))
 	}
-	return "SELECT " + q.share(n.args(), pairArgs(n.writers()))
+	return "EXECUTE " + stLock[mode] + "(" + n.args() + ")"
 }
 
 // unlock is the statement that gives one lock back.
 func (n lockNumber) unlock(mode driver.Mode) string {
-	switch {
-	case !n.pair && mode == driver.Exclusive:
-		return "EXECUTE " + stUnlock + "(" + n.args() + ")"
-	case !n.pair:
-		return "EXECUTE " + stUnshare + "(" + n.args() + ")"
-	case mode == driver.Exclusive:
-		return "SELECT pg_advisory_unlock(" + n.args() + ")"
+	if n.pair {
+		return "SELECT " + unlock(mode, n.args())
 	}
-	return "SELECT pg_advisory_unlock_shared(" + n.args() + ")"
+	return "EXECUTE " + stUnlock[mode] + "(" + n.args() + ")"
 }
 
 // milliseconds is how long the server is to bear a silent session of this class.
@@ -159,10 +146,10 @@ func (s *session) plan() []*statement {
 			out = append(out, tell(class))
 		}
 	}
-	out = s.planned(out, unlock, stUnlocks, (*session).unlocked)
-	out = s.planned(out, unshare, stUnshares, (*session).unlocked)
-	out = s.planned(out, lock, stLocks, (*session).locked)
-	out = s.planned(out, share, stShares, (*session).locked)
+	out = s.planned(out, unlock, stUnlock, (*session).unlocked)
+	out = s.planned(out, unshare, stUnlock, (*session).unlocked)
+	out = s.planned(out, lock, stLock, (*session).locked)
+	out = s.planned(out, share, stLock, (*session).locked)
 	for _, o := range again {
 		sql := "SELECT " + pass(pairArgs(o.claim.number.writers()), s.b.sql.token)
 		out = append(out, &statement{sql: sql, ops: []*op{o}, do: (*session).locked})
@@ -171,7 +158,7 @@ func (s *session) plan() []*statement {
 		s.beating, s.beat = s.beat, nil
 		s.beating.sent = true
 		if len(out) == 0 || s.b.opt.Pooler != "" {
-			out = append(out, &statement{sql: "EXECUTE " + stBeat, do: (*session).beaten})
+			out = append(out, &statement{sql: beat, do: (*session).beaten})
 		}
 	}
 	return out
@@ -193,9 +180,9 @@ func (s *session) needs(asked ...[]*op) time.Duration {
 	return class
 }
 
-// planned appends the statements for requests of one kind: one for all that have a plain
-// number, several being the name of it.
-func (s *session) planned(out []*statement, ops []*op, several string, do func(*session, *statement)) []*statement {
+// planned appends the statements for requests of one kind and mode: one for all that have a
+// plain number.
+func (s *session) planned(out []*statement, ops []*op, names [2]string, do func(*session, *statement)) []*statement {
 	var together []*op
 	for _, o := range ops {
 		if len(ops) > 1 && !o.claim.number.pair {
@@ -205,7 +192,7 @@ func (s *session) planned(out []*statement, ops []*op, several string, do func(*
 		out = append(out, s.single(o, do))
 	}
 	if len(together) > 0 {
-		out = append(out, &statement{sql: many(several, together), ops: together, do: do})
+		out = append(out, &statement{sql: many(names[ops[0].claim.mode]+"s", together), ops: together, do: do})
 	}
 	return out
 }
@@ -371,7 +358,7 @@ func (s *session) unlocked(st *statement) {
 func (s *session) beaten(st *statement) {
 	switch {
 	case st.err != nil && s.b.opt.Pooler != "":
-		s.send(&statement{sql: "EXECUTE " + stBeat, do: (*session).beaten})
+		s.send(&statement{sql: beat, do: (*session).beaten})
 	case st.err == nil && (len(st.values) != 1 || st.values[0] != int64(s.w.pid)):
 		s.fail(errors.New("postgres: the pooler has changed the server process under a session"), false)
 	}
