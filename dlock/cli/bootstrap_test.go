@@ -10,6 +10,7 @@ import (
 )
 
 func TestBootstrapStatesThatServersAreNew(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	urls := make([]string, 5)
 	for i := range urls {
@@ -46,6 +47,7 @@ func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 }
 
 func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, url := range []string{"memory:", "file:" + w.dir, "redis://" + server.Redis(t).Addr()} {
 		if _, stderr := w.want(exitUsage, "bootstrap", "--url", url); !strings.Contains(stderr, "no restart guard") {
@@ -58,6 +60,7 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 }
 
 func TestBootstrapPrintsTheSQLOfADatabase(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	out, _ := w.want(0, "bootstrap", "--sql", "--url", "postgres://app@127.0.0.1:1/db")
 	for _, part := range []string{"CREATE SEQUENCE", `"public".dlock_fence`, "GRANT USAGE, UPDATE ON SEQUENCE", `TO "app"`} {

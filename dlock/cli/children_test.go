@@ -34,6 +34,7 @@ func TestWhatTheCommandLeftBehindIsNamedOnce(t *testing.T) {
 }
 
 func TestWithoutWaitingForChildrenTheLockEndsWithTheCommand(t *testing.T) {
+	t.Parallel()
 	for _, url := range []string{"file:", "faulty:"} {
 		t.Run(strings.TrimSuffix(url, ":"), func(t *testing.T) {
 			w := newFaultyWorld(t)
@@ -56,6 +57,7 @@ func TestWithoutWaitingForChildrenTheLockEndsWithTheCommand(t *testing.T) {
 // Even without waiting for children nothing runs on beside the next holder when dlock is
 // killed: the guard keeps the lock until it has killed the command.
 func TestWithoutWaitingForChildrenAKilledDlockLeavesNothing(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	p := w.start("run", "--no-wait-children", "k", "--", "sh", "-c", kin)
 	pids := w.family()
@@ -69,6 +71,7 @@ func TestWithoutWaitingForChildrenAKilledDlockLeavesNothing(t *testing.T) {
 
 // A container's end is one SIGTERM to dlock alone.
 func TestOneSIGTERMEndsAlsoWhatLeftTheGroup(t *testing.T) {
+	t.Parallel()
 	if !allSeen {
 		t.Skip("a process that left the group is not seen here")
 	}
@@ -88,6 +91,7 @@ func TestOneSIGTERMEndsAlsoWhatLeftTheGroup(t *testing.T) {
 // A signal that the command survives is no reason to end what it leaves behind later, if
 // it is one that means something else to daemons.
 func TestASIGHUPThatTheCommandSurvivesDoesNotEndWhatItLeaves(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	p := w.start("run", "--no-wait-children", "k", "--", "sh", "-c", `trap 'echo > got' HUP; `+strings.Replace(leaving, "exit 7", "echo > started; while [ ! -e got ]; do sleep 0.02 & wait; done; exit 7", 1))
 	far := w.pid("far")
@@ -105,6 +109,7 @@ func TestASIGHUPThatTheCommandSurvivesDoesNotEndWhatItLeaves(t *testing.T) {
 // A shell that ends leaves its stopped jobs to the kernel, which hangs them up; with a
 // guard as their parent it does not.
 func TestAStoppedJobOfAShellThatEndedIsHungUp(t *testing.T) {
+	t.Parallel()
 	if !allSeen {
 		t.Skip("here the kernel does it")
 	}

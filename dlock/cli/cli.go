@@ -250,12 +250,8 @@ var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least
 
 // exitErrorOf returns what an error of package dlock ends the program with.
 func exitErrorOf(err error) *exitError {
-	e := &exitError{exitUnavailable, err.Error()}
-	switch {
-	case errors.Is(err, dlock.ErrInvalid):
-		e.code, e.text = exitUsage, asFlags.Replace(e.text)
-	case waitingHelps(err):
-		e.text += ": check the backend and its URL"
-	} // other refusals say what to do
-	return e
+	if errors.Is(err, dlock.ErrInvalid) {
+		return &exitError{exitUsage, asFlags.Replace(err.Error())}
+	}
+	return &exitError{exitUnavailable, err.Error() + ": check the backend and its URL"}
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -46,29 +45,11 @@ func TestMain(m *testing.M) {
 	}
 	// Those that are parallel wait for leases to end, and not for a processor.
 	flag.Parse()
-	_ = flag.Set("test.parallel", "8") // that flag exists
-	code := m.Run()
-	_ = os.RemoveAll(buildDir) // it is in a folder for such things
-	os.Exit(code)
+	_ = flag.Set("test.parallel", "16") // that flag exists
+	os.Exit(m.Run())
 }
 
 func runMain() int { return Main(os.Args, os.Stdin, os.Stdout, os.Stderr) }
-
-// built is the real program, built once.
-var built = sync.OnceValues(func() (string, error) {
-	var err error
-	if buildDir, err = os.MkdirTemp("", "dlock-test-"); err != nil {
-		return "", err
-	}
-	path := filepath.Join(buildDir, "dlock")
-	out, err := exec.Command("go", "build", "-o", path, "../cmd/dlock").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go build: %w: %s", err, out)
-	}
-	return path, nil
-})
-
-var buildDir string
 
 // faulty is a driver over memory whose faults stand in the file faultFile: "down" and
 // "refused" for every call, "outage", "hang" and "lost" for renewals.
@@ -140,26 +121,23 @@ type world struct {
 	env []string
 }
 
-// newWorld uses the real program, and file locks.
+// newWorld uses file locks.
 func newWorld(t *testing.T) *world {
-	t.Helper()
-	exe, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	return &world{t: t, dir: dir, exe: exe, env: append(os.Environ(), envURL+"=file://"+dir+"/locks")}
-}
-
-// newFaultyWorld uses the driver faulty.
-func newFaultyWorld(t *testing.T) *world {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := &world{t: t, dir: t.TempDir(), exe: exe}
-	w.env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", envURL+"=faulty:", faultFile+"="+w.path("fault"))
+	w.env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", faultFile+"="+w.path("fault"), envURL+"=file://"+w.dir+"/locks")
+	return w
+}
+
+// newFaultyWorld uses the driver faulty.
+func newFaultyWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.env[len(w.env)-1] = envURL + "=faulty:"
 	return w
 }
 
@@ -343,13 +321,4 @@ func alive(pid int) bool {
 	}
 	s := status(pid)
 	return s != 0 && s != 'Z'
-}
-
-// status is the letter that ps shows for a process; zero: there is none.
-func status(pid int) byte {
-	out, err := exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
-	if err != nil || len(out) == 0 {
-		return 0
-	}
-	return out[0]
 }

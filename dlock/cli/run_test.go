@@ -18,10 +18,11 @@ import (
 const job40 = `n=$(cat n); echo $((n+1)) > n; echo $DLOCK_FENCE >> fences`
 
 func TestFortyProcessesCountWithoutLosingOne(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	loops, times := 40, 50
 	if testing.Short() {
-		times = 5
+		loops, times = 8, 5
 	}
 	w.put("n", "0\n")
 	var wg sync.WaitGroup
@@ -56,6 +57,7 @@ func TestFortyProcessesCountWithoutLosingOne(t *testing.T) {
 }
 
 func TestTheExitCodeIsTheCommands(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	w.put("text", "no program\n")
 	if err := os.Chmod(w.put("noformat", "no program\n"), 0o700); err != nil {
@@ -95,6 +97,7 @@ func TestTheCommandGetsStreamsThatAreNoFiles(t *testing.T) {
 }
 
 func TestTheCommandsStreamsAreOurs(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	p := w.prepare("run", "k", "--", "sh", "-c", "cat; cat <&9; echo err >&2; pwd -P")
 	p.Stdin = strings.NewReader("in\n")
@@ -211,6 +214,7 @@ func TestAnOutageExits69AndIsWaitedOutOnlyForEver(t *testing.T) {
 }
 
 func TestASignalEndsTheWaitAndLeavesNothing(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	_, release := w.holder("k")
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
@@ -232,6 +236,7 @@ func TestASignalEndsTheWaitAndLeavesNothing(t *testing.T) {
 func (w *world) waits(p *proc) bool { return strings.Contains(p.err.String(), "waits for") }
 
 func TestSignalsArePassedOn(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	script := `
 for s in INT TERM HUP QUIT USR1 USR2; do trap "echo $s >> got" $s; done

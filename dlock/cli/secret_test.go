@@ -5,8 +5,8 @@ package cli
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/redlock-go/redlock/dlock"
@@ -55,28 +55,26 @@ func canaryURLs(scheme string) []string {
 }
 
 func TestNoPasswordIsEverWritten(t *testing.T) {
-	w := newWorld(t)
-	base := w.env[:len(w.env)-1]
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, 4)
+	dir := t.TempDir()
+	t.Cleanup(func() { _ = os.RemoveAll("/user:" + canary + "@127.0.0.1:1") }) // a folder by a mistyped file: URL
+	n := 0
 	try := func(env []string, args ...string) {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			own := *w
-			own.env = append(append([]string{}, base...), env...)
-			code, stdout, stderr := own.run(args...)
-			if strings.Contains(stdout+stderr, canary) {
-				t.Errorf("%q %q (exit code %d) writes the password: %s%s", env, args, code, stdout, stderr)
-			}
-		})
+		t.Helper()
+		code, stdout, stderr := inside(t, env, args...)
+		if strings.Contains(stdout+stderr, canary) {
+			t.Errorf("%q %q (exit code %d) writes the password: %s%s", env, args, code, stdout, stderr)
+		}
 	}
 	schemes := append(dlock.Drivers(), "nosuch", "NoSuch", "")
 	for _, scheme := range schemes {
-		for i, u := range canaryURLs(scheme) {
-			run := []string{"run", "--verbose", "--wait", "0", "k", "--", "env"}
+		for _, u := range canaryURLs(scheme) {
+			n++
+			run := []string{"run", "--verbose", "--wait", "0", fmt.Sprint("k", n), "--", "true"}
 			try([]string{envURL + "=" + u}, run...)
-			file := w.put(fmt.Sprintf("url-%s-%d", scheme, i), u+"\n")
+			file := filepath.Join(dir, fmt.Sprint("url", n))
+			if err := os.WriteFile(file, []byte(u+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 			try([]string{envURLFile + "=" + file}, run...)
 			try([]string{envURL + "=" + u}, "drivers")
 			try(nil, append([]string{"run", "--url", u}, run[1:]...)...)
@@ -91,13 +89,12 @@ func TestNoPasswordIsEverWritten(t *testing.T) {
 		{"run", "--ttl", ":" + canary + "@h", "k", "--", "true"}, {"run", "-" + canary, "k"}, {"run", "--=" + canary, "k"},
 		{"run", "k", "--", u}, {"run", "k", "--", "./" + u}, {"completion", u}, {"completion", "bash", u},
 	} {
-		try([]string{envURL + "=file://" + w.dir + "/locks"}, args...)
+		try([]string{envURL + "=file://" + dir + "/locks"}, args...)
 	}
-	wg.Wait()
 }
 
 func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
-	w := newWorld(t)
+	env := []string{envURL + "=file://" + t.TempDir()}
 	for _, u := range []string{
 		"redis://user:pw@h:6379/0", "redis://:pw@h", "rediss://u:p%40@h", "redis://u:p@w@h", "redis://u:p/w@h", "redis://u:p://w@h",
 		"redlock:redis://a:6379,redis://u:pw@b:6379,redis://c:6379", "redlock:redis%3A%2F%2Fu%3Apw%40h,redis://b",
@@ -105,8 +102,8 @@ func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
 	} {
 		for _, args := range [][]string{{"--url", u}, {"--url=" + u}} {
 			args = append(append([]string{"run", "--wait", "0"}, args...), "k", "--", "true")
-			if _, stderr := w.want(exitUsage, args...); !strings.Contains(stderr, envURL) || !strings.Contains(stderr, envURLFile) {
-				t.Errorf("%s: stderr is %q: it must say where the URL may stand", u, stderr)
+			if code, _, stderr := inside(t, env, args...); code != exitUsage || !strings.Contains(stderr, envURL) || !strings.Contains(stderr, envURLFile) {
+				t.Errorf("%s: exit code %d, stderr is %q: it must say where the URL may stand", u, code, stderr)
 			}
 		}
 	}
@@ -120,9 +117,9 @@ func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
 		}
 	}
 	// Where there is no password nothing is refused, nor what belongs to the command.
-	w.want(0, "run", "user:x@y", "--", "true")
-	w.want(0, "run", "https://example.org/a", "--", "true")
-	w.want(0, "run", "k", "--", "true", "redis://user:pw@h")
+	wantInside(t, env, 0, "", "run", "user:x@y", "--", "true")
+	wantInside(t, env, 0, "", "run", "https://example.org/a", "--", "true")
+	wantInside(t, env, 0, "", "run", "k", "--", "true", "redis://user:pw@h")
 }
 
 func TestTheURLIsNotInTheListOfProcesses(t *testing.T) {

@@ -113,6 +113,7 @@ func (s *screen) expect(text string) {
 }
 
 func TestTheCommandReadsFromTheTerminal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := newScreen(w)
 	s.line(`$dlock run k -- sh -c 'echo started; read a; echo "got <$a>"'; echo "code $?"`)
@@ -125,6 +126,7 @@ func TestTheCommandReadsFromTheTerminal(t *testing.T) {
 }
 
 func TestCtrlCEndsTheCommandWhoeverHasTheTerminal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := newScreen(w)
 	s.line(`$dlock run k -- sh -c 'trap "echo int; exit 9" INT; echo started; while :; do sleep 0.2 & wait; done'; echo "code $?"`)
@@ -142,6 +144,7 @@ func TestCtrlCEndsTheCommandWhoeverHasTheTerminal(t *testing.T) {
 }
 
 func TestAPipelineKeepsItsTerminal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := newScreen(w)
 	// The reader at the end asks the terminal itself, as a pager does.
@@ -154,6 +157,7 @@ func TestAPipelineKeepsItsTerminal(t *testing.T) {
 // The command waits in a way in which every shell can be stopped: one that starts a process
 // by vfork(2) goes on once that has begun, which it has not if it was stopped before.
 func TestCtrlZStopsTheJobAndFgGoesOn(t *testing.T) {
+	t.Parallel()
 	for name, begin := range map[string]string{"not lent": "", "lent": "read a;"} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -181,6 +185,7 @@ func TestCtrlZStopsTheJobAndFgGoesOn(t *testing.T) {
 }
 
 func TestWithoutAShellCtrlZDoesNothing(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := newScreen(w)
 	s.line(`exec $dlock run k -- sh -c 'echo started; echo $$ > pid; read a; echo "got <$a>"; read b; echo "got <$b>"'`)
@@ -193,6 +198,7 @@ func TestWithoutAShellCtrlZDoesNothing(t *testing.T) {
 }
 
 func TestAShellWithAStoppedJobEndsInATerminal(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := newScreen(w)
 	s.line("$dlock run k -- sh -i; echo \"code $?\"")
