@@ -40,8 +40,8 @@ type Client struct {
 	losses   losses
 	outage   outage   // what the log is told of failures of the backend
 	polling  degraded // what the log is told of waits that poll
-	toHooks  mailbox
-	toLog    mailbox
+	toHooks  eventQueue
+	toLog    eventQueue
 	count    counters
 	life     context.Context // ends with Close
 	end      context.CancelFunc
@@ -612,7 +612,7 @@ func (c *Client) Close() error {
 		errs = multierror.Append(errs, fmt.Errorf("dlock: close %s: %w", c.info.Name, err))
 	}
 	c.losses.stop()
-	for what, m := range map[string]*mailbox{"hook": &c.toHooks, "log handler": &c.toLog} {
+	for what, m := range map[string]*eventQueue{"hook": &c.toHooks, "log handler": &c.toLog} {
 		if !m.drain(closePatience) {
 			errs = multierror.Append(errs, fmt.Errorf("dlock: close: a %s has not returned within %v", what, closePatience))
 		}

@@ -201,7 +201,7 @@ func Example_testing() {
 	locks, err := dlock.New(backend, dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
 		Acquired: func(_ context.Context, e dlock.Event) {
 			if loses {
-				backend.Expire(e.Key) // the next renewal finds out
+				backend.Expire(e.Key) // and the lease is told at once
 			}
 		},
 	}))

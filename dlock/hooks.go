@@ -12,13 +12,12 @@ import (
 // Start, Attempt, Acquired, Failed and Released belong to a call of the program. They are
 // called on its goroutine before it returns, so possibly several at a time. Renewed, Lost and
 // Notice tell what happened in the background. They are called afterwards, one after the
-// other and in order, on a goroutine of the client's own. Ping and Close's end call none but
-// Released for the leases that Close releases.
+// other and in order, on a goroutine of the client's own. Close and the end of WithMinHold call
+// Start and Released for what they release. Ping calls none.
 type Hooks struct {
 	// Start is called when a Lock, TryLock or Unlock begins, and returns the context under
 	// which the backend is called: a tracer's span can be its parent. It must derive it from
-	// ctx. It is called for the release after WithMinHold and in Close, too, as "unlock", and
-	// not for renewals, of which Renewed tells the Latency.
+	// ctx. It is not called for renewals, of which Renewed tells the Latency.
 	Start func(ctx context.Context, op Op) context.Context
 	// Attempt is called after every request for a lock, with its outcome.
 	Attempt func(context.Context, Event)

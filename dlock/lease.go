@@ -24,7 +24,6 @@ type Lease struct {
 	fence   uint64
 	lost    <-chan struct{}
 	ttl     time.Duration // zero: bound to a session
-	renews  bool
 	granted boot.Instant
 	limit   boot.Instant // the end of WithMaxHold; zero: none
 	keep    boot.Instant // the end of WithMinHold; zero: none
@@ -33,19 +32,20 @@ type Lease struct {
 	expires  boot.Instant // zero: bound to a session
 	renewAt  boot.Instant // zero: never
 	warnAt   boot.Instant // zero: never
-	renewing bool         // by the scheduler
-	underWay int          // renewals that were sent and not answered
 	failure  error        // of the last renewal; nil if it succeeded
-	failing  bool         // it counts in the client's outage
 	err      error        // why the lease ended; nil: it has not
-	live     bool         // it was counted as held
 	done     chan struct{}
 	contexts map[*leaseContext]context.CancelCauseFunc
+	underWay int32 // renewals that were sent and not answered
+	renews   bool
+	renewing bool // by the scheduler
+	failing  bool // it counts in the client's outage
+	live     bool // it was counted as held
 	unlocked bool
 	kept     bool // unlocked, and kept for its WithMinHold
 	covered  bool // kept, and the TTL keeps it until then without us
 
-	index  int // in the scheduler's heap; -1: not there
+	index  int32 // in the scheduler's heap; -1: not there
 	stepAt boot.Instant
 }
 
@@ -323,7 +323,7 @@ func (l *Lease) Unlock() error {
 // giveUp releases the lock of a lease that has ended, or keeps it for WithMinHold.
 func (l *Lease) giveUp() error {
 	l.mu.Lock()
-	keep := l.keep > l.c.clock.Now() && !errors.Is(l.err, ErrLost)
+	keep := l.keep != 0 && l.keep > l.c.clock.Now() && !errors.Is(l.err, ErrLost)
 	l.mu.Unlock()
 	if keep {
 		return l.keepOn()
@@ -338,7 +338,10 @@ func (l *Lease) release() error {
 	if c.hooks.Start != nil {
 		ctx = c.start(ctx, l)
 	}
-	start := time.Now()
+	var start time.Time
+	if c.hooks.Released != nil {
+		start = time.Now()
+	}
 	err := l.held.Release(ctx)
 	switch {
 	case err == nil:

@@ -12,8 +12,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// tide is how many renewals are under way, and how many come at a time.
-type tide struct {
+// renewalCount is how many renewals are under way, and how many come at a time.
+type renewalCount struct {
 	mu         sync.Mutex
 	now, most  int
 	begin      time.Time
@@ -22,7 +22,7 @@ type tide struct {
 
 const interval = 100 * time.Millisecond
 
-func (d *tide) enter() {
+func (d *renewalCount) enter() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.now++
@@ -30,7 +30,7 @@ func (d *tide) enter() {
 	d.byInterval[int(time.Since(d.begin)/interval)]++
 }
 
-func (d *tide) leave() {
+func (d *renewalCount) leave() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.now--
@@ -40,7 +40,7 @@ func TestRenewalsAreSpreadAndBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const leases, ttl = 3000, 10 * time.Second
 		s := newSpy()
-		d := &tide{begin: time.Now(), byInterval: map[int]int{}}
+		d := &renewalCount{begin: time.Now(), byInterval: map[int]int{}}
 		s.renew = func(context.Context, *driver.Renewal) error {
 			d.enter()
 			defer d.leave()

@@ -40,7 +40,7 @@ func (s *scheduler) put(l *Lease, at boot.Instant) {
 	}
 	l.stepAt = at
 	if l.index >= 0 {
-		heap.Fix(&s.due, l.index)
+		heap.Fix(&s.due, int(l.index))
 	} else {
 		heap.Push(&s.due, l)
 	}
@@ -52,7 +52,7 @@ func (s *scheduler) drop(l *Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.index >= 0 {
-		heap.Remove(&s.due, l.index)
+		heap.Remove(&s.due, int(l.index))
 	}
 }
 
@@ -141,12 +141,12 @@ func (h leaseHeap) Len() int           { return len(h) }
 func (h leaseHeap) Less(i, j int) bool { return h[i].stepAt < h[j].stepAt }
 func (h leaseHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
+	h[i].index, h[j].index = int32(i), int32(j)
 }
 
 func (h *leaseHeap) Push(x any) {
 	l := x.(*Lease)
-	l.index = len(*h)
+	l.index = int32(len(*h))
 	*h = append(*h, l)
 }
 

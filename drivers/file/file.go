@@ -95,7 +95,7 @@ type Backend struct {
 	patience time.Duration // gatePatience
 	lost     chan struct{} // closed by Close, which ends all leases
 
-	tidier tidier
+	cleaner cleaner
 
 	mu      sync.Mutex
 	closed  bool
@@ -133,7 +133,7 @@ func New(o *Options) (*Backend, error) {
 		folder: f, prefix: o.Prefix, boot: bootID(), patience: gatePatience,
 		lost: make(chan struct{}), leases: map[*Lease]struct{}{},
 	}
-	b.tidier.b = b
+	b.cleaner.b = b
 	return b, nil
 }
 
@@ -174,7 +174,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	if l.fresh {
-		b.tidier.made(l.place)
+		b.cleaner.made(l.place)
 	}
 	return l, nil
 }
@@ -345,7 +345,7 @@ func (b *Backend) Close() error {
 	b.mu.Unlock()
 
 	close(b.lost)
-	b.tidier.close()
+	b.cleaner.close()
 	b.watcher.close()
 	var first error
 	for l := range leases {

@@ -107,9 +107,9 @@ func (b *Backend) setOutage(o *outage) {
 // Fail is SetOutage with Err alone; Fail(nil) ends any outage.
 func (b *Backend) Fail(err error) { b.SetOutage(Outage{Err: err}) }
 
-// suffer does to a call what the outage does, if there is one, and returns when the call
+// applyOutage does to a call what the outage does, if there is one, and returns when the call
 // began, which is zero if there is none.
-func (b *Backend) suffer(ctx context.Context, renewal bool) (start time.Time, err error) {
+func (b *Backend) applyOutage(ctx context.Context, renewal bool) (start time.Time, err error) {
 	for {
 		o := b.outage.Load()
 		if o == nil || o.RenewalsOnly && !renewal {

@@ -10,7 +10,7 @@ import (
 
 // Lookup returns the state of key.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
-	if _, err := b.suffer(ctx, false); err != nil {
+	if _, err := b.applyOutage(ctx, false); err != nil {
 		return nil, err
 	}
 	b.space.mu.Lock()
@@ -45,7 +45,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 
 // states collects before anything is yielded: yield may call the backend.
 func (b *Backend) states(ctx context.Context, prefix string) ([]*driver.State, error) {
-	if _, err := b.suffer(ctx, false); err != nil {
+	if _, err := b.applyOutage(ctx, false); err != nil {
 		return nil, err
 	}
 	b.space.mu.Lock()
@@ -83,7 +83,7 @@ func (b *Backend) state(e *entry, now time.Time) *driver.State {
 
 // Check notes how far these locks reach.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	if _, err := b.suffer(ctx, false); err != nil {
+	if _, err := b.applyOutage(ctx, false); err != nil {
 		return nil, err
 	}
 	b.space.mu.Lock()
@@ -101,7 +101,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 
 // Break takes key from the holder with token fence, which is told so at once.
 func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
-	if _, err := b.suffer(ctx, false); err != nil {
+	if _, err := b.applyOutage(ctx, false); err != nil {
 		return err
 	}
 	var lost losses

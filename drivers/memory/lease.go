@@ -20,6 +20,7 @@ type lease struct {
 	expires time.Time
 	clock   time.Time
 	over    bool // released, or known to be lost: Release has nothing left to do
+	evicted bool // Expire, Hold, Break or the end of the session took the lock
 	onLost  func(arg any)
 	arg     any
 }
@@ -65,7 +66,7 @@ func (l *lease) setOnLost(f func(arg any), arg any) bool {
 	l.entry.space.mu.Lock()
 	defer l.entry.space.mu.Unlock()
 	l.onLost, l.arg = f, arg
-	return !l.over && l.entry.find(l.owner, l.fence) == nil
+	return l.evicted && !l.over
 }
 
 // Grant returns the grant as of the last success.
@@ -91,7 +92,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if r.MinFence > driver.MaxFence {
 		return driver.Grant{}, driver.Invalid("MinFence", "%d is over the largest token, %d", r.MinFence, uint64(driver.MaxFence))
 	}
-	start, err := l.backend.suffer(ctx, true)
+	start, err := l.backend.applyOutage(ctx, true)
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -126,7 +127,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 // Release frees the lock if this very acquisition still has it, and answers ErrLost
 // if not. ctx does not matter: only an outage can block it, for a second at most.
 func (l *lease) Release(context.Context) error {
-	if _, err := l.backend.suffer(context.Background(), false); err != nil {
+	if _, err := l.backend.applyOutage(context.Background(), false); err != nil {
 		return err
 	}
 	l.entry.space.mu.Lock()

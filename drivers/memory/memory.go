@@ -144,7 +144,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if req.ExactFence > driver.MaxFence {
 		return nil, driver.Invalid("join", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
-	start, err := b.suffer(ctx, false)
+	start, err := b.applyOutage(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +178,7 @@ func (b *Backend) wait(ctx context.Context, w *waiter) (driver.Lease, error) {
 		case <-w.ready:
 		case <-ctx.Done():
 		}
-		w.start, w.failed = b.suffer(ctx, false)
+		w.start, w.failed = b.applyOutage(ctx, false)
 		if l, err := b.confirm(ctx, w); l != nil || err != nil {
 			return l, err
 		}
@@ -250,7 +250,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
 	}
-	if _, err := b.suffer(ctx, false); err != nil {
+	if _, err := b.applyOutage(ctx, false); err != nil {
 		return nil, err
 	}
 	s := b.space

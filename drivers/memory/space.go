@@ -208,9 +208,12 @@ func (ls losses) tell() {
 	}
 }
 
-// add adds l, if it is to be told.
+// add adds l, if it is to be told now.
 func (ls losses) add(l *lease) losses {
-	if l == nil || l.onLost == nil {
+	if l == nil {
+		return ls
+	}
+	if l.evicted = true; l.onLost == nil {
 		return ls
 	}
 	return append(ls, l)

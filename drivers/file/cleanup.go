@@ -29,19 +29,19 @@ const (
 	// key hears of its release, or polls, within a second or so.
 	unused = 10 * time.Second
 	// someKeys is how many keys are looked at when a new one is made, by programs that end
-	// before tidyAfter.
+	// before cleanAfter.
 	someKeys = 8
-	// tidyAfter is how long after a new key a whole folder is looked at, and tidyRarely how
+	// cleanAfter is how long after a new key a whole folder is looked at, and cleanRarely how
 	// often at the least where there is nothing to remove.
-	tidyAfter  = 15 * time.Second
-	tidyRarely = 10 * time.Minute
+	cleanAfter  = 15 * time.Second
+	cleanRarely = 10 * time.Minute
 )
 
 // markName is the file of the high-water mark; no key's file has such a name.
 const markName = ".high-water"
 
-// tidier removes what a backend's folder does not need any more.
-type tidier struct {
+// cleaner removes what a backend's folder does not need any more.
+type cleaner struct {
 	b *Backend
 
 	mu     sync.Mutex
@@ -54,7 +54,7 @@ type tidier struct {
 }
 
 // made is called after a grant of a key that was new.
-func (t *tidier) made(p *place) {
+func (t *cleaner) made(p *place) {
 	if !removable {
 		return
 	}
@@ -63,13 +63,13 @@ func (t *tidier) made(p *place) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.pause = tidyAfter
+	t.pause = cleanAfter
 	t.arm()
 }
 
 // some returns the next keys to look at, in an order by chance. The folder is read when all
 // were looked at, so that its size does not matter.
-func (t *tidier) some(p *place) []string {
+func (t *cleaner) some(p *place) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.names) == 0 {
@@ -83,7 +83,7 @@ func (t *tidier) some(p *place) []string {
 }
 
 // arm sets the timer. t.mu is held.
-func (t *tidier) arm() {
+func (t *cleaner) arm() {
 	if t.armed || t.closed {
 		return
 	}
@@ -96,7 +96,7 @@ func (t *tidier) arm() {
 }
 
 // run looks at the whole folder, and comes back while there are keys.
-func (t *tidier) run() {
+func (t *cleaner) run() {
 	t.mu.Lock()
 	t.armed = false
 	if t.closed {
@@ -107,13 +107,13 @@ func (t *tidier) run() {
 	t.mu.Unlock()
 	defer t.runs.Done()
 
-	left, removed := t.b.tidy(time.Now())
+	left, removed := t.b.clean(time.Now())
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if removed == 0 {
-		t.pause = min(2*t.pause, tidyRarely)
+		t.pause = min(2*t.pause, cleanRarely)
 	} else {
-		t.pause = tidyAfter
+		t.pause = cleanAfter
 	}
 	if left > 0 {
 		t.arm()
@@ -121,7 +121,7 @@ func (t *tidier) run() {
 }
 
 // close ends the timer, and waits for a run.
-func (t *tidier) close() {
+func (t *cleaner) close() {
 	t.mu.Lock()
 	t.closed = true
 	if t.timer != nil {
@@ -131,8 +131,8 @@ func (t *tidier) close() {
 	t.runs.Wait()
 }
 
-// tidy removes every key of the folder that is free and was unused for a while at now.
-func (b *Backend) tidy(now time.Time) (left, removed int) {
+// clean removes every key of the folder that is free and was unused for a while at now.
+func (b *Backend) clean(now time.Time) (left, removed int) {
 	p, err := b.folder.enter()
 	if err != nil {
 		return 0, 0

@@ -71,7 +71,7 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	for i := range 3 {
 		release(t, acquire(t, b, request(fmt.Sprint("new/", i))))
 	}
-	left, removed := b.tidy(time.Now())
+	left, removed := b.clean(time.Now())
 	if got := len(files(t, folder)); left != 4 || removed == 0 || got != 8 {
 		t.Errorf("%d keys were removed and %d are left, in %d files; want those of the one that is held and of three new ones", removed, left, got)
 	}
@@ -108,7 +108,7 @@ func TestTokensRiseOverARemovalThoughTheClockWasSetBack(t *testing.T) {
 	ahead := time.Now().Add(24 * time.Hour)
 	release(t, l)
 	age(t, folder, ahead) // it was given a day ahead, by a clock that was set back since
-	if _, removed := b.tidy(ahead.Add(time.Minute)); removed != 1 || len(files(t, folder)) != 0 {
+	if _, removed := b.clean(ahead.Add(time.Minute)); removed != 1 || len(files(t, folder)) != 0 {
 		t.Fatalf("%d keys were removed, and there are %v", removed, files(t, folder))
 	}
 	next := acquire(t, b, request("k"))
@@ -163,9 +163,9 @@ func TestARemovalLetsNobodyInTwiceAndRefusesNobody(t *testing.T) {
 	var inside, last atomic.Uint64
 	var removed atomic.Int64
 	stop := make(chan struct{})
-	var tidiers, wg sync.WaitGroup
+	var cleaners, wg sync.WaitGroup
 	for range 2 {
-		tidiers.Go(func() {
+		cleaners.Go(func() {
 			for {
 				select {
 				case <-stop:
@@ -173,7 +173,7 @@ func TestARemovalLetsNobodyInTwiceAndRefusesNobody(t *testing.T) {
 				default:
 				}
 				// As if much time had passed since each use.
-				if _, n := b.tidy(time.Now().Add(time.Minute)); n > 0 {
+				if _, n := b.clean(time.Now().Add(time.Minute)); n > 0 {
 					removed.Add(int64(n))
 				}
 			}
@@ -213,13 +213,13 @@ func TestARemovalLetsNobodyInTwiceAndRefusesNobody(t *testing.T) {
 	}
 	wg.Wait()
 	close(stop)
-	tidiers.Wait()
+	cleaners.Wait()
 	if removed.Load() == 0 {
 		t.Error("nothing was removed meanwhile")
 	}
 }
 
-func TestATidierRefusesNoLoneRequest(t *testing.T) {
+func TestACleanerRefusesNoLoneRequest(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -230,7 +230,7 @@ func TestATidierRefusesNoLoneRequest(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				b.tidy(time.Now().Add(time.Minute))
+				b.clean(time.Now().Add(time.Minute))
 			}
 		}
 	}()
