@@ -27,17 +27,20 @@ have no TTL a ttl= is refused.
 # What a lease is
 
 Locks here are leases: they end by themselves, so that a holder that died blocks nobody
-for long. A [Lease] renews itself at a third of its TTL. If that fails, or this process or
-machine stops for a while, it ends: [Lease.Done] is closed before the backend can grant
-the lock to another, however a renewal hangs, and the work is to stop. [Do] does it the
-other way round: it runs a function under a context that ends with the lease.
+for long. A [Lease] renews itself, before a third of its TTL is over, for as long as the program
+holds it ([WithMaxHold] sets a bound). If that fails it ends: [Lease.Done] is closed before the
+backend can grant the lock to another, however a renewal hangs, and the work must stop. A
+process or machine that was stopped closes Done when it runs again, which may be late. Locks of
+files have no TTL and end with their process; those of PostgreSQL end when their session
+breaks, too. [Do] runs a function under a context that ends with the lease.
 
 	err := dlock.Do(ctx, locks, "account/42", func(ctx context.Context) error {
 		...
 	})
 
-A lease that ended is never revived. [Lease.Err] says why it ended, and looks at the
-clock to know, the time included in which the machine slept.
+A lease that ended is never revived. [Lease.Err] says why it ended. It looks at the clock,
+which counts the time in which the machine slept. In a function that Do runs, [LeaseFor] finds
+the lease of a key.
 
 # Tokens
 
@@ -52,16 +55,28 @@ makes sure that there are any.
 
 Four things can go wrong, and errors.Is tells them apart: [ErrHeld], contention;
 [ErrUnavailable], an outage; [ErrLost], a lease that is gone; [ErrInvalid], a call that
-cannot be. A wait that its context ended is context.DeadlineExceeded or context.Canceled
-as well, and ErrHeld only if "held" was the last that was heard.
+cannot be. If ctx ends a wait, the error matches ctx.Err(); it also matches ErrHeld if the last
+answer was "held". What a function under Do returns is never taken for an error of Do: see
+[FuncError].
+
+A [HeldError] names the holder, and says for how long it has held, where the backend tells:
+PostgreSQL names holders of other processes to Client.Lookup alone. Its RetryAfter is when
+the holder's lease ends unless it is renewed, which it is as a rule: that is no forecast.
 
 # Waiting
 
 [Client.Lock] waits until its context ends. The calls of one client for one key stand in
-line, and only the first talks to the server: natively in line where the backend queues
-([driver.FeatureQueueing]), at a signal where it can tell of a release ([driver.Watcher]), by
-jittered pauses elsewhere ([WithBackoff]). Between processes PostgreSQL, Redis and Valkey
-serve first who came first, as long as nothing fails.
+line, and only the first talks to the server. It waits in the backend's own queue where there
+is one ([FeatureQueueing]: memory, PostgreSQL), for a signal where the backend can tell of a
+release ([driver.Watcher]: Redis, Valkey, a quorum, files on Linux), and by jittered pauses
+elsewhere ([WithBackoff]). Between processes all but files serve the first that came first, as
+long as nothing fails: [FeatureOrdered].
+
+# Logs and hooks
+
+[WithLogger] and [WithHooks] tell what happens. Neither is on the path that keeps leases
+alive: a log handler or a hook that blocks costs no lease. An outage has one line at its
+beginning and one at its end.
 
 # What is not guaranteed
 
@@ -74,7 +89,8 @@ two owners, and waits for itself.
 
 # Testing
 
-memory.New returns a backend for tests; its Hold, Expire and Fail bring about contention,
-loss and outage in one line each, also in virtual time under testing/synctest.
+memory.New returns a backend for tests, with the features, modes and TTLs of the backend for
+which it stands. Its Hold, Expire, Fail and SetOutage bring about contention, loss and outages
+in one line each, also in virtual time under testing/synctest.
 */
 package dlock
