@@ -50,7 +50,10 @@
 //
 // Where more keys are waited for than there are connections for waiting the waits take turns,
 // and are tried every 25 ms meanwhile; an event says so. The same happens if the server has no
-// connection to spare. A wait that its caller gives up costs no connection.
+// connection left. A wait that its caller gives up costs no connection.
+//
+// The statements are blocks of plpgsql, which every database has unless it was dropped. A server
+// that logs statements that take longer than 0.9 s does not log them.
 //
 // # The connection budget
 //
@@ -98,7 +101,8 @@
 // whatever the lag on a server that was started or promoted since, because a standby that
 // replicates asynchronously may lack the last tokens. Tokens rise over a promotion if the new
 // primary's clock is behind the old one's by less than the time that the promotion took, or
-// by less than ten seconds minus the replication lag.
+// by less than ten seconds minus the replication lag. A sequence that is ahead of the clock is
+// raised by processes that were given tokens of it before.
 //
 // # What is guaranteed
 //

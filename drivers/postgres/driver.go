@@ -178,7 +178,7 @@ func (b *Backend) String() string {
 }
 
 // Acquire makes one attempt on a shared session, and where that finds the lock held and
-// req.Wait allows it, waits in the server's line.
+// req.Wait allows it, waits in the server's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err

@@ -46,7 +46,7 @@ func verdict(code string, e error, perTransaction int) error {
 	case codeNoMemory:
 		return refused(time.Second, "the server's lock table is full: raise max_locks_per_transaction%s", now)
 	case codeTooMany:
-		return refused(time.Second, "the server has no connection to spare: every process needs up to max_sessions + max_waiters of them; raise max_connections or lower these")
+		return refused(time.Second, "the server has too many connections: every process needs up to max_sessions + max_waiters of them; raise max_connections or lower these")
 	case codeStarting:
 		return refused(500*time.Millisecond, "the server is starting or shutting down")
 	case codeDeadlock:

@@ -75,7 +75,7 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 // known. Of others the server knows the session: Owner is its application_name, which
 // carries the owner's label, and its process; Since is when its transaction or else
 // its connection began, and so the earliest that it can be. Waiters counts those in the
-// server's line.
+// server's queue.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")

@@ -23,46 +23,38 @@ type opening struct {
 	err  error
 }
 
-// stuck is when a session is so slow that new requests are better off elsewhere.
-const stuck = 250 * time.Millisecond
+// slow is when a session is so slow that new requests are better off elsewhere.
+const slow = 250 * time.Millisecond
 
-// load says how well a session serves a request of a class; smaller is better, and
-// under zero is not at all.
-type load struct {
-	fit   int // 0: it has this class, or nothing; 1: a longer one; 2: it must be raised
-	stuck bool
-	queue int
-	class time.Duration
-}
+// What it costs a request to go to a session, in steps that outweigh each other: to one of a
+// longer class, whose server process would free the lock later; to one that must be told a longer
+// class; to one that is slow. Below them counts the queue.
+const (
+	costLonger = 1 << (40 + 2*iota)
+	costRaise
+	costSlow
+	costNone = costLonger // below this the session has the class, or nothing
+)
 
-func (s *session) load(class time.Duration) (load, bool) {
+// cost says how well a session serves a request of a class; false: it does not.
+func (s *session) cost(class time.Duration) (int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.end != nil || s.waiting || s.suspect {
-		return load{}, false
+		return 0, false
 	}
-	l := load{queue: len(s.queue), class: s.class}
+	cost := int64(min(len(s.queue), 1<<16-1))
 	switch {
-	case len(s.leases) == 0 && len(s.queue) == 0 && len(s.round) == 0, s.class == class:
+	case s.class == class, s.idle():
 	case s.class > class:
-		l.fit = 1
+		cost += costLonger + s.class.Milliseconds()<<16
 	default:
-		l.fit = 2
+		cost += costRaise
 	}
-	l.stuck = len(s.round) > 0 && time.Since(s.round[0].sent) > stuck
-	return l, true
-}
-
-func (l load) better(than load) bool {
-	switch {
-	case l.stuck != than.stuck:
-		return than.stuck
-	case l.fit != than.fit:
-		return l.fit < than.fit
-	case l.class != than.class && l.fit == 1:
-		return l.class < than.class
+	if len(s.round) > 0 && time.Since(s.round[0].sent) > slow {
+		cost += costSlow
 	}
-	return l.queue < than.queue
+	return cost, true
 }
 
 // session returns the session that serves a request of this class best, and opens one
@@ -73,9 +65,9 @@ func (b *Backend) session(ctx context.Context, class time.Duration) (*session, e
 		b.mu.Unlock()
 		return nil, driver.ErrClosed
 	}
-	best, bestLoad := b.best(class)
+	best, cost := b.best(class)
 	full := len(b.sessions)-b.suspects()+len(b.opening) >= b.opt.MaxSessions
-	if best != nil && (bestLoad.fit == 0 && !bestLoad.stuck || full) {
+	if best != nil && (cost < costNone || full) {
 		b.mu.Unlock()
 		return best, nil
 	}
@@ -118,14 +110,14 @@ func (b *Backend) suspects() (n int) {
 	return min(n, b.opt.MaxSessions)
 }
 
-// best returns the best session there is; b.mu is held.
-func (b *Backend) best(class time.Duration) (best *session, bestLoad load) {
+// best returns the session of the least cost; b.mu is held.
+func (b *Backend) best(class time.Duration) (best *session, least int64) {
 	for _, s := range b.sessions {
-		if l, ok := s.load(class); ok && (best == nil || l.better(bestLoad)) {
-			best, bestLoad = s, l
+		if cost, ok := s.cost(class); ok && (best == nil || cost < least) {
+			best, least = s, cost
 		}
 	}
-	return best, bestLoad
+	return best, least
 }
 
 // open opens a connection in the background, since who asked for it may go before it is

@@ -304,3 +304,41 @@ func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The first in the server's queue is a process that has gone: the next one has the lock in a
+// moment after the holder's release, and the dead one's place is taken back.
+func TestAKilledFirstWaiterKeepsNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	db := admin(t, s.URL())
+	b := opener(t, s.URL())
+	holder := must(t, opener(t, s.URL()), request("other", time.Minute))
+	p, _ := startHolder(t, s.URL(), "other", longTTL)
+	eventually(t, "the first waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
+	got := make(chan error, 1)
+	go func() {
+		r := request("other", time.Minute)
+		r.Wait = true
+		l, err := b.Acquire(context.Background(), r)
+		if err == nil {
+			err = l.Release(context.Background())
+		}
+		got <- err
+	}()
+	eventually(t, "two wait", func() bool { return count(t, db, advisory+" AND NOT granted") == 2 })
+	if err := p.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if err := holder.Release(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took > 2*time.Second+slack {
+		t.Errorf("the next one waited for %v", took)
+	} else {
+		t.Logf("the next one waited for %v", took)
+	}
+}

@@ -13,7 +13,7 @@ import (
 )
 
 // The statements of a session are prepared once, in SQL: EXECUTE is a single message
-// of the simple protocol, and spares the planning. A lock and its token are one
+// of the simple protocol, and needs no planning. A lock and its token are one
 // statement. Those for several keys, an array, have the name with an "s".
 var (
 	stLock   = [...]string{driver.Exclusive: "dlock_x", driver.Shared: "dlock_s"} // token or null

@@ -141,8 +141,8 @@ func (b *Backend) holder(ctx context.Context, c *claim) *driver.HeldError {
 	return seen
 }
 
-// hot remembers the keys that had to be waited for a moment ago: the next who may wait
-// for one does so at once, and spares the attempt.
+// hot remembers the keys that had to be waited for a moment ago: the next caller that may wait
+// for one does so at once, without an attempt.
 type hot struct {
 	mu   sync.Mutex
 	keys map[lockNumber]time.Time
@@ -189,8 +189,9 @@ func (s *session) waitFor(ctx context.Context, c *claim, ttl time.Duration) (*le
 		if o.err != nil || o.lease != nil {
 			if o.err == nil {
 				s.b.settle(s)
+			} else {
+				s.free()
 			}
-			s.free()
 			return o.lease, o.err
 		}
 		if s.b.wanted() {
@@ -360,7 +361,7 @@ func (b *Backend) offer() (full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for len(b.wanting) > 0 {
-		s := b.spareWaiter()
+		s := b.idleWaiter()
 		if s == nil {
 			break
 		}
@@ -377,7 +378,7 @@ func (b *Backend) offer() (full bool) {
 		b.coming++
 		b.open(&b.waiters, func(err error) {
 			b.coming--
-			if err != nil { // the server has none to spare, say: those who wait poll meanwhile
+			if err != nil { // the server has no room, say: those who wait poll meanwhile
 				b.noWaiter = time.Now().Add(noWaiterFor)
 			}
 		})
@@ -388,8 +389,8 @@ func (b *Backend) offer() (full bool) {
 // noWaiterFor is how long no connection for waiting is opened after one failed.
 const noWaiterFor = 5 * time.Second
 
-// spareWaiter reserves a connection that holds nothing; b.mu is held.
-func (b *Backend) spareWaiter() *session {
+// idleWaiter reserves a connection that holds nothing; b.mu is held.
+func (b *Backend) idleWaiter() *session {
 	for _, s := range b.waiters {
 		if s.reserve() {
 			return s
@@ -419,10 +420,12 @@ func (s *session) reserve() bool {
 	return true
 }
 
-// settle lets a waiter that has got its lock join the sessions, if they have room.
+// settle gives a waiter back that has got its lock, and lets it join the sessions, if they have
+// room.
 func (b *Backend) settle(s *session) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	s.free()
 	if len(b.sessions)+len(b.opening) >= b.opt.MaxSessions {
 		return
 	}
