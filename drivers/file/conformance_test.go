@@ -9,6 +9,9 @@ import (
 
 func TestConformance(t *testing.T) {
 	for name, prefix := range map[string]string{"plain": "", "prefix": "app:"} {
+		if testing.Short() && prefix == "" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			folder := t.TempDir()
 			redlocktest.Run(t, redlocktest.Harness{

@@ -13,6 +13,9 @@ var errCut = errors.New("the connection was cut")
 
 func TestConformance(t *testing.T) {
 	for name, prefix := range map[string]string{"new": "", "prefix": "app:"} {
+		if testing.Short() && prefix == "" {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			space := &Backend{space: newSpace(""), prefix: prefix}
 			redlocktest.Run(t, redlocktest.Harness{

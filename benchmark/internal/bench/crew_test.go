@@ -13,6 +13,7 @@ import (
 
 // The processes are real: this test program, started again.
 func TestProcessesHandOverALockAndReportTheirSpells(t *testing.T) {
+	t.Parallel()
 	s := server.Redis(t)
 	r := NewRunner(Quick(), nil, io.Discard)
 	t.Cleanup(func() {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 // TestMain lets this program be one of the processes that wait for locks.
 func TestMain(m *testing.M) {
 	if os.Getenv(crewVariable) == "" {
+		_ = flag.Set("test.parallel", "8") // that flag exists, and the tests wait more than they compute
 		os.Exit(m.Run())
 	}
 	if err := Main(context.Background(), nil, os.Stdout, os.Stderr); err != nil {
@@ -111,6 +113,7 @@ func runUntilMeasured(t *testing.T, args []string, complete func(*Report) error)
 }
 
 func TestAQuickRunOnMemoryWritesAWholeReport(t *testing.T) {
+	t.Parallel()
 	args := []string{"-url", "memory:", "-scenario", "single,throughput,handoff"}
 	_, folder, out, progress := runUntilMeasured(t, args, func(r *Report) error {
 		for _, want := range []struct{ scenario, metric string }{
@@ -133,6 +136,7 @@ func TestAQuickRunOnMemoryWritesAWholeReport(t *testing.T) {
 }
 
 func TestCasesAreChosenByTheirTitle(t *testing.T) {
+	t.Parallel()
 	var out, progress bytes.Buffer
 	args := []string{"-quick", "-for", "1s", "-url", "memory:", "-case", "^Throughput, 1 gor", "-out", t.TempDir()}
 	if err := Main(context.Background(), args, &out, &progress); err != nil {
@@ -148,6 +152,7 @@ func TestCasesAreChosenByTheirTitle(t *testing.T) {
 }
 
 func TestADeploymentIsHandedOverBetweenProcesses(t *testing.T) {
+	t.Parallel()
 	args := []string{"-url", "redis://" + server.Redis(t).Addr(), "-scenario", "handoff"}
 	runUntilMeasured(t, args, func(r *Report) error {
 		if !measured(r, "handoff", "handoff p50") {

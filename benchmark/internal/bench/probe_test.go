@@ -75,6 +75,7 @@ func (h leakyHeld) Unlock() error {
 }
 
 func TestKeysThatALibraryLeavesBehindAreCounted(t *testing.T) {
+	t.Parallel()
 	r := probeRunner(t, leaky)
 	servers := []*server.Server{server.Redis(t)}
 	left := func(c Contestant, rest time.Duration) float64 {
@@ -100,6 +101,7 @@ func TestKeysThatALibraryLeavesBehindAreCounted(t *testing.T) {
 }
 
 func TestTheSignalOfAHolderThatIsCutOffIsTimedBesideTheNextGrant(t *testing.T) {
+	t.Parallel()
 	r := probeRunner(t, leaky)
 	servers := []*server.Server{server.Redis(t)}
 	for _, c := range r.contestants {
@@ -129,6 +131,7 @@ func TestTheSignalOfAHolderThatIsCutOffIsTimedBesideTheNextGrant(t *testing.T) {
 }
 
 func TestASilentNodeOfFiveDoesNotKeepAQuorumFromALock(t *testing.T) {
+	t.Parallel()
 	r := probeRunner(t)
 	r.plan.Silence = 20 * time.Second
 	var servers []*server.Server
@@ -153,6 +156,7 @@ func TestASilentNodeOfFiveDoesNotKeepAQuorumFromALock(t *testing.T) {
 }
 
 func TestAGuardKeepsANodeThatStartsAgainFromItsVote(t *testing.T) {
+	t.Parallel()
 	r := probeRunner(t)
 	r.plan.Patience = 20 * time.Second
 	cases := r.restarts([]server.Kind{server.KindRedis})

@@ -88,6 +88,7 @@ func TestASocketComesBackAfterItsConnectionBroke(t *testing.T) {
 }
 
 func TestALimitIsALock(t *testing.T) {
+	t.Parallel()
 	servers := make([]*server.Server, 3)
 	for i := range servers {
 		servers[i] = server.Redis(t)
