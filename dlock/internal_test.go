@@ -122,3 +122,28 @@ func TestAForgottenImportIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// The context of several leases looks at the clock for each of them, and not for the last alone.
+func TestTheContextOfLeasesKnowsOfASleepBeforeAnyTimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, slept := sleeper(t)
+		ls, err := LockAll(t.Context(), c, []string{"a", "b"}, WithRenewal(false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := ls.Context(t.Context())
+		defer cancel()
+		time.Sleep(5 * time.Second)
+		last, _ := LeaseFor(ctx, "b")
+		if err := last.Renew(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if ctx.Err() != nil {
+			t.Fatal(ctx.Err())
+		}
+		slept.Add(int64(6 * time.Second))
+		if err := ctx.Err(); err == nil {
+			t.Error("a is over, and the context does not know it")
+		}
+	})
+}

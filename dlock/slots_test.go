@@ -160,7 +160,19 @@ func TestASlotThatIsFreedElsewhereIsTakenWithinASecond(t *testing.T) {
 // Several slots become free at the same instant: the one who waits takes one.
 func TestOneCallKeepsOneSlot(t *testing.T) {
 	everyWait(t, func(t *testing.T, space *memory.Backend, client func() *dlock.Client) {
-		holder, waiter := client(), client()
+		holder := client()
+		waiter, err := dlock.New(polling(space.Peer()), dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
+			// The first grant waits until the others have come.
+			Attempt: func(_ context.Context, e dlock.Event) {
+				if e.Err == nil {
+					time.Sleep(2 * time.Second)
+				}
+			},
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer waiter.Close() //nolint:errcheck // the test is over
 		var leases []*dlock.Lease
 		for range 8 {
 			leases = append(leases, lock(t, holder, "k", dlock.WithSlots(8)))
@@ -177,7 +189,7 @@ func TestOneCallKeepsOneSlot(t *testing.T) {
 		if n := held(t, space); n != 1 || got.Err() != nil {
 			t.Errorf("%d slots are held, want one", n)
 		}
-		if s := waiter.Stats(); s.Held != 1 || s.Waiting != 0 {
+		if s := waiter.Stats(); s.Held != 1 || s.Waiting != 0 || s.Acquired != 8 {
 			t.Errorf("%+v", s)
 		}
 	})
