@@ -49,7 +49,16 @@ any length of time. No lock can prevent that. What helps is the receiver: every 
 a fencing token, [Lease.Fence], larger than that of every lease of the key before; a store
 that refuses a token smaller than the largest it has seen refuses the late write. Tokens
 of all backends can be compared, so a change of backend keeps them rising. [WithRequire]
-makes sure that there are any.
+makes sure that there are any. Package dlock/fence has such guards ready for SQL databases,
+Redis and Valkey, and any other store.
+
+# Leaders, slots, several keys
+
+[Elect] runs a function while it leads, and campaigns again after a loss; [Client.Observe]
+follows who leads. [WithSlots] lets n holders have a key. [LockAll] takes several keys, all
+or nothing. [Both] takes a lock on two backends, to change from one to the other while the
+program runs. [Client.Lookup], [Client.List], [Client.Check] and [Client.Break] are for
+operators.
 
 # Errors
 

@@ -1,0 +1,86 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+// At most two of all instances call a service that bears no more.
+func ExampleWithSlots() {
+	locks := open()
+	defer locks.Close()
+	ctx := context.Background()
+
+	for range 2 {
+		lease, err := locks.TryLock(ctx, "exports", dlock.WithSlots(2))
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer lease.Unlock()
+	}
+	_, err := locks.TryLock(ctx, "exports", dlock.WithSlots(2))
+	fmt.Println("a third:", errors.Is(err, dlock.ErrHeld))
+	// Output: a third: true
+}
+
+// The slot is a number that no other holder has: a port, a shard, a directory to work in.
+func ExampleLease_Slot() {
+	locks := open()
+	defer locks.Close()
+
+	used := map[int]bool{}
+	for range 3 {
+		lease, err := locks.Lock(context.Background(), "shards", dlock.WithSlots(3))
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer lease.Unlock()
+		used[lease.Slot()] = true
+	}
+	fmt.Println(used)
+	// Output: map[0:true 1:true 2:true]
+}
+
+// A transfer needs both accounts, whoever names them in which order.
+func ExampleLockAll() {
+	locks := open()
+	defer locks.Close()
+
+	accounts, err := dlock.LockAll(context.Background(), locks, []string{"account/7", "account/3"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := accounts.Context(context.Background())
+	defer cancel()
+	fmt.Println(accounts.Keys(), ctx.Err()) // the work runs under ctx
+	fmt.Println(accounts.Unlock())
+	// Output:
+	// [account/3 account/7] <nil>
+	// <nil>
+}
+
+// A program changes its backend while it runs: between two rollouts every instance uses both.
+func ExampleBoth() {
+	old, new := open(), open()
+	defer old.Close()
+	defer new.Close()
+	ctx := context.Background()
+
+	lease, err := dlock.Both(old, new).Lock(ctx, "nightly")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer lease.Unlock()
+
+	_, err = old.TryLock(ctx, "nightly")
+	fmt.Println("an instance before the change:", errors.Is(err, dlock.ErrHeld))
+	_, err = new.TryLock(ctx, "nightly")
+	fmt.Println("an instance after it:", errors.Is(err, dlock.ErrHeld))
+	// Output:
+	// an instance before the change: true
+	// an instance after it: true
+}

@@ -1,0 +1,197 @@
+// Package pages has the code of the documentation's pages, so that it compiles.
+package pages
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"log"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/dlock/fence"
+	"github.com/redlock-go/redlock/drivers/goredis"
+)
+
+var (
+	_ = []any{withDlock, nightly, elect, follow, save, stop, degrade, open}
+
+	block = regexp.MustCompile("(?s)```go\n(.*?)```")
+	link  = regexp.MustCompile(`\]\(([a-z-]+\.md)\)`)
+)
+
+const docs = "../../.github/docs"
+
+// TestThePagesCodeCompiles finds the code of every page in a file that is compiled: this one,
+// or that of the benchmark's module, which imports the other libraries.
+func TestThePagesCodeCompiles(t *testing.T) {
+	compiled := flat(t, "pages_test.go") + flat(t, "../../benchmark/pages_test.go")
+	pages, err := filepath.Glob(docs + "/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatal(pages, err)
+	}
+	blocks := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range block.FindAllSubmatch(text, -1) {
+			blocks++
+			for function := range strings.SplitSeq(string(m[1]), "\n\nfunc ") {
+				if !strings.Contains(compiled, plain(strings.TrimPrefix(function, "func "))) {
+					t.Errorf("%s: this is compiled nowhere:\n%s", page, function)
+				}
+			}
+		}
+		for _, m := range link.FindAllSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(docs, string(m[1]))); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+		inCode, inTable := false, false
+		for i, line := range strings.Split(string(text), "\n") {
+			inCode = inCode != strings.HasPrefix(line, "```")
+			inTable = strings.HasPrefix(line, "|")
+			if len([]rune(line)) > 100 && !inTable && !inCode {
+				t.Errorf("%s:%d: over 100 columns", page, i+1)
+			}
+		}
+	}
+	if blocks < 10 {
+		t.Errorf("%d blocks of code were found", blocks)
+	}
+}
+
+// plain leaves the formatting and the linter's directives out.
+func plain(code string) string {
+	var lines []string
+	for line := range strings.SplitSeq(code, "\n") {
+		line, _, _ = strings.Cut(line, " //nolint")
+		if line = strings.Join(strings.Fields(line), " "); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+func flat(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plain(string(text))
+}
+
+func work(ctx context.Context) error { return ctx.Err() }
+func run(ctx context.Context) error  { return ctx.Err() }
+
+func withDlock(ctx context.Context, client redis.UniversalClient) error {
+	backend, err := goredis.New(client, nil) // once for the program
+	if err != nil {
+		return err
+	}
+	locks, err := dlock.New(backend)
+	if err != nil {
+		return err
+	}
+	defer locks.Close() //nolint:errcheck // an example
+	return dlock.Do(ctx, locks, "nightly", work)
+}
+
+func nightly(ctx context.Context, locks *dlock.Client) error {
+	return dlock.Do(ctx, locks, "nightly", work) // work's context ends with the lease
+}
+
+func elect(ctx context.Context, locks *dlock.Client) error {
+	return dlock.Elect(ctx, locks, "scheduler", work) // again after a loss; work's return resigns
+}
+
+func follow(ctx context.Context, locks *dlock.Client) {
+	for leader, err := range locks.Observe(ctx, "scheduler") {
+		if err != nil {
+			log.Print(err)
+			continue
+		}
+		log.Printf("led by %q", leader.Owner) // the label of WithOwnerLabel comes first
+	}
+}
+
+func save(ctx context.Context, locks dlock.Locker, db *sql.DB) error {
+	return dlock.Do(ctx, locks, "account/42", func(ctx context.Context) error {
+		return write(ctx, db)
+	})
+}
+
+func write(ctx context.Context, db *sql.DB) error {
+	token, err := fence.Token(ctx, "account/42")
+	if err != nil {
+		return err // under no lease of this key, or it has ended
+	}
+	return guarded(ctx, db, token)
+}
+
+func guarded(ctx context.Context, db *sql.DB, token uint64) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // an example
+	if err := fence.Check(ctx, fence.Tx(tx, fence.Postgres, "fences"), "account/42", token); err != nil {
+		return err // errors.Is(err, fence.ErrStale): stop, the lock is another's
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE accounts SET balance = balance - 1 WHERE id = 42"); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+func stop(ctx context.Context, locks dlock.Locker) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // for the wait
+	defer cancel()
+	lease, err := locks.Lock(ctx, "nightly")
+	if err != nil {
+		return err // ErrHeld or ErrUnavailable: not now
+	}
+	defer lease.Unlock() //nolint:errcheck // an example
+	work, done := lease.Context(context.WithoutCancel(ctx))
+	defer done()
+	return run(work)
+}
+
+func degrade(ctx context.Context, locks dlock.Locker) error {
+	lease, err := locks.TryLock(ctx, "refresh-cache")
+	switch {
+	case errors.Is(err, dlock.ErrHeld):
+		return nil // another does it
+	case errors.Is(err, dlock.ErrUnavailable):
+		log.Print("refresh-cache runs without a lock: ", err)
+		return run(ctx)
+	case err != nil:
+		return err
+	}
+	defer lease.Unlock() //nolint:errcheck // an example
+	work, done := lease.Context(ctx)
+	defer done()
+	return run(work)
+}
+
+func open(oldURL, newURL string) (dlock.Locker, error) {
+	old, err := dlock.OpenURL(oldURL)
+	if err != nil || newURL == "" {
+		return old, err // step 1; and step 3, with the new URL as the only one
+	}
+	new, err := dlock.OpenURL(newURL)
+	if err != nil {
+		return nil, errors.Join(err, old.Close())
+	}
+	return dlock.Both(old, new), nil // step 2
+}
