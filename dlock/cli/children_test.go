@@ -12,7 +12,7 @@ import (
 
 // leaving is a command that leaves a process behind, outside of its process group where
 // that is seen.
-const leaving = `$away sh -c 'echo $$ > far; while [ ! -e go ]; do sleep 0.02; done' > far-out 2>&1 & while [ ! -e far ]; do sleep 0.02; done; exit 7`
+const leaving = `$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.02; done' > far-out 2>&1 & while [ ! -e far ]; do sleep 0.02; done; exit 7`
 
 func TestWhatTheCommandLeftBehindIsNamedOnce(t *testing.T) {
 	t.Parallel()

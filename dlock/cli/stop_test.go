@@ -245,7 +245,7 @@ func TestTheKeyStaysHeldWhileAnyProcessHasTheLocksDescriptor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	p := w.start("run", "k", "--", "sh", "-c", `
-$away sh -c 'echo $$ > far; while [ ! -e go ]; do sleep 0.02; done' &
+$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.02; done' &
 echo $$ > pid
 echo $PPID > guard
 wait`)
@@ -359,7 +359,7 @@ func stoppedByMaxHold(t *testing.T) (termed bool) {
 func TestTheLockIsKeptUntilWhatTheCommandLeftBehindHasEnded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	p := w.start("run", "--verbose", "k", "--", "sh", "-c", `$away sh -c 'echo $$ > far; while [ ! -e go ]; do sleep 0.02; done' & exit 7`)
+	p := w.start("run", "--verbose", "k", "--", "sh", "-c", `$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.02; done' & exit 7`)
 	w.content("far")
 	eventually(t, "the command's end", func() bool { return strings.Contains(p.err.String(), "left behind") })
 	w.want(exitHeld, "run", "--wait", "0", "k", "--", "true")
