@@ -183,6 +183,8 @@ type Request struct {
 	// only): take the key at exactly this token, if it is free and its counter is not
 	// above it; if this attempt has the key already, answer with the token that it
 	// has. Where the counter is above it, answer *RefusedError.
+	// FenceFloor then says when, by the nodes' clocks in microseconds since 1970, the lease was
+	// last confirmed; zero: at its token.
 	ExactFence uint64
 	// Quorum is set by a quorum for its nodes.
 	Quorum *Quorum

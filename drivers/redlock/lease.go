@@ -24,19 +24,20 @@ type lease struct {
 
 	renewing sync.Mutex // one renewal at a time
 
-	mu       sync.Mutex
-	phase    phase
-	requests []nodeRequest
-	waiters  []*waiter
-	attempts int // used up
-	start    boot.Instant
-	jumps    int64 // of the client's clock, at start
-	expires  boot.Instant
-	fence    uint64
-	raising  set  // nodes to which the token is written back
-	raised   bool // it took the second trip
-	renewal  int  // the number of the renewal that is under way
-	freed    bool // a majority confirmed the release
+	mu        sync.Mutex
+	phase     phase
+	requests  []nodeRequest
+	waiters   []*waiter
+	attempts  int // used up
+	start     boot.Instant
+	jumps     int64 // of the client's clock, at start
+	expires   boot.Instant
+	fence     uint64
+	confirmed uint64 // the nodes' time when the last renewal began that succeeded; 0: none did
+	raising   set    // nodes to which the token is written back
+	raised    bool   // it took the second trip
+	renewal   int    // the number of the renewal that is under way
+	freed     bool   // a majority confirmed the release
 }
 
 type phase uint8
@@ -577,7 +578,7 @@ func (l *lease) sendRenewal(ctx context.Context, keep time.Duration) *round {
 			}
 			g.join, g.held = true, nil
 			q := l.b.quorum(g.n, l.b.clock.Now()) // a straggler may still read the first
-			g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, 0, &q
+			g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, l.confirmed, &q
 			if l.b.without(extendOwn) {
 				g.req.ExactFence = 0
 			}
@@ -647,7 +648,7 @@ func (l *lease) renewalOutcome(ctx context.Context, err error, start boot.Instan
 	case l.phase != holding:
 		return driver.Grant{}, driver.ErrLost
 	case acks.len() >= l.b.q && (l.ttl == 0 || now < expires || l.b.without(noValidity)):
-		l.expires = expires
+		l.expires, l.confirmed = expires, l.b.floor(start)
 		l.b.count.renewals.Add(1)
 		return l.grant(), nil
 	case l.in(counted).len() < l.b.q:

@@ -92,8 +92,8 @@ func scriptsCycle(b *testing.B, v valkey.Client) cycle {
 	sum := func(text string) string { h := sha1.Sum([]byte(text)); return hex.EncodeToString(h[:]) }
 	a, r := sum(acquire), sum(release)
 	return func(ctx context.Context, key, owner string) error {
-		x, err := v.Do(ctx, v.B().Evalsha().Sha1(a).Numkeys(2).Key(key, "redlock1:fence:{"+key+"}").
-			Arg("9007199254740991", owner, "12000", "0", "86400000").Build()).AsIntSlice()
+		x, err := v.Do(ctx, v.B().Evalsha().Sha1(a).Numkeys(3).Key(key, "redlock1:fence:{"+key+"}", "redlock1:mark").
+			Arg("9007199254740991", owner, "12000", "0", "130000").Build()).AsIntSlice()
 		if err != nil {
 			return err
 		}

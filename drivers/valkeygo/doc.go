@@ -55,11 +55,18 @@
 //
 //	<prefix>redlock1:fence:{<prefix><key>}
 //
-// which lives for a day after the lock was last taken; after that the server's clock
-// keeps the order of the tokens alone. It costs about 135 bytes per key that was used
-// within a day. A counter per key was chosen over stripes of one hash because one
-// SET … GET reads and raises it (acquire took the server 6 µs, and 9 with stripes),
-// because traffic on other keys leaves it alone, and because nothing stays for ever.
+// which ends two minutes and the TTL after the lock was last taken or renewed; behind a
+// restart guard, two guards and a minute and the TTL. A few hundred bytes per server, or per
+// slot of a Cluster that was used,
+//
+//	<prefix>redlock1:mark
+//
+// keep the order of the tokens beyond that, also where the clock was set back. So keys that are
+// used once cost about 150 bytes each for that time: with TTL 10 s, a thousand new keys a
+// second need 1,000 × 130 s × 150 B = 20 MB, and never more. A clock that falls by two minutes
+// without any lock taken in between may repeat a token of a lock that nobody used meanwhile.
+// A counter per key was chosen over stripes of one hash because one SET … GET reads and raises
+// it, because traffic on other keys leaves it alone, and because nothing stays for ever.
 // A release is announced where somebody may hear it: to the first in line, on a channel of
 // that process' own, or on <prefix>redlock1:free:{…} to all who watch; in a Cluster by
 // ordinary pub/sub, which every node hears and one subscriber connection serves, wherever

@@ -293,6 +293,10 @@ func checkInfo(info map[string]string, cluster bool, add addFinding) {
 	if info["role"] == "master" && info["connected_slaves"] != "" && info["connected_slaves"] != "0" {
 		add(driver.SeverityWarning, "the server has "+info["connected_slaves"]+" replicas: a failover may lose the last locks and counters", "use a quorum (redlock:) where that matters, and check tokens")
 	}
+	used, _ := strconv.ParseFloat(info["used_memory"], 64)
+	if most, _ := strconv.ParseFloat(info["maxmemory"], 64); most > 0 && used > most*3/4 {
+		add(driver.SeverityWarning, fmt.Sprintf("%.0f%% of maxmemory is used: locks are refused when it is full", 100*used/most), "raise maxmemory: a lock costs about 150 bytes until its counter ends, some minutes after its last use")
+	}
 	if info["rdb_last_bgsave_status"] == "err" || info["aof_last_write_status"] == "err" {
 		add(driver.SeverityWarning, "the server could not save its data lately", "look at its log and its disk")
 	}

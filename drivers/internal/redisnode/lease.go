@@ -63,11 +63,11 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	n := l.node
 	deadline, _ := ctx.Deadline()
-	keys := append(make([]string, 0, 3), n.names.lock(l.key), n.names.counter(l.key))
+	keys := append(make([]string, 0, 4), n.names.lock(l.key), n.names.counter(l.key), n.names.mark(l.key, n.cfg.Cluster))
 	px, keep := n.renewalPX(r, l.quorum)
-	least := strconv.FormatUint(r.MinFence, 10)
+	least, life := strconv.FormatUint(r.MinFence, 10), n.counterLife(max(r.TTL, r.Keep), l.quorum)
 	args := func(p *process) []string {
-		return []string{notAfter(p, deadline), l.value, px, least, counterLife, keep}
+		return []string{notAfter(p, deadline), l.value, px, least, life, keep}
 	}
 	for again, late := false, false; ; {
 		start := time.Now()

@@ -3,6 +3,7 @@ package redisnode
 import (
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -20,6 +21,34 @@ func (n names) lock(key string) string { return n.prefix + key }
 
 // counter returns the name of the lock's fencing counter.
 func (n names) counter(key string) string { return n.sibling("fence", key) }
+
+// mark returns the name of what the counters of a server have in common: of a Cluster's slot,
+// where one script may use both.
+func (n names) mark(key string, cluster bool) string {
+	base := n.prefix + layout + "mark"
+	if !cluster {
+		return base
+	}
+	if hashTag(n.prefix+"x") != n.prefix+"x" {
+		return base // the prefix has a tag, and so all is in one slot
+	}
+	return base + ":{" + slotTag(Slot(n.lock(key))) + "}"
+}
+
+// slotTags are numbers that hash to each slot.
+var slotTags = sync.OnceValue(func() *[Slots]string {
+	var tags [Slots]string
+	for i, left := 0, Slots; left > 0; i++ {
+		tag := strconv.Itoa(i)
+		if s := Slot(tag); tags[s] == "" {
+			tags[s] = tag
+			left--
+		}
+	}
+	return &tags
+})
+
+func slotTag(slot int) string { return slotTags()[slot] }
 
 // counters returns what the names of all counters begin with.
 func (n names) counters() string { return n.prefix + layout + "fence:" }
@@ -63,12 +92,7 @@ func (n names) sibling(kind, key string) string {
 		return base + ":{" + lock + "}"
 	}
 	// No tag can spell this one. A number that hashes to its slot stands in.
-	slot := Slot(lock)
-	for i := 0; ; i++ {
-		if tag := strconv.Itoa(i); Slot(tag) == slot {
-			return base + ":{" + tag + "}" + lock
-		}
-	}
+	return base + ":{" + slotTag(Slot(lock)) + "}" + lock
 }
 
 // reserved reports whether key would collide with what stands beside locks.

@@ -26,9 +26,9 @@ const (
 	minTTL = 10 * time.Millisecond
 	maxTTL = 30 * 24 * time.Hour
 
-	// counterLife is how long a counter outlives its last use: after that the server's
-	// clock alone keeps the order.
-	counterLife = "86400000" // ms: one day
+	// counterLife is how long a counter outlives its last token at least, beside the TTL: far
+	// longer than a clock can fall between two looks (lua/counter.lua).
+	counterLife = 2 * time.Minute
 
 	// releaseTries is how often a release is sent before it gives up, and releasePause
 	// the first pause between two: each is four times the one before, 850 ms in all.
@@ -208,6 +208,16 @@ func (n *Node) kept(ttl time.Duration, q *driver.Quorum) time.Duration {
 	return ttl + ttl/100 + loneGrace
 }
 
+// counterLife returns the life of a counter in ms: longer than the lock's, so that List finds
+// it, and than a node of a quorum stays out of the vote.
+func (n *Node) counterLife(ttl time.Duration, q *driver.Quorum) string {
+	life := counterLife
+	if q != nil {
+		life = max(life, 2*q.Guard+time.Minute)
+	}
+	return strconv.FormatInt(inMS(life+ttl), 10)
+}
+
 // An attempt is one Acquire: what of it may have taken effect.
 type attempt struct {
 	node  *Node
@@ -238,10 +248,12 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	if req.ExactFence != 0 {
 		o, floor = opJoin, req.ExactFence
 	}
-	keys := append(make([]string, 0, 3), n.names.lock(req.Key), n.names.counter(req.Key))
-	proposal := strconv.FormatUint(floor, 10)
+	keys := append(make([]string, 0, 4), n.names.lock(req.Key), n.names.counter(req.Key), n.names.mark(req.Key, n.cfg.Cluster))
+	proposal, life := strconv.FormatUint(floor, 10), n.counterLife(req.TTL, req.Quorum)
 	var line []string
-	if o == opAcquire {
+	if o == opJoin {
+		line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
+	} else {
 		n.hub.stepBack(ctx, req.Key)
 		line = n.hub.waitQueue(t, req.Quorum)
 	}
@@ -250,7 +262,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	deadline, _ := ctx.Deadline()
 	args := func(p *process) []string {
 		t.last.process, t.last.notAfter = p, p.clock.at(deadline)
-		return append([]string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, counterLife}, line...)
+		return append([]string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, life}, line...)
 	}
 	for again, late := false, false; ; {
 		a, err := n.fleet.run(ctx, o, n.guard.of(req.Quorum), req.TTL, keys, &t.last.call, args)

@@ -35,6 +35,8 @@ var (
 	luaHandshake string
 	//go:embed lua/time.lua
 	luaTime string
+	//go:embed lua/counter.lua
+	luaCounter string
 	//go:embed lua/guard.lua
 	luaGuard string
 	//go:embed lua/acquire.lua
@@ -80,7 +82,7 @@ func bind(run string) [ops]script {
 	for o := range ops {
 		text := "local RUN, GRACE, till = '" + run + "', 0, 0\n" + luaPrelude
 		if o.perishable() {
-			text += luaTime
+			text += luaTime + luaCounter
 		}
 		bound[o] = newScript(text + o.body())
 	}
@@ -96,7 +98,7 @@ func bindGuarded(run, space, word string, t *driver.Terms) [ops]script {
 	for _, o := range []op{opAcquire, opJoin, opRenew} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
 			space, run, word, metaLayout, run, word, o != opRenew, t.Allowance/time.Microsecond, inMS(t.Grace))
-		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + o.body())
+		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + luaCounter + o.body())
 	}
 	return bound
 }

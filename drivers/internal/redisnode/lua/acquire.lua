@@ -1,6 +1,6 @@
 -- Takes the lock, if it is free.
--- KEYS: 1 lock, 2 counter.
--- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 PX of the counter (ms),
+-- KEYS: 1 lock, 2 counter, 3 mark.
+-- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
 -- 6 place in line, if somebody waits; and then 7 line, 8 PX of the line (ms), 9 since when it waits (us) or 0.
 -- Reply: {1, token, TIME} granted; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local me = ARGV[2] .. '|'
@@ -31,23 +31,31 @@ else -- it may be kept for this one, or for one that came later, who then waits 
   end
 end
 if got then
+  local function undo(old, why)
+    redis.call('DEL', KEYS[1])
+    if old then redis.pcall('SET', KEYS[2], old) else redis.pcall('DEL', KEYS[2]) end
+    return why
+  end
   -- The rule: the counter is behind the clock, and one command reads and raises it.
-  local old = redis.pcall('SET', KEYS[2], fence, 'PX', ARGV[5], 'GET')
-  if not old then return {1, x, now} end
-  if type(old) == 'table' then -- refused (rights, type): undo
+  local old = redis.pcall('SET', KEYS[2], fence, 'PX', life(x, ARGV[5]), 'GET')
+  if type(old) == 'table' then -- refused (rights, type)
     redis.call('DEL', KEYS[1])
     return old
   end
-  local counter = tonumber(old)
-  if not counter then
-    redis.call('SET', KEYS[2], old)
-    redis.call('DEL', KEYS[1])
-    return redis.error_reply('ERR the fencing counter of this lock holds something else')
+  local first, counter, why = x, nil, nil
+  if not old then
+    x, why = look(x, true)
+  else
+    counter = tonumber(old)
+    if not counter then return undo(old, redis.error_reply('ERR the fencing counter of this lock holds something else')) end
+    if counter >= x then x = counter + 1 end
+    if x > MOST then return undo(old, redis.error_reply('ERR the fencing counter of this lock is at its end')) end
+    if enters(x, counter) then x, why = look(x, false) end
   end
-  if counter >= x then
-    x = math.min(counter + 1, 9007199254740991)
-    fence = string.format('%.0f', x)
-    redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
+  if why then return undo(old, why) end
+  if x ~= first then
+    fence = digits(x)
+    redis.call('SET', KEYS[2], fence, 'PX', life(x, ARGV[5]))
     redis.call('SET', KEYS[1], me .. fence, 'PX', px)
   end
   return {1, x, now}
@@ -60,4 +68,4 @@ if place ~= '' then -- the line helps those who wait, and protects nothing: what
   redis.pcall('ZADD', ARGV[7], 'NX', since, place)
   redis.pcall('PEXPIRE', ARGV[7], ARGV[8])
 end
-return {0, v, redis.call('PTTL', KEYS[1]), now}
+return {0, string.sub(v, 1, 1024), redis.call('PTTL', KEYS[1]), now}

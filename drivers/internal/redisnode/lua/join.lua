@@ -1,7 +1,8 @@
 -- Takes the lock at exactly one token: heals a node of a quorum after the grant.
--- KEYS: 1 lock, 2 counter.
--- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 token (us), 5 PX of the counter (ms).
--- Reply: as acquire's, or {-2, counter, TIME} where the counter is above the token.
+-- KEYS: 1 lock, 2 counter, 3 mark.
+-- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 token (us), 5 life of the counter (ms),
+-- 6 the nodes' time (us) when the lease was last confirmed.
+-- Reply: as acquire's, or {-2, counter, TIME} where the counter is above the token, or may have been.
 local me = ARGV[2] .. '|'
 local v = redis.call('GET', KEYS[1])
 if v then
@@ -9,11 +10,21 @@ if v then
     redis.call('PEXPIRE', KEYS[1], ARGV[3] + GRACE)
     return {1, tonumber(string.sub(v, #me + 1)), now}
   end
-  return {0, v, redis.call('PTTL', KEYS[1]), now}
+  return {0, string.sub(v, 1, 1024), redis.call('PTTL', KEYS[1]), now}
 end
 local x = tonumber(ARGV[4])
-local counter = tonumber(redis.call('GET', KEYS[2]) or '0')
-if counter > x then return {-2, counter, now} end
-redis.call('SET', KEYS[2], ARGV[4], 'PX', ARGV[5])
+local counter = tonumber(redis.call('GET', KEYS[2]) or 'x')
+if counter and counter > x then return {-2, counter, now} end
+local stored, why = math.max(x, now - 2000000), nil
+if not counter then
+  -- A counter above the token may have ended, unless the lease was confirmed a short while ago.
+  local floor = tonumber(string.match(redis.call('GET', KEYS[3]) or '', '(%d+)$') or '0')
+  if x <= floor or now > ARGV[6] + ARGV[5] * 1000 - INTERVAL then return {-2, floor, now} end
+  stored, why = look(stored, true)
+elseif enters(stored, counter) then
+  stored, why = look(stored, false)
+end
+if why then return why end
+redis.call('SET', KEYS[2], digits(stored), 'PX', life(stored, ARGV[5]))
 redis.call('SET', KEYS[1], me .. ARGV[4], 'PX', ARGV[3] + GRACE)
 return {1, x, now}

@@ -314,10 +314,12 @@ func (s *suite) inspector(t *testing.T) {
 func (s *suite) check(t *testing.T) {
 	srv := server.StartFor(t, s.kind, server.WithMaxMemory("100mb", "allkeys-lru"), server.WithUser("blind on nopass ~* &* +@all -info -config"))
 	replica := server.StartFor(t, s.kind, server.WithReplicaOf(srv))
+	full := server.StartFor(t, s.kind, server.WithMaxMemory("1mb", "noeviction"))
 	for _, c := range []struct{ addr, says string }{
 		{srv.Addr(), "maxmemory-policy is allkeys-lru"},
 		{srv.Addr(), "appendonly is no"},
 		{replica.Addr(), "is a replica"},
+		{full.Addr(), "of maxmemory is used"},
 		{"blind:x@" + srv.Addr(), "INFO is refused"},
 		{"blind:x@" + srv.Addr(), "CONFIG is refused"},
 	} {

@@ -617,7 +617,7 @@ func (s *suite) lineForeign(t testing.TB) {
 
 // lineRefused: a user who may not use the line waits and wakes as if there were none.
 func (s *suite) lineRefused(t testing.TB) {
-	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~k ~redlock1:fence:* &* +@all -zadd -zpopmin -zrem -zrange"))
+	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~k ~redlock1:fence:* ~redlock1:mark &* +@all -zadd -zpopmin -zrem -zrange"))
 	open := func() driver.Backend { return s.open(t, s.url("plain:x@"+srv.Addr(), "")) }
 	l := s.lock(t, open(), theLock, time.Minute)
 	var wakes []<-chan struct{}

@@ -1,0 +1,154 @@
+package nodetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// countersEnd: a counter ends some minutes after its last use, so that keys used once leave
+// nothing for long; and tokens rise all the same, whatever the clock does.
+func (s *suite) countersEnd(t *testing.T) {
+	srv := server.StartFor(t, s.kind, server.WithClock(), server.WithMaxMemory("64mb", "noeviction"))
+	b := s.open(t, s.url(srv.Addr(), ""))
+	count := func() int64 {
+		n, err := srv.Do("DBSIZE")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.(int64)
+	}
+	use := func(key string) uint64 {
+		var l driver.Lease
+		eventually(t, func() (err error) { // the clock's step is learnt first
+			l, err = b.Acquire(context.Background(), s.ask(key, 10*time.Second))
+			return err
+		})
+		fence := l.Grant().Fence
+		if err := l.Release(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		return fence
+	}
+	const n = 2000
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			for j := range n / 20 {
+				use(fmt.Sprintf("once/%d/%d", i, j))
+			}
+		})
+	}
+	wg.Wait()
+	if k := count(); k < n {
+		t.Fatalf("%d keys are stored: the counters are not there at all", k)
+	}
+	if err := srv.SetClock(5 * time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	use("other")
+	eventually(t, func() error {
+		if k := count(); k > 10 {
+			return fmt.Errorf("%d keys are left of %d that were used once", k, n)
+		}
+		return nil
+	})
+
+	// The counter ends while the clock is ahead, and then that is behind where it was.
+	first := use("ends")
+	if err := srv.SetClock(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	use("other")
+	eventually(t, func() error {
+		if n, err := srv.Do("EXISTS", "redlock1:fence:{ends}"); err != nil || n != int64(0) {
+			return fmt.Errorf("the counter has not ended: %v, %w", n, err)
+		}
+		return nil
+	})
+	if err := srv.SetClock(4 * time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if second := use("ends"); second <= first {
+		t.Fatalf("token %d follows %d, whose counter has ended", second, first)
+	}
+
+	// A clock that goes ahead and back, a restart with memory, and counters that end meanwhile.
+	last := map[string]uint64{}
+	rng := rand.New(rand.NewPCG(1, uint64(len(s.Scheme))))
+	steps := []time.Duration{-time.Hour, -7 * time.Minute, -30 * time.Second, -3 * time.Second, 0, 0, time.Second, 15 * time.Second, 4 * time.Minute, 2 * time.Hour}
+	offset := 5 * time.Minute
+	for range 150 {
+		key := fmt.Sprintf("k%d", rng.IntN(3))
+		fence := use(key)
+		if fence <= last[key] {
+			t.Fatalf("token %d of %q follows %d", fence, key, last[key])
+		}
+		last[key] = fence
+		use("look") // the guarantee excludes a clock that nobody looks at between two steps
+		offset += steps[rng.IntN(len(steps))]
+		if err := srv.SetClock(offset); err != nil {
+			t.Fatal(err)
+		}
+		if rng.IntN(2) == 0 {
+			use(fmt.Sprintf("look%d", rng.IntN(1000)))
+		}
+	}
+}
+
+// counterAtItsEnd: no token is given twice.
+func (s *suite) counterAtItsEnd(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	if _, err := srv.Do("SET", "redlock1:fence:{k}", "9007199254740990"); err != nil {
+		t.Fatal(err)
+	}
+	l := s.lock(t, b, "k", time.Minute)
+	if got := l.Grant().Fence; got != driver.MaxFence {
+		t.Errorf("token %d, want the last, %d", got, uint64(driver.MaxFence))
+	}
+	unlock(t, l)
+	for range 2 {
+		_, err := b.Acquire(context.Background(), s.ask("k", time.Minute))
+		forEver(t, err, "at its end")
+	}
+	noLocks(t, srv)
+}
+
+// hugeValue: what somebody else stores at a key is not sent back as a whole.
+func (s *suite) hugeValue(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	b := s.open(t, s.url(srv.Addr(), ""))
+	s.warm(t, b)
+	if _, err := srv.Do("SETRANGE", "k", fmt.Sprint(64<<20-1), "x"); err != nil {
+		t.Fatal(err)
+	}
+	sent := func() (n int64) {
+		info, err := srv.Do("INFO", "stats")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(fmt.Sprint(info), "total_net_output_bytes:")
+		if _, err := fmt.Sscan(rest, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := sent()
+	if _, err := b.Acquire(context.Background(), s.ask("k", time.Minute)); err == nil {
+		t.Error("a foreign value does not exclude")
+	}
+	if _, err := b.(driver.Inspector).Lookup(context.Background(), "k"); err != nil {
+		t.Errorf("Lookup: %v", err)
+	}
+	if n := sent() - before; n > 100_000 {
+		t.Errorf("%d bytes were sent for a foreign value of 64 MiB", n)
+	}
+}
