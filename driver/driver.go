@@ -194,9 +194,12 @@ type Request struct {
 
 // Quorum tells a node of what it is a part.
 type Quorum struct {
-	// Terms are those that the quorum proposes. A node that remembers others keeps those,
+	// Terms are those of the client's options. A node that remembers others keeps those,
 	// and reports them in its grants; a node without a restart guard goes by these.
 	Terms
+	// Remembered are the terms that the other nodes remember. A node that remembers none takes
+	// them. Nil: it takes Terms.
+	Remembered *Terms
 	// OtherClocks returns what the clocks of the other nodes say now, at most: an instant
 	// that a majority of the nodes has not passed for certain is never taken for passed.
 	// Zero while too few of them are known, or while it is not known which terms they
@@ -209,6 +212,14 @@ type Quorum struct {
 	WaitingSince uint64
 
 	_ struct{}
+}
+
+// Proposal returns the terms that a node takes if it remembers none.
+func (q *Quorum) Proposal() *Terms {
+	if q.Remembered != nil {
+		return q.Remembered
+	}
+	return &q.Terms
 }
 
 // Terms are what a node of a quorum holds all its clients to. A node with a restart guard
@@ -482,7 +493,7 @@ type MemoryReport struct {
 	Memory Memory    // a quorum's is its nodes' greatest
 	Clock  time.Time // as in Grant; zero for a quorum
 	Server string    // as in Grant; empty for a quorum
-	Terms  *Terms    // that it remembers; nil: none. Nil for a quorum
+	Terms  *Terms    // that it remembers; nil: none. A quorum's are those of its options
 	// Next are the terms that it is changing to, and From the instant of its clock from
 	// which they hold; zero: not settled yet. Nil: it is changing to none.
 	Next *Terms

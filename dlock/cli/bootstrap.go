@@ -19,10 +19,11 @@ const bootstrapTimeout = 30 * time.Second
 
 func newBootstrap() *cobra.Command {
 	var url string
-	var nodes, sql bool
+	var say statement
+	var sql bool
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
-		Short: "State that the servers of the locks are new, or that their number changes",
+		Short: "State that the servers of the locks are new; show or change what they hold clients to",
 		Long: `State that the servers of the locks are new, so that their restart guard does not keep
 them out: a server that has no memory of locks may have lost it, and otherwise does not
 vote until every lock that it may have forgotten has ended. All servers have to answer, and none
@@ -33,11 +34,23 @@ now on, and more or fewer than they were. No lock is granted for one restart gua
 which the leases of clients with the old list end; those clients are refused from now
 on. Give all clients the new list then.
 
+With --terms the nodes of a quorum hold all clients to the options in the URL from now on:
+restart_guard (the longest TTL), clock_allowance and drift_percent. Every node has to answer.
+What protects grows at once, and what permits shrinks at once; the rest follows when every lease
+has ended that was granted before, and the report says when. Clients need not be stopped. Give
+them the URL before, if a permission shrinks, and afterwards, if one grows. If a node fails
+meanwhile nothing is unsafe: run the command again.
+
+With --dry-run change nothing, and show what each server remembers, its terms, and those that it
+is changing to; with --nodes or --terms also say whether that could be done.
+
 With --sql change nothing, and print the statement that an administrator of the database runs
 for the role in the URL: it makes what the locks need, and grants no more.
 
-The URL is chosen as by dlock run; for --nodes it is the new one.`,
+The URL is chosen as by dlock run; for --nodes and --terms it is the new one.`,
 		Example: `  dlock bootstrap --url redlock:redis://a:6379,redis://b:6379,redis://c:6379
+  dlock bootstrap --dry-run --url redlock:redis://a:6379,redis://b:6379,redis://c:6379
+  dlock bootstrap --terms --url redlock:redis://a:6379,redis://b:6379,redis://c:6379,restart_guard=2m
   DLOCK_URL_FILE=/etc/dlock.url dlock bootstrap --nodes`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,20 +61,18 @@ The URL is chosen as by dlock run; for --nodes it is the new one.`,
 			if sql {
 				return printSetup(cmd.OutOrStdout(), u)
 			}
-			said, err := bootstrap(cmd.Context(), u, nodes)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), said)
-			return nil
+			return bootstrap(cmd.Context(), cmd.OutOrStdout(), u, say)
 		},
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
-	f.BoolVar(&nodes, "nodes", false, "the number of nodes changes to that in the URL")
+	f.BoolVar(&say.nodes, "nodes", false, "the number of nodes changes to that in the URL")
+	f.BoolVar(&say.terms, "terms", false, "the nodes hold all clients to the options in the URL")
+	f.BoolVar(&say.dryRun, "dry-run", false, "show what the servers remember, and change nothing")
 	f.BoolVar(&sql, "sql", false, "print the SQL that prepares the database for the role in the URL")
-	cmd.MarkFlagsMutuallyExclusive("nodes", "sql")
+	cmd.MarkFlagsMutuallyExclusive("nodes", "terms", "sql")
+	cmd.MarkFlagsMutuallyExclusive("dry-run", "sql")
 	return cmd
 }
 
@@ -85,36 +96,99 @@ func printSetup(out io.Writer, url string) error {
 	return err
 }
 
-// bootstrap makes the statement, and returns what it means.
-func bootstrap(ctx context.Context, url string, nodes bool) (string, error) {
+// statement is what the flags say.
+type statement struct{ nodes, terms, dryRun bool }
+
+func (s statement) bootstrap() *driver.Bootstrap {
+	b := &driver.Bootstrap{DryRun: s.dryRun}
+	switch {
+	case s.nodes:
+		b.Statement = driver.StateNodes
+	case s.terms:
+		b.Statement = driver.StateTerms
+	}
+	return b
+}
+
+// bootstrap makes the statement, and writes what it means and what was done on each server.
+func bootstrap(ctx context.Context, out io.Writer, url string, say statement) error {
 	c, err := dlock.OpenURL(url, dlock.WithLogger(nil)) // the outcome says it
 	if err != nil {
-		return "", exitErrorOf(err)
+		return exitErrorOf(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
+	nothing := failf(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
 	admin, ok := c.GuardAdmin()
 	if !ok {
-		return "", failf(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
+		return nothing
 	}
 	ctx, stop := signal.NotifyContext(ctx, endSignals...)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
 	defer cancel()
-	state := driver.StateNew
-	if nodes {
-		state = driver.StateNodes
+	r, err := admin.Bootstrap(ctx, say.bootstrap())
+	if r != nil && (say.dryRun || say.terms || err != nil) {
+		show(out, r, say)
 	}
-	was, err := admin.Bootstrap(ctx, &driver.Bootstrap{Statement: state})
 	var refused *driver.RefusedError
 	switch {
 	case errors.As(err, &refused):
-		return "", failf(exitUnavailable, "%v", err)
+		return failf(exitUnavailable, "%v", err)
 	case err != nil:
-		return "", exitErrorOf(err)
-	case was.Memory == driver.MemoryUnguarded:
-		return "", failf(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
-	case nodes:
-		return "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now", nil
+		return exitErrorOf(err)
+	case r.Memory == driver.MemoryUnguarded:
+		return nothing
+	case say.dryRun:
+	case say.terms:
+		fmt.Fprintln(out, "the terms are set: what permits more holds when every lease has ended that was granted before (dlock bootstrap --dry-run shows when)")
+	case say.nodes:
+		fmt.Fprintln(out, "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now")
+	default:
+		fmt.Fprintln(out, "the servers are taken for new: they vote at once")
 	}
-	return "the servers are taken for new: they vote at once", nil
+	return nil
+}
+
+// show writes what each server remembers, and what was done there.
+func show(out io.Writer, r *driver.MemoryReport, say statement) {
+	if r.Nodes == nil {
+		fmt.Fprintln(out, remembers(r))
+	}
+	for _, n := range r.Nodes {
+		line := "no answer"
+		if n.Report != nil {
+			line = remembers(n.Report)
+		}
+		switch {
+		case n.Err != nil:
+			line += "; failed: " + n.Err.Error()
+		case n.Done:
+			line += "; set"
+		}
+		fmt.Fprintf(out, "%s: %s\n", n.Node, line)
+	}
+	if r.Nodes != nil && (say.terms || say.nodes) {
+		fmt.Fprintf(out, "this URL: %s\n", terms(r.Terms))
+	}
+}
+
+// remembers says what one server remembered.
+func remembers(r *driver.MemoryReport) string {
+	s := r.Memory.String()
+	if r.Terms == nil {
+		return s
+	}
+	s += ": " + terms(r.Terms)
+	switch {
+	case r.Next == nil:
+	case r.From.IsZero():
+		s += "; to become " + terms(r.Next) + " when all nodes know (run dlock bootstrap --terms again)"
+	default:
+		s += "; to become " + terms(r.Next) + " in " + max(0, r.From.Sub(r.Clock)).Round(time.Second).String()
+	}
+	return s
+}
+
+func terms(t *driver.Terms) string {
+	return fmt.Sprintf("%d nodes, restart_guard %v, clock_allowance %v, drift_percent %d", t.N, t.Guard, t.Allowance, t.Drift)
 }

@@ -5,6 +5,7 @@ package cli
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -56,6 +57,64 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 	}
 	if _, stderr := w.want(exitUnavailable, "bootstrap", "--url", "redlock:redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3"); !strings.Contains(stderr, "127.0.0.1:1") {
 		t.Errorf("stderr is %q", stderr)
+	}
+}
+
+func TestBootstrapShowsAndChangesTerms(t *testing.T) {
+	w := newWorld(t)
+	urls := make([]string, 3)
+	for i := range urls {
+		urls[i] = "redis://" + server.Redis(t).Addr()
+	}
+	url := func(options string) string { return "redlock:" + strings.Join(urls, ",") + ",prefix=terms/" + options }
+	run := func(url, ttl string) []string {
+		return []string{"run", "--ttl", ttl, "--wait", "1m", "--url", url, "k", "--", "true"}
+	}
+	one, six := url(",restart_guard=4s"), url(",restart_guard=6s,clock_allowance=200ms")
+	says := func(out string, n int, part string) {
+		t.Helper()
+		if got := strings.Count(out, part); got != n {
+			t.Errorf("%q is said %d times, want %d: %s", part, got, n, out)
+		}
+	}
+
+	out, _ := w.want(0, "bootstrap", "--dry-run", "--url", one)
+	says(out, 3, "new")
+	if _, stderr := w.want(exitUnavailable, "bootstrap", "--terms", "--url", one); !strings.Contains(stderr, "has no terms to change") {
+		t.Errorf("stderr is %q", stderr)
+	}
+	w.want(0, "bootstrap", "--url", one)
+	w.want(0, run(one, "4s")...)
+	if _, stderr := w.want(exitUnavailable, "run", "--ttl", "6s", "--wait", "0", "--url", six, "k", "--", "true"); !strings.Contains(stderr, "restart_guard is 6s") || !strings.Contains(stderr, "4s") || !strings.Contains(stderr, "dlock bootstrap --terms") {
+		t.Errorf("stderr is %q", stderr)
+	}
+	out, _ = w.want(0, "bootstrap", "--terms", "--dry-run", "--url", six)
+	says(out, 3, "kept: 3 nodes, restart_guard 4s, clock_allowance 100ms")
+	says(out, 1, "this URL: 3 nodes, restart_guard 6s, clock_allowance 200ms")
+	says(out, 0, "become")
+
+	out, _ = w.want(0, "bootstrap", "--terms", "--url", six)
+	says(out, 3, "; set")
+	out, _ = w.want(0, "bootstrap", "--dry-run", "--url", six)
+	says(out, 3, "to become 3 nodes, restart_guard 6s, clock_allowance 200ms")
+	w.want(0, run(one, "4s")...) // all the while
+	for end := time.Now().Add(time.Minute); ; {
+		if code, _, stderr := w.run("run", "--ttl", "6s", "--wait", "0", "--url", six, "k", "--", "true"); code == 0 {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(stderr)
+		}
+	}
+	out, _ = w.want(0, "bootstrap", "--dry-run", "--url", one)
+	says(out, 3, "restart_guard 6s")
+
+	// Less is at once, and what contradicts itself is refused before anything is sent.
+	w.want(0, "bootstrap", "--terms", "--url", one)
+	w.want(0, run(one, "4s")...)
+	for _, bad := range []string{",restart_guard=4s,clock_allowance=5s", ",restart_guard=4s,node_timeout=5s"} {
+		if _, stderr := w.want(exitUsage, "bootstrap", "--terms", "--url", url(bad)); !strings.Contains(stderr, "restart guard, 4s") {
+			t.Errorf("%s: %q", bad, stderr)
+		}
 	}
 }
 

@@ -161,7 +161,7 @@ func (b *Backend) state(ctx context.Context, timeout time.Duration, s driver.Sta
 	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
 		q := b.quorum(n, b.clock.Now())
 		if s == driver.StateTerms || s == driver.StateTermsSettled {
-			q.Terms = b.terms
+			q.Remembered = nil
 		}
 		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &q, Statement: s, Observed: seen[n.index]})
 		return err
@@ -195,7 +195,7 @@ func hasError(errs []error) bool {
 // with the old list are told apart by that: add one first, then leave one out.
 //
 // A dry run reports what the nodes that answer say, with an error that names one that does
-// not. Where a statement fails on some nodes the report says on which, and no two clients are
+// not, or that says why the statement could not be made. Where a statement fails on some nodes the report says on which, and no two clients are
 // served under terms that are unsafe together: make it again.
 func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if err := b.begin(ctx); err != nil {
@@ -204,10 +204,10 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.M
 	defer b.calls.Done()
 	seen, errs := b.look(ctx, inspectTimeout)
 	r := b.report(seen, errs)
-	if err := b.all(errs); err != nil || s.DryRun {
+	if err := b.all(errs); err != nil || s.DryRun && s.Statement == driver.StateNew {
 		return r, err
 	}
-	if err := b.fits(ctx, s.Statement, r); err != nil {
+	if err := b.fits(ctx, s.Statement, r); err != nil || s.DryRun {
 		return r, err
 	}
 	errs = b.state(ctx, inspectTimeout, s.Statement, seen)
@@ -229,7 +229,8 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.M
 
 func (b *Backend) report(seen []*driver.MemoryReport, errs []error) *driver.MemoryReport {
 	_, most := extremes(seen)
-	r := &driver.MemoryReport{Memory: most}
+	own := b.terms
+	r := &driver.MemoryReport{Memory: most, Terms: &own}
 	for i, n := range b.nodes {
 		r.Nodes = append(r.Nodes, driver.NodeReport{Node: n.name, Report: seen[i], Err: errs[i]})
 	}

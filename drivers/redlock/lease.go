@@ -140,11 +140,14 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lea
 
 // quorum is what one node is told of the quorum.
 func (b *Backend) quorum(n *node, now boot.Instant) driver.Quorum {
-	t := b.terms
+	q := driver.Quorum{Terms: b.terms, OtherClocks: n.others}
 	if b.opts.Guard > 0 {
-		t, _ = n.proposal(now)
+		if t, _ := n.proposal(now); t != b.terms {
+			theirs := t
+			q.Remembered = &theirs
+		}
 	}
-	return driver.Quorum{Terms: t, OtherClocks: n.others}
+	return q
 }
 
 // away reports whether node i left the bid without an answer.

@@ -165,7 +165,7 @@ func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, ttl time.
 			case r.err != nil || r.code == simDone:
 				return r
 			case r.code == simStale && r.none:
-				n.adopt(p, q.Terms)
+				n.adopt(p, *q.Proposal())
 			case r.code != simQuarantined:
 			case recounted || !n.overlong(p, q, r):
 				return simReply{err: refusedByGuard(r)}
@@ -261,9 +261,9 @@ func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.
 func (n *simNode) shakeArgs(p *simProcess, op simOp, q *driver.Quorum) simShake {
 	n.mu.Lock()
 	if p.terms.N != q.N {
-		p.terms, p.ready, p.from = q.Terms, false, 0
+		p.terms, p.ready, p.from = *q.Proposal(), false, 0
 	}
-	h := simShake{text: simText{p.run, p.terms, op}, terms: q.Terms, load: true, check: true}
+	h := simShake{text: simText{p.run, p.terms, op}, terms: *q.Proposal(), load: true, check: true}
 	n.mu.Unlock()
 	if q.N > 1 {
 		h.others = -1
@@ -311,7 +311,7 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.M
 	if b.Quorum.Guard <= 0 {
 		return &driver.MemoryReport{}, nil
 	}
-	r := n.call(ctx, func() simReply { return n.s.look(b.Quorum.Quarantine) })
+	r := n.call(ctx, func() simReply { return n.s.look(b.Quorum.Proposal().Quarantine) })
 	if r.err != nil {
 		return nil, r.err
 	}

@@ -110,11 +110,11 @@ type guarded struct {
 
 // guard returns what is known of the guard of a quorum that proposes these terms: under those
 // that were adopted for its number of nodes, if there are any.
-func (p *process) guard(space string, proposed driver.Terms) *guarded {
+func (p *process) guard(space string, proposed *driver.Terms) *guarded {
 	if known := p.guarded.Load(); known != nil && known.terms.N == proposed.N {
 		return known
 	}
-	return p.adopt(space, proposed)
+	return p.adopt(space, *proposed)
 }
 
 // adopt goes by these terms from now on.
@@ -199,7 +199,7 @@ func handshakeArgs(q *driver.Quorum, mode string, until int64) []string {
 		}
 	}
 	i := func(n int64) string { return strconv.FormatInt(n, 10) }
-	return []string{"handshake", i(others), mode, i(until), termsWord(&q.Terms)}
+	return []string{"handshake", i(others), mode, i(until), termsWord(q.Proposal())}
 }
 
 // stale reports whether the script refused because the process of the last handshake
@@ -214,7 +214,7 @@ func (g *guard) recall(p *process, q *driver.Quorum, a *answer) {
 	if t, ok := parseTerms(word); ok && t.N == q.N {
 		p.adopt(g.space, t)
 	} else if meta == "" {
-		p.adopt(g.space, q.Terms)
+		p.adopt(g.space, *q.Proposal())
 	}
 }
 
@@ -260,7 +260,7 @@ func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quo
 		}
 		mode = "durable"
 	}
-	if q == g.lone && !p.guard(g.space, q.Terms).kept.Load() { // else it has kept our own locks
+	if q == g.lone && !p.guard(g.space, q.Proposal()).kept.Load() { // else it has kept our own locks
 		r, err := g.look(ctx, f, q)
 		if err != nil {
 			return "", "", err
@@ -462,7 +462,7 @@ func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver
 	case meta != "":
 		r.Memory = driver.MemoryKept
 		report(r, meta)
-	case time.Duration(up-1)*time.Second > q.Quarantine: // it counts whole seconds, by a clock of whole seconds
+	case time.Duration(up-1)*time.Second > q.Proposal().Quarantine: // it counts whole seconds, by a clock of whole seconds
 		r.Memory = driver.MemoryUnused
 	}
 	return r, nil
@@ -536,7 +536,7 @@ func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, se
 	}
 	args := handshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
 	for range 3 {
-		to := p.guard(f.guard.space, q.Terms)
+		to := p.guard(f.guard.space, q.Proposal())
 		c := &Call{Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: to.scripts[opAcquire].text, Args: args}
 		now, err := f.handshake(ctx, p, c, f.guard.meta)
 		if err != nil {

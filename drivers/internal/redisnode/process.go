@@ -289,7 +289,7 @@ func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, k
 			defer func() { f.guard.welcome(c, what) }()
 		}
 		deadline, _ := ctx.Deadline()
-		c.Text, c.Args = p.guard(f.guard.space, q.Terms).scripts[o].text, handshakeArgs(q, mode, p.clock.at(deadline))
+		c.Text, c.Args = p.guard(f.guard.space, q.Proposal()).scripts[o].text, handshakeArgs(q, mode, p.clock.at(deadline))
 		c.Behind = f.guard.shake
 	}
 	now, err := f.handshake(ctx, p, c, keys[0])
