@@ -35,8 +35,9 @@
 //     than the TTL; this is looked at once more as the last act before Acquire
 //     returns. It does not wait for the other answers.
 //  4. The lease ends at T1 + TTL − drift; the drift is 1 % of the TTL (see
-//     Options.DriftPercent) and 2 ms. The nodes keep the key for a grace longer, so
-//     that a node whose clock is a little off frees nothing early.
+//     Options.DriftPercent) and 2 ms. It ends earlier, or Acquire waits a little before it
+//     returns, where the answers' clocks are further apart than is excused; and the nodes
+//     keep the key for a grace longer: see "Terms".
 //  5. If it has no majority, it releases all nodes: in the background, on a context of
 //     its own, each behind its own request, so that no release overtakes what it is to
 //     undo. It tries again after a random while. When several clients split the vote
@@ -79,7 +80,7 @@
 //
 // A node that comes back without its memory would grant again what is held. So it is
 // kept out until every lease that it may have forgotten has ended: for Options.Guard, 30 s
-// by default, and a little for clocks. No TTL may be longer than the guard. Nobody has to do
+// by default, and half a second for clocks. No TTL may be longer than the guard. Nobody has to do
 // anything for that, and it costs no round trip: the scripts that give and renew locks
 // are bound to one process of a server, which forgets them when it ends, so that the
 // first call after a restart fails, whoever makes it; and what loads them anew compares
@@ -103,10 +104,13 @@
 // there: it voids the guard only if all nodes lose their memory together. Else they vote
 // after one guard, as a node does that replaces another.
 //
-// All clients of the same nodes and prefix need the same N, and ought to have the same guard:
+// A node without a memory takes its terms (see there) from the others, as many as make a
+// majority with it, and never from a client. Where so many do not answer, or not all answer
+// and none remembers, it does not vote: somebody may hold a lock for longer than this client
+// knows of.
 //
-//   - A longer guard: give it to all clients first, and then the longer TTLs. A node keeps
-//     the longest guard that it was ever told.
+// All clients of the same nodes and prefix need the same N:
+//
 //   - Other nodes, more or fewer: run "dlock bootstrap --nodes" with the URL of the new
 //     list, all of which has to answer. From then on clients with the old list are refused,
 //     and for one guard all others are. Give the new list to all clients in that time, and
@@ -119,6 +123,11 @@
 //   - restart_guard=off, for all clients, is for tests, for nodes behind which INFO, which
 //     tells the process, is not allowed, and for those that are Clusters.
 //
+// A lone server has the guard where its URL has restart_guard. It has no others to ask: one
+// that was never used, and has been up for longer than the guard, is taken for new and votes
+// at once. So a machine that takes the address of a dead one, and has been up for long, votes
+// at once too. Set strict_guard=true where that can happen.
+//
 // An eviction policy other than noeviction is refused, and so are replicas, and Redis before
 // 7, which keeps scripts over a restart. Not covered are a failover behind one address while
 // the old primary still serves, the snapshot of a virtual machine that is restored with the
@@ -127,20 +136,52 @@
 // without StrictGuard, and FLUSHALL in the moment when a client that has found all nodes
 // unused is telling them so, and others have locks already.
 //
+// # Terms
+//
+// What a clock may do wrong is for all clients of the nodes to agree on: the grace that one
+// lease leaves has to cover what the next bidder excuses. So the nodes remember the terms of
+// the first client, and hold all others to them, whatever their options say:
+//
+//   - restart_guard, the longest TTL;
+//   - clock_allowance, a: how far apart the clocks of sound nodes may be. A bid excuses 3a,
+//     and a node keeps a key for 8.5a + 10 ms longer than the TTL: 860 ms by default. A
+//     clean release frees at once;
+//   - drift_percent, at least.
+//
+// TTL, node timeout, and the way to the nodes are each client's own. A client with other
+// options goes by the terms of the nodes, and says so in an event; a TTL over their guard is
+// refused with an error that names both. Nodes may have different terms, after a change that
+// was broken off, say: each protects what it counts for.
+//
+// "dlock bootstrap --dry-run" shows the terms of each node, and "dlock bootstrap --terms" makes
+// them those of its URL. Every node has to answer. What protects (the quarantine, the grace, the
+// drift) grows and what permits (the longest TTL, the excused difference) shrinks at once; the
+// rest holds when the leases have ended that were granted before, for which the nodes wait by
+// themselves. Clients bid throughout. A shorter guard than that of a lease which is held is
+// refused. If a node fails in between, run the command again. With restart_guard=off nodes
+// remember nothing, and all clients have to have the same options.
+//
+// The file terms.go has the rules, the inequality behind them and its proof.
+//
 // # What is promised
 //
 // G1 exclusion: while Lease.Deadline has not passed, no other lease of that key is valid,
-// provided that clock rates differ by less than the configured drift over one TTL
-// (chrony may slew by 8 %: then set it), that no majority of nodes steps its clock
-// together within a TTL, that no node's clock steps forward and back between two
-// contacts, and that restarted nodes are quarantined or durable. Code that pauses past
-// the deadline, and packets already sent, are covered only by the token.
+// provided that at any time fewer than a majority of the nodes have a wrong clock, in
+// whatever way, and the clocks of the others are within the allowance of each other; that
+// every client's boot-time clock is right within the drift (chrony may slew by 8 %: then set
+// it); that no node's clock goes ahead and comes back unseen between two bids or renewals
+// under one prefix; and that restarted nodes are quarantined or durable. Through package
+// dlock, Done comes before another's grant while the process runs. After it was stopped, Err
+// and Context know at the first look; for what it does before that, and for packets already
+// sent, there is the token alone.
 //
 // G2 order: any two leases ever granted on a key carry different tokens, and if one was
 // returned before another's acquire began, its token is smaller. No pause, delay, clock
 // step or early expiry can break this. It assumes fixed membership and nodes that keep
 // acknowledged writes; on volatile nodes with the guard it holds while the nodes' clocks
-// agree within a quarter of the guard.
+// agree within a quarter of the guard. A client that slept proposes no token from before its
+// sleep, and no node gives one that is more than 2 s behind its own clock, or from before the
+// end of its quarantine.
 //
 // G3 freshness: a successful renewal proves that no lease with a larger token had been
 // granted before it began, under G2's assumptions; and, where a node came back with an
