@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,8 @@ type guard struct {
 	mark  script
 	lone  *driver.Quorum // of a lone instance; nil: there is none
 	wg    *tracker
+
+	warned sync.Once // of eviction
 }
 
 func newGuard(cfg *Config, wg *tracker) *guard {
@@ -106,6 +109,8 @@ type guarded struct {
 	ready atomic.Bool  // the marker is there as well: the scripts may be called
 	from  atomic.Int64 // from when other terms hold, by the server's clock in µs; zero: no change is settled
 	told  atomic.Int64 // until when it does not vote, as was told
+
+	reviewed atomic.Int64 // when the settings were last looked at, as Unix time in ns
 }
 
 // guard returns what is known of the guard of a quorum that proposes these terms: under those
@@ -139,6 +144,42 @@ func (p *process) serve(q *driver.Quorum) *guarded {
 		return nil
 	}
 	return g
+}
+
+// review looks in the background, every half guard while the server is bid on, whether it
+// could still vote if it were asked for the first time: somebody may have made it evict keys.
+// If not, the next bid is refused by a handshake, with the reason.
+func (f *fleet) review(p *process, g *guarded, q *driver.Quorum) {
+	now, last := time.Now().UnixNano(), g.reviewed.Load()
+	if age := time.Duration(now - last); age >= 0 && age < g.terms.Guard/2 || !g.reviewed.CompareAndSwap(last, now) {
+		return
+	}
+	f.guard.wg.add()
+	go func() {
+		defer f.guard.wg.done()
+		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
+		defer cancel()
+		c := &Call{
+			Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: g.scripts[opAcquire].text,
+			Args: handshakeArgs(q, "", 0),
+		}
+		_, err := f.handshake(ctx, p, c, f.guard.meta)
+		var refusal ServerError
+		if !errors.As(err, &refusal) || !strings.HasPrefix(string(refusal), "GUARD ") {
+			return // who serves now, and whether it answers, is for the next bid to find out
+		}
+		g.kept.Store(false)
+		g.ready.Store(false)
+		why := f.guard.refusal(string(refusal))
+		f.guard.cfg.Event(driver.Notice{Kind: driver.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
+	}()
+}
+
+// evicts warns once of a server that evicts keys, where no guard refuses it.
+func (g *guard) evicts(policy string) {
+	g.warned.Do(func() {
+		g.cfg.Event(driver.Notice{Kind: driver.NoticeEviction, Node: g.cfg.Addr, Detail: "maxmemory-policy is " + policy + ": the server may evict locks that are held, and give them to others; set noeviction"})
+	})
 }
 
 // unmarked returns what is known of a server after a handshake that suits q, where only the
@@ -362,6 +403,7 @@ func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []
 	}
 	known := p.adopt(g.space, terms)
 	known.from.Store(from)
+	known.reviewed.Store(time.Now().UnixNano())
 	known.kept.Store(true)
 	if err := g.leaveMark(ctx); err != nil {
 		return err

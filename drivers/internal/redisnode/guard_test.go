@@ -516,7 +516,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 		ends[at] = end
 	}
 
-	stop, granted := make(chan struct{}), map[string]*atomic.Int64{}
+	began, stop, granted := time.Now(), make(chan struct{}), map[string]*atomic.Int64{}
 	var clients sync.WaitGroup
 	for _, prefix := range []string{"a:", "b:", ""} {
 		for _, release := range []string{"", "another release"} {
@@ -593,9 +593,10 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 		}
 	}
 	// A server's restart costs each client its texts once: acquire, join, renew; and what
-	// was under way.
+	// was under way. Its settings are looked at every half guard.
+	reviews := len(servers) * (1 + int(time.Since(began)/(guard/2)))
 	for who, n := range handshakes {
-		if most := (5 + 9) * 3 * 2; n > most {
+		if most := (5+9)*3*2 + reviews; n > most {
 			t.Errorf("%q made %d handshakes, and there were 14 processes", who, n)
 		}
 	}
@@ -754,4 +755,101 @@ func TestALookBesideAFirstContactSeesNoEmptiedServer(t *testing.T) {
 			t.Errorf("it remembers %+v, %v", r, err)
 		}
 	})
+}
+
+// Somebody makes a server evict keys while it is used: it votes no longer, says so, and votes
+// again when that was taken back.
+func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		s := server.StartFor(t, kind)
+		c := dialServer(t, s)
+		var evictions atomic.Int32
+		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
+			c.Guard = 200 * time.Millisecond
+			c.Event = func(e driver.Notice) {
+				if e.Kind == driver.NoticeEviction && strings.Contains(e.Detail, "volatile-lru") {
+					evictions.Add(1)
+				}
+			}
+		})
+		try := func() error {
+			l, err := n.Acquire(context.Background(), &driver.Request{Key: "k", Owner: fmt.Sprint("o/", bids.Add(1)), TTL: 200 * time.Millisecond})
+			if err == nil {
+				err = l.Release(context.Background())
+			}
+			return err
+		}
+		until := func(done func(error) bool) error {
+			var err error
+			for end := time.Now().Add(time.Minute); ; {
+				if err = try(); done(err) {
+					return err
+				}
+				if time.Now().After(end) {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := try(); err != nil {
+			t.Fatal(err)
+		}
+		do(t, s, "CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+		_ = wantRefused(t, until(func(err error) bool { return err != nil }), "maxmemory-policy is volatile-lru")
+		if n := evictions.Load(); n != 1 {
+			t.Errorf("%d events", n)
+		}
+		do(t, s, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+		_ = until(func(err error) bool { return err == nil })
+	})
+}
+
+// Where no guard refuses it, a server that evicts keys is named at first contact, once.
+func TestALoneInstanceOnAServerThatEvictsIsWarned(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
+		for _, c := range []struct {
+			memory, policy string
+			warned         int32
+		}{{"100mb", "volatile-lru", 1}, {"100mb", "noeviction", 0}, {"0", "volatile-lru", 0}} {
+			s := server.StartFor(t, kind, server.WithMaxMemory(c.memory, c.policy))
+			at := dialServer(t, s)
+			var evictions atomic.Int32
+			n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}, func(c *Config) {
+				c.Guard, c.Bootstrap = 0, false
+				c.Event = func(e driver.Notice) {
+					if e.Kind == driver.NoticeEviction {
+						evictions.Add(1)
+					}
+				}
+			})
+			for range 3 {
+				if _, err := bid(n, fmt.Sprint("k", bids.Add(1))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := evictions.Load(); n != c.warned {
+				t.Errorf("%+v: %d events", c, n)
+			}
+		}
+	})
+}
+
+// A lone instance has one clock: it keeps a key for the TTL, the drift and little more.
+func TestALoneInstanceKeepsAKeyForLittleMoreThanItsTTL(t *testing.T) {
+	for _, guard := range []time.Duration{0, time.Minute} {
+		s := server.Redis(t)
+		c := dialServer(t, s)
+		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
+			c.Guard, c.Bootstrap, c.Prefix = guard, guard > 0, fmt.Sprint("lone", guard, ":")
+		})
+		for _, ttl := range []time.Duration{time.Second, 30 * time.Second} {
+			key := fmt.Sprint("k", ttl)
+			if _, err := n.Acquire(context.Background(), &driver.Request{Key: key, Owner: "o/1", TTL: ttl}); err != nil {
+				t.Fatal(err)
+			}
+			left, _ := do(t, s, "PTTL", n.cfg.Prefix+key).(int64)
+			if most := ttl + driver.Drift(ttl) + 100*time.Millisecond; time.Duration(left)*time.Millisecond > most {
+				t.Errorf("with a guard of %v and a TTL of %v the key is kept for %v ms, and %v is the most", guard, ttl, left, most)
+			}
+		}
+	}
 }

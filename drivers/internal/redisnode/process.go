@@ -122,6 +122,9 @@ func (f *fleet) ask(ctx context.Context, key string) (*process, error) {
 	if !ok || !fine || strings.ContainsAny(run, "'\\\n") {
 		return nil, &notSent{errors.New("the server answers a handshake in an unknown way")}
 	}
+	if policy, _ := text(c.Reply, 2); policy != "" {
+		f.guard.evicts(policy)
+	}
 	return f.serves(key, run, us, sent, received), nil
 }
 
@@ -203,6 +206,7 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, ttl time.Durati
 			sha = ""
 			if g = p.serve(q); g != nil {
 				sha = g.scripts[o].sha
+				f.review(p, g, q)
 				if ttl > g.terms.Guard {
 					return nil, f.guard.overGuard(ttl, &g.terms, q)
 				}

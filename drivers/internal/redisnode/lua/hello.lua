@@ -1,7 +1,12 @@
 -- First contact: which server process is this, and what does its clock say?
 -- No KEYS but one that routes the call; no ARGV. The only script that is not bound to a process.
--- Reply: {run_id ('' where INFO is not allowed), TIME in microseconds}.
+-- Reply: {run_id ('' where INFO is not allowed), TIME in microseconds, how it evicts keys, or '' where it does not}.
 local t = redis.call('TIME')
-local info = redis.pcall('INFO', 'server')
+local info, memory = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'memory')
 local id = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or ''
-return {id, t[1] * 1000000 + t[2]}
+local policy = ''
+if type(memory) == 'string' and string.match(memory, 'maxmemory:(%d+)') ~= '0' then
+  policy = string.match(memory, 'maxmemory_policy:([%w-]*)') or ''
+  if policy == 'noeviction' then policy = '' end
+end
+return {id, t[1] * 1000000 + t[2], policy}
