@@ -314,3 +314,40 @@ func TestStartIsCalledForCallsOfTheProgramAlone(t *testing.T) {
 		}
 	})
 }
+
+func TestRecoveriesOfADriverAreInfoAndItsMessagesAreConstant(t *testing.T) {
+	log := &lines{}
+	c, err := dlock.OpenURL("test:", dlock.WithLogger(slog.New(log)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []driver.NoticeKind{driver.NoticeNodeSkipped, driver.NoticeNodeRestored} {
+		testDriver.got.Notify(driver.Notice{Kind: k, Node: "a:1", Err: errOutage})
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := log.all()
+	if len(got) != 2 || got[0].msg != got[1].msg || got[0].level != slog.LevelWarn || got[1].level != slog.LevelInfo ||
+		got[1].attrs["kind"] != string(driver.NoticeNodeRestored) || got[1].attrs["node"] != "a:1" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// What README says of waiting is what the features say.
+func TestFeaturesSayWhoWaitsInOrder(t *testing.T) {
+	for url, ordered := range map[string]bool{
+		"memory:": true, "redis://127.0.0.1:1/0": true, "valkey://127.0.0.1:1/0": true, "postgres://u@127.0.0.1:1/db": true,
+		"redlock:redis://127.0.0.1:1,redis://127.0.0.1:2,valkey://127.0.0.1:3": true, "file:": false,
+	} {
+		c, err := dlock.OpenURL(url, dlock.WithRequire(dlock.FeatureOrdered), dlock.WithLogger(nil))
+		if (err == nil) != ordered {
+			t.Errorf("%s: %v", url, err)
+		}
+		if err != nil {
+			wantInvalid(t, "ordered", err)
+			continue
+		}
+		_ = c.Close() // nothing was connected
+	}
+}

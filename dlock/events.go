@@ -16,8 +16,13 @@ import (
 
 // logLine writes a line later, with the values of ctx.
 func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attrs ...slog.Attr) {
+	c.logOptional(ctx, false, level, msg, attrs...)
+}
+
+// logOptional writes a line later, unless it is optional and too many wait.
+func (c *Client) logOptional(ctx context.Context, optional bool, level slog.Level, msg string, attrs ...slog.Attr) {
 	ctx = values(ctx)
-	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, false)
+	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, optional)
 }
 
 // outage is what the log is told of failures of the backend: a line when the first lease or
@@ -161,7 +166,7 @@ func (l *Lease) event(op string, err error) Event {
 // mutex of its own.
 func (c *Client) notice(n Notice) {
 	if c.hooks.Notice != nil {
-		c.toHooks.put(func() { c.hooks.Notice(n) }, false)
+		c.toHooks.put(func() { c.hooks.Notice(n) }, true)
 	}
 	attrs := []slog.Attr{slog.String("kind", string(n.Kind))}
 	for _, a := range []slog.Attr{slog.String("node", n.Node), slog.String("key", n.Key), slog.String("detail", n.Detail)} {
@@ -176,5 +181,5 @@ func (c *Client) notice(n Notice) {
 	if n.Kind == driver.NoticeNodeRestored || n.Kind == driver.NoticeBootstrapped {
 		level = slog.LevelInfo
 	}
-	c.logLine(context.Background(), level, "dlock: notice of the driver", attrs...)
+	c.logOptional(context.Background(), true, level, "dlock: notice of the driver", attrs...)
 }

@@ -26,7 +26,8 @@ type Hooks struct {
 	// Failed is called when Lock or TryLock failed.
 	Failed func(context.Context, Event)
 	// Renewed is called after every renewal, with its outcome and the context of its lease.
-	// Successes may be left out where more than a thousand hooks wait to be called.
+	// Successes, and notices, may be left out while more than a thousand hooks wait to be
+	// called.
 	Renewed func(context.Context, Event)
 	// Lost is called after a lease was lost and its Done closed, with the context of the lease.
 	Lost func(context.Context, Event)
