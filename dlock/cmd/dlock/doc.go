@@ -84,7 +84,7 @@
 //
 // # When the lease is in danger
 //
-// A lease with a TTL is renewed at a third of it. If that fails, for an outage say, it is
+// A lease with a TTL is renewed before a third of it is over. If that fails, for an outage say, it is
 // tried again and again; and
 //
 //   - at max(TTL/4, 1s) before the lease's end SIGTERM is sent to COMMAND's process group,
