@@ -24,26 +24,34 @@ func (r *run) fill(req driver.Request) *driver.Request {
 }
 
 // try makes one attempt.
-func (r *run) try(b driver.Backend, req driver.Request) (driver.Lease, error) {
+func (r *run) try(b driver.Backend, req driver.Request) (*lease, error) {
 	return r.tryCtx(r.ctx, b, req)
 }
 
-func (r *run) tryCtx(ctx context.Context, b driver.Backend, req driver.Request) (driver.Lease, error) {
-	l, err := b.Acquire(ctx, r.fill(req))
+func (r *run) tryCtx(ctx context.Context, b driver.Backend, req driver.Request) (*lease, error) {
+	return r.tryRequest(ctx, b, r.fill(req))
+}
+
+func (r *run) tryRequest(ctx context.Context, b driver.Backend, req *driver.Request) (*lease, error) {
+	terms := termsOf(req)
+	got, err := b.Acquire(ctx, req)
+	terms.received = time.Now()
 	switch {
-	case err == nil && l == nil:
+	case err == nil && got == nil:
 		r.fatal(acquiring, "Acquire returned neither a lease nor an error")
 	case err == nil:
+		l := &lease{Lease: got, terms: terms}
 		r.track(l)
-	case l != nil:
+		return l, nil
+	case got != nil:
 		r.record(acquiring, "Acquire returned a lease beside the error %v", err)
 	}
-	return l, err
+	return nil, err
 }
 
 // grant acquires a key that is free: a refusal is a failure. Unknown outcomes are
 // what networks make, and are tried again.
-func (r *run) grant(b driver.Backend, req driver.Request) driver.Lease {
+func (r *run) grant(b driver.Backend, req driver.Request) *lease {
 	seen := granted
 	for {
 		l, err := r.try(b, req)
@@ -66,7 +74,7 @@ func (r *run) grant(b driver.Backend, req driver.Request) driver.Lease {
 
 // again acquires a key that was just released: Release returned nil, so that it is
 // free now.
-func (r *run) again(b driver.Backend, key string) driver.Lease {
+func (r *run) again(b driver.Backend, key string) *lease {
 	l, err := r.try(b, driver.Request{Key: key})
 	switch r.saw(err) {
 	case granted:
@@ -79,21 +87,25 @@ func (r *run) again(b driver.Backend, key string) driver.Lease {
 
 // eventually acquires a key that becomes free by itself, be it that somebody's
 // clean-up goes on in the background.
-func (r *run) eventually(b driver.Backend, req driver.Request) driver.Lease {
-	l, _ := r.eventuallyRule(undoes, b, req)
+func (r *run) eventually(b driver.Backend, req driver.Request) *lease {
+	l, _ := r.eventuallyRule(undoes, b, req, nil)
 	return l
 }
 
 // eventuallyRule is eventually, with the rule that is broken if the key does not
-// become free; it also counts the refusals.
-func (r *run) eventuallyRule(broken rule, b driver.Backend, req driver.Request) (driver.Lease, int) {
+// become free, and the lease that must end, if there is one; it also counts the refusals.
+func (r *run) eventuallyRule(broken rule, b driver.Backend, req driver.Request, old *lease) (*lease, int) {
 	for refusals := 0; ; {
+		sent := time.Now()
 		l, err := r.try(b, req)
 		switch v := r.saw(err); v {
 		case granted:
 			return l, refusals
 		case held:
 			refusals++
+			if old != nil && !req.Wait {
+				r.notKeptAt(sent, req.Key, old)
+			}
 		case later, unknown:
 		default:
 			r.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
@@ -110,12 +122,12 @@ func (r *run) free(b driver.Backend, key string) {
 }
 
 // refuse asserts that the key is refused because holder has it.
-func (r *run) refuse(b driver.Backend, req driver.Request, holder driver.Lease) {
+func (r *run) refuse(b driver.Backend, req driver.Request, holder *lease) {
 	_ = r.refusal(b, req, holder)
 }
 
 // refusal is refuse, and returns the error, which is ErrHeld.
-func (r *run) refusal(b driver.Backend, req driver.Request, holder driver.Lease) error {
+func (r *run) refusal(b driver.Backend, req driver.Request, holder *lease) error {
 	for {
 		l, err := r.try(b, req)
 		switch v := r.saw(err); v {
@@ -139,7 +151,7 @@ func (r *run) refusal(b driver.Backend, req driver.Request, holder driver.Lease)
 }
 
 // heldBy is refuse, and returns the verdict in full.
-func (r *run) heldBy(b driver.Backend, req driver.Request, holder driver.Lease) *driver.HeldError {
+func (r *run) heldBy(b driver.Backend, req driver.Request, holder *lease) *driver.HeldError {
 	err := r.refusal(b, req, holder)
 	var he *driver.HeldError
 	if !errors.As(err, &he) {
@@ -149,7 +161,7 @@ func (r *run) heldBy(b driver.Backend, req driver.Request, holder driver.Lease) 
 }
 
 // renew extends a lease that is valid.
-func (r *run) renew(l driver.Lease, renewal driver.Renewal) driver.Grant {
+func (r *run) renew(l *lease, renewal driver.Renewal) driver.Grant {
 	if renewal.TTL == 0 {
 		renewal.TTL = r.long()
 	}
@@ -173,7 +185,7 @@ func (r *run) renew(l driver.Lease, renewal driver.Renewal) driver.Grant {
 
 // release gives a lease up that is valid. ErrLost is right only where it is not, or where
 // an earlier try may have taken effect.
-func (r *run) release(l driver.Lease) {
+func (r *run) release(l *lease) {
 	for doubt := false; ; doubt = true {
 		err := l.Release(r.ctx)
 		v := r.saw(err)
@@ -194,7 +206,7 @@ func (r *run) release(l driver.Lease) {
 
 // lost asserts that a lease is over for certain, and that its owner can do nothing
 // more with it.
-func (r *run) lost(l driver.Lease) {
+func (r *run) lost(l *lease) {
 	for {
 		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
 		switch v := r.saw(err); v {
@@ -216,7 +228,7 @@ func (r *run) lost(l driver.Lease) {
 
 // dropped asserts that a lease that is over can be released without an error, or
 // with ErrLost.
-func (r *run) dropped(l driver.Lease) {
+func (r *run) dropped(l *lease) {
 	for {
 		err := l.Release(r.ctx)
 		switch v := r.saw(err); v {
@@ -234,7 +246,7 @@ func (r *run) dropped(l driver.Lease) {
 }
 
 // holds asserts that l still has key, seen by others and by itself.
-func (r *run) holds(b driver.Backend, key string, l driver.Lease) {
+func (r *run) holds(b driver.Backend, key string, l *lease) {
 	r.refuse(b, driver.Request{Key: key}, l)
 	r.renew(l, driver.Renewal{})
 }
@@ -298,7 +310,7 @@ func (r *run) residue(b driver.Backend, key string) (found []string, known bool)
 }
 
 // valid reports whether a lease lasts at this instant, as far as its client can tell.
-func (r *run) valid(l driver.Lease) bool {
+func (r *run) valid(l *lease) bool {
 	g := l.Grant()
 	if over(g.Lost) {
 		return false
@@ -307,7 +319,7 @@ func (r *run) valid(l driver.Lease) bool {
 }
 
 // left is how long a lease lasts, for messages.
-func left(l driver.Lease) any {
+func left(l *lease) any {
 	g := l.Grant()
 	if g.Expires.IsZero() {
 		return "its session"

@@ -10,6 +10,7 @@ var basicCases = []testCase{
 	{name: "info", do: info},
 	{name: "grant", do: grantAndRelease},
 	{name: "held", do: heldIsHeld},
+	{name: "lost", do: lostStaysOpen},
 }
 
 func info(r *run) {
@@ -73,4 +74,34 @@ func heldIsHeld(r *run) {
 	l = r.again(b, key)
 	r.refuse(a, driver.Request{Key: key}, l)
 	r.release(l)
+}
+
+// lostStaysOpen: the channel Lost tells of the lease's end, and of nothing else. A
+// channel that is closed too early would make every other check doubt its lease.
+func lostStaysOpen(r *run) {
+	b := r.client()
+	l := r.grant(b, driver.Request{Key: r.key()})
+	if l.Grant().Lost == nil {
+		r.pass("grants have no channel Lost")
+	}
+	r.notLost(l, "after the grant", l.Grant().Lost)
+	for range 3 {
+		before := l.Grant().Lost
+		r.renew(l, driver.Renewal{})
+		r.notLost(l, "after a renewal", before, l.Grant().Lost)
+	}
+	r.release(l)
+}
+
+// notLost asserts that none of a lease's channels is closed while it can be renewed.
+func (r *run) notLost(l *lease, when string, channels ...<-chan struct{}) {
+	for _, c := range channels {
+		if !over(c) {
+			continue
+		}
+		if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); r.saw(err) == granted {
+			r.fatal(losing, "Lost is closed %s, and the lease is not lost: Renew succeeds after that", when)
+		}
+		r.stall("a lease was lost %s", when)
+	}
 }

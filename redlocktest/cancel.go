@@ -58,7 +58,7 @@ func (r *run) endedBefore(ctx context.Context) {
 func cancelledDuring(r *run) {
 	a, b := r.pair()
 	took := r.howLong(a)
-	keys := make([]string, 60)
+	keys := make([]string, r.h.times(60))
 	for i := range keys {
 		keys[i] = r.key()
 		ctx, cancel := context.WithCancel(context.Background())
@@ -113,7 +113,7 @@ func cancelledRelease(r *run) {
 }
 
 // releaseCtx releases a valid lease under a context that may have ended.
-func (r *run) releaseCtx(ctx context.Context, l driver.Lease) {
+func (r *run) releaseCtx(ctx context.Context, l *lease) {
 	for doubt := false; ; doubt = true {
 		err := l.Release(ctx)
 		v := r.saw(err)

@@ -11,8 +11,8 @@ import (
 var closeCases = []testCase{
 	{name: "twice", do: closeTwice},
 	{name: "after", do: afterClose},
-	{name: "leases", do: closeAndLeases},
-	{name: "session", needs: driver.FeatureSession, do: closeEndsSession},
+	{name: "leases", without: driver.FeatureSession, do: closeAndLeases},
+	{name: "session", features: driver.FeatureSession, do: closeEndsSession},
 	{name: "waiting", do: closeWaiting},
 	{name: "busy", do: closeBusy},
 }
@@ -70,9 +70,6 @@ func (r *run) isClosed(err error, call string) {
 // closeAndLeases: the lock of a lease outlives its backend, which cannot know what
 // becomes of it.
 func closeAndLeases(r *run) {
-	if r.info.Features.Has(driver.FeatureSession) {
-		r.skip("the locks of %s end with its session", r.info.Name)
-	}
 	a, b := r.client(), r.open()
 	key := r.key()
 	l := r.grant(b, driver.Request{Key: key})
@@ -110,7 +107,7 @@ func closeEndsSession(r *run) {
 
 // freeAfter is free with a rule.
 func (r *run) freeAfter(broken rule, b driver.Backend, key string) {
-	l, _ := r.eventuallyRule(broken, b, driver.Request{Key: key})
+	l, _ := r.eventuallyRule(broken, b, driver.Request{Key: key}, nil)
 	r.release(l)
 }
 
@@ -150,7 +147,7 @@ func closeBusy(r *run) {
 	for i := range keys {
 		keys[i] = r.key()
 	}
-	got := make([]driver.Lease, len(keys))
+	got := make([]*lease, len(keys))
 	r.together(len(keys)+1, func(i int) {
 		if i == len(keys) {
 			_ = b.Close() // what it gives is another case's

@@ -29,7 +29,7 @@ func (r *run) race(rounds int, clients []driver.Backend) {
 // be said: nobody won, and somebody got no answer.
 func (r *run) raceOnce(clients []driver.Backend) bool {
 	key := r.key()
-	leases, errs := make([]driver.Lease, racers), make([]error, racers)
+	leases, errs := make([]*lease, racers), make([]error, racers)
 	var ready sync.WaitGroup
 	ready.Add(racers)
 	r.together(racers, func(i int) {
@@ -37,7 +37,7 @@ func (r *run) raceOnce(clients []driver.Backend) bool {
 		ready.Wait()
 		leases[i], errs[i] = r.try(clients[i%len(clients)], driver.Request{Key: key})
 	})
-	var winners []driver.Lease
+	var winners []*lease
 	unanswered := 0
 	for i, l := range leases {
 		switch v := r.saw(errs[i]); v {
@@ -65,7 +65,7 @@ func (r *run) raceOnce(clients []driver.Backend) bool {
 	return true
 }
 
-func (r *run) winners(key string, winners []driver.Lease) {
+func (r *run) winners(key string, winners []*lease) {
 	for _, l := range winners {
 		if !r.valid(l) {
 			r.stall("a lease ended during the race for it")
@@ -96,7 +96,7 @@ func reentrancy(r *run) {
 func bystanders(r *run) {
 	a, b := r.pair()
 	keys := []string{r.key(), r.key(), r.key(), r.key()}
-	leases := make([]driver.Lease, len(keys))
+	leases := make([]*lease, len(keys))
 	for i, key := range keys {
 		leases[i] = r.grant(a, driver.Request{Key: key})
 	}

@@ -13,8 +13,13 @@ var expiryCases = []testCase{
 	{name: "stale", ttl: true, do: staleAfterExpiry},
 	{name: "renew-never-takes", ttl: true, do: renewNeverRecreates},
 	{name: "expires", ttl: true, do: expiresInTime},
+	{name: "to-the-millisecond", ttl: true, do: expiryExact},
+	{name: "odd-ttl", ttl: true, do: oddTTL},
+	{name: "retry-after", ttl: true, do: retryAfter},
+	{name: "renew-longer", ttl: true, do: renewLonger},
+	{name: "renew-shorter", ttl: true, do: renewShorter},
 	{name: "waiter", ttl: true, do: expiryWakes},
-	{name: "keep", ttl: true, needs: driver.FeatureKeep, do: keepsBeyondTheLease},
+	{name: "keep", ttl: true, features: driver.FeatureKeep, do: keepsBeyondTheLease},
 }
 
 // expiryFrees: an abandoned lock comes free, and not before its lease's Expires.
@@ -27,12 +32,12 @@ func expiryFrees(r *run) {
 
 // succeed acquires key after old, which nobody renews, and checks that it was not
 // granted while old was valid.
-func (r *run) succeed(b driver.Backend, key string, old driver.Lease, wait bool) driver.Lease {
+func (r *run) succeed(b driver.Backend, key string, old *lease, wait bool) *lease {
 	g := old.Grant()
 	if g.Expires.IsZero() {
-		r.skip("a grant of %s has no end to wait for", r.info.Name)
+		r.pass("a grant of %s has no end to wait for", r.info.Name)
 	}
-	next, refusals := r.eventuallyRule(expires, b, driver.Request{Key: key, Wait: wait})
+	next, refusals := r.eventuallyRule(expires, b, driver.Request{Key: key, Wait: wait}, old)
 	if early := time.Until(g.Expires); early > 0 {
 		r.fatal(expires, "the next owner was granted %v before the lease's Expires", early)
 	}
@@ -92,7 +97,7 @@ func staleAfterExpiry(r *run) {
 }
 
 // lostQuietly asserts ErrLost and nothing else; Release comes later.
-func (r *run) lostQuietly(l driver.Lease) {
+func (r *run) lostQuietly(l *lease) {
 	for {
 		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
 		switch v := r.saw(err); v {
@@ -139,7 +144,124 @@ func expiresInTime(r *run) {
 		r.stall("a lease of %v was over when it was granted", ttl)
 	}
 	r.notLate(r.renew(l, driver.Renewal{TTL: ttl}), ttl, "Renew")
+	r.useful(l)
 	r.release(l)
+}
+
+// useful asserts that a lease lasts for most of its TTL: Expires counts from an instant
+// that is not long before the request.
+func (r *run) useful(l *lease) {
+	t := l.last()
+	if least := t.sent.Add(t.ttl / 2); l.Grant().Expires.Before(least) {
+		r.fatal(renewing, "the TTL is %v, and the lease ends %v after the request for it was sent", t.ttl, l.Grant().Expires.Sub(t.sent))
+	}
+}
+
+// expiryExact lets several locks end at once and asks for them all the time, so that one
+// that comes free some milliseconds before its lease's Expires is seen.
+func expiryExact(r *run) {
+	a, b := r.pair()
+	r.together(8, func(int) {
+		key := r.key()
+		old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+		end := old.Grant().Expires
+		if end.IsZero() {
+			return
+		}
+		r.pause(time.Until(end) - 15*time.Millisecond)
+		for {
+			sent := time.Now()
+			next, err := r.try(b, driver.Request{Key: key})
+			if early := time.Until(end); r.saw(err) == granted && early > 0 {
+				r.fatal(expires, "the TTL is %v, and the next owner was granted %v before the lease's Expires", old.last().ttl, early)
+			}
+			if r.saw(err) == granted {
+				r.release(next)
+				return
+			}
+			if r.saw(err) == held {
+				r.notKeptAt(sent, key, old)
+			}
+			if !r.pause(time.Millisecond) {
+				r.fatal(expires, "key %q did not become free before the case's time was over", short(key))
+			}
+		}
+	})
+}
+
+// oddTTL: a TTL that is no round number is neither floored nor rounded.
+func oddTTL(r *run) {
+	a, b := r.pair()
+	ttl := r.short()/time.Second*time.Second + 1990*time.Millisecond
+	if r.h.Short {
+		ttl -= 800 * time.Millisecond
+	}
+	if ttl > r.info.MaxTTL {
+		r.pass("a TTL of %v is over the maximum", ttl)
+	}
+	key := r.key()
+	old := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	r.useful(old)
+	r.succeed(b, key, old, false)
+}
+
+// retryAfter checks the hint against a TTL whose drift is a few milliseconds: it shows what
+// the server was told.
+func retryAfter(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	ttl := min(r.info.MaxTTL, max(r.info.MinTTL, 100*time.Millisecond*time.Duration(r.scale)))
+	l := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	r.hinted(b, key, l)
+	r.renew(l, driver.Renewal{TTL: ttl})
+	r.hinted(b, key, l)
+	r.dropped(l)
+}
+
+// hinted asks for a key that is held, and checks what the verdict says of the time.
+func (r *run) hinted(b driver.Backend, key string, l *lease) {
+	for {
+		asked := time.Now()
+		next, err := r.try(b, driver.Request{Key: key})
+		answered := time.Now()
+		var he *driver.HeldError
+		switch v := r.saw(err); {
+		case v == granted && r.valid(l):
+			r.fatal(exclusion, "key %q was granted while another's lease had %v to go", short(key), left(l))
+		case v == granted:
+			r.release(next)
+			r.stall("a lease of %v ended before anybody else tried", l.last().ttl)
+		case v == held && errors.As(err, &he):
+			r.hint(he, asked, answered, l)
+			r.since(he, asked, answered, l)
+			return
+		}
+		if !r.pause(poll) {
+			r.fatal(fourOutcomes, "key %q is held, and no attempt said so: %v", short(key), err)
+		}
+	}
+}
+
+// renewLonger: a renewal has a TTL of its own, which may be longer than the first.
+func renewLonger(r *run) {
+	a, b := r.pair()
+	key, ttl := r.key(), r.short()
+	l := r.grant(a, driver.Request{Key: key, TTL: ttl})
+	longer := min(3*ttl, r.info.MaxTTL)
+	r.notLate(r.renew(l, driver.Renewal{TTL: longer}), longer, "Renew")
+	r.useful(l)
+	r.hinted(b, key, l)
+	r.succeed(b, key, l, false)
+}
+
+// renewShorter: or shorter, and then the lock is free sooner.
+func renewShorter(r *run) {
+	a, b := r.pair()
+	key, ttl := r.key(), r.short()
+	l := r.grant(a, driver.Request{Key: key})
+	r.notLate(r.renew(l, driver.Renewal{TTL: ttl}), ttl, "Renew with a shorter TTL")
+	r.hinted(b, key, l)
+	r.succeed(b, key, l, false)
 }
 
 // notLate checks Expires right after the call that gave it: the call began before.

@@ -8,16 +8,15 @@ import (
 )
 
 var fenceCases = []testCase{
-	{name: "none", do: noFence},
-	{name: "rises", needs: driver.FeatureFencing, do: fenceRises},
-	{name: "rises-concurrently", needs: driver.FeatureFencing, do: fenceRisesConcurrently},
-	{name: "comparable", needs: driver.FeatureFencing, do: fenceComparable},
+	{name: "none", without: driver.FeatureFencing, do: noFence},
+	{name: "rises", features: driver.FeatureFencing, do: fenceRises},
+	{name: "rises-concurrently", features: driver.FeatureFencing, do: fenceRisesConcurrently},
+	{name: "comparable", features: driver.FeatureFencing, do: fenceComparable},
+	{name: "clock", features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
+	{name: "counter-expired", features: driver.FeatureFencing | driver.FeatureQuorumNode, ttl: true, do: fenceOutlivesExpiry},
 }
 
 func noFence(r *run) {
-	if r.info.Features.Has(driver.FeatureFencing) {
-		r.skip("%s has tokens", r.info.Name)
-	}
 	l := r.grant(r.client(), driver.Request{Key: r.key()})
 	if g := l.Grant(); g.Fence != 0 {
 		r.record(tokens, "Fencing is not among the features %v, and a grant has token %d", r.info.Features, g.Fence)
@@ -28,7 +27,7 @@ func noFence(r *run) {
 func fenceRises(r *run) {
 	clients := r.clients(3)
 	key, last := r.key(), uint64(0)
-	for i := range 30 {
+	for i := range r.h.times(30) {
 		l := r.grant(clients[i%len(clients)], driver.Request{Key: key})
 		r.rises(last, l.Grant().Fence)
 		last = l.Grant().Fence
@@ -78,5 +77,50 @@ func fenceComparable(r *run) {
 			r.fatal(tokens, "a token is %d, more than %d", fence, uint64(driver.MaxFence))
 		}
 		r.release(l)
+	}
+}
+
+// fenceClock: tokens go by the servers' clock, and not by that of a client, which may be wrong
+// by an hour: the tokens of a client ahead would refuse everybody else's, and those of a
+// client behind would be refused.
+func fenceClock(r *run) {
+	sound := r.client()
+	for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
+		b, err := r.h.OpenWithClock(ahead)
+		if err != nil {
+			r.fatal(acquiring, "the harness could not open a client with a clock of its own: %v", err)
+		}
+		r.keep(b)
+		key := r.key()
+		l := r.grant(b, driver.Request{Key: key})
+		token := time.UnixMicro(int64(l.Grant().Fence))
+		if off := time.Until(token); off > allowance || off < -allowance {
+			r.fatal(tokens, "a client whose clock is %v ahead was given the token %d, which is %v ahead of now: tokens must go by the servers' clock",
+				ahead, l.Grant().Fence, off.Round(time.Second))
+		}
+		r.release(l)
+		next := r.grant(sound, driver.Request{Key: key})
+		r.rises(l.Grant().Fence, next.Grant().Fence)
+		r.release(next)
+	}
+}
+
+// fenceOutlivesExpiry: the counter of a key outlives a lock that ends by its TTL. The floor
+// keeps the clock from hiding a counter that is gone.
+func fenceOutlivesExpiry(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	floor := r.serverClock() + slack*9/10
+	old := r.grant(a, driver.Request{Key: key, TTL: r.short(), FenceFloor: floor})
+	for {
+		next, err := r.try(b, driver.Request{Key: key, FenceFloor: 1})
+		if r.saw(err) == granted {
+			r.rises(old.Grant().Fence, next.Grant().Fence)
+			r.release(next)
+			return
+		}
+		if !r.pause(poll) {
+			r.fatal(expires, "key %q did not become free before the case's time was over: %v", short(key), err)
+		}
 	}
 }

@@ -34,6 +34,37 @@ type Harness struct {
 	// prints the goroutines and closes the backends under test.
 	Timeout time.Duration
 
+	// Short asks for fewer repetitions of the same checks. Run sets it under go test -short.
+	Short bool
+
+	// Virtual says that the backends live in this process, do no I/O, and hold no mutex
+	// while they wait: Run then runs each case in the virtual time of testing/synctest, in
+	// which waiting costs nothing.
+	Virtual bool
+
+	// Driver and URL are the driver under test and the URL that opens a backend with it.
+	// With them the suite checks Driver.Open itself: parameters, prefixes, secrets, and that
+	// it does no I/O. URL may hold Secret. If Open is nil, backends are opened by them too.
+	Driver driver.Driver
+	URL    string
+
+	// OpenWithClock opens a client whose wall clock is this far ahead of the machine's, or
+	// behind it where that is negative. ServeClient and StartClient give it a process of its
+	// own. Without it, nothing is known of drivers that use the client's clock.
+	OpenWithClock func(ahead time.Duration) (driver.Backend, error)
+
+	// Connections counts the connections that the backends of this harness have. Without it
+	// the suite counts the sockets of this process where the system can list them (Linux).
+	Connections func() (int, error)
+
+	// Notices returns what the backends have told by Config.Notify so far. It is searched for
+	// Secret.
+	Notices func() []driver.Notice
+
+	// FutureLayout changes what is stored into the layout of a release that is unknown to this
+	// one; undo changes it back. Backends that are opened in between must refuse to lock.
+	FutureLayout func() (undo func() error, err error)
+
 	// Skip leaves out cases, by their name ("wait/order") or the name of their group
 	// ("wait"), each for a reason, which is printed. A name that is unknown and a
 	// reason that is empty are failures.
@@ -45,7 +76,7 @@ type Harness struct {
 	Residue func(ctx context.Context) ([]string, error)
 
 	// Secret is a password with which the backends were opened. It may occur in no
-	// error.
+	// error, no notice, no Info and no String.
 	Secret string
 
 	// IgnoreGoroutines names functions ("example.com/client.(*Pool).reap"): a
@@ -60,11 +91,17 @@ type Harness struct {
 	// several run at once.
 	quiet bool
 
+	// steps bounds the search for the order of a history's calls; zero: defaultSteps.
+	steps int64
+
+	// only is a group, or a case, that alone is run; empty: all.
+	only string
+
 	_ struct{}
 }
 
 // Faults are hooks that break what stands between the backends and their locks, or
-// the servers themselves. Any may be nil: the cases that need it are skipped.
+// the servers themselves. Any may be nil: the cases that need it are not run.
 // Each returns once the fault is in effect. The suite ends every fault it began
 // before the case ends, and runs nothing else meanwhile.
 type Faults struct {
@@ -105,6 +142,11 @@ const (
 
 // complete returns h with its defaults, or what is wrong with it.
 func (h Harness) complete() (Harness, error) {
+	if h.Open == nil && h.Driver != nil {
+		h.Open = func() (driver.Backend, error) {
+			return h.Driver.Open(&driver.Config{DSN: h.URL, Prefix: h.Prefix})
+		}
+	}
 	if h.Open == nil {
 		return h, errors.New("redlocktest: Harness.Open is nil")
 	}
@@ -138,6 +180,14 @@ func (h *Harness) skipped(group, name string) string {
 		return reason
 	}
 	return h.Skip[group]
+}
+
+// times returns how often a check is repeated: n times, or a third as often in short runs.
+func (h *Harness) times(n int) int {
+	if h.Short {
+		return (n + 2) / 3
+	}
+	return n
 }
 
 // patience is how long the suite waits for clean-up: for releases, for Close, for the

@@ -2,11 +2,13 @@ package redlocktest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -16,7 +18,7 @@ import (
 
 var historyCases = []testCase{
 	{name: "steady", do: func(r *run) { r.histories(time.Millisecond, nil) }},
-	{name: "faults", do: historyUnderFaults},
+	{name: "faults", needs: []condition{spoilable}, do: historyUnderFaults},
 }
 
 // kind is what a client called, or what may have happened by itself.
@@ -40,11 +42,11 @@ type input struct {
 	kind kind
 	key  string
 	who  int // the attempt: every one is an owner of its own
-	// again: an earlier call of this kind had an unknown outcome.
-	again bool
 	// rivals: another attempt was under way, which a quorum may report as held
 	// though it is never granted.
 	rivals bool
+	// waits: it may take as long as others have the lock.
+	waits bool
 	// cut: a loss with a session, whose client may learn of it before the server does.
 	cut bool
 }
@@ -121,8 +123,8 @@ func step(s lockState, in input, out output, fencing bool) []lockState {
 		return only(s, !mine)
 	case out.verdict == lost: // of Release: the lock is free of it on the server too
 		return only(s, !his)
-	case in.kind == releaseOp && out.verdict == granted && !his:
-		return only(s, in.again)
+	case in.kind == releaseOp && out.verdict == granted && !his: // it was lost before: ErrLost is optional
+		return []lockState{s}
 	case in.kind == releaseOp && out.verdict == granted:
 		return []lockState{freed}
 	case in.kind == loseOp && mine && in.cut:
@@ -192,13 +194,55 @@ func (h *recorder) attempt() int {
 type span struct {
 	client     int
 	begin, end int64
+	// after: the fault is one of the next request after end.
+	after bool
+	// shortest is how long a call takes at least that the fault was in the way of.
+	shortest time.Duration
+}
+
+// usual is how long most calls take that do not wait for the lock.
+func (h *recorder) usual() time.Duration {
+	var took []int64
+	for _, op := range h.ops {
+		if in := op.Input.(input); !in.waits && op.Return >= 0 {
+			took = append(took, op.Return-op.Call)
+		}
+	}
+	if len(took) == 0 {
+		return 0
+	}
+	slices.Sort(took)
+	return time.Duration(took[len(took)/2])
+}
+
+// effective reports whether the record shows that a fault did something: it was in the way
+// of a call of its client, which failed or was held up.
+func (h *recorder) effective(f span) bool {
+	longer := max(f.shortest, time.Millisecond+4*h.usual())
+	return slices.ContainsFunc(h.ops, func(op porcupine.Operation) bool {
+		in, v := op.Input.(input), op.Output.(output).verdict
+		if f.client != allClients && f.client != op.ClientId || in.kind == undoOp || in.kind == loseOp || in.waits {
+			return false
+		}
+		if f.after {
+			return op.Call >= f.begin // whether its reply was lost the driver need not show
+		}
+		ret := op.Return
+		if ret < 0 {
+			ret = h.now()
+		}
+		if op.Call > f.end || ret < f.begin {
+			return false
+		}
+		return v == unknown || v == lost || ret-op.Call >= int64(longer)
+	})
 }
 
 const allClients = -1
 
 // spoil injects a fault, which is over when inject returns, and keeps when that was.
-func (h *recorder) spoil(client int, inject func()) {
-	f := span{client: client, begin: h.now()}
+func (h *recorder) spoil(f span, inject func()) {
+	f.begin = h.now()
 	inject()
 	f.end = h.now()
 	h.mu.Lock()
@@ -264,6 +308,13 @@ func (h *recorder) add(client int, in input, call, ret int64, out output) {
 	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 }
 
+// reserved counts a refusal by which nobody has the lock.
+func (h *recorder) reserved() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refusals++
+}
+
 // write is a store that refuses old tokens, as the lock's users have one.
 func (h *recorder) write(who int, fence uint64, valid func() bool) {
 	h.mu.Lock()
@@ -314,35 +365,52 @@ func (h *recorder) history(sessions bool) []porcupine.Operation {
 	return ops
 }
 
-const (
-	historyClients = 5
-	historyTurns   = 20 // a client's attempts
-	leastRefusals  = historyClients * historyTurns / 10
-)
+const historyClients = 5
+
+// historyRounds is how often each client wants the lock.
+func (r *run) historyRounds() int { return r.h.times(24) }
 
 // histories records what clients do to one key, with holds that become longer until
-// there was contention, and checks the record.
+// there was contention, and checks the record. A record that the checker cannot decide is
+// replaced by shorter ones; if those cannot be decided either, nothing was shown.
 func (r *run) histories(hold time.Duration, spoil func(h *recorder, clients []driver.Backend, done <-chan struct{})) {
 	clients := r.clients(historyClients)
 	hold = max(hold, r.howLong(clients[0]))
-	for range 4 {
-		h := r.recorded(clients, hold, spoil)
+	rounds, why := r.historyRounds(), ""
+	for range 5 {
+		h := r.recorded(clients, rounds, hold, spoil)
 		sessions := r.info.Features.Has(driver.FeatureSession)
-		r.explain(h.history(sessions))
+		decided := r.explain(h.history(sessions))
 		if n := h.wronged(sessions); n > 0 {
 			r.fatal(tokens, "a store that refuses old tokens refused %d writes of valid holders", n)
 		}
-		if h.refusals >= leastRefusals {
-			r.note("%d calls, %d refused, %d attempts without an answer, %d leases lost, holds of up to %v", len(h.ops), h.refusals, h.unanswered, h.losses, hold)
+		effective := 0
+		for _, f := range h.faults {
+			if h.effective(f) {
+				effective++
+			}
+		}
+		least := historyClients * rounds / 10
+		switch {
+		case !decided:
+			why = fmt.Sprintf("the checker could not decide on a history of %d calls", len(h.ops))
+			rounds = max(rounds/2, 4)
+			continue
+		case h.refusals < least:
+			why = fmt.Sprintf("too little contention to prove anything: %d of %d attempts were refused as held, fewer than %d", h.refusals, h.attempts, least)
+		case spoil != nil && effective == 0:
+			why = fmt.Sprintf("none of %d faults had an effect on any call: either the harness' hooks do nothing, or no call was in their way", len(h.faults))
+		default:
+			r.note("%d calls, %d refused, %d attempts without an answer, %d leases lost, %d faults of which %d had an effect, holds of up to %v",
+				len(h.ops), h.refusals, h.unanswered, h.losses, len(h.faults), effective, hold)
 			return
 		}
-		hold *= 4
+		hold *= 3
 	}
-	r.fatal(history, "too little contention to prove anything: fewer than %d of %d attempts were refused as held",
-		leastRefusals, historyClients*historyTurns)
+	r.fatal(history, "%s", why)
 }
 
-func (r *run) recorded(clients []driver.Backend, hold time.Duration, spoil func(*recorder, []driver.Backend, <-chan struct{})) *recorder {
+func (r *run) recorded(clients []driver.Backend, rounds int, hold time.Duration, spoil func(*recorder, []driver.Backend, <-chan struct{})) *recorder {
 	h, key := &recorder{start: time.Now()}, r.key()
 	done := make(chan struct{})
 	var spoiled <-chan struct{}
@@ -353,8 +421,9 @@ func (r *run) recorded(clients []driver.Backend, hold time.Duration, spoil func(
 	for i, b := range clients {
 		wg.Go(func() {
 			defer r.caught()
-			for range historyTurns {
-				r.turn(h, i, b, key, rand.N(hold))
+			for n := range rounds {
+				c := &historyClient{run: r, record: h, id: i, backend: b, key: key, hold: rand.N(hold), longest: hold}
+				c.want(ways[(n+i)%len(ways)])
 			}
 		})
 	}
@@ -369,92 +438,175 @@ func (r *run) recorded(clients []driver.Backend, hold time.Duration, spoil func(
 	return h
 }
 
-// turn is one attempt, and if it succeeds a hold with a renewal and a write.
-func (r *run) turn(h *recorder, client int, b driver.Backend, key string, hold time.Duration) {
-	in := input{kind: acquireOp, key: key, who: h.attempt()}
-	ctx, cancel := context.WithTimeout(r.ctx, r.callTime())
-	call := h.now()
-	l, err := r.tryCtx(ctx, b, driver.Request{Key: key})
-	ret := h.now()
-	cancel()
-	switch v := r.saw(err); v {
-	case granted:
-		h.add(client, in, call, ret, output{verdict: granted, fence: l.Grant().Fence})
-		r.hold(h, client, in, l, hold)
-	case held:
-		if ctx.Err() == nil || ret-call < int64(r.callTime()) {
-			h.add(client, in, call, ret, output{verdict: held})
+// historyClient wants the lock once.
+type historyClient struct {
+	*run
+	record  *recorder
+	id      int
+	backend driver.Backend
+	key     string
+	hold    time.Duration
+	longest time.Duration // that anybody holds it
+}
+
+// way is how a client gets the lock: by one attempt, by one that may wait, or by attempts
+// each time it is woken.
+type way int
+
+const (
+	tries way = iota
+	waitsFor
+	watchesFor
+)
+
+var ways = []way{tries, waitsFor, watchesFor}
+
+// want makes attempts in one of the ways, until one succeeds or it gives up.
+func (c *historyClient) want(w way) {
+	// Long enough for those before it to have their time.
+	ctx, cancel := context.WithTimeout(c.ctx, max(c.callTime(), 4*historyClients*c.longest))
+	defer cancel()
+	if _, ok := c.backend.(driver.Watcher); w != watchesFor || !ok {
+		if c.attempt(ctx, w == waitsFor) == held {
+			c.pause(c.hold)
 		}
-		r.pause(hold)
-	case unknown, later:
-		h.add(client, in, call, ret, output{verdict: unknown})
-		in.kind = undoOp
-		h.add(client, in, call, 0, output{verdict: unknown})
-		r.pause(poll)
-	default:
-		r.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
+		return
 	}
+	signal, err := c.backend.(driver.Watcher).Watch(ctx, c.key)
+	if v := c.saw(err); v != granted && v != unknown && v != later {
+		c.fatal(watching, "Watch gives %v: %v", v, err)
+	}
+	for range 6 {
+		if c.attempt(ctx, false) != held {
+			return
+		}
+		select {
+		case <-signal:
+		case <-time.After(max(c.hold, 20*time.Millisecond)): // others may be before it
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// attempt is one attempt, and if it succeeds a hold with a renewal and a write.
+func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
+	h := c.record
+	in := input{kind: acquireOp, key: c.key, who: h.attempt(), waits: wait}
+	call := h.now()
+	l, err := c.tryCtx(ctx, c.backend, driver.Request{Key: c.key, Wait: wait})
+	ret := h.now()
+	v := c.saw(err)
+	if v == held && ctx.Err() != nil {
+		v = unknown // a wait that its context ended: perhaps it was let in just then
+	}
+	switch v {
+	case granted:
+		h.add(c.id, in, call, ret, output{verdict: granted, fence: l.Grant().Fence})
+		c.hasLock(in, l)
+	case held:
+		var he *driver.HeldError
+		if errors.As(err, &he) && he.ReservedForWaiter {
+			h.reserved() // nobody has it
+			break
+		}
+		h.add(c.id, in, call, ret, output{verdict: held})
+	case unknown, later:
+		h.add(c.id, in, call, ret, output{verdict: unknown})
+		in.kind = undoOp
+		h.add(c.id, in, call, 0, output{verdict: unknown})
+		c.pause(poll)
+	default:
+		c.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
+	}
+	return v
 }
 
 // callTime bounds a call of a history, so that a fault costs no more than that.
 func (r *run) callTime() time.Duration { return min(r.h.Timeout/30, time.Second) }
 
-func (r *run) hold(h *recorder, client int, in input, l driver.Lease, hold time.Duration) {
-	if g := l.Grant(); g.Expires.IsZero() || time.Until(g.Expires) < r.left() {
+// hasLock holds the lock for a while, in which it may be renewed, writes, and releases.
+func (c *historyClient) hasLock(in input, l *lease) {
+	h := c.record
+	if g := l.Grant(); g.Expires.IsZero() || time.Until(g.Expires) < c.left() {
 		lose := in
 		lose.kind = loseOp
-		h.add(client, lose, h.now(), 0, output{verdict: unknown})
+		h.add(c.id, lose, h.now(), 0, output{verdict: unknown})
 	}
-	r.pause(hold / 2)
+	c.pause(c.hold / 2)
 	if rand.N(3) == 0 {
 		in.kind = renewOp
 		call := h.now()
-		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
-		if v := r.saw(err); v == granted || v == lost {
-			h.add(client, in, call, h.now(), output{verdict: v})
+		_, err := l.Renew(c.ctx, &driver.Renewal{TTL: c.long()})
+		if v := c.saw(err); v == granted || v == lost {
+			h.add(c.id, in, call, h.now(), output{verdict: v})
 		}
 	}
-	h.write(in.who, l.Grant().Fence, func() bool { return r.valid(l) })
-	r.pause(hold / 2)
-	r.letGo(h, client, in, l)
+	h.write(in.who, l.Grant().Fence, func() bool { return c.valid(l) })
+	c.pause(c.hold / 2)
+	c.releaseUntilKnown(in, l)
 }
 
-// letGo releases until that is known to be done.
-func (r *run) letGo(h *recorder, client int, in input, l driver.Lease) {
+// releaseUntilKnown releases until that is known to be done.
+func (c *historyClient) releaseUntilKnown(in input, l *lease) {
+	h := c.record
 	in.kind = releaseOp
 	for {
 		call := h.now()
-		v := r.saw(l.Release(r.ctx))
+		v := c.saw(l.Release(c.ctx))
 		ret := h.now()
 		if v == later {
 			v = unknown
 		}
-		h.add(client, in, call, ret, output{verdict: v})
+		h.add(c.id, in, call, ret, output{verdict: v})
 		switch v {
 		case granted, lost:
 			return
 		case unknown:
-			in.again = true
 		default:
-			r.fatal(releasing, "Release gives %v", v)
+			c.fatal(releasing, "Release gives %v", v)
 		}
-		if !r.pause(poll) {
-			r.fatal(releasing, "a lease was not released before the case's time was over")
+		if !c.pause(poll) {
+			c.fatal(releasing, "a lease was not released before the case's time was over")
 		}
 	}
 }
 
-// explain asks whether any order of the calls explains their answers.
-func (r *run) explain(ops []porcupine.Operation) {
+// defaultSteps bounds the search for an order of calls. It counts steps and not time, so
+// that a slow machine comes as far as a fast one.
+const defaultSteps = 2_000_000
+
+// maxSteps returns how many steps the search for an order may take.
+func (h *Harness) maxSteps() int64 {
+	if h.steps != 0 {
+		return h.steps
+	}
+	return defaultSteps
+}
+
+// explain asks whether any order of the calls explains their answers, and reports whether
+// the checker came to an end.
+func (r *run) explain(ops []porcupine.Operation) (decided bool) {
 	m := lockModel(r.info.Features.Has(driver.FeatureFencing))
-	result, info := porcupine.CheckOperationsVerbose(m, ops, r.h.Timeout/3)
-	switch result {
-	case porcupine.Ok:
-	case porcupine.Unknown:
-		r.note("a history of %d calls took too long to check", len(ops))
+	var steps atomic.Int64
+	inner := m.Step
+	m.Step = func(state, in, out interface{}) (bool, interface{}) {
+		if steps.Add(1) > r.h.maxSteps() {
+			return false, state // gives up soon
+		}
+		return inner(state, in, out)
+	}
+	result, info := porcupine.CheckOperationsVerbose(m, ops, 0)
+	switch {
+	case result == porcupine.Ok:
+	case steps.Load() > r.h.maxSteps():
+		return false
 	default:
 		r.fatal(history, "no order of these %d calls explains their answers; see %s", len(ops), drawing(m, info))
 	}
+	return true
 }
 
 // drawing keeps the picture of a history and returns where.
@@ -478,46 +630,49 @@ func drawing(m porcupine.Model, info porcupine.LinearizationInfo) string {
 // between their own client and the servers, and not with those of others.
 func historyUnderFaults(r *run) {
 	f := r.h.Faults
-	var one, all []func(b driver.Backend)
+	type spoiler struct {
+		span   span
+		inject func(b driver.Backend)
+	}
+	var faults []spoiler
 	during := func(begin, end func() error) {
 		mend := r.inject(begin, end)
 		r.pause(rand.N(20 * time.Millisecond))
 		mend()
 	}
+	const slow = 5 * time.Millisecond
 	if f.DropReply != nil {
-		one = append(one, r.drop)
+		faults = append(faults, spoiler{span{after: true}, r.drop})
 	}
 	if f.Slow != nil {
-		one = append(one, func(b driver.Backend) {
-			during(func() error { return f.Slow(b, 5*time.Millisecond) }, func() error { return f.Slow(b, 0) })
-		})
+		faults = append(faults, spoiler{span{shortest: slow}, func(b driver.Backend) {
+			during(func() error { return f.Slow(b, slow) }, func() error { return f.Slow(b, 0) })
+		}})
 	}
 	if f.Partition != nil && f.Heal != nil {
-		one = append(one, func(b driver.Backend) {
+		faults = append(faults, spoiler{span{}, func(b driver.Backend) {
 			during(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
-		})
+		}})
 	}
 	if f.EndSession != nil && r.info.Features.Has(driver.FeatureSession) {
-		one = append(one, func(b driver.Backend) {
+		faults = append(faults, spoiler{span{}, func(b driver.Backend) {
 			if err := f.EndSession(b); err != nil {
 				r.note("the harness could not end a session: %v", err)
 			}
-		})
+		}})
 	}
 	if f.Pause != nil && f.Resume != nil {
-		all = append(all, func(driver.Backend) { during(f.Pause, f.Resume) })
+		faults = append(faults, spoiler{span{client: allClients}, func(driver.Backend) { during(f.Pause, f.Resume) }})
 	}
-	faults := slices.Concat(one, all)
-	r.offers("drop replies, slow them, partition, pause or end sessions", len(faults) > 0)
 	// Holds so long that some faults fall into them.
 	r.histories(10*time.Millisecond, func(h *recorder, clients []driver.Backend, done <-chan struct{}) {
 		for n := 0; n < 20 && !over(done); n++ {
-			which, client := rand.N(len(faults)), rand.N(len(clients))
-			hit := client
-			if which >= len(one) {
-				hit = allClients
+			which, client := faults[rand.N(len(faults))], rand.N(len(clients))
+			hit := which.span
+			if hit.client != allClients {
+				hit.client = client
 			}
-			h.spoil(hit, func() { faults[which](clients[client]) })
+			h.spoil(hit, func() { which.inject(clients[client]) })
 			r.pause(rand.N(5 * time.Millisecond))
 		}
 	})

@@ -2,21 +2,14 @@ package redlocktest
 
 import (
 	"context"
-	"errors"
-	"math/rand/v2"
 	"os"
 	"regexp"
-	"slices"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/anishathalye/porcupine"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/memory"
 )
 
 // op is a call on one key from call to ret.
@@ -130,35 +123,49 @@ func onlyHistories(h Harness) Harness {
 // TestAHistoryThatNothingExplains is told, with a picture that is kept.
 func TestAHistoryThatNothingExplains(t *testing.T) {
 	t.Parallel()
-	all := failures(t, Check(onlyHistories(brokenHarness(mutant("check, then set")))))
-	caught(t, all, "history/steady", "linearizability")
-	for _, f := range all {
-		if path := regexp.MustCompile(`see (\S+\.html)`).FindStringSubmatch(f.Text); path != nil {
-			if s, err := os.Stat(path[1]); err != nil || s.Size() == 0 {
-				t.Errorf("the picture is not there: %v", err)
+	synctest.Test(t, func(t *testing.T) {
+		all := failures(t, Check(onlyHistories(brokenHarness(planted("check, then set")))))
+		caught(t, all, "history/steady", "linearizability")
+		for _, f := range all {
+			if path := regexp.MustCompile(`see (\S+\.html)`).FindStringSubmatch(f.Text); path != nil {
+				if s, err := os.Stat(path[1]); err != nil || s.Size() == 0 {
+					t.Errorf("the picture is not there: %v", err)
+				}
+				if err := os.Remove(path[1]); err != nil {
+					t.Error(err)
+				}
+				return
 			}
-			if err := os.Remove(path[1]); err != nil {
-				t.Error(err)
-			}
-			return
 		}
-	}
-	t.Errorf("no failure names the picture: %v", all)
+		t.Errorf("no failure names the picture: %v", all)
+	})
 }
 
 // TestAHistoryWithoutContentionProvesNothing: a backend that lets everybody wait
 // refuses nobody.
 func TestAHistoryWithoutContentionProvesNothing(t *testing.T) {
 	t.Parallel()
-	h := brokenHarness(func(b *bad) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			waits := *req
-			waits.Wait = true
-			return b.Backend.Acquire(context.WithoutCancel(ctx), &waits)
-		}
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(func(b *broken) {
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				waits := *req
+				waits.Wait = true
+				return b.Backend.Acquire(context.WithoutCancel(ctx), &waits)
+			}
+		})
+		all := failures(t, Check(onlyHistories(h)))
+		caught(t, all, "history/steady", "linearizability")
 	})
-	all := failures(t, Check(onlyHistories(h)))
-	caught(t, all, "history/steady", "linearizability")
+}
+
+// TestAnUndecidedHistoryIsAFailure: nothing was shown.
+func TestAnUndecidedHistoryIsAFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(func(*broken) {})
+		h.steps, h.only = 3, "history/steady"
+		found(t, bug{want: "history/steady", rule: "linearizability", says: "could not decide"}, failures(t, Check(h)))
+	})
 }
 
 // TestAFaultCutsOnlyItsOwnClientsSession, and that from its beginning.
@@ -173,13 +180,13 @@ func TestAFaultCutsOnlyItsOwnClientsSession(t *testing.T) {
 		who   int // whose lease may end
 		from  int64
 	}{
-		{span{1, 20, 30}, 1, 20},
-		{span{1, 61, 65}, 0, 0},
-		{span{2, 20, 30}, 0, 0},
-		{span{2, 60, 75}, 2, 70},
-		{span{2, 95, 99}, 2, 95},
-		{span{3, 71, 72}, 0, 0},
-		{span{allClients, 55, 56}, 1, 55},
+		{span{client: 1, begin: 20, end: 30}, 1, 20},
+		{span{client: 1, begin: 61, end: 65}, 0, 0},
+		{span{client: 2, begin: 20, end: 30}, 0, 0},
+		{span{client: 2, begin: 60, end: 75}, 2, 70},
+		{span{client: 2, begin: 95, end: 99}, 2, 95},
+		{span{client: 3, begin: 71, end: 72}, 0, 0},
+		{span{client: allClients, begin: 55, end: 56}, 1, 55},
 	} {
 		h.faults = []span{c.fault}
 		got := h.cuts()
@@ -192,197 +199,6 @@ func TestAFaultCutsOnlyItsOwnClientsSession(t *testing.T) {
 		if len(got) != 2 || got[0].Input.(input).who != c.who || got[0].Call != c.from || got[0].Return != h.over(c.who) {
 			t.Errorf("%+v may end %+v", c.fault, got)
 		}
-	}
-}
-
-// tied is a client whose leases live with a session, over a link: what breaks the link ends
-// the session, for the client at once and for the server a moment later.
-type tied struct {
-	*bad
-	others func() []*tied
-
-	mu     sync.Mutex
-	leases map[*badLease]chan struct{} // closed when the server has noticed the cut
-	goesOn bool                        // it does not notice itself
-	reach  func(*tied) []*tied
-}
-
-func (c *tied) Info() driver.Info {
-	i := c.bad.Info()
-	i.Features |= driver.FeatureSession
-	return i
-}
-
-// cut ends the sessions of c, and of whom else it reaches.
-func (c *tied) cut() {
-	for _, x := range c.reach(c) {
-		x.mu.Lock()
-		for l, noticed := range x.leases {
-			if l.over.Swap(true) {
-				continue
-			}
-			time.AfterFunc(2*time.Millisecond, func() {
-				defer close(noticed)
-				_ = l.Lease.Release(context.Background())
-			})
-		}
-		x.mu.Unlock()
-	}
-}
-
-// tie makes c's leases live with a session.
-func (c *tied) tie() {
-	c.leases, c.reach = map[*badLease]chan struct{}{}, func(c *tied) []*tied { return []*tied{c} }
-	acquire, renew, release := c.acquire, c.renew, c.release
-	c.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-		l, err := acquire(ctx, req)
-		if errors.Is(err, errBroken) {
-			c.cut()
-		}
-		if err != nil {
-			return nil, err
-		}
-		got := &badLease{Lease: l, b: c.bad, req: req, sent: *req}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.leases[got] = make(chan struct{})
-		return got, nil
-	}
-	c.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
-		if l.over.Load() {
-			if c.goesOn {
-				return l.Lease.Grant(), nil
-			}
-			return driver.Grant{}, driver.ErrLost
-		}
-		g, err := renew(ctx, l, r)
-		if errors.Is(err, errBroken) {
-			c.cut()
-		}
-		return g, err
-	}
-	c.release = func(ctx context.Context, l *badLease) error {
-		if l.over.Load() {
-			c.mu.Lock()
-			noticed := c.leases[l]
-			c.mu.Unlock()
-			<-noticed
-			if c.goesOn {
-				return nil
-			}
-			return driver.ErrLost
-		}
-		err := release(ctx, l)
-		if errors.Is(err, errBroken) {
-			c.cut()
-		}
-		return err
-	}
-}
-
-// overSessions opens clients whose sessions the harness cuts. spoil breaks the client
-// itself.
-func overSessions(spoil func(*tied)) Harness {
-	var mu sync.Mutex
-	var all []*tied
-	space := memory.New()
-	return onlyHistories(Harness{
-		Open: func() (driver.Backend, error) {
-			c := &tied{bad: &bad{Backend: space.Peer()}}
-			c.linked()
-			c.tie()
-			c.others = func() []*tied {
-				mu.Lock()
-				defer mu.Unlock()
-				return slices.Clone(all)
-			}
-			spoil(c)
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, c)
-			return c, nil
-		},
-		Timeout: 10 * time.Second,
-		quiet:   true,
-		Faults: &Faults{
-			DropReply: func(b driver.Backend) error {
-				return b.(*tied).link.set(func() { b.(*tied).link.drop = true })
-			},
-			// A partition that the server does not bear.
-			Partition: func(b driver.Backend) error {
-				b.(*tied).cut()
-				return nil
-			},
-			Heal: func(driver.Backend) error { return nil },
-		},
-	})
-}
-
-func TestSessionsThatAreCutPass(t *testing.T) {
-	t.Parallel()
-	for range 5 {
-		if err := Check(overSessions(func(*tied) {})); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// TestEveryBrokenSessionIsCaught: defects that show only when a session is cut while others
-// want its locks, and that the allowance for lost sessions does not excuse. Chance
-// decides whether one history has such a moment: several do.
-func TestEveryBrokenSessionIsCaught(t *testing.T) {
-	for name, m := range map[string]struct {
-		rule  string
-		spoil func(c *tied)
-	}{
-		"goes on with what others get": {"linearizability", func(c *tied) { c.goesOn = true }},
-		"takes the locks of others along": {"linearizability", func(c *tied) {
-			c.reach = func(*tied) []*tied { return c.others() }
-		}},
-		"loses by itself": {"linearizability", func(c *tied) {
-			renew := c.renew
-			c.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
-				if rand.N(4) == 0 {
-					c.cut()
-				}
-				return renew(ctx, l, r)
-			}
-		}},
-		"gives a smaller token after a cut": {"", func(c *tied) {
-			var cuts atomic.Uint64
-			reach := c.reach
-			c.reach = func(c *tied) []*tied { cuts.Add(1000); return reach(c) }
-			c.grant = func(_ *badLease, g driver.Grant) driver.Grant {
-				g.Fence -= min(g.Fence, cuts.Load()*1_000_000)
-				return g
-			}
-		}},
-		"says lost before the server knows": {"linearizability", func(c *tied) {
-			release := c.release
-			c.release = func(ctx context.Context, l *badLease) error {
-				if l.over.Load() {
-					return driver.ErrLost
-				}
-				return release(ctx, l)
-			}
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var all []*Failure
-			for range 20 {
-				if all = failures(t, Check(overSessions(m.spoil))); len(all) > 0 {
-					break
-				}
-			}
-			tidyPictures(t, all)
-			for _, f := range all {
-				if strings.HasPrefix(f.Case, "history/") && strings.HasPrefix(f.Rule, m.rule) {
-					return
-				}
-			}
-			t.Errorf("not caught: %v", all)
-		})
 	}
 }
 

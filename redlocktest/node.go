@@ -7,18 +7,18 @@ import (
 )
 
 var nodeCases = []testCase{
-	{name: "clock", needs: driver.FeatureQuorumNode, do: nodeClock},
-	{name: "floor", needs: driver.FeatureQuorumNode, do: nodeFloor},
-	{name: "floor-clamped", needs: driver.FeatureQuorumNode, do: nodeFloorClamped},
-	{name: "join", needs: driver.FeatureQuorumNode, do: nodeJoin},
-	{name: "join-above", needs: driver.FeatureQuorumNode, do: nodeJoinAbove},
-	{name: "join-held", needs: driver.FeatureQuorumNode, do: nodeJoinHeld},
-	{name: "join-own", needs: driver.FeatureQuorumNode, do: nodeJoinOwn},
-	{name: "raise", needs: driver.FeatureQuorumNode, do: nodeRaise},
-	{name: "raise-stale", needs: driver.FeatureQuorumNode, do: nodeRaiseStale},
-	{name: "instance", needs: driver.FeatureQuorumNode, do: nodeInstance},
-	{name: "instance-expired", needs: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
-	{name: "quorum", needs: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},
+	{name: "clock", features: driver.FeatureQuorumNode, do: nodeClock},
+	{name: "floor", features: driver.FeatureQuorumNode, do: nodeFloor},
+	{name: "floor-clamped", features: driver.FeatureQuorumNode, do: nodeFloorClamped},
+	{name: "join", features: driver.FeatureQuorumNode, do: nodeJoin},
+	{name: "join-above", features: driver.FeatureQuorumNode, do: nodeJoinAbove},
+	{name: "join-held", features: driver.FeatureQuorumNode, do: nodeJoinHeld},
+	{name: "join-own", features: driver.FeatureQuorumNode, do: nodeJoinOwn},
+	{name: "raise", features: driver.FeatureQuorumNode, do: nodeRaise},
+	{name: "raise-stale", features: driver.FeatureQuorumNode, do: nodeRaiseStale},
+	{name: "instance", features: driver.FeatureQuorumNode, do: nodeInstance},
+	{name: "instance-expired", features: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
+	{name: "quorum", features: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},
 }
 
 // nodeClock: without a clock a vote does not count, and without an identity a

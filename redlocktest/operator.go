@@ -8,24 +8,16 @@ import (
 )
 
 var operatorCases = []testCase{
-	{name: "lookup", do: lookup},
-	{name: "lookup-shared", needs: driver.FeatureShared, do: lookupShared},
-	{name: "list", do: list},
-	{name: "check", do: check},
-	{name: "break", needs: driver.FeatureFencing, do: breakLock},
-}
-
-func (r *run) inspector(b driver.Backend) driver.Inspector {
-	i, ok := b.(driver.Inspector)
-	if !ok {
-		r.skip("%s is no driver.Inspector", r.info.Name)
-	}
-	return i
+	{name: "lookup", needs: []condition{inspects}, do: lookup},
+	{name: "lookup-shared", features: driver.FeatureShared, needs: []condition{inspects}, do: lookupShared},
+	{name: "list", needs: []condition{inspects}, do: list},
+	{name: "check", needs: []condition{inspects}, do: check},
+	{name: "break", features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
 }
 
 func (r *run) lookup(b driver.Backend, key string) *driver.State {
 	for {
-		s, err := r.inspector(b).Lookup(r.ctx, key)
+		s, err := b.(driver.Inspector).Lookup(r.ctx, key)
 		switch v := r.saw(err); {
 		case v == granted && s == nil:
 			r.fatal(inspecting, "Lookup returned neither a state nor an error")
@@ -86,7 +78,6 @@ func lookupShared(r *run) {
 // list takes keys next to the prefix, which is literal: '*' stands for itself.
 func list(r *run) {
 	a, b := r.pair()
-	r.inspector(b)
 	stem := r.key()
 	prefix := stem + "*["
 	inside := []string{prefix, prefix + "1", prefix + "2\x00", prefix + "*"}
@@ -110,7 +101,7 @@ func list(r *run) {
 // list returns the keys under prefix, sorted; yield says stop at the most-th.
 func (r *run) list(b driver.Backend, prefix string, most int) []string {
 	var keys []string
-	err := r.inspector(b).List(r.ctx, prefix, func(s *driver.State) bool {
+	err := b.(driver.Inspector).List(r.ctx, prefix, func(s *driver.State) bool {
 		keys = append(keys, s.Key)
 		return len(keys) < most
 	})
@@ -122,7 +113,7 @@ func (r *run) list(b driver.Backend, prefix string, most int) []string {
 }
 
 func check(r *run) {
-	findings, err := r.inspector(r.client()).Check(r.ctx)
+	findings, err := r.client().(driver.Inspector).Check(r.ctx)
 	if err != nil {
 		r.saw(err)
 		r.fatal(inspecting, "Check could not examine the deployment: %v", err)
@@ -141,10 +132,7 @@ func check(r *run) {
 // breakLock: only the right token takes a lock away, and the one who had it learns.
 func breakLock(r *run) {
 	a, b := r.pair()
-	admin, ok := b.(driver.Admin)
-	if !ok {
-		r.skip("%s is no driver.Admin", r.info.Name)
-	}
+	admin := b.(driver.Admin)
 	key := r.key()
 	r.breaks(admin.Break(r.ctx, key, 1), false, "a key that nobody has")
 	l := r.grant(a, driver.Request{Key: key})

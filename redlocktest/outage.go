@@ -10,21 +10,26 @@ import (
 )
 
 var faultCases = []testCase{
-	{name: "outage", do: outage},
-	{name: "outage-misuse", do: outageMisuse},
-	{name: "restart", do: restart},
-	{name: "restart-forgets", needs: driver.FeatureFencing, do: restartForgets},
-	{name: "restart-waiter", do: restartWaiter},
-	{name: "restart-watch", do: restartWatch},
-	{name: "pause", do: pauseServers},
-	{name: "partition", ttl: true, do: partition},
-	{name: "partition-renewed", do: partitionHeals},
-	{name: "slow-expires", ttl: true, do: slowExpires},
-	{name: "slow-deadline", do: slowDeadline},
-	{name: "lost-reply-acquire", do: lostAcquire},
-	{name: "lost-reply-renew", do: lostRenew},
-	{name: "lost-reply-release", do: lostRelease},
-	{name: "session-end", needs: driver.FeatureSession, do: sessionEnd},
+	{name: "outage", needs: []condition{outages}, do: outage},
+	{name: "outage-misuse", needs: []condition{outages}, do: outageMisuse},
+	{name: "outage-release", needs: []condition{outages}, do: outageRelease},
+	{name: "outage-open", needs: []condition{opens, restarts}, do: outageOpen},
+	{name: "restart", needs: []condition{restarts}, do: restart},
+	{name: "restart-forgets", features: driver.FeatureFencing, needs: []condition{restarts}, do: restartForgets},
+	{name: "restart-waiter", needs: []condition{outages}, do: restartWaiter},
+	{name: "restart-watch", needs: []condition{watches, restarts}, do: restartWatch},
+	{name: "partition-watch", needs: []condition{watches, partitions}, do: partitionWatch},
+	{name: "pause", needs: []condition{pauses}, do: pauseServers},
+	{name: "partition", ttl: true, needs: []condition{partitions}, do: partition},
+	{name: "partition-renewed", without: driver.FeatureSession, needs: []condition{partitions}, do: partitionHeals},
+	{name: "slow-expires", ttl: true, needs: []condition{slows}, do: slowExpires},
+	{name: "slow-deadline", needs: []condition{slows}, do: slowDeadline},
+	{name: "lost-reply-acquire", needs: []condition{drops}, do: lostAcquire},
+	{name: "lost-reply-renew", without: driver.FeatureSession, needs: []condition{drops}, do: lostRenew},
+	{name: "lost-reply-release", needs: []condition{drops}, do: lostRelease},
+	{name: "session-end", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionEnd},
+	{name: "session-lost", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionLost},
+	{name: "layout", needs: []condition{layouts}, do: unknownLayout},
 }
 
 // inject begins a fault, and has end end it after the case unless the case does so
@@ -42,20 +47,6 @@ func (r *run) inject(begin, end func() error) (mend func()) {
 		r.fatal(acquiring, "the harness could not begin its fault: %v", err)
 	}
 	return mend
-}
-
-// offers skips the case where the harness lacks a hook.
-func (r *run) offers(what string, there bool) {
-	if !there {
-		r.skip("the harness cannot %s", what)
-	}
-}
-
-// darkens skips the case where the harness cannot make the servers unreachable.
-func (r *run) darkens() {
-	f := r.h.Faults
-	r.offers("kill and restart, pause and resume, nor partition and heal",
-		f.Kill != nil && f.Restart != nil || f.Pause != nil && f.Resume != nil || f.Partition != nil && f.Heal != nil)
 }
 
 // dark makes the servers unreachable, by whatever the harness can do, for two
@@ -87,7 +78,6 @@ func (r *run) truthful(call string, err error) {
 
 // outage: that nobody answers is neither contention nor loss nor misuse.
 func outage(r *run) {
-	r.darkens()
 	a, b := r.pair()
 	free, taken := r.key(), r.key()
 	l := r.grant(a, driver.Request{Key: taken})
@@ -116,7 +106,6 @@ func outage(r *run) {
 
 // outageMisuse: what is wrong with a request is found without a server.
 func outageMisuse(r *run) {
-	r.darkens()
 	a, b := r.pair()
 	r.dark(a, b)
 	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key during an outage")
@@ -126,11 +115,51 @@ func outageMisuse(r *run) {
 	}
 }
 
+// outageRelease: nil from Release says that the lock is free, and so it is no answer while
+// no server can be reached.
+func outageRelease(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	r.release(r.grant(b, driver.Request{Key: r.key()}))
+	mend := r.dark(a, b)
+	err := l.Release(r.ctx)
+	v := r.saw(err)
+	mend()
+	switch {
+	case v == unknown, v == later, v == lost:
+		r.dropped(l)
+		r.free(b, key)
+	case v != granted:
+		r.fatal(releasing, "Release gives %v though no server can answer: %v", v, err)
+	default:
+		next, err := r.try(b, driver.Request{Key: key})
+		if r.saw(err) == held && r.valid(l) {
+			r.fatal(releasing, "Release returned nil though no server could be reached, and the lock is still there: its error was swallowed: %v", err)
+		}
+		if err == nil {
+			r.release(next)
+		}
+		r.free(b, key)
+	}
+}
+
+// outageOpen: a program starts while its servers are away.
+func outageOpen(r *run) {
+	f := r.h.Faults
+	mend := r.inject(f.Kill, func() error { return f.Restart(true) })
+	b, err := r.openURL(r.h.URL, r.h.Prefix)
+	mend()
+	if err != nil {
+		r.fatal(opening, "Open fails while the servers are away: %v", err)
+	}
+	r.release(r.eventually(b, driver.Request{Key: r.key()}))
+}
+
 // restart: servers that keep their memory keep the locks, and clients find them
 // again.
 func restart(r *run) {
 	f := r.h.Faults
-	r.offers("kill and restart", f.Kill != nil && f.Restart != nil)
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
@@ -152,7 +181,6 @@ func restart(r *run) {
 // who had the lock is not told that it still has it.
 func restartForgets(r *run) {
 	f := r.h.Faults
-	r.offers("kill and restart", f.Kill != nil && f.Restart != nil)
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
@@ -166,7 +194,6 @@ func restartForgets(r *run) {
 
 // restartWaiter: who waits goes on when the servers are back.
 func restartWaiter(r *run) {
-	r.darkens()
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
@@ -181,24 +208,55 @@ func restartWaiter(r *run) {
 	r.join(woken)
 }
 
-// restartWatch: a connection that breaks counts as a value.
+// restartWatch: a release after the servers' restart is told, whether or not the break of
+// the connection was told too. Where the restart frees the key, that is told.
 func restartWatch(r *run) {
 	f := r.h.Faults
-	r.offers("kill and restart", f.Kill != nil && f.Restart != nil)
-	b := r.client()
-	r.watcher(b)
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
-	ch := r.watch(ctx, b, r.key())
+	ch := r.watch(ctx, b, key)
 	r.inject(f.Kill, func() error { return f.Restart(true) })()
-	r.value(ch, "the connection broke")
+	if r.info.Features.Has(driver.FeatureSession) {
+		r.value(ch, "the restart ended the session that had the lock")
+		return
+	}
+	r.valueAfter(ch, func() { r.release(l) }, "a release after the servers' restart")
+}
+
+// partitionWatch: what a watch missed while its connection was cut is made up for.
+func partitionWatch(r *run) {
+	f := r.h.Faults
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	ch := r.watch(ctx, b, key)
+	mend := r.inject(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
+	r.release(l)
+	r.pause(20 * time.Millisecond)
+	mend()
+	r.value(ch, "the lock was released behind a partition, which is over")
+}
+
+// valueAfter asserts that a value comes after free was called: one that came before, for
+// the break of a connection, does not count.
+func (r *run) valueAfter(ch <-chan struct{}, free func(), why string) {
+	select {
+	case <-ch:
+	default:
+	}
+	free()
+	r.value(ch, why)
 }
 
 // pauseServers: an attempt that a paused server reads later leaves no lock. A node's
 // server refuses it; elsewhere the clean-up may come too late, and then the TTL ends it.
 func pauseServers(r *run) {
 	f := r.h.Faults
-	r.offers("pause and resume", f.Pause != nil && f.Resume != nil)
 	a, b := r.pair()
 	key := r.key()
 	req := driver.Request{Key: key}
@@ -225,7 +283,6 @@ func pauseServers(r *run) {
 // link is mended the old holder learns, and harms nobody.
 func partition(r *run) {
 	f := r.h.Faults
-	r.offers("partition and heal", f.Partition != nil && f.Heal != nil)
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
@@ -237,7 +294,7 @@ func partition(r *run) {
 	if r.valid(l) {
 		r.truthful("Renew behind a partition", err)
 	}
-	next, _ := r.eventuallyRule(expires, b, driver.Request{Key: key})
+	next, _ := r.eventuallyRule(expires, b, driver.Request{Key: key}, nil)
 	if early := time.Until(g.Expires); early > 0 {
 		r.fatal(expires, "the next owner was granted %v before the end of the lease that is cut off", early)
 	}
@@ -251,10 +308,6 @@ func partition(r *run) {
 // partitionHeals: a lease whose renewals failed for a while lives on.
 func partitionHeals(r *run) {
 	f := r.h.Faults
-	r.offers("partition and heal", f.Partition != nil && f.Heal != nil)
-	if r.info.Features.Has(driver.FeatureSession) {
-		r.skip("a session of %s may end with its connection", r.info.Name)
-	}
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
@@ -275,7 +328,6 @@ const delay = 150 * time.Millisecond
 // slowExpires: the lease counts from before the request and not from its answer.
 func slowExpires(r *run) {
 	f := r.h.Faults
-	r.offers("slow answers down", f.Slow != nil)
 	b := r.client()
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
 	r.inject(func() error { return f.Slow(b, delay) }, func() error { return f.Slow(b, 0) })
@@ -295,7 +347,6 @@ func (r *run) notLateBy(g driver.Grant, ttl time.Duration, call string) {
 // slowDeadline: what could not be answered within ctx's deadline has no effect.
 func slowDeadline(r *run) {
 	f := r.h.Faults
-	r.offers("slow answers down", f.Slow != nil)
 	a, b := r.pair()
 	r.release(r.grant(a, driver.Request{Key: r.key()}))
 	mend := r.inject(func() error { return f.Slow(a, delay) }, func() error { return f.Slow(a, 0) })
@@ -333,7 +384,6 @@ func (r *run) drop(b driver.Backend) {
 // lostAcquire: the lock was given and nobody heard. Either the driver finds its own
 // attempt and goes on, or it undoes it.
 func lostAcquire(r *run) {
-	r.offers("drop replies", r.h.Faults.DropReply != nil)
 	a, b := r.pair()
 	for range 3 {
 		key := r.key()
@@ -353,10 +403,6 @@ func lostAcquire(r *run) {
 
 // lostRenew: the lease was extended and nobody heard: it is not lost.
 func lostRenew(r *run) {
-	r.offers("drop replies", r.h.Faults.DropReply != nil)
-	if r.info.Features.Has(driver.FeatureSession) {
-		r.skip("a session of %s may end with its connection", r.info.Name)
-	}
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
@@ -370,7 +416,6 @@ func lostRenew(r *run) {
 
 // lostRelease: the lock was freed and nobody heard. Once more, and it is known.
 func lostRelease(r *run) {
-	r.offers("drop replies", r.h.Faults.DropReply != nil)
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
@@ -384,27 +429,86 @@ func lostRelease(r *run) {
 	r.holds(b, key, next)
 }
 
-// sessionEnd: a session that ends takes its locks along, and tells.
+// sessionEnd: a session that ends takes its locks along, and tells: by itself, and before
+// the lease's end.
 func sessionEnd(r *run) {
-	end := r.h.Faults.EndSession
-	r.offers("end sessions", end != nil)
 	a, b := r.pair()
 	key, other := r.key(), r.key()
-	l, bystander := r.grant(a, driver.Request{Key: key}), r.grant(b, driver.Request{Key: other})
-	fence, gone := l.Grant().Fence, l.Grant().Lost
-	if err := end(a); err != nil {
-		r.fatal(acquiring, "the harness could not end the session: %v", err)
+	req := driver.Request{Key: key}
+	if r.info.MaxTTL != 0 {
+		req.TTL = max(r.short(), 2*time.Second*time.Duration(r.scale))
 	}
-	if gone != nil {
-		select {
-		case <-gone:
-		case <-r.ctx.Done():
-			r.fatal(losing, "the session was ended, and Lost was not closed")
-		}
+	l, bystander := r.grant(a, req), r.grant(b, driver.Request{Key: other})
+	g := l.Grant()
+	r.endSession(a)
+	if g.Lost != nil {
+		r.lostInTime(g)
 	}
 	r.lost(l)
 	next := r.eventually(b, driver.Request{Key: key})
-	r.rises(fence, next.Grant().Fence)
+	r.rises(g.Fence, next.Grant().Fence)
 	r.holds(a, other, bystander)
 	r.release(r.eventually(a, driver.Request{Key: r.key()})) // a new session serves
+}
+
+func (r *run) endSession(b driver.Backend) {
+	if err := r.h.Faults.EndSession(b); err != nil {
+		r.fatal(acquiring, "the harness could not end the session: %v", err)
+	}
+}
+
+// lostInTime asserts that Lost is closed before the lease's own end: later it is of no use.
+func (r *run) lostInTime(g driver.Grant) {
+	end := r.left()
+	if !g.Expires.IsZero() {
+		end = min(end, time.Until(g.Expires))
+	}
+	t := time.NewTimer(end)
+	defer t.Stop()
+	select {
+	case <-g.Lost:
+	case <-t.C:
+		if !g.Expires.IsZero() && r.left() > 0 {
+			r.suspect(losing, "the session was ended, and Lost was not closed before the lease's own end")
+		}
+		r.fatal(losing, "the session was ended, and Lost was not closed")
+	}
+}
+
+// sessionLost: once any call has said that the lease is lost, the backend knows, and Lost is
+// closed.
+func sessionLost(r *run) {
+	a := r.client()
+	l := r.grant(a, driver.Request{Key: r.key()})
+	c := l.Grant().Lost
+	if c == nil {
+		r.pass("grants have no channel Lost")
+	}
+	r.endSession(a)
+	r.lostQuietly(l)
+	if !over(c) {
+		r.fatal(losing, "the session was ended, Renew says that the lease is lost, and Lost is not closed yet")
+	}
+}
+
+// unknownLayout: what another release has stored in a layout that this one does not know is
+// not taken for a free lock.
+func unknownLayout(r *run) {
+	key := r.key()
+	r.release(r.grant(r.client(), driver.Request{Key: key}))
+	var undo func() error
+	mend := r.inject(func() (err error) {
+		undo, err = r.h.FutureLayout()
+		return err
+	}, func() error { return undo() })
+	l, err := r.try(r.open(), driver.Request{Key: key})
+	switch v := r.saw(err); v {
+	case granted:
+		r.fatal(layout, "what is stored has a layout that this release cannot know, and a lock was granted with token %d", l.Grant().Fence)
+	case refused, later:
+	default:
+		r.fatal(layout, "what is stored has a layout that this release cannot know, and Acquire gives %v, not ErrRefused: %v", v, err)
+	}
+	mend()
+	r.release(r.eventually(r.open(), driver.Request{Key: key}))
 }

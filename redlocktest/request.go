@@ -13,13 +13,14 @@ var requestCases = []testCase{
 	{name: "empty-key", do: emptyKey},
 	{name: "long-key", do: longKey},
 	{name: "odd-keys", do: oddKeys},
+	{name: "key-hashes", do: keyHashes},
 	{name: "owner", do: emptyOwner},
 	{name: "mode", do: unknownMode},
-	{name: "no-shared-mode", do: noSharedMode},
+	{name: "no-shared-mode", without: driver.FeatureShared, do: noSharedMode},
 	{name: "ttl-bounds", ttl: true, do: ttlBounds},
 	{name: "renewal-ttl-bounds", ttl: true, do: renewalBounds},
-	{name: "session-ttl", needs: driver.FeatureSession, do: sessionTTL},
-	{name: "not-a-node", do: notANode},
+	{name: "session-ttl", features: driver.FeatureSession, needs: []condition{noTTL}, do: sessionTTL},
+	{name: "not-a-node", without: driver.FeatureQuorumNode, do: notANode},
 	{name: "reuse", do: reuse},
 }
 
@@ -81,7 +82,7 @@ func odd(key string) []string {
 func oddKeys(r *run) {
 	a, b := r.pair()
 	keys := odd(r.key())
-	leases := make([]driver.Lease, len(keys))
+	leases := make([]*lease, len(keys))
 	for i, key := range keys {
 		leases[i] = r.grantOdd(a, key)
 	}
@@ -95,7 +96,7 @@ func oddKeys(r *run) {
 }
 
 // grantOdd is grant that names the rule on keys where another one stands for this.
-func (r *run) grantOdd(b driver.Backend, key string) driver.Lease {
+func (r *run) grantOdd(b driver.Backend, key string) *lease {
 	l, err := r.try(b, driver.Request{Key: key})
 	switch v := r.saw(err); v {
 	case granted:
@@ -118,9 +119,6 @@ func unknownMode(r *run) {
 }
 
 func noSharedMode(r *run) {
-	if r.info.Features.Has(driver.FeatureShared) {
-		r.skip("%s has a shared mode", r.info.Name)
-	}
 	key := r.key()
 	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Mode: driver.Shared}, "mode", "shared mode")
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
@@ -156,18 +154,12 @@ func renewalBounds(r *run) {
 }
 
 func sessionTTL(r *run) {
-	if r.info.MaxTTL != 0 {
-		r.skip("%s has sessions with TTLs", r.info.Name)
-	}
 	key := r.key()
 	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: time.Second}, "TTL", "an explicit TTL")
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }
 
 func notANode(r *run) {
-	if r.info.Features.Has(driver.FeatureQuorumNode) {
-		r.skip("%s may be a node", r.info.Name)
-	}
 	key := r.key()
 	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), ExactFence: 1}, "", "Join")
 	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &driver.Quorum{Terms: driver.Terms{N: 3}}}, "", "Quorum")
@@ -179,15 +171,14 @@ func reuse(r *run) {
 	a, b := r.pair()
 	key, other := r.key(), r.key()
 	req := r.fill(driver.Request{Key: key})
-	l, err := a.Acquire(r.ctx, req)
+	l, err := r.tryRequest(r.ctx, a, req)
 	for err != nil && r.saw(err) == unknown && r.pause(poll) {
 		req = r.fill(driver.Request{Key: key})
-		l, err = a.Acquire(r.ctx, req)
+		l, err = r.tryRequest(r.ctx, a, req)
 	}
 	if err != nil {
 		r.fatal(acquiring, "a free key was not granted: %v", err)
 	}
-	r.track(l)
 	*req = driver.Request{Key: other, Owner: r.owner(), TTL: req.TTL}
 	bystander := r.grant(b, driver.Request{Key: other})
 	r.renew(l, driver.Renewal{})

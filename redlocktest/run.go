@@ -19,6 +19,7 @@ import (
 // barks, and a place for failures. Its methods may be called from the goroutines
 // that a case starts with together.
 type run struct {
+	suite *suite
 	h     *Harness
 	name  string
 	ctx   context.Context
@@ -30,25 +31,19 @@ type run struct {
 	mu        sync.Mutex
 	failures  []*Failure
 	notes     []string
-	skipped   string
-	stalled   string
+	passed    bool   // ended by pass
+	stalled   string // nothing can be said: begin again
+	suspected *Failure
 	ended     bool // what its goroutines find now tells nothing new
 	abandoned bool
 	backends  []driver.Backend
-	leases    []driver.Lease
+	leases    []*lease
 	cleanups  []func() // end the faults
 }
 
-// begin opens a first backend, and runs the case if the backend has what it needs.
+// begin opens a first backend, and runs the case.
 func (r *run) begin(c testCase) {
-	b := r.open()
-	r.info = b.Info()
-	switch {
-	case !r.info.Features.Has(c.needs):
-		r.skip("%s has no %s", r.info.Name, c.needs)
-	case c.ttl && r.info.MaxTTL == 0:
-		r.skip("%s has no TTL", r.info.Name)
-	}
+	r.info = r.open().Info()
 	c.do(r)
 }
 
@@ -91,10 +86,22 @@ func (r *run) fatal(broken rule, format string, args ...any) {
 	runtime.Goexit()
 }
 
-// skip ends the case with the reason why it cannot be run.
-func (r *run) skip(format string, args ...any) {
+// pass ends the case: there is nothing left to check.
+func (r *run) pass(format string, args ...any) {
+	r.note(format, args...)
 	r.mu.Lock()
-	r.skipped = fmt.Sprintf(format, args...)
+	r.passed = true
+	r.mu.Unlock()
+	runtime.Goexit()
+}
+
+// suspect ends the case with what is a failure unless the machine stood still: it is one
+// if it is found again with longer TTLs.
+func (r *run) suspect(broken rule, format string, args ...any) {
+	pos := position()
+	r.mu.Lock()
+	r.suspected = &Failure{Case: r.name, Rule: broken.String(), Pos: pos, Text: fmt.Sprintf(format, args...)}
+	r.stalled = r.suspected.Text
 	r.mu.Unlock()
 	runtime.Goexit()
 }
@@ -121,18 +128,18 @@ func (r *run) note(format string, args ...any) {
 func (r *run) over() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.failures) > 0 || r.stalled != "" || r.skipped != ""
+	return len(r.failures) > 0 || r.stalled != "" || r.passed
 }
 
 // position is the file and line of the case, or of what it calls, that asserts: the
-// first caller outside of the files with the verbs.
+// first caller outside of the files that hold what all cases use.
 func position() string {
 	pcs := make([]uintptr, 16)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
 	for {
 		f, more := frames.Next()
 		switch file := filepath.Base(f.File); file {
-		case "run.go", "verb.go":
+		case "run.go", "attempt.go", "terms.go", "lock.go":
 		default:
 			return fmt.Sprintf("redlocktest/%s:%d", file, f.Line)
 		}
@@ -201,10 +208,15 @@ func (r *run) open() driver.Backend {
 	if err != nil {
 		r.fatal(acquiring, "the harness could not open a backend: %v", err)
 	}
+	r.keep(b)
+	return b
+}
+
+// keep has a client closed after the case.
+func (r *run) keep(b driver.Backend) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.backends = append(r.backends, b)
-	return b
 }
 
 // clients returns n clients, the first of which is the one that begin opened.
@@ -230,7 +242,7 @@ func (r *run) pair() (a, b driver.Backend) {
 // client returns the case's first client.
 func (r *run) client() driver.Backend { return r.clients(1)[0] }
 
-func (r *run) track(l driver.Lease) {
+func (r *run) track(l *lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.leases = append(r.leases, l)

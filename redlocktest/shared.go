@@ -1,18 +1,26 @@
 package redlocktest
 
 import (
+	"math/rand/v2"
+	"sync"
+	"time"
+
 	"github.com/redlock-go/redlock/driver"
 )
 
 var sharedCases = []testCase{
-	{name: "many", needs: driver.FeatureShared, do: sharedMany},
-	{name: "excluded", needs: driver.FeatureShared, do: sharedExcluded},
-	{name: "upgrade", needs: driver.FeatureShared, do: sharedUpgrade},
-	{name: "stale", needs: driver.FeatureShared, do: sharedStale},
-	{name: "race", needs: driver.FeatureShared, do: sharedRace},
+	{name: "many", features: driver.FeatureShared, do: sharedMany},
+	{name: "excluded", features: driver.FeatureShared, do: sharedExcluded},
+	{name: "upgrade", features: driver.FeatureShared, do: sharedUpgrade},
+	{name: "stale", features: driver.FeatureShared, do: sharedStale},
+	{name: "race", features: driver.FeatureShared, do: sharedRace},
+	{name: "waiters", features: driver.FeatureShared, do: sharedWaiters},
+	{name: "writer-waits", features: driver.FeatureShared, do: writerWaits},
+	{name: "writer-starved", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1)) }},
+	{name: "writer-starved-clients", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(5)) }},
 }
 
-func (r *run) share(b driver.Backend, key string) driver.Lease {
+func (r *run) share(b driver.Backend, key string) *lease {
 	return r.grant(b, driver.Request{Key: key, Mode: driver.Shared})
 }
 
@@ -21,7 +29,7 @@ func sharedMany(r *run) {
 	clients, key := r.clients(3), r.key()
 	seen := map[uint64]bool{}
 	last := uint64(0)
-	var leases []driver.Lease
+	var leases []*lease
 	for i := range 12 {
 		l := r.share(clients[i%len(clients)], key)
 		fence := l.Grant().Fence
@@ -44,7 +52,7 @@ func sharedMany(r *run) {
 }
 
 // keepsOut is refuse with the rule on sharing.
-func (r *run) keepsOut(b driver.Backend, key string, holder driver.Lease) {
+func (r *run) keepsOut(b driver.Backend, key string, holder *lease) {
 	_, err := r.try(b, driver.Request{Key: key})
 	if r.saw(err) == granted && r.valid(holder) {
 		r.fatal(sharing, "an exclusive lock was granted beside a shared one")
@@ -101,10 +109,10 @@ func sharedStale(r *run) {
 // alone.
 func sharedRace(r *run) {
 	clients := r.clients(3)
-	for range 3 {
+	for range r.h.times(3) {
 		key := r.key()
 		modes := make([]driver.Mode, 40)
-		leases := make([]driver.Lease, len(modes))
+		leases := make([]*lease, len(modes))
 		r.together(len(modes), func(i int) {
 			if i%4 != 0 {
 				modes[i] = driver.Shared
@@ -118,7 +126,7 @@ func sharedRace(r *run) {
 	}
 }
 
-func (r *run) compatible(key string, modes []driver.Mode, leases []driver.Lease) {
+func (r *run) compatible(key string, modes []driver.Mode, leases []*lease) {
 	exclusive, all := 0, 0
 	for i, l := range leases {
 		if l == nil {
@@ -141,4 +149,113 @@ func (r *run) compatible(key string, modes []driver.Mode, leases []driver.Lease)
 		}
 	}
 	r.free(r.client(), key)
+}
+
+// waits acquires as package dlock does: natively where the backend queues, else when it is
+// woken, else by asking again.
+func (r *run) waits(b driver.Backend, req driver.Request) *lease {
+	_, watcher := b.(driver.Watcher)
+	if watcher && !r.info.Features.Has(driver.FeatureQueueing) {
+		return r.watchUntil(b, req)
+	}
+	req.Wait = true
+	l, _ := r.eventuallyRule(waiting, b, req, nil)
+	return l
+}
+
+// sharedWaiters: when an exclusive owner goes, all who wait to share are let in, together.
+func sharedWaiters(r *run) {
+	clients := r.clients(3)
+	for range r.h.times(6) {
+		key := r.key()
+		l := r.grant(clients[0], driver.Request{Key: key})
+		const n = 6
+		var all []<-chan struct{}
+		var in sync.WaitGroup
+		in.Add(n)
+		for i := range n {
+			all = append(all, r.async(func() {
+				entered := sync.OnceFunc(in.Done)
+				defer entered()
+				share := r.waits(clients[i%len(clients)], driver.Request{Key: key, Mode: driver.Shared})
+				entered()
+				in.Wait() // nobody goes before all have come
+				r.release(share)
+			}))
+		}
+		r.pause(rand.N(4 * time.Millisecond))
+		r.release(l)
+		r.joinAll(all, "a lock was released, and not all who wait to share it were let in")
+	}
+}
+
+// writerWaits: when the last who shares goes, the exclusive owner who waits is let in.
+func writerWaits(r *run) {
+	clients := r.clients(3)
+	for i := range r.h.times(6) {
+		key := r.key()
+		shares := []*lease{r.share(clients[0], key), r.share(clients[1], key), r.share(clients[0], key)}
+		woken := r.async(func() { r.release(r.waits(clients[i%len(clients)], driver.Request{Key: key})) })
+		r.pause(rand.N(4 * time.Millisecond))
+		for _, l := range shares {
+			r.release(l)
+		}
+		r.joinAll([]<-chan struct{}{woken}, "all who shared a lock have released it, and the exclusive owner who waits was not let in")
+	}
+}
+
+// joinAll waits for what async began, at most a quarter of the case's time.
+func (r *run) joinAll(all []<-chan struct{}, what string) {
+	end := time.After(r.h.Timeout / 4)
+	for _, done := range all {
+		select {
+		case <-done:
+		case <-end:
+			r.fatal(waiting, "%s", what)
+		}
+	}
+	if r.over() {
+		r.join(all[0])
+	}
+}
+
+// starve has readers share a key without a gap while an exclusive owner waits: first come,
+// first served means that those who come later wait behind it.
+func (r *run) starve(clients []driver.Backend) {
+	const readers = 4
+	key := r.key()
+	first := r.share(clients[0], key)
+	stop := make(chan struct{})
+	var all []<-chan struct{}
+	for i := range readers {
+		all = append(all, r.async(func() {
+			for !over(stop) && !r.over() {
+				l, err := r.try(clients[i%len(clients)], driver.Request{Key: key, Mode: driver.Shared, Wait: true})
+				if r.saw(err) != granted {
+					r.pause(poll)
+					continue
+				}
+				r.pause(3*time.Millisecond + rand.N(4*time.Millisecond)) // longer than the others' gaps
+				r.release(l)
+			}
+		}))
+	}
+	writer := r.async(func() {
+		r.release(r.waits(clients[len(clients)-1], driver.Request{Key: key}))
+	})
+	r.pause(20 * time.Millisecond)
+	r.release(first)
+	select {
+	case <-writer:
+		close(stop)
+	case <-time.After(r.h.Timeout / 4):
+		close(stop)
+		r.fatal(queueing, "readers who come later overtake the exclusive owner who waits, for %v and without end", r.h.Timeout/4)
+	}
+	for _, done := range all {
+		<-done
+	}
+	if r.over() {
+		r.join(writer)
+	}
 }

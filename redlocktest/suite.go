@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -15,28 +19,42 @@ import (
 )
 
 // Run checks the backend that h opens, one subtest a case, in the order of the
-// table: what is basic comes first, and if that fails nothing else is run.
+// table: what is basic comes first, and if that fails nothing else is run. Cases that do
+// not apply to the backend are no subtests: one line of the log counts them.
 //
 // Cases that mostly wait run side by side as parallel subtests, so that a test that
 // calls Run must not use t.Setenv or t.Chdir. No other test may run in the
 // process meanwhile: its goroutines would count as leaks.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
+	h.Short = h.Short || testing.Short()
 	s, err := newSuite(h)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, g := range groups {
+	t.Cleanup(func() { t.Log(s.summary()) })
+	for _, g := range s.groups {
 		t.Run(g.name, func(t *testing.T) {
-			if g.together {
+			if g.together && !h.Virtual {
 				s.runTogether(t, g)
 				return
 			}
 			for _, c := range g.cases {
-				t.Run(c.name, func(t *testing.T) { s.one(g, c).tell(t) })
+				t.Run(c.name, func(t *testing.T) { s.runOne(t, g, c) })
 			}
 		})
 	}
+}
+
+// runOne runs one case, in virtual time if the harness allows it.
+func (s *suite) runOne(t *testing.T, g group, c testCase) {
+	var res *result
+	if s.h.Virtual {
+		synctest.Test(t, func(*testing.T) { res = s.one(g, c) })
+	} else {
+		res = s.one(g, c)
+	}
+	res.report(t)
 }
 
 // runTogether starts every case of g that the test's flags select, and then lets
@@ -54,7 +72,7 @@ func (s *suite) runTogether(t *testing.T, g group) {
 			verdict := make(chan *result, 1)
 			go func() { verdict <- s.one(g, c) }()
 			t.Parallel()
-			(<-verdict).tell(t)
+			(<-verdict).report(t)
 		})
 	}
 }
@@ -67,7 +85,7 @@ func Check(h Harness) error {
 		return err
 	}
 	var errs []error
-	for _, g := range groups {
+	for _, g := range s.groups {
 		for _, f := range s.group(g) {
 			errs = append(errs, f)
 		}
@@ -110,15 +128,20 @@ type group struct {
 // A testCase checks one sentence.
 type testCase struct {
 	name  string
-	needs driver.Features // without these it is skipped
-	ttl   bool            // needs a backend with TTLs
-	after string          // if that case of an earlier group failed, this one would only repeat it
+	after string // if that case of an earlier group failed, this one would only repeat it
 	do    func(*run)
+
+	// A case whose conditions are not met does not apply, and is not run.
+	features driver.Features // has these
+	without  driver.Features // and none of these
+	ttl      bool            // has TTLs
+	needs    []condition     // and all of this
 }
 
 // groups is the table, in order.
 var groups = []group{
 	{name: "basic", basic: true, cases: basicCases},
+	{name: "open", cases: openCases},
 	{name: "request", cases: requestCases},
 	{name: "exclusion", cases: exclusionCases},
 	{name: "verdict", cases: verdictCases},
@@ -131,15 +154,145 @@ var groups = []group{
 	{name: "shared", cases: sharedCases},
 	{name: "operator", cases: operatorCases},
 	{name: "close", cases: closeCases},
+	{name: "leak", cases: leakCases},
 	{name: "fault", cases: faultCases},
 	{name: "history", cases: historyCases},
 }
 
+// A condition returns what is missing for a case, and "" if nothing is.
+type condition func(*suite) string
+
+func offers(what string, there func(s *suite) bool) condition {
+	return func(s *suite) string {
+		if there(s) {
+			return ""
+		}
+		return what
+	}
+}
+
+// What cases need besides features. Each returns what is missing.
+var (
+	watches  = offers("driver.Watcher", func(s *suite) bool { return s.watcher })
+	inspects = offers("driver.Inspector", func(s *suite) bool { return s.inspector })
+	admins   = offers("driver.Admin", func(s *suite) bool { return s.admin })
+	opens    = offers("Harness.Driver and URL", func(s *suite) bool { return s.h.Driver != nil && s.h.URL != "" })
+	counts   = offers("Harness.Connections", func(s *suite) bool { return s.connections() != nil })
+	realTime = offers("real time", func(s *suite) bool { return !s.h.Virtual && !s.h.quiet })
+
+	restarts   = offers("Faults.Kill and Restart", func(s *suite) bool { return s.h.Faults.Kill != nil && s.h.Faults.Restart != nil })
+	pauses     = offers("Faults.Pause and Resume", func(s *suite) bool { return s.h.Faults.Pause != nil && s.h.Faults.Resume != nil })
+	partitions = offers("Faults.Partition and Heal", func(s *suite) bool { return s.h.Faults.Partition != nil && s.h.Faults.Heal != nil })
+	slows      = offers("Faults.Slow", func(s *suite) bool { return s.h.Faults.Slow != nil })
+	drops      = offers("Faults.DropReply", func(s *suite) bool { return s.h.Faults.DropReply != nil })
+	cuts       = offers("Faults.EndSession", func(s *suite) bool { return s.h.Faults.EndSession != nil })
+
+	noTTL     = offers("no TTL", func(s *suite) bool { return s.info.MaxTTL == 0 })
+	clocked   = offers("Harness.OpenWithClock", func(s *suite) bool { return s.h.OpenWithClock != nil })
+	layouts   = offers("Harness.FutureLayout", func(s *suite) bool { return s.h.FutureLayout != nil })
+	outages   = anyOf(restarts, pauses, partitions)
+	spoilable = anyOf(drops, slows, partitions, pauses, cuts)
+)
+
+// anyOf is met if one of them is.
+func anyOf(all ...condition) condition {
+	return func(s *suite) string {
+		var missing []string
+		for _, c := range all {
+			what := c(s)
+			if what == "" {
+				return ""
+			}
+			missing = append(missing, what)
+		}
+		return strings.Join(missing, " or ")
+	}
+}
+
+// missing returns what a case needs and the backend, or its harness, lacks.
+func (s *suite) missing(c testCase) string {
+	switch {
+	case !s.info.Features.Has(c.features):
+		return (c.features &^ s.info.Features).String()
+	case s.info.Features&c.without != 0:
+		return "no " + (c.without & s.info.Features).String()
+	case c.ttl && s.info.MaxTTL == 0:
+		return "TTLs"
+	}
+	for _, n := range c.needs {
+		if what := n(s); what != "" {
+			return what
+		}
+	}
+	return ""
+}
+
+// probe learns what the backend can do.
+func (s *suite) probe() error {
+	b, err := s.h.Open()
+	if err != nil {
+		return fmt.Errorf("redlocktest: open the backend: %w", err)
+	}
+	s.info = b.Info()
+	_, s.watcher = b.(driver.Watcher)
+	_, s.inspector = b.(driver.Inspector)
+	_, s.admin = b.(driver.Admin)
+	return b.Close()
+}
+
+// choose keeps the cases that apply.
+func (s *suite) choose() {
+	for _, g := range groups {
+		var cases []testCase
+		for _, c := range g.cases {
+			if s.h.only != "" && s.h.only != g.name && s.h.only != g.name+"/"+c.name {
+				continue
+			}
+			if what := s.missing(c); what != "" {
+				s.lacks[what]++
+				continue
+			}
+			cases = append(cases, c)
+		}
+		if len(cases) > 0 {
+			g.cases = cases
+			s.groups = append(s.groups, g)
+		}
+	}
+}
+
+// summary says how many cases ran, were left out, and did not apply.
+func (s *suite) summary() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text := fmt.Sprintf("%d cases ran", s.ran)
+	if len(s.left) > 0 {
+		text += fmt.Sprintf(", %d were skipped (%s)", len(s.left), strings.Join(slices.Sorted(slices.Values(s.left)), "; "))
+	}
+	n := 0
+	var why []string
+	for _, what := range slices.Sorted(maps.Keys(s.lacks)) {
+		n += s.lacks[what]
+		why = append(why, fmt.Sprintf("%d need %s", s.lacks[what], what))
+	}
+	if n > 0 {
+		text += fmt.Sprintf(", %d do not apply (%s)", n, strings.Join(why, ", "))
+	}
+	return text
+}
+
 // suite is one run of the table.
 type suite struct {
-	h Harness
+	h      Harness
+	groups []group // the cases that apply
+	lacks  map[string]int
+
+	info                      driver.Info
+	watcher, inspector, admin bool
 
 	mu     sync.Mutex
+	ran    int
+	left   []string // skipped, with the reason
 	failed map[string]bool
 	broken string // the basic case that failed
 	leaked bool   // told once: what leaks in one case leaks in most
@@ -150,17 +303,22 @@ func newSuite(h Harness) (*suite, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &suite{h: h, failed: map[string]bool{}}, nil
+	s := &suite{h: h, failed: map[string]bool{}, lacks: map[string]int{}}
+	if err := s.probe(); err != nil {
+		return nil, err
+	}
+	s.choose()
+	return s, nil
 }
 
 // result is the verdict of one case.
 type result struct {
 	failures []*Failure
 	notes    []string
-	skipped  string // why it was not run, or could not be decided
+	skipped  string // why it was not run
 }
 
-func (r *result) tell(t *testing.T) {
+func (r *result) report(t *testing.T) {
 	t.Helper()
 	for _, note := range r.notes {
 		t.Log(note)
@@ -177,18 +335,25 @@ func (r *result) tell(t *testing.T) {
 // stood still for so long that a lease ended under it.
 const stalls = 6
 
+// suspicions is how often what may be the machine's fault has to be found to be a failure.
+const suspicions = 3
+
 // one runs one case, and searches for what it left behind.
 func (s *suite) one(g group, c testCase) *result {
 	name := g.name + "/" + c.name
 	if why := s.pointless(g, c); why != "" {
-		return &result{skipped: why}
+		return s.skip(name, why)
 	}
 	before := []goleak.Option(nil)
-	if !g.together {
+	if !g.together || s.h.Virtual {
 		before = s.goroutines()
 	}
 	r := s.attempt(name, c, 1)
 	for scale := 2; r.stalled != "" && len(r.failures) == 0; scale *= 2 {
+		if r.suspected != nil && scale == 1<<suspicions {
+			r.failures = append(r.failures, r.suspected)
+			break
+		}
 		if scale == 1<<stalls {
 			r.record(expires, "could not be decided in %d rounds: %s", stalls, r.stalled)
 			break
@@ -196,8 +361,8 @@ func (s *suite) one(g group, c testCase) *result {
 		r = s.attempt(name, c, scale)
 	}
 	s.remember(g, name, r)
-	res := &result{failures: r.failures, notes: r.notes, skipped: r.skipped}
-	if !g.together && !r.abandoned {
+	res := &result{failures: r.failures, notes: r.notes}
+	if (!g.together || s.h.Virtual) && !r.abandoned {
 		if f := s.leaks(name, before); f != nil {
 			res.failures = append(res.failures, f)
 		}
@@ -205,13 +370,22 @@ func (s *suite) one(g group, c testCase) *result {
 	return res
 }
 
+// skip notes that a case is not run.
+func (s *suite) skip(name, why string) *result {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = append(s.left, name+": "+why)
+	return &result{skipped: why}
+}
+
 // remember keeps what makes later cases pointless.
 func (s *suite) remember(g group, name string, r *run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ran++
 	if len(r.failures) == 0 {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.failed[name] = true
 	if g.basic && s.broken == "" {
 		s.broken = name
@@ -240,7 +414,7 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	// from what is merely not granted.
 	ctx, cancel := context.WithTimeout(context.Background(), s.h.Timeout*3/4)
 	defer cancel()
-	r := &run{h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale}
+	r := &run{suite: s, h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -264,6 +438,7 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 		}
 	}
 	r.tidy()
+	r.notices()
 	return r
 }
 

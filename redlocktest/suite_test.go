@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -46,7 +47,9 @@ func TestMemory(t *testing.T) {
 }
 
 func TestCheckOfMemory(t *testing.T) {
-	if err := Check(memoryHarness()); err != nil {
+	h := memoryHarness()
+	h.Short = testing.Short()
+	if err := Check(h); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -56,13 +59,13 @@ func TestCheckOfMemory(t *testing.T) {
 func TestALeakIsNamed(t *testing.T) {
 	stop := make(chan struct{})
 	t.Cleanup(func() { close(stop) })
-	h := brokenHarness(func(b *bad) {
+	h := brokenHarness(func(b *broken) {
 		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
 			go func() { <-stop }()
 			return b.Backend.Watch(ctx, key)
 		}
 	})
-	h.quiet, h.Timeout = false, 8*time.Second
+	h.quiet, h.only, h.Timeout = false, "watch", 2*time.Second
 	all := failures(t, Check(h))
 	caught(t, all, "watch/wakes", "rule 7")
 	if len(all) != 1 {
@@ -74,74 +77,82 @@ func TestALeakIsNamed(t *testing.T) {
 // with the goroutines, and the suite goes on.
 func TestTheWatchdogEndsAHang(t *testing.T) {
 	t.Parallel()
-	h := brokenHarness(func(b *bad) {
-		done := make(chan struct{})
-		var once sync.Once
-		b.close = func() error {
-			once.Do(func() { close(done) })
-			return b.Backend.Close()
-		}
-		b.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
-			if ctx.Err() != nil {
-				<-done
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(func(b *broken) {
+			done := make(chan struct{})
+			var once sync.Once
+			b.close = func() error {
+				once.Do(func() { close(done) })
+				return b.Backend.Close()
 			}
-			return l.Lease.Renew(ctx, r)
+			b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+				if ctx.Err() != nil {
+					<-done
+				}
+				return l.Lease.Renew(ctx, r)
+			}
+		})
+		h.Timeout = 3 * time.Second
+		all := failures(t, Check(h))
+		caught(t, all, "cancel/renew", "driver.Backend.Acquire")
+		for _, f := range all {
+			if f.Case == "cancel/renew" && strings.Contains(f.Text, "hangs") && strings.Contains(f.Text, "cancelledRenew") {
+				return
+			}
 		}
+		t.Errorf("no failure shows the goroutine that hangs: %v", all)
 	})
-	h.Timeout = 3 * time.Second
-	all := failures(t, Check(h))
-	caught(t, all, "cancel/renew", "driver.Backend.Acquire")
-	for _, f := range all {
-		if f.Case == "cancel/renew" && strings.Contains(f.Text, "hangs") && strings.Contains(f.Text, "cancelledRenew") {
-			return
-		}
-	}
-	t.Errorf("no failure shows the goroutine that hangs: %v", all)
 }
 
 // TestACaseThatNeverEndsIsAbandoned: not even Close ends it.
 func TestACaseThatNeverEndsIsAbandoned(t *testing.T) {
 	t.Parallel()
-	stop := make(chan struct{})
-	t.Cleanup(func() { close(stop) })
-	h := brokenHarness(func(b *bad) {
-		b.renew = func(ctx context.Context, l *badLease, r *driver.Renewal) (driver.Grant, error) {
-			if ctx.Err() != nil {
-				<-stop
+	synctest.Test(t, func(t *testing.T) {
+		stop := make(chan struct{})
+		t.Cleanup(func() { close(stop) })
+		h := brokenHarness(func(b *broken) {
+			b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+				if ctx.Err() != nil {
+					<-stop
+				}
+				return l.Lease.Renew(ctx, r)
 			}
-			return l.Lease.Renew(ctx, r)
-		}
+		})
+		h.Timeout = 3 * time.Second
+		caught(t, failures(t, Check(h)), "cancel/renew", "driver.Backend.Acquire")
 	})
-	h.Timeout = 3 * time.Second
-	caught(t, failures(t, Check(h)), "cancel/renew", "driver.Backend.Acquire")
 }
 
 // TestAPanicIsAFailure of its case alone.
 func TestAPanicIsAFailure(t *testing.T) {
 	t.Parallel()
-	h := brokenHarness(func(b *bad) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			if req.Mode == driver.Shared {
-				panic("not yet")
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(func(b *broken) {
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				if req.Mode == driver.Shared {
+					panic("not yet")
+				}
+				return b.Backend.Acquire(ctx, req)
 			}
-			return b.Backend.Acquire(ctx, req)
-		}
+		})
+		caught(t, failures(t, Check(h)), "shared/excluded", "driver.Backend.Acquire")
 	})
-	caught(t, failures(t, Check(h)), "shared/excluded", "driver.Backend.Acquire")
 }
 
 func TestABasicFailureStopsTheRest(t *testing.T) {
 	t.Parallel()
-	h := brokenHarness(func(b *bad) {
-		b.acquire = func(context.Context, *driver.Request) (driver.Lease, error) {
-			return nil, driver.ErrClosed
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(func(b *broken) {
+			b.acquire = func(context.Context, *driver.Request) (driver.Lease, error) {
+				return nil, driver.ErrClosed
+			}
+		})
+		all := failures(t, Check(h))
+		caught(t, all, "basic/grant", "rule 1")
+		if len(all) != 1 {
+			t.Errorf("a backend that does nothing fails %d times: %v", len(all), all)
 		}
 	})
-	all := failures(t, Check(h))
-	caught(t, all, "basic/grant", "rule 1")
-	if len(all) != 1 {
-		t.Errorf("a backend that does nothing fails %d times: %v", len(all), all)
-	}
 }
 
 func TestHarnessIsChecked(t *testing.T) {
@@ -159,27 +170,29 @@ func TestHarnessIsChecked(t *testing.T) {
 
 func TestSkippedCasesAreNotRun(t *testing.T) {
 	t.Parallel()
-	h := brokenHarness(mutant("MinFence is ignored"))
-	h.Timeout = 0 // nothing is to fail
-	h.Skip = map[string]string{"node/raise": "it does not raise"}
-	if err := Check(h); err != nil {
-		t.Errorf("a skipped case fails: %v", err)
-	}
-	h.Skip = map[string]string{"node": "it is none"}
-	if err := Check(h); err != nil {
-		t.Errorf("a case of a skipped group fails: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(planted("MinFence is ignored"))
+		h.Timeout = 0 // nothing is to fail
+		h.Skip = map[string]string{"node/raise": "it does not raise"}
+		if err := Check(h); err != nil {
+			t.Errorf("a skipped case fails: %v", err)
+		}
+		h.Skip = map[string]string{"node": "it is none"}
+		if err := Check(h); err != nil {
+			t.Errorf("a case of a skipped group fails: %v", err)
+		}
+	})
 }
 
 // unqueued is a backend that says at once that a key is held, also of a request that might
 // wait, on a machine that stands still at times.
 type unqueued struct {
-	*bad
+	*broken
 	stalls int // that are to come
 }
 
 func (u *unqueued) Info() driver.Info {
-	i := u.bad.Info()
+	i := u.broken.Info()
 	i.Features &^= driver.FeatureQueueing
 	return i
 }
@@ -190,7 +203,7 @@ func (u *unqueued) Acquire(ctx context.Context, req *driver.Request) (driver.Lea
 	}
 	once := *req
 	once.Wait = false
-	l, err := u.bad.Acquire(context.WithoutCancel(ctx), &once)
+	l, err := u.broken.Acquire(context.WithoutCancel(ctx), &once)
 	if req.Wait && u.stalls > 0 {
 		u.stalls--
 		<-ctx.Done() // the answer was there before
@@ -202,40 +215,33 @@ func (u *unqueued) Acquire(ctx context.Context, req *driver.Request) (driver.Lea
 // not wait has nothing to do with its context.
 func TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile(t *testing.T) {
 	t.Parallel()
-	space := memory.New()
-	h := func(stalls int) Harness {
-		skip := map[string]string{}
-		for _, g := range groups {
-			for _, c := range g.cases {
-				if g.name+"/"+c.name != "cancel/waiting" {
-					skip[g.name+"/"+c.name] = "not what this is about"
+	synctest.Test(t, func(t *testing.T) {
+		space := memory.New()
+		h := func(stalls int) Harness {
+			skip := map[string]string{}
+			for _, g := range groups {
+				for _, c := range g.cases {
+					if g.name+"/"+c.name != "cancel/waiting" {
+						skip[g.name+"/"+c.name] = "not what this is about"
+					}
 				}
 			}
+			open := func() (driver.Backend, error) { return &unqueued{&broken{Backend: space.Peer()}, stalls}, nil }
+			return Harness{Open: open, Skip: skip, Timeout: 10 * time.Second, quiet: true}
 		}
-		open := func() (driver.Backend, error) { return &unqueued{&bad{Backend: space.Peer()}, stalls}, nil }
-		return Harness{Open: open, Skip: skip, Timeout: 10 * time.Second, quiet: true}
-	}
-	if err := Check(h(2)); err != nil {
-		t.Errorf("the machine stood still twice: %v", err)
-	}
-	caught(t, failures(t, Check(h(1000))), "cancel/waiting", "driver.Request.Wait") // that is a wait
-}
-
-func mutant(name string) func(*bad) {
-	for _, m := range mutants {
-		if m.name == name {
-			return m.make
+		if err := Check(h(2)); err != nil {
+			t.Errorf("the machine stood still twice: %v", err)
 		}
-	}
-	panic(name)
+		caught(t, failures(t, Check(h(1000))), "cancel/waiting", "driver.Request.Wait") // that is a wait
+	})
 }
 
 // TestRunTellsWhatCheckTells: the other door, in a process of its own, since it is
 // to fail.
 func TestRunTellsWhatCheckTells(t *testing.T) {
 	if os.Getenv("REDLOCKTEST_BROKEN") != "" {
-		h := brokenHarness(mutant("MinFence is ignored"))
-		h.Timeout = 0 // nothing else is to fail
+		h := brokenHarness(planted("MinFence is ignored"))
+		h.Timeout, h.Virtual = 0, true // nothing else must fail
 		Run(t, h)
 		return
 	}

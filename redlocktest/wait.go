@@ -15,8 +15,8 @@ var waitCases = []testCase{
 	{name: "cancelled-gets-nothing", after: "cancel/waiting", do: cancelledWaiter},
 	{name: "expires-after-wait", ttl: true, after: "cancel/waiting", do: expiresAfterWait},
 	{name: "everyone", after: "cancel/waiting", do: everyone},
-	{name: "order", needs: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
-	{name: "order-clients", needs: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
+	{name: "order", features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
+	{name: "order-clients", features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
 }
 
 // unwilling handles the verdict held of a request that might have waited: a
@@ -25,7 +25,7 @@ func (r *run) unwilling(err error) {
 	if r.info.Features.Has(driver.FeatureQueueing) {
 		r.fatal(queueing, "a request that may wait gives at once: %v", err)
 	}
-	r.skip("%s does not wait by itself", r.info.Name)
+	r.pass("%s does not wait by itself", r.info.Name)
 }
 
 // waitEnds: a wait ends with its context, whose error it returns, and tells that it
@@ -77,7 +77,7 @@ func (r *run) atOnce(err error) bool {
 	return false
 }
 
-func (r *run) cancelledWait(b driver.Backend, key string, l driver.Lease) {
+func (r *run) cancelledWait(b driver.Backend, key string, l *lease) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	t := time.AfterFunc(20*time.Millisecond, cancel)
 	defer t.Stop()
@@ -95,7 +95,7 @@ func (r *run) cancelledWait(b driver.Backend, key string, l driver.Lease) {
 // lost most easily.
 func waitWakes(r *run) {
 	a, b := r.pair()
-	for range 30 {
+	for range r.h.times(30) {
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key})
 		woken := r.async(func() { r.waitFor(b, key, l) })
@@ -106,7 +106,7 @@ func waitWakes(r *run) {
 }
 
 // waitFor waits until it is granted, releases, and is done.
-func (r *run) waitFor(b driver.Backend, key string, holder driver.Lease) {
+func (r *run) waitFor(b driver.Backend, key string, holder *lease) {
 	for {
 		l, err := r.try(b, driver.Request{Key: key, Wait: true})
 		switch v := r.saw(err); {
@@ -128,7 +128,7 @@ func (r *run) waitFor(b driver.Backend, key string, holder driver.Lease) {
 // place from the next.
 func cancelledWaiter(r *run) {
 	a, b := r.pair()
-	for range 10 {
+	for range r.h.times(10) {
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key})
 		ctx, cancel := context.WithCancel(r.ctx)
@@ -187,17 +187,21 @@ func expiresAfterWait(r *run) {
 }
 
 // everyone lets more owners wait for one key than one would, through several clients:
-// each has it in its turn, alone.
+// each has it alone.
 func everyone(r *run) {
-	const n, rounds = 12, 3
-	turns, last := 0, uint64(0)
-	r.serial(r.clients(3), r.key(), n, rounds, func(l driver.Lease) {
-		turns++
+	const n = 12
+	rounds, clients, key := r.h.times(12), r.clients(3), r.key()
+	writes, last := 0, uint64(0)
+	get := func(i int) *lease {
+		return r.eventually(clients[i%len(clients)], driver.Request{Key: key, Wait: true})
+	}
+	r.serial(n, rounds, get, func(l *lease) {
+		writes++
 		r.rises(last, l.Grant().Fence)
 		last = l.Grant().Fence
 	})
-	if turns != n*rounds {
-		r.fatal(exclusion, "%d owners had the lock %d times each, and only %d writes are left: some overlapped", n, rounds, turns)
+	if writes != n*rounds {
+		r.fatal(exclusion, "%d owners had the lock %d times each, and only %d writes are left: some overlapped", n, rounds, writes)
 	}
 }
 
@@ -209,11 +213,11 @@ const waiters = 6
 // have to be in order.
 func (r *run) order(clients []driver.Backend) {
 	var got []int
-	inTurn := 0
+	inRow := 0
 	for gap := 20 * time.Millisecond; gap < 2*time.Second && r.left() > 3*waiters*gap; {
 		got = r.orderOnce(clients, gap)
 		if inOrder(got) {
-			if inTurn++; inTurn == 2 {
+			if inRow++; inRow == 2 {
 				return
 			}
 			continue

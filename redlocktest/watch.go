@@ -2,6 +2,7 @@ package redlocktest
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -9,22 +10,17 @@ import (
 )
 
 var watchCases = []testCase{
-	{name: "wakes", do: watchWakes},
-	{name: "channel", do: watchChannel},
-	{name: "many", do: watchMany},
-}
-
-func (r *run) watcher(b driver.Backend) driver.Watcher {
-	w, ok := b.(driver.Watcher)
-	if !ok {
-		r.skip("%s is no driver.Watcher", r.info.Name)
-	}
-	return w
+	{name: "wakes", needs: []condition{watches}, do: watchWakes},
+	{name: "at-once", needs: []condition{watches}, do: watchAtOnce},
+	{name: "channel", needs: []condition{watches}, do: watchChannel},
+	{name: "many", needs: []condition{watches}, do: watchMany},
+	{name: "waiters", needs: []condition{watches}, do: watchWaiters},
+	{name: "expiry", ttl: true, needs: []condition{watches}, do: watchExpiry},
 }
 
 func (r *run) watch(ctx context.Context, b driver.Backend, key string) <-chan struct{} {
 	for {
-		ch, err := r.watcher(b).Watch(ctx, key)
+		ch, err := b.(driver.Watcher).Watch(ctx, key)
 		switch v := r.saw(err); {
 		case v == granted && ch == nil:
 			r.fatal(watching, "Watch returned neither a channel nor an error")
@@ -55,7 +51,7 @@ func (r *run) value(ch <-chan struct{}, why string) {
 // another one.
 func watchWakes(r *run) {
 	a, b := r.pair()
-	for i := range 30 {
+	for i := range r.h.times(30) {
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key})
 		ctx, cancel := context.WithCancel(r.ctx)
@@ -102,7 +98,7 @@ func watchChannel(r *run) {
 func watchMany(r *run) {
 	a, b := r.pair()
 	keys := []string{r.key(), r.key(), r.key()}
-	leases := make([]driver.Lease, len(keys))
+	leases := make([]*lease, len(keys))
 	var chans [][]<-chan struct{}
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
@@ -115,5 +111,102 @@ func watchMany(r *run) {
 		for _, ch := range chans[i] {
 			r.value(ch, "the lock was released")
 		}
+	}
+}
+
+// watchAtOnce releases at the very moment at which Watch returns: whoever subscribes later
+// than that misses it.
+func watchAtOnce(r *run) {
+	a, b := r.pair()
+	for range r.h.times(20) {
+		key := r.key()
+		l := r.grant(a, driver.Request{Key: key})
+		ctx, cancel := context.WithCancel(r.ctx)
+		ch := r.watch(ctx, b, key)
+		r.release(l)
+		select {
+		case <-ch:
+		case <-time.After(r.h.Timeout / 4):
+			r.fatal(watching, "the lock was released right after Watch had returned, and no value came: it must subscribe before it returns")
+		}
+		cancel()
+	}
+}
+
+// watchUntil acquires as package dlock does with a Watcher: it tries, watches, tries, and
+// sleeps until it is woken or the lock that it saw ends by itself.
+func (r *run) watchUntil(b driver.Backend, req driver.Request) *lease {
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	var signal <-chan struct{}
+	for {
+		l, err := r.try(b, req)
+		pause := poll
+		switch v := r.saw(err); v {
+		case granted:
+			return l
+		case held:
+			if signal == nil {
+				signal = r.watch(ctx, b, req.Key)
+				continue // it may have been released before
+			}
+			pause = r.left()
+			var he *driver.HeldError
+			if errors.As(err, &he) && he.RetryAfter > 0 {
+				pause = min(pause, he.RetryAfter+time.Millisecond)
+			}
+		case later, unknown:
+		default:
+			r.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-signal:
+		case <-t.C:
+		case <-r.ctx.Done():
+		}
+		t.Stop()
+		if r.ctx.Err() != nil {
+			r.fatal(watching, "an owner that watches key %q was not woken before the case's time was over, though the key came free; the last verdict: %v", short(req.Key), err)
+		}
+	}
+}
+
+// watchWaiters: owners of several processes who wait as package dlock has them wait, one to
+// a process, each have the lock alone, and all of them get it.
+func watchWaiters(r *run) {
+	const n = 5
+	clients, key := r.clients(n), r.key()
+	get := func(i int) *lease { return r.watchUntil(clients[i], driver.Request{Key: key}) }
+	last := uint64(0)
+	r.serial(n, r.h.times(30), get, func(l *lease) {
+		r.rises(last, l.Grant().Fence)
+		last = l.Grant().Fence
+	})
+}
+
+// watchExpiry: the end of a lease is told, by a value or by RetryAfter in the verdict
+// before, so that nobody waits for a holder that is dead.
+func watchExpiry(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	ch := r.watch(ctx, b, key)
+	_, err := r.try(b, driver.Request{Key: key})
+	var he *driver.HeldError
+	if !errors.As(err, &he) {
+		r.stall("a lease of %v was over before anybody else tried: %v", old.last().ttl, err)
+	}
+	if he.RetryAfter > 0 || he.ReservedForWaiter {
+		r.eventually(b, driver.Request{Key: key})
+		return
+	}
+	kept := r.kept(old.last())
+	select {
+	case <-ch:
+	case <-time.After(kept + r.h.Timeout/4):
+		r.fatal(watching, "a lock ended by its TTL of %v: neither did a value come, nor had the verdict before a RetryAfter", old.last().ttl)
 	}
 }

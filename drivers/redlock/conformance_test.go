@@ -20,7 +20,8 @@ func TestConformance(t *testing.T) {
 					}
 					return New(nodes, nil)
 				},
-				Grace: derive(n, DefaultGuard, DefaultClockAllowance, 1).Grace,
+				Grace:   Grace(n),
+				Virtual: testing.Short(),
 			})
 		})
 	}

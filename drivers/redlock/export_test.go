@@ -1,5 +1,7 @@
 package redlock
 
+import "time"
+
 // Mutation and its values let the tests on real servers take the write-back, the final
 // look at the clock and the agreement of the nodes' clocks out.
 type Mutation = mutation
@@ -15,3 +17,6 @@ func Sabotage(b *Backend, m Mutation) { b.mutation = m }
 
 // Stall makes f run between a bid's last answer and its last act, the look at the clock.
 func Stall(b *Backend, f func()) { b.stall = f }
+
+// Grace is how much longer than the TTL a node keeps a key, with the default settings.
+func Grace(n int) time.Duration { return derive(n, DefaultGuard, DefaultClockAllowance, 1).Grace }

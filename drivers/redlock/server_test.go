@@ -121,7 +121,7 @@ func (c *cluster) gone(key string, within time.Duration) {
 func (c *cluster) harness() redlocktest.Harness {
 	return redlocktest.Harness{
 		Open:             func() (driver.Backend, error) { return dlock.OpenBackend(c.url(true)) },
-		Grace:            time.Second,
+		Grace:            redlock.Grace(len(c.servers)),
 		Timeout:          time.Minute,
 		IgnoreGoroutines: []string{server.Goroutine},
 		Residue: func(context.Context) ([]string, error) {

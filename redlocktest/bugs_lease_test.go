@@ -1,0 +1,145 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// leaseBugs are about calls of one lease at once, and about what is left behind.
+var leaseBugs = []bug{
+	{name: "Grant sees half of a renewal", want: "verdict/concurrent-lease", rule: "driver.Lease.Renew", says: "token 0", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			g, err := l.Lease.Renew(ctx, r)
+			if err == nil {
+				half := g
+				half.Fence = 0
+				l.renewed.Store(&half)
+				time.Sleep(200 * time.Microsecond)
+				l.renewed.Store(&g)
+			}
+			return g, err
+		}
+		b.grant = claimed
+	}},
+	{name: "Grant goes back beside a renewal", want: "verdict/concurrent-lease", rule: "driver.Lease.Renew", says: "Expires", plant: func(b *broken) {
+		var reads atomic.Int64
+		b.grant = func(_ *brokenLease, g driver.Grant) driver.Grant {
+			if reads.Add(1)%7 == 0 {
+				g.Expires = g.Expires.Add(-time.Second)
+			}
+			return g
+		}
+	}},
+	{name: "a Renew beside a Release takes the lock again", want: "verdict/renew-beside-release", rule: "driver.Lease.Renew", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			s, _ := b.Lookup(ctx, l.sent.Key)
+			mine := s != nil && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner
+			time.Sleep(50 * time.Microsecond)
+			g, err := l.Lease.Renew(ctx, r)
+			if !mine || !errors.Is(err, driver.ErrLost) {
+				return g, err
+			}
+			again, err := b.Backend.Acquire(ctx, &l.sent)
+			if err != nil {
+				return g, driver.ErrLost
+			}
+			return again.Grant(), nil
+		}
+	}},
+	{name: "a connection leaked by each cancelled Acquire", want: "leak/connections-cancelled", rule: "rule 7", over: overConnections(func(b *broken, open *atomic.Int64) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if err := b.Info().Check("", req); err != nil {
+				return nil, err
+			}
+			select {
+			case <-time.After(100 * time.Microsecond):
+			case <-ctx.Done():
+				open.Add(1)
+				return nil, ctx.Err()
+			}
+			return b.Backend.Acquire(ctx, req)
+		}
+	})},
+	{name: "a connection leaked by each backend", want: "leak/connections-backend", rule: "rule 7", over: overConnections(func(b *broken, open *atomic.Int64) {
+		open.Add(1)
+	})},
+	{name: "a goroutine for each lease", want: "leak/goroutines-lease", rule: "rule 7", says: "are held", alone: true, plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := b.Backend.Acquire(ctx, req)
+			if err != nil {
+				return nil, err
+			}
+			got := &brokenLease{Lease: l, b: b, req: req, sent: *req, lost: make(chan struct{})}
+			go func() { <-got.lost }()
+			return got, nil
+		}
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			if !l.over.Swap(true) {
+				close(l.lost)
+			}
+			return l.Lease.Release(ctx)
+		}
+	}},
+	{name: "a goroutine left by each lease", want: "leak/goroutines-lease", rule: "rule 7", says: "were released", alone: true, plant: func(b *broken) {
+		closed := make(chan struct{})
+		var once sync.Once
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			go func() { <-closed }()
+			return l.Lease.Release(ctx)
+		}
+		b.close = func() error {
+			once.Do(func() { close(closed) })
+			return b.Backend.Close()
+		}
+	}},
+	{name: "Release swallows its error", want: "fault/outage-release", rule: "driver.Lease.Release", says: "swallowed", over: overLinks, plant: func(b *broken) {
+		sound := b.release
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			_ = sound(ctx, l)
+			return nil
+		}
+	}},
+	{name: "an unknown layout is taken for a free lock", want: "fault/layout", rule: "rule 10", over: overLayouts(false)},
+	{name: "an unknown layout is taken for a held lock", want: "fault/layout", rule: "rule 10", says: "not ErrRefused", over: overLayouts(true)},
+	{name: "the hooks of the harness do nothing", want: "history/faults", rule: "linearizability", says: "had an effect", over: func(func(*broken)) Harness {
+		h := overMemory(func(*broken) {})
+		nothing := func(driver.Backend) error { return nil }
+		h.Faults = &Faults{Partition: nothing, Heal: nothing}
+		return h
+	}},
+}
+
+// overConnections opens clients that count their connections.
+func overConnections(plant func(b *broken, open *atomic.Int64)) func(func(*broken)) Harness {
+	return func(func(*broken)) Harness {
+		var open atomic.Int64
+		h := overMemory(func(b *broken) { plant(b, &open) })
+		h.Connections = func() (int, error) { return int(open.Load()), nil }
+		return h
+	}
+}
+
+// overLayouts opens clients of a store that another release wrote to.
+func overLayouts(held bool) func(func(*broken)) Harness {
+	return func(func(*broken)) Harness {
+		var future atomic.Bool
+		h := overMemory(func(b *broken) {
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				if future.Load() && held {
+					return nil, &driver.HeldError{}
+				}
+				return b.Backend.Acquire(ctx, req)
+			}
+		})
+		h.FutureLayout = func() (func() error, error) {
+			future.Store(true)
+			return func() error { future.Store(false); return nil }, nil
+		}
+		return h
+	}
+}

@@ -1,0 +1,271 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// link is what stands between a client and its lock space, and can be broken.
+type link struct {
+	mu     sync.Mutex
+	broken bool
+	paused chan struct{} // closed when the pause is over
+	slow   time.Duration
+	drop   bool // the next reply
+	kills  atomic.Int64
+}
+
+var (
+	errBroken  = errors.New("connection reset")
+	errTimeout = errors.New("no answer in time")
+)
+
+const linkTimeout = 300 * time.Millisecond
+
+// to carries a request: it returns an error if it never arrives.
+func (l *link) to(ctx context.Context) error {
+	l.mu.Lock()
+	broken, paused := l.broken, l.paused
+	l.mu.Unlock()
+	if broken {
+		return errBroken
+	}
+	if paused == nil {
+		return nil
+	}
+	select {
+	case <-paused:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(linkTimeout):
+		return errTimeout
+	}
+}
+
+// from carries a reply: it returns an error if that is lost or too late.
+func (l *link) from(ctx context.Context) error {
+	l.mu.Lock()
+	slow, drop := l.slow, l.drop
+	l.drop = false
+	l.mu.Unlock()
+	if drop {
+		return errBroken
+	}
+	select {
+	case <-time.After(slow):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l *link) set(f func()) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f()
+	return nil
+}
+
+// overLinks opens clients with links that the harness breaks. plant breaks the client
+// itself.
+func overLinks(plant func(*broken)) Harness {
+	var mu sync.Mutex
+	var all []*broken
+	space := memory.New()
+	each := func(f func(b *broken)) error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, b := range all {
+			f(b)
+		}
+		return nil
+	}
+	breakAll := func(cut bool) error {
+		return each(func(b *broken) { _ = b.link.set(func() { b.link.broken = cut }) })
+	}
+	var resume chan struct{}
+	return Harness{
+		Open: func() (driver.Backend, error) {
+			b := &broken{Backend: space.Peer()}
+			b.linked()
+			plant(b)
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, b)
+			return b, nil
+		},
+		TTL: 200 * time.Millisecond,
+		Faults: &Faults{
+			Kill: func() error {
+				_ = each(func(b *broken) { b.cut() }) // connections break: who waits hears of it
+				return breakAll(true)
+			},
+			Restart: func(memory bool) error {
+				if !memory {
+					_ = space.List(context.Background(), "", func(s *driver.State) bool {
+						space.Expire(s.Key)
+						return true
+					})
+				}
+				return breakAll(false)
+			},
+			Pause: func() error {
+				resume = make(chan struct{})
+				return each(func(b *broken) { _ = b.link.set(func() { b.link.paused = resume }) })
+			},
+			Resume: func() error {
+				close(resume)
+				return each(func(b *broken) { _ = b.link.set(func() { b.link.paused = nil }) })
+			},
+			Partition: func(c driver.Backend) error {
+				return c.(*broken).link.set(func() { c.(*broken).link.broken = true })
+			},
+			Heal: func(c driver.Backend) error {
+				return c.(*broken).link.set(func() { c.(*broken).link.broken = false })
+			},
+			Slow: func(c driver.Backend, d time.Duration) error {
+				return c.(*broken).link.set(func() { c.(*broken).link.slow = d })
+			},
+			DropReply: func(c driver.Backend) error {
+				return c.(*broken).link.set(func() { c.(*broken).link.drop = true })
+			},
+		},
+	}
+}
+
+// cut breaks the connections: those who wait hear of it.
+func (b *broken) cut() {
+	b.link.kills.Add(1)
+	b.Fail(errBroken)
+	b.Fail(nil)
+}
+
+// linked makes b a sound client over its link.
+func (b *broken) linked() {
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		if err := b.Info().Check("", req); err != nil {
+			return nil, err
+		}
+		if err := b.link.to(ctx); err != nil {
+			return nil, err
+		}
+		l, err := b.Backend.Acquire(ctx, req)
+		if lost := b.link.from(ctx); lost != nil && err == nil {
+			_ = l.Release(context.WithoutCancel(ctx))
+			return nil, lost
+		}
+		return l, err
+	}
+	b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		if err := b.link.to(ctx); err != nil {
+			return driver.Grant{}, err
+		}
+		g, err := l.Lease.Renew(ctx, r)
+		if lost := b.link.from(ctx); lost != nil && err == nil {
+			return driver.Grant{}, lost
+		}
+		return g, err
+	}
+	b.release = func(ctx context.Context, l *brokenLease) error {
+		ctx = context.WithoutCancel(ctx)
+		if err := b.link.to(ctx); err != nil {
+			return err
+		}
+		err := l.Lease.Release(ctx)
+		if lost := b.link.from(ctx); lost != nil {
+			return lost
+		}
+		return err
+	}
+}
+
+// linkBugs show only under a fault.
+var linkBugs = []bug{
+	{name: "an outage is contention", want: "fault/outage", rule: "rule 1", over: overLinks, plant: func(b *broken) {
+		sound := b.acquire
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := sound(ctx, req)
+			if errors.Is(err, errBroken) {
+				err = &driver.HeldError{}
+			}
+			return l, err
+		}
+	}},
+	{name: "asks the server about misuse", want: "fault/outage-misuse", rule: "rule 4", over: overLinks, plant: func(b *broken) {
+		sound := b.acquire
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if err := b.link.to(ctx); err != nil {
+				return nil, err
+			}
+			return sound(ctx, req)
+		}
+	}},
+	{name: "a broken connection is a loss", want: "fault/partition", rule: "rule 1", over: overLinks, plant: func(b *broken) {
+		sound := b.renew
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			g, err := sound(ctx, l, r)
+			if errors.Is(err, errBroken) {
+				err = driver.ErrLost
+			}
+			return g, err
+		}
+	}},
+	{name: "Expires counts from the answer", want: "fault/slow-expires", rule: "rule 3", over: overLinks, plant: func(b *broken) {
+		sound := b.acquire
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := sound(ctx, req)
+			if err != nil {
+				return nil, err
+			}
+			late := &brokenLease{Lease: l, b: b, req: req, sent: *req}
+			g := late.grantUntil(req.TTL)
+			late.renewed.Store(&g)
+			return late, nil
+		}
+		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
+			if late := l.renewed.Swap(nil); late != nil {
+				return *late
+			}
+			return g
+		}
+	}},
+	{name: "what was not heard is not undone", want: "fault/lost-reply-acquire", rule: "rule", over: overLinks, plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := b.Backend.Acquire(ctx, req)
+			if lost := b.link.from(context.WithoutCancel(ctx)); lost != nil && err == nil {
+				return nil, lost
+			}
+			return l, err
+		}
+	}},
+	{name: "what came too late is not undone", want: "fault/slow-deadline", rule: "rule", over: overLinks, plant: func(b *broken) {
+		sound := b.acquire
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := sound(context.WithoutCancel(ctx), req)
+			if err == nil && ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return l, err
+		}
+	}},
+	{name: "a release that was not heard frees another's lock later", want: "fault/lost-reply-release", rule: "", over: overLinks, plant: func(b *broken) {
+		sound := b.release
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			if l.over.Load() {
+				b.Expire(l.sent.Key)
+			}
+			err := sound(ctx, l)
+			if errors.Is(err, errBroken) {
+				l.over.Store(true)
+			}
+			return err
+		}
+	}},
+}

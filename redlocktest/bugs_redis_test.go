@@ -1,0 +1,3 @@
+package redlocktest
+
+var redisBugs []bug

@@ -1,0 +1,259 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// tied is a client whose leases live with a session, over a link: what breaks the link ends
+// the session, for the client at once and for the server a moment later.
+type tied struct {
+	*broken
+	others func() []*tied
+
+	mu     sync.Mutex
+	leases map[*brokenLease]chan struct{} // closed when the server has noticed the cut
+	goesOn bool                           // it does not notice itself
+	reach  func(*tied) []*tied
+	tell   func(lost chan struct{}) // that a lease was lost
+}
+
+func (c *tied) Info() driver.Info {
+	i := c.broken.Info()
+	i.Features |= driver.FeatureSession
+	return i
+}
+
+// cut ends the sessions of c, and of whom else it reaches.
+func (c *tied) cut() {
+	for _, x := range c.reach(c) {
+		x.mu.Lock()
+		for l, noticed := range x.leases {
+			if l.over.Swap(true) {
+				continue
+			}
+			c.tell(l.lost)
+			time.AfterFunc(10*time.Millisecond, func() {
+				defer close(noticed)
+				_ = l.Lease.Release(context.Background())
+			})
+		}
+		x.mu.Unlock()
+	}
+}
+
+// tie makes c's leases live with a session.
+func (c *tied) tie() {
+	c.leases, c.reach = map[*brokenLease]chan struct{}{}, func(c *tied) []*tied { return []*tied{c} }
+	c.tell = func(lost chan struct{}) { close(lost) }
+	c.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
+		g.Lost = l.lost
+		return g
+	}
+	acquire, renew, release := c.acquire, c.renew, c.release
+	c.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		l, err := acquire(ctx, req)
+		if errors.Is(err, errBroken) {
+			c.cut()
+		}
+		if err != nil {
+			return nil, err
+		}
+		got := &brokenLease{Lease: l, b: c.broken, req: req, sent: *req, lost: make(chan struct{})}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.leases[got] = make(chan struct{})
+		return got, nil
+	}
+	c.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		if l.over.Load() {
+			if c.goesOn {
+				return l.Lease.Grant(), nil
+			}
+			return driver.Grant{}, driver.ErrLost
+		}
+		g, err := renew(ctx, l, r)
+		if errors.Is(err, errBroken) {
+			c.cut()
+		}
+		return g, err
+	}
+	c.release = func(ctx context.Context, l *brokenLease) error {
+		if l.over.Load() {
+			c.mu.Lock()
+			noticed := c.leases[l]
+			c.mu.Unlock()
+			<-noticed
+			if c.goesOn {
+				return nil
+			}
+			return driver.ErrLost
+		}
+		err := release(ctx, l)
+		if errors.Is(err, errBroken) {
+			c.cut()
+		}
+		return err
+	}
+}
+
+// overSessions opens clients whose sessions the harness cuts. plant breaks the client
+// itself.
+func overSessions(plant func(*tied)) Harness {
+	var mu sync.Mutex
+	var all []*tied
+	space := memory.New()
+	return Harness{
+		Open: func() (driver.Backend, error) {
+			c := &tied{broken: &broken{Backend: space.Peer()}}
+			c.linked()
+			c.tie()
+			c.others = func() []*tied {
+				mu.Lock()
+				defer mu.Unlock()
+				return slices.Clone(all)
+			}
+			plant(c)
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, c)
+			return c, nil
+		},
+		TTL: 200 * time.Millisecond,
+		Faults: &Faults{
+			DropReply: func(b driver.Backend) error {
+				return b.(*tied).link.set(func() { b.(*tied).link.drop = true })
+			},
+			// A partition that the server does not bear.
+			Partition: func(b driver.Backend) error {
+				b.(*tied).cut()
+				return nil
+			},
+			Heal: func(driver.Backend) error { return nil },
+			EndSession: func(b driver.Backend) error {
+				b.(*tied).cut()
+				return nil
+			},
+		},
+	}
+}
+
+// inSession makes the harness of a bug.
+func inSession(plant func(*tied)) func(func(*broken)) Harness {
+	return func(func(*broken)) Harness { return overSessions(plant) }
+}
+
+// TestSessionsThatAreCutPass: a loss with a session is no failure, and neither is nil from
+// the Release of a lease that was lost so.
+func TestSessionsThatAreCutPass(t *testing.T) {
+	for name, plant := range map[string]func(*tied){
+		"ErrLost": func(*tied) {},
+		"nil": func(c *tied) {
+			release := c.release
+			c.release = func(ctx context.Context, l *brokenLease) error {
+				if err := release(ctx, l); !errors.Is(err, driver.ErrLost) {
+					return err
+				}
+				return nil
+			}
+		},
+	} {
+		for _, only := range []string{"history", "fault/session-end", "fault/session-lost"} {
+			t.Run(name+"/"+strings.ReplaceAll(only, "/", "-"), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					for range 5 {
+						h := overSessions(plant)
+						h.quiet, h.only, h.Timeout = true, only, 10*time.Second
+						if err := Check(h); err != nil {
+							t.Fatal(err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// sessionBugs show when a session is cut while others want its locks: the allowance for lost
+// sessions does not excuse them. Chance decides whether one history has such a moment:
+// several do.
+var sessionBugs = []bug{
+	{name: "goes on with what others get", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) { c.goesOn = true })},
+	{name: "takes the locks of others along", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {
+		c.reach = func(*tied) []*tied { return c.others() }
+	})},
+	{name: "loses by itself", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {
+		renew := c.renew
+		c.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			if rand.N(4) == 0 {
+				c.cut()
+			}
+			return renew(ctx, l, r)
+		}
+	})},
+	{name: "gives a smaller token after a cut", want: "history/faults", tries: 100, over: inSession(func(c *tied) {
+		var cuts atomic.Uint64
+		reach, sound := c.reach, c.grant
+		c.reach = func(c *tied) []*tied { cuts.Add(1000); return reach(c) }
+		c.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
+			g.Fence -= min(g.Fence, cuts.Load()*1_000_000)
+			return sound(l, g)
+		}
+	})},
+	{name: "says lost before the server knows", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {
+		release := c.release
+		c.release = func(ctx context.Context, l *brokenLease) error {
+			if l.over.Load() {
+				return driver.ErrLost
+			}
+			return release(ctx, l)
+		}
+	})},
+	{name: "Lost is never closed", want: "fault/session-end", rule: "driver.Grant.Lost", over: inSession(func(c *tied) {
+		c.tell = func(chan struct{}) {}
+	})},
+	{name: "Lost is closed late, after the lease's end", want: "fault/session-end", rule: "driver.Grant.Lost", over: inSession(func(c *tied) {
+		c.tell = func(lost chan struct{}) { time.AfterFunc(2*time.Minute, func() { close(lost) }) }
+	})},
+	{name: "Lost is closed a second after Renew knows", want: "fault/session-lost", rule: "driver.Grant.Lost", over: inSession(func(c *tied) {
+		c.tell = func(lost chan struct{}) { time.AfterFunc(time.Second, func() { close(lost) }) }
+	})},
+	{name: "Lost is closed at the grant", want: "basic/lost", rule: "driver.Grant.Lost", says: "after the grant", over: inSession(func(c *tied) {
+		c.tell = func(chan struct{}) {}
+		acquire := c.acquire
+		c.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := acquire(ctx, req)
+			if err == nil {
+				close(l.(*brokenLease).lost)
+			}
+			return l, err
+		}
+	})},
+	{name: "Lost is closed at every renewal", want: "basic/lost", rule: "driver.Grant.Lost", says: "after a renewal", over: inSession(func(c *tied) {
+		c.tell = func(chan struct{}) {}
+		renew := c.renew
+		c.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			g, err := renew(ctx, l, r)
+			if err == nil {
+				l.changes.Lock()
+				defer l.changes.Unlock()
+				if !over(l.lost) {
+					close(l.lost)
+				}
+			}
+			return g, err
+		}
+	})},
+}

@@ -1,0 +1,3 @@
+package redlocktest
+
+var sqlBugs []bug

@@ -1,0 +1,261 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"hash/crc32"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+// keeps makes the server keep locks for another time than that of the request, of which the
+// client knows nothing.
+func keeps(b *broken, ttl func(time.Duration) time.Duration) {
+	bounded := func(d time.Duration) time.Duration { return min(max(ttl(d), driver.MinTTL), memory.MaxTTL) }
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		if err := b.Info().Check("", req); err != nil {
+			return nil, err
+		}
+		other := *req
+		other.TTL = bounded(req.TTL)
+		l, err := b.Backend.Acquire(ctx, &other)
+		if err != nil {
+			return nil, err
+		}
+		got := &brokenLease{Lease: l, b: b, req: req, sent: *req}
+		g := got.grantUntil(req.TTL)
+		got.renewed.Store(&g)
+		return got, nil
+	}
+	b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		if err := b.Info().CheckTTL(r.TTL); err != nil {
+			return driver.Grant{}, err
+		}
+		_, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: bounded(r.TTL), MinFence: r.MinFence})
+		if err == nil {
+			g := l.grantUntil(r.TTL)
+			l.renewed.Store(&g)
+		}
+		return l.Lease.Grant(), err
+	}
+	b.grant = claimed
+}
+
+// claimed is the grant that the client claims to have.
+func claimed(l *brokenLease, g driver.Grant) driver.Grant {
+	if other := l.renewed.Load(); other != nil {
+		return *other
+	}
+	return g
+}
+
+// verdicts changes what is said of the holder.
+func verdicts(b *broken, change func(he *driver.HeldError)) {
+	acquire := b.acquire
+	if acquire == nil {
+		acquire = b.Backend.Acquire
+	}
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		l, err := acquire(ctx, req)
+		var he *driver.HeldError
+		if errors.As(err, &he) {
+			change(he)
+		}
+		return l, err
+	}
+}
+
+// counters are tokens by a counter for each key, beside those of the backend behind.
+type counters struct {
+	die bool // with their locks
+
+	mu     sync.Mutex
+	counts map[string]uint64
+	ends   map[string]time.Time
+}
+
+func (c *counters) count(b *broken) {
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		l, err := b.Backend.Acquire(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		now := time.Now()
+		if end, ok := c.ends[req.Key]; c.die && ok && !now.Before(end) {
+			delete(c.counts, req.Key)
+		}
+		fence := driver.NextFence(c.counts[req.Key], req.FenceFloor, now)
+		c.counts[req.Key], c.ends[req.Key] = fence, now.Add(req.TTL)
+		got := &brokenLease{Lease: l, b: b, req: req, sent: *req}
+		g := l.Grant()
+		g.Fence = fence
+		got.renewed.Store(&g)
+		return got, nil
+	}
+	b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
+		if other := l.renewed.Load(); other != nil {
+			g.Fence = other.Fence
+		}
+		return g
+	}
+	b.release = func(ctx context.Context, l *brokenLease) error {
+		err := l.Lease.Release(ctx)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err == nil && c.die {
+			delete(c.counts, l.sent.Key)
+		}
+		return err
+	}
+}
+
+// oneCounter opens clients that share the counters.
+func oneCounter(die bool) func(func(*broken)) Harness {
+	return func(func(*broken)) Harness {
+		c := &counters{die: die, counts: map[string]uint64{}, ends: map[string]time.Time{}}
+		return overMemory(c.count)
+	}
+}
+
+// timeBugs are about TTLs, hints, clocks and tokens.
+var timeBugs = []bug{
+	{name: "a renewal with another TTL extends by the first", want: "expiry/renew-longer", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			if err := b.Info().CheckTTL(r.TTL); err != nil {
+				return driver.Grant{}, err
+			}
+			g, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
+			if err == nil {
+				g = l.grantUntil(r.TTL)
+				l.renewed.Store(&g)
+			}
+			return g, err
+		}
+		b.grant = claimed
+	}},
+	{name: "a renewal's TTL is ignored", want: "expiry/renew-longer", rule: "driver.Lease.Renew", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			if err := b.Info().CheckTTL(r.TTL); err != nil {
+				return driver.Grant{}, err
+			}
+			return l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
+		}
+	}},
+	{name: "a shorter renewal is ignored", want: "expiry/renew-shorter", rule: "", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			if err := b.Info().CheckTTL(r.TTL); err != nil {
+				return driver.Grant{}, err
+			}
+			g, err := l.Lease.Renew(ctx, &driver.Renewal{TTL: max(r.TTL, l.sent.TTL), MinFence: r.MinFence})
+			if err == nil {
+				g = l.grantUntil(r.TTL)
+				l.renewed.Store(&g)
+			}
+			return g, err
+		}
+		b.grant = claimed
+	}},
+	{name: "a TTL is floored to whole seconds", want: "expiry/odd-ttl", rule: "rule 3", plant: func(b *broken) {
+		keeps(b, func(d time.Duration) time.Duration {
+			if d < time.Second {
+				return d
+			}
+			return d / time.Second * time.Second
+		})
+	}},
+	{name: "a TTL is floored to tenths of a second", want: "expiry/odd-ttl", rule: "rule 3", plant: func(b *broken) {
+		keeps(b, func(d time.Duration) time.Duration { return d / (100 * time.Millisecond) * (100 * time.Millisecond) })
+	}},
+	{name: "the lock is kept 10 ms too short", want: "expiry/retry-after", rule: "driver.HeldError", plant: func(b *broken) {
+		keeps(b, func(d time.Duration) time.Duration { return d - 10*time.Millisecond })
+	}},
+	{name: "the lock is kept 10 ms too short, and nobody tells", want: "expiry/to-the-millisecond", rule: "rule 3", plant: func(b *broken) {
+		keeps(b, func(d time.Duration) time.Duration { return d - 10*time.Millisecond })
+		verdicts(b, func(he *driver.HeldError) { he.RetryAfter = 0 })
+	}},
+	{name: "the lock is kept ten times too long", want: "expiry/free", rule: "driver.Lease.Renew", plant: func(b *broken) {
+		keeps(b, func(d time.Duration) time.Duration { return 10 * d })
+		verdicts(b, func(he *driver.HeldError) { he.RetryAfter = 0 })
+	}},
+	{name: "the lock is kept ten times too long, and says so", want: "expiry/retry-after", rule: "driver.HeldError", plant: func(b *broken) {
+		keeps(b, func(d time.Duration) time.Duration { return 10 * d })
+	}},
+	{name: "a lease ends a minute too late after a renewal", want: "expiry/expires", rule: "rule 3", says: "after Renew", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			g, err := l.Lease.Renew(ctx, r)
+			if err == nil {
+				g = l.grantUntil(r.TTL)
+				g.Expires = g.Expires.Add(time.Minute)
+				l.renewed.Store(&g)
+			}
+			return g, err
+		}
+		b.grant = claimed
+	}},
+	{name: "a lease ends a second too late after a wait", want: "wait/expires-after-wait", rule: "rule 3", plant: func(b *broken) {
+		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
+			if l.sent.Wait {
+				g.Expires = g.Expires.Add(time.Second)
+			}
+			return g
+		}
+	}},
+	{name: "a lease lasts for a tenth of its TTL", want: "expiry/expires", rule: "driver.Lease.Renew", plant: func(b *broken) {
+		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
+			g.Expires = g.Expires.Add(-l.sent.TTL * 9 / 10)
+			return g
+		}
+	}},
+	{name: "RetryAfter is 1 ns", want: "verdict/held", rule: "driver.HeldError", says: "RetryAfter", plant: func(b *broken) {
+		verdicts(b, func(he *driver.HeldError) { he.RetryAfter = 1 })
+	}},
+	{name: "RetryAfter is one and a half TTLs", want: "verdict/held", rule: "driver.HeldError", says: "RetryAfter", plant: func(b *broken) {
+		verdicts(b, func(he *driver.HeldError) { he.RetryAfter = he.RetryAfter * 3 / 2 })
+	}},
+	{name: "Since is a minute early", want: "verdict/held", rule: "driver.HeldError", says: "Since", plant: func(b *broken) {
+		verdicts(b, func(he *driver.HeldError) { he.Since = he.Since.Add(-time.Minute) })
+	}},
+	{name: "Since is a minute late, and no clock is told", want: "verdict/held", rule: "driver.HeldError", says: "Since", plant: func(b *broken) {
+		verdicts(b, func(he *driver.HeldError) { he.Since, he.Clock = he.Since.Add(time.Minute), time.Time{} })
+	}},
+	{name: "tokens by the client's clock", want: "fence/clock", rule: "rule 8", says: "clock", over: func(func(*broken)) Harness {
+		space := memory.New()
+		open := func(ahead time.Duration) (driver.Backend, error) {
+			b := &broken{Backend: space.Peer()}
+			b.grant = func(_ *brokenLease, g driver.Grant) driver.Grant {
+				g.Fence = uint64(time.Now().Add(ahead).UnixMicro())
+				return g
+			}
+			return b, nil
+		}
+		return Harness{Open: func() (driver.Backend, error) { return open(0) }, OpenWithClock: open}
+	}},
+	{name: "a counter that dies with its lock", want: "fence/counter-expired", rule: "rule 8", over: oneCounter(true)},
+	{name: "a counter that is released with its lock", want: "node/floor", rule: "rule 8", over: oneCounter(true)},
+	{name: "keys are cut to a CRC of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
+		hashed(b, func(key []byte) uint32 { return crc32.ChecksumIEEE(key) })
+	}},
+	{name: "keys are cut to FNV-1a of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
+		hashed(b, hashes["FNV-1a"])
+	}},
+	{name: "keys are cut to 4 bytes of SHA-256", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
+		hashed(b, hashes["4 bytes of SHA-256"])
+	}},
+}
+
+func hashed(b *broken, hash func([]byte) uint32) {
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		if err := b.Info().Check("", req); err != nil {
+			return nil, err
+		}
+		cut := *req
+		h := hash([]byte(req.Key))
+		cut.Key = string([]byte{'h', byte(h), byte(h >> 8), byte(h >> 16), byte(h >> 24)})
+		return b.Backend.Acquire(ctx, &cut)
+	}
+}

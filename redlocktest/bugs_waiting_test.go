@@ -1,0 +1,263 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// seizes lets every twentieth owner that was woken in, whoever has the lock.
+func seizes(b *broken, woken *atomic.Int64, req *driver.Request, err error) bool {
+	if !errors.Is(err, driver.ErrHeld) || woken.Add(1)%20 != 0 {
+		return false
+	}
+	b.Expire(req.Key)
+	return true
+}
+
+// hidden is a backend that shows only that it may be asked.
+type unqueuing struct{ *broken }
+
+// Info leaves out that the backend queues.
+func (u unqueuing) Info() driver.Info {
+	i := u.broken.Info()
+	i.Features &^= driver.FeatureQueueing
+	return i
+}
+
+func (u unqueuing) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	once := *req
+	once.Wait = false
+	return u.broken.Acquire(ctx, &once)
+}
+
+// overUnqueuing is overMemory for backends that are waited for by watching.
+func overUnqueuing(plant func(*broken)) Harness {
+	h := overMemory(plant)
+	open := h.Open
+	h.Open = func() (driver.Backend, error) {
+		b, err := open()
+		return unqueuing{b.(*broken)}, err
+	}
+	return h
+}
+
+// waitingBugs are about those who wait.
+var waitingBugs = []bug{
+	{name: "one wake-up in twenty lets two in", want: "wait/everyone", rule: "exclusion", says: "critical section", plant: func(b *broken) {
+		var woken atomic.Int64
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if !req.Wait {
+				return b.Backend.Acquire(ctx, req)
+			}
+			once := *req
+			once.Wait = false
+			freed, err := b.Backend.Watch(ctx, req.Key)
+			if err != nil {
+				return nil, err
+			}
+			for {
+				l, err := b.Backend.Acquire(ctx, &once)
+				if seizes(b, &woken, req, err) || !errors.Is(err, driver.ErrHeld) {
+					if err != nil {
+						l, err = b.Backend.Acquire(ctx, &once)
+					}
+					return l, err
+				}
+				select {
+				case <-freed:
+				case <-ctx.Done():
+					return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+				}
+			}
+		}
+	}},
+	{name: "one wake-up in twenty of a watch lets two in", want: "watch/waiters", rule: "exclusion", says: "critical section", over: overLettingTwoIn},
+	{name: "one wake-up in twenty lets two in, in a history", want: "history/steady", rule: "linearizability", tries: 30, over: overLettingTwoIn},
+	{name: "a shared waiter is never woken", want: "shared/waiters", rule: "driver.Request.Wait", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			return b.sleeps(ctx, req, req.Mode == driver.Shared)
+		}
+	}},
+	{name: "a writer is never woken", want: "shared/writer-waits", rule: "driver.Request.Wait", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			s, _ := b.Lookup(ctx, req.Key)
+			return b.sleeps(ctx, req, req.Mode == driver.Exclusive && s != nil && s.Mode == driver.Shared)
+		}
+	}},
+	{name: "readers of one process starve a writer", want: "shared/writer-starved", rule: "driver.FeatureQueueing", plant: func(b *broken) {
+		(&readers{}).join(b)
+	}},
+	{name: "readers of several processes starve a writer", want: "shared/writer-starved-clients", rule: "driver.FeatureQueueing", over: func(plant func(*broken)) Harness {
+		all := &readers{}
+		return overMemory(func(b *broken) { all.join(b) })
+	}},
+	{name: "Watch returns before it has subscribed", want: "watch/at-once", rule: "driver.Watcher", plant: func(b *broken) {
+		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+			out := make(chan struct{}, 1)
+			go func() {
+				time.Sleep(time.Millisecond)
+				if in, err := b.Backend.Watch(ctx, key); err == nil {
+					forward(ctx, in, out, func() bool { return true })
+				}
+			}()
+			return out, nil
+		}
+	}},
+	{name: "Watch is silent on expiry", want: "watch/expiry", rule: "driver.Watcher", plant: func(b *broken) {
+		var releases, told atomic.Int64
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			releases.Add(1)
+			return l.Lease.Release(ctx)
+		}
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := b.Backend.Acquire(ctx, req)
+			var he *driver.HeldError
+			if errors.As(err, &he) {
+				he.RetryAfter = 0
+			}
+			return l, err
+		}
+		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+			in, err := b.Backend.Watch(ctx, key)
+			out := make(chan struct{}, 1)
+			go forward(ctx, in, out, func() bool { n := releases.Load(); return told.Swap(n) != n })
+			return out, err
+		}
+	}},
+	{name: "a watch does not survive a restart", want: "fault/restart-watch", rule: "driver.Watcher", over: overLinks, plant: func(b *broken) {
+		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+			in, err := b.Backend.Watch(ctx, key)
+			out := make(chan struct{}, 1)
+			go forward(ctx, in, out, func() bool { return b.link.kills.Load() == 0 })
+			return out, err
+		}
+	}},
+	{name: "a watch misses what happened behind a partition", want: "fault/partition-watch", rule: "driver.Watcher", over: overLinks, plant: func(b *broken) {
+		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+			in, err := b.Backend.Watch(ctx, key)
+			out := make(chan struct{}, 1)
+			go forward(ctx, in, out, func() bool {
+				b.link.mu.Lock()
+				defer b.link.mu.Unlock()
+				return !b.link.broken
+			})
+			return out, err
+		}
+	}},
+}
+
+// overLettingTwoIn lets every twentieth owner in that was woken by a watch, whoever has the
+// lock.
+func overLettingTwoIn(func(*broken)) Harness {
+	var woken atomic.Int64
+	return overUnqueuing(func(b *broken) { letsTwoIn(b, &woken) })
+}
+
+func letsTwoIn(b *broken, woken *atomic.Int64) {
+	var watched sync.Map
+	b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+		watched.Store(key, true)
+		return b.Backend.Watch(ctx, key)
+	}
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		l, err := b.Backend.Acquire(ctx, req)
+		if _, ok := watched.Load(req.Key); ok && seizes(b, woken, req, err) {
+			return b.Backend.Acquire(ctx, req)
+		}
+		return l, err
+	}
+}
+
+// sleeps has a request that waits sleep until its context ends.
+func (b *broken) sleeps(ctx context.Context, req *driver.Request, whom bool) (driver.Lease, error) {
+	if !req.Wait || !whom {
+		return b.Backend.Acquire(ctx, req)
+	}
+	once := *req
+	once.Wait = false
+	l, err := b.Backend.Acquire(ctx, &once)
+	if !errors.Is(err, driver.ErrHeld) {
+		return l, err
+	}
+	<-ctx.Done()
+	return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+}
+
+// forward hands values on that pass.
+func forward(ctx context.Context, in <-chan struct{}, out chan<- struct{}, passes func() bool) {
+	for {
+		select {
+		case <-in:
+		case <-ctx.Done():
+			return
+		}
+		if passes() {
+			select {
+			case out <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// readers share one share: who comes later joins it, whoever waits.
+type readers struct {
+	mu     sync.Mutex
+	shares map[string]*share
+}
+
+type share struct {
+	lease driver.Lease
+	n     int
+}
+
+func (r *readers) join(b *broken) {
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		if req.Mode != driver.Shared || b.Info().Check("", req) != nil || ctx.Err() != nil {
+			return b.Backend.Acquire(ctx, req)
+		}
+		r.mu.Lock()
+		s := r.shares[req.Key]
+		if s != nil {
+			s.n++
+			r.mu.Unlock()
+			return &brokenLease{Lease: s.lease, b: b, req: req, sent: *req}, nil
+		}
+		r.mu.Unlock()
+		l, err := b.Backend.Acquire(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.shares == nil {
+			r.shares = map[string]*share{}
+		}
+		if r.shares[req.Key] == nil {
+			r.shares[req.Key] = &share{lease: l, n: 1}
+		}
+		return &brokenLease{Lease: l, b: b, req: req, sent: *req}, nil
+	}
+	b.release = func(ctx context.Context, l *brokenLease) error {
+		r.mu.Lock()
+		s := r.shares[l.sent.Key]
+		last := s == nil || s.lease != l.Lease
+		if !last && !l.over.Swap(true) {
+			if s.n--; s.n == 0 {
+				delete(r.shares, l.sent.Key)
+				last = true
+			}
+		}
+		r.mu.Unlock()
+		if !last {
+			return nil
+		}
+		return l.Lease.Release(ctx)
+	}
+}

@@ -1,0 +1,133 @@
+package redlocktest
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var leakCases = []testCase{
+	{name: "connections-backend", needs: []condition{counts}, do: backendConnections},
+	{name: "connections-cancelled", needs: []condition{counts}, do: cancelledConnections},
+	{name: "goroutines-lease", needs: []condition{realTime}, do: leaseGoroutines},
+}
+
+// connections returns what counts the connections of the backends, or nil.
+func (s *suite) connections() func() (int, error) {
+	if s.h.Connections != nil {
+		return s.h.Connections
+	}
+	if s.h.Virtual || s.h.quiet {
+		return nil
+	}
+	if _, err := sockets(); err != nil {
+		return nil
+	}
+	return sockets
+}
+
+// sockets counts the sockets of this process.
+func sockets() (int, error) {
+	const folder = "/proc/self/fd"
+	all, err := os.ReadDir(folder)
+	n := 0
+	for _, f := range all {
+		if to, err := os.Readlink(filepath.Join(folder, f.Name())); err == nil && strings.HasPrefix(to, "socket:") {
+			n++
+		}
+	}
+	return n, err
+}
+
+// now returns a number.
+func (r *run) now(of func() (int, error)) int {
+	n, err := of()
+	if err != nil {
+		r.fatal(noLeaks, "the harness could not count: %v", err)
+	}
+	return n
+}
+
+// count returns a number once it is at most this, or has not come down in a while.
+func (r *run) count(of func() (int, error), most int) int {
+	for end := time.Now().Add(min(time.Second, r.h.patience())); ; {
+		n := r.now(of)
+		if n <= most || time.Now().After(end) || !r.pause(poll) {
+			return n
+		}
+	}
+}
+
+// backendConnections opens, uses and closes backends: their connections go with them.
+func backendConnections(r *run) {
+	connections := r.suite.connections()
+	r.release(r.grant(r.client(), driver.Request{Key: r.key()}))
+	before := r.now(connections)
+	const n, few = 12, 4
+	for range n {
+		b := r.open()
+		r.release(r.grant(b, driver.Request{Key: r.key()}))
+		if err := b.Close(); err != nil {
+			r.record(closing, "Close gives %v", err)
+		}
+	}
+	if left := r.count(connections, before+few) - before; left > few {
+		r.fatal(noLeaks, "%d backends were opened and closed, and %d connections are left", n, left)
+	}
+}
+
+// cancelledConnections cancels many attempts, in several rounds: a pool fills up once, a
+// leak grows with every round.
+func cancelledConnections(r *run) {
+	connections, b := r.suite.connections(), r.client()
+	took := r.howLong(b)
+	const n, few, rounds = 40, 4, 4
+	before, grown := r.now(connections), 0
+	for range rounds {
+		for i := range n {
+			ctx, cancel := context.WithCancel(context.Background())
+			t := time.AfterFunc(rand.N(2*took), cancel)
+			if l, err := r.tryCtx(ctx, b, driver.Request{Key: r.key(), Wait: i%2 == 0}); err == nil {
+				r.releaseCtx(ctx, l)
+			}
+			t.Stop()
+			cancel()
+		}
+		now := r.count(connections, before+few)
+		if now > before+few {
+			grown++
+		}
+		before = now
+	}
+	if grown == rounds {
+		r.fatal(noLeaks, "the connections grow with every %d attempts that are cancelled, to %d: the connection of a cancelled attempt is neither closed nor used again", n, before)
+	}
+}
+
+// leaseGoroutines: leases that are held, and those that were, need no goroutine each.
+func leaseGoroutines(r *run) {
+	b := r.client()
+	r.release(r.grant(b, driver.Request{Key: r.key()}))
+	goroutines := func() (int, error) { return runtime.NumGoroutine(), nil }
+	const n, few = 60, 20
+	before := r.now(goroutines)
+	leases := make([]*lease, n)
+	for i := range leases {
+		leases[i] = r.grant(b, driver.Request{Key: r.key()})
+	}
+	if more := r.count(goroutines, before+few) - before; more > n/2 {
+		r.record(noLeaks, "%d leases that are held have %d goroutines: one for all of a backend does", n, more)
+	}
+	for _, l := range leases {
+		r.release(l)
+	}
+	if more := r.count(goroutines, before+few) - before; more > n/2 {
+		r.record(noLeaks, "%d leases were released, and %d goroutines are left", n, more)
+	}
+}

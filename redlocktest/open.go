@@ -1,0 +1,213 @@
+package redlocktest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var openCases = []testCase{
+	{name: "parameters", needs: []condition{opens}, do: unknownParameter},
+	{name: "secrets", needs: []condition{opens}, do: openSecrets},
+	{name: "no-io", needs: []condition{opens, dials, realTime}, do: openWithoutIO},
+	{name: "concurrent", needs: []condition{opens}, do: openConcurrently},
+	{name: "prefix", needs: []condition{opens}, do: prefixes},
+	{name: "stored-prefix", needs: []condition{prefixed}, do: storedPrefix},
+	{name: "shown-secret", needs: []condition{secret}, do: shownSecret},
+}
+
+var (
+	dials    = offers("a URL with a host and a port", func(s *suite) bool { u, err := url.Parse(s.h.URL); return err == nil && u.Port() != "" })
+	prefixed = offers("Harness.Prefix and Residue", func(s *suite) bool { return s.h.Prefix != "" && s.h.Residue != nil })
+	secret   = offers("Harness.Secret", func(s *suite) bool { return s.h.Secret != "" })
+)
+
+// openURL opens a backend by its driver. It is closed after the case.
+func (r *run) openURL(dsn, prefix string) (driver.Backend, error) {
+	b, err := r.h.Driver.Open(&driver.Config{DSN: dsn, Prefix: prefix})
+	switch {
+	case err == nil && b == nil:
+		r.fatal(opening, "Open returned neither a backend nor an error")
+	case err == nil:
+		r.keep(b)
+	}
+	return b, err
+}
+
+func (r *run) mustOpen(dsn, prefix string) driver.Backend {
+	b, err := r.openURL(dsn, prefix)
+	if err != nil {
+		r.fatal(opening, "Open gives %v: %v", r.saw(err), err)
+	}
+	return b
+}
+
+// with adds a parameter to a URL.
+func with(dsn, parameter string) string {
+	if strings.Contains(dsn, "?") {
+		return dsn + "&" + parameter
+	}
+	return dsn + "?" + parameter
+}
+
+func unknownParameter(r *run) {
+	const name = "redlocktest_unknown"
+	_, err := r.openURL(with(r.h.URL, name+"=1"), r.h.Prefix)
+	var ie *driver.InvalidError
+	switch v := r.saw(err); {
+	case v == granted:
+		r.fatal(refuses, "Open ignores the parameter %s, which no driver has", name)
+	case !errors.As(err, &ie):
+		r.fatal(opening, "Open with the parameter %s, which no driver has, gives %v, and no *InvalidError: %v", name, v, err)
+	case !strings.Contains(err.Error(), name):
+		r.fatal(refuses, "Open with the parameter %s gives an error that does not name it: %v", name, err)
+	}
+	r.mustOpen(r.h.URL, r.h.Prefix)
+}
+
+// openSecrets opens what is wrong in several ways and holds a password: no error quotes it,
+// that of a URL parser in between neither.
+func openSecrets(r *run) {
+	const canary = "pw-c4n4ry"
+	scheme, _, _ := strings.Cut(r.h.URL, ":")
+	user := scheme + "://user:" + canary + "@"
+	for _, dsn := range []string{
+		user + "host:notaport/", user + "host:1:2/", user + "[::1/", user + "host:1/%zz", user + "ho st:1/", user + "host:1/\x7f",
+		user + "host:1/?%zz", user + "host:1/?a=1;b=2", scheme + "://user:" + canary + "%zz@host:1/", scheme + "://" + canary + "\n@host:1",
+		with(r.h.URL, "password="+canary+"%zz"), with(r.h.URL, "redlocktest_unknown="+canary), user + "host:99999999/", user, scheme + ":" + canary + "@host",
+	} {
+		b, err := r.openURL(dsn, r.h.Prefix)
+		said := fmt.Sprintf("%v %+v", err, err)
+		if err == nil {
+			said = fmt.Sprintf("%v %+v", b, b.Info())
+		}
+		if strings.Contains(said, canary) {
+			r.record(noPassword, "opened by %q, what is said holds the password: %s", dsn, said)
+		}
+	}
+}
+
+// openWithoutIO opens backends of a server that is not there, whose address is ours.
+func openWithoutIO(r *run) {
+	u, err := url.Parse(r.h.URL)
+	if err != nil {
+		r.pass("the URL is none for net/url")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		r.pass("no socket to listen at: %v", err)
+	}
+	var dialled atomic.Int64
+	done := r.async(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			dialled.Add(1)
+			_ = c.Close()
+		}
+	})
+	u.Host = l.Addr().String()
+	b, err := r.openURL(u.String(), r.h.Prefix)
+	r.pause(50 * time.Millisecond) // what is dialled in the background comes now
+	if err == nil {
+		_ = b.Close()
+	}
+	_ = l.Close()
+	<-done
+	switch n := dialled.Load(); {
+	case err != nil:
+		r.fatal(opening, "Open fails where no server answers: %v", err)
+	case n > 0:
+		r.fatal(opening, "Open made %d connections: it must leave the first to the first request", n)
+	}
+}
+
+func openConcurrently(r *run) {
+	r.together(8, func(int) {
+		b := r.mustOpen(r.h.URL, r.h.Prefix)
+		r.release(r.grant(b, driver.Request{Key: r.key()}))
+	})
+}
+
+// prefixes: the same key under two prefixes is two locks, and under one it is one.
+func prefixes(r *run) {
+	first, second := "redlocktest-a:", "redlocktest-b:"
+	a, b, same := r.mustOpen(r.h.URL, first), r.mustOpen(r.h.URL, second), r.mustOpen(r.h.URL, first)
+	key := r.key()
+	one := r.grant(a, driver.Request{Key: key})
+	r.refuse(same, driver.Request{Key: key}, one)
+	two, err := r.try(b, driver.Request{Key: key})
+	if r.saw(err) == held {
+		r.fatal(opening, "key %q with prefix %q is taken for the same key with prefix %q: Config.Prefix is ignored: %v", short(key), second, first, err)
+	}
+	if err != nil {
+		two = r.grant(b, driver.Request{Key: key})
+	}
+	r.release(one)
+	r.refuse(a, driver.Request{Key: key}, r.grant(same, driver.Request{Key: key}))
+	r.renew(two, driver.Renewal{})
+	r.release(two)
+}
+
+// storedPrefix: what is stored of a lock has the prefix before its key, where the name of
+// the key is stored at all.
+func storedPrefix(r *run) {
+	key := r.key()
+	l := r.grant(r.client(), driver.Request{Key: key})
+	found, err := r.h.Residue(r.ctx)
+	if err != nil {
+		r.fatal(inspecting, "Harness.Residue fails: %v", err)
+	}
+	for _, name := range found {
+		if strings.Contains(name, key) && !strings.Contains(name, r.h.Prefix) {
+			r.fatal(opening, "the prefix is %q, and the lock is stored as %q", r.h.Prefix, name)
+		}
+	}
+	r.release(l)
+}
+
+// shownSecret: neither the backend nor what it tells of itself shows the password.
+func shownSecret(r *run) {
+	b := r.client()
+	key := r.key()
+	l := r.grant(b, driver.Request{Key: key})
+	shows := func(what, said string) {
+		if strings.Contains(said, r.h.Secret) {
+			r.record(noPassword, "%s holds the password", what)
+		}
+	}
+	if s, ok := b.(fmt.Stringer); ok {
+		shows("String", s.String())
+		shows("the backend, printed by %+v,", fmt.Sprintf("%+v", b))
+	}
+	shows("Info", fmt.Sprintf("%+v", b.Info()))
+	shows("the grant", fmt.Sprintf("%+v", l.Grant()))
+	if i, ok := b.(driver.Inspector); ok {
+		state, err := i.Lookup(r.ctx, key)
+		shows("Lookup", fmt.Sprintf("%+v %v", state, err))
+		found, err := i.Check(r.ctx)
+		shows("Check", fmt.Sprintf("%+v %v", found, err))
+	}
+	r.release(l)
+}
+
+// notices searches what the backends have told for the password.
+func (r *run) notices() {
+	if r.h.Notices == nil || r.h.Secret == "" {
+		return
+	}
+	for _, n := range r.h.Notices() {
+		if strings.Contains(fmt.Sprintf("%+v %v", n, n.Err), r.h.Secret) {
+			r.recordAt("the end of the case", noPassword, "a notice of kind %q holds the password", n.Kind)
+			return
+		}
+	}
+}

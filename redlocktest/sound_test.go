@@ -1,0 +1,82 @@
+package redlocktest
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// soundHarnesses are what bugs are planted in, without one.
+var soundHarnesses = map[string]func() Harness{
+	"memory":   func() Harness { return overMemory(func(*broken) {}) },
+	"link":     func() Harness { return overLinks(func(*broken) {}) },
+	"toy":      func() Harness { return overToy(func(*toyDriver) {})(nil) },
+	"shown":    func() Harness { return overShown("toy://host", "toy")(nil) },
+	"watching": func() Harness { return overUnqueuing(func(*broken) {}) },
+	"counters": func() Harness {
+		return oneCounter(false)(nil)
+	},
+	"connections": func() Harness {
+		return overConnections(func(*broken, *atomic.Int64) {})(nil)
+	},
+	// A watch that goes on where it broke has nothing to tell of the break.
+	"resuming watch": func() Harness {
+		return overLinks(func(b *broken) {
+			b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+				in, err := b.Backend.Watch(ctx, key)
+				out := make(chan struct{}, 1)
+				go forward(ctx, in, out, func() bool {
+					s, err := b.Lookup(ctx, key)
+					return err != nil || len(s.Holders) == 0
+				})
+				return out, err
+			}
+		})
+	},
+	// A store that refuses what it does not know.
+	"layouts": func() Harness {
+		var future atomic.Bool
+		h := overMemory(func(b *broken) {
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				if err := b.Info().Check("", req); err != nil {
+					return nil, err
+				}
+				if future.Load() {
+					return nil, &driver.RefusedError{Reason: "was written by another release"}
+				}
+				return b.Backend.Acquire(ctx, req)
+			}
+		})
+		h.FutureLayout = func() (func() error, error) {
+			future.Store(true)
+			return func() error { future.Store(false); return nil }, nil
+		}
+		return h
+	},
+}
+
+// oddities of a sound harness: what the toys leave out.
+var oddities = map[string]map[string]string{
+	"toy":      {"fence": "its tokens are those of another backend"},
+	"counters": {"node": "its counters are not those of the backend behind", "operator": "its counters are not those of the backend behind"},
+}
+
+// TestSoundBackendsPass the whole suite, which finds a bug only where there is one.
+func TestSoundBackendsPass(t *testing.T) {
+	for name, make := range soundHarnesses {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				h := make()
+				h.quiet, h.Timeout, h.Short, h.Skip = true, 20*time.Second, testing.Short(), oddities[name]
+				if err := Check(h); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
