@@ -28,6 +28,7 @@ var faultCases = []testCase{
 	{name: "lost-reply-renew", without: driver.FeatureSession, needs: []condition{drops}, do: lostRenew},
 	{name: "lost-reply-release", needs: []condition{drops}, do: lostRelease},
 	{name: "session-end", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionEnd},
+	{name: "session-release", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionRelease},
 	{name: "session-lost", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionLost},
 	{name: "layout", needs: []condition{layouts}, do: unknownLayout},
 }
@@ -488,6 +489,23 @@ func sessionLost(r *run) {
 	r.lostQuietly(l)
 	if !over(c) {
 		r.fatal(losing, "the session was ended, Renew says that the lease is lost, and Lost is not closed yet")
+	}
+}
+
+// sessionRelease: nil and ErrLost both say that the lock is free of the lease on the server,
+// also where the server notices the end of a session later than its client.
+func sessionRelease(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	r.endSession(a)
+	r.dropped(l)
+	next, err := r.try(b, driver.Request{Key: key})
+	if r.saw(err) == held {
+		r.fatal(releasing, "Release of a lease whose session was ended gave nil or ErrLost, and the server still has the lock: %v", err)
+	}
+	if err == nil {
+		r.release(next)
 	}
 }
 
