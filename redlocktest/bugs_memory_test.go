@@ -440,7 +440,7 @@ var memoryBugs = []bug{
 	}},
 	{name: "MinFence is ignored", want: "node/raise", rule: "driver.Renewal.MinFence", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			return l.Lease.Renew(ctx, &driver.Renewal{TTL: r.TTL})
+			return l.Lease.Renew(ctx, &driver.Renewal{TTL: r.TTL, Keep: r.Keep})
 		}
 	}},
 	{name: "the floor is not clamped", want: "node/floor-clamped", rule: "driver.Request.FenceFloor", plant: func(b *broken) {

@@ -42,8 +42,8 @@ type input struct {
 	kind kind
 	key  string
 	who  int // the attempt: every one is an owner of its own
-	// rivals: another attempt was under way, which a quorum may report as held
-	// though it is never granted.
+	// rivals: another attempt was under way, which may be reported as held though it is
+	// never granted; by a quorum also where it is itself refused in the end.
 	rivals bool
 	// waits: it may take as long as others have the lock.
 	waits bool
@@ -175,6 +175,7 @@ type recorder struct {
 	refusals int
 	losses   int    // leases whose release says that they were lost
 	register uint64 // the largest token that a holder wrote with
+	quorum   bool   // grants have votes
 	// unanswered counts attempts whose outcome is unknown.
 	unanswered int
 	stale      []int // attempts whose write was refused though their lease was valid
@@ -308,6 +309,13 @@ func (h *recorder) add(client int, in input, call, ret int64, out output) {
 	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 }
 
+// votes notes that the backend is a quorum.
+func (h *recorder) votes(all []driver.Vote) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.quorum = h.quorum || len(all) > 0
+}
+
 // reserved counts a refusal by which nobody has the lock.
 func (h *recorder) reserved() {
 	h.mu.Lock()
@@ -358,7 +366,7 @@ func (h *recorder) history(sessions bool) []porcupine.Operation {
 		in.rivals = slices.ContainsFunc(ops, func(o porcupine.Operation) bool {
 			other := o.Input.(input)
 			return other.kind == acquireOp && other.key == in.key && other.who != in.who &&
-				o.Output.(output).verdict != held && o.Call <= ops[i].Return && ops[i].Call <= o.Return
+				(h.quorum || o.Output.(output).verdict != held) && o.Call <= ops[i].Return && ops[i].Call <= o.Return
 		})
 		ops[i].Input = in
 	}
@@ -379,6 +387,12 @@ func (r *run) histories(hold time.Duration, spoil func(h *recorder, clients []dr
 	rounds, why := r.historyRounds(), ""
 	for range 5 {
 		h := r.recorded(clients, rounds, hold, spoil)
+		if r.ctx.Err() != nil {
+			if why == "" {
+				why = "the case's time was over before there was a history to check"
+			}
+			break
+		}
 		sessions := r.info.Features.Has(driver.FeatureSession)
 		decided := r.explain(h.history(sessions))
 		if n := h.wronged(sessions); n > 0 {
@@ -505,6 +519,7 @@ func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
 	switch v {
 	case granted:
 		h.add(c.id, in, call, ret, output{verdict: granted, fence: l.Grant().Fence})
+		h.votes(l.Grant().Votes)
 		c.hasLock(in, l)
 	case held:
 		var he *driver.HeldError

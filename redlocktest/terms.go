@@ -71,19 +71,19 @@ func (r *run) notKeptAt(sent time.Time, key string, l *lease) {
 }
 
 // hint asserts that RetryAfter is the time that is left to the lock: at least until the
-// lease's end and the grace, as seen when the answer came, and at most that, as seen when it
-// was asked for.
+// lease's end, as seen when the answer came, and at most until that and the grace, as seen
+// when it was asked for.
 func (r *run) hint(he *driver.HeldError, asked, answered time.Time, l *lease) {
 	t := l.last()
 	if he.RetryAfter == 0 || t.ttl == 0 || he.ReservedForWaiter {
 		return
 	}
 	kept := r.kept(t)
-	least := t.sent.Add(kept).Sub(answered) - driver.Drift(kept)
+	least := t.sent.Add(t.ttl).Sub(answered) - driver.Drift(kept)
 	most := t.received.Add(kept).Sub(asked) + driver.Drift(kept)
 	if he.RetryAfter < least || he.RetryAfter > most {
 		r.fatal(holderSeen, "RetryAfter is %v, and the lock stays for %v to %v: the TTL is %v, the grace %v, and the grant %v old",
-			he.RetryAfter, least, most, t.ttl, kept-t.ttl, answered.Sub(t.sent))
+			he.RetryAfter, max(0, least), most, t.ttl, kept-t.ttl, answered.Sub(t.sent))
 	}
 }
 

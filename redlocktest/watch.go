@@ -152,7 +152,10 @@ func (r *run) watchUntil(b driver.Backend, req driver.Request) *lease {
 			}
 			pause = r.left()
 			var he *driver.HeldError
-			if errors.As(err, &he) && he.RetryAfter > 0 {
+			switch errors.As(err, &he); {
+			case he != nil && he.PollAfter > 0:
+				pause = min(pause, he.PollAfter)
+			case he != nil && he.RetryAfter > 0:
 				pause = min(pause, he.RetryAfter+time.Millisecond)
 			}
 		case later, unknown:
