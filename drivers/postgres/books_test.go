@@ -73,7 +73,7 @@ func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	a := opener(t, s.URL())
-	for i := range 20 {
+	for i := range rounds(20, 4) {
 		b := opener(t, s.URL()+"&max_sessions=2&max_waiters=2")
 		var held []driver.Lease
 		for k := range 4 {
@@ -138,11 +138,7 @@ func TestACancelledStatementEndsNoSession(t *testing.T) {
 			}
 		})
 	}
-	rounds := 3000
-	if testing.Short() {
-		rounds = 1000
-	}
-	for range rounds {
+	for range rounds(3000, 500) {
 		if got := count(t, db, "SELECT pg_cancel_backend($1)::int", pid); got != 1 {
 			t.Error("the session has gone")
 			break

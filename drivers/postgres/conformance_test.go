@@ -134,7 +134,7 @@ func TestConformance(t *testing.T) {
 	s := server.Postgres(t, server.WithDurable(), server.WithSetting("synchronous_commit", "off"), server.WithSetting("wal_writer_delay", "10s"))
 	redlocktest.Run(t, redlocktest.Harness{
 		Open: func() (driver.Backend, error) { return openProxied(s) },
-		TTL:  time.Second, Grace: 200 * time.Millisecond, Faults: faults(s),
+		TTL:  time.Duration(rounds(2, 1)) * 500 * time.Millisecond, Grace: 200 * time.Millisecond, Faults: faults(s),
 		IgnoreGoroutines: []string{"github.com/redlock-go/redlock/redlocktest/server.(*process).run"}, // of a server that was restarted
 		Skip: map[string]string{
 			"operator/list": "the server stores a hash of the key: only its own process can list a lock by name",

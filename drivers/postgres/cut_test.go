@@ -158,16 +158,16 @@ func (c *cutTrial) load(ctx context.Context, b *postgres.Backend, l driver.Lease
 
 func TestOneOfAHundredWins(t *testing.T) {
 	t.Parallel()
-	rounds := 20
+	times := rounds(20, 5)
 	if *long {
-		rounds = 200
+		times = 200
 	}
 	s := database(t)
 	var all []*postgres.Backend
 	for range 4 {
 		all = append(all, opener(t, s.URL()))
 	}
-	for i := range rounds {
+	for i := range times {
 		var won atomic.Int64
 		var wg sync.WaitGroup
 		var held sync.WaitGroup

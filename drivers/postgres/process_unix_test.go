@@ -171,7 +171,7 @@ func TestDeadlineIsNeverLaterThanTheReleaseOfAPausedProcess(t *testing.T) {
 	for i := range ids {
 		ids[i] = opener(t, s.URL()).Number(fmt.Sprint("p", i))
 	}
-	for range 2 {
+	for range rounds(2, 1) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), helperURL+"="+s.URL(), helperURL+"_MANY=1")
 		out, err := cmd.StdoutPipe()

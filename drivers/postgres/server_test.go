@@ -222,17 +222,17 @@ func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t)
-	b := opener(t, s.URL()+"&restart_guard=4s")
-	if most := b.Info().MaxTTL; most != 4*time.Second {
+	b := opener(t, s.URL()+"&restart_guard=2s")
+	if most := b.Info().MaxTTL; most != 2*time.Second {
 		t.Errorf("MaxTTL is %v", most)
 	}
-	_, err := b.Acquire(context.Background(), request("k", 3*time.Second))
+	_, err := b.Acquire(context.Background(), request("k", time.Second))
 	var no *driver.RefusedError
-	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 4*time.Second {
+	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 2*time.Second {
 		t.Fatalf("a server that was just started gives %v", err)
 	}
 	<-time.After(no.RetryAfter + 10*time.Millisecond)
-	_ = must(t, b, request("k", 3*time.Second)).Release(context.Background())
+	_ = must(t, b, request("k", time.Second)).Release(context.Background())
 }
 
 func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {

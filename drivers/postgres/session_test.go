@@ -129,7 +129,7 @@ func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
 	b := opener(t, s.URL()+"&max_sessions=1") // that all of its leases are on
 	var late []time.Duration
 	last := map[string]uint64{}
-	for range 20 {
+	for range rounds(20, 4) {
 		var leases []driver.Lease
 		for i := range 30 {
 			leases = append(leases, must(t, b, request(fmt.Sprint("k", i), time.Minute)))
@@ -190,7 +190,7 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 	s := database(t)
 	db := admin(t, s.URL())
 	a := opener(t, s.URL()+"&max_sessions=1")
-	for range 3 {
+	for range rounds(3, 1) {
 		leases := make([]driver.Lease, 8000) // so many that it takes the server a while to free them
 		var wg sync.WaitGroup
 		for w := range 16 {
@@ -230,8 +230,8 @@ func TestDeadlineIsNeverLaterThanTheServersRelease(t *testing.T) {
 	s := database(t)
 	db := admin(t, s.URL())
 	// The TTL is a class, so that the server keeps the lock no longer than it must.
-	const trials, together, ttl = 200, 50, 500 * time.Millisecond
-	for round := range trials / together {
+	const together, ttl = 50, 500 * time.Millisecond
+	for round := range rounds(4, 1) {
 		var wg sync.WaitGroup
 		for i := range together {
 			wg.Go(func() { deadlineTrial(t, s, fmt.Sprintf("t%d-%d", round, i), i, ttl) })

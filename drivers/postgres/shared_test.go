@@ -62,6 +62,14 @@ func database(t testing.TB) testDatabase {
 	return testDatabase{strings.Replace(shared.s.URL(), "/postgres?", "/"+name+"?", 1), shared.s.Addr()}
 }
 
+// rounds is how often a test does a thing, and how often if it is to be short.
+func rounds(all, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return all
+}
+
 // runTests runs the tests, several at a time: most of them wait, and do not compute.
 func runTests(m *testing.M) int {
 	flag.Parse()

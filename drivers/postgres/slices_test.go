@@ -133,7 +133,8 @@ func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
 // always has waiters of its own in the server's queue: nobody starves.
 func TestMoreWaitedKeysThanConnections(t *testing.T) {
 	t.Parallel()
-	const keys, sessions, waiters = 100, 1, 4
+	const sessions, waiters = 1, 4
+	keys := rounds(100, 40)
 	s := database(t)
 	holder := opener(t, s.URL())
 	leases := make([]driver.Lease, keys)

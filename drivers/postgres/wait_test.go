@@ -67,7 +67,7 @@ func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
 	db := admin(t, s.URL())
 	a, b := opener(t, s.URL()), opener(t, s.URL())
 	l := must(t, a, request("k", time.Minute))
-	for i := range 10 {
+	for i := range rounds(10, 3) {
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {

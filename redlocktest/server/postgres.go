@@ -208,6 +208,7 @@ func (postgres) command(s *Server) ([]string, error) {
 	}
 	if p := s.cfg.ReplicaOf; p != nil {
 		line("primary_conninfo", fmt.Sprintf("host=127.0.0.1 port=%d user=%s application_name=standby", p.port, Superuser))
+		line("wal_retrieve_retry_interval", "100ms") // or a promotion waits for it
 	}
 	for _, x := range s.cfg.Settings {
 		fmt.Fprintf(&conf, "%s = %s\n", x.Name, x.Value)
