@@ -27,7 +27,7 @@ func (b *Backend) LockTx(ctx context.Context, tx pgx.Tx, key string) error {
 	if tx == nil {
 		return driver.Invalid("transaction", "is nil")
 	}
-	return b.lockTx(ctx, key, pgxRow(ctx, tx))
+	return b.inTx(ctx, key, "pg_advisory_xact_lock", pgxRow(ctx, tx))
 }
 
 // TryLockTx is LockTx without the waiting: *driver.HeldError if another transaction or lease
@@ -36,7 +36,7 @@ func (b *Backend) TryLockTx(ctx context.Context, tx pgx.Tx, key string) error {
 	if tx == nil {
 		return driver.Invalid("transaction", "is nil")
 	}
-	return b.tryLockTx(ctx, key, pgxRow(ctx, tx))
+	return b.inTx(ctx, key, "pg_try_advisory_xact_lock", pgxRow(ctx, tx))
 }
 
 // LockSQLTx is LockTx for a transaction of database/sql, of any driver of PostgreSQL.
@@ -44,7 +44,7 @@ func (b *Backend) LockSQLTx(ctx context.Context, tx *sql.Tx, key string) error {
 	if tx == nil {
 		return driver.Invalid("transaction", "is nil")
 	}
-	return b.lockTx(ctx, key, sqlRow(ctx, tx))
+	return b.inTx(ctx, key, "pg_advisory_xact_lock", sqlRow(ctx, tx))
 }
 
 // TryLockSQLTx is TryLockTx for a transaction of database/sql.
@@ -52,7 +52,7 @@ func (b *Backend) TryLockSQLTx(ctx context.Context, tx *sql.Tx, key string) erro
 	if tx == nil {
 		return driver.Invalid("transaction", "is nil")
 	}
-	return b.tryLockTx(ctx, key, sqlRow(ctx, tx))
+	return b.inTx(ctx, key, "pg_try_advisory_xact_lock", sqlRow(ctx, tx))
 }
 
 // A scan runs a query that has one row, and reads its only column.
@@ -66,25 +66,17 @@ func sqlRow(ctx context.Context, tx *sql.Tx) scan {
 	return func(query string, to any) error { return tx.QueryRowContext(ctx, query).Scan(to) }
 }
 
-func (b *Backend) lockTx(ctx context.Context, key string, row scan) error {
+// inTx runs a function that locks, or tries to, for a transaction.
+func (b *Backend) inTx(ctx context.Context, key, function string, row scan) error {
 	n, err := b.txNumber(key)
 	if err != nil {
 		return err
 	}
-	var got bool
-	return txError(ctx, row("SELECT pg_advisory_xact_lock("+n.args()+") IS NOT NULL", &got))
-}
-
-func (b *Backend) tryLockTx(ctx context.Context, key string, row scan) error {
-	n, err := b.txNumber(key)
-	if err != nil {
-		return err
-	}
-	var got bool
-	if err := row("SELECT pg_try_advisory_xact_lock("+n.args()+")", &got); err != nil {
+	var got string // nothing, or true or false
+	if err := row("SELECT "+function+"("+n.args()+")::text", &got); err != nil {
 		return txError(ctx, err)
 	}
-	if !got {
+	if got == "false" {
 		return &driver.HeldError{}
 	}
 	return nil
