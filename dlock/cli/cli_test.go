@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 	if isGuard(os.Args) {
 		os.Exit(runMain())
 	}
+	if len(os.Args) == 4 && os.Args[1] == "job" {
+		os.Exit(runJob(os.Args[2], os.Args[3]))
+	}
 	if os.Getenv(asDlock) != "" {
 		dlock.Register("faulty", faulty{})
 		os.Exit(runMain())
