@@ -62,7 +62,7 @@ func (w *world) disturbed(key, name string) {
 		args = append([]string{"run", "--ttl", "4s"}, args[1:]...)
 	}
 	p := w.start(args...)
-	time.Sleep(rand.N(200 * time.Millisecond)) // the disturbance, and no wait for anything
+	time.Sleep(rand.N(200 * time.Millisecond))                   // the disturbance, and no wait for anything
 	signal := func(s syscall.Signal) { _ = p.Process.Signal(s) } // it may have ended
 	if pids := w.jobPids(name); len(pids) == 2 && allSeen {
 		job, guard := pids[0], pids[1]
