@@ -26,17 +26,20 @@ func TestDependencyRules(t *testing.T) {
 	)
 	base := []string{"driver", "dlock", boot, multi, errwrap}
 	rules := map[string][]string{ // the modules and own packages allowed
-		"driver":           {},
-		"driver/dsn":       {"driver"},
-		"dlock":            {"driver", boot, multi, errwrap},
-		"dlock/fence":      append(base, fencesql),
-		"dlock/cli":        append(base, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
-		"drivers/memory":   append(base, dsn),
-		"drivers/file":     append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
-		"drivers/redlock":  append(base, dsn),
-		"drivers/goredis":  append(base, dsn, redisnode, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
-		"drivers/valkeygo": append(base, dsn, redisnode, valkey, "golang.org/x/sys"),
-		"drivers/postgres": append(base, dsn, "dlock/fence", fencesql, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
+		"driver":             {},
+		"driver/dsn":         {"driver"},
+		"dlock":              {"driver", boot, multi, errwrap},
+		"dlock/fence":        append(base, fencesql),
+		"dlock/cli":          append(base, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
+		"drivers/memory":     append(base, dsn),
+		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
+		"drivers/redlock":    append(base, dsn),
+		"drivers/goredis":    append(base, dsn, redisnode, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
+		"drivers/valkeygo":   append(base, dsn, redisnode, valkey, "golang.org/x/sys"),
+		"drivers/postgres":   append(base, dsn, "dlock/fence", fencesql, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
+		"redlocktest":        {"driver", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"redlocktest/fault":  {"driver", "redlocktest/internal/port", "golang.org/x/sys"},
+		"redlocktest/server": {"redlocktest/internal/port"},
 	}
 	for pkg, allowed := range rules {
 		t.Run(strings.ReplaceAll(pkg, "/", "-"), func(t *testing.T) {
