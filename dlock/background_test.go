@@ -278,7 +278,12 @@ func TestEventsSayWhatTheirFieldsMean(t *testing.T) {
 		s := &spy{Backend: m.Peer()}
 		type times struct{ waited, held time.Duration }
 		got := map[string]times{}
-		say := func(ctx context.Context, e dlock.Event) { got[e.Op] = times{e.Waited, e.Held} }
+		var mu sync.Mutex
+		say := func(ctx context.Context, e dlock.Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			got[e.Op] = times{e.Waited, e.Held}
+		}
 		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Acquired: say, Lost: say, Released: say}))
 		l := lock(t, c, "k")
 		time.Sleep(time.Second)
@@ -287,6 +292,8 @@ func TestEventsSayWhatTheirFieldsMean(t *testing.T) {
 		<-l.Done()
 		_ = l.Unlock()
 		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
 		if w := got["lost"]; w != (times{0, 3 * time.Second}) {
 			t.Errorf("lost: %+v", w)
 		}

@@ -55,6 +55,8 @@ func TestRenewalsAreSpreadAndBounded(t *testing.T) {
 		if held := c.Stats().Held; held != leases {
 			t.Errorf("%d of %d leases are held", held, leases)
 		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		if d.most > 256 {
 			t.Errorf("%d renewals at a time", d.most)
 		}
