@@ -1,0 +1,124 @@
+package dlock_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// On real backends: clients that come and go, some of which let their leases run out, never hold
+// more slots than there are, use all of them, and take one that is freed elsewhere.
+func TestSlotsOnServers(t *testing.T) {
+	for name, url := range map[string]func(t *testing.T) string{
+		"file":     func(t *testing.T) string { return "file://" + filepath.ToSlash(t.TempDir()) },
+		"redis":    func(t *testing.T) string { return server.Redis(t).URL() },
+		"valkey":   func(t *testing.T) string { return server.Valkey(t).URL() },
+		"postgres": func(t *testing.T) string { return server.Postgres(t).URL() },
+		"quorum": func(t *testing.T) string {
+			return "redlock:" + server.Redis(t).URL() + "," + server.Redis(t).URL() + "," + server.Redis(t).URL() + ",restart_guard=off"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := url(t)
+			client := func() *dlock.Client {
+				c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = c.Close() })
+				return c
+			}
+			for _, n := range []int{3, 20} {
+				neverMoreThan(t, n, client)
+			}
+			takenWhenFreed(t, 20, client)
+		})
+	}
+}
+
+func neverMoreThan(t *testing.T, n int, client func() *dlock.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	start := time.Now()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	holding, most, grants := map[*dlock.Lease]bool{}, 0, 0
+	for range 3 {
+		c := client()
+		for range n/2 + 1 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					l, err := c.Lock(ctx, "slots", dlock.WithSlots(n), dlock.WithMaxHold(150*time.Millisecond))
+					if err != nil {
+						continue
+					}
+					mu.Lock()
+					grants++
+					holding[l] = true
+					valid := map[int]bool{}
+					for other := range holding {
+						if other.Err() != nil {
+							delete(holding, other)
+						} else if valid[other.Slot()] {
+							t.Errorf("slot %d of %d has two holders", other.Slot(), n)
+						} else {
+							valid[other.Slot()] = true
+						}
+					}
+					most = max(most, len(valid))
+					if most == n && time.Since(start) > time.Second {
+						cancel()
+					}
+					mu.Unlock()
+					time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond) // some are lost by WithMaxHold
+					_ = l.Unlock()
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if most != n {
+		t.Errorf("%d of %d slots were used", most, n)
+	}
+	t.Logf("%d slots: %d grants", n, grants)
+}
+
+func takenWhenFreed(t *testing.T, n int, client func() *dlock.Client) {
+	holder, waiter := client(), client()
+	var leases []*dlock.Lease
+	for range n {
+		leases = append(leases, lock(t, holder, "freed", dlock.WithSlots(n)))
+	}
+	for range 3 {
+		i := rand.IntN(n)
+		got := make(chan *dlock.Lease)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		go func() {
+			l, err := waiter.Lock(ctx, "freed", dlock.WithSlots(n))
+			if err != nil {
+				t.Error(err)
+			}
+			got <- l
+		}()
+		for waiter.Stats().Waiting == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+		unlock(t, leases[i])
+		freed := time.Now()
+		if leases[i] = <-got; leases[i] == nil {
+			return
+		}
+		t.Logf("taken after %v", time.Since(freed))
+	}
+	for _, l := range leases {
+		unlock(t, l)
+	}
+}
