@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -57,7 +58,8 @@ var (
 
 // body returns the text of a script without what stands before it.
 func (o op) body() string {
-	return [ops]string{luaAcquire, luaJoin, luaRenew, luaRelease, luaBreak, luaLookup, luaListen}[o]
+	text := [ops]string{luaAcquire, luaJoin, luaRenew, luaRelease, luaBreak, luaLookup, luaListen}[o]
+	return strings.Replace(text, "-- lua/counter.lua\n", luaCounter, 1)
 }
 
 // perishable reports whether a script is refused when it comes too late.
@@ -82,7 +84,7 @@ func bind(run string) [ops]script {
 	for o := range ops {
 		text := "local RUN, GRACE, till = '" + run + "', 0, 0\n" + luaPrelude
 		if o.perishable() {
-			text += luaTime + luaCounter
+			text += luaTime
 		}
 		bound[o] = newScript(text + o.body())
 	}
@@ -98,7 +100,7 @@ func bindGuarded(run, space, word string, t *driver.Terms) [ops]script {
 	for _, o := range []op{opAcquire, opJoin, opRenew} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
 			space, run, word, metaLayout, run, word, o != opRenew, t.Allowance/time.Microsecond, inMS(t.Grace))
-		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + luaCounter + o.body())
+		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + o.body())
 	}
 	return bound
 }

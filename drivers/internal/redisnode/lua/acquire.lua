@@ -31,28 +31,35 @@ else -- it may be kept for this one, or for one that came later, who then waits 
   end
 end
 if got then
-  local function undo(old, why)
-    redis.call('DEL', KEYS[1])
-    if old then redis.pcall('SET', KEYS[2], old) else redis.pcall('DEL', KEYS[2]) end
-    return why
-  end
-  -- The rule: the counter is behind the clock, and one command reads and raises it.
-  local old = redis.pcall('SET', KEYS[2], fence, 'PX', life(x, ARGV[5]), 'GET')
+  -- The rule: the counter is a little behind the clock, and one command reads and raises it.
+  local ends = x > now and string.format('%.0f', ARGV[5] + math.ceil((x - now) / 1000)) or ARGV[5]
+  local old = redis.pcall('SET', KEYS[2], fence, 'PX', ends, 'GET')
   if type(old) == 'table' then -- refused (rights, type)
     redis.call('DEL', KEYS[1])
     return old
   end
-  local first, counter, why = x, nil, nil
+  local counter, first, why = old and tonumber(old), x, nil
+  if counter and counter < x and math.floor(x / 10000000) == math.floor(counter / 10000000) and x <= now + 500000 then
+    return {1, x, now}
+  end
+  -- lua/counter.lua
   if not old then
     x, why = look(x, true)
+  elseif not counter then
+    why = redis.error_reply('ERR the fencing counter of this lock holds something else')
   else
-    counter = tonumber(old)
-    if not counter then return undo(old, redis.error_reply('ERR the fencing counter of this lock holds something else')) end
     if counter >= x then x = counter + 1 end
-    if x > MOST then return undo(old, redis.error_reply('ERR the fencing counter of this lock is at its end')) end
-    if enters(x, counter) then x, why = look(x, false) end
+    if x > MOST then
+      why = redis.error_reply('ERR the fencing counter of this lock is at its end')
+    elseif enters(x, counter) then
+      x, why = look(x, false)
+    end
   end
-  if why then return undo(old, why) end
+  if why then -- undo
+    redis.call('DEL', KEYS[1])
+    if old then redis.pcall('SET', KEYS[2], old) else redis.pcall('DEL', KEYS[2]) end
+    return why
+  end
   if x ~= first then
     fence = digits(x)
     redis.call('SET', KEYS[2], fence, 'PX', life(x, ARGV[5]))

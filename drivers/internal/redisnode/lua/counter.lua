@@ -1,4 +1,4 @@
--- Stands before acquire, join and renew: fencing counters that end some time after their last token.
+-- Stands in acquire, join and renew, where they name it, behind what most calls need: fencing counters that end some time after their last token.
 -- KEYS: 2 counter, 3 mark, "high top floor" in microseconds: what the clock said at the last look, the largest token by
 -- then, and what a token of a lock without a counter must be above.
 -- A look comes where there is no counter, where a token enters another interval than the one before, and where it is

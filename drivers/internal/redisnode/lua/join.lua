@@ -12,6 +12,7 @@ if v then
   end
   return {0, string.sub(v, 1, 1024), redis.call('PTTL', KEYS[1]), now}
 end
+-- lua/counter.lua
 local x = tonumber(ARGV[4])
 local counter = tonumber(redis.call('GET', KEYS[2]) or 'x')
 if counter and counter > x then return {-2, counter, now} end
