@@ -133,6 +133,9 @@ func (t *cleaner) close() {
 
 // clean removes every key of the folder that is free and was unused for a while at now.
 func (b *Backend) clean(now time.Time) (left, removed int) {
+	if _, err := os.Stat(b.folder.path); err != nil {
+		return 0, 0 // it was removed, and is not made for this
+	}
 	p, err := b.folder.enter()
 	if err != nil {
 		return 0, 0

@@ -80,6 +80,13 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	}
 	wantHeld(t, b, request("held"))
 	release(t, held)
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	b.clean(time.Now())
+	if _, err := os.Stat(folder); err == nil {
+		t.Error("a folder that was removed is back")
+	}
 }
 
 // A program that takes one lock and ends removes some of what others left.
