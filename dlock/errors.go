@@ -22,8 +22,8 @@ var (
 	ErrUnavailable = errors.New("lock backend is unavailable")
 	// ErrLost is loss: this lease no longer excludes anybody.
 	ErrLost = driver.ErrLost
-	// ErrInvalid is misuse: a key, a TTL, an option or a DSN that cannot be. Nothing
-	// was sent. errors.As finds an *InvalidError.
+	// ErrInvalid is misuse: a key, a TTL, an option or a DSN that the backend cannot honour.
+	// Nothing was sent. errors.As finds an *InvalidError.
 	ErrInvalid = driver.ErrInvalid
 
 	// ErrReleased is what a lease's Err says after Unlock, or after its client's Close;
@@ -37,7 +37,8 @@ var (
 
 // The verdicts' types are those of the driver contract.
 type (
-	// HeldError says who holds the lock, for how long yet, and since when.
+	// HeldError says who holds the lock, since when, and when the holder's lease ends unless it
+	// is renewed.
 	HeldError = driver.HeldError
 	// RefusedError says why the server will not serve the request, and when it may.
 	RefusedError = driver.RefusedError
@@ -172,7 +173,7 @@ func contextErr(ctx context.Context) error {
 }
 
 // settle gives the timer of a context whose deadline has passed the moment that it needs,
-// so that a caller who looks at ctx.Err after our error is told the same.
+// so that ctx.Err after our error says the same.
 func settle(ctx context.Context) {
 	if ctx.Err() != nil {
 		return

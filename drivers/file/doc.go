@@ -16,7 +16,7 @@
 //
 // Acquire makes one attempt. A blocking flock(2) would be the fastest way to wait and
 // the fairest, but no thread can be called back from it: a wait that is cancelled would leave its
-// thread behind, and take the lock later for nobody. So who waits asks again: on
+// thread behind, and take the lock later for nobody. So a waiter asks again: on
 // Linux when Watch says that a holder has gone (inotify(7), one instance per backend while
 // anybody waits, across processes, some 0.15 ms), elsewhere by polling. No order is kept
 // among processes.

@@ -265,9 +265,9 @@ func noState(ctx context.Context, n paths) bool {
 // give up before must say "held" of a lock that somebody looks at.
 const gatePatience = 3 * time.Second
 
-// tryAgain finds out who has the lock, for the verdict, and makes sure: behind the gate
-// nobody looks at a lock by taking it, so that what cannot be had there is held. No
-// error means that it was granted after all.
+// tryAgain reads which owner has the lock, for the verdict, and tries once more behind the
+// gate: nobody looks at a lock by taking it there, nor removes it, so that a lock that cannot be
+// had is held. No error means that it was granted after all.
 func (b *Backend) tryAgain(ctx context.Context, p *place, n paths, l *lock, req *driver.Request) error {
 	held := &driver.HeldError{Server: b.boot}
 	state, err := p.open(n.state, os.O_RDONLY)

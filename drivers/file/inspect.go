@@ -110,7 +110,7 @@ func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.
 	return r.key, s, nil
 }
 
-// probe takes the lock to see who lets it.
+// probe takes the lock to see whether a holder prevents it.
 func probe(p *place, path string) (mode driver.Mode, held bool, err error) {
 	l, err := p.openLock(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -33,7 +33,7 @@ const (
 	reserve   = uint64(10 * time.Second / time.Microsecond) // of tokens, between two syncs
 )
 
-// record is who took the key last, and the counter of its tokens.
+// record is the owner that took the key last, and the counter of its tokens.
 type record struct {
 	seq       uint64 // of two records the later one
 	fence     uint64 // the largest token given

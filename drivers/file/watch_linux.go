@@ -187,7 +187,7 @@ func (w *watcher) fail(events *os.File) {
 	w.stopIfIdle()
 }
 
-// signal wakes who watches k, now and once more.
+// signal wakes the watchers of k, now and once more.
 func (w *watcher) signal(k *watched) {
 	k.wake()
 	if k.echo != nil {

@@ -161,7 +161,7 @@ func (e *entry) free(mode driver.Mode) bool {
 	return len(e.holders) == 0 || mode == driver.Shared && e.holders[0].mode == driver.Shared
 }
 
-// held is the verdict for who cannot have the key. Of several holders it names the
+// held is the verdict for a request that cannot have the key. Of several holders it names the
 // one that stays longest. There is one: a key that nobody holds has no line.
 func (e *entry) held(now time.Time) *driver.HeldError {
 	last := &e.holders[0]
@@ -310,7 +310,7 @@ func (e *entry) abandon(w *waiter, now time.Time) *driver.HeldError {
 	if i := slices.Index(e.queue, w); i >= 0 {
 		e.queue = slices.Delete(e.queue, i, i+1)
 	}
-	e.settle(now) // who stood behind w may be able to go
+	e.settle(now) // the one behind w may be able to go
 	return held
 }
 
