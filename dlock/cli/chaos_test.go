@@ -114,8 +114,9 @@ func (w *world) nothingLeft(keys int) {
 	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "job-") {
-			pids := w.jobPids(e.Name())
-			eventually(w.t, "the end of "+e.Name(), func() bool { return !anyAlive(pids) })
+			for _, pid := range w.jobPids(e.Name()) {
+				eventually(w.t, "the end of "+e.Name(), func() bool { return !alive(pid) || !mentions(pid, e.Name()) })
+			}
 		}
 	}
 	url, _ := strings.CutPrefix(w.env[len(w.env)-1], envURL+"=")
@@ -130,6 +131,13 @@ func (w *world) nothingLeft(keys int) {
 			return err == nil && l.Unlock() == nil
 		})
 	}
+}
+
+// mentions reports whether a process was started with an argument, where that can be
+// seen: its number may be another's by now.
+func mentions(pid int, arg string) bool {
+	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return !allSeen || err == nil && strings.Contains(string(cmdline), "\x00"+arg+"\x00")
 }
 
 // runJob is a command that finds out whether another one of its key runs.
