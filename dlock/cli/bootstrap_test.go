@@ -26,7 +26,7 @@ func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 	if out, _ := w.want(0, "bootstrap", "--url", three); !strings.Contains(out, "at once") {
 		t.Errorf("stdout is %q", out)
 	}
-	w.want(0, run(three)...)
+	w.want(0, "run", "--ttl", "4s", "--wait", "1m", "--url", three, "k", "--", "true")
 	if _, stderr := w.want(exitUnavailable, "bootstrap", "--url", three); !strings.Contains(stderr, "remember") {
 		t.Errorf("stderr is %q", stderr)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-var wholeChaos = flag.Bool("chaos", false, "signal 40 processes of 50 dlock runs each, and not a sample of them")
+var wholeChaos = flag.Bool("chaos", false, "make 40 processes run dlock 50 times each, and not a few")
 
 // At any moment one of dlock, its guard and its command is stopped for a while, asked to
 // end, or killed. (Where two of them are stopped or killed at one stroke, a command may

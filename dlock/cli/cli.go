@@ -19,8 +19,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -65,8 +67,29 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if isGuard(args) {
 		return guard(args)
 	}
-	c := &console{stdin, stdout, stderr}
+	var mu sync.Mutex
+	c := &console{stdin, serialized(stdout, &mu), serialized(stderr, &mu)}
 	return c.main(args[min(1, len(args)):])
+}
+
+// serialized returns w, or a writer that makes one Write at a time: dlock and its command
+// write side by side. Files need no such thing.
+func serialized(w io.Writer, mu *sync.Mutex) io.Writer {
+	if f, ok := w.(*os.File); ok {
+		return f
+	}
+	return &serialWriter{mu, w}
+}
+
+type serialWriter struct {
+	mu *sync.Mutex
+	w  io.Writer
+}
+
+func (s *serialWriter) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.Write(p)
 }
 
 // A console is the streams of one run of the program.

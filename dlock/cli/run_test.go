@@ -20,8 +20,11 @@ const job40 = `n=$(cat n); echo $((n+1)) > n; echo $DLOCK_FENCE >> fences`
 func TestFortyProcessesCountWithoutLosingOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	loops, times := 40, 50
-	if testing.Short() {
+	loops, times := 40, 3
+	switch {
+	case *wholeChaos:
+		times = 50
+	case testing.Short():
 		loops, times = 8, 5
 	}
 	w.put("n", "0\n")
