@@ -44,8 +44,10 @@ func (q queries) lock(mode driver.Mode, args, writers string) string {
 	return try
 }
 
+// pass has the writers' pair for a moment, and not until the statement's end: a writer that
+// begins to wait tries for it.
 func pass(writers, then string) string {
-	return "CASE WHEN pg_try_advisory_xact_lock_shared(" + writers + ") THEN " + then + " END"
+	return "CASE WHEN pg_try_advisory_lock_shared(" + writers + ") THEN CASE WHEN pg_advisory_unlock_shared(" + writers + ") THEN " + then + " END END"
 }
 
 func unlock(mode driver.Mode, args string) string {

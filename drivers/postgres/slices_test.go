@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -242,7 +243,7 @@ func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backen
 					return
 				}
 				reads.Add(1)
-				<-time.After(hold)
+				<-time.After(hold/2 + rand.N(hold)) // or they would all pause together
 				_ = l.Release(ctx)
 			}
 		})
@@ -259,7 +260,7 @@ func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backen
 		}
 		took = append(took, time.Since(start))
 		_ = l.Release(ctx)
-		<-time.After(hold)
+		<-time.After(4 * hold) // until the readers are out of step
 	}
 	close(stop)
 	wg.Wait()
