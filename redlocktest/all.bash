@@ -2,7 +2,6 @@
 # The one test command, for people and for CI: `redlocktest/all.bash --help`.
 # Kept to what bash 3.2 understands, since macOS has no newer one.
 set -u -o pipefail
-
 gotestsum=gotest.tools/gotestsum@v1.13.0
 golangci=github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 govulncheck=golang.org/x/vuln/cmd/govulncheck@v1.6.0
@@ -164,7 +163,8 @@ vulnerabilities() {
 }
 
 # run_tests FOLDERS FLAG... PACKAGE... makes one report about the tests of several
-# modules: gotestsum runs this script again, for go_test.
+# modules: gotestsum runs this script again, for go_test. Four packages at once, since
+# they wait more than they compute.
 run_tests() {
 	echo 1 >"$scratch/failed" # unless gotestsum says otherwise
 	go run "$gotestsum" --format=pkgname-and-test-fails --jsonfile-timing-events="$scratch/events" \
@@ -176,7 +176,7 @@ go_test() {
 	local folder folders=$1 status=0
 	shift
 	for folder in $folders; do
-		(cd "$folder" && go test -json "$@") || status=1
+		(cd "$folder" && go test -json -p=4 "$@") || status=1
 	done
 	return $status
 }
