@@ -83,7 +83,7 @@ readme() {
 
 install_command() {
 	outside go install "$base/$1@$version"
-	"$temp/bin/dlock" run --url memory: key -- true
+	"$temp/bin/dlock" run --url "file://$temp/locks" key -- true
 	rm "$temp/bin/dlock"
 }
 
