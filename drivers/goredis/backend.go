@@ -39,6 +39,10 @@ type Options struct {
 	// WaitReplicas is how many replicas must have a lock, or a renewal, before it counts: the
 	// command WAIT asks for it after the script. Zero: none. See the package's documentation.
 	WaitReplicas int
+	// ForeignGap is for how long in each second a lock is not handed from one waiter to the
+	// next, so that another library that asks for it now and then may get it; at most half a
+	// second. Zero: never. See the package's documentation.
+	ForeignGap time.Duration
 	// Event is told what happens in the background; it may be nil.
 	Event func(driver.Notice)
 
@@ -73,7 +77,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	cfg := redisnode.Config{
 		Client: lib, Name: "redis", Addr: "redis", Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
-		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas,
+		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap,
 	}
 	if c == nil {
 		return nil, driver.Invalid("client", "is nil")

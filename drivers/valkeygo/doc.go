@@ -42,6 +42,8 @@
 //	bootstrap          a lone server with a guard is new, unless it has a memory (false)
 //	strict_guard       none is taken for new otherwise, however long it has been up (false)
 //	wait_replicas      how many replicas must have a lock before it counts as granted (0)
+//	foreign_gap        for how long in each second other libraries may get a lock that many
+//	                   wait for (0: they get it when nobody waits here)
 //	durable            it forgets nothing that it acknowledged: appendfsync always (false)
 //
 // A parameter that is not known is an error that names it. No error shows a password.
@@ -112,7 +114,11 @@
 // minute at the latest; in a Cluster, whose nodes pass messages on without a guarantee,
 // every five seconds. A holder of another library announces nothing, so its lock is asked
 // for again after 10 to 200 ms. A release by another library, and the end of a TTL, go by no
-// order: whoever asks first has it. In one process dlock keeps the order.
+// order: whoever asks first has it. A lock for which somebody always waits here is never
+// free, and so another library never gets it: while services migrate one at a time, set
+// foreign_gap=250ms in all of them. Each second of the server's clock then begins with a
+// quarter in which a release frees the lock and those who wait here hold back, which costs
+// them up to that quarter of their locks. In one process dlock keeps the order.
 //
 // # Time
 //

@@ -42,6 +42,7 @@ import (
 //	bootstrap          true: a lone instance with a guard is new, unless it has a memory
 //	strict_guard       true: no instance is taken for new otherwise
 //	wait_replicas      how many replicas must have a lock before it counts as granted (0)
+//	foreign_gap        for how long in each second other libraries may get a lock that many wait for (0)
 //	durable            true: the server forgets nothing that it has acknowledged (appendfsync always)
 type Target struct {
 	Network  string   // "tcp" or "unix"
@@ -68,6 +69,7 @@ type Target struct {
 	Durable     bool
 
 	WaitReplicas int
+	ForeignGap   time.Duration
 
 	shown string
 }
@@ -241,6 +243,7 @@ func (t *Target) options(p *dsn.Params, secure bool) {
 	t.Bootstrap = p.Bool("bootstrap", false)
 	t.StrictGuard = p.Bool("strict_guard", false)
 	t.Durable = p.Bool("durable", false)
+	t.ForeignGap = p.Duration("foreign_gap", 0, time.Millisecond)
 	t.WaitReplicas = p.Int("wait_replicas", 0, 0, 1000)
 }
 

@@ -179,7 +179,13 @@ func (n *Node) release(ctx context.Context, key, value string, tries int) (found
 func (n *Node) give(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
 	keys := []string{n.names.lock(key)}
 	handing := n.handing(key, place)
-	args := func(*process) []string { return append(append(make([]string, 0, 8), "0", value), handing...) }
+	args := func(p *process) []string {
+		said := append(append(make([]string, 0, 9), "0", value), handing...)
+		if left, _ := n.gap(p); left > 0 && place == "" {
+			said = append(said, "", "gap")
+		}
+		return said
+	}
 	again, pause := false, releasePause
 	for i := range tries {
 		if i > 0 {

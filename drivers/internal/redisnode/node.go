@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,10 +53,11 @@ type Config struct {
 	StrictGuard  bool          // only Bootstrap makes a lone instance new
 	DB           int           // the database's number
 	Cluster      bool
-	Failover     bool // Sentinel or Cluster: a replica's refusal is of today
-	WaitReplicas int  // how many replicas must have a grant or a renewal
-	Connections  int  // connections that calls may use; zero, and more than enough: maxLanes
-	Direct       bool // the client heeds deadlines
+	Failover     bool          // Sentinel or Cluster: a replica's refusal is of today
+	WaitReplicas int           // how many replicas must have a grant or a renewal
+	ForeignGap   time.Duration // for how long in each second a lock is not handed over: see gap.go
+	Connections  int           // connections that calls may use; zero, and more than enough: maxLanes
+	Direct       bool          // the client heeds deadlines
 	Event        func(driver.Notice)
 }
 
@@ -101,6 +103,9 @@ func New(cfg Config) (*Node, error) {
 	}
 	if cfg.WaitReplicas < 0 {
 		return nil, driver.Invalid("WaitReplicas", "%d is negative", cfg.WaitReplicas)
+	}
+	if cfg.ForeignGap < 0 || cfg.ForeignGap > gapEvery/2 {
+		return nil, driver.Invalid("ForeignGap", "%v is not between 0 and %v", cfg.ForeignGap, gapEvery/2)
 	}
 	if cfg.WaitReplicas > 0 && cfg.Cluster {
 		return nil, driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
@@ -254,6 +259,7 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 	if o == opJoin {
 		line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
 	} else {
+		n.holdBack(ctx, req.Key)
 		n.hub.stepBack(ctx, req.Key)
 		line = n.hub.waitQueue(t, req.Quorum)
 	}
@@ -289,6 +295,9 @@ func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, err
 			e := held(a)
 			n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
 			e.PollAfter = n.hub.pollAfter(t, e)
+			if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
+				e.PollAfter = end + mathrand.N(5*time.Millisecond)
+			}
 			return nil, e
 		case -1:
 			a.learn(1)

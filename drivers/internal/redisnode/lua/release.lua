@@ -5,6 +5,7 @@
 -- ARGV: 1 '0' (a release is never too late), 2 value (owner/attempt|token), or owner/attempt| for whatever token, or '',
 -- 3 channel, 4 line, 5 what a waiter's own channel begins with, 6 '1' where PUBLISH tells whether a waiter is there,
 -- 7 a place in line to give up, if there is one, and with it the lock if it is kept for that, or free.
+-- 8 if it is there, the lock is free for anybody, and nobody is told.
 -- A place is channel.number.time: the time (ms) is for how long the lock is kept. A waiter is told: delay (ms), place,
 -- lock. Who is second comes again after the delay, for the first may be dead.
 -- Reply: {1} freed; {0} it was not this one's; {2} freed, but PUBLISH is refused; {3} kept for the next.
@@ -20,7 +21,7 @@ local function tell(place, delay)
   return redis.pcall('PUBLISH', ARGV[5] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
 end
 local heard = false
-for _ = 1, 100 do
+for _ = 1, ARGV[8] and 0 or 100 do
   local first = redis.pcall('ZPOPMIN', ARGV[4])
   local place = first[1]
   heard = heard or place or first.err

@@ -84,6 +84,7 @@ var together = []test{
 	{"IdleWaitersAskNobody", (*suite).idleWaiters},
 	{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
 	{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
+	{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
 	{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	{"WaitersShareOneConnection", (*suite).oneSubscriber},
 	{"WaiterSurvivesABreakAndARestart", (*suite).waiterSurvives},

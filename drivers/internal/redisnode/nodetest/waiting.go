@@ -245,6 +245,54 @@ func (s *suite) foreignHolder(t *testing.T) {
 	drained(wake)
 }
 
+// foreignGap: a library that asks now and then gets a lock for which many wait here.
+func (s *suite) foreignGap(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var ours, theirs atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		c, err := dlock.New(s.open(t, s.url(srv.Addr(), "?foreign_gap=250ms")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		for range 2 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					if l, err := c.Lock(ctx, theLock); err == nil {
+						ours.Add(1)
+						_ = l.Unlock()
+					}
+				}
+			})
+		}
+	}
+	start := time.Now()
+	tick := time.NewTicker(100 * time.Millisecond) // as redsync does, about
+	defer tick.Stop()
+	for theirs.Load() < 3 && time.Since(start) < 30*time.Second {
+		<-tick.C
+		got, err := srv.Do("SET", theLock, "foreign", "NX", "PX", "60000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != nil {
+			theirs.Add(1)
+			if _, err := srv.Do("DEL", theLock); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	cancel()
+	wg.Wait()
+	t.Logf("within %v: %d locks of 16 waiters here, and %d of another library", time.Since(start).Round(time.Millisecond), ours.Load(), theirs.Load())
+	if theirs.Load() < 3 || ours.Load() < 10 {
+		t.Errorf("another library got %d locks, and 16 waiters here %d", theirs.Load(), ours.Load())
+	}
+}
+
 // subscribers counts the connections with subscriptions.
 func subscribers(t testing.TB, srv *server.Server) int {
 	t.Helper()
