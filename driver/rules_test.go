@@ -32,7 +32,7 @@ func TestExpiresCountsFromTheStart(t *testing.T) {
 func TestNextFence(t *testing.T) {
 	now := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	us := uint64(now.UnixMicro())
-	const slack = uint64(FenceSlack / time.Microsecond)
+	const slack, lag = uint64(FenceSlack / time.Microsecond), uint64(FenceLag / time.Microsecond)
 	for _, c := range []struct {
 		name                 string
 		counter, floor, want uint64
@@ -47,6 +47,9 @@ func TestNextFence(t *testing.T) {
 		{"a proposal under the counter is not", us, us - 7, us + 1, now},
 		{"a proposal at the slack", 0, us + slack, us + slack, now},
 		{"a proposal over the slack is cut", 0, us + slack + 1, us + slack, now},
+		{"a proposal at the lag", 0, us - lag, us - lag, now},
+		{"a proposal further behind is raised", 0, us - lag - 1, us - lag, now},
+		{"a proposal from before a sleep is raised", 0, us - 3600e6, us - lag, now},
 		{"a mad proposal does not poison the counter", us, 1<<64 - 1, us + slack, now},
 		{"a clock before 1970", 41, 0, 42, time.Unix(-1e6, 0)},
 		{"no token over the largest", MaxFence - 1, 0, MaxFence, now},

@@ -219,9 +219,6 @@ func (l *lease) sitOut(ctx context.Context) error {
 	expires, from := l.judge(of, l.start)
 	l.expires = expires
 	now := l.b.clock.Now()
-	if l.b.without(fromReply) {
-		l.expires = now.Add(expires.Sub(l.start))
-	}
 	switch {
 	case from <= now:
 		return nil

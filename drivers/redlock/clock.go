@@ -94,7 +94,7 @@ func (b *Backend) floor(now boot.Instant) uint64 {
 	var buf [MaxNodes]time.Duration
 	offsets := buf[:0]
 	for _, n := range b.nodes {
-		if r, ok := n.heard(); ok && (now.Sub(r.received) <= offsetLife || b.without(freshOffsets)) {
+		if r, ok := n.heard(); ok && now.Sub(r.received) <= offsetLife {
 			mid, _ := r.offset()
 			offsets = append(offsets, mid)
 		}

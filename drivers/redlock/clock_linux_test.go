@@ -106,6 +106,7 @@ func (c *cluster) setClock(i int, ahead time.Duration) {
 // A node that is left out for its clock is named, with how far off it is: in the vote, in
 // the error where no majority is left without it, in an event, and by Check.
 func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
+	long(t)
 	for way, d := range map[string]time.Duration{"ahead of": time.Hour, "behind": -2 * time.Second} {
 		t.Run(way, func(t *testing.T) {
 			c := five(t)
@@ -229,10 +230,8 @@ func (c *cluster) all(o *redlock.Options) *redlock.Backend {
 // Leases do not live from one step to the next here: a step there and back that nobody
 // saw is what remains.
 func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
+	long(t)
 	trials := *clockTrials
-	if testing.Short() {
-		trials = min(trials, 20)
-	}
 	c := five(t)
 	began := time.Now()
 	r := c.stepping(0)
@@ -268,6 +267,7 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 // What remains is a jump that nobody saw: without a request in between the node cannot
 // know.
 func TestAClockThatJumpsThereAndBack(t *testing.T) {
+	long(t)
 	for _, on := range []bool{true, false} {
 		t.Run(defence(on), func(t *testing.T) {
 			c := five(t)
@@ -325,10 +325,8 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 // As above, at random: the clock of one of five nodes steps by ±1 s to ±1 h while clients
 // compete, and back within the life of their leases.
 func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
+	long(t)
 	trials := *clockTrials / 4
-	if testing.Short() {
-		trials = min(trials, 10)
-	}
 	c := five(t)
 	for _, guard := range []string{"1s", "off"} {
 		began := time.Now()

@@ -11,6 +11,9 @@ import (
 func TestConformance(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			if testing.Short() && n != 5 { // and three real servers
+				t.Skip("short")
+			}
 			s := newSpaces(n)
 			redlocktest.Run(t, redlocktest.Harness{
 				Open: func() (driver.Backend, error) {

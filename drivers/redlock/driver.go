@@ -267,11 +267,7 @@ const (
 	releaseEarly                         // a release does not wait for its own acquire
 	noValidity                           // a grant that took too long is returned
 	noClockCheck                         // clocks need not agree, nor be waited for: no rule of terms.go
-	noHold                               // Expires is start + TTL − drift, whatever the clocks say
-	noReturn                             // a lease is returned at once, whatever the clocks say
-	fromReply                            // Expires of a grant counts from the last answer
 	renewFromReply                       // Expires of a renewal counts from the last answer
-	freshOffsets                         // offsets have no age
 	allRemember                          // nodes are taken for new though some remember
 	onePass                              // a change of nodes is told to each node once
 )

@@ -31,6 +31,15 @@ func ask(key string, ttl time.Duration) *driver.Request {
 // not what a test is about. (A cluster's nodes have it for each call as well.)
 const calm = "node_timeout=5s"
 
+// long skips a test that takes long where -short is given. The simulation, the rules of
+// terms.go, the conformance suite and one of each kind of trouble stay.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("short")
+	}
+}
+
 // Of a hundred clients that try at the same time, one gets a free lock, every time.
 func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 	for _, n := range []int{3, 4, 5} {
@@ -69,6 +78,7 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 // A lease lives through the death of any minority, one node after the other, each of
 // which comes back without its keys and is healed.
 func TestALeaseOutlivesEveryNode(t *testing.T) {
+	long(t)
 	const ttl = time.Minute
 	c := start(t, 5, "redis", "valkey")
 	b := c.open(false, calm)
@@ -145,6 +155,7 @@ func (c *cluster) renew(l driver.Lease, ttl time.Duration) {
 
 // With a minority killed, stopped or black-holed, locks are taken and given back.
 func TestAMinorityMayFail(t *testing.T) {
+	long(t)
 	c := start(t, 5, "redis", "valkey")
 	for name, f := range map[string]struct{ harm, heal func(i int) error }{
 		"killed":     {func(i int) error { return c.servers[i].Kill() }, func(i int) error { return c.servers[i].Start() }},
@@ -180,6 +191,7 @@ func TestAMinorityMayFail(t *testing.T) {
 
 // What is under way to a node that never answers is bounded, and ends with Close.
 func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
+	long(t)
 	for _, scheme := range []string{"redis", "valkey"} {
 		t.Run(scheme, func(t *testing.T) { start(t, 5, scheme).goroutinesAtABlackHole(t) })
 	}
@@ -349,6 +361,7 @@ func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 // An adversary who deletes locks at random breaks exclusion, and never the tokens'
 // order.
 func TestTokensOutliveAnAdversary(t *testing.T) {
+	long(t)
 	c := start(t, 3, "redis")
 	if grants, problem := c.attack(*adversary, 0); problem != nil {
 		t.Errorf("%v, after %d grants", problem, grants)

@@ -71,6 +71,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 // Without bootstrap they vote within the guard: the refusal says why, for how long and
 // what to do, Lock waits, and both the waiting and each node are logged once.
 func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
+	long(t)
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
 	o := &told{}
@@ -152,6 +153,7 @@ func (l locked) Write(p []byte) (int, error) {
 // With one node down nobody can tell that all are new, nor what they held their clients to:
 // none votes, bootstrap or not, and the first contact does not hang.
 func TestWithANodeDownNobodyIsNew(t *testing.T) {
+	long(t)
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
 	o := &told{}
@@ -179,6 +181,7 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 
 // An operator's word is not taken against the servers' memory.
 func TestBootstrapVoidsNoMemory(t *testing.T) {
+	long(t)
 	f := newFleet(t, 3)
 	o := redlock.Options{Guard: 30 * time.Second}
 	b := f.quorum("", f.servers, 3, o)
@@ -211,6 +214,7 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 // RetryAfter of a quorum is when a majority can be had, as far as its nodes have
 // answered, and a quarantine that a wrong clock made too long is counted anew.
 func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
+	long(t)
 	f := newFleet(t, 5)
 	o := redlock.Options{Guard: 20 * time.Second, Bootstrap: true}
 	b := f.quorum("", f.servers, 5, o)
@@ -336,6 +340,7 @@ func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
 // A lease on all nodes outlives the restart of two of five: its renewals go on, the nodes do
 // not join while they are in quarantine, and then they do.
 func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
+	long(t)
 	const guard = 2 * time.Second
 	f := newFleet(t, 5)
 	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Bootstrap: true})
@@ -383,6 +388,7 @@ func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 // Servers that were up for longer than the guard and never used are new as well, and
 // nobody has to say so; unless strict_guard wants it said.
 func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
+	long(t)
 	f := newFleet(t, 3, server.WithClock())
 	f.each(3, func(_ int, s *server.Server) error { return s.SetClock(24 * time.Hour) }) // as if since yesterday
 	for i := range f.servers {

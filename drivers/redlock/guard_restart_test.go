@@ -197,10 +197,8 @@ func amnesias() map[string]*amnesia {
 // A held lock is a trial: it is on three of five nodes, of which one, two or all forget it,
 // so that these and the other two could give it to another.
 func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
+	long(t)
 	want := *restartTrials
-	if testing.Short() {
-		want = min(want, 10)
-	}
 	for name, a := range amnesias() {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t, 5, a.options...)

@@ -44,6 +44,7 @@ import (
 //
 // What remains: a store that cannot compare tokens.
 func TestKleppmannThePausedClientWritesLate(t *testing.T) {
+	long(t)
 	c := start(t, 5, "redis", "valkey")
 	store := server.Redis(t)
 	const ttl = time.Minute // the paused client's is a second
@@ -160,6 +161,7 @@ func write(addr, key, value string, fence uint64) (string, error) {
 // What remains: clocks of a majority that jump together; and a clock that jumps there and
 // back, if nobody asked the node in between: see TestAClockThatJumpsThereAndBack.
 func TestKleppmannTheClockOfCJumps(t *testing.T) {
+	long(t)
 	for _, m := range []redlock.Mutation{0, redlock.NoClockCheck} {
 		t.Run(defence(m == 0), func(t *testing.T) {
 			c := five(t)
@@ -214,6 +216,7 @@ func wantBoth(t *testing.T, first, second driver.Lease) {
 // What remains: a majority that is restarted together is away for as long; and what no
 // server can know of itself: a virtual machine that goes back to a snapshot.
 func TestKleppmannCCrashesBeforeItPersisted(t *testing.T) {
+	long(t)
 	for _, guard := range []string{"30s", "off"} {
 		t.Run(defence(guard != "off"), func(t *testing.T) {
 			c := start(t, 5, "redis", "valkey")
@@ -283,6 +286,7 @@ func refusal(err error, node string, refused **driver.RefusedError) bool {
 //
 // What remains: a pause behind the last act, which is the first of the five.
 func TestKleppmannThePauseWhileRepliesAreInFlight(t *testing.T) {
+	long(t)
 	const ttl = time.Second
 	// The process stops when it has read the replies and not yet looked at the clock.
 	for _, m := range []redlock.Mutation{0, redlock.NoValidity} {
@@ -420,6 +424,7 @@ func bid(p *player) error {
 // the write to what the lock protects is a packet as well: only the token, at the store,
 // is a match for that one.
 func TestKleppmannThePacketIsDelayedBeyondTheTTL(t *testing.T) {
+	long(t)
 	const ttl = 2 * time.Second
 	for _, on := range []bool{true, false} {
 		t.Run(defence(on), func(t *testing.T) {
@@ -569,6 +574,7 @@ const sceneVariable = "REDLOCK_TEST_SCENE"
 
 // TestKleppmannScene is the process that others of these tests stop.
 func TestKleppmannScene(t *testing.T) {
+	long(t)
 	play := map[string]func(*player) error{"write late": writeLate, "bid": bid}[os.Getenv(sceneVariable)]
 	if play == nil {
 		return

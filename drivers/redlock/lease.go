@@ -501,11 +501,8 @@ func (l *lease) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 		}
 	}
 	expires, from = judge(start, l.ttl, answers, l.b.q, l.b.opts.DriftPercent)
-	if l.b.without(noHold) || l.b.without(noClockCheck) {
-		expires = start.Add(validity(l.ttl, l.b.opts.DriftPercent))
-	}
-	if l.b.without(noReturn) || l.b.without(noClockCheck) {
-		from = start
+	if l.b.without(noClockCheck) {
+		return start.Add(validity(l.ttl, l.b.opts.DriftPercent)), start
 	}
 	return expires, from
 }

@@ -22,10 +22,14 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			c := redis.NewClient(&redis.Options{Addr: s.Addr()})
 			defer func() { _ = c.Close() }()
-			for seed := range uint64(60) {
+			plain, guarded := uint64(60), uint64(12)
+			if testing.Short() {
+				plain, guarded = 6, 2
+			}
+			for seed := range plain {
 				duelWith(t, c, s, seed, 0)
 			}
-			for seed := range uint64(12) {
+			for seed := range guarded {
 				duelWith(t, c, s, seed, 25*time.Second)
 			}
 		})

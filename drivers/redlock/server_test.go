@@ -147,7 +147,7 @@ func TestConformanceOnRealServers(t *testing.T) {
 	for _, n := range []int{1, 3, 4, 5} {
 		for _, schemes := range [][]string{{"redis"}, {"valkey"}, {"redis", "valkey", "valkey"}} {
 			t.Run(fmt.Sprintf("%d/%s", n, strings.Join(schemes, "+")), func(t *testing.T) {
-				if testing.Short() && (n != 5 || len(schemes) == 1) {
+				if testing.Short() && (n != 3 || len(schemes) == 1) {
 					t.Skip("short")
 				}
 				redlocktest.Run(t, start(t, n, schemes...).harness())

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 var (
@@ -51,6 +53,9 @@ type kind struct {
 	mixed bool
 	// grows: the number of nodes is changed, by the procedure.
 	grows bool
+	// differing: every value is drawn for each client, machines sleep, the clock of one node
+	// is wrong in whatever way, and counters end.
+	differing bool
 }
 
 // volatile reports whether the restart guard is what the schedules are about.
@@ -68,12 +73,14 @@ var kinds = []kind{
 	{name: "fresh", fresh: true, forgets: true},
 	{name: "mixed", mixed: true, clocks: true},
 	{name: "growing", grows: true},
+	{name: "differing", differing: true},
 }
 
 // sabotage is what a run of the simulation takes out.
 type sabotage struct {
 	engine mutation
 	node   simBroken
+	asleep bool // clients do not know for how long their machines have slept
 }
 
 // world is one schedule: a few servers, a few clients, and what they believe.
@@ -90,6 +97,8 @@ type world struct {
 	minority  []*simServer  // whose clocks are set
 	most      time.Duration // and how far
 	orderly   bool          // G2 and G3 are promised
+	stepper   *simServer    // whose clock is wrong, in a differing world
+	slept     atomic.Int64  // how long all machines have slept
 	changed   chan struct{} // closed when the number of nodes is
 	before    int           // which it was
 	claims    bool          // some clients state that the servers are new
@@ -148,6 +157,9 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 		w.guard, w.allow = 600*time.Millisecond, 40*time.Millisecond
 		n = []int{3, 3, 3, 4, 5}[w.rng.IntN(5)]
 	}
+	if k.differing {
+		w.guard, w.allow = time.Duration(200+w.rng.IntN(1500))*time.Millisecond, time.Duration(2+w.rng.IntN(60))*time.Millisecond
+	}
 	if k.grows {
 		w.before, n = 3, 5
 		if w.rng.IntN(2) == 0 {
@@ -164,11 +176,17 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 		srv.offset = time.Duration(w.rng.Int64N(int64(spread)))
 		srv.right = srv.offset
 		srv.rate = (w.rng.Float64() - 0.5) / 100
+		if k.differing { // the good clocks stay as close as that for the whole schedule
+			srv.rate = 0
+			srv.offset = time.Duration(w.rng.Int64N(int64(w.allow)))
+			srv.right = srv.offset
+		}
 		w.servers = append(w.servers, srv)
 	}
 	if k.volatile() {
 		w.unsettle()
 	}
+	w.stepper = w.servers[w.rng.IntN(len(w.servers))]
 	return w
 }
 
@@ -244,7 +262,7 @@ func (w *world) pace() time.Duration {
 	if w.kind.dense {
 		return 12 * time.Millisecond
 	}
-	if w.kind.volatile() {
+	if w.kind.volatile() || w.kind.differing {
 		return 60 * time.Millisecond
 	}
 	return 150 * time.Millisecond
@@ -266,6 +284,9 @@ func (w *world) client(id int, s sabotage) {
 	if w.kind.volatile() {
 		most = 24 // many are refused
 	}
+	if w.kind.differing {
+		bids, most = 12, 24
+	}
 	for op := 0; op < most && bids > 0; op++ {
 		if op > 0 || !w.kind.fresh { // and there all begin at once
 			time.Sleep(time.Duration(rng.Int64N(int64(w.pace()))))
@@ -274,7 +295,7 @@ func (w *world) client(id int, s sabotage) {
 			_ = b.Close()
 			b = w.open(id, servers, rng, s)
 		}
-		if w.bid(b, rng, fmt.Sprintf("c%d/%d", id, op)) || !w.kind.volatile() {
+		if w.bid(b, rng, fmt.Sprintf("c%d/%d", id, op)) || !w.kind.volatile() && !w.kind.differing {
 			bids--
 		}
 	}
@@ -294,6 +315,12 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
 	}
 	o := &Options{Guard: w.guard, ClockAllowance: w.allow}
+	if w.kind.differing {
+		net = w.differ(o, rng, net)
+		for _, n := range nodes {
+			n.(*simNode).net = net
+		}
+	}
 	if w.kind.crosses {
 		o.NodeTimeout = 10 * w.net.delay
 	}
@@ -308,8 +335,33 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 		panic(err)
 	}
 	b.mutation = s.engine
+	if w.kind.differing {
+		b.clock = boot.New(boot.Source{Suspended: func() time.Duration {
+			if s.asleep {
+				return 0
+			}
+			return time.Duration(w.slept.Load())
+		}})
+	}
 	b.random = func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }
 	return b
+}
+
+// differ draws what one client has for itself.
+func (w *world) differ(o *Options, rng *rand.Rand, net *network) *network {
+	own := *net
+	own.delay = []time.Duration{time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond}[rng.IntN(3)]
+	if rng.IntN(2) == 0 { // it finds the nodes' terms, or brings them
+		o.Guard = time.Duration(200+rng.IntN(1500)) * time.Millisecond
+		o.ClockAllowance = w.allow * time.Duration(1+rng.IntN(3))
+		o.ClockAllowance = min(o.ClockAllowance, o.Guard-time.Millisecond)
+	}
+	if rng.IntN(2) == 0 {
+		o.NodeTimeout = min(time.Duration(5+rng.IntN(200))*time.Millisecond, o.Guard)
+	}
+	o.DriftPercent = 1 + rng.IntN(8)
+	o.Bootstrap = true
+	return &own
 }
 
 // change changes the number of nodes, by the procedure: clients with the new list begin
@@ -341,8 +393,17 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	if rng.IntN(6) == 0 {
 		ttl = time.Duration(10+rng.IntN(30)) * time.Millisecond
 	}
-	if longest := b.Info().MaxTTL; w.kind.volatile() && rng.IntN(2) == 0 || ttl > longest {
+	longest := b.Info().MaxTTL
+	if w.kind.volatile() && rng.IntN(2) == 0 || ttl > longest {
 		ttl = longest
+	}
+	if w.kind.differing {
+		ttl = time.Duration(float64(10*time.Millisecond) * math.Pow(float64(longest)/float64(10*time.Millisecond), rng.Float64()))
+		ttl = max(ttl, b.Info().MinTTL)
+	}
+	if (w.kind.differing || w.kind.lossless) && rng.IntN(2) == 0 { // it stands in line
+		b.waits.enter(simKeyName)
+		defer b.waits.leave(simKeyName)
 	}
 	w.mu.Lock()
 	before := w.largest
@@ -448,14 +509,24 @@ func (w *world) chaos() {
 	stepped := false
 	for {
 		t := time.NewTimer(time.Duration(1 + rng.Int64N(int64(w.pace()*2/3))))
+		taken := w.taken
+		if !w.kind.differing || rng.IntN(2) == 0 {
+			taken = nil
+		}
 		select {
 		case <-w.over:
 			t.Stop()
 			return
+		case <-taken: // right then
+			t.Stop()
 		case <-t.C:
 		}
 		s := w.servers[rng.IntN(len(w.servers))]
 		what := rng.IntN(10)
+		if w.kind.differing {
+			w.disturb(s, rng, what)
+			continue
+		}
 		w.trace("chaos %d on %d or %d", what, s.id, stepper.id)
 		step := time.Duration(rng.Int64N(int64(4*time.Second))) - 2*time.Second
 		pause := time.Duration(rng.Int64N(int64(150 * time.Millisecond)))
@@ -475,6 +546,46 @@ func (w *world) chaos() {
 			stepped = true
 			s.flush()
 		}
+	}
+}
+
+// disturb does what may befall a differing world: its one wrong clock is set, and stays until
+// somebody has seen it; all machines sleep; counters end; a node forgets scripts, or pauses.
+func (w *world) disturb(s *simServer, rng *rand.Rand, what int) {
+	switch {
+	case what < 6:
+		w.stepper.mu.Lock()
+		if w.stepper.contacts > w.stepper.steppedAt {
+			most := 8*float64(w.allow) + rng.Float64()*120e6 // as the ways of packets may hide
+			if rng.IntN(6) == 0 {
+				most *= 10
+			}
+			off := time.Duration(rng.Float64() * most)
+			if w.stepper.offset > w.stepper.right || rng.IntN(4) == 0 {
+				off = -off
+			}
+			w.stepper.setClock(w.stepper.right + off)
+			w.trace("the clock of %d is set to %v", w.stepper.id, w.stepper.offset-w.stepper.right)
+		}
+		w.stepper.mu.Unlock()
+	case what == 6:
+		d := time.Duration(20+rng.IntN(1500)) * time.Millisecond
+		w.trace("all machines sleep for %v", d)
+		w.mu.Lock()
+		w.slept.Add(int64(d))
+		for h, until := range w.active {
+			w.active[h] = until.Add(-d)
+		}
+		for _, srv := range w.servers {
+			srv.sleep(d)
+		}
+		w.mu.Unlock()
+	case what == 7:
+		s.pause(time.Duration(rng.Int64N(int64(150 * time.Millisecond))))
+	case what == 8:
+		w.unload(s, rng)
+	default:
+		s.forgetCounter(driver.FenceLag + 4*time.Second)
 	}
 }
 
@@ -714,6 +825,9 @@ func (w *world) cleanup() {
 		if k.owner != "" && time.Now().After(w.leftovers) {
 			w.fail("G4: %s has node %d for another %v", k.owner, s.id, k.until.Sub(s.clock()))
 		}
+		if k.next != "" {
+			w.fail("G4: node %d is kept for the next in line for another %v", s.id, k.until.Sub(s.clock()))
+		}
 		s.mu.Unlock()
 	}
 }
@@ -745,6 +859,9 @@ func hunt(t *testing.T, k kind, n int, s sabotage) (*world, *atomic.Int64) {
 
 // The engine keeps its promises in every schedule.
 func TestSimulation(t *testing.T) {
+	if testing.Short() {
+		*schedules = min(*schedules, 40)
+	}
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			if *seedFlag != 0 {

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ type simServer struct {
 	process int // how often it was started
 	started int64
 	memory  simMemory
+	line    []simPlace       // in memory as well, but protects nothing
 	written []simMemory      // memory after each write, the newest last: what an RDB file or an AOF may bring back
 	texts   map[simText]bool // the script cache
 	marked  bool             // the marker is in it
@@ -43,18 +45,17 @@ type simBroken struct {
 	join       bool // a join takes the key whatever the counter is
 	perishable bool // a request that arrives late takes effect
 
-	guard    bool // a node in quarantine votes
-	bond     bool // a script does not look whether the last handshake was its own process'
-	repair   bool // a handshake takes the process that its text is for for the one that it runs in
-	apart    bool // a handshake and the loading of its text are two commands
-	others   bool // a quarantine is counted by the node's own clock
-	high     bool // there is no high-water mark
-	ownStep  bool // a clock that was set back ends its quarantine by itself
-	joinVote bool // a node in quarantine can be joined
-	nodes    bool // the number of nodes is not compared
-	onePass  bool // terms change at once
-	grace    bool // a key is kept for the TTL and a thousandth
-	clamp    bool // a proposed token may be as old as it likes
+	guard   bool // a node in quarantine votes
+	bond    bool // a script does not look whether the last handshake was its own process'
+	repair  bool // a handshake takes the process that its text is for for the one that it runs in
+	apart   bool // a handshake and the loading of its text are two commands
+	others  bool // a quarantine is counted by the node's own clock
+	high    bool // there is no high-water mark
+	ownStep bool // a clock that was set back ends its quarantine by itself
+	nodes   bool // the number of nodes is not compared
+	onePass bool // terms change at once
+	grace   bool // a key is kept for the TTL and a thousandth
+	kept    bool // a key is kept for the next in line forty times longer
 }
 
 // simMemory is what a server keeps in its database.
@@ -64,11 +65,22 @@ type simMemory struct {
 }
 
 type simKey struct {
-	owner   string // empty: free
+	owner   string // empty: free, or kept for the next
+	next    string // the place in line that it is kept for
+	since   uint64 // and since when that one waits
 	fence   uint64
 	until   time.Time // by the server's clock
 	counter uint64
 }
+
+// simPlace is a place in the line of those who wait.
+type simPlace struct {
+	place string
+	since uint64
+}
+
+// simKept is for how long a key is kept for the next in line.
+const simKept = 30 * time.Millisecond
 
 // simMeta is what a server remembers for the restart guard: see lua/guard.lua. Times are
 // in microseconds.
@@ -117,8 +129,8 @@ func (s *simServer) micros() int64 { return s.clock().UnixMicro() }
 // key returns the lock as of now. s.mu is held.
 func (s *simServer) key() *simKey {
 	k := &s.memory.lock
-	if k.owner != "" && !s.clock().Before(k.until) {
-		k.owner = ""
+	if !s.clock().Before(k.until) {
+		k.owner, k.next = "", ""
 	}
 	return k
 }
@@ -330,7 +342,7 @@ func (s *simServer) evalsha(t simText, notAfter time.Time, body func() simReply)
 		}
 		m.high = now
 	}
-	if votes := t.op == simAcquire || t.op == simJoin && !s.broken.joinVote; votes && s.micros() < m.till && !s.broken.guard {
+	if votes := t.op != simRenew; votes && s.micros() < m.till && !s.broken.guard {
 		r := s.reply(0, nil)
 		r.code, r.till, r.why = simQuarantined, m.till, m.why
 		return r
@@ -358,31 +370,68 @@ func (s *simServer) keep(ttl time.Duration, t *driver.Terms) time.Time {
 	return s.clock().Add(ttl + grace)
 }
 
+// enter puts a place into the line, or leaves it where it is.
+func (s *simServer) enter(p simPlace) {
+	if slices.ContainsFunc(s.line, func(q simPlace) bool { return q.place == p.place }) {
+		return
+	}
+	i := slices.IndexFunc(s.line, func(q simPlace) bool { return q.since > p.since })
+	if i < 0 {
+		i = len(s.line)
+	}
+	s.line = slices.Insert(s.line, i, p)
+}
+
+func (s *simServer) quit(place string) {
+	s.line = slices.DeleteFunc(s.line, func(p simPlace) bool { return p.place == place })
+}
+
 // acquire is lua/acquire.lua and lua/join.lua. s.mu is held.
 func (s *simServer) acquire(req *driver.Request, t *driver.Terms) simReply {
 	k, now := s.key(), s.clock()
+	me := simPlace{place: request(req.Owner)}
+	if req.Quorum != nil && req.ExactFence == 0 {
+		me.since = req.Quorum.WaitingSince
+	}
+	waits := me.since != 0
+	held := func() simReply {
+		if waits {
+			s.enter(me)
+		}
+		return s.reply(0, &driver.HeldError{Holder: k.owner, ReservedForWaiter: k.next != "", RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
+	}
+	if k.next != "" {
+		switch {
+		case waits && k.next == me.place:
+		case waits && k.since > me.since: // that one came later, and waits on
+			s.enter(simPlace{k.next, k.since})
+		default:
+			return held()
+		}
+		k.next = ""
+	}
 	switch {
 	case k.owner == req.Owner:
 		k.until = s.keep(req.TTL, t)
 		return s.reply(k.fence, nil)
 	case k.owner != "":
-		return s.reply(0, &driver.HeldError{Holder: k.owner, RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
+		return held()
 	case req.ExactFence != 0 && k.counter > req.ExactFence && !s.broken.join:
 		return s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token"})
 	}
 	floor := req.FenceFloor
-	if m := &s.memory.meta; floor != 0 && m.run != "" && !s.broken.clamp {
+	if m := &s.memory.meta; floor != 0 && m.run != "" {
 		floor = max(floor, uint64(m.till)) // it votes, so that is over
 	}
 	k.fence = driver.NextFence(k.counter, floor, now)
-	if s.broken.clamp && floor != 0 {
-		k.fence = max(k.counter+1, floor)
-	}
 	if req.ExactFence != 0 {
 		k.fence = req.ExactFence
 	}
 	k.counter = max(k.counter, k.fence)
 	k.owner, k.until = req.Owner, s.keep(req.TTL, t)
+	if waits {
+		s.quit(me.place)
+	}
 	return s.reply(k.fence, nil)
 }
 
@@ -412,10 +461,37 @@ func (s *simServer) release(owner string, fence uint64) simReply {
 		return s.reply(0, driver.ErrLost)
 	}
 	k.owner = ""
+	if len(s.line) > 0 {
+		k.next, k.since, s.line = s.line[0].place, s.line[0].since, s.line[1:]
+		k.until = s.clock().Add(simKept)
+		if s.broken.kept {
+			k.until = s.clock().Add(40 * simKept)
+		}
+	}
 	return s.reply(0, nil)
 }
 
 // What may happen to a server.
+
+// sleep is what the server's clock does while all clients sleep.
+func (s *simServer) sleep(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.offset += d
+	s.right += d
+	s.key()
+	s.note()
+}
+
+// forgetCounter ends the counter of a key that was used last more than so long ago.
+func (s *simServer) forgetCounter(unused time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.key(); k.owner == "" && int64(k.counter) < s.clock().Add(-unused).UnixMicro() {
+		k.counter = 0
+		s.note()
+	}
+}
 
 func (s *simServer) pause(d time.Duration) {
 	s.mu.Lock()
@@ -440,7 +516,7 @@ func (s *simServer) setClock(offset time.Duration) {
 func (s *simServer) expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.memory.lock.owner = ""
+	s.memory.lock.owner, s.memory.lock.next = "", ""
 	s.note()
 }
 
