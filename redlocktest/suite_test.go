@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
+	if err := os.Chmod(dir, 0o755); err != nil { // a server may run as another user
+		panic(err)
+	}
 	for _, name := range []string{"TMPDIR", "TMP"} {
 		if err := os.Setenv(name, dir); err != nil {
 			panic(err)
