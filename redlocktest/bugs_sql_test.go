@@ -282,7 +282,7 @@ func sqlBug(name, want, rule string, plant func(s *statements)) bug {
 			Open:          func() (driver.Backend, error) { return d.open("app:", 0) },
 			OpenWithClock: func(ahead time.Duration) (driver.Backend, error) { return d.open("app:", ahead) },
 			Driver:        d, URL: "table:", Prefix: "app:", Connections: d.connections,
-			TTL: 300 * time.Millisecond, Timeout: 8 * time.Second, Short: true, quiet: true, only: only,
+			TTL: 300 * time.Millisecond, Timeout: 5 * time.Second, Short: true, quiet: true, only: only,
 		})
 	}}
 }
@@ -340,8 +340,5 @@ var sqlBugs = []bug{
 	sqlBug("the prefix is ignored", "open/prefix", "driver.Driver.Open", func(s *statements) { s.noPrefix = true }),
 }
 
-// TestSoundTablePasses the cases that the bugs are found by.
-func TestSoundTablePasses(t *testing.T) {
-	startSQL(t)
-	sound(t, sqlBugs, sqlBug("", "", "", func(*statements) {}))
-}
+// soundTable has no bug.
+func soundTable() bug { return sqlBug("", "", "", func(*statements) {}) }

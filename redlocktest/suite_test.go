@@ -50,11 +50,13 @@ func TestMemory(t *testing.T) {
 }
 
 func TestCheckOfMemory(t *testing.T) {
-	h := memoryHarness()
-	h.Short = testing.Short()
-	if err := Check(h); err != nil {
-		t.Fatal(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		h := memoryHarness()
+		h.Short, h.quiet = testing.Short(), true
+		if err := Check(h); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // TestALeakIsNamed: a goroutine that outlives Close is told once, with the case that
