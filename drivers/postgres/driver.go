@@ -75,9 +75,9 @@ type Backend struct {
 	sessions []*session
 	opening  map[time.Duration]*opening
 	waiters  []*session
-	coming   int        // waiters that are being opened
-	noWaiter time.Time  // none is opened before this
-	wanting  []*request // for a waiter, in order
+	coming   int            // waiters that are being opened
+	noWaiter time.Time      // none is opened before this
+	wanting  []*connRequest // for a waiter, in order
 	label    string
 }
 

@@ -231,7 +231,7 @@ func (c *checkup) run(ctx context.Context) error {
 	if err := c.sequence(ctx); err != nil {
 		return err
 	}
-	return c.lines(ctx)
+	return c.waits(ctx)
 }
 
 func (c *checkup) place(row [][]byte) {
@@ -288,14 +288,15 @@ func (c *checkup) sequence(ctx context.Context) error {
 	return nil
 }
 
-// lines tells who waits for whom.
-func (c *checkup) lines(ctx context.Context) error {
+// waits tells which process waits for which; since when the server does not know, because a
+// wait is a row of statements.
+func (c *checkup) waits(ctx context.Context) error {
 	rows, err := readLocks(ctx, c.pc, " AND NOT l.granted ORDER BY l.waitstart LIMIT 50")
 	if err != nil {
 		return err
 	}
 	for _, r := range rows {
-		c.find(driver.SeverityNote, "", "process %d (%s) waits since %s for process %s", r.pid, r.app, r.since.UTC().Format(time.RFC3339), r.blockers)
+		c.find(driver.SeverityNote, "", "process %d (%s) waits for process %s", r.pid, r.app, r.blockers)
 	}
 	return nil
 }

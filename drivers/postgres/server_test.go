@@ -270,7 +270,7 @@ func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 	}
 	told := false
 	for _, f := range findings {
-		told = told || strings.Contains(f.Summary, "waits since") && strings.Contains(f.Summary, fmt.Sprint(b.Pids()[0]))
+		told = told || strings.Contains(f.Summary, "waits for process") && strings.Contains(f.Summary, fmt.Sprint(b.Pids()[0]))
 	}
 	if !told {
 		t.Errorf("nobody is said to wait for process %d: %+v", b.Pids()[0], findings)

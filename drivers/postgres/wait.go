@@ -21,15 +21,15 @@ import (
 // only then tries the session's. So no grant is lost: a timeout that comes together with the
 // grant undoes both.
 //
-// Between two slices others in the server's queue come first, among them readers. So a
-// writer takes a second lock while it waits, a pair of numbers made of the lock's, of the
-// session and not of a slice; readers pass that before they ask for the lock. It is the
-// server's queue that readers of other sessions cannot pass inside a slice.
+// Inside a slice the server's queue holds back readers of other sessions. Between two slices,
+// and for readers of a session that has a share already, it does not. So a writer takes a second
+// lock, a pair of numbers made of the lock's number, and keeps it from slice to slice; readers
+// pass the pair before they ask for the lock.
 
 // A slice stays below the server's deadlock_timeout, 1 s by default, after which every wait is
 // examined and may be logged. It is as long as that permits, because the order is that of the
 // server's queue within a slice, and only about so from one to the next. It is short where
-// other keys are to be waited for on the same connection.
+// more keys are waited for than there are connections.
 const (
 	longSlice  = 850 * time.Millisecond
 	shortSlice = 200 * time.Millisecond
@@ -319,14 +319,14 @@ func (s *session) free() {
 	}
 }
 
-// A request is a caller's that wants a connection for waiting.
-type request struct {
+// A connRequest is one caller's wish for a connection for waiting.
+type connRequest struct {
 	ready chan *session // of capacity one
 }
 
 // want asks for a connection.
-func (b *Backend) want() *request {
-	r := &request{ready: make(chan *session, 1)}
+func (b *Backend) want() *connRequest {
+	r := &connRequest{ready: make(chan *session, 1)}
 	b.mu.Lock()
 	b.wanting = append(b.wanting, r)
 	b.mu.Unlock()
@@ -335,7 +335,7 @@ func (b *Backend) want() *request {
 }
 
 // unwant takes a request back.
-func (b *Backend) unwant(r *request) {
+func (b *Backend) unwant(r *connRequest) {
 	b.mu.Lock()
 	if i := slices.Index(b.wanting, r); i >= 0 {
 		b.wanting = slices.Delete(b.wanting, i, i+1)
