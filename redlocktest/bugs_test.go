@@ -115,7 +115,11 @@ func (b bug) find(t *testing.T) []*Failure {
 		only = ""
 	}
 	if b.check != nil {
-		return failures(t, b.check(t, b.want))
+		var err error
+		for n := 0; n < max(1, b.tries) && err == nil; n++ {
+			err = b.check(t, b.want)
+		}
+		return failures(t, err)
 	}
 	over := b.over
 	if over == nil {

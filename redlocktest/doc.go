@@ -12,7 +12,8 @@
 //
 // Run makes one subtest a case: "exclusion/race", "cancel/during". The basic ones come
 // first, and if they fail nothing else is run. A case asks only for what
-// [driver.Info.Features] promises and for the optional interfaces that are there; the rest is skipped.
+// [driver.Info.Features] promises and for the optional interfaces that are there; one that
+// does not apply is no subtest, and a line of the log counts them.
 // Each failure says what happened, where in the suite it was found, and which rule
 // of the contract it breaks, in words. [Check] is the same without a testing.T.
 //

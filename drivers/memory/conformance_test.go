@@ -19,8 +19,9 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			space := &Backend{space: newSpace(""), prefix: prefix}
 			redlocktest.Run(t, redlocktest.Harness{
-				Open:   func() (driver.Backend, error) { return space.Peer(), nil },
-				Prefix: prefix,
+				Open:    func() (driver.Backend, error) { return space.Peer(), nil },
+				Prefix:  prefix,
+				Virtual: testing.Short(), // in full runs goroutines run as they do in programs
 				Faults: &redlocktest.Faults{
 					Partition: func(b driver.Backend) error { b.(*Backend).Fail(errCut); return nil },
 					Heal:      func(b driver.Backend) error { b.(*Backend).Fail(nil); return nil },
