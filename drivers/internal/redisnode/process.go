@@ -74,6 +74,9 @@ func (f *fleet) process(ctx context.Context, key string) (p *process, asked bool
 		if p := f.slots[slot].Load(); p != nil {
 			return p, false, nil
 		}
+		if p := f.guess(slot); p != nil {
+			return p, false, nil
+		}
 		done, err := f.enter(ctx, flight{slot, ops})
 		if err != nil {
 			return nil, false, err
@@ -84,6 +87,24 @@ func (f *fleet) process(ctx context.Context, key string) (p *process, asked bool
 			return p, true, err
 		}
 	}
+}
+
+// guess returns the process that serves the nearest known slots on both sides, if it is the
+// same: nodes of a Cluster have ranges. A wrong guess is harmless, since another process does
+// not know the texts of this one, and costs one call.
+func (f *fleet) guess(slot int) *process {
+	var below, above *process
+	for i := slot - 1; i >= 0 && below == nil; i-- {
+		below = f.slots[i].Load()
+	}
+	for i := slot + 1; i < len(f.slots) && above == nil; i++ {
+		above = f.slots[i].Load()
+	}
+	if below != above || below == nil {
+		return nil
+	}
+	f.slots[slot].CompareAndSwap(nil, below)
+	return below
 }
 
 // enter begins a flight, which done ends; or, where another is under way, waits for

@@ -194,8 +194,27 @@ func (s *suite) waitReplicas(t *testing.T) {
 	}
 }
 
+// linkedCluster starts a Cluster all of whose nodes are connected with each other: before that
+// they lose messages.
+func linkedCluster(t testing.TB, kind server.Kind, options ...server.Option) *server.Group {
+	g := server.Cluster(t, kind, options...)
+	eventually(t, func() error {
+		for _, n := range g.Nodes {
+			nodes, err := n.Do("CLUSTER", "NODES")
+			if err != nil {
+				return err
+			}
+			if strings.Count(fmt.Sprint(nodes), " connected") < len(g.Nodes) {
+				return fmt.Errorf("a node is not connected with all others: %v", nodes)
+			}
+		}
+		return nil
+	})
+	return g
+}
+
 func (s *suite) cluster(t *testing.T) {
-	g := server.Cluster(t, s.kind)
+	g := linkedCluster(t, s.kind)
 	dsn := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
 	b, other := s.open(t, dsn), s.open(t, dsn)
 	servers := map[string]bool{}
@@ -227,6 +246,22 @@ func (s *suite) cluster(t *testing.T) {
 	}
 	if len(servers) != 3 {
 		t.Errorf("the grants name %d servers, want 3", len(servers))
+	}
+	scripts := func() (n int) {
+		for _, node := range g.Nodes {
+			n += calls(t, node, "evalsha") + calls(t, node, "eval")
+		}
+		return n
+	}
+	before := scripts()
+	const cold = 300
+	for i := range cold { // of slots that were never used
+		unlock(t, s.lock(t, b, fmt.Sprintf("cold%d", i), time.Minute))
+	}
+	perPair := float64(scripts()-before) / cold
+	t.Logf("a lock in a slot that was never used costs %.2f scripts a pair", perPair)
+	if perPair > 2.2 {
+		t.Errorf("a lock in a slot that was never used costs %.2f scripts a pair", perPair)
 	}
 	findings, err := b.(driver.Inspector).Check(context.Background())
 	if err != nil || len(findings) < 3 {
@@ -431,7 +466,7 @@ func (s *suite) allRights(t *testing.T) {
 		use(t, strings.Join(g.Addrs(), ",")+"/0?topology=sentinel&master="+g.Name, g.Nodes)
 	})
 	t.Run("Cluster", func(t *testing.T) {
-		g := server.Cluster(t, s.kind, user(rightsCluster))
+		g := linkedCluster(t, s.kind, user(rightsCluster))
 		use(t, strings.Join(g.Addrs(), ",")+"?topology=cluster", g.Nodes)
 	})
 }

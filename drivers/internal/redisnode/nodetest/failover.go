@@ -153,7 +153,7 @@ func (s *suite) bySentinel(t *testing.T) *deployment {
 
 // byCluster is a Cluster of three primaries, the first of which has a replica.
 func (s *suite) byCluster(t *testing.T) *deployment {
-	g := server.Cluster(t, s.kind)
+	g := linkedCluster(t, s.kind)
 	old, replica := g.Nodes[0], server.StartFor(t, s.kind, server.WithCluster())
 	host, port, err := net.SplitHostPort(old.Addr())
 	if err != nil {

@@ -690,7 +690,7 @@ func (s *suite) lineRefused(t testing.TB) {
 // lineCluster: the line is in the lock's slot, and who waits is told on whatever node it
 // listens.
 func (s *suite) lineCluster(t testing.TB) {
-	g := server.Cluster(t, s.kind)
+	g := linkedCluster(t, s.kind)
 	url := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
 	holder := s.open(t, url)
 	for i := range 6 { // slots of several nodes
