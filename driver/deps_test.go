@@ -20,7 +20,7 @@ func TestDependencyRules(t *testing.T) {
 		multi     = "github.com/hashicorp/go-multierror"
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
-		fencesql  = "internal/fencesql"
+		fencesql  = "dlock/fence/fencesql"
 		dsn       = "driver/dsn"
 		boot      = "driver/boot"
 	)

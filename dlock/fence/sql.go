@@ -3,7 +3,7 @@ package fence
 import (
 	"database/sql"
 
-	"github.com/redlock-go/redlock/internal/fencesql"
+	"github.com/redlock-go/redlock/dlock/fence/fencesql"
 )
 
 // Dialect names a family of SQL databases, which differ in how a mark is raised.

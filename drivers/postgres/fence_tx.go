@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/dlock/fence"
-	"github.com/redlock-go/redlock/internal/fencesql"
+	"github.com/redlock-go/redlock/dlock/fence/fencesql"
 )
 
 // FenceTx is fence.Tx for a transaction of pgx: a Store whose marks are the rows of a table
