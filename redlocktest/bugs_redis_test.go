@@ -46,7 +46,6 @@ var redisBugs = []bug{
 	luaBug("PX is 10 ms too short", "expiry/retry-after", "driver.HeldError", "ARGV[3] + GRACE\nif x == 0", "ARGV[3] + GRACE - 10\nif x == 0"),
 	luaBug("PX is in whole seconds", "expiry/odd-ttl", "", "ARGV[3] + GRACE\nif x == 0", "math.max(math.floor((ARGV[3] + GRACE) / 1000) * 1000, 300)\nif x == 0"),
 	luaBug("PX is ten times too long", "expiry/retry-after", "driver.HeldError", "ARGV[3] + GRACE\nif x == 0", "(ARGV[3] + GRACE) * 10\nif x == 0"),
-	luaBug("a counter that dies with its lock", "fence/counter-expired", "rule 8", "local old = redis.pcall('SET', KEYS[2], fence, 'PX', life(x, ARGV[5]), 'GET')", "local old = redis.pcall('SET', KEYS[2], fence, 'PX', px, 'GET')"),
 	luaBug("the token does not rise", "node/floor", "rule 8", "if counter >= x then x = counter + 1 end", "if counter >= x then x = counter end"),
 	luaBug("the floor is not clamped", "node/floor-clamped", "driver.Request.FenceFloor", "x = x == 0 and now or math.max(math.min(x, now + 500000), now - 2000000, till)", "x = x == 0 and now or x"),
 	luaBug("a join is granted below the counter", "node/join-above", "driver.Request", "if counter and counter > x then return {-2, counter, now} end", ""),
