@@ -20,7 +20,9 @@ import (
 // sqlServer is where the tables are, while TestPlantedBugs runs.
 var sqlServer *server.Server
 
-func startSQL(t *testing.T) { sqlServer = server.Postgres(t, server.WithSetting("max_connections", "600")) }
+func startSQL(t *testing.T) {
+	sqlServer = server.Postgres(t, server.WithSetting("max_connections", "600"))
+}
 
 // statements are those of a driver that keeps its locks in a table. The key is $1, the owner
 // $2. Time is the server's.
