@@ -70,7 +70,7 @@ func TestTopLevel(t *testing.T) {
 	if err != nil {
 		return // a module cache is no repository
 	}
-	allowed := strings.Fields("LICENSE README.md benchmark dlock driver drivers go.mod go.sum internal redlocktest")
+	allowed := strings.Fields("LICENSE README.md benchmark dlock driver drivers go.mod go.sum redlocktest")
 	for name := range strings.FieldsSeq(string(out)) {
 		if !strings.HasPrefix(name, ".") && !slices.Contains(allowed, name) {
 			t.Errorf("the top level has %s", name)
