@@ -112,7 +112,7 @@
 // hangs costs that moment. While its subscription is known to live (it is asked every two
 // seconds) a waiter does not poll: it asks again when the holder's TTL ends, and once a
 // minute at the latest; in a Cluster, whose nodes pass messages on without a guarantee,
-// every five seconds. A holder of another library announces nothing, so its lock is asked
+// every second. A holder of another library announces nothing, so its lock is asked
 // for again after 10 to 200 ms. A release by another library, and the end of a TTL, go by no
 // order: whoever asks first has it. A lock for which somebody always waits here is never
 // free, and so another library never gets it: while services migrate one at a time, set

@@ -29,7 +29,7 @@ const (
 	// A lock whose release will be announced is asked for when its TTL ends, and after this
 	// time at the latest; one whose holder announces nothing after pauses in these bounds.
 	mostUnasked            = time.Minute
-	mostUnaskedCluster     = 5 * time.Second // its nodes pass messages on without a guarantee
+	mostUnaskedCluster     = time.Second // its nodes pass messages on without a guarantee
 	minForeign, maxForeign = 10 * time.Millisecond, 200 * time.Millisecond
 )
 

@@ -707,8 +707,12 @@ func (s *suite) lineCluster(t testing.TB) {
 		}
 		for j, b := range waiters {
 			unlock(t, l)
-			awake(t, wakes[j])
-			l = s.lock(t, b, key, time.Minute)
+			select {
+			case <-wakes[j]:
+			case <-time.After(2 * time.Second): // a Cluster may lose a message: then a waiter asks by itself
+				t.Logf("nobody told the waiter for %q", key)
+			}
+			l = s.lockSoon(t, b, key, time.Minute)
 		}
 		unlock(t, l)
 	}
