@@ -343,7 +343,7 @@ var sqlBugs = []bug{
 	sqlBug("what was cancelled is not undone", "cancel/during", "", func(s *statements) {
 		s.noUndo = true
 	}).often(20),
-	sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn = true }),
+	sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn = true }).often(5),
 	sqlBug("a pool that Close leaves open", "leak/connections-backend", "rule 7", func(s *statements) { s.keepsPool = true }),
 	sqlBug("the prefix is ignored", "open/prefix", "driver.Driver.Open", func(s *statements) { s.noPrefix = true }),
 }
