@@ -542,6 +542,9 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if l.phase != holding {
 		return driver.Grant{}, driver.ErrLost
 	}
+	if r.TTL == 0 {
+		l.wait(l.timeout, (*lease).idle) // no node is to keep what it granted late for longer
+	}
 	start := l.b.clock.Now()
 	l.extend(r.TTL)
 	err := l.await(ctx, l.sendRenewal(ctx, r.Keep), (*lease).renewed)
