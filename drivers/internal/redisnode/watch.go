@@ -528,6 +528,8 @@ func (l *link) subscribed(channel string) {
 	if t := l.hub.topics[channel]; t != nil {
 		if again := t.confirm(); again || t.early {
 			t.wake()
+			t.listed = time.Time{} // the server may have been started anew
+			l.hub.listenSoon(t, listenAfter)
 		}
 	}
 }
