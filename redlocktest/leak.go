@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"time"
 
@@ -56,12 +57,14 @@ func (r *run) now(of func() (int, error)) int {
 
 // count returns a number once it is at most this, or has not come down in a while.
 func (r *run) count(of func() (int, error), most int) int {
-	for end := time.Now().Add(min(time.Second, r.h.patience())); ; {
-		n := r.now(of)
-		if n <= most || time.Now().After(end) || !r.pause(poll) {
-			return n
+	still := min(time.Second, r.h.patience()/12)
+	n := r.now(of)
+	for low, end := n, time.Now().Add(still); n > most && time.Now().Before(end) && r.pause(poll); n = r.now(of) {
+		if n < low {
+			low, end = n, time.Now().Add(still)
 		}
 	}
+	return n
 }
 
 // backendConnections opens, uses and closes backends: their connections go with them.
@@ -111,30 +114,48 @@ func cancelledConnections(r *run) {
 }
 
 // leaseGoroutines: leases that are held, and those that were, need no goroutine each.
+// Workers that a backend keeps for later requests are no leak: a round may add any number of
+// them, and the end of the leases takes none away. So the goroutines of held leases are those
+// that go with the leases, and a leak is what grows in every round.
 func leaseGoroutines(r *run) {
 	b := r.client()
 	goroutines := func() (int, error) { return runtime.NumGoroutine(), nil }
-	const n, few = 60, 20
+	const n, few, rounds = 60, 20, 3
 	leases := make([]*lease, n)
-	take := func() {
+	round := func(before int) (held, left int, most string) {
 		for i := range leases {
 			leases[i] = r.grant(b, driver.Request{Key: r.key()})
 		}
+		held = r.count(goroutines, before+few)
+		if held > before+n/2 {
+			most = alike()
+		}
+		for _, l := range leases {
+			r.release(l)
+		}
+		return held, r.count(goroutines, before+few), most
 	}
-	start := r.now(goroutines)
-	take() // the first time connections are made
-	for _, l := range leases {
-		r.release(l)
+	_, before, _ := round(r.now(goroutines)) // the first time connections are made
+	for i := 1; ; i++ {
+		held, left, most := round(before)
+		ofHeld, ofReleased := held-left, left-before
+		switch {
+		case ofHeld <= n/2 && ofReleased <= n/2:
+			return
+		case i < rounds:
+		case ofHeld > n/2:
+			r.fatal(noLeaks, "%d leases that are held have %d goroutines: one for all of a backend does\n%s", n, ofHeld, most)
+		default:
+			r.fatal(noLeaks, "%d leases were released, and %d goroutines are left, in each of %d rounds\n%s", n, ofReleased, rounds, alike())
+		}
+		before = left
 	}
-	before := r.count(goroutines, start+few)
-	take()
-	if more := r.count(goroutines, before+few) - before; more > n/2 {
-		r.record(noLeaks, "%d leases that are held have %d goroutines: one for all of a backend does", n, more)
-	}
-	for _, l := range leases {
-		r.release(l)
-	}
-	if more := r.count(goroutines, before+few) - before; more > n/2 {
-		r.record(noLeaks, "%d leases were released, and %d goroutines are left", n, more)
-	}
+}
+
+// alike returns the stack that most goroutines have.
+func alike() string {
+	var text strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&text, 1) // the most frequent stack comes first
+	first, _, _ := strings.Cut(text.String(), "\n\n")
+	return first
 }

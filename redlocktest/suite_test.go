@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,6 +76,30 @@ func TestALeakIsNamed(t *testing.T) {
 	caught(t, all, "watch/wakes", "rule 7")
 	if len(all) != 1 {
 		t.Errorf("one leak is told %d times: %v", len(all), all)
+	}
+}
+
+// TestKeptWorkersAreNoLeak: a backend whose workers stay for later requests, and of which a
+// slow moment asked for many, has no goroutine for each lease.
+func TestKeptWorkersAreNoLeak(t *testing.T) {
+	h := brokenHarness(func(b *broken) {
+		closed := make(chan struct{})
+		var once sync.Once
+		var grants atomic.Int64
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if n := grants.Add(1); n > 70 && n <= 110 {
+				go func() { <-closed }()
+			}
+			return b.Backend.Acquire(ctx, req)
+		}
+		b.close = func() error {
+			once.Do(func() { close(closed) })
+			return b.Backend.Close()
+		}
+	})
+	h.quiet, h.only = false, "leak/goroutines-lease"
+	if err := Check(h); err != nil {
+		t.Error(err)
 	}
 }
 
