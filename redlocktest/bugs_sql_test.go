@@ -1,6 +1,7 @@
 package redlocktest
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -36,6 +37,16 @@ type statements struct {
 	noUndo       bool
 	ignoresError bool // of Release
 	noPrefix     bool
+
+	within time.Duration // the time of a case; zero: 20 s
+}
+
+// statementTime is how long the server lets a statement run.
+const statementTime = 3 * time.Second
+
+// openTables returns a pool of connections to the server.
+func openTables() (*sql.DB, error) {
+	return sql.Open("pgx", fmt.Sprintf("%s&statement_timeout=%d", sqlServer.URL(), statementTime.Milliseconds()))
 }
 
 const clockMicros = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -85,7 +96,7 @@ func (d *tableDriver) connections() (n int, err error) {
 
 func newTableDriver(s statements) (*tableDriver, error) {
 	d := &tableDriver{s: s, table: fmt.Sprintf("locks%d", tables.Add(1))}
-	db, err := sql.Open("pgx", sqlServer.URL())
+	db, err := openTables()
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +112,7 @@ func (d *tableDriver) Open(cfg *driver.Config) (driver.Backend, error) {
 }
 
 func (d *tableDriver) open(prefix string, ahead time.Duration) (driver.Backend, error) {
-	db, err := sql.Open("pgx", sqlServer.URL())
+	db, err := openTables()
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +151,7 @@ func (b *tableBackend) Acquire(ctx context.Context, req *driver.Request) (driver
 	err := b.take(ctx, l, req)
 	var he *driver.HeldError
 	if err != nil && !errors.As(err, &he) && !b.s.noUndo {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*statementTime)
 		defer cancel()
 		_, _ = b.db.ExecContext(undo, b.text(b.s.undo), l.key, l.owner)
 	}
@@ -168,17 +179,18 @@ func (b *tableBackend) take(ctx context.Context, l *tableLease, req *driver.Requ
 			_ = c.Close()
 		}
 	}(ctx)
+	// A statement whose context ends may run on the server after the clean-up that follows:
+	// the statements end by themselves, and the server ends what takes longer.
 	caller := ctx
-	if b.s.keepsConn || b.s.noUndo { // whose statements end by themselves
-		ctx = context.WithoutCancel(ctx)
-	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*statementTime)
+	defer cancel()
 	if b.s.checksFirst {
 		if err := b.heldBy(ctx, c, l); err != nil {
 			return err
 		}
 	}
 	err = c.QueryRowContext(ctx, b.text(b.s.acquire), l.key, l.owner, req.TTL.Seconds()).Scan(&l.fence)
-	if err == nil && b.s.noUndo {
+	if err == nil {
 		return caller.Err()
 	}
 	if !errors.Is(err, sql.ErrNoRows) {
@@ -249,7 +261,7 @@ func (l *tableLease) Release(ctx context.Context) error {
 	if l.b.closed.Load() {
 		return driver.ErrClosed
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*statementTime)
 	defer cancel()
 	_, err := l.exec(ctx, l.b.s.release, l.key, l.owner, l.fence)
 	if l.b.s.ignoresError {
@@ -284,15 +296,9 @@ func sqlBug(name, want, rule string, plant func(s *statements)) bug {
 			Open:          func() (driver.Backend, error) { return d.open("app:", 0) },
 			OpenWithClock: func(ahead time.Duration) (driver.Backend, error) { return d.open("app:", ahead) },
 			Driver:        d, URL: "table:", Prefix: "app:", Connections: d.connections,
-			TTL: 300 * time.Millisecond, Timeout: 20 * time.Second, Short: true, quiet: true, only: only,
+			TTL: 300 * time.Millisecond, Timeout: cmp.Or(s.within, 20*time.Second), Short: true, quiet: true, only: only,
 		})
 	}}
-}
-
-// often is a bug that chance decides on: so many tries show it.
-func (b bug) often(tries int) bug {
-	b.tries = tries
-	return b
 }
 
 func replace(in *string, old, new string) {
@@ -342,8 +348,9 @@ var sqlBugs = []bug{
 	}),
 	sqlBug("what was cancelled is not undone", "cancel/during", "", func(s *statements) {
 		s.noUndo = true
-	}).often(20),
-	sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn = true }).often(5),
+		s.within = 4 * time.Second // what is left stays until that is over
+	}),
+	sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn, s.within = true, 10*time.Second }),
 	sqlBug("a pool that Close leaves open", "leak/connections-backend", "rule 7", func(s *statements) { s.keepsPool = true }),
 	sqlBug("the prefix is ignored", "open/prefix", "driver.Driver.Open", func(s *statements) { s.noPrefix = true }),
 }

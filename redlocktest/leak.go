@@ -86,31 +86,34 @@ func backendConnections(r *run) {
 }
 
 // cancelledConnections cancels many attempts, in several rounds: a pool fills up once, a
-// leak grows with every round.
+// leak grows with every round. The instants of the cancellations follow what attempts take,
+// which is more while connections are made, so that about half of the attempts end before.
 func cancelledConnections(r *run) {
 	connections, b := r.suite.connections(), r.client()
-	took := r.howLong(b)
-	const n, few, rounds = 40, 4, 4
-	before, grown := r.now(connections), 0
+	after := r.howLong(b)
+	const n, few, rounds = 60, 4, 3
+	before := r.now(connections)
 	for range rounds {
 		for i := range n {
 			ctx, cancel := context.WithCancel(context.Background())
-			t := time.AfterFunc(rand.N(2*took), cancel)
-			if l, err := r.tryCtx(ctx, b, driver.Request{Key: r.key(), Wait: i%2 == 0}); err == nil {
+			t := time.AfterFunc(rand.N(2*after), cancel)
+			l, err := r.tryCtx(ctx, b, driver.Request{Key: r.key(), Wait: i%2 == 0})
+			if err == nil {
 				r.releaseCtx(ctx, l)
+				after = max(after*4/5, time.Microsecond)
+			} else {
+				after = min(after*5/4+1, time.Second)
 			}
 			t.Stop()
 			cancel()
 		}
 		now := r.count(connections, before+few)
-		if now > before+few {
-			grown++
+		if now <= before+few {
+			return
 		}
 		before = now
 	}
-	if grown == rounds {
-		r.fatal(noLeaks, "the connections grow with every %d attempts that are cancelled, to %d: the connection of a cancelled attempt is neither closed nor used again", n, before)
-	}
+	r.fatal(noLeaks, "the connections grow with every %d attempts that are cancelled, to %d: the connection of a cancelled attempt is neither closed nor used again", n, before)
 }
 
 // leaseGoroutines: leases that are held, and those that were, need no goroutine each.
