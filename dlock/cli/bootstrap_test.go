@@ -61,6 +61,7 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 }
 
 func TestBootstrapShowsAndChangesTerms(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	urls := make([]string, 3)
 	for i := range urls {
