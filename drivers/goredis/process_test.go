@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/dlock/cli"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/nodetest"
@@ -28,18 +29,21 @@ import (
 )
 
 // asWorker in the environment makes this test binary a worker: "count", "hold" or
-// "contend".
+// "contend"; or the program dlock.
 const asWorker = "GOREDIS_TEST_WORKER"
 
 func TestMain(m *testing.M) {
-	if work := os.Getenv(asWorker); work != "" {
+	switch work := os.Getenv(asWorker); work {
+	case "":
+		os.Exit(nodetest.Main(m))
+	case "dlock":
+		os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
+	default:
 		if err := worker(work, os.Getenv("GOREDIS_TEST_URL"), os.Getenv("GOREDIS_TEST_ARG")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		return
 	}
-	os.Exit(nodetest.Main(m))
 }
 
 func worker(work, url, arg string) error {
@@ -239,12 +243,8 @@ func TestKilledHolderIsFollowedAfterTTLAndGrace(t *testing.T) {
 func TestStoppedHolderFindsItsLeaseLostAndItsCommandKilled(t *testing.T) {
 	t.Parallel()
 	s := server.Redis(t)
-	bin := filepath.Join(t.TempDir(), "dlock")
-	if out, err := exec.Command("go", "build", "-o", bin, "github.com/redlock-go/redlock/dlock/cmd/dlock").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v: %s", err, out)
-	}
-	cmd := exec.Command(bin, "run", "--ttl", "4s", "held", "--", "sh", "-c", "echo $DLOCK_FENCE; echo $$; exec sleep 1000")
-	cmd.Env = append(os.Environ(), "DLOCK_URL=redis://"+s.Addr())
+	cmd := exec.Command(os.Args[0], "run", "--ttl", "4s", "held", "--", "sh", "-c", "echo $DLOCK_FENCE; echo $$; exec sleep 1000")
+	cmd.Env = append(os.Environ(), asWorker+"=dlock", "DLOCK_URL=redis://"+s.Addr())
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,11 +60,8 @@ var alone = []test{
 
 // together are the tests that run side by side: they mostly wait.
 var together = []test{
-	{"RestartGuard", (*suite).guards},
-	{"Failovers", (*suite).failovers},
-	{"SentinelFailover", (*suite).sentinel},
-	{"LineInACluster", steadily((*suite).lineCluster)},
-	{"Cluster", (*suite).cluster},
+	{"IdleWaitersAskNobody", (*suite).idleWaiters},
+	{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
 	{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
 	{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
 	{"CancelledAcquiresLeaveNoKey", (*suite).cancelled},
@@ -73,27 +71,39 @@ var together = []test{
 	{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
 	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 	{"RestartedServerIsAnotherServer", (*suite).restart},
-	{"TokensRiseWhateverTheCounterHolds", (*suite).tokens},
-	{"CountersEndAndTokensRise", (*suite).countersEnd},
-	{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
-	{"ForeignValueOfManyMiBIsNotSentBack", (*suite).hugeValue},
 	{"ErrorsSayWhatIsWrong", (*suite).words},
 	{"HungServerBoundsWhatIsUnderWay", (*suite).hung},
 	{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
 	{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
-	{"IdleWaitersAskNobody", (*suite).idleWaiters},
 	{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
-	{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
-	{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
 	{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	{"WaitersShareOneConnection", (*suite).oneSubscriber},
 	{"WaiterSurvivesABreakAndARestart", (*suite).waiterSurvives},
 	{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
-	{"RightsThatAreDocumentedSuffice", (*suite).allRights},
-	{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
 	{"TLSPasswordUserAndSocket", (*suite).ways},
 	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
+}
+
+// halves are more tests that run side by side, about servers and their topologies rather than
+// about a driver's library: with -short each runs with one driver, by its scheme.
+var halves = map[string][]test{
+	"redis": {
+		{"RestartGuard", (*suite).guards},
+		{"SentinelFailover", (*suite).sentinel},
+		{"LineInACluster", steadily((*suite).lineCluster)},
+		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
+		{"CountersEndAndTokensRise", (*suite).countersEnd},
+		{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
+	},
+	"valkey": {
+		{"Failovers", (*suite).failovers},
+		{"Cluster", (*suite).cluster},
+		{"RightsThatAreDocumentedSuffice", (*suite).allRights},
+		{"ForeignValueOfManyMiBIsNotSentBack", (*suite).hugeValue},
+		{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
+		{"TokensRiseWhateverTheCounterHolds", (*suite).tokens},
+	},
 }
 
 // Main runs the tests of a package that calls Run, eight of them side by side on any
@@ -116,11 +126,16 @@ func RunAlone(t *testing.T, d Driver) {
 	})
 }
 
-// Run runs all other tests, side by side.
+// Run runs all other tests, side by side, or with -short those of one half and what is in none.
 func Run(t *testing.T, d Driver) {
 	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
+	tests := halves[d.Scheme]
+	if !testing.Short() {
+		tests = slices.Concat(halves["redis"], halves["valkey"])
+	}
+	tests = slices.Concat(tests, together) // those that take long come first
 	eachKind(t, d, func(t *testing.T, s *suite) {
-		for _, test := range together {
+		for _, test := range tests {
 			t.Run(test.name, func(t *testing.T) {
 				t.Parallel()
 				test.run(s, t)
