@@ -39,11 +39,13 @@ func (k kind) String() string {
 
 // input is a call as the model sees it.
 type input struct {
-	kind kind
-	key  string
-	who  int // the attempt: every one is an owner of its own
+	kind  kind
+	key   string
+	who   int // the attempt: every one is an owner of its own
+	owner string
 	// rivals: another attempt was under way, which may be reported as held though it is
-	// never granted; by a quorum also where it is itself refused in the end.
+	// never granted; by a quorum also where it is itself refused in the end, which a quorum
+	// must name.
 	rivals bool
 	// waits: it may take as long as others have the lock.
 	waits bool
@@ -55,6 +57,9 @@ type input struct {
 type output struct {
 	verdict verdict
 	fence   uint64
+	holder  string // that a refusal names
+	// reserved: the refusal says that nobody has the lock.
+	reserved bool
 }
 
 // lockState is the lock as the model sees it: who has it, and the largest token that
@@ -111,7 +116,7 @@ func step(s lockState, in input, out output, fencing bool) []lockState {
 		}
 		return []lockState{{who: in.who, fence: out.fence}}
 	case in.kind == acquireOp && out.verdict == held:
-		return only(s, s.who != 0 || in.rivals)
+		return only(s, s.who != 0 || in.rivals || out.reserved)
 	case in.kind == acquireOp: // unknown
 		if s.who != 0 {
 			return []lockState{s}
@@ -316,13 +321,6 @@ func (h *recorder) votes(all []driver.Vote) {
 	h.quorum = h.quorum || len(all) > 0
 }
 
-// reserved counts a refusal by which nobody has the lock.
-func (h *recorder) reserved() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.refusals++
-}
-
 // write is a store that refuses old tokens, as the lock's users have one.
 func (h *recorder) write(who int, fence uint64, valid func() bool) {
 	h.mu.Lock()
@@ -362,11 +360,15 @@ func (h *recorder) history(sessions bool) []porcupine.Operation {
 		}
 	}
 	for i := range ops {
-		in := ops[i].Input.(input)
+		in, holder := ops[i].Input.(input), ops[i].Output.(output).holder
 		in.rivals = slices.ContainsFunc(ops, func(o porcupine.Operation) bool {
 			other := o.Input.(input)
+			may := o.Output.(output).verdict != held
+			if h.quorum {
+				may = other.owner == holder
+			}
 			return other.kind == acquireOp && other.key == in.key && other.who != in.who &&
-				(h.quorum || o.Output.(output).verdict != held) && o.Call <= ops[i].Return && ops[i].Call <= o.Return
+				may && o.Call <= ops[i].Return && ops[i].Call <= o.Return
 		})
 		ops[i].Input = in
 	}
@@ -508,9 +510,9 @@ func (c *historyClient) want(w way) {
 // attempt is one attempt, and if it succeeds a hold with a renewal and a write.
 func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
 	h := c.record
-	in := input{kind: acquireOp, key: c.key, who: h.attempt(), waits: wait}
+	in := input{kind: acquireOp, key: c.key, who: h.attempt(), owner: c.owner(), waits: wait}
 	call := h.now()
-	l, err := c.tryCtx(ctx, c.backend, driver.Request{Key: c.key, Wait: wait})
+	l, err := c.tryCtx(ctx, c.backend, driver.Request{Key: c.key, Owner: in.owner, Wait: wait})
 	ret := h.now()
 	v := c.saw(err)
 	if v == held && ctx.Err() != nil {
@@ -522,12 +524,12 @@ func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
 		h.votes(l.Grant().Votes)
 		c.hasLock(in, l)
 	case held:
+		out := output{verdict: held}
 		var he *driver.HeldError
-		if errors.As(err, &he) && he.ReservedForWaiter {
-			h.reserved() // nobody has it
-			break
+		if errors.As(err, &he) {
+			out.holder, out.reserved = he.Holder, he.ReservedForWaiter
 		}
-		h.add(c.id, in, call, ret, output{verdict: held})
+		h.add(c.id, in, call, ret, out)
 	case unknown, later:
 		h.add(c.id, in, call, ret, output{verdict: unknown})
 		in.kind = undoOp

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 
@@ -104,6 +105,34 @@ func TestTheModelTellsHistoriesApart(t *testing.T) {
 		}},
 	} {
 		if legal := porcupine.CheckOperations(lockModel(true), c.ops); legal != c.legal {
+			t.Errorf("%s: legal is %v", name, legal)
+		}
+	}
+}
+
+// TestOnlyABidThatIsNamedIsInTheWay: nobody has the lock any more, and a quorum says that it
+// is held. Only the bid of the owner that it names, at the same time, explains that.
+func TestOnlyABidThatIsNamedIsInTheWay(t *testing.T) {
+	bid := func(who int, owner, holder string, call, ret int64) porcupine.Operation {
+		o := op(acquireOp, who, held, 0, call, ret)
+		o.Input = input{kind: acquireOp, key: "k", who: who, owner: owner}
+		o.Output = output{verdict: held, holder: holder, reserved: holder == ""}
+		return o
+	}
+	first := op(acquireOp, 1, granted, 5, 0, 10)
+	first.Input = input{kind: acquireOp, key: "k", who: 1, owner: "a"}
+	for name, c := range map[string]struct {
+		legal bool
+		bids  []porcupine.Operation
+	}{
+		"a bid that is refused in the end":      {true, []porcupine.Operation{bid(2, "b", "", 21, 40), bid(3, "c", "b", 22, 30)}},
+		"another's":                             {false, []porcupine.Operation{bid(2, "b", "", 21, 40), bid(3, "c", "d", 22, 30)}},
+		"one that was over":                     {false, []porcupine.Operation{bid(2, "b", "", 21, 25), bid(3, "c", "b", 26, 30)}},
+		"the holder's that has released":        {false, []porcupine.Operation{bid(2, "b", "", 21, 40), bid(3, "c", "a", 22, 30)}},
+		"kept for the next in line, and nobody": {true, []porcupine.Operation{bid(2, "b", "", 21, 40)}},
+	} {
+		h := &recorder{quorum: true, start: time.Now(), ops: append([]porcupine.Operation{first, op(releaseOp, 1, granted, 0, 11, 20)}, c.bids...)}
+		if legal := porcupine.CheckOperations(lockModel(true), h.history(false)); legal != c.legal {
 			t.Errorf("%s: legal is %v", name, legal)
 		}
 	}

@@ -128,9 +128,9 @@ func (l *lease) voted() bool {
 	}
 	// Out of reach. Where the missing answers can still tell who has the lock, or that the
 	// nodes refuse, they are worth their time: a bidder that does not know would bid again.
-	t, enough := l.tally(), len(l.requests)-l.b.q+1
+	t, enough := l.tally(), l.enough()
 	open := func(n, enough int) bool { return 0 < n && n < enough && n+pending >= enough }
-	return !open(t.most, l.b.q) && !open(t.most, enough) && !open(t.refused, enough)
+	return !open(t.most(), l.b.q) && !open(t.most(), enough) && !open(t.rivals, enough) && !open(t.refused, enough)
 }
 
 // idle reports whether no answer is awaited.
@@ -158,7 +158,7 @@ func (l *lease) outcome() (result, error) {
 	switch {
 	case t.invalid != nil:
 		return lost, t.invalid
-	case t.most >= l.b.q:
+	case t.most() >= l.b.q:
 		return lost, l.verdict(t.held(l))
 	case granted.len() >= l.b.q:
 		l.blame(granted, agreed)
@@ -444,8 +444,11 @@ func (l *lease) lead(ctx context.Context) (result, error) {
 func (l *lease) favourite() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t := l.tally(); t.rival != nil {
+	switch t := l.tally(); {
+	case t.rival != nil:
 		return t.rival.holder()
+	case t.next != nil:
+		return nextInLine
 	}
 	return ""
 }

@@ -15,10 +15,11 @@ import (
 // tally is what the nodes that did not grant said.
 type tally struct {
 	pending int                            // nodes that may still answer
-	heldBy  int                            // nodes that somebody else has
-	most    int                            // of which so many one owner, the rival
+	heldBy  int                            // nodes that somebody else has, or is kept for
+	rivals  int                            // of which so many one owner has, the rival
 	rival   *nodeRequest                   // one of the rival's nodes
-	kept    int                            // nodes that are kept for who is next there, whoever that is
+	kept    int                            // of which so many are kept for the next in line there, whoever that is
+	next    *nodeRequest                   // that of them which is kept longest
 	refused int                            // nodes that will not
 	forever int                            // of which so many not as they are configured
 	reason  *driver.RefusedError           // a permanent one, if there is one
@@ -30,7 +31,6 @@ type tally struct {
 // whose release is still under way, is no rival's.
 func (l *lease) tally() tally {
 	var t tally
-	var next *nodeRequest
 	for i := range l.requests {
 		g := &l.requests[i]
 		if g.awaited() && g.round.ctx.Err() == nil {
@@ -43,22 +43,27 @@ func (l *lease) tally() tally {
 			t.heldBy++
 			if g.held.ReservedForWaiter {
 				t.kept++
-				next = g
+				if t.next == nil || g.held.RetryAfter > t.next.held.RetryAfter {
+					t.next = g
+				}
 				continue
 			}
-			if n := l.heldBy(g.holder()); n > t.most {
-				t.most, t.rival = n, g
+			if n := l.heldBy(g.holder()); n > t.rivals {
+				t.rivals, t.rival = n, g
 			}
 			continue
 		}
 		t.refusal(g.vote.Err)
 	}
-	// Who is next on some nodes has most of the others as a rule, or will: it is the rival.
-	if t.most += t.kept; t.rival == nil {
-		t.rival = next
-	}
 	return t
 }
+
+// most counts the rival's nodes, and those that are kept: who is next there has most of the
+// others as a rule, or will.
+func (t *tally) most() int { return t.rivals + t.kept }
+
+// enough is on how many nodes another owner rules a majority out.
+func (l *lease) enough() int { return len(l.requests) - l.b.q + 1 }
 
 // heldBy counts the nodes of one owner.
 func (l *lease) heldBy(holder string) int {
@@ -102,9 +107,9 @@ func (t *tally) soonest(enough int) *driver.RefusedError {
 // verdict is what the answers prove, if no majority can be had: one other owner, or
 // refusals, on so many nodes that too few are left. nil: nothing.
 func (t *tally) verdict(l *lease) error {
-	enough := len(l.requests) - l.b.q + 1
+	enough := l.enough()
 	switch {
-	case t.most >= enough:
+	case t.most() >= enough:
 		return t.held(l)
 	case t.forever >= enough:
 		return &driver.RefusedError{Reason: t.reason.Reason, Err: t.reason.Err}
@@ -115,14 +120,18 @@ func (t *tally) verdict(l *lease) error {
 	return nil
 }
 
-// held is the verdict that the rival has the lock.
+// held is the verdict that the rival has the lock, or, where it has too few nodes to rule a
+// majority out by itself, that the lock is kept for the next in line.
 func (t *tally) held(l *lease) *driver.HeldError {
-	h := *t.rival.held
-	if !h.ReservedForWaiter {
-		h.Holder = t.rival.holder()
+	free := l.freeIn()
+	var h driver.HeldError
+	if t.rivals >= l.enough() {
+		h = *t.rival.held
+		h.Holder, h.RetryAfter = t.rival.holder(), free
+	} else if h = *t.next.held; free > 0 {
+		h.RetryAfter = min(h.RetryAfter, free)
 	}
 	h.Server = ""
-	h.RetryAfter = l.freeIn()
 	h.PollAfter = l.pollAfter()
 	return &h
 }

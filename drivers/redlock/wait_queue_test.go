@@ -14,7 +14,9 @@ import (
 )
 
 // Nodes that are kept for who is next in line count with whoever else has most: that
-// is a verdict at once, and no split vote which rounds of bids would have to settle.
+// is a verdict, and no split vote which rounds of bids would have to settle. It names an
+// owner only where that one has enough nodes by itself: one that has fewer may have
+// released the lock, or may not get it.
 func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 	say := func(err error) driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, err }}
@@ -29,6 +31,12 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 	held := func(by string) driver.Backend {
 		return say(&driver.HeldError{Holder: by, RetryAfter: time.Minute})
 	}
+	last := func(by string) driver.Backend {
+		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
+			time.Sleep(2 * time.Millisecond)
+			return nil, &driver.HeldError{Holder: by, RetryAfter: time.Minute}
+		}}
+	}
 	down := func() driver.Backend { return say(errors.New("connection refused")) }
 	for name, c := range map[string]struct {
 		nodes  []driver.Backend
@@ -37,8 +45,12 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 		after  time.Duration // zero: it depends on who answers first
 	}{
 		"all kept":                    {nodes: []driver.Backend{kept(), kept(), kept(), kept(), kept()}, kept: true, after: 30 * time.Millisecond},
-		"some kept, the rest its own": {nodes: []driver.Backend{held("x/1"), kept(), held("x/1"), kept(), kept()}, holder: "x"},
-		"a majority with a minority":  {nodes: []driver.Backend{kept(), down(), held("x/1"), down(), held("x/1")}, holder: "x", after: time.Minute},
+		"a few have not heard of it":  {nodes: []driver.Backend{held("x/1"), kept(), kept(), kept(), kept()}, kept: true, after: 30 * time.Millisecond},
+		"some kept, the rest its own": {nodes: []driver.Backend{held("x/1"), kept(), held("x/1"), kept(), kept()}, kept: true},
+		"a majority with a minority":  {nodes: []driver.Backend{kept(), down(), held("x/1"), down(), held("x/1")}, kept: true, after: 30 * time.Millisecond},
+		"enough by itself":            {nodes: []driver.Backend{kept(), held("x/1"), held("x/1"), down(), held("x/1")}, holder: "x", after: time.Minute},
+		// Its third node answers after those that are kept.
+		"enough, if all are heard": {nodes: []driver.Backend{kept(), kept(), held("x/1"), held("x/1"), last("x/1")}, holder: "x", after: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
