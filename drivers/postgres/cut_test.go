@@ -32,6 +32,7 @@ func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(watch.Close)
+	every := []fault.Action{fault.Freeze, fault.Cut, fault.Mute, fault.End}
 	const most = 900 // bytes that a trial sends, or is sent, at the most
 	step := int64(41)
 	if *long {
@@ -42,10 +43,10 @@ func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 	var trials, freed atomic.Int64
 	for n := int64(0); n < most; n += step {
 		for d, direction := range []fault.Direction{fault.ToServer, fault.ToClient} {
-			action := []fault.Action{fault.Freeze, fault.Cut, fault.Mute}[(n/step+int64(d))%3]
+			action := every[(n/step+int64(d))%int64(len(every))]
 			actions := []fault.Action{action}
 			if *long {
-				actions = []fault.Action{fault.Freeze, fault.Cut, fault.Mute}
+				actions = every
 			}
 			for _, action := range actions {
 				room <- struct{}{}

@@ -20,6 +20,8 @@ const (
 	Freeze
 	// Cut: both sides are reset.
 	Cut
+	// End: both sides are told that no more comes (FIN), and what they send is swallowed.
+	End
 )
 
 // A Judge says how many bytes of a chunk pass, and what happens to its connection,

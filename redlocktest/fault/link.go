@@ -252,5 +252,21 @@ func (l *link) forward(d Direction, to net.Conn, data []byte) bool {
 			return l.muted[d].Load() // HalfOpen closed it
 		}
 	}
+	if then == End {
+		l.finishBoth()
+	}
 	return then != Cut
+}
+
+// finishBoth tells both sides that no more comes.
+func (l *link) finishBoth() {
+	l.mute(ToServer)
+	l.mute(ToClient)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, side := range l.sides {
+		if half, ok := side.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite() // it may be gone
+		}
+	}
 }

@@ -664,3 +664,19 @@ func checkBoundary(t *testing.T, b Boundary, m string) {
 		}
 	}
 }
+
+func TestEndTellsBothSidesThatNoMoreComes(t *testing.T) {
+	e := newEcho(t, "tcp")
+	p := NewProxy(t, e.addr)
+	c := dial(t, p)
+	p.StopAfter(ToClient, 4, End)
+	must(t, c.SetDeadline(time.Now().Add(patience)))
+	_, err := io.WriteString(c, "abc\ndef\n")
+	must(t, err)
+	if got, err := io.ReadAll(c.r); string(got) != "abc\n" || err != nil {
+		t.Errorf("the client got %q, %v: not the end in order after four bytes", got, err)
+	}
+	if got, err := dial(t, p).ask("more", patience); got != "more" || err != nil {
+		t.Errorf("another connection gets %q, %v", got, err)
+	}
+}
