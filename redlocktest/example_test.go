@@ -17,7 +17,9 @@ func Example() {
 	harness := redlocktest.Harness{
 		Open: func() (driver.Backend, error) { return space.Peer(), nil },
 		TTL:  100 * time.Millisecond,
-		Skip: map[string]string{"wait/order": "shown here only to show how"},
+		// Run sets it by itself.
+		Short: testing.Short(),
+		Skip:  map[string]string{"wait/order": "shown here only to show how"},
 	}
 	// In a test: redlocktest.Run(t, harness)
 	fmt.Println(redlocktest.Check(harness))

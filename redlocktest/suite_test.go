@@ -3,6 +3,7 @@ package redlocktest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -275,7 +276,7 @@ func TestRunTellsWhatCheckTells(t *testing.T) {
 		Run(t, h)
 		return
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^TestRunTellsWhatCheckTells$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestRunTellsWhatCheckTells$", "-test.v", fmt.Sprintf("-test.short=%v", testing.Short()))
 	cmd.Env = append(os.Environ(), "REDLOCKTEST_BROKEN=1")
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
