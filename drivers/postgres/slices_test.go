@@ -200,6 +200,7 @@ func TestAWriterWaitsForTheReadersThatWereThere(t *testing.T) {
 				if testing.Short() && readers != 8 {
 					t.Skip("short")
 				}
+				t.Parallel()
 				var all []*postgres.Backend
 				for range processes {
 					all = append(all, opener(t, s.URL()+"&max_sessions=1"))
@@ -235,7 +236,7 @@ func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backen
 					return
 				default:
 				}
-				r := request("k", 10*time.Second)
+				r := request(t.Name(), 10*time.Second)
 				r.Mode, r.Wait = driver.Shared, true
 				l, err := all[i%len(all)].Acquire(ctx, r)
 				if err != nil {
@@ -250,7 +251,7 @@ func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backen
 	}
 	eventually(t, "all read", func() bool { return reads.Load() > 2*int64(readers) })
 	for range 5 {
-		r := request("k", 10*time.Second)
+		r := request(t.Name(), 10*time.Second)
 		r.Wait = true
 		start := time.Now()
 		l, err := writer.Acquire(ctx, r)
