@@ -177,9 +177,18 @@ func isHandshake(calls []*Call) bool {
 	return len(calls[0].Args) > 0 && calls[0].Args[0] == "handshake" && len(calls[0].Args) > 1
 }
 
+// eachKind runs a test beside others on both servers, with -short on one.
 func eachKind(t *testing.T, test func(t *testing.T, kind server.Kind)) {
-	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
-		t.Run(string(kind), func(t *testing.T) { test(t, kind) })
+	t.Parallel()
+	kinds := []server.Kind{server.KindRedis, server.KindValkey}
+	if testing.Short() {
+		kinds = kinds[:1]
+	}
+	for _, kind := range kinds {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			test(t, kind)
+		})
 	}
 }
 
@@ -391,6 +400,7 @@ func TestAServerThatIsEmptiedAtOnceIsNotNew(t *testing.T) {
 
 // Redis 6 keeps scripts in its snapshots and on its replicas.
 func TestReleasesThatKeepScriptsAreRefused(t *testing.T) {
+	t.Parallel()
 	text := luaHandshake
 	t.Cleanup(func() { luaHandshake = text })
 	luaHandshake = strings.Replace(luaHandshake, "< 7 then", "< 99 then", 1)
@@ -654,6 +664,7 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 
 // A call that was over before the marker was there has made the handshake for the next.
 func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
+	t.Parallel()
 	s := server.Redis(t)
 	c := dialServer(t, s)
 	var handshakes, marks atomic.Int64

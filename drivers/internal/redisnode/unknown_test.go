@@ -28,6 +28,7 @@ func (u *upstream) Exec(ctx context.Context, calls []*Call) {
 }
 
 func TestAnErrorThatNoRedisGivesIsAnUnknownOutcome(t *testing.T) {
+	t.Parallel()
 	s := server.Redis(t)
 	c := dialServer(t, s)
 	u := &upstream{wire: &wire{before: func([]*Call) *redis.Client { return c }, admin: func() *redis.Client { return c }}}

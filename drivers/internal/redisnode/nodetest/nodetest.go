@@ -135,6 +135,7 @@ func Run(t *testing.T, d Driver) {
 	}
 	tests = slices.Concat(tests, together) // those that take long come first
 	eachKind(t, d, func(t *testing.T, s *suite) {
+		t.Parallel()
 		for _, test := range tests {
 			t.Run(test.name, func(t *testing.T) {
 				t.Parallel()
