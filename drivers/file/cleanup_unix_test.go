@@ -61,6 +61,7 @@ func age(t *testing.T, folder string, since time.Time) {
 }
 
 func TestAFolderDoesNotGrowForEver(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	b := open(t, folder)
 	held := acquire(t, b, request("held"))
@@ -164,6 +165,7 @@ func TestTheMarkOutlivesAWriteThatWasCutOff(t *testing.T) {
 }
 
 func TestARemovalLetsNobodyInTwiceAndRefusesNobody(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	b := open(t, folder)
 	b.patience = time.Minute
@@ -227,6 +229,7 @@ func TestARemovalLetsNobodyInTwiceAndRefusesNobody(t *testing.T) {
 }
 
 func TestACleanerRefusesNoLoneRequest(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	b := open(t, folder)
 	stop, done := make(chan struct{}), make(chan struct{})

@@ -467,6 +467,7 @@ func TestInspection(t *testing.T) {
 
 // Whoever looks takes the lock for an instant. That must never be a verdict.
 func TestLookingRefusesNobody(t *testing.T) {
+	t.Parallel()
 	b := open(t, t.TempDir())
 	b.patience = time.Minute // whoever looks may be kept from going on by a busy machine
 	release(t, acquire(t, b, request("k")))

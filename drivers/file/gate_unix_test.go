@@ -98,6 +98,7 @@ func TestAStuckGateDelaysAVerdictAndNoMore(t *testing.T) {
 
 // Whoever had the old file open when it was removed must not be a second holder.
 func TestARemovedLockFileLetsNobodyInTwice(t *testing.T) {
+	t.Parallel()
 	b := open(t, t.TempDir())
 	var inside atomic.Int32
 	var wg sync.WaitGroup

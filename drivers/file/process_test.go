@@ -350,6 +350,7 @@ func TestOnlyWhoIsGivenTheDescriptorInherits(t *testing.T) {
 }
 
 func TestFortyProcessesCountToTwoThousand(t *testing.T) {
+	t.Parallel()
 	processes, times := 40, 50
 	if testing.Short() {
 		processes, times = 8, 10
@@ -412,6 +413,7 @@ func rises(tokens []uint64) bool {
 }
 
 func TestSharedTokensDifferAcrossProcesses(t *testing.T) {
+	t.Parallel()
 	folder := t.TempDir()
 	var all []uint64
 	var mu sync.Mutex

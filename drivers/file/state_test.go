@@ -107,6 +107,7 @@ func (d *disk) writeBack() {
 }
 
 func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
+	t.Parallel()
 	const seeds = 50
 	grants, crashes, losses := 0, 0, 0
 	for seed := range uint64(seeds) {
