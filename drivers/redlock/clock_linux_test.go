@@ -107,6 +107,7 @@ func (c *cluster) setClock(i int, ahead time.Duration) {
 // the error where no majority is left without it, in an event, and by Check.
 func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for way, d := range map[string]time.Duration{"ahead of": time.Hour, "behind": -2 * time.Second} {
 		t.Run(way, func(t *testing.T) {
 			c := five(t)
@@ -231,6 +232,7 @@ func (c *cluster) all(o *redlock.Options) *redlock.Backend {
 // saw is what remains.
 func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	long(t)
+	t.Parallel()
 	trials := *clockTrials
 	c := five(t)
 	began := time.Now()
@@ -268,6 +270,7 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 // know.
 func TestAClockThatJumpsThereAndBack(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for _, on := range []bool{true, false} {
 		t.Run(defence(on), func(t *testing.T) {
 			c := five(t)
@@ -326,6 +329,7 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 // compete, and back within the life of their leases.
 func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
 	long(t)
+	t.Parallel()
 	trials := *clockTrials / 4
 	c := five(t)
 	for _, guard := range []string{"1s", "off"} {

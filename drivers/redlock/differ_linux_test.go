@@ -20,7 +20,12 @@ var sceneRuns = flag.Int("redlock.scenes", 2, "how often each scene of clients t
 // Clients of the same nodes whose TTLs, allowances, guards, links or sleeps differ: none of
 // them gets a lock beside another, a smaller token, or a longer outage than its own.
 func TestClientsThatDiffer(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+		runs := *sceneRuns
+		if testing.Short() {
+			runs = 1
+		}
 		c := &cluster{t: t, schemes: []string{"redis"}}
 		for range 3 {
 			s := server.StartFor(t, kind, server.WithClock())
@@ -39,7 +44,7 @@ func TestClientsThatDiffer(t *testing.T) {
 					long(t)
 				}
 				bad := 0
-				for range *sceneRuns {
+				for range runs {
 					s := &scene{cluster: &cluster{t: t, servers: c.servers, proxies: c.proxies, schemes: c.schemes}, prefix: fmt.Sprintf("prefix=%d/", owners.Add(1))}
 					s.clocks(0)
 					play(s)
@@ -50,7 +55,7 @@ func TestClientsThatDiffer(t *testing.T) {
 					s.clocks(0)
 				}
 				if bad > 0 {
-					t.Errorf("%d of %d runs are broken", bad, *sceneRuns)
+					t.Errorf("%d of %d runs are broken", bad, runs)
 				}
 			})
 		}

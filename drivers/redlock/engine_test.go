@@ -42,6 +42,7 @@ func long(t testing.TB) {
 
 // Of a hundred clients that try at the same time, one gets a free lock, every time.
 func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{3, 4, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			c := start(t, n, "redis")
@@ -51,7 +52,7 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 			}
 			rounds := 100
 			if testing.Short() {
-				rounds = 10
+				rounds = 3
 			}
 			for round := range rounds {
 				var won atomic.Int64
@@ -79,6 +80,7 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 // which comes back without its keys and is healed.
 func TestALeaseOutlivesEveryNode(t *testing.T) {
 	long(t)
+	t.Parallel()
 	const ttl = time.Minute
 	c := start(t, 5, "redis", "valkey")
 	b := c.open(false, calm)
@@ -156,6 +158,7 @@ func (c *cluster) renew(l driver.Lease, ttl time.Duration) {
 // With a minority killed, stopped or black-holed, locks are taken and given back.
 func TestAMinorityMayFail(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := start(t, 5, "redis", "valkey")
 	for name, f := range map[string]struct{ harm, heal func(i int) error }{
 		"killed":     {func(i int) error { return c.servers[i].Kill() }, func(i int) error { return c.servers[i].Start() }},
@@ -257,6 +260,7 @@ func (c *cluster) goroutinesAtABlackHole(t *testing.T) {
 // No key is left after the bound of G4, whatever way an attempt ends, with a node that
 // is slow.
 func TestNoOrphans(t *testing.T) {
+	t.Parallel()
 	c := start(t, 5, "redis", "valkey")
 	url := c.urlThrough(func(i int) bool { return i == 4 }, calm)
 	b, other := c.openURL(url), c.openURL(url)
@@ -309,6 +313,7 @@ func TestNoOrphans(t *testing.T) {
 
 // The Done of a holder that is cut off fires before anybody else has the lock.
 func TestAPartitionedHolderKnowsFirst(t *testing.T) {
+	t.Parallel()
 	c := start(t, 3, "redis")
 	trials := 200
 	if testing.Short() {

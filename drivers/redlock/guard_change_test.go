@@ -148,6 +148,7 @@ func progress(t *testing.T, members ...*member) {
 // options of the client that states them. Nobody is served under terms that are unsafe beside
 // another's.
 func TestTermsAreChangedUnderLoad(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("short")
 	}
@@ -291,6 +292,7 @@ func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.L
 // clients get it. Those that have the old one are refused, and told what to do; what they
 // held ends before anybody gets it.
 func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("short")
 	}

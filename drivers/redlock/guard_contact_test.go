@@ -46,6 +46,7 @@ func (o *told) of(kind driver.NoticeKind) []driver.Notice {
 // Several clients meet new servers at the same time, and each gets its lock at once: no
 // node was ever in quarantine, and somebody says that they were taken for new.
 func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 5)
 	for round := range 5 {
 		o := &told{}
@@ -72,6 +73,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 // what to do, Lock waits, and both the waiting and each node are logged once.
 func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	long(t)
+	t.Parallel()
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
 	o := &told{}
@@ -154,6 +156,7 @@ func (l locked) Write(p []byte) (int, error) {
 // none votes, bootstrap or not, and the first contact does not hang.
 func TestWithANodeDownNobodyIsNew(t *testing.T) {
 	long(t)
+	t.Parallel()
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
 	o := &told{}
@@ -182,6 +185,7 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 // An operator's word is not taken against the servers' memory.
 func TestBootstrapVoidsNoMemory(t *testing.T) {
 	long(t)
+	t.Parallel()
 	f := newFleet(t, 3)
 	o := redlock.Options{Guard: 30 * time.Second}
 	b := f.quorum("", f.servers, 3, o)
@@ -215,6 +219,7 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 // answered, and a quarantine that a wrong clock made too long is counted anew.
 func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 	long(t)
+	t.Parallel()
 	f := newFleet(t, 5)
 	o := redlock.Options{Guard: 20 * time.Second, Bootstrap: true}
 	b := f.quorum("", f.servers, 5, o)
@@ -265,7 +270,12 @@ func (f *fleet) commands(i int, name string) (calls, us int) {
 // The guard costs no command: a lock and its release are two calls of a script on each
 // node, with it and without.
 func TestTheGuardCostsNoRoundTrip(t *testing.T) {
-	const locks, rounds = 100, 4
+	t.Parallel()
+	const locks = 100
+	rounds := 4
+	if testing.Short() {
+		rounds = 1
+	}
 	f := newFleet(t, 5)
 	with := f.quorum("with:", f.servers, 5, redlock.Options{Bootstrap: true})
 	without := f.quorum("without:", f.servers, 5, redlock.Options{Guard: -1})
@@ -282,7 +292,7 @@ func TestTheGuardCostsNoRoundTrip(t *testing.T) {
 			}
 			for i := range f.servers {
 				calls, us := f.commands(i, "evalsha")
-				cost[b] += float64(us) / rounds / 5 / 2 / locks
+				cost[b] += float64(us) / float64(rounds) / 5 / 2 / locks
 				if calls != 2*locks {
 					t.Errorf("%d locks and releases were %d calls of a script on node %d", locks, calls, i)
 				}
@@ -341,6 +351,7 @@ func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
 // not join while they are in quarantine, and then they do.
 func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 	long(t)
+	t.Parallel()
 	const guard = 2 * time.Second
 	f := newFleet(t, 5)
 	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Bootstrap: true})
@@ -389,6 +400,7 @@ func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 // nobody has to say so; unless strict_guard wants it said.
 func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	long(t)
+	t.Parallel()
 	f := newFleet(t, 3, server.WithClock())
 	f.each(3, func(_ int, s *server.Server) error { return s.SetClock(24 * time.Hour) }) // as if since yesterday
 	for i := range f.servers {
@@ -427,6 +439,7 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 
 // A first contact that hangs holds up nobody for longer than his context.
 func TestAFirstContactThatHangsIsWaitedForTogether(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 3)
 	b := f.quorum("", f.servers, 0, redlock.Options{NodeTimeout: 10 * time.Second})
 	for _, p := range f.closed {

@@ -198,6 +198,7 @@ func amnesias() map[string]*amnesia {
 // so that these and the other two could give it to another.
 func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 	long(t)
+	t.Parallel()
 	want := *restartTrials
 	for name, a := range amnesias() {
 		t.Run(name, func(t *testing.T) {

@@ -45,6 +45,7 @@ import (
 // What remains: a store that cannot compare tokens.
 func TestKleppmannThePausedClientWritesLate(t *testing.T) {
 	long(t)
+	t.Parallel()
 	c := start(t, 5, "redis", "valkey")
 	store := server.Redis(t)
 	const ttl = time.Minute // the paused client's is a second
@@ -162,6 +163,7 @@ func write(addr, key, value string, fence uint64) (string, error) {
 // back, if nobody asked the node in between: see TestAClockThatJumpsThereAndBack.
 func TestKleppmannTheClockOfCJumps(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for _, m := range []redlock.Mutation{0, redlock.NoClockCheck} {
 		t.Run(defence(m == 0), func(t *testing.T) {
 			c := five(t)
@@ -217,6 +219,7 @@ func wantBoth(t *testing.T, first, second driver.Lease) {
 // server can know of itself: a virtual machine that goes back to a snapshot.
 func TestKleppmannCCrashesBeforeItPersisted(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for _, guard := range []string{"30s", "off"} {
 		t.Run(defence(guard != "off"), func(t *testing.T) {
 			c := start(t, 5, "redis", "valkey")
@@ -287,6 +290,7 @@ func refusal(err error, node string, refused **driver.RefusedError) bool {
 // What remains: a pause behind the last act, which is the first of the five.
 func TestKleppmannThePauseWhileRepliesAreInFlight(t *testing.T) {
 	long(t)
+	t.Parallel()
 	const ttl = time.Second
 	// The process stops when it has read the replies and not yet looked at the clock.
 	for _, m := range []redlock.Mutation{0, redlock.NoValidity} {
@@ -425,6 +429,7 @@ func bid(p *player) error {
 // is a match for that one.
 func TestKleppmannThePacketIsDelayedBeyondTheTTL(t *testing.T) {
 	long(t)
+	t.Parallel()
 	const ttl = 2 * time.Second
 	for _, on := range []bool{true, false} {
 		t.Run(defence(on), func(t *testing.T) {
@@ -575,6 +580,7 @@ const sceneVariable = "REDLOCK_TEST_SCENE"
 // TestKleppmannScene is the process that others of these tests stop.
 func TestKleppmannScene(t *testing.T) {
 	long(t)
+	t.Parallel()
 	play := map[string]func(*player) error{"write late": writeLate, "bid": bid}[os.Getenv(sceneVariable)]
 	if play == nil {
 		return

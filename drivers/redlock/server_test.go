@@ -144,14 +144,16 @@ func (c *cluster) harness() redlocktest.Harness {
 }
 
 func TestConformanceOnRealServers(t *testing.T) {
-	for _, n := range []int{1, 3, 4, 5} {
-		for _, schemes := range [][]string{{"redis"}, {"valkey"}, {"redis", "valkey", "valkey"}} {
-			t.Run(fmt.Sprintf("%d/%s", n, strings.Join(schemes, "+")), func(t *testing.T) {
-				if testing.Short() && (n != 3 || len(schemes) == 1) {
-					t.Skip("short")
-				}
-				redlocktest.Run(t, start(t, n, schemes...).harness())
-			})
-		}
+	mixed := []string{"redis", "valkey", "valkey"}
+	for _, c := range []struct {
+		n       int
+		schemes []string
+	}{{1, []string{"valkey"}}, {3, mixed}, {4, []string{"redis"}}, {5, mixed}} {
+		t.Run(fmt.Sprintf("%d/%s", c.n, strings.Join(c.schemes, "+")), func(t *testing.T) {
+			if testing.Short() && c.n != 3 {
+				t.Skip("short")
+			}
+			redlocktest.Run(t, start(t, c.n, c.schemes...).harness())
+		})
 	}
 }

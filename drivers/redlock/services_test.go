@@ -24,6 +24,7 @@ var commandStat = regexp.MustCompile(`cmdstat_([^:|]+)`)
 // that are opened by URL use none of those commands, to take a lock, to wait for
 // one, to renew and to give it back. (Check does, and lives without.)
 func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
+	t.Parallel()
 	for _, scheme := range []string{"redis", "valkey"} {
 		for _, guard := range []string{"restart_guard=off", "restart_guard=30s,bootstrap=true"} {
 			t.Run(scheme+"/"+guard, func(t *testing.T) {
@@ -113,6 +114,7 @@ func used(t *testing.T, s *server.Server) map[string]bool {
 // Where INFO is not to be had in scripts, the guard refuses with an error that names it;
 // without the guard the node votes.
 func TestWithoutINFOThereIsNoGuard(t *testing.T) {
+	t.Parallel()
 	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))
 	url := "redlock:" + s.URLFor("app", "pw") + "," + calm
 	c := &cluster{t: t}

@@ -860,7 +860,7 @@ func hunt(t *testing.T, k kind, n int, s sabotage) (*world, *atomic.Int64) {
 // The engine keeps its promises in every schedule.
 func TestSimulation(t *testing.T) {
 	if testing.Short() {
-		*schedules = min(*schedules, 40)
+		*schedules = min(*schedules, 15)
 	}
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
