@@ -289,6 +289,9 @@ func (b *Backend) outlived(ctx context.Context, now *driver.Terms) error {
 func (b *Backend) all(errs []error) error {
 	for i, err := range errs {
 		if err != nil {
+			if b.nodes[i].says(err) == err.Error() {
+				return err
+			}
 			return fmt.Errorf("node %s: %w", b.nodes[i].name, err)
 		}
 	}

@@ -49,7 +49,7 @@ func (b *Backend) answered(errs []error) error {
 		if e.Detail != "" {
 			e.Detail += "; "
 		}
-		e.Detail += b.nodes[i].name + ": " + err.Error()
+		e.Detail += b.nodes[i].says(err)
 	}
 	if ok >= b.q {
 		return nil
@@ -59,7 +59,8 @@ func (b *Backend) answered(errs []error) error {
 
 // Lookup asks all nodes. The Holders are those that a majority names, with the q-th
 // smallest TTL; the Votes say which nodes have the key: Granted is "somebody has
-// it here", and Err why a node did not answer. Fence is the largest counter.
+// it here", and Err why a node did not answer. Fence is the largest counter, and Waiters
+// the longest queue. ReservedFor is for how long a majority is kept for the first waiter.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
@@ -101,12 +102,16 @@ func (b *Backend) merge(key string, states []*driver.State) *driver.State {
 	s := &driver.State{Key: key}
 	holders := map[string]*found{}
 	var counters []uint64
+	var kept []time.Duration
 	for _, st := range states {
 		if st == nil {
 			continue
 		}
 		counters = append(counters, st.Fence)
 		s.Waiters = max(s.Waiters, st.Waiters)
+		if st.ReservedFor > 0 {
+			kept = append(kept, st.ReservedFor)
+		}
 		for _, h := range st.Holders {
 			base := request(h.Owner)
 			f := holders[base]
@@ -130,6 +135,10 @@ func (b *Backend) merge(key string, states []*driver.State) *driver.State {
 			f.TTL = f.ttls[len(f.ttls)-b.q] // so long a majority has it
 			s.Holders = append(s.Holders, f.Holder)
 		}
+	}
+	if len(kept) >= b.q {
+		slices.Sort(kept)
+		s.ReservedFor = kept[len(kept)-b.q]
 	}
 	return s
 }

@@ -3,6 +3,7 @@ package redlock
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,6 +85,15 @@ func newNode(b *Backend, i int, nb driver.Backend) *node {
 	}
 	n.others = n.othersNow
 	return n
+}
+
+// says returns an error's text with the node's name before it, unless it begins with that.
+func (n *node) says(err error) string {
+	text := err.Error()
+	if rest, ok := strings.CutPrefix(text, n.name); ok && (strings.HasPrefix(rest, ":") || strings.HasPrefix(rest, " ")) {
+		return text
+	}
+	return n.name + ": " + text
 }
 
 // start hands a task to a worker. An error says that it will not be done.

@@ -384,3 +384,60 @@ func TestOperatorsSeeAndBreak(t *testing.T) {
 		}
 	})
 }
+
+// An error names each node once: where the node's own error begins with its name, and where the
+// verdict is what a node says.
+func TestAnErrorNamesEachNodeOnce(t *testing.T) {
+	quarantined := func(name string) error {
+		return &driver.RefusedError{RetryAfter: 3 * time.Second, Reason: name + ": restart guard"}
+	}
+	for name, c := range map[string]struct {
+		say  func(node string) error
+		want string
+	}{
+		"late":        {func(node string) error { return errors.New(node + " did not answer in time") }, "0 of 3 nodes granted, 2 needed: redis://h:11/0 did not answer in time; redis://h:111/0 did not answer in time"},
+		"nameless":    {func(string) error { return errors.New("EOF") }, "0 of 3 nodes granted, 2 needed: redis://h:11/0: EOF; redis://h:111/0: EOF"},
+		"quarantined": {quarantined, "redis://h:11/0: restart guard (retry in 3s) (0 of 3 nodes granted, 2 needed): redis://h:111/0: restart guard (retry in 3s)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var nodes []driver.Backend
+				for i, node := range []string{"redis://h:1/0", "redis://h:11/0", "redis://h:111/0"} {
+					nodes = append(nodes, named{script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
+						time.Sleep(time.Duration(3-i) * time.Millisecond) // the first is not needed
+						return nil, c.say(node)
+					}}, node})
+				}
+				b, err := New(nodes, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = b.Close() }()
+				if _, err := b.Acquire(t.Context(), request1("k", "me", time.Second)); err == nil || err.Error() != c.want {
+					t.Errorf("got  %v\nwant %s", err, c.want)
+				}
+			})
+		})
+	}
+}
+
+// A quorum is reserved where a majority is, for as long as that; the longest queue counts.
+func TestLookupMergesWhoWaits(t *testing.T) {
+	b := newSpaces(3).quorum(t, nil)
+	state := func(waiters int, kept time.Duration) *driver.State {
+		return &driver.State{Waiters: waiters, ReservedFor: kept}
+	}
+	for _, c := range []struct {
+		nodes   []*driver.State
+		waiters int
+		kept    time.Duration
+	}{
+		{[]*driver.State{state(1, 10), state(3, 30), state(2, 20)}, 3, 20},
+		{[]*driver.State{state(1, 10), nil, state(2, 20)}, 2, 10},
+		{[]*driver.State{state(1, 10), state(0, 0), nil}, 1, 0},
+	} {
+		if s := b.merge("k", c.nodes); s.Waiters != c.waiters || s.ReservedFor != c.kept {
+			t.Errorf("%d wait, and it is kept for %v, want %d and %v", s.Waiters, s.ReservedFor, c.waiters, c.kept)
+		}
+	}
+}

@@ -220,6 +220,8 @@ func (l *lease) votes() []driver.Vote {
 // for unknown. l.mu is held.
 func (l *lease) verdict(verdict error) error {
 	e := &driver.QuorumError{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
+	var refused *driver.RefusedError
+	_ = errors.As(verdict, &refused)
 	var causes *multierror.Error
 	for i := range l.requests {
 		g := &l.requests[i]
@@ -228,7 +230,11 @@ func (l *lease) verdict(verdict error) error {
 		}
 		if err := g.cause(); err != nil {
 			e.Votes[i].Err = err
-			causes = multierror.Append(causes, fmt.Errorf("%s: %w", g.n.name, err))
+			var own *driver.RefusedError
+			if refused != nil && errors.As(err, &own) && own.Reason == refused.Reason && strings.HasPrefix(own.Reason, g.n.name) {
+				continue // it is the verdict
+			}
+			causes = multierror.Append(causes, errors.New(g.n.says(err)))
 		}
 	}
 	if causes != nil {
