@@ -1,6 +1,12 @@
 package file
 
 import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 
 	"github.com/redlock-go/redlock/driver"
@@ -18,8 +24,48 @@ func TestConformance(t *testing.T) {
 				Open: func() (driver.Backend, error) {
 					return New(&Options{Folder: folder, Prefix: prefix})
 				},
-				Prefix: prefix,
+				Driver: Driver{}, URL: fileURL(t, folder),
+				Prefix:       prefix,
+				FutureLayout: func() (func() error, error) { return nextLayout(folder) },
 			})
 		})
 	}
+}
+
+// fileURL returns the URL of a folder.
+func fileURL(t *testing.T, folder string) string {
+	b, err := New(&Options{Folder: folder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	return b.String()
+}
+
+var anyRecord = regexp.MustCompile(layout + ` [^\n]* crc=[0-9a-f]{8}\n`)
+
+// nextLayout gives every record in a folder the layout of a later release.
+func nextLayout(folder string) (undo func() error, err error) {
+	files, err := filepath.Glob(filepath.Join(folder, "*"))
+	before := map[string][]byte{}
+	for _, name := range files {
+		data, e := os.ReadFile(name)
+		if e != nil || !anyRecord.Match(data) {
+			continue
+		}
+		before[name] = data
+		err = errors.Join(err, os.WriteFile(name, anyRecord.ReplaceAllFunc(data, func(r []byte) []byte {
+			line := "dlock2" + string(r[len(layout):len(r)-len(" crc=00000000\n")])
+			return fmt.Appendf(nil, "%s crc=%08x\n", line, crc32.ChecksumIEEE([]byte(line)))
+		}), 0o600))
+	}
+	if len(before) == 0 {
+		err = errors.Join(err, errors.New("no file has a record"))
+	}
+	return func() (err error) {
+		for name, data := range before {
+			err = errors.Join(err, os.WriteFile(name, data, 0o600))
+		}
+		return err
+	}, err
 }

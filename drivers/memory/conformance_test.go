@@ -17,9 +17,12 @@ func TestConformance(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			space := &Backend{space: newSpace(""), prefix: prefix}
+			d := new(Driver)
+			space := &Backend{space: d.space("conformance"), prefix: prefix}
 			redlocktest.Run(t, redlocktest.Harness{
 				Open:    func() (driver.Backend, error) { return space.Peer(), nil },
+				Driver:  d,
+				URL:     "memory:conformance",
 				Prefix:  prefix,
 				Virtual: testing.Short(), // in full runs goroutines run as they do in programs
 				Faults: &redlocktest.Faults{

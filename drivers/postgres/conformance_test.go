@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,16 +84,17 @@ func (p *proxied) Close() error {
 	return errors.Join(err, p.proxy.Close())
 }
 
-func openProxied(s *server.Server) (driver.Backend, error) {
+func openProxied(s *server.Server, d driver.Driver, cfg driver.Config) (driver.Backend, error) {
 	proxy, err := fault.Start(s.Addr())
 	if err != nil {
 		return nil, err
 	}
-	b, err := open(through(s, proxy))
+	cfg.DSN = strings.Replace(cfg.DSN, s.Addr(), proxy.Addr(), 1)
+	b, err := d.Open(&cfg)
 	if err != nil {
 		return nil, errors.Join(err, proxy.Close())
 	}
-	return &proxied{Backend: b, proxy: proxy}, nil
+	return &proxied{Backend: b.(*postgres.Backend), proxy: proxy}, nil
 }
 
 func faults(s *server.Server) *redlocktest.Faults {
@@ -132,9 +135,23 @@ func terminate(url string, b *postgres.Backend) error {
 func TestConformance(t *testing.T) {
 	// A server whose crash forgets what was committed without synchronous_commit.
 	s := server.Postgres(t, server.WithDurable(), server.WithSetting("synchronous_commit", "off"), server.WithSetting("wal_writer_delay", "10s"))
+	const secret = "pw-s3cr3t" // the server asks for none
+	var mu sync.Mutex
+	var notices []driver.Notice
+	cfg := driver.Config{DSN: s.URLFor(server.Superuser, secret), Notify: func(n driver.Notice) {
+		mu.Lock()
+		defer mu.Unlock()
+		notices = append(notices, n)
+	}}
 	redlocktest.Run(t, redlocktest.Harness{
-		Open: func() (driver.Backend, error) { return openProxied(s) },
-		TTL:  time.Duration(rounds(2, 1)) * 500 * time.Millisecond, Grace: 200 * time.Millisecond, Faults: faults(s),
+		Open:   func() (driver.Backend, error) { return openProxied(s, new(postgres.Driver), cfg) },
+		Driver: new(postgres.Driver), URL: cfg.DSN, Secret: secret,
+		Notices: func() []driver.Notice {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(notices)
+		},
+		TTL: time.Duration(rounds(2, 1)) * 500 * time.Millisecond, Grace: 200 * time.Millisecond, Faults: faults(s),
 		IgnoreGoroutines: []string{"github.com/redlock-go/redlock/redlocktest/server.(*process).run"}, // of a server that was restarted
 		Skip: map[string]string{
 			"operator/list": "the server stores a hash of the key: only its own process can list a lock by name",

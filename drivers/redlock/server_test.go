@@ -10,9 +10,9 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	_ "github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/redlock"
-	_ "github.com/redlock-go/redlock/drivers/valkeygo"
+	"github.com/redlock-go/redlock/drivers/valkeygo"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -118,9 +118,25 @@ func (c *cluster) gone(key string, within time.Duration) {
 	}
 }
 
+// resolving is the driver with what dlock gives it: the drivers of the nodes.
+type resolving struct{ redlock.Driver }
+
+func (d resolving) Open(cfg *driver.Config) (driver.Backend, error) {
+	return d.Driver.Open(&driver.Config{DSN: cfg.DSN, Prefix: cfg.Prefix, Notify: cfg.Notify, Resolve: func(url string) (driver.Backend, error) {
+		node := &driver.Config{DSN: url, Prefix: cfg.Prefix, Notify: cfg.Notify}
+		if strings.HasPrefix(url, "valkey:") {
+			return valkeygo.Driver{}.Open(node)
+		}
+		return goredis.Driver{}.Open(node)
+	}})
+}
+
 func (c *cluster) harness() redlocktest.Harness {
 	return redlocktest.Harness{
-		Open:             func() (driver.Backend, error) { return dlock.OpenBackend(c.url(true)) },
+		Open:   func() (driver.Backend, error) { return dlock.OpenBackend(c.url(true)) },
+		Driver: resolving{},
+		// The options come first: what the suite adds is of the last node.
+		URL:              strings.Replace(strings.TrimSuffix(c.url(false), ",restart_guard=off"), "redlock:", "redlock:restart_guard=off,", 1),
 		Grace:            redlock.Grace(len(c.servers)),
 		Timeout:          time.Minute,
 		IgnoreGoroutines: []string{server.Goroutine},

@@ -295,17 +295,30 @@ type proxied struct {
 func (p *proxied) Close() error { return errors.Join(p.whole.Close(), p.proxy.Close()) }
 
 func (s *suite) conformance(t *testing.T) {
-	const prefix, grace = "app:", 200 * time.Millisecond
-	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"))
+	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-s3cr3t"
+	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"), server.WithPassword(secret))
+	at := func(addr string) string { return s.url(":"+secret+"@"+addr, "?grace="+grace.String()) }
+	var mu sync.Mutex
+	var notices []driver.Notice
 	proxy := func(b driver.Backend) *fault.Proxy { return b.(*proxied).proxy }
 	redlocktest.Run(t, redlocktest.Harness{
+		Driver: s.Driver.Driver, URL: at(srv.Addr()), Secret: secret,
+		Notices: func() []driver.Notice {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(notices)
+		},
 		Prefix: prefix, Grace: grace,
 		Open: func() (driver.Backend, error) {
 			p, err := fault.Start(srv.Addr())
 			if err != nil {
 				return nil, err
 			}
-			b, err := s.Driver.Driver.Open(&driver.Config{DSN: s.url(p.Addr(), "?grace="+grace.String()), Prefix: prefix})
+			b, err := s.Driver.Driver.Open(&driver.Config{DSN: at(p.Addr()), Prefix: prefix, Notify: func(n driver.Notice) {
+				mu.Lock()
+				defer mu.Unlock()
+				notices = append(notices, n)
+			}})
 			if err != nil {
 				return nil, errors.Join(err, p.Close())
 			}
