@@ -171,8 +171,7 @@ func TestThereAreNeverTwoLeadersAndAlwaysSoonOne(t *testing.T) {
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		var enter func()
-		enter = func() {
+		enter := func() {
 			me := &candidate{b: space.Peer()}
 			own, cancel := context.WithCancel(ctx)
 			me.cancel = cancel
