@@ -2,6 +2,7 @@ package redlocktest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -178,7 +179,7 @@ var openBugs = []bug{
 	{name: "an unknown parameter is an error of no kind", want: "open/parameters", rule: "driver.Driver.Open", over: overToy(func(d *toyDriver) {
 		d.parse = func(dsn string) error {
 			if err := parseToy(dsn); err != nil {
-				return fmt.Errorf("toy: %s", err)
+				return errors.New("toy: " + err.Error())
 			}
 			return nil
 		}

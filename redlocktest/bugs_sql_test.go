@@ -106,7 +106,7 @@ func newTableDriver(s statements) (*tableDriver, error) {
 
 func (d *tableDriver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if cfg.DSN != "table:" {
-		return nil, driver.Invalid("URL", "must be table: alone, without %q", strings.TrimPrefix(cfg.DSN, "table:"))
+		return nil, driver.Invalid("URL", "must be table: alone")
 	}
 	return d.open(cfg.Prefix, 0)
 }
@@ -229,7 +229,6 @@ type tableLease struct {
 	owner string
 	fence int64
 	end   atomic.Pointer[time.Time]
-	over  atomic.Bool
 }
 
 func (l *tableLease) set(end time.Time) { l.end.Store(&end) }
