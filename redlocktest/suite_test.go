@@ -98,6 +98,7 @@ func TestKeptWorkersAreNoLeak(t *testing.T) {
 			return b.Backend.Close()
 		}
 	})
+	brief(&h)
 	h.quiet, h.only = false, "leak/goroutines-lease"
 	if err := Check(h); err != nil {
 		t.Error(err)
