@@ -3,7 +3,7 @@
 package redlock
 
 // Of each kind; the race detector makes them ten times slower.
-const defaultSchedules = 150
+const defaultSchedules = 75
 
 // A part of the algorithm that takes more schedules to miss is missed without the race detector.
 const mostBudget = 2000
