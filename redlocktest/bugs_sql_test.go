@@ -15,6 +15,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -105,8 +106,12 @@ func newTableDriver(s statements) (*tableDriver, error) {
 }
 
 func (d *tableDriver) Open(cfg *driver.Config) (driver.Backend, error) {
-	if cfg.DSN != "table:" {
+	address, query, _ := strings.Cut(cfg.DSN, "?")
+	if address != "table:" {
 		return nil, driver.Invalid("URL", "must be table: alone")
+	}
+	if err := dsn.Query(query).Err(); err != nil {
+		return nil, err
 	}
 	return d.open(cfg.Prefix, 0)
 }
