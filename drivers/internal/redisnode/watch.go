@@ -363,9 +363,12 @@ func (h *hub) once() bool {
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err == nil && l.dead {
+	if err == nil && l.dead { // what it told in between is lost
 		sub.Close()
 		err = l.cause
+		for _, t := range h.topics {
+			t.wake()
+		}
 	}
 	if err != nil {
 		h.link, h.called = nil, false

@@ -340,6 +340,12 @@ func (s *suite) waiterSurvives(t *testing.T) {
 	p.CutAll()
 	awake(t, wake)
 	announced()
+	eventually(t, func() error { // a value may have come although it stands not yet
+		if subscribers(t, srv) == 0 {
+			return errors.New("no subscription")
+		}
+		return nil
+	})
 	if err := srv.Kill(); err != nil {
 		t.Fatal(err)
 	}
