@@ -30,8 +30,9 @@ import (
 //	return  not before max TIME_i − E ≤ min[TIME_i + (1−d)(now − received_i)]
 //	keep    a node keeps the key for TTL + G, with G ≥ 2E + 2ε + β
 //	vote    a node that may have forgotten leases votes again when its clock says
-//	        max(TIME, others) + Q, with Q ≥ Γ(1+d) + E + 2ε; others is the (q−1)-th
-//	        smallest of what the other nodes' clocks can say at most
+//	        max(TIME, others) + Q, with Q ≥ Γ(1+d) + E + 2ε; others is the upper median
+//	        of what the other nodes' clocks can say at most, and at least the (q−1)-th
+//	        smallest of that
 //
 // # Why it suffices
 //
@@ -177,12 +178,14 @@ func judge(start boot.Instant, ttl time.Duration, answers []reading, q, drift in
 	return expires, from
 }
 
-// othersAtMost returns the (q−1)-th smallest of what the other nodes' clocks can say at
-// most, which it sorts; zero where fewer are known.
+// othersAtMost returns others of the rule "vote" from the bounds of the known clocks, which it
+// sorts; zero where fewer than q−1 are known. The rule needs no more than the (q−1)-th
+// smallest. Where more clocks are known the upper median protects beyond the assumption, when
+// a majority started with clocks that are behind.
 func othersAtMost(bounds []time.Duration, q int) time.Duration {
 	if q < 2 || len(bounds) < q-1 {
 		return 0
 	}
 	slices.Sort(bounds)
-	return bounds[q-2]
+	return bounds[max(q-2, len(bounds)/2)]
 }
