@@ -182,7 +182,11 @@ go_test() {
 	local folder folders=$1 status=0
 	shift
 	for folder in $folders; do
-		(cd "$folder" && go test -json -p=4 "$@") || status=1
+		if [ "$folder ${*: -1}" = ". ./..." ]; then # the package that takes longest begins first
+			go test -json -p=4 "${@:1:$#-1}" ./drivers/redlock ./... || status=1
+		else
+			(cd "$folder" && go test -json -p=4 "$@") || status=1
+		fi
 	done
 	return $status
 }
