@@ -44,7 +44,7 @@ func (w *world) lastBeat() time.Time {
 	return w.nanos("last")
 }
 
-// Where a command is to do something between SIGTERM and SIGKILL, or must be gone by its
+// Where a command must do something between SIGTERM and SIGKILL, or must be gone by its
 // deadline, the lease is this long: SIGTERM comes 6 s before its end and SIGKILL 1.2 s,
 // which is time enough on a busy machine.
 //

@@ -29,7 +29,7 @@
 //	                 --wait says otherwise
 //	-E, --conflict-exit-code CODE
 //	                 exit with CODE, and not with 75, if the lock is held
-//	--shared         share the lock with everybody who asks for it with --shared, as flock -s
+//	--shared         share the lock with every other run with --shared, as flock -s
 //	                 does; file and postgres only
 //	--no-wait-children
 //	                 free the lock when COMMAND ends, even if processes that it started are
