@@ -2,6 +2,7 @@ package redlocktest
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,18 @@ var soundHarnesses = map[string]func() Harness{
 	"toy":      func() Harness { return overToy(func(*toyDriver) {})(nil) },
 	"shown":    func() Harness { return overShown("toy://host", "toy")(nil) },
 	"watching": func() Harness { return overUnqueuing(func(*broken) {}) },
+	// Its first answer to a request in a hurry comes too late, the next at once.
+	"slow link": func() Harness {
+		return overUnqueuing(func(b *broken) {
+			var slow sync.Once
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= 50*time.Millisecond {
+					slow.Do(func() { <-ctx.Done() })
+				}
+				return b.Backend.Acquire(ctx, req)
+			}
+		})
+	},
 	"counters": func() Harness {
 		return oneCounter(false)(nil)
 	},

@@ -83,7 +83,7 @@ func (r *run) cancelledWait(b driver.Backend, key string, l *lease) {
 	defer t.Stop()
 	_, err := r.tryCtx(ctx, b, driver.Request{Key: key, Wait: true})
 	cancel()
-	if !errors.Is(err, context.Canceled) && r.saw(err) != unknown {
+	if !errors.Is(err, context.Canceled) && !r.atOnce(err) {
 		r.fatal(waiting, "a wait whose context was cancelled gives %v", err)
 	}
 	r.release(l)
