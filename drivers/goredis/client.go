@@ -195,12 +195,16 @@ func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Se
 	return nil
 }
 
-// Close closes a client of our own.
+// Close closes a client of our own. A connection that go-redis closes at this moment
+// itself, after a failover, is no failure.
 func (c *client) Close() error {
 	if !c.own {
 		return nil
 	}
-	return c.redis.Close()
+	if err := c.redis.Close(); !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // node is one server.

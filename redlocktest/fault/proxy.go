@@ -89,14 +89,16 @@ func Start(target string) (*Proxy, error) {
 		}
 		p.folder, p.addr = folder, filepath.Join(folder, "sock")
 	} else {
-		reserved, err := port.Reserve()
+		reserved, l, err := port.Listen()
 		if err != nil {
 			return nil, err
 		}
 		p.port, p.addr = reserved, reserved.Addr()
+		p.attend(l)
+		return p, nil
 	}
 	if err := p.listen(); err != nil {
-		return nil, errors.Join(err, p.port.Close(), os.RemoveAll(p.folder))
+		return nil, errors.Join(err, os.RemoveAll(p.folder))
 	}
 	return p, nil
 }
@@ -107,10 +109,15 @@ func (p *Proxy) listen() error {
 	if err != nil {
 		return fmt.Errorf("listen for %s: %w", p.target, err)
 	}
+	p.attend(l)
+	return nil
+}
+
+// attend accepts from l. The caller holds p.mu or is the only one.
+func (p *Proxy) attend(l net.Listener) {
 	p.listener = l
 	p.running.Add(1)
 	go p.accept(l)
-	return nil
 }
 
 // Addr returns what clients connect to: "127.0.0.1:port", or the path of a unix socket.

@@ -23,6 +23,15 @@ type Port struct {
 
 // Reserve returns a port on which nobody listens.
 func Reserve() (*Port, error) {
+	p, l, err := Listen()
+	if err != nil {
+		return nil, err
+	}
+	return p, l.Close()
+}
+
+// Listen is Reserve for a program that listens itself, at once.
+func Listen() (*Port, net.Listener, error) {
 	for range 1000 {
 		p := &Port{Number: lowest + rand.IntN(highest-lowest)}
 		keeper, err := net.ListenPacket("udp", p.Addr())
@@ -35,9 +44,9 @@ func Reserve() (*Port, error) {
 			_ = keeper.Close()
 			continue
 		}
-		return p, l.Close()
+		return p, l, nil
 	}
-	return nil, errors.New("found no free port on the loopback interface")
+	return nil, nil, errors.New("found no free port on the loopback interface")
 }
 
 // Addr returns "127.0.0.1:number".
