@@ -20,6 +20,7 @@ func TestDependencyRules(t *testing.T) {
 		multi     = "github.com/hashicorp/go-multierror"
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
+		async     = "drivers/internal/async"
 		fencesql  = "dlock/fence/fencesql"
 		dsn       = "driver/dsn"
 		boot      = "driver/boot"
@@ -33,9 +34,9 @@ func TestDependencyRules(t *testing.T) {
 		"dlock/cli":          append(base, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
-		"drivers/redlock":    append(base, dsn),
-		"drivers/goredis":    append(base, dsn, redisnode, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
-		"drivers/valkeygo":   append(base, dsn, redisnode, valkey, "golang.org/x/sys"),
+		"drivers/redlock":    append(base, dsn, async),
+		"drivers/goredis":    append(base, dsn, redisnode, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
+		"drivers/valkeygo":   append(base, dsn, redisnode, async, valkey, "golang.org/x/sys"),
 		"drivers/postgres":   append(base, dsn, "dlock/fence", fencesql, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
 		"redlocktest":        {"driver", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
 		"redlocktest/fault":  {"driver", "redlocktest/internal/port", "golang.org/x/sys"},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
 // A Lease is one acquisition of one lock.
@@ -28,7 +29,10 @@ type Lease struct {
 	bounded  time.Time     // …and which may take effect until then
 }
 
-var _ driver.Lease = (*Lease)(nil)
+var (
+	_ driver.Lease = (*Lease)(nil)
+	_ async.Lease  = (*Lease)(nil)
+)
 
 // Grant returns the grant as of the last success.
 func (l *Lease) Grant() driver.Grant {
@@ -40,68 +44,134 @@ func (l *Lease) Grant() driver.Grant {
 // Renew extends the lease, if this acquisition still has the lock. Renewals of one
 // lease go one after the other.
 func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	n := l.node
-	if err := n.Info().CheckRenewal(r); err != nil {
+	if err := l.checkRenewal(r); err != nil {
 		return driver.Grant{}, err
 	}
-	if r.MinFence > driver.MaxFence {
-		return driver.Grant{}, driver.Invalid("MinFence", "%d is over the largest token, %d", r.MinFence, uint64(driver.MaxFence))
-	}
-	if n.closed.Load() {
-		return driver.Grant{}, driver.ErrClosed
-	}
-	if l.over() {
-		return driver.Grant{}, driver.ErrLost
-	}
-	ctx = within(ctx, n.timeout(max(r.TTL, r.Keep)))
+	ctx = within(ctx, l.node.timeout(max(r.TTL, r.Keep)))
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	g, err := l.renew(ctx, r)
-	return g, n.explain(l.key, err)
+	return l.renewal(r).run(ctx)
 }
 
-func (l *Lease) renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+// StartRenew is Renew for a caller that does not wait: see package async.
+func (l *Lease) StartRenew(ctx context.Context, r *driver.Renewal, until time.Time, done func(driver.Grant, error)) bool {
+	if l.checkRenewal(r) != nil || !l.turn.TryLock() {
+		return false
+	}
+	t := l.renewal(r)
+	if !t.start(ctx, earlier(until, time.Now().Add(l.node.timeout(max(r.TTL, r.Keep)))), done) {
+		l.turn.Unlock()
+		return false
+	}
+	return true
+}
+
+func (l *Lease) checkRenewal(r *driver.Renewal) error {
 	n := l.node
-	deadline, _ := ctx.Deadline()
-	keys := append(make([]string, 0, 4), n.names.lock(l.key), n.names.counter(l.key), n.names.mark(l.key, n.cfg.Cluster))
-	px, keep := n.renewalPX(r, l.quorum)
-	least, life := strconv.FormatUint(r.MinFence, 10), n.counterLife(max(r.TTL, r.Keep), l.quorum)
-	args := func(p *process) []string {
-		return []string{notAfter(p, deadline), l.value, px, least, life, keep}
+	if err := n.Info().CheckRenewal(r); err != nil {
+		return err
 	}
-	for again, late := false, false; ; {
-		start := time.Now()
-		a, err := n.fleet.run(ctx, opRenew, n.guard.of(l.quorum), r.TTL, keys, nil, args)
-		if err != nil {
-			if !n.unknown(err) {
-				return driver.Grant{}, err
-			}
-			l.inDoubt(driver.Expires(start, r.TTL), deadline)
-			if again || ended(ctx) {
-				return driver.Grant{}, err
-			}
-			again = true
-			continue
-		}
-		clock := a.learn(1)
-		switch code, _ := number(a.reply, 0); code {
-		case 1:
-			if err := n.replicated(a); err != nil {
-				l.inDoubt(driver.Expires(start, r.TTL), time.Now())
-				return driver.Grant{}, err
-			}
-			return l.extend(a, clock, r.TTL), nil
-		case 0:
-			return driver.Grant{}, driver.ErrLost
-		case -1:
-			if late {
-				return driver.Grant{}, errTooLate
-			}
-			late = true
-		default:
-			return driver.Grant{}, errGarbled
+	if r.MinFence > driver.MaxFence {
+		return driver.Invalid("MinFence", "%d is over the largest token, %d", r.MinFence, uint64(driver.MaxFence))
+	}
+	if n.closed.Load() {
+		return driver.ErrClosed
+	}
+	if l.over() {
+		return driver.ErrLost
+	}
+	return nil
+}
+
+// A renewal is one Renew. The lease's turn is its own meanwhile.
+type renewal struct {
+	lease *Lease
+	ttl   time.Duration
+
+	ask                   request
+	px, keep, least, life string
+	deadline              time.Time
+	sent                  time.Time
+
+	again, tardy bool // as of an attempt
+}
+
+func (l *Lease) renewal(r *driver.Renewal) *renewal {
+	n := l.node
+	t := &renewal{lease: l, ttl: r.TTL, least: strconv.FormatUint(r.MinFence, 10), life: n.counterLife(max(r.TTL, r.Keep), l.quorum)}
+	t.px, t.keep = n.renewalPX(r, l.quorum)
+	q := n.guard.of(l.quorum)
+	t.ask = request{op: opRenew, q: q, ttl: r.TTL, keys: n.fenced(l.key, q), args: t.args}
+	return t
+}
+
+func (t *renewal) args(p *process) []string {
+	return []string{notAfter(p, t.deadline), t.lease.value, t.px, t.least, t.life, t.keep}
+}
+
+func (t *renewal) run(ctx context.Context) (driver.Grant, error) {
+	t.deadline, _ = ctx.Deadline()
+	for {
+		t.sent = time.Now()
+		a, err := t.lease.node.fleet.run(ctx, &t.ask)
+		if g, err := t.heard(ctx, a, err); !errors.Is(err, errAgain) {
+			return g, t.lease.node.explain(t.lease.key, err)
 		}
 	}
+}
+
+// start is run for a caller that does not wait. It gives the lease's turn back.
+func (t *renewal) start(ctx context.Context, until time.Time, done func(driver.Grant, error)) bool {
+	n := t.lease.node
+	t.deadline, t.sent = until, time.Now()
+	finish := func(g driver.Grant, err error) {
+		t.lease.turn.Unlock()
+		done(g, err)
+	}
+	return n.fleet.start(ctx, &t.ask, until, func(a *answer, err error) {
+		ctx := &bounded{context.WithoutCancel(ctx), until}
+		g, err := t.heard(ctx, a, err)
+		if !errors.Is(err, errAgain) {
+			finish(g, n.explain(t.lease.key, err))
+			return
+		}
+		n.aside(func() { finish(t.run(ctx)) })
+	})
+}
+
+// heard reads an answer, or the error instead. The error errAgain says to ask once more.
+func (t *renewal) heard(ctx context.Context, a *answer, err error) (driver.Grant, error) {
+	l := t.lease
+	n := l.node
+	if err != nil {
+		if !n.unknown(err) {
+			return driver.Grant{}, err
+		}
+		l.inDoubt(driver.Expires(t.sent, t.ttl), t.deadline)
+		if t.again || ended(ctx) {
+			return driver.Grant{}, err
+		}
+		t.again = true
+		return driver.Grant{}, errAgain
+	}
+	clock := a.learn(1)
+	switch code, _ := number(a.reply, 0); code {
+	case 1:
+		if err := n.replicated(a); err != nil {
+			l.inDoubt(driver.Expires(t.sent, t.ttl), time.Now())
+			return driver.Grant{}, err
+		}
+		return l.extend(a, clock, t.ttl), nil
+	case 0:
+		return driver.Grant{}, driver.ErrLost
+	case -1:
+		if t.tardy {
+			return driver.Grant{}, errTooLate
+		}
+		t.tardy = true
+		return driver.Grant{}, errAgain
+	}
+	return driver.Grant{}, errGarbled
 }
 
 // doubt notes a renewal that may yet take effect, until the instant until: a later
@@ -149,23 +219,49 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
-	found, err := n.release(ctx, l.key, l.value, releaseTries)
-	if err != nil {
-		return n.explain(l.key, err)
+	return l.freed(ctx)(n.release(ctx, l.key, l.value, releaseTries))
+}
+
+// StartRelease is Release for a caller that does not wait: see package async.
+func (l *Lease) StartRelease(ctx context.Context, until time.Time, done func(error)) bool {
+	n := l.node
+	if n.closed.Load() || l.over() {
+		return false
 	}
-	l.mu.Lock()
-	first := !l.released
-	l.released = true
-	late := l.late
-	l.mu.Unlock()
-	if len(late) > 0 && first {
-		// A try of the acquisition is still on its way somewhere.
-		n.cleanUp(ctx, &attempt{node: n, key: l.key, owner: l.owner, late: late})
+	freed := l.freed(ctx)
+	t := n.freeing(l.key, l.value, "")
+	return n.fleet.start(ctx, &t.ask, earlier(until, time.Now().Add(n.cfg.CallTimeout)), func(a *answer, err error) {
+		found, err, over := t.heard(a, err)
+		if over {
+			done(freed(found, err))
+			return
+		}
+		n.aside(func() {
+			done(freed(t.more(&bounded{context.WithoutCancel(ctx), until}, releaseTries-1, err)))
+		})
+	})
+}
+
+// freed ends the lease, given what its release found.
+func (l *Lease) freed(ctx context.Context) func(found bool, err error) error {
+	return func(found bool, err error) error {
+		if err != nil {
+			return l.node.explain(l.key, err)
+		}
+		l.mu.Lock()
+		first := !l.released
+		l.released = true
+		late := l.late
+		l.mu.Unlock()
+		if len(late) > 0 && first {
+			// A try of the acquisition is still on its way somewhere.
+			l.node.cleanUp(ctx, &attempt{node: l.node, key: l.key, owner: l.owner, late: late})
+		}
+		if !found && first {
+			return driver.ErrLost
+		}
+		return nil
 	}
-	if !found && first {
-		return driver.ErrLost
-	}
-	return nil
 }
 
 // release frees the lock, if its value is this one, or begins with it where that ends
@@ -177,45 +273,77 @@ func (n *Node) release(ctx context.Context, key, value string, tries int) (found
 
 // give is release, and gives up a place in line, if there is one.
 func (n *Node) give(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
-	keys := []string{n.names.lock(key)}
-	handing := n.handing(key, place)
-	args := func(p *process) []string {
-		said := append(append(make([]string, 0, 9), "0", value), handing...)
-		if left, _ := n.gap(p); left > 0 && place == "" {
-			said = append(said, "", "gap")
-		}
-		return said
+	t := n.freeing(key, value, place)
+	a, err := n.fleet.run(within(ctx, n.cfg.CallTimeout), &t.ask)
+	found, err, over := t.heard(a, err)
+	if over {
+		return found, err
 	}
-	again, pause := false, releasePause
-	for i := range tries {
-		if i > 0 {
-			if !n.rest(ctx, pause) {
-				break
-			}
-			pause *= 4
+	return t.more(within(ctx, 2*n.cfg.CallTimeout), tries-1, err)
+}
+
+// A freeing is one release, which may be sent several times.
+type freeing struct {
+	node  *Node
+	key   string
+	place string // in line, to give up
+	value string
+	ask   request
+	again bool // one of those that were sent may have taken effect
+}
+
+func (n *Node) freeing(key, value, place string) *freeing {
+	t := &freeing{node: n, key: key, value: value, place: place}
+	t.ask = request{op: opRelease, keys: []string{n.names.lock(key)}, args: t.args}
+	return t
+}
+
+func (t *freeing) args(p *process) []string {
+	said := append(append(make([]string, 0, 9), "0", t.value), t.node.handing(t.key, t.place)...)
+	if left, _ := t.node.gap(p); left > 0 && t.place == "" {
+		said = append(said, "", "gap")
+	}
+	return said
+}
+
+// heard reads an answer, or the error instead; over tells that another try is no use.
+func (t *freeing) heard(a *answer, err error) (found bool, _ error, over bool) {
+	n := t.node
+	var reply ServerError
+	switch {
+	case err == nil:
+	case errors.As(err, &reply) && n.verdict(t.key, reply) != nil:
+		return false, err, true
+	default:
+		t.again = t.again || n.unknown(err)
+		return false, err, false
+	}
+	code, _ := number(a.reply, 0)
+	if code == 2 {
+		n.mute.Do(func() {
+			n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: who waits for a lock learns of its release by polling only (allow the channel " + n.cfg.Prefix + layout + "*)"})
+		})
+	}
+	if code == 3 {
+		n.hub.handed(t.key)
+	}
+	return code != 0 || t.again, nil, true
+}
+
+// more tries so many times more, with pauses; err is the error of the first try.
+func (t *freeing) more(ctx context.Context, tries int, err error) (found bool, _ error) {
+	n, pause := t.node, releasePause
+	for range tries {
+		if !n.rest(ctx, pause) {
+			break
 		}
+		pause *= 4
 		var a *answer
-		a, err = n.try(ctx, opRelease, keys, args)
-		if err == nil {
-			code, _ := number(a.reply, 0)
-			if code == 2 {
-				n.mute.Do(func() {
-					n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: who waits for a lock learns of its release by polling only (allow the channel " + n.cfg.Prefix + layout + "*)"})
-				})
-			}
-			if code == 3 {
-				n.hub.handed(key)
-			}
-			return code != 0 || again, nil
+		var over bool
+		a, err = n.fleet.run(within(ctx, n.cfg.CallTimeout), &t.ask)
+		if found, err, over = t.heard(a, err); over {
+			return found, err
 		}
-		var reply ServerError
-		if errors.As(err, &reply) && n.verdict(key, reply) != nil {
-			return false, err
-		}
-		if i == 0 {
-			ctx = within(ctx, 2*n.cfg.CallTimeout)
-		}
-		again = again || n.unknown(err)
 	}
 	return false, err
 }
@@ -226,5 +354,5 @@ func (n *Node) rest(ctx context.Context, pause time.Duration) bool {
 }
 
 func (n *Node) try(ctx context.Context, o op, keys []string, args func(*process) []string) (*answer, error) {
-	return n.fleet.run(within(ctx, n.cfg.CallTimeout), o, nil, 0, keys, nil, args)
+	return n.fleet.run(within(ctx, n.cfg.CallTimeout), &request{op: o, keys: keys, args: args})
 }

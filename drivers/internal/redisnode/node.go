@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
 const (
@@ -85,6 +86,7 @@ var (
 	_ driver.Inspector  = (*Node)(nil)
 	_ driver.Admin      = (*Node)(nil)
 	_ driver.GuardAdmin = (*Node)(nil)
+	_ async.Backend     = (*Node)(nil)
 )
 
 // New returns a node, or an *InvalidError. It does no I/O.
@@ -148,15 +150,35 @@ func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, 
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
 	}
-	t := &attempt{node: n, key: req.Key, owner: req.Owner}
-	l, err := t.acquire(ctx, req)
-	if err != nil && t.uncertain() {
-		n.cleanUp(ctx, t)
+	t := n.attempt(req)
+	if req.ExactFence == 0 {
+		n.holdBack(ctx, req.Key)
+		n.hub.stepBack(ctx, req.Key)
+		t.line = n.hub.waitQueue(t, req.Quorum)
 	}
-	if err != nil {
-		return nil, n.explain(req.Key, err)
+	return t.acquire(within(ctx, n.timeout(req.TTL)))
+}
+
+// StartAcquire is Acquire for a caller that does not wait: see package async.
+func (n *Node) StartAcquire(ctx context.Context, req *driver.Request, until time.Time, done func(driver.Lease, error)) bool {
+	if n.closed.Load() || n.check(req) != nil {
+		return false
 	}
-	return l, nil
+	t := n.attempt(req)
+	if req.ExactFence == 0 {
+		if n.cfg.ForeignGap != 0 || n.hub.rest(req.Key) > 0 {
+			return false
+		}
+		t.line = n.hub.waitQueue(t, req.Quorum)
+	}
+	return t.start(ctx, earlier(until, time.Now().Add(n.timeout(req.TTL))), done)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 func (n *Node) check(req *driver.Request) error {
@@ -223,15 +245,56 @@ func (n *Node) counterLife(ttl time.Duration, q *driver.Quorum) string {
 	return strconv.FormatInt(inMS(life+ttl), 10)
 }
 
-// An attempt is one Acquire: what of it may have taken effect.
+// An attempt is one Acquire: what it asks for, and what of it may have taken effect.
 type attempt struct {
-	node  *Node
-	key   string
-	owner string
-	place string // in the line of those who wait; empty: nobody does
+	node   *Node
+	key    string
+	owner  string
+	place  string   // in the line of those who wait; empty: nobody does
+	line   []string // what acquire says about the line, or join about the token
+	quorum *driver.Quorum
+	ttl    time.Duration
+
+	ask      request
+	px       string
+	proposal string
+	life     string
+	deadline time.Time
+
+	again, tardy bool // it was tried once more: after a broken connection; after it came too late
 
 	last inDoubtCall   // the call that was sent last
 	late []inDoubtCall // those of which the outcome is not known
+}
+
+func (n *Node) attempt(req *driver.Request) *attempt {
+	t := &attempt{
+		node: n, key: req.Key, owner: req.Owner, quorum: req.Quorum, ttl: req.TTL,
+		px: n.px(req.TTL, req.Quorum), life: n.counterLife(req.TTL, req.Quorum),
+	}
+	o, floor := opAcquire, req.FenceFloor
+	if req.ExactFence != 0 {
+		o, floor = opJoin, req.ExactFence
+		t.line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
+	}
+	t.proposal = strconv.FormatUint(floor, 10)
+	q := n.guard.of(req.Quorum)
+	t.ask = request{op: o, q: q, ttl: req.TTL, keys: n.fenced(req.Key, q), args: t.args, call: &t.last.call}
+	return t
+}
+
+// fenced returns the KEYS of a script that may set the counter.
+func (n *Node) fenced(key string, q *driver.Quorum) []string {
+	keys := append(make([]string, 0, 4), n.names.lock(key), n.names.counter(key), n.names.mark(key, n.cfg.Cluster))
+	if q != nil {
+		keys = append(keys, n.guard.meta)
+	}
+	return keys
+}
+
+func (t *attempt) args(p *process) []string {
+	t.last.process, t.last.notAfter = p, p.clock.at(t.deadline)
+	return append(append(make([]string, 0, 9), strconv.FormatInt(t.last.notAfter, 10), t.owner, t.px, t.proposal, t.life), t.line...)
 }
 
 // A doubt is a call that may have taken effect, or may until its not-after.
@@ -247,72 +310,98 @@ func (t *attempt) uncertain() bool { return len(t.late) > 0 }
 // acquire asks until there is a verdict: again after a refusal for lateness, which
 // taught the server's clock, and once more after a broken connection, since the
 // script is idempotent for one attempt.
-func (t *attempt) acquire(ctx context.Context, req *driver.Request) (*Lease, error) {
-	n := t.node
-	o, floor, most := opAcquire, req.FenceFloor, n.px(req.TTL, req.Quorum)
-	if req.ExactFence != 0 {
-		o, floor = opJoin, req.ExactFence
-	}
-	keys := append(make([]string, 0, 4), n.names.lock(req.Key), n.names.counter(req.Key), n.names.mark(req.Key, n.cfg.Cluster))
-	proposal, life := strconv.FormatUint(floor, 10), n.counterLife(req.TTL, req.Quorum)
-	var line []string
-	if o == opJoin {
-		line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
-	} else {
-		n.holdBack(ctx, req.Key)
-		n.hub.stepBack(ctx, req.Key)
-		line = n.hub.waitQueue(t, req.Quorum)
-	}
-
-	ctx = within(ctx, n.timeout(req.TTL))
-	deadline, _ := ctx.Deadline()
-	args := func(p *process) []string {
-		t.last.process, t.last.notAfter = p, p.clock.at(deadline)
-		return append([]string{strconv.FormatInt(t.last.notAfter, 10), req.Owner, most, proposal, life}, line...)
-	}
-	for again, late := false, false; ; {
-		a, err := n.fleet.run(ctx, o, n.guard.of(req.Quorum), req.TTL, keys, &t.last.call, args)
-		if err != nil {
-			if !n.unknown(err) {
-				return nil, err
-			}
-			t.late = append(t.late, t.last)
-			if again || ended(ctx) {
-				return nil, err
-			}
-			again = true
-			continue
-		}
-		switch code, _ := number(a.reply, 0); code {
-		case 1:
-			n.hub.served(t)
-			if err := n.replicated(a); err != nil {
-				t.late = append(t.late, t.last) // it has the lock, which is given back
-				return nil, err
-			}
-			return n.lease(t, req, a)
-		case 0:
-			e := held(a)
-			n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
-			e.PollAfter = n.hub.pollAfter(t, e)
-			if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
-				e.PollAfter = end + mathrand.N(5*time.Millisecond)
-			}
-			return nil, e
-		case -1:
-			a.learn(1)
-			if late {
-				return nil, errTooLate
-			}
-			late = true
-		case -2:
-			counter, _ := number(a.reply, 1)
-			return nil, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
-		default:
-			return nil, errGarbled
+func (t *attempt) acquire(ctx context.Context) (driver.Lease, error) {
+	t.deadline, _ = ctx.Deadline()
+	for {
+		a, err := t.node.fleet.run(ctx, &t.ask)
+		if l, err := t.heard(ctx, a, err); !errors.Is(err, errAgain) {
+			return t.end(ctx, l, err)
 		}
 	}
 }
+
+// start is acquire for a caller that does not wait.
+func (t *attempt) start(ctx context.Context, until time.Time, done func(driver.Lease, error)) bool {
+	t.deadline = until
+	return t.node.fleet.start(ctx, &t.ask, until, func(a *answer, err error) {
+		ctx := &bounded{context.WithoutCancel(ctx), until}
+		l, err := t.heard(ctx, a, err)
+		if !errors.Is(err, errAgain) {
+			done(t.end(ctx, l, err))
+			return
+		}
+		t.node.aside(func() { done(t.acquire(ctx)) })
+	})
+}
+
+// aside does what takes time for a caller that does not wait.
+func (n *Node) aside(do func()) {
+	n.work.add()
+	n.wg.add()
+	go func() {
+		defer n.wg.done()
+		defer n.work.done()
+		do()
+	}()
+}
+
+// end makes the result of an attempt. What may have taken effect without one is undone.
+func (t *attempt) end(ctx context.Context, l *Lease, err error) (driver.Lease, error) {
+	if err == nil {
+		return l, nil
+	}
+	if t.uncertain() {
+		t.node.cleanUp(ctx, t)
+	}
+	return nil, t.node.explain(t.key, err)
+}
+
+// heard reads an answer, or the error instead. The error errAgain says to ask once more.
+func (t *attempt) heard(ctx context.Context, a *answer, err error) (*Lease, error) {
+	n := t.node
+	if err != nil {
+		if !n.unknown(err) {
+			return nil, err
+		}
+		t.late = append(t.late, t.last)
+		if t.again || ended(ctx) {
+			return nil, err
+		}
+		t.again = true
+		return nil, errAgain
+	}
+	switch code, _ := number(a.reply, 0); code {
+	case 1:
+		n.hub.served(t)
+		if err := n.replicated(a); err != nil {
+			t.late = append(t.late, t.last) // it has the lock, which is given back
+			return nil, err
+		}
+		return n.lease(t, a)
+	case 0:
+		e := held(a)
+		n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
+		e.PollAfter = n.hub.pollAfter(t, e)
+		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
+			e.PollAfter = end + mathrand.N(5*time.Millisecond)
+		}
+		return nil, e
+	case -1:
+		a.learn(1)
+		if t.tardy {
+			return nil, errTooLate
+		}
+		t.tardy = true
+		return nil, errAgain
+	case -2:
+		counter, _ := number(a.reply, 1)
+		return nil, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
+	}
+	return nil, errGarbled
+}
+
+// errAgain says that a request has to be made once more.
+var errAgain = errors.New("once more")
 
 var (
 	errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
@@ -332,23 +421,23 @@ func (n *Node) replicated(a *answer) error {
 func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }
 
 // lease makes a lease of a grant: {1, token, TIME}.
-func (n *Node) lease(t *attempt, req *driver.Request, a *answer) (*Lease, error) {
+func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
 	fence, ok := number(a.reply, 1)
 	if !ok || fence <= 0 {
 		t.late = append(t.late, t.last)
 		return nil, errGarbled
 	}
 	l := &Lease{
-		node: n, key: req.Key, owner: req.Owner, quorum: req.Quorum,
+		node: n, key: t.key, owner: t.owner, quorum: t.quorum,
 		late: t.late,
 	}
-	l.value = req.Owner + "|" + strconv.FormatInt(fence, 10)
+	l.value = t.owner + "|" + strconv.FormatInt(fence, 10)
 	l.grant = driver.Grant{
-		Expires: driver.Expires(a.sent, req.TTL),
+		Expires: driver.Expires(a.sent, t.ttl),
 		Fence:   uint64(fence),
 		Clock:   a.learn(2),
 		Server:  a.process.run,
-		Terms:   a.terms(req.Quorum),
+		Terms:   a.terms(t.quorum),
 	}
 	return l, nil
 }

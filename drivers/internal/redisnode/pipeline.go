@@ -45,17 +45,23 @@ type Call struct {
 
 	ctx      context.Context // the caller's…
 	deadline time.Time       // …and its deadline
+	then     func(error)     // of a call that nobody waits for: gets its error; see start
+	timer    *time.Timer     // its deadline
+	late     chan struct{}   // its done, where the deadline came first
 	out      sendContext     // what the library gets
 	self     [1]*Call        // a batch of itself
 	state    atomic.Int32
 	done     chan struct{} // closed once Reply and Err are set
 }
 
-// The states of a call. Only one of sending and leaving wins.
+// The states of a call. Only one of sending and leaving wins, and of a call that nobody
+// waits for only one of its answer and its deadline.
 const (
 	callQueued int32 = iota
 	callSent
 	callLeft
+	callAnswered
+	callOverdue
 )
 
 // lanes carry calls to one server process, several at a time: a call that finds an
@@ -155,6 +161,52 @@ func (l *pipelines) do(ctx context.Context, c *Call) error {
 	}
 }
 
+// start is do for a call that nobody waits for, whose then, ctx and deadline are set. It
+// reports false where do would fail at once.
+func (l *pipelines) start(c *Call) bool {
+	l.calls.add()
+	then := c.then
+	c.then = func(err error) {
+		defer l.calls.done()
+		then(err)
+	}
+	conn, _, err := l.enter(c)
+	if err != nil {
+		l.calls.done()
+		return false
+	}
+	if conn >= 0 {
+		c.self[0] = c
+		l.carry(conn, c.self[:])
+	}
+	return true
+}
+
+// finish tells who waits for c that Reply and Err are set.
+func (c *Call) finish() {
+	switch {
+	case c.then == nil:
+		close(c.done)
+	case c.state.CompareAndSwap(callSent, callAnswered):
+		c.timer.Stop()
+		c.done = answered
+		c.then(c.Err)
+	default:
+		close(c.late)
+	}
+}
+
+// expire is the deadline of a call that nobody waits for.
+func (c *Call) expire() {
+	c.late = make(chan struct{})
+	if c.state.CompareAndSwap(callQueued, callLeft) {
+		c.then(&notSent{context.DeadlineExceeded})
+	} else if c.state.CompareAndSwap(callSent, callOverdue) {
+		c.done = c.late
+		c.then(context.DeadlineExceeded)
+	}
+}
+
 // enter takes an idle lane for c, and says how it goes; or queues c and returns -1.
 func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	now := time.Now()
@@ -170,7 +222,7 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 		if hung := l.hung(now); hung > 0 || len(l.queue) >= maxQueue {
 			return -1, passed, fmt.Errorf("node is hung or overloaded: %d calls under way, %d waiting, the oldest %v overdue", l.busy, len(l.queue), hung.Round(time.Millisecond))
 		}
-		c.done = make(chan struct{})
+		l.expect(c, now)
 		l.queue = append(l.queue, c)
 		return -1, passed, nil
 	}
@@ -178,11 +230,12 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	switch {
 	case l.busy >= l.proven:
 		m = connecting
-	case l.direct && l.busy == 0 && c.deadline.Sub(now) >= max(promptly*l.usual, minCallTimeout):
+	case c.then == nil && l.direct && l.busy == 0 && c.deadline.Sub(now) >= max(promptly*l.usual, minCallTimeout):
 		m, due = onCaller, c.deadline
 	}
+	c.state.Store(callSent)
 	if m != onCaller {
-		c.done = make(chan struct{})
+		l.expect(c, now)
 	}
 	for !l.conns[lane].due.IsZero() {
 		lane++
@@ -190,8 +243,16 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	l.conns[lane].due, l.conns[lane].mode = due, m
 	l.busy++
 	l.on[m]++
-	c.state.Store(callSent)
 	return lane, m, nil
+}
+
+// expect readies c for an answer from another goroutine. l.mu is held.
+func (l *pipelines) expect(c *Call, now time.Time) {
+	if c.then == nil {
+		c.done = make(chan struct{})
+	} else {
+		c.timer = time.AfterFunc(c.deadline.Sub(now), c.expire)
+	}
 }
 
 // open reports whether a call may go at once. l.mu is held.
@@ -227,7 +288,7 @@ func (l *pipelines) carry(lane int, batch []*Call) {
 		for batch != nil {
 			took := l.send(batch, time.Now().Add(l.patience()))
 			for _, c := range batch {
-				close(c.done)
+				c.finish()
 			}
 			batch = l.next(lane, took, batch[:0])
 		}
@@ -328,9 +389,15 @@ func (l *pipelines) close() {
 	defer l.mu.Unlock()
 	l.closed = true
 	for _, c := range l.queue {
-		if c.state.CompareAndSwap(callQueued, callLeft) {
-			c.Err = &notSent{driver.ErrClosed}
+		if !c.state.CompareAndSwap(callQueued, callLeft) {
+			continue
+		}
+		c.Err = &notSent{driver.ErrClosed}
+		if c.then == nil {
 			close(c.done)
+		} else {
+			c.timer.Stop()
+			go c.then(c.Err)
 		}
 	}
 	l.queue = nil

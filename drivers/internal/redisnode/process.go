@@ -204,67 +204,47 @@ func (a *answer) learn(i int) time.Time {
 	return time.UnixMicro(us)
 }
 
+// A request is a script to run.
+type request struct {
+	op   op
+	q    *driver.Quorum // whose restart guard has to be kept; nil: none
+	ttl  time.Duration  // it must not be over the guard; zero: none is asked for
+	keys []string       // the first routes it; where there is a guard, the last is meta
+	// args makes ARGV, from the not-after that suits the process; it may be called several times.
+	args func(p *process) []string
+	call **Call // it gets the call that was sent last; nil: nobody asks
+
+	recounted bool // a quarantine was counted anew
+}
+
+// A sending is a request that is under way.
+type sending struct {
+	Call
+	answer
+}
+
 // run is the one place that decides how a script is called: by EVALSHA of the text
 // that is bound to the process, and by EVAL of that text with 'handshake' alone where
 // the process does not know it, or where it is not known to keep the restart guard
-// that q asks for; q is nil where there is none. It refuses a TTL, if it is not zero, that is
-// over the guard. args makes ARGV from the not-after that
-// suits the process; it may be called several times. call gets the call that was sent
-// last.
-func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, ttl time.Duration, keys []string, call **Call, args func(p *process) []string) (*answer, error) {
-	p, asked, err := f.process(ctx, keys[0])
+// that the request asks for.
+func (f *fleet) run(ctx context.Context, r *request) (*answer, error) {
+	p, asked, err := f.process(ctx, r.keys[0])
 	if err != nil {
 		return nil, err
 	}
-	if q != nil {
-		keys = append(keys, f.guard.meta)
-	}
 	const tries = 8 // a server that forgets at every step is not worth more
-	recounted := false
 	for range tries {
-		sha, g := p.scripts[o].sha, (*guarded)(nil)
-		if q != nil {
-			sha = ""
-			if g = p.serve(q); g != nil {
-				sha = g.scripts[o].sha
-				f.review(p, g, q)
-				if ttl > g.terms.Guard {
-					return nil, f.guard.overGuard(ttl, &g.terms, q)
-				}
+		s, err := f.aim(p, r)
+		if err != nil {
+			return nil, err
+		}
+		if s != nil {
+			err := p.pipelines.do(ctx, &s.Call)
+			if err = f.heard(r, s, err); !errors.Is(err, errShake) {
+				return &s.answer, err
 			}
 		}
-		if sha != "" {
-			one := &struct { // one allocation
-				Call
-				answer
-			}{Call{SHA: sha, Keys: keys, Args: args(p)}, answer{process: p, guard: g, sent: time.Now()}}
-			c, a := &one.Call, &one.answer
-			if o.perishable() {
-				c.Replicas, c.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
-			}
-			if call != nil {
-				*call = c
-			}
-			err := p.pipelines.do(ctx, c)
-			if err != nil && !isCode(err, "NOSCRIPT") {
-				return nil, err
-			}
-			if err == nil {
-				a.reply, a.received, a.acked = c.Reply, time.Now(), c.Acked
-			}
-			switch {
-			case err != nil:
-			case q != nil && a.stale():
-				f.guard.recall(p, q, a)
-			case q == nil || !a.quarantined():
-				return a, nil
-			case recounted || !p.overlong(a, q):
-				return nil, f.guard.quarantine(p, a)
-			default:
-				recounted = true
-			}
-		}
-		if p, err = f.shake(ctx, p, o, q, keys, asked); err != nil {
+		if p, err = f.shake(ctx, p, r, asked); err != nil {
 			return nil, err
 		}
 		asked = true
@@ -272,12 +252,89 @@ func (f *fleet) run(ctx context.Context, o op, q *driver.Quorum, ttl time.Durati
 	return nil, &notSent{fmt.Errorf("the server forgot its scripts %d times in a row", tries)}
 }
 
+// start is run for a caller that does not wait: then gets what run would return, by the
+// instant until. It reports false, and has done nothing, where something has to come first.
+func (f *fleet) start(ctx context.Context, r *request, until time.Time, then func(*answer, error)) bool {
+	p := f.slots[f.slot(r.keys[0])].Load()
+	if p == nil || f.cluster {
+		return false
+	}
+	s, err := f.aim(p, r)
+	if s == nil || err != nil {
+		return false
+	}
+	s.ctx, s.deadline = ctx, until
+	s.then = func(err error) {
+		if err = f.heard(r, s, err); !errors.Is(err, errShake) {
+			then(&s.answer, err)
+			return
+		}
+		f.guard.wg.add()
+		go func() {
+			defer f.guard.wg.done()
+			then(f.run(&bounded{context.WithoutCancel(ctx), until}, r))
+		}()
+	}
+	return p.pipelines.start(&s.Call)
+}
+
+// aim makes the call of a request to p; nil: a handshake has to come first.
+func (f *fleet) aim(p *process, r *request) (*sending, error) {
+	sha, g := p.scripts[r.op].sha, (*guarded)(nil)
+	if r.q != nil {
+		if g = p.serve(r.q); g == nil {
+			return nil, nil
+		}
+		sha = g.scripts[r.op].sha
+		f.review(p, g, r.q)
+		if r.ttl > g.terms.Guard {
+			return nil, f.guard.overGuard(r.ttl, &g.terms, r.q)
+		}
+	}
+	s := &sending{Call{SHA: sha, Keys: r.keys, Args: r.args(p)}, answer{process: p, guard: g, sent: time.Now()}}
+	if r.op.perishable() {
+		s.Replicas, s.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
+	}
+	if r.call != nil {
+		*r.call = &s.Call
+	}
+	return s, nil
+}
+
+// errShake says that a script has to be called again, after a handshake.
+var errShake = errors.New("a handshake has to come first")
+
+// heard reads the answer to a request.
+func (f *fleet) heard(r *request, s *sending, err error) error {
+	if err != nil {
+		if isCode(err, "NOSCRIPT") {
+			return errShake
+		}
+		return err
+	}
+	a := &s.answer
+	a.reply, a.received, a.acked = s.Reply, time.Now(), s.Acked
+	switch {
+	case r.q == nil:
+	case a.stale():
+		f.guard.recall(a.process, r.q, a)
+		return errShake
+	case a.quarantined() && (r.recounted || !a.process.overlong(a, r.q)):
+		return f.guard.quarantine(a.process, a)
+	case a.quarantined():
+		r.recounted = true
+		return errShake
+	}
+	return nil
+}
+
 // shake loads a script into the process that has just said that it does not know it,
 // and returns that process: another one, if the server was restarted.
 //
 // The question who serves comes first, so that a text reaches no process but
 // its own, short of a restart between the two.
-func (f *fleet) shake(ctx context.Context, p *process, o op, q *driver.Quorum, keys []string, asked bool) (*process, error) {
+func (f *fleet) shake(ctx context.Context, p *process, r *request, asked bool) (*process, error) {
+	o, q, keys := r.op, r.q, r.keys
 	slot := f.slot(keys[0])
 	done, err := f.enter(ctx, flight{slot, o})
 	if err != nil {

@@ -70,17 +70,21 @@ func (h *hub) handed(key string) {
 // stepBack lets the one to whom the lock was handed go first, if an attempt will take a new
 // place behind it.
 func (h *hub) stepBack(ctx context.Context, key string) {
-	rest := time.Duration(0)
-	h.mu.Lock()
-	if len(h.topics) > 0 {
-		if t := h.topics[h.node.names.channel(key)]; t != nil && t.place == "" {
-			rest = stepBack - time.Since(t.gave)
-		}
-	}
-	h.mu.Unlock()
-	if rest > 0 {
+	if rest := h.rest(key); rest > 0 {
 		_ = await(within(ctx, rest), h.node.ending)
 	}
+}
+
+// rest is for how long to step back.
+func (h *hub) rest(key string) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.topics) > 0 {
+		if t := h.topics[h.node.names.channel(key)]; t != nil && t.place == "" {
+			return stepBack - time.Since(t.gave)
+		}
+	}
+	return 0
 }
 
 // waits notes that an attempt was refused, and so has a place, and how long it took.

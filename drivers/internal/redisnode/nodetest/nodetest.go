@@ -69,6 +69,7 @@ var together = []test{
 	{"LatePacketIsRefusedByTheServer", (*suite).latePacket},
 	{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
 	{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
+	{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
 	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 	{"RestartedServerIsAnotherServer", (*suite).restart},
 	{"ErrorsSayWhatIsWrong", (*suite).words},
