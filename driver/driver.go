@@ -368,7 +368,8 @@ type Inspector interface {
 	// Lookup returns the state of key; a key that nobody holds has no Holders.
 	Lookup(ctx context.Context, key string) (*State, error)
 	// List calls yield for every held key that begins with prefix, in no order, until
-	// yield returns false. It may take many round trips, and sees no snapshot.
+	// yield returns false. It may take many round trips, and sees no snapshot. A quorum also
+	// yields keys whose Verdict is VerdictSplit.
 	List(ctx context.Context, prefix string, yield func(*State) bool) error
 	// Check examines the deployment and returns what it found, the gravest first. An
 	// error says that it could not examine it.
@@ -382,11 +383,82 @@ type State struct {
 	Holders []Holder // none: the key is free
 	Fence   uint64   // the counter: the largest token ever given, where it is kept
 	Waiters int      // who queue on the server, where it can tell
+	// Queue has the first of the Waiters, in the order in which they are served, as far as the
+	// server knows them; at most 100.
+	Queue []Waiter
 	// ReservedFor: nobody holds the key, but for so long it is kept for the first waiter.
 	ReservedFor time.Duration
-	Votes       []Vote // per node, quorum backends only
+	Nodes       []NodeState // per node, in the order of the votes; quorum backends only
 
 	_ struct{}
+}
+
+// A NodeState is what one node of a quorum said of a key.
+type NodeState struct {
+	Node    string        // its address
+	State   *State        // nil: it did not answer
+	Latency time.Duration // of its answer
+	Err     error         // why there is none
+	_       struct{}
+}
+
+// expiring is the remaining time below which a lease is called expiring: leases are renewed
+// at a third of their TTL, so only one that is not renewed, or is very short, comes so low.
+const expiring = time.Second
+
+// Verdict says in one word what s means for whoever wants the key.
+func (s *State) Verdict() Verdict {
+	for i := range s.Holders {
+		if ttl := s.Holders[i].TTL; ttl <= 0 || ttl >= expiring { // zero: unknown, or no end
+			return VerdictHeld
+		}
+	}
+	owners := map[string]bool{}
+	for i := range s.Nodes {
+		if n := s.Nodes[i].State; n != nil {
+			for j := range n.Holders {
+				owners[n.Holders[j].Owner] = true
+			}
+		}
+	}
+	switch {
+	case len(s.Holders) > 0:
+		return VerdictExpiring
+	case s.ReservedFor > 0:
+		return VerdictReserved
+	case len(owners) > 1:
+		return VerdictSplit
+	case len(owners) == 1:
+		return VerdictExpiring
+	}
+	return VerdictFree
+}
+
+// Verdict is what the state of a key comes to.
+type Verdict uint8
+
+const (
+	// VerdictFree: nobody has the key.
+	VerdictFree Verdict = iota
+	// VerdictHeld: the key is held, on a majority where there are several nodes.
+	VerdictHeld
+	// VerdictExpiring: the holder has less than a second left, or has the key on a minority of
+	// the nodes, where it ends with its TTL.
+	VerdictExpiring
+	// VerdictReserved: the key is kept for the first waiter for a moment.
+	VerdictReserved
+	// VerdictSplit: several have the key on some nodes, and none has a majority. They give up
+	// and try again.
+	VerdictSplit
+)
+
+// String returns "free", "held", "expiring", "kept for the next" or "split".
+func (v Verdict) String() string {
+	names := [...]string{"free", "held", "expiring", "kept for the next", "split"}
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return "unknown"
 }
 
 // A Holder is one owner of a held key. Unknown fields are zero.
@@ -396,16 +468,34 @@ type Holder struct {
 	Since   time.Time     // by the server's clock
 	TTL     time.Duration // until it ends unless renewed
 	Address string        // of the client
+	// Session names the session of the server that has the key, where the server knows
+	// sessions and no tokens: see SessionAdmin.
+	Session string
+	_       struct{}
+}
+
+// A Waiter is one that waits for a key. Unknown fields are zero.
+type Waiter struct {
+	Owner   string    // as the server knows it: a name, or a place in a queue
+	Since   time.Time // by the server's clock
+	Address string    // of the client
 	_       struct{}
 }
 
 // A Diagnostic is a property of the deployment that an operator should know.
 type Diagnostic struct {
+	// Code names the kind of finding: lower-case words with hyphens, "maxmemory-policy". It
+	// stays the same in later releases, for scripts.
+	Code     string
 	Severity Severity
 	Node     string // where, for backends of several servers
 	Summary  string // one line
+	Measured string // the value that was found, with its unit; empty where there is none
 	Remedy   string // what to do; empty where there is nothing to do
-	_        struct{}
+	// Command is a command line for a shell that does what Remedy says; empty where no
+	// command can. It holds no secret: the user adds what the server asks for.
+	Command string
+	_       struct{}
 }
 
 // Severity orders findings.
@@ -439,6 +529,15 @@ type Admin interface {
 	// learns of it as of any loss; what it still does is refused only by what
 	// checks tokens.
 	Break(ctx context.Context, key string, fence uint64) error
+}
+
+// A SessionAdmin ends sessions that hold locks: of a server that knows the sessions of holders
+// and not their tokens.
+type SessionAdmin interface {
+	// BreakSession ends the session of the server that has this name, as a Holder has it, if it
+	// holds key. Everything else that the session holds is freed with it. Without such a
+	// session it changes nothing and returns ErrLost.
+	BreakSession(ctx context.Context, key, session string) error
 }
 
 // A GuardAdmin states what servers with a restart guard cannot know, and changes what they

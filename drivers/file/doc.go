@@ -32,8 +32,8 @@
 // file, .high-water, above which new counters begin.
 //
 // Do not remove the files yourself while a program may use them: a removal has to hold the
-// key's lock, and an attempt that finds its file replaced begins anew, but a holder would not
-// be told, and the next one would run beside it. (Tell systemd-tmpfiles of a folder in /var/tmp:
+// key's lock, and an attempt that finds its file replaced begins anew, but a holder is told
+// only within a second, and the next one runs beside it until then. (Tell systemd-tmpfiles of a folder in /var/tmp:
 // "x /var/tmp/dlock-*".) A folder that no program uses may be removed; tokens then go on
 // from the clock.
 //
@@ -74,6 +74,6 @@
 //
 // # Inspection
 //
-// The backend is a [driver.Inspector]. It is no [driver.Admin]: no process can take a
-// flock(2) away from another. End the holder instead, whose process id Lookup gives.
+// The backend is a [driver.Inspector], and on Unix a [driver.Admin]: Break replaces the lock
+// file. Elsewhere end the holder instead, whose process id Lookup gives.
 package file

@@ -93,13 +93,13 @@ type Backend struct {
 	prefix   string
 	boot     string
 	patience time.Duration // gatePatience
-	lost     chan struct{} // closed by Close, which ends all leases
 
 	cleaner cleaner
 
 	mu      sync.Mutex
 	closed  bool
 	leases  map[*Lease]struct{}
+	checker *time.Timer // looks whether the leases still stand; nil: there were none yet
 	watcher watcher
 }
 
@@ -131,7 +131,7 @@ func New(o *Options) (*Backend, error) {
 	f.path = filepath.Clean(f.path)
 	b := &Backend{
 		folder: f, prefix: o.Prefix, boot: bootID(), patience: gatePatience,
-		lost: make(chan struct{}), leases: map[*Lease]struct{}{},
+		leases: map[*Lease]struct{}{},
 	}
 	b.cleaner.b = b
 	return b, nil
@@ -195,12 +195,49 @@ func (b *Backend) keep(l *Lease) error {
 	b.mu.Lock()
 	if !b.closed {
 		b.leases[l] = struct{}{}
+		if len(b.leases) == 1 {
+			b.checkLater()
+		}
 		b.mu.Unlock()
 		return nil
 	}
 	b.mu.Unlock()
 	_ = l.Release(context.Background()) // nothing was promised to anybody yet
 	return driver.ErrClosed
+}
+
+// checkEvery is how often leases look whether their lock files are still there.
+const checkEvery = time.Second
+
+// checkLater sets the timer for the next look. b.mu is held.
+func (b *Backend) checkLater() {
+	switch {
+	case !removable:
+	case b.checker == nil:
+		b.checker = time.AfterFunc(checkEvery, b.checkLeases)
+	default:
+		b.checker.Reset(checkEvery)
+	}
+}
+
+// checkLeases tells the holders whose lock file is not there any more.
+func (b *Backend) checkLeases() {
+	b.mu.Lock()
+	leases := make([]*Lease, 0, len(b.leases))
+	for l := range b.leases {
+		leases = append(leases, l)
+	}
+	b.mu.Unlock()
+	for _, l := range leases {
+		if l.replaced() {
+			l.lose()
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.leases) > 0 && !b.closed {
+		b.checkLater()
+	}
 }
 
 func (b *Backend) forget(l *Lease) {
@@ -241,7 +278,10 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 			l.close()
 			continue
 		}
-		return b.grant(ctx, p, n, l, req)
+		lease, err := b.grant(ctx, p, n, l, req)
+		if !errors.Is(err, errReplaced) {
+			return lease, err
+		}
 	}
 	return nil, fmt.Errorf("file: %s: keeps being replaced", n.lock)
 }
@@ -326,6 +366,9 @@ func (b *Backend) grant(ctx context.Context, p *place, n paths, l *lock, req *dr
 	lease := &Lease{backend: b, place: p, paths: n, lock: l, mode: req.Mode}
 	if err := lease.begin(ctx, req); err != nil {
 		lease.drop()
+		if errors.Is(err, errReplaced) {
+			return nil, err
+		}
 		return nil, refused(err, n.state)
 	}
 	return lease, nil
@@ -342,9 +385,14 @@ func (b *Backend) Close() error {
 	b.closed = true
 	leases := b.leases
 	b.leases = map[*Lease]struct{}{}
+	if b.checker != nil {
+		b.checker.Stop()
+	}
 	b.mu.Unlock()
 
-	close(b.lost)
+	for l := range leases {
+		l.lose()
+	}
 	b.cleaner.close()
 	b.watcher.close()
 	var first error

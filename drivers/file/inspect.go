@@ -142,7 +142,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	p, err := b.folder.enter()
 	var no *driver.RefusedError
 	if errors.As(err, &no) {
-		return []driver.Diagnostic{{Severity: driver.SeverityUnsafe, Summary: no.Error()}}, nil
+		return []driver.Diagnostic{{Code: "folder", Severity: driver.SeverityUnsafe, Summary: no.Error()}}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -152,26 +152,30 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		return nil, fmt.Errorf("file: %w", err)
 	}
 	var found []driver.Diagnostic
-	add := func(s driver.Severity, fix, format string, args ...any) {
-		found = append(found, driver.Diagnostic{Severity: s, Summary: fmt.Sprintf(format, args...), Remedy: fix})
+	add := func(code string, s driver.Severity, fix, format string, args ...any) {
+		d := driver.Diagnostic{Code: code, Severity: s, Summary: fmt.Sprintf(format, args...), Remedy: fix}
+		if code == "folder-not-sticky" {
+			d.Measured, d.Command = fmt.Sprintf("mode %#o", uint32(fi.Mode().Perm())), fix
+		}
+		found = append(found, d)
 	}
 	if kind := networkKind(p.path); kind != "" {
-		add(driver.SeverityUnsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
+		add("network-file-system", driver.SeverityUnsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
 	}
 	if err := tryOut(p.path); err != nil {
-		add(driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
+		add("no-locks", driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
-		add(driver.SeverityWarning, "chmod +t "+p.path, "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
+		add("folder-not-sticky", driver.SeverityWarning, "chmod +t "+quote(p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
 	}
 	if p.id.known && !p.id.mine() && p.id.uid != 0 {
-		add(driver.SeverityWarning, "use a folder of root's, or of this user's", "%s belongs to another user, %d, who can remove lock files", p.path, p.id.uid)
+		add("folder-owner", driver.SeverityWarning, "use a folder of root's, or of this user's", "%s belongs to another user, %d, who can remove lock files", p.path, p.id.uid)
 	}
 	if b.folder.fallback {
-		add(driver.SeverityNote, "name the folder (file:///folder) where jobs with and without a home are to exclude each other", "HOME is not set, so that %s is used: a process of this user with a HOME uses another folder", p.path)
+		add("no-home", driver.SeverityNote, "name the folder (file:///folder) where jobs with and without a home are to exclude each other", "HOME is not set, so that %s is used: a process of this user with a HOME uses another folder", p.path)
 	}
 	if b.boot == "" {
-		add(driver.SeverityNote, "", "this system does not tell its restarts: every grant waits for the disk")
+		add("no-boot-id", driver.SeverityNote, "", "this system does not tell its restarts: every grant waits for the disk")
 	}
 	return found, nil
 }
@@ -205,4 +209,12 @@ func tryOut(path string) error {
 		}
 	}
 	return nil
+}
+
+// quote quotes a path for a shell, if need be.
+func quote(path string) string {
+	if strings.Trim(path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-") == "" {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }

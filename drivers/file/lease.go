@@ -24,6 +24,7 @@ type Lease struct {
 	lock  *lock
 	state *os.File
 	over  bool
+	lost  chan struct{} // closed when the lease is found to be lost, and by Backend.Close
 }
 
 var _ driver.Lease = (*Lease)(nil)
@@ -63,12 +64,38 @@ func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 	if err != nil {
 		return err
 	}
-	l.grant = driver.Grant{Fence: fence, Clock: now.Round(0), Server: l.backend.boot, Lost: l.backend.lost}
+	if !l.lock.current(l.paths.lock) { // after the token is written: see Break
+		return errReplaced
+	}
+	l.lost = make(chan struct{})
+	l.grant = driver.Grant{Fence: fence, Clock: now.Round(0), Server: l.backend.boot, Lost: l.lost}
 	return nil
 }
 
+// errReplaced says that the lock file was removed while it was being taken.
+var errReplaced = errors.New("file: the lock file was replaced")
+
+// replaced reports whether the lock file is not the lease's any more.
+func (l *Lease) replaced() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.over && !l.lock.current(l.paths.lock)
+}
+
+// lose tells the holder that the lease is lost.
+func (l *Lease) lose() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.lost:
+	default:
+		close(l.lost)
+	}
+}
+
 // Grant returns the grant. Expires is zero: the lease ends with its process, or with
-// the last that has its descriptor. Lost is closed when the backend is.
+// the last that has its descriptor. Lost is closed when the backend is, and within a second
+// after the lock file was removed or replaced, by Break for example.
 func (l *Lease) Grant() driver.Grant { return l.grant }
 
 // Renew reports whether the lease still stands, and extends nothing, as it has no end.

@@ -69,6 +69,9 @@ func (b *Backend) states(ctx context.Context, prefix string) ([]*driver.State, e
 func (b *Backend) state(e *entry, now time.Time) *driver.State {
 	e.purge(now)
 	s := &driver.State{Key: e.key[len(b.prefix):], Fence: e.counter, Waiters: len(e.queue)}
+	for _, w := range e.queue[:min(len(e.queue), 100)] {
+		s.Queue = append(s.Queue, driver.Waiter{Owner: w.req.Owner})
+	}
 	for i := range e.holders {
 		h := &e.holders[i]
 		s.Mode = h.mode
@@ -92,6 +95,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		return nil, err
 	}
 	return []driver.Diagnostic{{
+		Code:     "one-process",
 		Severity: driver.SeverityNote,
 		Node:     b.space.address,
 		Summary:  "locks exclude within this process alone",

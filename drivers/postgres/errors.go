@@ -83,9 +83,12 @@ func connectError(err error) error {
 	return fmt.Errorf("postgres: no connection: %w", err)
 }
 
-// statement quotes a statement for an administrator in an error.
+// hasToRun stands before the statement in an error of fix.
+const hasToRun = "; an administrator has to run: "
+
+// fix quotes a statement for an administrator in an error.
 func fix(what, statement string) error {
-	return &driver.RefusedError{Reason: fmt.Sprintf("postgres: %s; an administrator has to run: %s", what, strings.TrimSpace(statement))}
+	return &driver.RefusedError{Reason: fmt.Sprintf("postgres: %s%s%s", what, hasToRun, strings.TrimSpace(statement))}
 }
 
 // errSilent says that a session's server did not answer for a whole TTL.

@@ -33,11 +33,15 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.P
 	return f(ctx, c.PgConn())
 }
 
+// sessionName is a session's name: when it began and its process, as %c of log_line_prefix has
+// it; null where the role may not see it.
+const sessionName = `to_hex(trunc(extract(epoch FROM a.backend_start))::int8) || '.' || to_hex(a.pid)`
+
 // locksOf are the advisory locks, with who has them or waits for them.
 const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	coalesce(a.application_name, '') AS app, coalesce(host(a.client_addr) || ':' || a.client_port, '') AS address,
 	coalesce((extract(epoch FROM coalesce(CASE WHEN l.granted THEN NULL ELSE l.waitstart END, a.xact_start, a.backend_start)) * 1000000)::int8, 0) AS since,
-	array_to_string(CASE WHEN l.granted THEN '{}' ELSE pg_blocking_pids(l.pid) END, ',') AS blockers
+	array_to_string(CASE WHEN l.granted THEN '{}' ELSE pg_blocking_pids(l.pid) END, ',') AS blockers, ` + sessionName + `
 	FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 	WHERE l.locktype = 'advisory'
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
@@ -50,6 +54,7 @@ type lockRow struct {
 	app, address string
 	since        time.Time
 	blockers     string
+	session      string
 }
 
 func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow, error) {
@@ -61,7 +66,7 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	for _, v := range results[0].Rows {
 		r := lockRow{
 			granted: number(v[0]) == 1, shared: number(v[1]) == 1, pid: number(v[2]),
-			app: string(v[3]), address: string(v[4]), blockers: string(v[6]),
+			app: string(v[3]), address: string(v[4]), blockers: string(v[6]), session: string(v[7]),
 		}
 		if us := number(v[5]); us > 0 {
 			r.since = time.UnixMicro(us)
@@ -83,7 +88,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	id := b.number(b.opt.Prefix, key)
 	var rows []lockRow
 	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) (err error) {
-		rows, err = readLocks(ctx, pc, id.where())
+		rows, err = readLocks(ctx, pc, id.where()+" ORDER BY l.waitstart")
 		return err
 	})
 	if err != nil {
@@ -93,6 +98,9 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	for _, r := range rows {
 		if !r.granted {
 			st.Waiters++
+			if len(st.Queue) < 100 {
+				st.Queue = append(st.Queue, driver.Waiter{Owner: r.owner(), Since: r.since, Address: r.address})
+			}
 			continue
 		}
 		if r.shared {
@@ -117,7 +125,7 @@ func (b *Backend) holders(id lockNumber, r lockRow) []driver.Holder {
 				if l.claim.number == id && l.leaving == nil {
 					ours = append(ours, driver.Holder{
 						Owner: l.claim.owner, Fence: l.fence, Since: l.claim.since,
-						TTL: max(0, time.Until(driver.Expires(l.start, l.ttl))), Address: r.address,
+						TTL: max(0, time.Until(driver.Expires(l.start, l.ttl))), Address: r.address, Session: r.session,
 					})
 				}
 			}
@@ -127,7 +135,39 @@ func (b *Backend) holders(id lockNumber, r lockRow) []driver.Holder {
 	if len(ours) > 0 {
 		return ours
 	}
-	return []driver.Holder{{Owner: fmt.Sprintf("%s (process %d)", r.app, r.pid), Since: r.since, Address: r.address}}
+	return []driver.Holder{{Owner: r.owner(), Since: r.since, Address: r.address, Session: r.session}}
+}
+
+// owner is what the server knows of who holds a lock or waits for it.
+func (r *lockRow) owner() string { return fmt.Sprintf("%s (process %d)", r.app, r.pid) }
+
+// terminateTimeout is how long the server may take to end a session.
+const terminateTimeout = 5 * time.Second
+
+// BreakSession ends the session with this name, if it holds key, and returns when the server
+// has freed its locks: all of them, also those of other keys. The role has to be the session's
+// own, or a member of pg_signal_backend.
+func (b *Backend) BreakSession(ctx context.Context, key, session string) error {
+	if key == "" {
+		return driver.Invalid("key", "is empty")
+	}
+	id := b.number(b.opt.Prefix, key)
+	return b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
+		row, err := query(ctx, pc, fmt.Sprintf(`SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, %d)), count(*) FROM (
+			SELECT DISTINCT l.pid FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+			WHERE l.locktype = 'advisory' AND l.granted AND %s = %s
+			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())%s) AS holder`,
+			terminateTimeout.Milliseconds(), sessionName, literal(session), id.where()))
+		switch {
+		case err != nil:
+			return answered(err)
+		case number(row[1]) == 0:
+			return driver.ErrLost
+		case number(row[0]) == 0:
+			return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: the session %s did not end within %v", session, terminateTimeout)}
+		}
+		return nil
+	})
 }
 
 func (b *Backend) all() []*session {
@@ -193,19 +233,35 @@ type checkup struct {
 	findings []driver.Diagnostic
 }
 
-func (c *checkup) find(s driver.Severity, fix, format string, args ...any) {
-	c.findings = append(c.findings, driver.Diagnostic{Severity: s, Node: c.b.String(), Summary: fmt.Sprintf(format, args...), Remedy: fix})
+func (c *checkup) find(code string, s driver.Severity, fix, format string, args ...any) *driver.Diagnostic {
+	c.findings = append(c.findings, driver.Diagnostic{Code: code, Severity: s, Node: c.b.String(), Summary: fmt.Sprintf(format, args...), Remedy: fix})
+	return &c.findings[len(c.findings)-1]
+}
+
+// psql is a command line that runs statements, one after the other.
+func (c *checkup) psql(statements ...string) string {
+	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+	line := "psql " + quote(c.b.String())
+	for _, s := range statements {
+		line += " -c " + quote(s)
+	}
+	return line
+}
+
+// set is a command line that changes a setting of the server.
+func (c *checkup) set(name, value string) string {
+	return c.psql("ALTER SYSTEM SET "+name+" = "+value, "SELECT pg_reload_conf()")
 }
 
 func (c *checkup) run(ctx context.Context) error {
 	version := major(c.pc.ParameterStatus("server_version"))
 	if version < oldest {
-		c.find(driver.SeverityUnsafe, "upgrade the server", "version %d cannot end idle sessions, and is refused", version)
+		c.find("version-old", driver.SeverityUnsafe, "upgrade the server", "version %d cannot end idle sessions, and is refused", version)
 		return nil
 	}
-	c.find(driver.SeverityNote, "", "version %s", c.pc.ParameterStatus("server_version"))
+	c.find("version", driver.SeverityNote, "", "version %s", c.pc.ParameterStatus("server_version"))
 	for _, name := range c.b.ignored {
-		c.find(driver.SeverityNote, "", "the URL's parameter %s has no effect on locks, and is ignored", name)
+		c.find("ignored-parameter", driver.SeverityNote, "", "the URL's parameter %s has no effect on locks, and is ignored", name)
 	}
 	before := time.Now()
 	row, err := query(ctx, c.pc, `SELECT pg_backend_pid(), pg_is_in_recovery()::int, (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
@@ -220,18 +276,46 @@ func (c *checkup) run(ctx context.Context) error {
 	c.room(row)
 	c.clock(time.UnixMicro(number(row[2])), before)
 	if number(row[6]) != 1 {
-		c.find(driver.SeverityUnsafe, "turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time")
+		d := c.find("fsync", driver.SeverityUnsafe, "turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time")
+		d.Measured, d.Command = "off", c.set("fsync", "on")
 	}
 	if ms := number(row[7]); ms > 0 {
-		c.find(driver.SeverityNote, "", "idle sessions are ended after %v by default; the sessions here set their own limit", time.Duration(ms)*time.Millisecond)
+		c.find("idle-timeout", driver.SeverityNote, "", "idle sessions are ended after %v by default; the sessions here set their own limit", time.Duration(ms)*time.Millisecond)
 	}
 	if err := exec(ctx, c.pc, "SET client_connection_check_interval = 1000"); err != nil {
-		c.find(driver.SeverityWarning, "", "the server's platform has no client_connection_check_interval: a client killed in the middle of a statement keeps its locks until TCP gives up")
+		c.find("no-connection-check", driver.SeverityWarning, "", "the server's platform has no client_connection_check_interval: a client killed in the middle of a statement keeps its locks until TCP gives up")
 	}
 	if err := c.sequence(ctx); err != nil {
 		return err
 	}
+	if err := c.replication(ctx); err != nil {
+		return err
+	}
 	return c.waits(ctx)
+}
+
+// replication compares how the server replicates with what a promotion may lose.
+func (c *checkup) replication(ctx context.Context) error {
+	row, err := query(ctx, c.pc, `SELECT count(*), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(sync_state),
+		current_setting('synchronous_standby_names'), current_setting('synchronous_commit') FROM pg_stat_replication`)
+	if err != nil {
+		return err
+	}
+	standbys, synchronous, visible := number(row[0]), number(row[1]), number(row[2])
+	names, commit := string(row[3]), string(row[4])
+	const loses = "a promotion may forget locks that are held, and tokens then rise only as far as clocks agree"
+	switch {
+	case standbys == 0:
+	case names == "" || visible == standbys && synchronous == 0:
+		d := c.find("replication-async", driver.SeverityWarning, "make a standby synchronous, or set restart_guard", "%d standbys follow asynchronously: %s", standbys, loses)
+		d.Measured, d.Command = fmt.Sprintf("synchronous_standby_names '%s'", names), c.set("synchronous_standby_names", "'*'")
+	case commit == "off" || commit == "local":
+		d := c.find("synchronous-commit", driver.SeverityWarning, "set synchronous_commit to on", "synchronous_commit is %s, so that no standby is waited for: %s", commit, loses)
+		d.Measured, d.Command = commit, c.set("synchronous_commit", "on")
+	default:
+		c.find("replication", driver.SeverityNote, "", "%d standbys, %d of them synchronous; a promotion still forgets who holds what", standbys, synchronous)
+	}
+	return nil
 }
 
 func (c *checkup) place(row [][]byte) {
@@ -240,23 +324,24 @@ func (c *checkup) place(row [][]byte) {
 		if c.b.opt.Pooler != "" {
 			severity, how = driver.SeverityWarning, "it is said to pool whole sessions"
 		}
-		c.find(severity, "connect to the server itself", "there is a pooler before the server; %s", how)
+		c.find("pooler", severity, "connect to the server itself", "there is a pooler before the server; %s", how)
 	}
 	if number(row[1]) == 1 {
-		c.find(driver.SeverityUnsafe, "connect to the primary", "the server is a standby, and is refused")
+		c.find("standby", driver.SeverityUnsafe, "connect to the primary", "the server is a standby, and is refused")
 	}
 }
 
 func (c *checkup) room(row [][]byte) {
 	room, used := number(row[3]), number(row[4])
 	if used*2 > room {
-		c.find(driver.SeverityWarning, "raise max_locks_per_transaction", "%d advisory locks are held, and the lock table has room for about %d locks", used, room)
+		d := c.find("lock-table", driver.SeverityWarning, "raise max_locks_per_transaction and restart the server", "%d advisory locks are held, and the lock table has room for about %d locks", used, room)
+		d.Measured, d.Command = fmt.Sprintf("%d of %d", used, room), c.psql(fmt.Sprintf("ALTER SYSTEM SET max_locks_per_transaction = %d", max(64, used*4/max(1, number(row[5])))))
 	} else {
-		c.find(driver.SeverityNote, "", "%d advisory locks are held; the lock table has room for about %d locks", used, room)
+		c.find("lock-table", driver.SeverityNote, "", "%d advisory locks are held; the lock table has room for about %d locks", used, room)
 	}
 	most, now, own := number(row[5]), number(row[8]), int64(c.b.opt.MaxSessions+c.b.opt.MaxWaiters)
 	if now+own > most {
-		c.find(driver.SeverityWarning, "raise max_connections, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
+		c.find("connections", driver.SeverityWarning, "raise max_connections, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
 	}
 }
 
@@ -264,13 +349,13 @@ func (c *checkup) clock(server, before time.Time) {
 	const bearable = time.Second
 	switch off := server.Sub(before); {
 	case off > bearable+time.Since(before), off < -bearable:
-		c.find(driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
+		c.find("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
 	}
 }
 
 func (c *checkup) sequence(ctx context.Context) error {
 	if c.b.schema == "" {
-		c.find(driver.SeverityNote, "", "fencing is off: nothing orders two holders of which one was paused")
+		c.find("fencing-off", driver.SeverityNote, "", "fencing is off: nothing orders two holders of which one was paused")
 		return nil
 	}
 	row, err := query(ctx, c.pc, "SELECT "+c.b.fenceColumns()+" FROM (SELECT) AS one"+c.b.fenceTables())
@@ -279,11 +364,19 @@ func (c *checkup) sequence(ctx context.Context) error {
 	}
 	f := readFence(row)
 	if !f.exists && f.others == "" {
-		c.find(driver.SeverityNote, "", "the sequence %s is made at the first use", c.b.sequence())
+		c.find("no-sequence", driver.SeverityNote, "", "the sequence %s is made at the first use", c.b.sequence())
 		return nil
 	}
 	if err := c.b.checkFence(f); err != nil {
-		c.find(driver.SeverityUnsafe, "", "%v", err)
+		d := c.find("sequence", driver.SeverityUnsafe, "", "%v", err)
+		if _, statement, ok := strings.Cut(err.Error(), hasToRun); ok {
+			d.Command = c.psql(statement)
+		}
+		if f.others != "" {
+			d.Code, d.Measured = "two-sequences", f.others
+			d.Remedy = "drop the sequence that is not in use; where it is this URL's, set fencing to the other"
+			d.Command = c.psql("DROP SEQUENCE " + f.others)
+		}
 	}
 	return nil
 }
@@ -296,7 +389,7 @@ func (c *checkup) waits(ctx context.Context) error {
 		return err
 	}
 	for _, r := range rows {
-		c.find(driver.SeverityNote, "", "process %d (%s) waits for process %s", r.pid, r.app, r.blockers)
+		c.find("waits", driver.SeverityNote, "", "process %d (%s) waits for process %s", r.pid, r.app, r.blockers)
 	}
 	return nil
 }

@@ -273,7 +273,7 @@ func (b *Backend) fits(ctx context.Context, s driver.Statement, r *driver.Memory
 func (b *Backend) outlived(ctx context.Context, now *driver.Terms) error {
 	var longest *driver.State
 	err := b.List(ctx, "", func(s *driver.State) bool {
-		if s.Holders[0].TTL-now.Grace > b.terms.Guard && (longest == nil || s.Holders[0].TTL > longest.Holders[0].TTL) {
+		if len(s.Holders) > 0 && s.Holders[0].TTL-now.Grace > b.terms.Guard && (longest == nil || s.Holders[0].TTL > longest.Holders[0].TTL) {
 			longest = s
 		}
 		return true

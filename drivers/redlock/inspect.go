@@ -1,10 +1,8 @@
 package redlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -58,8 +56,7 @@ func (b *Backend) answered(errs []error) error {
 }
 
 // Lookup asks all nodes. The Holders are those that a majority names, with the q-th
-// smallest TTL; the Votes say which nodes have the key: Granted is "somebody has
-// it here", and Err why a node did not answer. Fence is the largest counter, and Waiters
+// smallest TTL; Nodes has what each node said. Fence is the largest counter, and Waiters
 // the longest queue. ReservedFor is for how long a majority is kept for the first waiter.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if err := b.begin(ctx); err != nil {
@@ -68,56 +65,69 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	defer b.calls.Done()
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	states := make([]*driver.State, len(b.nodes))
-	took := make([]time.Duration, len(b.nodes))
+	return b.lookup(ctx, key)
+}
+
+func (b *Backend) lookup(ctx context.Context, key string) (*driver.State, error) {
+	nodes := b.nodeStates()
 	errs := b.each(ctx, func(ctx context.Context, n *node) error {
 		i, err := n.inspector()
 		if err != nil {
 			return err
 		}
 		start := time.Now()
-		states[n.index], err = i.Lookup(ctx, key)
-		took[n.index] = time.Since(start)
+		nodes[n.index].State, err = i.Lookup(ctx, key)
+		nodes[n.index].Latency = time.Since(start)
 		return err
 	})
 	if err := b.answered(errs); err != nil {
 		return nil, err
 	}
-	s := b.merge(key, states)
-	s.Votes = make([]driver.Vote, len(b.nodes))
-	for i, n := range b.nodes {
-		s.Votes[i] = driver.Vote{Node: n.name, Latency: took[i], Err: errs[i]}
-		s.Votes[i].Granted = states[i] != nil && len(states[i].Holders) > 0
+	for i, err := range errs {
+		nodes[i].Err = err
 	}
-	return s, nil
+	return b.merge(key, nodes), nil
 }
 
-// merge makes one state of the nodes'; nil ones did not answer.
-func (b *Backend) merge(key string, states []*driver.State) *driver.State {
+// nodeStates returns a state for every node, with nothing in it but the name.
+func (b *Backend) nodeStates() []driver.NodeState {
+	nodes := make([]driver.NodeState, len(b.nodes))
+	for i, n := range b.nodes {
+		nodes[i].Node = n.name
+	}
+	return nodes
+}
+
+// merge makes one state of the nodes'.
+func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 	type found struct {
 		driver.Holder
 		ttls     []time.Duration
 		counters []uint64
 	}
-	s := &driver.State{Key: key}
+	s := &driver.State{Key: key, Nodes: nodes}
 	holders := map[string]*found{}
 	var counters []uint64
 	var kept []time.Duration
-	for _, st := range states {
+	for i := range nodes {
+		st := nodes[i].State
 		if st == nil {
 			continue
 		}
 		counters = append(counters, st.Fence)
-		s.Waiters = max(s.Waiters, st.Waiters)
+		if st.Waiters > s.Waiters {
+			s.Waiters, s.Queue = st.Waiters, st.Queue
+		}
 		if st.ReservedFor > 0 {
 			kept = append(kept, st.ReservedFor)
 		}
-		for _, h := range st.Holders {
-			base := request(h.Owner)
+		for j := range st.Holders {
+			h := &st.Holders[j]
+			h.Owner = request(h.Owner)
+			base := h.Owner
 			f := holders[base]
 			if f == nil {
-				f = &found{Holder: h}
-				f.Owner = base
+				f = &found{Holder: *h}
 				holders[base] = f
 			}
 			f.Fence = max(f.Fence, h.Fence)
@@ -154,15 +164,15 @@ func reached(counters []uint64, q int) uint64 {
 	return counters[len(counters)-q]
 }
 
-// List yields the keys that a majority of the nodes hold for one owner. It collects
-// first what every node has.
+// List yields the keys that a majority of the nodes hold for one owner, and those on which
+// they are split. It collects first what every node has.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(ctx); err != nil {
 		return err
 	}
 	defer b.calls.Done()
 	var mu sync.Mutex
-	keys := map[string][]*driver.State{}
+	keys := map[string][]driver.NodeState{}
 	errs := b.each(ctx, func(ctx context.Context, n *node) error {
 		i, err := n.inspector()
 		if err != nil {
@@ -171,77 +181,31 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		return i.List(ctx, prefix, func(s *driver.State) bool {
 			mu.Lock()
 			defer mu.Unlock()
-			keys[s.Key] = append(keys[s.Key], s)
+			if keys[s.Key] == nil {
+				keys[s.Key] = b.nodeStates()
+			}
+			keys[s.Key][n.index].State = s
 			return true
 		})
 	})
 	if err := b.answered(errs); err != nil {
 		return err
 	}
-	for key, states := range keys {
-		if s := b.merge(key, states); len(s.Holders) > 0 && !yield(s) {
+	for key, nodes := range keys {
+		for i := range nodes {
+			switch {
+			case errs[i] != nil:
+				nodes[i].Err = errs[i]
+			case nodes[i].State == nil:
+				nodes[i].State = &driver.State{Key: key}
+			}
+		}
+		s := b.merge(key, nodes)
+		if (len(s.Holders) > 0 || s.Verdict() == driver.VerdictSplit) && !yield(s) {
 			return nil
 		}
 	}
 	return nil
-}
-
-// Check gathers what the nodes find in themselves, and adds what only the whole shows:
-// nodes that do not answer, servers listed twice, clocks that disagree, an even
-// number. A majority has to answer.
-func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	if err := b.begin(ctx); err != nil {
-		return nil, err
-	}
-	defer b.calls.Done()
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
-	defer cancel()
-	found := make([][]driver.Diagnostic, len(b.nodes))
-	errs := b.each(ctx, func(ctx context.Context, n *node) error {
-		i, err := n.inspector()
-		if err != nil {
-			return err
-		}
-		found[n.index], err = i.Check(ctx)
-		return err
-	})
-	if err := b.answered(errs); err != nil {
-		return nil, err
-	}
-	all := b.findings()
-	for i, n := range b.nodes {
-		if errs[i] != nil {
-			all = append(all, driver.Diagnostic{Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + errs[i].Error(), Remedy: "bring it back; the quorum lives without it, but has less to lose"})
-		}
-		for _, f := range found[i] {
-			if f.Node == "" {
-				f.Node = n.name
-			}
-			all = append(all, f)
-		}
-	}
-	slices.SortStableFunc(all, func(a, b driver.Diagnostic) int { return cmp.Compare(b.Severity, a.Severity) })
-	return all, nil
-}
-
-// findings are those of the whole.
-func (b *Backend) findings() []driver.Diagnostic {
-	var all []driver.Diagnostic
-	if dup := b.duplicate.Load(); dup != nil {
-		all = append(all, driver.Diagnostic{Severity: driver.SeverityUnsafe, Summary: dup.Reason, Remedy: "list every server once"})
-	}
-	if n := len(b.nodes); n%2 == 0 {
-		all = append(all, driver.Diagnostic{Severity: driver.SeverityNote, Summary: fmt.Sprintf("%d nodes outlive the loss of %d, as %d do", n, n-b.q, n-1), Remedy: "use an odd number"})
-	}
-	for _, n := range b.nodes {
-		if n.skewed.Load() {
-			all = append(all, driver.Diagnostic{Severity: driver.SeverityUnsafe, Node: n.name, Summary: fmt.Sprintf("its clock disagrees with the others' by more than %v, and it does not count", b.opts.ClockAllowance), Remedy: "run NTP on it"})
-		}
-		if n.tripped.Load() {
-			all = append(all, driver.Diagnostic{Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "look at the server and the network to it"})
-		}
-	}
-	return all
 }
 
 // Break takes key from the holder with token fence, on every node that has it.
@@ -267,32 +231,23 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 // ownerOf returns who has key with token fence: on a majority of the nodes, where the
 // token is the lease's, or on some node, where it has nothing but that.
 func (b *Backend) ownerOf(ctx context.Context, key string, fence uint64) (string, error) {
-	states := make([]*driver.State, len(b.nodes))
-	errs := b.each(ctx, func(ctx context.Context, n *node) error {
-		i, err := n.inspector()
-		if err != nil {
-			return err
-		}
-		states[n.index], err = i.Lookup(ctx, key)
-		return err
-	})
-	if err := b.answered(errs); err != nil {
+	s, err := b.lookup(ctx, key)
+	if err != nil {
 		return "", err
 	}
 	leases := map[string]bool{}
-	for _, h := range b.merge(key, states).Holders {
+	for _, h := range s.Holders {
 		if h.Fence == fence {
 			return h.Owner, nil
 		}
 		leases[h.Owner] = true
 	}
-	for _, s := range states {
-		if s == nil {
-			continue
-		}
-		for _, h := range s.Holders {
-			if h.Fence == fence && !leases[request(h.Owner)] {
-				return request(h.Owner), nil
+	for i := range s.Nodes {
+		if n := s.Nodes[i].State; n != nil {
+			for _, h := range n.Holders {
+				if h.Fence == fence && !leases[h.Owner] {
+					return h.Owner, nil
+				}
 			}
 		}
 	}

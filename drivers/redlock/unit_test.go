@@ -363,7 +363,7 @@ func TestOperatorsSeeAndBreak(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(st.Holders) != 1 || st.Holders[0].Owner != "web/a" || st.Holders[0].Fence != l.Grant().Fence || len(st.Votes) != 5 {
+		if len(st.Holders) != 1 || st.Holders[0].Owner != "web/a" || st.Holders[0].Fence != l.Grant().Fence || len(st.Nodes) != 5 {
 			t.Fatalf("got %+v", st)
 		}
 		if err := b.Break(t.Context(), "k", 1); !errors.Is(err, driver.ErrLost) {
@@ -428,7 +428,7 @@ func TestLookupMergesWhoWaits(t *testing.T) {
 		return &driver.State{Waiters: waiters, ReservedFor: kept}
 	}
 	for _, c := range []struct {
-		nodes   []*driver.State
+		states  []*driver.State
 		waiters int
 		kept    time.Duration
 	}{
@@ -436,7 +436,11 @@ func TestLookupMergesWhoWaits(t *testing.T) {
 		{[]*driver.State{state(1, 10), nil, state(2, 20)}, 2, 10},
 		{[]*driver.State{state(1, 10), state(0, 0), nil}, 1, 0},
 	} {
-		if s := b.merge("k", c.nodes); s.Waiters != c.waiters || s.ReservedFor != c.kept {
+		nodes := b.nodeStates()
+		for i, s := range c.states {
+			nodes[i].State = s
+		}
+		if s := b.merge("k", nodes); s.Waiters != c.waiters || s.ReservedFor != c.kept {
 			t.Errorf("%d wait, and it is kept for %v, want %d and %v", s.Waiters, s.ReservedFor, c.waiters, c.kept)
 		}
 	}

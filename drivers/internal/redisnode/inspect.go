@@ -3,8 +3,6 @@ package redisnode
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,7 +34,7 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	value, _ := text(a.reply, 2)
 	pttl, _ := number(a.reply, 3)
 	waiters, _ := number(a.reply, 4)
-	s := &driver.State{Key: key, Fence: uint64(max(counter, 0)), Waiters: int(waiters)}
+	s := &driver.State{Key: key, Fence: uint64(max(counter, 0)), Waiters: int(waiters), Queue: queue(a.reply)}
 	left := time.Duration(max(pttl, 0)) * time.Millisecond
 	switch {
 	case pttl == -2 || now.IsZero():
@@ -52,6 +50,24 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	}
 	s.Holders = []driver.Holder{h}
 	return s, nil
+}
+
+// queue reads who waits, without those that only listen: they have no place of their own.
+func queue(reply []any) []driver.Waiter {
+	if len(reply) < 6 {
+		return nil
+	}
+	pairs, _ := reply[5].([]any)
+	var all []driver.Waiter
+	for i := 0; i+1 < len(pairs); i += 2 {
+		place, _ := pairs[i].(string)
+		score, _ := pairs[i+1].(string)
+		if us, err := strconv.ParseFloat(score, 64); err == nil && us > 0 && us <= driver.MaxFence && !strings.HasPrefix(place, "listen.") {
+			name, _, _ := strings.Cut(place, ".")
+			all = append(all, driver.Waiter{Owner: name, Since: time.UnixMicro(int64(us))})
+		}
+	}
+	return all
 }
 
 // lookupsAtOnce is how many keys List asks for at once: they share round trips.
@@ -157,199 +173,4 @@ func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
 		return driver.ErrLost
 	}
 	return nil
-}
-
-// Check examines the servers by INFO and CONFIG, as far as they are allowed.
-func (n *Node) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	if n.closed.Load() {
-		return nil, driver.ErrClosed
-	}
-	var found []driver.Diagnostic
-	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
-		f, err := n.examine(ctx, s)
-		found = append(found, f...)
-		return err
-	})
-	if err != nil {
-		return nil, n.explain("", err)
-	}
-	slices.SortStableFunc(found, func(a, b driver.Diagnostic) int { return int(b.Severity) - int(a.Severity) })
-	return found, nil
-}
-
-// examine examines one server. An error says that it cannot be reached.
-func (n *Node) examine(ctx context.Context, s Server) ([]driver.Diagnostic, error) {
-	var found []driver.Diagnostic
-	add := func(sev driver.Severity, what, fix string) {
-		found = append(found, driver.Diagnostic{Severity: sev, Node: s.Addr(), Summary: what, Remedy: fix})
-	}
-	var refusal ServerError
-
-	var now int64 // by its clock, in µs
-	sent := time.Now()
-	reply, err := s.Do(ctx, "TIME")
-	switch received := time.Now(); {
-	case errors.As(err, &refusal):
-		add(driver.SeverityUnsafe, "TIME is refused: "+refusal.Error(), "allow the command TIME: no lock can be taken without it")
-	case err != nil:
-		return nil, err
-	default:
-		var ok bool
-		if now, ok = micros(reply); !ok {
-			return nil, errGarbled
-		}
-		add(clockFinding(now, sent, received))
-	}
-
-	reply, err = s.Do(ctx, "INFO")
-	info, ok := reply.(string)
-	switch {
-	case errors.As(err, &refusal):
-		add(driver.SeverityNote, "INFO is refused: version, role and persistence are unknown", "allow the command INFO")
-	case err != nil:
-		return nil, err
-	case ok:
-		checkInfo(parseInfo(info), n.cfg.Cluster, add)
-	}
-
-	if reply, err := s.Do(ctx, "GET", n.guard.meta); err == nil {
-		if meta, ok := reply.(string); ok {
-			checkMeta(meta, now, add)
-		}
-	}
-
-	for _, c := range []struct {
-		name  string
-		judge func(value string, add addFinding)
-	}{
-		{"maxmemory-policy", judgePolicy}, {"appendonly", judgeAppendOnly}, {"appendfsync", judgeFsync},
-	} {
-		reply, err := s.Do(ctx, "CONFIG", "GET", c.name)
-		if errors.As(err, &refusal) {
-			add(driver.SeverityNote, "CONFIG is refused: "+c.name+" is unknown", "allow the command CONFIG GET, or check it by hand")
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if value, ok := configValue(reply); ok {
-			c.judge(value, add)
-		}
-	}
-	return found, nil
-}
-
-type addFinding = func(sev driver.Severity, what, fix string)
-
-// micros reads the reply to TIME.
-func micros(reply any) (int64, bool) {
-	t, ok := reply.([]any)
-	if !ok || len(t) != 2 {
-		return 0, false
-	}
-	s, _ := t[0].(string)
-	us, _ := t[1].(string)
-	sec, err := strconv.ParseInt(s, 10, 64)
-	micro, err2 := strconv.ParseInt(us, 10, 64)
-	return sec*1e6 + micro, err == nil && err2 == nil
-}
-
-// clockFinding compares the server's clock with ours.
-func clockFinding(now int64, sent, received time.Time) (driver.Severity, string, string) {
-	middle := sent.Add(received.Sub(sent) / 2)
-	off := time.UnixMicro(now).Sub(middle.Round(0)).Round(time.Millisecond)
-	what := fmt.Sprintf("its clock is %v from ours, give or take %v", off, received.Sub(sent).Round(time.Microsecond)/2)
-	if off.Abs() > time.Second {
-		return driver.SeverityWarning, what, "run NTP on both: tokens of different servers are compared by their clocks"
-	}
-	return driver.SeverityNote, what, ""
-}
-
-func parseInfo(info string) map[string]string {
-	fields := map[string]string{}
-	for line := range strings.Lines(info) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			fields[name] = value
-		}
-	}
-	return fields
-}
-
-func checkInfo(info map[string]string, cluster bool, add addFinding) {
-	version, product := info["redis_version"], "Redis"
-	if v := info["valkey_version"]; v != "" {
-		version, product = v, "Valkey"
-	}
-	add(driver.SeverityNote, product+" "+version+", "+info["redis_mode"]+", "+info["role"], "")
-	if old(info["redis_version"]) {
-		add(driver.SeverityUnsafe, "the server is older than Redis 6.2: SET … GET is missing", "upgrade it")
-	}
-	if info["role"] == "slave" {
-		add(driver.SeverityUnsafe, "the server is a replica", "connect to its primary")
-	}
-	if info["cluster_enabled"] == "1" && !cluster {
-		add(driver.SeverityUnsafe, "the server is a node of a Cluster, and is used as a single instance", "use topology=cluster")
-	}
-	if info["role"] == "master" && info["connected_slaves"] != "" && info["connected_slaves"] != "0" {
-		add(driver.SeverityWarning, "the server has "+info["connected_slaves"]+" replicas: a failover may lose the last locks and counters", "use a quorum (redlock:) where that matters, and check tokens")
-	}
-	used, _ := strconv.ParseFloat(info["used_memory"], 64)
-	if most, _ := strconv.ParseFloat(info["maxmemory"], 64); most > 0 && used > most*3/4 {
-		add(driver.SeverityWarning, fmt.Sprintf("%.0f%% of maxmemory is used: locks are refused when it is full", 100*used/most), "raise maxmemory: a lock costs about 150 bytes until its counter ends, some minutes after its last use")
-	}
-	if info["rdb_last_bgsave_status"] == "err" || info["aof_last_write_status"] == "err" {
-		add(driver.SeverityWarning, "the server could not save its data lately", "look at its log and its disk")
-	}
-}
-
-// old reports whether version is under 6.2.
-func old(version string) bool {
-	a, rest, _ := strings.Cut(version, ".")
-	b, _, _ := strings.Cut(rest, ".")
-	major, err := strconv.Atoi(a)
-	minor, err2 := strconv.Atoi(b)
-	return err == nil && err2 == nil && (major < 6 || major == 6 && minor < 2)
-}
-
-// checkMeta says what the restart guard of a quorum, or of a lone instance, has written
-// down: see lua/guard.lua.
-func checkMeta(meta string, now int64, add addFinding) {
-	var layout, till, high, allow, span int64
-	var bond, why string
-	if n, _ := fmt.Sscan(meta, &layout, &bond, &till, &high, &allow, &span, &why); n < 6 {
-		add(driver.SeverityWarning, "what the restart guard wrote down is of another release: "+meta, "use the release that wrote it")
-		return
-	}
-	_, nodes, _ := strings.Cut(bond, "/")
-	add(driver.SeverityNote, fmt.Sprintf("restart guard of %v, as one of %s", time.Duration(span)*time.Microsecond, nodes), "")
-	if till > now {
-		add(driver.SeverityWarning, inQuarantine(why, till, now), "wait, or, if all servers of this lock are new: dlock bootstrap")
-	}
-}
-
-func configValue(reply any) (string, bool) {
-	pair, ok := reply.([]any)
-	if !ok || len(pair) != 2 {
-		return "", false
-	}
-	value, ok := pair[1].(string)
-	return value, ok
-}
-
-func judgePolicy(value string, add addFinding) {
-	if value != "noeviction" {
-		add(driver.SeverityUnsafe, "maxmemory-policy is "+value+": the server may evict a lock that is held, or its counter", "set maxmemory-policy noeviction")
-	}
-}
-
-func judgeAppendOnly(value string, add addFinding) {
-	if value != "yes" {
-		add(driver.SeverityWarning, "appendonly is "+value+": a restart forgets the locks that are held", "set appendonly yes, or let a restart guard keep the server out for a while")
-	}
-}
-
-func judgeFsync(value string, add addFinding) {
-	if value != "always" {
-		add(driver.SeverityNote, "appendfsync is "+value+": a crash of the machine forgets the last writes", "set appendfsync always where that matters")
-	}
 }

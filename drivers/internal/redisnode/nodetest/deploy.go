@@ -355,7 +355,7 @@ func (s *suite) check(t *testing.T) {
 		{srv.Addr(), "appendonly is no"},
 		{replica.Addr(), "is a replica"},
 		{full.Addr(), "of maxmemory is used"},
-		{"blind:x@" + srv.Addr(), "INFO is refused"},
+		{"blind:x@" + srv.Addr(), "may not run INFO"},
 		{"blind:x@" + srv.Addr(), "CONFIG is refused"},
 	} {
 		b := s.open(t, s.url(c.addr, ""))
@@ -383,7 +383,7 @@ const (
 	rightsCluster = "+cluster|slots +cluster|shards +command +role"
 	rightsPrimary = "+role" // behind Sentinel
 	rightsGuard   = "+multi +exec +script|load"
-	rightsInspect = "+scan +config|get"
+	rightsInspect = "+scan +config|get +client|list +slowlog|get"
 )
 
 // allRights: a user with the rights that the documentation names is denied nothing.

@@ -1,0 +1,35 @@
+package driver
+
+import (
+	"testing"
+	"time"
+)
+
+func TestTheVerdictIsWhatTheNodesComeTo(t *testing.T) {
+	held := func(owner string, ttl time.Duration) *State {
+		return &State{Holders: []Holder{{Owner: owner, TTL: ttl}}}
+	}
+	free := &State{}
+	quorum := func(merged *State, nodes ...*State) *State {
+		for _, n := range nodes {
+			merged.Nodes = append(merged.Nodes, NodeState{State: n})
+		}
+		return merged
+	}
+	for want, states := range map[Verdict][]*State{
+		VerdictFree:     {free, quorum(&State{}, free, free, nil)},
+		VerdictHeld:     {held("a", time.Minute), held("a", 0), quorum(held("a", time.Minute), held("a", time.Minute), held("a", time.Minute), held("b", time.Minute))},
+		VerdictExpiring: {held("a", time.Second-1), quorum(&State{}, held("a", time.Minute), free, free), quorum(&State{}, held("a", time.Minute), nil, nil)},
+		VerdictReserved: {{ReservedFor: 1}},
+		VerdictSplit:    {quorum(&State{}, held("a", time.Minute), held("b", time.Minute), free)},
+	} {
+		for i, s := range states {
+			if got := s.Verdict(); got != want {
+				t.Errorf("%d: %v, want %v: %+v", i, got, want, s)
+			}
+		}
+	}
+	if got := Verdict(99).String(); got != "unknown" {
+		t.Errorf("an unknown verdict is called %q", got)
+	}
+}

@@ -1,0 +1,81 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package file
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var _ driver.Admin = (*Backend)(nil)
+
+// Break takes key away from the exclusive holder with token fence. No process can take a
+// flock(2) from another, so it removes the lock file: the next holder locks a new one, and the
+// old holder, wherever it is, finds within a second that its own is gone. A process that inherited
+// the descriptor does not learn of it. A key that is held in shared mode is refused, since only
+// one of its holders is known.
+//
+// A holder that comes while the file is being removed writes its token before it looks whether
+// its file is still there, and Break looks at the token after the removal: one of them sees the
+// other, and Break then puts the file back.
+func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+	if key == "" {
+		return driver.Invalid("key", "is empty")
+	}
+	if err := b.usable(ctx); err != nil {
+		return err
+	}
+	p, err := b.folder.enter()
+	if err != nil {
+		return err
+	}
+	n := names(p, b.prefix+key)
+	if _, err := os.Lstat(n.state); errors.Is(err, fs.ErrNotExist) {
+		return driver.ErrLost // nobody ever had it
+	}
+	state, err := p.open(n.state, os.O_RDWR) // its closing wakes who waits
+	if err != nil {
+		return err
+	}
+	defer state.Close() //nolint:errcheck // nothing is buffered
+	gate, err := enterGate(ctx, p, n, state, lookPatience)
+	if err != nil {
+		return err
+	}
+	if gate == nil {
+		return fmt.Errorf("file: %s: another process is stopped while it uses it", n.state)
+	}
+	defer gate.unlock()
+	mode, held, err := probe(p, n.lock)
+	if err != nil {
+		return err
+	}
+	r := read(state).latest()
+	switch {
+	case !held || r == nil || !r.held || r.fence != fence:
+		return driver.ErrLost
+	case mode == driver.Shared:
+		return refuse("%q is held in shared mode, and its holders cannot be told apart: end their processes", key)
+	}
+	aside := n.lock + ".broken-" + strconv.Itoa(os.Getpid())
+	if err := os.Rename(n.lock, aside); err != nil {
+		return refused(err, n.lock)
+	}
+	if r := read(state).latest(); r == nil || !r.held || r.fence != fence {
+		if err := os.Rename(aside, n.lock); err != nil {
+			return refused(err, n.lock)
+		}
+		return driver.ErrLost
+	}
+	clearHolder(state, fence)
+	if err := os.Remove(aside); err != nil {
+		return refused(err, aside)
+	}
+	return nil
+}

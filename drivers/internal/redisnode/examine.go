@@ -1,0 +1,486 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Check examines the servers by INFO, CONFIG and what else they allow. It changes nothing but a
+// key of its own, which lives for a millisecond.
+func (n *Node) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	if n.closed.Load() {
+		return nil, driver.ErrClosed
+	}
+	var found []driver.Diagnostic
+	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+		e := &examination{n: n, s: s}
+		err := e.run(ctx)
+		found = append(found, e.found...)
+		return err
+	})
+	if err != nil {
+		return nil, n.explain("", err)
+	}
+	slices.SortStableFunc(found, func(a, b driver.Diagnostic) int { return int(b.Severity) - int(a.Severity) })
+	return found, nil
+}
+
+// An examination is that of one server.
+type examination struct {
+	n     *Node
+	s     Server
+	info  map[string]string
+	found []driver.Diagnostic
+}
+
+func (e *examination) add(d driver.Diagnostic) {
+	d.Node = e.s.Addr()
+	e.found = append(e.found, d)
+}
+
+// cli returns a command line that runs a command on the server.
+func (e *examination) cli(args ...string) string {
+	return e.cliAt(e.s.Addr(), args...)
+}
+
+func (e *examination) cliAt(addr string, args ...string) string {
+	tool := "redis-cli"
+	if e.info["valkey_version"] != "" {
+		tool = "valkey-cli"
+	}
+	line := []string{tool}
+	if host, port, err := net.SplitHostPort(addr); err == nil {
+		line = append(line, "-h", host, "-p", port)
+	} else {
+		line = append(line, "-s", addr)
+	}
+	if strings.HasPrefix(e.n.cfg.Addr, "rediss:") || strings.HasPrefix(e.n.cfg.Addr, "valkeys:") {
+		line = append(line, "--tls")
+	}
+	return strings.Join(append(line, args...), " ")
+}
+
+// ask runs a command. ok is false if the server refuses it, which is noted unless an answer
+// is optional; an error says that it cannot be reached.
+func (e *examination) ask(ctx context.Context, args ...string) (reply any, ok bool, err error) {
+	reply, err = e.s.Do(ctx, args...)
+	var refusal ServerError
+	if errors.As(err, &refusal) {
+		return nil, false, nil
+	}
+	return reply, err == nil, err
+}
+
+// run examines the server. An error says that it cannot be reached.
+func (e *examination) run(ctx context.Context) error {
+	now, err := e.time(ctx)
+	if err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{
+		e.facts,
+		func(ctx context.Context) error { return e.memory(ctx, now) },
+		e.settings, e.rights, e.watchers, e.slow,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// time compares the server's clock with ours, and measures the round trip. It returns the
+// clock in microseconds, zero where TIME is refused.
+func (e *examination) time(ctx context.Context) (int64, error) {
+	sent := time.Now()
+	reply, ok, err := e.ask(ctx, "TIME")
+	if err != nil || !ok {
+		return 0, err // rights says what is refused
+	}
+	received := time.Now()
+	now, ok := micros(reply)
+	if !ok {
+		return 0, errGarbled
+	}
+	trip := received.Sub(sent)
+	off := time.UnixMicro(now).Sub(sent.Add(trip / 2).Round(0)).Round(time.Millisecond)
+	e.add(driver.Diagnostic{Code: "round-trip", Summary: "a round trip takes " + short(trip), Measured: short(trip)})
+	d := driver.Diagnostic{Code: "clock-offset", Summary: fmt.Sprintf("its clock is %v from ours, give or take %s", off, short(trip/2)), Measured: off.String()}
+	if off.Abs() > time.Second+trip {
+		d.Severity, d.Remedy = driver.SeverityWarning, "run NTP on both: tokens of different servers are compared by their clocks"
+	}
+	e.add(d)
+	return now, nil
+}
+
+// short is a duration with the digits that a person reads.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return d.Round(10 * time.Microsecond).String()
+	case d < time.Second:
+		return d.Round(100 * time.Microsecond).String()
+	}
+	return d.Round(time.Millisecond).String()
+}
+
+// micros reads the reply to TIME.
+func micros(reply any) (int64, bool) {
+	t, ok := reply.([]any)
+	if !ok || len(t) != 2 {
+		return 0, false
+	}
+	s, _ := t[0].(string)
+	us, _ := t[1].(string)
+	sec, err := strconv.ParseInt(s, 10, 64)
+	micro, err2 := strconv.ParseInt(us, 10, 64)
+	return sec*1e6 + micro, err == nil && err2 == nil
+}
+
+func parseInfo(info string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+// facts judges what INFO says.
+func (e *examination) facts(ctx context.Context) error {
+	reply, ok, err := e.ask(ctx, "INFO")
+	if err != nil {
+		return err
+	}
+	text, _ := reply.(string)
+	e.info = parseInfo(text)
+	if !ok {
+		return nil
+	}
+	e.identity()
+	e.replication()
+	e.room()
+	if e.info["rdb_last_bgsave_status"] == "err" || e.info["aof_last_write_status"] == "err" {
+		e.add(driver.Diagnostic{Code: "save-failed", Severity: driver.SeverityWarning, Summary: "the server could not save its data lately", Remedy: "look at its log and its disk"})
+	}
+	return nil
+}
+
+func (e *examination) identity() {
+	info := e.info
+	version, product := info["redis_version"], "Redis"
+	if v := info["valkey_version"]; v != "" {
+		version, product = v, "Valkey"
+	}
+	e.add(driver.Diagnostic{Code: "version", Summary: product + " " + version + ", " + info["redis_mode"] + ", " + info["role"], Measured: product + " " + version})
+	if id := info["run_id"]; id != "" {
+		e.add(driver.Diagnostic{Code: "process", Summary: "its process is " + id, Measured: id})
+	}
+	topology := "single"
+	switch {
+	case e.n.cfg.Cluster:
+		topology = "cluster"
+	case e.n.cfg.Failover:
+		topology = "sentinel"
+	}
+	e.add(driver.Diagnostic{Code: "topology", Summary: "used as topology=" + topology, Measured: topology})
+	if old(info["redis_version"]) {
+		e.add(driver.Diagnostic{Code: "version-old", Severity: driver.SeverityUnsafe, Summary: "the server is older than Redis 6.2: SET … GET is missing", Measured: version, Remedy: "upgrade it"})
+	}
+	if info["cluster_enabled"] == "1" && !e.n.cfg.Cluster {
+		e.add(driver.Diagnostic{Code: "cluster-node", Severity: driver.SeverityUnsafe, Summary: "the server is a node of a Cluster, and is used as a single instance", Remedy: "use topology=cluster, or a server outside of the Cluster as a node of a quorum"})
+	}
+}
+
+func (e *examination) replication() {
+	info := e.info
+	if info["role"] == "slave" {
+		e.add(driver.Diagnostic{
+			Code: "replica", Severity: driver.SeverityUnsafe, Summary: "the server is a replica of " + net.JoinHostPort(info["master_host"], info["master_port"]), Measured: "role slave",
+			Remedy: "connect to its primary, or make it a server of its own", Command: e.cli("REPLICAOF", "NO", "ONE"),
+		})
+	}
+	if count := info["connected_slaves"]; info["role"] == "master" && count != "" && count != "0" && !e.n.cfg.Failover {
+		d := driver.Diagnostic{
+			Code: "has-replicas", Severity: driver.SeverityWarning, Measured: count,
+			Summary: "the server has " + count + " replicas: a failover may lose the last locks and counters",
+			Remedy:  "let it have none: use a quorum (redlock:) for availability",
+		}
+		var commands []string
+		for i := 0; info["slave"+strconv.Itoa(i)] != ""; i++ {
+			f := map[string]string{}
+			for pair := range strings.SplitSeq(info["slave"+strconv.Itoa(i)], ",") {
+				name, value, _ := strings.Cut(pair, "=")
+				f[name] = value
+			}
+			commands = append(commands, e.cliAt(net.JoinHostPort(f["ip"], f["port"]), "REPLICAOF", "NO", "ONE"))
+		}
+		d.Command = strings.Join(commands, " && ")
+		e.add(d)
+	}
+}
+
+// perKey is what a key that was locked costs in bytes, until its counter ends.
+const perKey = 150
+
+// room compares the memory that is free with what counters may need: as much again as the
+// keys that expire in this database have at most.
+func (e *examination) room() {
+	used, _ := strconv.ParseInt(e.info["used_memory"], 10, 64)
+	most, _ := strconv.ParseInt(e.info["maxmemory"], 10, 64)
+	if most == 0 {
+		return
+	}
+	need := int64(1 << 20)
+	for pair := range strings.SplitSeq(e.info["db"+strconv.Itoa(e.n.cfg.DB)], ",") {
+		if count, ok := strings.CutPrefix(pair, "expires="); ok {
+			keys, _ := strconv.ParseInt(count, 10, 64)
+			need += keys * perKey
+		}
+	}
+	if most-used >= need && used <= most/4*3 {
+		return
+	}
+	e.add(driver.Diagnostic{
+		Code: "memory-low", Severity: driver.SeverityWarning, Measured: fmt.Sprintf("%d of %d bytes used", used, most),
+		Summary: fmt.Sprintf("%d%% of maxmemory is used, and locks are refused when it is full: counters may need %d bytes more", 100*used/most, need),
+		Remedy:  "raise maxmemory: a lock costs about 150 bytes until its counter ends, some minutes after its last use",
+		Command: e.cli("CONFIG", "SET", "maxmemory", strconv.FormatInt(2*(used+need), 10)),
+	})
+}
+
+// old reports whether version is under 6.2.
+func old(version string) bool {
+	a, rest, _ := strings.Cut(version, ".")
+	b, _, _ := strings.Cut(rest, ".")
+	major, err := strconv.Atoi(a)
+	minor, err2 := strconv.Atoi(b)
+	return err == nil && err2 == nil && (major < 6 || major == 6 && minor < 2)
+}
+
+// memory says what the restart guard of a quorum, or of a lone instance, has written down:
+// see lua/guard.lua.
+func (e *examination) memory(ctx context.Context, now int64) error {
+	reply, _, err := e.ask(ctx, "GET", e.n.guard.meta)
+	if err != nil {
+		return err
+	}
+	meta, ok := reply.(string)
+	if !ok {
+		return nil
+	}
+	var layout, till, high, allow, span int64
+	var bond, why string
+	if n, _ := fmt.Sscan(meta, &layout, &bond, &till, &high, &allow, &span, &why); n < 6 {
+		e.add(driver.Diagnostic{Code: "guard-layout", Severity: driver.SeverityWarning, Summary: "what the restart guard wrote down is of another release: " + meta, Remedy: "use the release that wrote it"})
+		return nil
+	}
+	_, nodes, _ := strings.Cut(bond, "/")
+	guard := time.Duration(span) * time.Microsecond
+	e.add(driver.Diagnostic{Code: "restart-guard", Summary: fmt.Sprintf("restart guard of %v, as one of %s", guard, nodes), Measured: guard.String()})
+	if till > now && now > 0 {
+		e.add(driver.Diagnostic{
+			Code: "quarantine", Severity: driver.SeverityWarning, Summary: inQuarantine(why, till, now), Measured: (time.Duration(till-now) * time.Microsecond).Round(time.Millisecond).String(),
+			Remedy: "wait, or, if all servers of this lock are new: dlock bootstrap",
+		})
+	}
+	if back := time.Duration(high-now) * time.Microsecond; now > 0 && back > time.Duration(max(allow, 1e6))*time.Microsecond {
+		e.add(driver.Diagnostic{
+			Code: "clock-set-back", Severity: driver.SeverityUnsafe, Summary: fmt.Sprintf("its clock was %v ahead of now when a lock was last granted: it was set back", back.Round(time.Millisecond)), Measured: back.Round(time.Millisecond).String(),
+			Remedy: "run NTP on it, with slewing instead of steps",
+		})
+	}
+	return nil
+}
+
+// config returns a setting, "" where it cannot be read.
+func (e *examination) config(ctx context.Context, name string) (string, error) {
+	reply, ok, err := e.ask(ctx, "CONFIG", "GET", name)
+	if err != nil {
+		return "", err
+	}
+	if !ok {
+		e.add(driver.Diagnostic{Code: "unknown-setting", Summary: "CONFIG is refused: " + name + " is unknown", Remedy: "allow the command CONFIG GET, or check it by hand"})
+	}
+	value, _ := configValue(reply)
+	return value, nil
+}
+
+func configValue(reply any) (string, bool) {
+	pair, ok := reply.([]any)
+	if !ok || len(pair) != 2 {
+		return "", false
+	}
+	value, ok := pair[1].(string)
+	return value, ok
+}
+
+// settings judges what CONFIG says.
+func (e *examination) settings(ctx context.Context) error {
+	values := map[string]string{}
+	for _, name := range []string{"maxmemory-policy", "appendonly", "appendfsync"} {
+		v, err := e.config(ctx, name)
+		if err != nil {
+			return err
+		}
+		values[name] = v
+	}
+	if v := values["maxmemory-policy"]; v != "" && v != "noeviction" {
+		e.add(driver.Diagnostic{
+			Code: "maxmemory-policy", Severity: driver.SeverityUnsafe, Summary: "maxmemory-policy is " + v + ": the server may evict a lock that is held, or its counter", Measured: v,
+			Remedy: "set maxmemory-policy noeviction", Command: e.cli("CONFIG", "SET", "maxmemory-policy", "noeviction"),
+		})
+	}
+	e.persistence(values["appendonly"], values["appendfsync"])
+	return nil
+}
+
+func (e *examination) persistence(appendOnly, fsync string) {
+	aof, always := e.cli("CONFIG", "SET", "appendonly", "yes"), e.cli("CONFIG", "SET", "appendfsync", "always")
+	switch {
+	case appendOnly == "":
+	case e.n.cfg.Durable && (appendOnly != "yes" || fsync != "always"):
+		e.add(driver.Diagnostic{
+			Code: "durable-not-persistent", Severity: driver.SeverityUnsafe, Measured: "appendonly " + appendOnly + ", appendfsync " + fsync,
+			Summary: "the URL says durable=true, and a restart forgets what the server acknowledged: appendonly is " + appendOnly + ", appendfsync " + fsync,
+			Remedy:  "set appendonly yes and appendfsync always, or leave durable out", Command: aof + " && " + always,
+		})
+	case appendOnly != "yes":
+		d := driver.Diagnostic{Code: "appendonly", Severity: driver.SeverityWarning, Summary: "appendonly is " + appendOnly + ": a restart forgets the locks that are held", Measured: appendOnly, Remedy: "set appendonly yes, or let a restart guard keep the server out for a while", Command: aof}
+		if slices.ContainsFunc(e.found, func(d driver.Diagnostic) bool { return d.Code == "restart-guard" }) {
+			d.Severity, d.Remedy, d.Command = driver.SeverityNote, "", ""
+			d.Summary = "appendonly is " + appendOnly + ": after a restart the restart guard keeps the server out for a while"
+		}
+		e.add(d)
+	case fsync != "always":
+		e.add(driver.Diagnostic{Code: "appendfsync", Summary: "appendfsync is " + fsync + ": a crash of the machine forgets the last writes", Measured: fsync, Remedy: "set appendfsync always where that matters", Command: always})
+	}
+}
+
+// needed are the commands that scripts and clients use, with harmless arguments; %k stands
+// for a key and %c for a channel of our own. Without those of the first list no lock can be
+// taken; without the others something works worse.
+var (
+	needed = []string{"TIME", "SET %k x PX 1", "GET %k", "PTTL %k", "PEXPIRE %k 1", "DEL %k", "EVAL return{1} 1 %k", "EVALSHA 0000000000000000000000000000000000000000 1 %k"}
+	useful = []string{"INFO server", "GETRANGE %k 0 1", "ZADD %k 1 x", "ZCOUNT %k 0 1", "ZRANGE %k 0 0", "ZREM %k x", "ZPOPMIN %k", "PUBLISH %c x"}
+)
+
+var denied = regexp.MustCompile(`(?i)^NOPERM (?:User (\S+)|this user) has no permissions to (?:run|access)`)
+
+// rights tries every command that is needed, and names the one that is missing.
+func (e *examination) rights(ctx context.Context) error {
+	key, channel := e.n.names.counter("check"), e.n.names.channel("check")
+	defer e.s.Do(ctx, "DEL", key) //nolint:errcheck // it ends with its TTL, too
+	for i, list := range [][]string{needed, useful} {
+		severity := driver.SeverityUnsafe - driver.Severity(i)
+		for _, line := range list {
+			args := strings.Fields(strings.NewReplacer("%k", key, "%c", channel).Replace(line))
+			_, err := e.s.Do(ctx, args...)
+			var refusal ServerError
+			if errors.As(err, &refusal) {
+				e.refused(severity, args[0], string(refusal))
+			} else if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// refused adds a finding if a refusal is one of rights.
+func (e *examination) refused(severity driver.Severity, command, why string) {
+	if !isCode(ServerError(why), "NOPERM") {
+		return
+	}
+	user := "USER"
+	if m := denied.FindStringSubmatch(why); m != nil && m[1] != "" {
+		user = m[1]
+	}
+	d := driver.Diagnostic{Code: "acl-command", Severity: severity, Measured: command, Summary: "the user may not run " + command, Remedy: "allow it"}
+	right := "+" + strings.ToLower(command)
+	switch {
+	case strings.Contains(why, "access") && strings.Contains(why, "channel"):
+		d.Code, d.Summary, right = "acl-channel", "the user may not use the channels of the locks", "'&"+e.n.cfg.Prefix+"*'"
+	case strings.Contains(why, "access"):
+		d.Code, d.Summary, right = "acl-key", "the user may not use the keys of the locks", "'~"+e.n.cfg.Prefix+"*'"
+	}
+	if slices.ContainsFunc(e.found, func(f driver.Diagnostic) bool { return f.Code == d.Code && f.Code != "acl-command" }) {
+		return // said
+	}
+	if severity == driver.SeverityUnsafe {
+		d.Summary += ": no lock can be taken"
+	} else {
+		d.Summary += ": waiters poll, or who holds a lock is unknown"
+	}
+	d.Command = e.cli("ACL", "SETUSER", user, right)
+	e.add(d)
+}
+
+// watchers finds a sentinel among the clients of a server that is used as a single one.
+func (e *examination) watchers(ctx context.Context) error {
+	if e.n.cfg.Failover {
+		return nil
+	}
+	reply, _, err := e.ask(ctx, "CLIENT", "LIST")
+	if err != nil {
+		return err
+	}
+	if list, _ := reply.(string); strings.Contains(list, "name=sentinel-") {
+		e.add(driver.Diagnostic{Code: "sentinel-watched", Severity: driver.SeverityWarning, Summary: "a Sentinel watches the server, and may put a replica in its place that lacks the last locks", Remedy: "let no Sentinel watch a node of a quorum; use topology=sentinel where a lone server fails over"})
+	}
+	return nil
+}
+
+// slow looks for our scripts in the slow log.
+func (e *examination) slow(ctx context.Context) error {
+	reply, _, err := e.ask(ctx, "SLOWLOG", "GET", "128")
+	if err != nil {
+		return err
+	}
+	entries, _ := reply.([]any)
+	count, slowest := 0, int64(0)
+	for _, entry := range entries {
+		fields, _ := entry.([]any)
+		if len(fields) < 4 {
+			continue
+		}
+		args, _ := fields[3].([]any)
+		took, _ := fields[2].(int64)
+		if e.ours(args) {
+			count++
+			slowest = max(slowest, took)
+		}
+	}
+	if count > 0 {
+		most := (time.Duration(slowest) * time.Microsecond).Round(10 * time.Microsecond)
+		e.add(driver.Diagnostic{
+			Code: "slow-scripts", Severity: driver.SeverityWarning, Summary: fmt.Sprintf("%d calls of our scripts are in the slow log, and took up to %v", count, most), Measured: most.String(),
+			Remedy:  "look for what slows the server down (swap, other commands, a busy processor), and then empty the slow log",
+			Command: e.cli("SLOWLOG", "RESET"),
+		})
+	}
+	return nil
+}
+
+// ours reports whether a command is a call of one of our scripts: it names what stands
+// beside a lock.
+func (e *examination) ours(args []any) bool {
+	name, _ := args[0].(string)
+	if !strings.HasPrefix(strings.ToUpper(name), "EVAL") {
+		return false
+	}
+	return slices.ContainsFunc(args[1:], func(a any) bool {
+		text, _ := a.(string)
+		return strings.HasPrefix(text, e.n.cfg.Prefix+layout)
+	})
+}

@@ -1,0 +1,233 @@
+package redlock
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Check gathers what the nodes find in themselves, and adds what only the whole shows: nodes
+// that do not answer, that are one server or on one host, clocks, versions and terms that
+// disagree, a number that outlives little. A majority has to answer.
+func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	if err := b.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer b.calls.Done()
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	e := &examination{b: b, nodes: make([][]driver.Diagnostic, len(b.nodes))}
+	errs := b.each(ctx, func(ctx context.Context, n *node) error {
+		i, err := n.inspector()
+		if err != nil {
+			return err
+		}
+		e.nodes[n.index], err = i.Check(ctx)
+		return err
+	})
+	if err := b.answered(errs); err != nil {
+		return nil, err
+	}
+	for i, n := range b.nodes {
+		if errs[i] != nil {
+			e.add(driver.Diagnostic{Code: "node-unreachable", Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + errs[i].Error(), Remedy: "bring it back; the quorum lives without it, but has less to lose"})
+		}
+		for j := range e.nodes[i] {
+			e.nodes[i][j].Node = n.name
+		}
+	}
+	e.number()
+	e.servers()
+	e.hosts()
+	e.clocks()
+	e.versions()
+	e.trips()
+	e.terms(ctx)
+	e.health()
+	all := append(e.found, slices.Concat(e.nodes...)...)
+	slices.SortStableFunc(all, func(a, b driver.Diagnostic) int { return cmp.Compare(b.Severity, a.Severity) })
+	return all, nil
+}
+
+// An examination is that of the whole, after the nodes'.
+type examination struct {
+	b     *Backend
+	nodes [][]driver.Diagnostic // of each node
+	found []driver.Diagnostic
+}
+
+func (e *examination) add(d driver.Diagnostic) { e.found = append(e.found, d) }
+
+// measured returns what was measured under a code on a node.
+func (e *examination) measured(node int, code string) string {
+	for _, d := range e.nodes[node] {
+		if d.Code == code {
+			return d.Measured
+		}
+	}
+	return ""
+}
+
+func (e *examination) number() {
+	n, q := len(e.b.nodes), e.b.q
+	d := driver.Diagnostic{Code: "quorum-size", Severity: driver.SeverityWarning, Measured: fmt.Sprint(n), Remedy: "use an odd number of nodes, three at least (dlock bootstrap --nodes changes it)"}
+	switch {
+	case n < 3:
+		d.Summary = fmt.Sprintf("a quorum of %d outlives the loss of no node", n)
+	case n%2 == 0:
+		d.Summary = fmt.Sprintf("%d nodes outlive the loss of %d, as %d do", n, n-q, n-1)
+	default:
+		d.Severity, d.Remedy = driver.SeverityNote, ""
+		d.Summary = fmt.Sprintf("%d nodes outlive the loss of %d", n, n-q)
+	}
+	e.add(d)
+}
+
+// servers finds nodes that are one process.
+func (e *examination) servers() {
+	if dup := e.b.duplicate.Load(); dup != nil {
+		e.add(driver.Diagnostic{Code: "same-server", Severity: driver.SeverityUnsafe, Summary: dup.Reason, Remedy: "list every server once"})
+		return
+	}
+	seen := map[string]*node{}
+	for i, n := range e.b.nodes {
+		id := e.measured(i, "process")
+		if other := seen[id]; id != "" && other != nil {
+			e.add(driver.Diagnostic{Code: "same-server", Severity: driver.SeverityUnsafe, Node: n.name, Measured: id, Summary: "is the same server as " + other.name + ", which would vote twice", Remedy: "list every server once"})
+		}
+		seen[id] = n
+		if topology := e.measured(i, "topology"); topology != "" && topology != "single" {
+			e.add(driver.Diagnostic{
+				Code: "not-independent", Severity: driver.SeverityUnsafe, Node: n.name, Measured: topology,
+				Summary: "is used with topology=" + topology + ", and a failover there loses locks that this quorum counts on",
+				Remedy:  "let every node be a server of its own (topology=single)",
+			})
+		}
+	}
+}
+
+// hosts finds nodes that go down together.
+func (e *examination) hosts() {
+	on := map[string][]string{}
+	for _, n := range e.b.nodes {
+		host := n.name
+		if u, err := url.Parse(n.name); err == nil && u.Host != "" {
+			host = u.Host
+		}
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+			host = "localhost"
+		}
+		on[host] = append(on[host], n.name)
+	}
+	for host, nodes := range on {
+		if len(nodes) > 1 {
+			e.add(driver.Diagnostic{Code: "same-host", Severity: driver.SeverityWarning, Measured: host, Summary: "nodes are on one host, and go down with it: " + strings.Join(nodes, ", "), Remedy: "put every node on a host of its own"})
+		}
+	}
+}
+
+// clocks compares the nodes' clocks with each other: what is wrong with ours is the same in
+// all offsets.
+func (e *examination) clocks() {
+	type offset struct{ off, blur time.Duration }
+	offsets := map[int]offset{}
+	var all []time.Duration
+	for i := range e.b.nodes {
+		if off, err := time.ParseDuration(e.measured(i, "clock-offset")); err == nil {
+			blur, _ := time.ParseDuration(e.measured(i, "round-trip"))
+			offsets[i] = offset{off, blur}
+			all = append(all, off)
+		}
+	}
+	if len(all) < 2 {
+		return
+	}
+	slices.Sort(all)
+	middle := all[len(all)/2]
+	for i, n := range e.b.nodes {
+		o, known := offsets[i]
+		apart := o.off - middle
+		judged := slices.ContainsFunc(e.nodes[i], func(d driver.Diagnostic) bool { return d.Code == "clock-apart" })
+		if known && !judged && apart.Abs() > e.b.opts.ClockAllowance+o.blur {
+			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Measured: apart.String(), Summary: fmt.Sprintf("its clock is %v from the other nodes', and clock_allowance is %v", apart, e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
+		}
+	}
+}
+
+func (e *examination) versions() {
+	seen := map[string]bool{}
+	var all []string
+	for i := range e.b.nodes {
+		if v := e.measured(i, "version"); v != "" && !seen[v] {
+			seen[v] = true
+			all = append(all, v)
+		}
+	}
+	if len(all) > 1 {
+		e.add(driver.Diagnostic{Code: "versions-differ", Summary: "the nodes have different versions: " + strings.Join(all, ", "), Measured: strings.Join(all, ", ")})
+	}
+}
+
+// trips compares round trips with the timeout that a node has for one request.
+func (e *examination) trips() {
+	least := e.b.timeout(e.b.info.MinTTL)
+	for i, n := range e.b.nodes {
+		trip, err := time.ParseDuration(e.measured(i, "round-trip"))
+		if err == nil && trip > least/2 {
+			e.add(driver.Diagnostic{
+				Code: "round-trip-slow", Severity: driver.SeverityWarning, Node: n.name, Measured: trip.String(),
+				Summary: fmt.Sprintf("a round trip takes %v, and the node's timeout is %v: it will often be left out", trip, least),
+				Remedy:  fmt.Sprintf("set node_timeout=%v or longer, or bring the node nearer", (4 * trip).Round(10*time.Millisecond)),
+			})
+		}
+	}
+}
+
+// terms compares what the nodes hold their clients to with each other and with the options.
+func (e *examination) terms(ctx context.Context) {
+	r, err := e.b.Bootstrap(ctx, &driver.Bootstrap{DryRun: true})
+	if r == nil || err != nil && r.Nodes == nil {
+		return
+	}
+	own := shown(&e.b.terms)
+	for _, n := range r.Nodes {
+		if n.Report == nil || n.Report.Terms == nil || n.Report.Next != nil || shown(n.Report.Terms) == own {
+			continue
+		}
+		d := driver.Diagnostic{
+			Code: "terms-differ", Severity: driver.SeverityWarning, Node: n.Node, Measured: shown(n.Report.Terms),
+			Summary: "it holds clients to " + shown(n.Report.Terms) + ", and this URL says " + own,
+			Remedy:  "give all clients one URL, or bring the nodes to this one", Command: "dlock bootstrap --terms",
+		}
+		if n.Report.Terms.N != e.b.terms.N {
+			d.Command = "dlock bootstrap --nodes"
+		}
+		e.add(d)
+	}
+}
+
+func shown(t *driver.Terms) string {
+	return fmt.Sprintf("%d nodes, restart_guard=%v, clock_allowance=%v, drift_percent=%d", t.N, t.Guard, t.Allowance, t.Drift)
+}
+
+// health says what was seen of the nodes while locks were taken.
+func (e *examination) health() {
+	for _, n := range e.b.nodes {
+		if n.skewed.Load() {
+			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Summary: fmt.Sprintf("its clock disagrees with the others' by more than %v, and it does not count", e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
+		}
+		if n.tripped.Load() {
+			e.add(driver.Diagnostic{Code: "node-skipped", Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "look at the server and the network to it"})
+		}
+	}
+}
