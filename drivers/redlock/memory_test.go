@@ -52,8 +52,9 @@ func request1(key, owner string, ttl time.Duration) *driver.Request {
 func TestOneTripIsTheRule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSpaces(5).quorum(t, nil)
+		const grants = 200
 		var last uint64
-		for i := range 20 {
+		for i := range grants {
 			l, err := b.Acquire(t.Context(), request1("k", fmt.Sprintf("o%d", i), time.Second))
 			if err != nil {
 				t.Fatal(err)
@@ -70,8 +71,9 @@ func TestOneTripIsTheRule(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if s := b.Stats(); s.OneTrip < 18 {
-			t.Errorf("%d of 20 grants took one trip", s.OneTrip)
+		// A node whose request is scheduled late may have a smaller counter.
+		if s := b.Stats(); s.OneTrip < grants*2/3 {
+			t.Errorf("%d of %d grants took one trip", s.OneTrip, grants)
 		}
 	})
 }
