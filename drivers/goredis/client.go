@@ -246,9 +246,20 @@ func flat(reply any) any {
 // Subscribe opens a subscription. go-redis would open it again after a break by
 // itself, but not say so: it is closed then, and redisnode opens another.
 func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []string) (redisnode.Subscription, error) {
-	s := &subscription{client: c, pubsub: c.redis.Subscribe(ctx), sink: sink}
+	s := &subscription{client: c, sink: sink}
+	if cluster, ok := c.inner.(*redis.ClusterClient); ok {
+		primary, err := cluster.MasterForKey(ctx, channels[len(channels)-1])
+		if err != nil {
+			c.reload(err)
+			return nil, c.translate(err)
+		}
+		s.pubsub = primary.Subscribe(ctx)
+	} else {
+		s.pubsub = c.redis.Subscribe(ctx)
+	}
 	if err := s.pubsub.Subscribe(ctx, channels...); err != nil {
 		_ = s.pubsub.Close()
+		c.reload(err)
 		return nil, c.translate(err)
 	}
 	go s.receive()

@@ -110,3 +110,5 @@ func TestAddressOfAClientShowsNoPassword(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestMeasures(t *testing.T) { nodetest.RunMeasures(t, tested) }

@@ -48,3 +48,5 @@ func TestUnusableClientsAreRefused(t *testing.T) {
 		t.Errorf("nil: got %v, want ErrInvalid", err)
 	}
 }
+
+func TestMeasures(t *testing.T) { nodetest.RunMeasures(t, tested) }

@@ -36,7 +36,7 @@
 //	dial_timeout       for making a connection (1s)
 //	call_timeout       for one call to the server (1s); half of the TTL bounds it too
 //	grace              how much longer than its TTL a lock stays unless it is released
-//	                   (the call timeout and a tenth of the TTL)
+//	                   (10 ms and a hundredth of the TTL)
 //	pool_size          connections at most (10)
 //	restart_guard      a lone server: for how long it grants nothing after a restart (off)
 //	bootstrap          a lone server with a guard is new, unless it has a memory (false)
@@ -70,9 +70,9 @@
 // A counter per key was chosen over stripes of one hash because one SET … GET reads and raises
 // it, because traffic on other keys leaves it alone, and because nothing stays for ever.
 // A release is announced where somebody may hear it: to the first in line, on a channel of
-// that process' own, or on <prefix>redlock1:free:{…} to all who watch; in a Cluster by
-// ordinary pub/sub, which every node hears and one subscriber connection serves, wherever
-// the slots move. Where nobody waits nothing is published. The line
+// that process' own, or on <prefix>redlock1:free:{…} to all who watch. In a Cluster that is
+// ordinary pub/sub, and a waiter listens on the server that serves its key: no message that
+// it needs passes from one node to another. Where nobody waits nothing is published. The line
 // is a sorted set
 //
 //	<prefix>redlock1:line:{<prefix><key>}
@@ -111,8 +111,7 @@
 // *driver.HeldError says ReservedForWaiter. A process that has died is passed over, and one that
 // hangs costs that moment. While its subscription is known to live (it is asked every two
 // seconds) a waiter does not poll: it asks again when the holder's TTL ends, and once a
-// minute at the latest; in a Cluster, whose nodes pass messages on without a guarantee,
-// every second. A holder of another library announces nothing, so its lock is asked
+// minute at the latest. A holder of another library announces nothing, so its lock is asked
 // for again after 10 to 200 ms. A release by another library, and the end of a TTL, go by no
 // order: whoever asks first has it. A lock for which somebody always waits here is never
 // free, and so another library never gets it: while services migrate one at a time, set
@@ -165,5 +164,6 @@
 // so the call has the call timeout, on another goroutine, and the caller leaves. While a
 // server does not answer one call at a time is under way to it.
 // An idle backend has no goroutine. Waiting costs one connection per backend, however
-// many wait, and one subscription per key; both go when nobody waits any more.
+// many wait, or in a Cluster one per server whose keys are waited for, and one subscription
+// per key; all go when nobody waits any more.
 package valkeygo

@@ -29,7 +29,11 @@ func (c *client) Subscribe(_ context.Context, sink redisnode.Sink, channels []st
 	}
 	s.broken = conn.SetPubSubHooks(hooks)
 	s.push(true, channels)
-	go s.work()
+	slot := ""
+	if isCluster(v) {
+		slot = channels[len(channels)-1]
+	}
+	go s.work(slot)
 	return s, nil
 }
 
@@ -86,12 +90,21 @@ func (s *subscription) Remove(_ context.Context, channels ...string) error {
 // Close ends the subscription; the connection goes in the background.
 func (s *subscription) Close() { s.once.Do(func() { close(s.end) }) }
 
-// work sends what is queued until the subscription ends or breaks.
-func (s *subscription) work() {
+// work sends what is queued until the subscription ends or breaks. The library connects at
+// the first command, and of a Cluster to a random server, unless that has a key, whose slot
+// the other commands then share.
+func (s *subscription) work(key string) {
 	defer func() {
 		s.conn.Close()
 		s.release()
 	}()
+	if key != "" {
+		cmd := s.conn.B().Eval().Script("return 1").Numkeys(1).Key(key).Build()
+		if err := s.conn.Do(context.Background(), cmd).Error(); err != nil {
+			s.sink.Broken(s.client.translate(err))
+			return
+		}
+	}
 	for {
 		select {
 		case <-s.end:

@@ -17,7 +17,8 @@ type Client interface {
 	Each(ctx context.Context, fn func(ctx context.Context, s Server) error) error
 
 	// Subscribe opens a connection for pub/sub, sends the subscription to channels,
-	// of which there is one at least, and reports to sink from then on.
+	// of which there is one at least, and reports to sink from then on. In a Cluster the
+	// connection is to the server of the last channel's slot.
 	Subscribe(ctx context.Context, sink Sink, channels []string) (Subscription, error)
 
 	// Close ends the library's client, if it is ours.

@@ -27,7 +27,7 @@ func (n *Node) gap(p *process) (left, end time.Duration) {
 
 // holdBack waits until a gap is over, if somebody watches the key here.
 func (n *Node) holdBack(ctx context.Context, key string) {
-	p := n.fleet.slots[n.fleet.slot(key)].Load()
+	p := n.fleet.known(n.names.lock(key))
 	if n.cfg.ForeignGap == 0 || p == nil || !n.hub.watched(key) {
 		return
 	}

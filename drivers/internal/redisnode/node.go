@@ -381,7 +381,7 @@ func (t *attempt) heard(ctx context.Context, a *answer, err error) (*Lease, erro
 	case 0:
 		e := held(a)
 		n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
-		e.PollAfter = n.hub.pollAfter(t, e)
+		e.PollAfter = n.hub.pollAfter(t, a.process, e)
 		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
 			e.PollAfter = end + mathrand.N(5*time.Millisecond)
 		}

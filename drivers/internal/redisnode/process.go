@@ -66,6 +66,9 @@ func (f *fleet) slot(key string) int {
 	return Slot(key)
 }
 
+// known returns the process that served key last, or nil.
+func (f *fleet) known(key string) *process { return f.slots[f.slot(key)].Load() }
+
 // process returns the process that serves key, and asks it who it is on first
 // contact: nothing is sent before its clock is known.
 func (f *fleet) process(ctx context.Context, key string) (p *process, asked bool, err error) {

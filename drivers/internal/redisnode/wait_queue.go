@@ -38,17 +38,17 @@ const (
 func (h *hub) waitQueue(a *attempt, q *driver.Quorum) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.topics) == 0 || !h.called {
+	if len(h.topics) == 0 {
 		return nil
 	}
 	t := h.topics[h.node.names.channel(a.key)]
-	if t == nil || len(t.watchers) == 0 {
+	if t == nil || len(t.watchers) == 0 || !t.server.proven() {
 		return nil
 	}
 	if t.place == "" {
 		h.places++
 		kept := min(max(keptTrips*h.trip, leastKept), mostKept)
-		t.place = h.id + "." + strconv.FormatUint(h.places, 10) + "." + strconv.FormatInt(kept.Milliseconds(), 10)
+		t.place = t.server.id + "." + strconv.FormatUint(h.places, 10) + "." + strconv.FormatInt(kept.Milliseconds(), 10)
 	}
 	a.place = t.place
 	since := t.since
