@@ -1,10 +1,8 @@
 package redlock
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"strings"
 	"time"
@@ -12,13 +10,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
 )
-
-// set is a set of nodes, by their index.
-type set uint16
-
-func (s set) has(i int) bool { return s&(1<<i) != 0 }
-func (s *set) add(i int)     { *s |= 1 << i }
-func (s set) len() int       { return bits.OnesCount16(uint16(s)) }
 
 // read reads the clock of an answer to a request that was under way from sent to received;
 // the node's terms are nil where it remembers none.
@@ -182,91 +173,25 @@ func difference(node, own *driver.Terms) string {
 	return strings.Join(said, "; ")
 }
 
-// agreeing returns the largest set of those legs whose clocks may agree pairwise: within
-// what their terms excuse and what the round trips leave uncertain. It finds the clock that
-// is wrong, and names it; what a lease may rest on is for the rules of terms.go. An unknown
-// clock agrees with nothing.
-func (l *lease) agreeing(of set) set {
-	if l.b.without(noClockCheck) {
-		return of
-	}
-	var buf [MaxNodes]int
-	order := buf[:0]
-	all := true
-	for i := range l.requests {
-		if !of.has(i) || !l.requests[i].clock.known {
-			continue
-		}
-		for _, j := range order {
-			all = all && l.agree(i, j)
-		}
-		order = append(order, i)
-	}
-	if all {
-		return members(order)
-	}
-	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(l.mid(i), l.mid(j)) })
-	var best []int
-	for from := range order {
-		to := from + 1
-		for to < len(order) && l.agreesWithAll(order[to], order[from:to]) {
-			to++
-		}
-		if to-from > len(best) {
-			best = order[from:to]
-		}
-	}
-	return members(best)
-}
-
-func members(order []int) set {
-	var s set
-	for _, i := range order {
-		s.add(i)
-	}
-	return s
-}
-
-func (l *lease) agreesWithAll(i int, others []int) bool {
-	for _, j := range others {
-		if !l.agree(i, j) {
-			return false
-		}
-	}
-	return true
-}
-
-func (l *lease) mid(i int) time.Duration {
-	mid, _ := l.requests[i].clock.offset()
-	return mid
-}
-
-func (l *lease) agree(i, j int) bool {
-	a, b := &l.requests[i].clock, &l.requests[j].clock
-	midA, halfA := a.offset()
-	midB, halfB := b.offset()
-	return (midA - midB).Abs() <= min(a.excuse, b.excuse)+halfA+halfB
-}
-
-// blame marks the legs of granted that are not in agreed with what is wrong with
-// their clocks, for the votes.
-func (l *lease) blame(granted, agreed set) {
-	if granted == agreed {
+// blame marks the nodes of judged that are not in agreed with what is wrong with their
+// clocks, for the votes. l.mu is held.
+func (l *lease) blame(judged, agreed set) {
+	if judged == agreed {
 		return
 	}
 	for i := range l.requests {
-		leg := &l.requests[i]
+		g := &l.requests[i]
 		switch {
-		case !granted.has(i):
+		case !judged.has(i):
 		case agreed.has(i):
-			leg.n.skewed.Store(false)
-		case !leg.clock.known:
-			leg.vote.Err = errClockUnknown
+			g.n.skewed.Store(false)
+		case !l.bid.legs[i].clock.known:
+			g.vote.Err = errClockUnknown
 		default:
-			leg.vote.Err = l.skew(i, granted)
-			if !leg.n.skewed.Swap(true) {
-				err := leg.vote.Err
-				l.b.event(driver.Notice{Kind: driver.NoticeClockSkew, Node: leg.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
+			g.vote.Err = l.skew(i, judged)
+			if !g.n.skewed.Swap(true) {
+				err := g.vote.Err
+				l.b.event(driver.Notice{Kind: driver.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
 			}
 		}
 	}
@@ -278,12 +203,12 @@ var errClockUnknown = errors.New("it does not tell its clock, and so does not co
 func (l *lease) skew(i int, of set) error {
 	var others []time.Duration
 	for j := range l.requests {
-		if j != i && of.has(j) && l.requests[j].clock.known {
-			others = append(others, l.mid(j))
+		if j != i && of.has(j) && l.bid.legs[j].clock.known {
+			others = append(others, l.bid.mid(j))
 		}
 	}
 	slices.Sort(others)
-	off := l.mid(i)
+	off := l.bid.mid(i)
 	if len(others) > 0 {
 		off -= others[(len(others)-1)/2]
 	}
@@ -291,5 +216,5 @@ func (l *lease) skew(i int, of set) error {
 	if off < 0 {
 		off, way = -off, "behind"
 	}
-	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.requests[i].clock.excuse)
+	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.bid.legs[i].clock.excuse)
 }

@@ -239,10 +239,9 @@ type Backend struct {
 	calls  sync.WaitGroup // calls under way, and what they leave to do
 	err    error          // of closing the nodes
 
-	waits    waits                             // who waits for which key
-	random   func(time.Duration) time.Duration // below its argument
-	mutation mutation                          // what tests take out; zero otherwise
-	stall    func()                            // tests stop the process here, before the last act; nil otherwise
+	waits  waits                             // who waits for which key
+	random func(time.Duration) time.Duration // below its argument
+	step   func(*bid, *event) actions        // the algorithm
 }
 
 var (
@@ -253,27 +252,6 @@ var (
 	_ driver.GuardAdmin = (*Backend)(nil)
 )
 
-// mutation takes parts of the algorithm out, one bit each, so that tests can show
-// that they notice. Nothing but a test sets one.
-type mutation uint32
-
-const (
-	noWriteBack     mutation = 1 << iota // different tokens are not raised to the largest
-	ackUnowned                           // a raise that found the node lost counts
-	countLate                            // a straggler counts during the raise, whatever its token
-	extendOwn                            // a renewal takes lost nodes again, and counts them
-	oneAttempt                           // all rounds of a request have one owner
-	releaseOnCaller                      // releases run on the caller's context
-	releaseEarly                         // a release does not wait for its own acquire
-	noValidity                           // a grant that took too long is returned
-	noClockCheck                         // clocks need not agree, nor be waited for: no rule of terms.go
-	renewFromReply                       // Expires of a renewal counts from the last answer
-	allRemember                          // nodes are taken for new though some remember
-	onePass                              // a change of nodes is told to each node once
-)
-
-func (b *Backend) without(m mutation) bool { return b.mutation&m != 0 }
-
 // New returns a quorum of nodes, 1 to MaxNodes of them, all with the Node feature and
 // no two alike. It does no I/O. Errors are *driver.InvalidError.
 //
@@ -282,7 +260,7 @@ func (b *Backend) without(m mutation) bool { return b.mutation&m != 0 }
 //
 // An odd number is best: four nodes outlive the loss of one, as three do.
 func New(nodes []driver.Backend, o *Options) (*Backend, error) {
-	b := &Backend{clock: boot.New(boot.Source{}), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration]}
+	b := &Backend{clock: boot.New(boot.Source{}), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration], step: (*bid).step}
 	if o != nil {
 		b.opts = *o
 	}

@@ -13,10 +13,10 @@ const (
 )
 
 // Sabotage takes parts of the algorithm out.
-func Sabotage(b *Backend, m Mutation) { b.mutation = m }
+func Sabotage(b *Backend, m Mutation) { mutate(b, m) }
 
 // Stall makes f run between a bid's last answer and its last act, the look at the clock.
-func Stall(b *Backend, f func()) { b.stall = f }
+func Stall(b *Backend, f func()) { stall(b, f) }
 
 // Grace is how much longer than the TTL a node keeps a key, with the default settings.
 func Grace(n int) time.Duration { return derive(n, DefaultGuard, DefaultClockAllowance, 1).Grace }

@@ -17,7 +17,7 @@ import (
 const (
 	// The nodes are asked again where some remember and some do not, and those might be
 	// taken for new: another client may be doing so right now.
-	looks     = 25
+	mostLooks = 25
 	lookAgain = 20 * time.Millisecond
 
 	// meetPatience is how long nodes may take at the first contact, where none of those that
@@ -67,12 +67,9 @@ func (b *Backend) hold(ctx context.Context, ttl time.Duration) {
 // introduce looks at the nodes, and makes them vote at once if they are new. It reports
 // whether that is settled; if not, the next contact is the first.
 func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled bool) {
-	for range looks {
+	for range mostLooks {
 		seen, errs := b.look(ctx, timeout)
 		least, most := extremes(seen)
-		if b.without(allRemember) {
-			most = least
-		}
 		switch {
 		case most < driver.MemoryKept && hasError(errs):
 			if timeout >= meetPatience || !anyLate(errs) {
@@ -211,7 +208,7 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.M
 		return r, err
 	}
 	errs = b.state(ctx, inspectTimeout, s.Statement, seen)
-	if !hasError(errs) && !b.without(onePass) {
+	if !hasError(errs) {
 		switch s.Statement {
 		case driver.StateNodes:
 			// Until the last node knew, clients with the old list could renew: on every node

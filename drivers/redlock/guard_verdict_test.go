@@ -21,11 +21,15 @@ func TestTheRefusalThatCountsIsTheOneThatGivesAMajority(t *testing.T) {
 		{[]time.Duration{0, 50, 10}, 10},
 		{[]time.Duration{0, 50, 0, 10}, 50},
 	} {
-		var v tally
+		forever, today := 0, []*driver.RefusedError(nil)
 		for _, d := range c.after {
-			v.refusal(&driver.RefusedError{RetryAfter: d})
+			if d == 0 {
+				forever++
+			} else {
+				today = append(today, &driver.RefusedError{RetryAfter: d})
+			}
 		}
-		if got := v.soonest(enough).RetryAfter; got != c.want {
+		if got := soonest(today, forever, enough).RetryAfter; got != c.want {
 			t.Errorf("of %v: %v, want %v", c.after, got, c.want)
 		}
 	}

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,130 +13,277 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// lease is one bid for a lock, from the first request to the last release: a leg for
-// each node, and what they add up to.
+// lease is the host of one bid: it does what the bid asks for, and feeds the answers back.
+// The algorithm is in bid.go.
 type lease struct {
-	b       *Backend
-	ctx     context.Context // the caller's values without its end
-	caller  context.Context // for tests alone: see releaseOnCaller
-	req     driver.Request
-	ttl     time.Duration
-	timeout time.Duration
+	b   *Backend
+	ctx context.Context // the caller's values without its end
+	req driver.Request
 
 	renewing sync.Mutex // one renewal at a time
 
 	mu        sync.Mutex
-	phase     phase
+	bid       bid
 	requests  []nodeRequest
-	waiters   []*waiter
-	attempts  int // used up
-	start     boot.Instant
-	jumps     int64 // of the client's clock, at start
-	expires   boot.Instant
-	fence     uint64
-	confirmed uint64 // the nodes' time when the last renewal began that succeeded; 0: none did
-	raising   set    // nodes to which the token is written back
-	raised    bool   // it took the second trip
-	renewal   int    // the number of the renewal that is under way
-	freed     bool   // a majority confirmed the release
+	owners    []string      // by their number
+	wake      chan struct{} // what the caller of Acquire or Renew waits for is certain
+	freed     chan struct{} // closed when the outcome of the release is; nil: nobody waits
+	attempt   int           // of which owner is
+	owner     string        // of the requests of an attempt
+	keep      time.Duration // of the renewal
+	jumps     int64         // of the client's clock, at the start of the bid
+	floor     uint64        // the proposal for this round
+	round     int           // the round that it is for
+	confirmed uint64        // the nodes' time when the last renewal began that succeeded; 0: none did
+	released  bool          // a majority confirmed the release
 }
 
-type phase uint8
-
-const (
-	voting  phase = iota
-	holding       // it is a lease
-	over          // whatever a node still has of it is released
-)
-
-// leg is the lease's part on one node. While it is busy one worker has a call under
-// way, and does what follows from it before anything else happens on this leg: so a
-// release is always ordered behind its own acquire.
+// nodeRequest is what is sent to one node, and what it said.
 type nodeRequest struct {
-	l      *lease
-	n      *node
-	req    driver.Request // of the call that is under way
-	quorum driver.Quorum  // of the first
-	round  *round         // its time
-	busy   bool
-	wait   bool // somebody counts on its answer
-	state  state
-	lease  driver.Lease
-	fence  uint64
-	clock  reading // of the grant, or of the last renewal
-	ack    int     // the renewal that it confirmed, or joined in
-	join   bool
-	held   *driver.HeldError
-	vote   driver.Vote
-
-	suspect bool // did not answer in an earlier round of this request
+	l       *lease
+	n       *node
+	call    call
+	req     driver.Request
+	quorum  driver.Quorum // of the vote
+	renewal driver.Renewal
+	asked   boot.Instant  // when it was sent
+	until   boot.Instant  // when its time is over
+	timeout time.Duration // the node timeout, even where until is earlier
+	lease   driver.Lease
+	held    *driver.HeldError
+	vote    driver.Vote
 }
 
-type state uint8
-
-const (
-	free    state = iota // it has nothing of ours, for certain
-	unsure               // it may have; the node's driver sees to that
-	owned                // granted, but not counted: nothing depends on it
-	counted              // among the nodes that carry the lease
-)
-
-// awaited reports whether the outcome may depend on an answer that is under way.
-func (g *nodeRequest) awaited() bool { return g.busy && g.wait }
-
-// wave bounds the requests that were sent together.
-type round struct {
-	ctx     context.Context
-	cancel  context.CancelFunc
-	began   time.Time
-	end     time.Time
-	ttl     time.Duration
-	keep    time.Duration // of a renewal
-	renewal int           // the number of the renewal, if it is one
-	full    time.Duration // the node timeout, even where ctx ends before
-	left    int           // guarded by the lease's mu
+// Acquire makes one attempt to take the lock on a majority of the nodes. It is
+// bounded by a few node timeouts, whatever ctx says, and does not wait for a holder;
+// but a vote that several contenders split among them is settled here, so that one of
+// them wins.
+func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := b.info.Check(b.opts.Prefix, req); err != nil {
+		return nil, err
+	}
+	if err := b.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer b.calls.Done()
+	if err := b.meet(ctx, req.TTL); err != nil {
+		return nil, b.failed(ctx, err)
+	}
+	l := b.newLease(ctx, req)
+	if err := l.run(ctx, &event{kind: begins}); err != nil {
+		return nil, b.failed(ctx, err)
+	}
+	b.waits.served(req.Key)
+	b.count.granted(l)
+	return l, nil
 }
 
-// waiter is a caller that waits for something to be certain.
-type waiter struct {
-	done func(*lease) bool
-	wake chan struct{}
+// begin counts a call in, so that Close can wait for what the call leaves to do.
+func (b *Backend) begin(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.isClosed() {
+		return driver.ErrClosed
+	}
+	b.calls.Add(1)
+	return nil
 }
 
-// newLease begins a bid. before is the bid of the same request that failed, if there
-// was one: attempts are numbered on, and nodes that were away stay so.
-func (b *Backend) newLease(ctx context.Context, req *driver.Request, before *lease) *lease {
+// failed puts the context's end before a verdict that it brought about.
+func (b *Backend) failed(ctx context.Context, err error) error {
+	b.count.failures.Add(1)
+	if end := ended(ctx); end != nil && !errors.Is(err, end) {
+		return fmt.Errorf("%w: %w", end, err)
+	}
+	return err
+}
+
+// ended is ctx.Err, but knows of a deadline before the context's timer does: that of the
+// nodes' time, which ends with it, may have been the first.
+func ended(ctx context.Context) error {
+	err := ctx.Err()
+	if deadline, ok := ctx.Deadline(); err == nil && ok && !time.Now().Before(deadline) {
+		err = context.DeadlineExceeded
+	}
+	return err
+}
+
+func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 	l := &lease{
 		b:        b,
 		ctx:      context.WithoutCancel(ctx),
 		req:      *req,
-		ttl:      req.TTL,
-		timeout:  b.timeout(req.TTL),
 		requests: make([]nodeRequest, len(b.nodes)),
-		start:    b.clock.Now(),
+		wake:     make(chan struct{}, 1),
 		jumps:    b.clock.Jumps(),
+		round:    -1,
+		bid: bid{
+			n: len(b.nodes), q: b.q, drift: b.opts.DriftPercent, first: firstNode(req.Key, len(b.nodes)),
+			ttl: req.TTL, timeout: b.timeout(req.TTL),
+		},
 	}
-	if b.without(releaseOnCaller) {
-		l.caller = ctx
-	}
-	l.expires = l.start.Add(validity(l.ttl, b.opts.DriftPercent)) // at most
 	l.req.Wait = false
-	l.req.FenceFloor = max(b.floor(l.start), req.FenceFloor)
-	since := b.since(req.Key)
 	for i := range l.requests {
 		g := &l.requests[i]
-		g.l, g.n, g.req, g.vote.Node = l, b.nodes[i], l.req, b.nodes[i].name
-		g.quorum = b.quorum(g.n, l.start)
-		g.quorum.WaitingSince = since
-		g.req.Quorum = &g.quorum
-		if before != nil {
-			g.suspect = before.away(i)
-		}
-	}
-	if before != nil {
-		l.attempts = before.attempts
+		g.l, g.n, g.vote.Node = l, b.nodes[i], b.nodes[i].name
 	}
 	return l
+}
+
+// firstNode is the key's first node of n: the same in every process.
+func firstNode(key string, n int) int {
+	h := uint32(2166136261) // FNV-1a
+	for i := 0; i < len(key); i++ {
+		h = (h ^ uint32(key[i])) * 16777619
+	}
+	return int(h % uint32(n))
+}
+
+// run tells the bid what a caller wants, and waits for the verdict.
+func (l *lease) run(ctx context.Context, e *event) error {
+	const never = boot.Instant(1<<63 - 1)
+	e.until = never
+	if end, ok := ctx.Deadline(); ok {
+		e.until = l.b.clock.Now().Add(time.Until(end))
+	}
+	var cause error
+	for {
+		out, said, wait := l.decide(ctx, e, cause)
+		l.perform(&out)
+		if out.verdict != open {
+			return said
+		}
+		if cause == nil {
+			cause = l.wait(ctx, wait)
+		}
+		e.kind = looks
+	}
+}
+
+// pause is what a caller waits for.
+type pause struct {
+	most    time.Duration
+	certain bool // there is nothing to wait for
+	deaf    bool // the caller's end does not count
+}
+
+// decide makes one step of a caller. It looks at the clock last of all.
+func (l *lease) decide(ctx context.Context, e *event, cause error) (actions, error, pause) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.tripped = l.b.tripped()
+	e.duplicate = l.b.duplicate.Load() != nil
+	e.ended = cause != nil
+	e.now = l.b.clock.Fresh()
+	e.jumped = l.b.clock.Jumps() != l.jumps
+	out := l.step(e)
+	if out.pause > 0 {
+		l.bid.due = e.now.Add(out.pause/4 + l.b.random(out.pause))
+	}
+	if out.verdict == extended {
+		l.confirmed = l.b.floor(l.bid.start)
+	}
+	return out, l.says(ctx, out.verdict, cause, e.now), pause{l.bid.due.Sub(e.now), l.bid.certain(), l.bid.stage == quieting}
+}
+
+// wait returns when the bid is to look again. An error is why the caller waits no longer.
+func (l *lease) wait(ctx context.Context, w pause) error {
+	if w.certain {
+		return nil
+	}
+	t := time.NewTimer(w.most)
+	defer t.Stop()
+	done, closed := ctx.Done(), l.b.closed
+	if w.deaf {
+		done, closed = nil, nil
+	}
+	select {
+	case <-l.wake:
+		return nil
+	case <-t.C:
+		return nil
+	case <-done:
+		return ctx.Err()
+	case <-closed:
+		return driver.ErrClosed
+	}
+}
+
+// step feeds an event to the bid, and prepares what it asks for. l.mu is held.
+func (l *lease) step(e *event) actions {
+	out := l.b.step(&l.bid, e)
+	if out.judged != 0 {
+		l.blame(out.judged, l.bid.agreeing(out.judged))
+	}
+	if out.healed {
+		l.b.count.heals.Add(1)
+	}
+	if out.split {
+		l.b.count.splits.Add(1)
+	}
+	for i := range l.requests {
+		if out.calls[i] != idle {
+			l.prepare(i, out.calls[i], out.until, e.now)
+		}
+	}
+	if l.bid.certain() {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+	if l.freed != nil {
+		if _, certain := l.bid.cleared(); certain {
+			close(l.freed)
+			l.freed = nil
+		}
+	}
+	return out
+}
+
+// prepare writes the request to a node, on which nothing is under way. l.mu is held.
+func (l *lease) prepare(i int, c call, until, now boot.Instant) {
+	g := &l.requests[i]
+	g.call, g.asked, g.timeout = c, now, l.bid.timeout
+	g.until = now.Add(g.timeout)
+	switch c {
+	case acquire:
+		if l.round != l.bid.round {
+			l.propose()
+		}
+		g.req = l.req
+		g.req.Owner, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.floor, &g.quorum
+		g.until, g.held, g.vote = until, nil, driver.Vote{Node: g.n.name}
+	case join:
+		q := l.b.quorum(g.n, now) // a straggler may still read the first
+		g.req = l.req
+		g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.bid.ttl, l.bid.fence, l.confirmed, &q
+		g.until, g.held = until, nil
+	case raise:
+		g.until = until
+		g.renewal = driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
+	case lift:
+		g.renewal = driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
+	case renew:
+		g.until = until
+		g.renewal = driver.Renewal{TTL: l.bid.ttl, Keep: l.keep, MinFence: l.bid.fence}
+	}
+}
+
+// propose sets what all nodes are told in this round. l.mu is held.
+func (l *lease) propose() {
+	l.round = l.bid.round
+	l.floor = max(l.b.floor(l.bid.start), l.req.FenceFloor)
+	since := l.b.since(l.req.Key)
+	for i := range l.requests {
+		if g := &l.requests[i]; !l.bid.legs[i].stale {
+			g.quorum = l.b.quorum(g.n, l.bid.start)
+			g.quorum.WaitingSince = since
+		}
+	}
 }
 
 // quorum is what one node is told of the quorum.
@@ -150,215 +298,232 @@ func (b *Backend) quorum(n *node, now boot.Instant) driver.Quorum {
 	return q
 }
 
-// away reports whether node i left the bid without an answer.
-func (l *lease) away(i int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g := &l.requests[i]
-	return g.suspect || g.busy || g.state == unsure
+// ofAttempt returns the owner of the attempt's requests. l.mu is held.
+func (l *lease) ofAttempt() string {
+	if l.attempt != l.bid.attempt {
+		l.attempt = l.bid.attempt
+		l.owner = l.req.Owner + "/" + strconv.FormatInt(int64(l.attempt), 36)
+	}
+	return l.owner
 }
 
-// attempt returns an owner that was never used: whatever is still under way for an
-// earlier one, a late release above all, cannot touch what this one gets.
-func (l *lease) attempt() string {
-	if !l.b.without(oneAttempt) || l.attempts == 0 {
-		l.attempts++
-	}
-	return l.req.Owner + "/" + strconv.FormatInt(int64(l.attempts), 36)
-}
-
-// in returns the nodes in a state.
-func (l *lease) in(st state) set {
-	var s set
-	for i := range l.requests {
-		if l.requests[i].state == st {
-			s.add(i)
-		}
-	}
-	return s
-}
-
-// wave returns a new wave: the node timeout from now, or until ctx's deadline, but not
-// until ctx is cancelled. A request whose answer nobody waits for any longer is not
-// broken off; what it brings is released.
-func (l *lease) round(ctx context.Context) *round {
-	now := time.Now()
-	end := now.Add(l.timeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(end) {
-		end = d
-	}
-	w := &round{began: now, end: end, ttl: l.ttl, full: l.timeout}
-	w.ctx, w.cancel = context.WithDeadline(l.ctx, end)
-	return w
-}
-
-// spent ends a wave of which nothing is under way, once all of it was sent.
-func (w *round) spent() {
-	if w.left == 0 {
-		w.cancel()
-	}
-}
-
-// send starts a call on a leg that is not busy. wait says that its answer is counted
-// on. l.mu is held.
-func (l *lease) send(w *round, g *nodeRequest, do func(*nodeRequest), wait bool) {
-	g.busy, g.wait, g.round = true, wait, w
-	w.left++
-	err := g.n.start(task{g, do})
-	if err == nil {
-		return
-	}
-	g.vote, g.held = driver.Vote{Node: g.n.name, Err: err}, nil
-	l.done(g) // and not finish: the wave may be for others, to which it has yet to be sent
-}
-
-// finish ends the call on a leg. l.mu is held.
-func (l *lease) finish(g *nodeRequest) { l.done(g).spent() }
-
-// done is finish without the end of the wave.
-func (l *lease) done(g *nodeRequest) *round {
-	w := g.round
-	g.busy, g.wait, g.round = false, false, nil
-	w.left--
-	l.signal()
-	return w
-}
-
-func (l *lease) signal() {
-	for _, w := range l.waiters {
-		if w.done(l) {
-			select {
-			case w.wake <- struct{}{}:
-			default:
-			}
-		}
-	}
-}
-
-// await waits until done, the wave's end, ctx's, or the backend's. l.mu is held, but for
-// the waiting.
-func (l *lease) await(ctx context.Context, w *round, done func(*lease) bool) error {
-	w.spent()
-	if done(l) {
-		return nil
-	}
-	me := l.enlist(done)
-	l.mu.Unlock()
-	var err error
-	select {
-	case <-me.wake:
-	case <-w.ctx.Done():
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-l.b.closed:
-		err = driver.ErrClosed
-	}
-	l.mu.Lock()
-	l.discharge(me)
-	if err != nil && done(l) {
-		return nil
-	}
-	return err
-}
-
-// wait is await for what nothing but time may interrupt.
-func (l *lease) wait(most time.Duration, done func(*lease) bool) {
-	if done(l) {
-		return
-	}
-	me := l.enlist(done)
-	l.mu.Unlock()
-	t := time.NewTimer(most)
-	defer t.Stop()
-	select {
-	case <-me.wake:
-	case <-t.C:
-	}
-	l.mu.Lock()
-	l.discharge(me)
-}
-
-func (l *lease) enlist(done func(*lease) bool) *waiter {
-	me := &waiter{done: done, wake: make(chan struct{}, 1)}
-	l.waiters = append(l.waiters, me)
-	return me
-}
-
-func (l *lease) discharge(me *waiter) {
-	l.waiters = slices.DeleteFunc(l.waiters, func(w *waiter) bool { return w == me })
-}
-
-// acquire is a worker's: it asks the node for its vote.
-func (g *nodeRequest) acquire() {
-	l := g.l
-	ok, probe := g.n.admit()
-	if !ok && !l.b.enough() {
-		ok = true // without the skipped ones there is no majority
-	}
-	if !ok {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		g.vote, g.held = driver.Vote{Node: g.n.name, Err: errSkipped}, nil
-		l.finish(g)
-		return
-	}
-	if probe {
-		l.mu.Lock()
-		g.wait = false
-		l.signal()
-		l.mu.Unlock()
-	}
-	if err := g.round.ctx.Err(); err != nil { // it stood in the queue for too long
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		g.vote, g.held = driver.Vote{Node: g.n.name, Err: err}, nil
-		l.finish(g)
-		return
-	}
-	began, sent := time.Now(), l.b.clock.Now()
-	lease, err := g.n.backend.Acquire(g.round.ctx, &g.req)
-	received := l.b.clock.Now()
-	var grant driver.Grant
-	var held *driver.HeldError
-	if err == nil {
-		grant = lease.Grant()
-	} else {
-		grant.Clock, grant.Server, held = told(err)
-	}
-	g.n.report(g.timedOut(err, began.Sub(g.round.began)+received.Sub(sent)))
-	g.n.identify(grant.Server)
-	clock := l.b.read(grant.Clock, grant.Terms, sent, received)
-	g.n.learn(clock, grant.Terms)
-
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g.vote = driver.Vote{Node: g.n.name, Granted: err == nil, Latency: received.Sub(sent), Err: err}
-	g.held = held
+// number returns the number of who has a node. l.mu is held.
+func (l *lease) number(h *driver.HeldError) owner {
 	switch {
-	case err == nil:
-		g.state, g.lease, g.fence, g.clock = owned, lease, grant.Fence, clock
-	case definite(err):
-		g.state = free
-	default:
-		g.state = unsure
+	case h == nil:
+		return nobody
+	case h.ReservedForWaiter:
+		return nextInLine
 	}
-	if l.phase == over && l.b.without(releaseEarly) {
-		l.finish(g)
+	name := request(h.Holder)
+	switch name {
+	case "":
+		return nobody
+	case l.req.Owner:
+		return ourselves
+	}
+	i := slices.Index(l.owners, name)
+	if i < 0 {
+		i = len(l.owners)
+		l.owners = append(l.owners, name)
+	}
+	return somebody + owner(i)
+}
+
+// perform starts the calls that a bid asked for.
+func (l *lease) perform(out *actions) {
+	for i, c := range out.calls {
+		switch {
+		case c == idle:
+		case out.delay > 0:
+			l.later(&l.requests[i], out.delay)
+		default:
+			l.requests[i].send()
+		}
+	}
+}
+
+// later sends a call after a while.
+func (l *lease) later(g *nodeRequest, d time.Duration) {
+	time.AfterFunc(d, func() {
+		l.mu.Lock()
+		g.asked = l.b.clock.Now()
+		g.until = g.asked.Add(g.timeout)
+		l.mu.Unlock()
+		g.send()
+	})
+}
+
+// send hands the call to the node.
+func (g *nodeRequest) send() {
+	if err := g.n.start(g); err != nil {
+		g.end(result{err: err, unasked: true})
+	}
+}
+
+// result is what a call brought.
+type result struct {
+	lease          driver.Lease
+	grant          driver.Grant
+	err            error
+	unasked        bool
+	sent, received boot.Instant
+}
+
+// do makes the call, and waits for its end. It is a worker's.
+func (g *nodeRequest) do() {
+	l := g.l
+	if g.call == acquire || g.call == join {
+		if g.skipped() {
+			return
+		}
+	}
+	clock := l.b.clock
+	until := g.until
+	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) {
+		until = clock.Now().Add(g.timeout) // it stood in the queue, and must not fail for that
+	}
+	ctx, cancel := context.WithDeadline(l.ctx, clock.Time(until))
+	defer cancel()
+	if err := ctx.Err(); err != nil {
+		g.end(result{err: err, unasked: true})
 		return
 	}
-	l.proceed(g)
+	r := result{sent: clock.Now()}
+	switch g.call {
+	case acquire, join:
+		r.lease, r.err = g.n.backend.Acquire(ctx, &g.req)
+	case release:
+		r.err = g.lease.Release(ctx)
+	default:
+		r.grant, r.err = g.lease.Renew(ctx, &g.renewal)
+	}
+	r.received = clock.Now()
+	g.end(r)
+}
+
+// skipped asks the node's breaker; true: the call has ended.
+func (g *nodeRequest) skipped() bool {
+	ok, probe := g.n.admit()
+	switch {
+	case !ok && len(g.l.b.nodes)-g.l.b.tripped().len() >= g.l.b.q: // there is a majority without it
+		g.end(result{err: errSkipped, unasked: true})
+		return true
+	case probe: // nobody waits for it
+		g.l.feed(&event{kind: probed, node: g.n.index})
+	}
+	return false
+}
+
+// end tells the bid how the call ended.
+func (g *nodeRequest) end(r result) {
+	l, e := g.l, event{kind: answered, node: g.n.index, answer: granted}
+	if !r.unasked {
+		g.learn(&r, &e)
+	}
+	l.mu.Lock()
+	e.now = l.b.clock.Now()
+	g.note(&r, &e)
+	out := l.step(&e)
+	if out.left {
+		g.vote.Err = r.err
+		l.b.count.unreleased.Add(1)
+	}
+	l.mu.Unlock()
+	l.perform(&out)
+}
+
+// learn tells breaker, clocks and the comparison of servers what a call says of the node.
+func (g *nodeRequest) learn(r *result, e *event) {
+	n := g.n
+	if r.lease != nil {
+		r.grant = r.lease.Grant()
+	}
+	took := r.received.Sub(g.asked)
+	if g.call == release {
+		took = r.received.Sub(r.sent)
+	}
+	n.report(r.err != nil && !definite(r.err) && !errors.Is(r.err, driver.ErrLost) && took >= g.timeout-g.timeout/8)
+	if g.call == release {
+		return
+	}
+	if r.err != nil && (g.call == acquire || g.call == join) {
+		r.grant.Clock, r.grant.Server = told(r.err)
+	}
+	n.identify(r.grant.Server)
+	e.clock = n.b.read(r.grant.Clock, r.grant.Terms, r.sent, r.received)
+	n.learn(e.clock, r.grant.Terms)
+}
+
+// note keeps what an answer brought, and tells the bid what it means. l.mu is held.
+func (g *nodeRequest) note(r *result, e *event) {
+	e.answer, e.last = meaning(r.err), g.n.tripped.Load() || g.l.b.isClosed()
+	if r.unasked {
+		e.answer = unasked
+	}
+	switch c := g.call; c {
+	case acquire, join:
+		g.held = nil
+		if !r.unasked {
+			_ = errors.As(r.err, &g.held)
+		}
+		g.vote = driver.Vote{Node: g.n.name, Granted: r.err == nil, Latency: r.received.Sub(r.sent), Err: r.err}
+		e.owner = g.l.number(g.held)
+		if r.err == nil {
+			g.lease, e.fence = r.lease, r.grant.Fence
+		}
+	case raise, lift, renew:
+		if !r.unasked {
+			g.vote.Latency = r.received.Sub(r.sent)
+		}
+		switch {
+		case c == renew:
+			g.vote.Granted, g.vote.Err = r.err == nil, r.err
+		case c == raise && r.err != nil:
+			g.vote.Err = r.err
+		}
+	case release:
+		if e.answer == granted || e.answer == gone { // it has nothing of ours
+			e.answer, g.vote.Granted = granted, false
+		}
+	}
 }
 
 // told returns what an answer that is no grant says of its node.
-func told(err error) (clock time.Time, server string, held *driver.HeldError) {
+func told(err error) (clock time.Time, server string) {
+	var held *driver.HeldError
 	var refused *driver.RefusedError
 	switch {
 	case errors.As(err, &held):
-		return held.Clock, held.Server, held
+		return held.Clock, held.Server
 	case errors.As(err, &refused):
-		return refused.Clock, refused.Server, nil
+		return refused.Clock, refused.Server
 	}
-	return time.Time{}, "", nil
+	return time.Time{}, ""
+}
+
+// meaning is what the end of a call says.
+func meaning(err error) answer {
+	if err == nil {
+		return granted
+	}
+	var h *driver.HeldError
+	var r *driver.RefusedError
+	switch {
+	case errors.As(err, &h) && h.ReservedForWaiter:
+		return reserved
+	case h != nil:
+		return held
+	case errors.Is(err, driver.ErrInvalid):
+		return misuse
+	case errors.As(err, &r) && r.RetryAfter == 0:
+		return refused
+	case r != nil:
+		return deferred
+	case errors.Is(err, driver.ErrLost):
+		return gone
+	}
+	return silence
 }
 
 // definite reports whether an error of Acquire says that the node has nothing of ours.
@@ -366,112 +531,20 @@ func definite(err error) bool {
 	return errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrInvalid)
 }
 
-// timedOut reports whether a request took the node's whole time and brought no answer.
-func (g *nodeRequest) timedOut(err error, took time.Duration) bool {
-	full := g.round.full
-	return err != nil && !definite(err) && !errors.Is(err, driver.ErrLost) && took >= full-full/8
-}
-
-// proceed does what follows from the answer on a leg, and ends the call: a straggler
-// is adopted by the lease, or released if there is none. l.mu is held, but for the
-// requests.
-func (l *lease) proceed(g *nodeRequest) {
-	if l.phase == holding && g.state == owned {
-		l.adopt(g)
-	}
-	if l.phase == over && g.state >= owned {
-		l.release(g)
-	}
-	l.finish(g)
-}
-
-// adopt is a worker's: see lease.adopt.
-func (g *nodeRequest) adopt() {
-	g.l.mu.Lock()
-	defer g.l.mu.Unlock()
-	g.l.proceed(g)
-}
-
-// adopt lets a node that has granted enter the counted ones, where that is sound; it
-// is released otherwise. A node at the token itself counts at once, one under it
-// once it is raised. One above it must not: its counter would let nobody
-// later see that this lease's token was there. And one that joined must be at
-// exactly the token that was asked for.
-func (l *lease) adopt(g *nodeRequest) {
-	with := l.in(counted)
-	with.add(g.n.index)
-	switch agreed := l.agreeing(with); {
-	case !agreed.has(g.n.index):
-		l.blame(with, agreed)
-	case g.fence == l.fence, g.join && l.b.without(extendOwn):
-		g.state = counted
-		if g.join {
-			l.b.count.heals.Add(1)
-		}
-		if g.join && l.b.without(extendOwn) {
-			g.ack = g.round.renewal
-		}
-		return
-	case g.fence < l.fence && !g.join:
-		ttl, timeout := l.ttl, l.timeout
-		l.mu.Unlock()
-		ctx, cancel := context.WithTimeout(l.ctx, timeout)
-		_, err := g.renew(ctx, &driver.Renewal{TTL: ttl, MinFence: l.fence})
-		cancel()
-		l.mu.Lock()
-		if err == nil {
-			g.state = counted
-			return
-		}
-	}
-	l.release(g)
-}
-
-// writeBack is a worker's: it raises the node to the token, during the grant.
-func (g *nodeRequest) writeBack() {
-	l := g.l
-	clock, err := g.renew(g.round.ctx, &driver.Renewal{TTL: g.round.ttl, MinFence: l.fence})
+// feed gives the bid an event that no caller waits for.
+func (l *lease) feed(e *event) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err == nil {
-		g.clock = g.clock.and(clock) // the key is kept from here, and was free there
-	}
-	switch {
-	case err == nil, errors.Is(err, driver.ErrLost) && l.b.without(ackUnowned):
-		g.state = counted
-	case errors.Is(err, driver.ErrLost):
-		g.state, g.vote.Granted, g.vote.Err = free, false, err
-	default:
-		g.vote.Err = err
-	}
-	l.proceed(g)
-}
-
-// renew renews the node's lease.
-func (g *nodeRequest) renew(ctx context.Context, r *driver.Renewal) (reading, error) {
-	c := g.l.b.clock
-	sent := c.Now()
-	grant, err := g.lease.Renew(ctx, r)
-	received := c.Now()
-	g.n.report(g.timedOut(err, received.Sub(sent)))
-	g.n.identify(grant.Server)
-	clock := g.l.b.read(grant.Clock, grant.Terms, sent, received)
-	g.n.learn(clock, grant.Terms)
-	g.l.mu.Lock()
-	defer g.l.mu.Unlock()
-	g.vote.Latency = received.Sub(sent)
-	return clock, err
+	e.now = l.b.clock.Now()
+	out := l.step(e)
+	l.mu.Unlock()
+	l.perform(&out)
 }
 
 // Grant returns the lease as of the last success.
 func (l *lease) Grant() driver.Grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.grant()
-}
-
-func (l *lease) grant() driver.Grant {
-	return driver.Grant{Expires: l.b.clock.Time(l.expires), Fence: l.fence, Clock: l.clock(), Votes: l.votes()}
+	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Clock: l.clock(), Votes: l.votes()}
 }
 
 // clock is the median of the counted nodes' clocks, now.
@@ -479,8 +552,8 @@ func (l *lease) clock() time.Time {
 	var buf [MaxNodes]time.Duration
 	mids := buf[:0]
 	for i := range l.requests {
-		if g := &l.requests[i]; g.state == counted && g.clock.known {
-			mids = append(mids, l.mid(i))
+		if g := &l.bid.legs[i]; g.state == counted && g.clock.known {
+			mids = append(mids, l.bid.mid(i))
 		}
 	}
 	if len(mids) == 0 {
@@ -488,36 +561,6 @@ func (l *lease) clock() time.Time {
 	}
 	slices.Sort(mids)
 	return time.Unix(0, int64(mids[(len(mids)-1)/2]+time.Duration(l.b.clock.Now())))
-}
-
-// judge applies the rules of terms.go to the answers of these nodes, which are q at least:
-// the end of a lease that was asked for at start, and from when it may be returned.
-func (l *lease) judge(of set, start boot.Instant) (expires, from boot.Instant) {
-	var buf [MaxNodes]reading
-	answers := buf[:0]
-	for i := range l.requests {
-		if of.has(i) {
-			answers = append(answers, l.requests[i].clock)
-		}
-	}
-	expires, from = judge(start, l.ttl, answers, l.b.q, l.b.opts.DriftPercent)
-	if l.b.without(noClockCheck) {
-		return start.Add(validity(l.ttl, l.b.opts.DriftPercent)), start
-	}
-	return expires, from
-}
-
-// apart says by how much the clocks of these nodes differ, as seen through their links.
-func (l *lease) apart(of set) time.Duration {
-	var most time.Duration
-	for i := range l.requests {
-		for j := range i {
-			if of.has(i) && of.has(j) {
-				most = max(most, (l.mid(i) - l.mid(j)).Abs())
-			}
-		}
-	}
-	return most.Round(time.Millisecond)
 }
 
 // Renew extends the lease on the nodes that carry it; a majority of all nodes has to
@@ -537,288 +580,65 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	defer l.b.calls.Done()
 	l.renewing.Lock() // the other renewal is bounded by the nodes' timeout
 	defer l.renewing.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.phase != holding {
-		return driver.Grant{}, driver.ErrLost
-	}
-	if r.TTL == 0 {
-		l.wait(l.timeout, (*lease).idle) // no node is to keep what it granted late for longer
-	}
-	start := l.b.clock.Now()
-	l.extend(r.TTL)
-	err := l.await(ctx, l.sendRenewal(ctx, r.Keep), (*lease).renewed)
-	return l.renewalOutcome(ctx, err, start)
-}
-
-// extend sets what the requests of a renewal say.
-func (l *lease) extend(ttl time.Duration) {
-	l.renewal++
-	l.ttl = ttl
-	if ttl > 0 {
-		l.timeout = l.b.timeout(ttl)
-	}
-}
-
-// sendRenewal asks the counted nodes to renew and the others to join, unless the holder
-// is done.
-func (l *lease) sendRenewal(ctx context.Context, keep time.Duration) *round {
-	w := l.round(ctx)
-	w.renewal, w.keep = l.renewal, keep
-	attempt := ""
-	for i := range l.requests {
-		g := &l.requests[i]
-		switch {
-		case g.busy:
-		case g.state == counted:
-			l.send(w, g, (*nodeRequest).extend, true)
-		case g.state == owned: // a release that failed: once more
-			l.send(w, g, (*nodeRequest).drop, false)
-		case l.ttl == 0:
-		default:
-			if attempt == "" {
-				attempt = l.attempt()
-			}
-			g.join, g.held = true, nil
-			q := l.b.quorum(g.n, l.b.clock.Now()) // a straggler may still read the first
-			g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = attempt, l.ttl, l.fence, l.confirmed, &q
-			if l.b.without(extendOwn) {
-				g.req.ExactFence = 0
-			}
-			l.send(w, g, (*nodeRequest).acquire, l.b.without(extendOwn))
-		}
-	}
-	return w
-}
-
-// extend is a worker's: it renews one counted node.
-func (g *nodeRequest) extend() {
-	l := g.l
-	w := g.round
-	var clock reading
-	err := w.ctx.Err()
-	if err == nil {
-		clock, err = g.renew(w.ctx, &driver.Renewal{TTL: w.ttl, Keep: w.keep, MinFence: l.fence})
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g.vote.Granted, g.vote.Err = err == nil, err
-	switch {
-	case err == nil:
-		g.ack, g.clock = w.renewal, clock
-	case errors.Is(err, driver.ErrLost):
-		g.state = free // the next renewal asks it to join
-	}
-	l.proceed(g)
-}
-
-// acked returns the nodes that confirmed the renewal that is under way. A node
-// that joined in it is none of them: an extension counts only nodes that carried the
-// lease before.
-func (l *lease) acked() set {
-	var s set
-	for i := range l.requests {
-		if g := &l.requests[i]; g.state == counted && g.ack == l.renewal {
-			s.add(i)
-		}
-	}
-	return l.agreeing(s)
-}
-
-// renewed reports whether the outcome of the renewal is certain.
-func (l *lease) renewed() bool {
-	acks, pending := l.acked().len(), 0
-	for i := range l.requests {
-		if l.requests[i].awaited() {
-			pending++
-		}
-	}
-	return l.phase != holding || acks >= l.b.q || acks+pending < l.b.q
-}
-
-// renewalOutcome reads the answers to a renewal that began at start; err is why the
-// waiting for them ended early.
-func (l *lease) renewalOutcome(ctx context.Context, err error, start boot.Instant) (driver.Grant, error) {
-	acks := l.acked()
-	now, expires := l.b.clock.Fresh(), start
-	if acks.len() >= l.b.q {
-		expires, _ = l.judge(acks, start)
-		if l.b.without(renewFromReply) {
-			expires = now.Add(expires.Sub(start))
-		}
-	}
-	switch {
-	case l.phase != holding:
-		return driver.Grant{}, driver.ErrLost
-	case acks.len() >= l.b.q && (l.ttl == 0 || now < expires || l.b.without(noValidity)):
-		l.expires, l.confirmed = expires, l.b.floor(start)
-		l.b.count.renewals.Add(1)
-		return l.grant(), nil
-	case l.in(counted).len() < l.b.q:
-		l.phase = over // what is left is Release's: until this returns, the deadline counts
-		l.b.count.losses.Add(1)
-		return driver.Grant{}, l.verdict(driver.ErrLost)
-	case err != nil:
+	l.keep = r.Keep
+	if err := l.run(ctx, &event{kind: renews, ttl: r.TTL, timeout: l.b.timeout(r.TTL)}); err != nil {
 		return driver.Grant{}, err
-	case ended(ctx) != nil:
-		return driver.Grant{}, ended(ctx)
-	case acks.len() >= l.b.q:
-		return driver.Grant{}, l.unknown("the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v", now.Sub(start).Round(time.Microsecond), l.apart(acks), l.ttl)
 	}
-	return driver.Grant{}, l.unknown("a majority did not confirm the renewal")
+	l.b.count.renewals.Add(1)
+	return l.Grant(), nil
 }
 
 // Release frees the lock on every node, and returns when a majority has confirmed that
 // it is free of this lease; the others go on in the background. It is bounded by four
 // node timeouts, and does not depend on ctx.
 func (l *lease) Release(ctx context.Context) error {
-	if l.isFreed() {
+	if l.isReleased() {
 		return nil
 	}
 	if err := l.b.begin(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	defer l.b.calls.Done()
+	freed, most := l.beginRelease()
+	t := time.NewTimer(most)
+	defer t.Stop()
+	select {
+	case <-freed:
+	case <-t.C:
+	}
+	return l.endRelease()
+}
+
+func (l *lease) isReleased() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.end()
-	l.wait(releaseTries*l.timeout, (*lease).released)
-	if n := l.clear(); n < l.b.q {
+	return l.released
+}
+
+// beginRelease returns what tells that the outcome is certain, and how long to wait for it.
+func (l *lease) beginRelease() (<-chan struct{}, time.Duration) {
+	l.mu.Lock()
+	if l.freed == nil {
+		l.freed = make(chan struct{})
+	}
+	freed := l.freed
+	e := event{kind: releases, now: l.b.clock.Now()}
+	out := l.step(&e)
+	most := releaseTries * l.bid.timeout
+	l.mu.Unlock()
+	l.perform(&out)
+	return freed, most
+}
+
+func (l *lease) endRelease() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n, _ := l.bid.cleared(); n < l.b.q {
 		l.b.count.failures.Add(1)
-		return l.unknown("%d of %d nodes confirmed the release, %d needed", n, len(l.requests), l.b.q)
+		return l.unknown(l.b.clock.Now(), "%d of %d nodes confirmed the release, %d needed", n, len(l.requests), l.b.q)
 	}
-	l.freed = true
+	l.released = true
 	return nil
-}
-
-func (l *lease) isFreed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.freed
-}
-
-// released reports whether the outcome of the release is certain.
-func (l *lease) released() bool {
-	n, pending := l.clear(), 0
-	for i := range l.requests {
-		if l.requests[i].busy {
-			pending++
-		}
-	}
-	return n >= l.b.q || n+pending < l.b.q
-}
-
-// clear counts the nodes that have nothing of this bid, and get nothing.
-func (l *lease) clear() int {
-	n := 0
-	for i := range l.requests {
-		if g := &l.requests[i]; g.state == free && !g.busy {
-			n++
-		}
-	}
-	return n
-}
-
-// abandon gives the bid up: every node is released, in the background, each behind what
-// is under way to it.
-func (l *lease) abandon() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.end()
-}
-
-// end makes the lease one that is over. l.mu is held.
-func (l *lease) end() {
-	l.phase = over
-	var w *round
-	for i := range l.requests {
-		g := &l.requests[i]
-		if g.busy || g.state < owned {
-			continue // who is busy with it sees that it is over
-		}
-		if w == nil {
-			w = l.round(l.ctx)
-		}
-		l.send(w, g, (*nodeRequest).drop, false)
-	}
-	if w != nil {
-		w.spent()
-	}
-	l.signal()
-}
-
-// drain waits until a bid that was given up is off every node that answers.
-func (l *lease) drain(ctx context.Context) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	w := l.round(l.ctx)
-	defer w.cancel()
-	w.left++                              // this call's
-	_ = l.await(ctx, w, (*lease).drained) // what is left is the next round's rival
-}
-
-func (l *lease) drained() bool {
-	for i := range l.requests {
-		if g := &l.requests[i]; g.busy && !g.suspect {
-			return false
-		}
-	}
-	return true
-}
-
-// drop is a worker's: it releases one node.
-func (g *nodeRequest) drop() {
-	g.l.mu.Lock()
-	defer g.l.mu.Unlock()
-	if g.state >= owned {
-		g.l.release(g)
-	}
-	g.l.finish(g)
-}
-
-const releaseTries = 4
-
-// release frees a node of this lease, with a few tries, each on a context of its own.
-// What it cannot free ends with the TTL. l.mu is held, but for the requests.
-func (l *lease) release(g *nodeRequest) {
-	for try := 1; ; try++ {
-		timeout := l.timeout
-		l.mu.Unlock()
-		err := g.free(timeout)
-		again := err != nil && try < releaseTries && !g.n.tripped.Load() && l.b.sleep(timeout<<try/8)
-		l.mu.Lock()
-		switch {
-		case err == nil:
-			g.state, g.vote.Granted = free, false
-			return
-		case !again:
-			g.vote.Err = err
-			l.b.count.unreleased.Add(1)
-			return
-		}
-	}
-}
-
-// free makes one request to release; nil: the node has nothing of ours.
-func (g *nodeRequest) free(timeout time.Duration) error {
-	sent := time.Now()
-	ctx := g.round.ctx // as a rule it was made just now, for this
-	if left := g.round.end.Sub(sent); g.l.caller != nil || left < timeout-timeout/8 {
-		values := g.l.ctx
-		if g.l.caller != nil {
-			values = g.l.caller
-		}
-		fresh, cancel := context.WithTimeout(values, timeout)
-		defer cancel()
-		ctx = fresh
-	}
-	err := g.lease.Release(ctx)
-	if errors.Is(err, driver.ErrLost) {
-		err = nil
-	}
-	took := time.Since(sent)
-	g.n.report(err != nil && took >= timeout-timeout/8)
-	return err
 }
 
 // sleep waits, and reports false if the backend was closed meanwhile.

@@ -40,7 +40,7 @@ type node struct {
 	mu       sync.Mutex
 	workers  int
 	idle     []*worker // the one used last is on top
-	queue    []task
+	queue    []*nodeRequest
 	reaper   *time.Timer
 	closed   bool
 	gone     chan struct{} // closed when the last worker went after close
@@ -50,19 +50,13 @@ type node struct {
 	pause    time.Duration // until the probe after that
 }
 
-// task is one thing to do for one leg of a lease.
-type task struct {
-	leg *nodeRequest
-	do  func(*nodeRequest)
-}
-
 type worker struct {
-	tasks chan task // of capacity one; closed: go
-	since time.Time // idle
+	tasks chan *nodeRequest // of capacity one; closed: go
+	since time.Time         // idle
 }
 
 const (
-	queued      = 4096             // tasks that may wait for a worker
+	queued      = 4096             // calls that may wait for a worker
 	idleTime    = 10 * time.Second // after which a worker goes
 	tripAfter   = 5                // timeouts in a row, and for so long: many end at once
 	tripTime    = 200 * time.Millisecond
@@ -96,26 +90,26 @@ func (n *node) says(err error) string {
 	return n.name + ": " + text
 }
 
-// start hands a task to a worker. An error says that it will not be done.
-func (n *node) start(t task) error {
+// start hands a call to a worker. An error says that it will not be done.
+func (n *node) start(g *nodeRequest) error {
 	n.mu.Lock()
 	switch last := len(n.idle) - 1; {
-	case n.closed:
+	case n.closed && n.workers == 0: // until then, what follows from an answer is done
 		n.mu.Unlock()
 		return driver.ErrClosed
 	case last >= 0:
 		w := n.idle[last]
 		n.idle = n.idle[:last]
 		n.mu.Unlock()
-		w.tasks <- t // has room: an idle worker's channel is empty
+		w.tasks <- g // has room: an idle worker's channel is empty
 		return nil
 	case n.workers < n.b.opts.InFlight:
 		n.workers++
 		n.mu.Unlock()
-		go n.work(t)
+		go n.work(g)
 		return nil
 	case len(n.queue) < queued:
-		n.queue = append(n.queue, t)
+		n.queue = append(n.queue, g)
 		n.mu.Unlock()
 		return nil
 	}
@@ -124,28 +118,28 @@ func (n *node) start(t task) error {
 }
 
 // work is a worker's life.
-func (n *node) work(t task) {
-	w := &worker{tasks: make(chan task, 1)}
+func (n *node) work(g *nodeRequest) {
+	w := &worker{tasks: make(chan *nodeRequest, 1)}
 	for ok := true; ok; {
-		t.do(t.leg)
-		t, ok = n.next(w)
+		g.do()
+		g, ok = n.next(w)
 	}
 }
 
 // next returns the worker's next task, or false if it must end.
-func (n *node) next(w *worker) (task, bool) {
+func (n *node) next(w *worker) (*nodeRequest, bool) {
 	n.mu.Lock()
 	if len(n.queue) > 0 {
-		t := n.queue[0]
-		n.queue[0] = task{}
+		g := n.queue[0]
+		n.queue[0] = nil
 		n.queue = n.queue[1:]
 		n.mu.Unlock()
-		return t, true
+		return g, true
 	}
 	if n.closed {
 		n.leave()
 		n.mu.Unlock()
-		return task{}, false
+		return nil, false
 	}
 	w.since = time.Now()
 	n.idle = append(n.idle, w)
@@ -153,8 +147,8 @@ func (n *node) next(w *worker) (task, bool) {
 		n.reaper = time.AfterFunc(idleTime, n.reap)
 	}
 	n.mu.Unlock()
-	t, ok := <-w.tasks
-	return t, ok
+	g, ok := <-w.tasks
+	return g, ok
 }
 
 // leave counts a worker out. n.mu is held.
@@ -220,15 +214,15 @@ func (n *node) admit() (ok, probe bool) {
 	return true, true
 }
 
-// enough reports whether the nodes that are not skipped are a majority.
-func (b *Backend) enough() bool {
-	n := 0
-	for _, node := range b.nodes {
-		if !node.tripped.Load() {
-			n++
+// tripped returns the nodes that are skipped.
+func (b *Backend) tripped() set {
+	var s set
+	for i, n := range b.nodes {
+		if n.tripped.Load() {
+			s.add(i)
 		}
 	}
-	return n >= b.q
+	return s
 }
 
 // report tells the breaker how a request ended.

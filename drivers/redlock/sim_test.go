@@ -334,7 +334,7 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 	if err != nil {
 		panic(err)
 	}
-	b.mutation = s.engine
+	mutate(b, s.engine)
 	if w.kind.differing {
 		b.clock = boot.New(boot.Source{Suspended: func() time.Duration {
 			if s.asleep {
@@ -408,7 +408,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	w.mu.Lock()
 	before := w.largest
 	w.mu.Unlock()
-	l, err := b.Acquire(ctx, &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
+	l, err := b.Acquire(context.WithValue(ctx, callerKey{}, ctx), &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
 	if err != nil {
 		w.trace("%s: %v", owner, err)
 		return false
@@ -886,11 +886,11 @@ func TestSimulation(t *testing.T) {
 func (l *lease) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := fmt.Sprintf("%s token %d until %s", l.req.Owner, l.fence, l.b.clock.Time(l.expires).Format("05.000000"))
+	s := fmt.Sprintf("%s token %d until %s", l.req.Owner, l.bid.fence, l.b.clock.Time(l.bid.expires).Format("05.000000"))
 	for i := range l.requests {
-		g := &l.requests[i]
+		g := &l.bid.legs[i]
 		mid, half := g.clock.offset()
-		s += fmt.Sprintf(" [%d: %d x%d busy=%v %v±%v]", i, g.state, g.fence, g.busy, mid, half)
+		s += fmt.Sprintf(" [%d: %d x%d call=%v %v±%v]", i, g.state, g.fence, g.call, mid, half)
 	}
 	return s
 }

@@ -28,6 +28,7 @@ type simNode struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	process *simProcess // the one that answered last; nil: none
+	told    bool        // that the number of nodes changes
 }
 
 // simProcess is what a client knows of a server's process. Its node's mu guards it.
@@ -315,6 +316,9 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.M
 	if r.err != nil {
 		return nil, r.err
 	}
+	if n.s.broken.hides && r.memory == driver.MemoryKept {
+		r.memory = driver.MemoryNew
+	}
 	p := n.serves(r.server)
 	now := &driver.MemoryReport{Memory: r.memory, Clock: r.clock, Server: r.server}
 	if r.memory == driver.MemoryKept {
@@ -331,6 +335,11 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.M
 	}
 	if now.Memory == driver.MemoryFlushed && seen.Memory < now.Memory {
 		return nil, errSimChanged
+	}
+	if n.s.broken.once && b.Statement == driver.StateNodes {
+		if n.told = !n.told; !n.told {
+			return now, nil
+		}
 	}
 	n.s.mu.Lock()
 	n.s.stated = time.Now().Add(time.Second)
@@ -415,7 +424,17 @@ func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, 
 	return grantOf(a, start, r.TTL, l.req.Quorum), a.err
 }
 
+// callerKey is the key of the context of who asked for a lease, for the mutant that releases
+// on that.
+type callerKey struct{}
+
 func (l *simLease) Release(ctx context.Context) error {
+	if caller, ok := ctx.Value(callerKey{}).(context.Context); ok && l.n.s.broken.caller {
+		end, _ := ctx.Deadline()
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(caller, end)
+		defer cancel()
+	}
 	return l.n.call(ctx, func() simReply {
 		return l.n.s.release(l.req.Owner, l.grant.Fence)
 	}).err

@@ -56,6 +56,9 @@ type simBroken struct {
 	onePass bool // terms change at once
 	grace   bool // a key is kept for the TTL and a thousandth
 	kept    bool // a key is kept for the next in line forty times longer
+	caller  bool // a release runs on the context of who asked for the lease
+	hides   bool // a node that remembers says that it is new
+	once    bool // a change of nodes is told to each node once
 }
 
 // simMemory is what a server keeps in its database.

@@ -22,7 +22,7 @@ type counters struct {
 }
 
 func (c *counters) granted(l *lease) {
-	if l.raised {
+	if l.bid.raised {
 		c.twoTrips.Add(1)
 	} else {
 		c.oneTrip.Add(1)

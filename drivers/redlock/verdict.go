@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,125 +11,126 @@ import (
 
 	"github.com/hashicorp/go-multierror"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// tally is what the nodes that did not grant said.
-type tally struct {
-	pending int                            // nodes that may still answer
-	heldBy  int                            // nodes that somebody else has, or is kept for
-	rivals  int                            // of which so many one owner has, the rival
-	rival   *nodeRequest                   // one of the rival's nodes
-	kept    int                            // of which so many are kept for the next in line there, whoever that is
-	next    *nodeRequest                   // that of them which is kept longest
-	refused int                            // nodes that will not
-	forever int                            // of which so many not as they are configured
-	reason  *driver.RefusedError           // a permanent one, if there is one
-	today   [MaxNodes]*driver.RefusedError // the others
-	invalid error                          // misuse
+// skewPause is when to look again at clocks that disagree.
+const skewPause = time.Second
+
+// says puts a verdict into words: nil where it is none, or no error. l.mu is held.
+func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Instant) error {
+	since := now.Sub(l.bid.start).Round(time.Microsecond)
+	switch v {
+	case open, won, extended:
+		return nil
+	case interrupted:
+		if cause == nil {
+			cause = ended(ctx)
+		}
+		return cause
+	case invalid:
+		return l.firstRefusal(func(err error) bool { return errors.Is(err, driver.ErrInvalid) })
+	case twice:
+		return l.verdict(l.b.duplicate.Load(), now)
+	case heldBy:
+		return l.verdict(l.held(), now)
+	case denied, denyNow:
+		return l.verdict(l.refusal(v), now)
+	case apart:
+		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: "the clocks of no majority of nodes agree (run NTP on them, or allow more)"}, now)
+	case uneven:
+		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: fmt.Sprintf("the clocks of the nodes are %v apart, or the ways to them too uneven, for a TTL of %v (run NTP on the nodes)", l.apart(l.bid.in(counted)), l.bid.ttl)}, now)
+	case late:
+		return l.unknown(now, "the nodes took %v, too long for a TTL of %v", since, l.bid.ttl)
+	case stopped:
+		return l.unknown(now, "the wall clock of this machine jumped meanwhile, so that it may have been stopped for longer than its other clocks show")
+	case unwritten:
+		return l.unknown(now, "the token could not be written back to a majority")
+	case lost:
+		return driver.ErrLost
+	case lostNow:
+		l.b.count.losses.Add(1)
+		return l.verdict(driver.ErrLost, now)
+	case overdue:
+		return l.unknown(now, "the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v", since, l.apart(l.bid.acked()), l.bid.ttl)
+	case unconfirmed:
+		return l.unknown(now, "a majority did not confirm the renewal")
+	}
+	return l.verdict(nil, now)
 }
 
-// tally counts the answers. A node that has an earlier attempt of this very request,
-// whose release is still under way, is no rival's.
-func (l *lease) tally() tally {
-	var t tally
+// apart says by how much the clocks of these nodes differ, as seen through their links.
+func (l *lease) apart(of set) time.Duration {
+	var most time.Duration
 	for i := range l.requests {
-		g := &l.requests[i]
-		if g.awaited() && g.round.ctx.Err() == nil {
-			t.pending++
-		}
-		if g.busy || g.state >= owned {
-			continue
-		}
-		if g.held != nil {
-			t.heldBy++
-			if g.held.ReservedForWaiter {
-				t.kept++
-				if t.next == nil || g.held.RetryAfter > t.next.held.RetryAfter {
-					t.next = g
-				}
-				continue
+		for j := range i {
+			if of.has(i) && of.has(j) {
+				most = max(most, (l.bid.mid(i) - l.bid.mid(j)).Abs())
 			}
-			if n := l.heldBy(g.holder()); n > t.rivals {
-				t.rivals, t.rival = n, g
-			}
-			continue
 		}
-		t.refusal(g.vote.Err)
 	}
-	return t
+	return most.Round(time.Millisecond)
 }
 
-// most counts the rival's nodes, and those that are kept: who is next there has most of the
-// others as a rule, or will.
-func (t *tally) most() int { return t.rivals + t.kept }
-
-// enough is on how many nodes another owner rules a majority out.
-func (l *lease) enough() int { return len(l.requests) - l.b.q + 1 }
-
-// heldBy counts the nodes of one owner.
-func (l *lease) heldBy(holder string) int {
-	if holder == "" || holder == l.req.Owner {
-		return 0
-	}
-	n := 0
+// firstRefusal returns the first node's error of this kind.
+func (l *lease) firstRefusal(is func(error) bool) error {
 	for i := range l.requests {
-		if g := &l.requests[i]; !g.busy && g.state < owned && g.holder() == holder {
-			n++
+		if err := l.requests[i].vote.Err; !l.bid.legs[i].silent() && is(err) {
+			return err
 		}
-	}
-	return n
-}
-
-func (t *tally) refusal(err error) {
-	var r *driver.RefusedError
-	var invalid *driver.InvalidError
-	switch {
-	case errors.As(err, &invalid):
-		t.invalid = err
-	case !errors.As(err, &r):
-	case r.RetryAfter == 0:
-		t.refused++
-		t.forever++
-		t.reason = r
-	default:
-		t.today[t.refused-t.forever] = r
-		t.refused++
-	}
-}
-
-// soonest returns the refusal after which too few are left to stand in the way of a
-// majority.
-func (t *tally) soonest(enough int) *driver.RefusedError {
-	today := t.today[:t.refused-t.forever]
-	slices.SortFunc(today, func(a, b *driver.RefusedError) int { return cmp.Compare(a.RetryAfter, b.RetryAfter) })
-	return today[t.refused-enough]
-}
-
-// verdict is what the answers prove, if no majority can be had: one other owner, or
-// refusals, on so many nodes that too few are left. nil: nothing.
-func (t *tally) verdict(l *lease) error {
-	enough := l.enough()
-	switch {
-	case t.most() >= enough:
-		return t.held(l)
-	case t.forever >= enough:
-		return &driver.RefusedError{Reason: t.reason.Reason, Err: t.reason.Err}
-	case t.refused >= enough:
-		r := t.soonest(enough)
-		return &driver.RefusedError{RetryAfter: r.RetryAfter, Reason: r.Reason, Err: r.Err}
 	}
 	return nil
 }
 
+// refusal is that of the nodes that rule a majority out: one that is permanent, or that after
+// which so few are left that they do not.
+func (l *lease) refusal(v verdict) error {
+	var forever, today []*driver.RefusedError
+	for i := range l.requests {
+		var r *driver.RefusedError
+		switch g := &l.bid.legs[i]; {
+		case g.silent() || !errors.As(l.requests[i].vote.Err, &r):
+		case g.said == refused:
+			forever = append(forever, r)
+		case g.said == deferred:
+			today = append(today, r)
+		}
+	}
+	if v == denied {
+		r := forever[len(forever)-1]
+		return &driver.RefusedError{Reason: r.Reason, Err: r.Err}
+	}
+	r := soonest(today, len(forever), l.bid.enough())
+	return &driver.RefusedError{RetryAfter: r.RetryAfter, Reason: r.Reason, Err: r.Err}
+}
+
+// soonest returns the refusal after which, of these and those for ever, too few are left to
+// stand in the way of a majority.
+func soonest(today []*driver.RefusedError, forever, enough int) *driver.RefusedError {
+	slices.SortFunc(today, func(a, b *driver.RefusedError) int { return cmp.Compare(a.RetryAfter, b.RetryAfter) })
+	return today[len(today)+forever-enough]
+}
+
 // held is the verdict that the rival has the lock, or, where it has too few nodes to rule a
 // majority out by itself, that the lock is kept for the next in line.
-func (t *tally) held(l *lease) *driver.HeldError {
-	free := l.freeIn()
+func (l *lease) held() *driver.HeldError {
+	t, free := l.bid.tally(), l.freeIn()
+	var rival, next *driver.HeldError
+	for i := range l.requests {
+		h := l.requests[i].held
+		switch g := &l.bid.legs[i]; {
+		case g.silent() || h == nil:
+		case g.said == reserved && (next == nil || h.RetryAfter > next.RetryAfter):
+			next = h
+		case g.said == held && g.owner == t.rival && rival == nil:
+			rival = h
+		}
+	}
 	var h driver.HeldError
-	if t.rivals >= l.enough() {
-		h = *t.rival.held
-		h.Holder, h.RetryAfter = t.rival.holder(), free
-	} else if h = *t.next.held; free > 0 {
+	if t.rivals >= l.bid.enough() {
+		h = *rival
+		h.Holder, h.RetryAfter = request(rival.Holder), free
+	} else if h = *next; free > 0 {
 		h.RetryAfter = min(h.RetryAfter, free)
 	}
 	h.Server = ""
@@ -160,7 +162,7 @@ func (l *lease) freeIn() time.Duration {
 	left := buf[:0]
 	for i := range l.requests {
 		switch g := &l.requests[i]; {
-		case g.state >= owned:
+		case l.bid.legs[i].state >= leaving:
 			left = append(left, 0)
 		case g.held != nil && g.held.RetryAfter > 0:
 			left = append(left, g.held.RetryAfter)
@@ -174,21 +176,6 @@ func (l *lease) freeIn() time.Duration {
 	}
 	return 0
 }
-
-// holder is who has the node. Empty: nobody is known to.
-func (g *nodeRequest) holder() string {
-	if g.held == nil {
-		return ""
-	}
-	if g.held.ReservedForWaiter {
-		return nextInLine
-	}
-	return request(g.held.Holder)
-}
-
-// nextInLine stands for the owner of a node that is kept for who waits first. No owner
-// has a space in it.
-const nextInLine = "next in line"
 
 // request strips the token and the number of the attempt off an owner as nodes know it,
 // so that all attempts of one request are one owner.
@@ -211,14 +198,14 @@ func (l *lease) votes() []driver.Vote {
 	votes := make([]driver.Vote, len(l.requests))
 	for i := range l.requests {
 		votes[i] = l.requests[i].vote
-		votes[i].Granted = l.requests[i].state >= owned && votes[i].Err == nil
+		votes[i].Granted = l.bid.legs[i].state >= leaving && votes[i].Err == nil
 	}
 	return votes
 }
 
 // verdict returns the error for a vote or a renewal that failed; the verdict may be nil,
 // for unknown. l.mu is held.
-func (l *lease) verdict(verdict error) error {
+func (l *lease) verdict(verdict error, now boot.Instant) error {
 	e := &driver.QuorumError{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
 	var refused *driver.RefusedError
 	_ = errors.As(verdict, &refused)
@@ -228,7 +215,7 @@ func (l *lease) verdict(verdict error) error {
 		if g.held != nil && errors.Is(verdict, driver.ErrHeld) {
 			continue // it has been said
 		}
-		if err := g.cause(); err != nil {
+		if err := l.cause(i, now); err != nil {
 			e.Votes[i].Err = err
 			var own *driver.RefusedError
 			if refused != nil && errors.As(err, &own) && own.Reason == refused.Reason && strings.HasPrefix(own.Reason, g.n.name) {
@@ -252,14 +239,15 @@ func (l *lease) verdict(verdict error) error {
 
 // cause is why the node did not grant, or confirm; nil where the verdict came before its
 // answer.
-func (g *nodeRequest) cause() error {
-	if g.vote.Err == nil && g.awaited() && g.round.ctx.Err() != nil {
-		return fmt.Errorf("no answer within %v", time.Since(g.round.began).Round(time.Millisecond))
+func (l *lease) cause(i int, now boot.Instant) error {
+	g := &l.requests[i]
+	if leg := &l.bid.legs[i]; g.vote.Err == nil && leg.call != idle && leg.awaited && now >= g.until {
+		return fmt.Errorf("no answer within %v", now.Sub(g.asked).Round(time.Millisecond))
 	}
 	return g.vote.Err
 }
 
 // unknown returns an error that proves nothing, with the votes.
-func (l *lease) unknown(format string, args ...any) error {
-	return fmt.Errorf(format+" (%w)", append(args, l.verdict(nil))...)
+func (l *lease) unknown(now boot.Instant, format string, args ...any) error {
+	return fmt.Errorf(format+" (%w)", append(args, l.verdict(nil, now))...)
 }

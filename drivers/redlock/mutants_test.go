@@ -1,0 +1,254 @@
+package redlock
+
+import (
+	"time"
+)
+
+// mutation takes parts of the algorithm out, one bit each, so that tests can show that they
+// notice. Each is another machine around that of bid.go: what ships has no switch.
+type mutation uint32
+
+const (
+	noWriteBack    mutation = 1 << iota // different tokens are not raised to the largest
+	ackUnowned                          // a raise that found the node lost counts
+	countLate                           // a straggler counts during the raise, whatever its token
+	extendOwn                           // a renewal takes lost nodes again, and counts them
+	oneAttempt                          // all rounds of a request have one owner
+	releaseEarly                        // a release does not wait for its own acquire
+	noValidity                          // a grant that took too long is returned
+	noClockCheck                        // clocks need not agree, nor be waited for: no rule of terms.go
+	grantFromReply                      // Expires of a grant counts from the last answer
+	renewFromReply                      // Expires of a renewal counts from the last answer
+	noHold                              // the rule "hold" of terms.go: Expires is the validity time alone
+	noReturn                            // the rule "return" of terms.go: a lease is returned at once
+	joinEarly                           // nodes that have not granted are joined before the grant, and count
+	adoptAbove                          // a straggler above the token counts
+	joinAbove                           // a node that joined above the token counts
+	keepLosers                          // a bid that failed releases nothing
+	ackJoined                           // a join confirms the renewal that it is part of
+	minority                            // one node less than a majority is enough
+)
+
+// machine is a step function: that of bid.go, or a mutant.
+type machine func(*bid, *event) actions
+
+// mutate has a backend run a mutant.
+func mutate(b *Backend, m mutation) { b.step = mutant(m) }
+
+// mutant returns the machine without these parts.
+func mutant(m mutation) machine {
+	step := machine((*bid).step)
+	for part, mutate := range map[mutation]func(machine) machine{
+		noWriteBack: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				if e.kind == looks && (b.stage == electing || b.stage == lingering) {
+					agreed := b.agreeing(b.in(owned))
+					if token, same := b.alike(agreed); !same && agreed.len() >= b.q && (b.certain() || e.now >= b.due) {
+						for i := range b.n {
+							if agreed.has(i) {
+								b.legs[i].fence = token
+							}
+						}
+					}
+				}
+				return next(b, e)
+			}
+		},
+		ackUnowned: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				if e.kind == answered && b.legs[e.node].call == raise && e.answer == gone {
+					e.answer, e.clock = granted, b.legs[e.node].clock
+				}
+				return next(b, e)
+			}
+		},
+		countLate: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				for i := range b.n {
+					if g := &b.legs[i]; b.stage == raising && g.state == owned && g.call == idle && !b.raising.has(i) {
+						g.state = counted
+					}
+				}
+				return out
+			}
+		},
+		extendOwn: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				if e.kind == answered && b.legs[e.node].joined && b.legs[e.node].call == acquire && b.phase == holding {
+					g := &b.legs[e.node]
+					if e.answer == granted {
+						g.call, g.awaited = idle, false
+						g.state, g.fence, g.clock, g.ack = counted, e.fence, e.clock, b.renewal
+						return actions{}
+					}
+				}
+				out := next(b, e)
+				for i := range b.n {
+					if out.calls[i] == join {
+						out.calls[i], b.legs[i].call, b.legs[i].awaited = acquire, acquire, true
+					}
+				}
+				return out
+			}
+		},
+		oneAttempt: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				b.attempt = min(b.attempt, 1)
+				return out
+			}
+		},
+		releaseEarly: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				if g := &b.legs[e.node]; e.kind == answered && e.answer == granted && b.phase == over && out.calls[e.node] == release && g.fence == e.fence && e.fence != 0 {
+					g.call, g.state, out.calls[e.node] = idle, free, idle
+				}
+				return out
+			}
+		},
+		noValidity: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				before := *b
+				out := next(b, e)
+				if out.verdict == late || out.verdict == overdue {
+					*b, e.now = before, b.expires-1
+					out = next(b, e)
+				}
+				return out
+			}
+		},
+		noClockCheck: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				if e.kind == answered && e.clock.known { // all clocks are the client's
+					e.clock.earliest, e.clock.latest = time.Duration(e.clock.sent), time.Duration(e.clock.sent)
+					e.clock.excuse = time.Hour
+				}
+				return next(b, e)
+			}
+		},
+		grantFromReply: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				if out.verdict == won {
+					b.expires = e.now.Add(b.expires.Sub(b.start))
+				}
+				return out
+			}
+		},
+		renewFromReply: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				if out.verdict == extended {
+					b.expires = e.now.Add(b.expires.Sub(b.start))
+				}
+				return out
+			}
+		},
+		noHold: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				if out.verdict == won || out.verdict == extended || b.stage == sitting {
+					b.expires = b.start.Add(validity(b.ttl, b.drift))
+				}
+				return out
+			}
+		},
+		noReturn: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				if b.stage == sitting {
+					b.due = e.now
+					return next(b, &event{kind: looks, now: e.now})
+				}
+				return out
+			}
+		},
+		joinEarly: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				if e.kind == answered && b.legs[e.node].call == join && b.phase == voting && e.answer == granted {
+					g := &b.legs[e.node]
+					g.call, g.state, g.fence, g.clock = idle, counted, e.fence, e.clock
+					return actions{}
+				}
+				was := b.stage
+				out := next(b, e)
+				for i := range b.n {
+					if g := &b.legs[i]; b.stage == raising && was != raising && g.call == idle && g.state < leaving {
+						g.call, g.joined, out.calls[i] = join, true, join
+						b.attempt++
+					}
+				}
+				return out
+			}
+		},
+		adoptAbove: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				for i := range b.n {
+					if g := &b.legs[i]; out.calls[i] == release && b.phase == holding && g.state == leaving && g.fence > b.fence {
+						g.call, g.state, out.calls[i] = idle, counted, idle
+					}
+				}
+				return out
+			}
+		},
+		joinAbove: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				if e.kind == answered && b.legs[e.node].call == join && e.answer == granted {
+					e.fence = b.fence
+				}
+				return next(b, e)
+			}
+		},
+		keepLosers: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				for i := range b.n {
+					if out.verdict > interrupted && out.calls[i] == release {
+						b.legs[i].call, b.legs[i].state, out.calls[i] = idle, free, idle
+					}
+				}
+				return out
+			}
+		},
+		ackJoined: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				joined := e.kind == answered && b.legs[e.node].call == join
+				out := next(b, e)
+				if g := &b.legs[e.node]; joined && g.state == counted {
+					g.ack = b.renewal
+				}
+				return out
+			}
+		},
+		minority: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				q := b.q
+				b.q--
+				out := next(b, e)
+				b.q = q
+				return out
+			}
+		},
+	} {
+		if m&part != 0 {
+			step = mutate(step)
+		}
+	}
+	return step
+}
+
+// stall makes f run between a bid's last answer and its last act, the look at the clock.
+func stall(b *Backend, f func()) {
+	next := b.step
+	b.step = func(x *bid, e *event) actions {
+		try, what := *x, *e
+		if next(&try, &what).verdict == won {
+			f()
+			e.now = b.clock.Fresh()
+		}
+		return next(x, e)
+	}
+}
