@@ -378,7 +378,7 @@ func (b *bid) voted() bool {
 	// nodes refuse, they are worth their time: a bidder that does not know would bid again.
 	t, enough := b.tally(), b.enough()
 	open := func(n, enough int) bool { return 0 < n && n < enough && n+pending >= enough }
-	return !open(t.most(), b.q) && !open(t.most(), enough) && !open(t.denied(), enough)
+	return !open(t.most(), b.q) && !open(t.most(), enough) && !open(t.rivals, enough) && !open(t.denied(), enough)
 }
 
 // outcome is step 3, the majority. A node that has not answered by now failed.

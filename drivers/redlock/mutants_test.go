@@ -11,7 +11,7 @@ type mutation uint32
 const (
 	noWriteBack    mutation = 1 << iota // different tokens are not raised to the largest
 	ackUnowned                          // a raise that found the node lost counts
-	countLate                           // a straggler counts during the raise, whatever its token
+	countLate                           // whoever granted counts during the raise, whatever its token
 	extendOwn                           // a renewal takes lost nodes again, and counts them
 	oneAttempt                          // all rounds of a request have one owner
 	releaseEarly                        // a release does not wait for its own acquire
@@ -66,7 +66,7 @@ func mutant(m mutation) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
 				for i := range b.n {
-					if g := &b.legs[i]; b.stage == raising && g.state == owned && g.call == idle && !b.raising.has(i) {
+					if g := &b.legs[i]; b.stage == raising && g.state == owned {
 						g.state = counted
 					}
 				}
