@@ -449,7 +449,7 @@ var memoryBugs = []bug{
 			return g
 		}
 	}},
-	{name: "renew knows owners, not acquisitions", want: "node/instance-expired", rule: "driver.FeatureQuorumNode", plant: func(b *broken) {
+	{name: "renew knows owners, not acquisitions", want: "expiry/instance", rule: "driver.FeatureQuorumNode", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			g, err := l.Lease.Renew(ctx, r)
 			if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner {

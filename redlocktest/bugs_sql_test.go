@@ -350,10 +350,10 @@ var sqlBugs = []bug{
 	sqlBug("a release that does nothing", "basic/grant", "driver.Lease.Release", func(s *statements) {
 		replace(&s.release, "until = '-infinity'", "until = until")
 	}),
-	sqlBug("what was cancelled is not undone", "cancel/during", "", func(s *statements) {
+	often(sqlBug("what was cancelled is not undone", "cancel/during", "", func(s *statements) {
 		s.noUndo = true
 		s.within = 4 * time.Second // what is left stays until that is over
-	}),
+	})),
 	often(sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn, s.within = true, 10*time.Second })),
 	sqlBug("a pool that Close leaves open", "leak/connections-backend", "rule 7", func(s *statements) { s.keepsPool = true }),
 	sqlBug("the prefix is ignored", "open/prefix", "driver.Driver.Open", func(s *statements) { s.noPrefix = true }),

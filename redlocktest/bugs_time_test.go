@@ -235,7 +235,7 @@ var timeBugs = []bug{
 		}
 		return Harness{Open: func() (driver.Backend, error) { return open(0) }, OpenWithClock: open}
 	}},
-	{name: "a counter that dies with its lock", want: "fence/counter-expired", rule: "rule 8", over: oneCounter(true)},
+	{name: "a counter that dies with its lock", want: "expiry/counter", rule: "rule 8", over: oneCounter(true)},
 	{name: "a counter that is released with its lock", want: "node/floor", rule: "rule 8", over: oneCounter(true)},
 	{name: "keys are cut to a CRC of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
 		hashed(b, func(key []byte) uint32 { return crc32.ChecksumIEEE(key) })

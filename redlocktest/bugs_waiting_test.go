@@ -109,7 +109,7 @@ var waitingBugs = []bug{
 			return out, nil
 		}
 	}},
-	{name: "Watch is silent on expiry", want: "watch/expiry", rule: "driver.Watcher", plant: func(b *broken) {
+	{name: "Watch is silent on expiry", want: "expiry/watch", rule: "driver.Watcher", plant: func(b *broken) {
 		var releases, told atomic.Int64
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			releases.Add(1)

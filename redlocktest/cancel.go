@@ -54,23 +54,27 @@ func (r *run) endedBefore(ctx context.Context) {
 }
 
 // cancelledDuring cancels at instants all over the call. What Acquire says is true:
-// after an error nothing is left, after a grant the lock is there.
+// after an error nothing is left, after a grant the lock is there. On a busy machine the
+// cancellation often comes too late, and then there are more rounds.
 func cancelledDuring(r *run) {
 	a, b := r.pair()
 	took := r.howLong(a)
-	keys := make([]string, r.h.times(60))
-	for i := range keys {
-		keys[i] = r.key()
+	rounds := r.h.times(60)
+	var keys []string
+	for cancelled := 0; len(keys) < rounds || cancelled < rounds/3 && len(keys) < 5*rounds; {
+		key := r.key()
+		keys = append(keys, key)
 		ctx, cancel := context.WithCancel(context.Background())
 		t := time.AfterFunc(rand.N(2*took), cancel)
-		l, err := r.tryCtx(ctx, a, driver.Request{Key: keys[i], Wait: i%2 == 0})
+		l, err := r.tryCtx(ctx, a, driver.Request{Key: key, Wait: len(keys)%2 == 0})
 		t.Stop()
 		cancel()
 		switch {
 		case err == nil:
-			r.refuse(b, driver.Request{Key: keys[i]}, l)
+			r.refuse(b, driver.Request{Key: key}, l)
 			r.releaseCtx(ctx, l)
 		case errors.Is(err, context.Canceled):
+			cancelled++
 		case r.saw(err) == unknown, r.saw(err) == later:
 		default:
 			r.fatal(acquiring, "a cancelled Acquire of a free key gives %v: %v", r.saw(err), err)

@@ -20,6 +20,10 @@ var expiryCases = []testCase{
 	{name: "renew-shorter", ttl: true, do: renewShorter},
 	{name: "waiter", ttl: true, do: expiryWakes},
 	{name: "keep", ttl: true, features: driver.FeatureKeep, do: keepsBeyondTheLease},
+	{name: "watch", ttl: true, needs: []condition{watches}, do: watchExpiry},
+	{name: "counter", features: driver.FeatureFencing | driver.FeatureQuorumNode, ttl: true, do: fenceOutlivesExpiry},
+	{name: "instance", features: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
+	{name: "quorum", features: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},
 }
 
 // expiryFrees: an abandoned lock comes free, and not before its lease's Expires.

@@ -13,7 +13,6 @@ var fenceCases = []testCase{
 	{name: "rises-concurrently", features: driver.FeatureFencing, do: fenceRisesConcurrently},
 	{name: "comparable", features: driver.FeatureFencing, do: fenceComparable},
 	{name: "clock", features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
-	{name: "counter-expired", features: driver.FeatureFencing | driver.FeatureQuorumNode, ttl: true, do: fenceOutlivesExpiry},
 }
 
 func noFence(r *run) {

@@ -17,8 +17,6 @@ var nodeCases = []testCase{
 	{name: "raise", features: driver.FeatureQuorumNode, do: nodeRaise},
 	{name: "raise-stale", features: driver.FeatureQuorumNode, do: nodeRaiseStale},
 	{name: "instance", features: driver.FeatureQuorumNode, do: nodeInstance},
-	{name: "instance-expired", features: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
-	{name: "quorum", features: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},
 }
 
 // nodeClock: without a clock a vote does not count, and without an identity a

@@ -15,7 +15,6 @@ var watchCases = []testCase{
 	{name: "channel", needs: []condition{watches}, do: watchChannel},
 	{name: "many", needs: []condition{watches}, do: watchMany},
 	{name: "waiters", needs: []condition{watches}, do: watchWaiters},
-	{name: "expiry", ttl: true, needs: []condition{watches}, do: watchExpiry},
 }
 
 func (r *run) watch(ctx context.Context, b driver.Backend, key string) <-chan struct{} {

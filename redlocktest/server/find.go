@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"sync"
 )
 
 // MissingError says that a server program is not installed.
@@ -33,7 +34,7 @@ func (k Kind) pkg() string {
 // find returns the path of a server's program.
 func find(k Kind) (string, error) {
 	for _, path := range places(string(k)) {
-		if k != KindPostgres || postgresVersion(path) >= 14 {
+		if k != KindPostgres || majorVersion(path) >= 14 {
 			return path, nil
 		}
 	}
@@ -67,19 +68,29 @@ func places(program string) []string {
 
 var firstNumber = regexp.MustCompile(`\d+`)
 
-// postgresVersion returns the major version of a postgres program, 0 if it has none.
-func postgresVersion(path string) int { return majorVersion(path, "--version") }
-
-func majorVersion(path string, flag string) int {
-	out, err := output(path, flag)
-	if err != nil {
-		return 0
-	}
-	major, err := strconv.Atoi(firstNumber.FindString(out))
+// majorVersion returns the major version of a program, 0 if it does not tell.
+func majorVersion(path string) int {
+	major, err := strconv.Atoi(firstNumber.FindString(version(path)))
 	if err != nil {
 		return 0
 	}
 	return major
+}
+
+var versions sync.Map // by the program's path
+
+// version returns what a program answers to --version, "" if it fails. It runs once in the
+// life of this process: tests start a hundred servers.
+func version(path string) string {
+	known, ok := versions.Load(path)
+	if !ok {
+		out, err := output(path, "--version")
+		if err != nil {
+			return ""
+		}
+		known, _ = versions.LoadOrStore(path, out)
+	}
+	return known.(string)
 }
 
 // output runs a program to its end and returns what it prints.

@@ -145,11 +145,7 @@ func initialize(folder string, kind Kind, initdb string) error {
 
 // postgresRelease returns the release of a postgres program, "15.12".
 func postgresRelease(path string) string {
-	out, err := output(path, "--version")
-	if err != nil {
-		return "unknown"
-	}
-	for _, word := range strings.Fields(out) {
+	for _, word := range strings.Fields(version(path)) {
 		if word[0] >= '0' && word[0] <= '9' {
 			return word
 		}

@@ -114,7 +114,7 @@ func (s *Server) respConfig() string {
 	line("save", `""`)
 	line("appendonly", "no")
 	line("repl-diskless-sync-delay", 0)
-	if majorVersion(s.binary, "--version") >= 7 {
+	if majorVersion(s.binary) >= 7 {
 		line("enable-debug-command", "local")
 	}
 	if s.cfg.Cluster {

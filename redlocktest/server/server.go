@@ -95,7 +95,7 @@ func (s *Server) makeFolder() error {
 	doomed := ""
 	if s.dir = s.cfg.Dir; s.dir == "" {
 		parent := ""
-		if s.cfg.Kind == KindPostgres {
+		if !s.cfg.Clock { // its library may not be mapped from a folder that is mounted noexec
 			parent = memoryFolder()
 		}
 		dir, err := os.MkdirTemp(parent, "redlock-")
