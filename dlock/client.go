@@ -154,6 +154,12 @@ func (c *Client) Admin() (driver.Admin, bool) {
 	return a, ok
 }
 
+// SessionAdmin returns the backend's way to end sessions that hold locks, if it has one.
+func (c *Client) SessionAdmin() (driver.SessionAdmin, bool) {
+	a, ok := c.backend.(driver.SessionAdmin)
+	return a, ok
+}
+
 // GuardAdmin returns the backend's way to state that servers are new, and to change what they
 // hold their clients to, if it has one.
 func (c *Client) GuardAdmin() (driver.GuardAdmin, bool) {

@@ -15,8 +15,29 @@ type (
 	State = driver.State
 	// Holder is one owner of a held key.
 	Holder = driver.Holder
+	// NodeState is what one node of a quorum says of a key.
+	NodeState = driver.NodeState
+	// Waiter is one that waits for a key.
+	Waiter = driver.Waiter
+	// Verdict is what the state of a key comes to: State.Verdict.
+	Verdict = driver.Verdict
 	// Diagnostic is a property of the deployment that an operator should know.
 	Diagnostic = driver.Diagnostic
+	// Severity orders findings.
+	Severity = driver.Severity
+)
+
+// The verdicts of State.Verdict, and the severities of a Diagnostic.
+const (
+	VerdictFree     = driver.VerdictFree
+	VerdictHeld     = driver.VerdictHeld
+	VerdictExpiring = driver.VerdictExpiring
+	VerdictReserved = driver.VerdictReserved
+	VerdictSplit    = driver.VerdictSplit
+
+	SeverityNote    = driver.SeverityNote
+	SeverityWarning = driver.SeverityWarning
+	SeverityUnsafe  = driver.SeverityUnsafe
 )
 
 // Lookup returns the state of key: who holds it, with which token, for how much longer, and
@@ -99,18 +120,46 @@ func (c *Client) Break(ctx context.Context, key string, token uint64) error {
 	return nil
 }
 
+// BreakSession ends the server's session that holds key, by its name in Holder.Session, where
+// the server knows sessions and no tokens (PostgreSQL). Everything else that the session holds
+// is freed with it. The holder learns of it at once, when its connection breaks, or when it runs
+// again.
+//
+// If another session holds the key, or nobody does, BreakSession changes nothing; the error is
+// ErrLost and says what it saw. Other errors are as for Lookup.
+func (c *Client) BreakSession(ctx context.Context, key, session string) error {
+	err := c.beginWith(key)
+	if err == nil {
+		defer c.calls.Done()
+		if b, ok := c.SessionAdmin(); !ok {
+			err = c.unsupported("has no sessions to end")
+		} else if err = b.BreakSession(ctx, key, session); errors.Is(err, ErrLost) {
+			err = c.saw(ctx, key, "session "+session, func(h *driver.Holder) string { return "session " + h.Session })
+		}
+	}
+	if err != nil {
+		return operatorError(ctx, "break", key, err)
+	}
+	return nil
+}
+
 // notBroken says what the key's state is, where a lock with this token is not there.
 func (c *Client) notBroken(ctx context.Context, key string, token uint64) error {
+	return c.saw(ctx, key, fmt.Sprintf("token %d", token), func(h *driver.Holder) string { return fmt.Sprintf("token %d", h.Fence) })
+}
+
+// saw says who holds the key instead of what was named.
+func (c *Client) saw(ctx context.Context, key, named string, name func(*driver.Holder) string) error {
 	saw := ""
 	if i, ok := c.Inspector(); ok {
 		if s, err := i.Lookup(ctx, key); err == nil && len(s.Holders) == 0 {
 			saw = "; nobody holds it"
 		} else if err == nil {
 			h := &driver.HeldError{Holder: s.Holders[0].Owner} // quotes what a terminal could not bear
-			saw = fmt.Sprintf("; it is %v with token %d", h, s.Holders[0].Fence)
+			saw = fmt.Sprintf("; it is %v with %s", h, name(&s.Holders[0]))
 		}
 	}
-	return &lostError{msg: fmt.Sprintf("no lock with token %d%s", token, saw)}
+	return &lostError{msg: fmt.Sprintf("no lock with %s%s", named, saw)}
 }
 
 // inspect calls f with the backend's Inspector, between begin, which is c.begin or does as

@@ -66,7 +66,7 @@ The URL is chosen as by dlock run; for --nodes and --terms it is the new one.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
+	urlFlag(cmd, &url)
 	f.BoolVar(&say.nodes, "nodes", false, "the number of nodes changes to that in the URL")
 	f.BoolVar(&say.terms, "terms", false, "the nodes hold all clients to the options in the URL")
 	f.BoolVar(&say.dryRun, "dry-run", false, "show what the servers remember, and change nothing")

@@ -165,7 +165,7 @@ func newRoot(c *console) *cobra.Command {
 		Use:   "dlock",
 		Short: "Run a command under a distributed lock",
 		Long: `dlock runs a command under a lock, so that only one copy runs at a time, across
-machines.
+machines. It shows who holds the locks, takes them away, and checks the servers.
 
 ` + exitHelp,
 		Version:       version(),
@@ -179,7 +179,7 @@ machines.
 	}
 	root.SetVersionTemplate("dlock {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(c), newBootstrap(), newDrivers(), newVersion())
+	root.AddCommand(newRun(c), newStatus(c), newUnlock(), newDoctor(c), newBootstrap(), newDrivers(), newVersion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {

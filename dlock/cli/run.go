@@ -77,6 +77,7 @@ that takes longer than COMMAND; with --no-wait-children it does not wait.
 		Args: func(cmd *cobra.Command, args []string) error {
 			return j.setArgs(args, cmd.ArgsLenAtDash())
 		},
+		ValidArgsFunction: completeKeys,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			j.urlGiven = cmd.Flags().Changed("url")
 			if j.skip && !cmd.Flags().Changed("wait") {
@@ -87,7 +88,7 @@ that takes longer than COMMAND; with --no-wait-children it does not wait.
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&j.url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
+	urlFlag(cmd, &j.url)
 	f.Var(&j.ttl, "ttl", "how long the lease lasts unless dlock renews it, 4s at least (default 10s; none on file)")
 	f.Var(&j.wait, "wait", "how long to wait for the lock: a duration, 0 (ask once) or forever")
 	f.Var(&j.atLeast, "at-least", "keep the lock until this long after the grant, even if the command ends sooner")

@@ -341,7 +341,8 @@ func (c *checkup) room(row [][]byte) {
 	}
 	most, now, own := number(row[5]), number(row[8]), int64(c.b.opt.MaxSessions+c.b.opt.MaxWaiters)
 	if now+own > most {
-		c.find("connections", driver.SeverityWarning, "raise max_connections, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
+		d := c.find("connections", driver.SeverityWarning, "raise max_connections and restart the server, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
+		d.Measured, d.Command = fmt.Sprintf("%d of %d", now, most), c.psql(fmt.Sprintf("ALTER SYSTEM SET max_connections = %d", 2*(now+own)))
 	}
 }
 
@@ -368,7 +369,7 @@ func (c *checkup) sequence(ctx context.Context) error {
 		return nil
 	}
 	if err := c.b.checkFence(f); err != nil {
-		d := c.find("sequence", driver.SeverityUnsafe, "", "%v", err)
+		d := c.find("sequence", driver.SeverityUnsafe, "let an administrator put the sequence right", "%v", err)
 		if _, statement, ok := strings.Cut(err.Error(), hasToRun); ok {
 			d.Command = c.psql(statement)
 		}

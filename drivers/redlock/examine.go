@@ -13,6 +13,9 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
+// checkTimeout bounds Check, which takes some dozens of round trips to each node.
+const checkTimeout = 20 * time.Second
+
 // Check gathers what the nodes find in themselves, and adds what only the whole shows: nodes
 // that do not answer, that are one server or on one host, clocks, versions and terms that
 // disagree, a number that outlives little. A majority has to answer.
@@ -21,7 +24,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		return nil, err
 	}
 	defer b.calls.Done()
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	e := &examination{b: b, nodes: make([][]driver.Diagnostic, len(b.nodes))}
 	errs := b.each(ctx, func(ctx context.Context, n *node) error {
@@ -139,26 +142,21 @@ func (e *examination) hosts() {
 // clocks compares the nodes' clocks with each other: what is wrong with ours is the same in
 // all offsets.
 func (e *examination) clocks() {
-	type offset struct{ off, blur time.Duration }
-	offsets := map[int]offset{}
-	var all []time.Duration
+	type offset struct {
+		node      int
+		off, blur time.Duration
+	}
+	var all []offset
 	for i := range e.b.nodes {
 		if off, err := time.ParseDuration(e.measured(i, "clock-offset")); err == nil {
 			blur, _ := time.ParseDuration(e.measured(i, "round-trip"))
-			offsets[i] = offset{off, blur}
-			all = append(all, off)
+			all = append(all, offset{i, off, blur})
 		}
 	}
-	if len(all) < 2 {
-		return
-	}
-	slices.Sort(all)
-	middle := all[len(all)/2]
-	for i, n := range e.b.nodes {
-		o, known := offsets[i]
-		apart := o.off - middle
-		judged := slices.ContainsFunc(e.nodes[i], func(d driver.Diagnostic) bool { return d.Code == "clock-apart" })
-		if known && !judged && apart.Abs() > e.b.opts.ClockAllowance+o.blur {
+	slices.SortFunc(all, func(a, b offset) int { return cmp.Compare(a.off, b.off) })
+	for _, o := range all {
+		middle, n := all[len(all)/2], e.b.nodes[o.node]
+		if apart := o.off - middle.off; apart.Abs() > e.b.opts.ClockAllowance+o.blur+middle.blur && !n.skewed.Load() {
 			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Measured: apart.String(), Summary: fmt.Sprintf("its clock is %v from the other nodes', and clock_allowance is %v", apart, e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
 		}
 	}

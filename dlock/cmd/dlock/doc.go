@@ -2,7 +2,10 @@
 // time, on one machine or across machines.
 //
 //	dlock run [flags] KEY -- COMMAND [ARG...]
-//	dlock bootstrap [--url URL] [--nodes | --sql]
+//	dlock status [--json] [--watch] [KEY...]
+//	dlock unlock KEY --token N
+//	dlock doctor [--json] [--ignore CODE]
+//	dlock bootstrap [--url URL] [--nodes | --terms | --sql]
 //	dlock drivers
 //	dlock version
 //
@@ -143,6 +146,30 @@
 //
 // With --sql it asks no server, and prints the statement that an administrator of a PostgreSQL
 // database runs for the role in the URL.
+//
+// # dlock status
+//
+// It shows who holds each KEY, with which token, since when and for how much longer, who waits and
+// in which place, and, of a quorum, what each node says; without KEYs, every key under the prefix
+// that somebody holds. A server is asked in small steps, none of which takes longer than a
+// millisecond or so. PostgreSQL stores no names of keys: name them. --watch looks every second,
+// and --json is for programs.
+//
+// # dlock unlock
+//
+// It takes the lock away from the holder whose token is N, and from no other: exit code 75, and
+// the line on stderr says who has it. The holder learns of it at its next renewal, within a
+// third of its TTL (a second on "file"), or when it runs again, and dlock run kills its command.
+// On postgres it is the holder's session that is ended, with all locks on it (--session).
+//
+// # dlock doctor
+//
+// It checks whether the deployment keeps what its driver assumes: versions, eviction,
+// persistence, memory, replicas, clocks, rights, a quorum's size, hosts, terms and quarantines;
+// of PostgreSQL poolers, standbys, settings, replication, and the sequence of the tokens; of
+// "file" the folder and its file system. Each finding has a code, what was measured, and, where
+// a command can mend it, that command. The exit code is 0, 1 if there are warnings, 2 if
+// a guarantee does not hold; --ignore CODE leaves out what you know.
 //
 // # From cron
 //

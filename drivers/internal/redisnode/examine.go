@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
@@ -39,6 +40,7 @@ type examination struct {
 	n     *Node
 	s     Server
 	info  map[string]string
+	user  string // of the connection, where the server says so
 	found []driver.Diagnostic
 }
 
@@ -58,10 +60,14 @@ func (e *examination) cliAt(addr string, args ...string) string {
 		tool = "valkey-cli"
 	}
 	line := []string{tool}
-	if host, port, err := net.SplitHostPort(addr); err == nil {
-		line = append(line, "-h", host, "-p", port)
+	host, socket := addr, ""
+	if u, err := url.Parse(addr); err == nil && u.Scheme != "" {
+		host, socket = u.Host, u.Path
+	}
+	if name, port, err := net.SplitHostPort(host); err == nil {
+		line = append(line, "-h", name, "-p", port)
 	} else {
-		line = append(line, "-s", addr)
+		line = append(line, "-s", socket)
 	}
 	if strings.HasPrefix(e.n.cfg.Addr, "rediss:") || strings.HasPrefix(e.n.cfg.Addr, "valkeys:") {
 		line = append(line, "--tls")
@@ -268,6 +274,10 @@ func old(version string) bool {
 	return err == nil && err2 == nil && (major < 6 || major == 6 && minor < 2)
 }
 
+// metaText is what the restart guard writes down, with the terms, till, high, and why it does
+// not vote: see lua/guard.lua.
+var metaText = regexp.MustCompile(`^2 [0-9a-f]+/(\S+) (\d+) (\d+) \S+ (\w*)$`)
+
 // memory says what the restart guard of a quorum, or of a lone instance, has written down:
 // see lua/guard.lua.
 func (e *examination) memory(ctx context.Context, now int64) error {
@@ -279,28 +289,37 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 	if !ok {
 		return nil
 	}
-	var layout, till, high, allow, span int64
-	var bond, why string
-	if n, _ := fmt.Sscan(meta, &layout, &bond, &till, &high, &allow, &span, &why); n < 6 {
+	m := metaText.FindStringSubmatch(meta)
+	if m == nil {
 		e.add(driver.Diagnostic{Code: "guard-layout", Severity: driver.SeverityWarning, Summary: "what the restart guard wrote down is of another release: " + meta, Remedy: "use the release that wrote it"})
 		return nil
 	}
-	_, nodes, _ := strings.Cut(bond, "/")
-	guard := time.Duration(span) * time.Microsecond
-	e.add(driver.Diagnostic{Code: "restart-guard", Summary: fmt.Sprintf("restart guard of %v, as one of %s", guard, nodes), Measured: guard.String()})
+	terms, _ := parseTerms(m[1])
+	till, _ := strconv.ParseInt(m[2], 10, 64)
+	high, _ := strconv.ParseInt(m[3], 10, 64)
+	why := m[4]
+	e.add(driver.Diagnostic{Code: "restart-guard", Summary: fmt.Sprintf("restart guard of %v, as one of %d", terms.Guard, terms.N), Measured: terms.Guard.String()})
 	if till > now && now > 0 {
 		e.add(driver.Diagnostic{
-			Code: "quarantine", Severity: driver.SeverityWarning, Summary: inQuarantine(why, till, now), Measured: (time.Duration(till-now) * time.Microsecond).Round(time.Millisecond).String(),
+			Code: "quarantine", Severity: driver.SeverityWarning, Summary: inQuarantine(why, till, now), Measured: quarantined(till, now),
 			Remedy: "wait, or, if all servers of this lock are new: dlock bootstrap",
 		})
 	}
-	if back := time.Duration(high-now) * time.Microsecond; now > 0 && back > time.Duration(max(allow, 1e6))*time.Microsecond {
+	if back := time.Duration(high-now) * time.Microsecond; now > 0 && back > max(terms.Allowance, time.Second) {
 		e.add(driver.Diagnostic{
 			Code: "clock-set-back", Severity: driver.SeverityUnsafe, Summary: fmt.Sprintf("its clock was %v ahead of now when a lock was last granted: it was set back", back.Round(time.Millisecond)), Measured: back.Round(time.Millisecond).String(),
 			Remedy: "run NTP on it, with slewing instead of steps",
 		})
 	}
 	return nil
+}
+
+// quarantined is for how much longer a server does not vote; empty: nobody knows yet.
+func quarantined(till, now int64) string {
+	if till == pending {
+		return ""
+	}
+	return (time.Duration(till-now) * time.Microsecond).Round(time.Millisecond).String()
 }
 
 // config returns a setting, "" where it cannot be read.
@@ -375,10 +394,16 @@ var (
 	useful = []string{"INFO server", "GETRANGE %k 0 1", "ZADD %k 1 x", "ZCOUNT %k 0 1", "ZRANGE %k 0 0", "ZREM %k x", "ZPOPMIN %k", "PUBLISH %c x"}
 )
 
-var denied = regexp.MustCompile(`(?i)^NOPERM (?:User (\S+)|this user) has no permissions to (?:run|access)`)
+// named finds the user in a refusal, of servers that name it there.
+var named = regexp.MustCompile(`^NOPERM User (\S+) has no permissions`)
 
 // rights tries every command that is needed, and names the one that is missing.
 func (e *examination) rights(ctx context.Context) error {
+	whoami, _, err := e.ask(ctx, "ACL", "WHOAMI")
+	if err != nil {
+		return err
+	}
+	e.user, _ = whoami.(string)
 	key, channel := e.n.names.counter("check"), e.n.names.channel("check")
 	defer e.s.Do(ctx, "DEL", key) //nolint:errcheck // it ends with its TTL, too
 	for i, list := range [][]string{needed, useful} {
@@ -402,8 +427,8 @@ func (e *examination) refused(severity driver.Severity, command, why string) {
 	if !isCode(ServerError(why), "NOPERM") {
 		return
 	}
-	user := "USER"
-	if m := denied.FindStringSubmatch(why); m != nil && m[1] != "" {
+	user := e.user
+	if m := named.FindStringSubmatch(why); m != nil {
 		user = m[1]
 	}
 	d := driver.Diagnostic{Code: "acl-command", Severity: severity, Measured: command, Summary: "the user may not run " + command, Remedy: "allow it"}

@@ -1,0 +1,370 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	faults "github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// examine runs dlock doctor, and checks that its exit code is that of the gravest finding.
+func (w *world) examine(flags ...string) map[string]findingJSON {
+	w.t.Helper()
+	code, out, stderr := w.run(append([]string{"doctor", "--json"}, flags...)...)
+	var all []findingJSON
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		w.t.Fatalf("exit code %d, %v: %s%s", code, err, out, stderr)
+	}
+	found, want := map[string]findingJSON{}, 0
+	for _, f := range all {
+		switch {
+		case f.Code == "" || f.Summary == "":
+			w.t.Errorf("a finding says nothing: %+v", f)
+		case f.Severity == "unsafe":
+			want = exitUnsafe
+		case f.Severity == "warning":
+			want = max(want, exitWarnings)
+		}
+		if _, graver := found[f.Code]; !graver {
+			found[f.Code] = f
+		}
+	}
+	if code != want {
+		w.t.Errorf("the exit code is %d, want %d: %s", code, want, out)
+	}
+	return found
+}
+
+// A misconfiguration is made on purpose on real servers.
+type misconfiguration struct {
+	code     string // of the finding
+	severity string
+	measured string // a part of it
+	make     func(w *world) (url string, mend func(command string) error)
+	slow     bool // not with -short
+	manual   bool // no command can mend it
+}
+
+// shell runs the command that the finding prints.
+func (w *world) shell(command string) error {
+	if command == "" {
+		return errors.New("no command is printed")
+	}
+	if tool := strings.Fields(command)[0]; tool != "dlock" && os.Getenv("CI") == "" {
+		if _, err := exec.LookPath(tool); err != nil {
+			w.t.Skip(err) // it was found, at least
+		}
+	}
+	c := exec.Command("sh", "-c", command)
+	c.Env = append(w.env, "PATH="+os.Getenv("PATH")+":"+w.dir)
+	out, err := c.CombinedOutput()
+	if err != nil || strings.Contains(string(out), "ERR ") {
+		return fmt.Errorf("%s: %v: %s", command, err, out)
+	}
+	return nil
+}
+
+// shellAndRestart is for settings that a restart makes valid.
+func (w *world) shellAndRestart(s *server.Server) func(string) error {
+	return func(command string) error {
+		if err := w.shell(command); err != nil {
+			return err
+		}
+		return s.Restart()
+	}
+}
+
+// alone is one server of a kind with options, and what the printed command runs with.
+func alone(kind server.Kind, query string, options ...server.Option) func(*world) (string, func(string) error) {
+	return func(w *world) (string, func(string) error) {
+		return server.StartFor(w.t, kind, options...).URL() + query, w.shell
+	}
+}
+
+func (w *world) do(s *server.Server, args ...string) {
+	w.t.Helper()
+	if _, err := s.Do(args...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// psql runs statements on a database.
+func (w *world) psql(s *server.Server, statements ...string) {
+	w.t.Helper()
+	for _, statement := range statements {
+		if err := w.shell("psql '" + s.URL() + "' -c \"" + statement + "\""); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// among starts a quorum of which change may make something of the URLs.
+func among(n int, change func(w *world, urls []string, nodes []*server.Server) (options string, mend func(string) error)) func(*world) (string, func(string) error) {
+	return func(w *world) (string, func(string) error) {
+		url, nodes := quorum(w.t, n)
+		urls := strings.Split(strings.TrimPrefix(url, "redlock:"), ",")[:n]
+		options, mend := change(w, urls, nodes)
+		return "redlock:" + strings.Join(urls, ",") + ",bootstrap=true" + options, mend
+	}
+}
+
+var misconfigurations = map[string]misconfiguration{
+	"eviction":        {code: "maxmemory-policy", severity: "unsafe", measured: "allkeys-lru", make: alone(server.KindRedis, "", server.WithMaxMemory("100mb", "allkeys-lru"))},
+	"eviction valkey": {code: "maxmemory-policy", severity: "unsafe", make: alone(server.KindValkey, "", server.WithMaxMemory("100mb", "allkeys-lru")), slow: true},
+	"memory":          {code: "memory-low", severity: "warning", make: alone(server.KindRedis, "", server.WithMaxMemory("1mb", "noeviction"))},
+	"no persistence":  {code: "appendonly", severity: "warning", measured: "no", make: alone(server.KindRedis, "")},
+	"not durable": {code: "durable-not-persistent", severity: "unsafe", measured: "appendfsync everysec",
+		make: alone(server.KindRedis, "?restart_guard=10s&durable=true", server.WithAppendOnly("everysec")), slow: true},
+	"cluster": {code: "cluster-node", severity: "unsafe", make: func(w *world) (string, func(string) error) {
+		return server.Redis(w.t, server.WithCluster()).URL(), nil
+	}, slow: true},
+	"replica": {code: "replica", severity: "unsafe", make: func(w *world) (string, func(string) error) {
+		primary := server.Redis(w.t)
+		return server.Redis(w.t, server.WithReplicaOf(primary)).URL(), w.shell
+	}},
+	"replicas": {code: "has-replicas", severity: "warning", measured: "1", make: func(w *world) (string, func(string) error) {
+		primary := server.Valkey(w.t)
+		server.Valkey(w.t, server.WithReplicaOf(primary))
+		return primary.URL(), w.shell
+	}, slow: true},
+	"sentinel": {code: "sentinel-watched", severity: "warning", make: func(w *world) (string, func(string) error) {
+		return server.Sentinel(w.t, server.KindRedis).Nodes[0].URL(), nil
+	}, slow: true},
+	"rights":  {code: "acl-command", severity: "warning", measured: "ZPOPMIN", make: lacks("-zpopmin", "app")},
+	"no eval": {code: "acl-command", severity: "unsafe", measured: "EVAL", make: lacks("-eval", "other"), slow: true},
+	"slow scripts": {code: "slow-scripts", severity: "warning", make: func(w *world) (string, func(string) error) {
+		s := server.Redis(w.t)
+		w.do(s, "CONFIG", "SET", "slowlog-log-slower-than", "0")
+		w.want(0, "run", "--url", s.URL(), "k", "--", "true")
+		w.do(s, "CONFIG", "SET", "slowlog-log-slower-than", "1000000")
+		return s.URL(), w.shell
+	}},
+	"even": {code: "quorum-size", severity: "warning", measured: "4", make: among(4, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
+		return "", nil
+	}), slow: true},
+	"two": {code: "quorum-size", severity: "warning", measured: "2", make: among(2, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
+		return "", nil
+	}), slow: true},
+	"one host": {code: "same-host", severity: "warning", make: among(3, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
+		return "", nil
+	}), slow: true},
+	"one server twice": {code: "same-server", severity: "unsafe", make: among(3, func(w *world, urls []string, nodes []*server.Server) (string, func(string) error) {
+		urls[2] = fmt.Sprintf("redis://localhost:%d/0", nodes[0].Port())
+		return "", nil
+	})},
+	"failover inside": {code: "not-independent", severity: "unsafe", measured: "sentinel", make: among(3, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
+		g := server.Sentinel(w.t, server.KindRedis)
+		urls[1] = "redis://" + strings.Join(g.Addrs(), "%2C") + "/0?topology=sentinel&master=" + g.Name
+		return "", nil
+	}), slow: true},
+	"node down": {code: "node-unreachable", severity: "warning", make: among(3, func(w *world, _ []string, nodes []*server.Server) (string, func(string) error) {
+		if err := nodes[1].Kill(); err != nil {
+			w.t.Fatal(err)
+		}
+		return "", func(string) error { return nodes[1].Start() }
+	}), slow: true},
+	"terms": {code: "terms-differ", severity: "warning", measured: "restart_guard=10s", make: among(3, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
+		before := "redlock:" + strings.Join(urls, ",") + ",bootstrap=true,restart_guard=10s"
+		w.want(0, "run", "--url", before, "--ttl", "5s", "k", "--", "true")
+		return ",restart_guard=1m", w.shell
+	})},
+	"quarantine": {code: "quarantine", severity: "warning", make: among(3, func(w *world, urls []string, nodes []*server.Server) (string, func(string) error) {
+		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",bootstrap=true,restart_guard=2m", "k", "--", "true")
+		if err := nodes[1].RestartEmpty(); err != nil {
+			w.t.Fatal(err)
+		}
+		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",restart_guard=2m", "k", "--", "true")
+		return ",restart_guard=2m", nil
+	}), slow: true},
+	"versions": {code: "versions-differ", severity: "note", measured: "Valkey", make: among(3, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
+		return "", nil
+	}), slow: true},
+	"far away": {code: "round-trip-slow", severity: "warning", make: among(3, func(w *world, urls []string, nodes []*server.Server) (string, func(string) error) {
+		p := faults.NewProxy(w.t, nodes[0].Addr())
+		p.RTT(100 * time.Millisecond)
+		urls[0] = "redis://" + p.Addr() + "/0"
+		return "", func(string) error { p.RTT(0); return nil }
+	}), slow: true},
+
+	"fsync": {code: "fsync", severity: "unsafe", measured: "off", make: alone(server.KindPostgres, "")},
+	"pooler": {code: "pooler", severity: "unsafe", make: func(w *world) (string, func(string) error) {
+		return server.PgBouncer(w.t, server.Postgres(w.t), "transaction").URL(), nil
+	}, slow: true},
+	"standby": {code: "standby", severity: "unsafe", make: alone(server.KindPostgres, "", server.WithStandby()), slow: true, manual: true},
+	"lock table": {code: "lock-table", severity: "warning", make: func(w *world) (string, func(string) error) {
+		s := server.Postgres(w.t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "20"))
+		if _, err := exec.LookPath("psql"); err != nil {
+			w.t.Skip(err)
+		}
+		holder := exec.Command("psql", s.URL(), "-c", "SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 150) AS n", "-c", `\echo held`, "-c", "SELECT pg_sleep(3600)")
+		var out buffer
+		holder.Stdout = &out
+		if err := holder.Start(); err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
+		eventually(w.t, "150 locks are held", func() bool { return strings.Contains(out.String(), "held") })
+		return s.URL(), w.shellAndRestart(s)
+	}, slow: true},
+	"two sequences": {code: "two-sequences", severity: "unsafe", measured: "other.dlock_fence", make: func(w *world) (string, func(string) error) {
+		s := server.Postgres(w.t)
+		w.want(0, "run", "--url", s.URL(), "k", "--", "true")
+		w.psql(s, "CREATE SCHEMA other", "CREATE SEQUENCE other.dlock_fence AS int8")
+		return s.URL(), w.shell
+	}, slow: true},
+	"cached sequence": {code: "sequence", severity: "unsafe", make: func(w *world) (string, func(string) error) {
+		s := server.Postgres(w.t)
+		w.psql(s, "CREATE SEQUENCE public.dlock_fence AS int8 CACHE 20")
+		return s.URL(), w.shell
+	}, slow: true},
+	"asynchronous standby": {code: "replication-async", severity: "warning", make: func(w *world) (string, func(string) error) {
+		primary := server.Postgres(w.t)
+		server.Postgres(w.t, server.WithReplicaOf(primary))
+		return primary.URL(), w.shell
+	}, slow: true},
+	"local commits": {code: "synchronous-commit", severity: "warning", measured: "local", make: func(w *world) (string, func(string) error) {
+		primary := server.Postgres(w.t, server.WithSetting("synchronous_standby_names", "'*'"), server.WithSetting("synchronous_commit", "local"))
+		server.Postgres(w.t, server.WithReplicaOf(primary))
+		return primary.URL(), nil
+	}, slow: true},
+	"few connections": {code: "connections", severity: "warning", make: func(w *world) (string, func(string) error) {
+		s := server.Postgres(w.t, server.WithSetting("max_connections", "15"))
+		return s.URL(), w.shellAndRestart(s)
+	}, slow: true},
+
+	"folder without sticky bit": {code: "folder-not-sticky", severity: "warning", measured: "0777", make: func(w *world) (string, func(string) error) {
+		folder := filepath.Join(w.dir, "a folder")
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := os.Chmod(folder, 0o777); err != nil {
+			w.t.Fatal(err)
+		}
+		return "file://" + strings.ReplaceAll(folder, " ", "%20"), w.shell
+	}},
+}
+
+// lacks starts a server whose user lacks a right. An administrator runs the printed command.
+func lacks(right, user string) func(*world) (string, func(string) error) {
+	return func(w *world) (string, func(string) error) {
+		s := server.Redis(w.t, server.WithUser(user+" on >secret ~* &* +@all "+right))
+		return s.URLFor(user, "secret"), func(command string) error {
+			_, rest, ok := strings.Cut(command, fmt.Sprintf("-p %d ", s.Port()))
+			if !ok {
+				return errors.New("it names another server: " + command)
+			}
+			_, err := s.Do(strings.Fields(rest)...)
+			return err
+		}
+	}
+}
+
+// mendable are the severities of what is not wrong any more.
+var mendable = map[string]bool{"": true, "note": true}
+
+func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
+	t.Parallel()
+	for name, c := range misconfigurations {
+		if testing.Short() && c.slow {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.env = append(w.env, "PGUSER="+server.Superuser)
+			if err := os.Symlink(w.exe, w.path("dlock")); err != nil { // for the commands that are printed
+				t.Fatal(err)
+			}
+			url, mend := c.make(w)
+			w.env = append(w.env, envURL+"="+url)
+			var f findingJSON
+			eventually(t, "found: "+c.code, func() bool { f = w.examine()[c.code]; return f.Code != "" }) // a standby, say, comes by and by
+			if f.Severity != c.severity || !strings.Contains(f.Measured, c.measured) {
+				t.Fatalf("found %+v, want %s: %s", f, c.severity, c.measured)
+			}
+			if c.severity != "note" && f.Remedy == "" {
+				t.Errorf("nothing is said to do: %+v", f)
+			}
+			if left := w.examine("--ignore", c.code); left[c.code].Code != "" {
+				t.Errorf("it is not ignored: %+v", left[c.code])
+			}
+			if mend == nil || c.manual {
+				return
+			}
+			if err := mend(f.Command); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it is mended", func() bool { return mendable[w.examine()[c.code].Severity] })
+		})
+	}
+}
+
+func TestDoctorComparesClocks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	urls := make([]string, 3)
+	var wrong *server.Server
+	for i := range urls {
+		wrong = server.Redis(t, server.WithClock())
+		urls[i] = wrong.URL()
+	}
+	w.env = append(w.env, envURL+"=redlock:"+strings.Join(urls, ",")+",bootstrap=true")
+	if f := w.examine()["clock-apart"]; f.Code != "" {
+		t.Errorf("good clocks: %+v", f)
+	}
+	if err := wrong.SetClock(5 * time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	found := w.examine()
+	if f := found["clock-apart"]; f.Severity != "unsafe" || !strings.Contains(f.Node, fmt.Sprint(wrong.Port())) || !strings.Contains(f.Measured, "m") {
+		t.Errorf("a wrong clock: %+v", f)
+	}
+	if f := found["clock-offset"]; f.Severity != "warning" {
+		t.Errorf("a wrong clock: %+v", f)
+	}
+	w.want(0, "run", "k", "--", "true") // two nodes suffice
+	if err := wrong.SetClock(0); err != nil {
+		t.Fatal(err)
+	}
+	if f := w.examine()["clock-apart"]; f.Code != "" {
+		t.Errorf("a clock that was set right: %+v", f)
+	}
+}
+
+func TestDoctorIsReadByPeople(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := server.Redis(t, server.WithMaxMemory("100mb", "allkeys-lru"))
+	w.env = append(w.env, envURL+"="+s.URL())
+	host, port, err := net.SplitHostPort(s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, stderr := w.want(exitUnsafe, "doctor")
+	for _, line := range []string{
+		"unsafe maxmemory-policy: " + s.Addr() + ": maxmemory-policy is allkeys-lru: the server may evict a lock that is held, or its counter\n" +
+			"    fix: set maxmemory-policy noeviction\n" +
+			"    run: redis-cli -h " + host + " -p " + port + " CONFIG SET maxmemory-policy noeviction\n",
+		"\nNOTE ", "1 unsafe, ",
+	} {
+		if !strings.Contains(out, line) {
+			t.Errorf("it lacks %q:\n%s", line, out)
+		}
+	}
+	if stderr != "" {
+		t.Errorf("stderr: %s", stderr)
+	}
+	w.want(exitWarnings, "doctor", "--ignore", "maxmemory-policy")
+	w.want(0, "doctor", "--ignore", "maxmemory-policy,appendonly,slow-scripts")
+}

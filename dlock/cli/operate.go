@@ -1,0 +1,274 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+// What the commands for operators have in common: status, unlock and doctor.
+
+// operatorTimeout bounds one look at the servers.
+const operatorTimeout = 30 * time.Second
+
+// urlFlag adds the flag --url, which completes the schemes of URLs.
+func urlFlag(cmd *cobra.Command, url *string) {
+	cmd.Flags().StringVar(url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
+	_ = cmd.RegisterFlagCompletionFunc("url", completeSchemes) // the flag exists
+}
+
+// operator opens the backend of a URL for a look at it. The context ends with a signal.
+func operator(cmd *cobra.Command, url string) (c *dlock.Client, ctx context.Context, done func(), err error) {
+	u, err := chooseURL(url, cmd.Flags().Changed("url"))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	c, err = dlock.OpenURL(u, dlock.WithLogger(nil)) // the outcome says it
+	if err != nil {
+		return nil, nil, nil, exitErrorOf(err)
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), endSignals...)
+	return c, ctx, func() {
+		stop()
+		_ = c.Close() // nothing is held
+	}, nil
+}
+
+// completeSchemes are the beginnings of URLs.
+func completeSchemes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var all []string
+	for _, name := range dlock.Drivers() {
+		f := forms[name]
+		all = append(all, name+":\t"+f.text)
+	}
+	return all, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+}
+
+// completionTimeout is how long a person waits for a list of keys.
+const completionTimeout = 2 * time.Second
+
+// mostCompletions bounds such a list.
+const mostCompletions = 200
+
+// completeKeys are the keys that are held. What fails completes nothing.
+func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+	const nothing = cobra.ShellCompDirectiveNoFileComp
+	if len(args) > 0 && cmd.Name() != "status" {
+		return nil, nothing
+	}
+	url, _ := cmd.Flags().GetString("url")
+	c, ctx, done, err := operator(cmd, url)
+	if err != nil {
+		return nil, nothing
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	var keys []string
+	for s, err := range c.List(ctx, begin) {
+		if err != nil || len(keys) == mostCompletions {
+			break
+		}
+		if !strings.ContainsAny(s.Key, "\t\n") {
+			keys = append(keys, s.Key+"\t"+holders(s.Holders))
+		}
+	}
+	return keys, nothing
+}
+
+// safe returns a name of somebody else's, quoted if a terminal could not bear it.
+func safe(name string) string {
+	for _, r := range name {
+		if !strconv.IsPrint(r) {
+			return strconv.Quote(name)
+		}
+	}
+	if !utf8.ValidString(name) {
+		return strconv.Quote(name)
+	}
+	return name
+}
+
+// A color is one of a terminal's.
+type color string
+
+const (
+	plain  color = ""
+	green  color = "\x1b[32m"
+	yellow color = "\x1b[33m"
+	red    color = "\x1b[31m"
+	faint  color = "\x1b[2m"
+	reset        = "\x1b[0m"
+)
+
+// A cell is one of a table.
+type cell struct {
+	text  string
+	color color
+}
+
+// A table is rows of cells under a head. Columns line up, whatever their colors; a column
+// without text is left out, and its head with it.
+type table struct {
+	head []string
+	rows [][]cell
+}
+
+func (t *table) row(cells ...cell) { t.rows = append(t.rows, cells) }
+
+func text(s string) cell { return cell{text: s} }
+
+// write writes the table, each line behind indent.
+func (t *table) write(w io.Writer, indent string, colors bool) {
+	widths := make([]int, len(t.head))
+	for _, row := range t.rows {
+		for i, c := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(c.text))
+		}
+	}
+	head := make([]cell, len(t.head))
+	for i, h := range t.head {
+		head[i] = cell{h, faint}
+		if widths[i] > 0 {
+			widths[i] = max(widths[i], utf8.RuneCountInString(h))
+		}
+	}
+	var b strings.Builder
+	for _, row := range append([][]cell{head}, t.rows...) {
+		line, pad := indent, ""
+		for i, c := range row {
+			if widths[i] == 0 {
+				continue
+			}
+			line += pad
+			if colors && c.color != plain && c.text != "" {
+				line += string(c.color) + c.text + reset
+			} else {
+				line += c.text
+			}
+			pad = strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+2)
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+	_, _ = io.WriteString(w, b.String()) // the writer keeps its error
+}
+
+// onTerminal reports whether a stream goes to a terminal.
+func onTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	fi, err := f.Stat()
+	return err == nil && fi.Mode()&os.ModeCharDevice != 0
+}
+
+// colors reports whether stdout shows colors: it is a terminal, and NO_COLOR is not set.
+func (c *console) colors() bool {
+	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && onTerminal(c.stdout)
+}
+
+// progressAfter is how long a person waits without a word.
+const progressAfter = time.Second
+
+// progress says on stderr, if that is a terminal, what takes longer than a second, until stop
+// is called.
+func (c *console) progress(say func() string) (stop func()) {
+	if !onTerminal(c.stderr) {
+		return func() {}
+	}
+	return tell(c.stderr, say)
+}
+
+func tell(w io.Writer, say func() string) (stop func()) {
+	start, ended := time.Now(), make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		tick := time.NewTicker(progressAfter)
+		defer tick.Stop()
+		written := false
+		for {
+			select {
+			case <-tick.C:
+				fmt.Fprintf(w, "\r\x1b[K%s (%v)", say(), time.Since(start).Round(time.Second))
+				written = true
+			case <-ended:
+				if written {
+					fmt.Fprint(w, "\r\x1b[K")
+				}
+				return
+			}
+		}
+	})
+	return func() { close(ended); all.Wait() }
+}
+
+// ago is a duration as people say it: with its two largest units.
+func ago(d time.Duration) string {
+	d = max(d, 0)
+	days := d / (24 * time.Hour)
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).Truncate(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	case days == 0:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%02dh", days, d%(24*time.Hour)/time.Hour)
+}
+
+// since is an instant by this machine's clock and zone, with how long ago it was.
+func since(t, now time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	layout := "15:04:05"
+	if y, m, d := t.Local().Date(); true {
+		if ny, nm, nd := now.Local().Date(); y != ny || m != nm || d != nd {
+			layout = "2006-01-02 15:04:05"
+		}
+	}
+	return fmt.Sprintf("%s (%s ago)", t.Local().Format(layout), ago(now.Sub(t)))
+}
+
+// holders names the owners of a key.
+func holders(all []dlock.Holder) string {
+	names := make([]string, 0, len(all))
+	for i := range all {
+		name := safe(all[i].Owner)
+		if name == "" {
+			name = "(unknown)"
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// operatorError is what an error of a look, or of taking a lock away, ends the program with.
+func operatorError(err error) error {
+	var f *exitError
+	switch {
+	case errors.As(err, &f):
+		return f
+	case errors.Is(err, dlock.ErrLost):
+		return failf(exitHeld, "%v: nothing was changed", err)
+	case errors.Is(err, context.Canceled):
+		return &exitError{code: exitSignal + 2}
+	}
+	return exitErrorOf(err)
+}

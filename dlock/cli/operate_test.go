@@ -1,0 +1,333 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// on returns a world whose locks are at a URL.
+func on(t *testing.T, url string) *world {
+	w := newWorld(t)
+	w.env = append(w.env, envURL+"="+url, "PGUSER="+server.Superuser)
+	return w
+}
+
+// quorum starts servers, both kinds in turns, and returns the URL of a majority of them.
+func quorum(t *testing.T, n int, options ...string) (url string, nodes []*server.Server) {
+	urls := make([]string, n)
+	for i := range urls {
+		kind := []server.Kind{server.KindRedis, server.KindValkey}[i%2]
+		nodes = append(nodes, server.StartFor(t, kind))
+		urls[i] = nodes[i].URL()
+	}
+	return "redlock:" + strings.Join(append(urls, append([]string{"bootstrap=true"}, options...)...), ","), nodes
+}
+
+// states runs dlock status --json.
+func (w *world) states(keys ...string) []stateJSON {
+	w.t.Helper()
+	out, _ := w.want(0, append([]string{"status", "--json"}, keys...)...)
+	var all []stateJSON
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
+	return all
+}
+
+// A job hangs, and dlock with it. status names it, unlock frees the key, the next run has a
+// larger token, and what hung is killed when it runs again.
+func TestAStuckHolderIsNamedAndItsLockTakenAway(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) string{
+		"file":     func(t *testing.T) string { return "file://" + t.TempDir() },
+		"redis":    func(t *testing.T) string { return server.Redis(t).URL() },
+		"valkey":   func(t *testing.T) string { return server.Valkey(t).URL() },
+		"quorum":   func(t *testing.T) string { url, _ := quorum(t, 3); return url },
+		"postgres": func(t *testing.T) string { return server.Postgres(t).URL() },
+	} {
+		if testing.Short() && name != "file" && name != "redis" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			stuckHolder(t, on(t, start(t)), name)
+		})
+	}
+}
+
+func stuckHolder(t *testing.T, w *world, backend string) {
+	args := []string{"run", "--label", "web-4"}
+	if backend != "file" {
+		args = append(args, "--ttl", "30s")
+	}
+	p := w.start(append(args, "stuck", "--", "sh", "-c", "echo $DLOCK_FENCE > fence; echo $$ > pid; while :; do sleep 0.05; done")...)
+	fence, pid := w.content("fence"), w.pid("pid")
+	p.signal(syscall.SIGSTOP)
+	all := w.states("stuck")
+	if len(all) != 1 || len(all[0].Holders) != 1 || all[0].Verdict != "held" {
+		t.Fatalf("status says %+v", all)
+	}
+	h := all[0].Holders[0]
+	if !strings.Contains(h.Owner, "web-4") || h.Since == nil || backend != "file" && backend != "postgres" && h.EndsIn <= 0 {
+		t.Errorf("the holder is %+v", h)
+	}
+	switch backend {
+	case "postgres":
+		w.want(exitUsage, "unlock", "stuck", "--token", fence)
+		_, stderr := w.want(exitHeld, "unlock", "stuck", "--session", "1.2")
+		if !strings.Contains(stderr, h.Session) || !strings.Contains(stderr, "web-4") {
+			t.Errorf("of another session unlock says %s", stderr)
+		}
+		w.want(0, "unlock", "stuck", "--session", h.Session)
+	default:
+		if strconv.FormatUint(h.Token, 10) != fence {
+			t.Errorf("the token is %s, and status says %d", fence, h.Token)
+		}
+		_, stderr := w.want(exitHeld, "unlock", "stuck", "--token", "5")
+		if !strings.Contains(stderr, fence) || !strings.Contains(stderr, "web-4") {
+			t.Errorf("of another token unlock says %s", stderr)
+		}
+		w.want(0, "unlock", "stuck", "--token", fence)
+	}
+	w.want(0, "run", "stuck", "--", "sh", "-c", "echo $DLOCK_FENCE > next")
+	before, err := strconv.ParseUint(fence, 10, 64)
+	after, err2 := strconv.ParseUint(w.content("next"), 10, 64)
+	if err != nil || err2 != nil || after <= before {
+		t.Errorf("the next token is %d, after %d (%v, %v)", after, before, err, err2)
+	}
+	p.signal(syscall.SIGCONT)
+	if code := p.wait(); code != exitLost {
+		t.Errorf("the holder exits with %d: %s", code, &p.err)
+	}
+	if alive(pid) {
+		t.Error("the holder's command lives on")
+	}
+}
+
+func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) string{
+		"redis":    func(t *testing.T) string { return server.Redis(t).URL() },
+		"quorum":   func(t *testing.T) string { url, _ := quorum(t, 3); return url },
+		"postgres": func(t *testing.T) string { return server.Postgres(t).URL() },
+	} {
+		if testing.Short() && name != "redis" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := on(t, start(t)+map[string]string{"quorum": ",prefix=app:", "redis": "?prefix=app:"}[name])
+			_, release := w.holder("k", "--label", "first")
+			defer release()
+			for i, label := range []string{"second", "third"} {
+				w.start("run", "--label", label, "k", "--", "true")
+				eventually(t, label+" is in the queue", func() bool {
+					s := w.states("k")[0]
+					return s.Waiting == i+1 && len(s.Queue) == i+1
+				})
+			}
+			s := w.states("k")[0]
+			if s.Queue[0].Place != 1 || s.Queue[0].Since == nil || s.Queue[1].Since.Before(*s.Queue[0].Since) {
+				t.Errorf("the queue is %+v", s.Queue)
+			}
+			if name == "quorum" {
+				if len(s.Nodes) != 3 || s.Nodes[2].State == nil || len(s.Nodes[2].State.Holders) != 1 || !strings.HasPrefix(s.Nodes[2].State.Holders[0].Owner, "first/") {
+					t.Errorf("the nodes are %+v", s.Nodes)
+				}
+			}
+			if all := w.states(); name != "postgres" && (len(all) != 1 || all[0].Key != "k" || all[0].Waiting != 2) {
+				t.Errorf("without keys status says %+v", all)
+			}
+			if s := w.states("free")[0]; s.Verdict != "free" || len(s.Holders) != 0 {
+				t.Errorf("a free key is %+v", s)
+			}
+			out, _ := w.want(0, "status", "k")
+			for _, word := range []string{"KEY", "held", "first", "PLACE", "waiting for k"} {
+				if !strings.Contains(out, word) {
+					t.Errorf("status lacks %q:\n%s", word, out)
+				}
+			}
+		})
+	}
+}
+
+func TestStatusWatchesUntilItIsTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, release := w.holder("k")
+	p := w.start("status", "--watch", "--json", "k")
+	shows := func(verdict string) func() bool {
+		return func() bool { return strings.Contains(p.out.String(), `"verdict":"`+verdict+`"`) }
+	}
+	eventually(t, "held", shows("held"))
+	release()
+	eventually(t, "free", shows("free"))
+	p.signal(syscall.SIGINT)
+	if code := p.wait(); code != 0 || p.err.String() != "" {
+		t.Errorf("exit code %d: %s", code, &p.err)
+	}
+}
+
+func TestOperatorsAreToldWhatIsWrongWithTheirUsage(t *testing.T) {
+	dir := t.TempDir()
+	env := []string{envURL + "=file://" + dir}
+	for says, args := range map[string]string{
+		"--token is missing": "unlock k",
+		"one key":            "unlock --token 3",
+		"invalid":            "unlock k --token x",
+		"[session token]":    "unlock k --token 3 --session 4",
+		"has no sessions":    "unlock k --session 4",
+		"takes no arguments": "doctor k",
+		"there is no flag":   "status --jsn",
+	} {
+		wantInside(t, env, exitUsage, says, strings.Fields(args)...)
+	}
+	wantInside(t, []string{envURL + "=redis://127.0.0.1:1"}, exitUnavailable, "refused", "status", "k")
+	wantInside(t, []string{envURL + "=redis://127.0.0.1:1"}, exitUnavailable, "refused", "status")
+	wantInside(t, []string{envURL + "=redis://127.0.0.1:1"}, exitUnavailable, "refused", "doctor")
+	wantInside(t, env, exitHeld, "nobody holds it", "unlock", "k", "--token", "3")
+	wantInside(t, env, exitUsage, "key", "status", "")
+}
+
+func TestKeysAndSchemesAreCompleted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, key := range []string{"nightly", "night-watch", "daily"} {
+		_, release := w.holder(key, "--label", "web-4")
+		defer release()
+	}
+	for _, command := range []string{"status", "unlock", "run"} {
+		code, out, _ := w.run("__complete", command, "night")
+		if code != 0 || !strings.Contains(out, "nightly\tweb-4/") || !strings.Contains(out, "night-watch\t") || strings.Contains(out, "daily") {
+			t.Errorf("%s night: exit code %d, %s", command, code, out)
+		}
+	}
+	if _, out, _ := w.run("__complete", "run", "k", "--", "./sc"); strings.Contains(out, "nightly") {
+		t.Errorf("a command is completed by keys: %s", out)
+	}
+	_, out, _ := w.run("__complete", "doctor", "--url", "po")
+	if !strings.Contains(out, "postgres:\t") || !strings.Contains(out, "redlock:\t") {
+		t.Errorf("schemes: %s", out)
+	}
+	w.env = append(w.env, envURL+"=redis://127.0.0.1:1")
+	if code, _, stderr := w.run("__complete", "status", ""); code != 0 || strings.Contains(stderr, "refused") {
+		t.Errorf("without a server completion says %q", stderr)
+	}
+}
+
+func TestTablesLineUpWithAndWithoutColors(t *testing.T) {
+	table := &table{head: []string{"KEY", "NONE", "HOLDER"}}
+	table.row(cell{"kürzel", red}, cell{}, text("a"))
+	table.row(text("b"), cell{}, cell{"longer than that", green})
+	var plainly, colored bytes.Buffer
+	table.write(&plainly, "  ", false)
+	table.write(&colored, "  ", true)
+	want := "  KEY     HOLDER\n  kürzel  a\n  b       longer than that\n"
+	if plainly.String() != want {
+		t.Errorf("got\n%swant\n%s", &plainly, want)
+	}
+	bare := colored.String()
+	for _, c := range []string{string(green), string(red), string(faint), reset} {
+		if !strings.Contains(bare, c) {
+			t.Errorf("no %q in %q", c, bare)
+		}
+		bare = strings.ReplaceAll(bare, c, "")
+	}
+	if bare != want {
+		t.Errorf("colors move the columns: %q", bare)
+	}
+}
+
+func TestTimesAreInWordsOfPeople(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second:                           "0s",
+		12345 * time.Microsecond:               "12ms",
+		8230 * time.Millisecond:                "8.2s",
+		59960 * time.Millisecond:               "1m0s",
+		3*time.Minute + 12*time.Second:         "3m12s",
+		2*time.Hour + 5*time.Minute:            "2h05m",
+		49*time.Hour + 30*time.Minute:          "2d01h",
+		400*24*time.Hour + 23*time.Hour + 5999: "400d23h",
+	} {
+		if got := ago(d); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
+	}
+	now := time.Date(2026, 11, 22, 14, 0, 0, 0, time.Local)
+	for at, want := range map[time.Time]string{
+		now.Add(-time.Minute):    "13:59:00 (1m00s ago)",
+		now.Add(-24 * time.Hour): "2026-11-21 14:00:00 (1d00h ago)",
+		{}:                       "",
+	} {
+		if got := since(at, now); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestProgressIsToldAfterASecondAndTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b buffer
+		stop := tell(&b, func() string { return "asking" })
+		time.Sleep(progressAfter - 1)
+		synctest.Wait()
+		if b.String() != "" {
+			t.Errorf("it says %q too soon", b.String())
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		if !strings.Contains(b.String(), "asking (1s)") {
+			t.Errorf("after a second it says %q", b.String())
+		}
+		stop()
+		if !strings.HasSuffix(b.String(), "\r\x1b[K") {
+			t.Errorf("it leaves %q", b.String())
+		}
+	})
+}
+
+// What other programs call themselves is shown, and can do nothing to a terminal.
+func TestNamesOfStrangersAreQuoted(t *testing.T) {
+	s := &statusCommand{console: &console{stdout: &bytes.Buffer{}}}
+	state := &dlock.State{Key: "k\x1b[2J", Holders: []dlock.Holder{{Owner: "evil\x1b]0;x\a\n", TTL: time.Minute}}, Queue: []dlock.Waiter{{Owner: "q\r"}}}
+	var b bytes.Buffer
+	s.write(&b, []*dlock.State{state}, time.Now(), true)
+	if strings.ContainsAny(strings.ReplaceAll(b.String(), "\n", ""), "\x1b\a\r") || !strings.Contains(b.String(), `"evil\x1b]0;x\a\n"`) {
+		t.Errorf("status writes %q", b.String())
+	}
+}
+
+func TestNodesWithoutAnAnswerAreNamed(t *testing.T) {
+	t.Parallel()
+	url, nodes := quorum(t, 3, "restart_guard=10s")
+	w := on(t, url)
+	_, release := w.holder("k")
+	defer release()
+	if err := nodes[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	out, _ := w.want(0, "status", "k")
+	found := false
+	for line := range strings.Lines(out) {
+		found = found || strings.Contains(line, fmt.Sprint(nodes[1].Port())) && strings.Contains(line, "unknown") && strings.Contains(line, "refused")
+	}
+	if !found {
+		t.Errorf("status does not name the node that is down:\n%s", out)
+	}
+	if err := nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	w.want(exitUnavailable, "status", "k")
+}

@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+// An unlockCommand is one "dlock unlock".
+type unlockCommand struct {
+	url     string
+	token   uint64
+	session string
+}
+
+func newUnlock() *cobra.Command {
+	u := &unlockCommand{}
+	cmd := &cobra.Command{
+		Use:   "unlock [flags] KEY --token N",
+		Short: "Take a lock away from its holder",
+		Long: `Take the lock KEY away from the holder with token N, which dlock status shows. If the holder
+has another token by now, change nothing, say who has the lock, and exit with 75.
+
+The holder learns of it at its next renewal, within a third of its TTL, or within a second on
+file; dlock run then kills the command. A process that is stopped or hangs learns it when it
+runs again. Until then two may work at the same time, and only a store that checks tokens refuses
+the old one. So look first whether the holder can be ended instead.
+
+PostgreSQL knows sessions and no tokens: give --session instead, with what dlock status KEY shows.
+The session is ended, and every other lock on it is freed as well.
+
+The URL is chosen as by dlock run.
+
+` + exitHelp,
+		Example: `  dlock status nightly
+  dlock unlock nightly --token 1795363201000000
+  dlock unlock nightly --session 6741b2c1.3039     # PostgreSQL`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case len(args) != 1:
+				return failf(exitUsage, "unlock takes one key: dlock unlock KEY --token N")
+			case !cmd.Flags().Changed("token") && u.session == "":
+				return failf(exitUsage, "--token is missing: dlock status %q shows the holder's", args[0])
+			}
+			return nil
+		},
+		ValidArgsFunction: completeKeys,
+		RunE:              func(cmd *cobra.Command, args []string) error { return u.run(cmd, args[0]) },
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	urlFlag(cmd, &u.url)
+	f.Uint64Var(&u.token, "token", 0, "the holder's token `N`")
+	f.StringVar(&u.session, "session", "", "the holder's session `ID`, on PostgreSQL")
+	cmd.MarkFlagsMutuallyExclusive("token", "session")
+	return cmd
+}
+
+func (u *unlockCommand) run(cmd *cobra.Command, key string) error {
+	c, ctx, done, err := operator(cmd, u.url)
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
+	defer cancel()
+	if u.session != "" {
+		err = c.BreakSession(ctx, key, u.session)
+	} else {
+		err = u.breakToken(ctx, c, key)
+	}
+	if err != nil {
+		return operatorError(err)
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s was taken away from its holder\n", safe(key))
+	return err
+}
+
+func (u *unlockCommand) breakToken(ctx context.Context, c *dlock.Client, key string) error {
+	if _, ok := c.SessionAdmin(); ok {
+		return failf(exitUsage, "%s knows sessions and no tokens: give --session, which dlock status %q shows", c.Info().Name, key)
+	}
+	return c.Break(ctx, key, u.token)
+}
