@@ -353,7 +353,7 @@ func TestDoctorIsReadByPeople(t *testing.T) {
 	}
 	out, stderr := w.want(exitUnsafe, "doctor")
 	for _, line := range []string{
-		"unsafe maxmemory-policy: " + s.Addr() + ": maxmemory-policy is allkeys-lru: the server may evict a lock that is held, or its counter\n" +
+		"unsafe maxmemory-policy: redis://" + s.Addr() + "/0: maxmemory-policy is allkeys-lru: the server may evict a lock that is held, or its counter\n" +
 			"    fix: set maxmemory-policy noeviction\n" +
 			"    run: redis-cli -h " + host + " -p " + port + " CONFIG SET maxmemory-policy noeviction\n",
 		"\nNOTE ", "1 unsafe, ",
