@@ -28,6 +28,9 @@ func (k Kind) pkg() string {
 	if k == KindPostgres {
 		return "postgresql, 14 or newer"
 	}
+	if k == KindEtcd {
+		return "etcd-server"
+	}
 	return string(k)
 }
 

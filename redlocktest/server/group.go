@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// A Group is servers that belong together: a Cluster, or a primary and its replicas
-// under sentinels.
+// A Group is servers that belong together: a Cluster, a primary and its replicas under
+// sentinels, or the members of an etcd.
 type Group struct {
 	// Nodes hold the data: a Cluster's three primaries; or the primary as it was at
-	// the start, and its replicas.
+	// the start, and its replicas; or the members of an etcd.
 	Nodes []*Server
 	// Sentinels watch them; none in a Cluster.
 	Sentinels []*Server

@@ -14,6 +14,7 @@ const (
 	KindValkey    Kind = "valkey-server"
 	KindPostgres  Kind = "postgres"
 	KindPgBouncer Kind = "pgbouncer"
+	KindEtcd      Kind = "etcd"
 )
 
 // Config says what server to start. The zero value of every field but Kind is a
@@ -29,7 +30,7 @@ type Config struct {
 	// Users are ACL rules, as "alice on >secret ~* +@all". Redis and Valkey only.
 	Users []string
 	// TLS makes the server accept nothing but TLS, with a certificate of an authority
-	// of its own. Redis and Valkey only.
+	// of its own. Redis, Valkey and etcd only.
 	TLS bool
 	// ClientCerts makes it ask clients for a certificate of that authority.
 	ClientCerts bool
@@ -64,6 +65,8 @@ type Config struct {
 
 	sentinel  string        // the lines that make it a sentinel
 	authority *certificates // whose certificates it uses; nil: its own
+	member    int           // of an ensemble, from 0
+	ensemble  string        // the lines or the argument that name all its members
 }
 
 // A Setting is a line of a server's configuration file. The value is written as it
@@ -86,6 +89,8 @@ func (c *Config) flavour() (flavour, error) {
 		return postgres{}, nil
 	case KindPgBouncer:
 		return pgbouncer{}, nil
+	case KindEtcd:
+		return etcd{}, nil
 	}
 	return nil, fmt.Errorf("unknown kind of server %q", c.Kind)
 }

@@ -38,20 +38,10 @@ func (resp) prepare(s *Server) error {
 			return err
 		}
 	}
-	if !s.cfg.TLS {
-		return nil
-	}
-	authority := s.cfg.authority
 	if s.cfg.ReplicaOf != nil {
-		authority = s.cfg.ReplicaOf.certs
+		s.cfg.authority = s.cfg.ReplicaOf.certs
 	}
-	var err error
-	if authority != nil {
-		s.certs, err = authority.copyTo(s.dir)
-	} else {
-		s.certs, err = newCertificates(s.dir)
-	}
-	return err
+	return s.prepareTLS()
 }
 
 func (resp) command(s *Server) ([]string, error) {

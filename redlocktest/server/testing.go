@@ -51,6 +51,13 @@ func Cluster(t testing.TB, kind Kind, opts ...Option) *Group {
 	return groupFor(t, StartCluster, kind, opts)
 }
 
+// Etcd starts an etcd cluster of so many members for a test, as Redis does.
+func Etcd(t testing.TB, members int, opts ...Option) *Group {
+	t.Helper()
+	start := func(ctx context.Context, cfg Config) (*Group, error) { return StartEtcd(ctx, members, cfg) }
+	return groupFor(t, start, KindEtcd, opts)
+}
+
 func groupFor(t testing.TB, start func(context.Context, Config) (*Group, error), kind Kind, opts []Option) *Group {
 	t.Helper()
 	g, err := start(context.Background(), config(kind, opts))

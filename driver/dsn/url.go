@@ -1,0 +1,156 @@
+package dsn
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A URL is the address of servers: scheme://user:password@host1:port,host2:port/path?parameters.
+type URL struct {
+	Scheme string
+	// User and Password are percent-decoded. The zero value stands for none.
+	User, Password string
+	// Hosts are "host:port", at least one; localhost where the URL names none.
+	Hosts []string
+	// Path is percent-decoded, and begins with '/' unless it is empty.
+	Path string
+	// Params are the parameters. Ask for each of them, then call Params.Err.
+	Params *Params
+
+	_ struct{}
+}
+
+// Parse reads a URL of one of these schemes. A host without a port gets port.
+func Parse(raw, port string, schemes ...string) (*URL, error) {
+	scheme, rest, _ := strings.Cut(raw, ":")
+	rest, slashes := strings.CutPrefix(rest, "//")
+	if !slashes || !slices.Contains(schemes, scheme) {
+		return nil, driver.Invalid("URL", "must begin with %s://", strings.Join(schemes, ":// or "))
+	}
+	if strings.ContainsFunc(rest, func(r rune) bool { return r == '#' || r < ' ' || r == 0x7f }) {
+		return nil, driver.Invalid("URL", "contains a bare '#' or a control character (in a password write %%23 for '#')")
+	}
+	rest, query, _ := strings.Cut(rest, "?")
+	u := &URL{Scheme: scheme, Params: Query(query)}
+	authority, path, hasPath := strings.Cut(rest, "/")
+	if strings.Contains(path, "@") {
+		return nil, driver.Invalid("URL", "has an '@' after the first '/' (in a user or password write %%2F for '/', and %%40 for '@' in a path)")
+	}
+	if hasPath {
+		decoded, err := url.PathUnescape("/" + path)
+		if err != nil {
+			return nil, driver.Invalid("URL", "path is not percent-encoded well")
+		}
+		u.Path = decoded
+	}
+	if at := strings.LastIndexByte(authority, '@'); at >= 0 {
+		user, password, _ := strings.Cut(authority[:at], ":")
+		var err1, err2 error
+		u.User, err1 = url.PathUnescape(user)
+		u.Password, err2 = url.PathUnescape(password)
+		if err1 != nil || err2 != nil {
+			return nil, driver.Invalid("URL", "user or password is not percent-encoded well (write %%25 for '%%')")
+		}
+		authority = authority[at+1:]
+	}
+	if authority == "" {
+		authority = "localhost"
+	}
+	for host := range strings.SplitSeq(authority, ",") {
+		addr, ok := hostPort(host, port)
+		if !ok {
+			return nil, driver.Invalid("URL", "host is not of the form name, name:port or [IPv6]:port (in a user or password percent-encode '/' as %%2F, '?' as %%3F and '@' as %%40)")
+		}
+		u.Hosts = append(u.Hosts, addr)
+	}
+	return u, nil
+}
+
+// String returns the URL without user, password and parameters.
+func (u *URL) String() string { return u.Scheme + "://" + strings.Join(u.Hosts, ",") + u.Path }
+
+// hostPort adds the port where there is none. It accepts only what cannot be a piece of
+// something else.
+func hostPort(s, port string) (string, bool) {
+	host := s
+	if strings.HasPrefix(s, "[") {
+		end := strings.IndexByte(s, ']')
+		if end < 0 || net.ParseIP(s[1:end]) == nil {
+			return "", false
+		}
+		host = s[1:end]
+		if s[end+1:] != "" && s[end+1] != ':' {
+			return "", false
+		}
+		if s[end+1:] != "" {
+			port = s[end+2:]
+		}
+	} else if name, number, ok := strings.Cut(s, ":"); ok {
+		host, port = name, number
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil || n < 1 || n > 65535 || host == "" {
+		return "", false
+	}
+	if !strings.HasPrefix(s, "[") && strings.Trim(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") != "" {
+		return "", false
+	}
+	return net.JoinHostPort(host, strconv.Itoa(n)), true
+}
+
+// TLS reads the parameters of a connection with TLS: ca, a file of PEM certificates to trust
+// instead of the system's; cert and key, files of the client's certificate; server_name, the
+// name to expect in the server's certificate; and insecure, which verifies nothing. It reads
+// the files. Where the connection has no TLS (on is false) it returns nil, and each of these
+// parameters is an error.
+func (p *Params) TLS(on bool) (*tls.Config, error) {
+	ca, cert, key := p.String("ca", ""), p.String("cert", ""), p.String("key", "")
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: p.String("server_name", "")}
+	c.InsecureSkipVerify = p.Bool("insecure", false)
+	if !on {
+		for _, name := range []string{"ca", "cert", "key", "server_name", "insecure"} {
+			if p.Has(name) {
+				return nil, driver.Invalid(label(name), "is for TLS, which the scheme of the URL does not ask for")
+			}
+		}
+		return nil, nil
+	}
+	if ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, driver.Invalid(label("ca"), "cannot be read: %v", reason(err))
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, driver.Invalid(label("ca"), "holds no PEM certificate")
+		}
+	}
+	if (cert == "") != (key == "") {
+		return nil, driver.Invalid("parameters \"cert\" and \"key\"", "belong together: give both or none")
+	}
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, driver.Invalid("parameters \"cert\" and \"key\"", "are no certificate with its key: %v", reason(err))
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+// reason leaves the path, which is a value, out of a file's error.
+func reason(err error) error {
+	if e := (*os.PathError)(nil); errors.As(err, &e) {
+		return e.Err
+	}
+	return err
+}

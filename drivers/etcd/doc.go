@@ -1,0 +1,2 @@
+// Package etcd locks in etcd.
+package etcd

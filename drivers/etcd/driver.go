@@ -1,0 +1,296 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
+)
+
+// minTTL is the shortest time to live that an etcd with its default election timeout grants.
+// maxTTL is a bound of this driver's, for typing errors.
+const (
+	minTTL = 2 * time.Second
+	maxTTL = 24 * time.Hour
+)
+
+// defaultPath is where locks are stored unless the URL or the options say otherwise.
+const defaultPath = "/dlock/"
+
+const defaultCallTimeout = time.Second
+
+// Driver opens backends by URL. The zero Driver is ready.
+type Driver struct{}
+
+var _ driver.Driver = Driver{}
+
+// Open reads cfg.DSN, see the package's documentation. It does no I/O but reading
+// certificates.
+func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	u, err := dsn.Parse(cfg.DSN, "2379", "etcd", "etcds")
+	if err != nil {
+		return nil, err
+	}
+	opt := Options{Prefix: cfg.Prefix, Event: cfg.Notify, Path: u.Path}
+	if opt.Path != "" && !strings.HasSuffix(opt.Path, "/") {
+		opt.Path += "/"
+	}
+	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
+	secure, err := u.Params.TLS(u.Scheme == "etcds")
+	if err != nil {
+		return nil, err
+	}
+	if err := u.Params.Err(); err != nil {
+		return nil, err
+	}
+	if u.Password != "" && u.User == "" {
+		return nil, driver.Invalid("URL", "has a password and no user")
+	}
+	b, err := newBackend(&opt, len(u.Hosts))
+	if err != nil {
+		return nil, err
+	}
+	b.address = u.String()
+	b.clock = serverClock(u.Hosts, secure)
+	b.dial = func() (*clientv3.Client, error) { return dial(u, secure, opt.CallTimeout) }
+	return b, nil
+}
+
+// dial makes a client with the settings that suit locks. With a user and a password it asks
+// a server for a token.
+func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Client, error) {
+	scheme := "http://"
+	if secure != nil {
+		scheme = "https://"
+	}
+	endpoints := make([]string, len(u.Hosts))
+	for i, host := range u.Hosts {
+		endpoints[i] = scheme + host
+	}
+	return clientv3.New(clientv3.Config{
+		Endpoints: endpoints, TLS: secure, Username: u.User, Password: u.Password,
+		DialTimeout: timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+		Logger: zap.NewNop(),
+	})
+}
+
+// Options are the settings of a backend. The zero value of each field is its default, and so
+// is a nil *Options.
+type Options struct {
+	// Prefix goes before every key.
+	Prefix string
+	// Event is told what happens in the background; see driver.Config.
+	Event func(driver.Notice)
+	// Path goes before the prefix, as it is; "/dlock/" by default. One path must not begin
+	// with another one, followed by a slash.
+	Path string
+	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
+	CallTimeout time.Duration
+
+	_ struct{}
+}
+
+// Backend grants locks of one etcd cluster.
+type Backend struct {
+	opt     Options
+	info    driver.Info
+	address string
+	tries   int // how many members one request is sent to at most
+	clock   func(context.Context) (time.Time, error)
+	dial    func() (*clientv3.Client, error) // nil: the client was handed in
+	base    atomic.Pointer[base]
+	seen    atomic.Int64 // the highest revision that was seen
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // calls under way, and what they began
+
+	mu      sync.Mutex
+	closed  bool
+	client  *clientv3.Client
+	dialing *dialing
+	idle    []idleLease
+}
+
+// dialing is an attempt to make the client.
+type dialing struct {
+	done   chan struct{}
+	client *clientv3.Client
+	err    error
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend that uses a client of the application's. It never closes the client.
+func New(client *clientv3.Client, o *Options) (*Backend, error) {
+	if client == nil {
+		return nil, driver.Invalid("client", "is nil")
+	}
+	b, err := newBackend(o, len(client.Endpoints()))
+	if err != nil {
+		return nil, err
+	}
+	b.client = client
+	b.address = "etcd://" + strings.Join(client.Endpoints(), ",")
+	b.clock = func(context.Context) (time.Time, error) { return time.Now(), nil }
+	return b, nil
+}
+
+func newBackend(o *Options, members int) (*Backend, error) {
+	var opt Options
+	if o != nil {
+		opt = *o
+	}
+	if opt.Path == "" {
+		opt.Path = defaultPath
+	}
+	if opt.CallTimeout == 0 {
+		opt.CallTimeout = defaultCallTimeout
+	}
+	switch {
+	case len(opt.Prefix) >= driver.MaxKey:
+		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(opt.Prefix), driver.MaxKey)
+	case opt.CallTimeout < 10*time.Millisecond:
+		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
+	}
+	b := &Backend{opt: opt, tries: min(max(members, 2), 3), info: driver.Info{
+		Name:     "etcd",
+		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
+		MinTTL:   minTTL, MaxTTL: maxTTL,
+	}}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// Info describes the backend.
+func (b *Backend) Info() driver.Info { return b.info }
+
+// String returns the servers' addresses and the path, without any secret.
+func (b *Backend) String() string { return b.address }
+
+// begin notes a call that is under way. Its end is to be told by b.wg.Done.
+func (b *Backend) begin() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return driver.ErrClosed
+	}
+	b.wg.Add(1)
+	return nil
+}
+
+// Close ends the backend. Leases that are still held are not released. It waits for the
+// clean-up that is under way, for about the call timeout at most.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	again := b.closed
+	b.closed = true
+	b.mu.Unlock()
+	b.cancel()
+	b.wg.Wait()
+	if again {
+		return nil
+	}
+	b.revokeIdle()
+	if b.dial == nil || b.client == nil {
+		return nil
+	}
+	if err := b.client.Close(); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("etcd: close: %w", err)
+	}
+	return nil
+}
+
+// connect returns the client, which it makes for the first call.
+func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
+	b.mu.Lock()
+	if b.client != nil {
+		defer b.mu.Unlock()
+		return b.client, nil
+	}
+	d := b.dialing
+	if d == nil {
+		d = &dialing{done: make(chan struct{})}
+		b.dialing = d
+		b.wg.Go(func() { b.finish(d) })
+	}
+	b.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.client, d.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// finish makes the client. The caller of connect is counted in b.wg, and so is this.
+func (b *Backend) finish(d *dialing) {
+	d.client, d.err = b.dial()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.client, b.dialing = d.client, nil
+	close(d.done)
+}
+
+// bound returns a context for one attempt: it ends with ctx, with the backend, and after the
+// call timeout.
+func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
+	stop := context.AfterFunc(b.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// cleanup returns a context for clean-up, which goes on for a moment after Close.
+func (b *Backend) cleanup() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*b.opt.CallTimeout)
+	stop := context.AfterFunc(b.ctx, func() {
+		t := time.AfterFunc(b.opt.CallTimeout, cancel)
+		context.AfterFunc(ctx, func() { t.Stop() })
+	})
+	return ctx, func() { stop(); cancel() }
+}
+
+// call makes a request, on another member if one does not answer: each try has its part of
+// the call timeout. So it may take effect more than once, and late; sure is false if any try
+// had an unknown outcome.
+func call[T any](ctx context.Context, b *Backend, f func(context.Context, *clientv3.Client) (T, error)) (result T, sure bool, err error) {
+	c, err := b.connect(ctx)
+	if err != nil {
+		return result, true, err
+	}
+	sure = true
+	for try := 1; ; try++ {
+		one, cancel := context.WithTimeout(ctx, b.opt.CallTimeout/time.Duration(b.tries))
+		result, err = f(one, c)
+		cancel()
+		if err == nil || definite(err) {
+			return result, sure, err
+		}
+		sure = false
+		if try >= b.tries || ctx.Err() != nil {
+			return result, sure, err
+		}
+	}
+}
+
+// notice tells what happened in the background.
+func (b *Backend) notice(n driver.Notice) {
+	if b.opt.Event != nil {
+		n.Node = b.address
+		b.opt.Event(n)
+	}
+}

@@ -1,0 +1,71 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// code returns the gRPC code of an error of the client's.
+func code(err error) codes.Code {
+	var e rpctypes.EtcdError
+	if errors.As(err, &e) {
+		return e.Code()
+	}
+	return status.Code(err)
+}
+
+// definite reports whether err is a server's answer, after which the request has had no
+// effect.
+func definite(err error) bool {
+	switch code(err) {
+	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition,
+		codes.NotFound, codes.ResourceExhausted, codes.Unimplemented, codes.OutOfRange:
+		return true
+	}
+	return false
+}
+
+// failed makes the error of a call out of the client's: a refusal, or an unknown outcome. ctx
+// is the caller's.
+func (b *Backend) failed(ctx context.Context, what string, err error) error {
+	if b.ctx.Err() != nil {
+		return driver.ErrClosed
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("etcd: %s: %w", what, ctx.Err())
+	}
+	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
+		return err
+	}
+	answer := status.Convert(err).Message()
+	switch code(err) {
+	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition:
+		return &driver.RefusedError{
+			Reason: "etcd refuses: check the user, the password, and the role's permission to read and write under " + b.opt.Path,
+			Err:    errors.New(answer),
+		}
+	case codes.ResourceExhausted:
+		if errors.Is(err, rpctypes.ErrTooManyRequests) {
+			return &driver.RefusedError{RetryAfter: time.Second, Reason: "etcd has too many requests under way"}
+		}
+		return &driver.RefusedError{
+			Reason: "etcd accepts no writes: compact and defragment it or raise its quota, then disarm the alarm",
+			Err:    errors.New(answer),
+		}
+	case codes.Unimplemented:
+		return &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
+	}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code(err) == codes.DeadlineExceeded {
+		// The error of a context of ours is no error of the caller's context.
+		return fmt.Errorf("etcd: %s: no member answered within %v", what, b.opt.CallTimeout)
+	}
+	return fmt.Errorf("etcd: %s: %w", what, err)
+}

@@ -1,0 +1,277 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// looked is how many entries Lookup reads of a line, and how many holders' times it asks for.
+const (
+	mostEntries = 1000
+	mostTimes   = 8
+)
+
+// Lookup returns who holds key, and how many wait for it.
+func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	if err := b.begin(); err != nil {
+		return nil, err
+	}
+	defer b.wg.Done()
+	bounded, cancel := b.bound(ctx)
+	defer cancel()
+	entries, total, err := b.entries(bounded, b.Path(key))
+	if err != nil {
+		return nil, b.failed(ctx, "look up", err)
+	}
+	s := state(key, entries)
+	if s == nil {
+		return &driver.State{Key: key}, nil
+	}
+	s.Waiters = total - len(s.Holders)
+	for i := range s.Holders[:min(mostTimes, len(s.Holders))] {
+		left, _, err := call(bounded, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseTimeToLiveResponse, error) {
+			return c.TimeToLive(ctx, entries[i].lease)
+		})
+		if err == nil && left.TTL > 0 { // else it is unknown
+			s.Holders[i].TTL = time.Duration(left.TTL) * time.Second
+		}
+	}
+	return s, nil
+}
+
+// entries returns the line of a lock, from its first.
+func (b *Backend) entries(ctx context.Context, path string) ([]entry, int, error) {
+	all := line(path)
+	got, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
+		return c.Get(ctx, all.from, clientv3.WithRange(all.to), clientv3.WithLimit(mostEntries),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return parseAll(got.Kvs), int(got.Count), nil
+}
+
+func parseAll(kvs []*mvccpb.KeyValue) []entry {
+	var entries []entry
+	for _, kv := range kvs {
+		if e, ok := parse(kv); ok {
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+// state makes a state of the line of one lock, from its first: who is before all that
+// exclude it holds the lock. It is nil for an empty line.
+func state(key string, entries []entry) *driver.State {
+	if len(entries) == 0 {
+		return nil
+	}
+	s := &driver.State{Key: key, Mode: entries[0].mode}
+	for _, e := range entries {
+		if len(s.Holders) > 0 && (s.Mode == driver.Exclusive || e.mode == driver.Exclusive) {
+			break
+		}
+		s.Holders = append(s.Holders, driver.Holder{Owner: e.owner, Fence: e.fence})
+	}
+	s.Waiters = len(entries) - len(s.Holders)
+	return s
+}
+
+// pageSize is how many entries List reads at a time.
+const pageSize = 500
+
+// List yields the held keys. It asks for no times.
+func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	if err := b.begin(); err != nil {
+		return err
+	}
+	defer b.wg.Done()
+	from := b.Path(prefix)
+	to := clientv3.GetPrefixRangeEnd(from)
+	var pending []entry // of one lock
+	give := func() bool {
+		key := unescaper.Replace(strings.TrimPrefix(pending[0].path, b.opt.Path))
+		slices.SortFunc(pending, func(x, y entry) int { return int(x.rev - y.rev) })
+		more := yield(state(strings.TrimPrefix(key, b.opt.Prefix), pending))
+		pending = nil
+		return more
+	}
+	for {
+		page, err := b.page(ctx, from, to)
+		if err != nil {
+			return b.failed(ctx, "list", err)
+		}
+		for _, e := range parseAll(page.Kvs) {
+			if !strings.HasPrefix(e.path, b.Path(prefix)) {
+				continue // the prefix ends within the entry's own part
+			}
+			if len(pending) > 0 && pending[0].path != e.path && !give() {
+				return nil
+			}
+			pending = append(pending, e)
+		}
+		if !page.More {
+			break
+		}
+		from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+	}
+	if len(pending) > 0 {
+		give()
+	}
+	return nil
+}
+
+func (b *Backend) page(ctx context.Context, from, to string) (*clientv3.GetResponse, error) {
+	ctx, cancel := b.bound(ctx)
+	defer cancel()
+	page, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
+		return c.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(pageSize))
+	})
+	return page, err
+}
+
+// Break deletes the entry of the holder with this token. Its owner learns of it at the next
+// renewal.
+func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+	if err := b.begin(); err != nil {
+		return err
+	}
+	defer b.wg.Done()
+	bounded, cancel := b.bound(ctx)
+	defer cancel()
+	entries, _, err := b.entries(bounded, b.Path(key))
+	if err != nil {
+		return b.failed(ctx, "break", err)
+	}
+	s := state(key, entries)
+	if s == nil {
+		return driver.ErrLost
+	}
+	for i := range s.Holders {
+		if s.Holders[i].Fence != fence {
+			continue
+		}
+		done, unsure, err := b.remove(bounded, entries[i])
+		switch {
+		case err != nil:
+			return b.failed(ctx, "break", err)
+		case done || unsure: // a try before may have done it
+			return nil
+		}
+	}
+	return driver.ErrLost
+}
+
+// remove deletes an entry. unsure: a try may have done it before the one that did not.
+func (b *Backend) remove(ctx context.Context, e entry) (done, unsure bool, err error) {
+	answer, sure, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+		return c.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev)).
+			Then(clientv3.OpDelete(e.key)).Commit()
+	})
+	if err != nil {
+		return false, false, err
+	}
+	return answer.Succeeded, !sure, nil
+}
+
+// Check asks every member that the client knows, and the cluster for its members.
+func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	if err := b.begin(); err != nil {
+		return nil, err
+	}
+	defer b.wg.Done()
+	bounded, cancel := b.bound(ctx)
+	defer cancel()
+	c, err := b.connect(bounded)
+	if err != nil {
+		return nil, b.failed(ctx, "check", err)
+	}
+	if _, err := b.fetchBase(bounded); err != nil {
+		return nil, b.failed(ctx, "check", err)
+	}
+	var found []driver.Diagnostic
+	for _, endpoint := range c.Endpoints() {
+		found = append(found, b.checkMember(ctx, c, endpoint)...)
+	}
+	found = append(found, b.checkCluster(ctx, c)...)
+	slices.SortStableFunc(found, func(x, y driver.Diagnostic) int { return int(y.Severity) - int(x.Severity) })
+	return found, nil
+}
+
+func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint string) (found []driver.Diagnostic) {
+	ctx, cancel := b.bound(ctx)
+	defer cancel()
+	say := func(severity driver.Severity, remedy, format string, args ...any) {
+		found = append(found, driver.Diagnostic{Severity: severity, Node: endpoint, Summary: fmt.Sprintf(format, args...), Remedy: remedy})
+	}
+	s, err := c.Status(ctx, endpoint)
+	if err != nil {
+		say(driver.SeverityWarning, "start the member, or take it out of the URL", "does not answer: %s", oneLine(err))
+		return found
+	}
+	say(driver.SeverityNote, "", "etcd %s", s.Version)
+	if revokesLiveLeases(s.Version) {
+		say(driver.SeverityUnsafe, "upgrade to 3.4.31, 3.5.13 or newer",
+			"etcd %s: a leader that stood still and was replaced may end leases that its successor has renewed", s.Version)
+	}
+	if s.Leader == 0 {
+		say(driver.SeverityWarning, "look whether a majority of the members runs, and can reach each other", "has no leader")
+	}
+	for _, e := range s.Errors {
+		say(driver.SeverityWarning, "compact and defragment the database or raise its quota, then disarm the alarm", "reports %s", e)
+	}
+	return found
+}
+
+// revokesLiveLeases reports whether a version has etcd's issue 15247.
+func revokesLiveLeases(version string) bool {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) != 3 || parts[0] != "3" {
+		return false
+	}
+	patch, _, _ := strings.Cut(parts[2], "-")
+	minor, err1 := strconv.Atoi(parts[1])
+	n, err2 := strconv.Atoi(patch)
+	return err1 == nil && err2 == nil && (minor < 4 || minor == 4 && n < 31 || minor == 5 && n < 13)
+}
+
+func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client) (found []driver.Diagnostic) {
+	ctx, cancel := b.bound(ctx)
+	defer cancel()
+	list, err := c.MemberList(ctx)
+	if err != nil {
+		return []driver.Diagnostic{{Severity: driver.SeverityNote, Summary: "the list of members cannot be read: " + oneLine(err)}}
+	}
+	voters := len(slices.DeleteFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.IsLearner }))
+	switch {
+	case voters < 3:
+		found = append(found, driver.Diagnostic{Severity: driver.SeverityWarning,
+			Summary: fmt.Sprintf("the cluster has %d voting members, and does not survive the loss of one", voters), Remedy: "run three or five"})
+	case len(c.Endpoints()) == 1:
+		found = append(found, driver.Diagnostic{Severity: driver.SeverityWarning,
+			Summary: fmt.Sprintf("one address is known of %d members", voters), Remedy: "name all members in the URL, separated by commas"})
+	}
+	return found
+}
+
+// oneLine is an error's text without its line breaks.
+func oneLine(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "no answer in time"
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
+}

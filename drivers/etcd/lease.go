@@ -1,0 +1,182 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// lease is one lock.
+type lease struct {
+	b    *Backend
+	key  string
+	rev  int64
+	mine string
+	turn chan struct{} // has a value while a call changes the lease
+
+	// Of who has the turn.
+	life *life
+	// former are leases that the entry hung on, or may hang on.
+	former []*life
+	unsure bool // which lease the entry hangs on
+	over   bool
+
+	grant chan driver.Grant // has the grant
+}
+
+func newLease(a *attempt) *lease {
+	l := &lease{
+		b: a.b, key: a.key, rev: a.rev, mine: a.mine, life: a.life,
+		turn: make(chan struct{}, 1), grant: make(chan driver.Grant, 1),
+	}
+	l.grant <- driver.Grant{Fence: a.fence, Expires: driver.Expires(a.life.start, a.req.TTL)}
+	return l
+}
+
+// Grant returns the grant as of the last success.
+func (l *lease) Grant() driver.Grant {
+	g := <-l.grant
+	l.grant <- g
+	return g
+}
+
+// enter begins a call, and returns the function that ends it.
+func (l *lease) enter(ctx context.Context) (leave func(), err error) {
+	if err := l.b.begin(); err != nil {
+		return nil, err
+	}
+	select {
+	case l.turn <- struct{}{}:
+		return func() { <-l.turn; l.b.wg.Done() }, nil
+	case <-ctx.Done():
+		l.b.wg.Done()
+		return nil, l.b.failed(ctx, "wait for another call of this lease", ctx.Err())
+	}
+}
+
+// Renew extends the lease, and looks that its entry is there.
+func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, error) {
+	if err := l.b.info.CheckRenewal(r); err != nil {
+		return driver.Grant{}, err
+	}
+	ctx, cancel := l.b.bound(caller)
+	defer cancel()
+	leave, err := l.enter(ctx)
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	defer leave()
+	if l.over {
+		return driver.Grant{}, driver.ErrLost
+	}
+	extend := l.extend
+	if l.unsure || seconds(r.TTL) != l.life.seconds {
+		extend = func(ctx context.Context) error { return l.move(ctx, r.TTL) }
+	}
+	switch err := extend(ctx); {
+	case errors.Is(err, errGone):
+		l.end()
+		return driver.Grant{}, driver.ErrLost
+	case err != nil:
+		return driver.Grant{}, l.b.failed(caller, "renew", err)
+	}
+	g := <-l.grant
+	g.Expires = driver.Expires(l.life.start, r.TTL)
+	l.grant <- g
+	return g, nil
+}
+
+// extend keeps the lease alive that the entry hangs on.
+func (l *lease) extend(ctx context.Context) error {
+	for range 3 {
+		done, alive, err := l.b.extend(ctx, l.life, l.key, l.rev, nil)
+		switch {
+		case err != nil:
+			return err
+		case done == nil:
+			return errGone
+		case alive != nil:
+			return alive
+		case l.life.current(done.Header.RaftTerm):
+			return nil
+		}
+	}
+	return errors.New("the cluster's leader changes all the time")
+}
+
+// move hangs the entry on another lease: the time to live of one is fixed.
+func (l *lease) move(ctx context.Context, ttl time.Duration) error {
+	fresh, err := l.b.newLife(ctx, ttl)
+	if err != nil {
+		return err
+	}
+	done, sure, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+		return c.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev)).
+			Then(clientv3.OpPut(l.key, l.mine, clientv3.WithLease(fresh.id))).Commit()
+	})
+	fresh.tainted = !sure
+	switch {
+	case err == nil && !done.Succeeded:
+		l.b.revoke(fresh)
+		return errGone
+	case err == nil:
+		for _, old := range append(l.former, l.life) {
+			l.b.revoke(old)
+		}
+		l.former, l.life, l.unsure = nil, fresh, false
+		if !fresh.current(done.Header.RaftTerm) {
+			return l.extend(ctx)
+		}
+		return nil
+	case definite(err):
+		l.b.revoke(fresh)
+		return err
+	}
+	l.former, l.unsure = append(l.former, fresh), true
+	return err
+}
+
+// end gives up the leases of a lock that is gone.
+func (l *lease) end() {
+	l.over = true
+	for _, old := range append(l.former, l.life) {
+		l.b.revoke(old)
+	}
+	l.former = nil
+}
+
+// Release deletes the entry.
+func (l *lease) Release(caller context.Context) error {
+	caller = context.WithoutCancel(caller)
+	ctx, cancel := l.b.bound(caller)
+	defer cancel()
+	leave, err := l.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if l.over {
+		return nil
+	}
+	done, _, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+		return c.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev)).
+			Then(clientv3.OpDelete(l.key)).Commit()
+	})
+	if err != nil {
+		return l.b.failed(caller, "release", err)
+	}
+	l.b.saw(done.Header.Revision)
+	if len(l.former) > 0 || l.unsure {
+		l.end()
+		return nil
+	}
+	l.over = true
+	l.b.leave(l.life)
+	return nil
+}

@@ -1,0 +1,160 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A life is a lease of etcd's, which carries one lock at a time, as of when it was last
+// known to have its whole time to live.
+type life struct {
+	id      clientv3.LeaseID
+	seconds int64
+	start   time.Time // before the request to grant it, or to keep it alive
+	term    uint64    // of the member that kept it alive; 0: it was granted
+	// tainted: a request that attaches a key to it may be under way, so that it cannot
+	// carry another lock.
+	tainted bool
+}
+
+// An idleLease waits for another lock. Two writes of three are saved by that: granting a
+// lease and revoking it are writes of the cluster, and keeping it alive is none.
+type idleLease struct {
+	id      clientv3.LeaseID
+	seconds int64
+	start   time.Time
+}
+
+// Idle leases are few, and are not kept for long.
+const (
+	mostIdle    = 16
+	longestIdle = time.Minute
+)
+
+// seconds is a TTL as etcd counts it, never shorter.
+func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
+
+// newLife returns a lease for a lock. One that was idle is alive only if its term is that
+// of a later answer; see current.
+func (b *Backend) newLife(ctx context.Context, ttl time.Duration) (*life, error) {
+	n := seconds(ttl)
+	if old, ok := b.takeIdle(n); ok {
+		l := &life{id: old.id, seconds: n}
+		if err := b.keepAlive(ctx, l); err == nil {
+			return l, nil
+		}
+	}
+	l := &life{seconds: n, start: time.Now()}
+	granted, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseGrantResponse, error) {
+		l.start = time.Now() // a try before this one granted another lease, perhaps, which ends by itself
+		return c.Grant(ctx, n)
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.id = granted.ID
+	return l, nil
+}
+
+// keepAlive extends l's life.
+func (b *Backend) keepAlive(ctx context.Context, l *life) error {
+	var start time.Time
+	answer, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseKeepAliveResponse, error) {
+		start = time.Now()
+		return c.KeepAliveOnce(ctx, l.id)
+	})
+	if err != nil {
+		return err
+	}
+	l.start, l.term = start, answer.RaftTerm
+	return nil
+}
+
+// current reports whether l was kept alive by the leader that answered a later request in
+// this term, and not by one that was replaced and has not noticed: it was stopped, say. A
+// leader is alone in its term, and its successor gives every lease its whole life anew.
+func (l *life) current(term uint64) bool { return l.term == 0 || l.term == term }
+
+// takeIdle returns a lease that has not ended.
+func (b *Backend) takeIdle(n int64) (idleLease, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := len(b.idle) - 1; i >= 0; i-- {
+		if l := b.idle[i]; l.seconds == n {
+			b.idle = append(b.idle[:i], b.idle[i+1:]...)
+			return l, time.Since(l.start) < time.Duration(n)*time.Second*3/4
+		}
+	}
+	return idleLease{}, false
+}
+
+// leave gives a lease up that carries no lock, and keeps it for the next one if it may.
+func (b *Backend) leave(l *life) {
+	if l.tainted || time.Duration(l.seconds)*time.Second > longestIdle {
+		b.revoke(l)
+		return
+	}
+	b.mu.Lock()
+	keep := len(b.idle) < mostIdle && !b.closed
+	if keep {
+		b.idle = append(b.idle, idleLease{l.id, l.seconds, l.start})
+	}
+	b.mu.Unlock()
+	if !keep {
+		b.revoke(l)
+	}
+}
+
+// revoke ends a lease in the background, and whatever is attached to it or was to be. The
+// caller is counted in b.wg.
+func (b *Backend) revoke(l *life) {
+	b.wg.Go(func() {
+		ctx, cancel := b.cleanup()
+		defer cancel()
+		b.revokeNow(ctx, l.id)
+	})
+}
+
+func (b *Backend) revokeNow(ctx context.Context, id clientv3.LeaseID) {
+	for {
+		_, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
+			return c.Revoke(ctx, id)
+		})
+		if err == nil || definite(err) || errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			return
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// revokeIdle ends the leases that are idle, as far as the servers answer within the call
+// timeout.
+func (b *Backend) revokeIdle() {
+	b.mu.Lock()
+	idle := b.idle
+	b.idle = nil
+	connected := b.client != nil
+	b.mu.Unlock()
+	if !connected {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), b.opt.CallTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, l := range idle {
+		if time.Since(l.start) < time.Duration(l.seconds)*time.Second {
+			wg.Go(func() { b.revokeNow(ctx, l.id) })
+		}
+	}
+	wg.Wait()
+}

@@ -1,0 +1,118 @@
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A base is what is added to a revision to make a token of it. It only grows, and so do
+// revisions: tokens rise with the revision over all keys.
+type base struct {
+	value  uint64
+	stored string // as it is stored; empty: nothing is stored yet
+}
+
+// unchanged is true on a server where the base is as it was read.
+func (b *Backend) unchanged(old *base) clientv3.Cmp {
+	if old.stored == "" {
+		return clientv3.Compare(clientv3.CreateRevision(b.baseKey()), "=", 0)
+	}
+	return clientv3.Compare(clientv3.Value(b.baseKey()), "=", old.stored)
+}
+
+// lag is how far tokens may fall behind the clock before the base is raised.
+const lag = 10 * time.Second
+
+// readBase takes the base from what is stored at a revision.
+func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*base, error) {
+	if len(kvs) == 0 {
+		b.seen.Store(revision) // it may be another cluster, where revisions begin anew
+		return &base{}, nil
+	}
+	b.saw(revision)
+	stored := string(kvs[0].Value)
+	version, number, _ := strings.Cut(stored, " ")
+	value, err := strconv.ParseUint(number, 10, 64)
+	if version != layout || err != nil {
+		return nil, &driver.RefusedError{Reason: "another release of this driver has stored locks under " + b.opt.Path +
+			" in a layout that this one does not know: use that release, or another path"}
+	}
+	return &base{value, stored}, nil
+}
+
+// saw notes a revision that a server answered with.
+func (b *Backend) saw(revision int64) {
+	for old := b.seen.Load(); revision > old && !b.seen.CompareAndSwap(old, revision); old = b.seen.Load() {
+	}
+}
+
+// raised returns the base with which the token of the next revision is not behind the clock,
+// or the same one if it is by little.
+func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
+	seen := uint64(max(b.seen.Load(), 0))
+	behind := func(now time.Time) bool { return uint64(now.UnixMicro()) > old.value+seen+uint64(lag/time.Microsecond) }
+	if old.stored != "" && !behind(time.Now()) {
+		return old.value, nil
+	}
+	now, err := b.clock(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if old.stored != "" && !behind(now) {
+		return old.value, nil // our clock is ahead of the server's
+	}
+	us := uint64(max(now.UnixMicro(), 0))
+	if us < seen || us > driver.MaxFence {
+		return 0, &driver.RefusedError{Reason: "the server's clock, " + now.UTC().Format(time.RFC3339) + ", is of no use for tokens: set it"}
+	}
+	return max(us-seen, old.value), nil
+}
+
+// serverClock returns a function that asks the servers, one after another, for their time:
+// the Date of an answer over HTTP, in whole seconds. If none of them tells, it is ours.
+func serverClock(hosts []string, secure *tls.Config) func(context.Context) (time.Time, error) {
+	scheme := "http://"
+	if secure != nil {
+		scheme = "https://"
+	}
+	return func(ctx context.Context) (time.Time, error) {
+		transport := &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true}
+		defer transport.CloseIdleConnections()
+		for _, host := range hosts {
+			now, err := askClock(ctx, transport, scheme+host+"/version")
+			if err == nil {
+				return now, nil
+			}
+			if ctx.Err() != nil {
+				return now, ctx.Err()
+			}
+		}
+		return time.Now(), nil
+	}
+}
+
+func askClock(ctx context.Context, transport http.RoundTripper, url string) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return time.Time{}, err
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return time.Time{}, err
+	}
+	err = resp.Body.Close()
+	now, bad := http.ParseTime(resp.Header.Get("Date"))
+	return now, errors.Join(err, bad)
+}

@@ -1,0 +1,215 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// etcd is the flavour of a member of an etcd cluster.
+type etcd struct{}
+
+// StartEtcd starts an etcd cluster of so many members, and returns when all of them serve.
+// A member that was killed starts again with what it had stored. To forget everything, kill
+// all members and call Group.RestartEmpty.
+func StartEtcd(ctx context.Context, members int, cfg Config) (*Group, error) {
+	cfg.Kind = KindEtcd
+	return startEnsemble(ctx, members, cfg, func(all []*Server) {
+		names := make([]string, len(all))
+		for i, s := range all {
+			names[i] = fmt.Sprintf("m%d=%s", i, s.etcdPeer())
+		}
+		for i, s := range all {
+			s.cfg.member, s.cfg.ensemble = i, strings.Join(names, ",")
+		}
+	})
+}
+
+// startEnsemble starts servers that need each other to serve. introduce tells all of them of
+// all addresses, once these are known.
+func startEnsemble(ctx context.Context, members int, cfg Config, introduce func([]*Server)) (*Group, error) {
+	binary, err := find(cfg.Kind)
+	if err != nil {
+		return nil, err
+	}
+	kind, err := cfg.flavour()
+	if err != nil {
+		return nil, err
+	}
+	for try := 0; ; try++ {
+		g, err := startMembers(ctx, members, introduce, func() *Server { return &Server{cfg: cfg, kind: kind, binary: binary} })
+		if err == nil {
+			return g, nil
+		}
+		inUse := false
+		for _, s := range g.Nodes {
+			inUse = inUse || s.addressInUse()
+		}
+		err = errors.Join(err, g.Close())
+		if !inUse || try == 9 {
+			return nil, fmt.Errorf("start %d × %s: %w", members, cfg.Kind, err)
+		}
+	}
+}
+
+func startMembers(ctx context.Context, members int, introduce func([]*Server), member func() *Server) (*Group, error) {
+	g := &Group{}
+	for range members {
+		s := member()
+		if err := s.makeFolder(); err != nil {
+			return g, err
+		}
+		g.Nodes = append(g.Nodes, s)
+		if len(g.Nodes) > 1 {
+			s.cfg.authority = g.Nodes[0].certs
+		}
+		if err := errors.Join(s.kind.prepare(s), s.takePorts()); err != nil {
+			return g, err
+		}
+	}
+	introduce(g.Nodes)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return g, g.each(func(s *Server) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err := s.start(ctx); err != nil {
+			return fmt.Errorf("%w\n%s", err, s.LogTail(20))
+		}
+		return nil
+	})
+}
+
+// each calls f for all nodes at once.
+func (g *Group) each(f func(*Server) error) error {
+	errs := make([]error, len(g.Nodes))
+	var wg sync.WaitGroup
+	for i, s := range g.Nodes {
+		wg.Go(func() { errs[i] = f(s) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Kill kills all nodes; see Server.Kill.
+func (g *Group) Kill() error { return g.each((*Server).Kill) }
+
+// Start starts all nodes again that do not run; see Server.Start.
+func (g *Group) Start() error {
+	return g.each(func(s *Server) error {
+		if s.Pid() != 0 {
+			return nil
+		}
+		return s.Start()
+	})
+}
+
+// RestartEmpty kills all nodes and starts them again without what they had stored.
+func (g *Group) RestartEmpty() error {
+	if err := g.Kill(); err != nil {
+		return err
+	}
+	return g.each((*Server).RestartEmpty)
+}
+
+// Pause stops all nodes; see Server.Pause.
+func (g *Group) Pause() error { return g.each((*Server).Pause) }
+
+// Resume lets all nodes go on; see Server.Resume.
+func (g *Group) Resume() error { return g.each((*Server).Resume) }
+
+func (etcd) prepare(s *Server) error { return s.prepareTLS() }
+
+// prepareTLS makes the certificates of a server with TLS, of the group's authority if there
+// is one.
+func (s *Server) prepareTLS() (err error) {
+	switch {
+	case !s.cfg.TLS:
+	case s.cfg.authority != nil:
+		s.certs, err = s.cfg.authority.copyTo(s.dir)
+	default:
+		s.certs, err = newCertificates(s.dir)
+	}
+	return err
+}
+
+func (s *Server) etcdClient() string { return s.etcdScheme() + "://" + s.Addr() }
+
+func (s *Server) etcdScheme() string {
+	if s.certs != nil {
+		return "https"
+	}
+	return "http"
+}
+
+// etcdPeer is what the other members speak to, always without TLS.
+func (s *Server) etcdPeer() string {
+	return "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.bus))
+}
+
+func (etcd) command(s *Server) ([]string, error) {
+	argv := []string{
+		s.binary, "--name", "m" + strconv.Itoa(s.cfg.member), "--data-dir", filepath.Join(s.dir, "data"),
+		"--listen-client-urls", s.etcdClient(), "--advertise-client-urls", s.etcdClient(),
+		"--listen-peer-urls", s.etcdPeer(), "--initial-advertise-peer-urls", s.etcdPeer(),
+		"--initial-cluster", s.cfg.ensemble, "--initial-cluster-token", "redlock",
+		"--logger", "zap", "--log-outputs", "stderr",
+	}
+	if s.certs != nil {
+		argv = append(argv, "--cert-file", s.certs.certFile, "--key-file", s.certs.keyFile, "--trusted-ca-file", s.certs.caFile)
+		if s.cfg.ClientCerts {
+			argv = append(argv, "--client-cert-auth")
+		}
+	}
+	for _, x := range s.cfg.Settings {
+		argv = append(argv, "--"+x.Name, x.Value)
+	}
+	return append(argv, s.cfg.Args...), nil
+}
+
+// ready asks the member whether it has a leader. Its ports are reserved, so that nobody else
+// answers for it.
+func (etcd) ready(ctx context.Context, s *Server, _ *process) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	transport := &http.Transport{TLSClientConfig: s.TLSConfig(), DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.etcdClient()+"/health", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // only read
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("/health answers %s: %s", resp.Status, body)
+	}
+	return err
+}
+
+func (etcd) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
+
+func (etcd) wipe(s *Server) error { return os.RemoveAll(filepath.Join(s.dir, "data")) }
+
+func (etcd) url(s *Server, user, password string) string {
+	u := url.URL{Scheme: "etcd", Host: s.Addr(), Path: "/"}
+	if s.certs != nil {
+		u.Scheme = "etcds"
+	}
+	if user != "" || password != "" {
+		u.User = url.UserPassword(user, password)
+	}
+	return u.String()
+}
