@@ -338,7 +338,7 @@ func (b *Backend) extend(ctx context.Context, l *life, key string, rev int64, lo
 
 // checkInterval is how often one who waits looks by itself, at most: the member that it
 // watches at may have stopped.
-const checkInterval = 5 * time.Second
+const checkInterval = 2 * time.Second
 
 // wait takes a place in the line and returns when it is ours.
 func (a *attempt) wait(ctx context.Context) error {

@@ -12,6 +12,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
@@ -61,7 +62,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	b.address = u.String()
-	b.clock = serverClock(u.Hosts, secure)
+	b.clock = serverClock(u.Hosts, secure, func() time.Time { return b.now() })
 	b.dial = func() (*clientv3.Client, error) { return dial(u, secure, opt.CallTimeout) }
 	return b, nil
 }
@@ -79,8 +80,10 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 	}
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: secure, Username: u.User, Password: u.Password,
-		DialTimeout: timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
-		Logger: zap.NewNop(),
+		DialTimeout: timeout * 3 / 4, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+		MaxUnaryRetries: 2, // one for a token that has expired; else call asks again
+		Logger:          zap.NewNop(),
+		DialOptions:     []grpc.DialOption{grpc.WithChainUnaryInterceptor(explain)},
 	})
 }
 
@@ -105,9 +108,10 @@ type Backend struct {
 	opt     Options
 	info    driver.Info
 	address string
-	tries   int // how many members one request is sent to at most
-	clock   func(context.Context) (time.Time, error)
-	dial    func() (*clientv3.Client, error) // nil: the client was handed in
+	tries   int                                      // how many members one request is sent to at most
+	clock   func(context.Context) (time.Time, error) // the servers'
+	now     func() time.Time                         // time.Now, but for tests
+	dial    func() (*clientv3.Client, error)         // nil: the client was handed in
 	base    atomic.Pointer[base]
 	seen    atomic.Int64 // the highest revision that was seen
 
@@ -133,6 +137,7 @@ var (
 	_ driver.Backend   = (*Backend)(nil)
 	_ driver.Inspector = (*Backend)(nil)
 	_ driver.Admin     = (*Backend)(nil)
+	_ driver.Watcher   = (*Backend)(nil)
 )
 
 // New returns a backend that uses a client of the application's. It never closes the client.
@@ -146,7 +151,7 @@ func New(client *clientv3.Client, o *Options) (*Backend, error) {
 	}
 	b.client = client
 	b.address = "etcd://" + strings.Join(client.Endpoints(), ",")
-	b.clock = func(context.Context) (time.Time, error) { return time.Now(), nil }
+	b.clock = func(context.Context) (time.Time, error) { return b.now(), nil }
 	return b, nil
 }
 
@@ -167,7 +172,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
-	b := &Backend{opt: opt, tries: min(max(members, 2), 3), info: driver.Info{
+	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), info: driver.Info{
 		Name:     "etcd",
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 		MinTTL:   minTTL, MaxTTL: maxTTL,

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -20,6 +22,23 @@ func code(err error) codes.Code {
 		return e.Code()
 	}
 	return status.Code(err)
+}
+
+// explain keeps the reason why no connection could be made, which the client takes for the
+// end of a context.
+func explain(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	err := invoke(ctx, method, req, reply, c, opts...)
+	if status.Code(err) != codes.DeadlineExceeded {
+		return err
+	}
+	_, why, ok := strings.Cut(status.Convert(err).Message(), "latest balancer error: ")
+	if !ok {
+		return err
+	}
+	if _, cause, ok := strings.Cut(why, "desc = "); ok {
+		why = strings.Trim(cause, `"`)
+	}
+	return status.Error(codes.Internal, why)
 }
 
 // definite reports whether err is a server's answer, after which the request has had no
@@ -66,6 +85,9 @@ func (b *Backend) failed(ctx context.Context, what string, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code(err) == codes.DeadlineExceeded {
 		// The error of a context of ours is no error of the caller's context.
 		return fmt.Errorf("etcd: %s: no member answered within %v", what, b.opt.CallTimeout)
+	}
+	if code(err) == codes.Internal {
+		return fmt.Errorf("etcd: %s: %s", what, answer)
 	}
 	return fmt.Errorf("etcd: %s: %w", what, err)
 }

@@ -3,7 +3,6 @@ package etcd
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,10 +15,12 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// looked is how many entries Lookup reads of a line, and how many holders' times it asks for.
+// How many entries Lookup reads of a line, for how many holders it asks for the time that is
+// left, and how many waiters it names.
 const (
 	mostEntries = 1000
 	mostTimes   = 8
+	mostQueued  = 100
 )
 
 // Lookup returns who holds key, and how many wait for it.
@@ -81,10 +82,12 @@ func state(key string, entries []entry) *driver.State {
 	}
 	s := &driver.State{Key: key, Mode: entries[0].mode}
 	for _, e := range entries {
-		if len(s.Holders) > 0 && (s.Mode == driver.Exclusive || e.mode == driver.Exclusive) {
-			break
+		switch {
+		case len(s.Holders) == 0, len(s.Queue) == 0 && s.Mode == driver.Shared && e.mode == driver.Shared:
+			s.Holders = append(s.Holders, driver.Holder{Owner: e.owner, Fence: e.fence})
+		case len(s.Queue) < mostQueued:
+			s.Queue = append(s.Queue, driver.Waiter{Owner: e.owner})
 		}
-		s.Holders = append(s.Holders, driver.Holder{Owner: e.owner, Fence: e.fence})
 	}
 	s.Waiters = len(entries) - len(s.Holders)
 	return s
@@ -215,24 +218,30 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint string) (found []driver.Diagnostic) {
 	ctx, cancel := b.bound(ctx)
 	defer cancel()
-	say := func(severity driver.Severity, remedy, format string, args ...any) {
-		found = append(found, driver.Diagnostic{Severity: severity, Node: endpoint, Summary: fmt.Sprintf(format, args...), Remedy: remedy})
+	say := func(d driver.Diagnostic) {
+		d.Node = endpoint
+		found = append(found, d)
 	}
 	s, err := c.Status(ctx, endpoint)
 	if err != nil {
-		say(driver.SeverityWarning, "start the member, or take it out of the URL", "does not answer: %s", oneLine(err))
+		say(driver.Diagnostic{Code: "member-unreachable", Severity: driver.SeverityWarning,
+			Summary: "the member does not answer: " + oneLine(err), Remedy: "start the member, or take it out of the URL"})
 		return found
 	}
-	say(driver.SeverityNote, "", "etcd %s", s.Version)
+	say(driver.Diagnostic{Code: "version", Summary: "etcd " + s.Version, Measured: s.Version})
 	if revokesLiveLeases(s.Version) {
-		say(driver.SeverityUnsafe, "upgrade to 3.4.31, 3.5.13 or newer",
-			"etcd %s: a leader that stood still and was replaced may end leases that its successor has renewed", s.Version)
+		say(driver.Diagnostic{Code: "version-old", Severity: driver.SeverityUnsafe, Measured: s.Version,
+			Summary: "in this version a leader that stood still and was replaced may end leases that its successor has renewed",
+			Remedy:  "upgrade to 3.4.31, 3.5.13 or newer"})
 	}
 	if s.Leader == 0 {
-		say(driver.SeverityWarning, "look whether a majority of the members runs, and can reach each other", "has no leader")
+		say(driver.Diagnostic{Code: "no-leader", Severity: driver.SeverityWarning, Summary: "the member knows no leader",
+			Remedy: "look whether a majority of the members runs, and can reach each other"})
 	}
 	for _, e := range s.Errors {
-		say(driver.SeverityWarning, "compact and defragment the database or raise its quota, then disarm the alarm", "reports %s", e)
+		say(driver.Diagnostic{Code: "alarm", Severity: driver.SeverityWarning, Summary: "the member reports " + e, Measured: e,
+			Remedy:  "compact and defragment the database or raise its quota, then disarm the alarm",
+			Command: "etcdctl --endpoints " + endpoint + " defrag && etcdctl --endpoints " + endpoint + " alarm disarm"})
 	}
 	return found
 }
@@ -249,23 +258,23 @@ func revokesLiveLeases(version string) bool {
 	return err1 == nil && err2 == nil && (minor < 4 || minor == 4 && n < 31 || minor == 5 && n < 13)
 }
 
-func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client) (found []driver.Diagnostic) {
+func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client) []driver.Diagnostic {
 	ctx, cancel := b.bound(ctx)
 	defer cancel()
 	list, err := c.MemberList(ctx)
 	if err != nil {
-		return []driver.Diagnostic{{Severity: driver.SeverityNote, Summary: "the list of members cannot be read: " + oneLine(err)}}
+		return []driver.Diagnostic{{Code: "members-unknown", Summary: "the list of members cannot be read: " + oneLine(err)}}
 	}
 	voters := len(slices.DeleteFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.IsLearner }))
 	switch {
 	case voters < 3:
-		found = append(found, driver.Diagnostic{Severity: driver.SeverityWarning,
-			Summary: fmt.Sprintf("the cluster has %d voting members, and does not survive the loss of one", voters), Remedy: "run three or five"})
+		return []driver.Diagnostic{{Code: "few-members", Severity: driver.SeverityWarning, Measured: strconv.Itoa(voters),
+			Summary: "the cluster does not survive the loss of a member", Remedy: "run three or five members"}}
 	case len(c.Endpoints()) == 1:
-		found = append(found, driver.Diagnostic{Severity: driver.SeverityWarning,
-			Summary: fmt.Sprintf("one address is known of %d members", voters), Remedy: "name all members in the URL, separated by commas"})
+		return []driver.Diagnostic{{Code: "one-address", Severity: driver.SeverityWarning, Measured: "1 of " + strconv.Itoa(voters),
+			Summary: "the backend knows the address of one member", Remedy: "name all members in the URL, separated by commas"}}
 	}
-	return found
+	return nil
 }
 
 // oneLine is an error's text without its line breaks.

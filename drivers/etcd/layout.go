@@ -1,7 +1,6 @@
 package etcd
 
 import (
-	"encoding/hex"
 	"strconv"
 	"strings"
 
@@ -78,8 +77,7 @@ type entry struct {
 	lease clientv3.LeaseID
 }
 
-// parse reads an entry; of another library's it makes the most of what there is: the token
-// is then the create revision, as Mutex.Header and an election's Rev have it.
+// parse reads an entry. The token of another library's is its create revision.
 func parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
 	e = entry{key: string(kv.Key), rev: kv.CreateRevision, lease: clientv3.LeaseID(kv.Lease), fence: uint64(kv.CreateRevision)}
 	for _, kind := range []string{"/" + read, "/" + write, "/"} {
@@ -114,14 +112,4 @@ func parseValue(value string) (base uint64, owner string, ok bool) {
 	number, owner, ok := strings.Cut(rest, "|")
 	base, err := strconv.ParseUint(number, 10, 64)
 	return base, owner, ok && err == nil && version == layout
-}
-
-// printable makes a path fit for a message.
-func printable(path string) string {
-	for i := range len(path) {
-		if path[i] < ' ' || path[i] > '~' {
-			return hex.EncodeToString([]byte(path))
-		}
-	}
-	return path
 }

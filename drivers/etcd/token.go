@@ -61,7 +61,7 @@ func (b *Backend) saw(revision int64) {
 func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
 	seen := uint64(max(b.seen.Load(), 0))
 	behind := func(now time.Time) bool { return uint64(now.UnixMicro()) > old.value+seen+uint64(lag/time.Microsecond) }
-	if old.stored != "" && !behind(time.Now()) {
+	if old.stored != "" && !behind(b.now()) {
 		return old.value, nil
 	}
 	now, err := b.clock(ctx)
@@ -79,8 +79,9 @@ func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
 }
 
 // serverClock returns a function that asks the servers, one after another, for their time:
-// the Date of an answer over HTTP, in whole seconds. If none of them tells, it is ours.
-func serverClock(hosts []string, secure *tls.Config) func(context.Context) (time.Time, error) {
+// the Date of an answer over HTTP, in whole seconds. It returns our time if that is within
+// this second, or if no server tells its own.
+func serverClock(hosts []string, secure *tls.Config, now func() time.Time) func(context.Context) (time.Time, error) {
 	scheme := "http://"
 	if secure != nil {
 		scheme = "https://"
@@ -89,15 +90,15 @@ func serverClock(hosts []string, secure *tls.Config) func(context.Context) (time
 		transport := &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true}
 		defer transport.CloseIdleConnections()
 		for _, host := range hosts {
-			now, err := askClock(ctx, transport, scheme+host+"/version")
+			server, err := askClock(ctx, transport, scheme+host+"/version")
 			if err == nil {
-				return now, nil
+				return within(now(), server, time.Second), nil
 			}
 			if ctx.Err() != nil {
-				return now, ctx.Err()
+				return server, ctx.Err()
 			}
 		}
-		return time.Now(), nil
+		return now(), nil
 	}
 }
 
@@ -115,4 +116,15 @@ func askClock(ctx context.Context, transport http.RoundTripper, url string) (tim
 	err = resp.Body.Close()
 	now, bad := http.ParseTime(resp.Header.Get("Date"))
 	return now, errors.Join(err, bad)
+}
+
+// within returns t, or the end of the interval from start that is nearer to it.
+func within(t, start time.Time, length time.Duration) time.Time {
+	switch end := start.Add(length); {
+	case t.Before(start):
+		return start
+	case t.After(end):
+		return end
+	}
+	return t
 }

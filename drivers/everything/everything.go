@@ -8,5 +8,6 @@
 package everything
 
 import (
-	_ "github.com/redlock-go/redlock/drivers/all" // all drivers of the main module
+	_ "github.com/redlock-go/redlock/drivers/all"  // all drivers of the main module
+	_ "github.com/redlock-go/redlock/drivers/etcd" // its client brings gRPC
 )

@@ -23,20 +23,30 @@ type etcd struct{}
 // all members and call Group.RestartEmpty.
 func StartEtcd(ctx context.Context, members int, cfg Config) (*Group, error) {
 	cfg.Kind = KindEtcd
-	return startEnsemble(ctx, members, cfg, func(all []*Server) {
+	return startEnsemble(ctx, members, cfg, func(all []*Server) error {
 		names := make([]string, len(all))
 		for i, s := range all {
-			names[i] = fmt.Sprintf("m%d=%s", i, s.etcdPeer())
+			addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(s.bus))
+			if cfg.PeersVia != nil {
+				via, err := cfg.PeersVia(addr)
+				if err != nil {
+					return err
+				}
+				addr = via
+			}
+			s.cfg.peerURL = "http://" + addr // the members speak without TLS
+			names[i] = fmt.Sprintf("m%d=%s", i, s.cfg.peerURL)
 		}
 		for i, s := range all {
 			s.cfg.member, s.cfg.ensemble = i, strings.Join(names, ",")
 		}
+		return nil
 	})
 }
 
 // startEnsemble starts servers that need each other to serve. introduce tells all of them of
 // all addresses, once these are known.
-func startEnsemble(ctx context.Context, members int, cfg Config, introduce func([]*Server)) (*Group, error) {
+func startEnsemble(ctx context.Context, members int, cfg Config, introduce func([]*Server) error) (*Group, error) {
 	binary, err := find(cfg.Kind)
 	if err != nil {
 		return nil, err
@@ -61,7 +71,7 @@ func startEnsemble(ctx context.Context, members int, cfg Config, introduce func(
 	}
 }
 
-func startMembers(ctx context.Context, members int, introduce func([]*Server), member func() *Server) (*Group, error) {
+func startMembers(ctx context.Context, members int, introduce func([]*Server) error, member func() *Server) (*Group, error) {
 	g := &Group{}
 	for range members {
 		s := member()
@@ -76,7 +86,9 @@ func startMembers(ctx context.Context, members int, introduce func([]*Server), m
 			return g, err
 		}
 	}
-	introduce(g.Nodes)
+	if err := introduce(g.Nodes); err != nil {
+		return g, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	return g, g.each(func(s *Server) error {
@@ -151,16 +163,11 @@ func (s *Server) etcdScheme() string {
 	return "http"
 }
 
-// etcdPeer is what the other members speak to, always without TLS.
-func (s *Server) etcdPeer() string {
-	return "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(s.bus))
-}
-
 func (etcd) command(s *Server) ([]string, error) {
 	argv := []string{
 		s.binary, "--name", "m" + strconv.Itoa(s.cfg.member), "--data-dir", filepath.Join(s.dir, "data"),
 		"--listen-client-urls", s.etcdClient(), "--advertise-client-urls", s.etcdClient(),
-		"--listen-peer-urls", s.etcdPeer(), "--initial-advertise-peer-urls", s.etcdPeer(),
+		"--listen-peer-urls", "http://127.0.0.1:" + strconv.Itoa(s.bus), "--initial-advertise-peer-urls", s.cfg.peerURL,
 		"--initial-cluster", s.cfg.ensemble, "--initial-cluster-token", "redlock",
 		"--logger", "zap", "--log-outputs", "stderr",
 	}

@@ -63,8 +63,13 @@ type Config struct {
 	PoolOf   *Server
 	PoolMode string
 
+	// PeersVia returns the address by which the members of an etcd reach a member that listens at
+	// addr: that of a proxy, say. Nil: the same one.
+	PeersVia func(addr string) (string, error)
+
 	sentinel  string        // the lines that make it a sentinel
 	authority *certificates // whose certificates it uses; nil: its own
+	peerURL   string        // by which the other members of an etcd reach it
 	member    int           // of an ensemble, from 0
 	ensemble  string        // the lines or the argument that name all its members
 }
@@ -163,6 +168,11 @@ func WithDurable() Option { return func(c *Config) { c.Durable = true } }
 
 // WithStandby sets Config.Standby.
 func WithStandby() Option { return func(c *Config) { c.Standby = true } }
+
+// WithPeersVia sets Config.PeersVia.
+func WithPeersVia(via func(addr string) (string, error)) Option {
+	return func(c *Config) { c.PeersVia = via }
+}
 
 // WithHBA adds lines to Config.HBA: "host all alice 127.0.0.1/32 scram-sha-256".
 func WithHBA(lines ...string) Option {

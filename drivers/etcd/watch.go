@@ -1,0 +1,72 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Watch tells of every entry of key that goes, and of every break of the watch.
+func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
+	if err := b.begin(); err != nil {
+		return nil, err
+	}
+	defer b.wg.Done()
+	bounded, cancel := b.bound(ctx)
+	defer cancel()
+	client, err := b.connect(bounded)
+	if err != nil {
+		return nil, b.failed(ctx, "watch", err)
+	}
+	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	context.AfterFunc(b.ctx, stop)
+	all := line(b.Path(key))
+	begin := func() clientv3.WatchChan {
+		return client.Watch(watching, all.from, clientv3.WithRange(all.to), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	}
+	events := begin()
+	select {
+	case first := <-events:
+		if err = first.Err(); err == nil && !first.Created {
+			err = errors.New("the watch was not made")
+		}
+	case <-bounded.Done():
+		err = bounded.Err()
+	}
+	if err != nil {
+		stop()
+		return nil, b.failed(ctx, "watch", err)
+	}
+	signal := make(chan struct{}, 1)
+	b.wg.Go(func() {
+		defer stop()
+		forward(watching, events, begin, signal)
+	})
+	return signal, nil
+}
+
+// forward gives signal a value for each answer of a watch, and begins another watch when one
+// breaks, until ctx ends.
+func forward(ctx context.Context, events clientv3.WatchChan, begin func() clientv3.WatchChan, signal chan<- struct{}) {
+	for {
+		answer, ok := <-events
+		if ctx.Err() != nil {
+			return
+		}
+		select {
+		case signal <- struct{}{}:
+		default:
+		}
+		if ok && answer.Err() == nil {
+			continue
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+		events = begin() // its first answer is a value, for what was missed
+	}
+}
