@@ -28,13 +28,14 @@ END
 }
 
 # programs: what the tests need, the packages of Debian, the formula of Homebrew. A
-# driver of another server adds a line, such as: etcd etcd-server etcd
+# driver of another server adds a line.
 programs() {
 	cat <<'END'
 redis-server  redis-server   redis
 valkey-server valkey-server  valkey
 postgres      postgresql     postgresql@17
 pgbouncer     pgbouncer      pgbouncer
+etcd          etcd-server    etcd
 cc            gcc,libc6-dev  gcc
 END
 }

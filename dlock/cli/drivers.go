@@ -13,7 +13,7 @@ import (
 // form is how the URLs of a driver look, and one that can be opened to see what it is.
 type form struct{ text, sample string }
 
-// forms are those of the drivers of this module; another's are "name:…".
+// forms are those of the drivers of this module; another's are "name://…".
 var forms = map[string]form{
 	"memory":      {"memory:  memory:NAME  (one process: for trying things out)", "memory:"},
 	"file":        {"file:  file:///FOLDER  (one machine)", "file:"},
@@ -46,7 +46,7 @@ for --at-least even if dlock is killed.`,
 			for _, name := range dlock.Drivers() {
 				f, ok := forms[name]
 				if !ok {
-					f = form{text: name + ":…"}
+					f = form{text: name + "://…", sample: name + "://localhost"}
 				}
 				fmt.Fprintf(w, "%s\t%s\t%s\n", name, features(f.sample), f.text)
 			}

@@ -60,3 +60,46 @@ func TestBadValuesNameTheParameterAndNeverTheValue(t *testing.T) {
 		}
 	}
 }
+
+func TestParse(t *testing.T) {
+	u, err := Parse("x+y://al%40ice:p%3Aw@one,two:7,[::1]:8/a%20b/c?ttl=1s", "2379", "z", "x+y")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u.User != "al@ice" || u.Password != "p:w" || u.Path != "/a b/c" || u.Params.String("ttl", "") != "1s" ||
+		strings.Join(u.Hosts, " ") != "one:2379 two:7 [::1]:8" || u.String() != "x+y://one:2379,two:7,[::1]:8/a b/c" {
+		t.Errorf("got %+v", u)
+	}
+	if u, err := Parse("z://", "1", "z"); err != nil || u.Hosts[0] != "localhost:1" || u.Path != "" {
+		t.Errorf("z:// is %+v, %v", u, err)
+	}
+	for _, bad := range []string{
+		"", "z", "z:", "z:host", "y://host", "z://host:0", "z://host:65536", "z://host:1:2", "z://[::1", "z://[x]:1", "z://[::1]x", "z://a,,b",
+		"z://a b", "z://pw%zz@host", "z://host/%zz", "z://u:p/w@host", "z://host#x", "z://host/\n", "z://:1",
+	} {
+		if u, err := Parse(bad, "1", "z"); !errors.Is(err, driver.ErrInvalid) {
+			t.Errorf("Parse of %q: %+v, %v", bad, u, err)
+		}
+	}
+}
+
+func TestTLSNeedsItsScheme(t *testing.T) {
+	for _, name := range []string{"ca", "cert", "key", "server_name", "insecure"} {
+		if _, err := Query(name + "=true").TLS(false); !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s without TLS: %v", name, err)
+		}
+	}
+	if c, err := Query("").TLS(false); c != nil || err != nil {
+		t.Errorf("without TLS: %v, %v", c, err)
+	}
+	c, err := Query("server_name=db&insecure=on").TLS(true)
+	if err != nil || c.ServerName != "db" || !c.InsecureSkipVerify {
+		t.Errorf("with TLS: %+v, %v", c, err)
+	}
+	for _, bad := range []string{"ca=/does/not/exist", "cert=/does/not/exist", "cert=a&key=b"} {
+		_, err := Query(bad).TLS(true)
+		if !errors.Is(err, driver.ErrInvalid) || strings.Contains(err.Error(), "/does") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}

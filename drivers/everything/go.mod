@@ -2,4 +2,7 @@ module github.com/redlock-go/redlock/drivers/everything
 
 go 1.25.0
 
-require github.com/redlock-go/redlock v0.1.0
+require (
+	github.com/redlock-go/redlock v0.1.0
+	github.com/redlock-go/redlock/drivers/etcd v0.1.0
+)
