@@ -26,7 +26,7 @@
 //  1. Write Open. Take the DSN apart with an allowlist of your own, refuse every
 //     parameter that you do not know by its name, and connect to nothing. Never put
 //     the DSN, or an error of somebody else's URL parser, into an error: passwords
-//     are in there. Package driver/dsn reads parameters by these rules.
+//     are in there. Package driver/dsn reads URLs and their parameters by these rules.
 //  2. Write Info. Claim a feature only if the server does it; dlock has a fallback for
 //     each that is missing.
 //  3. Write Acquire: first [Info.Check], then the instant from which the lease counts,
@@ -48,6 +48,18 @@
 //     name is the scheme of its URLs.
 //  10. Let package redlocktest loose on it. It checks all of this, with races,
 //     cancellations and faults, and quotes the rule that was broken.
+//
+// # What is easily overlooked
+//
+//   - The error of a timeout of your own must not be context.DeadlineExceeded to errors.Is.
+//     That is for the caller's context alone, and some client libraries mix the two up.
+//   - Close finds clean-up under way. Let it go on for a moment, under a context that does not
+//     end with the backend, and close the client after it. Count the calls, as the
+//     clean-up is begun by a call that Close has just ended.
+//   - Client libraries repeat requests. One of which you have heard nothing may arrive after
+//     those that you sent later, a release too: let the server tell them apart.
+//   - ErrLost and nil from Release are certain. Of several servers, ask in a way that a majority
+//     answers: a member that was cut off, or a leader that was replaced, knows nothing new.
 //
 // # The rules
 //
