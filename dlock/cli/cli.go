@@ -179,7 +179,7 @@ machines. It shows who holds the locks, takes them away, and checks the servers.
 	}
 	root.SetVersionTemplate("dlock {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(c), newStatus(c), newUnlock(), newDoctor(c), newBootstrap(), newDrivers(), newVersion())
+	root.AddCommand(newRun(c), newElect(c), newStatus(c), newUnlock(), newDoctor(c), newBootstrap(), newDrivers(), newVersion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,12 +23,13 @@ const forceAfter = 100 * time.Millisecond
 // lookupTimeout bounds the question of who holds a lock that was lost.
 const lookupTimeout = 2 * time.Second
 
-// hold runs the command under the lease.
-func (j *job) hold(lease *dlock.Lease) error {
+// hold runs the command under the lease. again: the lease was lost, and nobody but that
+// ended the command.
+func (j *job) hold(lease *dlock.Lease) (again bool, err error) {
 	h := &execution{job: j, lease: lease}
 	h.lock = h.descriptor()
 	notify(j.signals, forwardedSignals)
-	err := h.start()
+	err = h.start()
 	if err == nil {
 		stop := h.followLease()
 		h.watch()
@@ -41,7 +43,8 @@ func (j *job) hold(lease *dlock.Lease) error {
 	if h.last.Gone {
 		h.guard.wait()
 	}
-	return err
+	lost := h.lost != nil || h.last.Killed || h.last.Termed
+	return lost && !h.ending && h.last.Survivors == "", err
 }
 
 // An execution is a lease and the command that runs under it.
@@ -54,6 +57,7 @@ type execution struct {
 	last   report // what the supervisor said, taken together
 	lost   error  // why the lease ended; nil: it has not
 	forced bool
+	ending bool // a signal to end was passed on
 }
 
 func (h *execution) start() error {
@@ -63,7 +67,11 @@ func (h *execution) start() error {
 		if h.setDeadlines(); h.lock != nil {
 			guard.times.keep.Store(int64(h.granted + time.Duration(h.atLeast)))
 		}
-		err = guard.start(h.command, environment(os.Environ(), h.lease), h.lock, h.noWait)
+		env := environment(os.Environ(), h.lease)
+		if h.slots > 0 {
+			env = append(env, envSlot+"="+strconv.Itoa(h.lease.Slot()))
+		}
+		err = guard.start(h.command, env, h.lock, h.noWait)
 	}
 	if err != nil {
 		h.guard = nil
@@ -114,6 +122,7 @@ func (h *execution) watch() {
 			h.forced = true
 			h.guard.abandon()
 		case s := <-h.signals:
+			h.ending = h.ending || slices.Contains(endSignals, s)
 			h.pass(s)
 		}
 	}
@@ -168,7 +177,7 @@ func (h *execution) why() string {
 // successor says who holds the lock that was lost, if that is known.
 func (h *execution) successor() string {
 	inspector, ok := h.client.Inspector()
-	if !ok {
+	if !ok || h.lease.Slot() > 0 { // another slot's lock has another name
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
@@ -329,11 +338,12 @@ const (
 	envKeys     = "DLOCK_KEYS" // of all dlock runs around it, escaped
 	envFence    = "DLOCK_FENCE"
 	envDeadline = "DLOCK_DEADLINE"
+	envSlot     = "DLOCK_SLOT" // only with --slots
 )
 
 // environment is the command's: ours, without the URL, and with the lease's data.
 func environment(ours []string, lease *dlock.Lease) []string {
-	own := map[string]string{envURL: "", envURLFile: "", envKey: lease.Key(), envKeys: "", envFence: "", envDeadline: ""}
+	own := map[string]string{envURL: "", envURLFile: "", envKey: lease.Key(), envKeys: "", envFence: "", envDeadline: "", envSlot: ""}
 	var keys []string
 	for _, key := range append(outerKeys(), lease.Key()) {
 		keys = append(keys, url.QueryEscape(key))

@@ -69,3 +69,20 @@ func (p *waitFlag) Set(s string) error {
 	*p = waitFlag(v)
 	return nil
 }
+
+// slotsFlag is the flag --slots: how many may hold the key; zero: it was not given.
+type slotsFlag int
+
+func (n *slotsFlag) Type() string { return "int" }
+
+// String of zero is what pflag takes for no default.
+func (n *slotsFlag) String() string { return strconv.Itoa(int(*n)) }
+
+func (n *slotsFlag) Set(s string) error {
+	v, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || v < 1 || v > 1024 {
+		return errors.New("must be a number of slots, 1 to 1024")
+	}
+	*n = slotsFlag(v)
+	return nil
+}

@@ -21,7 +21,7 @@ import (
 // minTTL leaves time between the two signals that stop a command.
 const minTTL = 4 * time.Second
 
-// A job is one "dlock run".
+// A job is one "dlock run" or "dlock elect".
 type job struct {
 	*console
 	url      string
@@ -32,6 +32,8 @@ type job struct {
 	maxHold  durationFlag
 	skip     bool
 	shared   bool
+	slots    slotsFlag
+	elect    bool         // "dlock elect": campaign again after a loss
 	conflict exitCodeFlag // what a held lock exits with
 	noWait   bool         // for what the command leaves behind
 	label    string
@@ -61,7 +63,7 @@ refuses a password on the command line, where every user can read it.
 dlock starts COMMAND without a shell, in a process group of its own. COMMAND's environment
 has DLOCK_KEY; DLOCK_FENCE, the token that rises with every grant; DLOCK_DEADLINE, when
 the lease ends unless dlock renews it (as of the start; only where a lock has a TTL); and
-never the URL. A dlock run inside of COMMAND needs a URL of its own, and another key.
+never the URL. With --slots DLOCK_SLOT is the number of the slot, 0 to N-1. A dlock run inside of COMMAND needs a URL of its own, and another key.
 
 dlock renews the lease while COMMAND runs. If that fails until the lease is about to end,
 COMMAND gets SIGTERM a quarter of the TTL before the end (1s at least), and SIGKILL a
@@ -73,6 +75,7 @@ that takes longer than COMMAND; with --no-wait-children it does not wait.
 ` + exitHelp,
 		Example: `  dlock run nightly -- /usr/local/bin/nightly-report
   dlock run --skip --at-least 1m nightly -- backup --all     # from cron, on many hosts
+  dlock run --slots 3 thumbnails -- make-thumbnails          # three at a time, on all hosts
   DLOCK_URL_FILE=/etc/dlock.url dlock run --wait 30s deploy -- sh -c 'echo $DLOCK_FENCE; make deploy'`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			return j.setArgs(args, cmd.ArgsLenAtDash())
@@ -96,6 +99,7 @@ that takes longer than COMMAND; with --no-wait-children it does not wait.
 	f.BoolVar(&j.skip, "skip", false, "if the lock is held, exit 0 without a word; waits only with --wait")
 	f.VarP(&j.conflict, "conflict-exit-code", "E", "exit with `CODE` (0 to 255) if the lock is held")
 	f.BoolVar(&j.shared, "shared", false, "share the lock with everybody else who uses --shared (file and postgres)")
+	f.Var(&j.slots, "slots", "let `N` commands (1 to 1024) run at a time, each with a slot in $DLOCK_SLOT")
 	f.BoolVar(&j.noWait, "no-wait-children", false, "free the lock when the command ends, even if it leaves processes behind")
 	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the holder (default host/pid)")
 	f.BoolVar(&j.verbose, "verbose", false, "say on stderr where dlock locks and what happens")
@@ -142,17 +146,27 @@ func (j *job) run(ttlGiven bool) error {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	j.signals = make(chan os.Signal, 16)
 	notify(j.signals, endSignals)
-	lease, err := j.obtain()
-	if err != nil {
-		return err
+	for {
+		lease, err := j.obtain()
+		if err != nil {
+			return err
+		}
+		again, err := j.hold(lease)
+		if !j.elect || !again {
+			return err
+		}
+		_ = j.exitCode(err) // says why
+		j.failure.Store(nil)
 	}
-	return j.hold(lease)
 }
 
 // checkFlags refuses flags that contradict each other, and a lock that waits for itself.
 func (j *job) checkFlags() error {
 	if j.skip && j.wait == forever {
 		return failf(exitUsage, "--skip and --wait forever contradict each other: leave one out")
+	}
+	if j.slots > 0 && j.shared {
+		return failf(exitUsage, "--slots and --shared contradict each other: leave one out")
 	}
 	if j.skip && j.conflict != exitHeld {
 		return failf(exitUsage, "--skip and --conflict-exit-code contradict each other: leave one out")
@@ -198,6 +212,9 @@ func (j *job) options(ttlGiven bool) []dlock.Option {
 	}
 	if ttlGiven {
 		o = append(o, dlock.WithTTL(time.Duration(j.ttl)))
+	}
+	if j.slots > 0 {
+		o = append(o, dlock.WithSlots(int(j.slots)))
 	}
 	if j.shared {
 		o = append(o, dlock.WithMode(dlock.Shared))

@@ -2,6 +2,7 @@
 // time, on one machine or across machines.
 //
 //	dlock run [flags] KEY -- COMMAND [ARG...]
+//	dlock elect [flags] KEY -- COMMAND [ARG...]
 //	dlock status [--json] [--watch] [KEY...]
 //	dlock unlock KEY --token N
 //	dlock doctor [--json] [--ignore CODE]
@@ -32,6 +33,7 @@
 //	                 --wait says otherwise
 //	-E, --conflict-exit-code CODE
 //	                 exit with CODE, and not with 75, if the lock is held
+//	--slots N        let N commands (1 to 1024) run at a time, each with a slot of its own
 //	--shared         share the lock with every other run with --shared, as flock -s
 //	                 does; file and postgres only
 //	--no-wait-children
@@ -60,6 +62,7 @@
 //	                smaller one than the largest it has seen
 //	DLOCK_DEADLINE  when the lease ends unless it is renewed (RFC 3339, UTC), as of the
 //	                start; not set where the lock has no TTL
+//	DLOCK_SLOT      with --slots: the number of the slot, 0 to N-1
 //
 // and never the URL: DLOCK_URL and DLOCK_URL_FILE are taken out. A COMMAND that runs
 // dlock run itself needs a URL of its own, and another key: without a URL, or with a key
@@ -147,6 +150,13 @@
 // With --sql it asks no server, and prints the statement that an administrator of a PostgreSQL
 // database runs for the role in the URL.
 //
+// # dlock elect
+//
+// It is dlock run for a service of which one instance works: after a loss it kills COMMAND as dlock
+// run does, and waits to lead again. COMMAND's end resigns, and its exit code is passed on; a
+// signal is passed on to COMMAND, whose end then ends dlock elect. Candidates are served in order
+// where the backend keeps a queue. --observe KEY prints who leads, and every change.
+//
 // # dlock status
 //
 // It shows who holds each KEY, with which token, since when and for how much longer, who waits and
@@ -195,7 +205,7 @@
 // A service of which one instance is active, and the others stand by:
 //
 //	[Service]
-//	ExecStart=/usr/bin/dlock run leader -- /usr/bin/app serve
+//	ExecStart=/usr/bin/dlock elect leader -- /usr/bin/app serve
 //	Restart=always
 //
 // systemd's own SIGTERM reaches every process of the service, and dlock passes it on

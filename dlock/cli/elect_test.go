@@ -1,0 +1,96 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package cli
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A leader's lock is taken away: its command is killed, and it stands in line again beside the
+// other candidate, so that both lead once more.
+func TestALeaderThatLostStandsInLineAgain(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) string{
+		"file":  func(t *testing.T) string { return "file://" + t.TempDir() },
+		"redis": func(t *testing.T) string { return server.Redis(t).URL() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := on(t, start(t))
+			observer := w.start("elect", "--observe", "k")
+			a := w.start("elect", "--label", "a", "k", "--", "sh", "-c",
+				"[ ! -e first ] || exit 3; echo $$ > first; while :; do sleep 0.05; done")
+			first := w.pid("first")
+			eventually(t, "a is seen to lead", func() bool {
+				return strings.Contains(observer.out.String(), " a/") || strings.Contains(observer.out.String(), "a leads")
+			})
+			b := w.start("elect", "--label", "b", "k", "--", "sh", "-c", "exit 4")
+			token := w.states("k")[0].Holders[0].Token
+			w.want(0, "unlock", "k", "--token", number10(token).text)
+			// Which of them leads next is open.
+			if code := a.wait(); code != 3 || !strings.Contains(a.err.String(), "was lost") {
+				t.Errorf("a exits with %d: %s", code, &a.err)
+			}
+			if code := b.wait(); code != 4 {
+				t.Errorf("b exits with %d: %s", code, &b.err)
+			}
+			if alive(first) {
+				t.Error("the command of the term that was lost lives on")
+			}
+			eventually(t, "nobody is seen to lead", func() bool { return strings.HasSuffix(observer.out.String(), "nobody leads\n") })
+			observer.signal(syscall.SIGTERM)
+			if code := observer.wait(); code != 0 {
+				t.Errorf("the observer exits with %d: %s", code, &observer.err)
+			}
+		})
+	}
+}
+
+func TestASignalEndsALeaderAndACandidate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.start("elect", "k", "--", "sh", "-c", "echo $$ > a; exec sleep 1000")
+	w.pid("a")
+	b := w.start("elect", "k", "--", "touch", "ran")
+	b.signal(syscall.SIGCONT) // it runs; whether it waits already does not matter
+	a.signal(syscall.SIGTERM)
+	if code := a.wait(); code != exitSignal+15 {
+		t.Errorf("the leader exits with %d: %s", code, &a.err)
+	}
+	if code := b.wait(); code != 0 || !w.exists("ran") {
+		t.Errorf("the next leader exits with %d: %s", code, &b.err)
+	}
+	w.want(exitUsage, "elect", "--observe", "k", "--", "true")
+	w.want(exitUsage, "elect", "k")
+}
+
+func TestAtMostSoManyCommandsRunWithSlots(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	// A command takes the folder of its slot for itself. Two hold on until the other is there.
+	job := `mkdir slot-$DLOCK_SLOT || echo taken >> wrong
+		echo $DLOCK_SLOT >> slots
+		while [ $(sort -u slots | wc -l) -lt 2 ]; do sleep 0.02; done
+		[ $(ls -d slot-* | wc -l) -le 2 ] || echo many >> wrong
+		rmdir slot-$DLOCK_SLOT`
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() { w.want(0, "run", "--slots", "2", "k", "--", "sh", "-c", job) })
+	}
+	wg.Wait()
+	if b, err := os.ReadFile(w.path("wrong")); err == nil {
+		t.Errorf("slots were shared: %s", b)
+	}
+	w.want(exitUsage, "run", "--slots", "0", "k", "--", "true")
+	w.want(exitUsage, "run", "--slots", "2", "--shared", "k", "--", "true")
+	out, _ := w.want(0, "run", "k", "--", "sh", "-c", "echo slot=$DLOCK_SLOT")
+	if out != "slot=\n" {
+		t.Errorf("without slots the command gets %q", out)
+	}
+}
