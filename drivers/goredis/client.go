@@ -27,7 +27,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		cmd := c.command(ctx, calls[0])
 		_ = c.redis.Process(ctx, cmd) // it is the command's
-		c.finish(calls[0], cmd.Slice)
+		c.finish(calls[0], func() ([]any, error) { return list(cmd) })
 		return
 	}
 	pipe := c.redis.Pipeline()
@@ -39,7 +39,8 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		case call.Replicas > 0:
 			replies[i] = c.replicated(ctx, pipe, call)
 		default:
-			replies[i] = c.queue(ctx, pipe, call).Slice
+			cmd := c.queue(ctx, pipe, call)
+			replies[i] = func() ([]any, error) { return list(cmd) }
 		}
 	}
 	cmds, err := pipe.Exec(ctx) // every command has its own error,
@@ -95,7 +96,7 @@ func (c *client) replicated(ctx context.Context, pipe redis.Pipeliner, call *red
 	wait := redis.NewCmd(ctx, "wait", call.Replicas, call.Patience.Milliseconds())
 	_ = pipe.Process(ctx, wait)
 	return func() ([]any, error) {
-		reply, err := cmd.Slice()
+		reply, err := list(cmd)
 		if err == nil {
 			call.Acked, err = wait.Int64()
 		}
@@ -139,6 +140,18 @@ func do(ctx context.Context, pipe redis.Pipeliner, words []string) *redis.Cmd {
 		args[i] = w
 	}
 	return pipe.Do(ctx, args...)
+}
+
+// list returns a reply as a list: of a number, where the script answers with no more.
+func list(cmd *redis.Cmd) ([]any, error) {
+	reply, err := cmd.Result()
+	if n, ok := reply.(int64); ok {
+		return []any{n}, err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return cmd.Slice()
 }
 
 func (c *client) finish(call *redisnode.Call, reply func() ([]any, error)) {

@@ -82,13 +82,14 @@
 // The 1 is the version of this layout, which is frozen. Keys that begin with "redlock1:"
 // are refused.
 //
-// All of it is one string and one script per operation, so a lock costs one round trip.
+// All of it is one string and one script per operation, so a lock costs one round trip; what
+// many callers ask at once goes as one script for all of them.
 // Redis 6.2 or Valkey 7.2 is the oldest server that works. An ACL user with these rights is
 // denied nothing, so that ACL LOG stays empty:
 //
 //	~prefix* &prefix*
-//	+eval +evalsha +time +info +get +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange
-//	+zcount +getrange +publish +subscribe +unsubscribe +ping +select
+//	+eval +evalsha +time +info +get +mget +exists +set +del +pexpire +pttl +zadd +zpopmin +zrem
+//	+zrange +zcount +getrange +publish +subscribe +unsubscribe +ping +select
 //
 //	behind Sentinel   +role
 //	a Cluster         +cluster|slots +cluster|shards +command +role
@@ -99,7 +100,8 @@
 // Some of them may be missing: without INFO the server's restarts are not told apart, and
 // there is no restart guard, which also needs Redis 7, since Redis 6 keeps scripts over a
 // restart. Without pub/sub waiters poll, and an event says so once. Without the line
-// (+zadd +zpopmin +zrem +zrange) a release wakes all who wait at once. SELECT is for a
+// (+zadd +zpopmin +zrem +zrange) a release wakes all who wait at once. Without MGET and EXISTS
+// what many callers ask at once goes as one script each. SELECT is for a
 // database other than 0. The sentinels' own user needs +sentinel +subscribe.
 //
 // # Waiting

@@ -214,6 +214,11 @@ func command(v valkey.Client, call *redisnode.Call) valkey.Completed {
 }
 
 func (c *client) finish(call *redisnode.Call, result valkey.ValkeyResult) {
+	m, err := result.ToMessage()
+	if err == nil && m.IsInt64() {
+		call.Reply = []any{plain(&m)}
+		return
+	}
 	list, err := result.ToArray()
 	c.read(call, list, err)
 }

@@ -104,6 +104,7 @@ type guarded struct {
 	terms   driver.Terms // immutable
 	word    string       // the terms, as the server has them
 	scripts [ops]script  // bound to the process and the terms
+	batches batcher
 
 	kept  atomic.Bool  // a handshake said so; the marker may be missing
 	ready atomic.Bool  // the marker is there as well: the scripts may be called

@@ -40,7 +40,14 @@ func (w *wire) Exec(ctx context.Context, calls []*Call) {
 			return pipe.EvalSha(ctx, c.SHA, c.Keys, args...)
 		}
 		if c.Behind == "" {
-			defer func(cmd *redis.Cmd) { c.Reply, c.Err = cmd.Slice(); c.Err = serverError(c.Err) }(eval())
+			defer func(cmd *redis.Cmd) {
+				if n, err := cmd.Int64(); err == nil {
+					c.Reply = []any{n}
+					return
+				}
+				c.Reply, c.Err = cmd.Slice()
+				c.Err = serverError(c.Err)
+			}(eval())
 			continue
 		}
 		before, after := Transaction(c.Behind)

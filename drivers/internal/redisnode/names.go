@@ -95,6 +95,9 @@ func (n names) sibling(kind, key string) string {
 	return base + ":{" + slotTag(Slot(lock)) + "}" + lock
 }
 
+// plain returns what sibling's names begin with for a lock without braces; they end with "}".
+func (n names) plain(kind string) string { return n.prefix + layout + kind + ":{" }
+
 // reserved reports whether key would collide with what stands beside locks.
 func reserved(key string) bool { return strings.HasPrefix(key, layout) }
 

@@ -122,7 +122,7 @@ func New(cfg Config) (*Node, error) {
 	n.guard = newGuard(&n.cfg, &n.wg)
 	n.fleet = newFleet(func() *pipelines {
 		return newPipelines(cfg.Client.Exec, cfg.lanes(), cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
-	}, cfg.Cluster, n.guard)
+	}, cfg.Cluster, n.guard, n.unknown)
 	n.hub = newHub(n)
 	return n, nil
 }

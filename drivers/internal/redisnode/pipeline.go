@@ -43,6 +43,7 @@ type Call struct {
 	Err   error
 	Acked int64 // how many replicas have what the connection wrote; WAIT's answer
 
+	inBatch
 	ctx      context.Context // the caller's…
 	deadline time.Time       // …and its deadline
 	then     func(error)     // of a call that nobody waits for: gets its error; see start
@@ -83,11 +84,12 @@ const (
 // What is under way to a server that does not answer is bounded: the lanes, and only
 // one of them once a call was not answered, until one is.
 type pipelines struct {
-	exec   func(ctx context.Context, calls []*Call)
-	direct bool
-	bound  time.Duration // the call timeout
-	calls  *tracker      // whose callers wait
-	wg     *tracker      // goroutines
+	exec    func(ctx context.Context, calls []*Call)
+	batches *fleet // makes batches; nil: it makes none
+	direct  bool
+	bound   time.Duration // the call timeout
+	calls   *tracker      // whose callers wait
+	wg      *tracker      // goroutines
 
 	mu     sync.Mutex
 	queue  []*Call
@@ -287,8 +289,18 @@ func (l *pipelines) carry(lane int, batch []*Call) {
 		defer l.wg.done()
 		for batch != nil {
 			took := l.send(batch, time.Now().Add(l.patience()))
+			left := batch[:0] // by a batch, for the single scripts
 			for _, c := range batch {
-				c.finish()
+				if c.alone && c.Reply == nil && c.Err == nil {
+					left = append(left, c)
+				} else {
+					c.finish()
+				}
+			}
+			if len(left) > 0 {
+				l.stay(lane)
+				batch = left
+				continue
 			}
 			batch = l.next(lane, took, batch[:0])
 		}
@@ -307,21 +319,42 @@ func (l *pipelines) patience() time.Duration {
 }
 
 // send makes one round trip, and returns how long it took; zero: it brought no answer.
-func (l *pipelines) send(batch []*Call, deadline time.Time) time.Duration {
-	out := &batch[0].out
-	out.Context, out.deadline = batch[0].ctx, deadline
-	if len(batch) > 1 {
+func (l *pipelines) send(calls []*Call, deadline time.Time) time.Duration {
+	out := &calls[0].out
+	out.Context, out.deadline = calls[0].ctx, deadline
+	if len(calls) > 1 {
 		out.Context = context.Background() // no caller's values are for all
 	}
 	sent := time.Now()
-	l.exec(out, batch)
-	if err := batch[0].Err; err != nil {
+	var b *batch
+	if l.batches != nil && len(calls) > 1 {
+		b, calls = l.batches.gather(calls, l.roundTrip())
+	}
+	l.exec(out, calls)
+	if b != nil {
+		l.batches.spread(b)
+	}
+	if err := calls[0].Err; err != nil {
 		var reply ServerError
 		if !errors.As(err, &reply) {
 			return 0
 		}
 	}
 	return max(time.Since(sent), 1)
+}
+
+// roundTrip is how long one usually takes.
+func (l *pipelines) roundTrip() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.usual
+}
+
+// stay has a lane carry more.
+func (l *pipelines) stay(lane int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conns[lane].due = time.Now().Add(l.bound)
 }
 
 // hung returns how long every busy lane has been overdue: zero while one is in time.

@@ -17,6 +17,7 @@ import (
 type process struct {
 	run       string // "" where INFO is not allowed
 	scripts   [ops]script
+	batches   batcher
 	guarded   atomic.Pointer[guarded] // nil before the first handshake for a restart guard
 	clock     clock
 	pipelines *pipelines
@@ -29,6 +30,7 @@ type fleet struct {
 	hello        *pipelines
 	cluster      bool
 	guard        *guard
+	unknown      func(error) bool // see Node.unknown
 
 	slots []atomic.Pointer[process] // one, or one per slot
 
@@ -47,13 +49,13 @@ type flight struct {
 // maxRuns bounds how many processes are remembered: more than shards there are.
 const maxRuns = 1024
 
-func newFleet(lanes func() *pipelines, cluster bool, g *guard) *fleet {
+func newFleet(lanes func() *pipelines, cluster bool, g *guard, unknown func(error) bool) *fleet {
 	n := 1
 	if cluster {
 		n = Slots
 	}
 	return &fleet{
-		newPipelines: lanes, hello: lanes(), cluster: cluster, guard: g,
+		newPipelines: lanes, hello: lanes(), cluster: cluster, guard: g, unknown: unknown,
 		slots: make([]atomic.Pointer[process], n),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
 	}
@@ -161,6 +163,7 @@ func (f *fleet) serves(key, run string, us int64, sent, received time.Time) *pro
 			clear(f.runs) // processes that are gone
 		}
 		p = &process{run: run, scripts: bind(run), pipelines: f.newPipelines()}
+		p.pipelines.batches = f
 		f.runs[run] = p
 	}
 	f.mu.Unlock()
@@ -298,6 +301,7 @@ func (f *fleet) aim(p *process, r *request) (*sending, error) {
 	if r.op.perishable() {
 		s.Replicas, s.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
 	}
+	s.inBatch = f.joins(r, s)
 	if r.call != nil {
 		*r.call = &s.Call
 	}

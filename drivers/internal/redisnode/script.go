@@ -22,6 +22,7 @@ const (
 	opBreak
 	opLookup
 	opListen
+	opBatch
 	ops
 )
 
@@ -40,6 +41,8 @@ var (
 	luaCounter string
 	//go:embed lua/guard.lua
 	luaGuard string
+	//go:embed lua/raise.lua
+	luaRaise string
 	//go:embed lua/acquire.lua
 	luaAcquire string
 	//go:embed lua/join.lua
@@ -54,12 +57,20 @@ var (
 	luaLookup string
 	//go:embed lua/listen.lua
 	luaListen string
+	//go:embed lua/batch.lua
+	luaBatch string
 )
 
-// body returns the text of a script without what stands before it.
-func (o op) body() string {
-	text := [ops]string{luaAcquire, luaJoin, luaRenew, luaRelease, luaBreak, luaLookup, luaListen}[o]
-	return strings.Replace(text, "-- lua/counter.lua\n", luaCounter, 1)
+// body returns the text of a script without what stands before it. A line that names another
+// text stands for that.
+func (o op) body(guard string) string {
+	text := [ops]string{luaAcquire, luaJoin, luaRenew, luaRelease, luaBreak, luaLookup, luaListen, luaBatch}[o]
+	if o.perishable() {
+		text = luaTime + guard + text
+	}
+	return strings.NewReplacer(
+		"-- lua/counter.lua\n", luaCounter, "-- lua/raise.lua\n", luaRaise, "-- lua/time.lua\n", luaTime, "-- lua/guard.lua\n", guard,
+	).Replace(text)
 }
 
 // perishable reports whether a script is refused when it comes too late.
@@ -82,11 +93,7 @@ func newScript(text string) script {
 func bind(run string) [ops]script {
 	var bound [ops]script
 	for o := range ops {
-		text := "local RUN, GRACE, till = '" + run + "', 0, 0\n" + luaPrelude
-		if o.perishable() {
-			text += luaTime
-		}
-		bound[o] = newScript(text + o.body())
+		bound[o] = newScript("local RUN, GRACE, till = '" + run + "', 0, 0\n" + luaPrelude + o.body(""))
 	}
 	return bound
 }
@@ -97,10 +104,10 @@ func bind(run string) [ops]script {
 // loaded it, and a handshake repairs the memory of its own space alone.
 func bindGuarded(run, space, word string, t *driver.Terms) [ops]script {
 	var bound [ops]script
-	for _, o := range []op{opAcquire, opJoin, opRenew} {
+	for _, o := range []op{opAcquire, opJoin, opRenew, opBatch} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
 			space, run, word, metaLayout, run, word, o != opRenew, t.Allowance/time.Microsecond, inMS(t.Grace))
-		bound[o] = newScript(text + luaHandshake + luaTime + luaGuard + o.body())
+		bound[o] = newScript(text + luaHandshake + o.body(luaGuard))
 	}
 	return bound
 }

@@ -38,34 +38,15 @@ if got then
     redis.call('DEL', KEYS[1])
     return old
   end
-  local counter, first, why = old and tonumber(old), x, nil
+  local counter, why = old and tonumber(old), nil
   if counter and counter < x and math.floor(x / 10000000) == math.floor(counter / 10000000) and x <= now + 500000 then
     return {1, x, now}
   end
+  local mark = KEYS[3]
   -- lua/counter.lua
-  if not old then
-    x, why = look(x, true)
-  elseif not counter then
-    why = redis.error_reply('ERR the fencing counter of this lock holds something else')
-  else
-    if counter >= x then x = counter + 1 end
-    if x > MOST then
-      why = redis.error_reply('ERR the fencing counter of this lock is at its end')
-    elseif enters(x, counter) then
-      x, why = look(x, false)
-    end
-  end
-  if why then -- undo
-    redis.call('DEL', KEYS[1])
-    if old then redis.pcall('SET', KEYS[2], old) else redis.pcall('DEL', KEYS[2]) end
-    return why
-  end
-  if x ~= first then
-    fence = digits(x)
-    redis.call('SET', KEYS[2], fence, 'PX', life(x, ARGV[5]))
-    redis.call('SET', KEYS[1], me .. fence, 'PX', px)
-  end
-  return {1, x, now}
+  -- lua/raise.lua
+  x, why = raise(KEYS[1], KEYS[2], me, px, x, old, ARGV[5])
+  return why or {1, x, now}
 end
 if string.sub(v, 1, #me) == me then -- a retried command: its own attempt
   redis.call('PEXPIRE', KEYS[1], px)

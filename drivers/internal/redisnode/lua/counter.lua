@@ -1,5 +1,5 @@
--- Stands in acquire, join and renew, where they name it, behind what most calls need: fencing counters that end some time after their last token.
--- KEYS: 2 counter, 3 mark, "high top floor" in microseconds: what the clock said at the last look, the largest token by
+-- Stands in acquire, join, renew and batch, where they name it, behind what most calls need: fencing counters that end some time after their last token.
+-- mark is the name of "high top floor" in microseconds: what the clock said at the last look, the largest token by
 -- then, and what a token of a lock without a counter must be above.
 -- A look comes where there is no counter, where a token enters another interval than the one before, and where it is
 -- ahead of the clock. A clock that has fallen since the last look may have ended counters whose tokens are ahead of it.
@@ -7,15 +7,15 @@ local INTERVAL, AHEAD, MOST = 10000000, 500000, 9007199254740991
 local function digits(n) return string.format('%.0f', n) end
 -- look returns the token, raised above the floor where there is no counter; or nil and an error.
 local function look(x, missing)
-  local mark = redis.pcall('GET', KEYS[3])
-  if type(mark) == 'table' then return nil, mark end
-  local high, top, floor = string.match(mark or '0 0 0', '^(%d+) (%d+) (%d+)$')
+  local stored = redis.pcall('GET', mark)
+  if type(stored) == 'table' then return nil, stored end
+  local high, top, floor = string.match(stored or '0 0 0', '^(%d+) (%d+) (%d+)$')
   if not high then return nil, redis.error_reply('ERR the mark of the fencing counters holds something else') end
   top, floor = tonumber(top), tonumber(floor)
   if now < tonumber(high) then floor = math.max(floor, top + INTERVAL) end
   if missing and x <= floor then x = floor + 1 end
   if x > MOST then return nil, redis.error_reply('ERR the fencing counter of this lock is at its end') end
-  local said = redis.pcall('SET', KEYS[3], digits(now) .. ' ' .. digits(math.max(top, x)) .. ' ' .. digits(floor))
+  local said = redis.pcall('SET', mark, digits(now) .. ' ' .. digits(math.max(top, x)) .. ' ' .. digits(floor))
   if said.err then return nil, said end
   return x
 end

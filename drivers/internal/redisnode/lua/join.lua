@@ -12,6 +12,7 @@ if v then
   end
   return {0, string.sub(v, 1, 1024), redis.call('PTTL', KEYS[1]), now}
 end
+local mark = KEYS[3]
 -- lua/counter.lua
 local x = tonumber(ARGV[4])
 local counter = tonumber(redis.call('GET', KEYS[2]) or 'x')
@@ -19,7 +20,7 @@ if counter and counter > x then return {-2, counter, now} end
 local stored, why = math.max(x, now - 2000000), nil
 if not counter then
   -- A counter above the token may have ended, unless the lease was confirmed a short while ago.
-  local floor = tonumber(string.match(redis.call('GET', KEYS[3]) or '', '(%d+)$') or '0')
+  local floor = tonumber(string.match(redis.call('GET', mark) or '', '(%d+)$') or '0')
   if x <= floor or now > ARGV[6] + ARGV[5] * 1000 - INTERVAL then return {-2, floor, now} end
   stored, why = look(stored, true)
 elseif enters(stored, counter) then

@@ -4,6 +4,7 @@
 -- 5 life of the counter (ms), 6 for how long the lock is kept at least (ms).
 -- Reply: {1, TIME} extended; {0, TIME} lost; {-1, TIME} too late.
 if redis.call('GET', KEYS[1]) ~= ARGV[2] then return {0, now} end
+local mark = KEYS[3]
 -- lua/counter.lua
 -- The counter of a lock that is held stays, and is at its token at least.
 local token, old = tonumber(string.match(ARGV[2], '%d+$')), redis.call('GET', KEYS[2])

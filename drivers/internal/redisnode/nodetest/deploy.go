@@ -379,7 +379,7 @@ func (s *suite) check(t *testing.T) {
 
 // The rights of a user that package docs name: with them no server logs a denial.
 const (
-	rights        = "+eval +evalsha +time +info +get +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange +zcount +getrange +publish +subscribe +unsubscribe +ping +select"
+	rights        = "+eval +evalsha +time +info +get +mget +exists +set +del +pexpire +pttl +zadd +zpopmin +zrem +zrange +zcount +getrange +publish +subscribe +unsubscribe +ping +select"
 	rightsCluster = "+cluster|slots +cluster|shards +command +role"
 	rightsPrimary = "+role" // behind Sentinel
 	rightsGuard   = "+multi +exec +script|load"
@@ -419,6 +419,21 @@ func (s *suite) allRights(t *testing.T) {
 			}
 			unlock(t, l)
 		}
+		var wg sync.WaitGroup // enough at once to gather
+		for i := range 32 {
+			wg.Go(func() {
+				for range 20 {
+					l, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("g%d", i), 20*time.Second))
+					if err == nil {
+						err = l.Release(context.Background())
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
 		for _, srv := range servers {
 			log, err := srv.Do("ACL", "LOG")
 			if err != nil {

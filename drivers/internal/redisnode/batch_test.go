@@ -1,0 +1,397 @@
+package redisnode
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A twin is one of two servers that get the same operations: one in batches, and one by the
+// single scripts.
+type twin struct {
+	srv   *server.Server
+	admin *redis.Client
+	node  *Node
+	proc  *process
+	guard *guarded
+}
+
+const twinUser = "twin"
+
+func newTwin(t *testing.T, kind server.Kind, q *driver.Quorum) *twin {
+	s := server.StartFor(t, kind)
+	admin := dialServer(t, s)
+	if err := admin.Do(t.Context(), "ACL", "SETUSER", twinUser, "on", "nopass", "~*", "&*", "+@all").Err(); err != nil {
+		t.Fatal(err)
+	}
+	c := redis.NewClient(&redis.Options{Addr: s.Addr(), Username: twinUser, Password: "x", Protocol: 2, DisableIdentity: true, MaxRetries: -1})
+	t.Cleanup(func() { _ = c.Close() })
+	n, err := New(Config{
+		Client: &wire{before: func([]*Call) *redis.Client { return c }, admin: func() *redis.Client { return admin }},
+		Name:   "redis", Addr: "server", Prefix: "app:", CallTimeout: 30 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close() })
+	w := &twin{srv: s, admin: admin, node: n}
+	l, err := n.Acquire(t.Context(), &driver.Request{Key: "warm", Owner: "o/1", TTL: time.Minute, Quorum: q})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.proc = n.fleet.slots[0].Load()
+	ask := &request{op: opBatch, q: q, keys: []string{"app:warm"}}
+	if q != nil {
+		w.guard = w.proc.serve(q)
+		ask.keys = append(ask.keys, n.guard.meta)
+	}
+	for _, r := range []*request{{op: opBatch, keys: ask.keys[:1]}, ask} {
+		if _, err := n.fleet.shake(within(t.Context(), 30*time.Second), w.proc, r, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
+}
+
+// A twinOp is one acquire or release, the same for both.
+type twinOp struct {
+	release  bool
+	key      string
+	value    string // of a release
+	owner    string
+	proposal int64
+	late     bool // its not-after is over
+}
+
+// call makes the call of an operation, as the node would.
+func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
+	t.Helper()
+	n := w.node
+	var r *request
+	if op.release {
+		r = &n.freeing(op.key, op.value, "").ask
+	} else {
+		a := n.attempt(&driver.Request{Key: op.key, Owner: op.owner, TTL: 10 * time.Minute, FenceFloor: uint64(op.proposal), Quorum: q})
+		a.deadline = time.Now().Add(20 * time.Second)
+		if op.late {
+			a.deadline = time.Now().Add(-time.Hour)
+		}
+		r = &a.ask
+	}
+	s, err := n.fleet.aim(w.proc, r)
+	if err != nil || s == nil {
+		t.Fatalf("no call: %v", err)
+	}
+	s.deadline = time.Now().Add(20 * time.Second)
+	return &s.Call
+}
+
+// send sends calls as a pipeline does: a batch and what it does not take, and then what the batch
+// has left alone. It returns the order in which they took effect, and how many of them the batch did.
+func (w *twin) send(calls []*Call) (order []int, did int) {
+	f, ctx := w.node.fleet, context.Background()
+	b, out := f.gather(calls, time.Millisecond)
+	w.node.cfg.Client.Exec(ctx, out)
+	var late []*Call
+	add := func(c *Call) { order = append(order, slices.Index(calls, c)) }
+	if b == nil {
+		for i := range calls {
+			order = append(order, i)
+		}
+		return order, 0
+	}
+	f.spread(b)
+	for i := range b.size() {
+		if c := b.call(i); c.alone && c.Reply == nil && c.Err == nil {
+			late = append(late, c)
+		} else {
+			add(c)
+			did++
+		}
+	}
+	for _, c := range append(out[1:], late...) {
+		add(c)
+	}
+	if len(late) > 0 {
+		w.node.cfg.Client.Exec(ctx, late)
+	}
+	w.proc.batches.rest(0)
+	if w.guard != nil {
+		w.guard.batches.rest(0)
+	}
+	return order, did
+}
+
+// tokens are what differs between two servers: instants of their clocks, and times to live.
+var (
+	tokens = regexp.MustCompile(`\b1[5-9]\d{14}\b`)
+	where  = regexp.MustCompile(` script: [0-9a-f]{40}.*| ?Error running script.*@user_script:\d+: `)
+)
+
+// told is what a server says, and a time to live in ms beside it.
+type told struct {
+	text string
+	ttl  int64
+}
+
+// alike reports whether two servers say the same. Between them the machine may pause.
+func alike(a, b told) bool {
+	const pause = 60_000
+	return a.text == b.text && (a.ttl < 0) == (b.ttl < 0) && max(a.ttl-b.ttl, b.ttl-a.ttl) < pause
+}
+
+// state is all that a server holds, but for its clock and what it is told to keep of it.
+func (w *twin) state(t *testing.T, since int64, keep map[string]bool) map[string]told {
+	t.Helper()
+	state := map[string]told{}
+	ctx := context.Background()
+	for _, key := range w.admin.Keys(ctx, "*").Val() {
+		if strings.HasSuffix(key, "mark") || strings.HasSuffix(key, "meta") || strings.HasSuffix(key, "shake") {
+			continue
+		}
+		kind := w.admin.Type(ctx, key).Val()
+		value := kind
+		switch kind {
+		case "string":
+			value = w.admin.Get(ctx, key).Val()
+		case "zset":
+			value = fmt.Sprint(w.admin.ZRangeWithScores(ctx, key, 0, -1).Val())
+		}
+		state[key] = told{blur(value, since, keep), int64(w.admin.PTTL(ctx, key).Val() / time.Millisecond)}
+	}
+	return state
+}
+
+// blur takes out of a text what two servers cannot have in common: the tokens that are an instant of a
+// server's clock. What was proposed, or stands above it, stays.
+func blur(text string, since int64, keep map[string]bool) string {
+	return tokens.ReplaceAllStringFunc(text, func(s string) string {
+		if n, _ := strconv.ParseInt(s, 10, 64); !keep[s] && n >= since-3e6 && n <= since+60e6 {
+			return "now"
+		}
+		return s
+	})
+}
+
+func answers(calls []*Call, since int64, keep map[string]bool) []told {
+	var said []told
+	for _, c := range calls {
+		if c.Err != nil {
+			said = append(said, told{text: where.ReplaceAllString(c.Err.Error(), "")})
+			continue
+		}
+		reply, ttl := slices.Clone(c.Reply), int64(0)
+		if code, _ := number(reply, 0); code == 0 && len(reply) == 4 {
+			ttl, _ = number(reply, 2)
+			reply[2] = nil
+		}
+		said = append(said, told{blur(fmt.Sprint(reply), since, keep), ttl})
+	}
+	return said
+}
+
+// situations are what a key may be in before an operation: key, its line and counter, and an
+// instant of the clock in microseconds.
+var situations = map[string]func(do func(args ...any), key string, now int64){
+	"free, used a while ago": func(do func(...any), key string, now int64) {
+		do("SET", fenceOf(key), now-30e6, "PX", 130000)
+	},
+	"free, used now": func(do func(...any), key string, now int64) { do("SET", fenceOf(key), now-1000, "PX", 130000) },
+	"never used":     func(func(...any), string, int64) {},
+	"held": func(do func(...any), key string, now int64) {
+		do("SET", fenceOf(key), now-5000, "PX", 130000)
+		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
+	},
+	"held, somebody is in line": func(do func(...any), key string, now int64) {
+		do("SET", fenceOf(key), now-5000, "PX", 130000)
+		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
+		do("ZADD", lineOf(key), now-2000, "abc.1.500000")
+		do("PEXPIRE", lineOf(key), 150000)
+	},
+	"held, a listener is in line": func(do func(...any), key string, now int64) {
+		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
+		do("ZADD", lineOf(key), "9007199254740991", "listen.abc")
+	},
+	"held, the line is no line": func(do func(...any), key string, now int64) {
+		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
+		do("SET", lineOf(key), "odd")
+	},
+	"free, somebody is in line": func(do func(...any), key string, now int64) {
+		do("ZADD", lineOf(key), now-2000, "abc.2.500000")
+	},
+	"kept for the next": func(do func(...any), key string, now int64) {
+		do("SET", "app:"+key, "redlock1:next|"+strconv.FormatInt(now-9000, 10)+"|abc.3.500000", "PX", 500000)
+	},
+	"held by another library": func(do func(...any), key string, now int64) {
+		do("SET", "app:"+key, "f0reign", "PX", 500000)
+	},
+	"held by another library for ever": func(do func(...any), key string, now int64) {
+		do("SET", "app:"+key, strings.Repeat("huge", 300))
+	},
+	"no lock at all":  func(do func(...any), key string, now int64) { do("RPUSH", "app:"+key, "x") },
+	"a counter ahead": func(do func(...any), key string, now int64) { do("SET", fenceOf(key), now+100e6, "PX", 300000) },
+	"a counter a little ahead": func(do func(...any), key string, now int64) {
+		do("SET", fenceOf(key), now+80e6, "PX", 200000)
+	},
+	"a counter at its end":   func(do func(...any), key string, now int64) { do("SET", fenceOf(key), "9007199254740991") },
+	"an odd counter":         func(do func(...any), key string, now int64) { do("SET", fenceOf(key), "odd") },
+	"a counter that is none": func(do func(...any), key string, now int64) { do("RPUSH", fenceOf(key), "x") },
+	"a counter with a point": func(do func(...any), key string, now int64) { do("SET", fenceOf(key), "17.5") },
+	"the lock of the attempt": func(do func(...any), key string, now int64) {
+		do("SET", "app:"+key, "o/"+key+"|"+strconv.FormatInt(now-7000, 10), "PX", 500000)
+	},
+}
+
+func fenceOf(key string) string { return names{"app:"}.counter(key) }
+func lineOf(key string) string  { return names{"app:"}.waitQueue(key) }
+
+// ourValue is what a release of these tests gives back.
+func ourValue(key string, now int64) string {
+	return "holder/" + key + "|" + strconv.FormatInt(now-5000, 10)
+}
+
+// weathers are what may be wrong with a server.
+var weathers = map[string]func(do func(args ...any)){
+	"well": func(func(...any)) {}, "well too": func(func(...any)) {}, "well as well": func(func(...any)) {},
+	"out of memory": func(do func(...any)) { do("CONFIG", "SET", "maxmemory", "1") },
+	"no MGET":       func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-mget") },
+	"no EXISTS":     func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-exists") },
+	"no DEL":        func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-del") },
+	"no SET":        func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-set") },
+	"no PTTL":       func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-pttl") },
+	"no TIME":       func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-time") },
+	"no lines": func(do func(...any)) {
+		do("ACL", "SETUSER", twinUser, "resetkeys", "~app:k*", "~app:redlock1:fence:*", "~app:redlock1:mark", "~app:redlock1:meta")
+	},
+}
+
+// TestABatchDoesWhatTheSingleScriptsDo is a duel: what is drawn is done on two servers, in
+// batches and singly, and must give the same replies, and leave the same keys with the same
+// times to live. Tokens that are an instant of the server's clock count as alike.
+func TestABatchDoesWhatTheSingleScriptsDo(t *testing.T) {
+	t.Parallel()
+	terms := driver.Terms{N: 1, Guard: time.Hour, Excuse: 300 * time.Millisecond, Allowance: time.Hour, Grace: 850 * time.Millisecond, Drift: 1}
+	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+		for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: terms}} {
+			t.Run(string(kind)+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				duel(t, kind, q)
+			})
+		}
+	}
+}
+
+func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
+	rounds := 400
+	if testing.Short() {
+		rounds = 40
+	}
+	a, b := newTwin(t, kind, q), newTwin(t, kind, q)
+	began := time.Now().UnixMicro() // a proposal from before the quarantine's end would be raised to that
+	seed := uint64(began)
+	r := rand.New(rand.NewPCG(seed, 1))
+	did, drawn := 0, map[string]int{}
+	for round := range rounds {
+		weather := pick(r, weathers)
+		now := time.Now().UnixMicro()
+		ops, wheres := drawOps(r, now, began, strings.HasPrefix(weather, "well"))
+		for _, w := range wheres {
+			drawn[w]++
+		}
+		both := func(args ...any) {
+			for _, w := range []*twin{a, b} {
+				if err := w.admin.Do(t.Context(), args...).Err(); err != nil {
+					t.Fatalf("%v: %v", args, err)
+				}
+			}
+		}
+		for key, where := range wheres {
+			situations[where](both, key, now)
+		}
+		weathers[weather](both)
+		callsA, callsB := make([]*Call, len(ops)), make([]*Call, len(ops))
+		for i, o := range ops {
+			callsA[i], callsB[i] = a.call(t, o, q), b.call(t, o, q)
+		}
+		since := time.Now().UnixMicro()
+		order, n := a.send(callsA)
+		did += n
+		singly := make([]*Call, len(order))
+		for i, at := range order {
+			singly[i] = callsB[at]
+		}
+		b.node.cfg.Client.Exec(t.Context(), singly)
+		paused := time.Since(time.UnixMicro(now)) > 400*time.Millisecond // proposals are not what they were
+		both("CONFIG", "SET", "maxmemory", "0")
+		both("ACL", "SETUSER", twinUser, "allkeys", "+@all")
+		keep := map[string]bool{}
+		for _, o := range ops {
+			keep[strconv.FormatInt(o.proposal, 10)] = true
+		}
+		saidA, saidB := answers(callsA, since, keep), answers(callsB, since, keep)
+		stateA, stateB := a.state(t, since, keep), b.state(t, since, keep)
+		if !paused && !slices.EqualFunc(saidA, saidB, alike) || !paused && !maps.EqualFunc(stateA, stateB, alike) {
+			t.Errorf("round %d of seed %d, server %s:", round, seed, weather)
+			for i, o := range ops {
+				t.Errorf("%+v, where the key was %s, as number %d: batch %v, single %v", o, wheres[o.key], slices.Index(order, i), saidA[i], saidB[i])
+			}
+			for key := range stateA {
+				if alike(stateA[key], stateB[key]) {
+					continue
+				}
+				t.Errorf("%s: batch %v, single %v", key, stateA[key], stateB[key])
+			}
+			t.FailNow()
+		}
+		for key := range stateA {
+			both("DEL", key)
+		}
+	}
+	if did < rounds {
+		t.Errorf("the batches did %d operations in %d rounds: the duel is about nothing", did, rounds)
+	}
+	if len(drawn) < len(situations) {
+		t.Errorf("%d of %d situations were drawn", len(drawn), len(situations))
+	}
+}
+
+func pick[V any](r *rand.Rand, from map[string]V) string {
+	return slices.Sorted(maps.Keys(from))[r.IntN(len(from))]
+}
+
+// drawOps draws operations on some keys, and what the keys are in.
+func drawOps(r *rand.Rand, now, began int64, well bool) (ops []twinOp, wheres map[string]string) {
+	wheres = map[string]string{}
+	for range 2 + r.IntN(8) {
+		key := "k" + strconv.Itoa(r.IntN(12))
+		wheres[key] = pick(r, situations)
+		o := twinOp{key: key}
+		switch r.IntN(8) {
+		case 0, 1, 2:
+			o.release, o.value = true, ourValue(key, now)
+		case 3:
+			o.release, o.value = true, "other/"+key+"|"+strconv.FormatInt(now-5000, 10)
+		default:
+			o.owner = "o/" + key
+			o.proposal = []int64{0, 0, max(now-1e6, began), max(now-1.5e6, began), now + 200e3, now - 100e6, now + 100e6}[r.IntN(7)]
+			o.late = well && r.IntN(20) == 0
+		}
+		ops = append(ops, o)
+	}
+	return ops, wheres
+}
