@@ -715,6 +715,11 @@ func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
 				if _, err := bid(n, fmt.Sprint("warm", round)); err != nil {
 					t.Fatal(err)
 				}
+				p := n.fleet.slots[0].Load()
+				p.batches.rest(time.Hour) // each lock is to be a call
+				if g := p.guarded.Load(); g != nil {
+					g.batches.rest(time.Hour)
+				}
 				do(t, s, "CONFIG", "RESETSTAT")
 				var wg sync.WaitGroup
 				for g := range callers {
