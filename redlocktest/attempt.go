@@ -136,7 +136,7 @@ func (r *run) refusal(b driver.Backend, req driver.Request, holder *lease) error
 				r.fatal(exclusion, "key %q was granted with token %d while another's lease with token %d had %v to go",
 					short(req.Key), l.Grant().Fence, holder.Grant().Fence, left(holder))
 			}
-			r.stall("a lease of key %q ended before the next attempt was answered", short(req.Key))
+			r.startOver("a lease of key %q ended before the next attempt was answered", short(req.Key))
 		case held:
 			return err
 		case later, unknown:
@@ -172,7 +172,7 @@ func (r *run) renew(l *lease, renewal driver.Renewal) driver.Grant {
 		case v == granted:
 			return g
 		case !r.valid(l):
-			r.stall("a lease ended before its renewal was answered: %v", err)
+			r.startOver("a lease ended before its renewal was answered: %v", err)
 		case v != later && v != unknown:
 			r.fatal(fourOutcomes, "Renew of a lease with %v to go gives %v: %v", left(l), v, err)
 		}
@@ -186,13 +186,13 @@ func (r *run) renew(l *lease, renewal driver.Renewal) driver.Grant {
 // release gives a lease up that is valid. ErrLost is right only where it is not, or where
 // an earlier try may have taken effect.
 func (r *run) release(l *lease) {
-	for doubt := false; ; doubt = true {
+	for inDoubt := false; ; inDoubt = true {
 		err := l.Release(r.ctx)
 		v := r.saw(err)
 		switch {
 		case v == granted:
 			return
-		case v == lost && (doubt || !r.valid(l)):
+		case v == lost && (inDoubt || !r.valid(l)):
 			return
 		case v != later && v != unknown:
 			r.fatal(releasing, "Release of a lease with %v to go gives %v: %v", left(l), v, err)
@@ -211,7 +211,7 @@ func (r *run) lost(l *lease) {
 		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
 		switch v := r.saw(err); v {
 		case lost:
-			r.dropped(l)
+			r.releaseEnded(l)
 			return
 		case granted:
 			r.fatal(renewing, "Renew succeeded for a lease that was over")
@@ -226,9 +226,9 @@ func (r *run) lost(l *lease) {
 	}
 }
 
-// dropped asserts that a lease that is over can be released without an error, or
+// releaseEnded asserts that a lease that is over can be released without an error, or
 // with ErrLost.
-func (r *run) dropped(l *lease) {
+func (r *run) releaseEnded(l *lease) {
 	for {
 		err := l.Release(r.ctx)
 		switch v := r.saw(err); v {
@@ -266,9 +266,9 @@ func (r *run) misuse(err error, what, detail string) {
 	}
 }
 
-// clean asserts that nothing is stored of key, or of those that begin with it, once
+// nothingStored asserts that nothing is stored of key, or of those that begin with it, once
 // clean-up has run.
-func (r *run) clean(b driver.Backend, key string) {
+func (r *run) nothingStored(b driver.Backend, key string) {
 	for {
 		found, known := r.residue(b, key)
 		if !known || len(found) == 0 {

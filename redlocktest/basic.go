@@ -56,7 +56,7 @@ func grantAndRelease(r *run) {
 		case r.info.MaxTTL != 0 && !r.info.Features.Has(driver.FeatureSession) && g.Expires.IsZero():
 			r.fatal(expires, "the grant has no Expires, and Session is not among the features %v", r.info.Features)
 		case !g.Expires.IsZero() && !time.Now().Before(g.Expires):
-			r.stall("a lease of %v was over when it was granted", r.long())
+			r.startOver("a lease of %v was over when it was granted", r.long())
 		}
 		r.release(l)
 		l = r.again(b, key)
@@ -102,6 +102,6 @@ func (r *run) notLost(l *lease, when string, channels ...<-chan struct{}) {
 		if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); r.saw(err) == granted {
 			r.fatal(losing, "Lost is closed %s, and the lease is not lost: Renew succeeds after that", when)
 		}
-		r.stall("a lease was lost %s", when)
+		r.startOver("a lease was lost %s", when)
 	}
 }

@@ -180,7 +180,7 @@ func (b bug) once(over func(func(*broken)) Harness, only string) error {
 const mostCases = 16
 
 // found asserts that the case that was made for a bug failed, and says what is needed to
-// mend it, and that few other cases did. It returns the message.
+// repair it, and that few other cases did. It returns the message.
 func found(t *testing.T, b bug, all []*Failure) (said string) {
 	t.Helper()
 	cases := map[string]bool{}

@@ -48,7 +48,7 @@ func (r *run) endedBefore(ctx context.Context) {
 		case !errors.Is(err, ctx.Err()):
 			r.fatal(acquiring, "under a context with the error %v Acquire gives %v", ctx.Err(), err)
 		}
-		r.clean(b, key)
+		r.nothingStored(b, key)
 		r.free(b, key)
 	}
 }
@@ -80,7 +80,7 @@ func cancelledDuring(r *run) {
 			r.fatal(acquiring, "a cancelled Acquire of a free key gives %v: %v", r.saw(err), err)
 		}
 	}
-	r.clean(b, r.keys())
+	r.nothingStored(b, r.keys())
 	for _, key := range keys {
 		r.free(b, key)
 	}
@@ -118,11 +118,11 @@ func cancelledRelease(r *run) {
 
 // releaseCtx releases a valid lease under a context that may have ended.
 func (r *run) releaseCtx(ctx context.Context, l *lease) {
-	for doubt := false; ; doubt = true {
+	for inDoubt := false; ; inDoubt = true {
 		err := l.Release(ctx)
 		v := r.saw(err)
 		switch {
-		case v == granted, v == lost && (doubt || !r.valid(l)):
+		case v == granted, v == lost && (inDoubt || !r.valid(l)):
 			return
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 			r.fatal(undoes, "Release under a context that has ended gives that context's error: %v", err)
@@ -147,7 +147,7 @@ func cancelledRenew(r *run) {
 		case granted, unknown:
 		case lost:
 			if !r.valid(l) {
-				r.stall("a lease ended under the case")
+				r.startOver("a lease ended under the case")
 			}
 			r.fatal(fourOutcomes, "Renew under a context with the error %v says ErrLost, and the lock is there: %v", ctx.Err(), err)
 		default:

@@ -135,7 +135,7 @@ func closeWaiting(r *run) {
 	}
 	r.join(returned)
 	r.release(l)
-	r.clean(a, key)
+	r.nothingStored(a, key)
 	r.free(a, key)
 }
 
@@ -165,7 +165,7 @@ func closeBusy(r *run) {
 	// What was granted is the caller's, and stays unless it was a session's.
 	for i, l := range got {
 		if l == nil {
-			r.clean(a, keys[i])
+			r.nothingStored(a, keys[i])
 			r.free(a, keys[i])
 		}
 	}

@@ -68,7 +68,7 @@ func (r *run) raceOnce(clients []driver.Backend) bool {
 func (r *run) winners(key string, winners []*lease) {
 	for _, l := range winners {
 		if !r.valid(l) {
-			r.stall("a lease ended during the race for it")
+			r.startOver("a lease ended during the race for it")
 		}
 	}
 	r.fatal(exclusion, "%d of %d have the lock of %q at once, with tokens %d and %d among theirs",

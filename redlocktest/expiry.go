@@ -46,7 +46,7 @@ func (r *run) succeed(b driver.Backend, key string, old *lease, wait bool) *leas
 		r.fatal(expires, "the next owner was granted %v before the lease's Expires", early)
 	}
 	if refusals == 0 && !wait {
-		r.stall("the lease was over before anybody else tried")
+		r.startOver("the lease was over before anybody else tried")
 	}
 	r.rises(g.Fence, next.Grant().Fence)
 	return next
@@ -70,7 +70,7 @@ func renewalExtends(r *run) {
 	fence := l.Grant().Fence
 	for time.Since(start) < ttl+r.h.Grace+ttl/2 {
 		if !r.pause(ttl / 4) {
-			r.stall("the case's time was over")
+			r.startOver("the case's time was over")
 		}
 		before := l.Grant()
 		g := r.renew(l, driver.Renewal{TTL: ttl})
@@ -95,7 +95,7 @@ func staleAfterExpiry(r *run) {
 	next := r.succeed(b, key, old, false)
 	r.lostQuietly(old)
 	r.notFreed(a, key, next)
-	r.dropped(old)
+	r.releaseEnded(old)
 	r.notFreed(a, key, next)
 	r.release(next)
 }
@@ -145,7 +145,7 @@ func expiresInTime(r *run) {
 	l := r.grant(b, driver.Request{Key: r.key(), TTL: ttl})
 	r.notLate(l.Grant(), ttl, "Acquire")
 	if !time.Now().Before(l.Grant().Expires) {
-		r.stall("a lease of %v was over when it was granted", ttl)
+		r.startOver("a lease of %v was over when it was granted", ttl)
 	}
 	r.notLate(r.renew(l, driver.Renewal{TTL: ttl}), ttl, "Renew")
 	r.useful(l)
@@ -220,7 +220,7 @@ func retryAfter(r *run) {
 		r.hinted(b, key, l)
 		r.renew(l, driver.Renewal{TTL: ttl})
 		r.hinted(b, key, l)
-		r.dropped(l)
+		r.releaseEnded(l)
 	}
 }
 
@@ -236,7 +236,7 @@ func (r *run) hinted(b driver.Backend, key string, l *lease) {
 			r.fatal(exclusion, "key %q was granted while another's lease had %v to go", short(key), left(l))
 		case v == granted:
 			r.release(next)
-			r.stall("a lease of %v ended before anybody else tried", l.last().ttl)
+			r.startOver("a lease of %v ended before anybody else tried", l.last().ttl)
 		case v == held && errors.As(err, &he):
 			r.hint(he, asked, answered, l)
 			r.since(he, asked, answered, l)

@@ -190,6 +190,6 @@ func (h *Harness) times(n int) int {
 	return n
 }
 
-// patience is how long the suite waits for clean-up: for releases, for Close, for the
+// cleanupTimeout is how long the suite waits for clean-up: for releases, for Close, for the
 // end of goroutines.
-func (h *Harness) patience() time.Duration { return min(10*time.Second, h.Timeout) }
+func (h *Harness) cleanupTimeout() time.Duration { return min(10*time.Second, h.Timeout) }

@@ -436,7 +436,7 @@ func (r *run) recorded(clients []driver.Backend, rounds int, hold time.Duration,
 	var wg sync.WaitGroup
 	for i, b := range clients {
 		wg.Go(func() {
-			defer r.caught()
+			defer r.recoverPanic()
 			for n := range rounds {
 				c := &historyClient{run: r, record: h, id: i, backend: b, key: key, hold: rand.N(hold), longest: hold}
 				c.want(ways[(n+i)%len(ways)])
@@ -653,9 +653,9 @@ func historyUnderFaults(r *run) {
 	}
 	var faults []spoiler
 	during := func(begin, end func() error) {
-		mend := r.inject(begin, end)
+		heal := r.inject(begin, end)
 		r.pause(rand.N(20 * time.Millisecond))
-		mend()
+		heal()
 	}
 	const slow = 5 * time.Millisecond
 	if f.DropReply != nil {

@@ -57,7 +57,7 @@ func (r *run) now(of func() (int, error)) int {
 
 // count returns a number once it is at most this, or has not come down in a while.
 func (r *run) count(of func() (int, error), most int) int {
-	still := min(time.Second, r.h.patience()/12)
+	still := min(time.Second, r.h.cleanupTimeout()/12)
 	n := r.now(of)
 	for low, end := n, time.Now().Add(still); n > most && time.Now().Before(end) && r.pause(poll); n = r.now(of) {
 		if n < low {
@@ -131,7 +131,7 @@ func leaseGoroutines(r *run) {
 		}
 		held = r.count(goroutines, before+few)
 		if held > before+n/2 {
-			most = alike()
+			most = commonStack()
 		}
 		for _, l := range leases {
 			r.release(l)
@@ -149,14 +149,14 @@ func leaseGoroutines(r *run) {
 		case ofHeld > n/2:
 			r.fatal(noLeaks, "%d leases that are held have %d goroutines: one for all of a backend does\n%s", n, ofHeld, most)
 		default:
-			r.fatal(noLeaks, "%d leases were released, and %d goroutines are left, in each of %d rounds\n%s", n, ofReleased, rounds, alike())
+			r.fatal(noLeaks, "%d leases were released, and %d goroutines are left, in each of %d rounds\n%s", n, ofReleased, rounds, commonStack())
 		}
 		before = left
 	}
 }
 
-// alike returns the stack that most goroutines have.
-func alike() string {
+// commonStack returns the stack that most goroutines have.
+func commonStack() string {
 	var text strings.Builder
 	_ = pprof.Lookup("goroutine").WriteTo(&text, 1) // the most frequent stack comes first
 	first, _, _ := strings.Cut(text.String(), "\n\n")

@@ -115,11 +115,11 @@ func nodeJoinAbove(r *run) {
 		r.fatal(joins, "the counter is %d, and a Join at %d was granted with token %d", at+1, at, joined.Grant().Fence)
 	case refused, later:
 	case unknown:
-		r.stall("a Join gave %v", err)
+		r.startOver("a Join gave %v", err)
 	default:
 		r.fatal(joins, "the counter is %d, and a Join at %d gives %v, not ErrRefused: %v", at+1, at, v, err)
 	}
-	r.clean(b, key)
+	r.nothingStored(b, key)
 	r.release(r.grant(b, driver.Request{Key: key}))
 }
 
@@ -200,7 +200,7 @@ func nodeInstance(r *run) {
 	r.release(first)
 	second := r.grant(b, driver.Request{Key: key, Owner: owner + "/2"})
 	r.lostQuietly(first)
-	r.dropped(first)
+	r.releaseEnded(first)
 	r.notFreed(b, key, second)
 	r.release(second)
 	r.free(a, key)
@@ -218,7 +218,7 @@ func nodeInstanceExpired(r *run) {
 		r.fatal(nodes, "the lease with token %d was renewed through the acquisition with token %d of the same owner",
 			first.Grant().Fence, second.Grant().Fence)
 	}
-	r.dropped(first)
+	r.releaseEnded(first)
 	r.notFreed(a, key, second)
 	r.release(second)
 }

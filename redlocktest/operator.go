@@ -41,7 +41,7 @@ func lookup(r *run) {
 	l := r.grant(a, driver.Request{Key: key, Owner: owner})
 	s := r.lookup(b, key)
 	if !r.valid(l) {
-		r.stall("a lease ended under the case")
+		r.startOver("a lease ended under the case")
 	}
 	if s.Key != key || s.Mode != driver.Exclusive || len(s.Holders) != 1 {
 		r.fatal(inspecting, "key %q is held by one owner, and its state is %+v", key, s)

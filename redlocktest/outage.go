@@ -35,24 +35,24 @@ var faultCases = []testCase{
 
 // inject begins a fault, and has end end it after the case unless the case does so
 // itself by the function that is returned.
-func (r *run) inject(begin, end func() error) (mend func()) {
-	mend = sync.OnceFunc(func() {
+func (r *run) inject(begin, end func() error) (heal func()) {
+	heal = sync.OnceFunc(func() {
 		if err := end(); err != nil {
 			r.record(acquiring, "the harness could not end its fault: %v", err)
 		}
 	})
 	r.mu.Lock()
-	r.cleanups = append(r.cleanups, mend)
+	r.cleanups = append(r.cleanups, heal)
 	r.mu.Unlock()
 	if err := begin(); err != nil {
 		r.fatal(acquiring, "the harness could not begin its fault: %v", err)
 	}
-	return mend
+	return heal
 }
 
-// dark makes the servers unreachable, by whatever the harness can do, for two
+// disconnect makes the servers unreachable, by whatever the harness can do, for two
 // clients, and gives back the function that ends it.
-func (r *run) dark(a, b driver.Backend) (mend func()) {
+func (r *run) disconnect(a, b driver.Backend) (heal func()) {
 	f := r.h.Faults
 	switch {
 	case f.Kill != nil && f.Restart != nil:
@@ -65,9 +65,9 @@ func (r *run) dark(a, b driver.Backend) (mend func()) {
 		func() error { return errors.Join(f.Heal(a), f.Heal(b)) })
 }
 
-// truthful asserts that an error during an outage is unknown, or at most a refusal
+// outcomeUnknown asserts that an error during an outage is unknown, or at most a refusal
 // for now.
-func (r *run) truthful(call string, err error) {
+func (r *run) outcomeUnknown(call string, err error) {
 	switch v := r.saw(err); v {
 	case unknown, later:
 	case granted:
@@ -83,32 +83,32 @@ func outage(r *run) {
 	free, taken := r.key(), r.key()
 	l := r.grant(a, driver.Request{Key: taken})
 	r.release(r.grant(b, driver.Request{Key: free})) // both are connected
-	mend := r.dark(a, b)
+	heal := r.disconnect(a, b)
 	for _, key := range []string{free, taken} {
 		// One attempt is bounded by itself: no deadline here but the watchdog's.
 		_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key})
-		r.truthful("Acquire", err)
+		r.outcomeUnknown("Acquire", err)
 		ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
 		_, err = r.tryCtx(ctx, b, driver.Request{Key: key, Wait: true})
 		cancel()
-		r.truthful("Acquire that may wait", err)
+		r.outcomeUnknown("Acquire that may wait", err)
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
 	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
 	cancel()
 	if !r.info.Features.Has(driver.FeatureSession) { // whose locks may be gone with it
-		r.truthful("Renew", err)
+		r.outcomeUnknown("Renew", err)
 	} else if r.saw(err) == granted {
 		r.record(fourOutcomes, "Renew succeeds though no server can answer")
 	}
-	mend()
+	heal()
 	r.release(r.eventually(b, driver.Request{Key: free}))
 }
 
 // outageMisuse: what is wrong with a request is found without a server.
 func outageMisuse(r *run) {
 	a, b := r.pair()
-	r.dark(a, b)
+	r.disconnect(a, b)
 	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key during an outage")
 	r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: r.long(), Mode: 9}, "mode", "mode 9 during an outage")
 	if r.info.MaxTTL != 0 {
@@ -123,13 +123,13 @@ func outageRelease(r *run) {
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
-	mend := r.dark(a, b)
+	heal := r.disconnect(a, b)
 	err := l.Release(r.ctx)
 	v := r.saw(err)
-	mend()
+	heal()
 	switch {
 	case v == unknown, v == later, v == lost:
-		r.dropped(l)
+		r.releaseEnded(l)
 		r.free(b, key)
 	case v != granted:
 		r.fatal(releasing, "Release gives %v though no server can answer: %v", v, err)
@@ -148,9 +148,9 @@ func outageRelease(r *run) {
 // outageOpen: a program starts while its servers are away.
 func outageOpen(r *run) {
 	f := r.h.Faults
-	mend := r.inject(f.Kill, func() error { return f.Restart(true) })
+	heal := r.inject(f.Kill, func() error { return f.Restart(true) })
 	b, err := r.openURL(r.h.URL, r.h.Prefix)
-	mend()
+	heal()
 	if err != nil {
 		r.fatal(opening, "Open fails while the servers are away: %v", err)
 	}
@@ -200,9 +200,9 @@ func restartWaiter(r *run) {
 	l := r.grant(a, driver.Request{Key: key})
 	woken := r.async(func() { r.release(r.eventually(b, driver.Request{Key: key, Wait: true})) })
 	r.pause(50 * time.Millisecond)
-	r.dark(a, b)()
+	r.disconnect(a, b)()
 	if r.info.Features.Has(driver.FeatureSession) {
-		r.dropped(l)
+		r.releaseEnded(l)
 	} else {
 		r.release(l)
 	}
@@ -236,10 +236,10 @@ func partitionWatch(r *run) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
 	ch := r.watch(ctx, b, key)
-	mend := r.inject(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
+	heal := r.inject(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
 	r.release(l)
 	r.pause(20 * time.Millisecond)
-	mend()
+	heal()
 	r.value(ch, "the lock was released behind a partition, which is over")
 }
 
@@ -265,16 +265,16 @@ func pauseServers(r *run) {
 		req.TTL = r.short()
 	}
 	r.release(r.grant(a, driver.Request{Key: r.key()}))
-	mend := r.inject(f.Pause, f.Resume)
+	heal := r.inject(f.Pause, f.Resume)
 	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
 	defer cancel()
 	returned := r.async(func() {
 		_, err := r.tryCtx(ctx, a, req)
-		r.truthful("Acquire", err)
+		r.outcomeUnknown("Acquire", err)
 	})
 	<-ctx.Done()
 	r.pause(50 * time.Millisecond) // an undo that is under way meets the pause too
-	mend()
+	heal()
 	r.join(returned)
 	r.free(b, key)
 }
@@ -288,21 +288,21 @@ func partition(r *run) {
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key, TTL: r.short()})
 	g := l.Grant()
-	mend := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
+	heal := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
 	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
 	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
 	cancel()
 	if r.valid(l) {
-		r.truthful("Renew behind a partition", err)
+		r.outcomeUnknown("Renew behind a partition", err)
 	}
 	next, _ := r.eventuallyRule(expires, b, driver.Request{Key: key}, nil)
 	if early := time.Until(g.Expires); early > 0 {
 		r.fatal(expires, "the next owner was granted %v before the end of the lease that is cut off", early)
 	}
 	r.rises(g.Fence, next.Grant().Fence)
-	mend()
+	heal()
 	r.lostQuietly(l)
-	r.dropped(l)
+	r.releaseEnded(l)
 	r.holds(b, key, next)
 }
 
@@ -312,13 +312,13 @@ func partitionHeals(r *run) {
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
-	mend := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
+	heal := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
 	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
 	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
 	cancel()
-	r.truthful("Renew behind a partition", err)
+	r.outcomeUnknown("Renew behind a partition", err)
 	r.refuse(b, driver.Request{Key: key}, l)
-	mend()
+	heal()
 	r.renew(l, driver.Renewal{})
 	r.release(l)
 	r.release(r.again(b, key))
@@ -350,7 +350,7 @@ func slowDeadline(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
 	r.release(r.grant(a, driver.Request{Key: r.key()}))
-	mend := r.inject(func() error { return f.Slow(a, delay) }, func() error { return f.Slow(a, 0) })
+	heal := r.inject(func() error { return f.Slow(a, delay) }, func() error { return f.Slow(a, 0) })
 	key := r.key()
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(r.ctx, delay/3)
@@ -362,7 +362,7 @@ func slowDeadline(r *run) {
 	case v == granted:
 		// A driver that finds the answer and the deadline at the same time may take either.
 		if after := <-seen; after > delay*2/3 {
-			r.stall("a deadline of %v was seen after %v", delay/3, after)
+			r.startOver("a deadline of %v was seen after %v", delay/3, after)
 		}
 		r.fatal(acquiring, "Acquire granted after its deadline: the answer took %v, and the deadline was %v", delay, delay/3)
 	case v != unknown && v != later:
@@ -370,8 +370,8 @@ func slowDeadline(r *run) {
 	case !errors.Is(err, context.DeadlineExceeded):
 		r.fatal(acquiring, "an Acquire whose deadline passed gives an error that does not wrap it: %v", err)
 	}
-	mend()
-	r.clean(b, key)
+	heal()
+	r.nothingStored(b, key)
 	r.free(b, key)
 }
 
@@ -395,9 +395,9 @@ func lostAcquire(r *run) {
 			r.holds(b, key, l)
 			r.release(l)
 		} else {
-			r.truthful("Acquire whose reply was lost", err)
+			r.outcomeUnknown("Acquire whose reply was lost", err)
 		}
-		r.clean(b, key)
+		r.nothingStored(b, key)
 		r.free(b, key)
 	}
 }
@@ -409,7 +409,7 @@ func lostRenew(r *run) {
 	l := r.grant(a, driver.Request{Key: key})
 	r.drop(a)
 	if _, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()}); err != nil {
-		r.truthful("Renew whose reply was lost", err)
+		r.outcomeUnknown("Renew whose reply was lost", err)
 	}
 	r.holds(b, key, l)
 	r.release(l)
@@ -424,9 +424,9 @@ func lostRelease(r *run) {
 	if v := r.saw(l.Release(r.ctx)); v != granted && v != lost && v != unknown && v != later {
 		r.fatal(releasing, "Release whose reply was lost gives %v", v)
 	}
-	r.dropped(l)
+	r.releaseEnded(l)
 	next := r.eventually(b, driver.Request{Key: key})
-	r.dropped(l)
+	r.releaseEnded(l)
 	r.holds(b, key, next)
 }
 
@@ -499,7 +499,7 @@ func sessionRelease(r *run) {
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
 	r.endSession(a)
-	r.dropped(l)
+	r.releaseEnded(l)
 	next, err := r.try(b, driver.Request{Key: key})
 	if r.saw(err) == held {
 		r.fatal(releasing, "Release of a lease whose session was ended gave nil or ErrLost, and the server still has the lock: %v", err)
@@ -515,7 +515,7 @@ func unknownLayout(r *run) {
 	key := r.key()
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
 	var undo func() error
-	mend := r.inject(func() (err error) {
+	heal := r.inject(func() (err error) {
 		undo, err = r.h.FutureLayout()
 		return err
 	}, func() error { return undo() })
@@ -527,6 +527,6 @@ func unknownLayout(r *run) {
 	default:
 		r.fatal(layout, "what is stored has a layout that this release cannot know, and Acquire gives %v, not ErrRefused: %v", v, err)
 	}
-	mend()
+	heal()
 	r.release(r.eventually(r.open(), driver.Request{Key: key}))
 }

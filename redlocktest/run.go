@@ -28,17 +28,17 @@ type run struct {
 	info  driver.Info
 	wg    sync.WaitGroup // what async began
 
-	mu        sync.Mutex
-	failures  []*Failure
-	notes     []string
-	passed    bool   // ended by pass
-	stalled   string // nothing can be said: begin again
-	suspected *Failure
-	ended     bool // what its goroutines find now tells nothing new
-	abandoned bool
-	backends  []driver.Backend
-	leases    []*lease
-	cleanups  []func() // end the faults
+	mu              sync.Mutex
+	failures        []*Failure
+	notes           []string
+	passed          bool   // ended by pass
+	startOverReason string // nothing can be said: begin again
+	suspected       *Failure
+	ended           bool // what its goroutines find now tells nothing new
+	abandoned       bool
+	backends        []driver.Backend
+	leases          []*lease
+	cleanups        []func() // end the faults
 }
 
 // begin opens a first backend, and runs the case.
@@ -56,8 +56,8 @@ func (r *run) end() {
 	r.wg.Wait()
 }
 
-// caught makes a failure of a panic.
-func (r *run) caught() {
+// recoverPanic makes a failure of a panic.
+func (r *run) recoverPanic() {
 	if p := recover(); p != nil {
 		r.recordAt("a panic", acquiring, "panicked: %v\n%s", p, debug.Stack())
 	}
@@ -101,16 +101,16 @@ func (r *run) suspect(broken rule, format string, args ...any) {
 	pos := position()
 	r.mu.Lock()
 	r.suspected = &Failure{Case: r.name, Rule: broken.String(), Pos: pos, Text: fmt.Sprintf(format, args...)}
-	r.stalled = r.suspected.Text
+	r.startOverReason = r.suspected.Text
 	r.mu.Unlock()
 	runtime.Goexit()
 }
 
-// stall ends the case because nothing can be said: a lease ended under it, as it
+// startOver ends the case because nothing can be said: a lease ended under it, as it
 // should after so much time. The suite begins the case anew.
-func (r *run) stall(format string, args ...any) {
+func (r *run) startOver(format string, args ...any) {
 	r.mu.Lock()
-	r.stalled = fmt.Sprintf(format, args...)
+	r.startOverReason = fmt.Sprintf(format, args...)
 	r.mu.Unlock()
 	runtime.Goexit()
 }
@@ -128,7 +128,7 @@ func (r *run) note(format string, args ...any) {
 func (r *run) over() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.failures) > 0 || r.stalled != "" || r.passed
+	return len(r.failures) > 0 || r.startOverReason != "" || r.passed
 }
 
 // position is the file and line of the case, or of what it calls, that asserts: the
@@ -155,7 +155,7 @@ func (r *run) together(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			defer r.caught()
+			defer r.recoverPanic()
 			f(i)
 		})
 	}
@@ -170,7 +170,7 @@ func (r *run) async(f func()) <-chan struct{} {
 	done := make(chan struct{})
 	r.wg.Go(func() {
 		defer close(done)
-		defer r.caught()
+		defer r.recoverPanic()
 		f()
 	})
 	return done
@@ -248,24 +248,24 @@ func (r *run) track(l *lease) {
 	r.leases = append(r.leases, l)
 }
 
-// tidy undoes what the case did, within bounds.
-func (r *run) tidy() {
-	r.mend()
+// cleanUp undoes what the case did, within bounds.
+func (r *run) cleanUp() {
+	r.endFaults()
 	released := r.background(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), r.h.patience())
+		ctx, cancel := context.WithTimeout(context.Background(), r.h.cleanupTimeout())
 		defer cancel()
 		r.releaseAll(ctx)
 	})
 	select {
 	case <-released:
-	case <-time.After(2 * r.h.patience()):
-		r.recordAt("the end of the case", releasing, "Release hangs for %v; the goroutines are:\n%s", 2*r.h.patience(), stacks())
+	case <-time.After(2 * r.h.cleanupTimeout()):
+		r.recordAt("the end of the case", releasing, "Release hangs for %v; the goroutines are:\n%s", 2*r.h.cleanupTimeout(), stacks())
 	}
 	r.closeAll()
 }
 
-// mend ends every fault that the case began and did not end itself.
-func (r *run) mend() {
+// endFaults ends every fault that the case began and did not end itself.
+func (r *run) endFaults() {
 	r.mu.Lock()
 	ends := r.cleanups
 	r.mu.Unlock()
@@ -280,7 +280,7 @@ func (r *run) releaseAll(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, l := range r.leases {
 		wg.Go(func() {
-			defer r.caught()
+			defer r.recoverPanic()
 			_ = l.Release(ctx)
 		})
 	}
@@ -305,13 +305,13 @@ func (r *run) closeAll() {
 	})
 	select {
 	case <-closed:
-	case <-time.After(r.h.patience()):
-		r.recordAt("the end of the case", closing, "Close hangs for %v; the goroutines are:\n%s", r.h.patience(), stacks())
+	case <-time.After(r.h.cleanupTimeout()):
+		r.recordAt("the end of the case", closing, "Close hangs for %v; the goroutines are:\n%s", r.h.cleanupTimeout(), stacks())
 	}
 }
 
-// frozen returns a copy that an abandoned case cannot change.
-func (r *run) frozen() *run {
+// snapshot returns a copy that an abandoned case cannot change.
+func (r *run) snapshot() *run {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &run{name: r.name, abandoned: true, failures: r.failures[:len(r.failures):len(r.failures)]}

@@ -97,7 +97,7 @@ func sharedStale(r *run) {
 	r.release(old)
 	r.lost(old)
 	for range 3 {
-		r.dropped(old)
+		r.releaseEnded(old)
 	}
 	r.keepsOut(a, key, other)
 	r.renew(other, driver.Renewal{})
@@ -133,7 +133,7 @@ func (r *run) compatible(key string, modes []driver.Mode, leases []*lease) {
 			continue
 		}
 		if !r.valid(l) {
-			r.stall("a lease ended during the race for it")
+			r.startOver("a lease ended during the race for it")
 		}
 		all++
 		if modes[i] == driver.Exclusive {

@@ -50,9 +50,9 @@ func Run(t *testing.T, h Harness) {
 func (s *suite) runOne(t *testing.T, g group, c testCase) {
 	var res *result
 	if s.h.Virtual {
-		synctest.Test(t, func(*testing.T) { res = s.one(g, c) })
+		synctest.Test(t, func(*testing.T) { res = s.runCase(g, c) })
 	} else {
-		res = s.one(g, c)
+		res = s.runCase(g, c)
 	}
 	res.report(t)
 }
@@ -70,7 +70,7 @@ func (s *suite) runTogether(t *testing.T, g group) {
 	for _, c := range g.cases {
 		t.Run(c.name, func(t *testing.T) {
 			verdict := make(chan *result, 1)
-			go func() { verdict <- s.one(g, c) }()
+			go func() { verdict <- s.runCase(g, c) }()
 			t.Parallel()
 			(<-verdict).report(t)
 		})
@@ -97,7 +97,7 @@ func (s *suite) group(g group) []*Failure {
 	var failures []*Failure
 	if !g.together {
 		for _, c := range g.cases {
-			failures = append(failures, s.one(g, c).failures...)
+			failures = append(failures, s.runCase(g, c).failures...)
 		}
 		return failures
 	}
@@ -105,7 +105,7 @@ func (s *suite) group(g group) []*Failure {
 	results := make([]*result, len(g.cases))
 	var wg sync.WaitGroup
 	for i, c := range g.cases {
-		wg.Go(func() { results[i] = s.one(g, c) })
+		wg.Go(func() { results[i] = s.runCase(g, c) })
 	}
 	wg.Wait()
 	for _, r := range results {
@@ -331,17 +331,17 @@ func (r *result) report(t *testing.T) {
 	}
 }
 
-// stalls is how often a case is begun anew, with twice the TTL, because the machine
+// maxRestarts is how often a case is begun anew, with twice the TTL, because the machine
 // stood still for so long that a lease ended under it.
-const stalls = 6
+const maxRestarts = 6
 
-// suspicions is how often what may be the machine's fault has to be found to be a failure.
-const suspicions = 3
+// maxSuspicions is how often what may be the machine's fault has to be found to be a failure.
+const maxSuspicions = 3
 
-// one runs one case, and searches for what it left behind.
-func (s *suite) one(g group, c testCase) *result {
+// runCase runs one case, and searches for what it left behind.
+func (s *suite) runCase(g group, c testCase) *result {
 	name := g.name + "/" + c.name
-	if why := s.pointless(g, c); why != "" {
+	if why := s.skipReason(g, c); why != "" {
 		return s.skip(name, why)
 	}
 	before := []goleak.Option(nil)
@@ -349,18 +349,18 @@ func (s *suite) one(g group, c testCase) *result {
 		before = s.goroutines()
 	}
 	r := s.attempt(name, c, 1)
-	for scale := 2; r.stalled != "" && len(r.failures) == 0; scale *= 2 {
-		if r.suspected != nil && scale == 1<<suspicions {
+	for scale := 2; r.startOverReason != "" && len(r.failures) == 0; scale *= 2 {
+		if r.suspected != nil && scale == 1<<maxSuspicions {
 			r.failures = append(r.failures, r.suspected)
 			break
 		}
-		if scale == 1<<stalls {
-			r.record(expires, "could not be decided in %d rounds: %s", stalls, r.stalled)
+		if scale == 1<<maxRestarts {
+			r.record(expires, "could not be decided in %d rounds: %s", maxRestarts, r.startOverReason)
 			break
 		}
 		r = s.attempt(name, c, scale)
 	}
-	s.remember(g, name, r)
+	s.noteResult(g, name, r)
 	res := &result{failures: r.failures, notes: r.notes}
 	if (!g.together || s.h.Virtual) && !r.abandoned {
 		if f := s.leaks(name, before); f != nil {
@@ -378,8 +378,8 @@ func (s *suite) skip(name, why string) *result {
 	return &result{skipped: why}
 }
 
-// remember keeps what makes later cases pointless.
-func (s *suite) remember(g group, name string, r *run) {
+// noteResult keeps what makes later cases pointless.
+func (s *suite) noteResult(g group, name string, r *run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ran++
@@ -392,8 +392,8 @@ func (s *suite) remember(g group, name string, r *run) {
 	}
 }
 
-// pointless returns why a case is not run, and "" where it is.
-func (s *suite) pointless(g group, c testCase) string {
+// skipReason returns why a case is not run, and "" where it is.
+func (s *suite) skipReason(g group, c testCase) string {
 	if reason := s.h.skipped(g.name, c.name); reason != "" {
 		return reason
 	}
@@ -419,7 +419,7 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	go func() {
 		defer close(done)
 		defer r.end()
-		defer r.caught()
+		defer r.recoverPanic()
 		r.begin(c)
 	}()
 	watchdog := time.NewTimer(s.h.Timeout)
@@ -428,16 +428,16 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	case <-done:
 	case <-watchdog.C:
 		r.recordAt("the watchdog", acquiring, "hangs for %v and ignores that its context ended; the goroutines are:\n%s", s.h.Timeout, stacks())
-		r.mend()
+		r.endFaults()
 		r.closeAll()
 		select {
 		case <-done:
-		case <-time.After(s.h.patience()):
+		case <-time.After(s.h.cleanupTimeout()):
 			r.abandoned = true // it may still write to r: use a copy
-			return r.frozen()
+			return r.snapshot()
 		}
 	}
-	r.tidy()
+	r.cleanUp()
 	r.notices()
 	return r
 }
@@ -468,7 +468,7 @@ func (s *suite) leaks(name string, before []goleak.Option) *Failure {
 	if s.h.quiet || s.leaked {
 		return nil
 	}
-	end := time.Now().Add(s.h.patience())
+	end := time.Now().Add(s.h.cleanupTimeout())
 	for {
 		err := goleak.Find(before...)
 		if err == nil {

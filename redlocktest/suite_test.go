@@ -220,7 +220,7 @@ func TestSkippedCasesAreNotRun(t *testing.T) {
 // wait, on a machine that stands still at times.
 type unqueued struct {
 	*broken
-	stalls int // that are to come
+	restarts int // that are to come
 }
 
 func (u *unqueued) Info() driver.Info {
@@ -236,8 +236,8 @@ func (u *unqueued) Acquire(ctx context.Context, req *driver.Request) (driver.Lea
 	once := *req
 	once.Wait = false
 	l, err := u.broken.Acquire(context.WithoutCancel(ctx), &once)
-	if req.Wait && u.stalls > 0 {
-		u.stalls--
+	if req.Wait && u.restarts > 0 {
+		u.restarts--
 		<-ctx.Done() // the answer was there before
 	}
 	return l, err
@@ -249,7 +249,7 @@ func TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
-		h := func(stalls int) Harness {
+		h := func(restarts int) Harness {
 			skip := map[string]string{}
 			for _, g := range groups {
 				for _, c := range g.cases {
@@ -258,7 +258,7 @@ func TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile(t *testing.T) {
 					}
 				}
 			}
-			open := func() (driver.Backend, error) { return &unqueued{&broken{Backend: space.Peer()}, stalls}, nil }
+			open := func() (driver.Backend, error) { return &unqueued{&broken{Backend: space.Peer()}, restarts}, nil }
 			return Harness{Open: open, Skip: skip, Timeout: 10 * time.Second, quiet: true}
 		}
 		if err := Check(h(2)); err != nil {

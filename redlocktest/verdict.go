@@ -102,7 +102,7 @@ func concurrentRelease(r *run) {
 			r.record(releasing, "of eight Releases at once one gives %v: %v", v, err)
 		}
 	}
-	r.dropped(l)
+	r.releaseEnded(l)
 	r.free(b, key)
 }
 
@@ -114,13 +114,13 @@ func staleRelease(r *run) {
 	r.release(old)
 	next := r.grant(b, driver.Request{Key: key})
 	for range 3 {
-		r.dropped(old)
+		r.releaseEnded(old)
 	}
 	r.notFreed(a, key, next)
 	r.release(next)
 	// The same within one client, whose books must not mix them up.
 	next = r.grant(a, driver.Request{Key: key})
-	r.dropped(old)
+	r.releaseEnded(old)
 	r.notFreed(b, key, next)
 	r.release(next)
 }
@@ -199,7 +199,7 @@ func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 				if r.valid(l) && r.valid(other) {
 					r.fatal(exclusion, "two owners are in the critical section at once, with tokens %d and %d", other.Grant().Fence, l.Grant().Fence)
 				}
-				r.stall("a lease ended inside its critical section")
+				r.startOver("a lease ended inside its critical section")
 			}
 			f(l)
 			r.pause(rand.N(2 * time.Millisecond))

@@ -46,7 +46,7 @@ func waitEnds(r *run) {
 		case err == nil && r.valid(l):
 			r.fatal(exclusion, "a waiter was granted a key that is held")
 		case err == nil:
-			r.stall("a lease ended under the case")
+			r.startOver("a lease ended under the case")
 		case ended == nil && r.saw(err) == held:
 			r.unwilling(err)
 		case ended == nil && r.saw(err) == unknown, ended == nil && r.saw(err) == later:
@@ -87,7 +87,7 @@ func (r *run) cancelledWait(b driver.Backend, key string, l *lease) {
 		r.fatal(waiting, "a wait whose context was cancelled gives %v", err)
 	}
 	r.release(l)
-	r.clean(b, key)
+	r.nothingStored(b, key)
 	r.free(b, key)
 }
 
@@ -143,7 +143,7 @@ func cancelledWaiter(r *run) {
 		}
 		r.join(quit)
 		cancel()
-		r.clean(a, key)
+		r.nothingStored(a, key)
 		r.free(a, key)
 	}
 }
@@ -174,7 +174,7 @@ func expiresAfterWait(r *run) {
 		case granted:
 			r.notLate(next.Grant(), ttl, "a wait")
 			if g := next.Grant(); !g.Expires.IsZero() && !time.Now().Before(g.Expires) {
-				r.stall("a lease of %v was over when it was granted after a wait", ttl)
+				r.startOver("a lease of %v was over when it was granted after a wait", ttl)
 			}
 		case held:
 			r.unwilling(err)

@@ -199,7 +199,7 @@ func watchExpiry(r *run) {
 	_, err := r.try(b, driver.Request{Key: key})
 	var he *driver.HeldError
 	if !errors.As(err, &he) {
-		r.stall("a lease of %v was over before anybody else tried: %v", old.last().ttl, err)
+		r.startOver("a lease of %v was over before anybody else tried: %v", old.last().ttl, err)
 	}
 	if he.RetryAfter > 0 || he.ReservedForWaiter {
 		r.eventually(b, driver.Request{Key: key})

@@ -146,12 +146,12 @@ func (l *link) read(d Direction, from net.Conn, way chan<- packet) {
 		n, err := from.Read(buf)
 		if n > 0 {
 			p := packet{data: buf[:n]}
-			p.due, free = l.proxy.lane(d).due(n, free)
+			p.due, free = l.proxy.conditionsOf(d).due(n, free)
 			way <- p
 		}
 		if err != nil {
 			p := packet{reset: !errors.Is(err, io.EOF)}
-			p.due, _ = l.proxy.lane(d).due(0, free)
+			p.due, _ = l.proxy.conditionsOf(d).due(0, free)
 			way <- p
 			return
 		}
@@ -160,7 +160,7 @@ func (l *link) read(d Direction, from net.Conn, way chan<- packet) {
 
 // due returns when n bytes that arrive now must be forwarded, and when the
 // next ones may be. (The writer sends in order, so that jitter overtakes nothing.)
-func (w lane) due(n int, free time.Time) (due, next time.Time) {
+func (w conditions) due(n int, free time.Time) (due, next time.Time) {
 	if w.delay <= 0 && w.jitter <= 0 && w.rate <= 0 {
 		return due, next
 	}
@@ -233,7 +233,7 @@ func (l *link) finish(d Direction, to net.Conn, broken bool) bool {
 // forward sends what the judge lets pass, and does what it says then.
 func (l *link) forward(d Direction, to net.Conn, data []byte) bool {
 	pass, then := len(data), Pass
-	if judge := l.proxy.lane(d).judge; judge != nil {
+	if judge := l.proxy.conditionsOf(d).judge; judge != nil {
 		pass, then = judge(l.id, data)
 	}
 	// Before the write: once the receiver has the last bytes, this has happened.

@@ -45,17 +45,17 @@ type Proxy struct {
 	conns   atomic.Int64
 	running sync.WaitGroup
 
-	mu       sync.Mutex
-	listener net.Listener // nil while it refuses
-	links    map[*link]bool
-	lanes    [2]lane
-	hole     bool          // black hole
-	paused   chan struct{} // closed by Resume; nil: not paused
-	closed   bool
+	mu         sync.Mutex
+	listener   net.Listener // nil while it refuses
+	links      map[*link]bool
+	conditions [2]conditions
+	hole       bool          // black hole
+	paused     chan struct{} // closed by Resume; nil: not paused
+	closed     bool
 }
 
-// lane is how one direction behaves.
-type lane struct {
+// conditions are how one direction behaves.
+type conditions struct {
 	delay, jitter time.Duration
 	rate          int64 // bytes per second; 0: no limit
 	judge         Judge
@@ -147,7 +147,7 @@ func (p *Proxy) Stats() Stats {
 func (p *Proxy) Delay(d Direction, delay, jitter time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lanes[d].delay, p.lanes[d].jitter = delay, jitter
+	p.conditions[d].delay, p.conditions[d].jitter = delay, jitter
 }
 
 // RTT delays both directions by half of rtt.
@@ -160,7 +160,7 @@ func (p *Proxy) RTT(rtt time.Duration) {
 func (p *Proxy) Bandwidth(d Direction, bytesPerSecond int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lanes[d].rate = bytesPerSecond
+	p.conditions[d].rate = bytesPerSecond
 }
 
 // BlackHole swallows everything: connections, old and new, stay open and nobody is
@@ -248,7 +248,7 @@ func (p *Proxy) HalfOpen(d Direction) {
 func (p *Proxy) Judge(d Direction, j Judge) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lanes[d].judge = j
+	p.conditions[d].judge = j
 }
 
 // DropReplies loses the next n replies: the requests take effect, and their clients
@@ -279,7 +279,7 @@ func (p *Proxy) Restore() error {
 		return net.ErrClosed
 	}
 	p.hole = false
-	p.lanes[ToServer].judge, p.lanes[ToClient].judge = nil, nil
+	p.conditions[ToServer].judge, p.conditions[ToClient].judge = nil, nil
 	for l := range p.links {
 		if l.muted[ToServer].Load() || l.muted[ToClient].Load() {
 			l.cut()
@@ -357,11 +357,11 @@ func (p *Proxy) forget(l *link) {
 	delete(p.links, l)
 }
 
-// lane returns how a direction behaves now.
-func (p *Proxy) lane(d Direction) lane {
+// conditionsOf returns how a direction behaves now.
+func (p *Proxy) conditionsOf(d Direction) conditions {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.lanes[d]
+	return p.conditions[d]
 }
 
 // gate returns a channel to wait for before forwarding, nil if there is none.
