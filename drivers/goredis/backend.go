@@ -1,6 +1,7 @@
 package goredis
 
 import (
+	"cmp"
 	"reflect"
 	"strconv"
 	"strings"
@@ -64,7 +65,8 @@ var (
 // New returns a backend on the application's own client, which it never closes. Its
 // retries are harmless: every script may be run twice by one attempt. Its timeouts
 // hold beside those of the backend, whichever is shorter; set ContextTimeoutEnabled
-// so that calls to a server that hangs end in time.
+// so that calls to a server that hangs end in time. Add its hooks first: a lone call goes by
+// what (*redis.Client).WithTimeout returns, which has those of that moment.
 //
 // A *redis.Ring is refused: its shards hold each other's locks no longer when one
 // leaves. So is a wrapper that shows no client of go-redis in its fields, since it may
@@ -96,7 +98,10 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Addr, cfg.DB = address(opt), opt.DB
 		cfg.Failover = opt.Addr == "FailoverClient"
 		lib.once = opt.MaxRetries <= 0
-		cfg.Connections, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+		cfg.Connections = opt.PoolSize
+		if cfg.Direct.Heeds = opt.ContextTimeoutEnabled && lib.once; !cfg.Direct.Heeds && lib.redis == redis.UniversalClient(c) {
+			cfg.Direct = lib.limit(c, cmp.Or(o.CallTimeout, redisnode.DefaultCallTimeout))
+		}
 	case *redis.ClusterClient:
 		if c == nil {
 			return nil, driver.Invalid("client", "is nil")
@@ -105,7 +110,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Addr = scheme(opt.TLSConfig != nil) + strings.Join(opt.Addrs, ",")
 		cfg.Cluster, cfg.Failover = true, true
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
-		cfg.Connections, cfg.Direct = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+		cfg.Connections, cfg.Direct.Heeds = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
 	}
 	node, err := redisnode.New(cfg)
 	if err != nil {

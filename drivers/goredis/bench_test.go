@@ -19,8 +19,9 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// Lock and unlock, beside its limits on the same client with nothing around them:
-// two scripts that do the same work, and SET NX PX with a compare-and-delete.
+// Lock and unlock, on the client of a URL's settings and on an application's client with the
+// library's defaults, beside its limits on the same client with nothing around them: two
+// scripts that do the same work, and SET NX PX with a compare-and-delete.
 func BenchmarkLockUnlock(b *testing.B) {
 	s := server.Redis(b)
 	for _, n := range []int{1, 64} {
@@ -31,7 +32,16 @@ func BenchmarkLockUnlock(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer func() { _ = backend.Close() }()
+		defaults := redis.NewClient(&redis.Options{Addr: s.Addr()})
+		defer func() { _ = defaults.Close() }()
+		handed, err := goredis.New(defaults, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer func() { _ = handed.Close() }()
 		b.Run(fmt.Sprintf("driver/%d", n), func(b *testing.B) { parallel(b, n, driverCycle(backend)) })
+		b.Run(fmt.Sprintf("driver-on-defaults/%d", n), func(b *testing.B) { parallel(b, n, driverCycle(handed)) })
+		b.Run(fmt.Sprintf("scripts-on-defaults/%d", n), func(b *testing.B) { parallel(b, n, scriptsCycle(b, s, defaults)) })
 		b.Run(fmt.Sprintf("scripts/%d", n), func(b *testing.B) { parallel(b, n, scriptsCycle(b, s, client)) })
 		b.Run(fmt.Sprintf("bare/%d", n), func(b *testing.B) { parallel(b, n, bareCycle(client)) })
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -15,9 +16,10 @@ import (
 // client is go-redis as redisnode wants it.
 type client struct {
 	redis redis.UniversalClient
-	inner any  // the *redis.Client or *redis.ClusterClient that it is, or wraps
-	once  bool // it tries nothing twice: an error of dialling says that nothing was sent
-	own   bool // Close closes it
+	inner any           // the *redis.Client or *redis.ClusterClient that it is, or wraps
+	lone  *redis.Client // for a call on its caller's goroutine; nil: as for any other
+	once  bool          // it tries nothing twice: an error of dialling says that nothing was sent
+	own   bool          // Close closes it
 }
 
 var _ redisnode.Client = (*client)(nil)
@@ -26,7 +28,14 @@ var _ redisnode.Client = (*client)(nil)
 func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		cmd := c.command(ctx, calls[0])
-		_ = c.redis.Process(ctx, cmd) // it is the command's
+		if calls[0].OnCaller && c.lone != nil {
+			deadline, _ := ctx.Deadline()
+			ctx, cancel := context.WithDeadline(ctx, deadline) // it ends what waits for a connection
+			defer cancel()
+			_ = c.lone.Process(ctx, cmd)
+		} else {
+			_ = c.redis.Process(ctx, cmd) // it is the command's
+		}
 		c.finish(calls[0], func() ([]any, error) { return list(cmd) })
 		return
 	}
@@ -53,6 +62,28 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		c.finish(call, replies[i])
 	}
 }
+
+// limit makes the client for lone calls of one that does not heed deadlines: it has the same
+// connections, and timeouts with which all of its attempts together are over in less than
+// the time of a call.
+func (c *client) limit(of *redis.Client, callTimeout time.Duration) redisnode.Direct {
+	opt := of.Options()
+	left := callTimeout * 19 / 20
+	retries := time.Duration(max(opt.MaxRetries, 0))
+	for i := range retries { // the library pauses between two attempts
+		least := max(opt.MinRetryBackoff, 0)
+		left -= min(least+least<<(i+1), max(opt.MaxRetryBackoff, 0))
+	}
+	attempt := left / (retries + 1)
+	if attempt < leastAttempt {
+		return redisnode.Direct{}
+	}
+	c.lone = of.WithTimeout(attempt)
+	return redisnode.Direct{Longest: callTimeout * 19 / 20, Attempt: attempt}
+}
+
+// leastAttempt is the shortest timeout that limit sets.
+const leastAttempt = 50 * time.Millisecond
 
 // command makes the command of a call. In an interface a string costs an allocation, and
 // a pointer none; but to hooks of an application's client a pointer says nothing.

@@ -40,6 +40,10 @@ type Options struct {
 	// DB is the number of the database that the client selects, which it does not tell.
 	// Only the restart guard asks.
 	DB int
+	// ConnWriteTimeout is that of the client, which it does not tell. If it is less than
+	// CallTimeout a lone call goes on its caller's goroutine, and comes back by then, and not by
+	// a deadline or a cancellation before. Zero: unknown.
+	ConnWriteTimeout time.Duration
 	// WaitReplicas is how many replicas must have a lock, or a renewal, before it counts: the
 	// command WAIT asks for it after the script. Zero: none. See the package's documentation.
 	WaitReplicas int
@@ -81,6 +85,7 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap, DB: o.DB,
+		Direct:  redisnode.Direct{Longest: o.ConnWriteTimeout},
 		Cluster: cluster, Failover: cluster || strings.Contains(fmt.Sprintf("%T", c), "sentinel"),
 	})
 	if err != nil {

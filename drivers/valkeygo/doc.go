@@ -161,7 +161,11 @@
 // of its own (DisableAutoPipelining): the library's shared connections would be closed
 // under everybody by the first deadline that expires. On an application's client
 // deadlines are not told to the library, for the same reason; the caller returns in
-// time, and what is under way ends by the client's ConnWriteTimeout. Nor is a deadline
+// time, and what is under way ends by the client's ConnWriteTimeout. So a call goes on
+// another goroutine there, which costs a lone caller 40 to 50 µs an acquire instead of 28. To
+// spare it give the client a ConnWriteTimeout below the call timeout, 900 ms say, and tell
+// Options.ConnWriteTimeout: a call on its caller's goroutine then ends by that, and not by the
+// caller's deadline or cancellation. Nor is a deadline
 // that is near: the library would close the connection and make all wait for the next,
 // so the call has the call timeout, on another goroutine, and the caller leaves. While a
 // server does not answer one call at a time is under way to it.

@@ -8,8 +8,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/valkey-io/valkey-go"
+
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/valkeygo"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -100,8 +105,56 @@ func own() []Contestant {
 		c.Open = func(_ context.Context, s *Setup) (Locker, error) { return openBackend(d.url(s), s) }
 		out = append(out, c)
 	}
+	return append(out, onApplications()...)
+}
+
+// onApplications returns the drivers on clients as applications have them: with the
+// libraries' default options.
+func onApplications() []Contestant {
+	open := func(make func(s *Setup) (driver.Backend, func() error, error)) func(context.Context, *Setup) (Locker, error) {
+		return func(_ context.Context, s *Setup) (Locker, error) {
+			b, end, err := make(s)
+			if err != nil {
+				return nil, err
+			}
+			return &handed{backend{b, s, true}, end}, nil
+		}
+	}
+	how := "the driver on an application's client with the library's default options"
+	var out []Contestant
+	if registered("redis") {
+		out = append(out, Contestant{
+			Name: "driver, go-redis, own client", Kind: Part, Client: "go-redis", How: how, Serves: OneKeyStore, Renews: true,
+			Open: open(func(s *Setup) (driver.Backend, func() error, error) {
+				c := redis.NewClient(&redis.Options{Addr: s.Nodes[0].Addr})
+				b, err := goredis.New(c, nil)
+				return b, c.Close, err
+			}),
+		})
+	}
+	if registered("valkey") {
+		out = append(out, Contestant{
+			Name: "driver, valkey-go, own client", Kind: Part, Client: "valkey-go", How: how, Serves: OneKeyStore, Renews: true,
+			Open: open(func(s *Setup) (driver.Backend, func() error, error) {
+				c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{s.Nodes[0].Addr}})
+				if err != nil {
+					return nil, nil, err
+				}
+				b, err := valkeygo.New(c, nil)
+				return b, func() error { c.Close(); return nil }, err
+			}),
+		})
+	}
 	return out
 }
+
+// handed is a driver on a client that somebody else closes.
+type handed struct {
+	backend
+	end func() error
+}
+
+func (h *handed) Close() error { return errors.Join(h.backend.Close(), h.end()) }
 
 var quiet = slog.New(slog.DiscardHandler)
 

@@ -15,7 +15,7 @@ import (
 func startTest(t *testing.T, heeds bool, test func(t *testing.T, lib *library, n *Node)) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Millisecond, heeds)
-		n, err := New(Config{Client: hanging{lib, true}, Connections: 4, Direct: true})
+		n, err := New(Config{Client: hanging{lib, true}, Connections: 4, Direct: Direct{Heeds: true}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ type Config struct {
 	WaitReplicas int           // how many replicas must have a grant or a renewal
 	ForeignGap   time.Duration // for how long in each second a lock is not handed over: see gap.go
 	Connections  int           // connections that calls may use; zero, and more than enough: maxLanes
-	Direct       bool          // the client heeds deadlines
+	Direct       Direct
 	Event        func(driver.Notice)
 }
 

@@ -19,7 +19,7 @@ func Open(name string, cfg *driver.Config, connect func(*Target) Client) (*Node,
 		CallTimeout: t.CallTimeout, Grace: t.Grace,
 		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
 		Cluster: t.Topology == Cluster, Failover: t.Topology != Single,
-		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Direct: true, Event: cfg.Notify,
+		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Direct: Direct{Heeds: true}, Event: cfg.Notify,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -1,6 +1,7 @@
 package redisnode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,8 @@ type Call struct {
 	// after the script, on the same connection, and Patience for how long at most.
 	Replicas int
 	Patience time.Duration
+	// OnCaller says that the call goes on its caller's goroutine: see Direct.
+	OnCaller bool
 
 	Reply []any
 	Err   error
@@ -86,7 +89,7 @@ const (
 type pipelines struct {
 	exec    func(ctx context.Context, calls []*Call)
 	batches *fleet // makes batches; nil: it makes none
-	direct  bool
+	direct  Direct
 	bound   time.Duration // the call timeout
 	calls   *tracker      // whose callers wait
 	wg      *tracker      // goroutines
@@ -123,7 +126,7 @@ func (c *Config) lanes() int {
 	return maxConnections
 }
 
-func newPipelines(exec func(context.Context, []*Call), most int, direct bool, bound time.Duration, calls, wg *tracker) *pipelines {
+func newPipelines(exec func(context.Context, []*Call), most int, direct Direct, bound time.Duration, calls, wg *tracker) *pipelines {
 	return &pipelines{exec: exec, direct: direct, bound: bound, conns: make([]pipeline, most), calls: calls, wg: wg}
 }
 
@@ -232,8 +235,9 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	switch {
 	case l.busy >= l.proven:
 		m = connecting
-	case c.then == nil && l.direct && l.busy == 0 && c.deadline.Sub(now) >= max(promptly*l.usual, minCallTimeout):
+	case c.then == nil && l.busy == 0 && l.direct.permits(c.deadline.Sub(now), l.usual):
 		m, due = onCaller, c.deadline
+		c.OnCaller = true
 	}
 	c.state.Store(callSent)
 	if m != onCaller {
@@ -277,6 +281,27 @@ func (l *pipelines) alone(lane int, c *Call) error {
 		l.carry(lane, batch)
 	}
 	return c.Err
+}
+
+// Direct says for which calls a client may have the goroutine of their caller, which leaves
+// only when the client comes back. The zero Direct is for none.
+type Direct struct {
+	// Heeds says that the client comes back at the deadline of its context.
+	Heeds bool
+	// Longest is for how long a client that does not may be gone, by its own timeouts: a call
+	// must have that much time left. Zero: nobody knows.
+	Longest time.Duration
+	// Attempt is after what time such a client gives one attempt up. Zero: Longest.
+	Attempt time.Duration
+}
+
+// permits reports whether a call may go so that has this time left, where a round trip takes
+// the usual time.
+func (d Direct) permits(left, usual time.Duration) bool {
+	if d.Heeds {
+		return left >= max(promptly*usual, minCallTimeout)
+	}
+	return d.Longest > 0 && left >= d.Longest && promptly*usual <= cmp.Or(d.Attempt, d.Longest)
 }
 
 // answered is the done of a call that nobody waited for.

@@ -54,7 +54,7 @@ func (l *library) exec(ctx context.Context, calls []*Call) {
 const second = time.Second // the call timeout
 
 func (l *library) lanes(most int, direct bool) *pipelines {
-	return newPipelines(l.exec, most, direct, second, &tracker{}, &tracker{})
+	return newPipelines(l.exec, most, Direct{Heeds: direct}, second, &tracker{}, &tracker{})
 }
 
 // try makes one call and returns its error.
@@ -207,7 +207,7 @@ func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
 func TestNothingIsSentBehindADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Millisecond, true)
-		n, err := New(Config{Client: hanging{lib, true}, Connections: 4, Direct: true})
+		n, err := New(Config{Client: hanging{lib, true}, Connections: 4, Direct: Direct{Heeds: true}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,7 +360,7 @@ func TestCloseIsBoundedWhereTheServerHangs(t *testing.T) {
 		t.Run(fmt.Sprintf("own=%v", own), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lib := newLibrary(time.Millisecond, true)
-				n, err := New(Config{Client: hanging{lib, own}, Connections: 4, Direct: true})
+				n, err := New(Config{Client: hanging{lib, own}, Connections: 4, Direct: Direct{Heeds: true}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -395,5 +395,28 @@ func TestCloseIsBoundedWhereTheServerHangs(t *testing.T) {
 				<-n.wg.wait()
 			})
 		})
+	}
+}
+
+// A call has its caller's goroutine only where the client comes back in time by itself.
+func TestDirectGoesByTheClientsTimeouts(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		direct      Direct
+		left, usual time.Duration
+		want        bool
+	}{
+		{Direct{}, time.Hour, 0, false},
+		{Direct{Heeds: true}, second, ms, true},
+		{Direct{Heeds: true}, minCallTimeout - 1, ms, false},
+		{Direct{Heeds: true}, second, second / 10, false},
+		{Direct{Longest: 900 * ms}, second, ms, true},
+		{Direct{Longest: 900 * ms}, 800 * ms, ms, false},
+		{Direct{Longest: 900 * ms, Attempt: 200 * ms}, second, 12 * ms, true},
+		{Direct{Longest: 900 * ms, Attempt: 200 * ms}, second, 13 * ms, false},
+	} {
+		if got := c.direct.permits(c.left, c.usual); got != c.want {
+			t.Errorf("%+v, %v left, %v a round trip: %v", c.direct, c.left, c.usual, got)
+		}
 	}
 }

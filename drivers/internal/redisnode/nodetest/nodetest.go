@@ -404,6 +404,13 @@ func (s *suite) appDeadlines(t *testing.T) {
 	l := s.lockSoon(t, a.Backend, "k", time.Minute)
 	const most = 8 * time.Second // less than the client would wait by itself
 	p.BlackHole()
+	start := time.Now()
+	if _, err := a.Backend.Acquire(context.Background(), s.ask("lone", time.Minute)); err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
+		t.Errorf("a lone Acquire at a black hole: %v", err)
+	}
+	if d := time.Since(start); d > most {
+		t.Errorf("a lone Acquire came back after %v", d)
+	}
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
@@ -420,7 +427,7 @@ func (s *suite) appDeadlines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	start := time.Now()
+	start = time.Now()
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, driver.ErrLost) {
 		t.Errorf("Renew at a black hole: %v", err)
 	}
