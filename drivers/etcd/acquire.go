@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -278,13 +279,18 @@ func (a *attempt) settle(ctx context.Context, before *mvccpb.KeyValue, term uint
 	return err == nil && before == nil, err
 }
 
-var errGone = errors.New("our entry is gone")
+var (
+	errGone     = errors.New("our entry is gone")
+	errRestless = errors.New("the cluster changed its leader during each of three requests")
+)
 
 // confirm extends the lease, and returns who is the last before us: nil if we have the lock.
 // The error is errGone if our entry is not there any more.
 func (a *attempt) confirm(ctx context.Context) (before *mvccpb.KeyValue, err error) {
+	var alive error
 	for range 3 {
-		done, alive, err := a.b.extend(ctx, a.life, a.key, a.rev, append(a.lasts(a.rev), a.firsts()...))
+		var done *clientv3.TxnResponse
+		done, alive, err = a.b.extend(ctx, a.life, a.key, a.rev, append(a.lasts(a.rev), a.firsts()...))
 		switch {
 		case err != nil:
 			return nil, err
@@ -302,7 +308,7 @@ func (a *attempt) confirm(ctx context.Context) (before *mvccpb.KeyValue, err err
 			return nil, nil
 		}
 	}
-	return nil, errors.New("the cluster's leader changes all the time")
+	return nil, cmp.Or(alive, errRestless)
 }
 
 // extend keeps a lease alive, and looks at the same time whether the entry is there, in one
@@ -389,7 +395,8 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 		if w.Err() == nil {
 			return false, nil
 		}
-		next.Reset(100 * time.Millisecond) // the watch broke: the member has no leader, say
+		next.Reset(watchPause) // it broke: the member has no leader, say
+		a.b.broke(a.req.Key, w.Err())
 	case <-next.C:
 		return false, nil
 	case <-ctx.Done():

@@ -110,7 +110,7 @@ func changeLayout(g *server.Group) (undo func() error, err error) {
 
 // urlOf is the URL of a whole cluster.
 func urlOf(g *server.Group) string {
-	return "etcd://" + strings.Join(g.Addrs(), ",") + "?call_timeout=3s"
+	return "etcd://" + strings.Join(g.Addrs(), ",") + "?call_timeout=1500ms"
 }
 
 // open opens a backend for a test.

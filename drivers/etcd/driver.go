@@ -291,11 +291,3 @@ func call[T any](ctx context.Context, b *Backend, f func(context.Context, *clien
 		}
 	}
 }
-
-// notice tells what happened in the background.
-func (b *Backend) notice(n driver.Notice) {
-	if b.opt.Event != nil {
-		n.Node = b.address
-		b.opt.Event(n)
-	}
-}

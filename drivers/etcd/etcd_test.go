@@ -127,13 +127,14 @@ func TestAMemberFails(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for elections")
 	}
-	g := server.Etcd(t, 3)
 	for name, f := range map[string]struct{ fail, mend func(*server.Server) error }{
 		"killed":  {(*server.Server).Kill, (*server.Server).Start},
 		"stopped": {(*server.Server).Pause, (*server.Server).Resume},
 	} {
 		t.Run(name, func(t *testing.T) {
-			const ttl = 20 * time.Second
+			t.Parallel()
+			g := server.Etcd(t, 3)
+			const ttl = 30 * time.Second
 			a, b := open(t, urlOf(g)), open(t, urlOf(g))
 			held := grant(t, a, request(name, ttl))
 			waiting := make(chan driver.Lease, 1)
@@ -549,5 +550,40 @@ func TestLeasesOfTheServer(t *testing.T) {
 	must(t, b.Close())
 	if all, err = c.Leases(t.Context()); err != nil || len(all.Leases) != 0 {
 		t.Errorf("after Close there are %d leases, %v", len(all.Leases), err)
+	}
+}
+
+// TestALateWriteIsRefused: what a holder writes under IsOwner after its lock was lost changes
+// nothing, and the next holder's write stands.
+func TestALateWriteIsRefused(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	c := client(t, g)
+	b := open(t, urlOf(g))
+	const ttl = 30 * time.Second
+	write := func(owner clientv3.Cmp, value string) bool {
+		t.Helper()
+		done, err := c.Txn(t.Context()).If(owner).Then(clientv3.OpPut("/data", value)).Commit()
+		must(t, err)
+		return done.Succeeded
+	}
+	paused := grant(t, b, request("k", ttl))
+	owner, err := b.IsOwner(t.Context(), "k", paused.Grant().Fence)
+	must(t, err)
+	if !write(owner, "first") {
+		t.Error("the holder's write was refused")
+	}
+	must(t, b.Break(t.Context(), "k", paused.Grant().Fence))
+	next := grant(t, b, request("k", ttl))
+	second, err := b.IsOwner(t.Context(), "k", next.Grant().Fence)
+	must(t, err)
+	if !write(second, "second") || write(owner, "late") {
+		t.Error("the late write was made, or the next holder's was not")
+	}
+	if _, err := b.IsOwner(t.Context(), "k", paused.Grant().Fence); verdict(err) != "lost" {
+		t.Errorf("IsOwner with the token of a lost lock: %v", err)
+	}
+	if got, err := c.Get(t.Context(), "/data"); err != nil || string(got.Kvs[0].Value) != "second" {
+		t.Errorf("what is stored is %v, %v", got, err)
 	}
 }

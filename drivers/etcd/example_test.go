@@ -58,3 +58,27 @@ func ExampleBackend_Path() {
 	}
 	_ = nightly
 }
+
+// What the work writes to the same etcd is written under the lock, or not at all.
+func ExampleBackend_IsOwner() {
+	var (
+		client  *clientv3.Client
+		backend *etcd.Backend
+		locks   *dlock.Client // made of backend
+	)
+	err := dlock.Do(context.Background(), locks, "nightly", func(ctx context.Context) error {
+		lease, _ := dlock.LeaseFor(ctx, "nightly")
+		owner, err := backend.IsOwner(ctx, "nightly", lease.Fence())
+		if err != nil {
+			return err
+		}
+		done, err := client.Txn(ctx).If(owner).Then(clientv3.OpPut("/shop/report", "done")).Commit()
+		if err == nil && !done.Succeeded {
+			err = dlock.ErrLost
+		}
+		return err
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}

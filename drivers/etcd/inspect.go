@@ -155,31 +155,25 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	defer b.wg.Done()
 	bounded, cancel := b.bound(ctx)
 	defer cancel()
-	entries, _, err := b.entries(bounded, b.Path(key))
+	e, err := b.holder(bounded, key, fence)
 	if err != nil {
 		return b.failed(ctx, "break", err)
 	}
-	s := state(key, entries)
-	if s == nil {
+	if e == nil {
 		return driver.ErrLost
 	}
-	for i := range s.Holders {
-		if s.Holders[i].Fence != fence {
-			continue
-		}
-		done, unsure, err := b.remove(bounded, entries[i])
-		switch {
-		case err != nil:
-			return b.failed(ctx, "break", err)
-		case done || unsure: // a try before may have done it
-			return nil
-		}
+	done, unsure, err := b.remove(bounded, e)
+	switch {
+	case err != nil:
+		return b.failed(ctx, "break", err)
+	case done || unsure: // a try before may have done it
+		return nil
 	}
 	return driver.ErrLost
 }
 
 // remove deletes an entry. unsure: a try may have done it before the one that did not.
-func (b *Backend) remove(ctx context.Context, e entry) (done, unsure bool, err error) {
+func (b *Backend) remove(ctx context.Context, e *entry) (done, unsure bool, err error) {
 	answer, sure, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
 		return c.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev)).
@@ -189,6 +183,44 @@ func (b *Backend) remove(ctx context.Context, e entry) (done, unsure bool, err e
 		return false, false, err
 	}
 	return answer.Succeeded, !sure, nil
+}
+
+// IsOwner returns a comparison that is true as long as the holder of key with this token has it:
+// a condition of the caller's own transactions in the same cluster. What such a transaction
+// writes is written under the lock, or not at all, however late it arrives. The error is
+// driver.ErrLost if there is no such holder.
+func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (clientv3.Cmp, error) {
+	var none clientv3.Cmp
+	if err := b.begin(); err != nil {
+		return none, err
+	}
+	defer b.wg.Done()
+	bounded, cancel := b.bound(ctx)
+	defer cancel()
+	e, err := b.holder(bounded, key, fence)
+	if err != nil {
+		return none, b.failed(ctx, "find the holder", err)
+	}
+	if e == nil {
+		return none, driver.ErrLost
+	}
+	return clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev), nil
+}
+
+// holder returns the entry of the holder with this token, or nil.
+func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry, error) {
+	entries, _, err := b.entries(ctx, b.Path(key))
+	if err != nil {
+		return nil, err
+	}
+	if s := state(key, entries); s != nil {
+		for i := range s.Holders {
+			if s.Holders[i].Fence == fence {
+				return &entries[i], nil
+			}
+		}
+	}
+	return nil, nil
 }
 
 // Check asks every member that the client knows, and the cluster for its members.

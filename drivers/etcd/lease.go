@@ -105,7 +105,7 @@ func (l *lease) extend(ctx context.Context) error {
 			return nil
 		}
 	}
-	return errors.New("the cluster's leader changes all the time")
+	return errRestless
 }
 
 // move hangs the entry on another lease: the time to live of one is fixed.

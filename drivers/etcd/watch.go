@@ -6,6 +6,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/redlock-go/redlock/driver"
 )
 
 // Watch tells of every entry of key that goes, and of every break of the watch.
@@ -42,14 +44,24 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	signal := make(chan struct{}, 1)
 	b.wg.Go(func() {
 		defer stop()
-		forward(watching, events, begin, signal)
+		forward(watching, events, begin, func(err error) { b.broke(key, err) }, signal)
 	})
 	return signal, nil
 }
 
+// watchPause is the pause before a watch is tried again.
+const watchPause = 100 * time.Millisecond
+
+// broke tells that a watch of key broke.
+func (b *Backend) broke(key string, err error) {
+	if b.opt.Event != nil {
+		b.opt.Event(driver.Notice{Kind: driver.NoticeDisconnected, Node: b.address, Key: key, Err: err, Detail: "a watch broke, and is made again"})
+	}
+}
+
 // forward gives signal a value for each answer of a watch, and begins another watch when one
 // breaks, until ctx ends.
-func forward(ctx context.Context, events clientv3.WatchChan, begin func() clientv3.WatchChan, signal chan<- struct{}) {
+func forward(ctx context.Context, events clientv3.WatchChan, begin func() clientv3.WatchChan, broke func(error), signal chan<- struct{}) {
 	for {
 		answer, ok := <-events
 		if ctx.Err() != nil {
@@ -62,8 +74,9 @@ func forward(ctx context.Context, events clientv3.WatchChan, begin func() client
 		if ok && answer.Err() == nil {
 			continue
 		}
+		broke(answer.Err())
 		select {
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(watchPause):
 		case <-ctx.Done():
 			return
 		}
