@@ -92,14 +92,20 @@ func (a *attempt) try(ctx context.Context) error {
 		})
 	}
 	looked, _, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx).Then(a.firsts()...).Commit()
+		return c.Txn(ctx).Then(append(a.firsts(), clientv3.OpGet(a.b.baseKey()))...).Commit()
 	})
 	if err != nil {
 		spare()
 		return err
 	}
-	a.b.saw(looked.Header.Revision)
-	if a.look(looked.Responses); a.seen != nil {
+	last := len(looked.Responses) - 1
+	current, err := a.b.readBase(looked.Responses[last].GetResponseRange().GetKvs(), looked.Header.Revision)
+	if err != nil {
+		spare()
+		return err
+	}
+	a.b.base.Store(current)
+	if a.look(looked.Responses[:last]); a.seen != nil {
 		spare()
 		return a.seen
 	}

@@ -55,7 +55,7 @@
 // A token is a base plus the revision at which the owner's entry was made. Revisions rise with
 // every write of the cluster, and the base never falls, so that tokens rise over all keys. The
 // base makes them the time in microseconds: it is raised, in the transaction that takes a lock,
-// when tokens lag by more than ten seconds. The time is the servers', by the Date of
+// when tokens lag by more than 50 ms. The time is the servers', by the Date of
 // their answers over HTTP; a backend made by New goes by its own clock. A restore of a snapshot
 // brings revisions back: delete /path/.dlock after it, while no lock is held.
 //

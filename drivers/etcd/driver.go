@@ -105,15 +105,16 @@ type Options struct {
 
 // Backend grants locks of one etcd cluster.
 type Backend struct {
-	opt     Options
-	info    driver.Info
-	address string
-	tries   int                                      // how many members one request is sent to at most
-	clock   func(context.Context) (time.Time, error) // the servers'
-	now     func() time.Time                         // time.Now, but for tests
-	dial    func() (*clientv3.Client, error)         // nil: the client was handed in
-	base    atomic.Pointer[base]
-	seen    atomic.Int64 // the highest revision that was seen
+	opt      Options
+	info     driver.Info
+	address  string
+	tries    int                                      // how many members one request is sent to at most
+	clock    func(context.Context) (time.Time, error) // the servers'
+	now      func() time.Time                         // time.Now, but for tests
+	dial     func() (*clientv3.Client, error)         // nil: the client was handed in
+	base     atomic.Pointer[base]
+	seen     atomic.Int64 // the highest revision that was seen
+	estimate atomic.Pointer[estimate]
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc

@@ -265,7 +265,7 @@ func TestOutagesAndMisuseAreToldApart(t *testing.T) {
 	hung := fault.NewProxy(t, s.Addr())
 	hung.BlackHole()
 	refusing := fault.NewProxy(t, s.Addr())
-	refusing.Refuse()
+	must(t, refusing.Refuse())
 	url := func(user, password, addr string) string {
 		return "etcd://" + user + ":" + password + "@" + addr + "?call_timeout=1s"
 	}

@@ -30,8 +30,29 @@ func (b *Backend) unchanged(old *base) clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(b.baseKey()), "=", old.stored)
 }
 
-// lag is how far tokens may fall behind the clock before the base is raised.
-const lag = 10 * time.Second
+// lag is how far tokens may fall behind the clock before the base is raised. Without it every
+// lock would raise the base, and all that are taken at the same time would be in each other's way.
+const lag = 50 * time.Millisecond
+
+// estimateAge is for how long a server's time is carried on by the clock of this process.
+const estimateAge = 30 * time.Second
+
+// An estimate is the servers' time at an instant of this process.
+type estimate struct{ server, local time.Time }
+
+// serverTime returns the servers' time, which it asks for at times.
+func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
+	e := b.estimate.Load()
+	if e == nil || time.Since(e.local) > estimateAge {
+		server, err := b.clock(ctx)
+		if err != nil {
+			return server, err
+		}
+		e = &estimate{server, time.Now()}
+		b.estimate.Store(e)
+	}
+	return e.server.Add(time.Since(e.local)), nil
+}
 
 // readBase takes the base from what is stored at a revision.
 func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*base, error) {
@@ -59,17 +80,13 @@ func (b *Backend) saw(revision int64) {
 // raised returns the base with which the token of the next revision is not behind the clock,
 // or the same one if it is by little.
 func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
-	seen := uint64(max(b.seen.Load(), 0))
-	behind := func(now time.Time) bool { return uint64(now.UnixMicro()) > old.value+seen+uint64(lag/time.Microsecond) }
-	if old.stored != "" && !behind(b.now()) {
-		return old.value, nil
-	}
-	now, err := b.clock(ctx)
+	now, err := b.serverTime(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if old.stored != "" && !behind(now) {
-		return old.value, nil // our clock is ahead of the server's
+	seen := uint64(max(b.seen.Load(), 0))
+	if old.stored != "" && uint64(now.Add(-lag).UnixMicro()) <= old.value+seen {
+		return old.value, nil
 	}
 	us := uint64(max(now.UnixMicro(), 0))
 	if us < seen || us > driver.MaxFence {
