@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -81,9 +82,11 @@ func renew(t testing.TB, l driver.Lease, ttl time.Duration) {
 		case err == nil:
 			return
 		case verdict(err) != "unknown":
-			t.Fatalf("Renew: %v", err)
+			t.Errorf("Renew: %v", err)
+			return
 		case time.Now().After(l.Grant().Expires):
-			t.Fatalf("the lease ended before a renewal succeeded: %v", err)
+			t.Errorf("the lease ended before a renewal succeeded: %v", err)
+			return
 		}
 		t.Log(err)
 	}
@@ -169,6 +172,66 @@ func TestAMemberFails(t *testing.T) {
 			release(t, next)
 		})
 	}
+}
+
+// TestARenewalByAReplacedLeaderDoesNotCount: a leader that stood still still extends leases when
+// it goes on, though its successor has them. No lease may count on that.
+func TestARenewalByAReplacedLeaderDoesNotCount(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for an election")
+	}
+	t.Parallel()
+	const ttl = 20 * time.Second
+	g := server.Etcd(t, 3)
+	old := leader(t, g)
+	way := fault.NewProxy(t, old.Addr())
+	b := open(t, "etcd://"+way.Addr()+"?call_timeout=60s")
+	l := grant(t, b, request("k", ttl))
+	must(t, old.Pause())
+	others := client(t, &server.Group{Nodes: slices.DeleteFunc(slices.Clone(g.Nodes), func(s *server.Server) bool { return s == old })})
+	left := func() time.Duration { // of the lease, by the new leader
+		for t.Context().Err() == nil {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			entries, err := others.Get(ctx, b.Path("k")+"/", clientv3.WithPrefix())
+			if err == nil && len(entries.Kvs) == 1 {
+				var answer *clientv3.LeaseTimeToLiveResponse
+				if answer, err = others.TimeToLive(ctx, clientv3.LeaseID(entries.Kvs[0].Lease)); err == nil {
+					cancel()
+					return time.Duration(answer.TTL+1) * time.Second // it counts whole seconds
+				}
+			}
+			cancel()
+			t.Logf("look for the entry: %v", err)
+		}
+		return 0
+	}
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	for left() > ttl*3/4 { // the new leader counts already
+		<-look.C
+	}
+	sent := make(chan struct{}, 1)
+	way.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		select {
+		case sent <- struct{}{}:
+		default:
+		}
+		return len(chunk), fault.Pass
+	})
+	renewed := make(chan struct{})
+	go func() {
+		defer close(renewed)
+		renew(t, l, ttl)
+	}()
+	<-sent // the old leader will read it first of all
+	must(t, old.Resume())
+	if <-renewed; t.Failed() {
+		return
+	}
+	if most, end := left(), l.Grant().Expires; time.Until(end) > most {
+		t.Errorf("the lease lasts for %v by its client, and for %v at most by the server", time.Until(end), most)
+	}
+	release(t, l)
 }
 
 // TestTheMembersCannotReachEachOther: a member without a majority says nothing definite, and

@@ -3,7 +3,6 @@ package everything_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -41,7 +40,7 @@ func job(ctx context.Context, url string, store fence.Store) (token uint64, err 
 			return err
 		}
 		if _, err := locks.TryLock(ctx, "reports/2026-11"); !errors.Is(err, dlock.ErrHeld) {
-			return fmt.Errorf("a second one beside it: %v", err)
+			return errors.Join(errors.New("a second one was not refused"), err)
 		}
 		return fence.Check(ctx, store, "reports", token)
 	})
