@@ -1,0 +1,140 @@
+package gocronlock_test
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/dlock/gocronlock"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+func client(t *testing.T, b *memory.Backend) *dlock.Client {
+	t.Helper()
+	c, err := dlock.New(b, dlock.WithLogger(nil), dlock.WithTTL(3*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Three schedulers have one job. Each of its times it runs once, though it is short and the hosts'
+// clocks differ.
+func TestAJobRunsOnOneHostEachTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		var runs atomic.Int64
+		for i := range 3 {
+			s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.NewLocker(client(t, b.Peer()), dlock.WithMinHold(20*time.Second))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = s.NewJob(gocron.DurationJob(time.Minute), gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("nightly"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Duration(i) * time.Second) // the hosts' clocks differ
+			s.Start()
+			t.Cleanup(func() { _ = s.Shutdown() })
+		}
+		time.Sleep(5*time.Minute + 30*time.Second)
+		synctest.Wait()
+		if n := runs.Load(); n != 5 {
+			t.Errorf("the job ran %d times at 5 times", n)
+		}
+	})
+}
+
+func TestALockThatIsHeldSkipsTheJob(t *testing.T) {
+	b := memory.New()
+	one, two := gocronlock.NewLocker(client(t, b)), gocronlock.NewLocker(client(t, b.Peer()))
+	l, err := one.Lock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := two.Lock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
+		t.Errorf("got %v", err)
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = two.Lock(t.Context(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOneElectorLeadsUntilItLosesOrResigns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		a := gocronlock.NewElector(client(t, b.Peer()), "k")
+		synctest.Wait()
+		z := gocronlock.NewElector(client(t, b.Peer()), "k")
+		synctest.Wait()
+		if a.IsLeader(t.Context()) != nil || !errors.Is(z.IsLeader(t.Context()), gocronlock.ErrNotLeader) {
+			t.Error("the first does not lead alone")
+		}
+		s, err := b.Lookup(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Break(t.Context(), "k", s.Holders[0].Fence); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if !errors.Is(a.IsLeader(t.Context()), gocronlock.ErrNotLeader) || z.IsLeader(t.Context()) != nil {
+			t.Error("the loss was not noticed")
+		}
+		if err := z.Close(); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if a.IsLeader(t.Context()) != nil || !errors.Is(z.IsLeader(t.Context()), gocronlock.ErrNotLeader) {
+			t.Error("the first does not lead again after a resignation")
+		}
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		bad := gocronlock.NewElector(client(t, b.Peer()), "")
+		if err := bad.Close(); !errors.Is(err, dlock.ErrInvalid) || !errors.Is(bad.IsLeader(t.Context()), dlock.ErrInvalid) {
+			t.Errorf("a campaign that cannot be: %v", err)
+		}
+	})
+}
+
+func Example() {
+	locks, err := dlock.New(memory.New()) // yours is dlock.OpenURL(os.Getenv("DLOCK_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+
+	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.NewLocker(locks, dlock.WithMinHold(100*time.Millisecond))))
+	if err != nil {
+		log.Fatal(err)
+	}
+	done := make(chan struct{})
+	_, err = s.NewJob(gocron.OneTimeJob(gocron.OneTimeJobStartImmediately()),
+		gocron.NewTask(func() { close(done) }), gocron.WithName("nightly"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	s.Start()
+	<-done
+	if err := s.Shutdown(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ran once on all hosts")
+	// Output: ran once on all hosts
+}

@@ -1,0 +1,288 @@
+// Package otellock tells OpenTelemetry what a dlock client does: spans for Lock, TryLock, Unlock
+// and renewals, and metrics.
+//
+//	telemetry, err := otellock.New()
+//	locks, err := dlock.OpenURL(url, dlock.WithHooks(telemetry.Hooks()))
+//	err = telemetry.Observe(locks)
+//
+// It is a module of its own: only who imports it depends on OpenTelemetry.
+//
+// # Spans
+//
+//   - dlock.lock and dlock.trylock, from the call to its outcome. They are parents of the spans of
+//     the backend's client, such as redisotel's. Each request is an event "attempt", and each
+//     node of a quorum an event "vote" with its latency.
+//   - dlock.unlock.
+//   - dlock.renew, for each renewal in the background, and dlock.lost, of no length. Both belong to
+//     the trace of the call that took the lock.
+//
+// Attributes are dlock.key, dlock.fence (the token), dlock.attempts, and error.type where
+// something failed: held, unavailable, lost, invalid, closed, canceled. Contention and a caller's
+// own cancellation are no errors of a span.
+//
+// # Metrics
+//
+//	dlock.operation.duration  s           histogram by dlock.operation (lock, trylock, renew, unlock) and error.type
+//	dlock.hold.duration       s           histogram of how long leases were held
+//	dlock.lease.lost          {lease}     counter
+//	dlock.node.failures       {request}   counter by server.address: nodes of a quorum that did not vote
+//	dlock.lease.held          {lease}     up-down counter, of clients given to Observe
+//	dlock.lease.waiting       {call}      the same, of calls of Lock that wait
+//
+// None has a key as attribute, since keys are without bound, unless WithKeyClass maps keys to
+// a few classes: dlock.key.class.
+package otellock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+// scope is the name of the instrumentation.
+const scope = "github.com/redlock-go/redlock/dlock/otellock"
+
+// An Option configures New.
+type Option func(*Telemetry)
+
+// WithTracerProvider sets where spans go; the global provider by default.
+func WithTracerProvider(p trace.TracerProvider) Option {
+	return func(t *Telemetry) { t.tracer = p.Tracer(scope) }
+}
+
+// WithMeterProvider sets where metrics go; the global provider by default.
+func WithMeterProvider(p metric.MeterProvider) Option {
+	return func(t *Telemetry) { t.meter = p.Meter(scope) }
+}
+
+// WithKeyClass adds the attribute dlock.key.class to the histograms and counters: what class
+// returns for a key. It must return few different values, and be safe for concurrent use.
+func WithKeyClass(class func(key string) string) Option {
+	return func(t *Telemetry) { t.class = class }
+}
+
+// Telemetry makes spans and metrics of a client's hooks. It is safe for concurrent use, and may
+// serve several clients.
+type Telemetry struct {
+	tracer trace.Tracer
+	meter  metric.Meter
+	class  func(string) string
+
+	duration, hold metric.Float64Histogram
+	lost, failures metric.Int64Counter
+}
+
+// New returns a Telemetry. An error is one of the meter's, about an instrument.
+func New(opts ...Option) (*Telemetry, error) {
+	t := &Telemetry{tracer: otel.GetTracerProvider().Tracer(scope), meter: otel.GetMeterProvider().Meter(scope)}
+	for _, o := range opts {
+		o(t)
+	}
+	var errs [4]error
+	buckets := metric.WithExplicitBucketBoundaries(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+	t.duration, errs[0] = t.meter.Float64Histogram("dlock.operation.duration", metric.WithUnit("s"), buckets,
+		metric.WithDescription("How long a Lock, TryLock, Unlock or renewal took."))
+	t.hold, errs[1] = t.meter.Float64Histogram("dlock.hold.duration", metric.WithUnit("s"), buckets,
+		metric.WithDescription("How long a lease was held, from its grant to its release or loss."))
+	t.lost, errs[2] = t.meter.Int64Counter("dlock.lease.lost", metric.WithUnit("{lease}"), metric.WithDescription("Leases that were lost."))
+	t.failures, errs[3] = t.meter.Int64Counter("dlock.node.failures", metric.WithUnit("{request}"),
+		metric.WithDescription("Requests to a node of a quorum that failed otherwise than by contention."))
+	return t, errors.Join(errs[:]...)
+}
+
+// Observe reports how many leases clients hold, and how many of their calls wait, in dlock.lease.held
+// and dlock.lease.waiting. Call it once, with all clients. The returned error is the meter's.
+func (t *Telemetry) Observe(clients ...*dlock.Client) error {
+	held, err := t.meter.Int64ObservableUpDownCounter("dlock.lease.held", metric.WithUnit("{lease}"), metric.WithDescription("Leases that are held."))
+	if err != nil {
+		return err
+	}
+	waiting, err := t.meter.Int64ObservableUpDownCounter("dlock.lease.waiting", metric.WithUnit("{call}"), metric.WithDescription("Calls of Lock that wait."))
+	if err != nil {
+		return err
+	}
+	_, err = t.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		var h, w int64
+		for _, c := range clients {
+			s := c.Stats()
+			h += int64(s.Held)
+			w += int64(s.Waiting)
+		}
+		o.ObserveInt64(held, h)
+		o.ObserveInt64(waiting, w)
+		return nil
+	}, held, waiting)
+	return err
+}
+
+// Hooks returns the hooks that tell of a client; dlock.JoinHooks joins them with others.
+func (t *Telemetry) Hooks() dlock.Hooks {
+	return dlock.Hooks{
+		Start: t.start, Attempt: t.attempt, Acquired: t.acquired, Failed: t.failed,
+		Renewed: t.renewed, Lost: t.leaseLost, Released: t.released,
+	}
+}
+
+// own is the key of the span that start made: the one in the context may be somebody else's.
+type own struct{}
+
+func spanOf(ctx context.Context) trace.Span {
+	if s, ok := ctx.Value(own{}).(trace.Span); ok {
+		return s
+	}
+	return trace.SpanFromContext(context.Background()) // of no effect
+}
+
+func (t *Telemetry) start(ctx context.Context, op dlock.Op) context.Context {
+	ctx, span := t.tracer.Start(ctx, "dlock."+op.Name)
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("dlock.key", op.Key))
+	}
+	return context.WithValue(ctx, own{}, span)
+}
+
+func (t *Telemetry) attempt(ctx context.Context, e dlock.Event) {
+	t.count(ctx, e)
+	if span := spanOf(ctx); span.IsRecording() {
+		attrs := []attribute.KeyValue{attribute.Int("dlock.attempt", e.Attempt), seconds("dlock.latency", e.Latency)}
+		if e.Err != nil {
+			attrs = append(attrs, attribute.String("error.type", errorType(e.Err)))
+		}
+		span.AddEvent("attempt", trace.WithAttributes(attrs...))
+		votes(span, e)
+	}
+}
+
+func (t *Telemetry) acquired(ctx context.Context, e dlock.Event) {
+	t.record(ctx, t.duration, e.Waited, e)
+	finish(spanOf(ctx), e)
+}
+
+func (t *Telemetry) failed(ctx context.Context, e dlock.Event) {
+	t.record(ctx, t.duration, e.Waited, e)
+	finish(spanOf(ctx), e)
+}
+
+func (t *Telemetry) released(ctx context.Context, e dlock.Event) {
+	t.record(ctx, t.duration, e.Latency, e)
+	if !errors.Is(e.Err, dlock.ErrLost) { // leaseLost told of that one
+		t.recordHold(ctx, e)
+	}
+	span := spanOf(ctx)
+	votes(span, e)
+	finish(span, e)
+}
+
+func (t *Telemetry) renewed(ctx context.Context, e dlock.Event) {
+	t.count(ctx, e)
+	t.record(ctx, t.duration, e.Latency, e)
+	end := time.Now()
+	_, span := t.tracer.Start(ctx, "dlock.renew", trace.WithTimestamp(end.Add(-e.Latency)))
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("dlock.key", e.Key))
+		votes(span, e)
+	}
+	finish(span, e, trace.WithTimestamp(end))
+}
+
+func (t *Telemetry) leaseLost(ctx context.Context, e dlock.Event) {
+	t.lost.Add(ctx, 1, metric.WithAttributes(t.classOf(e.Key)...))
+	t.recordHold(ctx, e)
+	_, span := t.tracer.Start(ctx, "dlock.lost", trace.WithAttributes(attribute.String("dlock.key", e.Key)))
+	finish(span, e)
+}
+
+// record records a duration by operation and outcome.
+func (t *Telemetry) record(ctx context.Context, h metric.Float64Histogram, d time.Duration, e dlock.Event) {
+	attrs := append(t.classOf(e.Key), attribute.String("dlock.operation", e.Op))
+	if e.Err != nil {
+		attrs = append(attrs, attribute.String("error.type", errorType(e.Err)))
+	}
+	h.Record(ctx, d.Seconds(), metric.WithAttributes(attrs...))
+}
+
+func (t *Telemetry) recordHold(ctx context.Context, e dlock.Event) {
+	t.hold.Record(ctx, e.Held.Seconds(), metric.WithAttributes(t.classOf(e.Key)...))
+}
+
+// count counts the nodes of a quorum that failed.
+func (t *Telemetry) count(ctx context.Context, e dlock.Event) {
+	for i := range e.Votes {
+		if v := &e.Votes[i]; v.Err != nil && !errors.Is(v.Err, dlock.ErrHeld) {
+			t.failures.Add(ctx, 1, metric.WithAttributes(attribute.String("server.address", v.Node)))
+		}
+	}
+}
+
+func (t *Telemetry) classOf(key string) []attribute.KeyValue {
+	if t.class == nil {
+		return nil
+	}
+	return []attribute.KeyValue{attribute.String("dlock.key.class", t.class(key))}
+}
+
+// votes adds an event for each node of a quorum.
+func votes(span trace.Span, e dlock.Event) {
+	if !span.IsRecording() {
+		return
+	}
+	for i := range e.Votes {
+		v := &e.Votes[i]
+		attrs := []attribute.KeyValue{attribute.String("server.address", v.Node), attribute.Bool("dlock.granted", v.Granted), seconds("dlock.latency", v.Latency)}
+		if v.Err != nil {
+			attrs = append(attrs, attribute.String("error.type", errorType(v.Err)))
+		}
+		span.AddEvent("vote", trace.WithAttributes(attrs...))
+	}
+}
+
+func seconds(name string, d time.Duration) attribute.KeyValue {
+	return attribute.Float64(name, d.Seconds())
+}
+
+// finish ends a span.
+func finish(span trace.Span, e dlock.Event, opts ...trace.SpanEndOption) {
+	if span.IsRecording() {
+		if e.Fence > 0 {
+			span.SetAttributes(attribute.Int64("dlock.fence", int64(e.Fence))) // under 1<<53
+		}
+		if e.Attempt > 0 {
+			span.SetAttributes(attribute.Int("dlock.attempts", e.Attempt))
+		}
+		if e.Err != nil {
+			kind := errorType(e.Err)
+			span.SetAttributes(attribute.String("error.type", kind))
+			if kind != "held" && kind != "canceled" {
+				span.SetStatus(codes.Error, e.Err.Error())
+			}
+		}
+	}
+	span.End(opts...)
+}
+
+// errorType is the value of error.type.
+func errorType(err error) string {
+	switch {
+	case errors.Is(err, dlock.ErrUnavailable):
+		return "unavailable"
+	case errors.Is(err, dlock.ErrHeld):
+		return "held"
+	case errors.Is(err, dlock.ErrLost):
+		return "lost"
+	case errors.Is(err, dlock.ErrInvalid):
+		return "invalid"
+	case errors.Is(err, dlock.ErrClosed):
+		return "closed"
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "canceled"
+	}
+	return "unavailable"
+}

@@ -1,0 +1,331 @@
+package otellock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/dlock/otellock"
+	"github.com/redlock-go/redlock/driver"
+	_ "github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/memory"
+	"github.com/redlock-go/redlock/drivers/redlock"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// recorded is what the SDK keeps in memory.
+type recorded struct {
+	t      *testing.T
+	spans  *tracetest.InMemoryExporter
+	reader *metric.ManualReader
+	tracer *sdktrace.TracerProvider
+	*otellock.Telemetry
+}
+
+func record(t *testing.T, opts ...otellock.Option) *recorded {
+	r := &recorded{t: t, spans: tracetest.NewInMemoryExporter(), reader: metric.NewManualReader()}
+	r.tracer = sdktrace.NewTracerProvider(sdktrace.WithSyncer(r.spans))
+	meters := metric.NewMeterProvider(metric.WithReader(r.reader))
+	var err error
+	r.Telemetry, err = otellock.New(append([]otellock.Option{otellock.WithTracerProvider(r.tracer), otellock.WithMeterProvider(meters)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *recorded) client(b driver.Backend, opts ...dlock.Option) *dlock.Client {
+	r.t.Helper()
+	c, err := dlock.New(b, append(opts, dlock.WithHooks(r.Hooks()), dlock.WithLogger(nil))...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// named returns the spans of a name.
+func (r *recorded) named(name string) tracetest.SpanStubs {
+	return slices.DeleteFunc(r.spans.GetSpans(), func(s tracetest.SpanStub) bool { return s.Name != name })
+}
+
+func (r *recorded) only(name string) tracetest.SpanStub {
+	r.t.Helper()
+	spans := r.named(name)
+	if len(spans) != 1 {
+		r.t.Fatalf("%d spans %s", len(spans), name)
+	}
+	return spans[0]
+}
+
+func has(s tracetest.SpanStub, want ...attribute.KeyValue) bool {
+	for _, kv := range want {
+		if !slices.Contains(s.Attributes, kv) {
+			return false
+		}
+	}
+	return true
+}
+
+// metrics returns all points, by the name of the metric and its attributes.
+func (r *recorded) metrics() map[string]float64 {
+	r.t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := r.reader.Collect(context.Background(), &all); err != nil {
+		r.t.Fatal(err)
+	}
+	points := map[string]float64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			name := func(set attribute.Set) string {
+				text := m.Name
+				for _, kv := range set.ToSlice() {
+					text += fmt.Sprintf(" %s=%s", kv.Key, kv.Value.Emit())
+				}
+				return text
+			}
+			switch d := m.Data.(type) {
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					points[name(p.Attributes)] = float64(p.Count)
+				}
+			case metricdata.Sum[int64]:
+				for _, p := range d.DataPoints {
+					points[name(p.Attributes)] = float64(p.Value)
+				}
+			default:
+				r.t.Errorf("%s is a %T", m.Name, d)
+			}
+		}
+	}
+	return points
+}
+
+func TestEachStepOfALeaseHasASpan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := record(t)
+		b := memory.New()
+		c, other := r.client(b, dlock.WithTTL(3*time.Second)), r.client(b.Peer())
+		ctx, parent := r.tracer.Tracer("program").Start(t.Context(), "request")
+		l, err := c.Lock(ctx, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		parent.End()
+		if _, err := other.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
+			t.Fatal(err)
+		}
+		time.Sleep(1100 * time.Millisecond) // the first renewal
+		synctest.Wait()
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		lock, trylock, renew, unlock := r.only("dlock.lock"), r.only("dlock.trylock"), r.only("dlock.renew"), r.only("dlock.unlock")
+		fence := attribute.Int64("dlock.fence", int64(l.Fence()))
+		key := attribute.String("dlock.key", "k")
+		if !has(lock, key, fence, attribute.Int("dlock.attempts", 1)) || lock.Parent.SpanID() != parent.SpanContext().SpanID() || len(lock.Events) != 1 || lock.Events[0].Name != "attempt" {
+			t.Errorf("lock: %+v", lock)
+		}
+		if !has(trylock, key, attribute.String("error.type", "held")) || trylock.Status.Code != codes.Unset {
+			t.Errorf("trylock: %+v", trylock)
+		}
+		for _, s := range []tracetest.SpanStub{renew, unlock} {
+			if !has(s, key, fence) || s.Parent.SpanID() != lock.SpanContext.SpanID() || s.Status.Code != codes.Unset {
+				t.Errorf("%s: %+v", s.Name, s)
+			}
+		}
+	})
+}
+
+func TestALossIsASpanAndCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := record(t)
+		b := memory.New()
+		c := r.client(b, dlock.WithTTL(3*time.Second))
+		l, err := c.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Peer().Break(t.Context(), "k", l.Fence()); err != nil {
+			t.Fatal(err)
+		}
+		<-l.Done()
+		synctest.Wait()
+		if s := r.only("dlock.lost"); s.Status.Code != codes.Error || !has(s, attribute.String("error.type", "lost")) {
+			t.Errorf("lost: %+v", s)
+		}
+		_ = l.Unlock()
+		m := r.metrics()
+		if m["dlock.lease.lost"] != 1 || m["dlock.hold.duration"] != 1 {
+			t.Errorf("the metrics are %v", m)
+		}
+	})
+}
+
+func TestMetricsHaveNoKeysButTheirClasses(t *testing.T) {
+	b := memory.New()
+	run := func(r *recorded) map[string]float64 {
+		c := r.client(b.Peer())
+		if err := r.Observe(c); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range []string{"reports/1", "reports/2", "mail/1"} {
+			l, err := c.Lock(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if key != "mail/1" {
+				err = l.Unlock()
+			} else {
+				t.Cleanup(func() { _ = l.Unlock() })
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := r.metrics()
+		for name := range m {
+			if strings.Contains(name, "/1") || strings.Contains(name, "/2") {
+				t.Errorf("a key is in %s", name)
+			}
+		}
+		return m
+	}
+	m := run(record(t))
+	if m["dlock.operation.duration dlock.operation=lock"] != 3 || m["dlock.operation.duration dlock.operation=unlock"] != 2 || m["dlock.hold.duration"] != 2 || m["dlock.lease.held"] != 1 {
+		t.Errorf("the metrics are %v", m)
+	}
+	b = memory.New()
+	m = run(record(t, otellock.WithKeyClass(func(key string) string { class, _, _ := strings.Cut(key, "/"); return class })))
+	if m["dlock.operation.duration dlock.key.class=reports dlock.operation=lock"] != 2 || m["dlock.hold.duration dlock.key.class=reports"] != 2 {
+		t.Errorf("the metrics with classes are %v", m)
+	}
+}
+
+func TestEveryVoteIsAnEventAndAFailureIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := record(t)
+		var nodes []driver.Backend
+		for range 3 {
+			nodes = append(nodes, memory.New(&memory.Options{Info: driver.Info{Name: "node", Features: driver.FeatureFencing | driver.FeatureQuorumNode | driver.FeatureKeep, MinTTL: driver.MinTTL, MaxTTL: time.Hour}}))
+		}
+		nodes[2].(*memory.Backend).Fail(errors.New("the disk is full"))
+		b, err := redlock.New(nodes, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := r.client(b, dlock.WithTTL(3*time.Second))
+		l, err := c.Lock(t.Context(), "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1100 * time.Millisecond)
+		synctest.Wait()
+		votes, failed := 0, 0
+		for _, e := range r.only("dlock.renew").Events {
+			votes++
+			if slices.Contains(e.Attributes, attribute.String("error.type", "unavailable")) {
+				failed++
+			}
+		}
+		if votes != 3 || failed != 1 {
+			t.Errorf("%d votes, of which %d failed: %+v", votes, failed, r.only("dlock.renew").Events)
+		}
+		failures := 0.0
+		for name, n := range r.metrics() {
+			if strings.HasPrefix(name, "dlock.node.failures server.address=") {
+				failures += n
+			}
+		}
+		if failures < 1 {
+			t.Errorf("the metrics are %v", r.metrics())
+		}
+		if err := l.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// spy is a backend whose calls are spans, as a client library's are.
+type spy struct {
+	*memory.Backend
+	tracer trace.Tracer
+	calls  atomic.Int64
+}
+
+func (s *spy) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+	ctx, span := s.tracer.Start(ctx, "client")
+	defer span.End()
+	s.calls.Add(1)
+	return s.Backend.Acquire(ctx, r)
+}
+
+func TestSpansOfTheClientAreChildren(t *testing.T) {
+	r := record(t)
+	c := r.client(&spy{Backend: memory.New(), tracer: r.tracer.Tracer("client")})
+	l, err := c.Lock(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if child := r.only("client"); child.Parent.SpanID() != r.only("dlock.lock").SpanContext.SpanID() {
+		t.Errorf("the client's span is a child of %v", child.Parent.SpanID())
+	}
+}
+
+// What it costs: five nodes, 64 goroutines.
+func BenchmarkFiveNodes(b *testing.B) {
+	for _, name := range []string{"without", "with"} {
+		b.Run(name, func(b *testing.B) {
+			url := "redlock:"
+			for range 5 {
+				url += server.Redis(b).URL() + ","
+			}
+			var opts []dlock.Option
+			if name == "with" {
+				exporter := tracetest.NewInMemoryExporter()
+				telemetry, err := otellock.New(otellock.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(0.01)), sdktrace.WithBatcher(exporter))),
+					otellock.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))))
+				if err != nil {
+					b.Fatal(err)
+				}
+				opts = append(opts, dlock.WithHooks(telemetry.Hooks()))
+			}
+			c, err := dlock.OpenURL(url+"bootstrap=true", opts...)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close() //nolint:errcheck // nothing is held
+			var n atomic.Int64
+			b.SetParallelism(32)
+			b.ResetTimer()
+			b.RunParallel(func(pb *testing.PB) {
+				key := fmt.Sprint("k", n.Add(1))
+				for pb.Next() {
+					l, err := c.Lock(b.Context(), key)
+					if err != nil {
+						b.Fatal(err)
+					}
+					_ = l.Unlock()
+				}
+			})
+		})
+	}
+}

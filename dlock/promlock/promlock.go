@@ -1,0 +1,227 @@
+// Package promlock shows Prometheus what dlock clients do: a collector over their Stats and hooks.
+//
+//	metrics := promlock.New(nil)
+//	prometheus.MustRegister(metrics)
+//	locks, err := dlock.OpenURL(url, dlock.WithHooks(metrics.Hooks()))
+//	metrics.Add(locks)
+//
+// It is a module of its own: only who imports it depends on Prometheus. The file grafana.json
+// beside it is a dashboard of these metrics.
+//
+//	dlock_held                       gauge      leases that are held
+//	dlock_waiting                    gauge      calls of Lock that wait
+//	dlock_acquired_total             counter    leases granted
+//	dlock_contended_total            counter    requests that were answered "held"
+//	dlock_failed_total               counter    requests that failed otherwise
+//	dlock_renewed_total              counter    renewals that succeeded
+//	dlock_renewals_failed_total      counter    renewals that did not
+//	dlock_lost_total                 counter    leases lost
+//	dlock_released_total             counter    releases that succeeded
+//	dlock_releases_failed_total      counter    releases of which that is unknown
+//	dlock_node_failures_total        counter    by node: requests of a quorum that failed there
+//	dlock_wait_seconds               histogram  from the call of Lock to the lease, or to the failure
+//	dlock_hold_seconds               histogram  from the grant to the release or loss
+//	dlock_renewal_margin_seconds     histogram  what was left of a lease when it was renewed
+//
+// No metric has a key as label, since keys are without bound, unless Options.Class maps keys to a
+// few classes.
+package promlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+// Options are what New can be told. The zero Options are the defaults.
+type Options struct {
+	// Class adds the label "class" to the histograms of waiting and holding: what it returns for a
+	// key. It must return few different values, and be safe for concurrent use.
+	Class func(key string) string
+	// Labels are added to every metric.
+	Labels prometheus.Labels
+	// Buckets are those of waiting and holding, in seconds; zero: from 1 ms to 5 min.
+	Buckets []float64
+	_       struct{}
+}
+
+// A Collector collects the metrics of the clients that were added. It is safe for concurrent
+// use.
+type Collector struct {
+	class    func(string) string
+	stats    []stat
+	wait     *prometheus.HistogramVec
+	hold     *prometheus.HistogramVec
+	margin   prometheus.Histogram
+	failures *prometheus.CounterVec
+
+	mu      sync.Mutex
+	clients []*dlock.Client
+
+	deadlines sync.Map // of held leases, by their keys and tokens
+}
+
+// stat is a metric that is read from a client's Stats.
+type stat struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	read func(*dlock.Stats) float64
+}
+
+var _ prometheus.Collector = (*Collector)(nil)
+
+// New returns a collector of no clients; nil stands for the zero Options.
+func New(o *Options) *Collector {
+	if o == nil {
+		o = &Options{}
+	}
+	buckets := o.Buckets
+	if len(buckets) == 0 {
+		buckets = []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300}
+	}
+	var labels []string
+	if o.Class != nil {
+		labels = []string{"class"}
+	}
+	histogram := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets, ConstLabels: o.Labels}, labels)
+	}
+	c := &Collector{
+		class: o.Class,
+		wait:  histogram("dlock_wait_seconds", "Time from the call of Lock or TryLock to the lease, or to the failure."),
+		hold:  histogram("dlock_hold_seconds", "Time from the grant of a lease to its release or loss."),
+		margin: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "dlock_renewal_margin_seconds", Help: "What was left of a lease when it was renewed.",
+			Buckets: []float64{0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80}, ConstLabels: o.Labels,
+		}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dlock_node_failures_total", Help: "Requests to a node of a quorum that failed otherwise than by contention.", ConstLabels: o.Labels,
+		}, []string{"node"}),
+	}
+	add := func(kind prometheus.ValueType, name, help string, read func(*dlock.Stats) float64) {
+		c.stats = append(c.stats, stat{prometheus.NewDesc(name, help, nil, o.Labels), kind, read})
+	}
+	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
+	add(gauge, "dlock_held", "Leases that are held.", func(s *dlock.Stats) float64 { return float64(s.Held) })
+	add(gauge, "dlock_waiting", "Calls of Lock that wait.", func(s *dlock.Stats) float64 { return float64(s.Waiting) })
+	add(counter, "dlock_acquired_total", "Leases granted.", func(s *dlock.Stats) float64 { return float64(s.Acquired) })
+	add(counter, "dlock_contended_total", "Requests that were answered held.", func(s *dlock.Stats) float64 { return float64(s.Contended) })
+	add(counter, "dlock_failed_total", "Requests that failed otherwise than by contention.", func(s *dlock.Stats) float64 { return float64(s.Failed) })
+	add(counter, "dlock_renewed_total", "Renewals that succeeded.", func(s *dlock.Stats) float64 { return float64(s.Renewed) })
+	add(counter, "dlock_renewals_failed_total", "Renewals that failed.", func(s *dlock.Stats) float64 { return float64(s.RenewalFailed) })
+	add(counter, "dlock_lost_total", "Leases lost.", func(s *dlock.Stats) float64 { return float64(s.Lost) })
+	add(counter, "dlock_released_total", "Releases that succeeded.", func(s *dlock.Stats) float64 { return float64(s.Released) })
+	add(counter, "dlock_releases_failed_total", "Releases of which it is unknown whether they succeeded.", func(s *dlock.Stats) float64 { return float64(s.ReleaseFailed) })
+	return c
+}
+
+// Add adds clients, whose Stats are summed. Make them with WithHooks(c.Hooks()), or else the
+// histograms and the failures by node lack them.
+func (c *Collector) Add(clients ...*dlock.Client) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.clients = append(c.clients, clients...)
+}
+
+// Describe is of prometheus.Collector.
+func (c *Collector) Describe(to chan<- *prometheus.Desc) {
+	for i := range c.stats {
+		to <- c.stats[i].desc
+	}
+	for _, v := range c.vectors() {
+		v.Describe(to)
+	}
+}
+
+// Collect is of prometheus.Collector.
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	c.mu.Lock()
+	stats := make([]dlock.Stats, len(c.clients))
+	for i, client := range c.clients {
+		stats[i] = client.Stats()
+	}
+	c.mu.Unlock()
+	for i := range c.stats {
+		s, sum := &c.stats[i], 0.0
+		for j := range stats {
+			sum += s.read(&stats[j])
+		}
+		to <- prometheus.MustNewConstMetric(s.desc, s.kind, sum)
+	}
+	for _, v := range c.vectors() {
+		v.Collect(to)
+	}
+}
+
+func (c *Collector) vectors() []prometheus.Collector {
+	return []prometheus.Collector{c.wait, c.hold, c.margin, c.failures}
+}
+
+// Hooks returns the hooks that tell of a client; dlock.JoinHooks joins them with others.
+func (c *Collector) Hooks() dlock.Hooks {
+	return dlock.Hooks{
+		Attempt:  func(_ context.Context, e dlock.Event) { c.count(e) },
+		Acquired: func(_ context.Context, e dlock.Event) { c.acquired(e) },
+		Failed:   func(_ context.Context, e dlock.Event) { c.of(c.wait, e.Key).Observe(e.Waited.Seconds()) },
+		Renewed:  func(_ context.Context, e dlock.Event) { c.renewed(e) },
+		Lost:     func(_ context.Context, e dlock.Event) { c.ended(e) },
+		Released: func(_ context.Context, e dlock.Event) {
+			if !errors.Is(e.Err, dlock.ErrLost) { // Lost told of that one
+				c.ended(e)
+			}
+		},
+	}
+}
+
+// leaseID tells leases apart.
+type leaseID struct {
+	key   string
+	fence uint64
+}
+
+func (c *Collector) acquired(e dlock.Event) {
+	c.of(c.wait, e.Key).Observe(e.Waited.Seconds())
+	if !e.Deadline.IsZero() {
+		c.deadlines.Store(leaseID{e.Key, e.Fence}, e.Deadline)
+	}
+}
+
+func (c *Collector) renewed(e dlock.Event) {
+	c.count(e)
+	if e.Err != nil {
+		return
+	}
+	// The lease may have ended meanwhile: it is told of in order.
+	id := leaseID{e.Key, e.Fence}
+	if before, held := c.deadlines.Load(id); held {
+		c.margin.Observe(max(0, time.Until(before.(time.Time)).Seconds()))
+		c.deadlines.CompareAndSwap(id, before, e.Deadline)
+	}
+}
+
+func (c *Collector) ended(e dlock.Event) {
+	c.deadlines.Delete(leaseID{e.Key, e.Fence})
+	c.of(c.hold, e.Key).Observe(e.Held.Seconds())
+}
+
+// count counts the nodes of a quorum that failed.
+func (c *Collector) count(e dlock.Event) {
+	for i := range e.Votes {
+		if v := &e.Votes[i]; v.Err != nil && !errors.Is(v.Err, dlock.ErrHeld) {
+			c.failures.WithLabelValues(v.Node).Inc()
+		}
+	}
+}
+
+// of returns the histogram for a key.
+func (c *Collector) of(h *prometheus.HistogramVec, key string) prometheus.Observer {
+	if c.class == nil {
+		return h.WithLabelValues()
+	}
+	return h.WithLabelValues(c.class(key))
+}
