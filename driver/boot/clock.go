@@ -33,6 +33,7 @@ type Clock struct {
 type Source struct {
 	Suspended func() time.Duration          // how long the machine has slept since it booted
 	Wall      func(now time.Time) time.Time // the wall clock
+	Awake     func() time.Time              // Go's clock, which stops while the machine sleeps
 }
 
 // New returns a clock that reads from s, and what s leaves out from the machine.
@@ -43,7 +44,10 @@ func New(s Source) *Clock {
 	if s.Wall == nil {
 		s.Wall = func(now time.Time) time.Time { return now }
 	}
-	c := &Clock{start: time.Now(), source: s, base: s.Suspended()}
+	if s.Awake == nil {
+		s.Awake = time.Now
+	}
+	c := &Clock{start: s.Awake(), source: s, base: s.Suspended()}
 	c.wall.Store(s.Wall(c.start).UnixNano())
 	return c
 }
@@ -64,7 +68,7 @@ const (
 // Fresh reads all clocks.
 func (c *Clock) Fresh() Instant {
 	slept := c.source.Suspended() - c.base
-	t := time.Now()
+	t := c.source.Awake()
 	since := t.Sub(c.start)
 	last, wall := time.Duration(c.slept.Load()), c.source.Wall(t).UnixNano()
 	if slept-last < sleepNoise {
@@ -85,7 +89,7 @@ func (c *Clock) Fresh() Instant {
 // too early, by a sleep; a lease whose end is counted from that ends too early, which is
 // safe.
 func (c *Clock) Now() Instant {
-	t := time.Now()
+	t := c.source.Awake()
 	since := t.Sub(c.start)
 	passed := since - time.Duration(c.read.Load())
 	apart := time.Duration(c.source.Wall(t).UnixNano()-c.wall.Load()) - passed
@@ -103,5 +107,5 @@ func (c *Clock) Jumps() int64 { return c.jumps.Load() }
 // Time converts an instant to Go's time, monotonic and by the wall clock of now.
 func (c *Clock) Time(t Instant) time.Time {
 	now := time.Now()
-	return now.Add(time.Duration(t) - now.Sub(c.start) - time.Duration(c.slept.Load()))
+	return now.Add(time.Duration(t) - c.source.Awake().Sub(c.start) - time.Duration(c.slept.Load()))
 }

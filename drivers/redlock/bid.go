@@ -825,6 +825,8 @@ func (b *bid) confirm(e *event, out *actions) {
 	switch {
 	case b.phase != holding:
 		out.verdict = lost
+	case acks.len() >= b.q && e.jumped:
+		out.verdict = stopped
 	case acks.len() >= b.q && (b.ttl == 0 || e.now < expires):
 		b.expires, out.verdict = expires, extended
 	case b.in(counted).len() < b.q:

@@ -13,7 +13,7 @@ import (
 
 // read reads the clock of an answer to a request that was under way from sent to received;
 // the node's terms are nil where it remembers none.
-func (b *Backend) read(clock time.Time, terms *driver.Terms, sent, received boot.Instant) reading {
+func (b *Backend) read(clock time.Time, terms *driver.Terms, sent moment, received boot.Instant) reading {
 	if clock.IsZero() {
 		return reading{}
 	}
@@ -21,8 +21,17 @@ func (b *Backend) read(clock time.Time, terms *driver.Terms, sent, received boot
 		terms = &b.terms
 	}
 	at := time.Duration(clock.UnixNano())
-	return reading{earliest: at, latest: at, sent: sent, received: received, excuse: terms.Excuse, drift: terms.Drift, known: true}
+	return reading{earliest: at, latest: at, sent: sent.at, received: received, jumps: sent.jumps, excuse: terms.Excuse, drift: terms.Drift, known: true}
 }
+
+// moment is when something began: what the boot-time clock said, and how often the wall clock had
+// jumped. Where it jumps between two moments more time may have passed than that clock shows.
+type moment struct {
+	at    boot.Instant
+	jumps int64
+}
+
+func (b *Backend) now() moment { return moment{b.clock.Now(), b.clock.Jumps()} }
 
 // offset is by how much the node's clock is ahead of the client's boot-time clock: mid, give
 // or take half of the round trip.
@@ -49,7 +58,7 @@ func (n *node) learn(r reading, terms *driver.Terms) {
 func (n *node) note(r reading, terms *driver.Terms) bool {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
-	n.clock, n.jumps = r, n.b.clock.Jumps()
+	n.clock, n.jumps = r, r.jumps
 	if terms == nil {
 		return false
 	}

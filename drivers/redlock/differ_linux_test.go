@@ -87,10 +87,7 @@ func (s *scene) client(sight, guard string, ttl time.Duration, options ...string
 // use takes a lock that nobody else wants, and frees it.
 func (s *scene) use(b *redlock.Backend, ttl time.Duration) {
 	s.t.Helper()
-	l := s.whenFree(b, fmt.Sprint("warm", owners.Add(1)), ttl)
-	if err := l.Release(context.Background()); err != nil {
-		s.t.Fatal(err)
-	}
+	s.release(s.whenFree(b, fmt.Sprint("warm", owners.Add(1)), ttl))
 }
 
 // begin states that the servers are new.
@@ -242,9 +239,7 @@ func (s *scene) slept() {
 	s.clocks(time.Hour)
 	awake := s.client("ABC", "1s", time.Second)
 	last := s.whenFree(awake, "file", time.Second)
-	if err := last.Release(context.Background()); err != nil {
-		s.t.Fatal(err)
-	}
+	s.release(last)
 	for _, srv := range s.servers {
 		if err := srv.RestartEmpty(); err != nil {
 			s.t.Fatal(err)

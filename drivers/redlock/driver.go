@@ -33,8 +33,8 @@ const (
 // zero Options.
 type Options struct {
 	// NodeTimeout bounds one request to one node: acquire, renew and release, whatever
-	// the node's client has for itself. It must be small against the TTL. Zero: a
-	// fiftieth of the TTL, at least 50 ms.
+	// the node's client has for itself. It must be small against the TTL; a request whose
+	// TTL is shorter is a *driver.InvalidError. Zero: a fiftieth of the TTL, at least 50 ms.
 	NodeTimeout time.Duration
 	// ClockAllowance is how far apart the clocks of sound nodes may be; under Guard. A lease
 	// survives nodes that are three times as far apart, and the nodes keep keys for eight and
@@ -390,6 +390,14 @@ func (b *Backend) event(e driver.Notice) {
 	if b.opts.Event != nil {
 		b.opts.Event(e)
 	}
+}
+
+// checkTimeout refuses a TTL that is over before a node's time is.
+func (b *Backend) checkTimeout(ttl time.Duration) error {
+	if b.opts.NodeTimeout > ttl {
+		return driver.Invalid("NodeTimeout", "(node_timeout) %v is over the TTL of the request, %v: shorten it, or leave it out, which makes it a fiftieth of the TTL", b.opts.NodeTimeout, ttl)
+	}
+	return nil
 }
 
 // timeout is how long one node may take for one request.

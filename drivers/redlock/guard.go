@@ -136,8 +136,8 @@ func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driv
 	seen = make([]*driver.MemoryReport, len(b.nodes))
 	began := b.clock.Now()
 	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
-		sent := b.clock.Now()
-		q := b.quorum(n, sent)
+		sent := b.now()
+		q := b.quorum(n, sent.at)
 		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &q, DryRun: true})
 		if err != nil {
 			return err

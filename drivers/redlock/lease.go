@@ -31,7 +31,7 @@ type lease struct {
 	attempt   int           // of which owner is
 	owner     string        // of the requests of an attempt
 	keep      time.Duration // of the renewal
-	jumps     int64         // of the client's clock, at the start of the bid
+	jumps     int64         // of the client's clock, at the start of the bid or of the last renewal
 	floor     uint64        // the proposal for this round
 	round     int           // the round that it is for
 	confirmed uint64        // the nodes' time when the last renewal began that succeeded; 0: none did
@@ -60,6 +60,9 @@ type nodeRequest struct {
 // them wins.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opts.Prefix, req); err != nil {
+		return nil, err
+	}
+	if err := b.checkTimeout(req.TTL); err != nil {
 		return nil, err
 	}
 	if err := b.begin(ctx); err != nil {
@@ -178,6 +181,9 @@ func (l *lease) decide(ctx context.Context, e *event, cause error) (actions, err
 	e.duplicate = l.b.duplicate.Load() != nil
 	e.ended = cause != nil
 	e.now = l.b.clock.Fresh()
+	if e.kind == renews {
+		l.jumps = l.b.clock.Jumps()
+	}
 	e.jumped = l.b.clock.Jumps() != l.jumps
 	out := l.step(e)
 	if out.pause > 0 {
@@ -363,11 +369,12 @@ func (g *nodeRequest) send() {
 
 // result is what a call brought.
 type result struct {
-	lease          driver.Lease
-	grant          driver.Grant
-	err            error
-	unasked        bool
-	sent, received boot.Instant
+	lease    driver.Lease
+	grant    driver.Grant
+	err      error
+	unasked  bool
+	sent     moment
+	received boot.Instant
 }
 
 // do makes the call, and waits for its end. It is a worker's.
@@ -389,7 +396,7 @@ func (g *nodeRequest) do() {
 		g.end(result{err: err, unasked: true})
 		return
 	}
-	r := result{sent: clock.Now()}
+	r := result{sent: l.b.now()}
 	switch g.call {
 	case acquire, join:
 		r.lease, r.err = g.n.backend.Acquire(ctx, &g.req)
@@ -441,7 +448,7 @@ func (g *nodeRequest) learn(r *result, e *event) {
 	}
 	took := r.received.Sub(g.asked)
 	if g.call == release {
-		took = r.received.Sub(r.sent)
+		took = r.received.Sub(r.sent.at)
 	}
 	n.report(r.err != nil && !definite(r.err) && !errors.Is(r.err, driver.ErrLost) && took >= g.timeout-g.timeout/8)
 	if g.call == release {
@@ -467,14 +474,14 @@ func (g *nodeRequest) note(r *result, e *event) {
 		if !r.unasked {
 			_ = errors.As(r.err, &g.held)
 		}
-		g.vote = driver.Vote{Node: g.n.name, Granted: r.err == nil, Latency: r.received.Sub(r.sent), Err: r.err}
+		g.vote = driver.Vote{Node: g.n.name, Granted: r.err == nil, Latency: r.received.Sub(r.sent.at), Err: r.err}
 		e.owner = g.l.number(g.held)
 		if r.err == nil {
 			g.lease, e.fence = r.lease, r.grant.Fence
 		}
 	case raise, lift, renew:
 		if !r.unasked {
-			g.vote.Latency = r.received.Sub(r.sent)
+			g.vote.Latency = r.received.Sub(r.sent.at)
 		}
 		switch {
 		case c == renew:
@@ -569,6 +576,9 @@ func (l *lease) clock() time.Time {
 // count from the next renewal on. No renewal takes the lock again.
 func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	if err := l.b.info.CheckRenewal(r); err != nil {
+		return driver.Grant{}, err
+	}
+	if err := l.b.checkTimeout(r.TTL); r.TTL > 0 && err != nil {
 		return driver.Grant{}, err
 	}
 	if r.MinFence != 0 {

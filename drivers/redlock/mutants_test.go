@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"math/bits"
 	"time"
 )
 
@@ -21,7 +22,7 @@ const (
 	renewFromReply                      // Expires of a renewal counts from the last answer
 	noHold                              // the rule "hold" of terms.go: Expires is the validity time alone
 	noReturn                            // the rule "return" of terms.go: a lease is returned at once
-	joinEarly                           // nodes that have not granted are joined before the grant, and count
+	joinEarly                           // who has the first node joins the rest at its token, before the grant
 	adoptAbove                          // a straggler above the token counts
 	joinAbove                           // a node that joined above the token counts
 	keepLosers                          // a bid that failed releases nothing
@@ -167,17 +168,12 @@ func mutant(m mutation) machine {
 		},
 		joinEarly: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				if e.kind == answered && b.legs[e.node].call == join && b.phase == voting && e.answer == granted {
-					g := &b.legs[e.node]
-					g.call, g.state, g.fence, g.clock = idle, counted, e.fence, e.clock
-					return actions{}
-				}
-				was := b.stage
 				out := next(b, e)
+				got := b.in(owned)
 				for i := range b.n {
-					if g := &b.legs[i]; b.stage == raising && was != raising && g.call == idle && g.state < leaving {
-						g.call, g.joined, out.calls[i] = join, true, join
-						b.attempt++
+					if g := &b.legs[i]; out.calls[i] == acquire && b.stage == electing && got != 0 {
+						b.fence = b.legs[bits.TrailingZeros16(uint16(got))].fence
+						g.call, out.calls[i] = join, join
 					}
 				}
 				return out

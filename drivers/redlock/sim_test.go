@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/boot"
 )
 
 var (
@@ -53,8 +52,8 @@ type kind struct {
 	mixed bool
 	// grows: the number of nodes is changed, by the procedure.
 	grows bool
-	// differing: every value is drawn for each client, machines sleep, the clock of one node
-	// is wrong in whatever way, and counters end.
+	// differing: every client differs, sleeps are long, the clock of one node is wrong in
+	// whatever way, and counters end.
 	differing bool
 }
 
@@ -98,10 +97,14 @@ type world struct {
 	most      time.Duration // and how far
 	orderly   bool          // G2 and G3 are promised
 	stepper   *simServer    // whose clock is wrong, in a differing world
-	slept     atomic.Int64  // how long all machines have slept
+	differ    bool          // every value is drawn for each client
+	tick      time.Duration // to whole ones of which clients round the tokens that they propose; zero: they do not
+	life      time.Duration // of counters
+	machines  []*simMachine // guarded by mu
 	changed   chan struct{} // closed when the number of nodes is
 	before    int           // which it was
 	claims    bool          // some clients state that the servers are new
+	reopen    atomic.Int64  // how often all clients were to begin anew
 	habit     int           // how they forget, as a rule
 	weak      *simServer    // is often slow
 	taken     chan struct{} // somebody has got the lock
@@ -117,7 +120,10 @@ type world struct {
 	leftovers time.Time // when the last key of an unreleased lease ends
 }
 
-type holder struct{ token uint64 }
+type holder struct {
+	token uint64
+	m     *simMachine
+}
 
 const simKeyName = "k"
 
@@ -151,6 +157,10 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 	}
 	if k.wild && seed%4 != 0 {
 		w.guard = -1
+	}
+	w.differ = k.differing || w.rng.IntN(2) == 0
+	if w.rng.IntN(3) == 0 {
+		w.tick = []time.Duration{time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond}[w.rng.IntN(3)]
 	}
 	n := []int{3, 3, 4, 5, 5}[w.rng.IntN(5)]
 	if k.volatile() {
@@ -187,8 +197,17 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 		w.unsettle()
 	}
 	w.stepper = w.servers[w.rng.IntN(len(w.servers))]
+	w.life = shortestLife + 4*max(w.guard, mostGuard) + time.Duration(w.rng.Int64N(int64(time.Minute)))
 	return w
 }
+
+const (
+	// A counter outlives what a clock of a schedule falls between two looks, and the interval of
+	// lua/counter.lua.
+	shortestLife = 15 * time.Second
+	// mostGuard is the longest guard that a client of a differing world has.
+	mostGuard = 1700 * time.Millisecond
+)
 
 // unsettle decides what is to befall the servers.
 func (w *world) unsettle() {
@@ -280,6 +299,7 @@ func (w *world) client(id int, s sabotage) {
 		servers = servers[:8-w.before]
 	}
 	b := w.open(id, servers, rng, s)
+	programs := int64(0)
 	bids, most := 5, 5
 	if w.kind.volatile() {
 		most = 24 // many are refused
@@ -291,7 +311,12 @@ func (w *world) client(id int, s sabotage) {
 		if op > 0 || !w.kind.fresh { // and there all begin at once
 			time.Sleep(time.Duration(rng.Int64N(int64(w.pace()))))
 		}
-		if (w.kind.fresh || w.kind.forgets && w.kind.clocks) && rng.IntN(4) == 0 { // another program
+		if w.kind.differing && rng.IntN(40) == 0 { // until the counters have ended
+			time.Sleep(w.life/2 + time.Duration(rng.Int64N(int64(w.life))))
+		}
+		anew := w.reopen.Load()
+		if (w.kind.fresh || w.kind.forgets && w.kind.clocks) && (rng.IntN(4) == 0 || anew > programs) { // another program
+			programs = anew
 			_ = b.Close()
 			b = w.open(id, servers, rng, s)
 		}
@@ -307,25 +332,28 @@ const operator = -1
 // open returns a client's quorum of the servers.
 func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *Backend {
 	nodes := make([]driver.Backend, len(servers))
-	net := &w.net
-	if id == operator {
+	o, net, rate := &Options{Guard: w.guard, ClockAllowance: w.allow}, &w.net, 1.0
+	switch {
+	case id == operator:
 		net = &network{delay: w.guard / 2} // from far away
+	case w.differ:
+		net, rate = w.draw(o, rng)
+	}
+	m := newSimMachine(rate, s.asleep)
+	if id != operator {
+		w.mu.Lock()
+		w.machines = append(w.machines, m)
+		w.mu.Unlock()
 	}
 	for i, srv := range servers {
-		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
-	}
-	o := &Options{Guard: w.guard, ClockAllowance: w.allow}
-	if w.kind.differing {
-		net = w.differ(o, rng, net)
-		for _, n := range nodes {
-			n.(*simNode).net = net
-		}
+		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, machine: m, life: w.life, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
 	}
 	if w.kind.crosses {
 		o.NodeTimeout = 10 * w.net.delay
 	}
 	if w.kind.mixed && id%2 == 0 {
 		o.Guard /= 3
+		o.NodeTimeout = min(o.NodeTimeout, o.Guard)
 	}
 	if w.claims {
 		o.Bootstrap = rng.IntN(2) == 0
@@ -335,33 +363,35 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 		panic(err)
 	}
 	mutate(b, s.engine)
-	if w.kind.differing {
-		b.clock = boot.New(boot.Source{Suspended: func() time.Duration {
-			if s.asleep {
-				return 0
-			}
-			return time.Duration(w.slept.Load())
-		}})
-	}
+	b.clock = m.clock
 	b.random = func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }
 	return b
 }
 
-// differ draws what one client has for itself.
-func (w *world) differ(o *Options, rng *rand.Rand, net *network) *network {
-	own := *net
-	own.delay = []time.Duration{time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond}[rng.IntN(3)]
-	if rng.IntN(2) == 0 { // it finds the nodes' terms, or brings them
-		o.Guard = time.Duration(200+rng.IntN(1500)) * time.Millisecond
+// draw draws what one client has for itself: its options, its link, and the rate of its clocks.
+func (w *world) draw(o *Options, rng *rand.Rand) (*network, float64) {
+	own := w.net
+	if w.kind.volatile() {
+		own.delay = own.delay * time.Duration(1+rng.IntN(4)) / 2
+	} else if !w.kind.dense {
+		own.delay = []time.Duration{time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond}[rng.IntN(3)]
+	}
+	if rng.IntN(2) == 0 && w.guard > 0 && !w.kind.volatile() { // it finds the nodes' terms, or brings them
+		o.Guard = 200*time.Millisecond + time.Duration(rng.Int64N(int64(mostGuard-200*time.Millisecond)))
 		o.ClockAllowance = w.allow * time.Duration(1+rng.IntN(3))
 		o.ClockAllowance = min(o.ClockAllowance, o.Guard-time.Millisecond)
 	}
 	if rng.IntN(2) == 0 {
-		o.NodeTimeout = min(time.Duration(5+rng.IntN(200))*time.Millisecond, o.Guard)
+		o.NodeTimeout = time.Duration(5+rng.IntN(200)) * time.Millisecond
+		if w.guard > 0 {
+			o.NodeTimeout = min(o.NodeTimeout, o.Guard)
+		}
 	}
 	o.DriftPercent = 1 + rng.IntN(8)
-	o.Bootstrap = true
-	return &own
+	o.Bootstrap = o.Bootstrap || w.kind.differing
+	most := float64(o.DriftPercent) / 100
+	rate := []float64{1 / (1 + most), 1, 1 + most, 1 + (rng.Float64()-0.5)*most}[rng.IntN(4)]
+	return &own, rate
 }
 
 // change changes the number of nodes, by the procedure: clients with the new list begin
@@ -401,33 +431,42 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 		ttl = time.Duration(float64(10*time.Millisecond) * math.Pow(float64(longest)/float64(10*time.Millisecond), rng.Float64()))
 		ttl = max(ttl, b.Info().MinTTL)
 	}
-	if (w.kind.differing || w.kind.lossless) && rng.IntN(2) == 0 { // it stands in line
+	ttl = max(ttl, b.opts.NodeTimeout)
+	if rng.IntN(2) == 0 { // it stands in line
 		b.waits.enter(simKeyName)
-		defer b.waits.leave(simKeyName)
+		defer w.leave(b, rng.IntN(4) == 0)
 	}
+	req := &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl}
+	if w.tick > 0 {
+		req.FenceFloor = uint64(time.Now().Truncate(w.tick).Add(w.tick).UnixMicro())
+	}
+	m := b.nodes[0].backend.(*simNode).machine
+	m.thaw()
 	w.mu.Lock()
 	before := w.largest
 	w.mu.Unlock()
-	l, err := b.Acquire(context.WithValue(ctx, callerKey{}, ctx), &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl})
+	l, err := b.Acquire(context.WithValue(ctx, callerKey{}, ctx), req)
 	if err != nil {
 		w.trace("%s: %v", owner, err)
 		return false
 	}
 	w.trace("%s has the lock: %s", owner, l.(*lease))
-	h := w.granted(l.Grant(), before)
+	h := w.granted(m, l, before)
 	for range rng.IntN(4) {
 		time.Sleep(time.Duration(rng.Int64N(int64(min(w.pace(), ttl*2/3)))))
-		if (w.kind.clocks || w.kind.vanishes) && !time.Now().Before(l.Grant().Expires) {
+		m.thaw()
+		if (w.kind.clocks || w.kind.vanishes) && !time.Now().Before(m.end(l)) {
 			break // nobody is to renew after the deadline, and where nodes forget it matters
 		}
-		if !w.renew(l, h, ttl) {
+		if !w.renew(m, l, h, ttl) {
 			break
 		}
 	}
+	m.thaw()
 	if rng.IntN(6) == 0 || w.kind.volatile() && rng.IntN(2) == 0 { // a client that dies: its lease runs out
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		end := time.Now().Add(ttl + b.terms.Grace + b.timeout(ttl)*3)
+		end := time.Now().Add(ttl + w.mostGrace() + b.timeout(ttl)*3)
 		if end.After(w.leftovers) {
 			w.leftovers = end
 		}
@@ -442,19 +481,31 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	return true
 }
 
+// leave ends a wait, unless the client dies: then its place stays, and nobody comes when it is told.
+func (w *world) leave(b *Backend, dies bool) {
+	b.waits.leave(simKeyName)
+	for _, n := range b.nodes {
+		sn := n.backend.(*simNode)
+		if dies {
+			sn.s.lose(sn)
+		}
+		sn.leave(!dies)
+	}
+}
+
 // granted checks a grant that is being returned.
-func (w *world) granted(g driver.Grant, before uint64) *holder {
+func (w *world) granted(m *simMachine, l driver.Lease, before uint64) *holder {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := time.Now()
+	now, g, end := time.Now(), l.Grant(), m.end(l)
 	w.grants++
 	switch {
 	case w.tokens[g.Fence] && w.orderly:
 		w.fail("G2: token %d was granted twice", g.Fence)
 	case g.Fence <= before && w.orderly:
 		w.fail("G2: token %d was granted after %d had been returned", g.Fence, before)
-	case !now.Before(g.Expires):
-		w.fail("G1: a lease was returned %v after its end", now.Sub(g.Expires))
+	case !now.Before(end):
+		w.fail("G1: a lease was returned %v after its end", now.Sub(end))
 	}
 	w.tokens[g.Fence] = true
 	w.largest = max(w.largest, g.Fence)
@@ -462,8 +513,8 @@ func (w *world) granted(g driver.Grant, before uint64) *holder {
 	case w.taken <- struct{}{}:
 	default:
 	}
-	h := &holder{token: g.Fence}
-	w.believe(h, g.Expires, now)
+	h := &holder{g.Fence, m}
+	w.believe(h, end, now)
 	return h
 }
 
@@ -477,13 +528,13 @@ func (w *world) believe(h *holder, end, now time.Time) {
 	w.active[h] = end
 }
 
-func (w *world) renew(l driver.Lease, h *holder, ttl time.Duration) bool {
+func (w *world) renew(m *simMachine, l driver.Lease, h *holder, ttl time.Duration) bool {
 	w.mu.Lock()
 	before := w.largest
 	w.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	g, err := l.Renew(ctx, &driver.Renewal{TTL: ttl})
+	_, err := l.Renew(ctx, &driver.Renewal{TTL: ttl})
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.trace("renewal: %v %s", err, l.(*lease))
@@ -498,7 +549,7 @@ func (w *world) renew(l driver.Lease, h *holder, ttl time.Duration) bool {
 	if before > h.token && w.orderly {
 		w.fail("G3: the lease of token %d was renewed after %d had been returned", h.token, before)
 	}
-	w.believe(h, g.Expires, time.Now())
+	w.believe(h, m.end(l), time.Now())
 	return true
 }
 
@@ -523,6 +574,10 @@ func (w *world) chaos() {
 		}
 		s := w.servers[rng.IntN(len(w.servers))]
 		what := rng.IntN(10)
+		if rng.IntN(8) == 0 {
+			w.startle(rng)
+			continue
+		}
 		if w.kind.differing {
 			w.disturb(s, rng, what)
 			continue
@@ -549,11 +604,44 @@ func (w *world) chaos() {
 	}
 }
 
+// startle makes a client's machine sleep, as a rule, or sets its wall clock.
+func (w *world) startle(rng *rand.Rand) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.machines) == 0 || !w.differ {
+		return
+	}
+	m := w.machines[rng.IntN(len(w.machines))]
+	if rng.IntN(4) == 0 {
+		m.setWall(time.Duration(rng.Int64N(int64(4*time.Second))) - 2*time.Second)
+		return
+	}
+	d := time.Duration(1+rng.IntN(300)) * time.Millisecond
+	if w.kind.differing {
+		d *= time.Duration(1 + rng.IntN(10))
+	}
+	if w.kind.lossless { // what it was about to release may end by itself
+		if w.seed%3 > 0 {
+			return
+		}
+		w.leftovers = time.Now().Add(d + mostGuard + w.guard + w.mostGrace())
+	}
+	w.trace("a machine sleeps for %v", d)
+	if !m.sleep(d) || !m.deaf {
+		return
+	}
+	for h, until := range w.active {
+		if h.m == m {
+			w.active[h] = until.Add(d)
+		}
+	}
+}
+
 // disturb does what may befall a differing world: its one wrong clock is set, and stays until
-// somebody has seen it; all machines sleep; counters end; a node forgets scripts, or pauses.
+// somebody has seen it; a node forgets scripts, or pauses.
 func (w *world) disturb(s *simServer, rng *rand.Rand, what int) {
 	switch {
-	case what < 6:
+	case what < 7:
 		w.stepper.mu.Lock()
 		if w.stepper.contacts > w.stepper.steppedAt {
 			most := 8*float64(w.allow) + rng.Float64()*120e6 // as the ways of packets may hide
@@ -568,26 +656,15 @@ func (w *world) disturb(s *simServer, rng *rand.Rand, what int) {
 			w.trace("the clock of %d is set to %v", w.stepper.id, w.stepper.offset-w.stepper.right)
 		}
 		w.stepper.mu.Unlock()
-	case what == 6:
-		d := time.Duration(20+rng.IntN(1500)) * time.Millisecond
-		w.trace("all machines sleep for %v", d)
-		w.mu.Lock()
-		w.slept.Add(int64(d))
-		for h, until := range w.active {
-			w.active[h] = until.Add(-d)
-		}
-		for _, srv := range w.servers {
-			srv.sleep(d)
-		}
-		w.mu.Unlock()
-	case what == 7:
+	case what < 9:
 		s.pause(time.Duration(rng.Int64N(int64(150 * time.Millisecond))))
-	case what == 8:
-		w.unload(s, rng)
 	default:
-		s.forgetCounter(driver.FenceLag + 4*time.Second)
+		w.unload(s, rng)
 	}
 }
+
+// mostGrace is the longest grace of any client's terms.
+func (w *world) mostGrace() time.Duration { return derive(3, mostGuard, 3*w.allow, 1).Grace }
 
 // storms strike the servers, as a rule when somebody has just got the lock.
 func (w *world) storms() {
@@ -641,6 +718,10 @@ func (w *world) rest(d time.Duration) bool {
 func (w *world) strike(rng *rand.Rand) {
 	s := w.servers[rng.IntN(len(w.servers))]
 	pause := time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
+	if rng.IntN(8) == 0 {
+		w.startle(rng)
+		return
+	}
 	switch what := rng.IntN(10); {
 	case what == 0:
 		s.pause(pause)
@@ -780,9 +861,14 @@ func (w *world) forgetOn(s *simServer, how int, rng *rand.Rand) {
 	if slices.Contains(w.minority, s) && !s.durable && rng.IntN(2) == 0 {
 		w.bootWrong(s, rng)
 		if rng.IntN(2) == 0 { // the others do not answer for a while
+			most := 150 * time.Millisecond
+			if rng.IntN(2) == 0 { // and clients come that do not know their clocks
+				most = w.guard / 2
+				w.reopen.Add(1)
+			}
 			for _, other := range w.servers {
 				if other != s {
-					other.pause(time.Duration(rng.Int64N(int64(150 * time.Millisecond))))
+					other.pause(time.Duration(rng.Int64N(int64(most))))
 				}
 			}
 			return
@@ -816,7 +902,7 @@ func (w *world) cleanup() {
 		return
 	}
 	// Close has waited for every request; what is left is one way of a packet.
-	time.Sleep(20*w.net.delay + 200*time.Millisecond)
+	time.Sleep(20*max(w.net.delay, 50*time.Millisecond) + 200*time.Millisecond)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.servers {

@@ -29,6 +29,10 @@ type simNode struct {
 	rng     *rand.Rand
 	process *simProcess // the one that answered last; nil: none
 	told    bool        // that the number of nodes changes
+	place   string      // in line there; empty: none
+
+	machine *simMachine   // that it runs on; nil: one that never sleeps
+	life    time.Duration // of counters, beside the TTL
 }
 
 // simProcess is what a client knows of a server's process. Its node's mu guards it.
@@ -80,6 +84,7 @@ func (n *simNode) draw() time.Duration {
 // call sends a request. What arrives takes effect even if nobody waits any longer, and
 // whatever process it finds there.
 func (n *simNode) call(ctx context.Context, apply func() simReply) simReply {
+	n.machine.thaw()
 	if err := ctx.Err(); err != nil {
 		return simReply{err: err}
 	}
@@ -109,6 +114,7 @@ func (n *simNode) call(ctx context.Context, apply func() simReply) simReply {
 	if err := sleep(ctx, f.back); err != nil {
 		return simReply{err: err}
 	}
+	n.machine.thaw()
 	return r
 }
 
@@ -371,12 +377,21 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	}
 	req, q, start := *r, *r.Quorum, time.Now()
 	req.Quorum = &q
+	c := simCall{me: req.Owner, ttl: req.TTL, token: req.FenceFloor, life: n.counterLife(req.TTL)}
 	op := simAcquire
 	if req.ExactFence != 0 {
-		op = simJoin
+		op, c.token, c.seen = simJoin, req.ExactFence, max(req.FenceFloor, req.ExactFence)
+	} else if q.WaitingSince != 0 {
+		c.place = n.stand(req.Owner, q.WaitingSince)
 	}
-	a := n.run(ctx, op, &q, req.TTL, func(t *driver.Terms) simReply { return n.s.acquire(&req, t) })
+	a := n.run(ctx, op, &q, req.TTL, func(t *driver.Terms) simReply {
+		if op == simJoin {
+			return n.s.join(c, t)
+		}
+		return n.s.acquire(c, t)
+	})
 	if a.err == nil {
+		n.leave(false)
 		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL, &q)}, nil
 	}
 	if !a.unsent && !definite(a.err) {
@@ -385,10 +400,41 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	return nil, a.err
 }
 
+// counterLife is for how long a counter outlives its last token at least.
+func (n *simNode) counterLife(ttl time.Duration) time.Duration { return n.life + ttl }
+
+// simKept is for how long a key is kept for the next in line.
+const simKept = 30 * time.Millisecond
+
+// stand returns the place in line of a client that waits.
+func (n *simNode) stand(owner string, since uint64) simPlace {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.place == "" {
+		n.place = fmt.Sprintf("%s.0.%d", request(owner), simKept.Milliseconds())
+	}
+	return simPlace{n.place, since}
+}
+
+// leave ends the place in line, if there is one, and tells the server where nobody waits any
+// longer.
+func (n *simNode) leave(tell bool) {
+	n.mu.Lock()
+	place := n.place
+	n.place = ""
+	n.mu.Unlock()
+	if place == "" || !tell {
+		return
+	}
+	if f := n.fate(); !f.lost {
+		time.AfterFunc(f.there, func() { n.s.release("", 0, place) })
+	}
+}
+
 // undo releases an attempt whose outcome is unknown: at once, and again when nothing of
 // it can arrive any longer (rule 2 of the contract).
 func (n *simNode) undo(ctx context.Context, owner string) {
-	free := func() { n.s.release(owner, 0) }
+	free := func() { n.s.release(owner, 0, "") }
 	rest := time.Duration(0)
 	if end, ok := ctx.Deadline(); ok {
 		rest = max(0, time.Until(end))
@@ -417,10 +463,9 @@ type simLease struct {
 func (l *simLease) Grant() driver.Grant { return l.grant }
 
 func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	start, least := time.Now(), r.MinFence
-	a := l.n.run(ctx, simRenew, l.req.Quorum, r.TTL, func(t *driver.Terms) simReply {
-		return l.n.s.renew(l.req.Owner, l.grant.Fence, least, r.TTL, t)
-	})
+	start := time.Now()
+	c := simCall{me: l.req.Owner, ttl: r.TTL, token: l.grant.Fence, least: r.MinFence, life: l.n.counterLife(r.TTL)}
+	a := l.n.run(ctx, simRenew, l.req.Quorum, r.TTL, func(t *driver.Terms) simReply { return l.n.s.renew(c, t) })
 	return grantOf(a, start, r.TTL, l.req.Quorum), a.err
 }
 
@@ -436,6 +481,6 @@ func (l *simLease) Release(ctx context.Context) error {
 		defer cancel()
 	}
 	return l.n.call(ctx, func() simReply {
-		return l.n.s.release(l.req.Owner, l.grant.Fence)
+		return l.n.s.release(l.req.Owner, l.grant.Fence, "")
 	}).err
 }

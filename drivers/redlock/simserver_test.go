@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,14 +20,17 @@ type simServer struct {
 	broken  simBroken
 	durable bool // it forgets nothing that it has acknowledged
 
-	mu      sync.Mutex
-	process int // how often it was started
-	started int64
-	memory  simMemory
-	line    []simPlace       // in memory as well, but protects nothing
-	written []simMemory      // memory after each write, the newest last: what an RDB file or an AOF may bring back
-	texts   map[simText]bool // the script cache
-	marked  bool             // the marker is in it
+	mu        sync.Mutex
+	at        time.Time // what the clock says; zero: see clock
+	process   int       // how often it was started
+	started   int64
+	memory    simMemory
+	line      []simPlace       // in memory as well, but protects nothing
+	dissolves time.Time        // when nobody in line has asked for long
+	gone      map[string]bool  // processes that are told nothing any more
+	written   []simMemory      // memory after each write, the newest last: what an RDB file or an AOF may bring back
+	texts     map[simText]bool // the script cache
+	marked    bool             // the marker is in it
 
 	began     time.Time
 	offset    time.Duration
@@ -54,18 +59,31 @@ type simBroken struct {
 	ownStep bool // a clock that was set back ends its quarantine by itself
 	nodes   bool // the number of nodes is not compared
 	onePass bool // terms change at once
+	pending bool // and also where the other nodes' are not known
+	joins   bool // a node in quarantine can be joined
+	new     bool // a node is new as long as it has no memory, whatever process was looked at, and when
 	grace   bool // a key is kept for the TTL and a thousandth
 	kept    bool // a key is kept for the next in line forty times longer
 	caller  bool // a release runs on the context of who asked for the lease
 	hides   bool // a node that remembers says that it is new
 	once    bool // a change of nodes is told to each node once
+	passed  bool // a key is kept for whoever is in line, whether its process is there or not
+	floor   bool // a clock that fell below the mark of the counters raises no token
+	below   bool // a proposed token may be as old as it likes
+	stale   bool // a counter that may have ended can be joined
+	fading  bool // the life of a counter counts from now
 }
 
 // simMemory is what a server keeps in its database.
 type simMemory struct {
 	lock simKey
+	mark simMark
 	meta simMeta
 }
+
+// simMark is what the counters of a server have in common: see lua/counter.lua. It is in
+// microseconds; high is zero where there is none.
+type simMark struct{ high, top, floor int64 }
 
 type simKey struct {
 	owner   string // empty: free, or kept for the next
@@ -73,17 +91,26 @@ type simKey struct {
 	since   uint64 // and since when that one waits
 	fence   uint64
 	until   time.Time // by the server's clock
-	counter uint64
+	counter uint64    // zero: there is none
+	ends    time.Time // of the counter
 }
 
-// simPlace is a place in the line of those who wait.
+func (k *simKey) free() bool { return k.owner == "" && k.next == "" }
+
+// simPlace is a place in the line of those who wait. Its name ends with for how many
+// milliseconds the key is kept for it, behind a dot, and begins with its process, before one.
 type simPlace struct {
 	place string
 	since uint64
 }
 
-// simKept is for how long a key is kept for the next in line.
-const simKept = 30 * time.Millisecond
+func (p *simPlace) kept() time.Duration {
+	ms, err := strconv.Atoi(p.place[strings.LastIndexByte(p.place, '.')+1:])
+	if err != nil {
+		panic(err)
+	}
+	return time.Duration(ms) * time.Millisecond
+}
 
 // simMeta is what a server remembers for the restart guard: see lua/guard.lua. Times are
 // in microseconds.
@@ -115,7 +142,7 @@ const (
 const simPending int64 = 1<<53 - 1
 
 func newSimServer(id int) *simServer {
-	s := &simServer{id: id, texts: map[simText]bool{}, began: time.Now()}
+	s := &simServer{id: id, texts: map[simText]bool{}, gone: map[string]bool{}, began: time.Now()}
 	s.started = s.clock().Add(-time.Hour).Unix()
 	s.note()
 	return s
@@ -123,6 +150,9 @@ func newSimServer(id int) *simServer {
 
 // clock is the server's. s.mu is held.
 func (s *simServer) clock() time.Time {
+	if !s.at.IsZero() {
+		return s.at
+	}
 	now := time.Now()
 	return now.Add(s.offset + time.Duration(float64(now.Sub(s.began))*s.rate)).Round(0)
 }
@@ -132,10 +162,24 @@ func (s *simServer) micros() int64 { return s.clock().UnixMicro() }
 // key returns the lock as of now. s.mu is held.
 func (s *simServer) key() *simKey {
 	k := &s.memory.lock
-	if !s.clock().Before(k.until) {
+	if s.over(k.until) {
 		k.owner, k.next = "", ""
 	}
+	if s.over(k.ends) {
+		k.counter = 0
+	}
+	if s.over(s.dissolves) {
+		s.line = nil
+	}
 	return k
+}
+
+// over reports whether what ends then has ended: servers count whole milliseconds.
+func (s *simServer) over(end time.Time) bool { return s.clock().Truncate(time.Millisecond).After(end) }
+
+// ending returns the end of what is kept for so long, from now.
+func (s *simServer) ending(d time.Duration) time.Time {
+	return s.clock().Truncate(time.Millisecond).Add((d + time.Millisecond - 1).Truncate(time.Millisecond))
 }
 
 // note writes the memory down. s.mu is held.
@@ -252,9 +296,9 @@ func (s *simServer) handshake(h simShake) simReply {
 	case known:
 	case h.terms != h.text.terms:
 		return no(simOtherTerms, h.terms)
-	case h.mode == "bootstrap" && (h.text.run != id || now > h.until), h.mode == "terms", h.mode == "settled":
+	case h.mode == "bootstrap" && (h.text.run != id || now > h.until) && !s.broken.new, h.mode == "terms", h.mode == "settled":
 		return no(simChanged, h.terms)
-	case h.mode != "bootstrap" && h.mode != "nodes" && h.others < 0 && !s.broken.others:
+	case h.mode != "bootstrap" && h.mode != "nodes" && h.others < 0 && !s.broken.others && !s.broken.pending:
 		r := no(simUnknown, h.terms)
 		r.till, r.why = simPending, "new"
 		return r
@@ -266,7 +310,7 @@ func (s *simServer) handshake(h simShake) simReply {
 	}
 	fresh, quarantine := simPending, int64(terms.Quarantine/time.Microsecond)
 	switch {
-	case s.broken.others:
+	case s.broken.others, s.broken.pending && h.others < 0:
 		fresh = now + quarantine
 	case h.others == 0, h.others > 0 && h.text.run == s.name():
 		fresh = min(max(now, h.others)+quarantine, simPending)
@@ -345,7 +389,7 @@ func (s *simServer) evalsha(t simText, notAfter time.Time, body func() simReply)
 		}
 		m.high = now
 	}
-	if votes := t.op != simRenew; votes && s.micros() < m.till && !s.broken.guard {
+	if votes := t.op == simAcquire || t.op == simJoin && !s.broken.joins; votes && s.micros() < m.till && !s.broken.guard {
 		r := s.reply(0, nil)
 		r.code, r.till, r.why = simQuarantined, m.till, m.why
 		return r
@@ -364,21 +408,39 @@ func (s *simServer) plain(notAfter time.Time, body func() simReply) simReply {
 	return body()
 }
 
+// simCall is what a script is called with.
+type simCall struct {
+	me    string        // owner/attempt
+	ttl   time.Duration // without the grace
+	token uint64        // that acquire proposes, or 0; that a join is for; that a renewal is of
+	least uint64        // of the counter, after a renewal
+	life  time.Duration // of the counter, after its token
+
+	place simPlace // in line, of acquire; its name is empty where nobody waits
+	seen  uint64   // the nodes' time when the lease was last confirmed, of a join
+}
+
 // keep is for how long a key is kept: the script adds the grace.
 func (s *simServer) keep(ttl time.Duration, t *driver.Terms) time.Time {
 	grace := t.Grace
 	if s.broken.grace {
 		grace = ttl / 1000
 	}
-	return s.clock().Add(ttl + grace)
+	return s.ending(ttl + (grace + time.Millisecond - 1).Truncate(time.Millisecond))
 }
+
+// simLineLife is how long a line stays when nobody in it asks again.
+const simLineLife = 150 * time.Second
 
 // enter puts a place into the line, or leaves it where it is.
 func (s *simServer) enter(p simPlace) {
+	s.dissolves = s.ending(simLineLife)
 	if slices.ContainsFunc(s.line, func(q simPlace) bool { return q.place == p.place }) {
 		return
 	}
-	i := slices.IndexFunc(s.line, func(q simPlace) bool { return q.since > p.since })
+	i := slices.IndexFunc(s.line, func(q simPlace) bool {
+		return q.since > p.since || q.since == p.since && q.place > p.place
+	})
 	if i < 0 {
 		i = len(s.line)
 	}
@@ -389,110 +451,185 @@ func (s *simServer) quit(place string) {
 	s.line = slices.DeleteFunc(s.line, func(p simPlace) bool { return p.place == place })
 }
 
-// acquire is lua/acquire.lua and lua/join.lua. s.mu is held.
-func (s *simServer) acquire(req *driver.Request, t *driver.Terms) simReply {
-	k, now := s.key(), s.clock()
-	me := simPlace{place: request(req.Owner)}
-	if req.Quorum != nil && req.ExactFence == 0 {
-		me.since = req.Quorum.WaitingSince
-	}
-	waits := me.since != 0
-	held := func() simReply {
-		if waits {
-			s.enter(me)
+// acquire is lua/acquire.lua. s.mu is held.
+func (s *simServer) acquire(c simCall, t *driver.Terms) simReply {
+	k, now := s.key(), s.micros()
+	x := int64(c.token)
+	if x == 0 {
+		x = now
+	} else {
+		x = min(x, now+simAhead)
+		if !s.broken.below {
+			x = max(x, now-int64(driver.FenceLag/time.Microsecond), s.memory.meta.till)
 		}
-		return s.reply(0, &driver.HeldError{Holder: k.owner, ReservedForWaiter: k.next != "", RetryAfter: k.until.Sub(now), Server: s.name(), Clock: now})
 	}
-	if k.next != "" {
-		switch {
-		case waits && k.next == me.place:
-		case waits && k.since > me.since: // that one came later, and waits on
-			s.enter(simPlace{k.next, k.since})
-		default:
-			return held()
-		}
-		k.next = ""
+	if c.place.since == 0 {
+		c.place.since = uint64(x)
 	}
-	switch {
-	case k.owner == req.Owner:
-		k.until = s.keep(req.TTL, t)
-		return s.reply(k.fence, nil)
-	case k.owner != "":
-		return held()
-	case req.ExactFence != 0 && k.counter > req.ExactFence && !s.broken.join:
-		return s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token"})
-	}
-	floor := req.FenceFloor
-	if m := &s.memory.meta; floor != 0 && m.run != "" {
-		floor = max(floor, uint64(m.till)) // it votes, so that is over
-	}
-	k.fence = driver.NextFence(k.counter, floor, now)
-	if req.ExactFence != 0 {
-		k.fence = req.ExactFence
-	}
-	k.counter = max(k.counter, k.fence)
-	k.owner, k.until = req.Owner, s.keep(req.TTL, t)
-	if waits {
+	switch me := c.place; {
+	case k.free():
 		s.quit(me.place)
+		return s.grant(k, c, t, x)
+	case k.next == "":
+	case k.next == me.place:
+		return s.grant(k, c, t, x)
+	case me.place != "" && k.since > me.since: // that one came later, and waits on
+		s.quit(me.place)
+		s.enter(simPlace{k.next, k.since})
+		return s.grant(k, c, t, x)
 	}
+	if k.owner == c.me {
+		k.until = s.keep(c.ttl, t)
+		return s.reply(k.fence, nil)
+	}
+	if c.place.place != "" {
+		s.enter(c.place)
+	}
+	return s.held(k)
+}
+
+func (s *simServer) held(k *simKey) simReply {
+	now := s.clock()
+	return s.reply(0, &driver.HeldError{Holder: k.owner, ReservedForWaiter: k.next != "", RetryAfter: k.until.Sub(now.Truncate(time.Millisecond)), Server: s.name(), Clock: now})
+}
+
+// grant takes the key with a token of x at least.
+func (s *simServer) grant(k *simKey, c simCall, t *driver.Terms, x int64) simReply {
+	old := int64(k.counter)
+	x = max(x, old+1)
+	if old == 0 || s.enters(x, old) {
+		x = s.pass(x, old == 0)
+	}
+	s.count(k, x, c.life)
+	k.owner, k.next, k.fence, k.until = c.me, "", uint64(x), s.keep(c.ttl, t)
 	return s.reply(k.fence, nil)
 }
 
+// What lua/counter.lua does, in microseconds.
+const (
+	simInterval = 10_000_000
+	simAhead    = int64(driver.FenceSlack / time.Microsecond)
+)
+
+// pass compares the clock with the mark, and raises a token of a key without a counter above
+// the floor.
+func (s *simServer) pass(x int64, missing bool) int64 {
+	m, now := &s.memory.mark, s.micros()
+	if now < m.high && !s.broken.floor {
+		m.floor = max(m.floor, m.top+simInterval)
+	}
+	if missing && x <= m.floor {
+		x = m.floor + 1
+	}
+	m.high, m.top = now, max(m.top, x)
+	return x
+}
+
+func (s *simServer) enters(x, old int64) bool {
+	return x/simInterval != old/simInterval || x > s.micros()+simAhead
+}
+
+// count sets the counter, for its life.
+func (s *simServer) count(k *simKey, x int64, life time.Duration) {
+	ahead := max(s.micros(), x) - s.micros()
+	if s.broken.fading {
+		ahead = 0
+	}
+	k.counter, k.ends = uint64(x), s.ending(life+time.Duration((ahead+999)/1000)*time.Millisecond)
+}
+
+// join is lua/join.lua. s.mu is held.
+func (s *simServer) join(c simCall, t *driver.Terms) simReply {
+	k, now, x := s.key(), s.micros(), int64(c.token)
+	refused := s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token, or may have been"})
+	old := int64(k.counter)
+	switch {
+	case k.owner == c.me:
+		k.until = s.keep(c.ttl, t)
+		return s.reply(k.fence, nil)
+	case !k.free():
+		return s.held(k)
+	case old > x && !s.broken.join:
+		return refused
+	case old == 0 && !s.broken.stale && (x <= s.memory.mark.floor || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
+		return refused
+	}
+	stored := max(x, now-int64(driver.FenceLag/time.Microsecond), old)
+	if s.broken.below {
+		stored = max(x, old)
+	}
+	if old == 0 || s.enters(stored, old) {
+		stored = s.pass(stored, old == 0)
+	}
+	s.count(k, stored, c.life)
+	k.owner, k.fence, k.until = c.me, c.token, s.keep(c.ttl, t)
+	return s.reply(c.token, nil)
+}
+
 // renew is lua/renew.lua. s.mu is held.
-func (s *simServer) renew(owner string, fence, least uint64, ttl time.Duration, t *driver.Terms) simReply {
+func (s *simServer) renew(c simCall, t *driver.Terms) simReply {
 	k := s.key()
 	switch {
-	case s.broken.owner && k.owner != owner:
-		k.counter = max(k.counter, least)
-		return s.reply(fence, nil)
-	case k.owner != owner, k.fence != fence && !s.broken.instance:
+	case s.broken.owner && k.owner != c.me:
+		k.counter = max(k.counter, c.least)
+		return s.reply(c.token, nil)
+	case k.owner != c.me, k.fence != c.token && !s.broken.instance:
 		return s.reply(0, driver.ErrLost)
 	}
-	k.until = s.keep(ttl, t)
-	k.counter = max(k.counter, least)
-	return s.reply(fence, nil)
+	old, x := int64(k.counter), int64(max(c.token, c.least))
+	if old >= x {
+		x = old
+	} else if old == 0 || s.enters(x, old) {
+		x = s.pass(x, old == 0)
+	}
+	s.count(k, x, c.life)
+	k.until = s.keep(c.ttl, t)
+	return s.reply(c.token, nil)
 }
 
 // release is lua/release.lua: it frees exactly this attempt's lock; fence 0: whatever it
-// got.
-func (s *simServer) release(owner string, fence uint64) simReply {
+// got. It gives up the place that quits, unless that is empty.
+func (s *simServer) release(owner string, fence uint64, quits string) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.note()
 	k := s.key()
-	if k.owner != owner || fence != 0 && k.fence != fence {
+	mine := owner != "" && k.owner == owner && (fence == 0 || k.fence == fence)
+	if quits != "" {
+		s.quit(quits)
+		mine = mine || k.free() || k.next == quits
+	}
+	if !mine {
 		return s.reply(0, driver.ErrLost)
 	}
-	k.owner = ""
-	if len(s.line) > 0 {
-		k.next, k.since, s.line = s.line[0].place, s.line[0].since, s.line[1:]
-		k.until = s.clock().Add(simKept)
-		if s.broken.kept {
-			k.until = s.clock().Add(40 * simKept)
+	k.owner, k.next = "", ""
+	for len(s.line) > 0 && k.next == "" {
+		first := s.line[0]
+		s.line = s.line[1:]
+		process, _, _ := strings.Cut(first.place, ".")
+		if s.gone[process] && !s.broken.passed {
+			continue
 		}
+		kept := first.kept()
+		if s.broken.kept {
+			kept *= 40
+		}
+		k.next, k.since, k.until = first.place, first.since, s.ending(kept)
 	}
 	return s.reply(0, nil)
 }
 
 // What may happen to a server.
 
-// sleep is what the server's clock does while all clients sleep.
-func (s *simServer) sleep(d time.Duration) {
+// lose makes the server know that a client's process has gone: what it tells that reaches nobody.
+func (s *simServer) lose(n *simNode) {
+	n.mu.Lock()
+	process, _, _ := strings.Cut(n.place, ".")
+	n.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.offset += d
-	s.right += d
-	s.key()
-	s.note()
-}
-
-// forgetCounter ends the counter of a key that was used last more than so long ago.
-func (s *simServer) forgetCounter(unused time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if k := s.key(); k.owner == "" && int64(k.counter) < s.clock().Add(-unused).UnixMicro() {
-		k.counter = 0
-		s.note()
+	if process != "" {
+		s.gone[process] = true
 	}
 }
 

@@ -62,6 +62,7 @@ type reading struct {
 	earliest, latest time.Duration // TIME since 1970: of one answer, or of two
 	sent             boot.Instant  // before the first of them
 	received         boot.Instant  // after the last
+	jumps            int64         // how often the client's wall clock had jumped when it was sent
 	excuse           time.Duration // of the node's terms
 	drift            int           // of the node's terms, in percent
 	known            bool
@@ -77,7 +78,7 @@ func (r reading) and(s reading) reading {
 	}
 	return reading{
 		earliest: min(r.earliest, s.earliest), latest: max(r.latest, s.latest),
-		sent: min(r.sent, s.sent), received: max(r.received, s.received),
+		sent: min(r.sent, s.sent), received: max(r.received, s.received), jumps: min(r.jumps, s.jumps),
 		excuse: min(r.excuse, s.excuse), drift: max(r.drift, s.drift), known: true,
 	}
 }

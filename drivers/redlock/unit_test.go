@@ -7,12 +7,14 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -133,6 +135,108 @@ func TestADeadlineIsToldBeforeItsTimer(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// A wall clock that jumps where the boot-time clock does not may be all that shows of a pause of
+// the machine: the bid that is under way fails and leaves nothing behind, and the next one
+// proposes no token by what was known of the nodes' clocks.
+func TestAJumpOfTheWallClockFailsABid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var set atomic.Int64
+		var jump, zero atomic.Bool
+		stores := [3]*memory.Backend{memory.New(), memory.New(), memory.New()}
+		nodes := make([]driver.Backend, len(stores))
+		for i, store := range stores {
+			nodes[i] = script{store, func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				time.Sleep(time.Millisecond)
+				if i == 0 {
+					zero.Store(r.FenceFloor == 0)
+				}
+				if jump.Swap(false) {
+					set.Add(int64(-time.Second))
+				}
+				return store.Acquire(ctx, r)
+			}}
+		}
+		b, err := New(nodes, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		b.clock = boot.New(boot.Source{Wall: func(now time.Time) time.Time { return now.Add(time.Duration(set.Load())) }})
+		// The answers to the first bid, and to the one with the jump, tell no clock, or none that can be trusted.
+		for _, c := range []struct{ jumps, zero bool }{{zero: true}, {}, {jumps: true}, {zero: true}, {}} {
+			jump.Store(c.jumps)
+			l, err := b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+			synctest.Wait()
+			switch {
+			case c.jumps && (err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), "wall clock")):
+				t.Errorf("with a jump the bid ends with %v", err)
+			case !c.jumps && err != nil:
+				t.Fatal(err)
+			case zero.Load() != c.zero:
+				t.Errorf("a token was proposed: %v, want %v", !zero.Load(), !c.zero)
+			}
+			if err == nil {
+				err = l.Release(t.Context())
+				synctest.Wait()
+			} else {
+				err = nil
+			}
+			for i, store := range stores {
+				s, e := store.Lookup(t.Context(), "k")
+				if err != nil || e != nil || len(s.Holders) > 0 {
+					t.Errorf("node %d has %+v afterwards (%v, %v)", i, s, err, e)
+				}
+			}
+		}
+	})
+}
+
+// Terms that contradict each other get an error that names them, before a node is asked.
+func TestTermsThatContradictEachOtherAreRefused(t *testing.T) {
+	asked := 0
+	node := func() driver.Backend {
+		store := memory.New()
+		return script{store, func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+			asked++
+			return store.Acquire(ctx, r)
+		}}
+	}
+	names := func(err error, parts ...string) {
+		t.Helper()
+		for _, part := range parts {
+			if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) {
+				t.Errorf("%v, want one about %s", err, part)
+			}
+		}
+	}
+	open := func(o *Options) (*Backend, error) { return New([]driver.Backend{node()}, o) }
+	_, err := open(&Options{Guard: time.Second, ClockAllowance: 2 * time.Second})
+	names(err, "ClockAllowance", "restart guard", "2s", "1s")
+	_, err = open(&Options{Guard: time.Second, NodeTimeout: 2 * time.Second})
+	names(err, "NodeTimeout", "restart guard", "2s", "1s")
+	b, err := open(&Options{Guard: 10 * time.Second, NodeTimeout: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = b.Close() }()
+	_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
+	names(err, "NodeTimeout", "TTL", "2s", "1s")
+	_, err = b.Acquire(t.Context(), request1("k", "web/x", 20*time.Second))
+	names(err, "TTL", "20s", "10s")
+	if asked > 0 {
+		t.Errorf("a node was asked %d times", asked)
+	}
+	l, err := b.Acquire(t.Context(), request1("k", "web/x", 2*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
+	names(err, "NodeTimeout", "TTL", "2s", "1s")
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // What a minority says leaks through no verdict.
