@@ -111,11 +111,18 @@ func mutant(m mutation) machine {
 		},
 		noValidity: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				before := *b
+				const longer = time.Hour
+				if e.kind != looks || b.ttl == 0 || b.stage == quieting {
+					return next(b, e)
+				}
+				b.ttl += longer
 				out := next(b, e)
-				if out.verdict == late || out.verdict == overdue {
-					*b, e.now = before, b.expires-1
-					out = next(b, e)
+				b.ttl -= longer
+				switch out.verdict {
+				case won:
+					b.expires, _ = b.judge(b.in(counted), b.start)
+				case extended:
+					b.expires, _ = b.judge(b.acked(), b.start)
 				}
 				return out
 			}

@@ -168,7 +168,7 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 		n = []int{3, 3, 3, 4, 5}[w.rng.IntN(5)]
 	}
 	if k.differing {
-		w.guard, w.allow = time.Duration(200+w.rng.IntN(1500))*time.Millisecond, time.Duration(2+w.rng.IntN(60))*time.Millisecond
+		w.guard, w.allow = time.Duration(200+w.rng.IntN(1500))*time.Millisecond, time.Duration(float64(time.Millisecond)*math.Pow(60, w.rng.Float64()))
 	}
 	if k.grows {
 		w.before, n = 3, 5

@@ -318,6 +318,11 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.M
 	if b.Quorum.Guard <= 0 {
 		return &driver.MemoryReport{}, nil
 	}
+	if n.s.broken.once && b.Statement == driver.StateNodes && !b.DryRun {
+		if n.told = !n.told; !n.told {
+			return &driver.MemoryReport{}, nil
+		}
+	}
 	r := n.call(ctx, func() simReply { return n.s.look(b.Quorum.Proposal().Quarantine) })
 	if r.err != nil {
 		return nil, r.err
@@ -341,11 +346,6 @@ func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.M
 	}
 	if now.Memory == driver.MemoryFlushed && seen.Memory < now.Memory {
 		return nil, errSimChanged
-	}
-	if n.s.broken.once && b.Statement == driver.StateNodes {
-		if n.told = !n.told; !n.told {
-			return now, nil
-		}
 	}
 	n.s.mu.Lock()
 	n.s.stated = time.Now().Add(time.Second)
