@@ -55,14 +55,14 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the other nodes' clocks in a quarantine's end", "set", 6000, sabotage{node: simBroken{others: true}}},
 		{"the high-water mark of a clock", "set", 6000, sabotage{node: simBroken{high: true}}},
 		{"the number of nodes in the bond", "growing", 2000, sabotage{node: simBroken{nodes: true}}},
-		{"the second time that a change of nodes is told", "growing", 6000, sabotage{node: simBroken{once: true}}},
+		{"the second time that a change of nodes is told", "growing", 20000, sabotage{node: simBroken{once: true}}},
 		{"nodes that remember in a first contact", "fresh", 6000, sabotage{node: simBroken{hides: true}}},
 
 		{"the quarantine of a clock that was set back by the others' clocks", "set", 20000, sabotage{node: simBroken{ownStep: true}}},
 
-		{"the grace that the script adds", "differing", 6000, sabotage{node: simBroken{grace: true}}},
+		{"the grace that the script adds", "differing", 20000, sabotage{node: simBroken{grace: true}}},
 		{"Expires of a renewal counts from the first request", "differing", 20000, sabotage{engine: renewFromReply}},
-		{"a join after the grant alone", "wild", 6000, sabotage{engine: joinEarly}},
+		{"a join after the grant alone", "dense", 20000, sabotage{engine: joinEarly}},
 		{"how long a node is kept for the next in line", "lossless", 2000, sabotage{node: simBroken{kept: true}}},
 		{"the boot-time clock", "differing", 6000, sabotage{asleep: true}},
 	} {
