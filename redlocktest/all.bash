@@ -36,6 +36,7 @@ valkey-server valkey-server  valkey
 postgres      postgresql     postgresql@17
 pgbouncer     pgbouncer      pgbouncer
 etcd          etcd-server    etcd
+mariadbd      mariadb-server-core mariadb
 cc            gcc,libc6-dev  gcc
 END
 }

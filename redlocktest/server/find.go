@@ -25,8 +25,11 @@ func (e *MissingError) Error() string {
 
 // packages are what the programs are in, on Debian and Ubuntu.
 func (k Kind) pkg() string {
-	if k == KindPostgres {
+	switch k {
+	case KindPostgres:
 		return "postgresql, 14 or newer"
+	case KindMariaDB:
+		return "mariadb-server-core"
 	}
 	if k == KindEtcd {
 		return "etcd-server"

@@ -365,6 +365,37 @@ func TestHBAComesBeforeTrust(t *testing.T) {
 	}
 }
 
+// greeting is the version that a mariadbd names to whoever connects.
+func greeting(t *testing.T, addr string) string {
+	t.Helper()
+	nc, err := net.Dial("tcp", addr)
+	must(t, err)
+	defer nc.Close() //nolint:errcheck // only a probe
+	must(t, nc.SetDeadline(time.Now().Add(startTimeout)))
+	head := make([]byte, 5) // length, number, protocol
+	_, err = io.ReadFull(nc, head)
+	must(t, err)
+	body := make([]byte, int(head[0])|int(head[1])<<8-1)
+	_, err = io.ReadFull(nc, body)
+	must(t, err)
+	version, _, _ := bytes.Cut(body, []byte{0})
+	return string(version)
+}
+
+func TestMariaDBServesAfterACrashAndWithoutItsMemory(t *testing.T) {
+	t.Parallel()
+	s := MariaDB(t, WithTLS())
+	for _, again := range []func() error{s.Restart, func() error { return errors.Join(s.Kill(), s.Start()) }, s.RestartEmpty} {
+		if got := greeting(t, s.Addr()); !strings.Contains(got, "MariaDB") {
+			t.Errorf("it greets with %q", got)
+		}
+		must(t, again())
+	}
+	if want := "mysql://alice:pw@" + s.Addr() + "/test"; s.URLFor("alice", "pw") != want {
+		t.Errorf("URL %s, want %s", s.URLFor("alice", "pw"), want)
+	}
+}
+
 func TestPgBouncerPools(t *testing.T) {
 	t.Parallel()
 	pg := Postgres(t)

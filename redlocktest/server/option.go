@@ -15,6 +15,7 @@ const (
 	KindPostgres  Kind = "postgres"
 	KindPgBouncer Kind = "pgbouncer"
 	KindEtcd      Kind = "etcd"
+	KindMariaDB   Kind = "mariadbd"
 )
 
 // Config says what server to start. The zero value of every field but Kind is a
@@ -30,7 +31,7 @@ type Config struct {
 	// Users are ACL rules, as "alice on >secret ~* +@all". Redis and Valkey only.
 	Users []string
 	// TLS makes the server accept nothing but TLS, with a certificate of an authority
-	// of its own. Redis, Valkey and etcd only.
+	// of its own. Redis, Valkey, etcd and MariaDB only.
 	TLS bool
 	// ClientCerts makes it ask clients for a certificate of that authority.
 	ClientCerts bool
@@ -45,8 +46,8 @@ type Config struct {
 	Clock bool
 	// Cluster enables cluster mode, of version 7 or newer. Redis and Valkey only.
 	Cluster bool
-	// Durable makes postgres write safely to disk, for tests that crash it; otherwise
-	// fsync is off.
+	// Durable makes postgres and mariadbd write safely to disk, for tests that crash them;
+	// otherwise fsync is off.
 	Durable bool
 	// Standby makes postgres a hot standby, which is read-only, without a primary.
 	Standby bool
@@ -96,6 +97,8 @@ func (c *Config) flavour() (flavour, error) {
 		return pgbouncer{}, nil
 	case KindEtcd:
 		return etcd{}, nil
+	case KindMariaDB:
+		return mariadb{}, nil
 	}
 	return nil, fmt.Errorf("unknown kind of server %q", c.Kind)
 }

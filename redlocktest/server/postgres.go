@@ -22,6 +22,9 @@ type postgres struct{}
 // Superuser is postgres' superuser, who needs no password.
 const Superuser = "postgres"
 
+// MariaDBSuperuser is mariadbd's superuser, who needs no password.
+const MariaDBSuperuser = "root"
+
 func (s *Server) dataDir() string { return filepath.Join(s.dir, "data") }
 
 // prepare copies a fresh cluster from the template.

@@ -20,7 +20,7 @@ type resp struct{}
 // adminUser is the user that Do logs in as where users are configured.
 const adminUser = "redlocktest"
 
-// Socket returns the path of the unix socket on which Redis, Valkey and postgres
+// Socket returns the path of the unix socket on which Redis, Valkey, postgres and mariadbd
 // listen too.
 func (s *Server) Socket() string {
 	if s.cfg.Kind == KindPostgres {

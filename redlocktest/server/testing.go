@@ -30,6 +30,13 @@ func Postgres(t testing.TB, opts ...Option) *Server {
 	return StartFor(t, KindPostgres, opts...)
 }
 
+// MariaDB starts a mariadbd for a test, as Redis does, with a superuser "root" who needs no
+// password, and a database "test".
+func MariaDB(t testing.TB, opts ...Option) *Server {
+	t.Helper()
+	return StartFor(t, KindMariaDB, opts...)
+}
+
 // PgBouncer starts a pgbouncer for a test, as Postgres does, in front of pg; mode is
 // "session", "transaction" or "statement". Whoever comes is taken for the superuser.
 func PgBouncer(t testing.TB, pg *Server, mode string, opts ...Option) *Server {
