@@ -1,0 +1,308 @@
+package sqltable
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+const (
+	// DefaultTable is the table of the locks.
+	DefaultTable = "dlock"
+	// DefaultCallTimeout bounds one call to the server.
+	DefaultCallTimeout = time.Second
+
+	minCallTimeout = 50 * time.Millisecond // the least that a short TTL leaves for a call
+	maxTTL         = 365 * 24 * time.Hour
+)
+
+// Options are the settings of a backend. The zero value of each field is its default, and so is
+// a nil *Options.
+type Options struct {
+	// Prefix goes before every key.
+	Prefix string
+	// Table is the table of the locks, "dlock" by default; "schema.table" names one in a
+	// schema. All who share locks name the same table. The name is of ASCII letters, digits
+	// and '_'.
+	Table string
+	// Setup makes the table at the first use if it is missing. By default a missing table is a
+	// refusal that says which statement makes it.
+	Setup bool
+	// CallTimeout bounds one call, with the time that it waits for a connection; a second by
+	// default. Half of the TTL bounds it too. It is the not-after of what a call sends.
+	CallTimeout time.Duration
+	// SingleWriter says that all clients reach the same node of a cluster in which every node
+	// takes writes (Galera, group replication). Without it such a cluster is refused, since
+	// the clocks of its nodes differ. MySQL only.
+	SingleWriter bool
+	// Event is told what happens in the background; see driver.Config.
+	Event func(driver.Notice)
+	// CloseDB makes Close close the database too.
+	CloseDB bool
+	// Role is whom SetupSQL grants what a backend needs, if it is not told another role.
+	// PostgreSQL only.
+	Role string
+	// Address is what String returns: the server's address without any secret.
+	Address string
+
+	_ struct{}
+}
+
+// complete fills in the defaults and checks the rest.
+func (o *Options) complete() error {
+	if o.Table == "" {
+		o.Table = DefaultTable
+	}
+	if o.CallTimeout == 0 {
+		o.CallTimeout = DefaultCallTimeout
+	}
+	switch {
+	case len(o.Prefix) >= driver.MaxKey:
+		return driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(o.Prefix), driver.MaxKey)
+	case !tableName.MatchString(o.Table):
+		return driver.Invalid("table", "must be a name of ASCII letters, digits and '_', or schema.name")
+	case o.CallTimeout < driver.MinTTL:
+		return driver.Invalid("call_timeout", "must be at least %v", driver.MinTTL)
+	}
+	return nil
+}
+
+// Backend keeps locks in one table of a database.
+type Backend struct {
+	db      *sql.DB
+	dialect Dialect
+	opt     Options
+	info    driver.Info
+	sql     statements
+	clock   clock
+
+	greeting chan struct{} // full while a client asks the first question
+	doubts   doubts
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // goroutines of ours
+
+	mu      sync.Mutex
+	closing bool
+	calls   sync.WaitGroup // of the users
+	greeted time.Time      // when the server was last asked the first question; zero: ask
+	cleaned time.Time      // when the clean-up was last begun
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend on a database that the program has open. db speaks the dialect d and
+// reaches one server that takes writes. Its connections commit each statement by itself, which
+// is what clients do unless they are told otherwise. New does no I/O.
+func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
+	if db == nil {
+		return nil, driver.Invalid("db", "is nil")
+	}
+	if d < MySQL || d > SQLite {
+		return nil, driver.Invalid("dialect", "%d is unknown", d)
+	}
+	var opt Options
+	if o != nil {
+		opt = *o
+	}
+	if err := opt.complete(); err != nil {
+		return nil, err
+	}
+	b := &Backend{
+		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table), greeting: make(chan struct{}, 1),
+		info: driver.Info{
+			Name: d.String(), Features: driver.FeatureFencing | driver.FeatureKeep,
+			MinTTL: driver.MinTTL, MaxTTL: maxTTL,
+		},
+	}
+	b.clock.base = time.Now()
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	return b, nil
+}
+
+// Info describes the backend.
+func (b *Backend) Info() driver.Info { return b.info }
+
+// String returns the server's address, without any secret.
+func (b *Backend) String() string {
+	if b.opt.Address == "" {
+		return b.info.Name
+	}
+	return b.opt.Address
+}
+
+// begin enters a call of the users, which ends with the returned function.
+func (b *Backend) begin() (func(), error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing {
+		return nil, driver.ErrClosed
+	}
+	b.calls.Add(1)
+	return b.calls.Done, nil
+}
+
+// Acquire makes one attempt, of one statement where the key was used before and is free. It does
+// not wait: nobody can be told of a release.
+func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := b.info.Check(b.opt.Prefix, req); err != nil {
+		return nil, err
+	}
+	if len(req.Owner) > maxOwner {
+		return nil, driver.Invalid("owner", "has %d bytes, the limit is %d", len(req.Owner), maxOwner)
+	}
+	end, err := b.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", b.info.Name, err)
+	}
+	c := b.newCall(ctx, b.patience(req.TTL))
+	defer c.end()
+	a := &attempt{
+		call: c, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
+		ttl: req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
+	}
+	l, err := a.run()
+	if err != nil {
+		return nil, err
+	}
+	b.cleanUp()
+	return l, nil
+}
+
+// patience is for how long a call may last.
+func (b *Backend) patience(ttl time.Duration) time.Duration {
+	return min(b.opt.CallTimeout, max(ttl/2, minCallTimeout))
+}
+
+// An attempt is an Acquire under way.
+type attempt struct {
+	*call
+	name, owner []byte
+	ttl         time.Duration
+	floor       int64
+	start       time.Time // before the first statement that may take the lock
+	sent        bool      // such a statement may have taken effect
+}
+
+// run asks until there is a verdict. Each round but the last met another's: somebody took the key
+// or freed it in between.
+func (a *attempt) run() (_ *lease, err error) {
+	defer func() {
+		if err != nil && a.sent {
+			a.b.doubt(a.name, a.owner, a.deadline, a.ttl)
+		}
+	}()
+	if err := a.greet(); err != nil {
+		return nil, err
+	}
+	for grown := false; ; {
+		l, err := a.make(a.b.sql.take)
+		if l != nil || err != nil {
+			return l, err
+		}
+		r, err := a.look(a.name)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case r.exists && r.owner == string(a.owner): // a request that the client repeated
+			return a.granted(r.fence), nil
+		case r.held():
+			return nil, r.heldError()
+		case r.exists && r.fence >= driver.MaxFence:
+			return nil, &driver.RefusedError{Reason: a.b.info.Name + ": the fencing token of this key is at its end"}
+		case r.now > a.notAfter():
+			// Our idea of the server's clock was wrong, and is right now.
+		case !r.exists:
+			if l, err = a.make(a.b.sql.grow); l != nil || err != nil {
+				return l, err
+			}
+			if grown { // nobody else made the row: the mark has gone, or is another layout's
+				a.b.forget()
+				if err := a.greet(); err != nil {
+					return nil, err
+				}
+			}
+			grown = true
+		}
+		if err := a.over(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// make sends a statement that may take the lock. It returns neither a lease nor an error if
+// that did nothing.
+func (a *attempt) make(text string) (*lease, error) {
+	if a.start.IsZero() {
+		a.start = time.Now()
+	}
+	fence, ok, err := a.fence(text, a.name, a.owner, micros(a.ttl), a.notAfter(), a.floor)
+	switch {
+	case err != nil:
+		a.sent = a.sent || !nothingHappened(err)
+		return nil, err
+	case !ok:
+		return nil, nil
+	}
+	return a.granted(uint64(fence)), nil
+}
+
+func (a *attempt) granted(fence uint64) *lease {
+	return &lease{b: a.b, name: a.name, owner: a.owner, fence: int64(fence), grant: driver.Grant{
+		Expires: driver.Expires(a.start, a.ttl), Fence: fence,
+	}}
+}
+
+// Close returns when nothing of the backend is left. It gives the clean-up of attempts that
+// failed a call timeout. Leases that are held stay until their TTL.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	first := !b.closing
+	b.closing = true
+	b.mu.Unlock()
+	if first {
+		b.doubts.await(b.opt.CallTimeout)
+	}
+	b.cancel()
+	b.calls.Wait()
+	b.wg.Wait()
+	if first && b.opt.CloseDB {
+		return b.db.Close()
+	}
+	return nil
+}
+
+func (b *Backend) report(n driver.Notice) {
+	if b.opt.Event != nil {
+		b.opt.Event(n)
+	}
+}
+
+// goroutine runs f unless the backend is closed, and reports whether it does.
+func (b *Backend) goroutine(f func()) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ctx.Err() != nil {
+		return false
+	}
+	b.wg.Go(f)
+	return true
+}
+
+// errTimeout says that a call took too long for the driver.
+var errTimeout = errors.New("the server did not answer in time")

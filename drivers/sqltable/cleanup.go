@@ -1,0 +1,197 @@
+package sqltable
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A doubt is an attempt that failed, or a release, of which nobody knows whether it took effect.
+type doubt struct {
+	name, owner []byte
+	settled     time.Time // the server refuses what arrives later
+	until       time.Time // when the lock has ended by itself
+}
+
+// doubts are undone one after the other, by one goroutine while there are any.
+type doubts struct {
+	mu      sync.Mutex
+	list    []doubt
+	running chan struct{} // closed when the goroutine ends; nil: there is none
+}
+
+// await returns when no doubt is left, or after the time.
+func (d *doubts) await(most time.Duration) {
+	d.mu.Lock()
+	running := d.running
+	d.mu.Unlock()
+	if running == nil {
+		return
+	}
+	t := time.NewTimer(most)
+	defer t.Stop()
+	select {
+	case <-running:
+	case <-t.C:
+	}
+}
+
+// doubt has an attempt undone: at once, and once more when it can no longer arrive.
+func (b *Backend) doubt(name, owner []byte, settled time.Time, ttl time.Duration) {
+	d := &b.doubts
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list = append(d.list, doubt{name: name, owner: owner, settled: settled, until: settled.Add(ttl)})
+	if d.running != nil {
+		return
+	}
+	done := make(chan struct{})
+	if b.goroutine(func() { defer close(done); b.settle() }) {
+		d.running = done
+	}
+}
+
+// next returns the first doubt, or ends the goroutine.
+func (d *doubts) next() (doubt, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.list) == 0 {
+		d.running = nil
+		return doubt{}, false
+	}
+	x := d.list[0]
+	d.list = d.list[1:]
+	return x, true
+}
+
+// settle undoes all doubts. While the server cannot be reached it tries again at growing pauses,
+// until the locks in question have ended by themselves.
+func (b *Backend) settle() {
+	for pause := 10 * time.Millisecond; ; {
+		x, ok := b.doubts.next()
+		if !ok {
+			return
+		}
+		sent := time.Now()
+		c := b.newCall(b.ctx, b.opt.CallTimeout)
+		_, err := c.exec(b.sql.undo, x.name, x.owner)
+		c.end()
+		switch {
+		case b.ctx.Err() != nil || err != nil && time.Now().After(x.until):
+			continue
+		case err == nil && !sent.Before(x.settled):
+			pause = 10 * time.Millisecond
+			continue
+		case err == nil:
+			pause = min(time.Until(x.settled)+time.Millisecond, 50*time.Millisecond)
+		default:
+			pause = min(2*max(pause, 10*time.Millisecond), time.Second)
+		}
+		b.doubts.mu.Lock()
+		b.doubts.list = append(b.doubts.list, x)
+		b.doubts.mu.Unlock()
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-b.ctx.Done():
+			t.Stop()
+		}
+	}
+}
+
+const (
+	// cleanInterval is how often old rows are deleted, by one client of all.
+	cleanInterval = time.Minute
+	// keptFree is for how long the row of a free key stays: to take it again is one statement,
+	// and to make it anew three.
+	keptFree = 2 * time.Minute
+	// cleanBatch is how many rows are deleted by one statement, and cleanMost in one go.
+	cleanBatch = 100
+	cleanMost  = 5000
+)
+
+// cleanUp begins a clean-up in the background if none was begun for an interval.
+func (b *Backend) cleanUp() {
+	b.mu.Lock()
+	idle := time.Since(b.cleaned) >= cleanInterval
+	if idle {
+		b.cleaned = time.Now()
+	}
+	b.mu.Unlock()
+	if idle {
+		b.goroutine(func() {
+			c := b.newCall(b.ctx, 10*b.opt.CallTimeout)
+			defer c.end()
+			if err := c.clean(cleanInterval, keptFree); err != nil && b.ctx.Err() == nil {
+				b.report(driver.Notice{Kind: driver.NoticeDegraded, Node: b.String(), Err: err, Detail: "rows of keys that are no longer used could not be deleted; another try follows"})
+			}
+		})
+	}
+}
+
+// clean deletes the rows of keys that have been free for long, if nobody else does at this time.
+// Their tokens must never be given again, whatever the clock does by then: first the mark, above
+// which every new row begins, is raised to the largest of them. A statement that makes a row
+// holds the mark until its end, so none is under way that has read it before.
+func (c *call) clean(interval, free time.Duration) error {
+	s := &c.b.sql
+	if n, err := c.exec(s.due, []byte(layout), micros(interval)); n == 0 || err != nil {
+		return err
+	}
+	for range cleanMost / cleanBatch {
+		var names []any
+		highest := int64(0)
+		err := c.query(s.old, []any{micros(free), int64(cleanBatch)}, func(r *sql.Rows) error {
+			var name []byte
+			var fence int64
+			err := r.Scan(&name, &fence)
+			names, highest = append(names, name), max(highest, fence)
+			return err
+		})
+		if err != nil || len(names) == 0 {
+			return err
+		}
+		if _, err := c.exec(s.raise, highest); err != nil {
+			return err
+		}
+		if _, err := c.exec(c.b.removal(len(names)), append([]any{micros(free), highest}, names...)...); err != nil {
+			return err
+		}
+		if len(names) < cleanBatch {
+			return nil
+		}
+	}
+	return nil
+}
+
+// removal is the statement that deletes n rows.
+func (b *Backend) removal(n int) string {
+	marks := make([]string, n)
+	for i := range marks {
+		marks[i] = b.dialect.placeholder(i + 3)
+	}
+	return strings.Replace(b.sql.remove, "NAMES", strings.Join(marks, ", "), 1)
+}
+
+// Clean deletes the rows of keys that have been free for longer than this, at least two minutes by
+// default (free is zero). A backend in use does it by itself, once a minute for all its clients.
+func (b *Backend) Clean(ctx context.Context, free time.Duration) error {
+	end, err := b.begin()
+	if err != nil {
+		return err
+	}
+	defer end()
+	if free == 0 {
+		free = keptFree
+	}
+	c := b.newCall(ctx, 10*b.opt.CallTimeout)
+	defer c.end()
+	if err := c.greet(); err != nil {
+		return err
+	}
+	return c.clean(time.Microsecond, free)
+}

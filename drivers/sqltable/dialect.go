@@ -1,0 +1,228 @@
+package sqltable
+
+import (
+	"encoding/hex"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// A Dialect says which family of SQL databases a *sql.DB speaks to.
+type Dialect uint8
+
+// The dialects. The zero Dialect is none.
+const (
+	// MySQL is MySQL 5.7 or newer and MariaDB 10.2 or newer, with InnoDB.
+	MySQL Dialect = iota + 1
+	// Postgres is PostgreSQL 14 or newer.
+	Postgres
+	// SQLite is SQLite 3.35 or newer.
+	SQLite
+)
+
+// String returns "mysql", "pgtable" or "sqlite".
+func (d Dialect) String() string {
+	switch d {
+	case MySQL:
+		return "mysql"
+	case Postgres:
+		return "pgtable"
+	case SQLite:
+		return "sqlite"
+	}
+	return "unknown"
+}
+
+// layout is the version of what is stored. It is the owner of the mark.
+const layout = "dlock1"
+
+// The statements are written once, with words that each dialect replaces:
+//
+//	TABLE     the table, quoted
+//	NOW       the server's clock, in microseconds since 1970
+//	MARK      the name of the mark: no bytes, which no key has
+//	GREATEST  the larger of two
+//	LEAST     the smaller of two
+//	TOKEN(x)  x, which is told to the client
+//	$1        an argument
+//
+// A row is a key. It is free if it has no owner, or if its owner's time is over. The row of the
+// mark has the layout's version as its owner, the largest token of all rows that were deleted,
+// and the time when the next clean-up is due.
+type statements struct {
+	take, look, grow, renew, release, undo, takeAway string
+	hello, begin, due, old, raise, remove, list      string
+}
+
+// floorOf is the least that a new token may be (driver.NextFence): the proposal $5, brought near
+// the clock, or the clock if there is none.
+const floorOf = `CASE WHEN $5 = 0 THEN NOW ELSE LEAST(GREATEST($5, NOW - 2000000), NOW + 500000) END`
+
+// maxFence is driver.MaxFence.
+const maxFence = `9007199254740991`
+
+// common are the statements as all dialects have them.
+var common = statements{
+	// take takes a key that has a row. $1 name, $2 owner, $3 microseconds, $4 not-after, $5 floor.
+	take: `UPDATE TABLE SET owner = $2, fence = TOKEN(GREATEST(fence + 1, ` + floorOf + `)), granted = NOW, expires = NOW + $3
+		WHERE name = $1 AND (owner = MARK OR expires <= NOW) AND NOW <= $4 AND fence < ` + maxFence,
+	// look tells what became of it: a row of nulls is a key without a row.
+	look: `SELECT NOW, k.owner, k.fence, k.granted, k.expires FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
+	// grow makes the row of a key that has none, held. The lock on the mark keeps it from being
+	// raised meanwhile.
+	grow: `INSERT INTO TABLE (name, owner, fence, granted, expires)
+		SELECT $1, $2, TOKEN(GREATEST(m.fence + 1, ` + floorOf + `)), NOW, NOW + $3 FROM ONE_MARK WHERE NOW <= $4`,
+	// $1 name, $2 owner, $3 token, $4 microseconds, $5 not-after.
+	renew: `UPDATE TABLE SET expires = NOW + $4 WHERE name = $1 AND owner = $2 AND fence = $3 AND expires > NOW AND NOW <= $5`,
+	// $1 name, $2 owner, $3 token.
+	release: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND owner = $2 AND fence = $3`,
+	// undo frees what an attempt took whose token is not known. $1 name, $2 owner.
+	undo: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND owner = $2`,
+	// $1 name, $2 token.
+	takeAway: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND fence = $2 AND owner > MARK AND expires > NOW`,
+
+	// hello is the first question: the clock, and the mark, if there is one.
+	hello: `SELECT NOW, m.owner FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS m ON m.name = MARK`,
+	// begin makes the mark. $1 layout.
+	begin: `INSERT INTO TABLE (name, owner, fence, granted, expires) VALUES (MARK, $1, 0, 0, 0)`,
+	// due gives the clean-up to one client for an interval. $1 layout, $2 microseconds.
+	due: `UPDATE TABLE SET expires = NOW + $2 WHERE name = MARK AND owner = $1 AND (expires <= NOW OR expires > NOW + 2 * $2)`,
+	// old are keys that have been free for long. $1 microseconds, $2 how many at most.
+	old: `SELECT name, fence FROM TABLE WHERE name > MARK AND expires < NOW - $1 LIMIT $2`,
+	// raise raises the mark. $1 token.
+	raise: `UPDATE TABLE SET fence = GREATEST(fence, $1) WHERE name = MARK`,
+	// remove deletes rows that are free still. $1 microseconds, $2 token; then the names.
+	remove: `DELETE FROM TABLE WHERE expires < NOW - $1 AND fence <= $2 AND name IN (NAMES)`,
+	// list are the held keys between two names, in order. $1 after it, $2 at least this, $3 and
+	// below this, $4 at most so many.
+	list: `SELECT NOW, name, owner, fence, granted, expires FROM TABLE
+		WHERE name > $1 AND name >= $2 AND ($3 = MARK OR name < $3) AND owner > MARK AND expires > NOW ORDER BY name LIMIT $4`,
+}
+
+// The clocks. MySQL's is that of the beginning of the statement: one that waited for a row takes
+// a lock for less time than it could. PostgreSQL's is that of the moment, behind any wait.
+// SQLite's is read when the statement has its lock on the database, in milliseconds.
+const (
+	nowMySQL    = `TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))`
+	nowPostgres = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
+	nowSQLite   = `(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000)`
+)
+
+// texts returns the statements of a dialect.
+func (d Dialect) texts(table string) statements {
+	s := common
+	switch d {
+	case MySQL:
+		s.grow += ` LOCK IN SHARE MODE`
+		s.begin = strings.Replace(s.begin, "INSERT", "INSERT IGNORE", 1)
+		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
+			"TABLE", d.quote(table), "TOKEN", "LAST_INSERT_ID", "MARK", "''", "NOW", nowMySQL)
+	case Postgres:
+		// A statement that waits for a row does not look at its conditions again if that did not
+		// change, so it takes the row's lock first; OFFSET 0 keeps conditions behind the lock.
+		const locked = `FROM (SELECT name, owner, fence, expires FROM TABLE WHERE name = $1 OFFSET 0 FOR UPDATE) AS l WHERE k.name = l.name`
+		s.take = `UPDATE TABLE AS k SET owner = $2, fence = GREATEST(l.fence + 1, ` + floorOf + `), granted = NOW, expires = NOW + $3 ` + locked +
+			` AND (l.owner = MARK OR l.expires <= NOW) AND NOW <= $4 AND l.fence < ` + maxFence + ` RETURNING k.fence, NOW`
+		s.undo = `UPDATE TABLE AS k SET owner = MARK, expires = NOW ` + locked + ` AND l.owner = $2`
+		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
+		s.begin += ` ON CONFLICT (name) DO NOTHING`
+		s.translate("ONE_MARK", `(SELECT fence FROM TABLE WHERE name = MARK AND owner = `+d.literal([]byte(layout))+` FOR SHARE) AS m`,
+			"TABLE", d.quote(table), "TOKEN", "", "MARK", "''::bytea", "NOW", nowPostgres)
+		// Where the place of an argument does not tell its type.
+		s.translate("$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
+	case SQLite:
+		s.take += ` RETURNING fence, NOW`
+		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
+		s.begin += ` ON CONFLICT (name) DO NOTHING`
+		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
+			"TABLE", d.quote(table), "TOKEN", "", "GREATEST", "max", "LEAST", "min", "MARK", "x''", "NOW", nowSQLite, "$", "?")
+	}
+	return s
+}
+
+// translate replaces words in all statements, pair by pair.
+func (s *statements) translate(pairs ...string) {
+	for _, text := range []*string{
+		&s.take, &s.look, &s.grow, &s.renew, &s.release, &s.undo, &s.takeAway,
+		&s.hello, &s.begin, &s.due, &s.old, &s.raise, &s.remove, &s.list,
+	} {
+		for i := 0; i < len(pairs); i += 2 {
+			*text = strings.ReplaceAll(*text, pairs[i], pairs[i+1])
+		}
+	}
+}
+
+// argument is $1 in a statement of MySQL.
+var argument = regexp.MustCompile(`\$\d+`)
+
+// bind returns a statement and its arguments, each an int64 or a []byte, as the client gets
+// them. MySQL's clients prepare a statement that has arguments, which costs another round trip
+// each time, so there they are in the text: numbers, and bytes in hexadecimal.
+func (d Dialect) bind(text string, args []any) (string, []any) {
+	if d != MySQL {
+		return text, args
+	}
+	return argument.ReplaceAllStringFunc(text, func(s string) string {
+		n, _ := strconv.Atoi(s[1:])
+		return d.literal(args[n-1])
+	}), nil
+}
+
+// literal writes a value of ours into a statement.
+func (d Dialect) literal(v any) string {
+	switch v := v.(type) {
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case []byte:
+		if d == Postgres {
+			return `decode('` + hex.EncodeToString(v) + `', 'hex')`
+		}
+		return `x'` + hex.EncodeToString(v) + `'`
+	}
+	return "NULL"
+}
+
+// placeholder is the n-th argument of a statement.
+func (d Dialect) placeholder(n int) string {
+	if d == SQLite {
+		return "?" + strconv.Itoa(n)
+	}
+	return "$" + strconv.Itoa(n)
+}
+
+// quote quotes a table's name; a dot separates a schema from it.
+func (d Dialect) quote(name string) string {
+	q := `"`
+	if d == MySQL {
+		q = "`"
+	}
+	return q + strings.ReplaceAll(name, ".", q+"."+q) + q
+}
+
+// tableName is what a table may be called.
+var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?$`)
+
+// maxOwner is the room for an owner, in bytes.
+const maxOwner = 1024
+
+// createTable makes the table, if it is not there.
+func (d Dialect) createTable(table string) string {
+	columns := map[Dialect]string{
+		MySQL:    `(name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) ENGINE=InnoDB`,
+		Postgres: `(name bytea NOT NULL PRIMARY KEY, owner bytea NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) WITH (fillfactor = 70)`,
+		SQLite:   `(name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL) WITHOUT ROWID`,
+	}
+	return "CREATE TABLE IF NOT EXISTS " + d.quote(table) + " " + columns[d]
+}
+
+// after returns the least name that is greater than all that begin with prefix; nothing, if
+// there is none.
+func after(prefix string) []byte {
+	for end := []byte(prefix); len(end) > 0; end = end[:len(end)-1] {
+		if end[len(end)-1] < 0xff {
+			end[len(end)-1]++
+			return end
+		}
+	}
+	return []byte{}
+}

@@ -1,0 +1,70 @@
+/*
+Package sqltable keeps locks in a table of a SQL database: MySQL or MariaDB, PostgreSQL, also
+behind a pooler of transactions, and SQLite for the processes of one machine.
+
+	import _ "github.com/redlock-go/redlock/drivers/sqltable/mysql" // or …/pgtable, …/sqlite
+
+	locks, err := dlock.OpenURL("mysql://user:password@host:3306/database")
+
+The package itself imports no client of any database. A program that has a *sql.DB makes the
+backend of it:
+
+	backend, err := sqltable.New(db, sqltable.MySQL, nil)
+	locks, err := dlock.New(backend)
+
+	scheme              package            database
+	mysql://            sqltable/mysql     MySQL 5.7 or newer, MariaDB 10.2 or newer
+	mariadb://          sqltable/mysql     the same
+	pgtable://          sqltable/pgtable   PostgreSQL 14 or newer, also behind PgBouncer
+	sqlite:             sqltable/sqlite    SQLite 3.35 or newer
+
+# The table
+
+One row is one key: its name in bytes, its owner, its fencing token, since when and until when it
+is held, by the server's clock in microseconds since 1970.
+
+	dlock bootstrap --sql --url mysql://…
+
+prints the statement that makes the table, and [Backend.SetupSQL] returns it. The parameter
+setup=true, or [Backend.Setup], makes it. Nothing else needs a right but SELECT, INSERT, UPDATE
+and DELETE on it. Rows of keys that have not been used for two minutes are deleted, by one client
+a minute; before that the row without a name is raised to the largest of their tokens, above which
+every new row begins, so that tokens rise whatever the server's clock does. Its owner is the version
+of the layout: another release's table is refused.
+
+# What is guaranteed
+
+Each operation is one statement that commits by itself and decides by what the row holds: no
+transaction is open while a lock is held, no session is needed, and a connection may break at any
+time. A lease ends by its TTL, judged by the server's clock alone; clients' clocks do not matter. A
+statement to take or to renew carries the end of its call in the server's time, and does nothing if
+it arrives later. What is sent in vain is undone in the background.
+
+The lock is as good as the server's memory of what it has committed:
+
+  - A primary that fails over to a replica which lacks the last commits can grant again what was
+    granted in the moments before, unless replication is synchronous. innodb_flush_log_at_trx_commit
+    other than 1, and synchronous_commit or fsync that is off, forget as much by a crash. Check
+    tells.
+  - The server's clock must not jump ahead by more than it takes to notice: locks end that much
+    earlier. Where it falls back, locks last longer and tokens rise all the same.
+  - All clients reach the same server. A cluster in which every node takes writes (Galera, group
+    replication) is refused, since its nodes' clocks differ; single_writer=true says that all clients
+    are led to one of its nodes.
+  - On MySQL the clock is read when a statement begins. One that waits for a row, since somebody
+    else's transaction has locked it, can take the lock later than its call's end; its time counts
+    from the beginning, and it is undone as soon as the row can be had.
+  - SQLite's clock is the machine's. The file must be on a disk of this machine.
+
+Against a holder that goes on beyond its lease's end, nothing helps but the token: see package
+dlock/fence, whose guards work on the same databases.
+
+# Waiting
+
+No database that all have in common tells who waits of a release, so waiting clients poll, with
+growing pauses and jitter, as package dlock does it for any such backend; one poll is two statements
+that write nothing. There is no order among the waiters of several processes. Where handing over
+has to be fast or fair, take drivers/postgres, whose locks need a session of the server each few
+thousand, or Redis. There is no shared mode.
+*/
+package sqltable

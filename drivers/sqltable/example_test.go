@@ -1,0 +1,95 @@
+package sqltable_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+	_ "github.com/redlock-go/redlock/drivers/sqltable/sqlite" // sqlite: URLs, and the client
+)
+
+func folder() string {
+	dir, err := os.MkdirTemp("", "locks-")
+	if err != nil {
+		log.Fatal(err)
+	}
+	return dir
+}
+
+// A URL names the database. Other databases differ in the URL alone.
+func Example() {
+	dir := folder()
+	defer os.RemoveAll(dir)
+	locks, err := dlock.OpenURL("sqlite://" + filepath.ToSlash(dir) + "/locks.db?setup=true")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	err = dlock.Do(context.Background(), locks, "reports/2026-11", func(context.Context) error {
+		fmt.Println("one at a time")
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// one at a time
+	// <nil>
+}
+
+// A program that has the database open makes the backend of that.
+func ExampleNew() {
+	dir := folder()
+	defer os.RemoveAll(dir)
+	db, err := sql.Open("sqlite", filepath.Join(dir, "app.db"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	backend, err := sqltable.New(db, sqltable.SQLite, &sqltable.Options{Table: "locks"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := backend.Setup(context.Background()); err != nil { // or in a migration: SetupSQL
+		log.Fatal(err)
+	}
+	locks, err := dlock.New(backend)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+	lease, err := locks.Lock(context.Background(), "account/42")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = locks.TryLock(context.Background(), "account/42")
+	fmt.Println(errors.Is(err, dlock.ErrHeld))
+	fmt.Println(lease.Unlock())
+	// Output:
+	// true
+	// <nil>
+}
+
+// The statement that makes the table, for a migration.
+func ExampleBackend_SetupSQL() {
+	db, err := sql.Open("sqlite", "unused.db")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	for _, d := range []sqltable.Dialect{sqltable.MySQL, sqltable.Postgres, sqltable.SQLite} {
+		backend, err := sqltable.New(db, d, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(backend.SetupSQL(""))
+	}
+	// Output:
+	// CREATE TABLE IF NOT EXISTS `dlock` (name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) ENGINE=InnoDB
+	// CREATE TABLE IF NOT EXISTS "dlock" (name bytea NOT NULL PRIMARY KEY, owner bytea NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) WITH (fillfactor = 70)
+	// CREATE TABLE IF NOT EXISTS "dlock" (name blob NOT NULL PRIMARY KEY, owner blob NOT NULL, fence integer NOT NULL, granted integer NOT NULL, expires integer NOT NULL) WITHOUT ROWID
+}

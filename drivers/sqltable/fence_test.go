@@ -1,0 +1,96 @@
+package sqltable_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/redlock-go/redlock/dlock/fence"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+)
+
+// fences runs the guards of package fence on a real database of the dialect, with tokens of this
+// driver: an old holder's write is refused, whichever guard, and whenever it comes.
+func fences(t *testing.T, p *place) {
+	dialect := map[sqltable.Dialect]fence.Dialect{
+		sqltable.MySQL: fence.MySQL, sqltable.Postgres: fence.Postgres, sqltable.SQLite: fence.SQLite,
+	}[p.dialect]
+	for _, statement := range []string{"DROP TABLE IF EXISTS marks", "DROP TABLE IF EXISTS accounts", fence.Schema(dialect, "marks"),
+		"CREATE TABLE accounts (id varchar(20) PRIMARY KEY, balance integer NOT NULL, fence bigint)", "INSERT INTO accounts (id, balance) VALUES ('a', 0)"} {
+		p.do(t, statement)
+	}
+	guards := map[string]func(*sql.Tx) fence.Store{
+		"marks":  func(tx *sql.Tx) fence.Store { return fence.Tx(tx, dialect, "marks") },
+		"column": func(tx *sql.Tx) fence.Store { return fence.Row(tx, dialect, "accounts", "id", "fence") },
+	}
+	b := p.open(t)
+	old := must(t, b, request("a"))
+	if err := b.Break(t.Context(), "a", old.Grant().Fence); err != nil {
+		t.Fatal(err)
+	}
+	now := must(t, b, request("a"))
+	for name, guard := range guards {
+		write := func(token uint64) error { return fencedWrite(t.Context(), p.db, guard, token) }
+		for range 2 { // an equal token passes
+			if err := write(now.Grant().Fence); err != nil {
+				t.Errorf("%s: the holder: %v", name, err)
+			}
+		}
+		var stale *fence.StaleError
+		if err := write(old.Grant().Fence); !errors.As(err, &stale) || stale.Seen != now.Grant().Fence {
+			t.Errorf("%s: the old holder: %v", name, err)
+		}
+		concurrentWrites(t, name, write, now.Grant().Fence)
+	}
+}
+
+// concurrentWrites: what is accepted has rising tokens, also where writes meet.
+func concurrentWrites(t *testing.T, name string, write func(uint64) error, from uint64) {
+	var mu sync.Mutex
+	highest, accepted := uint64(0), 0
+	var wg sync.WaitGroup
+	for w := range uint64(4) {
+		wg.Go(func() {
+			for n := range uint64(8) {
+				token := from + 4*n + w
+				mu.Lock()
+				before := highest
+				mu.Unlock()
+				err := write(token)
+				mu.Lock()
+				if err == nil {
+					accepted++
+					if token < before {
+						t.Errorf("%s: token %d was accepted after %d", name, token, before)
+					}
+					highest = max(highest, token)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if accepted == 0 {
+		t.Errorf("%s: no write was accepted", name)
+	}
+	if err := write(highest - 1); !errors.Is(err, fence.ErrStale) {
+		t.Errorf("%s: the token before the highest: %v", name, err)
+	}
+}
+
+func fencedWrite(ctx context.Context, db *sql.DB, guard func(*sql.Tx) fence.Store, token uint64) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // after Commit it says that it was
+	if err := fence.Check(ctx, guard(tx), "a", token); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE accounts SET balance = balance + 1 WHERE id = 'a'"); err != nil {
+		return err
+	}
+	return tx.Commit()
+}

@@ -1,0 +1,163 @@
+package sqltable
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// greetingLife is how long the answer to the first question is believed: the layout, and
+// whether the server may be used at all.
+const greetingLife = time.Minute
+
+// greet asks the first question, unless its answer is known: what the server's clock says,
+// which layout the table has, and whether the server can be trusted with locks. One asks, and
+// the others wait for it.
+func (c *call) greet() error {
+	b := c.b
+	if b.greetedAlready() {
+		return nil
+	}
+	select {
+	case b.greeting <- struct{}{}:
+		defer func() { <-b.greeting }()
+	case <-c.ctx.Done():
+		return c.over()
+	}
+	if b.greetedAlready() {
+		return nil
+	}
+	start := time.Now()
+	err := c.hello()
+	if errors.Is(err, errMissing) && b.opt.Setup {
+		if err = c.setup(); err == nil {
+			err = c.hello()
+		}
+	}
+	if err == nil && b.dialect == MySQL {
+		err = c.helloMySQL()
+	}
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.greeted = start
+	return nil
+}
+
+func (b *Backend) greetedAlready() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.greeted.IsZero() && time.Since(b.greeted) < greetingLife
+}
+
+// forget has the next call ask the first question again.
+func (b *Backend) forget() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.greeted = time.Time{}
+}
+
+// hello reads the clock and the mark, which it makes where there is none.
+func (c *call) hello() error {
+	for range 2 {
+		var now int64
+		var found []byte
+		var sent time.Time
+		err := c.do(func(ctx context.Context, conn *sql.Conn) error {
+			sent = time.Now()
+			return conn.QueryRowContext(ctx, c.b.sql.hello).Scan(&now, &found)
+		})
+		if err != nil {
+			return err
+		}
+		c.b.clock.learn(now, sent)
+		switch {
+		case string(found) == layout:
+			return nil
+		case found != nil:
+			return &driver.RefusedError{Reason: c.b.info.Name + ": the table " + c.b.opt.Table + " has the layout of another release: upgrade, or name another table"}
+		}
+		if _, err := c.exec(c.b.sql.begin, []byte(layout)); err != nil {
+			return err
+		}
+	}
+	return &driver.RefusedError{RetryAfter: time.Second, Reason: c.b.info.Name + ": the first row of the table " + c.b.opt.Table + " does not stay there"}
+}
+
+// helloMySQL refuses connections that leave a transaction open, and clusters in which every node
+// takes writes.
+func (c *call) helloMySQL() error {
+	autocommit := int64(1)
+	err := c.query(`SELECT @@autocommit`, nil, func(r *sql.Rows) error { return r.Scan(&autocommit) })
+	if err != nil {
+		return err
+	}
+	if autocommit != 1 {
+		return &driver.RefusedError{Reason: "mysql: autocommit is off, so that no lock would be committed: set autocommit=1 in the client"}
+	}
+	if c.b.opt.SingleWriter {
+		return nil
+	}
+	many := ""
+	err = c.query(`SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode')`, nil, func(r *sql.Rows) error {
+		var name, value string
+		if err := r.Scan(&name, &value); err != nil {
+			return err
+		}
+		switch on := strings.EqualFold(value, "on"); {
+		case name == "wsrep_on" && on:
+			many = "Galera"
+		case name == "group_replication_single_primary_mode" && !on:
+			many = "group replication"
+		}
+		return nil
+	})
+	if err == nil && many != "" {
+		err = &driver.RefusedError{Reason: "mysql: every node of this cluster takes writes (" + many + "), and their clocks differ: let all clients reach the same node, and say so by single_writer=true"}
+	}
+	return err
+}
+
+// SetupSQL returns the statement that makes the table. On PostgreSQL a second one grants role
+// what a backend needs; an empty role is that of Options, and nobody if that is empty too.
+func (b *Backend) SetupSQL(role string) string {
+	s := b.dialect.createTable(b.opt.Table)
+	if role == "" {
+		role = b.opt.Role
+	}
+	if role != "" && b.dialect == Postgres {
+		s += "; GRANT SELECT, INSERT, UPDATE, DELETE ON " + b.dialect.quote(b.opt.Table) + ` TO "` + strings.ReplaceAll(role, `"`, `""`) + `"`
+	}
+	return s
+}
+
+// Setup makes the table, if it is not there. It needs the right to create tables, which nothing
+// else of a backend does.
+func (b *Backend) Setup(ctx context.Context) error {
+	end, err := b.begin()
+	if err != nil {
+		return err
+	}
+	defer end()
+	c := b.newCall(ctx, 10*b.opt.CallTimeout)
+	defer c.end()
+	return c.setup()
+}
+
+func (c *call) setup() error {
+	_, err := c.exec(c.b.dialect.createTable(c.b.opt.Table))
+	var refused *driver.RefusedError
+	if err == nil || c.hello() == nil { // two made it at the same time
+		return nil
+	}
+	if errors.As(err, &refused) {
+		refused.Reason += "; an administrator has to run: " + c.b.SetupSQL("")
+	}
+	return err
+}

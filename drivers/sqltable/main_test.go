@@ -1,0 +1,223 @@
+package sqltable_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
+	"github.com/redlock-go/redlock/drivers/sqltable/pgtable"
+	"github.com/redlock-go/redlock/drivers/sqltable/sqlite"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// A place is a database of one dialect that tests have to themselves.
+type place struct {
+	url     string // of the driver
+	table   string
+	driver  driver.Driver
+	dialect sqltable.Dialect
+	db      *sql.DB        // a plain client
+	dsn     [2]string      // of a plain client
+	server  *server.Server // that the URL leads to; nil: none
+	behind  *server.Server // the database, where server is a pooler
+}
+
+// places are the databases that the tests run on.
+var places = map[string]func(testing.TB) *place{
+	"mariadb":  mariadb,
+	"sqlite":   sqlitePlace,
+	"postgres": postgres,
+	"bouncer":  bouncer,
+}
+
+func mariadb(t testing.TB) *place {
+	s := server.MariaDB(t)
+	return place{url: s.URL() + "?setup=on", driver: mysql.Driver{}, dialect: sqltable.MySQL, server: s, behind: s}.client(t, "mysql", "root@tcp("+s.Addr()+")/test")
+}
+
+func sqlitePlace(t testing.TB) *place {
+	file := t.TempDir() + "/locks.db"
+	return place{url: "sqlite://" + file + "?setup=on", driver: sqlite.Driver{}, dialect: sqltable.SQLite}.client(t, "sqlite", "file:"+file+"?_pragma=busy_timeout(5000)")
+}
+
+func postgres(t testing.TB) *place {
+	s := server.Postgres(t)
+	return place{url: pgURL(s) + "&setup=on", driver: pgtable.Driver{}, dialect: sqltable.Postgres, server: s, behind: s}.client(t, "pgx", s.URL())
+}
+
+func bouncer(t testing.TB) *place {
+	pg := server.Postgres(t)
+	// Few connections to the server, so that clients share them.
+	s := server.PgBouncer(t, pg, "transaction", server.WithSetting("default_pool_size", "4"))
+	return place{url: pgURL(s) + "&setup=on", driver: pgtable.Driver{}, dialect: sqltable.Postgres, server: s, behind: pg}.client(t, "pgx", pg.URL())
+}
+
+// client gives a place a plain client.
+func (p place) client(t testing.TB, name, dsn string) *place {
+	p.dsn = [2]string{name, dsn}
+	p.db = database(t, name, dsn)
+	return &p
+}
+
+func pgURL(s *server.Server) string { return strings.Replace(s.URL(), "postgres://", "pgtable://", 1) }
+
+func database(t testing.TB, client, dsn string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open(client, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// open opens a backend by URL.
+func (p *place) open(t testing.TB, parameters ...string) *sqltable.Backend {
+	t.Helper()
+	b, err := p.driver.Open(&driver.Config{DSN: strings.Join(append([]string{p.url}, parameters...), "&")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return b.(*sqltable.Backend)
+}
+
+// on opens a backend on a client of the test's.
+func (p *place) on(t testing.TB, db *sql.DB, o *sqltable.Options) *sqltable.Backend {
+	t.Helper()
+	b, err := sqltable.New(db, p.dialect, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// do runs a statement by the plain client.
+func (p *place) do(t testing.TB, statement string, args ...any) {
+	t.Helper()
+	if _, err := p.db.ExecContext(context.Background(), statement, args...); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+// number asks for one by the plain client.
+func (p *place) number(t testing.TB, query string, args ...any) (n int64) {
+	t.Helper()
+	if err := p.db.QueryRowContext(context.Background(), query, args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+// TestDialects runs what is special to tables on one server of each kind, each test with a table
+// of its own.
+func TestDialects(t *testing.T) {
+	t.Parallel()
+	for name, start := range places {
+		if testing.Short() && name != "mariadb" && name != "sqlite" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := start(t)
+			for i, test := range []struct {
+				name string
+				do   func(*testing.T, *place)
+			}{
+				{"missing table", missingTable},
+				{"tokens over a clean-up", tokensOverACleanUp},
+				{"clean-up beside users", cleanUpBesideUsers},
+				{"late statement", lateStatement},
+				{"row locked by another", rowLocked},
+				{"stale holder", staleHolder},
+				{"clients", clients},
+				{"few connections", fewConnections},
+				{"set up by many", setUpByMany},
+				{"counter at its end", counterAtItsEnd},
+				{"check", checks},
+				{"fence", fences},
+				{"refusals", refusals},
+				{"down and hanging", downAndHanging}, // the last: it ends the server
+			} {
+				own := *p
+				own.table = fmt.Sprintf("locks_%d", i)
+				own.url += "&table=" + own.table
+				t.Run(test.name, func(t *testing.T) { test.do(t, &own) })
+			}
+		})
+	}
+}
+
+var owners atomic.Int64
+
+func request(key string) *driver.Request {
+	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: time.Minute}
+}
+
+// must acquires.
+func must(t testing.TB, b driver.Backend, r *driver.Request) driver.Lease {
+	t.Helper()
+	l, err := b.Acquire(context.Background(), r)
+	if err != nil {
+		t.Fatalf("Acquire of %q: %v", r.Key, err)
+	}
+	return l
+}
+
+// proxied is a backend with a proxy of its own.
+type proxied struct {
+	*sqltable.Backend
+	proxy *fault.Proxy
+}
+
+func (p *proxied) Close() error {
+	return errors.Join(p.Backend.Close(), p.proxy.Close())
+}
+
+// openProxied opens a backend that reaches its server by a proxy.
+func (p *place) openProxied(cfg driver.Config) (driver.Backend, error) {
+	proxy, err := fault.Start(p.server.Addr())
+	if err != nil {
+		return nil, err
+	}
+	cfg.DSN = strings.Replace(cfg.DSN, p.server.Addr(), proxy.Addr(), 1)
+	b, err := p.driver.Open(&cfg)
+	if err != nil {
+		return nil, errors.Join(err, proxy.Close())
+	}
+	return &proxied{Backend: b.(*sqltable.Backend), proxy: proxy}, nil
+}
+
+// withPassword is the URL with a password.
+func withPassword(raw, password string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		panic(err)
+	}
+	u.User = url.UserPassword(u.User.Username(), password)
+	return u.String()
+}
+
+// notices keeps what backends report.
+type notices struct {
+	mu  sync.Mutex
+	all []driver.Notice
+}
+
+func (n *notices) add(x driver.Notice) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all = append(n.all, x)
+}

@@ -1,0 +1,127 @@
+// Package pgtable registers the driver "pgtable": locks in a table of PostgreSQL, by pgx, for
+// databases behind a pooler of transactions or statements. See package sqltable for what they
+// are, and package drivers/postgres for locks of the server itself, which need a session.
+//
+//	pgtable://user:password@host:5432/database?table=dlock
+//
+// The parameters, beside ttl and prefix:
+//
+//	table          the table of the locks (dlock); schema.table names one in a schema
+//	setup          true makes the table if it is missing
+//	conns          connections at most (8)
+//	call_timeout   for one call (1s)
+//	sslmode, sslcert, sslkey, sslrootcert, sslsni, target_session_attrs, passfile
+//	               as libpq has them
+//
+// Several hosts, separated by commas, are tried in order for the primary. What the URL leaves
+// out comes from the environment (PGUSER, PGPASSWORD), as with libpq.
+package pgtable
+
+import (
+	"context"
+	"database/sql"
+	sqldriver "database/sql/driver"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+	"github.com/redlock-go/redlock/drivers/sqltable/internal/target"
+)
+
+func init() { dlock.Register("pgtable", Driver{}) }
+
+// Driver opens backends by URL.
+type Driver struct{}
+
+var _ driver.Driver = Driver{}
+
+// passed are the parameters that go to pgx as they are.
+var passed = []string{"sslmode", "sslcert", "sslkey", "sslrootcert", "sslsni", "target_session_attrs", "passfile"}
+
+// Open reads a URL. It reads the files of certificates and passwords, and does no other I/O.
+func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	t, err := target.Parse(cfg.DSN)
+	if err != nil {
+		return nil, err
+	}
+	o := target.Options(cfg, t.Params)
+	conns := t.Params.Int("conns", 8, 1, 1000)
+	settings := map[string]string{"host": strings.Join(t.Hosts, ","), "port": ports(t), "user": t.User, "dbname": t.Database}
+	for _, name := range passed {
+		settings[name] = t.Params.String(name, "")
+	}
+	if err := t.Params.Err(); err != nil {
+		return nil, err
+	}
+	c, err := config(settings)
+	if err != nil {
+		return nil, err
+	}
+	if t.HasPassword { // not through a parser, whose errors quote
+		c.Password = t.Password
+	}
+	if len(t.Hosts) > 1 && c.ValidateConnect == nil {
+		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+	}
+	c.ConnectTimeout = o.CallTimeout
+	// A pooler may give each statement another server process: nothing is prepared by name.
+	c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	o.Role = c.User
+	o.Address = "pgtable://" + net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))) + "/" + c.Database
+	db := sql.OpenDB(connector{stdlib.GetConnector(*c)})
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	db.SetConnMaxIdleTime(time.Minute)
+	return sqltable.New(db, sqltable.Postgres, o)
+}
+
+func ports(t *target.Target) string {
+	all := make([]string, len(t.Ports))
+	for i, p := range t.Ports {
+		if all[i] = p; p == "" {
+			all[i] = "5432"
+		}
+	}
+	return strings.Join(all, ",")
+}
+
+// config has pgx read its part of a URL. None of its errors is quoted, but for what is wrong
+// with a file.
+func config(settings map[string]string) (*pgx.ConnConfig, error) {
+	var b strings.Builder
+	for name, value := range settings {
+		if value != "" {
+			b.WriteString(name + "='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(value) + "' ")
+		}
+	}
+	c, err := pgx.ParseConfig(strings.TrimSuffix(b.String(), " "))
+	if err == nil {
+		return c, nil
+	}
+	detail := "a parameter has a value that pgx cannot use"
+	if inner := errors.Unwrap(err); inner != nil {
+		detail += ": " + inner.Error()
+	}
+	return nil, driver.Invalid("URL", "%s", detail)
+}
+
+// A connector leaves pgx's whole configuration, with the password, out of its errors.
+type connector struct{ sqldriver.Connector }
+
+func (c connector) Connect(ctx context.Context) (sqldriver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
+	var failed *pgconn.ConnectError
+	if errors.As(err, &failed) {
+		err = errors.Unwrap(failed)
+	}
+	return conn, err
+}

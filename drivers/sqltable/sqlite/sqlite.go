@@ -1,0 +1,96 @@
+// Package sqlite registers the driver "sqlite": locks in a table of a SQLite database, for the
+// processes of one machine, by modernc.org/sqlite, which needs no C compiler. See package
+// sqltable for what they are.
+//
+//	sqlite:///var/lib/app/locks.db     an absolute path
+//	sqlite:locks.db                    one that is relative to the working directory
+//
+// '%', '?', '#' and '@' in the path are percent-encoded. The file is made if it is missing, its
+// folder is not. The parameters, beside ttl and prefix:
+//
+//	table          the table of the locks (dlock)
+//	setup          true makes the table if it is missing
+//	conns          connections at most (4)
+//	call_timeout   for one call (1s)
+//
+// The file has a write-ahead log, and so its folder must be on a disk of this machine. A crash
+// of the machine may forget the last locks, but ends all their holders too.
+package sqlite
+
+import (
+	"database/sql"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	_ "modernc.org/sqlite" // the database
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+	"github.com/redlock-go/redlock/drivers/sqltable/internal/target"
+)
+
+func init() { dlock.Register("sqlite", Driver{}) }
+
+// Driver opens backends by URL.
+type Driver struct{}
+
+var _ driver.Driver = Driver{}
+
+// Open reads a URL. It does no I/O.
+func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	path, query, err := parse(cfg.DSN)
+	if err != nil {
+		return nil, err
+	}
+	p := dsn.Query(query)
+	o := target.Options(cfg, p)
+	conns := p.Int("conns", 4, 1, 1000)
+	if err := p.Err(); err != nil {
+		return nil, err
+	}
+	o.Address = "sqlite://" + (&url.URL{Path: filepath.ToSlash(path)}).EscapedPath()
+	db, err := sql.Open("sqlite", name(path))
+	if err != nil {
+		return nil, driver.Invalid("URL", "cannot be used: %v", err)
+	}
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	return sqltable.New(db, sqltable.SQLite, o)
+}
+
+// parse returns the path and the parameters of a URL.
+func parse(raw string) (path, query string, err error) {
+	_, rest, _ := strings.Cut(raw, ":")
+	rest, query, _ = strings.Cut(rest, "?")
+	if after, ok := strings.CutPrefix(rest, "//"); ok {
+		if rest = after; !strings.HasPrefix(rest, "/") {
+			return "", "", driver.Invalid("URL", "has a host: write sqlite:///folder/file, or sqlite:file")
+		}
+	}
+	if strings.ContainsAny(rest, "@#") {
+		return "", "", driver.Invalid("URL", "has a bare '@' or '#' (in a path write %%40 and %%23)")
+	}
+	path, err = url.PathUnescape(rest)
+	switch {
+	case err != nil || strings.ContainsRune(path, 0):
+		return "", "", driver.Invalid("URL", "is not percent-encoded well")
+	case path == "" || strings.HasSuffix(path, "/"):
+		return "", "", driver.Invalid("URL", "names no file")
+	case path == ":memory:":
+		return "", "", driver.Invalid("URL", "names a database of one connection: memory: keeps locks in this process")
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return "", "", driver.Invalid("URL", "has a path that is relative to a folder which is gone")
+	}
+	return path, query, nil
+}
+
+// name is the database as its client wants it. A statement that finds the database locked fails
+// at once, and is tried again by the backend, which knows when to end that.
+func name(path string) string {
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(path), OmitHost: true}
+	return u.String() + "?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)"
+}

@@ -1,0 +1,494 @@
+package sqltable_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+	"github.com/redlock-go/redlock/drivers/sqltable/pgtable"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// refusal asserts a refusal whose words contain all of want.
+func refusal(t *testing.T, err error, forGood bool, want ...string) {
+	t.Helper()
+	var no *driver.RefusedError
+	if !errors.As(err, &no) || (no.RetryAfter == 0) != forGood {
+		t.Fatalf("want a refusal (for good: %v), got %v", forGood, err)
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}
+
+// eventually waits for a condition; the test's own timeout bounds it.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// key is the name of a key in a statement of the plain client.
+func (p *place) key(name string) string {
+	if p.dialect == sqltable.SQLite {
+		return "CAST('" + name + "' AS BLOB)"
+	}
+	return "'" + name + "'"
+}
+
+func (p *place) rows(t *testing.T, key string) int64 {
+	t.Helper()
+	return p.number(t, "SELECT count(*) FROM "+p.table+" WHERE name = "+p.key(key))
+}
+
+func missingTable(t *testing.T, p *place) {
+	bare := *p
+	bare.url = strings.Replace(p.url, "setup=on", "setup=off", 1)
+	b := bare.open(t)
+	_, err := b.Acquire(t.Context(), request("k"))
+	refusal(t, err, true, "an administrator has to run: CREATE TABLE", p.table)
+	found, err := b.Check(t.Context())
+	if err != nil || len(found) == 0 || found[0].Severity != driver.SeverityUnsafe {
+		t.Errorf("Check without the table: %+v, %v", found, err)
+	}
+	for statement := range strings.SplitSeq(b.SetupSQL(""), ";") {
+		p.do(t, statement)
+	}
+	l := must(t, b, request("k"))
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	p.do(t, "DROP TABLE "+p.table) // under a backend that has seen it
+	_, err = b.Acquire(t.Context(), request("k"))
+	refusal(t, err, true, "CREATE TABLE")
+}
+
+// The counters of keys that are not used any more go, and their tokens never come again: even if
+// they were far ahead of the clock.
+func tokensOverACleanUp(t *testing.T, p *place) {
+	b := p.open(t)
+	held := must(t, b, request("held"))
+	last := map[string]uint64{}
+	for i := range 130 { // more than a batch
+		key := fmt.Sprint("k", i)
+		l := must(t, b, request(key))
+		last[key] = l.Grant().Fence
+		if err := l.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.do(t, fmt.Sprintf("UPDATE %s SET fence = fence + 3600000000 WHERE name = %s", p.table, p.key("k7")))
+	last["k7"] += 3600000000
+	eventually(t, "the rows are gone", func() bool {
+		if err := b.Clean(t.Context(), time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		return p.number(t, "SELECT count(*) FROM "+p.table) == 2
+	})
+	if p.rows(t, "held") != 1 {
+		t.Error("the row of a held key has gone")
+	}
+	for key, before := range last {
+		if l := must(t, b, request(key)); l.Grant().Fence <= before {
+			t.Errorf("key %q has token %d after %d", key, l.Grant().Fence, before)
+		}
+	}
+	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Keys come and go while rows are deleted all the time.
+func cleanUpBesideUsers(t *testing.T, p *place) {
+	b := p.open(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var cleaning sync.WaitGroup
+	cleaning.Go(func() {
+		for ctx.Err() == nil {
+			_ = b.Clean(ctx, time.Microsecond)
+		}
+	})
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			last := uint64(0)
+			for range 25 {
+				l, err := b.Acquire(t.Context(), request(fmt.Sprint("w", w)))
+				if err != nil {
+					var no *driver.RefusedError
+					if errors.As(err, &no) && no.RetryAfter > 0 {
+						continue // a busy SQLite
+					}
+					t.Error(err)
+					return
+				}
+				if f := l.Grant().Fence; f <= last {
+					t.Errorf("token %d after %d", f, last)
+				}
+				last = l.Grant().Fence
+				_ = l.Release(t.Context())
+			}
+		})
+	}
+	wg.Wait()
+	cancel()
+	cleaning.Wait()
+}
+
+// A statement that reaches the server after its call's deadline takes nothing, even if nobody
+// undoes it.
+func lateStatement(t *testing.T, p *place) {
+	if p.server == nil {
+		t.Skip("there is no way to be late on")
+	}
+	raw, err := p.openProxied(driver.Config{DSN: p.url + "&conns=1&call_timeout=150ms"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := raw.(*proxied)
+	defer b.proxy.Close() //nolint:errcheck // the test's own
+	_ = must(t, b, request("k")).Release(t.Context())
+	eventually(t, "the clean-up in the background is over", func() bool {
+		before := b.proxy.Stats().ToServer
+		time.Sleep(20 * time.Millisecond)
+		return b.proxy.Stats().ToServer == before
+	})
+	b.proxy.Pause()
+	before := b.proxy.Stats().ToServer
+	if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
+		t.Errorf("nobody answered, and yet: %v", err)
+	}
+	_ = b.Backend.Close() // nothing is undone any more
+	b.proxy.Resume()
+	eventually(t, "the statement arrives", func() bool { return b.proxy.Stats().ToServer > before })
+	other := p.open(t)
+	for range 20 { // whenever it takes effect
+		if err := must(t, other, request("k")).Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A row that somebody else's transaction has locked delays nobody for longer than a call, and what
+// was sent in vain leaves no lock.
+func rowLocked(t *testing.T, p *place) {
+	if p.dialect == sqltable.SQLite {
+		t.Skip("there are no locks on rows")
+	}
+	b := p.open(t, "call_timeout=200ms")
+	_ = must(t, b, request("k")).Release(t.Context())
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() //nolint:errcheck // the test's own
+	if _, err := tx.ExecContext(t.Context(), "UPDATE "+p.table+" SET granted = 1 WHERE name = 'k'"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) {
+		t.Errorf("the row is locked, and yet: %v", err)
+	}
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the key is free", func() bool {
+		l, err := b.Acquire(t.Context(), request("k"))
+		if err == nil {
+			_ = l.Release(t.Context())
+		}
+		return err == nil
+	})
+}
+
+// A lease that ended is never renewed and frees nothing, though its row is still as it was.
+func staleHolder(t *testing.T, p *place) {
+	b := p.open(t)
+	r := request("k")
+	r.TTL = 50 * time.Millisecond
+	l := must(t, b, r)
+	eventually(t, "it is over", func() bool {
+		s, err := b.Lookup(t.Context(), "k")
+		return err == nil && len(s.Holders) == 0
+	})
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew after the end: %v", err)
+	}
+	next := must(t, b, request("k"))
+	if err := l.Release(t.Context()); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Release after another's grant: %v", err)
+	}
+	if _, err := next.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
+		t.Errorf("the next holder: %v", err)
+	}
+}
+
+// clients uses the table by clients that are set in various ways.
+func clients(t *testing.T, p *place) {
+	_ = must(t, p.open(t), request("made")).Release(t.Context()) // the table
+	name, dsn := p.dsn[0], p.dsn[1]
+	settings := map[sqltable.Dialect][]string{
+		sqltable.MySQL: {
+			"?clientFoundRows=true", "?interpolateParams=true&parseTime=true&loc=Local", "?clientFoundRows=true&interpolateParams=true",
+			"?tx_isolation='READ-COMMITTED'", "?tx_isolation='SERIALIZABLE'", "?sql_mode='ANSI,ALLOW_INVALID_DATES'", "?time_zone='-11:00'",
+		},
+		sqltable.Postgres: {
+			"", "&default_query_exec_mode=exec", "&default_query_exec_mode=simple_protocol", "&default_transaction_isolation=serializable",
+			"&default_transaction_isolation=repeatable%20read", "&timezone=Asia/Kathmandu", "&standard_conforming_strings=on",
+		},
+		sqltable.SQLite: {"", "&_txlock=immediate", "&_pragma=synchronous(OFF)"},
+	}
+	for i, more := range settings[p.dialect] {
+		key := fmt.Sprint("client ", i)
+		b := p.on(t, database(t, name, dsn+more), &sqltable.Options{Table: p.table})
+		for range 2 { // without a row, and with one
+			l := must(t, b, request(key))
+			first := l.Grant().Fence
+			for range 5 {
+				if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
+					t.Errorf("%q: Renew: %v", more, err)
+				}
+			}
+			var held *driver.HeldError
+			r := request(key)
+			if _, err := b.Acquire(t.Context(), r); !errors.As(err, &held) || held.RetryAfter < 50*time.Second || held.RetryAfter > time.Minute {
+				t.Errorf("%q: held, and yet: %v", more, err)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Errorf("%q: Release: %v", more, err)
+			}
+			l = must(t, b, r)
+			if f := l.Grant().Fence; f <= first || f < uint64(time.Now().Add(-time.Minute).UnixMicro()) || f > uint64(time.Now().Add(time.Minute).UnixMicro()) {
+				t.Errorf("%q: tokens %d, %d", more, first, f)
+			}
+			if err := b.Break(t.Context(), key, l.Grant().Fence); err != nil {
+				t.Errorf("%q: Break: %v", more, err)
+			}
+			if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
+				t.Errorf("%q: Renew of a broken lock: %v", more, err)
+			}
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if p.dialect == sqltable.MySQL {
+		b := p.on(t, database(t, name, dsn+"?autocommit=0"), &sqltable.Options{Table: p.table})
+		_, err := b.Acquire(t.Context(), request("k"))
+		refusal(t, err, true, "autocommit")
+	}
+	if _, err := sqltable.New(nil, p.dialect, nil); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("no database: %v", err)
+	}
+	if _, err := sqltable.New(p.db, 9, nil); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("an unknown dialect: %v", err)
+	}
+	if _, err := sqltable.New(p.db, p.dialect, &sqltable.Options{Table: "a;b"}); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("a table's name with a semicolon: %v", err)
+	}
+}
+
+// A hundred ask for one key on two connections, one gets it, and the others are told who has it.
+func fewConnections(t *testing.T, p *place) {
+	b := p.open(t, "conns=2", "call_timeout=30s")
+	var mu sync.Mutex
+	granted := 0
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			_, err := b.Acquire(t.Context(), request("k"))
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				granted++
+			} else if !errors.Is(err, driver.ErrHeld) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if granted != 1 {
+		t.Errorf("%d of 100 were granted", granted)
+	}
+}
+
+// Many programs that start together make one table.
+func setUpByMany(t *testing.T, p *place) {
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			b, err := p.driver.Open(&driver.Config{DSN: p.url + "&call_timeout=30s"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer b.Close() //nolint:errcheck // the test's own
+			if l, err := b.Acquire(t.Context(), request(fmt.Sprint("k", i))); err != nil {
+				t.Error(err)
+			} else if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func counterAtItsEnd(t *testing.T, p *place) {
+	b := p.open(t)
+	_ = must(t, b, request("k")).Release(t.Context())
+	p.do(t, fmt.Sprintf("UPDATE %s SET fence = %d WHERE name = %s", p.table, uint64(driver.MaxFence), p.key("k")))
+	_, err := b.Acquire(t.Context(), request("k"))
+	refusal(t, err, true, "token")
+}
+
+func checks(t *testing.T, p *place) {
+	b := p.open(t)
+	l := must(t, b, request("k"))
+	found, err := b.Check(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := fmt.Sprintf("%+v", found)
+	want := map[sqltable.Dialect]string{
+		sqltable.MySQL: "innodb_flush_log_at_trx_commit", sqltable.Postgres: "fsync is off", sqltable.SQLite: "version 3.",
+	}[p.dialect]
+	if !strings.Contains(said, want) || !strings.Contains(said, "has 1 keys") {
+		t.Errorf("Check says nothing of %q: %s", want, said)
+	}
+	_ = l.Release(t.Context())
+}
+
+// What the server refuses is a refusal, in words, without the password.
+func refusals(t *testing.T, p *place) {
+	_ = must(t, p.open(t), request("k")).Release(t.Context()) // the table
+	if p.server == nil {
+		ro := database(t, p.dsn[0], p.dsn[1]+"&mode=ro")
+		_, err := p.on(t, ro, &sqltable.Options{Table: p.table}).Acquire(t.Context(), request("k"))
+		refusal(t, err, true, "read-only")
+		b, err := p.driver.Open(&driver.Config{DSN: "sqlite:///no/such/folder/locks.db?setup=on"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close() //nolint:errcheck // the test's own
+		_, err = b.Acquire(t.Context(), request("k"))
+		refusal(t, err, true, "cannot be opened")
+		return
+	}
+	const canary = "pw-c4n4ry"
+	try := func(url string) error {
+		b, err := p.driver.Open(&driver.Config{DSN: url + "?table=" + p.table})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close() //nolint:errcheck // the test's own
+		_, err = b.Acquire(t.Context(), request("k"))
+		if said := fmt.Sprintf("%v %+v %v", err, err, b); strings.Contains(said, canary) {
+			t.Errorf("the error has the password: %s", said)
+		}
+		return err
+	}
+	base, _, _ := strings.Cut(p.url, "?")
+	if p.dialect == sqltable.MySQL {
+		p.do(t, "CREATE USER bob@'%' IDENTIFIED BY 'right'")
+		bob := func(password, database string) error {
+			return try(strings.Replace(withPassword(p.server.URLFor("bob", ""), password), "/test", "/"+database, 1))
+		}
+		refusal(t, bob(canary, "test"), true, "password")
+		refusal(t, bob("right", "nothing"), true, "database")
+		refusal(t, bob("right", "test"), true)
+		p.do(t, "GRANT SELECT ON test.* TO bob@'%'")
+		refusal(t, bob("right", "test"), true, "INSERT")
+		p.do(t, "GRANT INSERT, UPDATE, DELETE ON test.* TO bob@'%'")
+		p.do(t, "SET GLOBAL read_only = 1")
+		refusal(t, bob("right", "test"), false, "read-only")
+		p.do(t, "SET GLOBAL read_only = 0")
+		if err := bob("right", "test"); err != nil {
+			t.Errorf("with all that the user needs: %v", err)
+		}
+		return
+	}
+	if p.server != p.behind {
+		t.Skip("the pooler lets everybody in as the superuser")
+	}
+	p.do(t, "CREATE ROLE bob LOGIN")
+	bob := strings.Replace(base, "postgres@", "bob@", 1)
+	refusal(t, try(bob), true, "SELECT, INSERT, UPDATE and DELETE")
+	setup, err := p.driver.Open(&driver.Config{DSN: bob + "?table=" + p.table})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for statement := range strings.SplitSeq(setup.(*sqltable.Backend).SetupSQL(""), ";") {
+		p.do(t, statement)
+	}
+	_ = setup.Close()
+	if err := try(bob); err != nil {
+		t.Errorf("with all that SetupSQL grants: %v", err)
+	}
+	refusal(t, try(strings.TrimSuffix(base, "postgres")+"nothing"), true, "database")
+	p.do(t, "ALTER ROLE bob SET default_transaction_read_only = on")
+	refusal(t, try(bob), false, "read-only")
+}
+
+// downAndHanging: a server that does not answer is neither contention nor a refusal.
+func downAndHanging(t *testing.T, p *place) {
+	if p.server == nil {
+		t.Skip("there is no server")
+	}
+	b := p.open(t, "call_timeout=300ms")
+	_ = must(t, b, request("k")).Release(t.Context())
+	unknown := func(what string) {
+		t.Helper()
+		_, err := b.Acquire(t.Context(), request("k"))
+		if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrLost) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := p.server.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	unknown("a server that hangs")
+	if err := p.server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	unknown("a server that is down")
+}
+
+// A PostgreSQL that asks for a password, since the one of the other tests trusts everybody.
+func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a server of its own")
+	}
+	t.Parallel()
+	const canary = "pw-c4n4ry"
+	s := server.Postgres(t, server.WithHBA("host all bob 127.0.0.1/32 scram-sha-256"))
+	p := place{}.client(t, "pgx", s.URL())
+	p.do(t, "CREATE ROLE bob LOGIN PASSWORD 'right'")
+	p.do(t, "GRANT CREATE ON SCHEMA public TO bob")
+	for password, right := range map[string]bool{canary: false, "right": true} {
+		backend, err := pgtable.Driver{}.Open(&driver.Config{DSN: strings.Replace(s.URLFor("bob", password), "postgres://", "pgtable://", 1) + "&setup=on"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = backend.Acquire(t.Context(), request("k"))
+		switch {
+		case right && err != nil:
+			t.Error(err)
+		case !right:
+			refusal(t, err, true, "password")
+			if strings.Contains(fmt.Sprintf("%+v", err), canary) {
+				t.Errorf("the error has the password: %+v", err)
+			}
+		}
+		_ = backend.Close()
+	}
+}
