@@ -26,6 +26,10 @@ var forms = map[string]form{
 	"redlock":     {"redlock:redis://A:6379,redis://B:6379,valkey://C:6379,NAME=VALUE  (a majority of servers)", "redlock:memory:a,memory:b,memory:c"},
 	"postgres":    {"postgres://[USER:PASSWORD@]HOST:PORT/DB", "postgres://localhost:5432/postgres"},
 	"postgresql":  {"postgresql://…  (the same)", "postgresql://localhost:5432/postgres"},
+	"mysql":       {"mysql://[USER:PASSWORD@]HOST:PORT/DB  (a table)", "mysql://user@localhost:3306/mysql"},
+	"mariadb":     {"mariadb://…  (the same)", "mariadb://user@localhost:3306/mysql"},
+	"pgtable":     {"pgtable://[USER:PASSWORD@]HOST:PORT/DB  (a table, behind poolers too)", "pgtable://localhost:5432/postgres"},
+	"sqlite":      {"sqlite:///FILE  (a table, one machine)", "sqlite:///locks.db"},
 }
 
 func newDrivers() *cobra.Command {

@@ -10,4 +10,9 @@ package everything
 import (
 	_ "github.com/redlock-go/redlock/drivers/all"  // all drivers of the main module
 	_ "github.com/redlock-go/redlock/drivers/etcd" // its client brings gRPC
+
+	// Each brings the client of a database.
+	_ "github.com/redlock-go/redlock/drivers/sqltable/mysql"
+	_ "github.com/redlock-go/redlock/drivers/sqltable/pgtable"
+	_ "github.com/redlock-go/redlock/drivers/sqltable/sqlite"
 )

@@ -115,7 +115,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	err := b.inspect(ctx, k.run)
 	var refused *driver.RefusedError
 	if errors.As(err, &refused) && refused.RetryAfter == 0 {
-		k.find(driver.SeverityUnsafe, "", "no lock is granted: %v", err)
+		k.find("refused", driver.SeverityUnsafe, "", "no lock is granted: %v", err)
 		err = nil
 	}
 	if err != nil {
@@ -130,8 +130,8 @@ type checkup struct {
 	found []driver.Diagnostic
 }
 
-func (k *checkup) find(s driver.Severity, remedy, format string, args ...any) {
-	k.found = append(k.found, driver.Diagnostic{Severity: s, Node: k.b.String(), Summary: fmt.Sprintf(format, args...), Remedy: remedy})
+func (k *checkup) find(code string, s driver.Severity, remedy, format string, args ...any) {
+	k.found = append(k.found, driver.Diagnostic{Code: code, Severity: s, Node: k.b.String(), Summary: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 // questions are the dialects' settings that matter: a query of names and values.
@@ -158,29 +158,29 @@ func (k *checkup) run(c *call) error {
 	if err != nil {
 		return err
 	}
-	k.find(driver.SeverityNote, "", "version %s", settings["version"]+settings["server_version"])
+	k.find("version", driver.SeverityNote, "", "version %s", settings["version"]+settings["server_version"])
 	switch k.b.dialect {
 	case MySQL:
 		if v := settings["innodb_flush_log_at_trx_commit"]; v != "1" {
-			k.find(driver.SeverityUnsafe, "set innodb_flush_log_at_trx_commit = 1", "innodb_flush_log_at_trx_commit is %s: a crash of the server's machine forgets the locks of the last second", v)
+			k.find("innodb-flush-log", driver.SeverityUnsafe, "set innodb_flush_log_at_trx_commit = 1", "innodb_flush_log_at_trx_commit is %s: a crash of the server's machine forgets the locks of the last second", v)
 		}
 		if settings["log_bin"] == "ON" {
-			k.find(driver.SeverityNote, "", "a replica that is promoted may lack the last locks, unless replication is synchronous")
+			k.find("replica", driver.SeverityNote, "", "a replica that is promoted may lack the last locks, unless replication is synchronous")
 		}
 		if settings["wsrep_on"] == "ON" {
-			k.find(driver.SeverityWarning, "", "this is a node of a Galera cluster: locks are safe only while all clients reach the same node")
+			k.find("galera", driver.SeverityWarning, "", "this is a node of a Galera cluster: locks are safe only while all clients reach the same node")
 		}
 	case Postgres:
 		for _, name := range []string{"fsync", "synchronous_commit"} {
 			if settings[name] == "off" {
-				k.find(driver.SeverityUnsafe, "turn "+name+" on", "%s is off: a crash of the server forgets the last locks", name)
+				k.find(strings.ReplaceAll(name, "_", "-"), driver.SeverityUnsafe, "turn "+name+" on", "%s is off: a crash of the server forgets the last locks", name)
 			}
 		}
 	}
 	rows := int64(0)
 	err = c.query("SELECT count(*) FROM "+k.b.dialect.quote(k.b.opt.Table), nil, func(s *sql.Rows) error { return s.Scan(&rows) })
 	if err == nil {
-		k.find(driver.SeverityNote, "", "the table %s has %d keys, of which those that are not used go after %v", k.b.opt.Table, rows-1, keptFree)
+		k.find("rows", driver.SeverityNote, "", "the table %s has %d keys, of which those that are not used go after %v", k.b.opt.Table, rows-1, keptFree)
 	}
 	return err
 }
@@ -188,6 +188,6 @@ func (k *checkup) run(c *call) error {
 func (k *checkup) clock(server, before time.Time) {
 	const bearable = time.Second
 	if off := server.Sub(before); off > bearable+time.Since(before) || off < -bearable {
-		k.find(driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
+		k.find("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
 	}
 }

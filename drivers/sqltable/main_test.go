@@ -59,7 +59,8 @@ func postgres(t testing.TB) *place {
 func bouncer(t testing.TB) *place {
 	pg := server.Postgres(t)
 	// Few connections to the server, so that clients share them.
-	s := server.PgBouncer(t, pg, "transaction", server.WithSetting("default_pool_size", "4"))
+	s := server.PgBouncer(t, pg, "transaction", server.WithSetting("default_pool_size", "4"),
+		server.WithSetting("server_login_retry", "0.05")) // after the server was down
 	return place{url: pgURL(s) + "&setup=on", driver: pgtable.Driver{}, dialect: sqltable.Postgres, server: s, behind: pg}.client(t, "pgx", pg.URL())
 }
 

@@ -1,0 +1,117 @@
+package everything_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/redlock-go/redlock/dlock/cli"
+	_ "github.com/redlock-go/redlock/drivers/everything"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// asCommand has this binary be the command dlock.
+const asCommand = "REDLOCK_TEST_AS_DLOCK"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// backends are URLs of every kind of system there is a driver for.
+func backends(t *testing.T) map[string]string {
+	urls := map[string]string{
+		"file":    "file://" + filepath.ToSlash(t.TempDir()),
+		"sqlite":  "sqlite://" + filepath.ToSlash(t.TempDir()) + "/locks.db?setup=true",
+		"redis":   server.Redis(t).URL(),
+		"mariadb": server.MariaDB(t).URL() + "?setup=true",
+	}
+	if testing.Short() {
+		return urls
+	}
+	nodes := make([]string, 3)
+	for i := range nodes {
+		nodes[i] = server.Redis(t).URL()
+	}
+	pg := server.Postgres(t)
+	urls["quorum"] = "redlock:" + strings.Join(nodes, ",") + ",bootstrap=true"
+	urls["postgres"] = pg.URL()
+	urls["pgtable"] = strings.Replace(server.PgBouncer(t, pg, "transaction").URL(), "postgres://", "pgtable://", 1) + "&setup=true"
+	return urls
+}
+
+// One program does the same job under every backend, chosen by nothing but the URL: it is alone
+// with its work on each, and the tokens that it gets go on rising when the backend is swapped, so
+// that a store that refuses old tokens accepts the new ones.
+func TestOneProgramUnderEveryURL(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the job is a shell's")
+	}
+	work := t.TempDir()
+	count, tokens := filepath.Join(work, "count"), filepath.Join(work, "tokens")
+	if err := os.WriteFile(count, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// What is read is written back later: two at a time would lose a count.
+	const job = `n=$(cat "$1"); echo "$DLOCK_FENCE" >>"$2"; echo $((n + 1)) >"$1"`
+	run := func(url string) error {
+		cmd := exec.Command(os.Args[0], "run", "--wait", "60s", "--ttl", "30s", "the job", "--", "sh", "-c", job, "sh", count, tokens)
+		if strings.HasPrefix(url, "file:") { // whose locks have no TTL
+			cmd.Args = append(cmd.Args[:4:4], cmd.Args[6:]...)
+		}
+		cmd.Env = append(os.Environ(), asCommand+"=1", "DLOCK_URL="+url)
+		var said bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &said, &said
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%w: %s", err, said.String())
+		}
+		return nil
+	}
+	const each = 4
+	urls := backends(t)
+	for name, url := range urls { // in any order
+		var wg sync.WaitGroup
+		for range each {
+			wg.Go(func() {
+				if err := run(url); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	done, err := os.ReadFile(count)
+	if want := fmt.Sprint(each * len(urls)); err != nil || strings.TrimSpace(string(done)) != want {
+		t.Errorf("the job was done %s times of %s (%v)", bytes.TrimSpace(done), want, err)
+	}
+	rising(t, tokens)
+}
+
+// rising asserts that each token in a file is larger than the one before.
+func rising(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := uint64(0)
+	for line := range strings.Lines(string(text)) {
+		token, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
+		if err != nil {
+			t.Fatalf("a token is none: %q", line)
+		}
+		if token <= last {
+			t.Errorf("token %d after %d", token, last)
+		}
+		last = token
+	}
+}
