@@ -3,6 +3,7 @@ package sqltable_test
 import (
 	"context"
 	"database/sql"
+	"flag"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
+var full = flag.Bool("full", false, "run the conformance suite with all its repetitions on every database, and not on MariaDB alone")
+
 // TestConformance is not parallel: while a suite runs nothing else may.
 func TestConformance(t *testing.T) {
 	for _, name := range []string{"mariadb", "sqlite", "postgres", "bouncer"} {
@@ -20,7 +23,9 @@ func TestConformance(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			p := places[name](t)
-			redlocktest.Run(t, p.harness(t))
+			h := p.harness(t)
+			h.Short = name != "mariadb" && !*full
+			redlocktest.Run(t, h)
 		})
 	}
 }
