@@ -195,6 +195,7 @@ type attempt struct {
 	ttl         time.Duration
 	floor       int64
 	start       time.Time // before the first statement that may take the lock
+	latest      int64     // the last not-after of such a statement
 	sent        bool      // such a statement may have taken effect
 }
 
@@ -203,7 +204,7 @@ type attempt struct {
 func (a *attempt) run() (_ *lease, err error) {
 	defer func() {
 		if err != nil && a.sent {
-			a.b.doubt(a.name, a.owner, a.deadline, a.ttl)
+			a.b.doubt(a.name, a.owner, a.latest, a.deadline.Add(a.ttl+time.Second))
 		}
 	}()
 	if err := a.greet(); err != nil {
@@ -251,7 +252,9 @@ func (a *attempt) make(text string) (*lease, error) {
 	if a.start.IsZero() {
 		a.start = time.Now()
 	}
-	fence, ok, err := a.fence(text, a.name, a.owner, micros(a.ttl), a.notAfter(), a.floor)
+	notAfter := a.notAfter()
+	a.latest = max(a.latest, notAfter)
+	fence, ok, err := a.fence(text, a.name, a.owner, micros(a.ttl), notAfter, a.floor)
 	switch {
 	case err != nil:
 		a.sent = a.sent || !nothingHappened(err)

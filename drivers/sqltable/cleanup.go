@@ -13,7 +13,7 @@ import (
 // A doubt is an attempt that failed, or a release, of which nobody knows whether it took effect.
 type doubt struct {
 	name, owner []byte
-	settled     time.Time // the server refuses what arrives later
+	settled     int64     // by the server's clock: it refuses what arrives later
 	until       time.Time // when the lock has ended by itself
 }
 
@@ -40,12 +40,13 @@ func (d *doubts) await(most time.Duration) {
 	}
 }
 
-// doubt has an attempt undone: at once, and once more when it can no longer arrive.
-func (b *Backend) doubt(name, owner []byte, settled time.Time, ttl time.Duration) {
+// doubt has an attempt undone: at once, and once more when it can no longer arrive. If it takes
+// effect, the lock ends by itself at until.
+func (b *Backend) doubt(name, owner []byte, settled int64, until time.Time) {
 	d := &b.doubts
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.list = append(d.list, doubt{name: name, owner: owner, settled: settled, until: settled.Add(ttl)})
+	d.list = append(d.list, doubt{name: name, owner: owner, settled: settled, until: until})
 	if d.running != nil {
 		return
 	}
@@ -76,20 +77,17 @@ func (b *Backend) settle() {
 		if !ok {
 			return
 		}
-		sent := time.Now()
-		c := b.newCall(b.ctx, b.opt.CallTimeout)
-		_, err := c.exec(b.sql.undo, x.name, x.owner)
-		c.end()
+		settled, err := b.undo(x)
 		switch {
 		case b.ctx.Err() != nil || err != nil && time.Now().After(x.until):
 			continue
-		case err == nil && !sent.Before(x.settled):
+		case settled:
 			pause = 10 * time.Millisecond
 			continue
 		case err == nil:
-			pause = min(time.Until(x.settled)+time.Millisecond, 50*time.Millisecond)
+			pause = 10 * time.Millisecond
 		default:
-			pause = min(2*max(pause, 10*time.Millisecond), time.Second)
+			pause = min(2*pause, time.Second)
 		}
 		b.doubts.mu.Lock()
 		b.doubts.list = append(b.doubts.list, x)
@@ -101,6 +99,19 @@ func (b *Backend) settle() {
 			t.Stop()
 		}
 	}
+}
+
+// undo frees what an attempt may have taken. It is settled if the attempt could not arrive any
+// more before that.
+func (b *Backend) undo(x doubt) (settled bool, err error) {
+	c := b.newCall(b.ctx, b.opt.CallTimeout)
+	defer c.end()
+	r, err := c.look(x.name) // for the clock
+	if err != nil {
+		return false, err
+	}
+	_, err = c.exec(b.sql.undo, x.name, x.owner)
+	return err == nil && r.now > x.settled, err
 }
 
 const (

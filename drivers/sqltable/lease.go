@@ -107,8 +107,7 @@ func (l *lease) Release(ctx context.Context) error {
 		n, err = c.exec(b.sql.release, l.name, l.owner, l.fence)
 	}
 	if err != nil {
-		g := l.Grant()
-		b.doubt(l.name, l.owner, time.Now(), time.Until(g.Expires))
+		b.doubt(l.name, l.owner, 0, l.Grant().Expires.Add(time.Second))
 		if errors.Is(err, driver.ErrClosed) {
 			return err
 		}

@@ -83,9 +83,15 @@ func database(t testing.TB, client, dsn string) *sql.DB {
 	return db
 }
 
+// patient is a call timeout that no busy machine exceeds.
+const patient = "call_timeout=30s"
+
 // open opens a backend by URL.
 func (p *place) open(t testing.TB, parameters ...string) *sqltable.Backend {
 	t.Helper()
+	if !strings.Contains(fmt.Sprint(parameters), "call_timeout") {
+		parameters = append(parameters, patient)
+	}
 	b, err := p.driver.Open(&driver.Config{DSN: strings.Join(append([]string{p.url}, parameters...), "&")})
 	if err != nil {
 		t.Fatal(err)
@@ -175,6 +181,15 @@ func must(t testing.TB, b driver.Backend, r *driver.Request) driver.Lease {
 		t.Fatalf("Acquire of %q: %v", r.Key, err)
 	}
 	return l
+}
+
+// ready waits until a lock can be had, by a backend with a short call timeout.
+func ready(t *testing.T, b driver.Backend) {
+	t.Helper()
+	eventually(t, "a lock is granted", func() bool {
+		l, err := b.Acquire(t.Context(), request("k"))
+		return err == nil && l.Release(t.Context()) == nil
+	})
 }
 
 // proxied is a backend with a proxy of its own.

@@ -158,7 +158,7 @@ func lateStatement(t *testing.T, p *place) {
 	}
 	b := raw.(*proxied)
 	defer b.proxy.Close() //nolint:errcheck // the test's own
-	_ = must(t, b, request("k")).Release(t.Context())
+	ready(t, b)
 	eventually(t, "the clean-up in the background is over", func() bool {
 		before := b.proxy.Stats().ToServer
 		time.Sleep(20 * time.Millisecond)
@@ -187,7 +187,7 @@ func rowLocked(t *testing.T, p *place) {
 		t.Skip("there are no locks on rows")
 	}
 	b := p.open(t, "call_timeout=200ms")
-	_ = must(t, b, request("k")).Release(t.Context())
+	ready(t, b)
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -214,9 +214,14 @@ func rowLocked(t *testing.T, p *place) {
 // A lease that ended is never renewed and frees nothing, though its row is still as it was.
 func staleHolder(t *testing.T, p *place) {
 	b := p.open(t)
-	r := request("k")
-	r.TTL = 50 * time.Millisecond
-	l := must(t, b, r)
+	var l driver.Lease
+	eventually(t, "it is granted", func() (ok bool) { // half of the TTL bounds the attempt
+		r := request("k")
+		r.TTL = 200 * time.Millisecond
+		var err error
+		l, err = b.Acquire(t.Context(), r)
+		return err == nil
+	})
 	eventually(t, "it is over", func() bool {
 		s, err := b.Lookup(t.Context(), "k")
 		return err == nil && len(s.Holders) == 0
@@ -250,7 +255,7 @@ func clients(t *testing.T, p *place) {
 	}
 	for i, more := range settings[p.dialect] {
 		key := fmt.Sprint("client ", i)
-		b := p.on(t, database(t, name, dsn+more), &sqltable.Options{Table: p.table})
+		b := p.on(t, database(t, name, dsn+more), &sqltable.Options{Table: p.table, CallTimeout: 30 * time.Second})
 		for range 2 { // without a row, and with one
 			l := must(t, b, request(key))
 			first := l.Grant().Fence
@@ -283,7 +288,7 @@ func clients(t *testing.T, p *place) {
 		}
 	}
 	if p.dialect == sqltable.MySQL {
-		b := p.on(t, database(t, name, dsn+"?autocommit=0"), &sqltable.Options{Table: p.table})
+		b := p.on(t, database(t, name, dsn+"?autocommit=0"), &sqltable.Options{Table: p.table, CallTimeout: 30 * time.Second})
 		_, err := b.Acquire(t.Context(), request("k"))
 		refusal(t, err, true, "autocommit")
 	}
@@ -300,7 +305,7 @@ func clients(t *testing.T, p *place) {
 
 // A hundred ask for one key on two connections, one gets it, and the others are told who has it.
 func fewConnections(t *testing.T, p *place) {
-	b := p.open(t, "conns=2", "call_timeout=30s")
+	b := p.open(t, "conns=2")
 	var mu sync.Mutex
 	granted := 0
 	var wg sync.WaitGroup
@@ -327,7 +332,7 @@ func setUpByMany(t *testing.T, p *place) {
 	var wg sync.WaitGroup
 	for i := range 6 {
 		wg.Go(func() {
-			b, err := p.driver.Open(&driver.Config{DSN: p.url + "&call_timeout=30s"})
+			b, err := p.driver.Open(&driver.Config{DSN: p.url + "&" + patient})
 			if err != nil {
 				t.Error(err)
 				return
@@ -373,7 +378,7 @@ func refusals(t *testing.T, p *place) {
 	_ = must(t, p.open(t), request("k")).Release(t.Context()) // the table
 	if p.server == nil {
 		ro := database(t, p.dsn[0], p.dsn[1]+"&mode=ro")
-		_, err := p.on(t, ro, &sqltable.Options{Table: p.table}).Acquire(t.Context(), request("k"))
+		_, err := p.on(t, ro, &sqltable.Options{Table: p.table, CallTimeout: 30 * time.Second}).Acquire(t.Context(), request("k"))
 		refusal(t, err, true, "read-only")
 		b, err := p.driver.Open(&driver.Config{DSN: "sqlite:///no/such/folder/locks.db?setup=on"})
 		if err != nil {
@@ -386,7 +391,7 @@ func refusals(t *testing.T, p *place) {
 	}
 	const canary = "pw-c4n4ry"
 	try := func(url string) error {
-		b, err := p.driver.Open(&driver.Config{DSN: url + "?table=" + p.table})
+		b, err := p.driver.Open(&driver.Config{DSN: url + "?table=" + p.table + "&" + patient})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -445,7 +450,7 @@ func downAndHanging(t *testing.T, p *place) {
 		t.Skip("there is no server")
 	}
 	b := p.open(t, "call_timeout=300ms")
-	_ = must(t, b, request("k")).Release(t.Context())
+	ready(t, b)
 	unknown := func(what string) {
 		t.Helper()
 		_, err := b.Acquire(t.Context(), request("k"))
@@ -475,7 +480,7 @@ func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
 	p.do(t, "CREATE ROLE bob LOGIN PASSWORD 'right'")
 	p.do(t, "GRANT CREATE ON SCHEMA public TO bob")
 	for password, right := range map[string]bool{canary: false, "right": true} {
-		backend, err := pgtable.Driver{}.Open(&driver.Config{DSN: strings.Replace(s.URLFor("bob", password), "postgres://", "pgtable://", 1) + "&setup=on"})
+		backend, err := pgtable.Driver{}.Open(&driver.Config{DSN: strings.Replace(s.URLFor("bob", password), "postgres://", "pgtable://", 1) + "&setup=on&" + patient})
 		if err != nil {
 			t.Fatal(err)
 		}

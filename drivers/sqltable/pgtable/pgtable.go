@@ -75,6 +75,13 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	c.ConnectTimeout = o.CallTimeout
 	// A pooler may give each statement another server process: nothing is prepared by name.
 	c.DefaultQueryExecMode = pgx.QueryExecModeExec
+	dial := c.DialFunc
+	c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if ctx.Value(connecting{}) == nil {
+			return nil, errNoCancel
+		}
+		return dial(ctx, network, addr)
+	}
 	o.Role = c.User
 	o.Address = "pgtable://" + net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))) + "/" + c.Database
 	db := sql.OpenDB(connector{stdlib.GetConnector(*c)})
@@ -114,11 +121,18 @@ func config(settings map[string]string) (*pgx.ConnConfig, error) {
 	return nil, driver.Invalid("URL", "%s", detail)
 }
 
+// connecting marks the context in which a connection is made. pgx dials outside of it too, to
+// ask the server to cancel what was given up. That helps nobody here, since a statement that
+// comes too late does nothing, and PgBouncer has crashed by many such requests.
+type connecting struct{}
+
+var errNoCancel = errors.New("nothing is cancelled")
+
 // A connector leaves pgx's whole configuration, with the password, out of its errors.
 type connector struct{ sqldriver.Connector }
 
 func (c connector) Connect(ctx context.Context) (sqldriver.Conn, error) {
-	conn, err := c.Connector.Connect(ctx)
+	conn, err := c.Connector.Connect(context.WithValue(ctx, connecting{}, true))
 	var failed *pgconn.ConnectError
 	if errors.As(err, &failed) {
 		err = errors.Unwrap(failed)
