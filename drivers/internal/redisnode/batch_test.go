@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,6 +30,9 @@ type twin struct {
 }
 
 const twinUser = "twin"
+
+// twinTerms have no quarantine: a new server votes.
+var twinTerms = driver.Terms{N: 1, Guard: time.Hour, Excuse: 300 * time.Millisecond, Allowance: time.Hour, Grace: 850 * time.Millisecond, Drift: 1}
 
 func newTwin(t *testing.T, kind server.Kind, q *driver.Quorum) *twin {
 	s := server.StartFor(t, kind)
@@ -285,9 +289,8 @@ var weathers = map[string]func(do func(args ...any)){
 // times to live. Tokens that are an instant of the server's clock count as alike.
 func TestABatchDoesWhatTheSingleScriptsDo(t *testing.T) {
 	t.Parallel()
-	terms := driver.Terms{N: 1, Guard: time.Hour, Excuse: 300 * time.Millisecond, Allowance: time.Hour, Grace: 850 * time.Millisecond, Drift: 1}
 	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
-		for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: terms}} {
+		for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: twinTerms}} {
 			t.Run(string(kind)+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				duel(t, kind, q)
@@ -394,4 +397,56 @@ func drawOps(r *rand.Rand, now, began int64, well bool) (ops []twinOp, wheres ma
 		ops = append(ops, o)
 	}
 	return ops, wheres
+}
+
+// TestACrowdIsServedByBatches: many callers at once are far fewer scripts than calls.
+func TestACrowdIsServedByBatches(t *testing.T) {
+	t.Parallel()
+	for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: twinTerms}} {
+		t.Run(name, func(t *testing.T) {
+			s := server.Redis(t)
+			c := dialServer(t, s)
+			n, err := New(Config{
+				Client: &wire{before: func([]*Call) *redis.Client { return c }, admin: func() *redis.Client { return c }},
+				Name:   "redis", Addr: "server", CallTimeout: 30 * time.Second,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = n.Close() })
+			const callers, pairs = 64, 4
+			burst := func() (scripts int) {
+				do(t, s, "CONFIG", "RESETSTAT")
+				var wg sync.WaitGroup
+				for i := range callers {
+					wg.Go(func() {
+						for range pairs {
+							l, err := n.Acquire(t.Context(), &driver.Request{Key: fmt.Sprint("k", i), Owner: fmt.Sprint("o/", i), TTL: time.Minute, Quorum: q})
+							if err == nil {
+								err = l.Release(t.Context())
+							}
+							if err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				if t.Failed() {
+					t.FailNow()
+				}
+				_, line, _ := strings.Cut(fmt.Sprint(do(t, s, "INFO", "commandstats")), "cmdstat_evalsha:calls=")
+				if _, err := fmt.Sscanf(line, "%d,", &scripts); err != nil {
+					t.Fatal(err)
+				}
+				return scripts
+			}
+			for range 100 { // the first of them load the script
+				if burst() < callers*pairs/2 {
+					return
+				}
+			}
+			t.Errorf("%d pairs are still %d scripts", callers*pairs, burst())
+		})
+	}
 }

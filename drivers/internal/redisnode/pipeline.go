@@ -20,6 +20,11 @@ const (
 	maxBatch = 128
 	// maxQueue bounds what waits for a lane.
 	maxQueue = 16384
+	// Fewer lanes are in use where so many calls are under way or wait: what gathers costs the
+	// server less. Where a round trip is long they all are, since one that waits for a lane
+	// waits for one.
+	crowd, bigCrowd = 6, 32
+	longTrip        = 2 * time.Millisecond
 	// promptly is how many round trips a call has to have to go on its caller's goroutine.
 	promptly = 16
 )
@@ -94,21 +99,24 @@ type pipelines struct {
 	calls   *tracker      // whose callers wait
 	wg      *tracker      // goroutines
 
-	mu     sync.Mutex
-	queue  []*Call
-	closed bool
-	conns  []pipeline
-	busy   int
-	on     [3]int        // of these, in each mode
-	proven int           // so many at a time were answered; zero: the last call was not
-	missed int           // calls in a row that were not
-	usual  time.Duration // a round trip
+	mu      sync.Mutex
+	queue   []*Call
+	closed  bool
+	conns   []pipeline
+	busy    int
+	calling int           // calls under way, and in the queue
+	most    int           // so many they were, some round trips ago
+	on      [3]int        // of these, in each mode
+	proven  int           // so many at a time were answered; zero: the last call was not
+	missed  int           // calls in a row that were not
+	usual   time.Duration // a round trip
 }
 
 // A lane is idle where due is zero.
 type pipeline struct {
-	due  time.Time // by when it must be back
-	mode mode
+	due   time.Time // by when it must be back
+	mode  mode
+	calls int
 }
 
 type mode uint8
@@ -228,6 +236,7 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 			return -1, passed, fmt.Errorf("node is hung or overloaded: %d calls under way, %d waiting, the oldest %v overdue", l.busy, len(l.queue), hung.Round(time.Millisecond))
 		}
 		l.expect(c, now)
+		l.calling++
 		l.queue = append(l.queue, c)
 		return -1, passed, nil
 	}
@@ -246,8 +255,9 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	for !l.conns[lane].due.IsZero() {
 		lane++
 	}
-	l.conns[lane].due, l.conns[lane].mode = due, m
+	l.conns[lane] = pipeline{due: due, mode: m, calls: 1}
 	l.busy++
+	l.calling++
 	l.on[m]++
 	return lane, m, nil
 }
@@ -265,6 +275,8 @@ func (l *pipelines) expect(c *Call, now time.Time) {
 func (l *pipelines) open() bool {
 	switch {
 	case l.busy == len(l.conns), l.proven == 0 && l.busy > 0:
+		return false
+	case l.usual < longTrip && (l.most >= bigCrowd && l.busy > 0 || l.most >= crowd && l.busy > 1):
 		return false
 	case l.busy >= l.proven:
 		return l.on[onCaller] == 0
@@ -314,22 +326,27 @@ func (l *pipelines) carry(lane int, batch []*Call) {
 		defer l.wg.done()
 		for batch != nil {
 			took := l.send(batch, time.Now().Add(l.patience()))
-			left := batch[:0] // by a batch, for the single scripts
-			for _, c := range batch {
-				if c.alone && c.Reply == nil && c.Err == nil {
-					left = append(left, c)
-				} else {
-					c.finish()
-				}
-			}
-			if len(left) > 0 {
+			if left := finish(batch); len(left) > 0 {
 				l.stay(lane)
-				batch = left
-				continue
+				l.send(left, time.Now().Add(l.patience()))
+				finish(left)
 			}
 			batch = l.next(lane, took, batch[:0])
 		}
 	}()
+}
+
+// finish ends the calls that have an answer, and returns those that a batch has left to the
+// single scripts.
+func finish(calls []*Call) (left []*Call) {
+	for _, c := range calls {
+		if c.alone && c.Reply == nil && c.Err == nil {
+			left = append(left, c)
+		} else {
+			c.finish()
+		}
+	}
+	return left
 }
 
 // patience is how long a call may take: every other one that asks a server that did not answer
@@ -418,15 +435,20 @@ func (l *pipelines) next(lane int, took time.Duration, batch []*Call) []*Call {
 	if took > 0 {
 		l.missed = 0
 	}
+	at := &l.conns[lane]
+	l.most = max(l.calling, l.most-(l.most+7)/8)
+	l.calling -= at.calls
 	for (l.proven > 0 || l.busy == 1) && len(l.queue) > 0 && len(batch) < maxBatch {
 		c := l.queue[0]
 		l.queue[0] = nil
 		l.queue = l.queue[1:]
 		if c.state.CompareAndSwap(callQueued, callSent) {
 			batch = append(batch, c)
+		} else {
+			l.calling--
 		}
 	}
-	at := &l.conns[lane]
+	at.calls = len(batch)
 	l.on[at.mode]--
 	if len(batch) > 0 {
 		at.due, at.mode = time.Now().Add(l.bound), passed
@@ -458,6 +480,7 @@ func (l *pipelines) close() {
 			go c.then(c.Err)
 		}
 	}
+	l.calling -= len(l.queue)
 	l.queue = nil
 }
 

@@ -87,7 +87,7 @@ func TestCallsGatherBehindThoseUnderWay(t *testing.T) {
 					t.Errorf("the first 100 calls took %d round trips, want 2: one, and the rest together", n)
 				}
 				<-l.wg.wait()
-				l.proven = 2
+				l.proven, l.most = 2, 0
 				lib.batches.Store(0)
 				try100(t, l)
 				if n := lib.most.Load(); n != 2 {
@@ -99,6 +99,46 @@ func TestCallsGatherBehindThoseUnderWay(t *testing.T) {
 				<-l.calls.wait()
 				<-l.wg.wait()
 			})
+		})
+	}
+}
+
+// Many callers share few lanes where a round trip is short, so that more gathers, and all of them
+// where it is long.
+func TestACrowdSharesFewLanes(t *testing.T) {
+	for _, c := range []struct {
+		takes         time.Duration
+		callers, most int64
+	}{{time.Millisecond, 4, 4}, {time.Millisecond, 16, 2}, {time.Millisecond, 64, 1}, {10 * time.Millisecond, 64, 4}} {
+		synctest.Test(t, func(t *testing.T) {
+			lib := newLibrary(c.takes, true)
+			l := lib.lanes(4, true)
+			var wg sync.WaitGroup
+			callers := func(calls int) {
+				for i := range c.callers {
+					wg.Go(func() {
+						time.Sleep(time.Duration(i) * time.Microsecond)
+						for range calls {
+							if err := try(l, second); err != nil {
+								t.Error(err)
+							}
+							time.Sleep(time.Duration(i) * time.Microsecond)
+						}
+					})
+				}
+				wg.Wait()
+				<-l.wg.wait()
+			}
+			callers(50)
+			lib.most.Store(0)
+			lib.batches.Store(0)
+			callers(50)
+			if n := lib.most.Load(); n != c.most {
+				t.Errorf("%d callers, round trips of %v: %d calls were under way at once, want %d", c.callers, c.takes, n, c.most)
+			}
+			if l.calling != 0 {
+				t.Errorf("%d calls are under way when all are over", l.calling)
+			}
 		})
 	}
 }
