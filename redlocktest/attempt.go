@@ -46,25 +46,43 @@ func (r *run) tryRequest(ctx context.Context, b driver.Backend, req *driver.Requ
 	case got != nil:
 		r.record(acquiring, "Acquire returned a lease beside the error %v", err)
 	}
+	if classify(err) == unknown {
+		r.mu.Lock()
+		if r.inDoubt == nil {
+			r.inDoubt = map[string]bool{}
+		}
+		r.inDoubt[req.Key] = true
+		r.mu.Unlock()
+	}
 	return nil, err
+}
+
+// doubtful reports whether an earlier attempt of the case may still have key, until it is
+// undone.
+func (r *run) doubtful(key string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.inDoubt[key]
 }
 
 // grant acquires a key that is free: a refusal is a failure. Unknown outcomes are
 // what networks make, and are tried again.
 func (r *run) grant(b driver.Backend, req driver.Request) *lease {
-	seen := granted
+	busy := false
 	for {
 		l, err := r.try(b, req)
 		v := r.saw(err)
 		switch {
 		case v == granted:
 			return l
-		case v == held && seen == granted:
+		case v == held && !busy && !r.doubtful(req.Key):
 			r.fatal(fourOutcomes, "key %q is free, and yet Acquire says %v", short(req.Key), err)
 		case v != held && v != later && v != unknown:
 			r.fatal(fourOutcomes, "key %q is free, and yet Acquire gives %v: %v", short(req.Key), v, err)
+		case v == unknown && req.Owner != "": // its clean-up would undo the next grant, too
+			r.startOver("the outcome of an attempt is unknown, and the case uses its owner again")
 		}
-		seen = v // an unknown attempt may be in the way until it is undone
+		busy = busy || v == later
 		r.note("Acquire gave %v: %v", v, err)
 		if !r.pause(poll) {
 			r.fatal(acquiring, "key %q is free, and was not granted before the case's time was over; the last verdict: %v", short(req.Key), err)

@@ -172,7 +172,7 @@ func reuse(r *run) {
 	key, other := r.key(), r.key()
 	req := r.fill(driver.Request{Key: key})
 	l, err := r.tryRequest(r.ctx, a, req)
-	for err != nil && r.saw(err) == unknown && r.pause(poll) {
+	for err != nil && r.doubtful(key) && r.pause(poll) {
 		req = r.fill(driver.Request{Key: key})
 		l, err = r.tryRequest(r.ctx, a, req)
 	}

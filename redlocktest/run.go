@@ -38,7 +38,8 @@ type run struct {
 	abandoned       bool
 	backends        []driver.Backend
 	leases          []*lease
-	cleanups        []func() // end the faults
+	cleanups        []func()        // end the faults
+	inDoubt         map[string]bool // keys with an attempt whose outcome is unknown
 }
 
 // begin opens a first backend, and runs the case.

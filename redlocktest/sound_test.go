@@ -30,6 +30,42 @@ var soundHarnesses = map[string]func() Harness{
 			}
 		})
 	},
+	// A late answer: the attempt is in doubt, and undone in the background.
+	"in doubt": func() Harness {
+		return overMemory(func(b *broken) {
+			var late atomic.Int64
+			var undoing sync.WaitGroup
+			b.close = func() error {
+				undoing.Wait()
+				return b.Backend.Close()
+			}
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				l, err := b.Backend.Acquire(ctx, req)
+				if err != nil || req.Wait || late.Add(1)%7 != 1 {
+					return l, err
+				}
+				undoing.Go(func() {
+					<-time.After(20 * time.Millisecond)
+					_ = l.Release(context.WithoutCancel(ctx))
+				})
+				return nil, context.DeadlineExceeded
+			}
+			b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+				g, err := l.Lease.Renew(ctx, r)
+				if err == nil && late.Add(1)%7 == 1 {
+					err = context.DeadlineExceeded
+				}
+				return g, err
+			}
+			b.release = func(ctx context.Context, l *brokenLease) error {
+				err := l.Lease.Release(ctx)
+				if err == nil && late.Add(1)%7 == 1 {
+					err = context.DeadlineExceeded
+				}
+				return err
+			}
+		})
+	},
 	"counters": func() Harness {
 		return oneCounter(false)(nil)
 	},

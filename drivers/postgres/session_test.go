@@ -40,7 +40,7 @@ const (
 // eventually repeats f until it holds; the test's own timeout is the limit.
 func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(time.Minute)
 	for !f() {
 		if time.Now().After(end) {
 			t.Fatalf("never: %s", what)
