@@ -5,9 +5,11 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -296,6 +298,69 @@ func TestProgressIsToldAfterASecondAndTakenBack(t *testing.T) {
 			t.Errorf("it leaves %q", b.String())
 		}
 	})
+}
+
+var manyKeys = flag.Bool("many-keys", false, "dlock status of 10,000 locks beside a million keys of other applications, and not of fewer")
+
+// Many locks over five nodes are listed in small steps: no server is blocked for more than 5 ms,
+// also beside keys of other applications.
+func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
+	t.Parallel()
+	const blocked = 5 * time.Millisecond
+	locks, strangers := 1000, 10000
+	switch {
+	case *manyKeys:
+		locks, strangers = 10000, 1000000
+	case testing.Short():
+		t.Skip("it takes seconds")
+	}
+	url, nodes := quorum(t, 5, "restart_guard=10m", "ttl=9m")
+	w := on(t, url+",prefix=app:")
+	for _, n := range nodes {
+		w.do(n, "DEBUG", "POPULATE", strconv.Itoa(strangers), "other", "16")
+	}
+	c, err := dlock.OpenURL(url+",prefix=app:", dlock.WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // what is held ends with its TTL
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() {
+			for j := range locks / 100 {
+				if _, err := c.Lock(t.Context(), fmt.Sprintf("job-%d-%d", i, j)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	for _, n := range nodes {
+		w.do(n, "CONFIG", "SET", "slowlog-log-slower-than", strconv.FormatInt(blocked.Microseconds(), 10))
+		w.do(n, "SLOWLOG", "RESET")
+	}
+	start := time.Now()
+	found := w.states()
+	t.Logf("%d locks beside %d other keys on each of 5 nodes: %v", len(found), strangers, time.Since(start).Round(time.Millisecond))
+	if len(found) != locks {
+		t.Errorf("%d of %d locks are listed", len(found), locks)
+	}
+	for _, n := range nodes {
+		reply, err := n.Do("SLOWLOG", "GET", "10")
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries, _ := reply.([]any)
+		for _, e := range entries {
+			// A server that is not given a processor for a while is slow as well: only many
+			// entries are of our doing.
+			t.Logf("%s: %.200v", n.Addr(), e)
+		}
+		if len(entries) > 5 {
+			t.Errorf("%s was blocked for more than %v %d times", n.Addr(), blocked, len(entries))
+		}
+	}
 }
 
 // What other programs call themselves is shown, and can do nothing to a terminal.

@@ -40,7 +40,6 @@ type examination struct {
 	n     *Node
 	s     Server
 	info  map[string]string
-	user  string // of the connection, where the server says so
 	found []driver.Diagnostic
 }
 
@@ -399,11 +398,6 @@ var named = regexp.MustCompile(`^NOPERM User (\S+) has no permissions`)
 
 // rights tries every command that is needed, and names the one that is missing.
 func (e *examination) rights(ctx context.Context) error {
-	whoami, _, err := e.ask(ctx, "ACL", "WHOAMI")
-	if err != nil {
-		return err
-	}
-	e.user, _ = whoami.(string)
 	key, channel := e.n.names.counter("check"), e.n.names.channel("check")
 	defer e.s.Do(ctx, "DEL", key) //nolint:errcheck // it ends with its TTL, too
 	for i, list := range [][]string{needed, useful} {
@@ -413,7 +407,7 @@ func (e *examination) rights(ctx context.Context) error {
 			_, err := e.s.Do(ctx, args...)
 			var refusal ServerError
 			if errors.As(err, &refusal) {
-				e.refused(severity, args[0], string(refusal))
+				e.refused(ctx, severity, args[0], string(refusal))
 			} else if err != nil {
 				return err
 			}
@@ -423,13 +417,15 @@ func (e *examination) rights(ctx context.Context) error {
 }
 
 // refused adds a finding if a refusal is one of rights.
-func (e *examination) refused(severity driver.Severity, command, why string) {
+func (e *examination) refused(ctx context.Context, severity driver.Severity, command, why string) {
 	if !isCode(ServerError(why), "NOPERM") {
 		return
 	}
-	user := e.user
+	user := "USER"
 	if m := named.FindStringSubmatch(why); m != nil {
 		user = m[1]
+	} else if reply, _, err := e.ask(ctx, "ACL", "WHOAMI"); err == nil && reply != nil {
+		user, _ = reply.(string)
 	}
 	d := driver.Diagnostic{Code: "acl-command", Severity: severity, Measured: command, Summary: "the user may not run " + command, Remedy: "allow it"}
 	right := "+" + strings.ToLower(command)

@@ -34,14 +34,24 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	value, _ := text(a.reply, 2)
 	pttl, _ := number(a.reply, 3)
 	waiters, _ := number(a.reply, 4)
-	s := &driver.State{Key: key, Fence: uint64(max(counter, 0)), Waiters: int(waiters), Queue: queue(a.reply)}
+	if now.IsZero() {
+		pttl = -2
+	}
+	s := stateOf(key, value, pttl, counter, waiters)
+	s.Queue = queue(a.reply)
+	return s, nil
+}
+
+// stateOf makes a state of what the server has: PTTL, the counter, and how many wait.
+func stateOf(key, value string, pttl, counter, waiters int64) *driver.State {
+	s := &driver.State{Key: key, Fence: uint64(max(counter, 0)), Waiters: int(waiters)}
 	left := time.Duration(max(pttl, 0)) * time.Millisecond
 	switch {
-	case pttl == -2 || now.IsZero():
-		return s, nil
+	case pttl == -2:
+		return s
 	case strings.HasPrefix(value, next):
 		s.ReservedFor = max(left, time.Millisecond)
-		return s, nil
+		return s
 	}
 	h := driver.Holder{TTL: left}
 	h.Owner, h.Fence = parse(value)
@@ -49,7 +59,7 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 		h.Since = time.UnixMicro(int64(h.Fence))
 	}
 	s.Holders = []driver.Holder{h}
-	return s, nil
+	return s
 }
 
 // queue reads who waits, without those that only listen: they have no place of their own.
@@ -70,8 +80,9 @@ func queue(reply []any) []driver.Waiter {
 	return all
 }
 
-// lookupsAtOnce is how many keys List asks for at once: they share round trips.
-const lookupsAtOnce = 256
+// lookupsAtOnce is how many keys List asks for at once: a server needs less than a millisecond
+// for so many.
+const lookupsAtOnce = 128
 
 // List yields the locks under prefix that this package gave and that are held now. It goes
 // by the fencing counters, which the server itself finds among its keys; a lock of another
@@ -83,7 +94,7 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 	errStop := errors.New("stop")
 	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
 		return n.scan(ctx, s, prefix, func(keys []string) error {
-			states, err := n.lookups(ctx, keys)
+			states, err := n.lookups(ctx, s, keys)
 			for _, s := range states {
 				if s != nil && len(s.Holders) > 0 && s.Holders[0].Fence > 0 && !yield(s) {
 					return errStop
@@ -98,8 +109,40 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 	return n.explain(prefix, err)
 }
 
-// lookups looks keys up, at once. The state of one that is no string is nil.
-func (n *Node) lookups(ctx context.Context, keys []string) ([]*driver.State, error) {
+// lookups looks keys up, at once, by one script; where they may be in several slots, each by its
+// own. The state of one that is no string has no holders.
+func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.State, error) {
+	if n.cfg.Cluster {
+		return n.lookupEach(ctx, keys)
+	}
+	args := append(make([]string, 0, 3*len(keys)+3), "EVAL", luaList, strconv.Itoa(len(keys)))
+	for _, key := range keys {
+		args = append(args, n.names.lock(key))
+	}
+	for _, key := range keys {
+		args = append(args, n.names.counter(key), n.names.waitQueue(key))
+	}
+	reply, err := s.Do(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	all, _ := reply.([]any)
+	if len(all) != 4*len(keys) {
+		return nil, errGarbled
+	}
+	states := make([]*driver.State, len(keys))
+	for i, key := range keys {
+		value, _ := text(all, 4*i)
+		pttl, _ := number(all, 4*i+1)
+		counter, _ := number(all, 4*i+2)
+		waiters, _ := number(all, 4*i+3)
+		states[i] = stateOf(key, value, pttl, counter, waiters)
+	}
+	return states, nil
+}
+
+// lookupEach looks keys up, at once, by pipelines. The state of one that is no string is nil.
+func (n *Node) lookupEach(ctx context.Context, keys []string) ([]*driver.State, error) {
 	states, errs := make([]*driver.State, len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, key := range keys {

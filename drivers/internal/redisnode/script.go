@@ -57,6 +57,8 @@ var (
 	luaLookup string
 	//go:embed lua/listen.lua
 	luaListen string
+	//go:embed lua/list.lua
+	luaList string
 	//go:embed lua/batch.lua
 	luaBatch string
 )

@@ -1,0 +1,18 @@
+-- Who holds these locks, and how many wait for each?
+-- KEYS: locks. Their counters and lines are not among them.
+-- ARGV: for each lock its counter and its line.
+-- Reply: for each lock the first KiB of its value, PTTL, counter, how many are in line; PTTL is -2 where the lock is free or
+-- no string.
+local all = {}
+for i, lock in ipairs(KEYS) do
+  local v, pttl, counter, waiters = redis.pcall('GETRANGE', lock, 0, 1023), -2, false, 0
+  if type(v) ~= 'string' then v = '' end
+  if v ~= '' then
+    pttl, counter = redis.call('PTTL', lock), redis.pcall('GET', ARGV[2 * i - 1])
+    waiters = redis.pcall('ZCOUNT', ARGV[2 * i], 0, 9007199254740990)
+  end
+  if type(counter) ~= 'string' then counter = '0' end
+  if type(waiters) == 'table' then waiters = 0 end
+  all[4 * i - 3], all[4 * i - 2], all[4 * i - 1], all[4 * i] = v, pttl, tonumber(counter) or 0, waiters
+end
+return all
