@@ -31,7 +31,7 @@ func TestDependencyRules(t *testing.T) {
 		"driver/dsn":         {"driver"},
 		"dlock":              {"driver", boot, multi, errwrap},
 		"dlock/fence":        append(base, fencesql),
-		"dlock/cli":          append(base, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
+		"dlock/cli":          append(base, dsn, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":    append(base, dsn, async),
@@ -39,6 +39,7 @@ func TestDependencyRules(t *testing.T) {
 		"drivers/valkeygo":   append(base, dsn, redisnode, async, valkey, "golang.org/x/sys"),
 		"drivers/postgres":   append(base, dsn, "dlock/fence", fencesql, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
 		"redlocktest":        {"driver", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"redlocktest/cli":    append(base, dsn, "redlocktest", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
 		"redlocktest/fault":  {"driver", "redlocktest/internal/port", "golang.org/x/sys"},
 		"redlocktest/server": {"redlocktest/internal/port"},
 	}

@@ -427,7 +427,7 @@ var memoryBugs = []bug{
 			return l.Lease.Release(ctx)
 		}
 	}},
-	{name: "join above the counter", want: "node/join-above", rule: "driver.Request.Join", plant: func(b *broken) {
+	{name: "join above the counter", want: "node/join-above", rule: "driver.Request.ExactFence", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			l, err := b.Backend.Acquire(ctx, req)
 			if req.ExactFence != 0 && errors.Is(err, driver.ErrRefused) {

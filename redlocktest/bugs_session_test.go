@@ -175,7 +175,7 @@ func TestSessionsThatAreCutPass(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					for range 5 {
 						h := overSessions(plant)
-						h.quiet, h.only, h.Timeout = true, only, 10*time.Second
+						h.quiet, h.Only, h.Timeout = true, only, 10*time.Second
 						if err := Check(h); err != nil {
 							t.Fatal(err)
 						}

@@ -300,7 +300,7 @@ func sqlBug(name, want, rule string, plant func(s *statements)) bug {
 			Open:          func() (driver.Backend, error) { return d.open("app:", 0) },
 			OpenWithClock: func(ahead time.Duration) (driver.Backend, error) { return d.open("app:", ahead) },
 			Driver:        d, URL: "table:", Prefix: "app:", Connections: d.connections,
-			TTL: 300 * time.Millisecond, Timeout: cmp.Or(s.within, 20*time.Second), Short: true, quiet: true, only: only,
+			TTL: 300 * time.Millisecond, Timeout: cmp.Or(s.within, 20*time.Second), Short: true, quiet: true, Only: only,
 		})
 	}}
 }

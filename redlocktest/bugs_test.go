@@ -163,9 +163,9 @@ func (b bug) find(t *testing.T) []*Failure {
 
 func (b bug) once(over func(func(*broken)) Harness, only string) error {
 	h := over(b.plant)
-	h.Timeout, h.Short, h.quiet, h.only = 6*time.Second, true, true, only
+	h.Timeout, h.Short, h.quiet, h.Only = 6*time.Second, true, true, only
 	if b.alone {
-		h.quiet, h.only = false, b.want
+		h.quiet, h.Only = false, b.want
 	}
 	if b.tries > 0 {
 		h.Short = false

@@ -15,7 +15,8 @@
 // [driver.Info.Features] promises and for the optional interfaces that are there; one that
 // does not apply is no subtest, and a line of the log counts them.
 // Each failure says what happened, where in the suite it was found, and which rule
-// of the contract it breaks, in words. [Check] is the same without a testing.T.
+// of the contract it breaks, in words. [Examine] is the same without a testing.T, and so is
+// the command redlocktest/cmd/redlocktest, which takes a URL.
 //
 // # Time
 //

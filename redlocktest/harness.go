@@ -70,6 +70,9 @@ type Harness struct {
 	// reason that is empty are failures.
 	Skip map[string]string
 
+	// Only is the name of a case, or of a group, that alone is run; empty: all are.
+	Only string
+
 	// Residue lists what is stored of locks that are held, by any name that contains
 	// the key; what outlives a lock, a counter say, is left out. Without it the suite
 	// asks the backend's Inspector, and without that it only tries to lock again.
@@ -93,9 +96,6 @@ type Harness struct {
 
 	// steps bounds the search for the order of a history's calls; zero: defaultSteps.
 	steps int64
-
-	// only is a group, or a case, that alone is run; empty: all.
-	only string
 
 	_ struct{}
 }
@@ -163,13 +163,19 @@ func (h Harness) complete() (Harness, error) {
 			known[g.name+"/"+c.name] = true
 		}
 	}
+	wrong := func(field, format string, args ...any) (Harness, error) {
+		return h, fmt.Errorf("redlocktest: %w", driver.Invalid("Harness."+field, format, args...))
+	}
 	for _, name := range slices.Sorted(maps.Keys(h.Skip)) {
 		if !known[name] {
-			return h, fmt.Errorf("redlocktest: Harness.Skip names %q, which is no case", name)
+			return wrong("Skip", "names %q, which is no case", name)
 		}
 		if h.Skip[name] == "" {
-			return h, fmt.Errorf("redlocktest: Harness.Skip gives no reason for %q", name)
+			return wrong("Skip", "gives no reason for %q", name)
 		}
+	}
+	if h.Only != "" && !known[h.Only] {
+		return wrong("Only", "names %q, which is no case", h.Only)
 	}
 	return h, nil
 }

@@ -192,7 +192,7 @@ func TestAnUndecidedHistoryIsAFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := brokenHarness(func(*broken) {})
-		h.steps, h.only = 3, "history/steady"
+		h.steps, h.Only = 3, "history/steady"
 		found(t, bug{want: "history/steady", rule: "linearizability", says: "could not decide"}, failures(t, Check(h)))
 	})
 }

@@ -112,12 +112,12 @@ func nodeJoinAbove(r *run) {
 	joined, err := r.try(b, driver.Request{Key: key, ExactFence: at})
 	switch v := r.saw(err); v {
 	case granted:
-		r.fatal(joins, "the counter is %d, and a Join at %d was granted with token %d", at+1, at, joined.Grant().Fence)
+		r.fatal(joins, "the counter is %d, and a request with ExactFence %d was granted with token %d", at+1, at, joined.Grant().Fence)
 	case refused, later:
 	case unknown:
-		r.startOver("a Join gave %v", err)
+		r.startOver("a request with ExactFence gave %v", err)
 	default:
-		r.fatal(joins, "the counter is %d, and a Join at %d gives %v, not ErrRefused: %v", at+1, at, v, err)
+		r.fatal(joins, "the counter is %d, and a request with ExactFence %d gives %v, not ErrRefused: %v", at+1, at, v, err)
 	}
 	r.nothingStored(b, key)
 	r.release(r.grant(b, driver.Request{Key: key}))
@@ -132,7 +132,7 @@ func nodeJoinHeld(r *run) {
 	r.release(l)
 }
 
-// nodeJoinOwn: a Join that finds its own attempt answers with the token it has, and
+// nodeJoinOwn: a request with ExactFence that finds its own attempt answers with the token it has, and
 // stands for the same lock.
 func nodeJoinOwn(r *run) {
 	a, b := r.pair()
@@ -141,10 +141,10 @@ func nodeJoinOwn(r *run) {
 	at := l.Grant().Fence
 	again, err := r.try(a, driver.Request{Key: key, Owner: owner, ExactFence: at + 1000})
 	if v := r.saw(err); v != granted {
-		r.fatal(joins, "a Join of the attempt that has the key gives %v: %v", v, err)
+		r.fatal(joins, "the attempt that has the key asks for another ExactFence, and that gives %v: %v", v, err)
 	}
 	if fence := again.Grant().Fence; fence != at {
-		r.fatal(joins, "a Join of the attempt that has the key at %d gives token %d", at, fence)
+		r.fatal(joins, "the attempt that has the key at %d asks for another ExactFence, and gets token %d", at, fence)
 	}
 	r.holds(b, key, again)
 	r.release(again)

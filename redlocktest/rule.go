@@ -47,7 +47,7 @@ const (
 var texts = [...]string{
 	exclusion: "exclusion: while a lease has not expired, no other owner gets the lock",
 	fourOutcomes: "rule 1: four outcomes. *HeldError (is ErrHeld): another owner has it. ErrLost: this owner no longer has it, for certain. " +
-		"*RefusedError: the server answered and will not. Everything else is unknown, and none of these",
+		"*RefusedError: the server refused the request, temporarily or permanently. Everything else is unknown, and none of these",
 	undoes: "rule 2: on any error Acquire undoes what it did, on a context of its own and never on the caller's cancelled one; " +
 		"Release likewise works after cancellation",
 	expires: "rule 3: Expires counts from an instant before the first byte was sent: start + TTL - drift, drift = TTL/100 + 2 ms, after a native wait " +
@@ -73,7 +73,7 @@ var texts = [...]string{
 	describing: "driver.Info: constant over the backend's life; MinTTL is at least 10 ms; both bounds are zero only where there is no TTL (Session)",
 	holderSeen: "driver.HeldError: Holder is the owner that was seen, RetryAfter for how long it keeps the lock, Since when it got it, or they are zero",
 	floors:     "driver.Request.FenceFloor: the token is at least this, unless that is more than FenceSlack ahead of the server's clock, and at least FenceLag behind that clock",
-	joins: "driver.Request.Join: take the key at exactly this token, if it is free and its counter is not above it, else *RefusedError; " +
+	joins: "driver.Request.ExactFence: take the key at exactly this token, if it is free and its counter is not above it, else *RefusedError; " +
 		"an attempt that has the key already is answered with its token",
 	nodes: "driver.FeatureQuorumNode: reports Clock and Server on grants and on *HeldError, accepts Quorum, keeps a key for the grace, and tells attempts of " +
 		"one owner apart",

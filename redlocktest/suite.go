@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -77,44 +78,18 @@ func (s *suite) runTogether(t *testing.T, g group) {
 	}
 }
 
-// Check is Run without a testing.T: it returns everything that failed, joined, each
-// an error of type *Failure, or nil.
+// Check is Examine for a test of its own: it returns everything that failed, joined, each an
+// error of type *Failure, or nil.
 func Check(h Harness) error {
-	s, err := newSuite(h)
+	report, err := Examine(context.Background(), h, nil)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, g := range s.groups {
-		for _, f := range s.group(g) {
-			errs = append(errs, f)
-		}
+	for _, f := range report.Failures() {
+		errs = append(errs, f)
 	}
 	return errors.Join(errs...)
-}
-
-func (s *suite) group(g group) []*Failure {
-	var failures []*Failure
-	if !g.together {
-		for _, c := range g.cases {
-			failures = append(failures, s.runCase(g, c).failures...)
-		}
-		return failures
-	}
-	before := s.goroutines()
-	results := make([]*result, len(g.cases))
-	var wg sync.WaitGroup
-	for i, c := range g.cases {
-		wg.Go(func() { results[i] = s.runCase(g, c) })
-	}
-	wg.Wait()
-	for _, r := range results {
-		failures = append(failures, r.failures...)
-	}
-	if f := s.leaks(g.name, before); f != nil {
-		failures = append(failures, f)
-	}
-	return failures
 }
 
 // A group of cases is about one part of the contract.
@@ -245,7 +220,7 @@ func (s *suite) choose() {
 	for _, g := range groups {
 		var cases []testCase
 		for _, c := range g.cases {
-			if s.h.only != "" && s.h.only != g.name && s.h.only != g.name+"/"+c.name {
+			if s.h.Only != "" && s.h.Only != g.name && s.h.Only != g.name+"/"+c.name {
 				continue
 			}
 			if what := s.missing(c); what != "" {
@@ -289,6 +264,8 @@ type suite struct {
 
 	info                      driver.Info
 	watcher, inspector, admin bool
+
+	calls atomic.Int64 // of Acquire, Renew and Release
 
 	mu     sync.Mutex
 	ran    int

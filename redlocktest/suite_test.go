@@ -72,7 +72,7 @@ func TestALeakIsNamed(t *testing.T) {
 			return b.Backend.Watch(ctx, key)
 		}
 	})
-	h.quiet, h.only, h.Timeout = false, "watch", 2*time.Second
+	h.quiet, h.Only, h.Timeout = false, "watch", 2*time.Second
 	all := failures(t, Check(h))
 	caught(t, all, "watch/wakes", "rule 7")
 	if len(all) != 1 {
@@ -99,7 +99,7 @@ func TestKeptWorkersAreNoLeak(t *testing.T) {
 		}
 	})
 	brief(&h)
-	h.quiet, h.only = false, "leak/goroutines-lease"
+	h.quiet, h.Only = false, "leak/goroutines-lease"
 	if err := Check(h); err != nil {
 		t.Error(err)
 	}

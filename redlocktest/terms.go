@@ -3,6 +3,7 @@ package redlocktest
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -29,6 +30,7 @@ func termsOf(req *driver.Request) terms {
 // lease is a lease of the backend under test, and its terms.
 type lease struct {
 	driver.Lease
+	calls *atomic.Int64 // counts
 
 	mu    sync.Mutex
 	terms terms // of the last success
@@ -36,6 +38,7 @@ type lease struct {
 
 // Renew extends the lease and keeps the terms.
 func (l *lease) Renew(ctx context.Context, renewal *driver.Renewal) (driver.Grant, error) {
+	l.calls.Add(1)
 	sent, ttl, keep := time.Now(), renewal.TTL, renewal.Keep
 	g, err := l.Lease.Renew(ctx, renewal)
 	if err == nil {
@@ -44,6 +47,12 @@ func (l *lease) Renew(ctx context.Context, renewal *driver.Renewal) (driver.Gran
 		l.terms.sent, l.terms.received, l.terms.ttl, l.terms.keep = sent, time.Now(), ttl, keep
 	}
 	return g, err
+}
+
+// Release counts the call.
+func (l *lease) Release(ctx context.Context) error {
+	l.calls.Add(1)
+	return l.Lease.Release(ctx)
 }
 
 func (l *lease) last() terms {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 // forceAfter is how long the supervisor has to kill the command, once the lease is lost,
@@ -372,7 +373,7 @@ func environment(ours []string, lease *dlock.Lease) []string {
 
 // printable quotes a command's name, unless it is a misplaced URL.
 func printable(s string) string {
-	if strings.Contains(s, "@") && hasPassword(s) {
+	if strings.Contains(s, "@") && dsn.HasPassword(s) {
 		return "the command"
 	}
 	return strconv.Quote(s)

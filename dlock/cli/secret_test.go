@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 const canary = "c4n4ry"
@@ -112,7 +113,7 @@ func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
 		"postgres://user@h1:5432,h2:5432/db?sslmode=require", "redis+unix:///run/r.sock", "file:///tmp/a", "memory:a", "redis://[::1]:6379/0",
 		"redis://user@[::1]:6379/0",
 	} {
-		if hasPassword(u) {
+		if dsn.HasPassword(u) {
 			t.Errorf("%s has no password", u)
 		}
 	}

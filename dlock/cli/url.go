@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
 const (
@@ -50,7 +51,7 @@ var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
 // place says where a client locks.
 func place(c *dlock.Client) string {
 	address := c.String()
-	if hasPassword(address) { // of a URL that was meant to be another
+	if dsn.HasPassword(address) { // of a URL that was meant to be another
 		return "on " + c.Info().Name
 	}
 	if folder, ok := strings.CutPrefix(address, "file://"); ok {
@@ -74,33 +75,6 @@ func readURL(path string) (string, error) {
 	return u, nil
 }
 
-// node begins each URL in a list of them, or the only one.
-var node = regexp.MustCompile(`(?:^|,|^redlock:)[a-z0-9+._-]+://`)
-
-// secretParameter is a parameter whose value is a password: password, sslpassword,
-// sentinel_password…
-var secretParameter = regexp.MustCompile(`(?i)passw(?:or)?d=.`)
-
-// hasPassword reports whether a URL, or one in a list, holds a password, well formed or
-// not. If in doubt it does.
-func hasPassword(u string) bool {
-	decoded, err := url.PathUnescape(u)
-	return holdsPassword(u) || err == nil && holdsPassword(decoded)
-}
-
-func holdsPassword(u string) bool {
-	if secretParameter.MatchString(u) {
-		return true
-	}
-	for _, n := range node.Split(u, -1) {
-		_, after, ok := strings.Cut(n, ":")
-		if ok && strings.LastIndexByte(after, '@') > 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // checkArgs refuses a password on the command line, where every user of the machine can
 // read it. What stands after "--" is the command's own affair.
 func checkArgs(args []string) error {
@@ -109,7 +83,7 @@ func checkArgs(args []string) error {
 			break
 		}
 		isURL := strings.HasPrefix(arg, "--url=") || i > 0 && args[i-1] == "--url"
-		if (isURL || strings.Contains(arg, "://")) && hasPassword(strings.TrimPrefix(arg, "--url=")) {
+		if (isURL || strings.Contains(arg, "://")) && dsn.HasPassword(strings.TrimPrefix(arg, "--url=")) {
 			return failf(exitUsage, "a password on the command line can be read by every user of this machine: put the URL into %s, or into a file and its path into %s", envURL, envURLFile)
 		}
 	}

@@ -1,0 +1,260 @@
+// Package cli is the command redlocktest: a main of one line makes a program that tests the
+// drivers that it imports.
+//
+//	package main
+//
+//	import (
+//		"os"
+//
+//		"github.com/redlock-go/redlock/redlocktest/cli"
+//		_ "example.org/mydriver" // registers itself
+//	)
+//
+//	func main() { os.Exit(cli.Main(os.Args, os.Stdout, os.Stderr)) }
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/redlocktest"
+)
+
+// The exit codes; those above 1 are from sysexits.h.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 64
+	exitUnavailable = 69
+	exitIO          = 74
+	exitInterrupted = 130
+)
+
+const envURL = "REDLOCKTEST_URL"
+
+const usage = `usage: redlocktest [flags] URL...
+
+Tests whether the locks behind a URL keep the promises of their driver: it runs the cases of
+the conformance suite, and then the cases with the most contention again and again. It uses
+keys of its own, which begin with "redlocktest/" and which nobody can guess, and it releases
+them: it is safe to run beside the users of a server.
+
+A URL that holds a password goes into $` + envURL + `, since every user of the machine can
+read the command line. Several URLs stand there with spaces between them.
+
+The report is on stdout; progress is on stderr. The exit code is 0 if everything passed, 1 if
+a promise was broken, 64 for wrong usage, 69 if a backend cannot be opened, 74 if the report
+cannot be written, 130 after an interrupt, which ends the test early.
+
+Flags:
+`
+
+// options are what the command line says.
+type options struct {
+	short, json, quiet bool
+	stress, timeout    time.Duration
+	ttl                time.Duration
+	only               string
+	skip               map[string]string
+	urls               []string
+}
+
+// Main runs the command line args, of which the first is the program's name, and returns the
+// exit code. It handles SIGINT and SIGTERM while it runs: the test ends early, and cleans up.
+func Main(args []string, stdout, stderr io.Writer) int {
+	o, code := parse(args[min(1, len(args)):], stdout, stderr)
+	if o == nil {
+		return code
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	return o.run(ctx, stdout, stderr)
+}
+
+// parse returns nil and an exit code where there is nothing to run.
+func parse(args []string, stdout, stderr io.Writer) (*options, int) {
+	o := &options{skip: map[string]string{}}
+	flags := flag.NewFlagSet("redlocktest", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.BoolVar(&o.short, "short", false, "repeat each check less often")
+	flags.BoolVar(&o.json, "json", false, "write the report as JSON")
+	flags.BoolVar(&o.quiet, "quiet", false, "write no progress")
+	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to repeat the cases with the most contention; 0: not at all")
+	flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "the longest `time` that a case may take")
+	flags.DurationVar(&o.ttl, "ttl", 500*time.Millisecond, "the `TTL` of locks whose end a case waits for")
+	flags.StringVar(&o.only, "only", "", "run one `case`, such as expiry/free, or one group of cases, such as expiry")
+	flags.Func("skip", "leave out a `case` or a group of cases; may be given several times", func(name string) error {
+		o.skip[name] = "--skip"
+		return nil
+	})
+	wrong := func(format string, a ...any) (*options, int) {
+		fmt.Fprintf(stderr, "redlocktest: "+format+"; see redlocktest --help\n", a...)
+		return nil, exitUsage
+	}
+	if slices.ContainsFunc(args, dsn.HasPassword) {
+		return wrong("a password on the command line can be read by every user of this machine: put the URL into %s", envURL)
+	}
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		flags.SetOutput(stdout)
+		_, err := io.WriteString(stdout, usage)
+		flags.PrintDefaults()
+		if err != nil {
+			return nil, exitIO
+		}
+		return nil, exitOK
+	case err != nil:
+		return wrong("%v", err)
+	}
+	if o.urls = flags.Args(); len(o.urls) == 0 {
+		o.urls = strings.Fields(os.Getenv(envURL))
+	}
+	if len(o.urls) == 0 {
+		return wrong("no URL: give one, or set %s", envURL)
+	}
+	if o.stress < 0 || o.timeout <= 0 || o.ttl <= 0 {
+		return wrong("--timeout and --ttl must be more than zero, and --stress not negative")
+	}
+	return o, exitOK
+}
+
+// run tests one URL after the other. The gravest exit code counts.
+func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
+	code := exitOK
+	var reports []*report
+	for _, url := range o.urls {
+		r, err := o.examine(ctx, url, stderr)
+		if err != nil {
+			fmt.Fprintf(stderr, "redlocktest: %v\n", err)
+			code = max(code, exitUnavailable)
+			if errors.Is(err, driver.ErrInvalid) {
+				code = exitUsage
+			}
+			continue
+		}
+		if !r.OK {
+			code = max(code, exitFailed)
+		}
+		reports = append(reports, r)
+	}
+	write := writeText
+	if o.json {
+		write = writeJSON
+	}
+	if err := write(stdout, reports); err != nil {
+		fmt.Fprintf(stderr, "redlocktest: the report cannot be written: %v\n", err)
+		return exitIO
+	}
+	if ctx.Err() != nil {
+		return exitInterrupted
+	}
+	return code
+}
+
+// stressed are the cases that -stress repeats: many owners want one key at once.
+var stressed = []string{"exclusion/race", "exclusion/race-clients", "wait/everyone", "watch/waiters", "history/steady"}
+
+// examine runs the suite on one URL, and then the stress.
+func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*report, error) {
+	name, before, err := describe(ctx, url)
+	if err != nil && !errors.Is(err, driver.ErrRefused) { // a user may lock and not list
+		return nil, err
+	}
+	progress := func(what string) func(redlocktest.CaseResult) {
+		return func(c redlocktest.CaseResult) {
+			if !o.quiet {
+				fmt.Fprintf(stderr, "%s %s\t%s\t%s\t%.2f s\n", name, what, verdict(c), c.Name, c.Took.Seconds())
+			}
+		}
+	}
+	h := redlocktest.Harness{
+		Open: func() (driver.Backend, error) { return dlock.OpenBackend(url) },
+		TTL:  o.ttl, Timeout: o.timeout, Short: o.short, Skip: o.skip, Only: o.only,
+	}
+	suite, err := redlocktest.Examine(ctx, h, progress("suite"))
+	if err != nil {
+		return nil, err
+	}
+	r := newReport(name, suite)
+	began := time.Now()
+	end := began.Add(o.stress)
+	for time.Now().Before(end) && ctx.Err() == nil && r.OK {
+		for _, only := range stressed {
+			if o.only != "" && o.only != only || ctx.Err() != nil || !time.Now().Before(end) {
+				continue
+			}
+			h.Only = only
+			again, err := redlocktest.Examine(ctx, h, progress("stress"))
+			if err != nil {
+				return nil, err
+			}
+			r.addStress(again)
+		}
+		if o.only != "" && !slices.Contains(stressed, o.only) {
+			break
+		}
+	}
+	if o.stress > 0 {
+		r.StressSeconds = time.Since(began).Seconds()
+	}
+	r.Interrupted = ctx.Err() != nil
+	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before)
+	if err != nil {
+		r.LeftUnknown = err.Error()
+	}
+	return r, nil
+}
+
+// remains returns the keys of this run that are still held: those that were not held before,
+// and that no TTL of a case ends.
+func (o *options) remains(ctx context.Context, url string, before []string) ([]string, error) {
+	pause := time.NewTicker(200 * time.Millisecond)
+	defer pause.Stop()
+	for end := time.Now().Add(20 * o.ttl); ; <-pause.C {
+		_, held, err := describe(ctx, url)
+		held = slices.DeleteFunc(held, func(key string) bool { return slices.Contains(before, key) })
+		if err != nil || len(held) == 0 || time.Now().After(end) {
+			return slices.Clip(append([]string{}, held...)), err
+		}
+	}
+}
+
+// describe returns what a backend calls itself, without a password, and the locks of this
+// command that are held there.
+func describe(ctx context.Context, url string) (name string, held []string, err error) {
+	b, err := dlock.OpenBackend(url)
+	if err != nil {
+		return "", nil, err
+	}
+	defer b.Close() //nolint:errcheck // it was only asked
+	name = b.Info().Name
+	if s, ok := b.(fmt.Stringer); ok && !dsn.HasPassword(s.String()) {
+		name = s.String()
+	}
+	i, ok := b.(driver.Inspector)
+	if !ok {
+		return name, nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err = i.List(ctx, "redlocktest/", func(s *driver.State) bool {
+		held = append(held, s.Key)
+		return true
+	})
+	if err != nil {
+		err = fmt.Errorf("%s: cannot list the locks: %w", name, err)
+	}
+	return name, held, err
+}

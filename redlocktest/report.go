@@ -1,0 +1,98 @@
+package redlocktest
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A CaseResult says what came of one case.
+type CaseResult struct {
+	Name     string        // "expiry/free"; a group's name where only its end found something
+	Took     time.Duration // with the repetitions on a busy machine, and the clean-up
+	Failures []*Failure    // none: the case passed, or was not run
+	Skipped  string        // why it was not run; empty: it was
+	Notes    []string      // what is no failure and may explain one
+	_        struct{}
+}
+
+// A Report says what came of a run of the suite.
+type Report struct {
+	Info  driver.Info
+	Cases []CaseResult // in the order of the table
+	// Inapplicable is how many cases do not apply to the backend, by what they need.
+	Inapplicable map[string]int
+	// Operations is how often Acquire, Renew and Release were called.
+	Operations int64
+	_          struct{}
+}
+
+// Failures returns what failed.
+func (r *Report) Failures() []*Failure {
+	var all []*Failure
+	for _, c := range r.Cases {
+		all = append(all, c.Failures...)
+	}
+	return all
+}
+
+// Examine is Run without a testing.T: it runs the cases that apply and returns what came of
+// each. It calls progress, unless that is nil, at the end of each case, one call at a time.
+// If ctx ends, the groups of cases that have not begun are left out. The error says what is
+// wrong with h, or that no backend can be opened; a failure of the backend is no error.
+func Examine(ctx context.Context, h Harness, progress func(CaseResult)) (*Report, error) {
+	s, err := newSuite(h)
+	if err != nil {
+		return nil, err
+	}
+	report := &Report{Info: s.info, Inapplicable: s.lacks}
+	var mu sync.Mutex
+	told := func(c CaseResult) {
+		mu.Lock()
+		defer mu.Unlock()
+		if progress != nil {
+			progress(c)
+		}
+	}
+	for _, g := range s.groups {
+		if ctx.Err() != nil {
+			break
+		}
+		report.Cases = append(report.Cases, s.group(g, told)...)
+	}
+	report.Operations = s.calls.Load()
+	return report, nil
+}
+
+// group runs the cases of a group.
+func (s *suite) group(g group, told func(CaseResult)) []CaseResult {
+	run := func(c testCase) CaseResult {
+		start := time.Now()
+		r := s.runCase(g, c)
+		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes}
+		told(result)
+		return result
+	}
+	results := make([]CaseResult, len(g.cases))
+	if !g.together {
+		for i, c := range g.cases {
+			results[i] = run(c)
+		}
+		return results
+	}
+	before := s.goroutines()
+	var wg sync.WaitGroup
+	for i, c := range g.cases {
+		wg.Go(func() { results[i] = run(c) })
+	}
+	wg.Wait()
+	if f := s.leaks(g.name, before); f != nil {
+		end := CaseResult{Name: g.name, Failures: []*Failure{f}}
+		told(end)
+		results = append(results, end)
+	}
+	return slices.Clip(results)
+}
