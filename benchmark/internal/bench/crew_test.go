@@ -41,12 +41,12 @@ func TestProcessesHandOverALockAndReportTheirSpells(t *testing.T) {
 	}
 }
 
-// handedOver returns a turn of three processes with a handoff in it. A machine that stands
+// handedOver returns a measurement of three processes with a handoff in it. A machine that stands
 // still for most of a slice leaves none in that one: the next is twice as long.
-func handedOver(t *testing.T, r *Runner, e *entry) *turn {
+func handedOver(t *testing.T, r *Runner, e *entry) *measurement {
 	t.Helper()
 	for slice := time.Second; ; slice *= 2 {
-		got := r.handoffTurn(3)(t.Context(), e, slice)
+		got := r.handoffMeasurement(3)(t.Context(), e, slice)
 		if got.err != nil {
 			t.Fatal(got.err)
 		}
@@ -66,9 +66,9 @@ func TestAProcessThatCannotOpenSaysWhy(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	got := r.handoffTurn(2)(t.Context(), &entry{contestant: Contestant{Name: "nobody"}, setup: &Setup{}}, 10*time.Millisecond)
+	got := r.handoffMeasurement(2)(t.Context(), &entry{contestant: Contestant{Name: "nobody"}, setup: &Setup{}}, 10*time.Millisecond)
 	if got.err == nil || !strings.Contains(got.err.Error(), `there is no "nobody"`) {
-		t.Errorf("the turn says %v", got.err)
+		t.Errorf("the measurement says %v", got.err)
 	}
 }
 

@@ -74,7 +74,7 @@ func onDeployment(list []Scenario) []Scenario {
 var deploymentRuns = map[string]func(context.Context, *Runner) ([]*testCase, error){
 	"single": func(_ context.Context, r *Runner) ([]*testCase, error) {
 		s := latencySection("Latency", "One goroutine takes a lock, renews it and gives it back, over and over.")
-		return []*testCase{r.local(&testCase{section: s, name: "your servers", heavy: 1, turn: r.latencyTurn})}, nil
+		return []*testCase{r.local(&testCase{section: s, name: "your servers", heavy: 1, measurement: r.latencyMeasurement})}, nil
 	},
 	"throughput": func(_ context.Context, r *Runner) ([]*testCase, error) {
 		return r.localThroughput("Throughput", "Goroutines of this process share one client and take locks on keys of their own."), nil

@@ -11,8 +11,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A turn is what one contestant did in one round.
-type turn struct {
+// A measurement is what one contestant did in one round.
+type measurement struct {
 	series []series
 	values []value
 	failed int
@@ -25,18 +25,18 @@ type series struct {
 	samples []time.Duration
 }
 
-// A value is one figure of a turn.
+// A value is one figure of a measurement.
 type value struct {
 	name string
 	unit Unit
 	v    float64
 }
 
-func (t *turn) add(name string, unit Unit, v float64) {
+func (t *measurement) add(name string, unit Unit, v float64) {
 	t.values = append(t.values, value{name, unit, v})
 }
 
-func (t *turn) fail(err error) {
+func (t *measurement) fail(err error) {
 	t.failed++
 	if t.err == nil {
 		t.err = err
@@ -45,22 +45,22 @@ func (t *turn) fail(err error) {
 
 // An entry is a contestant that takes part in a case.
 type entry struct {
-	contestant Contestant
-	keys       string // before its keys, which no other entry has
-	setup      *Setup
-	servers    []*server.Server // that its locks are on, to be asked for figures
-	left       func(ctx context.Context, keys string) (int, error)
-	lockers    []Locker // one per client that the case needs
-	turns      []*turn
-	spent      time.Duration
-	late       chan lateTurn // its turn goes on beside those of others; nil: none does
-	cut        bool          // it went on at the end of the case
-	err        error         // it could not take part
+	contestant   Contestant
+	keys         string // before its keys, which no other entry has
+	setup        *Setup
+	servers      []*server.Server // that its locks are on, to be asked for figures
+	left         func(ctx context.Context, keys string) (int, error)
+	lockers      []Locker // one per client that the case needs
+	measurements []*measurement
+	spent        time.Duration
+	late         chan lateMeasurement // its measurement goes on beside those of others; nil: none does
+	cut          bool                 // it went on at the end of the case
+	err          error                // it could not take part
 }
 
-// A lateTurn is a turn that ended, and whether it counts.
-type lateTurn struct {
-	*turn
+// A lateMeasurement is a measurement that ended, and whether it counts.
+type lateMeasurement struct {
+	*measurement
 	took   time.Duration
 	counts bool
 }
@@ -74,23 +74,23 @@ type testCase struct {
 	contestants []Contestant
 	servers     []*server.Server
 	setup       *Setup
-	clients     int           // per contestant; 0: a turn opens what it needs
+	clients     int           // per contestant; 0: a measurement opens what it needs
 	rounds      int           // at most; 0: as the plan has it
 	fewest      int           // rounds, however slow they are; 0: as the plan has it
 	heavy       float64       // how much time a contestant must have, beside those of other cases
 	fixed       time.Duration // that it takes in any case, all together
-	least       time.Duration // of a turn; 0: as the plan has it
+	least       time.Duration // of a measurement; 0: as the plan has it
 	cold        bool          // there is no round to warm up
 	together    bool          // they have their turns at the same time: what takes long and costs little
-	waits       bool          // a turn that takes long only waits, and may go on while others have theirs
+	waits       bool          // a measurement that takes long only waits, and may go on while others have theirs
 	// begin is called before the clients are opened, and what it returns after they were
 	// closed; nil: nothing to do.
 	begin func() (end func(), err error)
 	// ready is called when all clients are open and have warmed up; nil: nothing to do.
-	// What it returns is called after the last turn.
+	// What it returns is called after the last measurement.
 	ready func() (done func(), err error)
-	// turn measures one contestant for one round.
-	turn func(ctx context.Context, e *entry, slice time.Duration) *turn
+	// measurement measures one contestant for one round.
+	measurement func(ctx context.Context, e *entry, slice time.Duration) *measurement
 	// relate adds what follows from the rows together; nil: nothing.
 	relate func(rows []*Row)
 }
@@ -150,10 +150,10 @@ func (r *Runner) enter(ctx context.Context, c *testCase, k Contestant) *entry {
 	return e
 }
 
-// maxTurn ends a turn in which something hangs.
-const maxTurn = time.Minute
+// maxMeasurement ends a measurement in which something hangs.
+const maxMeasurement = time.Minute
 
-// rounds gives every entry a turn per round, in an order that changes, until the rounds
+// rounds gives every entry a measurement per round, in an order that changes, until the rounds
 // or the time are over. The first round warms up, and does not count.
 func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end time.Time) error {
 	most := c.rounds
@@ -194,7 +194,7 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 		}
 		var active []*entry
 		for _, e := range entries {
-			e.comeBack(0)
+			e.finishLate(0)
 			if e.err == nil && e.late == nil && !e.hasHadEnough(fewest, share) {
 				active = append(active, e)
 			}
@@ -214,25 +214,25 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 	return nil
 }
 
-// collect waits for the turns that go on, whose case is over: they have taken at least so
+// collect waits for the measurements that go on, whose case is over: they have taken at least so
 // long.
 func (r *Runner) collect(entries []*entry, cancel func()) {
 	end := time.Now().Add(r.plan.Silence)
 	for _, e := range entries {
-		e.comeBack(0)
+		e.finishLate(0)
 		e.cut = e.late != nil
-		e.comeBack(time.Until(end))
+		e.finishLate(time.Until(end))
 	}
 	cancel()
 	for _, e := range entries {
-		if e.comeBack(maxTurn); e.late != nil {
+		if e.finishLate(maxMeasurement); e.late != nil {
 			e.err = errors.New("a call never returned")
 		}
 	}
 }
 
-// comeBack ends the entry's late turn if that is over by then.
-func (e *entry) comeBack(wait time.Duration) {
+// finishLate ends the entry's late measurement if that is over by then.
+func (e *entry) finishLate(wait time.Duration) {
 	if e.late == nil {
 		return
 	}
@@ -245,27 +245,27 @@ func (e *entry) comeBack(wait time.Duration) {
 	}
 }
 
-func (e *entry) take(t lateTurn) {
+func (e *entry) take(t lateMeasurement) {
 	e.late = nil
 	if t.counts {
-		e.turns = append(e.turns, t.turn)
+		e.measurements = append(e.measurements, t.measurement)
 		e.spent += t.took
 	} else if t.err != nil && t.values == nil && t.series == nil {
 		e.err = t.err
 	}
 }
 
-// round gives these entries a turn each, and returns how long that took.
+// round gives these entries a measurement each, and returns how long that took.
 func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice time.Duration, counts bool) (time.Duration, error) {
 	begun := time.Now()
 	begin := func(e *entry) {
-		e.late = make(chan lateTurn, 1)
-		go func(over chan<- lateTurn) {
-			turnCtx, cancel := context.WithTimeout(ctx, maxTurn)
+		e.late = make(chan lateMeasurement, 1)
+		go func(over chan<- lateMeasurement) {
+			measureCtx, cancel := context.WithTimeout(ctx, maxMeasurement)
 			defer cancel()
 			start := time.Now()
-			t := c.turn(turnCtx, e, slice)
-			over <- lateTurn{t, time.Since(start), counts}
+			t := c.measurement(measureCtx, e, slice)
+			over <- lateMeasurement{t, time.Since(start), counts}
 		}(e.late)
 	}
 	const soon = 400 * time.Millisecond
@@ -274,7 +274,7 @@ func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice
 		switch {
 		case c.together: // they are waited for below
 		case c.waits:
-			entries[i].comeBack(max(2*slice, soon))
+			entries[i].finishLate(max(2*slice, soon))
 		default:
 			entries[i].take(<-entries[i].late)
 		}
@@ -296,7 +296,7 @@ func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice
 // hasHadEnough reports whether an entry is so slow that its rounds would take the time
 // of the others: it has fewer then.
 func (e *entry) hasHadEnough(fewest int, share time.Duration) bool {
-	return len(e.turns) >= fewest && e.spent > share
+	return len(e.measurements) >= fewest && e.spent > share
 }
 
 // row sums an entry up.
@@ -310,7 +310,7 @@ func (e *entry) row(c *testCase) *Row {
 	}{}
 	var ops []string
 	byOp := map[string][][]time.Duration{}
-	for _, t := range e.turns {
+	for _, t := range e.measurements {
 		row.Failed += t.failed
 		err = errors.Join(err, t.err)
 		for _, s := range t.series {

@@ -53,28 +53,28 @@ func testRunner() *Runner {
 
 func TestEveryContestantHasATurnInEveryRound(t *testing.T) {
 	r := testRunner()
-	var turns []string
+	var measurements []string
 	s := &Section{Key: "n"}
 	a, b := &fake{}, &fake{}
 	c := &testCase{
 		section: s, name: "case", clients: 1, rounds: 4, setup: &Setup{},
 		contestants: []Contestant{fakeContestant("a", a, nil), fakeContestant("b", b, nil)},
-		turn: func(_ context.Context, e *entry, _ time.Duration) *turn {
-			turns = append(turns, e.contestant.Name)
-			t := &turn{}
-			t.add("n", Count, float64(len(turns)))
+		measurement: func(_ context.Context, e *entry, _ time.Duration) *measurement {
+			measurements = append(measurements, e.contestant.Name)
+			t := &measurement{}
+			t.add("n", Count, float64(len(measurements)))
 			return t
 		},
 	}
 	if err := r.compare(context.Background(), c, time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if len(turns) != 2*5 { // one round warms up
-		t.Fatalf("%d turns: %v", len(turns), turns)
+	if len(measurements) != 2*5 { // one round warms up
+		t.Fatalf("%d measurements: %v", len(measurements), measurements)
 	}
-	for i := 0; i < len(turns); i += 2 {
-		if turns[i] == turns[i+1] {
-			t.Errorf("round %d gave %s two turns", i/2, turns[i])
+	for i := 0; i < len(measurements); i += 2 {
+		if measurements[i] == measurements[i+1] {
+			t.Errorf("round %d gave %s two measurements", i/2, measurements[i])
 		}
 	}
 	if m, ok := s.Rows[0].metric("n"); !ok || m.Value <= 2 {
@@ -89,7 +89,7 @@ func TestWhatFailsInAContestantIsInItsRowAndEndsNothing(t *testing.T) {
 	r := testRunner()
 	s := &Section{Key: pair + " p50"}
 	c := &testCase{
-		section: s, name: "case", clients: 1, rounds: 2, setup: &Setup{}, turn: r.latencyTurn,
+		section: s, name: "case", clients: 1, rounds: 2, setup: &Setup{}, measurement: r.latencyMeasurement,
 		contestants: []Contestant{
 			fakeContestant("away", nil, errors.New("no way in")),
 			fakeContestant("broken", &fake{fails: errors.New("out of order")}, nil),
@@ -117,13 +117,13 @@ func TestContestantsThatHaveTheirTurnsTogetherMeet(t *testing.T) {
 	c := &testCase{
 		section: s, name: "case", rounds: 1, cold: true, together: true, setup: &Setup{},
 		contestants: []Contestant{fakeContestant("a", &fake{}, nil), fakeContestant("b", &fake{}, nil)},
-		turn: func(ctx context.Context, e *entry, _ time.Duration) *turn {
+		measurement: func(ctx context.Context, e *entry, _ time.Duration) *measurement {
 			select { // one sends, the other receives
 			case meet <- e.contestant.Name:
 			case <-meet:
 			case <-ctx.Done():
 			}
-			t := &turn{}
+			t := &measurement{}
 			t.add("n", Count, 1)
 			return t
 		},
@@ -149,8 +149,8 @@ func TestWhatWaitsGoesOnBesideTheOthers(t *testing.T) {
 		contestants: []Contestant{fakeContestant("slow", &fake{}, nil), fakeContestant("quick", &fake{}, nil)},
 	}
 	enough, back := make(chan struct{}), make(chan struct{})
-	c.turn = func(ctx context.Context, e *entry, _ time.Duration) *turn {
-		t := &turn{}
+	c.measurement = func(ctx context.Context, e *entry, _ time.Duration) *measurement {
+		t := &measurement{}
 		wait := func(c <-chan struct{}) {
 			select {
 			case <-c:
@@ -172,7 +172,7 @@ func TestWhatWaitsGoesOnBesideTheOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if others.Load() < 2 {
-		t.Errorf("the others had %d turns", others.Load())
+		t.Errorf("the others had %d measurements", others.Load())
 	}
 	for _, row := range s.Rows {
 		if m, ok := row.metric("n"); !ok || m.Value != 1 || row.Error != "" {
@@ -189,9 +189,9 @@ func TestWhatNeverComesBackIsCutShort(t *testing.T) {
 	c := &testCase{
 		section: s, name: "case", clients: 1, rounds: 1, cold: true, waits: true, setup: &Setup{},
 		contestants: []Contestant{fakeContestant("stuck", &fake{}, nil)},
-		turn: func(ctx context.Context, _ *entry, _ time.Duration) *turn {
+		measurement: func(ctx context.Context, _ *entry, _ time.Duration) *measurement {
 			<-ctx.Done()
-			t := &turn{}
+			t := &measurement{}
 			t.fail(ctx.Err())
 			return t
 		},
@@ -210,7 +210,10 @@ func TestWhatHasNotBegunWhenTheTimeIsOverIsLeftOut(t *testing.T) {
 	never := func(context.Context, *Runner) ([]*testCase, error) {
 		return []*testCase{{
 			section: &Section{Title: "Late"}, name: "case", setup: &Setup{}, contestants: []Contestant{fakeContestant("a", &fake{}, nil)},
-			turn: func(context.Context, *entry, time.Duration) *turn { t.Error("it was measured"); return &turn{} },
+			measurement: func(context.Context, *entry, time.Duration) *measurement {
+				t.Error("it was measured")
+				return &measurement{}
+			},
 		}}, nil
 	}
 	report, err := r.Run(context.Background(), []Scenario{{Name: "late", plan: never}})
@@ -222,34 +225,34 @@ func TestWhatHasNotBegunWhenTheTimeIsOverIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestAVerySlowContestantHasFewerTurns(t *testing.T) {
-	e := &entry{spent: time.Second, turns: []*turn{{}}}
+func TestAVerySlowContestantHasFewerMeasurements(t *testing.T) {
+	e := &entry{spent: time.Second, measurements: []*measurement{{}}}
 	if e.hasHadEnough(2, time.Nanosecond) {
-		t.Error("it has had one turn of at least two")
+		t.Error("it has had one measurement of at least two")
 	}
-	e.turns = append(e.turns, &turn{})
+	e.measurements = append(e.measurements, &measurement{})
 	if !e.hasHadEnough(2, time.Nanosecond) {
 		t.Error("it goes on although it is slow")
 	}
 	e.spent = 0
 	if e.hasHadEnough(2, time.Nanosecond) {
-		t.Error("it is quick, and has no more turns")
+		t.Error("it is quick, and has no more measurements")
 	}
 }
 
 func TestRoundsEndWithTheTimeOfTheCase(t *testing.T) {
 	r := testRunner()
 	r.plan.Fewest = 3
-	turns := 0
+	measurements := 0
 	c := &testCase{
 		section: &Section{}, clients: 1, rounds: 1000, setup: &Setup{}, contestants: []Contestant{fakeContestant("a", &fake{}, nil)},
-		turn: func(context.Context, *entry, time.Duration) *turn { turns++; return &turn{} },
+		measurement: func(context.Context, *entry, time.Duration) *measurement { measurements++; return &measurement{} },
 	}
 	if err := r.compare(context.Background(), c, -time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if turns != 1+3 {
-		t.Errorf("%d turns when there was no time, want the one that warms up and the fewest", turns)
+	if measurements != 1+3 {
+		t.Errorf("%d measurements when there was no time, want the one that warms up and the fewest", measurements)
 	}
 }
 
@@ -274,7 +277,7 @@ func TestTheTimeIsDividedByWeightBesideWhatIsFixed(t *testing.T) {
 	}
 }
 
-// However many contestants there are, and however long their turns take beyond what they
+// However many contestants there are, and however long their measurements take beyond what they
 // are to: slices and rounds fit the time.
 func TestSlicesFitTheTimeWhateverTheNumberOfContestants(t *testing.T) {
 	for _, n := range []int{1, 3, 20} {
@@ -302,9 +305,9 @@ func TestTwoHoldersAtOnceAreReported(t *testing.T) {
 		everybody := fakeContestant("everybody", &fake{}, nil)
 		everybody.Local = true
 		e := &entry{contestant: everybody, setup: &Setup{}}
-		got := r.handoffTurn(3)(context.Background(), e, 300*time.Millisecond)
+		got := r.handoffMeasurement(3)(context.Background(), e, 300*time.Millisecond)
 		if got.err == nil || !strings.Contains(got.err.Error(), "two clients held the lock") {
-			t.Errorf("three clients hold a lock that excludes nobody, and the turn says %v", got.err)
+			t.Errorf("three clients hold a lock that excludes nobody, and the measurement says %v", got.err)
 		}
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A meter reads what a turn costs: this process and the servers.
+// A meter reads what a measurement costs: this process and the servers.
 type meter struct {
 	at      time.Time
 	cpu     time.Duration
@@ -37,8 +37,8 @@ func startMeter(servers []*server.Server) *meter {
 	return m
 }
 
-// stop adds what each of n locks cost to the turn.
-func (m *meter) stop(t *turn, n int) (took time.Duration) {
+// stop adds what each of n locks cost to the measurement.
+func (m *meter) stop(t *measurement, n int) (took time.Duration) {
 	took = time.Since(m.at)
 	cpu := processCPU() - m.cpu
 	var after runtime.MemStats

@@ -41,9 +41,9 @@ func (p *pinger) Close() error {
 	return errors.Join(errs...)
 }
 
-// turn measures once. A node that does not answer is the slowest.
-func (p *pinger) turn(ctx context.Context) *turn {
-	t := &turn{}
+// measurement measures once. A node that does not answer is the slowest.
+func (p *pinger) measurement(ctx context.Context) *measurement {
+	t := &measurement{}
 	trips := make([]time.Duration, len(p.nodes))
 	for i, n := range p.nodes {
 		trips[i] = p.ping(ctx, n)

@@ -91,7 +91,7 @@ func budget(left time.Duration, cases []*testCase) time.Duration {
 // weight is how much of the time a case must have, beside the others.
 func (c *testCase) weight() float64 { return c.heavy * float64(len(c.contestants)) }
 
-// slice returns how long each of n entries has in the next of so many rounds, when a turn
+// slice returns how long each of n entries has in the next of so many rounds, when a measurement
 // takes so much longer than its slice.
 func slice(left time.Duration, rounds, n int, overhead, least time.Duration) time.Duration {
 	if rounds*n == 0 {

@@ -81,7 +81,7 @@ func TestKeysThatALibraryLeavesBehindAreCounted(t *testing.T) {
 	left := func(c Contestant, rest time.Duration) float64 {
 		r.plan.Rest = rest
 		e := &entry{contestant: c, servers: servers, setup: direct(servers, time.Minute)}
-		got := r.orphanTurn(cancelSome)(t.Context(), e, 0)
+		got := r.orphanMeasurement(cancelSome)(t.Context(), e, 0)
 		i := slices.IndexFunc(got.values, func(v value) bool { return v.name == keysLeft })
 		if i < 0 || got.err != nil {
 			t.Fatalf("%s: values %v, error %v", c.Name, got.values, got.err)
@@ -112,7 +112,7 @@ func TestTheSignalOfAHolderThatIsCutOffIsTimedBesideTheNextGrant(t *testing.T) {
 		if c.Kind == Peer {
 			r.plan.Patience = time.Second
 		}
-		got := r.cutOffTurn(t.Context(), e, 0)
+		got := r.cutOffMeasurement(t.Context(), e, 0)
 		if c.Kind == Peer { // its locks outlive the patience
 			if got.err == nil || !strings.Contains(got.err.Error(), "nobody else got the lock") || len(got.values) > 0 {
 				t.Errorf("%s: %+v", c.Name, got)
@@ -143,14 +143,14 @@ func TestASilentNodeOfFiveDoesNotKeepAQuorumFromALock(t *testing.T) {
 	// still for the attempt's half second does not.
 	const times = 5
 	for range times {
-		got := r.silenceTurn(t.Context(), &entry{contestant: Contestants()[i], servers: servers, setup: direct(servers, 10*time.Second)}, 0)
+		got := r.silenceMeasurement(t.Context(), &entry{contestant: Contestants()[i], servers: servers, setup: direct(servers, 10*time.Second)}, 0)
 		if got.err != nil {
-			t.Fatalf("turn %+v", got)
+			t.Fatalf("measurement %+v", got)
 		}
 		if slices.ContainsFunc(got.values, func(v value) bool { return v.name == "granted" && v.v == 1 }) {
 			return
 		}
-		t.Logf("turn %+v", got)
+		t.Logf("measurement %+v", got)
 	}
 	t.Errorf("the attempt was not granted %d times of %d", times, times)
 }
@@ -166,7 +166,7 @@ func TestAGuardKeepsANodeThatStartsAgainFromItsVote(t *testing.T) {
 	server.Redis(t) // skips where there is none
 	votes := map[bool]time.Duration{}
 	for _, c := range cases[0].contestants {
-		got := cases[0].turn(t.Context(), &entry{contestant: c, setup: cases[0].setup}, 0)
+		got := cases[0].measurement(t.Context(), &entry{contestant: c, setup: cases[0].setup}, 0)
 		if got.err != nil || len(got.series) != 1 {
 			t.Fatalf("%s: %+v", c.Name, got)
 		}

@@ -21,7 +21,7 @@ type queue struct {
 // tokenList is what a client library does for a queue.
 type tokenList interface {
 	// pop waits for a token, and returns false after a second without one. If ctx ends
-	// a token may be lost: nobody wants it any more, since every turn has a key of its own.
+	// a token may be lost: nobody wants it any more, since every measurement has a key of its own.
 	pop(ctx context.Context, key string) (bool, error)
 	push(key string) error
 	first(ctx context.Context, key string) (bool, error)

@@ -12,15 +12,15 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// handoffTurn lets clients lock one key, hold it and let go, over and over. Each is a
+// handoffMeasurement lets clients lock one key, hold it and let go, over and over. Each is a
 // process, but those whose locks are of one process.
-func (r *Runner) handoffTurn(clients int) func(context.Context, *entry, time.Duration) *turn {
-	turns := 0
-	return func(ctx context.Context, e *entry, slice time.Duration) *turn {
-		t := &turn{}
-		// A key for each turn: what the turn before left behind is not in the way.
-		turns++
-		key := r.keys + "handoff/" + strconv.Itoa(clients) + "/" + strconv.Itoa(turns)
+func (r *Runner) handoffMeasurement(clients int) func(context.Context, *entry, time.Duration) *measurement {
+	measurements := 0
+	return func(ctx context.Context, e *entry, slice time.Duration) *measurement {
+		t := &measurement{}
+		// A key for each measurement: what the measurement before left behind is not in the way.
+		measurements++
+		key := r.keys + "handoff/" + strconv.Itoa(clients) + "/" + strconv.Itoa(measurements)
 		meet := r.meetProcesses
 		if e.contestant.Local {
 			meet = r.meetGoroutines
@@ -51,8 +51,8 @@ type meeting struct {
 // not count.
 const settling = 0.2
 
-// report adds what came of it to the turn.
-func (m *meeting) report(t *turn) {
+// report adds what came of it to the measurement.
+func (m *meeting) report(t *measurement) {
 	from := m.begun.Add(time.Duration(settling * float64(m.slice)))
 	w := runRelay(m.spells, from)
 	counted := m.slice - from.Sub(m.begun)
@@ -216,14 +216,14 @@ func (r *Runner) handoffSection(title string) *Section {
 	}
 }
 
-// handoffCase completes a case of so many clients. They are opened by its turns: with
+// handoffCase completes a case of so many clients. They are opened by its measurements: with
 // all contestants' at once there would be too many connections.
 func (r *Runner) handoffCase(c *testCase, clients int) *testCase {
 	c.name, c.x, c.clients, c.cold = plural(clients, "client"), float64(clients), 0, true
 	if strings.Contains(c.section.Title, "valkey") {
 		c.name += " of valkey-servers"
 	}
-	c.rounds, c.fewest, c.least, c.turn = 3, 1, r.plan.Waiting*time.Duration(1+clients/32), r.handoffTurn(clients)
+	c.rounds, c.fewest, c.least, c.measurement = 3, 1, r.plan.Waiting*time.Duration(1+clients/32), r.handoffMeasurement(clients)
 	c.heavy = 3 + float64(clients)/32 // to open them takes its time
 	return c
 }

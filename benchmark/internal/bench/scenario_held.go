@@ -50,7 +50,7 @@ func (r *Runner) heldOn(s *Section, servers []*server.Server) (cases []*testCase
 		}
 		c := r.heldCase(s, h, contestants)
 		c.servers, c.setup = servers, direct(servers, h.TTL)
-		c.turn = heldTurn(r.keys, h.Leases, func(ctx context.Context, t *turn, l Locker) error {
+		c.measurement = heldMeasurement(r.keys, h.Leases, func(ctx context.Context, t *measurement, l Locker) error {
 			return watch(ctx, t, l, h.Watched, servers)
 		})
 		cases = append(cases, c)
@@ -81,10 +81,10 @@ func (r *Runner) holds(c Contestant, n int) bool {
 	return true
 }
 
-// heldTurn takes n leases, watches them and gives them back.
-func heldTurn(keys string, n int, watch func(context.Context, *turn, Locker) error) func(context.Context, *entry, time.Duration) *turn {
-	return func(ctx context.Context, e *entry, _ time.Duration) *turn {
-		t := &turn{}
+// heldMeasurement takes n leases, watches them and gives them back.
+func heldMeasurement(keys string, n int, watch func(context.Context, *measurement, Locker) error) func(context.Context, *entry, time.Duration) *measurement {
+	return func(ctx context.Context, e *entry, _ time.Duration) *measurement {
+		t := &measurement{}
 		_, goroutines := footprint()
 		l, err := e.contestant.Open(ctx, e.setup)
 		if err != nil {
@@ -123,7 +123,7 @@ func heldTurn(keys string, n int, watch func(context.Context, *turn, Locker) err
 }
 
 // renewAll renews leases in turns, as the users of libraries do that leave it to them.
-func renewAll(ctx context.Context, t *turn, leases []Held, every time.Duration) (stop func()) {
+func renewAll(ctx context.Context, t *measurement, leases []Held, every time.Duration) (stop func()) {
 	work, end := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -149,7 +149,7 @@ func renewAll(ctx context.Context, t *turn, leases []Held, every time.Duration) 
 }
 
 // watch measures while leases are held.
-func watch(ctx context.Context, t *turn, l Locker, d time.Duration, servers []*server.Server) error {
+func watch(ctx context.Context, t *measurement, l Locker, d time.Duration, servers []*server.Server) error {
 	renewed := renewals(l)
 	cpu, info, start := processCPU(), readInfo(servers), time.Now()
 	select {

@@ -8,22 +8,22 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// keysInTurn is over how many keys a lone caller goes: what is still under way for a
+// keysInMeasurement is over how many keys a lone caller goes: what is still under way for a
 // lock, on a slow node, does not meet the next one.
-const keysInTurn = 256
+const keysInMeasurement = 256
 
 // pair is the whole use of a lock: what is compared.
 const pair = "acquire+release"
 
-// mostSamples bounds what a turn keeps.
+// mostSamples bounds what a measurement keeps.
 const mostSamples = 50_000
 
-// latencyTurn takes locks one after the other for a slice of time.
-func (r *Runner) latencyTurn(ctx context.Context, e *entry, slice time.Duration) *turn {
-	t := &turn{}
+// latencyMeasurement takes locks one after the other for a slice of time.
+func (r *Runner) latencyMeasurement(ctx context.Context, e *entry, slice time.Duration) *measurement {
+	t := &measurement{}
 	var acquire, renew, release, both []time.Duration
 	for i, begun := 0, time.Now(); (i == 0 || time.Since(begun) < slice) && i < mostSamples && ctx.Err() == nil; i++ {
-		key := e.keys + "latency/" + strconv.Itoa(i%keysInTurn)
+		key := e.keys + "latency/" + strconv.Itoa(i%keysInMeasurement)
 		start := time.Now()
 		h, err := e.lockers[0].Lock(ctx, key, false)
 		acquired := time.Now()
@@ -77,10 +77,10 @@ func single(ctx context.Context, r *Runner) ([]*testCase, error) {
 		}
 		cases = append(cases, &testCase{
 			section: s, name: string(kind), contestants: r.serving(kind, 1, nil), setup: direct(servers, r.plan.TTL),
-			clients: 1, heavy: 1, turn: r.latencyTurn,
+			clients: 1, heavy: 1, measurement: r.latencyMeasurement,
 		})
 	}
-	return append(cases, r.local(&testCase{section: s, name: "no server", heavy: 0.5, turn: r.latencyTurn})), nil
+	return append(cases, r.local(&testCase{section: s, name: "no server", heavy: 0.5, measurement: r.latencyMeasurement})), nil
 }
 
 // quorum measures by the number of nodes.
@@ -101,7 +101,7 @@ func quorum(ctx context.Context, r *Runner) ([]*testCase, error) {
 		}
 		cases = append(cases, &testCase{
 			section: s, name: plural(n, "node") + on(kind), x: float64(n), contestants: r.serving(kind, n, nil), setup: direct(servers, r.plan.TTL),
-			clients: 1, heavy: 1, turn: r.latencyTurn,
+			clients: 1, heavy: 1, measurement: r.latencyMeasurement,
 		})
 		return nil
 	}
@@ -204,11 +204,11 @@ func (r *Runner) fault(s *Section, f faultCase, kind server.Kind, servers []*ser
 		c.setup = broken.setup
 		return broken.close, nil
 	}
-	c.turn = func(ctx context.Context, e *entry, slice time.Duration) *turn {
+	c.measurement = func(ctx context.Context, e *entry, slice time.Duration) *measurement {
 		if p, ok := e.lockers[0].(*pinger); ok {
-			return p.turn(ctx)
+			return p.measurement(ctx)
 		}
-		return r.latencyTurn(ctx, e, slice)
+		return r.latencyMeasurement(ctx, e, slice)
 	}
 	// Contestants connect while all is well, as processes that have run for a while.
 	c.ready = func() (func(), error) {

@@ -47,7 +47,7 @@ func orphans(ctx context.Context, r *Runner) ([]*testCase, error) {
 		}
 		c := &testCase{
 			section: s, name: name + on(kind), contestants: r.serving(kind, n, mine), servers: servers, setup: direct(servers, r.plan.TTL),
-			rounds: 1, cold: true, together: true, fixed: r.plan.Rest + use, turn: r.orphanTurn(probe),
+			rounds: 1, cold: true, together: true, fixed: r.plan.Rest + use, measurement: r.orphanMeasurement(probe),
 		}
 		if name == refusedFive {
 			c.fixed += 2 * time.Second // libraries try again
@@ -83,7 +83,7 @@ func orphans(ctx context.Context, r *Runner) ([]*testCase, error) {
 
 // A trial is what an orphanProbe has.
 type trial struct {
-	*turn
+	*measurement
 	entry   *entry
 	locker  Locker // through the proxies
 	proxies []*fault.Proxy
@@ -93,10 +93,10 @@ type trial struct {
 // An orphanProbe uses locks so that some may be left.
 type orphanProbe func(ctx context.Context, t *trial) error
 
-// orphanTurn uses locks through proxies and counts what is left.
-func (r *Runner) orphanTurn(probe orphanProbe) func(context.Context, *entry, time.Duration) *turn {
-	return func(ctx context.Context, e *entry, _ time.Duration) *turn {
-		t := &turn{}
+// orphanMeasurement uses locks through proxies and counts what is left.
+func (r *Runner) orphanMeasurement(probe orphanProbe) func(context.Context, *entry, time.Duration) *measurement {
+	return func(ctx context.Context, e *entry, _ time.Duration) *measurement {
+		t := &measurement{}
 		setup, proxies, err := proxied(e.setup.Nodes, e.setup.TTL)
 		if err != nil {
 			t.err = err

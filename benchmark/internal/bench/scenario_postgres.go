@@ -39,7 +39,7 @@ func (r *Runner) postgresLatency(setup *Setup) *testCase {
 		Key:   pair + " p50",
 		Plots: []Plot{{Title: "acquire+release, median", Metric: pair + " p50"}},
 	}
-	return &testCase{section: s, name: "postgres", contestants: r.serving(server.KindPostgres, 1, nil), setup: setup, clients: 1, heavy: 1, turn: r.latencyTurn}
+	return &testCase{section: s, name: "postgres", contestants: r.serving(server.KindPostgres, 1, nil), setup: setup, clients: 1, heavy: 1, measurement: r.latencyMeasurement}
 }
 
 func (r *Runner) postgresRate(setup *Setup) (cases []*testCase) {
@@ -52,7 +52,7 @@ func (r *Runner) postgresRate(setup *Setup) (cases []*testCase) {
 	for _, g := range r.plan.Goroutines {
 		cases = append(cases, &testCase{
 			section: s, name: plural(g, "goroutine"), x: float64(g), contestants: r.serving(server.KindPostgres, 1, nil),
-			setup: setup, clients: 1, heavy: 1, least: r.leastOf(g), turn: r.throughputTurn(g),
+			setup: setup, clients: 1, heavy: 1, least: r.leastOf(g), measurement: r.throughputMeasurement(g),
 		})
 	}
 	return cases
@@ -74,7 +74,7 @@ func (r *Runner) postgresHeld(setup *Setup) (cases []*testCase) {
 		}
 		holds := func(c Contestant) bool { return c.Kind == Ours || c.Kind != Part && h.Leases == fewLeases }
 		c := r.heldCase(s, h, r.serving(server.KindPostgres, 1, holds))
-		c.setup, c.turn = &Setup{Nodes: setup.Nodes, TTL: h.TTL}, r.postgresHeldTurn(h)
+		c.setup, c.measurement = &Setup{Nodes: setup.Nodes, TTL: h.TTL}, r.postgresHeldMeasurement(h)
 		cases = append(cases, c)
 	}
 	return cases
@@ -87,10 +87,10 @@ const (
 	maxPostgresLocks = 10_000
 )
 
-// postgresHeldTurn is heldTurn, seen from the server too.
-func (r *Runner) postgresHeldTurn(h Holding) func(context.Context, *entry, time.Duration) *turn {
-	return func(ctx context.Context, e *entry, slice time.Duration) *turn {
-		failed := func(err error) *turn { return &turn{err: err} }
+// postgresHeldMeasurement is heldMeasurement, seen from the server too.
+func (r *Runner) postgresHeldMeasurement(h Holding) func(context.Context, *entry, time.Duration) *measurement {
+	return func(ctx context.Context, e *entry, slice time.Duration) *measurement {
+		failed := func(err error) *measurement { return &measurement{err: err} }
 		admin, err := pgx.Connect(ctx, PostgresURL(e.setup.Nodes[0].Addr))
 		if err != nil {
 			return failed(err)
@@ -101,14 +101,14 @@ func (r *Runner) postgresHeldTurn(h Holding) func(context.Context, *entry, time.
 		if err != nil {
 			return failed(err)
 		}
-		return heldTurn(r.keys, h.Leases, func(ctx context.Context, t *turn, l Locker) error {
+		return heldMeasurement(r.keys, h.Leases, func(ctx context.Context, t *measurement, l Locker) error {
 			return watchPostgres(ctx, t, l, admin, h.Leases, others, h.Watched)
 		})(ctx, e, slice)
 	}
 }
 
 // watchPostgres counts while leases are held. others are connections of before.
-func watchPostgres(ctx context.Context, t *turn, l Locker, admin *pgx.Conn, n int, others []int32, d time.Duration) error {
+func watchPostgres(ctx context.Context, t *measurement, l Locker, admin *pgx.Conn, n int, others []int32, d time.Duration) error {
 	const (
 		sessions     = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> ALL($1)"
 		transactions = "SELECT coalesce(sum(xact_commit + xact_rollback), 0)::bigint FROM pg_stat_database"

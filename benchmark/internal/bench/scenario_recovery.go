@@ -72,7 +72,7 @@ func (r *Runner) cutOff() func(context.Context, server.Kind, int) (*testCase, er
 	return func(ctx context.Context, kind server.Kind, nodes int) (*testCase, error) {
 		c, err := r.recoveryCase(ctx, s, kind, nodes, r.plan.DeadTTL)
 		if c != nil {
-			c.turn = r.cutOffTurn
+			c.measurement = r.cutOffMeasurement
 			if nodes == 1 && slices.ContainsFunc(c.contestants, func(k Contestant) bool { return k.Kind == Peer }) {
 				c.fixed = r.plan.Patience // some have longer TTLs, or none
 			}
@@ -83,8 +83,8 @@ func (r *Runner) cutOff() func(context.Context, server.Kind, int) (*testCase, er
 
 // behindProxies opens a client behind proxies and one that is not, and gives the first a
 // lock, for something to happen to it.
-func behindProxies(ctx context.Context, e *entry, happen func(t *turn, far, near Locker, h Held, key string, proxies []*fault.Proxy) error) *turn {
-	t := &turn{}
+func behindProxies(ctx context.Context, e *entry, happen func(t *measurement, far, near Locker, h Held, key string, proxies []*fault.Proxy) error) *measurement {
+	t := &measurement{}
 	setup, proxies, err := proxied(e.setup.Nodes, e.setup.TTL)
 	if err != nil {
 		t.fail(err)
@@ -119,9 +119,9 @@ func behindProxies(ctx context.Context, e *entry, happen func(t *turn, far, near
 	return t
 }
 
-// cutOffTurn cuts a holder off while another waits.
-func (r *Runner) cutOffTurn(ctx context.Context, e *entry, _ time.Duration) *turn {
-	return behindProxies(ctx, e, func(t *turn, _, near Locker, h Held, key string, proxies []*fault.Proxy) error {
+// cutOffMeasurement cuts a holder off while another waits.
+func (r *Runner) cutOffMeasurement(ctx context.Context, e *entry, _ time.Duration) *measurement {
+	return behindProxies(ctx, e, func(t *measurement, _, near Locker, h Held, key string, proxies []*fault.Proxy) error {
 		cut := time.Now()
 		for _, p := range proxies {
 			p.BlackHole()
@@ -172,7 +172,7 @@ func (r *Runner) silence() func(context.Context, server.Kind, int) (*testCase, e
 	return func(ctx context.Context, kind server.Kind, nodes int) (*testCase, error) {
 		c, err := r.recoveryCase(ctx, s, kind, nodes, r.plan.TTL)
 		if c != nil {
-			c.turn, c.rounds, c.fixed = r.silenceTurn, 1, r.plan.Silence+time.Second
+			c.measurement, c.rounds, c.fixed = r.silenceMeasurement, 1, r.plan.Silence+time.Second
 		}
 		return c, err
 	}
@@ -181,8 +181,8 @@ func (r *Runner) silence() func(context.Context, server.Kind, int) (*testCase, e
 // silenceTimeout is how long an attempt may take that nobody answers.
 const silenceTimeout = 500 * time.Millisecond
 
-func (r *Runner) silenceTurn(ctx context.Context, e *entry, _ time.Duration) *turn {
-	return behindProxies(ctx, e, func(t *turn, far, _ Locker, h Held, key string, proxies []*fault.Proxy) error {
+func (r *Runner) silenceMeasurement(ctx context.Context, e *entry, _ time.Duration) *measurement {
+	return behindProxies(ctx, e, func(t *measurement, far, _ Locker, h Held, key string, proxies []*fault.Proxy) error {
 		last := proxies[len(proxies)-1]
 		last.BlackHole()
 		// These two at once: neither may have to wait for the other.
@@ -272,7 +272,7 @@ func (r *Runner) restarts(kinds []server.Kind) (cases []*testCase) {
 		cases = append(cases, &testCase{
 			section: s, name: "3 " + string(kind) + "s", contestants: contestants, setup: &Setup{TTL: restartTTL},
 			rounds: r.plan.Deaths, cold: true, together: true, fixed: time.Duration(r.plan.Deaths) * (r.plan.Guard + time.Second),
-			turn: r.restartTurn(kind),
+			measurement: r.restartMeasurement(kind),
 		})
 	}
 	return cases
@@ -297,10 +297,10 @@ func guarded(c Contestant, guard time.Duration) Contestant {
 	return c
 }
 
-// restartTurn starts servers for one contestant, of which one starts again.
-func (r *Runner) restartTurn(kind server.Kind) func(context.Context, *entry, time.Duration) *turn {
-	return func(ctx context.Context, e *entry, _ time.Duration) *turn {
-		t := &turn{}
+// restartMeasurement starts servers for one contestant, of which one starts again.
+func (r *Runner) restartMeasurement(kind server.Kind) func(context.Context, *entry, time.Duration) *measurement {
+	return func(ctx context.Context, e *entry, _ time.Duration) *measurement {
+		t := &measurement{}
 		var servers []*server.Server
 		defer func() {
 			for _, s := range servers {
@@ -324,7 +324,7 @@ func (r *Runner) restartTurn(kind server.Kind) func(context.Context, *entry, tim
 	}
 }
 
-func (r *Runner) restart(ctx context.Context, e *entry, servers []*server.Server, t *turn) error {
+func (r *Runner) restart(ctx context.Context, e *entry, servers []*server.Server, t *measurement) error {
 	l, err := e.contestant.Open(ctx, direct(servers, e.setup.TTL))
 	if err != nil {
 		return err

@@ -10,10 +10,10 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// throughputTurn lets goroutines take locks on keys of their own for a slice of time.
-func (r *Runner) throughputTurn(goroutines int) func(context.Context, *entry, time.Duration) *turn {
-	return func(ctx context.Context, e *entry, slice time.Duration) *turn {
-		t := &turn{}
+// throughputMeasurement lets goroutines take locks on keys of their own for a slice of time.
+func (r *Runner) throughputMeasurement(goroutines int) func(context.Context, *entry, time.Duration) *measurement {
+	return func(ctx context.Context, e *entry, slice time.Duration) *measurement {
+		t := &measurement{}
 		var mu sync.Mutex
 		var samples []time.Duration
 		var workers sync.WaitGroup
@@ -39,7 +39,7 @@ func (r *Runner) throughputTurn(goroutines int) func(context.Context, *entry, ti
 	}
 }
 
-// leastOf is the least time of a turn: many goroutines need some until they go steadily.
+// leastOf is the least time of a measurement: many goroutines need some until they go steadily.
 func (r *Runner) leastOf(goroutines int) time.Duration {
 	return r.plan.Slice * time.Duration(1+min(goroutines/16, 4))
 }
@@ -90,7 +90,7 @@ func throughput(ctx context.Context, r *Runner) ([]*testCase, error) {
 			cases = append(cases, &testCase{
 				section: s, name: plural(n, "server") + on(kind) + ", " + plural(g, "goroutine"), x: float64(g),
 				contestants: r.serving(kind, n, nil), servers: servers, setup: direct(servers, r.plan.TTL),
-				clients: 1, heavy: 1, least: r.leastOf(g), turn: r.throughputTurn(g),
+				clients: 1, heavy: 1, least: r.leastOf(g), measurement: r.throughputMeasurement(g),
 			})
 		}
 		return nil
@@ -121,7 +121,7 @@ func (r *Runner) localThroughput(title, text string) (cases []*testCase) {
 		Plots: []Plot{{Title: "locks per second", Metric: "locks", Lines: true}},
 	}
 	for _, g := range r.plan.Goroutines {
-		cases = append(cases, r.local(&testCase{section: s, name: plural(g, "goroutine"), x: float64(g), heavy: 0.5, least: r.leastOf(g), turn: r.throughputTurn(g)}))
+		cases = append(cases, r.local(&testCase{section: s, name: plural(g, "goroutine"), x: float64(g), heavy: 0.5, least: r.leastOf(g), measurement: r.throughputMeasurement(g)}))
 	}
 	return cases
 }
@@ -153,7 +153,7 @@ func wire(ctx context.Context, r *Runner) ([]*testCase, error) {
 			c.setup, proxies, err = proxied(direct(servers, r.plan.TTL).Nodes, r.plan.TTL)
 			return func() { closeAll(proxies) }, err
 		}
-		c.turn = func(ctx context.Context, e *entry, _ time.Duration) *turn {
+		c.measurement = func(ctx context.Context, e *entry, _ time.Duration) *measurement {
 			return countOnProxies(ctx, e, proxies, r.plan.Counted)
 		}
 		cases = append(cases, c)

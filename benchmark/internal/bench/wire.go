@@ -43,8 +43,8 @@ func (c *counter) counted() (messages, bytes int) {
 }
 
 // countOnProxies counts what locks send through proxies.
-func countOnProxies(ctx context.Context, e *entry, proxies []*fault.Proxy, locks int) *turn {
-	t := &turn{}
+func countOnProxies(ctx context.Context, e *entry, proxies []*fault.Proxy, locks int) *measurement {
+	t := &measurement{}
 	take := func(key string) bool {
 		h, err := e.lockers[0].Lock(ctx, key, false)
 		if err == nil {
