@@ -33,7 +33,6 @@ func (r *run) tryCtx(ctx context.Context, b driver.Backend, req driver.Request) 
 }
 
 func (r *run) tryRequest(ctx context.Context, b driver.Backend, req *driver.Request) (*lease, error) {
-	r.suite.calls.Add(1)
 	terms := termsOf(req)
 	got, err := b.Acquire(ctx, req)
 	terms.received = time.Now()
@@ -41,7 +40,7 @@ func (r *run) tryRequest(ctx context.Context, b driver.Backend, req *driver.Requ
 	case err == nil && got == nil:
 		r.fatal(acquiring, "Acquire returned neither a lease nor an error")
 	case err == nil:
-		l := &lease{Lease: got, terms: terms, calls: &r.suite.calls}
+		l := &lease{Lease: got, terms: terms}
 		r.track(l)
 		return l, nil
 	case got != nil:

@@ -25,7 +25,7 @@ type Report struct {
 	Cases []CaseResult // in the order of the table
 	// Inapplicable is how many cases do not apply to the backend, by what they need.
 	Inapplicable map[string]int
-	// Operations is how often Acquire, Renew and Release were called.
+	// Operations is how often a lock was granted, and Renew and Release were called.
 	Operations int64
 	_          struct{}
 }

@@ -265,7 +265,7 @@ type suite struct {
 	info                      driver.Info
 	watcher, inspector, admin bool
 
-	calls atomic.Int64 // of Acquire, Renew and Release
+	calls atomic.Int64 // grants, and calls of Renew and Release
 
 	mu     sync.Mutex
 	ran    int
@@ -415,6 +415,9 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 		}
 	}
 	r.cleanUp()
+	for _, l := range r.leases {
+		s.calls.Add(1 + l.calls.Load())
+	}
 	r.notices()
 	return r
 }

@@ -30,7 +30,7 @@ func termsOf(req *driver.Request) terms {
 // lease is a lease of the backend under test, and its terms.
 type lease struct {
 	driver.Lease
-	calls *atomic.Int64 // counts
+	calls atomic.Int64 // of Renew and Release
 
 	mu    sync.Mutex
 	terms terms // of the last success

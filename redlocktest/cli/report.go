@@ -20,7 +20,7 @@ type report struct {
 	Cases       []caseReport   `json:"cases"`
 	Rules       []brokenRule   `json:"broken_rules"`
 	NotNeeded   map[string]int `json:"inapplicable"` // cases, by what they need
-	// Operations is how often the suite called Acquire, Renew and Release.
+	// Operations is how often a lock was granted, and Renew and Release were called.
 	Operations       int64    `json:"operations"`
 	StressOperations int64    `json:"stress_operations"`
 	StressSeconds    float64  `json:"stress_seconds"`
