@@ -349,13 +349,14 @@ func finish(calls []*Call) (left []*Call) {
 	return left
 }
 
-// patience is how long a call may take: every other one that asks a server that did not answer
-// has half the time, since another server may have taken its place meanwhile.
+// patience is how long a call may take: one that asks a server that did not answer has a quarter
+// of the time, since another server may have taken its place meanwhile; but for every eighth,
+// for a server that has become slow.
 func (l *pipelines) patience() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.missed%2 == 1 {
-		return l.bound / 2
+	if l.missed%8 != 0 {
+		return l.bound / 4
 	}
 	return l.bound
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,26 +19,40 @@ import (
 // A deployment has one primary for a key, and another after a failover.
 type deployment struct {
 	dsn     string
+	way     Way // the same for a bare client
 	key     string
 	primary *server.Server
 	// promote makes another server the primary where nobody else does; flip does so while
 	// the old one is well.
 	promote, flip func() error
 	// next returns the new primary once it serves.
-	next func(context.Context) (*server.Server, error)
+	next   func(context.Context) (*server.Server, error)
+	served atomic.Pointer[time.Time] // when it does
+}
+
+// A Way is how a client reaches a deployment.
+type Way struct {
+	Addrs   []string
+	Master  string // by Sentinel
+	Cluster bool
+}
+
+// faults are how a primary ends.
+var faults = map[string]func(*deployment) error{
+	"kill": func(d *deployment) error { return errors.Join(d.primary.Kill(), d.promote()) },
+	"stop": func(d *deployment) error { return errors.Join(d.primary.Pause(), d.promote()) },
+	"flip": func(d *deployment) error { return d.flip() },
+}
+
+func (s *suite) deployments() map[string]func(*testing.T) *deployment {
+	return map[string]func(*testing.T) *deployment{"Sentinel": s.bySentinel, "Cluster": s.byCluster, "one address": s.byAddress}
 }
 
 // failovers: what ends with its primary goes on with the next one soon after that serves,
 // and no lease is lost that had time left.
 func (s *suite) failovers(t *testing.T) {
-	for name, deploy := range map[string]func(*testing.T) *deployment{
-		"Sentinel": s.bySentinel, "Cluster": s.byCluster, "one address": s.byAddress,
-	} {
-		for fault, begin := range map[string]func(*deployment) error{
-			"kill": func(d *deployment) error { return errors.Join(d.primary.Kill(), d.promote()) },
-			"stop": func(d *deployment) error { return errors.Join(d.primary.Pause(), d.promote()) },
-			"flip": func(d *deployment) error { return d.flip() },
-		} {
+	for name, deploy := range s.deployments() {
+		for fault, begin := range faults {
 			if testing.Short() && fault != "flip" {
 				continue
 			}
@@ -49,7 +64,27 @@ func (s *suite) failovers(t *testing.T) {
 	}
 }
 
-func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) error) {
+// failoverTable measures the same, one after the other, beside a bare client of the library.
+func (s *suite) failoverTable(t *testing.T) {
+	table := "after the next primary serves, until\n" + fmt.Sprintf("%-18s %12s %12s %12s %12s\n", "", "(failover)", "bare SET", "lock", "renewal")
+	for name, deploy := range s.deployments() {
+		for fault, begin := range faults {
+			t.Run(name+", "+fault, func(t *testing.T) {
+				f := s.failover(t, deploy(t), begin)
+				table += fmt.Sprintf("%-18s %12v %12v %12v %12v\n", name+", "+fault, f.took, f.bare, f.granted, f.renewed)
+			})
+		}
+	}
+	t.Logf("%s, %s: %s", s.Scheme, s.kind, table)
+}
+
+// A failover is how long one took, and after what time more what went on.
+type failover struct {
+	took, granted, renewed time.Duration
+	bare                   string
+}
+
+func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) error) (f failover) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	b := s.open(t, s.Scheme+"://"+d.dsn+"call_timeout=1s&dial_timeout=1s")
@@ -61,19 +96,44 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 	})
 
 	old := held.Grant().Server
-	soonest := func(try func() (server string, err error)) <-chan time.Time {
-		done := make(chan time.Time, 1)
+	type success struct{ at, last time.Time } // by the next primary, and the last one of the old
+	soonest := func(try func() (server string, err error)) chan success {
+		done := make(chan success, 1)
 		go func() {
+			var last time.Time
 			for tick := time.NewTicker(20 * time.Millisecond); ctx.Err() == nil; <-tick.C {
-				if id, err := try(); err == nil && id != old {
-					done <- time.Now()
+				switch id, err := try(); {
+				case err != nil:
+				case id != old:
+					done <- success{time.Now(), last}
 					return
+				default:
+					last = time.Now()
 				}
 			}
 		}()
 		return done
 	}
 	fault := time.Now()
+	var bare chan success
+	if *measured {
+		set, end, err := s.Bare(d.way)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end()
+		var n atomic.Int64
+		bare = soonest(func() (string, error) {
+			begun := time.Now()
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			err := set(ctx, d.key+fmt.Sprint("/bare", n.Add(1)))
+			if at := d.served.Load(); at == nil || begun.Before(*at) {
+				return old, err
+			}
+			return "", err
+		})
+	}
 	granted := soonest(func() (string, error) {
 		l, err := b.Acquire(ctx, s.ask(d.key+fmt.Sprint(s.owner.Add(1)), ttl))
 		if err != nil {
@@ -97,20 +157,32 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 		t.Fatal(err)
 	}
 	served := time.Now()
-	after := func(what string, done <-chan time.Time) time.Duration {
+	d.served.Store(&served)
+	after := func(what string, done chan success) time.Duration {
 		select {
-		case at := <-done:
-			return at.Sub(served).Round(time.Millisecond)
+		case s := <-done: // an old one that still serves is no outage
+			return max(0, min(s.at.Sub(served), s.at.Sub(s.last))).Round(time.Millisecond)
 		case <-ctx.Done():
 			t.Fatalf("nothing is %s by the next primary", what)
 			return 0
 		}
 	}
 	first, kept := after("granted", granted), after("renewed", renewed)
+	f = failover{took: served.Sub(fault).Round(time.Millisecond), granted: first, renewed: kept}
+	if bare != nil {
+		select {
+		case s := <-bare:
+			bare <- s
+			f.bare = after("set", bare).String()
+		case <-time.After(20 * time.Second):
+			f.bare = "over 20s"
+		}
+	}
 	t.Logf("the next primary serves after %v; a lock is granted %v and a lease renewed %v after that", served.Sub(fault).Round(time.Millisecond), first, kept)
 	if most := 10 * time.Second; first > most || kept > most {
 		t.Errorf("the next primary serves, and grants nothing for %v and renews nothing for %v", first, kept)
 	}
+	return f
 }
 
 // followed returns an error until all replicas of a primary have what it wrote.
@@ -144,6 +216,7 @@ func (s *suite) bySentinel(t *testing.T) *deployment {
 		t.Fatal(err)
 	}
 	return &deployment{
+		way: Way{Addrs: g.Addrs(), Master: g.Name},
 		dsn: strings.Join(g.Addrs(), ",") + "/0?topology=sentinel&master=" + g.Name + "&", key: "k", primary: old,
 		promote: func() error { return nil },
 		flip:    func() error { _, err := g.Sentinels[0].Do("SENTINEL", "FAILOVER", g.Name); return err },
@@ -159,18 +232,7 @@ func (s *suite) byCluster(t *testing.T) *deployment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nodes, err := old.Do("CLUSTER", "NODES")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var id, bus string
-	for line := range strings.Lines(fmt.Sprint(nodes)) {
-		if strings.Contains(line, "myself") {
-			words := strings.Fields(line)
-			id = words[0]
-			_, bus, _ = strings.Cut(strings.SplitN(words[1], ",", 2)[0], "@")
-		}
-	}
+	id, bus := meeting(t, old)
 	if _, err := replica.Do("CLUSTER", "MEET", host, port, bus); err != nil {
 		t.Fatal(err)
 	}
@@ -197,6 +259,7 @@ func (s *suite) byCluster(t *testing.T) *deployment {
 		return nil
 	})
 	return &deployment{
+		way: Way{Addrs: g.Addrs(), Cluster: true},
 		dsn: strings.Join(g.Addrs(), ",") + "?topology=cluster&", key: "{7}k", primary: old, // slot 1,716: the first node's
 		promote: func() error { return nil },
 		flip:    func() error { _, err := replica.Do("CLUSTER", "FAILOVER"); return err },
@@ -213,6 +276,22 @@ func (s *suite) byCluster(t *testing.T) *deployment {
 			}
 		},
 	}
+}
+
+// meeting returns the name of a node of a Cluster, and the port at which others meet it.
+func meeting(t *testing.T, node *server.Server) (id, bus string) {
+	nodes, err := node.Do("CLUSTER", "NODES")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(fmt.Sprint(nodes)) {
+		if strings.Contains(line, "myself") {
+			words := strings.Fields(line)
+			id = words[0]
+			_, bus, _ = strings.Cut(strings.SplitN(words[1], ",", 2)[0], "@")
+		}
+	}
+	return id, bus
 }
 
 // byAddress is a primary behind an address that is moved, as managed services do it.
@@ -232,6 +311,7 @@ func (s *suite) byAddress(t *testing.T) *deployment {
 		return err
 	}
 	return &deployment{
+		way: Way{Addrs: []string{a.listener.Addr().String()}},
 		dsn: a.listener.Addr().String() + "?", key: "k", primary: old,
 		promote: func() error { // what manages the address has to notice first
 			<-time.After(2 * time.Second)

@@ -2,8 +2,12 @@ package nodetest
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -11,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -22,6 +27,11 @@ var (
 // measures print figures. They fail on counts and on bytes, and judge no time.
 var measures = []test{
 	{"KeysUsedOnce", (*suite).keysUsedOnce},
+	{"Failovers", (*suite).failoverTable},
+	{"ManyWaiters", (*suite).manyWaiters},
+	{"ClusterBus", (*suite).clusterBus},
+	{"ForeignRelease", (*suite).foreignRelease},
+	{"Takeover", (*suite).takeover},
 }
 
 // RunMeasures runs the measures, one after the other, on both servers, if the flag -measure is
@@ -103,5 +113,132 @@ func (s *suite) keysUsedOnce(t *testing.T) {
 		used, time.Since(start).Round(time.Second), float64(grown)/1e6, float64(most)/1e6, failed.Load())
 	if most > 50e6 || float64(most) > 1.2*float64(grown) {
 		t.Errorf("the memory of a node is not flat below 50 MB: %d bytes, and then %d", grown, most)
+	}
+}
+
+// manyWaiters: 3,000 over a slow link are subscribed together, and 10,000 ask once for each
+// key and minute, and not more.
+func (s *suite) manyWaiters(t *testing.T) {
+	s.idle(t, 3000, 10*time.Millisecond, 0)
+	const n = 10_000
+	asked := s.idle(t, n, 0, 70*time.Second)
+	t.Logf("%d idle waiters asked %d times within 70 s", n, asked)
+	if asked > n*12/10 {
+		t.Errorf("%d idle waiters asked %d times within 70 s", n, asked)
+	}
+}
+
+// clusterBus counts what six nodes of a Cluster tell each other about 1,000 locks.
+func (s *suite) clusterBus(t *testing.T) {
+	g := linkedCluster(t, s.kind)
+	nodes := slices.Clone(g.Nodes)
+	for range 3 {
+		node := server.StartFor(t, s.kind, server.WithCluster())
+		_, bus := meeting(t, g.Nodes[0])
+		host, port, _ := net.SplitHostPort(g.Nodes[0].Addr())
+		if _, err := node.Do("CLUSTER", "MEET", host, port, bus); err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, node)
+	}
+	eventually(t, func() error {
+		for _, node := range nodes {
+			if info, err := node.Do("CLUSTER", "INFO"); err != nil || !strings.Contains(fmt.Sprint(info), "cluster_known_nodes:6") {
+				return errors.New("not all know each other")
+			}
+		}
+		return nil
+	})
+	dsn := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
+	b, other := s.open(t, dsn), s.open(t, dsn)
+	count := func(what string, waits bool) {
+		before := 0
+		for _, node := range nodes {
+			before -= published(t, node)
+		}
+		const n = 1000
+		for i := range n {
+			key := fmt.Sprintf("k%d", i%10)
+			l := s.lock(t, b, key, time.Minute)
+			if !waits {
+				unlock(t, l)
+				continue
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			wake := watch(t, ctx, other, key)
+			if _, err := other.Acquire(ctx, s.ask(key, time.Minute)); err == nil {
+				t.Fatal("two hold it")
+			}
+			unlock(t, l)
+			awake(t, wake)
+			unlock(t, s.lockSoon(t, other, key, time.Minute))
+			cancel()
+		}
+		for _, node := range nodes {
+			before += published(t, node)
+		}
+		t.Logf("%s: %.2f messages between the six nodes a pair", what, float64(before)/n)
+		if !waits && before > n/10 {
+			t.Errorf("%s: %d messages for %d pairs", what, before, n)
+		}
+	}
+	count("nobody waits", false)
+	count("another process waits", true)
+}
+
+// client is dlock on a backend of its own.
+func (s *suite) client(t *testing.T, url string) *dlock.Client {
+	c, err := dlock.New(s.open(t, url))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// foreignRelease measures how soon a waiter has a lock that another library has freed.
+func (s *suite) foreignRelease(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	c := s.client(t, s.url(srv.Addr(), ""))
+	var took []time.Duration
+	for range 30 {
+		if _, err := srv.Do("SET", theLock, "foreign", "PX", "60000"); err != nil {
+			t.Fatal(err)
+		}
+		freed := make(chan time.Time)
+		time.AfterFunc(500*time.Millisecond+rand.N(time.Second), func() {
+			at := time.Now()
+			_, _ = srv.Do("DEL", theLock)
+			freed <- at
+		})
+		l, err := c.Lock(context.Background(), theLock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		took = append(took, time.Since(<-freed))
+		_ = l.Unlock()
+	}
+	slices.Sort(took)
+	t.Logf("a foreign holder has released: ours has it after %v at the median, %v at most", took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+}
+
+// takeover measures how late a waiter gets the lock of a holder that died.
+func (s *suite) takeover(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	for _, ttl := range []time.Duration{time.Second, 5 * time.Second} {
+		var late []time.Duration
+		for range 5 {
+			dead := s.open(t, s.url(srv.Addr(), ""))
+			c := s.client(t, s.url(srv.Addr(), ""))
+			held := s.lock(t, dead, theLock, ttl)
+			l, err := c.Lock(context.Background(), theLock)
+			if err != nil {
+				t.Fatal(err)
+			}
+			late = append(late, time.Since(held.Grant().Expires).Round(time.Millisecond))
+			_ = l.Unlock()
+		}
+		slices.Sort(late)
+		t.Logf("TTL %v: a waiter has the lock of a dead holder %v after its lease, at most %v", ttl, late[len(late)/2], late[len(late)-1])
 	}
 }

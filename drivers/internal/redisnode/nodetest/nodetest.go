@@ -28,6 +28,9 @@ type Driver struct {
 	// App returns a backend on a client as an application may have it: with retries
 	// and the library's default settings.
 	App func(addr string, callTimeout time.Duration) (*App, error)
+	// Bare returns a function that sets a key, which is new, through a client with the
+	// library's default settings, and one that closes the client.
+	Bare func(Way) (set func(ctx context.Context, key string) error, end func(), err error)
 	// Goroutines are functions of the library that live as long as its client.
 	Goroutines []string
 }
