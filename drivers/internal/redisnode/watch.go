@@ -22,6 +22,7 @@ const (
 	// A lock whose release will be announced is asked for when its TTL ends, and after this
 	// time at the latest; one whose holder announces nothing after pauses in these bounds.
 	mostUnasked            = time.Minute
+	mostLate               = 25 * time.Millisecond // after that end, so that not all ask at once
 	minForeign, maxForeign = 10 * time.Millisecond, 200 * time.Millisecond
 )
 
@@ -208,11 +209,10 @@ func (h *hub) pollAfter(asked *attempt, p *process, e *driver.HeldError) time.Du
 	if asked.place == "" || asked.place != t.place || h.unlisted || !t.confirmed() || !t.server.proven() {
 		return 0
 	}
-	most := mostUnasked
-	if e.RetryAfter > 0 {
-		most = min(e.RetryAfter, most)
+	if e.RetryAfter > 0 && e.RetryAfter < mostUnasked {
+		return e.RetryAfter + mathrand.N(min(e.RetryAfter/20, mostLate)+time.Millisecond)
 	}
-	return most + mathrand.N(most/20+time.Millisecond)
+	return mostUnasked + mathrand.N(mostUnasked/20)
 }
 
 // serves returns the server that is known to serve a key of a Cluster; else nil.
