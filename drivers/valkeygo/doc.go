@@ -95,7 +95,7 @@
 //	a Cluster         +cluster|slots +cluster|shards +command +role
 //	a restart guard   +multi +exec +script|load
 //	wait_replicas     +wait
-//	List and Check    +scan +config|get +client|list +slowlog|get
+//	List and Check    +scan +config|get +client|list +slowlog|get +acl|whoami
 //
 // Some of them may be missing: without INFO the server's restarts are not told apart, and
 // there is no restart guard, which also needs Redis 7, since Redis 6 keeps scripts over a
