@@ -18,7 +18,7 @@ end
 local function take()
   -- lua/time.lua
   -- lua/guard.lua
-  local px, ms, floor, number, last, odd = A[2] + GRACE, A[3], math.floor, tonumber, 6 + releases, nil
+  local px, ms, number, last, odd = A[2] + GRACE, A[3], tonumber, 6 + releases, nil
   local clock = string.format('%.0f', now)
   for i = releases + 1, releases + acquires do
     last = last + 2
@@ -35,7 +35,7 @@ local function take()
         if type(old) == 'table' then
           local gone = try('DEL', lock)
           if type(gone) == 'table' then note(i, -6, gone.err) else note(i, -5) end
-        elseif not (counter and counter < x and floor(x / 10000000) == floor(counter / 10000000)) then
+        elseif not (counter and counter < x and counter >= x - x % 10000000) then
           odd = odd or {}
           odd[#odd + 1] = {i, lock, me, x, old}
         end

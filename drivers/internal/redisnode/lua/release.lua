@@ -8,7 +8,7 @@
 -- 8 if it is there, the lock is free for anybody, and nobody is told.
 -- A place is channel.number.time: the time (ms) is for how long the lock is kept. A waiter is told: delay (ms), place,
 -- lock. Who is second comes again after the delay, for the first may be dead.
--- Reply: {1} freed; {0} it was not this one's; {2} freed, but PUBLISH is refused; {3} kept for the next.
+-- Reply: 1 freed; 0 it was not this one's; 2 freed, but PUBLISH is refused; 3 kept for the next.
 local v = redis.call('GET', KEYS[1])
 local me, quits = ARGV[2], ARGV[7] or ''
 local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
@@ -16,16 +16,16 @@ if quits ~= '' then
   redis.pcall('ZREM', ARGV[4], quits)
   mine = mine or not v or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
 end
-if not mine then return {0} end
-local function tell(place, delay)
-  return redis.pcall('PUBLISH', ARGV[5] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
-end
+if not mine then return 0 end
 local heard = false
 for _ = 1, ARGV[8] and 0 or 100 do
   local first = redis.pcall('ZPOPMIN', ARGV[4])
   local place = first[1]
   heard = heard or place or first.err
   if not place or string.find(place, 'listen.', 1, true) == 1 then break end
+  local function tell(place, delay)
+    return redis.pcall('PUBLISH', ARGV[5] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
+  end
   local there = tell(place, '0')
   if type(there) == 'table' then break end
   if there > 0 or ARGV[6] ~= '1' then
@@ -33,11 +33,11 @@ for _ = 1, ARGV[8] and 0 or 100 do
     if redis.pcall('SET', KEYS[1], 'redlock1:next|' .. first[2] .. '|' .. place, 'PX', time).err then break end
     local second = redis.pcall('ZRANGE', ARGV[4], 0, 0)[1]
     if second and string.find(second, 'listen.', 1, true) ~= 1 then tell(second, time) end
-    return {3}
+    return 3
   end
 end
 redis.call('DEL', KEYS[1])
-if not heard then return {1} end
+if not heard then return 1 end
 local said = redis.pcall('PUBLISH', ARGV[3], '')
-if type(said) == 'table' then return {2} end
-return {1}
+if type(said) == 'table' then return 2 end
+return 1
