@@ -373,7 +373,10 @@ func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
 			both("DEL", key)
 		}
 	}
-	if did < rounds {
+	if testing.Short() {
+		return // a few rounds need not have drawn everything
+	}
+	if did < rounds/8 {
 		t.Errorf("the batches did %d operations in %d rounds: the duel is about nothing", did, rounds)
 	}
 	if len(drawn) < len(situations) {
