@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,6 +57,9 @@ func TestTheSimulatedLineIsTheRealOne(t *testing.T) {
 	}
 }
 
+// included is a line of a script for which another file stands.
+var included = regexp.MustCompile(`(?m)^ *-- lua/(\w+)\.lua\n`)
+
 // luaText returns a script as the driver composes it, in quarantine until till.
 func luaText(t *testing.T, name string, grace, till int64) string {
 	t.Helper()
@@ -66,10 +70,11 @@ func luaText(t *testing.T, name string, grace, till int64) string {
 		}
 		return string(text)
 	}
-	body := strings.Replace(read(name), "-- lua/counter.lua\n", read("counter"), 1)
+	body := read(name)
 	if name != "release" {
 		body = read("time") + body
 	}
+	body = included.ReplaceAllStringFunc(body, func(line string) string { return read(included.FindStringSubmatch(line)[1]) })
 	return fmt.Sprintf(`local RUN, GRACE, till = '', %d, %d
 local function body()
 %s

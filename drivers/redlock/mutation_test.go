@@ -1,10 +1,13 @@
 package redlock
 
 import (
+	"flag"
 	"fmt"
 	"strings"
 	"testing"
 )
+
+var searchFlag = flag.Bool("redlock.search", false, "also take out the parts that take longest to miss")
 
 // Each part of the algorithm, taken out, is noticed by the simulation within its
 // budget of schedules. That shows that the simulation would notice a mistake, and that the
@@ -12,6 +15,13 @@ import (
 // without it:
 //
 //	go test -run TestEveryPartIsMissed -v ./drivers/redlock
+//
+// Not on the list are two rules of a quarantine. That it waits until the other nodes' clocks are
+// known is a part of "the other nodes' clocks in a quarantine's end", which takes both out. And that
+// it refuses joins is redundant for the promises: a join helps only a lease that a majority of the other
+// nodes carries, so that no lease which the node forgot is valid beside it, and it brings the token
+// along. (20,000 forgetful schedules agree.) It keeps a lease that has ended, and whose holder does
+// not know yet, from taking the node from the one that has the lock.
 //
 // (The margins of terms.go are also taken out of the worst pairs of clients, one by one: see
 // TestNoPairOfClientsOverlaps.)
@@ -56,6 +66,7 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the high-water mark of a clock", "set", 6000, sabotage{node: simBroken{high: true}}},
 		{"the number of nodes in the bond", "growing", 2000, sabotage{node: simBroken{nodes: true}}},
 		{"the second time that a change of nodes is told", "growing", 20000, sabotage{node: simBroken{once: true}}},
+		{"the process and the time of a statement that a node is new", "fresh", 40000, sabotage{node: simBroken{new: true}}},
 		{"nodes that remember in a first contact", "fresh", 6000, sabotage{node: simBroken{hides: true}}},
 
 		{"the quarantine of a clock that was set back by the others' clocks", "set", 20000, sabotage{node: simBroken{ownStep: true}}},
@@ -67,6 +78,9 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the boot-time clock", "differing", 6000, sabotage{asleep: true}},
 	} {
 		t.Run(c.part, func(t *testing.T) {
+			if c.budget > 20000 && !*searchFlag {
+				t.Skipf("up to %d schedules take too long without -redlock.search", c.budget)
+			}
 			if c.budget > mostBudget {
 				t.Skipf("up to %d schedules take too long under the race detector", c.budget)
 			}

@@ -59,19 +59,12 @@ type simBroken struct {
 	ownStep bool // a clock that was set back ends its quarantine by itself
 	nodes   bool // the number of nodes is not compared
 	onePass bool // terms change at once
-	pending bool // and also where the other nodes' are not known
-	joins   bool // a node in quarantine can be joined
 	new     bool // a node is new as long as it has no memory, whatever process was looked at, and when
 	grace   bool // a key is kept for the TTL and a thousandth
 	kept    bool // a key is kept for the next in line forty times longer
 	caller  bool // a release runs on the context of who asked for the lease
 	hides   bool // a node that remembers says that it is new
 	once    bool // a change of nodes is told to each node once
-	passed  bool // a key is kept for whoever is in line, whether its process is there or not
-	floor   bool // a clock that fell below the mark of the counters raises no token
-	below   bool // a proposed token may be as old as it likes
-	stale   bool // a counter that may have ended can be joined
-	fading  bool // the life of a counter counts from now
 }
 
 // simMemory is what a server keeps in its database.
@@ -298,7 +291,7 @@ func (s *simServer) handshake(h simShake) simReply {
 		return no(simOtherTerms, h.terms)
 	case h.mode == "bootstrap" && (h.text.run != id || now > h.until) && !s.broken.new, h.mode == "terms", h.mode == "settled":
 		return no(simChanged, h.terms)
-	case h.mode != "bootstrap" && h.mode != "nodes" && h.others < 0 && !s.broken.others && !s.broken.pending:
+	case h.mode != "bootstrap" && h.mode != "nodes" && h.others < 0 && !s.broken.others:
 		r := no(simUnknown, h.terms)
 		r.till, r.why = simPending, "new"
 		return r
@@ -310,7 +303,7 @@ func (s *simServer) handshake(h simShake) simReply {
 	}
 	fresh, quarantine := simPending, int64(terms.Quarantine/time.Microsecond)
 	switch {
-	case s.broken.others, s.broken.pending && h.others < 0:
+	case s.broken.others:
 		fresh = now + quarantine
 	case h.others == 0, h.others > 0 && h.text.run == s.name():
 		fresh = min(max(now, h.others)+quarantine, simPending)
@@ -389,7 +382,7 @@ func (s *simServer) evalsha(t simText, notAfter time.Time, body func() simReply)
 		}
 		m.high = now
 	}
-	if votes := t.op == simAcquire || t.op == simJoin && !s.broken.joins; votes && s.micros() < m.till && !s.broken.guard {
+	if votes := t.op != simRenew; votes && s.micros() < m.till && !s.broken.guard {
 		r := s.reply(0, nil)
 		r.code, r.till, r.why = simQuarantined, m.till, m.why
 		return r
@@ -458,10 +451,7 @@ func (s *simServer) acquire(c simCall, t *driver.Terms) simReply {
 	if x == 0 {
 		x = now
 	} else {
-		x = min(x, now+simAhead)
-		if !s.broken.below {
-			x = max(x, now-int64(driver.FenceLag/time.Microsecond), s.memory.meta.till)
-		}
+		x = max(min(x, now+simAhead), now-simLag, s.memory.meta.till)
 	}
 	if c.place.since == 0 {
 		c.place.since = uint64(x)
@@ -509,13 +499,14 @@ func (s *simServer) grant(k *simKey, c simCall, t *driver.Terms, x int64) simRep
 const (
 	simInterval = 10_000_000
 	simAhead    = int64(driver.FenceSlack / time.Microsecond)
+	simLag      = int64(driver.FenceLag / time.Microsecond)
 )
 
 // pass compares the clock with the mark, and raises a token of a key without a counter above
 // the floor.
 func (s *simServer) pass(x int64, missing bool) int64 {
 	m, now := &s.memory.mark, s.micros()
-	if now < m.high && !s.broken.floor {
+	if now < m.high {
 		m.floor = max(m.floor, m.top+simInterval)
 	}
 	if missing && x <= m.floor {
@@ -532,9 +523,6 @@ func (s *simServer) enters(x, old int64) bool {
 // count sets the counter, for its life.
 func (s *simServer) count(k *simKey, x int64, life time.Duration) {
 	ahead := max(s.micros(), x) - s.micros()
-	if s.broken.fading {
-		ahead = 0
-	}
 	k.counter, k.ends = uint64(x), s.ending(life+time.Duration((ahead+999)/1000)*time.Millisecond)
 }
 
@@ -551,13 +539,10 @@ func (s *simServer) join(c simCall, t *driver.Terms) simReply {
 		return s.held(k)
 	case old > x && !s.broken.join:
 		return refused
-	case old == 0 && !s.broken.stale && (x <= s.memory.mark.floor || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
+	case old == 0 && (x <= s.memory.mark.floor || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
 		return refused
 	}
-	stored := max(x, now-int64(driver.FenceLag/time.Microsecond), old)
-	if s.broken.below {
-		stored = max(x, old)
-	}
+	stored := max(x, now-simLag, old)
 	if old == 0 || s.enters(stored, old) {
 		stored = s.pass(stored, old == 0)
 	}
@@ -607,7 +592,7 @@ func (s *simServer) release(owner string, fence uint64, quits string) simReply {
 		first := s.line[0]
 		s.line = s.line[1:]
 		process, _, _ := strings.Cut(first.place, ".")
-		if s.gone[process] && !s.broken.passed {
+		if s.gone[process] {
 			continue
 		}
 		kept := first.kept()

@@ -40,7 +40,8 @@
 //	pool_size          connections at most (10)
 //	restart_guard      a lone server: for how long it grants nothing after a restart (off)
 //	bootstrap          a lone server with a guard is new, unless it has a memory (false)
-//	strict_guard       none is taken for new otherwise, however long it has been up (false)
+//	strict_guard       none is taken for new otherwise, however long it has been up (false):
+//	                   for where a machine may take the address of a server that died
 //	wait_replicas      how many replicas must have a lock before it counts as granted (0)
 //	foreign_gap        for how long in each second other libraries may get a lock that many
 //	                   wait for (0: they get it when nobody waits here)
