@@ -1,0 +1,1004 @@
+package redlock
+
+import (
+	"flag"
+	"fmt"
+	"hash/maphash"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/redlock-go/redlock/driver/boot"
+)
+
+// The machine of bid.go, in every order of events: two or three bids for one key, three nodes,
+// and a network. States are merged. A scenario bounds how often what may happen; within that
+// nothing is left out but splits of a second round.
+
+var exploreLong = flag.Bool("redlock.explore", false, "explore the long scenarios as well: minutes, and gigabytes of memory")
+
+const (
+	exNodes  = 3
+	exBids   = 2
+	exStrays = 4
+	exTick   = time.Second
+	exTTL    = 4 * exTick
+	exAllow  = 230 * time.Millisecond // makes the grace about two ticks
+)
+
+// scenario bounds what happens.
+type scenario struct {
+	name     string
+	bids     int
+	renewals int // of each lease
+	counters [exNodes]uint64
+	proposal [exBids]uint64
+	faults   faults
+	ticks    int  // how much time passes; zero: none, and so a caller's time may be over at any moment
+	patience int  // the node timeout, in ticks; zero: one
+	rounds   int  // of a split vote
+	after    bool // a bid begins when the one before it holds the lock
+	keeps    bool // a holder does not release
+	prompt   bool // no time passes while messages are on their way
+}
+
+// faults is what may still go wrong, and how often.
+type faults struct {
+	expire  int8 // a key ends early
+	lose    int8 // a message is lost
+	again   int8 // a request arrives twice
+	slow    int8 // a call ends without an answer
+	hurry   int8 // a caller's time is over early
+	forget  int8 // a node restarts without its memory
+	restart int8 // a node restarts with it: what is under way to it is lost
+	step    int8 // the clock of the last node is set, and stays
+	reserve int8 // a release keeps the key for a bid that waits
+	waits   int8 // so many bids wait in line
+}
+
+// exNode is a node. It is what the scripts do, and nothing else.
+type exNode struct {
+	bid, attempt   int8 // the owner; zero: it is free
+	kept           int8 // it is kept for this bid
+	mute           bool // in quarantine
+	fence, counter uint64
+	until          time.Duration // by its clock
+	offset         time.Duration
+}
+
+// exPacket is a request on its way, or its answer.
+type exPacket struct {
+	state        exState
+	call         call
+	attempt      int8
+	answer       answer
+	owner        int8
+	fence, least uint64
+	time         time.Duration
+	sent, until  boot.Instant
+}
+
+type exState uint8
+
+const (
+	exNone exState = iota
+	exGoing
+	exComing
+	exSilent // lost
+)
+
+// exStray is a request that nobody waits for any longer, or its undoing.
+type exStray struct {
+	bid, node int8
+	packet    exPacket
+}
+
+type exBid struct {
+	status   exStatus
+	told     set  // nodes that said that somebody else has them
+	waits    bool // in line
+	renewals int8
+	before   uint64 // the largest token when the call began
+	attempts [exNodes]int8
+	fences   [exNodes]uint64
+	bid      bid
+}
+
+type exStatus uint8
+
+const (
+	exIdle exStatus = iota
+	exBidding
+	exHolds
+	exRenews
+	exLost // and not released yet
+	exDone
+)
+
+type exWorld struct {
+	now      boot.Instant
+	nodes    [exNodes]exNode
+	wires    [exBids][exNodes]exPacket
+	strays   [exStrays]exStray
+	faults   faults
+	returned uint64
+	grants   [exBids]uint64
+	bids     [exBids]exBid
+	last     verdict // that was just returned: for the chart alone, and no part of the state (which ends with the bids)
+}
+
+// move is one thing that happens.
+type move struct {
+	kind exMove
+	bid  int8
+	node int8
+}
+
+type exMove uint8
+
+const (
+	mBegin exMove = iota
+	mLook
+	mOver
+	mRenew
+	mRelease
+	mDeliver
+	mAnswer
+	mLoseRequest
+	mLoseAnswer
+	mCopy
+	mSilence
+	mStray
+	mDropStray
+	mExpire
+	mForget
+	mRestart
+	mSpeak
+	mTick
+	mStep
+)
+
+// explorer explores one scenario with one machine.
+type explorer struct {
+	s       scenario
+	step    machine
+	grace   time.Duration
+	excuse  time.Duration
+	problem string
+	log     *strings.Builder
+}
+
+func (x *explorer) start() exWorld {
+	t := derive(exNodes, 30*time.Second, exAllow, 1)
+	x.grace, x.excuse = t.Grace, t.Excuse
+	w := exWorld{faults: x.s.faults}
+	for i := range w.nodes {
+		w.nodes[i].counter = x.s.counters[i]
+	}
+	for k := range x.s.bids {
+		w.bids[k].bid = bid{n: exNodes, q: exNodes/2 + 1, drift: 1, ttl: exTTL, timeout: x.timeout()}
+		w.bids[k].waits = k > 0 && k <= int(x.s.faults.waits)
+	}
+	w.faults.waits = 0
+	return w
+}
+
+func (x *explorer) timeout() time.Duration { return time.Duration(max(x.s.patience, 1)) * exTick }
+
+// moves lists what may happen now.
+func (x *explorer) moves(w *exWorld, buf []move) []move {
+	out := buf[:0]
+	add := func(k exMove, b, n int) { out = append(out, move{k, int8(b), int8(n)}) }
+	timed := x.s.ticks > 0
+	busy := false
+	for k := range x.s.bids {
+		c := &w.bids[k]
+		switch c.status {
+		case exIdle:
+			if k == 0 || w.bids[k-1].status != exIdle && (!x.s.after || w.bids[k-1].status > exBidding) { // they are alike
+				add(mBegin, k, 0)
+			}
+		case exBidding, exRenews:
+			busy = true
+			b := &c.bid
+			switch {
+			case b.certain(), timed && w.now >= b.due, !timed && (b.stage == pausing || b.stage == leading || b.stage == sitting):
+				add(mLook, k, 0)
+			case !timed && w.faults.hurry > 0:
+				add(mOver, k, 0)
+			}
+		case exHolds:
+			if c.renewals < int8(x.s.renewals) {
+				add(mRenew, k, 0)
+			}
+			if !x.s.keeps {
+				add(mRelease, k, 0)
+			}
+		case exLost:
+			add(mRelease, k, 0)
+		}
+		for i := range exNodes {
+			p := &w.wires[k][i]
+			switch p.state {
+			case exGoing:
+				add(mDeliver, k, i)
+				if w.faults.lose > 0 {
+					add(mLoseRequest, k, i)
+				}
+				if w.faults.again > 0 && x.room(w) {
+					add(mCopy, k, i)
+				}
+			case exComing:
+				add(mAnswer, k, i)
+				if w.faults.lose > 0 {
+					add(mLoseAnswer, k, i)
+				}
+			}
+			if p.state != exNone && (timed && w.now >= p.until || !timed && (p.state == exSilent || w.faults.slow > 0)) && x.room(w) {
+				add(mSilence, k, i)
+			}
+		}
+	}
+	for j := range w.strays {
+		if s := &w.strays[j]; s.packet.state != exNone && x.free(w, j) {
+			add(mStray, 0, j)
+			if s.packet.call != release {
+				add(mDropStray, 0, j)
+			}
+		}
+	}
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		if w.faults.expire > 0 && (n.bid != 0 || n.kept != 0) {
+			add(mExpire, 0, i)
+		}
+		if w.faults.forget > 0 && n.counter > 0 {
+			add(mForget, 0, i)
+		}
+		if n.mute && x.quiet(w) {
+			add(mSpeak, 0, i)
+		}
+		if w.faults.restart > 0 && x.toward(w, i) {
+			add(mRestart, 0, i)
+		}
+	}
+	if timed && w.now < boot.Instant(x.s.ticks)*boot.Instant(exTick) && !(x.s.prompt && (x.toward(w, 0) || x.toward(w, 1) || x.toward(w, 2))) {
+		add(mTick, 0, 0)
+		if w.faults.step > 0 {
+			add(mStep, 0, 0)
+			add(mStep, 0, 1)
+		}
+	}
+	if len(out) == 0 && busy && !x.cut(w) && !timed {
+		x.fail("a caller waits for ever")
+	}
+	return out
+}
+
+// quiet reports whether every lease is over that a node may have forgotten.
+func (x *explorer) quiet(w *exWorld) bool {
+	for k := range x.s.bids {
+		if s := w.bids[k].status; s != exIdle && s != exDone {
+			return false
+		}
+	}
+	for j := range w.strays {
+		if w.strays[j].packet.state != exNone {
+			return false
+		}
+	}
+	return true
+}
+
+func (x *explorer) toward(w *exWorld, i int) bool {
+	for k := range x.s.bids {
+		if s := w.wires[k][i].state; s == exGoing || s == exComing {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *explorer) room(w *exWorld) bool {
+	n := 0
+	for j := range w.strays {
+		if w.strays[j].packet.state == exNone {
+			n++
+		}
+	}
+	return n >= 2
+}
+
+// free reports whether a stray may arrive: the second undoing of an attempt comes when nothing
+// of it can arrive any longer.
+func (x *explorer) free(w *exWorld, j int) bool {
+	s := &w.strays[j]
+	if s.packet.call != release {
+		return true
+	}
+	for i := range w.strays {
+		o := &w.strays[i]
+		if i != j && o.packet.state != exNone && o.bid == s.bid && o.node == s.node && o.packet.attempt == s.packet.attempt && o.packet.call != release {
+			return false
+		}
+	}
+	return true
+}
+
+// cut reports whether a state is where a scenario ends.
+func (x *explorer) cut(w *exWorld) bool {
+	for k := range x.s.bids {
+		if w.bids[k].bid.round > x.s.rounds {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *explorer) fail(format string, args ...any) {
+	if x.problem == "" {
+		x.problem = fmt.Sprintf(format, args...)
+	}
+}
+
+// apply makes a move.
+func (x *explorer) apply(w *exWorld, m move) {
+	k, i := int(m.bid), int(m.node)
+	c := &w.bids[k]
+	switch m.kind {
+	case mBegin:
+		c.status, c.before = exBidding, w.returned
+		x.feed(w, k, event{kind: begins})
+	case mLook:
+		x.feed(w, k, event{kind: looks})
+	case mOver:
+		w.faults.hurry--
+		c.bid.due = w.now
+		x.feed(w, k, event{kind: looks})
+	case mRenew:
+		c.renewals++
+		c.status, c.before = exRenews, w.returned
+		x.feed(w, k, event{kind: renews, ttl: exTTL, timeout: x.timeout()})
+	case mRelease:
+		c.status = exDone
+		x.feed(w, k, event{kind: releases})
+	case mDeliver:
+		p := &w.wires[k][i]
+		x.arrive(w, k, i, p)
+		p.state = exComing
+		if p.answer == held || p.answer == reserved {
+			c.told.add(i)
+		}
+	case mAnswer:
+		x.answered(w, k, i)
+	case mLoseRequest, mLoseAnswer:
+		w.faults.lose--
+		w.wires[k][i].state = exSilent
+	case mCopy:
+		w.faults.again--
+		x.stray(w, k, i, w.wires[k][i])
+	case mSilence:
+		p := w.wires[k][i]
+		if x.s.ticks == 0 && p.state != exSilent {
+			w.faults.slow--
+		}
+		x.silence(w, k, i)
+	case mStray:
+		s := &w.strays[i]
+		x.arrive(w, int(s.bid), int(s.node), &s.packet)
+		*s = exStray{}
+		x.pack(w)
+	case mDropStray:
+		w.strays[i] = exStray{}
+		x.pack(w)
+	case mExpire:
+		w.faults.expire--
+		w.nodes[i].bid, w.nodes[i].kept = 0, 0
+	case mForget:
+		w.faults.forget--
+		w.nodes[i] = exNode{mute: true, offset: w.nodes[i].offset}
+		x.cutOff(w, i)
+	case mRestart:
+		w.faults.restart--
+		x.cutOff(w, i)
+	case mSpeak:
+		w.nodes[i].mute = false
+		w.nodes[i].counter = x.till(w) // it votes from the end of its quarantine, and with tokens above
+	case mTick:
+		w.now += boot.Instant(exTick)
+		for j := range w.nodes {
+			x.end(w, j)
+		}
+	case mStep:
+		w.faults.step--
+		d := []time.Duration{3 * exTick, -3 * exTick}[i]
+		w.nodes[exNodes-1].offset += d
+		x.end(w, exNodes-1)
+	}
+}
+
+func (x *explorer) till(w *exWorld) uint64 {
+	most := w.returned
+	for i := range w.nodes {
+		most = max(most, w.nodes[i].counter)
+	}
+	for k := range x.s.bids {
+		most = max(most, w.bids[k].bid.fence, x.s.proposal[k])
+	}
+	return most
+}
+
+// end ends a key whose time is over.
+func (x *explorer) end(w *exWorld, i int) {
+	n := &w.nodes[i]
+	if n.bid != 0 && n.until <= time.Duration(w.now)+n.offset {
+		n.bid = 0
+	}
+}
+
+// cutOff loses what is under way to a node.
+func (x *explorer) cutOff(w *exWorld, i int) {
+	for k := range x.s.bids {
+		if p := &w.wires[k][i]; p.state == exGoing || p.state == exComing {
+			p.state = exSilent
+		}
+	}
+}
+
+// pack keeps the strays in front, so that states merge.
+func (x *explorer) pack(w *exWorld) {
+	j := 0
+	for i := range w.strays {
+		if w.strays[i].packet.state != exNone {
+			w.strays[j], w.strays[i] = w.strays[i], w.strays[j]
+			if i != j {
+				w.strays[i] = exStray{}
+			}
+			j++
+		}
+	}
+}
+
+func (x *explorer) stray(w *exWorld, k, i int, p exPacket) {
+	for j := range w.strays {
+		if w.strays[j].packet.state == exNone {
+			p.state = exGoing
+			w.strays[j] = exStray{int8(k), int8(i), p}
+			return
+		}
+	}
+}
+
+// silence ends a call without an answer. What is under way of an attempt may still arrive, and
+// is undone by the node's driver (rule 2 of the contract).
+func (x *explorer) silence(w *exWorld, k, i int) {
+	p := w.wires[k][i]
+	w.wires[k][i] = exPacket{}
+	if p.state == exGoing && (p.call != release) {
+		x.stray(w, k, i, p)
+	}
+	if p.call == acquire || p.call == join {
+		x.stray(w, k, i, exPacket{call: release, attempt: p.attempt, until: w.now + 1<<50})
+	}
+	x.feed(w, k, event{kind: answered, node: i, answer: silence})
+}
+
+func (x *explorer) answered(w *exWorld, k, i int) {
+	p := w.wires[k][i]
+	w.wires[k][i] = exPacket{}
+	e := event{kind: answered, node: i, answer: p.answer, fence: p.fence}
+	if p.answer == silence { // refused as too late
+		x.feed(w, k, e)
+		return
+	}
+	c := &w.bids[k]
+	switch {
+	case p.owner == 0:
+	case p.owner == int8(k+1):
+		e.owner = ourselves
+	default:
+		e.owner = somebody + owner(p.owner)
+	}
+	if p.answer == reserved {
+		e.owner = nextInLine
+	}
+	if p.answer == granted && (p.call == acquire || p.call == join) {
+		c.attempts[i], c.fences[i] = p.attempt, p.fence
+	}
+	if p.call != release {
+		e.clock = reading{earliest: p.time, latest: p.time, sent: p.sent, received: w.now, excuse: x.excuse, drift: 1, known: true}
+	}
+	x.feed(w, k, e)
+}
+
+// arrive is what a node does with a request. The packet becomes its answer.
+func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
+	n := &w.nodes[i]
+	me, now := int8(k+1), time.Duration(w.now)+n.offset
+	p.time, p.owner = now, 0
+	if x.s.ticks > 0 && w.now > p.until {
+		p.answer = silence
+		return
+	}
+	mine := n.bid == me && n.attempt == p.attempt
+	switch p.call {
+	case acquire, join:
+		switch {
+		case n.mute:
+			p.answer = deferred
+			return
+		case n.kept != 0 && n.kept != me:
+			p.answer = reserved
+			return
+		case mine:
+			p.answer, p.fence = granted, n.fence
+			return
+		case n.bid != 0:
+			p.answer, p.owner = held, n.bid
+			return
+		case p.call == join && n.counter > p.least:
+			p.answer = deferred
+			return
+		}
+		n.fence = max(n.counter+1, p.least)
+		if p.call == join {
+			n.fence = p.least
+		}
+		n.kept, n.bid, n.attempt = 0, me, p.attempt
+		n.counter = max(n.counter, n.fence)
+		n.until = now + exTTL + x.grace
+		p.answer, p.fence = granted, n.fence
+	case raise, lift, renew:
+		if !mine || n.fence != p.fence {
+			p.answer = gone
+			return
+		}
+		n.counter = max(n.counter, p.least)
+		n.until = now + exTTL + x.grace
+		p.answer = granted
+	case release:
+		p.answer = granted
+		if mine && (p.fence == 0 || n.fence == p.fence) {
+			n.bid = 0
+			for j := range x.s.bids {
+				if w.bids[j].waits && w.bids[j].status <= exBidding && w.faults.reserve > 0 {
+					n.kept = int8(j + 1)
+				}
+			}
+		}
+	}
+}
+
+// feed gives a bid an event, does what it asks for, and judges its verdict.
+func (x *explorer) feed(w *exWorld, k int, e event) {
+	c := &w.bids[k]
+	e.now, e.until = w.now, 1<<60
+	out := x.step(&c.bid, &e)
+	if out.pause > 0 {
+		c.bid.due = w.now
+	}
+	for i, call := range out.calls[:exNodes] {
+		if call == idle {
+			continue
+		}
+		p := exPacket{state: exGoing, call: call, sent: w.now, until: w.now.Add(c.bid.timeout), attempt: int8(c.bid.attempt)}
+		switch call {
+		case acquire:
+			p.least, p.until = x.s.proposal[k], out.until
+			if x.s.ticks > 0 {
+				p.least = uint64(w.now) // the nodes' clocks agree with the client's
+			}
+		case join:
+			p.least, p.until = c.bid.fence, out.until
+		default:
+			p.attempt, p.fence, p.least = c.attempts[i], c.fences[i], c.bid.fence
+		}
+		if w.wires[k][i].state != exNone {
+			x.fail("two calls at a time to node %d", i)
+		}
+		w.wires[k][i] = p
+	}
+	x.judge(w, k, &out)
+	w.last = out.verdict
+	if c.status == exDone || c.status == exHolds { // what no longer matters must not keep states apart
+		x.forget(w, k)
+	}
+}
+
+func (x *explorer) forget(w *exWorld, k int) {
+	c := &w.bids[k]
+	c.told, c.before = 0, 0
+	if c.status == exDone {
+		b := &c.bid
+		b.due, b.start, b.asked, b.took, b.seen, b.tries, b.firsts = 0, 0, 0, 0, 0, 0, 0
+		for i := range exNodes {
+			if g := &b.legs[i]; g.call == idle && g.state == free {
+				*g = leg{}
+				c.attempts[i], c.fences[i] = 0, 0
+			}
+		}
+	}
+}
+
+// judge holds a verdict against the promises.
+func (x *explorer) judge(w *exWorld, k int, out *actions) {
+	c := &w.bids[k]
+	mine := 0
+	for i := range w.nodes {
+		if w.nodes[i].bid == int8(k+1) && w.nodes[i].fence == c.fences[i] && c.bid.legs[i].state == counted {
+			mine++
+		}
+	}
+	switch v := out.verdict; v {
+	case open:
+		return
+	case won:
+		if c.bid.fence <= c.before {
+			x.fail("G2: token %d was granted after %d had been returned", c.bid.fence, c.before)
+		}
+		for j, t := range w.grants {
+			if j != k && t == c.bid.fence {
+				x.fail("G2: token %d was granted twice", t)
+			}
+		}
+		w.grants[k] = c.bid.fence
+		w.returned = max(w.returned, c.bid.fence)
+		c.status = exHolds
+		x.exclusive(w, k)
+	case extended:
+		if c.before > c.bid.fence {
+			x.fail("G3: the lease of token %d was renewed after %d had been returned", c.bid.fence, c.before)
+		}
+		c.status = exHolds
+		x.exclusive(w, k)
+	case lost, lostNow:
+		if c.status == exRenews && mine >= c.bid.q && x.s.ticks == 0 {
+			x.fail("honesty: a lease is said to be lost that %d nodes carry", mine)
+		}
+		c.status = exLost
+	case heldBy:
+		if c.told.len() < c.bid.n-c.bid.q+1 {
+			x.fail("honesty: the lock is said to be held, and %d nodes said so", c.told.len())
+		}
+		c.status = exDone
+	case overdue, unconfirmed, interrupted:
+		if c.status == exRenews {
+			c.status = exHolds
+			return
+		}
+		c.status = exDone
+	default:
+		c.status = exDone
+	}
+}
+
+// exclusive checks G1: without time, where no key ends early, and with it otherwise.
+func (x *explorer) exclusive(w *exWorld, k int) {
+	c := &w.bids[k]
+	timed := x.s.ticks > 0
+	if timed && w.now >= c.bid.expires {
+		x.fail("G1: a lease was returned %v after its end", w.now.Sub(c.bid.expires))
+	}
+	if x.s.faults.expire > 0 && !timed {
+		return
+	}
+	for j := range x.s.bids {
+		o := &w.bids[j]
+		if j == k || o.status != exHolds && o.status != exRenews {
+			continue
+		}
+		if !timed || w.now < o.bid.expires {
+			x.fail("G1: token %d is valid, and token %d was granted beside it", o.bid.fence, c.bid.fence)
+		}
+	}
+}
+
+// clean checks G4, in a state where nothing can happen any longer.
+func (x *explorer) clean(w *exWorld) {
+	if x.s.faults.lose > 0 || x.s.faults.restart > 0 || x.s.faults.slow > 0 || x.s.faults.again > 0 || x.s.ticks > 0 || x.cut(w) {
+		return
+	}
+	for k := range x.s.bids {
+		if w.bids[k].status != exDone {
+			return
+		}
+	}
+	for i := range w.nodes {
+		if n := &w.nodes[i]; n.bid != 0 {
+			x.fail("G4: node %d is left to bid %c", i, 'A'+n.bid-1)
+		}
+	}
+}
+
+var exSeed = maphash.MakeSeed()
+
+// found is the outcome of an exploration.
+type found struct {
+	states, edges, depth int
+	problem              string
+	path                 []move
+	took                 time.Duration
+	cut                  bool // the bound on states was reached
+}
+
+// explore visits every state, nearest first.
+func explore(s scenario, step machine, most int) found {
+	x := &explorer{s: s, step: step}
+	began := time.Now()
+	type visit struct {
+		parent int32
+		move   uint8
+	}
+	visits := []visit{{parent: -1}}
+	seen := map[uint64]struct{}{}
+	first := x.start()
+	size := x.size()
+	frontier, numbers := x.store(nil, &first), []int32{0}
+	var spare []byte
+	var from, w exWorld
+	var buf []move
+	f := found{}
+	end := func(at int32, path ...move) found {
+		for v := at; x.problem != "" && v > 0; v = visits[v].parent {
+			path = append(path, move{kind: exMove(visits[v].move), bid: -1})
+		}
+		f.problem, f.states, f.took = x.problem, len(visits), time.Since(began)
+		f.path = x.rebuild(first, path)
+		return f
+	}
+	for ; len(frontier) > 0; f.depth++ {
+		next, nextNumbers := spare[:0], []int32(nil)
+		for at, number := range numbers {
+			x.load(frontier[at*size:], &from)
+			buf = x.moves(&from, buf)
+			if len(buf) == 0 {
+				x.clean(&from)
+			}
+			if x.problem != "" {
+				return end(number)
+			}
+			for i, m := range buf {
+				w = from
+				x.apply(&w, m)
+				f.edges++
+				if x.problem != "" {
+					return end(number, m)
+				}
+				if x.cut(&w) {
+					continue
+				}
+				n := len(next)
+				next = x.store(next, &w)
+				h := maphash.Bytes(exSeed, next[n:])
+				if _, known := seen[h]; known {
+					next = next[:n]
+					continue
+				}
+				seen[h] = struct{}{}
+				nextNumbers = append(nextNumbers, int32(len(visits)))
+				visits = append(visits, visit{number, uint8(i)})
+			}
+			if most > 0 && len(visits) > most {
+				f.cut = true
+				return end(0)
+			}
+		}
+		spare, frontier, numbers = frontier, next, nextNumbers
+	}
+	return end(0)
+}
+
+// rebuild turns a path of numbers of moves, the last first, into the moves.
+func (x *explorer) rebuild(w exWorld, back []move) []move {
+	var path []move
+	for i := len(back) - 1; i >= 0; i-- {
+		m := back[i]
+		if m.bid < 0 {
+			m = x.moves(&w, nil)[m.kind]
+		}
+		path = append(path, m)
+		x.apply(&w, m)
+	}
+	return path
+}
+
+// parts calls f for the memory of what a state consists of: the legs of nodes that there are
+// not are left out.
+func (x *explorer) parts(w *exWorld, f func([]byte)) {
+	raw := func(p unsafe.Pointer, n uintptr) { f(unsafe.Slice((*byte)(p), n)) }
+	raw(unsafe.Pointer(w), unsafe.Offsetof(w.bids))
+	for k := range x.s.bids {
+		raw(unsafe.Pointer(&w.bids[k]), unsafe.Offsetof(exBid{}.bid)+unsafe.Offsetof(bid{}.legs)+exNodes*unsafe.Sizeof(leg{}))
+	}
+}
+
+// store appends a state to a list, and load takes it from there.
+func (x *explorer) store(list []byte, w *exWorld) []byte {
+	x.parts(w, func(b []byte) { list = append(list, b...) })
+	return list
+}
+
+func (x *explorer) load(list []byte, w *exWorld) {
+	x.parts(w, func(b []byte) { list = list[copy(b, list):] })
+}
+
+func (x *explorer) size() (n int) {
+	x.parts(new(exWorld), func(b []byte) { n += len(b) })
+	return n
+}
+
+// chart draws a path as a sequence of messages between bids and nodes.
+func chart(s scenario, step machine, path []move) string {
+	x := &explorer{s: s, step: step}
+	w := x.start()
+	const width = 12
+	var out strings.Builder
+	columns := s.bids + exNodes
+	line := func(from, to int, text string) {
+		row := []rune(strings.Repeat(" ", columns*width))
+		for c := range columns {
+			row[c*width+2] = '│'
+		}
+		if from >= 0 && to >= 0 && from != to {
+			a, z := from*width+2, to*width+2
+			for p := min(a, z) + 1; p < max(a, z); p++ {
+				row[p] = '─'
+			}
+			if a < z {
+				row[z-1] = '▶'
+			} else {
+				row[z+1] = '◀'
+			}
+		} else if from >= 0 {
+			row[from*width+2] = '●'
+		}
+		fmt.Fprintf(&out, "%s %s\n", string(row), text)
+	}
+	for k := range s.bids {
+		fmt.Fprintf(&out, "%-*s", width, fmt.Sprintf("bid %c", 'A'+k))
+	}
+	for i := range exNodes {
+		fmt.Fprintf(&out, "%-*s", width, fmt.Sprintf("node %d", i))
+	}
+	out.WriteByte('\n')
+	for _, m := range path {
+		k, i := int(m.bid), int(m.node)
+		before := w
+		w.last = open
+		x.apply(&w, m)
+		node := func(i int) int { return s.bids + i }
+		p := before.wires[k][min(i, exNodes-1)]
+		switch m.kind {
+		case mDeliver:
+			line(k, node(i), fmt.Sprintf("%v %c/%d", exCalls[p.call], 'A'+k, p.attempt)+exToken(p.least))
+		case mAnswer:
+			line(node(i), k, exAnswers[p.answer]+exToken(p.fence))
+		case mStray:
+			t := before.strays[i]
+			line(int(t.bid), node(int(t.node)), fmt.Sprintf("%v %c/%d, late", exCalls[t.packet.call], 'A'+t.bid, t.packet.attempt)+exToken(t.packet.least))
+		case mLoseRequest, mLoseAnswer, mSilence, mCopy:
+			line(k, -1, fmt.Sprintf("%s node %d: %s", exCalls[p.call], i, exMoves[m.kind]))
+		case mExpire, mForget, mRestart, mSpeak:
+			line(node(i), -1, exMoves[m.kind])
+		case mTick, mDropStray:
+			line(-1, -1, fmt.Sprintf("%s: %v", exMoves[m.kind], time.Duration(w.now)))
+		case mStep:
+			line(node(exNodes-1), -1, fmt.Sprintf("its clock is set: %v ahead", w.nodes[exNodes-1].offset))
+		default:
+			line(k, -1, exMoves[m.kind])
+		}
+		if v := w.last; v != open {
+			line(k, -1, strings.ToUpper(exVerdicts[v])+exToken(w.bids[k].bid.fence))
+		}
+	}
+	return out.String()
+}
+
+func exToken(t uint64) string {
+	if t == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d)", t)
+}
+
+var (
+	exCalls    = [...]string{"-", "acquire", "join", "raise", "raise", "renew", "release"}
+	exAnswers  = [...]string{"no answer", "granted", "held", "reserved", "refused for now", "refused", "invalid", "not yours", "unasked"}
+	exVerdicts = [...]string{"", "granted", "renewed", "interrupted", "invalid", "twice", "held", "denied", "denied for now", "clocks apart", "uneven", "too late", "stopped", "not written back", "unknown", "lost", "lost", "renewal too late", "renewal unconfirmed"}
+	exMoves    = [...]string{"begins", "looks", "its time is over", "renews", "releases", "", "", "the request is lost", "the answer is lost", "arrives twice", "no answer in time", "", "a late request is dropped", "its key ends early", "restarts without its memory", "restarts with its memory", "its quarantine ends", "time passes", "its clock is set"}
+)
+
+// What is explored in every run. (A restart without memory stands for the whole of the restart
+// guard: the node is mute until all that it may have forgotten is over.)
+var (
+	alike   = [exBids]uint64{10, 10}
+	differ  = [exNodes]uint64{11, 10, 12}
+	twoBids = []scenario{
+		{name: "two bids", bids: 2, rounds: 1, proposal: alike},
+		{name: "counters differ", bids: 2, counters: differ, proposal: alike},
+		{name: "a renewal", bids: 2, proposal: alike, renewals: 1},
+		{name: "a key ends early", bids: 2, counters: differ, proposal: alike, renewals: 1, faults: faults{expire: 1}},
+		{name: "a message is lost", bids: 2, proposal: alike, faults: faults{lose: 1}},
+		{name: "a request arrives twice", bids: 2, proposal: alike, faults: faults{again: 1}},
+		{name: "a node is slow", bids: 2, counters: differ, proposal: alike, faults: faults{slow: 1}},
+		{name: "a client's time is over early", bids: 2, proposal: alike, faults: faults{hurry: 1}},
+		{name: "a node forgets", bids: 2, counters: differ, proposal: alike, renewals: 1, faults: faults{forget: 1}},
+		{name: "a node restarts", bids: 2, proposal: alike, faults: faults{restart: 1}},
+		{name: "a bid waits in line", bids: 2, proposal: alike, faults: faults{reserve: 1, waits: 1}},
+		{name: "time passes", bids: 2, ticks: 7, prompt: true, keeps: true},
+		{name: "a clock is set", bids: 2, ticks: 7, after: true, prompt: true, keeps: true, faults: faults{step: 1, lose: 1}},
+		{name: "time passes, and messages take time", bids: 2, ticks: 5, patience: 4},
+		{name: "a clock is set, and messages take time", bids: 2, ticks: 5, patience: 4, faults: faults{step: 1}},
+	}
+)
+
+// bounded is how many states of a scenario a run visits: those that are nearest.
+func bounded() int {
+	switch {
+	case *exploreLong:
+		return 20000000
+	case testing.Short(), mostBudget < 1<<30: // the race detector has nothing to find here, and takes ten times longer
+		return 10000
+	}
+	return 65000
+}
+
+// In every order of events the machine keeps its promises: order and freshness of tokens (G2,
+// G3), exclusion (G1), clean-up (G4), and verdicts that are true.
+func TestEveryOrderOfEvents(t *testing.T) {
+	for _, s := range twoBids {
+		t.Run(s.name, func(t *testing.T) {
+			f := explore(s, (*bid).step, bounded())
+			t.Logf("%d states (all: %v), %d moves, depth %d, %v", f.states, !f.cut, f.edges, f.depth, f.took.Round(time.Millisecond))
+			if f.problem != "" {
+				t.Errorf("%s\n%s", f.problem, chart(s, (*bid).step, f.path))
+			}
+		})
+	}
+}
+
+// Each rule of the machine, taken out, breaks a promise in some order of events; the shortest is
+// printed.
+func TestEveryRuleIsNeeded(t *testing.T) {
+	const far = true // its counter-example is long
+	late := scenario{bids: 2, keeps: true, counters: differ, proposal: alike, renewals: 1, faults: faults{expire: 2}}
+	soon := late
+	soon.after, soon.renewals = true, 0
+	clock := scenario{bids: 2, after: true, keeps: true, prompt: true, ticks: 4, faults: faults{step: 1, lose: 1}}
+	for _, c := range []struct {
+		rule     string
+		without  mutation
+		scenario scenario
+		promise  string
+		far      bool
+	}{
+		{"majority", minority, scenario{bids: 2, keeps: true, counters: [exNodes]uint64{11, 12, 13}, proposal: alike}, "G1", false},
+		{"maximum, and write back", noWriteBack, soon, "G2", false},
+		{"write back: this acquisition's", ackUnowned, soon, "G2", false},
+		{"late", adoptAbove, late, "G3", far},
+		{"late, during the write-back", countLate, soon, "G2", false},
+		{"join: not before the grant", joinEarly, late, "G2", far},
+		{"carriers", extendOwn, late, "G3", far},
+		{"attempt", oneAttempt, scenario{bids: 2, proposal: alike, rounds: 1, keeps: true, faults: faults{slow: 2}}, "G1", far},
+		{"order", releaseEarly, scenario{bids: 2, proposal: alike}, "G4", false},
+		{"step 5", keepLosers, scenario{bids: 2, proposal: alike}, "G4", false},
+		{"step 3: time is left", noValidity, scenario{bids: 1, ticks: 5, patience: 4}, "G1", false},
+		{"hold, return, and clocks that agree", noClockCheck, clock, "G1", false},
+	} {
+		t.Run(c.rule, func(t *testing.T) {
+			if c.far && !*exploreLong {
+				t.Skip("its counter-example is far: -redlock.explore")
+			}
+			step := mutant(c.without)
+			f := explore(c.scenario, step, 4000000)
+			if f.problem == "" {
+				t.Fatalf("taken out, and nothing broke in %d states (all: %v)", f.states, !f.cut)
+			}
+			t.Logf("%s, after %d states\n%s", f.problem, f.states, chart(c.scenario, step, f.path))
+			if !strings.HasPrefix(f.problem, c.promise) {
+				t.Errorf("it breaks %s, want %s", f.problem, c.promise)
+			}
+		})
+	}
+}
