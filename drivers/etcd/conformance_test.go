@@ -3,6 +3,7 @@ package etcd_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -130,6 +131,8 @@ func request(key string, ttl time.Duration) *driver.Request {
 	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: ttl}
 }
 
+var whole = flag.Bool("whole", false, "repeat the cases of the suite as often as before a release")
+
 const long = "takes too long for -short"
 
 func TestConformance(t *testing.T) {
@@ -163,7 +166,7 @@ func TestConformance(t *testing.T) {
 			defer mu.Unlock()
 			return slices.Clone(notices)
 		},
-		Skip: skip, TTL: 2 * time.Second, Grace: 3 * time.Second,
+		Skip: skip, Short: !*whole, TTL: 2 * time.Second, Grace: 3 * time.Second,
 		OpenWithClock: func(ahead time.Duration) (driver.Backend, error) {
 			m, err := openThrough(g, cfg, "")
 			if err == nil {

@@ -650,3 +650,33 @@ func TestALateWriteIsRefused(t *testing.T) {
 		t.Errorf("what is stored is %v, %v", got, err)
 	}
 }
+
+func TestCheckFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for version, bad := range map[string]bool{
+		"3.3.25": true, "3.4.23": true, "3.4.30": true, "3.4.31": false, "3.5.0": true, "3.5.12": true, "3.5.13": false, "3.6.0-rc.1": false, "4.0.0": false, "x": false,
+	} {
+		if etcd.RevokesLiveLeases(version) != bad {
+			t.Errorf("version %s: %v", version, !bad)
+		}
+	}
+	g := server.Etcd(t, 1)
+	closed := fault.NewProxy(t, g.Addrs()[0])
+	must(t, closed.Refuse())
+	b := open(t, "etcd://"+g.Addrs()[0]+","+closed.Addr()+"?call_timeout=2s")
+	release(t, grant(t, b, request("k", 5*time.Second)))
+	found, err := b.Check(t.Context())
+	must(t, err)
+	codes := map[string]bool{}
+	for _, f := range found {
+		codes[f.Code] = true
+		if f.Code == "" || f.Summary == "" || f.Severity > driver.SeverityNote && f.Remedy == "" {
+			t.Errorf("a finding says too little: %+v", f)
+		}
+	}
+	for _, want := range []string{"version", "few-members", "member-unreachable"} {
+		if !codes[want] {
+			t.Errorf("%s is not among %v", want, codes)
+		}
+	}
+}

@@ -6,3 +6,6 @@ import "time"
 func (b *Backend) SetClock(ahead time.Duration) {
 	b.now = func() time.Time { return time.Now().Add(ahead) }
 }
+
+// RevokesLiveLeases is for a test.
+var RevokesLiveLeases = revokesLiveLeases
