@@ -59,6 +59,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		}
 	}
 	if errors.Is(err, driver.ErrHeld) {
+		b.heldAt.Store(time.Now().UnixMilli())
 		return nil, err
 	}
 	err = b.failed(ctx, "acquire", err)
@@ -69,10 +70,27 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 }
 
 // try makes one attempt, without a place in the line. It looks for a holder while it gets a
-// lease, so that an attempt at a held key is no write.
+// lease, so that an attempt at a held key is no write. With a lease at hand, and if keys were free
+// lately, it does not look first.
 func (a *attempt) try(ctx context.Context) error {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
+	if time.Since(time.UnixMilli(a.b.heldAt.Load())) > lookAfterHeld {
+		if l, fresh := a.b.takeIdle(a.req.TTL); fresh {
+			a.life = l
+			return a.take(ctx)
+		} else if l != nil {
+			a.b.leave(l)
+		}
+	}
+	return a.lookAndTake(ctx)
+}
+
+// lookAfterHeld is for how long attempts look first after one found its key held.
+const lookAfterHeld = 5 * time.Second
+
+// lookAndTake is try with a look.
+func (a *attempt) lookAndTake(ctx context.Context) error {
 	type result struct {
 		life *life
 		err  error
@@ -119,6 +137,11 @@ func (a *attempt) try(ctx context.Context) error {
 		spare()
 		return ctx.Err()
 	}
+	return a.take(ctx)
+}
+
+// take makes an entry where nobody keeps us out.
+func (a *attempt) take(ctx context.Context) error {
 	alone, err := a.put(ctx, false)
 	switch {
 	case err != nil:

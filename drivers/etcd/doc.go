@@ -48,7 +48,7 @@
 //
 // A lease that carries no lock any more is kept for the next one for as long as it lives, at most
 // 16 of them and those of up to a minute: a lock and its release are then two writes of the
-// cluster, else four. An attempt at a key that is held writes nothing.
+// cluster, else four. An attempt at a key that is held writes nothing, but for one now and then.
 //
 // # Tokens
 //

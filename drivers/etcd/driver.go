@@ -114,6 +114,7 @@ type Backend struct {
 	dial     func() (*clientv3.Client, error)         // nil: the client was handed in
 	base     atomic.Pointer[base]
 	seen     atomic.Int64 // the highest revision that was seen
+	heldAt   atomic.Int64 // when a try last found its key held, in milliseconds since 1970
 	estimate atomic.Pointer[estimate]
 
 	ctx    context.Context // ends with Close

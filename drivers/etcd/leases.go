@@ -29,6 +29,7 @@ type idleLease struct {
 	id      clientv3.LeaseID
 	seconds int64
 	start   time.Time
+	term    uint64
 }
 
 // Idle leases are few, and are not kept for long.
@@ -44,9 +45,8 @@ func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
 // of a later answer; see current.
 func (b *Backend) newLife(ctx context.Context, ttl time.Duration) (*life, error) {
 	n := seconds(ttl)
-	if old, ok := b.takeIdle(n); ok {
-		l := &life{id: old.id, seconds: n}
-		if err := b.keepAlive(ctx, l); err == nil {
+	if l, fresh := b.takeIdle(ttl); l != nil {
+		if fresh || b.keepAlive(ctx, l) == nil {
 			return l, nil
 		}
 	}
@@ -81,17 +81,24 @@ func (b *Backend) keepAlive(ctx context.Context, l *life) error {
 // leader is alone in its term, and its successor gives every lease its whole life anew.
 func (l *life) current(term uint64) bool { return l.term == 0 || l.term == term }
 
-// takeIdle returns a lease that has not ended.
-func (b *Backend) takeIdle(n int64) (idleLease, bool) {
+// takeIdle returns a lease that was left idle and has not ended, or nil. A fresh one has a tenth of
+// its time behind it at most: a lock may count from there.
+func (b *Backend) takeIdle(ttl time.Duration) (l *life, fresh bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := len(b.idle) - 1; i >= 0; i-- {
-		if l := b.idle[i]; l.seconds == n {
-			b.idle = append(b.idle[:i], b.idle[i+1:]...)
-			return l, time.Since(l.start) < time.Duration(n)*time.Second*3/4
+		old := b.idle[i]
+		if old.seconds != seconds(ttl) {
+			continue
 		}
+		b.idle = append(b.idle[:i], b.idle[i+1:]...)
+		age := time.Since(old.start)
+		if age > ttl*3/4 {
+			return nil, false
+		}
+		return &life{id: old.id, seconds: old.seconds, start: old.start, term: old.term}, age < ttl/10
 	}
-	return idleLease{}, false
+	return nil, false
 }
 
 // leave gives a lease up that carries no lock, and keeps it for the next one if it may.
@@ -103,7 +110,7 @@ func (b *Backend) leave(l *life) {
 	b.mu.Lock()
 	keep := len(b.idle) < mostIdle && !b.closed
 	if keep {
-		b.idle = append(b.idle, idleLease{l.id, l.seconds, l.start})
+		b.idle = append(b.idle, idleLease{l.id, l.seconds, l.start, l.term})
 	}
 	b.mu.Unlock()
 	if !keep {
