@@ -25,7 +25,7 @@ func folder() string {
 // A URL names the database. Other databases differ in the URL alone.
 func Example() {
 	dir := folder()
-	defer os.RemoveAll(dir)
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
 	locks, err := dlock.OpenURL("sqlite://" + filepath.ToSlash(dir) + "/locks.db?setup=true")
 	if err != nil {
 		log.Fatal(err)
@@ -44,7 +44,7 @@ func Example() {
 // A program that has the database open makes the backend of that.
 func ExampleNew() {
 	dir := folder()
-	defer os.RemoveAll(dir)
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
 	db, err := sql.Open("sqlite", filepath.Join(dir, "app.db"))
 	if err != nil {
 		log.Fatal(err)
