@@ -40,7 +40,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}
 	for i, n := range b.nodes {
 		if errs[i] != nil {
-			e.add(driver.Diagnostic{Code: "node-unreachable", Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + errs[i].Error(), Remedy: "bring it back; the quorum lives without it, but has less to lose"})
+			e.add(driver.Diagnostic{Code: "node-unreachable", Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + n.nameless(errs[i]), Remedy: "bring it back; the quorum lives without it, but has less to lose"})
 		}
 		for j := range e.nodes[i] {
 			e.nodes[i][j].Node = n.name

@@ -83,11 +83,21 @@ func newNode(b *Backend, i int, nb driver.Backend) *node {
 
 // says returns an error's text with the node's name before it, unless it begins with that.
 func (n *node) says(err error) string {
-	text := err.Error()
-	if rest, ok := strings.CutPrefix(text, n.name); ok && (strings.HasPrefix(rest, ":") || strings.HasPrefix(rest, " ")) {
+	if text := err.Error(); n.nameless(err) != text {
 		return text
 	}
-	return n.name + ": " + text
+	return n.name + ": " + err.Error()
+}
+
+// nameless returns an error's text without the node's name, if it begins with that.
+func (n *node) nameless(err error) string {
+	text := err.Error()
+	for _, after := range []string{": ", " "} {
+		if rest, ok := strings.CutPrefix(text, n.name+after); ok {
+			return rest
+		}
+	}
+	return text
 }
 
 // start hands a call to a worker. An error says that it will not be done.

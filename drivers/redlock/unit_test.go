@@ -525,6 +525,21 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 	}
 }
 
+// A finding says its node's name once, as its Node.
+func TestASummaryLeavesItsNodesNameOut(t *testing.T) {
+	n := &node{name: "redis://h:1/0"}
+	for said, want := range map[string]string{
+		"redis://h:1/0 cannot be reached: EOF": "cannot be reached: EOF",
+		"redis://h:1/0: restart guard":         "restart guard",
+		"redis://h:1/01: EOF":                  "redis://h:1/01: EOF",
+		"EOF":                                  "EOF",
+	} {
+		if got := n.nameless(errors.New(said)); got != want {
+			t.Errorf("%q: %q, want %q", said, got, want)
+		}
+	}
+}
+
 // A quorum is reserved where a majority is, for as long as that; the longest queue counts.
 func TestLookupMergesWhoWaits(t *testing.T) {
 	b := newSpaces(3).quorum(t, nil)
