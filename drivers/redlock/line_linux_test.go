@@ -215,7 +215,17 @@ func (d *lineDuel) eval(script string, clock func(code int64) int, args ...any) 
 	if err != nil {
 		d.t.Fatalf("%s %v: %v\n%s", script, args, err, strings.Join(d.log, "\n"))
 	}
-	r, now := all[0].([]any), all[1].(int64)
+	r, full := all[0].([]any)
+	if short := all[0]; !full && script == "acquire" { // granted as proposed: the reply is the instant
+		token := int64(args[3].(uint64))
+		if token == 0 {
+			token = short.(int64)
+		}
+		r = []any{int64(1), token, short}
+	} else if !full {
+		r = []any{short}
+	}
+	now := all[1].(int64)
 	if i := clock(r[0].(int64)); i >= 0 {
 		now = r[i].(int64)
 	}
