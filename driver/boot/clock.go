@@ -27,6 +27,7 @@ type Clock struct {
 	read   atomic.Int64  // when slept was read: time since start
 	wall   atomic.Int64  // the wall clock then, in ns
 	jumps  atomic.Int64  // how often the wall clock jumped
+	goTime bool          // source.Awake is time.Now
 }
 
 // Source is where a Clock reads. Tests have their own.
@@ -44,10 +45,11 @@ func New(s Source) *Clock {
 	if s.Wall == nil {
 		s.Wall = func(now time.Time) time.Time { return now }
 	}
-	if s.Awake == nil {
+	goTime := s.Awake == nil
+	if goTime {
 		s.Awake = time.Now
 	}
-	c := &Clock{start: s.Awake(), source: s, base: s.Suspended()}
+	c := &Clock{start: s.Awake(), source: s, base: s.Suspended(), goTime: goTime}
 	c.wall.Store(s.Wall(c.start).UnixNano())
 	return c
 }
@@ -104,8 +106,13 @@ func (c *Clock) Now() Instant {
 // next Now or Fresh, and so late.
 func (c *Clock) Jumps() int64 { return c.jumps.Load() }
 
-// Time converts an instant to Go's time, monotonic and by the wall clock of now.
+// Time converts an instant to Go's time, monotonic and by the wall clock of now. The
+// conversions of one instant are equal: with two readings of the clock they would not be.
 func (c *Clock) Time(t Instant) time.Time {
 	now := time.Now()
-	return now.Add(time.Duration(t) - c.source.Awake().Sub(c.start) - time.Duration(c.slept.Load()))
+	awake := now
+	if !c.goTime {
+		awake = c.source.Awake()
+	}
+	return now.Add(time.Duration(t) - awake.Sub(c.start) - time.Duration(c.slept.Load()))
 }

@@ -49,3 +49,15 @@ func TestASleepIsTimeAndAJumpIsNot(t *testing.T) {
 		}
 	})
 }
+
+// Two conversions of one instant are one time: a lease's Expires does not go back.
+func TestAnInstantIsOneTime(t *testing.T) {
+	c := New(Source{})
+	at := c.Fresh().Add(time.Minute)
+	first := c.Time(at)
+	for range 10000 {
+		if again := c.Time(at); !again.Equal(first) {
+			t.Fatalf("%v, and before %v", again, first)
+		}
+	}
+}
