@@ -578,7 +578,7 @@ func TestLeasesOfTheServer(t *testing.T) {
 	t.Parallel()
 	g := server.Etcd(t, 1)
 	c := client(t, g)
-	b := open(t, urlOf(g))
+	b := open(t, "etcd://"+g.Addrs()[0]+"?call_timeout=30s") // on a busy machine, too
 	l := grant(t, b, request("k", 2500*time.Millisecond))
 	all, err := c.Leases(t.Context())
 	must(t, err)
@@ -607,7 +607,7 @@ func TestLeasesOfTheServer(t *testing.T) {
 	wg.Wait()
 	all, err = c.Leases(t.Context())
 	must(t, err)
-	if n := len(all.Leases); n > 20 {
+	if n := len(all.Leases); n > 40 { // 16 that are idle, and some whose end is under way
 		t.Errorf("%d leases after 81 locks", n)
 	}
 	must(t, b.Close())
