@@ -192,22 +192,15 @@ func blur(text string, since int64, keep map[string]bool) string {
 	})
 }
 
-func answers(calls []*Call, ops []twinOp, since int64, keep map[string]bool) []told {
+func answers(calls []*Call, since int64, keep map[string]bool) []told {
 	var said []told
-	for i, c := range calls {
+	for _, c := range calls {
 		if c.Err != nil {
 			said = append(said, told{text: where.ReplaceAllString(c.Err.Error(), "")})
 			continue
 		}
 		reply, ttl := slices.Clone(c.Reply), int64(0)
 		code, _ := number(reply, 0)
-		if code > 1 { // granted as proposed
-			token := ops[i].proposal
-			if token == 0 {
-				token = code
-			}
-			reply = []any{1, token, code}
-		}
 		if code == 0 && len(reply) == 4 {
 			ttl, _ = number(reply, 2)
 			reply[2] = nil
@@ -354,7 +347,7 @@ func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
 		for _, o := range ops {
 			keep[strconv.FormatInt(o.proposal, 10)] = true
 		}
-		saidA, saidB := answers(callsA, ops, since, keep), answers(callsB, ops, since, keep)
+		saidA, saidB := answers(callsA, since, keep), answers(callsB, since, keep)
 		stateA, stateB := a.state(t, since, keep), b.state(t, since, keep)
 		if !paused && !slices.EqualFunc(saidA, saidB, alike) || !paused && !maps.EqualFunc(stateA, stateB, alike) {
 			t.Errorf("round %d of seed %d, server %s:", round, seed, weather)

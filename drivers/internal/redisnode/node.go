@@ -370,15 +370,7 @@ func (t *attempt) heard(ctx context.Context, a *answer, err error) (*Lease, erro
 		t.again = true
 		return nil, errAgain
 	}
-	code, _ := number(a.reply, 0)
-	if code > 1 { // granted as proposed, at this time
-		token, _ := strconv.ParseInt(t.proposal, 10, 64)
-		if token == 0 {
-			token = code
-		}
-		a.reply, code = []any{int64(1), token, code}, 1
-	}
-	switch code {
+	switch code, _ := number(a.reply, 0); code {
 	case 1:
 		n.hub.served(t)
 		if err := n.replicated(a); err != nil {
