@@ -18,7 +18,7 @@ var full = flag.Bool("full", false, "run the conformance suite with all its repe
 // TestConformance is not parallel: while a suite runs nothing else may.
 func TestConformance(t *testing.T) {
 	for _, name := range []string{"mariadb", "sqlite", "postgres", "bouncer"} {
-		if testing.Short() && name != "sqlite" && name != "mariadb" {
+		if testing.Short() && name != "sqlite" {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
