@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -49,6 +50,8 @@ type nodeRequest struct {
 	asked   boot.Instant  // when it was sent
 	until   boot.Instant  // when its time is over
 	timeout time.Duration // the node timeout, even where until is earlier
+	life    *life         // of the call
+	event   event         // how it ended
 	lease   driver.Lease
 	held    *driver.HeldError
 	vote    driver.Vote
@@ -336,16 +339,52 @@ func (l *lease) number(h *driver.HeldError) owner {
 	return somebody + owner(i)
 }
 
+// A life is the context of calls that begin and end together, so that they share its
+// timer. It ends with the last of them.
+type life struct {
+	ctx   context.Context
+	end   context.CancelFunc
+	until boot.Instant
+	calls atomic.Int32
+}
+
+func (l *lease) newLife(until boot.Instant) *life {
+	s := &life{until: until}
+	s.ctx, s.end = context.WithDeadline(l.ctx, l.b.clock.Time(until))
+	s.calls.Store(1)
+	return s
+}
+
+// done tells that a call ended.
+func (s *life) done() {
+	if s.calls.Add(-1) == 0 {
+		s.end()
+	}
+}
+
 // perform starts the calls that a bid asked for.
 func (l *lease) perform(out *actions) {
+	var shared *life
 	for i, c := range out.calls {
 		switch {
 		case c == idle:
 		case out.delay > 0:
 			l.later(&l.requests[i], out.delay)
 		default:
-			l.requests[i].send()
+			g := &l.requests[i]
+			if shared == nil || shared.until != g.until {
+				if shared != nil {
+					shared.done()
+				}
+				shared = l.newLife(g.until)
+			}
+			shared.calls.Add(1)
+			g.life = shared
+			g.send()
 		}
+	}
+	if shared != nil {
+		shared.done()
 	}
 }
 
@@ -356,13 +395,16 @@ func (l *lease) later(g *nodeRequest, d time.Duration) {
 		g.asked = l.b.clock.Now()
 		g.until = g.asked.Add(g.timeout)
 		l.mu.Unlock()
+		g.life = l.newLife(g.until)
 		g.send()
 	})
 }
 
 // send hands the call to the node.
 func (g *nodeRequest) send() {
+	life := g.life
 	if err := g.n.start(g); err != nil {
+		life.done()
 		g.end(result{err: err, unasked: true})
 	}
 }
@@ -379,19 +421,18 @@ type result struct {
 
 // do makes the call, and waits for its end. It is a worker's.
 func (g *nodeRequest) do() {
-	l := g.l
+	l, life, clock := g.l, g.life, g.l.b.clock
+	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) { // it stood in the queue, and must not fail for that
+		life.done()
+		life = l.newLife(clock.Now().Add(g.timeout))
+	}
+	defer life.done()
 	if g.call == acquire || g.call == join {
 		if g.skipped() {
 			return
 		}
 	}
-	clock := l.b.clock
-	until := g.until
-	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) {
-		until = clock.Now().Add(g.timeout) // it stood in the queue, and must not fail for that
-	}
-	ctx, cancel := context.WithDeadline(l.ctx, clock.Time(until))
-	defer cancel()
+	ctx := life.ctx
 	if err := ctx.Err(); err != nil {
 		g.end(result{err: err, unasked: true})
 		return
@@ -424,14 +465,15 @@ func (g *nodeRequest) skipped() bool {
 
 // end tells the bid how the call ended.
 func (g *nodeRequest) end(r result) {
-	l, e := g.l, event{kind: answered, node: g.n.index, answer: granted}
+	l, e := g.l, &g.event
+	*e = event{kind: answered, node: g.n.index, answer: granted}
 	if !r.unasked {
-		g.learn(&r, &e)
+		g.learn(&r, e)
 	}
 	l.mu.Lock()
 	e.now = l.b.clock.Now()
-	g.note(&r, &e)
-	out := l.step(&e)
+	g.note(&r, e)
+	out := l.step(e)
 	if out.left {
 		g.vote.Err = r.err
 		l.b.count.unreleased.Add(1)
