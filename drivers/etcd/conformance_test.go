@@ -48,7 +48,7 @@ func openThrough(g *server.Group, cfg driver.Config, user string) (_ *members, e
 		}
 		m.proxies, hosts[i] = append(m.proxies, p), p.Addr()
 	}
-	cfg.DSN = "etcd://" + user + strings.Join(hosts, ",") + "?call_timeout=700ms"
+	cfg.DSN = "etcd://" + user + strings.Join(hosts, ",") + "?call_timeout=2s"
 	b, err := etcd.Driver{}.Open(&cfg)
 	if err != nil {
 		return nil, err
