@@ -69,8 +69,11 @@ func (w *world) shell(command string) error {
 	c := exec.Command("sh", "-c", command)
 	c.Env = append(w.env, "PATH="+os.Getenv("PATH")+":"+w.dir)
 	out, err := c.CombinedOutput()
-	if err != nil || strings.Contains(string(out), "ERR ") {
-		return fmt.Errorf("%s: %v: %s", command, err, out)
+	if err == nil && strings.Contains(string(out), "ERR ") {
+		err = errors.New("refused by the server")
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", command, err, out)
 	}
 	return nil
 }

@@ -284,12 +284,12 @@ func TestProgressIsToldAfterASecondAndTakenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b buffer
 		stop := tell(&b, func() string { return "asking" })
-		time.Sleep(progressAfter - 1)
+		time.Sleep(progressAfter - time.Nanosecond)
 		synctest.Wait()
 		if b.String() != "" {
 			t.Errorf("it says %q too soon", b.String())
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if !strings.Contains(b.String(), "asking (1s)") {
 			t.Errorf("after a second it says %q", b.String())

@@ -166,7 +166,6 @@ type explorer struct {
 	grace   time.Duration
 	excuse  time.Duration
 	problem string
-	log     *strings.Builder
 }
 
 func (x *explorer) start() exWorld {

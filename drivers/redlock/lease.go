@@ -157,7 +157,7 @@ func (l *lease) run(ctx context.Context, e *event) error {
 	}
 	var cause error
 	for {
-		out, said, wait := l.decide(ctx, e, cause)
+		out, wait, said := l.decide(ctx, e, cause)
 		l.perform(&out)
 		if out.verdict != open {
 			return said
@@ -177,7 +177,7 @@ type pause struct {
 }
 
 // decide makes one step of a caller. It looks at the clock last of all.
-func (l *lease) decide(ctx context.Context, e *event, cause error) (actions, error, pause) {
+func (l *lease) decide(ctx context.Context, e *event, cause error) (actions, pause, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e.tripped = l.b.tripped()
@@ -195,7 +195,7 @@ func (l *lease) decide(ctx context.Context, e *event, cause error) (actions, err
 	if out.verdict == extended {
 		l.confirmed = l.b.floor(l.bid.start)
 	}
-	return out, l.says(ctx, out.verdict, cause, e.now), pause{l.bid.due.Sub(e.now), l.bid.certain(), l.bid.stage == quieting}
+	return out, pause{l.bid.due.Sub(e.now), l.bid.certain(), l.bid.stage == quieting}, l.says(ctx, out.verdict, cause, e.now)
 }
 
 // wait returns when the bid is to look again. An error is why the caller waits no longer.
