@@ -51,7 +51,7 @@ func TestAStartedCallIsAnsweredOnceAndNeverFromWithin(t *testing.T) {
 		var answers atomic.Int64
 		for i := range calls {
 			if !n.StartAcquire(t.Context(), startRequest("k"), time.Now().Add(second), func(l driver.Lease, err error) {
-				answers.Add(1)
+				defer answers.Add(1) // behind the write that it tells of
 				if err != nil || within.Load() || leases[i] != nil {
 					t.Errorf("call %d: %v, within the call: %v", i, err, within.Load())
 					return

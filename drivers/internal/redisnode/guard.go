@@ -155,15 +155,15 @@ func (f *fleet) review(p *process, g *guarded, q *driver.Quorum) {
 	if age := time.Duration(now - last); age >= 0 && age < g.terms.Guard/2 || !g.reviewed.CompareAndSwap(last, now) {
 		return
 	}
+	c := &Call{
+		Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: g.scripts[opAcquire].text,
+		Args: handshakeArgs(q, "", 0), // now: q is the caller's
+	}
 	f.guard.wg.add()
 	go func() {
 		defer f.guard.wg.done()
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
-		c := &Call{
-			Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: g.scripts[opAcquire].text,
-			Args: handshakeArgs(q, "", 0),
-		}
 		_, err := f.handshake(ctx, p, c, f.guard.meta)
 		var refusal ServerError
 		if !errors.As(err, &refusal) || !strings.HasPrefix(string(refusal), "GUARD ") {
