@@ -35,7 +35,12 @@ var soundHarnesses = map[string]func() Harness{
 		return overMemory(func(b *broken) {
 			var late atomic.Int64
 			var undoing sync.WaitGroup
+			var mu sync.Mutex // nothing is added once Close waits
+			closing := false
 			b.close = func() error {
+				mu.Lock()
+				closing = true
+				mu.Unlock()
 				undoing.Wait()
 				return b.Backend.Close()
 			}
@@ -43,6 +48,11 @@ var soundHarnesses = map[string]func() Harness{
 				l, err := b.Backend.Acquire(ctx, req)
 				if err != nil || req.Wait || late.Add(1)%7 != 1 {
 					return l, err
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if closing {
+					return l, nil
 				}
 				undoing.Go(func() {
 					<-time.After(20 * time.Millisecond)

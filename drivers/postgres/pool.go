@@ -58,8 +58,30 @@ func (s *session) cost(class time.Duration) (int64, bool) {
 }
 
 // session returns the session that serves a request of this class best, and opens one
-// if none fits and there may be one more. It waits for connectTimeout at the most.
+// if none fits and there may be one more. It waits for connectTimeout at the most, also for
+// sessions that have ended and are not forgotten yet.
 func (b *Backend) session(ctx context.Context, class time.Duration) (*session, error) {
+	for end := time.Now().Add(connectTimeout); ; {
+		s, err := b.sessionNow(ctx, class)
+		if !errors.Is(err, errFull) {
+			return s, err
+		}
+		if time.Now().After(end) {
+			return nil, errTimeout
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ended(ctx)
+		}
+	}
+}
+
+// errFull says that there may be no more sessions, and that none of them serves.
+var errFull = errors.New("no session serves")
+
+// sessionNow is session, but returns errFull at once.
+func (b *Backend) sessionNow(ctx context.Context, class time.Duration) (*session, error) {
 	b.mu.Lock()
 	if b.closing() {
 		b.mu.Unlock()
@@ -77,9 +99,9 @@ func (b *Backend) session(ctx context.Context, class time.Duration) (*session, e
 			break
 		}
 	}
-	if o == nil && full { // for a moment: a waiter has joined the sessions, say
+	if o == nil && full { // for a moment: one has ended, or a waiter has joined the sessions
 		b.mu.Unlock()
-		return nil, errTimeout
+		return nil, errFull
 	}
 	if o == nil {
 		o = b.open(&b.sessions, func(error) { delete(b.opening, class) })
