@@ -41,7 +41,12 @@ func five(t testing.TB) *cluster {
 // cannot be reached.
 func (c *cluster) view(sight string, m redlock.Mutation) *redlock.Backend {
 	c.t.Helper()
-	b := c.guarded(sight, "off", calm)
+	return c.viewWith(sight, m, calm)
+}
+
+func (c *cluster) viewWith(sight string, m redlock.Mutation, options ...string) *redlock.Backend {
+	c.t.Helper()
+	b := c.guarded(sight, "off", options...)
 	redlock.Sabotage(b, m)
 	return b
 }
@@ -455,10 +460,11 @@ type span struct {
 
 func (c *cluster) stepping(m redlock.Mutation) *stepping {
 	r := &stepping{cluster: c}
+	patient := "node_timeout=" + stepTTL.String()
 	for i := range r.left {
-		r.left[i], r.right[i] = c.view(c.sight(i, 1, 2), m), c.view(c.sight(i, 3, 4), m)
+		r.left[i], r.right[i] = c.viewWith(c.sight(i, 1, 2), m, patient), c.viewWith(c.sight(i, 3, 4), m, patient)
 	}
-	r.all = c.view("ABCDE", m)
+	r.all = c.viewWith("ABCDE", m, patient)
 	return r
 }
 
