@@ -71,8 +71,8 @@ func TestEveryPartIsMissed(t *testing.T) {
 
 		{"the quarantine of a clock that was set back by the others' clocks", "set", 20000, sabotage{node: simBroken{ownStep: true}}},
 
-		{"the grace that the script adds", "differing", 20000, sabotage{node: simBroken{grace: true}}},
-		{"Expires of a renewal counts from the first request", "differing", 20000, sabotage{engine: renewFromReply}},
+		{"the grace that the script adds", "differing", 40000, sabotage{node: simBroken{grace: true}}},
+		{"Expires of a renewal counts from the first request", "differing", 40000, sabotage{engine: renewFromReply}},
 		{"a join after the grant alone", "dense", 20000, sabotage{engine: joinEarly}},
 		{"how long a node is kept for the next in line", "lossless", 2000, sabotage{node: simBroken{kept: true}}},
 		{"the boot-time clock", "differing", 6000, sabotage{asleep: true}},
