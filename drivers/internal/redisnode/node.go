@@ -154,7 +154,7 @@ func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, 
 	if req.ExactFence == 0 {
 		n.holdBack(ctx, req.Key)
 		n.hub.stepBack(ctx, req.Key)
-		t.line = n.hub.waitQueue(t, req.Quorum)
+		t.line = n.hub.waitQueue(t, t.quorum)
 	}
 	return t.acquire(within(ctx, n.timeout(req.TTL)))
 }
@@ -169,7 +169,7 @@ func (n *Node) StartAcquire(ctx context.Context, req *driver.Request, until time
 		if n.cfg.ForeignGap != 0 || n.hub.rest(req.Key) > 0 {
 			return false
 		}
-		t.line = n.hub.waitQueue(t, req.Quorum)
+		t.line = n.hub.waitQueue(t, t.quorum)
 	}
 	return t.start(ctx, earlier(until, time.Now().Add(n.timeout(req.TTL))), done)
 }
@@ -268,9 +268,10 @@ type attempt struct {
 }
 
 func (n *Node) attempt(req *driver.Request) *attempt {
+	quorum := own(req.Quorum)
 	t := &attempt{
-		node: n, key: req.Key, owner: req.Owner, quorum: req.Quorum, ttl: req.TTL,
-		px: n.px(req.TTL, req.Quorum), life: n.counterLife(req.TTL, req.Quorum),
+		node: n, key: req.Key, owner: req.Owner, quorum: quorum, ttl: req.TTL,
+		px: n.px(req.TTL, quorum), life: n.counterLife(req.TTL, quorum),
 	}
 	o, floor := opAcquire, req.FenceFloor
 	if req.ExactFence != 0 {
@@ -278,9 +279,22 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 		t.line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
 	}
 	t.proposal = strconv.FormatUint(floor, 10)
-	q := n.guard.of(req.Quorum)
+	q := n.guard.of(quorum)
 	t.ask = request{op: o, q: q, ttl: req.TTL, keys: n.fenced(req.Key, q), args: t.args, call: &t.last.call}
 	return t
+}
+
+// own copies q: leases, and what goes on in the background, outlive the caller's request.
+func own(q *driver.Quorum) *driver.Quorum {
+	if q == nil {
+		return nil
+	}
+	mine := *q
+	if q.Remembered != nil {
+		terms := *q.Remembered
+		mine.Remembered = &terms
+	}
+	return &mine
 }
 
 // fenced returns the KEYS of a script that may set the counter.
