@@ -62,11 +62,11 @@ type bid struct {
 	took    time.Duration // by the round before
 	seen    owner         // who had most nodes, then who had the first one
 
-	legs [MaxNodes]leg
+	parts [MaxNodes]part
 }
 
-// leg is a bid's part on one node. At most one call is under way on it.
-type leg struct {
+// part is what a bid has to do with one node. At most one call to it is under way.
+type part struct {
 	state   state
 	call    call
 	awaited bool   // the outcome may depend on the answer that is under way
@@ -255,7 +255,7 @@ func (b *bid) step(e *event) (out actions) {
 	case answered:
 		b.answer(e, &out)
 	case probed:
-		b.legs[e.node].awaited = false
+		b.parts[e.node].awaited = false
 	case renews:
 		b.renew(e, &out)
 	case releases:
@@ -352,7 +352,7 @@ func (b *bid) ask(of set, e *event, out *actions) {
 	b.due = min(e.now.Add(b.timeout), e.until)
 	out.until = b.due
 	for i := range b.n {
-		if g := &b.legs[i]; of.has(i) && g.call == idle {
+		if g := &b.parts[i]; of.has(i) && g.call == idle {
 			g.said, g.owner, g.joined = silence, nobody, false
 			g.awaited = true
 			b.send(i, acquire, out)
@@ -361,7 +361,7 @@ func (b *bid) ask(of set, e *event, out *actions) {
 }
 
 func (b *bid) send(i int, c call, out *actions) {
-	b.legs[i].call = c
+	b.parts[i].call = c
 	out.calls[i] = c
 }
 
@@ -439,7 +439,7 @@ func (b *bid) choose(e *event, out *actions) {
 	token, same := b.alike(agreed)
 	b.fence, b.raising = token, 0
 	for i := range b.n {
-		switch g := &b.legs[i]; {
+		switch g := &b.parts[i]; {
 		case !agreed.has(i):
 		case g.fence == token:
 			g.state = counted
@@ -456,7 +456,7 @@ func (b *bid) choose(e *event, out *actions) {
 	out.until = b.due
 	for i := range b.n {
 		if b.raising.has(i) {
-			b.legs[i].awaited = true
+			b.parts[i].awaited = true
 			b.send(i, raise, out)
 		}
 	}
@@ -471,14 +471,14 @@ func (b *bid) alike(agreed set) (token uint64, same bool) {
 		}
 		n := 0
 		for j := range b.n {
-			if agreed.has(j) && b.legs[j].fence == b.legs[i].fence {
+			if agreed.has(j) && b.parts[j].fence == b.parts[i].fence {
 				n++
 			}
 		}
 		if n >= b.q {
-			return b.legs[i].fence, true
+			return b.parts[i].fence, true
 		}
-		token = max(token, b.legs[i].fence)
+		token = max(token, b.parts[i].fence)
 	}
 	return token, false
 }
@@ -487,7 +487,7 @@ func (b *bid) alike(agreed set) (token uint64, same bool) {
 func (b *bid) written() bool {
 	n, pending := b.in(counted).len(), 0
 	for i := range b.n {
-		if g := &b.legs[i]; g.call == raise && g.awaited {
+		if g := &b.parts[i]; g.call == raise && g.awaited {
 			pending++
 		}
 	}
@@ -570,7 +570,7 @@ func mostPause(took time.Duration, round int) time.Duration {
 // drained reports whether a split vote is off every node that answers.
 func (b *bid) drained() bool {
 	for i := range b.n {
-		if g := &b.legs[i]; g.call != idle && !g.suspect && !g.stale {
+		if g := &b.parts[i]; g.call != idle && !g.suspect && !g.stale {
 			return false
 		}
 	}
@@ -584,7 +584,7 @@ func (b *bid) nextRound(e *event, out *actions) {
 	b.start = e.now
 	b.expires = b.start.Add(validity(b.ttl, b.drift))
 	for i := range b.n {
-		g := &b.legs[i]
+		g := &b.parts[i]
 		busy := g.call != idle
 		g.suspect = g.suspect || busy || g.state != free
 		g.stale, g.awaited = busy, false
@@ -612,7 +612,7 @@ func (b *bid) askFirst(e *event, out *actions) {
 func (b *bid) firstNode(tripped set) (int, bool) {
 	for k := range b.n {
 		i := (b.first + k) % b.n
-		if g := &b.legs[i]; !g.suspect && g.call == idle && !tripped.has(i) {
+		if g := &b.parts[i]; !g.suspect && g.call == idle && !tripped.has(i) {
 			return i, true
 		}
 	}
@@ -622,7 +622,7 @@ func (b *bid) firstNode(tripped set) (int, bool) {
 // firstVote follows from the first node's answer. Who has not got it leaves the rest alone,
 // unless its holder is the one that was seen last time, and so may have them by now.
 func (b *bid) firstVote(e *event, out *actions) {
-	g := &b.legs[b.alone]
+	g := &b.parts[b.alone]
 	g.suspect = g.state != owned && g.owner == nobody
 	switch {
 	case g.state == owned:
@@ -640,9 +640,9 @@ func (b *bid) firstVote(e *event, out *actions) {
 
 // Answers.
 
-// answer notes what a call on a leg brought, and does what follows from it.
+// answer notes what a call to a node brought, and does what follows from it.
 func (b *bid) answer(e *event, out *actions) {
-	g := &b.legs[e.node]
+	g := &b.parts[e.node]
 	c := g.call
 	g.call, g.awaited = idle, false
 	switch c {
@@ -671,7 +671,7 @@ func (b *bid) answer(e *event, out *actions) {
 }
 
 // vote notes a node's vote.
-func (b *bid) vote(g *leg, e *event) {
+func (b *bid) vote(g *part, e *event) {
 	if !g.stale {
 		g.said, g.owner = e.answer, e.owner
 	}
@@ -688,7 +688,7 @@ func (b *bid) vote(g *leg, e *event) {
 
 // lifted is the rule "write back": the node confirms only if this very acquisition still owns
 // it.
-func (b *bid) lifted(g *leg, e *event) {
+func (b *bid) lifted(g *part, e *event) {
 	switch e.answer {
 	case granted:
 		g.state = counted
@@ -701,7 +701,7 @@ func (b *bid) lifted(g *leg, e *event) {
 // follow does what is due on a node where nothing is under way: a straggler is adopted by the
 // lease, or released if there is none (rule "order").
 func (b *bid) follow(i int, out *actions) {
-	switch g := &b.legs[i]; {
+	switch g := &b.parts[i]; {
 	case g.call != idle:
 		return
 	case g.state < leaving:
@@ -712,7 +712,7 @@ func (b *bid) follow(i int, out *actions) {
 		b.adopt(i, out)
 		return
 	}
-	b.legs[i].stale = false
+	b.parts[i].stale = false
 }
 
 // adopt lets a node that has granted enter the counted ones, where that is sound; it is
@@ -721,7 +721,7 @@ func (b *bid) follow(i int, out *actions) {
 // this token was granted. And a node that joined must be at exactly the token that was asked
 // for (rule "join").
 func (b *bid) adopt(i int, out *actions) {
-	g := &b.legs[i]
+	g := &b.parts[i]
 	with := b.in(counted)
 	with.add(i)
 	switch {
@@ -758,7 +758,7 @@ func (b *bid) renew(e *event, out *actions) {
 // quiet reports whether nothing is under way.
 func (b *bid) quiet() bool {
 	for i := range b.n {
-		if b.legs[i].call != idle {
+		if b.parts[i].call != idle {
 			return false
 		}
 	}
@@ -775,7 +775,7 @@ func (b *bid) extend(now, until boot.Instant, ttl time.Duration, out *actions) {
 	out.until = b.due
 	joins := false
 	for i := range b.n {
-		switch g := &b.legs[i]; {
+		switch g := &b.parts[i]; {
 		case g.call != idle:
 		case g.state == counted:
 			g.renewal, g.awaited = b.renewal, true
@@ -797,7 +797,7 @@ func (b *bid) extend(now, until boot.Instant, ttl time.Duration, out *actions) {
 func (b *bid) acked() set {
 	var s set
 	for i := range b.n {
-		if g := &b.legs[i]; g.state == counted && g.ack == b.renewal {
+		if g := &b.parts[i]; g.state == counted && g.ack == b.renewal {
 			s.add(i)
 		}
 	}
@@ -808,7 +808,7 @@ func (b *bid) acked() set {
 func (b *bid) renewed() bool {
 	acks, pending := b.acked().len(), 0
 	for i := range b.n {
-		if g := &b.legs[i]; g.call == renew && g.awaited {
+		if g := &b.parts[i]; g.call == renew && g.awaited {
 			pending++
 		}
 	}
@@ -854,14 +854,14 @@ func (b *bid) end(out *actions) {
 
 // free releases one node.
 func (b *bid) free(i int, out *actions) {
-	b.legs[i].state, b.legs[i].tries = leaving, 1
+	b.parts[i].state, b.parts[i].tries = leaving, 1
 	b.send(i, release, out)
 }
 
 // released notes how a release ended: it is tried a few times. What it cannot free ends with
 // the TTL.
 func (b *bid) released(e *event, out *actions) {
-	switch g := &b.legs[e.node]; {
+	switch g := &b.parts[e.node]; {
 	case e.answer == granted:
 		g.state, g.stale = free, false
 	case g.tries < releaseTries && !e.last:
@@ -878,7 +878,7 @@ func (b *bid) released(e *event, out *actions) {
 func (b *bid) cleared() (n int, certain bool) {
 	pending := 0
 	for i := range b.n {
-		switch g := &b.legs[i]; {
+		switch g := &b.parts[i]; {
 		case g.call != idle:
 			pending++
 		case g.state == free:
@@ -894,7 +894,7 @@ func (b *bid) cleared() (n int, certain bool) {
 func (b *bid) in(st state) set {
 	var s set
 	for i := range b.n {
-		if b.legs[i].state == st {
+		if b.parts[i].state == st {
 			s.add(i)
 		}
 	}
@@ -907,7 +907,7 @@ func (b *bid) all() set {
 	var every, live set
 	for i := range b.n {
 		every.add(i)
-		if !b.legs[i].suspect {
+		if !b.parts[i].suspect {
 			live.add(i)
 		}
 	}
@@ -924,7 +924,7 @@ func (b *bid) remaining() set { return b.all() &^ b.in(owned) }
 func (b *bid) pending() int {
 	n := 0
 	for i := range b.n {
-		if g := &b.legs[i]; g.call != idle && g.awaited {
+		if g := &b.parts[i]; g.call != idle && g.awaited {
 			n++
 		}
 	}
@@ -950,15 +950,15 @@ type tally struct {
 func (t *tally) most() int   { return t.rivals + t.kept }
 func (t *tally) denied() int { return t.refused + t.deferred }
 
-// silent reports whether a leg's answer is no part of the tally: there is none, or it granted.
-func (g *leg) silent() bool { return g.call != idle || g.state >= leaving }
+// silent reports whether a node's answer does not count in the tally: there is none, or it granted.
+func (g *part) silent() bool { return g.call != idle || g.state >= leaving }
 
 // tally counts the answers. A node that has an earlier attempt of this very request, whose
 // release is still under way, is no rival's.
 func (b *bid) tally() tally {
 	var t tally
 	for i := range b.n {
-		g := &b.legs[i]
+		g := &b.parts[i]
 		if g.silent() {
 			continue
 		}
@@ -989,7 +989,7 @@ func (b *bid) heldBy(o owner) int {
 	}
 	n := 0
 	for i := range b.n {
-		if g := &b.legs[i]; !g.silent() && g.said == held && g.owner == o {
+		if g := &b.parts[i]; !g.silent() && g.said == held && g.owner == o {
 			n++
 		}
 	}
@@ -1016,7 +1016,7 @@ func (b *bid) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 	answers := buf[:0]
 	for i := range b.n {
 		if of.has(i) {
-			answers = append(answers, b.legs[i].clock)
+			answers = append(answers, b.parts[i].clock)
 		}
 	}
 	return judge(start, b.ttl, answers, b.q, b.drift)
@@ -1031,7 +1031,7 @@ func (b *bid) agreeing(of set) set {
 	order := buf[:0]
 	all := true
 	for i := range b.n {
-		if !of.has(i) || !b.legs[i].clock.known {
+		if !of.has(i) || !b.parts[i].clock.known {
 			continue
 		}
 		for _, j := range order {
@@ -1075,12 +1075,12 @@ func (b *bid) agreesWithAll(i int, others []int) bool {
 
 // mid is by how much node i's clock is ahead of the client's.
 func (b *bid) mid(i int) time.Duration {
-	mid, _ := b.legs[i].clock.offset()
+	mid, _ := b.parts[i].clock.offset()
 	return mid
 }
 
 func (b *bid) agree(i, j int) bool {
-	x, y := &b.legs[i].clock, &b.legs[j].clock
+	x, y := &b.parts[i].clock, &b.parts[j].clock
 	midX, halfX := x.offset()
 	midY, halfY := y.offset()
 	return (midX - midY).Abs() <= min(x.excuse, y.excuse)+halfX+halfY

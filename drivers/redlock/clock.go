@@ -194,7 +194,7 @@ func (l *lease) blame(judged, agreed set) {
 		case !judged.has(i):
 		case agreed.has(i):
 			g.n.skewed.Store(false)
-		case !l.bid.legs[i].clock.known:
+		case !l.bid.parts[i].clock.known:
 			g.vote.Err = errClockUnknown
 		default:
 			g.vote.Err = l.skew(i, judged)
@@ -212,7 +212,7 @@ var errClockUnknown = errors.New("it does not tell its clock, and so does not co
 func (l *lease) skew(i int, of set) error {
 	var others []time.Duration
 	for j := range l.requests {
-		if j != i && of.has(j) && l.bid.legs[j].clock.known {
+		if j != i && of.has(j) && l.bid.parts[j].clock.known {
 			others = append(others, l.bid.mid(j))
 		}
 	}
@@ -225,5 +225,5 @@ func (l *lease) skew(i int, of set) error {
 	if off < 0 {
 		off, way = -off, "behind"
 	}
-	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.bid.legs[i].clock.excuse)
+	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.bid.parts[i].clock.excuse)
 }

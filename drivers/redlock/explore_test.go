@@ -612,8 +612,8 @@ func (x *explorer) forget(w *exWorld, k int) {
 		b := &c.bid
 		b.due, b.start, b.asked, b.took, b.seen, b.tries, b.firsts = 0, 0, 0, 0, 0, 0, 0
 		for i := range exNodes {
-			if g := &b.legs[i]; g.call == idle && g.state == free {
-				*g = leg{}
+			if g := &b.parts[i]; g.call == idle && g.state == free {
+				*g = part{}
 				c.attempts[i], c.fences[i] = 0, 0
 			}
 		}
@@ -625,7 +625,7 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 	c := &w.bids[k]
 	mine := 0
 	for i := range w.nodes {
-		if w.nodes[i].bid == int8(k+1) && w.nodes[i].fence == c.fences[i] && c.bid.legs[i].state == counted {
+		if w.nodes[i].bid == int8(k+1) && w.nodes[i].fence == c.fences[i] && c.bid.parts[i].state == counted {
 			mine++
 		}
 	}
@@ -802,28 +802,28 @@ func (x *explorer) rebuild(w exWorld, back []move) []move {
 	return path
 }
 
-// parts calls f for the memory of what a state consists of: the legs of nodes that there are
+// memory calls f for the memory of what a state consists of: the parts of nodes that there are
 // not are left out.
-func (x *explorer) parts(w *exWorld, f func([]byte)) {
+func (x *explorer) memory(w *exWorld, f func([]byte)) {
 	raw := func(p unsafe.Pointer, n uintptr) { f(unsafe.Slice((*byte)(p), n)) }
 	raw(unsafe.Pointer(w), unsafe.Offsetof(w.bids))
 	for k := range x.s.bids {
-		raw(unsafe.Pointer(&w.bids[k]), unsafe.Offsetof(exBid{}.bid)+unsafe.Offsetof(bid{}.legs)+exNodes*unsafe.Sizeof(leg{}))
+		raw(unsafe.Pointer(&w.bids[k]), unsafe.Offsetof(exBid{}.bid)+unsafe.Offsetof(bid{}.parts)+exNodes*unsafe.Sizeof(part{}))
 	}
 }
 
 // store appends a state to a list, and load takes it from there.
 func (x *explorer) store(list []byte, w *exWorld) []byte {
-	x.parts(w, func(b []byte) { list = append(list, b...) })
+	x.memory(w, func(b []byte) { list = append(list, b...) })
 	return list
 }
 
 func (x *explorer) load(list []byte, w *exWorld) {
-	x.parts(w, func(b []byte) { list = list[copy(b, list):] })
+	x.memory(w, func(b []byte) { list = list[copy(b, list):] })
 }
 
 func (x *explorer) size() (n int) {
-	x.parts(new(exWorld), func(b []byte) { n += len(b) })
+	x.memory(new(exWorld), func(b []byte) { n += len(b) })
 	return n
 }
 

@@ -288,7 +288,7 @@ func (l *lease) propose() {
 	l.floor = max(l.b.floor(l.bid.start), l.req.FenceFloor)
 	since := l.b.since(l.req.Key)
 	for i := range l.requests {
-		if g := &l.requests[i]; !l.bid.legs[i].stale {
+		if g := &l.requests[i]; !l.bid.parts[i].stale {
 			g.quorum = l.b.quorum(g.n, l.bid.start)
 			g.quorum.WaitingSince = since
 		}
@@ -601,7 +601,7 @@ func (l *lease) clock() time.Time {
 	var buf [MaxNodes]time.Duration
 	mids := buf[:0]
 	for i := range l.requests {
-		if g := &l.bid.legs[i]; g.state == counted && g.clock.known {
+		if g := &l.bid.parts[i]; g.state == counted && g.clock.known {
 			mids = append(mids, l.bid.mid(i))
 		}
 	}

@@ -47,7 +47,7 @@ func mutant(m mutation) machine {
 					if token, same := b.alike(agreed); !same && agreed.len() >= b.q && (b.certain() || e.now >= b.due) {
 						for i := range b.n {
 							if agreed.has(i) {
-								b.legs[i].fence = token
+								b.parts[i].fence = token
 							}
 						}
 					}
@@ -57,8 +57,8 @@ func mutant(m mutation) machine {
 		},
 		ackUnowned: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				if e.kind == answered && b.legs[e.node].call == raise && e.answer == gone {
-					e.answer, e.clock = granted, b.legs[e.node].clock
+				if e.kind == answered && b.parts[e.node].call == raise && e.answer == gone {
+					e.answer, e.clock = granted, b.parts[e.node].clock
 				}
 				return next(b, e)
 			}
@@ -67,7 +67,7 @@ func mutant(m mutation) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
 				for i := range b.n {
-					if g := &b.legs[i]; b.stage == raising && g.state == owned {
+					if g := &b.parts[i]; b.stage == raising && g.state == owned {
 						g.state = counted
 					}
 				}
@@ -76,8 +76,8 @@ func mutant(m mutation) machine {
 		},
 		extendOwn: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				if e.kind == answered && b.legs[e.node].joined && b.legs[e.node].call == acquire && b.phase == holding {
-					g := &b.legs[e.node]
+				if e.kind == answered && b.parts[e.node].joined && b.parts[e.node].call == acquire && b.phase == holding {
+					g := &b.parts[e.node]
 					if e.answer == granted {
 						g.call, g.awaited = idle, false
 						g.state, g.fence, g.clock, g.ack = counted, e.fence, e.clock, b.renewal
@@ -87,7 +87,7 @@ func mutant(m mutation) machine {
 				out := next(b, e)
 				for i := range b.n {
 					if out.calls[i] == join {
-						out.calls[i], b.legs[i].call, b.legs[i].awaited = acquire, acquire, true
+						out.calls[i], b.parts[i].call, b.parts[i].awaited = acquire, acquire, true
 					}
 				}
 				return out
@@ -103,7 +103,7 @@ func mutant(m mutation) machine {
 		releaseEarly: func(next machine) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
-				if g := &b.legs[e.node]; e.kind == answered && e.answer == granted && b.phase == over && out.calls[e.node] == release && g.fence == e.fence && e.fence != 0 {
+				if g := &b.parts[e.node]; e.kind == answered && e.answer == granted && b.phase == over && out.calls[e.node] == release && g.fence == e.fence && e.fence != 0 {
 					g.call, g.state, out.calls[e.node] = idle, free, idle
 				}
 				return out
@@ -178,8 +178,8 @@ func mutant(m mutation) machine {
 				out := next(b, e)
 				got := b.in(owned)
 				for i := range b.n {
-					if g := &b.legs[i]; out.calls[i] == acquire && b.stage == electing && got != 0 {
-						b.fence = b.legs[bits.TrailingZeros16(uint16(got))].fence
+					if g := &b.parts[i]; out.calls[i] == acquire && b.stage == electing && got != 0 {
+						b.fence = b.parts[bits.TrailingZeros16(uint16(got))].fence
 						g.call, out.calls[i] = join, join
 					}
 				}
@@ -190,7 +190,7 @@ func mutant(m mutation) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
 				for i := range b.n {
-					if g := &b.legs[i]; out.calls[i] == release && b.phase == holding && g.state == leaving && g.fence > b.fence {
+					if g := &b.parts[i]; out.calls[i] == release && b.phase == holding && g.state == leaving && g.fence > b.fence {
 						g.call, g.state, out.calls[i] = idle, counted, idle
 					}
 				}
@@ -199,7 +199,7 @@ func mutant(m mutation) machine {
 		},
 		joinAbove: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				if e.kind == answered && b.legs[e.node].call == join && e.answer == granted {
+				if e.kind == answered && b.parts[e.node].call == join && e.answer == granted {
 					e.fence = b.fence
 				}
 				return next(b, e)
@@ -210,7 +210,7 @@ func mutant(m mutation) machine {
 				out := next(b, e)
 				for i := range b.n {
 					if out.verdict > interrupted && out.calls[i] == release {
-						b.legs[i].call, b.legs[i].state, out.calls[i] = idle, free, idle
+						b.parts[i].call, b.parts[i].state, out.calls[i] = idle, free, idle
 					}
 				}
 				return out
@@ -218,9 +218,9 @@ func mutant(m mutation) machine {
 		},
 		ackJoined: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				joined := e.kind == answered && b.legs[e.node].call == join
+				joined := e.kind == answered && b.parts[e.node].call == join
 				out := next(b, e)
-				if g := &b.legs[e.node]; joined && g.state == counted {
+				if g := &b.parts[e.node]; joined && g.state == counted {
 					g.ack = b.renewal
 				}
 				return out

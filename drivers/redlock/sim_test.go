@@ -968,13 +968,13 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// String shows the legs of a lease.
+// String shows the parts of a lease.
 func (l *lease) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := fmt.Sprintf("%s token %d until %s", l.req.Owner, l.bid.fence, l.b.clock.Time(l.bid.expires).Format("05.000000"))
 	for i := range l.requests {
-		g := &l.bid.legs[i]
+		g := &l.bid.parts[i]
 		mid, half := g.clock.offset()
 		s += fmt.Sprintf(" [%d: %d x%d call=%v %v±%v]", i, g.state, g.fence, g.call, mid, half)
 	}

@@ -75,7 +75,7 @@ func (l *lease) apart(of set) time.Duration {
 // firstRefusal returns the first node's error of this kind.
 func (l *lease) firstRefusal(is func(error) bool) error {
 	for i := range l.requests {
-		if err := l.requests[i].vote.Err; !l.bid.legs[i].silent() && is(err) {
+		if err := l.requests[i].vote.Err; !l.bid.parts[i].silent() && is(err) {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (l *lease) refusal(v verdict) error {
 	var forever, today []*driver.RefusedError
 	for i := range l.requests {
 		var r *driver.RefusedError
-		switch g := &l.bid.legs[i]; {
+		switch g := &l.bid.parts[i]; {
 		case g.silent() || !errors.As(l.requests[i].vote.Err, &r):
 		case g.said == refused:
 			forever = append(forever, r)
@@ -118,7 +118,7 @@ func (l *lease) held() *driver.HeldError {
 	var rival, next *driver.HeldError
 	for i := range l.requests {
 		h := l.requests[i].held
-		switch g := &l.bid.legs[i]; {
+		switch g := &l.bid.parts[i]; {
 		case g.silent() || h == nil:
 		case g.said == reserved && (next == nil || h.RetryAfter > next.RetryAfter):
 			next = h
@@ -162,7 +162,7 @@ func (l *lease) freeIn() time.Duration {
 	left := buf[:0]
 	for i := range l.requests {
 		switch g := &l.requests[i]; {
-		case l.bid.legs[i].state >= leaving:
+		case l.bid.parts[i].state >= leaving:
 			left = append(left, 0)
 		case g.held != nil && g.held.RetryAfter > 0:
 			left = append(left, g.held.RetryAfter)
@@ -198,7 +198,7 @@ func (l *lease) votes() []driver.Vote {
 	votes := make([]driver.Vote, len(l.requests))
 	for i := range l.requests {
 		votes[i] = l.requests[i].vote
-		votes[i].Granted = l.bid.legs[i].state >= leaving && votes[i].Err == nil
+		votes[i].Granted = l.bid.parts[i].state >= leaving && votes[i].Err == nil
 	}
 	return votes
 }
@@ -241,7 +241,7 @@ func (l *lease) verdict(verdict error, now boot.Instant) error {
 // answer.
 func (l *lease) cause(i int, now boot.Instant) error {
 	g := &l.requests[i]
-	if leg := &l.bid.legs[i]; g.vote.Err == nil && leg.call != idle && leg.awaited && now >= g.until {
+	if part := &l.bid.parts[i]; g.vote.Err == nil && part.call != idle && part.awaited && now >= g.until {
 		return fmt.Errorf("no answer within %v", now.Sub(g.asked).Round(time.Millisecond))
 	}
 	return g.vote.Err
