@@ -99,7 +99,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Failover = opt.Addr == "FailoverClient"
 		lib.once = opt.MaxRetries <= 0
 		cfg.Connections = opt.PoolSize
-		if cfg.Direct.Heeds = opt.ContextTimeoutEnabled && lib.once; !cfg.Direct.Heeds && lib.redis == redis.UniversalClient(c) {
+		if cfg.Direct.Heeds = opt.ContextTimeoutEnabled && lib.once; !cfg.Direct.Heeds && lib.redis == redis.UniversalClient(c) && keepsHooks() {
 			cfg.Direct = lib.limit(c, cmp.Or(o.CallTimeout, redisnode.DefaultCallTimeout))
 		}
 	case *redis.ClusterClient:

@@ -82,6 +82,36 @@ func (c *client) limit(of *redis.Client, callTimeout time.Duration) redisnode.Di
 	return redisnode.Direct{Longest: callTimeout * 19 / 20, Attempt: attempt}
 }
 
+// keepsHooks reports whether the client that WithTimeout returns has the hooks of the first:
+// some releases of go-redis lose them, and with them an application's traces. It sends nothing.
+var keepsHooks = sync.OnceValue(func() bool {
+	var p probe
+	c := redis.NewClient(&redis.Options{
+		MaxRetries: -1,
+		Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
+	})
+	defer c.Close() //nolint:errcheck // it never had a connection
+	c.AddHook(&p)
+	_ = c.WithTimeout(time.Second).Ping(context.Background())
+	return p.seen
+})
+
+// probe is a hook that answers every command itself.
+type probe struct{ seen bool }
+
+func (*probe) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*probe) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (p *probe) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error {
+		p.seen = true
+		return nil
+	}
+}
+
 // leastAttempt is the shortest timeout that limit sets.
 const leastAttempt = 50 * time.Millisecond
 

@@ -168,7 +168,8 @@
 //   - MaxRetries: with more than there is time for at 50 ms each, and behind a wrapper of
 //     one's own, in whose place the call cannot go, every call goes on another goroutine,
 //     which costs a lone caller half as long again. So it does for a TTL below twice the call
-//     timeout.
+//     timeout, and with releases of go-redis (9.23 is one) whose WithTimeout loses the
+//     client's hooks.
 //   - ContextTimeoutEnabled: true, with MaxRetries: -1, has no such limits. For a
 //     ClusterClient, which has no WithTimeout, it is the only way.
 //   - ReadTimeout ends a call on another goroutine, whose caller leaves in time.
