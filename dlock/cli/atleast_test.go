@@ -53,8 +53,12 @@ func (w *world) keptFor(url, key string, after, before time.Time, d time.Duratio
 		w.t.Fatal(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
-	asked := time.Now()
-	_, err = c.TryLock(w.t.Context(), key)
+	var asked time.Time
+	eventually(w.t, "an answer", func() bool {
+		asked = time.Now()
+		_, err = c.TryLock(w.t.Context(), key)
+		return !errors.Is(err, dlock.ErrUnavailable)
+	})
 	var held *driver.HeldError
 	if !errors.As(err, &held) {
 		w.t.Fatalf("%s is not held: %v", key, err)
