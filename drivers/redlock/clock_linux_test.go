@@ -93,9 +93,7 @@ func (c *cluster) sight(i int, others ...int) string {
 // bootstrap states that the servers are new: they have just been started.
 func (c *cluster) bootstrap(guard string) {
 	c.t.Helper()
-	if _, err := c.guarded("ABCDE", guard).Bootstrap(c.t.Context(), &driver.Bootstrap{}); err != nil {
-		c.t.Fatal(err)
-	}
+	stateNew(c.t, c.guarded("ABCDE", guard))
 }
 
 func inSight(sight string, i int) bool { return strings.ContainsRune(sight, rune('A'+i)) }

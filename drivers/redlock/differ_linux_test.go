@@ -93,9 +93,7 @@ func (s *scene) use(b *redlock.Backend, ttl time.Duration) {
 // begin states that the servers are new.
 func (s *scene) begin(guard string) {
 	s.t.Helper()
-	if _, err := s.guarded("ABC", guard, s.prefix).Bootstrap(s.t.Context(), &driver.Bootstrap{}); err != nil {
-		s.t.Fatal(err)
-	}
+	stateNew(s.t, s.guarded("ABC", guard, s.prefix))
 }
 
 // rival bids for what first holds until first has ended, or stop says so.

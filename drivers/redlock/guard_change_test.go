@@ -183,15 +183,11 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	told(longer, "restart_guard", "2s", "1s", "dlock bootstrap --terms")
 	state := func(q *redlock.Backend, s driver.Bootstrap) *driver.MemoryReport {
 		t.Helper()
-		for end := time.Now().Add(guardLimit); ; {
-			r, err := q.Bootstrap(context.Background(), &s)
-			if err == nil {
-				return r
-			}
-			if errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
-				t.Fatal(err)
-			}
+		r, err := bootstrap(q, s)
+		if err != nil {
+			t.Fatal(err)
 		}
+		return r
 	}
 	// shown waits until all nodes show these terms, and nothing to come if none is said.
 	shown := func(guard, allowance time.Duration, next bool) {
@@ -288,6 +284,35 @@ func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.L
 	}
 }
 
+// answer bids until it is granted or refused: that nodes do not answer a busy machine in time
+// is neither, nor that they have what it bid for before.
+func (f *fleet) answer(q *redlock.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
+	for end := time.Now().Add(guardLimit); ; {
+		l, err = q.Acquire(context.Background(), ask(key, ttl))
+		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
+			return l, err
+		}
+	}
+}
+
+// stateNew states that servers are new.
+func stateNew(t testing.TB, q *redlock.Backend) {
+	t.Helper()
+	if _, err := bootstrap(q, driver.Bootstrap{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bootstrap states it until that is done or refused.
+func bootstrap(q *redlock.Backend, s driver.Bootstrap) (r *driver.MemoryReport, err error) {
+	for end := time.Now().Add(guardLimit); ; {
+		r, err = q.Bootstrap(context.Background(), &s)
+		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
+			return r, err
+		}
+	}
+}
+
 // Three nodes become five while clients run: Bootstrap with the new list first, and then the
 // clients get it. Those that have the old one are refused, and told what to do; what they
 // held ends before anybody gets it.
@@ -304,23 +329,14 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 	three := f.servers[:3]
 	old := []*member{b.join("three 1", open(three), guard), b.join("three 2", open(three), guard)}
 	progress(t, old...)
-	// until makes an attempt again while it is neither granted nor refused: the machine is busy.
-	until := func(q *redlock.Backend, key string) (l driver.Lease, err error) {
-		for end := time.Now().Add(guardLimit); ; {
-			l, err = q.Acquire(context.Background(), ask(key, guard))
-			if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
-				return l, err
-			}
-		}
-	}
-	held, err := until(open(three), "held")
+	held, err := f.answer(open(three), "held", guard)
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	// Without it the new list is refused.
 	five := open(f.servers)
-	_, err = until(five, "k")
+	_, err = f.answer(five, "k", guard)
 	if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "dlock bootstrap --nodes") {
 		t.Errorf("five nodes where there are three: %v", err)
 	}
