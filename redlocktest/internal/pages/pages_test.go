@@ -24,7 +24,6 @@ var (
 	_ = []any{withDlock, nightly, elect, follow, save, stop, degrade, open}
 
 	block = regexp.MustCompile("(?s)```go\n(.*?)```")
-	link  = regexp.MustCompile(`\]\(([a-z-]+\.md)\)`)
 )
 
 const docs = "../../../.github/docs"
@@ -49,19 +48,6 @@ func TestThePagesCodeCompiles(t *testing.T) {
 				if !strings.Contains(compiled, plain(strings.TrimPrefix(function, "func "))) {
 					t.Errorf("%s: this is compiled nowhere:\n%s", page, function)
 				}
-			}
-		}
-		for _, m := range link.FindAllSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(docs, string(m[1]))); err != nil {
-				t.Errorf("%s: %v", page, err)
-			}
-		}
-		inCode, inTable := false, false
-		for i, line := range strings.Split(string(text), "\n") {
-			inCode = inCode != strings.HasPrefix(line, "```")
-			inTable = strings.HasPrefix(line, "|")
-			if len([]rune(line)) > 100 && !inTable && !inCode {
-				t.Errorf("%s:%d: over 100 columns", page, i+1)
 			}
 		}
 	}

@@ -1,0 +1,102 @@
+package driver_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+var (
+	testFunc   = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Example|Fuzz)\w*)\(`)
+	testName   = regexp.MustCompile(`\b(?:Test|Benchmark|Fuzz)[A-Z]\w*(?:/[\w-]+)?`)
+	suiteGroup = regexp.MustCompile(`\{name: "([\w-]+)",.*cases: (\w+)\}`)
+	suiteCase  = regexp.MustCompile(`(?m)^\t\{name: "([\w-]+)"`)
+	suiteName  = regexp.MustCompile("`([a-z]+)/([a-z*-]+)`")
+	mdLink     = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+)
+
+// TestDocuments checks what the documents name: each test, each case of the conformance suite
+// and each file that they link to exists. Markdown wraps at 100 columns.
+func TestDocuments(t *testing.T) {
+	const root = ".."
+	documents, code, cases := map[string]string{}, &strings.Builder{}, map[string]string{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		isDocument := strings.HasSuffix(path, ".md") || d.Name() == "doc.go"
+		if !isDocument && !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		switch {
+		case isDocument:
+			documents[path] = string(text)
+		case strings.HasSuffix(path, "_test.go"), strings.Contains(path, "test/"):
+			code.Write(text)
+		}
+		if filepath.Dir(path) == filepath.Join(root, "redlocktest") {
+			for list := range strings.SplitSeq(string(text), "\nvar ") {
+				name, _, _ := strings.Cut(list, " ")
+				cases[name] = list
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]bool{}
+	for _, m := range testFunc.FindAllStringSubmatch(code.String(), -1) {
+		tests[m[1]] = true
+	}
+	suite := map[string]bool{}
+	for _, m := range suiteGroup.FindAllStringSubmatch(cases["groups"], -1) {
+		suite[m[1]+"/*"] = true
+		for _, c := range suiteCase.FindAllStringSubmatch(cases[m[2]], -1) {
+			suite[m[1]+"/"+c[1]] = true
+		}
+	}
+	for path, text := range documents {
+		for _, name := range testName.FindAllString(text, -1) {
+			name, sub, _ := strings.Cut(name, "/")
+			if !tests[name] && name != "TestSomething" || sub != "" && !strings.Contains(code.String(), `"`+sub+`"`) {
+				t.Errorf("%s: there is no test %s %s", path, name, sub)
+			}
+		}
+		if !strings.HasSuffix(path, ".md") {
+			continue
+		}
+		for _, m := range suiteName.FindAllStringSubmatch(text, -1) {
+			if suite[m[1]+"/*"] && !suite[m[1]+"/"+m[2]] {
+				t.Errorf("%s: the conformance suite has no case %s/%s", path, m[1], m[2])
+			}
+		}
+		for _, m := range mdLink.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		if filepath.Base(path) != "CHANGELOG.md" {
+			wrapped(t, path, text)
+		}
+	}
+	if len(tests) < 500 || len(suite) < 50 || len(documents) < 15 {
+		t.Errorf("%d tests, %d cases and %d documents were found", len(tests), len(suite), len(documents))
+	}
+}
+
+// wrapped finds lines that are too long, outside of code and tables.
+func wrapped(t *testing.T, path, text string) {
+	code := false
+	for i, line := range strings.Split(text, "\n") {
+		code = code != strings.HasPrefix(line, "```")
+		if utf8.RuneCountInString(line) > 100 && !code && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "[![") {
+			t.Errorf("%s:%d: over 100 columns", path, i+1)
+		}
+	}
+}
