@@ -40,7 +40,7 @@ func TestDependencyRules(t *testing.T) {
 		"drivers/postgres":   append(base, dsn, "dlock/fence", fencesql, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
 		"redlocktest":        {"driver", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
 		"redlocktest/cli":    append(base, dsn, "redlocktest", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
-		"redlocktest/fault":  {"driver", "redlocktest/internal/port", "golang.org/x/sys"},
+		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/internal/port", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
 		"redlocktest/server": {"redlocktest/internal/port"},
 	}
 	for pkg, allowed := range rules {

@@ -83,50 +83,6 @@ func must(t testing.TB, b driver.Backend, r *driver.Request) driver.Lease {
 	return nil
 }
 
-// proxied is a backend with a proxy of its own.
-type proxied struct {
-	*postgres.Backend
-	proxy *fault.Proxy
-}
-
-// Close closes the backend, and then the proxy.
-func (p *proxied) Close() error {
-	err := p.Backend.Close()
-	return errors.Join(err, p.proxy.Close())
-}
-
-func openProxied(s *server.Server, d driver.Driver, cfg driver.Config) (driver.Backend, error) {
-	proxy, err := fault.Start(s.Addr())
-	if err != nil {
-		return nil, err
-	}
-	cfg.DSN = strings.Replace(cfg.DSN, s.Addr(), proxy.Addr(), 1)
-	b, err := d.Open(&cfg)
-	if err != nil {
-		return nil, errors.Join(err, proxy.Close())
-	}
-	return &proxied{Backend: b.(*postgres.Backend), proxy: proxy}, nil
-}
-
-func faults(s *server.Server) *redlocktest.Faults {
-	via := func(b driver.Backend) *fault.Proxy { return b.(*proxied).proxy }
-	return &redlocktest.Faults{
-		Kill: s.Kill,
-		// Locks are never remembered; tokens are on the disk.
-		Restart:   func(bool) error { return s.Start() },
-		Pause:     s.Pause,
-		Resume:    s.Resume,
-		Partition: func(b driver.Backend) error { via(b).Pause(); return nil },
-		Heal:      func(b driver.Backend) error { via(b).Resume(); return nil },
-		Slow: func(b driver.Backend, d time.Duration) error {
-			via(b).Delay(fault.ToClient, d, 0)
-			return nil
-		},
-		DropReply:  func(b driver.Backend) error { via(b).CutReplies(1); return nil },
-		EndSession: func(b driver.Backend) error { return terminate(s.URL(), b.(*proxied).Backend) },
-	}
-}
-
 // terminate ends all sessions of b, as an administrator does.
 func terminate(url string, b *postgres.Backend) error {
 	ctx := context.Background()
@@ -154,18 +110,24 @@ func TestConformance(t *testing.T) {
 		defer mu.Unlock()
 		notices = append(notices, n)
 	}}
-	redlocktest.Run(t, redlocktest.Harness{
-		Open:   func() (driver.Backend, error) { return openProxied(s, new(postgres.Driver), cfg) },
-		Driver: new(postgres.Driver), URL: cfg.DSN, Secret: secret,
-		Notices: func() []driver.Notice {
-			mu.Lock()
-			defer mu.Unlock()
-			return slices.Clone(notices)
-		},
-		TTL: time.Duration(rounds(2, 1)) * 500 * time.Millisecond, Grace: 200 * time.Millisecond, Faults: faults(s),
-		IgnoreGoroutines: []string{"github.com/redlock-go/redlock/redlocktest/server.(*process).run"}, // of a server that was restarted
-		Skip: map[string]string{
-			"operator/list": "the server stores a hash of the key: only its own process can list a lock by name",
-		},
+	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) {
+		via := cfg
+		via.DSN = strings.Replace(cfg.DSN, s.Addr(), addr, 1)
+		return new(postgres.Driver).Open(&via)
 	})
+	h.Driver, h.URL, h.Secret = new(postgres.Driver), cfg.DSN, secret
+	h.TTL, h.Grace = time.Duration(rounds(2, 1))*500*time.Millisecond, 200*time.Millisecond
+	h.Notices = func() []driver.Notice {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(notices)
+	}
+	h.Faults.Kill, h.Faults.Pause, h.Faults.Resume = s.Kill, s.Pause, s.Resume
+	h.Faults.Restart = func(bool) error { return s.Start() } // locks are never remembered; tokens are on the disk
+	h.Faults.EndSession = func(b driver.Backend) error { return terminate(s.URL(), fault.Unwrap(b).(*postgres.Backend)) }
+	h.IgnoreGoroutines = []string{server.Goroutine} // of a server that was restarted
+	h.Skip = map[string]string{
+		"operator/list": "the server stores a hash of the key: only its own process can list a lock by name",
+	}
+	redlocktest.Run(t, h)
 }

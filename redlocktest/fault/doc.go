@@ -11,6 +11,11 @@
 //	p.Pause(); p.Resume()                   // a partition that heals
 //	p.Restore()                             // all is well again
 //
+// Harness makes a redlocktest.Harness of it: each backend of a test has a proxy, through which
+// the conformance suite breaks its link:
+//
+//	h := fault.Harness(server.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
+//
 // Wrap puts a Script around a driver.Backend: calls fail before or after their effect,
 // are late, or hang. It uses no clock but time's, and so works in a bubble of
 // testing/synctest:

@@ -110,6 +110,40 @@ func Postgres(b []byte) int {
 	return 0
 }
 
+// MySQL is the boundary of the protocol of MySQL and MariaDB, in both directions: a length of
+// three bytes, the least significant first, and a number. (What is compressed or encrypted has
+// other boundaries.)
+func MySQL(b []byte) int {
+	if len(b) < 4 {
+		return 0
+	}
+	if n := 4 + int(b[0]) + int(b[1])<<8 + int(b[2])<<16; n <= len(b) {
+		return n
+	}
+	return 0
+}
+
+// http2Preface is what a client sends before its first frame (RFC 9113, section 3.4).
+const http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// HTTP2 is the boundary of frames of HTTP/2 without TLS, in both directions, as gRPC sends
+// them. A client's preface counts as a message.
+func HTTP2(b []byte) int {
+	n := 0
+	switch {
+	case bytes.HasPrefix([]byte(http2Preface), b[:min(len(b), len(http2Preface))]):
+		n = len(http2Preface)
+	case len(b) < 9:
+		return 0
+	default:
+		n = 9 + int(b[0])<<16 + int(b[1])<<8 + int(b[2])
+	}
+	if n <= len(b) {
+		return n
+	}
+	return 0
+}
+
 // RESP is the boundary of the protocol of Redis and Valkey, versions 2 and 3, in both
 // directions.
 func RESP(b []byte) int {

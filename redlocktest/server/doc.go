@@ -18,6 +18,10 @@
 //	s := server.Redis(t, server.WithClock())
 //	s.SetClock(time.Hour)                   // the clock jumps ahead
 //
+// [Command] does the same for any other server, by its command line:
+//
+//	s := server.Command(t, []string{"consul", "agent", "-dev", "-http-port={port}"}, nil)
+//
 // A program that is not installed skips the test, with the command that brings it;
 // where the environment variable CI is set it fails the test, so that nothing is
 // green for lack of a server. Programs are looked for in PATH, and where Debian and

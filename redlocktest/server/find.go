@@ -14,12 +14,15 @@ import (
 // MissingError says that a server program is not installed.
 type MissingError struct {
 	Program string
-	Package string // of Debian and Ubuntu
+	Package string // of Debian and Ubuntu; empty: unknown
 	_       struct{}
 }
 
 // Error names the program, its package and the command that installs it.
 func (e *MissingError) Error() string {
+	if e.Package == "" {
+		return fmt.Sprintf("needs the program %s, which is not in PATH", e.Program)
+	}
 	return fmt.Sprintf("needs %s (package %s): run redlocktest/all.bash --install", e.Program, e.Package)
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
@@ -64,6 +65,11 @@ type Config struct {
 	PoolOf   *Server
 	PoolMode string
 
+	// Command is the command line of a KindCommand, and Ready how it is known to serve: see
+	// the function Command.
+	Command []string
+	Ready   func(ctx context.Context, addr string) error
+
 	// PeersVia returns the address by which the members of an etcd reach a member that listens at
 	// addr: that of a proxy, say. Nil: the same one.
 	PeersVia func(addr string) (string, error)
@@ -99,6 +105,8 @@ func (c *Config) flavour() (flavour, error) {
 		return etcd{}, nil
 	case KindMariaDB:
 		return mariadb{}, nil
+	case KindCommand:
+		return command{}, nil
 	}
 	return nil, fmt.Errorf("unknown kind of server %q", c.Kind)
 }

@@ -75,7 +75,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	binary, err := find(cfg.Kind)
+	binary, err := cfg.program()
 	if err != nil {
 		return nil, err
 	}

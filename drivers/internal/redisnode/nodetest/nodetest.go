@@ -290,64 +290,35 @@ type whole interface {
 	fmt.Stringer
 }
 
-// proxied is a backend with a proxy of its own in front of the server.
-type proxied struct {
-	whole
-	proxy *fault.Proxy
-}
-
-func (p *proxied) Close() error { return errors.Join(p.whole.Close(), p.proxy.Close()) }
-
 func (s *suite) conformance(t *testing.T) {
 	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-s3cr3t"
 	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"), server.WithPassword(secret))
 	at := func(addr string) string { return s.url(":"+secret+"@"+addr, "?grace="+grace.String()) }
 	var mu sync.Mutex
 	var notices []driver.Notice
-	proxy := func(b driver.Backend) *fault.Proxy { return b.(*proxied).proxy }
-	redlocktest.Run(t, redlocktest.Harness{
-		Driver: s.Driver.Driver, URL: at(srv.Addr()), Secret: secret,
-		Notices: func() []driver.Notice {
+	h := fault.Harness(srv.Addr(), func(addr string) (driver.Backend, error) {
+		return s.Driver.Driver.Open(&driver.Config{DSN: at(addr), Prefix: prefix, Notify: func(n driver.Notice) {
 			mu.Lock()
 			defer mu.Unlock()
-			return slices.Clone(notices)
-		},
-		Prefix: prefix, Grace: grace,
-		Open: func() (driver.Backend, error) {
-			p, err := fault.Start(srv.Addr())
-			if err != nil {
-				return nil, err
-			}
-			b, err := s.Driver.Driver.Open(&driver.Config{DSN: at(p.Addr()), Prefix: prefix, Notify: func(n driver.Notice) {
-				mu.Lock()
-				defer mu.Unlock()
-				notices = append(notices, n)
-			}})
-			if err != nil {
-				return nil, errors.Join(err, p.Close())
-			}
-			return &proxied{b.(whole), p}, nil
-		},
-		Residue:          func(context.Context) ([]string, error) { return locks(srv) },
-		IgnoreGoroutines: append([]string{server.Goroutine}, s.Goroutines...),
-		Faults: &redlocktest.Faults{
-			Kill: srv.Kill,
-			Restart: func(memory bool) error {
-				if memory {
-					return srv.Start()
-				}
-				return srv.RestartEmpty()
-			},
-			Pause: srv.Pause, Resume: srv.Resume,
-			Partition: func(b driver.Backend) error { proxy(b).Pause(); return nil },
-			Heal:      func(b driver.Backend) error { proxy(b).Resume(); return nil },
-			Slow: func(b driver.Backend, d time.Duration) error {
-				proxy(b).Delay(fault.ToClient, d, 0)
-				return nil
-			},
-			DropReply: func(b driver.Backend) error { proxy(b).CutReplies(1); return nil },
-		},
+			notices = append(notices, n)
+		}})
 	})
+	h.Driver, h.URL, h.Secret, h.Prefix, h.Grace = s.Driver.Driver, at(srv.Addr()), secret, prefix, grace
+	h.Notices = func() []driver.Notice {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(notices)
+	}
+	h.Residue = func(context.Context) ([]string, error) { return locks(srv) }
+	h.IgnoreGoroutines = append([]string{server.Goroutine}, s.Goroutines...)
+	h.Faults.Kill, h.Faults.Pause, h.Faults.Resume = srv.Kill, srv.Pause, srv.Resume
+	h.Faults.Restart = func(memory bool) error {
+		if memory {
+			return srv.Start()
+		}
+		return srv.RestartEmpty()
+	}
+	redlocktest.Run(t, h)
 }
 
 func (s *suite) oneWinner(t *testing.T) {

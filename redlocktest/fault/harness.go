@@ -1,0 +1,183 @@
+package fault
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
+)
+
+// Harness returns a harness for the server at addr whose backends each reach it through a
+// proxy of their own. open makes a backend of the proxy's address; the backend that the suite
+// gets closes its proxy when it is closed. The harness can break the link of any backend
+// (Faults.Partition, Heal, Slow and DropReply), and counts the connections. Add to its fields
+// what else the test can do: Kill and Pause of a server.Server, a Residue.
+//
+//	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
+//	h.Faults.Kill, h.Faults.Restart = s.Kill, func(bool) error { return s.Start() }
+//	redlocktest.Run(t, h)
+func Harness(addr string, open func(addr string) (driver.Backend, error)) redlocktest.Harness {
+	return HarnessOf([]string{addr}, func(addrs []string) (driver.Backend, error) { return open(addrs[0]) })
+}
+
+// HarnessOf is Harness for backends that talk to several servers: a proxy for each, in the
+// order of addrs. A fault breaks all links of a backend.
+func HarnessOf(addrs []string, open func(addrs []string) (driver.Backend, error)) redlocktest.Harness {
+	all := &links{open: map[*Proxy]bool{}}
+	each := func(b driver.Backend, f func(*Proxy)) error {
+		l, ok := b.(interface{ proxies() []*Proxy })
+		if !ok {
+			return fmt.Errorf("%T is not a backend that this harness has opened", b)
+		}
+		for _, p := range l.proxies() {
+			f(p)
+		}
+		return nil
+	}
+	return redlocktest.Harness{
+		Open:        func() (driver.Backend, error) { return all.connect(addrs, open) },
+		Connections: all.count,
+		Faults: &redlocktest.Faults{
+			Partition: func(b driver.Backend) error { return each(b, (*Proxy).Pause) },
+			Heal:      func(b driver.Backend) error { return each(b, (*Proxy).Resume) },
+			Slow: func(b driver.Backend, d time.Duration) error {
+				return each(b, func(p *Proxy) { p.Delay(ToClient, d, 0) })
+			},
+			DropReply: func(b driver.Backend) error { return each(b, func(p *Proxy) { p.CutReplies(1) }) },
+		},
+	}
+}
+
+// Unwrap returns the backend that open made, of one that a Harness has opened.
+func Unwrap(b driver.Backend) driver.Backend {
+	if l, ok := b.(interface{ unwrap() driver.Backend }); ok {
+		return l.unwrap()
+	}
+	return b
+}
+
+// links are the proxies of a harness that are open.
+type links struct {
+	mu   sync.Mutex
+	open map[*Proxy]bool
+}
+
+func (l *links) count() (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for p := range l.open {
+		n += p.Stats().Open
+	}
+	return n, nil
+}
+
+func (l *links) add(p *Proxy) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open[p] = true
+}
+
+func (l *links) close(proxies []*Proxy) (err error) {
+	for _, p := range proxies {
+		err = errors.Join(err, p.Close())
+		l.mu.Lock()
+		delete(l.open, p)
+		l.mu.Unlock()
+	}
+	return err
+}
+
+// connect opens a backend behind proxies.
+func (l *links) connect(addrs []string, open func([]string) (driver.Backend, error)) (driver.Backend, error) {
+	linked := &linkedBackend{links: l}
+	via := make([]string, len(addrs))
+	for i, addr := range addrs {
+		p, err := Start(addr)
+		if err != nil {
+			return nil, errors.Join(err, l.close(linked.all))
+		}
+		l.add(p)
+		linked.all, via[i] = append(linked.all, p), p.Addr()
+	}
+	b, err := open(via)
+	if err != nil {
+		return nil, errors.Join(err, l.close(linked.all))
+	}
+	linked.Backend = b
+	return withInterfaces(linked, b), nil
+}
+
+// linkedBackend is a backend and its proxies.
+type linkedBackend struct {
+	driver.Backend
+	links *links
+	all   []*Proxy
+}
+
+func (b *linkedBackend) proxies() []*Proxy      { return b.all }
+func (b *linkedBackend) unwrap() driver.Backend { return b.Backend }
+
+// Close closes the backend, and then its proxies.
+func (b *linkedBackend) Close() error { return errors.Join(b.Backend.Close(), b.links.close(b.all)) }
+
+// String is that of the backend.
+func (b *linkedBackend) String() string {
+	if s, ok := b.Backend.(fmt.Stringer); ok {
+		return s.String()
+	}
+	return b.Info().Name
+}
+
+// withInterfaces returns linked with those optional interfaces that b has.
+func withInterfaces(linked *linkedBackend, b driver.Backend) driver.Backend {
+	w, watches := b.(driver.Watcher)
+	i, inspects := b.(driver.Inspector)
+	a, breaks := b.(driver.Admin)
+	switch {
+	case watches && inspects && breaks:
+		return struct {
+			*linkedBackend
+			driver.Watcher
+			driver.Inspector
+			driver.Admin
+		}{linked, w, i, a}
+	case watches && inspects:
+		return struct {
+			*linkedBackend
+			driver.Watcher
+			driver.Inspector
+		}{linked, w, i}
+	case watches && breaks:
+		return struct {
+			*linkedBackend
+			driver.Watcher
+			driver.Admin
+		}{linked, w, a}
+	case inspects && breaks:
+		return struct {
+			*linkedBackend
+			driver.Inspector
+			driver.Admin
+		}{linked, i, a}
+	case watches:
+		return struct {
+			*linkedBackend
+			driver.Watcher
+		}{linked, w}
+	case inspects:
+		return struct {
+			*linkedBackend
+			driver.Inspector
+		}{linked, i}
+	case breaks:
+		return struct {
+			*linkedBackend
+			driver.Admin
+		}{linked, a}
+	}
+	return linked
+}

@@ -1,0 +1,196 @@
+package fault
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// asker is a backend whose Acquire sends a line and waits for the same.
+type asker struct {
+	conn   net.Conn
+	closed int
+}
+
+func (a *asker) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if _, err := io.WriteString(a.conn, req.Key+"\n"); err != nil {
+		return nil, err
+	}
+	deadline, _ := ctx.Deadline()
+	_ = a.conn.SetReadDeadline(deadline)
+	got := make([]byte, len(req.Key)+1)
+	_, err := io.ReadFull(a.conn, got)
+	return nil, err
+}
+
+func (a *asker) Info() driver.Info { return driver.Info{Name: "asker"} }
+
+func (a *asker) Close() error {
+	a.closed++
+	return a.conn.Close()
+}
+
+type (
+	watches  struct{ driver.Watcher }
+	inspects struct{ driver.Inspector }
+	breaks   struct{ driver.Admin }
+)
+
+func harnessOf(e *echo) (h func() (driver.Backend, error), faults func(b driver.Backend) (partition, heal, drop func() error), count func() (int, error)) {
+	all := Harness(e.addr, func(addr string) (driver.Backend, error) {
+		c, err := net.Dial("tcp", addr)
+		return &asker{conn: c}, err
+	})
+	return all.Open, func(b driver.Backend) (partition, heal, drop func() error) {
+		f := all.Faults
+		return func() error { return f.Partition(b) }, func() error { return f.Heal(b) }, func() error { return f.DropReply(b) }
+	}, all.Connections
+}
+
+func TestAHarnessBreaksTheLinkOfOneBackend(t *testing.T) {
+	e := newEcho(t, "tcp")
+	open, faults, count := harnessOf(e)
+	a, err := open()
+	must(t, err)
+	b, err := open()
+	must(t, err)
+	within := func(b driver.Backend, d time.Duration) error {
+		ctx, cancel := context.WithTimeout(context.Background(), d)
+		defer cancel()
+		_, err := b.Acquire(ctx, &driver.Request{Key: "key"})
+		return err
+	}
+	must(t, within(a, patience))
+	must(t, within(b, patience))
+	if n, err := count(); n != 2 || err != nil {
+		t.Errorf("%d connections, %v", n, err)
+	}
+	partition, heal, drop := faults(a)
+	must(t, partition())
+	if within(a, brief) == nil {
+		t.Error("an answer came through a partition")
+	}
+	must(t, within(b, patience))
+	must(t, heal())
+	must(t, drop())
+	if err := within(a, patience); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a reply is dropped, and its connection not cut: %v", err)
+	}
+	must(t, a.Close())
+	must(t, b.Close())
+	if n, err := count(); n != 0 || err != nil {
+		t.Errorf("%d connections are left, %v", n, err)
+	}
+	if got := Unwrap(a).(*asker).closed; got != 1 {
+		t.Errorf("the backend was closed %d times", got)
+	}
+	stranger, _, _ := faults(Unwrap(a))
+	if err := stranger(); err == nil || !strings.Contains(err.Error(), "asker") {
+		t.Errorf("a fault of a backend that the harness does not know: %v", err)
+	}
+	if Unwrap(Unwrap(b)) != Unwrap(b) {
+		t.Error("a backend that is not wrapped is not its own")
+	}
+}
+
+// TestAHarnessKeepsTheOptionalInterfaces that a backend has, and adds none.
+func TestAHarnessKeepsTheOptionalInterfaces(t *testing.T) {
+	type backend = *asker
+	for name, b := range map[string]driver.Backend{
+		"": &asker{},
+		"w": struct {
+			backend
+			watches
+		}{},
+		"i": struct {
+			backend
+			inspects
+		}{},
+		"a": struct {
+			backend
+			breaks
+		}{},
+		"wi": struct {
+			backend
+			watches
+			inspects
+		}{},
+		"wa": struct {
+			backend
+			watches
+			breaks
+		}{},
+		"ia": struct {
+			backend
+			inspects
+			breaks
+		}{},
+		"wia": struct {
+			backend
+			watches
+			inspects
+			breaks
+		}{},
+	} {
+		l := &linkedBackend{Backend: b}
+		got, has := withInterfaces(l, b), ""
+		if _, ok := got.(driver.Watcher); ok {
+			has += "w"
+		}
+		if _, ok := got.(driver.Inspector); ok {
+			has += "i"
+		}
+		if _, ok := got.(driver.Admin); ok {
+			has += "a"
+		}
+		if has != name {
+			t.Errorf("a backend with %q has %q behind a proxy", name, has)
+		}
+		if Unwrap(got) != b {
+			t.Errorf("%q is not unwrapped", name)
+		}
+	}
+}
+
+func TestAHarnessWhoseOpenFailsLeavesNothing(t *testing.T) {
+	var addrs []string
+	h := HarnessOf([]string{"127.0.0.1:1", "127.0.0.1:2"}, func(via []string) (driver.Backend, error) {
+		addrs = via
+		return nil, errors.New("no")
+	})
+	if _, err := h.Open(); err == nil || err.Error() != "no" {
+		t.Errorf("Open: %v", err)
+	}
+	for _, addr := range addrs {
+		if c, err := net.Dial("tcp", addr); err == nil {
+			_ = c.Close()
+			t.Errorf("the proxy at %s is still there", addr)
+		}
+	}
+	if len(addrs) != 2 {
+		t.Errorf("opened by %q", addrs)
+	}
+}
+
+func TestBoundariesOfMySQL(t *testing.T) {
+	for _, m := range []string{"\x01\x00\x00\x00\x0e", "\x00\x00\x00\x01", "\x05\x00\x00\x02abcde", "\x00\x01\x00\x03" + strings.Repeat("x", 256)} {
+		checkBoundary(t, MySQL, m)
+	}
+}
+
+func TestBoundariesOfHTTP2(t *testing.T) {
+	for _, m := range []string{
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+		"\x00\x00\x00\x04\x00\x00\x00\x00\x00", // SETTINGS, empty
+		"\x00\x00\x08\x06\x00\x00\x00\x00\x00abcdefgh",
+		"\x00\x01\x00\x00\x01\x00\x00\x00\x01" + strings.Repeat("x", 256),
+	} {
+		checkBoundary(t, HTTP2, m)
+	}
+}
