@@ -234,7 +234,7 @@ func writeNodes(w io.Writer, state *dlock.State, now time.Time, colors bool) {
 		if n.State == nil {
 			why := "no answer"
 			if n.Err != nil {
-				why = oneLine(n.Err.Error())
+				why = strings.TrimLeft(strings.TrimPrefix(oneLine(n.Err.Error()), n.Node), ": ") // the name is in the first column
 			}
 			t.row(text(n.Node), cell{"unknown", red}, cell{}, cell{}, cell{}, cell{}, cell{}, text(why))
 			continue

@@ -1,8 +1,10 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -165,37 +167,24 @@ func reached(counters []uint64, q int) uint64 {
 }
 
 // List yields the keys that a majority of the nodes hold for one owner, and those on which
-// they are split. It collects first what every node has.
+// they are split. It reads all keys of as few nodes as can be: any majority has one of them, so
+// that what they lack is held by no majority. The other nodes are asked for what was found.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(ctx); err != nil {
 		return err
 	}
 	defer b.calls.Done()
-	var mu sync.Mutex
-	keys := map[string][]driver.NodeState{}
-	errs := b.each(ctx, func(ctx context.Context, n *node) error {
-		i, err := n.inspector()
-		if err != nil {
-			return err
-		}
-		return i.List(ctx, prefix, func(s *driver.State) bool {
-			mu.Lock()
-			defer mu.Unlock()
-			if keys[s.Key] == nil {
-				keys[s.Key] = b.nodeStates()
-			}
-			keys[s.Key][n.index].State = s
-			return true
-		})
-	})
-	if err := b.answered(errs); err != nil {
+	l := &listing{b: b, errs: make([]error, len(b.nodes)), nodes: map[string][]driver.NodeState{}}
+	others := l.scan(ctx, prefix)
+	l.complete(ctx, others)
+	if err := b.answered(l.errs); err != nil {
 		return err
 	}
-	for key, nodes := range keys {
+	for key, nodes := range l.nodes {
 		for i := range nodes {
 			switch {
-			case errs[i] != nil:
-				nodes[i].Err = errs[i]
+			case l.errs[i] != nil:
+				nodes[i].State, nodes[i].Err = nil, l.errs[i]
 			case nodes[i].State == nil:
 				nodes[i].State = &driver.State{Key: key}
 			}
@@ -206,6 +195,102 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		}
 	}
 	return nil
+}
+
+// A listing is what List has gathered.
+type listing struct {
+	b    *Backend
+	errs []error // of the nodes that were asked
+
+	mu    sync.Mutex
+	nodes map[string][]driver.NodeState // of each key
+}
+
+// scan reads the keys of N-q+1 nodes, of others where some fail, and returns the nodes that
+// it has not asked.
+func (l *listing) scan(ctx context.Context, prefix string) (others []*node) {
+	nodes := slices.Clone(l.b.nodes)
+	slices.SortStableFunc(nodes, func(a, b *node) int { return cmp.Compare(skipped(a), skipped(b)) })
+	queue := make(chan *node, len(nodes))
+	for _, n := range nodes {
+		queue <- n
+	}
+	close(queue)
+	var all sync.WaitGroup
+	for range len(nodes) - l.b.q + 1 {
+		all.Go(func() {
+			for n := range queue {
+				i, err := n.inspector()
+				if err == nil {
+					err = i.List(ctx, prefix, func(s *driver.State) bool { l.add(n, s); return true })
+				}
+				if l.errs[n.index] = err; err == nil {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	for n := range queue {
+		others = append(others, n)
+	}
+	return others
+}
+
+func skipped(n *node) int {
+	if n.tripped.Load() {
+		return 1
+	}
+	return 0
+}
+
+func (l *listing) add(n *node, s *driver.State) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.nodes[s.Key] == nil {
+		l.nodes[s.Key] = l.b.nodeStates()
+	}
+	l.nodes[s.Key][n.index].State = s
+}
+
+// complete asks the nodes that were not scanned for the keys that were found.
+func (l *listing) complete(ctx context.Context, others []*node) {
+	keys := slices.Collect(maps.Keys(l.nodes))
+	var all sync.WaitGroup
+	for _, n := range others {
+		all.Go(func() {
+			states, err := n.lookupAll(ctx, keys)
+			l.errs[n.index] = err
+			for _, s := range states {
+				l.add(n, s)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// A manyInspector looks many keys up in few steps.
+type manyInspector interface {
+	LookupAll(ctx context.Context, keys []string) ([]*driver.State, error)
+}
+
+// lookupAll returns the states of keys on the node.
+func (n *node) lookupAll(ctx context.Context, keys []string) (states []*driver.State, err error) {
+	if many, ok := n.backend.(manyInspector); ok {
+		return many.LookupAll(ctx, keys)
+	}
+	i, err := n.inspector()
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		s, err := i.Lookup(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		states = append(states, s)
+	}
+	return states, nil
 }
 
 // Break takes key from the holder with token fence, on every node that has it.

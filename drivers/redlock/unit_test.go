@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -485,6 +486,77 @@ func TestOperatorsSeeAndBreak(t *testing.T) {
 		found, err := s[:4].quorum(t, nil).Check(t.Context())
 		if err != nil || !strings.Contains(fmt.Sprint(found), "4 nodes outlive") {
 			t.Errorf("got %v, %v", found, err)
+		}
+	})
+}
+
+// What a majority holds is listed, whichever nodes those are, and what of it can be seen while a
+// minority is down. Not every node is read as a whole.
+func TestListFindsWhatAMajorityHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(5)
+		without := func(down ...int) *Backend {
+			nodes := make([]driver.Backend, len(s))
+			for i := range s {
+				nodes[i] = s[i].Peer()
+			}
+			for _, i := range down {
+				nodes[i].(*memory.Backend).Fail(errors.New("connection refused"))
+			}
+			b, err := New(nodes, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = b.Close() }) // what a node that is down holds ends with its TTL
+			return b
+		}
+		name := func(i, j int) string { return fmt.Sprintf("not on %d and %d", i, j) }
+		list := func(down ...int) (keys []string) {
+			err := without(down...).List(t.Context(), "not ", func(st *driver.State) bool {
+				if len(st.Holders) != 1 || st.Holders[0].Owner != "web/"+st.Key || len(st.Nodes) != 5 {
+					t.Errorf("List yields %+v", st)
+				}
+				for _, i := range down {
+					if st.Nodes[i].Err == nil || st.Nodes[i].State != nil {
+						t.Errorf("node %d is down, and says %+v", i, st.Nodes[i])
+					}
+				}
+				keys = append(keys, st.Key)
+				return true
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			slices.Sort(keys)
+			return keys
+		}
+		var all []string
+		for i := range s {
+			for j := range i {
+				if _, err := without(i, j).Acquire(t.Context(), request1(name(i, j), "web/"+name(i, j), 20*time.Second)); err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, name(i, j))
+			}
+		}
+		synctest.Wait()
+		slices.Sort(all)
+		if got := list(); !slices.Equal(got, all) {
+			t.Errorf("List yields %q, want %q", got, all)
+		}
+		for i := range s {
+			want := slices.DeleteFunc(slices.Clone(all), func(key string) bool { return !strings.Contains(key, fmt.Sprint(i)) })
+			if got := list(i); !slices.Equal(got, want) {
+				t.Errorf("without node %d List yields %q, want %q", i, got, want)
+			}
+			for j := range i {
+				if got := list(i, j); !slices.Equal(got, []string{name(i, j)}) {
+					t.Errorf("without nodes %d and %d List yields %q", i, j, got)
+				}
+			}
+		}
+		if err := without(0, 2, 4).List(t.Context(), "", func(*driver.State) bool { return true }); !errors.As(err, new(*driver.QuorumError)) {
+			t.Errorf("without a majority: %v", err)
 		}
 	})
 }

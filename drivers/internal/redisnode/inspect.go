@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -80,9 +81,12 @@ func queue(reply []any) []driver.Waiter {
 	return all
 }
 
-// lookupsAtOnce is how many keys List asks for at once: a server needs less than a millisecond
-// for so many.
-const lookupsAtOnce = 128
+// How many keys List asks for, and how many of the server's it has looked through, in one step:
+// a server needs a millisecond or two for so many.
+const (
+	lookupsAtOnce = 128
+	scannedAtOnce = "2000"
+)
 
 // List yields the locks under prefix that this package gave and that are held now. It goes
 // by the fencing counters, which the server itself finds among its keys; a lock of another
@@ -107,6 +111,41 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 		return nil
 	}
 	return n.explain(prefix, err)
+}
+
+// LookupAll returns the states of keys, in their order. It takes a round trip for some 128 of them,
+// or of a Cluster one for each, and blocks a server as little as List does. The states have no
+// Queue. An error is as of Lookup.
+func (n *Node) LookupAll(ctx context.Context, keys []string) ([]*driver.State, error) {
+	if n.closed.Load() {
+		return nil, driver.ErrClosed
+	}
+	all := make([]*driver.State, 0, len(keys))
+	look := func(ctx context.Context, s Server) error {
+		for some := range slices.Chunk(keys, lookupsAtOnce) {
+			states, err := n.lookups(ctx, s, some)
+			if err != nil {
+				return err
+			}
+			all = append(all, states...)
+		}
+		return nil
+	}
+	var err error
+	if n.cfg.Cluster {
+		err = look(ctx, nil) // each key has its own server
+	} else {
+		err = n.cfg.Client.Each(ctx, look)
+	}
+	if err != nil {
+		return nil, n.explain("", err)
+	}
+	for i, s := range all {
+		if s == nil {
+			all[i] = &driver.State{Key: keys[i]}
+		}
+	}
+	return all, nil
 }
 
 // lookups looks keys up, at once, by one script; where they may be in several slots, each by its
@@ -162,7 +201,7 @@ func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(key
 	cursor, seen := "0", map[string]bool{}
 	var found []string
 	for {
-		reply, err := s.Do(ctx, "SCAN", cursor, "MATCH", glob(n.names.counters())+"*", "COUNT", "1000")
+		reply, err := s.Do(ctx, "SCAN", cursor, "MATCH", glob(n.names.counters())+"*", "COUNT", scannedAtOnce)
 		if err != nil {
 			return err
 		}

@@ -340,6 +340,16 @@ func (s *suite) inspector(t *testing.T) {
 	if st, err = in.Lookup(context.Background(), "job[kept]"); err != nil || st.ReservedFor <= 30*time.Second || len(st.Holders) != 0 {
 		t.Errorf("a lock that is kept for a waiter: %+v, %v", st, err)
 	}
+	many, ok := b.(interface {
+		LookupAll(context.Context, []string) ([]*driver.State, error)
+	})
+	if !ok {
+		t.Fatal("there is no LookupAll")
+	}
+	all, err := many.LookupAll(context.Background(), []string{"job[1]", "job[free]", "job[h]", "job[x]", "job[2]"})
+	if err != nil || len(all) != 5 || all[0].Fence != fences[1] || len(all[1].Holders)+len(all[2].Holders) != 0 || all[3].Holders[0].Owner != "some value" || all[4].Waiters != 1 {
+		t.Errorf("LookupAll: %+v, %v", all, err)
+	}
 	// What others store costs nothing but the server's own search.
 	if _, err := srv.Do("EVAL", "for i = 1, 100000 do redis.call('SET', 'job[y' .. i, 'v', 'PX', 600000) end", "0"); err != nil {
 		t.Fatal(err)
