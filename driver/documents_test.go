@@ -100,3 +100,30 @@ func wrapped(t *testing.T, path, text string) {
 		}
 	}
 }
+
+// TestExamples checks that every package that others can import shows how.
+func TestExamples(t *testing.T) {
+	shown, packages := map[string]bool{}, map[string]bool{}
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		switch folder := filepath.Dir(path); {
+		case strings.HasSuffix(path, "_test.go"):
+			shown[folder] = shown[folder] || strings.Contains(string(text), "\nfunc Example")
+		case !strings.Contains(filepath.ToSlash(path), "/internal/") && !strings.Contains("\n"+string(text), "\npackage main\n"):
+			packages[folder] = true
+		}
+		return err
+	})
+	if err != nil || len(packages) < 20 {
+		t.Fatal(len(packages), err)
+	}
+	delete(packages, filepath.Join("..", "redlocktest", "interop")) // tests alone
+	for folder := range packages {
+		if !shown[folder] {
+			t.Errorf("%s has no example", folder)
+		}
+	}
+}
