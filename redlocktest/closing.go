@@ -72,7 +72,7 @@ func (r *run) isClosed(err error, call string) {
 func closeAndLeases(r *run) {
 	a, b := r.client(), r.open()
 	key := r.key()
-	l := r.grant(b, driver.Request{Key: key})
+	l := r.grant(b, driver.Request{Key: key, TTL: min(r.long(), 8*r.short())}) // nobody can release it
 	if err := b.Close(); err != nil {
 		r.record(closing, "Close gives %v", err)
 	}

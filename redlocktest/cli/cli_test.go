@@ -12,6 +12,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/memory"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 func TestMain(m *testing.M) {
@@ -72,6 +73,18 @@ func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 	}
 	if !strings.Contains(progress, "suite\tok\texclusion/race") || !strings.Contains(progress, "stress\tok\texclusion/race") {
 		t.Errorf("the progress is %q", progress)
+	}
+}
+
+// A server keeps a lock for a grace beyond its TTL, which a URL does not tell. What a case leaves
+// on it ends with a TTL that is waited for.
+func TestASoundServerPassesAndNothingIsLeft(t *testing.T) {
+	url := "redis://" + server.Redis(t).Addr()
+	for _, only := range []string{"verdict/held", "expiry/retry-after", "close/leases"} {
+		code, out, _ := redlocktestMain("--short", "--stress", "0", "--only", only, url)
+		if code != exitOK || !strings.Contains(out, "Left behind: nothing") {
+			t.Errorf("%s: exit code %d: %s", only, code, out)
+		}
 	}
 }
 
