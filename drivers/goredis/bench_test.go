@@ -155,11 +155,11 @@ func scriptsCycle(b *testing.B, s *server.Server, client *redis.Client) cycle {
 	sum := func(text string) string { h := sha1.Sum([]byte(text)); return hex.EncodeToString(h[:]) }
 	a, r := sum(acquire), sum(release)
 	return func(ctx context.Context, key, owner string) error {
-		x, err := client.EvalSha(ctx, a, []string{key, "redlock1:fence:{" + key + "}", "redlock1:mark"}, "9007199254740991", owner, "12000", "0", "130000").Slice()
+		x, err := client.EvalSha(ctx, a, []string{key, "redlock1:fence:{" + key + "}", "redlock1:mark"}, "9007199254740991", owner, "12000", "0", "130000").Int64()
 		if err != nil {
 			return err
 		}
-		return client.EvalSha(ctx, r, []string{key}, "0", owner+"|"+strconv.FormatInt(x[1].(int64), 10), "redlock1:free:{"+key+"}", "redlock1:line:{"+key+"}", "redlock1:free:", "1").Err()
+		return client.EvalSha(ctx, r, []string{key}, "0", owner+"|"+strconv.FormatInt(x, 10), "redlock1:free:{"+key+"}", "redlock1:line:{"+key+"}", "redlock1:free:", "1").Err()
 	}
 }
 

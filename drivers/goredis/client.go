@@ -36,11 +36,12 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		} else {
 			_ = c.redis.Process(ctx, cmd) // it is the command's
 		}
-		c.finish(calls[0], func() ([]any, error) { return list(cmd) })
+		read(calls[0], cmd)
+		c.finish(calls[0])
 		return
 	}
 	pipe := c.redis.Pipeline()
-	replies := make([]func() ([]any, error), len(calls))
+	replies := make([]func(), len(calls))
 	for i, call := range calls {
 		switch {
 		case call.Behind != "":
@@ -49,7 +50,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 			replies[i] = c.replicated(ctx, pipe, call)
 		default:
 			cmd := c.queue(ctx, pipe, call)
-			replies[i] = func() ([]any, error) { return list(cmd) }
+			replies[i] = func() { read(call, cmd) }
 		}
 	}
 	cmds, err := pipe.Exec(ctx) // every command has its own error,
@@ -59,7 +60,8 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		}
 	}
 	for i, call := range calls {
-		c.finish(call, replies[i])
+		replies[i]()
+		c.finish(call)
 	}
 }
 
@@ -134,8 +136,12 @@ func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 		add(&call.SHA)
 	}
 	args = append(args, len(call.Keys))
-	for _, key := range call.Keys {
-		args = append(args, key) // a Cluster reads it
+	for i := range call.Keys {
+		if i == 0 {
+			args = append(args, call.Keys[i]) // a Cluster reads it
+		} else {
+			add(&call.Keys[i])
+		}
 	}
 	for i := range call.Args {
 		add(&call.Args[i])
@@ -152,22 +158,20 @@ func (c *client) queue(ctx context.Context, pipe redis.Pipeliner, call *redisnod
 }
 
 // replicated sends a call, and WAIT after it.
-func (c *client) replicated(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) func() ([]any, error) {
+func (c *client) replicated(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) (reply func()) {
 	cmd := c.queue(ctx, pipe, call)
 	wait := redis.NewCmd(ctx, "wait", call.Replicas, call.Patience.Milliseconds())
 	_ = pipe.Process(ctx, wait)
-	return func() ([]any, error) {
-		reply, err := list(cmd)
-		if err == nil {
-			call.Acked, err = wait.Int64()
+	return func() {
+		if read(call, cmd); call.Err == nil {
+			call.Acked, call.Err = wait.Int64()
 		}
-		return reply, err
 	}
 }
 
 // behind sends a call in a transaction; see redisnode.Call. The first error tells why:
 // that of EXEC alone says only that there was one.
-func (c *client) behind(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) func() ([]any, error) {
+func (c *client) behind(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) (reply func()) {
 	before, after := redisnode.Transaction(call.Behind)
 	var cmds []*redis.Cmd
 	for _, words := range before {
@@ -175,23 +179,23 @@ func (c *client) behind(ctx context.Context, pipe redis.Pipeliner, call *redisno
 	}
 	cmds = append(cmds, c.queue(ctx, pipe, call))
 	exec := do(ctx, pipe, after)
-	return func() ([]any, error) {
+	return func() {
 		for _, cmd := range cmds {
-			if err := cmd.Err(); err != nil {
-				return nil, err
+			if call.Err = cmd.Err(); call.Err != nil {
+				return
 			}
 		}
 		list, err := exec.Slice()
 		if err != nil || len(list) == 0 {
-			return nil, err
+			call.Err = err
+			return
 		}
 		switch reply := list[len(list)-1].(type) {
 		case []any:
-			return reply, nil
+			call.Reply = reply
 		case error:
-			return nil, reply
+			call.Err = reply
 		}
-		return nil, nil
 	}
 }
 
@@ -203,22 +207,27 @@ func do(ctx context.Context, pipe redis.Pipeliner, words []string) *redis.Cmd {
 	return pipe.Do(ctx, args...)
 }
 
-// list returns a reply as a list: of a number, where the script answers with no more.
-func list(cmd *redis.Cmd) ([]any, error) {
+// read takes the reply to a call: a number, or a list.
+func read(call *redisnode.Call, cmd *redis.Cmd) {
 	reply, err := cmd.Result()
-	if n, ok := reply.(int64); ok {
-		return []any{n}, err
+	switch reply := reply.(type) {
+	case int64:
+		call.Number = reply
+	case []any:
+		call.Reply = reply
+	default:
+		if err == nil {
+			_, err = cmd.Slice() // it says what it is
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	return cmd.Slice()
+	call.Err = err
 }
 
-func (c *client) finish(call *redisnode.Call, reply func() ([]any, error)) {
-	call.Reply, call.Err = reply()
-	call.Err = c.translate(call.Err)
-	c.reload(call.Err)
+func (c *client) finish(call *redisnode.Call) {
+	if call.Err != nil {
+		call.Err = c.translate(call.Err)
+		c.reload(call.Err)
+	}
 }
 
 // reload has the library look anew for who serves which slot of a Cluster: after an error of

@@ -93,12 +93,12 @@ func scriptsCycle(b *testing.B, v valkey.Client) cycle {
 	a, r := sum(acquire), sum(release)
 	return func(ctx context.Context, key, owner string) error {
 		x, err := v.Do(ctx, v.B().Evalsha().Sha1(a).Numkeys(3).Key(key, "redlock1:fence:{"+key+"}", "redlock1:mark").
-			Arg("9007199254740991", owner, "12000", "0", "130000").Build()).AsIntSlice()
+			Arg("9007199254740991", owner, "12000", "0", "130000").Build()).AsInt64()
 		if err != nil {
 			return err
 		}
 		return v.Do(ctx, v.B().Evalsha().Sha1(r).Numkeys(1).Key(key).
-			Arg("0", owner+"|"+strconv.FormatInt(x[1], 10), "redlock1:free:{"+key+"}", "redlock1:line:{"+key+"}", "redlock1:free:", "1").Build()).Error()
+			Arg("0", owner+"|"+strconv.FormatInt(x, 10), "redlock1:free:{"+key+"}", "redlock1:line:{"+key+"}", "redlock1:free:", "1").Build()).Error()
 	}
 }
 

@@ -141,16 +141,26 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	if !c.own {
 		ctx = context.WithoutCancel(ctx) // no deadline either: see New
 	}
-	defer func() {
-		var reply redisnode.ServerError
-		if errors.As(calls[0].Err, &reply) && strings.HasPrefix(string(reply), "READONLY") && !isCluster(v) {
-			c.leave(v)
-		}
-	}()
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		c.finish(calls[0], v.Do(ctx, command(v, calls[0])))
-		return
+	} else {
+		c.pipeline(ctx, v, calls)
 	}
+	if calls[0].Err != nil {
+		c.heed(v, calls[0].Err)
+	}
+}
+
+// heed leaves a server that says that it is a replica now.
+func (c *client) heed(v valkey.Client, err error) {
+	var reply redisnode.ServerError
+	if errors.As(err, &reply) && strings.HasPrefix(string(reply), "READONLY") && !isCluster(v) {
+		c.leave(v)
+	}
+}
+
+// pipeline runs calls in one round trip.
+func (c *client) pipeline(ctx context.Context, v valkey.Client, calls []*redisnode.Call) {
 	cmds := make(valkey.Commands, 0, len(calls))
 	for _, call := range calls {
 		if call.Behind == "" {
@@ -214,9 +224,8 @@ func command(v valkey.Client, call *redisnode.Call) valkey.Completed {
 }
 
 func (c *client) finish(call *redisnode.Call, result valkey.ValkeyResult) {
-	m, err := result.ToMessage()
-	if err == nil && m.IsInt64() {
-		call.Reply = []any{plain(&m)}
+	if m, err := result.ToMessage(); err == nil && m.IsInt64() {
+		call.Number, _ = m.AsInt64()
 		return
 	}
 	list, err := result.ToArray()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,7 +24,7 @@ import (
 // what the driver really sends, whatever that is in this version.
 type replay struct {
 	acquired, renewed, released pattern
-	token                       int // which element of the grant is the token
+	token                       int // which element of the grant is the token, or tokenAlone
 }
 
 // The names by which what varies is found in the recorded commands.
@@ -103,17 +104,26 @@ func (r *replay) release(key, owner, token string) []string {
 }
 
 func (r *replay) granted(reply any) (string, bool) {
+	if n, ok := reply.(int64); ok && r.token == tokenAlone {
+		return strconv.FormatInt(n, 10), true
+	}
 	list, _ := reply.([]any)
-	if len(list) <= r.token || list[0] != int64(1) {
+	if r.token == tokenAlone || len(list) <= r.token || list[0] != int64(1) {
 		return "", false
 	}
 	n, ok := list[r.token].(int64)
 	return strconv.FormatInt(n, 10), ok
 }
 
+// tokenAlone says that a grant's reply is the token itself.
+const tokenAlone = math.MaxInt
+
 // tokenIn returns at which place of which reply the token stands; -1 if at none.
 func tokenIn(replies []any, fence uint64) int {
 	for _, reply := range slices.Backward(replies) {
+		if n, ok := reply.(int64); ok && n == int64(fence) {
+			return tokenAlone
+		}
 		if list, ok := reply.([]any); ok {
 			if i := slices.Index(list, any(int64(fence))); i >= 0 {
 				return i

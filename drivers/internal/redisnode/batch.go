@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -40,10 +41,12 @@ type inBatch struct {
 	sha      string // of the script
 	notAfter int64  // of an acquire
 	alone    bool   // a batch has left it alone
+	// unanswered says that it has no answer yet: it goes by itself.
+	unanswered bool
 }
 
 // joins says what a batch may take of a call.
-func (f *fleet) joins(r *request, s *sending) inBatch {
+func (f *fleet) joins(r *request, s *answer) inBatch {
 	if f.cluster || s.Replicas > 0 || strings.ContainsAny(r.keys[0], "{}") { // the script makes names itself
 		return inBatch{}
 	}
@@ -175,34 +178,33 @@ func (f *fleet) spread(b *batch) {
 // leave has calls sent by themselves.
 func (b *batch) leave(from, to int) {
 	for i := from; i < to; i++ {
-		b.call(i).alone, b.call(i).Reply = true, nil
+		c := b.call(i)
+		c.alone, c.unanswered, c.Reply, c.Number = true, true, nil, 0
 	}
 }
-
-var freed, notFreed = []any{int64(1)}, []any{int64(0)}
 
 // read reads the reply: see lua/batch.lua. It reports false where the script has left all releases alone,
 // or all acquires.
 func (b *batch) read() bool {
-	now, ok := number(b.Reply, 0)
+	now, ok := b.Number, true
 	more := len(b.Reply) - 2
-	if !ok || more != -1 && (more < 0 || more%3 != 0) {
+	if b.Reply != nil {
+		now, ok = number(b.Reply, 0)
+		ok = ok && more >= 0 && more%3 == 0
+	}
+	if !ok {
 		for i := range b.size() {
 			b.call(i).Err = errGarbled
 		}
 		return false
 	}
 	for _, c := range b.releases {
-		c.Reply = freed
+		c.Number = 1
 	}
 	for _, c := range b.acquires {
-		token, _ := strconv.ParseInt(c.Args[3], 10, 64)
-		if token == 0 {
-			token = now
-		}
-		c.Reply = []any{int64(1), token, now}
+		c.Number = now
 	}
-	if more < 0 {
+	if b.Reply == nil {
 		return true
 	}
 	if verdict, ok := b.Reply[1].([]any); ok {
@@ -220,7 +222,7 @@ func (b *batch) read() bool {
 		case !isNumber:
 			c.Reply = []any{int64(0), b.Reply[i+1], b.Reply[i+2], now}
 		case what == 0:
-			c.Reply = notFreed
+			c.Number = 0
 		case what > 0:
 			c.Reply = []any{int64(1), what, now}
 		case what == -6:
@@ -251,7 +253,12 @@ func (b *batch) verdict(reply []any) {
 }
 
 // loadBatch loads the script for a call's process and guard, in the background.
-func (f *fleet) loadBatch(c *Call) {
+func (f *fleet) loadBatch(of *Call) {
+	c, at := of.inBatch, &request{op: opBatch, keys: slices.Clone(of.ask.keys)}
+	if q := of.ask.q; q != nil { // the call may be used again meanwhile
+		mine := *q
+		at.q = &mine
+	}
 	if !c.by.asking.CompareAndSwap(false, true) {
 		return
 	}
@@ -262,7 +269,7 @@ func (f *fleet) loadBatch(c *Call) {
 		defer c.by.asking.Store(false)
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
-		p, err := f.shake(ctx, c.at, &request{op: opBatch, q: c.ask.q, keys: c.ask.keys}, false)
+		p, err := f.shake(ctx, c.at, at, false)
 		c.by.rest(afterNoUse)
 		if err == nil && p == c.at {
 			c.by.rest(0)

@@ -1,6 +1,7 @@
 package redisnode
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -88,7 +89,7 @@ func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
 	n := w.node
 	var r *request
 	if op.release {
-		r = &n.freeing(op.key, op.value, "").ask
+		r = &n.freeing(op.key, op.value, "", siblings{channel: n.names.channel(op.key), waitQueue: n.names.waitQueue(op.key)}).ask
 	} else {
 		a := n.attempt(&driver.Request{Key: op.key, Owner: op.owner, TTL: 10 * time.Minute, FenceFloor: uint64(op.proposal), Quorum: q})
 		a.deadline = time.Now().Add(20 * time.Second)
@@ -121,7 +122,7 @@ func (w *twin) send(calls []*Call) (order []int, did int) {
 	}
 	f.spread(b)
 	for i := range b.size() {
-		if c := b.call(i); c.alone && c.Reply == nil && c.Err == nil {
+		if c := b.call(i); c.unanswered {
 			late = append(late, c)
 		} else {
 			add(c)
@@ -192,14 +193,21 @@ func blur(text string, since int64, keep map[string]bool) string {
 	})
 }
 
-func answers(calls []*Call, since int64, keep map[string]bool) []told {
+func answers(calls []*Call, ops []twinOp, since int64, keep map[string]bool) []told {
 	var said []told
-	for _, c := range calls {
+	for i, c := range calls {
 		if c.Err != nil {
 			said = append(said, told{text: where.ReplaceAllString(c.Err.Error(), "")})
 			continue
 		}
 		reply, ttl := slices.Clone(c.Reply), int64(0)
+		switch {
+		case reply != nil:
+		case c.Number > 1000: // granted as proposed, at this instant
+			reply = []any{int64(1), cmp.Or(ops[i].proposal, c.Number), c.Number}
+		default:
+			reply = []any{c.Number}
+		}
 		code, _ := number(reply, 0)
 		if code == 0 && len(reply) == 4 {
 			ttl, _ = number(reply, 2)
@@ -347,7 +355,7 @@ func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
 		for _, o := range ops {
 			keep[strconv.FormatInt(o.proposal, 10)] = true
 		}
-		saidA, saidB := answers(callsA, since, keep), answers(callsB, since, keep)
+		saidA, saidB := answers(callsA, ops, since, keep), answers(callsB, ops, since, keep)
 		stateA, stateB := a.state(t, since, keep), b.state(t, since, keep)
 		if !paused && !slices.EqualFunc(saidA, saidB, alike) || !paused && !maps.EqualFunc(stateA, stateB, alike) {
 			t.Errorf("round %d of seed %d, server %s:", round, seed, weather)

@@ -246,12 +246,12 @@ func handshakeArgs(q *driver.Quorum, mode string, until int64) []string {
 
 // stale reports whether the script refused because the process of the last handshake
 // was another one, or the server has forgotten it.
-func (a *answer) stale() bool { code, _ := number(a.reply, 0); return code == -3 }
+func (a *answer) stale() bool { code, _ := number(a.Reply, 0); return code == -3 }
 
 // recall goes by the terms that the server refused by: {-3, TIME, meta}. Where it remembers
 // none, by those that the quorum proposes.
 func (g *guard) recall(p *process, q *driver.Quorum, a *answer) {
-	meta, _ := text(a.reply, 2)
+	meta, _ := text(a.Reply, 2)
 	word, _ := metaTerms(meta)
 	if t, ok := parseTerms(word); ok && t.N == q.N {
 		p.adopt(g.space, t)
@@ -269,7 +269,7 @@ func (g *guard) overGuard(ttl time.Duration, t *driver.Terms, q *driver.Quorum) 
 }
 
 // quarantined reports whether the server does not vote yet.
-func (a *answer) quarantined() bool { code, _ := number(a.reply, 0); return code == -4 }
+func (a *answer) quarantined() bool { code, _ := number(a.Reply, 0); return code == -4 }
 
 // pending is the end of a quarantine that has not begun, since the other nodes' clocks
 // were not known.
@@ -278,8 +278,8 @@ const pending = 9007199254740991
 // overlong reports whether a quarantine can be counted anew with profit: it takes longer
 // than the guard, because a clock was wrong or the others' were not known.
 func (p *process) overlong(a *answer, q *driver.Quorum) bool {
-	till, _ := number(a.reply, 1)
-	now, _ := number(a.reply, 2)
+	till, _ := number(a.Reply, 1)
+	now, _ := number(a.Reply, 2)
 	if q.N > 1 && (q.OtherClocks == nil || q.OtherClocks().IsZero()) {
 		return false
 	}
@@ -418,9 +418,9 @@ func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []
 
 // quarantine makes the error of {-4, till, TIME, why}.
 func (g *guard) quarantine(p *process, a *answer) error {
-	till, _ := number(a.reply, 1)
-	now, _ := number(a.reply, 2)
-	why, _ := text(a.reply, 3)
+	till, _ := number(a.Reply, 1)
+	now, _ := number(a.Reply, 2)
+	why, _ := text(a.Reply, 3)
 	clock := a.learn(2)
 	if known := p.guarded.Load(); known != nil {
 		g.tell(known, till, now, why)

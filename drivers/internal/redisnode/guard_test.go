@@ -42,7 +42,7 @@ func (w *wire) Exec(ctx context.Context, calls []*Call) {
 		if c.Behind == "" {
 			defer func(cmd *redis.Cmd) {
 				if n, err := cmd.Int64(); err == nil {
-					c.Reply = []any{n}
+					c.Number = n
 					return
 				}
 				c.Reply, c.Err = cmd.Slice()

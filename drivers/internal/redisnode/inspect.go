@@ -26,20 +26,20 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	keys, line := []string{n.names.lock(key), n.names.counter(key)}, n.names.waitQueue(key)
-	a, err := n.try(ctx, opLookup, keys, func(*process) []string { return []string{"0", line} })
+	a, err := n.try(ctx, opLookup, keys, "0", line)
 	if err != nil {
 		return nil, err
 	}
 	now := a.learn(0)
-	counter, _ := number(a.reply, 1)
-	value, _ := text(a.reply, 2)
-	pttl, _ := number(a.reply, 3)
-	waiters, _ := number(a.reply, 4)
+	counter, _ := number(a.Reply, 1)
+	value, _ := text(a.Reply, 2)
+	pttl, _ := number(a.Reply, 3)
+	waiters, _ := number(a.Reply, 4)
 	if now.IsZero() {
 		pttl = -2
 	}
 	s := stateOf(key, value, pttl, counter, waiters)
-	s.Queue = queue(a.reply)
+	s.Queue = queue(a.Reply)
 	return s, nil
 }
 
@@ -245,13 +245,11 @@ func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
 		return driver.ErrClosed
 	}
 	channel := n.names.channel(key)
-	a, err := n.try(ctx, opBreak, []string{n.names.lock(key)}, func(*process) []string {
-		return []string{"0", strconv.FormatUint(fence, 10), channel}
-	})
+	a, err := n.try(ctx, opBreak, []string{n.names.lock(key)}, "0", strconv.FormatUint(fence, 10), channel)
 	if err != nil {
 		return n.explain(key, err)
 	}
-	if code, _ := number(a.reply, 0); code != 1 {
+	if a.code() != 1 {
 		return driver.ErrLost
 	}
 	return nil

@@ -17,7 +17,9 @@ type Lease struct {
 	key    string
 	owner  string
 	value  string // as stored: owner|token
+	names  siblings
 	quorum *driver.Quorum
+	own    driver.Quorum // what quorum points to
 
 	turn sync.Mutex // one renewal at a time
 
@@ -88,25 +90,40 @@ type renewal struct {
 	lease *Lease
 	ttl   time.Duration
 
-	ask                   request
-	px, keep, least, life string
-	deadline              time.Time
-	sent                  time.Time
+	ask         request
+	span        *span
+	keep, least string
+	deadline    time.Time
+	sent        time.Time
 
 	again, tardy bool // as of an attempt
+
+	ctx  context.Context // of a renewal that was started
+	done func(driver.Grant, error)
 }
 
 func (l *Lease) renewal(r *driver.Renewal) *renewal {
 	n := l.node
-	t := &renewal{lease: l, ttl: r.TTL, least: strconv.FormatUint(r.MinFence, 10), life: n.counterLife(max(r.TTL, r.Keep), l.quorum)}
-	t.px, t.keep = n.renewalPX(r, l.quorum)
+	t := &renewal{
+		lease: l, ttl: r.TTL, least: strconv.FormatUint(r.MinFence, 10), keep: millis(r.Keep),
+		span: n.span(max(r.TTL, r.Keep), l.quorum),
+	}
 	q := n.guard.of(l.quorum)
-	t.ask = request{op: opRenew, q: q, ttl: r.TTL, keys: n.fenced(l.key, q), args: t.args}
+	t.ask.op, t.ask.q, t.ask.ttl, t.ask.script = opRenew, q, r.TTL, t
+	t.ask.keys = n.fenced(t.ask.room.keys[:0], n.names.lock(l.key), l.names.counter, l.key, q)
 	return t
 }
 
-func (t *renewal) args(p *process) []string {
-	return []string{notAfter(p, t.deadline), t.lease.value, t.px, t.least, t.life, t.keep}
+func (t *renewal) args(p *process, args []string) []string {
+	px := "0" // the holder is done
+	switch {
+	case t.ttl == 0:
+	case t.span.lock == t.lease.node.kept(t.ttl, t.lease.quorum):
+		px = t.span.px
+	default: // it is kept for longer than the TTL
+		px = millis(t.lease.node.kept(t.ttl, t.lease.quorum))
+	}
+	return append(args, notAfter(p, t.deadline), t.lease.value, px, t.least, t.span.life, t.keep)
 }
 
 func (t *renewal) run(ctx context.Context) (driver.Grant, error) {
@@ -122,21 +139,25 @@ func (t *renewal) run(ctx context.Context) (driver.Grant, error) {
 
 // start is run for a caller that does not wait. It gives the lease's turn back.
 func (t *renewal) start(ctx context.Context, until time.Time, done func(driver.Grant, error)) bool {
+	t.deadline, t.sent, t.ctx, t.done = until, time.Now(), ctx, done
+	t.ask.then = t
+	return t.lease.node.fleet.start(ctx, &t.ask, until)
+}
+
+// answered is told what a renewal that was started brought.
+func (t *renewal) answered(a *answer, err error) {
 	n := t.lease.node
-	t.deadline, t.sent = until, time.Now()
+	ctx := &bounded{context.WithoutCancel(t.ctx), t.deadline}
 	finish := func(g driver.Grant, err error) {
 		t.lease.turn.Unlock()
-		done(g, err)
+		t.done(g, err)
 	}
-	return n.fleet.start(ctx, &t.ask, until, func(a *answer, err error) {
-		ctx := &bounded{context.WithoutCancel(ctx), until}
-		g, err := t.heard(ctx, a, err)
-		if !errors.Is(err, errAgain) {
-			finish(g, n.explain(t.lease.key, err))
-			return
-		}
-		n.aside(func() { finish(t.run(ctx)) })
-	})
+	g, err := t.heard(ctx, a, err)
+	if !errors.Is(err, errAgain) {
+		finish(g, n.explain(t.lease.key, err))
+		return
+	}
+	n.aside(func() { finish(t.run(ctx)) })
 }
 
 // heard reads an answer, or the error instead. The error errAgain says to ask once more.
@@ -155,7 +176,7 @@ func (t *renewal) heard(ctx context.Context, a *answer, err error) (driver.Grant
 		return driver.Grant{}, errAgain
 	}
 	clock := a.learn(1)
-	switch code, _ := number(a.reply, 0); code {
+	switch code, _ := number(a.Reply, 0); code {
 	case 1:
 		if err := n.replicated(a); err != nil {
 			l.inDoubt(driver.Expires(t.sent, t.ttl), time.Now())
@@ -174,7 +195,7 @@ func (t *renewal) heard(ctx context.Context, a *answer, err error) (driver.Grant
 	return driver.Grant{}, errGarbled
 }
 
-// doubt notes a renewal that may yet take effect, until the instant until: a later
+// inDoubt notes a renewal that may yet take effect, until the instant until: a later
 // and longer one must not promise more than this one would leave.
 func (l *Lease) inDoubt(expires, until time.Time) {
 	l.mu.Lock()
@@ -219,7 +240,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
-	return l.freed(ctx)(n.release(ctx, l.key, l.value, releaseTries))
+	found, err := n.freeing(l.key, l.value, "", l.names).run(ctx, releaseTries)
+	return l.freed(ctx, found, err)
 }
 
 // StartRelease is Release for a caller that does not wait: see package async.
@@ -228,40 +250,31 @@ func (l *Lease) StartRelease(ctx context.Context, until time.Time, done func(err
 	if n.closed.Load() || l.over() {
 		return false
 	}
-	freed := l.freed(ctx)
-	t := n.freeing(l.key, l.value, "")
-	return n.fleet.start(ctx, &t.ask, earlier(until, time.Now().Add(n.cfg.CallTimeout)), func(a *answer, err error) {
-		found, err, over := t.heard(a, err)
-		if over {
-			done(freed(found, err))
-			return
-		}
-		n.aside(func() {
-			done(freed(t.more(&bounded{context.WithoutCancel(ctx), until}, releaseTries-1, err)))
-		})
-	})
+	t := n.freeing(l.key, l.value, "", l.names)
+	t.lease, t.ctx, t.done = l, ctx, done
+	t.until = earlier(until, time.Now().Add(n.cfg.CallTimeout))
+	t.ask.then = t
+	return n.fleet.start(ctx, &t.ask, t.until)
 }
 
 // freed ends the lease, given what its release found.
-func (l *Lease) freed(ctx context.Context) func(found bool, err error) error {
-	return func(found bool, err error) error {
-		if err != nil {
-			return l.node.explain(l.key, err)
-		}
-		l.mu.Lock()
-		first := !l.released
-		l.released = true
-		late := l.late
-		l.mu.Unlock()
-		if len(late) > 0 && first {
-			// A try of the acquisition is still on its way somewhere.
-			l.node.cleanUp(ctx, &attempt{node: l.node, key: l.key, owner: l.owner, late: late})
-		}
-		if !found && first {
-			return driver.ErrLost
-		}
-		return nil
+func (l *Lease) freed(ctx context.Context, found bool, err error) error {
+	if err != nil {
+		return l.node.explain(l.key, err)
 	}
+	l.mu.Lock()
+	first := !l.released
+	l.released = true
+	late := l.late
+	l.mu.Unlock()
+	if len(late) > 0 && first {
+		// A try of the acquisition is still on its way somewhere.
+		l.node.cleanUp(ctx, &attempt{node: l.node, key: l.key, owner: l.owner, late: late})
+	}
+	if !found && first {
+		return driver.ErrLost
+	}
+	return nil
 }
 
 // release frees the lock, if its value is this one, or begins with it where that ends
@@ -273,13 +286,7 @@ func (n *Node) release(ctx context.Context, key, value string, tries int) (found
 
 // give is release, and gives up a place in line, if there is one.
 func (n *Node) give(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
-	t := n.freeing(key, value, place)
-	a, err := n.fleet.run(within(ctx, n.cfg.CallTimeout), &t.ask)
-	found, err, over := t.heard(a, err)
-	if over {
-		return found, err
-	}
-	return t.more(within(ctx, 2*n.cfg.CallTimeout), tries-1, err)
+	return n.freeing(key, value, place, siblings{channel: n.names.channel(key), waitQueue: n.names.waitQueue(key)}).run(ctx, tries)
 }
 
 // A freeing is one release, which may be sent several times.
@@ -288,37 +295,96 @@ type freeing struct {
 	key   string
 	place string // in line, to give up
 	value string
+	names siblings
 	ask   request
 	again bool // one of those that were sent may have taken effect
+
+	lease *Lease // of a release that was started; until is its deadline
+	ctx   context.Context
+	until time.Time
+	done  func(error)
 }
 
-func (n *Node) freeing(key, value, place string) *freeing {
-	t := &freeing{node: n, key: key, value: value, place: place}
-	t.ask = request{op: opRelease, keys: []string{n.names.lock(key)}, args: t.args}
+func (n *Node) freeing(key, value, place string, beside siblings) *freeing {
+	t, _ := n.freeings.Get().(*freeing)
+	if t == nil {
+		t = new(freeing)
+	}
+	t.node, t.key, t.value, t.place, t.names = n, key, value, place, beside
+	t.ask.op, t.ask.script = opRelease, t
+	t.ask.keys = append(t.ask.room.keys[:0], n.names.lock(key))
 	return t
 }
 
-func (t *freeing) args(p *process) []string {
-	said := append(append(make([]string, 0, 9), "0", t.value), t.node.handing(t.key, t.place)...)
-	if left, _ := t.node.gap(p); left > 0 && t.place == "" {
-		said = append(said, "", "gap")
+// free lets t be used again: nobody has it any more, and its calls are answered.
+func (t *freeing) free() {
+	if t.again {
+		return
 	}
-	return said
+	n, wake := t.node, t.ask.first.wake
+	*t = freeing{}
+	t.ask.first.wake = wake
+	n.freeings.Put(t)
+}
+
+func (t *freeing) args(p *process, args []string) []string {
+	n, tells := t.node, "1"
+	if n.cfg.Cluster { // PUBLISH counts those of one node
+		tells = "0"
+	}
+	args = append(args, "0", t.value, t.names.channel, t.names.waitQueue, n.waiterChannels, tells)
+	if t.place != "" {
+		return append(args, t.place)
+	}
+	if left, _ := n.gap(p); left > 0 {
+		args = append(args, "", "gap")
+	}
+	return args
+}
+
+// run sends the release, so many times at the most, and reports whether it has found the lock.
+func (t *freeing) run(ctx context.Context, tries int) (found bool, err error) {
+	n := t.node
+	a, err := n.fleet.run(within(ctx, n.cfg.CallTimeout), &t.ask)
+	found, err, over := t.heard(a, err)
+	if !over {
+		return t.more(within(ctx, 2*n.cfg.CallTimeout), tries-1, err)
+	}
+	if err == nil {
+		t.free()
+	}
+	return found, err
+}
+
+// answered is told what a release that was started brought.
+func (t *freeing) answered(a *answer, err error) {
+	l, ctx, done := t.lease, t.ctx, t.done
+	found, err, over := t.heard(a, err)
+	if !over {
+		t.node.aside(func() {
+			found, err := t.more(&bounded{context.WithoutCancel(ctx), t.until}, releaseTries-1, err)
+			done(l.freed(ctx, found, err))
+		})
+		return
+	}
+	if err == nil {
+		t.free()
+	}
+	done(l.freed(ctx, found, err))
 }
 
 // heard reads an answer, or the error instead; over tells that another try is no use.
 func (t *freeing) heard(a *answer, err error) (found bool, _ error, over bool) {
 	n := t.node
-	var reply ServerError
-	switch {
-	case err == nil:
-	case errors.As(err, &reply) && n.verdict(t.key, reply) != nil:
-		return false, err, true
-	default:
+	if err != nil {
+		var reply ServerError
+		if errors.As(err, &reply) && n.verdict(t.key, reply) != nil {
+			return false, err, true
+		}
 		t.again = t.again || n.unknown(err)
 		return false, err, false
 	}
-	code, _ := number(a.reply, 0)
+	code := a.code()
 	if code == 2 {
 		n.mute.Do(func() {
 			n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: who waits for a lock learns of its release by polling only (allow the channel " + n.cfg.Prefix + layout + "*)"})
@@ -353,6 +419,12 @@ func (n *Node) rest(ctx context.Context, pause time.Duration) bool {
 	return await(within(ctx, pause), n.over) != nil && ctx.Err() == nil
 }
 
-func (n *Node) try(ctx context.Context, o op, keys []string, args func(*process) []string) (*answer, error) {
-	return n.fleet.run(within(ctx, n.cfg.CallTimeout), &request{op: o, keys: keys, args: args})
+// try runs a script once, with these ARGV.
+func (n *Node) try(ctx context.Context, o op, keys []string, args ...string) (*answer, error) {
+	return n.fleet.run(within(ctx, n.cfg.CallTimeout), &request{op: o, keys: keys, script: fixed(args)})
 }
+
+// fixed are ARGV that do not depend on the process.
+type fixed []string
+
+func (f fixed) args(*process, []string) []string { return f }

@@ -80,19 +80,49 @@ func (n names) waitQueue(key string) string { return n.sibling("line", key) }
 // own returns what the names of waiters' own channels begin with; no key's channel does.
 func (n names) own() string { return n.prefix + layout + "free:" }
 
-// beside returns a name that begins with the prefix, so that one ACL pattern covers
+// sibling returns a name that begins with the prefix, so that one ACL pattern covers
 // all, and hashes to the lock's slot, so that one script of a Cluster may use both.
 // Different locks have different names.
 func (n names) sibling(kind, key string) string {
-	base, lock := n.prefix+layout+kind, n.prefix+key
+	var room [nameRoom]byte
+	return string(n.appendSibling(room[:0], kind, key))
+}
+
+const nameRoom = 320
+
+func (n names) appendSibling(b []byte, kind, key string) []byte {
+	lock := key
+	if n.prefix != "" {
+		lock = n.prefix + key
+	}
+	b = append(append(append(b, n.prefix...), layout...), kind...)
 	switch {
 	case hashTag(lock) != lock:
-		return base + "::" + lock
+		return append(append(b, "::"...), lock...)
 	case !strings.Contains(lock, "}"):
-		return base + ":{" + lock + "}"
+		return append(append(append(b, ":{"...), lock...), '}')
 	}
 	// No tag can spell this one. A number that hashes to its slot stands in.
-	return base + ":{" + slotTag(Slot(lock)) + "}" + lock
+	b = append(append(append(b, ":{"...), slotTag(Slot(lock))...), '}')
+	return append(b, lock...)
+}
+
+// siblings are the names of what stands beside one lock, but for the mark.
+type siblings struct{ counter, channel, waitQueue string }
+
+// of makes them, and the lock's own name and its value with this token, in one string.
+func (s *siblings) of(n names, key, owner string, token uint64) (lock, value string) {
+	var room [nameRoom]byte
+	b := append(append(room[:0], n.prefix...), key...)
+	ends := [4]int{len(b)}
+	for i, kind := range [...]string{"fence", "free", "line"} {
+		b = n.appendSibling(b, kind, key)
+		ends[i+1] = len(b)
+	}
+	b = strconv.AppendUint(append(append(b, owner...), '|'), token, 10)
+	all := string(b)
+	s.counter, s.channel, s.waitQueue = all[ends[0]:ends[1]], all[ends[1]:ends[2]], all[ends[2]:ends[3]]
+	return all[:ends[0]], all[ends[3]:]
 }
 
 // plain returns what sibling's names begin with for a lock without braces; they end with "}".

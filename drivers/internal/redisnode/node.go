@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,6 +70,14 @@ type Node struct {
 	fleet *fleet
 	hub   *hub
 
+	serverMark     string // the name of the mark, where there is one for all keys
+	waiterChannels string // what the names of waiters' own channels begin with
+	// Attempts and releases that were answered, to be used again: most of what a lock allocates.
+	attempts, freeings sync.Pool
+
+	lastSpan   atomic.Pointer[span]
+	remembered atomic.Pointer[driver.Terms] // by the nodes of a quorum, as the last request said
+
 	closed   atomic.Bool
 	ending   chan struct{} // closed when Close begins…
 	over     chan struct{} // …and when nothing is tried again
@@ -119,6 +126,7 @@ func New(cfg Config) (*Node, error) {
 		cfg.Event = func(driver.Notice) {}
 	}
 	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{}), over: make(chan struct{})}
+	n.serverMark, n.waiterChannels = n.names.mark("", false), n.names.own()
 	n.guard = newGuard(&n.cfg, &n.wg)
 	n.fleet = newFleet(func() *pipelines {
 		return newPipelines(cfg.Client.Exec, cfg.lanes(), cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
@@ -207,18 +215,23 @@ const loneGrace = 10 * time.Millisecond
 // inMS rounds up to milliseconds.
 func inMS(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
 
-// px returns for how long the server keeps the key, in ms: the TTL that the client
-// sees and the grace, in which nobody else gets a lock that was not released.
-func (n *Node) px(ttl time.Duration, q *driver.Quorum) string {
-	return millis(n.kept(ttl, q))
+// A span is for how long a server keeps a lock, by px, and its counter after the last token, by
+// life, as scripts have it, in ms.
+type span struct {
+	lock, counter time.Duration
+	px, life      string
 }
 
-// renewalPX is px after a renewal, and for how long the server keeps the key at least.
-func (n *Node) renewalPX(r *driver.Renewal, q *driver.Quorum) (px, keep string) {
-	if px = "0"; r.TTL > 0 {
-		px = n.px(r.TTL, q)
+// span returns for how long a lock with this TTL is kept, and its counter: for the TTL that the
+// client sees and the grace, in which nobody else gets a lock that was not released.
+func (n *Node) span(ttl time.Duration, q *driver.Quorum) *span {
+	lock, counter := n.kept(ttl, q), n.counterLife(ttl, q)
+	last := n.lastSpan.Load()
+	if last == nil || last.lock != lock || last.counter != counter { // most locks of a program have one TTL
+		last = &span{lock, counter, millis(lock), millis(counter)}
+		n.lastSpan.Store(last)
 	}
-	return px, millis(r.Keep)
+	return last
 }
 
 func millis(d time.Duration) string { return strconv.FormatInt(inMS(d), 10) }
@@ -235,258 +248,22 @@ func (n *Node) kept(ttl time.Duration, q *driver.Quorum) time.Duration {
 	return ttl + ttl/100 + loneGrace
 }
 
-// counterLife returns the life of a counter in ms: longer than the lock's, so that List finds
+// counterLife returns the life of a counter: longer than the lock's, so that List finds
 // it, and than a node of a quorum stays out of the vote.
-func (n *Node) counterLife(ttl time.Duration, q *driver.Quorum) string {
+func (n *Node) counterLife(ttl time.Duration, q *driver.Quorum) time.Duration {
 	life := counterLife
 	if q != nil {
 		life = max(life, 2*q.Guard+time.Minute)
 	}
-	return strconv.FormatInt(inMS(life+ttl), 10)
+	return life + ttl
 }
 
-// An attempt is one Acquire: what it asks for, and what of it may have taken effect.
-type attempt struct {
-	node   *Node
-	key    string
-	owner  string
-	place  string   // in the line of those who wait; empty: nobody does
-	line   []string // what acquire says about the line, or join about the token
-	quorum *driver.Quorum
-	ttl    time.Duration
-
-	ask      request
-	px       string
-	proposal string
-	life     string
-	deadline time.Time
-
-	again, tardy bool // it was tried once more: after a broken connection; after it came too late
-
-	last inDoubtCall   // the call that was sent last
-	late []inDoubtCall // those of which the outcome is not known
-}
-
-func (n *Node) attempt(req *driver.Request) *attempt {
-	quorum := own(req.Quorum)
-	t := &attempt{
-		node: n, key: req.Key, owner: req.Owner, quorum: quorum, ttl: req.TTL,
-		px: n.px(req.TTL, quorum), life: n.counterLife(req.TTL, quorum),
+// mark returns the name of what the counters of a server have in common.
+func (n *Node) mark(key string) string {
+	if n.cfg.Cluster {
+		return n.names.mark(key, true)
 	}
-	o, floor := opAcquire, req.FenceFloor
-	if req.ExactFence != 0 {
-		o, floor = opJoin, req.ExactFence
-		t.line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
-	}
-	t.proposal = strconv.FormatUint(floor, 10)
-	q := n.guard.of(quorum)
-	t.ask = request{op: o, q: q, ttl: req.TTL, keys: n.fenced(req.Key, q), args: t.args, call: &t.last.call}
-	return t
-}
-
-// own copies q: leases, and what goes on in the background, outlive the caller's request.
-func own(q *driver.Quorum) *driver.Quorum {
-	if q == nil {
-		return nil
-	}
-	mine := *q
-	if q.Remembered != nil {
-		terms := *q.Remembered
-		mine.Remembered = &terms
-	}
-	return &mine
-}
-
-// fenced returns the KEYS of a script that may set the counter.
-func (n *Node) fenced(key string, q *driver.Quorum) []string {
-	keys := append(make([]string, 0, 4), n.names.lock(key), n.names.counter(key), n.names.mark(key, n.cfg.Cluster))
-	if q != nil {
-		keys = append(keys, n.guard.meta)
-	}
-	return keys
-}
-
-func (t *attempt) args(p *process) []string {
-	t.last.process, t.last.notAfter = p, p.clock.at(t.deadline)
-	return append(append(make([]string, 0, 9), strconv.FormatInt(t.last.notAfter, 10), t.owner, t.px, t.proposal, t.life), t.line...)
-}
-
-// A doubt is a call that may have taken effect, or may until its not-after.
-type inDoubtCall struct {
-	call     *Call
-	process  *process
-	notAfter int64 // by the process' clock, in µs
-}
-
-// uncertain reports whether something may have taken effect, or may yet.
-func (t *attempt) uncertain() bool { return len(t.late) > 0 }
-
-// acquire asks until there is a verdict: again after a refusal for lateness, which
-// taught the server's clock, and once more after a broken connection, since the
-// script is idempotent for one attempt.
-func (t *attempt) acquire(ctx context.Context) (driver.Lease, error) {
-	t.deadline, _ = ctx.Deadline()
-	for {
-		a, err := t.node.fleet.run(ctx, &t.ask)
-		if l, err := t.heard(ctx, a, err); !errors.Is(err, errAgain) {
-			return t.end(ctx, l, err)
-		}
-	}
-}
-
-// start is acquire for a caller that does not wait.
-func (t *attempt) start(ctx context.Context, until time.Time, done func(driver.Lease, error)) bool {
-	t.deadline = until
-	return t.node.fleet.start(ctx, &t.ask, until, func(a *answer, err error) {
-		ctx := &bounded{context.WithoutCancel(ctx), until}
-		l, err := t.heard(ctx, a, err)
-		if !errors.Is(err, errAgain) {
-			done(t.end(ctx, l, err))
-			return
-		}
-		t.node.aside(func() { done(t.acquire(ctx)) })
-	})
-}
-
-// aside does what takes time for a caller that does not wait.
-func (n *Node) aside(do func()) {
-	n.work.add()
-	n.wg.add()
-	go func() {
-		defer n.wg.done()
-		defer n.work.done()
-		do()
-	}()
-}
-
-// end makes the result of an attempt. What may have taken effect without one is undone.
-func (t *attempt) end(ctx context.Context, l *Lease, err error) (driver.Lease, error) {
-	if err == nil {
-		return l, nil
-	}
-	if t.uncertain() {
-		t.node.cleanUp(ctx, t)
-	}
-	return nil, t.node.explain(t.key, err)
-}
-
-// heard reads an answer, or the error instead. The error errAgain says to ask once more.
-func (t *attempt) heard(ctx context.Context, a *answer, err error) (*Lease, error) {
-	n := t.node
-	if err != nil {
-		if !n.unknown(err) {
-			return nil, err
-		}
-		t.late = append(t.late, t.last)
-		if t.again || ended(ctx) {
-			return nil, err
-		}
-		t.again = true
-		return nil, errAgain
-	}
-	switch code, _ := number(a.reply, 0); code {
-	case 1:
-		n.hub.served(t)
-		if err := n.replicated(a); err != nil {
-			t.late = append(t.late, t.last) // it has the lock, which is given back
-			return nil, err
-		}
-		return n.lease(t, a)
-	case 0:
-		e := held(a)
-		n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
-		e.PollAfter = n.hub.pollAfter(t, a.process, e)
-		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
-			e.PollAfter = end + mathrand.N(5*time.Millisecond)
-		}
-		return nil, e
-	case -1:
-		a.learn(1)
-		if t.tardy {
-			return nil, errTooLate
-		}
-		t.tardy = true
-		return nil, errAgain
-	case -2:
-		counter, _ := number(a.reply, 1)
-		return nil, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
-	}
-	return nil, errGarbled
-}
-
-// errAgain says that a request has to be made once more.
-var errAgain = errors.New("once more")
-
-var (
-	errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
-	errGarbled = errors.New("the server answers in an unknown way")
-)
-
-// replicated returns an error unless as many replicas as are wanted have what the script
-// wrote.
-func (n *Node) replicated(a *answer) error {
-	if a.acked >= int64(n.cfg.WaitReplicas) {
-		return nil
-	}
-	return &driver.RefusedError{RetryAfter: soon, Reason: fmt.Sprintf("%s: %d of %d replicas (wait_replicas) have confirmed the lock within %v", n.cfg.Addr, a.acked, n.cfg.WaitReplicas, n.cfg.CallTimeout/2)}
-}
-
-// notAfter returns the local instant in microseconds of the process' clock.
-func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }
-
-// lease makes a lease of a grant: {1, token, TIME}.
-func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
-	fence, ok := number(a.reply, 1)
-	if !ok || fence <= 0 {
-		t.late = append(t.late, t.last)
-		return nil, errGarbled
-	}
-	l := &Lease{
-		node: n, key: t.key, owner: t.owner, quorum: t.quorum,
-		late: t.late,
-	}
-	l.value = t.owner + "|" + strconv.FormatInt(fence, 10)
-	l.grant = driver.Grant{
-		Expires: driver.Expires(a.sent, t.ttl),
-		Fence:   uint64(fence),
-		Clock:   a.learn(2),
-		Server:  a.process.run,
-		Terms:   a.terms(t.quorum),
-	}
-	return l, nil
-}
-
-// held makes the verdict of {0, value, PTTL, TIME}.
-func held(a *answer) *driver.HeldError {
-	value, _ := text(a.reply, 1)
-	pttl, _ := number(a.reply, 2)
-	e := &driver.HeldError{Clock: a.learn(3), Server: a.process.run}
-	owner, fence := parse(value)
-	e.Holder = owner
-	if strings.HasPrefix(value, next) {
-		e.Holder, e.ReservedForWaiter = "", true
-	}
-	if fence > 0 {
-		e.Since = time.UnixMicro(int64(fence))
-	}
-	if pttl > 0 {
-		e.RetryAfter = time.Duration(pttl) * time.Millisecond
-	}
-	return e
-}
-
-// parse splits the value of a lock of ours into owner and token. A foreign lock's
-// value is its owner as a whole, and has no token.
-func parse(value string) (owner string, fence uint64) {
-	owner, token, found := strings.Cut(value, "|")
-	if !found || owner == "" || token == "" || token[0] == '0' || strings.Trim(token, "0123456789") != "" {
-		return value, 0
-	}
-	fence, err := strconv.ParseUint(token, 10, 64)
-	if err != nil || fence > driver.MaxFence {
-		return value, 0
-	}
-	return owner, fence
+	return n.serverMark
 }
 
 // unknown reports whether what ended in err may have taken effect, or may yet: so it is too

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,24 +48,28 @@ type Call struct {
 	// OnCaller says that the call goes on its caller's goroutine: see Direct.
 	OnCaller bool
 
-	Reply []any
-	Err   error
-	Acked int64 // how many replicas have what the connection wrote; WAIT's answer
+	Reply  []any // strings, int64s, nil and lists of them…
+	Number int64 // …or, where Reply is nil, a number
+	Err    error
+	Acked  int64 // how many replicas have what the connection wrote; WAIT's answer
 
 	inBatch
 	ctx      context.Context // the caller's…
 	deadline time.Time       // …and its deadline
-	then     func(error)     // of a call that nobody waits for: gets its error; see start
-	timer    *time.Timer     // its deadline
-	late     chan struct{}   // its done, where the deadline came first
-	out      sendContext     // what the library gets
+	timed    int             // its place in pipelines.timed, from 1; zero: it has none
+	then     receiver        // of a call that nobody waits for
+	wake     chan struct{}   // of one that somebody waits for: gets a value at its end
+	left     error           // why its end is not its answer
 	self     [1]*Call        // a batch of itself
 	state    atomic.Int32
-	done     chan struct{} // closed once Reply and Err are set
+	done     chan struct{} // of a call in doubt: closed once Reply and Err are set
 }
 
-// The states of a call. Only one of sending and leaving wins, and of a call that nobody
-// waits for only one of its answer and its deadline.
+// A receiver is told the error of a call once, and never from within start.
+type receiver interface{ finished(err error) }
+
+// The states of a call. Only one of sending and leaving wins, and only one of its answer and its
+// deadline.
 const (
 	callQueued int32 = iota
 	callSent
@@ -101,6 +106,9 @@ type pipelines struct {
 
 	mu      sync.Mutex
 	queue   []*Call
+	timed   []*Call     // those that end at their deadline if no answer comes before
+	timer   *time.Timer // of the first of these deadlines, or one before
+	alarm   time.Time   // when it ends; zero: it is not set
 	closed  bool
 	conns   []pipeline
 	busy    int
@@ -117,6 +125,13 @@ type pipeline struct {
 	due   time.Time // by when it must be back
 	mode  mode
 	calls int
+	*carrier
+}
+
+// A carrier is what a lane works with. It belongs to who has taken the lane.
+type carrier struct {
+	batch []*Call
+	run   func() // carries batch, and what comes after it
 }
 
 type mode uint8
@@ -135,7 +150,11 @@ func (c *Config) lanes() int {
 }
 
 func newPipelines(exec func(context.Context, []*Call), most int, direct Direct, bound time.Duration, calls, wg *tracker) *pipelines {
-	return &pipelines{exec: exec, direct: direct, bound: bound, conns: make([]pipeline, most), calls: calls, wg: wg}
+	l := &pipelines{exec: exec, direct: direct, bound: bound, conns: make([]pipeline, most), calls: calls, wg: wg}
+	for i := range l.conns {
+		l.conns[i].carrier = &carrier{}
+	}
+	return l
 }
 
 // do runs c and returns its error; ctx has a deadline. An error that is ErrNotSent
@@ -156,68 +175,147 @@ func (l *pipelines) do(ctx context.Context, c *Call) error {
 	case lane >= 0 && mode == onCaller:
 		return l.alone(lane, c)
 	case lane >= 0:
-		c.self[0] = c
-		l.carry(lane, c.self[:])
-	}
-	err = await(ctx, c.done)
-	if err == nil {
-		return c.Err
-	}
-	if c.state.CompareAndSwap(callQueued, callLeft) {
-		return &notSent{err}
+		l.carry(lane, c)
 	}
 	select {
-	case <-c.done: // at the same moment: the answer is worth more
-		return c.Err
-	default:
-		return err
+	case <-c.wake:
+	case <-ctx.Done():
+		if !l.leave(c, ctx.Err()) {
+			<-c.wake // at the same moment: an answer is worth more
+		}
 	}
+	if c.left != nil {
+		return c.left
+	}
+	return c.Err
 }
 
 // start is do for a call that nobody waits for, whose then, ctx and deadline are set. It
 // reports false where do would fail at once.
 func (l *pipelines) start(c *Call) bool {
 	l.calls.add()
-	then := c.then
-	c.then = func(err error) {
-		defer l.calls.done()
-		then(err)
-	}
-	conn, _, err := l.enter(c)
+	lane, _, err := l.enter(c)
 	if err != nil {
 		l.calls.done()
 		return false
 	}
-	if conn >= 0 {
-		c.self[0] = c
-		l.carry(conn, c.self[:])
+	if lane >= 0 {
+		l.carry(lane, c)
 	}
 	return true
 }
 
-// finish tells who waits for c that Reply and Err are set.
-func (c *Call) finish() {
-	switch {
-	case c.then == nil:
-		close(c.done)
-	case c.state.CompareAndSwap(callSent, callAnswered):
-		c.timer.Stop()
-		c.done = answered
-		c.then(c.Err)
-	default:
-		close(c.late)
+// tell tells who waits for c that it is over.
+func (l *pipelines) tell(c *Call) {
+	if c.then == nil {
+		c.wake <- struct{}{} // has room: it is told once
+		return
+	}
+	defer l.calls.done()
+	err := c.left
+	if err == nil {
+		err = c.Err
+	}
+	c.then.finished(err)
+}
+
+// answer tells who waits for calls that Reply and Err are set. What is told may be used again.
+func (l *pipelines) answer(calls []*Call) {
+	l.mu.Lock()
+	for _, c := range calls {
+		l.untime(c)
+	}
+	l.mu.Unlock()
+	for _, c := range calls {
+		if c.state.CompareAndSwap(callSent, callAnswered) {
+			c.done = answered
+			l.tell(c)
+		} else {
+			close(c.done)
+		}
 	}
 }
 
-// expire is the deadline of a call that nobody waits for.
-func (c *Call) expire() {
-	c.late = make(chan struct{})
-	if c.state.CompareAndSwap(callQueued, callLeft) {
-		c.then(&notSent{context.DeadlineExceeded})
-	} else if c.state.CompareAndSwap(callSent, callOverdue) {
-		c.done = c.late
-		c.then(context.DeadlineExceeded)
+// leave ends a call without an answer, and reports whether it did. Then it is in doubt, or was not
+// sent.
+func (l *pipelines) leave(c *Call, why error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.give(c, why)
+}
+
+// give is leave. l.mu is held.
+func (l *pipelines) give(c *Call, why error) bool {
+	if c.timed == 0 {
+		return false
 	}
+	l.untime(c)
+	c.done = make(chan struct{})
+	switch {
+	case c.state.CompareAndSwap(callQueued, callLeft):
+		c.left = &notSent{why}
+	case c.state.CompareAndSwap(callSent, callOverdue):
+		c.left = why
+	}
+	return true
+}
+
+// expire ends the calls whose deadline has come.
+func (l *pipelines) expire() {
+	var over []*Call
+	l.mu.Lock()
+	now := time.Now()
+	l.alarm = time.Time{}
+	for i := 0; i < len(l.timed); {
+		c := l.timed[i]
+		if now.Before(c.deadline) {
+			l.expect(c.deadline, now)
+			i++
+		} else if l.give(c, context.DeadlineExceeded) { // another takes its place
+			over = append(over, c)
+		}
+	}
+	l.mu.Unlock()
+	for _, c := range over {
+		l.tell(c)
+	}
+}
+
+// time has a call end at its deadline. l.mu is held.
+func (l *pipelines) time(c *Call, now time.Time) {
+	if c.then == nil && c.wake == nil {
+		c.wake = make(chan struct{}, 1)
+	}
+	l.timed = append(l.timed, c)
+	c.timed = len(l.timed)
+	l.expect(c.deadline, now)
+}
+
+// expect sets the timer to a deadline, unless it comes before that. Most calls are answered long
+// before, so it is not set anew for each. l.mu is held.
+func (l *pipelines) expect(deadline, now time.Time) {
+	switch {
+	case !l.alarm.IsZero() && !deadline.Before(l.alarm):
+		return
+	case l.timer == nil:
+		l.timer = time.AfterFunc(deadline.Sub(now), l.expire)
+	default:
+		l.timer.Reset(deadline.Sub(now))
+	}
+	l.alarm = deadline
+}
+
+// untime takes back time. l.mu is held.
+func (l *pipelines) untime(c *Call) {
+	if c.timed == 0 {
+		return
+	}
+	last := len(l.timed) - 1
+	l.timed[c.timed-1] = l.timed[last]
+	l.timed[c.timed-1].timed = c.timed
+	l.timed[last] = nil
+	l.timed = l.timed[:last]
+	c.timed = 0
 }
 
 // enter takes an idle lane for c, and says how it goes; or queues c and returns -1.
@@ -235,7 +333,7 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 		if hung := l.hung(now); hung > 0 || len(l.queue) >= maxQueue {
 			return -1, passed, fmt.Errorf("node is hung or overloaded: %d calls under way, %d waiting, the oldest %v overdue", l.busy, len(l.queue), hung.Round(time.Millisecond))
 		}
-		l.expect(c, now)
+		l.time(c, now)
 		l.calling++
 		l.queue = append(l.queue, c)
 		return -1, passed, nil
@@ -250,25 +348,17 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	}
 	c.state.Store(callSent)
 	if m != onCaller {
-		l.expect(c, now)
+		l.time(c, now)
 	}
 	for !l.conns[lane].due.IsZero() {
 		lane++
 	}
-	l.conns[lane] = pipeline{due: due, mode: m, calls: 1}
+	at := &l.conns[lane]
+	at.due, at.mode, at.calls = due, m, 1
 	l.busy++
 	l.calling++
 	l.on[m]++
 	return lane, m, nil
-}
-
-// expect readies c for an answer from another goroutine. l.mu is held.
-func (l *pipelines) expect(c *Call, now time.Time) {
-	if c.then == nil {
-		c.done = make(chan struct{})
-	} else {
-		c.timer = time.AfterFunc(c.deadline.Sub(now), c.expire)
-	}
 }
 
 // open reports whether a call may go at once. l.mu is held.
@@ -289,8 +379,10 @@ func (l *pipelines) alone(lane int, c *Call) error {
 	c.self[0] = c
 	took := l.send(c.self[:], c.deadline)
 	c.done = answered
-	if batch := l.next(lane, took, nil); batch != nil {
-		l.carry(lane, batch)
+	at := l.conns[lane].carrier
+	if batch := l.next(lane, took, at.batch[:0]); batch != nil {
+		at.batch = batch
+		l.run(lane)
 	}
 	return c.Err
 }
@@ -319,33 +411,50 @@ func (d Direct) permits(left, usual time.Duration) bool {
 // answered is the done of a call that nobody waited for.
 var answered = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// carry carries batches, in the background, until nothing is left to send.
-func (l *pipelines) carry(lane int, batch []*Call) {
+// carry carries c, in the background, and then what is queued.
+func (l *pipelines) carry(lane int, c *Call) {
+	at := l.conns[lane].carrier
+	at.batch = append(at.batch[:0], c)
+	l.run(lane)
+}
+
+// run carries a lane's batch, and those that come after it, until nothing is left to send.
+func (l *pipelines) run(lane int) {
+	at := l.conns[lane].carrier
 	l.wg.add()
-	go func() {
-		defer l.wg.done()
-		for batch != nil {
-			took := l.send(batch, time.Now().Add(l.patience()))
-			if left := finish(batch); len(left) > 0 {
-				l.stay(lane)
-				l.send(left, time.Now().Add(l.patience()))
-				finish(left)
+	if at.run == nil { // one closure for all runs
+		at.run = func() {
+			defer l.wg.done()
+			for batch := at.batch; batch != nil; {
+				took := l.send(batch, time.Now().Add(l.patience()))
+				if left := l.finish(batch); len(left) > 0 {
+					l.stay(lane)
+					l.send(left, time.Now().Add(l.patience()))
+					l.answer(left)
+				}
+				clear(batch)
+				if batch = l.next(lane, took, batch[:0]); batch != nil {
+					at.batch = batch // the lane is still this one's
+				}
 			}
-			batch = l.next(lane, took, batch[:0])
 		}
-	}()
+	}
+	go at.run()
 }
 
 // finish ends the calls that have an answer, and returns those that a batch has left to the
 // single scripts.
-func finish(calls []*Call) (left []*Call) {
+func (l *pipelines) finish(calls []*Call) (left []*Call) {
 	for _, c := range calls {
-		if c.alone && c.Reply == nil && c.Err == nil {
+		if c.unanswered {
+			c.unanswered = false
 			left = append(left, c)
-		} else {
-			c.finish()
 		}
 	}
+	if left != nil {
+		calls = slices.DeleteFunc(slices.Clone(calls), func(c *Call) bool { return slices.Contains(left, c) })
+	}
+	l.answer(calls)
 	return left
 }
 
@@ -363,8 +472,7 @@ func (l *pipelines) patience() time.Duration {
 
 // send makes one round trip, and returns how long it took; zero: it brought no answer.
 func (l *pipelines) send(calls []*Call, deadline time.Time) time.Duration {
-	out := &calls[0].out
-	out.Context, out.deadline = calls[0].ctx, deadline
+	out := &sendContext{calls[0].ctx, deadline} // hooks of an application's client may keep it
 	if len(calls) > 1 {
 		out.Context = context.Background() // no caller's values are for all
 	}
@@ -377,13 +485,16 @@ func (l *pipelines) send(calls []*Call, deadline time.Time) time.Duration {
 	if b != nil {
 		l.batches.spread(b)
 	}
-	if err := calls[0].Err; err != nil {
-		var reply ServerError
-		if !errors.As(err, &reply) {
-			return 0
-		}
+	if err := calls[0].Err; err != nil && !isReply(err) {
+		return 0
 	}
 	return max(time.Since(sent), 1)
+}
+
+// isReply reports whether an error came from a server.
+func isReply(err error) bool {
+	var reply ServerError
+	return errors.As(err, &reply)
 }
 
 // roundTrip is how long one usually takes.
@@ -466,23 +577,20 @@ func (l *pipelines) next(lane int, took time.Duration, batch []*Call) []*Call {
 
 // close refuses what comes, and what waits; what is under way ends by itself.
 func (l *pipelines) close() {
+	var over []*Call
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.closed = true
 	for _, c := range l.queue {
-		if !c.state.CompareAndSwap(callQueued, callLeft) {
-			continue
-		}
-		c.Err = &notSent{driver.ErrClosed}
-		if c.then == nil {
-			close(c.done)
-		} else {
-			c.timer.Stop()
-			go c.then(c.Err)
+		if c.state.Load() == callQueued && l.give(c, driver.ErrClosed) {
+			over = append(over, c)
 		}
 	}
 	l.calling -= len(l.queue)
 	l.queue = nil
+	l.mu.Unlock()
+	for _, c := range over {
+		go l.tell(c)
+	}
 }
 
 // sendContext is a context that tells the client library the deadline, as a

@@ -182,14 +182,25 @@ func (f *fleet) close() {
 	}
 }
 
-// An answer is the reply to a script, and who gave it.
+// An answer is a call of a script, and what came back.
 type answer struct {
-	reply    []any
-	acked    int64 // replicas: see Call
+	Call
 	process  *process
 	guard    *guarded // that the script was bound to; nil: none
 	sent     time.Time
 	received time.Time
+
+	fleet   *fleet   // of a request that was started
+	request *request // that one
+}
+
+// code returns the first number of the reply.
+func (a *answer) code() int64 {
+	if a.Reply == nil {
+		return a.Number
+	}
+	code, _ := number(a.Reply, 0)
+	return code
 }
 
 // terms are those that a node of a quorum answers by; nil: it remembers none.
@@ -202,8 +213,13 @@ func (a *answer) terms(q *driver.Quorum) *driver.Terms {
 
 // learn takes the server's clock from the reply's i-th element.
 func (a *answer) learn(i int) time.Time {
-	us, ok := number(a.reply, i)
-	if !ok {
+	us, _ := number(a.Reply, i)
+	return a.observe(us)
+}
+
+// observe takes what the server's clock said, in microseconds; zero: nothing.
+func (a *answer) observe(us int64) time.Time {
+	if us == 0 {
 		return time.Time{}
 	}
 	a.process.clock.observe(us, a.sent, a.received)
@@ -216,17 +232,24 @@ type request struct {
 	q    *driver.Quorum // whose restart guard has to be kept; nil: none
 	ttl  time.Duration  // it must not be over the guard; zero: none is asked for
 	keys []string       // the first routes it; where there is a guard, the last is meta
-	// args makes ARGV, from the not-after that suits the process; it may be called several times.
-	args func(p *process) []string
-	call **Call // it gets the call that was sent last; nil: nobody asks
+
+	script interface {
+		// args appends ARGV, from the not-after that suits the process; it may be called several
+		// times.
+		args(p *process, to []string) []string
+	}
+	then interface { // of a request that was started
+		answered(a *answer, err error)
+	}
 
 	recounted bool // a quarantine was counted anew
-}
 
-// A sending is a request that is under way.
-type sending struct {
-	Call
-	answer
+	sent  *answer // the call that was sent last
+	first answer  // and the first
+	room  struct {
+		keys [4]string
+		args [6]string
+	}
 }
 
 // run is the one place that decides how a script is called: by EVALSHA of the text
@@ -240,14 +263,14 @@ func (f *fleet) run(ctx context.Context, r *request) (*answer, error) {
 	}
 	const tries = 8 // a server that forgets at every step is not worth more
 	for range tries {
-		s, err := f.aim(p, r)
+		a, err := f.aim(p, r)
 		if err != nil {
 			return nil, err
 		}
-		if s != nil {
-			err := p.pipelines.do(ctx, &s.Call)
-			if err = f.heard(r, s, err); !errors.Is(err, errShake) {
-				return &s.answer, err
+		if a != nil {
+			err := p.pipelines.do(ctx, &a.Call)
+			if err = f.heard(r, a, err); !errors.Is(err, errShake) {
+				return a, err
 			}
 		}
 		if p, err = f.shake(ctx, p, r, asked); err != nil {
@@ -258,34 +281,39 @@ func (f *fleet) run(ctx context.Context, r *request) (*answer, error) {
 	return nil, &notSent{fmt.Errorf("the server forgot its scripts %d times in a row", tries)}
 }
 
-// start is run for a caller that does not wait: then gets what run would return, by the
+// start is run for a caller that does not wait: r.then gets what run would return, by the
 // instant until. It reports false, and has done nothing, where something has to come first.
-func (f *fleet) start(ctx context.Context, r *request, until time.Time, then func(*answer, error)) bool {
+func (f *fleet) start(ctx context.Context, r *request, until time.Time) bool {
 	p := f.slots[f.slot(r.keys[0])].Load()
 	if p == nil || f.cluster {
 		return false
 	}
-	s, err := f.aim(p, r)
-	if s == nil || err != nil {
+	a, err := f.aim(p, r)
+	if a == nil || err != nil {
 		return false
 	}
-	s.ctx, s.deadline = ctx, until
-	s.then = func(err error) {
-		if err = f.heard(r, s, err); !errors.Is(err, errShake) {
-			then(&s.answer, err)
-			return
-		}
-		f.guard.wg.add()
-		go func() {
-			defer f.guard.wg.done()
-			then(f.run(&bounded{context.WithoutCancel(ctx), until}, r))
-		}()
+	a.ctx, a.deadline = ctx, until
+	a.fleet, a.request, a.then = f, r, a
+	return p.pipelines.start(&a.Call)
+}
+
+// finished is told the end of a call of a request that was started.
+func (a *answer) finished(err error) {
+	f, r := a.fleet, a.request
+	if err = f.heard(r, a, err); !errors.Is(err, errShake) {
+		r.then.answered(a, err)
+		return
 	}
-	return p.pipelines.start(&s.Call)
+	ctx := &bounded{context.WithoutCancel(a.ctx), a.deadline}
+	f.guard.wg.add()
+	go func() {
+		defer f.guard.wg.done()
+		r.then.answered(f.run(ctx, r))
+	}()
 }
 
 // aim makes the call of a request to p; nil: a handshake has to come first.
-func (f *fleet) aim(p *process, r *request) (*sending, error) {
+func (f *fleet) aim(p *process, r *request) (*answer, error) {
 	sha, g := p.scripts[r.op].sha, (*guarded)(nil)
 	if r.q != nil {
 		if g = p.serve(r.q); g == nil {
@@ -297,30 +325,32 @@ func (f *fleet) aim(p *process, r *request) (*sending, error) {
 			return nil, f.guard.overGuard(r.ttl, &g.terms, r.q)
 		}
 	}
-	s := &sending{Call{SHA: sha, Keys: r.keys, Args: r.args(p)}, answer{process: p, guard: g, sent: time.Now()}}
+	a, room := &r.first, r.room.args[:0]
+	if r.sent != nil { // that one may still be under way
+		a, room = &answer{}, nil
+	}
+	r.sent = a
+	a.SHA, a.Keys, a.Args = sha, r.keys, r.script.args(p, room)
+	a.process, a.guard, a.sent = p, g, time.Now()
 	if r.op.perishable() {
-		s.Replicas, s.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
+		a.Replicas, a.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
 	}
-	s.inBatch = f.joins(r, s)
-	if r.call != nil {
-		*r.call = &s.Call
-	}
-	return s, nil
+	a.inBatch = f.joins(r, a)
+	return a, nil
 }
 
 // errShake says that a script has to be called again, after a handshake.
 var errShake = errors.New("a handshake has to come first")
 
 // heard reads the answer to a request.
-func (f *fleet) heard(r *request, s *sending, err error) error {
+func (f *fleet) heard(r *request, a *answer, err error) error {
 	if err != nil {
 		if isCode(err, "NOSCRIPT") {
 			return errShake
 		}
 		return err
 	}
-	a := &s.answer
-	a.reply, a.received, a.acked = s.Reply, time.Now(), s.Acked
+	a.received = time.Now()
 	switch {
 	case r.q == nil:
 	case a.stale():

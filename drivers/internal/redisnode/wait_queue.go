@@ -193,16 +193,3 @@ func (h *hub) unused(key, place string) string {
 	}
 	return place
 }
-
-// handing returns what a release says about who waits.
-func (n *Node) handing(key, place string) []string {
-	tells := "1"
-	if n.cfg.Cluster { // PUBLISH counts those of one node
-		tells = "0"
-	}
-	said := []string{n.names.channel(key), n.names.waitQueue(key), n.names.own(), tells}
-	if place != "" {
-		said = append(said, place)
-	}
-	return said
-}

@@ -182,10 +182,9 @@ func (h *hub) delist(t *topic) {
 // listener enters the topic as a listener for so many ms, or takes it out.
 func (h *hub) listener(t *topic, life string) (code int64, err error) {
 	n := h.node
-	args := []string{"0", n.names.waitQueue(t.key), "listen." + h.id, life}
-	a, err := n.try(context.Background(), opListen, []string{n.names.lock(t.key)}, func(*process) []string { return args })
+	a, err := n.try(context.Background(), opListen, []string{n.names.lock(t.key)}, "0", n.names.waitQueue(t.key), "listen."+h.id, life)
 	if err == nil {
-		code, _ = number(a.reply, 0)
+		code, _ = number(a.Reply, 0)
 	}
 	return code, err
 }

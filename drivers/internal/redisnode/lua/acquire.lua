@@ -2,7 +2,7 @@
 -- KEYS: 1 lock, 2 counter, 3 mark.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
 -- 6 place in line, if somebody waits; and then 7 line, 8 PX of the line (ms), 9 since when it waits (us) or 0.
--- Reply: {1, token, TIME} granted; {0, value, PTTL, TIME} held; {-1, TIME} too late.
+-- Reply: TIME granted at the proposed token, or at TIME where that is 0; {1, token, TIME} granted at another; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local me = ARGV[2] .. '|'
 local fence, x, px = ARGV[4], tonumber(ARGV[4]), ARGV[3] + GRACE
 if x == 0 or x > now + 500000 or x < now - 2000000 or x < till then
@@ -40,6 +40,7 @@ if got then
   end
   local counter, why = old and tonumber(old), nil
   if counter and counter < x and counter >= x - x % 10000000 and x <= now + 500000 then
+    if ARGV[4] == '0' or ARGV[4] == fence then return now end
     return {1, x, now}
   end
   local mark = KEYS[3]

@@ -1,0 +1,80 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// instant is a client that grants and frees everything at once, and allocates nothing.
+type instant struct{}
+
+func (instant) Exec(_ context.Context, calls []*Call) {
+	for _, c := range calls {
+		switch {
+		case c.Text == luaHello:
+			c.Reply = []any{"run", time.Now().UnixMicro()}
+		case len(c.Keys) == 1:
+			c.Number = 1
+		default:
+			c.Number = time.Now().UnixMicro()
+		}
+	}
+}
+
+func (instant) Each(context.Context, func(context.Context, Server) error) error { return nil }
+
+func (instant) Subscribe(context.Context, Sink, []string) (Subscription, error) {
+	return nil, errors.New("no")
+}
+
+func (instant) Close() error { return nil }
+
+// A lock and its release allocate a lease, its texts and contexts, and little else: on the
+// caller's goroutine or another's, for one server or a node of a quorum.
+func TestALockAllocatesLittle(t *testing.T) {
+	for name, c := range map[string]struct {
+		direct Direct
+		quorum *driver.Quorum
+		most   float64
+	}{
+		"the caller's goroutine":   {Direct{Heeds: true}, nil, 10},
+		"another goroutine":        {Direct{}, nil, 10},
+		"a node of a quorum":       {Direct{}, &driver.Quorum{Terms: driver.Terms{N: 5}}, 8},
+		"one that remembers terms": {Direct{}, &driver.Quorum{Terms: driver.Terms{N: 5}, Remembered: &driver.Terms{N: 5}}, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, err := New(Config{Client: instant{}, Direct: c.direct})
+			if err != nil {
+				t.Fatal(err)
+			}
+			req := &driver.Request{Key: "reports/tenant-17", Owner: "host/1234/0123456789abcdef/1", TTL: 10 * time.Second, Quorum: c.quorum}
+			if c.quorum != nil {
+				req.FenceFloor = uint64(time.Now().UnixMicro())
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			least := 1000.0 // of many: a collection of garbage takes what is kept to be used again
+			for range 200 {
+				least = min(least, testing.AllocsPerRun(1, func() {
+					l, err := n.Acquire(ctx, req)
+					if err == nil {
+						err = l.Release(ctx)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}))
+			}
+			if least > c.most {
+				t.Errorf("%v allocations, want %v at most", least, c.most)
+			}
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
