@@ -46,9 +46,10 @@ type bid struct {
 
 	phase   phase
 	stage   stage
-	due     boot.Instant // when the time of the stage is over
-	attempt int          // the last one
-	start   boot.Instant // of the vote, or of the renewal
+	due     boot.Instant  // when the time of the stage is over
+	leeway  time.Duration // by how much that may move, while this process does not run
+	attempt int           // the last one
+	start   boot.Instant  // of the vote, or of the renewal
 	expires boot.Instant
 	fence   uint64
 	raised  bool          // the token was written back
@@ -163,7 +164,8 @@ type event struct {
 	now  boot.Instant
 
 	// Of what a caller does.
-	until                    boot.Instant // the caller's deadline
+	until                    boot.Instant  // the caller's deadline
+	stalled                  time.Duration // for how long this process did not run since the last look
 	ttl                      time.Duration
 	timeout                  time.Duration // of a node
 	tripped                  set           // nodes whose breaker is open
@@ -193,6 +195,7 @@ const (
 type actions struct {
 	calls   [MaxNodes]call // to start
 	until   boot.Instant   // the end of those that are awaited, and of joins
+	most    boot.Instant   // and the latest one, if this process does not run meanwhile
 	delay   time.Duration  // before a call to release is started
 	pause   time.Duration  // the stage ends after a random while, of about so much at most
 	judged  set            // nodes whose clocks were compared
@@ -249,6 +252,7 @@ func (b *bid) step(e *event) (out actions) {
 		b.expires = b.start.Add(validity(b.ttl, b.drift))
 		b.elect(b.all(), e, &out) // step 2
 	case looks:
+		b.prolong(e)
 		if b.certain() || e.now >= b.due || e.ended {
 			b.look(e, &out)
 		}
@@ -272,6 +276,24 @@ func (b *bid) step(e *event) (out actions) {
 		}
 	}
 	return out
+}
+
+// await begins a stage that waits for nodes: it lasts for d, and no longer than the caller's
+// time.
+func (b *bid) await(s stage, d time.Duration, e *event, out *actions) {
+	b.stage, b.leeway = s, (mostTimeouts-1)*d
+	b.due = min(e.now.Add(d), e.until)
+	out.until, out.most = b.due, min(e.now.Add(mostTimeouts*d), e.until)
+}
+
+// prolong moves the end of a stage that waits for nodes by as long as this process did not run:
+// that is not theirs.
+func (b *bid) prolong(e *event) {
+	switch b.stage {
+	case electing, asking, draining, lingering, raising, quieting, renewing:
+		d := max(min(e.stalled, b.leeway, e.until.Sub(b.due)), 0)
+		b.due, b.leeway = b.due.Add(d), b.leeway-d
+	}
 }
 
 // certain reports whether what the caller waits for is certain, whatever may still come.
@@ -329,7 +351,7 @@ func (b *bid) look(e *event, out *actions) {
 	case sitting:
 		b.grant(e, out)
 	case quieting:
-		b.extend(e.now, e.until, 0, out)
+		b.extend(0, e, out)
 	case renewing:
 		b.confirm(e, out)
 	}
@@ -340,17 +362,15 @@ func (b *bid) look(e *event, out *actions) {
 // elect asks nodes for their votes, all at once. What is certain at the q-th grant, or when a
 // majority is out of reach, is the outcome.
 func (b *bid) elect(of set, e *event, out *actions) {
-	b.stage = electing
-	b.ask(of, e, out)
+	b.ask(electing, of, e, out)
 }
 
 // ask is step 2. Each time it has an owner that was never used (rule "attempt"): what is still
 // under way for an earlier one, a late release above all, cannot touch what this one gets.
-func (b *bid) ask(of set, e *event, out *actions) {
+func (b *bid) ask(s stage, of set, e *event, out *actions) {
 	b.attempt++
 	b.asked = e.now
-	b.due = min(e.now.Add(b.timeout), e.until)
-	out.until = b.due
+	b.await(s, b.timeout, e, out)
 	for i := range b.n {
 		if g := &b.parts[i]; of.has(i) && g.call == idle {
 			g.said, g.owner, g.joined = silence, nobody, false
@@ -403,7 +423,7 @@ func (b *bid) outcome(e *event, out *actions) {
 		}
 		// A second trip must be made anyway, and a node whose token is not in the maximum could
 		// not carry the lease: the stragglers have as long as the vote took.
-		b.stage, b.due = lingering, e.now.Add(min(max(e.now.Sub(b.start), time.Millisecond), b.timeout))
+		b.await(lingering, min(max(e.now.Sub(b.start), time.Millisecond), b.timeout), e, out)
 	case t.misuse > 0:
 		out.verdict = invalid
 	case t.most() >= b.q:
@@ -451,9 +471,8 @@ func (b *bid) choose(e *event, out *actions) {
 		b.extent(e, out)
 		return
 	}
-	b.raised, b.stage = true, raising
-	b.due = min(e.now.Add(b.timeout), e.until)
-	out.until = b.due
+	b.raised = true
+	b.await(raising, b.timeout, e, out)
 	for i := range b.n {
 		if b.raising.has(i) {
 			b.parts[i].awaited = true
@@ -554,8 +573,8 @@ func (b *bid) yield(e *event, out *actions) {
 		out.verdict = b.proved(&t)
 		return
 	}
-	b.phase, b.stage, b.took = yielding, draining, e.now.Sub(b.start)
-	b.due = e.now.Add(b.timeout)
+	b.phase, b.took = yielding, e.now.Sub(b.start)
+	b.await(draining, b.timeout, e, out)
 	for i := range b.n {
 		b.follow(i, out)
 	}
@@ -603,10 +622,10 @@ func (b *bid) askFirst(e *event, out *actions) {
 		return
 	}
 	b.firsts++
-	b.stage, b.alone = asking, i
+	b.alone = i
 	var alone set
 	alone.add(i)
-	b.ask(alone, e, out)
+	b.ask(asking, alone, e, out)
 }
 
 func (b *bid) firstNode(tripped set) (int, bool) {
@@ -746,12 +765,12 @@ func (b *bid) renew(e *event, out *actions) {
 	case b.phase != holding:
 		out.verdict = lost
 	case e.ttl == 0 && !b.quiet():
-		b.stage, b.due = quieting, e.now.Add(b.timeout) // no node is to keep what it granted late for longer
+		b.await(quieting, b.timeout, e, out) // no node is to keep what it granted late for longer
 	default:
 		if e.ttl > 0 {
 			b.timeout = e.timeout
 		}
-		b.extend(e.now, e.until, e.ttl, out)
+		b.extend(e.ttl, e, out)
 	}
 }
 
@@ -768,11 +787,10 @@ func (b *bid) quiet() bool {
 // extend asks the counted nodes to renew. The others are asked to join at exactly the lease's
 // token, unless the holder is done: they count from the next renewal on. No renewal takes the
 // lock again.
-func (b *bid) extend(now, until boot.Instant, ttl time.Duration, out *actions) {
+func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
 	b.renewal++
-	b.stage, b.start, b.ttl = renewing, now, ttl
-	b.due = min(now.Add(b.timeout), until)
-	out.until = b.due
+	b.start, b.ttl = e.now, ttl
+	b.await(renewing, b.timeout, e, out)
 	joins := false
 	for i := range b.n {
 		switch g := &b.parts[i]; {

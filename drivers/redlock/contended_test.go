@@ -26,6 +26,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if url := os.Getenv(busyURL); url != "" {
+		becomeBusy(url)
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 

@@ -187,8 +187,9 @@
 // granted before it began, under G2's assumptions; and, where a node came back with an
 // older state of its data, if no key had ended early: what it brings back can be renewed.
 //
-// G4 cleanup: an abandoned attempt blocks others for at most the node timeout and one
-// release round trip where the node can be reached, and never longer than TTL plus grace.
+// G4 cleanup: an abandoned attempt blocks others for at most the node timeout (five of them,
+// where this process is starved) and one release round trip where the node can be reached, and
+// never longer than TTL plus grace.
 //
 // The package's tests check these in thousands of schedules of a simulation with
 // delays, losses, copies, pauses, clocks that step and keys that vanish, and check that

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -32,6 +31,7 @@ type lease struct {
 	attempt   int           // of which owner is
 	owner     string        // of the requests of an attempt
 	keep      time.Duration // of the renewal
+	stalled   time.Duration // for how long this process did not run, since the caller called
 	jumps     int64         // of the client's clock, at the start of the bid or of the last renewal
 	floor     uint64        // the proposal for this round
 	round     int           // the round that it is for
@@ -49,6 +49,7 @@ type nodeRequest struct {
 	renewal driver.Renewal
 	asked   boot.Instant  // when it was sent
 	until   boot.Instant  // when its time is over
+	most    boot.Instant  // and when it is at the latest
 	timeout time.Duration // the node timeout, even where until is earlier
 	life    *life         // of the call
 	event   event         // how it ended
@@ -156,14 +157,15 @@ func (l *lease) run(ctx context.Context, e *event) error {
 		e.until = l.b.clock.Now().Add(time.Until(end))
 	}
 	var cause error
+	var w pause
 	for {
-		out, wait, said := l.decide(ctx, e, cause)
+		out, said := l.decide(ctx, e, &w, cause)
 		l.perform(&out)
 		if out.verdict != open {
 			return said
 		}
 		if cause == nil {
-			cause = l.wait(ctx, wait)
+			cause = l.wait(ctx, &w)
 		}
 		e.kind = looks
 	}
@@ -171,21 +173,25 @@ func (l *lease) run(ctx context.Context, e *event) error {
 
 // pause is what a caller waits for.
 type pause struct {
+	began   boot.Instant
 	most    time.Duration
 	certain bool // there is nothing to wait for
 	deaf    bool // the caller's end does not count
 }
 
 // decide makes one step of a caller. It looks at the clock last of all.
-func (l *lease) decide(ctx context.Context, e *event, cause error) (actions, pause, error) {
+func (l *lease) decide(ctx context.Context, e *event, w *pause, cause error) (actions, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e.tripped = l.b.tripped()
 	e.duplicate = l.b.duplicate.Load() != nil
 	e.ended = cause != nil
 	e.now = l.b.clock.Fresh()
-	if e.kind == renews {
-		l.jumps = l.b.clock.Jumps()
+	if e.kind == looks {
+		e.stalled = max(e.now.Sub(w.began)-w.most, 0)
+		l.stalled += e.stalled
+	} else {
+		l.stalled, l.jumps = 0, l.b.clock.Jumps()
 	}
 	e.jumped = l.b.clock.Jumps() != l.jumps
 	out := l.step(e)
@@ -195,11 +201,12 @@ func (l *lease) decide(ctx context.Context, e *event, cause error) (actions, pau
 	if out.verdict == extended {
 		l.confirmed = l.b.floor(l.bid.start)
 	}
-	return out, pause{l.bid.due.Sub(e.now), l.bid.certain(), l.bid.stage == quieting}, l.says(ctx, out.verdict, cause, e.now)
+	*w = pause{e.now, min(l.bid.due.Sub(e.now), l.bid.timeout/timeSlices), l.bid.certain(), l.bid.stage == quieting}
+	return out, l.says(ctx, out.verdict, cause, e.now)
 }
 
 // wait returns when the bid is to look again. An error is why the caller waits no longer.
-func (l *lease) wait(ctx context.Context, w pause) error {
+func (l *lease) wait(ctx context.Context, w *pause) error {
 	if w.certain {
 		return nil
 	}
@@ -213,6 +220,7 @@ func (l *lease) wait(ctx context.Context, w pause) error {
 	case <-l.wake:
 		return nil
 	case <-t.C:
+		settle()
 		return nil
 	case <-done:
 		return ctx.Err()
@@ -235,7 +243,7 @@ func (l *lease) step(e *event) actions {
 	}
 	for i := range l.requests {
 		if out.calls[i] != idle {
-			l.prepare(i, out.calls[i], out.until, e.now)
+			l.prepare(i, &out, e.now)
 		}
 	}
 	if l.bid.certain() {
@@ -254,32 +262,36 @@ func (l *lease) step(e *event) actions {
 }
 
 // prepare writes the request to a node, on which nothing is under way. l.mu is held.
-func (l *lease) prepare(i int, c call, until, now boot.Instant) {
+func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 	g := &l.requests[i]
-	g.call, g.asked, g.timeout = c, now, l.bid.timeout
-	g.until = now.Add(g.timeout)
-	switch c {
+	g.call, g.timeout = out.calls[i], l.bid.timeout
+	g.begins(now)
+	if g.call < release && g.call != lift {
+		g.until, g.most = out.until, out.most
+	}
+	switch g.call {
 	case acquire:
 		if l.round != l.bid.round {
 			l.propose()
 		}
 		g.req = l.req
 		g.req.Owner, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.floor, &g.quorum
-		g.until, g.held, g.vote = until, nil, driver.Vote{Node: g.n.name}
+		g.held, g.vote = nil, driver.Vote{Node: g.n.name}
 	case join:
 		q := l.b.quorum(g.n, now) // a straggler may still read the first
 		g.req = l.req
 		g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.bid.ttl, l.bid.fence, l.confirmed, &q
-		g.until, g.held = until, nil
-	case raise:
-		g.until = until
-		g.renewal = driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
-	case lift:
+		g.held = nil
+	case raise, lift:
 		g.renewal = driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
 	case renew:
-		g.until = until
 		g.renewal = driver.Renewal{TTL: l.bid.ttl, Keep: l.keep, MinFence: l.bid.fence}
 	}
+}
+
+// begins gives the call a node timeout from now on.
+func (g *nodeRequest) begins(now boot.Instant) {
+	g.asked, g.until, g.most = now, now.Add(g.timeout), now.Add(mostTimeouts*g.timeout)
 }
 
 // propose sets what all nodes are told in this round. l.mu is held.
@@ -339,29 +351,6 @@ func (l *lease) number(h *driver.HeldError) owner {
 	return somebody + owner(i)
 }
 
-// A life is the context of calls that begin and end together, so that they share its
-// timer. It ends with the last of them.
-type life struct {
-	ctx   context.Context
-	end   context.CancelFunc
-	until boot.Instant
-	calls atomic.Int32
-}
-
-func (l *lease) newLife(until boot.Instant) *life {
-	s := &life{until: until}
-	s.ctx, s.end = context.WithDeadline(l.ctx, l.b.clock.Time(until))
-	s.calls.Store(1)
-	return s
-}
-
-// done tells that a call ended.
-func (s *life) done() {
-	if s.calls.Add(-1) == 0 {
-		s.end()
-	}
-}
-
 // perform starts the calls that a bid asked for.
 func (l *lease) perform(out *actions) {
 	var shared *life
@@ -372,11 +361,11 @@ func (l *lease) perform(out *actions) {
 			l.later(&l.requests[i], out.delay)
 		default:
 			g := &l.requests[i]
-			if shared == nil || shared.until != g.until {
+			if shared == nil || shared.most != g.most {
 				if shared != nil {
-					shared.done()
+					shared.leave()
 				}
-				shared = l.newLife(g.until)
+				shared = g.newLife()
 			}
 			shared.calls.Add(1)
 			g.life = shared
@@ -384,18 +373,21 @@ func (l *lease) perform(out *actions) {
 		}
 	}
 	if shared != nil {
-		shared.done()
+		shared.leave()
 	}
+}
+
+func (g *nodeRequest) newLife() *life {
+	return newLife(g.l.ctx, g.l.b.clock, g.until.Sub(g.asked), g.most)
 }
 
 // later sends a call after a while.
 func (l *lease) later(g *nodeRequest, d time.Duration) {
 	time.AfterFunc(d, func() {
 		l.mu.Lock()
-		g.asked = l.b.clock.Now()
-		g.until = g.asked.Add(g.timeout)
+		g.begins(l.b.clock.Now())
+		g.life = g.newLife()
 		l.mu.Unlock()
-		g.life = l.newLife(g.until)
 		g.send()
 	})
 }
@@ -404,7 +396,7 @@ func (l *lease) later(g *nodeRequest, d time.Duration) {
 func (g *nodeRequest) send() {
 	life := g.life
 	if err := g.n.start(g); err != nil {
-		life.done()
+		life.leave()
 		g.end(result{err: err, unasked: true})
 	}
 }
@@ -421,18 +413,21 @@ type result struct {
 
 // do makes the call, and waits for its end. It is a worker's.
 func (g *nodeRequest) do() {
-	l, life, clock := g.l, g.life, g.l.b.clock
+	l, clock := g.l, g.l.b.clock
 	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) { // it stood in the queue, and must not fail for that
-		life.done()
-		life = l.newLife(clock.Now().Add(g.timeout))
+		g.life.leave()
+		l.mu.Lock()
+		g.begins(clock.Now())
+		g.life = g.newLife()
+		l.mu.Unlock()
 	}
-	defer life.done()
+	ctx := g.life
+	defer ctx.leave()
 	if g.call == acquire || g.call == join {
 		if g.skipped() {
 			return
 		}
 	}
-	ctx := life.ctx
 	if err := ctx.Err(); err != nil {
 		g.end(result{err: err, unasked: true})
 		return
@@ -488,11 +483,7 @@ func (g *nodeRequest) learn(r *result, e *event) {
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
-	took := r.received.Sub(g.asked)
-	if g.call == release {
-		took = r.received.Sub(r.sent.at)
-	}
-	n.report(r.err != nil && !definite(r.err) && !errors.Is(r.err, driver.ErrLost) && took >= g.timeout-g.timeout/8)
+	n.report(r.err != nil && !definite(r.err) && !errors.Is(r.err, driver.ErrLost) && g.life.ran() >= g.timeout-g.timeout/timeSlices)
 	if g.call == release {
 		return
 	}
@@ -642,7 +633,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 
 // Release frees the lock on every node, and returns when a majority has confirmed that
 // it is free of this lease; the others go on in the background. It is bounded by four
-// node timeouts, and does not depend on ctx.
+// node timeouts (see Options.NodeTimeout), and does not depend on ctx.
 func (l *lease) Release(ctx context.Context) error {
 	if l.isReleased() {
 		return nil
@@ -651,13 +642,8 @@ func (l *lease) Release(ctx context.Context) error {
 		return err
 	}
 	defer l.b.calls.Done()
-	freed, most := l.beginRelease()
-	t := time.NewTimer(most)
-	defer t.Stop()
-	select {
-	case <-freed:
-	case <-t.C:
-	}
+	freed, timeout := l.beginRelease()
+	l.b.await(freed, timeout/timeSlices, releaseTries*timeSlices)
 	return l.endRelease()
 }
 
@@ -667,7 +653,7 @@ func (l *lease) isReleased() bool {
 	return l.released
 }
 
-// beginRelease returns what tells that the outcome is certain, and how long to wait for it.
+// beginRelease returns what tells that the outcome is certain, and the node timeout.
 func (l *lease) beginRelease() (<-chan struct{}, time.Duration) {
 	l.mu.Lock()
 	if l.freed == nil {
@@ -676,10 +662,10 @@ func (l *lease) beginRelease() (<-chan struct{}, time.Duration) {
 	freed := l.freed
 	e := event{kind: releases, now: l.b.clock.Now()}
 	out := l.step(&e)
-	most := releaseTries * l.bid.timeout
+	timeout := l.bid.timeout
 	l.mu.Unlock()
 	l.perform(&out)
-	return freed, most
+	return freed, timeout
 }
 
 func (l *lease) endRelease() error {

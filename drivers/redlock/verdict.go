@@ -41,7 +41,7 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 	case uneven:
 		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: fmt.Sprintf("the clocks of the nodes are %v apart, or the ways to them too uneven, for a TTL of %v (run NTP on the nodes)", l.apart(l.bid.in(counted)), l.bid.ttl)}, now)
 	case late:
-		return l.unknown(now, "the nodes took %v, too long for a TTL of %v", since, l.bid.ttl)
+		return l.unknown(now, "the nodes took %v, too long for a TTL of %v%s", since, l.bid.ttl, l.starved())
 	case stopped:
 		return l.unknown(now, "the wall clock of this machine jumped meanwhile, so that it may have been stopped for longer than its other clocks show")
 	case unwritten:
@@ -52,7 +52,7 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 		l.b.count.losses.Add(1)
 		return l.verdict(driver.ErrLost, now)
 	case overdue:
-		return l.unknown(now, "the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v", since, l.apart(l.bid.acked()), l.bid.ttl)
+		return l.unknown(now, "the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v%s", since, l.apart(l.bid.acked()), l.bid.ttl, l.starved())
 	case unconfirmed:
 		return l.unknown(now, "a majority did not confirm the renewal")
 	}
@@ -242,9 +242,17 @@ func (l *lease) verdict(verdict error, now boot.Instant) error {
 func (l *lease) cause(i int, now boot.Instant) error {
 	g := &l.requests[i]
 	if part := &l.bid.parts[i]; g.vote.Err == nil && part.call != idle && part.awaited && now >= g.until {
-		return fmt.Errorf("no answer within %v", now.Sub(g.asked).Round(time.Millisecond))
+		return fmt.Errorf("no answer within %v%s", now.Sub(g.asked).Round(time.Millisecond), l.starved())
 	}
 	return g.vote.Err
+}
+
+// starved says if this process did not run for much of the time that a call took: empty if it did.
+func (l *lease) starved() string {
+	if l.stalled < l.bid.timeout/timeSlices {
+		return ""
+	}
+	return fmt.Sprintf(", for %v of which this process did not run (it needs more processor time)", l.stalled.Round(time.Millisecond))
 }
 
 // unknown returns an error that proves nothing, with the votes.

@@ -1,0 +1,129 @@
+package redlock_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+)
+
+const (
+	busyURL    = "REDLOCK_TEST_BUSY"
+	busyCrowd  = 64
+	busyBeside = 4
+)
+
+// becomeBusy is a process that has one processor, and shares it: with nothing to do but to
+// burn it, or with a crowd that takes locks, each its own.
+func becomeBusy(url string) {
+	done := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // the parent closes it
+		close(done)
+	}()
+	if url == "burn" {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+		}
+	}
+	c, err := dlock.OpenURL(url)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	var locks, silences, others atomic.Int64
+	var crowd sync.WaitGroup
+	for i := range busyCrowd {
+		crowd.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				l, err := c.TryLock(context.Background(), fmt.Sprint("busy/", i, "/", n))
+				switch {
+				case err == nil:
+					locks.Add(1)
+					_ = l.Unlock() // a node's answer may be late
+				case strings.Contains(err.Error(), "no answer within"), strings.Contains(err.Error(), "deadline exceeded"), strings.Contains(err.Error(), "in time"):
+					silences.Add(1)
+				default:
+					others.Add(1)
+				}
+			}
+		})
+	}
+	crowd.Wait()
+	fmt.Println(locks.Load(), silences.Load(), others.Load())
+}
+
+// A crowd in one process, beside others that take all the processor time they get: how often
+// are nodes, which answer in time, blamed for what the process waits?
+func BenchmarkABusyProcess(b *testing.B) {
+	for _, scheme := range []string{"redis", "valkey"} {
+		for _, timeout := range []string{"50ms", "100ms", "200ms", "400ms"} {
+			b.Run(scheme+"/node_timeout="+timeout, func(b *testing.B) {
+				c := start(b, 3, scheme)
+				var locks, silences, others int
+				for range b.N {
+					l, s, o := crowd(b, c.url(false, "node_timeout="+timeout))
+					locks, silences, others = locks+l, silences+s, others+o
+				}
+				tries := float64(max(locks+silences+others, 1))
+				b.ReportMetric(float64(locks)/float64(b.N), "locks/op")
+				b.ReportMetric(100*float64(silences)/tries, "%silent")
+				b.ReportMetric(100*float64(others)/tries, "%other")
+			})
+		}
+	}
+}
+
+// crowd has a busy process at work for a while, and returns what came of its tries.
+func crowd(b *testing.B, url string) (locks, silences, others int) {
+	exe, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	run := func(what string, out io.Writer) (end func()) {
+		cmd := exec.Command(exe)
+		cmd.Env = append(os.Environ(), busyURL+"="+what, "GOMAXPROCS=1")
+		cmd.Stdout = out
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			b.Fatal(err)
+		}
+		return func() {
+			_ = in.Close()
+			if err := cmd.Wait(); err != nil {
+				b.Error(err)
+			}
+		}
+	}
+	for range busyBeside {
+		defer run("burn", nil)()
+	}
+	var out strings.Builder
+	end := run(url, &out)
+	time.Sleep(2 * time.Second)
+	end()
+	if _, err := fmt.Sscan(out.String(), &locks, &silences, &others); err != nil {
+		b.Fatal(err)
+	}
+	return locks, silences, others
+}
