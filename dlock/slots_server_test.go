@@ -39,9 +39,7 @@ func TestSlotsOnServers(t *testing.T) {
 				t.Cleanup(func() { _ = c.Close() })
 				return c
 			}
-			for _, n := range []int{3, 20} {
-				neverMoreThan(t, n, client)
-			}
+			neverMoreThan(t, 20, client)
 			takenWhenFreed(t, 20, client)
 		})
 	}
