@@ -22,7 +22,18 @@ type broken struct {
 	grant   func(l *brokenLease, g driver.Grant) driver.Grant
 	watch   func(ctx context.Context, key string) (<-chan struct{}, error)
 	close   func() error
+	code    func(code string) string // of each finding
 	link    link
+}
+
+func (b *broken) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	found, err := b.Backend.Check(ctx)
+	for i := range found {
+		if b.code != nil {
+			found[i].Code = b.code(found[i].Code)
+		}
+	}
+	return found, err
 }
 
 func (b *broken) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -108,6 +119,12 @@ func whoHad(err, last error) error {
 
 // memoryBugs are planted in a memory backend.
 var memoryBugs = []bug{
+	{name: "a finding has no code", want: "operator/check", rule: "driver.Inspector", says: "code", plant: func(b *broken) {
+		b.code = func(string) string { return "" }
+	}},
+	{name: "the code of a finding is a sentence", want: "operator/check", rule: "driver.Inspector", says: "code", plant: func(b *broken) {
+		b.code = func(code string) string { return "One process" }
+	}},
 	{name: "two spaces", want: "basic/held", rule: "exclusion", plant: func(b *broken) { b.Backend = memory.New() }},
 	{name: "check, then set", want: "exclusion/race", rule: "exclusion", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {

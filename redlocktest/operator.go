@@ -1,6 +1,7 @@
 package redlocktest
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 
@@ -112,17 +113,23 @@ func (r *run) list(b driver.Backend, prefix string, most int) []string {
 	return keys
 }
 
+// findingCode is what a Diagnostic's Code looks like: maxmemory-policy.
+var findingCode = regexp.MustCompile(`^[a-z][a-z0-9]*(-[a-z0-9]+)*$`)
+
 func check(r *run) {
 	findings, err := r.client().(driver.Inspector).Check(r.ctx)
 	if err != nil {
 		r.saw(err)
 		r.fatal(inspecting, "Check could not examine the deployment: %v", err)
 	}
-	for i, f := range findings {
+	for i := range findings {
+		f := &findings[i]
 		r.note("%v: %s", f.Severity, f.Summary)
 		switch {
 		case f.Summary == "" || f.Severity > driver.SeverityUnsafe:
-			r.record(inspecting, "a finding says nothing: %+v", f)
+			r.record(inspecting, "a finding says nothing: %+v", *f)
+		case !findingCode.MatchString(f.Code):
+			r.record(inspecting, "the code of a finding is %q, and must be lower-case words with dashes: %s", f.Code, f.Summary)
 		case i > 0 && f.Severity > findings[i-1].Severity:
 			r.record(inspecting, "finding %d is graver than the one before it", i)
 		}
