@@ -146,7 +146,15 @@ func (d *doctorCommand) write(w io.Writer, found []dlock.Diagnostic, where strin
 		}
 		notes.write(w, "", colors)
 	}
-	fmt.Fprintf(w, "\n%d unsafe, %d warnings, %d notes, %s\n", counts[dlock.SeverityUnsafe], counts[dlock.SeverityWarning], counts[dlock.SeverityNote], where)
+	fmt.Fprintf(w, "\n%d unsafe, %s, %s, %s\n", counts[dlock.SeverityUnsafe], several(counts[dlock.SeverityWarning], "warning"), several(counts[dlock.SeverityNote], "note"), where)
+}
+
+// several is a number of things.
+func several(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprint(n, " ", thing)
 }
 
 // The JSON of a finding.

@@ -188,7 +188,11 @@ var misconfigurations = map[string]misconfiguration{
 			w.t.Fatal(err)
 		}
 		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",restart_guard=2m", "k", "--", "true")
-		return ",restart_guard=2m", nil
+		return ",restart_guard=2m", nil // it ends by itself
+	}), slow: true},
+	"more nodes": {code: "terms-differ", severity: "warning", measured: "3 nodes", make: among(5, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
+		w.want(0, "run", "--url", "redlock:"+strings.Join(urls[:3], ",")+",bootstrap=true", "k", "--", "true")
+		return "", w.shell
 	}), slow: true},
 	"versions": {code: "versions-differ", severity: "note", measured: "Valkey", make: among(3, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
 		return "", nil
@@ -263,14 +267,19 @@ func lacks(right, user string) func(*world) (string, func(string) error) {
 	return func(w *world) (string, func(string) error) {
 		s := server.Redis(w.t, server.WithUser(user+" on >secret ~* &* +@all "+right))
 		return s.URLFor(user, "secret"), func(command string) error {
-			_, rest, ok := strings.Cut(command, fmt.Sprintf("-p %d ", s.Port()))
-			if !ok {
-				return errors.New("it names another server: " + command)
-			}
-			_, err := s.Do(strings.Fields(rest)...)
-			return err
+			return asAdministrator(s, command)
 		}
 	}
+}
+
+// asAdministrator runs a command line of redis-cli.
+func asAdministrator(s *server.Server, command string) error {
+	_, rest, ok := strings.Cut(command, fmt.Sprintf("-p %d ", s.Port()))
+	if !ok {
+		return errors.New("it names another server: " + command)
+	}
+	_, err := s.Do(strings.Fields(strings.ReplaceAll(rest, "'", ""))...)
+	return err
 }
 
 // mendable are the severities of what is not wrong any more.
@@ -310,6 +319,137 @@ func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
 			}
 			eventually(t, "it is mended", func() bool { return mendable[w.examine()[c.code].Severity] })
 		})
+	}
+}
+
+// Several things are wrong with one deployment, or worth a note.
+type mess struct {
+	make  func(w *world) (url string, mend func(f findingJSON) error)
+	found map[string]string // the severity of each code
+	slow  bool              // not with -short
+}
+
+var messes = map[string]mess{
+	"rights": {func(w *world) (string, func(findingJSON) error) {
+		s := server.Redis(w.t, server.WithUser("app on >secret ~other:* resetchannels &other:* +@all -config -mget"))
+		return s.URLFor("app", "secret"), func(f findingJSON) error {
+			if f.Code == "unknown-setting" {
+				f.Command = fmt.Sprintf("redis-cli -p %d ACL SETUSER app +config|get", s.Port()) // its remedy says so
+			}
+			return asAdministrator(s, f.Command)
+		}
+	}, map[string]string{"acl-key": "unsafe", "acl-channel": "warning", "acl-command": "warning", "unknown-setting": "note"}, false},
+	"persistence": {func(w *world) (string, func(findingJSON) error) {
+		s := server.Valkey(w.t, server.WithAppendOnly("everysec"))
+		dump := filepath.Join(s.Dir(), "dump.rdb", "in the way")
+		if err := os.MkdirAll(dump, 0o700); err != nil {
+			w.t.Fatal(err)
+		}
+		w.do(s, "BGSAVE")
+		return s.URL(), func(f findingJSON) error {
+			if f.Code == "appendfsync" {
+				return w.shell(f.Command)
+			}
+			if err := os.RemoveAll(filepath.Dir(dump)); err != nil {
+				return err
+			}
+			w.do(s, "BGSAVE")
+			return nil
+		}
+	}, map[string]string{"save-failed": "warning", "appendfsync": "note"}, true},
+	"another release": {func(w *world) (string, func(findingJSON) error) {
+		s := server.Redis(w.t)
+		w.do(s, "SET", "redlock1:meta", "3 of the future")
+		return s.URL(), nil
+	}, map[string]string{"guard-layout": "warning"}, true},
+	"notes of PostgreSQL": {func(w *world) (string, func(findingJSON) error) {
+		s := server.Postgres(w.t, server.WithSetting("idle_session_timeout", "60000"))
+		return s.URL() + separator(s.URL()) + "keepalives_idle=30", nil
+	}, map[string]string{"idle-timeout": "note", "keepalives": "note", "ignored-parameter": "note", "no-sequence": "note"}, true},
+	"a pooler of whole sessions": {func(w *world) (string, func(findingJSON) error) {
+		url := server.PgBouncer(w.t, server.Postgres(w.t), "session").URL()
+		return url + separator(url) + "pooler=session", nil
+	}, map[string]string{"pooler": "warning"}, true},
+	"a file for a folder": {func(w *world) (string, func(findingJSON) error) {
+		return "file://" + w.put("plain", ""), func(findingJSON) error { return os.Remove(w.path("plain")) }
+	}, map[string]string{"folder": "unsafe"}, false},
+	"no home": {func(w *world) (string, func(findingJSON) error) {
+		w.env = append(w.env, "HOME=", "TMPDIR="+w.dir)
+		return "file:", nil
+	}, map[string]string{"no-home": "note"}, false},
+}
+
+func separator(url string) string {
+	if strings.Contains(url, "?") {
+		return "&"
+	}
+	return "?"
+}
+
+func TestDoctorFindsSeveralThingsAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, m := range messes {
+		if testing.Short() && m.slow {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.env = append(w.env, "PGUSER="+server.Superuser)
+			url, mend := m.make(w)
+			w.env = append(w.env, envURL+"="+url)
+			var found map[string]findingJSON
+			for code, severity := range m.found {
+				eventually(t, "found: "+code, func() bool { found = w.examine(); return found[code].Code != "" }) // a save, say, fails by and by
+				if f := found[code]; f.Severity != severity || severity != "note" && f.Remedy == "" {
+					t.Errorf("found %+v, want %s and a remedy", f, severity)
+				}
+			}
+			if mend == nil {
+				return
+			}
+			for code := range m.found {
+				if err := mend(found[code]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "all is mended", func() bool {
+				found = w.examine()
+				for code := range m.found {
+					if found[code].Code != "" {
+						return false
+					}
+				}
+				return true
+			})
+		})
+	}
+}
+
+// A clock that is set back after a grant is found, until it is right again.
+func TestDoctorFindsAClockThatWasSetBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := server.Redis(t, server.WithClock())
+	w.env = append(w.env, envURL+"="+s.URL()+"?restart_guard=10s&bootstrap=true")
+	if err := s.SetClock(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	w.want(0, "run", "--ttl", "5s", "k", "--", "true")
+	if f := w.examine()["clock-set-back"]; f.Code != "" {
+		t.Errorf("before it is set back: %+v", f)
+	}
+	if err := s.SetClock(0); err != nil {
+		t.Fatal(err)
+	}
+	if f := w.examine()["clock-set-back"]; f.Severity != "unsafe" || !strings.Contains(f.Measured, "m") {
+		t.Errorf("an hour back: %+v", f)
+	}
+	if err := s.SetClock(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if f := w.examine()["clock-set-back"]; f.Code != "" {
+		t.Errorf("set right: %+v", f)
 	}
 }
 

@@ -142,7 +142,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	p, err := b.folder.enter()
 	var no *driver.RefusedError
 	if errors.As(err, &no) {
-		return []driver.Diagnostic{{Code: "folder", Severity: driver.SeverityUnsafe, Summary: no.Error()}}, nil
+		return []driver.Diagnostic{{Code: "folder", Severity: driver.SeverityUnsafe, Summary: no.Error(), Remedy: "name a folder on a local disk that this user can write (file:///folder)"}}, nil
 	}
 	if err != nil {
 		return nil, err

@@ -285,6 +285,9 @@ func (c *checkup) run(ctx context.Context) error {
 	if err := exec(ctx, c.pc, "SET client_connection_check_interval = 1000"); err != nil {
 		c.find("no-connection-check", driver.SeverityWarning, "", "the server's platform has no client_connection_check_interval: a client killed in the middle of a statement keeps its locks until TCP gives up")
 	}
+	if err := c.keepalives(ctx); err != nil {
+		return err
+	}
 	if err := c.sequence(ctx); err != nil {
 		return err
 	}
@@ -292,6 +295,32 @@ func (c *checkup) run(ctx context.Context) error {
 		return err
 	}
 	return c.waits(ctx)
+}
+
+// keepalives reads what the server's kernel made of the settings of a session: how soon it
+// notices a client whose machine is gone.
+func (c *checkup) keepalives(ctx context.Context) error {
+	if err := exec(ctx, c.pc, keepaliveSettings); err != nil {
+		return err
+	}
+	row, err := query(ctx, c.pc, `SELECT current_setting('tcp_keepalives_idle'), current_setting('tcp_keepalives_interval'),
+		current_setting('tcp_keepalives_count'), current_setting('tcp_user_timeout'), (inet_server_addr() IS NULL)::int`)
+	if err != nil {
+		return err
+	}
+	idle, interval, count := number(row[0]), number(row[1]), number(row[2])
+	measured := fmt.Sprintf("tcp_keepalives_idle %d s, interval %d s, count %d, tcp_user_timeout %s", idle, interval, count, row[3])
+	switch {
+	case number(row[4]) == 1:
+		c.find("keepalives", driver.SeverityNote, "", "the connection is a socket of this machine, and needs no keepalives")
+	case idle == 0 || interval == 0 || count == 0:
+		d := c.find("keepalives", driver.SeverityWarning, "shorten the keepalives of the server's kernel", "the server's platform does not let a session set keepalives: a client whose machine is gone keeps its locks until its idle time ends")
+		d.Measured = measured
+	default:
+		d := c.find("keepalives", driver.SeverityNote, "", "a client whose machine is gone is noticed after %v", time.Duration(idle+interval*count)*time.Second)
+		d.Measured = measured
+	}
+	return nil
 }
 
 // replication compares how the server replicates with what a promotion may lose.

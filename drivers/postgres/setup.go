@@ -99,19 +99,18 @@ func (b *Backend) settings(srv server) string {
 		"synchronous_commit = on", // else a crash gives tokens a second time
 		"plan_cache_mode = force_generic_plan",
 		"search_path = ''", // every name has its schema
-		"tcp_keepalives_idle = 5",
-		"tcp_keepalives_interval = 2",
-		"tcp_keepalives_count = 3",
-		"tcp_user_timeout = 10000",
 	}
 	if srv.version >= 17 {
 		sets = append(sets, "transaction_timeout = 0")
 	}
 	// Not every platform has the last, and it is a backstop.
-	return "SET " + strings.Join(sets, "; SET ") + `; DO $$BEGIN
+	return "SET " + strings.Join(sets, "; SET ") + "; " + keepaliveSettings + `; DO $$BEGIN
 		PERFORM set_config('client_connection_check_interval', '` + strconv.FormatInt(b.opt.CheckInterval.Milliseconds(), 10) + `', false);
 		EXCEPTION WHEN OTHERS THEN END$$; `
 }
+
+// keepaliveSettings make the server notice a client whose machine is gone.
+const keepaliveSettings = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 10000"
 
 // literal quotes a string for SQL.
 func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }

@@ -41,6 +41,8 @@ type examination struct {
 	s     Server
 	info  map[string]string
 	found []driver.Diagnostic
+
+	unknown []string // settings that could not be read
 }
 
 func (e *examination) add(d driver.Diagnostic) {
@@ -301,7 +303,7 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 	if till > now && now > 0 {
 		e.add(driver.Diagnostic{
 			Code: "quarantine", Severity: driver.SeverityWarning, Summary: inQuarantine(why, till, now), Measured: quarantined(till, now),
-			Remedy: "wait, or, if all servers of this lock are new: dlock bootstrap",
+			Remedy: "wait: it ends by itself; new servers have no such wait after dlock bootstrap, before their first client",
 		})
 	}
 	if back := time.Duration(high-now) * time.Microsecond; now > 0 && back > max(terms.Allowance, time.Second) {
@@ -327,10 +329,10 @@ func (e *examination) config(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !ok {
-		e.add(driver.Diagnostic{Code: "unknown-setting", Summary: "CONFIG is refused: " + name + " is unknown", Remedy: "allow the command CONFIG GET, or check it by hand"})
-	}
 	value, _ := configValue(reply)
+	if !ok {
+		e.unknown = append(e.unknown, name)
+	}
 	return value, nil
 }
 
@@ -360,6 +362,9 @@ func (e *examination) settings(ctx context.Context) error {
 		})
 	}
 	e.persistence(values["appendonly"], values["appendfsync"])
+	if len(e.unknown) > 0 {
+		e.add(driver.Diagnostic{Code: "unknown-setting", Summary: "CONFIG is refused: the values of " + strings.Join(e.unknown, ", ") + " are unknown", Remedy: "allow the command CONFIG GET, or look at them by hand"})
+	}
 	return nil
 }
 
@@ -385,13 +390,22 @@ func (e *examination) persistence(appendOnly, fsync string) {
 	}
 }
 
-// needed are the commands that scripts and clients use, with harmless arguments; %k stands
-// for a key and %c for a channel of our own. Without those of the first list no lock can be
-// taken; without the others something works worse.
-var (
-	needed = []string{"TIME", "SET %k x PX 1", "GET %k", "PTTL %k", "PEXPIRE %k 1", "DEL %k", "EVAL return{1} 1 %k", "EVALSHA 0000000000000000000000000000000000000000 1 %k"}
-	useful = []string{"INFO server", "GETRANGE %k 0 1", "ZADD %k 1 x", "ZCOUNT %k 0 1", "ZRANGE %k 0 0", "ZREM %k x", "ZPOPMIN %k", "PUBLISH %c x"}
-)
+// A right is a command that scripts and clients use, with harmless arguments; %k stands for a
+// key and %c for a channel of our own.
+type right struct {
+	command string
+	without string // what is worse where the user lacks it; empty: no lock can be taken
+}
+
+var rights = []right{
+	{command: "TIME"}, {command: "SET %k x PX 1"}, {command: "GET %k"}, {command: "PTTL %k"}, {command: "PEXPIRE %k 1"}, {command: "DEL %k"},
+	{command: "EVAL return{1} 1 %k"}, {command: "EVALSHA 0000000000000000000000000000000000000000 1 %k"},
+	{"INFO server", "restarts of the server are not noticed"},
+	{"GETRANGE %k 0 1", "who holds a lock is unknown"},
+	{"MGET %k", "calls that come together take longer"}, {"EXISTS %k", "calls that come together take longer"},
+	{"ZADD %k 1 x", "waiters poll"}, {"ZCOUNT %k 0 1", "waiters poll"}, {"ZRANGE %k 0 0", "waiters poll"},
+	{"ZREM %k x", "waiters poll"}, {"ZPOPMIN %k", "waiters poll"}, {"PUBLISH %c x", "waiters poll"},
+}
 
 // named finds the user in a refusal, of servers that name it there.
 var named = regexp.MustCompile(`^NOPERM User (\S+) has no permissions`)
@@ -400,24 +414,21 @@ var named = regexp.MustCompile(`^NOPERM User (\S+) has no permissions`)
 func (e *examination) rights(ctx context.Context) error {
 	key, channel := e.n.names.counter("check"), e.n.names.channel("check")
 	defer e.s.Do(ctx, "DEL", key) //nolint:errcheck // it ends with its TTL, too
-	for i, list := range [][]string{needed, useful} {
-		severity := driver.SeverityUnsafe - driver.Severity(i)
-		for _, line := range list {
-			args := strings.Fields(strings.NewReplacer("%k", key, "%c", channel).Replace(line))
-			_, err := e.s.Do(ctx, args...)
-			var refusal ServerError
-			if errors.As(err, &refusal) {
-				e.refused(ctx, severity, args[0], string(refusal))
-			} else if err != nil {
-				return err
-			}
+	for _, r := range rights {
+		args := strings.Fields(strings.NewReplacer("%k", key, "%c", channel).Replace(r.command))
+		_, err := e.s.Do(ctx, args...)
+		var refusal ServerError
+		if errors.As(err, &refusal) {
+			e.refused(ctx, r, args[0], string(refusal))
+		} else if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // refused adds a finding if a refusal is one of rights.
-func (e *examination) refused(ctx context.Context, severity driver.Severity, command, why string) {
+func (e *examination) refused(ctx context.Context, r right, command, why string) {
 	if !isCode(ServerError(why), "NOPERM") {
 		return
 	}
@@ -427,23 +438,23 @@ func (e *examination) refused(ctx context.Context, severity driver.Severity, com
 	} else if reply, _, err := e.ask(ctx, "ACL", "WHOAMI"); err == nil && reply != nil {
 		user, _ = reply.(string)
 	}
-	d := driver.Diagnostic{Code: "acl-command", Severity: severity, Measured: command, Summary: "the user may not run " + command, Remedy: "allow it"}
-	right := "+" + strings.ToLower(command)
+	d := driver.Diagnostic{Code: "acl-command", Severity: driver.SeverityWarning, Measured: command, Summary: "the user may not run " + command, Remedy: "allow it"}
+	rule := "+" + strings.ToLower(command)
 	switch {
 	case strings.Contains(why, "access") && strings.Contains(why, "channel"):
-		d.Code, d.Summary, right = "acl-channel", "the user may not use the channels of the locks", "'&"+e.n.cfg.Prefix+"*'"
+		d.Code, d.Summary, rule = "acl-channel", "the user may not use the channels of the locks", "'&"+e.n.cfg.Prefix+"*'"
 	case strings.Contains(why, "access"):
-		d.Code, d.Summary, right = "acl-key", "the user may not use the keys of the locks", "'~"+e.n.cfg.Prefix+"*'"
+		d.Code, d.Summary, rule = "acl-key", "the user may not use the keys of the locks", "'~"+e.n.cfg.Prefix+"*'"
 	}
 	if slices.ContainsFunc(e.found, func(f driver.Diagnostic) bool { return f.Code == d.Code && f.Code != "acl-command" }) {
 		return // said
 	}
-	if severity == driver.SeverityUnsafe {
-		d.Summary += ": no lock can be taken"
-	} else {
-		d.Summary += ": waiters poll, or who holds a lock is unknown"
+	if r.without == "" {
+		d.Severity = driver.SeverityUnsafe
+		r.without = "no lock can be taken"
 	}
-	d.Command = e.cli("ACL", "SETUSER", user, right)
+	d.Summary += ": " + r.without
+	d.Command = e.cli("ACL", "SETUSER", user, rule)
 	e.add(d)
 }
 

@@ -458,7 +458,7 @@ func inQuarantine(why string, till, now int64) string {
 		what = "the server was restarted, or another took its place"
 	case "new":
 		what = "the server is new, or has lost its memory"
-		fix = " (if all servers of this lock are new: dlock bootstrap, or bootstrap=true)"
+		fix = " (dlock bootstrap before the first client, or bootstrap=true, spares new servers this)"
 	case "nodes":
 		what = "the number of nodes was changed"
 	case "clock":
