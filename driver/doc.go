@@ -1,5 +1,5 @@
-// Package driver is what a backend of distributed locks implements. Applications
-// import package dlock instead.
+// Package driver is the contract between package dlock, which applications import, and the
+// backends that keep locks.
 //
 //	application
 //	     |   Lock, TryLock, Do, Unlock
@@ -15,9 +15,9 @@
 //	  drivers/redlock ----------------------+   a majority of other backends
 //
 // A driver answers one question, whether this owner has this key, and never guesses.
-// Everything that can be built on the answer is built in dlock, for all drivers alike:
-// retries and their pauses, the line of waiters in a process, renewal in time, the end of a
-// lease before another can have it, events and statistics.
+// Everything else is built on the answer, once for all drivers, in dlock: retries and their
+// pauses, the wait queue of a process, renewal in time, the end of a lease before another can
+// have it, events and statistics.
 //
 // # How to write a driver
 //
@@ -40,24 +40,25 @@
 //  6. Find the three outcomes that are definite among the answers of the server:
 //     [HeldError], [ErrLost], [RefusedError]. Leave everything else as it is: it is
 //     unknown, and callers act on that.
-//  7. Undo what may have happened on every path that returns an error, with
-//     context.WithoutCancel and a timeout of your own.
-//  8. Add what the server can do: a [Watcher] where it can tell of a release,
-//     Queueing where it keeps a line itself, an [Inspector] and an [Admin] for people.
+//  7. Undo the attempt on every path that returns an error, with context.WithoutCancel
+//     and a timeout of your own.
+//  8. Add the optional parts: a [Watcher] if the server can tell of a release,
+//     FeatureQueueing if the server keeps a wait queue itself, an [Inspector] and an [Admin]
+//     for people.
 //  9. Register it: dlock.Register("name", d) in an init of the driver's package. The
 //     name is the scheme of its URLs.
 //  10. Let package redlocktest loose on it. It checks all of this, with races,
 //     cancellations and faults, and quotes the rule that was broken.
 //
-// # What is easily overlooked
+// # Easily overlooked
 //
 //   - The error of a timeout of your own must not be context.DeadlineExceeded to errors.Is.
 //     That is for the caller's context alone, and some client libraries mix the two up.
-//   - Close finds clean-up under way. Let it go on for a moment, under a context that does not
-//     end with the backend, and close the client after it. Count the calls, as the
-//     clean-up is begun by a call that Close has just ended.
-//   - Client libraries repeat requests. One of which you have heard nothing may arrive after
-//     those that you sent later, a release too: let the server tell them apart.
+//   - Clean-up may be under way when Close is called. Let it go on for a moment, under a
+//     context that does not end with the backend, and close the client after it. Count the
+//     calls: a call that Close has just ended begins its clean-up then.
+//   - Client libraries repeat requests. A request without an answer may arrive after later
+//     requests, even after its own release: let the server tell them apart.
 //   - ErrLost and nil from Release are certain. Of several servers, ask in a way that a majority
 //     answers: a member that was cut off, or a leader that was replaced, knows nothing new.
 //
@@ -65,34 +66,34 @@
 //
 //  1. Four outcomes. *HeldError, which is [ErrHeld]: another owner has the lock.
 //     [ErrLost]: this owner no longer has it, for certain. *RefusedError, which is
-//     [ErrRefused]: the server answered and will not, now (RetryAfter over zero: loading,
+//     [ErrRefused]: the server refused the request, for now (RetryAfter over zero: loading,
 //     quarantine) or as it is configured (zero: password, read-only). Everything else is
 //     unknown: it may have happened. A renewal that ends in unknown is tried again until
 //     the lease's deadline. (Misuse, [ErrInvalid], comes before any of them.)
-//  2. Whoever fails cleans up. On any error Acquire undoes what it did, on a context
-//     of its own, never on the caller's, which may have ended. Release works after
-//     cancellation too.
+//  2. A failed call cleans up. On any error Acquire undoes its attempt, on a context of its
+//     own, never on the caller's, which may have ended. Release works after cancellation
+//     too.
 //  3. A lease counts from before its request. [Expires] takes an instant before the
 //     first byte was sent, and after a native wait the start of one confirming round
 //     trip. TTLs are at least [MinTTL]. The deadline of ctx bounds the effect as well as
-//     the wait: a driver that can makes the server refuse what arrives later.
-//  4. Nothing is ignored. What cannot be honoured, an unknown parameter, an unknown mode, a
-//     TTL out of bounds or where there is none, is an error that names it, before any I/O.
+//     the wait: if it can, a driver makes the server refuse a request that arrives later.
+//  4. Nothing is ignored. An unknown parameter, an unknown mode, a TTL out of bounds, or a
+//     TTL for locks that have none, is an error that names it, before any I/O.
 //  5. A quorum says that a lock is held only if one other owner was seen on enough
 //     nodes to rule a majority out. Any other split it settles itself in a bounded number
 //     of rounds, without Wait too: of a hundred attempts on a free key exactly one wins.
-//     What a minority said never shows through errors.Is: see [QuorumError].
+//     The answers of a minority never match errors.Is: see [QuorumError].
 //  6. No reentrancy. The same process asking twice is two owners.
 //  7. Nothing leaks. No goroutine, connection or key remains after Close, after an
-//     Acquire that was cancelled, or behind a server that never answers; what is
-//     under way to one server is bounded.
+//     Acquire that was cancelled, or behind a server that never answers. The requests
+//     that are under way to one server are bounded.
 //  8. Tokens are comparable across backends: at least the time in microseconds when
 //     the key's counter began, at most [MaxFence], and strictly rising per key. So a
 //     store that refuses old tokens accepts those of another backend after a change of
 //     configuration.
 //  9. No secret is in any error, log line, event, vote or list of processes.
-//  10. What is stored has a layout version. Releases that run at the same time, while one
-//     is being replaced by the other, exclude each other.
+//  10. Stored data has a layout version. Two releases that run side by side, while one
+//     replaces the other, exclude each other.
 //
-// Each stands also in the doc comment of what it concerns.
+// The doc comments of the methods repeat the rules that concern them.
 package driver

@@ -11,26 +11,26 @@ type Driver interface {
 	// Open parses and checks cfg and returns a backend. It does no network I/O, so
 	// that a program starts while its servers are away.
 	//
-	// Refuse what cannot be honoured, an unknown parameter of the DSN above all,
-	// with an *InvalidError that names it and quotes nothing that may hold a
-	// password (rules 4 and 9). Open may be called concurrently.
+	// Refuse a cfg that the backend cannot honour, above all an unknown parameter of
+	// the DSN. Return an *InvalidError that names the part and quotes nothing that may
+	// hold a password (rules 4 and 9). Open may be called concurrently.
 	Open(cfg *Config) (Backend, error)
 }
 
-// Config is what a Driver opens a backend from.
+// Config tells a Driver which backend to open.
 type Config struct {
 	// DSN is the whole URL as the user wrote it, the scheme included, without the
 	// parameters ttl and prefix, which belong to dlock.
 	DSN string
-	// Prefix goes before every key, and is the namespace of whatever else the
-	// driver stores. That carries a version of its layout, and one that is unknown is
-	// refused: two releases that run side by side exclude each other (rule 10).
+	// Prefix goes before every key, and is the namespace of all else that the driver
+	// stores. Stored data has a layout version, and a driver refuses an unknown one:
+	// two releases that run side by side exclude each other (rule 10).
 	Prefix string
 	// Resolve opens another registered backend with the same Prefix and Notify: the
 	// nodes of a quorum. The caller owns the backend and closes it.
 	Resolve func(url string) (Backend, error)
-	// Notify is told what happens in the background. It may be nil; it may be called
-	// concurrently; it returns quickly. It is told no secret (rule 9).
+	// Notify receives events of the background. It may be nil; it may be called
+	// concurrently; it returns quickly. No event holds a secret (rule 9).
 	Notify func(Notice)
 
 	_ struct{}
@@ -40,13 +40,13 @@ type Config struct {
 type Backend interface {
 	// Acquire asks for the lock named by req and returns a lease of it.
 	//
-	// Refuse what cannot be honoured before any I/O (rule 4): Info.Check does it for
-	// everything that this package knows of.
+	// Refuse a request that the backend cannot honour before any I/O (rule 4).
+	// Info.Check does it for everything that this package knows of.
 	//
-	// Make one attempt, that is one verdict of the server; or, where req.Wait
-	// allows it, block until the lock is granted or ctx ends. Waiting is a
-	// permission and no duty. One attempt is bounded even under a background
-	// context: use a timeout of your own, small against req.TTL.
+	// Make one attempt, that is, get one verdict of the server. If req.Wait is set,
+	// Acquire may block until the lock is granted or ctx ends. Blocking is optional.
+	// Bound one attempt even under a background context: use a timeout of your own,
+	// small against req.TTL.
 	//
 	// The outcomes are four (rule 1). A nil error is a grant. *HeldError: another
 	// owner has it. *RefusedError: the server will not. *InvalidError: the request
@@ -57,14 +57,14 @@ type Backend interface {
 	// *HeldError only if one other owner rules a majority out, and settles a split
 	// vote itself, so that one of many wins a free key (rule 5, see QuorumError).
 	//
-	// On any error undo what may have been done (rule 2): release the attempt on a
-	// context of your own, context.WithoutCancel with a timeout, never on the
-	// caller's, which may be cancelled already. A cancelled or failed Acquire
-	// leaves neither a key nor a goroutine behind once that clean-up has run.
+	// On any error undo the attempt (rule 2): release it on a context of your own,
+	// context.WithoutCancel with a timeout, never on the caller's, which may be
+	// cancelled already. A cancelled or failed Acquire leaves neither a key nor a
+	// goroutine behind once that clean-up has run.
 	//
-	// The lease counts from before the request was sent (rule 3, see Expires). ctx's
-	// deadline bounds the effect too, where the server can be told: a request that
-	// arrives after it is refused. The token is that of NextFence (rule 8).
+	// The lease counts from before the request was sent (rule 3, see Expires). If the
+	// server can be told, ctx's deadline bounds the effect too: the server refuses a
+	// request that arrives later. NextFence computes the token (rule 8).
 	//
 	// Do not keep req: the caller may reuse it.
 	Acquire(ctx context.Context, req *Request) (Lease, error)
@@ -74,10 +74,10 @@ type Backend interface {
 	// returns it without any secret: it names the node in a quorum's votes.
 	Info() Info
 
-	// Close ends the backend: calls under way return, later ones fail with
-	// ErrClosed, nothing that the backend started goes on (rule 7). Leases that are
-	// still held are not released, but for session backends, whose locks end with
-	// the session. Never close a client that was handed in. A second call returns nil.
+	// Close ends the backend. Calls under way return, later ones fail with ErrClosed,
+	// and nothing that the backend started goes on (rule 7). Close does not release
+	// leases; only the locks of session backends end, with their session. Never close a
+	// client that was handed in. A second call returns nil.
 	Close() error
 }
 
@@ -93,8 +93,8 @@ type Info struct {
 	_ struct{}
 }
 
-// Features are capabilities, checked by dlock before a call. A driver that lacks
-// one needs no code for it.
+// Features are capabilities. dlock checks them before a call, so a driver that lacks one
+// needs no code for it.
 type Features uint32
 
 const (
@@ -108,8 +108,8 @@ const (
 	// FeatureQueueing: Request.Wait blocks natively, first come, first served.
 	FeatureQueueing
 	// FeatureQuorumNode: the backend may be one node of a quorum. It honours FenceFloor, ExactFence,
-	// MinFence and Quorum, reports Clock and Server on grants and on *HeldError, makes
-	// the server refuse what arrives after ctx's deadline, and tells attempts of one
+	// MinFence and Quorum, and reports Clock and Server on grants and on *HeldError. Its
+	// server refuses requests that arrive after ctx's deadline, and tells attempts of one
 	// owner apart.
 	FeatureQuorumNode
 	// FeatureKeep: Renewal.Keep may be set, so that a lock outlives its lease.
@@ -136,13 +136,13 @@ func (f Features) String() string {
 	return s
 }
 
-// Mode says with whom a lock can be shared.
+// Mode says whether a lock can be shared.
 type Mode uint8
 
 const (
 	// Exclusive: one owner, alone.
 	Exclusive Mode = iota
-	// Shared: any number of owners who all ask for Shared.
+	// Shared: any number of owners that all ask for Shared.
 	Shared
 )
 
@@ -175,16 +175,16 @@ type Request struct {
 	Mode Mode
 	// Wait permits Acquire to block until the lock is granted or ctx ends.
 	Wait bool
-	// FenceFloor is a proposal for the token: it must be at least this, unless
-	// that is more than FenceSlack ahead of the server's clock, and never more than FenceLag
-	// behind that clock. Zero: none. See NextFence.
+	// FenceFloor is a proposal for the token. The token is at least FenceFloor, but the
+	// server first brings the proposal within FenceSlack ahead of its clock and FenceLag
+	// behind it. Zero: no proposal. See NextFence.
 	FenceFloor uint64
 	// ExactFence, if not zero, heals a node of a quorum after the grant (quorum nodes
-	// only): take the key at exactly this token, if it is free and its counter is not
-	// above it; if this attempt has the key already, answer with the token that it
-	// has. Where the counter is above it, answer *RefusedError.
-	// FenceFloor then says when, by the nodes' clocks in microseconds since 1970, the lease was
-	// last confirmed; zero: at its token.
+	// only). Take the key at exactly this token if it is free and its counter is not
+	// above the token. If this attempt has the key already, answer with the token that it
+	// has. If the counter is above the token, answer *RefusedError.
+	// FenceFloor is then the time at which the lease was last confirmed, by the nodes'
+	// clocks, in microseconds since 1970; zero: at its token.
 	ExactFence uint64
 	// Quorum is set by a quorum for its nodes.
 	Quorum *Quorum
@@ -192,23 +192,22 @@ type Request struct {
 	_ struct{}
 }
 
-// Quorum tells a node of what it is a part.
+// Quorum describes the quorum to one of its nodes.
 type Quorum struct {
-	// Terms are those of the client's options. A node that remembers others keeps those,
-	// and reports them in its grants; a node without a restart guard goes by these.
+	// Terms are those of the client's options. A node that remembers other terms keeps
+	// them, and reports them in its grants. A node without a restart guard uses these.
 	Terms
-	// Remembered are the terms that the other nodes remember. A node that remembers none takes
-	// them. Nil: it takes Terms.
+	// Remembered are the terms that the other nodes remember. A node that remembers no terms
+	// takes them. Nil: it takes Terms.
 	Remembered *Terms
-	// OtherClocks returns what the clocks of the other nodes say now, at most: an instant
-	// that a majority of the nodes has not passed for certain is never taken for passed.
-	// Zero while too few of them are known, or while it is not known which terms they
-	// remember. A node that may have forgotten leases counts its quarantine from there if
-	// its own clock is behind, and begins none before. It may be nil.
+	// OtherClocks returns an upper bound of the other nodes' clocks now. A node that may
+	// have forgotten leases counts its quarantine from there if its own clock is behind.
+	// Zero: too few clocks, or too few nodes' terms, are known; the quarantine does not
+	// begin yet. OtherClocks may be nil.
 	OtherClocks func() time.Time
 	// WaitingSince is when this client began to wait for the key, by the nodes' clocks, in
-	// microseconds since 1970: nodes that keep a line go by it, so that they all have the
-	// same order. Zero: it does not wait.
+	// microseconds since 1970. Nodes order their wait queues by it, so that all of them have
+	// the same order. Zero: the client does not wait.
 	WaitingSince uint64
 
 	_ struct{}
@@ -222,28 +221,28 @@ func (q *Quorum) Proposal() *Terms {
 	return &q.Terms
 }
 
-// Terms are what a node of a quorum holds all its clients to. A node with a restart guard
-// remembers them, and refuses clients that go by others, so that no two leases are ever
-// judged by terms that are unsafe together. A quorum derives them; a node obeys, and needs
-// no formula of its own.
+// Terms are the same for all clients of a quorum's nodes. A node with a restart guard
+// remembers them and refuses clients that use others, so that no two leases are judged by
+// terms that are unsafe together. A quorum derives them; a node obeys, and needs no formula
+// of its own.
 //
-// Guard, Excuse and Allowance are permissions, and grow with what a client may do; Quarantine,
-// Grace and Drift are protections. Of two terms those with the smaller permissions and the
-// larger protections are safe beside either.
+// Guard, Excuse and Allowance are permissions: a larger one lets clients do more. Quarantine,
+// Grace and Drift are protections. Terms with the smaller permissions and the larger
+// protections of two terms are safe beside either.
 type Terms struct {
 	N int // nodes in all
 	// Guard is the restart guard: the longest TTL that is granted; zero: off.
 	Guard time.Duration
-	// Excuse is by how much the clocks of the nodes that count in one bid may differ.
+	// Excuse is the difference that is allowed between the clocks of the nodes of one bid.
 	Excuse time.Duration
-	// Allowance is how far a node's clock may fall behind the latest that it was seen at
-	// before the node takes it for set back, and is in quarantine.
+	// Allowance is how far a node's clock may fall behind its highest reading. A node whose
+	// clock falls further takes it for set back, and is in quarantine.
 	Allowance time.Duration
-	// Quarantine is for how long a node that may have forgotten leases grants none.
+	// Quarantine is the time in which a node that may have forgotten leases grants none.
 	Quarantine time.Duration
 	// Grace is how much longer than the TTL a node keeps a key (lock-delay).
 	Grace time.Duration
-	// Drift is by how much the rates of clocks differ at most, in percent.
+	// Drift bounds the difference between the rates of clocks, in percent.
 	Drift int
 
 	_ struct{}
@@ -269,17 +268,18 @@ type Lease interface {
 	Grant() Grant
 
 	// Renew extends the lease to r.TTL from now, if this very acquisition still has
-	// the lock: it never takes it again. The new end counts from before the request was
-	// sent (rule 3). ErrLost: it has not, for certain. Any other error is unknown, and
-	// the caller tries again until the lease's deadline (rule 1). Bounded by ctx and by
-	// a timeout of the driver's own.
+	// the lock. It never takes the lock again. The new end counts from before the request
+	// was sent (rule 3). ErrLost: this acquisition no longer has the lock, for certain.
+	// Any other error is unknown, and the caller tries again until the lease's deadline
+	// (rule 1). ctx bounds Renew, and so does a timeout of the driver's own.
 	Renew(ctx context.Context, r *Renewal) (Grant, error)
 
 	// Release gives the lock up. It frees this very acquisition's lock and never
 	// another's. It works even if ctx has ended (rule 2): take ctx's values, and bound
-	// the work yourself, in seconds. nil: the lock is free of this lease; ErrLost, which
-	// is optional: it was so before. Any other error: unknown, the lock may stay
-	// until its TTL ends. A call after a nil or ErrLost returns nil.
+	// the work yourself, in seconds. nil: this lease no longer has the lock. ErrLost: it
+	// had lost the lock before; to return nil instead is allowed. Any other error:
+	// unknown, the lock may stay until its TTL ends. A call after nil or ErrLost returns
+	// nil.
 	Release(ctx context.Context) error
 }
 
@@ -288,9 +288,9 @@ type Renewal struct {
 	// TTL is as in Request; zero where the backend has none.
 	TTL time.Duration
 	// Keep makes the server keep the lock for at least this long from now on, even if it is
-	// not renewed again (FeatureKeep only). It changes no Expires. With a TTL of zero the
-	// holder is done: the server keeps the lock for Keep, without any grace, unless it is
-	// released before; Grant.Expires then means nothing.
+	// not renewed again (FeatureKeep only). It does not change Expires. A TTL of zero says
+	// that the holder is done: the server keeps the lock for Keep, without any grace, unless
+	// it is released before. Grant.Expires then means nothing.
 	Keep time.Duration
 	// MinFence raises the key's counter to at least this, together with the renewal
 	// (quorum nodes only). The lease's own token stays as it was granted.
@@ -299,27 +299,27 @@ type Renewal struct {
 	_ struct{}
 }
 
-// A Grant is what a lease was given.
+// A Grant is the state of a lease, as of Acquire or its last renewal.
 type Grant struct {
-	// Expires is the end of the lease in local monotonic time: see Expires for how
-	// it is computed. Zero: the lease is bound to a session, and not to a clock.
+	// Expires is the end of the lease in local monotonic time, computed by the function
+	// Expires. Zero: the lease ends with a session and not by a clock.
 	Expires time.Time
 	// Fence is the fencing token: strictly rising per key; zero: none.
 	Fence uint64
-	// Clock is the server's own clock at the grant. Zero: unknown, and then the vote
-	// never counts in a quorum.
+	// Clock is the server's own clock at the grant. Zero: unknown; such a vote never counts
+	// in a quorum.
 	Clock time.Time
-	// Server identifies the server process, so that one that is listed twice, or was
-	// restarted, can be told.
+	// Server identifies the server process, so that a quorum recognizes a server that is
+	// listed twice or was restarted.
 	Server string
 	// Lost is closed when the backend learns that the lease is gone. It may be nil.
 	// Leases that end together (those of one session) share one channel: a watcher
 	// needs one goroutine per channel.
 	Lost <-chan struct{}
-	// Terms are what the node holds its clients to, if it remembers terms: as a node of a
-	// quorum with a restart guard. They are not changed.
+	// Terms are those that the node remembers: of a node of a quorum with a restart guard.
+	// Do not change them.
 	Terms *Terms
-	// Votes is what each node said; quorum backends only.
+	// Votes has the answer of each node; quorum backends only.
 	Votes []Vote
 
 	_ struct{}
@@ -330,7 +330,7 @@ type Vote struct {
 	Node    string // the node's address
 	Granted bool
 	Latency time.Duration
-	Err     error // why not; nil where Granted, and where the verdict came before the answer
+	Err     error // why not; nil if Granted, or if the verdict came before the answer
 	_       struct{}
 }
 
@@ -342,18 +342,21 @@ type Watcher interface {
 	// Watch returns a channel of capacity one that gets a value whenever key may
 	// have become free after Watch returned: subscribe, then return. Values coalesce;
 	// a value too many is harmless, a value too few is a lost wake-up. A break of the
-	// connection counts as a value. A backend that keeps a line for those who were refused
-	// with ErrHeld while they watched may keep the value of each until it is
-	// its turn; who has never asked is given values as if nobody stood in line, or is
-	// left to poll while somebody does. The channel is never closed; what stands behind
-	// it ends with ctx. Watch blocks for one round trip at the most. If it fails the caller
-	// polls, and tries again unless the error is permanent. HeldError.PollAfter says when a
-	// caller that watches asks again although no value came.
+	// connection counts as a value.
+	//
+	// A backend may keep a wait queue of the callers that watch and were refused with
+	// ErrHeld, and send each its value when it is first. A caller that never asked gets
+	// values as if there were no queue, or polls while there is one.
+	//
+	// The channel is never closed; its subscription ends with ctx. Watch blocks for one
+	// round trip at most. If it fails the caller polls, and tries again unless the error is
+	// permanent. HeldError.PollAfter says when a caller that watches asks again although no
+	// value came.
 	Watch(ctx context.Context, key string) (<-chan struct{}, error)
 }
 
-// A LossReporter is a Lease that reports its loss by a call: of a backend in this process,
-// whose leases end one by one. Without it dlock hears of a loss by Grant.Lost, by the next
+// A LossReporter is a Lease that reports its loss by a call: for backends in this process,
+// whose leases end one by one. Without it dlock learns of a loss by Grant.Lost, by the next
 // renewal, and by the clock.
 type LossReporter interface {
 	// OnLost sets f, which is called once with arg when the backend takes the lock from this
@@ -362,8 +365,8 @@ type LossReporter interface {
 	OnLost(f func(arg any), arg any)
 }
 
-// An Inspector answers operators: who holds what, and is this deployment sound?
-// It is never part of taking a lock.
+// An Inspector answers operators: who holds which lock, and is this deployment sound?
+// Taking a lock never needs it.
 type Inspector interface {
 	// Lookup returns the state of key; a key that nobody holds has no Holders.
 	Lookup(ctx context.Context, key string) (*State, error)
@@ -371,29 +374,30 @@ type Inspector interface {
 	// yield returns false. It may take many round trips, and sees no snapshot. A quorum also
 	// yields keys whose Verdict is VerdictSplit.
 	List(ctx context.Context, prefix string, yield func(*State) bool) error
-	// Check examines the deployment and returns what it found, the gravest first. An
-	// error says that it could not examine it.
+	// Check examines the deployment and returns its findings, the gravest first. An error
+	// says that it could not examine the deployment.
 	Check(ctx context.Context) ([]Diagnostic, error)
 }
 
-// State is what is known of a key.
+// State is the state of a key. Unknown fields are zero.
 type State struct {
 	Key     string // without the backend's prefix
 	Mode    Mode
 	Holders []Holder // none: the key is free
 	Fence   uint64   // the counter: the largest token ever given, where it is kept
-	Waiters int      // who queue on the server, where it can tell
+	Waiters int      // in the server's queue, if the server can tell
 	// Queue has the first of the Waiters, in the order in which they are served, as far as the
 	// server knows them; at most 100.
 	Queue []Waiter
-	// ReservedFor: nobody holds the key, but for so long it is kept for the first waiter.
+	// ReservedFor: nobody holds the key, and the server keeps it for the first waiter for this
+	// long.
 	ReservedFor time.Duration
 	Nodes       []NodeState // per node, in the order of the votes; quorum backends only
 
 	_ struct{}
 }
 
-// A NodeState is what one node of a quorum said of a key.
+// A NodeState is the answer of one node of a quorum.
 type NodeState struct {
 	Node    string        // its address
 	State   *State        // nil: it did not answer
@@ -406,7 +410,7 @@ type NodeState struct {
 // at a third of their TTL, so only one that is not renewed, or is very short, comes so low.
 const expiring = time.Second
 
-// Verdict says in one word what s means for whoever wants the key.
+// Verdict sums s up in one word.
 func (s *State) Verdict() Verdict {
 	for i := range s.Holders {
 		if ttl := s.Holders[i].TTL; ttl <= 0 || ttl >= expiring { // zero: unknown, or no end
@@ -434,7 +438,7 @@ func (s *State) Verdict() Verdict {
 	return VerdictFree
 }
 
-// Verdict is what the state of a key comes to.
+// Verdict sums up the state of a key.
 type Verdict uint8
 
 const (
@@ -491,9 +495,9 @@ type Diagnostic struct {
 	Node     string // where, for backends of several servers
 	Summary  string // one line
 	Measured string // the value that was found, with its unit; empty where there is none
-	Remedy   string // what to do; empty where there is nothing to do
-	// Command is a command line for a shell that does what Remedy says; empty where no
-	// command can. It holds no secret: the user adds what the server asks for.
+	Remedy   string // what to do; empty if there is nothing to do
+	// Command is a command line for a shell that carries out Remedy; empty if no command
+	// can. It holds no secret: the user adds the password that the server asks for.
 	Command string
 	_       struct{}
 }
@@ -524,10 +528,9 @@ func (s Severity) String() string {
 
 // An Admin breaks locks.
 type Admin interface {
-	// Break takes the lock named key away from whoever holds it with token fence.
-	// Without such a holder it changes nothing and returns ErrLost. The holder
-	// learns of it as of any loss; what it still does is refused only by what
-	// checks tokens.
+	// Break takes the lock named key away from its holder, if that has token fence.
+	// Otherwise it changes nothing and returns ErrLost. The holder learns of it as of any
+	// loss; only a store that checks tokens refuses the writes that it still makes.
 	Break(ctx context.Context, key string, fence uint64) error
 }
 
@@ -540,61 +543,61 @@ type SessionAdmin interface {
 	BreakSession(ctx context.Context, key, session string) error
 }
 
-// A GuardAdmin states what servers with a restart guard cannot know, and changes what they
-// hold their clients to.
+// A GuardAdmin tells servers with a restart guard that they are new, which they cannot know,
+// and changes their terms.
 type GuardAdmin interface {
 	// Bootstrap reports what the server remembers of locks and its terms, and makes the
 	// statement that b names, unless b is a dry run. It is bounded by ctx and by timeouts of
 	// the driver's own. A quorum looks at all nodes first, and states nothing unless all of
 	// them answer. The report is of before the statement; it may come with an error.
 	//
-	// *RefusedError: what is stated is not so, or cannot be done now. *InvalidError: the
-	// terms contradict each other; nothing was sent.
+	// *RefusedError: the statement is false, or cannot be made now. *InvalidError: the terms
+	// contradict each other; nothing was sent.
 	Bootstrap(ctx context.Context, b *Bootstrap) (*MemoryReport, error)
 }
 
-// Bootstrap is what an operator states.
+// Bootstrap is the statement of an operator.
 type Bootstrap struct {
-	// Statement is what is stated. Zero: the server is new.
+	// Statement is the statement. Zero: the server is new.
 	Statement Statement
 	// DryRun changes nothing.
 	DryRun bool
 	// Quorum is set by a quorum for its nodes.
 	Quorum *Quorum
-	// Observed is set by a quorum for its nodes: what this one said when it was to look. It
-	// is not taken for new if it is another process by now, or much later.
+	// Observed is set by a quorum for its nodes: this node's answer to the dry run before.
+	// The node does not count as new if another process answers by now, or much later.
 	Observed *MemoryReport
 
 	_ struct{}
 }
 
-// Statement is what a Bootstrap states.
+// Statement names the statement of a Bootstrap.
 type Statement uint8
 
 const (
-	// StateNew: the server is new. It then votes at once, where a restart guard would keep
-	// it out. It changes nothing on a server that remembers.
+	// StateNew: the server is new. It then votes at once; otherwise the restart guard would
+	// keep it out. On a server that remembers locks it changes nothing.
 	StateNew Statement = iota
 	// StateNodes: the quorum has another number of nodes than it had. None of them votes for
 	// one quarantine, in which the leases of clients with the old list end.
 	StateNodes
-	// StateTerms: the terms become those of the backend's options. What protects grows and
-	// what permits shrinks at once. The rest follows where StateTermsSettled says that all
-	// nodes know, and when no lease is left that was granted before.
+	// StateTerms: the terms become those of the backend's options. Protections grow and
+	// permissions shrink at once. The rest follows after StateTermsSettled, when every lease
+	// that was granted before has ended.
 	StateTerms
-	// StateTermsSettled is for the nodes of a quorum, which makes it of StateTerms: all nodes
-	// know of the change.
+	// StateTermsSettled: all nodes know of the change. A quorum sends it to its nodes as the
+	// second step of StateTerms.
 	StateTermsSettled
 )
 
-// A MemoryReport is what a server said of its memory, before anything was stated.
+// A MemoryReport is a server's report on its memory, before the statement.
 type MemoryReport struct {
-	Memory Memory    // a quorum's is its nodes' greatest
+	Memory Memory    // of a quorum: the greatest of its nodes
 	Clock  time.Time // as in Grant; zero for a quorum
 	Server string    // as in Grant; empty for a quorum
-	Terms  *Terms    // that it remembers; nil: none. A quorum's are those of its options
-	// Next are the terms that it is changing to, and From the instant of its clock from
-	// which they hold; zero: not settled yet. Nil: it is changing to none.
+	Terms  *Terms    // that it remembers; nil: none. Of a quorum: those of its options
+	// Next are the terms to which the server is changing; nil: none. They hold from the
+	// instant From of the server's clock; zero: not settled yet.
 	Next *Terms
 	From time.Time
 	// Nodes are the reports of a quorum's nodes, in the order of the votes.
@@ -602,7 +605,7 @@ type MemoryReport struct {
 	_     struct{}
 }
 
-// A NodeReport is what one node of a quorum said, and what was done there.
+// A NodeReport is the report of one node of a quorum, and the outcome there.
 type NodeReport struct {
 	Node   string        // its address
 	Report *MemoryReport // before the statement; nil: it did not answer
@@ -611,20 +614,20 @@ type NodeReport struct {
 	_      struct{}
 }
 
-// Memory is what a server remembers of the locks that it kept.
+// Memory says what a server remembers of its locks.
 type Memory uint8
 
 const (
-	// MemoryUnguarded: there is no restart guard, and so nobody looks.
+	// MemoryUnguarded: there is no restart guard.
 	MemoryUnguarded Memory = iota
 	// MemoryUnused: it has never kept locks under the guard, and has been up for longer than
 	// the guard.
 	MemoryUnused
-	// MemoryNew: it knows of no lock, and was started not long ago: it is new, or forgot.
+	// MemoryNew: it has no memory and was started not long ago. It is new, or it forgot.
 	MemoryNew
-	// MemoryFlushed: it kept locks since it was started, and knows of none: it was flushed.
+	// MemoryFlushed: it kept locks since it was started, and has no memory. It was flushed.
 	MemoryFlushed
-	// MemoryKept: it has kept locks, and knows of them, though perhaps not of all.
+	// MemoryKept: it remembers its locks, though perhaps not all of them.
 	MemoryKept
 )
 

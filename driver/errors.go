@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// The definite verdicts. Everything that is none of them, a network error or a
-// context's end say, is unknown: the request may have taken effect, or may yet.
+// The definite verdicts. Every other error, such as a network error or the end of a context,
+// is unknown: the request may have taken effect, or may yet.
 var (
 	// ErrHeld says that another owner has the lock: contention. Drivers return
 	// it as a *HeldError.
@@ -19,12 +19,12 @@ var (
 	// ErrLost says that this owner no longer has the lock, for certain.
 	ErrLost = errors.New("lock was lost")
 
-	// ErrRefused says that the server answered and will not, now or ever.
+	// ErrRefused says that the server refused the request, temporarily or permanently.
 	// Drivers return it as a *RefusedError.
 	ErrRefused = errors.New("server refuses")
 
-	// ErrInvalid says that the caller asked for something that cannot be: misuse.
-	// Nothing was sent. Drivers return it as an *InvalidError.
+	// ErrInvalid says that the request cannot be honoured: misuse. Nothing was sent.
+	// Drivers return it as an *InvalidError.
 	ErrInvalid = errors.New("invalid request")
 
 	// ErrClosed says that the backend was closed before the call.
@@ -38,17 +38,17 @@ type HeldError struct {
 	// cannot tell.
 	Holder string
 	// RetryAfter is how long the holder's lease lasts unless it is released or renewed;
-	// zero where unknown. Most holders renew, and most release long before that: it bounds
-	// the wait for one that died, and does not tell when a lock becomes free.
+	// zero: unknown. Most holders renew, and most release long before that, so it does not
+	// forecast when the lock becomes free. It bounds the wait for a holder that died.
 	RetryAfter time.Duration
-	// Since is when the holder got it, by the server's clock; zero where unknown.
+	// Since is when the holder got the lock, by the server's clock; zero: unknown.
 	Since time.Time
-	// PollAfter is for a caller that watches the key: when to ask again although the watch
-	// gave no value. It is long where the release is certain to be announced, and short
-	// where the holder announces nothing. Zero: the caller decides.
+	// PollAfter is when a caller that watches the key asks again although the watch gave no
+	// value. It is long if the release is certain to be announced, and short if the holder
+	// announces nothing. Zero: the caller decides.
 	PollAfter time.Duration
-	// ReservedForWaiter: nobody has the lock, which was just released. For RetryAfter at most
-	// it is kept for the first waiter in the queue. Holder is empty then.
+	// ReservedForWaiter: the lock was just released, and the server keeps it for the first
+	// waiter in the queue, for RetryAfter at most. Holder is empty.
 	ReservedForWaiter bool
 	// Server and Clock are as in Grant.
 	Server string
@@ -56,8 +56,8 @@ type HeldError struct {
 	_      struct{}
 }
 
-// Error says who holds the lock, for how long, and when the holder's lease ends unless it is
-// renewed, as far as known.
+// Error names the holder, since when it holds the lock, and when its lease ends unless it is
+// renewed, as far as they are known.
 func (e *HeldError) Error() string {
 	var b strings.Builder
 	switch {
@@ -84,18 +84,17 @@ func (e *HeldError) Error() string {
 // Is reports that a HeldError is ErrHeld.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// RefusedError is the verdict that the server answered and does not serve the
-// request. It is ErrRefused.
+// RefusedError is the verdict that the server refused the request. It is ErrRefused.
 type RefusedError struct {
-	// RetryAfter is when it may serve it (loading, quarantine); zero means never
+	// RetryAfter is when the server may serve the request (loading, quarantine). Zero: never,
 	// as it is configured now (password, permission, read-only, TTL over the guard).
 	RetryAfter time.Duration
-	// Reason says in words what is wrong and what to do. It holds no secret.
+	// Reason tells people what is wrong and what to do. It holds no secret.
 	Reason string
 	// Err is the server's own error, if there is one, free of secrets.
 	Err error
-	// Clock and Server are as in Grant, where the server told them: a node that does
-	// not vote yet tells its time nevertheless.
+	// Clock and Server are as in Grant, if the server told them: a node that does not vote
+	// yet still tells its time.
 	Clock  time.Time
 	Server string
 	_      struct{}
@@ -127,8 +126,8 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 type InvalidError struct {
 	// What names the part: "key", "TTL", "parameter \"dbb\"".
 	What string
-	// Reason says what is wrong with it and what would be right. It never quotes
-	// a part of a DSN that may hold a password.
+	// Reason says what is wrong with the part and what would be right. It never quotes a
+	// part of a DSN that may hold a password.
 	Reason string
 	_      struct{}
 }
@@ -144,12 +143,12 @@ func Invalid(what, format string, args ...any) error {
 	return &InvalidError{What: what, Reason: fmt.Sprintf(format, args...)}
 }
 
-// QuorumError is what a quorum backend returns when no majority granted the
-// lock. It unwraps to the verdict alone: what a minority said can be read in
-// Votes, and never through errors.Is or errors.As (rule 5).
+// QuorumError is the error of a quorum backend when no majority granted the lock. It
+// unwraps to the verdict alone. The answers of a minority are in Votes, and never match
+// errors.Is or errors.As (rule 5).
 type QuorumError struct {
 	Need  int    // grants needed: N/2 + 1
-	Votes []Vote // what every node answered, in the order of the nodes
+	Votes []Vote // every node's answer, in the order of the nodes
 	// Verdict is a *HeldError if one other owner rules a majority out, a
 	// *RefusedError if refusals do, ErrLost if a majority is known to have lost
 	// the lease; nil means unknown.
@@ -193,9 +192,9 @@ func round(d time.Duration) time.Duration {
 	return d.Round(time.Microsecond)
 }
 
-// printable quotes an owner that a terminal or a log line could not bear (control
-// characters, also those above ASCII, and what turns the direction of the text), since
-// a foreign lock's value may be any bytes, and cuts it to a bearable length.
+// printable quotes an owner with characters that upset a terminal or a log line: control
+// characters, also those above ASCII, and those that change the direction of the text. The
+// value of a foreign lock may be any bytes. It also cuts a long owner.
 func printable(s string) string {
 	const most = 120
 	if len(s) > most {

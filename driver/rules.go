@@ -4,14 +4,14 @@ import (
 	"time"
 )
 
-// What every driver computes in the same way stands here once.
+// This file has the computations that are the same in every driver.
 
-// MinTTL is the shortest TTL that any backend may accept: below it the drift
-// leaves no lease.
+// MinTTL is the shortest TTL that a backend may accept. The drift would leave little of a
+// shorter one.
 const MinTTL = 10 * time.Millisecond
 
-// Drift is what is taken off a TTL for clocks that run at different rates and for
-// the granularity of expiry: TTL/100 + 2 ms (the Redlock page's drift).
+// Drift is the part of a TTL that does not count, for clocks that run at different rates
+// and for the granularity of expiry: TTL/100 + 2 ms (the Redlock page's drift).
 func Drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
 
 // Expires returns the end of a lease that was asked for at start: start + TTL −
@@ -21,23 +21,23 @@ func Expires(start time.Time, ttl time.Duration) time.Time {
 	return start.Add(ttl - Drift(ttl))
 }
 
-// FenceSlack is how far a proposed token may be ahead of the server's clock: one
-// bad clock must not poison the counters.
+// FenceSlack is how far a proposed token may be ahead of the server's clock, so that one
+// wrong clock cannot push all later tokens ahead.
 const FenceSlack = 500 * time.Millisecond
 
-// FenceLag is how far a proposed token may be behind the server's clock: a client that does
-// not know how late it is must not propose a token that a server without its memory has
-// given long ago. A tighter bound would make the nodes of a quorum answer different tokens to
-// a bid that travels for long, and cost it a second trip.
+// FenceLag is how far a proposed token may be behind the server's clock. A late client must
+// not propose a token that a server gave long ago and has forgotten. A smaller lag would make
+// the nodes of a quorum answer different tokens to a bid on a slow link, which costs the bid a
+// second round trip.
 const FenceLag = 2 * time.Second
 
 // MaxFence is the largest token: it fits a float64 exactly, as Lua and JSON need.
 const MaxFence = 1<<53 - 1
 
 // NextFence returns the token of a new grant: max(counter+1, floor), in microseconds of Unix
-// time, with floor brought into now − FenceLag to now + FenceSlack; floor 0 stands for now. So tokens rise
-// strictly per key whatever the clock does, and are comparable across backends
-// (rule 8).
+// time. It first brings floor between now − FenceLag and now + FenceSlack; floor 0 stands for
+// now. So tokens rise strictly per key, however the clock moves, and tokens of different
+// backends can be compared (rule 8).
 func NextFence(counter, floor uint64, now time.Time) uint64 {
 	us := now.UnixMicro()
 	if us < 0 {
