@@ -91,8 +91,8 @@ func clientOf(l Locker) *Client {
 	return nil
 }
 
-// infoOf describes a Locker's backend. Of one that is not known it assumes the best: what it
-// cannot do it says itself.
+// infoOf describes a Locker's backend. It assumes that an unknown Locker has every feature: the
+// Locker itself refuses a request that it cannot honour.
 func infoOf(l Locker) driver.Info {
 	if c := clientOf(l); c != nil {
 		return c.info
@@ -130,7 +130,7 @@ type pair struct {
 
 var _ driver.Backend = (*pair)(nil)
 
-// Info describes what both backends can do.
+// Info has the features that both backends have.
 func (p *pair) Info() driver.Info {
 	a, b := p.oldInfo, p.newInfo
 	const inBoth = driver.FeatureShared | driver.FeatureFencing | driver.FeatureOrdered
@@ -181,7 +181,7 @@ func (p *pair) takeNew(ctx context.Context, r *driver.Request, old *Lease, oldAt
 		new.discard()
 		return nil, err
 	}
-	old.leaveRenewing() // whoever has this lease renews it
+	old.leaveRenewing() // the lease of both renews it
 	new.leaveRenewing()
 	return l, nil
 }
@@ -204,7 +204,8 @@ func (p *pair) take(ctx context.Context, side string, from Locker, info driver.I
 	return l, nil
 }
 
-// sideError names the backend, once, and leaves out what the caller's error says anyway.
+// sideError names the backend, once, and leaves out the key and operation, which the caller's
+// error names anyway.
 func sideError(side string, err error) error {
 	var e *Error
 	switch {
@@ -238,7 +239,7 @@ func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt ti
 			Reason:     fmt.Sprintf("the tokens of the old and the new backend are %v apart: check the clocks of their servers", shortDuration(gap)),
 		}
 	}
-	// A token is at least its server's clock in microseconds; one more, and what clocks drift.
+	// A token is at least its server's clock in microseconds. Wait for one more, and for drift.
 	t := time.NewTimer(time.Until(aAt.Add(gap + gap/100 + time.Microsecond)))
 	defer t.Stop()
 	select {
@@ -308,7 +309,7 @@ func (l *pairLease) Renew(ctx context.Context, _ *driver.Renewal) (driver.Grant,
 	return driver.Grant{}, sideError(side, err)
 }
 
-// Release gives new back and then old, so that who gets old need not wait for new.
+// Release gives new back and then old, so that the next holder of old need not wait for new.
 func (l *pairLease) Release(context.Context) error {
 	for _, stop := range l.unwatch {
 		stop()

@@ -16,7 +16,8 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// A Locker takes locks. It is what applications accept; it never grows. *Client is one.
+// A Locker takes locks. Applications accept a Locker instead of a *Client, which is one. The
+// interface never grows.
 type Locker interface {
 	// Lock waits until it gets the lock named key, or ctx ends: see Client.Lock.
 	Lock(ctx context.Context, key string, opts ...LockOption) (*Lease, error)
@@ -37,8 +38,8 @@ type Client struct {
 	renewals renewals
 	queues   *waitQueues
 	losses   losses
-	outage   outage   // what the log is told of failures of the backend
-	polling  degraded // what the log is told of waits that poll
+	outage   outage   // logs failures of the backend
+	polling  degraded // logs waits that poll
 	toHooks  eventQueue
 	toLog    eventQueue
 	count    counters
@@ -160,8 +161,8 @@ func (c *Client) SessionAdmin() (driver.SessionAdmin, bool) {
 	return a, ok
 }
 
-// GuardAdmin returns the backend's way to state that servers are new, and to change what they
-// hold their clients to, if it has one.
+// GuardAdmin returns the backend's interface to state that servers are new, and to change
+// their terms, if it has one.
 func (c *Client) GuardAdmin() (driver.GuardAdmin, bool) {
 	a, ok := c.backend.(driver.GuardAdmin)
 	return a, ok
@@ -313,7 +314,7 @@ func (c *Client) request(ctx context.Context, r *request, wait bool) (*Lease, ti
 	r.attempts++
 	r.Owner = newOwner(c.label)
 	r.Wait = wait
-	at := c.clock.Now() // before start: what is computed from it ends too early rather than too late
+	at := c.clock.Now() // before start, so that deadlines computed from it are early rather than late
 	start := time.Now()
 	held, err := c.backend.Acquire(ctx, &r.Request)
 	var l *Lease
@@ -365,7 +366,7 @@ func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boo
 	}
 	c.mu.Unlock()
 	if closed || !l.begin() {
-		_ = held.Release(l.ctx) // what is left of it ends with its TTL
+		_ = held.Release(l.ctx) // if this fails the lock ends with its TTL
 		c.forget(l)
 		if c.life.Err() != nil {
 			return nil, ErrClosed
@@ -405,7 +406,7 @@ func (c *Client) newError(ctx context.Context, r *request, err error) *Error {
 	return e
 }
 
-// begin counts a call of the backend. Whoever begins calls c.calls.Done.
+// begin counts a call of the backend. After it the caller must call c.calls.Done.
 func (c *Client) begin() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -430,12 +431,11 @@ func newOwner(label string) string {
 }
 
 // Close ends the client: calls that wait fail with ErrClosed, the Done of every lease is
-// closed, then what is held is released and the backend closed. It blocks for the
-// releases, which their driver bounds in seconds, and on a session backend for what is
-// left of WithMinHold; elsewhere the TTL keeps such a lock. Then it waits until hooks and log
-// lines that are under way have returned, for 5 s at most: nothing that the client started
-// is left. A second call returns nil. Do not call it from a hook or a log handler, for which
-// it would wait.
+// closed, then the leases are released and the backend is closed. It blocks for the
+// releases, which their driver bounds in seconds, and on a session backend for the rest of
+// WithMinHold; on other backends the TTL keeps such a lock. Then it waits up to 5 s for hooks
+// and log lines that are under way. Nothing that the client started is left. A second call
+// returns nil. Do not call Close from a hook or a log handler: it would wait for itself.
 //
 // The error holds that of every release that failed, whose lock ends with its TTL, and a
 // hook or log handler that does not return.

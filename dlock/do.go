@@ -19,7 +19,7 @@ import (
 //   - If the lease is lost, fn's context is cancelled with a cause that is ErrLost. Do waits for
 //     fn all the same, and returns an error that names the key and the cause: errors.As finds
 //     an *Error. It does the same if the release failed, or the client was closed meanwhile.
-//     fn's error, if there is one, is part of it, and errors.Is finds what is in it.
+//     It wraps fn's error, if there is one.
 func Do(ctx context.Context, l Locker, key string, fn func(context.Context) error, opts ...LockOption) (err error) {
 	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
@@ -39,9 +39,9 @@ func Do(ctx context.Context, l Locker, key string, fn func(context.Context) erro
 	return fn(ctx)
 }
 
-// A FuncError is what the function of Do returned, where that is an error of this package:
-// errors.Is does not take it for an error of Do itself, and finds everything else that is in
-// it. Find it with errors.As; Err is what the function returned.
+// A FuncError wraps an error of this package that the function of Do returned, so that
+// errors.Is does not take it for an error of Do itself. errors.Is still finds all other errors
+// in it. Find it with errors.As; Err is the function's error.
 type FuncError struct {
 	Key string // of Do's lock
 	Err error

@@ -16,16 +16,16 @@ import (
 // does, in line where the backend keeps one, so that the end of a leader wakes one of them.
 //
 // lead must return soon after its context ends: that says that the lease was lost, or that
-// ctx ended. If the lease was lost, Elect waits for lead, drops what it returned, and
-// campaigns again. In every other case lead's return resigns and Elect returns its error, as
-// Do does. LeaseFor finds the lease in lead's context: its token belongs into whatever the
-// leader writes.
+// ctx ended. If the lease was lost, Elect waits for lead, drops its error, and campaigns
+// again. In every other case lead's return resigns and Elect returns its error, as
+// Do does. LeaseFor finds the lease in lead's context: send its token along with
+// everything that the leader writes.
 //
 // ctx bounds the campaign and the leadership. A campaign that ctx ended, and one that cannot
 // succeed (ErrInvalid, ErrClosed, a permanent refusal) returns the error of Client.Lock.
 //
-// Every option of Do is accepted. WithMaxHold makes leaders take turns: one that has led for
-// so long loses the lease and campaigns again, behind those who wait.
+// Every option of Do is accepted. WithMaxHold makes leaders take turns: a leader loses the
+// lease after that time and campaigns again, behind the candidates that wait.
 func Elect(ctx context.Context, l Locker, key string, lead func(context.Context) error, opts ...LockOption) error {
 	for {
 		var lease *Lease
@@ -39,8 +39,8 @@ func Elect(ctx context.Context, l Locker, key string, lead func(context.Context)
 	}
 }
 
-// Observe returns an iterator over the holders of key: who holds it now, and then each one
-// that comes, told apart by owner and token. The zero Holder says that nobody does. Of several
+// Observe returns an iterator over the holders of key: the present one, and then each new
+// one, told apart by owner and token. The zero Holder says that nobody holds the key. Of several
 // holders of a shared lock it is the one with the smallest token.
 //
 // A change is seen at once where the backend tells of it (driver.Watcher), and else within

@@ -26,10 +26,10 @@ var (
 	// Nothing was sent. errors.As finds an *InvalidError.
 	ErrInvalid = driver.ErrInvalid
 
-	// ErrReleased is what a lease's Err says after Unlock, or after its client's Close;
-	// then it is ErrClosed as well.
+	// ErrReleased is the Err of a lease after Unlock, or after its client's Close; after Close
+	// it is ErrClosed as well.
 	ErrReleased = errors.New("lease was released")
-	// ErrMaxHold is what a lease's Err says at the end of WithMaxHold. It is ErrLost.
+	// ErrMaxHold is the Err of a lease at the end of WithMaxHold. It is ErrLost.
 	ErrMaxHold error = &lostError{msg: "lease reached its maximum hold"}
 	// ErrClosed says that the client was closed.
 	ErrClosed = driver.ErrClosed
@@ -37,10 +37,10 @@ var (
 
 // The verdicts' types are those of the driver contract.
 type (
-	// HeldError says who holds the lock, since when, and when the holder's lease ends unless it
-	// is renewed.
+	// HeldError names the holder, since when it holds the lock, and when its lease ends unless
+	// it is renewed.
 	HeldError = driver.HeldError
-	// RefusedError says why the server will not serve the request, and when it may.
+	// RefusedError says why the server refused the request, and when it may serve it.
 	RefusedError = driver.RefusedError
 	// InvalidError names the bad part of a request, an option or a DSN.
 	InvalidError = driver.InvalidError
@@ -48,9 +48,9 @@ type (
 	QuorumError = driver.QuorumError
 )
 
-// An Error is what Lock, TryLock, Renew and Unlock return. It unwraps to the last
-// verdict, and to the context's error if that ended the wait. Formatted with %+v it
-// lists the votes of a quorum, one a line.
+// An Error is the error of Lock, TryLock, Renew and Unlock. It unwraps to the last verdict,
+// and to the context's error if that ended the wait. Formatted with %+v it lists the votes of
+// a quorum, one a line.
 type Error struct {
 	Op         string // "lock", "trylock", "renew", "unlock", "ping", "lookup", "list", "check" or "break"
 	Key        string
@@ -61,7 +61,7 @@ type Error struct {
 	_          struct{}
 }
 
-// Error returns one line: what was tried, the verdict, and why it ended.
+// Error returns one line: the operation, the verdict, and why the call ended.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("dlock: ")
@@ -217,8 +217,8 @@ func withoutContext(err error) error {
 	return err
 }
 
-// lostError is a loss with its circumstances in words. What caused it is text and no
-// wrapped error: a loss is a loss, whatever outage led to it.
+// lostError is a loss, described in words. Its cause is text and not a wrapped error: a loss
+// must not match the error of the outage that led to it.
 type lostError struct {
 	msg        string
 	unanswered bool // the backend did not answer, or not in time

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// eventQueue runs functions one after the other, in their order, on a goroutine of its own,
-// which ends when there is nothing to run: what runs there holds up no lease.
+// eventQueue runs functions one after the other, in order, on a goroutine of its own, which
+// ends when the queue is empty. A function that blocks there holds up no lease.
 type eventQueue struct {
 	mu    sync.Mutex
 	queue []func()

@@ -10,9 +10,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// What happens in the background is told here: to the log, and to the hooks that belong to
-// no call of the program. None of it runs on the path that keeps leases alive, or under a
-// mutex.
+// This file reports events of the background: to the log, and to the hooks that belong to no
+// call of the program. None of it runs on the path that keeps leases alive, or under a mutex.
 
 // logLine writes a line later, with the values of ctx.
 func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attrs ...slog.Attr) {
@@ -25,9 +24,8 @@ func (c *Client) logOptional(ctx context.Context, optional bool, level slog.Leve
 	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, optional)
 }
 
-// outage is what the log is told of failures of the backend: a line when the first lease or
-// waiting call fails, and a line when none of them fails any more. What fails between is
-// counted.
+// outage logs failures of the backend: a line when the first lease or waiting call fails, and
+// a line when none of them fails any more. It counts the failures in between.
 type outage struct {
 	c    *Client
 	open atomic.Bool // set under mu
@@ -113,7 +111,7 @@ func (o *outage) leaseLost(l *Lease, err error, silent bool) {
 		slog.String("key", l.key), slog.Uint64("fence", l.fence), slog.Any("err", err))
 }
 
-// degraded is what the log is told of waits that poll because the backend cannot watch.
+// degraded logs waits that poll because the backend cannot watch.
 type degraded struct {
 	c  *Client
 	on atomic.Bool
@@ -152,7 +150,7 @@ func (c *Client) tellRenewed(l *Lease, votes []driver.Vote, err error, latency t
 	c.toHooks.put(func() { c.hooks.Renewed(l.ctx, e) }, err == nil)
 }
 
-// event is what a hook is told of a lease.
+// event makes a hook's event of a lease.
 func (l *Lease) event(op string, err error) Event {
 	e := Event{Op: op, Key: l.key, Fence: l.fence, Held: l.c.clock.Now().Sub(l.granted), Err: err}
 	e.Deadline, _ = l.Deadline()
@@ -162,8 +160,7 @@ func (l *Lease) event(op string, err error) Event {
 	return e
 }
 
-// notice passes on what happened in the background of the driver, which may call it under a
-// mutex of its own.
+// notice passes on a notice of the driver, which may call it under a mutex of its own.
 func (c *Client) notice(n Notice) {
 	if c.hooks.Notice != nil {
 		c.toHooks.put(func() { c.hooks.Notice(n) }, true)

@@ -11,9 +11,9 @@ import (
 //
 // Start, Attempt, Acquired, Failed and Released belong to a call of the program. They are
 // called on its goroutine before it returns, so possibly several at a time. Renewed, Lost and
-// Notice tell what happened in the background. They are called afterwards, one after the
-// other and in order, on a goroutine of the client's own. Close and the end of WithMinHold call
-// Start and Released for what they release. Ping calls none.
+// Notice report events of the background. They are called afterwards, one after the other and
+// in order, on a goroutine of the client's own. Close and the end of WithMinHold call Start and
+// Released for the locks that they release. Ping calls none.
 type Hooks struct {
 	// Start is called when a Lock, TryLock or Unlock begins, and returns the context under
 	// which the backend is called: a tracer's span can be its parent. It must derive it from
@@ -33,8 +33,8 @@ type Hooks struct {
 	Lost func(context.Context, Event)
 	// Released is called after every release, with its outcome.
 	Released func(context.Context, Event)
-	// Notice is called for what happens in the background of the driver. It gets no
-	// notices of a backend that was handed to New: its constructor takes a function for them.
+	// Notice is called for events in the background of the driver. It gets no notices of a
+	// backend that was handed to New: that backend's constructor takes a function for them.
 	Notice func(Notice)
 
 	_ struct{}
@@ -47,7 +47,7 @@ type Op struct {
 	_    struct{}
 }
 
-// Event is what a hook is told. Fields that say nothing are zero.
+// Event is the argument of hooks. Fields that do not apply are zero.
 type Event struct {
 	Op       string // "lock", "trylock", "renew", "lost" or "unlock"
 	Key      string

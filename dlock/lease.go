@@ -122,9 +122,9 @@ func (l *Lease) Key() string { return l.key }
 func (l *Lease) Owner() string { return l.owner }
 
 // Fence returns the fencing token: larger than that of every lease of this key before
-// it, and zero if the backend has none. Send it along with whatever the lock protects,
-// and let the receiver refuse a token smaller than the largest it has seen: that, and
-// not the lock, is what stops a holder that paused beyond its deadline.
+// it, and zero if the backend has none. Send it along with every write that the lock
+// protects, and let the store refuse a token smaller than the largest it has seen. That, and
+// not the lock, stops a holder that paused beyond its deadline.
 func (l *Lease) Fence() uint64 { return l.fence }
 
 // Deadline returns when the lease ends unless it is renewed, and false if it is bound to
@@ -211,7 +211,7 @@ func (l *Lease) over(end boot.Instant) ending {
 	return l.finishLocked(unanswered("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
 }
 
-// ending is what is left to do, outside the lease's mutex, when it has ended.
+// ending has the calls that are due when a lease has ended, outside of its mutex.
 type ending struct {
 	l       *Lease
 	err     error
@@ -382,8 +382,8 @@ func (l *Lease) unlockUnless(done *bool) {
 	}
 }
 
-// Raw calls f with the driver's lease, for what a backend offers beyond the contract. f
-// must neither renew nor release it.
+// Raw calls f with the driver's lease, for the methods that a backend has beyond the contract.
+// f must neither renew nor release it.
 func (l *Lease) Raw(f func(driver.Lease) error) error {
 	if l.c == nil {
 		return ErrReleased

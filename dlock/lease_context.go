@@ -59,7 +59,7 @@ func (c *leaseContext) Err() error {
 	}
 	err := c.lease.Err()
 	if err != nil {
-		c.cancel(err) // it may be about to be, by whoever ended the lease
+		c.cancel(err) // the goroutine that ended the lease may do so at the same time
 	}
 	return c.Context.Err()
 }

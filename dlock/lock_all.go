@@ -184,7 +184,7 @@ func (c leasesContext) Err() error {
 // Releases that failed are part of the error, as of Lease.Unlock.
 func (ls *Leases) Unlock() error { return ls.end((*Lease).Unlock) }
 
-// discard gives back what nobody was given.
+// discard gives back leases that the caller does not get.
 func (ls *Leases) discard() {
 	_ = ls.end(func(l *Lease) error { l.discard(); return nil })
 }

@@ -19,8 +19,8 @@ func (c *Client) keeps() bool {
 }
 
 // keepOn keeps the lock of a lease that was unlocked before its WithMinHold is over: the
-// server keeps it for what is left, even if this process ends, and a timer releases it.
-// What the server cannot cover is renewed until then.
+// server keeps it for the rest, even if this process ends, and a timer releases it. If the
+// server cannot keep it that long, the lease is renewed until then.
 func (l *Lease) keepOn() error {
 	c := l.c
 	l.mu.Lock()

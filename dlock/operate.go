@@ -9,17 +9,17 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// What operators see is described by types of the driver contract.
+// The types of operators' answers are those of the driver contract.
 type (
-	// State is what is known of a key: its holders, its token, how many wait.
+	// State is the state of a key: its holders, its token, how many wait.
 	State = driver.State
 	// Holder is one owner of a held key.
 	Holder = driver.Holder
-	// NodeState is what one node of a quorum says of a key.
+	// NodeState is the state of a key on one node of a quorum.
 	NodeState = driver.NodeState
-	// Waiter is one that waits for a key.
+	// Waiter waits for a key.
 	Waiter = driver.Waiter
-	// Verdict is what the state of a key comes to: State.Verdict.
+	// Verdict sums up the state of a key: State.Verdict.
 	Verdict = driver.Verdict
 	// Diagnostic is a property of the deployment that an operator should know.
 	Diagnostic = driver.Diagnostic
@@ -40,8 +40,8 @@ const (
 	SeverityUnsafe  = driver.SeverityUnsafe
 )
 
-// Lookup returns the state of key: who holds it, with which token, for how much longer, and
-// how many wait, as far as the backend can tell. A key that nobody holds has no Holders. ctx
+// Lookup returns the state of key: its holders, their tokens and remaining times, and how many
+// wait, as far as the backend can tell. A key that nobody holds has no Holders. ctx
 // bounds the call, which takes one round trip on most backends. It takes no lock and never
 // delays one.
 //
@@ -79,9 +79,9 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*State, erro
 	}
 }
 
-// Check examines the deployment and returns what an operator should know of it, the gravest
-// first. It asks every server and takes seconds at most, within ctx. An error, as of Lookup,
-// says that it could not examine it, and nothing about the deployment.
+// Check examines the deployment and returns its findings for operators, the gravest first. It
+// asks every server and takes seconds at most, within ctx. An error, as of Lookup, says that
+// Check could not examine the deployment, and nothing about the deployment.
 func (c *Client) Check(ctx context.Context) ([]Diagnostic, error) {
 	var found []Diagnostic
 	err := c.inspect(c.begin, func(i driver.Inspector) (err error) {
@@ -100,7 +100,7 @@ func (c *Client) Check(ctx context.Context) ([]Diagnostic, error) {
 // time, and only a store that checks tokens refuses the old one.
 //
 // If the holder has another token, or nobody holds the key, Break changes nothing; the error
-// is ErrLost and says what it saw. Other errors are as for Lookup.
+// is ErrLost and names the holder that it saw. Other errors are as for Lookup.
 func (c *Client) Break(ctx context.Context, key string, token uint64) error {
 	err := c.beginWith(key)
 	if err == nil {
@@ -126,7 +126,7 @@ func (c *Client) Break(ctx context.Context, key string, token uint64) error {
 // again.
 //
 // If another session holds the key, or nobody does, BreakSession changes nothing; the error is
-// ErrLost and says what it saw. Other errors are as for Lookup.
+// ErrLost and names the holder that it saw. Other errors are as for Lookup.
 func (c *Client) BreakSession(ctx context.Context, key, session string) error {
 	err := c.beginWith(key)
 	if err == nil {
@@ -143,19 +143,19 @@ func (c *Client) BreakSession(ctx context.Context, key, session string) error {
 	return nil
 }
 
-// notBroken says what the key's state is, where a lock with this token is not there.
+// notBroken describes the key's state if no lock has this token.
 func (c *Client) notBroken(ctx context.Context, key string, token uint64) error {
 	return c.saw(ctx, key, fmt.Sprintf("token %d", token), func(h *driver.Holder) string { return fmt.Sprintf("token %d", h.Fence) })
 }
 
-// saw says who holds the key instead of what was named.
+// saw names the holder of the key, which is not the one that was asked for.
 func (c *Client) saw(ctx context.Context, key, named string, name func(*driver.Holder) string) error {
 	saw := ""
 	if i, ok := c.Inspector(); ok {
 		if s, err := i.Lookup(ctx, key); err == nil && len(s.Holders) == 0 {
 			saw = "; nobody holds it"
 		} else if err == nil {
-			h := &driver.HeldError{Holder: s.Holders[0].Owner} // quotes what a terminal could not bear
+			h := &driver.HeldError{Holder: s.Holders[0].Owner} // it quotes characters that upset a terminal
 			saw = fmt.Sprintf("; it is %v with %s", h, name(&s.Holders[0]))
 		}
 	}

@@ -28,7 +28,7 @@ type LockOption interface {
 	setLock(*lockConfig)
 }
 
-// lockConfig is what a LockOption can set.
+// lockConfig has the settings of LockOptions.
 type lockConfig struct {
 	ttl                    time.Duration
 	mode                   driver.Mode
@@ -40,7 +40,7 @@ type lockConfig struct {
 	err                    error // the first option that cannot be
 }
 
-// config is what an Option can set.
+// config has the settings of Options.
 type config struct {
 	lockConfig
 	prefix  string
@@ -88,8 +88,8 @@ func (l *lockConfig) checkLock() error {
 	return l.err
 }
 
-// forever is 73 years. Options cut what is longer, math.MaxInt64 say, to it: a sum with the
-// time that has passed would overflow.
+// forever is 73 years. Options cut longer durations, such as math.MaxInt64, because a sum with
+// the time that has passed would overflow.
 const forever time.Duration = 1 << 61
 
 type lockOption func(*lockConfig)
@@ -122,9 +122,9 @@ func WithTTL(ttl time.Duration) LockOption {
 
 // These types of package driver are part of this package's interface.
 type (
-	// Mode says with whom a lock can be shared: Exclusive or Shared.
+	// Mode says whether a lock can be shared: Exclusive or Shared.
 	Mode = driver.Mode
-	// Features are what a backend can do: the sum of Feature constants.
+	// Features are the capabilities of a backend: a sum of Feature constants.
 	Features = driver.Features
 	// Info describes a backend.
 	Info = driver.Info
@@ -140,8 +140,8 @@ const (
 	Shared    = driver.Shared
 )
 
-// WithMode sets with whom the lock can be shared: Exclusive by default. Shared needs a
-// backend with FeatureShared. Any other mode is ErrInvalid.
+// WithMode sets whether the lock can be shared: Exclusive by default. Shared needs a backend
+// with FeatureShared. Any other mode is ErrInvalid.
 func WithMode(mode Mode) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.mode = mode
@@ -179,8 +179,8 @@ func WithMaxHold(d time.Duration) LockOption {
 // Unlock ends the lease at once and leaves the lock to a timer, and to the server if the
 // process ends, even by SIGKILL while the lease is held: the server keeps the lock until d
 // is over. A session backend cannot do that (its locks end with the process), and Close
-// waits for it. Where a backend without FeatureKeep cannot keep a lock that long, Close
-// waits for what its longest TTL does not cover.
+// waits for it. If a backend without FeatureKeep cannot keep a lock that long, Close waits
+// for the time beyond the backend's longest TTL.
 func WithMinHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minHold = min(d, forever)

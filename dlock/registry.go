@@ -86,13 +86,13 @@ func OpenBackend(url string) (driver.Backend, error) {
 	return openBackend(url, nil)
 }
 
-// whole is what a backend that is a part of something, a node of a quorum, gets from that.
+// whole is the quorum of which a backend is a node: a node takes its prefix and tells it of events.
 type whole struct {
 	prefix string
 	event  func(driver.Notice)
 }
 
-// openBackend opens a backend, as a part of something unless of is nil.
+// openBackend opens a backend, as a node of a quorum unless of is nil.
 func openBackend(url string, of *whole) (driver.Backend, error) {
 	name, err := scheme(url)
 	if err != nil {
@@ -105,13 +105,13 @@ func openBackend(url string, of *whole) (driver.Backend, error) {
 	}
 	_ = b.Close()
 	if of != nil {
-		return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to the whole, and not to one of its parts"))
+		return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to the quorum, not to one of its nodes"))
 	}
 	return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to a client, and this opens a bare backend"))
 }
 
-// open opens a backend, as a part of something unless of is nil; what the DSN says of the
-// client goes into c.
+// open opens a backend, as a node of a quorum unless of is nil. The parameters of the DSN that
+// are for the client go into c.
 func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 	registry.RLock()
 	d := registry.drivers[name]
@@ -165,7 +165,7 @@ func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 func scheme(url string) (string, error) {
 	name, _, ok := strings.Cut(url, ":")
 	if !ok || !isScheme(name) {
-		// What stands there may be a password: it is not quoted.
+		// The text before the colon may be a password, so the error does not quote it.
 		return "", fmt.Errorf("dlock: %w", driver.Invalid("URL", `must begin with a driver's name and a colon, as in "file:" or "redis://host:6379/0"`))
 	}
 	return name, nil

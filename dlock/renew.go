@@ -33,7 +33,7 @@ func (l *Lease) schedule() {
 	}
 }
 
-// step does what is due, and blocks for nothing.
+// step starts the actions that are due. It does not block.
 func (l *Lease) step(now boot.Instant) {
 	l.mu.Lock()
 	var over ending
@@ -172,9 +172,9 @@ func (l *Lease) send(now boot.Instant) *driver.Renewal {
 	return l.renewal(now)
 }
 
-// renewal is the next renewal: for the lease's TTL; with what is left of WithMinHold, so
-// that the lock is kept even if this process ends; and for nothing but that once the lease
-// is over.
+// renewal is the next renewal: for the lease's TTL, and with the rest of WithMinHold, so that
+// the server keeps the lock even if this process ends. Once the lease is over it is for the
+// rest of WithMinHold alone.
 func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
 	r := &driver.Renewal{TTL: l.ttl}
 	left := l.keep.Sub(now)

@@ -14,7 +14,7 @@ type renewals struct {
 
 	mu      sync.Mutex
 	sets    [2]renewalSet // the first time, and after a failure
-	usual   time.Duration // what a renewal that succeeds takes
+	usual   time.Duration // of a renewal that succeeds
 	failed  int           // so many failed since one succeeded
 	stopped bool
 	workers sync.WaitGroup

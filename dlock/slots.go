@@ -67,7 +67,7 @@ func (r *request) ofSlot(slot int) *request {
 	return &q
 }
 
-// took adds what a slot's request heard to that of the call.
+// took adds the attempts and the verdict of a slot's request to those of the call.
 func (r *request) took(q *request, l *Lease, err error) {
 	r.attempts += q.attempts
 	if l != nil {
@@ -138,9 +138,8 @@ func (c *Client) tryASlot(ctx context.Context, r *request, order []int) (l *Leas
 	return nil, held
 }
 
-// awaitASlot waits on several slots until one is granted; neither lease nor error: for so
-// long that the others are to be asked. It returns with the first grant. What is granted
-// beside it is given back at once.
+// awaitASlot waits on several slots until one is granted. It returns neither a lease nor an
+// error if it is time to try the other slots. A second grant is given back at once.
 func (c *Client) awaitASlot(ctx context.Context, r *request, slots []int) (*Lease, error) {
 	wait, cancel := context.WithCancel(ctx)
 	if len(slots) < r.slots {
@@ -192,5 +191,5 @@ func (l *Lease) discard() {
 	l.mu.Lock()
 	l.keep = 0
 	l.mu.Unlock()
-	_ = l.Unlock() // what is left of it ends with its TTL
+	_ = l.Unlock() // if this fails the lock ends with its TTL
 }

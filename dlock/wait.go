@@ -128,7 +128,7 @@ const (
 	kickedPoll  = 50 * time.Millisecond
 )
 
-// delay is the longest pause before the next attempt, by what the last one said.
+// delay is the longest pause before the next attempt, by the verdict of the last one.
 func delay(err error, pause time.Duration, watched bool) time.Duration {
 	var held *HeldError
 	var refused *RefusedError

@@ -12,7 +12,7 @@ import (
 type waitQueues struct {
 	closed <-chan struct{}
 
-	mu    sync.Mutex // guards what follows, for constant time: no key delays another
+	mu    sync.Mutex // guards the fields below, for constant time: no key delays another
 	byKey map[string]*waitQueue
 	spare *waitQueue // an empty one, for the next key
 	hotAt map[string]time.Time
@@ -42,8 +42,8 @@ func newWaitQueues(closed <-chan struct{}) *waitQueues {
 }
 
 // enter waits until the caller is the first in key's queue, and reports whether the key is
-// hot. A caller that becomes the first calls leave. The verdict is what the one before heard
-// last.
+// hot. A caller that becomes the first calls leave. The verdict is the last one that the caller
+// before it got.
 func (qs *waitQueues) enter(ctx context.Context, key string) (q *waitQueue, hot bool, verdict, err error) {
 	q, hot = qs.join(key)
 	q.mu.Lock()
@@ -156,7 +156,7 @@ func (q *waitQueue) next() {
 	close(w.turn)
 }
 
-// note keeps what the first heard for those behind it.
+// note keeps the first caller's verdict for the callers behind it.
 func (q *waitQueue) note(verdict error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -44,9 +44,8 @@ func (e *StaleError) Is(target error) bool { return target == ErrStale }
 // Token returns the fencing token of the lease of key under whose context the caller runs,
 // inside of dlock.Do or under a Lease.Context. It makes no request.
 //
-// The error is dlock.ErrInvalid if ctx is under no lease of key, or under one without a
-// token, since its backend has none; and what the lease's Err says (dlock.ErrLost,
-// dlock.ErrReleased) if it has ended.
+// The error is dlock.ErrInvalid if ctx is under no lease of key, or if its backend has no
+// tokens. If the lease has ended it is the lease's Err (dlock.ErrLost, dlock.ErrReleased).
 func Token(ctx context.Context, key string) (uint64, error) {
 	lease, ok := dlock.LeaseFor(ctx, key)
 	if !ok {

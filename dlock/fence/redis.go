@@ -12,7 +12,7 @@ var guard string
 // RedisScript returns a Lua script for Redis and Valkey that runs body unless the token is
 // stale: the guard and the write are one script, and so one atomic step. Send it with any
 // client, by EVAL or EVALSHA: KEYS[1] is the key of the mark, ARGV[1] the token in decimal;
-// body's own keys and arguments begin at KEYS[2] and ARGV[2], and what it returns is returned.
+// body's own keys and arguments begin at KEYS[2] and ARGV[2], and the script returns body's reply.
 //
 //	script := redis.NewScript(fence.RedisScript(`return redis.call('SET', KEYS[2], ARGV[2])`))
 //	err := script.Run(ctx, client, []string{"{doc}:fence", "{doc}"}, token, text).Err()
@@ -24,9 +24,9 @@ var guard string
 // the last marks together with the last writes.
 func RedisScript(body string) string { return guard + body }
 
-// RedisError returns what a script of RedisScript says: a *StaleError, which is ErrStale, if
-// err is the script's refusal of token, and else err as it is. It looks at the text alone, and
-// so serves every client. resource is for the message.
+// RedisError translates the error of a script of RedisScript: it returns a *StaleError, which is
+// ErrStale, if err is the script's refusal of token, and otherwise err itself. It looks at the
+// text alone, so it serves every client. resource is for the message.
 func RedisError(err error, resource string, token uint64) error {
 	if err == nil {
 		return nil

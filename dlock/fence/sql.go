@@ -17,7 +17,7 @@ const (
 )
 
 // Tx returns a Store that keeps its marks in a table of tx's database, one row for each
-// resource, and guards what the same transaction writes. Schema makes the table. Call Check
+// resource, and guards the writes of the same transaction. Schema makes the table. Call Check
 // first in the transaction: from then on everybody else's Check of the resource waits until
 // tx ends, so keep it short.
 //

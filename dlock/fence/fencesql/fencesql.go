@@ -76,8 +76,8 @@ type Mark struct {
 }
 
 // Raise sets the mark of resource to token unless it is larger, and returns the mark.
-// Whichever it is, the row is locked until the transaction ends: who comes with another token
-// meanwhile waits, and then sees this one.
+// Either way the row is locked until the transaction ends: another transaction that raises it
+// waits, and then sees this token.
 func (m Mark) Raise(ctx context.Context, resource string, token uint64) (uint64, error) {
 	t := m.Dialect.quote(m.Table)
 	key := []byte(resource) // bytes compare without a collation
