@@ -177,7 +177,7 @@ func (a *attempt) lasts(before int64) []clientv3.Op {
 	return ops
 }
 
-// look notes the holder: the first of what firsts asked for.
+// look notes the holder: the first entry among the answers to firsts.
 func (a *attempt) look(responses []*etcdserverpb.ResponseOp) {
 	a.seen = nil
 	var first *mvccpb.KeyValue
@@ -193,7 +193,7 @@ func (a *attempt) look(responses []*etcdserverpb.ResponseOp) {
 	a.seen = &driver.HeldError{Holder: e.owner}
 }
 
-// last returns the latest of what lasts asked for.
+// last returns the latest entry among the answers to lasts.
 func last(responses []*etcdserverpb.ResponseOp) *mvccpb.KeyValue {
 	var latest *mvccpb.KeyValue
 	for _, r := range responses {
@@ -205,7 +205,7 @@ func last(responses []*etcdserverpb.ResponseOp) *mvccpb.KeyValue {
 }
 
 // put writes our entry: in line if it queues, else only where nobody keeps us out. It
-// reports whether nobody does; who does is in a.seen.
+// reports whether nobody does; otherwise a.seen has the holder.
 func (a *attempt) put(ctx context.Context, queue bool) (alone bool, err error) {
 	a.key = entryKey(a.path, a.req.Mode, a.life.id)
 	spans := excluders(a.path, a.req.Mode)
@@ -288,7 +288,7 @@ func (a *attempt) granted(revision int64, value uint64) {
 	a.rev, a.fence = revision, value+uint64(revision)
 }
 
-// found takes our entry from what an earlier try wrote, and looks who is before it.
+// found adopts the entry that an earlier try wrote, and looks for entries before it.
 func (a *attempt) found(ctx context.Context, kv *mvccpb.KeyValue) (alone bool, err error) {
 	e, _ := parse(kv)
 	a.rev, a.fence, a.mine = e.rev, e.fence, string(kv.Value)
@@ -313,7 +313,7 @@ var (
 	errRestless = errors.New("the cluster changed its leader during each of three requests")
 )
 
-// confirm extends the lease, and returns who is the last before us: nil if we have the lock.
+// confirm extends the lease, and returns the last entry before ours: nil if we have the lock.
 // The error is errGone if our entry is not there any more.
 func (a *attempt) confirm(ctx context.Context) (before *mvccpb.KeyValue, err error) {
 	var alive error
@@ -344,7 +344,7 @@ func (a *attempt) confirm(ctx context.Context) (before *mvccpb.KeyValue, err err
 // round trip. done is nil if the entry is gone, for certain; alive is why the lease was not
 // extended.
 func (b *Backend) extend(ctx context.Context, l *life, key string, rev int64, look []clientv3.Op) (done *clientv3.TxnResponse, alive, err error) {
-	// A transaction without a read that asks for a majority is answered from what one member knows.
+	// Without a read that asks for a majority, one member answers a transaction from its memory.
 	look = append(look, clientv3.OpGet(key, clientv3.WithKeysOnly()))
 	renewed := *l
 	kept := make(chan error, 1)
@@ -439,7 +439,7 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 	}
 }
 
-// check is confirm for one who waits: as long as the lease may live, unknown outcomes are
+// check is confirm for a waiter: as long as the lease may live, unknown outcomes are
 // tried again.
 func (a *attempt) check(ctx context.Context) (before *mvccpb.KeyValue, err error) {
 	for {

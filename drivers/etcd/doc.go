@@ -12,7 +12,7 @@
 //
 // # What is stored
 //
-//	/path/KEY/write/LEASE   an exclusive owner, or one who waits
+//	/path/KEY/write/LEASE   an exclusive owner, or a waiter
 //	/path/KEY/read/LEASE    a shared one
 //	/path/.dlock            the version of this layout, and the base of the tokens
 //
@@ -21,7 +21,7 @@
 // Backend.Path returns the name of a key.
 //
 // Every owner has an entry, which hangs on an etcd lease. The entry with the smallest create
-// revision has the lock, and with it those that follow, if all of them are shared. Who waits
+// revision has the lock, and with it those that follow, if all of them are shared. A waiter
 // watches the entry before its own, so that a release wakes one waiter. Waiters
 // are served in the order in which they came, over all clients and both modes.
 //

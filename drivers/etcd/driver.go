@@ -92,7 +92,7 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Event is told what happens in the background; see driver.Config.
+	// Event receives events of the background; see driver.Config.Notify.
 	Event func(driver.Notice)
 	// Path goes before the prefix, as it is; "/dlock/" by default. One path must not begin
 	// with another one, followed by a slash.
@@ -119,7 +119,7 @@ type Backend struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // calls under way, and what they began
+	wg     sync.WaitGroup // calls under way, and their clean-up
 
 	mu      sync.Mutex
 	closed  bool
@@ -189,7 +189,7 @@ func (b *Backend) Info() driver.Info { return b.info }
 // String returns the servers' addresses and the path, without any secret.
 func (b *Backend) String() string { return b.address }
 
-// begin notes a call that is under way. Its end is to be told by b.wg.Done.
+// begin counts a call that is under way. The caller calls b.wg.Done at its end.
 func (b *Backend) begin() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -23,7 +23,7 @@ const (
 	mostQueued  = 100
 )
 
-// Lookup returns who holds key, and how many wait for it.
+// Lookup returns the holders of key, and how many wait for it.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if err := b.begin(); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 // What is stored under the path:
 //
 //	.dlock               "dlock1 BASE": the version of the layout, and the base of the tokens
-//	KEY/write/LEASE      an exclusive owner, or one who waits
+//	KEY/write/LEASE      an exclusive owner, or a waiter
 //	KEY/read/LEASE       a shared one
 //
 // with KEY the prefix and the key, in which '%' and '/' are written as %25 and %2F. The value
@@ -66,7 +66,7 @@ func entryKey(path string, mode driver.Mode, lease clientv3.LeaseID) string {
 	return path + "/" + kind + strconv.FormatInt(int64(lease), 16)
 }
 
-// An entry is what is stored of an owner.
+// An entry is an owner, as it is stored.
 type entry struct {
 	key   string
 	path  string

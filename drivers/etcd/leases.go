@@ -118,7 +118,7 @@ func (b *Backend) leave(l *life) {
 	}
 }
 
-// revoke ends a lease in the background, and whatever is attached to it or was to be. The
+// revoke ends a lease in the background, with all entries that are or will be attached to it. The
 // caller is counted in b.wg.
 func (b *Backend) revoke(l *life) {
 	b.wg.Go(func() {

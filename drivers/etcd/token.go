@@ -15,7 +15,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A base is what is added to a revision to make a token of it. It only grows, and so do
+// A base plus a revision makes a token. It only grows, and so do
 // revisions: tokens rise with the revision over all keys.
 type base struct {
 	value  uint64
@@ -54,7 +54,7 @@ func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
 	return e.server.Add(time.Since(e.local)), nil
 }
 
-// readBase takes the base from what is stored at a revision.
+// readBase reads the base as it is stored at a revision.
 func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*base, error) {
 	if len(kvs) == 0 {
 		b.seen.Store(revision) // it may be another cluster, where revisions begin anew

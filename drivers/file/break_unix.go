@@ -39,7 +39,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	if _, err := os.Lstat(n.state); errors.Is(err, fs.ErrNotExist) {
 		return driver.ErrLost // nobody ever had it
 	}
-	state, err := p.open(n.state, os.O_RDWR) // its closing wakes who waits
+	state, err := p.open(n.state, os.O_RDWR) // its closing wakes the waiters
 	if err != nil {
 		return err
 	}

@@ -25,14 +25,14 @@ import (
 //     that the state stands for. A state that is made begins above the mark. So tokens rise
 //     also if the clock was set back meanwhile.
 const (
-	// unused is for how long a key was not used that is removed. A request that waits for a
+	// unused is the time without use after which a key's files are removed. A request that waits for a
 	// key hears of its release, or polls, within a second or so.
 	unused = 10 * time.Second
 	// someKeys is how many keys are looked at when a new one is made, by programs that end
 	// before cleanAfter.
 	someKeys = 8
-	// cleanAfter is how long after a new key a whole folder is looked at, and cleanRarely how
-	// often at the least where there is nothing to remove.
+	// cleanAfter is the time from a new key to the next cleaning of the whole folder.
+	// cleanRarely is the longest time between two cleanings that find nothing to remove.
 	cleanAfter  = 15 * time.Second
 	cleanRarely = 10 * time.Minute
 )
@@ -40,7 +40,7 @@ const (
 // markName is the file of the high-water mark; no key's file has such a name.
 const markName = ".high-water"
 
-// cleaner removes what a backend's folder does not need any more.
+// cleaner removes the files of keys that are not used any more.
 type cleaner struct {
 	b *Backend
 

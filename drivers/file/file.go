@@ -73,7 +73,7 @@ func parse(rawURL string) (*Options, error) {
 	return o, nil
 }
 
-// Options are what New can be told. The zero Options are those of "file:".
+// Options are the settings of New. The zero Options are those of "file:".
 type Options struct {
 	// Folder is where the lock files are, an absolute path; empty: the user's own
 	// state folder.
@@ -118,7 +118,7 @@ func New(o *Options) (*Backend, error) {
 	f := folder{path: o.Folder, mode: o.Mode}
 	switch {
 	case o.Mode != 0 && !validMode(o.Mode):
-		return nil, driver.Invalid("mode", "%#o is not one of 0600, 0660, 0606 and 0666: who shares a lock has to read and write its files", uint32(o.Mode))
+		return nil, driver.Invalid("mode", "%#o is not one of 0600, 0660, 0606 and 0666: all users of a lock read and write its files", uint32(o.Mode))
 	case o.Folder == "" && o.Mode&0o077 != 0:
 		return nil, driver.Invalid("mode", "%#o needs a folder of its own, file:///folder: the default one is private to its user", uint32(o.Mode))
 	case o.Folder == "":
@@ -141,7 +141,7 @@ func validMode(m fs.FileMode) bool {
 	return m == 0o600 || m == 0o660 || m == 0o606 || m == 0o666
 }
 
-// Info returns what the backend can do. There is no TTL.
+// Info describes the backend. It has no TTL.
 func (b *Backend) Info() driver.Info {
 	return driver.Info{Name: "file", Features: features}
 }
@@ -335,8 +335,8 @@ func (b *Backend) tryAgain(ctx context.Context, p *place, n paths, l *lock, req 
 	return err
 }
 
-// enterGate locks the gate of a key: whoever changes the state beside others, or takes
-// the lock only to look at it, does so behind the gate. nil, nil: it cannot be had in
+// enterGate locks the gate of a key. A process that may not be alone goes through the gate to
+// change the state, and so does one that takes the lock only to look at it. nil, nil: it cannot be had in
 // time, since a process stopped inside of it, say.
 func enterGate(ctx context.Context, p *place, n paths, state *os.File, patience time.Duration) (*lock, error) {
 	gate, err := p.gate(n, state)
@@ -360,8 +360,8 @@ func enterGate(ctx context.Context, p *place, n paths, state *os.File, patience 
 	}
 }
 
-// grant gives the token to the holder of l, and tells others who it is. It has l, and
-// frees it on any error.
+// grant gives the holder of l its token, and writes its name for others. It frees l on any
+// error.
 func (b *Backend) grant(ctx context.Context, p *place, n paths, l *lock, req *driver.Request) (*Lease, error) {
 	lease := &Lease{backend: b, place: p, paths: n, lock: l, mode: req.Mode}
 	if err := lease.begin(ctx, req); err != nil {

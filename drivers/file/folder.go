@@ -79,7 +79,7 @@ func (f *folder) enter() (*place, error) {
 	return p, nil
 }
 
-// defaultMode gives who may write in a folder of this mode a share in its locks.
+// defaultMode lets all who may write in a folder of this mode share its locks.
 func defaultMode(perm fs.FileMode) fs.FileMode {
 	mode := fs.FileMode(0o600)
 	if perm&0o020 != 0 {
@@ -99,7 +99,7 @@ func (f *folder) stat() (fs.FileInfo, error) {
 	return os.Stat(f.path)
 }
 
-// make makes the folder, for those who are to share its files.
+// make makes the folder, with rights for the users that share its files.
 func (f *folder) make() error {
 	parents, mode := fs.FileMode(0o755), fs.FileMode(0o700)
 	if f.private {
@@ -183,7 +183,7 @@ func (p *place) vet(f *os.File) error {
 	return nil
 }
 
-// create makes a file for those who are to share it.
+// create makes a file, with rights for the users that share it.
 func (p *place) create(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|safely, p.mode)
 	if err != nil {
@@ -235,7 +235,7 @@ func full(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// irregular names what is at path, if that is no regular file.
+// irregular names the kind of the file at path, if it is not a regular one.
 func irregular(path string) string {
 	fi, err := os.Lstat(path)
 	if err != nil || fi.Mode().IsRegular() {

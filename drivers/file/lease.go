@@ -10,7 +10,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Lease is what Acquire returns. It has two descriptors open, that of the lock file
+// Lease is the lease that Acquire returns. It has two descriptors open, that of the lock file
 // and that of the key's state, both closed on exec.
 type Lease struct {
 	backend *Backend
@@ -33,7 +33,7 @@ var _ driver.Lease = (*Lease)(nil)
 // others take at the same time.
 const sharedPatience = 5 * time.Second
 
-// begin gives the holder of l.lock its token and writes down who it is.
+// begin gives the holder of l.lock its token and writes its name into the state.
 func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 	var err error
 	if l.state, err = l.place.open(l.paths.state, os.O_RDWR); err != nil {
@@ -153,7 +153,7 @@ func (l *Lease) sign() {
 	clearHolder(l.state, l.grant.Fence)
 }
 
-// drop unlocks and closes. The state is closed last: its closing wakes who waits.
+// drop unlocks and closes. The state is closed last: its closing wakes the waiters.
 func (l *Lease) drop() {
 	l.lock.unlock()
 	l.lock.close()

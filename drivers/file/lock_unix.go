@@ -51,7 +51,7 @@ func (l *lock) try(mode driver.Mode) (bool, error) {
 	return err == nil, err
 }
 
-// unlock frees the lock for all who share the description: a child between fork and
+// unlock frees the lock for all processes that share the description: a child between fork and
 // exec has a copy of it for a moment, and must not keep the lock.
 func (l *lock) unlock() { _ = l.flock(syscall.LOCK_UN) } // it can fail on a bad descriptor alone
 
@@ -98,7 +98,7 @@ func identify(fi fs.FileInfo) identity {
 
 func (id identity) mine() bool { return !id.known || id.uid == os.Geteuid() }
 
-// hand makes a new file accessible to those who are to share it, whatever the umask: to
+// hand makes a new file accessible to the users that share it, whatever the umask: to
 // the folder's owner, if root made it (with sudo, say), and to the folder's group.
 func (p *place) hand(f *os.File) error {
 	if !p.shared && os.Geteuid() == 0 && p.id.uid != 0 {

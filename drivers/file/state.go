@@ -138,8 +138,8 @@ func (p *pair) latest() *record {
 
 func (p *pair) whole() bool { return p.rec[0] != nil && p.rec[1] != nil }
 
-// counter returns what the next token has to be above. It is the limit where the
-// last tokens may not be known.
+// counter returns the least token, which the next one must exceed. It is the limit if the last
+// tokens may not be known.
 func (p *pair) counter(boot string) (uint64, error) {
 	for _, err := range p.err {
 		if err != nil && !errors.Is(err, errBlank) && !errors.Is(err, errDamaged) {

@@ -9,7 +9,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// What tests of code that uses locks need: contention, loss, outage.
+// This file brings about contention, loss and outages, for tests of code that uses locks.
 
 // Hold lets another owner take key, until release is called: acquiring it answers
 // ErrHeld, or waits. A lease that has the key at that instant loses it and is told so at once;
@@ -55,10 +55,10 @@ func (b *Backend) Expire(key string) {
 	}
 }
 
-// An Outage is how a backend fails. What it holds stays held until its TTL ends, and other
+// An Outage describes how a backend fails. Its locks stay held until their TTL ends, and other
 // backends on the same space go on.
 type Outage struct {
-	// Err is what calls answer, the waiting ones at once. An Err that is none of driver's
+	// Err is the error of every call; calls that wait return it at once. An Err that is none of driver's
 	// verdicts is an unknown outcome, as a broken connection is. Nil: calls are served.
 	Err error
 	// Hang leaves calls without an answer. Each ends with its context, with the outage, which
@@ -107,7 +107,7 @@ func (b *Backend) setOutage(o *outage) {
 // Fail is SetOutage with Err alone; Fail(nil) ends any outage.
 func (b *Backend) Fail(err error) { b.SetOutage(Outage{Err: err}) }
 
-// applyOutage does to a call what the outage does, if there is one, and returns when the call
+// applyOutage delays or fails a call as the outage says, if there is one, and returns when the call
 // began, which is zero if there is none.
 func (b *Backend) applyOutage(ctx context.Context, renewal bool) (start time.Time, err error) {
 	for {

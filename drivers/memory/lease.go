@@ -53,7 +53,7 @@ func expires(start, now time.Time, ttl time.Duration) time.Time {
 	return driver.Expires(start, ttl)
 }
 
-// OnLost sets what is called when Expire, Hold, Break or the end of a session takes the lock
+// OnLost sets the function to call when Expire, Hold, Break or the end of a session takes the lock
 // from this lease.
 func (l *lease) OnLost(f func(arg any), arg any) {
 	if l.setOnLost(f, arg) {

@@ -88,7 +88,7 @@ var (
 	_ driver.Admin     = (*Backend)(nil)
 )
 
-// Options are what New can be told.
+// Options are the settings of New.
 type Options struct {
 	// Info is that of the backend for which this one stands in a test: it then has the same
 	// name, features and bounds of TTLs, and does what they say. Without FeatureShared it
@@ -117,7 +117,7 @@ func (b *Backend) Peer() *Backend {
 	return &Backend{space: b.space, prefix: b.prefix, standsFor: b.standsFor}
 }
 
-// Info returns what the backend can do: what this package can, or what Options said.
+// Info describes the backend: with all features of this package, or those of Options.
 func (b *Backend) Info() driver.Info {
 	if b.standsFor != nil {
 		return *b.standsFor

@@ -9,7 +9,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// space is the server's side: what all backends on it share. One mutex guards it
+// space is the server's side, which all backends on it share. One mutex guards it
 // and everything that hangs on it.
 type space struct {
 	address string
@@ -300,7 +300,7 @@ func (e *entry) enqueue(b *Backend, req *driver.Request, now time.Time) *waiter 
 	return w
 }
 
-// abandon undoes what was done for w, and returns for whom it was waiting, if it was.
+// abandon undoes w's request, and returns the holder for which it waited, if it did.
 func (e *entry) abandon(w *waiter, now time.Time) *driver.HeldError {
 	if w.fence != 0 {
 		e.remove(w.req.Owner, w.fence, now)

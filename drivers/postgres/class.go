@@ -48,7 +48,7 @@ func fresh(ttl time.Duration) time.Duration { return ttl / 20 }
 const (
 	// idleKeep is how long a session without leases is kept for the next.
 	idleKeep = time.Minute
-	// idleClass is what the server is told meanwhile: the driver closes it first.
+	// idleClass is the session's class meanwhile: the driver closes the session before it is over.
 	idleClass = 2 * time.Minute
 	// unconfirmed, with its grace a second, is the class of a connection that waits for a
 	// lock: if the grant is not confirmed by then, the server takes it back.

@@ -20,7 +20,7 @@ import (
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Event is told what happens in the background; see driver.Config.
+	// Event receives events of the background; see driver.Config.Notify.
 	Event func(driver.Notice)
 	// Fencing is "on" (the default: tokens from the sequence public.dlock_fence), "off", or
 	// the sequence in another schema, "my_schema.dlock_fence", the same for all programs
@@ -45,7 +45,7 @@ type Options struct {
 	// ApplicationName goes before the owner's label in the server's view of the
 	// sessions, pg_stat_activity; "dlock" by default.
 	ApplicationName string
-	// Address is what String returns: the server's address without any secret.
+	// Address is the result of String: the server's address without any secret.
 	Address string
 
 	_ struct{}
@@ -54,7 +54,7 @@ type Options struct {
 // Backend grants advisory locks of one PostgreSQL database.
 type Backend struct {
 	opt     Options
-	schema  string        // of the sequence of the tokens; empty: no tokens
+	schema  string        // of the sequence that gives tokens; empty: no tokens
 	highest atomic.Uint64 // the highest token that was given to this process
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
@@ -259,11 +259,11 @@ func (s *session) await(ctx context.Context, o *op) (*lease, error) {
 	return nil, ended(ctx)
 }
 
-// full refuses what would fill the server's lock table for everybody: one process has at
-// most half of it. The server itself refuses only when there is no room for anybody.
+// full refuses a lock that could fill the server's lock table: one process takes at most half
+// of it. The server itself refuses only when there is no room for anybody.
 func (b *Backend) full() error {
 	if most := b.room.Load() / 2; most > 0 && b.locks.Load() >= most {
-		return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: this process has %d locks, half of what the server's lock table is made for: raise max_locks_per_transaction", most)}
+		return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: this process has %d locks, half of the server's lock table: raise max_locks_per_transaction", most)}
 	}
 	return nil
 }
@@ -313,7 +313,7 @@ func (b *Backend) report(e driver.Notice) {
 	}
 }
 
-// learnLabel takes the label off the first owner: what comes before its last '/'.
+// learnLabel takes the label of the first owner: the part before its last '/'.
 func (b *Backend) learnLabel(owner string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -325,8 +325,8 @@ func (b *Backend) learnLabel(owner string) {
 	}
 }
 
-// applicationName is what the server shows of a session: 63 bytes of printable ASCII. The
-// server replaces what is not, and refuses a character that is cut.
+// applicationName is the name that the server shows for a session: 63 bytes of printable ASCII.
+// The server replaces other characters, and refuses one that is cut.
 func (b *Backend) applicationName() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

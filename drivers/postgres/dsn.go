@@ -259,7 +259,7 @@ func failover(c *pgx.ConnConfig) {
 	}
 }
 
-// unreadable says what pgx cannot use, without the connection string that its errors
+// unreadable names the part that pgx cannot use, without the connection string that its errors
 // begin with.
 func (t *target) unreadable(err error) error {
 	detail := "a parameter has a value that pgx cannot use"

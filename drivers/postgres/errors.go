@@ -30,7 +30,7 @@ const (
 	codeNoSchema      = "3F000"
 )
 
-// verdict translates an error that the server answered with; what is none of the
+// verdict translates an error that the server answered with; an error that is none of the
 // definite ones is unknown.
 //
 // perTransaction is the server's max_locks_per_transaction, where it is known.

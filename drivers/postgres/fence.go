@@ -67,7 +67,8 @@ func microseconds(t string) string { return "(extract(epoch FROM " + t + ") * 10
 // million of them meanwhile, and so the sequence never goes back.
 const fenceLag = 10_000_000
 
-// fenceBounds returns what the sequence must not be below, and what it is raised to then.
+// fenceBounds returns the least value of the sequence, and the value to which a smaller one is
+// raised.
 //
 // A standby that is promoted may lack the last tokens that its primary gave. They
 // are below its clock, or not far above the time of the last transaction that it has got,

@@ -37,7 +37,7 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.P
 // it; null where the role may not see it.
 const sessionName = `to_hex(trunc(extract(epoch FROM a.backend_start))::int8) || '.' || to_hex(a.pid)`
 
-// locksOf are the advisory locks, with who has them or waits for them.
+// locksOf are the advisory locks, with the sessions that have them or wait for them.
 const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	coalesce(a.application_name, '') AS app, coalesce(host(a.client_addr) || ':' || a.client_port, '') AS address,
 	coalesce((extract(epoch FROM coalesce(CASE WHEN l.granted THEN NULL ELSE l.waitstart END, a.xact_start, a.backend_start)) * 1000000)::int8, 0) AS since,
@@ -76,7 +76,7 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	return rows, nil
 }
 
-// Lookup returns who has key. Of holders in this process owner, token and time are
+// Lookup returns the holders of key. Of holders in this process owner, token and time are
 // known. Of others the server knows the session: Owner is its application_name, which
 // carries the owner's label, and its process; Since is when its transaction or else
 // its connection began, and so the earliest that it can be. Waiters counts those in the
@@ -138,7 +138,7 @@ func (b *Backend) holders(id lockNumber, r lockRow) []driver.Holder {
 	return []driver.Holder{{Owner: r.owner(), Since: r.since, Address: r.address, Session: r.session}}
 }
 
-// owner is what the server knows of who holds a lock or waits for it.
+// owner describes a session that holds a lock or waits for it, as the server knows it.
 func (r *lockRow) owner() string { return fmt.Sprintf("%s (process %d)", r.app, r.pid) }
 
 // terminateTimeout is how long the server may take to end a session.
@@ -177,7 +177,7 @@ func (b *Backend) all() []*session {
 }
 
 // List yields the keys under prefix that this process holds. The server stores a hash
-// of a key: what other processes hold has no name here, and Lookup finds it by its key.
+// of a key: locks of other processes have no name here. Lookup finds them by their key.
 func (b *Backend) List(_ context.Context, prefix string, yield func(*driver.State) bool) error {
 	if b.closing() {
 		return driver.ErrClosed
@@ -323,7 +323,7 @@ func (c *checkup) keepalives(ctx context.Context) error {
 	return nil
 }
 
-// replication compares how the server replicates with what a promotion may lose.
+// replication tells which locks and tokens a promotion may lose, by how the server replicates.
 func (c *checkup) replication(ctx context.Context) error {
 	row, err := query(ctx, c.pc, `SELECT count(*), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(sync_state),
 		current_setting('synchronous_standby_names'), current_setting('synchronous_commit') FROM pg_stat_replication`)
@@ -342,7 +342,7 @@ func (c *checkup) replication(ctx context.Context) error {
 		d := c.find("synchronous-commit", driver.SeverityWarning, "set synchronous_commit to on", "synchronous_commit is %s, so that no standby is waited for: %s", commit, loses)
 		d.Measured, d.Command = commit, c.set("synchronous_commit", "on")
 	default:
-		c.find("replication", driver.SeverityNote, "", "%d standbys, %d of them synchronous; a promotion still forgets who holds what", standbys, synchronous)
+		c.find("replication", driver.SeverityNote, "", "%d standbys, %d of them synchronous; a promotion still forgets the locks", standbys, synchronous)
 	}
 	return nil
 }

@@ -161,7 +161,7 @@ func (l *lease) afterEnd() error {
 	return driver.ErrLost
 }
 
-// endLookup is what is known of the end of a session's server process. One caller asks for
+// endLookup finds out whether a session's server process has ended. One caller asks for
 // all the leases of the session.
 type endLookup struct {
 	mu    sync.Mutex

@@ -16,7 +16,7 @@ import (
 // lock and then carries it until it is released, unless the sessions have room for
 // it. What has no leases is used again, and closed after a minute.
 
-// An opening is a connection that is being made, for everybody who needs it.
+// An opening is a connection that is being made, for all callers that need one.
 type opening struct {
 	done chan struct{}
 	s    *session
@@ -142,8 +142,8 @@ func (b *Backend) best(class time.Duration) (best *session, least int64) {
 	return best, least
 }
 
-// open opens a connection in the background, since who asked for it may go before it is
-// there, and enters it in list. b.mu is held, also when arrived is called.
+// open opens a connection in the background, because its caller may give up before it is
+// there, and adds it to list. b.mu is held, also when arrived is called.
 func (b *Backend) open(list *[]*session, arrived func(error)) *opening {
 	o := &opening{done: make(chan struct{})}
 	b.wg.Add(1)

@@ -54,7 +54,7 @@ func unlock(mode driver.Mode, args string) string {
 	return "pg_advisory_unlock" + suffixes[mode] + "(" + args + ")"
 }
 
-// prepare returns what a new session prepares.
+// prepare returns the statements that a new session prepares.
 func (q queries) prepare() string {
 	var b strings.Builder
 	p := func(name, one, each string) {
@@ -258,7 +258,7 @@ func (s *session) locked(st *statement) {
 // cancels it, before the session is given up.
 const retries = 20
 
-// cleanUp sends unlocks of what the session may have because of ops, and calls then. The
+// cleanUp unlocks the locks that the session may have because of ops, and calls then. The
 // mutex is held.
 func (s *session) cleanUp(unlocks string, ops []*op, retries int, then func()) {
 	if unlocks == "" {

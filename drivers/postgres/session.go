@@ -14,11 +14,11 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A session is a connection and the leases that live on it. Callers leave what they
-// want in a queue; whoever finds the connection idle, or the reader when the
-// answers are complete, sends all that is in the queue as one round: one statement
-// for all the locks, one for all the unlocks. No caller's context reaches the
-// connection: a caller that gives up leaves a grant behind, and the reader returns it.
+// A session is a connection and the leases that live on it. Callers put their requests
+// into a queue. A caller that finds the connection idle, or the reader after the last
+// answer, sends the whole queue as one round: one statement for all locks, one for all
+// unlocks. No caller's context reaches the connection: a caller that gives up leaves a
+// grant behind, and the reader gives it back.
 type session struct {
 	b         *Backend
 	w         *wire
@@ -54,7 +54,7 @@ type session struct {
 	due          time.Time // when the timer fires
 }
 
-// op is what a caller wants of a session.
+// op is one request of a caller to a session.
 type op struct {
 	claim  *claim // nil: a heartbeat
 	lease  *lease // lock: what was granted; unlock: what to give up
@@ -150,8 +150,8 @@ func (s *session) guarded(now time.Time) error {
 	return &driver.RefusedError{RetryAfter: s.notBefore.Sub(now), Reason: "postgres: the server was started less than the restart guard ago, and may have forgotten locks"}
 }
 
-// abandon takes back a request whose caller has given up: what is in the queue was
-// never asked, and what is granted in the end is returned.
+// abandon takes back a request whose caller has given up. A request that is still in the
+// queue is dropped; if it was sent and is granted, the grant is given back.
 func (s *session) abandon(o *op) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +192,7 @@ func (s *session) unlock(l *lease) *op {
 	return l.leaving
 }
 
-// heartbeat returns a request for any answer at all, shared by all who ask before it
+// heartbeat returns a request for any answer at all, shared by all callers until it
 // is sent; the mutex is held.
 func (s *session) heartbeat() *op {
 	if s.beat == nil {
@@ -305,8 +305,8 @@ func (s *session) ready() bool {
 	return s.end == nil
 }
 
-// fail ends the session: its leases are lost, and what was asked has no answer. The
-// mutex is held.
+// fail ends the session: its leases are lost, and its requests get no answer. The mutex is
+// held.
 func (s *session) fail(err error, processEnded bool) {
 	if s.end != nil {
 		return
@@ -401,7 +401,7 @@ func (s *session) schedule(now time.Time) {
 	s.timer.Reset(next.Sub(now))
 }
 
-// tick does what nobody asked for: it unlocks leases that are over, ends a session
+// tick does the periodic work: it unlocks leases that are over, ends a session
 // whose server is silent, and lets one rest that has no leases.
 func (s *session) tick() {
 	s.mu.Lock()
@@ -447,8 +447,9 @@ func (s *session) silence(now time.Time) time.Duration {
 // another.
 const suspectAfter = 2 * time.Second
 
-// doubt gives up on a session for new requests, while its leases last: the connection may be
-// dead. What it asks for, or gives back, another session may ask the server for, which knows.
+// doubt takes a silent session out of use for new requests, while its leases last: the
+// connection may be dead. Another session may then ask the server for the same locks; the
+// server knows which are held.
 func (s *session) doubt() {
 	s.suspect = true
 	for _, st := range s.round {

@@ -13,7 +13,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// server is what a session learned of its server when it began.
+// server has the properties of the server, as a session found them when it began.
 type server struct {
 	id      string // of the server process: when it was started
 	asked   time.Time
@@ -84,8 +84,8 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	return srv, pid, readFence(row[6:]), nil
 }
 
-// settings is what every session sets, against the defaults of the role, the database
-// and the server.
+// settings are those of every session, instead of the defaults of the role, the database and
+// the server.
 func (b *Backend) settings(srv server) string {
 	sets := []string{
 		"application_name = " + literal(b.applicationName()),

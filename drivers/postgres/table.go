@@ -8,9 +8,9 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// table is what this backend's sessions have or ask for. Advisory locks are
-// reentrant within a session, also from shared to exclusive: the server would
-// grant a second time what the session has, so the table must refuse it.
+// table has the locks that this backend's sessions hold or ask for. Advisory locks are
+// reentrant within a session, also from shared to exclusive: the server would grant a lock
+// twice to one session, so the table must refuse the second request.
 type table struct {
 	mu       sync.Mutex
 	byNumber map[lockNumber]*entry
@@ -22,7 +22,7 @@ type entry struct {
 	queue  []*place      // those who wait for the lock, in order
 }
 
-// A place is one caller's in the queue of those who wait for a lock.
+// A place is a caller's place in the wait queue of a lock.
 type place struct {
 	mode  driver.Mode
 	first chan struct{} // closed when it is the first
@@ -88,7 +88,7 @@ func (t *table) ask(c *claim) (holder *claim, change <-chan struct{}) {
 }
 
 // granted notes that the server granted c. The claim of a waiting connection enters
-// here, since what it does is no concern of the other sessions until then.
+// here: until then it does not concern the other sessions.
 func (t *table) granted(c *claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -143,7 +143,7 @@ func (t *table) queued(n lockNumber) bool {
 	return e != nil && len(e.queue) > 0
 }
 
-// enter puts c at the end of those who wait for its lock.
+// enter puts c at the end of its lock's wait queue.
 func (t *table) enter(c *claim) *place {
 	t.mu.Lock()
 	defer t.mu.Unlock()

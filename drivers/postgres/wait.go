@@ -86,7 +86,7 @@ func (b *Backend) waitFirst(ctx context.Context, c *claim, ttl time.Duration) (*
 			if l != nil || err != nil {
 				return l, err
 			}
-			r = b.want() // at the end of those who want one
+			r = b.want() // at the end of the callers that want one
 			continue
 		case <-timer.C:
 		case <-ctx.Done():
@@ -106,7 +106,7 @@ func (b *Backend) waitFirst(ctx context.Context, c *claim, ttl time.Duration) (*
 	}
 }
 
-// pollEvery is how often those poll who have no connection for waiting: all of a process
+// pollEvery is how often callers without a connection for waiting poll: all of a process
 // together, so that it is one statement.
 const pollEvery = 25 * time.Millisecond
 
@@ -355,7 +355,7 @@ func (b *Backend) wanted() bool {
 	return len(b.wanting) > 0
 }
 
-// offer gives connections to those who want one, in order, and opens more for the others.
+// offer gives connections to the callers that want one, in order, and opens more for the others.
 // It reports whether there may be no more.
 func (b *Backend) offer() (full bool) {
 	b.mu.Lock()
@@ -378,7 +378,7 @@ func (b *Backend) offer() (full bool) {
 		b.coming++
 		b.open(&b.waiters, func(err error) {
 			b.coming--
-			if err != nil { // the server has no room, say: those who wait poll meanwhile
+			if err != nil { // the server has no room, for example: callers that wait poll meanwhile
 				b.noWaiter = time.Now().Add(noWaiterFor)
 			}
 		})

@@ -40,14 +40,14 @@ type Options struct {
 	// takes writes (Galera, group replication). Without it such a cluster is refused, since
 	// the clocks of its nodes differ. MySQL only.
 	SingleWriter bool
-	// Event is told what happens in the background; see driver.Config.
+	// Event receives events of the background; see driver.Config.Notify.
 	Event func(driver.Notice)
 	// CloseDB makes Close close the database too.
 	CloseDB bool
-	// Role is whom SetupSQL grants what a backend needs, if it is not told another role.
+	// Role gets the rights that a backend needs from SetupSQL, unless that is given another role.
 	// PostgreSQL only.
 	Role string
-	// Address is what String returns: the server's address without any secret.
+	// Address is the result of String: the server's address without any secret.
 	Address string
 
 	_ struct{}

@@ -14,7 +14,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A call is what one call of the user asks of the server, until its deadline.
+// A call has the statements of one call of the user, and their deadline.
 type call struct {
 	b        *Backend
 	outer    context.Context

@@ -13,7 +13,7 @@ import (
 // A doubt is an attempt that failed, or a release, of which nobody knows whether it took effect.
 type doubt struct {
 	name, owner []byte
-	settled     int64     // by the server's clock: it refuses what arrives later
+	settled     int64     // by the server's clock: it refuses statements that arrive later
 	until       time.Time // when the lock has ended by itself
 }
 
@@ -101,7 +101,7 @@ func (b *Backend) settle() {
 	}
 }
 
-// undo frees what an attempt may have taken. It is settled if the attempt could not arrive any
+// undo frees the lock that an attempt may have taken. It is settled if the attempt could not arrive any
 // more before that.
 func (b *Backend) undo(x doubt) (settled bool, err error) {
 	c := b.newCall(b.ctx, b.opt.CallTimeout)

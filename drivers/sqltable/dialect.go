@@ -33,7 +33,7 @@ func (d Dialect) String() string {
 	return "unknown"
 }
 
-// layout is the version of what is stored. It is the owner of the mark.
+// layout is the version of the stored data. It is the owner of the mark.
 const layout = "dlock1"
 
 // The statements are written once, with words that each dialect replaces:
@@ -199,7 +199,7 @@ func (d Dialect) quote(name string) string {
 	return q + strings.ReplaceAll(name, ".", q+"."+q) + q
 }
 
-// tableName is what a table may be called.
+// tableName matches the names that a table may have.
 var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?$`)
 
 // maxOwner is the room for an owner, in bytes.

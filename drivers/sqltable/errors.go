@@ -10,7 +10,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A kind is what an error of the database says about a statement.
+// A kind says what an error of the database means for its statement.
 type kind uint8
 
 const (
@@ -22,7 +22,7 @@ const (
 	later                 // it did nothing, and may succeed later
 )
 
-// A verdict is what an error means.
+// A verdict is the meaning of an error.
 type verdict struct {
 	kind   kind
 	reason string
@@ -145,7 +145,8 @@ func integer(v reflect.Value) (uint64, bool) {
 	return 0, false
 }
 
-// translate makes a driver's error of a database's. What is no definite verdict is unknown.
+// translate makes a driver's error of a database's. Any error that is no definite verdict is
+// unknown.
 func (c *call) translate(v verdict, err error) error {
 	b := c.b
 	refused := func(after time.Duration, reason string) error {

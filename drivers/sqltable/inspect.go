@@ -12,7 +12,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// inspect runs what an operator asks for.
+// inspect runs an operator's request.
 func (b *Backend) inspect(ctx context.Context, f func(*call) error) error {
 	end, err := b.begin()
 	if err != nil {
