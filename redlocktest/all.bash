@@ -16,6 +16,10 @@ modules with the race detector (and what is too slow for it, without), against r
 servers if they are installed. The end of the output says what was skipped and why, what
 failed, and how many. The exit status is 0 only if everything passed.
 
+If up to three tests failed, and say nothing but that an answer did not come in time, they
+are run once more with nothing beside them, and the end says so. What gave a wrong answer
+never is: two holders, a leak, another error, a data race.
+
   --install  first install the programs that are missing, with apt (and sudo) or brew.
              No service is started, and no apt source is changed. Without it the tests
              that need these programs are skipped; if CI is set they fail.
@@ -171,30 +175,46 @@ vulnerabilities() {
 }
 
 # run_tests FOLDERS FLAG... PACKAGE... makes one report about the tests of several
-# modules: gotestsum runs this script again, for go_test. Four packages at once, since
-# they wait more than they compute.
+# modules: gotestsum runs this script again, for go_test.
 run_tests() {
 	echo 1 >"$scratch/failed" # unless gotestsum says otherwise
-	go run "$gotestsum" --format=pkgname-and-test-fails --jsonfile-timing-events="$scratch/events" \
+	go run "$gotestsum" --format=pkgname-and-test-fails --jsonfile="$scratch/events" \
 		--post-run-command="sh -c 'echo \$TESTS_FAILED >$scratch/failed'" \
-		--raw-command -- "$BASH" redlocktest/all.bash --go-test "$@"
+		--raw-command -- "$BASH" redlocktest/all.bash --go-test "$@" && return
+	printf '\n== again, alone\n'
+	go run ./redlocktest/internal/again "$scratch/events" ${flags[@]+"${flags[@]}"} | tee "$scratch/alone" || return
+	echo 0 >"$scratch/failed"
 }
 
+# go_test: the nested modules' tests run beside those of the main module, and after them,
+# at low priority, what computes for minutes under the race detector and skips itself or
+# much of itself there. Four packages at once, since they wait more than they compute.
 go_test() {
-	local folder folders=$1 status=0
+	local folders=$1 status=0
 	shift
+	if [ "$folders" = . ]; then
+		go test -json -p=4 "$@"
+		return
+	fi
+	nested "$@" >"$scratch/nested" &
+	go test -json -p=4 "${@:1:$#-1}" ./drivers/redlock ./... || status=1 # the one that takes longest begins first
+	wait $! || status=1
+	cat "$scratch/nested" # not before: lines would be mixed
+	return $status
+}
+
+nested() {
+	local folder status=0
 	for folder in $folders; do
-		if [ "$folder ${*: -1}" = ". ./..." ]; then # the package that takes longest begins first
-			go test -json -p=4 "${@:1:$#-1}" ./drivers/redlock ./... || status=1
-			# Parts of these would take minutes under the race detector, and skip themselves there.
-			case " $* " in
-			*" -run"* | *" -short"*) ;;
-			*" -race "*) go test -json -run='^TestEveryPartIsMissed$' ./drivers/redlock || status=1 ;;
-			esac
-		else
-			(cd "$folder" && go test -json -p=4 "$@") || status=1
-		fi
+		[ "$folder" = . ] || (cd "$folder" && go test -json -p=4 "$@") || status=1
 	done
+	case " $* " in
+	*" -run"* | *" -short"*) return $status ;;
+	*" -race "*) ;;
+	*) return $status ;;
+	esac
+	nice go test -json -run='^(TestEveryPartIsMissed|TestSimulation|TestEveryOrderOfEvents)$' ./drivers/redlock || status=1
+	go test -json -run='^TestConformanceOnRealServers$/^[14]$' ./drivers/redlock || status=1
 	return $status
 }
 
@@ -220,6 +240,7 @@ main() {
 		esac
 	done
 	command -v go >/dev/null || { say "all.bash: needs Go, see https://go.dev/dl" >&2; return 1; }
+	export scratch # for go_test
 	scratch=$(mktemp -d "${TMPDIR:-/tmp}/redlock-all.XXXXXX") || return 1
 	trap '[ -z "$policy" ] || as_root rm -f "$policy"; rm -rf "$scratch"' EXIT
 	lack=$(missing program)
@@ -243,6 +264,7 @@ main() {
 	[ ${#packages[@]} -gt 0 ] || packages=(./...)
 	try "go test" run_tests "$where" ${flags[@]+"${flags[@]}"} "${packages[@]}"
 	printf '\n== result\n%s\n' "${failed:+FAILED: }${failed:-ok}"
+	[ ! -s "$scratch/alone" ] || [ -n "$failed" ] || grep ' TESTS RAN OUT OF TIME ' "$scratch/alone"
 	say "$(count pass) passed, $((checks + $(cat "$scratch/failed"))) failed, $(count skip) skipped"
 	[ -z "$failed" ]
 }

@@ -74,7 +74,11 @@ func TestProcessesHandTheLockOver(t *testing.T) {
 		t.Skip("short")
 	}
 	c := start(t, 5, "redis")
-	for _, n := range redlock.Crowds {
+	crowds := []int{2, 8, 32, 128}
+	if redlock.Race {
+		crowds = crowds[:3] // each process needs a hundred megabytes
+	}
+	for _, n := range crowds {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			holds := contest(t, c.url(false), n, 3*time.Second)
 			slices.SortFunc(holds, func(a, b hold) int { return int(a.got - b.got) })

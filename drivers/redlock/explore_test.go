@@ -937,7 +937,9 @@ func bounded() int {
 	switch {
 	case *exploreLong:
 		return 20000000
-	case testing.Short(), mostBudget < 1<<30: // the race detector has nothing to find here, and takes ten times longer
+	case Race:
+		return 1000
+	case testing.Short():
 		return 10000
 	}
 	return 65000

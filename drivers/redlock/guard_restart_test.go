@@ -21,7 +21,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-var restartTrials = flag.Int("redlock.restarts", 300, "how many locks are held while nodes restart, for each way in which they forget")
+var restartTrials = flag.Int("redlock.restarts", 150, "how many locks are held while nodes restart, for each way in which they forget (300 were run many times)")
 
 // guardLimit bounds what takes as long as it takes.
 const guardLimit = time.Minute

@@ -166,8 +166,11 @@ func TestConformanceOnRealServers(t *testing.T) {
 		schemes []string
 	}{{1, []string{"valkey"}}, {3, mixed}, {4, []string{"redis"}}, {5, mixed}} {
 		t.Run(fmt.Sprintf("%d/%s", c.n, strings.Join(c.schemes, "+")), func(t *testing.T) {
-			if testing.Short() && c.n != 3 {
+			switch {
+			case testing.Short() && c.n != 3:
 				t.Skip("short")
+			case redlock.Race && (c.n == 1 || c.n == 4):
+				t.Skip("all.bash runs this one without the race detector")
 			}
 			redlocktest.Run(t, start(t, c.n, c.schemes...).harness())
 		})

@@ -2,10 +2,5 @@
 
 package redlock
 
-// Of each kind: together more than ten thousand.
-const defaultSchedules = 1050
-
-const mostBudget = 1 << 30
-
-// Crowds are how many processes compete for one key.
-var Crowds = []int{2, 8, 32, 128}
+// Race reports whether the race detector runs.
+const Race = false
