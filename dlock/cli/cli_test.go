@@ -257,7 +257,8 @@ func (w *world) want(code int, args ...string) (stdout, stderr string) {
 	var got int
 	for end := time.Now().Add(patient); ; {
 		got, stdout, stderr = w.run(args...)
-		if got == code && code != exitUnavailable || !late.MatchString(stderr) || time.Now().After(end) {
+		answered := !late.MatchString(stdout) && (!late.MatchString(stderr) || got == code && code != exitUnavailable)
+		if answered || time.Now().After(end) {
 			break
 		}
 	}
