@@ -162,8 +162,8 @@ func permanent(err error) bool {
 	return errors.As(err, &r) && r.RetryAfter <= 0
 }
 
-// contextErr is ctx.Err, but knows of a deadline before the context's timer does: a
-// driver may have looked at the clock.
+// contextErr is ctx.Err, but also sees a deadline that has passed before the context's
+// timer fired: a driver may have looked at the clock.
 func contextErr(ctx context.Context) error {
 	err := ctx.Err()
 	if deadline, ok := ctx.Deadline(); err == nil && ok && !time.Now().Before(deadline) {

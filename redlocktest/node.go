@@ -71,7 +71,7 @@ func nodeFloor(r *run) {
 	r.release(next)
 }
 
-// nodeFloorClamped: one client's bad clock must not poison the counters.
+// nodeFloorClamped: one client's wrong clock must not push the counters ahead.
 func nodeFloorClamped(r *run) {
 	for _, ahead := range []uint64{uint64(time.Hour / time.Microsecond), driver.MaxFence} {
 		floor := min(r.serverClock()+ahead, driver.MaxFence)

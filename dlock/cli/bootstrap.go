@@ -14,7 +14,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// bootstrapTimeout bounds what is asked of the servers.
+// bootstrapTimeout bounds the requests to the servers.
 const bootstrapTimeout = 30 * time.Second
 
 func newBootstrap() *cobra.Command {
@@ -23,7 +23,7 @@ func newBootstrap() *cobra.Command {
 	var sql bool
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
-		Short: "State that the servers of the locks are new; show or change what they hold clients to",
+		Short: "State that the servers of the locks are new; show or change their terms",
 		Long: `State that the servers of the locks are new, so that their restart guard does not keep
 them out: a server that has no memory of locks may have lost it, and otherwise does not
 vote until every lock that it may have forgotten has ended. All servers have to answer, and none
@@ -96,7 +96,7 @@ func printSetup(out io.Writer, url string) error {
 	return err
 }
 
-// statement is what the flags say.
+// statement returns the statement of the flags.
 type statement struct{ nodes, terms, dryRun bool }
 
 func (s statement) bootstrap() *driver.Bootstrap {
@@ -110,7 +110,7 @@ func (s statement) bootstrap() *driver.Bootstrap {
 	return b
 }
 
-// bootstrap makes the statement, and writes what it means and what was done on each server.
+// bootstrap makes the statement, and writes its meaning and the outcome on each server.
 func bootstrap(ctx context.Context, out io.Writer, url string, say statement) error {
 	c, err := dlock.OpenURL(url, dlock.WithLogger(nil)) // the outcome says it
 	if err != nil {
@@ -149,7 +149,7 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 	return nil
 }
 
-// show writes what each server remembers, and what was done there.
+// show writes what each server remembers, and the outcome there.
 func show(out io.Writer, r *driver.MemoryReport, say statement) {
 	if r.Nodes == nil {
 		fmt.Fprintln(out, remembers(r))
@@ -172,7 +172,7 @@ func show(out io.Writer, r *driver.MemoryReport, say statement) {
 	}
 }
 
-// remembers says what one server remembered.
+// remembers describes what one server remembered.
 func remembers(r *driver.MemoryReport) string {
 	s := r.Memory.String()
 	if r.Terms == nil {

@@ -232,7 +232,7 @@ var (
 	badFlag  = regexp.MustCompile(`(?s)^unknown (?:flag:|shorthand flag: '.*' in) (--?([a-z-]+))$`)
 )
 
-// flagError tells what is wrong with a flag without quoting its value, which may be a
+// flagError describes a wrong flag without quoting its value, which may be a
 // misplaced password.
 func flagError(cmd *cobra.Command, err error) error {
 	text := err.Error()
@@ -262,7 +262,7 @@ func oneLine(s string) string {
 	return strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " ")
 }
 
-// waitingHelps reports whether what failed may work later, as it is.
+// waitingHelps reports whether the same call may succeed later.
 func waitingHelps(err error) bool {
 	var refused *dlock.RefusedError
 	return !errors.As(err, &refused) || refused.RetryAfter > 0
@@ -271,7 +271,7 @@ func waitingHelps(err error) bool {
 // asFlags calls the options of package dlock by the flags that set them.
 var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithMode", "--shared")
 
-// exitErrorOf returns what an error of package dlock ends the program with.
+// exitErrorOf returns the exit code and the message for an error of package dlock.
 func exitErrorOf(err error) *exitError {
 	if errors.Is(err, dlock.ErrInvalid) {
 		return &exitError{exitUsage, asFlags.Replace(err.Error())}

@@ -107,7 +107,7 @@ func gravest(found []dlock.Diagnostic) (most dlock.Severity) {
 
 var severityColors = map[dlock.Severity]color{dlock.SeverityUnsafe: red, dlock.SeverityWarning: yellow, dlock.SeverityNote: faint}
 
-// write writes what is wrong, each with its remedy, then the notes as a table, then a count.
+// write writes the warnings, each with its remedy, then the notes as a table, then a count.
 func (d *doctorCommand) write(w io.Writer, found []dlock.Diagnostic, where string) {
 	colors, counts := d.colors(), map[dlock.Severity]int{}
 	paint := func(c color, s string) string {

@@ -10,7 +10,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 )
 
-// form is how the URLs of a driver look, and one that can be opened to see what it is.
+// form is the form of a driver's URLs, and an example that can be opened to get its features.
 type form struct{ text, sample string }
 
 // forms are those of the drivers of this module; another's are "name://…".

@@ -59,12 +59,12 @@ run).
 	f.Var(&j.maxHold, "max-hold", "stop leading after this long, and stand in line again")
 	f.BoolVar(&j.noWait, "no-wait-children", false, "resign when the command ends, even if it leaves processes behind")
 	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the leader (default host/pid)")
-	f.BoolVar(&observe, "observe", false, "do not lead; print who does")
+	f.BoolVar(&observe, "observe", false, "do not lead; print the leader")
 	f.BoolVar(&j.verbose, "verbose", false, "say on stderr where dlock locks and what happens")
 	return cmd
 }
 
-// observeLeader prints who holds key, and each change, until a signal ends it.
+// observeLeader prints the holder of key, and each change, until a signal ends it.
 func observeLeader(cmd *cobra.Command, url, key string) error {
 	c, ctx, done, err := operator(cmd, url)
 	if err != nil {

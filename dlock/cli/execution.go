@@ -21,7 +21,7 @@ import (
 // before we do it ourselves.
 const forceAfter = 100 * time.Millisecond
 
-// lookupTimeout bounds the question of who holds a lock that was lost.
+// lookupTimeout bounds the search for the new holder of a lock that was lost.
 const lookupTimeout = 2 * time.Second
 
 // hold runs the command under the lease. again: the lease was lost, and nobody but that
@@ -55,7 +55,7 @@ type execution struct {
 	lock   *os.File // the lock's, for the command to inherit; nil: there is none
 	guard  *guardProcess
 	term   terminal
-	last   report // what the supervisor said, taken together
+	last   report // all reports of the supervisor, joined
 	lost   error  // why the lease ended; nil: it has not
 	forced bool
 	ending bool // a signal to end was passed on
@@ -129,7 +129,7 @@ func (h *execution) watch() {
 	}
 }
 
-// handle takes in what the supervisor says.
+// handle takes in a report of the supervisor.
 func (h *execution) handle(r report) {
 	switch {
 	case r.Pid != 0:
@@ -175,7 +175,7 @@ func (h *execution) why() string {
 	return fmt.Sprintf("the lease of %q is about to end, since it cannot be renewed (check the backend)%s", h.key, cause)
 }
 
-// successor says who holds the lock that was lost, if that is known.
+// successor names the new holder of a lock that was lost, if it is known.
 func (h *execution) successor() string {
 	inspector, ok := h.client.Inspector()
 	if !ok || h.lease.Slot() > 0 { // another slot's lock has another name
@@ -253,7 +253,7 @@ func earlier(a, b time.Duration) time.Duration {
 	return a
 }
 
-// result is what the run comes to.
+// result is the outcome of the run, as an error.
 func (h *execution) result() error {
 	r := &h.last
 	if r.Survivors != "" {
@@ -290,13 +290,13 @@ func (h *execution) giveBack() (lost bool) {
 		return false // the lock ends with its TTL, and no sooner
 	}
 	if h.lost != nil || h.last.Killed {
-		_ = h.lease.Unlock() // to give back what may be left of it; the loss was told
+		_ = h.lease.Unlock() // to give back the rest of it, if any; the loss was reported
 		return false
 	}
 	return h.release()
 }
 
-// release gives the lock back. What fails is told; the command's exit code stands,
+// release gives the lock back. A failure is reported; the command's exit code stands,
 // unless the lock turns out to have been lost.
 func (h *execution) release() (lost bool) {
 	err := h.lease.Unlock()
@@ -312,7 +312,7 @@ func (h *execution) release() (lost bool) {
 	return false
 }
 
-// detach leaves the lock to those who have inherited its descriptor.
+// detach leaves the lock to the processes that inherited its descriptor.
 func (h *execution) detach() (ok bool) {
 	if h.lock == nil {
 		return false
@@ -333,7 +333,7 @@ func (h *execution) lingerAtLeast() {
 	}
 }
 
-// What the command finds in its environment.
+// The variables in the command's environment.
 const (
 	envKey      = "DLOCK_KEY"
 	envKeys     = "DLOCK_KEYS" // of all dlock runs around it, escaped

@@ -93,7 +93,7 @@ func startTree(c *console, argv, env []string) (*processTree, *exitError) {
 	return f, nil
 }
 
-// signal can do nothing but kill here, which is not what is asked for.
+// signal can only kill here, and the caller asks for something else.
 func (t *processTree) signal(syscall.Signal) {}
 
 func (t *processTree) kill() { _ = t.process.Kill() } // it may have ended

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardName is what the guard is called in a list of processes. A program that is
+// guardName is the guard's name in a list of processes. A program that is
 // started under it is one.
 const guardName = "dlock-guard"
 
@@ -256,7 +256,7 @@ func writeOrders(f *os.File, orders <-chan order) {
 	}
 }
 
-// wait waits for the guard's end. If it was killed, what it watched over is killed too.
+// wait waits for the guard's end. If it was killed, its command and all children are killed too.
 func (w *guardProcess) wait() {
 	_ = w.cmd.Wait() // the state tells
 	if !w.cmd.ProcessState.Success() {
@@ -271,14 +271,14 @@ func (w *guardProcess) abandon() {
 	w.killAll()
 }
 
-// killAll kills what the guard watched over.
+// killAll kills the command and all its children.
 func (w *guardProcess) killAll() {
 	if left := killAll(w.pid); left != "" {
 		w.printf("could not be killed: %s: end them before anything else runs under this key", left)
 	}
 }
 
-// processTree is the command and what it has started.
+// processTree is the command and all processes that it started.
 type processTree struct {
 	pid     int // the command's, and its group's
 	ended   bool

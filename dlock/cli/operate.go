@@ -18,7 +18,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 )
 
-// What the commands for operators have in common: status, unlock and doctor.
+// This file has the common parts of the commands for operators: status, unlock and doctor.
 
 // operatorTimeout bounds one look at the servers.
 const operatorTimeout = 30 * time.Second
@@ -62,7 +62,7 @@ const completionTimeout = 2 * time.Second
 // mostCompletions bounds such a list.
 const mostCompletions = 200
 
-// completeKeys are the keys that are held. What fails completes nothing.
+// completeKeys are the keys that are held; none on an error.
 func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 	const nothing = cobra.ShellCompDirectiveNoFileComp
 	if len(args) > 0 && cmd.Name() != "status" {
@@ -259,7 +259,8 @@ func holders(all []dlock.Holder) string {
 	return strings.Join(names, ", ")
 }
 
-// operatorError is what an error of a look, or of taking a lock away, ends the program with.
+// operatorError returns the exit code and the message for an error of a look, or of taking a
+// lock away.
 func operatorError(err error) error {
 	var f *exitError
 	switch {

@@ -34,7 +34,7 @@ type job struct {
 	shared   bool
 	slots    slotsFlag
 	elect    bool         // "dlock elect": campaign again after a loss
-	conflict exitCodeFlag // what a held lock exits with
+	conflict exitCodeFlag // the exit code if the lock is held
 	noWait   bool         // for what the command leaves behind
 	label    string
 	verbose  bool
@@ -205,7 +205,7 @@ func notify(c chan os.Signal, signals []os.Signal) {
 
 func (j *job) options(ttlGiven bool) []dlock.Option {
 	o := []dlock.Option{
-		dlock.WithLogger(nil), // what matters is told by the hooks, in one line each
+		dlock.WithLogger(nil), // the hooks report everything that matters, in one line each
 		dlock.WithHooks(j.hooks()),
 		dlock.WithMinHold(time.Duration(j.atLeast)),
 		dlock.WithMaxHold(time.Duration(j.maxHold)),
@@ -286,7 +286,7 @@ func (j *job) exitErrorOf(err error) error {
 	return e
 }
 
-// close ends the client: on a session backend it waits for what is left of --at-least.
+// close ends the client: on a session backend it waits for the rest of --at-least.
 // A signal then ends us, and the wait.
 func (j *job) close() {
 	if j.signals != nil {
@@ -304,7 +304,7 @@ func (j *job) verbosef(format string, args ...any) {
 	}
 }
 
-// hooks tell what happens.
+// hooks report events on stderr.
 func (j *job) hooks() dlock.Hooks {
 	return dlock.Hooks{
 		Attempt: func(ctx context.Context, e dlock.Event) {

@@ -96,7 +96,7 @@ func (s *statusCommand) run(cmd *cobra.Command, keys []string) error {
 	}
 }
 
-// look looks once, and writes what it saw.
+// look looks once, and writes the states.
 func (s *statusCommand) look(ctx context.Context, out io.Writer, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
 	defer cancel()
@@ -262,7 +262,7 @@ func writeQueue(w io.Writer, state *dlock.State, now time.Time, colors bool) {
 	t.write(w, "  ", colors)
 }
 
-// The JSON of a state. Durations are seconds; what is unknown is left out.
+// The JSON of a state. Durations are in seconds; unknown values are left out.
 type (
 	stateJSON struct {
 		Key      string       `json:"key"`

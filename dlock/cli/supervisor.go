@@ -11,8 +11,8 @@ import (
 // that the command dies if dlock is killed, and is stopped in time if dlock hangs or is
 // stopped itself.
 
-// deadlines are what the supervisor looks up whenever it wakes. Both processes share
-// them: they are no messages, which a process that was stopped would read too late. Each
+// The supervisor reads the deadlines whenever it wakes. Both processes share them in
+// memory: a process that was stopped would read messages too late. Each
 // is an instant on the machine's clock; zero: never.
 type deadlines struct {
 	term, kill atomic.Int64 // when SIGTERM and SIGKILL are sent
@@ -30,13 +30,13 @@ func (d *deadlines) get() (term, kill time.Duration) {
 	return time.Duration(d.term.Load()), time.Duration(d.kill.Load())
 }
 
-// An order tells the supervisor what to do.
+// An order to the supervisor.
 type order struct {
 	Signal int  // passed on to the command
 	End    bool // kill everything now
 }
 
-// A report tells what happened; one thing each.
+// A report of the supervisor, about one event.
 type report struct {
 	Pid       int    // the command runs
 	Failed    string // it could not be started, and why
@@ -56,7 +56,7 @@ const (
 	clockInterval = 250 * time.Millisecond // between two looks at the clock, in case the machine sleeps
 	killInterval  = 5 * time.Millisecond
 	killTimeout   = 10 * time.Second
-	leftNotice    = 2 * time.Second // how long to wait in silence for what the command left behind
+	leftNotice    = 2 * time.Second // how long to wait in silence for processes that the command left behind
 )
 
 // supervisor is the state of one.
@@ -128,7 +128,7 @@ func (s *supervisor) end() {
 	s.say(report{Killed: true})
 }
 
-// look does what is due, and reports whether there is anything left to watch.
+// look takes the actions that are due, and reports whether there is anything left to watch.
 func (s *supervisor) look() bool {
 	now := machineNow()
 	term, kill := s.times.get()

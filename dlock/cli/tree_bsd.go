@@ -29,8 +29,8 @@ func (t *processTree) polled() bool { return t.ended }
 // counts as none.
 func (t *processTree) othersLeft() bool { return syscall.Kill(-t.pid, 0) == nil }
 
-// orphan has nothing to do: what the command left behind has no parent any more, and the
-// kernel hangs up what is stopped.
+// orphan has nothing to do: processes that the command left behind have no parent any more, and
+// the kernel hangs up those that are stopped.
 func (t *processTree) orphan(syscall.Signal) {}
 
 func deadlinesFile() (*os.File, error) { return temporaryFile() }
@@ -39,7 +39,7 @@ func (t *processTree) names() string { return fmt.Sprintf("process group %d", t.
 
 func signalRest(group int, s syscall.Signal) { _ = syscall.Kill(-group, s) }
 
-// killAll kills the group, and returns what could not be killed.
+// killAll kills the group, and returns the processes that it could not kill.
 func killAll(group int) (left string) {
 	if group == 0 {
 		return ""

@@ -19,7 +19,7 @@ const allSeen = true
 // becomeReaper makes this process the parent of every descendant whose own has ended.
 func becomeReaper() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } // since Linux 3.4
 
-// setName changes what a list of processes shows, which is for people.
+// setName changes the name in a list of processes, for people.
 func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
 
 // ownPath is this very program, even if its file has been replaced by now.

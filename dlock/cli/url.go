@@ -17,8 +17,8 @@ const (
 )
 
 // chooseURL returns the backend's URL: the flag's, else the environment's, else that in
-// the file that the environment names, else the default. What is set and empty is a
-// variable that somebody forgot to fill, and no reason to lock somewhere else.
+// the file that the environment names, else the default. A variable that is set
+// and empty is an error: somebody forgot to fill it, and a lock elsewhere would exclude nobody.
 func chooseURL(flag string, given bool) (string, error) {
 	if given {
 		if flag == "" {

@@ -6,7 +6,7 @@
 //		gocronlock.NewLocker(locks, dlock.WithMinHold(10*time.Second))))
 //
 // With a locker every job has a lock of its own, and any host runs it. With an elector one host
-// runs all jobs, until it fails. It is a module of its own: only who imports it depends on gocron.
+// runs all jobs, until it fails. It is a module of its own: only programs that import it depend on gocron.
 package gocronlock
 
 import (

@@ -1,11 +1,11 @@
-// Package otellock tells OpenTelemetry what a dlock client does: spans for Lock, TryLock, Unlock
+// Package otellock reports a dlock client to OpenTelemetry: spans for Lock, TryLock, Unlock
 // and renewals, and metrics.
 //
 //	telemetry, err := otellock.New()
 //	locks, err := dlock.OpenURL(url, dlock.WithHooks(telemetry.Hooks()))
 //	err = telemetry.Observe(locks)
 //
-// It is a module of its own: only who imports it depends on OpenTelemetry.
+// It is a module of its own: only programs that import it depend on OpenTelemetry.
 //
 // # Spans
 //

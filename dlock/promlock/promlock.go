@@ -1,11 +1,11 @@
-// Package promlock shows Prometheus what dlock clients do: a collector over their Stats and hooks.
+// Package promlock reports dlock clients to Prometheus: a collector over their Stats and hooks.
 //
 //	metrics := promlock.New(nil)
 //	prometheus.MustRegister(metrics)
 //	locks, err := dlock.OpenURL(url, dlock.WithHooks(metrics.Hooks()))
 //	metrics.Add(locks)
 //
-// It is a module of its own: only who imports it depends on Prometheus. The file grafana.json
+// It is a module of its own: only programs that import it depend on Prometheus. The file grafana.json
 // beside it is a dashboard of these metrics.
 //
 //	dlock_held                       gauge      leases that are held
@@ -21,7 +21,7 @@
 //	dlock_node_failures_total        counter    by node: requests of a quorum that failed there
 //	dlock_wait_seconds               histogram  from the call of Lock to the lease, or to the failure
 //	dlock_hold_seconds               histogram  from the grant to the release or loss
-//	dlock_renewal_margin_seconds     histogram  what was left of a lease when it was renewed
+//	dlock_renewal_margin_seconds     histogram  the time left of a lease when it was renewed
 //
 // No metric has a key as label, since keys are without bound, unless Options.Class maps keys to a
 // few classes.
@@ -38,7 +38,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 )
 
-// Options are what New can be told. The zero Options are the defaults.
+// Options are the settings of New. The zero Options are the defaults.
 type Options struct {
 	// Class adds the label "class" to the histograms of waiting and holding: what it returns for a
 	// key. It must return few different values, and be safe for concurrent use.
@@ -171,7 +171,7 @@ func (c *Collector) Hooks() dlock.Hooks {
 		Renewed:  func(_ context.Context, e dlock.Event) { c.renewed(e) },
 		Lost:     func(_ context.Context, e dlock.Event) { c.ended(e) },
 		Released: func(_ context.Context, e dlock.Event) {
-			if !errors.Is(e.Err, dlock.ErrLost) { // Lost told of that one
+			if !errors.Is(e.Err, dlock.ErrLost) { // the Lost hook counts that one
 				c.ended(e)
 			}
 		},

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Action is what happens to a connection.
+// Action is applied to a connection.
 type Action int
 
 const (

@@ -120,7 +120,7 @@ func (p *Proxy) attend(l net.Listener) {
 	go p.accept(l)
 }
 
-// Addr returns what clients connect to: "127.0.0.1:port", or the path of a unix socket.
+// Addr returns the address for clients: "127.0.0.1:port", or the path of a unix socket.
 func (p *Proxy) Addr() string { return p.addr }
 
 // Stats are counts since the start. Bytes are counted before they are forwarded: what

@@ -10,8 +10,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// What a call fails with where a test has no error of its own. They are no verdicts:
-// to the caller the outcome is unknown.
+// The errors of calls for which a test has no error of its own. They are no verdicts: to the
+// caller the outcome is unknown.
 var (
 	ErrNotSent   = errors.New("fault: the request was not sent")
 	ErrReplyLost = errors.New("fault: the reply was lost")
@@ -38,7 +38,7 @@ func (o Op) String() string {
 	return [...]string{"acquire", "renew", "release", "watch"}[o]
 }
 
-// A Fault is what goes wrong with one call. Its parts happen in this order; the zero
+// A Fault describes the failure of one call. Its parts happen in this order; the zero
 // Fault is a call that goes well.
 type Fault struct {
 	// Delay is how late the call reaches the backend. If ctx ends before, it never
@@ -74,7 +74,7 @@ type Call struct {
 	_ struct{}
 }
 
-// A Script says what goes wrong with the calls to the backends that it was wrapped
+// A Script decides which calls fail, and how, of the backends that it was wrapped
 // around. The zero Script lets everything go well. Its methods are safe for concurrent
 // use.
 type Script struct {
@@ -109,7 +109,7 @@ func (s *Script) Decide(f func(Call) Fault) {
 	s.decide = f
 }
 
-// Heal forgets all faults, and lets what hangs return, with ErrHung.
+// Heal forgets all faults. Calls that hang return ErrHung.
 func (s *Script) Heal() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -45,7 +45,7 @@ var clockLibrary = sync.OnceValues(func() (_ []byte, err error) {
 	return os.ReadFile(library)
 })
 
-// compiler returns the command of the C compiler: $CC, or what is there.
+// compiler returns the command of the C compiler: $CC, or the first one that is installed.
 func compiler() ([]string, error) {
 	if cc := strings.Fields(os.Getenv("CC")); len(cc) > 0 {
 		return cc, nil
@@ -65,7 +65,7 @@ const (
 	clockVariable    = "REDLOCKTEST_CLOCK"
 )
 
-// clockFile is what clock/clock.c maps.
+// clockFile is the file that clock/clock.c maps.
 type clockFile struct{ offset, loaded int64 }
 
 // makeClock writes those files; a clock that is there stays as it was set.
@@ -84,7 +84,7 @@ func (s *Server) makeClock() error {
 	return errors.Join(f.Truncate(int64(unsafe.Sizeof(clockFile{}))), f.Close())
 }
 
-// withClock puts what loads the clock before a command.
+// withClock puts the program that loads the clock before a command.
 func (s *Server) withClock(argv []string) ([]string, error) {
 	// From now on it shows whether the process about to start has loaded it.
 	if err := s.mapClock(func(c *clockFile) { atomic.StoreInt64(&c.loaded, 0) }); err != nil {

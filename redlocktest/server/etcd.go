@@ -18,8 +18,8 @@ import (
 // etcd is the flavour of a member of an etcd cluster.
 type etcd struct{}
 
-// StartEtcd starts an etcd cluster of so many members, and returns when all of them serve.
-// A member that was killed starts again with what it had stored. To forget everything, kill
+// StartEtcd starts an etcd cluster of this many members, and returns when all of them serve.
+// A member that was killed starts again with its stored data. To forget everything, kill
 // all members and call Group.RestartEmpty.
 func StartEtcd(ctx context.Context, members int, cfg Config) (*Group, error) {
 	cfg.Kind = KindEtcd
@@ -125,7 +125,7 @@ func (g *Group) Start() error {
 	})
 }
 
-// RestartEmpty kills all nodes and starts them again without what they had stored.
+// RestartEmpty kills all nodes and starts them again without their stored data.
 func (g *Group) RestartEmpty() error {
 	if err := g.Kill(); err != nil {
 		return err

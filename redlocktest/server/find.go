@@ -26,7 +26,7 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("needs %s (package %s): run redlocktest/all.bash --install", e.Program, e.Package)
 }
 
-// packages are what the programs are in, on Debian and Ubuntu.
+// packages are the packages of the programs, on Debian and Ubuntu.
 func (k Kind) pkg() string {
 	switch k {
 	case KindPostgres:
@@ -88,7 +88,7 @@ func majorVersion(path string) int {
 
 var versions sync.Map // by the program's path
 
-// version returns what a program answers to --version, "" if it fails. It runs once in the
+// version returns a program's answer to --version, "" if it fails. It runs once in the
 // life of this process: tests start a hundred servers.
 func version(path string) string {
 	known, ok := versions.Load(path)
@@ -102,7 +102,7 @@ func version(path string) string {
 	return known.(string)
 }
 
-// output runs a program to its end and returns what it prints.
+// output runs a program to its end and returns its output.
 func output(path string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

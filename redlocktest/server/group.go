@@ -19,7 +19,7 @@ type Group struct {
 	Nodes []*Server
 	// Sentinels watch them; none in a Cluster.
 	Sentinels []*Server
-	// Name is what the sentinels call the primary; empty in a Cluster.
+	// Name is the primary's name among the sentinels; empty in a Cluster.
 	Name string
 }
 

@@ -19,7 +19,7 @@ const (
 	KindMariaDB   Kind = "mariadbd"
 )
 
-// Config says what server to start. The zero value of every field but Kind is a
+// Config describes the server to start. The zero value of every field but Kind is a
 // server for tests: without TLS, password and persistence.
 type Config struct {
 	Kind Kind
@@ -156,7 +156,7 @@ func WithAppendOnly(fsync string) Option {
 // WithSave makes the server write dumps, by rules such as "60 1".
 func WithSave(rules string) Option { return WithSetting("save", rules) }
 
-// WithMaxMemory bounds the server's memory, and what it evicts then: ("10mb", "noeviction").
+// WithMaxMemory sets the server's memory limit and eviction policy: ("10mb", "noeviction").
 func WithMaxMemory(limit, policy string) Option {
 	return func(c *Config) {
 		WithSetting("maxmemory", limit)(c)

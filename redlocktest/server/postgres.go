@@ -19,10 +19,10 @@ import (
 // postgres is the flavour of PostgreSQL.
 type postgres struct{}
 
-// Superuser is postgres' superuser, who needs no password.
+// Superuser is postgres' superuser. It needs no password.
 const Superuser = "postgres"
 
-// MariaDBSuperuser is mariadbd's superuser, who needs no password.
+// MariaDBSuperuser is mariadbd's superuser. It needs no password.
 const MariaDBSuperuser = "root"
 
 func (s *Server) dataDir() string { return filepath.Join(s.dir, "data") }
@@ -141,7 +141,7 @@ func initialize(folder string, kind Kind, initdb string) error {
 	if err := giveAway(folder, kind); err != nil {
 		return err
 	}
-	// Small segments of the log: it is most of what every server copies.
+	// Small segments of the log, because every new server copies them.
 	return runAs(kind, folder, initdb, "-D", folder, "-U", Superuser, "-A", "trust",
 		"-E", "UTF8", "--no-locale", "--no-sync", "--wal-segsize=1")
 }

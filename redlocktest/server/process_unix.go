@@ -181,7 +181,7 @@ func awaitGone(pids []int) {
 	}
 }
 
-// end kills the process, gently if it has to clean up what outlives it: postgres
+// end kills the process, gently if it must clean up data that outlives it: postgres
 // leaves shared memory behind otherwise.
 func (p *process) end(gently bool) error {
 	if !gently {
@@ -251,13 +251,13 @@ func newGuardian(folder string, gently bool) (*guardian, error) {
 	return &guardian{cmd: cmd, pipe: pipe}, nil
 }
 
-// add tells the guardian of a process to kill.
+// add gives the guardian another process to kill.
 func (g *guardian) add(pid int) error {
 	_, err := fmt.Fprintf(g.pipe, "add %d\n", pid)
 	return err
 }
 
-// drop tells it that a process is gone and its id somebody else's.
+// drop takes a process that has ended off the guardian's list: its id may be another's by now.
 func (g *guardian) drop(pid int) {
 	// If the guardian is gone there is nobody left to tell.
 	_, _ = fmt.Fprintf(g.pipe, "drop %d\n", pid)
@@ -282,7 +282,7 @@ func asRoot(kind Kind) bool {
 	return os.Geteuid() == 0 && (kind == KindPostgres || kind == KindPgBouncer)
 }
 
-// credential returns who runs a server; nil: we.
+// credential returns the user that runs a server; nil: our own.
 func credential(kind Kind) (*syscall.Credential, error) {
 	if !asRoot(kind) {
 		return nil, nil
@@ -305,7 +305,7 @@ func credential(kind Kind) (*syscall.Credential, error) {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 }
 
-// giveAway makes a folder, and all that is in it, belong to who runs the server.
+// giveAway gives a folder, with everything in it, to the user that runs the server.
 func giveAway(dir string, kind Kind) error {
 	who, err := credential(kind)
 	if who == nil || err != nil {
@@ -341,7 +341,7 @@ func descendants(pid int) []int {
 	return found[1:]
 }
 
-// runner returns who runs a kind of server, as a user's id.
+// runner returns the id of the user that runs a kind of server.
 func runner(kind Kind) (string, error) {
 	who, err := credential(kind)
 	if err != nil {
@@ -363,7 +363,7 @@ func ownedBy(path, uid string) bool {
 	return ok && strconv.FormatUint(uint64(st.Uid), 10) == uid
 }
 
-// runAs runs a program to its end as who runs that kind of server.
+// runAs runs a program to its end, as the user that runs that kind of server.
 func runAs(kind Kind, dir string, argv ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

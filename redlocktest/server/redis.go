@@ -58,7 +58,7 @@ func (s *Server) respCommand() ([]string, error) {
 	if _, err := os.Stat(file); err == nil && s.cfg.sentinel != "" && s.started {
 		return []string{s.binary, file, "--sentinel"}, nil
 	}
-	// Passwords are in the file, and so in no list of processes.
+	// Passwords are in the file, so that no list of processes shows them.
 	if err := os.WriteFile(file, []byte(s.respConfig()), 0o600); err != nil {
 		return nil, err
 	}
@@ -152,7 +152,7 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// ready asks the server who it is: another one may have got the port.
+// ready asks for the server's process: another server may have got the port.
 func (resp) ready(ctx context.Context, s *Server, p *process) error {
 	info, err := s.info(ctx)
 	switch {
@@ -210,7 +210,7 @@ func (s *Server) save() error {
 	}
 }
 
-// wipe removes what the server wrote, but for its log and its membership in a
+// wipe removes the server's data, but for its log and its membership in a
 // cluster. (A restart without memory does not set its clock either.)
 func (resp) wipe(s *Server) error {
 	keep := map[string]bool{"log": true, "nodes.conf": true, "ca.pem": true, "cert.pem": true, "key.pem": true,

@@ -52,17 +52,17 @@ type Server struct {
 	started bool // it has served before
 }
 
-// flavour is what a kind of server does in its own way.
+// flavour has the parts that differ between kinds of servers.
 type flavour interface {
 	// prepare fills the folder before the first start.
 	prepare(s *Server) error
-	// command returns the program and its arguments, and writes what they refer to.
+	// command returns the program and its arguments, and writes the files that they name.
 	command(s *Server) ([]string, error)
 	// ready returns nil as soon as this very process serves.
 	ready(ctx context.Context, s *Server, p *process) error
-	// stop asks for an orderly end, with what is in memory saved if save is set.
+	// stop asks for an orderly end; if save is set the server saves its memory.
 	stop(s *Server, p *process, save bool) error
-	// wipe removes what the server wrote.
+	// wipe removes the server's data.
 	wipe(s *Server) error
 	// url returns the address as a DSN.
 	url(s *Server, user, password string) string
@@ -203,7 +203,7 @@ func (s *Server) awaitReady(ctx context.Context, p *process) error {
 	}
 }
 
-// Kind returns what the server is.
+// Kind returns the server's kind.
 func (s *Server) Kind() Kind { return s.cfg.Kind }
 
 // Dir returns the server's folder.
@@ -244,7 +244,7 @@ func (s *Server) ClientCert() (cert, key string) {
 	return s.certs.certFile, s.certs.keyFile
 }
 
-// TLSConfig returns what a client needs to trust the server and to be trusted; nil
+// TLSConfig returns a client's settings to trust the server and to be trusted; nil
 // without TLS.
 func (s *Server) TLSConfig() *tls.Config {
 	if s.certs == nil {

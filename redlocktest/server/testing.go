@@ -23,14 +23,14 @@ func Valkey(t testing.TB, opts ...Option) *Server {
 }
 
 // Postgres starts a postgres of version 14 or newer for a test, as Redis does, with a
-// superuser "postgres" who needs no password. It runs as another user where the test
+// superuser "postgres" that needs no password. It runs as another user where the test
 // runs as root.
 func Postgres(t testing.TB, opts ...Option) *Server {
 	t.Helper()
 	return StartFor(t, KindPostgres, opts...)
 }
 
-// MariaDB starts a mariadbd for a test, as Redis does, with a superuser "root" who needs no
+// MariaDB starts a mariadbd for a test, as Redis does, with a superuser "root" that needs no
 // password, and a database "test".
 func MariaDB(t testing.TB, opts ...Option) *Server {
 	t.Helper()
@@ -38,7 +38,7 @@ func MariaDB(t testing.TB, opts ...Option) *Server {
 }
 
 // PgBouncer starts a pgbouncer for a test, as Postgres does, in front of pg; mode is
-// "session", "transaction" or "statement". Whoever comes is taken for the superuser.
+// "session", "transaction" or "statement". Every client is taken for the superuser.
 func PgBouncer(t testing.TB, pg *Server, mode string, opts ...Option) *Server {
 	t.Helper()
 	pool := func(c *Config) { c.PoolOf, c.PoolMode = pg, mode }
@@ -58,7 +58,7 @@ func Cluster(t testing.TB, kind Kind, opts ...Option) *Group {
 	return groupFor(t, StartCluster, kind, opts)
 }
 
-// Etcd starts an etcd cluster of so many members for a test, as Redis does.
+// Etcd starts an etcd cluster of this many members for a test, as Redis does.
 func Etcd(t testing.TB, members int, opts ...Option) *Group {
 	t.Helper()
 	start := func(ctx context.Context, cfg Config) (*Group, error) { return StartEtcd(ctx, members, cfg) }

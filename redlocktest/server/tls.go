@@ -81,7 +81,7 @@ func (c *certificates) copyTo(dir string) (*certificates, error) {
 	return copied, err
 }
 
-// makeClient makes what a client needs.
+// makeClient makes a client's certificate.
 func (c *certificates) makeClient(caDER []byte) error {
 	ca, err := x509.ParseCertificate(caDER)
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *certificates) makeClient(caDER []byte) error {
 	return nil
 }
 
-// template is what both certificates have in common. They are valid from an hour ago,
+// template has the common fields of both certificates. They are valid from an hour ago,
 // since a test may turn the clock back, and for a day.
 func template(name string, serial int64) *x509.Certificate {
 	now := time.Now()
