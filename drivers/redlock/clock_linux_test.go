@@ -240,7 +240,7 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	c := five(t)
 	began := time.Now()
 	r := c.stepping(0)
-	for r.counted < trials && r.trials < 2*trials && len(r.overlaps) == 0 {
+	for r.more(trials, began) {
 		r.thereAndBack()
 	}
 	t.Logf("%d steps in %v, %d of them with a lease that outlived the step: %d grants, %d of them after it, %d renewals",
@@ -257,11 +257,7 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	for off.trials < 20 || len(off.overlaps) == 0 && time.Since(began) < unprotected {
 		off.thereAndBack()
 	}
-	if len(off.overlaps) == 0 {
-		t.Errorf("without the agreement of clocks nothing happened in %d steps", off.trials)
-	} else {
-		t.Logf("without the agreement of clocks: %d overlaps in %d steps, the first is %v", len(off.overlaps), off.trials, off.overlaps[0])
-	}
+	off.happened("the agreement of clocks")
 }
 
 // A clock that jumps there and back within the life of a lease agrees again with the
@@ -338,23 +334,42 @@ func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
 	for _, guard := range []string{"1s", "off"} {
 		began := time.Now()
 		r := &stepping{cluster: c}
-		more := func() bool { return r.counted < trials && r.trials < 2*trials }
+		more := func() bool { return r.more(trials, began) }
 		if guard == "off" {
-			more = func() bool { return time.Since(began) < unprotected }
+			more = func() bool { return len(r.overlaps) == 0 && time.Since(began) < unprotected }
 		}
-		for len(r.overlaps) == 0 && more() {
+		for more() {
 			r.excursion(rand.IntN(5), clockStep(), guard)
 		}
 		t.Logf("guard %s: %d trials in %v, %d of them with a lease that outlived both steps: %d grants, %d of them after the first, %d renewals",
 			guard, r.trials, time.Since(began).Round(time.Millisecond), r.counted, r.grants, r.late, r.renewals)
 		switch {
-		case guard == "off" && len(r.overlaps) == 0:
-			t.Errorf("without the guard nothing happened in %d trials", r.trials)
-		case guard != "off" && len(r.overlaps) > 0:
+		case guard == "off":
+			r.happened("the guard")
+		case len(r.overlaps) > 0:
 			t.Errorf("two holders: %v", r.overlaps)
-		case guard != "off" && r.counted == 0:
+		case r.counted == 0:
 			t.Error("no lease outlived both steps of a clock: nothing was shown")
 		}
+	}
+}
+
+// more reports whether so many trials need another one. On a busy machine, where leases seldom
+// outlive a step, some have to do.
+func (r *stepping) more(trials int, began time.Time) bool {
+	return len(r.overlaps) == 0 && r.counted < trials && (r.trials < 2*trials || r.counted == 0 && time.Since(began) < unprotected)
+}
+
+// happened wants overlaps where a defence is taken out, unless the machine is too busy for any.
+func (r *stepping) happened(without string) {
+	r.t.Helper()
+	switch {
+	case len(r.overlaps) > 0:
+		r.t.Logf("without %s: %d overlaps in %d trials, the first is %v", without, len(r.overlaps), r.trials, r.overlaps[0])
+	case r.counted < 20:
+		r.t.Logf("without %s nothing happened: in %d of %d trials a lease outlived the steps, on so busy a machine", without, r.counted, r.trials)
+	default:
+		r.t.Errorf("without %s nothing happened in %d trials, in %d of which a lease outlived the steps", without, r.trials, r.counted)
 	}
 }
 

@@ -963,7 +963,7 @@ func TestSimulation(t *testing.T) {
 			if w != nil {
 				t.Fatalf("%v\nto run this schedule again: -run 'TestSimulation/%s' -redlock.seed=%d", w.problem, k.name, w.seed)
 			}
-			if grants.Load() < int64(*schedules) {
+			if grants.Load() < int64(*schedules)/2 {
 				t.Errorf("only %d grants in %d schedules: nothing was tried", grants.Load(), *schedules)
 			}
 			t.Logf("%d schedules, %d grants", *schedules, grants.Load())
