@@ -20,6 +20,10 @@
 // something failed: held, unavailable, lost, invalid, closed, canceled. Contention and a caller's
 // own cancellation are no errors of a span.
 //
+// A Lock and an Unlock on five nodes that are recorded take some 20 µs and 16 kB, of the SDK for the
+// most part; those that the sampler drops take 1 µs (BenchmarkHooks, BenchmarkFiveNodes). Where
+// thousands of locks are taken in a second, sample.
+//
 // # Metrics
 //
 //	dlock.operation.duration  s           histogram by dlock.operation (lock, trylock, renew, unlock) and error.type
@@ -36,6 +40,7 @@ package otellock
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -78,11 +83,17 @@ type Telemetry struct {
 
 	duration, hold metric.Float64Histogram
 	lost, failures metric.Int64Counter
+
+	mu     sync.RWMutex
+	series map[series][]metric.RecordOption // their attributes, which cost more to make than to find
 }
+
+// A series is what the attributes of a histogram are made of.
+type series struct{ class, operation, errorType string }
 
 // New returns a Telemetry. An error is one of the meter's, about an instrument.
 func New(opts ...Option) (*Telemetry, error) {
-	t := &Telemetry{tracer: otel.GetTracerProvider().Tracer(scope), meter: otel.GetMeterProvider().Meter(scope)}
+	t := &Telemetry{tracer: otel.GetTracerProvider().Tracer(scope), meter: otel.GetMeterProvider().Meter(scope), series: map[series][]metric.RecordOption{}}
 	for _, o := range opts {
 		o(t)
 	}
@@ -141,8 +152,14 @@ func spanOf(ctx context.Context) trace.Span {
 	return trace.SpanFromContext(context.Background()) // of no effect
 }
 
+var spanNames = map[string]string{"lock": "dlock.lock", "trylock": "dlock.trylock", "unlock": "dlock.unlock"}
+
 func (t *Telemetry) start(ctx context.Context, op dlock.Op) context.Context {
-	ctx, span := t.tracer.Start(ctx, "dlock."+op.Name)
+	name := spanNames[op.Name]
+	if name == "" {
+		name = "dlock." + op.Name
+	}
+	ctx, span := t.tracer.Start(ctx, name)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("dlock.key", op.Key))
 	}
@@ -202,15 +219,43 @@ func (t *Telemetry) leaseLost(ctx context.Context, e dlock.Event) {
 
 // record records a duration by operation and outcome.
 func (t *Telemetry) record(ctx context.Context, h metric.Float64Histogram, d time.Duration, e dlock.Event) {
-	attrs := append(t.classOf(e.Key), attribute.String("dlock.operation", e.Op))
+	of := series{operation: e.Op}
 	if e.Err != nil {
-		attrs = append(attrs, attribute.String("error.type", errorType(e.Err)))
+		of.errorType = errorType(e.Err)
 	}
-	h.Record(ctx, d.Seconds(), metric.WithAttributes(attrs...))
+	h.Record(ctx, d.Seconds(), t.attributes(of, e.Key)...)
 }
 
 func (t *Telemetry) recordHold(ctx context.Context, e dlock.Event) {
-	t.hold.Record(ctx, e.Held.Seconds(), metric.WithAttributes(t.classOf(e.Key)...))
+	t.hold.Record(ctx, e.Held.Seconds(), t.attributes(series{}, e.Key)...)
+}
+
+// attributes returns the attributes of a series, with the class of a key.
+func (t *Telemetry) attributes(of series, key string) []metric.RecordOption {
+	if t.class != nil {
+		of.class = t.class(key)
+	}
+	t.mu.RLock()
+	known := t.series[of]
+	t.mu.RUnlock()
+	if known != nil {
+		return known
+	}
+	var attrs []attribute.KeyValue
+	if t.class != nil {
+		attrs = append(attrs, attribute.String("dlock.key.class", of.class))
+	}
+	if of.operation != "" {
+		attrs = append(attrs, attribute.String("dlock.operation", of.operation))
+	}
+	if of.errorType != "" {
+		attrs = append(attrs, attribute.String("error.type", of.errorType))
+	}
+	made := []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attrs...))}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.series[of] = made
+	return made
 }
 
 // count counts the nodes of a quorum that failed.
@@ -234,13 +279,15 @@ func votes(span trace.Span, e dlock.Event) {
 	if !span.IsRecording() {
 		return
 	}
+	all := make([]attribute.KeyValue, 0, 4*len(e.Votes))
 	for i := range e.Votes {
 		v := &e.Votes[i]
-		attrs := []attribute.KeyValue{attribute.String("server.address", v.Node), attribute.Bool("dlock.granted", v.Granted), seconds("dlock.latency", v.Latency)}
+		begin := len(all)
+		all = append(all, attribute.String("server.address", v.Node), attribute.Bool("dlock.granted", v.Granted), seconds("dlock.latency", v.Latency))
 		if v.Err != nil {
-			attrs = append(attrs, attribute.String("error.type", errorType(v.Err)))
+			all = append(all, attribute.String("error.type", errorType(v.Err)))
 		}
-		span.AddEvent("vote", trace.WithAttributes(attrs...))
+		span.AddEvent("vote", trace.WithAttributes(all[begin:len(all):len(all)]...))
 	}
 }
 
@@ -251,19 +298,21 @@ func seconds(name string, d time.Duration) attribute.KeyValue {
 // finish ends a span.
 func finish(span trace.Span, e dlock.Event, opts ...trace.SpanEndOption) {
 	if span.IsRecording() {
+		attrs := make([]attribute.KeyValue, 0, 3)
 		if e.Fence > 0 {
-			span.SetAttributes(attribute.Int64("dlock.fence", int64(e.Fence))) // under 1<<53
+			attrs = append(attrs, attribute.Int64("dlock.fence", int64(e.Fence))) // under 1<<53
 		}
 		if e.Attempt > 0 {
-			span.SetAttributes(attribute.Int("dlock.attempts", e.Attempt))
+			attrs = append(attrs, attribute.Int("dlock.attempts", e.Attempt))
 		}
 		if e.Err != nil {
 			kind := errorType(e.Err)
-			span.SetAttributes(attribute.String("error.type", kind))
+			attrs = append(attrs, attribute.String("error.type", kind))
 			if kind != "held" && kind != "canceled" {
 				span.SetStatus(codes.Error, e.Err.Error())
 			}
 		}
+		span.SetAttributes(attrs...)
 	}
 	span.End(opts...)
 }

@@ -25,7 +25,6 @@ import (
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/drivers/redlock"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // recorded is what the SDK keeps in memory.
@@ -287,45 +286,5 @@ func TestSpansOfTheClientAreChildren(t *testing.T) {
 	}
 	if child := r.only("client"); child.Parent.SpanID() != r.only("dlock.lock").SpanContext.SpanID() {
 		t.Errorf("the client's span is a child of %v", child.Parent.SpanID())
-	}
-}
-
-// What it costs: five nodes, 64 goroutines.
-func BenchmarkFiveNodes(b *testing.B) {
-	for _, name := range []string{"without", "with"} {
-		b.Run(name, func(b *testing.B) {
-			url := "redlock:"
-			for range 5 {
-				url += server.Redis(b).URL() + ","
-			}
-			var opts []dlock.Option
-			if name == "with" {
-				exporter := tracetest.NewInMemoryExporter()
-				telemetry, err := otellock.New(otellock.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(0.01)), sdktrace.WithBatcher(exporter))),
-					otellock.WithMeterProvider(metric.NewMeterProvider(metric.WithReader(metric.NewManualReader()))))
-				if err != nil {
-					b.Fatal(err)
-				}
-				opts = append(opts, dlock.WithHooks(telemetry.Hooks()))
-			}
-			c, err := dlock.OpenURL(url+"bootstrap=true", opts...)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer c.Close() //nolint:errcheck // nothing is held
-			var n atomic.Int64
-			b.SetParallelism(32)
-			b.ResetTimer()
-			b.RunParallel(func(pb *testing.PB) {
-				key := fmt.Sprint("k", n.Add(1))
-				for pb.Next() {
-					l, err := c.Lock(b.Context(), key)
-					if err != nil {
-						b.Fatal(err)
-					}
-					_ = l.Unlock()
-				}
-			})
-		})
 	}
 }

@@ -59,6 +59,8 @@ type Collector struct {
 	hold     *prometheus.HistogramVec
 	margin   prometheus.Histogram
 	failures *prometheus.CounterVec
+	anyWait  prometheus.Observer // of all keys, without classes
+	anyHold  prometheus.Observer
 
 	mu      sync.Mutex
 	clients []*dlock.Client
@@ -102,6 +104,9 @@ func New(o *Options) *Collector {
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dlock_node_failures_total", Help: "Requests to a node of a quorum that failed otherwise than by contention.", ConstLabels: o.Labels,
 		}, []string{"node"}),
+	}
+	if c.class == nil {
+		c.anyWait, c.anyHold = c.wait.WithLabelValues(), c.hold.WithLabelValues()
 	}
 	add := func(kind prometheus.ValueType, name, help string, read func(*dlock.Stats) float64) {
 		c.stats = append(c.stats, stat{prometheus.NewDesc(name, help, nil, o.Labels), kind, read})
@@ -167,7 +172,7 @@ func (c *Collector) Hooks() dlock.Hooks {
 	return dlock.Hooks{
 		Attempt:  func(_ context.Context, e dlock.Event) { c.count(e) },
 		Acquired: func(_ context.Context, e dlock.Event) { c.acquired(e) },
-		Failed:   func(_ context.Context, e dlock.Event) { c.of(c.wait, e.Key).Observe(e.Waited.Seconds()) },
+		Failed:   func(_ context.Context, e dlock.Event) { c.waited(e.Key).Observe(e.Waited.Seconds()) },
 		Renewed:  func(_ context.Context, e dlock.Event) { c.renewed(e) },
 		Lost:     func(_ context.Context, e dlock.Event) { c.ended(e) },
 		Released: func(_ context.Context, e dlock.Event) {
@@ -185,7 +190,7 @@ type leaseID struct {
 }
 
 func (c *Collector) acquired(e dlock.Event) {
-	c.of(c.wait, e.Key).Observe(e.Waited.Seconds())
+	c.waited(e.Key).Observe(e.Waited.Seconds())
 	if !e.Deadline.IsZero() {
 		c.deadlines.Store(leaseID{e.Key, e.Fence}, e.Deadline)
 	}
@@ -206,7 +211,7 @@ func (c *Collector) renewed(e dlock.Event) {
 
 func (c *Collector) ended(e dlock.Event) {
 	c.deadlines.Delete(leaseID{e.Key, e.Fence})
-	c.of(c.hold, e.Key).Observe(e.Held.Seconds())
+	c.held(e.Key).Observe(e.Held.Seconds())
 }
 
 // count counts the nodes of a quorum that failed.
@@ -218,10 +223,17 @@ func (c *Collector) count(e dlock.Event) {
 	}
 }
 
-// of returns the histogram for a key.
-func (c *Collector) of(h *prometheus.HistogramVec, key string) prometheus.Observer {
+// waited and held return the histograms for a key.
+func (c *Collector) waited(key string) prometheus.Observer {
 	if c.class == nil {
-		return h.WithLabelValues()
+		return c.anyWait
 	}
-	return h.WithLabelValues(c.class(key))
+	return c.wait.WithLabelValues(c.class(key))
+}
+
+func (c *Collector) held(key string) prometheus.Observer {
+	if c.class == nil {
+		return c.anyHold
+	}
+	return c.hold.WithLabelValues(c.class(key))
 }

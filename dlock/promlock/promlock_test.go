@@ -4,10 +4,8 @@ import (
 	_ "embed"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"regexp"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +19,6 @@ import (
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/memory"
 	"github.com/redlock-go/redlock/drivers/redlock"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 func client(t *testing.T, c *promlock.Collector, b driver.Backend, opts ...dlock.Option) *dlock.Client {
@@ -213,39 +210,5 @@ func TestTheDashboardShowsWhatIsCollected(t *testing.T) {
 		if !shown {
 			t.Errorf("the dashboard does not show %s", name)
 		}
-	}
-}
-
-// What it costs: five nodes, 64 goroutines.
-func BenchmarkFiveNodes(b *testing.B) {
-	for _, name := range []string{"without", "with"} {
-		b.Run(name, func(b *testing.B) {
-			url := "redlock:"
-			for range 5 {
-				url += server.Redis(b).URL() + ","
-			}
-			var opts []dlock.Option
-			if name == "with" {
-				opts = append(opts, dlock.WithHooks(promlock.New(nil).Hooks()))
-			}
-			c, err := dlock.OpenURL(url+"bootstrap=true", opts...)
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer c.Close() //nolint:errcheck // nothing is held
-			var n atomic.Int64
-			b.SetParallelism(32)
-			b.ResetTimer()
-			b.RunParallel(func(pb *testing.PB) {
-				key := fmt.Sprint("k", n.Add(1))
-				for pb.Next() {
-					l, err := c.Lock(b.Context(), key)
-					if err != nil {
-						b.Fatal(err)
-					}
-					_ = l.Unlock()
-				}
-			})
-		})
 	}
 }
