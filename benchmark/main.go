@@ -1,48 +1,28 @@
-// Command benchmark measures locks: its own, the parts they are made of, the limits
-// beside which they stand and, with -peers, other libraries. It starts the servers that
-// it needs. It is a module of its own, so that its dependencies burden no user.
+// Command benchmark measures locks. Without a URL it starts servers of its own, and sets this module
+// beside the parts that it is made of, the limits that nothing can beat, and other libraries. With a
+// URL it measures a deployment: a quorum, a server, or what any registered driver opens. It is a
+// module of its own, so that its dependencies burden no user.
 //
-//	go run -C benchmark .                                  # everything, in under ten minutes
-//	go run -C benchmark . -quick                           # a first look, in under one
-//	go run -C benchmark . -scenario quorum,handoff -for 2m # some of it, for longer
-//	go run -C benchmark . -scenario quorum -case ', 5 nodes$' -for 30s
-//	go run -C benchmark . -url redis://localhost:6379      # a deployment of your own
-//	go run -C benchmark . -peers                           # other libraries too
+//	go run -C benchmark . -url redlock:redis://a,redis://b,redis://c   # a deployment, in half a minute
+//	DLOCK_URL=redis://user:password@host:6379 go run -C benchmark .    # the same, with a password
+//	go run -C benchmark .                                   # everything, in under ten minutes
+//	go run -C benchmark . -quick                            # a first look, in under one
+//	go run -C benchmark . -scenario quorum -contestant 'dlock|redsync' -for 2m
+//	go run -C benchmark . -table                            # also prints README's table
 //
-// How long is what it is given: the time is divided among what there is to measure.
-// Clients that wait for one key are processes: this program, started once more for each.
-//
-// It prints where the report is: report.html for people, report.md for a repository,
-// report.json for programs. Figures of two runs are not to be compared unless the
-// machine did nothing else in both.
+// It prints where the report is: report.html for people, report.json for programs and, without a URL,
+// report.md for a repository. Package cli is the command as a function, for programs with drivers of
+// their own.
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"os"
-	"os/signal"
 
-	"github.com/redlock-go/redlock/benchmark/internal/bench"
-	"github.com/redlock-go/redlock/benchmark/internal/peers"
-	_ "github.com/redlock-go/redlock/drivers/file"
-	_ "github.com/redlock-go/redlock/drivers/goredis"
-	_ "github.com/redlock-go/redlock/drivers/memory"
-	_ "github.com/redlock-go/redlock/drivers/postgres"
-	_ "github.com/redlock-go/redlock/drivers/redlock"
-	_ "github.com/redlock-go/redlock/drivers/valkeygo"
+	"github.com/redlock-go/redlock/benchmark/cli"
+	_ "github.com/redlock-go/redlock/drivers/all"
+	_ "github.com/redlock-go/redlock/drivers/etcd"
+	_ "github.com/redlock-go/redlock/drivers/sqltable/mysql"
+	_ "github.com/redlock-go/redlock/drivers/sqltable/pgtable"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := bench.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, peers.Contestants()...)
-	stop()
-	switch {
-	case errors.Is(err, bench.ErrUsage):
-		os.Exit(2)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "benchmark:", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(cli.Main(os.Args, os.Stdout, os.Stderr)) }

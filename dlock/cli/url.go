@@ -45,6 +45,24 @@ func chooseURL(flag string, given bool) (string, error) {
 	return defaultURL, nil
 }
 
+// ChooseURL returns the URL of the locks for another program, by the rules of this command: the
+// value of the program's flag --url (or -url) where it was given, else DLOCK_URL, else the line in
+// the file that DLOCK_URL_FILE names. Where none is set, ok is false and there is no URL. args is
+// the program's command line, without its name. Errors are one line, quote no URL, and say what to
+// do; one is that args hold a password.
+func ChooseURL(args []string, flag string, given bool) (url string, ok bool, err error) {
+	if err := checkArgs(args); err != nil {
+		return "", false, err
+	}
+	_, inEnv := os.LookupEnv(envURL)
+	_, inFile := os.LookupEnv(envURLFile)
+	if !given && !inEnv && !inFile {
+		return "", false, nil
+	}
+	url, err = chooseURL(flag, given)
+	return url, err == nil, err
+}
+
 // inProcess finds a backend, or a node of a quorum, that excludes no other process.
 var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
 
@@ -82,8 +100,10 @@ func checkArgs(args []string) error {
 		if arg == "--" {
 			break
 		}
-		isURL := strings.HasPrefix(arg, "--url=") || i > 0 && args[i-1] == "--url"
-		if (isURL || strings.Contains(arg, "://")) && dsn.HasPassword(strings.TrimPrefix(arg, "--url=")) {
+		name := strings.TrimLeft(arg, "-")
+		value, isURL := strings.CutPrefix(name, "url=")
+		isURL = isURL && name != arg || i > 0 && (args[i-1] == "--url" || args[i-1] == "-url")
+		if (isURL || strings.Contains(arg, "://")) && dsn.HasPassword(value) {
 			return failf(exitUsage, "a password on the command line can be read by every user of this machine: put the URL into %s, or into a file and its path into %s", envURL, envURLFile)
 		}
 	}

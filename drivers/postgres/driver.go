@@ -166,6 +166,10 @@ func FromPool(p *pgxpool.Pool) func(context.Context) (*pgx.Conn, error) {
 	}
 }
 
+// Connect opens a connection as the backend opens its own. The caller closes it. It is for
+// measurements and for maintenance.
+func (b *Backend) Connect(ctx context.Context) (*pgx.Conn, error) { return b.factory(ctx) }
+
 // Info describes the backend.
 func (b *Backend) Info() driver.Info { return b.info }
 

@@ -314,13 +314,13 @@ func TestTwoHoldersAtOnceAreReported(t *testing.T) {
 
 func TestHandoffsAreCountedFromOneClientToAnother(t *testing.T) {
 	// Client 0 has the lock twice, then client 1, client 0 and client 1 again.
-	got := runRelay([][]spell{{{10, 20}, {21, 30}, {52, 60}}, {{35, 50}, {68, 70}}}, time.Unix(0, 20))
+	got := runRelay([][]hold{{{10, 20}, {21, 30}, {52, 60}}, {{35, 50}, {68, 70}}}, time.Unix(0, 20))
 	want := &relay{got: []int{2, 2}, handoffs: []time.Duration{5, 2, 8}, passings: []time.Duration{15, 2, 8}, all: 3}
 	if !slices.Equal(got.got, want.got) || !slices.Equal(got.handoffs, want.handoffs) || !slices.Equal(got.passings, want.passings) || got.all != want.all || got.overlaps != 0 {
 		t.Errorf("relay %+v, want %+v", got, want)
 	}
-	// One spell lies in another, and a third begins before the first has ended.
-	if got := runRelay([][]spell{{{10, 40}}, {{20, 25}}, {{30, 50}}}, time.Unix(0, 0)); got.overlaps != 2 {
+	// One hold lies in another, and a third begins before the first has ended.
+	if got := runRelay([][]hold{{{10, 40}}, {{20, 25}}, {{30, 50}}}, time.Unix(0, 0)); got.overlaps != 2 {
 		t.Errorf("%d overlaps, want 2", got.overlaps)
 	}
 }

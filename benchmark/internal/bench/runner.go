@@ -29,8 +29,7 @@ type Runner struct {
 	started     map[server.Kind][]*server.Server
 	others      []*server.Server  // of single cases
 	guests      map[string]*Guest // by contestant
-	crew        *crew             // processes that wait for locks
-	url         string            // of a deployment; empty: servers of its own
+	waiters     *processes        // processes that wait for locks
 }
 
 // NewRunner returns a Runner that writes its progress to w.
@@ -159,7 +158,7 @@ func missing(err error) bool {
 
 // Close stops the servers, and the processes that waited.
 func (r *Runner) Close() error {
-	errs := []error{r.crew.close()}
+	errs := []error{r.waiters.close()}
 	for _, g := range r.guests {
 		errs = append(errs, g.Close())
 	}

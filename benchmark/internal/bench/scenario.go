@@ -65,3 +65,11 @@ func names(list []Scenario) string {
 	}
 	return strings.Join(out, ", ")
 }
+
+// ScenarioHelp lists the scenarios, a line each.
+func ScenarioHelp() (text string) {
+	for _, s := range Scenarios() {
+		text += fmt.Sprintf("  %-12s %s\n", s.Name, s.What)
+	}
+	return text
+}

@@ -41,10 +41,10 @@ type meeting struct {
 	key     string
 	slice   time.Duration
 
-	begun  time.Time
-	spells [][]spell
-	cpu    time.Duration
-	info   serverInfo // what the servers did
+	begun time.Time
+	holds [][]hold
+	cpu   time.Duration
+	info  serverInfo // what the servers did
 }
 
 // settling is the part of a slice in which the waiters get to know each other: it does
@@ -54,7 +54,7 @@ const settling = 0.2
 // report adds what came of it to the measurement.
 func (m *meeting) report(t *measurement) {
 	from := m.begun.Add(time.Duration(settling * float64(m.slice)))
-	w := runRelay(m.spells, from)
+	w := runRelay(m.holds, from)
 	counted := m.slice - from.Sub(m.begun)
 	t.add("locks", PerSecond, float64(sum(w.got))/counted.Seconds())
 	t.add("handoffs", PerSecond, float64(len(w.handoffs))/counted.Seconds())
@@ -76,11 +76,11 @@ func (m *meeting) report(t *measurement) {
 
 // meetProcesses lets processes wait.
 func (r *Runner) meetProcesses(_ context.Context, e *entry, m *meeting) error {
-	if r.crew == nil {
-		r.crew = &crew{}
+	if r.waiters == nil {
+		r.waiters = &processes{}
 	}
-	job := &errand{Contestant: e.contestant.Name, URL: r.url, Setup: *e.setup, Key: m.key, Hold: r.plan.Hold}
-	if err := r.crew.prepare(m.clients, job); err != nil {
+	j := &job{Contestant: e.contestant.Name, Setup: *e.setup, Key: m.key, Hold: r.plan.Hold}
+	if err := r.waiters.prepare(m.clients, j); err != nil {
 		return r.dismiss(err)
 	}
 	before := readInfo(e.servers)
@@ -90,13 +90,13 @@ func (r *Runner) meetProcesses(_ context.Context, e *entry, m *meeting) error {
 		time.Sleep(m.slice)
 		info <- readInfo(e.servers)
 	}()
-	all, err := r.crew.run(m.clients, m.begun.Add(m.slice))
+	all, err := r.waiters.run(m.clients, m.begun.Add(m.slice))
 	m.info = (<-info).minus(before)
 	if err != nil {
 		return r.dismiss(err)
 	}
 	for _, d := range all {
-		m.spells = append(m.spells, d.Spells)
+		m.holds = append(m.holds, d.Holds)
 		m.cpu += d.CPU
 	}
 	return nil
@@ -105,7 +105,7 @@ func (r *Runner) meetProcesses(_ context.Context, e *entry, m *meeting) error {
 // dismiss ends the processes, of which some may have failed in the middle of something:
 // there will be others.
 func (r *Runner) dismiss(err error) error {
-	_ = r.crew.close() // err says more
+	_ = r.waiters.close() // err says more
 	return err
 }
 
@@ -124,13 +124,13 @@ func (r *Runner) meetGoroutines(ctx context.Context, e *entry, m *meeting) (err 
 		}
 		lockers = append(lockers, l)
 	}
-	m.spells = make([][]spell, m.clients)
+	m.holds = make([][]hold, m.clients)
 	errs := make([]error, m.clients)
 	cpu := processCPU()
 	m.begun = time.Now()
 	var running sync.WaitGroup
 	for i, l := range lockers {
-		running.Go(func() { m.spells[i], errs[i] = want(ctx, l, m.key, r.plan.Hold, m.begun.Add(m.slice)) })
+		running.Go(func() { m.holds[i], errs[i] = want(ctx, l, m.key, r.plan.Hold, m.begun.Add(m.slice)) })
 	}
 	running.Wait()
 	m.cpu = processCPU() - cpu

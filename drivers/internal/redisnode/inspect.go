@@ -254,3 +254,14 @@ func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
 	}
 	return nil
 }
+
+// EachServer calls fn for every server that holds locks, one after the other, with its address and
+// a function that runs one command on the backend's own connections. It is for measurements and
+// for maintenance: a command that changes a lock voids what this package promises. Replies are
+// strings, int64s, nil and []any of them. It returns the first error of fn.
+func (n *Node) EachServer(ctx context.Context, fn func(ctx context.Context, addr string, do func(ctx context.Context, args ...string) (any, error)) error) error {
+	if n.closed.Load() {
+		return driver.ErrClosed
+	}
+	return n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error { return fn(ctx, s.Addr(), s.Do) })
+}

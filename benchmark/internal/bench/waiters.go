@@ -14,22 +14,21 @@ import (
 	"time"
 )
 
-// A crew is processes that wait for locks, each with a client of its own, as the
+// processes wait for locks, each with a client of its own, as the
 // processes of an application are. Each is this program, started once more, which is
 // told by its standard input what to do and answers by its standard output:
 //
-//	errand ──> ready ──> start ──> done
-type crew struct {
-	members []*member
+//	job ──> ready ──> start ──> done
+type processes struct {
+	list []*waiter
 }
 
-// crewVariable is set in the environment of a process that is to wait.
-const crewVariable = "REDLOCK_BENCHMARK_WAITS"
+// waiterVariable is set in the environment of a process that is to wait.
+const waiterVariable = "REDLOCK_BENCHMARK_WAITS"
 
-// An errand is what a member is to do.
-type errand struct {
+// A job says what a waiter must do.
+type job struct {
 	Contestant string
-	URL        string // of a deployment; empty: Setup says what to connect to
 	Setup      Setup
 	Key        string
 	Hold       time.Duration
@@ -40,17 +39,17 @@ type start struct {
 	Until time.Time
 }
 
-// A ready says that a member has connected and had a lock, a done what it did.
+// A ready says that a waiter has connected and had a lock, a done what it did.
 type (
 	ready struct{ Error string }
 	done  struct {
-		Spells []spell
-		CPU    time.Duration
-		Error  string
+		Holds []hold
+		CPU   time.Duration
+		Error string
 	}
 )
 
-type member struct {
+type waiter struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	to  *json.Encoder
@@ -58,15 +57,15 @@ type member struct {
 	say *bytes.Buffer // what it wrote as its last words
 }
 
-// hire has at least n members.
-func (c *crew) hire(n int) error {
+// start makes sure that there are at least n of them.
+func (c *processes) start(n int) error {
 	program, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	for len(c.members) < n {
-		m := &member{cmd: exec.Command(program), say: &bytes.Buffer{}}
-		m.cmd.Env = append(os.Environ(), crewVariable+"=1")
+	for len(c.list) < n {
+		m := &waiter{cmd: exec.Command(program), say: &bytes.Buffer{}}
+		m.cmd.Env = append(os.Environ(), waiterVariable+"=1")
 		m.cmd.Stderr = m.say
 		if m.in, err = m.cmd.StdinPipe(); err != nil {
 			return err
@@ -79,46 +78,46 @@ func (c *crew) hire(n int) error {
 		if err := m.cmd.Start(); err != nil {
 			return err
 		}
-		c.members = append(c.members, m)
+		c.list = append(c.list, m)
 	}
 	return nil
 }
 
 // close ends the processes.
-func (c *crew) close() error {
+func (c *processes) close() error {
 	if c == nil {
 		return nil
 	}
 	var errs []error
-	for _, m := range c.members {
+	for _, m := range c.list {
 		_ = m.in.Close() // one that has gone is missed by Wait
 	}
-	for _, m := range c.members {
+	for _, m := range c.list {
 		if err := m.cmd.Wait(); err != nil {
 			errs = append(errs, fmt.Errorf("a process that waits for locks: %w: %s", err, firstLine(errors.New(m.say.String()))))
 		}
 	}
-	c.members = nil
+	c.list = nil
 	return errors.Join(errs...)
 }
 
-// each calls f for the first n members at once.
-func (c *crew) each(n int, f func(i int, m *member) error) error {
+// each calls f for the first n of them at once.
+func (c *processes) each(n int, f func(i int, m *waiter) error) error {
 	errs := make([]error, n)
 	var running sync.WaitGroup
-	for i, m := range c.members[:n] {
+	for i, m := range c.list[:n] {
 		running.Go(func() { errs[i] = f(i, m) })
 	}
 	running.Wait()
 	return errors.Join(errs...)
 }
 
-// prepare sends n members on an errand, up to their start.
-func (c *crew) prepare(n int, e *errand) error {
-	if err := c.hire(n); err != nil {
+// prepare gives n of them a job, up to its beginning.
+func (c *processes) prepare(n int, e *job) error {
+	if err := c.start(n); err != nil {
 		return err
 	}
-	return c.each(n, func(_ int, m *member) error {
+	return c.each(n, func(_ int, m *waiter) error {
 		if err := m.to.Encode(e); err != nil {
 			return err
 		}
@@ -131,9 +130,9 @@ func (c *crew) prepare(n int, e *errand) error {
 }
 
 // run lets them do it.
-func (c *crew) run(n int, until time.Time) ([]done, error) {
+func (c *processes) run(n int, until time.Time) ([]done, error) {
 	all := make([]done, n)
-	return all, c.each(n, func(i int, m *member) error {
+	return all, c.each(n, func(i int, m *waiter) error {
 		if err := m.to.Encode(start{until}); err != nil {
 			return err
 		}
@@ -158,11 +157,15 @@ func asText(err error) string {
 	return err.Error()
 }
 
-// serveCrew is a member's life: it ends with its standard input.
-func serveCrew(ctx context.Context, in io.Reader, out io.Writer, contestants []Contestant) error {
+// IsWaiter reports whether this process was started to wait for locks.
+func IsWaiter() bool { return os.Getenv(waiterVariable) != "" }
+
+// Wait waits for locks as the process that started this one says, until in ends.
+func Wait(in io.Reader, out io.Writer, peers []Contestant) error {
+	ctx, contestants := context.Background(), append(Contestants(), peers...)
 	by, to := json.NewDecoder(in), json.NewEncoder(out)
 	for {
-		var e errand
+		var e job
 		if err := by.Decode(&e); err != nil {
 			if errors.Is(err, io.EOF) {
 				return nil
@@ -187,13 +190,7 @@ func serveCrew(ctx context.Context, in io.Reader, out io.Writer, contestants []C
 }
 
 // open opens the client and lets it have a lock of its own, so that it is connected.
-func (e *errand) open(ctx context.Context, contestants []Contestant) (Locker, error) {
-	if e.URL != "" {
-		var err error
-		if contestants, err = deployment(e.URL); err != nil {
-			return nil, err
-		}
-	}
+func (e *job) open(ctx context.Context, contestants []Contestant) (Locker, error) {
 	i := slices.IndexFunc(contestants, func(c Contestant) bool { return c.Name == e.Contestant })
 	if i < 0 {
 		return nil, fmt.Errorf("there is no %q", e.Contestant)
@@ -219,10 +216,10 @@ func openWarm(ctx context.Context, c Contestant, s *Setup, key string) (Locker, 
 	return l, nil
 }
 
-func (e *errand) do(ctx context.Context, l Locker, until time.Time) (d done) {
+func (e *job) do(ctx context.Context, l Locker, until time.Time) (d done) {
 	cpu := processCPU()
 	var err error
-	d.Spells, err = want(ctx, l, e.Key, e.Hold, until)
+	d.Holds, err = want(ctx, l, e.Key, e.Hold, until)
 	d.CPU = processCPU() - cpu
 	d.Error = asText(errors.Join(err, l.Close()))
 	return d

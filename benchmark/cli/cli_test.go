@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/redlock-go/redlock/benchmark/internal/bench"
+	_ "github.com/redlock-go/redlock/drivers/goredis"
+	_ "github.com/redlock-go/redlock/drivers/memory"
+	_ "github.com/redlock-go/redlock/drivers/redlock"
+)
+
+func TestMain(m *testing.M) {
+	for _, name := range []string{"DLOCK_URL", "DLOCK_URL_FILE"} {
+		_ = os.Unsetenv(name)
+	}
+	if bench.IsWaiter() {
+		os.Exit(Main(os.Args, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+func TestWhatIsWrongIsSaidInALineWithoutASecret(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		env  string
+		code int
+		want string
+	}{
+		{"-fast", "", exitUsage, "-fast"},
+		{"now", "", exitUsage, "-help"},
+		{"-scenario single,doubel", "", exitUsage, `"doubel"`},
+		{"-url nonsense://host", "", exitUsage, "nonsense"},
+		{"-url memory:?speed=9", "", exitUsage, "speed"},
+		{"-url memory: -scenario single", "", exitUsage, "contradict"},
+		{"-scenario single", "memory:", exitUsage, "DLOCK_URL"},
+		{"-url redis://user:s3cret@127.0.0.1:1", "", exitUsage, "a password on the command line can be read by every user of this machine: put the URL into DLOCK_URL"},
+		{"--url=redis://:s3cret@127.0.0.1:1", "", exitUsage, "put the URL into DLOCK_URL"},
+		{"-url=redlock:redis://a,redis://:s3cret@b", "", exitUsage, "put the URL into DLOCK_URL"},
+		{"-quick=redis://:s3cret@b", "", exitUsage, "DLOCK_URL"},
+		{"-quick=s3cret", "", exitUsage, "-quick"},
+		{"-for -3s", "", exitUsage, "-3s"},
+		{"-share 2", "", exitUsage, "-share"},
+		{"-case (5", "", exitUsage, "-case"},
+		{"", "redis://:s3cret@127.0.0.1:1?call_timeout=100ms", exitUnavailable, "127.0.0.1:1"},
+	} {
+		if c.env != "" {
+			t.Setenv("DLOCK_URL", c.env)
+		} else {
+			_ = os.Unsetenv("DLOCK_URL")
+		}
+		var out, errs bytes.Buffer
+		code := Main(append([]string{"benchmark"}, strings.Fields(c.args)...), &out, &errs)
+		lines := strings.Split(strings.TrimSpace(errs.String()), "\n")
+		last := lines[len(lines)-1]
+		if code != c.code || !strings.HasPrefix(last, "benchmark: ") || !strings.Contains(last, c.want) {
+			t.Errorf("%q: exit code %d, want %d; it must end with a line with %q: %s", c.args, code, c.code, c.want, errs.String())
+		}
+		if strings.Contains(errs.String()+out.String(), "s3cret") {
+			t.Errorf("%q: it shows the password: %s", c.args, errs.String())
+		}
+	}
+}
+
+func TestHelpListsEveryScenarioAndFlag(t *testing.T) {
+	var out bytes.Buffer
+	if code := Main([]string{"benchmark", "-help"}, &out, &out); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+	for _, want := range append(strings.Split(strings.TrimSpace(bench.ScenarioHelp()), "\n"), "-url", "-share", "DLOCK_URL") {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("-help lacks %q", want)
+		}
+	}
+}
+
+func TestDLOCKURLIsMeasured(t *testing.T) {
+	t.Setenv("DLOCK_URL", "memory:")
+	folder := t.TempDir()
+	var out, progress bytes.Buffer
+	if code := Main([]string{"benchmark", "-quick", "-for", "500ms", "-out", folder}, &out, &progress); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, progress.String())
+	}
+	if !strings.HasPrefix(out.String(), "Your memory: acquire ") || !strings.Contains(out.String(), filepath.Join(folder, "report.html")) {
+		t.Errorf("it printed %s", out.String())
+	}
+}
