@@ -136,7 +136,7 @@ func TestCloseKeepsTheMinHoldOfALeaseThatNobodyUnlocked(t *testing.T) {
 	})
 }
 
-func TestCloseDoesNotSitOutAMinHoldInAnOutage(t *testing.T) {
+func TestCloseDoesNotWaitForAMinHoldInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
 		c := newSpyClient(t, s)
@@ -177,7 +177,7 @@ func (d *dying) Close() error {
 	return d.spy.Close()
 }
 
-func TestCloseSitsOutTheMinHoldOfASessionWithATTL(t *testing.T) {
+func TestCloseWaitsForTheMinHoldOfASessionWithATTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &dying{spy: newSpy()}
 		d.info = func(i *driver.Info) { i.Features |= driver.FeatureSession }
@@ -529,7 +529,7 @@ func TestAMinHoldIsKeptExactlyThoughTheProcessDies(t *testing.T) {
 }
 
 // A backend that cannot keep a lock beyond its lease, and whose longest TTL is short.
-func TestCloseSitsOutAMinHoldThatNoTTLCovers(t *testing.T) {
+func TestCloseWaitsForAMinHoldThatNoTTLCovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
 		s.hide = driver.FeatureKeep

@@ -286,7 +286,7 @@ func (l *Lease) Unlock() error {
 	if l.c == nil {
 		return nil
 	}
-	closed := l.c.begin() != nil // then Close ends the lease, or has ended it
+	closed := l.c.begin() != nil // Close ends the lease, or has ended it
 	if !closed {
 		defer l.c.calls.Done()
 	}

@@ -57,7 +57,7 @@ func (l *Lease) keepOn() error {
 func (l *Lease) keptOn(err error, r *driver.Renewal, at boot.Instant) error {
 	switch {
 	case errors.Is(err, ErrLost):
-		l.kept = false // and gone: there is nothing to keep
+		l.kept = false // the lock is gone: there is nothing to keep
 		l.c.sched.drop(l)
 		l.c.forget(l)
 	case err == nil && l.underWay == 0 && !l.c.bySession() && at.Add(max(r.TTL, r.Keep)) >= l.keep:
@@ -92,10 +92,10 @@ func (l *Lease) close() error {
 	c := l.c
 	switch {
 	case c.bySession():
-		l.sitOut(0)
+		l.awaitMinHold(0)
 		return l.release()
 	case !c.keeps():
-		l.sitOut(c.info.MaxTTL)
+		l.awaitMinHold(c.info.MaxTTL)
 	}
 	left := l.keep.Sub(c.clock.Fresh())
 	l.mu.Lock()
@@ -115,8 +115,8 @@ func (l *Lease) close() error {
 	return nil
 }
 
-// sitOut waits until no more than rest is left of WithMinHold, and renews meanwhile.
-func (l *Lease) sitOut(rest time.Duration) {
+// awaitMinHold waits until at most rest is left of WithMinHold. It renews the lease meanwhile.
+func (l *Lease) awaitMinHold(rest time.Duration) {
 	for {
 		left := l.keep.Sub(l.c.clock.Fresh()) - rest
 		if left <= 0 {

@@ -232,7 +232,7 @@ func splitParams(dsn string) (rest string, params map[string]string, err error) 
 			return "", nil, driver.Invalid("parameter "+strconv.Quote(name), "is given twice")
 		}
 		if params[name], err = url.QueryUnescape(value); err != nil {
-			return "", nil, driver.Invalid("parameter "+strconv.Quote(name), "is not percent-encoded well")
+			return "", nil, driver.Invalid("parameter "+strconv.Quote(name), "is not percent-encoded correctly")
 		}
 	}
 	rest = head

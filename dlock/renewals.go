@@ -15,7 +15,7 @@ type renewals struct {
 	mu      sync.Mutex
 	sets    [2]renewalSet // the first time, and after a failure
 	usual   time.Duration // of a renewal that succeeds
-	failed  int           // so many failed since one succeeded
+	failed  int           // how many failed since the last success
 	stopped bool
 	workers sync.WaitGroup
 }

@@ -26,7 +26,7 @@ type scheduler struct {
 	timer   *time.Timer
 	armed   boot.Instant // when the timer fires; zero: never
 	running bool         // a run is under way, and looks again before it ends
-	jumps   int64        // of the clock's, so many were heeded
+	jumps   int64        // of the clock: the leases were checked after this many
 	stopped bool
 	idle    sync.Cond // a run has ended
 }

@@ -176,7 +176,7 @@ func (c *Client) awaitASlot(ctx context.Context, r *request, slots []int) (*Leas
 			return o.l, nil
 		}
 		if permanent(o.err) && failed == nil {
-			failed = o.err // of all slots, for sure
+			failed = o.err // certainly the error of all slots
 			cancel()
 		}
 	}

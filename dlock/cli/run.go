@@ -35,7 +35,7 @@ type job struct {
 	slots    slotsFlag
 	elect    bool         // "dlock elect": campaign again after a loss
 	conflict exitCodeFlag // the exit code if the lock is held
-	noWait   bool         // for what the command leaves behind
+	noWait   bool         // do not wait for the command's children
 	label    string
 	verbose  bool
 
@@ -46,7 +46,7 @@ type job struct {
 	signals chan os.Signal
 	failure atomic.Pointer[error] // of the last renewal
 	granted time.Duration         // on the machine's clock
-	outage  bool                  // one was reported
+	outage  bool                  // an outage was reported
 }
 
 func newRun(c *console) *cobra.Command {

@@ -46,7 +46,7 @@ type report struct {
 	Ended     bool   // it has ended, with Code or by Signal
 	Code      int
 	Signal    int
-	Waits     bool   // with Ended: for what it left behind
+	Waits     bool   // with Ended: the supervisor waits for the command's children
 	Left      string // processes that the command left behind, which are waited for
 	Gone      bool   // nothing is left of it that is waited for
 	Survivors string // processes that could not be killed
@@ -64,13 +64,13 @@ type supervisor struct {
 	say      func(report)
 	console  *console // of the command; nil: the process's own
 	times    *deadlines
-	noWait   bool // for what the command leaves behind
+	noWait   bool // do not wait for the command's children
 	tree     *processTree
 	ending   syscall.Signal // the last signal to end that was passed on
-	ended    time.Duration  // when the command did; zero: it runs
+	ended    time.Duration  // when the command ended; zero: it runs
 	leftTold bool
 	termed   bool
-	killing  time.Duration // since when; zero: not
+	killing  time.Duration // when it began; zero: not begun
 }
 
 // run runs the command, from its start to when nothing is left of it. When orders is

@@ -149,7 +149,7 @@ func spanOf(ctx context.Context) trace.Span {
 	if s, ok := ctx.Value(own{}).(trace.Span); ok {
 		return s
 	}
-	return trace.SpanFromContext(context.Background()) // of no effect
+	return trace.SpanFromContext(context.Background()) // a span without effect
 }
 
 var spanNames = map[string]string{"lock": "dlock.lock", "trylock": "dlock.trylock", "unlock": "dlock.unlock"}

@@ -49,7 +49,7 @@ func Query(raw string) *Params {
 		name, value, _ := strings.Cut(pair, "=")
 		value, err := url.QueryUnescape(value)
 		if err != nil {
-			p.fail(driver.Invalid(label(name), "is not percent-encoded well"))
+			p.fail(driver.Invalid(label(name), "is not percent-encoded correctly"))
 			return p
 		}
 		p.Add(name, value)

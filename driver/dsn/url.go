@@ -48,7 +48,7 @@ func Parse(raw, port string, schemes ...string) (*URL, error) {
 	if hasPath {
 		decoded, err := url.PathUnescape("/" + path)
 		if err != nil {
-			return nil, driver.Invalid("URL", "path is not percent-encoded well")
+			return nil, driver.Invalid("URL", "path is not percent-encoded correctly")
 		}
 		u.Path = decoded
 	}
@@ -58,7 +58,7 @@ func Parse(raw, port string, schemes ...string) (*URL, error) {
 		u.User, err1 = url.PathUnescape(user)
 		u.Password, err2 = url.PathUnescape(password)
 		if err1 != nil || err2 != nil {
-			return nil, driver.Invalid("URL", "user or password is not percent-encoded well (write %%25 for '%%')")
+			return nil, driver.Invalid("URL", "user or password is not percent-encoded correctly (write %%25 for '%%')")
 		}
 		authority = authority[at+1:]
 	}

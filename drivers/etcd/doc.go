@@ -59,7 +59,7 @@
 // their answers over HTTP; a backend made by New goes by its own clock. A restore of a snapshot
 // brings revisions back: delete /path/.dlock after it, while no lock is held.
 //
-// # What is written under the lock
+// # Writes under the lock
 //
 // Work that writes to the same etcd needs no token: Backend.IsOwner is a condition of its own
 // transactions, which holds as long as this very holder has the lock.

@@ -81,7 +81,7 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: secure, Username: u.User, Password: u.Password,
 		DialTimeout: timeout * 3 / 4, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
-		MaxUnaryRetries: 2, // one for a token that has expired; else call asks again
+		MaxUnaryRetries: 2, // the second with a new token if the first one's has expired; call makes other retries
 		Logger:          zap.NewNop(),
 		DialOptions:     []grpc.DialOption{grpc.WithChainUnaryInterceptor(explain)},
 	})

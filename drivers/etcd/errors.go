@@ -83,7 +83,7 @@ func (b *Backend) failed(ctx context.Context, what string, err error) error {
 		return &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code(err) == codes.DeadlineExceeded {
-		// The error of a context of ours is no error of the caller's context.
+		// An error of our own context must not match the error of the caller's context.
 		return fmt.Errorf("etcd: %s: no member answered within %v", what, b.opt.CallTimeout)
 	}
 	if code(err) == codes.Internal {

@@ -22,7 +22,7 @@ type lease struct {
 	life *life
 	// former are leases that the entry hung on, or may hang on.
 	former []*life
-	unsure bool // which lease the entry hangs on
+	unsure bool // it is unknown to which lease the entry is attached
 	over   bool
 
 	grant chan driver.Grant // has the grant

@@ -17,7 +17,7 @@ type life struct {
 	id      clientv3.LeaseID
 	seconds int64
 	start   time.Time // before the request to grant it, or to keep it alive
-	term    uint64    // of the member that kept it alive; 0: it was granted
+	term    uint64    // the leader's, at the last keep-alive; 0: none since the grant
 	// tainted: a request that attaches a key to it may be under way, so that it cannot
 	// carry another lock.
 	tainted bool

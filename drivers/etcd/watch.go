@@ -80,6 +80,6 @@ func forward(ctx context.Context, events clientv3.WatchChan, begin func() client
 		case <-ctx.Done():
 			return
 		}
-		events = begin() // its first answer is a value, for what was missed
+		events = begin() // its first answer counts as a value, because changes may have been missed
 	}
 }

@@ -62,7 +62,7 @@ func parse(rawURL string) (*Options, error) {
 	path, err := url.PathUnescape(strings.TrimPrefix(path, "//"))
 	switch {
 	case err != nil || fragment || strings.Contains(path, "\x00"):
-		return nil, driver.Invalid("URL", "is not percent-encoded well ('#' is %%23, '?' is %%3F, '%%' is %%25)")
+		return nil, driver.Invalid("URL", "is not percent-encoded correctly ('#' is %%23, '?' is %%3F, '%%' is %%25)")
 	case !strings.HasPrefix(path, "/"):
 		return nil, driver.Invalid("URL", "names no absolute folder: it must be file:///folder, with three slashes, or file: alone")
 	}

@@ -19,7 +19,7 @@ import (
 // folder is where lock files must be.
 type folder struct {
 	path     string
-	mode     fs.FileMode // of new files; zero: as the folder's own bits say
+	mode     fs.FileMode // of new files; zero: derived from the folder's own
 	private  bool        // the default folder: of its user, and of nobody else
 	fallback bool        // the default where there is no home
 }
@@ -28,7 +28,7 @@ type folder struct {
 type place struct {
 	path   string
 	mode   fs.FileMode // of new files
-	shared bool        // others than its owner may write in it
+	shared bool        // users other than its owner may write in it
 	id     identity
 }
 

@@ -53,7 +53,7 @@ func (l *lock) try(mode driver.Mode) (bool, error) {
 
 // unlock frees the lock for all processes that share the description: a child between fork and
 // exec has a copy of it for a moment, and must not keep the lock.
-func (l *lock) unlock() { _ = l.flock(syscall.LOCK_UN) } // it can fail on a bad descriptor alone
+func (l *lock) unlock() { _ = l.flock(syscall.LOCK_UN) } // it fails only on a bad descriptor
 
 func (l *lock) flock(how int) error {
 	for {

@@ -18,7 +18,7 @@ import (
 // Tokens never go back, whatever the clock does:
 //
 //   - after a process died at any instant: its write went to the record that is not
-//     needed. If it damaged that one, the limit of the other holds;
+//     needed. If that record is damaged, the limit of the other one holds;
 //   - after the machine went down at any instant: the limit, which is above every
 //     token that was given, was on the disk before the first of these was returned.
 //     So one grant in ten seconds waits for the disk, and the others do not. After a
@@ -35,7 +35,7 @@ const (
 
 // record is the owner that took the key last, and the counter of its tokens.
 type record struct {
-	seq       uint64 // of two records the later one
+	seq       uint64 // the later record has the larger one
 	fence     uint64 // the largest token given
 	limit     uint64 // no token above it was given
 	confirmed bool   // the limit is on the disk, in the other record
@@ -167,9 +167,9 @@ func (p *pair) counter(boot string) (uint64, error) {
 // died before, or the machine went down after that.
 func (p *pair) announced() bool { return p.whole() && !p.latest().confirmed }
 
-// spare is the index of the record that can be overwritten: one that is worth nothing;
-// else the later one, as the other has the limit that is on the disk; but not a limit
-// that was announced, which may count.
+// spare is the index of the record to overwrite: a damaged one; otherwise the later one,
+// because the other has the limit that is on the disk. A limit that was announced may count,
+// so it is not overwritten.
 func (p *pair) spare() int {
 	for i, r := range p.rec {
 		if r == nil {

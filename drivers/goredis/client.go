@@ -17,7 +17,7 @@ import (
 type client struct {
 	redis redis.UniversalClient
 	inner any           // the *redis.Client or *redis.ClusterClient that it is, or wraps
-	lone  *redis.Client // for a call on its caller's goroutine; nil: as for any other
+	lone  *redis.Client // for calls on their caller's goroutine; nil: those use the other client too
 	once  bool          // it tries nothing twice: an error of dialling says that nothing was sent
 	own   bool          // Close closes it
 }
@@ -34,7 +34,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 			defer cancel()
 			_ = c.lone.Process(ctx, cmd)
 		} else {
-			_ = c.redis.Process(ctx, cmd) // it is the command's
+			_ = c.redis.Process(ctx, cmd) // cmd has the error
 		}
 		read(calls[0], cmd)
 		c.finish(calls[0])
@@ -217,7 +217,7 @@ func read(call *redisnode.Call, cmd *redis.Cmd) {
 		call.Reply = reply
 	default:
 		if err == nil {
-			_, err = cmd.Slice() // it says what it is
+			_, err = cmd.Slice() // for an error that names the reply's type
 		}
 	}
 	call.Err = err

@@ -73,7 +73,7 @@ type Backend struct {
 	space  *space
 	prefix string
 
-	standsFor *driver.Info           // nil: for itself
+	standsFor *driver.Info           // the backend for which it is a double; nil: none
 	outage    atomic.Pointer[outage] // nil: there is none
 
 	// Guarded by space.mu.

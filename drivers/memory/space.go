@@ -30,7 +30,7 @@ type entry struct {
 	holders []hold // one, or several shared ones
 	queue   []*waiter
 	watches map[*watch]struct{}
-	timer   *time.Timer // at the next expiry; idle unless somebody waits or watches
+	timer   *time.Timer // fires at the next expiry; stopped unless somebody waits or watches
 }
 
 // hold is one owner's lock.
@@ -80,7 +80,7 @@ func signal(ch chan struct{}) {
 
 const (
 	sweepMin = 1024        // below this many entries a sweep gains nothing
-	idle     = time.Minute // for so long a counter is kept after its last use
+	idle     = time.Minute // how long a counter is kept after its last use
 )
 
 // entry returns key's entry, which it makes if there is none.

@@ -64,8 +64,8 @@ type Backend struct {
 	sql     queries
 	ignored []string     // parameters of the URL
 	role    string       // of the URL
-	locks   atomic.Int64 // that this process has on the server
-	room    atomic.Int64 // of the server's lock table, about
+	locks   atomic.Int64 // held by this process on the server
+	room    atomic.Int64 // the size of the server's lock table, estimated
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -77,7 +77,7 @@ type Backend struct {
 	waiters  []*session
 	coming   int            // waiters that are being opened
 	noWaiter time.Time      // none is opened before this
-	wanting  []*connRequest // for a waiter, in order
+	wanting  []*connRequest // callers that want a connection for waiting, in order
 	label    string
 }
 

@@ -120,7 +120,7 @@ func parseURL(raw string) (*target, string, error) {
 	for _, part := range []*string{&t.user, &t.password, &database} {
 		s, err := url.PathUnescape(*part)
 		if err != nil || strings.ContainsRune(s, 0) {
-			return nil, "", driver.Invalid("URL", "is not percent-encoded well")
+			return nil, "", driver.Invalid("URL", "is not percent-encoded correctly")
 		}
 		*part = s
 	}

@@ -99,7 +99,7 @@ func (b *Backend) sessionNow(ctx context.Context, class time.Duration) (*session
 			break
 		}
 	}
-	if o == nil && full { // for a moment: one has ended, or a waiter has joined the sessions
+	if o == nil && full { // this lasts a moment: a session has ended, or a waiter has joined the sessions
 		b.mu.Unlock()
 		return nil, errFull
 	}

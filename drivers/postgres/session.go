@@ -30,7 +30,7 @@ type session struct {
 
 	mu           sync.Mutex
 	end          error // why it ended; nil while it lives
-	processEnded bool  // and so its locks are free
+	processEnded bool  // the server process has ended: its locks are free
 	fatal        bool  // the server said that it would
 	suspect      bool  // it was silent for too long, and takes no request any more
 	queue        []*op
@@ -42,7 +42,7 @@ type session struct {
 	raise        time.Duration      // the TTL that a renewal asks for
 	told         time.Duration      // the TTL that the server was told last
 	known        time.Duration      // the TTL that it has confirmed
-	answered     time.Time          // when the last statement that was answered was sent
+	answered     time.Time          // the sending time of the last statement that was answered
 	used         time.Time          // when a caller last wanted something
 	nextEnd      time.Time          // when the first lease may be over
 	beat         *op                // a heartbeat in the queue

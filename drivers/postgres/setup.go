@@ -96,7 +96,7 @@ func (b *Backend) settings(srv server) string {
 		"lock_timeout = 0",
 		"default_transaction_read_only = off",
 		"default_transaction_isolation = 'read committed'",
-		"synchronous_commit = on", // else a crash gives tokens a second time
+		"synchronous_commit = on", // without it tokens may repeat after a crash
 		"plan_cache_mode = force_generic_plan",
 		"search_path = ''", // every name has its schema
 	}

@@ -258,7 +258,7 @@ func (s *session) sliceEnded(st *statement) {
 		st.values = st.values[1:]
 	}
 	switch {
-	case st.err != nil: // and the locks may be there all the same; the session has no others
+	case st.err != nil: // it may have got the lock nevertheless; it has no other locks
 		s.shows = true // perhaps
 		if o.gone {
 			s.leave(true)
@@ -321,7 +321,7 @@ func (s *session) free() {
 
 // A connRequest is one caller's wish for a connection for waiting.
 type connRequest struct {
-	ready chan *session // of capacity one
+	ready chan *session // gets the connection; its capacity is one
 }
 
 // want asks for a connection.

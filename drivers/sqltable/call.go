@@ -47,7 +47,7 @@ func (c *call) over() error {
 		return fmt.Errorf("%s: %w", c.b.info.Name, c.outer.Err())
 	case c.b.ctx.Err() != nil:
 		return driver.ErrClosed
-	case bounded && !c.deadline.Before(end): // of two timers with one deadline ours was first
+	case bounded && !c.deadline.Before(end): // two timers have the same deadline, and ours fired first
 		return fmt.Errorf("%s: %w", c.b.info.Name, context.DeadlineExceeded)
 	}
 	return fmt.Errorf("%s: %w", c.b.info.Name, errTimeout)

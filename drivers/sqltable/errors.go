@@ -18,7 +18,7 @@ const (
 	again                 // it did nothing, and may succeed at once
 	duplicate             // the row is there already
 	missing               // the table is not there
-	never                 // it did nothing, and will not as the server is configured
+	never                 // it did nothing, and cannot succeed as the server is configured
 	later                 // it did nothing, and may succeed later
 )
 

@@ -103,7 +103,7 @@ func (l *lease) Release(ctx context.Context) error {
 	n, err := c.exec(b.sql.release, l.name, l.owner, l.fence)
 	sure := !c.repeated
 	if err != nil && !nothingHappened(err) && c.over() == nil { // the connection may just have been an old one
-		sure = false // of what the first one did
+		sure = false // the first one may have taken effect
 		n, err = c.exec(b.sql.release, l.name, l.owner, l.fence)
 	}
 	if err != nil {

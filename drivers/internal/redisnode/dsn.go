@@ -140,7 +140,7 @@ func (t *Target) credentials(authority string) (rest string, err error) {
 	t.User, err1 = url.PathUnescape(user)
 	t.Password, err2 = url.PathUnescape(password)
 	if err1 != nil || err2 != nil {
-		return "", driver.Invalid("URL", "user or password is not percent-encoded well (write %%25 for '%%')")
+		return "", driver.Invalid("URL", "user or password is not percent-encoded correctly (write %%25 for '%%')")
 	}
 	return authority[at+1:], nil
 }
@@ -160,7 +160,7 @@ func (t *Target) hosts(authority, path string, p *dsn.Params) error {
 	sentinel := p.String("topology", "") == Sentinel
 	list, err := url.PathUnescape(authority)
 	if err != nil {
-		return driver.Invalid("URL", "host is not percent-encoded well")
+		return driver.Invalid("URL", "host is not percent-encoded correctly")
 	}
 	if list == "" {
 		list = "localhost"

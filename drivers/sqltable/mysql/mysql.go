@@ -1,5 +1,5 @@
 // Package mysql registers the drivers "mysql" and "mariadb": locks in a table of MySQL or
-// MariaDB, by go-sql-driver/mysql. See package sqltable for what they are.
+// MariaDB, by go-sql-driver/mysql. Package sqltable describes them.
 //
 //	mysql://user:password@host:3306/database?table=dlock
 //

@@ -1,6 +1,6 @@
 // Package sqlite registers the driver "sqlite": locks in a table of a SQLite database, for the
 // processes of one machine, by modernc.org/sqlite, which needs no C compiler. See package
-// sqltable for what they are.
+// sqltable for a description.
 //
 //	sqlite:///var/lib/app/locks.db     an absolute path
 //	sqlite:locks.db                    one that is relative to the working directory
@@ -76,7 +76,7 @@ func parse(raw string) (path, query string, err error) {
 	path, err = url.PathUnescape(rest)
 	switch {
 	case err != nil || strings.ContainsRune(path, 0):
-		return "", "", driver.Invalid("URL", "is not percent-encoded well")
+		return "", "", driver.Invalid("URL", "is not percent-encoded correctly")
 	case path == "" || strings.HasSuffix(path, "/"):
 		return "", "", driver.Invalid("URL", "names no file")
 	case path == ":memory:":

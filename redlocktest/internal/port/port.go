@@ -1,5 +1,5 @@
-// Package port hands out TCP ports of the loopback interface for what tests start, and
-// keeps each for as long as it is wanted, while whatever has it is down too.
+// Package port hands out TCP ports of the loopback interface for the servers of tests, and
+// reserves each while its server is down, too.
 package port
 
 import (
@@ -13,9 +13,9 @@ import (
 const lowest, highest = 12000, 32000
 
 // A Port is a TCP port that no other Port of any process has until Close, or until the
-// process ends. Nobody need listen on it for that: what keeps it is the UDP port of the
-// same number. So a server that is killed finds its port free when it starts again, and
-// a connection to one that is down is refused, and not taken by somebody else's server.
+// process ends. The UDP port of the same number reserves it, so nobody has to listen on it. A
+// server that was killed finds its port free when it starts again, and connections to a server
+// that is down are refused, not accepted by another server.
 type Port struct {
 	Number int
 	keeper net.PacketConn

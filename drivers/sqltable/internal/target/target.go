@@ -49,7 +49,7 @@ func Parse(raw string) (*Target, error) {
 	for _, part := range []*string{&t.User, &t.Password, &database} {
 		s, err := url.PathUnescape(*part)
 		if err != nil || strings.ContainsRune(s, 0) {
-			return nil, driver.Invalid("URL", "is not percent-encoded well")
+			return nil, driver.Invalid("URL", "is not percent-encoded correctly")
 		}
 		*part = s
 	}
