@@ -1,6 +1,6 @@
 // Package server starts real servers for tests and benchmarks: redis-server,
-// valkey-server, postgres, pgbouncer, etcd and mariadbd, each on a free port of the loopback
-// interface, in a temporary folder that goes with it.
+// valkey-server, postgres, pgbouncer, etcd, mariadbd and ZooKeeper, each on a free port of the
+// loopback interface, in a temporary folder that goes with it.
 //
 // Its API is unstable: it may change in any release.
 //

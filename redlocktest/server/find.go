@@ -37,11 +37,15 @@ func (k Kind) pkg() string {
 	if k == KindEtcd {
 		return "etcd-server"
 	}
-	return string(k)
+	return string(k) // of redis-server, valkey-server, pgbouncer and zookeeper
 }
 
 // find returns the path of a server's program.
 func find(k Kind) (string, error) {
+	if k == KindZooKeeper {
+		java, _, err := findJava()
+		return java, err
+	}
 	for _, path := range places(string(k)) {
 		if k != KindPostgres || majorVersion(path) >= 14 {
 			return path, nil
@@ -60,6 +64,7 @@ func places(program string) []string {
 	for _, pattern := range []string{
 		"/usr/lib/postgresql/*/bin", "/usr/sbin", "/usr/local/sbin", "/opt/homebrew/opt/*/bin",
 		"/usr/local/opt/*/bin", "/home/linuxbrew/.linuxbrew/opt/*/bin",
+		"/usr/share/zookeeper/bin", "/opt/homebrew/opt/*/libexec/bin", "/usr/local/opt/*/libexec/bin",
 	} {
 		matches, err := filepath.Glob(filepath.Join(pattern, program))
 		if err != nil {

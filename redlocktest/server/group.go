@@ -12,10 +12,10 @@ import (
 )
 
 // A Group is servers that belong together: a Cluster, a primary and its replicas under
-// sentinels, or the members of an etcd.
+// sentinels, or the members of an etcd or a ZooKeeper.
 type Group struct {
 	// Nodes hold the data: a Cluster's three primaries; or the primary as it was at
-	// the start, and its replicas; or the members of an etcd.
+	// the start, and its replicas; or the members of an etcd or a ZooKeeper.
 	Nodes []*Server
 	// Sentinels watch them; none in a Cluster.
 	Sentinels []*Server

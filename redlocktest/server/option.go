@@ -17,6 +17,7 @@ const (
 	KindPgBouncer Kind = "pgbouncer"
 	KindEtcd      Kind = "etcd"
 	KindMariaDB   Kind = "mariadbd"
+	KindZooKeeper Kind = "zookeeper"
 )
 
 // Config describes the server to start. The zero value of every field but Kind is a
@@ -32,7 +33,7 @@ type Config struct {
 	// Users are ACL rules, as "alice on >secret ~* +@all". Redis and Valkey only.
 	Users []string
 	// TLS makes the server accept nothing but TLS, with a certificate of an authority
-	// of its own. Redis, Valkey, etcd and MariaDB only.
+	// of its own. Redis, Valkey, etcd, MariaDB and ZooKeeper only.
 	TLS bool
 	// ClientCerts makes it ask clients for a certificate of that authority.
 	ClientCerts bool
@@ -107,6 +108,8 @@ func (c *Config) flavour() (flavour, error) {
 		return mariadb{}, nil
 	case KindCommand:
 		return command{}, nil
+	case KindZooKeeper:
+		return zookeeper{}, nil
 	}
 	return nil, fmt.Errorf("unknown kind of server %q", c.Kind)
 }

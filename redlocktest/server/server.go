@@ -40,10 +40,12 @@ type Server struct {
 	binary string
 	dir    string
 	port   int
-	bus    int          // a cluster node's second port
-	ports  []*port.Port // both: its own until Close, also while it does not run
-	certs  *certificates
-	admin  string // password of the extra user that Do logs in as where users are configured
+	bus    int // a cluster node's second port
+	// election is the third port of a member of a ZooKeeper.
+	election int
+	ports    []*port.Port // all: its own until Close, also while it does not run
+	certs    *certificates
+	admin    string // password of the extra user that Do logs in as where users are configured
 
 	mu      sync.Mutex // held during a change of state
 	guard   *guardian
@@ -135,12 +137,16 @@ func (s *Server) firstStart(ctx context.Context) error {
 	}
 }
 
-// takePorts reserves two ports, instead of those that it had.
+// takePorts reserves the ports, instead of those that it had.
 func (s *Server) takePorts() error {
 	if err := s.releasePorts(); err != nil {
 		return err
 	}
-	for _, number := range []*int{&s.port, &s.bus} {
+	numbers := []*int{&s.port, &s.bus}
+	if s.cfg.Kind == KindZooKeeper {
+		numbers = append(numbers, &s.election)
+	}
+	for _, number := range numbers {
 		p, err := port.Reserve()
 		if err != nil {
 			return err

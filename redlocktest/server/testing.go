@@ -65,6 +65,13 @@ func Etcd(t testing.TB, members int, opts ...Option) *Group {
 	return groupFor(t, start, KindEtcd, opts)
 }
 
+// ZooKeeper starts a ZooKeeper ensemble of so many members for a test, as Redis does.
+func ZooKeeper(t testing.TB, members int, opts ...Option) *Group {
+	t.Helper()
+	start := func(ctx context.Context, cfg Config) (*Group, error) { return StartZooKeeper(ctx, members, cfg) }
+	return groupFor(t, start, KindZooKeeper, opts)
+}
+
 func groupFor(t testing.TB, start func(context.Context, Config) (*Group, error), kind Kind, opts []Option) *Group {
 	t.Helper()
 	g, err := start(context.Background(), config(kind, opts))

@@ -1,0 +1,189 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// zookeeper is the flavour of a member of a ZooKeeper ensemble.
+type zookeeper struct{}
+
+// zkScript is what starts a ZooKeeper, by which its programs are found. It runs nowhere here.
+const zkScript = "zkServer.sh"
+
+// StartZooKeeper starts a ZooKeeper ensemble of so many members, and returns when all of them
+// serve. A tick is 250 ms, and a session may last for two days. A member that was killed
+// starts again with what it had stored. To forget everything, kill all members and call
+// Group.RestartEmpty.
+func StartZooKeeper(ctx context.Context, members int, cfg Config) (*Group, error) {
+	cfg.Kind = KindZooKeeper
+	return startEnsemble(ctx, members, cfg, func(all []*Server) error {
+		var lines strings.Builder
+		for i, s := range all {
+			// A single member with a line of its own would be no ensemble, and says so.
+			if len(all) > 1 {
+				fmt.Fprintf(&lines, "server.%d=127.0.0.1:%d:%d;127.0.0.1:%d\n", i+1, s.bus, s.election, s.port)
+			}
+		}
+		for i, s := range all {
+			s.cfg.member, s.cfg.ensemble = i, lines.String()
+		}
+		return nil
+	})
+}
+
+// findJava returns the Java program and the class path of ZooKeeper: the folder of jars beside
+// the script that starts it, or what Debian made of it.
+func findJava() (java, classPath string, err error) {
+	missing := &MissingError{Program: zkScript, Package: KindZooKeeper.pkg()}
+	javas := places("java")
+	if home := os.Getenv("JAVA_HOME"); home != "" {
+		if path, err := exec.LookPath(filepath.Join(home, "bin", "java")); err == nil {
+			javas = append(javas, path)
+		}
+	}
+	if len(javas) == 0 {
+		return "", "", missing
+	}
+	for _, script := range places(zkScript) {
+		if real, err := filepath.EvalSymlinks(script); err == nil {
+			script = real
+		}
+		lib := filepath.Join(filepath.Dir(filepath.Dir(script)), "lib")
+		if jars, err := filepath.Glob(filepath.Join(lib, "zookeeper-*.jar")); err == nil && len(jars) > 0 {
+			return javas[0], filepath.Join(lib, "*"), nil
+		}
+		const debian = "/usr/share/java/zookeeper.jar" // whose manifest names the others, but these
+		if _, err := os.Stat(debian); err == nil {
+			return javas[0], debian + ":/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar", nil
+		}
+	}
+	return "", "", missing
+}
+
+func (zookeeper) prepare(s *Server) error { return s.prepareTLS() }
+
+func (zookeeper) command(s *Server) ([]string, error) {
+	_, classPath, err := findJava()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.zookeeperConfig(); err != nil {
+		return nil, err
+	}
+	argv := []string{
+		s.binary, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classPath,
+		"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.jmx.log4j.disable=true",
+	}
+	if !s.cfg.Durable { // what the process wrote outlives a kill, if not the machine's crash
+		argv = append(argv, "-Dzookeeper.forceSync=no")
+	}
+	argv = append(argv, s.cfg.Args...)
+	return append(argv, "org.apache.zookeeper.server.quorum.QuorumPeerMain", s.configFile()), nil
+}
+
+func (s *Server) zookeeperConfig() error {
+	if err := os.MkdirAll(s.dataDir(), 0o700); err != nil {
+		return err
+	}
+	id := filepath.Join(s.dataDir(), "myid")
+	if err := os.WriteFile(id, []byte(strconv.Itoa(s.cfg.member+1)+"\n"), 0o600); err != nil {
+		return err
+	}
+	var b strings.Builder
+	line := func(name string, value any) { fmt.Fprintf(&b, "%s=%v\n", name, value) }
+	line("tickTime", 250)
+	line("initLimit", 40)
+	line("syncLimit", 12)
+	line("maxSessionTimeout", (48 * time.Hour).Milliseconds())
+	line("maxClientCnxns", 0)
+	line("dataDir", s.dataDir())
+	switch {
+	case s.certs != nil:
+		line("serverCnxnFactory", "org.apache.zookeeper.server.NettyServerCnxnFactory")
+		line("secureClientPort", s.port)
+		line("secureClientPortAddress", "127.0.0.1")
+		for name, files := range map[string][]string{"keyStore": {s.certs.keyFile, s.certs.certFile}, "trustStore": {s.certs.caFile}} {
+			store := filepath.Join(s.dir, name+".pem")
+			if err := concat(store, files); err != nil {
+				return err
+			}
+			line("ssl."+name+".location", store)
+			line("ssl."+name+".type", "PEM")
+		}
+		if !s.cfg.ClientCerts {
+			line("ssl.clientAuth", "none")
+		}
+	case s.cfg.ensemble == "":
+		line("clientPort", s.port)
+		line("clientPortAddress", "127.0.0.1")
+	}
+	b.WriteString(s.cfg.ensemble)
+	for _, x := range s.cfg.Settings {
+		line(x.Name, x.Value)
+	}
+	return os.WriteFile(s.configFile(), []byte(b.String()), 0o600)
+}
+
+// concat makes one file of several.
+func concat(name string, files []string) error {
+	var all []byte
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return err
+		}
+		all = append(all, text...)
+	}
+	return os.WriteFile(name, all, 0o600)
+}
+
+// ready asks the member whether it serves, which it does once there is a leader. Its ports are
+// reserved, so that nobody else answers for it.
+func (zookeeper) ready(ctx context.Context, s *Server, _ *process) error {
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, "tcp", s.Addr())
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // only asks
+	if s.certs != nil {
+		return nil // its words of four letters are for connections without TLS
+	}
+	if err := c.SetDeadline(time.Now().Add(askTimeout)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "srvr"); err != nil {
+		return err
+	}
+	answer, err := io.ReadAll(c)
+	if err == nil && !strings.Contains(string(answer), "Mode: ") {
+		err = errors.New("it has no leader")
+	}
+	return err
+}
+
+func (zookeeper) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
+
+func (zookeeper) wipe(s *Server) error { return os.RemoveAll(s.dataDir()) }
+
+func (zookeeper) url(s *Server, user, password string) string {
+	u := url.URL{Scheme: "zk", Host: s.Addr()}
+	if s.certs != nil {
+		u.Scheme = "zks"
+	}
+	if user != "" || password != "" {
+		u.User = url.UserPassword(user, password)
+	}
+	return u.String()
+}
