@@ -41,6 +41,7 @@ postgres      postgresql     postgresql@17
 pgbouncer     pgbouncer      pgbouncer
 etcd          etcd-server    etcd
 mariadbd      mariadb-server-core mariadb
+zkServer.sh   zookeeper      zookeeper
 cc            gcc,libc6-dev  gcc
 END
 }
@@ -76,7 +77,8 @@ in_modules() {
 have() {
 	local path
 	for path in "$(command -v "$1")" /usr/lib/postgresql/*/bin/"$1" /usr/sbin/"$1" /usr/local/sbin/"$1" \
-		/opt/homebrew/opt/*/bin/"$1" /usr/local/opt/*/bin/"$1" /home/linuxbrew/.linuxbrew/opt/*/bin/"$1"; do
+		/opt/homebrew/opt/*/bin/"$1" /usr/local/opt/*/bin/"$1" /home/linuxbrew/.linuxbrew/opt/*/bin/"$1" \
+		/usr/share/zookeeper/bin/"$1" /opt/homebrew/opt/*/libexec/bin/"$1" /usr/local/opt/*/libexec/bin/"$1"; do
 		[ -x "$path" ] && return 0
 	done
 	return 1

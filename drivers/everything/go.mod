@@ -6,4 +6,5 @@ require (
 	github.com/redlock-go/redlock v0.1.0
 	github.com/redlock-go/redlock/drivers/etcd v0.1.0
 	github.com/redlock-go/redlock/drivers/sqltable v0.1.0
+	github.com/redlock-go/redlock/drivers/zookeeper v0.1.0
 )

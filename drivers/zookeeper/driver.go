@@ -1,0 +1,285 @@
+package zookeeper
+
+import (
+	"context"
+	"crypto/tls"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
+)
+
+// minTTL is the least timeout of a session with usual settings, and a bit. maxTTL is a bound of
+// this driver's, for typing errors.
+const (
+	minTTL = time.Second
+	maxTTL = 24 * time.Hour
+)
+
+// defaultPath is where locks are stored unless the URL says otherwise.
+const defaultPath = "/dlock/"
+
+const defaultCallTimeout = time.Second
+
+// Driver opens backends by URL. The zero Driver is ready.
+type Driver struct{}
+
+var _ driver.Driver = Driver{}
+
+// Open reads cfg.DSN, see the package's documentation. It does no I/O but reading
+// certificates.
+func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
+	u, err := dsn.Parse(cfg.DSN, "2181", "zk", "zks")
+	if err != nil {
+		return nil, err
+	}
+	opt := Options{Prefix: cfg.Prefix, Event: cfg.Notify, User: u.User, Password: u.Password, Path: u.Path}
+	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
+	opt.Recipe = u.Params.Enum("recipe", "mutex", "mutex", "readwrite")
+	if opt.TLS, err = u.Params.TLS(u.Scheme == "zks"); err != nil {
+		return nil, err
+	}
+	if err := u.Params.Err(); err != nil {
+		return nil, err
+	}
+	b, err := New(u.Hosts, &opt)
+	if err != nil {
+		return nil, err
+	}
+	b.address = u.String()
+	return b, nil
+}
+
+// Options are the settings of a backend. The zero value of each field is its default, and so
+// is a nil *Options.
+type Options struct {
+	// Prefix goes before every key.
+	Prefix string
+	// Event is told what happens in the background; see driver.Config.
+	Event func(driver.Notice)
+	// Path is the node under which locks are stored; "/dlock" by default. One path must not lie
+	// within another one.
+	Path string
+	// Recipe names the locks of Curator that take part: "mutex" for InterProcessMutex, which is
+	// the default, or "readwrite" for InterProcessReadWriteLock.
+	Recipe string
+	// User and Password are sent by the scheme "digest". Without a user the nodes are
+	// everybody's.
+	User, Password string
+	// TLS is for servers that ask for it; nil: none.
+	TLS *tls.Config
+	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
+	CallTimeout time.Duration
+
+	_ struct{}
+}
+
+// Backend grants locks of one ZooKeeper ensemble.
+type Backend struct {
+	opt      Options
+	info     driver.Info
+	address  string
+	hosts    []string
+	secure   *tls.Config
+	password []byte // user:password; nil: none
+	acl      []zk.ACL
+	clock    clock
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // calls under way
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[time.Duration]*session // by class
+	all      map[*session]struct{}      // those that were replaced, too
+	counters map[string]counter         // by path, of some locks
+}
+
+var (
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+)
+
+// New returns a backend for an ensemble whose members have these addresses. It connects to
+// nothing. (The client library's own connection has one session, whose timeout is fixed: each
+// TTL needs another one, so that the backend makes its connections itself.)
+func New(members []string, o *Options) (*Backend, error) {
+	var opt Options
+	if o != nil {
+		opt = *o
+	}
+	opt.Path = strings.Trim(opt.Path, "/")
+	if opt.Path == "" {
+		opt.Path = strings.Trim(defaultPath, "/")
+	}
+	opt.Path = "/" + opt.Path + "/"
+	if opt.CallTimeout == 0 {
+		opt.CallTimeout = defaultCallTimeout
+	}
+	if opt.Recipe == "" {
+		opt.Recipe = "mutex"
+	}
+	switch {
+	case len(members) == 0:
+		return nil, driver.Invalid("members", "are none")
+	case len(opt.Prefix) >= driver.MaxKey:
+		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(opt.Prefix), driver.MaxKey)
+	case opt.CallTimeout < 10*time.Millisecond:
+		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
+	case recipes[opt.Recipe] == recipe{}:
+		return nil, driver.Invalid("recipe", "must be one of mutex, readwrite")
+	case !validPath(opt.Path):
+		return nil, driver.Invalid("path", "must be of printable ASCII, without empty, '.' and '..' parts")
+	case opt.Password != "" && opt.User == "":
+		return nil, driver.Invalid("URL", "has a password and no user")
+	}
+	b := &Backend{
+		opt: opt, hosts: members, secure: opt.TLS, address: "zk://" + strings.Join(members, ",") + strings.TrimSuffix(opt.Path, "/"),
+		info: driver.Info{
+			Name:     "zookeeper",
+			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
+			MinTTL:   minTTL, MaxTTL: maxTTL,
+		},
+		acl:      zk.WorldACL(zk.PermAll),
+		sessions: map[time.Duration]*session{}, all: map[*session]struct{}{}, counters: map[string]counter{},
+	}
+	if opt.User != "" {
+		b.password, b.acl = []byte(opt.User+":"+opt.Password), zk.AuthACL(zk.PermAll)
+	}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	return b, nil
+}
+
+func validPath(path string) bool {
+	for part := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
+		if part == "" || part == "." || part == ".." || strings.ContainsFunc(part, func(r rune) bool { return r < ' ' || r >= 0x7f }) {
+			return false
+		}
+	}
+	return true
+}
+
+// Info describes the backend.
+func (b *Backend) Info() driver.Info { return b.info }
+
+// String returns the servers' addresses and the path, without any secret.
+func (b *Backend) String() string { return b.address }
+
+// silence is for how long a server may leave a request without an answer before another one is
+// asked.
+func (b *Backend) silence() time.Duration { return b.opt.CallTimeout / 2 }
+
+// begin notes a call that is under way. Its end is to be told by b.wg.Done.
+func (b *Backend) begin() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return driver.ErrClosed
+	}
+	b.wg.Add(1)
+	return nil
+}
+
+// Close ends the backend. Leases that are still held are not released: their entries go when
+// the servers end the sessions. It waits for clean-up, for about the call timeout at most.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.cancel()
+	b.wg.Wait()
+	b.mu.Lock()
+	all := make([]*session, 0, len(b.all))
+	for s := range b.all {
+		all = append(all, s)
+	}
+	b.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, s := range all {
+		wg.Go(func() {
+			s.mu.Lock()
+			held, attached := s.users > 0, s.attached
+			s.mu.Unlock()
+			if held && attached {
+				ctx, cancel := context.WithTimeout(context.Background(), b.opt.CallTimeout)
+				defer cancel()
+				_ = s.clean(ctx) // what is left goes with the session
+			}
+			s.close(!held)
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// session returns a session for leases of this TTL, which it joins.
+func (b *Backend) session(ttl time.Duration) (*session, error) {
+	class := classOf(ttl)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, driver.ErrClosed
+	}
+	s := b.sessions[class]
+	if s != nil && !s.usable() {
+		s.mu.Lock()
+		s.retired = true
+		s.poke()
+		s.mu.Unlock()
+		s = nil
+	}
+	if s == nil {
+		var err error
+		if s, err = b.newSession(class); err != nil {
+			return nil, err
+		}
+		b.sessions[class], b.all[s] = s, struct{}{}
+	}
+	s.join()
+	return s, nil
+}
+
+// forget removes a session that ends.
+func (b *Backend) forget(s *session) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sessions[s.class] == s {
+		delete(b.sessions, s.class)
+	}
+	delete(b.all, s)
+}
+
+// inspectionTTL is that of the session which inspection uses if there is none of a lock.
+const inspectionTTL = 10 * time.Second
+
+// any returns a session for what needs no lease: one that is served already, if there is one. It
+// joins it.
+func (b *Backend) any() (*session, error) {
+	b.mu.Lock()
+	for _, s := range b.sessions {
+		s.mu.Lock()
+		if s.attached && s.dead == nil {
+			s.users++
+			s.mu.Unlock()
+			b.mu.Unlock()
+			return s, nil
+		}
+		s.mu.Unlock()
+	}
+	b.mu.Unlock()
+	return b.session(inspectionTTL)
+}
+
+// bound returns a context for one attempt: it ends with ctx, with the backend, and after the
+// call timeout.
+func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
+	stop := context.AfterFunc(b.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}

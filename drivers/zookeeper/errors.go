@@ -1,0 +1,72 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+var (
+	errLayout = errors.New("unknown layout")
+	// errGone: our entry is not there any more.
+	errGone = errors.New("our entry is gone")
+	// errExpired: the servers have ended the session, and deleted its entries.
+	errExpired = errors.New("the session has expired")
+	// errAbandoned: no server took the session for longer than it can last.
+	errAbandoned = errors.New("no server knows the session")
+)
+
+// broken reports whether the connection broke before the answer came: the request may have
+// taken effect.
+func broken(err error) bool {
+	return errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, zk.ErrClosing) || errors.Is(err, zk.ErrNoServer) ||
+		errors.Is(err, zk.ErrSessionMoved) || errors.Is(err, zk.ErrSessionExpired)
+}
+
+// definite reports whether err is a server's answer, after which the request has had no effect.
+func definite(err error) bool {
+	for _, known := range []error{
+		zk.ErrNoNode, zk.ErrNodeExists, zk.ErrBadVersion, zk.ErrNotEmpty, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL,
+		zk.ErrAPIError, zk.ErrBadArguments, zk.ErrNoChildrenForEphemerals,
+	} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
+}
+
+// failed makes the error of a call out of the client's: a refusal, or an unknown outcome. ctx
+// is the caller's, and s, which may be nil, the session that was used.
+func (b *Backend) failed(ctx context.Context, s *session, what string, err error) error {
+	if b.ctx.Err() != nil || errors.Is(err, driver.ErrClosed) {
+		return driver.ErrClosed
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("zookeeper: %s: %w", what, ctx.Err())
+	}
+	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
+		return err
+	}
+	switch {
+	case errors.Is(err, errLayout):
+		return &driver.RefusedError{Reason: "another program, or another release of this driver, has stored something under " + b.opt.Path +
+			" in a layout that this one does not know: use that release, or another path"}
+	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed), errors.Is(err, zk.ErrInvalidACL):
+		return &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		// The error of a context of ours is no error of the caller's context.
+		text := fmt.Sprintf("zookeeper: %s: no server answered within %v", what, b.opt.CallTimeout)
+		if s != nil {
+			if why := s.why(); why != "" {
+				text += ": " + why
+			}
+		}
+		return errors.New(text)
+	}
+	return fmt.Errorf("zookeeper: %s: %w", what, err)
+}

@@ -1,0 +1,326 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// mostQueued is how many waiters are named.
+const mostQueued = 100
+
+// inspect calls f with a session, and makes its error.
+func (b *Backend) inspect(ctx context.Context, what string, f func(context.Context, *session) error) error {
+	if err := b.begin(); err != nil {
+		return err
+	}
+	defer b.wg.Done()
+	s, err := b.any()
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	bounded, cancel := b.bound(ctx)
+	defer cancel()
+	if err := f(bounded, s); err != nil && !errors.Is(err, driver.ErrLost) {
+		return b.failed(ctx, s, what, err)
+	} else if err != nil {
+		return driver.ErrLost
+	}
+	return nil
+}
+
+// Lookup returns who holds key, and how many wait for it.
+func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, err error) {
+	err = b.inspect(ctx, "look up", func(ctx context.Context, s *session) error {
+		if err := b.look(ctx, s); err != nil {
+			return err
+		}
+		if err := b.sync(ctx, s, b.Path(key)); err != nil {
+			return err
+		}
+		state, err = b.state(ctx, s, key)
+		return err
+	})
+	return state, err
+}
+
+// A stored is a node's data.
+type stored struct {
+	data []byte
+	stat *zk.Stat
+}
+
+func read(ctx context.Context, s *session, node string) (stored, error) {
+	return again(ctx, s, func(c *zk.Conn) (stored, error) {
+		data, stat, err := c.Get(node)
+		return stored{data, stat}, err
+	})
+}
+
+func (b *Backend) children(ctx context.Context, s *session, node string) ([]string, error) {
+	return again(ctx, s, func(c *zk.Conn) ([]string, error) {
+		children, _, err := c.Children(node)
+		return children, err
+	})
+}
+
+// state reads the line of a lock: who is before all that exclude it holds the lock.
+func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.State, error) {
+	state := &driver.State{Key: key}
+	dir := b.Path(key)
+	children, err := b.children(ctx, s, dir)
+	if errors.Is(err, zk.ErrNoNode) {
+		return state, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if got, err := read(ctx, s, dir); err == nil {
+		state.Fence, _ = parseCounter(got.data) // what is none is another library's
+	}
+	line := parseLine(children)
+	if len(line) == 0 {
+		return state, nil
+	}
+	state.Mode = line[0].mode
+	waiting := false
+	for i, e := range line {
+		waiting = waiting || i > 0 && (state.Mode == driver.Exclusive || e.mode == driver.Exclusive)
+		if waiting && len(state.Queue) >= mostQueued {
+			state.Waiters++
+			continue
+		}
+		got, err := read(ctx, s, dir+"/"+e.name)
+		if errors.Is(err, zk.ErrNoNode) {
+			if i == 0 {
+				return b.state(ctx, s, key) // the holder has changed
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		owner, token := parseEntry(e.name, got.data, got.stat.Czxid)
+		if waiting {
+			state.Waiters++
+			state.Queue = append(state.Queue, driver.Waiter{Owner: owner, Since: time.UnixMilli(got.stat.Ctime)})
+		} else {
+			state.Holders = append(state.Holders, driver.Holder{Owner: owner, Fence: token, Session: sessionName(got.stat)})
+		}
+	}
+	return state, nil
+}
+
+// sessionName is how ZooKeeper's own tools write a session.
+func sessionName(stat *zk.Stat) string { return "0x" + strconv.FormatInt(stat.EphemeralOwner, 16) }
+
+// List yields the held keys.
+func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	var names []string
+	err := b.inspect(ctx, "list", func(ctx context.Context, s *session) error {
+		err := b.look(ctx, s)
+		if err == nil {
+			names, err = b.children(ctx, s, strings.TrimSuffix(b.opt.Path, "/"))
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		key, ours := strings.CutPrefix(unescape(name), b.opt.Prefix)
+		if name == marker || !ours || !strings.HasPrefix(key, prefix) {
+			continue
+		}
+		var state *driver.State
+		err := b.inspect(ctx, "list", func(ctx context.Context, s *session) (err error) {
+			state, err = b.state(ctx, s, key)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if len(state.Holders) > 0 && !yield(state) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// Break deletes the entry of the holder with this token. Its owner learns of it at the next
+// renewal.
+func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+	return b.inspect(ctx, "break", func(ctx context.Context, s *session) error {
+		node, err := b.holder(ctx, s, key, fence)
+		if err != nil {
+			return err
+		}
+		for unsure := false; ; unsure = true {
+			_, err := ask(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(node, -1) })
+			switch {
+			case errors.Is(err, zk.ErrNoNode) && !unsure:
+				return driver.ErrLost
+			case err == nil, errors.Is(err, zk.ErrNoNode): // a try before may have done it
+				return nil
+			case !broken(err) || ctx.Err() != nil:
+				return err
+			}
+		}
+	})
+}
+
+// holder returns the entry of the holder with this token.
+func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint64) (string, error) {
+	dir := b.Path(key)
+	if err := b.sync(ctx, s, dir); err != nil {
+		return "", err
+	}
+	children, err := b.children(ctx, s, dir)
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		return "", err
+	}
+	for i, e := range parseLine(children) {
+		if i > 0 && e.mode == driver.Exclusive {
+			break
+		}
+		got, err := read(ctx, s, dir+"/"+e.name)
+		if errors.Is(err, zk.ErrNoNode) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if _, token := parseEntry(e.name, got.data, got.stat.Czxid); token == fence {
+			return dir + "/" + e.name, nil
+		}
+		if e.mode == driver.Exclusive {
+			break
+		}
+	}
+	return "", driver.ErrLost
+}
+
+// Check asks every member that the backend knows, and the ensemble for its members.
+func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	var found []driver.Diagnostic
+	err := b.inspect(ctx, "check", func(ctx context.Context, s *session) error {
+		if _, err := s.await(ctx); err != nil {
+			return err
+		}
+		if err := b.look(ctx, s); err != nil {
+			return err
+		}
+		found = append(found, b.checkEnsemble(ctx, s)...)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if b.secure == nil { // else members do not answer without a session
+		for _, host := range b.hosts {
+			found = append(found, b.checkMember(ctx, host)...)
+		}
+	}
+	slices.SortStableFunc(found, func(x, y driver.Diagnostic) int { return int(y.Severity) - int(x.Severity) })
+	return found, nil
+}
+
+func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver.Diagnostic) {
+	s.mu.Lock()
+	timeout, want := s.timeout, s.want
+	s.mu.Unlock()
+	if timeout < want {
+		found = append(found, driver.Diagnostic{Code: "session-timeout", Severity: driver.SeverityWarning, Measured: timeout.String(),
+			Summary: "the servers grant sessions of up to " + timeout.String() + ", which carry TTLs of up to " + (timeout * 3 / 4).String(),
+			Remedy:  "raise maxSessionTimeout, or ask for shorter TTLs"})
+	}
+	got, err := read(ctx, s, "/zookeeper/config")
+	if err != nil {
+		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()})
+	}
+	voters := 0
+	for line := range strings.Lines(string(got.data)) {
+		if strings.HasPrefix(line, "server.") && !strings.Contains(line, ":observer") {
+			voters++
+		}
+	}
+	switch {
+	case voters < 3:
+		found = append(found, driver.Diagnostic{Code: "few-members", Severity: driver.SeverityWarning, Measured: strconv.Itoa(max(voters, 1)),
+			Summary: "the ensemble does not survive the loss of a member", Remedy: "run three or five members"})
+	case len(b.hosts) == 1:
+		found = append(found, driver.Diagnostic{Code: "one-address", Severity: driver.SeverityWarning, Measured: "1 of " + strconv.Itoa(voters),
+			Summary: "the backend knows the address of one member", Remedy: "name all members in the URL, separated by commas"})
+	}
+	return found
+}
+
+func (b *Backend) checkMember(ctx context.Context, host string) (found []driver.Diagnostic) {
+	say := func(d driver.Diagnostic) {
+		d.Node = host
+		found = append(found, d)
+	}
+	answer, err := b.fourLetters(ctx, host, "srvr")
+	switch {
+	case err != nil:
+		say(driver.Diagnostic{Code: "member-unreachable", Severity: driver.SeverityWarning,
+			Summary: "the member does not answer: " + strings.ReplaceAll(err.Error(), "\n", "; "), Remedy: "start the member, or take it out of the URL"})
+	case strings.Contains(answer, "not currently serving"):
+		say(driver.Diagnostic{Code: "no-leader", Severity: driver.SeverityWarning, Summary: "the member knows no leader",
+			Remedy: "look whether a majority of the members runs, and can reach each other"})
+	case strings.Contains(answer, "Mode: read-only"):
+		say(driver.Diagnostic{Code: "read-only", Severity: driver.SeverityWarning, Summary: "the member is cut off from the others, and only reads",
+			Remedy: "look whether a majority of the members runs, and can reach each other"})
+	}
+	if _, rest, ok := strings.Cut(answer, "Zookeeper version: "); ok {
+		version, _, _ := strings.Cut(rest, "-")
+		say(driver.Diagnostic{Code: "version", Summary: "ZooKeeper " + version, Measured: version})
+		if tooOld(version) {
+			say(driver.Diagnostic{Code: "version-old", Severity: driver.SeverityUnsafe, Measured: version,
+				Summary: "this version has no container nodes, which locks are made of", Remedy: "upgrade to 3.5.5 or newer"})
+		}
+	}
+	return found
+}
+
+// tooOld reports whether a version is older than the first stable one with container nodes.
+func tooOld(version string) bool {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) != 3 || parts[0] != "3" {
+		return false
+	}
+	minor, err1 := strconv.Atoi(parts[1])
+	patch, err2 := strconv.Atoi(parts[2])
+	return err1 == nil && err2 == nil && (minor < 5 || minor == 5 && patch < 5)
+}
+
+// fourLetters asks a member outside of any session.
+func (b *Backend) fourLetters(ctx context.Context, host, word string) (string, error) {
+	ctx, cancel := b.bound(ctx)
+	defer cancel()
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", host)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close() //nolint:errcheck // only asks
+	if end, ok := ctx.Deadline(); ok {
+		if err := c.SetDeadline(end); err != nil {
+			return "", err
+		}
+	}
+	if _, err := io.WriteString(c, word); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(io.LimitReader(c, 1<<16))
+	return string(answer), err
+}

@@ -1,0 +1,180 @@
+package zookeeper
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// What is stored under the path:
+//
+//	.dlock          "dlock1 FLOOR": the version of the layout, and what new counters begin above
+//	KEY             "dlock1 TOKEN": the lock's container, and the largest token that was given
+//	KEY/ENTRY       "dlock1|TOKEN|OWNER": an owner, or one who waits
+//
+// with KEY the prefix and the key, escaped. ENTRY is an ephemeral sequential node named
+// _c_GUID-lock-SEQUENCE for an exclusive owner, as those of Curator's InterProcessMutex, and
+// _c_GUID-shared-lock-SEQUENCE for a shared one; or _c_GUID-__WRIT__SEQUENCE and
+// _c_GUID-__READ__SEQUENCE, as those of its InterProcessReadWriteLock. All four are understood.
+const (
+	layout = "dlock1"
+	marker = ".dlock"
+)
+
+// A recipe says how entries are named.
+type recipe struct{ exclusive, shared string }
+
+var recipes = map[string]recipe{
+	"mutex":     {"-lock-", "-shared-lock-"},
+	"readwrite": {"-__WRIT__", "-__READ__"},
+}
+
+// sharedMarks are what the names of shared entries contain: ours, Curator's, and kazoo's.
+var sharedMarks = []string{"-shared-lock-", "-__READ__", "__rlock__"}
+
+const hexDigits = "0123456789ABCDEF"
+
+// escape makes the name of a node: '%', '/', a leading '.', and all bytes that are not printable
+// ASCII are written as %XX.
+func escape(key string) string {
+	var b strings.Builder
+	for i := range len(key) {
+		c := key[i]
+		if c <= ' ' || c >= 0x7f || c == '%' || c == '/' || c == '.' && i == 0 {
+			b.WriteByte('%')
+			b.WriteByte(hexDigits[c>>4])
+			b.WriteByte(hexDigits[c&15])
+			continue
+		}
+		b.WriteByte(c)
+	}
+	return b.String()
+}
+
+// unescape is the inverse of escape. What is malformed stays as it is.
+func unescape(name string) string {
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		if name[i] == '%' && i+2 < len(name) {
+			if n, err := strconv.ParseUint(name[i+1:i+3], 16, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 2
+				continue
+			}
+		}
+		b.WriteByte(name[i])
+	}
+	return b.String()
+}
+
+// Path returns the node under which key is stored. Hand it to Curator's InterProcessMutex, or to
+// NewLock of go-zookeeper, to make a lock that excludes this backend's lock of key, and is
+// excluded by it.
+func (b *Backend) Path(key string) string { return b.opt.Path + escape(b.opt.Prefix+key) }
+
+func (b *Backend) marker() string { return b.opt.Path + marker }
+
+// newGUID returns the part of an entry's name by which its owner finds it.
+func newGUID() string {
+	var g [16]byte
+	_, _ = rand.Read(g[:]) // it never fails
+	g[6], g[8] = g[6]&0x0f|0x40, g[8]&0x3f|0x80
+	s := hex.EncodeToString(g[:])
+	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
+}
+
+const protected = "_c_"
+
+// entryName returns the name of an entry without its sequence number.
+func (b *Backend) entryName(guid string, mode driver.Mode) string {
+	r := recipes[b.opt.Recipe]
+	if mode == driver.Shared {
+		return protected + guid + r.shared
+	}
+	return protected + guid + r.exclusive
+}
+
+// An entry is a child of a lock's container.
+type entry struct {
+	name     string
+	mode     driver.Mode
+	sequence int64
+}
+
+// parseLine returns the entries among the names of children, in the order in which they came. A
+// name that does not end with a sequence number is no entry.
+func parseLine(children []string) []entry {
+	var line []entry
+	for _, name := range children {
+		digits := len(name) - 10
+		if digits < 1 {
+			continue
+		}
+		n, err := strconv.ParseUint(name[digits:], 10, 32)
+		if err != nil {
+			continue
+		}
+		e := entry{name: name, sequence: int64(n)}
+		if slices.ContainsFunc(sharedMarks, func(mark string) bool { return strings.Contains(name, mark) }) {
+			e.mode = driver.Shared
+		}
+		line = append(line, e)
+	}
+	slices.SortFunc(line, func(x, y entry) int { return int(x.sequence - y.sequence) })
+	return line
+}
+
+// before returns the last of the entries that keep an owner in this mode out, nil if none does.
+func before(line []entry, mode driver.Mode) *entry {
+	for i := len(line) - 1; i >= 0; i-- {
+		if mode == driver.Exclusive || line[i].mode == driver.Exclusive {
+			return &line[i]
+		}
+	}
+	return nil
+}
+
+// find returns the index of the entry whose name begins so, -1 if there is none.
+func find(line []entry, name string) int {
+	return slices.IndexFunc(line, func(e entry) bool { return strings.HasPrefix(e.name, name) })
+}
+
+// counterValue is what is stored in a lock's container, and in the marker.
+func counterValue(n uint64) []byte { return fmt.Appendf(nil, "%s %d", layout, n) }
+
+// parseCounter reads it. A container that another library made is empty.
+func parseCounter(data []byte) (n uint64, err error) {
+	if len(data) == 0 {
+		return 0, nil
+	}
+	version, number, _ := strings.Cut(string(data), " ")
+	n, err = strconv.ParseUint(number, 10, 64)
+	if version != layout || err != nil {
+		return 0, errLayout
+	}
+	return n, nil
+}
+
+func entryValue(token uint64, owner string) []byte {
+	return fmt.Appendf(nil, "%s|%d|%s", layout, token, owner)
+}
+
+// parseEntry returns the owner and the token of an entry. Of another library's they are what it
+// stored, or else its name, and the transaction that made it.
+func parseEntry(name string, data []byte, czxid int64) (owner string, token uint64) {
+	version, rest, _ := strings.Cut(string(data), "|")
+	number, owner, ok := strings.Cut(rest, "|")
+	if n, err := strconv.ParseUint(number, 10, 64); ok && err == nil && version == layout {
+		return owner, n
+	}
+	owner = string(data)
+	if owner == "" {
+		owner = name
+	}
+	return owner, uint64(czxid)
+}

@@ -1,0 +1,682 @@
+package zookeeper
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A session is one session of ZooKeeper's, with a timeout that suits leases of one TTL. It is
+// made once: when the servers end it, another one takes its place.
+type session struct {
+	b     *Backend
+	class time.Duration // of TTLs, by which the backend finds it
+	conn  *zk.Conn
+	lost  chan struct{} // closed when the servers have said that it has expired
+	wake  chan struct{} // has a value when run has something to do
+	done  chan struct{} // closed when run has returned
+	ctx   context.Context
+	stop  context.CancelFunc
+	asks  sync.WaitGroup
+
+	mu       sync.Mutex
+	hosts    []string
+	next     int
+	want     time.Duration // the timeout to ask for
+	timeout  time.Duration // what the servers gave
+	attached bool          // a server serves the session
+	known    bool          // it has been attached
+	since    time.Time     // of attached
+	authed   bool          // the user's password was sent
+	changed  chan struct{} // closed and replaced when attached or dead changes
+	dead     error         // why it is of no use any more
+	orderly  bool          // the servers are told of its end
+	link     *link
+	fails    int    // connections that led to no session, in a row
+	reason   string // of the last of them
+	proven   time.Time
+	touches  []time.Time
+	users    int       // attempts and leases
+	idle     time.Time // since when there are none
+	retired  bool      // another session has taken its place
+	orphans  []orphan
+}
+
+// An orphan is an entry that nobody wants, and that is deleted in the background.
+type orphan struct {
+	dir, node string // node is empty where it is not known whether there is an entry
+	name      string // how its name begins
+}
+
+// How long a session without users is kept, and the longest time between two requests by which
+// a server is asked whether it is there.
+const (
+	longestIdle  = time.Minute
+	longestTouch = time.Second
+)
+
+// sessionTimeout is what a lease of this TTL asks for. See the package's documentation.
+func sessionTimeout(ttl time.Duration) time.Duration { return ttl * 3 / 2 }
+
+// carries reports whether a session with this timeout suits leases of this TTL: a quarter of
+// the timeout, and a request that is due, are not counted on.
+func carries(timeout, ttl time.Duration) bool { return timeout >= ttl*4/3 }
+
+// classOf rounds a TTL up, so that TTLs that are nearly the same share a session.
+func classOf(ttl time.Duration) time.Duration {
+	step := time.Millisecond
+	for step*8 <= ttl {
+		step *= 2
+	}
+	return (ttl + step - 1) / step * step
+}
+
+func (b *Backend) newSession(class time.Duration) (*session, error) {
+	s := &session{
+		b: b, class: class, want: sessionTimeout(class), lost: make(chan struct{}), wake: make(chan struct{}, 1),
+		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), idle: time.Now(),
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.mu.Lock() // the client's goroutine calls back at once
+	conn, _, err := zk.Connect(b.hosts, s.want, zk.WithDialer(s.dial), zk.WithHostProvider(s), zk.WithEventCallback(s.event),
+		zk.WithLogger(silence{}), zk.WithLogInfo(false), zk.WithMaxConnBufferSize(256<<10))
+	s.conn = conn
+	s.mu.Unlock()
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
+	go s.run()
+	return s, nil
+}
+
+// silence is where the client library's log goes.
+type silence struct{}
+
+func (silence) Printf(string, ...any) {}
+
+// Init is a part of zk.HostProvider: names are looked up when they are dialled.
+func (s *session) Init(hosts []string) error {
+	s.hosts = hosts // under s.mu, which newSession holds
+	return nil
+}
+
+// Len is a part of zk.HostProvider.
+func (s *session) Len() int { return len(s.hosts) }
+
+// Next is a part of zk.HostProvider. The client looks whether it was closed where it is told that
+// all hosts were tried.
+func (s *session) Next() (host string, tried bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next = (s.next + 1) % len(s.hosts)
+	return s.hosts[s.next], s.dead != nil
+}
+
+// Connected is a part of zk.HostProvider.
+func (s *session) Connected() {}
+
+// dial connects to a server, after a pause if others failed before.
+func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) {
+	s.mu.Lock()
+	fails := s.fails
+	s.fails++
+	dead, orderly := s.dead, s.orderly
+	s.mu.Unlock()
+	if dead != nil && !orderly {
+		return nil, dead
+	}
+	if fails > 0 {
+		select {
+		case <-time.After(min(5*time.Millisecond<<min(fails, 10), 300*time.Millisecond)):
+		case <-s.ctx.Done():
+			return nil, s.ctx.Err()
+		}
+	}
+	// A busy server gets more time after each round.
+	limit := s.b.silence() * time.Duration(1+min(fails/len(s.hosts), 4))
+	ctx, cancel := context.WithTimeout(s.ctx, limit)
+	defer cancel()
+	raw, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err == nil && s.b.secure != nil {
+		raw, err = handshake(ctx, raw, addr, s.b.secure)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			err = errors.New("no answer to a connection to " + addr)
+		}
+		s.note(err.Error())
+		return nil, err
+	}
+	l := &link{Conn: raw, s: s, dialed: time.Now()}
+	l.end = l.dialed.Add(limit)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.link = l
+	s.reason = addr + " does not serve"
+	return l, nil
+}
+
+func handshake(ctx context.Context, raw net.Conn, addr string, secure *tls.Config) (net.Conn, error) {
+	cfg := secure.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	c := tls.Client(raw, cfg)
+	if err := c.HandshakeContext(ctx); err != nil {
+		_ = raw.Close() // of no use
+		return nil, err
+	}
+	return c, nil
+}
+
+// note keeps why there is no session.
+func (s *session) note(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reason = why
+}
+
+// why is what note kept, as long as there is no session.
+func (s *session) why() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.attached {
+		return ""
+	}
+	return s.reason
+}
+
+// A link is one connection to a server. The client library asks for no timeout but that which
+// it was given last, does not tell what it was given, and waits for a server that does not
+// greet for several timeouts; a link does better.
+type link struct {
+	net.Conn
+	s      *session
+	dialed time.Time
+	end    time.Time // of the handshake
+
+	mu      sync.Mutex
+	asked   bool
+	greeted bool
+	head    []byte // of the greeting
+	read    time.Time
+}
+
+// Write writes the request for a session with the timeout that is wanted.
+func (l *link) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	first := !l.asked
+	l.asked = true
+	l.mu.Unlock()
+	const at = 16 // behind the length, the protocol's version, and the last transaction that was seen
+	if first && len(p) >= at+4 {
+		l.s.mu.Lock()
+		ms := uint32(l.s.want.Milliseconds())
+		l.s.mu.Unlock()
+		p = append([]byte(nil), p...)
+		p[at], p[at+1], p[at+2], p[at+3] = byte(ms>>24), byte(ms>>16), byte(ms>>8), byte(ms)
+	}
+	return l.Conn.Write(p)
+}
+
+// Read notes when a server was heard, and the head of its greeting.
+func (l *link) Read(p []byte) (int, error) {
+	n, err := l.Conn.Read(p)
+	if n > 0 {
+		l.mu.Lock()
+		l.read = time.Now()
+		if len(l.head) < 12 {
+			l.head = append(l.head, p[:n]...)
+		}
+		l.mu.Unlock()
+	}
+	return n, err
+}
+
+// timeout is that of the session, by the greeting: behind the length and the protocol's version.
+func (l *link) timeout() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.greeted = true
+	if len(l.head) < 12 {
+		return 0
+	}
+	ms := uint32(l.head[8])<<24 | uint32(l.head[9])<<16 | uint32(l.head[10])<<8 | uint32(l.head[11])
+	return time.Duration(ms) * time.Millisecond
+}
+
+// Close closes the connection at once: a goodbye over TLS might wait for the server.
+func (l *link) Close() error {
+	if c, ok := l.Conn.(*tls.Conn); ok {
+		return c.NetConn().Close()
+	}
+	return l.Conn.Close()
+}
+
+// SetReadDeadline bounds the handshake.
+func (l *link) SetReadDeadline(t time.Time) error {
+	l.mu.Lock()
+	if !l.greeted && (t.IsZero() || t.After(l.end)) {
+		t = l.end
+	}
+	l.mu.Unlock()
+	return l.Conn.SetReadDeadline(t)
+}
+
+// heard reports whether the server said anything since an instant.
+func (l *link) heard(since time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.read.After(since)
+}
+
+// event hears of the session's state, in a goroutine of the client's.
+func (s *session) event(e zk.Event) {
+	if e.Type != zk.EventSession {
+		return
+	}
+	switch e.State {
+	case zk.StateHasSession:
+		s.attach()
+	case zk.StateDisconnected:
+		s.detach()
+	case zk.StateExpired:
+		s.die(errExpired, false)
+	}
+}
+
+// attach notes that a server serves the session: its leader was asked for it.
+func (s *session) attach() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timeout = s.link.timeout()
+	s.proven, s.touches = s.link.dialed, nil
+	s.fails, s.reason = 0, ""
+	s.known = true
+	if s.b.password != nil && !s.authed { // the library does it at later connections
+		conn := s.conn
+		s.asks.Go(func() {
+			if conn.AddAuth("digest", s.b.password) == nil {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.authed = true
+				s.setAttached(s.link != nil)
+			}
+		})
+		return
+	}
+	s.setAttached(true)
+}
+
+// setAttached is called under s.mu.
+func (s *session) setAttached(is bool) {
+	if s.attached == is || s.dead != nil {
+		return
+	}
+	s.attached, s.since = is, time.Now()
+	close(s.changed)
+	s.changed = make(chan struct{})
+	s.poke()
+}
+
+func (s *session) detach() {
+	s.mu.Lock()
+	was := s.attached
+	s.setAttached(false)
+	s.link = nil
+	tell := was && s.dead == nil && s.users > 0
+	s.mu.Unlock()
+	if tell && s.b.opt.Event != nil {
+		s.b.opt.Event(driver.Notice{Kind: driver.NoticeDisconnected, Node: s.b.address, Detail: "a connection broke, and its session goes on at another server"})
+	}
+}
+
+// die makes a session useless.
+func (s *session) die(why error, orderly bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dead != nil {
+		return
+	}
+	s.dead, s.orderly = why, orderly && s.attached
+	if why == errExpired {
+		close(s.lost)
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+	s.poke()
+}
+
+func (s *session) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run touches the session, deletes what nobody wants, and ends the session with its use.
+func (s *session) run() {
+	defer close(s.done)
+	tick := time.NewTicker(min(s.class/10, longestTouch))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.wake:
+		}
+		s.mu.Lock()
+		now := time.Now()
+		switch {
+		case s.dead != nil:
+		case !s.attached && s.known && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
+			s.mu.Unlock()
+			s.die(errAbandoned, false)
+			s.mu.Lock()
+		case s.users == 0 && len(s.orphans) == 0 && (s.retired || now.Sub(s.idle) > longestIdle):
+			s.mu.Unlock()
+			s.die(driver.ErrClosed, true)
+			s.mu.Lock()
+		}
+		dead, attached := s.dead, s.attached
+		s.mu.Unlock()
+		if dead != nil {
+			s.finish()
+			return
+		}
+		if attached {
+			ctx, cancel := context.WithTimeout(s.ctx, 2*s.b.opt.CallTimeout)
+			if s.clean(ctx) == nil {
+				_, _ = ask(ctx, s, func(c *zk.Conn) (struct{}, error) { // it notes its success itself
+					_, _, err := c.Exists("/")
+					return struct{}{}, err
+				})
+			}
+			cancel()
+		}
+	}
+}
+
+// finish ends the connection, in order if the servers are to delete the session's entries.
+func (s *session) finish() {
+	s.b.forget(s)
+	s.mu.Lock()
+	orderly, l := s.orderly, s.link
+	s.mu.Unlock()
+	if !orderly {
+		s.stop()
+		if l != nil {
+			_ = l.Close() // the request to close the session must not pass
+		}
+	}
+	s.conn.Close()
+	s.stop()
+	if l != nil {
+		_ = l.Close() // it may be closed
+	}
+	s.asks.Wait()
+}
+
+// close ends the session, and returns when nothing of it goes on.
+func (s *session) close(orderly bool) {
+	s.die(driver.ErrClosed, orderly)
+	<-s.done
+}
+
+// usable reports whether the session may be used for more locks: one that was served, and has
+// been without a server for long, may be unknown to all of them.
+func (s *session) usable() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dead == nil && (s.attached || !s.known || time.Since(s.since) < 2*s.b.opt.CallTimeout)
+}
+
+// expired reports whether the servers have ended the session, and deleted its entries.
+func (s *session) expired() bool {
+	select {
+	case <-s.lost:
+		return true
+	default:
+		return false
+	}
+}
+
+// await waits until a server serves the session.
+func (s *session) await(ctx context.Context) (*link, error) {
+	for {
+		s.mu.Lock()
+		attached, dead, changed, l := s.attached, s.dead, s.changed, s.link
+		s.mu.Unlock()
+		switch {
+		case dead != nil:
+			return nil, dead
+		case attached && l != nil:
+			return l, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// ask makes one request. The client's calls know no context: one that outlives ctx goes on until
+// its connection answers or breaks, and one that a server leaves without an answer breaks it.
+func ask[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, error)) (result T, err error) {
+	l, err := s.await(ctx)
+	if err != nil {
+		return result, err
+	}
+	type answer struct {
+		result T
+		err    error
+	}
+	answers := make(chan answer, 1)
+	sent := time.Now()
+	s.asks.Go(func() {
+		got, err := request(s.conn)
+		if err == nil || definite(err) {
+			s.touched(l, sent)
+		}
+		answers <- answer{got, err}
+	})
+	quiet := time.NewTimer(s.b.silence())
+	defer quiet.Stop()
+	for {
+		select {
+		case a := <-answers:
+			return a.result, a.err
+		case <-ctx.Done():
+			return result, ctx.Err()
+		case <-quiet.C:
+			if l.heard(sent) {
+				quiet.Reset(s.b.silence())
+				continue
+			}
+			_ = l.Close() // another server may answer
+		}
+	}
+}
+
+// again makes a request that may be made twice, until it is answered.
+func again[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, error)) (T, error) {
+	for {
+		result, err := ask(ctx, s, request)
+		if err == nil || !broken(err) || ctx.Err() != nil {
+			return result, err
+		}
+	}
+}
+
+// mostTouches bounds what is remembered of a session's requests.
+const mostTouches = 64
+
+// touched notes that a server answered what was sent to it over l.
+func (s *session) touched(l *link, sent time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.link != l {
+		return
+	}
+	if n := len(s.touches); n > 0 && sent.Sub(s.touches[n-1]) < s.timeout/(2*mostTouches) {
+		return // as good as the one before
+	}
+	if len(s.touches) == mostTouches {
+		s.touches = slices.Delete(s.touches, 0, 1)
+	}
+	s.touches = append(s.touches, sent)
+}
+
+// end returns when a lease ends for which a write was sent at an instant, and answered.
+func (s *session) end(sent time.Time, ttl time.Duration) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.proven
+	for _, t := range s.touches {
+		if sent.Sub(t) >= s.timeout/4 && t.After(from) {
+			from = t
+		}
+	}
+	end := driver.Expires(sent, ttl)
+	if latest := driver.Expires(from, s.timeout); latest.Before(end) {
+		return latest
+	}
+	return end
+}
+
+// suits returns a refusal if the servers do not grant a session for leases of this TTL.
+func (s *session) suits(ttl time.Duration) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if carries(s.timeout, ttl) {
+		return nil
+	}
+	return &driver.RefusedError{Reason: "the servers grant sessions of up to " + s.timeout.String() + ", which carry a TTL of up to " +
+		(s.timeout * 3 / 4).String() + ": ask for less, or raise their maxSessionTimeout to " +
+		strconv.FormatInt(sessionTimeout(ttl).Milliseconds(), 10)}
+}
+
+// raise makes the session's timeout long enough for leases of this TTL: the servers give it when
+// the session is taken up by another connection.
+func (s *session) raise(ctx context.Context, ttl time.Duration) error {
+	s.mu.Lock()
+	enough := carries(s.timeout, ttl)
+	if want := sessionTimeout(classOf(ttl)); !enough && want > s.want {
+		s.want = want
+		if s.link != nil {
+			_ = s.link.Close() // it may be closed
+			s.setAttached(false)
+		}
+	}
+	s.mu.Unlock()
+	if enough {
+		return nil
+	}
+	if _, err := s.await(ctx); err != nil {
+		return err
+	}
+	return s.suits(ttl)
+}
+
+// join counts a user of the session.
+func (s *session) join() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.users++
+}
+
+// leave ends what join began.
+func (s *session) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.idle = time.Now()
+		if s.retired {
+			s.poke()
+		}
+	}
+}
+
+// abandon has an entry deleted in the background.
+func (s *session) abandon(o orphan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.orphans = append(s.orphans, o)
+	s.poke()
+}
+
+// clean deletes what nobody wants. What is left is tried again later.
+func (s *session) clean(ctx context.Context) error {
+	s.mu.Lock()
+	orphans := slices.Clone(s.orphans)
+	s.mu.Unlock()
+	settled := false
+	for i, o := range orphans {
+		err := func() error {
+			if o.node == "" {
+				if !settled {
+					if err := s.settle(ctx); err != nil {
+						return err
+					}
+					settled = true
+				}
+				name, err := s.search(ctx, o)
+				if err != nil || name == "" {
+					return err
+				}
+				o.node = o.dir + "/" + name
+			}
+			_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(o.node, -1) })
+			return err
+		}()
+		if err != nil && !definite(err) {
+			return err
+		}
+		s.mu.Lock()
+		if j := slices.Index(s.orphans, orphans[i]); j >= 0 {
+			s.orphans = slices.Delete(s.orphans, j, j+1)
+		}
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+// settle returns when everything that the session has sent before has taken effect, or never
+// will: a write is answered after those that were sent before it, and servers refuse what the
+// session sent over a connection to another one.
+func (s *session) settle(ctx context.Context) error {
+	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) {
+		_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
+		return struct{}{}, err
+	})
+	if definite(err) {
+		return nil
+	}
+	return err
+}
+
+// search looks for an entry by how its name begins.
+func (s *session) search(ctx context.Context, o orphan) (string, error) {
+	children, err := s.b.children(ctx, s, o.dir)
+	if errors.Is(err, zk.ErrNoNode) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	line := parseLine(children)
+	if i := find(line, o.name); i >= 0 {
+		return line[i].name, nil
+	}
+	return "", nil
+}
