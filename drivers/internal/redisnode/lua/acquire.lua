@@ -4,7 +4,7 @@
 -- 6 place in line, if somebody waits; and then 7 line, 8 PX of the line (ms), 9 since when it waits (us) or 0.
 -- Reply: TIME granted at the proposed token, or at TIME where that is 0; {1, token, TIME} granted at another; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local me = ARGV[2] .. '|'
-local fence, x, px = ARGV[4], tonumber(ARGV[4]), ARGV[3] + GRACE
+local fence, x, px = ARGV[4], tonumber(ARGV[4]), GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)
 if x == 0 or x > now + 500000 or x < now - 2000000 or x < till then
   x = x == 0 and now or math.max(math.min(x, now + 500000), now - 2000000, till)
   fence = string.format('%.0f', x)

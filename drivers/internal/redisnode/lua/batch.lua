@@ -18,7 +18,7 @@ end
 local function take()
   -- lua/time.lua
   -- lua/guard.lua
-  local px, ms, number, last, odd = A[2] + GRACE, A[3], tonumber, 6 + releases, nil
+  local px, ms, number, last, odd = GRACE == 0 and A[2] or string.format('%.0f', A[2] + GRACE), A[3], tonumber, 6 + releases, nil
   local clock = string.format('%.0f', now)
   for i = releases + 1, releases + acquires do
     last = last + 2
