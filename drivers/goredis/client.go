@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,6 +21,7 @@ type client struct {
 	lone  *redis.Client // for calls on their caller's goroutine; nil: those use the other client too
 	once  bool          // it tries nothing twice: an error of dialling says that nothing was sent
 	own   bool          // Close closes it
+	boxes boxes
 }
 
 var _ redisnode.Client = (*client)(nil)
@@ -121,34 +123,53 @@ const leastAttempt = 50 * time.Millisecond
 // a pointer none; but to hooks of an application's client a pointer says nothing.
 func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 	args := make([]any, 0, 3+len(call.Keys)+len(call.Args))
-	add := func(s *string) {
-		if c.own {
+	add := func(s *string, repeated bool) {
+		switch {
+		case c.own:
 			args = append(args, s)
-		} else {
+		case repeated:
+			args = append(args, c.boxes.of(*s))
+		default:
 			args = append(args, *s)
 		}
 	}
 	if call.Text != "" {
 		args = append(args, "eval")
-		add(&call.Text)
+		add(&call.Text, false)
 	} else {
 		args = append(args, "evalsha")
-		add(&call.SHA)
+		add(&call.SHA, true)
 	}
 	args = append(args, len(call.Keys))
 	for i := range call.Keys {
 		if i == 0 {
 			args = append(args, call.Keys[i]) // a Cluster reads it
 		} else {
-			add(&call.Keys[i])
+			add(&call.Keys[i], i > 1) // what all locks of a server have in common
 		}
 	}
 	for i := range call.Args {
-		add(&call.Args[i])
+		add(&call.Args[i], call.Repeated>>i&1 != 0)
 	}
 	cmd := redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(3)
 	return cmd
+}
+
+// boxes keep strings that come again and again in interfaces. What has another's place is made anew.
+type boxes [64]atomic.Pointer[any]
+
+func (b *boxes) of(s string) any {
+	if s == "" {
+		return s
+	}
+	at := &b[(uint(len(s))*7+uint(s[0])*5+uint(s[len(s)-1])*3+uint(s[len(s)/2]))%uint(len(b))]
+	if box := at.Load(); box != nil && *box == any(s) {
+		return *box
+	}
+	var box any = s
+	at.Store(&box)
+	return box
 }
 
 func (c *client) queue(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) *redis.Cmd {

@@ -45,6 +45,8 @@ type Call struct {
 	// after the script, on the same connection, and Patience for how long at most.
 	Replicas int
 	Patience time.Duration
+	// Repeated has a bit for each of Args, from the lowest, that is the same in most calls.
+	Repeated uint8
 	// OnCaller says that the call goes on its caller's goroutine: see Direct.
 	OnCaller bool
 

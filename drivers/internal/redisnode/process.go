@@ -330,7 +330,7 @@ func (f *fleet) aim(p *process, r *request) (*answer, error) {
 		a, room = &answer{}, nil
 	}
 	r.sent = a
-	a.SHA, a.Keys, a.Args = sha, r.keys, r.script.args(p, room)
+	a.SHA, a.Keys, a.Args, a.Repeated = sha, r.keys, r.script.args(p, room), repeated[r.op]
 	a.process, a.guard, a.sent = p, g, time.Now()
 	if r.op.perishable() {
 		a.Replicas, a.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
@@ -338,6 +338,10 @@ func (f *fleet) aim(p *process, r *request) (*answer, error) {
 	a.inBatch = f.joins(r, a)
 	return a, nil
 }
+
+// repeated are the ARGV that are the same in most calls: of an acquire PX and the counter's life, of a
+// release the not-after, how waiters' channels begin, and who counts them.
+var repeated = [ops]uint8{opAcquire: 1<<2 | 1<<4, opRelease: 1<<0 | 1<<4 | 1<<5}
 
 // errShake says that a script has to be called again, after a handshake.
 var errShake = errors.New("a handshake has to come first")

@@ -22,7 +22,7 @@ const (
 	// A lock whose release will be announced is asked for when its TTL ends, and after this
 	// time at the latest; one whose holder announces nothing after pauses in these bounds.
 	mostUnasked            = time.Minute
-	mostLate               = 25 * time.Millisecond // after that end, so that not all ask at once
+	mostLate               = 10 * time.Millisecond // after that end, so that not all ask at once
 	minForeign, maxForeign = 10 * time.Millisecond, 200 * time.Millisecond
 )
 
