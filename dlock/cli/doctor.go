@@ -63,7 +63,29 @@ Exit codes:
 	urlFlag(cmd, &d.url)
 	f.BoolVar(&d.json, "json", false, "print JSON")
 	f.StringSliceVar(&d.ignore, "ignore", nil, "leave out findings with this `CODE`; may be repeated")
+	_ = cmd.RegisterFlagCompletionFunc("ignore", completeCodes) // the flag exists
 	return cmd
+}
+
+// completeCodes are the codes of what is found now.
+func completeCodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	const nothing = cobra.ShellCompDirectiveNoFileComp
+	c, ctx, done, err := completer(cmd)
+	if err != nil {
+		return nil, nothing
+	}
+	defer done()
+	found, err := c.Check(ctx)
+	if err != nil {
+		return nil, nothing
+	}
+	var codes []string
+	for i := range found {
+		if f := &found[i]; f.Severity > dlock.SeverityNote {
+			codes = append(codes, f.Code+"\t"+oneLine(f.Summary))
+		}
+	}
+	return codes, nothing
 }
 
 func (d *doctorCommand) run(cmd *cobra.Command) error {
@@ -146,7 +168,10 @@ func (d *doctorCommand) write(w io.Writer, found []dlock.Diagnostic, where strin
 		}
 		notes.write(w, "", colors)
 	}
-	fmt.Fprintf(w, "\n%d unsafe, %s, %s, %s\n", counts[dlock.SeverityUnsafe], several(counts[dlock.SeverityWarning], "warning"), several(counts[dlock.SeverityNote], "note"), where)
+	if len(found) > 0 {
+		fmt.Fprintln(w)
+	}
+	fmt.Fprintf(w, "%d unsafe, %s, %s, %s\n", counts[dlock.SeverityUnsafe], several(counts[dlock.SeverityWarning], "warning"), several(counts[dlock.SeverityNote], "note"), where)
 }
 
 // several is a number of things.

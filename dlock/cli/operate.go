@@ -59,6 +59,17 @@ func completeSchemes(*cobra.Command, []string, string) ([]string, cobra.ShellCom
 // completionTimeout is how long a person waits for a list of keys.
 const completionTimeout = 2 * time.Second
 
+// completer opens the backend for a completion, which is bounded.
+func completer(cmd *cobra.Command) (c *dlock.Client, ctx context.Context, done func(), err error) {
+	url, _ := cmd.Flags().GetString("url")
+	c, ctx, end, err := operator(cmd, url)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	return c, ctx, func() { cancel(); end() }, nil
+}
+
 // mostCompletions bounds such a list.
 const mostCompletions = 200
 
@@ -68,14 +79,11 @@ func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, co
 	if len(args) > 0 && cmd.Name() != "status" {
 		return nil, nothing
 	}
-	url, _ := cmd.Flags().GetString("url")
-	c, ctx, done, err := operator(cmd, url)
+	c, ctx, done, err := completer(cmd)
 	if err != nil {
 		return nil, nothing
 	}
 	defer done()
-	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
-	defer cancel()
 	var keys []string
 	for s, err := range c.List(ctx, begin) {
 		if err != nil || len(keys) == mostCompletions {

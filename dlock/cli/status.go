@@ -212,6 +212,9 @@ func left(state *dlock.State, holder *dlock.Holder) cell {
 func verdict(state *dlock.State) cell {
 	v := state.Verdict()
 	c := cell{v.String(), plain}
+	if state.Mode == dlock.Shared && len(state.Holders) > 0 {
+		c.text += ", shared"
+	}
 	switch v {
 	case dlock.VerdictFree:
 		c.color = green

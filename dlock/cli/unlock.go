@@ -56,6 +56,8 @@ The URL is chosen as by dlock run.
 	f.Uint64Var(&u.token, "token", 0, "the holder's token `N`")
 	f.StringVar(&u.session, "session", "", "the holder's session `ID`, on PostgreSQL")
 	cmd.MarkFlagsMutuallyExclusive("token", "session")
+	_ = cmd.RegisterFlagCompletionFunc("token", completeHolders(func(h *dlock.Holder) string { return number10(h.Fence).text })) // the flags exist
+	_ = cmd.RegisterFlagCompletionFunc("session", completeHolders(func(h *dlock.Holder) string { return safe(h.Session) }))
 	return cmd
 }
 
@@ -80,8 +82,42 @@ func (u *unlockCommand) run(cmd *cobra.Command, key string) error {
 }
 
 func (u *unlockCommand) breakToken(ctx context.Context, c *dlock.Client, key string) error {
-	if _, ok := c.SessionAdmin(); ok {
-		return failf(exitUsage, "%s knows sessions and no tokens: give --session, which dlock status %q shows", c.Info().Name, key)
+	if _, ok := c.SessionAdmin(); !ok {
+		return c.Break(ctx, key, u.token)
 	}
-	return c.Break(ctx, key, u.token)
+	s, err := c.Lookup(ctx, key)
+	if err != nil {
+		return err
+	}
+	what := "nobody holds the lock"
+	if len(s.Holders) > 0 {
+		what = fmt.Sprintf("to take the lock from %s: dlock unlock %q --session %s", safe(s.Holders[0].Owner), key, safe(s.Holders[0].Session))
+	}
+	return failf(exitUsage, "%s knows sessions and no tokens; %s", c.Info().Name, what)
+}
+
+// completeHolders completes a flag by what name says of the holders of the key.
+func completeHolders(name func(*dlock.Holder) string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		const nothing = cobra.ShellCompDirectiveNoFileComp
+		if len(args) != 1 {
+			return nil, nothing
+		}
+		c, ctx, done, err := completer(cmd)
+		if err != nil {
+			return nil, nothing
+		}
+		defer done()
+		s, err := c.Lookup(ctx, args[0])
+		if err != nil {
+			return nil, nothing
+		}
+		var all []string
+		for i := range s.Holders {
+			if text := name(&s.Holders[i]); text != "" {
+				all = append(all, text+"\t"+holders(s.Holders[i:i+1]))
+			}
+		}
+		return all, nothing
+	}
 }

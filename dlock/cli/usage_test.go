@@ -281,6 +281,9 @@ func TestSharedLocksStandSideBySide(t *testing.T) {
 	w := newWorld(t)
 	_, release := w.holder("k", "--shared")
 	w.want(0, "run", "--shared", "--wait", "0", "k", "--", "true")
+	if out, _ := w.want(0, "status", "k"); !strings.Contains(out, "held, shared") {
+		t.Errorf("status of a shared lock: %s", out)
+	}
 	w.want(exitHeld, "run", "--wait", "0", "k", "--", "true")
 	release()
 	_, release = w.holder("l")
