@@ -58,6 +58,28 @@ try() {
 	say "($((SECONDS - start)) s)"
 }
 
+# beside NAME COMMAND... starts a check beside others, and joined tries them: each waits
+# for its end, and prints what it wrote.
+names=() pids=()
+beside() {
+	local name=$1
+	shift
+	"$@" >"$scratch/check.${#pids[@]}" 2>&1 &
+	pids+=($!) names+=("$name")
+}
+joined() {
+	local i
+	for i in "${!pids[@]}"; do
+		try "${names[i]}" outcome "$i"
+	done
+}
+outcome() {
+	local status=0
+	wait "${pids[$1]}" || status=1
+	cat "$scratch/check.$1"
+	return $status
+}
+
 # modules prints the folder of every module.
 modules() {
 	find . -name go.mod ! -path '*/.*/*' ! -path '*/testdata/*' | sort | sed 's,/go\.mod$,,'
@@ -257,10 +279,11 @@ main() {
 	elif [ ${#packages[@]} = 0 ]; then
 		where=$(modules)
 		try "gofmt" format
-		try "go vet" vet
-		try "golangci-lint" lint
-		try "govulncheck" in_modules vulnerabilities
-		try "release" redlocktest/release.bash
+		beside "go vet" vet # what it compiles the others need
+		beside "golangci-lint" lint
+		beside "govulncheck" in_modules vulnerabilities
+		beside "release" redlocktest/release.bash
+		joined
 	fi
 	checks=$fails
 	[ ${#packages[@]} -gt 0 ] || packages=(./...)
