@@ -260,13 +260,13 @@ func quorumOf(t *testing.T, n int) (string, []*server.Server) {
 func (c *crew) rule(servers []*server.Server, ttl time.Duration, end time.Time) {
 	ways := []string{"killed", "stopped", "partitioned", "resigned"}
 	took := map[string][]time.Duration{}
-	leader := c.first(time.Time{})
+	c.first(time.Time{})
 	var mending sync.WaitGroup
 	defer mending.Wait()
 	for i := 0; i < len(ways) || time.Now().Before(end); i++ {
 		way := ways[i%len(ways)]
 		time.Sleep(time.Duration(rand.Int64N(int64(ttl)))) // it renews meanwhile, or does not
-		leader = c.last(time.Time{})
+		leader := c.last(time.Time{})
 		w, began := leader.worker, time.Now()
 		after := ttl + time.Duration(rand.Int64N(int64(ttl)))
 		switch way {

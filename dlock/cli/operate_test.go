@@ -332,7 +332,7 @@ func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
 	case testing.Short():
 		t.Skip("it takes seconds")
 	}
-	url, nodes := quorum(t, 5, "restart_guard=10m", "ttl=9m")
+	url, nodes := quorum(t, 5, "restart_guard=3m", "ttl=2m")
 	w := on(t, url+",prefix=app:")
 	for _, n := range nodes {
 		w.do(n, "DEBUG", "POPULATE", strconv.Itoa(strangers), "other", "16")

@@ -30,13 +30,14 @@ func becomeBusy(url string) {
 		close(done)
 	}()
 	if url == "burn" {
-		for {
+		for burning := true; burning; {
 			select {
 			case <-done:
-				return
+				burning = false
 			default:
 			}
 		}
+		return
 	}
 	c, err := dlock.OpenURL(url)
 	if err != nil {

@@ -280,16 +280,6 @@ func noLocks(t testing.TB, srv *server.Server) {
 	})
 }
 
-// whole is all that a backend here can do.
-type whole interface {
-	driver.Backend
-	driver.Watcher
-	driver.Inspector
-	driver.Admin
-	driver.GuardAdmin
-	fmt.Stringer
-}
-
 func (s *suite) conformance(t *testing.T) {
 	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-s3cr3t"
 	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"), server.WithPassword(secret))
