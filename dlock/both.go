@@ -65,7 +65,7 @@ func (b *both) TryLock(ctx context.Context, key string, opts ...LockOption) (*Le
 
 type minHoldKey struct{}
 
-// minHoldBelow hands WithMinHold to the clients below, each of which keeps its own lock.
+// minHoldBelow passes WithMinHold on to old and new, each of which keeps its own lock.
 func minHoldBelow(ctx context.Context, c *Client, opts *[]LockOption) context.Context {
 	cfg := c.lockConfig
 	for _, o := range *opts {

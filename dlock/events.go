@@ -140,7 +140,7 @@ func (c *Client) tellLost(l *Lease, err error, silent bool) {
 	}
 }
 
-// tellRenewed tells of the outcome of a renewal.
+// tellRenewed reports the outcome of a renewal to the hooks.
 func (c *Client) tellRenewed(l *Lease, votes []driver.Vote, err error, latency time.Duration) {
 	if c.hooks.Renewed == nil {
 		return

@@ -509,8 +509,8 @@ func sessionRelease(r *run) {
 	}
 }
 
-// unknownLayout: what another release has stored in a layout that this one does not know is
-// not taken for a free lock.
+// unknownLayout: data of another release, in a layout that this release does not know, is not
+// taken for a free lock.
 func unknownLayout(r *run) {
 	key := r.key()
 	r.release(r.grant(r.client(), driver.Request{Key: key}))

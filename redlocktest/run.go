@@ -346,7 +346,7 @@ func (r *run) short() time.Duration {
 	return min(r.info.MaxTTL, ttl*time.Duration(r.scale))
 }
 
-// verdict is what an error says.
+// verdict is the meaning of an error.
 type verdict int
 
 const (

@@ -39,8 +39,8 @@ func heldError(r *run) {
 			r.record(fourOutcomes, "an error is ErrHeld and at once %q: %v", verdict, err)
 		}
 	}
-	// A driver that tries more than once stores the owner with its attempt; one that
-	// knows sessions alone may know the owner's label.
+	// A driver that makes several attempts stores the owner and its attempt. A driver that
+	// knows only sessions may know only the owner's label.
 	if strings.Contains(he.Holder, ownerLabel) && !strings.Contains(he.Holder, owner) {
 		r.record(holderSeen, "Holder is %q, and the holder is %q", he.Holder, owner)
 	}

@@ -40,9 +40,9 @@ func attempt(ttl time.Duration) time.Duration {
 	return min(max(ttl/2, time.Second), 5*time.Second)
 }
 
-// fresh is how old a session's last answer may be to count as a renewal of a lease
-// that has not seen it yet. So leases that are renewed one by one cost a statement
-// for all of them every twentieth of the TTL.
+// fresh is the greatest age of a session's last answer that still counts as a renewal of a
+// lease, if no earlier renewal of that lease used it. So leases that are renewed one by one
+// cost one statement every twentieth of the TTL, for all of them.
 func fresh(ttl time.Duration) time.Duration { return ttl / 20 }
 
 const (

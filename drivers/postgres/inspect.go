@@ -76,11 +76,11 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	return rows, nil
 }
 
-// Lookup returns the holders of key. Of holders in this process owner, token and time are
-// known. Of others the server knows the session: Owner is its application_name, which
-// carries the owner's label, and its process; Since is when its transaction or else
-// its connection began, and so the earliest that it can be. Waiters counts those in the
-// server's queue.
+// Lookup returns the holders of key. The owner, token and time of
+// holders in this process are known. Other holders are known by their session: Owner is its
+// application_name, which has the owner's label, and its process; Since is when its
+// transaction or else its connection began, the earliest time at which it can have taken the
+// lock. Waiters counts the sessions in the server's queue.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")

@@ -19,9 +19,9 @@ import (
 // Where the work is done by the same transaction this is the strongest form that
 // there is: the lock cannot be lost without the work being undone.
 //
-// ctx and the settings of tx's connection (lock_timeout) bound the waiting. A
-// lock_timeout gives ErrHeld; a deadlock that the server found, a *driver.RefusedError. After
-// an error the transaction is of no use any more. See the package's documentation on
+// ctx and the settings of tx's connection (lock_timeout) bound the waiting. If
+// lock_timeout ends the wait the error is ErrHeld; if the server found a deadlock it is a
+// *driver.RefusedError. After an error the transaction cannot be used any more. See the package's documentation on
 // the deadlock that nobody finds.
 func (b *Backend) LockTx(ctx context.Context, tx pgx.Tx, key string) error {
 	if tx == nil {

@@ -103,10 +103,10 @@ func (o *Options) complete() error {
 		o.InFlight = DefaultInFlight
 	}
 	if o.Guard > 0 && o.NodeTimeout > o.Guard {
-		return driver.Invalid("NodeTimeout", "%v is over the restart guard, %v, and so over every TTL", o.NodeTimeout, o.Guard)
+		return driver.Invalid("NodeTimeout", "%v is over the restart guard, %v, which is the longest TTL", o.NodeTimeout, o.Guard)
 	}
 	if o.Guard > 0 && o.ClockAllowance >= o.Guard {
-		return driver.Invalid("ClockAllowance", "%v is not under the restart guard, %v: no lease would outlive the difference of clocks that it excuses", o.ClockAllowance, o.Guard)
+		return driver.Invalid("ClockAllowance", "%v must be less than the restart guard, %v: otherwise no lease is longer than the difference of clocks that it allows", o.ClockAllowance, o.Guard)
 	}
 	return nil
 }
@@ -274,7 +274,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 		return nil, err
 	}
 	if len(nodes) == 0 || len(nodes) > MaxNodes {
-		return nil, driver.Invalid("nodes", "there are %d, and 1 to %d are possible", len(nodes), MaxNodes)
+		return nil, driver.Invalid("nodes", "there are %d; must be 1 to %d", len(nodes), MaxNodes)
 	}
 	b.terms = derive(len(nodes), b.opts.Guard, b.opts.ClockAllowance, b.opts.DriftPercent)
 	b.info = driver.Info{
@@ -289,7 +289,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 		}
 	}
 	if b.info.MaxTTL < b.info.MinTTL {
-		return nil, driver.Invalid("Guard", "leaves no TTL: at most %v, at least %v", b.info.MaxTTL, b.info.MinTTL)
+		return nil, driver.Invalid("Guard", "%v leaves no TTL: the nodes need at least %v", b.info.MaxTTL, b.info.MinTTL)
 	}
 	return b, nil
 }

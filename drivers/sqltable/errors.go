@@ -109,8 +109,8 @@ func (d Dialect) verdictOf(err error) verdict {
 	return verdict{}
 }
 
-// number finds the number by which the error of a client tells the server's: a method or an
-// exported field of this name. The clients have no interface in common, and this package imports
+// number returns the server's error number from a client's error: a method or an exported field
+// of this name. The clients have no interface in common, and this package imports
 // none of them.
 func number(err error, name string) (n uint64, ok bool) {
 	for ; err != nil; err = errors.Unwrap(err) {

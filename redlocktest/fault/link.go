@@ -56,7 +56,7 @@ func (l *link) closeSide(d Direction) {
 	}
 }
 
-// reset closes a connection so that the peer gets a reset, where there is such a thing.
+// reset closes a connection so that the peer gets a reset. (TCP only: unix sockets have none.)
 func reset(c net.Conn) {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // it may be closed already
