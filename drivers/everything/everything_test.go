@@ -96,6 +96,49 @@ func TestOneProgramUnderEveryURL(t *testing.T) {
 		t.Errorf("the job was done %s times of %s (%v)", bytes.TrimSpace(done), want, err)
 	}
 	rising(t, tokens)
+	var wg sync.WaitGroup
+	for name, url := range urls {
+		wg.Go(func() {
+			if err := slots(t, url); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// slots runs a job five times in two slots. Each copy takes the folder of its slot for itself,
+// and holds on until both slots have been used at the same time.
+func slots(t *testing.T, url string) error {
+	const job = `cd "$1"
+		mkdir slot-$DLOCK_SLOT || echo "slot $DLOCK_SLOT is taken" >>wrong
+		[ $(ls -d slot-* | wc -l) -lt 2 ] || touch both
+		while [ ! -e both ]; do sleep 0.05; done
+		[ $(ls -d slot-* | wc -l) -le 2 ] || echo "more than two" >>wrong
+		rmdir slot-$DLOCK_SLOT`
+	work := t.TempDir()
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	for range 5 {
+		all.Go(func() {
+			cmd := exec.Command(os.Args[0], "run", "--slots", "2", "--wait", "60s", "--ttl", "30s", "slots", "--", "sh", "-c", job, "sh", work)
+			if strings.HasPrefix(url, "file:") { // whose locks have no TTL
+				cmd.Args = append(cmd.Args[:6:6], cmd.Args[8:]...)
+			}
+			cmd.Env = append(os.Environ(), asCommand+"=1", "DLOCK_URL="+url)
+			if said, err := cmd.CombinedOutput(); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = fmt.Errorf("%w: %s", err, said)
+			}
+		})
+	}
+	all.Wait()
+	if wrong, err := os.ReadFile(filepath.Join(work, "wrong")); err == nil {
+		failed = fmt.Errorf("slots were shared: %s", wrong)
+	}
+	return failed
 }
 
 // rising asserts that each token in a file is larger than the one before.
