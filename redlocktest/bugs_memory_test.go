@@ -418,7 +418,10 @@ var memoryBugs = []bug{
 						return
 					}
 					if n > 0 {
-						out <- struct{}{}
+						select {
+						case out <- struct{}{}:
+						default:
+						}
 					}
 				}
 			}()

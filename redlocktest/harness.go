@@ -49,9 +49,13 @@ type Harness struct {
 	URL    string
 
 	// OpenWithClock opens a client whose wall clock is this far ahead of the machine's, or
-	// behind it where that is negative. ServeClient and StartClient give it a process of its
-	// own. Without it, nothing is known of drivers that use the client's clock.
+	// behind it where that is negative. Without it, nothing is known of drivers that use the
+	// client's clock.
 	OpenWithClock func(ahead time.Duration) (driver.Backend, error)
+
+	// Process is Open, with the backend in a process of its own, which Stress kills and stops:
+	// see StartClient. Without it Stress has all its clients in this process.
+	Process func() (*Client, error)
 
 	// Connections counts the connections that the backends of this harness have. Without it
 	// the suite counts the sockets of this process where the system can list them (Linux).

@@ -28,13 +28,15 @@ const (
 	acquireOp kind = iota
 	renewOp
 	releaseOp
-	undoOp // the clean-up of an attempt whose outcome is unknown; may never come
-	loseOp // the end of a lease by its TTL or with its session; may never come
-	reapOp // the server's notice that a session has ended; may never come
+	undoOp  // the clean-up of an attempt whose outcome is unknown; may never come
+	loseOp  // the end of a lease by its TTL or with its session; may never come
+	reapOp  // the server's notice that a session has ended; may never come
+	breakOp // an operator's
+	lookOp  // a look at who has the lock, which changes nothing
 )
 
 func (k kind) String() string {
-	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap"}[k]
+	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap", "break", "look"}[k]
 }
 
 // input is a call as the model sees it.
@@ -51,6 +53,8 @@ type input struct {
 	waits bool
 	// cut: a loss with a session, whose client may learn of it before the server does.
 	cut bool
+	// shared: it asks for the shared mode, of which the model knows nothing.
+	shared bool
 }
 
 // output is its answer.
@@ -60,6 +64,10 @@ type output struct {
 	holder  string // that a refusal names
 	// reserved: the refusal says that nobody has the lock.
 	reserved bool
+	// expires is the end of the lease that a grant or a renewal gives; zero: its session's.
+	expires int64
+	// open is when the lease was last seen not to be lost, of the end of a lease that was.
+	open int64
 }
 
 // lockState is the lock as the model sees it: who has it, and the largest token that
@@ -126,12 +134,16 @@ func step(s lockState, in input, out output, fencing bool) []lockState {
 		return only(s, mine)
 	case in.kind == renewOp: // lost
 		return only(s, !mine)
-	case out.verdict == lost: // of Release: the lock is free of it on the server too
+	case out.verdict == lost: // of Release or Break: the lock is free of it on the server too
 		return only(s, !his)
 	case in.kind == releaseOp && out.verdict == granted && !his: // it was lost before: ErrLost is optional
 		return []lockState{s}
-	case in.kind == releaseOp && out.verdict == granted:
+	case in.kind == breakOp && out.verdict == granted && !his:
+		return nil
+	case (in.kind == releaseOp || in.kind == breakOp) && out.verdict == granted:
 		return []lockState{freed}
+	case in.kind == lookOp:
+		return []lockState{s}
 	case in.kind == loseOp && mine && in.cut:
 		ghost := s
 		ghost.ghost = true
@@ -359,12 +371,21 @@ func (h *recorder) history(sessions bool) []porcupine.Operation {
 			ops[i].Return = end
 		}
 	}
+	nameRivals(ops, h.quorum)
+	return ops
+}
+
+// nameRivals notes at each attempt whether another was in its way.
+func nameRivals(ops []porcupine.Operation, quorum bool) {
 	for i := range ops {
 		in, holder := ops[i].Input.(input), ops[i].Output.(output).holder
+		if in.kind != acquireOp {
+			continue
+		}
 		in.rivals = slices.ContainsFunc(ops, func(o porcupine.Operation) bool {
 			other := o.Input.(input)
 			may := o.Output.(output).verdict != held
-			if h.quorum {
+			if quorum {
 				may = other.owner == holder
 			}
 			return other.kind == acquireOp && other.key == in.key && other.who != in.who &&
@@ -372,7 +393,6 @@ func (h *recorder) history(sessions bool) []porcupine.Operation {
 		})
 		ops[i].Input = in
 	}
-	return ops
 }
 
 const historyClients = 5
@@ -607,23 +627,27 @@ func (h *Harness) maxSteps() int64 {
 // the checker came to an end.
 func (r *run) explain(ops []porcupine.Operation) (decided bool) {
 	m := lockModel(r.info.Features.Has(driver.FeatureFencing))
+	legal, steps, info := decide(m, ops, r.h.maxSteps())
+	decided = steps <= r.h.maxSteps() || legal
+	if decided && !legal {
+		r.fatal(history, "no order of these %d calls explains their answers; see %s", len(ops), drawing(m, info))
+	}
+	return decided
+}
+
+// decide asks whether any order of the calls explains their answers, and counts the steps of the
+// search. If they are more than most it was given up, and illegal says nothing.
+func decide(m porcupine.Model, ops []porcupine.Operation, most int64) (legal bool, taken int64, info porcupine.LinearizationInfo) {
 	var steps atomic.Int64
 	inner := m.Step
 	m.Step = func(state, in, out interface{}) (bool, interface{}) {
-		if steps.Add(1) > r.h.maxSteps() {
+		if steps.Add(1) > most {
 			return false, state // gives up soon
 		}
 		return inner(state, in, out)
 	}
 	result, info := porcupine.CheckOperationsVerbose(m, ops, 0)
-	switch {
-	case result == porcupine.Ok:
-	case steps.Load() > r.h.maxSteps():
-		return false
-	default:
-		r.fatal(history, "no order of these %d calls explains their answers; see %s", len(ops), drawing(m, info))
-	}
-	return true
+	return result == porcupine.Ok, steps.Load(), info
 }
 
 // drawing keeps the picture of a history and returns where.

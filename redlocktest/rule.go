@@ -41,6 +41,7 @@ const (
 	keeping
 	opening
 	history
+	nothingShown
 )
 
 // texts are the rules in words, as a failure quotes them.
@@ -90,8 +91,9 @@ var texts = [...]string{
 	losing:   "driver.Grant.Lost: closed when the backend learns that the lease is gone, and not before",
 	keeping: "driver.Renewal.Keep: the server keeps the lock for at least this long though its lease ends; without a TTL for exactly that, and Expires " +
 		"means nothing",
-	opening: "driver.Driver.Open: parses and checks, refuses with an *InvalidError what it cannot honour, quotes no secret, and does no network I/O",
-	history: "linearizability: some order of all calls, each between its start and its end, explains every answer",
+	opening:      "driver.Driver.Open: parses and checks, refuses with an *InvalidError what it cannot honour, quotes no secret, and does no network I/O",
+	history:      "linearizability: some order of all calls, each between its start and its end, explains every answer",
+	nothingShown: "a run that shows nothing is no success",
 }
 
 func (r rule) String() string {

@@ -13,12 +13,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
 // TestMain keeps the pictures of histories that are to fail in a folder that goes.
 func TestMain(m *testing.M) {
+	ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
 	dir, err := os.MkdirTemp("", "redlocktest")
 	if err != nil {
 		panic(err)

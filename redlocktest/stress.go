@@ -1,0 +1,449 @@
+package redlocktest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// StressOptions say how hard a stress is. The zero value is for a test among others: some
+// thousand calls.
+type StressOptions struct {
+	// Duration is how long the stress goes on, and Operations after how many calls it ends,
+	// whichever comes first; zero: no such end, or 5,000 calls if both are zero. The environment
+	// variable REDLOCKTEST_STRESS, a duration such as 10m, stands above both.
+	Duration   time.Duration
+	Operations int64
+	// Keys is how many keys are in use at a time, Clients how many backends of this process
+	// use them, and Workers how many goroutines; zero: 4, 5 and 16.
+	Keys, Clients, Workers int
+	// Processes is how many of the clients live in processes of their own, which are killed and
+	// stopped meanwhile. It needs Harness.Process. Zero: none, or 2 if there is Harness.Process.
+	// Less than zero: none.
+	Processes int
+	// Seed is where the random choices begin; zero: anywhere, or what the environment variable
+	// REDLOCKTEST_SEED says. The same seed makes the same choices; what the machine does with
+	// them is another matter.
+	Seed uint64
+	// Command is the command that repeats the stress, for its report; empty: that of the test.
+	Command string
+	// History is a file into which all calls are written, as a line of JSON for each key; empty:
+	// none. Calls that break a rule are always kept, in a temporary file that the failure names.
+	History string
+	// Progress is called about once a second.
+	Progress func(StressReport)
+
+	_ struct{}
+}
+
+// A StressReport says what came of a stress.
+type StressReport struct {
+	Seed       uint64           `json:"seed"`
+	Command    string           `json:"command,omitempty"` // that repeats it
+	Took       time.Duration    `json:"nanoseconds"`
+	Operations int64            `json:"operations"`
+	Calls      map[string]int64 `json:"calls"` // operations by what was called
+	Keys       int64            `json:"keys"`
+	Grants     int64            `json:"grants"`
+	Refusals   int64            `json:"refusals"` // as held
+	Unknown    int64            `json:"unknown"`  // calls without an answer
+	Losses     int64            `json:"losses"`   // leases that had ended when they were released or renewed
+	Expired    int64            `json:"expired"`  // leases that were left to their TTL
+	Hardest    int64            `json:"hardest"`  // steps of the checker's longest search for an order
+	Faults     []FaultCount     `json:"faults"`
+	Failures   []*Failure       `json:"failures"`
+	_          struct{}
+}
+
+// A FaultCount is how often a fault was injected, and how often a call shows that it had an
+// effect.
+type FaultCount struct {
+	Name      string `json:"name"`
+	Injected  int    `json:"injected"`
+	Effective int    `json:"effective"`
+	_         struct{}
+}
+
+// Stress lets many clients use few keys in every way that the contract has, while the harness
+// breaks what it can, and checks the record of their calls:
+//
+//   - No two leases overlap, from the grant to the call of Release or to the lease's end.
+//   - Tokens rise: a grant that was asked for after another's answer has the larger one.
+//   - For each key some order of all calls explains every answer (linearizability, by porcupine),
+//     but for keys with shared leases, and with leases whose session a fault may have ended.
+//   - Whoever looks at a key that is held for the whole time of the look sees its holder.
+//
+// A record that the checker cannot decide is a failure, and so is one that shows nothing: too
+// little contention, or faults of which too few had an effect. No call fails because it took long.
+// A failure shows the shortest part of the record that breaks the rule, in words, and names the
+// file that has all of it, as JSON, the seed, and the command that runs it again.
+func Stress(t *testing.T, h Harness, o StressOptions) {
+	t.Helper()
+	h.Short = h.Short || testing.Short()
+	if o.Command == "" {
+		o.Command = testCommand(t.Name())
+	}
+	report, err := ExamineStress(t.Context(), h, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(report)
+	for _, f := range report.Failures {
+		t.Error(f)
+	}
+}
+
+// String returns the figures in a line.
+func (r *StressReport) String() string {
+	var calls, faults []string
+	for _, name := range sortedKeys(r.Calls) {
+		calls = append(calls, fmt.Sprintf("%d × %s", r.Calls[name], name))
+	}
+	for _, f := range r.Faults {
+		faults = append(faults, fmt.Sprintf("%d × %s of which %d had an effect", f.Injected, f.Name, f.Effective))
+	}
+	text := fmt.Sprintf("%d operations in %.1f s on %d keys (%s): %d granted, %d refused, %d without an answer, %d leases lost, %d left to their TTL; at most %d steps for a key; seed %d",
+		r.Operations, r.Took.Seconds(), r.Keys, strings.Join(calls, ", "), r.Grants, r.Refusals, r.Unknown, r.Losses, r.Expired, r.Hardest, r.Seed)
+	if len(faults) > 0 {
+		text += "; faults: " + strings.Join(faults, ", ")
+	}
+	return text
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// testCommand returns the command that runs a test of the package that called Stress.
+func testCommand(test string) string {
+	pkg := "."
+	if pc, _, _, ok := runtime.Caller(2); ok {
+		name := runtime.FuncForPC(pc).Name() // example.org/dir/pkg_test.TestStress.func1
+		slash := strings.LastIndexByte(name, '/') + 1
+		base, _, _ := strings.Cut(name[slash:], ".")
+		pkg = name[:slash] + strings.TrimSuffix(base, "_test")
+	}
+	return fmt.Sprintf("go test -count=1 -run '^%s$' %s", strings.ReplaceAll(test, "/", "$/^"), pkg)
+}
+
+// complete returns o with its defaults.
+func (o StressOptions) complete(h *Harness) (StressOptions, error) {
+	if text := os.Getenv("REDLOCKTEST_STRESS"); text != "" {
+		d, err := time.ParseDuration(text)
+		if err != nil || d <= 0 {
+			return o, fmt.Errorf("redlocktest: REDLOCKTEST_STRESS is %q: must be a duration such as 10m", text)
+		}
+		o.Duration, o.Operations = d, 0
+	}
+	if text := os.Getenv("REDLOCKTEST_SEED"); text != "" && o.Seed == 0 {
+		seed, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return o, fmt.Errorf("redlocktest: REDLOCKTEST_SEED is %q: must be a number", text)
+		}
+		o.Seed = seed
+	}
+	if o.Seed == 0 {
+		o.Seed = rand.Uint64()
+	}
+	if o.Duration == 0 && o.Operations == 0 {
+		o.Operations = 5000
+		if h.Short {
+			o.Operations = 1500
+		}
+	}
+	o.Keys, o.Clients, o.Workers = cmp.Or(o.Keys, 4), cmp.Or(o.Clients, 5), cmp.Or(o.Workers, 16)
+	switch {
+	case o.Processes > 0 && h.Process == nil:
+		return o, errors.New("redlocktest: StressOptions.Processes needs Harness.Process")
+	case o.Processes == 0 && h.Process != nil && !h.Virtual:
+		o.Processes = 2
+	case o.Processes < 0:
+		o.Processes = 0
+	}
+	if o.Keys < 0 || o.Clients < 1 || o.Workers < 1 || o.Duration < 0 || o.Operations < 0 {
+		return o, errors.New("redlocktest: StressOptions has a number below zero")
+	}
+	return o, nil
+}
+
+// ExamineStress is Stress without a testing.T. If ctx ends, so does the stress, and what was
+// recorded until then is checked. The error says what is wrong with h or o, or that no backend
+// can be opened; a failure of the backend is no error.
+func ExamineStress(ctx context.Context, h Harness, o StressOptions) (*StressReport, error) {
+	o, err := o.complete(&h)
+	if err != nil {
+		return nil, err
+	}
+	const unhurried = 10 * time.Minute // for a number of calls, however slow the machine is
+	limit := cmp.Or(o.Duration, unhurried)
+	h.Timeout = (limit + max(h.Timeout, defaultTimeout)) * 4 / 3
+	s, err := newSuite(h)
+	if err != nil {
+		return nil, err
+	}
+	st := &stress{o: o, outer: ctx, limit: limit, command: fmt.Sprintf("REDLOCKTEST_SEED=%d %s", o.Seed, o.Command)}
+	if o.Command == "" {
+		st.command = ""
+	}
+	if o.History != "" {
+		if st.file, err = os.Create(o.History); err != nil {
+			return nil, fmt.Errorf("redlocktest: the history cannot be kept: %w", err)
+		}
+	}
+	r := s.attempt("stress", testCase{name: "stress", do: st.do}, 1)
+	if st.file != nil {
+		if err := st.file.Close(); err != nil && len(r.failures) == 0 {
+			return nil, fmt.Errorf("redlocktest: the history cannot be kept: %w", err)
+		}
+	}
+	if r.startOverReason != "" && len(r.failures) == 0 {
+		r.recordAt("the stress", nothingShown, "%s", r.startOverReason)
+	}
+	report := st.report()
+	report.Failures = r.failures
+	return report, nil
+}
+
+// stress is one run.
+type stress struct {
+	*run
+	o       StressOptions
+	outer   context.Context // of the caller
+	limit   time.Duration
+	command string
+	file    *os.File
+
+	start   time.Time
+	clock   atomic.Int64 // the last instant that was given
+	clients []*stressClient
+	who     atomic.Int64
+	hold    atomic.Int64 // how long locks are held, about
+	slow    atomic.Int64 // workers that wait for the end of a TTL
+	spoils  atomic.Bool  // there are faults to inject, and not only rare ones
+	found   atomic.Bool  // a failure: nothing more is begun
+	quorum  atomic.Bool
+
+	hardest                                                          atomic.Int64 // steps of the longest search
+	ops, keys, grants, refusals, unknowns, losses, expired, attempts atomic.Int64
+	calls                                                            [lookOp + 2]atomic.Int64
+
+	mu     sync.Mutex
+	live   []*stressKey
+	faults []*stressFault
+	took   time.Duration
+}
+
+// watchCalls is the place of Watch among the calls, which has no operation of the model.
+const watchCalls = lookOp + 1
+
+// stressClient is a backend in this process, or in one of its own.
+type stressClient struct {
+	id     int
+	remote bool
+	mu     sync.Mutex
+	b      driver.Backend
+}
+
+func (c *stressClient) backend() driver.Backend {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.b
+}
+
+// now returns the time since the start, in nanoseconds, and no instant twice.
+func (s *stress) now() int64 {
+	for {
+		last := s.clock.Load()
+		next := max(int64(time.Since(s.start)), last+1)
+		if s.clock.CompareAndSwap(last, next) {
+			return next
+		}
+	}
+}
+
+// do is the case.
+func (s *stress) do(r *run) {
+	s.run, s.start = r, time.Now()
+	s.connect()
+	s.hold.Store(int64(max(50*time.Microsecond, min(s.howLong(s.clients[0].b), s.longestHold()))))
+	s.start = time.Now()
+	for range s.o.Keys {
+		s.live = append(s.live, s.newKey())
+	}
+	over := make(chan struct{})
+	var beside sync.WaitGroup
+	beside.Go(func() { defer r.recoverPanic(); s.spoil(over) })
+	beside.Go(func() { defer r.recoverPanic(); s.tellProgress(over) })
+	var workers sync.WaitGroup
+	for i := range s.o.Workers {
+		workers.Go(func() {
+			defer r.recoverPanic()
+			w := &stressWorker{stress: s, rng: rand.New(rand.NewPCG(s.o.Seed, uint64(i))), client: s.clients[i%len(s.clients)]}
+			for !s.done() {
+				w.turn(w.enter())
+			}
+		})
+	}
+	workers.Wait()
+	close(over)
+	beside.Wait()
+	s.endFaults()
+	for _, k := range s.live {
+		s.judge(k)
+	}
+	s.took = time.Since(s.start)
+	s.showsSomething()
+}
+
+// connect opens the clients.
+func (s *stress) connect() {
+	for i := range max(1, s.o.Clients-s.o.Processes) {
+		c := &stressClient{id: i}
+		if i == 1 && s.h.OpenWithClock != nil {
+			b, err := s.h.OpenWithClock(time.Hour)
+			if err != nil {
+				s.fatal(acquiring, "the harness could not open a backend with a clock: %v", err)
+			}
+			s.keep(b)
+			c.b = b
+		} else if i == 0 {
+			c.b = s.client()
+		} else {
+			c.b = s.open()
+		}
+		s.clients = append(s.clients, c)
+	}
+	for range s.o.Processes {
+		c := &stressClient{id: len(s.clients), remote: true}
+		s.startProcess(c)
+		s.clients = append(s.clients, c)
+	}
+}
+
+// startProcess gives a client a new process.
+func (s *stress) startProcess(c *stressClient) {
+	b, err := s.h.Process()
+	if err != nil {
+		s.record(acquiring, "the harness could not start a process: %v", err)
+		s.found.Store(true)
+		if c.b == nil {
+			runtime.Goexit()
+		}
+		return
+	}
+	s.keep(b)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.b = b
+}
+
+// longestHold bounds how long a lock is held.
+func (s *stress) longestHold() time.Duration {
+	if ttl := s.short(); ttl > 0 {
+		return ttl / 8
+	}
+	return 50 * time.Millisecond
+}
+
+// done reports whether nothing more is to be begun. A stress that has shown too little goes on
+// for a while.
+func (s *stress) done() bool {
+	if s.found.Load() || s.over() || s.outer.Err() != nil || s.ctx.Err() != nil {
+		return true
+	}
+	ops, most, took := s.ops.Load(), s.o.Operations, time.Since(s.start)
+	switch {
+	case most > 0 && ops >= 40*most, took >= s.limit+30*time.Second:
+		return true
+	case most > 0 && ops >= most, took >= s.limit:
+		return s.lacking() == ""
+	}
+	return false
+}
+
+// lacking says what must still happen for the run to show something; empty: nothing.
+func (s *stress) lacking() string {
+	attempts, refusals := s.attempts.Load(), s.refusals.Load()
+	if least := max(attempts/50, 1); attempts < 20 || refusals < least {
+		return fmt.Sprintf("too little contention: %d of %d attempts were refused as held, fewer than %d", refusals, attempts, least)
+	}
+	if !s.spoils.Load() {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	injected, effective := 0, 0
+	for _, f := range s.faultCounts() {
+		injected, effective = injected+f.Injected, effective+f.Effective
+	}
+	if effective < max(1, injected/10) {
+		return fmt.Sprintf("of %d faults only %d had an effect on any call: either the harness' hooks do nothing, or no call was in their way", injected, effective)
+	}
+	return ""
+}
+
+func (s *stress) tellProgress(over <-chan struct{}) {
+	if s.o.Progress == nil {
+		return
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+			s.o.Progress(*s.report())
+		}
+	}
+}
+
+// report returns the figures so far.
+func (s *stress) report() *StressReport {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	took := s.took
+	if took == 0 {
+		took = time.Since(s.start)
+	}
+	r := &StressReport{Seed: s.o.Seed, Command: s.command, Took: took, Operations: s.ops.Load(), Calls: map[string]int64{}, Keys: s.keys.Load(),
+		Grants: s.grants.Load(), Refusals: s.refusals.Load(), Unknown: s.unknowns.Load(), Losses: s.losses.Load(), Expired: s.expired.Load(), Hardest: s.hardest.Load(), Faults: s.faultCounts()}
+	for i := range s.calls {
+		if n := s.calls[i].Load(); n > 0 {
+			name := "watch"
+			if kind(i) != watchCalls {
+				name = kind(i).String()
+			}
+			r.Calls[name] = n
+		}
+	}
+	return r
+}
+
+// showsSomething fails a run of which nothing follows.
+func (s *stress) showsSomething() {
+	if s.over() || s.outer.Err() != nil {
+		return
+	}
+	if why := s.lacking(); why != "" {
+		s.record(nothingShown, "%s", why)
+	}
+}

@@ -1,0 +1,501 @@
+package redlocktest
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A tenure is the time in which one owner has a lock for certain: in parts, since a lease that
+// ended by its client's clock may be renewed while the server still has it.
+type tenure struct {
+	who, client int
+	shared      bool
+	fence       uint64
+	call, ret   int64 // of the grant
+	parts       [][2]int64
+	cut         bool  // a fault may have ended its session
+	over        int64 // when the lease was over for certain on the server, or the end of the record
+}
+
+// judge checks the record of a key, and forgets it.
+func (s *stress) judge(k *stressKey) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.judged || s.found.Load() {
+		return
+	}
+	k.judged = true
+	if f := s.fault(k.ops); f != nil {
+		path := s.keepHistory(k, f)
+		if s.found.CompareAndSwap(false, true) {
+			s.record(f.broken, "%s\nThe shortest part of the record that shows it:\n%s%s", f.text, s.words(f.window), s.where(path, f.window))
+		}
+	}
+	if s.file != nil {
+		line, err := json.Marshal(s.history(k.name, k.ops, nil))
+		s.mu.Lock()
+		if err == nil {
+			_, err = s.file.Write(append(line, '\n'))
+		}
+		s.mu.Unlock()
+		if err != nil {
+			s.fail(nothingShown, "the history cannot be kept: %v", err)
+		}
+	}
+	k.forget()
+}
+
+// A stressFinding is a rule that a record breaks, and the part that shows it.
+type stressFinding struct {
+	broken rule
+	text   string
+	window []porcupine.Operation
+}
+
+// fault returns what is wrong with the calls of a key, or nil.
+func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
+	end := s.now()
+	all := s.tenures(ops, end)
+	if f := overlap(ops, all); f != nil {
+		return f
+	}
+	if s.info.Features.Has(driver.FeatureFencing) {
+		if f := falling(ops, all); f != nil {
+			return f
+		}
+	}
+	if f := unseen(ops, all); f != nil {
+		return f
+	}
+	if slices.ContainsFunc(ops, func(o porcupine.Operation) bool { return o.Input.(input).shared }) {
+		return nil // the model has no shared mode
+	}
+	if slices.ContainsFunc(all, func(t tenure) bool { return t.cut }) {
+		return nil // lost at some time or not: too many orders for a search
+	}
+	return s.unexplained(ops, all, end)
+}
+
+// tenures returns when each lease was held for certain.
+func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
+	session := s.info.Features.Has(driver.FeatureSession)
+	for _, op := range ops {
+		in, out := op.Input.(input), op.Output.(output)
+		if in.kind != acquireOp || out.verdict != granted {
+			continue
+		}
+		t := tenure{who: in.who, client: op.ClientId, shared: in.shared, fence: out.fence, call: op.Call, ret: op.Return, over: end}
+		until := int64(math.MaxInt64)
+		t.parts = [][2]int64{{op.Return, expiry(out)}}
+		for _, o := range ops {
+			in, out := o.Input.(input), o.Output.(output)
+			switch {
+			case in.who != t.who:
+			case in.kind == renewOp && out.verdict != lost:
+				t.shorten(out.expires, o.Call)
+				if out.verdict == granted {
+					t.parts = append(t.parts, [2]int64{o.Return, expiry(out)})
+				}
+			case in.kind == releaseOp || in.kind == breakOp:
+				until = min(until, o.Call)
+				if out.open > 0 {
+					until = min(until, out.open)
+				}
+				if in.kind == releaseOp && (out.verdict == granted || out.verdict == lost) {
+					t.over = min(t.over, o.Return)
+				}
+			}
+		}
+		if session {
+			if cut := s.cutFrom(t.client, t.call, t.over); cut > 0 {
+				t.cut, until = true, min(until, cut)
+			}
+		}
+		for i := range t.parts {
+			t.parts[i][1] = min(t.parts[i][1], until)
+		}
+		t.parts = slices.DeleteFunc(t.parts, func(p [2]int64) bool { return p[0] >= p[1] })
+		all = append(all, t)
+	}
+	return all
+}
+
+// shorten ends the parts at this time at the latest, but those that end before the renewal that
+// may have shortened the lease was called.
+func (t *tenure) shorten(end, call int64) {
+	for i := range t.parts {
+		if p := &t.parts[i]; end > 0 {
+			p[1] = min(p[1], max(end, call))
+		}
+	}
+}
+
+// expiry is the end of a lease; that of its session is never.
+func expiry(out output) int64 {
+	if out.expires == 0 {
+		return math.MaxInt64
+	}
+	return out.expires
+}
+
+// overlap sweeps over the tenures in the order of their beginnings, and finds two owners at once.
+func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
+	type part struct {
+		from, to int64
+		of       *tenure
+	}
+	var parts []part
+	for i := range all {
+		for _, p := range all[i].parts {
+			parts = append(parts, part{p[0], p[1], &all[i]})
+		}
+	}
+	slices.SortFunc(parts, func(a, b part) int { return cmp.Compare(a.from, b.from) })
+	var active []part
+	for _, p := range parts {
+		active = slices.DeleteFunc(active, func(a part) bool { return a.to <= p.from })
+		for _, a := range active {
+			if a.of == p.of || a.of.shared && p.of.shared {
+				continue
+			}
+			how := "since " + stamp(a.from)
+			if a.to != math.MaxInt64 {
+				how += " and until " + stamp(a.to)
+			}
+			return &stressFinding{exclusion, fmt.Sprintf("two owners at once for %v: client %d has the lock with token %d %s, and client %d gets it with token %d at %s",
+				time.Duration(min(a.to, p.to, p.from+int64(time.Hour))-p.from), a.of.client, a.of.fence, how, p.of.client, p.of.fence, stamp(p.from)),
+				attempts(ops, a.of.who, p.of.who)}
+		}
+		active = append(active, p)
+	}
+	return nil
+}
+
+// falling finds a grant that was asked for after another's answer, and has no larger token.
+func falling(ops []porcupine.Operation, all []tenure) *stressFinding {
+	for i := range all {
+		for j := range all {
+			a, b := &all[i], &all[j]
+			if i != j && (a.ret < b.call || i < j) && (a.fence == b.fence || a.ret < b.call && a.fence > b.fence) {
+				return &stressFinding{tokens, fmt.Sprintf("token %d was given at %s, and the grant that was asked for at %s has token %d, which is not larger",
+					a.fence, stamp(a.ret), stamp(b.call), b.fence), attempts(ops, a.who, b.who)}
+			}
+		}
+	}
+	return nil
+}
+
+// unseen finds a look at a key that saw nobody while somebody had it all the time.
+func unseen(ops []porcupine.Operation, all []tenure) *stressFinding {
+	for _, op := range ops {
+		in, out := op.Input.(input), op.Output.(output)
+		if in.kind != lookOp || out.holder != "" {
+			continue
+		}
+		for _, t := range all {
+			if slices.ContainsFunc(t.parts, func(p [2]int64) bool { return p[0] <= op.Call && op.Return <= p[1] }) {
+				return &stressFinding{inspecting, fmt.Sprintf("Lookup sees no holder from %s to %s, when client %d has the lock with token %d",
+					stamp(op.Call), stamp(op.Return), t.client, t.fence), append(attempts(ops, t.who), op)}
+			}
+		}
+	}
+	return nil
+}
+
+// attempts returns the calls of some attempts.
+func attempts(ops []porcupine.Operation, who ...int) []porcupine.Operation {
+	return slices.DeleteFunc(slices.Clone(ops), func(o porcupine.Operation) bool {
+		in := o.Input.(input)
+		return !slices.Contains(who, in.who) || in.kind == undoOp
+	})
+}
+
+// unexplained finds calls whose answers no order explains.
+func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end int64) *stressFinding {
+	m := lockModel(s.info.Features.Has(driver.FeatureFencing))
+	check := func(ops []porcupine.Operation) (legal, decided bool) {
+		legal, steps, _ := decide(m, s.whole(ops, all, end), s.maxSteps())
+		s.hardest.Store(max(s.hardest.Load(), steps))
+		return legal, legal || steps <= s.maxSteps()
+	}
+	switch legal, decided := check(ops); {
+	case legal:
+		return nil
+	case !decided:
+		return &stressFinding{nothingShown, fmt.Sprintf("the checker could not decide within %d steps whether some order of %d calls explains their answers", s.maxSteps(), len(ops)), nil}
+	}
+	window := shortest(ops, func(part []porcupine.Operation) bool {
+		legal, decided := check(part)
+		return decided && !legal
+	})
+	return &stressFinding{history, fmt.Sprintf("no order of %d calls explains their answers", len(window)), window}
+}
+
+// maxSteps bounds the search for an order of a key's calls. Sound backends need a few hundred.
+func (s *stress) maxSteps() int64 { return min(s.h.maxSteps(), 200_000) }
+
+// whole returns the calls for the model: with the ends of leases that may have come by
+// themselves, and without those that have no answer and explain no other's. An attempt without an
+// answer is one of these: it excuses the refusals beside it (nameRivals), and so need not have
+// taken effect for them. What has no answer makes the search long, since it may be anywhere.
+func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []porcupine.Operation {
+	full := slices.Clone(ops)
+	for i := range full {
+		if full[i].Return < 0 {
+			full[i].Return = end
+		}
+	}
+	nameRivals(full, s.quorum.Load())
+	full = slices.DeleteFunc(full, func(o porcupine.Operation) bool {
+		in, out := o.Input.(input), o.Output.(output)
+		return in.kind == lookOp || in.kind == undoOp || out.verdict == unknown && (in.kind == acquireOp || in.kind == renewOp)
+	})
+	for _, t := range all {
+		full = append(full, s.ends(ops, t)...)
+	}
+	return full
+}
+
+// ends returns what may have ended a lease by itself: its TTL.
+func (s *stress) ends(ops []porcupine.Operation, t tenure) (ends []porcupine.Operation) {
+	var in input
+	last, confirmed := int64(math.MaxInt64), int64(0)
+	for _, o := range ops {
+		of, out := o.Input.(input), o.Output.(output)
+		switch {
+		case of.who != t.who:
+		case of.kind == acquireOp:
+			in, last, confirmed = of, expiry(out), o.Call
+		case of.kind == renewOp && out.verdict == granted:
+			last, confirmed = expiry(out), o.Call
+		case of.kind == renewOp && out.verdict == unknown:
+			last = min(last, expiry(out))
+		}
+	}
+	// Not before the last call that found the lease alive: the search need not try that.
+	last = max(last, confirmed+1)
+	if in.who == 0 || last >= t.over {
+		return nil
+	}
+	in.kind = loseOp
+	return []porcupine.Operation{{ClientId: t.client, Input: in, Call: last, Output: output{verdict: unknown}, Return: t.over}}
+}
+
+// shortest returns a short part of a record that is still bad. It ends with the first answer
+// that nothing explains, and begins as late as it can: attempts that were over before are left
+// out with all their calls, which leaves the lock free or with those that stay.
+func shortest(ops []porcupine.Operation, bad func([]porcupine.Operation) bool) []porcupine.Operation {
+	until := func(t int64) (part []porcupine.Operation) {
+		for _, o := range ops {
+			if o.Call > t {
+				continue
+			}
+			if o.Return > t { // its answer is to come
+				in, out := o.Input.(input), o.Output.(output)
+				if out.verdict == held || in.kind == renewOp || in.kind == lookOp {
+					continue
+				}
+				out.verdict, o.Output, o.Return = unknown, out, -1
+				o.Output = output{verdict: unknown}
+			}
+			part = append(part, o)
+		}
+		return part
+	}
+	var ends []int64
+	for _, o := range ops {
+		if o.Return >= 0 {
+			ends = append(ends, o.Return)
+		}
+	}
+	slices.Sort(ends)
+	window := ops
+	if i, _ := slices.BinarySearchFunc(ends, 0, func(t int64, _ int) int {
+		if bad(until(t)) {
+			return 0
+		}
+		return -1
+	}); i < len(ends) {
+		window = until(ends[i])
+	}
+	var begins []int64
+	for _, o := range window {
+		begins = append(begins, o.Call)
+	}
+	slices.Sort(begins)
+	for _, from := range slices.Backward(begins) {
+		ended := map[int]bool{} // before, for certain
+		for _, o := range window {
+			in, out := o.Input.(input), o.Output.(output)
+			if in.kind == lookOp || in.kind == acquireOp && out.verdict == held || in.kind == releaseOp && out.verdict != unknown {
+				ended[in.who] = true
+			}
+		}
+		stays := map[int]bool{}
+		for _, o := range window {
+			if who := o.Input.(input).who; o.Return < 0 || o.Return >= from || !ended[who] {
+				stays[who] = true
+			}
+		}
+		part := slices.DeleteFunc(slices.Clone(window), func(o porcupine.Operation) bool { return !stays[o.Input.(input).who] })
+		if len(part) < len(window) && bad(part) {
+			return part
+		}
+	}
+	return window
+}
+
+// stamp is an instant of the record.
+func stamp(t int64) string { return fmt.Sprintf("%.6f s", time.Duration(t).Seconds()) }
+
+// words tells calls in the order in which they were made.
+func (s *stress) words(ops []porcupine.Operation) string {
+	var text strings.Builder
+	for _, o := range slices.SortedFunc(slices.Values(ops), func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) }) {
+		in, out := o.Input.(input), o.Output.(output)
+		if in.kind == undoOp {
+			continue
+		}
+		what := map[kind]string{acquireOp: "asks for the lock", renewOp: "renews", releaseOp: "releases", breakOp: "breaks the lock", lookOp: "looks"}[in.kind]
+		if in.kind == acquireOp && in.waits {
+			what += " and waits"
+		}
+		if in.shared && in.kind == acquireOp {
+			what += ", shared"
+		}
+		answer := out.verdict.String()
+		switch {
+		case out.verdict == unknown:
+			answer = "no answer"
+		case out.verdict == held && out.reserved:
+			answer = "held for the next in line"
+		case out.verdict == held:
+			answer = "held by another"
+		case in.kind == lookOp && out.holder == "":
+			answer = "nobody has it"
+		case in.kind == lookOp:
+			answer = fmt.Sprintf("held with token %d", out.fence)
+		case out.verdict == granted && in.kind == acquireOp:
+			answer = fmt.Sprintf("granted, token %d", out.fence)
+		case out.verdict == granted:
+			answer = "done"
+		}
+		if out.expires > 0 {
+			answer += ", until " + stamp(out.expires)
+		}
+		ret := "…"
+		if o.Return >= 0 {
+			ret = stamp(o.Return)
+		}
+		fmt.Fprintf(&text, "\t%s to %-12s client %d, attempt %d %s: %s\n", stamp(o.Call), ret, o.ClientId, in.who, what, answer)
+	}
+	return text.String()
+}
+
+// where says what was kept, and how to run the stress again.
+func (s *stress) where(path string, window []porcupine.Operation) string {
+	text := "All calls of the key: " + path + "\n"
+	if !s.h.quiet && len(window) > 0 {
+		m := lockModel(s.info.Features.Has(driver.FeatureFencing))
+		_, _, info := decide(m, s.whole(window, s.tenures(window, s.now()), s.now()), s.maxSteps())
+		text += "A picture of this part: " + drawing(m, info) + "\n"
+	}
+	text += fmt.Sprintf("Seed: %d", s.o.Seed)
+	if s.command != "" {
+		text += "\nRun it again: " + s.command
+	}
+	return text
+}
+
+// stressHistory is the record of a key, as JSON.
+type stressHistory struct {
+	Backend string        `json:"backend"`
+	Seed    uint64        `json:"seed"`
+	Command string        `json:"command,omitempty"`
+	Key     string        `json:"key"`
+	Broken  string        `json:"broken_rule,omitempty"`
+	Text    string        `json:"text,omitempty"`
+	Calls   []stressCall  `json:"calls"`
+	Faults  []stressEvent `json:"faults,omitempty"` // while the calls were made
+}
+
+// stressCall is a call, with times in nanoseconds since the start.
+type stressCall struct {
+	Call    int64  `json:"call"`
+	Return  int64  `json:"return"` // -1: no answer
+	Client  int    `json:"client"`
+	Attempt int    `json:"attempt"` // of which a renewal or a release is
+	What    string `json:"what"`
+	Owner   string `json:"owner,omitempty"`
+	Shared  bool   `json:"shared,omitempty"`
+	Waits   bool   `json:"waits,omitempty"`
+	Answer  string `json:"answer"`
+	Token   uint64 `json:"token,omitempty"`
+	Holder  string `json:"holder,omitempty"`
+	Expires int64  `json:"expires,omitempty"`
+	InPart  bool   `json:"in_shortest_part,omitempty"`
+}
+
+type stressEvent struct {
+	Name   string `json:"name"`
+	Client int    `json:"client"` // -1: all
+	Begin  int64  `json:"begin"`
+	End    int64  `json:"end"`
+}
+
+func (s *stress) history(key string, ops []porcupine.Operation, f *stressFinding) stressHistory {
+	h := stressHistory{Backend: s.info.Name, Seed: s.o.Seed, Command: s.command, Key: key}
+	var window []porcupine.Operation
+	if f != nil {
+		h.Broken, h.Text, window = f.broken.String(), f.text, f.window
+	}
+	from, to := int64(math.MaxInt64), int64(0)
+	for _, o := range ops {
+		in, out := o.Input.(input), o.Output.(output)
+		from, to = min(from, o.Call), max(to, o.Return)
+		if in.kind == undoOp {
+			continue
+		}
+		h.Calls = append(h.Calls, stressCall{
+			Call: o.Call, Return: o.Return, Client: o.ClientId, Attempt: in.who, What: in.kind.String(), Owner: in.owner, Shared: in.shared, Waits: in.waits,
+			Answer: out.verdict.String(), Token: out.fence, Holder: out.holder, Expires: out.expires,
+			InPart: slices.ContainsFunc(window, func(w porcupine.Operation) bool { return w.Call == o.Call }),
+		})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.faults {
+		if f.begin <= to && (f.end == 0 || f.end >= from) {
+			h.Faults = append(h.Faults, stressEvent{f.name, f.client, f.begin, f.end})
+		}
+	}
+	return h
+}
+
+// keepHistory writes the record of a key to a file, and returns where.
+func (s *stress) keepHistory(k *stressKey, finding *stressFinding) string {
+	f, err := os.CreateTemp("", "redlocktest-stress-*.json")
+	if err != nil {
+		return fmt.Sprintf("nowhere: %v", err)
+	}
+	e := json.NewEncoder(f)
+	e.SetIndent("", "  ")
+	err = e.Encode(s.history(k.name, k.ops, finding))
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Sprintf("%s, which is not whole: %v", f.Name(), err)
+	}
+	return f.Name()
+}

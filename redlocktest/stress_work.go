@@ -1,0 +1,487 @@
+package redlocktest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A key is used for so many calls, and then replaced and judged: the search for an order of
+// calls takes the longer, the more there are and the more of them have no answer.
+const (
+	callsOfKey    = 80
+	unknownsOfKey = 6
+)
+
+// stressKey is a key that is in use, and the record of its calls.
+type stressKey struct {
+	name   string
+	shared bool // some ask for the shared mode
+
+	mu      sync.Mutex
+	inside  int  // workers
+	retired bool // nobody enters any more
+	judged  bool
+	unknown int
+	ops     []porcupine.Operation
+}
+
+func (s *stress) newKey() *stressKey {
+	n := s.keys.Add(1)
+	return &stressKey{name: "redlocktest/stress/" + rand.Text(), shared: n%4 == 0 && s.info.Features.Has(driver.FeatureShared)}
+}
+
+// add records a call.
+func (k *stressKey) add(client int, in input, call, ret int64, out output) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	in.key = k.name
+	if out.verdict == unknown || in.kind == undoOp {
+		ret = -1
+	}
+	if out.verdict == unknown && in.kind != undoOp {
+		k.unknown++
+	}
+	k.ops = append(k.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
+}
+
+// enter returns one of the keys in use, after replacing it if it has had its calls.
+func (w *stressWorker) enter() *stressKey {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := w.rng.IntN(len(w.live))
+	k := w.live[i]
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.ops) >= callsOfKey || k.unknown >= unknownsOfKey {
+		k.retired = true
+		w.live[i] = w.newKey()
+		if k.inside == 0 {
+			k.inside++ // to judge it
+			return k
+		}
+		fresh := w.live[i]
+		fresh.inside++
+		return fresh
+	}
+	k.inside++
+	return k
+}
+
+// leave ends a worker's use of a key. The last one judges it.
+func (w *stressWorker) leave(k *stressKey) {
+	k.mu.Lock()
+	last := k.retired && k.inside == 1
+	if !last {
+		k.inside--
+	}
+	k.mu.Unlock()
+	if last {
+		w.attempt(w.ctx, k, driver.Request{}) // whatever was released is free
+		w.judge(k)
+	}
+}
+
+// stressWorker is a goroutine that uses a client.
+type stressWorker struct {
+	*stress
+	rng    *mathrand.Rand
+	client *stressClient
+}
+
+// chance is true n times of a thousand.
+func (w *stressWorker) chance(n int) bool { return w.rng.IntN(1000) < n }
+
+// upTo returns a random time.
+func (w *stressWorker) upTo(d time.Duration) time.Duration {
+	return time.Duration(w.rng.Int64N(int64(max(d, 1))))
+}
+
+// turn wants the key of the worker's choice once, in some way.
+func (w *stressWorker) turn(k *stressKey) {
+	defer w.leave(k)
+	ctx, cancel := context.WithTimeout(w.ctx, max(w.callTime(), 4*time.Duration(w.o.Workers)*time.Duration(w.hold.Load())))
+	defer cancel()
+	var req driver.Request
+	if k.shared && w.chance(600) {
+		req.Mode = driver.Shared
+	}
+	watcher, watches := w.client.backend().(driver.Watcher)
+	switch {
+	case w.chance(50): // given up in the middle, or just before or after
+		short, end := context.WithTimeout(ctx, w.upTo(2*time.Duration(w.hold.Load())))
+		defer end()
+		req.Wait = w.chance(500)
+		w.attempt(short, k, req)
+	case w.chance(200):
+		req.Wait = true
+		w.attempt(ctx, k, req)
+	case watches && w.chance(150):
+		w.watch(ctx, watcher, k, req)
+	default:
+		if w.attempt(ctx, k, req) == held {
+			if w.chance(100) {
+				w.look(k)
+			}
+			w.pause(w.upTo(time.Duration(w.hold.Load())))
+		}
+	}
+}
+
+// callTime bounds a call, so that a fault costs no more than that.
+func (s *stress) callTime() time.Duration { return time.Second }
+
+// watch makes attempts, each when the watch says so.
+func (w *stressWorker) watch(ctx context.Context, b driver.Watcher, k *stressKey, req driver.Request) {
+	w.count(watchCalls)
+	signal, err := b.Watch(ctx, k.name)
+	if v := w.saw(err); v != granted && v != unknown && v != later {
+		w.fail(watching, "Watch gives %v: %v", v, err)
+	}
+	for range 4 {
+		if w.attempt(ctx, k, req) != held {
+			return
+		}
+		t := time.NewTimer(max(4*time.Duration(w.hold.Load()), 20*time.Millisecond)) // others may be before it
+		select {
+		case <-signal:
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// fail records a failure, which ends the stress.
+func (s *stress) fail(broken rule, format string, args ...any) {
+	if s.found.CompareAndSwap(false, true) {
+		s.record(broken, format, args...)
+	}
+}
+
+func (s *stress) count(what kind) {
+	s.ops.Add(1)
+	s.calls[what].Add(1)
+}
+
+// attempt is one attempt, and if it succeeds all that the holder does.
+func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Request) verdict {
+	b := w.client.backend()
+	ttl := w.anyTTL()
+	req.Key, req.Owner, req.TTL = k.name, ownerLabel+strings.ToLower(rand.Text()), ttl
+	in := input{kind: acquireOp, who: int(w.who.Add(1)), owner: req.Owner, waits: req.Wait, shared: req.Mode == driver.Shared}
+	w.count(acquireOp)
+	call := w.now()
+	l, err := b.Acquire(ctx, &req)
+	ret := w.now()
+	v := w.saw(err)
+	if v == held && ctx.Err() != nil {
+		v = unknown // a wait that its context ended: perhaps it was let in just then
+	}
+	w.tune(v)
+	w.effect(w.client.id, call, ret, evidence(v, ctx), in.waits)
+	switch v {
+	case granted:
+		if l == nil {
+			w.fail(acquiring, "Acquire returned neither a lease nor an error")
+			return unknown
+		}
+		g := l.Grant()
+		w.grants.Add(1)
+		if len(g.Votes) > 0 {
+			w.quorum.Store(true)
+		}
+		k.add(w.client.id, in, call, ret, output{verdict: granted, fence: g.Fence, expires: w.instant(g.Expires)})
+		w.have(&stressLease{Lease: l, key: k, in: in, fence: g.Fence, ttl: ttl, backend: b, remote: w.client.remote})
+	case held:
+		w.refusals.Add(1)
+		out := output{verdict: held}
+		var he *driver.HeldError
+		if errors.As(err, &he) {
+			out.holder, out.reserved = he.Holder, he.ReservedForWaiter
+		}
+		k.add(w.client.id, in, call, ret, out)
+	case unknown, later:
+		w.unknowns.Add(1)
+		k.add(w.client.id, in, call, ret, output{verdict: unknown})
+		in.kind = undoOp
+		k.add(w.client.id, in, call, 0, output{verdict: unknown})
+		w.pause(poll)
+	default:
+		w.fail(fourOutcomes, "Acquire gives %v: %v", v, err)
+	}
+	return v
+}
+
+// anyTTL is a TTL that may end during the stress, or some ten times that.
+func (w *stressWorker) anyTTL() time.Duration {
+	ttl := w.short()
+	if ttl == 0 {
+		return 0
+	}
+	ttl += w.upTo(ttl / 2)
+	if w.chance(300) {
+		ttl += 10 * w.short()
+	}
+	return min(ttl, w.info.MaxTTL)
+}
+
+// evidence is a verdict as far as a fault may be behind it, and not the end of the caller's
+// context.
+func evidence(v verdict, ctx context.Context) verdict {
+	if ctx.Err() != nil {
+		return granted
+	}
+	return v
+}
+
+// early is a verdict of a lease as far as a fault may be behind it: the loss of one that lives
+// with a session, before its time is over.
+func (w *stressWorker) early(v verdict, l *stressLease) verdict {
+	g := l.Grant()
+	if v == lost && (!w.info.Features.Has(driver.FeatureSession) || !g.Expires.IsZero() && !time.Now().Before(g.Expires)) {
+		return granted
+	}
+	return v
+}
+
+// instant is a time of the record; zero stays zero.
+func (s *stress) instant(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return max(1, int64(t.Sub(s.start)))
+}
+
+// tune makes holds longer or shorter, so that there is contention and not only that.
+func (s *stress) tune(v verdict) {
+	n := s.attempts.Add(1)
+	if n%200 != 0 {
+		return
+	}
+	hold, share := s.hold.Load(), float64(s.refusals.Load())/float64(n)
+	switch {
+	case share < 0.2:
+		hold = min(hold*2, int64(s.longestHold()))
+	case share > 0.6:
+		hold = max(hold/2, int64(20*time.Microsecond))
+	}
+	s.hold.Store(hold)
+}
+
+// stressLease is a lease, and what the record needs of it.
+type stressLease struct {
+	driver.Lease
+	key     *stressKey
+	in      input
+	fence   uint64
+	ttl     time.Duration
+	backend driver.Backend
+	remote  bool
+	open    int64 // when it was last seen not to be lost
+	gone    bool
+}
+
+// look notes whether the lease is lost by what its client knows.
+func (l *stressLease) look(now int64) {
+	if l.gone {
+		return
+	}
+	if l.gone = over(l.Grant().Lost); !l.gone {
+		l.open = now
+	}
+}
+
+// have holds a lock for a while, in which its holder and others do what they may.
+func (w *stressWorker) have(l *stressLease) {
+	hold := time.Duration(w.hold.Load())
+	l.look(w.now())
+	w.pause(w.upTo(hold))
+	if w.chance(300) {
+		w.renew(l)
+	}
+	if w.chance(50) {
+		w.look(l.key)
+	}
+	if w.chance(20) && !l.in.shared {
+		w.breakLock(l)
+	}
+	if l.ttl > 0 && l.ttl < 2*w.short() && w.chance(40) {
+		defer w.slow.Add(-1)
+		if w.slow.Add(1) <= int64(1+w.o.Workers/4) {
+			w.outlive(l)
+			return
+		}
+	}
+	w.pause(w.upTo(hold))
+	w.release(l)
+}
+
+func (w *stressWorker) renew(l *stressLease) (v verdict) {
+	if w.chance(500) {
+		l.ttl = w.anyTTL()
+	}
+	renewal := driver.Renewal{TTL: l.ttl}
+	if w.info.Features.Has(driver.FeatureKeep) && w.chance(100) {
+		renewal.Keep = w.upTo(time.Duration(w.hold.Load()))
+	}
+	ctx, cancel := context.WithTimeout(w.ctx, w.callTime())
+	defer cancel()
+	in := l.in
+	in.kind = renewOp
+	w.count(renewOp)
+	call := w.now()
+	l.look(call)
+	g, err := l.Renew(ctx, &renewal)
+	ret := w.now()
+	v = w.saw(err)
+	w.effect(w.client.id, call, ret, w.early(v, l), false)
+	switch v {
+	case granted:
+		l.key.add(w.client.id, in, call, ret, output{verdict: granted, expires: w.instant(g.Expires)})
+	case lost:
+		w.losses.Add(1)
+		l.key.add(w.client.id, in, call, ret, output{verdict: lost})
+	case unknown, later: // it may have shortened the lease
+		w.unknowns.Add(1)
+		out := output{verdict: unknown}
+		if l.ttl > 0 {
+			out.expires = call + int64(l.ttl-driver.Drift(l.ttl))
+		}
+		l.key.add(w.client.id, in, call, ret, out)
+	default:
+		w.fail(fourOutcomes, "Renew gives %v: %v", v, err)
+	}
+	return v
+}
+
+// release releases until that is known to be done, or the client is no more.
+func (w *stressWorker) release(l *stressLease) {
+	in := l.in
+	in.kind = releaseOp
+	for end := time.Now().Add(30 * time.Second); ; {
+		w.count(releaseOp)
+		call := w.now()
+		l.look(call)
+		err := l.Release(w.ctx)
+		ret := w.now()
+		v := w.saw(err)
+		w.effect(w.client.id, call, ret, w.early(v, l), false)
+		out := output{verdict: v}
+		if l.gone {
+			out.open = max(l.open, 1)
+		}
+		switch v {
+		case later:
+			out.verdict = unknown
+		case lost:
+			w.losses.Add(1)
+		case granted, unknown:
+		default:
+			w.fail(releasing, "Release gives %v: %v", v, err)
+			return
+		}
+		l.key.add(w.client.id, in, call, ret, out)
+		if out.verdict != unknown || w.client.backend() != l.backend || w.ctx.Err() != nil {
+			return
+		}
+		w.unknowns.Add(1)
+		if w.pause(poll); time.Now().After(end) {
+			return
+		}
+	}
+}
+
+// outlive leaves a lock to its TTL, and wants it again until it is granted.
+func (w *stressWorker) outlive(l *stressLease) {
+	w.expired.Add(1)
+	renews := w.chance(300)
+	for end := time.Now().Add(4*l.ttl + 2*w.h.Grace); time.Now().Before(end) && !w.done(); {
+		w.pause(l.ttl / 16)
+		if !time.Now().Before(l.Grant().Expires) && renews {
+			switch w.renew(l) {
+			case granted: // the server keeps it for longer than it says
+				w.release(l)
+				return
+			case lost:
+				return
+			}
+		}
+		if !renews && w.attempt(w.ctx, l.key, driver.Request{}) == granted {
+			return
+		}
+	}
+}
+
+// look asks who has a key.
+func (w *stressWorker) look(k *stressKey) {
+	i, ok := w.client.backend().(driver.Inspector)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(w.ctx, w.callTime())
+	defer cancel()
+	w.count(lookOp)
+	call := w.now()
+	state, err := i.Lookup(ctx, k.name)
+	ret := w.now()
+	v := w.saw(err)
+	w.effect(w.client.id, call, ret, evidence(v, ctx), false)
+	switch v {
+	case granted:
+		out := output{verdict: granted}
+		if state != nil && len(state.Holders) > 0 {
+			out.holder, out.fence = state.Holders[0].Owner+" ", state.Holders[0].Fence
+		}
+		k.add(w.client.id, input{kind: lookOp}, call, ret, out)
+	case unknown, later, refused: // a user may lock and not look
+	default:
+		w.fail(inspecting, "Lookup gives %v: %v", v, err)
+	}
+}
+
+// breakLock takes a lock away from its holder, by another client.
+func (w *stressWorker) breakLock(l *stressLease) {
+	if w.info.Features.Has(driver.FeatureSession) || !w.info.Features.Has(driver.FeatureFencing) { // others' locks may go with the session
+		return
+	}
+	other := w.clients[w.rng.IntN(len(w.clients))]
+	admin, ok := other.backend().(driver.Admin)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(w.ctx, w.callTime())
+	defer cancel()
+	in := l.in
+	in.kind = breakOp
+	w.count(breakOp)
+	call := w.now()
+	err := admin.Break(ctx, l.key.name, l.fence)
+	ret := w.now()
+	v := w.saw(err)
+	switch {
+	case v == lost && w.quorum.Load(), v == later: // on some nodes it may be gone
+		v = unknown
+	case v == refused:
+		return
+	case v != granted && v != lost && v != unknown:
+		w.fail(breaking, "Break gives %v: %v", v, err)
+		return
+	}
+	l.key.add(other.id, in, call, ret, output{verdict: v})
+}
+
+// forget drops the record of a key that was judged.
+func (k *stressKey) forget() { k.ops = slices.Clip(k.ops[:0]) }
