@@ -163,7 +163,10 @@ func severalHosts(first *server.Server, more ...*server.Server) string {
 // tokens rise.
 func TestAPromotionUnderLoad(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"asynchronous", "synchronous"}[:rounds(2, 1)] {
+	if testing.Short() {
+		t.Skip("short")
+	}
+	for _, mode := range []string{"asynchronous", "synchronous"} {
 		t.Run(mode, func(t *testing.T) {
 			var opts []server.Option
 			if mode == "synchronous" {

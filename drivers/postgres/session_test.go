@@ -55,7 +55,8 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	s := database(t)
 	p := fault.NewProxy(t, s.Addr())
 	b := opener(t, through(s, p))
-	const n, ttl = 10_000, time.Minute
+	const ttl = time.Minute
+	n := rounds(10_000, 3000)
 	leases := make([]driver.Lease, n)
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -81,12 +82,12 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	took := time.Since(start)
 	runtime.GC()
 	runtime.ReadMemStats(&after)
-	t.Logf("%d locks in %v, %d bytes each, on %d connections", n, took.Round(time.Millisecond), (after.HeapAlloc-before.HeapAlloc)/n, b.Conns())
+	t.Logf("%d locks in %v, %d bytes each, on %d connections", n, took.Round(time.Millisecond), (after.HeapAlloc-before.HeapAlloc)/uint64(n), b.Conns())
 	if b.Conns() > 4 {
 		t.Errorf("%d connections", b.Conns())
 	}
 	db := admin(t, s.URL())
-	if got := count(t, db, advisory); got != n {
+	if got := count(t, db, advisory); got != int64(n) {
 		t.Fatalf("%d locks on the server", got)
 	}
 	sent := p.Stats()
@@ -104,7 +105,7 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	// of which there are more the longer it takes to start so many goroutines.
 	bytes := p.Stats().ToServer - sent.ToServer
 	t.Logf("the renewals sent %d bytes", bytes)
-	if bytes > n/4 {
+	if bytes > int64(n)/4 {
 		t.Errorf("the renewals sent %d bytes, more than some heartbeats", bytes)
 	}
 	for i := range leases {
@@ -191,7 +192,7 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 	db := admin(t, s.URL())
 	a := opener(t, s.URL()+"&max_sessions=1")
 	for range rounds(3, 1) {
-		leases := make([]driver.Lease, 8000) // so many that it takes the server a while to free them
+		leases := make([]driver.Lease, rounds(8000, 2000)) // so many that it takes the server a while to free them
 		var wg sync.WaitGroup
 		for w := range 16 {
 			wg.Go(func() {

@@ -434,7 +434,7 @@ func clockStep() time.Duration {
 
 // unprotected is how long a failure is looked for where nothing protects from it. On a busy
 // machine few of the leases, which are short, live to see it.
-const unprotected = 3 * time.Minute
+const unprotected = time.Minute
 
 const (
 	stepTTL  = 600 * time.Millisecond // with its grace shorter than the smallest step

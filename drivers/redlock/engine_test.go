@@ -59,11 +59,19 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 				var all sync.WaitGroup
 				for i := range 100 {
 					all.Go(func() {
-						_, err := backends[i%len(backends)].Acquire(context.Background(), ask(fmt.Sprint("free", round), time.Minute))
-						if err == nil {
-							won.Add(1)
-						} else if !errors.Is(err, driver.ErrHeld) {
-							t.Errorf("round %d: a loser got %v", round, err)
+						// On a machine that stands still a vote may stay split, which is no verdict.
+						for end := time.Now().Add(30 * time.Second); ; {
+							_, err := backends[i%len(backends)].Acquire(context.Background(), ask(fmt.Sprint("free", round), time.Minute))
+							switch {
+							case err == nil:
+								won.Add(1)
+							case errors.Is(err, driver.ErrHeld):
+							case time.Now().Before(end):
+								continue
+							default:
+								t.Errorf("round %d: a loser got %v", round, err)
+							}
+							return
 						}
 					})
 				}

@@ -200,6 +200,9 @@ func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 	long(t)
 	t.Parallel()
 	want := *restartTrials
+	if redlock.Race {
+		want /= 3
+	}
 	for name, a := range amnesias() {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t, 5, a.options...)
