@@ -35,7 +35,7 @@ func TestACallerThatGivesUpAsTheFirstLetsTheNextGo(t *testing.T) {
 		synctest.Wait()
 		q.mu.Lock() // it gives up, and before it can say so, it becomes the first
 		cancel()
-		q.next()
+		q.wakeNext()
 		q.mu.Unlock()
 		qs.part(q) // the first has left
 		synctest.Wait()

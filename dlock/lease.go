@@ -141,12 +141,12 @@ func (l *Lease) Deadline() (time.Time, bool) {
 	return l.c.clock.Time(l.expires), true
 }
 
-// margin is for how long before its deadline a lease is done: time to stop, before the
+// margin is the time from Done to the deadline of a lease: the holder stops before the
 // lock can be granted to another.
 func margin(ttl time.Duration) time.Duration { return max(5*time.Millisecond, ttl/50) }
 
-// end returns when the lease is over unless it is renewed; zero: never.
-func (l *Lease) end() boot.Instant {
+// endsAt returns when the lease is over unless it is renewed; zero: never.
+func (l *Lease) endsAt() boot.Instant {
 	end := l.limit
 	if l.expires != 0 {
 		if done := l.expires.Add(-margin(l.ttl)); end == 0 || done < end {
@@ -191,7 +191,7 @@ func (l *Lease) look() ending {
 	if l.err != nil {
 		return ending{}
 	}
-	end := l.end()
+	end := l.endsAt()
 	if end == 0 || l.c.clock.Fresh() < end {
 		return ending{}
 	}

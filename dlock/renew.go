@@ -22,7 +22,7 @@ func (l *Lease) schedule() {
 	if l.kept {
 		earliest(l.keep)
 	} else {
-		earliest(l.end())
+		earliest(l.endsAt())
 		earliest(l.warnAt)
 	}
 	if !l.renewing {
@@ -37,7 +37,7 @@ func (l *Lease) schedule() {
 func (l *Lease) step(now boot.Instant) {
 	l.mu.Lock()
 	var over ending
-	switch end := l.end(); {
+	switch end := l.endsAt(); {
 	case l.kept && now >= l.keep:
 		l.kept = false
 		l.c.outage.leave(&l.failing)

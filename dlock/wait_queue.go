@@ -113,7 +113,7 @@ func (q *waitQueue) abandon(w *waiter) (verdict error) {
 	if w.queued {
 		q.unlink(w)
 	} else {
-		q.next() // w had just become the first
+		q.wakeNext() // w had just become the first
 	}
 	return verdict
 }
@@ -145,8 +145,8 @@ func (q *waitQueue) unlink(w *waiter) {
 	w.prev, w.next, w.queued = nil, nil, false
 }
 
-// next makes the next in the queue the first. q.mu is held.
-func (q *waitQueue) next() {
+// wakeNext makes the next waiter the first of the queue, and wakes it. q.mu is held.
+func (q *waitQueue) wakeNext() {
 	w := q.front
 	if w == nil {
 		q.taken, q.last = false, nil
@@ -173,7 +173,7 @@ func (q *waitQueue) said() error {
 func (qs *waitQueues) leave(q *waitQueue, verdict error) {
 	q.mu.Lock()
 	q.last = verdict
-	q.next()
+	q.wakeNext()
 	q.mu.Unlock()
 	qs.part(q)
 }
