@@ -373,6 +373,16 @@ var messes = map[string]mess{
 	"a file for a folder": {func(w *world) (string, func(findingJSON) error) {
 		return "file://" + w.put("plain", ""), func(findingJSON) error { return os.Remove(w.path("plain")) }
 	}, map[string]string{"folder": "unsafe"}, false},
+	"a folder of another user": {func(w *world) (string, func(findingJSON) error) {
+		folder := w.path("another's")
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := os.Chown(folder, 12345, -1); err != nil {
+			w.t.Skip("only root can make it: ", err)
+		}
+		return "file://" + folder, func(findingJSON) error { return os.Chown(folder, os.Getuid(), -1) }
+	}, map[string]string{"folder-owner": "warning"}, false},
 	"no home": {func(w *world) (string, func(findingJSON) error) {
 		w.env = append(w.env, "HOME=", "TMPDIR="+w.dir)
 		return "file:", nil

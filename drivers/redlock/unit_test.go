@@ -377,6 +377,39 @@ func TestTheBreakerOpensAndCloses(t *testing.T) {
 	})
 }
 
+// What was seen of the nodes while locks were taken is among what Check finds.
+func TestCheckNamesANodeThatIsSkipped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(3)
+		slow := s[1].Peer()
+		b, err := New([]driver.Backend{s[0].Peer(), slow, s[2].Peer()}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		slow.SetOutage(memory.Outage{Hang: true})
+		for i := range 10 {
+			l, err := b.Acquire(t.Context(), request1(fmt.Sprint("k", i), "o", time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if len(b.Stats().Skipped) != 1 {
+			t.Fatalf("not skipped: %+v", b.Stats())
+		}
+		slow.SetOutage(memory.Outage{})
+		found, err := b.Check(t.Context())
+		i := slices.IndexFunc(found, func(d driver.Diagnostic) bool { return d.Code == "node-skipped" })
+		if err != nil || i < 0 || found[i].Severity != driver.SeverityWarning || found[i].Node != b.nodes[1].name || found[i].Remedy == "" {
+			t.Errorf("found %+v, %v", found, err)
+		}
+	})
+}
+
 // A waiter is woken when a majority announced the release.
 func TestWatchWakesWhenAMajorityAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
