@@ -296,6 +296,11 @@ func (b *bid) prolong(e *event) {
 	}
 }
 
+// asks reports whether the stage ends with the calls that began with it.
+func (b *bid) asks() bool {
+	return b.stage == electing || b.stage == asking || b.stage == raising || b.stage == renewing
+}
+
 // certain reports whether what the caller waits for is certain, whatever may still come.
 func (b *bid) certain() bool {
 	switch b.stage {

@@ -167,7 +167,7 @@ func (b *Backend) state(ctx context.Context, timeout time.Duration, s driver.Sta
 
 // administer calls f for every node that is a driver.GuardAdmin, at once.
 func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(context.Context, *node, driver.GuardAdmin) error) []error {
-	life := newLife(ctx, b.clock, timeout, b.clock.Now().Add(mostTimeouts*timeout))
+	life := newLife(ctx, b.clock, timeout)
 	defer life.leave()
 	return b.each(life, func(ctx context.Context, n *node) error {
 		if a, ok := n.backend.(driver.GuardAdmin); ok {

@@ -24,7 +24,11 @@ type lease struct {
 
 	mu        sync.Mutex
 	bid       bid
+	event     event // that the bid gets
 	requests  []nodeRequest
+	lives     [2]life       // the first ones
+	life      *life         // the last one
+	begun     int           // so many lives have begun
 	owners    []string      // by their number
 	wake      chan struct{} // what the caller of Acquire or Renew waits for is certain
 	freed     chan struct{} // closed when the outcome of the release is; nil: nobody waits
@@ -49,10 +53,8 @@ type nodeRequest struct {
 	renewal driver.Renewal
 	asked   boot.Instant  // when it was sent
 	until   boot.Instant  // when its time is over
-	most    boot.Instant  // and when it is at the latest
 	timeout time.Duration // the node timeout, even where until is earlier
 	life    *life         // of the call
-	event   event         // how it ended
 	lease   driver.Lease
 	held    *driver.HeldError
 	vote    driver.Vote
@@ -77,7 +79,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, b.failed(ctx, err)
 	}
 	l := b.newLease(ctx, req)
-	if err := l.run(ctx, &event{kind: begins}); err != nil {
+	if err := l.run(ctx, begins, 0); err != nil {
 		return nil, b.failed(ctx, err)
 	}
 	b.waits.served(req.Key)
@@ -150,16 +152,15 @@ func firstNode(key string, n int) int {
 }
 
 // run tells the bid what a caller wants, and waits for the verdict.
-func (l *lease) run(ctx context.Context, e *event) error {
+func (l *lease) run(ctx context.Context, kind eventKind, ttl time.Duration) error {
 	const never = boot.Instant(1<<63 - 1)
-	e.until = never
+	w := pause{until: never}
 	if end, ok := ctx.Deadline(); ok {
-		e.until = l.b.clock.Now().Add(time.Until(end))
+		w.until = l.b.clock.Now().Add(time.Until(end))
 	}
 	var cause error
-	var w pause
 	for {
-		out, said := l.decide(ctx, e, &w, cause)
+		out, said := l.decide(ctx, kind, ttl, &w, cause)
 		l.perform(&out)
 		if out.verdict != open {
 			return said
@@ -167,27 +168,31 @@ func (l *lease) run(ctx context.Context, e *event) error {
 		if cause == nil {
 			cause = l.wait(ctx, &w)
 		}
-		e.kind = looks
+		kind = looks
 	}
 }
 
 // pause is what a caller waits for.
 type pause struct {
+	until   boot.Instant // the caller's deadline
 	began   boot.Instant
+	life    *life // that wakes the caller when it is to look again; nil: none
 	most    time.Duration
 	certain bool // there is nothing to wait for
 	deaf    bool // the caller's end does not count
 }
 
 // decide makes one step of a caller. It looks at the clock last of all.
-func (l *lease) decide(ctx context.Context, e *event, w *pause, cause error) (actions, error) {
+func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w *pause, cause error) (actions, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e.tripped = l.b.tripped()
-	e.duplicate = l.b.duplicate.Load() != nil
-	e.ended = cause != nil
+	e := &l.event
+	*e = event{
+		kind: kind, until: w.until, ttl: ttl, timeout: l.b.timeout(ttl),
+		tripped: l.b.tripped(), duplicate: l.b.duplicate.Load() != nil, ended: cause != nil,
+	}
 	e.now = l.b.clock.Fresh()
-	if e.kind == looks {
+	if kind == looks {
 		e.stalled = max(e.now.Sub(w.began)-w.most, 0)
 		l.stalled += e.stalled
 	} else {
@@ -201,7 +206,12 @@ func (l *lease) decide(ctx context.Context, e *event, w *pause, cause error) (ac
 	if out.verdict == extended {
 		l.confirmed = l.b.floor(l.bid.start)
 	}
-	*w = pause{e.now, min(l.bid.due.Sub(e.now), l.bid.timeout/timeSlices), l.bid.certain(), l.bid.stage == quieting}
+	w.began, w.most = e.now, min(l.bid.due.Sub(e.now), l.bid.timeout/timeSlices)
+	w.certain, w.deaf = l.bid.certain(), l.bid.stage == quieting
+	w.life = nil
+	if l.bid.asks() {
+		w.life = l.life
+	}
 	return out, l.says(ctx, out.verdict, cause, e.now)
 }
 
@@ -210,8 +220,12 @@ func (l *lease) wait(ctx context.Context, w *pause) error {
 	if w.certain {
 		return nil
 	}
-	t := time.NewTimer(w.most)
-	defer t.Stop()
+	var due <-chan time.Time
+	if w.life == nil || w.life.Err() != nil {
+		t := time.NewTimer(w.most)
+		defer t.Stop()
+		due = t.C
+	}
 	done, closed := ctx.Done(), l.b.closed
 	if w.deaf {
 		done, closed = nil, nil
@@ -219,7 +233,7 @@ func (l *lease) wait(ctx context.Context, w *pause) error {
 	select {
 	case <-l.wake:
 		return nil
-	case <-t.C:
+	case <-due:
 		settle()
 		return nil
 	case <-done:
@@ -265,9 +279,11 @@ func (l *lease) step(e *event) actions {
 func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 	g := &l.requests[i]
 	g.call, g.timeout = out.calls[i], l.bid.timeout
-	g.begins(now)
-	if g.call < release && g.call != lift {
-		g.until, g.most = out.until, out.most
+	switch {
+	case g.call < release && g.call != lift:
+		g.begins(now, out.until, out.most)
+	case out.delay == 0:
+		g.beginsNow(now)
 	}
 	switch g.call {
 	case acquire:
@@ -289,9 +305,33 @@ func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 	}
 }
 
-// begins gives the call a node timeout from now on.
-func (g *nodeRequest) begins(now boot.Instant) {
-	g.asked, g.until, g.most = now, now.Add(g.timeout), now.Add(mostTimeouts*g.timeout)
+// beginsNow gives the call a node timeout from now on. l.mu is held.
+func (g *nodeRequest) beginsNow(now boot.Instant) {
+	g.begins(now, now.Add(g.timeout), now.Add(mostTimeouts*g.timeout))
+}
+
+// begins gives the call a life, from now until then: that which began last, if that has as
+// much time, or for a release a little less. l.mu is held.
+func (g *nodeRequest) begins(now, until, most boot.Instant) {
+	g.asked, g.until = now, until
+	l := g.l
+	less := time.Duration(0)
+	if g.call == release {
+		less = g.timeout / 8
+	}
+	if s := l.life; s != nil && s.due <= until && until.Sub(s.due) <= less && most.Sub(s.most) <= less && s.join() {
+		g.life = s
+		return
+	}
+	if l.begun < len(l.lives) {
+		l.life = &l.lives[l.begun]
+		l.begun++
+	} else {
+		l.life = &life{}
+	}
+	g.life = l.life
+	g.life.Context, g.life.clock, g.life.wake = l.ctx, l.b.clock, l.wake
+	g.life.begin(now, until, most)
 }
 
 // propose sets what all nodes are told in this round. l.mu is held.
@@ -353,40 +393,22 @@ func (l *lease) number(h *driver.HeldError) owner {
 
 // perform starts the calls that a bid asked for.
 func (l *lease) perform(out *actions) {
-	var shared *life
 	for i, c := range out.calls {
 		switch {
 		case c == idle:
 		case out.delay > 0:
 			l.later(&l.requests[i], out.delay)
 		default:
-			g := &l.requests[i]
-			if shared == nil || shared.most != g.most {
-				if shared != nil {
-					shared.leave()
-				}
-				shared = g.newLife()
-			}
-			shared.calls.Add(1)
-			g.life = shared
-			g.send()
+			l.requests[i].send()
 		}
 	}
-	if shared != nil {
-		shared.leave()
-	}
-}
-
-func (g *nodeRequest) newLife() *life {
-	return newLife(g.l.ctx, g.l.b.clock, g.until.Sub(g.asked), g.most)
 }
 
 // later sends a call after a while.
 func (l *lease) later(g *nodeRequest, d time.Duration) {
 	time.AfterFunc(d, func() {
 		l.mu.Lock()
-		g.begins(l.b.clock.Now())
-		g.life = g.newLife()
+		g.beginsNow(l.b.clock.Now())
 		l.mu.Unlock()
 		g.send()
 	})
@@ -417,8 +439,7 @@ func (g *nodeRequest) do() {
 	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) { // it stood in the queue, and must not fail for that
 		g.life.leave()
 		l.mu.Lock()
-		g.begins(clock.Now())
-		g.life = g.newLife()
+		g.beginsNow(clock.Now())
 		l.mu.Unlock()
 	}
 	ctx := g.life
@@ -453,20 +474,21 @@ func (g *nodeRequest) skipped() bool {
 		g.end(result{err: errSkipped, unasked: true})
 		return true
 	case probe: // nobody waits for it
-		g.l.feed(&event{kind: probed, node: g.n.index})
+		g.l.feed(event{kind: probed, node: g.n.index})
 	}
 	return false
 }
 
 // end tells the bid how the call ended.
 func (g *nodeRequest) end(r result) {
-	l, e := g.l, &g.event
-	*e = event{kind: answered, node: g.n.index, answer: granted}
+	l := g.l
+	var clock reading
 	if !r.unasked {
-		g.learn(&r, e)
+		clock = g.learn(&r)
 	}
 	l.mu.Lock()
-	e.now = l.b.clock.Now()
+	e := &l.event
+	*e = event{kind: answered, now: l.b.clock.Now(), node: g.n.index, answer: granted, clock: clock}
 	g.note(&r, e)
 	out := l.step(e)
 	if out.left {
@@ -478,21 +500,22 @@ func (g *nodeRequest) end(r result) {
 }
 
 // learn tells breaker, clocks and the comparison of servers what a call says of the node.
-func (g *nodeRequest) learn(r *result, e *event) {
+func (g *nodeRequest) learn(r *result) reading {
 	n := g.n
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
 	n.report(r.err != nil && !definite(r.err) && !errors.Is(r.err, driver.ErrLost) && g.life.ran() >= g.timeout-g.timeout/timeSlices)
 	if g.call == release {
-		return
+		return reading{}
 	}
 	if r.err != nil && (g.call == acquire || g.call == join) {
 		r.grant.Clock, r.grant.Server = told(r.err)
 	}
 	n.identify(r.grant.Server)
-	e.clock = n.b.read(r.grant.Clock, r.grant.Terms, r.sent, r.received)
-	n.learn(e.clock, r.grant.Terms)
+	clock := n.b.read(r.grant.Clock, r.grant.Terms, r.sent, r.received)
+	n.learn(clock, r.grant.Terms)
+	return clock
 }
 
 // note keeps what an answer brought, and tells the bid what it means. l.mu is held.
@@ -572,10 +595,10 @@ func definite(err error) bool {
 }
 
 // feed gives the bid an event that no caller waits for.
-func (l *lease) feed(e *event) {
+func (l *lease) feed(e event) {
 	l.mu.Lock()
-	e.now = l.b.clock.Now()
-	out := l.step(e)
+	l.event, l.event.now = e, l.b.clock.Now()
+	out := l.step(&l.event)
 	l.mu.Unlock()
 	l.perform(&out)
 }
@@ -624,7 +647,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	l.renewing.Lock() // the other renewal is bounded by the nodes' timeout
 	defer l.renewing.Unlock()
 	l.keep = r.Keep
-	if err := l.run(ctx, &event{kind: renews, ttl: r.TTL, timeout: l.b.timeout(r.TTL)}); err != nil {
+	if err := l.run(ctx, renews, r.TTL); err != nil {
 		return driver.Grant{}, err
 	}
 	l.b.count.renewals.Add(1)
@@ -634,11 +657,11 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 // Release frees the lock on every node, and returns when a majority has confirmed that
 // it is free of this lease; the others go on in the background. It is bounded by four
 // node timeouts (see Options.NodeTimeout), and does not depend on ctx.
-func (l *lease) Release(ctx context.Context) error {
+func (l *lease) Release(context.Context) error {
 	if l.isReleased() {
 		return nil
 	}
-	if err := l.b.begin(context.WithoutCancel(ctx)); err != nil {
+	if err := l.b.begin(context.Background()); err != nil { // it is released whatever the caller's says
 		return err
 	}
 	defer l.b.calls.Done()
@@ -660,8 +683,8 @@ func (l *lease) beginRelease() (<-chan struct{}, time.Duration) {
 		l.freed = make(chan struct{})
 	}
 	freed := l.freed
-	e := event{kind: releases, now: l.b.clock.Now()}
-	out := l.step(&e)
+	l.event = event{kind: releases, now: l.b.clock.Now()}
+	out := l.step(&l.event)
 	timeout := l.bid.timeout
 	l.mu.Unlock()
 	l.perform(&out)

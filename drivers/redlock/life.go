@@ -35,8 +35,9 @@ func settle() {
 type life struct {
 	context.Context // the values, and perhaps an earlier end
 	clock           *boot.Clock
+	wake            chan<- struct{} // gets a value at the end of each slice, if it has room; nil: nobody waits
 	slice           time.Duration
-	most            boot.Instant
+	due, most       boot.Instant
 	calls           atomic.Int32
 	unlink          func() bool
 
@@ -47,18 +48,39 @@ type life struct {
 	err    error
 }
 
-// newLife returns a life for calls that have this time each, as counted in slices, and end
-// at the latest at most.
-func newLife(ctx context.Context, clock *boot.Clock, d time.Duration, most boot.Instant) *life {
-	s := &life{Context: ctx, clock: clock, slice: max(d/timeSlices, 1), most: most}
+// newLife returns a life that ends with ctx, too, for calls that have this time each.
+func newLife(ctx context.Context, clock *boot.Clock, d time.Duration) *life {
+	s, now := &life{Context: ctx, clock: clock}, clock.Now()
+	s.begin(now, now.Add(d), now.Add(mostTimeouts*d))
+	if ctx.Done() != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unlink = context.AfterFunc(ctx, func() { s.finish(ctx.Err()) })
+	}
+	return s
+}
+
+// begin begins the life, with one call that has its time from now until due, as counted in
+// slices, and ends at the latest at most.
+func (s *life) begin(now, due, most boot.Instant) {
+	s.slice, s.due, s.most = max(due.Sub(now)/timeSlices, 1), due, most
 	s.calls.Store(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(s.next(), s.tick)
-	if ctx.Done() != nil {
-		s.unlink = context.AfterFunc(ctx, func() { s.finish(ctx.Err()) })
+}
+
+// join adds a call, unless the life is over.
+func (s *life) join() bool {
+	for {
+		n := s.calls.Load()
+		if n == 0 {
+			return false
+		}
+		if s.calls.CompareAndSwap(n, n+1) {
+			return true
+		}
 	}
-	return s
 }
 
 // next returns how long the next slice is.
@@ -72,6 +94,7 @@ func (s *life) tick() {
 	if s.passed++; s.passed < timeSlices && s.err == nil {
 		if d := s.next(); d > 0 {
 			s.timer.Reset(d)
+			s.tell()
 			return
 		}
 	}
@@ -110,6 +133,14 @@ func (s *life) end(err error) {
 	}
 	if s.done != nil {
 		close(s.done)
+	}
+	s.tell()
+}
+
+func (s *life) tell() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
 	}
 }
 
