@@ -119,7 +119,7 @@ func (p *Params) TLS(on bool) (*tls.Config, error) {
 	if !on {
 		for _, name := range []string{"ca", "cert", "key", "server_name", "insecure"} {
 			if p.Has(name) {
-				return nil, driver.Invalid(label(name), "is for TLS, which the scheme of the URL does not ask for")
+				return nil, driver.Invalid(label(name), "is for TLS, which the URL does not ask for")
 			}
 		}
 		return nil, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/sqltable"
+	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
 	"github.com/redlock-go/redlock/drivers/sqltable/pgtable"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -495,5 +496,47 @@ func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
 			}
 		}
 		_ = backend.Close()
+	}
+}
+
+// The parameters of TLS are those of all drivers: a server of the authority that is named is
+// trusted, another one is not, and they are refused where there is no TLS.
+func TestTLSOfMySQL(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a server of its own")
+	}
+	t.Parallel()
+	s := server.MariaDB(t, server.WithTLS())
+	url := s.URL() + "?setup=on&" + patient
+	ask := func(extra string) error {
+		b, err := mysql.Driver{}.Open(&driver.Config{DSN: url + extra})
+		if err != nil {
+			return err
+		}
+		defer b.Close() //nolint:errcheck // only asks
+		for {
+			l, err := b.Acquire(t.Context(), request("k"))
+			if err == nil {
+				return l.Release(t.Context())
+			}
+			if !errors.Is(err, driver.ErrHeld) {
+				return err
+			}
+		}
+	}
+	if err := ask("&tls=on&ca=" + s.CAFile()); err != nil {
+		t.Error(err)
+	}
+	if err := ask("&tls=on&insecure=true"); err != nil {
+		t.Error(err)
+	}
+	if err := ask("&tls=on"); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("without the authority: %v", err)
+	}
+	if err := ask(""); err == nil {
+		t.Error("a server that asks for TLS serves without it")
+	}
+	if err := ask("&ca=" + s.CAFile()); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("an authority without TLS: %v", err)
 	}
 }

@@ -8,10 +8,11 @@
 //	table          the table of the locks (dlock)
 //	setup          true makes the table if it is missing
 //	socket         the path of a unix socket, instead of the host's address
-//	tls            off (default), on, or insecure, which verifies no certificate
+//	tls            on makes every connection with TLS (off)
 //	ca             a file of PEM certificates to trust instead of the system's
 //	cert, key      files of the client's certificate
 //	server_name    the name to expect in the server's certificate
+//	insecure       true does not verify the server's certificate
 //	conns          connections at most (8)
 //	call_timeout   for one call (1s)
 //	single_writer  true: all clients reach the same node of a cluster (Galera)
@@ -19,7 +20,6 @@ package mysql
 
 import (
 	"database/sql"
-	"net"
 	"strings"
 	"time"
 
@@ -27,8 +27,9 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
 	"github.com/redlock-go/redlock/drivers/sqltable"
-	"github.com/redlock-go/redlock/drivers/sqltable/internal/target"
+	"github.com/redlock-go/redlock/drivers/sqltable/internal/params"
 )
 
 func init() {
@@ -43,37 +44,38 @@ var _ driver.Driver = Driver{}
 
 // Open reads a URL. It reads the files of certificates, and does no other I/O.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	t, err := target.Parse(cfg.DSN)
+	u, err := dsn.Parse(cfg.DSN, "3306", "mysql", "mariadb")
 	if err != nil {
 		return nil, err
 	}
-	o := target.Options(cfg, t.Params)
-	o.SingleWriter = t.Params.Bool("single_writer", false)
-	conns := t.Params.Int("conns", 8, 1, 1000)
+	o := params.Options(cfg, u.Params)
+	o.SingleWriter = u.Params.Bool("single_writer", false)
+	conns := u.Params.Int("conns", 8, 1, 1000)
 	c := client.NewConfig()
-	if socket := t.Params.String("socket", ""); socket != "" {
+	if socket := u.Params.String("socket", ""); socket != "" {
 		c.Net, c.Addr = "unix", socket
 	} else {
-		c.Net, c.Addr = "tcp", net.JoinHostPort(t.Hosts[0], port(t.Ports[0]))
+		c.Net, c.Addr = "tcp", u.Hosts[0]
 	}
-	secure, err := target.TLS(t.Params, t.Hosts[0])
-	if bad := t.Params.Err(); bad != nil {
+	secure, err := u.Params.TLS(u.Params.Bool("tls", false))
+	database := strings.TrimPrefix(u.Path, "/")
+	if bad := u.Params.Err(); bad != nil {
 		return nil, bad
 	}
 	switch {
 	case err != nil:
 		return nil, err
-	case len(t.Hosts) > 1:
-		return nil, driver.Invalid("URL", "names %d hosts: locks are in one server's table, or behind one address", len(t.Hosts))
-	case t.Database == "":
+	case len(u.Hosts) > 1:
+		return nil, driver.Invalid("URL", "names %d hosts: locks are in one server's table, or behind one address", len(u.Hosts))
+	case database == "":
 		return nil, driver.Invalid("URL", "names no database: mysql://host/database")
-	case t.User == "":
+	case u.User == "":
 		return nil, driver.Invalid("URL", "names no user")
 	}
-	c.User, c.Passwd, c.DBName, c.TLS = t.User, t.Password, t.Database, secure
+	c.User, c.Passwd, c.DBName, c.TLS = u.User, u.Password, database, secure
 	c.Timeout = o.CallTimeout
 	c.Logger = &client.NopLogger{} // what matters is in the errors
-	o.Address = t.Scheme + "://" + c.Addr + "/" + strings.ReplaceAll(t.Database, "%", "%25")
+	o.Address = u.Scheme + "://" + c.Addr + "/" + strings.ReplaceAll(database, "%", "%25")
 	connector, err := client.NewConnector(c)
 	if err != nil {
 		return nil, driver.Invalid("URL", "cannot be used: %v", err)
@@ -83,11 +85,4 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	db.SetMaxIdleConns(conns)
 	db.SetConnMaxIdleTime(time.Minute)
 	return sqltable.New(db, sqltable.MySQL, o)
-}
-
-func port(s string) string {
-	if s == "" {
-		return "3306"
-	}
-	return s
 }

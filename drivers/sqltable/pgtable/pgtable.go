@@ -33,8 +33,9 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
 	"github.com/redlock-go/redlock/drivers/sqltable"
-	"github.com/redlock-go/redlock/drivers/sqltable/internal/target"
+	"github.com/redlock-go/redlock/drivers/sqltable/internal/params"
 )
 
 func init() { dlock.Register("pgtable", Driver{}) }
@@ -49,27 +50,36 @@ var passed = []string{"sslmode", "sslcert", "sslkey", "sslrootcert", "sslsni", "
 
 // Open reads a URL. It reads the files of certificates and passwords, and does no other I/O.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	t, err := target.Parse(cfg.DSN)
+	u, err := dsn.Parse(cfg.DSN, "5432", "pgtable")
 	if err != nil {
 		return nil, err
 	}
-	o := target.Options(cfg, t.Params)
-	conns := t.Params.Int("conns", 8, 1, 1000)
-	settings := map[string]string{"host": strings.Join(t.Hosts, ","), "port": ports(t), "user": t.User, "dbname": t.Database}
-	for _, name := range passed {
-		settings[name] = t.Params.String(name, "")
+	o := params.Options(cfg, u.Params)
+	conns := u.Params.Int("conns", 8, 1, 1000)
+	settings := map[string]string{"user": u.User, "dbname": strings.TrimPrefix(u.Path, "/")}
+	var hosts, ports []string
+	for _, addr := range u.Hosts {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		hosts, ports = append(hosts, host), append(ports, port)
 	}
-	if err := t.Params.Err(); err != nil {
+	settings["host"], settings["port"] = strings.Join(hosts, ","), strings.Join(ports, ",")
+	for _, name := range passed {
+		settings[name] = u.Params.String(name, "")
+	}
+	if err := u.Params.Err(); err != nil {
 		return nil, err
 	}
 	c, err := config(settings)
 	if err != nil {
 		return nil, err
 	}
-	if t.HasPassword { // not through a parser, whose errors quote
-		c.Password = t.Password
+	if u.Password != "" { // not through a parser, whose errors quote
+		c.Password = u.Password
 	}
-	if len(t.Hosts) > 1 && c.ValidateConnect == nil {
+	if len(u.Hosts) > 1 && c.ValidateConnect == nil {
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
 	c.ConnectTimeout = o.CallTimeout
@@ -89,16 +99,6 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	db.SetMaxIdleConns(conns)
 	db.SetConnMaxIdleTime(time.Minute)
 	return sqltable.New(db, sqltable.Postgres, o)
-}
-
-func ports(t *target.Target) string {
-	all := make([]string, len(t.Ports))
-	for i, p := range t.Ports {
-		if all[i] = p; p == "" {
-			all[i] = "5432"
-		}
-	}
-	return strings.Join(all, ",")
 }
 
 // config has pgx read its part of a URL. None of its errors is quoted, but for what is wrong

@@ -29,7 +29,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
 	"github.com/redlock-go/redlock/drivers/sqltable"
-	"github.com/redlock-go/redlock/drivers/sqltable/internal/target"
+	"github.com/redlock-go/redlock/drivers/sqltable/internal/params"
 )
 
 func init() { dlock.Register("sqlite", Driver{}) }
@@ -46,7 +46,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	p := dsn.Query(query)
-	o := target.Options(cfg, p)
+	o := params.Options(cfg, p)
 	conns := p.Int("conns", 4, 1, 1000)
 	if err := p.Err(); err != nil {
 		return nil, err

@@ -1,0 +1,18 @@
+// Package params reads the parameters that the URLs of all databases have.
+package params
+
+import (
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+)
+
+// Options reads the parameters that all databases have.
+func Options(cfg *driver.Config, p *dsn.Params) *sqltable.Options {
+	return &sqltable.Options{
+		Prefix: cfg.Prefix, Event: cfg.Notify, CloseDB: true,
+		Table:       p.String("table", sqltable.DefaultTable),
+		Setup:       p.Bool("setup", false),
+		CallTimeout: p.Duration("call_timeout", sqltable.DefaultCallTimeout, driver.MinTTL),
+	}
+}
