@@ -398,10 +398,10 @@ func (a *attempt) confirm(ctx context.Context) error {
 // confirm returns when the request was sent that found the entry. The error is errGone if it is
 // not there.
 func confirm(ctx context.Context, s *session, node string) (sent time.Time, err error) {
-	_, err = again(ctx, s, func(c *zk.Conn) (struct{}, error) {
-		sent = time.Now()
+	sent, err = again(ctx, s, func(c *zk.Conn) (time.Time, error) {
+		sent := time.Now()
 		_, err := c.Multi(&zk.CheckVersionRequest{Path: node, Version: -1})
-		return struct{}{}, err
+		return sent, err
 	})
 	if errors.Is(err, zk.ErrNoNode) {
 		err = errGone

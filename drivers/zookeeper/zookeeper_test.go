@@ -238,7 +238,8 @@ func TestTheLeaderFails(t *testing.T) {
 		renew(t, next, ttl)
 		release(t, next)
 	}
-	held := grant(t, a, request("held", 10*time.Minute))
+	b = open(t, "zk://"+strings.Join(g.Addrs(), ",")+"?call_timeout=500ms")
+	held := grant(t, b, request("held", 10*time.Minute))
 	for _, s := range g.Nodes[:2] {
 		must(t, s.Kill())
 	}
