@@ -303,6 +303,9 @@ func (s *session) attach() {
 	s.proven, s.touches = s.link.dialed, nil
 	s.fails, s.reason = 0, ""
 	s.known = true
+	if s.dead != nil {
+		return
+	}
 	if s.b.password != nil && !s.authed { // the library does it at later connections
 		conn := s.conn
 		s.asks.Go(func() {
@@ -406,24 +409,39 @@ func (s *session) run() {
 	}
 }
 
-// finish ends the connection, in order if the servers are to delete the session's entries.
+// finish ends the connection, in order if the servers are to delete the session's entries. The
+// client library is closed when no request is under way: it does not keep the answers of some
+// from their callers' memory.
 func (s *session) finish() {
 	s.b.forget(s)
 	s.mu.Lock()
 	orderly, l := s.orderly, s.link
 	s.mu.Unlock()
-	if !orderly {
+	hangUp := func() {
+		s.mu.Lock()
+		s.orderly = false
+		s.mu.Unlock()
 		s.stop()
 		if l != nil {
-			_ = l.Close() // the request to close the session must not pass
+			_ = l.Close() // it may be closed
 		}
 	}
-	s.conn.Close()
-	s.stop()
-	if l != nil {
-		_ = l.Close() // it may be closed
+	if !orderly {
+		hangUp() // the request to close the session must not pass
 	}
-	s.asks.Wait()
+	answered := make(chan struct{})
+	go func() {
+		s.asks.Wait()
+		close(answered)
+	}()
+	select {
+	case <-answered:
+	case <-time.After(s.b.silence()):
+		hangUp()
+		<-answered
+	}
+	s.conn.Close()
+	hangUp()
 }
 
 // close ends the session, and returns when nothing of it goes on.
@@ -482,14 +500,24 @@ func ask[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, erro
 		err    error
 	}
 	answers := make(chan answer, 1)
+	s.mu.Lock()
+	dead := s.dead
+	if dead == nil {
+		s.asks.Add(1) // and so before finish waits
+	}
+	s.mu.Unlock()
+	if dead != nil {
+		return result, dead
+	}
 	sent := time.Now()
-	s.asks.Go(func() {
+	go func() {
+		defer s.asks.Done()
 		got, err := request(s.conn)
 		if err == nil || definite(err) {
 			s.touched(l, sent)
 		}
 		answers <- answer{got, err}
-	})
+	}()
 	quiet := time.NewTimer(s.b.silence())
 	defer quiet.Stop()
 	for {
