@@ -145,7 +145,7 @@ func (n *simNode) notAfter(ctx context.Context) time.Time {
 }
 
 // run calls a script: by EVALSHA, and after a handshake where the process does not know
-// it, or is not known to keep the guard that q asks for. It is fleet.run of redisnode.
+// it, or is not known to keep the guard that q asks for. It is router.run of redisnode.
 func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, ttl time.Duration, body func(*driver.Terms) simReply) simReply {
 	if q.Guard <= 0 {
 		end := n.notAfter(ctx)
@@ -249,7 +249,7 @@ func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 }
 
 // shake makes the handshake that loads a script into p, and returns the process that
-// answered. It is fleet.shake of redisnode.
+// answered. It is router.load of redisnode.
 func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.Quorum, asked bool) (*simProcess, error) {
 	if !asked {
 		if now, err := n.ask(ctx); err != nil || now != p {

@@ -147,12 +147,12 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		c.pipeline(ctx, v, calls)
 	}
 	if calls[0].Err != nil {
-		c.heed(v, calls[0].Err)
+		c.checkReplica(v, calls[0].Err)
 	}
 }
 
-// heed leaves a server that says that it is a replica now.
-func (c *client) heed(v valkey.Client, err error) {
+// checkReplica leaves a server that says that it is a replica now.
+func (c *client) checkReplica(v valkey.Client, err error) {
 	var reply redisnode.ServerError
 	if errors.As(err, &reply) && strings.HasPrefix(string(reply), "READONLY") && !isCluster(v) {
 		c.leave(v)

@@ -114,7 +114,7 @@ func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
 			t.Fatal(err)
 		}
 		lib.takes.Store(int64(time.Hour))
-		p := n.fleet.slots[0].Load().pipelines
+		p := n.router.slots[0].Load().pipelines
 		p.proven = 4
 		before := lib.sent.Load()
 		start, until := time.Now(), time.Now().Add(second/4)
@@ -155,7 +155,7 @@ func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
 func TestCloseAnswersWhatWasStarted(t *testing.T) {
 	startTest(t, true, func(t *testing.T, lib *library, n *Node) {
 		lib.takes.Store(int64(second / 2))
-		p := n.fleet.slots[0].Load().pipelines
+		p := n.router.slots[0].Load().pipelines
 		var answers, closed atomic.Int64
 		for range 10 {
 			if !n.StartAcquire(t.Context(), startRequest("k"), time.Now().Add(second), func(_ driver.Lease, err error) {

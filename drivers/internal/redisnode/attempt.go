@@ -127,7 +127,7 @@ func (t *attempt) uncertain() bool { return len(t.late) > 0 }
 func (t *attempt) acquire(ctx context.Context) (driver.Lease, error) {
 	t.deadline, _ = ctx.Deadline()
 	for {
-		a, err := t.node.fleet.run(ctx, &t.ask)
+		a, err := t.node.router.run(ctx, &t.ask)
 		if l, verdict := t.heard(a, err, err != nil && ended(ctx)); !errors.Is(verdict, errAgain) {
 			return t.end(ctx, l, verdict, err == nil)
 		}
@@ -138,7 +138,7 @@ func (t *attempt) acquire(ctx context.Context) (driver.Lease, error) {
 func (t *attempt) start(ctx context.Context, until time.Time, done func(driver.Lease, error)) bool {
 	t.deadline, t.ctx, t.done = until, ctx, done
 	t.ask.then = t
-	if !t.node.fleet.start(ctx, &t.ask, until) {
+	if !t.node.router.start(ctx, &t.ask, until) {
 		t.free()
 		return false
 	}
@@ -199,7 +199,7 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 	}
 	switch code := a.code(); {
 	case code == 1, code > 1 && a.Reply == nil: // at this instant, and as proposed
-		n.hub.served(t)
+		n.waiters.served(t)
 		if err := n.replicated(a); err != nil {
 			t.late = append(t.late, t.doubt()) // it has the lock, which is given back
 			return nil, err
@@ -207,8 +207,8 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 		return n.lease(t, a)
 	case code == 0:
 		e := held(a)
-		n.hub.waits(t, e.Clock, a.received.Sub(a.sent))
-		e.PollAfter = n.hub.pollAfter(t, a.process, e)
+		n.waiters.waits(t, e.Clock, a.received.Sub(a.sent))
+		e.PollAfter = n.waiters.pollAfter(t, a.process, e)
 		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
 			e.PollAfter = end + mathrand.N(5*time.Millisecond)
 		}

@@ -46,7 +46,7 @@ type inBatch struct {
 }
 
 // joins says what a batch may take of a call.
-func (f *fleet) joins(r *request, s *answer) inBatch {
+func (f *router) joins(r *request, s *answer) inBatch {
 	if f.cluster || s.Replicas > 0 || strings.ContainsAny(r.keys[0], "{}") { // the script makes names itself
 		return inBatch{}
 	}
@@ -80,7 +80,7 @@ type batch struct {
 
 // gather returns a batch of what it may take of calls, and what is to be sent: the batch, and the
 // calls that it does not take. It returns nil and calls where that is not worth it.
-func (f *fleet) gather(calls []*Call, usual time.Duration) (*batch, []*Call) {
+func (f *router) gather(calls []*Call, usual time.Duration) (*batch, []*Call) {
 	now, least := time.Now(), max(promptly*usual, minCallTimeout/5)
 	takes := func(c *Call) bool { return c.is(opAcquire) && c.deadline.Sub(now) >= least && c.by.ready(now) }
 	var first *Call // of the acquires, which must be alike
@@ -155,7 +155,7 @@ func (b *batch) fill(n names) {
 
 // spread gives each call of the batch the reply that the single script would have given, or
 // marks it as left alone. An error of a server that is no refusal leaves the outcome unknown.
-func (f *fleet) spread(b *batch) {
+func (f *router) spread(b *batch) {
 	var refusal ServerError
 	switch {
 	case b.Err == nil:
@@ -253,7 +253,7 @@ func (b *batch) verdict(reply []any) {
 }
 
 // loadBatch loads the script for a call's process and guard, in the background.
-func (f *fleet) loadBatch(of *Call) {
+func (f *router) loadBatch(of *Call) {
 	c, at := of.inBatch, &request{op: opBatch, keys: slices.Clone(of.ask.keys)}
 	if q := of.ask.q; q != nil { // the call may be used again meanwhile
 		mine := *q
@@ -269,7 +269,7 @@ func (f *fleet) loadBatch(of *Call) {
 		defer c.by.asking.Store(false)
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
-		p, err := f.shake(ctx, c.at, at, false)
+		p, err := f.load(ctx, c.at, at, false)
 		c.by.rest(afterNoUse)
 		if err == nil && p == c.at {
 			c.by.rest(0)

@@ -59,14 +59,14 @@ func newTwin(t *testing.T, kind server.Kind, q *driver.Quorum) *twin {
 	if err := l.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.proc = n.fleet.slots[0].Load()
+	w.proc = n.router.slots[0].Load()
 	ask := &request{op: opBatch, q: q, keys: []string{"app:warm"}}
 	if q != nil {
 		w.guard = w.proc.serve(q)
 		ask.keys = append(ask.keys, n.guard.meta)
 	}
 	for _, r := range []*request{{op: opBatch, keys: ask.keys[:1]}, ask} {
-		if _, err := n.fleet.shake(within(t.Context(), 30*time.Second), w.proc, r, false); err != nil {
+		if _, err := n.router.load(within(t.Context(), 30*time.Second), w.proc, r, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -89,7 +89,7 @@ func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
 	n := w.node
 	var r *request
 	if op.release {
-		r = &n.freeing(op.key, op.value, "", siblings{channel: n.names.channel(op.key), waitQueue: n.names.waitQueue(op.key)}).ask
+		r = &n.releasing(op.key, op.value, "", siblings{channel: n.names.channel(op.key), waitQueue: n.names.waitQueue(op.key)}).ask
 	} else {
 		a := n.attempt(&driver.Request{Key: op.key, Owner: op.owner, TTL: 10 * time.Minute, FenceFloor: uint64(op.proposal), Quorum: q})
 		a.deadline = time.Now().Add(20 * time.Second)
@@ -98,7 +98,7 @@ func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
 		}
 		r = &a.ask
 	}
-	s, err := n.fleet.aim(w.proc, r)
+	s, err := n.router.aim(w.proc, r)
 	if err != nil || s == nil {
 		t.Fatalf("no call: %v", err)
 	}
@@ -109,7 +109,7 @@ func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
 // send sends calls as a pipeline does: a batch and what it does not take, and then what the batch
 // has left alone. It returns the order in which they took effect, and how many of them the batch did.
 func (w *twin) send(calls []*Call) (order []int, did int) {
-	f, ctx := w.node.fleet, context.Background()
+	f, ctx := w.node.router, context.Background()
 	b, out := f.gather(calls, time.Millisecond)
 	w.node.cfg.Client.Exec(ctx, out)
 	var late []*Call

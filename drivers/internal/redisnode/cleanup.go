@@ -44,7 +44,7 @@ func (n *Node) undo(ctx context.Context, t *attempt) {
 	for _, d := range t.late { // each may be the last to take effect
 		n.settle(most, d)
 	}
-	_, _ = n.give(ctx, t.key, value, n.hub.unused(t.key, t.place), releaseTries)
+	_, _ = n.releasePlace(ctx, t.key, value, n.waiters.unused(t.key, t.place), releaseTries)
 }
 
 // answered reports whether the server has answered the call by now.

@@ -27,8 +27,8 @@ func (n *Node) gap(p *process) (left, end time.Duration) {
 
 // holdBack waits until a gap is over, if somebody watches the key here.
 func (n *Node) holdBack(ctx context.Context, key string) {
-	p := n.fleet.known(n.names.lock(key))
-	if n.cfg.ForeignGap == 0 || p == nil || !n.hub.watched(key) {
+	p := n.router.known(n.names.lock(key))
+	if n.cfg.ForeignGap == 0 || p == nil || !n.waiters.watched(key) {
 		return
 	}
 	if left, _ := n.gap(p); left > 0 {
@@ -37,7 +37,7 @@ func (n *Node) holdBack(ctx context.Context, key string) {
 }
 
 // watched reports whether somebody watches the key here.
-func (h *hub) watched(key string) bool {
+func (h *waiters) watched(key string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := h.topics[h.node.names.channel(key)]

@@ -28,24 +28,24 @@ func marker(space string) script { return newScript("return 'dlock-used' -- " + 
 
 // guard is the restart guard of a node.
 type guard struct {
-	cfg   *Config
-	meta  string // the name of what the server remembers
-	shake string // the name of what a handshake writes first: see Call
-	space string // which keys that is about, for the texts of scripts
-	mark  script
-	lone  *driver.Quorum // of a lone instance; nil: there is none
-	wg    *tracker
+	cfg          *Config
+	meta         string // the name of what the server remembers
+	handshakeKey string // the name of what a handshake writes first: see Call
+	space        string // which keys that is about, for the texts of scripts
+	mark         script
+	lone         *driver.Quorum // of a lone instance; nil: there is none
+	wg           *tracker
 
 	warned sync.Once // of eviction
 }
 
 func newGuard(cfg *Config, wg *tracker) *guard {
 	g := &guard{
-		cfg:   cfg,
-		wg:    wg,
-		meta:  cfg.Prefix + layout + "meta",
-		shake: cfg.Prefix + layout + "shake",
-		space: fmt.Sprintf("db %d prefix %x", cfg.DB, cfg.Prefix),
+		cfg:          cfg,
+		wg:           wg,
+		meta:         cfg.Prefix + layout + "meta",
+		handshakeKey: cfg.Prefix + layout + "shake",
+		space:        fmt.Sprintf("db %d prefix %x", cfg.DB, cfg.Prefix),
 	}
 	g.mark = marker(g.space)
 	if cfg.Guard > 0 {
@@ -106,10 +106,10 @@ type guarded struct {
 	scripts [ops]script  // bound to the process and the terms
 	batches batcher
 
-	kept  atomic.Bool  // a handshake said so; the marker may be missing
-	ready atomic.Bool  // the marker is there as well: the scripts may be called
-	from  atomic.Int64 // from when other terms hold, by the server's clock in µs; zero: no change is settled
-	told  atomic.Int64 // until when it does not vote, as was told
+	kept      atomic.Bool  // a handshake said so; the marker may be missing
+	ready     atomic.Bool  // the marker is there as well: the scripts may be called
+	from      atomic.Int64 // from when other terms hold, by the server's clock in µs; zero: no change is settled
+	announced atomic.Int64 // until when it does not vote, as was told
 
 	reviewed atomic.Int64 // when the settings were last looked at, as Unix time in ns
 }
@@ -150,13 +150,13 @@ func (p *process) serve(q *driver.Quorum) *guarded {
 // review looks in the background, every half guard while the server is bid on, whether it
 // could still vote if it were asked for the first time: somebody may have made it evict keys.
 // If not, the next bid is refused by a handshake, with the reason.
-func (f *fleet) review(p *process, g *guarded, q *driver.Quorum) {
+func (f *router) review(p *process, g *guarded, q *driver.Quorum) {
 	now, last := time.Now().UnixNano(), g.reviewed.Load()
 	if age := time.Duration(now - last); age >= 0 && age < g.terms.Guard/2 || !g.reviewed.CompareAndSwap(last, now) {
 		return
 	}
 	c := &Call{
-		Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: g.scripts[opAcquire].text,
+		Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: g.scripts[opAcquire].text,
 		Args: handshakeArgs(q, "", 0), // now: q is the caller's
 	}
 	f.guard.wg.add()
@@ -292,7 +292,7 @@ func (p *process) overlong(a *answer, q *driver.Quorum) bool {
 
 // prepare does what comes before a handshake, and returns its mode; what says why a lone
 // instance is taken for new.
-func (g *guard) prepare(ctx context.Context, f *fleet, p *process, q *driver.Quorum) (mode, what string, err error) {
+func (g *guard) prepare(ctx context.Context, f *router, p *process, q *driver.Quorum) (mode, what string, err error) {
 	if p.run == "" {
 		return "", "", &driver.RefusedError{Reason: g.cfg.Addr + ": " + needInfo}
 	}
@@ -370,8 +370,8 @@ func (g *guard) durable(ctx context.Context) error {
 	})
 }
 
-// welcome says that a lone instance was taken for new, if the handshake c did so.
-func (g *guard) welcome(c *Call, what string) {
+// announceNew says that a lone instance was taken for new, if the handshake c did so.
+func (g *guard) announceNew(c *Call, what string) {
 	now, _ := number(c.Reply, 2)
 	if code, _ := number(c.Reply, 0); code == 1 {
 		if till, _ := number(c.Reply, 3); till <= now {
@@ -380,8 +380,8 @@ func (g *guard) welcome(c *Call, what string) {
 	}
 }
 
-// heed reads a handshake's reply: {code, run_id, TIME, till, terms, why, from}.
-func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []any) error {
+// readHandshake reads a handshake's reply: {code, run_id, TIME, till, terms, why, from}.
+func (g *guard) readHandshake(ctx context.Context, p *process, q *driver.Quorum, reply []any) error {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 2)
 	till, _ := number(reply, 3)
@@ -411,7 +411,7 @@ func (g *guard) heed(ctx context.Context, p *process, q *driver.Quorum, reply []
 	}
 	known.ready.Store(true)
 	if till > now {
-		g.tell(known, till, now, why)
+		g.announce(known, till, now, why)
 	}
 	return nil
 }
@@ -423,7 +423,7 @@ func (g *guard) quarantine(p *process, a *answer) error {
 	why, _ := text(a.Reply, 3)
 	clock := a.learn(2)
 	if known := p.guarded.Load(); known != nil {
-		g.tell(known, till, now, why)
+		g.announce(known, till, now, why)
 	}
 	return g.refuse(p, till, now, why, clock)
 }
@@ -440,11 +440,11 @@ func (g *guard) refuse(p *process, till, now int64, why string, clock time.Time)
 	return e
 }
 
-// tell says once that a process does not vote, so that a first contact with new servers
+// announce says once that a process does not vote, so that a first contact with new servers
 // does not look like a hang.
-func (g *guard) tell(to *guarded, till, now int64, why string) {
+func (g *guard) announce(to *guarded, till, now int64, why string) {
 	const same = int64(time.Second / time.Microsecond)
-	if told := to.told.Swap(till); till == pending || till-told < same && told-till < same {
+	if told := to.announced.Swap(till); till == pending || till-told < same && told-till < same {
 		return
 	}
 	g.cfg.Event(driver.Notice{Kind: driver.NoticeQuarantined, Node: g.cfg.Addr, Detail: inQuarantine(why, till, now)})
@@ -472,21 +472,21 @@ func inQuarantine(why string, till, now int64) string {
 }
 
 // look asks the server what it remembers, and changes nothing.
-func (g *guard) look(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.MemoryReport, error) {
-	r, err := g.glance(ctx, f, q)
+func (g *guard) look(ctx context.Context, f *router, q *driver.Quorum) (*driver.MemoryReport, error) {
+	r, err := g.lookAtMemory(ctx, f, q)
 	if err != nil || r.Memory == driver.MemoryKept || !g.isMarked(ctx) {
 		return r, err
 	}
 	// The marker comes after the memory. If there is none now either, it was taken away; a
 	// moment ago another client may have been about to give it one.
-	if r, err = g.glance(ctx, f, q); err == nil && r.Memory != driver.MemoryKept {
+	if r, err = g.lookAtMemory(ctx, f, q); err == nil && r.Memory != driver.MemoryKept {
 		r.Memory = driver.MemoryFlushed
 	}
 	return r, err
 }
 
-// glance is a look that knows of no marker.
-func (g *guard) glance(ctx context.Context, f *fleet, q *driver.Quorum) (*driver.MemoryReport, error) {
+// lookAtMemory is a look that knows of no marker.
+func (g *guard) lookAtMemory(ctx context.Context, f *router, q *driver.Quorum) (*driver.MemoryReport, error) {
 	c := &Call{Text: luaLook, Keys: []string{g.meta}}
 	sent := time.Now()
 	if err := f.hello.do(ctx, c); err != nil {
@@ -541,7 +541,7 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Memo
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
-	r, err := n.guard.look(ctx, n.fleet, q)
+	r, err := n.guard.look(ctx, n.router, q)
 	if err == nil && !b.DryRun {
 		mode, seen := modes[b.Statement], r
 		if b.Statement == driver.StateNew && b.Observed != nil {
@@ -553,7 +553,7 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Memo
 		if r.Memory == driver.MemoryFlushed && seen.Memory < r.Memory {
 			return r, n.explain("", errChanged) // it has given locks since, and was made to forget them
 		}
-		err = n.fleet.bootstrap(ctx, q, mode, seen)
+		err = n.router.bootstrap(ctx, q, mode, seen)
 	}
 	if err != nil {
 		return nil, n.explain("", err)
@@ -566,7 +566,7 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Memo
 const seenFor = 5 * time.Second
 
 // bootstrap makes a handshake in this mode with the process that was seen.
-func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, seen *driver.MemoryReport) error {
+func (f *router) bootstrap(ctx context.Context, q *driver.Quorum, mode string, seen *driver.MemoryReport) error {
 	p, _, err := f.process(ctx, f.guard.meta)
 	if err != nil {
 		return err
@@ -580,7 +580,7 @@ func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, se
 	args := handshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
 	for range 3 {
 		to := p.guard(f.guard.space, q.Proposal())
-		c := &Call{Behind: f.guard.shake, Keys: []string{f.guard.meta}, Text: to.scripts[opAcquire].text, Args: args}
+		c := &Call{Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: to.scripts[opAcquire].text, Args: args}
 		now, err := f.handshake(ctx, p, c, f.guard.meta)
 		if err != nil {
 			return err
@@ -589,7 +589,7 @@ func (f *fleet) bootstrap(ctx context.Context, q *driver.Quorum, mode string, se
 		if now != p || code == 3 {
 			return errChanged
 		}
-		if err := f.guard.heed(ctx, p, q, c.Reply); err != nil || code != 4 || mode != modes[driver.StateNew] {
+		if err := f.guard.readHandshake(ctx, p, q, c.Reply); err != nil || code != 4 || mode != modes[driver.StateNew] {
 			return err
 		}
 	}

@@ -255,7 +255,7 @@ func TestATextOfOneProcessIsLoadedByAnotherAndVotesNot(t *testing.T) {
 			t.Error("there was no restart")
 		}
 		// The old client believes in the old process, whose text this one now knows.
-		if got := old.fleet.slots[0].Load().run; got != l.Grant().Server {
+		if got := old.router.slots[0].Load().run; got != l.Grant().Server {
 			t.Fatalf("it believes in %s", got)
 		}
 		_, err = bid(old, "lost")
@@ -715,7 +715,7 @@ func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
 				if _, err := bid(n, fmt.Sprint("warm", round)); err != nil {
 					t.Fatal(err)
 				}
-				p := n.fleet.slots[0].Load()
+				p := n.router.slots[0].Load()
 				p.batches.rest(time.Hour) // each lock is to be a call
 				if g := p.guarded.Load(); g != nil {
 					g.batches.rest(time.Hour)

@@ -21,7 +21,7 @@ type Lease struct {
 	quorum *driver.Quorum
 	own    driver.Quorum // what quorum points to
 
-	turn sync.Mutex // one renewal at a time
+	renewing sync.Mutex // one renewal at a time
 
 	mu       sync.Mutex
 	grant    driver.Grant
@@ -50,19 +50,19 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 		return driver.Grant{}, err
 	}
 	ctx = within(ctx, l.node.timeout(max(r.TTL, r.Keep)))
-	l.turn.Lock()
-	defer l.turn.Unlock()
+	l.renewing.Lock()
+	defer l.renewing.Unlock()
 	return l.renewal(r).run(ctx)
 }
 
 // StartRenew is Renew for a caller that does not wait: see package async.
 func (l *Lease) StartRenew(ctx context.Context, r *driver.Renewal, until time.Time, done func(driver.Grant, error)) bool {
-	if l.checkRenewal(r) != nil || !l.turn.TryLock() {
+	if l.checkRenewal(r) != nil || !l.renewing.TryLock() {
 		return false
 	}
 	t := l.renewal(r)
 	if !t.start(ctx, earlier(until, time.Now().Add(l.node.timeout(max(r.TTL, r.Keep)))), done) {
-		l.turn.Unlock()
+		l.renewing.Unlock()
 		return false
 	}
 	return true
@@ -130,7 +130,7 @@ func (t *renewal) run(ctx context.Context) (driver.Grant, error) {
 	t.deadline, _ = ctx.Deadline()
 	for {
 		t.sent = time.Now()
-		a, err := t.lease.node.fleet.run(ctx, &t.ask)
+		a, err := t.lease.node.router.run(ctx, &t.ask)
 		if g, err := t.heard(ctx, a, err); !errors.Is(err, errAgain) {
 			return g, t.lease.node.explain(t.lease.key, err)
 		}
@@ -141,7 +141,7 @@ func (t *renewal) run(ctx context.Context) (driver.Grant, error) {
 func (t *renewal) start(ctx context.Context, until time.Time, done func(driver.Grant, error)) bool {
 	t.deadline, t.sent, t.ctx, t.done = until, time.Now(), ctx, done
 	t.ask.then = t
-	return t.lease.node.fleet.start(ctx, &t.ask, until)
+	return t.lease.node.router.start(ctx, &t.ask, until)
 }
 
 // answered is told what a renewal that was started brought.
@@ -149,7 +149,7 @@ func (t *renewal) answered(a *answer, err error) {
 	n := t.lease.node
 	ctx := &bounded{context.WithoutCancel(t.ctx), t.deadline}
 	finish := func(g driver.Grant, err error) {
-		t.lease.turn.Unlock()
+		t.lease.renewing.Unlock()
 		t.done(g, err)
 	}
 	g, err := t.heard(ctx, a, err)
@@ -240,7 +240,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
-	found, err := n.freeing(l.key, l.value, "", l.names).run(ctx, releaseTries)
+	found, err := n.releasing(l.key, l.value, "", l.names).run(ctx, releaseTries)
 	return l.freed(ctx, found, err)
 }
 
@@ -250,11 +250,11 @@ func (l *Lease) StartRelease(ctx context.Context, until time.Time, done func(err
 	if n.closed.Load() || l.over() {
 		return false
 	}
-	t := n.freeing(l.key, l.value, "", l.names)
+	t := n.releasing(l.key, l.value, "", l.names)
 	t.lease, t.ctx, t.done = l, ctx, done
 	t.until = earlier(until, time.Now().Add(n.cfg.CallTimeout))
 	t.ask.then = t
-	return n.fleet.start(ctx, &t.ask, t.until)
+	return n.router.start(ctx, &t.ask, t.until)
 }
 
 // freed ends the lease, given what its release found.
@@ -281,16 +281,16 @@ func (l *Lease) freed(ctx context.Context, found bool, err error) error {
 // in '|', and reports whether it was. It tries
 // again where the outcome is unknown; "not found" counts as found then.
 func (n *Node) release(ctx context.Context, key, value string, tries int) (found bool, err error) {
-	return n.give(ctx, key, value, "", tries)
+	return n.releasePlace(ctx, key, value, "", tries)
 }
 
-// give is release, and gives up a place in line, if there is one.
-func (n *Node) give(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
-	return n.freeing(key, value, place, siblings{channel: n.names.channel(key), waitQueue: n.names.waitQueue(key)}).run(ctx, tries)
+// releasePlace is release, and gives up a place in line, if there is one.
+func (n *Node) releasePlace(ctx context.Context, key, value, place string, tries int) (found bool, err error) {
+	return n.releasing(key, value, place, siblings{channel: n.names.channel(key), waitQueue: n.names.waitQueue(key)}).run(ctx, tries)
 }
 
-// A freeing is one release, which may be sent several times.
-type freeing struct {
+// A releasing is one release, which may be sent several times.
+type releasing struct {
 	node  *Node
 	key   string
 	place string // in line, to give up
@@ -305,10 +305,10 @@ type freeing struct {
 	done  func(error)
 }
 
-func (n *Node) freeing(key, value, place string, beside siblings) *freeing {
-	t, _ := n.freeings.Get().(*freeing)
+func (n *Node) releasing(key, value, place string, beside siblings) *releasing {
+	t, _ := n.releasings.Get().(*releasing)
 	if t == nil {
-		t = new(freeing)
+		t = new(releasing)
 	}
 	t.node, t.key, t.value, t.place, t.names = n, key, value, place, beside
 	t.ask.op, t.ask.script = opRelease, t
@@ -317,17 +317,17 @@ func (n *Node) freeing(key, value, place string, beside siblings) *freeing {
 }
 
 // free lets t be used again: nobody has it any more, and its calls are answered.
-func (t *freeing) free() {
+func (t *releasing) free() {
 	if t.again {
 		return
 	}
 	n, wake := t.node, t.ask.first.wake
-	*t = freeing{}
+	*t = releasing{}
 	t.ask.first.wake = wake
-	n.freeings.Put(t)
+	n.releasings.Put(t)
 }
 
-func (t *freeing) args(p *process, args []string) []string {
+func (t *releasing) args(p *process, args []string) []string {
 	n, tells := t.node, "1"
 	if n.cfg.Cluster { // PUBLISH counts those of one node
 		tells = "0"
@@ -343,9 +343,9 @@ func (t *freeing) args(p *process, args []string) []string {
 }
 
 // run sends the release, so many times at the most, and reports whether it has found the lock.
-func (t *freeing) run(ctx context.Context, tries int) (found bool, err error) {
+func (t *releasing) run(ctx context.Context, tries int) (found bool, err error) {
 	n := t.node
-	a, err := n.fleet.run(within(ctx, n.cfg.CallTimeout), &t.ask)
+	a, err := n.router.run(within(ctx, n.cfg.CallTimeout), &t.ask)
 	found, err, over := t.heard(a, err)
 	if !over {
 		return t.more(within(ctx, 2*n.cfg.CallTimeout), tries-1, err)
@@ -357,7 +357,7 @@ func (t *freeing) run(ctx context.Context, tries int) (found bool, err error) {
 }
 
 // answered is told what a release that was started brought.
-func (t *freeing) answered(a *answer, err error) {
+func (t *releasing) answered(a *answer, err error) {
 	l, ctx, done := t.lease, t.ctx, t.done
 	found, err, over := t.heard(a, err)
 	if !over {
@@ -374,7 +374,7 @@ func (t *freeing) answered(a *answer, err error) {
 }
 
 // heard reads an answer, or the error instead; over tells that another try is no use.
-func (t *freeing) heard(a *answer, err error) (found bool, _ error, over bool) {
+func (t *releasing) heard(a *answer, err error) (found bool, _ error, over bool) {
 	n := t.node
 	if err != nil {
 		var reply ServerError
@@ -386,27 +386,27 @@ func (t *freeing) heard(a *answer, err error) (found bool, _ error, over bool) {
 	}
 	code := a.code()
 	if code == 2 {
-		n.mute.Do(func() {
+		n.publishRefused.Do(func() {
 			n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: who waits for a lock learns of its release by polling only (allow the channel " + n.cfg.Prefix + layout + "*)"})
 		})
 	}
 	if code == 3 {
-		n.hub.handed(t.key)
+		n.waiters.handedOver(t.key)
 	}
 	return code != 0 || t.again, nil, true
 }
 
 // more tries so many times more, with pauses; err is the error of the first try.
-func (t *freeing) more(ctx context.Context, tries int, err error) (found bool, _ error) {
+func (t *releasing) more(ctx context.Context, tries int, err error) (found bool, _ error) {
 	n, pause := t.node, releasePause
 	for range tries {
-		if !n.rest(ctx, pause) {
+		if !n.pause(ctx, pause) {
 			break
 		}
 		pause *= 4
 		var a *answer
 		var over bool
-		a, err = n.fleet.run(within(ctx, n.cfg.CallTimeout), &t.ask)
+		a, err = n.router.run(within(ctx, n.cfg.CallTimeout), &t.ask)
 		if found, err, over = t.heard(a, err); over {
 			return found, err
 		}
@@ -414,14 +414,14 @@ func (t *freeing) more(ctx context.Context, tries int, err error) (found bool, _
 	return false, err
 }
 
-// rest pauses, and reports whether ctx and Close leave time to go on.
-func (n *Node) rest(ctx context.Context, pause time.Duration) bool {
+// pause pauses, and reports whether ctx and Close leave time to go on.
+func (n *Node) pause(ctx context.Context, pause time.Duration) bool {
 	return await(within(ctx, pause), n.over) != nil && ctx.Err() == nil
 }
 
 // try runs a script once, with these ARGV.
 func (n *Node) try(ctx context.Context, o op, keys []string, args ...string) (*answer, error) {
-	return n.fleet.run(within(ctx, n.cfg.CallTimeout), &request{op: o, keys: keys, script: fixed(args)})
+	return n.router.run(within(ctx, n.cfg.CallTimeout), &request{op: o, keys: keys, script: fixed(args)})
 }
 
 // fixed are ARGV that do not depend on the process.

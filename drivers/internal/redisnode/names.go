@@ -74,7 +74,7 @@ func (n names) counted(name string) (key string, ours bool) {
 // channel returns the name of the channel on which releases are announced.
 func (n names) channel(key string) string { return n.sibling("free", key) }
 
-// line returns the name of the line of those who wait for the lock.
+// waitQueue returns the name of the line of those who wait for the lock.
 func (n names) waitQueue(key string) string { return n.sibling("line", key) }
 
 // own returns what the names of waiters' own channels begin with; no key's channel does.

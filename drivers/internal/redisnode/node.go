@@ -56,7 +56,7 @@ type Config struct {
 	Failover     bool          // Sentinel or Cluster: a replica's refusal is of today
 	WaitReplicas int           // how many replicas must have a grant or a renewal
 	ForeignGap   time.Duration // for how long in each second a lock is not handed over: see gap.go
-	Connections  int           // connections that calls may use; zero, and more than enough: maxLanes
+	Connections  int           // connections that calls may use; zero, and more than enough: maxConnections
 	Direct       Direct
 	Event        func(driver.Notice)
 }
@@ -64,27 +64,27 @@ type Config struct {
 // A Node is a backend over one server, or over what behaves as one: a
 // primary behind Sentinel, a Cluster. It is safe for concurrent use.
 type Node struct {
-	cfg   Config
-	names names
-	guard *guard
-	fleet *fleet
-	hub   *hub
+	cfg     Config
+	names   names
+	guard   *guard
+	router  *router
+	waiters *waiters
 
 	serverMark     string // the name of the mark, where there is one for all keys
 	waiterChannels string // what the names of waiters' own channels begin with
 	// Attempts and releases that were answered, to be used again: most of what a lock allocates.
-	attempts, freeings sync.Pool
+	attempts, releasings sync.Pool
 
 	lastSpan   atomic.Pointer[span]
 	remembered atomic.Pointer[driver.Terms] // by the nodes of a quorum, as the last request said
 
-	closed   atomic.Bool
-	ending   chan struct{} // closed when Close begins…
-	over     chan struct{} // …and when nothing is tried again
-	work     tracker       // calls whose callers wait, and clean-ups
-	wg       tracker       // goroutines
-	cleaning atomic.Int64
-	mute     sync.Once // says once that PUBLISH is refused
+	closed         atomic.Bool
+	ending         chan struct{} // closed when Close begins…
+	over           chan struct{} // …and when nothing is tried again
+	work           tracker       // calls whose callers wait, and clean-ups
+	wg             tracker       // goroutines
+	cleaning       atomic.Int64
+	publishRefused sync.Once // says once that PUBLISH is refused
 }
 
 var (
@@ -128,10 +128,10 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{cfg: cfg, names: names{cfg.Prefix}, ending: make(chan struct{}), over: make(chan struct{})}
 	n.serverMark, n.waiterChannels = n.names.mark("", false), n.names.own()
 	n.guard = newGuard(&n.cfg, &n.wg)
-	n.fleet = newFleet(func() *pipelines {
-		return newPipelines(cfg.Client.Exec, cfg.lanes(), cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
+	n.router = newRouter(func() *pipelines {
+		return newPipelines(cfg.Client.Exec, cfg.pipelines(), cfg.Direct, cfg.CallTimeout, &n.work, &n.wg)
 	}, cfg.Cluster, n.guard, n.unknown)
-	n.hub = newHub(n)
+	n.waiters = newWaiters(n)
 	return n, nil
 }
 
@@ -161,8 +161,8 @@ func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, 
 	t := n.attempt(req)
 	if req.ExactFence == 0 {
 		n.holdBack(ctx, req.Key)
-		n.hub.stepBack(ctx, req.Key)
-		t.line = n.hub.waitQueue(t, t.quorum)
+		n.waiters.stepBack(ctx, req.Key)
+		t.line = n.waiters.waitQueue(t, t.quorum)
 	}
 	return t.acquire(within(ctx, n.timeout(req.TTL)))
 }
@@ -174,10 +174,10 @@ func (n *Node) StartAcquire(ctx context.Context, req *driver.Request, until time
 	}
 	t := n.attempt(req)
 	if req.ExactFence == 0 {
-		if n.cfg.ForeignGap != 0 || n.hub.rest(req.Key) > 0 {
+		if n.cfg.ForeignGap != 0 || n.waiters.stepBackFor(req.Key) > 0 {
 			return false
 		}
-		t.line = n.hub.waitQueue(t, t.quorum)
+		t.line = n.waiters.waitQueue(t, t.quorum)
 	}
 	return t.start(ctx, earlier(until, time.Now().Add(n.timeout(req.TTL))), done)
 }
@@ -286,10 +286,10 @@ func (n *Node) Close() error {
 		return nil
 	}
 	close(n.ending)
-	n.hub.close()
+	n.waiters.close()
 	n.work.await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) // a call in doubt, and its release
 	close(n.over)
-	n.fleet.close()
+	n.router.close()
 	err := n.cfg.Client.Close()
 	if !n.wg.await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) {
 		err = errors.Join(err, fmt.Errorf("%s: calls are still under way on the application's client, until its own timeouts end them", n.cfg.Addr))

@@ -14,15 +14,14 @@ import (
 )
 
 const (
-	// maxLanes is how many calls are under way to one server: more callers share
-	// pipelines.
+	// maxConnections is how many pipelines there are to one server: more callers share them.
 	maxConnections = 4
 	// maxBatch bounds a pipeline: its last command waits for all before it.
 	maxBatch = 128
-	// maxQueue bounds what waits for a lane.
+	// maxQueue bounds what waits for a pipeline.
 	maxQueue = 16384
-	// Fewer lanes are in use where so many calls are under way or wait: what gathers costs the
-	// server less. Where a round trip is long they all are, since one that waits for a lane
+	// Fewer pipelines are in use where so many calls are under way or wait: what gathers costs the
+	// server less. Where a round trip is long they all are, since one that waits for a pipeline
 	// waits for one.
 	crowd, bigCrowd = 6, 32
 	longTrip        = 2 * time.Millisecond
@@ -30,7 +29,7 @@ const (
 	promptly = 16
 )
 
-// A Call is one script to run. It belongs to the lanes once it was handed over.
+// A Call is one script to run. It belongs to the pipelines once it was handed over.
 type Call struct {
 	SHA  string // EVALSHA of this…
 	Text string // …or, where it is not empty, EVAL of this
@@ -80,9 +79,9 @@ const (
 	callOverdue
 )
 
-// lanes carry calls to one server process, several at a time: a call that finds an
-// idle lane goes alone at once; those that find all of them under way gather, and
-// go together in one pipeline with the next lane that comes back. So a lone caller
+// pipelines carry calls to one server process, several at a time: a call that finds an
+// idle pipeline goes alone at once; those that find all of them under way gather, and
+// go together with the next pipeline that comes back. So a lone caller
 // waits for nobody, and many share round trips.
 //
 // A call is given to the library for the call timeout, however soon its caller
@@ -96,11 +95,11 @@ const (
 // first does not: that takes a time of its own. Beside another call it may have to: two that
 // were answered at a time may have had one connection, one right after the other.
 //
-// What is under way to a server that does not answer is bounded: the lanes, and only
+// What is under way to a server that does not answer is bounded: the pipelines, and only
 // one of them once a call was not answered, until one is.
 type pipelines struct {
 	exec    func(ctx context.Context, calls []*Call)
-	batches *fleet // makes batches; nil: it makes none
+	batches *router // makes batches; nil: it makes none
 	direct  Direct
 	bound   time.Duration // the call timeout
 	calls   *tracker      // whose callers wait
@@ -122,7 +121,7 @@ type pipelines struct {
 	usual   time.Duration // a round trip
 }
 
-// A lane is idle where due is zero.
+// A pipeline is idle where due is zero.
 type pipeline struct {
 	due   time.Time // by when it must be back
 	mode  mode
@@ -130,7 +129,7 @@ type pipeline struct {
 	*carrier
 }
 
-// A carrier is what a lane works with. It belongs to who has taken the lane.
+// A carrier is what a pipeline works with. It belongs to who has taken the pipeline.
 type carrier struct {
 	batch []*Call
 	run   func() // carries batch, and what comes after it
@@ -144,7 +143,7 @@ const (
 	connecting             // passed, and may have to connect
 )
 
-func (c *Config) lanes() int {
+func (c *Config) pipelines() int {
 	if c.Connections > 0 && c.Connections < maxConnections {
 		return c.Connections
 	}
@@ -170,14 +169,14 @@ func (l *pipelines) do(ctx context.Context, c *Call) error {
 	defer l.calls.done()
 	c.ctx = ctx
 	c.deadline, _ = ctx.Deadline()
-	lane, mode, err := l.enter(c)
+	conn, mode, err := l.enter(c)
 	switch {
 	case err != nil:
 		return &notSent{err}
-	case lane >= 0 && mode == onCaller:
-		return l.alone(lane, c)
-	case lane >= 0:
-		l.carry(lane, c)
+	case conn >= 0 && mode == onCaller:
+		return l.alone(conn, c)
+	case conn >= 0:
+		l.carry(conn, c)
 	}
 	select {
 	case <-c.wake:
@@ -196,19 +195,19 @@ func (l *pipelines) do(ctx context.Context, c *Call) error {
 // reports false where do would fail at once.
 func (l *pipelines) start(c *Call) bool {
 	l.calls.add()
-	lane, _, err := l.enter(c)
+	conn, _, err := l.enter(c)
 	if err != nil {
 		l.calls.done()
 		return false
 	}
-	if lane >= 0 {
-		l.carry(lane, c)
+	if conn >= 0 {
+		l.carry(conn, c)
 	}
 	return true
 }
 
-// tell tells who waits for c that it is over.
-func (l *pipelines) tell(c *Call) {
+// notify tells who waits for c that it is over.
+func (l *pipelines) notify(c *Call) {
 	if c.then == nil {
 		c.wake <- struct{}{} // has room: it is told once
 		return
@@ -221,17 +220,17 @@ func (l *pipelines) tell(c *Call) {
 	c.then.finished(err)
 }
 
-// answer tells who waits for calls that Reply and Err are set. What is told may be used again.
-func (l *pipelines) answer(calls []*Call) {
+// finishAll tells who waits for calls that Reply and Err are set. What is told may be used again.
+func (l *pipelines) finishAll(calls []*Call) {
 	l.mu.Lock()
 	for _, c := range calls {
-		l.untime(c)
+		l.untrack(c)
 	}
 	l.mu.Unlock()
 	for _, c := range calls {
 		if c.state.CompareAndSwap(callSent, callAnswered) {
 			c.done = answered
-			l.tell(c)
+			l.notify(c)
 		} else {
 			close(c.done)
 		}
@@ -243,15 +242,15 @@ func (l *pipelines) answer(calls []*Call) {
 func (l *pipelines) leave(c *Call, why error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.give(c, why)
+	return l.giveUp(c, why)
 }
 
-// give is leave. l.mu is held.
-func (l *pipelines) give(c *Call, why error) bool {
+// giveUp is leave. l.mu is held.
+func (l *pipelines) giveUp(c *Call, why error) bool {
 	if c.timed == 0 {
 		return false
 	}
-	l.untime(c)
+	l.untrack(c)
 	c.done = make(chan struct{})
 	switch {
 	case c.state.CompareAndSwap(callQueued, callLeft):
@@ -273,18 +272,18 @@ func (l *pipelines) expire() {
 		if now.Before(c.deadline) {
 			l.expect(c.deadline, now)
 			i++
-		} else if l.give(c, context.DeadlineExceeded) { // another takes its place
+		} else if l.giveUp(c, context.DeadlineExceeded) { // another takes its place
 			over = append(over, c)
 		}
 	}
 	l.mu.Unlock()
 	for _, c := range over {
-		l.tell(c)
+		l.notify(c)
 	}
 }
 
-// time has a call end at its deadline. l.mu is held.
-func (l *pipelines) time(c *Call, now time.Time) {
+// track has a call end at its deadline. l.mu is held.
+func (l *pipelines) track(c *Call, now time.Time) {
 	if c.then == nil && c.wake == nil {
 		c.wake = make(chan struct{}, 1)
 	}
@@ -307,8 +306,8 @@ func (l *pipelines) expect(deadline, now time.Time) {
 	l.alarm = deadline
 }
 
-// untime takes back time. l.mu is held.
-func (l *pipelines) untime(c *Call) {
+// untrack takes back track. l.mu is held.
+func (l *pipelines) untrack(c *Call) {
 	if c.timed == 0 {
 		return
 	}
@@ -320,8 +319,8 @@ func (l *pipelines) untime(c *Call) {
 	c.timed = 0
 }
 
-// enter takes an idle lane for c, and says how it goes; or queues c and returns -1.
-func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
+// enter takes an idle pipeline for c, and says how it goes; or queues c and returns -1.
+func (l *pipelines) enter(c *Call) (conn int, m mode, err error) {
 	now := time.Now()
 	if !now.Before(c.deadline) { // its context's timer may be late
 		return -1, passed, context.DeadlineExceeded
@@ -335,7 +334,7 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 		if hung := l.hung(now); hung > 0 || len(l.queue) >= maxQueue {
 			return -1, passed, fmt.Errorf("node is hung or overloaded: %d calls under way, %d waiting, the oldest %v overdue", l.busy, len(l.queue), hung.Round(time.Millisecond))
 		}
-		l.time(c, now)
+		l.track(c, now)
 		l.calling++
 		l.queue = append(l.queue, c)
 		return -1, passed, nil
@@ -350,17 +349,17 @@ func (l *pipelines) enter(c *Call) (lane int, m mode, err error) {
 	}
 	c.state.Store(callSent)
 	if m != onCaller {
-		l.time(c, now)
+		l.track(c, now)
 	}
-	for !l.conns[lane].due.IsZero() {
-		lane++
+	for !l.conns[conn].due.IsZero() {
+		conn++
 	}
-	at := &l.conns[lane]
+	at := &l.conns[conn]
 	at.due, at.mode, at.calls = due, m, 1
 	l.busy++
 	l.calling++
 	l.on[m]++
-	return lane, m, nil
+	return conn, m, nil
 }
 
 // open reports whether a call may go at once. l.mu is held.
@@ -377,14 +376,14 @@ func (l *pipelines) open() bool {
 }
 
 // alone carries c on the caller's goroutine. Who came meanwhile goes on another.
-func (l *pipelines) alone(lane int, c *Call) error {
+func (l *pipelines) alone(conn int, c *Call) error {
 	c.self[0] = c
 	took := l.send(c.self[:], c.deadline)
 	c.done = answered
-	at := l.conns[lane].carrier
-	if batch := l.next(lane, took, at.batch[:0]); batch != nil {
+	at := l.conns[conn].carrier
+	if batch := l.next(conn, took, at.batch[:0]); batch != nil {
 		at.batch = batch
-		l.run(lane)
+		l.run(conn)
 	}
 	return c.Err
 }
@@ -414,15 +413,15 @@ func (d Direct) permits(left, usual time.Duration) bool {
 var answered = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // carry carries c, in the background, and then what is queued.
-func (l *pipelines) carry(lane int, c *Call) {
-	at := l.conns[lane].carrier
+func (l *pipelines) carry(conn int, c *Call) {
+	at := l.conns[conn].carrier
 	at.batch = append(at.batch[:0], c)
-	l.run(lane)
+	l.run(conn)
 }
 
-// run carries a lane's batch, and those that come after it, until nothing is left to send.
-func (l *pipelines) run(lane int) {
-	at := l.conns[lane].carrier
+// run carries a pipeline's batch, and those that come after it, until nothing is left to send.
+func (l *pipelines) run(conn int) {
+	at := l.conns[conn].carrier
 	l.wg.add()
 	if at.run == nil { // one closure for all runs
 		at.run = func() {
@@ -430,13 +429,13 @@ func (l *pipelines) run(lane int) {
 			for batch := at.batch; batch != nil; {
 				took := l.send(batch, time.Now().Add(l.patience()))
 				if left := l.finish(batch); len(left) > 0 {
-					l.stay(lane)
+					l.stay(conn)
 					l.send(left, time.Now().Add(l.patience()))
-					l.answer(left)
+					l.finishAll(left)
 				}
 				clear(batch)
-				if batch = l.next(lane, took, batch[:0]); batch != nil {
-					at.batch = batch // the lane is still this one's
+				if batch = l.next(conn, took, batch[:0]); batch != nil {
+					at.batch = batch // the pipeline is still this one's
 				}
 			}
 		}
@@ -456,7 +455,7 @@ func (l *pipelines) finish(calls []*Call) (left []*Call) {
 	if left != nil {
 		calls = slices.DeleteFunc(slices.Clone(calls), func(c *Call) bool { return slices.Contains(left, c) })
 	}
-	l.answer(calls)
+	l.finishAll(calls)
 	return left
 }
 
@@ -506,23 +505,23 @@ func (l *pipelines) roundTrip() time.Duration {
 	return l.usual
 }
 
-// stay has a lane carry more.
-func (l *pipelines) stay(lane int) {
+// stay has a pipeline carry more.
+func (l *pipelines) stay(conn int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.conns[lane].due = time.Now().Add(l.bound)
+	l.conns[conn].due = time.Now().Add(l.bound)
 }
 
-// hung returns how long every busy lane has been overdue: zero while one is in time.
+// hung returns how long every busy pipeline has been overdue: zero while one is in time.
 // A client library that heeds deadlines is never late.
 func (l *pipelines) hung(now time.Time) time.Duration {
 	const allowance = 100 * time.Millisecond
 	var longest time.Duration
-	for _, lane := range l.conns {
-		if lane.due.IsZero() {
+	for _, conn := range l.conns {
+		if conn.due.IsZero() {
 			continue
 		}
-		late := now.Sub(lane.due)
+		late := now.Sub(conn.due)
 		if late < allowance {
 			return 0
 		}
@@ -531,10 +530,10 @@ func (l *pipelines) hung(now time.Time) time.Duration {
 	return longest
 }
 
-// next learns from the round trip of a lane that has come back, and takes what is
-// queued for it, without those whose callers left. It returns nil, and gives the lane
-// up, where nothing is, or where another lane finds out whether the server answers.
-func (l *pipelines) next(lane int, took time.Duration, batch []*Call) []*Call {
+// next learns from the round trip of a pipeline that has come back, and takes what is
+// queued for it, without those whose callers left. It returns nil, and gives the pipeline
+// up, where nothing is, or where another pipeline finds out whether the server answers.
+func (l *pipelines) next(conn int, took time.Duration, batch []*Call) []*Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -549,7 +548,7 @@ func (l *pipelines) next(lane int, took time.Duration, batch []*Call) []*Call {
 	if took > 0 {
 		l.missed = 0
 	}
-	at := &l.conns[lane]
+	at := &l.conns[conn]
 	l.most = max(l.calling, l.most-(l.most+7)/8)
 	l.calling -= at.calls
 	for (l.proven > 0 || l.busy == 1) && len(l.queue) > 0 && len(batch) < maxBatch {
@@ -583,7 +582,7 @@ func (l *pipelines) close() {
 	l.mu.Lock()
 	l.closed = true
 	for _, c := range l.queue {
-		if c.state.Load() == callQueued && l.give(c, driver.ErrClosed) {
+		if c.state.Load() == callQueued && l.giveUp(c, driver.ErrClosed) {
 			over = append(over, c)
 		}
 	}
@@ -591,7 +590,7 @@ func (l *pipelines) close() {
 	l.queue = nil
 	l.mu.Unlock()
 	for _, c := range over {
-		go l.tell(c)
+		go l.notify(c)
 	}
 }
 

@@ -53,7 +53,7 @@ func (l *library) exec(ctx context.Context, calls []*Call) {
 
 const second = time.Second // the call timeout
 
-func (l *library) lanes(most int, direct bool) *pipelines {
+func (l *library) pipelines(most int, direct bool) *pipelines {
 	return newPipelines(l.exec, most, Direct{Heeds: direct}, second, &tracker{}, &tracker{})
 }
 
@@ -81,7 +81,7 @@ func TestCallsGatherBehindThoseUnderWay(t *testing.T) {
 		t.Run(fmt.Sprintf("direct=%v", direct), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lib := newLibrary(time.Millisecond, direct)
-				l := lib.lanes(2, direct)
+				l := lib.pipelines(2, direct)
 				try100(t, l)
 				if n := lib.batches.Load(); n != 2 {
 					t.Errorf("the first 100 calls took %d round trips, want 2: one, and the rest together", n)
@@ -103,7 +103,7 @@ func TestCallsGatherBehindThoseUnderWay(t *testing.T) {
 	}
 }
 
-// Many callers share few lanes where a round trip is short, so that more gathers, and all of them
+// Many callers share few pipelines where a round trip is short, so that more gathers, and all of them
 // where it is long.
 func TestACrowdSharesFewLanes(t *testing.T) {
 	for _, c := range []struct {
@@ -112,7 +112,7 @@ func TestACrowdSharesFewLanes(t *testing.T) {
 	}{{time.Millisecond, 4, 4}, {time.Millisecond, 16, 2}, {time.Millisecond, 64, 1}, {10 * time.Millisecond, 64, 4}} {
 		synctest.Test(t, func(t *testing.T) {
 			lib := newLibrary(c.takes, true)
-			l := lib.lanes(4, true)
+			l := lib.pipelines(4, true)
 			var wg sync.WaitGroup
 			callers := func(calls int) {
 				for i := range c.callers {
@@ -143,12 +143,12 @@ func TestACrowdSharesFewLanes(t *testing.T) {
 	}
 }
 
-// Callers that keep coming get all the lanes, each of which connects first.
+// Callers that keep coming get all the pipelines, each of which connects first.
 func TestAllLanesComeIntoUse(t *testing.T) {
 	for _, direct := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			lib := newLibrary(time.Millisecond, direct)
-			l := lib.lanes(4, direct)
+			l := lib.pipelines(4, direct)
 			var wg sync.WaitGroup
 			for i := range 16 {
 				wg.Go(func() {
@@ -174,7 +174,7 @@ func TestAllLanesComeIntoUse(t *testing.T) {
 func TestDeadlinesHoldWhateverTheLibraryDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Hour, false)
-		l := lib.lanes(4, false)
+		l := lib.pipelines(4, false)
 		l.proven = 4
 		start := time.Now()
 		var sent, unsent atomic.Int64
@@ -219,7 +219,7 @@ func TestDeadlinesHoldWhateverTheLibraryDoes(t *testing.T) {
 func TestAShortDeadlineEndsNoCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(20*time.Millisecond, true)
-		l := lib.lanes(2, true)
+		l := lib.pipelines(2, true)
 		for range 10 {
 			start := time.Now()
 			if err := try(l, 15*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 15*time.Millisecond {
@@ -265,7 +265,7 @@ func TestNothingIsSentBehindADeadline(t *testing.T) {
 			t.Errorf("a renewal was sent %d times: %v", lib.sent.Load()-before, err)
 		}
 		before = lib.sent.Load()
-		if err := n.fleet.slots[0].Load().pipelines.do(lateContext{t.Context(), time.Now()}, &Call{}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before {
+		if err := n.router.slots[0].Load().pipelines.do(lateContext{t.Context(), time.Now()}, &Call{}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before {
 			t.Errorf("a call was sent %d times when its time was over: %v", lib.sent.Load()-before, err)
 		}
 		if err := n.Close(); err != nil {
@@ -279,17 +279,17 @@ func TestNothingIsSentBehindADeadline(t *testing.T) {
 func TestACallerCarriesItsCallWhereTheAnswerIsNear(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Millisecond, true)
-		l := lib.lanes(2, true)
+		l := lib.pipelines(2, true)
 		enter := func(left time.Duration) (int, mode) {
 			c := &Call{deadline: time.Now().Add(left)}
-			lane, m, err := l.enter(c)
+			conn, m, err := l.enter(c)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return lane, m
+			return conn, m
 		}
-		leave := func(lane int, took time.Duration) {
-			if b := l.next(lane, took, nil); b != nil {
+		leave := func(conn int, took time.Duration) {
+			if b := l.next(conn, took, nil); b != nil {
 				t.Fatalf("%d calls are left", len(b))
 			}
 		}
@@ -297,7 +297,7 @@ func TestACallerCarriesItsCallWhereTheAnswerIsNear(t *testing.T) {
 		if m != connecting {
 			t.Errorf("the first call goes in mode %v", m)
 		}
-		if lane, _ := enter(second); lane >= 0 {
+		if conn, _ := enter(second); conn >= 0 {
 			t.Error("a second call goes before a first one was answered")
 		}
 		l.queue = nil
@@ -305,7 +305,7 @@ func TestACallerCarriesItsCallWhereTheAnswerIsNear(t *testing.T) {
 		if a, m = enter(second); m != onCaller {
 			t.Errorf("a call goes in mode %v when the last was answered at once", m)
 		}
-		if lane, _ := enter(second); lane >= 0 {
+		if conn, _ := enter(second); conn >= 0 {
 			t.Error("a call connects beside one that may wait for that on its caller's goroutine")
 		}
 		l.queue = nil
@@ -338,7 +338,7 @@ func TestACallerCarriesItsCallWhereTheAnswerIsNear(t *testing.T) {
 func TestOneCallWaitsForAServerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Hour, true)
-		l := lib.lanes(4, true)
+		l := lib.pipelines(4, true)
 		var wg sync.WaitGroup
 		for range 100 {
 			wg.Go(func() {

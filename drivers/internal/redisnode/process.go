@@ -23,9 +23,9 @@ type process struct {
 	pipelines *pipelines
 }
 
-// A fleet knows which process serves which slot: one for a single instance, several
+// A router knows which process serves which slot: one for a single instance, several
 // in a Cluster.
-type fleet struct {
+type router struct {
 	newPipelines func() *pipelines // to one process
 	hello        *pipelines
 	cluster      bool
@@ -49,19 +49,19 @@ type flight struct {
 // maxRuns bounds how many processes are remembered: more than shards there are.
 const maxRuns = 1024
 
-func newFleet(lanes func() *pipelines, cluster bool, g *guard, unknown func(error) bool) *fleet {
+func newRouter(connect func() *pipelines, cluster bool, g *guard, unknown func(error) bool) *router {
 	n := 1
 	if cluster {
 		n = Slots
 	}
-	return &fleet{
-		newPipelines: lanes, hello: lanes(), cluster: cluster, guard: g, unknown: unknown,
+	return &router{
+		newPipelines: connect, hello: connect(), cluster: cluster, guard: g, unknown: unknown,
 		slots: make([]atomic.Pointer[process], n),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
 	}
 }
 
-func (f *fleet) slot(key string) int {
+func (f *router) slot(key string) int {
 	if !f.cluster {
 		return 0
 	}
@@ -69,11 +69,11 @@ func (f *fleet) slot(key string) int {
 }
 
 // known returns the process that served key last, or nil.
-func (f *fleet) known(key string) *process { return f.slots[f.slot(key)].Load() }
+func (f *router) known(key string) *process { return f.slots[f.slot(key)].Load() }
 
 // process returns the process that serves key, and asks it who it is on first
 // contact: nothing is sent before its clock is known.
-func (f *fleet) process(ctx context.Context, key string) (p *process, asked bool, err error) {
+func (f *router) process(ctx context.Context, key string) (p *process, asked bool, err error) {
 	slot := f.slot(key)
 	for {
 		if p := f.slots[slot].Load(); p != nil {
@@ -97,7 +97,7 @@ func (f *fleet) process(ctx context.Context, key string) (p *process, asked bool
 // guess returns the process that serves the nearest known slots on both sides, if it is the
 // same: nodes of a Cluster have ranges. A wrong guess is harmless, since another process does
 // not know the texts of this one, and costs one call.
-func (f *fleet) guess(slot int) *process {
+func (f *router) guess(slot int) *process {
 	var below, above *process
 	for i := slot - 1; i >= 0 && below == nil; i-- {
 		below = f.slots[i].Load()
@@ -114,7 +114,7 @@ func (f *fleet) guess(slot int) *process {
 
 // enter begins a flight, which done ends; or, where another is under way, waits for
 // its end and returns no done.
-func (f *fleet) enter(ctx context.Context, k flight) (done func(), err error) {
+func (f *router) enter(ctx context.Context, k flight) (done func(), err error) {
 	f.mu.Lock()
 	other, busy := f.flights[k]
 	if !busy {
@@ -136,7 +136,7 @@ func (f *fleet) enter(ctx context.Context, k flight) (done func(), err error) {
 }
 
 // ask finds out which process serves key now.
-func (f *fleet) ask(ctx context.Context, key string) (*process, error) {
+func (f *router) ask(ctx context.Context, key string) (*process, error) {
 	c := &Call{Text: luaHello, Keys: []string{key}}
 	sent := time.Now()
 	if err := f.hello.do(ctx, c); err != nil {
@@ -155,7 +155,7 @@ func (f *fleet) ask(ctx context.Context, key string) (*process, error) {
 }
 
 // serves notes that the process run serves key, and what its clock says.
-func (f *fleet) serves(key, run string, us int64, sent, received time.Time) *process {
+func (f *router) serves(key, run string, us int64, sent, received time.Time) *process {
 	f.mu.Lock()
 	p := f.runs[run]
 	if p == nil {
@@ -173,7 +173,7 @@ func (f *fleet) serves(key, run string, us int64, sent, received time.Time) *pro
 }
 
 // close lets nothing more be sent.
-func (f *fleet) close() {
+func (f *router) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.hello.close()
@@ -190,7 +190,7 @@ type answer struct {
 	sent     time.Time
 	received time.Time
 
-	fleet   *fleet   // of a request that was started
+	router  *router  // of a request that was started
 	request *request // that one
 }
 
@@ -256,7 +256,7 @@ type request struct {
 // that is bound to the process, and by EVAL of that text with 'handshake' alone where
 // the process does not know it, or where it is not known to keep the restart guard
 // that the request asks for.
-func (f *fleet) run(ctx context.Context, r *request) (*answer, error) {
+func (f *router) run(ctx context.Context, r *request) (*answer, error) {
 	p, asked, err := f.process(ctx, r.keys[0])
 	if err != nil {
 		return nil, err
@@ -269,11 +269,11 @@ func (f *fleet) run(ctx context.Context, r *request) (*answer, error) {
 		}
 		if a != nil {
 			err := p.pipelines.do(ctx, &a.Call)
-			if err = f.heard(r, a, err); !errors.Is(err, errShake) {
+			if err = f.heard(r, a, err); !errors.Is(err, errHandshake) {
 				return a, err
 			}
 		}
-		if p, err = f.shake(ctx, p, r, asked); err != nil {
+		if p, err = f.load(ctx, p, r, asked); err != nil {
 			return nil, err
 		}
 		asked = true
@@ -283,7 +283,7 @@ func (f *fleet) run(ctx context.Context, r *request) (*answer, error) {
 
 // start is run for a caller that does not wait: r.then gets what run would return, by the
 // instant until. It reports false, and has done nothing, where something has to come first.
-func (f *fleet) start(ctx context.Context, r *request, until time.Time) bool {
+func (f *router) start(ctx context.Context, r *request, until time.Time) bool {
 	p := f.slots[f.slot(r.keys[0])].Load()
 	if p == nil || f.cluster {
 		return false
@@ -293,14 +293,14 @@ func (f *fleet) start(ctx context.Context, r *request, until time.Time) bool {
 		return false
 	}
 	a.ctx, a.deadline = ctx, until
-	a.fleet, a.request, a.then = f, r, a
+	a.router, a.request, a.then = f, r, a
 	return p.pipelines.start(&a.Call)
 }
 
 // finished is told the end of a call of a request that was started.
 func (a *answer) finished(err error) {
-	f, r := a.fleet, a.request
-	if err = f.heard(r, a, err); !errors.Is(err, errShake) {
+	f, r := a.router, a.request
+	if err = f.heard(r, a, err); !errors.Is(err, errHandshake) {
 		r.then.answered(a, err)
 		return
 	}
@@ -313,7 +313,7 @@ func (a *answer) finished(err error) {
 }
 
 // aim makes the call of a request to p; nil: a handshake has to come first.
-func (f *fleet) aim(p *process, r *request) (*answer, error) {
+func (f *router) aim(p *process, r *request) (*answer, error) {
 	sha, g := p.scripts[r.op].sha, (*guarded)(nil)
 	if r.q != nil {
 		if g = p.serve(r.q); g == nil {
@@ -344,13 +344,13 @@ func (f *fleet) aim(p *process, r *request) (*answer, error) {
 var repeated = [ops]uint8{opAcquire: 1<<2 | 1<<4, opRelease: 1<<0 | 1<<4 | 1<<5}
 
 // errShake says that a script has to be called again, after a handshake.
-var errShake = errors.New("a handshake has to come first")
+var errHandshake = errors.New("a handshake has to come first")
 
 // heard reads the answer to a request.
-func (f *fleet) heard(r *request, a *answer, err error) error {
+func (f *router) heard(r *request, a *answer, err error) error {
 	if err != nil {
 		if isCode(err, "NOSCRIPT") {
-			return errShake
+			return errHandshake
 		}
 		return err
 	}
@@ -359,22 +359,22 @@ func (f *fleet) heard(r *request, a *answer, err error) error {
 	case r.q == nil:
 	case a.stale():
 		f.guard.recall(a.process, r.q, a)
-		return errShake
+		return errHandshake
 	case a.quarantined() && (r.recounted || !a.process.overlong(a, r.q)):
 		return f.guard.quarantine(a.process, a)
 	case a.quarantined():
 		r.recounted = true
-		return errShake
+		return errHandshake
 	}
 	return nil
 }
 
-// shake loads a script into the process that has just said that it does not know it,
+// load loads a script into the process that has just said that it does not know it,
 // and returns that process: another one, if the server was restarted.
 //
 // The question who serves comes first, so that a text reaches no process but
 // its own, short of a restart between the two.
-func (f *fleet) shake(ctx context.Context, p *process, r *request, asked bool) (*process, error) {
+func (f *router) load(ctx context.Context, p *process, r *request, asked bool) (*process, error) {
 	o, q, keys := r.op, r.q, r.keys
 	slot := f.slot(keys[0])
 	done, err := f.enter(ctx, flight{slot, o})
@@ -409,21 +409,21 @@ func (f *fleet) shake(ctx context.Context, p *process, r *request, asked bool) (
 			return nil, err
 		}
 		if what != "" {
-			defer func() { f.guard.welcome(c, what) }()
+			defer func() { f.guard.announceNew(c, what) }()
 		}
 		deadline, _ := ctx.Deadline()
 		c.Text, c.Args = p.guard(f.guard.space, q.Proposal()).scripts[o].text, handshakeArgs(q, mode, p.clock.at(deadline))
-		c.Behind = f.guard.shake
+		c.Behind = f.guard.handshakeKey
 	}
 	now, err := f.handshake(ctx, p, c, keys[0])
 	if err != nil || q == nil || now != p {
 		return now, err
 	}
-	return p, f.guard.heed(ctx, p, q, c.Reply)
+	return p, f.guard.readHandshake(ctx, p, q, c.Reply)
 }
 
 // handshake sends c and learns from its reply which process answered.
-func (f *fleet) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
+func (f *router) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
 	sent := time.Now()
 	if err := p.pipelines.do(ctx, c); err != nil {
 		return nil, before(err)

@@ -33,9 +33,9 @@ const (
 	stepBack = 200 * time.Microsecond
 )
 
-// line returns what an acquire says about the line: its place, if somebody watches
+// waitQueue returns what an acquire says about the line: its place, if somebody watches
 // the key.
-func (h *hub) waitQueue(a *attempt, q *driver.Quorum) []string {
+func (h *waiters) waitQueue(a *attempt, q *driver.Quorum) []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.topics) == 0 {
@@ -58,37 +58,37 @@ func (h *hub) waitQueue(a *attempt, q *driver.Quorum) []string {
 	return []string{t.place, h.node.names.waitQueue(a.key), lineLife, strconv.FormatInt(since, 10)}
 }
 
-// handed notes that a release here handed the lock to who is next in line.
-func (h *hub) handed(key string) {
+// handedOver notes that a release here handed the lock to who is next in line.
+func (h *waiters) handedOver(key string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if t := h.topics[h.node.names.channel(key)]; t != nil {
-		t.gave = time.Now()
+		t.handedOver = time.Now()
 	}
 }
 
 // stepBack lets the one to whom the lock was handed go first, if an attempt will take a new
 // place behind it.
-func (h *hub) stepBack(ctx context.Context, key string) {
-	if rest := h.rest(key); rest > 0 {
+func (h *waiters) stepBack(ctx context.Context, key string) {
+	if rest := h.stepBackFor(key); rest > 0 {
 		_ = await(within(ctx, rest), h.node.ending)
 	}
 }
 
-// rest is for how long to step back.
-func (h *hub) rest(key string) time.Duration {
+// stepBackFor is for how long to step back.
+func (h *waiters) stepBackFor(key string) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.topics) > 0 {
 		if t := h.topics[h.node.names.channel(key)]; t != nil && t.place == "" {
-			return stepBack - time.Since(t.gave)
+			return stepBack - time.Since(t.handedOver)
 		}
 	}
 	return 0
 }
 
 // waits notes that an attempt was refused, and so has a place, and how long it took.
-func (h *hub) waits(a *attempt, now time.Time, trip time.Duration) {
+func (h *waiters) waits(a *attempt, now time.Time, trip time.Duration) {
 	if a.place == "" {
 		return
 	}
@@ -104,7 +104,7 @@ func (h *hub) waits(a *attempt, now time.Time, trip time.Duration) {
 
 // served ends the place of an attempt that was granted. Others who watch here, if there
 // are any, ask for one of their own.
-func (h *hub) served(a *attempt) {
+func (h *waiters) served(a *attempt) {
 	if a.place == "" {
 		return
 	}
@@ -114,28 +114,28 @@ func (h *hub) served(a *attempt) {
 	if t == nil || t.place != a.place {
 		return
 	}
-	t.forget()
+	t.dropPlace()
 	if len(t.watchers) > 1 {
 		t.wake()
 	}
 }
 
-// forget ends the topic's place. h.mu is held.
-func (t *topic) forget() {
+// dropPlace ends the topic's place. h.mu is held.
+func (t *topic) dropPlace() {
 	t.place, t.since = "", 0
-	t.rest()
+	t.stopStandby()
 }
 
-// rest ends the standby. h.mu is held.
-func (t *topic) rest() {
+// stopStandby ends the standby. h.mu is held.
+func (t *topic) stopStandby() {
 	if t.standby != nil {
 		t.standby.Stop()
 		t.standby = nil
 	}
 }
 
-// turn reads what this process was told: delay (ms), place, lock. h.mu is held.
-func (h *hub) turn(payload string) {
+// told reads what this process was told: delay (ms), place, lock. h.mu is held.
+func (h *waiters) told(payload string) {
 	delay, rest, _ := strings.Cut(payload, " ")
 	place, lock, ok := strings.Cut(rest, " ")
 	ms, err := strconv.Atoi(delay)
@@ -146,11 +146,11 @@ func (h *hub) turn(payload string) {
 	t := h.topics[h.node.names.channel(key)]
 	if t == nil || t.place != place || len(t.watchers) == 0 {
 		if ms == 0 {
-			h.pass(key, place) // its waiter left: the next one is not to lose time
+			h.passOn(key, place) // its waiter left: the next one is not to lose time
 		}
 		return
 	}
-	t.rest()
+	t.stopStandby()
 	if ms == 0 {
 		t.wake()
 		return
@@ -165,27 +165,27 @@ func (h *hub) turn(payload string) {
 	})
 }
 
-// quit leaves the line, where nobody waits any more. h.mu is held.
-func (h *hub) quit(t *topic) {
+// leaveQueue leaves the line, where nobody waits any more. h.mu is held.
+func (h *waiters) leaveQueue(t *topic) {
 	if t.place != "" {
-		h.pass(t.key, t.place)
-		t.forget()
+		h.passOn(t.key, t.place)
+		t.dropPlace()
 	}
 }
 
-// pass gives a place up, in the background, and passes the lock on if it is kept for
+// passOn gives a place up, in the background, and passes the lock on if it is kept for
 // it. h.mu is held.
-func (h *hub) pass(key, place string) {
+func (h *waiters) passOn(key, place string) {
 	n := h.node
 	n.work.add()
 	go func() {
 		defer n.work.done()
-		_, _ = n.give(context.Background(), key, "", place, releaseTries) // else it ends by itself
+		_, _ = n.releasePlace(context.Background(), key, "", place, releaseTries) // else it ends by itself
 	}()
 }
 
 // unused returns the place, unless somebody waits with it.
-func (h *hub) unused(key, place string) string {
+func (h *waiters) unused(key, place string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if t := h.topics[h.node.names.channel(key)]; t != nil && t.place == place {

@@ -35,18 +35,18 @@ func (n *Node) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	}
 	wait, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
-	wake, err := n.hub.watch(ctx, wait, key)
+	wake, err := n.waiters.watch(ctx, wait, key)
 	if err != nil {
 		return nil, n.explain(key, err)
 	}
 	return wake, nil
 }
 
-// A hub knows for which keys somebody waits here, and the places of these in the lines of
+// waiters know for which keys somebody waits here, and the places of these in the lines of
 // those who wait. It hears of releases through one subscriber; in a Cluster through one for
 // each server, on which the keys are that it serves: nodes of a Cluster pass a message on
 // to each other, and lose it where their link breaks at that moment.
-type hub struct {
+type waiters struct {
 	node *Node
 	id   string // of this process as a listener: random
 
@@ -61,33 +61,33 @@ type hub struct {
 	sweep       *time.Timer
 }
 
-var _ listener = (*hub)(nil)
+var _ listener = (*waiters)(nil)
 
 // A topic is one channel.
 type topic struct {
-	key      string
-	channel  string
-	server   *subscriber // which hears of it
-	watchers map[chan struct{}]struct{}
-	ready    chan struct{} // closed once the server confirmed the subscription
-	early    bool          // a Watch returned before that
-	idle     time.Time     // since when nobody watches
-	place    string        // in the line, from the attempt that takes it to a grant; empty: none
-	since    int64         // when it came there, by the server's clock in µs; 0: not known yet
-	gave     time.Time     // when this process handed the lock over
-	standby  *time.Timer   // until it is to try though it is second
-	listen   *time.Timer   // until it is entered as a listener
-	listed   time.Time     // when it was
-	polls    int           // attempts in a row that found a holder that announces nothing
+	key        string
+	channel    string
+	server     *subscriber // which hears of it
+	watchers   map[chan struct{}]struct{}
+	ready      chan struct{} // closed once the server confirmed the subscription
+	early      bool          // a Watch returned before that
+	idle       time.Time     // since when nobody watches
+	place      string        // in the line, from the attempt that takes it to a grant; empty: none
+	since      int64         // when it came there, by the server's clock in µs; 0: not known yet
+	handedOver time.Time     // when this process handed the lock over
+	standby    *time.Timer   // until it is to try though it is second
+	listen     *time.Timer   // until it is entered as a listener
+	listed     time.Time     // when it was
+	polls      int           // attempts in a row that found a holder that announces nothing
 }
 
-func newHub(n *Node) *hub {
-	return &hub{node: n, id: rand.Text()[:16], topics: map[string]*topic{}, subscribers: map[*process]*subscriber{}}
+func newWaiters(n *Node) *waiters {
+	return &waiters{node: n, id: rand.Text()[:16], topics: map[string]*topic{}, subscribers: map[*process]*subscriber{}}
 }
 
 // watch subscribes to key's channel on behalf of a waiter that leaves with ctx, and
 // returns when the server has confirmed it, bounded by wait.
-func (h *hub) watch(ctx, wait context.Context, key string) (<-chan struct{}, error) {
+func (h *waiters) watch(ctx, wait context.Context, key string) (<-chan struct{}, error) {
 	wake, channel := make(chan struct{}, 1), h.node.names.channel(key)
 	serves, err := h.serves(wait, key)
 	if err != nil {
@@ -123,7 +123,7 @@ func (h *hub) watch(ctx, wait context.Context, key string) (<-chan struct{}, err
 
 // listenSoon enters the topic as a listener after a while, unless it has a place in line by
 // then. h.mu is held.
-func (h *hub) listenSoon(t *topic, after time.Duration) {
+func (h *waiters) listenSoon(t *topic, after time.Duration) {
 	if t.place == "" && t.listen == nil && len(t.watchers) > 0 && !h.unlisted {
 		h.node.work.add()
 		t.listen = time.AfterFunc(after, func() {
@@ -134,7 +134,7 @@ func (h *hub) listenSoon(t *topic, after time.Duration) {
 }
 
 // unlisten takes back listenSoon. h.mu is held.
-func (h *hub) unlisten(t *topic) {
+func (h *waiters) unlisten(t *topic) {
 	if t.listen != nil && t.listen.Stop() {
 		h.node.work.done()
 	}
@@ -143,7 +143,7 @@ func (h *hub) unlisten(t *topic) {
 
 // enlist has the next release of a topic's lock announced, though nobody may stand in line,
 // and then gives its waiters a value, for a release in between.
-func (h *hub) enlist(t *topic) {
+func (h *waiters) enlist(t *topic) {
 	h.mu.Lock()
 	t.listen = nil
 	idle := h.closed || t.place != "" || len(t.watchers) == 0
@@ -167,7 +167,7 @@ func (h *hub) enlist(t *topic) {
 }
 
 // delist takes the topic's listener out, in the background. h.mu is held.
-func (h *hub) delist(t *topic) {
+func (h *waiters) delist(t *topic) {
 	if t.listed.IsZero() || h.unlisted {
 		return
 	}
@@ -180,7 +180,7 @@ func (h *hub) delist(t *topic) {
 }
 
 // listener enters the topic as a listener for so many ms, or takes it out.
-func (h *hub) listener(t *topic, life string) (code int64, err error) {
+func (h *waiters) listener(t *topic, life string) (code int64, err error) {
 	n := h.node
 	a, err := n.try(context.Background(), opListen, []string{n.names.lock(t.key)}, "0", n.names.waitQueue(t.key), "listen."+h.id, life)
 	if err == nil {
@@ -191,7 +191,7 @@ func (h *hub) listener(t *topic, life string) (code int64, err error) {
 
 // pollAfter returns when a waiter asks again that the watch gives no value: see
 // driver.HeldError. asked is the attempt that was refused, by the server p.
-func (h *hub) pollAfter(asked *attempt, p *process, e *driver.HeldError) time.Duration {
+func (h *waiters) pollAfter(asked *attempt, p *process, e *driver.HeldError) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := h.topics[h.node.names.channel(asked.key)]
@@ -215,16 +215,16 @@ func (h *hub) pollAfter(asked *attempt, p *process, e *driver.HeldError) time.Du
 }
 
 // serves returns the server that is known to serve a key of a Cluster; else nil.
-func (h *hub) serves(ctx context.Context, key string) (*process, error) {
+func (h *waiters) serves(ctx context.Context, key string) (*process, error) {
 	if !h.node.cfg.Cluster {
 		return nil, nil
 	}
-	p, _, err := h.node.fleet.process(ctx, h.node.names.lock(key))
+	p, _, err := h.node.router.process(ctx, h.node.names.lock(key))
 	return p, err
 }
 
 // subscriber returns the subscriber to a server. h.mu is held.
-func (h *hub) subscriber(p *process) *subscriber {
+func (h *waiters) subscriber(p *process) *subscriber {
 	if !h.node.cfg.Cluster {
 		p = nil
 	}
@@ -241,12 +241,12 @@ func (h *hub) subscriber(p *process) *subscriber {
 
 // move has a topic heard of by the subscriber to the server that serves its key now, if that
 // is another one. h.mu is held.
-func (h *hub) move(t *topic, p *process) {
+func (h *waiters) move(t *topic, p *process) {
 	to := h.subscriber(p)
 	if to == t.server {
 		return
 	}
-	h.quit(t) // its place names the other one
+	h.leaveQueue(t) // its place names the other one
 	if t.confirmed() {
 		t.ready = make(chan struct{})
 	}
@@ -258,7 +258,7 @@ func (h *hub) move(t *topic, p *process) {
 
 // join adds a waiter to the topic, and returns what is closed once the server p has confirmed
 // its subscription.
-func (h *hub) join(key, channel string, p *process, wake chan struct{}) (t *topic, ready <-chan struct{}, err error) {
+func (h *waiters) join(key, channel string, p *process, wake chan struct{}) (t *topic, ready <-chan struct{}, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -277,14 +277,14 @@ func (h *hub) join(key, channel string, p *process, wake chan struct{}) (t *topi
 	return t, t.ready, nil
 }
 
-func (h *hub) leave(t *topic, wake chan struct{}) {
+func (h *waiters) leave(t *topic, wake chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(t.watchers, wake)
 	if len(t.watchers) > 0 || h.closed {
 		return
 	}
-	h.quit(t)
+	h.leaveQueue(t)
 	h.unlisten(t)
 	h.delist(t)
 	t.idle = time.Now()
@@ -294,7 +294,7 @@ func (h *hub) leave(t *topic, wake chan struct{}) {
 }
 
 // clean ends the subscriptions for which nobody waits.
-func (h *hub) clean() {
+func (h *waiters) clean() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -356,7 +356,7 @@ func (t *topic) wake() {
 	}
 }
 
-func (h *hub) close() {
+func (h *waiters) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
@@ -367,12 +367,12 @@ func (h *hub) close() {
 }
 
 // end ends all subscriptions; every waiter gets a value. h.mu is held.
-func (h *hub) end() {
+func (h *waiters) end() {
 	for _, s := range h.subscribers {
 		s.close()
 	}
 	for _, t := range h.topics {
-		h.quit(t)
+		h.leaveQueue(t)
 		h.unlisten(t)
 		h.delist(t)
 		t.confirm()
@@ -384,7 +384,7 @@ func (h *hub) end() {
 
 // confirmed: what was published between a break and now is lost, so it wakes too; and what
 // was between a Watch that did not wait for this and now.
-func (h *hub) confirmed(s *subscriber, channel string) {
+func (h *waiters) confirmed(s *subscriber, channel string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t := h.topics[channel]
@@ -401,11 +401,11 @@ func (h *hub) confirmed(s *subscriber, channel string) {
 
 // message: on a key's channel a release wakes all; on a subscriber's own one it is somebody's
 // turn.
-func (h *hub) message(s *subscriber, channel, payload string) {
+func (h *waiters) message(s *subscriber, channel, payload string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if channel == s.own {
-		h.turn(payload)
+		h.told(payload)
 	} else if t := h.topics[channel]; t != nil {
 		t.listed = time.Time{} // the release took it out
 		t.wake()
@@ -415,7 +415,7 @@ func (h *hub) message(s *subscriber, channel, payload string) {
 
 // alive: listeners are entered again from time to time, and who waits for a key that another
 // server serves now asks there.
-func (h *hub) alive(s *subscriber) {
+func (h *waiters) alive(s *subscriber) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range h.topics {
@@ -426,7 +426,7 @@ func (h *hub) alive(s *subscriber) {
 			h.listenSoon(t, 0)
 		}
 		if h.node.cfg.Cluster {
-			if p := h.node.fleet.known(h.node.names.lock(t.key)); p != nil && h.subscribers[p] != s {
+			if p := h.node.router.known(h.node.names.lock(t.key)); p != nil && h.subscribers[p] != s {
 				t.wake()
 			}
 		}
@@ -434,7 +434,7 @@ func (h *hub) alive(s *subscriber) {
 }
 
 // broken: everybody whom it concerns asks.
-func (h *hub) broken(s *subscriber, err error) {
+func (h *waiters) broken(s *subscriber, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -450,7 +450,7 @@ func (h *hub) broken(s *subscriber, err error) {
 
 // refused gives pub/sub up, if the server does not allow it: every waiter polls from now on.
 // Any error but that may pass.
-func (h *hub) refused(err error) bool {
+func (h *waiters) refused(err error) bool {
 	var reply ServerError
 	if !errors.As(err, &reply) || isCode(err, "NOAUTH") || isCode(err, "WRONGPASS") {
 		return false
