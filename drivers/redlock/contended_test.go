@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -30,6 +31,9 @@ func TestMain(m *testing.M) {
 		becomeBusy(url)
 		os.Exit(0)
 	}
+	// Those that are parallel wait for leases to end, and not for a processor.
+	flag.Parse()
+	_ = flag.Set("test.parallel", "4") // that flag exists
 	os.Exit(m.Run())
 }
 
