@@ -12,6 +12,9 @@
 //	b, err := valkeygo.New(client, nil)   // a valkey.Client
 //	c, err := dlock.New(b)
 //
+// Such a client should have a ConnWriteTimeout below the call timeout, and Options.ConnWriteTimeout
+// should say so: without it a lone caller's lock costs twice the time (see Transport).
+//
 // # URLs
 //
 //	valkey://user:password@host:6379/0?…     one server; valkeys:// with TLS
