@@ -21,7 +21,7 @@ type session struct {
 	b     *Backend
 	class time.Duration // of TTLs, by which the backend finds it
 	conn  *zk.Conn
-	lost  chan struct{} // closed when the servers have said that it has expired
+	lost  chan struct{} // closed when it has expired, or must have
 	wake  chan struct{} // has a value when run has something to do
 	done  chan struct{} // closed when run has returned
 	ctx   context.Context
@@ -352,7 +352,7 @@ func (s *session) die(why error, orderly bool) {
 		return
 	}
 	s.dead, s.orderly = why, orderly && s.attached
-	if why == errExpired {
+	if errors.Is(why, errExpired) || errors.Is(why, errAbandoned) { // by then its leases have ended
 		close(s.lost)
 	}
 	close(s.changed)
@@ -460,12 +460,9 @@ func (s *session) usable() bool {
 
 // expired reports whether the servers have ended the session, and deleted its entries.
 func (s *session) expired() bool {
-	select {
-	case <-s.lost:
-		return true
-	default:
-		return false
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Is(s.dead, errExpired)
 }
 
 // await waits until a server serves the session.

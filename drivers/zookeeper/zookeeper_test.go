@@ -266,6 +266,7 @@ func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	}
 	g := single(t)
 	other := open(t, urlOf(g))
+	ttls := map[string]time.Duration{"cut off": 2 * time.Second, "broken": 6 * time.Second}
 	for name, lose := range map[string]func(t *testing.T, m *members){
 		"cut off": func(_ *testing.T, m *members) {
 			for _, p := range m.proxies {
@@ -284,7 +285,7 @@ func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 			locks, err := dlock.New(m)
 			must(t, err)
 			defer locks.Close() //nolint:errcheck // behind a partition
-			l, err := locks.Lock(t.Context(), name, dlock.WithTTL(2*time.Second))
+			l, err := locks.Lock(t.Context(), name, dlock.WithTTL(ttls[name]))
 			must(t, err)
 			bare := grant(t, m, request(name+"/bare", 2*time.Second))
 			lose(t, m)
@@ -632,7 +633,7 @@ func TestTTLsAreThoseThatTheServersCanKeep(t *testing.T) {
 	if verdict(err) != "refused" || !strings.Contains(err.Error(), "maxSessionTimeout") || !strings.Contains(err.Error(), "6s") {
 		t.Errorf("a TTL of 10 s: %v", err)
 	}
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: 10 * time.Second}); verdict(err) == "granted" || verdict(err) == "lost" {
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: 10 * time.Second}); verdict(err) == "granted" || verdict(err) == "lost" && time.Now().Before(l.Grant().Expires) {
 		t.Errorf("a renewal with a TTL of 10 s: %v", err)
 	}
 	release(t, l)
@@ -685,11 +686,12 @@ func TestARenewalWithALongerTTLTakesTheSessionUp(t *testing.T) {
 	t.Parallel()
 	g := single(t)
 	b := open(t, urlOf(g))
-	const ttl = 10 * time.Second
+	const ttl = 30 * time.Second
 	l, other := grant(t, b, request("longer", ttl)), grant(t, b, request("other", ttl))
-	renew(t, l, time.Minute)
-	if left := time.Until(l.Grant().Expires); left < 50*time.Second {
-		t.Errorf("after a renewal with a minute there are %v", left)
+	start := time.Now()
+	renew(t, l, 3*time.Minute)
+	if least := start.Add(2 * time.Minute); l.Grant().Expires.Before(least) {
+		t.Errorf("a renewal with three minutes gives %v", l.Grant().Expires.Sub(start))
 	}
 	renew(t, other, ttl)
 	release(t, l)
@@ -704,8 +706,17 @@ func TestTLS(t *testing.T) {
 	cert, key := s.ClientCert()
 	url := "zks://" + s.Addr() + "?call_timeout=3s&ca=" + s.CAFile() + "&cert=" + cert + "&key=" + key
 	release(t, grant(t, open(t, url), request("k", 30*time.Second)))
-	if _, err := open(t, "zks://"+s.Addr()).Acquire(t.Context(), request("k", 30*time.Second)); verdict(err) != "unknown" || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("without the authority: %v", err)
+	distrustful := open(t, "zks://"+s.Addr()+"?call_timeout=3s")
+	for t.Context().Err() == nil {
+		_, err := distrustful.Acquire(t.Context(), request("k", 30*time.Second))
+		if verdict(err) != "unknown" {
+			t.Errorf("without the authority: %v", err)
+			return
+		}
+		if strings.Contains(err.Error(), "certificate") {
+			return
+		}
+		t.Log(err) // the machine is busy
 	}
 }
 
