@@ -16,7 +16,11 @@ type CaseResult struct {
 	Failures []*Failure    // none: the case passed, or was not run
 	Skipped  string        // why it was not run; empty: it was
 	Notes    []string      // what is no failure and may explain one
-	_        struct{}
+	// Operations is how often a lock was granted, and Renew and Release were called.
+	Operations int64
+	// Checks are the rules that the cases of its group can find broken.
+	Checks []string
+	_      struct{}
 }
 
 // A Report says what came of a run of the suite.
@@ -72,7 +76,7 @@ func (s *suite) group(g group, told func(CaseResult)) []CaseResult {
 	run := func(c testCase) CaseResult {
 		start := time.Now()
 		r := s.runCase(g, c)
-		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes}
+		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls, Checks: g.checks()}
 		told(result)
 		return result
 	}

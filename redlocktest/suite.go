@@ -293,6 +293,7 @@ type result struct {
 	failures []*Failure
 	notes    []string
 	skipped  string // why it was not run
+	calls    int64  // grants, and calls of Renew and Release
 }
 
 func (r *result) report(t *testing.T) {
@@ -338,7 +339,7 @@ func (s *suite) runCase(g group, c testCase) *result {
 		r = s.attempt(name, c, scale)
 	}
 	s.noteResult(g, name, r)
-	res := &result{failures: r.failures, notes: r.notes}
+	res := &result{failures: r.failures, notes: r.notes, calls: r.calls}
 	if (!g.together || s.h.Virtual) && !r.abandoned {
 		if f := s.leaks(name, before); f != nil {
 			res.failures = append(res.failures, f)
@@ -416,8 +417,9 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	}
 	r.cleanUp()
 	for _, l := range r.leases {
-		s.calls.Add(1 + l.calls.Load())
+		r.calls += 1 + l.calls.Load()
 	}
+	s.calls.Add(r.calls)
 	r.notices()
 	return r
 }

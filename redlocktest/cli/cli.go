@@ -15,6 +15,7 @@ package cli
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -47,7 +48,8 @@ const envURL = "REDLOCKTEST_URL"
 const usage = `usage: redlocktest [flags] URL...
 
 Tests whether the locks behind a URL keep the promises of their driver: it runs the cases of
-the conformance suite, and then the cases with the most contention again and again. It uses
+the conformance suite, and then a stress: many clients, in processes of their own that are killed
+and stopped too, use few keys in every way, and the record of their calls is checked. It uses
 keys of its own, which begin with "redlocktest/" and which nobody can guess, and it releases
 them: it is safe to run beside the users of a server.
 
@@ -65,6 +67,8 @@ Flags:
 type options struct {
 	short, json, quiet bool
 	stress, timeout    time.Duration
+	seed               uint64
+	history            string
 	ttl                time.Duration
 	only               string
 	skip               map[string]string
@@ -74,6 +78,7 @@ type options struct {
 // Main runs the command line args, of which the first is the program's name, and returns the
 // exit code. It handles SIGINT and SIGTERM while it runs: the test ends early, and cleans up.
 func Main(args []string, stdout, stderr io.Writer) int {
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
 	o, code := parse(args[min(1, len(args)):], stdout, stderr)
 	if o == nil {
 		return code
@@ -91,7 +96,9 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	flags.BoolVar(&o.short, "short", false, "repeat each check less often")
 	flags.BoolVar(&o.json, "json", false, "write the report as JSON")
 	flags.BoolVar(&o.quiet, "quiet", false, "write no progress")
-	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to repeat the cases with the most contention; 0: not at all")
+	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to stress the locks, if all cases pass; 0: not at all, as with -only")
+	flags.Uint64Var(&o.seed, "seed", 0, "where the random choices of the stress begin; 0: anywhere")
+	flags.StringVar(&o.history, "history", "", "write all calls of the stress into this `file`, as JSON, a line for each key")
 	flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "the longest `time` that a case may take")
 	flags.DurationVar(&o.ttl, "ttl", 500*time.Millisecond, "the `TTL` of locks whose end a case waits for")
 	flags.StringVar(&o.only, "only", "", "run one `case`, such as expiry/free, or one group of cases, such as expiry")
@@ -167,9 +174,6 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 // does not tell its own grace; a lone Redis has a hundredth of the TTL, for one.
 const mostGrace = 3 * time.Second
 
-// stressed are the cases that -stress repeats: many owners want one key at once.
-var stressed = []string{"exclusion/race", "exclusion/race-clients", "wait/everyone", "watch/waiters", "history/steady"}
-
 // examine runs the suite on one URL, and then the stress.
 func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*report, error) {
 	name, before, err := describe(ctx, url)
@@ -193,33 +197,82 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 		return nil, err
 	}
 	r := newReport(name, suite)
-	began := time.Now()
-	end := began.Add(o.stress)
-	for time.Now().Before(end) && ctx.Err() == nil && r.OK {
-		for _, only := range stressed {
-			if o.only != "" && o.only != only || ctx.Err() != nil || !time.Now().Before(end) {
-				continue
-			}
-			h.Only = only
-			again, err := redlocktest.Examine(ctx, h, progress("stress"))
-			if err != nil {
-				return nil, err
-			}
-			r.addStress(again)
-		}
-		if o.only != "" && !slices.Contains(stressed, o.only) {
-			break
+	if o.stress > 0 && o.only == "" && ctx.Err() == nil && r.OK {
+		if err := o.addStress(ctx, url, h, r, stderr); err != nil {
+			return nil, err
 		}
 	}
-	if o.stress > 0 {
-		r.StressSeconds = time.Since(began).Seconds()
-	}
+	r.matrix()
 	r.Interrupted = ctx.Err() != nil
 	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before)
 	if err != nil {
 		r.LeftUnknown = err.Error()
 	}
 	return r, nil
+}
+
+// addStress lets clients in this process and in others use the same keys.
+func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harness, r *report, stderr io.Writer) error {
+	shared, err := sharedWithProcesses(ctx, url)
+	if err != nil {
+		return err
+	}
+	if r.Alone = !shared; shared {
+		h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(url) }
+	}
+	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed, History: o.history, Command: "redlocktest --stress " + o.stress.String()}
+	if !dsn.HasPassword(url) {
+		s.Command += " '" + url + "'"
+	}
+	if !o.quiet {
+		s.Progress = func(p redlocktest.StressReport) {
+			fmt.Fprintf(stderr, "%s stress\t%d operations\t%d granted\t%d refused\t%.0f s\n", r.Backend, p.Operations, p.Grants, p.Refusals, p.Took.Seconds())
+		}
+	}
+	found, err := redlocktest.ExamineStress(ctx, h, s)
+	if err == nil {
+		r.addStress(found)
+	}
+	return err
+}
+
+// sharedWithProcesses reports whether another process finds the locks of this one behind the URL.
+func sharedWithProcesses(ctx context.Context, url string) (shared bool, err error) {
+	here, err := dlock.OpenBackend(url)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, here.Close()) }()
+	there, err := redlocktest.StartClient(url)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, there.Close()) }()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		key, ttl := "redlocktest/stress/"+rand.Text(), here.Info().MaxTTL
+		if ttl > 0 {
+			ttl = min(ttl, max(10*time.Second, here.Info().MinTTL))
+		}
+		l, err := here.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
+		if err != nil {
+			continue // an outage is no verdict
+		}
+		other, err := there.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
+		valid := l.Grant().Expires.IsZero() || time.Now().Before(l.Grant().Expires)
+		_ = l.Release(ctx) // its TTL is short
+		switch {
+		case err == nil:
+			_ = other.Release(ctx)
+			if valid {
+				return false, nil
+			}
+		case errors.Is(err, driver.ErrHeld):
+			return true, nil
+		}
+	}
+	return false, fmt.Errorf("whether processes share the locks of %s: %w", here.Info().Name, ctx.Err())
 }
 
 // remains returns the keys of this run that are still held: those that were not held before,

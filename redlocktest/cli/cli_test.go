@@ -12,12 +12,14 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/memory"
+	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 func TestMain(m *testing.M) {
 	dlock.Register("generous", &planted{space: memory.New(), generous: true})
 	dlock.Register("forgetful", &planted{space: memory.New()})
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
 	m.Run()
 }
 
@@ -67,12 +69,42 @@ func redlocktestMain(args ...string) (code int, stdout, stderr string) {
 }
 
 func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
-	code, out, progress := redlocktestMain("--short", "--stress", "50ms", "--only", "exclusion/race", "memory:sound")
+	code, out, progress := redlocktestMain("--short", "--stress", "0", "--only", "exclusion/race", "memory:sound")
 	if code != exitOK || !strings.Contains(out, "exclusion/race  ok") || !strings.Contains(out, "Left behind: nothing") || !strings.HasSuffix(out, "\nok\n") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
-	if !strings.Contains(progress, "suite\tok\texclusion/race") || !strings.Contains(progress, "stress\tok\texclusion/race") {
+	if !strings.Contains(progress, "suite\tok\texclusion/race") {
 		t.Errorf("the progress is %q", progress)
+	}
+}
+
+// TestTheStressIsPartOfTheReport, with clients in processes of their own where they share the
+// locks, and the tables of rules and faults.
+func TestTheStressIsPartOfTheReport(t *testing.T) {
+	all := "open request exclusion verdict expiry cancel wait watch fence node shared operator close leak history"
+	args := []string{"--short", "--json", "--stress", "300ms", "--seed", "7"}
+	for _, group := range strings.Fields(all) {
+		args = append(args, "--skip", group)
+	}
+	code, out, _ := redlocktestMain(append(args, "memory:stressed", "redis://"+server.Redis(t).Addr())...)
+	var reports []report
+	if err := json.Unmarshal([]byte(out), &reports); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if code != exitOK || len(reports) != 2 {
+		t.Fatalf("exit code %d: %s", code, out)
+	}
+	for i, r := range reports {
+		if r.Stress == nil || r.Stress.Seed != 7 || r.StressOperations == 0 || !strings.Contains(r.Stress.Command, "--stress 300ms") || r.Alone != (i == 0) {
+			t.Errorf("the stress of %s is %+v", r.Backend, r.Stress)
+		}
+		row := slices.IndexFunc(r.Table, func(r ruleReport) bool { return strings.HasPrefix(r.Rule, "exclusion") })
+		if row < 0 || r.Table[row].Violations != 0 || r.Table[row].Operations < r.StressOperations || !slices.Contains(r.Table[row].Cases, "stress") {
+			t.Errorf("the table of rules is %+v", r.Table)
+		}
+		if len(r.Faults) < len(faultCases) || !strings.HasPrefix(r.Faults[0].Result, "not injected") {
+			t.Errorf("the table of faults is %+v", r.Faults)
+		}
 	}
 }
 
@@ -89,7 +121,7 @@ func TestASoundServerPassesAndNothingIsLeft(t *testing.T) {
 }
 
 func TestTheReportIsJSON(t *testing.T) {
-	code, out, progress := redlocktestMain("--short", "--json", "--quiet", "--stress", "50ms", "--only", "exclusion", "--skip", "exclusion/reentrancy", "memory:json", "memory:more")
+	code, out, progress := redlocktestMain("--short", "--json", "--quiet", "--stress", "0", "--only", "exclusion", "--skip", "exclusion/reentrancy", "memory:json", "memory:more")
 	var reports []report
 	if err := json.Unmarshal([]byte(out), &reports); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -106,7 +138,7 @@ func TestTheReportIsJSON(t *testing.T) {
 
 func TestABrokenPromiseIsNamedWithItsCase(t *testing.T) {
 	code, out, _ := redlocktestMain("--short", "--stress", "0", "--only", "basic", "generous:")
-	if code != exitFailed || !strings.Contains(out, "basic/held") || !strings.Contains(out, "FAILED") || !strings.Contains(out, "Broken rules, and the cases that found it:\n- exclusion:") {
+	if code != exitFailed || !strings.Contains(out, "basic/held") || !strings.Contains(out, "FAILED") || !strings.Contains(out, "Broken rules, and the cases that found it:\n- exclusion:") || !strings.Contains(out, "exclusion\n") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }

@@ -19,13 +19,17 @@ type report struct {
 	Interrupted bool           `json:"interrupted,omitempty"`
 	Cases       []caseReport   `json:"cases"`
 	Rules       []brokenRule   `json:"broken_rules"`
+	Table       []ruleReport   `json:"rules"`        // all rules that the cases that were run can find broken
+	Faults      []faultReport  `json:"faults"`       // what the suite did to the servers and their links
 	NotNeeded   map[string]int `json:"inapplicable"` // cases, by what they need
 	// Operations is how often a lock was granted, and Renew and Release were called.
-	Operations       int64    `json:"operations"`
-	StressOperations int64    `json:"stress_operations"`
-	StressSeconds    float64  `json:"stress_seconds"`
-	Left             []string `json:"left"` // keys of locks of this command that are still held
-	LeftUnknown      string   `json:"left_unknown,omitempty"`
+	Operations       int64                     `json:"operations"`
+	StressOperations int64                     `json:"stress_operations"`
+	StressSeconds    float64                   `json:"stress_seconds"`
+	Stress           *redlocktest.StressReport `json:"stress,omitempty"`
+	Alone            bool                      `json:"no_processes,omitempty"` // processes of their own see other locks, and took no part
+	Left             []string                  `json:"left"`                   // keys of locks of this command that are still held
+	LeftUnknown      string                    `json:"left_unknown,omitempty"`
 }
 
 type caseReport struct {
@@ -48,6 +52,76 @@ type brokenRule struct {
 	Cases []string `json:"cases"` // that found it broken
 }
 
+// A ruleReport is a row of the table of all rules.
+type ruleReport struct {
+	Rule       string   `json:"rule"`
+	Cases      []string `json:"cases"` // that were run and can find it broken
+	Operations int64    `json:"operations"`
+	Violations int      `json:"violations"`
+}
+
+// checked adds what a case, or the stress, says of the rules.
+func (r *report) checked(name string, rules []string, operations int64, failures []*redlocktest.Failure) {
+	row := func(rule string) *ruleReport {
+		i := slices.IndexFunc(r.Table, func(t ruleReport) bool { return t.Rule == rule })
+		if i < 0 {
+			i = len(r.Table)
+			r.Table = append(r.Table, ruleReport{Rule: rule})
+		}
+		return &r.Table[i]
+	}
+	for _, rule := range rules {
+		t := row(rule)
+		t.Cases = append(t.Cases, name)
+		t.Operations += operations
+	}
+	for _, f := range failures {
+		row(f.Rule).Violations++
+	}
+}
+
+// A faultReport is a cell of the table of drivers and faults.
+type faultReport struct {
+	Fault  string `json:"fault"`
+	Result string `json:"result"` // "passed", "FAILED", or why it was not injected
+	Cases  int    `json:"cases"`
+}
+
+// faultCases are the faults, and how the names of their cases begin.
+var faultCases = []struct{ name, cases string }{
+	{"servers that are away", "fault/outage"}, {"a restart", "fault/restart"}, {"a pause of the servers", "fault/pause"},
+	{"a partition", "fault/partition"}, {"slow answers", "fault/slow"}, {"a lost answer", "fault/lost-reply"},
+	{"the end of a session", "fault/session"}, {"another release's layout", "fault/layout"}, {"any of them, in a history", "history/faults"},
+}
+
+// matrix fills the table of faults.
+func (r *report) matrix() {
+	for _, kind := range faultCases {
+		row := faultReport{Fault: kind.name, Result: "not injected: the harness cannot"}
+		for _, c := range r.Cases {
+			if !strings.HasPrefix(c.Name, kind.cases) {
+				continue
+			}
+			row.Cases++
+			switch {
+			case c.Result == "FAILED":
+				row.Result = c.Result
+			case c.Result == "skipped" && row.Cases == 1:
+				row.Result = "skipped: " + c.Skipped
+			case row.Result != "FAILED":
+				row.Result = "passed"
+			}
+		}
+		r.Faults = append(r.Faults, row)
+	}
+	if r.Stress == nil {
+		return
+	}
+	for _, f := range r.Stress.Faults {
+		r.Faults = append(r.Faults, faultReport{Fault: "stress: " + f.Name, Result: fmt.Sprintf("%d, of which %d had an effect", f.Injected, f.Effective)})
+	}
+}
+
 // verdict is the result of a case in a word.
 func verdict(c redlocktest.CaseResult) string {
 	switch {
@@ -63,6 +137,9 @@ func newReport(name string, suite *redlocktest.Report) *report {
 	r := &report{Backend: name, OK: true, NotNeeded: suite.Inapplicable, Operations: suite.Operations, Rules: []brokenRule{}, Left: []string{}}
 	for _, c := range suite.Cases {
 		r.add(c)
+		if c.Skipped == "" {
+			r.checked(c.Name, c.Checks, c.Operations, c.Failures)
+		}
 	}
 	return r
 }
@@ -88,15 +165,11 @@ func (r *report) broken(rule, name string) {
 	}
 }
 
-// addStress adds what a repetition found; one that passed only counts.
-func (r *report) addStress(again *redlocktest.Report) {
-	r.StressOperations += again.Operations
-	for _, c := range again.Cases {
-		if len(c.Failures) > 0 {
-			c.Name = "stress " + c.Name
-			r.add(c)
-		}
-	}
+// addStress adds what a stress found.
+func (r *report) addStress(s *redlocktest.StressReport) {
+	r.Stress, r.StressOperations, r.StressSeconds = s, s.Operations, s.Took.Seconds()
+	r.checked("stress", redlocktest.StressChecks(), s.Operations, s.Failures)
+	r.add(redlocktest.CaseResult{Name: "stress", Took: s.Took, Failures: s.Failures})
 }
 
 // text writes the report for people.
@@ -114,6 +187,16 @@ func (r *report) text(w io.Writer) {
 			fmt.Fprintf(w, "\n%s: %s\n\tfound at %s\n\tbreaks %s\n", c.Name, f.Text, f.Pos, f.Rule)
 		}
 	}
+	fmt.Fprintf(w, "\nViolations  operations  cases  rule\n")
+	for _, t := range r.Table {
+		rule, _, _ := strings.Cut(t.Rule, ":")
+		fmt.Fprintf(w, "%10d  %10d  %5d  %s\n", t.Violations, t.Operations, len(t.Cases), rule)
+	}
+	fmt.Fprintf(w, "\nFaults:\n")
+	for _, f := range r.Faults {
+		fmt.Fprintf(table, "%s\t%s\n", f.Fault, f.Result)
+	}
+	_ = table.Flush() // the writer behind it keeps the error
 	if len(r.Rules) > 0 {
 		fmt.Fprintf(w, "\nBroken rules, and the cases that found it:\n")
 		for _, b := range r.Rules {
@@ -128,8 +211,11 @@ func (r *report) text(w io.Writer) {
 		}
 		fmt.Fprintf(w, "Cases that do not apply: %s\n", strings.Join(needs, ", "))
 	}
-	if r.StressOperations > 0 {
-		fmt.Fprintf(w, "Stress: %d operations in %.1f s\n", r.StressOperations, r.StressSeconds)
+	if r.Stress != nil {
+		fmt.Fprintf(w, "Stress: %s\n", r.Stress)
+	}
+	if r.Alone {
+		fmt.Fprintf(w, "A process of its own has other locks behind this URL: the stress was in one process.\n")
 	}
 	switch {
 	case r.LeftUnknown != "":
