@@ -62,6 +62,29 @@
 //   - ErrLost and nil from Release are certain. Of several servers, ask in a way that a majority
 //     answers: a member that was cut off, or a leader that was replaced, knows nothing new.
 //
+// # What is often asked
+//
+//   - Where is the example? "go doc" shows none: read example_test.go of this package, a whole
+//     driver, and package drivers/memory.
+//   - How long does a counter of tokens live? Longer than its lock, and as long as anything may
+//     still compare its tokens: for ever, or until the server's clock has certainly passed the
+//     last token, since the next one is at least the time when its counter begins (rule 8).
+//   - Does FenceFloor bind a backend that is no quorum node? No. Only a quorum sets it, for its
+//     nodes: a backend without FeatureQuorumNode may leave it out. NextFence honours it for all.
+//   - May a server round TTLs up? Yes: the lock then stays a little longer, and Expires follows the
+//     TTL that was asked for. redlocktest.Harness.Grace says how much longer. Down, never.
+//   - May Renew shorten a lease? Yes: both ends, Expires and the server's, count from the renewal's
+//     own TTL, be they earlier than the old ones.
+//   - What do Release and Lost do after Close? Release may still free the lock, or fail with
+//     ErrClosed; without it the lock stays until its TTL ends. Leases of a session end with Close,
+//     and their Lost is closed.
+//   - Is a loop of compare-and-swap allowed? Yes: it is one attempt as long as it ends with one
+//     verdict, in bounded time, and each turn takes and decides in one step on the server. A
+//     conflict is no *HeldError until an owner was seen.
+//   - What does rule 10 want? A version in what is stored, checked before the first grant: refuse
+//     with a *RefusedError what a later release has written, and keep the old layout readable for
+//     as long as two releases may run side by side.
+//
 // # The rules
 //
 //  1. Four outcomes. *HeldError, which is [ErrHeld]: another owner has the lock.
