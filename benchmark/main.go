@@ -8,7 +8,6 @@
 //	go run -C benchmark .                                   # everything, in under ten minutes
 //	go run -C benchmark . -quick                            # a first look, in under one
 //	go run -C benchmark . -scenario quorum -contestant 'dlock|redsync' -for 2m
-//	go run -C benchmark . -table                            # also prints README's table
 //
 // It prints where the report is: report.html for people, report.json for programs and, without a URL,
 // report.md for a repository. Package cli is the command as a function, for programs with drivers of

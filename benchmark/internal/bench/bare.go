@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"time"
 )
 
 // protocol is how one server is asked for a lock.
@@ -29,12 +30,11 @@ const (
 
 // newBare loads the two scripts into the server at addr.
 func newBare(ctx context.Context, addr string, s *Setup) (protocol, error) {
-	conn := dialSocket(addr)
+	conn, err := openGoRedis(addr, time.Second)
+	if err != nil {
+		return nil, err
+	}
 	defer func() { _ = conn.close() }() // it has served
-	return loadBare(ctx, conn, s)
-}
-
-func loadBare(ctx context.Context, conn commands, s *Setup) (protocol, error) {
 	b := &bare{ttl: strconv.FormatInt(s.TTL.Milliseconds(), 10)}
 	for _, script := range []struct {
 		text string

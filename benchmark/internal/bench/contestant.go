@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -63,7 +64,7 @@ type Setup struct {
 	Nodes  []Node // one server, or those of a quorum; empty for what needs none
 	TTL    time.Duration
 	Folder string        // for what keeps its locks in files; it goes after the case
-	Guard  time.Duration // of a node that starts again; 0: none
+	Guard  time.Duration // the restart guard; 0: the default, below: none
 }
 
 // A Node is one server and the way to it.
@@ -89,6 +90,12 @@ type Held interface {
 // nodeTimeout is how long the limits wait for one node: what this module's quorum
 // waits by default.
 func (s *Setup) nodeTimeout() time.Duration { return max(s.TTL/50, 50*time.Millisecond) }
+
+// library is what a contestant's colour goes by: the part of its name before the client.
+func (c *Contestant) library() string {
+	name, _, _ := strings.Cut(c.Name, ",")
+	return strings.TrimSuffix(strings.TrimSuffix(name, " fail-fast"), " (BLPOP)")
+}
 
 // errHeld is what limits return for a lock that somebody has.
 var errHeld = errors.New("held")

@@ -25,12 +25,10 @@ type library struct {
 	open func(addr string, timeout time.Duration) (commands, error)
 }
 
-// libraries are the client libraries that this module has drivers for, and the floor.
+// libraries are the client libraries that this module has drivers for.
 var libraries = []library{
 	{"go-redis", "go-redis with its default pool, without retries", openGoRedis},
 	{"valkey-go", "valkey-go as it pipelines by default", openValkeyGo},
-	{"socket", "one TCP connection with hand-written RESP that all goroutines share",
-		func(addr string, _ time.Duration) (commands, error) { return dialSocket(addr), nil }},
 }
 
 type goRedis struct{ client *redis.Client }

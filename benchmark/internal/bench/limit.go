@@ -27,11 +27,7 @@ func limits() []Contestant {
 	for _, lib := range libraries {
 		out = append(out,
 			limitOf(lib, "bare", newBare, early),
-			limitOf(lib, "scripts", newReplay, early))
-		if lib.name == floorClient {
-			continue
-		}
-		out = append(out,
+			limitOf(lib, "scripts", newReplay, early),
 			limitOf(lib, "bare", newBare, forAll),
 			limitOf(lib, "bare", newBare, sequential))
 	}
@@ -73,14 +69,11 @@ func openLimit(ctx context.Context, s *Setup, lib library, protocolFor func(cont
 		if err != nil {
 			return nil, errors.Join(err, l.Close())
 		}
-		open, timeout := lib.open, time.Second
+		timeout := time.Second
 		if len(s.Nodes) > 1 {
 			timeout = s.nodeTimeout()
 		}
-		if lib.name == floorClient && len(s.Nodes) > 1 {
-			open = func(addr string, _ time.Duration) (commands, error) { return dialAsync(addr), nil }
-		}
-		c, err := open(n.Addr, timeout)
+		c, err := lib.open(n.Addr, timeout)
 		if err != nil {
 			if len(s.Nodes) == 1 {
 				return nil, err
@@ -88,9 +81,6 @@ func openLimit(ctx context.Context, s *Setup, lib library, protocolFor func(cont
 			c = &reopened{open: func() (commands, error) { return lib.open(n.Addr, timeout) }}
 		}
 		l.nodes = append(l.nodes, &limitNode{commands: c, protocol: p, slots: make(chan struct{}, maxHung)})
-	}
-	if lib.name == floorClient && len(l.nodes) > 1 {
-		return &floor{l}, nil
 	}
 	return l, nil
 }
@@ -101,6 +91,9 @@ type limit struct {
 	nodes []*limitNode
 	how   style
 }
+
+// errHung says that a node has too much to do already, errBroken that there is no connection.
+var errHung, errBroken = errors.New("too much is unanswered"), errors.New("no connection")
 
 // maxHung bounds what is under way to one node; one that is full is left out.
 const maxHung = 512

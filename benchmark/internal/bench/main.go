@@ -7,7 +7,10 @@ import (
 	"io"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
+
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
 // Options say what to measure on servers of its own.
@@ -25,13 +28,23 @@ func Run(ctx context.Context, o Options, peers []Contestant, out string, w, prog
 	if o.Quick {
 		plan = Quick()
 	}
+	whole := len(o.Scenarios) == len(Scenarios())
+	if whole && o.Quick {
+		o.Scenarios = Quickly()
+	}
 	if plan.Only = o.Case; o.For > 0 {
 		plan.For = o.For
 	} else {
-		plan.For = time.Duration(float64(plan.For) * shares(o.Scenarios))
-		plan.Part = len(o.Scenarios) < len(Scenarios()) || o.Case != nil || o.Contestant != nil
+		if !whole {
+			plan.For = time.Duration(float64(plan.For) * shares(o.Scenarios))
+		}
+		plan.Part = !whole || o.Case != nil || o.Contestant != nil
 	}
-	r := NewRunner(plan, append(Contestants(), peers...), progress)
+	contestants := append(Contestants(), peers...)
+	if o.Contestant != nil {
+		contestants = slices.DeleteFunc(contestants, func(c Contestant) bool { return c.Kind != Limit && !o.Contestant.MatchString(c.Name) })
+	}
+	r := NewRunner(plan, contestants, progress)
 	defer func() { err = errors.Join(err, r.Close()) }()
 	report, err := r.Run(ctx, o.Scenarios)
 	if err != nil {
@@ -42,10 +55,11 @@ func Run(ctx context.Context, o Options, peers []Contestant, out string, w, prog
 	}
 	fmt.Fprintf(w, "%s\n\n", report.Summary[0])
 	for _, g := range report.Goals {
-		if !g.Met {
-			fmt.Fprintf(w, "goal not met: %s: %s, at most %s\n", g.What, digits(g.Measured), digits(g.Most))
+		if g.Verdict != figures.Met {
+			fmt.Fprintf(w, "goal %s: %s: %s, at most %s\n", g.Verdict, g.What, g.Figure, figures.Digits(g.Most))
 		}
 	}
+	fmt.Fprintf(w, "\n%s\n", readme(report.Sections).markdown())
 	for _, name := range []string{"report.html", "report.md", "report.json"} {
 		fmt.Fprintln(w, filepath.Join(out, name))
 	}

@@ -8,11 +8,13 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // A measurement is what one contestant did in one round.
 type measurement struct {
+	round  int
 	series []series
 	values []value
 	failed int
@@ -28,11 +30,11 @@ type series struct {
 // A value is one figure of a measurement.
 type value struct {
 	name string
-	unit Unit
+	unit figures.Unit
 	v    float64
 }
 
-func (t *measurement) add(name string, unit Unit, v float64) {
+func (t *measurement) add(name string, unit figures.Unit, v float64) {
 	t.values = append(t.values, value{name, unit, v})
 }
 
@@ -53,6 +55,7 @@ type entry struct {
 	lockers      []Locker // one per client that the case needs
 	measurements []*measurement
 	spent        time.Duration
+	capacity     float64              // locks a second, where a case needs it
 	late         chan lateMeasurement // its measurement goes on beside those of others; nil: none does
 	cut          bool                 // it went on at the end of the case
 	err          error                // it could not take part
@@ -122,7 +125,6 @@ func (r *Runner) compare(ctx context.Context, c *testCase, budget time.Duration)
 		c.section.Rows = append(c.section.Rows, e.row(c))
 		r.know(e.contestant)
 	}
-	relate(c.section, c.name)
 	if c.relate != nil {
 		c.relate(c.section.of(c.name))
 	}
@@ -203,7 +205,7 @@ func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end 
 			left /= 2
 		}
 		s := slice(left, most-round+1, len(active), overhead, least)
-		spent, err := r.round(ctx, c, active, s, round > 0)
+		spent, err := r.round(ctx, c, active, s, round)
 		if err != nil {
 			return err
 		}
@@ -256,7 +258,7 @@ func (e *entry) take(t lateMeasurement) {
 }
 
 // round gives these entries a measurement each, and returns how long that took.
-func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice time.Duration, counts bool) (time.Duration, error) {
+func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice time.Duration, number int) (time.Duration, error) {
 	begun := time.Now()
 	begin := func(e *entry) {
 		e.late = make(chan lateMeasurement, 1)
@@ -265,7 +267,8 @@ func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice
 			defer cancel()
 			start := time.Now()
 			t := c.measurement(measureCtx, e, slice)
-			over <- lateMeasurement{t, time.Since(start), counts}
+			t.round = number
+			over <- lateMeasurement{t, time.Since(start), number > 0}
 		}(e.late)
 	}
 	const soon = 400 * time.Millisecond
@@ -301,43 +304,54 @@ func (e *entry) hasHadEnough(fewest int, share time.Duration) bool {
 
 // row sums an entry up.
 func (e *entry) row(c *testCase) *Row {
-	row := &Row{Case: c.name, X: c.x, Contestant: e.contestant.Name, Kind: e.contestant.Kind, Client: e.contestant.Client, Cut: e.cut}
+	row := &Row{Case: c.name, X: c.x, Contestant: e.contestant.Name, Library: e.contestant.library(), Kind: e.contestant.Kind, Client: e.contestant.Client, Cut: e.cut}
 	err := e.err
-	var order []string
-	byName := map[string]*struct {
-		unit   Unit
-		values []float64
-	}{}
+	all := map[string]*figures.Latencies{}
+	var tails []Metric // after everything else
 	var ops []string
-	byOp := map[string][][]time.Duration{}
 	for _, t := range e.measurements {
 		row.Failed += t.failed
 		err = errors.Join(err, t.err)
+		for _, v := range t.values {
+			row.add(v.name, v.unit, t.round, v.v)
+		}
 		for _, s := range t.series {
-			if _, ok := byOp[s.op]; !ok {
+			if len(s.samples) == 0 {
+				continue
+			}
+			if all[s.op] == nil {
+				all[s.op] = figures.NewLatencies()
 				ops = append(ops, s.op)
 			}
-			byOp[s.op] = append(byOp[s.op], s.samples)
-		}
-		for _, v := range t.values {
-			if byName[v.name] == nil {
-				order = append(order, v.name)
-				byName[v.name] = &struct {
-					unit   Unit
-					values []float64
-				}{unit: v.unit}
+			one := figures.NewLatencies()
+			for _, d := range s.samples {
+				one.Add(d)
 			}
-			byName[v.name].values = append(byName[v.name].values, v.v)
-		}
-	}
-	for _, name := range order {
-		if m, ok := metric(name, byName[name].unit, byName[name].values); ok {
-			row.Metrics = append(row.Metrics, m)
+			all[s.op].Merge(one)
+			row.add(s.op+" p50", figures.Seconds, t.round, one.Quantile(0.5).Seconds())
 		}
 	}
 	for _, op := range ops {
-		row.Metrics = append(row.Metrics, latencies(op, byOp[op])...)
+		l := all[op]
+		for _, q := range []struct {
+			name  string
+			q     float64
+			least int64 // with fewer samples it would only repeat the greatest
+		}{{"p90", 0.9, 10}, {"p99", 0.99, 100}, {"p99.9", 0.999, 1000}} {
+			if l.Count() >= q.least {
+				v := l.Quantile(q.q).Seconds()
+				tails = append(tails, Metric{Name: op + " " + q.name, Unit: figures.Seconds, Interval: figures.Interval{Median: v, Low: v, High: v}})
+			}
+		}
+		if op == curveOp {
+			row.Curve = l.Curve()
+		}
+		row.Samples = max(row.Samples, l.Count())
 	}
+	for i := range row.Metrics {
+		row.Metrics[i].sumUp()
+	}
+	row.Metrics = append(row.Metrics, tails...)
 	if err != nil {
 		row.Error = firstLine(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -62,7 +63,7 @@ func TestEveryContestantHasATurnInEveryRound(t *testing.T) {
 		measurement: func(_ context.Context, e *entry, _ time.Duration) *measurement {
 			measurements = append(measurements, e.contestant.Name)
 			t := &measurement{}
-			t.add("n", Count, float64(len(measurements)))
+			t.add("n", figures.Count, float64(len(measurements)))
 			return t
 		},
 	}
@@ -77,7 +78,7 @@ func TestEveryContestantHasATurnInEveryRound(t *testing.T) {
 			t.Errorf("round %d gave %s two measurements", i/2, measurements[i])
 		}
 	}
-	if m, ok := s.Rows[0].metric("n"); !ok || m.Value <= 2 {
+	if m, ok := s.Rows[0].metric("n"); !ok || m.Median <= 2 {
 		t.Errorf("the round that warms up counts: %+v", s.Rows[0])
 	}
 	if !a.closed || !b.closed {
@@ -124,7 +125,7 @@ func TestContestantsThatHaveTheirTurnsTogetherMeet(t *testing.T) {
 			case <-ctx.Done():
 			}
 			t := &measurement{}
-			t.add("n", Count, 1)
+			t.add("n", figures.Count, 1)
 			return t
 		},
 	}
@@ -132,7 +133,7 @@ func TestContestantsThatHaveTheirTurnsTogetherMeet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, row := range s.Rows {
-		if m, ok := row.metric("n"); !ok || m.Value != 1 {
+		if m, ok := row.metric("n"); !ok || m.Median != 1 {
 			t.Errorf("row %+v", row)
 		}
 	}
@@ -165,7 +166,7 @@ func TestWhatWaitsGoesOnBesideTheOthers(t *testing.T) {
 			close(enough)
 			wait(back)
 		}
-		t.add("n", Count, 1)
+		t.add("n", figures.Count, 1)
 		return t
 	}
 	if err := r.compare(context.Background(), c, time.Second); err != nil {
@@ -175,7 +176,7 @@ func TestWhatWaitsGoesOnBesideTheOthers(t *testing.T) {
 		t.Errorf("the others had %d measurements", others.Load())
 	}
 	for _, row := range s.Rows {
-		if m, ok := row.metric("n"); !ok || m.Value != 1 || row.Error != "" {
+		if m, ok := row.metric("n"); !ok || m.Median != 1 || row.Error != "" {
 			t.Errorf("row %+v", row)
 		}
 	}

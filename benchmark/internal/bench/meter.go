@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -49,14 +50,14 @@ func (m *meter) stop(t *measurement, n int) (took time.Duration) {
 	}
 	per := float64(n)
 	if m.cpu > 0 {
-		t.add("client CPU", Seconds, cpu.Seconds()/per)
+		t.add("client CPU", figures.Seconds, cpu.Seconds()/per)
 	}
-	t.add("allocations", Count, float64(after.Mallocs-m.memory.Mallocs)/per)
-	t.add("allocated", Bytes, float64(after.TotalAlloc-m.memory.TotalAlloc)/per)
+	t.add("allocations", figures.Count, float64(after.Mallocs-m.memory.Mallocs)/per)
+	t.add("allocated", figures.Bytes, float64(after.TotalAlloc-m.memory.TotalAlloc)/per)
 	if len(m.servers) > 0 && info.cpu > 0 {
-		t.add("server CPU", Seconds, (info.cpu-m.info.cpu)/per)
-		t.add("server commands", Count, (info.commands-m.info.commands)/per)
-		t.add("wire", Bytes, (info.bytes-m.info.bytes)/per)
+		t.add("server CPU", figures.Seconds, (info.cpu-m.info.cpu)/per)
+		t.add("server commands", figures.Count, (info.commands-m.info.commands)/per)
+		t.add("wire", figures.Bytes, (info.bytes-m.info.bytes)/per)
 	}
 	return took
 }

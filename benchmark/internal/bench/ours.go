@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -53,24 +54,21 @@ func quorumURL(scheme string) func(*Setup) string {
 	}
 }
 
-// QuorumURL makes the URL of a quorum of new servers with a restart guard; 0: none, since
-// nothing that is measured restarts.
-func QuorumURL(scheme string, addrs []string, guard time.Duration) string {
-	var b strings.Builder
-	b.WriteString("redlock:")
-	for _, a := range addrs {
-		b.WriteString(scheme + "://" + a + ",")
-	}
-	if guard == 0 {
-		return b.String() + "restart_guard=off"
-	}
-	return b.String() + "bootstrap=true,restart_guard=" + guard.String()
-}
+// noGuard is a restart guard that is off.
+const noGuard = -1
 
-// canGuard reports whether the quorum has a restart guard.
-func canGuard() bool {
-	b, err := dlock.OpenBackend(QuorumURL("redis", []string{"127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"}, time.Second))
-	return err == nil && b.Close() == nil
+// QuorumURL makes the URL of a quorum of new servers with a restart guard; zero: as long as it is by
+// default; below: none.
+func QuorumURL(scheme string, addrs []string, guard time.Duration) string {
+	// Names of their own, since servers remember the terms of a quorum.
+	url := fmt.Sprintf("redlock:%s://%s,prefix=quorum-%d-%d/", scheme, strings.Join(addrs, ","+scheme+"://"), len(addrs), guard.Milliseconds())
+	switch {
+	case guard < 0:
+		return url + ",restart_guard=off"
+	case guard > 0:
+		url += ",restart_guard=" + guard.String()
+	}
+	return url + ",bootstrap=true"
 }
 
 // PostgresURL returns how the superuser of a server that the run started connects.
@@ -99,9 +97,19 @@ func own() []Contestant {
 		c.How = "dlock.OpenURL with " + d.driver + ": and nothing set but what the servers need"
 		c.Open = func(_ context.Context, s *Setup) (Locker, error) { return openClient(d.url(s), s) }
 		out = append(out, c)
+		if d.driver == "redlock" {
+			off := c
+			off.Kind, off.Name, off.How = Part, "dlock, "+name+", no guard", "dlock.OpenURL with redlock: and restart_guard=off"
+			off.Open = func(_ context.Context, s *Setup) (Locker, error) {
+				own := *s
+				own.Guard = noGuard
+				return openClient(d.url(&own), s)
+			}
+			out = append(out, off)
+		}
 
 		c.Kind, c.Name, c.Waits = Part, "driver, "+name, false
-		c.How = "the driver " + d.driver + " without dlock: no renewal, no waiting line, no hooks"
+		c.How = "the driver " + d.driver + " without dlock: no renewal, no wait queue, no hooks"
 		c.Open = func(_ context.Context, s *Setup) (Locker, error) { return openBackend(d.url(s), s) }
 		out = append(out, c)
 	}

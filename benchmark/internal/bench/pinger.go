@@ -5,17 +5,23 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
 // roundTrip is no lock: it measures what the network forces on any, the majority-th of
 // the nodes' round trips.
 var roundTrip = Contestant{
 	Name: "majority-th round trip", Kind: Limit,
-	How: "no lock: PING to one node after the other, over a socket each; the majority-th of their medians",
+	How: "no lock: PING to one node after the other, over a connection each; the majority-th of their medians",
 	Open: func(_ context.Context, s *Setup) (Locker, error) {
 		p := &pinger{timeout: s.nodeTimeout()}
 		for _, n := range s.Nodes {
-			p.nodes = append(p.nodes, dialAsync(n.Addr))
+			c, err := openGoRedis(n.Addr, s.nodeTimeout())
+			if err != nil {
+				return nil, errors.Join(err, p.Close())
+			}
+			p.nodes = append(p.nodes, c)
 		}
 		return p, nil
 	},
@@ -25,7 +31,7 @@ var roundTrip = Contestant{
 const tripOp = "round trip"
 
 type pinger struct {
-	nodes   []*socket
+	nodes   []commands
 	timeout time.Duration
 }
 
@@ -57,7 +63,7 @@ func (p *pinger) measurement(ctx context.Context) *measurement {
 }
 
 // ping returns the median of a node's round trips.
-func (p *pinger) ping(ctx context.Context, n *socket) time.Duration {
+func (p *pinger) ping(ctx context.Context, n commands) time.Duration {
 	const pings = 5
 	var trips []time.Duration
 	for range pings {
@@ -74,24 +80,21 @@ func (p *pinger) ping(ctx context.Context, n *socket) time.Duration {
 }
 
 // relateToMajority sets the latencies of a case against the round trip that was measured
-// in it.
+// in the same rounds.
 func relateToMajority(rows []*Row) {
-	var trip Metric
-	for _, r := range rows {
-		if m, ok := r.metric(tripOp + " p50"); ok {
-			trip = m
-		}
-	}
-	if trip.Value == 0 {
+	i := slices.IndexFunc(rows, func(r *Row) bool { return r.Contestant == roundTrip.Name })
+	trip, ok := rows[i].metric(tripOp + " p50")
+	if !ok {
 		return
 	}
 	for _, r := range rows {
 		for _, op := range []string{"acquire", "renew", "release"} {
-			for _, q := range []string{"p50", "p99"} {
-				if m, ok := r.metric(op + " " + q); ok {
-					v := m.Value / trip.Value
-					r.Metrics = append(r.Metrics, Metric{Name: op + " " + q + " " + toMajority, Unit: Times, Value: v, Low: v, High: v})
-				}
+			if m, ok := r.metric(op + " p50"); ok {
+				r.Metrics = append(r.Metrics, Metric{Name: op + " p50 " + toMajority, Unit: figures.Times, Interval: figures.Ratios(m.ByRound, trip.ByRound)})
+			}
+			if m, ok := r.metric(op + " p99"); ok {
+				v := m.Median / trip.Median
+				r.Metrics = append(r.Metrics, Metric{Name: op + " p99 " + toMajority, Unit: figures.Times, Interval: figures.Interval{Median: v, Low: v, High: v}})
 			}
 		}
 	}

@@ -32,7 +32,7 @@ type tokenList interface {
 func queues() []Contestant {
 	queueOf := func(name string, open func(addr string) (tokenList, error)) Contestant {
 		return Contestant{
-			Name: "BLPOP queue, " + name, Kind: Limit, Client: name, Serves: OneKeyStore, Waits: true, OnlyWaits: true,
+			Name: "queue (BLPOP), " + name, Kind: Limit, Client: name, Serves: OneKeyStore, Waits: true, OnlyWaits: true,
 			How: "one token in a list, taken by BLPOP and put back by RPUSH, over " + name + ": no lock, since a holder that dies takes the token with it",
 			Open: func(_ context.Context, s *Setup) (Locker, error) {
 				list, err := open(s.Nodes[0].Addr)
@@ -43,7 +43,7 @@ func queues() []Contestant {
 			},
 		}
 	}
-	return []Contestant{queueOf("go-redis", openGoRedisList), queueOf("valkey-go", openValkeyGoList), queueOf(floorClient, openSocketList)}
+	return []Contestant{queueOf("go-redis", openGoRedisList), queueOf("valkey-go", openValkeyGoList)}
 }
 
 func (q *queue) Lock(ctx context.Context, key string, wait bool) (Held, error) {
@@ -140,33 +140,3 @@ func (l valkeyGoList) Close() error {
 	l.Client.Close()
 	return nil
 }
-
-// socketList is the floor of queues: a connection that waits, and one that does not.
-type socketList struct{ waits, works *socket }
-
-func openSocketList(addr string) (tokenList, error) {
-	return socketList{dialSocket(addr), dialSocket(addr)}, nil
-}
-
-// pop is for one goroutine at a time. Its connection ends with ctx, and with the wait.
-func (l socketList) pop(ctx context.Context, key string) (bool, error) {
-	stop := context.AfterFunc(ctx, func() { _ = l.waits.close() })
-	defer stop()
-	reply, err := l.waits.do(context.Background(), []string{"BLPOP", key, "1"})
-	if err != nil || reply == nil {
-		return false, err
-	}
-	return true, nil
-}
-
-func (l socketList) push(key string) error {
-	_, err := l.works.do(context.Background(), []string{"RPUSH", key, "t"})
-	return err
-}
-
-func (l socketList) first(ctx context.Context, key string) (bool, error) {
-	reply, err := l.works.do(ctx, []string{"SET", key, "1", "NX", "EX", "3600"})
-	return reply == "OK", err
-}
-
-func (l socketList) Close() error { return errors.Join(l.waits.close(), l.works.close()) }

@@ -19,7 +19,7 @@ type reopened struct {
 func (r *reopened) do(ctx context.Context, args []string) (any, error) {
 	r.mu.Lock()
 	c := r.c
-	if c == nil && time.Since(r.tried) > redialWait {
+	if c == nil && time.Since(r.tried) > 100*time.Millisecond {
 		r.tried = time.Now()
 		c, _ = r.open() // down still: errBroken says so
 		r.c = c

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -249,6 +250,42 @@ func (r *recorder) take() (command []string, replies []any, err error) {
 		return nil, nil, errors.New("the driver sent no EVALSHA")
 	}
 	return command, replies, nil
+}
+
+// replyError is an error reply.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+
+// readReply reads one value of RESP2: a string, an int64, nil, a []any of them or a replyError.
+func readReply(r *bufio.Reader) (any, error) {
+	line, err := r.ReadSlice('\n')
+	if err != nil || len(line) < 3 {
+		return nil, errors.Join(err, errors.New("no reply"))
+	}
+	kind, rest := line[0], string(line[1:len(line)-2])
+	n, err := strconv.ParseInt(rest, 10, 64)
+	switch {
+	case kind == '+':
+		return rest, nil
+	case kind == '-':
+		return replyError(rest), nil
+	case err != nil || kind == ':':
+		return n, err
+	case n < 0:
+		return nil, nil
+	case kind == '$':
+		b := make([]byte, n+2)
+		_, err := io.ReadFull(r, b)
+		return string(b[:n]), err
+	}
+	list := make([]any, n)
+	for i := range list {
+		if list[i], err = readReply(r); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
 }
 
 // readAll reads as many values as there are.

@@ -5,8 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
 // A Report is all that a run found. Its JSON is what the other two files are made of.
@@ -17,6 +20,7 @@ type Report struct {
 	Quick    bool          `json:"quick"`
 	Machine  Machine       `json:"machine"`
 	Summary  []string      `json:"summary"` // sentences, where we lose first
+	Compared []Comparison  `json:"comparisons,omitempty"`
 	Goals    []Goal        `json:"goals,omitempty"`
 	Sections []*Section    `json:"sections"`
 	Setups   []About       `json:"contestants"`
@@ -25,12 +29,11 @@ type Report struct {
 
 // Machine is where it was measured.
 type Machine struct {
-	OS      string   `json:"os"`
-	Arch    string   `json:"arch"`
-	CPU     string   `json:"cpu,omitempty"`
-	CPUs    int      `json:"cpus"`
-	Go      string   `json:"go"`
-	Servers []string `json:"servers,omitempty"`
+	Text      string   `json:"machine"` // system, processors, Go
+	Servers   []string `json:"servers,omitempty"`
+	Libraries []string `json:"libraries,omitempty"` // client and lock libraries, with versions
+	// Foreign is how many processors others used, on average; below zero: not known.
+	Foreign float64 `json:"foreign_processors"`
 }
 
 // About says how a contestant is set up.
@@ -53,37 +56,15 @@ type Section struct {
 	Plots []Plot `json:"plots,omitempty"`
 }
 
-// A Row is one contestant in one case.
-type Row struct {
-	Case       string   `json:"case"`
-	X          float64  `json:"x,omitempty"` // where the case stands on the axis
-	Contestant string   `json:"contestant"`
-	Kind       Kind     `json:"kind"`
-	Client     string   `json:"client,omitempty"`
-	Metrics    []Metric `json:"metrics,omitempty"`
-	Failed     int      `json:"failed,omitempty"` // operations
-	Error      string   `json:"error,omitempty"`  // the first
-	// Cut says that an operation was under way when the case was over: its time is the
-	// least that it would have taken.
-	Cut bool `json:"cut_short,omitempty"`
-}
-
 // A Plot is a metric of a section as a picture.
 type Plot struct {
 	Title  string `json:"title"`
 	Metric string `json:"metric"`
 	// Lines: one line per contestant over X; else one bar per contestant, by case.
 	Lines bool `json:"lines,omitempty"`
-	Log   bool `json:"log,omitempty"`
-}
-
-// metric returns a metric of the row by name.
-func (r *Row) metric(name string) (Metric, bool) {
-	i := slices.IndexFunc(r.Metrics, func(m Metric) bool { return m.Name == name })
-	if i < 0 {
-		return Metric{}, false
-	}
-	return r.Metrics[i], true
+	// Curve: the quantiles of each contestant, by case.
+	Curve bool `json:"curve,omitempty"`
+	More  bool `json:"more_is_better,omitempty"`
 }
 
 // columns returns the names of the section's metrics, in order of appearance.
@@ -168,6 +149,9 @@ func stepOf(name string) (step, rest string) {
 func (s *Section) table(name, step string, columns []string) table {
 	rows := s.of(name)
 	t := table{Case: name, Header: []string{"contestant"}}
+	if step == "" {
+		t.Header = append(t.Header, "rounds", "samples")
+	}
 	if step != "" {
 		t.Case += ": " + step
 	}
@@ -181,6 +165,9 @@ func (s *Section) table(name, step string, columns []string) table {
 	}
 	for _, r := range rows {
 		cells := []string{r.Contestant}
+		if step == "" {
+			cells = append(cells, strconv.Itoa(r.rounds()), figures.Digits(float64(r.Samples)))
+		}
 		for _, c := range shown {
 			text := "–"
 			if m, ok := r.metric(c); ok {
@@ -204,28 +191,34 @@ func failure(r *Row) string {
 	if r.Failed == 0 {
 		return r.Contestant + " could not take part: " + r.Error
 	}
-	return r.Contestant + ": " + grouped(float64(r.Failed)) + " operations failed, the first: " + r.Error
+	return r.Contestant + ": " + figures.Digits(float64(r.Failed)) + " operations failed, the first: " + r.Error
+}
+
+// row returns the row of a contestant in a case; nil if there is none.
+func (s *Section) row(name, contestant string) *Row {
+	for _, r := range s.of(name) {
+		if r.Contestant == contestant {
+			return r
+		}
+	}
+	return nil
 }
 
 // write writes the three files into a folder, which it makes.
 func (r *Report) write(folder string) error {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return err
-	}
 	js, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	page, err := r.html()
+	md, html, err := r.pages()
 	if err != nil {
 		return err
 	}
-	files := []struct {
-		name string
-		text []byte
-	}{{"report.json", append(js, '\n')}, {"report.md", r.markdown()}, {"report.html", page}}
-	for _, f := range files {
-		if err := os.WriteFile(filepath.Join(folder, f.name), f.text, 0o644); err != nil {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	for name, text := range map[string][]byte{"report.json": append(js, '\n'), "report.md": md, "report.html": html} {
+		if err := os.WriteFile(filepath.Join(folder, name), text, 0o644); err != nil {
 			return err
 		}
 	}

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
-	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/machine"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -45,7 +45,7 @@ func NewRunner(p Plan, contestants []Contestant, w io.Writer) *Runner {
 			Title:   "Locks, measured",
 			Began:   time.Now().Truncate(time.Second),
 			Quick:   p.Quick,
-			Machine: Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPU: cpuModel(), CPUs: runtime.NumCPU(), Go: runtime.Version()},
+			Machine: Machine{Text: machine.Describe(), Libraries: libraryVersions()},
 		},
 	}
 }
@@ -79,6 +79,7 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error)
 	if err := r.invite(ctx); err != nil {
 		return nil, err
 	}
+	load := machine.Watch()
 	var cases []*testCase
 	for _, s := range scenarios {
 		r.scenario = s.Name
@@ -118,8 +119,10 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (*Report, error)
 		}
 	}
 	r.report.Took = time.Since(r.began).Round(time.Millisecond)
+	r.report.Machine.Foreign = load.Stop()
+	r.report.Compared = comparisons(r.report.Sections)
 	r.report.Goals = goals(r.report.Sections)
-	r.report.Summary = summarize(r.report.Sections)
+	r.report.Summary = summarize(r.report.Compared)
 	return r.report, nil
 }
 
@@ -318,16 +321,18 @@ func firstLine(err error) string {
 	return s
 }
 
-// cpuModel returns the processor's name where the system tells.
-func cpuModel() string {
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return ""
+// libraryVersions returns the versions of the client libraries and the lock libraries in this program.
+func libraryVersions() (list []string) {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return nil
 	}
-	for line := range strings.Lines(string(b)) {
-		if name, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(v)
+	for _, m := range info.Deps {
+		for _, name := range []string{"redis/go-redis", "valkey-io/valkey-go", "redis/rueidis", "go-redsync/", "bsm/redislock", "go-pglock", "jackc/pgx", "etcd/client/v3"} {
+			if strings.Contains(m.Path, name) && !strings.HasSuffix(m.Path, "compat") {
+				list = append(list, strings.TrimPrefix(m.Path, "github.com/")+" "+m.Version)
+			}
 		}
 	}
-	return ""
+	return list
 }

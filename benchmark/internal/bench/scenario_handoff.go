@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -56,17 +57,17 @@ func (m *meeting) report(t *measurement) {
 	from := m.begun.Add(time.Duration(settling * float64(m.slice)))
 	w := runRelay(m.holds, from)
 	counted := m.slice - from.Sub(m.begun)
-	t.add("locks", PerSecond, float64(sum(w.got))/counted.Seconds())
-	t.add("handoffs", PerSecond, float64(len(w.handoffs))/counted.Seconds())
+	t.add("locks", figures.PerSecond, float64(sum(w.got))/counted.Seconds())
+	t.add("handoffs", figures.PerSecond, float64(len(w.handoffs))/counted.Seconds())
 	t.series = []series{{"handoff", w.handoffs}, {"passing on", w.passings}}
 	least, most := extremes(w.got)
-	t.add("least of a client", Count, float64(least))
-	t.add("most of a client", Count, float64(most))
+	t.add("least of a client", figures.Count, float64(least))
+	t.add("most of a client", figures.Count, float64(most))
 	if w.all > 0 {
 		if m.info.commands > 0 {
-			t.add("server commands", Count, m.info.commands/float64(w.all))
+			t.add("server commands", figures.Count, m.info.commands/float64(w.all))
 		}
-		t.add("client CPU", Seconds, m.cpu.Seconds()/float64(w.all))
+		t.add("client CPU", figures.Seconds, m.cpu.Seconds()/float64(w.all))
 	}
 	if w.overlaps > 0 {
 		t.failed += w.overlaps
@@ -206,12 +207,12 @@ func (r *Runner) handoffSection(title string) *Section {
 		Text: fmt.Sprintf("Clients want one key, hold it for %s and want it again at once. Each is a process of its own, with connections of its own, but for those of the driver memory, whose locks are of one process. "+
 			"A handoff is from just before the release to the return of another client's Lock. "+
 			"A client that gets the lock again itself makes none: where those who wait ask now and then, the handoffs are few, and short by luck. Passing on counts from the first release of a client in a row, when another could have had the lock. Least and most say how many locks the clients got in one round; "+
-			"server commands (what the servers count, those inside scripts too) and the CPU of all clients are per handoff.", spoken(r.plan.Hold)),
+			"server commands (what the servers count, those inside scripts too) and the CPU of all clients are per handoff.", figures.Duration(r.plan.Hold)),
 		Key: "handoff p50", Axis: "clients",
 		Plots: []Plot{
-			{Title: "handoff, median", Metric: "handoff p50", Lines: true, Log: true},
-			{Title: "passing on, median", Metric: "passing on p50", Lines: true, Log: true},
-			{Title: "handoffs per second", Metric: "handoffs", Lines: true},
+			{Title: "handoff, median", Metric: "handoff p50", Lines: true},
+			{Title: "passing on, median", Metric: "passing on p50", Lines: true},
+			{Title: "handoffs per second", Metric: "handoffs", Lines: true, More: true},
 		},
 	}
 }

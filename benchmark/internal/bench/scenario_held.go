@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -35,7 +36,7 @@ func (r *Runner) heldSection() *Section {
 // holdings says how long each number of leases is held.
 func (r *Runner) holdings() (text string) {
 	for _, h := range r.plan.Held {
-		text += fmt.Sprintf(" %s: a TTL of %s, watched for %s.", plural(h.Leases, "lease"), spoken(h.TTL), spoken(h.Watched))
+		text += fmt.Sprintf(" %s: a TTL of %s, watched for %s.", plural(h.Leases, "lease"), figures.Duration(h.TTL), figures.Duration(h.Watched))
 	}
 	return text
 }
@@ -71,7 +72,7 @@ func (r *Runner) heldCase(s *Section, h Holding, contestants []Contestant) *test
 // descriptor for each lock: more than most systems allow.
 func (r *Runner) holds(c Contestant, n int) bool {
 	switch {
-	case c.OnlyWaits || c.Kind == Part || c.Name == "dlock, file" || strings.HasSuffix(c.Name, floorClient):
+	case c.OnlyWaits || c.Kind == Part || c.Name == "dlock, file":
 		return false
 	case c.Kind == Ours:
 		return true
@@ -97,13 +98,13 @@ func heldMeasurement(keys string, n int, watch func(context.Context, *measuremen
 		memory, _ := footprint()
 		start := time.Now()
 		leases, err := takeMany(ctx, l, keys, n)
-		t.add("time to take", Seconds, time.Since(start).Seconds())
+		t.add("time to take", figures.Seconds, time.Since(start).Seconds())
 		if err == nil {
 			more, running := footprint()
 			if more > memory { // else there are too few to be seen
-				t.add("memory per lease", Bytes, (more-memory)/float64(n))
+				t.add("memory per lease", figures.Bytes, (more-memory)/float64(n))
 			}
-			t.add("goroutines", Count, float64(running-goroutines))
+			t.add("goroutines", figures.Count, float64(running-goroutines))
 			if e.contestant.Renews && e.contestant.Kind != Ours {
 				stop := renewAll(ctx, t, leases, e.setup.TTL/3)
 				err = watch(ctx, t, l)
@@ -114,7 +115,7 @@ func heldMeasurement(keys string, n int, watch func(context.Context, *measuremen
 		}
 		start = time.Now()
 		err = errors.Join(err, giveMany(leases))
-		t.add("time to release", Seconds, time.Since(start).Seconds())
+		t.add("time to release", figures.Seconds, time.Since(start).Seconds())
 		if err = errors.Join(err, l.Close()); err != nil {
 			t.fail(err)
 		}
@@ -159,11 +160,11 @@ func watch(ctx context.Context, t *measurement, l Locker, d time.Duration, serve
 	}
 	took := time.Since(start).Seconds()
 	if _, ok := l.(client); ok { // the others do not count them
-		t.add("renewals", PerSecond, float64(renewals(l)-renewed)/took)
+		t.add("renewals", figures.PerSecond, float64(renewals(l)-renewed)/took)
 	}
-	t.add("client CPU", Percent, 100*(processCPU()-cpu).Seconds()/took)
+	t.add("client CPU", figures.Percent, 100*(processCPU()-cpu).Seconds()/took)
 	if len(servers) > 0 {
-		t.add("server CPU", Percent, 100*(readInfo(servers).cpu-info.cpu)/took)
+		t.add("server CPU", figures.Percent, 100*(readInfo(servers).cpu-info.cpu)/took)
 	}
 	if c, ok := l.(client); ok {
 		if lost := c.c.Stats().Lost; lost > 0 {

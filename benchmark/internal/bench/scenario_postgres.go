@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -126,8 +127,8 @@ func watchPostgres(ctx context.Context, t *measurement, l Locker, admin *pgx.Con
 	if err := admin.QueryRow(ctx, transactions).Scan(&last); err != nil {
 		return err
 	}
-	t.add("connections", Count, float64(connections))
-	t.add("locks per connection", Count, float64(n)/float64(max(connections, 1)))
-	t.add("transactions", PerSecond, float64(last-first)/d.Seconds())
+	t.add("connections", figures.Count, float64(connections))
+	t.add("locks per connection", figures.Count, float64(n)/float64(max(connections, 1)))
+	t.add("transactions", figures.PerSecond, float64(last-first)/d.Seconds())
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -65,7 +66,7 @@ func (r *Runner) cutOff() func(context.Context, server.Kind, int) (*testCase, er
 		Title: "A holder is cut off",
 		Text: fmt.Sprintf("A holder with a TTL of %s is cut off from all servers, as by a partition or a power failure, just after a renewal. Another client waits. The lost signal is when the holder's Done closes; "+
 			"it must come before the next grant, and what has no such signal lets its holder go on. Ours grant later than others on purpose: the servers keep a lock for a grace after its TTL (lock-delay), so that clocks that differ cannot make two holders of one lock. "+
-			"PostgreSQL's connection stays open here and is silent. Who waits gives up after %s.", spoken(r.plan.DeadTTL), spoken(r.plan.Patience)),
+			"PostgreSQL's connection stays open here and is silent. Who waits gives up after %s.", figures.Duration(r.plan.DeadTTL), figures.Duration(r.plan.Patience)),
 		Key:   "next grant p50",
 		Plots: []Plot{{Title: "from the cut to the next grant, median", Metric: "next grant p50"}},
 	}
@@ -149,9 +150,9 @@ func (r *Runner) cutOffMeasurement(ctx context.Context, e *entry, _ time.Duratio
 		}
 		select {
 		case at := <-lost:
-			t.add("lost signal", Seconds, at.Seconds())
+			t.add("lost signal", figures.Seconds, at.Seconds())
 			if len(t.series) > 0 {
-				t.add("lost signal before next grant", Seconds, (granted - at).Seconds())
+				t.add("lost signal before next grant", figures.Seconds, (granted - at).Seconds())
 			}
 		case <-time.After(r.plan.Patience):
 			err = errors.Join(err, fmt.Errorf("the holder was not told within %v", r.plan.Patience))
@@ -165,9 +166,9 @@ func (r *Runner) silence() func(context.Context, server.Kind, int) (*testCase, e
 	s := &Section{
 		Title: "A node stops answering",
 		Text: fmt.Sprintf("The only server, or the last of five, becomes a black hole: connections stay and nothing answers, as when a machine loses its power. A holder then releases; an attempt has a context of %s; the attempt is granted where it can be. "+
-			"Then the node is well again, and the next lock is waited for. What does not come back within %s is counted as that. How such a quorum works for a longer time is among the slow and broken nodes.", spoken(silenceTimeout), spoken(r.plan.Silence)),
+			"Then the node is well again, and the next lock is waited for. What does not come back within %s is counted as that. How such a quorum works for a longer time is among the slow and broken nodes.", figures.Duration(silenceTimeout), figures.Duration(r.plan.Silence)),
 		Key:   "attempt",
-		Plots: []Plot{{Title: "an attempt with a node that does not answer, median", Metric: "attempt", Log: true}},
+		Plots: []Plot{{Title: "an attempt with a node that does not answer, median", Metric: "attempt"}},
 	}
 	return func(ctx context.Context, kind server.Kind, nodes int) (*testCase, error) {
 		c, err := r.recoveryCase(ctx, s, kind, nodes, r.plan.TTL)
@@ -197,9 +198,9 @@ func (r *Runner) silenceMeasurement(ctx context.Context, e *entry, _ time.Durati
 			return err
 		})
 		released, tried := <-release, <-attempt
-		t.add("attempt", Seconds, tried.took.Seconds())
-		t.add("granted", Count, map[bool]float64{true: 1, false: 0}[tried.err == nil])
-		t.add("release", Seconds, released.took.Seconds())
+		t.add("attempt", figures.Seconds, tried.took.Seconds())
+		t.add("granted", figures.Count, map[bool]float64{true: 1, false: 0}[tried.err == nil])
+		t.add("release", figures.Seconds, released.took.Seconds())
 		if err := last.Restore(); err != nil {
 			return err
 		}
@@ -215,7 +216,7 @@ func (r *Runner) silenceMeasurement(ctx context.Context, e *entry, _ time.Durati
 			}
 			return err
 		})
-		t.add("well again", Seconds, well.took.Seconds())
+		t.add("well again", figures.Seconds, well.took.Seconds())
 		if well.err != nil {
 			return fmt.Errorf("when the node was well again: %w", well.err)
 		}
@@ -250,7 +251,7 @@ func (r *Runner) restarts(kinds []server.Kind) (cases []*testCase) {
 	s := &Section{
 		Title: "A node starts again",
 		Text: fmt.Sprintf("Of three servers one is killed for good and one is killed and starts again without its memory, so that nothing is granted without its vote. Measured is from when it accepts connections to the next grant, to a client that waits. "+
-			"The TTL is %s. A restart guard keeps the node out for as long as a lock of its former life can last, on purpose: without one, a node that forgot its locks votes for a second holder.", spoken(restartTTL)),
+			"The TTL is %s. A restart guard keeps the node out for as long as a lock of its former life can last, on purpose: without one, a node that forgot its locks votes for a second holder.", figures.Duration(restartTTL)),
 		Key:   "vote p50",
 		Plots: []Plot{{Title: "from a node's restart to its vote, median", Metric: "vote p50"}},
 	}
@@ -261,13 +262,7 @@ func (r *Runner) restarts(kinds []server.Kind) (cases []*testCase) {
 				contestants = append(contestants, c)
 				continue
 			}
-			contestants = append(contestants, guarded(c, 0))
-			if canGuard() {
-				contestants = append(contestants, guarded(c, r.plan.Guard))
-			}
-		}
-		if !canGuard() {
-			r.note("a quorum with a restart guard is left out: the driver has none")
+			contestants = append(contestants, guarded(c, noGuard), guarded(c, r.plan.Guard))
 		}
 		cases = append(cases, &testCase{
 			section: s, name: "3 " + string(kind) + "s", contestants: contestants, setup: &Setup{TTL: restartTTL},
@@ -285,7 +280,7 @@ const restartTTL = 500 * time.Millisecond
 func guarded(c Contestant, guard time.Duration) Contestant {
 	open, what := c.Open, "guard off"
 	if guard > 0 {
-		what = "guard of " + spoken(guard)
+		what = "guard of " + figures.Duration(guard)
 	}
 	c.Name += ", " + what
 	c.How = strings.Replace(c.How, "nothing set", "with its restart "+what+", and nothing set", 1)

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -33,7 +33,7 @@ func (r *Runner) throughputMeasurement(goroutines int) func(context.Context, *en
 		}
 		workers.Wait()
 		took := m.stop(t, done)
-		t.values = append([]value{{"locks", PerSecond, float64(done) / took.Seconds()}}, t.values...)
+		t.values = append([]value{{"locks", figures.PerSecond, float64(done) / took.Seconds()}}, t.values...)
 		t.series = []series{{pair, samples}}
 		return t
 	}
@@ -124,48 +124,4 @@ func (r *Runner) localThroughput(title, text string) (cases []*testCase) {
 		cases = append(cases, r.local(&testCase{section: s, name: plural(g, "goroutine"), x: float64(g), heavy: 0.5, least: r.leastOf(g), measurement: r.throughputMeasurement(g)}))
 	}
 	return cases
-}
-
-// wire counts what one lock sends, exactly, by a proxy.
-func wire(ctx context.Context, r *Runner) ([]*testCase, error) {
-	s := &Section{
-		Title: "On the wire",
-		Text: "What one lock, acquired and released by one goroutine, sends and receives, over all of its servers, counted by proxies over " + strconv.Itoa(r.plan.Counted) +
-			" locks. Pings of a client in the background count as well.",
-		Key: "requests",
-	}
-	kinds, err := r.fives(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var cases []*testCase
-	add := func(kind server.Kind, n int) error {
-		servers, ok, err := r.servers(ctx, kind, n)
-		if err != nil || !ok {
-			return err
-		}
-		// The messages are counted as Redis writes them.
-		speaks := func(c Contestant) bool { return !c.OnlyWaits && c.Brings == nil }
-		c := &testCase{section: s, name: plural(n, "server") + on(kind), contestants: r.serving(kind, n, speaks), clients: 1, rounds: 1, cold: true}
-		c.fixed = time.Duration(len(c.contestants)) * time.Duration(r.plan.Counted*n) * 400 * time.Microsecond
-		var proxies []*fault.Proxy
-		c.begin = func() (end func(), err error) {
-			c.setup, proxies, err = proxied(direct(servers, r.plan.TTL).Nodes, r.plan.TTL)
-			return func() { closeAll(proxies) }, err
-		}
-		c.measurement = func(ctx context.Context, e *entry, _ time.Duration) *measurement {
-			return countOnProxies(ctx, e, proxies, r.plan.Counted)
-		}
-		cases = append(cases, c)
-		return nil
-	}
-	if err := add(server.KindRedis, 1); err != nil {
-		return nil, err
-	}
-	for _, kind := range kinds {
-		if err := add(kind, 5); err != nil {
-			return nil, err
-		}
-	}
-	return cases, nil
 }

@@ -246,7 +246,7 @@ func (l Lines) SVG() (template.HTML, error) {
 	for _, s := range l.Series {
 		var at plotter.XYs
 		for _, pt := range s.Points {
-			if pt.Y > 0 || !l.LogY {
+			if (pt.Y > 0 || !l.LogY) && (pt.X > 0 || !l.LogX) {
 				at = append(at, plotter.XY{X: pt.X, Y: pt.Y})
 				xs, ys = append(xs, pt.X), append(ys, pt.Y)
 			}
@@ -310,7 +310,7 @@ func (l Lines) whiskers(p *plot.Plot) error {
 	for _, s := range l.Series {
 		for _, pt := range s.Points {
 			low, high := max(pt.Low, p.Y.Min), min(pt.High, p.Y.Max)
-			if pt.High <= 0 || low >= high || l.LogY && pt.Y <= 0 {
+			if pt.High <= 0 || low >= high || l.LogY && pt.Y <= 0 || l.LogX && pt.X <= 0 {
 				continue
 			}
 			w, err := plotter.NewLine(plotter.XYs{{X: pt.X, Y: low}, {X: pt.X, Y: high}})

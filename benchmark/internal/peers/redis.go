@@ -35,12 +35,17 @@ func overRedis() []bench.Contestant {
 	overRueidis.How = "redsync v4 with its defaults over rueidis with its defaults"
 	overRueidis.Open = openRedsync(rueidisPool)
 
+	rueidisFast := overRueidis
+	rueidisFast.Name = "redsync fail-fast, rueidis"
+	rueidisFast.How = "redsync v4 with WithFailFast(true) over rueidis with its defaults"
+	rueidisFast.Open = openRedsync(rueidisPool, redsync.WithFailFast(true))
+
 	lock := base
 	lock.Name, lock.Client = "redislock, go-redis", "go-redis"
 	lock.Serves = bench.OneKeyStore
 	lock.How = "redislock over go-redis with its defaults; a wait tries again every 100 ms (LinearBackoff), as its README does"
 	lock.Open = openRedislock
-	return []bench.Contestant{plain, failFast, overRueidis, lock}
+	return []bench.Contestant{plain, failFast, overRueidis, rueidisFast, lock}
 }
 
 // pool opens one server for redsync.
