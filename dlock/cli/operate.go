@@ -121,7 +121,7 @@ const (
 	reset        = "\x1b[0m"
 )
 
-// A cell is one of a table.
+// A cell is a cell of a table.
 type cell struct {
 	text  string
 	color color

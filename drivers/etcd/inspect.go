@@ -119,7 +119,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		}
 		for _, e := range parseAll(page.Kvs) {
 			if !strings.HasPrefix(e.path, b.Path(prefix)) {
-				continue // the prefix ends within the entry's own part
+				continue // the prefix matches only with the name of the entry, not with the key
 			}
 			if len(pending) > 0 && pending[0].path != e.path && !give() {
 				return nil

@@ -112,7 +112,7 @@ func (p *place) hand(f *os.File) error {
 	return f.Chmod(p.mode)
 }
 
-// syncFolder makes the names of new files last.
+// syncFolder writes the names of new files to the disk, so that they outlive a crash.
 func syncFolder(path string) error {
 	d, err := os.Open(path)
 	if err != nil {

@@ -97,8 +97,8 @@ func (s *space) entry(key string, now time.Time) *entry {
 }
 
 // sweep drops the counters that were not used for a while. A counter is about
-// the instant of its last use in microseconds, or above it. It doubles the number of entries that
-// makes the next sweep, so that its cost for each of them is constant.
+// the instant of its last use in microseconds, or above it. The next sweep comes at twice the
+// number of entries that are left, so that the cost for each entry is constant.
 func (s *space) sweep(now time.Time) {
 	old := uint64(max(0, now.Add(-idle).UnixMicro()))
 	for key, e := range s.entries {

@@ -80,7 +80,7 @@ func parse(raw string) (path, query string, err error) {
 	case path == "" || strings.HasSuffix(path, "/"):
 		return "", "", driver.Invalid("URL", "names no file")
 	case path == ":memory:":
-		return "", "", driver.Invalid("URL", "names a database of one connection: memory: keeps locks in this process")
+		return "", "", driver.Invalid("URL", "names a database in memory, which no other connection sees: use the URL memory: for locks in this process")
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return "", "", driver.Invalid("URL", "has a path that is relative to a folder which is gone")
