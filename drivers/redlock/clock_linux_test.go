@@ -366,7 +366,7 @@ func (r *stepping) happened(without string) {
 	switch {
 	case len(r.overlaps) > 0:
 		r.t.Logf("without %s: %d overlaps in %d trials, the first is %v", without, len(r.overlaps), r.trials, r.overlaps[0])
-	case r.counted < 20:
+	case r.counted < 20, 2*r.counted < r.trials: // on a quiet machine two of three do
 		r.t.Logf("without %s nothing happened: in %d of %d trials a lease outlived the steps, on so busy a machine", without, r.counted, r.trials)
 	default:
 		r.t.Errorf("without %s nothing happened in %d trials, in %d of which a lease outlived the steps", without, r.trials, r.counted)

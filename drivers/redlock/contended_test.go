@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	// Those that are parallel wait for leases to end, and not for a processor.
 	flag.Parse()
-	_ = flag.Set("test.parallel", "4") // that flag exists
+	_ = flag.Set("test.parallel", "3") // that flag exists
 	os.Exit(m.Run())
 }
 

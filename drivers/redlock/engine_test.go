@@ -51,8 +51,11 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 				backends[i] = c.open(false, calm)
 			}
 			rounds := 100
-			if testing.Short() {
+			switch {
+			case testing.Short():
 				rounds = 3
+			case redlock.Race:
+				rounds = 30
 			}
 			for round := range rounds {
 				var won atomic.Int64
