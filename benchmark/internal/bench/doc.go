@@ -7,5 +7,6 @@
 // What is compared is measured in one run, in rounds: in each round every contestant
 // has its turn, in an order that changes, so that a machine which is slow for a
 // while is slow for all. A figure is the median of its rounds, and stands with the
-// span of the middle half of them.
+// range in which it is with a confidence of 99 %. Two contestants are compared by the ratio
+// of their figures in each round.
 package bench
