@@ -104,15 +104,20 @@ func (r *replay) release(key, owner, token string) []string {
 	return r.released.fill(key, owner, token)
 }
 
+// granted reads both forms of a grant: the token alone, as where nothing was in its way, and
+// {1, …, token, …}, as where the key has no counter yet.
 func (r *replay) granted(reply any) (string, bool) {
-	if n, ok := reply.(int64); ok && r.token == tokenAlone {
-		return strconv.FormatInt(n, 10), true
+	if list, ok := reply.([]any); ok {
+		at := r.token
+		if at == tokenAlone {
+			at = 1
+		}
+		if len(list) <= at || list[0] != int64(1) {
+			return "", false
+		}
+		reply = list[at]
 	}
-	list, _ := reply.([]any)
-	if r.token == tokenAlone || len(list) <= r.token || list[0] != int64(1) {
-		return "", false
-	}
-	n, ok := list[r.token].(int64)
+	n, ok := reply.(int64)
 	return strconv.FormatInt(n, 10), ok
 }
 

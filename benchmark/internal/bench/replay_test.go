@@ -42,4 +42,13 @@ func TestTheTokenIsFoundInTheReply(t *testing.T) {
 	if _, ok := r.granted([]any{int64(0), "somebody", int64(9)}); ok {
 		t.Error("a refusal was taken for a grant")
 	}
+	r = &replay{token: tokenIn([]any{int64(77)}, 77)}
+	for _, reply := range []any{int64(78), []any{int64(1), int64(78), int64(9)}} {
+		if token, ok := r.granted(reply); !ok || token != "78" {
+			t.Errorf("the token alone was recorded; granted %v: %q, %v", reply, token, ok)
+		}
+	}
+	if _, ok := r.granted([]any{int64(0), "somebody", int64(9)}); ok {
+		t.Error("a refusal was taken for a grant, where the token alone was recorded")
+	}
 }
