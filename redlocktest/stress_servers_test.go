@@ -67,6 +67,9 @@ func TestStress(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && name != "file" {
+				t.Skip("takes seconds")
+			}
 			redlocktest.Stress(t, start(t), redlocktest.StressOptions{Operations: 2500})
 		})
 	}
