@@ -212,7 +212,7 @@ run_tests() {
 
 # go_test: the nested modules' tests run beside those of the main module, and after them,
 # at low priority, what computes for minutes under the race detector and skips itself or
-# much of itself there. Four packages at once, since they wait more than they compute.
+# much of itself there. Four packages at once in all, since they wait more than they compute.
 go_test() {
 	local folders=$1 status=0
 	shift
@@ -221,7 +221,7 @@ go_test() {
 		return
 	fi
 	nested "$@" >"$scratch/nested" &
-	go test -json -p=4 "${@:1:$#-1}" ./drivers/redlock ./... || status=1 # the one that takes longest begins first
+	go test -json -p=3 "${@:1:$#-1}" ./drivers/redlock ./... || status=1 # the one that takes longest begins first
 	wait $! || status=1
 	cat "$scratch/nested" # not before: lines would be mixed
 	return $status
@@ -230,7 +230,7 @@ go_test() {
 nested() {
 	local folder status=0
 	for folder in $folders; do
-		[ "$folder" = . ] || (cd "$folder" && go test -json -p=4 "$@") || status=1
+		[ "$folder" = . ] || (cd "$folder" && go test -json -p=1 "$@") || status=1
 	done
 	case " $* " in
 	*" -run"* | *" -short"*) return $status ;;

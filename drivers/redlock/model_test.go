@@ -30,7 +30,7 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 				duelWith(t, c, s, seed, 0)
 			}
 			for seed := range guarded {
-				duelWith(t, c, s, seed, 25*time.Second)
+				duelWith(t, c, s, seed, 10*time.Minute)
 			}
 		})
 	}
