@@ -364,7 +364,7 @@ func (c *Client) call(ctx context.Context, req *wireRequest) (wireReply, error) 
 
 // send writes a line. The caller holds c.mu. A pipe holds more than stopped processes are sent.
 func (c *Client) send(req *wireRequest) error {
-	line, err := json.Marshal(req)
+	line, err := json.Marshal(req) //nolint:staticcheck // Acquire refuses a Quorum, which has a function
 	if err != nil {
 		return err
 	}
@@ -374,6 +374,9 @@ func (c *Client) send(req *wireRequest) error {
 
 // Acquire calls the backend's.
 func (c *Client) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if req.Quorum != nil {
+		return nil, driver.Invalid("Quorum", "is for backends in this process: its clocks cannot be sent to another")
+	}
 	r, err := c.call(ctx, &wireRequest{Do: "acquire", Request: req})
 	if err == nil {
 		err = r.err()
