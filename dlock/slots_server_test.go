@@ -46,7 +46,7 @@ func TestSlotsOnServers(t *testing.T) {
 }
 
 func neverMoreThan(t *testing.T, n int, client func() *dlock.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	start := time.Now()
 	var mu sync.Mutex
@@ -57,8 +57,9 @@ func neverMoreThan(t *testing.T, n int, client func() *dlock.Client) {
 		for range n/2 + 1 {
 			wg.Go(func() {
 				for ctx.Err() == nil {
-					asked, hold := time.Now(), time.Minute
-					if rand.IntN(3) == 0 { // lost while it is held
+					gather := time.Since(start) > 5*time.Second // no slot is given back until all are held
+					hold := time.Minute
+					if !gather && rand.IntN(3) == 0 { // lost while it is held
 						hold = 150 * time.Millisecond
 					}
 					l, err := c.Lock(ctx, "slots", dlock.WithSlots(n), dlock.WithMaxHold(hold))
@@ -83,8 +84,10 @@ func neverMoreThan(t *testing.T, n int, client func() *dlock.Client) {
 						cancel()
 					}
 					mu.Unlock()
-					// Where it takes long to get a slot, it is held for long, so that all are used at once.
-					time.Sleep(time.Duration(rand.IntN(200))*time.Millisecond + min(time.Since(asked), time.Second))
+					time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond)
+					for gather && ctx.Err() == nil && l.Err() == nil {
+						time.Sleep(10 * time.Millisecond)
+					}
 					_ = l.Unlock()
 				}
 			})

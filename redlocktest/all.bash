@@ -217,11 +217,11 @@ go_test() {
 	local folders=$1 status=0
 	shift
 	if [ "$folders" = . ]; then
-		go test -json -p=4 "$@"
+		go test -json -p=4 -timeout=20m "$@"
 		return
 	fi
 	nested "$@" >"$scratch/nested" &
-	go test -json -p=3 "${@:1:$#-1}" ./drivers/redlock ./... || status=1 # the one that takes longest begins first
+	go test -json -p=3 -timeout=20m "${@:1:$#-1}" ./drivers/redlock ./... || status=1 # the one that takes longest begins first
 	wait $! || status=1
 	cat "$scratch/nested" # not before: lines would be mixed
 	return $status
@@ -230,7 +230,7 @@ go_test() {
 nested() {
 	local folder status=0
 	for folder in $folders; do
-		[ "$folder" = . ] || (cd "$folder" && go test -json -p=1 "$@") || status=1
+		[ "$folder" = . ] || (cd "$folder" && go test -json -p=1 -timeout=20m "$@") || status=1
 	done
 	case " $* " in
 	*" -run"* | *" -short"*) return $status ;;

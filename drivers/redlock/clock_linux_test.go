@@ -237,6 +237,9 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	long(t)
 	t.Parallel()
 	trials := *clockTrials
+	if redlock.Race {
+		trials /= 3
+	}
 	c := five(t)
 	began := time.Now()
 	r := c.stepping(0)
@@ -330,6 +333,9 @@ func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
 	long(t)
 	t.Parallel()
 	trials := *clockTrials / 4
+	if redlock.Race {
+		trials /= 3
+	}
 	c := five(t)
 	for _, guard := range []string{"1s", "off"} {
 		began := time.Now()

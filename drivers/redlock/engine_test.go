@@ -55,7 +55,7 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 			case testing.Short():
 				rounds = 3
 			case redlock.Race:
-				rounds = 30
+				rounds = 10
 			}
 			for round := range rounds {
 				var won atomic.Int64

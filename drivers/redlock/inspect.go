@@ -206,36 +206,71 @@ type listing struct {
 	nodes map[string][]driver.NodeState // of each key
 }
 
-// scan reads the keys of N-q+1 nodes, of others where some fail, and returns the nodes that
-// it has not asked.
+// scan reads the keys of N-q+1 nodes, of others where some fail or are slow, and returns the
+// nodes whose keys it has not read, without a failure.
 func (l *listing) scan(ctx context.Context, prefix string) (others []*node) {
 	nodes := slices.Clone(l.b.nodes)
 	slices.SortStableFunc(nodes, func(a, b *node) int { return cmp.Compare(skipped(a), skipped(b)) })
-	queue := make(chan *node, len(nodes))
-	for _, n := range nodes {
-		queue <- n
+	slow := slowScan
+	if end, ok := ctx.Deadline(); ok {
+		slow = min(slow, time.Until(end)/4)
 	}
-	close(queue)
-	var all sync.WaitGroup
-	for range len(nodes) - l.b.q + 1 {
-		all.Go(func() {
-			for n := range queue {
-				i, err := n.inspector()
-				if err == nil {
-					err = i.List(ctx, prefix, func(s *driver.State) bool { l.add(n, s); return true })
-				}
-				if l.errs[n.index] = err; err == nil {
-					return
-				}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type end struct {
+		n   *node
+		err error
+	}
+	ends := make(chan end)
+	underWay := 0
+	next := func() {
+		if len(nodes) == 0 {
+			return
+		}
+		n := nodes[0]
+		nodes = nodes[1:]
+		underWay++
+		go func() {
+			i, err := n.inspector()
+			if err == nil {
+				err = i.List(ctx, prefix, func(s *driver.State) bool { l.add(n, s); return true })
 			}
-		})
+			ends <- end{n, err}
+		}()
 	}
-	all.Wait()
-	for n := range queue {
-		others = append(others, n)
+	need := len(nodes) - l.b.q + 1
+	for range need {
+		next()
 	}
-	return others
+	ticker := time.NewTicker(max(slow, time.Millisecond))
+	defer ticker.Stop()
+	for underWay > 0 {
+		select {
+		case <-ticker.C:
+			if need > 0 {
+				next()
+			}
+			continue
+		case e := <-ends:
+			underWay--
+			switch {
+			case e.err == nil:
+				if need--; need == 0 {
+					cancel()
+				}
+			case need <= 0: // it was not needed any more
+				others = append(others, e.n)
+			default:
+				l.errs[e.n.index] = e.err
+				next()
+			}
+		}
+	}
+	return append(others, nodes...)
 }
+
+// slowScan is after how long another node is read beside one that is slow.
+const slowScan = 2 * time.Second
 
 func skipped(n *node) int {
 	if n.tripped.Load() {

@@ -191,12 +191,13 @@ func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w
 		kind: kind, until: w.until, ttl: ttl, timeout: l.b.timeout(ttl),
 		tripped: l.b.tripped(), duplicate: l.b.duplicate.Load() != nil, ended: cause != nil,
 	}
-	e.now = l.b.clock.Fresh()
 	if kind == looks {
+		e.now = l.b.clock.Fresh()
 		e.stalled = max(e.now.Sub(w.began)-w.most, 0)
 		l.stalled += e.stalled
 	} else {
-		l.stalled, l.jumps = 0, l.b.clock.Jumps()
+		l.stalled = 0
+		e.now, l.jumps = l.b.nowAndJumps()
 	}
 	e.jumped = l.b.clock.Jumps() != l.jumps
 	out := l.step(e)
@@ -213,6 +214,18 @@ func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w
 		w.life = l.life
 	}
 	return out, l.says(ctx, out.verdict, cause, e.now)
+}
+
+// nowAndJumps returns the time, and how often the clock had jumped then: a jump between the two
+// is in neither.
+func (b *Backend) nowAndJumps() (boot.Instant, int64) {
+	for {
+		jumps := b.clock.Jumps()
+		now := b.clock.Fresh()
+		if b.clock.Jumps() == jumps {
+			return now, jumps
+		}
+	}
 }
 
 // wait returns when the bid is to look again. An error is why the caller waits no longer.
@@ -319,7 +332,7 @@ func (g *nodeRequest) begins(now, until, most boot.Instant) {
 	if g.call == release {
 		less = g.timeout / 8
 	}
-	if s := l.life; s != nil && s.due <= until && until.Sub(s.due) <= less && most.Sub(s.most) <= less && s.join() {
+	if s := l.life; s != nil && s.due <= until && until.Sub(s.due) <= less && s.most <= most && most.Sub(s.most) <= less && s.join() {
 		g.life = s
 		return
 	}

@@ -51,11 +51,18 @@ type life struct {
 // newLife returns a life that ends with ctx, too, for calls that have this time each.
 func newLife(ctx context.Context, clock *boot.Clock, d time.Duration) *life {
 	s, now := &life{Context: ctx, clock: clock}, clock.Now()
-	s.begin(now, now.Add(d), now.Add(mostTimeouts*d))
+	due, most := now.Add(d), now.Add(mostTimeouts*d)
+	if t, ok := ctx.Deadline(); ok {
+		end := now.Add(time.Until(t))
+		due, most = min(due, end), min(most, end)
+	}
+	s.begin(now, due, most)
 	if ctx.Done() != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.unlink = context.AfterFunc(ctx, func() { s.finish(ctx.Err()) })
+		if s.err == nil {
+			s.unlink = context.AfterFunc(ctx, func() { s.finish(ctx.Err()) })
+		}
 	}
 	return s
 }

@@ -669,3 +669,57 @@ func TestLookupMergesWhoWaits(t *testing.T) {
 		}
 	}
 }
+
+// A node that hangs costs List a part of the caller's time, and no answer of the others.
+func TestListReadsAnotherNodeBesideOneThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpaces(3)
+		for hanging := range s {
+			nodes := make([]driver.Backend, len(s))
+			for i := range s {
+				nodes[i] = s[i].Peer()
+			}
+			b, err := New(nodes, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := fmt.Sprint("hangs ", hanging)
+			l, err := b.Acquire(t.Context(), request1(key, "web", 20*time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			nodes[hanging] = hangingList{nodes[hanging].(*memory.Backend)}
+			b2, err := New(nodes, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			var found []string
+			err = b2.List(ctx, key, func(st *driver.State) bool { found = append(found, st.Key); return true })
+			cancel()
+			if err != nil || !slices.Equal(found, []string{key}) {
+				t.Errorf("node %d hangs: List yields %q, %v", hanging, found, err)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if err := errors.Join(b2.Close(), b.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// hangingList answers no question of operators before the caller's end.
+type hangingList struct{ *memory.Backend }
+
+func (h hangingList) List(ctx context.Context, _ string, _ func(*driver.State) bool) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (h hangingList) Lookup(ctx context.Context, _ string) (*driver.State, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}

@@ -252,9 +252,9 @@ func (l *Lease) StartRelease(ctx context.Context, until time.Time, done func(err
 	}
 	t := n.releasing(l.key, l.value, "", l.names)
 	t.lease, t.ctx, t.done = l, ctx, done
-	t.until = earlier(until, time.Now().Add(n.cfg.CallTimeout))
+	t.until = until // also of what it tries again
 	t.ask.then = t
-	return n.router.start(ctx, &t.ask, t.until)
+	return n.router.start(ctx, &t.ask, earlier(until, time.Now().Add(n.cfg.CallTimeout)))
 }
 
 // freed ends the lease, given what its release found.

@@ -85,6 +85,10 @@ if releases > 0 then
       note(i, v and 0 or -5)
     end
   end
+  if mine[1] and type(try('ZADD', lines[1], 'XX', 0, '')) == 'table' then -- no line can be, so all who wait only listen
+    for i = 1, #mine do note(at[i], -5) end
+    mine = {}
+  end
   if mine[1] and try('EXISTS', unpack(lines)) ~= 0 then -- somebody waits, or it is refused
     local free, where = {}, {}
     for i = 1, #mine do

@@ -18,7 +18,7 @@ if quits ~= '' then
 end
 if not mine then return 0 end
 local heard = false
-for _ = 1, (ARGV[8] or redis.pcall('EXISTS', ARGV[4]) == 0) and 0 or 100 do
+for _ = 1, ARGV[8] and 0 or 100 do
   local first = redis.pcall('ZPOPMIN', ARGV[4])
   local place = first[1]
   heard = heard or place or first.err

@@ -690,9 +690,15 @@ func (s *suite) lineForeign(t testing.TB) {
 	noLocks(t, srv)
 }
 
-// lineRefused: a user who may not use the line waits and wakes as if there were none.
+// lineRefused: a user who may not use the line waits and wakes as if there were none, whether
+// its key or its commands are refused.
 func (s *suite) lineRefused(t testing.TB) {
-	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass ~k ~redlock1:fence:* ~redlock1:mark &* +@all -zadd -zpopmin -zrem -zrange"))
+	s.lineRefusedTo(t, "~k ~redlock1:fence:* ~redlock1:mark")
+	s.lineRefusedTo(t, "~*")
+}
+
+func (s *suite) lineRefusedTo(t testing.TB, keys string) {
+	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass "+keys+" &* +@all -zadd -zpopmin -zrem -zrange"))
 	open := func() driver.Backend { return s.open(t, s.url("plain:x@"+srv.Addr(), "")) }
 	l := s.lock(t, open(), theLock, time.Minute)
 	var wakes []<-chan struct{}
