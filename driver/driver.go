@@ -372,7 +372,7 @@ type Inspector interface {
 	Lookup(ctx context.Context, key string) (*State, error)
 	// List calls yield for every held key that begins with prefix, in no order, until
 	// yield returns false. It may take many round trips, and sees no snapshot. A quorum also
-	// yields keys whose Verdict is VerdictSplit.
+	// yields keys whose Verdict is VerdictSplit, as far as it comes across them.
 	List(ctx context.Context, prefix string, yield func(*State) bool) error
 	// Check examines the deployment and returns its findings, the gravest first. An error
 	// says that it could not examine the deployment.
@@ -383,7 +383,7 @@ type Inspector interface {
 type State struct {
 	Key     string // without the backend's prefix
 	Mode    Mode
-	Holders []Holder // none: the key is free
+	Holders []Holder // none: the key is free; or unknown, where a node of a quorum did not answer
 	Fence   uint64   // the counter: the largest token ever given, where it is kept
 	Waiters int      // in the server's queue, if the server can tell
 	// Queue has the first of the Waiters, in the order in which they are served, as far as the

@@ -442,8 +442,12 @@ func (w *stressWorker) look(k *stressKey) {
 	switch v {
 	case granted:
 		out := output{verdict: granted}
-		if state != nil && len(state.Holders) > 0 {
+		switch {
+		case state == nil:
+		case len(state.Holders) > 0:
 			out.holder, out.fence = state.Holders[0].Owner+" ", state.Holders[0].Fence
+		case slices.ContainsFunc(state.Nodes, func(n driver.NodeState) bool { return n.Err != nil }):
+			return // the holder's majority may be with the node that did not answer
 		}
 		k.add(w.client.id, input{kind: lookOp}, call, ret, out)
 	case unknown, later, refused: // a user may lock and not look

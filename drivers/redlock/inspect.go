@@ -166,9 +166,10 @@ func reached(counters []uint64, q int) uint64 {
 	return counters[len(counters)-q]
 }
 
-// List yields the keys that a majority of the nodes hold for one owner, and those on which
-// they are split. It reads all keys of as few nodes as can be: any majority has one of them, so
-// that what they lack is held by no majority. The other nodes are asked for what was found.
+// List yields the keys that a majority of the nodes hold for one owner, and of those on which
+// they are split the ones it comes across. It reads all keys of as few nodes as can be: any
+// majority has one of them, so that what they lack is held by no majority. The other nodes are
+// asked for what was found.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(ctx); err != nil {
 		return err
