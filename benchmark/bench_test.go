@@ -10,8 +10,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// Single operations of every driver, with their allocations. The report, which sets them
-// beside the limits, is made by the program.
+// These benchmarks measure single operations of every driver, with their allocations. The
+// program makes the report that compares them with the limits.
 func BenchmarkMemory(b *testing.B) { onURL(b, "memory:benchmark") }
 
 func BenchmarkFile(b *testing.B) { onURL(b, "file://"+b.TempDir()) }
@@ -32,13 +32,13 @@ func BenchmarkPostgres(b *testing.B) {
 	onURL(b, "postgres://"+server.Superuser+"@"+server.Postgres(b).Addr()+"/postgres?sslmode=disable")
 }
 
-// quorumOf starts five servers.
+// quorumOf starts five servers and returns the URL of their quorum.
 func quorumOf(b *testing.B, scheme string) string {
 	var addrs []string
 	for range 5 {
 		addrs = append(addrs, server.Redis(b).Addr())
 	}
-	return bench.QuorumURL(scheme, addrs, 0)
+	return bench.QuorumURL(scheme, addrs, true)
 }
 
 func onURL(b *testing.B, url string) {

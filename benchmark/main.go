@@ -1,7 +1,7 @@
-// Command benchmark measures locks. Without a URL it starts servers of its own, and sets this module
-// beside the parts that it is made of, the limits that nothing can beat, and other libraries. With a
-// URL it measures a deployment: a quorum, a server, or what any registered driver opens. It is a
-// module of its own, so that its dependencies burden no user.
+// Command benchmark measures locks. Without a URL it starts its own servers, and compares this
+// module with its own parts, with the fastest possible commands, and with other libraries. With
+// a URL it measures a deployment: a quorum, a server, or any other backend of a registered
+// driver. It is a separate module, so that users do not get its dependencies.
 //
 //	go run -C benchmark . -url redlock:redis://a,redis://b,redis://c   # a deployment, in half a minute
 //	DLOCK_URL=redis://user:password@host:6379 go run -C benchmark .    # the same, with a password
@@ -9,9 +9,8 @@
 //	go run -C benchmark . -quick                            # a first look, in under one
 //	go run -C benchmark . -scenario quorum -contestant 'dlock|redsync' -for 2m
 //
-// It prints where the report is: report.html for people, report.json for programs and, without a URL,
-// report.md for a repository. Package cli is the command as a function, for programs with drivers of
-// their own.
+// It prints where the report is: report.html for people, report.json for programs. Package cli
+// has the command as a function, for programs with other drivers.
 package main
 
 import (

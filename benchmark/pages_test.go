@@ -12,7 +12,8 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// The code of the documentation's pages on coming from other libraries, so that it compiles.
+// The code of the documentation's pages on moving from other libraries. It is here so that it
+// is compiled.
 
 var _ = []any{withRedsync, withRedislock, withConcurrency, campaign}
 
@@ -32,7 +33,7 @@ func withRedsync(ctx context.Context, client redis.UniversalClient) error {
 		return err
 	}
 	defer mutex.UnlockContext(context.WithoutCancel(ctx)) //nolint:errcheck // an example
-	return work(ctx)                                      // for less than 10 s, or somebody calls mutex.ExtendContext
+	return work(ctx)                                      // must take less than 10 s, unless you call mutex.ExtendContext
 }
 
 func withConcurrency(ctx context.Context, client *clientv3.Client) error {
@@ -83,5 +84,5 @@ func withRedislock(ctx context.Context, client redis.UniversalClient) error {
 		return err // redislock.ErrNotObtained, or the client's error
 	}
 	defer lock.Release(context.WithoutCancel(ctx)) //nolint:errcheck // an example
-	return work(ctx)                               // for less than 10 s, or somebody calls lock.Refresh
+	return work(ctx)                               // must take less than 10 s, unless you call lock.Refresh
 }

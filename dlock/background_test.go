@@ -18,7 +18,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// lines is a log handler that keeps its lines.
+// lines is a log handler that stores its lines.
 type lines struct {
 	mu  sync.Mutex
 	got []line
@@ -170,7 +170,7 @@ func TestAHookThatBlocksLosesNoLease(t *testing.T) {
 	})
 }
 
-// noticing is a backend that tells of every request under its own mutex.
+// noticing is a backend that sends a notice of every request, under its own mutex.
 type noticing struct {
 	driver.Backend
 	mu     sync.Mutex
@@ -341,7 +341,7 @@ func TestRecoveriesOfADriverAreInfoAndItsMessagesAreConstant(t *testing.T) {
 	}
 }
 
-// What README says of waiting is what the features say.
+// README and the features agree on which drivers serve waiters in order.
 func TestFeaturesSayWhoWaitsInOrder(t *testing.T) {
 	for url, ordered := range map[string]bool{
 		"memory:": true, "redis://127.0.0.1:1/0": true, "valkey://127.0.0.1:1/0": true, "postgres://u@127.0.0.1:1/db": true,

@@ -12,22 +12,24 @@ import (
 )
 
 // Both returns a Locker for changing from one backend to another while the program runs: its
-// leases hold the lock of the key on both. First every instance changes from old to
-// Both(old, new); when all have, every instance changes from that to new. In each of the two
-// rollouts any two instances have one backend in common, and so exclude each other. A single
-// rollout from old to new would let two have the lock.
+// leases hold the lock of the key on both. First every instance changes from old to Both(old,
+// new); when all have, every instance changes from that to new. In each of the two rollouts any
+// two instances have one backend in common, and so exclude each other. A single rollout from
+// old to new would let two instances hold the lock.
 //
-// The lock is taken on old first and then on new, by all alike, and released in the other
+// Every instance takes the lock on old first and then on new, and releases them in reverse
 // order. A lease is over when either lock is; its Deadline is the earlier one, and renewals go
 // to both. The defaults of options are old's, but for the TTL, which is the shorter one and is
 // used on both; WithTTL does not reach a backend that has no TTL.
 //
-// Lease.Fence is the larger of both tokens, and zero if either backend has none. So that later
-// tokens of either backend are larger, Lock waits until the other server's clock has passed
-// it: that takes less than the servers' clocks are apart, since no token is behind its
-// server's clock. If the tokens are more than 5 s apart the error is ErrUnavailable and says so.
+// Lease.Fence is the larger of both tokens, and zero if either backend has none. Lock waits
+// until the other server's clock has passed this token, so that later tokens of either backend
+// are larger. The wait is shorter than the difference between the servers' clocks, because no
+// token is behind its server's clock. If the tokens are more than 5 s apart the error is
+// ErrUnavailable and says so.
 //
-// The Locker needs no Close. old and new stay their owners'; to close one ends the leases.
+// The Locker needs no Close. The caller still owns old and new; closing either of them ends the
+// leases.
 func Both(old, new Locker) Locker {
 	if old == nil || new == nil {
 		return &both{err: driver.Invalid("locker", "is nil")}
@@ -43,7 +45,7 @@ func Both(old, new Locker) Locker {
 	return &both{c: c, err: err}
 }
 
-// both is the Locker: a client of a pair.
+// both is the Locker that Both returns: a client whose backend is a pair.
 type both struct {
 	c   *Client
 	err error
@@ -80,7 +82,7 @@ func minHoldBelow(ctx context.Context, c *Client, opts *[]LockOption) context.Co
 	return context.WithValue(ctx, minHoldKey{}, cfg.minHold)
 }
 
-// clientOf returns the client that a Locker is, nil if it is another.
+// clientOf returns the *Client behind a Locker, or nil if the Locker is of another type.
 func clientOf(l Locker) *Client {
 	switch l := l.(type) {
 	case *Client:
@@ -142,7 +144,7 @@ func (p *pair) Info() driver.Info {
 	}
 }
 
-// Close does nothing: both lockers are their owners'.
+// Close does nothing: the caller owns both lockers.
 func (p *pair) Close() error { return nil }
 
 // Acquire takes the lock on old, and then on new while it holds the first.
@@ -161,13 +163,13 @@ func (p *pair) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, er
 	over := old.Err()
 	old.discard()
 	if over != nil && ctx.Err() == nil {
-		// Unknown, and no loss: nobody was given a lease.
-		return nil, fmt.Errorf("the lock on the old backend ended while that on the new one was waited for: %v", over) //nolint:errorlint // see above
+		// The outcome is unknown and no loss: no lease was returned.
+		return nil, fmt.Errorf("the lock on the old backend ended during the wait for the lock on the new one: %v", over) //nolint:errorlint // see above
 	}
 	return nil, err
 }
 
-// takeNew takes the second lock, under the context of the first.
+// takeNew takes the second lock, under the context of the first lease.
 func (p *pair) takeNew(ctx context.Context, r *driver.Request, old *Lease, oldAt time.Time) (driver.Lease, error) {
 	new, err := p.take(ctx, newSide, p.new, p.newInfo, r)
 	if err != nil {
@@ -186,7 +188,7 @@ func (p *pair) takeNew(ctx context.Context, r *driver.Request, old *Lease, oldAt
 	return l, nil
 }
 
-// take takes the lock from one locker. The lease renews itself until both are there.
+// take takes the lock from one locker. The lease renews itself until both locks are held.
 func (p *pair) take(ctx context.Context, side string, from Locker, info driver.Info, r *driver.Request) (*Lease, error) {
 	minHold, _ := ctx.Value(minHoldKey{}).(time.Duration)
 	opts := []LockOption{WithMode(r.Mode), WithRenewal(true), WithMaxHold(0), WithMinHold(minHold), noSlots}
@@ -219,12 +221,12 @@ func sideError(side string, err error) error {
 	return fmt.Errorf("%w: %s: %w", e.ContextErr, side, e.Err)
 }
 
-// tokensApart is how far the tokens of two backends may be apart, which is about as far as
-// their servers' clocks are, or a counter is ahead of its clock.
+// tokensApart is how far apart the tokens of two backends may be. Usually they differ as much
+// as the servers' clocks do, or as much as a counter is ahead of its clock.
 const tokensApart = 5 * time.Second
 
-// agreeOnToken returns the larger of two tokens, which were there at these times, when the
-// backend of the smaller one cannot give a smaller one any more.
+// agreeOnToken returns the larger of two tokens, which arrived at aAt and bAt. It waits until
+// the backend of the smaller token can give only larger ones.
 func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt time.Time) (uint64, error) {
 	if a == 0 || b == 0 {
 		return 0, nil
@@ -239,7 +241,8 @@ func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt ti
 			Reason:     fmt.Sprintf("the tokens of the old and the new backend are %v apart: check the clocks of their servers", shortDuration(gap)),
 		}
 	}
-	// A token is at least its server's clock in microseconds. Wait for one more, and for drift.
+	// A token is at least its server's clock in microseconds. Wait for one microsecond more,
+	// and for drift.
 	t := time.NewTimer(time.Until(aAt.Add(gap + gap/100 + time.Microsecond)))
 	defer t.Stop()
 	select {
@@ -250,7 +253,7 @@ func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt ti
 	}
 }
 
-// pairLease is one lease of two.
+// pairLease is the lease of a pair: one lease on each backend.
 type pairLease struct {
 	old, new *Lease
 	fence    uint64
@@ -309,7 +312,8 @@ func (l *pairLease) Renew(ctx context.Context, _ *driver.Renewal) (driver.Grant,
 	return driver.Grant{}, sideError(side, err)
 }
 
-// Release gives new back and then old, so that the next holder of old need not wait for new.
+// Release releases the lock on new and then the one on old, so that the next holder of old need
+// not wait for new.
 func (l *pairLease) Release(context.Context) error {
 	for _, stop := range l.unwatch {
 		stop()

@@ -16,9 +16,9 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// rollout runs six instances that change, one after the other, from each of the lockers to the
-// next, and returns how often two had the lock at the same time, or a token was not larger
-// than all before.
+// rollout runs six instances, which change from each locker to the next, one instance after the
+// other. It returns how often two instances had the lock at once, and how often a token was not
+// larger than all before it.
 func rollout(t *testing.T, steps ...func(instance int) dlock.Locker) (doubles, tokens int) {
 	const instances = 6
 	var (
@@ -89,7 +89,7 @@ func TestARolloutOverBothNeverLetsTwoHaveTheLock(t *testing.T) {
 			t.Errorf("back again: %d tokens did not rise", tokens)
 		}
 		if doubles, _ := rollout(t, old, new); doubles == 0 {
-			t.Error("straight from old to new nobody met another: this test shows nothing")
+			t.Error("without Both no two instances had the lock at once: this test shows nothing")
 		}
 	})
 }
@@ -145,7 +145,7 @@ func TestALeaseOfBothIsLostWithEither(t *testing.T) {
 			if !free(t, old, "k") || !free(t, new, "k") {
 				t.Error("a lock is left")
 			}
-			// An outage of either: the lease ends by its deadline, however the renewals go.
+			// After an outage of either backend the lease ends by its deadline.
 			l = lock(t, locks, "j")
 			spies[which].set(func() { spies[which].renew = func(context.Context, *driver.Renewal) error { return errOutage } })
 			for l.Err() == nil {
@@ -191,7 +191,7 @@ func TestBothGivesOldBackWhereNewIsHeld(t *testing.T) {
 	})
 }
 
-// The old lock is lost while the new one is waited for: nobody gets the lease of it.
+// The old lock is lost during the wait for the new one: no caller gets a lease.
 func TestBothBeginsAgainIfOldIsLostOnTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locks, old, new := pairOf(t)

@@ -119,7 +119,7 @@ func (c *Client) checkDefaults() error {
 	return nil
 }
 
-// hasTTL reports whether the backend's leases end with a clock.
+// hasTTL reports whether the backend's leases end by time.
 func (c *Client) hasTTL() bool { return c.info.MaxTTL != 0 }
 
 // Info describes the client's backend.
@@ -134,8 +134,8 @@ func (c *Client) String() string {
 	return c.info.Name
 }
 
-// TTL returns how long a lease lasts unless it is renewed, as the options and the URL
-// that made the client say; zero where leases live with a session and have none.
+// TTL returns how long a lease lasts unless it is renewed, by the client's options and URL. It
+// is zero if leases live with a session and have no TTL.
 func (c *Client) TTL() time.Duration {
 	if !c.hasTTL() {
 		return 0
@@ -171,10 +171,10 @@ func (c *Client) GuardAdmin() (driver.GuardAdmin, bool) {
 // pingKey is the key that Ping takes and gives back.
 const pingKey = "dlock.ping"
 
-// Ping takes and releases a lock on a key of its own, "dlock.ping", and so learns whether
-// the backend can be reached and grants. ctx bounds it. A ping of another client on the same
-// key is an answer too. It is no lock of this client: no hook is called, and Stats count
-// nothing. Errors are an *Error, as those of TryLock.
+// Ping takes and releases a lock on a key of its own, "dlock.ping", and so learns whether the
+// backend can be reached and grants. ctx bounds it. If a ping of another client holds the key,
+// Ping succeeds too. Ping calls no hook and changes no Stats. Errors are an *Error, as from
+// TryLock.
 func (c *Client) Ping(ctx context.Context) error {
 	r := &request{op: "ping", lockConfig: c.lockConfig, began: time.Now(), attempts: 1}
 	r.Key, r.mode = pingKey, Exclusive
@@ -205,10 +205,10 @@ func (c *Client) Ping(ctx context.Context) error {
 // nothing else: it can be cancelled once Lock has returned. Its values are kept for the
 // renewals and the release. The calls of one client for one key are served in order.
 //
-// Contention, timed refusals and outages are waited out until ctx ends. The error then
-// is the context's and, if the last verdict was "held", ErrHeld; if it was an outage,
-// ErrUnavailable. ErrInvalid (before any I/O), ErrClosed and a refusal for ever return
-// at once. All of them are an *Error.
+// Lock waits out contention, temporary refusals and outages until ctx ends. The error then
+// matches ctx.Err(), and also ErrHeld if the last answer was "held", or ErrUnavailable if it
+// was an outage. ErrInvalid (before any I/O), ErrClosed and a permanent refusal return at once.
+// Every error is an *Error.
 func (c *Client) Lock(ctx context.Context, key string, opts ...LockOption) (*Lease, error) {
 	return c.obtain(ctx, "lock", key, opts)
 }
@@ -228,7 +228,7 @@ type request struct {
 	slot     int
 	began    time.Time
 	attempts int
-	verdict  error // the last answer that was one; nil: none yet
+	verdict  error // the last definite answer; nil: none yet
 	failing  bool  // it waits for the backend: see outage
 }
 
@@ -308,7 +308,7 @@ func (c *Client) attempt(ctx context.Context, r *request, wait bool) (*Lease, er
 	return l, err
 }
 
-// request makes one request that began.
+// request makes one request that begin has counted.
 func (c *Client) request(ctx context.Context, r *request, wait bool) (*Lease, time.Duration, error) {
 	defer c.calls.Done()
 	r.attempts++
@@ -371,7 +371,7 @@ func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boo
 		if c.life.Err() != nil {
 			return nil, ErrClosed
 		}
-		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer one)", shortDuration(time.Since(start)), r.TTL)
+		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", shortDuration(time.Since(start)), r.TTL)
 	}
 	if reporter, ok := held.(driver.LossReporter); ok {
 		reporter.OnLost(reportedLost, l)
@@ -395,7 +395,7 @@ func (c *Client) newError(ctx context.Context, r *request, err error) *Error {
 	if bare {
 		e.Err = r.verdict
 	}
-	if end := contextErr(ctx); end != nil && (bare || errors.Is(err, end) || r.op == "lock" && !permanent(err)) {
+	if end := driver.ContextErr(ctx); end != nil && (bare || errors.Is(err, end) || r.op == "lock" && !permanent(err)) {
 		e.ContextErr = end
 		settle(ctx)
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, e.ContextErr) {
@@ -431,14 +431,14 @@ func newOwner(label string) string {
 }
 
 // Close ends the client: calls that wait fail with ErrClosed, the Done of every lease is
-// closed, then the leases are released and the backend is closed. It blocks for the
-// releases, which their driver bounds in seconds, and on a session backend for the rest of
-// WithMinHold; on other backends the TTL keeps such a lock. Then it waits up to 5 s for hooks
+// closed, then the leases are released and the backend is closed. It blocks for the releases,
+// which the driver bounds to some seconds, and on a session backend for the rest of
+// WithMinHold; other backends keep such a lock by its TTL. Then it waits up to 5 s for hooks
 // and log lines that are under way. Nothing that the client started is left. A second call
 // returns nil. Do not call Close from a hook or a log handler: it would wait for itself.
 //
-// The error holds that of every release that failed, whose lock ends with its TTL, and a
-// hook or log handler that does not return.
+// The error joins the errors of all releases that failed, and says if a hook or a log handler
+// has not returned. A lock whose release failed ends with its TTL.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -483,8 +483,8 @@ func (c *Client) holding() []*Lease {
 	return slices.Collect(maps.Keys(c.leases))
 }
 
-// each calls end for every lease, a bounded number at a time, and returns the errors that
-// are no loss.
+// each calls end for every lease, a bounded number at a time, and returns the errors other than
+// losses.
 func each(leases []*Lease, end func(*Lease) error) *multierror.Error {
 	const most = 64
 	var (

@@ -12,7 +12,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// newClient returns a client of b that ends with the test.
+// newClient returns a client of b that is closed at the end of the test.
 func newClient(t *testing.T, b *memory.Backend, opts ...dlock.Option) *dlock.Client {
 	t.Helper()
 	c, err := dlock.New(b, append([]dlock.Option{dlock.WithLogger(nil)}, opts...)...)

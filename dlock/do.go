@@ -11,11 +11,12 @@ import (
 // lock afterwards, also if fn panics. ctx bounds the waiting, and fn's context derives
 // from it. The lease renews itself until fn has returned, unless opts say otherwise.
 //
-// The errors are one line and say whose they are:
+// Every error is one line and says where it came from:
 //   - Before fn is called they are those of Client.Lock.
-//   - If nothing but fn fails, Do returns fn's error as it is; but if that is an error of this
-//     package, of a TryLock in fn say, Do returns a *FuncError, which is none of ErrHeld,
-//     ErrUnavailable, ErrLost, ErrInvalid, ErrReleased and ErrClosed: these are Do's own.
+//   - If only fn fails, Do returns fn's error unchanged. If it is an error of this package,
+//     for example of a TryLock in fn, Do wraps it in a *FuncError, which matches none of
+//     ErrHeld, ErrUnavailable, ErrLost, ErrInvalid, ErrReleased and ErrClosed: only errors of
+//     Do itself match these.
 //   - If the lease is lost, fn's context is cancelled with a cause that is ErrLost. Do waits for
 //     fn all the same, and returns an error that names the key and the cause: errors.As finds
 //     an *Error. It does the same if the release failed, or the client was closed meanwhile.
@@ -48,10 +49,10 @@ type FuncError struct {
 	_   struct{}
 }
 
-// verdicts are the errors that Do returns as its own alone.
+// verdicts are the errors that only Do itself may return.
 var verdicts = []error{ErrHeld, ErrUnavailable, ErrLost, ErrInvalid, ErrReleased, ErrMaxHold, ErrClosed}
 
-// funcError keeps an error of fn from being taken for one of Do.
+// funcError wraps an error of fn that could be taken for one of Do.
 func funcError(key string, err error) error {
 	for _, v := range verdicts {
 		if errors.Is(err, v) {
@@ -66,17 +67,17 @@ func (e *FuncError) Error() string {
 	return oneLine(fmt.Sprintf("dlock: function under %s: %v", quoteKey(e.Key), e.Err))
 }
 
-// Is looks into Err for everything but the errors of this package.
+// Is looks into Err for every error except those of this package.
 func (e *FuncError) Is(target error) bool {
 	for _, v := range verdicts {
-		if target == v { //nolint:errorlint // these very values
+		if target == v { //nolint:errorlint // identity is meant
 			return false
 		}
 	}
 	return errors.Is(e.Err, target)
 }
 
-// As looks into Err for everything but the types of this package's errors.
+// As looks into Err for every type except those of this package's errors.
 func (e *FuncError) As(target any) bool {
 	switch target.(type) {
 	case **Error, **HeldError, **RefusedError, **InvalidError, **QuorumError:
@@ -85,11 +86,11 @@ func (e *FuncError) As(target any) bool {
 	return errors.As(e.Err, target)
 }
 
-// doError is an end of Do's lease beside an error of its function.
+// doError is the error of Do's lease, together with the error of its function.
 type doError struct{ end, fn error }
 
-// Error returns one line, and says nothing twice: a function that ends with its context
-// returns the cause of that, as a rule.
+// Error returns one line and states each fact once: a function that its context ended usually
+// returns that context's cause.
 func (e *doError) Error() string {
 	end, fn := e.end.Error(), oneLine(e.fn.Error())
 	var f *FuncError

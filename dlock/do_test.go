@@ -50,28 +50,28 @@ func TestDoTellsItsOwnVerdictFromItsFunctions(t *testing.T) {
 	}
 	err := dlock.Do(t.Context(), c, "outer", work)
 	if errors.Is(err, dlock.ErrHeld) {
-		t.Errorf("%v is the function's, and not Do's", err)
+		t.Errorf("%v: the function's error matches Do's ErrHeld", err)
 	}
 	if !errors.Is(err, io.EOF) {
-		t.Errorf("%v has lost what else the function returned", err)
+		t.Errorf("%v does not match the other error that the function returned", err)
 	}
 	var held *dlock.HeldError
 	var whole *dlock.Error
 	if errors.As(err, &held) || errors.As(err, &whole) {
-		t.Errorf("%v has a verdict that looks like Do's", err)
+		t.Errorf("%v: errors.As finds the function's verdict as if it were Do's", err)
 	}
 	var inner *dlock.FuncError
 	if !errors.As(err, &inner) || !errors.Is(inner.Err, dlock.ErrHeld) || inner.Key != "outer" {
-		t.Errorf("%v is no *FuncError with what the function returned", err)
+		t.Errorf("%v is not a *FuncError with the function's error", err)
 	}
 	if !strings.Contains(err.Error(), `"outer"`) || !strings.Contains(err.Error(), `"inner"`) {
-		t.Errorf("%v does not say whose it is", err)
+		t.Errorf("%v does not name both keys", err)
 	}
 	err = dlock.Do(t.Context(), c, "outer", func(ctx context.Context) error {
 		return dlock.Do(ctx, tried{c}, "inner", func(context.Context) error { return nil })
 	})
 	if errors.Is(err, dlock.ErrHeld) {
-		t.Errorf("%v is the inner Do's", err)
+		t.Errorf("%v: the inner Do's error matches the outer Do's ErrHeld", err)
 	}
 	if err := dlock.Do(t.Context(), tried{c}, "inner", work); !errors.Is(err, dlock.ErrHeld) {
 		t.Errorf("Do of a held key: %v", err)

@@ -21,8 +21,8 @@ backends that plug in underneath, as in database/sql.
 
 A [Client] is made once and shared. [Open], [OpenURL] and [New] do no network I/O;
 [Client.Ping] does. The text before the first colon of a URL names the driver, whose
-package has to be imported; prefix= and ttl= mean the same in every URL, and where locks
-have no TTL a ttl= is refused.
+package has to be imported; prefix= and ttl= mean the same in every URL. A driver whose
+locks have no TTL refuses ttl=.
 
 # What a lease is
 
@@ -31,8 +31,8 @@ for long. A [Lease] renews itself, before a third of its TTL is over, for as lon
 holds it ([WithMaxHold] sets a bound). If that fails it ends: [Lease.Done] is closed before the
 backend can grant the lock to another, however a renewal hangs, and the work must stop. A
 process or machine that was stopped closes Done when it runs again, which may be late. Locks of
-files have no TTL and end with their process; those of PostgreSQL end when their session
-breaks, too. [Do] runs a function under a context that ends with the lease.
+files have no TTL and end with their process; those of PostgreSQL also end when their session
+breaks. [Do] runs a function under a context that ends with the lease.
 
 	err := dlock.Do(ctx, locks, "account/42", func(ctx context.Context) error {
 		...
@@ -44,12 +44,12 @@ the lease of a key.
 
 # Tokens
 
-Between the look at a clock and the write that it was for, a process can be stopped for
-any length of time. No lock can prevent that. What helps is the receiver: every lease has
-a fencing token, [Lease.Fence], larger than that of every lease of the key before; a store
-that refuses a token smaller than the largest it has seen refuses the late write. Tokens
+After a process has looked at the clock and before it writes, it can be stopped for any length
+of time. No lock can prevent that; only the receiver of the write can. Every lease has a fencing
+token, [Lease.Fence], larger than the token of every earlier lease of the key. A store that
+refuses a token smaller than the largest it has seen refuses the late write. Tokens
 of all backends can be compared, so a change of backend keeps them rising. [WithRequire]
-makes sure that there are any. Package dlock/fence has such guards ready for SQL databases,
+makes sure that the backend has tokens. Package dlock/fence has such guards for SQL databases,
 Redis and Valkey, and any other store.
 
 # Leaders, slots, several keys
@@ -64,42 +64,43 @@ operators.
 
 Four things can go wrong, and errors.Is tells them apart: [ErrHeld], contention;
 [ErrUnavailable], an outage; [ErrLost], a lease that is gone; [ErrInvalid], a call that
-cannot be. If ctx ends a wait, the error matches ctx.Err(); it also matches ErrHeld if the last
-answer was "held". What a function under Do returns is never taken for an error of Do: see
-[FuncError].
+cannot work. If ctx ends a wait, the error matches ctx.Err(); it also matches ErrHeld if the last
+answer was "held". An error that the function of Do returns is never taken for an error of Do:
+see [FuncError].
 
-A [HeldError] names the holder, and says for how long it has held, where the backend tells:
-PostgreSQL names holders of other processes to Client.Lookup alone. Its RetryAfter is when
-the holder's lease ends unless it is renewed, which it is as a rule: that is no forecast.
+A [HeldError] names the holder and says how long it has held the lock, if the backend knows:
+PostgreSQL names holders of other processes only to Client.Lookup. RetryAfter is the time until
+the holder's lease ends unless it is renewed. Most leases are renewed, so it does not forecast
+when the lock becomes free.
 
 # Waiting
 
-[Client.Lock] waits until its context ends. The calls of one client for one key stand in
-line, and only the first talks to the server. It waits in the backend's own queue where there
+[Client.Lock] waits until its context ends. The calls of one client for one key stand in a
+queue, and only the first talks to the server. It waits in the backend's own queue where there
 is one ([FeatureQueueing]: memory, PostgreSQL), for a signal where the backend can tell of a
 release ([driver.Watcher]: Redis, Valkey, a quorum, files on Linux), and by jittered pauses
-elsewhere ([WithBackoff]). Between processes all but files serve the first that came first, as
-long as nothing fails: [FeatureOrdered].
+elsewhere ([WithBackoff]). All backends but files also serve processes in the order of their
+arrival, as long as nothing fails: [FeatureOrdered].
 
 # Logs and hooks
 
-[WithLogger] and [WithHooks] tell what happens. Neither is on the path that keeps leases
+[WithLogger] and [WithHooks] report events. Neither is on the path that keeps leases
 alive: a log handler or a hook that blocks costs no lease. An outage has one line at its
 beginning and one at its end.
 
 # What is not guaranteed
 
-While a lease's Deadline has not passed, no other lease of its key is valid: that holds as
-long as the servers keep what they acknowledged and clocks run at about the same rate.
-What each backend needs for it, and what it survives, its package says. It does not hold
-for code that goes on after the lease's end, and for requests that are already on their
-way: only tokens cover those. There is no reentrancy: the same goroutine asking twice is
-two owners, and waits for itself.
+Until a lease's Deadline no other lease of its key is valid, as long as the servers keep what
+they acknowledged and clocks run at about the same rate. Each backend's package says what the
+backend needs for this, and what it survives. Code that goes on after the lease's end, and
+requests that are already on their way, are not excluded: only tokens protect against these.
+There is no reentrancy: a goroutine that locks a key twice is two owners, and waits for
+itself.
 
 # Testing
 
-memory.New returns a backend for tests, with the features, modes and TTLs of the backend for
-which it stands. Its Hold, Expire, Fail and SetOutage bring about contention, loss and outages
-in one line each, also in virtual time under testing/synctest.
+memory.New returns a backend for tests, which can have the features, modes and TTLs of another
+backend. Its methods Hold, Expire, Fail and SetOutage cause contention, loss and outages in one
+line each, also in virtual time under testing/synctest.
 */
 package dlock

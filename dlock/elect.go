@@ -10,19 +10,18 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Elect runs lead while it leads: it waits for the lock named key, calls lead under the
-// lease's context, and releases the lock when lead returns. Any number of candidates may call
-// it; at any time at most one leads, by its lease's Deadline. The others wait as Client.Lock
-// does, in line where the backend keeps one, so that the end of a leader wakes one of them.
+// Elect runs lead while it leads: it waits for the lock named key, calls lead under the lease's
+// context, and releases the lock when lead returns. Any number of candidates may call it; at
+// any time at most one leads, by its lease's Deadline. The others wait as Client.Lock does, in
+// the backend's queue if it has one, so that the end of a leader wakes one of them.
 //
-// lead must return soon after its context ends: that says that the lease was lost, or that
-// ctx ended. If the lease was lost, Elect waits for lead, drops its error, and campaigns
-// again. In every other case lead's return resigns and Elect returns its error, as
-// Do does. LeaseFor finds the lease in lead's context: send its token along with
-// everything that the leader writes.
+// lead must return soon after its context ends, because the lease was lost or ctx ended. If the
+// lease was lost, Elect waits for lead, drops its error, and campaigns again. In every other
+// case the return of lead resigns, and Elect returns lead's error, as Do does. LeaseFor finds
+// the lease in lead's context: send its token along with everything that the leader writes.
 //
-// ctx bounds the campaign and the leadership. A campaign that ctx ended, and one that cannot
-// succeed (ErrInvalid, ErrClosed, a permanent refusal) returns the error of Client.Lock.
+// ctx bounds the campaign and the leadership. If ctx ends the campaign, or the campaign cannot
+// succeed (ErrInvalid, ErrClosed, a permanent refusal), Elect returns the error of Client.Lock.
 //
 // Every option of Do is accepted. WithMaxHold makes leaders take turns: a leader loses the
 // lease after that time and campaigns again, behind the candidates that wait.
@@ -43,12 +42,11 @@ func Elect(ctx context.Context, l Locker, key string, lead func(context.Context)
 // one, told apart by owner and token. The zero Holder says that nobody holds the key. Of several
 // holders of a shared lock it is the one with the smallest token.
 //
-// A change is seen at once where the backend tells of it (driver.Watcher), and else within
-// about a second, for the price of one Lookup a second. Holders that came and went in between
-// are not seen. An error, as of Lookup, is yielded when the backend becomes unreachable;
-// the iteration goes on, and yields again when the holder is known. After an error that
-// cannot pass (ErrInvalid, errors.ErrUnsupported, ErrClosed) it ends. It ends without an error
-// when ctx does.
+// A change is seen at once if the backend signals it (driver.Watcher), and otherwise within
+// about a second, by one Lookup a second. Holders that came and went in between are not seen.
+// An error, as of Lookup, is yielded when the backend becomes unreachable; the iteration goes
+// on, and yields again when the holder is known. After a permanent error (ErrInvalid,
+// errors.ErrUnsupported, ErrClosed) it ends. It ends without an error when ctx does.
 func (c *Client) Observe(ctx context.Context, key string) iter.Seq2[Holder, error] {
 	return func(yield func(Holder, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -72,7 +70,7 @@ func (c *Client) Observe(ctx context.Context, key string) iter.Seq2[Holder, erro
 	}
 }
 
-// observer is the state of one Observe.
+// observer is the state of one call of Observe.
 type observer struct {
 	c       *Client
 	key     string
@@ -80,13 +78,13 @@ type observer struct {
 	known   bool // last was yielded
 	failing bool // an error was yielded, and nothing since
 	last    Holder
-	quick   time.Duration // the pause after a release, while the next holder is not seen
+	quick   time.Duration // the pause after a release, until the next holder is seen
 }
 
 // look returns the holder. It watches first, so that no change falls in between.
 func (o *observer) look(ctx context.Context) (Holder, error) {
 	if w, ok := o.c.backend.(driver.Watcher); ok && o.signal == nil && o.c.beginWith(o.key) == nil {
-		o.signal, _ = w.Watch(ctx, o.key) // polls without
+		o.signal, _ = w.Watch(ctx, o.key) // without a watch, poll
 		o.c.calls.Done()
 	}
 	s, err := o.c.Lookup(ctx, o.key)
@@ -102,7 +100,7 @@ func (o *observer) look(ctx context.Context) (Holder, error) {
 	return h, nil
 }
 
-// news reports whether the caller has to be told, and notes it.
+// news reports whether the holder or the error differs from the last one yielded, and notes it.
 func (o *observer) news(h Holder, err error) bool {
 	if err != nil {
 		news := !o.failing
@@ -128,7 +126,7 @@ func (o *observer) pause(ctx context.Context, h Holder, err error) bool {
 	select {
 	case <-t.C:
 	case <-o.signal:
-		o.quick = DefaultMinBackoff // the next holder is about to come
+		o.quick = DefaultMinBackoff // another holder will follow soon
 	case <-ctx.Done():
 		return false
 	case <-o.c.life.Done():

@@ -314,7 +314,7 @@ func TestObserveTellsEachLeaderAndEachOutage(t *testing.T) {
 	}
 }
 
-// A change is seen at once where the backend tells of it.
+// A change is seen at once if the backend signals it.
 func TestObserveSeesAReleaseAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := memory.New()

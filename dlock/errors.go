@@ -12,8 +12,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// The kinds of error, to be told apart with errors.Is. Contention, outage, loss and
-// misuse are four things: no error is two of the first four.
+// The kinds of error, to be told apart with errors.Is. Contention, outage, loss and misuse are
+// four things: no error matches two of the first four.
 var (
 	// ErrHeld is contention: another owner has the lock. errors.As finds a *HeldError.
 	ErrHeld = driver.ErrHeld
@@ -152,8 +152,7 @@ func unavailable(err error) bool {
 	return true
 }
 
-// permanent reports whether waiting cannot help: misuse, a closed client, a refusal
-// for ever.
+// permanent reports whether waiting cannot help: misuse, a closed client, a permanent refusal.
 func permanent(err error) bool {
 	if errors.Is(err, ErrInvalid) || errors.Is(err, ErrClosed) {
 		return true
@@ -162,18 +161,8 @@ func permanent(err error) bool {
 	return errors.As(err, &r) && r.RetryAfter <= 0
 }
 
-// contextErr is ctx.Err, but also sees a deadline that has passed before the context's
-// timer fired: a driver may have looked at the clock.
-func contextErr(ctx context.Context) error {
-	err := ctx.Err()
-	if deadline, ok := ctx.Deadline(); err == nil && ok && !time.Now().Before(deadline) {
-		err = context.DeadlineExceeded
-	}
-	return err
-}
-
-// settle gives the timer of a context whose deadline has passed the moment that it needs,
-// so that ctx.Err after our error says the same.
+// settle waits a moment for the timer of a context whose deadline has passed, so that ctx.Err
+// agrees with the error that this package returns.
 func settle(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
@@ -186,9 +175,9 @@ func settle(ctx context.Context) {
 	}
 }
 
-// contextOnly reports whether err says no more than that ctx ended: no verdict.
+// contextOnly reports whether err says only that ctx ended, without a verdict.
 func contextOnly(ctx context.Context, err error) bool {
-	return contextErr(ctx) != nil && !errors.Is(err, ErrHeld) && !errors.Is(err, driver.ErrRefused) &&
+	return driver.ContextErr(ctx) != nil && !errors.Is(err, ErrHeld) && !errors.Is(err, driver.ErrRefused) &&
 		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
 }
 
@@ -203,8 +192,8 @@ func (closedError) Is(target error) bool {
 	return target == ErrReleased || target == ErrClosed
 }
 
-// withoutContext returns the verdict of an error that wraps one beside a context's end,
-// which is told elsewhere.
+// withoutContext returns the verdict of an error that wraps a verdict and a context's error,
+// which Error.ContextErr has already.
 func withoutContext(err error) error {
 	var quorum *QuorumError
 	var held *HeldError
@@ -235,7 +224,7 @@ func unanswered(format string, args ...any) error {
 	return &lostError{msg: fmt.Sprintf("lease was lost: "+format, args...), unanswered: true}
 }
 
-// quoteKey makes a key of any bytes fit into one line.
+// quoteKey quotes a key of any bytes so that it fits into one line.
 func quoteKey(key string) string {
 	const most = 80
 	if len(key) > most {
@@ -244,7 +233,7 @@ func quoteKey(key string) string {
 	return strconv.Quote(key)
 }
 
-// shortDuration keeps three digits or so.
+// shortDuration rounds to about three digits.
 func shortDuration(d time.Duration) time.Duration {
 	for unit := time.Second; unit > time.Microsecond; unit /= 10 {
 		if d >= 10*unit {

@@ -61,8 +61,8 @@ func (q *eventQueue) next() func() {
 	return f
 }
 
-// drain waits until there is nothing to run, for d at most, and reports whether it came to
-// that.
+// drain waits until there is nothing to run, for d at most, and reports whether there is
+// nothing.
 func (q *eventQueue) drain(d time.Duration) bool {
 	q.mu.Lock()
 	if !q.busy {

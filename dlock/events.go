@@ -13,12 +13,12 @@ import (
 // This file reports events of the background: to the log, and to the hooks that belong to no
 // call of the program. None of it runs on the path that keeps leases alive, or under a mutex.
 
-// logLine writes a line later, with the values of ctx.
+// logLine queues a line for the log, with the values of ctx.
 func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attrs ...slog.Attr) {
 	c.logOptional(ctx, false, level, msg, attrs...)
 }
 
-// logOptional writes a line later, unless it is optional and too many wait.
+// logOptional queues a line for the log, unless it is optional and too many wait.
 func (c *Client) logOptional(ctx context.Context, optional bool, level slog.Level, msg string, attrs ...slog.Attr) {
 	ctx = values(ctx)
 	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, optional)
@@ -37,8 +37,8 @@ type outage struct {
 	lost     int
 }
 
-// failed takes in a request whose outcome is unknown. in says whether its lease or call is
-// among those that fail; the caller guards it.
+// failed notes a request whose outcome is unknown. in says whether its lease or call counts as
+// failing; the caller guards in.
 func (o *outage) failed(ctx context.Context, key string, err error, in *bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -60,7 +60,7 @@ func (o *outage) begin() {
 	o.since, o.lost = time.Now(), 0
 }
 
-// answered takes in an answer of the backend.
+// answered notes an answer of the backend.
 func (o *outage) answered(in *bool) {
 	if !*in && !o.open.Load() {
 		return
@@ -78,7 +78,7 @@ func (o *outage) answered(in *bool) {
 	o.failures = 0
 }
 
-// leave takes a lease or a call that is over out of those that fail.
+// leave stops counting a lease or a call as failing, because it is over.
 func (o *outage) leave(in *bool) {
 	if *in {
 		o.mu.Lock()
@@ -94,8 +94,8 @@ func (o *outage) part(in *bool) {
 	}
 }
 
-// leaseLost takes in a loss. Of those in an outage the first has a line; silent says that
-// the backend did not answer, so that the loss begins an outage if none was known.
+// leaseLost notes a loss. During an outage only the first loss is logged. silent says that the
+// backend did not answer: such a loss begins an outage if there is none.
 func (o *outage) leaseLost(l *Lease, err error, silent bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -117,7 +117,7 @@ type degraded struct {
 	on atomic.Bool
 }
 
-// note takes in the outcome of an attempt to watch key.
+// note records the outcome of an attempt to watch key.
 func (d *degraded) note(ctx context.Context, key string, err error) {
 	if d.on.Load() == (err != nil) || !d.on.CompareAndSwap(err == nil, err != nil) {
 		return
@@ -130,7 +130,7 @@ func (d *degraded) note(ctx context.Context, key string, err error) {
 		slog.String("backend", d.c.info.Name), slog.String("key", key), slog.Any("err", err))
 }
 
-// tellLost tells of the loss of a lease.
+// tellLost reports the loss of a lease to the hooks.
 func (c *Client) tellLost(l *Lease, err error, silent bool) {
 	c.count.lost.Add(1)
 	c.outage.leaseLost(l, err, silent)

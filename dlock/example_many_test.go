@@ -9,7 +9,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 )
 
-// At most two of all instances call a service that bears no more.
+// At most two of all instances call a service that cannot serve more.
 func ExampleWithSlots() {
 	locks := open()
 	defer locks.Close()
@@ -45,7 +45,7 @@ func ExampleLease_Slot() {
 	// Output: map[0:true 1:true 2:true]
 }
 
-// A transfer needs both accounts, whoever names them in which order.
+// A transfer needs both accounts, in whatever order the caller names them.
 func ExampleLockAll() {
 	locks := open()
 	defer locks.Close()

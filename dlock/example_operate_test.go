@@ -120,7 +120,7 @@ func ExampleClient_Check() {
 	for _, d := range found {
 		fmt.Println(d.Severity, d.Summary)
 	}
-	// Output: note locks exclude within this process alone
+	// Output: note locks exclude only within this process
 }
 
 // A holder hangs. An operator looks at it, and takes that lock away and no later one.

@@ -64,8 +64,8 @@ func Example_tryLock() {
 	// Output: somebody else is at it
 }
 
-// Do runs a function under a lock. Its context ends if the lock is lost, and brings the
-// fencing token to wherever it is needed.
+// Do runs a function under a lock. Its context ends if the lock is lost, and carries the
+// fencing token.
 func Example_do() {
 	locks := open()
 	defer locks.Close()
@@ -81,8 +81,8 @@ func Example_do() {
 	// Output: under a lock: true with a token: true
 }
 
-// store refuses whoever comes with an older token than it has seen: that, and not the
-// lock, stops a writer that slept through the end of its lease.
+// store refuses a token that is older than one it has seen. That, and not the lock, stops a
+// writer that slept through the end of its lease.
 type store struct {
 	mu    sync.Mutex
 	fence uint64
@@ -127,9 +127,8 @@ func Example_fencing() {
 	// stored: new
 }
 
-// A job that several hosts start at the same time, by clocks that differ by a second:
-// whoever comes late skips it, and it is not run again within half a minute, however
-// short it is.
+// Several hosts start a job at the same time, by clocks that differ by a second. All hosts but
+// the first skip it, and even a short job does not run again within half a minute.
 func Example_cron() {
 	locks := open()
 	defer locks.Close()
@@ -153,8 +152,8 @@ func Example_cron() {
 	// skipped
 }
 
-// The backend is a matter of configuration. WithRequire makes sure that a change of it
-// takes no guarantee away.
+// The configuration chooses the backend. WithRequire makes sure that a change keeps all needed
+// guarantees.
 func Example_swap() {
 	for _, url := range []string{"memory:", "memory:another?ttl=30s&prefix=app:"} {
 		locks, err := dlock.OpenURL(url, dlock.WithRequire(dlock.FeatureFencing))
@@ -194,14 +193,14 @@ func tidy(ctx context.Context, locks dlock.Locker) string {
 	}
 }
 
-// Testing one's own code: the lock is held, is lost, cannot be had.
+// Testing your own code: the lock is held, is lost, is unavailable.
 func Example_testing() {
 	backend := memory.New()
 	loses := false
 	locks, err := dlock.New(backend, dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
 		Acquired: func(_ context.Context, e dlock.Event) {
 			if loses {
-				backend.Expire(e.Key) // and the lease is told at once
+				backend.Expire(e.Key) // and the lease knows at once
 			}
 		},
 	}))

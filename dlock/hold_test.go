@@ -27,7 +27,7 @@ func heldBy(t *testing.T, d time.Duration) *spy {
 	return &spy{Backend: m.Peer()}
 }
 
-// free reports whether key can be had by another client of s's lock space.
+// free reports whether another client of s's lock space can get key.
 func free(t *testing.T, s *spy, key string) bool {
 	t.Helper()
 	_, err := s.Backend.(*memory.Backend).Peer().Acquire(t.Context(), &driver.Request{Key: key, Owner: "other/1", TTL: time.Second})
@@ -493,7 +493,7 @@ func TestNoOverlapUnderAMixOfCalls(t *testing.T) {
 	}
 }
 
-// What a process that dies leaves is known to the server alone.
+// Only the server knows the locks of a dead process.
 func TestAMinHoldIsKeptExactlyThoughTheProcessDies(t *testing.T) {
 	for _, unlocked := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

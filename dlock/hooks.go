@@ -17,7 +17,7 @@ import (
 type Hooks struct {
 	// Start is called when a Lock, TryLock or Unlock begins, and returns the context under
 	// which the backend is called: a tracer's span can be its parent. It must derive it from
-	// ctx. It is not called for renewals, of which Renewed tells the Latency.
+	// ctx. It is not called for renewals; Renewed has their Latency.
 	Start func(ctx context.Context, op Op) context.Context
 	// Attempt is called after every request for a lock, with its outcome.
 	Attempt func(context.Context, Event)
@@ -40,7 +40,7 @@ type Hooks struct {
 	_ struct{}
 }
 
-// Op is an operation that a hook's Start sees begin.
+// Op is the operation that begins when Start is called.
 type Op struct {
 	Name string // "lock", "trylock" or "unlock"
 	Key  string

@@ -21,11 +21,11 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 		}
 	}
 	if n := len(c.leases) + len(c.sched.due) + len(c.queues.byKey); n != 0 {
-		t.Errorf("%d things are kept of leases that ended", n)
+		t.Errorf("%d entries are left of leases that ended", n)
 	}
 }
 
-// A caller that gives up at the very moment at which it becomes the first lets the next go.
+// A caller that gives up at the moment when it becomes the first wakes the next one.
 func TestACallerThatGivesUpAsTheFirstLetsTheNextGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		qs := newWaitQueues(nil)
@@ -60,7 +60,7 @@ func queued(n int) (*waitQueues, *waitQueue, []*waiter) {
 
 func TestAnAbandonedWaiterTakesNothingThatOtherKeysNeed(t *testing.T) {
 	qs, q, behind := queued(1000)
-	qs.mu.Lock() // what every key needs is taken
+	qs.mu.Lock() // the mutex of all keys is held
 	for _, w := range behind {
 		_ = q.abandon(w)
 		qs.part(q)
@@ -72,7 +72,8 @@ func TestAnAbandonedWaiterTakesNothingThatOtherKeysNeed(t *testing.T) {
 	}
 }
 
-// From the back, and in any other order, the cost of each is the same however many wait.
+// Callers give up from the back, and in any other order: the cost of each does not depend on
+// how many wait.
 func TestAnAbandonedWaiterCostsTheSameHoweverManyWait(t *testing.T) {
 	took := func(n int) time.Duration {
 		best := time.Hour
@@ -123,7 +124,7 @@ func TestAForgottenImportIsNamed(t *testing.T) {
 	}
 }
 
-// The context of several leases looks at the clock for each of them, and not for the last alone.
+// The context of several leases looks at the clock for each of them, and not only for the last.
 func TestTheContextOfLeasesKnowsOfASleepBeforeAnyTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, slept := sleeper(t)

@@ -11,13 +11,13 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// A Lease is a lock that is held, for as long as Done is open. It renews itself unless
-// WithRenewal(false) said otherwise. Its methods are safe for concurrent use; those of
-// the zero Lease say that it was released.
+// A Lease is a lock that is held until Done is closed. It renews itself unless
+// WithRenewal(false) was given. Its methods are safe for concurrent use; those of the zero
+// Lease say that it was released.
 type Lease struct {
 	c       *Client
 	held    driver.Lease
-	ctx     context.Context // the values of Lock's context, and nothing else of it
+	ctx     context.Context // has the values of Lock's context, and no deadline
 	key     string
 	slot    int
 	owner   string
@@ -38,12 +38,12 @@ type Lease struct {
 	contexts map[*leaseContext]context.CancelCauseFunc
 	underWay int32 // renewals that were sent and not answered
 	renews   bool
-	renewing bool // by the scheduler
+	renewing bool // the scheduler renews it now
 	failing  bool // it counts in the client's outage
 	live     bool // it was counted as held
 	unlocked bool
 	kept     bool // unlocked, and kept for its WithMinHold
-	covered  bool // kept, and the TTL keeps it until then without us
+	covered  bool // kept, and its TTL lasts until the end of WithMinHold
 
 	index  int32 // in the scheduler's heap; -1: not there
 	stepAt boot.Instant
@@ -79,13 +79,13 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 	if r.minHold > 0 {
 		l.keep = granted.Add(r.minHold)
 		if r.minHold > l.ttl && c.keeps() {
-			l.renewAt = max(granted, 1) // the server must know at once, should this process end
+			l.renewAt = max(granted, 1) // tell the server at once, in case this process ends
 		}
 	}
 	return l
 }
 
-// values returns a context with the values of ctx that never ends.
+// values returns a context that has the values of ctx and never ends.
 func values(ctx context.Context) context.Context {
 	if ctx.Done() == nil {
 		return ctx
@@ -93,12 +93,12 @@ func values(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-// begin makes the lease live. It reports false if that is too late.
+// begin makes the lease valid. It reports false if that is too late.
 func (l *Lease) begin() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
-		return false // Close was quicker
+		return false // Close came first
 	}
 	if l.expires != 0 && l.c.clock.Now() >= l.expires.Add(-margin(l.ttl)) {
 		l.err = lost("it was granted too late")
@@ -127,8 +127,8 @@ func (l *Lease) Owner() string { return l.owner }
 // not the lock, stops a holder that paused beyond its deadline.
 func (l *Lease) Fence() uint64 { return l.fence }
 
-// Deadline returns when the lease ends unless it is renewed, and false if it is bound to
-// a session and to no clock. Done is closed before.
+// Deadline returns when the lease ends unless it is renewed, and false if it ends only with its
+// session. Done is closed earlier.
 func (l *Lease) Deadline() (time.Time, bool) {
 	if l.c == nil {
 		return time.Time{}, false
@@ -198,7 +198,7 @@ func (l *Lease) look() ending {
 	return l.over(end)
 }
 
-// over ends the lease, whose time has come, with the reason.
+// over ends a lease whose time is over, and gives the reason.
 func (l *Lease) over(end boot.Instant) ending {
 	switch {
 	case end == l.limit:
@@ -211,7 +211,7 @@ func (l *Lease) over(end boot.Instant) ending {
 	return l.finishLocked(unanswered("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
 }
 
-// ending has the calls that are due when a lease has ended, outside of its mutex.
+// ending has the calls to make, outside the mutex, after a lease has ended.
 type ending struct {
 	l       *Lease
 	err     error
@@ -267,21 +267,21 @@ var closedChannel = func() chan struct{} {
 	return c
 }()
 
-// forget takes a lease that ended out of those that Close releases.
+// forget removes an ended lease from those that Close releases.
 func (c *Client) forget(l *Lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.leases, l)
 }
 
-// Unlock ends the lease and releases the lock. It works after the cancellation of any
-// context, in a defer say, and blocks for the backend's release, which its driver bounds
-// in seconds. A second call returns nil.
+// Unlock ends the lease and releases the lock. It works after the cancellation of any context,
+// so it can be deferred. It blocks for the backend's release, which the driver bounds to some
+// seconds. A second call returns nil.
 //
-// ErrLost says that the lease was over before: whatever was done since then was not
-// protected; ErrClosed says the same of a client that was closed meanwhile.
-// ErrUnavailable says that the release may not have arrived; the lock then
-// ends with its TTL. With WithMinHold the lock may stay until that is over.
+// ErrLost: the lease was over before, and work done since then was not protected. ErrClosed:
+// the same, because the client was closed meanwhile. ErrUnavailable: the release may not have
+// arrived; the lock then ends with its TTL. With WithMinHold the lock may stay until that time
+// is over.
 func (l *Lease) Unlock() error {
 	if l.c == nil {
 		return nil
@@ -361,7 +361,7 @@ func (l *Lease) release() error {
 	return err
 }
 
-// start calls the hook before a release, which comes even if the hook panics.
+// start calls the hook before a release. The lock is released even if the hook panics.
 func (c *Client) start(ctx context.Context, l *Lease) context.Context {
 	done := false
 	defer func() {
@@ -374,8 +374,8 @@ func (c *Client) start(ctx context.Context, l *Lease) context.Context {
 	return ctx
 }
 
-// unlockUnless is deferred around a hook: if it panics, or ends the goroutine, nobody gets
-// the lease.
+// unlockUnless is deferred around a hook: if the hook panics or ends the goroutine, no caller
+// gets the lease, and it is released.
 func (l *Lease) unlockUnless(done *bool) {
 	if !*done {
 		_ = l.Unlock()

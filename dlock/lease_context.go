@@ -43,10 +43,10 @@ type leaseContext struct {
 // leaseKey is the context key of a lease: the lock's key.
 type leaseKey string
 
-// LeaseFor returns the lease of key under whose Context the caller runs, inside Do above all:
-// a repository reads its Fence without any plumbing. It reports false if ctx is under no lease
-// of that key, whatever other leases it is under. key is as in Lease.Key. Where two clients
-// lock the same key, one inside of the other, it is the inner lease.
+// LeaseFor returns the lease of key whose Context ctx derives from, inside Do for example, so
+// that functions deep in the program can read its Fence. It reports false if ctx derives from
+// no lease of that key. key is as in Lease.Key. If two clients lock the same key, one inside
+// the other, it returns the inner lease.
 func LeaseFor(ctx context.Context, key string) (*Lease, bool) {
 	l, ok := ctx.Value(leaseKey(key)).(*Lease)
 	return l, ok

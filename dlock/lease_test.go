@@ -237,7 +237,7 @@ func TestMinHoldOutlivesItsProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		if took := time.Since(start); took != 0 {
-			t.Errorf("Close waited %v for what the TTL keeps", took)
+			t.Errorf("Close waited %v, though the TTL keeps the lock", took)
 		}
 		time.Sleep(59 * time.Second)
 		if _, err := other.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {

@@ -17,9 +17,9 @@ import (
 // and renewed while the others are waited for. If one is lost meanwhile, LockAll begins again.
 //
 // ctx bounds the waiting, and opts are for each lock. Without keys the error is ErrInvalid;
-// else it is that of Client.Lock for the key that could not be had, and the others have been
-// released. Locks of one backend that somebody takes in another order, by Lock within Lock, can
-// still block each other: give ctx a deadline then.
+// otherwise it is the error of Client.Lock for the key that failed, and all other locks have
+// been released. Callers that take the same locks in another order, by Lock within Lock, can
+// still deadlock: give ctx a deadline then.
 func LockAll(ctx context.Context, l Locker, keys []string, opts ...LockOption) (*Leases, error) {
 	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
 	if len(keys) == 0 {
@@ -50,7 +50,7 @@ type Leases struct {
 	unlocked bool
 }
 
-// take takes the locks, in order, each under the contexts of those before it.
+// take takes the locks in order, each under the contexts of the leases before it.
 func (ls *Leases) take(ctx context.Context, l Locker, keys []string, opts []LockOption) error {
 	for _, key := range keys {
 		lease, err := l.Lock(ctx, key, opts...)
@@ -101,7 +101,7 @@ func (ls *Leases) Err() error {
 	ls.mu.Unlock()
 	if errors.Is(first, ErrLost) {
 		for _, l := range leases {
-			l.finish(lost("a lock that was taken with it was: %v", first))
+			l.finish(lost("the lock taken together with it was lost: %v", first))
 		}
 	}
 	return first
@@ -112,8 +112,8 @@ func (ls *Leases) Err() error {
 // TTL ends.
 func (ls *Leases) Done() <-chan struct{} { return ls.done }
 
-// Deadline returns when the first of the leases ends unless it is renewed, and false if all are
-// bound to sessions and to no clock. Done is closed before.
+// Deadline returns when the first of the leases ends unless it is renewed, and false if all of
+// them end only with their sessions. Done is closed earlier.
 func (ls *Leases) Deadline() (earliest time.Time, ok bool) {
 	for _, l := range ls.leases {
 		if t, has := l.Deadline(); has && (!ok || t.Before(earliest)) {
@@ -132,8 +132,7 @@ func (ls *Leases) Keys() []string {
 	return keys
 }
 
-// Fence returns the fencing token of key's lock: see Lease.Fence. It is zero for a key that is
-// none of them.
+// Fence returns the fencing token of key's lock: see Lease.Fence. It is zero for any other key.
 func (ls *Leases) Fence(key string) uint64 {
 	for _, l := range ls.leases {
 		if l.Key() == key {
@@ -177,14 +176,14 @@ func (c leasesContext) Err() error {
 }
 
 // Unlock ends the leases and releases their locks, at the same time. It works after the
-// cancellation of any context and blocks for the releases, which their driver bounds in
+// cancellation of any context and blocks for the releases, which the driver bounds to some
 // seconds. A second call returns nil.
 //
-// ErrLost names the lock that was lost first: whatever was done since then was not protected.
-// Releases that failed are part of the error, as of Lease.Unlock.
+// ErrLost names the lock that was lost first: work done since then was not protected. The error
+// also joins the errors of releases that failed: see Lease.Unlock.
 func (ls *Leases) Unlock() error { return ls.end((*Lease).Unlock) }
 
-// discard gives back leases that the caller does not get.
+// discard releases leases that the caller does not get.
 func (ls *Leases) discard() {
 	_ = ls.end(func(l *Lease) error { l.discard(); return nil })
 }
@@ -218,7 +217,7 @@ func (ls *Leases) end(release func(*Lease) error) error {
 	}
 	for _, err := range errs {
 		switch {
-		case err == nil || before != nil && (errors.Is(err, ErrLost) || errors.Is(err, ErrClosed)): // said already
+		case err == nil || before != nil && (errors.Is(err, ErrLost) || errors.Is(err, ErrClosed)): // reported already
 		case end == nil:
 			end = err
 		default:

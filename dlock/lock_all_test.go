@@ -85,7 +85,8 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 	})
 }
 
-// Callers that name the keys in any order never block each other for ever, and have them alone.
+// Callers that name the keys in different orders never deadlock, and never have a key at the
+// same time.
 func TestLockAllInAnyOrderNeverDeadlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()

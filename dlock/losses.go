@@ -21,8 +21,8 @@ type watch struct {
 	idle   bool // had no lease at the last sweep
 }
 
-// idleWatch is for how long a channel without leases goes on being watched: a session
-// is likely to get the next lease soon.
+// idleWatch is how long a channel without leases is still watched: its session is likely to get
+// the next lease soon.
 const idleWatch = time.Second
 
 // add watches lost for l.

@@ -51,9 +51,8 @@ func (l *Lease) keepOn() error {
 	return nil
 }
 
-// keptOn takes in the outcome of the renewal r, sent at the instant at, of a lock that is
-// kept. Another that is still under way may set a shorter TTL after it, and so it is
-// followed by one more.
+// keptOn handles the outcome of the renewal r of a kept lock, sent at the instant at. If
+// another renewal is still under way it may set a shorter TTL afterwards, so one more follows.
 func (l *Lease) keptOn(err error, r *driver.Renewal, at boot.Instant) error {
 	switch {
 	case errors.Is(err, ErrLost):
@@ -73,7 +72,7 @@ func (l *Lease) keptOn(err error, r *driver.Renewal, at boot.Instant) error {
 	return err
 }
 
-// releaseKept ends the keeping.
+// releaseKept releases a lock at the end of its WithMinHold.
 func (l *Lease) releaseKept() {
 	if l.c.begin() != nil {
 		return // Close does it
@@ -86,8 +85,8 @@ func (l *Lease) releaseKept() {
 	}
 }
 
-// close ends the keeping of a lock for Close: it leaves the lock to the server, and waits
-// first for as long as the lock would not last.
+// close is called by Close for a lock that WithMinHold still keeps. It leaves the lock to the
+// server, which ends it; where the server cannot keep the lock long enough, close waits first.
 func (l *Lease) close() error {
 	c := l.c
 	switch {
@@ -124,7 +123,7 @@ func (l *Lease) awaitMinHold(rest time.Duration) {
 		}
 		if l.ttl > 0 {
 			left = min(left, l.ttl/3)
-			_, _ = l.held.Renew(l.ctx, &driver.Renewal{TTL: l.ttl}) // tried again, and released in the end
+			_, _ = l.held.Renew(l.ctx, &driver.Renewal{TTL: l.ttl}) // if it fails, the next one tries again
 		}
 		time.Sleep(left)
 	}

@@ -45,9 +45,9 @@ const (
 // bounds the call, which takes one round trip on most backends. It takes no lock and never
 // delays one.
 //
-// Errors are an *Error. A backend that cannot tell gives errors.ErrUnsupported, which is
-// ErrInvalid as well; a key that cannot be is ErrInvalid; a closed client, ErrClosed; every
-// other failure, ErrUnavailable.
+// Errors are an *Error. It matches errors.ErrUnsupported and ErrInvalid if the backend cannot
+// tell, ErrInvalid if the key is invalid, ErrClosed if the client is closed, and ErrUnavailable
+// after any other failure.
 func (c *Client) Lookup(ctx context.Context, key string) (*State, error) {
 	var s *State
 	err := c.inspect(func() error { return c.beginWith(key) }, func(i driver.Inspector) (err error) {
@@ -80,8 +80,8 @@ func (c *Client) List(ctx context.Context, prefix string) iter.Seq2[*State, erro
 }
 
 // Check examines the deployment and returns its findings for operators, the gravest first. It
-// asks every server and takes seconds at most, within ctx. An error, as of Lookup, says that
-// Check could not examine the deployment, and nothing about the deployment.
+// asks every server and takes seconds at most, within ctx. An error (see Lookup) means that
+// Check could not examine the deployment; it says nothing about the deployment itself.
 func (c *Client) Check(ctx context.Context) ([]Diagnostic, error) {
 	var found []Diagnostic
 	err := c.inspect(c.begin, func(i driver.Inspector) (err error) {
@@ -94,9 +94,9 @@ func (c *Client) Check(ctx context.Context) ([]Diagnostic, error) {
 	return found, nil
 }
 
-// Break takes the lock named key away from the holder that has this token, as Lookup and the
-// holder's Lease.Fence tell it. The holder learns of it at its next renewal at the latest:
-// its Done is closed then, within a third of its TTL. Until it stops, two work at the same
+// Break takes the lock named key away from the holder that has this token, which Lookup and the
+// holder's Lease.Fence return. The holder learns of it at its next renewal at the latest: its
+// Done is closed then, within a third of its TTL. Until it stops, two holders work at the same
 // time, and only a store that checks tokens refuses the old one.
 //
 // If the holder has another token, or nobody holds the key, Break changes nothing; the error
@@ -122,8 +122,8 @@ func (c *Client) Break(ctx context.Context, key string, token uint64) error {
 
 // BreakSession ends the server's session that holds key, by its name in Holder.Session, where
 // the server knows sessions and no tokens (PostgreSQL). Everything else that the session holds
-// is freed with it. The holder learns of it at once, when its connection breaks, or when it runs
-// again.
+// is freed with it. The holder learns of it at once, because its connection breaks; a stopped
+// process learns of it when it runs again.
 //
 // If another session holds the key, or nobody does, BreakSession changes nothing; the error is
 // ErrLost and names the holder that it saw. Other errors are as for Lookup.
@@ -155,15 +155,15 @@ func (c *Client) saw(ctx context.Context, key, named string, name func(*driver.H
 		if s, err := i.Lookup(ctx, key); err == nil && len(s.Holders) == 0 {
 			saw = "; nobody holds it"
 		} else if err == nil {
-			h := &driver.HeldError{Holder: s.Holders[0].Owner} // it quotes characters that upset a terminal
+			h := &driver.HeldError{Holder: s.Holders[0].Owner} // quotes characters that disturb a terminal
 			saw = fmt.Sprintf("; it is %v with %s", h, name(&s.Holders[0]))
 		}
 	}
 	return &lostError{msg: fmt.Sprintf("no lock with %s%s", named, saw)}
 }
 
-// inspect calls f with the backend's Inspector, between begin, which is c.begin or does as
-// much, and the end of the call.
+// inspect calls f with the backend's Inspector. First it calls begin, which must be c.begin or
+// call it.
 func (c *Client) inspect(begin func() error, f func(driver.Inspector) error) error {
 	i, ok := c.Inspector()
 	if !ok {
@@ -191,7 +191,7 @@ func (c *Client) unsupported(what string) error {
 	return &unsupportedError{c.info.Name + " " + what}
 }
 
-// unsupportedError is errors.ErrUnsupported and ErrInvalid.
+// unsupportedError matches errors.ErrUnsupported and ErrInvalid.
 type unsupportedError struct{ msg string }
 
 func (e *unsupportedError) Error() string { return e.msg }
@@ -199,11 +199,11 @@ func (e *unsupportedError) Is(target error) bool {
 	return target == errors.ErrUnsupported || target == ErrInvalid
 }
 
-// operatorError makes the error of a call that is no lock's.
+// operatorError makes the error of an operator's call, such as Lookup.
 func operatorError(ctx context.Context, op, key string, err error) error {
 	e := &Error{Op: op, Key: key, Attempts: 1, Err: err}
 	if contextOnly(ctx, err) {
-		e.Err, e.ContextErr = nil, contextErr(ctx)
+		e.Err, e.ContextErr = nil, driver.ContextErr(ctx)
 	}
 	return e
 }

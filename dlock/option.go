@@ -37,7 +37,7 @@ type lockConfig struct {
 	slots                  int // zero: none
 	maxHold, minHold       time.Duration
 	minBackoff, maxBackoff time.Duration
-	err                    error // the first option that cannot be
+	err                    error // of the first invalid option
 }
 
 // config has the settings of Options.
@@ -77,7 +77,7 @@ func (c *config) sink() func(driver.Notice) {
 	}
 }
 
-// checkLock returns the first option that cannot be, alone or beside the others.
+// checkLock returns the error of the first option that is invalid, alone or beside the others.
 func (l *lockConfig) checkLock() error {
 	if l.err == nil && l.maxHold > 0 && l.minHold > l.maxHold {
 		l.bad("WithMinHold", "%v is over the maximum hold of %v (WithMaxHold)", l.minHold, l.maxHold)
@@ -174,13 +174,13 @@ func WithMaxHold(d time.Duration) LockOption {
 	})
 }
 
-// WithMinHold keeps the lock until d after its grant, even if Unlock comes sooner: a
-// cron job of 50 ms on hosts whose clocks differ by a second must not run twice.
-// Unlock ends the lease at once and leaves the lock to a timer, and to the server if the
-// process ends, even by SIGKILL while the lease is held: the server keeps the lock until d
-// is over. A session backend cannot do that (its locks end with the process), and Close
-// waits for it. If a backend without FeatureKeep cannot keep a lock that long, Close waits
-// for the time beyond the backend's longest TTL.
+// WithMinHold keeps the lock until d after its grant, even if Unlock comes sooner: a cron job
+// of 50 ms on hosts whose clocks differ by a second must not run twice. Unlock ends the lease
+// at once; a timer releases the lock when d is over. If the process ends before, even by
+// SIGKILL while the lease is held, the server keeps the lock until d is over. A session backend
+// cannot do that (its locks end with the process), and Close waits for it. If a backend without
+// FeatureKeep cannot keep a lock that long, Close waits for the time beyond the backend's
+// longest TTL.
 func WithMinHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minHold = min(d, forever)
@@ -197,7 +197,7 @@ func WithBackoff(least, most time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minBackoff, l.maxBackoff = min(least, forever), min(most, forever)
 		if least <= 0 || most < least {
-			l.bad("WithBackoff", "%v to %v must be more than zero, and rising", least, most)
+			l.bad("WithBackoff", "%v to %v must be more than zero, and the second not below the first", least, most)
 		}
 	})
 }
@@ -245,9 +245,9 @@ const (
 
 const knownFeatures = FeatureShared | FeatureFencing | FeatureSession | FeatureOrdered | FeatureQueueing | driver.FeatureQuorumNode
 
-// WithRequire makes New and Open fail unless the backend has all these features, so
-// that a change of configuration cannot silently take away tokens or shared mode. A feature
-// that is unknown is ErrInvalid, too.
+// WithRequire makes New and Open fail unless the backend has all these features, so that a
+// change of configuration cannot silently take away tokens or shared mode. An unknown feature
+// is ErrInvalid too.
 func WithRequire(f Features) Option {
 	return clientOption(func(c *config) { c.require |= f })
 }
@@ -266,7 +266,7 @@ func validLabel(s string) bool {
 	return true
 }
 
-// defaultLabel is host/pid, made fit.
+// defaultLabel is host/pid, changed where WithOwnerLabel would refuse it.
 func defaultLabel() string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {

@@ -22,18 +22,18 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A term is one time that a worker had the lock, or a slot of it, by what it and its parent know.
+// A term is one hold of the lock, or of a slot, by a worker, as far as it and its parent know.
 type term struct {
 	worker   *worker
 	slot     int
 	token    uint64
 	from     time.Time
-	deadline time.Time // the last that the worker told; zero: it has none
+	deadline time.Time // the last deadline that the worker reported; zero: it has none
 	gave     time.Time // when it began to give it back
 }
 
-// until is when the term ends at the latest: nobody else may have the lock before. It is
-// zero if that is not known.
+// until is the latest end of the term: no other worker may have the lock before. It is zero if
+// it is unknown.
 func (t *term) until() time.Time {
 	var end time.Time
 	for _, at := range []time.Time{t.deadline, t.gave, t.worker.killed} {
@@ -44,8 +44,8 @@ func (t *term) until() time.Time {
 	return end
 }
 
-// A crew is the workers of one job, and their terms.
-type crew struct {
+// A pool has the workers of one job, and their terms.
+type pool struct {
 	t   *testing.T
 	job job
 
@@ -62,8 +62,9 @@ type worker struct {
 	ended   chan struct{}
 }
 
-// start starts one more worker, behind proxies of its own in front of servers if there are any.
-func (c *crew) start(servers []*server.Server) *worker {
+// start starts one more worker. It reaches the servers, if there are any, through proxies of
+// its own.
+func (c *pool) start(servers []*server.Server) *worker {
 	c.t.Helper()
 	j, w := c.job, &worker{ended: make(chan struct{})}
 	for _, s := range servers {
@@ -106,8 +107,8 @@ func (c *crew) start(servers []*server.Server) *worker {
 	return w
 }
 
-// kill kills the worker and returns when all that it said is noted.
-func (w *worker) kill(c *crew) {
+// kill kills the worker and returns when all its reports are recorded.
+func (w *worker) kill(c *pool) {
 	c.mu.Lock()
 	if w.killed.IsZero() {
 		w.killed = time.Now()
@@ -117,7 +118,7 @@ func (w *worker) kill(c *crew) {
 	<-w.ended
 }
 
-func (c *crew) note(w *worker, r report) {
+func (c *pool) note(w *worker, r report) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := func(ns int64) (t time.Time) {
@@ -144,7 +145,7 @@ func (c *crew) note(w *worker, r report) {
 }
 
 // last returns the term that began last, nil if none did after an instant.
-func (c *crew) last(after time.Time) *term {
+func (c *pool) last(after time.Time) *term {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var last *term
@@ -157,7 +158,7 @@ func (c *crew) last(after time.Time) *term {
 }
 
 // first returns the first term that began after an instant. It waits for one.
-func (c *crew) first(after time.Time) *term {
+func (c *pool) first(after time.Time) *term {
 	c.t.Helper()
 	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		c.mu.Lock()
@@ -181,7 +182,7 @@ func (c *crew) first(after time.Time) *term {
 
 // check kills all workers, and compares the terms of each slot: none begins before those before it
 // have ended, and tokens rise.
-func (c *crew) check() (terms int) {
+func (c *pool) check() (terms int) {
 	c.t.Helper()
 	c.mu.Lock()
 	all := slices.Clone(c.all)
@@ -210,9 +211,9 @@ func (c *crew) check() (terms int) {
 
 var leadersFor = flag.Duration("leaders", 0, "kill, stop and partition leaders of twenty candidates for so long; zero: a few of each, of six")
 
-// Leaders of many candidates, each a process, are killed, stopped, cut off from their servers, or
-// resign: there are never two by their leases' deadlines. How soon there is another is in the log.
-// With -leaders 5m for so long.
+// Leaders of many candidates, each a process, are killed, stopped, cut off from their servers,
+// or resign: there are never two by their leases' deadlines. The log shows how soon there is
+// another leader. -leaders 5m makes the test run for five minutes.
 func TestThereAreNeverTwoLeadersAmongProcesses(t *testing.T) {
 	t.Parallel()
 	if testing.Short() && *leadersFor == 0 {
@@ -236,7 +237,7 @@ func TestThereAreNeverTwoLeadersAmongProcesses(t *testing.T) {
 				candidates, ttl, end = 20, 3*time.Second, time.Now().Add(*leadersFor)
 			}
 			url, servers := start(t)
-			c := &crew{t: t, job: job{URL: url, TTL: ttl}}
+			c := &pool{t: t, job: job{URL: url, TTL: ttl}}
 			for range candidates {
 				c.start(servers)
 			}
@@ -256,8 +257,8 @@ func quorumOf(t *testing.T, n int) (string, []*server.Server) {
 	return "redlock:" + strings.Join(urls, ",") + ",bootstrap=true", servers
 }
 
-// rule ends the rule of one leader after the other, until an instant, in each way once at least.
-func (c *crew) rule(servers []*server.Server, ttl time.Duration, end time.Time) {
+// rule ends one leader after another, until an instant, in each way at least once.
+func (c *pool) rule(servers []*server.Server, ttl time.Duration, end time.Time) {
 	ways := []string{"killed", "stopped", "partitioned", "resigned"}
 	took := map[string][]time.Duration{}
 	c.first(time.Time{})
@@ -334,7 +335,7 @@ func TestSlotsOfProcessesThatAreKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url, ttl := start(t)
-			c := &crew{t: t, job: job{URL: url, TTL: ttl, Slots: slots}}
+			c := &pool{t: t, job: job{URL: url, TTL: ttl, Slots: slots}}
 			for range workers {
 				c.start(nil)
 			}
@@ -353,8 +354,8 @@ func TestSlotsOfProcessesThatAreKilled(t *testing.T) {
 	}
 }
 
-// most is how many slots were held at a time.
-func (c *crew) most() (most int) {
+// most returns how many slots were held at the same time.
+func (c *pool) most() (most int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	terms := slices.Clone(c.terms)

@@ -18,9 +18,9 @@ var registry struct {
 	drivers map[string]driver.Driver
 }
 
-// Register makes a driver available under a name, which is also the scheme of its
-// URLs. It panics if d is nil or the name is taken: both are errors of the program,
-// not of a run. Packages of drivers call it from their init.
+// Register makes a driver available under a name, which is also the scheme of its URLs. It
+// panics if d is nil or the name is taken: both are programming errors. Packages of drivers
+// call it from their init.
 func Register(name string, d driver.Driver) {
 	if d == nil {
 		panic("dlock: Register of a nil driver as " + name)
@@ -86,7 +86,8 @@ func OpenBackend(url string) (driver.Backend, error) {
 	return openBackend(url, nil)
 }
 
-// whole is the quorum of which a backend is a node: a node takes its prefix and tells it of events.
+// whole is the quorum that a node belongs to: the node takes the quorum's prefix and reports
+// events to it.
 type whole struct {
 	prefix string
 	event  func(driver.Notice)
@@ -125,7 +126,7 @@ func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 	}
 	prefix, given := params["prefix"]
 	if of != nil {
-		if given && prefix != of.prefix { // a lock under other names on a few nodes excludes nobody
+		if given && prefix != of.prefix { // a lock that has another name on some nodes excludes nobody
 			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "differs from that of the whole, to which it belongs"))
 		}
 		prefix = of.prefix

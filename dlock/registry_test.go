@@ -126,7 +126,7 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		}
 	}
 	if _, err := dlock.Open(canary+" ", "test:"); err == nil || strings.Contains(err.Error(), canary) {
-		t.Errorf("a driver's name that is none: %v", err)
+		t.Errorf("an impossible driver name: %v", err)
 	}
 
 	s := newSpy()

@@ -69,7 +69,7 @@ func (l *Lease) recheck(now boot.Instant) {
 	}
 }
 
-// warn says once that the maximum hold comes near.
+// warn logs once that the maximum hold is near.
 func (l *Lease) warn(now boot.Instant) {
 	if l.warnAt == 0 || now < l.warnAt {
 		return
@@ -80,11 +80,11 @@ func (l *Lease) warn(now boot.Instant) {
 		slog.Duration("held", now.Sub(l.granted)), slog.Duration("left", l.limit.Sub(now)))
 }
 
-// nextRenewal is when a lease that was granted or renewed is renewed: between a quarter and
-// a third of its TTL later, at random, so that leases that were taken together are not all
-// renewed together for ever; and before half of the time to its end for the shortest TTLs, of
-// which the drift and the margin leave little. Leases of one TTL are renewed at multiples of a
-// fraction of it, so that drivers find some to send together.
+// nextRenewal returns when to renew a lease that was granted or renewed now: after a random
+// time between a quarter and a third of its TTL, so that leases that were taken together do not
+// stay together. For the shortest TTLs, of which drift and margin leave little, it is before
+// half of the time to the lease's end. It is a multiple of a fraction of the TTL, so that
+// drivers find several renewals to send together.
 func (l *Lease) nextRenewal() boot.Instant {
 	from := l.expires.Add(driver.Drift(l.ttl) - l.ttl)
 	latest := min(l.ttl/3, l.expires.Add(-margin(l.ttl)).Sub(from)/2)
@@ -112,7 +112,7 @@ func (l *Lease) renewOnce(d time.Duration) {
 	l.mu.Unlock()
 }
 
-// renewalContext ends with one context and has the values of another, too.
+// renewalContext ends with the embedded context, and also has the values of another one.
 type renewalContext struct {
 	context.Context
 	values context.Context
@@ -144,7 +144,7 @@ func (l *Lease) Renew(ctx context.Context) error {
 	return e
 }
 
-// renew makes one request, byHand for the program.
+// renew makes one request. byHand says that the program called Renew.
 func (l *Lease) renew(ctx context.Context, byHand bool) error {
 	c := l.c
 	if err := c.begin(); err != nil {
@@ -172,8 +172,8 @@ func (l *Lease) send(now boot.Instant) *driver.Renewal {
 	return l.renewal(now)
 }
 
-// renewal is the next renewal: for the lease's TTL, and with the rest of WithMinHold, so that
-// the server keeps the lock even if this process ends. Once the lease is over it is for the
+// renewal returns the next renewal: for the lease's TTL and with the rest of WithMinHold, so
+// that the server keeps the lock even if this process ends. After the lease's end it is for the
 // rest of WithMinHold alone.
 func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
 	r := &driver.Renewal{TTL: l.ttl}
@@ -192,9 +192,9 @@ func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
 	return r
 }
 
-// renewed takes in the outcome of the renewal r that was sent at the instant at,
-// which is also start. One that is confirmed after the lease was over never revives it.
-// gaveUp says that the program gave it up, which says nothing of the backend.
+// renewed handles the outcome of the renewal r. at and start are the instant of sending, by two
+// clocks. A renewal confirmed after the lease's end never revives it. gaveUp says that the
+// program ended the request, which tells nothing about the backend.
 func (l *Lease) renewed(g driver.Grant, err error, gaveUp bool, r *driver.Renewal, at boot.Instant, start time.Time) (ending, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -234,7 +234,7 @@ func (l *Lease) renewed(g driver.Grant, err error, gaveUp bool, r *driver.Renewa
 	return over, err
 }
 
-// retry sets the next renewal after one of which the outcome is not known.
+// retry sets the time of the next renewal after one whose outcome is unknown.
 func (l *Lease) retry() {
 	if l.renewAt != 0 {
 		pause := max(l.ttl/20, time.Millisecond)

@@ -13,8 +13,8 @@ type renewals struct {
 	held *atomic.Int64 // how many leases the client holds
 
 	mu      sync.Mutex
-	sets    [2]renewalSet // the first time, and after a failure
-	usual   time.Duration // of a renewal that succeeds
+	sets    [2]renewalSet // 0: the last renewal succeeded; 1: it failed
+	usual   time.Duration // how long a renewal takes that succeeds
 	failed  int           // how many failed since the last success
 	stopped bool
 	workers sync.WaitGroup
@@ -27,10 +27,10 @@ type renewalSet struct {
 
 const (
 	// mostRenewals is how many renewals of one set run at a time: 10,000 leases with a TTL of
-	// 10 s and a renewal each 3 s need it where a round trip takes 80 ms.
+	// 10 s, each renewed every 3 s, need this many if a round trip takes 80 ms.
 	mostRenewals = 256
-	// A renewal that others wait behind has at least leastPatience, and manyTimes as long as
-	// one takes usually: a backend that is slow is no backend that hangs.
+	// A renewal that others wait behind may take leastPatience, or manyTimes the usual time if
+	// that is more: a slow backend does not hang.
 	leastPatience = 250 * time.Millisecond
 	manyTimes     = 10
 )
@@ -74,8 +74,8 @@ func (r *renewals) next(set *renewalSet) *Lease {
 }
 
 // patience is how long a renewal may take: a third of the TTL, so that one that hangs leaves
-// time for another. It is less where there are more leases than places and some renewals
-// succeed, so that each lease has its turn within a third of the TTL.
+// time for another. It is shorter if there are more leases than places and some renewals
+// succeed, so that each lease is renewed within a third of its TTL.
 func (r *renewals) patience(ttl time.Duration) time.Duration {
 	third := ttl / 3
 	held := r.held.Load()
@@ -87,7 +87,7 @@ func (r *renewals) patience(ttl time.Duration) time.Duration {
 	return min(third, max(leastPatience, manyTimes*r.usual, third/time.Duration(held)*mostRenewals))
 }
 
-// note takes in the outcome of a renewal.
+// note records the outcome of a renewal.
 func (r *renewals) note(err error, took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,7 +99,7 @@ func (r *renewals) note(err error, took time.Duration) {
 	r.usual += (took - r.usual) / 16
 }
 
-// stop ends the renewals, and waits for those that are under way, whose contexts ended.
+// stop ends the renewals, and waits for those under way: their contexts have ended.
 func (r *renewals) stop() {
 	r.mu.Lock()
 	r.stopped = true

@@ -9,8 +9,8 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// tick is the longest pause between two looks at the clock while a lease is held: a
-// machine that slept, and with it every timer, notices within it.
+// tick is the longest pause between two looks at the clock while a lease is held. After a sleep
+// of the machine, in which timers sleep too, the client notices it within a tick.
 const tick = time.Second
 
 // scheduler calls the steps of a client's leases when they are due: renewals, warnings,
@@ -26,7 +26,7 @@ type scheduler struct {
 	timer   *time.Timer
 	armed   boot.Instant // when the timer fires; zero: never
 	running bool         // a run is under way, and looks again before it ends
-	jumps   int64        // of the clock: the leases were checked after this many
+	jumps   int64        // clock.Jumps when the leases were last checked
 	stopped bool
 	idle    sync.Cond // a run has ended
 }
@@ -47,7 +47,7 @@ func (s *scheduler) put(l *Lease, at boot.Instant) {
 	s.arm()
 }
 
-// drop takes l out: it has no further step.
+// drop removes l, which has no further step.
 func (s *scheduler) drop(l *Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,9 +56,8 @@ func (s *scheduler) drop(l *Lease) {
 	}
 }
 
-// arm sets the timer for the first step, or for the next tick. One that is armed for
-// too early an instant is left alone: to be woken for nothing is cheaper than to set a
-// timer at every Lock.
+// arm sets the timer for the first step, or for the next tick. A timer that fires earlier is
+// left alone: an unnecessary wake-up costs less than setting the timer at every Lock.
 func (s *scheduler) arm() {
 	if len(s.due) == 0 || s.running {
 		return
@@ -99,9 +98,9 @@ func (s *scheduler) run() {
 	s.idle.Broadcast()
 }
 
-// recheck makes every lease look at its lock after the wall clock jumped: the machine may
-// have been stopped in a way that no clock of its own shows. Nothing is promised on that,
-// since it is seen late. s.mu is held, but for the leases' steps.
+// recheck makes every lease look at its lock after the wall clock jumped: the machine may have
+// been stopped in a way that no clock of its own shows. No promise rests on this, because the
+// jump is seen late. s.mu is held, except during the leases' steps.
 func (s *scheduler) recheck(now boot.Instant) {
 	jumps := s.clock.Jumps()
 	if jumps == s.jumps {

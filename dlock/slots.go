@@ -14,11 +14,11 @@ import (
 // something at once. Each slot is a lock of its own, with its token and its loss; Lease.Slot
 // tells which one it is. Slot 0 is the lock named key itself, and slot i the lock named "key#i".
 //
-// Lock takes any free slot, and waits on several at a time, so that a slot that is freed
-// anywhere is taken at once, or with more than 16 slots within about a second. The calls of one
-// client for one key wait in order. Clients with different numbers of slots exclude each other in
-// the slots that both have: while n is changed there are at most as many holders as the larger
-// of the numbers.
+// Lock takes any free slot. It waits on several at a time, so that it takes a freed slot at
+// once, or within about a second if there are more than 16 slots. The calls of one client for
+// one key wait in order. Clients with different numbers of slots exclude each other in the
+// slots that both have: while n is changed there are at most as many holders as the larger of
+// the numbers.
 //
 // Tokens rise from one holder of a slot to the next, and tokens of different slots cannot be
 // compared: a store that checks them needs one resource for each slot. Shared mode has no
@@ -34,7 +34,7 @@ func WithSlots(n int) LockOption {
 
 const mostSlots = 1024
 
-// noSlots takes WithSlots back.
+// noSlots undoes WithSlots.
 var noSlots LockOption = lockOption(func(l *lockConfig) { l.slots = 0 })
 
 // Slot returns which slot of WithSlots the lease has: 0 to n−1, and 0 without WithSlots.
@@ -48,7 +48,7 @@ func slotKey(key string, slot int) string {
 	return key + "#" + strconv.Itoa(slot)
 }
 
-// lockKey returns the name of the lease's lock: its key, but for a slot.
+// lockKey returns the name of the lease's lock: its key, or the name of its slot.
 func (l *Lease) lockKey() string { return slotKey(l.key, l.slot) }
 
 // checkSlots finds misuse that WithSlots alone cannot see.
@@ -77,7 +77,7 @@ func (r *request) took(q *request, l *Lease, err error) {
 	}
 }
 
-// sooner returns the verdict that promises a slot sooner; an outage is none.
+// sooner returns the verdict that promises a slot sooner; an outage promises none.
 func sooner(a, b error) error {
 	var x, y *HeldError
 	if errors.As(a, &x) && errors.As(b, &y) && x.RetryAfter > 0 && (y.RetryAfter == 0 || x.RetryAfter < y.RetryAfter) {
@@ -87,8 +87,8 @@ func sooner(a, b error) error {
 }
 
 const (
-	// watchedSlots is on how many slots a call waits at a time, each with a request of its
-	// own; the others are asked every slotsPause.
+	// watchedSlots is the number of slots on which a call waits at a time, each with a request
+	// of its own; it asks for the other slots every slotsPause.
 	watchedSlots = 16
 	slotsPause   = 700 * time.Millisecond
 )
@@ -176,17 +176,17 @@ func (c *Client) awaitASlot(ctx context.Context, r *request, slots []int) (*Leas
 			return o.l, nil
 		}
 		if permanent(o.err) && failed == nil {
-			failed = o.err // certainly the error of all slots
+			failed = o.err // every slot would return this error
 			cancel()
 		}
 	}
-	if failed == nil && contextErr(ctx) != nil {
+	if failed == nil && driver.ContextErr(ctx) != nil {
 		failed = c.ended(ctx)
 	}
 	return nil, failed
 }
 
-// discard gives back a lease that nobody was given, whatever its WithMinHold.
+// discard releases a lease that no caller got, and ignores its WithMinHold.
 func (l *Lease) discard() {
 	l.mu.Lock()
 	l.keep = 0

@@ -12,9 +12,9 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// On real backends: clients that come and go, some of which let their leases run out, never hold
-// more slots than there are, use all of them, and take one that is freed elsewhere. With
-// -short on a file and one server.
+// On real backends: clients that come and go, some of which let their leases run out, never
+// hold too many slots, use all slots, and take a slot that another client frees. With -short on
+// a file and one server.
 func TestSlotsOnServers(t *testing.T) {
 	for name, url := range map[string]func(t *testing.T) string{
 		"file":     func(t *testing.T) string { return "file://" + filepath.ToSlash(t.TempDir()) },

@@ -157,7 +157,7 @@ func TestASlotThatIsFreedElsewhereIsTakenWithinASecond(t *testing.T) {
 	})
 }
 
-// Several slots become free at the same instant: the one who waits takes one.
+// Several slots become free at the same instant: a waiter takes only one.
 func TestOneCallKeepsOneSlot(t *testing.T) {
 	everyWait(t, func(t *testing.T, space *memory.Backend, client func() *dlock.Client) {
 		holder := client()
@@ -219,8 +219,8 @@ func TestACancelledWaitForSlotsLeavesNothing(t *testing.T) {
 	})
 }
 
-// Many processes, some of which are cut off or closed while they hold a slot, and which do not
-// agree on the number of slots.
+// Many processes use different numbers of slots; some are cut off or closed while they hold
+// one.
 func TestNeverMoreHoldersThanSlotsAndAllAreUsed(t *testing.T) {
 	everyWait(t, func(t *testing.T, space *memory.Backend, _ func() *dlock.Client) {
 		const ttl = 2 * time.Second

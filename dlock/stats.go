@@ -17,9 +17,9 @@ type Stats struct {
 	RenewalFailed uint64 // renewals that did not
 	Lost          uint64 // leases lost, for any reason
 	Released      uint64 // releases that succeeded
-	ReleaseFailed uint64 // releases of which that is unknown
+	ReleaseFailed uint64 // releases whose outcome is unknown
 
-	WaitTime time.Duration // in all, over the calls of Lock that got their lease
+	WaitTime time.Duration // the sum over all calls of Lock that got a lease
 	_        struct{}
 }
 

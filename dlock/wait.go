@@ -17,7 +17,7 @@ func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
 			return l, err
 		}
 	}
-	if r.slots == 0 { // else takeSlot counts
+	if r.slots == 0 { // otherwise takeSlot counts
 		c.count.waiting.Add(1)
 		defer c.count.waiting.Add(-1)
 	}
@@ -91,7 +91,7 @@ func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) 
 	}
 }
 
-// ended says why a wait ended.
+// ended returns why a wait ended.
 func (c *Client) ended(ctx context.Context) error {
 	if c.life.Err() != nil {
 		return ErrClosed
@@ -109,8 +109,8 @@ func (c *Client) pause(ctx context.Context, q *waitQueue, signal <-chan struct{}
 	case <-ctx.Done():
 	case <-q.kick:
 		if signal != nil {
-			// The signal tells whose turn it is, which may be another process'. Soon all the
-			// same, for a release that could not be announced.
+			// The signal goes to the next waiter, which may be in another process. Ask again
+			// soon nevertheless, in case the release could not be announced.
 			t.Reset(kickedPoll/2 + mathrand.N(kickedPoll))
 			select {
 			case <-t.C:
@@ -122,8 +122,8 @@ func (c *Client) pause(ctx context.Context, q *waitQueue, signal <-chan struct{}
 }
 
 const (
-	// watchedPoll is how often a lock is asked for whose release would be signalled, and
-	// kickedPoll when after a release in this process.
+	// watchedPoll is the pause before asking again for a lock whose release will be signalled;
+	// kickedPoll is that pause after a release in this process.
 	watchedPoll = time.Second
 	kickedPoll  = 50 * time.Millisecond
 )
@@ -153,7 +153,7 @@ func delay(err error, pause time.Duration, watched bool) time.Duration {
 
 // again notes the outcome of an attempt and reports whether waiting may help.
 func (c *Client) again(ctx context.Context, r *request, err error) bool {
-	if contextErr(ctx) != nil || permanent(err) {
+	if driver.ContextErr(ctx) != nil || permanent(err) {
 		return false
 	}
 	if !errors.Is(err, ErrHeld) {

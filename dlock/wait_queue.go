@@ -14,7 +14,7 @@ type waitQueues struct {
 
 	mu    sync.Mutex // guards the fields below, for constant time: no key delays another
 	byKey map[string]*waitQueue
-	spare *waitQueue // an empty one, for the next key
+	spare *waitQueue // an empty queue, for the next key
 	hotAt map[string]time.Time
 }
 
@@ -27,7 +27,7 @@ type waitQueue struct {
 	mu          sync.Mutex
 	taken       bool // there is a first
 	front, back *waiter
-	last        error // the last verdict that the first heard; nil: none
+	last        error // the last verdict of the first caller; nil: none
 }
 
 // waiter is a call behind the first.
@@ -85,7 +85,7 @@ func (qs *waitQueues) join(key string) (q *waitQueue, hot bool) {
 	return q, qs.hotLocked(key)
 }
 
-// part takes a caller out of the users of q. The last one gives q to the next key. Only the
+// part takes a caller out of the users of q. The last one leaves q for the next key. Only the
 // last one takes qs.mu: a hundred thousand callers that give up together delay no other key.
 func (qs *waitQueues) part(q *waitQueue) {
 	if q.users.Add(-1) > 0 {
@@ -94,7 +94,7 @@ func (qs *waitQueues) part(q *waitQueue) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	if q.users.Load() > 0 || qs.byKey[q.key] != q {
-		return // another has come, or has done this
+		return // another caller has come, or has done this
 	}
 	delete(qs.byKey, q.key)
 	select {
@@ -199,14 +199,14 @@ func (qs *waitQueues) empty(key string) bool {
 	return qs.byKey[key] == nil
 }
 
-// A key is hot for a while after it was waited for at a signal: a caller that wants it then
-// subscribes before the first attempt, which must say that it is held, and saves one.
+// A key is hot for a while after a call waited for its signal. The next caller subscribes
+// before its first attempt, and so saves the attempt that only finds the key held.
 const (
 	hotTime = time.Second
 	mostHot = 1024
 )
 
-// heat says that key was got at a signal just now.
+// heat notes that a call has just got key after a signal.
 func (qs *waitQueues) heat(key string) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -223,7 +223,7 @@ func (qs *waitQueues) heat(key string) {
 	}
 }
 
-// hot reports whether key was waited for lately.
+// hot reports whether a call has waited for key lately.
 func (qs *waitQueues) hot(key string) bool {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

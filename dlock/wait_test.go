@@ -26,8 +26,8 @@ func TestMain(m *testing.M) {
 		}
 	}
 	code := m.Run()
-	// goleak gives up after less than half a second, for which a busy machine may not
-	// let a goroutine come to its end.
+	// goleak gives up after less than half a second, in which a goroutine may not end on a busy
+	// machine.
 	for end := time.Now().Add(20 * time.Second); code == 0; {
 		err := goleak.Find()
 		if err == nil {
@@ -67,7 +67,7 @@ func TestAWaiterGetsTheReleasedLock(t *testing.T) {
 		go func() { l, _ := c.Lock(t.Context(), "k"); got <- l }()
 		synctest.Wait()
 		if n := s.acquires.Load(); s.hide == 0 && n != 2 || b != driver.Backend(s) && n != 2 {
-			t.Errorf("%d requests at once, want one that tries, and one in line or after subscribing", n)
+			t.Errorf("%d requests at once, want one that tries, and one that waits or comes after subscribing", n)
 		}
 		time.Sleep(90 * time.Second)
 		if c.Stats().Waiting != 1 {
@@ -148,8 +148,8 @@ func TestALocalReleaseWakesTheFirstInLineWithoutAPoll(t *testing.T) {
 	})
 }
 
-// Who waited for a key, and soon wants it again, subscribes before it asks for it, and so
-// asks once where others ask twice.
+// A client that has waited for a key and soon wants it again subscribes before its attempt, and
+// so needs one attempt instead of two.
 func TestAHotKeyIsWatchedBeforeItIsAskedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
@@ -172,8 +172,8 @@ func TestAHotKeyIsWatchedBeforeItIsAskedFor(t *testing.T) {
 	})
 }
 
-// The signal of a release in this process may never come, if the server does not let it
-// announce one: the next in line does not wait for a whole poll.
+// The signal of a release in this process may never come if the server does not allow
+// publishing: the next waiter does not wait for a whole poll.
 func TestALocalReleaseThatIsNotSignalledCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
@@ -215,7 +215,8 @@ func TestACancelledWaitLeavesNothing(t *testing.T) {
 	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
 		c := newSpyClient(t, b)
 		first := lock(t, c, "k")
-		// Every depth of the line is cancelled, at the start, in the middle and at the end.
+		// Waiters at every place of the queue are cancelled: at the start, in the middle and at
+		// the end.
 		var wg sync.WaitGroup
 		for i := range 30 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*7*time.Millisecond)
@@ -304,7 +305,7 @@ func TestTheLastVerdictIsTheOneReported(t *testing.T) {
 		})
 		_, err := c.Lock(ctx, "k")
 		if errors.Is(err, dlock.ErrHeld) || !errors.Is(err, dlock.ErrUnavailable) || !errors.Is(err, errOutage) {
-			t.Errorf("held first, away at the end: %v", err)
+			t.Errorf("the last verdict was an outage: got %v, want ErrUnavailable and not ErrHeld", err)
 		}
 	})
 }
@@ -434,7 +435,7 @@ func TestCloseWaitsForRequestsUnderWay(t *testing.T) {
 		c := newSpyClient(t, s)
 		start := time.Now()
 		after := make(chan time.Duration, 2)
-		for range 2 { // one asks, one stands behind it
+		for range 2 { // one caller asks, one waits behind it
 			go func() {
 				if _, err := c.Lock(t.Context(), "k"); !errors.Is(err, dlock.ErrClosed) {
 					t.Errorf("got %v, want ErrClosed", err)
@@ -450,7 +451,7 @@ func TestCloseWaitsForRequestsUnderWay(t *testing.T) {
 			t.Errorf("Close took %v and left a lock that was granted meanwhile (%d releases)", took, s.releases.Load())
 		}
 		if first, second := <-after, <-after; first != 0 || second != time.Second {
-			t.Errorf("the waiters returned after %v and %v, want the one in line at once", first, second)
+			t.Errorf("the waiters returned after %v and %v, want the waiting one at once", first, second)
 		}
 	})
 }

@@ -16,14 +16,14 @@ import (
 // asWorker in the environment makes this test binary a worker; it holds a job as JSON.
 const asWorker = "DLOCK_TEST_WORKER"
 
-// A job is what a worker does.
+// A job describes the work of a worker.
 type job struct {
 	URL   string
 	TTL   time.Duration // zero: the backend's
 	Slots int           // zero: it leads
 }
 
-// A report is what a worker says, in a line of JSON. Times are the machine's, in ns.
+// A report is a line of JSON from a worker. Times are by the machine's clock, in ns.
 type report struct {
 	What  string // "got", "renewed" or "gave"
 	Slot  int
@@ -105,7 +105,7 @@ func work(text string) error {
 	}
 }
 
-// share takes a slot for a while.
+// share holds a slot for a while.
 func share(c *dlock.Client, got, gave func(*dlock.Lease), opts []dlock.LockOption) error {
 	l, err := c.Lock(context.Background(), "k", opts...)
 	if err != nil {

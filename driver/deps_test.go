@@ -10,8 +10,8 @@ import (
 
 const module = "github.com/redlock-go/redlock/"
 
-// TestDependencyRules holds what each package may import, tests aside: nobody who
-// imports one driver pays for another.
+// TestDependencyRules checks what each package may import, apart from tests: a program that
+// imports one driver gets no other driver's dependencies.
 func TestDependencyRules(t *testing.T) {
 	const (
 		goRedis   = "github.com/redis/go-redis/v9"
@@ -20,12 +20,21 @@ func TestDependencyRules(t *testing.T) {
 		multi     = "github.com/hashicorp/go-multierror"
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
+		waitqueue = redisnode + "/waitqueue"
+		pubsub    = redisnode + "/pubsub"
+		pipeline  = redisnode + "/pipeline"
+		lua       = redisnode + "/lua"
+		memory    = redisnode + "/memory"
+		names     = redisnode + "/names"
+		redisurl  = redisnode + "/redisurl"
 		async     = "drivers/internal/async"
 		fencesql  = "dlock/fence/fencesql"
 		dsn       = "driver/dsn"
 		boot      = "driver/boot"
+		rooms     = "drivers/postgres/internal/"
 	)
 	base := []string{"driver", "dlock", boot, multi, errwrap}
+	pgxDeps := []string{pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync"}
 	rules := map[string][]string{ // the modules and own packages allowed
 		"driver":             {},
 		"driver/dsn":         {"driver"},
@@ -35,12 +44,24 @@ func TestDependencyRules(t *testing.T) {
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":    append(base, dsn, async),
-		"drivers/goredis":    append(base, dsn, redisnode, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
-		"drivers/valkeygo":   append(base, dsn, redisnode, async, valkey, "golang.org/x/sys"),
-		"drivers/postgres":   append(base, dsn, "dlock/fence", fencesql, pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync", "github.com/jackc/puddle/v2"),
-		"redlocktest":        {"driver", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
-		"redlocktest/cli":    append(base, dsn, "redlocktest", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
-		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/internal/port", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"drivers/goredis":    append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
+		"drivers/valkeygo":   append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, async, valkey, "golang.org/x/sys"),
+		pubsub:               {},
+		pipeline:             {"driver", async},
+		lua:                  {"driver"},
+		memory:               {"driver", lua},
+		names:                {"driver"},
+		waitqueue:            {"driver", pubsub},
+		redisurl:             {"driver", dsn},
+		"drivers/postgres":   append(append(base, pgxDeps...), dsn, "dlock/fence", fencesql, "github.com/jackc/puddle/v2", rooms+"wire", rooms+"verdict", rooms+"advisory", rooms+"claims", rooms+"session"),
+		rooms + "wire":       pgxDeps,
+		rooms + "verdict":    append(pgxDeps, "driver"),
+		rooms + "advisory":   {"driver"},
+		rooms + "claims":     {"driver", rooms + "advisory"},
+		rooms + "session":    append(pgxDeps, "driver", rooms+"wire", rooms+"verdict", rooms+"advisory", rooms+"claims"),
+		"redlocktest":        {"driver", "redlocktest/paired", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"redlocktest/cli":    append(base, dsn, "redlocktest", "redlocktest/paired", "redlocktest/fault", "redlocktest/internal/port", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
+		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/paired", "redlocktest/internal/port", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
 		"redlocktest/server": {"redlocktest/internal/port"},
 	}
 	for pkg, allowed := range rules {
@@ -66,7 +87,7 @@ func TestDependencyRules(t *testing.T) {
 	}
 }
 
-// TestTopLevel holds the module's top level: nothing but these, a license and dot-files.
+// TestTopLevel checks that the module's top level has nothing but these names and dot-files.
 func TestTopLevel(t *testing.T) {
 	out, err := exec.Command("git", "-C", "..", "ls-tree", "--name-only", "HEAD").Output()
 	if err != nil {

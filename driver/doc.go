@@ -14,19 +14,19 @@
 //	                                        ^
 //	  drivers/redlock ----------------------+   a majority of other backends
 //
-// A driver answers one question, whether this owner has this key, and never guesses.
-// Everything else is built on the answer, once for all drivers, in dlock: retries and their
-// pauses, the wait queue of a process, renewal in time, the end of a lease before another can
-// have it, events and statistics.
+// A driver answers one question, whether this owner has this key, and never guesses. Package
+// dlock builds everything else on the answer, once for all drivers: retries and their pauses,
+// the wait queue of a process, renewal in time, the end of a lease before another owner can get
+// the lock, events and statistics.
 //
 // # How to write a driver
 //
 // The example below is a whole driver of a hundred lines. The steps:
 //
-//  1. Write Open. Take the DSN apart with an allowlist of your own, refuse every
-//     parameter that you do not know by its name, and connect to nothing. Never put
-//     the DSN, or an error of somebody else's URL parser, into an error: passwords
-//     are in there. Package driver/dsn reads URLs and their parameters by these rules.
+//  1. Write Open. Take the DSN apart with an allowlist of your own, refuse every parameter that
+//     you do not know by its name, and connect to nothing. Never put the DSN, or the error of
+//     another package's URL parser, into an error: they contain passwords. Package driver/dsn
+//     reads URLs and their parameters by these rules.
 //  2. Write Info. Claim a feature only if the server does it; dlock has a fallback for
 //     each that is missing.
 //  3. Write Acquire: first [Info.Check], then the instant from which the lease counts,
@@ -47,7 +47,7 @@
 //     for people.
 //  9. Register it: dlock.Register("name", d) in an init of the driver's package. The
 //     name is the scheme of its URLs.
-//  10. Let package redlocktest loose on it. It checks all of this, with races,
+//  10. Run package redlocktest on it. It checks all of this, with races,
 //     cancellations and faults, and quotes the rule that was broken.
 //
 // # Easily overlooked
@@ -58,9 +58,9 @@
 //     context that does not end with the backend, and close the client after it. Count the
 //     calls: a call that Close has just ended begins its clean-up then.
 //   - Client libraries repeat requests. A request without an answer may arrive after later
-//     requests, even after its own release: let the server tell them apart.
-//   - ErrLost and nil from Release are certain. Of several servers, ask in a way that a majority
-//     answers: a member that was cut off, or a leader that was replaced, knows nothing new.
+//     requests, even after its own release: the server must tell them apart.
+//   - ErrLost and nil from Release are certain. With several servers, ask so that a majority
+//     answers: a member that was cut off, or a leader that was replaced, has old data.
 //
 // # What is often asked
 //
@@ -68,21 +68,25 @@
 //     driver, and package drivers/memory.
 //   - How long does a counter of tokens live? Longer than its lock, and as long as anything may
 //     still compare its tokens: for ever, or until the server's clock has certainly passed the
-//     last token, since the next one is at least the time when its counter begins (rule 8).
-//   - Does FenceFloor bind a backend that is no quorum node? No. Only a quorum sets it, for its
-//     nodes: a backend without FeatureQuorumNode may leave it out. NextFence honours it for all.
-//   - May a server round TTLs up? Yes: the lock then stays a little longer, and Expires follows the
-//     TTL that was asked for. redlocktest.Harness.Grace says how much longer. Down, never.
-//   - May Renew shorten a lease? Yes: both ends, Expires and the server's, count from the renewal's
-//     own TTL, be they earlier than the old ones.
+//     last token. The first token of a new counter is at least the time when that counter
+//     begins (rule 8).
+//   - Must a backend that cannot be a node of a quorum honour FenceFloor? No. Only a quorum
+//     sets it, for its nodes: a backend without FeatureQuorumNode may ignore it. NextFence
+//     honours it in any case.
+//   - May a server round TTLs up? Yes: the lock then stays a little longer, and Expires follows
+//     the TTL that was asked for. redlocktest.Harness.Grace says how much longer. It must never
+//     round down.
+//   - May Renew shorten a lease? Yes: Expires and the end on the server both follow the
+//     renewal's own TTL, even if they become earlier. If the outcome of such a renewal is
+//     unknown, the lock may end by either TTL, so count on the earlier end.
 //   - What do Release and Lost do after Close? Release may still free the lock, or fail with
-//     ErrClosed; without it the lock stays until its TTL ends. Leases of a session end with Close,
-//     and their Lost is closed.
-//   - Is a loop of compare-and-swap allowed? Yes: it is one attempt as long as it ends with one
-//     verdict, in bounded time, and each turn takes and decides in one step on the server. A
-//     conflict is no *HeldError until an owner was seen.
-//   - What does rule 10 want? A version in what is stored, checked before the first grant: refuse
-//     with a *RefusedError what a later release has written, and keep the old layout readable for
+//     ErrClosed; in that case the lock stays until its TTL ends. Leases of a session end with
+//     Close, and their Lost is closed.
+//   - Is a loop of compare-and-swap allowed? Yes: it is one attempt if it ends with one verdict
+//     in bounded time, and if each iteration decides and takes the lock in one step on the
+//     server. Return a *HeldError only if an owner was seen, not after a mere conflict.
+//   - What does rule 10 require? A version number in the stored data, checked before the first
+//     grant. Refuse data of a later release with a *RefusedError, and read the old layout for
 //     as long as two releases may run side by side.
 //
 // # The rules

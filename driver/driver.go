@@ -11,9 +11,9 @@ type Driver interface {
 	// Open parses and checks cfg and returns a backend. It does no network I/O, so
 	// that a program starts while its servers are away.
 	//
-	// Refuse a cfg that the backend cannot honour, above all an unknown parameter of
-	// the DSN. Return an *InvalidError that names the part and quotes nothing that may
-	// hold a password (rules 4 and 9). Open may be called concurrently.
+	// Refuse a cfg that the backend cannot honour, especially an unknown parameter of the DSN.
+	// Return an *InvalidError that names the bad part and quotes no text that may hold a
+	// password (rules 4 and 9). Open may be called concurrently.
 	Open(cfg *Config) (Backend, error)
 }
 
@@ -22,9 +22,9 @@ type Config struct {
 	// DSN is the whole URL as the user wrote it, the scheme included, without the
 	// parameters ttl and prefix, which belong to dlock.
 	DSN string
-	// Prefix goes before every key, and is the namespace of all else that the driver
-	// stores. Stored data has a layout version, and a driver refuses an unknown one:
-	// two releases that run side by side exclude each other (rule 10).
+	// Prefix goes before every key, and before the names of all other stored data. Stored data
+	// has a layout version, and a driver refuses an unknown one: two releases that run side by
+	// side exclude each other (rule 10).
 	Prefix string
 	// Resolve opens another registered backend with the same Prefix and Notify: the
 	// nodes of a quorum. The caller owns the backend and closes it.
@@ -40,22 +40,21 @@ type Config struct {
 type Backend interface {
 	// Acquire asks for the lock named by req and returns a lease of it.
 	//
-	// Refuse a request that the backend cannot honour before any I/O (rule 4).
-	// Info.Check does it for everything that this package knows of.
+	// Refuse a request that the backend cannot honour before any I/O (rule 4). Info.Check makes
+	// the checks that are the same for all drivers.
 	//
-	// Make one attempt, that is, get one verdict of the server. If req.Wait is set,
-	// Acquire may block until the lock is granted or ctx ends. Blocking is optional.
-	// Bound one attempt even under a background context: use a timeout of your own,
-	// small against req.TTL.
+	// Make one attempt: get one verdict of the server. If req.Wait is set, Acquire may block
+	// until the lock is granted or ctx ends. Blocking is optional. Bound one attempt even under
+	// a background context: use a timeout of your own, small against req.TTL.
 	//
-	// The outcomes are four (rule 1). A nil error is a grant. *HeldError: another
-	// owner has it. *RefusedError: the server will not. *InvalidError: the request
-	// cannot be honoured, and nothing was sent. Everything else is unknown. If ctx
-	// ends, return an error that wraps ctx.Err(), and a *HeldError beside it
-	// (errors.Join, or two %w) if waiting was for a holder that was seen. An owner
-	// that asks again is another owner: there is no reentrancy (rule 6). A quorum says
-	// *HeldError only if one other owner rules a majority out, and settles a split
-	// vote itself, so that one of many wins a free key (rule 5, see QuorumError).
+	// The outcomes are four (rule 1). A nil error is a grant. *HeldError: another owner has it.
+	// *RefusedError: the server refused the request. *InvalidError: the request cannot be
+	// honoured, and nothing was sent. Everything else is unknown. If ctx ends, return an error
+	// that wraps ctx.Err(), and also a *HeldError (errors.Join, or two %w) if Acquire waited
+	// for a holder that it saw. Every request has an owner of its own: there is no reentrancy
+	// (rule 6). A quorum says *HeldError only if one other owner rules a majority out, and
+	// resolves a split vote itself, so that one of many wins a free key (rule 5, see
+	// QuorumError).
 	//
 	// On any error undo the attempt (rule 2): release it on a context of your own,
 	// context.WithoutCancel with a timeout, never on the caller's, which may be
@@ -74,16 +73,17 @@ type Backend interface {
 	// returns it without any secret: it names the node in a quorum's votes.
 	Info() Info
 
-	// Close ends the backend. Calls under way return, later ones fail with ErrClosed,
-	// and nothing that the backend started goes on (rule 7). Close does not release
-	// leases; only the locks of session backends end, with their session. Never close a
-	// client that was handed in. A second call returns nil.
+	// Close ends the backend. Calls under way return, later calls fail with ErrClosed, and
+	// nothing that the backend started goes on (rule 7). Close does not release leases; only
+	// the locks of a session backend end, with the session. Never close a client that the
+	// caller passed in. A second call returns nil.
 	Close() error
 }
 
 // Info describes a backend.
 type Info struct {
-	// Name is for people: "redis", "redlock/5". It holds no address and no secret.
+	// Name tells people the kind of backend: "redis", "redlock/5". It holds no address and no
+	// secret.
 	Name     string
 	Features Features
 	// MinTTL and MaxTTL bound Request.TTL; MinTTL is at least 10 ms. dlock checks
@@ -93,8 +93,8 @@ type Info struct {
 	_ struct{}
 }
 
-// Features are capabilities. dlock checks them before a call, so a driver that lacks one
-// needs no code for it.
+// Features are capabilities. dlock checks them before a call, so a driver needs no code for a
+// feature that it lacks.
 type Features uint32
 
 const (
@@ -115,7 +115,7 @@ const (
 	// FeatureKeep: Renewal.Keep may be set, so that a lock outlives its lease.
 	FeatureKeep
 	// FeatureOrdered: waiters of all clients are served first come, first served, as long as
-	// nothing fails; by FeatureQueueing, or by the places that Watch gives them.
+	// nothing fails: by FeatureQueueing, or because Watch wakes them in that order.
 	FeatureOrdered
 )
 
@@ -179,14 +179,14 @@ type Request struct {
 	// server first brings the proposal within FenceSlack ahead of its clock and FenceLag
 	// behind it. Zero: no proposal. See NextFence.
 	FenceFloor uint64
-	// ExactFence, if not zero, heals a node of a quorum after the grant (quorum nodes
-	// only). Take the key at exactly this token if it is free and its counter is not
-	// above the token. If this attempt has the key already, answer with the token that it
-	// has. If the counter is above the token, answer *RefusedError.
-	// FenceFloor is then the time at which the lease was last confirmed, by the nodes'
-	// clocks, in microseconds since 1970; zero: at its token.
+	// ExactFence, if not zero, heals a node of a quorum after the grant (quorum nodes only).
+	// Take the key at exactly this token if it is free and its counter is not above the token.
+	// If this attempt has the key already, answer with the token that it has. If the counter is
+	// above the token, answer *RefusedError. FenceFloor then has another meaning: it is the
+	// time at which the lease was last confirmed, by the nodes' clocks, in microseconds since
+	// 1970; zero stands for the time of the token.
 	ExactFence uint64
-	// Quorum is set by a quorum for its nodes.
+	// Quorum is set by a quorum for its nodes. It does not change, so a node may keep it.
 	Quorum *Quorum
 
 	_ struct{}
@@ -194,20 +194,20 @@ type Request struct {
 
 // Quorum describes the quorum to one of its nodes.
 type Quorum struct {
-	// Terms are those of the client's options. A node that remembers other terms keeps
+	// Terms are the terms in the client's options. A node that remembers other terms keeps
 	// them, and reports them in its grants. A node without a restart guard uses these.
 	Terms
 	// Remembered are the terms that the other nodes remember. A node that remembers no terms
 	// takes them. Nil: it takes Terms.
 	Remembered *Terms
-	// OtherClocks returns an upper bound of the other nodes' clocks now. A node that may
-	// have forgotten leases counts its quarantine from there if its own clock is behind.
-	// Zero: too few clocks, or too few nodes' terms, are known; the quarantine does not
-	// begin yet. OtherClocks may be nil.
+	// OtherClocks returns an upper bound of the other nodes' clocks now. A node that may have
+	// forgotten leases counts its quarantine from that time if its own clock is behind. Zero:
+	// the clocks or terms of too few nodes are known, and the quarantine does not begin yet.
+	// OtherClocks may be nil.
 	OtherClocks func() time.Time
 	// WaitingSince is when this client began to wait for the key, by the nodes' clocks, in
-	// microseconds since 1970. Nodes order their wait queues by it, so that all of them have
-	// the same order. Zero: the client does not wait.
+	// microseconds since 1970. Nodes order their wait queues by this time, so that all nodes
+	// have the same order. Zero: the client does not wait.
 	WaitingSince uint64
 
 	_ struct{}
@@ -221,22 +221,21 @@ func (q *Quorum) Proposal() *Terms {
 	return &q.Terms
 }
 
-// Terms are the same for all clients of a quorum's nodes. A node with a restart guard
-// remembers them and refuses clients that use others, so that no two leases are judged by
-// terms that are unsafe together. A quorum derives them; a node obeys, and needs no formula
-// of its own.
+// Terms are the same for all clients of a quorum's nodes. A node with a restart guard remembers
+// them and refuses clients that use others, so that no two leases are judged by terms that are
+// unsafe together. A quorum computes them; a node only follows them.
 //
 // Guard, Excuse and Allowance are permissions: a larger one lets clients do more. Quarantine,
-// Grace and Drift are protections. Terms with the smaller permissions and the larger
-// protections of two terms are safe beside either.
+// Grace and Drift are protections. Given two terms, the terms that combine the smaller
+// permissions and the larger protections are safe together with both.
 type Terms struct {
 	N int // nodes in all
 	// Guard is the restart guard: the longest TTL that is granted; zero: off.
 	Guard time.Duration
-	// Excuse is the difference that is allowed between the clocks of the nodes of one bid.
+	// Excuse is the allowed difference between the clocks of the nodes of one bid.
 	Excuse time.Duration
 	// Allowance is how far a node's clock may fall behind its highest reading. A node whose
-	// clock falls further takes it for set back, and is in quarantine.
+	// clock falls further treats the clock as set back, and is in quarantine.
 	Allowance time.Duration
 	// Quarantine is the time in which a node that may have forgotten leases grants none.
 	Quarantine time.Duration
@@ -248,7 +247,7 @@ type Terms struct {
 	_ struct{}
 }
 
-// Merge returns terms that are safe beside t and beside u: the smaller permissions and the
+// Merge returns terms that are safe together with t and with u: the smaller permissions and the
 // larger protections, for t's number of nodes.
 func (t Terms) Merge(u Terms) Terms {
 	return Terms{
@@ -274,12 +273,11 @@ type Lease interface {
 	// (rule 1). ctx bounds Renew, and so does a timeout of the driver's own.
 	Renew(ctx context.Context, r *Renewal) (Grant, error)
 
-	// Release gives the lock up. It frees this very acquisition's lock and never
-	// another's. It works even if ctx has ended (rule 2): take ctx's values, and bound
-	// the work yourself, in seconds. nil: this lease no longer has the lock. ErrLost: it
-	// had lost the lock before; to return nil instead is allowed. Any other error:
-	// unknown, the lock may stay until its TTL ends. A call after nil or ErrLost returns
-	// nil.
+	// Release gives the lock up. It frees this very acquisition's lock and never another's. It
+	// works even if ctx has ended (rule 2): use only ctx's values, and bound the work to some
+	// seconds by a timeout of your own. nil: this lease no longer has the lock. ErrLost: it had
+	// lost the lock before; returning nil instead is allowed. Any other error: unknown, the
+	// lock may stay until its TTL ends. A call after nil or ErrLost returns nil.
 	Release(ctx context.Context) error
 }
 
@@ -287,37 +285,37 @@ type Lease interface {
 type Renewal struct {
 	// TTL is as in Request; zero where the backend has none.
 	TTL time.Duration
-	// Keep makes the server keep the lock for at least this long from now on, even if it is
-	// not renewed again (FeatureKeep only). It does not change Expires. A TTL of zero says
-	// that the holder is done: the server keeps the lock for Keep, without any grace, unless
-	// it is released before. Grant.Expires then means nothing.
+	// Keep makes the server keep the lock for at least this long from now on, even if it is not
+	// renewed again (FeatureKeep only). It does not change Expires. A TTL of zero says that the
+	// holder has finished: the server keeps the lock for Keep, without any grace, unless it is
+	// released earlier. Grant.Expires then has no meaning.
 	Keep time.Duration
-	// MinFence raises the key's counter to at least this, together with the renewal
+	// MinFence raises the key's counter to at least this token, together with the renewal
 	// (quorum nodes only). The lease's own token stays as it was granted.
 	MinFence uint64
 
 	_ struct{}
 }
 
-// A Grant is the state of a lease, as of Acquire or its last renewal.
+// A Grant is the state of a lease after Acquire, or after its last renewal.
 type Grant struct {
 	// Expires is the end of the lease in local monotonic time, computed by the function
-	// Expires. Zero: the lease ends with a session and not by a clock.
+	// Expires. Zero: the lease ends only with its session.
 	Expires time.Time
 	// Fence is the fencing token: strictly rising per key; zero: none.
 	Fence uint64
-	// Clock is the server's own clock at the grant. Zero: unknown; such a vote never counts
-	// in a quorum.
+	// Clock is the server's own clock at the grant. Zero: unknown; a vote without a clock never
+	// counts in a quorum.
 	Clock time.Time
-	// Server identifies the server process, so that a quorum recognizes a server that is
-	// listed twice or was restarted.
+	// Server identifies the server process, so that a quorum notices that a server is listed
+	// twice or was restarted.
 	Server string
 	// Lost is closed when the backend learns that the lease is gone. It may be nil.
 	// Leases that end together (those of one session) share one channel: a watcher
 	// needs one goroutine per channel.
 	Lost <-chan struct{}
-	// Terms are those that the node remembers: of a node of a quorum with a restart guard.
-	// Do not change them.
+	// Terms are the terms that the node remembers, if it is a node of a quorum and has a
+	// restart guard. Do not change them.
 	Terms *Terms
 	// Votes has the answer of each node; quorum backends only.
 	Votes []Vote
@@ -339,29 +337,29 @@ type Vote struct {
 // A Watcher tells when a lock may have become free. Without it dlock polls, with
 // jitter.
 type Watcher interface {
-	// Watch returns a channel of capacity one that gets a value whenever key may
-	// have become free after Watch returned: subscribe, then return. Values coalesce;
-	// a value too many is harmless, a value too few is a lost wake-up. A break of the
-	// connection counts as a value.
+	// Watch returns a channel of capacity one that gets a value whenever key may have become
+	// free after Watch returned: subscribe, then return. Values coalesce; an extra value is
+	// harmless, a missing value is a lost wake-up. Send a value when the connection breaks,
+	// too.
 	//
-	// A backend may keep a wait queue of the callers that watch and were refused with
-	// ErrHeld, and send each its value when it is first. A caller that never asked gets
-	// values as if there were no queue, or polls while there is one.
+	// A backend may keep a wait queue of the callers that watch and got ErrHeld, and send each
+	// of them a value when it is the first. A caller that watches and has not called Acquire
+	// gets values as without a queue, or polls while there is a queue.
 	//
-	// The channel is never closed; its subscription ends with ctx. Watch blocks for one
-	// round trip at most. If it fails the caller polls, and tries again unless the error is
-	// permanent. HeldError.PollAfter says when a caller that watches asks again although no
-	// value came.
+	// The channel is never closed; its subscription ends with ctx. Watch blocks for one round
+	// trip at most. If it fails the caller polls, and tries again unless the error is
+	// permanent. HeldError.PollAfter says when a caller that watches asks again if no value
+	// comes.
 	Watch(ctx context.Context, key string) (<-chan struct{}, error)
 }
 
-// A LossReporter is a Lease that reports its loss by a call: for backends in this process,
-// whose leases end one by one. Without it dlock learns of a loss by Grant.Lost, by the next
-// renewal, and by the clock.
+// A LossReporter is a Lease that reports its loss by a function call. It is for backends in the
+// same process, whose leases end one by one. Without it dlock learns of a loss from Grant.Lost,
+// the next renewal, or the clock.
 type LossReporter interface {
 	// OnLost sets f, which is called once with arg when the backend takes the lock from this
-	// lease, or at once if it has done so already. It is called under no mutex of the driver,
-	// and does not block.
+	// lease, or at once if the backend has done so already. The driver calls f without holding
+	// a mutex; f does not block.
 	OnLost(f func(arg any), arg any)
 }
 
@@ -370,12 +368,12 @@ type LossReporter interface {
 type Inspector interface {
 	// Lookup returns the state of key; a key that nobody holds has no Holders.
 	Lookup(ctx context.Context, key string) (*State, error)
-	// List calls yield for every held key that begins with prefix, in no order, until
-	// yield returns false. It may take many round trips, and sees no snapshot. A quorum also
-	// yields keys whose Verdict is VerdictSplit, as far as it comes across them.
+	// List calls yield for every held key that begins with prefix, in no order, until yield
+	// returns false. It may take many round trips, and sees no snapshot. A quorum also yields
+	// keys whose Verdict is VerdictSplit, as far as it meets them.
 	List(ctx context.Context, prefix string, yield func(*State) bool) error
-	// Check examines the deployment and returns its findings, the gravest first. An error
-	// says that it could not examine the deployment.
+	// Check examines the deployment and returns its findings, the gravest first. An error means
+	// that it could not examine the deployment.
 	Check(ctx context.Context) ([]Diagnostic, error)
 }
 
@@ -406,11 +404,12 @@ type NodeState struct {
 	_       struct{}
 }
 
-// expiring is the remaining time below which a lease is called expiring: leases are renewed
-// at a third of their TTL, so only one that is not renewed, or is very short, comes so low.
+// expiring is the remaining time below which a lease is called expiring. Leases are renewed
+// after a third of their TTL, so only a lease that is not renewed, or is very short, has so
+// little time left.
 const expiring = time.Second
 
-// Verdict sums s up in one word.
+// Verdict summarizes s in one word.
 func (s *State) Verdict() Verdict {
 	for i := range s.Holders {
 		if ttl := s.Holders[i].TTL; ttl <= 0 || ttl >= expiring { // zero: unknown, or no end
@@ -451,8 +450,8 @@ const (
 	VerdictExpiring
 	// VerdictReserved: the key is kept for the first waiter for a moment.
 	VerdictReserved
-	// VerdictSplit: several have the key on some nodes, and none has a majority. They give up
-	// and try again.
+	// VerdictSplit: several owners have the key on some nodes, and none has a majority. They
+	// give up and try again.
 	VerdictSplit
 )
 
@@ -478,7 +477,7 @@ type Holder struct {
 	_       struct{}
 }
 
-// A Waiter is one that waits for a key. Unknown fields are zero.
+// A Waiter is a client that waits for a key. Unknown fields are zero.
 type Waiter struct {
 	Owner   string    // as the server knows it: a name, or a place in a queue
 	Since   time.Time // by the server's clock
@@ -505,8 +504,8 @@ type Diagnostic struct {
 // Severity orders findings.
 type Severity uint8
 
-// The severities: for information; may cost performance or a guarantee
-// under load; a guarantee does not hold.
+// The severities. Note: for information. Warning: it may cost performance, or a guarantee under
+// load. Unsafe: a guarantee does not hold.
 const (
 	SeverityNote Severity = iota
 	SeverityWarning
@@ -528,28 +527,28 @@ func (s Severity) String() string {
 
 // An Admin breaks locks.
 type Admin interface {
-	// Break takes the lock named key away from its holder, if that has token fence.
-	// Otherwise it changes nothing and returns ErrLost. The holder learns of it as of any
-	// loss; only a store that checks tokens refuses the writes that it still makes.
+	// Break takes the lock named key away from its holder, if that has token fence. Otherwise
+	// it changes nothing and returns ErrLost. The holder learns of it as it learns of any loss;
+	// until then only a store that checks tokens refuses its writes.
 	Break(ctx context.Context, key string, fence uint64) error
 }
 
-// A SessionAdmin ends sessions that hold locks: of a server that knows the sessions of holders
-// and not their tokens.
+// A SessionAdmin ends sessions that hold locks. It is for servers that know the sessions of
+// holders and not their tokens.
 type SessionAdmin interface {
-	// BreakSession ends the session of the server that has this name, as a Holder has it, if it
-	// holds key. Everything else that the session holds is freed with it. Without such a
-	// session it changes nothing and returns ErrLost.
+	// BreakSession ends the server's session with this name (Holder.Session) if it holds key.
+	// All other locks of the session are freed too. If there is no such session it changes
+	// nothing and returns ErrLost.
 	BreakSession(ctx context.Context, key, session string) error
 }
 
-// A GuardAdmin tells servers with a restart guard that they are new, which they cannot know,
-// and changes their terms.
+// A GuardAdmin tells servers with a restart guard that they are new, because they cannot know
+// that themselves, and changes their terms.
 type GuardAdmin interface {
-	// Bootstrap reports what the server remembers of locks and its terms, and makes the
-	// statement that b names, unless b is a dry run. It is bounded by ctx and by timeouts of
-	// the driver's own. A quorum looks at all nodes first, and states nothing unless all of
-	// them answer. The report is of before the statement; it may come with an error.
+	// Bootstrap reports the server's memory of locks and its terms, and makes the statement
+	// b.Statement, unless b.DryRun is set. It is bounded by ctx and by timeouts of the driver's
+	// own. A quorum looks at all nodes first, and makes no statement unless all of them answer.
+	// The report describes the time before the statement; it may come together with an error.
 	//
 	// *RefusedError: the statement is false, or cannot be made now. *InvalidError: the terms
 	// contradict each other; nothing was sent.
@@ -564,8 +563,9 @@ type Bootstrap struct {
 	DryRun bool
 	// Quorum is set by a quorum for its nodes.
 	Quorum *Quorum
-	// Observed is set by a quorum for its nodes: this node's answer to the dry run before.
-	// The node does not count as new if another process answers by now, or much later.
+	// Observed is set by a quorum for its nodes: this node's answer to the preceding dry run.
+	// The node does not count as new if another server process answers now, or if much time has
+	// passed.
 	Observed *MemoryReport
 
 	_ struct{}
@@ -581,16 +581,16 @@ const (
 	// StateNodes: the quorum has another number of nodes than it had. None of them votes for
 	// one quarantine, in which the leases of clients with the old list end.
 	StateNodes
-	// StateTerms: the terms become those of the backend's options. Protections grow and
-	// permissions shrink at once. The rest follows after StateTermsSettled, when every lease
-	// that was granted before has ended.
+	// StateTerms: the terms change to those in the backend's options. Protections grow and
+	// permissions shrink at once. The other changes follow after StateTermsSettled, when every
+	// lease that was granted before has ended.
 	StateTerms
 	// StateTermsSettled: all nodes know of the change. A quorum sends it to its nodes as the
 	// second step of StateTerms.
 	StateTermsSettled
 )
 
-// A MemoryReport is a server's report on its memory, before the statement.
+// A MemoryReport describes what a server remembered before the statement.
 type MemoryReport struct {
 	Memory Memory    // of a quorum: the greatest of its nodes
 	Clock  time.Time // as in Grant; zero for a quorum
@@ -605,7 +605,7 @@ type MemoryReport struct {
 	_     struct{}
 }
 
-// A NodeReport is the report of one node of a quorum, and the outcome there.
+// A NodeReport is the report of one node of a quorum, and the outcome of the statement there.
 type NodeReport struct {
 	Node   string        // its address
 	Report *MemoryReport // before the statement; nil: it did not answer
@@ -620,14 +620,15 @@ type Memory uint8
 const (
 	// MemoryUnguarded: there is no restart guard.
 	MemoryUnguarded Memory = iota
-	// MemoryUnused: it has never kept locks under the guard, and has been up for longer than
-	// the guard.
+	// MemoryUnused: the server has never kept locks under the guard, and has been running for
+	// longer than the guard.
 	MemoryUnused
-	// MemoryNew: it has no memory and was started not long ago. It is new, or it forgot.
+	// MemoryNew: the server has no memory and was started not long ago. It is new, or it forgot.
 	MemoryNew
-	// MemoryFlushed: it kept locks since it was started, and has no memory. It was flushed.
+	// MemoryFlushed: the server has kept locks since it was started, and has no memory. It was
+	// flushed.
 	MemoryFlushed
-	// MemoryKept: it remembers its locks, though perhaps not all of them.
+	// MemoryKept: the server remembers its locks, though perhaps not all of them.
 	MemoryKept
 )
 
@@ -644,8 +645,8 @@ func (m Memory) String() string {
 // holds no secret.
 type Notice struct {
 	Kind   NoticeKind
-	Node   string // which server, where there are several
-	Key    string // which key, if it concerns one
+	Node   string // the server's address, if there are several
+	Key    string // the key, if the notice concerns one
 	Err    error  // the cause, if there is one
 	Detail string // one line for people
 	_      struct{}

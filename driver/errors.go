@@ -43,9 +43,9 @@ type HeldError struct {
 	RetryAfter time.Duration
 	// Since is when the holder got the lock, by the server's clock; zero: unknown.
 	Since time.Time
-	// PollAfter is when a caller that watches the key asks again although the watch gave no
-	// value. It is long if the release is certain to be announced, and short if the holder
-	// announces nothing. Zero: the caller decides.
+	// PollAfter is how long a caller that watches the key waits before it asks again without a
+	// value from the watch. It is long if the release is certain to be announced, and short if
+	// the holder announces nothing. Zero: the caller decides.
 	PollAfter time.Duration
 	// ReservedForWaiter: the lock was just released, and the server keeps it for the first
 	// waiter in the queue, for RetryAfter at most. Holder is empty.
@@ -62,7 +62,7 @@ func (e *HeldError) Error() string {
 	var b strings.Builder
 	switch {
 	case e.ReservedForWaiter:
-		b.WriteString("kept for the next in line")
+		b.WriteString("kept for the first waiter in the queue")
 	case e.Holder == "":
 		b.WriteString("held by another owner")
 	default:
@@ -86,21 +86,22 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
 // RefusedError is the verdict that the server refused the request. It is ErrRefused.
 type RefusedError struct {
-	// RetryAfter is when the server may serve the request (loading, quarantine). Zero: never,
-	// as it is configured now (password, permission, read-only, TTL over the guard).
+	// RetryAfter is how long to wait until the server may serve the request (loading,
+	// quarantine). Zero: never, with its present configuration (password, permission,
+	// read-only, TTL over the guard).
 	RetryAfter time.Duration
-	// Reason tells people what is wrong and what to do. It holds no secret.
+	// Reason says what is wrong and what to do. It holds no secret.
 	Reason string
 	// Err is the server's own error, if there is one, free of secrets.
 	Err error
-	// Clock and Server are as in Grant, if the server told them: a node that does not vote
-	// yet still tells its time.
+	// Clock and Server are as in Grant, if the server sent them: a node that does not vote yet
+	// still sends its time.
 	Clock  time.Time
 	Server string
 	_      struct{}
 }
 
-// Error returns the reason, and when to ask again.
+// Error returns the reason, and how long to wait before asking again.
 func (e *RefusedError) Error() string {
 	s := e.Reason
 	if s == "" {
@@ -149,9 +150,9 @@ func Invalid(what, format string, args ...any) error {
 type QuorumError struct {
 	Need  int    // grants needed: N/2 + 1
 	Votes []Vote // every node's answer, in the order of the nodes
-	// Verdict is a *HeldError if one other owner rules a majority out, a
-	// *RefusedError if refusals do, ErrLost if a majority is known to have lost
-	// the lease; nil means unknown.
+	// Verdict is a *HeldError if another owner has so many nodes that no majority is left, a
+	// *RefusedError if so many nodes refused, ErrLost if a majority is known to have lost the
+	// lease; nil means unknown.
 	Verdict error
 	// Detail is the per-node text that Error appends; the quorum backend formats it.
 	Detail string
@@ -176,10 +177,10 @@ func (e *QuorumError) Error() string {
 	return s
 }
 
-// Unwrap returns the verdict of the quorum, and no node's own error.
+// Unwrap returns the verdict of the quorum, never a single node's error.
 func (e *QuorumError) Unwrap() error { return e.Verdict }
 
-// round makes a duration readable: three digits are enough for a person.
+// round rounds a duration to three digits for people.
 func round(d time.Duration) time.Duration {
 	switch {
 	case d >= 10*time.Second:
@@ -192,9 +193,9 @@ func round(d time.Duration) time.Duration {
 	return d.Round(time.Microsecond)
 }
 
-// printable quotes an owner with characters that upset a terminal or a log line: control
-// characters, also those above ASCII, and those that change the direction of the text. The
-// value of a foreign lock may be any bytes. It also cuts a long owner.
+// printable quotes an owner that has characters that disturb a terminal or a log line: control
+// characters, also those above ASCII, and those that change the direction of text. The value of
+// a foreign lock may be any bytes. printable also shortens a long owner.
 func printable(s string) string {
 	const most = 120
 	if len(s) > most {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"time"
 )
 
@@ -10,9 +11,19 @@ import (
 // shorter one.
 const MinTTL = 10 * time.Millisecond
 
-// Drift is the part of a TTL that does not count, for clocks that run at different rates
-// and for the granularity of expiry: TTL/100 + 2 ms (the Redlock page's drift).
+// Drift is the part of a TTL by which a lease ends early, because clocks run at different rates
+// and expiry has a granularity: TTL/100 + 2 ms (the Redlock page's drift).
 func Drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
+
+// ContextErr is ctx.Err, but also sees a deadline that has passed before the context's timer
+// fired: a client library that looks at the clock returns right at the deadline.
+func ContextErr(ctx context.Context) error {
+	err := ctx.Err()
+	if deadline, ok := ctx.Deadline(); err == nil && ok && !time.Now().Before(deadline) {
+		err = context.DeadlineExceeded
+	}
+	return err
+}
 
 // Expires returns the end of a lease that was asked for at start: start + TTL −
 // drift. start is read before the first byte was sent, or, after a native wait,
@@ -25,19 +36,19 @@ func Expires(start time.Time, ttl time.Duration) time.Time {
 // wrong clock cannot push all later tokens ahead.
 const FenceSlack = 500 * time.Millisecond
 
-// FenceLag is how far a proposed token may be behind the server's clock. A late client must
-// not propose a token that a server gave long ago and has forgotten. A smaller lag would make
-// the nodes of a quorum answer different tokens to a bid on a slow link, which costs the bid a
-// second round trip.
+// FenceLag is how far a proposed token may be behind the server's clock. Otherwise a late
+// client could propose a token that a server gave long ago and has forgotten. A smaller lag
+// would make the nodes of a quorum answer different tokens to a bid on a slow link, which costs
+// the bid a second round trip.
 const FenceLag = 2 * time.Second
 
 // MaxFence is the largest token: it fits a float64 exactly, as Lua and JSON need.
 const MaxFence = 1<<53 - 1
 
 // NextFence returns the token of a new grant: max(counter+1, floor), in microseconds of Unix
-// time. It first brings floor between now − FenceLag and now + FenceSlack; floor 0 stands for
-// now. So tokens rise strictly per key, however the clock moves, and tokens of different
-// backends can be compared (rule 8).
+// time. It first clamps floor to now − FenceLag and now + FenceSlack; floor 0 stands for now.
+// So tokens rise strictly per key even if the clock falls, and tokens of different backends can
+// be compared (rule 8).
 func NextFence(counter, floor uint64, now time.Time) uint64 {
 	us := now.UnixMicro()
 	if us < 0 {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -140,5 +141,27 @@ func TestNamesForPeople(t *testing.T) {
 	f := FeatureShared | FeatureFencing
 	if !f.Has(0) || !f.Has(FeatureFencing) || !f.Has(f) || f.Has(FeatureFencing|FeatureQuorumNode) {
 		t.Errorf("Has of %v", f)
+	}
+}
+
+// dueContext is one whose timer has not run yet.
+type dueContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c dueContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+func TestContextErrSeesADeadlineBeforeItsTimer(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for want, ctx := range map[error]context.Context{
+		nil:                      dueContext{t.Context(), time.Now().Add(time.Hour)},
+		context.DeadlineExceeded: dueContext{t.Context(), time.Now()},
+		context.Canceled:         dueContext{ended, time.Now()},
+	} {
+		if got := ContextErr(ctx); !errors.Is(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 // poll is the pause between two attempts of a case that waits for something.
 const poll = 3 * time.Millisecond
 
-// fill completes a request: a new owner and a TTL that the case does not outlive.
+// fill completes a request with a new owner and a TTL that is longer than the case.
 func (r *run) fill(req driver.Request) *driver.Request {
 	if req.Owner == "" {
 		req.Owner = r.owner()
@@ -40,7 +40,7 @@ func (r *run) tryRequest(ctx context.Context, b driver.Backend, req *driver.Requ
 	case err == nil && got == nil:
 		r.fatal(acquiring, "Acquire returned neither a lease nor an error")
 	case err == nil:
-		l := &lease{Lease: got, terms: terms}
+		l := &lease{Lease: got, first: terms, terms: terms}
 		r.track(l)
 		return l, nil
 	case got != nil:
@@ -57,18 +57,22 @@ func (r *run) tryRequest(ctx context.Context, b driver.Backend, req *driver.Requ
 	return nil, err
 }
 
-// doubtful reports whether an earlier attempt of the case may still have key, until it is
-// undone.
+// doubtful reports whether an earlier attempt of the case may still have key, because its
+// clean-up is not over.
 func (r *run) doubtful(key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.inDoubt[key]
 }
 
-// grant acquires a key that is free: a refusal is a failure. Unknown outcomes are
-// what networks make, and are tried again.
+// grant acquires a free key: a refusal is a failure. After an unknown outcome, which networks
+// cause, it tries again.
+//
+// A driver bounds an attempt by its TTL, so that on a busy machine none with a short TTL may be
+// answered: then the case begins anew with longer ones.
 func (r *run) grant(b driver.Backend, req driver.Request) *lease {
-	busy := false
+	const unansweredMost = 10
+	busy, unanswered := false, 0
 	for {
 		l, err := r.try(b, req)
 		v := r.saw(err)
@@ -83,6 +87,11 @@ func (r *run) grant(b driver.Backend, req driver.Request) *lease {
 			r.startOver("the outcome of an attempt is unknown, and the case uses its owner again")
 		}
 		busy = busy || v == later
+		if v == unknown && req.TTL != 0 && r.scale < 1<<(maxRestarts-1) {
+			if unanswered++; unanswered == unansweredMost {
+				r.startOver("no attempt with a TTL of %v was answered: %v", req.TTL, err)
+			}
+		}
 		r.note("Acquire gave %v: %v", v, err)
 		if !r.pause(poll) {
 			r.fatal(acquiring, "key %q is free, and was not granted before the case's time was over; the last verdict: %v", short(req.Key), err)
@@ -90,8 +99,7 @@ func (r *run) grant(b driver.Backend, req driver.Request) *lease {
 	}
 }
 
-// again acquires a key that was just released: Release returned nil, so that it is
-// free now.
+// again acquires a key whose Release has just returned nil, so that it must be free.
 func (r *run) again(b driver.Backend, key string) *lease {
 	l, err := r.try(b, driver.Request{Key: key})
 	switch r.saw(err) {
@@ -103,8 +111,8 @@ func (r *run) again(b driver.Backend, key string) *lease {
 	return r.grant(b, driver.Request{Key: key})
 }
 
-// eventually acquires a key that becomes free by itself, be it that somebody's
-// clean-up goes on in the background.
+// eventually acquires a key that becomes free by itself, for example because a clean-up goes on
+// in the background.
 func (r *run) eventually(b driver.Backend, req driver.Request) *lease {
 	l, _ := r.eventuallyRule(undoes, b, req, nil)
 	return l
@@ -178,18 +186,20 @@ func (r *run) heldBy(b driver.Backend, req driver.Request, holder *lease) *drive
 	return he
 }
 
-// renew extends a lease that is valid.
+// renew extends a lease that is valid. After an unknown outcome the lock may have got the
+// renewal's TTL already, and end by that.
 func (r *run) renew(l *lease, renewal driver.Renewal) driver.Grant {
 	if renewal.TTL == 0 {
 		renewal.TTL = r.long()
 	}
-	for {
+	start := time.Now()
+	for inDoubt := false; ; inDoubt = true {
 		g, err := l.Renew(r.ctx, &renewal)
 		v := r.saw(err)
 		switch {
 		case v == granted:
 			return g
-		case !r.valid(l):
+		case !r.valid(l), inDoubt && v == lost && time.Since(start) > renewal.TTL:
 			r.startOver("a lease ended before its renewal was answered: %v", err)
 		case v != later && v != unknown:
 			r.fatal(fourOutcomes, "Renew of a lease with %v to go gives %v: %v", left(l), v, err)
@@ -201,8 +211,8 @@ func (r *run) renew(l *lease, renewal driver.Renewal) driver.Grant {
 	}
 }
 
-// release gives a lease up that is valid. ErrLost is right only where it is not, or where
-// an earlier try may have taken effect.
+// release releases a valid lease. ErrLost is correct only if the lease is no longer valid, or
+// if an earlier try may have taken effect.
 func (r *run) release(l *lease) {
 	for inDoubt := false; ; inDoubt = true {
 		err := l.Release(r.ctx)
@@ -222,8 +232,8 @@ func (r *run) release(l *lease) {
 	}
 }
 
-// lost asserts that a lease is over for certain, and that its owner can do nothing
-// more with it.
+// lost asserts that a lease is certainly over, and that its owner can neither renew nor release
+// it.
 func (r *run) lost(l *lease) {
 	for {
 		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
@@ -263,7 +273,7 @@ func (r *run) releaseEnded(l *lease) {
 	}
 }
 
-// holds asserts that l still has key, seen by others and by itself.
+// holds asserts that l still has key: another owner is refused, and a renewal succeeds.
 func (r *run) holds(b driver.Backend, key string, l *lease) {
 	r.refuse(b, driver.Request{Key: key}, l)
 	r.renew(l, driver.Renewal{})
@@ -284,8 +294,7 @@ func (r *run) misuse(err error, what, detail string) {
 	}
 }
 
-// nothingStored asserts that nothing is stored of key, or of those that begin with it, once
-// clean-up has run.
+// nothingStored asserts that after the clean-up nothing is stored for keys that begin with key.
 func (r *run) nothingStored(b driver.Backend, key string) {
 	for {
 		found, known := r.residue(b, key)
@@ -298,7 +307,7 @@ func (r *run) nothingStored(b driver.Backend, key string) {
 	}
 }
 
-// residue lists what is stored of key, if anybody can tell.
+// residue lists what is stored for key, if the harness or the backend can tell.
 func (r *run) residue(b driver.Backend, key string) (found []string, known bool) {
 	var err error
 	switch {
@@ -321,7 +330,7 @@ func (r *run) residue(b driver.Backend, key string) (found []string, known bool)
 		})
 	}
 	if err != nil {
-		r.note("what is left of %q is unknown: %v", short(key), err)
+		r.note("the backend does not say whether anything of %q is stored: %v", short(key), err)
 		return nil, false
 	}
 	return found, true

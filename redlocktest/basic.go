@@ -7,13 +7,13 @@ import (
 )
 
 var basicCases = []testCase{
-	{name: "info", do: info},
-	{name: "grant", do: grantAndRelease},
-	{name: "held", do: heldIsHeld},
-	{name: "lost", do: lostStaysOpen},
+	{name: "info", rules: []rule{describing}, do: infoIsConstant},
+	{name: "grant", rules: []rule{expires, acquiring, releasing, sessions}, do: grantAndRelease},
+	{name: "held", rules: []rule{exclusion, fourOutcomes}, do: heldIsHeld},
+	{name: "lost", rules: []rule{losing}, do: lostStaysOpen},
 }
 
-func info(r *run) {
+func infoIsConstant(r *run) {
 	b := r.client()
 	i := b.Info()
 	for range 3 {
@@ -64,7 +64,7 @@ func grantAndRelease(r *run) {
 	r.release(l)
 }
 
-// heldIsHeld: two clients exclude each other, as two processes do.
+// heldIsHeld checks that two clients exclude each other, as two processes do.
 func heldIsHeld(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -76,8 +76,8 @@ func heldIsHeld(r *run) {
 	r.release(l)
 }
 
-// lostStaysOpen: the channel Lost tells of the lease's end, and of nothing else. A
-// channel that is closed too early would make every other check doubt its lease.
+// lostStaysOpen checks that the channel Lost is closed at the lease's end and not earlier. All
+// other checks take a lease whose channel is closed for lost.
 func lostStaysOpen(r *run) {
 	b := r.client()
 	l := r.grant(b, driver.Request{Key: r.key()})

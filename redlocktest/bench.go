@@ -10,10 +10,10 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// RunBenchmarks measures the backend that h opens, each part a sub-benchmark: a
-// lock and its release by one goroutine, by many on keys of their own, a renewal, a
-// refusal, and the handing over of one key between two clients. An operation that
-// fails ends the benchmark: what is measured is what works.
+// RunBenchmarks measures the backend that h opens, each part a sub-benchmark: a lock and its
+// release by one goroutine, by many on keys of their own, a renewal, a refusal, and the handing
+// over of one key between two clients. An operation that fails ends the benchmark, so that only
+// successful operations are measured.
 func RunBenchmarks(b *testing.B, h Harness) {
 	h, err := h.complete()
 	if err != nil {
@@ -59,7 +59,7 @@ func (m *bench) open() driver.Backend {
 	return backend
 }
 
-// request makes owners cheaply, so that what is measured is the backend.
+// request makes owners cheaply, so that the benchmark measures the backend.
 func (m *bench) request(key string) *driver.Request {
 	i := m.one.Info()
 	return &driver.Request{
@@ -127,7 +127,7 @@ func (m *bench) renewal() {
 	m.release(l)
 }
 
-// refusal asks for a key that somebody has; the holder's renewals are not measured.
+// refusal asks for a held key; the holder's renewals are not measured.
 func (m *bench) refusal() {
 	key := m.key()
 	req := m.request(key)
@@ -161,9 +161,8 @@ func (m *bench) release(l driver.Lease) {
 	}
 }
 
-// handoff passes one key between two clients, each a goroutine: one operation is
-// one owner's turn, the waiting of the next included. Backends that do not wait by
-// themselves are polled.
+// handoff passes one key between two clients, each a goroutine: one operation is one hold,
+// including the wait of the next owner. Backends that do not wait by themselves are polled.
 func (m *bench) handoff() {
 	key := m.key()
 	two := m.open()

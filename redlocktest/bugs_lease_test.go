@@ -10,10 +10,10 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// brief is for cases that find a bug by waiting for what never comes.
+// brief is the timeout for cases that find a bug by waiting for something that never happens.
 func brief(h *Harness) { h.Timeout = 4 * time.Second }
 
-// leaseBugs are about calls of one lease at once, and about what is left behind.
+// leaseBugs concern concurrent calls of one lease, and data that is left behind.
 var leaseBugs = []bug{
 	{name: "Grant sees half of a renewal", want: "verdict/concurrent-lease", rule: "driver.Lease.Renew", says: "token 0", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
@@ -127,7 +127,7 @@ func overConnections(plant func(b *broken, open *atomic.Int64)) func(func(*broke
 	}
 }
 
-// overLayouts opens clients of a store that another release wrote to.
+// overLayouts opens clients of a store that another release has written to.
 func overLayouts(held bool) func(func(*broken)) Harness {
 	return func(func(*broken)) Harness {
 		var future atomic.Bool

@@ -11,14 +11,15 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// link is what stands between a client and its lock space, and can be broken.
+// link is the connection between a client and its lock space. Tests can break it.
 type link struct {
 	mu     sync.Mutex
 	broken bool
 	paused chan struct{} // closed when the pause is over
 	slow   time.Duration
-	drop   bool // the next reply
+	drop   bool // drop the next reply
 	kills  atomic.Int64
+	late   []func() // requests that arrive when the link is mended
 }
 
 var (
@@ -28,7 +29,7 @@ var (
 
 const linkTimeout = 300 * time.Millisecond
 
-// to carries a request: it returns an error if it never arrives.
+// to carries a request. It returns an error if the request never arrives.
 func (l *link) to(ctx context.Context) error {
 	l.mu.Lock()
 	broken, paused := l.broken, l.paused
@@ -49,7 +50,7 @@ func (l *link) to(ctx context.Context) error {
 	}
 }
 
-// from carries a reply: it returns an error if that is lost or too late.
+// from carries a reply. It returns an error if the reply is lost or too late.
 func (l *link) from(ctx context.Context) error {
 	l.mu.Lock()
 	slow, drop := l.slow, l.drop
@@ -57,6 +58,9 @@ func (l *link) from(ctx context.Context) error {
 	l.mu.Unlock()
 	if drop {
 		return errBroken
+	}
+	if slow <= 0 {
+		return ctx.Err() // no timer: in a bubble with -race, timers that are due at once crash Go's runtime
 	}
 	select {
 	case <-time.After(slow):
@@ -104,7 +108,7 @@ func overLinks(plant func(*broken)) Harness {
 		TTL: 200 * time.Millisecond,
 		Faults: &Faults{
 			Kill: func() error {
-				_ = each(func(b *broken) { b.cut() }) // connections break: who waits hears of it
+				_ = each(func(b *broken) { b.cut() }) // connections break, and the waiters notice it
 				return breakAll(true)
 			},
 			Restart: func(memory bool) error {
@@ -128,8 +132,15 @@ func overLinks(plant func(*broken)) Harness {
 				return c.(*broken).link.set(func() { c.(*broken).link.broken = true })
 			},
 			Heal: func(c driver.Backend) error {
-				return c.(*broken).link.set(func() { c.(*broken).link.broken = false })
+				var late []func()
+				l := &c.(*broken).link
+				_ = l.set(func() { l.broken, late, l.late = false, l.late, nil })
+				for _, arrive := range late {
+					arrive()
+				}
+				return nil
 			},
+			Reset: func(c driver.Backend) error { c.(*broken).cut(); return nil },
 			Slow: func(c driver.Backend, d time.Duration) error {
 				return c.(*broken).link.set(func() { c.(*broken).link.slow = d })
 			},
@@ -140,11 +151,54 @@ func overLinks(plant func(*broken)) Harness {
 	}
 }
 
-// cut breaks the connections: those who wait hear of it.
+// cut breaks the connections, and the waiters notice it.
 func (b *broken) cut() {
 	b.link.kills.Add(1)
 	b.Fail(errBroken)
 	b.Fail(nil)
+}
+
+// arrivesLate plants a bug: a request that a broken link has delayed takes the lock when the
+// link is mended.
+func arrivesLate(b *broken, then func(driver.Lease)) {
+	sound := b.acquire
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		l, err := sound(ctx, req)
+		if errors.Is(err, errBroken) {
+			sent := *req
+			_ = b.link.set(func() {
+				b.link.late = append(b.link.late, func() {
+					if l, err := b.Backend.Acquire(context.Background(), &sent); err == nil {
+						then(l)
+					}
+				})
+			})
+		}
+		return l, err
+	}
+}
+
+// mended waits until the link is mended.
+func (b *broken) mended(ctx context.Context) {
+	for ctx.Err() == nil {
+		b.link.mu.Lock()
+		broken := b.link.broken
+		b.link.mu.Unlock()
+		if !broken {
+			return
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// diesWithItsConnection plants a bug: a watch never signals again once its connection has broken.
+func diesWithItsConnection(b *broken) {
+	b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+		in, err := b.Backend.Watch(ctx, key)
+		out := make(chan struct{}, 1)
+		go forward(ctx, in, out, func() bool { return b.link.kills.Load() == 0 })
+		return out, err
+	}
 }
 
 // linked makes b a sound client over its link.
@@ -188,6 +242,81 @@ func (b *broken) linked() {
 
 // linkBugs show only under a fault.
 var linkBugs = []bug{
+	{name: "a request that arrives late takes the lock for a moment", want: "link/late-request", rule: "rule 2", says: "counter", over: overLinks, plant: func(b *broken) {
+		arrivesLate(b, func(l driver.Lease) { _ = l.Release(context.Background()) })
+	}},
+	{name: "a request that arrives late takes the lock, and it stays", want: "link/late-request", rule: "rule 2", over: overLinks, plant: func(b *broken) {
+		arrivesLate(b, func(driver.Lease) {})
+	}},
+	{name: "a call waits for ever behind a link that hangs", want: "link/hung", rule: "driver.Backend.Acquire", says: "hangs", over: overLinks, plant: func(b *broken) {
+		sound := b.acquire
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := sound(ctx, req)
+			if errors.Is(err, errBroken) {
+				b.mended(ctx)
+			}
+			return l, err
+		}
+	}},
+	{name: "a connection for each call that hangs", want: "link/hung", rule: "rule 7", says: "grow", over: overLinks,
+		harness: func(h *Harness) {
+			var open atomic.Int64
+			sound := h.Open
+			h.Open = func() (driver.Backend, error) {
+				b, err := sound()
+				if err != nil {
+					return nil, err
+				}
+				acquire := b.(*broken).acquire
+				b.(*broken).acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+					l, err := acquire(ctx, req)
+					if errors.Is(err, errBroken) {
+						open.Add(1)
+					}
+					return l, err
+				}
+				return b, nil
+			}
+			h.Connections = func() (int, error) { return int(open.Load()), nil }
+		}, plant: func(*broken) {}},
+	{name: "Close waits for a link that hangs", want: "link/hung-close", rule: "driver.Backend.Close", says: "does not return", over: overLinks, plant: func(b *broken) {
+		b.close = func() error {
+			b.mended(context.Background())
+			return b.Backend.Close()
+		}
+	}},
+	{name: "a waiter that hangs keeps the lock", want: "link/silent-waiter", rule: "driver.Request.Wait", over: overLinks, plant: func(b *broken) {
+		sound := b.acquire
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if !req.Wait || req.TTL > time.Second {
+				return sound(ctx, req)
+			}
+			longer := *req
+			longer.TTL = time.Hour
+			return sound(ctx, &longer)
+		}
+	}},
+	{name: "a lease dies with its connection", want: "link/reset-lease", rule: "rule 1", over: overLinks, plant: func(b *broken) {
+		sound := b.renew
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			if b.link.kills.Load() > 0 {
+				return driver.Grant{}, driver.ErrLost
+			}
+			return sound(ctx, l, r)
+		}
+	}},
+	{name: "a watch does not survive a break", want: "link/reset-watch", rule: "driver.Watcher", over: overLinks, plant: diesWithItsConnection},
+	{name: "a waiter is forgotten with its connection", want: "link/reset-waiter", rule: "driver.Request.Wait", over: overLinks, plant: func(b *broken) {
+		sound := b.acquire
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := sound(ctx, req)
+			if req.Wait && errors.Is(err, errBroken) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return l, err
+		}
+	}},
 	{name: "an outage is contention", want: "fault/outage", rule: "rule 1", over: overLinks, plant: func(b *broken) {
 		sound := b.acquire
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {

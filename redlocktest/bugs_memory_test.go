@@ -13,7 +13,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// broken is a memory backend with one thing broken. What is nil is sound.
+// broken is a memory backend with one bug. Fields that are nil leave the sound behaviour.
 type broken struct {
 	*memory.Backend
 	acquire func(ctx context.Context, req *driver.Request) (driver.Lease, error)
@@ -22,7 +22,7 @@ type broken struct {
 	grant   func(l *brokenLease, g driver.Grant) driver.Grant
 	watch   func(ctx context.Context, key string) (<-chan struct{}, error)
 	close   func() error
-	code    func(code string) string // of each finding
+	code    func(code string) string // replaces the code of each finding
 	link    link
 }
 
@@ -69,7 +69,7 @@ func (b *broken) Close() error {
 type brokenLease struct {
 	driver.Lease
 	b       *broken
-	req     *driver.Request // the caller's
+	req     *driver.Request // the caller's own request
 	sent    driver.Request
 	over    atomic.Bool
 	renewed atomic.Pointer[driver.Grant]
@@ -102,19 +102,34 @@ func (l *brokenLease) Release(ctx context.Context) error {
 	return l.Lease.Release(ctx)
 }
 
-// grantUntil is the grant of a lease as if it had been extended.
+// grantUntil returns the grant of a lease as if it had just been renewed with this TTL.
 func (l *brokenLease) grantUntil(ttl time.Duration) driver.Grant {
 	g := l.Lease.Grant()
 	g.Expires = driver.Expires(time.Now(), ttl)
 	return g
 }
 
-// whoHad is the error of a wait whose context ended, with the last verdict.
+// whoHad returns the error of a wait that its context ended, joined with the last verdict.
 func whoHad(err, last error) error {
 	if err == nil || last == nil {
 		return err
 	}
 	return fmt.Errorf("%w: %w", err, last)
+}
+
+// holder returns the holder of a key, or the zero Holder.
+func (b *broken) holder(ctx context.Context, key string) driver.Holder {
+	if s, err := b.Lookup(ctx, key); err == nil && len(s.Holders) > 0 {
+		return s.Holders[0]
+	}
+	return driver.Holder{}
+}
+
+// elsewhere returns the request for a lock that excludes no other.
+func elsewhere(req *driver.Request) *driver.Request {
+	other := *req
+	other.Key += "/elsewhere"
+	return &other
 }
 
 // memoryBugs are planted in a memory backend.
@@ -476,6 +491,93 @@ var memoryBugs = []bug{
 				return l.grantUntil(r.TTL), nil
 			}
 			return g, err
+		}
+	}},
+	{name: "ExactFence is ignored", want: "node/join", rule: "driver.Request.ExactFence", says: "joined at", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			plain := *req
+			plain.ExactFence = 0
+			return b.Backend.Acquire(ctx, &plain)
+		}
+	}},
+	{name: "a join takes the key from its holder", want: "node/join-held", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner != "" {
+				_ = b.Break(ctx, req.Key, h.Fence)
+			}
+			return b.Backend.Acquire(ctx, req)
+		}
+	}},
+	{name: "a join is refused to the attempt that has the key", want: "node/join-own", rule: "driver.Request.ExactFence", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner == req.Owner {
+				return nil, &driver.RefusedError{Reason: "the key has another token"}
+			}
+			return b.Backend.Acquire(ctx, req)
+		}
+	}},
+	{name: "the renewal of a lease that is over raises the counter", want: "node/raise-stale", rule: "driver.Renewal.MinFence", says: "raised the counter", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			g, err := l.Lease.Renew(ctx, r)
+			if errors.Is(err, driver.ErrLost) && r.MinFence > 0 {
+				raised := l.sent
+				raised.ExactFence = r.MinFence
+				if raise, err := b.Backend.Acquire(ctx, &raised); err == nil {
+					_ = raise.Release(ctx)
+				}
+			}
+			return g, err
+		}
+	}},
+	{name: "a release knows owners, not their attempts", want: "node/instance", plant: func(b *broken) {
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			err := l.Lease.Release(ctx)
+			mine, _, _ := strings.Cut(l.sent.Owner, "/")
+			if h := b.holder(ctx, l.sent.Key); strings.HasPrefix(h.Owner, mine+"/") {
+				_ = b.Break(ctx, l.sent.Key, h.Fence)
+			}
+			return err
+		}
+	}},
+	{name: "grants without the server's clock", want: "node/clock", rule: "driver.FeatureQuorumNode", says: "has Clock", plant: func(b *broken) {
+		b.grant = func(_ *brokenLease, g driver.Grant) driver.Grant {
+			g.Clock = time.Time{}
+			return g
+		}
+	}},
+	{name: "the grace of a quorum is ignored", want: "expiry/quorum", rule: "driver.FeatureQuorumNode", says: "came free after", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			plain := *req
+			plain.Quorum = nil
+			return b.Backend.Acquire(ctx, &plain)
+		}
+	}},
+	{name: "exclusive lets shared in", want: "shared/excluded", rule: "driver.Shared", says: "beside an exclusive one", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := b.Backend.Acquire(ctx, req)
+			if req.Mode == driver.Shared && errors.Is(err, driver.ErrHeld) {
+				return b.Backend.Acquire(ctx, elsewhere(req))
+			}
+			return l, err
+		}
+	}},
+	{name: "the only reader gets the lock exclusively as well", want: "shared/upgrade", says: "exclusively as well", plant: func(b *broken) {
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := b.Backend.Acquire(ctx, req)
+			if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared && len(s.Holders) == 1 {
+				return b.Backend.Acquire(ctx, elsewhere(req))
+			}
+			return l, err
+		}
+	}},
+	{name: "a Release beside another one is refused", want: "verdict/concurrent-release", rule: "driver.Lease.Release", says: "eight Releases at once", plant: func(b *broken) {
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			if !l.over.CompareAndSwap(false, true) {
+				return &driver.RefusedError{Reason: "the lease is being released"}
+			}
+			defer l.over.Store(false)
+			time.Sleep(time.Millisecond)
+			return l.Lease.Release(ctx)
 		}
 	}},
 	{name: "close leaves the waiting", want: "close/waiting", rule: "driver.Backend.Close", plant: func(b *broken) {

@@ -16,10 +16,11 @@ import (
 
 const canary = "canary-42"
 
-// toyURL opens a lock space in memory as if it were a server's. Nobody listens there.
+// toyURL opens a lock space in memory as if it were a server's. No server listens there.
 const toyURL = "toy://me:" + canary + "@127.0.0.1:1/"
 
-// toyDriver opens lock spaces in memory by URLs of servers. What is nil is sound.
+// toyDriver opens lock spaces in memory by URLs of servers. Fields that are nil leave the sound
+// behaviour.
 type toyDriver struct {
 	mu    sync.Mutex
 	space *memory.Backend
@@ -89,7 +90,7 @@ type toyBackend struct {
 	d *toyDriver
 }
 
-// parseToy quotes nothing but names.
+// parseToy parses a URL. Its errors quote only names of parameters.
 func parseToy(dsn string) error {
 	u, err := url.Parse(dsn)
 	if err != nil {
@@ -105,7 +106,7 @@ func parseToy(dsn string) error {
 	return nil
 }
 
-// overToy opens clients by a driver.
+// overToy opens clients with a toyDriver.
 func overToy(plant func(d *toyDriver)) func(func(*broken)) Harness {
 	return func(func(*broken)) Harness {
 		d := &toyDriver{}
@@ -129,7 +130,7 @@ func (d *toyDriver) set(away error) {
 	d.away = away
 }
 
-// shown is a backend that shows something of itself.
+// shown is a backend with this String and this name in Info.
 type shown struct {
 	driver.Backend
 	text, name string
@@ -158,7 +159,7 @@ func overShown(text, name string) func(func(*broken)) Harness {
 	}
 }
 
-// openBugs are about opening, and about what may be read of a backend.
+// openBugs concern opening, and the texts that a backend shows.
 var openBugs = []bug{
 	{name: "an unknown parameter is ignored", want: "open/parameters", rule: "rule 4", over: overToy(func(d *toyDriver) {
 		d.parse = func(dsn string) error {

@@ -20,11 +20,11 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// luaBug is planted in a script of the driver for Redis, on its way to the server.
+// luaBug is planted in a script of the Redis driver while the script is sent to the server.
 func luaBug(name, want, rule, old, new string) bug {
 	return bug{name: name, want: want, rule: rule, check: func(t *testing.T, only string) error {
 		f := &forger{server: redisServer.Addr(), prefix: fmt.Sprintf("forged%d:", forgers.Add(1)), old: old, new: new, shas: map[string]string{}}
-		err := Check(Harness{Open: f.open, TTL: 300 * time.Millisecond, Grace: time.Millisecond, Prefix: f.prefix, Timeout: 8 * time.Second, Short: true, quiet: true, Only: only})
+		err := Check(Harness{Open: f.open, TTL: 300 * time.Millisecond, Grace: time.Millisecond, Prefix: f.prefix, Timeout: caseTime(name, 8*time.Second), Short: true, quiet: true, Only: only})
 		if old != "" && f.forged.Load() == 0 {
 			t.Errorf("no script has the text %q: the bug was not planted", old)
 		}
@@ -32,12 +32,12 @@ func luaBug(name, want, rule, old, new string) bug {
 	}}
 }
 
-// redisServer is where the scripts run, while TestPlantedBugs does.
+// redisServer runs the scripts while TestPlantedBugs runs.
 var redisServer *server.Server
 
 // redisBugs are planted in the scripts.
 var redisBugs = []bug{
-	luaBug("SET without NX", "basic/held", "", "'PX', px, 'NX')", "'PX', px)"),
+	luaBug("SET without NX", "basic/held", "", "v = try('SET', KEYS[1], value, 'PX', px, 'NX', 'GET')", "redis.call('SET', KEYS[1], value, 'PX', px)"),
 	luaBug("release does not compare the value", "expiry/stale", "driver.Lease.Release", "(v == me or", "(true or"),
 	luaBug("renew does not compare the value", "expiry/stale", "driver.Lease.Renew", "if redis.call('GET', KEYS[1]) ~= ARGV[2] then return {0, now} end", "if not redis.call('GET', KEYS[1]) then return {0, now} end"),
 	luaBug("renew takes a free lock", "expiry/renew-never-takes", "driver.Lease.Renew", "if redis.call('GET', KEYS[1]) ~= ARGV[2] then return {0, now} end", "redis.call('SET', KEYS[1], ARGV[2], 'NX')"),
@@ -60,7 +60,7 @@ func startRedis(t *testing.T) {
 	redisServer = server.Redis(t)
 }
 
-// A forger stands between a client and its server, and changes the texts of scripts.
+// A forger is a proxy between a client and its server that changes the texts of scripts.
 type forger struct {
 	server   string
 	prefix   string
@@ -68,12 +68,12 @@ type forger struct {
 	forged   atomic.Int64
 
 	mu   sync.Mutex
-	shas map[string]string // of the true text to that of the forged one
+	shas map[string]string // from the hash of the true text to that of the forged one
 }
 
 var forgers atomic.Int64
 
-// forgedBackend has a forger of its own.
+// forgedBackend is a backend with its own forger.
 type forgedBackend struct {
 	goredisBackend
 	listener net.Listener
@@ -146,7 +146,7 @@ func (f *forger) serve(client net.Conn) {
 	}
 }
 
-// forge changes the text of a script, and the hash by which it is called afterwards.
+// forge changes the text of a script in a command, and the hash in later calls.
 func (f *forger) forge(args []string) {
 	if len(args) < 2 {
 		return

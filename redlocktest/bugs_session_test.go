@@ -16,17 +16,17 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// tied is a client whose leases live with a session, over a link: what breaks the link ends
-// the session, for the client at once and for the server a moment later.
+// tied is a client over a link whose leases last as long as its session. A fault of the link
+// ends the session, for the client at once and for the server a moment later.
 type tied struct {
 	*broken
 	others func() []*tied
 
 	mu     sync.Mutex
-	leases map[*brokenLease]chan struct{} // closed when the server has noticed the cut
-	goesOn bool                           // it does not notice itself
+	leases map[*brokenLease]chan struct{} // each channel is closed when the server has noticed the cut
+	goesOn bool                           // the client itself does not notice
 	reach  func(*tied) []*tied
-	tell   func(lost chan struct{}) // that a lease was lost
+	tell   func(lost chan struct{}) // signals that a lease was lost
 }
 
 func (c *tied) Info() driver.Info {
@@ -35,7 +35,7 @@ func (c *tied) Info() driver.Info {
 	return i
 }
 
-// cut ends the sessions of c, and of whom else it reaches.
+// cut ends the session of c, and those of the other clients that reach returns.
 func (c *tied) cut() {
 	for _, x := range c.reach(c) {
 		x.mu.Lock()
@@ -53,7 +53,7 @@ func (c *tied) cut() {
 	}
 }
 
-// tie makes c's leases live with a session.
+// tie binds c's leases to a session.
 func (c *tied) tie() {
 	c.leases, c.reach = map[*brokenLease]chan struct{}{}, func(c *tied) []*tied { return []*tied{c} }
 	c.tell = func(lost chan struct{}) { close(lost) }
@@ -135,7 +135,7 @@ func overSessions(plant func(*tied)) Harness {
 			DropReply: func(b driver.Backend) error {
 				return b.(*tied).link.set(func() { b.(*tied).link.drop = true })
 			},
-			// A partition that the server does not bear.
+			// A partition at once ends the session.
 			Partition: func(b driver.Backend) error {
 				b.(*tied).cut()
 				return nil
@@ -149,13 +149,13 @@ func overSessions(plant func(*tied)) Harness {
 	}
 }
 
-// inSession makes the harness of a bug.
+// inSession makes the harness for a bug in sessions.
 func inSession(plant func(*tied)) func(func(*broken)) Harness {
 	return func(func(*broken)) Harness { return overSessions(plant) }
 }
 
-// TestSessionsThatAreCutPass: a loss with a session is no failure, and neither is nil from
-// the Release of a lease that was lost so.
+// TestSessionsThatAreCutPass: the loss of a lease with its session is not a failure, nor is a
+// nil error from the Release of such a lease.
 func TestSessionsThatAreCutPass(t *testing.T) {
 	for name, plant := range map[string]func(*tied){
 		"ErrLost": func(*tied) {},
@@ -186,9 +186,9 @@ func TestSessionsThatAreCutPass(t *testing.T) {
 	}
 }
 
-// sessionBugs show when a session is cut while others want its locks: the allowance for lost
-// sessions does not excuse them. Chance decides whether one history has such a moment:
-// several do.
+// sessionBugs show if a session is cut while other clients want its locks. The allowance for
+// lost sessions does not excuse them. One history may lack such a moment by chance; several do
+// not.
 var sessionBugs = []bug{
 	{name: "goes on with what others get", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) { c.goesOn = true })},
 	{name: "takes the locks of others along", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {

@@ -19,30 +19,30 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// sqlServer is where the tables are, while TestPlantedBugs runs.
+// sqlServer has the tables while TestPlantedBugs runs.
 var sqlServer *server.Server
 
 func startSQL(t *testing.T) {
 	sqlServer = server.Postgres(t, server.WithSetting("max_connections", "600"))
 }
 
-// statements are those of a driver that keeps its locks in a table. The key is $1, the owner
-// $2. Time is the server's.
+// statements are the statements of a driver that keeps its locks in a table. The key is $1, the
+// owner $2. They use the server's time.
 type statements struct {
 	setup, acquire, holder, renew, release, undo string
 
-	// What is wrong besides.
-	keepsPool    bool // Close leaves the connections
-	keepsConn    bool // a cancelled Acquire does not give its connection back
-	checksFirst  bool // two statements where there must be one
+	// Further bugs.
+	keepsPool    bool // Close leaves the connections open
+	keepsConn    bool // a cancelled Acquire does not return its connection
+	checksFirst  bool // uses two statements instead of one
 	noUndo       bool
-	ignoresError bool // of Release
+	ignoresError bool // the error of Release
 	noPrefix     bool
 
-	within time.Duration // the time of a case; zero: 20 s
+	within time.Duration // the timeout of a case; zero: 20 s
 }
 
-// statementTime is how long the server lets a statement run.
+// statementTime is the longest time that the server lets a statement run.
 const statementTime = 3 * time.Second
 
 // openTables returns a pool of connections to the server.
@@ -70,7 +70,7 @@ type tableBackend struct {
 	s      statements
 	table  string
 	prefix string
-	ahead  time.Duration // the client's clock
+	ahead  time.Duration // makes the driver use the client's clock
 	closed atomic.Bool
 }
 
@@ -85,7 +85,7 @@ type tableDriver struct {
 	pools []*sql.DB
 }
 
-// connections counts those of all backends.
+// connections counts the connections of all backends.
 func (d *tableDriver) connections() (n int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -138,7 +138,7 @@ func (b *tableBackend) Info() driver.Info {
 	return driver.Info{Name: "table", Features: driver.FeatureFencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
 
-// text completes a statement with the table, and with the client's clock where it asks for it.
+// text fills the table, and if needed the client's clock, into a statement.
 func (b *tableBackend) text(statement string) string {
 	statement = strings.ReplaceAll(statement, "TABLE_", b.table)
 	return strings.ReplaceAll(statement, "CLIENT_MICROS", fmt.Sprint(time.Now().Add(b.ahead).UnixMicro()))
@@ -184,8 +184,8 @@ func (b *tableBackend) take(ctx context.Context, l *tableLease, req *driver.Requ
 			_ = c.Close()
 		}
 	}(ctx)
-	// A statement whose context ends may run on the server after the clean-up that follows:
-	// the statements end by themselves, and the server ends what takes longer.
+	// If its context ended a statement, it could still run on the server after the clean-up. So
+	// statements end by themselves, and the server ends those that take longer.
 	caller := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*statementTime)
 	defer cancel()
@@ -204,10 +204,10 @@ func (b *tableBackend) take(ctx context.Context, l *tableLease, req *driver.Requ
 	if err := b.heldBy(ctx, c, l); err != nil {
 		return err
 	}
-	return &driver.HeldError{} // it has just ended
+	return &driver.HeldError{} // the holder's lease has just ended
 }
 
-// heldBy returns a *HeldError if somebody has the lock.
+// heldBy returns a *HeldError if another owner has the lock.
 func (b *tableBackend) heldBy(ctx context.Context, c *sql.Conn, l *tableLease) error {
 	var owner string
 	var left float64
@@ -278,7 +278,7 @@ func (l *tableLease) Release(ctx context.Context) error {
 func (l *tableLease) exec(ctx context.Context, statement string, args ...any) (int64, error) {
 	text := l.b.text(statement)
 	for i := len(args); i > 0 && !strings.Contains(text, fmt.Sprintf("$%d", i)); i-- {
-		args = args[:i-1] // a bug has no use for it
+		args = args[:i-1] // the bug's statement does not use it
 	}
 	result, err := l.b.db.ExecContext(ctx, text, args...)
 	if err != nil {
@@ -287,7 +287,7 @@ func (l *tableLease) exec(ctx context.Context, statement string, args ...any) (i
 	return result.RowsAffected()
 }
 
-// sqlBug is planted in the statements.
+// sqlBug returns a bug that is planted in the statements.
 func sqlBug(name, want, rule string, plant func(s *statements)) bug {
 	return bug{name: name, want: want, rule: rule, check: func(t *testing.T, only string) error {
 		s := soundStatements
@@ -300,7 +300,7 @@ func sqlBug(name, want, rule string, plant func(s *statements)) bug {
 			Open:          func() (driver.Backend, error) { return d.open("app:", 0) },
 			OpenWithClock: func(ahead time.Duration) (driver.Backend, error) { return d.open("app:", ahead) },
 			Driver:        d, URL: "table:", Prefix: "app:", Connections: d.connections,
-			TTL: 300 * time.Millisecond, Timeout: cmp.Or(s.within, 20*time.Second), Short: true, quiet: true, Only: only,
+			TTL: 300 * time.Millisecond, Timeout: caseTime(name, cmp.Or(s.within, 20*time.Second)), Short: true, quiet: true, Only: only,
 		})
 	}}
 }
@@ -312,7 +312,7 @@ func replace(in *string, old, new string) {
 	*in = strings.ReplaceAll(*in, old, new)
 }
 
-// sqlBugs are those that a driver over a table may have.
+// sqlBugs are bugs that a driver over a table may have.
 var sqlBugs = []bug{
 	sqlBug("a check and then an insert", "exclusion/race-clients", "", func(s *statements) {
 		s.checksFirst = true
@@ -352,14 +352,14 @@ var sqlBugs = []bug{
 	}),
 	often(sqlBug("what was cancelled is not undone", "cancel/during", "", func(s *statements) {
 		s.noUndo = true
-		s.within = 4 * time.Second // what is left stays until that is over
+		s.within = 4 * time.Second // the lock that is left behind stays until then
 	})),
-	often(sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn, s.within = true, 10*time.Second })),
+	often(sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn, s.within = true, time.Minute })),
 	sqlBug("a pool that Close leaves open", "leak/connections-backend", "rule 7", func(s *statements) { s.keepsPool = true }),
 	sqlBug("the prefix is ignored", "open/prefix", "driver.Driver.Open", func(s *statements) { s.noPrefix = true }),
 }
 
-// often gives a bug several tries: on a busy machine a round may hit no attempt in its midst.
+// often gives a bug several tries: on a busy machine a round may interrupt no attempt.
 func often(b bug) bug {
 	b.tries = 5
 	return b

@@ -11,8 +11,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// keeps makes the server keep locks for another time than that of the request, of which the
-// client knows nothing.
+// keeps makes the server keep locks for another time than the request says, without the
+// client's knowledge.
 func keeps(b *broken, ttl func(time.Duration) time.Duration) {
 	bounded := func(d time.Duration) time.Duration { return min(max(ttl(d), driver.MinTTL), memory.MaxTTL) }
 	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -44,7 +44,7 @@ func keeps(b *broken, ttl func(time.Duration) time.Duration) {
 	b.grant = claimed
 }
 
-// claimed is the grant that the client claims to have.
+// claimed returns the grant that the client claims to have.
 func claimed(l *brokenLease, g driver.Grant) driver.Grant {
 	if other := l.renewed.Load(); other != nil {
 		return *other
@@ -52,7 +52,7 @@ func claimed(l *brokenLease, g driver.Grant) driver.Grant {
 	return g
 }
 
-// verdicts changes what is said of the holder.
+// verdicts changes the reported holder.
 func verdicts(b *broken, change func(he *driver.HeldError)) {
 	acquire := b.acquire
 	if acquire == nil {
@@ -68,9 +68,9 @@ func verdicts(b *broken, change func(he *driver.HeldError)) {
 	}
 }
 
-// counters are tokens by a counter for each key, beside those of the backend behind.
+// counters gives tokens from a counter for each key, instead of the tokens of the wrapped backend.
 type counters struct {
-	die bool // with their locks
+	die bool // counters end with their locks
 
 	mu     sync.Mutex
 	counts map[string]uint64
@@ -122,7 +122,7 @@ func oneCounter(die bool) func(func(*broken)) Harness {
 	}
 }
 
-// timeBugs are about TTLs, hints, clocks and tokens.
+// timeBugs concern TTLs, hints, clocks and tokens.
 var timeBugs = []bug{
 	{name: "a renewal with another TTL extends by the first", want: "expiry/renew-longer", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {

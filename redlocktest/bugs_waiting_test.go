@@ -11,7 +11,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// seizes lets every twentieth owner that was woken in, whoever has the lock.
+// seizes grants the lock to every twentieth owner that was woken, even if another has it.
 func seizes(b *broken, woken *atomic.Int64, req *driver.Request, err error) bool {
 	if !errors.Is(err, driver.ErrHeld) || woken.Add(1)%20 != 0 {
 		return false
@@ -20,7 +20,7 @@ func seizes(b *broken, woken *atomic.Int64, req *driver.Request, err error) bool
 	return true
 }
 
-// hidden is a backend that shows only that it may be asked.
+// unqueuing is a backend that does not queue: its waiters watch.
 type unqueuing struct{ *broken }
 
 // Info leaves out that the backend queues.
@@ -36,7 +36,7 @@ func (u unqueuing) Acquire(ctx context.Context, req *driver.Request) (driver.Lea
 	return u.broken.Acquire(ctx, &once)
 }
 
-// overUnqueuing is overMemory for backends that are waited for by watching.
+// overUnqueuing is like overMemory, for backends whose waiters watch.
 func overUnqueuing(plant func(*broken)) Harness {
 	h := overMemory(plant)
 	open := h.Open
@@ -47,7 +47,7 @@ func overUnqueuing(plant func(*broken)) Harness {
 	return h
 }
 
-// waitingBugs are about those who wait.
+// waitingBugs concern waiters.
 var waitingBugs = []bug{
 	{name: "one wake-up in twenty lets two in", want: "wait/everyone", rule: "exclusion", says: "critical section", plant: func(b *broken) {
 		var woken atomic.Int64
@@ -130,14 +130,7 @@ var waitingBugs = []bug{
 			return out, err
 		}
 	}},
-	{name: "a watch does not survive a restart", want: "fault/restart-watch", rule: "driver.Watcher", over: overLinks, plant: func(b *broken) {
-		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
-			in, err := b.Backend.Watch(ctx, key)
-			out := make(chan struct{}, 1)
-			go forward(ctx, in, out, func() bool { return b.link.kills.Load() == 0 })
-			return out, err
-		}
-	}},
+	{name: "a watch does not survive a restart", want: "fault/restart-watch", rule: "driver.Watcher", over: overLinks, plant: diesWithItsConnection},
 	{name: "a watch misses what happened behind a partition", want: "fault/partition-watch", rule: "driver.Watcher", over: overLinks, plant: func(b *broken) {
 		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
 			in, err := b.Backend.Watch(ctx, key)
@@ -152,8 +145,8 @@ var waitingBugs = []bug{
 	}},
 }
 
-// overLettingTwoIn lets every twentieth owner in that was woken by a watch, whoever has the
-// lock.
+// overLettingTwoIn grants the lock to every twentieth owner that a watch woke, even if another
+// has it.
 func overLettingTwoIn(func(*broken)) Harness {
 	var woken atomic.Int64
 	return overUnqueuing(func(b *broken) { letsTwoIn(b, &woken) })
@@ -174,7 +167,7 @@ func letsTwoIn(b *broken, woken *atomic.Int64) {
 	}
 }
 
-// sleeps has a request that waits sleep until its context ends.
+// sleeps lets a waiting request sleep until its context ends, if whom is true.
 func (b *broken) sleeps(ctx context.Context, req *driver.Request, whom bool) (driver.Lease, error) {
 	if !req.Wait || !whom {
 		return b.Backend.Acquire(ctx, req)
@@ -189,7 +182,7 @@ func (b *broken) sleeps(ctx context.Context, req *driver.Request, whom bool) (dr
 	return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
 }
 
-// forward hands values on that pass.
+// forward forwards the values that passes accepts.
 func forward(ctx context.Context, in <-chan struct{}, out chan<- struct{}, passes func() bool) {
 	for {
 		select {
@@ -206,7 +199,7 @@ func forward(ctx context.Context, in <-chan struct{}, out chan<- struct{}, passe
 	}
 }
 
-// readers share one share: who comes later joins it, whoever waits.
+// readers let all readers share one lease: a later reader joins it, even if a writer waits.
 type readers struct {
 	mu     sync.Mutex
 	shares map[string]*share

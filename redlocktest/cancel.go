@@ -10,15 +10,15 @@ import (
 )
 
 var cancelCases = []testCase{
-	{name: "before", do: cancelledBefore},
-	{name: "deadline-before", do: deadlineBefore},
-	{name: "during", do: cancelledDuring},
-	{name: "release", do: cancelledRelease},
-	{name: "renew", do: cancelledRenew},
-	{name: "waiting", do: waitEnds},
+	{name: "before", rules: []rule{undoes, noLeaks, acquiring}, do: cancelledBefore},
+	{name: "deadline-before", rules: []rule{undoes, noLeaks, acquiring}, do: deadlineBefore},
+	{name: "during", rules: []rule{undoes, noLeaks, acquiring, releasing}, do: cancelledDuring},
+	{name: "release", rules: []rule{undoes, releasing}, do: cancelledRelease},
+	{name: "renew", rules: []rule{fourOutcomes}, do: cancelledRenew},
+	{name: "waiting", rules: []rule{exclusion, noLeaks, waiting, queueing}, do: waitEnds},
 }
 
-// ended returns a context that was cancelled, and one whose deadline has passed.
+// ended returns a cancelled context, and a context whose deadline has passed.
 func ended() (cancelled, expired context.Context) {
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -53,9 +53,9 @@ func (r *run) endedBefore(ctx context.Context) {
 	}
 }
 
-// cancelledDuring cancels at instants all over the call. What Acquire says is true:
-// after an error nothing is left, after a grant the lock is there. On a busy machine the
-// cancellation often comes too late, and then there are more rounds.
+// cancelledDuring cancels at instants spread over the whole call. The result of Acquire must be
+// true: after an error nothing is left, after a grant the lock is held. On a busy machine the
+// cancellation often comes too late; then there are more rounds.
 func cancelledDuring(r *run) {
 	a, b := r.pair()
 	took := r.howLong(a)
@@ -86,7 +86,7 @@ func cancelledDuring(r *run) {
 	}
 }
 
-// howLong measures an Acquire, and is not misled by one that was held up.
+// howLong measures an Acquire, several times, so that a single slow one does not count.
 func (r *run) howLong(b driver.Backend) time.Duration {
 	took := time.Hour
 	for range 3 {
@@ -98,7 +98,7 @@ func (r *run) howLong(b driver.Backend) time.Duration {
 	return max(took, 20*time.Microsecond)
 }
 
-// cancelledRelease: a deferred Release works after the caller's context has ended.
+// cancelledRelease checks that a deferred Release works after the caller's context has ended.
 func cancelledRelease(r *run) {
 	a, b := r.pair()
 	cancelled, expired := ended()
@@ -135,7 +135,7 @@ func (r *run) releaseCtx(ctx context.Context, l *lease) {
 	}
 }
 
-// cancelledRenew: that a context ended is no loss.
+// cancelledRenew checks that the end of a context is not reported as a loss.
 func cancelledRenew(r *run) {
 	a, b := r.pair()
 	key := r.key()

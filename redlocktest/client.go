@@ -16,12 +16,12 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// envClient tells a process that it is a client of another one's.
+// envClient is the environment variable that tells a process to serve as a Client of its parent.
 const envClient = "REDLOCKTEST_CLIENT"
 
-// ServeClient makes this program fit for StartClient: it returns at once, unless StartClient
-// started this process. Then it opens the backend that is asked for, serves it to the process
-// that started it, and ends this process. Call it first in TestMain:
+// ServeClient prepares this program for StartClient. It returns at once, unless StartClient
+// started this process. In that case it opens the requested backend, serves it to the parent
+// process, and ends this process. Call it first in TestMain:
 //
 //	func TestMain(m *testing.M) {
 //		redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
@@ -38,7 +38,7 @@ func ServeClient(open func(url string) (driver.Backend, error)) {
 	os.Exit(0)
 }
 
-// wireRequest is a call of the backend, or the end of the context of one that is under way.
+// wireRequest is a call of the backend, or the end of the context of a call under way.
 type wireRequest struct {
 	ID       int64
 	Do       string // "open", "acquire", "renew", "release", "cancel"
@@ -46,10 +46,10 @@ type wireRequest struct {
 	Lease    int64
 	Request  *driver.Request
 	Renewal  *driver.Renewal
-	Deadline time.Duration // what is left of the context; zero: no deadline
+	Deadline time.Duration // the time until the context's deadline; zero: no deadline
 }
 
-// wireReply is its answer.
+// wireReply is the answer to a wireRequest.
 type wireReply struct {
 	ID      int64
 	Info    *driver.Info
@@ -84,7 +84,7 @@ func (r *wireReply) setError(err error) {
 	}
 }
 
-// err is the error that setError has described, as far as a caller can tell.
+// err rebuilds the error that setError described.
 func (r *wireReply) err() error {
 	var err error
 	switch r.Verdict {
@@ -119,7 +119,7 @@ func (r *wireReply) setGrant(g driver.Grant) {
 	}
 }
 
-// grant is what setGrant has described. The processes share the machine's clock.
+// grant rebuilds the grant that setGrant described. The processes share the machine's clock.
 func (r *wireReply) grant() driver.Grant {
 	g := driver.Grant{Fence: r.Fence}
 	if r.Expires != 0 {
@@ -228,11 +228,11 @@ func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	case req.Do == "release" && (v == granted || v == lost):
 		delete(s.leases, req.Lease)
 	}
-	_ = s.replies.Encode(&reply) // who asked may be gone
+	_ = s.replies.Encode(&reply) // the parent may have ended
 }
 
-// A Client is a backend in a process of its own. Kill and Pause make it what a backend in the
-// same process cannot be: gone without a word, or stopped in the middle of anything.
+// A Client is a backend in a process of its own. Kill ends it without any clean-up, and Pause
+// stops it at any instant, which is impossible for a backend in the same process.
 type Client struct {
 	info   driver.Info
 	cmd    *exec.Cmd
@@ -279,7 +279,7 @@ func StartClient(url string) (*Client, error) {
 		err = reply.err()
 	}
 	if err == nil && reply.Info == nil {
-		err = errors.New("it does not say what it is: does the program call ServeClient?")
+		err = errors.New("it does not answer as a client: does the program call ServeClient?")
 	}
 	if err != nil {
 		c.Kill()
@@ -289,8 +289,8 @@ func StartClient(url string) (*Client, error) {
 	return c, nil
 }
 
-// process starts the process, reads what it answers, and waits for its end, on one thread: on
-// Linux the kernel kills the process with the thread that has started it.
+// process starts the process, reads its answers, and waits for its end, all on one thread: on
+// Linux the kernel kills the process when the thread that started it ends.
 func (c *Client) process(out io.Reader, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -312,7 +312,7 @@ func (c *Client) process(out io.Reader, started chan<- error) {
 			answered <- r
 		}
 	}
-	_ = c.cmd.Process.Kill() // whatever else it prints
+	_ = c.cmd.Process.Kill() // skip other output
 	_ = c.cmd.Wait()         // how it ended does not matter
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -326,8 +326,8 @@ func (c *Client) process(out io.Reader, started chan<- error) {
 
 var errProcessGone = errors.New("the client's process is gone")
 
-// call makes one call, and waits for its answer as long as the process lives: the end of ctx is
-// passed on, and what comes of it is for the backend to say.
+// call makes one call, and waits for its answer as long as the process lives. It passes the end
+// of ctx on to the backend, which then answers.
 func (c *Client) call(ctx context.Context, req *wireRequest) (wireReply, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		req.Deadline = max(time.Until(deadline), 1)
@@ -362,7 +362,8 @@ func (c *Client) call(ctx context.Context, req *wireRequest) (wireReply, error) 
 	return r, nil
 }
 
-// send writes a line. The caller holds c.mu. A pipe holds more than stopped processes are sent.
+// send writes a line. The caller holds c.mu. The pipe's buffer holds all requests that a
+// stopped process can get.
 func (c *Client) send(req *wireRequest) error {
 	line, err := json.Marshal(req) //nolint:staticcheck // Acquire refuses a Quorum, which has a function
 	if err != nil {
@@ -372,7 +373,7 @@ func (c *Client) send(req *wireRequest) error {
 	return err
 }
 
-// Acquire calls the backend's.
+// Acquire calls the backend's Acquire.
 func (c *Client) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if req.Quorum != nil {
 		return nil, driver.Invalid("Quorum", "is for backends in this process: its clocks cannot be sent to another")
@@ -387,13 +388,13 @@ func (c *Client) Acquire(ctx context.Context, req *driver.Request) (driver.Lease
 	return &clientLease{client: c, id: r.Lease, grant: r.grant()}, nil
 }
 
-// Info is the backend's.
+// Info returns the backend's Info.
 func (c *Client) Info() driver.Info { return c.info }
 
 // Close closes the backend, and ends its process.
 func (c *Client) Close() error {
 	c.closes.Do(func() {
-		_ = c.Resume() // one that is stopped cannot end
+		_ = c.Resume() // a stopped process cannot end
 		_ = c.pipe.Close()
 		t := time.AfterFunc(20*time.Second, c.Kill)
 		defer t.Stop()

@@ -2,8 +2,8 @@ package redlocktest
 
 import "syscall"
 
-// dieWithUs makes the kernel kill a process when the thread that started it ends, be the process
-// stopped or not. An interrupt from the terminal is not for it.
+// dieWithUs makes the kernel kill a process, even a stopped one, when the thread that started
+// it ends. The process does not get interrupts from the terminal.
 func dieWithUs() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }

@@ -4,5 +4,5 @@ package redlocktest
 
 import "syscall"
 
-// dieWithUs: a process that is not stopped ends when its input does.
+// dieWithUs does nothing: a process that is not stopped ends at the end of its input.
 func dieWithUs() *syscall.SysProcAttr { return nil }

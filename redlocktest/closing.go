@@ -9,12 +9,12 @@ import (
 )
 
 var closeCases = []testCase{
-	{name: "twice", do: closeTwice},
-	{name: "after", do: afterClose},
-	{name: "leases", without: driver.FeatureSession, do: closeAndLeases},
-	{name: "session", features: driver.FeatureSession, do: closeEndsSession},
-	{name: "waiting", do: closeWaiting},
-	{name: "busy", do: closeBusy},
+	{name: "twice", rules: []rule{closing}, do: closeTwice},
+	{name: "after", rules: []rule{closing, describing}, do: afterClose},
+	{name: "leases", rules: []rule{closing}, without: driver.FeatureSession, do: closeAndLeases},
+	{name: "session", rules: []rule{closing, sessions, losing}, features: driver.FeatureSession, do: closeEndsSession},
+	{name: "waiting", rules: []rule{exclusion, noLeaks, closing}, do: closeWaiting},
+	{name: "busy", rules: []rule{closing}, do: closeBusy},
 }
 
 func closeTwice(r *run) {
@@ -67,8 +67,7 @@ func (r *run) isClosed(err error, call string) {
 	}
 }
 
-// closeAndLeases: the lock of a lease outlives its backend, which cannot know what
-// becomes of it.
+// closeAndLeases checks that a lease's lock outlives its backend.
 func closeAndLeases(r *run) {
 	a, b := r.client(), r.open()
 	key := r.key()
@@ -105,13 +104,13 @@ func closeEndsSession(r *run) {
 	}
 }
 
-// freeAfter is free with a rule.
+// freeAfter is free, with the rule that is broken if the key does not become free.
 func (r *run) freeAfter(broken rule, b driver.Backend, key string) {
 	l, _ := r.eventuallyRule(broken, b, driver.Request{Key: key}, nil)
 	r.release(l)
 }
 
-// closeWaiting: Close ends calls that wait, with an error that is no grant.
+// closeWaiting checks that Close ends waiting calls with an error.
 func closeWaiting(r *run) {
 	a, b := r.client(), r.open()
 	key := r.key()
@@ -139,7 +138,8 @@ func closeWaiting(r *run) {
 	r.free(a, key)
 }
 
-// closeBusy closes in the middle of many calls: all of them return.
+// closeBusy closes during many calls, when the first has returned, and checks that all of them
+// return, and that those that failed leave no lock.
 func closeBusy(r *run) {
 	a, b := r.client(), r.open()
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
@@ -148,11 +148,14 @@ func closeBusy(r *run) {
 		keys[i] = r.key()
 	}
 	got := make([]*lease, len(keys))
+	returned := make(chan struct{}, len(keys))
 	r.together(len(keys)+1, func(i int) {
 		if i == len(keys) {
-			_ = b.Close() // what it gives is another case's
+			<-returned
+			_ = b.Close() // other cases check its error
 			return
 		}
+		defer func() { returned <- struct{}{} }()
 		l, err := r.try(b, driver.Request{Key: keys[i], Wait: i%2 == 0})
 		switch v := r.saw(err); {
 		case v == granted:
@@ -162,7 +165,7 @@ func closeBusy(r *run) {
 			r.record(closing, "an Acquire of a free key during Close gives %v: %v", v, err)
 		}
 	})
-	// What was granted is the caller's, and stays unless it was a session's.
+	// Granted locks belong to the caller, and stay unless they end with a session.
 	for i, l := range got {
 		if l == nil {
 			r.nothingStored(a, keys[i])

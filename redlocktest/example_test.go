@@ -10,14 +10,14 @@ import (
 	"github.com/redlock-go/redlock/redlocktest"
 )
 
-// A driver's own test is one call. Each Open is another client of the same lock
-// space, as another process would be.
+// A driver tests itself with one call. Each Open opens another client of the same lock space,
+// like another process.
 func Example() {
 	space := memory.New()
 	harness := redlocktest.Harness{
 		Open: func() (driver.Backend, error) { return space.Peer(), nil },
 		TTL:  100 * time.Millisecond,
-		// Run sets it by itself.
+		// Run sets this itself.
 		Short: testing.Short(),
 		Skip:  map[string]string{"wait/order": "shown here only to show how"},
 	}

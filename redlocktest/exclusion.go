@@ -7,10 +7,10 @@ import (
 )
 
 var exclusionCases = []testCase{
-	{name: "race", do: func(r *run) { r.race(5, r.clients(1)) }},
-	{name: "race-clients", do: func(r *run) { r.race(5, r.clients(5)) }},
-	{name: "reentrancy", do: reentrancy},
-	{name: "bystanders", do: bystanders},
+	{name: "race", rules: []rule{exclusion, fourOutcomes, oneWins}, do: func(r *run) { r.race(5, r.clients(1)) }},
+	{name: "race-clients", rules: []rule{exclusion, fourOutcomes, oneWins}, do: func(r *run) { r.race(5, r.clients(5)) }},
+	{name: "reentrancy", rules: []rule{noReentrancy}, do: reentrancy},
+	{name: "bystanders", rules: []rule{exclusion, renewing}, do: bystanders},
 }
 
 const racers = 100
@@ -25,8 +25,8 @@ func (r *run) race(rounds int, clients []driver.Backend) {
 	}
 }
 
-// raceOnce lets a hundred try one key at once. It returns false where nothing can
-// be said: nobody won, and somebody got no answer.
+// raceOnce lets a hundred owners try one key at once. It returns false if the race proves
+// nothing: no owner won, and at least one got no answer.
 func (r *run) raceOnce(clients []driver.Backend) bool {
 	key := r.key()
 	leases, errs := make([]*lease, racers), make([]error, racers)
@@ -61,7 +61,7 @@ func (r *run) raceOnce(clients []driver.Backend) bool {
 	}
 	r.refuse(clients[0], driver.Request{Key: key}, winners[0])
 	r.release(winners[0])
-	r.free(clients[len(clients)-1], key) // the losers left nothing
+	r.free(clients[len(clients)-1], key) // the losers left no lock
 	return true
 }
 
@@ -75,8 +75,8 @@ func (r *run) winners(key string, winners []*lease) {
 		len(winners), racers, short(key), winners[0].Grant().Fence, winners[1].Grant().Fence)
 }
 
-// reentrancy asks twice from one goroutine of one process, with owners that differ
-// in their random part alone.
+// reentrancy asks twice from one goroutine of one process, with owners that differ only in
+// their random part.
 func reentrancy(r *run) {
 	b, key := r.client(), r.key()
 	owner := r.owner()
@@ -92,7 +92,8 @@ func reentrancy(r *run) {
 	r.release(r.again(b, key))
 }
 
-// bystanders checks that locks of other keys neither exclude nor end with this one.
+// bystanders checks that locks of other keys are independent of this one: they do not exclude
+// it, and do not end with it.
 func bystanders(r *run) {
 	a, b := r.pair()
 	keys := []string{r.key(), r.key(), r.key(), r.key()}

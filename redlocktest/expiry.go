@@ -8,25 +8,25 @@ import (
 )
 
 var expiryCases = []testCase{
-	{name: "free", ttl: true, do: expiryFrees},
-	{name: "renewal", ttl: true, do: renewalExtends},
-	{name: "stale", ttl: true, do: staleAfterExpiry},
-	{name: "renew-never-takes", ttl: true, do: renewNeverRecreates},
-	{name: "expires", ttl: true, do: expiresInTime},
-	{name: "to-the-millisecond", ttl: true, do: expiryExact},
-	{name: "odd-ttl", ttl: true, do: oddTTL},
-	{name: "retry-after", ttl: true, do: retryAfter},
-	{name: "renew-longer", ttl: true, do: renewLonger},
-	{name: "renew-shorter", ttl: true, do: renewShorter},
-	{name: "waiter", ttl: true, do: expiryWakes},
-	{name: "keep", ttl: true, features: driver.FeatureKeep, do: keepsBeyondTheLease},
-	{name: "watch", ttl: true, needs: []condition{watches}, do: watchExpiry},
-	{name: "counter", features: driver.FeatureFencing | driver.FeatureQuorumNode, ttl: true, do: fenceOutlivesExpiry},
-	{name: "instance", features: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
-	{name: "quorum", features: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},
+	{name: "free", rules: []rule{expires, tokens}, ttl: true, do: expiryFrees},
+	{name: "renewal", rules: []rule{expires, tokens, renewing}, ttl: true, do: renewalExtends},
+	{name: "stale", rules: []rule{fourOutcomes, expires, tokens, renewing, releasing}, ttl: true, do: staleAfterExpiry},
+	{name: "renew-never-takes", rules: []rule{expires, tokens, renewing}, ttl: true, do: renewNeverRecreates},
+	{name: "expires", rules: []rule{expires, renewing}, ttl: true, do: expiresInTime},
+	{name: "to-the-millisecond", rules: []rule{expires}, ttl: true, do: expiryExact},
+	{name: "odd-ttl", rules: []rule{expires, tokens, renewing}, ttl: true, do: oddTTL},
+	{name: "retry-after", rules: []rule{exclusion, fourOutcomes}, ttl: true, do: retryAfter},
+	{name: "renew-longer", rules: []rule{exclusion, fourOutcomes, expires, tokens, renewing}, ttl: true, do: renewLonger},
+	{name: "renew-shorter", rules: []rule{expires, tokens}, ttl: true, do: renewShorter},
+	{name: "waiter", rules: []rule{expires, tokens}, ttl: true, do: expiryWakes},
+	{name: "keep", rules: []rule{expires, tokens, keeping}, ttl: true, features: driver.FeatureKeep, do: keepsBeyondTheLease},
+	{name: "watch", rules: []rule{watching}, ttl: true, needs: []condition{watches}, do: watchExpiry},
+	{name: "counter", rules: []rule{expires, tokens}, features: driver.FeatureFencing | driver.FeatureQuorumNode, ttl: true, do: fenceOutlivesExpiry},
+	{name: "instance", rules: []rule{expires, tokens, releasing, nodes}, features: driver.FeatureQuorumNode, ttl: true, do: nodeInstanceExpired},
+	{name: "quorum", rules: []rule{expires, tokens, nodes}, features: driver.FeatureQuorumNode, ttl: true, do: nodeQuorum},
 }
 
-// expiryFrees: an abandoned lock comes free, and not before its lease's Expires.
+// expiryFrees checks that an abandoned lock becomes free, and not before its lease's Expires.
 func expiryFrees(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -34,7 +34,7 @@ func expiryFrees(r *run) {
 	r.succeed(b, key, old, false)
 }
 
-// succeed acquires key after old, which nobody renews, and checks that it was not
+// succeed acquires key after the lease old, which is not renewed, and checks that it was not
 // granted while old was valid.
 func (r *run) succeed(b driver.Backend, key string, old *lease, wait bool) *lease {
 	g := old.Grant()
@@ -59,8 +59,8 @@ func (r *run) rises(before, after uint64) {
 	}
 }
 
-// renewalExtends keeps a lease by renewals for longer than the server would keep
-// it without.
+// renewalExtends keeps a lease by renewals for longer than the server would keep it without
+// them.
 func renewalExtends(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -87,7 +87,8 @@ func renewalExtends(r *run) {
 	r.succeed(b, key, l, false)
 }
 
-// staleAfterExpiry: the owner that slept through its TTL is told, and does no harm.
+// staleAfterExpiry checks that an owner that slept longer than its TTL learns of the loss, and
+// does not disturb the next owner.
 func staleAfterExpiry(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -100,7 +101,7 @@ func staleAfterExpiry(r *run) {
 	r.release(next)
 }
 
-// lostQuietly asserts ErrLost and nothing else; Release comes later.
+// lostQuietly asserts that Renew returns ErrLost, and does not release the lease.
 func (r *run) lostQuietly(l *lease) {
 	for {
 		_, err := l.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
@@ -119,7 +120,7 @@ func (r *run) lostQuietly(l *lease) {
 	}
 }
 
-// renewNeverRecreates: a key that expired and that nobody has stays free.
+// renewNeverRecreates checks that Renew of an expired lease leaves a free key free.
 func renewNeverRecreates(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -152,8 +153,8 @@ func expiresInTime(r *run) {
 	r.release(l)
 }
 
-// useful asserts that a lease lasts for most of its TTL: Expires counts from an instant
-// that is not long before the request.
+// useful asserts that a lease lasts for most of its TTL: Expires must not count from long
+// before the request.
 func (r *run) useful(l *lease) {
 	t := l.last()
 	if least := t.sent.Add(t.ttl / 2); l.Grant().Expires.Before(least) {
@@ -161,8 +162,8 @@ func (r *run) useful(l *lease) {
 	}
 }
 
-// expiryExact lets several locks end at once and asks for them all the time, so that one
-// that comes free some milliseconds before its lease's Expires is seen.
+// expiryExact lets several locks end at once and asks for them continuously, to find a lock
+// that becomes free some milliseconds before its lease's Expires.
 func expiryExact(r *run) {
 	a, b := r.pair()
 	r.together(8, func(int) {
@@ -193,7 +194,7 @@ func expiryExact(r *run) {
 	})
 }
 
-// oddTTL: a TTL that is no round number is neither floored nor rounded.
+// oddTTL checks that a TTL that is no round number is neither rounded up nor down.
 func oddTTL(r *run) {
 	a, b := r.pair()
 	ttl := r.short()/time.Second*time.Second + 1990*time.Millisecond
@@ -209,12 +210,12 @@ func oddTTL(r *run) {
 	r.succeed(b, key, old, false)
 }
 
-// retryAfter checks the hint against a TTL whose drift is a few milliseconds: it shows what
-// the server was told.
+// retryAfter checks the hint RetryAfter with a TTL whose drift is only some milliseconds, so
+// that the hint shows the TTL that the server got.
 func retryAfter(r *run) {
 	a, b := r.pair()
 	ttl := min(r.info.MaxTTL, max(r.info.MinTTL, 100*time.Millisecond*time.Duration(r.scale)))
-	for range 10 { // the quickest answer shows most
+	for range 10 { // the quickest answer is the most exact
 		key := r.key()
 		l := r.grant(a, driver.Request{Key: key, TTL: ttl})
 		r.hinted(b, key, l)
@@ -224,7 +225,7 @@ func retryAfter(r *run) {
 	}
 }
 
-// hinted asks for a key that is held, and checks what the verdict says of the time.
+// hinted asks for a held key, and checks the times in the verdict.
 func (r *run) hinted(b driver.Backend, key string, l *lease) {
 	for {
 		asked := time.Now()
@@ -248,7 +249,7 @@ func (r *run) hinted(b driver.Backend, key string, l *lease) {
 	}
 }
 
-// renewLonger: a renewal has a TTL of its own, which may be longer than the first.
+// renewLonger checks that a renewal may have a longer TTL than the lease.
 func renewLonger(r *run) {
 	a, b := r.pair()
 	key, ttl := r.key(), r.short()
@@ -260,7 +261,7 @@ func renewLonger(r *run) {
 	r.succeed(b, key, l, false)
 }
 
-// renewShorter: or shorter, and then the lock is free sooner.
+// renewShorter checks that a renewal may have a shorter TTL, and that the lock is then free sooner.
 func renewShorter(r *run) {
 	a, b := r.pair()
 	key, ttl := r.key(), r.short()
@@ -269,7 +270,8 @@ func renewShorter(r *run) {
 	r.succeed(b, key, l, false)
 }
 
-// notLate checks Expires right after the call that gave it: the call began before.
+// notLate checks Expires right after the call that returned it: Expires counts from before the
+// call.
 func (r *run) notLate(g driver.Grant, ttl time.Duration, call string) {
 	if most := driver.Expires(time.Now(), ttl); g.Expires.After(most) {
 		r.fatal(expires, "Expires after %s is %v later than the TTL of %v less the drift of %v allows",
@@ -277,7 +279,7 @@ func (r *run) notLate(g driver.Grant, ttl time.Duration, call string) {
 	}
 }
 
-// expiryWakes: who waits gets the lock of a holder that is gone, and not too early.
+// expiryWakes checks that a waiter gets the lock of a dead holder, and not too early.
 func expiryWakes(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -288,8 +290,8 @@ func expiryWakes(r *run) {
 	r.release(next)
 }
 
-// keepsBeyondTheLease: with Renewal.Keep the server keeps the lock though its lease ends,
-// and without a TTL no longer than that.
+// keepsBeyondTheLease checks that with Renewal.Keep the server keeps the lock beyond its lease,
+// and with a TTL of zero not longer than Keep.
 func keepsBeyondTheLease(r *run) {
 	a, b := r.pair()
 	key, ttl := r.key(), r.short()

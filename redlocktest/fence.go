@@ -8,11 +8,11 @@ import (
 )
 
 var fenceCases = []testCase{
-	{name: "none", without: driver.FeatureFencing, do: noFence},
-	{name: "rises", features: driver.FeatureFencing, do: fenceRises},
-	{name: "rises-concurrently", features: driver.FeatureFencing, do: fenceRisesConcurrently},
-	{name: "comparable", features: driver.FeatureFencing, do: fenceComparable},
-	{name: "clock", features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
+	{name: "none", rules: []rule{tokens}, without: driver.FeatureFencing, do: noFence},
+	{name: "rises", rules: []rule{tokens}, features: driver.FeatureFencing, do: fenceRises},
+	{name: "rises-concurrently", rules: []rule{tokens}, features: driver.FeatureFencing, do: fenceRisesConcurrently},
+	{name: "comparable", rules: []rule{tokens}, features: driver.FeatureFencing, do: fenceComparable},
+	{name: "clock", rules: []rule{tokens}, features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
 }
 
 func noFence(r *run) {
@@ -38,8 +38,8 @@ func fenceRises(r *run) {
 	}
 }
 
-// fenceRisesConcurrently: among owners who race for a key, no token comes twice, and
-// if one was returned before another's attempt began, it is smaller.
+// fenceRisesConcurrently checks that among owners that race for a key no token comes twice, and
+// that a token is smaller than the token of any attempt that began after it was returned.
 func fenceRisesConcurrently(r *run) {
 	clients, key := r.clients(4), r.key()
 	var mu sync.Mutex
@@ -79,15 +79,15 @@ func fenceComparable(r *run) {
 	}
 }
 
-// fenceClock: tokens go by the servers' clock, and not by that of a client, which may be wrong
-// by an hour: the tokens of a client ahead would refuse everybody else's, and those of a
-// client behind would be refused.
+// fenceClock checks that tokens follow the servers' clock and not a client's clock, which may
+// be wrong by an hour: a store would refuse all tokens after one from a client that is ahead,
+// and the tokens of a client that is behind.
 func fenceClock(r *run) {
 	sound := r.client()
 	for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
 		b, err := r.h.OpenWithClock(ahead)
 		if err != nil {
-			r.fatal(acquiring, "the harness could not open a client with a clock of its own: %v", err)
+			r.fatal(nothingShown, "the harness could not open a client with a clock of its own: %v", err)
 		}
 		r.keep(b)
 		key := r.key()
@@ -104,8 +104,8 @@ func fenceClock(r *run) {
 	}
 }
 
-// fenceOutlivesExpiry: the counter of a key outlives a lock that ends by its TTL. The floor
-// keeps the clock from hiding a counter that is gone.
+// fenceOutlivesExpiry checks that a key's counter outlives a lock that ends by its TTL. The
+// request's FenceFloor is in the past, so that a lost counter would show as a smaller token.
 func fenceOutlivesExpiry(r *run) {
 	a, b := r.pair()
 	key := r.key()

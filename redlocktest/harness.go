@@ -11,27 +11,27 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A Harness tells the suite how to reach the backend under test. Open is all that
-// it needs; everything else makes it sharper or gives it time.
+// A Harness tells the suite how to reach the backend under test. Only Open is required; the
+// other fields make more checks possible, or give them more time.
 type Harness struct {
 	// Open returns a new backend on the same lock space, as another process
 	// would have it. The suite closes what it opened. Open may be called concurrently.
 	Open func() (driver.Backend, error)
 
-	// Prefix is what the backends put before every key. The longest key that the
-	// suite asks for is that much shorter.
+	// Prefix is what the backends put before every key. The suite's longest key is shorter by
+	// the length of Prefix.
 	Prefix string
 
-	// TTL is the shortest TTL at which the backend's timing can be relied upon; zero
-	// means 500 ms, or the backend's minimum where that is more. The cases that wait for
-	// an expiry take about this long each, and run side by side.
+	// TTL is the shortest TTL at which the backend's timing can be relied upon; zero means 500
+	// ms, or the backend's minimum if that is longer. The cases that wait for an expiry take
+	// about this long each, and run side by side.
 	TTL time.Duration
 
 	// Grace is how much longer than the TTL the backend keeps a lock (lock-delay).
 	Grace time.Duration
 
-	// Timeout bounds every case; zero means 2 min, since machines are busy. When it is over the watchdog
-	// prints the goroutines and closes the backends under test.
+	// Timeout bounds every case; zero means 2 min, which is enough on a busy machine. After it
+	// the watchdog prints the goroutines and closes the backends under test.
 	Timeout time.Duration
 
 	// Short asks for fewer repetitions of the same checks. Run sets it under go test -short.
@@ -48,25 +48,25 @@ type Harness struct {
 	Driver driver.Driver
 	URL    string
 
-	// OpenWithClock opens a client whose wall clock is this far ahead of the machine's, or
-	// behind it where that is negative. Without it, nothing is known of drivers that use the
+	// OpenWithClock opens a client whose wall clock is ahead of the machine's by this time, or
+	// behind it if negative. Without it the suite cannot check whether tokens depend on the
 	// client's clock.
 	OpenWithClock func(ahead time.Duration) (driver.Backend, error)
 
-	// Process is Open, with the backend in a process of its own, which Stress kills and stops:
-	// see StartClient. Without it Stress has all its clients in this process.
+	// Process is Open, with the backend in a process of its own, which the suite and Stress kill
+	// and stop: see StartClient. Without it all clients are in this process.
 	Process func() (*Client, error)
 
 	// Connections counts the connections that the backends of this harness have. Without it
 	// the suite counts the sockets of this process where the system can list them (Linux).
 	Connections func() (int, error)
 
-	// Notices returns what the backends have told by Config.Notify so far. It is searched for
-	// Secret.
+	// Notices returns the notices that the backends have sent to Config.Notify so far. The
+	// suite searches them for Secret.
 	Notices func() []driver.Notice
 
-	// FutureLayout changes what is stored into the layout of a release that is unknown to this
-	// one; undo changes it back. Backends that are opened in between must refuse to lock.
+	// FutureLayout changes the stored data to an unknown layout, as of a later release; undo
+	// changes it back. Backends that are opened in between must refuse to lock.
 	FutureLayout func() (undo func() error, err error)
 
 	// Skip leaves out cases, by their name ("wait/order") or the name of their group
@@ -74,16 +74,16 @@ type Harness struct {
 	// reason that is empty are failures.
 	Skip map[string]string
 
-	// Only is the name of a case, or of a group, that alone is run; empty: all are.
+	// Only is the name of the only case, or group of cases, to run; empty: run all.
 	Only string
 
-	// Residue lists what is stored of locks that are held, by any name that contains
-	// the key; what outlives a lock, a counter say, is left out. Without it the suite
-	// asks the backend's Inspector, and without that it only tries to lock again.
+	// Residue lists the stored data of held locks whose names contain the key, without data
+	// that outlives a lock, such as a counter. Without it the suite asks the backend's
+	// Inspector, and without that it only tries to lock again.
 	Residue func(ctx context.Context) ([]string, error)
 
-	// Secret is a password with which the backends were opened. It may occur in no
-	// error, no notice, no Info and no String.
+	// Secret is a password with which the backends were opened. It must not occur in any error,
+	// notice, Info or String.
 	Secret string
 
 	// IgnoreGoroutines names functions ("example.com/client.(*Pool).reap"): a
@@ -94,8 +94,8 @@ type Harness struct {
 	// Faults are what the harness can break; nil means nothing.
 	Faults *Faults
 
-	// quiet leaves the search for leaks out, for the suite's own tests, of which
-	// several run at once.
+	// quiet leaves out the search for leaks, for the suite's own tests, several of which run at
+	// once.
 	quiet bool
 
 	// steps bounds the search for the order of a history's calls; zero: defaultSteps.
@@ -104,19 +104,19 @@ type Harness struct {
 	_ struct{}
 }
 
-// Faults are hooks that break what stands between the backends and their locks, or
-// the servers themselves. Any may be nil: the cases that need it are not run.
-// Each returns once the fault is in effect. The suite ends every fault it began
-// before the case ends, and runs nothing else meanwhile.
+// Faults are hooks that break servers, or the connections to them. Any may be nil: the cases
+// that need it are not run. Each returns when the fault is in effect. The suite ends every
+// fault before its case ends, and runs no other case meanwhile, except those that break the links
+// of other clients.
 type Faults struct {
-	// Kill ends the servers at once, as kill -9 does; for a quorum as many as rule
-	// a majority out. Restart starts them again, with or without what they remembered.
+	// Kill ends the servers at once, as kill -9 does; for a quorum so many that no majority is
+	// left. Restart starts them again, with or without their data.
 	Kill    func() error
 	Restart func(memory bool) error
 
-	// Pause stops the servers while their connections stay open, as SIGSTOP does; for
-	// a quorum as many as rule a majority out. Resume lets them go on, and what was
-	// sent to them takes effect.
+	// Pause stops the servers while their connections stay open, as SIGSTOP does; for a quorum
+	// so many that no majority is left. Resume lets them go on; they then read the requests
+	// that were sent meanwhile.
 	Pause  func() error
 	Resume func() error
 
@@ -132,8 +132,11 @@ type Faults struct {
 	// connection breaks instead.
 	DropReply func(b driver.Backend) error
 
-	// EndSession ends b's sessions on the server, for backends with the Session
-	// feature: pg_terminate_backend, say.
+	// Reset breaks all connections of b at once, with an error on each; new ones are served.
+	Reset func(b driver.Backend) error
+
+	// EndSession ends b's sessions on the server, for backends with FeatureSession, for example
+	// by pg_terminate_backend.
 	EndSession func(b driver.Backend) error
 
 	_ struct{}
@@ -200,6 +203,6 @@ func (h *Harness) times(n int) int {
 	return n
 }
 
-// cleanupTimeout is how long the suite waits for clean-up: for releases, for Close, for the
-// end of goroutines.
+// cleanupTimeout is how long the suite waits for each clean-up: releases, Close, the end of
+// goroutines.
 func (h *Harness) cleanupTimeout() time.Duration { return min(10*time.Second, h.Timeout) }

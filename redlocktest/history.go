@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -17,11 +18,11 @@ import (
 )
 
 var historyCases = []testCase{
-	{name: "steady", do: func(r *run) { r.histories(time.Millisecond, nil) }},
-	{name: "faults", needs: []condition{spoilable}, do: historyUnderFaults},
+	{name: "steady", rules: []rule{fourOutcomes, tokens, releasing, waiting, watching, history}, do: func(r *run) { r.histories(time.Millisecond, nil) }},
+	{name: "faults", rules: []rule{fourOutcomes, tokens, releasing, waiting, watching, history}, needs: []condition{spoilable}, do: historyUnderFaults},
 }
 
-// kind is what a client called, or what may have happened by itself.
+// kind is the kind of a call, or of an event that may happen by itself.
 type kind int
 
 const (
@@ -31,7 +32,7 @@ const (
 	undoOp  // the clean-up of an attempt whose outcome is unknown; may never come
 	loseOp  // the end of a lease by its TTL or with its session; may never come
 	reapOp  // the server's notice that a session has ended; may never come
-	breakOp // an operator's
+	breakOp // an operator's call
 	lookOp  // a look at who has the lock, which changes nothing
 )
 
@@ -45,28 +46,27 @@ type input struct {
 	key   string
 	who   int // the attempt: every one is an owner of its own
 	owner string
-	// rivals: another attempt was under way, which may be reported as held though it is
-	// never granted; by a quorum also where it is itself refused in the end, which a quorum
-	// must name.
+	// rivals says that another attempt was under way. A refusal may name it as the holder even
+	// if it is never granted; a quorum may do so even if that attempt is refused.
 	rivals bool
-	// waits: it may take as long as others have the lock.
+	// waits says that the call may wait while others have the lock.
 	waits bool
-	// cut: a loss with a session, whose client may learn of it before the server does.
+	// cut is a loss by the end of a session, which the client may notice before the server.
 	cut bool
-	// shared: it asks for the shared mode, of which the model knows nothing.
+	// shared says that the call asks for the shared mode, which the model does not have.
 	shared bool
 }
 
-// output is its answer.
+// output is the answer to a call.
 type output struct {
 	verdict verdict
 	fence   uint64
 	holder  string // that a refusal names
-	// reserved: the refusal says that nobody has the lock.
+	// reserved says that the lock is kept for a waiter and has no holder.
 	reserved bool
 	// expires is the end of the lease that a grant or a renewal gives; zero: its session's.
 	expires int64
-	// open is when the lease was last seen not to be lost, of the end of a lease that was.
+	// open, of the end of a lost lease, is when the lease was last seen to be valid.
 	open int64
 }
 
@@ -75,13 +75,13 @@ type output struct {
 type lockState struct {
 	who   int // 0: nobody
 	fence uint64
-	// ghost: the session of the owner was cut, and the server has not noticed yet: nobody
-	// has the lock, and nobody gets it.
+	// ghost says that the owner's session was cut and the server has not noticed: nobody has
+	// the lock, and nobody gets it.
 	ghost bool
 }
 
-// lockModel is a lock with fencing tokens. What is unknown may have taken effect, at
-// any time after the call.
+// lockModel is a lock with fencing tokens. A call with an unknown outcome may take effect at
+// any time after it began.
 func lockModel(fencing bool) porcupine.Model {
 	m := porcupine.NondeterministicModel{
 		Partition: byKey,
@@ -163,7 +163,7 @@ func only(s lockState, legal bool) []lockState {
 	return []lockState{s}
 }
 
-// byKey takes a history apart: locks of different keys know nothing of each other.
+// byKey splits a history by keys, whose locks are independent of each other.
 func byKey(ops []porcupine.Operation) [][]porcupine.Operation {
 	parts := map[string][]porcupine.Operation{}
 	var keys []string
@@ -207,18 +207,17 @@ func (h *recorder) attempt() int {
 	return h.attempts
 }
 
-// A span is the time of a fault, and which client it is between, or all of them, and the
-// servers.
+// A span is the time of a fault between the servers and one client, or all clients.
 type span struct {
 	client     int
 	begin, end int64
-	// after: the fault is one of the next request after end.
+	// after says that the fault affects the next request after end.
 	after bool
-	// shortest is how long a call takes at least that the fault was in the way of.
+	// shortest is the least duration of a call that the fault delayed.
 	shortest time.Duration
 }
 
-// usual is how long most calls take that do not wait for the lock.
+// usual is the duration of most calls that do not wait for the lock.
 func (h *recorder) usual() time.Duration {
 	var took []int64
 	for _, op := range h.ops {
@@ -233,8 +232,8 @@ func (h *recorder) usual() time.Duration {
 	return time.Duration(took[len(took)/2])
 }
 
-// effective reports whether the record shows that a fault did something: it was in the way
-// of a call of its client, which failed or was held up.
+// effective reports whether the record shows an effect of the fault: a call of its client
+// failed or was delayed.
 func (h *recorder) effective(f span) bool {
 	longer := max(f.shortest, time.Millisecond+4*h.usual())
 	return slices.ContainsFunc(h.ops, func(op porcupine.Operation) bool {
@@ -243,7 +242,7 @@ func (h *recorder) effective(f span) bool {
 			return false
 		}
 		if f.after {
-			return op.Call >= f.begin // whether its reply was lost the driver need not show
+			return op.Call >= f.begin // a driver need not show that a reply was lost
 		}
 		ret := op.Return
 		if ret < 0 {
@@ -258,7 +257,7 @@ func (h *recorder) effective(f span) bool {
 
 const allClients = -1
 
-// spoil injects a fault, which is over when inject returns, and keeps when that was.
+// spoil injects a fault, which is over when inject returns, and records its time.
 func (h *recorder) spoil(f span, inject func()) {
 	f.begin = h.now()
 	inject()
@@ -268,10 +267,9 @@ func (h *recorder) spoil(f span, inject func()) {
 	h.faults = append(h.faults, f)
 }
 
-// cuts returns what a fault may have done to leases that live with a session: any that
-// was at work between the request for a lease and the end of its release may
-// have cut the session. It may have cut none but that of its own client, and nothing cuts
-// a session where there was no fault.
+// cuts returns the ends of sessions that a fault may have caused. A fault between the request
+// for a lease and the end of its release may have cut the session of its own client, and no
+// other. Without a fault no session is cut.
 func (h *recorder) cuts() []porcupine.Operation {
 	var all []porcupine.Operation
 	for _, op := range h.ops {
@@ -333,7 +331,7 @@ func (h *recorder) votes(all []driver.Vote) {
 	h.quorum = h.quorum || len(all) > 0
 }
 
-// write is a store that refuses old tokens, as the lock's users have one.
+// write simulates a write to a store that refuses old tokens.
 func (h *recorder) write(who int, fence uint64, valid func() bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -343,7 +341,7 @@ func (h *recorder) write(who int, fence uint64, valid func() bool) {
 	h.register = max(h.register, fence)
 }
 
-// wronged counts the refused writes of holders whose leases nothing can have ended.
+// wronged counts the refused writes of holders whose leases were certainly valid.
 func (h *recorder) wronged(sessions bool) int {
 	var cut []porcupine.Operation
 	if sessions {
@@ -358,8 +356,8 @@ func (h *recorder) wronged(sessions bool) int {
 	return n
 }
 
-// history returns what was recorded, with its open ends closed. sessions says that a lease
-// ends with its session.
+// history returns the record, with events added for calls whose effects may come later.
+// sessions says that leases end with sessions.
 func (h *recorder) history(sessions bool) []porcupine.Operation {
 	end := h.now() + 1
 	ops := slices.Clone(h.ops)
@@ -375,8 +373,26 @@ func (h *recorder) history(sessions bool) []porcupine.Operation {
 	return ops
 }
 
-// nameRivals notes at each attempt whether another was in its way.
+// nameRivals marks each attempt during which another attempt was under way. In a quorum, another
+// attempt counts until its lease is released: requests for it that are late, or that renew a
+// lost lease, may still reach nodes, whose refusals then name it.
 func nameRivals(ops []porcupine.Operation, quorum bool) {
+	released := map[int]int64{} // by attempt
+	for _, o := range ops {
+		in, v := o.Input.(input), o.Output.(output).verdict
+		if _, known := released[in.who]; in.kind == releaseOp && (v == granted || v == lost) && !known {
+			released[in.who] = o.Return
+		}
+	}
+	end := func(o porcupine.Operation) int64 {
+		if !quorum || o.Output.(output).verdict != granted {
+			return o.Return
+		}
+		if at, ok := released[o.Input.(input).who]; ok {
+			return at
+		}
+		return math.MaxInt64
+	}
 	for i := range ops {
 		in, holder := ops[i].Input.(input), ops[i].Output.(output).holder
 		if in.kind != acquireOp {
@@ -389,7 +405,7 @@ func nameRivals(ops []porcupine.Operation, quorum bool) {
 				may = other.owner == holder
 			}
 			return other.kind == acquireOp && other.key == in.key && other.who != in.who &&
-				may && o.Call <= ops[i].Return && ops[i].Call <= o.Return
+				may && o.Call <= ops[i].Return && ops[i].Call <= end(o)
 		})
 		ops[i].Input = in
 	}
@@ -400,9 +416,9 @@ const historyClients = 5
 // historyRounds is how often each client wants the lock.
 func (r *run) historyRounds() int { return r.h.times(24) }
 
-// histories records what clients do to one key, with holds that become longer until
-// there was contention, and checks the record. A record that the checker cannot decide is
-// replaced by shorter ones; if those cannot be decided either, nothing was shown.
+// histories records the calls of several clients for one key and checks the record. Holds
+// become longer until there is contention. If the checker cannot decide a record, shorter ones
+// replace it; if it cannot decide these either, the case fails.
 func (r *run) histories(hold time.Duration, spoil func(h *recorder, clients []driver.Backend, done <-chan struct{})) {
 	clients := r.clients(historyClients)
 	hold = max(hold, r.howLong(clients[0]))
@@ -474,7 +490,7 @@ func (r *run) recorded(clients []driver.Backend, rounds int, hold time.Duration,
 	return h
 }
 
-// historyClient wants the lock once.
+// historyClient tries to get the lock once, and uses it.
 type historyClient struct {
 	*run
 	record  *recorder
@@ -482,11 +498,11 @@ type historyClient struct {
 	backend driver.Backend
 	key     string
 	hold    time.Duration
-	longest time.Duration // that anybody holds it
+	longest time.Duration // that any client holds it
 }
 
-// way is how a client gets the lock: by one attempt, by one that may wait, or by attempts
-// each time it is woken.
+// way is how a client gets the lock: by one attempt, by one waiting call, or by an attempt
+// after each signal.
 type way int
 
 const (
@@ -499,7 +515,7 @@ var ways = []way{tries, waitsFor, watchesFor}
 
 // want makes attempts in one of the ways, until one succeeds or it gives up.
 func (c *historyClient) want(w way) {
-	// Long enough for those before it to have their time.
+	// Long enough for the waiters before it.
 	ctx, cancel := context.WithTimeout(c.ctx, max(c.callTime(), 4*historyClients*c.longest))
 	defer cancel()
 	if _, ok := c.backend.(driver.Watcher); w != watchesFor || !ok {
@@ -518,7 +534,7 @@ func (c *historyClient) want(w way) {
 		}
 		select {
 		case <-signal:
-		case <-time.After(max(c.hold, 20*time.Millisecond)): // others may be before it
+		case <-time.After(max(c.hold, 20*time.Millisecond)): // other waiters may be first
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
@@ -536,7 +552,7 @@ func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
 	ret := h.now()
 	v := c.saw(err)
 	if v == held && ctx.Err() != nil {
-		v = unknown // a wait that its context ended: perhaps it was let in just then
+		v = unknown // the context ended the wait, perhaps just when the lock was granted
 	}
 	switch v {
 	case granted:
@@ -586,7 +602,7 @@ func (c *historyClient) hasLock(in input, l *lease) {
 	c.releaseUntilKnown(in, l)
 }
 
-// releaseUntilKnown releases until that is known to be done.
+// releaseUntilKnown calls Release until its outcome is known.
 func (c *historyClient) releaseUntilKnown(in input, l *lease) {
 	h := c.record
 	in.kind = releaseOp
@@ -611,8 +627,8 @@ func (c *historyClient) releaseUntilKnown(in input, l *lease) {
 	}
 }
 
-// defaultSteps bounds the search for an order of calls. It counts steps and not time, so
-// that a slow machine comes as far as a fast one.
+// defaultSteps bounds the search for an order of calls. It counts steps and not time, so that a
+// slow machine searches as far as a fast one.
 const defaultSteps = 2_000_000
 
 // maxSteps returns how many steps the search for an order may take.
@@ -623,8 +639,8 @@ func (h *Harness) maxSteps() int64 {
 	return defaultSteps
 }
 
-// explain asks whether any order of the calls explains their answers, and reports whether
-// the checker came to an end.
+// explain checks that some order of the calls explains their answers, and reports whether the
+// checker finished.
 func (r *run) explain(ops []porcupine.Operation) (decided bool) {
 	m := lockModel(r.info.Features.Has(driver.FeatureFencing))
 	legal, steps, info := decide(m, ops, r.h.maxSteps())
@@ -635,14 +651,15 @@ func (r *run) explain(ops []porcupine.Operation) (decided bool) {
 	return decided
 }
 
-// decide asks whether any order of the calls explains their answers, and counts the steps of the
-// search. If they are more than most it was given up, and illegal says nothing.
+// decide asks whether any order of the calls explains their answers, and counts the steps of
+// the search. If there were more than most, the search was given up, and illegal has no
+// meaning.
 func decide(m porcupine.Model, ops []porcupine.Operation, most int64) (legal bool, taken int64, info porcupine.LinearizationInfo) {
 	var steps atomic.Int64
 	inner := m.Step
 	m.Step = func(state, in, out interface{}) (bool, interface{}) {
 		if steps.Add(1) > most {
-			return false, state // gives up soon
+			return false, state // the search gives up soon
 		}
 		return inner(state, in, out)
 	}
@@ -650,13 +667,31 @@ func decide(m porcupine.Model, ops []porcupine.Operation, most int64) (legal boo
 	return result == porcupine.Ok, steps.Load(), info
 }
 
+// legible is added to the picture: what it shows, all of its legend on narrow screens too, and
+// light colours, because its lines and texts are black.
+const legible = `<p style="position: sticky; left: 10px; max-width: calc(100vw - 30px)">Each box is a call, from its start to its end. The grey lines are an
+order of calls that explains their answers, as far as there is one; a red line is a call that none explains. Point at a call for
+the state of the lock before and after it.</p>
+<style>:root { color-scheme: only light; background: white } body { width: max-content } #legend svg { overflow: visible }</style>
+<script>
+document.title = 'Calls that no order explains'
+if (innerWidth < 700) {
+  const legend = document.querySelector('#legend svg')
+  legend.setAttribute('viewBox', '295 0 400 20')
+  legend.setAttribute('width', innerWidth - 30)
+}
+</script>
+`
+
 // drawing keeps the picture of a history and returns where.
 func drawing(m porcupine.Model, info porcupine.LinearizationInfo) string {
 	f, err := os.CreateTemp("", "redlocktest-history-*.html")
 	if err != nil {
 		return fmt.Sprintf("nothing: the picture could not be kept: %v", err)
 	}
-	err = porcupine.Visualize(m, info, f)
+	if err = porcupine.Visualize(m, info, f); err == nil {
+		_, err = f.WriteString(legible)
+	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
@@ -666,9 +701,8 @@ func drawing(m porcupine.Model, info porcupine.LinearizationInfo) string {
 	return f.Name()
 }
 
-// historyUnderFaults spoils the calls by whatever the harness can do that leaves
-// the servers their memory. Leases that live with a session may end with any fault
-// between their own client and the servers, and not with those of others.
+// historyUnderFaults injects every fault of the harness that keeps the servers' data. A fault
+// between a client and the servers may end leases of that client's sessions, and no others.
 func historyUnderFaults(r *run) {
 	f := r.h.Faults
 	type spoiler struct {
@@ -705,7 +739,7 @@ func historyUnderFaults(r *run) {
 	if f.Pause != nil && f.Resume != nil {
 		faults = append(faults, spoiler{span{client: allClients}, func(driver.Backend) { during(f.Pause, f.Resume) }})
 	}
-	// Holds so long that some faults fall into them.
+	// Holds are so long that some faults fall into them.
 	r.histories(10*time.Millisecond, func(h *recorder, clients []driver.Backend, done <-chan struct{}) {
 		for n := 0; n < 20 && !over(done); n++ {
 			which, client := faults[rand.N(len(faults))], rand.N(len(clients))

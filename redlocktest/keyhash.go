@@ -16,7 +16,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// hashes are functions by which a key may be cut to 32 bits.
+// hashes are functions that a driver could use to shorten a key to 32 bits.
 var hashes = map[string]func([]byte) uint32{
 	"CRC-32":                   crc32.ChecksumIEEE,
 	"CRC-32C":                  func(b []byte) uint32 { return crc32.Checksum(b, castagnoli) },
@@ -103,18 +103,17 @@ func hashtext(k []byte) uint32 {
 	return c
 }
 
-// A pair are two keys that a hash takes for one.
+// A pair is two keys with the same hash.
 type pair struct{ one, two string }
 
-// pairs keeps those that were found, by the hash's name and the prefix.
+// pairs caches the pairs that were found, by the hash's name and the prefix.
 var pairs struct {
 	sync.Mutex
 	stem  string // how all of them begin in this process
 	known map[[2]string]pair
 }
 
-// colliding returns two keys that the hash of this name takes for one when prefix stands
-// before them.
+// colliding returns two keys that have the same hash after prefix.
 func colliding(name, prefix string) pair {
 	pairs.Lock()
 	defer pairs.Unlock()
@@ -129,7 +128,7 @@ func colliding(name, prefix string) pair {
 	return p
 }
 
-// collide searches for two keys by their hashes: after some ten thousand one comes twice.
+// collide searches for two keys with the same hash: among some ten thousand keys there is a pair.
 func collide(hash func([]byte) uint32, prefix, stem string) pair {
 	const letters = "abcdefghijklmnopqrstuvwxyz234567"
 	const slots = 1 << 18
@@ -158,16 +157,30 @@ func collide(hash func([]byte) uint32, prefix, stem string) pair {
 	}
 }
 
-// keyHashes takes pairs of keys that a common hash of 32 bits, of the key or of prefix and
-// key, takes for one.
-func keyHashes(r *run) {
-	a, b := r.pair()
-	prefixes := []string{r.h.Prefix}
-	if r.h.Prefix != "" && !r.h.Short {
+// hashPrefixes returns the prefixes with which keys may be shortened.
+func hashPrefixes(h *Harness) []string {
+	prefixes := []string{h.Prefix}
+	if h.Prefix != "" && !h.Short {
 		prefixes = append(prefixes, "")
 	}
+	return prefixes
+}
+
+// findPairs finds the pairs of keyHashes, which takes seconds on a busy machine.
+func findPairs(h *Harness) {
 	for name := range hashes {
-		for _, prefix := range prefixes {
+		for _, prefix := range hashPrefixes(h) {
+			colliding(name, prefix)
+		}
+	}
+}
+
+// keyHashes locks pairs of keys that have the same 32-bit hash, of the key or of prefix and
+// key.
+func keyHashes(r *run) {
+	a, b := r.pair()
+	for name := range hashes {
+		for _, prefix := range hashPrefixes(r.h) {
 			p := colliding(name, prefix)
 			l := r.grant(a, driver.Request{Key: p.one})
 			other, err := r.try(b, driver.Request{Key: p.two})

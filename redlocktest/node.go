@@ -7,20 +7,20 @@ import (
 )
 
 var nodeCases = []testCase{
-	{name: "clock", features: driver.FeatureQuorumNode, do: nodeClock},
-	{name: "floor", features: driver.FeatureQuorumNode, do: nodeFloor},
-	{name: "floor-clamped", features: driver.FeatureQuorumNode, do: nodeFloorClamped},
-	{name: "join", features: driver.FeatureQuorumNode, do: nodeJoin},
-	{name: "join-above", features: driver.FeatureQuorumNode, do: nodeJoinAbove},
-	{name: "join-held", features: driver.FeatureQuorumNode, do: nodeJoinHeld},
-	{name: "join-own", features: driver.FeatureQuorumNode, do: nodeJoinOwn},
-	{name: "raise", features: driver.FeatureQuorumNode, do: nodeRaise},
-	{name: "raise-stale", features: driver.FeatureQuorumNode, do: nodeRaiseStale},
-	{name: "instance", features: driver.FeatureQuorumNode, do: nodeInstance},
+	{name: "clock", rules: []rule{nodes}, features: driver.FeatureQuorumNode, do: nodeClock},
+	{name: "floor", rules: []rule{tokens, floors}, features: driver.FeatureQuorumNode, do: nodeFloor},
+	{name: "floor-clamped", rules: []rule{floors}, features: driver.FeatureQuorumNode, do: nodeFloorClamped},
+	{name: "join", rules: []rule{tokens, joins}, features: driver.FeatureQuorumNode, do: nodeJoin},
+	{name: "join-above", rules: []rule{joins}, features: driver.FeatureQuorumNode, do: nodeJoinAbove},
+	{name: "join-held", rules: []rule{exclusion}, features: driver.FeatureQuorumNode, do: nodeJoinHeld},
+	{name: "join-own", rules: []rule{joins}, features: driver.FeatureQuorumNode, do: nodeJoinOwn},
+	{name: "raise", rules: []rule{raising}, features: driver.FeatureQuorumNode, do: nodeRaise},
+	{name: "raise-stale", rules: []rule{renewing, raising}, features: driver.FeatureQuorumNode, do: nodeRaiseStale},
+	{name: "instance", rules: []rule{fourOutcomes, renewing, releasing}, features: driver.FeatureQuorumNode, do: nodeInstance},
 }
 
-// nodeClock: without a clock a vote does not count, and without an identity a
-// server that is listed twice counts twice.
+// nodeClock checks that grants and refusals have the server's clock, without which a vote does
+// not count, and its identity, without which a server that is listed twice would count twice.
 func nodeClock(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -45,7 +45,7 @@ func nodeClock(r *run) {
 	r.release(next)
 }
 
-// micro is the server's clock of a grant, in the unit of tokens.
+// micro returns the server's clock of a grant, in the unit of tokens.
 func micro(g driver.Grant) uint64 { return uint64(g.Clock.UnixMicro()) }
 
 const slack = uint64(driver.FenceSlack / time.Microsecond)
@@ -71,12 +71,12 @@ func nodeFloor(r *run) {
 	r.release(next)
 }
 
-// nodeFloorClamped: one client's wrong clock must not push the counters ahead.
+// nodeFloorClamped checks that one client's wrong clock does not push the counters ahead.
 func nodeFloorClamped(r *run) {
 	for _, ahead := range []uint64{uint64(time.Hour / time.Microsecond), driver.MaxFence} {
 		floor := min(r.serverClock()+ahead, driver.MaxFence)
 		l := r.grant(r.client(), driver.Request{Key: r.key(), FenceFloor: floor})
-		const rounding = 10_000 // a server may tell its clock in milliseconds
+		const rounding = 10_000 // the server's clock may have a resolution of milliseconds
 		if g := l.Grant(); g.Fence > micro(g)+slack+rounding {
 			r.fatal(floors, "the floor is %d, and the token %d, %v ahead of the server's clock", floor, g.Fence,
 				time.Duration(g.Fence-micro(g))*time.Microsecond)
@@ -85,7 +85,7 @@ func nodeFloorClamped(r *run) {
 	}
 }
 
-// nodeJoin takes keys at a token from outside, above the counter and equal to it.
+// nodeJoin takes keys at a given token, above the counter and equal to it.
 func nodeJoin(r *run) {
 	b, key := r.client(), r.key()
 	at := r.serverClock() + slack/2
@@ -132,8 +132,8 @@ func nodeJoinHeld(r *run) {
 	r.release(l)
 }
 
-// nodeJoinOwn: a request with ExactFence that finds its own attempt answers with the token it has, and
-// stands for the same lock.
+// nodeJoinOwn checks that a request with ExactFence by an attempt that has the key returns its
+// token, and the same lock.
 func nodeJoinOwn(r *run) {
 	a, b := r.pair()
 	key, owner := r.key(), r.owner()+"/1"
@@ -152,7 +152,8 @@ func nodeJoinOwn(r *run) {
 	r.free(b, key)
 }
 
-// counter reveals the key's counter: with the lowest floor a token is one more.
+// counter returns the key's counter: with the lowest floor a new token is one more than the
+// counter.
 func (r *run) counter(key string) uint64 {
 	l := r.grant(r.client(), driver.Request{Key: key, FenceFloor: 1})
 	r.release(l)
@@ -176,7 +177,7 @@ func nodeRaise(r *run) {
 	r.release(next)
 }
 
-// nodeRaiseStale: who has lost the lock raises nothing.
+// nodeRaiseStale checks that an owner that has lost the lock cannot raise the counter.
 func nodeRaiseStale(r *run) {
 	b, key := r.client(), r.key()
 	l := r.grant(b, driver.Request{Key: key})
@@ -191,7 +192,7 @@ func nodeRaiseStale(r *run) {
 	}
 }
 
-// nodeInstance: a late release or renewal of attempt 1 does nothing to attempt 2 of
+// nodeInstance checks that a late release or renewal of attempt 1 does not affect attempt 2 of
 // the same owner.
 func nodeInstance(r *run) {
 	a, b := r.pair()
@@ -206,8 +207,8 @@ func nodeInstance(r *run) {
 	r.free(a, key)
 }
 
-// nodeInstanceExpired: not even under the very same name does an older acquisition
-// stand for a younger one.
+// nodeInstanceExpired checks that an older acquisition cannot renew or release a younger one,
+// even with the same owner and attempt.
 func nodeInstanceExpired(r *run) {
 	a, b := r.pair()
 	key, owner := r.key(), r.owner()+"/1"
@@ -223,14 +224,13 @@ func nodeInstanceExpired(r *run) {
 	r.release(second)
 }
 
-// nodeQuorum: a node keeps the key for the grace, and takes part in a quorum.
+// nodeQuorum checks that a node keeps the key for the grace in the quorum's terms.
 func nodeQuorum(r *run) {
 	a, b := r.pair()
 	key, ttl := r.key(), r.short()
 	grace := ttl / 2
 	q := &driver.Quorum{Terms: driver.Terms{N: 3, Grace: grace}}
 	l := r.grant(a, driver.Request{Key: key, TTL: ttl, Quorum: q})
-	q.Grace = 0 // the request is the caller's again
 	start := time.Now()
 	r.renew(l, driver.Renewal{TTL: ttl})
 	next := r.succeed(b, key, l, false)

@@ -13,13 +13,13 @@ import (
 )
 
 var openCases = []testCase{
-	{name: "parameters", needs: []condition{opens}, do: unknownParameter},
-	{name: "secrets", needs: []condition{opens}, do: openSecrets},
-	{name: "no-io", needs: []condition{opens, dials, realTime}, do: openWithoutIO},
-	{name: "concurrent", needs: []condition{opens}, do: openConcurrently},
-	{name: "prefix", needs: []condition{opens}, do: prefixes},
-	{name: "stored-prefix", needs: []condition{prefixed}, do: storedPrefix},
-	{name: "shown-secret", needs: []condition{secret}, do: shownSecret},
+	{name: "parameters", rules: []rule{refuses, opening}, needs: []condition{opens}, do: unknownParameter},
+	{name: "secrets", rules: []rule{noPassword, opening}, needs: []condition{opens}, do: openSecrets},
+	{name: "no-io", rules: []rule{opening}, needs: []condition{opens, dials, realTime}, do: openWithoutIO},
+	{name: "concurrent", rules: []rule{opening}, needs: []condition{opens}, do: openConcurrently},
+	{name: "prefix", rules: []rule{opening}, needs: []condition{opens}, do: prefixes},
+	{name: "stored-prefix", rules: []rule{inspecting, opening}, needs: []condition{prefixed}, do: storedPrefix},
+	{name: "shown-secret", rules: []rule{noPassword}, needs: []condition{secret}, do: shownSecret},
 }
 
 var (
@@ -71,8 +71,8 @@ func unknownParameter(r *run) {
 	r.mustOpen(r.h.URL, r.h.Prefix)
 }
 
-// openSecrets opens what is wrong in several ways and holds a password: no error quotes it,
-// that of a URL parser in between neither.
+// openSecrets opens URLs that are wrong in several ways and hold a password, and checks that no
+// error quotes it, not even one of a URL parser.
 func openSecrets(r *run) {
 	const canary = "pw-c4n4ry"
 	scheme, _, _ := strings.Cut(r.h.URL, ":")
@@ -88,12 +88,13 @@ func openSecrets(r *run) {
 			said = fmt.Sprintf("%v %+v", b, b.Info())
 		}
 		if strings.Contains(said, canary) {
-			r.record(noPassword, "opened by %q, what is said holds the password: %s", dsn, said)
+			r.record(noPassword, "opened by %q, the error holds the password: %s", dsn, said)
 		}
 	}
 }
 
-// openWithoutIO opens backends of a server that is not there, whose address is ours.
+// openWithoutIO opens backends with the address of a listener of the test, and checks that Open
+// makes no connection.
 func openWithoutIO(r *run) {
 	u, err := url.Parse(r.h.URL)
 	if err != nil {
@@ -116,7 +117,7 @@ func openWithoutIO(r *run) {
 	})
 	u.Host = l.Addr().String()
 	b, err := r.openURL(u.String(), r.h.Prefix)
-	r.pause(50 * time.Millisecond) // what is dialled in the background comes now
+	r.pause(50 * time.Millisecond) // connections made in the background arrive now
 	if err == nil {
 		_ = b.Close()
 	}
@@ -137,7 +138,7 @@ func openConcurrently(r *run) {
 	})
 }
 
-// prefixes: the same key under two prefixes is two locks, and under one it is one.
+// prefixes checks that the same key under two prefixes is two locks, and under one prefix one lock.
 func prefixes(r *run) {
 	first, second := "redlocktest-a:", "redlocktest-b:"
 	a, b, same := r.mustOpen(r.h.URL, first), r.mustOpen(r.h.URL, second), r.mustOpen(r.h.URL, first)
@@ -157,8 +158,7 @@ func prefixes(r *run) {
 	r.release(two)
 }
 
-// storedPrefix: what is stored of a lock has the prefix before its key, where the name of
-// the key is stored at all.
+// storedPrefix checks that stored data that contain the key have the prefix before it.
 func storedPrefix(r *run) {
 	key := r.key()
 	l := r.grant(r.client(), driver.Request{Key: key})
@@ -174,7 +174,7 @@ func storedPrefix(r *run) {
 	r.release(l)
 }
 
-// shownSecret: neither the backend nor what it tells of itself shows the password.
+// shownSecret checks that neither the backend, printed, nor its Info and String show the password.
 func shownSecret(r *run) {
 	b := r.client()
 	key := r.key()
@@ -199,7 +199,7 @@ func shownSecret(r *run) {
 	r.release(l)
 }
 
-// notices searches what the backends have told for the password.
+// notices searches the backends' notices for the password.
 func (r *run) notices() {
 	if r.h.Notices == nil || r.h.Secret == "" {
 		return

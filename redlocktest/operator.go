@@ -9,11 +9,11 @@ import (
 )
 
 var operatorCases = []testCase{
-	{name: "lookup", needs: []condition{inspects}, do: lookup},
-	{name: "lookup-shared", features: driver.FeatureShared, needs: []condition{inspects}, do: lookupShared},
-	{name: "list", needs: []condition{inspects}, do: list},
-	{name: "check", needs: []condition{inspects}, do: check},
-	{name: "break", features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
+	{name: "lookup", rules: []rule{inspecting}, needs: []condition{inspects}, do: lookup},
+	{name: "lookup-shared", rules: []rule{inspecting}, features: driver.FeatureShared, needs: []condition{inspects}, do: lookupShared},
+	{name: "list", rules: []rule{inspecting}, needs: []condition{inspects}, do: list},
+	{name: "check", rules: []rule{inspecting}, needs: []condition{inspects}, do: check},
+	{name: "break", rules: []rule{tokens, breaking}, features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
 }
 
 func (r *run) lookup(b driver.Backend, key string) *driver.State {
@@ -76,7 +76,7 @@ func lookupShared(r *run) {
 	r.release(two)
 }
 
-// list takes keys next to the prefix, which is literal: '*' stands for itself.
+// list takes keys that nearly match the prefix, which is literal: '*' is no wildcard.
 func list(r *run) {
 	a, b := r.pair()
 	stem := r.key()
@@ -99,7 +99,7 @@ func list(r *run) {
 	}
 }
 
-// list returns the keys under prefix, sorted; yield says stop at the most-th.
+// list returns the keys under prefix, sorted; yield stops the iteration after most keys.
 func (r *run) list(b driver.Backend, prefix string, most int) []string {
 	var keys []string
 	err := b.(driver.Inspector).List(r.ctx, prefix, func(s *driver.State) bool {
@@ -113,7 +113,7 @@ func (r *run) list(b driver.Backend, prefix string, most int) []string {
 	return keys
 }
 
-// findingCode is what a Diagnostic's Code looks like: maxmemory-policy.
+// findingCode matches the Code of a Diagnostic, such as maxmemory-policy.
 var findingCode = regexp.MustCompile(`^[a-z][a-z0-9]*(-[a-z0-9]+)*$`)
 
 func check(r *run) {
@@ -136,7 +136,7 @@ func check(r *run) {
 	}
 }
 
-// breakLock: only the right token takes a lock away, and the one who had it learns.
+// breakLock checks that only the right token takes a lock away, and that its holder learns of it.
 func breakLock(r *run) {
 	a, b := r.pair()
 	admin := b.(driver.Admin)

@@ -10,48 +10,48 @@ import (
 )
 
 var faultCases = []testCase{
-	{name: "outage", needs: []condition{outages}, do: outage},
-	{name: "outage-misuse", needs: []condition{outages}, do: outageMisuse},
-	{name: "outage-release", needs: []condition{outages}, do: outageRelease},
-	{name: "outage-open", needs: []condition{opens, restarts}, do: outageOpen},
-	{name: "restart", needs: []condition{restarts}, do: restart},
-	{name: "restart-forgets", features: driver.FeatureFencing, needs: []condition{restarts}, do: restartForgets},
-	{name: "restart-waiter", needs: []condition{outages}, do: restartWaiter},
-	{name: "restart-watch", needs: []condition{watches, restarts}, do: restartWatch},
-	{name: "partition-watch", needs: []condition{watches, partitions}, do: partitionWatch},
-	{name: "pause", needs: []condition{pauses}, do: pauseServers},
-	{name: "partition", ttl: true, needs: []condition{partitions}, do: partition},
-	{name: "partition-renewed", without: driver.FeatureSession, needs: []condition{partitions}, do: partitionHeals},
-	{name: "slow-expires", ttl: true, needs: []condition{slows}, do: slowExpires},
-	{name: "slow-deadline", needs: []condition{slows}, do: slowDeadline},
-	{name: "lost-reply-acquire", needs: []condition{drops}, do: lostAcquire},
-	{name: "lost-reply-renew", without: driver.FeatureSession, needs: []condition{drops}, do: lostRenew},
-	{name: "lost-reply-release", needs: []condition{drops}, do: lostRelease},
-	{name: "session-end", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionEnd},
-	{name: "session-release", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionRelease},
-	{name: "session-lost", features: driver.FeatureSession, needs: []condition{cuts}, do: sessionLost},
-	{name: "layout", needs: []condition{layouts}, do: unknownLayout},
+	{name: "outage", rules: []rule{fourOutcomes}, needs: []condition{outages}, do: outage},
+	{name: "outage-misuse", rules: []rule{refuses}, needs: []condition{outages}, do: outageMisuse},
+	{name: "outage-release", rules: []rule{releasing}, needs: []condition{outages}, do: outageRelease},
+	{name: "outage-open", rules: []rule{opening}, needs: []condition{opens, restarts}, do: outageOpen},
+	{name: "restart", rules: []rule{tokens, renewing}, needs: []condition{restarts}, do: restart},
+	{name: "restart-forgets", rules: []rule{tokens}, features: driver.FeatureFencing, needs: []condition{restarts}, do: restartForgets},
+	{name: "restart-waiter", rules: []rule{waiting}, needs: []condition{outages}, do: restartWaiter},
+	{name: "restart-watch", rules: []rule{watching}, needs: []condition{watches, restarts}, do: restartWatch},
+	{name: "partition-watch", rules: []rule{watching}, needs: []condition{watches, partitions}, do: partitionWatch},
+	{name: "pause", rules: []rule{fourOutcomes, undoes}, needs: []condition{pauses}, do: pauseServers},
+	{name: "partition", rules: []rule{fourOutcomes, expires, tokens, renewing}, needs: []condition{partitions}, do: partition},
+	{name: "partition-renewed", rules: []rule{fourOutcomes, renewing}, without: driver.FeatureSession, needs: []condition{partitions}, do: partitionHeals},
+	{name: "slow-expires", rules: []rule{expires}, ttl: true, needs: []condition{slows}, do: slowExpires},
+	{name: "slow-deadline", rules: []rule{fourOutcomes, undoes, noLeaks, acquiring}, needs: []condition{slows}, do: slowDeadline},
+	{name: "lost-reply-acquire", rules: []rule{fourOutcomes, undoes, noLeaks}, needs: []condition{drops}, do: lostAcquire},
+	{name: "lost-reply-renew", rules: []rule{fourOutcomes, renewing}, without: driver.FeatureSession, needs: []condition{drops}, do: lostRenew},
+	{name: "lost-reply-release", rules: []rule{releasing}, needs: []condition{drops}, do: lostRelease},
+	{name: "session-end", rules: []rule{tokens, losing}, features: driver.FeatureSession, needs: []condition{cuts}, do: sessionEnd},
+	{name: "session-release", rules: []rule{releasing}, features: driver.FeatureSession, needs: []condition{cuts}, do: sessionRelease},
+	{name: "session-lost", rules: []rule{fourOutcomes, renewing, losing}, features: driver.FeatureSession, needs: []condition{cuts}, do: sessionLost},
+	{name: "layout", rules: []rule{layout}, needs: []condition{layouts}, do: unknownLayout},
 }
 
-// inject begins a fault, and has end end it after the case unless the case does so
-// itself by the function that is returned.
+// inject begins a fault, and returns a function that ends it. If the case does not call that
+// function, the fault ends after the case.
 func (r *run) inject(begin, end func() error) (heal func()) {
 	heal = sync.OnceFunc(func() {
 		if err := end(); err != nil {
-			r.record(acquiring, "the harness could not end its fault: %v", err)
+			r.record(nothingShown, "the harness could not end its fault: %v", err)
 		}
 	})
 	r.mu.Lock()
 	r.cleanups = append(r.cleanups, heal)
 	r.mu.Unlock()
 	if err := begin(); err != nil {
-		r.fatal(acquiring, "the harness could not begin its fault: %v", err)
+		r.fatal(nothingShown, "the harness could not begin its fault: %v", err)
 	}
 	return heal
 }
 
-// disconnect makes the servers unreachable, by whatever the harness can do, for two
-// clients, and gives back the function that ends it.
+// disconnect makes the servers unreachable for two clients, by a fault that the harness has,
+// and returns a function that ends it.
 func (r *run) disconnect(a, b driver.Backend) (heal func()) {
 	f := r.h.Faults
 	switch {
@@ -60,9 +60,22 @@ func (r *run) disconnect(a, b driver.Backend) (heal func()) {
 	case f.Pause != nil && f.Resume != nil:
 		return r.inject(f.Pause, f.Resume)
 	}
-	return r.inject(
-		func() error { return errors.Join(f.Partition(a), f.Partition(b)) },
-		func() error { return errors.Join(f.Heal(a), f.Heal(b)) })
+	return r.silence(a, b)
+}
+
+// silence keeps the servers from answering, by the harness's fault that begins and ends
+// fastest. heal ends it.
+func (r *run) silence(a, b driver.Backend) (heal func()) {
+	switch f := r.h.Faults; {
+	case f.Partition != nil && f.Heal != nil:
+		return r.inject(
+			func() error { return errors.Join(f.Partition(a), f.Partition(b)) },
+			func() error { return errors.Join(f.Heal(a), f.Heal(b)) })
+	case f.Pause != nil && f.Resume != nil:
+		return r.inject(f.Pause, f.Resume)
+	default:
+		return r.inject(f.Kill, func() error { return f.Restart(true) })
+	}
 }
 
 // outcomeUnknown asserts that an error during an outage is unknown, or at most a refusal
@@ -77,7 +90,7 @@ func (r *run) outcomeUnknown(call string, err error) {
 	}
 }
 
-// outage: that nobody answers is neither contention nor loss nor misuse.
+// outage checks that a missing answer is reported neither as contention nor as loss nor as misuse.
 func outage(r *run) {
 	a, b := r.pair()
 	free, taken := r.key(), r.key()
@@ -85,7 +98,7 @@ func outage(r *run) {
 	r.release(r.grant(b, driver.Request{Key: free})) // both are connected
 	heal := r.disconnect(a, b)
 	for _, key := range []string{free, taken} {
-		// One attempt is bounded by itself: no deadline here but the watchdog's.
+		// The driver must bound one attempt: the only deadline here is the watchdog's.
 		_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key})
 		r.outcomeUnknown("Acquire", err)
 		ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
@@ -96,7 +109,7 @@ func outage(r *run) {
 	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
 	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
 	cancel()
-	if !r.info.Features.Has(driver.FeatureSession) { // whose locks may be gone with it
+	if !r.info.Features.Has(driver.FeatureSession) { // whose locks may be lost with it
 		r.outcomeUnknown("Renew", err)
 	} else if r.saw(err) == granted {
 		r.record(fourOutcomes, "Renew succeeds though no server can answer")
@@ -105,10 +118,10 @@ func outage(r *run) {
 	r.release(r.eventually(b, driver.Request{Key: free}))
 }
 
-// outageMisuse: what is wrong with a request is found without a server.
+// outageMisuse checks that an invalid request is refused without a server.
 func outageMisuse(r *run) {
 	a, b := r.pair()
-	r.disconnect(a, b)
+	r.silence(a, b)
 	r.refusedRequest(driver.Request{Owner: r.owner(), TTL: r.long()}, "key", "an empty key during an outage")
 	r.refusedRequest(driver.Request{Key: r.key(), Owner: r.owner(), TTL: r.long(), Mode: 9}, "mode", "mode 9 during an outage")
 	if r.info.MaxTTL != 0 {
@@ -116,8 +129,8 @@ func outageMisuse(r *run) {
 	}
 }
 
-// outageRelease: nil from Release says that the lock is free, and so it is no answer while
-// no server can be reached.
+// outageRelease checks that Release does not return nil, which says that the lock is free,
+// while no server can be reached.
 func outageRelease(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -145,7 +158,7 @@ func outageRelease(r *run) {
 	}
 }
 
-// outageOpen: a program starts while its servers are away.
+// outageOpen checks that Open succeeds while the servers are away.
 func outageOpen(r *run) {
 	f := r.h.Faults
 	heal := r.inject(f.Kill, func() error { return f.Restart(true) })
@@ -157,8 +170,8 @@ func outageOpen(r *run) {
 	r.release(r.eventually(b, driver.Request{Key: r.key()}))
 }
 
-// restart: servers that keep their memory keep the locks, and clients find them
-// again.
+// restart checks that after a restart with their data servers still have the locks, and clients
+// reconnect.
 func restart(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -178,8 +191,8 @@ func restart(r *run) {
 	r.rises(fence, next.Grant().Fence)
 }
 
-// restartForgets: whatever else a server without its memory does, tokens rise, and
-// who had the lock is not told that it still has it.
+// restartForgets checks that tokens rise over a restart without data, and that the former
+// owner's renewal does not succeed.
 func restartForgets(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -193,12 +206,15 @@ func restartForgets(r *run) {
 	r.holds(a, key, next)
 }
 
-// restartWaiter: who waits goes on when the servers are back.
+// restartWaiter checks that a waiter goes on when the servers are back.
 func restartWaiter(r *run) {
 	a, b := r.pair()
 	key := r.key()
 	l := r.grant(a, driver.Request{Key: key})
-	woken := r.async(func() { r.release(r.eventually(b, driver.Request{Key: key, Wait: true})) })
+	woken := r.async(func() {
+		next, _ := r.eventuallyRule(waiting, b, driver.Request{Key: key, Wait: true}, nil)
+		r.release(next)
+	})
 	r.pause(50 * time.Millisecond)
 	r.disconnect(a, b)()
 	if r.info.Features.Has(driver.FeatureSession) {
@@ -209,8 +225,8 @@ func restartWaiter(r *run) {
 	r.join(woken)
 }
 
-// restartWatch: a release after the servers' restart is told, whether or not the break of
-// the connection was told too. Where the restart frees the key, that is told.
+// restartWatch checks that a watch signals a release after the servers' restart, whether or not
+// it signalled the break of the connection. If the restart frees the key, it must signal that.
 func restartWatch(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -227,7 +243,7 @@ func restartWatch(r *run) {
 	r.valueAfter(ch, func() { r.release(l) }, "a release after the servers' restart")
 }
 
-// partitionWatch: what a watch missed while its connection was cut is made up for.
+// partitionWatch checks that a watch signals a release that it missed while its connection was cut.
 func partitionWatch(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -243,8 +259,8 @@ func partitionWatch(r *run) {
 	r.value(ch, "the lock was released behind a partition, which is over")
 }
 
-// valueAfter asserts that a value comes after free was called: one that came before, for
-// the break of a connection, does not count.
+// valueAfter asserts that a value comes after free was called. An earlier value, for the break
+// of a connection, does not count.
 func (r *run) valueAfter(ch <-chan struct{}, free func(), why string) {
 	select {
 	case <-ch:
@@ -254,8 +270,9 @@ func (r *run) valueAfter(ch <-chan struct{}, free func(), why string) {
 	r.value(ch, why)
 }
 
-// pauseServers: an attempt that a paused server reads later leaves no lock. A node's
-// server refuses it; elsewhere the clean-up may come too late, and then the TTL ends it.
+// pauseServers checks that an attempt that a paused server reads later leaves no lock. A quorum
+// node's server refuses it; with other backends the clean-up may come too late, and then the
+// TTL ends the lock.
 func pauseServers(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -273,15 +290,16 @@ func pauseServers(r *run) {
 		r.outcomeUnknown("Acquire", err)
 	})
 	<-ctx.Done()
-	r.pause(50 * time.Millisecond) // an undo that is under way meets the pause too
+	r.pause(50 * time.Millisecond) // a clean-up under way is paused too
 	heal()
 	r.join(returned)
 	r.free(b, key)
 }
 
-// partition: the holder that is cut off is not told that it lost what it may still
-// have; the next owner comes after the lease's end, with a larger token; and when the
-// link is mended the old holder learns, and harms nobody.
+// partition checks three things. A holder that is cut off does not get ErrLost while it may
+// still have the lock. The next owner gets the lock only after the lease's end, with a larger
+// token. After the link is restored the old holder learns of the loss, and does not disturb the
+// new one.
 func partition(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -296,8 +314,8 @@ func partition(r *run) {
 		r.outcomeUnknown("Renew behind a partition", err)
 	}
 	next, _ := r.eventuallyRule(expires, b, driver.Request{Key: key}, nil)
-	if early := time.Until(g.Expires); early > 0 {
-		r.fatal(expires, "the next owner was granted %v before the end of the lease that is cut off", early)
+	if r.valid(l) {
+		r.fatal(expires, "the next owner was granted while the lease that is cut off has %v to go", left(l))
 	}
 	r.rises(g.Fence, next.Grant().Fence)
 	heal()
@@ -306,7 +324,7 @@ func partition(r *run) {
 	r.holds(b, key, next)
 }
 
-// partitionHeals: a lease whose renewals failed for a while lives on.
+// partitionHeals checks that a lease whose renewals failed for a while goes on.
 func partitionHeals(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -326,7 +344,7 @@ func partitionHeals(r *run) {
 
 const delay = 150 * time.Millisecond
 
-// slowExpires: the lease counts from before the request and not from its answer.
+// slowExpires checks that the lease counts from before the request and not from the answer.
 func slowExpires(r *run) {
 	f := r.h.Faults
 	b := r.client()
@@ -345,7 +363,7 @@ func (r *run) notLateBy(g driver.Grant, ttl time.Duration, call string) {
 	}
 }
 
-// slowDeadline: what could not be answered within ctx's deadline has no effect.
+// slowDeadline checks that a request whose answer came after ctx's deadline has no effect.
 func slowDeadline(r *run) {
 	f := r.h.Faults
 	a, b := r.pair()
@@ -378,12 +396,12 @@ func slowDeadline(r *run) {
 // drop loses the next answer to b.
 func (r *run) drop(b driver.Backend) {
 	if err := r.h.Faults.DropReply(b); err != nil {
-		r.fatal(acquiring, "the harness could not drop a reply: %v", err)
+		r.fatal(nothingShown, "the harness could not drop a reply: %v", err)
 	}
 }
 
-// lostAcquire: the lock was given and nobody heard. Either the driver finds its own
-// attempt and goes on, or it undoes it.
+// lostAcquire loses the answer of a grant. The driver must either recognize its own attempt and
+// go on, or undo it.
 func lostAcquire(r *run) {
 	a, b := r.pair()
 	for range 3 {
@@ -402,7 +420,7 @@ func lostAcquire(r *run) {
 	}
 }
 
-// lostRenew: the lease was extended and nobody heard: it is not lost.
+// lostRenew loses the answer of a renewal, and checks that this is not reported as a loss.
 func lostRenew(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -415,7 +433,7 @@ func lostRenew(r *run) {
 	r.release(l)
 }
 
-// lostRelease: the lock was freed and nobody heard. Once more, and it is known.
+// lostRelease loses the answer of a release, and checks that the next Release knows the outcome.
 func lostRelease(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -430,8 +448,8 @@ func lostRelease(r *run) {
 	r.holds(b, key, next)
 }
 
-// sessionEnd: a session that ends takes its locks along, and tells: by itself, and before
-// the lease's end.
+// sessionEnd checks that the locks of a session end with it, and that Lost is closed by itself
+// before the lease's end.
 func sessionEnd(r *run) {
 	a, b := r.pair()
 	key, other := r.key(), r.key()
@@ -449,16 +467,16 @@ func sessionEnd(r *run) {
 	next := r.eventually(b, driver.Request{Key: key})
 	r.rises(g.Fence, next.Grant().Fence)
 	r.holds(a, other, bystander)
-	r.release(r.eventually(a, driver.Request{Key: r.key()})) // a new session serves
+	r.release(r.eventually(a, driver.Request{Key: r.key()})) // a new session answers
 }
 
 func (r *run) endSession(b driver.Backend) {
 	if err := r.h.Faults.EndSession(b); err != nil {
-		r.fatal(acquiring, "the harness could not end the session: %v", err)
+		r.fatal(nothingShown, "the harness could not end the session: %v", err)
 	}
 }
 
-// lostInTime asserts that Lost is closed before the lease's own end: later it is of no use.
+// lostInTime asserts that Lost is closed before the lease's own end.
 func (r *run) lostInTime(g driver.Grant) {
 	end := r.left()
 	if !g.Expires.IsZero() {
@@ -476,8 +494,7 @@ func (r *run) lostInTime(g driver.Grant) {
 	}
 }
 
-// sessionLost: once any call has said that the lease is lost, the backend knows, and Lost is
-// closed.
+// sessionLost checks that Lost is closed once any call has returned ErrLost.
 func sessionLost(r *run) {
 	a := r.client()
 	l := r.grant(a, driver.Request{Key: r.key()})
@@ -492,8 +509,8 @@ func sessionLost(r *run) {
 	}
 }
 
-// sessionRelease: nil and ErrLost both say that the lock is free of the lease on the server,
-// also where the server notices the end of a session later than its client.
+// sessionRelease checks that the lock is free after Release returned nil or ErrLost, even if
+// the server notices the end of a session later than the client.
 func sessionRelease(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -509,8 +526,8 @@ func sessionRelease(r *run) {
 	}
 }
 
-// unknownLayout: data of another release, in a layout that this release does not know, is not
-// taken for a free lock.
+// unknownLayout checks that data in the unknown layout of another release is not taken for a
+// free lock.
 func unknownLayout(r *run) {
 	key := r.key()
 	r.release(r.grant(r.client(), driver.Request{Key: key}))

@@ -9,32 +9,33 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A CaseResult says what came of one case.
+// A CaseResult is the result of one case.
 type CaseResult struct {
-	Name     string        // "expiry/free"; a group's name where only its end found something
-	Took     time.Duration // with the repetitions on a busy machine, and the clean-up
-	Failures []*Failure    // none: the case passed, or was not run
+	Name     string        // "expiry/free"; a group's name if the failure was found at the group's end
+	Took     time.Duration // including repetitions on a busy machine, and the clean-up
+	Failures []*Failure    // empty: the case passed, or was not run
 	Skipped  string        // why it was not run; empty: it was
-	Notes    []string      // what is no failure and may explain one
+	Notes    []string      // observations that are not failures, but may explain a failure
 	// Operations is how often a lock was granted, and Renew and Release were called.
 	Operations int64
-	// Checks are the rules that the cases of its group can find broken.
+	// Checks are the rules that the case tests, and those that the suite checks around every case.
 	Checks []string
 	_      struct{}
 }
 
-// A Report says what came of a run of the suite.
+// A Report is the result of a run of the suite.
 type Report struct {
 	Info  driver.Info
 	Cases []CaseResult // in the order of the table
-	// Inapplicable is how many cases do not apply to the backend, by what they need.
+	// Inapplicable counts the cases that do not apply to the backend, by the feature that they
+	// need.
 	Inapplicable map[string]int
 	// Operations is how often a lock was granted, and Renew and Release were called.
 	Operations int64
 	_          struct{}
 }
 
-// Failures returns what failed.
+// Failures returns all failures.
 func (r *Report) Failures() []*Failure {
 	var all []*Failure
 	for _, c := range r.Cases {
@@ -43,10 +44,10 @@ func (r *Report) Failures() []*Failure {
 	return all
 }
 
-// Examine is Run without a testing.T: it runs the cases that apply and returns what came of
-// each. It calls progress, unless that is nil, at the end of each case, one call at a time.
-// If ctx ends, the groups of cases that have not begun are left out. The error says what is
-// wrong with h, or that no backend can be opened; a failure of the backend is no error.
+// Examine is Run without a testing.T: it runs the cases that apply and returns their results.
+// It calls progress, unless that is nil, at the end of each case, one call at a time. If ctx
+// ends, it leaves out the groups of cases that have not begun. The error says that h is
+// invalid, or that no backend can be opened; a failure of the backend is no error.
 func Examine(ctx context.Context, h Harness, progress func(CaseResult)) (*Report, error) {
 	s, err := newSuite(h)
 	if err != nil {
@@ -76,7 +77,7 @@ func (s *suite) group(g group, told func(CaseResult)) []CaseResult {
 	run := func(c testCase) CaseResult {
 		start := time.Now()
 		r := s.runCase(g, c)
-		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls, Checks: g.checks()}
+		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls, Checks: c.checks()}
 		told(result)
 		return result
 	}

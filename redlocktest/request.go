@@ -10,18 +10,18 @@ import (
 )
 
 var requestCases = []testCase{
-	{name: "empty-key", do: emptyKey},
-	{name: "long-key", do: longKey},
-	{name: "odd-keys", do: oddKeys},
-	{name: "key-hashes", do: keyHashes},
-	{name: "owner", do: emptyOwner},
-	{name: "mode", do: unknownMode},
-	{name: "no-shared-mode", without: driver.FeatureShared, do: noSharedMode},
-	{name: "ttl-bounds", ttl: true, do: ttlBounds},
-	{name: "renewal-ttl-bounds", ttl: true, do: renewalBounds},
-	{name: "session-ttl", features: driver.FeatureSession, needs: []condition{noTTL}, do: sessionTTL},
-	{name: "not-a-node", without: driver.FeatureQuorumNode, do: notANode},
-	{name: "reuse", do: reuse},
+	{name: "empty-key", rules: []rule{refuses}, do: emptyKey},
+	{name: "long-key", rules: []rule{refuses, requesting}, do: longKey},
+	{name: "odd-keys", rules: []rule{requesting}, do: oddKeys},
+	{name: "key-hashes", rules: []rule{requesting, opening}, prepare: findPairs, do: keyHashes},
+	{name: "owner", rules: []rule{refuses}, do: emptyOwner},
+	{name: "mode", rules: []rule{refuses}, do: unknownMode},
+	{name: "no-shared-mode", rules: []rule{refuses}, without: driver.FeatureShared, do: noSharedMode},
+	{name: "ttl-bounds", rules: []rule{refuses}, ttl: true, do: ttlBounds},
+	{name: "renewal-ttl-bounds", rules: []rule{refuses}, ttl: true, do: renewalBounds},
+	{name: "session-ttl", rules: []rule{refuses}, features: driver.FeatureSession, needs: []condition{noTTL}, do: sessionTTL},
+	{name: "not-a-node", rules: []rule{refuses}, without: driver.FeatureQuorumNode, do: notANode},
+	{name: "reuse", rules: []rule{acquiring}, do: reuse},
 }
 
 func (r *run) refusedRequest(req driver.Request, what, detail string) {
@@ -37,8 +37,8 @@ func emptyOwner(r *run) {
 	r.refusedRequest(driver.Request{Key: r.key(), TTL: r.long()}, "owner", "an empty owner")
 }
 
-// longKey also takes two keys of the greatest length that differ in the last byte
-// alone: cut to less they are one lock.
+// longKey also takes two keys of the greatest length that differ only in the last byte: a
+// driver that cuts keys would take them for one.
 func longKey(r *run) {
 	a, b := r.pair()
 	most := driver.MaxKey - len(r.h.Prefix)
@@ -61,8 +61,8 @@ func longKey(r *run) {
 	}
 }
 
-// odd returns keys that some layer between here and the server may take for
-// something else: all are different, and hold key.
+// odd returns keys that a layer between the client and the server may misread. All are
+// different, and contain key.
 func odd(key string) []string {
 	return []string{
 		key, key + "x", key + "/", key + "//", key + "/x", // one the prefix of another
@@ -95,7 +95,7 @@ func oddKeys(r *run) {
 	}
 }
 
-// grantOdd is grant that names the rule on keys where another one stands for this.
+// grantOdd is grant, but reports the rule on keys if the key is taken for another one.
 func (r *run) grantOdd(b driver.Backend, key string) *lease {
 	l, err := r.try(b, driver.Request{Key: key})
 	switch v := r.saw(err); v {
@@ -124,7 +124,7 @@ func noSharedMode(r *run) {
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }
 
-// outOfBounds are the TTLs next to the bounds, and some that are far off.
+// outOfBounds returns TTLs just outside the bounds, and some far outside.
 func (r *run) outOfBounds() []time.Duration {
 	ttls := []time.Duration{-time.Second, -1, 0, 1, r.info.MinTTL - 1}
 	if r.info.MaxTTL < math.MaxInt64 {
@@ -166,7 +166,7 @@ func notANode(r *run) {
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }
 
-// reuse writes over the request after Acquire: the lease stands for the old one.
+// reuse overwrites the request after Acquire, and checks that the lease does not change.
 func reuse(r *run) {
 	a, b := r.pair()
 	key, other := r.key(), r.key()

@@ -2,12 +2,12 @@ package redlocktest
 
 import "fmt"
 
-// rule names what a failure broke: a rule of the driver contract by its number, or
-// a sentence of a doc comment of package driver.
+// rule identifies the rule that a failure breaks: a rule of the driver contract by its number,
+// or a sentence of a doc comment of package driver.
 type rule int
 
 const (
-	exclusion rule = iota // what a lock is for
+	exclusion rule = iota // the purpose of a lock
 	fourOutcomes
 	undoes
 	expires
@@ -93,7 +93,7 @@ var texts = [...]string{
 		"means nothing",
 	opening:      "driver.Driver.Open: parses and checks, refuses with an *InvalidError what it cannot honour, quotes no secret, and does no network I/O",
 	history:      "linearizability: some order of all calls, each between its start and its end, explains every answer",
-	nothingShown: "a run that shows nothing is no success",
+	nothingShown: "a run that proves nothing is no success",
 }
 
 func (r rule) String() string {
@@ -103,7 +103,7 @@ func (r rule) String() string {
 	return texts[r]
 }
 
-// A Failure is one assertion that did not hold.
+// A Failure is one failed assertion.
 type Failure struct {
 	Case string // "expiry/free"
 	Rule string // the rule that was broken, by number and text
@@ -112,7 +112,7 @@ type Failure struct {
 	_    struct{}
 }
 
-// Error returns the case and what happened, then where it was found, then the rule.
+// Error returns the case and the failure, then its position in the suite, then the rule.
 func (f *Failure) Error() string {
 	return fmt.Sprintf("%s: %s\n\tfound at %s\n\tbreaks %s", f.Case, f.Text, f.Pos, f.Rule)
 }

@@ -15,16 +15,15 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// run is what a case gets: the harness, a context that ends before the watchdog
-// barks, and a place for failures. Its methods may be called from the goroutines
-// that a case starts with together.
+// run is the argument of a case: the harness, a context that ends before the watchdog acts, and
+// a place for failures. Goroutines that a case starts with together may call its methods.
 type run struct {
 	suite *suite
 	h     *Harness
 	name  string
 	ctx   context.Context
 	stop  context.CancelFunc
-	scale int // TTLs are this many times as long
+	scale int // factor of all TTLs
 	info  driver.Info
 	wg    sync.WaitGroup // what async began
 
@@ -32,9 +31,9 @@ type run struct {
 	failures        []*Failure
 	notes           []string
 	passed          bool   // ended by pass
-	startOverReason string // nothing can be said: begin again
+	startOverReason string // the case could not decide: begin again
 	suspected       *Failure
-	ended           bool // what its goroutines find now tells nothing new
+	ended           bool // later findings of its goroutines are ignored
 	abandoned       bool
 	backends        []driver.Backend
 	leases          []*lease
@@ -49,7 +48,7 @@ func (r *run) begin(c testCase) {
 	c.do(r)
 }
 
-// end waits for the goroutines of a case that is over, be it in the middle.
+// end waits for the goroutines of a case that is over, even if it ended early.
 func (r *run) end() {
 	r.mu.Lock()
 	r.ended = true
@@ -58,7 +57,7 @@ func (r *run) end() {
 	r.wg.Wait()
 }
 
-// recoverPanic makes a failure of a panic.
+// recoverPanic turns a panic into a failure.
 func (r *run) recoverPanic() {
 	if p := recover(); p != nil {
 		r.recordAt("a panic", acquiring, "panicked: %v\n%s", p, debug.Stack())
@@ -97,8 +96,8 @@ func (r *run) pass(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// suspect ends the case with what is a failure unless the machine stood still: it is one
-// if it is found again with longer TTLs.
+// suspect ends the case with a possible failure, which may also come from a machine that stood
+// still. It counts as a failure if it is found again with longer TTLs.
 func (r *run) suspect(broken rule, format string, args ...any) {
 	pos := position()
 	r.mu.Lock()
@@ -108,8 +107,8 @@ func (r *run) suspect(broken rule, format string, args ...any) {
 	runtime.Goexit()
 }
 
-// startOver ends the case because nothing can be said: a lease ended under it, as it
-// should after so much time. The suite begins the case anew.
+// startOver ends the case without a result: too much time passed, and a lease ended as it
+// should. The suite begins the case anew.
 func (r *run) startOver(format string, args ...any) {
 	r.mu.Lock()
 	r.startOverReason = fmt.Sprintf(format, args...)
@@ -117,7 +116,7 @@ func (r *run) startOver(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// note tells what is no failure and may explain one.
+// note records an observation that is not a failure, but may explain one.
 func (r *run) note(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,8 +132,8 @@ func (r *run) over() bool {
 	return len(r.failures) > 0 || r.startOverReason != "" || r.passed
 }
 
-// position is the file and line of the case, or of what it calls, that asserts: the
-// first caller outside of the files that hold what all cases use.
+// position returns the file and line of the failed assertion: the first caller outside the
+// files with functions that all cases use.
 func position() string {
 	pcs := make([]uintptr, 16)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
@@ -178,7 +177,7 @@ func (r *run) async(f func()) <-chan struct{} {
 	return done
 }
 
-// join waits for what async began; if that ended the case, it ends here.
+// join waits for goroutines that async started; if that ended the case, it ends here.
 func (r *run) join(done <-chan struct{}) {
 	<-done
 	if r.over() {
@@ -198,7 +197,7 @@ func (r *run) pause(d time.Duration) bool {
 	}
 }
 
-// left is how much of the case's time there is.
+// left returns how much of the case's time is left.
 func (r *run) left() time.Duration {
 	end, _ := r.ctx.Deadline()
 	return time.Until(end)
@@ -208,13 +207,13 @@ func (r *run) left() time.Duration {
 func (r *run) open() driver.Backend {
 	b, err := r.h.Open()
 	if err != nil {
-		r.fatal(acquiring, "the harness could not open a backend: %v", err)
+		r.fatal(nothingShown, "the harness could not open a backend: %v", err)
 	}
 	r.keep(b)
 	return b
 }
 
-// keep has a client closed after the case.
+// keep closes a client after the case.
 func (r *run) keep(b driver.Backend) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -250,7 +249,7 @@ func (r *run) track(l *lease) {
 	r.leases = append(r.leases, l)
 }
 
-// cleanUp undoes what the case did, within bounds.
+// cleanUp releases the case's leases and closes its clients, within a bounded time.
 func (r *run) cleanUp() {
 	r.endFaults()
 	released := r.background(func() {
@@ -276,8 +275,8 @@ func (r *run) endFaults() {
 	}
 }
 
-// releaseAll tries to release every lease, all at once: after a case that failed, some
-// of them may be anybody's, and the errors tell nothing new.
+// releaseAll tries to release every lease, all at once: after a failed case some locks may have
+// other owners, and errors mean nothing.
 func (r *run) releaseAll(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, l := range r.leases {
@@ -289,7 +288,7 @@ func (r *run) releaseAll(ctx context.Context) {
 	wg.Wait()
 }
 
-// background runs clean-up, for which nobody waits longer than patience.
+// background runs a clean-up, and waits at most patience for it.
 func (r *run) background(f func()) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -312,7 +311,7 @@ func (r *run) closeAll() {
 	}
 }
 
-// snapshot returns a copy that an abandoned case cannot change.
+// snapshot returns a copy of the results that an abandoned case cannot change.
 func (r *run) snapshot() *run {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -322,7 +321,7 @@ func (r *run) snapshot() *run {
 // key returns a fresh key that nobody can guess.
 func (r *run) key() string { return r.keys() + rand.Text() }
 
-// keys is how all keys of the case begin.
+// keys returns the beginning of all keys of the case.
 func (r *run) keys() string { return "redlocktest/" + r.name + "/" }
 
 // owner returns an owner that nobody else has.
@@ -330,7 +329,7 @@ func (r *run) owner() string { return ownerLabel + strings.ToLower(rand.Text()) 
 
 const ownerLabel = "redlocktest/"
 
-// long is a TTL that no case outlives.
+// long returns a TTL that is longer than any case.
 func (r *run) long() time.Duration {
 	if r.info.MaxTTL == 0 {
 		return 0
@@ -338,7 +337,7 @@ func (r *run) long() time.Duration {
 	return min(r.info.MaxTTL, max(2*r.h.Timeout, r.info.MinTTL))
 }
 
-// short is a TTL whose end a case waits for.
+// short returns a TTL whose end a case waits for.
 func (r *run) short() time.Duration {
 	ttl := r.h.TTL
 	if ttl == 0 {
@@ -355,7 +354,7 @@ const (
 	held
 	lost
 	later   // refused, for now
-	refused // for good
+	refused // permanently
 	invalid
 	closed
 	unknown
@@ -365,8 +364,7 @@ func (v verdict) String() string {
 	return [...]string{"no error", "ErrHeld", "ErrLost", "a timed refusal", "a refusal", "ErrInvalid", "ErrClosed", "an unknown outcome"}[v]
 }
 
-// saw classifies an error of the backend under test, and looks for the password
-// in it.
+// saw classifies an error of the backend under test, and searches it for the password.
 func (r *run) saw(err error) verdict {
 	if err != nil && r.h.Secret != "" && strings.Contains(fmt.Sprintf("%v %+v", err, err), r.h.Secret) {
 		r.record(noPassword, "an error of type %T holds the password", err)
@@ -374,7 +372,7 @@ func (r *run) saw(err error) verdict {
 	return classify(err)
 }
 
-// classify says which verdict err is.
+// classify returns the verdict of err.
 func classify(err error) verdict {
 	var no *driver.RefusedError
 	switch {

@@ -9,22 +9,23 @@ import (
 )
 
 var sharedCases = []testCase{
-	{name: "many", features: driver.FeatureShared, do: sharedMany},
-	{name: "excluded", features: driver.FeatureShared, do: sharedExcluded},
-	{name: "upgrade", features: driver.FeatureShared, do: sharedUpgrade},
-	{name: "stale", features: driver.FeatureShared, do: sharedStale},
-	{name: "race", features: driver.FeatureShared, do: sharedRace},
-	{name: "waiters", features: driver.FeatureShared, do: sharedWaiters},
-	{name: "writer-waits", features: driver.FeatureShared, do: writerWaits},
-	{name: "writer-starved", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1)) }},
-	{name: "writer-starved-clients", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(5)) }},
+	{name: "many", rules: []rule{tokens, sharing}, features: driver.FeatureShared, do: sharedMany},
+	{name: "excluded", rules: []rule{sharing}, features: driver.FeatureShared, do: sharedExcluded},
+	{name: "upgrade", rules: []rule{noReentrancy}, features: driver.FeatureShared, do: sharedUpgrade},
+	{name: "stale", rules: []rule{sharing}, features: driver.FeatureShared, do: sharedStale},
+	{name: "race", rules: []rule{sharing}, features: driver.FeatureShared, do: sharedRace},
+	{name: "waiters", rules: []rule{fourOutcomes, waiting, watching}, features: driver.FeatureShared, do: sharedWaiters},
+	{name: "writer-waits", rules: []rule{fourOutcomes, waiting, watching}, features: driver.FeatureShared, do: writerWaits},
+	{name: "writer-starved", rules: []rule{fourOutcomes, waiting, queueing, watching}, features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1)) }},
+	{name: "writer-starved-clients", rules: []rule{fourOutcomes, waiting, queueing, watching}, features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(5)) }},
 }
 
 func (r *run) share(b driver.Backend, key string) *lease {
 	return r.grant(b, driver.Request{Key: key, Mode: driver.Shared})
 }
 
-// sharedMany: many share, exclusive keeps out until the last of them has gone.
+// sharedMany checks that many owners can share a lock, and that an exclusive request is refused
+// until the last of them has released it.
 func sharedMany(r *run) {
 	clients, key := r.clients(3), r.key()
 	seen := map[uint64]bool{}
@@ -51,7 +52,7 @@ func sharedMany(r *run) {
 	r.release(l)
 }
 
-// keepsOut is refuse with the rule on sharing.
+// keepsOut is refuse, with the rule on sharing.
 func (r *run) keepsOut(b driver.Backend, key string, holder *lease) {
 	_, err := r.try(b, driver.Request{Key: key})
 	if r.saw(err) == granted && r.valid(holder) {
@@ -75,8 +76,8 @@ func sharedExcluded(r *run) {
 	r.release(r.share(b, key))
 }
 
-// sharedUpgrade: the process that shares does not get it exclusively, nor the
-// other way round: locks of a session often can.
+// sharedUpgrade checks that a process that shares a lock does not get it exclusively, nor the
+// reverse; locks of a session often allow that.
 func sharedUpgrade(r *run) {
 	b, key := r.client(), r.key()
 	l := r.share(b, key)
@@ -88,8 +89,8 @@ func sharedUpgrade(r *run) {
 	r.release(l)
 }
 
-// sharedStale: a share that is over is nobody else's share, however often it is
-// released.
+// sharedStale checks that releasing an ended share repeatedly does not end another owner's
+// share.
 func sharedStale(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -105,8 +106,8 @@ func sharedStale(r *run) {
 	r.free(a, key)
 }
 
-// sharedRace mixes both modes in one race: either one exclusive owner, or shared ones
-// alone.
+// sharedRace mixes both modes in one race, and checks that there is either one exclusive owner,
+// or only shared ones.
 func sharedRace(r *run) {
 	clients := r.clients(3)
 	for range r.h.times(3) {
@@ -151,8 +152,8 @@ func (r *run) compatible(key string, modes []driver.Mode, leases []*lease) {
 	r.free(r.client(), key)
 }
 
-// waits acquires as package dlock does: natively where the backend queues, else when it is
-// woken, else by asking again.
+// waits acquires as package dlock does: by a waiting call if the backend queues, else after
+// signals if it can watch, else by polling.
 func (r *run) waits(b driver.Backend, req driver.Request) *lease {
 	_, watcher := b.(driver.Watcher)
 	if watcher && !r.info.Features.Has(driver.FeatureQueueing) {
@@ -163,7 +164,8 @@ func (r *run) waits(b driver.Backend, req driver.Request) *lease {
 	return l
 }
 
-// sharedWaiters: when an exclusive owner goes, all who wait to share are let in, together.
+// sharedWaiters checks that all waiting readers get the lock together when an exclusive owner
+// releases it.
 func sharedWaiters(r *run) {
 	clients := r.clients(3)
 	for range r.h.times(6) {
@@ -179,7 +181,7 @@ func sharedWaiters(r *run) {
 				defer entered()
 				share := r.waits(clients[i%len(clients)], driver.Request{Key: key, Mode: driver.Shared})
 				entered()
-				in.Wait() // nobody goes before all have come
+				in.Wait() // no reader releases before all have the lock
 				r.release(share)
 			}))
 		}
@@ -189,7 +191,7 @@ func sharedWaiters(r *run) {
 	}
 }
 
-// writerWaits: when the last who shares goes, the exclusive owner who waits is let in.
+// writerWaits checks that a waiting exclusive owner gets the lock when the last reader releases it.
 func writerWaits(r *run) {
 	clients := r.clients(3)
 	for i := range r.h.times(6) {
@@ -204,7 +206,7 @@ func writerWaits(r *run) {
 	}
 }
 
-// joinAll waits for what async began, at most a quarter of the case's time.
+// joinAll waits for the goroutines that async started, at most a quarter of the case's time.
 func (r *run) joinAll(all []<-chan struct{}, what string) {
 	end := time.After(r.h.Timeout / 4)
 	for _, done := range all {
@@ -219,8 +221,8 @@ func (r *run) joinAll(all []<-chan struct{}, what string) {
 	}
 }
 
-// starve has readers share a key without a gap while an exclusive owner waits: first come,
-// first served means that those who come later wait behind it.
+// starve lets readers share a key without a gap while an exclusive owner waits, and checks that
+// later readers wait behind it.
 func (r *run) starve(clients []driver.Backend) {
 	const readers = 4
 	key := r.key()
@@ -235,7 +237,7 @@ func (r *run) starve(clients []driver.Backend) {
 					r.pause(poll)
 					continue
 				}
-				r.pause(3*time.Millisecond + rand.N(4*time.Millisecond)) // longer than the others' gaps
+				r.pause(3*time.Millisecond + rand.N(4*time.Millisecond)) // longer than the readers' pauses
 				r.release(l)
 			}
 		}))

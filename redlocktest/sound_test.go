@@ -11,14 +11,14 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// soundHarnesses are what bugs are planted in, without one.
+// soundHarnesses are the harnesses in which bugs are planted, here without a bug.
 var soundHarnesses = map[string]func() Harness{
 	"memory":   func() Harness { return overMemory(func(*broken) {}) },
 	"link":     func() Harness { return overLinks(func(*broken) {}) },
 	"toy":      func() Harness { return overToy(func(*toyDriver) {})(nil) },
 	"shown":    func() Harness { return overShown("toy://host", "toy")(nil) },
 	"watching": func() Harness { return overUnqueuing(func(*broken) {}) },
-	// Its first answer to a request in a hurry comes too late, the next at once.
+	// The first answer to a request with a short deadline comes too late, later answers at once.
 	"slow link": func() Harness {
 		return overUnqueuing(func(b *broken) {
 			var slow sync.Once
@@ -30,12 +30,12 @@ var soundHarnesses = map[string]func() Harness{
 			}
 		})
 	},
-	// A late answer: the attempt is in doubt, and undone in the background.
+	// Some answers are late: their attempts are in doubt, and undone in the background.
 	"in doubt": func() Harness {
 		return overMemory(func(b *broken) {
 			var late atomic.Int64
 			var undoing sync.WaitGroup
-			var mu sync.Mutex // nothing is added once Close waits
+			var mu sync.Mutex // guards closing: once Close waits, nothing is added to undoing
 			closing := false
 			b.close = func() error {
 				mu.Lock()
@@ -82,7 +82,7 @@ var soundHarnesses = map[string]func() Harness{
 	"connections": func() Harness {
 		return overConnections(func(*broken, *atomic.Int64) {})(nil)
 	},
-	// A watch that goes on where it broke has nothing to tell of the break.
+	// A watch that resumes where it broke does not signal the break.
 	"resuming watch": func() Harness {
 		return overLinks(func(b *broken) {
 			b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
@@ -96,7 +96,7 @@ var soundHarnesses = map[string]func() Harness{
 			}
 		})
 	},
-	// A store that refuses what it does not know.
+	// A store that refuses data of an unknown layout.
 	"layouts": func() Harness {
 		var future atomic.Bool
 		h := overMemory(func(b *broken) {
@@ -118,13 +118,13 @@ var soundHarnesses = map[string]func() Harness{
 	},
 }
 
-// oddities of a sound harness: what the toys leave out.
+// oddities are the groups of cases that a sound harness skips, with the reasons.
 var oddities = map[string]map[string]string{
 	"toy":      {"fence": "its tokens are those of another backend"},
 	"counters": {"node": "its counters are not those of the backend behind", "operator": "its counters are not those of the backend behind"},
 }
 
-// TestSoundBackendsPass the whole suite, which finds a bug only where there is one.
+// TestSoundBackendsPass: the whole suite finds no bug in a sound backend.
 func TestSoundBackendsPass(t *testing.T) {
 	for name, make := range soundHarnesses {
 		t.Run(name, func(t *testing.T) {

@@ -23,25 +23,26 @@ import (
 // thousand calls.
 type StressOptions struct {
 	// Duration is how long the stress goes on, and Operations after how many calls it ends,
-	// whichever comes first; zero: no such end, or 5,000 calls if both are zero. The environment
-	// variable REDLOCKTEST_STRESS, a duration such as 10m, stands above both.
+	// whichever comes first; zero: no such limit, or 5,000 calls if both are zero. The
+	// environment variable REDLOCKTEST_STRESS, a duration such as 10m, overrides both.
 	Duration   time.Duration
 	Operations int64
 	// Keys is how many keys are in use at a time, Clients how many backends of this process
 	// use them, and Workers how many goroutines; zero: 4, 5 and 16.
 	Keys, Clients, Workers int
-	// Processes is how many of the clients live in processes of their own, which are killed and
-	// stopped meanwhile. It needs Harness.Process. Zero: none, or 2 if there is Harness.Process.
+	// Processes is how many of the clients run in processes of their own, which the stress
+	// kills and stops. It needs Harness.Process. Zero: none, or 2 if there is Harness.Process.
 	// Less than zero: none.
 	Processes int
-	// Seed is where the random choices begin; zero: anywhere, or what the environment variable
-	// REDLOCKTEST_SEED says. The same seed makes the same choices; what the machine does with
-	// them is another matter.
+	// Seed is the seed of the random choices; zero: a random seed, or the value of the
+	// environment variable REDLOCKTEST_SEED. The same seed makes the same choices, but the
+	// machine's timing differs.
 	Seed uint64
 	// Command is the command that repeats the stress, for its report; empty: that of the test.
 	Command string
-	// History is a file into which all calls are written, as a line of JSON for each key; empty:
-	// none. Calls that break a rule are always kept, in a temporary file that the failure names.
+	// History is a file into which all calls are written, as a line of JSON for each key;
+	// empty: none. Calls that break a rule are always kept in a temporary file, which the
+	// failure names.
 	History string
 	// Progress is called about once a second.
 	Progress func(StressReport)
@@ -49,7 +50,7 @@ type StressOptions struct {
 	_ struct{}
 }
 
-// A StressReport says what came of a stress.
+// A StressReport is the result of a stress.
 type StressReport struct {
 	Seed       uint64           `json:"seed"`
 	Command    string           `json:"command,omitempty"` // that repeats it
@@ -68,8 +69,7 @@ type StressReport struct {
 	_          struct{}
 }
 
-// A FaultCount is how often a fault was injected, and how often a call shows that it had an
-// effect.
+// A FaultCount is how often a fault was injected, and how often a call shows its effect.
 type FaultCount struct {
 	Name      string `json:"name"`
 	Injected  int    `json:"injected"`
@@ -77,18 +77,19 @@ type FaultCount struct {
 	_         struct{}
 }
 
-// Stress lets many clients use few keys in every way that the contract has, while the harness
-// breaks what it can, and checks the record of their calls:
+// Stress lets many clients use few keys in every way that the contract has, while it injects
+// the harness's faults, and checks the record of their calls:
 //
 //   - No two leases overlap, from the grant to the call of Release or to the lease's end.
-//   - Tokens rise: a grant that was asked for after another's answer has the larger one.
-//   - For each key some order of all calls explains every answer (linearizability, by porcupine),
-//     but for keys with shared leases, and with leases whose session a fault may have ended.
-//   - Whoever looks at a key that is held for the whole time of the look sees its holder.
+//   - Tokens rise: a grant that was requested after another grant's answer has the larger token.
+//   - For each key some order of all calls explains every answer (linearizability, by
+//     porcupine), except keys with shared leases, or with leases whose session a fault may have
+//     ended.
+//   - A Lookup of a key that is held for the whole time of the call sees its holder.
 //
-// A record that the checker cannot decide is a failure, and so is one that shows nothing: too
-// little contention, or faults of which too few had an effect. No call fails because it took long.
-// A failure shows the shortest part of the record that breaks the rule, in words, and names the
+// A record that the checker cannot decide is a failure. So is one that proves nothing: too
+// little contention, or too few faults with an effect. No call fails because it took long. A
+// failure shows the shortest part of the record that breaks the rule, in words, and names the
 // file that has all of it, as JSON, the seed, and the command that runs it again.
 func Stress(t *testing.T, h Harness, o StressOptions) {
 	t.Helper()
@@ -184,15 +185,15 @@ func (o StressOptions) complete(h *Harness) (StressOptions, error) {
 	return o, nil
 }
 
-// ExamineStress is Stress without a testing.T. If ctx ends, so does the stress, and what was
-// recorded until then is checked. The error says what is wrong with h or o, or that no backend
-// can be opened; a failure of the backend is no error.
+// ExamineStress is Stress without a testing.T. If ctx ends, the stress ends too, and the record
+// so far is checked. The error says that h or o is invalid, or that no backend can be opened; a
+// failure of the backend is no error.
 func ExamineStress(ctx context.Context, h Harness, o StressOptions) (*StressReport, error) {
 	o, err := o.complete(&h)
 	if err != nil {
 		return nil, err
 	}
-	const unhurried = 10 * time.Minute // for a number of calls, however slow the machine is
+	const unhurried = 10 * time.Minute // a number of calls has no time limit
 	limit := cmp.Or(o.Duration, unhurried)
 	h.Timeout = (limit + max(h.Timeout, defaultTimeout)) * 4 / 3
 	s, err := newSuite(h)
@@ -232,13 +233,13 @@ type stress struct {
 	file    *os.File
 
 	start   time.Time
-	clock   atomic.Int64 // the last instant that was given
+	clock   atomic.Int64 // the last instant that now returned
 	clients []*stressClient
 	who     atomic.Int64
 	hold    atomic.Int64 // how long locks are held, about
 	slow    atomic.Int64 // workers that wait for the end of a TTL
-	spoils  atomic.Bool  // there are faults to inject, and not only rare ones
-	found   atomic.Bool  // a failure: nothing more is begun
+	spoils  atomic.Bool  // there are faults to inject that are not rare
+	found   atomic.Bool  // a failure: workers begin no more calls
 	quorum  atomic.Bool
 
 	hardest                                                          atomic.Int64 // steps of the longest search
@@ -251,10 +252,10 @@ type stress struct {
 	took   time.Duration
 }
 
-// watchCalls is the place of Watch among the calls, which has no operation of the model.
+// watchCalls is the index of Watch among the calls; the model has no operation for it.
 const watchCalls = lookOp + 1
 
-// stressClient is a backend in this process, or in one of its own.
+// stressClient is a backend in this process, or in a separate process.
 type stressClient struct {
 	id     int
 	remote bool
@@ -279,7 +280,7 @@ func (s *stress) now() int64 {
 	}
 }
 
-// do is the case.
+// do runs the stress.
 func (s *stress) do(r *run) {
 	s.run, s.start = r, time.Now()
 	s.connect()
@@ -320,7 +321,7 @@ func (s *stress) connect() {
 		if i == 1 && s.h.OpenWithClock != nil {
 			b, err := s.h.OpenWithClock(time.Hour)
 			if err != nil {
-				s.fatal(acquiring, "the harness could not open a backend with a clock: %v", err)
+				s.fatal(nothingShown, "the harness could not open a backend with a clock: %v", err)
 			}
 			s.keep(b)
 			c.b = b
@@ -342,7 +343,7 @@ func (s *stress) connect() {
 func (s *stress) startProcess(c *stressClient) {
 	b, err := s.h.Process()
 	if err != nil {
-		s.record(acquiring, "the harness could not start a process: %v", err)
+		s.record(nothingShown, "the harness could not start a process: %v", err)
 		s.found.Store(true)
 		if c.b == nil {
 			runtime.Goexit()
@@ -363,8 +364,8 @@ func (s *stress) longestHold() time.Duration {
 	return 50 * time.Millisecond
 }
 
-// done reports whether nothing more is to be begun. A stress that has shown too little goes on
-// for a while.
+// done reports whether the stress is over: then workers begin no more calls. A stress that has
+// proved too little goes on for a while.
 func (s *stress) done() bool {
 	if s.found.Load() || s.over() || s.outer.Err() != nil || s.ctx.Err() != nil {
 		return true
@@ -379,7 +380,7 @@ func (s *stress) done() bool {
 	return false
 }
 
-// lacking says what must still happen for the run to show something; empty: nothing.
+// lacking says what the run must still have to prove something; empty: nothing.
 func (s *stress) lacking() string {
 	attempts, refusals := s.attempts.Load(), s.refusals.Load()
 	if least := max(attempts/50, 1); attempts < 20 || refusals < least {
@@ -438,7 +439,7 @@ func (s *stress) report() *StressReport {
 	return r
 }
 
-// showsSomething fails a run of which nothing follows.
+// showsSomething fails a run that proves nothing.
 func (s *stress) showsSomething() {
 	if s.over() || s.outer.Err() != nil {
 		return

@@ -12,24 +12,24 @@ import (
 // stressFault is one fault that was injected.
 type stressFault struct {
 	name       string
-	client     int // whose link or process, or allClients
+	client     int // the client whose link or process it is, or allClients
 	begin, end int64
 	effective  bool
-	// pending: it is one of the next request, which is still to come; then settled is the
-	// end of the first call that began after it.
+	// pending says that the fault affects the next request, which has not come yet. Later
+	// settled is the end of the first call that began after the fault.
 	pending bool
 	settled int64
 }
 
-// A spoiler is a kind of fault.
+// A spoiler injects one kind of fault.
 type spoiler struct {
 	name   string
 	global bool
-	// quiet: no call need show it, whether it had an effect or not.
+	// quiet says that calls need not show the fault, even if it had an effect.
 	quiet bool
-	// next: it is one of the client's next request.
+	// next says that the fault affects the client's next request.
 	next   bool
-	rare   time.Duration // at most once in this time
+	rare   time.Duration // the least time between two of them
 	inject func(c *stressClient, d time.Duration)
 	last   time.Time
 }
@@ -68,7 +68,8 @@ func (s *stress) spoil(over <-chan struct{}) {
 	}
 }
 
-// target picks a client: a process for what is done to those, else one of this process.
+// target picks a client: one in a process of its own for faults of processes, else one of this
+// process.
 func (s *stress) target(sp *spoiler, rng *rand.Rand) *stressClient {
 	process := sp.name == "kill a process" || sp.name == "stop a process"
 	var may []*stressClient
@@ -95,7 +96,7 @@ func (s *stress) wait(over <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// spoilers are the faults that the harness can inject and that leave the servers their memory.
+// spoilers returns the faults of the harness that keep the servers' data.
 func (s *stress) spoilers() (all []spoiler) {
 	h, f := s.h, s.h.Faults
 	during := func(d time.Duration, begin, end func() error) {
@@ -118,6 +119,13 @@ func (s *stress) spoilers() (all []spoiler) {
 	}
 	if f.DropReply != nil {
 		all = append(all, spoiler{name: "drop a reply", quiet: true, next: true, inject: func(c *stressClient, _ time.Duration) { s.drop(c.b) }})
+	}
+	if f.Reset != nil {
+		all = append(all, spoiler{name: "break connections", quiet: true, rare: 50 * time.Millisecond, inject: func(c *stressClient, _ time.Duration) {
+			if err := f.Reset(c.b); err != nil {
+				s.note("the harness could not break connections: %v", err)
+			}
+		}})
 	}
 	if f.EndSession != nil && s.info.Features.Has(driver.FeatureSession) {
 		all = append(all, spoiler{name: "end a session", quiet: true, rare: 50 * time.Millisecond, inject: func(c *stressClient, _ time.Duration) {
@@ -154,7 +162,8 @@ func (s *stress) spoilers() (all []spoiler) {
 	return all
 }
 
-// effect notes which faults a call shows: it has no answer, or took as long as the fault.
+// effect notes the faults whose effect a call shows: it has no answer, or took as long as the
+// fault.
 func (s *stress) effect(client int, call, ret int64, v verdict, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,9 +188,9 @@ func (s *stress) effect(client int, call, ret int64, v verdict, waits bool) {
 	}
 }
 
-// faultCounts sums the faults up. Those that no call need show count only if one did.
+// faultCounts sums up the faults. Quiet faults count only if a call shows one.
 func (s *stress) faultCounts() (all []FaultCount) {
-	quiet := []string{"drop a reply", "end a session", "kill a process"}
+	quiet := []string{"drop a reply", "break connections", "end a session", "kill a process"}
 	for _, f := range s.faults {
 		i := slices.IndexFunc(all, func(c FaultCount) bool { return c.Name == f.name })
 		if i < 0 {
@@ -199,9 +208,9 @@ func (s *stress) faultCounts() (all []FaultCount) {
 	return all
 }
 
-// cutFrom returns when a fault may have ended the session of a lease that was asked for at
-// this time, before it was over; zero: none did. What ends with the session is told a moment
-// after the fault, by whichever call of the client meets it.
+// cutFrom returns when a fault may have ended the session of a lease that was requested at this
+// time, before the lease was over; zero: no fault did. The client's next call reports the end
+// of the session, a moment after the fault.
 func (s *stress) cutFrom(client int, call, over int64) (from int64) {
 	const moment = int64(20 * time.Millisecond)
 	s.mu.Lock()

@@ -15,8 +15,9 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A tenure is the time in which one owner has a lock for certain: in parts, since a lease that
-// ended by its client's clock may be renewed while the server still has it.
+// A tenure is the time in which one owner certainly has a lock. It may have several parts,
+// because a lease that ended by its client's clock may be renewed while the server still has
+// the lock.
 type tenure struct {
 	who, client int
 	shared      bool
@@ -24,7 +25,7 @@ type tenure struct {
 	call, ret   int64 // of the grant
 	parts       [][2]int64
 	cut         bool  // a fault may have ended its session
-	over        int64 // when the lease was over for certain on the server, or the end of the record
+	over        int64 // when the lease was certainly over on the server, or the end of the record
 }
 
 // judge checks the record of a key, and forgets it.
@@ -62,7 +63,7 @@ type stressFinding struct {
 	window []porcupine.Operation
 }
 
-// fault returns what is wrong with the calls of a key, or nil.
+// fault returns the rule that the calls of a key break, or nil.
 func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 	end := s.now()
 	all := s.tenures(ops, end)
@@ -81,12 +82,12 @@ func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 		return nil // the model has no shared mode
 	}
 	if slices.ContainsFunc(all, func(t tenure) bool { return t.cut }) {
-		return nil // lost at some time or not: too many orders for a search
+		return nil // the time of a loss is unknown: too many orders for a search
 	}
 	return s.unexplained(ops, all, end)
 }
 
-// tenures returns when each lease was held for certain.
+// tenures returns when each lease was certainly held.
 func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 	session := s.info.Features.Has(driver.FeatureSession)
 	for _, op := range ops {
@@ -130,8 +131,8 @@ func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 	return all
 }
 
-// shorten ends the parts at this time at the latest, but those that end before the renewal that
-// may have shortened the lease was called.
+// shorten cuts the parts that last beyond end. It cuts none to before call, the instant at which
+// the renewal that may have shortened the lease was called.
 func (t *tenure) shorten(end, call int64) {
 	for i := range t.parts {
 		if p := &t.parts[i]; end > 0 {
@@ -140,7 +141,7 @@ func (t *tenure) shorten(end, call int64) {
 	}
 }
 
-// expiry is the end of a lease; that of its session is never.
+// expiry returns the end of a lease; never, if it ends only with its session.
 func expiry(out output) int64 {
 	if out.expires == 0 {
 		return math.MaxInt64
@@ -148,7 +149,7 @@ func expiry(out output) int64 {
 	return out.expires
 }
 
-// overlap sweeps over the tenures in the order of their beginnings, and finds two owners at once.
+// overlap searches the tenures, in the order of their beginnings, for two owners at once.
 func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
 	type part struct {
 		from, to int64
@@ -181,7 +182,7 @@ func overlap(ops []porcupine.Operation, all []tenure) *stressFinding {
 	return nil
 }
 
-// falling finds a grant that was asked for after another's answer, and has no larger token.
+// falling finds a grant that was requested after another grant's answer and has no larger token.
 func falling(ops []porcupine.Operation, all []tenure) *stressFinding {
 	for i := range all {
 		for j := range all {
@@ -195,7 +196,7 @@ func falling(ops []porcupine.Operation, all []tenure) *stressFinding {
 	return nil
 }
 
-// unseen finds a look at a key that saw nobody while somebody had it all the time.
+// unseen finds a Lookup that saw no holder although a lease was held during the whole call.
 func unseen(ops []porcupine.Operation, all []tenure) *stressFinding {
 	for _, op := range ops {
 		in, out := op.Input.(input), op.Output.(output)
@@ -241,13 +242,14 @@ func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end int64)
 	return &stressFinding{history, fmt.Sprintf("no order of %d calls explains their answers", len(window)), window}
 }
 
-// maxSteps bounds the search for an order of a key's calls. Sound backends need a few hundred.
-func (s *stress) maxSteps() int64 { return min(s.h.maxSteps(), 200_000) }
+// maxSteps bounds the search for an order of a key's calls. Records of sound backends need a
+// few hundred steps; once in some 100,000 calls one needs more than 200,000.
+func (s *stress) maxSteps() int64 { return s.h.maxSteps() }
 
-// whole returns the calls for the model: with the ends of leases that may have come by
-// themselves, and without those that have no answer and explain no other's. An attempt without an
-// answer is one of these: it excuses the refusals beside it (nameRivals), and so need not have
-// taken effect for them. What has no answer makes the search long, since it may be anywhere.
+// whole returns the calls for the model. It adds the ends of leases that may have come by
+// themselves, and leaves out calls without an answer that explain no other answer, because each
+// of them makes the search longer. An attempt without an answer is left out too: nameRivals
+// already excuses the refusals beside it.
 func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []porcupine.Operation {
 	full := slices.Clone(ops)
 	for i := range full {
@@ -266,7 +268,7 @@ func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []por
 	return full
 }
 
-// ends returns what may have ended a lease by itself: its TTL.
+// ends returns an event for each lease that its TTL may have ended.
 func (s *stress) ends(ops []porcupine.Operation, t tenure) (ends []porcupine.Operation) {
 	var in input
 	last, confirmed := int64(math.MaxInt64), int64(0)
@@ -282,7 +284,7 @@ func (s *stress) ends(ops []porcupine.Operation, t tenure) (ends []porcupine.Ope
 			last = min(last, expiry(out))
 		}
 	}
-	// Not before the last call that found the lease alive: the search need not try that.
+	// Not before the last call that found the lease valid: the search need not try that.
 	last = max(last, confirmed+1)
 	if in.who == 0 || last >= t.over {
 		return nil
@@ -291,9 +293,9 @@ func (s *stress) ends(ops []porcupine.Operation, t tenure) (ends []porcupine.Ope
 	return []porcupine.Operation{{ClientId: t.client, Input: in, Call: last, Output: output{verdict: unknown}, Return: t.over}}
 }
 
-// shortest returns a short part of a record that is still bad. It ends with the first answer
-// that nothing explains, and begins as late as it can: attempts that were over before are left
-// out with all their calls, which leaves the lock free or with those that stay.
+// shortest returns a short part of a record that still breaks the rule. It ends with the first
+// answer that cannot be explained, and begins as late as possible: it leaves out attempts that
+// were over earlier, with all their calls.
 func shortest(ops []porcupine.Operation, bad func([]porcupine.Operation) bool) []porcupine.Operation {
 	until := func(t int64) (part []porcupine.Operation) {
 		for _, o := range ops {
@@ -334,7 +336,7 @@ func shortest(ops []porcupine.Operation, bad func([]porcupine.Operation) bool) [
 	}
 	slices.Sort(begins)
 	for _, from := range slices.Backward(begins) {
-		ended := map[int]bool{} // before, for certain
+		ended := map[int]bool{} // certainly earlier
 		for _, o := range window {
 			in, out := o.Input.(input), o.Output.(output)
 			if in.kind == lookOp || in.kind == acquireOp && out.verdict == held || in.kind == releaseOp && out.verdict != unknown {
@@ -355,10 +357,10 @@ func shortest(ops []porcupine.Operation, bad func([]porcupine.Operation) bool) [
 	return window
 }
 
-// stamp is an instant of the record.
+// stamp formats an instant of the record.
 func stamp(t int64) string { return fmt.Sprintf("%.6f s", time.Duration(t).Seconds()) }
 
-// words tells calls in the order in which they were made.
+// words describes calls in the order in which they were made.
 func (s *stress) words(ops []porcupine.Operation) string {
 	var text strings.Builder
 	for _, o := range slices.SortedFunc(slices.Values(ops), func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) }) {
@@ -378,7 +380,7 @@ func (s *stress) words(ops []porcupine.Operation) string {
 		case out.verdict == unknown:
 			answer = "no answer"
 		case out.verdict == held && out.reserved:
-			answer = "held for the next in line"
+			answer = "kept for the first waiter"
 		case out.verdict == held:
 			answer = "held by another"
 		case in.kind == lookOp && out.holder == "":
@@ -402,7 +404,7 @@ func (s *stress) words(ops []porcupine.Operation) string {
 	return text.String()
 }
 
-// where says what was kept, and how to run the stress again.
+// where names the kept files, and the command that runs the stress again.
 func (s *stress) where(path string, window []porcupine.Operation) string {
 	text := "All calls of the key: " + path + "\n"
 	if !s.h.quiet && len(window) > 0 {
@@ -482,7 +484,7 @@ func (s *stress) history(key string, ops []porcupine.Operation, f *stressFinding
 	return h
 }
 
-// keepHistory writes the record of a key to a file, and returns where.
+// keepHistory writes the record of a key to a file, and returns the file's path.
 func (s *stress) keepHistory(k *stressKey, finding *stressFinding) string {
 	f, err := os.CreateTemp("", "redlocktest-stress-*.json")
 	if err != nil {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	mathrand "math/rand/v2"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -15,8 +18,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A key is used for so many calls, and then replaced and judged: the search for an order of
-// calls takes the longer, the more there are and the more of them have no answer.
+// After this many calls a key is replaced and its record judged. The search for an order takes
+// longer with more calls, and with more calls without an answer.
 const (
 	callsOfKey    = 80
 	unknownsOfKey = 6
@@ -29,7 +32,7 @@ type stressKey struct {
 
 	mu      sync.Mutex
 	inside  int  // workers
-	retired bool // nobody enters any more
+	retired bool // no more workers may enter
 	judged  bool
 	unknown int
 	ops     []porcupine.Operation
@@ -54,7 +57,7 @@ func (k *stressKey) add(client int, in input, call, ret int64, out output) {
 	k.ops = append(k.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
 }
 
-// enter returns one of the keys in use, after replacing it if it has had its calls.
+// enter returns one of the keys in use, and first replaces it if it has had all its calls.
 func (w *stressWorker) enter() *stressKey {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +89,7 @@ func (w *stressWorker) leave(k *stressKey) {
 	}
 	k.mu.Unlock()
 	if last {
-		w.attempt(w.ctx, k, driver.Request{}) // whatever was released is free
+		w.attempt(w.ctx, k, driver.Request{}) // all its locks are released
 		w.judge(k)
 	}
 }
@@ -98,15 +101,15 @@ type stressWorker struct {
 	client *stressClient
 }
 
-// chance is true n times of a thousand.
+// chance returns true with a probability of n in a thousand.
 func (w *stressWorker) chance(n int) bool { return w.rng.IntN(1000) < n }
 
-// upTo returns a random time.
+// upTo returns a random time of at most d.
 func (w *stressWorker) upTo(d time.Duration) time.Duration {
 	return time.Duration(w.rng.Int64N(int64(max(d, 1))))
 }
 
-// turn wants the key of the worker's choice once, in some way.
+// turn tries to get a random key once, in a random way.
 func (w *stressWorker) turn(k *stressKey) {
 	defer w.leave(k)
 	ctx, cancel := context.WithTimeout(w.ctx, max(w.callTime(), 4*time.Duration(w.o.Workers)*time.Duration(w.hold.Load())))
@@ -117,7 +120,7 @@ func (w *stressWorker) turn(k *stressKey) {
 	}
 	watcher, watches := w.client.backend().(driver.Watcher)
 	switch {
-	case w.chance(50): // given up in the middle, or just before or after
+	case w.chance(50): // given up during the call, or just before or after
 		short, end := context.WithTimeout(ctx, w.upTo(2*time.Duration(w.hold.Load())))
 		defer end()
 		req.Wait = w.chance(500)
@@ -140,7 +143,7 @@ func (w *stressWorker) turn(k *stressKey) {
 // callTime bounds a call, so that a fault costs no more than that.
 func (s *stress) callTime() time.Duration { return time.Second }
 
-// watch makes attempts, each when the watch says so.
+// watch makes an attempt after each signal of a watch.
 func (w *stressWorker) watch(ctx context.Context, b driver.Watcher, k *stressKey, req driver.Request) {
 	w.count(watchCalls)
 	signal, err := b.Watch(ctx, k.name)
@@ -167,7 +170,8 @@ func (w *stressWorker) watch(ctx context.Context, b driver.Watcher, k *stressKey
 // fail records a failure, which ends the stress.
 func (s *stress) fail(broken rule, format string, args ...any) {
 	if s.found.CompareAndSwap(false, true) {
-		s.record(broken, format, args...)
+		_, file, line, _ := runtime.Caller(1)
+		s.recordAt(fmt.Sprintf("redlocktest/%s:%d", filepath.Base(file), line), broken, format, args...)
 	}
 }
 
@@ -176,7 +180,7 @@ func (s *stress) count(what kind) {
 	s.calls[what].Add(1)
 }
 
-// attempt is one attempt, and if it succeeds all that the holder does.
+// attempt makes one attempt, and if it succeeds uses the lock.
 func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Request) verdict {
 	b := w.client.backend()
 	ttl := w.anyTTL()
@@ -186,7 +190,11 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 	call := w.now()
 	l, err := b.Acquire(ctx, &req)
 	ret := w.now()
+	req = driver.Request{} // it is the caller's again
 	v := w.saw(err)
+	if v == held {
+		w.refusal(in, err)
+	}
 	if v == held && ctx.Err() != nil {
 		v = unknown // a wait that its context ended: perhaps it was let in just then
 	}
@@ -225,7 +233,20 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 	return v
 }
 
-// anyTTL is a TTL that may end during the stress, or some ten times that.
+// refusal checks what a refusal says of the holder.
+func (w *stressWorker) refusal(in input, err error) {
+	var he *driver.HeldError
+	switch {
+	case !errors.As(err, &he):
+		w.fail(fourOutcomes, "an error is ErrHeld, and errors.As finds no *HeldError in it: %T %v", err, err)
+	case he.Holder != "" && he.Holder == in.owner:
+		w.fail(holderSeen, "an attempt is refused with the attempt itself as the holder: %v", err)
+	case in.waits && w.info.Features.Has(driver.FeatureQueueing) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled):
+		w.fail(waiting, "a request that waits gives ErrHeld without the error of its context: %v", err)
+	}
+}
+
+// anyTTL returns a TTL that may end during the stress, or one about ten times as long.
 func (w *stressWorker) anyTTL() time.Duration {
 	ttl := w.short()
 	if ttl == 0 {
@@ -238,8 +259,7 @@ func (w *stressWorker) anyTTL() time.Duration {
 	return min(ttl, w.info.MaxTTL)
 }
 
-// evidence is a verdict as far as a fault may be behind it, and not the end of the caller's
-// context.
+// evidence returns a verdict, unless the end of the caller's context explains it.
 func evidence(v verdict, ctx context.Context) verdict {
 	if ctx.Err() != nil {
 		return granted
@@ -247,8 +267,8 @@ func evidence(v verdict, ctx context.Context) verdict {
 	return v
 }
 
-// early is a verdict of a lease as far as a fault may be behind it: the loss of one that lives
-// with a session, before its time is over.
+// early returns a verdict on a lease, unless the end of its time explains it: the loss of a
+// session's lease before its end.
 func (w *stressWorker) early(v verdict, l *stressLease) verdict {
 	g := l.Grant()
 	if v == lost && (!w.info.Features.Has(driver.FeatureSession) || !g.Expires.IsZero() && !time.Now().Before(g.Expires)) {
@@ -265,7 +285,7 @@ func (s *stress) instant(t time.Time) int64 {
 	return max(1, int64(t.Sub(s.start)))
 }
 
-// tune makes holds longer or shorter, so that there is contention and not only that.
+// tune makes holds longer or shorter, so that some attempts are refused and some granted.
 func (s *stress) tune(v verdict) {
 	n := s.attempts.Add(1)
 	if n%200 != 0 {
@@ -281,7 +301,7 @@ func (s *stress) tune(v verdict) {
 	s.hold.Store(hold)
 }
 
-// stressLease is a lease, and what the record needs of it.
+// stressLease is a lease with the data that the record needs.
 type stressLease struct {
 	driver.Lease
 	key     *stressKey
@@ -294,7 +314,7 @@ type stressLease struct {
 	gone    bool
 }
 
-// look notes whether the lease is lost by what its client knows.
+// look notes whether the client knows that the lease is lost.
 func (l *stressLease) look(now int64) {
 	if l.gone {
 		return
@@ -304,13 +324,14 @@ func (l *stressLease) look(now int64) {
 	}
 }
 
-// have holds a lock for a while, in which its holder and others do what they may.
+// have holds a lock for a while, during which the holder may renew it several times and other
+// clients look at it or break it.
 func (w *stressWorker) have(l *stressLease) {
 	hold := time.Duration(w.hold.Load())
 	l.look(w.now())
 	w.pause(w.upTo(hold))
-	if w.chance(300) {
-		w.renew(l)
+	for v := granted; v != lost && w.chance(300); {
+		v = w.renew(l)
 	}
 	if w.chance(50) {
 		w.look(l.key)
@@ -348,6 +369,15 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 	ret := w.now()
 	v = w.saw(err)
 	w.effect(w.client.id, call, ret, w.early(v, l), false)
+	now := l.Grant()
+	switch {
+	case v == granted && l.gone:
+		w.fail(losing, "Lost was closed %v after the start, and a Renew that was called later succeeds: the lease was not lost", time.Duration(l.open))
+	case v == granted && (now.Fence != l.fence || now.Expires.Before(g.Expires)):
+		w.fail(renewing, "Renew gave token %d until %v, and Grant after it token %d until %v", l.fence, g.Expires, now.Fence, now.Expires)
+	case v == lost && w.early(v, l) == lost && now.Lost != nil && !over(now.Lost):
+		w.fail(losing, "Renew says that the lease is lost with its session, and Lost is not closed")
+	}
 	switch v {
 	case granted:
 		l.key.add(w.client.id, in, call, ret, output{verdict: granted, expires: w.instant(g.Expires)})
@@ -367,7 +397,7 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 	return v
 }
 
-// release releases until that is known to be done, or the client is no more.
+// release calls Release until its outcome is known, or the client has ended.
 func (w *stressWorker) release(l *stressLease) {
 	in := l.in
 	in.kind = releaseOp
@@ -394,6 +424,9 @@ func (w *stressWorker) release(l *stressLease) {
 			return
 		}
 		l.key.add(w.client.id, in, call, ret, out)
+		if v == granted && w.chance(100) {
+			w.stale(l)
+		}
 		if out.verdict != unknown || w.client.backend() != l.backend || w.ctx.Err() != nil {
 			return
 		}
@@ -404,7 +437,29 @@ func (w *stressWorker) release(l *stressLease) {
 	}
 }
 
-// outlive leaves a lock to its TTL, and wants it again until it is granted.
+// stale uses a lease that is over: it does nothing to the next owner.
+func (w *stressWorker) stale(l *stressLease) {
+	w.pause(w.upTo(time.Duration(w.hold.Load())))
+	w.count(renewOp)
+	switch _, err := l.Renew(w.ctx, &driver.Renewal{TTL: l.ttl}); w.saw(err) {
+	case granted:
+		w.fail(renewing, "Renew succeeds after a Release that returned nil")
+	case lost, unknown, later:
+	default:
+		w.fail(fourOutcomes, "Renew after a Release gives %v: %v", w.saw(err), err)
+	}
+	w.count(releaseOp)
+	var err error
+	for range 8 { // an answer may be lost on the way, but not every one
+		if err = l.Release(w.ctx); err == nil || w.saw(err) == lost || l.remote || w.ctx.Err() != nil {
+			return
+		}
+		w.pause(poll)
+	}
+	w.fail(releasing, "a Release that returned nil is called again, and gives %v: %v", w.saw(err), err)
+}
+
+// outlive leaves a lock to its TTL, and tries to get it again until it is granted.
 func (w *stressWorker) outlive(l *stressLease) {
 	w.expired.Add(1)
 	renews := w.chance(300)
@@ -412,7 +467,7 @@ func (w *stressWorker) outlive(l *stressLease) {
 		w.pause(l.ttl / 16)
 		if !time.Now().Before(l.Grant().Expires) && renews {
 			switch w.renew(l) {
-			case granted: // the server keeps it for longer than it says
+			case granted: // the server may keep it longer than the lease
 				w.release(l)
 				return
 			case lost:
@@ -425,7 +480,7 @@ func (w *stressWorker) outlive(l *stressLease) {
 	}
 }
 
-// look asks who has a key.
+// look asks for the holder of a key.
 func (w *stressWorker) look(k *stressKey) {
 	i, ok := w.client.backend().(driver.Inspector)
 	if !ok {
@@ -450,7 +505,7 @@ func (w *stressWorker) look(k *stressKey) {
 			return // the holder's majority may be with the node that did not answer
 		}
 		k.add(w.client.id, input{kind: lookOp}, call, ret, out)
-	case unknown, later, refused: // a user may lock and not look
+	case unknown, later, refused: // the user may have no right to look
 	default:
 		w.fail(inspecting, "Lookup gives %v: %v", v, err)
 	}
@@ -476,7 +531,7 @@ func (w *stressWorker) breakLock(l *stressLease) {
 	ret := w.now()
 	v := w.saw(err)
 	switch {
-	case v == lost && w.quorum.Load(), v == later: // on some nodes it may be gone
+	case v == lost && w.quorum.Load(), v == later: // it may be removed on some nodes
 		v = unknown
 	case v == refused:
 		return
@@ -487,5 +542,5 @@ func (w *stressWorker) breakLock(l *stressLease) {
 	l.key.add(other.id, in, call, ret, output{verdict: v})
 }
 
-// forget drops the record of a key that was judged.
+// forget drops the record of a judged key.
 func (k *stressKey) forget() { k.ops = slices.Clip(k.ops[:0]) }

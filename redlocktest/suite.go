@@ -19,9 +19,9 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Run checks the backend that h opens, one subtest a case, in the order of the
-// table: what is basic comes first, and if that fails nothing else is run. Cases that do
-// not apply to the backend are no subtests: one line of the log counts them.
+// Run checks the backend that h opens, one subtest a case, in the order of the table. The basic
+// cases come first, and if one fails nothing else is run. Cases that do not apply to the
+// backend are no subtests; one line of the log counts them.
 //
 // Cases that mostly wait run side by side as parallel subtests, so that a test that
 // calls Run must not use t.Setenv or t.Chdir. No other test may run in the
@@ -58,9 +58,9 @@ func (s *suite) runOne(t *testing.T, g group, c testCase) {
 	res.report(t)
 }
 
-// runTogether starts every case of g that the test's flags select, and then lets
-// the parallel subtests only wait for the verdicts: how many cases wait at once does
-// not depend on the number of processors.
+// runTogether starts every case of g that the test's flags select; the parallel subtests then
+// only wait for the results. So the number of cases that wait at once does not depend on the
+// number of processors.
 func (s *suite) runTogether(t *testing.T, g group) {
 	before := s.goroutines()
 	t.Cleanup(func() {
@@ -78,8 +78,8 @@ func (s *suite) runTogether(t *testing.T, g group) {
 	}
 }
 
-// Check is Examine for a test of its own: it returns everything that failed, joined, each an
-// error of type *Failure, or nil.
+// Check is Examine with a single error: it returns all failures, joined, each of type *Failure,
+// or nil.
 func Check(h Harness) error {
 	report, err := Examine(context.Background(), h, nil)
 	if err != nil {
@@ -92,28 +92,31 @@ func Check(h Harness) error {
 	return errors.Join(errs...)
 }
 
-// A group of cases is about one part of the contract.
+// A group has the cases for one part of the contract.
 type group struct {
 	name     string
-	basic    bool // if one fails, nothing that follows would tell more
-	together bool // the cases run side by side, since they mostly wait
+	basic    bool // if one fails, later groups would show nothing new
+	together bool // the cases run concurrently, because they mostly wait
 	cases    []testCase
 }
 
-// A testCase checks one sentence.
+// A testCase checks one sentence of the contract.
 type testCase struct {
 	name  string
+	rules []rule // that it tests; every rule has a case
 	after string // if that case of an earlier group failed, this one would only repeat it
 	do    func(*run)
+	// prepare computes what do needs. The case's time begins after it.
+	prepare func(*Harness)
 
 	// A case whose conditions are not met does not apply, and is not run.
-	features driver.Features // has these
-	without  driver.Features // and none of these
-	ttl      bool            // has TTLs
-	needs    []condition     // and all of this
+	features driver.Features // features that the backend must have
+	without  driver.Features // features that it must not have
+	ttl      bool            // the backend has TTLs
+	needs    []condition     // further conditions
 }
 
-// groups is the table, in order.
+// groups lists all cases, in groups, in the order in which they run.
 var groups = []group{
 	{name: "basic", basic: true, cases: basicCases},
 	{name: "open", cases: openCases},
@@ -131,10 +134,12 @@ var groups = []group{
 	{name: "close", cases: closeCases},
 	{name: "leak", cases: leakCases},
 	{name: "fault", cases: faultCases},
+	{name: "link", together: true, cases: linkCases},
+	{name: "process", together: true, cases: processCases},
 	{name: "history", cases: historyCases},
 }
 
-// A condition returns what is missing for a case, and "" if nothing is.
+// A condition returns what the backend or its harness lacks for a case; empty if it lacks nothing.
 type condition func(*suite) string
 
 func offers(what string, there func(s *suite) bool) condition {
@@ -146,7 +151,7 @@ func offers(what string, there func(s *suite) bool) condition {
 	}
 }
 
-// What cases need besides features. Each returns what is missing.
+// The conditions of cases besides features.
 var (
 	watches  = offers("driver.Watcher", func(s *suite) bool { return s.watcher })
 	inspects = offers("driver.Inspector", func(s *suite) bool { return s.inspector })
@@ -160,8 +165,10 @@ var (
 	partitions = offers("Faults.Partition and Heal", func(s *suite) bool { return s.h.Faults.Partition != nil && s.h.Faults.Heal != nil })
 	slows      = offers("Faults.Slow", func(s *suite) bool { return s.h.Faults.Slow != nil })
 	drops      = offers("Faults.DropReply", func(s *suite) bool { return s.h.Faults.DropReply != nil })
+	resets     = offers("Faults.Reset", func(s *suite) bool { return s.h.Faults.Reset != nil })
 	cuts       = offers("Faults.EndSession", func(s *suite) bool { return s.h.Faults.EndSession != nil })
 
+	processes = offers("Harness.Process", func(s *suite) bool { return s.h.Process != nil && !s.h.Virtual })
 	noTTL     = offers("no TTL", func(s *suite) bool { return s.info.MaxTTL == 0 })
 	clocked   = offers("Harness.OpenWithClock", func(s *suite) bool { return s.h.OpenWithClock != nil })
 	layouts   = offers("Harness.FutureLayout", func(s *suite) bool { return s.h.FutureLayout != nil })
@@ -184,7 +191,7 @@ func anyOf(all ...condition) condition {
 	}
 }
 
-// missing returns what a case needs and the backend, or its harness, lacks.
+// missing returns what the backend or its harness lacks for a case.
 func (s *suite) missing(c testCase) string {
 	switch {
 	case !s.info.Features.Has(c.features):
@@ -271,8 +278,8 @@ type suite struct {
 	ran    int
 	left   []string // skipped, with the reason
 	failed map[string]bool
-	broken string // the basic case that failed
-	leaked bool   // told once: what leaks in one case leaks in most
+	broken string // the failed basic case
+	leaked bool   // reported once: a leak in one case is a leak in most
 }
 
 func newSuite(h Harness) (*suite, error) {
@@ -288,7 +295,7 @@ func newSuite(h Harness) (*suite, error) {
 	return s, nil
 }
 
-// result is the verdict of one case.
+// result is the result of one case.
 type result struct {
 	failures []*Failure
 	notes    []string
@@ -313,10 +320,11 @@ func (r *result) report(t *testing.T) {
 // stood still for so long that a lease ended under it.
 const maxRestarts = 6
 
-// maxSuspicions is how often what may be the machine's fault has to be found to be a failure.
+// maxSuspicions is how often a suspicion, which may come from a slow machine, must be found to
+// count as a failure.
 const maxSuspicions = 3
 
-// runCase runs one case, and searches for what it left behind.
+// runCase runs one case, and searches for leaks.
 func (s *suite) runCase(g group, c testCase) *result {
 	name := g.name + "/" + c.name
 	if why := s.skipReason(g, c); why != "" {
@@ -325,6 +333,9 @@ func (s *suite) runCase(g group, c testCase) *result {
 	before := []goleak.Option(nil)
 	if !g.together || s.h.Virtual {
 		before = s.goroutines()
+	}
+	if c.prepare != nil {
+		c.prepare(&s.h)
 	}
 	r := s.attempt(name, c, 1)
 	for scale := 2; r.startOverReason != "" && len(r.failures) == 0; scale *= 2 {
@@ -356,7 +367,7 @@ func (s *suite) skip(name, why string) *result {
 	return &result{skipped: why}
 }
 
-// noteResult keeps what makes later cases pointless.
+// noteResult remembers failures that make later cases pointless.
 func (s *suite) noteResult(g group, name string, r *run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -386,10 +397,10 @@ func (s *suite) skipReason(g group, c testCase) string {
 	return ""
 }
 
-// attempt runs a case once, under the watchdog, and tidies up after it.
+// attempt runs a case once, under the watchdog, and cleans up after it.
 func (s *suite) attempt(name string, c testCase, scale int) *run {
-	// The case's own calls end before the watchdog barks, so that what hangs is told
-	// from what is merely not granted.
+	// The contexts of the case's own calls end before the watchdog acts, so that a call that
+	// hangs differs from one that is only not granted.
 	ctx, cancel := context.WithTimeout(context.Background(), s.h.Timeout*3/4)
 	defer cancel()
 	r := &run{suite: s, h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale}
@@ -424,13 +435,13 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	return r
 }
 
-// stacks returns what all goroutines do, as far as a person can read it.
+// stacks returns the stacks of all goroutines, shortened for people.
 func stacks() string {
 	buf := make([]byte, 1<<16)
 	return string(buf[:runtime.Stack(buf, true)])
 }
 
-// goroutines returns what makes goleak look at new goroutines alone.
+// goroutines returns the option that makes goleak ignore the goroutines that exist now.
 func (s *suite) goroutines() []goleak.Option {
 	if s.h.quiet {
 		return nil
@@ -442,8 +453,8 @@ func (s *suite) goroutines() []goleak.Option {
 	return options
 }
 
-// leaks returns the failure that goroutines are left, once patience is over. Only the
-// first case that leaks is told.
+// leaks returns a failure if goroutines are left after patience. Only the first case that leaks
+// reports one.
 func (s *suite) leaks(name string, before []goleak.Option) *Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -3,6 +3,7 @@ package redlocktest
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,19 +14,18 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// TestMain keeps the pictures of histories that are to fail in a folder that goes.
+// TestMain keeps the pictures of histories that must fail in a temporary folder.
 func TestMain(m *testing.M) {
-	ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
+	ServeClient(openForProcess)
 	dir, err := os.MkdirTemp("", "redlocktest")
 	if err != nil {
 		panic(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // a server may run as another user
+	if err := os.Chmod(dir, 0o755); err != nil { // because a server may run as another user
 		panic(err)
 	}
 	for _, name := range []string{"TMPDIR", "TMP"} {
@@ -33,9 +33,15 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
+	flag.Parse()
+	if testing.Short() {
+		_ = flag.Set("test.parallel", "4") // that flag exists, and the tests wait more than they compute
+	}
 	code := m.Run()
-	if err := os.RemoveAll(dir); err != nil {
-		panic(err)
+	if code == 0 { // failures name files in this folder
+		if err := os.RemoveAll(dir); err != nil {
+			panic(err)
+		}
 	}
 	os.Exit(code)
 }
@@ -50,6 +56,9 @@ func memoryHarness() Harness {
 }
 
 func TestMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: the example runs the same cases")
+	}
 	Run(t, memoryHarness())
 }
 
@@ -63,8 +72,8 @@ func TestCheckOfMemory(t *testing.T) {
 	})
 }
 
-// TestALeakIsNamed: a goroutine that outlives Close is told once, with the case that
-// left it.
+// TestALeakIsNamed: a goroutine that outlives Close is reported once, with the case that left
+// it.
 func TestALeakIsNamed(t *testing.T) {
 	stop := make(chan struct{})
 	t.Cleanup(func() { close(stop) })
@@ -82,8 +91,8 @@ func TestALeakIsNamed(t *testing.T) {
 	}
 }
 
-// TestKeptWorkersAreNoLeak: a backend whose workers stay for later requests, and of which a
-// slow moment asked for many, has no goroutine for each lease.
+// TestKeptWorkersAreNoLeak: a backend may keep its workers for later requests, even if a slow
+// moment started many. That is not one goroutine for each lease.
 func TestKeptWorkersAreNoLeak(t *testing.T) {
 	h := brokenHarness(func(b *broken) {
 		closed := make(chan struct{})
@@ -107,8 +116,8 @@ func TestKeptWorkersAreNoLeak(t *testing.T) {
 	}
 }
 
-// TestTheWatchdogEndsAHang: what ignores its context and ends with Close is named,
-// with the goroutines, and the suite goes on.
+// TestTheWatchdogEndsAHang: a call that ignores its context and ends only with Close is
+// reported, with the goroutines, and the suite goes on.
 func TestTheWatchdogEndsAHang(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -138,7 +147,7 @@ func TestTheWatchdogEndsAHang(t *testing.T) {
 	})
 }
 
-// TestACaseThatNeverEndsIsAbandoned: not even Close ends it.
+// TestACaseThatNeverEndsIsAbandoned: even Close does not end it.
 func TestACaseThatNeverEndsIsAbandoned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -206,7 +215,7 @@ func TestSkippedCasesAreNotRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := brokenHarness(planted("MinFence is ignored"))
-		h.Timeout = 0 // nothing is to fail
+		h.Timeout = 0 // no case may fail
 		h.Skip = map[string]string{"node/raise": "it does not raise"}
 		if err := Check(h); err != nil {
 			t.Errorf("a skipped case fails: %v", err)
@@ -218,11 +227,11 @@ func TestSkippedCasesAreNotRun(t *testing.T) {
 	})
 }
 
-// unqueued is a backend that says at once that a key is held, also of a request that might
-// wait, on a machine that stands still at times.
+// unqueued is a backend that says at once that a key is held, even to a request that may wait,
+// on a machine that sometimes stalls.
 type unqueued struct {
 	*broken
-	restarts int // that are to come
+	restarts int // stalls that are still to come
 }
 
 func (u *unqueued) Info() driver.Info {
@@ -240,13 +249,13 @@ func (u *unqueued) Acquire(ctx context.Context, req *driver.Request) (driver.Lea
 	l, err := u.broken.Acquire(context.WithoutCancel(ctx), &once)
 	if req.Wait && u.restarts > 0 {
 		u.restarts--
-		<-ctx.Done() // the answer was there before
+		<-ctx.Done() // the answer came before the stall
 	}
 	return l, err
 }
 
-// TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile: that of a backend that does
-// not wait has nothing to do with its context.
+// TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile: the answer of a backend that does
+// not wait is independent of its context.
 func TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -270,12 +279,11 @@ func TestAnAnswerIsNoEndOfAWaitThoughTheDeadlinePassedMeanwhile(t *testing.T) {
 	})
 }
 
-// TestRunTellsWhatCheckTells: the other door, in a process of its own, since it is
-// to fail.
+// TestRunTellsWhatCheckTells: Run is tested in another process, because it must fail.
 func TestRunTellsWhatCheckTells(t *testing.T) {
 	if os.Getenv("REDLOCKTEST_BROKEN") != "" {
 		h := brokenHarness(planted("MinFence is ignored"))
-		h.Timeout, h.Virtual = 0, true // nothing else must fail
+		h.Timeout, h.Virtual = 0, true // no other test may fail
 		Run(t, h)
 		return
 	}
@@ -296,11 +304,36 @@ func TestRunTellsWhatCheckTells(t *testing.T) {
 	}
 }
 
-// TestRulesHaveTexts: each rule that an assertion may name says something.
+// TestRulesHaveTexts: each rule that an assertion may name has a text.
 func TestRulesHaveTexts(t *testing.T) {
 	for i, text := range texts {
 		if text == "" {
 			t.Errorf("rule %d has no text", i)
 		}
 	}
+}
+
+// TestWhatACaseComputesFirstTakesNoneOfItsTime: on a busy machine a search for keys with the
+// same hash takes longer than a case may.
+func TestWhatACaseComputesFirstTakesNoneOfItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := brokenHarness(func(*broken) {})
+		h.Virtual = true
+		s, err := newSuite(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := s.runCase(group{name: "request", together: true}, testCase{
+			name:    "slow",
+			prepare: func(h *Harness) { time.Sleep(3 * h.Timeout) },
+			do: func(r *run) {
+				if r.ctx.Err() != nil {
+					r.fatal(acquiring, "the case's time is over: %v", r.ctx.Err())
+				}
+			},
+		})
+		if len(r.failures) > 0 {
+			t.Error(r.failures)
+		}
+	})
 }

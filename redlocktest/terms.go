@@ -9,8 +9,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// terms are what one grant was asked for, and when: from them follows until when it
-// lasts at least and at most, however slow the machine is.
+// terms are the parameters and times of the request for one grant. They give the earliest and
+// the latest end of the lock, even on a slow machine.
 type terms struct {
 	sent, received time.Time // around the call
 	ttl            time.Duration
@@ -31,6 +31,7 @@ func termsOf(req *driver.Request) terms {
 type lease struct {
 	driver.Lease
 	calls atomic.Int64 // of Renew and Release
+	first terms        // of the grant
 
 	mu    sync.Mutex
 	terms terms // of the last success
@@ -61,11 +62,12 @@ func (l *lease) last() terms {
 	return l.terms
 }
 
-// kept is for how long the backend keeps a lock with these terms.
+// kept returns how long the backend keeps a lock with these terms.
 func (r *run) kept(t terms) time.Duration { return max(t.ttl+max(t.grace, r.h.Grace), t.keep) }
 
-// notKeptAt asserts that a lock is not kept for much longer than its TTL and the grace: an
-// attempt that was sent at this time, after l was abandoned, was told that it is held.
+// notKeptAt asserts that a lock is not kept for much longer than its TTL and the grace. It is
+// called when an attempt that was sent at this time, after l was abandoned, was refused as
+// held.
 func (r *run) notKeptAt(sent time.Time, key string, l *lease) {
 	t := l.last()
 	if r.info.MaxTTL == 0 || t.ttl == 0 {
@@ -79,9 +81,8 @@ func (r *run) notKeptAt(sent time.Time, key string, l *lease) {
 	}
 }
 
-// hint asserts that RetryAfter is the time that is left to the lock: at least until the
-// lease's end, as seen when the answer came, and at most until that and the grace, as seen
-// when it was asked for.
+// hint asserts that RetryAfter is the remaining time of the lock: at least the time from the
+// answer to the lease's end, and at most the time from the request to that end plus the grace.
 func (r *run) hint(he *driver.HeldError, asked, answered time.Time, l *lease) {
 	t := l.last()
 	if he.RetryAfter == 0 || t.ttl == 0 || he.ReservedForWaiter {
@@ -96,13 +97,13 @@ func (r *run) hint(he *driver.HeldError, asked, answered time.Time, l *lease) {
 	}
 }
 
-// since asserts that Since is when the lock was granted: by the server's clock if that is
-// told beside it, else by ours.
+// since asserts that Since is when the lock was granted, whatever renewals came later, by the
+// server's clock if the verdict has it, else by this machine's.
 func (r *run) since(he *driver.HeldError, asked, answered time.Time, l *lease) {
 	if he.Since.IsZero() {
 		return
 	}
-	t := l.last()
+	t := l.first
 	age, tolerance := he.Clock.Sub(he.Since), driver.FenceSlack+time.Second
 	if he.Clock.IsZero() {
 		age, tolerance = time.Since(he.Since), 30*time.Second // the clocks may differ

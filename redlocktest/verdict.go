@@ -11,20 +11,20 @@ import (
 )
 
 var verdictCases = []testCase{
-	{name: "held", do: heldError},
-	{name: "lost", do: lostAfterRelease},
-	{name: "second-release", do: secondRelease},
-	{name: "release-at-once", do: releaseAtOnce},
-	{name: "concurrent-release", do: concurrentRelease},
-	{name: "stale-release", do: staleRelease},
-	{name: "stale-renew", do: staleRenew},
-	{name: "renew-never-takes", do: renewNeverTakes},
-	{name: "concurrent-lease", do: concurrentLease},
-	{name: "renew-beside-release", do: renewBesideRelease},
+	{name: "held", rules: []rule{exclusion, fourOutcomes, holderSeen, nodes}, do: heldError},
+	{name: "lost", rules: []rule{fourOutcomes, renewing, releasing}, do: lostAfterRelease},
+	{name: "second-release", rules: []rule{releasing}, do: secondRelease},
+	{name: "release-at-once", rules: []rule{releasing}, do: releaseAtOnce},
+	{name: "concurrent-release", rules: []rule{releasing}, do: concurrentRelease},
+	{name: "stale-release", rules: []rule{releasing}, do: staleRelease},
+	{name: "stale-renew", rules: []rule{renewing}, do: staleRenew},
+	{name: "renew-never-takes", rules: []rule{renewing}, do: renewNeverTakes},
+	{name: "concurrent-lease", rules: []rule{renewing}, do: concurrentLease},
+	{name: "renew-beside-release", rules: []rule{renewing}, do: renewBesideRelease},
 }
 
-// allowance is how far the server's clock may be from ours: more means that
-// something else than a clock is wrong.
+// allowance is how far the server's clock may be from this machine's: a larger difference is an
+// error in the driver.
 const allowance = 5 * time.Minute
 
 // heldError checks the fields of a *HeldError.
@@ -81,7 +81,7 @@ func secondRelease(r *run) {
 	r.free(b, key)
 }
 
-// releaseAtOnce: nil says that the lock is free, and not that it will be.
+// releaseAtOnce checks that the lock is free when Release returns nil, and not only later.
 func releaseAtOnce(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -106,7 +106,7 @@ func concurrentRelease(r *run) {
 	r.free(b, key)
 }
 
-// staleRelease: an old lease's Release frees nothing of the next owner's.
+// staleRelease checks that an old lease's Release does not free the next owner's lock.
 func staleRelease(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -118,14 +118,14 @@ func staleRelease(r *run) {
 	}
 	r.notFreed(a, key, next)
 	r.release(next)
-	// The same within one client, whose books must not mix them up.
+	// The same within one client, which must not confuse the two leases.
 	next = r.grant(a, driver.Request{Key: key})
 	r.releaseEnded(old)
 	r.notFreed(b, key, next)
 	r.release(next)
 }
 
-// notFreed is holds with the rule on Release.
+// notFreed is holds, with the rule on Release.
 func (r *run) notFreed(b driver.Backend, key string, l *lease) {
 	_, err := r.try(b, driver.Request{Key: key})
 	if r.saw(err) == granted && r.valid(l) {
@@ -134,7 +134,7 @@ func (r *run) notFreed(b driver.Backend, key string, l *lease) {
 	r.holds(b, key, l)
 }
 
-// staleRenew: an old lease's Renew neither succeeds nor disturbs the next owner.
+// staleRenew checks that an old lease's Renew neither succeeds nor disturbs the next owner.
 func staleRenew(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -148,7 +148,7 @@ func staleRenew(r *run) {
 	}
 }
 
-// renewNeverTakes: the Renew of a lease that is over leaves a free key free.
+// renewNeverTakes checks that the Renew of an ended lease leaves a free key free.
 func renewNeverTakes(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -169,11 +169,11 @@ func renewNeverTakes(r *run) {
 	r.release(l)
 }
 
-// serial calls f from n goroutines, each rounds times, while it has a lock that get waits
-// for: f runs alone. Each has the lock for a while, so that owners who are let in
-// together meet.
+// serial calls f in n goroutines, rounds times in each, and checks that f never runs twice at a
+// time. Each call is under a lock that the function get waits for. It keeps the lock for a
+// while, so that two owners at once would meet.
 func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
-	var mu sync.Mutex // tells the race detector nothing, and us whether two are inside
+	var mu sync.Mutex // counts owners inside, invisibly to the race detector
 	var inside *lease
 	enter := func(l *lease) (other *lease) {
 		mu.Lock()
@@ -209,8 +209,8 @@ func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 	})
 }
 
-// concurrentLease calls Grant all the time while others renew: what it returns is the grant
-// or one of its renewals, whole, and never goes back.
+// concurrentLease calls Grant continuously while others renew, and checks that it always
+// returns a complete grant or renewal, and never an older one than before.
 func concurrentLease(r *run) {
 	l := r.grant(r.client(), driver.Request{Key: r.key()})
 	fence := l.Grant().Fence
@@ -242,8 +242,8 @@ func concurrentLease(r *run) {
 	r.release(l)
 }
 
-// renewBesideRelease: whichever of the two comes first, after both the key is free, and a
-// renewal that comes after the Release says so.
+// renewBesideRelease calls both at once, and checks that the key is free afterwards, and that a
+// renewal after the Release fails.
 func renewBesideRelease(r *run) {
 	a, b := r.pair()
 	took := r.howLong(a)

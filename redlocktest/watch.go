@@ -10,11 +10,11 @@ import (
 )
 
 var watchCases = []testCase{
-	{name: "wakes", needs: []condition{watches}, do: watchWakes},
-	{name: "at-once", needs: []condition{watches}, do: watchAtOnce},
-	{name: "channel", needs: []condition{watches}, do: watchChannel},
-	{name: "many", needs: []condition{watches}, do: watchMany},
-	{name: "waiters", needs: []condition{watches}, do: watchWaiters},
+	{name: "wakes", rules: []rule{watching}, needs: []condition{watches}, do: watchWakes},
+	{name: "at-once", rules: []rule{watching}, needs: []condition{watches}, do: watchAtOnce},
+	{name: "channel", rules: []rule{watching}, needs: []condition{watches}, do: watchChannel},
+	{name: "many", rules: []rule{watching}, needs: []condition{watches}, do: watchMany},
+	{name: "waiters", rules: []rule{exclusion, fourOutcomes, tokens, watching}, needs: []condition{watches}, do: watchWaiters},
 }
 
 func (r *run) watch(ctx context.Context, b driver.Backend, key string) <-chan struct{} {
@@ -92,8 +92,8 @@ func watchChannel(r *run) {
 	}
 }
 
-// watchMany: each watch of a key has a value of its own, and other keys' releases
-// replace none.
+// watchMany checks that each watch of a key gets a value of its own, and that releases of other
+// keys do not count.
 func watchMany(r *run) {
 	a, b := r.pair()
 	keys := []string{r.key(), r.key(), r.key()}
@@ -113,8 +113,8 @@ func watchMany(r *run) {
 	}
 }
 
-// watchAtOnce releases at the very moment at which Watch returns: whoever subscribes later
-// than that misses it.
+// watchAtOnce releases just when Watch returns: a driver that subscribes later misses the
+// release.
 func watchAtOnce(r *run) {
 	a, b := r.pair()
 	for range r.h.times(20) {
@@ -132,8 +132,8 @@ func watchAtOnce(r *run) {
 	}
 }
 
-// watchUntil acquires as package dlock does with a Watcher: it tries, watches, tries, and
-// sleeps until it is woken or the lock that it saw ends by itself.
+// watchUntil acquires as package dlock does with a Watcher: it tries, watches, tries again, and
+// sleeps until a signal comes or the lock that it saw ends by itself.
 func (r *run) watchUntil(b driver.Backend, req driver.Request) *lease {
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
@@ -147,7 +147,7 @@ func (r *run) watchUntil(b driver.Backend, req driver.Request) *lease {
 		case held:
 			if signal == nil {
 				signal = r.watch(ctx, b, req.Key)
-				continue // it may have been released before
+				continue // the lock may have been released earlier
 			}
 			pause = r.left()
 			var he *driver.HeldError
@@ -174,8 +174,8 @@ func (r *run) watchUntil(b driver.Backend, req driver.Request) *lease {
 	}
 }
 
-// watchWaiters: owners of several processes who wait as package dlock has them wait, one to
-// a process, each have the lock alone, and all of them get it.
+// watchWaiters lets owners of several processes wait as package dlock does, one per process,
+// and checks that all of them get the lock, each alone.
 func watchWaiters(r *run) {
 	const n = 5
 	clients, key := r.clients(n), r.key()
@@ -187,8 +187,8 @@ func watchWaiters(r *run) {
 	})
 }
 
-// watchExpiry: the end of a lease is told, by a value or by RetryAfter in the verdict
-// before, so that nobody waits for a holder that is dead.
+// watchExpiry checks that a watcher learns of the end of a lease, by a value or by RetryAfter
+// in the verdict before, so that it does not wait for a dead holder.
 func watchExpiry(r *run) {
 	a, b := r.pair()
 	key := r.key()

@@ -1,5 +1,5 @@
-// Package cli is the command benchmark: a main of one line makes a program that measures the
-// drivers that it imports.
+// Package cli is the command benchmark: a program whose main is one line measures the drivers
+// that it imports.
 //
 //	package main
 //
@@ -36,7 +36,7 @@ import (
 	dlockcli "github.com/redlock-go/redlock/dlock/cli"
 )
 
-// The exit codes; those above 1 are from sysexits.h and a shell's.
+// The exit codes. Those above 1 are from sysexits.h, or follow the shell's convention.
 const (
 	exitOK          = 0
 	exitFailed      = 1
@@ -58,26 +58,17 @@ deployment could not be measured, 130 after an interrupt.
 Flags:
 `
 
-// options are what the command line says.
+// options holds the parsed command line.
 type options struct {
 	bench  bench.Options
 	deploy deploy.Options
 	out    string
 }
 
-// Main runs the command line args, of which the first is the program's name, and returns the exit
-// code. It writes its result to stdout, its progress and its errors to stderr, and handles SIGINT
-// and SIGTERM while it runs: a measurement ends early, and leaves nothing behind. Clients that wait
-// for one key are processes: this program, started once more for each, so that a program's main
-// must call Main before it does anything else.
+// Main runs the command line args, whose first element is the program's name, and returns the
+// exit code. It writes its result to stdout, its progress and its errors to stderr, and handles
+// SIGINT and SIGTERM while it runs: a measurement then ends early, and leaves nothing behind.
 func Main(args []string, stdout, stderr io.Writer) int {
-	if bench.IsWaiter() {
-		if err := bench.Wait(os.Stdin, os.Stdout, peers.Contestants()); err != nil {
-			fmt.Fprintln(stderr, err)
-			return exitFailed
-		}
-		return exitOK
-	}
 	fail := func(code int, err error) int {
 		fmt.Fprintln(stderr, "benchmark: "+strings.Join(strings.Fields(err.Error()), " "))
 		return code
@@ -89,7 +80,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	case err != nil:
 		return fail(exitUsage, err)
 	}
-	logging.Disable() // of go-redis: what fails is in the report
+	logging.Disable() // go-redis' own log: the report has the failures
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if o.out == "" {
@@ -131,7 +122,7 @@ func measure(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 // parse reads the command line.
 func parse(args []string, stderr io.Writer) (*options, error) {
 	f := flag.NewFlagSet("benchmark", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // a value that is wrong may be a misplaced password
+	f.SetOutput(io.Discard) // the message shows the wrong value, which may be a misplaced password
 	quick := f.Bool("quick", false, "measure less, in under a minute")
 	list := f.String("scenario", "", "measure these scenarios alone, separated by commas")
 	only := f.String("case", "", "measure only cases whose title, as the progress shows it, matches this regular `expression`")
@@ -140,6 +131,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	share := f.Float64("share", 0.5, "with -url: end the load when the servers use this share of their capacity")
 	length := f.Duration("for", 0, "measure for about so long (default: 8m30s, with -quick 50s; with -url 30s, with -quick 10s)")
 	out := f.String("out", "", "the `folder` for the report (default: a new temporary one)")
+	readme := f.String("readme", "", "replace the table in this Markdown `file` by that of the run")
 	err := f.Parse(args)
 	given := false
 	f.Visit(func(f *flag.Flag) { given = given || f.Name == "url" })
@@ -163,12 +155,12 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, fmt.Errorf("-share must be above 0 and at most 0.9, and is %v", *share)
 	}
 	o := &options{out: *out}
-	ownServers := *list != "" || *only != "" || *who != ""
+	ownServers := *list != "" || *only != "" || *who != "" || *readme != ""
 	if isSet && ownServers {
 		if given {
-			return nil, errors.New("-scenario, -case and -contestant are for servers of its own, and contradict -url")
+			return nil, errors.New("-scenario, -case, -contestant and -readme are for servers of its own, and contradict -url")
 		}
-		return nil, errors.New("-scenario, -case and -contestant are for servers of its own, and DLOCK_URL is set: unset it")
+		return nil, errors.New("-scenario, -case, -contestant and -readme are for servers of its own, and DLOCK_URL is set: unset it")
 	}
 	if isSet {
 		o.deploy = deploy.Options{URL: chosen, For: 30 * time.Second, Rounds: 20, Share: *share}
@@ -180,7 +172,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		}
 		return o, nil
 	}
-	o.bench = bench.Options{Quick: *quick, For: *length}
+	o.bench = bench.Options{Quick: *quick, For: *length, README: *readme}
 	if o.bench.Scenarios, err = bench.Pick(*list); err != nil {
 		return nil, fmt.Errorf("-scenario: %w", err)
 	}
@@ -199,7 +191,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 
 var value = regexp.MustCompile(`(?s)^invalid (?:boolean )?value .* for (?:flag )?(-[a-z]+): .*$`)
 
-// withoutValue takes the value out of an error of package flag.
+// withoutValue removes the value from an error of package flag.
 func withoutValue(err error) error {
 	if m := value.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Errorf("the value of %s cannot be read", m[1])

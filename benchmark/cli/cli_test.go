@@ -17,9 +17,6 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{"DLOCK_URL", "DLOCK_URL_FILE"} {
 		_ = os.Unsetenv(name)
 	}
-	if bench.IsWaiter() {
-		os.Exit(Main(os.Args, os.Stdout, os.Stderr))
-	}
 	os.Exit(m.Run())
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/redlock-go/redlock/benchmark/cli"
 )
 
-// A program with a driver of its own measures it. Its main is
+// A program can measure its own driver. Its main is
 //
 //	func main() { os.Exit(cli.Main(os.Args, os.Stdout, os.Stderr)) }
 //

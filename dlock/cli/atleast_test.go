@@ -14,8 +14,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// The servers keep the lock until --at-least is over, and neither shorter nor longer,
-// whether dlock has ended or was killed.
+// The servers keep the lock exactly until --at-least is over, whether dlock has ended or was
+// killed.
 func TestServersKeepTheLockForAtLeastAndNoLonger(t *testing.T) {
 	t.Parallel()
 	redis := make([]string, 4)

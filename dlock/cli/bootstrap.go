@@ -23,7 +23,7 @@ func newBootstrap() *cobra.Command {
 	var sql bool
 	cmd := &cobra.Command{
 		Use:   "bootstrap",
-		Short: "State that the servers of the locks are new; show or change their terms",
+		Short: "Declare that the lock servers are new, or show or change their terms",
 		Long: `State that the servers of the locks are new, so that their restart guard does not keep
 them out: a server that has no memory of locks may have lost it, and otherwise does not
 vote until every lock that it may have forgotten has ended. All servers have to answer, and none
@@ -67,8 +67,8 @@ The URL is chosen as by dlock run; for --nodes and --terms it is the new one.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	urlFlag(cmd, &url)
-	f.BoolVar(&say.nodes, "nodes", false, "the number of nodes changes to that in the URL")
-	f.BoolVar(&say.terms, "terms", false, "the nodes hold all clients to the options in the URL")
+	f.BoolVar(&say.nodes, "nodes", false, "change the number of nodes to that in the URL")
+	f.BoolVar(&say.terms, "terms", false, "make the options in the URL the nodes' terms for all clients")
 	f.BoolVar(&say.dryRun, "dry-run", false, "show what the servers remember, and change nothing")
 	f.BoolVar(&sql, "sql", false, "print the SQL that prepares the database for the role in the URL")
 	cmd.MarkFlagsMutuallyExclusive("nodes", "terms", "sql")
@@ -76,7 +76,7 @@ The URL is chosen as by dlock run; for --nodes and --terms it is the new one.`,
 	return cmd
 }
 
-// printSetup prints the statement that prepares a database. It asks no server.
+// printSetup prints the SQL that prepares a database. It asks no server.
 func printSetup(out io.Writer, url string) error {
 	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
 	if err != nil {
@@ -96,7 +96,7 @@ func printSetup(out io.Writer, url string) error {
 	return err
 }
 
-// statement returns the statement of the flags.
+// statement returns the statement that the flags ask for.
 type statement struct{ nodes, terms, dryRun bool }
 
 func (s statement) bootstrap() *driver.Bootstrap {
@@ -110,7 +110,7 @@ func (s statement) bootstrap() *driver.Bootstrap {
 	return b
 }
 
-// bootstrap makes the statement, and writes its meaning and the outcome on each server.
+// bootstrap makes the statement, and prints its effect and the outcome on each server.
 func bootstrap(ctx context.Context, out io.Writer, url string, say statement) error {
 	c, err := dlock.OpenURL(url, dlock.WithLogger(nil)) // the outcome says it
 	if err != nil {
@@ -140,16 +140,16 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 		return nothing
 	case say.dryRun:
 	case say.terms:
-		fmt.Fprintln(out, "the terms are set: what permits more holds when every lease has ended that was granted before (dlock bootstrap --dry-run shows when)")
+		fmt.Fprintln(out, "the terms are set: terms that permit more apply when every lease granted before has ended (dlock bootstrap --dry-run shows when)")
 	case say.nodes:
 		fmt.Fprintln(out, "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now")
 	default:
-		fmt.Fprintln(out, "the servers are taken for new: they vote at once")
+		fmt.Fprintln(out, "the servers count as new: they vote at once")
 	}
 	return nil
 }
 
-// show writes what each server remembers, and the outcome there.
+// show prints each server's memory, and the outcome on it.
 func show(out io.Writer, r *driver.MemoryReport, say statement) {
 	if r.Nodes == nil {
 		fmt.Fprintln(out, remembers(r))

@@ -13,20 +13,27 @@ import (
 func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	urls := make([]string, 5)
-	for i := range urls {
-		urls[i] = "redis://" + server.Redis(t).Addr()
+	var three, five string
+	for attempt := 1; ; attempt++ {
+		urls := make([]string, 5)
+		for i := range urls {
+			urls[i] = "redis://" + server.Redis(t).Addr()
+		}
+		const options = ",restart_guard=6s,node_timeout=2s" // a busy machine answers in that
+		three = "redlock:" + strings.Join(urls[:3], ",") + options
+		five = "redlock:" + strings.Join(urls, ",") + options
+		code, stdout, stderr := w.run("bootstrap", "--url", three)
+		if code == 0 && strings.Contains(stdout, "at once") {
+			break
+		}
+		if attempt == 5 || !late.MatchString(stdout+stderr) { // servers that may have been told already are not new
+			t.Fatalf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)
+		}
 	}
-	const options = ",restart_guard=6s,node_timeout=2s" // a busy machine answers in that
-	three := "redlock:" + strings.Join(urls[:3], ",") + options
-	five := "redlock:" + strings.Join(urls, ",") + options
 	run := func(url string) []string {
 		return []string{"run", "--ttl", "4s", "--wait", "0", "--url", url, "k", "--", "true"}
 	}
 
-	if out, _ := w.want(0, "bootstrap", "--url", three); !strings.Contains(out, "at once") {
-		t.Errorf("stdout is %q", out)
-	}
 	w.want(0, "run", "--ttl", "4s", "--wait", "1m", "--url", three, "k", "--", "true")
 	if _, stderr := w.want(exitUnavailable, "bootstrap", "--url", three); !strings.Contains(stderr, "remember") {
 		t.Errorf("stderr is %q", stderr)
@@ -62,6 +69,9 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 }
 
 func TestBootstrapShowsAndChangesTerms(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: it waits for two restart guards")
+	}
 	t.Parallel()
 	w := newWorld(t)
 	urls := make([]string, 3)
@@ -100,7 +110,7 @@ func TestBootstrapShowsAndChangesTerms(t *testing.T) {
 	out, _ = w.want(0, "bootstrap", "--dry-run", "--url", six)
 	says(out, 3, "to become 3 nodes, restart_guard 6s, clock_allowance 200ms")
 	w.want(0, run(one, "4s")...)                   // all the while
-	tick := time.NewTicker(200 * time.Millisecond) // a program that is started is much work
+	tick := time.NewTicker(200 * time.Millisecond) // starting a program is slow
 	defer tick.Stop()
 	for end := time.Now().Add(time.Minute); ; <-tick.C {
 		if code, _, stderr := w.run("run", "--ttl", "6s", "--wait", "0", "--url", six, "k", "--", "true"); code == 0 {
@@ -112,7 +122,8 @@ func TestBootstrapShowsAndChangesTerms(t *testing.T) {
 	out, _ = w.want(0, "bootstrap", "--dry-run", "--url", one)
 	says(out, 3, "restart_guard 6s")
 
-	// Less is at once, and what contradicts itself is refused before anything is sent.
+	// Terms that permit less apply at once, and contradictory terms are refused before anything
+	// is sent.
 	w.want(0, "bootstrap", "--terms", "--url", one)
 	w.want(0, run(one, "4s")...)
 	for _, bad := range []string{",restart_guard=4s,clock_allowance=5s", ",restart_guard=4s,node_timeout=5s"} {

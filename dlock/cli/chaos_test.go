@@ -86,7 +86,8 @@ func (w *world) disturbed(key, name string) {
 	p.waitFor(10 * time.Minute)
 }
 
-// signalChild signals a process if it is still that child, and no other of its number.
+// signalChild signals a process if it is still the same child, and not another process with its
+// number.
 func signalChild(pid, parent int, s syscall.Signal) {
 	if parentOf(pid) == parent {
 		_ = syscall.Kill(pid, s)

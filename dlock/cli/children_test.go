@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// leaving is a command that leaves a process behind, outside of its process group where
-// that is seen.
+// leaving is a command that leaves a process behind: outside its process group, if dlock can
+// see such processes.
 const leaving = `$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.02; done' > far-out 2>&1 & while [ ! -e far ]; do sleep 0.02; done; exit 7`
 
 func TestWhatTheCommandLeftBehindIsNamedOnce(t *testing.T) {
@@ -54,8 +54,8 @@ func TestWithoutWaitingForChildrenTheLockEndsWithTheCommand(t *testing.T) {
 	}
 }
 
-// Even without waiting for children nothing runs on beside the next holder when dlock is
-// killed: the guard keeps the lock until it has killed the command.
+// Even with --no-wait-children no process runs beside the next holder after dlock is killed:
+// the guard keeps the lock until it has killed the command.
 func TestWithoutWaitingForChildrenAKilledDlockLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -69,7 +69,7 @@ func TestWithoutWaitingForChildrenAKilledDlockLeavesNothing(t *testing.T) {
 	eventually(t, "the end of all", func() bool { return !anyAlive(pids) })
 }
 
-// A container's end is one SIGTERM to dlock alone.
+// When a container is stopped, only dlock gets SIGTERM.
 func TestOneSIGTERMEndsAlsoWhatLeftTheGroup(t *testing.T) {
 	t.Parallel()
 	if !allSeen {
@@ -88,12 +88,12 @@ func TestOneSIGTERMEndsAlsoWhatLeftTheGroup(t *testing.T) {
 	}
 }
 
-// A signal that the command survives is no reason to end what it leaves behind later, if
-// it is one that means something else to daemons.
+// If the command survives a signal such as HUP, dlock does not send the signal to its children
+// later: for daemons it has another meaning.
 func TestASIGHUPThatTheCommandSurvivesDoesNotEndWhatItLeaves(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	p := w.start("run", "--no-wait-children", "k", "--", "sh", "-c", `trap 'echo > got' HUP; `+strings.Replace(leaving, "exit 7", "echo > started; while [ ! -e got ]; do sleep 0.02 & wait; done; exit 7", 1))
+	p := w.start("run", "--no-wait-children", "k", "--", "sh", "-c", `trap 'echo > got' HUP; `+strings.Replace(leaving, "exit 7", "echo > started; while [ ! -e got ]; do sleep 0.02 & wait $!; done; exit 7", 1))
 	far := w.pid("far")
 	w.content("started")
 	p.signal(syscall.SIGHUP)
@@ -155,7 +155,7 @@ func TestAStoppedGuardDoesNotKillTheCommandOfARenewedLease(t *testing.T) {
 	}
 }
 
-// On file nobody but a process can keep a lock: where dlock is killed, the guard does.
+// With file only a process can keep a lock: after dlock is killed, the guard keeps it.
 func TestAKilledDlockKeepsAFileLockForAtLeast(t *testing.T) {
 	t.Parallel()
 	const atLeast = 4 * time.Second

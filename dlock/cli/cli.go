@@ -30,8 +30,8 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 )
 
-// The exit codes of our own. Those up to 78 are from sysexits.h, the others are a
-// shell's.
+// The exit codes of dlock itself. Those up to 78 are from sysexits.h, the others are those of a
+// shell.
 const (
 	exitUsage       = 64
 	exitUnavailable = 69
@@ -40,7 +40,7 @@ const (
 	exitLost        = 76
 	exitCannotRun   = 126
 	exitNotFound    = 127
-	exitSignal      = 128 // and the signal's number
+	exitSignal      = 128 // plus the signal's number
 )
 
 const exitHelp = `Exit codes (a command can return them too):
@@ -72,8 +72,8 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return c.main(args[min(1, len(args)):])
 }
 
-// serialized returns w, or a writer that makes one Write at a time: dlock and its command
-// write side by side. Files need no such thing.
+// serialized returns w if it is a file, or else a writer that makes one Write at a time,
+// because dlock and its command write concurrently.
 func serialized(w io.Writer, mu *sync.Mutex) io.Writer {
 	if f, ok := w.(*os.File); ok {
 		return f
@@ -92,7 +92,7 @@ func (s *serialWriter) Write(p []byte) (int, error) {
 	return s.w.Write(p)
 }
 
-// A console is the streams of one run of the program.
+// A console has the streams of one run of the program.
 type console struct {
 	stdin  io.Reader
 	stdout io.Writer
@@ -134,7 +134,7 @@ func (c *console) main(args []string) int {
 	return c.exitCode(err)
 }
 
-// A checkedWriter keeps the first error for itself: cobra ignores it or prints it.
+// A checkedWriter remembers the first error, because cobra ignores it or prints it.
 type checkedWriter struct {
 	w   io.Writer
 	err error
@@ -199,8 +199,8 @@ func help(cmd *cobra.Command, args []string) error {
 	return found.Help()
 }
 
-// unknownCommand refuses arguments where a command must stand. It repeats a name only if
-// that is nearly a command's, since it may be a misplaced password.
+// unknownCommand refuses an argument that is no command. The error repeats the argument only if
+// it is nearly the name of a command, because it may be a misplaced password.
 func unknownCommand(root *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -214,7 +214,7 @@ func unknownCommand(root *cobra.Command, args []string) error {
 	return failf(exitUsage, "there is no such command: dlock --help lists them")
 }
 
-// nearFlag returns the flags of cmd whose names are near to a mistyped one.
+// nearFlag returns the flags of cmd whose names resemble a mistyped one.
 func nearFlag(cmd *cobra.Command, name string) string {
 	flags := &cobra.Command{SuggestionsMinimumDistance: 2}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -256,7 +256,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	return failf(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
 }
 
-// oneLine makes one line of an error of package dlock, whose driver may write several.
+// oneLine joins the lines of an error of package dlock: a driver's error may have several.
 func oneLine(s string) string {
 	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
 	return strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " ")
@@ -268,7 +268,7 @@ func waitingHelps(err error) bool {
 	return !errors.As(err, &refused) || refused.RetryAfter > 0
 }
 
-// asFlags calls the options of package dlock by the flags that set them.
+// asFlags replaces names of dlock's options by the flags that set them.
 var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithMode", "--shared")
 
 // exitErrorOf returns the exit code and the message for an error of package dlock.

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		dlock.Register("faulty", faulty{})
 		os.Exit(runMain())
 	}
-	// So that no test inherits what whoever runs them ignores.
+	// So that no test inherits ignored signals from its parent process.
 	signal.Notify(make(chan os.Signal, 1), append(forwardedSignals, endSignals...)...)
 	if allSeen {
 		_ = os.Setenv("away", "setsid") // what the scripts call to leave the group
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{envURL, envURLFile} {
 		_ = os.Unsetenv(name)
 	}
-	// Those that are parallel wait for leases to end, and not for a processor.
+	// The parallel tests wait for leases to end, and need no processor.
 	flag.Parse()
 	_ = flag.Set("test.parallel", "16") // that flag exists
 	os.Exit(m.Run())
@@ -123,6 +123,8 @@ type world struct {
 	dir string
 	exe string
 	env []string
+	// scripted says that there is no server, so a late answer comes from a fault that the test set.
+	scripted bool
 }
 
 // newWorld uses file locks.
@@ -142,6 +144,7 @@ func newFaultyWorld(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)
 	w.env[len(w.env)-1] = envURL + "=faulty:"
+	w.scripted = true
 	return w
 }
 
@@ -155,7 +158,7 @@ func (w *world) attempts() int {
 	return len(b)
 }
 
-// put writes a file. Who reads it meanwhile finds what was there before, or all of it.
+// put writes a file at once: a reader sees the old content, or all of the new one.
 func (w *world) put(name, content string) (path string) {
 	w.t.Helper()
 	err := os.WriteFile(w.path(name+".new"), []byte(content), 0o600)
@@ -168,7 +171,7 @@ func (w *world) put(name, content string) (path string) {
 	return w.path(name)
 }
 
-// A proc is a dlock that runs.
+// A proc is a running dlock.
 type proc struct {
 	*exec.Cmd
 	t        *testing.T
@@ -208,7 +211,7 @@ func (w *world) start(args ...string) *proc {
 	return p
 }
 
-// patient is for how long anything may take on a slow machine.
+// patient is how long a step may take on a slow machine.
 const patient = time.Minute
 
 // wait waits for the end and returns the exit code.
@@ -246,18 +249,17 @@ func (w *world) run(args ...string) (code int, stdout, stderr string) {
 	return code, p.out.String(), p.err.String()
 }
 
-// late is what dlock says where a server's answer did not come in time, which on a machine
-// that stands still for a moment is no verdict on anything.
+// late matches the output of dlock when a server's answer did not come in time, which proves
+// nothing on a machine that stands still for a moment.
 var late = regexp.MustCompile(`no answer within|not answer in time|no answer in time|deadline exceeded|i/o timeout`)
 
-// want runs dlock to its end, and once more while an answer was late, and checks its exit
-// code.
+// want runs dlock to its end, and again if an answer was late, and checks its exit code.
 func (w *world) want(code int, args ...string) (stdout, stderr string) {
 	w.t.Helper()
 	var got int
 	for end := time.Now().Add(patient); ; {
 		got, stdout, stderr = w.run(args...)
-		answered := !late.MatchString(stdout) && (!late.MatchString(stderr) || got == code && code != exitUnavailable)
+		answered := w.scripted || !late.MatchString(stdout) && (!late.MatchString(stderr) || got == code && code != exitUnavailable)
 		if answered || time.Now().After(end) {
 			break
 		}
@@ -306,7 +308,7 @@ func (w *world) pid(name string) int {
 	}
 	w.t.Cleanup(func() {
 		if w.t.Failed() {
-			_ = syscall.Kill(n, syscall.SIGKILL) // it may be what should not be there
+			_ = syscall.Kill(n, syscall.SIGKILL) // the test may check that it does not exist
 		}
 	})
 	return n

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machineNow reads a clock that all processes share, and that goes on while the machine
-// sleeps where the system has such a one.
+// machineNow reads a clock that all processes share. It goes on while the machine sleeps, if
+// the system has such a clock.
 func machineNow() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(clockID, &ts); err != nil {

@@ -18,7 +18,7 @@ const (
 	exitUnsafe   = 2
 )
 
-// A doctorCommand is one "dlock doctor".
+// A doctorCommand is one run of "dlock doctor".
 type doctorCommand struct {
 	*console
 	url    string
@@ -30,8 +30,8 @@ func newDoctor(c *console) *cobra.Command {
 	d := &doctorCommand{console: c}
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
-		Short: "Check whether the deployment keeps what its driver assumes",
-		Long: `Check whether the deployment keeps what its driver assumes, and say of each finding how grave
+		Short: "Check whether the deployment is as its driver assumes",
+		Long: `Check whether the deployment is as its driver assumes, and say of each finding how grave
 it is, what was measured, what to do, and, where a command can do it, which one:
 
   unsafe   a guarantee does not hold
@@ -67,7 +67,7 @@ Exit codes:
 	return cmd
 }
 
-// completeCodes are the codes of what is found now.
+// completeCodes returns the codes of the present findings.
 func completeCodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	const nothing = cobra.ShellCompDirectiveNoFileComp
 	c, ctx, done, err := completer(cmd)
@@ -174,7 +174,7 @@ func (d *doctorCommand) write(w io.Writer, found []dlock.Diagnostic, where strin
 	fmt.Fprintf(w, "%d unsafe, %s, %s, %s\n", counts[dlock.SeverityUnsafe], several(counts[dlock.SeverityWarning], "warning"), several(counts[dlock.SeverityNote], "note"), where)
 }
 
-// several is a number of things.
+// several returns a count with its noun in singular or plural.
 func several(n int, thing string) string {
 	if n != 1 {
 		thing += "s"

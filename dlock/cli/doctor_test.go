@@ -88,7 +88,8 @@ func (w *world) shellAndRestart(s *server.Server) func(string) error {
 	}
 }
 
-// alone is one server of a kind with options, and what the printed command runs with.
+// alone returns a function that starts one server with options, and returns its URL and the
+// function that runs a printed command.
 func alone(kind server.Kind, query string, options ...server.Option) func(*world) (string, func(string) error) {
 	return func(w *world) (string, func(string) error) {
 		return server.StartFor(w.t, kind, options...).URL() + query, w.shell
@@ -112,7 +113,7 @@ func (w *world) psql(s *server.Server, statements ...string) {
 	}
 }
 
-// among starts a quorum of which change may make something of the URLs.
+// among starts a quorum; change may modify its URLs.
 func among(n int, change func(w *world, urls []string, nodes []*server.Server) (options string, mend func(string) error)) func(*world) (string, func(string) error) {
 	return func(w *world) (string, func(string) error) {
 		url, nodes := quorum(w.t, n)
@@ -282,7 +283,7 @@ func asAdministrator(s *server.Server, command string) error {
 	return err
 }
 
-// mendable are the severities of what is not wrong any more.
+// mendable are the severities that must be gone after the command.
 var mendable = map[string]bool{"": true, "note": true}
 
 func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
@@ -306,7 +307,7 @@ func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
 				t.Fatalf("found %+v, want %s: %s", f, c.severity, c.measured)
 			}
 			if c.severity != "note" && f.Remedy == "" {
-				t.Errorf("nothing is said to do: %+v", f)
+				t.Errorf("the finding has no remedy: %+v", f)
 			}
 			if left := w.examine("--ignore", c.code); left[c.code].Code != "" {
 				t.Errorf("it is not ignored: %+v", left[c.code])

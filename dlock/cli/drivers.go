@@ -13,7 +13,7 @@ import (
 // form is the form of a driver's URLs, and an example that can be opened to get its features.
 type form struct{ text, sample string }
 
-// forms are those of the drivers of this module; another's are "name://…".
+// forms has the URL forms of this module's drivers; those of other drivers are "name://…".
 var forms = map[string]form{
 	"memory":      {"memory:  memory:NAME  (one process: for trying things out)", "memory:"},
 	"file":        {"file:  file:///FOLDER  (one machine)", "file:"},
@@ -26,6 +26,10 @@ var forms = map[string]form{
 	"redlock":     {"redlock:redis://A:6379,redis://B:6379,valkey://C:6379,NAME=VALUE  (a majority of servers)", "redlock:memory:a,memory:b,memory:c"},
 	"postgres":    {"postgres://[USER:PASSWORD@]HOST:PORT/DB", "postgres://localhost:5432/postgres"},
 	"postgresql":  {"postgresql://…  (the same)", "postgresql://localhost:5432/postgres"},
+	"etcd":        {"etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PATH", "etcd://localhost:2379"},
+	"etcds":       {"etcds://…  (TLS)", "etcds://localhost:2379"},
+	"zk":          {"zk://[USER:PASSWORD@]HOST:PORT,HOST:PORT/PATH", "zk://localhost:2181"},
+	"zks":         {"zks://…  (TLS)", "zks://localhost:2181"},
 	"mysql":       {"mysql://[USER:PASSWORD@]HOST:PORT/DB  (a table)", "mysql://user@localhost:3306/mysql"},
 	"mariadb":     {"mariadb://…  (the same)", "mariadb://user@localhost:3306/mysql"},
 	"pgtable":     {"pgtable://[USER:PASSWORD@]HOST:PORT/DB  (a table, behind poolers too)", "pgtable://localhost:5432/postgres"},
@@ -40,9 +44,10 @@ func newDrivers() *cobra.Command {
 parameters ttl and prefix as well: redis://localhost:6379/0?ttl=30s&prefix=app:
 
 The features: fencing, tokens that rise with every grant; session, the lock ends with
-its process or connection and needs no TTL; queueing, who waits is served in order;
-shared, a mode for readers; node, can be a node of a quorum; keep, the server keeps a lock
-for --at-least even if dlock is killed.`,
+its process or connection and needs no TTL; queueing, the server keeps a queue of waiters;
+ordered, the waiters of all clients are served in the order in which they came; shared, a
+mode for readers; node, can be a node of a quorum; keep, the server keeps a lock for
+--at-least even if dlock is killed.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
@@ -59,7 +64,7 @@ for --at-least even if dlock is killed.`,
 	}
 }
 
-// features are those of the backend of a URL, which is opened and not used.
+// features returns the features of a URL's backend, which it opens and does not use.
 func features(sample string) string {
 	b, err := dlock.OpenBackend(sample)
 	if err != nil {
@@ -84,10 +89,10 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// module is the one that this package belongs to.
+// module is the path of this package's module.
 const module = "github.com/redlock-go/redlock"
 
-// version is that of this module, the program's where that is another, and Go's.
+// version returns the versions of this module, of the program if it is another module, and of Go.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -56,7 +56,7 @@ run).
 	f.SortFlags = false
 	urlFlag(cmd, &j.url)
 	f.Var(&j.ttl, "ttl", "how long the lease lasts unless dlock renews it, 4s at least (default 10s; none on file)")
-	f.Var(&j.maxHold, "max-hold", "stop leading after this long, and stand in line again")
+	f.Var(&j.maxHold, "max-hold", "stop leading after this long, and wait to lead again")
 	f.BoolVar(&j.noWait, "no-wait-children", false, "resign when the command ends, even if it leaves processes behind")
 	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the leader (default host/pid)")
 	f.BoolVar(&observe, "observe", false, "do not lead; print the leader")

@@ -12,7 +12,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A leader's lock is taken away: its command is killed, and it stands in line again beside the
+// A leader's lock is taken away: its command is killed, and it waits to lead again, behind the
 // other candidate, so that both lead once more.
 func TestALeaderThatLostStandsInLineAgain(t *testing.T) {
 	t.Parallel()

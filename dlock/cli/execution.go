@@ -17,15 +17,15 @@ import (
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
-// forceAfter is how long the supervisor has to kill the command, once the lease is lost,
-// before we do it ourselves.
+// forceAfter is how long the supervisor may take to kill the command after a loss of the lease,
+// before dlock itself kills it.
 const forceAfter = 100 * time.Millisecond
 
 // lookupTimeout bounds the search for the new holder of a lock that was lost.
 const lookupTimeout = 2 * time.Second
 
-// hold runs the command under the lease. again: the lease was lost, and nobody but that
-// ended the command.
+// hold runs the command under the lease. again is true if the loss of the lease, and nothing
+// else, ended the command.
 func (j *job) hold(lease *dlock.Lease) (again bool, err error) {
 	h := &execution{job: j, lease: lease}
 	h.lock = h.descriptor()
@@ -52,13 +52,13 @@ func (j *job) hold(lease *dlock.Lease) (again bool, err error) {
 type execution struct {
 	*job
 	lease  *dlock.Lease
-	lock   *os.File // the lock's, for the command to inherit; nil: there is none
+	lock   *os.File // the lock's file, which the command inherits; nil: there is none
 	guard  *guardProcess
 	term   terminal
 	last   report // all reports of the supervisor, joined
 	lost   error  // why the lease ended; nil: it has not
 	forced bool
-	ending bool // a signal to end was passed on
+	ending bool // a signal that ends the command was passed on
 }
 
 func (h *execution) start() error {
@@ -87,8 +87,8 @@ type inheritable interface {
 	Detach() error
 }
 
-// descriptor returns the lock's own, for the command to inherit: the key is free when
-// the last process that has it has ended, whatever becomes of us.
+// descriptor returns the lock's file for the command to inherit: the key is free when the last
+// process that has it has ended, even if dlock is killed.
 func (h *execution) descriptor() (f *os.File) {
 	_ = h.lease.Raw(func(l driver.Lease) error {
 		if i, ok := l.(inheritable); ok {
@@ -99,7 +99,7 @@ func (h *execution) descriptor() (f *os.File) {
 	return f
 }
 
-// watch sees the command through, until nothing of it is left.
+// watch waits until the command and the processes that it started have ended.
 func (h *execution) watch() {
 	done := h.lease.Done()
 	var force <-chan time.Time
@@ -129,7 +129,7 @@ func (h *execution) watch() {
 	}
 }
 
-// handle takes in a report of the supervisor.
+// handle acts on a report of the supervisor.
 func (h *execution) handle(r report) {
 	switch {
 	case r.Pid != 0:
@@ -145,7 +145,7 @@ func (h *execution) handle(r report) {
 	case r.Ended:
 		h.last.Ended, h.last.Code, h.last.Signal = true, r.Code, r.Signal
 		if r.Waits {
-			h.verbosef("the command has ended; keeps %q until the processes that it left behind have, too", h.key)
+			h.verbosef("the command has ended; keeps %q until the processes that it left behind have ended too", h.key)
 		}
 	case r.Left != "":
 		h.printf("the command has ended, and %q stays locked until what it left behind has ended too: %s (--no-wait-children does not wait)", h.key, r.Left)
@@ -158,7 +158,7 @@ func (h *execution) handle(r report) {
 	}
 }
 
-// why says why the command is stopped.
+// why returns why the command is stopped.
 func (h *execution) why() string {
 	switch {
 	case errors.Is(h.lost, dlock.ErrMaxHold):
@@ -178,7 +178,7 @@ func (h *execution) why() string {
 // successor names the new holder of a lock that was lost, if it is known.
 func (h *execution) successor() string {
 	inspector, ok := h.client.Inspector()
-	if !ok || h.lease.Slot() > 0 { // another slot's lock has another name
+	if !ok || h.lease.Slot() > 0 { // other slots' locks have other names
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
@@ -195,8 +195,8 @@ func (h *execution) successor() string {
 	return ""
 }
 
-// followLease sets the deadlines anew as long as the lease is renewed, and sees to nothing
-// else: whoever reads stderr slowly must not hold it up.
+// followLease updates the deadlines after each renewal of the lease. It does nothing else, so
+// that a slow reader of stderr cannot delay it.
 func (h *execution) followLease() (stop func()) {
 	ttl := h.client.TTL()
 	if ttl == 0 {
@@ -217,7 +217,7 @@ func (h *execution) followLease() (stop func()) {
 	return func() { tick.Stop(); close(ended) }
 }
 
-// setDeadlines says when the lease ends, as of now.
+// setDeadlines sets the present end of the lease.
 func (h *execution) setDeadlines() {
 	now := machineNow() // before the lease looks at its clock: too early is safe
 	if h.lease.Err() != nil {
@@ -231,8 +231,8 @@ func (h *execution) setDeadlines() {
 	h.guard.times.set(times(end, h.client.TTL(), h.granted, time.Duration(h.maxHold)))
 }
 
-// times returns when the command must be stopped, whose lease ends at end (zero: never)
-// by its TTL, and maxHold (zero: never) after it was granted.
+// times returns when the command must be stopped. Its lease ends at end by its TTL (zero:
+// never), and maxHold after its grant (zero: never).
 func times(end, ttl, granted, maxHold time.Duration) (term, kill time.Duration) {
 	if end != 0 {
 		term = end - max(ttl/4, time.Second)
@@ -267,11 +267,11 @@ func (h *execution) result() error {
 	case h.lost != nil || r.Killed:
 		return failf(exitLost, "%s%s: killed the command; check what it left undone", h.why(), holder)
 	case r.Termed:
-		return &exitError{code: exitLost} // said when it happened
+		return &exitError{code: exitLost} // reported when it happened
 	case r.Failed != "":
 		return failf(r.Code, "%s: %s", printable(h.command[0]), r.Failed)
 	case !r.Ended:
-		return failf(exitSignal+9, "the process that watched over the command was killed, and the command with it")
+		return failf(exitSignal+9, "the guard process of the command was killed, and the command with it")
 	case r.Signal != 0:
 		return &exitError{code: exitSignal + r.Signal}
 	case r.Code != 0:
@@ -287,17 +287,17 @@ func (h *execution) giveBack() (lost bool) {
 		return false
 	}
 	if survivors {
-		return false // the lock ends with its TTL, and no sooner
+		return false // the lock stays until its TTL ends
 	}
 	if h.lost != nil || h.last.Killed {
-		_ = h.lease.Unlock() // to give back the rest of it, if any; the loss was reported
+		_ = h.lease.Unlock() // release what is left of the lock; the loss was reported
 		return false
 	}
 	return h.release()
 }
 
-// release gives the lock back. A failure is reported; the command's exit code stands,
-// unless the lock turns out to have been lost.
+// release releases the lock. It reports a failure; the command's exit code stays, unless the
+// lock was lost.
 func (h *execution) release() (lost bool) {
 	err := h.lease.Unlock()
 	switch {
@@ -307,7 +307,7 @@ func (h *execution) release() (lost bool) {
 		h.printf("%v%s: something else may have run beside the command; check what it did", err, h.successor())
 		return true
 	default:
-		h.printf("%v: nothing to do, but until then nobody gets it", err)
+		h.printf("%v: nobody else gets the lock until then", err)
 	}
 	return false
 }
@@ -342,7 +342,8 @@ const (
 	envSlot     = "DLOCK_SLOT" // only with --slots
 )
 
-// environment is the command's: ours, without the URL, and with the lease's data.
+// environment returns the command's environment: that of dlock without the URL, and with the
+// lease's data.
 func environment(ours []string, lease *dlock.Lease) []string {
 	own := map[string]string{envURL: "", envURLFile: "", envKey: lease.Key(), envKeys: "", envFence: "", envDeadline: "", envSlot: ""}
 	var keys []string
@@ -371,7 +372,7 @@ func environment(ours []string, lease *dlock.Lease) []string {
 	return env
 }
 
-// printable quotes a command's name, unless it is a misplaced URL.
+// printable quotes a command's name, or hides it if it is a misplaced URL.
 func printable(s string) string {
 	if strings.Contains(s, "@") && dsn.HasPassword(s) {
 		return "the command"

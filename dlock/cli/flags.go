@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// durationFlag is a flag that is at least zero. Its errors do not quote the value.
+// durationFlag is a duration of at least zero. Its errors do not quote the value.
 type durationFlag time.Duration
 
 func (d *durationFlag) Type() string { return "duration" }
 
-// String of zero is what pflag takes for no default.
+// String returns for zero the text that pflag takes for no default.
 func (d *durationFlag) String() string {
 	if *d == 0 {
 		return "0"
@@ -43,7 +43,7 @@ func (c *exitCodeFlag) Set(s string) error {
 	return nil
 }
 
-// waitFlag is the flag --wait: for how long to wait for the lock.
+// waitFlag is the flag --wait: how long to wait for the lock.
 type waitFlag time.Duration
 
 const forever waitFlag = -1
@@ -75,7 +75,7 @@ type slotsFlag int
 
 func (n *slotsFlag) Type() string { return "int" }
 
-// String of zero is what pflag takes for no default.
+// String returns for zero the text that pflag takes for no default.
 func (n *slotsFlag) String() string { return strconv.Itoa(int(*n)) }
 
 func (n *slotsFlag) Set(s string) error {

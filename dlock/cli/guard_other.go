@@ -11,20 +11,21 @@ import (
 	"time"
 )
 
-// Here the supervisor is a goroutine, and kills the command alone: what that has started
-// goes on, and the command itself goes on if we are killed.
+// Here the supervisor is a goroutine, and kills only the command: processes that the command
+// has started go on, and the command itself goes on if dlock is killed.
 
 const allSeen = false
 
 func isGuard([]string) bool { return false }
 func guard([]string) int    { return exitUsage }
 
-// forwardedSignals is empty: ctrl-C reaches the command through the console that we share.
+// forwardedSignals is empty: ctrl-C reaches the command through the console that it shares with
+// dlock.
 var forwardedSignals []os.Signal
 
 var began = time.Now()
 
-// machineNow is never zero.
+// machineNow returns a time that is never zero.
 func machineNow() time.Duration { return time.Since(began) + 1 }
 
 type terminal struct{}
@@ -33,7 +34,7 @@ func (terminal) takeBack()                  {}
 func (h *execution) pass(os.Signal)         {}
 func (h *execution) stopped(syscall.Signal) {}
 
-// A guardProcess is our side of the supervisor.
+// A guardProcess is dlock's side of the supervisor.
 type guardProcess struct {
 	*console
 	times   *deadlines
@@ -86,14 +87,14 @@ func startTree(c *console, argv, env []string) (*processTree, *exitError) {
 	}
 	f := &processTree{pid: cmd.Process.Pid, process: cmd.Process, changed: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // the state tells
+		_ = cmd.Wait() // the state has it
 		f.end = &report{Ended: true, Code: cmd.ProcessState.ExitCode()}
 		close(f.changed)
 	}()
 	return f, nil
 }
 
-// signal can only kill here, and the caller asks for something else.
+// signal does nothing: the only signal here is kill, and callers send others.
 func (t *processTree) signal(syscall.Signal) {}
 
 func (t *processTree) kill() { _ = t.process.Kill() } // it may have ended

@@ -18,39 +18,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardName is the guard's name in a list of processes. A program that is
-// started under it is one.
+// guardName is the guard's name in a list of processes. A program that is started under this
+// name is a guard.
 const guardName = "dlock-guard"
 
-// Descriptors that the guard and the command inherit are at least this, out of the way
-// of those that our own caller has opened for the command.
+// Descriptors that the guard and the command inherit are at least this number, so that they do
+// not collide with those that dlock's caller opened for the command.
 const leastDescriptor = 100
 
-// copyDelay bounds the copying of streams that are no files after the guard's end.
+// copyDelay bounds how long streams other than files are copied after the guard's end.
 const copyDelay = time.Second
 
 func isGuard(args []string) bool { return len(args) > 2 && args[0] == guardName }
 
-// A guardSetup is the guard's first argument; the command follows. Descriptors are of
-// pipes, of the deadlines' file, and of the lock's file if the command does not inherit
-// that.
+// A guardSetup is the guard's first argument; the command follows. Its descriptors are the
+// pipes, the file of the deadlines, and the lock's file if the command does not inherit it.
 type guardSetup struct {
 	Orders, Reports, Deadlines int
 	Lock                       int  `json:",omitempty"`
 	NoWait                     bool `json:",omitempty"`
 }
 
-// guard is the guard's main. Whatever the command starts becomes the guard's child when its own
-// parent ends (on Linux), so that nothing gets away from it.
+// guard is the main of the guard. On Linux every process that the command starts becomes the
+// guard's child when its own parent ends, so that none escapes.
 //
-// It takes no signals, so that one that is meant for all processes of this name is
-// passed on to the command once.
+// The guard ignores signals, so that a signal to dlock and the guard reaches the command only
+// once, through dlock.
 func guard(args []string) int {
 	runtime.LockOSThread() // the command dies with the thread that starts it
 	var setup guardSetup
 	times, err := setup.read(args[1])
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "dlock: %s is started by dlock run alone: %v\n", guardName, err)
+		fmt.Fprintf(os.Stderr, "dlock: only dlock run starts %s: %v\n", guardName, err)
 		return exitUsage
 	}
 	becomeReaper()
@@ -61,7 +60,7 @@ func guard(args []string) int {
 	go readOrders(os.NewFile(uintptr(setup.Orders), "orders"), orders)
 	reports := json.NewEncoder(os.NewFile(uintptr(setup.Reports), "reports"))
 	s := &supervisor{
-		say:    func(r report) { _ = reports.Encode(r) }, // if nobody listens, orders are closed
+		say:    func(r report) { _ = reports.Encode(r) }, // if dlock has ended, orders is closed
 		times:  times,
 		noWait: setup.NoWait,
 	}
@@ -85,7 +84,7 @@ func (g *guardSetup) read(arg string) (*deadlines, error) {
 
 const deadlinesName = "dlock-deadlines"
 
-// temporaryFile returns a file that has no name any more.
+// temporaryFile returns a file whose name is already removed.
 func temporaryFile() (*os.File, error) {
 	f, err := os.CreateTemp("", deadlinesName)
 	if err != nil {
@@ -106,8 +105,8 @@ func mapDeadlines(fd int) (*deadlines, error) {
 	return (*deadlines)(unsafe.Pointer(&page[0])), nil
 }
 
-// keepLock keeps the lock's descriptor, which the guard has inherited, until --at-least is
-// over, or until a signal.
+// keepLock keeps the lock's descriptor, which the guard inherited, open until --at-least is
+// over or a signal comes.
 func keepLock(times *deadlines) {
 	signal.Reset()
 	if left := time.Duration(times.keep.Load()) - machineNow(); left > 0 {
@@ -126,7 +125,7 @@ func readOrders(f *os.File, orders chan<- order) {
 	}
 }
 
-// A guardProcess is our side of the guard.
+// A guardProcess is dlock's side of the guard.
 type guardProcess struct {
 	*console
 	times   *deadlines
@@ -137,7 +136,7 @@ type guardProcess struct {
 	pid     int // of the command, once it is known
 }
 
-// newGuard makes a guard, whose deadlines must be set before it is started.
+// newGuard makes a guard. Set its deadlines before starting it.
 func newGuard(c *console) (*guardProcess, error) {
 	f, err := deadlinesFile()
 	if err != nil {
@@ -153,10 +152,10 @@ func newGuard(c *console) (*guardProcess, error) {
 	return &guardProcess{console: c, times: times, file: f, orders: make(chan order, 64)}, nil
 }
 
-// start starts the guard, which starts the command. lock, if not nil, is inherited by both;
-// with noWait by the guard alone.
+// start starts the guard, which starts the command. Both inherit lock if it is not nil; with
+// noWait only the guard does.
 func (w *guardProcess) start(argv, env []string, lock *os.File, noWait bool) error {
-	becomeReaper() // of the guard's children, should it be killed
+	becomeReaper() // of the guard's children, if it is killed
 	theirOrders, orders, err := os.Pipe()
 	if err != nil {
 		return err
@@ -207,14 +206,14 @@ func (w *guardProcess) startWith(argv, env []string, orders, reports, lock *os.F
 		Stdout:      w.stdout,
 		Stderr:      w.stderr,
 		WaitDelay:   copyDelay,
-		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // a terminal's signals are not for it
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // the terminal's signals do not reach it
 	}
 	return w.cmd.Start()
 }
 
 // copyDescriptor returns a copy of f's descriptor that a new process inherits.
 func copyDescriptor(f *os.File) (fd int, err error) {
-	for _, least := range []int{leastDescriptor, 10} { // few are allowed, perhaps
+	for _, least := range []int{leastDescriptor, 10} { // the limit may be lower
 		if fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD, least); err == nil {
 			return fd, nil
 		}
@@ -238,8 +237,8 @@ func readReports(f *os.File) <-chan report {
 	return c
 }
 
-// send gives an order, and blocks for nothing. A guard that has been stopped for so long
-// that no more fit in gets none.
+// send sends an order and never blocks. It drops the order if the queue is full, because the
+// guard has been stopped for long.
 func (w *guardProcess) send(o order) {
 	select {
 	case w.orders <- o:
@@ -247,7 +246,7 @@ func (w *guardProcess) send(o order) {
 	}
 }
 
-// writeOrders writes orders to a guard, however slow it or this machine is.
+// writeOrders writes orders to the guard, and waits as long as that takes.
 func writeOrders(f *os.File, orders <-chan order) {
 	defer f.Close() //nolint:errcheck // the guard has ended
 	e := json.NewEncoder(f)
@@ -265,7 +264,7 @@ func (w *guardProcess) wait() {
 	close(w.orders)
 }
 
-// abandon kills the guard and all that it watches over.
+// abandon kills the guard, the command and all its children.
 func (w *guardProcess) abandon() {
 	_ = w.cmd.Process.Kill() // it may have ended
 	w.killAll()
@@ -303,14 +302,14 @@ func startTree(_ *console, argv, env []string) (*processTree, *exitError) {
 	case errors.Is(err, syscall.ENOENT):
 		return nil, &exitError{exitNotFound, "not found (or its interpreter)"}
 	case errors.Is(err, syscall.ENOEXEC):
-		return nil, &exitError{exitCannotRun, "is no program: begin a script with #!/bin/sh, say"}
+		return nil, &exitError{exitCannotRun, "is no program: begin a script with #!/bin/sh, for example"}
 	case err != nil:
 		return nil, &exitError{exitCannotRun, err.Error()}
 	}
 	return f, nil
 }
 
-// find looks a command up as a shell does.
+// find looks up a command as a shell does.
 func find(name string) (string, *exitError) {
 	path, err := exec.LookPath(name)
 	switch {
@@ -324,26 +323,27 @@ func find(name string) (string, *exitError) {
 	return "", &exitError{exitNotFound, "not found"}
 }
 
-// signal passes a signal on: to the command's group, and where the command has ended, to
-// those that it left behind.
+// signal passes a signal on to the command's group, or if the command has ended, to the
+// processes that it left behind.
 func (t *processTree) signal(s syscall.Signal) {
 	if t.ended {
 		signalRest(t.pid, s)
 		return
 	}
 	if syscall.Kill(-t.pid, s) != nil {
-		_ = syscall.Kill(t.pid, s) // it has left its group; or cannot be signalled: nothing to do
+		_ = syscall.Kill(t.pid, s) // it has left its group, or this user may not signal it
 	}
 }
 
-// hangUp ends a process that has stopped and that nobody is left to continue, as the
-// kernel does where a guard is not the parent of it.
+// hangUp ends a stopped process that no shell can continue any more. Without a guard as its
+// parent, the kernel would do so.
 func hangUp(pid int) {
 	_ = syscall.Kill(pid, syscall.SIGHUP)
 	_ = syscall.Kill(pid, syscall.SIGCONT)
 }
 
-// kill sends SIGKILL to whatever is there now. It is repeated until nothing is.
+// kill sends SIGKILL to all processes that are there now. The caller repeats it until there are
+// none.
 func (t *processTree) kill() {
 	if !t.ended {
 		_ = syscall.Kill(-t.pid, syscall.SIGKILL)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// However slow this machine is, an order is written if there is room for it.
+// Even on a slow machine an order is written if there is room for it.
 func TestAnOrderIsNotLostHoweverSlowEitherSideIs(t *testing.T) {
 	r, f, err := os.Pipe()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 
 // This file has the common parts of the commands for operators: status, unlock and doctor.
 
-// operatorTimeout bounds one look at the servers.
+// operatorTimeout bounds one request of an operator's command to the servers.
 const operatorTimeout = 30 * time.Second
 
 // urlFlag adds the flag --url, which completes the schemes of URLs.
@@ -29,7 +29,7 @@ func urlFlag(cmd *cobra.Command, url *string) {
 	_ = cmd.RegisterFlagCompletionFunc("url", completeSchemes) // the flag exists
 }
 
-// operator opens the backend of a URL for a look at it. The context ends with a signal.
+// operator opens the backend of a URL for an operator's command. The context ends with a signal.
 func operator(cmd *cobra.Command, url string) (c *dlock.Client, ctx context.Context, done func(), err error) {
 	u, err := chooseURL(url, cmd.Flags().Changed("url"))
 	if err != nil {
@@ -46,7 +46,7 @@ func operator(cmd *cobra.Command, url string) (c *dlock.Client, ctx context.Cont
 	}, nil
 }
 
-// completeSchemes are the beginnings of URLs.
+// completeSchemes returns the schemes of URLs.
 func completeSchemes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var all []string
 	for _, name := range dlock.Drivers() {
@@ -56,10 +56,10 @@ func completeSchemes(*cobra.Command, []string, string) ([]string, cobra.ShellCom
 	return all, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 }
 
-// completionTimeout is how long a person waits for a list of keys.
+// completionTimeout bounds a completion, because a person waits for it.
 const completionTimeout = 2 * time.Second
 
-// completer opens the backend for a completion, which is bounded.
+// completer opens the backend for a completion, bounded by completionTimeout.
 func completer(cmd *cobra.Command) (c *dlock.Client, ctx context.Context, done func(), err error) {
 	url, _ := cmd.Flags().GetString("url")
 	c, ctx, end, err := operator(cmd, url)
@@ -70,10 +70,10 @@ func completer(cmd *cobra.Command) (c *dlock.Client, ctx context.Context, done f
 	return c, ctx, func() { cancel(); end() }, nil
 }
 
-// mostCompletions bounds such a list.
+// mostCompletions bounds the number of completions.
 const mostCompletions = 200
 
-// completeKeys are the keys that are held; none on an error.
+// completeKeys returns the keys that are held, and none after an error.
 func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 	const nothing = cobra.ShellCompDirectiveNoFileComp
 	if len(args) > 0 && cmd.Name() != "status" {
@@ -96,7 +96,7 @@ func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, co
 	return keys, nothing
 }
 
-// safe returns a name of somebody else's, quoted if a terminal could not bear it.
+// safe returns a name that another program chose, quoted if it would disturb a terminal.
 func safe(name string) string {
 	for _, r := range name {
 		if !strconv.IsPrint(r) {
@@ -109,7 +109,7 @@ func safe(name string) string {
 	return name
 }
 
-// A color is one of a terminal's.
+// A color is a color of a terminal.
 type color string
 
 const (
@@ -121,7 +121,7 @@ const (
 	reset        = "\x1b[0m"
 )
 
-// A cell is a cell of a table.
+// A cell is one cell of a table.
 type cell struct {
 	text  string
 	color color
@@ -188,11 +188,11 @@ func (c *console) colors() bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && onTerminal(c.stdout)
 }
 
-// progressAfter is how long a person waits without a word.
+// progressAfter is how long a command runs before it prints progress.
 const progressAfter = time.Second
 
-// progress says on stderr, if that is a terminal, what takes longer than a second, until stop
-// is called.
+// progress prints on stderr, if it is a terminal, a message about work that takes longer than
+// progressAfter, until stop is called.
 func (c *console) progress(say func() string) (stop func()) {
 	if !onTerminal(c.stderr) {
 		return func() {}
@@ -223,7 +223,7 @@ func tell(w io.Writer, say func() string) (stop func()) {
 	return func() { close(ended); all.Wait() }
 }
 
-// ago is a duration as people say it: with its two largest units.
+// ago formats a duration for people, with its two largest units.
 func ago(d time.Duration) string {
 	d = max(d, 0)
 	days := d / (24 * time.Hour)
@@ -240,7 +240,7 @@ func ago(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", days, d%(24*time.Hour)/time.Hour)
 }
 
-// since is an instant by this machine's clock and zone, with how long ago it was.
+// since formats an instant by this machine's clock and zone, and how long ago it was.
 func since(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -267,8 +267,7 @@ func holders(all []dlock.Holder) string {
 	return strings.Join(names, ", ")
 }
 
-// operatorError returns the exit code and the message for an error of a look, or of taking a
-// lock away.
+// operatorError returns the exit code and the message for an error of an operator's command.
 func operatorError(err error) error {
 	var f *exitError
 	switch {

@@ -52,7 +52,7 @@ func (w *world) states(keys ...string) []stateJSON {
 }
 
 // A job hangs, and dlock with it. status names it, unlock frees the key, the next run has a
-// larger token, and what hung is killed when it runs again.
+// larger token, and the hanging job is killed when it runs again.
 func TestAStuckHolderIsNamedAndItsLockTakenAway(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) string{
@@ -215,7 +215,7 @@ func TestKeysAndSchemesAreCompleted(t *testing.T) {
 		_, release := w.holder(key, "--label", "web-4")
 		defer release()
 	}
-	// What takes longer than a person waits completes nothing.
+	// A completion that takes too long returns nothing.
 	completes := func(want func(out string) bool, args ...string) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("%q is completed", args), func() bool {
@@ -341,7 +341,7 @@ func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // what is held ends with its TTL
+	defer c.Close() //nolint:errcheck // the held locks end with their TTL
 	var all sync.WaitGroup
 	for i := range 100 {
 		all.Go(func() {
@@ -381,7 +381,7 @@ func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
 	if len(found) != locks {
 		t.Errorf("%d of %d locks are listed", len(found), locks)
 	}
-	// By the processor's time: a server that is not given a processor is slow, too.
+	// Processor time is compared, because a server that gets no processor is slow too.
 	searched := 0
 	for i, n := range nodes {
 		used := w.processor(n) - before[i]
@@ -468,7 +468,7 @@ func (w *world) processor(s *server.Server) (sum float64) {
 	return sum
 }
 
-// What other programs call themselves is shown, and can do nothing to a terminal.
+// Names that other programs chose are shown, and cannot disturb a terminal.
 func TestNamesOfStrangersAreQuoted(t *testing.T) {
 	s := &statusCommand{console: &console{stdout: &bytes.Buffer{}}}
 	state := &dlock.State{Key: "k\x1b[2J", Holders: []dlock.Holder{{Owner: "evil\x1b]0;x\a\n", TTL: time.Minute}}, Queue: []dlock.Waiter{{Owner: "q\r"}}}

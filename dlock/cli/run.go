@@ -18,10 +18,10 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// minTTL leaves time between the two signals that stop a command.
+// minTTL is the shortest TTL: it leaves time between the two signals that stop a command.
 const minTTL = 4 * time.Second
 
-// A job is one "dlock run" or "dlock elect".
+// A job is one run of "dlock run" or "dlock elect".
 type job struct {
 	*console
 	url      string
@@ -94,11 +94,11 @@ that takes longer than COMMAND; with --no-wait-children it does not wait.
 	urlFlag(cmd, &j.url)
 	f.Var(&j.ttl, "ttl", "how long the lease lasts unless dlock renews it, 4s at least (default 10s; none on file)")
 	f.Var(&j.wait, "wait", "how long to wait for the lock: a duration, 0 (ask once) or forever")
-	f.Var(&j.atLeast, "at-least", "keep the lock until this long after the grant, even if the command ends sooner")
+	f.Var(&j.atLeast, "at-least", "keep the lock at least this long after the grant, even if the command ends sooner")
 	f.Var(&j.maxHold, "max-hold", "stop the command when it has held the lock for this long")
-	f.BoolVar(&j.skip, "skip", false, "if the lock is held, exit 0 without a word; waits only with --wait")
+	f.BoolVar(&j.skip, "skip", false, "if the lock is held, exit 0 and print nothing; wait only if --wait is given")
 	f.VarP(&j.conflict, "conflict-exit-code", "E", "exit with `CODE` (0 to 255) if the lock is held")
-	f.BoolVar(&j.shared, "shared", false, "share the lock with everybody else who uses --shared (file and postgres)")
+	f.BoolVar(&j.shared, "shared", false, "share the lock with all other runs that use --shared (file and postgres)")
 	f.Var(&j.slots, "slots", "let `N` commands (1 to 1024) run at a time, each with a slot in $DLOCK_SLOT")
 	f.BoolVar(&j.noWait, "no-wait-children", false, "free the lock when the command ends, even if it leaves processes behind")
 	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the holder (default host/pid)")
@@ -121,7 +121,7 @@ func (j *job) setArgs(args []string, dash int) error {
 	return nil
 }
 
-// run takes the lock, runs the command, and gives the lock back.
+// run takes the lock, runs the command, and releases the lock.
 func (j *job) run(ttlGiven bool) error {
 	if err := j.checkFlags(); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (j *job) run(ttlGiven bool) error {
 	if ttl := j.client.TTL(); ttl != 0 && ttl < minTTL {
 		return failf(exitUsage, "the TTL is %v, and must be %v at least, so that the command can be stopped before the lease ends", ttl, minTTL)
 	}
-	// SIGPIPE: a reader of our stderr that has gone must not end us and the command.
+	// SIGPIPE: dlock and the command go on if the reader of stderr is gone.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	j.signals = make(chan os.Signal, 16)
 	notify(j.signals, endSignals)
@@ -155,12 +155,12 @@ func (j *job) run(ttlGiven bool) error {
 		if !j.elect || !again {
 			return err
 		}
-		_ = j.exitCode(err) // says why
+		_ = j.exitCode(err) // has the reason
 		j.failure.Store(nil)
 	}
 }
 
-// checkFlags refuses flags that contradict each other, and a lock that waits for itself.
+// checkFlags refuses flags that contradict each other, and a key that this process already holds.
 func (j *job) checkFlags() error {
 	if j.skip && j.wait == forever {
 		return failf(exitUsage, "--skip and --wait forever contradict each other: leave one out")
@@ -177,7 +177,7 @@ func (j *job) checkFlags() error {
 	return nil
 }
 
-// outerKeys are the keys of the dlock runs that this process runs inside of.
+// outerKeys returns the keys of the dlock runs inside which this process runs.
 func outerKeys() []string {
 	var keys []string
 	for _, s := range strings.Fields(os.Getenv(envKeys)) {
@@ -194,7 +194,7 @@ func outerKeys() []string {
 // endSignals are the signals that end a wait.
 var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
-// notify relays signals, but those that our parent told us to ignore, as nohup does.
+// notify relays signals, except those that the parent process told dlock to ignore, as nohup does.
 func notify(c chan os.Signal, signals []os.Signal) {
 	for _, s := range signals {
 		if !signal.Ignored(s) {
@@ -205,7 +205,7 @@ func notify(c chan os.Signal, signals []os.Signal) {
 
 func (j *job) options(ttlGiven bool) []dlock.Option {
 	o := []dlock.Option{
-		dlock.WithLogger(nil), // the hooks report everything that matters, in one line each
+		dlock.WithLogger(nil), // the hooks report every event in one line
 		dlock.WithHooks(j.hooks()),
 		dlock.WithMinHold(time.Duration(j.atLeast)),
 		dlock.WithMaxHold(time.Duration(j.maxHold)),
@@ -225,7 +225,7 @@ func (j *job) options(ttlGiven bool) []dlock.Option {
 	return o
 }
 
-// obtain waits for the lock.
+// obtain takes the lock, and waits for it if the flags say so.
 func (j *job) obtain() (*dlock.Lease, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -277,7 +277,7 @@ func (j *job) notObtained(err error) error {
 	return j.exitErrorOf(err)
 }
 
-// exitErrorOf says besides to wait longer, where that can help.
+// exitErrorOf also suggests to wait longer, if that can help.
 func (j *job) exitErrorOf(err error) error {
 	e := exitErrorOf(err)
 	if e.code == exitUnavailable && j.wait != forever && waitingHelps(err) {
@@ -326,8 +326,8 @@ func (j *job) hooks() dlock.Hooks {
 	}
 }
 
-// tellAttempt tells once that the backend is out of reach while we wait for ever, since
-// nothing else would.
+// tellAttempt reports once that the backend is out of reach while dlock waits for ever, because
+// no other line would.
 func (j *job) tellAttempt(e dlock.Event) {
 	switch {
 	case errors.Is(e.Err, dlock.ErrHeld):
@@ -354,7 +354,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// number is a signal's number.
+// number returns a signal's number.
 func number(s os.Signal) int {
 	n, _ := s.(syscall.Signal)
 	return int(n)

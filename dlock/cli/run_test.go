@@ -33,8 +33,8 @@ func TestFortyProcessesCountWithoutLosingOne(t *testing.T) {
 		wg.Go(func() {
 			for range times {
 				p := w.start("run", "counter", "--", "sh", "-c", job40)
-				// A process that polls, since this user's inotify instances are used up, may
-				// have to wait until those that are woken have all had their turns.
+				// A process that polls, because this user's inotify instances are used up, may
+				// get the lock only after all processes that are woken.
 				if code := p.waitFor(10 * time.Minute); code != 0 || p.err.String() != "" {
 					t.Errorf("exit code %d, stderr: %s", code, &p.err)
 				}
@@ -53,7 +53,7 @@ func TestFortyProcessesCountWithoutLosingOne(t *testing.T) {
 	for i, f := range fences {
 		n, err := strconv.ParseUint(f, 10, 64)
 		if err != nil || n <= last {
-			t.Fatalf("the token of grant %d is %q, and that of the one before %d: they are to rise", i, f, last)
+			t.Fatalf("the token of grant %d is %q, and the one before it %d: tokens must rise", i, f, last)
 		}
 		last = n
 	}
@@ -123,9 +123,8 @@ func TestTheCommandsStreamsAreOurs(t *testing.T) {
 	}
 }
 
-// aWhile is how long one waits in vain for what is held. It is long enough for one
-// attempt, before which nobody can know that it is held, on a machine that stands still
-// for a second.
+// aWhile is how long a test waits in vain for a held lock. It is long enough for one attempt,
+// which must see the holder, on a machine that stands still for a second.
 const aWhile = 3 * time.Second
 
 // holder holds the key until release.
@@ -160,10 +159,10 @@ func TestWhatIsHeldIsWaitedForAsLongAsToldAndExits75(t *testing.T) {
 	long := w.start("run", "--wait", "1m", "k", "--", "touch", "ran too")
 	release()
 	if code := waiter.wait(); code != 0 || !w.exists("ran") || waiter.err.String() != "" {
-		t.Errorf("the one who waits for ever: exit code %d, stderr: %s", code, &waiter.err)
+		t.Errorf("with --wait forever: exit code %d, stderr: %s", code, &waiter.err)
 	}
 	if code := long.wait(); code != 0 || !w.exists("ran too") || long.err.String() != "" {
-		t.Errorf("the one who waits for a minute: exit code %d, stderr: %s", code, &long.err)
+		t.Errorf("with --wait 1m: exit code %d, stderr: %s", code, &long.err)
 	}
 }
 

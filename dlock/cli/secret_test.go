@@ -117,7 +117,7 @@ func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
 			t.Errorf("%s has no password", u)
 		}
 	}
-	// Where there is no password nothing is refused, nor what belongs to the command.
+	// Without a password no URL is refused, and no argument of the command.
 	wantInside(t, env, 0, "", "run", "user:x@y", "--", "true")
 	wantInside(t, env, 0, "", "run", "https://example.org/a", "--", "true")
 	wantInside(t, env, 0, "", "run", "k", "--", "true", "redis://user:pw@h")

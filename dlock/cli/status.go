@@ -20,7 +20,7 @@ import (
 // watchInterval is the time between two looks of status --watch.
 const watchInterval = time.Second
 
-// A statusCommand is one "dlock status".
+// A statusCommand is one run of "dlock status".
 type statusCommand struct {
 	*console
 	url         string
@@ -96,7 +96,7 @@ func (s *statusCommand) run(cmd *cobra.Command, keys []string) error {
 	}
 }
 
-// look looks once, and writes the states.
+// look asks the servers once, and prints the states.
 func (s *statusCommand) look(ctx context.Context, out io.Writer, keys []string) error {
 	ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
 	defer cancel()
@@ -123,11 +123,11 @@ func (s *statusCommand) look(ctx context.Context, out io.Writer, keys []string) 
 	return nil
 }
 
-// lookupsAtOnce is how many keys that were named are asked for at a time.
+// lookupsAtOnce is how many of the named keys are looked up at a time.
 const lookupsAtOnce = 64
 
-// states returns what is known of the keys, in their order; without keys of all that are
-// held, in the order of their names.
+// states returns the states of the keys, in their order; without keys it returns the states of
+// all held keys, sorted by name.
 func (s *statusCommand) states(ctx context.Context, keys []string) ([]*dlock.State, error) {
 	if len(keys) == 0 {
 		var all []*dlock.State
@@ -161,7 +161,7 @@ func (s *statusCommand) states(ctx context.Context, keys []string) ([]*dlock.Sta
 	return all, nil
 }
 
-// write writes a table of the keys, and the nodes and the queue of each that was named.
+// write prints a table of the keys, and the nodes and the queue of each named key.
 func (s *statusCommand) write(w io.Writer, states []*dlock.State, now time.Time, named bool) {
 	if len(states) == 0 {
 		fmt.Fprintf(w, "no lock is held %s\n", place(s.client))
@@ -190,7 +190,7 @@ func (s *statusCommand) write(w io.Writer, states []*dlock.State, now time.Time,
 	}
 }
 
-// number10 is a number, nothing where it is zero.
+// number10 formats a number; zero is empty.
 func number10(n uint64) cell {
 	if n == 0 {
 		return cell{}
@@ -198,7 +198,7 @@ func number10(n uint64) cell {
 	return text(strconv.FormatUint(n, 10))
 }
 
-// left is for how much longer a key is held, or kept.
+// left returns how much longer a key is held, or kept.
 func left(state *dlock.State, holder *dlock.Holder) cell {
 	switch {
 	case state.ReservedFor > 0:

@@ -14,9 +14,9 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// stubborn is a command that writes down when it gets SIGTERM, and goes on. (It waits in
-// a way in which no shell misses a signal: some do while they start a process.) Its beats
-// tell how long it ran, whenever anybody looks.
+// stubborn is a command that notes the time of SIGTERM, and goes on. (It waits in a way in
+// which no shell misses a signal: some do while they start a process.) Its beats show how long
+// it has run.
 const stubborn = `trap 'date +%s%N > termed' TERM
 echo $DLOCK_DEADLINE > deadline
 echo $$ > pid
@@ -44,14 +44,14 @@ func (w *world) lastBeat() time.Time {
 	return w.nanos("last")
 }
 
-// Where a command must do something between SIGTERM and SIGKILL, or must be gone by its
-// deadline, the lease is this long: SIGTERM comes 6 s before its end and SIGKILL 1.2 s,
-// which is time enough on a busy machine.
+// The TTL in tests in which a command must act between SIGTERM and SIGKILL, or must have ended
+// by its deadline: SIGTERM comes 6 s before the lease's end and SIGKILL 1.2 s, which is enough
+// on a busy machine.
 //
-// In short the lease is shorter, and what ran late is no failure.
+// With -short the lease is shorter, and a command that ran late is no failure.
 func calm() (ttl string, term time.Duration) {
 	if testing.Short() {
-		return "8s", 2 * time.Second
+		return "6s", 1500 * time.Millisecond
 	}
 	return "24s", 6 * time.Second
 }
@@ -140,7 +140,8 @@ func TestALeaseThatIsRenewedAgainLetsTheCommandGoOn(t *testing.T) {
 	}
 }
 
-// kin is a command with a child, and one that left the group where that is followed.
+// kin is a command with a child, and with another child outside its process group, if dlock can
+// see such processes.
 const kin = `sh -c 'echo $$ > child; trap "" TERM; while :; do sleep 0.05; done' &
 $away sh -c 'echo $$ > far; trap "" TERM; while :; do sleep 0.05; done' &
 echo $$ > pid
@@ -165,8 +166,7 @@ func anyAlive(pids []int) bool {
 
 func TestALossKillsAllThatTheCommandStartedWithinHalfASecond(t *testing.T) {
 	t.Parallel()
-	// It never takes longer by itself, and so one of several times it does not, however
-	// busy this machine is.
+	// It takes longer only on a busy machine, so one of several tries must be in time.
 	const times = 5
 	var took time.Duration
 	for range times {
@@ -178,7 +178,7 @@ func TestALossKillsAllThatTheCommandStartedWithinHalfASecond(t *testing.T) {
 	t.Errorf("it took longer %d times of %d", times, times)
 }
 
-// killedByALoss returns how long it took until all that a command started was killed.
+// killedByALoss returns how long it took until all processes of a command were killed.
 func killedByALoss(t *testing.T) (took time.Duration) {
 	t.Helper()
 	w := newFaultyWorld(t)
@@ -214,9 +214,9 @@ func TestNothingSurvivesAKilledDlock(t *testing.T) {
 func TestAKilledDlockNeverLetsTheNextRunBesideWhatItLeft(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	// Each takes a folder that it would find taken if it did not run alone, and gives it
-	// back only if it comes to its end. SIGKILL leaves it; what is left is taken away by
-	// the next one, which must find that whoever left it has ended.
+	// Each command makes a folder, which exists already if another command runs, and removes it
+	// at its end. After SIGKILL the folder stays; the next command removes it, and checks that
+	// its maker has ended.
 	script := `if [ -e owner ] && kill -0 $(cat owner) 2>/dev/null; then echo overlap >> overlap; fi
 if [ -e grand ] && kill -0 $(cat grand) 2>/dev/null; then echo overlap >> overlap; fi
 echo $$ > owner
@@ -250,7 +250,7 @@ echo $$ > pid
 echo $PPID > guard
 wait`)
 	far, guard := w.pid("far"), w.pid("guard")
-	// Both at once: nobody is left to kill the grandchild, which keeps the key.
+	// Both are killed at once: no process can kill the grandchild, which keeps the key.
 	for _, pid := range []int{guard, p.Process.Pid} {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
@@ -285,7 +285,7 @@ func TestAKilledGuardTakesTheCommandWithIt(t *testing.T) {
 		t.Errorf("exit code %d, want %d", code, 128+9)
 	}
 	if anyAlive(pids) {
-		t.Error("some of the command survive")
+		t.Error("processes of the command survive")
 	}
 	w.want(0, "run", "--wait", "0", "k", "--", "true")
 }
@@ -320,7 +320,7 @@ func TestAStoppedGuardIsKilledWithTheCommandWhenTheLeaseIsLost(t *testing.T) {
 		t.Errorf("exit code %d, want %d; stderr: %s", code, exitLost, &p.err)
 	}
 	if anyAlive(pids) {
-		t.Error("some of the command survive")
+		t.Error("processes of the command survive")
 	}
 }
 
@@ -382,7 +382,7 @@ func TestASignalAfterTheCommandEndedGoesToWhatItLeftBehind(t *testing.T) {
 	}
 }
 
-// Whoever finds the line in a log must see which job it was, why, and whom to look at.
+// The line in the log must name the job, the reason, and the new holder.
 func TestALossNamesKeyCauseAndTheNewHolder(t *testing.T) {
 	t.Parallel()
 	s := server.Redis(t)
@@ -395,7 +395,7 @@ func TestALossNamesKeyCauseAndTheNewHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // what it holds is released before
+	defer c.Close() //nolint:errcheck // its lock is released earlier
 	admin, _ := c.Admin()
 	inspector, _ := c.Inspector()
 	state, err := inspector.Lookup(t.Context(), "nightly")

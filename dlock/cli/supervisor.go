@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// A supervisor runs one command and ends it no later than its lease. It knows nothing of
-// locks: it is told times, and obeys. On Unix it is a process of its own, the guard, so
-// that the command dies if dlock is killed, and is stopped in time if dlock hangs or is
-// stopped itself.
+// A supervisor runs one command and ends it no later than its lease. It knows nothing of locks:
+// it acts on the deadlines that it gets. On Unix it is a process of its own, the guard, so that
+// the command dies if dlock is killed, and is stopped in time if dlock hangs or is stopped
+// itself.
 
-// The supervisor reads the deadlines whenever it wakes. Both processes share them in
-// memory: a process that was stopped would read messages too late. Each
-// is an instant on the machine's clock; zero: never.
+// The supervisor reads the deadlines whenever it wakes. Both processes share the memory that
+// holds them, because a process that was stopped would read messages too late. Each is an
+// instant on the machine's clock; zero: never.
 type deadlines struct {
 	term, kill atomic.Int64 // when SIGTERM and SIGKILL are sent
-	keep       atomic.Int64 // until when the lock is kept if dlock is killed
+	keep       atomic.Int64 // the lock is kept until then if dlock is killed
 }
 
 // set stores the instants at which signals are sent. A reader that sees one of two changes
@@ -41,14 +41,14 @@ type report struct {
 	Pid       int    // the command runs
 	Failed    string // it could not be started, and why
 	Stopped   int    // it was stopped by this signal
-	Termed    bool   // SIGTERM was sent, since it was time
+	Termed    bool   // SIGTERM was sent at its deadline
 	Killed    bool   // SIGKILL was sent
 	Ended     bool   // it has ended, with Code or by Signal
 	Code      int
 	Signal    int
-	Waits     bool   // with Ended: the supervisor waits for the command's children
+	Waits     bool   // with Ended: the supervisor goes on to wait for the command's children
 	Left      string // processes that the command left behind, which are waited for
-	Gone      bool   // nothing is left of it that is waited for
+	Gone      bool   // all processes that the supervisor waits for have ended
 	Survivors string // processes that could not be killed
 }
 
@@ -56,25 +56,25 @@ const (
 	clockInterval = 250 * time.Millisecond // between two looks at the clock, in case the machine sleeps
 	killInterval  = 5 * time.Millisecond
 	killTimeout   = 10 * time.Second
-	leftNotice    = 2 * time.Second // how long to wait in silence for processes that the command left behind
+	leftNotice    = 2 * time.Second // how long to wait for processes that the command left behind before reporting it
 )
 
-// supervisor is the state of one.
+// supervisor is the state of a Supervisor.
 type supervisor struct {
 	say      func(report)
 	console  *console // of the command; nil: the process's own
 	times    *deadlines
 	noWait   bool // do not wait for the command's children
 	tree     *processTree
-	ending   syscall.Signal // the last signal to end that was passed on
+	ending   syscall.Signal // the last signal passed on that ends a process
 	ended    time.Duration  // when the command ended; zero: it runs
 	leftTold bool
 	termed   bool
 	killing  time.Duration // when it began; zero: not begun
 }
 
-// run runs the command, from its start to when nothing is left of it. When orders is
-// closed dlock has ended before, and so does the command.
+// run runs the command, until it and its children have ended. If orders is closed dlock has
+// ended, and run kills the command.
 func (s *supervisor) run(argv, env []string, orders <-chan order) (dlockEnded bool) {
 	if _, kill := s.times.get(); kill != 0 && machineNow() >= kill {
 		s.say(report{Killed: true}) // before it began
@@ -119,7 +119,7 @@ func (s *supervisor) obey(o order) {
 	s.tree.signal(n)
 }
 
-// end begins to kill.
+// end begins to kill the command.
 func (s *supervisor) end() {
 	if s.killing != 0 {
 		return

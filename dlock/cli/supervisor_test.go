@@ -31,7 +31,7 @@ func TestTheCommandIsStoppedInTimeForItsLease(t *testing.T) {
 	}
 }
 
-// The lease may end before the supervisor, which was to say it first, has run.
+// The lease may end before the supervisor, which should report it first, has run.
 func TestTheEndOfAMaximumHoldNamesItsFlag(t *testing.T) {
 	h := &execution{job: &job{key: "k"}, lost: dlock.ErrMaxHold}
 	if why := h.why(); !strings.Contains(why, "--max-hold") {

@@ -68,9 +68,9 @@ func newScreen(w *world) *screen {
 	return s
 }
 
-// unlock opens a terminal's other end to others and returns its number. It leaves keys in
-// the poller's care, as File.Fd would not: Close must end a Read, whoever has the
-// terminal open.
+// unlock opens a terminal's other end to others and returns its number. It does not call
+// File.Fd, which takes a file out of Go's poller: Close must end a Read even while another
+// process has the terminal open.
 func unlock(keys *os.File) (number int, err error) {
 	conn, err := keys.SyscallConn()
 	if err != nil {
@@ -154,8 +154,9 @@ func TestAPipelineKeepsItsTerminal(t *testing.T) {
 	s.expect("got <key>")
 }
 
-// The command waits in a way in which every shell can be stopped: one that starts a process
-// by vfork(2) goes on once that has begun, which it has not if it was stopped before.
+// The command waits in a way in which every shell can be stopped. (A shell that starts a
+// process by vfork(2) sleeps until that process runs, and cannot be continued if the process
+// was stopped earlier.)
 func TestCtrlZStopsTheJobAndFgGoesOn(t *testing.T) {
 	t.Parallel()
 	for name, begin := range map[string]string{"not lent": "", "lent": "read a;"} {

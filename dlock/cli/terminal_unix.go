@@ -15,10 +15,10 @@ var forwardedSignals = []os.Signal{
 	syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGTSTP, syscall.SIGCONT,
 }
 
-// A terminal is lent to the command when it asks for it: with a process group of its own
-// it is a background job, which SIGTTIN or SIGTTOU stops when it reads from the terminal,
-// or sets it. Until then the terminal stays with our group, in which there may be the
-// rest of a pipeline, or a script that wants its ctrl-C.
+// A terminal is lent to the command when it asks for it: with a process group of its own it is
+// a background job, which SIGTTIN or SIGTTOU stops when it reads from the terminal, or sets it.
+// Until then the terminal stays with dlock's group, which may have the rest of a pipeline, or a
+// script that needs ctrl-C.
 type terminal struct {
 	tty  *os.File
 	lent int // the command's group; zero: not lent
@@ -43,13 +43,13 @@ func (t *terminal) foreground() int {
 }
 
 func (t *terminal) hand(group int) bool {
-	// We may be in the background ourselves by now. The command was started before this,
-	// and does not inherit it.
+	// dlock itself may be in the background now. The command was started before, and does not
+	// inherit this setting.
 	signal.Ignore(syscall.SIGTTOU)
 	return unix.IoctlSetPointerInt(int(t.tty.Fd()), unix.TIOCSPGRP, group) == nil
 }
 
-// lend makes group the terminal's foreground group, if ours is.
+// lend makes group the terminal's foreground group, if dlock's group is.
 func (t *terminal) lend(group int) bool {
 	if t.foreground() != unix.Getpgrp() || !t.hand(group) {
 		return false
@@ -58,7 +58,7 @@ func (t *terminal) lend(group int) bool {
 	return true
 }
 
-// takeBack makes our group the foreground group again.
+// takeBack makes dlock's group the foreground group again.
 func (t *terminal) takeBack() {
 	if t.lent != 0 && t.foreground() == t.lent {
 		t.hand(unix.Getpgrp())
@@ -76,9 +76,9 @@ func (h *execution) pass(s os.Signal) {
 	h.guard.send(order{Signal: n})
 }
 
-// stopped deals with a command that was stopped. If it wants the terminal, it gets it. If
-// it was stopped from the terminal, we stop as well, with our group, so that the shell
-// sees that its job has stopped. SIGSTOP is between the command and who sent it.
+// stopped handles a command that was stopped. If it wants the terminal, it gets it. If the
+// terminal stopped it, dlock's group stops as well, so that the shell sees that its job has
+// stopped. After SIGSTOP dlock does nothing.
 func (h *execution) stopped(s syscall.Signal) {
 	wants := s == syscall.SIGTTIN || s == syscall.SIGTTOU
 	switch {
@@ -86,14 +86,14 @@ func (h *execution) stopped(s syscall.Signal) {
 	case wants && h.term.lend(h.last.Pid):
 		h.guard.send(order{Signal: int(syscall.SIGCONT)})
 	case stoppable():
-		_ = syscall.Kill(0, syscall.SIGSTOP) // whoever continues us makes us resume
+		_ = syscall.Kill(0, syscall.SIGSTOP) // after SIGCONT dlock resumes
 	case s == syscall.SIGTSTP: // a terminal without a shell, where ctrl-Z does nothing
 		h.guard.send(order{Signal: int(syscall.SIGCONT)})
 	}
 }
 
-// resume continues the command after we were continued. If the lease has ended meanwhile
-// the command was killed.
+// resume continues the command after dlock was continued. If the lease has ended meanwhile the
+// command was killed.
 func (h *execution) resume() {
 	if h.lease.Err() != nil {
 		return
@@ -104,8 +104,8 @@ func (h *execution) resume() {
 	h.guard.send(order{Signal: int(syscall.SIGCONT)})
 }
 
-// stoppable reports whether there is somebody to continue our group if it is stopped: a
-// parent of one of its processes, in the same session and another group, a shell.
+// stoppable reports whether a shell can continue dlock's group after a stop: one of its
+// processes has a parent in the same session and another group.
 func stoppable() bool {
 	group := unix.Getpgrp()
 	session, err := unix.Getsid(0)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allSeen: a process that left the command's group is not seen.
+// allSeen is false: a process that left the command's group is not seen.
 const allSeen = false
 
 func becomeReaper()  {}
@@ -21,12 +21,12 @@ func ownPath() (string, error) { return os.Executable() }
 
 func commandAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// polled reports whether the end of the last process has to be looked for: those of the
-// group whose parent has ended are not our children.
+// polled is true: processes of the group whose parent has ended are not dlock's children, so it
+// must poll for the end of the last one.
 func (t *processTree) polled() bool { return t.ended }
 
-// othersLeft reports whether the command's group has processes yet. One of another user
-// counts as none.
+// othersLeft reports whether the command's group still has processes. A process of another user
+// does not count.
 func (t *processTree) othersLeft() bool { return syscall.Kill(-t.pid, 0) == nil }
 
 // orphan has nothing to do: processes that the command left behind have no parent any more, and

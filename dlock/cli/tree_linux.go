@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allSeen: every process that the command started is seen to its end.
+// allSeen is true: the guard sees the end of every process that the command started.
 const allSeen = true
 
-// becomeReaper makes this process the parent of every descendant whose own has ended.
+// becomeReaper makes this process the parent of every descendant whose own parent has ended.
 func becomeReaper() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } // since Linux 3.4
 
-// setName changes the name in a list of processes, for people.
+// setName changes the process's name in lists of processes, for people.
 func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
 
-// ownPath is this very program, even if its file has been replaced by now.
+// ownPath names the running program, even if its file has been replaced since.
 func ownPath() (string, error) {
 	const self = "/proc/self/exe"
 	if _, err := os.Stat(self); err == nil {
@@ -31,21 +31,21 @@ func ownPath() (string, error) {
 	return os.Executable()
 }
 
-// commandAttr: the command dies with the guard.
+// commandAttr makes the command die with the guard.
 func commandAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// polled reports whether the end of the last process has to be looked for: never, as all
-// of them are our children in the end.
+// polled is false: in the end all processes are the guard's children, so it need not poll for
+// the end of the last one.
 func (t *processTree) polled() bool { return false }
 
-// othersLeft reports whether processes are left that are not our children.
+// othersLeft reports whether processes are left that are not the guard's children.
 func (t *processTree) othersLeft() bool { return false }
 
-// orphan does to what the ended command left behind what would have happened to it without
-// a guard: it gets the signal that ended the command, if it left the command's group
-// and so did not get it; and what is stopped, and has lost its shell, is hung up.
+// orphan treats the processes that the ended command left behind as the kernel would without a
+// guard. Those that left the command's group get the signal that ended the command. Those that
+// are stopped and have lost their shell are hung up.
 func (t *processTree) orphan(ending syscall.Signal) {
 	pids := living()
 	stopped := map[int]bool{}
@@ -77,7 +77,7 @@ func deadlinesFile() (*os.File, error) {
 	return os.NewFile(uintptr(fd), deadlinesName), nil
 }
 
-// names lists those that are left.
+// names lists the processes that are left.
 func (t *processTree) names() string {
 	if pids := living(); len(pids) > 0 {
 		return names(pids)

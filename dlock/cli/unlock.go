@@ -9,7 +9,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 )
 
-// An unlockCommand is one "dlock unlock".
+// An unlockCommand is one run of "dlock unlock".
 type unlockCommand struct {
 	url     string
 	token   uint64
@@ -96,7 +96,7 @@ func (u *unlockCommand) breakToken(ctx context.Context, c *dlock.Client, key str
 	return failf(exitUsage, "%s knows sessions and no tokens; %s", c.Info().Name, what)
 }
 
-// completeHolders completes a flag by what name says of the holders of the key.
+// completeHolders completes a flag with the value that name returns for each holder of the key.
 func completeHolders(name func(*dlock.Holder) string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		const nothing = cobra.ShellCompDirectiveNoFileComp

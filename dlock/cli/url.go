@@ -16,9 +16,9 @@ const (
 	defaultURL = "file:"
 )
 
-// chooseURL returns the backend's URL: the flag's, else the environment's, else that in
-// the file that the environment names, else the default. A variable that is set
-// and empty is an error: somebody forgot to fill it, and a lock elsewhere would exclude nobody.
+// chooseURL returns the backend's URL: from the flag, else from the environment, else from the
+// file that the environment names, else the default. A variable that is set and empty is an
+// error: it was forgotten, and a lock on another backend would exclude nobody.
 func chooseURL(flag string, given bool) (string, error) {
 	if given {
 		if flag == "" {
@@ -40,16 +40,16 @@ func chooseURL(flag string, given bool) (string, error) {
 		return readURL(path)
 	}
 	if _, nested := os.LookupEnv(envKey); nested {
-		return "", failf(exitUsage, "this runs inside of dlock run (%s is set), which passes its URL on to nobody: give --url, %s or %s", envKey, envURL, envURLFile)
+		return "", failf(exitUsage, "this runs inside dlock run (%s is set), which does not pass its URL on: give --url, %s or %s", envKey, envURL, envURLFile)
 	}
 	return defaultURL, nil
 }
 
 // ChooseURL returns the URL of the locks for another program, by the rules of this command: the
-// value of the program's flag --url (or -url) where it was given, else DLOCK_URL, else the line in
-// the file that DLOCK_URL_FILE names. Where none is set, ok is false and there is no URL. args is
-// the program's command line, without its name. Errors are one line, quote no URL, and say what to
-// do; one is that args hold a password.
+// value of the program's flag --url (or -url) where it was given, else DLOCK_URL, else the line
+// in the file that DLOCK_URL_FILE names. Where none is set, ok is false and there is no URL.
+// args is the program's command line, without its name. Errors are one line, quote no URL, and
+// say what to do. A password in args is an error.
 func ChooseURL(args []string, flag string, given bool) (url string, ok bool, err error) {
 	if err := checkArgs(args); err != nil {
 		return "", false, err
@@ -66,10 +66,10 @@ func ChooseURL(args []string, flag string, given bool) (url string, ok bool, err
 // inProcess finds a backend, or a node of a quorum, that excludes no other process.
 var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
 
-// place says where a client locks.
+// place returns a text for where a client locks.
 func place(c *dlock.Client) string {
 	address := c.String()
-	if dsn.HasPassword(address) { // of a URL that was meant to be another
+	if dsn.HasPassword(address) { // the environment should name another URL
 		return "on " + c.Info().Name
 	}
 	if folder, ok := strings.CutPrefix(address, "file://"); ok {
@@ -93,8 +93,8 @@ func readURL(path string) (string, error) {
 	return u, nil
 }
 
-// checkArgs refuses a password on the command line, where every user of the machine can
-// read it. What stands after "--" is the command's own affair.
+// checkArgs refuses a password on the command line, where every user of the machine can read
+// it. Arguments after "--" belong to the command and are not checked.
 func checkArgs(args []string) error {
 	for i, arg := range args {
 		if arg == "--" {

@@ -47,7 +47,7 @@ func wantInside(t *testing.T, env []string, code int, says string, args ...strin
 
 func TestTheCommandGetsTheLeaseAndNeverTheURL(t *testing.T) {
 	w := newFaultyWorld(t)
-	// What an outer dlock run gave is replaced.
+	// The variables that an outer dlock run has set are replaced.
 	w.env = append(w.env, "DLOCK_DEADLINE=2001-01-01T00:00:00Z", "DLOCK_KEY=outer", "DLOCK_KEYS=a%20b+c outer", "DLOCK_FENCE=1", envURLFile+"=/nowhere", "KEPT=yes")
 	env := func(args ...string) map[string]string {
 		out, _ := w.want(0, append(args, "--", "env")...)
@@ -124,8 +124,8 @@ func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
 	wantInside(t, []string{envURL + "=", envURLFile + "=" + file}, exitUsage, "empty", "run", "k", "--", "true")
 }
 
-// A dlock run inside of another has lost its URL, and must not lock somewhere else; nor
-// wait for what it holds itself.
+// A dlock run inside another one gets no URL. It must not lock on another backend, nor wait for
+// a key that the outer one holds.
 func TestADlockRunInsideOfAnotherNeedsItsOwnURLAndKey(t *testing.T) {
 	w := newWorld(t)
 	url := "file://" + w.dir + "/locks"
@@ -232,7 +232,8 @@ func TestEndingsTellTheTruth(t *testing.T) {
 		unsaid string
 		args   []string
 	}{
-		// Nobody is told to remove what is not a lock, nor to wait where that cannot help.
+		// No error advises to remove data that is not a lock, nor to wait where waiting cannot
+		// help.
 		{exitUnavailable, "name a folder", "remove", []string{"--url", "file:///etc/passwd"}},
 		{exitUnavailable, "name a folder", "--wait", []string{"--url", "file:///etc/passwd", "--wait", "1s"}},
 		{exitUnavailable, "wait longer (--wait)", "remove", []string{"--url", "redis://127.0.0.1:1", "--wait", "0"}},

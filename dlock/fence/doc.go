@@ -17,7 +17,7 @@ smaller one. Kleppmann describes the scheme in "How to do distributed locking".
 		}
 		defer tx.Rollback()
 		if err := fence.Check(ctx, fence.Tx(tx, fence.Postgres, "fences"), "account/42", token); err != nil {
-			return err // somebody else has had the lock since
+			return err // another owner has had the lock since
 		}
 		if _, err := tx.ExecContext(ctx, "UPDATE …"); err != nil {
 			return err

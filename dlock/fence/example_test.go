@@ -88,7 +88,7 @@ func ExampleCheck() {
 	// Output:
 	// <nil>
 	// <nil>
-	// fence: "document": token 6 is stale: the store has seen 7, so another has had the lock since
+	// fence: "document": token 6 is stale: the store has seen 7, so another owner has had the lock since
 }
 
 // A store learns which tokens were compared.
@@ -131,7 +131,7 @@ func ExampleSchema() {
 	// CREATE TABLE IF NOT EXISTS "fences" (resource blob PRIMARY KEY NOT NULL, token integer NOT NULL)
 }
 
-// The refusal of a script is told by its text, whichever client brought it.
+// RedisError recognizes the script's refusal by its text, so it works with every client.
 func ExampleRedisError() {
 	reply := errors.New("STALE 7 is the largest token seen") // what the client returned
 	err := fence.RedisError(reply, "document", 6)

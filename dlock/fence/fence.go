@@ -12,17 +12,17 @@ import (
 // A Store remembers the largest token that it has seen for each resource.
 type Store interface {
 	// Raise sets the mark of resource to token if the mark is smaller or missing, and returns
-	// the mark as it is then: token, or a larger one that was seen before. It must be atomic
-	// with the write that it guards: nobody else's Raise may take effect between this one and
-	// that write. A transaction does that, or one command that compares and writes.
+	// the resulting mark: token, or a larger one that was seen before. It must be atomic with
+	// the write that it guards: no other Raise may take effect between the two. A transaction
+	// does that, or one command that compares and writes.
 	//
-	// An error says that the store could not be asked, or that it is not known whether the
-	// mark was raised; then the caller must not write.
+	// An error says that the store could not be asked, or that it is unknown whether the mark
+	// was raised. The caller must not write after an error.
 	Raise(ctx context.Context, resource string, token uint64) (seen uint64, err error)
 }
 
-// ErrStale says that the store has seen a larger token: another has had the lock since, and
-// the write must not be made. errors.As finds a *StaleError.
+// ErrStale says that the store has seen a larger token: another owner has had the lock since,
+// and the write must not be made. errors.As finds a *StaleError.
 var ErrStale = errors.New("stale fencing token")
 
 // StaleError is ErrStale, with the tokens.
@@ -35,21 +35,21 @@ type StaleError struct {
 
 // Error returns one line with both tokens.
 func (e *StaleError) Error() string {
-	return fmt.Sprintf("fence: %q: token %d is stale: the store has seen %d, so another has had the lock since", e.Resource, e.Token, e.Seen)
+	return fmt.Sprintf("fence: %q: token %d is stale: the store has seen %d, so another owner has had the lock since", e.Resource, e.Token, e.Seen)
 }
 
 // Is reports that a StaleError is ErrStale.
 func (e *StaleError) Is(target error) bool { return target == ErrStale }
 
-// Token returns the fencing token of the lease of key under whose context the caller runs,
-// inside of dlock.Do or under a Lease.Context. It makes no request.
+// Token returns the fencing token of the lease of key that ctx derives from, inside dlock.Do or
+// from Lease.Context. It makes no request.
 //
-// The error is dlock.ErrInvalid if ctx is under no lease of key, or if its backend has no
+// The error is dlock.ErrInvalid if ctx derives from no lease of key, or if the backend has no
 // tokens. If the lease has ended it is the lease's Err (dlock.ErrLost, dlock.ErrReleased).
 func Token(ctx context.Context, key string) (uint64, error) {
 	lease, ok := dlock.LeaseFor(ctx, key)
 	if !ok {
-		return 0, fmt.Errorf("fence: %w", driver.Invalid("context", "is under no lease of %q: call it inside of dlock.Do for that key", key))
+		return 0, fmt.Errorf("fence: %w", driver.Invalid("context", "derives from no lease of %q: call this inside dlock.Do for that key", key))
 	}
 	if err := lease.Err(); err != nil {
 		return 0, fmt.Errorf("fence: %q: %w", key, err)
@@ -65,8 +65,8 @@ func Token(ctx context.Context, key string) (uint64, error) {
 // than once.
 //
 // A *StaleError, which is ErrStale, says that the store has seen a larger token: do not write,
-// roll back, and stop, as the lock is another's. Token 0 is dlock.ErrInvalid, without a
-// request. Any other error is the store's.
+// roll back, and stop, because another owner has the lock. Token 0 is dlock.ErrInvalid, without
+// a request. Any other error is the store's.
 func Check(ctx context.Context, s Store, resource string, token uint64) error {
 	if err := valid(token); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// marks is a Store that answers what a test wants.
+// marks is a Store whose answers a test sets.
 type marks func(token uint64) (uint64, error)
 
 func (m marks) Raise(_ context.Context, _ string, token uint64) (uint64, error) { return m(token) }

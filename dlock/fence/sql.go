@@ -21,23 +21,24 @@ const (
 // first in the transaction: from then on everybody else's Check of the resource waits until
 // tx ends, so keep it short.
 //
-// It takes a transaction and no *sql.DB, since a mark that is not raised together with the
-// write guards nothing. Any isolation level serves; at PostgreSQL's repeatable read and above a
-// conflict is an error of the database, after which the transaction is tried again, with the
-// Check. table may be "schema.table"; the names are quoted, so write them as the database
-// stores them. A Store is as safe for concurrent use as tx is.
+// It takes a transaction and not a *sql.DB, because a mark guards only a write in the same
+// transaction. Any isolation level serves; at PostgreSQL's repeatable read and above a conflict
+// is an error of the database: then repeat the transaction, with the Check. table may be
+// "schema.table"; the names are quoted, so write them as the database stores them. A Store is
+// as safe for concurrent use as tx is.
 func Tx(tx *sql.Tx, d Dialect, table string) Store {
 	return fencesql.Mark{Tx: fencesql.SQL{Tx: tx}, Dialect: d, Table: table}
 }
 
-// Row returns a Store that keeps the mark in the row that is protected: the one of table whose
-// column key is the resource has its largest token in column token, an integer of 64 bits, NULL
-// or 0 at first. It is as Tx otherwise. A resource without a row is sql.ErrNoRows. The
-// resource is sent as text, which the database converts to the type of the key.
+// Row returns a Store that keeps the mark in the row that it protects, which is the row of
+// table whose column key equals the resource. Column token of that row has the largest token:
+// an integer of 64 bits, NULL or 0 at first. Otherwise Row works like Tx. A resource without a
+// row is sql.ErrNoRows. The resource is sent as text, which the database converts to the type
+// of the key.
 //
 // The write itself can carry the comparison, in one statement where that is all:
 //
-//	UPDATE reports SET body = $1, fence = $2 WHERE name = $3 AND fence <= $2
+//	UPDATE reports SET body = $1, fence = $2 WHERE name = $3 AND coalesce(fence, 0) <= $2
 //
 // Zero rows then mean a stale token or no such row (and on MySQL also a row that has these
 // very values), so look again before you say which.

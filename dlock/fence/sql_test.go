@@ -197,7 +197,7 @@ func TestAnOldHoldersCheckWaitsForTheTransactionOfALaterHolder(t *testing.T) {
 	wg.Wait()
 }
 
-// Whatever the order in which holders write, what the store accepts has rising tokens.
+// In whatever order holders write, the writes that the store accepts have rising tokens.
 func TestAcceptedWritesHaveRisingTokens(t *testing.T) {
 	db := tables(t)
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {

@@ -5,8 +5,9 @@
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(
 //		gocronlock.NewLocker(locks, dlock.WithMinHold(10*time.Second))))
 //
-// With a locker every job has a lock of its own, and any host runs it. With an elector one host
-// runs all jobs, until it fails. It is a module of its own: only programs that import it depend on gocron.
+// With a locker every job has its own lock, and any host may run it. With an elector one host
+// runs all jobs, until it fails. The package is a module of its own: only programs that import
+// it depend on gocron.
 package gocronlock
 
 import (
@@ -22,12 +23,12 @@ import (
 // NewLocker returns a gocron.Locker: a job runs on the host that gets the lock with the job's name,
 // and is skipped by the others. Give every job a name (gocron.WithName), the same on all hosts.
 //
-// Hosts' clocks differ, so that one may start a job when another has run it already: keep the lock
-// beyond the job's end with dlock.WithMinHold, for longer than clocks differ and for less
-// than the interval of the schedule.
+// Because the hosts' clocks differ, a host may start a job that another host has already run.
+// Use dlock.WithMinHold to keep the lock beyond the job's end, for longer than the difference
+// of the clocks and shorter than the interval of the schedule.
 //
-// gocron does not tell a job when its lock is lost. A job that must stop then calls dlock.Do
-// itself. Locks are kept until the job ends, and renewed until then.
+// gocron does not tell a job that its lock is lost. A job that must stop after a loss calls
+// dlock.Do itself. Locks are kept until the job ends, and renewed until then.
 func NewLocker(l dlock.Locker, opts ...dlock.LockOption) gocron.Locker {
 	return &locker{l, opts}
 }
@@ -50,7 +51,7 @@ type job struct{ lease *dlock.Lease }
 
 func (j job) Unlock(context.Context) error { return j.lease.Unlock() }
 
-// ErrNotLeader is returned by Elector.IsLeader where another host leads, or nobody.
+// ErrNotLeader is returned by Elector.IsLeader if another host leads, or no host.
 var ErrNotLeader = errors.New("gocronlock: this host does not lead")
 
 // An Elector is a candidate for the leadership among all electors of its key. It is safe for
@@ -91,8 +92,8 @@ func (e *Elector) lead(lease *dlock.Lease) {
 }
 
 // IsLeader returns nil if this elector leads now, by its lease's deadline. Otherwise the error
-// matches ErrNotLeader, and why the campaign ended, if it did: ErrInvalid, say. It asks no
-// server.
+// matches ErrNotLeader, and also the error that ended the campaign, if one did, such as
+// ErrInvalid. It asks no server.
 func (e *Elector) IsLeader(context.Context) error {
 	select {
 	case <-e.ended:
@@ -107,7 +108,7 @@ func (e *Elector) IsLeader(context.Context) error {
 	return nil
 }
 
-// Close resigns, and returns when the lock was given back or ends by itself.
+// Close resigns, and returns when the lock has been released or will end by itself.
 func (e *Elector) Close() error {
 	e.cancel()
 	<-e.ended

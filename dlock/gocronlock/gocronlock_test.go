@@ -26,8 +26,8 @@ func client(t *testing.T, b *memory.Backend) *dlock.Client {
 	return c
 }
 
-// Three schedulers have one job. Each of its times it runs once, though it is short and the hosts'
-// clocks differ.
+// Three schedulers have one job. At each scheduled time the job runs once, though it is short
+// and the hosts' clocks differ.
 func TestAJobRunsOnOneHostEachTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := memory.New()
@@ -108,7 +108,7 @@ func TestOneElectorLeadsUntilItLosesOrResigns(t *testing.T) {
 		}
 		bad := gocronlock.NewElector(client(t, b.Peer()), "")
 		if err := bad.Close(); !errors.Is(err, dlock.ErrInvalid) || !errors.Is(bad.IsLeader(t.Context()), dlock.ErrInvalid) {
-			t.Errorf("a campaign that cannot be: %v", err)
+			t.Errorf("an impossible campaign: %v", err)
 		}
 	})
 }
@@ -141,7 +141,7 @@ func Example() {
 
 var _ = lockedScheduler
 
-// lockedScheduler is in the page on schedulers.
+// lockedScheduler is the code of the page on schedulers.
 func lockedScheduler(locks *dlock.Client) (gocron.Scheduler, error) {
 	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(
 		gocronlock.NewLocker(locks, dlock.WithMinHold(10*time.Second))))

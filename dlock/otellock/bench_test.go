@@ -12,8 +12,8 @@ import (
 	"github.com/redlock-go/redlock/dlock/otellock"
 )
 
-// What the hooks of a Lock and an Unlock on five nodes take by themselves, where spans are recorded
-// in memory, and where none is.
+// BenchmarkHooks measures the hooks alone, for a Lock and an Unlock on five nodes: with all
+// spans recorded in memory, and with none recorded.
 func BenchmarkHooks(b *testing.B) {
 	b.Run("recorded", func(b *testing.B) { hooks(b, sdktrace.AlwaysSample()) })
 	b.Run("dropped", func(b *testing.B) { hooks(b, sdktrace.NeverSample()) })

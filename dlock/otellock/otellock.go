@@ -5,7 +5,7 @@
 //	locks, err := dlock.OpenURL(url, dlock.WithHooks(telemetry.Hooks()))
 //	err = telemetry.Observe(locks)
 //
-// It is a module of its own: only programs that import it depend on OpenTelemetry.
+// The package is a module of its own: only programs that import it depend on OpenTelemetry.
 //
 // # Spans
 //
@@ -20,9 +20,9 @@
 // something failed: held, unavailable, lost, invalid, closed, canceled. Contention and a caller's
 // own cancellation are no errors of a span.
 //
-// A Lock and an Unlock on five nodes that are recorded take some 20 µs and 16 kB, of the SDK for the
-// most part; those that the sampler drops take 1 µs (BenchmarkHooks, BenchmarkFiveNodes). Where
-// thousands of locks are taken in a second, sample.
+// Recording a Lock and an Unlock on five nodes takes about 20 µs and 16 kB, mostly in the SDK;
+// if the sampler drops them it takes 1 µs (BenchmarkHooks, BenchmarkFiveNodes). Use sampling if
+// your program takes thousands of locks a second.
 //
 // # Metrics
 //
@@ -33,8 +33,8 @@
 //	dlock.lease.held          {lease}     up-down counter, of clients given to Observe
 //	dlock.lease.waiting       {call}      the same, of calls of Lock that wait
 //
-// None has a key as attribute, since keys are without bound, unless WithKeyClass maps keys to
-// a few classes: dlock.key.class.
+// No metric has the key as an attribute, because there may be any number of keys. WithKeyClass
+// maps keys to a few classes and adds the attribute dlock.key.class.
 package otellock
 
 import (
@@ -68,8 +68,8 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(t *Telemetry) { t.meter = p.Meter(scope) }
 }
 
-// WithKeyClass adds the attribute dlock.key.class to the histograms and counters: what class
-// returns for a key. It must return few different values, and be safe for concurrent use.
+// WithKeyClass adds the attribute dlock.key.class to the histograms and counters: the result of
+// class for a key. class must return few different values, and be safe for concurrent use.
 func WithKeyClass(class func(key string) string) Option {
 	return func(t *Telemetry) { t.class = class }
 }
@@ -85,13 +85,13 @@ type Telemetry struct {
 	lost, failures metric.Int64Counter
 
 	mu     sync.RWMutex
-	series map[series][]metric.RecordOption // their attributes, which cost more to make than to find
+	series map[series][]metric.RecordOption // their attributes, cached because making them costs more than finding them
 }
 
-// A series is what the attributes of a histogram are made of.
+// A series identifies the attributes of a histogram.
 type series struct{ class, operation, errorType string }
 
-// New returns a Telemetry. An error is one of the meter's, about an instrument.
+// New returns a Telemetry. An error comes from the meter, about an instrument.
 func New(opts ...Option) (*Telemetry, error) {
 	t := &Telemetry{tracer: otel.GetTracerProvider().Tracer(scope), meter: otel.GetMeterProvider().Meter(scope), series: map[series][]metric.RecordOption{}}
 	for _, o := range opts {
@@ -109,8 +109,9 @@ func New(opts ...Option) (*Telemetry, error) {
 	return t, errors.Join(errs[:]...)
 }
 
-// Observe reports how many leases clients hold, and how many of their calls wait, in dlock.lease.held
-// and dlock.lease.waiting. Call it once, with all clients. The returned error is the meter's.
+// Observe reports how many leases clients hold, and how many of their calls wait, in
+// dlock.lease.held and dlock.lease.waiting. Call it once, with all clients. The returned error
+// comes from the meter.
 func (t *Telemetry) Observe(clients ...*dlock.Client) error {
 	held, err := t.meter.Int64ObservableUpDownCounter("dlock.lease.held", metric.WithUnit("{lease}"), metric.WithDescription("Leases that are held."))
 	if err != nil {
@@ -134,7 +135,7 @@ func (t *Telemetry) Observe(clients ...*dlock.Client) error {
 	return err
 }
 
-// Hooks returns the hooks that tell of a client; dlock.JoinHooks joins them with others.
+// Hooks returns the hooks that report a client; dlock.JoinHooks joins them with others.
 func (t *Telemetry) Hooks() dlock.Hooks {
 	return dlock.Hooks{
 		Start: t.start, Attempt: t.attempt, Acquired: t.acquired, Failed: t.failed,
@@ -142,7 +143,8 @@ func (t *Telemetry) Hooks() dlock.Hooks {
 	}
 }
 
-// own is the key of the span that start made: the one in the context may be somebody else's.
+// own is the context key of the span that start made: the context's current span may be another
+// package's.
 type own struct{}
 
 func spanOf(ctx context.Context) trace.Span {
@@ -190,7 +192,7 @@ func (t *Telemetry) failed(ctx context.Context, e dlock.Event) {
 
 func (t *Telemetry) released(ctx context.Context, e dlock.Event) {
 	t.record(ctx, t.duration, e.Latency, e)
-	if !errors.Is(e.Err, dlock.ErrLost) { // leaseLost told of that one
+	if !errors.Is(e.Err, dlock.ErrLost) { // leaseLost has reported it
 		t.recordHold(ctx, e)
 	}
 	span := spanOf(ctx)
@@ -317,7 +319,7 @@ func finish(span trace.Span, e dlock.Event, opts ...trace.SpanEndOption) {
 	span.End(opts...)
 }
 
-// errorType is the value of error.type.
+// errorType returns the value of error.type.
 func errorType(err error) string {
 	switch {
 	case errors.Is(err, dlock.ErrUnavailable):

@@ -5,8 +5,8 @@
 //	locks, err := dlock.OpenURL(url, dlock.WithHooks(metrics.Hooks()))
 //	metrics.Add(locks)
 //
-// It is a module of its own: only programs that import it depend on Prometheus. The file grafana.json
-// beside it is a dashboard of these metrics.
+// The package is a module of its own: only programs that import it depend on Prometheus. Its
+// file grafana.json is a dashboard of these metrics.
 //
 //	dlock_held                       gauge      leases that are held
 //	dlock_waiting                    gauge      calls of Lock that wait
@@ -17,14 +17,14 @@
 //	dlock_renewals_failed_total      counter    renewals that did not
 //	dlock_lost_total                 counter    leases lost
 //	dlock_released_total             counter    releases that succeeded
-//	dlock_releases_failed_total      counter    releases of which that is unknown
+//	dlock_releases_failed_total      counter    releases whose outcome is unknown
 //	dlock_node_failures_total        counter    by node: requests of a quorum that failed there
 //	dlock_wait_seconds               histogram  from the call of Lock to the lease, or to the failure
 //	dlock_hold_seconds               histogram  from the grant to the release or loss
 //	dlock_renewal_margin_seconds     histogram  the time left of a lease when it was renewed
 //
-// No metric has a key as label, since keys are without bound, unless Options.Class maps keys to a
-// few classes.
+// No metric has the key as a label, because there may be any number of keys. Options.Class maps
+// keys to a few classes.
 package promlock
 
 import (
@@ -40,12 +40,13 @@ import (
 
 // Options are the settings of New. The zero Options are the defaults.
 type Options struct {
-	// Class adds the label "class" to the histograms of waiting and holding: what it returns for a
+	// Class adds the label "class" to the histograms of waiting and holding: its result for a
 	// key. It must return few different values, and be safe for concurrent use.
 	Class func(key string) string
 	// Labels are added to every metric.
 	Labels prometheus.Labels
-	// Buckets are those of waiting and holding, in seconds; zero: from 1 ms to 5 min.
+	// Buckets are the buckets of the histograms of waiting and holding, in seconds; nil: from 1
+	// ms to 5 min.
 	Buckets []float64
 	_       struct{}
 }
@@ -98,7 +99,7 @@ func New(o *Options) *Collector {
 		wait:  histogram("dlock_wait_seconds", "Time from the call of Lock or TryLock to the lease, or to the failure."),
 		hold:  histogram("dlock_hold_seconds", "Time from the grant of a lease to its release or loss."),
 		margin: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "dlock_renewal_margin_seconds", Help: "What was left of a lease when it was renewed.",
+			Name: "dlock_renewal_margin_seconds", Help: "Time left of a lease when it was renewed.",
 			Buckets: []float64{0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80}, ConstLabels: o.Labels,
 		}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -125,15 +126,15 @@ func New(o *Options) *Collector {
 	return c
 }
 
-// Add adds clients, whose Stats are summed. Make them with WithHooks(c.Hooks()), or else the
-// histograms and the failures by node lack them.
+// Add adds clients, whose Stats are summed. Make the clients with WithHooks(c.Hooks());
+// otherwise they are missing in the histograms and the failures by node.
 func (c *Collector) Add(clients ...*dlock.Client) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.clients = append(c.clients, clients...)
 }
 
-// Describe is of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for i := range c.stats {
 		to <- c.stats[i].desc
@@ -143,7 +144,7 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect is of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	c.mu.Lock()
 	stats := make([]dlock.Stats, len(c.clients))
@@ -167,7 +168,7 @@ func (c *Collector) vectors() []prometheus.Collector {
 	return []prometheus.Collector{c.wait, c.hold, c.margin, c.failures}
 }
 
-// Hooks returns the hooks that tell of a client; dlock.JoinHooks joins them with others.
+// Hooks returns the hooks that report a client; dlock.JoinHooks joins them with others.
 func (c *Collector) Hooks() dlock.Hooks {
 	return dlock.Hooks{
 		Attempt:  func(_ context.Context, e dlock.Event) { c.count(e) },
@@ -176,7 +177,7 @@ func (c *Collector) Hooks() dlock.Hooks {
 		Renewed:  func(_ context.Context, e dlock.Event) { c.renewed(e) },
 		Lost:     func(_ context.Context, e dlock.Event) { c.ended(e) },
 		Released: func(_ context.Context, e dlock.Event) {
-			if !errors.Is(e.Err, dlock.ErrLost) { // the Lost hook counts that one
+			if !errors.Is(e.Err, dlock.ErrLost) { // the Lost hook counts it
 				c.ended(e)
 			}
 		},
@@ -201,7 +202,7 @@ func (c *Collector) renewed(e dlock.Event) {
 	if e.Err != nil {
 		return
 	}
-	// The lease may have ended meanwhile: it is told of in order.
+	// The lease may have ended since: events arrive in order, but later.
 	id := leaseID{e.Key, e.Fence}
 	if before, held := c.deadlines.Load(id); held {
 		c.margin.Observe(max(0, time.Until(before.(time.Time)).Seconds()))

@@ -41,7 +41,7 @@ func lock(t *testing.T, c *dlock.Client, key string) *dlock.Lease {
 	return l
 }
 
-// expect compares some metrics with what they are to be, as text.
+// expect compares some metrics with the wanted text.
 func expect(t *testing.T, c *promlock.Collector, want string, names ...string) {
 	t.Helper()
 	if err := testutil.CollectAndCompare(c, strings.NewReader(want), names...); err != nil {

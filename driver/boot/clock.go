@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Instant is a time of one Clock: what passed since the clock was made, the time in which
-// the machine slept included.
+// Instant is a time of one Clock: the time since the clock was made, including the time in
+// which the machine slept.
 type Instant time.Duration
 
 // Add returns the instant d after t.
@@ -17,8 +17,8 @@ func (t Instant) Add(d time.Duration) Instant { return t + Instant(d) }
 func (t Instant) Sub(u Instant) time.Duration { return time.Duration(t - u) }
 
 // Clock measures time that goes on while the machine sleeps. Go's monotonic clock, which
-// testing/synctest can make virtual, stops then; the kernel knows for how long. It is safe
-// for concurrent use.
+// testing/synctest can make virtual, stops during a sleep; the kernel knows how long the sleep
+// was. It is safe for concurrent use.
 type Clock struct {
 	start  time.Time
 	source Source
@@ -30,14 +30,14 @@ type Clock struct {
 	goTime bool          // source.Awake is time.Now
 }
 
-// Source is where a Clock reads. Tests have their own.
+// Source has the readings that a Clock uses. Tests have their own.
 type Source struct {
 	Suspended func() time.Duration          // how long the machine has slept since it booted
 	Wall      func(now time.Time) time.Time // the wall clock
 	Awake     func() time.Time              // Go's clock, which stops while the machine sleeps
 }
 
-// New returns a clock that reads from s, and what s leaves out from the machine.
+// New returns a clock that uses the readings in s, and the machine's own in place of nil ones.
 func New(s Source) *Clock {
 	if s.Suspended == nil {
 		s.Suspended = suspended
@@ -55,15 +55,16 @@ func New(s Source) *Clock {
 }
 
 const (
-	// tick is the longest that Now trusts what it knows of sleeps.
+	// tick is how long Now may use the last reading of the time slept.
 	tick = time.Second
 
-	// sleepNoise is less than any sleep of a machine, and more than the time between the
-	// two readings that tell how long it slept.
+	// sleepNoise is shorter than any sleep of a machine, and longer than the time between the
+	// two readings whose difference is the time slept.
 	sleepNoise = 10 * time.Millisecond
 
-	// jump is more than a clock is slewed between two readings, and less than a pause that
-	// matters: a virtual machine that was stopped, and whose clock is put right afterwards.
+	// jump is the least difference of the clocks that counts as a jump. A clock is slewed by
+	// less between two readings; a pause that matters is longer, such as that of a virtual
+	// machine that was stopped and whose clock was corrected afterwards.
 	jump = 250 * time.Millisecond
 )
 
@@ -86,10 +87,10 @@ func (c *Clock) Fresh() Instant {
 	return Instant(since + slept)
 }
 
-// Now is cheaper than Fresh: it asks how long the machine slept only if the last answer is
-// old, or if the wall clock and Go's went apart since, as they do in a sleep. At worst it is
-// too early, by a sleep; a lease whose end is counted from that ends too early, which is
-// safe.
+// Now is cheaper than Fresh: it asks the kernel for the time slept only if the last answer is
+// old, or if the wall clock and Go's clock have drifted apart since, as they do in a sleep. At
+// worst the result is too early, by the length of a sleep. A lease whose end is counted from it
+// ends too early, which is safe.
 func (c *Clock) Now() Instant {
 	t := c.source.Awake()
 	since := t.Sub(c.start)
@@ -101,13 +102,13 @@ func (c *Clock) Now() Instant {
 	return Instant(since + time.Duration(c.slept.Load()))
 }
 
-// Jumps is how often the wall clock was seen to jump where this clock did not: somebody set
-// it, or the machine was stopped in a way that its kernel does not know of. It is seen by the
-// next Now or Fresh, and so late.
+// Jumps is how often the wall clock jumped and this clock did not: somebody set the wall clock,
+// or the machine was stopped in a way that its kernel does not know of. The next Now or Fresh
+// notices a jump, so it is noticed late.
 func (c *Clock) Jumps() int64 { return c.jumps.Load() }
 
-// Time converts an instant to Go's time, monotonic and by the wall clock of now. The
-// conversions of one instant are equal: with two readings of the clock they would not be.
+// Time converts an instant to Go's time, monotonic and by the wall clock of now. Two
+// conversions of one instant give equal times.
 func (c *Clock) Time(t Instant) time.Time {
 	now := time.Now()
 	awake := now

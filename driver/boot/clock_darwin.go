@@ -7,9 +7,9 @@ import (
 	_ "unsafe" // for go:linkname
 )
 
-// suspended returns how long the machine has slept since it booted, give or take a
-// constant: the time since boot by the calendar, which the kernel keeps right when
-// somebody sets the clock, less the time in which the machine was awake.
+// suspended returns how long the machine has slept since it booted, plus or minus a constant:
+// the calendar time since boot, which the kernel corrects when somebody sets the clock, minus
+// the time in which the machine was awake.
 func suspended() time.Duration {
 	boot, ok := bootTime()
 	var now syscall.Timeval
@@ -31,8 +31,8 @@ func bootTime() (int64, bool) {
 	return int64(sec)*1e9 + int64(usec)*1e3, true
 }
 
-// nanotime is the clock behind time.Now's monotonic reading, which stops while the
-// machine sleeps; unlike that, it is never virtual.
+// nanotime reads the clock behind time.Now's monotonic reading. It stops while the machine
+// sleeps, and testing/synctest does not make it virtual.
 //
 //go:linkname nanotime runtime.nanotime
 func nanotime() int64

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// suspended returns how long the machine has slept since it booted: CLOCK_BOOTTIME
-// counts that, CLOCK_MONOTONIC does not.
+// suspended returns how long the machine has slept since it booted: CLOCK_BOOTTIME counts
+// sleeps, CLOCK_MONOTONIC does not.
 func suspended() time.Duration {
 	const monotonic, boottime = 1, 7
 	for range 4 {
@@ -21,7 +21,7 @@ func suspended() time.Duration {
 			return max(boot-after, 0)
 		}
 	}
-	return 0 // a machine that stops us four times within a microsecond's work: next time
+	return 0 // interrupted four times within a microsecond: try again at the next call
 }
 
 func readClock(id uintptr) (time.Duration, bool) {

@@ -2,9 +2,9 @@
 // by its name and type; [Params.Err] then reports the first bad value, or a parameter
 // that the driver did not ask for.
 //
-// It is for drivers of any module. A driver cuts its URL at the '?' and hands the rest
-// to [Query]; the parameters ttl and prefix never reach it, since package dlock takes
-// them out before it calls Open.
+// Drivers of any module may use it. A driver cuts its URL at the '?' and passes the rest to
+// [Query]. The parameters ttl and prefix never reach a driver, because package dlock takes them
+// out before it calls Open.
 //
 // Every error is a *driver.InvalidError that names the parameter. No error quotes a
 // value, nor a name that is not a plain word: in a malformed URL any part of it may
@@ -21,8 +21,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Params are the parameters of one URL. Ask for each, then call Err. The zero value has
-// no parameters; Add adds them. A Params is not safe for concurrent use.
+// Params are the parameters of one URL. Ask for each parameter, then call Err. The zero value
+// has no parameters; Add adds them. A Params is not safe for concurrent use.
 //
 // A method that finds a bad value returns its default and keeps the error for Err, so
 // that a driver can read all parameters in one expression.
@@ -33,9 +33,9 @@ type Params struct {
 }
 
 // Query reads the part of a URL after its '?': "name=value&name=value", with values
-// percent-decoded ('+' is a space) and names as they are. It never returns nil; what is
-// malformed is reported by Err. A bare '@' or '#' is an error, since it means that a
-// password before it was not percent-encoded.
+// percent-decoded ('+' is a space) and names as they are. It never returns nil; Err reports
+// malformed text. A bare '@' or '#' is an error, since it means that a password before it was
+// not percent-encoded.
 func Query(raw string) *Params {
 	p := &Params{values: map[string]string{}}
 	if strings.ContainsAny(raw, "@#") {
@@ -139,9 +139,9 @@ func (p *Params) Bool(name string, def bool) bool {
 	return def
 }
 
-// Err returns the first bad parameter, or else the first by name that the driver did not
-// ask for, as a *driver.InvalidError that lists the known names. It returns nil if all is
-// well. Call it after the last parameter was asked for.
+// Err returns an error for the first bad parameter, or else for the first one (by name) that
+// the driver did not ask for; that error lists the known names. It returns nil if there is no
+// such parameter. Call it after asking for the last parameter.
 func (p *Params) Err() error {
 	if p.err != nil {
 		return p.err
@@ -157,7 +157,7 @@ func (p *Params) Err() error {
 	}
 	slices.Sort(unknown)
 	slices.Sort(p.known)
-	known := "there are none but ttl and prefix"
+	known := "the only parameters are ttl and prefix"
 	if len(p.known) > 0 {
 		known = "known are ttl, prefix, " + strings.Join(p.known, ", ")
 	}
@@ -176,7 +176,7 @@ func (p *Params) fail(err error) {
 	}
 }
 
-// label names a parameter in an error, if it is a plain word.
+// label returns how an error names a parameter: its name if that is a plain word.
 func label(name string) string {
 	if len(name) == 0 || len(name) > 40 {
 		return "a parameter"

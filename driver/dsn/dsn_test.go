@@ -73,8 +73,11 @@ func TestParse(t *testing.T) {
 	if u, err := Parse("z://", "1", "z"); err != nil || u.Hosts[0] != "localhost:1" || u.Path != "" {
 		t.Errorf("z:// is %+v, %v", u, err)
 	}
+	if u, err := Parse("z://a%2Cb:2", "1", "z"); err != nil || strings.Join(u.Hosts, " ") != "a:1 b:2" {
+		t.Errorf("with an encoded comma: %+v, %v", u, err)
+	}
 	for _, bad := range []string{
-		"", "z", "z:", "z:host", "y://host", "z://host:0", "z://host:65536", "z://host:1:2", "z://[::1", "z://[x]:1", "z://[::1]x", "z://a,,b",
+		"", "z", "z:", "z:host", "z://a%zz", "z://u:pw%40host", "y://host", "z://host:0", "z://host:65536", "z://host:1:2", "z://[::1", "z://[x]:1", "z://[::1]x", "z://a,,b",
 		"z://a b", "z://pw%zz@host", "z://host/%zz", "z://u:p/w@host", "z://host#x", "z://host/\n", "z://:1",
 	} {
 		if u, err := Parse(bad, "1", "z"); !errors.Is(err, driver.ErrInvalid) {

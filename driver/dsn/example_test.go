@@ -42,7 +42,7 @@ func Example() {
 	// parameter "timeuot": is unknown; known are ttl, prefix, conns, mode, timeout
 }
 
-// A URL that is no query: its options stand between commas.
+// Params of a URL without a query, whose options stand between commas.
 func ExampleParams_Add() {
 	var p dsn.Params
 	for option := range strings.SplitSeq("quorum=3,quorum=2", ",") {

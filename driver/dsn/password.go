@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// node begins each URL in a list of them, or the only one.
+// node matches the beginning of a URL, alone or in a list.
 var node = regexp.MustCompile(`(?:^|,|^redlock:)[a-z0-9+._-]+://`)
 
 // secretParameter is a parameter whose value is a password: password, sslpassword,
 // sentinel_password…
 var secretParameter = regexp.MustCompile(`(?i)passw(?:or)?d=.`)
 
-// HasPassword reports whether a URL, or one in a list, holds a password, well formed or
-// not. If in doubt it does.
+// HasPassword reports whether a URL, or one in a list of URLs, holds a password. It also reads
+// malformed URLs, and returns true in doubt.
 func HasPassword(u string) bool {
 	decoded, err := url.PathUnescape(u)
 	return holdsPassword(u) || err == nil && holdsPassword(decoded)

@@ -17,9 +17,9 @@ import (
 // A URL is the address of servers: scheme://user:password@host1:port,host2:port/path?parameters.
 type URL struct {
 	Scheme string
-	// User and Password are percent-decoded. The zero value stands for none.
+	// User and Password are percent-decoded. Empty means that the URL has none.
 	User, Password string
-	// Hosts are "host:port", at least one; localhost where the URL names none.
+	// Hosts are "host:port", percent-decoded, at least one; localhost where the URL names none.
 	Hosts []string
 	// Path is percent-decoded, and begins with '/' unless it is empty.
 	Path string
@@ -65,9 +65,10 @@ func Parse(raw, port string, schemes ...string) (*URL, error) {
 	if authority == "" {
 		authority = "localhost"
 	}
-	for host := range strings.SplitSeq(authority, ",") {
+	hosts, err := url.PathUnescape(authority) // in a list of URLs the commas between hosts are encoded
+	for host := range strings.SplitSeq(hosts, ",") {
 		addr, ok := hostPort(host, port)
-		if !ok {
+		if err != nil || !ok {
 			return nil, driver.Invalid("URL", "host is not of the form name, name:port or [IPv6]:port (in a user or password percent-encode '/' as %%2F, '?' as %%3F and '@' as %%40)")
 		}
 		u.Hosts = append(u.Hosts, addr)
@@ -78,8 +79,7 @@ func Parse(raw, port string, schemes ...string) (*URL, error) {
 // String returns the URL without user, password and parameters.
 func (u *URL) String() string { return u.Scheme + "://" + strings.Join(u.Hosts, ",") + u.Path }
 
-// hostPort adds the port where there is none. It accepts only what cannot be a piece of
-// something else.
+// hostPort adds the port if there is none. It refuses text that may be a part of a password.
 func hostPort(s, port string) (string, bool) {
 	host := s
 	if strings.HasPrefix(s, "[") {
@@ -147,7 +147,7 @@ func (p *Params) TLS(on bool) (*tls.Config, error) {
 	return c, nil
 }
 
-// reason leaves the path, which is a value, out of a file's error.
+// reason removes the path from a file's error, because the path is a parameter's value.
 func reason(err error) error {
 	if e := (*os.PathError)(nil); errors.As(err, &e) {
 		return e.Err

@@ -14,7 +14,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// An attempt is one Acquire.
+// An attempt is one call of Acquire.
 type attempt struct {
 	b    *Backend
 	path string
@@ -25,11 +25,11 @@ type attempt struct {
 	mine string // its value
 	// fence is the token.
 	fence uint64
-	seen  *driver.HeldError // the last holder that was seen
+	seen  *driver.HeldError // the holder that was seen last
 	at    int64             // the revision at which confirm looked
 }
 
-// Acquire makes one attempt, or takes a place in the line of waiters.
+// Acquire makes one attempt, or with req.Wait waits in the key's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err
@@ -69,9 +69,9 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	return nil, err
 }
 
-// try makes one attempt, without a place in the line. It looks for a holder while it gets a
-// lease, so that an attempt at a held key is no write. With a lease at hand, and if keys were free
-// lately, it does not look first.
+// try makes one attempt without waiting. It looks for a holder while it gets a lease, so that
+// an attempt for a held key writes nothing. If it has an idle lease, and recent attempts found
+// their keys free, it does not look first.
 func (a *attempt) try(ctx context.Context) error {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
@@ -86,10 +86,10 @@ func (a *attempt) try(ctx context.Context) error {
 	return a.lookAndTake(ctx)
 }
 
-// lookAfterHeld is for how long attempts look first after one found its key held.
+// lookAfterHeld is how long attempts look first, after an attempt found its key held.
 const lookAfterHeld = 5 * time.Second
 
-// lookAndTake is try with a look.
+// lookAndTake is try with a look first.
 func (a *attempt) lookAndTake(ctx context.Context) error {
 	type result struct {
 		life *life
@@ -97,7 +97,7 @@ func (a *attempt) lookAndTake(ctx context.Context) error {
 	}
 	lives := make(chan result, 1)
 	a.b.wg.Go(func() {
-		ctx, cancel := a.b.bound(context.WithoutCancel(ctx)) // a lease whose answer is lost stays for its whole time
+		ctx, cancel := a.b.bound(context.WithoutCancel(ctx)) // a lease whose answer is lost lives for its whole TTL
 		defer cancel()
 		l, err := a.b.newLife(ctx, a.req.TTL)
 		lives <- result{l, err}
@@ -140,7 +140,7 @@ func (a *attempt) lookAndTake(ctx context.Context) error {
 	return a.take(ctx)
 }
 
-// take makes an entry where nobody keeps us out.
+// take makes an entry if no other entry excludes it.
 func (a *attempt) take(ctx context.Context) error {
 	alone, err := a.put(ctx, false)
 	switch {
@@ -154,7 +154,7 @@ func (a *attempt) take(ctx context.Context) error {
 	return errors.New("another entry came before ours")
 }
 
-// firsts ask for the first entry of each span that keeps this owner out.
+// firsts returns requests for the first entry of each span that excludes this owner.
 func (a *attempt) firsts() []clientv3.Op {
 	var ops []clientv3.Op
 	for _, s := range excluders(a.path, a.req.Mode) {
@@ -164,7 +164,8 @@ func (a *attempt) firsts() []clientv3.Op {
 	return ops
 }
 
-// lasts ask for the last entry of each such span, before a revision if that is not zero.
+// lasts returns requests for the last entry of each such span, before a revision if that is not
+// zero.
 func (a *attempt) lasts(before int64) []clientv3.Op {
 	var ops []clientv3.Op
 	for _, s := range excluders(a.path, a.req.Mode) {
@@ -189,7 +190,7 @@ func (a *attempt) look(responses []*etcdserverpb.ResponseOp) {
 	if first == nil {
 		return
 	}
-	e, _ := parse(first)
+	e, _ := a.b.parse(first)
 	a.seen = &driver.HeldError{Holder: e.owner}
 }
 
@@ -204,8 +205,8 @@ func last(responses []*etcdserverpb.ResponseOp) *mvccpb.KeyValue {
 	return latest
 }
 
-// put writes our entry: in line if it queues, else only where nobody keeps us out. It
-// reports whether nobody does; otherwise a.seen has the holder.
+// put writes the attempt's entry: at the end of the queue if it waits, else only if no entry
+// excludes it. It reports whether no entry does; otherwise a.seen has the holder.
 func (a *attempt) put(ctx context.Context, queue bool) (alone bool, err error) {
 	a.key = entryKey(a.path, a.req.Mode, a.life.id)
 	spans := excluders(a.path, a.req.Mode)
@@ -227,7 +228,7 @@ func (a *attempt) put(ctx context.Context, queue bool) (alone bool, err error) {
 			}
 		}
 		a.mine = entryValue(value, a.req.Owner)
-		// The holders are read before our entry is there. Each list is as long as spans.
+		// The holders are read before the entry is written. Each list is as long as spans.
 		then := append(a.firsts(), a.lasts(0)...)
 		then = append(then, clientv3.OpPut(a.key, a.mine, clientv3.WithLease(a.life.id)))
 		stored := fmt.Sprintf("%s %d", layout, value)
@@ -246,7 +247,9 @@ func (a *attempt) put(ctx context.Context, queue bool) (alone bool, err error) {
 		if done.Succeeded {
 			a.b.saw(done.Header.Revision)
 			a.b.base.Store(&base{value, stored})
-			a.granted(done.Header.Revision, value)
+			if err := a.granted(done.Header.Revision, value); err != nil {
+				return false, err
+			}
 			a.look(done.Responses[:n])
 			return a.settle(ctx, last(done.Responses[n:2*n]), done.Header.RaftTerm)
 		}
@@ -283,20 +286,31 @@ func (b *Backend) fetchBase(ctx context.Context) (*base, error) {
 	return found, err
 }
 
-// granted notes our entry's place and the token that goes with it.
-func (a *attempt) granted(revision int64, value uint64) {
+// granted stores the entry's revision and token.
+func (a *attempt) granted(revision int64, value uint64) error {
 	a.rev, a.fence = revision, value+uint64(revision)
+	if a.fence > driver.MaxFence {
+		return &driver.RefusedError{Reason: "the tokens of the locks under " + a.b.opt.Path + " are at their end: use another path"}
+	}
+	return nil
 }
 
 // found adopts the entry that an earlier try wrote, and looks for entries before it.
 func (a *attempt) found(ctx context.Context, kv *mvccpb.KeyValue) (alone bool, err error) {
-	e, _ := parse(kv)
-	a.rev, a.fence, a.mine = e.rev, e.fence, string(kv.Value)
+	base, owner, ok := parseValue(string(kv.Value))
+	if !ok || owner != a.req.Owner {
+		return false, errGone // another program has overwritten it
+	}
+	if err := a.granted(kv.CreateRevision, base); err != nil {
+		return false, err
+	}
+	a.mine = string(kv.Value)
 	before, err := a.confirm(ctx)
 	return err == nil && before == nil, err
 }
 
-// settle returns whether we are alone: nobody is before us, and our lease is known to live.
+// settle reports whether the attempt has the lock: no entry is before its own, and its lease is
+// known to live.
 func (a *attempt) settle(ctx context.Context, before *mvccpb.KeyValue, term uint64) (alone bool, err error) {
 	if before != nil {
 		return false, nil
@@ -313,8 +327,8 @@ var (
 	errRestless = errors.New("the cluster changed its leader during each of three requests")
 )
 
-// confirm extends the lease, and returns the last entry before ours: nil if we have the lock.
-// The error is errGone if our entry is not there any more.
+// confirm extends the lease, and returns the last entry before the attempt's own: nil if the
+// attempt has the lock. The error is errGone if its own entry was removed.
 func (a *attempt) confirm(ctx context.Context) (before *mvccpb.KeyValue, err error) {
 	var alive error
 	for range 3 {
@@ -340,11 +354,10 @@ func (a *attempt) confirm(ctx context.Context) (before *mvccpb.KeyValue, err err
 	return nil, cmp.Or(alive, errRestless)
 }
 
-// extend keeps a lease alive, and looks at the same time whether the entry is there, in one
-// round trip. done is nil if the entry is gone, for certain; alive is why the lease was not
-// extended.
+// extend keeps a lease alive and checks its entry, in one round trip. done is nil if the entry
+// is certainly gone; alive is the error of the keep-alive.
 func (b *Backend) extend(ctx context.Context, l *life, key string, rev int64, look []clientv3.Op) (done *clientv3.TxnResponse, alive, err error) {
-	// Without a read that asks for a majority, one member answers a transaction from its memory.
+	// Without a linearizable read, one member would answer the transaction from its own data.
 	look = append(look, clientv3.OpGet(key, clientv3.WithKeysOnly()))
 	renewed := *l
 	kept := make(chan error, 1)
@@ -365,17 +378,17 @@ func (b *Backend) extend(ctx context.Context, l *life, key string, rev int64, lo
 	if alive == nil {
 		l.start, l.term = renewed.start, renewed.term
 		if sent.Before(l.start) {
-			l.start = sent // current compares with an answer to what was sent after start
+			l.start = sent // current needs an answer to a request sent after start
 		}
 	}
 	return answer, alive, nil
 }
 
-// checkInterval is how often one who waits looks by itself, at most: the member that it
-// watches at may have stopped.
+// checkInterval is the longest time between two checks of a waiter, because the member that
+// serves its watch may have stopped.
 const checkInterval = 2 * time.Second
 
-// wait takes a place in the line and returns when it is ours.
+// wait joins the key's queue and returns when it has the lock.
 func (a *attempt) wait(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -388,12 +401,12 @@ func (a *attempt) wait(ctx context.Context) error {
 		if !errors.Is(err, errGone) {
 			return err
 		}
-		a.b.revoke(a.life) // the lease ended while no server could be reached: to the end of the line
+		a.b.revoke(a.life) // the lease ended while no server could be reached: go to the end of the queue
 		a.life = nil
 	}
 }
 
-// enter takes a place at the end of the line.
+// enter takes a place at the end of the queue.
 func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
@@ -403,8 +416,9 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 	return a.put(ctx, true)
 }
 
-// sleep waits until the entry before ours is gone, or for a while, and looks whether it is
-// our turn. A look that fails is tried again: the place is kept as long as the lease lives.
+// sleep waits until the entry before the attempt's own is removed, or for a while, and checks
+// whether the attempt has the lock. It repeats a failed check: the attempt keeps its place as
+// long as its lease lives.
 func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 	before, err := a.check(ctx)
 	if err != nil || before == nil {
@@ -424,7 +438,7 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 		if w.Err() == nil {
 			return false, nil
 		}
-		next.Reset(watchPause) // it broke: the member has no leader, say
+		next.Reset(watchPause) // the watch broke, for example because the member has no leader
 		a.b.broke(a.req.Key, w.Err())
 	case <-next.C:
 		return false, nil
@@ -439,8 +453,7 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 	}
 }
 
-// check is confirm for a waiter: as long as the lease may live, unknown outcomes are
-// tried again.
+// check is confirm for a waiter: it repeats unknown outcomes as long as the lease may live.
 func (a *attempt) check(ctx context.Context) (before *mvccpb.KeyValue, err error) {
 	for {
 		one, cancel := a.b.bound(ctx)

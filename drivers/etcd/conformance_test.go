@@ -5,10 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,39 +19,13 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// members are what a client reaches of a cluster, each through a proxy of its own.
-type members struct {
-	*etcd.Backend
-	proxies []*fault.Proxy
-}
-
-// Close closes the backend, and then the proxies.
-func (m *members) Close() error {
-	err := m.Backend.Close()
-	for _, p := range m.proxies {
-		err = errors.Join(err, p.Close())
-	}
-	return err
-}
-
-// openThrough opens a backend whose way to each member is a proxy.
-func openThrough(g *server.Group, cfg driver.Config, user string) (_ *members, err error) {
-	m := &members{}
-	hosts := make([]string, len(g.Nodes))
-	for i, s := range g.Nodes {
-		p, err := fault.Start(s.Addr())
-		if err != nil {
-			return nil, err
-		}
-		m.proxies, hosts[i] = append(m.proxies, p), p.Addr()
-	}
-	cfg.DSN = "etcd://" + user + strings.Join(hosts, ",") + "?call_timeout=2s"
-	b, err := etcd.Driver{}.Open(&cfg)
-	if err != nil {
-		return nil, err
-	}
-	m.Backend = b.(*etcd.Backend)
-	return m, nil
+// harness has backends of a cluster, each of which reaches every member through a proxy.
+func harness(g *server.Group, cfg driver.Config, user string) redlocktest.Harness {
+	return fault.HarnessOf(g.Addrs(), func(via []string) (driver.Backend, error) {
+		through := cfg
+		through.DSN = "etcd://" + user + strings.Join(via, ",") + "?call_timeout=2s"
+		return etcd.Driver{}.Open(&through)
+	})
 }
 
 // connect makes a client of a cluster.
@@ -114,6 +85,11 @@ func urlOf(g *server.Group) string {
 	return "etcd://" + strings.Join(g.Addrs(), ",") + "?call_timeout=1500ms"
 }
 
+// patientURL is for tests whose calls must be answered, on a busy machine too.
+func patientURL(g *server.Group) string {
+	return "etcd://" + strings.Join(g.Addrs(), ",") + "?call_timeout=1m"
+}
+
 // open opens a backend for a test.
 func open(t testing.TB, url string) *etcd.Backend {
 	t.Helper()
@@ -123,12 +99,6 @@ func open(t testing.TB, url string) *etcd.Backend {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	return b.(*etcd.Backend)
-}
-
-var owners atomic.Int64
-
-func request(key string, ttl time.Duration) *driver.Request {
-	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: ttl}
 }
 
 var whole = flag.Bool("whole", false, "repeat the cases of the suite as often as before a release")
@@ -142,55 +112,26 @@ func TestConformance(t *testing.T) {
 	}
 	g := server.Etcd(t, count)
 	const secret = "pw-s3cr3t" // the servers ask for none
-	var mu sync.Mutex
-	var notices []driver.Notice
-	cfg := driver.Config{Prefix: "app:", Notify: func(n driver.Notice) {
-		mu.Lock()
-		defer mu.Unlock()
-		notices = append(notices, n)
-	}}
-	via := func(b driver.Backend) []*fault.Proxy { return b.(*members).proxies }
-	all := func(f func(*fault.Proxy)) func(driver.Backend) error {
-		return func(b driver.Backend) error {
-			for _, p := range via(b) {
-				f(p)
-			}
-			return nil
+	var notices redlocktest.NoticeLog
+	cfg := driver.Config{Prefix: "app:", Notify: notices.Add}
+	h := harness(g, cfg, "user:"+secret+"@")
+	h.Driver, h.URL = etcd.Driver{}, "etcd://user:"+secret+"@"+strings.Join(g.Addrs(), ",")
+	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
+	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
+	h.OpenWithClock = func(ahead time.Duration) (driver.Backend, error) {
+		b, err := h.Open()
+		if err == nil {
+			fault.Unwrap(b).(*etcd.Backend).SetClock(ahead)
 		}
+		return b, err
 	}
-	redlocktest.Run(t, redlocktest.Harness{
-		Open:   func() (driver.Backend, error) { return openThrough(g, cfg, "user:"+secret+"@") },
-		Driver: etcd.Driver{}, URL: "etcd://user:" + secret + "@" + strings.Join(g.Addrs(), ","), Prefix: cfg.Prefix, Secret: secret,
-		Notices: func() []driver.Notice {
-			mu.Lock()
-			defer mu.Unlock()
-			return slices.Clone(notices)
-		},
-		Skip: skip, Short: !*whole, TTL: 2 * time.Second, Grace: 3 * time.Second,
-		OpenWithClock: func(ahead time.Duration) (driver.Backend, error) {
-			m, err := openThrough(g, cfg, "")
-			if err == nil {
-				m.SetClock(ahead)
-			}
-			return m, err
-		},
-		IgnoreGoroutines: []string{server.Goroutine},
-		Residue:          func(ctx context.Context) ([]string, error) { return stored(ctx, g) },
-		FutureLayout:     func() (func() error, error) { return changeLayout(g) },
-		Faults: &redlocktest.Faults{
-			Kill: g.Kill,
-			Restart: func(memory bool) error {
-				if memory {
-					return g.Start()
-				}
-				return g.RestartEmpty()
-			},
-			Pause: g.Pause, Resume: g.Resume,
-			Partition: all((*fault.Proxy).Pause), Heal: all((*fault.Proxy).Resume),
-			Slow: func(b driver.Backend, d time.Duration) error {
-				return all(func(p *fault.Proxy) { p.Delay(fault.ToClient, d, 0) })(b)
-			},
-			DropReply: all(func(p *fault.Proxy) { p.CutReplies(1) }),
-		},
-	})
+	h.IgnoreGoroutines = []string{server.Goroutine}
+	h.Timeout = 5 * time.Minute // for a machine that is very busy
+	h.Residue = func(ctx context.Context) ([]string, error) { return stored(ctx, g) }
+	h.FutureLayout = func() (func() error, error) { return changeLayout(g) }
+	if h.Faults.Kill = g.KillMajority; *whole {
+		h.Faults.Kill = g.Kill
+	}
+	h.Faults.Pause, h.Faults.Resume, h.Faults.Restart = g.Pause, g.Resume, g.StartAgain
+	redlocktest.Run(t, h)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
-// minTTL is the shortest time to live that an etcd with its default election timeout grants.
-// maxTTL is a bound of this driver's, for typing errors.
+// minTTL is the shortest TTL that an etcd with its default election timeout grants. maxTTL is a
+// bound of this driver, which finds typing errors.
 const (
 	minTTL = 2 * time.Second
 	maxTTL = 24 * time.Hour
@@ -35,8 +35,7 @@ type Driver struct{}
 
 var _ driver.Driver = Driver{}
 
-// Open reads cfg.DSN, see the package's documentation. It does no I/O but reading
-// certificates.
+// Open reads cfg.DSN (see the package's documentation). Its only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	u, err := dsn.Parse(cfg.DSN, "2379", "etcd", "etcds")
 	if err != nil {
@@ -67,8 +66,8 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	return b, nil
 }
 
-// dial makes a client with the settings that suit locks. With a user and a password it asks
-// a server for a token.
+// dial makes a client with settings for locks. With a user and a password it asks a server for
+// a token.
 func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Client, error) {
 	scheme := "http://"
 	if secure != nil {
@@ -81,7 +80,7 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: secure, Username: u.User, Password: u.Password,
 		DialTimeout: timeout * 3 / 4, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
-		MaxUnaryRetries: 2, // the second with a new token if the first one's has expired; call makes other retries
+		MaxUnaryRetries: 2, // a second try with a new token if the first has expired; call makes other retries
 		Logger:          zap.NewNop(),
 		DialOptions:     []grpc.DialOption{grpc.WithChainUnaryInterceptor(explain)},
 	})
@@ -108,18 +107,18 @@ type Backend struct {
 	opt      Options
 	info     driver.Info
 	address  string
-	tries    int                                      // how many members one request is sent to at most
+	tries    int                                      // the most members to which one request is sent
 	clock    func(context.Context) (time.Time, error) // the servers'
-	now      func() time.Time                         // time.Now, but for tests
-	dial     func() (*clientv3.Client, error)         // nil: the client was handed in
+	now      func() time.Time                         // time.Now; tests replace it
+	dial     func() (*clientv3.Client, error)         // nil: the caller's own client
 	base     atomic.Pointer[base]
-	seen     atomic.Int64 // the highest revision that was seen
+	seen     atomic.Int64 // the highest revision seen
 	heldAt   atomic.Int64 // when a try last found its key held, in milliseconds since 1970
 	estimate atomic.Pointer[estimate]
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // calls under way, and their clean-up
+	wg     sync.WaitGroup // counts calls under way, and their clean-up
 
 	mu      sync.Mutex
 	closed  bool
@@ -142,7 +141,7 @@ var (
 	_ driver.Watcher   = (*Backend)(nil)
 )
 
-// New returns a backend that uses a client of the application's. It never closes the client.
+// New returns a backend that uses the application's client, which it never closes.
 func New(client *clientv3.Client, o *Options) (*Backend, error) {
 	if client == nil {
 		return nil, driver.Invalid("client", "is nil")
@@ -170,7 +169,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	}
 	switch {
 	case len(opt.Prefix) >= driver.MaxKey:
-		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(opt.Prefix), driver.MaxKey)
+		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(opt.Prefix), driver.MaxKey)
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
@@ -189,7 +188,7 @@ func (b *Backend) Info() driver.Info { return b.info }
 // String returns the servers' addresses and the path, without any secret.
 func (b *Backend) String() string { return b.address }
 
-// begin counts a call that is under way. The caller calls b.wg.Done at its end.
+// begin counts a call. The caller calls b.wg.Done at its end.
 func (b *Backend) begin() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -200,8 +199,8 @@ func (b *Backend) begin() error {
 	return nil
 }
 
-// Close ends the backend. Leases that are still held are not released. It waits for the
-// clean-up that is under way, for about the call timeout at most.
+// Close ends the backend. It does not release held leases. It waits for the clean-up under way,
+// for about the call timeout at most.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	again := b.closed
@@ -222,7 +221,7 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// connect returns the client, which it makes for the first call.
+// connect returns the client, and makes it at the first call.
 func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
 	b.mu.Lock()
 	if b.client != nil {
@@ -244,7 +243,7 @@ func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
 	}
 }
 
-// finish makes the client. The caller of connect is counted in b.wg, and so is this.
+// finish makes the client. It is counted in b.wg, like the caller of connect.
 func (b *Backend) finish(d *dialing) {
 	d.client, d.err = b.dial()
 	b.mu.Lock()
@@ -253,7 +252,7 @@ func (b *Backend) finish(d *dialing) {
 	close(d.done)
 }
 
-// bound returns a context for one attempt: it ends with ctx, with the backend, and after the
+// bound returns a context for one attempt: it ends with ctx, with the backend, or after the
 // call timeout.
 func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
@@ -271,9 +270,9 @@ func (b *Backend) cleanup() (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// call makes a request, on another member if one does not answer: each try has its part of
-// the call timeout. So it may take effect more than once, and late; sure is false if any try
-// had an unknown outcome.
+// call makes a request, and repeats it on another member if one does not answer: each try has
+// its part of the call timeout. So the request may take effect more than once, and late; sure
+// is false if any try had an unknown outcome.
 func call[T any](ctx context.Context, b *Backend, f func(context.Context, *clientv3.Client) (T, error)) (result T, sure bool, err error) {
 	c, err := b.connect(ctx)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// code returns the gRPC code of an error of the client's.
+// code returns the gRPC code of the client's error.
 func code(err error) codes.Code {
 	var e rpctypes.EtcdError
 	if errors.As(err, &e) {
@@ -24,8 +24,8 @@ func code(err error) codes.Code {
 	return status.Code(err)
 }
 
-// explain keeps the reason why no connection could be made, which the client takes for the
-// end of a context.
+// explain extracts the reason why no connection could be made; the client reports the end of a
+// context instead.
 func explain(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	err := invoke(ctx, method, req, reply, c, opts...)
 	if status.Code(err) != codes.DeadlineExceeded {
@@ -41,8 +41,7 @@ func explain(ctx context.Context, method string, req, reply any, c *grpc.ClientC
 	return status.Error(codes.Internal, why)
 }
 
-// definite reports whether err is a server's answer, after which the request has had no
-// effect.
+// definite reports whether err is a server's answer that says that the request had no effect.
 func definite(err error) bool {
 	switch code(err) {
 	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.FailedPrecondition,
@@ -52,8 +51,8 @@ func definite(err error) bool {
 	return false
 }
 
-// failed makes the error of a call out of the client's: a refusal, or an unknown outcome. ctx
-// is the caller's.
+// failed turns the client's error into that of a call: a refusal, or an unknown outcome. ctx is
+// the caller's context.
 func (b *Backend) failed(ctx context.Context, what string, err error) error {
 	if b.ctx.Err() != nil {
 		return driver.ErrClosed
@@ -83,7 +82,7 @@ func (b *Backend) failed(ctx context.Context, what string, err error) error {
 		return &driver.RefusedError{Reason: "the server is no etcd of version 3", Err: errors.New(answer)}
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code(err) == codes.DeadlineExceeded {
-		// An error of our own context must not match the error of the caller's context.
+		// The error of the driver's own context must not match the error of the caller's context.
 		return fmt.Errorf("etcd: %s: no member answered within %v", what, b.opt.CallTimeout)
 	}
 	if code(err) == codes.Internal {

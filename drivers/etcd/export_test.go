@@ -7,5 +7,5 @@ func (b *Backend) SetClock(ahead time.Duration) {
 	b.now = func() time.Time { return time.Now().Add(ahead) }
 }
 
-// RevokesLiveLeases is for a test.
+// RevokesLiveLeases is revokesLiveLeases, for a test.
 var RevokesLiveLeases = revokesLiveLeases

@@ -15,15 +15,15 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// How many entries Lookup reads of a line, for how many holders it asks for the time that is
-// left, and how many waiters it names.
+// How many entries of a queue Lookup reads, for how many holders it asks for the remaining
+// time, and how many waiters it names.
 const (
 	mostEntries = 1000
 	mostTimes   = 8
 	mostQueued  = 100
 )
 
-// Lookup returns the holders of key, and how many wait for it.
+// Lookup returns the holders of key, and the number of its waiters.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if err := b.begin(); err != nil {
 		return nil, err
@@ -44,14 +44,14 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 		left, _, err := call(bounded, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseTimeToLiveResponse, error) {
 			return c.TimeToLive(ctx, entries[i].lease)
 		})
-		if err == nil && left.TTL > 0 { // else it is unknown
+		if err == nil && left.TTL > 0 { // otherwise it is unknown
 			s.Holders[i].TTL = time.Duration(left.TTL) * time.Second
 		}
 	}
 	return s, nil
 }
 
-// entries returns the line of a lock, from its first.
+// entries returns the queue of a lock, from its first entry.
 func (b *Backend) entries(ctx context.Context, path string) ([]entry, int, error) {
 	all := line(path)
 	got, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
@@ -61,21 +61,21 @@ func (b *Backend) entries(ctx context.Context, path string) ([]entry, int, error
 	if err != nil {
 		return nil, 0, err
 	}
-	return parseAll(got.Kvs), int(got.Count), nil
+	return b.parseAll(got.Kvs), int(got.Count), nil
 }
 
-func parseAll(kvs []*mvccpb.KeyValue) []entry {
+func (b *Backend) parseAll(kvs []*mvccpb.KeyValue) []entry {
 	var entries []entry
 	for _, kv := range kvs {
-		if e, ok := parse(kv); ok {
+		if e, ok := b.parse(kv); ok {
 			entries = append(entries, e)
 		}
 	}
 	return entries
 }
 
-// state makes a state of the line of one lock, from its first: who is before all that
-// exclude it holds the lock. It is nil for an empty line.
+// state makes a state from the queue of one lock: an entry holds the lock if no earlier entry
+// excludes it. It is nil for an empty queue.
 func state(key string, entries []entry) *driver.State {
 	if len(entries) == 0 {
 		return nil
@@ -96,7 +96,7 @@ func state(key string, entries []entry) *driver.State {
 // pageSize is how many entries List reads at a time.
 const pageSize = 500
 
-// List yields the held keys. It asks for no times.
+// List yields the held keys, without remaining times.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		if err != nil {
 			return b.failed(ctx, "list", err)
 		}
-		for _, e := range parseAll(page.Kvs) {
+		for _, e := range b.parseAll(page.Kvs) {
 			if !strings.HasPrefix(e.path, b.Path(prefix)) {
 				continue // the prefix matches only with the name of the entry, not with the key
 			}
@@ -166,13 +166,13 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	switch {
 	case err != nil:
 		return b.failed(ctx, "break", err)
-	case done || unsure: // a try before may have done it
+	case done || unsure: // an earlier try may have done it
 		return nil
 	}
 	return driver.ErrLost
 }
 
-// remove deletes an entry. unsure: a try may have done it before the one that did not.
+// remove deletes an entry. unsure says that an earlier try may have deleted it.
 func (b *Backend) remove(ctx context.Context, e *entry) (done, unsure bool, err error) {
 	answer, sure, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
 		return c.Txn(ctx).
@@ -185,10 +185,10 @@ func (b *Backend) remove(ctx context.Context, e *entry) (done, unsure bool, err 
 	return answer.Succeeded, !sure, nil
 }
 
-// IsOwner returns a comparison that is true as long as the holder of key with this token has it:
-// a condition of the caller's own transactions in the same cluster. What such a transaction
-// writes is written under the lock, or not at all, however late it arrives. The error is
-// driver.ErrLost if there is no such holder.
+// IsOwner returns a comparison that is true as long as the holder of key with this token has
+// it: a condition for the caller's own transactions in the same cluster. Such a transaction
+// writes under the lock or not at all, even if it arrives late. The error is driver.ErrLost if
+// there is no such holder.
 func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (clientv3.Cmp, error) {
 	var none clientv3.Cmp
 	if err := b.begin(); err != nil {
@@ -223,7 +223,8 @@ func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry,
 	return nil, nil
 }
 
-// Check asks every member that the client knows, and the cluster for its members.
+// Check asks every member that the client knows for its status, and the cluster for its list of
+// members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.begin(); err != nil {
 		return nil, err
@@ -257,18 +258,18 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 	s, err := c.Status(ctx, endpoint)
 	if err != nil {
 		say(driver.Diagnostic{Code: "member-unreachable", Severity: driver.SeverityWarning,
-			Summary: "the member does not answer: " + oneLine(err), Remedy: "start the member, or take it out of the URL"})
+			Summary: "the member does not answer: " + oneLine(err), Remedy: "start the member, or remove it from the URL"})
 		return found
 	}
 	say(driver.Diagnostic{Code: "version", Summary: "etcd " + s.Version, Measured: s.Version})
 	if revokesLiveLeases(s.Version) {
 		say(driver.Diagnostic{Code: "version-old", Severity: driver.SeverityUnsafe, Measured: s.Version,
-			Summary: "in this version a leader that stood still and was replaced may end leases that its successor has renewed",
+			Summary: "in this version a leader that was stopped and replaced may end leases that its successor has renewed",
 			Remedy:  "upgrade to 3.4.31, 3.5.13 or newer"})
 	}
 	if s.Leader == 0 {
 		say(driver.Diagnostic{Code: "no-leader", Severity: driver.SeverityWarning, Summary: "the member knows no leader",
-			Remedy: "look whether a majority of the members runs, and can reach each other"})
+			Remedy: "check that a majority of the members runs, and that they can reach each other"})
 	}
 	for _, e := range s.Errors {
 		say(driver.Diagnostic{Code: "alarm", Severity: driver.SeverityWarning, Summary: "the member reports " + e, Measured: e,
@@ -309,7 +310,7 @@ func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client) []driver
 	return nil
 }
 
-// oneLine is an error's text without its line breaks.
+// oneLine returns an error's text without line breaks.
 func oneLine(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "no answer in time"

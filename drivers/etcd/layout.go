@@ -16,25 +16,25 @@ import (
 //	KEY/write/LEASE      an exclusive owner, or a waiter
 //	KEY/read/LEASE       a shared one
 //
-// with KEY the prefix and the key, in which '%' and '/' are written as %25 and %2F. The value
-// of an owner's entry is "dlock1|BASE|OWNER": its token is BASE plus its create revision. The
-// entry with the smallest create revision is the first in line.
+// KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. The value of
+// an owner's entry is "dlock1|BASE|OWNER": its token is BASE plus its create revision. The
+// entry with the smallest create revision is the first in the queue.
 //
-// These are the entries of the recipes' RWMutex. Mutex of package concurrency writes
-// KEY/LEASE, and takes all that begins with KEY/ for its line, as we do.
+// These are the entries of the recipes' RWMutex. Mutex of package concurrency writes KEY/LEASE.
+// Like this driver, it takes all entries that begin with KEY/ as its queue.
 const (
 	layout = "dlock1"
 	write  = "write/"
 	read   = "read/"
-	// readEnd follows all that begins with read.
+	// readEnd follows all names that begin with read.
 	readEnd = "read0"
 )
 
 var escaper = strings.NewReplacer("%", "%25", "/", "%2F")
 var unescaper = strings.NewReplacer("%25", "%", "%2F", "/")
 
-// Path returns the name under which key is stored. Hand it to concurrency.NewMutex of etcd's
-// client to make a mutex that excludes this backend's lock of key, and is excluded by it.
+// Path returns the name under which key is stored. A mutex that concurrency.NewMutex of etcd's
+// client makes with this name and this backend's lock of key exclude each other.
 func (b *Backend) Path(key string) string { return b.opt.Path + escaper.Replace(b.opt.Prefix+key) }
 
 func (b *Backend) baseKey() string { return b.opt.Path + ".dlock" }
@@ -42,13 +42,13 @@ func (b *Backend) baseKey() string { return b.opt.Path + ".dlock" }
 // A span is a range of etcd's keys.
 type span struct{ from, to string }
 
-// line returns all entries of a key.
+// line returns the span of all entries of a key.
 func line(path string) span {
 	return span{path + "/", clientv3.GetPrefixRangeEnd(path + "/")}
 }
 
-// excluders returns the entries that keep out an owner in this mode, if they come before its
-// own.
+// excluders returns the spans of the entries that exclude an owner in this mode, if they come
+// before its own.
 func excluders(path string, mode driver.Mode) []span {
 	all := line(path)
 	if mode == driver.Exclusive {
@@ -66,7 +66,7 @@ func entryKey(path string, mode driver.Mode, lease clientv3.LeaseID) string {
 	return path + "/" + kind + strconv.FormatInt(int64(lease), 16)
 }
 
-// An entry is an owner, as it is stored.
+// An entry is a stored owner.
 type entry struct {
 	key   string
 	path  string
@@ -77,23 +77,20 @@ type entry struct {
 	lease clientv3.LeaseID
 }
 
-// parse reads an entry. The token of another library's is its create revision.
-func parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
+// parse reads an entry. The token of another library's entry is its create revision.
+func (b *Backend) parse(kv *mvccpb.KeyValue) (e entry, ok bool) {
 	e = entry{key: string(kv.Key), rev: kv.CreateRevision, lease: clientv3.LeaseID(kv.Lease), fence: uint64(kv.CreateRevision)}
-	for _, kind := range []string{"/" + read, "/" + write, "/"} {
-		if at := strings.LastIndex(e.key, kind); at >= 0 && !strings.Contains(e.key[at+len(kind):], "/") {
-			e.path = e.key[:at]
-			if kind == "/"+read {
-				e.mode = driver.Shared
-			}
-			break
-		}
-	}
-	if e.path == "" {
+	name, ok := strings.CutPrefix(e.key, b.opt.Path)
+	end := strings.IndexByte(name, '/')
+	if !ok || end <= 0 {
 		return e, false
 	}
-	if base, owner, ok := parseValue(string(kv.Value)); ok {
-		e.owner, e.fence = owner, base+uint64(e.rev)
+	e.path = e.key[:len(b.opt.Path)+end]
+	if strings.HasPrefix(name[end+1:], read) {
+		e.mode = driver.Shared
+	}
+	if base, owner, ok := parseValue(string(kv.Value)); ok && base+e.fence <= driver.MaxFence {
+		e.owner, e.fence = owner, base+e.fence
 		return e, true
 	}
 	e.owner = string(kv.Value)
@@ -111,5 +108,5 @@ func parseValue(value string) (base uint64, owner string, ok bool) {
 	version, rest, _ := strings.Cut(value, "|")
 	number, owner, ok := strings.Cut(rest, "|")
 	base, err := strconv.ParseUint(number, 10, 64)
-	return base, owner, ok && err == nil && version == layout
+	return base, owner, ok && err == nil && version == layout && base <= driver.MaxFence && owner != ""
 }

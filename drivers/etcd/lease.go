@@ -18,14 +18,14 @@ type lease struct {
 	mine string
 	turn chan struct{} // has a value while a call changes the lease
 
-	// Of who has the turn.
+	// Only the call that has put a value into turn uses these.
 	life *life
-	// former are leases that the entry hung on, or may hang on.
+	// former are leases to which the entry was attached, or may be attached.
 	former []*life
-	unsure bool // it is unknown to which lease the entry is attached
+	unsure bool // which lease the entry is attached to is unknown
 	over   bool
 
-	grant chan driver.Grant // has the grant
+	grant chan driver.Grant // guards the grant
 }
 
 func newLease(a *attempt) *lease {
@@ -44,7 +44,7 @@ func (l *lease) Grant() driver.Grant {
 	return g
 }
 
-// enter begins a call, and returns the function that ends it.
+// enter waits for other calls of the lease, begins one, and returns the function that ends it.
 func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 	if err := l.b.begin(); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// Renew extends the lease, and looks that its entry is there.
+// Renew extends the lease, and checks that its entry is still there.
 func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, error) {
 	if err := l.b.info.CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
@@ -90,7 +90,7 @@ func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, 
 	return g, nil
 }
 
-// extend keeps the lease alive that the entry hangs on.
+// extend keeps alive the etcd lease to which the entry is attached.
 func (l *lease) extend(ctx context.Context) error {
 	for range 3 {
 		done, alive, err := l.b.extend(ctx, l.life, l.key, l.rev, nil)
@@ -108,7 +108,7 @@ func (l *lease) extend(ctx context.Context) error {
 	return errRestless
 }
 
-// move hangs the entry on another lease: the time to live of one is fixed.
+// move attaches the entry to another etcd lease, because the TTL of an etcd lease is fixed.
 func (l *lease) move(ctx context.Context, ttl time.Duration) error {
 	fresh, err := l.b.newLife(ctx, ttl)
 	if err != nil {
@@ -141,7 +141,7 @@ func (l *lease) move(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// end gives up the leases of a lock that is gone.
+// end gives up the etcd leases of a lock that is lost.
 func (l *lease) end() {
 	l.over = true
 	for _, old := range append(l.former, l.life) {

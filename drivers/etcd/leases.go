@@ -11,8 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A life is a lease of etcd's, which carries one lock at a time, as of when it was last
-// known to have its whole time to live.
+// A life is an etcd lease, which carries one lock at a time, and the last time at which it had
+// its whole TTL.
 type life struct {
 	id      clientv3.LeaseID
 	seconds int64
@@ -23,8 +23,8 @@ type life struct {
 	tainted bool
 }
 
-// An idleLease waits for another lock. Two writes of three are saved by that: granting a
-// lease and revoking it are writes of the cluster, and keeping it alive is none.
+// An idleLease waits for another lock. Reusing it saves two of four writes: the cluster writes
+// when it grants or revokes a lease, but not when it keeps one alive.
 type idleLease struct {
 	id      clientv3.LeaseID
 	seconds int64
@@ -38,11 +38,11 @@ const (
 	longestIdle = time.Minute
 )
 
-// seconds is a TTL as etcd counts it, never shorter.
+// seconds rounds a TTL up to whole seconds, as etcd counts it.
 func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
 
-// newLife returns a lease for a lock. One that was idle is alive only if its term is that
-// of a later answer; see current.
+// newLife returns an etcd lease for a lock. A lease that was idle is certain to be alive only
+// if the leader has not changed before a later answer: see current.
 func (b *Backend) newLife(ctx context.Context, ttl time.Duration) (*life, error) {
 	n := seconds(ttl)
 	if l, fresh := b.takeIdle(ttl); l != nil {
@@ -52,7 +52,7 @@ func (b *Backend) newLife(ctx context.Context, ttl time.Duration) (*life, error)
 	}
 	l := &life{seconds: n, start: time.Now()}
 	granted, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseGrantResponse, error) {
-		l.start = time.Now() // a try before this one granted another lease, perhaps, which ends by itself
+		l.start = time.Now() // an earlier try may have granted another lease, which ends by itself
 		return c.Grant(ctx, n)
 	})
 	if err != nil {
@@ -76,13 +76,13 @@ func (b *Backend) keepAlive(ctx context.Context, l *life) error {
 	return nil
 }
 
-// current reports whether l was kept alive by the leader that answered a later request in
-// this term, and not by one that was replaced and has not noticed: it was stopped, say. A
-// leader is alone in its term, and its successor gives every lease its whole life anew.
+// current reports whether the leader that kept l alive is the one that answered a later
+// request, in this term. A leader that was stopped and replaced may not know that yet. Each
+// term has only one leader, and a new leader gives every lease its whole TTL again.
 func (l *life) current(term uint64) bool { return l.term == 0 || l.term == term }
 
-// takeIdle returns a lease that was left idle and has not ended, or nil. A fresh one has a tenth of
-// its time behind it at most: a lock may count from there.
+// takeIdle returns an idle lease that has not ended, or nil. A fresh lease has used less than a
+// tenth of its TTL, so a lock may use it without a keep-alive.
 func (b *Backend) takeIdle(ttl time.Duration) (l *life, fresh bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,7 +101,8 @@ func (b *Backend) takeIdle(ttl time.Duration) (l *life, fresh bool) {
 	return nil, false
 }
 
-// leave gives a lease up that carries no lock, and keeps it for the next one if it may.
+// leave takes back a lease that no longer carries a lock. It keeps the lease for the next lock,
+// or ends it.
 func (b *Backend) leave(l *life) {
 	if l.tainted || time.Duration(l.seconds)*time.Second > longestIdle {
 		b.revoke(l)
@@ -144,8 +145,7 @@ func (b *Backend) revokeNow(ctx context.Context, id clientv3.LeaseID) {
 	}
 }
 
-// revokeIdle ends the leases that are idle, as far as the servers answer within the call
-// timeout.
+// revokeIdle ends the idle leases, as far as the servers answer within the call timeout.
 func (b *Backend) revokeIdle() {
 	b.mu.Lock()
 	idle := b.idle

@@ -15,8 +15,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A base plus a revision makes a token. It only grows, and so do
-// revisions: tokens rise with the revision over all keys.
+// A token is a base plus a revision. Bases and revisions only grow, so tokens rise with the
+// revision over all keys.
 type base struct {
 	value  uint64
 	stored string // as it is stored; empty: nothing is stored yet
@@ -31,16 +31,16 @@ func (b *Backend) unchanged(old *base) clientv3.Cmp {
 }
 
 // lag is how far tokens may fall behind the clock before the base is raised. Without it every
-// lock would raise the base, and all that are taken at the same time would be in each other's way.
+// lock would raise the base, and locks taken at the same time would conflict.
 const lag = 50 * time.Millisecond
 
-// estimateAge is for how long a server's time is carried on by the clock of this process.
+// estimateAge is how long the clock of this process carries on a server's time.
 const estimateAge = 30 * time.Second
 
-// An estimate is the servers' time at an instant of this process.
+// An estimate is the servers' time at an instant of this process's clock.
 type estimate struct{ server, local time.Time }
 
-// serverTime returns the servers' time, which it asks for at times.
+// serverTime returns the servers' time, by an estimate that it renews at times.
 func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
 	e := b.estimate.Load()
 	if e == nil || time.Since(e.local) > estimateAge {
@@ -57,14 +57,14 @@ func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
 // readBase reads the base as it is stored at a revision.
 func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*base, error) {
 	if len(kvs) == 0 {
-		b.seen.Store(revision) // it may be another cluster, where revisions begin anew
+		b.seen.Store(revision) // it may be another cluster, with new revisions
 		return &base{}, nil
 	}
 	b.saw(revision)
 	stored := string(kvs[0].Value)
 	version, number, _ := strings.Cut(stored, " ")
 	value, err := strconv.ParseUint(number, 10, 64)
-	if version != layout || err != nil {
+	if version != layout || err != nil || value > driver.MaxFence {
 		return nil, &driver.RefusedError{Reason: "another release of this driver has stored locks under " + b.opt.Path +
 			" in a layout that this one does not know: use that release, or another path"}
 	}
@@ -77,8 +77,8 @@ func (b *Backend) saw(revision int64) {
 	}
 }
 
-// raised returns the base with which the token of the next revision is not behind the clock,
-// or the same one if it is by little.
+// raised returns a base with which the token of the next revision is not behind the clock. If
+// it is behind by at most lag, raised returns b itself.
 func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
 	now, err := b.serverTime(ctx)
 	if err != nil {
@@ -90,14 +90,14 @@ func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
 	}
 	us := uint64(max(now.UnixMicro(), 0))
 	if us < seen || us > driver.MaxFence {
-		return 0, &driver.RefusedError{Reason: "the server's clock, " + now.UTC().Format(time.RFC3339) + ", is of no use for tokens: set it"}
+		return 0, &driver.RefusedError{Reason: "the server's clock, " + now.UTC().Format(time.RFC3339) + ", is out of the range of tokens: set it"}
 	}
 	return max(us-seen, old.value), nil
 }
 
-// serverClock returns a function that asks the servers, one after another, for their time:
-// the Date of an answer over HTTP, in whole seconds. It returns our time if that is within
-// this second, or if no server tells its own.
+// serverClock returns a function that asks the servers, one after another, for their time: the
+// Date of an answer over HTTP, in whole seconds. It returns this machine's time if that is
+// within the same second, or if no server sends its own.
 func serverClock(hosts []string, secure *tls.Config, now func() time.Time) func(context.Context) (time.Time, error) {
 	scheme := "http://"
 	if secure != nil {
@@ -135,7 +135,8 @@ func askClock(ctx context.Context, transport http.RoundTripper, url string) (tim
 	return now, errors.Join(err, bad)
 }
 
-// within returns t, or the end of the interval from start that is nearer to it.
+// within returns t, or if it lies outside of the interval from start, the nearer end of the
+// interval.
 func within(t, start time.Time, length time.Duration) time.Time {
 	switch end := start.Add(length); {
 	case t.Before(start):

@@ -10,7 +10,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Watch tells of every entry of key that goes, and of every break of the watch.
+// Watch signals every removal of an entry of key, and every break of the watch.
 func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	if err := b.begin(); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 // watchPause is the pause before a watch is tried again.
 const watchPause = 100 * time.Millisecond
 
-// broke tells that a watch of key broke.
+// broke reports that a watch of key broke.
 func (b *Backend) broke(key string, err error) {
 	if b.opt.Event != nil {
 		b.opt.Event(driver.Notice{Kind: driver.NoticeDisconnected, Node: b.address, Key: key, Err: err, Detail: "a watch broke, and is made again"})

@@ -1,5 +1,5 @@
-// Package everything registers every driver there is: those of drivers/all, and those
-// that are modules of their own because their dependencies are heavy.
+// Package everything registers all drivers: those of drivers/all, and those that are separate
+// modules because their dependencies are heavy.
 //
 //	import _ "github.com/redlock-go/redlock/drivers/everything"
 //

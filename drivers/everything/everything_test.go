@@ -17,7 +17,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// asCommand has this binary be the command dlock.
+// asCommand in the environment makes this binary the command dlock.
 const asCommand = "REDLOCK_TEST_AS_DLOCK"
 
 func TestMain(m *testing.M) {
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// backends are URLs of every kind of system there is a driver for.
+// backends are URLs, one for each kind of system that has a driver.
 func backends(t *testing.T) map[string]string {
 	urls := map[string]string{
 		"file":    "file://" + filepath.ToSlash(t.TempDir()),
@@ -51,19 +51,19 @@ func backends(t *testing.T) map[string]string {
 	return urls
 }
 
-// One program does the same job under every backend, chosen by nothing but the URL: it is alone
-// with its work on each, and the tokens that it gets go on rising when the backend is swapped, so
-// that a store that refuses old tokens accepts the new ones.
+// One program does the same job with every backend, which only the URL selects. On each backend
+// it runs alone. Tokens rise over a change of the backend, so that a store that refuses old
+// tokens accepts the new ones.
 func TestOneProgramUnderEveryURL(t *testing.T) {
 	if runtime.GOOS == "windows" {
-		t.Skip("the job is a shell's")
+		t.Skip("the job is a shell script")
 	}
 	work := t.TempDir()
 	count, tokens := filepath.Join(work, "count"), filepath.Join(work, "tokens")
 	if err := os.WriteFile(count, []byte("0"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What is read is written back later: two at a time would lose a count.
+	// The job reads a number and writes it back later: two jobs at a time would lose a count.
 	const job = `n=$(cat "$1"); echo "$DLOCK_FENCE" >>"$2"; echo $((n + 1)) >"$1"`
 	run := func(url string) error {
 		cmd := exec.Command(os.Args[0], "run", "--wait", "60s", "--ttl", "30s", "the job", "--", "sh", "-c", job, "sh", count, tokens)
@@ -105,6 +105,29 @@ func TestOneProgramUnderEveryURL(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestTheCommandListsEveryDriver: with what it can do, and the form of its URL.
+func TestTheCommandListsEveryDriver(t *testing.T) {
+	var out, said bytes.Buffer
+	if code := cli.Main([]string{"dlock", "drivers"}, strings.NewReader(""), &out, &said); code != 0 {
+		t.Fatalf("exit code %d: %s", code, said.String())
+	}
+	listed := map[string]string{}
+	for line := range strings.Lines(out.String()) {
+		if name, rest, ok := strings.Cut(line, " "); ok {
+			listed[name] = rest
+		}
+	}
+	for name, features := range map[string]string{
+		"memory": "shared", "file": "session", "redis": "node", "rediss": "node", "valkey": "node", "valkeys": "node",
+		"redlock": "fencing", "postgres": "session", "etcd": "queueing", "etcds": "queueing", "zk": "queueing", "zks": "queueing",
+		"mysql": "keep", "mariadb": "keep", "pgtable": "keep", "sqlite": "keep",
+	} {
+		if !strings.Contains(listed[name], features) || !strings.Contains(listed[name], name+":") {
+			t.Errorf("%s is listed as %q", name, listed[name])
+		}
+	}
 }
 
 // slots runs a job five times in two slots. Each copy takes the folder of its slot for itself,

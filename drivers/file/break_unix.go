@@ -16,14 +16,14 @@ import (
 var _ driver.Admin = (*Backend)(nil)
 
 // Break takes key away from the exclusive holder with token fence. No process can take a
-// flock(2) from another, so it removes the lock file: the next holder locks a new one, and the
-// old holder, wherever it is, finds within a second that its own is gone. A process that inherited
-// the descriptor does not learn of it. A key that is held in shared mode is refused, since only
-// one of its holders is known.
+// flock(2) lock from another, so Break removes the lock file: the next holder locks a new file,
+// and the old holder notices within a second that its file is gone. A process that inherited
+// the descriptor does not learn of it. Break refuses a key that is held in shared mode, because
+// only one of its holders is known.
 //
-// A holder that comes while the file is being removed writes its token before it looks whether
-// its file is still there, and Break looks at the token after the removal: one of them sees the
-// other, and Break then puts the file back.
+// A new holder may lock the file while Break removes it. The holder writes its token before it
+// checks that its file is still there, and Break reads the token after the removal, so one of
+// them notices the other. If Break reads a new token it puts the file back.
 func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	if key == "" {
 		return driver.Invalid("key", "is empty")
@@ -37,9 +37,9 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	}
 	n := names(p, b.prefix+key)
 	if _, err := os.Lstat(n.state); errors.Is(err, fs.ErrNotExist) {
-		return driver.ErrLost // nobody ever had it
+		return driver.ErrLost // the key was never locked
 	}
-	state, err := p.open(n.state, os.O_RDWR) // its closing wakes the waiters
+	state, err := p.open(n.state, os.O_RDWR) // closing it wakes the waiters
 	if err != nil {
 		return err
 	}

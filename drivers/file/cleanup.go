@@ -14,22 +14,23 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Files of keys that are free and were not used for a while are removed, so that a folder
-// with ever new keys does not grow for ever. What makes that safe:
+// The files of keys that are free and have not been used for a while are removed, so that a
+// folder does not grow for ever if a program always uses new keys. This is safe for these
+// reasons:
 //
-//   - Who removes has the key's gate and its lock, exclusively. So there is no holder, and no
-//     request is refused: it waits for the gate, as behind a look.
-//   - The state goes before the lock file. A request that got the lock of a file that was
-//     removed finds that out (lock.current) and begins anew.
-//   - Before a state goes the folder's high-water mark is on the disk, at or above every token
-//     that the state stands for. A state that is made begins above the mark. So tokens rise
-//     also if the clock was set back meanwhile.
+//   - The remover has the key's gate and its lock, exclusively. So the key has no holder, and
+//     requests are not refused: they wait for the gate, as they do during a Lookup.
+//   - The state file is removed before the lock file. A request that locked a removed file
+//     notices it (lock.current) and begins anew.
+//   - Before a state file is removed, the folder's high-water mark is on the disk, at or above
+//     every token of that state. A new state begins above the mark. So tokens rise even if the
+//     clock was set back meanwhile.
 const (
-	// unused is the time without use after which a key's files are removed. A request that waits for a
-	// key hears of its release, or polls, within a second or so.
+	// unused is the time without use after which a key's files are removed. A request that
+	// waits for a key is signalled or polls within about a second.
 	unused = 10 * time.Second
-	// someKeys is how many keys are looked at when a new one is made, by programs that end
-	// before cleanAfter.
+	// someKeys is how many keys are examined after each new key, for programs that end before
+	// cleanAfter.
 	someKeys = 8
 	// cleanAfter is the time from a new key to the next cleaning of the whole folder.
 	// cleanRarely is the longest time between two cleanings that find nothing to remove.
@@ -37,7 +38,7 @@ const (
 	cleanRarely = 10 * time.Minute
 )
 
-// markName is the file of the high-water mark; no key's file has such a name.
+// markName is the name of the file of the high-water mark. No key's file has this name.
 const markName = ".high-water"
 
 // cleaner removes the files of keys that are not used any more.
@@ -48,12 +49,12 @@ type cleaner struct {
 	timer  *time.Timer
 	armed  bool
 	pause  time.Duration // until the next run
-	names  []string      // keys that some will return
+	names  []string      // keys that some will return next
 	closed bool
 	runs   sync.WaitGroup
 }
 
-// made is called after a grant of a key that was new.
+// made is called after the grant of a new key.
 func (t *cleaner) made(p *place) {
 	if !removable {
 		return
@@ -67,8 +68,8 @@ func (t *cleaner) made(p *place) {
 	t.arm()
 }
 
-// some returns the next keys to look at, in an order by chance. The folder is read when all
-// were looked at, so that its size does not matter.
+// some returns the next keys to examine, in random order. It reads the folder only when all
+// keys were examined, so that a large folder costs no more.
 func (t *cleaner) some(p *place) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,7 +96,7 @@ func (t *cleaner) arm() {
 	}
 }
 
-// run looks at the whole folder, and comes back while there are keys.
+// run examines the whole folder, and sets the timer again while there are keys.
 func (t *cleaner) run() {
 	t.mu.Lock()
 	t.armed = false
@@ -134,7 +135,7 @@ func (t *cleaner) close() {
 // clean removes every key of the folder that is free and was unused for a while at now.
 func (b *Backend) clean(now time.Time) (left, removed int) {
 	if _, err := os.Stat(b.folder.path); err != nil {
-		return 0, 0 // it was removed; cleaning does not make it again
+		return 0, 0 // the folder was removed; cleaning does not make it again
 	}
 	p, err := b.folder.enter()
 	if err != nil {
@@ -171,8 +172,8 @@ func keysOf(folder string) []string {
 }
 
 // removeUnused removes the files of a key, if it is free and was not used for a while, and
-// reports whether it did. It waits for nobody, and an error leaves things as they are: another
-// user's file in a shared folder, say.
+// reports whether it did. It never waits. After an error, such as for another user's file in a
+// shared folder, the files stay.
 func (b *Backend) removeUnused(p *place, name string, now time.Time) bool {
 	n := pathsOf(p, name)
 	if fi, err := os.Lstat(n.state); err != nil || now.Sub(fi.ModTime()) < unused {
@@ -193,7 +194,7 @@ func (b *Backend) removeUnused(p *place, name string, now time.Time) bool {
 	defer gate.unlock()
 	lock, err := p.openLock(n.lock, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
-		lock, err = p.openLock(n.lock, os.O_RDWR) // its remover was killed half-way
+		lock, err = p.openLock(n.lock, os.O_RDWR) // its remover was killed before it finished
 	}
 	if err != nil {
 		return false
@@ -207,7 +208,7 @@ func (b *Backend) removeUnused(p *place, name string, now time.Time) bool {
 		return false
 	}
 	limit, err := read(state).counter("")
-	if err != nil || limit > uint64(max(0, now.UnixMicro())) { // a token of the last seconds, or of a clock that was ahead
+	if err != nil || limit > uint64(max(0, now.UnixMicro())) { // its token is of the last seconds, or of a clock that was ahead
 		return false
 	}
 	if raiseMark(p, limit, now) != nil || os.Remove(n.state) != nil {
@@ -233,8 +234,8 @@ func mark(p *place) (uint64, error) {
 	return m, nil
 }
 
-// raiseMark makes sure that the mark is at least to, and on the disk. It raises it to now, so
-// that it is raised once for many keys.
+// raiseMark ensures that the mark is at least to, and on the disk. It raises the mark to now,
+// so that one write serves many keys.
 func raiseMark(p *place, to uint64, now time.Time) error {
 	f, err := p.open(filepath.Join(p.path, markName), os.O_RDWR)
 	if err != nil {
@@ -243,7 +244,7 @@ func raiseMark(p *place, to uint64, now time.Time) error {
 	defer f.Close() //nolint:errcheck // it was synced
 	own := newLock(f)
 	if ok, err := own.try(driver.Exclusive); !ok || err != nil {
-		return errors.Join(err, errors.New("another process raises the mark"))
+		return errors.Join(err, errors.New("another process is raising the mark"))
 	}
 	defer own.unlock()
 	m := read(f)
@@ -269,8 +270,7 @@ func raiseMark(p *place, to uint64, now time.Time) error {
 	return syncFolder(p.path)
 }
 
-// seed makes a state that is new begin above the folder's mark. It reports whether the state
-// is new.
+// seed makes a new state begin above the folder's mark. It reports whether the state is new.
 func seed(p *place, state *os.File, r *record) (bool, error) {
 	if fi, err := state.Stat(); err != nil || fi.Size() > blockSize {
 		return false, err

@@ -34,8 +34,7 @@ func files(t *testing.T, folder string) []string {
 	return names
 }
 
-// age makes every state of a folder look as if it was not used since, and its tokens as if
-// they were of then.
+// age makes every state of a folder look unused for a while, and its tokens as old.
 func age(t *testing.T, folder string, since time.Time) {
 	t.Helper()
 	states, _ := filepath.Glob(filepath.Join(folder, "*"+stateSuffix))
@@ -90,7 +89,7 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	}
 }
 
-// A program that takes one lock and ends removes some of what others left.
+// A program that takes one lock and ends removes some files of unused keys.
 func TestAProgramThatEndsSoonRemovesSomething(t *testing.T) {
 	folder := t.TempDir()
 	for i := range 50 {

@@ -51,7 +51,7 @@ func parse(rawURL string) (*Options, error) {
 	if given {
 		bits, err := strconv.ParseUint(mode, 8, 32)
 		if err != nil || bits == 0 {
-			return nil, driver.Invalid(`parameter "mode"`, "must be octal, 0600, 0660 or 0666 say")
+			return nil, driver.Invalid(`parameter "mode"`, "must be octal, such as 0600, 0660 or 0666")
 		}
 		o.Mode = fs.FileMode(bits)
 	}
@@ -78,9 +78,9 @@ type Options struct {
 	// Folder is where the lock files are, an absolute path; empty: the user's own
 	// state folder.
 	Folder string
-	// Mode is that of the files that are made: 0600 is for one user, 0660 for the
-	// folder's group, 0666 for all. Zero follows the folder: who may write in it may
-	// share its locks. Only a Folder of your own can be shared.
+	// Mode is the mode of new files: 0600 for one user, 0660 for the folder's group, 0666 for
+	// all. Zero follows the folder: users who may write in it share its locks. Only a Folder
+	// that you name can be shared.
 	Mode fs.FileMode
 	// Prefix goes before every key.
 	Prefix string
@@ -99,7 +99,7 @@ type Backend struct {
 	mu      sync.Mutex
 	closed  bool
 	leases  map[*Lease]struct{}
-	checker *time.Timer // looks whether the leases still stand; nil: there were none yet
+	checker *time.Timer // checks that lock files are still there; nil: there was no lease yet
 	watcher watcher
 }
 
@@ -108,9 +108,8 @@ var (
 	_ driver.Inspector = (*Backend)(nil)
 )
 
-// New returns a backend of o's folder; nil stands for the zero Options. The folder is
-// made at the first use, if it is not there. ErrInvalid names an option that cannot be
-// honoured.
+// New returns a backend of o's folder; nil stands for the zero Options. The folder is made at
+// the first use if it does not exist. ErrInvalid names an option that cannot be honoured.
 func New(o *Options) (*Backend, error) {
 	if o == nil {
 		o = &Options{}
@@ -155,10 +154,10 @@ func (b *Backend) String() string {
 	return (&url.URL{Scheme: "file", Path: path}).String()
 }
 
-// Acquire makes one attempt, which takes microseconds and, at times, one write to
-// the disk. It never waits for a holder. The lease is a *Lease.
+// Acquire makes one attempt, which takes microseconds, and once in ten seconds a write to the
+// disk. It never waits for a holder. The lease is a *Lease.
 //
-// *RefusedError says what is wrong with the folder or a file in it, and what to do.
+// A *RefusedError says what is wrong with the folder or a file in it, and what to do.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.Info().Check(b.prefix, req); err != nil {
 		return nil, err
@@ -189,8 +188,8 @@ func (b *Backend) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// keep notes the lease, so that Close finds it, and so that no garbage collection
-// closes its descriptor and with it the lock.
+// keep stores the lease for Close, and so that the garbage collector does not close its
+// descriptor, which would free the lock.
 func (b *Backend) keep(l *Lease) error {
 	b.mu.Lock()
 	if !b.closed {
@@ -202,14 +201,14 @@ func (b *Backend) keep(l *Lease) error {
 		return nil
 	}
 	b.mu.Unlock()
-	_ = l.Release(context.Background()) // nothing was promised to anybody yet
+	_ = l.Release(context.Background()) // the lease was not returned yet
 	return driver.ErrClosed
 }
 
-// checkEvery is how often leases look whether their lock files are still there.
+// checkEvery is the time between two checks that lock files are still there.
 const checkEvery = time.Second
 
-// checkLater sets the timer for the next look. b.mu is held.
+// checkLater sets the timer for the next check. b.mu is held.
 func (b *Backend) checkLater() {
 	switch {
 	case !removable:
@@ -220,7 +219,7 @@ func (b *Backend) checkLater() {
 	}
 }
 
-// checkLeases tells the holders whose lock file is not there any more.
+// checkLeases ends the leases whose lock file was removed or replaced.
 func (b *Backend) checkLeases() {
 	b.mu.Lock()
 	leases := make([]*Lease, 0, len(b.leases))
@@ -246,11 +245,11 @@ func (b *Backend) forget(l *Lease) {
 	b.mu.Unlock()
 }
 
-// attempts bounds how often a file is opened anew because it was replaced, or made
-// by somebody else, at that instant.
+// attempts bounds how often a file is opened anew because another process replaced or made it
+// at the same time.
 const attempts = 20
 
-// attempt takes the lock of req's key, or says why not.
+// attempt takes the lock of req's key, or returns why it cannot.
 func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, error) {
 	p, err := b.folder.enter()
 	if err != nil {
@@ -274,7 +273,7 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 			l.close()
 			return nil, refused(err, n.lock)
 		}
-		if !l.current(n.lock) { // somebody removed it meanwhile: it excludes nobody
+		if !l.current(n.lock) { // it was removed meanwhile: it excludes nobody
 			l.close()
 			continue
 		}
@@ -286,8 +285,8 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 	return nil, fmt.Errorf("file: %s: keeps being replaced", n.lock)
 }
 
-// noState reports whether a key that is held has no state, and waits for a moment if so: its
-// first holder is about to make one, or its files are being removed.
+// noState reports whether a held key has no state. If so it waits a moment: the key's first
+// holder is about to make the state, or the files are being removed.
 func noState(ctx context.Context, n paths) bool {
 	if _, err := os.Lstat(n.state); !errors.Is(err, fs.ErrNotExist) {
 		return false
@@ -300,14 +299,14 @@ func noState(ctx context.Context, n paths) bool {
 	}
 }
 
-// gatePatience is for how long a gate is waited for that is only needed to tell
-// what is going on. On a busy machine whoever is behind it may not run for a while; to
-// give up before must say "held" of a lock that somebody looks at.
+// gatePatience is how long to wait for a gate before giving up. On a busy machine the process
+// that has the gate may not run for a while. If the caller gave up too early, it would report
+// that a lock is held though another process only looks at it.
 const gatePatience = 3 * time.Second
 
-// tryAgain reads which owner has the lock, for the verdict, and tries once more behind the
-// gate: nobody looks at a lock by taking it there, nor removes it, so that a lock that cannot be
-// had is held. No error means that it was granted after all.
+// tryAgain reads the owner of the lock for the verdict, and tries once more while it has the
+// gate. Lookups and removals take the lock only with the gate, so a lock that cannot be taken
+// now is held. A nil error means that the lock was granted.
 func (b *Backend) tryAgain(ctx context.Context, p *place, n paths, l *lock, req *driver.Request) error {
 	held := &driver.HeldError{Server: b.boot}
 	state, err := p.open(n.state, os.O_RDONLY)
@@ -335,9 +334,9 @@ func (b *Backend) tryAgain(ctx context.Context, p *place, n paths, l *lock, req 
 	return err
 }
 
-// enterGate locks the gate of a key. A process that may not be alone goes through the gate to
-// change the state, and so does one that takes the lock only to look at it. nil, nil: it cannot be had in
-// time, since a process stopped inside of it, say.
+// enterGate locks the gate of a key. A process needs the gate to change the state while other
+// holders may exist, and to take the lock only for a look. nil, nil: the gate was not free in
+// time, for example because a process that has it was stopped.
 func enterGate(ctx context.Context, p *place, n paths, state *os.File, patience time.Duration) (*lock, error) {
 	gate, err := p.gate(n, state)
 	if err != nil {
@@ -360,7 +359,7 @@ func enterGate(ctx context.Context, p *place, n paths, state *os.File, patience 
 	}
 }
 
-// grant gives the holder of l its token, and writes its name for others. It frees l on any
+// grant gives the holder of l its token, and writes its name into the state. It frees l on any
 // error.
 func (b *Backend) grant(ctx context.Context, p *place, n paths, l *lock, req *driver.Request) (*Lease, error) {
 	lease := &Lease{backend: b, place: p, paths: n, lock: l, mode: req.Mode}
@@ -374,8 +373,8 @@ func (b *Backend) grant(ctx context.Context, p *place, n paths, l *lock, req *dr
 	return lease, nil
 }
 
-// Close releases all leases, since their session ends, and stops all watching. A lease
-// that was detached is no longer the backend's.
+// Close releases all leases, because their session ends, and stops all watching. Detached
+// leases are not affected.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	if b.closed {

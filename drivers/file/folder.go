@@ -16,15 +16,15 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// folder is where lock files must be.
+// folder says where the lock files are, and what the folder must be like.
 type folder struct {
 	path     string
 	mode     fs.FileMode // of new files; zero: derived from the folder's own
-	private  bool        // the default folder: of its user, and of nobody else
-	fallback bool        // the default where there is no home
+	private  bool        // the default folder: only for its user
+	fallback bool        // the default folder without a home
 }
 
-// place is a folder as it was found: safe to use for this user.
+// place is a folder after its examination: it is safe for this user.
 type place struct {
 	path   string
 	mode   fs.FileMode // of new files
@@ -50,8 +50,8 @@ func defaultFolder(goos string, getenv func(string) string, uid int) (path strin
 	return filepath.Join("/var/tmp", "dlock-"+strconv.Itoa(uid)), true
 }
 
-// enter makes the folder if need be, and examines it. That is one system call as a
-// rule, made every time, since a folder may be replaced.
+// enter makes the folder if it does not exist, and examines it. It does so every time, usually
+// with one system call, because a folder may be replaced.
 func (f *folder) enter() (*place, error) {
 	fi, err := f.stat()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +79,7 @@ func (f *folder) enter() (*place, error) {
 	return p, nil
 }
 
-// defaultMode lets all who may write in a folder of this mode share its locks.
+// defaultMode returns the mode of files that all users who may write in the folder can share.
 func defaultMode(perm fs.FileMode) fs.FileMode {
 	mode := fs.FileMode(0o600)
 	if perm&0o020 != 0 {
@@ -91,7 +91,7 @@ func defaultMode(perm fs.FileMode) fs.FileMode {
 	return mode
 }
 
-// stat follows a symbolic link only where the user named the folder.
+// stat follows a symbolic link only if the user named the folder.
 func (f *folder) stat() (fs.FileInfo, error) {
 	if f.private {
 		return os.Lstat(f.path)
@@ -123,13 +123,13 @@ func (f *folder) make() error {
 	if mode == 0o700 {
 		return nil
 	}
-	return os.Chmod(f.path, mode) // whatever the umask
+	return os.Chmod(f.path, mode) // regardless of the umask
 }
 
-// open opens a file of the folder, and makes it if flag is os.O_RDWR: a regular file
-// that nobody else could slip in, and no symbolic link.
+// open opens a file of the folder, and makes it if flag is os.O_RDWR. It refuses symbolic
+// links, files that are not regular, and files that another user may have put there.
 //
-// It is made in a step of its own, as Linux forbids O_CREAT on other users' files in
+// Making the file is a separate step, because Linux forbids O_CREAT on other users' files in
 // shared folders (fs.protected_regular).
 func (p *place) open(path string, flag int) (*os.File, error) {
 	var err error
@@ -148,7 +148,7 @@ func (p *place) open(path string, flag int) (*os.File, error) {
 				return nil, refused(err, path)
 			}
 		case errors.Is(err, fs.ErrPermission) && p.shared:
-			time.Sleep(time.Millisecond) // whoever made it may be about to open it to others
+			time.Sleep(time.Millisecond) // its maker may be about to change its mode
 		default:
 			return nil, refused(err, path)
 		}
@@ -196,12 +196,12 @@ func (p *place) create(path string) (*os.File, error) {
 	return f, nil
 }
 
-// refuse returns a refusal for as long as things are as they are.
+// refuse returns a permanent refusal.
 func refuse(format string, args ...any) error {
 	return &driver.RefusedError{Reason: "file: " + fmt.Sprintf(format, args...)}
 }
 
-// refused makes a refusal of an error that will not go away by itself.
+// refused turns an error that will not go away by itself into a refusal.
 func refused(err error, path string) error {
 	what := ""
 	switch {
@@ -211,6 +211,8 @@ func refused(err error, path string) error {
 		return refuse("%s is damaged, and with it the counter of the key's tokens: if this machine's clock is right, remove that file", path)
 	case errors.Is(err, errLayout):
 		return refuse("%s was written by another release, in a layout that this one does not know: use the newer release", path)
+	case errors.Is(err, errEnd):
+		return refuse("the counter of %s has reached the largest token: if this machine's clock is right, remove that file", path)
 	case irregular(path) != "":
 		return refuse("%s is no regular file but %s: remove it", path, irregular(path))
 	case full(err):
@@ -280,11 +282,11 @@ func pathsOf(p *place, name string) paths {
 	return paths{lock: base + lockSuffix, state: base + stateSuffix, gate: base + gateSuffix}
 }
 
-// shown is how much of a key its files' names show.
+// shown is how many bytes of a key the names of its files show.
 const shown = 40
 
-// fileName returns a safe name for any key: what can be shown of it, for people, and
-// 160 bits of its SHA-256, which tell keys apart also where a file system ignores case.
+// fileName returns a safe name for any key: its printable beginning, for people, and 160 bits
+// of its SHA-256, which tell keys apart even if the file system ignores case.
 func fileName(key string) string {
 	readable := []byte(key[:min(len(key), shown)])
 	for i, c := range readable {

@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// networkKind names the network file system that path is on; empty: none that is known.
+// networkKind names the network file system that has path; empty: no known one.
 func networkKind(path string) string {
 	var st syscall.Statfs_t
 	if syscall.Statfs(path, &st) != nil {

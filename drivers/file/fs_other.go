@@ -2,5 +2,5 @@
 
 package file
 
-// networkKind names the network file system that path is on; empty: none that is known.
+// networkKind names the network file system that has path; empty: no known one.
 func networkKind(string) string { return "" }

@@ -13,7 +13,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// looker stands where Lookup stands: behind the gate of key k, with its lock.
+// looker stops where Lookup does its work: it has the gate of key k, and its lock.
 func looker(t *testing.T, b *Backend) (leave func()) {
 	t.Helper()
 	p, err := b.folder.enter()
@@ -76,7 +76,7 @@ func TestNobodyLooksWithoutTheGate(t *testing.T) {
 	}
 }
 
-// A process may be stopped behind the gate. Others still get their verdict.
+// A process may be stopped while it has the gate. Others still get an answer.
 func TestAStuckGateDelaysAVerdictAndNoMore(t *testing.T) {
 	b := open(t, t.TempDir())
 	b.patience = 50 * time.Millisecond
@@ -96,7 +96,7 @@ func TestAStuckGateDelaysAVerdictAndNoMore(t *testing.T) {
 	release(t, acquire(t, b, request("k"))) // an exclusive holder needs no gate
 }
 
-// Whoever had the old file open when it was removed must not be a second holder.
+// A process that had the old file open when it was removed must not become a second holder.
 func TestARemovedLockFileLetsNobodyInTwice(t *testing.T) {
 	t.Parallel()
 	b := open(t, t.TempDir())
@@ -119,7 +119,7 @@ func TestARemovedLockFileLetsNobodyInTwice(t *testing.T) {
 				}
 				l := lease.(*Lease)
 				inside.Add(-1)
-				if granted%2 == 0 { // the last act of a holder who cleans up
+				if granted%2 == 0 { // the last step of a holder's clean-up
 					if err := os.Remove(l.paths.lock); err != nil {
 						t.Error(err)
 					}

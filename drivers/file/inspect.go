@@ -14,12 +14,12 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// lookPatience is for how long a look waits for a key's gate.
+// lookPatience is how long a look waits for a key's gate.
 const lookPatience = 5 * time.Second
 
-// Lookup returns the state of key, by taking its lock for an instant, behind the
-// gate, so that no request is refused because of it. Of several shared holders only
-// one is named: the kernel alone knows all.
+// Lookup returns the state of key. It takes the lock for an instant while it has the gate, so
+// that no request is refused because of it. Of several shared holders it names only one: only
+// the kernel knows all.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if err := b.usable(ctx); err != nil {
 		return nil, err
@@ -110,7 +110,7 @@ func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.
 	return r.key, s, nil
 }
 
-// probe takes the lock to see whether a holder prevents it.
+// probe tries to take the lock, to see whether it is held.
 func probe(p *place, path string) (mode driver.Mode, held bool, err error) {
 	l, err := p.openLock(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +133,7 @@ func probe(p *place, path string) (mode driver.Mode, held bool, err error) {
 	return driver.Exclusive, true, nil
 }
 
-// Check examines the folder: whether locks exclude there at all, and who else can
+// Check examines the folder: whether its locks exclude at all, and which other users can
 // interfere.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.usable(ctx); err != nil {
@@ -175,7 +175,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		add("no-home", driver.SeverityNote, "name the folder (file:///folder) where jobs with and without a home are to exclude each other", "HOME is not set, so that %s is used: a process of this user with a HOME uses another folder", p.path)
 	}
 	if b.boot == "" {
-		add("no-boot-id", driver.SeverityNote, "", "this system does not tell its restarts: every grant waits for the disk")
+		add("no-boot-id", driver.SeverityNote, "", "this system has no boot id: every grant waits for the disk")
 	}
 	return found, nil
 }
@@ -187,13 +187,13 @@ func tryOut(path string) error {
 		return fmt.Errorf("no file can be made: %w", err)
 	}
 	name := f.Name()
-	defer os.Remove(name) //nolint:errcheck // nothing can be done about it
+	defer os.Remove(name) //nolint:errcheck // only the clean-up fails
 	if err := f.Close(); err != nil {
 		return err
 	}
 	p := &place{path: path, mode: 0o600, id: identity{}}
 	n := pathsOf(p, strings.TrimPrefix(name, path+string(filepath.Separator)))
-	defer os.Remove(n.lock) //nolint:errcheck // nothing can be done about it
+	defer os.Remove(n.lock) //nolint:errcheck // only the clean-up fails
 	for _, want := range []bool{true, false} {
 		l, err := p.openLock(n.lock, os.O_RDWR)
 		if err != nil {
@@ -211,7 +211,7 @@ func tryOut(path string) error {
 	return nil
 }
 
-// quote quotes a path for a shell, if need be.
+// quote quotes a path for a shell if it must be quoted.
 func quote(path string) string {
 	if strings.Trim(path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-") == "" {
 		return path

@@ -10,8 +10,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Lease is the lease that Acquire returns. It has two descriptors open, that of the lock file
-// and that of the key's state, both closed on exec.
+// Lease is the lease that Acquire returns. It has two descriptors open, for the lock file and
+// the key's state, both closed on exec.
 type Lease struct {
 	backend *Backend
 	place   *place
@@ -29,11 +29,11 @@ type Lease struct {
 
 var _ driver.Lease = (*Lease)(nil)
 
-// sharedPatience is for how long a shared holder waits for its token, which
-// others take at the same time.
+// sharedPatience is how long a shared holder waits for the gate, under which it takes its
+// token: other shared holders take theirs under the same gate.
 const sharedPatience = 5 * time.Second
 
-// begin gives the holder of l.lock its token and writes its name into the state.
+// begin gives the holder of l.lock its token, and writes the holder's name into the state.
 func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 	var err error
 	if l.state, err = l.place.open(l.paths.state, os.O_RDWR); err != nil {
@@ -59,7 +59,7 @@ func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 	}
 	fence, _, err := issue(l.state, r, req.FenceFloor, now)
 	if err == nil && l.fresh {
-		err = syncFolder(l.place.path) // the file has to be found after a crash, too
+		err = syncFolder(l.place.path) // the file must still be there after a crash
 	}
 	if err != nil {
 		return err
@@ -75,14 +75,14 @@ func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 // errReplaced says that the lock file was removed while it was being taken.
 var errReplaced = errors.New("file: the lock file was replaced")
 
-// replaced reports whether the lock file is not the lease's any more.
+// replaced reports whether the lock file is no longer the one that the lease locked.
 func (l *Lease) replaced() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !l.over && !l.lock.current(l.paths.lock)
 }
 
-// lose tells the holder that the lease is lost.
+// lose closes Lost.
 func (l *Lease) lose() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,14 +93,14 @@ func (l *Lease) lose() {
 	}
 }
 
-// Grant returns the grant. Expires is zero: the lease ends with its process, or with
-// the last that has its descriptor. Lost is closed when the backend is, and within a second
-// after the lock file was removed or replaced, by Break for example.
+// Grant returns the grant. Expires is zero: the lease ends with its process, or with the last
+// process that has its descriptor. Lost is closed when the backend is closed, and within a
+// second after the lock file was removed or replaced, for example by Break.
 func (l *Lease) Grant() driver.Grant { return l.grant }
 
-// Renew reports whether the lease still stands, and extends nothing, as it has no end.
-// ErrLost: it was released or detached, or the lock file was removed or replaced, so
-// that it excludes nobody any more.
+// Renew checks that the lease is still valid. It extends nothing, because the lease has no end.
+// ErrLost: it was released or detached, or the lock file was removed or replaced, so that it
+// excludes nobody any more.
 func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	if err := l.backend.Info().CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
@@ -119,10 +119,9 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	return l.grant, nil
 }
 
-// Release frees the lock for everybody, also where other processes have inherited its
-// descriptor: to leave it to them call Detach instead. ErrLost says that the lock file
-// was removed or replaced under the lease. It does not depend on ctx, and takes
-// microseconds.
+// Release frees the lock, even if other processes have inherited its descriptor: to leave the
+// lock to them call Detach instead. ErrLost says that the lock file was removed or replaced
+// under the lease. It does not depend on ctx, and takes microseconds.
 func (l *Lease) Release(context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -140,8 +139,8 @@ func (l *Lease) Release(context.Context) error {
 	return nil
 }
 
-// sign writes down that this holder has gone, so that nobody is told that it still
-// holds the lock. That is information for people: an error here changes nothing.
+// sign writes into the state that this holder has released the lock. The entry is information
+// for people: an error here changes nothing.
 func (l *Lease) sign() {
 	if l.mode == driver.Shared {
 		gate, err := enterGate(context.Background(), l.place, l.paths, l.state, l.backend.patience)
@@ -153,7 +152,7 @@ func (l *Lease) sign() {
 	clearHolder(l.state, l.grant.Fence)
 }
 
-// drop unlocks and closes. The state is closed last: its closing wakes the waiters.
+// drop unlocks and closes. The state is closed last: closing it wakes the waiters.
 func (l *Lease) drop() {
 	l.lock.unlock()
 	l.lock.close()
@@ -175,10 +174,10 @@ func (l *Lease) File() *os.File {
 	return l.lock.file()
 }
 
-// Detach closes the lease's own descriptors and does not unlock: the key is free when
-// the last process that inherited File's descriptor has exited, at once if there is
-// none. The lease is over; Release then returns nil. Where there is no flock(2)
-// Detach is Release.
+// Detach closes the lease's own descriptors and does not unlock: the key is free when the last
+// process that inherited File's descriptor has exited, or at once if there is none. The lease
+// is over; Release then returns nil. On systems without flock(2) Detach does the same as
+// Release.
 func (l *Lease) Detach() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

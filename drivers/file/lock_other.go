@@ -12,12 +12,12 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// safely has nothing to add here: the folder is private to its user by its ACL.
+// safely is zero here: the folder's ACL makes it private to its user.
 const safely = 0
 
 var errReadOnly = errors.New("read-only")
 
-// removable: an open file cannot be removed here, or not be told from its successor.
+// removable is false: an open file cannot be removed here, or cannot be told from its successor.
 const removable = false
 
 // lock is a file locked by other means than flock(2), LockFileEx on Windows. Such a
@@ -28,7 +28,7 @@ func (p *place) openLock(path string, _ int) (*lock, error) {
 	return &lock{flock.New(path, flock.SetPermissions(p.mode))}, nil
 }
 
-// gate is a file of its own: locks are mandatory here, and the state could not be read.
+// gate returns a separate file: locks are mandatory here, so a locked state could not be read.
 func (p *place) gate(n paths, _ *os.File) (*lock, error) { return p.openLock(n.gate, os.O_RDWR) }
 
 // try takes the lock if it is free.

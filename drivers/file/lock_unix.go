@@ -11,18 +11,19 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// safely is added to every open: no symbolic link is followed, and a named pipe that
-// somebody put there cannot block us.
+// safely is added to every open: it follows no symbolic link, and a named pipe that another
+// user put there cannot block it.
 const safely = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
 var errReadOnly error = syscall.EROFS
 
-// removable: files can be removed while they are open, and are then told from their
+// removable is true: files can be removed while they are open, and can then be told from their
 // successors.
 const removable = true
 
-// lock is a file with a lock of flock(2), which belongs to its open file description: two
-// of them exclude each other in one process, too, and those who inherit it share it.
+// lock is a file with a lock of flock(2). The lock belongs to the open file description: two of
+// them exclude each other even in one process, and processes that inherit the descriptor share
+// the lock.
 type lock struct{ f *os.File }
 
 func (p *place) openLock(path string, flag int) (*lock, error) {
@@ -35,7 +36,7 @@ func (p *place) openLock(path string, flag int) (*lock, error) {
 
 func newLock(f *os.File) *lock { return &lock{f} }
 
-// gate is the lock on the state itself.
+// gate returns the state file itself.
 func (p *place) gate(_ paths, state *os.File) (*lock, error) { return &lock{state}, nil }
 
 // try takes the lock if it is free.
@@ -52,7 +53,7 @@ func (l *lock) try(mode driver.Mode) (bool, error) {
 }
 
 // unlock frees the lock for all processes that share the description: a child between fork and
-// exec has a copy of it for a moment, and must not keep the lock.
+// exec has a copy of the descriptor for a moment, and must not keep the lock.
 func (l *lock) unlock() { _ = l.flock(syscall.LOCK_UN) } // it fails only on a bad descriptor
 
 func (l *lock) flock(how int) error {
@@ -70,8 +71,8 @@ func (l *lock) flock(how int) error {
 func (l *lock) close()         { _ = l.f.Close() } // nothing was written to it
 func (l *lock) file() *os.File { return l.f }
 
-// current reports whether path still names this very file. If not, others lock another
-// one.
+// current reports whether path still names this file. If not, other processes lock another
+// file.
 func (l *lock) current(path string) bool {
 	mine, err := l.f.Stat()
 	if err != nil {
@@ -81,7 +82,7 @@ func (l *lock) current(path string) bool {
 	return err == nil && os.SameFile(mine, there)
 }
 
-// identity is whose a file is.
+// identity returns a file's owner.
 type identity struct {
 	uid, gid int
 	links    uint64
@@ -98,8 +99,8 @@ func identify(fi fs.FileInfo) identity {
 
 func (id identity) mine() bool { return !id.known || id.uid == os.Geteuid() }
 
-// hand makes a new file accessible to the users that share it, whatever the umask: to
-// the folder's owner, if root made it (with sudo, say), and to the folder's group.
+// hand makes a new file accessible to the users that share it, regardless of the umask: to the
+// folder's owner, if root made it (with sudo, for example), and to the folder's group.
 func (p *place) hand(f *os.File) error {
 	if !p.shared && os.Geteuid() == 0 && p.id.uid != 0 {
 		if err := f.Chown(p.id.uid, p.id.gid); err != nil {
@@ -107,7 +108,7 @@ func (p *place) hand(f *os.File) error {
 		}
 	}
 	if p.mode&0o060 != 0 {
-		_ = f.Chown(-1, p.id.gid) // may not be allowed; then the group is our own
+		_ = f.Chown(-1, p.id.gid) // if this is not allowed, the group stays that of the process
 	}
 	return f.Chmod(p.mode)
 }

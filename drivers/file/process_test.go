@@ -149,7 +149,7 @@ func share(b *Backend, times string) error {
 	return nil
 }
 
-// lockSoon polls as dlock does, with a signal where there is one.
+// lockSoon polls as dlock does, and uses the signal if there is one.
 func lockSoon(b *Backend, r *driver.Request) (driver.Lease, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -275,7 +275,7 @@ func TestAStoppedHolderStaysTheHolder(t *testing.T) {
 	release(t, acquire(t, b, request("k")))
 }
 
-// The descriptor that a command inherited keeps the lock, whatever becomes of the holder.
+// The descriptor that a command inherited keeps the lock, even if the holder is killed.
 func TestAnInheritedDescriptorKeepsTheLock(t *testing.T) {
 	for name, args := range map[string][]string{
 		"holder detached": nil,
@@ -311,7 +311,7 @@ func TestAnInheritedDescriptorKeepsTheLock(t *testing.T) {
 	}
 }
 
-// eventually is for what the kernel does soon after what can be waited for.
+// eventually waits for effects that the kernel causes a moment later.
 func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
 	end := time.Now().Add(20 * time.Second)
@@ -441,29 +441,7 @@ func TestSharedTokensDifferAcrossProcesses(t *testing.T) {
 	}
 }
 
-// Two owners in turn, each of whom waits for the other's release.
-func BenchmarkHandoff(b *testing.B) {
-	folder := b.TempDir()
-	backends := []*Backend{open(b, folder), open(b, folder)}
-	held := acquire(b, backends[0], request("k"))
-	for i := 0; b.Loop(); i++ {
-		next := make(chan driver.Lease)
-		go func() {
-			l, err := lockSoon(backends[(i+1)%2], request("k"))
-			if err != nil {
-				b.Error(err)
-			}
-			next <- l
-		}()
-		b.StopTimer()
-		time.Sleep(2 * time.Millisecond) // it waits by now
-		b.StartTimer()
-		release(b, held)
-		held = (<-next).(*Lease)
-	}
-}
-
-// The whole way: an application waits for a holder in another process.
+// End to end: an application waits for a holder in another process.
 func TestAnApplicationWaitsForAnotherProcess(t *testing.T) {
 	folder := t.TempDir()
 	locks, err := dlock.OpenURL("file://" + folder)
@@ -478,7 +456,7 @@ func TestAnApplicationWaitsForAnotherProcess(t *testing.T) {
 		_, err = locks.Lock(ctx, "k")
 		cancel()
 		if errors.Is(err, driver.ErrHeld) {
-			break // else there was no time to ask, on a busy machine
+			break // otherwise a busy machine left no time to ask
 		}
 	}
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("web-4/%d/", p.Process.Pid)) {

@@ -11,35 +11,34 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// The state of a key is two records, each in a block of its own, so that a write
-// that is cut off by a crash damages one of them at most. A record is one line of text
-// with a checksum; what follows the line is left from longer ones.
+// The state of a key is two records, each in its own block, so that a write that a crash cuts
+// off damages at most one of them. A record is one line of text with a checksum. The text after
+// the line is left from longer lines.
 //
-// Tokens never go back, whatever the clock does:
+// Tokens never go back, even if the clock does:
 //
-//   - after a process died at any instant: its write went to the record that is not
-//     needed. If that record is damaged, the limit of the other one holds;
-//   - after the machine went down at any instant: the limit, which is above every
-//     token that was given, was on the disk before the first of these was returned.
-//     So one grant in ten seconds waits for the disk, and the others do not. After a
-//     restart, which the boot's id tells, tokens go on above the limit. Where a system
-//     has no such id, every grant waits for the disk.
+//   - after a process died at any instant: its write went to the record that is not needed. If
+//     that record is damaged, the other record's limit holds;
+//   - after the machine went down at any instant: a limit above every given token was on the
+//     disk before the first of these tokens was returned. So only one grant in ten seconds
+//     waits for the disk. After a restart, which the boot id shows, tokens go on above the
+//     limit. On a system without a boot id every grant waits for the disk.
 //
-// A new limit is announced in the record whose loss costs nothing, synced, and only
-// then confirmed in the other: an announcement that nobody confirmed counts for nothing.
+// A new limit is first announced in the record that is not needed, and synced, and only then
+// confirmed in the other. An announcement without confirmation has no effect.
 const (
 	layout    = "dlock1"
 	blockSize = 4096
-	reserve   = uint64(10 * time.Second / time.Microsecond) // of tokens, between two syncs
+	reserve   = uint64(10 * time.Second / time.Microsecond) // how far tokens may go, as time, between two syncs
 )
 
-// record is the owner that took the key last, and the counter of its tokens.
+// record has the owner that took the key last, and the counter of its tokens.
 type record struct {
 	seq       uint64 // the later record has the larger one
 	fence     uint64 // the largest token given
-	limit     uint64 // no token above it was given
-	confirmed bool   // the limit is on the disk, in the other record
-	boot      string // of the machine when this was written; empty: unknown
+	limit     uint64 // no larger token was given
+	confirmed bool   // the other record has the limit on the disk
+	boot      string // the boot id when this was written; empty: unknown
 	held      bool   // false: the owner has released it
 	mode      driver.Mode
 	since     int64 // microseconds
@@ -50,7 +49,7 @@ type record struct {
 
 const format = layout + " seq=%d fence=%d limit=%d confirmed=%t boot=%q held=%t mode=%d since=%d pid=%d owner=%q key=%q"
 
-// maxOwner is how much of an owner is kept; it is for people.
+// maxOwner is how many bytes of an owner are stored, for people.
 const maxOwner = 256
 
 // encode returns the line. It always fits a block: a key has at most 512 bytes, and
@@ -65,6 +64,7 @@ var (
 	errBlank   = errors.New("blank")
 	errDamaged = errors.New("damaged")
 	errLayout  = errors.New("of another layout")
+	errEnd     = errors.New("at its end")
 )
 
 func decode(block []byte) (*record, error) {
@@ -87,6 +87,9 @@ func decode(block []byte) (*record, error) {
 	if _, err := fmt.Sscanf(string(line), format, &r.seq, &r.fence, &r.limit, &r.confirmed, &r.boot, &r.held, &r.mode, &r.since, &r.pid, &r.owner, &r.key); err != nil {
 		return nil, errDamaged
 	}
+	if max(r.seq, r.limit) > driver.MaxFence || r.fence > r.limit { // no release writes it, and r.seq must not overflow
+		return nil, errDamaged
+	}
 	return r, nil
 }
 
@@ -97,7 +100,7 @@ type storage interface {
 	Sync() error
 }
 
-// pair is the two records as they were read.
+// pair has the two records as they were read.
 type pair struct {
 	rec [2]*record // nil where err is set
 	err [2]error
@@ -138,8 +141,8 @@ func (p *pair) latest() *record {
 
 func (p *pair) whole() bool { return p.rec[0] != nil && p.rec[1] != nil }
 
-// counter returns the least token, which the next one must exceed. It is the limit if the last
-// tokens may not be known.
+// counter returns the number that the next token must exceed. It is the limit if the last
+// tokens may be unknown.
 func (p *pair) counter(boot string) (uint64, error) {
 	for _, err := range p.err {
 		if err != nil && !errors.Is(err, errBlank) && !errors.Is(err, errDamaged) {
@@ -152,7 +155,7 @@ func (p *pair) counter(boot string) (uint64, error) {
 	if p.whole() && p.latest().boot == boot {
 		return p.latest().fence, nil
 	}
-	// One blank and one damaged record are the first write ever, cut off: no token was
+	// One blank and one damaged record mean that the first write was cut off: no token was
 	// given.
 	var limit uint64
 	for _, r := range p.rec {
@@ -163,13 +166,13 @@ func (p *pair) counter(boot string) (uint64, error) {
 	return limit, nil
 }
 
-// announced reports that the later record has a limit that nobody confirmed: a process
-// died before, or the machine went down after that.
+// announced reports whether the later record has a limit without confirmation: a process died
+// before it confirmed, or the machine went down.
 func (p *pair) announced() bool { return p.whole() && !p.latest().confirmed }
 
-// spare is the index of the record to overwrite: a damaged one; otherwise the later one,
-// because the other has the limit that is on the disk. A limit that was announced may count,
-// so it is not overwritten.
+// spare returns the index of the record to overwrite: a damaged one, otherwise the later one,
+// because the other has the limit that is on the disk. It does not overwrite an announced
+// limit, which may be in effect.
 func (p *pair) spare() int {
 	for i, r := range p.rec {
 		if r == nil {
@@ -182,8 +185,8 @@ func (p *pair) spare() int {
 	return p.at()
 }
 
-// issue writes r with the next token and returns that. fresh says that the file was
-// blank. Nobody else may be in issue on the same file.
+// issue writes r with the next token, and returns the token. fresh says that the file was
+// blank. Only one issue may run on a file at a time.
 func issue(f storage, r *record, floor uint64, now time.Time) (fence uint64, fresh bool, err error) {
 	p := read(f)
 	counter, err := p.counter(r.boot)
@@ -191,7 +194,7 @@ func issue(f storage, r *record, floor uint64, now time.Time) (fence uint64, fre
 		return 0, false, err
 	}
 	if counter >= driver.MaxFence {
-		return 0, false, errors.New("the counter has reached the largest token")
+		return 0, false, errEnd
 	}
 	r.fence = driver.NextFence(counter, floor, now)
 	last := p.latest()
@@ -202,7 +205,7 @@ func issue(f storage, r *record, floor uint64, now time.Time) (fence uint64, fre
 		r.limit, r.confirmed = last.limit, true
 		return r.fence, false, write(f, p.spare(), r)
 	}
-	if p.announced() { // then the larger limit must be on the disk before the other goes
+	if p.announced() { // then the larger limit must be on the disk before the other record is overwritten
 		if err := f.Sync(); err != nil {
 			return 0, false, err
 		}
@@ -220,7 +223,8 @@ func issue(f storage, r *record, floor uint64, now time.Time) (fence uint64, fre
 	return r.fence, last == nil, write(f, 1-p.spare(), &confirmation)
 }
 
-// clearHolder notes that the holder with this token has gone, if it was the last.
+// clearHolder notes that the holder with this token has released the lock, if it was the last
+// holder.
 func clearHolder(f storage, fence uint64) {
 	p := read(f)
 	if !p.whole() || p.latest().fence != fence || !p.latest().confirmed {
@@ -229,7 +233,7 @@ func clearHolder(f storage, fence uint64) {
 	r := *p.latest()
 	r.seq++
 	r.held = false
-	_ = write(f, p.spare(), &r) // for people: see Lease.sign
+	_ = write(f, p.spare(), &r) // information for people: see Lease.sign
 }
 
 func write(f io.WriterAt, i int, r *record) error {

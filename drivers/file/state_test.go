@@ -43,7 +43,7 @@ func TestARecordReadsBackAsItWasWritten(t *testing.T) {
 	}
 }
 
-// disk is a state file on a machine that may go down, and under processes that may die.
+// disk is a state file on a machine that may go down, used by processes that may die.
 type disk struct {
 	cache, platter [2 * blockSize]byte
 	dirty          [2]bool
@@ -80,7 +80,7 @@ func (d *disk) Sync() error {
 	return nil
 }
 
-// powerLoss leaves of each block that was not synced the old content, the new, or a
+// powerLoss sets each block that was not synced to its old content, its new content, or a
 // mixture of both.
 func (d *disk) powerLoss() {
 	for i, dirty := range d.dirty {
@@ -164,7 +164,7 @@ func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
 
 func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
 	now := time.Now()
-	past := now.Add(-24 * time.Hour) // the clock is no help
+	past := now.Add(-24 * time.Hour) // the clock does not help
 	give := func(d *disk, at time.Time) (uint64, error) {
 		fence, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, at)
 		return fence, err

@@ -16,32 +16,32 @@ import (
 
 var _ driver.Watcher = (*Backend)(nil)
 
-// watcher hears of releases by any process through inotify(7): a holder has the
-// key's state open for writing, and nobody else has, so that its closing, by a release
-// or by the kernel when the process died, tells that the lock may be free. There is one
-// inotify instance and one goroutine while anybody watches, and none else.
+// watcher notices releases by any process through inotify(7). Only a holder has the key's state
+// open for writing. So when the state is closed, by a release or by the kernel after the
+// process died, the lock may be free. There is one inotify instance and one goroutine while
+// anybody watches, and none otherwise.
 type watcher struct {
 	mu     sync.Mutex
-	events *os.File // nil: nobody watches
+	events *os.File // nil: there is no watch
 	keys   map[int32]*watched
 	closed bool
 }
 
-// watched is a key's state file.
+// watched is a key's state file and its watchers.
 type watched struct {
 	path     string
 	channels map[chan struct{}]struct{}
 	echo     *time.Timer
 }
 
-// echoAfter is when a signal is repeated: a killed process's state may be closed just
-// before its lock.
+// echoAfter is the pause before a signal is repeated: the kernel may close a killed process's
+// state just before its lock.
 const echoAfter = 5 * time.Millisecond
 
-// Watch tells when a holder of key has gone, in this process or another. (Not when it
-// has left its lock to a command that inherited it, and that exits: poll, too.)
+// Watch signals when a holder of key releases it or dies, in this process or another. (It does
+// not signal the exit of a command that inherited the lock: poll as well.)
 //
-// It fails where the user's inotify instances are used up; then poll.
+// It fails if the user's inotify instances are used up; then poll.
 func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
@@ -54,7 +54,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 		return nil, err
 	}
 	path := names(p, b.prefix+key).state
-	f, err := p.open(path, os.O_RDONLY) // O_RDWR would be a signal to others, when it is closed
+	f, err := p.open(path, os.O_RDONLY) // closing a file opened with O_RDWR would signal others
 	if errors.Is(err, fs.ErrNotExist) {
 		f, err = p.open(path, os.O_RDWR)
 	}
@@ -129,7 +129,7 @@ func (w *watcher) stopIfIdle() {
 	}
 }
 
-// close ends the instance and wakes everybody once more.
+// close ends the instance and wakes all watchers once more.
 func (w *watcher) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,8 +172,7 @@ func (w *watcher) listen(events *os.File, keys map[int32]*watched) {
 	}
 }
 
-// fail wakes everybody where events cannot be read any more, and starts anew with the
-// next watch.
+// fail wakes all watchers after events can no longer be read. The next watch starts anew.
 func (w *watcher) fail(events *os.File) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -187,7 +186,7 @@ func (w *watcher) fail(events *os.File) {
 	w.stopIfIdle()
 }
 
-// signal wakes the watchers of k, now and once more.
+// signal wakes the watchers of k, now and once more after echoAfter.
 func (w *watcher) signal(k *watched) {
 	k.wake()
 	if k.echo != nil {
@@ -205,13 +204,12 @@ func (k *watched) wake() {
 	for ch := range k.channels {
 		select {
 		case ch <- struct{}{}:
-		default: // there is one already
+		default: // there is a value already
 		}
 	}
 }
 
-// watchFile and unwatchFile leave the instance in the poller's care, as File.Fd would
-// not.
+// watchFile and unwatchFile keep the instance in Go's poller, unlike File.Fd.
 func watchFile(events *os.File, path string) (int32, error) {
 	conn, err := events.SyscallConn()
 	if err != nil {
@@ -229,7 +227,7 @@ func watchFile(events *os.File, path string) (int32, error) {
 func unwatchFile(events *os.File, wd int32) {
 	if conn, err := events.SyscallConn(); err == nil {
 		_ = conn.Control(func(fd uintptr) {
-			_, _ = syscall.InotifyRmWatch(int(fd), uint32(wd)) // it may have gone with its file
+			_, _ = syscall.InotifyRmWatch(int(fd), uint32(wd)) // it may have been removed with its file
 		})
 	}
 }

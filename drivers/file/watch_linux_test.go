@@ -61,7 +61,7 @@ func TestWatchHearsOfAReleaseAnywhere(t *testing.T) {
 	wantErr(t, "watch after Close", err, driver.ErrClosed)
 }
 
-// Else a crowd that waits would wake itself for ever.
+// Otherwise many waiters would wake each other for ever.
 func TestAnAttemptThatFailedIsNoSignal(t *testing.T) {
 	b := open(t, t.TempDir())
 	l := acquire(t, b, request("k"))
@@ -101,7 +101,7 @@ func TestNothingIsLeftOfAWatch(t *testing.T) {
 	cancel()
 	eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines && descriptors(t) <= files })
 
-	// And it works once more.
+	// A new watch works after the old ones have ended.
 	l := acquire(t, b, request("a"))
 	ch := watch(t, b, "a")
 	release(t, l)

@@ -2,7 +2,7 @@
 
 package file
 
-// watcher has nothing to do: there is no Watch here, and waiters poll.
+// watcher does nothing: there is no Watch here, and waiters poll.
 type watcher struct{}
 
 func (*watcher) close() {}

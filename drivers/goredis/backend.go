@@ -11,40 +11,42 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
 )
 
-// Options are the settings of a backend on a client of the application's. The zero
-// Options, and nil, are the defaults.
+// Options are the settings of a backend that uses the application's client. The zero Options,
+// and nil, are the defaults.
 type Options struct {
-	// Prefix goes before every key, and before the name of whatever else is stored.
+	// Prefix goes before every key, and before the names of all other stored data.
 	Prefix string
 	// CallTimeout bounds one call to the server; zero means a second. Half of the TTL
 	// bounds it too.
 	CallTimeout time.Duration
-	// Grace is how much longer than its TTL a lock stays on the server, unless it is
-	// released; zero means 10 ms and a hundredth of the TTL. It is for a lone instance: nodes of a
-	// quorum keep what their terms say.
+	// Grace is how much longer than its TTL a lock stays on the server, unless it is released;
+	// zero means 10 ms and a hundredth of the TTL. It is for a lone instance: nodes of a quorum
+	// use the grace in their terms.
 	Grace time.Duration
-	// RestartGuard keeps a server that was restarted, and may have forgotten locks, from
-	// granting any for so long; and no TTL may be longer. Zero: off. As a node of a quorum
-	// it has the quorum's instead. It is not for a Cluster. A server without a memory that
-	// was started less than the guard ago may be new or restarted: see Bootstrap.
+	// RestartGuard is how long a server that was restarted, and may have forgotten locks,
+	// grants none. No TTL may be longer. Zero: off. A node of a quorum uses the quorum's guard
+	// instead. A Cluster cannot have one. A server without a memory that was started less than
+	// the guard ago may be new or restarted: see Bootstrap.
 	RestartGuard time.Duration
-	// Bootstrap, of a lone instance with a guard, states that a server without a memory
-	// is new, and StrictGuard that no other is.
+	// Bootstrap, for a lone instance with a guard, states that a server without a memory is
+	// new. StrictGuard never takes a server for new without such a statement.
 	Bootstrap, StrictGuard bool
-	// Durable states that the server forgets nothing that it has acknowledged
-	// (appendonly yes and appendfsync always, which is checked where CONFIG is allowed):
-	// the guard is then for a server alone whose data was lost.
+	// Durable states that the server forgets nothing that it has acknowledged (appendonly yes
+	// and appendfsync always, which is checked where CONFIG is allowed): the guard then applies
+	// only to a server whose data was lost.
 	Durable bool
-	// WaitReplicas is how many replicas must have a lock, or a renewal, before it counts: the
-	// command WAIT asks for it after the script. Zero: none. See the package's documentation.
+	// WaitReplicas is how many replicas must confirm a grant or a renewal before it counts, by
+	// the command WAIT after the script. Zero: none. See the package's documentation.
 	WaitReplicas int
-	// ForeignGap is for how long in each second a lock is not handed from one waiter to the
-	// next, so that another library that asks for it now and then may get it; at most half a
-	// second. Zero: never. See the package's documentation.
+	// ForeignGap is how long in each second a lock is not handed to the next waiter, so that
+	// another library that asks for it at times may get it; at most half a second. Zero: never.
+	// See the package's documentation.
 	ForeignGap time.Duration
-	// Event is told what happens in the background; it may be nil.
+	// Event is called with events of the background; it may be nil. It must not block: it may run on
+	// a goroutine that reads the server's answers.
 	Event func(driver.Notice)
 
 	_ struct{}
@@ -54,6 +56,10 @@ type Options struct {
 // concurrent use.
 type Backend struct{ *redisnode.Node }
 
+// Starts reports whether other is this backend itself, and not a type that embeds it. A quorum
+// asks so: it calls the methods Acquire, Renew and Release of such a type for every request.
+func (b *Backend) Starts(other driver.Backend) bool { return other == driver.Backend(b) }
+
 var (
 	_ driver.Backend    = (*Backend)(nil)
 	_ driver.Watcher    = (*Backend)(nil)
@@ -62,15 +68,14 @@ var (
 	_ driver.GuardAdmin = (*Backend)(nil)
 )
 
-// New returns a backend on the application's own client, which it never closes. Its
-// retries are harmless: every script may be run twice by one attempt. Its timeouts
-// hold beside those of the backend, whichever is shorter; set ContextTimeoutEnabled
-// so that calls to a server that hangs end in time. Add its hooks first: a lone call goes by
-// what (*redis.Client).WithTimeout returns, which has those of that moment.
+// New returns a backend on the application's own client, which it never closes. The client's
+// retries are harmless: one attempt may run a script twice. The client's timeouts apply as well
+// as the backend's; set ContextTimeoutEnabled so that calls to a hanging server end in time.
+// Add hooks to the client before New: lone calls use a copy from (*redis.Client).WithTimeout,
+// which has the hooks of that moment.
 //
-// A *redis.Ring is refused: its shards hold each other's locks no longer when one
-// leaves. So is a wrapper that shows no client of go-redis in its fields, since it may
-// hide a Ring.
+// New refuses a *redis.Ring, because its keys move to other shards when a shard leaves. It also
+// refuses a wrapper without a go-redis client in its fields, because it may hide a Ring.
 func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	if o == nil {
 		o = &Options{}
@@ -87,7 +92,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	lib.inner = inside(reflect.ValueOf(c), 4)
 	switch c := lib.inner.(type) {
 	case nil:
-		return nil, driver.Invalid("client", "%T shows no client of go-redis: hand in the *redis.Client or *redis.ClusterClient, or a struct that holds it", lib.redis)
+		return nil, driver.Invalid("client", "%T has no client of go-redis in its fields: pass the *redis.Client or *redis.ClusterClient, or a struct that holds it", lib.redis)
 	case *redis.Ring:
 		return nil, driver.Invalid("client", "a redis.Ring moves keys when a shard leaves, and with them the locks: use a Client or a ClusterClient")
 	case *redis.Client:
@@ -100,7 +105,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		lib.once = opt.MaxRetries <= 0
 		cfg.Connections = opt.PoolSize
 		if cfg.Direct.Heeds = opt.ContextTimeoutEnabled && lib.once; !cfg.Direct.Heeds && lib.redis == redis.UniversalClient(c) && keepsHooks() {
-			cfg.Direct = lib.limit(c, cmp.Or(o.CallTimeout, redisnode.DefaultCallTimeout))
+			cfg.Direct = lib.limit(c, cmp.Or(o.CallTimeout, redisurl.DefaultCallTimeout))
 		}
 	case *redis.ClusterClient:
 		if c == nil {
@@ -119,8 +124,8 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	return &Backend{node}, nil
 }
 
-// inside returns the client of go-redis that v is, or that a wrapper holds in its fields, so
-// many levels deep; nil where none is found.
+// inside returns v if it is a client of go-redis, or a client in the fields of the wrapper v,
+// down to this many levels; nil if there is none.
 func inside(v reflect.Value, depth int) any {
 	if !v.IsValid() || depth < 0 {
 		return nil
@@ -153,7 +158,7 @@ func scheme(tls bool) string {
 	return "redis://"
 }
 
-// address names a client's server without its password.
+// address returns the address of a client's server, without a password.
 func address(opt *redis.Options) string {
 	if opt.Network == "unix" {
 		s := "redis+unix://" + opt.Addr

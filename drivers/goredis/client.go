@@ -14,25 +14,31 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
-// client is go-redis as redisnode wants it.
+// client adapts go-redis to redisnode's interface.
 type client struct {
 	redis redis.UniversalClient
 	inner any           // the *redis.Client or *redis.ClusterClient that it is, or wraps
-	lone  *redis.Client // for calls on their caller's goroutine; nil: those use the other client too
-	once  bool          // it tries nothing twice: an error of dialling says that nothing was sent
+	lone  *redis.Client // for calls on their caller's goroutine; nil: use the other client
+	once  bool          // it never retries: after a dial error nothing was sent
 	own   bool          // Close closes it
 	boxes boxes
+
+	reloading atomic.Pointer[reloading] // the reload that is under way
+	reloaded  atomic.Int64              // when the last reload ended, as a Unix time in ns
+
+	secrets []string // the passwords that an error reply may quote
 }
 
 var _ redisnode.Client = (*client)(nil)
 
 // Exec runs one call by itself and several as a pipeline.
 func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
+	c.awaitReload(ctx)
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		cmd := c.command(ctx, calls[0])
 		if calls[0].OnCaller && c.lone != nil {
 			deadline, _ := ctx.Deadline()
-			ctx, cancel := context.WithDeadline(ctx, deadline) // it ends what waits for a connection
+			ctx, cancel := context.WithDeadline(ctx, deadline) // it ends calls that wait for a connection
 			defer cancel()
 			_ = c.lone.Process(ctx, cmd)
 		} else {
@@ -55,7 +61,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 			replies[i] = func() { read(call, cmd) }
 		}
 	}
-	cmds, err := pipe.Exec(ctx) // every command has its own error,
+	cmds, err := pipe.Exec(ctx) // each command has its own error,
 	for _, cmd := range cmds {
 		if cmd := cmd.(*redis.Cmd); cmd.Err() == nil && cmd.Val() == nil {
 			cmd.SetErr(err) // unless there was no connection
@@ -67,9 +73,8 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	}
 }
 
-// limit makes the client for lone calls of one that does not heed deadlines: it has the same
-// connections, and timeouts with which all of its attempts together are over in less than
-// the time of a call.
+// limit makes the client for lone calls from a client that ignores deadlines. It shares the
+// connections, and its timeouts let all attempts together take less than the call timeout.
 func (c *client) limit(of *redis.Client, callTimeout time.Duration) redisnode.Direct {
 	opt := of.Options()
 	left := callTimeout * 19 / 20
@@ -86,15 +91,15 @@ func (c *client) limit(of *redis.Client, callTimeout time.Duration) redisnode.Di
 	return redisnode.Direct{Longest: callTimeout * 19 / 20, Attempt: attempt}
 }
 
-// keepsHooks reports whether the client that WithTimeout returns has the hooks of the first:
-// some releases of go-redis lose them, and with them an application's traces. It sends nothing.
+// keepsHooks reports whether the client that WithTimeout returns has the first client's hooks:
+// some releases of go-redis lose them, and so an application's traces. It sends nothing.
 var keepsHooks = sync.OnceValue(func() bool {
 	var p probe
 	c := redis.NewClient(&redis.Options{
 		MaxRetries: -1,
 		Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
 	})
-	defer c.Close() //nolint:errcheck // it never had a connection
+	defer c.Close() //nolint:errcheck // it has no connection to close
 	c.AddHook(&p)
 	_ = c.WithTimeout(time.Second).Ping(context.Background())
 	return p.seen
@@ -119,8 +124,8 @@ func (p *probe) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 // leastAttempt is the shortest timeout that limit sets.
 const leastAttempt = 50 * time.Millisecond
 
-// command makes the command of a call. In an interface a string costs an allocation, and
-// a pointer none; but to hooks of an application's client a pointer says nothing.
+// command makes the command of a call. Storing a string in an interface costs an allocation,
+// and a pointer none; but hooks of an application's client could not read a pointer.
 func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 	args := make([]any, 0, 3+len(call.Keys)+len(call.Args))
 	add := func(s *string, repeated bool) {
@@ -143,9 +148,9 @@ func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 	args = append(args, len(call.Keys))
 	for i := range call.Keys {
 		if i == 0 {
-			args = append(args, call.Keys[i]) // a Cluster reads it
+			args = append(args, call.Keys[i]) // a Cluster needs it to find the slot
 		} else {
-			add(&call.Keys[i], i > 1) // what all locks of a server have in common
+			add(&call.Keys[i], i > 1) // arguments that all locks of a server share
 		}
 	}
 	for i := range call.Args {
@@ -156,7 +161,7 @@ func (c *client) command(ctx context.Context, call *redisnode.Call) *redis.Cmd {
 	return cmd
 }
 
-// boxes keep strings that come again and again in interfaces. What has another's place is made anew.
+// boxes caches interfaces of frequent strings. A string whose place is taken gets a new interface.
 type boxes [64]atomic.Pointer[any]
 
 func (b *boxes) of(s string) any {
@@ -174,11 +179,11 @@ func (b *boxes) of(s string) any {
 
 func (c *client) queue(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) *redis.Cmd {
 	cmd := c.command(ctx, call)
-	_ = pipe.Process(ctx, cmd) // it is kept until Exec
+	_ = pipe.Process(ctx, cmd) // the pipeline keeps it until Exec
 	return cmd
 }
 
-// replicated sends a call, and WAIT after it.
+// replicated sends a call, followed by WAIT.
 func (c *client) replicated(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) (reply func()) {
 	cmd := c.queue(ctx, pipe, call)
 	wait := redis.NewCmd(ctx, "wait", call.Replicas, call.Patience.Milliseconds())
@@ -190,8 +195,8 @@ func (c *client) replicated(ctx context.Context, pipe redis.Pipeliner, call *red
 	}
 }
 
-// behind sends a call in a transaction; see redisnode.Call. The first error tells why:
-// that of EXEC alone says only that there was one.
+// behind sends a call in a transaction; see redisnode.Call. The first error has the reason: the
+// error of EXEC says only that there was one.
 func (c *client) behind(ctx context.Context, pipe redis.Pipeliner, call *redisnode.Call) (reply func()) {
 	before, after := redisnode.Transaction(call.Behind)
 	var cmds []*redis.Cmd
@@ -228,7 +233,7 @@ func do(ctx context.Context, pipe redis.Pipeliner, words []string) *redis.Cmd {
 	return pipe.Do(ctx, args...)
 }
 
-// read takes the reply to a call: a number, or a list.
+// read reads the reply to a call: a number, or a list.
 func read(call *redisnode.Call, cmd *redis.Cmd) {
 	reply, err := cmd.Result()
 	switch reply := reply.(type) {
@@ -238,7 +243,7 @@ func read(call *redisnode.Call, cmd *redis.Cmd) {
 		call.Reply = reply
 	default:
 		if err == nil {
-			_, err = cmd.Slice() // for an error that names the reply's type
+			_, err = cmd.Slice() // makes an error that names the reply's type
 		}
 	}
 	call.Err = err
@@ -251,12 +256,15 @@ func (c *client) finish(call *redisnode.Call) {
 	}
 }
 
-// reload has the library look anew for who serves which slot of a Cluster: after an error of
-// a node it would go on with what it knows for as long as a minute. It does so in the
-// background, and at most every 200 ms.
+// reload makes the library reload the slots of a Cluster in the background: after a node's error
+// it would use the old slots for up to a minute. The next calls wait for it a little.
+//
+// The library asks one node after the other, in random order, and would wait for its read
+// timeout if the first is the one that hangs. So each attempt has a short limit, twice that of
+// the one before, in case the nodes are slow.
 func (c *client) reload(err error) {
 	cluster, ok := c.inner.(*redis.ClusterClient)
-	if !ok || err == nil {
+	if !ok || err == nil || time.Since(time.Unix(0, c.reloaded.Load())) < reloadPause {
 		return
 	}
 	var reply redisnode.ServerError
@@ -264,17 +272,66 @@ func (c *client) reload(err error) {
 		!strings.HasPrefix(string(reply), "MASTERDOWN") && !strings.HasPrefix(string(reply), "MOVED") {
 		return
 	}
-	cluster.ReloadState(context.Background())
+	under := &reloading{make(chan struct{}), time.Now()}
+	if !c.reloading.CompareAndSwap(nil, under) {
+		return
+	}
+	go func() {
+		defer close(under.done)
+		defer c.reloading.Store(nil)
+		for limit, over := leastReload, false; !over; limit *= 2 {
+			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			_ = cluster.ForEachMaster(ctx, func(context.Context, *redis.Client) error { return nil }) // it begins with a reload
+			over = ctx.Err() == nil || limit > time.Second/2
+			cancel()
+		}
+		c.reloaded.Store(time.Now().UnixNano())
+	}()
 }
 
-// translate tells error replies, and what was never sent, from the rest.
+const (
+	reloadPause = 50 * time.Millisecond // from the end of a reload until the next one
+	leastReload = 50 * time.Millisecond // the limit of the first attempt
+	mostAwaited = 4 * leastReload       // from the begin of a reload: for how long calls wait for it
+)
+
+// reloading is a reload of the slots.
+type reloading struct {
+	done  chan struct{} // closed at its end
+	begun time.Time
+}
+
+// awaitReload lets a reload that is under way end first, because the old slots may name a server
+// that hangs. Calls no longer wait for a reload that takes long, because they may be for other
+// servers.
+func (c *client) awaitReload(ctx context.Context) {
+	under := c.reloading.Load()
+	if under == nil {
+		return
+	}
+	most := mostAwaited - time.Since(under.begun)
+	if deadline, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(deadline)/2)
+	}
+	if most <= 0 {
+		return
+	}
+	limit := time.NewTimer(most)
+	defer limit.Stop()
+	select {
+	case <-under.done:
+	case <-limit.C:
+	}
+}
+
+// translate marks error replies, and errors of calls that were never sent.
 func (c *client) translate(err error) error {
 	if err == nil {
 		return nil
 	}
 	var reply redis.Error
 	if errors.As(err, &reply) {
-		return redisnode.ServerError(reply.Error())
+		return redisnode.Reply(reply.Error(), c.secrets...)
 	}
 	var op *net.OpError
 	if c.once && errors.As(err, &op) && op.Op == "dial" {
@@ -299,8 +356,8 @@ func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Se
 	return nil
 }
 
-// Close closes a client of our own. A connection that go-redis closes at this moment
-// itself, after a failover, is no failure.
+// Close closes a client that the driver made. It ignores the error of a connection that
+// go-redis itself closes at this moment, after a failover.
 func (c *client) Close() error {
 	if !c.own {
 		return nil
@@ -334,7 +391,7 @@ func (n *node) Do(ctx context.Context, args ...string) (any, error) {
 	return flat(reply), n.client.translate(err)
 }
 
-// flat turns a map of RESP3 into the list that RESP2 would be.
+// flat turns a RESP3 map into the list that RESP2 has.
 func flat(reply any) any {
 	m, ok := reply.(map[any]any)
 	if !ok {
@@ -347,8 +404,8 @@ func flat(reply any) any {
 	return list
 }
 
-// Subscribe opens a subscription. go-redis would open it again after a break by
-// itself, but not say so: it is closed then, and redisnode opens another.
+// Subscribe opens a subscription. After a break go-redis would reopen it without reporting
+// that; so it is closed, and redisnode opens another.
 func (c *client) Subscribe(ctx context.Context, sink redisnode.Sink, channels []string) (redisnode.Subscription, error) {
 	s := &subscription{client: c, sink: sink}
 	if cluster, ok := c.inner.(*redis.ClusterClient); ok {
@@ -386,7 +443,7 @@ func (s *subscription) Remove(ctx context.Context, channels ...string) error {
 	return s.broke(s.pubsub.Unsubscribe(ctx, channels...))
 }
 
-// broke ends the subscription where a command could not be sent: receive sees that.
+// broke ends the subscription after a command could not be sent; receive notices it.
 func (s *subscription) broke(err error) error {
 	if err != nil {
 		s.Close()
@@ -396,7 +453,7 @@ func (s *subscription) broke(err error) error {
 
 func (s *subscription) Close() { _ = s.pubsub.Close() }
 
-// receive reports until the connection breaks.
+// receive reports messages until the connection breaks.
 func (s *subscription) receive() {
 	for {
 		message, err := s.pubsub.Receive(context.Background())

@@ -6,6 +6,7 @@ import (
 	"net"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -17,7 +18,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// nobody is an address at which nobody listens.
+// nobody is an address without a listener.
 func nobody(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -27,9 +28,9 @@ func nobody(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// Where nobody listens every call says so, and that nothing was sent, whether it goes
-// alone, with others or in a transaction. (A pipeline of go-redis that gets no connection
-// may leave its commands without an error.)
+// If there is no listener every call returns an error that says so, and that nothing was sent:
+// alone, in a pipeline or in a transaction. (A pipeline of go-redis that gets no connection may
+// leave its commands without an error.)
 func TestEveryCallOfARefusedBatchSaysSo(t *testing.T) {
 	r := redis.NewClient(&redis.Options{MaxRetries: -1, Addr: nobody(t)})
 	t.Cleanup(func() { _ = r.Close() })
@@ -55,7 +56,7 @@ func TestEveryCallOfARefusedBatchSaysSo(t *testing.T) {
 	}
 }
 
-// goroutines notes on which goroutine a command goes.
+// goroutines notes on which goroutine a command runs.
 type goroutines struct{ seen chan string }
 
 func (goroutines) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -72,8 +73,8 @@ func (g goroutines) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A lone call goes on its caller's goroutine where the client's own timeouts bound it: so
-// with the library's defaults, and not with more retries than there is time for.
+// A lone call runs on its caller's goroutine if the client's own timeouts bound it: with the
+// library's defaults it does, with more retries than fit into the call timeout it does not.
 func TestALoneCallGoesOnItsCallersGoroutine(t *testing.T) {
 	s := server.Redis(t)
 	for name, c := range map[string]struct {
@@ -147,5 +148,80 @@ func TestTheTimeoutsOfALoneCallAddUp(t *testing.T) {
 			}
 			_ = r.Close()
 		}
+	}
+}
+
+// After a node of a Cluster has failed, the slots are asked for until a node answers, even if the
+// first one that is asked hangs: the next calls then reach the new primary.
+func TestTheSlotsAreReloadedDespiteAHangingNode(t *testing.T) {
+	primary, failed := server.Redis(t).Addr(), nobody(t)
+	var asked atomic.Int32
+	r := redis.NewClusterClient(&redis.ClusterOptions{
+		MaxRetries: -1, ContextTimeoutEnabled: true,
+		ClusterSlots: func(ctx context.Context) ([]redis.ClusterSlot, error) {
+			addr := primary
+			switch asked.Add(1) {
+			case 1: // the first contact, before the failover
+				addr = failed
+			case 2: // a node that hangs
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: addr}}}}, nil
+		},
+	})
+	t.Cleanup(func() { _ = r.Close() })
+	c := &client{redis: r, inner: r, once: true, own: true}
+	for begun := time.Now(); ; {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		call := &redisnode.Call{Text: "return 1", Keys: []string{"k"}}
+		c.Exec(ctx, []*redisnode.Call{call})
+		cancel()
+		if call.Err == nil {
+			return
+		}
+		if time.Since(begun) > 30*time.Second {
+			t.Fatalf("after %d questions no call reaches the new primary: %v", asked.Load(), call.Err)
+		}
+	}
+}
+
+// While no node answers for the slots, the calls to the other shards wait for them once, and not
+// each of them.
+func TestAReloadThatHangsDelaysCallsOnce(t *testing.T) {
+	addr := server.Redis(t).Addr()
+	var asked atomic.Int32
+	release := make(chan struct{})
+	r := redis.NewClusterClient(&redis.ClusterOptions{
+		MaxRetries: -1,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			if asked.Add(1) > 1 {
+				<-release
+			}
+			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: addr}}}}, nil
+		},
+	})
+	t.Cleanup(func() { _ = r.Close() })
+	t.Cleanup(func() { close(release) })
+	c := &client{redis: r, inner: r, once: true, own: true}
+	call := func() {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		call := &redisnode.Call{Text: "return 1", Keys: []string{"k"}}
+		c.Exec(ctx, []*redisnode.Call{call})
+		if call.Err != nil {
+			t.Fatal(call.Err)
+		}
+	}
+	call()
+	c.reload(net.ErrClosed)
+	const calls = 20
+	begun := time.Now()
+	for range calls {
+		call()
+	}
+	if took := time.Since(begun); took >= calls*mostAwaited {
+		t.Errorf("%d calls took %v", calls, took)
 	}
 }

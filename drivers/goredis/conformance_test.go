@@ -16,8 +16,6 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-var kinds = map[string]server.Kind{"redis": server.KindRedis, "valkey": server.KindValkey}
-
 var tested = nodetest.Driver{
 	Scheme: "redis",
 	Driver: goredis.Driver{},

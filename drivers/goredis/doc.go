@@ -1,13 +1,13 @@
 // Package goredis keeps locks in a single instance of Redis or Valkey, through
-// github.com/redis/go-redis. "Single" is what it looks like: one server, a primary that Sentinel
-// watches, or a Cluster. A majority vote over several independent servers is
-// drivers/redlock, whose nodes are backends of this package.
+// github.com/redis/go-redis. A single instance is one server, a primary that Sentinel watches,
+// or a Cluster. Package drivers/redlock takes a majority vote over several independent servers,
+// with backends of this package as nodes.
 //
 //	import _ "github.com/redlock-go/redlock/drivers/goredis"
 //
 //	c, err := dlock.OpenURL("redis://localhost:6379/0")
 //
-// or on the client that the application already has, which stays the application's:
+// or with the application's own client, which the backend never closes:
 //
 //	b, err := goredis.New(client, nil)   // a redis.UniversalClient; no Ring
 //	c, err := dlock.New(b)
@@ -19,15 +19,15 @@
 //	redis://h1:26379,h2:26379/0?topology=sentinel&master=NAME
 //	redis://h1:6379,h2:6379?topology=cluster
 //
-// The scheme names the client library and not the server: both work on both. Hosts are
-// separated by commas (%2C inside a redlock: URL). User and password are
-// percent-encoded where they contain one of % / ? # @ and, in a user, ':'. The
-// parameters, beside ttl and prefix, which every URL takes:
+// The scheme names the client library, not the server: both libraries work with both servers.
+// Hosts are separated by commas (%2C inside a redlock: URL). In a user or password,
+// percent-encode % / ? # @, and in a user also ':'. Every URL takes ttl and prefix; the other
+// parameters are:
 //
 //	topology           single (default), sentinel or cluster
 //	master             sentinel: the name of the primary
 //	sentinel_user      sentinel: the user of the sentinels themselves
-//	sentinel_password  sentinel: and their password
+//	sentinel_password  sentinel: the password of the sentinels
 //	db                 unix sockets: the database
 //	ca                 TLS: a file of PEM certificates to trust instead of the system's
 //	cert, key          TLS: files of the client's certificate
@@ -47,46 +47,43 @@
 //	                   wait for (0: they get it when nobody waits here)
 //	durable            it forgets nothing that it acknowledged: appendfsync always (false)
 //
-// A parameter that is not known is an error that names it. No error shows a password.
+// An unknown parameter is an error that names it. No error shows a password.
 //
 // # What is stored
 //
-// A lock is a plain string at exactly the user's key (the prefix before it; none by
-// default): "owner|token", with an end. So SET key value NX PX of redsync, of redislock
-// or written by hand excludes these locks and is excluded by them, and services can
-// migrate one at a time. Beside it stands the fencing counter
+// A lock is a plain string at exactly the user's key (the prefix before it; none by default):
+// "owner|token", with an end. So these locks and locks that redsync, redislock or a plain SET
+// key value NX PX take exclude each other, and services can migrate one at a time. The fencing
+// counter is stored at
 //
 //	<prefix>redlock1:fence:{<prefix><key>}
 //
-// which ends two minutes and the TTL after the lock was last taken or renewed; behind a
-// restart guard, two guards and a minute and the TTL. A few hundred bytes per server, or per
-// slot of a Cluster that was used,
+// It expires two minutes plus the TTL after the lock was last taken or renewed; with a restart
+// guard, two guards plus a minute plus the TTL. A few hundred bytes per server, or per used
+// slot of a Cluster,
 //
 //	<prefix>redlock1:mark
 //
-// keep the order of the tokens beyond that, also where the clock was set back. So keys that are
-// used once cost about 150 bytes each for that time: with TTL 10 s, a thousand new keys a
-// second need 1,000 × 130 s × 150 B = 20 MB, and never more. A clock that falls by two minutes
-// without any lock taken in between may repeat a token of a lock that nobody used meanwhile.
-// A counter per key was chosen over stripes of one hash because one SET … GET reads and raises
-// it, because traffic on other keys leaves it alone, and because nothing stays for ever.
-// A release is announced where somebody may hear it: to the first in line, on a channel of
-// that process' own, or on <prefix>redlock1:free:{…} to all who watch. In a Cluster that is
-// ordinary pub/sub, and a waiter listens on the server that serves its key: no message that
-// it needs passes from one node to another. Where nobody waits nothing is published. The line
-// is a sorted set
+// keep the order of the tokens longer than that, even if the clock was set back. A key that is
+// used once costs about 150 bytes for this time: with TTL 10 s, a thousand new keys a second
+// need 1,000 × 130 s × 150 B = 20 MB. If the clock falls by two minutes and no lock is taken
+// meanwhile, a token of an unused lock may repeat. There is a counter per key, and not one hash
+// for all, because one SET … GET reads and raises it, traffic on other keys does not keep it
+// alive, and it ends by itself. A release is published to the first waiter, on a channel of
+// that waiter's process, or on <prefix>redlock1:free:{…} to all who watch. In a Cluster it is
+// ordinary pub/sub, and a waiter listens on the server that serves its key, so that no message
+// depends on the connections between nodes. If nobody waits nothing is published. The wait
+// queue is a sorted set
 //
 //	<prefix>redlock1:line:{<prefix><key>}
 //
-// which is gone with the last who waits, or two and a half minutes after the last of them
-// asked.
-// The 1 is the version of this layout, which is frozen. Keys that begin with "redlock1:"
-// are refused.
+// It is removed with its last waiter, or two and a half minutes after the last request of a
+// waiter. The 1 is the version of this layout, which is frozen. Keys that begin with
+// "redlock1:" are refused.
 //
-// All of it is one string and one script per operation, so a lock costs one round trip; what
-// many callers ask at once goes as one script for all of them.
-// Redis 6.2 or Valkey 7.2 is the oldest server that works. An ACL user with these rights is
-// denied nothing, so that ACL LOG stays empty:
+// Each operation is one script, so a lock costs one round trip; requests of many callers at
+// once go as one script. The oldest servers that work are Redis 6.2 and Valkey 7.2. An ACL user
+// needs these rights; with all of them ACL LOG stays empty:
 //
 //	~prefix* &prefix*
 //	+eval +evalsha +time +info +get +mget +exists +set +del +pexpire +pttl +zadd +zpopmin +zrem
@@ -98,89 +95,85 @@
 //	wait_replicas     +wait
 //	List and Check    +scan +config|get +client|list +slowlog|get +acl|whoami
 //
-// Some of them may be missing: without INFO the server's restarts are not told apart, and
-// there is no restart guard, which also needs Redis 7, since Redis 6 keeps scripts over a
-// restart. Without pub/sub waiters poll, and an event says so once. Without the line
-// (+zadd +zpopmin +zrem +zrange) a release wakes all who wait at once. Without MGET and EXISTS
-// what many callers ask at once goes as one script each. SELECT is for a
-// database other than 0. The sentinels' own user needs +sentinel +subscribe.
+// Some rights may be missing. Without INFO a restart of the server goes unnoticed, and there is
+// no restart guard (which also needs Redis 7, because Redis 6 keeps scripts over a restart).
+// Without pub/sub waiters poll, and one event says so. Without the wait queue (+zadd +zpopmin
+// +zrem +zrange) a release wakes all waiters at once. Without MGET and EXISTS each request is a
+// script of its own. SELECT is only for databases other than 0. The sentinels' own user needs
+// +sentinel +subscribe.
 //
 // # Waiting
 //
-// Processes that wait for a lock through dlock are served in the order in which they
-// came, as long as each of them answers, and a release wakes one of them, however many
-// there are. It keeps the lock for that one for a moment, 30 ms or some round trips,
-// in which everybody else finds it held: SET NX of other libraries too, and a
-// *driver.HeldError says ReservedForWaiter. A process that has died is passed over, and one that
-// hangs costs that moment. While its subscription is known to live (it is asked every two
-// seconds) a waiter does not poll: it asks again when the holder's TTL ends, and once a
-// minute at the latest. A holder of another library announces nothing, so its lock is asked
-// for again after 10 to 200 ms. A release by another library, and the end of a TTL, go by no
-// order: whoever asks first has it. A lock for which somebody always waits here is never
-// free, and so another library never gets it: while services migrate one at a time, set
-// foreign_gap=250ms in all of them. Each second of the server's clock then begins with a
-// quarter in which a release frees the lock and those who wait here hold back, which costs
-// them up to that quarter of their locks. In one process dlock keeps the order.
+// Processes that wait for a lock through dlock are served in the order of their arrival, as
+// long as each of them answers, and a release wakes only the first. The server keeps the lock
+// for that process for a moment (30 ms or some round trips), in which all others find it held:
+// SET NX of other libraries too, and a *driver.HeldError has ReservedForWaiter. A dead process
+// is passed over, and a hanging one costs that moment. While its subscription is known to work
+// (a ping every two seconds checks it) a waiter does not poll: it asks again only when the
+// holder's TTL ends, and at least once a minute. Other libraries do not announce their
+// releases, so a waiter asks for their locks again every 10 to 200 ms. After a release by
+// another library, or the end of a TTL, the first to ask gets the lock. A lock that always has
+// waiters here is never free, so another library never gets it. While services migrate one at a
+// time, set foreign_gap=250ms in all of them. In the first quarter of each second of the
+// server's clock a release then frees the lock for other libraries, and waiters here hold back,
+// which costs them up to a quarter of their locks. Within one process dlock keeps the order.
 //
 // # Time
 //
-// Every request that takes or keeps a lock carries its deadline in the server's own
-// time, as learnt from its replies, and is refused after it: a packet that was held up
-// cannot leave a lock behind that nobody knows of. An attempt whose outcome is unknown is
-// released at once, and once more after that deadline has passed for certain. An
-// unclean loss, a holder that was killed, costs the next one the TTL and the grace.
+// Every request that takes or keeps a lock carries its deadline in the server's time, which the
+// client learns from replies. The server refuses it after the deadline, so a delayed packet
+// cannot leave a lock behind. An attempt whose outcome is unknown is released at once, and
+// again after its deadline has certainly passed. After a holder was killed the next owner waits
+// for the TTL plus the grace.
 //
 // # What can be lost
 //
-// The tokens order what the lock cannot: send them along, and let what is protected
-// refuse a smaller one than it has seen.
+// Where the lock fails, tokens still protect: send the token along with each write, and let the
+// store refuse a token smaller than one it has seen.
 //
-//   - One server that restarts without its memory (no appendonly, or appendfsync
-//     everysec and a crash of the machine) forgets who holds what, and grants the lock
-//     again at once. The token is larger all the same, while its clock is not set back.
-//   - A failover of Sentinel promotes a replica that may lack the last writes: replication
-//     is asynchronous. A lock that was granted within the last moments before
-//     can be granted again while its holder believes in it, for one TTL at most. While the
-//     old primary still serves its side of a partition, both sides grant locks; set
-//     min-replicas-to-write 1 and min-replicas-max-lag so that it stops. The new token is
-//     larger if the clocks of the two servers differ by less than what has passed.
-//   - With wait_replicas=1 a lock is granted, and a renewal counts, only when one replica has
-//     confirmed that it has it (the command WAIT, one round trip between the servers more);
-//     otherwise it is given back. That makes such a loss rare, and not impossible: the
-//     failover may promote another replica, and one that restarts may forget what it had.
+//   - One server that restarts without its memory (no appendonly, or appendfsync everysec and a
+//     crash of the machine) forgets its locks, and grants them again at once. The tokens are
+//     still larger, unless its clock is set back.
+//   - A failover of Sentinel promotes a replica that may lack the last writes: replication is
+//     asynchronous. A lock that was granted just before can be granted again while its holder's
+//     lease is valid, for one TTL at most. While the old primary still serves its side of a
+//     partition, both sides grant locks; set min-replicas-to-write 1 and min-replicas-max-lag
+//     so that it stops. The new token is larger if the clocks of the two servers differ by less
+//     than the time since the old grant.
+//   - With wait_replicas=1 a grant or a renewal counts only after one replica has confirmed it
+//     (the command WAIT, which adds a round trip between the servers); otherwise the lock is
+//     released. This makes such a loss rare, but not impossible: the failover may promote
+//     another replica, and a replica that restarts may forget the lock.
 //   - A Cluster loses in the same way, shard by shard; moving a slot loses nothing.
 //   - An eviction policy other than noeviction may evict a held lock or its counter.
 //
-// Check (dlock.Client.Inspect) looks for all of these. Where they matter use several
-// independent servers and drivers/redlock.
+// Check (dlock.Client.Check) reports all of these. If they matter, use drivers/redlock with
+// several independent servers.
 //
 // # Transport
 //
-// At most four calls are under way to one server. A caller that comes alone goes
-// alone, on its own goroutine; those that come while four are under way gather, and go
-// together as one pipeline. On loopback that cost a lone caller 8 % over the bare
-// scripts, and gave 64 goroutines twice the throughput of bare go-redis. An
-// application's client with the library's default options costs a lone caller no more
-// (29 µs an acquire, of either client): a lone call goes by what WithTimeout makes of the
-// client, with timeouts that add up to less than the call timeout over all of its retries.
-// What matters of the options:
+// At most four calls are under way to one server. A lone call runs on its caller's goroutine.
+// Calls that come while four are under way are gathered, and go together as one pipeline. On
+// loopback this costs a lone caller 4 % over the bare scripts, and gives 64 goroutines 1.7 times
+// the throughput of bare commands on go-redis (README's table). An application's client with the
+// library's default options costs a lone caller a little more: a lone call uses a copy of the
+// client from WithTimeout, whose timeouts over all retries add up to less than the call
+// timeout. These options matter:
 //
-//   - MaxRetries: with more than there is time for at 50 ms each, and behind a wrapper of
-//     one's own, in whose place the call cannot go, every call goes on another goroutine,
-//     which costs a lone caller half as long again. So it does for a TTL below twice the call
-//     timeout, and with releases of go-redis (9.23 is one) whose WithTimeout loses the
-//     client's hooks.
-//   - ContextTimeoutEnabled: true, with MaxRetries: -1, has no such limits. For a
-//     ClusterClient, which has no WithTimeout, it is the only way.
-//   - ReadTimeout ends a call on another goroutine, whose caller leaves in time.
-//   - PoolSize: with fewer than four connections fewer calls are under way.
+//   - MaxRetries: with more retries than fit into the call timeout at 50 ms each, every call
+//     runs on another goroutine, which costs a lone caller half as much time again. The same
+//     holds for a wrapper around a client, for a TTL below twice the call timeout, and for
+//     releases of go-redis whose WithTimeout loses the client's hooks (such as 9.23).
+//   - ContextTimeoutEnabled: true, with MaxRetries: -1, has none of these limits. A
+//     ClusterClient, which has no WithTimeout, needs it.
+//   - ReadTimeout ends a call that runs on another goroutine; its caller returns in time.
+//   - PoolSize: with fewer than four connections, fewer calls are under way at a time.
 //
-// A call whose deadline is within 16 usual round trips goes on another goroutine too: the
-// library would close the connection, so the
-// call has the call timeout, and the caller leaves. Otherwise a
-// cancellation is noticed with the answer, or after the call timeout at the latest.
-// While a server does not answer one call at a time is under way to it.
-// An idle backend has no goroutine. Waiting costs one connection per backend, however
-// many wait, or in a Cluster one per server whose keys are waited for, and one subscription
-// per key; all go when nobody waits any more.
+// A call whose deadline is within 16 usual round trips also runs on another goroutine, because
+// the library would close the connection at the deadline: the call gets the call timeout, and
+// the caller returns at its deadline. Any other call notices a cancellation with the answer, or
+// after the call timeout at the latest. While a server does not answer, only one call at a time
+// is under way to it. An idle backend has no goroutine. Waiting costs one connection per
+// backend (in a Cluster, one per server whose keys have waiters) and one subscription per key;
+// both end with the last waiter.
 package goredis

@@ -5,6 +5,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
 )
 
 // Driver opens backends by URL. The zero Driver is ready.
@@ -12,12 +13,12 @@ type Driver struct{}
 
 var _ driver.Driver = Driver{}
 
-// Open reads cfg.DSN, see the package's documentation, and makes a client with the
-// settings that suit locks. It does no I/O but reading certificates.
+// Open reads cfg.DSN (see the package's documentation) and makes a client with settings for
+// locks. Its only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	node, err := redisnode.Open("redis", cfg, func(t *redisnode.Target) redisnode.Client {
+	node, err := redisnode.Open("redis", cfg, func(t *redisurl.Target) redisnode.Client {
 		c := open(t)
-		return &client{redis: c, inner: c, once: true, own: true}
+		return &client{redis: c, inner: c, once: true, own: true, secrets: []string{t.Password, t.SentinelPassword}}
 	})
 	if err != nil {
 		return nil, err
@@ -25,12 +26,12 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	return &Backend{node}, nil
 }
 
-// open makes a client that heeds deadlines, and that tries nothing again by itself:
-// the driver does that where it is harmless.
-func open(t *redisnode.Target) redis.UniversalClient {
+// open makes a client that obeys deadlines and never retries: the driver retries where it is
+// harmless.
+func open(t *redisurl.Target) redis.UniversalClient {
 	const never = -1
 	switch t.Topology {
-	case redisnode.Sentinel:
+	case redisurl.Sentinel:
 		return redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: t.Master, SentinelAddrs: t.Addrs,
 			SentinelUsername: t.SentinelUser, SentinelPassword: t.SentinelPassword,
@@ -39,7 +40,7 @@ func open(t *redisnode.Target) redis.UniversalClient {
 			DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
 			PoolSize: t.PoolSize,
 		})
-	case redisnode.Cluster:
+	case redisurl.Cluster:
 		return redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: t.Addrs, Username: t.User, Password: t.Password, TLSConfig: t.TLS,
 			Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,

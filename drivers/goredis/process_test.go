@@ -5,20 +5,16 @@ package goredis_test
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/cli"
@@ -28,39 +24,30 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// asWorker in the environment makes this test binary a worker: "count", "hold" or
-// "contend"; or the program dlock.
+// asWorker in the environment makes this test binary a worker, "count", or the program dlock.
 const asWorker = "GOREDIS_TEST_WORKER"
 
 func TestMain(m *testing.M) {
-	switch work := os.Getenv(asWorker); work {
+	switch os.Getenv(asWorker) {
 	case "":
 		os.Exit(nodetest.Main(m))
 	case "dlock":
 		os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
 	default:
-		if err := worker(work, os.Getenv("GOREDIS_TEST_URL"), os.Getenv("GOREDIS_TEST_ARG")); err != nil {
+		if err := worker(os.Getenv("GOREDIS_TEST_URL"), os.Getenv("GOREDIS_TEST_ARG")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
 }
 
-func worker(work, url, arg string) error {
+func worker(url, arg string) error {
 	c, err := dlock.OpenURL(url)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }()
-	switch work {
-	case "count":
-		return count(c, arg)
-	case "hold":
-		return hold(c)
-	case "contend":
-		return contend(c, arg)
-	}
-	return fmt.Errorf("unknown work %q", work)
+	return count(c, arg)
 }
 
 // count adds one to the number in file, 50 times, each under the lock, and notes the
@@ -94,74 +81,6 @@ func count(c *dlock.Client, file string) error {
 	return nil
 }
 
-// hold takes the lock, prints its token, and holds it until it is killed.
-func hold(c *dlock.Client) error {
-	l, err := c.Lock(context.Background(), "held", dlock.WithTTL(2*time.Second))
-	if err != nil {
-		return err
-	}
-	fmt.Println(l.Fence())
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	return nil
-}
-
-// A turn is one time that a worker had the lock, by the machine's clock.
-type turn struct{ Got, Gave time.Time }
-
-// contend takes and releases one lock for a while, and prints its turns.
-func contend(c *dlock.Client, arg string) error {
-	for_, hold, _ := strings.Cut(arg, ",")
-	d, err := time.ParseDuration(for_)
-	if err != nil {
-		return err
-	}
-	work, err := time.ParseDuration(hold)
-	if err != nil {
-		return err
-	}
-	fmt.Println("ready")
-	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
-		return err
-	}
-	turns := []turn{}
-	for end := time.Now().Add(d); time.Now().Before(end); {
-		l, err := c.Lock(context.Background(), "contended")
-		if err != nil {
-			return err
-		}
-		t := turn{Got: time.Now()}
-		if work > 0 {
-			<-time.After(work)
-		}
-		t.Gave = time.Now()
-		if err := l.Unlock(); err != nil {
-			return err
-		}
-		turns = append(turns, t)
-	}
-	return json.NewEncoder(os.Stdout).Encode(turns)
-}
-
-func startWorker(t testing.TB, work, url, arg string) (*exec.Cmd, io.WriteCloser, *bufio.Reader) {
-	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), asWorker+"="+work, "GOREDIS_TEST_URL="+url, "GOREDIS_TEST_ARG="+arg)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	return cmd, in, bufio.NewReader(out)
-}
-
 // Forty processes, or ten with -short, count together, fifty each.
 func TestProcessesCountTogetherWithRisingTokens(t *testing.T) {
 	t.Parallel()
@@ -178,10 +97,11 @@ func TestProcessesCountTogetherWithRisingTokens(t *testing.T) {
 	var wg sync.WaitGroup
 	for range processes {
 		// Many processes on a few processors, each of which must have its answer in time.
-		cmd, _, _ := startWorker(t, "count", "redis://"+s.Addr()+"?call_timeout=20s&ttl=1m", file)
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), asWorker+"=count", "GOREDIS_TEST_URL=redis://"+s.Addr()+"?call_timeout=20s&ttl=1m", "GOREDIS_TEST_ARG="+file)
 		wg.Go(func() {
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("worker: %v", err)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("worker: %v: %s", err, out)
 			}
 		})
 	}
@@ -207,36 +127,6 @@ func TestProcessesCountTogetherWithRisingTokens(t *testing.T) {
 	}
 	if n != want {
 		t.Errorf("%d tokens", n)
-	}
-}
-
-func TestKilledHolderIsFollowedAfterTTLAndGrace(t *testing.T) {
-	t.Parallel()
-	s := server.Redis(t)
-	cmd, _, out := startWorker(t, "hold", "redis://"+s.Addr(), "")
-	first := readToken(t, out)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait()
-	killed := time.Now()
-	left, err := s.Do("PTTL", "held")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := openClient(t, s)
-	l, err := c.Lock(context.Background(), "held")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if waited, least := time.Since(killed), time.Duration(left.(int64))*time.Millisecond; waited < least || waited > time.Minute {
-		t.Errorf("the next holder came after %v, and the lock had %v left", waited, least)
-	}
-	if l.Fence() <= first {
-		t.Errorf("token %d follows %d", l.Fence(), first)
-	}
-	if err := l.Unlock(); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -308,71 +198,4 @@ func openClient(t testing.TB, s *server.Server) *dlock.Client {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return c
-}
-
-// The time from a release in one process to the grant in another that waits, the rate,
-// and who got how many turns.
-func BenchmarkHandoff(b *testing.B) {
-	for _, c := range []struct {
-		processes int
-		arg       string
-	}{{2, "2s,2ms"}, {8, "2s,2ms"}, {32, "10s,0s"}} {
-		b.Run(fmt.Sprintf("processes=%d", c.processes), func(b *testing.B) {
-			for b.Loop() {
-				contest(b, c.processes, c.arg)
-			}
-		})
-	}
-}
-
-func contest(b *testing.B, processes int, arg string) {
-	s := server.Redis(b)
-	var start []io.WriteCloser
-	var outs []*bufio.Reader
-	for range processes {
-		_, in, out := startWorker(b, "contend", "redis://"+s.Addr(), arg)
-		if line, err := out.ReadString('\n'); err != nil || line != "ready\n" {
-			b.Fatalf("worker: %q, %v", line, err)
-		}
-		start, outs = append(start, in), append(outs, out)
-	}
-	for _, in := range start {
-		fmt.Fprintln(in)
-	}
-	type owned struct {
-		turn
-		who int
-	}
-	var all []owned
-	least, most := 1<<30, 0
-	for who, out := range outs {
-		var turns []turn
-		if err := json.NewDecoder(out).Decode(&turns); err != nil {
-			b.Fatal(err)
-		}
-		least, most = min(least, len(turns)), max(most, len(turns))
-		for _, t := range turns {
-			all = append(all, owned{t, who})
-		}
-	}
-	slices.SortFunc(all, func(x, y owned) int { return x.Got.Compare(y.Got) })
-	var gaps []time.Duration
-	for i := 1; i < len(all); i++ {
-		if all[i].Got.Before(all[i-1].Gave) {
-			b.Errorf("two processes had the lock at once")
-		}
-		if all[i].who != all[i-1].who {
-			gaps = append(gaps, all[i].Got.Sub(all[i-1].Gave))
-		}
-	}
-	if len(gaps) == 0 {
-		b.Fatal("the lock was never handed over")
-	}
-	slices.Sort(gaps)
-	span := all[len(all)-1].Gave.Sub(all[0].Got).Seconds()
-	b.ReportMetric(float64(gaps[len(gaps)/2].Microseconds()), "µs-handoff-p50")
-	b.ReportMetric(float64(gaps[len(gaps)*99/100].Microseconds()), "µs-handoff-p99")
-	b.ReportMetric(float64(len(all))/span, "locks/s")
-	b.ReportMetric(float64(least), "turns-min")
-	b.ReportMetric(float64(most), "turns-max")
 }

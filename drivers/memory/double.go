@@ -9,12 +9,11 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// This file brings about contention, loss and outages, for tests of code that uses locks.
+// This file causes contention, loss and outages, for tests of code that uses locks.
 
-// Hold lets another owner take key, until release is called: acquiring it answers
-// ErrHeld, or waits. A lease that has the key at that instant loses it and is told so at once;
-// requests that wait for it go on waiting. The hold has no TTL. release may be called more
-// than once.
+// Hold lets another owner take key, until release is called: Acquire returns ErrHeld, or waits.
+// A lease that has the key at that instant loses it and learns so at once; requests that wait
+// for the key go on waiting. The hold has no TTL. release may be called more than once.
 func (b *Backend) Hold(key string) (release func()) {
 	var lost losses
 	defer func() { lost.tell() }()
@@ -43,8 +42,8 @@ func (b *Backend) Hold(key string) (release func()) {
 }
 
 // Expire takes key from its holders, as the end of the TTL does: the first request that waits
-// gets it. The leases that had it are lost, and told so at once: the Done of a dlock.Lease
-// is closed when Expire returns.
+// gets it. The leases that had it are lost, and learn so at once: the Done of a dlock.Lease is
+// closed when Expire returns.
 func (b *Backend) Expire(key string) {
 	var lost losses
 	defer func() { lost.tell() }()
@@ -58,15 +57,17 @@ func (b *Backend) Expire(key string) {
 // An Outage describes how a backend fails. Its locks stay held until their TTL ends, and other
 // backends on the same space go on.
 type Outage struct {
-	// Err is the error of every call; calls that wait return it at once. An Err that is none of driver's
-	// verdicts is an unknown outcome, as a broken connection is. Nil: calls are served.
+	// Err is the error of every call; calls that wait return it at once. An Err that is none of
+	// package driver's verdicts means an unknown outcome, like a broken connection. Nil: calls
+	// are served.
 	Err error
-	// Hang leaves calls without an answer. Each ends with its context, with the outage, which
-	// serves it then, or after a second, with an error that is an unknown outcome.
+	// Hang leaves calls without an answer. Such a call ends with its context; or with the
+	// outage, and is served then; or after a second, with an error that means an unknown
+	// outcome.
 	Hang bool
 	// Delay is how long a call takes before it is served or answers Err.
 	Delay time.Duration
-	// RenewalsOnly spares all calls but renewals.
+	// RenewalsOnly applies the outage to renewals only.
 	RenewalsOnly bool
 
 	_ struct{}
@@ -83,8 +84,8 @@ const callTimeout = time.Second
 
 var errNoAnswer = errors.New("memory: no answer within " + callTimeout.String())
 
-// SetOutage begins an outage of b and its leases, in place of one before it. The zero Outage
-// is none: everything is well again.
+// SetOutage begins an outage of b and its leases, and replaces an earlier one. The zero Outage
+// ends it: calls are served again.
 func (b *Backend) SetOutage(o Outage) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
@@ -107,8 +108,8 @@ func (b *Backend) setOutage(o *outage) {
 // Fail is SetOutage with Err alone; Fail(nil) ends any outage.
 func (b *Backend) Fail(err error) { b.SetOutage(Outage{Err: err}) }
 
-// applyOutage delays or fails a call as the outage says, if there is one, and returns when the call
-// began, which is zero if there is none.
+// applyOutage delays or fails a call if there is an outage, and returns when the call began;
+// zero if there is no outage.
 func (b *Backend) applyOutage(ctx context.Context, renewal bool) (start time.Time, err error) {
 	for {
 		o := b.outage.Load()
@@ -126,7 +127,7 @@ func (b *Backend) applyOutage(ctx context.Context, renewal bool) (start time.Tim
 		case err != nil:
 			return start, err
 		case !waited:
-			// The outage is another now, or over.
+			// The outage has changed, or is over.
 		case o.Err != nil:
 			return start, o.Err
 		case o.Hang:
@@ -137,7 +138,7 @@ func (b *Backend) applyOutage(ctx context.Context, renewal bool) (start time.Tim
 	}
 }
 
-// pass waits for d, and reports whether it did so to the end.
+// pass waits for d, and reports whether d passed.
 func pass(ctx context.Context, d time.Duration, over <-chan struct{}) (bool, error) {
 	if d <= 0 {
 		return true, nil

@@ -111,12 +111,12 @@ func ExampleBackend_SetOutage_renewals() {
 		log.Fatal(err)
 	}
 	<-lease.Done()
-	fmt.Println(lease.Err())
-	// Output: lease was lost: not renewed before its deadline: connection reset
+	fmt.Println(errors.Is(lease.Err(), dlock.ErrLost)) // its text: not renewed before its deadline: connection reset
+	// Output: true
 }
 
-// A double of the backend that a program is deployed with: what passes a test with it does
-// not fail there because of a feature, a mode or a TTL.
+// A double has the features, modes and TTLs of the deployed backend. So a test with it also
+// finds a request that the deployed backend would refuse.
 func ExampleOptions() {
 	deployed, err := dlock.OpenBackend("file:") // connects to nothing
 	if err != nil {

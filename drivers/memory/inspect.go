@@ -26,7 +26,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	return b.state(e, now), nil
 }
 
-// List yields the held keys that begin with prefix, as they were when it was called.
+// List yields the keys that begin with prefix and are held when it is called.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	states, err := b.states(ctx, prefix)
 	if err != nil {
@@ -43,7 +43,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	return nil
 }
 
-// states collects before anything is yielded: yield may call the backend.
+// states collects all states before List yields the first, because yield may call the backend.
 func (b *Backend) states(ctx context.Context, prefix string) ([]*driver.State, error) {
 	if _, err := b.applyOutage(ctx, false); err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func (b *Backend) state(e *entry, now time.Time) *driver.State {
 	return s
 }
 
-// Check notes how far these locks reach.
+// Check returns a note that the locks are those of one process.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if _, err := b.applyOutage(ctx, false); err != nil {
 		return nil, err
@@ -98,12 +98,12 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		Code:     "one-process",
 		Severity: driver.SeverityNote,
 		Node:     b.space.address,
-		Summary:  "locks exclude within this process alone",
-		Remedy:   "between processes of one machine use file:, between machines a driver with a server",
+		Summary:  "locks exclude only within this process",
+		Remedy:   "use file: between processes of one machine, and a driver with a server between machines",
 	}}, nil
 }
 
-// Break takes key from the holder with token fence, which is told so at once.
+// Break takes key from the holder with token fence, which learns so at once.
 func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	if _, err := b.applyOutage(ctx, false); err != nil {
 		return err

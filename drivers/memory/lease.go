@@ -7,8 +7,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// lease is the client's side of one acquisition: a name for a hold, which it may
-// have lost without knowing.
+// lease is the client's side of one acquisition. It refers to a hold, which may be lost
+// already.
 type lease struct {
 	backend *Backend
 	entry   *entry
@@ -29,8 +29,8 @@ var _ driver.LossReporter = (*lease)(nil)
 
 // lease returns the handle of a grant that was made or confirmed now.
 //
-// Client and server read one clock here, so that the instant of the effect serves as
-// the start from which Expires counts, unless an outage made the request slow.
+// Client and server have one clock here, so Expires counts from the instant of the effect,
+// unless an outage delayed the request.
 func (b *Backend) lease(e *entry, req *driver.Request, fence uint64, start, now time.Time) *lease {
 	l := &lease{backend: b, entry: e, owner: req.Owner, fence: fence, expires: expires(start, now, req.TTL), clock: now}
 	if req.Quorum != nil {
@@ -42,7 +42,7 @@ func (b *Backend) lease(e *entry, req *driver.Request, fence uint64, start, now 
 	return l
 }
 
-// expires is the end of a lease that was asked for at start; zero: at now.
+// expires is the end of a lease that was requested at start, or at now if start is zero.
 func expires(start, now time.Time, ttl time.Duration) time.Time {
 	if ttl == 0 {
 		return time.Time{}

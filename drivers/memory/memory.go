@@ -19,8 +19,8 @@ const MaxTTL = 24 * time.Hour
 
 const features = driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureQuorumNode | driver.FeatureKeep | driver.FeatureOrdered
 
-// Driver opens backends by URL and keeps the lock spaces that have names. The zero
-// Driver is ready for use. Two Drivers share nothing.
+// Driver opens backends by URL and keeps the named lock spaces. The zero Driver is ready for
+// use. Two Drivers share nothing.
 type Driver struct {
 	mu     sync.Mutex
 	spaces map[string]*space
@@ -73,7 +73,7 @@ type Backend struct {
 	space  *space
 	prefix string
 
-	standsFor *driver.Info           // the backend for which it is a double; nil: none
+	standsFor *driver.Info           // of the backend that it replaces in a test; nil: none
 	outage    atomic.Pointer[outage] // nil: there is none
 
 	// Guarded by space.mu.
@@ -90,8 +90,8 @@ var (
 
 // Options are the settings of New.
 type Options struct {
-	// Info is that of the backend for which this one stands in a test: it then has the same
-	// name, features and bounds of TTLs, and does what they say. Without FeatureShared it
+	// Info is the Info of a backend that this one replaces in a test: it then has the same
+	// name, features and bounds of TTLs, and behaves accordingly. Without FeatureShared it
 	// refuses a shared request, without FeatureFencing it gives no tokens, without
 	// FeatureQueueing it never waits by itself; with FeatureSession its locks end when it is
 	// closed, and with a MaxTTL of zero they have no TTL. dlock.OpenBackend(url) returns a
@@ -111,8 +111,8 @@ func New(o ...*Options) *Backend {
 	return b
 }
 
-// Peer returns another backend on the same lock space, as another process would
-// have it: with an outage and an end of its own.
+// Peer returns another backend on the same lock space, like one in another process: SetOutage
+// and Close of one do not affect the other.
 func (b *Backend) Peer() *Backend {
 	return &Backend{space: b.space, prefix: b.prefix, standsFor: b.standsFor}
 }
@@ -133,10 +133,10 @@ func (b *Backend) has(f driver.Features) bool {
 // name where New made it.
 func (b *Backend) String() string { return b.space.address }
 
-// Acquire takes the lock, or joins the line for it where req.Wait says so.
+// Acquire takes the lock, or waits in its queue if req.Wait is set.
 //
-// A request whose owner has the key already is the same request once more: it is
-// answered with the token that it has, and its TTL starts anew.
+// A request whose owner has the key already is a repetition: it gets the same token, and its
+// TTL starts anew.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.Info().Check(b.prefix, req); err != nil {
 		return nil, err
@@ -185,10 +185,10 @@ func (b *Backend) wait(ctx context.Context, w *waiter) (driver.Lease, error) {
 	}
 }
 
-// confirm is the round trip after a native wait, from whose start the lease counts
-// (rule 3): between the grant and this instant any time may have passed, the whole
-// TTL included, and then w goes back into the line. On an error nothing of w is left.
-// Neither lease nor error: go on waiting.
+// confirm is the round trip after a native wait, from whose start the lease counts (rule 3).
+// Any time may have passed since the grant. If the TTL has passed, w goes back into the queue,
+// and confirm returns neither a lease nor an error: go on waiting. On an error nothing of w is
+// left.
 func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) {
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
@@ -222,8 +222,8 @@ func (b *Backend) confirm(ctx context.Context, w *waiter) (driver.Lease, error) 
 	return nil, nil
 }
 
-// usable returns why nothing can be done now. A request whose deadline has passed is
-// refused even if its context's timer has not fired yet.
+// usable returns an error if the backend is closed or ctx has ended. It refuses a request whose
+// deadline has passed even if its context's timer has not fired yet.
 func (b *Backend) usable(ctx context.Context, now time.Time) error {
 	if b.closed {
 		return driver.ErrClosed
@@ -284,9 +284,9 @@ func (b *Backend) unwatch(w *watch) {
 	w.entry.arm(time.Now())
 }
 
-// Close ends the backend: its waiting calls, later calls, and calls on its leases
-// answer ErrClosed. The locks that it holds stay until their TTL ends; with FeatureSession
-// they end now.
+// Close ends the backend: its waiting calls, later calls, and calls on its leases return
+// ErrClosed. The locks that it holds stay until their TTL ends; with FeatureSession they end
+// now.
 func (b *Backend) Close() error {
 	var lost losses
 	defer func() { lost.tell() }()

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -30,8 +28,7 @@ func request(key string, change ...func(*driver.Request)) *driver.Request {
 	return r
 }
 
-func shared(r *driver.Request)  { r.Mode = driver.Shared }
-func waiting(r *driver.Request) { r.Wait = true }
+func shared(r *driver.Request) { r.Mode = driver.Shared }
 
 func acquire(t *testing.T, b *Backend, r *driver.Request) driver.Lease {
 	t.Helper()
@@ -72,7 +69,7 @@ type result struct {
 	err   error
 }
 
-// start calls Acquire in a goroutine, and returns when it stands in line.
+// start calls Acquire in a goroutine, and returns when it waits in the queue.
 func start(ctx context.Context, b *Backend, r *driver.Request) <-chan result {
 	r.Wait = true
 	ch := make(chan result, 1)
@@ -109,26 +106,6 @@ func granted(t *testing.T, what string, ch <-chan result) driver.Lease {
 	}
 }
 
-func TestOfAHundredExactlyOneWins(t *testing.T) {
-	b := New()
-	var wg sync.WaitGroup
-	var won, held atomic.Int32
-	for range 100 {
-		wg.Go(func() {
-			switch _, err := b.Peer().Acquire(context.Background(), request("k")); {
-			case err == nil:
-				won.Add(1)
-			case errors.Is(err, driver.ErrHeld):
-				held.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	if won.Load() != 1 || held.Load() != 99 {
-		t.Errorf("%d won and %d saw it held, want 1 and 99", won.Load(), held.Load())
-	}
-}
-
 func TestHeldNamesTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
@@ -147,70 +124,6 @@ func TestHeldNamesTheHolder(t *testing.T) {
 	})
 }
 
-func TestALeaseEndsWithItsTTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		start := time.Now()
-		l := acquire(t, b, request("k"))
-		if got, want := l.Grant().Expires, start.Add(ttl-driver.Drift(ttl)); !got.Equal(want) {
-			t.Errorf("Expires = %v, want %v", got, want)
-		}
-		time.Sleep(ttl - 1)
-		wantHeld(t, b, request("k"))
-		time.Sleep(time.Nanosecond)
-		second := acquire(t, b, request("k"))
-
-		_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		wantErr(t, "renewal of a lease that has ended", err, driver.ErrLost)
-		wantErr(t, "its release", l.Release(t.Context()), driver.ErrLost)
-		wantErr(t, "its second release", l.Release(t.Context()), nil)
-		wantHeld(t, b, request("k"))
-		release(t, second)
-	})
-}
-
-func TestRenewalExtendsFromNow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		l := acquire(t, b, request("k"))
-		for range 5 {
-			time.Sleep(ttl - 1)
-			g, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if want := driver.Expires(time.Now(), ttl); !g.Expires.Equal(want) || !l.Grant().Expires.Equal(want) {
-				t.Errorf("Expires = %v and %v, want %v", g.Expires, l.Grant().Expires, want)
-			}
-			if g.Fence != l.Grant().Fence {
-				t.Errorf("the renewal changed the token to %d", g.Fence)
-			}
-		}
-		release(t, l)
-		_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		wantErr(t, "renewal after the release", err, driver.ErrLost)
-	})
-}
-
-func TestOnlyTheExactInstanceRenewsAndReleases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		r := request("k")
-		old := acquire(t, b, r)
-		time.Sleep(ttl)
-		again := acquire(t, b, r) // the same owner, a new token
-		if again.Grant().Fence <= old.Grant().Fence {
-			t.Errorf("tokens %d, then %d", old.Grant().Fence, again.Grant().Fence)
-		}
-		_, err := old.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		wantErr(t, "renewal of the old instance", err, driver.ErrLost)
-		wantErr(t, "release of the old instance", old.Release(t.Context()), driver.ErrLost)
-		wantHeld(t, b, request("k"))
-		release(t, again)
-		release(t, acquire(t, b, request("k")))
-	})
-}
-
 func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
@@ -226,85 +139,6 @@ func TestARetriedRequestHasTheTokenThatItHas(t *testing.T) {
 		wantHeld(t, b, &driver.Request{Key: "k", Owner: r.Owner, TTL: ttl, Mode: driver.Shared}) // is another request
 		release(t, second)
 		wantErr(t, "release by the first handle", first.Release(t.Context()), driver.ErrLost)
-	})
-}
-
-func TestWaitersAreServedInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		l := acquire(t, b, request("k"))
-		var line []<-chan result
-		for range 5 {
-			line = append(line, start(t.Context(), b.Peer(), request("k")))
-		}
-		fence := l.Grant().Fence
-		for i, ch := range line {
-			release(t, l)
-			l = granted(t, fmt.Sprint("waiter ", i), ch)
-			if f := l.Grant().Fence; f <= fence {
-				t.Errorf("token %d after %d", f, fence)
-			} else {
-				fence = f
-			}
-			for _, later := range line[i+1:] {
-				pending(t, "a later waiter", later)
-			}
-			wantHeld(t, b, request("k")) // and nobody jumps the line
-		}
-		release(t, l)
-	})
-}
-
-func TestSharedRequestsDoNotOvertakeAnExclusiveOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		s1 := acquire(t, b, request("k", shared))
-		s2 := acquire(t, b, request("k", shared))
-		x := start(t.Context(), b, request("k"))
-		s3 := start(t.Context(), b, request("k", shared))
-		s4 := start(t.Context(), b, request("k", shared))
-		x2 := start(t.Context(), b, request("k"))
-		s5 := start(t.Context(), b, request("k", shared))
-		wantHeld(t, b, request("k", shared))
-
-		release(t, s1)
-		pending(t, "exclusive beside a shared holder", x)
-		release(t, s2)
-		lx := granted(t, "exclusive", x)
-		pending(t, "shared beside an exclusive holder", s3)
-		release(t, lx)
-		l3, l4 := granted(t, "shared", s3), granted(t, "the shared one next to it", s4)
-		if l3.Grant().Fence == l4.Grant().Fence {
-			t.Errorf("two shared holders have one token, %d", l3.Grant().Fence)
-		}
-		pending(t, "the second exclusive", x2)
-		pending(t, "the shared one behind it", s5)
-		release(t, l3)
-		release(t, l4)
-		release(t, granted(t, "the second exclusive", x2))
-		release(t, granted(t, "the last shared", s5))
-	})
-}
-
-func TestExpiryWakesTheFirstInLine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		l := acquire(t, b, request("k"))
-		began := time.Now()
-		ch := start(t.Context(), b, request("k"))
-		time.Sleep(ttl / 2)
-		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl}); err != nil {
-			t.Fatal(err)
-		}
-		r := <-ch
-		if r.err != nil {
-			t.Fatal(r.err)
-		}
-		if d := time.Since(began); d != ttl/2+ttl {
-			t.Errorf("granted after %v, want %v", d, ttl/2+ttl)
-		}
-		wantErr(t, "release of the expired lease", l.Release(t.Context()), driver.ErrLost)
-		release(t, r.lease)
 	})
 }
 
@@ -388,30 +222,6 @@ func TestAGrantThatEndsBeforeItsConfirmationIsNone(t *testing.T) {
 	})
 }
 
-func TestACancelledWaitLeavesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		r := request("k", shared)
-		l := acquire(t, b, r)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		x := start(ctx, b, request("k"))
-		s := start(t.Context(), b, request("k", shared))
-		pending(t, "a shared request behind an exclusive one", s)
-		got := <-x
-		wantErr(t, "a wait that timed out", got.err, context.DeadlineExceeded)
-		var held *driver.HeldError
-		if !errors.As(got.err, &held) || held.Holder != r.Owner {
-			t.Errorf("a wait that timed out: %v, want the holder too", got.err)
-		}
-		release(t, granted(t, "the shared request once the exclusive one has gone", s))
-		release(t, l)
-		if st, _ := b.Lookup(t.Context(), "k"); st.Waiters != 0 || len(st.Holders) != 0 {
-			t.Errorf("left: %+v", st)
-		}
-	})
-}
-
 func TestAGrantThatCrossesTheCancellationIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
@@ -428,21 +238,6 @@ func TestAGrantThatCrossesTheCancellationIsUndone(t *testing.T) {
 	})
 }
 
-func TestAnEndedContextTakesNothing(t *testing.T) {
-	b := New()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := b.Acquire(ctx, request("k"))
-	wantErr(t, "acquire", err, context.Canceled)
-	l := acquire(t, b, request("k"))
-	_, err = l.Renew(ctx, &driver.Renewal{TTL: ttl})
-	wantErr(t, "renew", err, context.Canceled)
-	if err := l.Release(ctx); err != nil {
-		t.Errorf("release works after cancellation: %v", err)
-	}
-	release(t, acquire(t, b, request("k")))
-}
-
 // lateContext has a deadline in the past, and its timer has not fired.
 type lateContext struct{ context.Context }
 
@@ -455,28 +250,6 @@ func TestARequestAfterItsDeadlineIsRefused(t *testing.T) {
 	l := acquire(t, b, request("k"))
 	_, err = l.Renew(lateContext{t.Context()}, &driver.Renewal{TTL: ttl})
 	wantErr(t, "renew", err, context.DeadlineExceeded)
-}
-
-func TestTokensRiseFromTheClock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := New()
-		l := acquire(t, b, request("k"))
-		if got, want := l.Grant().Fence, uint64(time.Now().UnixMicro()); got != want {
-			t.Errorf("the first token is %d, want the clock in microseconds, %d", got, want)
-		}
-		if g := l.Grant(); !g.Clock.Equal(time.Now()) || g.Server == "" {
-			t.Errorf("Clock = %v, Server = %q", g.Clock, g.Server)
-		}
-		last := l.Grant().Fence
-		for range 10 { // the clock stands still
-			release(t, l)
-			l = acquire(t, b, request("k"))
-			if got := l.Grant().Fence; got != last+1 {
-				t.Errorf("token %d after %d", got, last)
-			}
-			last = l.Grant().Fence
-		}
-	})
 }
 
 func TestFenceFloorIsHonouredUpToTheSlack(t *testing.T) {
@@ -496,82 +269,6 @@ func TestFenceFloorIsHonouredUpToTheSlack(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestJoinTakesAKeyAtExactlyTheToken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		at := func(fence uint64) func(*driver.Request) {
-			return func(r *driver.Request) { r.ExactFence = fence }
-		}
-		b := New()
-		if got := acquire(t, b, request("free", at(77))).Grant().Fence; got != 77 {
-			t.Errorf("join of a free key at 77 gave %d", got)
-		}
-
-		r := request("mine")
-		l := acquire(t, b, r)
-		r.ExactFence = l.Grant().Fence + 100
-		if got := acquire(t, b, r).Grant().Fence; got != l.Grant().Fence {
-			t.Errorf("join of a key that it has gave %d, want its token %d", got, l.Grant().Fence)
-		}
-		wantHeld(t, b, request("mine", at(l.Grant().Fence+100)))
-		release(t, l)
-
-		var refused *driver.RefusedError
-		_, err := b.Acquire(t.Context(), request("mine", at(l.Grant().Fence-1)))
-		if !errors.As(err, &refused) || refused.RetryAfter != 0 {
-			t.Errorf("join below the counter: %v, want a *RefusedError for ever", err)
-		}
-		again := acquire(t, b, request("mine", at(l.Grant().Fence)))
-		if got := again.Grant().Fence; got != l.Grant().Fence {
-			t.Errorf("join at the counter gave %d, want %d", got, l.Grant().Fence)
-		}
-		release(t, again)
-		if got := acquire(t, b, request("mine")).Grant().Fence; got <= l.Grant().Fence {
-			t.Errorf("token %d after a join at %d", got, l.Grant().Fence)
-		}
-
-		// A token that was joined twice is still two acquisitions.
-		first := acquire(t, b, request("twice", at(77)))
-		b.Expire("twice")
-		acquire(t, b, request("twice", at(77)))
-		_, err = first.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		wantErr(t, "renewal of the first of them", err, driver.ErrLost)
-		wantErr(t, "its release", first.Release(t.Context()), driver.ErrLost)
-		wantHeld(t, b, request("twice"))
-
-		_, err = b.Acquire(t.Context(), request("far", at(driver.MaxFence+1)))
-		wantErr(t, "join above the largest token", err, driver.ErrInvalid)
-	})
-}
-
-func TestMinFenceRaisesTheCounterWithTheRenewal(t *testing.T) {
-	b := New()
-	l := acquire(t, b, request("k"))
-	fence := l.Grant().Fence
-	min := fence + 1e9
-	g, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl, MinFence: min})
-	if err != nil || g.Fence != fence {
-		t.Fatalf("renew: %+v, %v; want the lease's own token %d", g, err, fence)
-	}
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl, MinFence: 1}); err != nil {
-		t.Fatal(err)
-	}
-	release(t, l)
-	next := acquire(t, b, request("k"))
-	if got := next.Grant().Fence; got != min+1 {
-		t.Errorf("the next token is %d, want %d", got, min+1)
-	}
-
-	// Whoever has lost the key raises nothing.
-	b.Expire("k")
-	_, err = next.Renew(t.Context(), &driver.Renewal{TTL: ttl, MinFence: min + 1e9})
-	wantErr(t, "a raise without the lock", err, driver.ErrLost)
-	if got := acquire(t, b, request("k")).Grant().Fence; got != min+2 {
-		t.Errorf("the next token is %d, want %d", got, min+2)
-	}
-	_, err = next.Renew(t.Context(), &driver.Renewal{TTL: ttl, MinFence: driver.MaxFence + 1})
-	wantErr(t, "a raise above the largest token", err, driver.ErrInvalid)
 }
 
 func TestAQuorumsGuardBoundsAndItsGraceExtends(t *testing.T) {
@@ -808,20 +505,6 @@ func TestFailAnswersEveryCall(t *testing.T) {
 	})
 }
 
-func TestBreakNeedsTheToken(t *testing.T) {
-	b := New()
-	wantErr(t, "break of an unknown key", b.Break(t.Context(), "k", 1), driver.ErrLost)
-	l := acquire(t, b, request("k", shared))
-	other := acquire(t, b, request("k", shared))
-	wantErr(t, "break with a wrong token", b.Break(t.Context(), "k", other.Grant().Fence+1), driver.ErrLost)
-	wantErr(t, "break", b.Break(t.Context(), "k", l.Grant().Fence), nil)
-	_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-	wantErr(t, "renewal of the broken lease", err, driver.ErrLost)
-	if _, err := other.Renew(t.Context(), &driver.Renewal{TTL: ttl}); err != nil {
-		t.Errorf("renewal of the other lease: %v", err)
-	}
-}
-
 func TestInspection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &Driver{}
@@ -921,96 +604,6 @@ func TestABadURLNamesTheBadPart(t *testing.T) {
 		_, err := new(Driver).Open(&driver.Config{DSN: dsn})
 		if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q: got %v, want ErrInvalid that names %s", dsn, err, part)
-		}
-	}
-}
-
-func TestWhatCannotBeHonouredIsRefusedByName(t *testing.T) {
-	b := New()
-	for part, change := range map[string]func(*driver.Request){
-		"key":   func(r *driver.Request) { r.Key = "" },
-		"512":   func(r *driver.Request) { r.Key = strings.Repeat("k", 513) },
-		"owner": func(r *driver.Request) { r.Owner = "" },
-		"mode":  func(r *driver.Request) { r.Mode = 7 },
-		"10ms":  func(r *driver.Request) { r.TTL = 9 * time.Millisecond },
-		"24h":   func(r *driver.Request) { r.TTL = MaxTTL + 1 },
-	} {
-		_, err := b.Acquire(t.Context(), request("k", change))
-		if !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), part) {
-			t.Errorf("got %v, want ErrInvalid that names %s", err, part)
-		}
-	}
-	l := acquire(t, b, request("k"))
-	_, err := l.Renew(t.Context(), &driver.Renewal{})
-	wantErr(t, "renewal without a TTL", err, driver.ErrInvalid)
-}
-
-func TestKeysAreAnyBytes(t *testing.T) {
-	b := New()
-	for _, k := range []string{"\x00", "a\x00b", "ключ", "{a}b", "a b\n", "\xff\xfe", strings.Repeat("k", 512)} {
-		l := acquire(t, b, request(k))
-		if st, _ := b.Lookup(t.Context(), k); st.Key != k || len(st.Holders) != 1 {
-			t.Errorf("key %q: %+v", k, st)
-		}
-		release(t, l)
-	}
-}
-
-func TestRandomHistoriesExclude(t *testing.T) {
-	b := New()
-	var writers, readers [3]atomic.Int32
-	var last [3]atomic.Uint64
-	var grants atomic.Int32
-	var wg sync.WaitGroup
-	for i := range 16 {
-		wg.Go(func() {
-			rng := rand.New(rand.NewPCG(1, uint64(i)))
-			for range 300 {
-				k := rng.IntN(3)
-				r := request(fmt.Sprint(k))
-				r.Wait = rng.IntN(4) > 0
-				if rng.IntN(2) == 0 {
-					r.Mode = driver.Shared
-				}
-				ctx, cancel := context.WithCancel(context.Background())
-				if rng.IntN(4) == 0 {
-					time.AfterFunc(time.Duration(rng.IntN(50))*time.Microsecond, cancel)
-				}
-				l, err := b.Acquire(ctx, r)
-				if err != nil {
-					cancel()
-					continue
-				}
-				grants.Add(1)
-				if r.Mode == driver.Shared {
-					readers[k].Add(1)
-					if writers[k].Load() != 0 {
-						t.Error("a shared holder beside an exclusive one")
-					}
-					readers[k].Add(-1)
-				} else {
-					if writers[k].Add(1) != 1 || readers[k].Load() != 0 {
-						t.Error("an exclusive holder is not alone")
-					}
-					if f := l.Grant().Fence; f <= last[k].Swap(f) {
-						t.Error("a token does not rise")
-					}
-					writers[k].Add(-1)
-				}
-				if err := l.Release(ctx); err != nil {
-					t.Errorf("release: %v", err)
-				}
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
-	if grants.Load() < 1000 {
-		t.Errorf("only %d grants", grants.Load())
-	}
-	for k, e := range b.space.entries {
-		if len(e.holders)+len(e.queue) != 0 {
-			t.Errorf("key %s: left %d holders and %d waiters", k, len(e.holders), len(e.queue))
 		}
 	}
 }

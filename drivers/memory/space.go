@@ -9,16 +9,16 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// space is the server's side, which all backends on it share. One mutex guards it
-// and everything that hangs on it.
+// space is the server's side, which its backends share. One mutex guards it, its entries, holds
+// and waiters.
 type space struct {
 	address string
-	server  string // identity, as a server's run id
+	server  string // identity, like a server's run id
 
 	mu      sync.Mutex
 	entries map[string]*entry
-	dropped uint64 // the largest counter that was dropped: all new ones start here
-	sweepAt int    // how many entries make a sweep worth its time
+	dropped uint64 // the largest dropped counter: new counters start here
+	sweepAt int    // the number of entries at which the next sweep runs
 	holds   int    // how often Hold was called
 }
 
@@ -26,8 +26,8 @@ type space struct {
 type entry struct {
 	space   *space
 	key     string // with the prefix
-	counter uint64 // the largest token ever given, or raised to
-	holders []hold // one, or several shared ones
+	counter uint64 // the largest token that was given, or that a renewal set
+	holders []hold // one exclusive, or any number of shared ones
 	queue   []*waiter
 	watches map[*watch]struct{}
 	timer   *time.Timer // fires at the next expiry; stopped unless somebody waits or watches
@@ -41,23 +41,23 @@ type hold struct {
 	since time.Time
 	until time.Time // zero: until it is released
 
-	backend *Backend // whose it is; nil: Hold
-	lease   *lease   // nil: not handed out yet, or Hold
+	backend *Backend // the backend that has it; nil: Hold
+	lease   *lease   // nil: not returned to a caller yet, or Hold
 }
 
 func (h *hold) expired(now time.Time) bool { return !h.until.IsZero() && !now.Before(h.until) }
 
-// waiter is one Acquire that stands in line.
+// waiter is one Acquire that waits in the queue.
 type waiter struct {
 	entry       *entry
 	backend     *Backend
 	req         driver.Request
-	ready       chan struct{} // gets a value when one of the fields below was set
-	fence       uint64        // the token, once it was granted
+	ready       chan struct{} // gets a value when one of the fields below is set
+	fence       uint64        // the token, after the grant
 	interrupted error
 
 	start  time.Time // of the round trip that confirms the grant…
-	failed error     // …and why it failed; both are the caller's alone
+	failed error     // …and why it failed; only the caller uses these two
 }
 
 func (w *waiter) wake() { signal(w.ready) }
@@ -74,7 +74,7 @@ func (w *watch) wake() { signal(w.ch) }
 func signal(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
-	default: // there is one already: values coalesce
+	default: // there is a value already: values coalesce
 	}
 }
 
@@ -83,7 +83,7 @@ const (
 	idle     = time.Minute // how long a counter is kept after its last use
 )
 
-// entry returns key's entry, which it makes if there is none.
+// entry returns key's entry, and makes it if there is none.
 func (s *space) entry(key string, now time.Time) *entry {
 	if e := s.entries[key]; e != nil {
 		return e
@@ -96,9 +96,9 @@ func (s *space) entry(key string, now time.Time) *entry {
 	return e
 }
 
-// sweep drops the counters that were not used for a while. A counter is about
-// the instant of its last use in microseconds, or above it. The next sweep comes at twice the
-// number of entries that are left, so that the cost for each entry is constant.
+// sweep drops the counters that were not used for a while. A counter's value is about the time
+// of its last use in microseconds, or larger. The next sweep comes at twice the number of
+// entries that are left, so that the cost for each entry is constant.
 func (s *space) sweep(now time.Time) {
 	old := uint64(max(0, now.Add(-idle).UnixMicro()))
 	for key, e := range s.entries {
@@ -144,7 +144,7 @@ func (e *entry) grant(b *Backend, req *driver.Request, now time.Time) uint64 {
 	return fence
 }
 
-// end is until when the server keeps req's lock if it is given, or renewed, now.
+// end returns when the server's lock ends if it grants or renews req now.
 func end(req *driver.Request, now time.Time) time.Time {
 	if req.TTL == 0 {
 		return time.Time{} // until it is released, or its session ends
@@ -162,7 +162,7 @@ func (e *entry) free(mode driver.Mode) bool {
 }
 
 // held is the verdict for a request that cannot have the key. Of several holders it names the
-// one that stays longest. There is one: a key that nobody holds has no line.
+// one whose lease ends last. There is at least one: a key that nobody holds has no waiters.
 func (e *entry) held(now time.Time) *driver.HeldError {
 	last := &e.holders[0]
 	for i := range e.holders {
@@ -199,7 +199,7 @@ func (e *entry) remove(owner string, fence uint64, now time.Time) bool {
 	return true
 }
 
-// losses are leases that were lost, and are told so when the mutex is free.
+// losses are lost leases whose OnLost functions are called after the mutex is released.
 type losses []*lease
 
 func (ls losses) tell() {
@@ -208,7 +208,7 @@ func (ls losses) tell() {
 	}
 }
 
-// add adds l, if it is to be told now.
+// add adds l, if it has a function to call.
 func (ls losses) add(l *lease) losses {
 	if l == nil {
 		return ls
@@ -219,7 +219,7 @@ func (ls losses) add(l *lease) losses {
 	return append(ls, l)
 }
 
-// evict takes the key from the holders that match, and adds them to lost.
+// evict takes the key from the matching holders, and adds their leases to lost.
 func (e *entry) evict(lost losses, now time.Time, match func(*hold) bool) losses {
 	n := len(e.holders)
 	e.holders = slices.DeleteFunc(e.holders, func(h hold) bool {
@@ -235,8 +235,8 @@ func (e *entry) evict(lost losses, now time.Time, match func(*hold) bool) losses
 	return lost
 }
 
-// purge drops the holders whose time is over; settle then passes the key on. It
-// passes it on itself, lest a caller that comes just then overtakes the line.
+// purge drops the holders whose time is over. It calls settle to pass the key on, so that a
+// caller that comes now does not overtake the queue.
 func (e *entry) purge(now time.Time) {
 	for i := range e.holders {
 		if e.holders[i].expired(now) {
@@ -246,8 +246,8 @@ func (e *entry) purge(now time.Time) {
 	}
 }
 
-// settle brings the key up to date: holders whose time is over go, the first in
-// line get it, watchers hear of it.
+// settle updates the key: it drops holders whose time is over, grants the key to the first
+// waiters, and signals watchers.
 func (e *entry) settle(now time.Time) {
 	e.holders = slices.DeleteFunc(e.holders, func(h hold) bool { return h.expired(now) })
 	for len(e.queue) > 0 && e.free(e.queue[0].req.Mode) {
@@ -262,7 +262,7 @@ func (e *entry) settle(now time.Time) {
 	e.arm(now)
 }
 
-// arm sets the timer to the next expiry, if anybody wants to know of it.
+// arm sets the timer to the next expiry, if there are waiters or watchers.
 func (e *entry) arm(now time.Time) {
 	var next time.Time
 	if len(e.queue)+len(e.watches) > 0 {
@@ -292,7 +292,7 @@ func (e *entry) tick() {
 	e.arm(now)
 }
 
-// enqueue puts b's request at the end of the line.
+// enqueue puts b's request at the end of the queue.
 func (e *entry) enqueue(b *Backend, req *driver.Request, now time.Time) *waiter {
 	w := &waiter{entry: e, backend: b, req: *req, ready: make(chan struct{}, 1)}
 	e.queue = append(e.queue, w)
@@ -300,7 +300,7 @@ func (e *entry) enqueue(b *Backend, req *driver.Request, now time.Time) *waiter 
 	return w
 }
 
-// abandon undoes w's request, and returns the holder for which it waited, if it did.
+// abandon undoes w's request. If w waited for a holder, it returns that holder.
 func (e *entry) abandon(w *waiter, now time.Time) *driver.HeldError {
 	if w.fence != 0 {
 		e.remove(w.req.Owner, w.fence, now)
@@ -310,7 +310,7 @@ func (e *entry) abandon(w *waiter, now time.Time) *driver.HeldError {
 	if i := slices.Index(e.queue, w); i >= 0 {
 		e.queue = slices.Delete(e.queue, i, i+1)
 	}
-	e.settle(now) // the one behind w may be able to go
+	e.settle(now) // the waiter behind w may get the key now
 	return held
 }
 

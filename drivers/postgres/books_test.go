@@ -17,7 +17,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A factory makes connections.
+// A factory makes connections, as New expects it.
 type factory = func(context.Context) (*pgx.Conn, error)
 
 // connector makes connections by URL.
@@ -33,7 +33,7 @@ func counted(n *atomic.Int64, f factory) factory {
 	}
 }
 
-// built is a backend of a factory.
+// built returns a backend that uses a factory.
 func built(t *testing.T, f factory, o *postgres.Options) *postgres.Backend {
 	t.Helper()
 	b, err := postgres.New(f, o)
@@ -67,8 +67,8 @@ func TestAHookMayCallTheBackend(t *testing.T) {
 	_ = must(t, b, request("k", time.Minute)).Release(context.Background())
 }
 
-// While a lock is asked for a waiter that holds nothing may be reserved for a wait: it stays
-// in the books, and Close ends it.
+// An idle waiter may be reserved for a wait while a session is chosen for a lock: the backend
+// still knows it, and Close ends it.
 func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -110,8 +110,8 @@ func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
 	}
 }
 
-// Somebody cancels statements of a session, as an administrator may by mistake. Its leases
-// stay, and an unlock is made again.
+// An administrator cancels statements of a session by mistake. Its leases stay, and an unlock
+// is repeated.
 func TestACancelledStatementEndsNoSession(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -159,8 +159,8 @@ func TestACancelledStatementEndsNoSession(t *testing.T) {
 	}
 }
 
-// The server has no connection for a waiter: the wait polls on the session that is there, and
-// does not ask for a connection all the time.
+// The server has no connection for a waiter: the wait polls on the existing session, and does
+// not request a connection all the time.
 func TestARefusedConnectionMeansPolling(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t)
@@ -196,8 +196,8 @@ func TestARefusedConnectionMeansPolling(t *testing.T) {
 	t.Logf("handed over in %v", time.Since(start))
 }
 
-// A session behind a dead network keeps nobody of its process out of a key for longer than
-// it takes to be sure that it is silent, though its TTL is long.
+// A session behind a dead network with a long TTL blocks its own process's requests for a key
+// only until it counts as silent.
 func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -206,7 +206,7 @@ func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 	via, direct := connector(through(s, p)), connector(s.URL())
 	var dead atomic.Bool
 	b := built(t, func(ctx context.Context) (*pgx.Conn, error) {
-		if dead.Load() { // the way that a new connection takes works
+		if dead.Load() { // new connections work
 			return direct(ctx)
 		}
 		return via(ctx)
@@ -231,15 +231,15 @@ func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second+slack/3 {
 		t.Errorf("blocked for %v", took)
 	}
-	// What the dead session has the server still keeps: it is asked, and says so.
-	if _, err := b.Acquire(context.Background(), request("held", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+	// The server still keeps the locks of the dead session: it answers that they are held.
+	if _, _, err := answer(context.Background(), b, request("held", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("a key that the dead session has: %v", err)
 	}
-	if _, err := other.Acquire(context.Background(), request("held", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+	if _, _, err := answer(context.Background(), other, request("held", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("the same for another process: %v", err)
 	}
 	<-released
-	if err := terminate(s.URL(), other); err != nil { // nobody else's
+	if err := terminate(s.URL(), other); err != nil { // no other session's
 		t.Fatal(err)
 	}
 	p.Resume()

@@ -31,14 +31,14 @@ type locker interface {
 	unlock() error
 }
 
-// oursLocker is the driver.
+// oursLocker locks with the driver.
 type oursLocker struct {
 	b driver.Backend
 	l driver.Lease
 }
 
-// lock waits as dlock does: what may have happened is tried again. The server takes a
-// lock back whose grant is not confirmed for a second, if the machine stands still so long.
+// lock waits as dlock does, and repeats attempts with unknown outcomes: if the machine stands
+// still for a second, the server takes back a lock whose grant was not confirmed.
 func (o *oursLocker) lock(ctx context.Context) (_ uint64, attempts int, err error) {
 	for {
 		r := request("contended", 10*time.Second)
@@ -73,9 +73,10 @@ func (o *bareLocker) unlock() error {
 	return err
 }
 
-// contender is the process: it does what its input says, a line at a time, and ends with it.
+// contender is the main function of the process. It obeys the commands in its input, a line
+// each, and ends with the input.
 //
-//	contend D: does so again and again, for so long, and says when it had it
+//	contend D: takes and gives the lock repeatedly, for D, and prints when it held it
 func contender(url, kind string) error {
 	ctx := context.Background()
 	var l locker
@@ -93,7 +94,7 @@ func contender(url, kind string) error {
 		}
 		defer b.Close() //nolint:errcheck // the process ends
 		l = &oursLocker{b: b}
-		warm, err := b.Acquire(ctx, request("warm"+strconv.Itoa(os.Getpid()), 10*time.Second))
+		warm, err := take(b, request("warm"+strconv.Itoa(os.Getpid()), 10*time.Second))
 		if err != nil {
 			return err
 		}
@@ -131,7 +132,7 @@ func contend(ctx context.Context, l locker, d time.Duration) error {
 	return out.Flush()
 }
 
-// process is a contender as its parent sees it.
+// process is the parent's side of a contender.
 type process struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -236,15 +237,15 @@ func TestCallersOfAProcessAreServedInTheOrderInWhichTheyCame(t *testing.T) {
 	}
 }
 
-// held is one time that a process had the lock.
+// held is one hold of the lock by a process.
 type held struct {
 	process   int
 	got, gave int64
 }
 
-// Processes that want one key all the time exclude each other and hand it over. How fast
-// is stated beside pg_advisory_lock on as many connections, in turns; on a busy machine
-// the figures say little, and their ratio more.
+// Processes that want one key all the time exclude each other and hand it over. Their speed is
+// compared with pg_advisory_lock on as many connections, in turns: on a busy machine the ratio
+// says more than the figures.
 func TestProcessesHandTheLockOver(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")

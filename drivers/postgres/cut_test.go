@@ -22,9 +22,9 @@ var long = flag.Bool("postgres.long", false, "cut connections at every byte, ins
 
 const cutTTL = 300 * time.Millisecond
 
-// The server is told nothing half: wherever a connection stops, at a message's end or
-// within one, in either direction, with or without a reset, a lock goes with the session's
-// timeout and not before the lease's end, and nothing is left behind.
+// Wherever a connection stops (at a message's end or within one, in either direction, with or
+// without a reset), the server frees the lock after the session's timeout and not before the
+// lease's end, and nothing is left behind.
 func TestAConnectionCutAnywhereFreesItsLocksInTime(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -80,8 +80,8 @@ type cutTrial struct {
 	action    fault.Action
 }
 
-// run takes a key and renews it while locks of all kinds come and go, until the connection
-// stops, and sees when the server frees the key. It reports whether it saw that.
+// run takes a key and renews it, beside locks of all kinds, until the connection stops, and
+// watches when the server frees the key. It reports whether it saw that.
 func (c *cutTrial) run(t *testing.T) bool {
 	name := fmt.Sprintf("%v %d %d", c.direction, c.after, c.action)
 	p, err := fault.Start(c.s.Addr())
@@ -134,7 +134,7 @@ func (c *cutTrial) run(t *testing.T) bool {
 	}
 }
 
-// load makes a session and a waiter send all that they ever send.
+// load makes a session and a waiter send all kinds of statements.
 func (c *cutTrial) load(ctx context.Context, b *postgres.Backend, l driver.Lease, name string) {
 	for i := 0; ctx.Err() == nil; i++ {
 		_, _ = l.Renew(ctx, &driver.Renewal{TTL: cutTTL})
@@ -148,7 +148,7 @@ func (c *cutTrial) load(ctx context.Context, b *postgres.Backend, l driver.Lease
 			continue
 		}
 		waiting := make(chan struct{})
-		go func() { // for what is released in a moment
+		go func() { // of locks that are released in a moment
 			defer close(waiting)
 			r := request(name+"x", cutTTL)
 			r.Wait = true

@@ -23,17 +23,17 @@
 //	        ──► session 2 ──► server process
 //	waiting ──► waiter    ──► server process, waits in the server's queue
 //
-// A key is one advisory lock, whose number is the first eight bytes of the SHA-256 of prefix and
-// key (LockID). Two keys of one number wait for each other, and an event says so where
-// one process sees it. In SQL the number is
+// A key is one advisory lock, whose number is the first eight bytes of the SHA-256 of prefix
+// and key (LockID). Two keys with the same number wait for each other; if one process sees
+// that, it sends an event. In SQL the number is
 //
 //	SELECT ('x' || left(encode(sha256(convert_to(prefix || key, 'UTF8')), 'hex'), 16))::bit(64)::int8
 //
 // The keys of Int64Key and Int32PairKey, "pg_advisory_lock(42)" and "pg_advisory_lock(7,8)", are
 // the locks of these very numbers, so that a program can join locks that others take already.
 //
-// Many locks live on few sessions. What all goroutines ask of a session while a
-// statement is under way is the next statement.
+// Many locks live on few sessions. Requests that come while a session's statement is under way
+// go together as its next statement.
 //
 // # Waiting
 //
@@ -50,7 +50,7 @@
 //
 // Where more keys are waited for than there are connections for waiting the waits take turns,
 // and are tried every 25 ms meanwhile; an event says so. The same happens if the server has no
-// connection left. A wait that its caller gives up costs no connection.
+// connection left. If a caller gives up its wait, the connection is used again.
 //
 // The statements are blocks of plpgsql, which every database has unless it was dropped. A server
 // that logs statements that take longer than 0.9 s does not log them.
@@ -81,11 +81,11 @@
 // class, and is then freed later if its holder dies. A lease that is not
 // renewed is unlocked by its own process, half of its grace after its end.
 //
-// Expires counts from before the last statement that was answered was sent, so it
-// is never later than the instant at which the server lets go. A process that is
-// killed is noticed at once, in the middle of a statement within twice
-// check_interval (2 s), and behind a dead network within the class and its grace; a
-// waiter there that is granted its lock loses it after a second.
+// Expires counts from just before the last answered statement was sent, so it is never later
+// than the instant at which the server frees the lock. A process that is killed is noticed at
+// once, in the middle of a statement within twice check_interval (2 s), and behind a dead
+// network within the class and its grace; a waiter there that is granted its lock loses it
+// after a second.
 //
 // # Tokens
 //
@@ -136,13 +136,13 @@
 //
 // # Poolers, standbys, settings
 //
-// A pooler that shares server processes among clients would give our locks to
-// somebody else. One is recognised, by the process id in its cancel key, and refused, unless
-// pooler=session says that it gives every client a process of its own. So do the proxies of
-// some hosted databases (Neon, Supabase, RDS Proxy), which make cancel keys of their own: use
-// their direct or session address, and pooler=session, under which each heartbeat
-// looks whether the process is still the same. No request to cancel is ever sent to
-// a session, and so a proxy need not route any. Transactions with LockTx may come through any pooler.
+// A pooler that shares server processes among clients would give our locks to somebody else.
+// One is recognised, by the process id in its cancel key, and refused, unless pooler=session
+// says that it gives every client a process of its own. So do the proxies of some hosted
+// databases (Neon, Supabase, RDS Proxy), which make cancel keys of their own: use their direct
+// or session address, and pooler=session, under which each heartbeat looks whether the process
+// is still the same. No request to cancel is ever sent to a session, and so a proxy need not
+// route any. A transaction with LockTx may use any pooler.
 //
 // A standby is refused for a moment, since it may be promoted. Of several hosts the primary
 // is looked for (target_session_attrs=primary), and a wait survives a promotion.

@@ -13,6 +13,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/claims"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/session"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
 // Options are the settings of a backend. The zero value of each field is its default,
@@ -26,26 +30,26 @@ type Options struct {
 	// the sequence in another schema, "my_schema.dlock_fence", the same for all programs
 	// that use the database.
 	Fencing string
-	// MaxSessions bounds the connections that leases live on; 4 by default.
+	// MaxSessions bounds the connections that hold leases; 4 by default.
 	MaxSessions int
-	// MaxWaiters bounds the connections that wait for a lock, or carry one that they
-	// waited for; 16 by default.
+	// MaxWaiters bounds the connections that wait for a lock, or hold a lock after such a wait;
+	// 16 by default.
 	MaxWaiters int
-	// Pooler is "session" if a pooler stands before the server and gives every client
-	// a server process of its own for as long as the client is connected. Any other
-	// pooling would give our locks away, and is refused.
+	// Pooler is "session" if there is a pooler before the server that gives every client its
+	// own server process for as long as the client is connected. Any other pooling would give
+	// locks to other clients, and is refused.
 	Pooler string
 	// RestartGuard, if not zero, keeps a server that was started less than this ago from
-	// granting: it may have forgotten the locks of a holder that has not heard of it. It
-	// is then the longest TTL.
+	// granting: the server may have forgotten the locks of a holder that does not know of the
+	// restart. It is then also the longest TTL.
 	RestartGuard time.Duration
-	// CheckInterval is how often the server looks whether a client whose statement is
-	// running is still there; 2 s by default.
+	// CheckInterval is how often the server checks, while a statement runs, that the client is
+	// still connected; 2 s by default.
 	CheckInterval time.Duration
 	// ApplicationName goes before the owner's label in the server's view of the
 	// sessions, pg_stat_activity; "dlock" by default.
 	ApplicationName string
-	// Address is the result of String: the server's address without any secret.
+	// Address is the text that String returns: the server's address without any secret.
 	Address string
 
 	_ struct{}
@@ -54,17 +58,18 @@ type Options struct {
 // Backend grants advisory locks of one PostgreSQL database.
 type Backend struct {
 	opt     Options
-	schema  string        // of the sequence that gives tokens; empty: no tokens
+	schema  string        // of the sequence of tokens; empty: no tokens
 	highest atomic.Uint64 // the highest token that was given to this process
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
-	table   table
-	hot     hot
-	number  func(prefix, key string) lockNumber // numberOf, but for tests of collisions
-	sql     queries
+	table   *claims.Table
+	hot     *claims.Hot
+	host    *session.Host
+	number  func(prefix, key string) advisory.Number // NumberOf; tests of collisions replace it
+	sql     advisory.Queries
 	ignored []string     // parameters of the URL
 	role    string       // of the URL
-	locks   atomic.Int64 // held by this process on the server
+	locks   atomic.Int64 // locks that this process holds on the server
 	room    atomic.Int64 // the size of the server's lock table, estimated
 
 	ctx    context.Context // ends with Close
@@ -72,11 +77,11 @@ type Backend struct {
 	wg     sync.WaitGroup
 
 	mu       sync.Mutex
-	sessions []*session
+	sessions []*session.Session
 	opening  map[time.Duration]*opening
-	waiters  []*session
+	waiters  []*session.Session
 	coming   int            // waiters that are being opened
-	noWaiter time.Time      // none is opened before this
+	noWaiter time.Time      // no waiter is opened before this
 	wanting  []*connRequest // callers that want a connection for waiting, in order
 	label    string
 }
@@ -86,10 +91,10 @@ var (
 	_ driver.Inspector = (*Backend)(nil)
 )
 
-// New returns a backend whose connections factory makes. It is called whenever
-// one is needed, so that credentials may change, never more often at a time than
-// there may be connections, and its connections are ended by the backend alone. They must be
-// of one database, and of its primary.
+// New returns a backend that gets its connections from factory. It calls factory whenever it
+// needs a connection, so that credentials may change, and concurrently at most as often as
+// there may be connections. Only the backend ends the connections. All of them must be to the
+// primary of one database.
 func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend, error) {
 	if factory == nil {
 		return nil, driver.Invalid("factory", "is nil")
@@ -103,28 +108,32 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		return nil, err
 	}
 	b := &Backend{
-		opt: opt, schema: schema, factory: factory, number: numberOf,
-		table:   table{byNumber: map[lockNumber]*entry{}},
-		hot:     hot{keys: map[lockNumber]time.Time{}},
+		opt: opt, schema: schema, factory: factory, number: advisory.NumberOf,
+		table: claims.NewTable(), hot: claims.NewHot(),
 		opening: map[time.Duration]*opening{},
 		info: driver.Info{
 			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
-			MinTTL: minTTL, MaxTTL: maxTTL,
+			MinTTL: session.MinTTL, MaxTTL: session.MaxTTL,
 		},
 	}
-	b.sql = newQueries("")
+	b.sql = advisory.NewQueries("")
 	if schema != "" {
 		b.info.Features |= driver.FeatureFencing
-		b.sql = newQueries(b.sequence())
+		b.sql = advisory.NewQueries(b.sequence())
 	}
 	if opt.RestartGuard > 0 {
-		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
+		b.info.MaxTTL = min(session.MaxTTL, opt.RestartGuard)
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.host = &session.Host{
+		Context: b.ctx, Running: &b.wg, Info: &b.info, SQL: b.sql, Fencing: schema != "", Pooled: opt.Pooler != "",
+		Table: b.table, Hot: b.hot, Locks: &b.locks,
+		SawToken: b.sawToken, Report: b.report, Ended: b.forget, Gone: b.processGone,
+	}
 	return b, nil
 }
 
-// complete fills in the defaults and checks the rest.
+// complete fills in the defaults and checks the options.
 func (o *Options) complete() (schema string, err error) {
 	defaults := func(n *int, def int) {
 		if *n == 0 {
@@ -141,11 +150,11 @@ func (o *Options) complete() (schema string, err error) {
 	}
 	switch {
 	case len(o.Prefix) >= driver.MaxKey:
-		return "", driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(o.Prefix), driver.MaxKey)
+		return "", driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(o.Prefix), driver.MaxKey)
 	case o.MaxSessions < 1 || o.MaxWaiters < 1:
 		return "", driver.Invalid("max_sessions and max_waiters", "must be at least 1")
 	case o.Pooler != "" && o.Pooler != "session":
-		return "", driver.Invalid("pooler", "must be session, or nothing where there is no pooler")
+		return "", driver.Invalid("pooler", "must be session, or empty if there is no pooler")
 	case o.RestartGuard < 0 || o.RestartGuard > 0 && o.RestartGuard < time.Second:
 		return "", driver.Invalid("restart_guard", "must be at least 1s")
 	case o.CheckInterval < time.Millisecond:
@@ -154,8 +163,8 @@ func (o *Options) complete() (schema string, err error) {
 	return parseFence(o.Fencing)
 }
 
-// FromPool returns a factory for New that takes its connections from p, with p's
-// settings, and never gives them back: they do not count against p's MaxConns.
+// FromPool returns a factory for New that takes connections with p's settings out of p and
+// never returns them to it: they do not count against p's MaxConns.
 func FromPool(p *pgxpool.Pool) func(context.Context) (*pgx.Conn, error) {
 	return func(ctx context.Context) (*pgx.Conn, error) {
 		c, err := p.Acquire(ctx)
@@ -166,8 +175,8 @@ func FromPool(p *pgxpool.Pool) func(context.Context) (*pgx.Conn, error) {
 	}
 }
 
-// Connect opens a connection as the backend opens its own. The caller closes it. It is for
-// measurements and for maintenance.
+// Connect opens a connection in the same way as the backend opens its own, for measurements and
+// maintenance. The caller closes it.
 func (b *Backend) Connect(ctx context.Context) (*pgx.Conn, error) { return b.factory(ctx) }
 
 // Info describes the backend.
@@ -181,8 +190,8 @@ func (b *Backend) String() string {
 	return b.opt.Address
 }
 
-// Acquire makes one attempt on a shared session, and where that finds the lock held and
-// req.Wait allows it, waits in the server's queue.
+// Acquire makes one attempt on a shared session. If that finds the lock held and req.Wait is
+// set, it waits in the server's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err
@@ -194,7 +203,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
 	b.learnLabel(req.Owner)
-	c := &claim{number: b.number(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode}
+	c := &claims.Claim{Number: b.number(b.opt.Prefix, req.Key), Key: req.Key, Owner: req.Owner, Mode: req.Mode}
 	l, err := b.acquire(ctx, c, req)
 	if err != nil {
 		return nil, err
@@ -202,8 +211,8 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	return l, nil
 }
 
-func (b *Backend) acquire(ctx context.Context, c *claim, req *driver.Request) (*lease, error) {
-	if req.Wait && (b.hot.is(c.number) || b.table.queued(c.number)) {
+func (b *Backend) acquire(ctx context.Context, c *claims.Claim, req *driver.Request) (*session.Lease, error) {
+	if req.Wait && (b.hot.Is(c.Number) || b.table.Queued(c.Number) > 0) {
 		return b.wait(ctx, c, req.TTL, nil)
 	}
 	l, err := b.try(ctx, c, req.TTL)
@@ -217,12 +226,12 @@ func (b *Backend) acquire(ctx context.Context, c *claim, req *driver.Request) (*
 }
 
 // try makes one attempt.
-func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease, error) {
+func (b *Backend) try(ctx context.Context, c *claims.Claim, ttl time.Duration) (*session.Lease, error) {
 	if err := b.full(); err != nil {
 		return nil, err
 	}
 	for end := time.Now().Add(connectTimeout); ; {
-		holder, change := b.table.ask(c)
+		holder, change := b.table.Ask(c)
 		if holder != nil {
 			return nil, b.heldHere(c, holder)
 		}
@@ -230,41 +239,33 @@ func (b *Backend) try(ctx context.Context, c *claim, ttl time.Duration) (*lease,
 			break
 		}
 		select {
-		case <-change: // within the time of a silent session
+		case <-change: // comes at the latest when a silent session is given up
 		case <-ctx.Done():
-			return nil, ended(ctx)
+			return nil, verdict.Ended(ctx)
 		case <-b.ctx.Done():
 			return nil, driver.ErrClosed
 		}
 		if time.Now().After(end) {
-			return nil, errTimeout
+			return nil, verdict.ErrTimeout
 		}
 	}
-	var o *op
-	err := errEnded
-	for n := 0; n < 3 && errors.Is(err, errEnded); n++ {
-		var s *session
-		if s, err = b.session(ctx, classOf(ttl)); err == nil {
-			if o, err = s.lock(c, ttl); err == nil {
-				return s.await(ctx, o)
-			}
+	err := session.ErrEnded
+	for n := 0; n < 3 && errors.Is(err, session.ErrEnded); n++ {
+		var s *session.Session
+		if s, err = b.session(ctx, session.ClassOf(ttl)); err != nil {
+			break
+		}
+		var l *session.Lease
+		if l, err = s.Lock(ctx, c, ttl); !errors.Is(err, session.ErrEnded) {
+			return l, err
 		}
 	}
-	b.table.drop(c)
+	b.table.Drop(c)
 	return nil, err
 }
 
-// await waits for the answer to a lock.
-func (s *session) await(ctx context.Context, o *op) (*lease, error) {
-	if s.answer(ctx, o, attempt(o.ttl)) {
-		return o.lease, o.err
-	}
-	s.abandon(o)
-	return nil, ended(ctx)
-}
-
 // full refuses a lock that could fill the server's lock table: one process takes at most half
-// of it. The server itself refuses only when there is no room for anybody.
+// of it. The server itself refuses only when the table is full for all clients.
 func (b *Backend) full() error {
 	if most := b.room.Load() / 2; most > 0 && b.locks.Load() >= most {
 		return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: this process has %d locks, half of the server's lock table: raise max_locks_per_transaction", most)}
@@ -272,38 +273,30 @@ func (b *Backend) full() error {
 	return nil
 }
 
-// sawToken notes the highest token.
+// sawToken updates the highest token.
 func (b *Backend) sawToken(token uint64) {
 	for seen := b.highest.Load(); token > seen && !b.highest.CompareAndSwap(seen, token); {
 		seen = b.highest.Load()
 	}
 }
 
-// ended is the error of an attempt that took too long for its caller, or for us.
-func ended(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("postgres: %w", err)
+// heldHere returns the verdict that this backend itself has the lock.
+func (b *Backend) heldHere(c, holder *claims.Claim) error {
+	if holder.Key != c.Key {
+		b.report(driver.Notice{Kind: driver.NoticeCollision, Key: c.Key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", c.Key, holder.Key)})
 	}
-	return errTimeout
+	return &driver.HeldError{Holder: holder.Owner, Since: holder.Since, Clock: time.Now()}
 }
 
-// heldHere is the verdict that this very backend has the lock.
-func (b *Backend) heldHere(c, holder *claim) error {
-	if holder.key != c.key {
-		b.report(driver.Notice{Kind: driver.NoticeCollision, Key: c.key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", c.key, holder.key)})
-	}
-	return &driver.HeldError{Holder: holder.owner, Since: holder.since, Clock: time.Now()}
-}
-
-// Close ends all sessions, and so frees their locks, and returns when nothing of
-// the backend is left.
+// Close ends all sessions, which frees their locks, and returns when all goroutines of the
+// backend have ended.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.cancel()
-	all := append(append([]*session{}, b.sessions...), b.waiters...)
+	all := append(append([]*session.Session{}, b.sessions...), b.waiters...)
 	b.mu.Unlock()
 	for _, s := range all {
-		s.close()
+		s.Close()
 	}
 	b.wg.Wait()
 	return nil
@@ -317,7 +310,7 @@ func (b *Backend) report(e driver.Notice) {
 	}
 }
 
-// learnLabel takes the label of the first owner: the part before its last '/'.
+// learnLabel keeps the label of the first owner: the part before its last '/'.
 func (b *Backend) learnLabel(owner string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -330,7 +323,7 @@ func (b *Backend) learnLabel(owner string) {
 }
 
 // applicationName is the name that the server shows for a session: 63 bytes of printable ASCII.
-// The server replaces other characters, and refuses one that is cut.
+// The server would replace other characters, and refuse a character that is cut in half.
 func (b *Backend) applicationName() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -41,8 +41,8 @@ var ignored = []string{
 	"sslnegotiation",
 }
 
-// Open reads postgres://user:password@host:port,host:port/database?name=value. It is
-// read here and not by pgx, whose errors quote the URL.
+// Open reads postgres://user:password@host:port,host:port/database?name=value. It parses the
+// URL itself, because the errors of pgx quote it.
 func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	a, query, err := parseURL(cfg.DSN)
 	if err != nil {
@@ -57,7 +57,7 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
-	if _, err := o.complete(); err != nil { // before files are read
+	if _, err := o.complete(); err != nil { // before any file is read
 		return nil, err
 	}
 	pc, err := a.config()
@@ -73,7 +73,7 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	return b, nil
 }
 
-// options reads our own parameters.
+// options reads the driver's own parameters.
 func options(p *dsn.Params) *Options {
 	return &Options{
 		Fencing:         p.String("fencing", "on"),
@@ -150,14 +150,14 @@ func (t *target) readHosts(s string) error {
 		}
 		host, err := url.PathUnescape(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
 		if err != nil || host == "" || strings.ContainsAny(host, "'\\ \x00") {
-			return malformed("a host that is none")
+			return malformed("an invalid host")
 		}
 		t.hosts, t.ports = append(t.hosts, host), append(t.ports, port)
 	}
 	return nil
 }
 
-// parameters reads pgx's parameters, and the parts of the URL that may be among them.
+// parameters reads the parameters for pgx, and those that replace parts of the URL.
 func (t *target) parameters(p *dsn.Params) error {
 	for _, name := range ignored {
 		if p.Has(name) {
@@ -165,7 +165,7 @@ func (t *target) parameters(p *dsn.Params) error {
 		}
 	}
 	if p.Enum("channel_binding", "", "disable", "prefer", "require") == "require" && p.String("sslmode", "") != "verify-full" {
-		return driver.Invalid(`parameter "channel_binding"`, "cannot be required of pgx: set sslmode=verify-full, which proves the server's identity as well, or leave channel_binding out")
+		return driver.Invalid(`parameter "channel_binding"`, "is not possible with pgx: set sslmode=verify-full, which also proves the server's identity, or leave channel_binding out")
 	} else if p.Has("channel_binding") {
 		t.ignored = append(t.ignored, "channel_binding")
 	}
@@ -202,8 +202,8 @@ func (t *target) parameters(p *dsn.Params) error {
 	return nil
 }
 
-// config has pgx complete the target from the environment, ~/.pgpass and its defaults.
-// The password does not go through its parser.
+// config lets pgx complete the target from the environment, ~/.pgpass and its defaults. The
+// password does not go through pgx's parser.
 func (t *target) config() (*pgx.ConnConfig, error) {
 	var b strings.Builder
 	add := func(name, value string) {
@@ -241,8 +241,8 @@ func (t *target) config() (*pgx.ConnConfig, error) {
 	return c, nil
 }
 
-// failover makes the configuration fit for several hosts: the primary is looked for among
-// them, and one that is silent leaves time for the others.
+// failover adapts the configuration to several hosts: pgx looks for the primary among them, and
+// a silent host leaves time for the others.
 func failover(c *pgx.ConnConfig) {
 	hosts := map[string]bool{net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))): true}
 	for _, f := range c.Fallbacks { // also one without TLS
@@ -259,8 +259,8 @@ func failover(c *pgx.ConnConfig) {
 	}
 }
 
-// unreadable names the part that pgx cannot use, without the connection string that its errors
-// begin with.
+// unreadable names the part that pgx cannot use, and leaves out the connection string with
+// which pgx's errors begin.
 func (t *target) unreadable(err error) error {
 	detail := "a parameter has a value that pgx cannot use"
 	if inner := errors.Unwrap(err); inner != nil && t.settings["sslpassword"] == "" {
@@ -271,7 +271,7 @@ func (t *target) unreadable(err error) error {
 	return driver.Invalid("URL", "%s", detail)
 }
 
-// address is the first host, without a secret.
+// address returns the first host, without any secret.
 func address(c *pgx.ConnConfig) string {
 	if strings.HasPrefix(c.Host, "/") {
 		return "postgres://" + c.Host + ":" + strconv.Itoa(int(c.Port)) + "/" + c.Database

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 )
 
 const canary = "s3cr3t"
@@ -96,23 +97,8 @@ func TestTheHashOfAKeyIsFrozen(t *testing.T) {
 	t.Parallel()
 	// SHA-256("app/nightly") begins so; a release that computed it otherwise would not
 	// exclude this one.
-	if got := numberOf("app/", "nightly"); got != numberOf("", "app/nightly") || got.n != frozen || got.pair {
-		t.Errorf("numberOf gives %v", got)
-	}
-}
-
-func TestATTLIsRoundedUpToItsClass(t *testing.T) {
-	t.Parallel()
-	last := minTTL
-	for ttl := minTTL; ttl <= maxTTL; ttl += ttl / 7 {
-		c := classOf(ttl)
-		if c < ttl || c > 3*ttl || c < last {
-			t.Errorf("classOf(%v) = %v", ttl, c)
-		}
-		last = c
-	}
-	if len(classes) > 20 || classes[0] != minTTL || classes[len(classes)-1] != maxTTL {
-		t.Error("the classes do not cover the bounds")
+	if got := advisory.NumberOf("app/", "nightly"); got != advisory.NumberOf("", "app/nightly") || got.ID != frozen || got.Pair {
+		t.Errorf("NumberOf gives %v", got)
 	}
 }
 

@@ -54,7 +54,7 @@ func ExampleFromPool() {
 func ExampleBackend_LockTx() {
 	var (
 		pool    *pgxpool.Pool     // of the same database
-		backend *postgres.Backend // for the keys' names alone
+		backend *postgres.Backend // used only for the names of keys
 	)
 	transfer := func(ctx context.Context, account string) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -86,8 +86,8 @@ func save(ctx context.Context, db *pgx.Conn, name, body string, fence uint64) er
 	return err
 }
 
-// lateWriter stages what a lock alone cannot prevent: a holder that sleeps through the end of
-// its lease and then writes.
+// lateWriter does what a lock alone cannot prevent: its holder sleeps until after the end of
+// its lease, and then writes.
 func lateWriter(ctx context.Context, url string, out io.Writer) error {
 	db, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -125,8 +125,8 @@ func lateWriter(ctx context.Context, url string, out io.Writer) error {
 	return nil
 }
 
-// The token protects what the lock cannot: from the late write of a holder that was
-// paused. It prints
+// The lock does not protect from the late write of a holder that was paused, but the token
+// does. The example prints
 //
 //	quick: <nil>
 //	slow: the token is too old: somebody else has had the lock since

@@ -10,11 +10,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
-// The sequence of the fencing tokens. All keys of a database share it: tokens rise for
-// each key, with gaps. It has one schema, whatever the search path of a role is; two
-// sequences would give tokens out of order.
+// The sequence of the fencing tokens. All keys of a database share it: tokens rise for each
+// key, with gaps. Its schema does not depend on a role's search path, because two sequences
+// would give tokens out of order.
 const (
 	fenceName   = "dlock_fence"
 	fenceSchema = "public"
@@ -40,10 +43,10 @@ var plainName = regexp.MustCompile(`^[A-Za-z0-9_]{1,63}$`)
 // sequence is the name of the sequence as SQL reads it.
 func (b *Backend) sequence() string { return `"` + b.schema + `".` + fenceName }
 
-// SetupSQL returns the one statement that an administrator runs for a role that may not
-// create the sequence of the fencing tokens: it makes the sequence, and grants the role
-// what it needs of it, and nothing else. Without a role it is for that of the URL. It is
-// empty without fencing. SetupSQL asks no server.
+// SetupSQL returns the one statement that an administrator runs for a role that may not create
+// the sequence of the fencing tokens: it makes the sequence, and grants the role the rights on
+// it that the driver needs. An empty role means the role in the URL. The statement is empty if
+// fencing is off. SetupSQL asks no server.
 func (b *Backend) SetupSQL(role string) string {
 	if b.schema == "" {
 		return ""
@@ -59,24 +62,24 @@ func (b *Backend) SetupSQL(role string) string {
 	return fmt.Sprintf("DO $$BEGIN %sCREATE SEQUENCE IF NOT EXISTS %s AS int8; GRANT USAGE, UPDATE ON SEQUENCE %[2]s TO %s; END$$", schema, b.sequence(), role)
 }
 
-// microseconds is a time as SQL's int8.
+// microseconds converts a time to SQL's int8.
 func microseconds(t string) string { return "(extract(epoch FROM " + t + ") * 1000000)::int8" }
 
-// fenceLag is how far, in microseconds, the sequence may be behind the clock. It is
-// also the room in which others may draw tokens while it is raised: nobody draws ten
-// million of them meanwhile, and so the sequence never goes back.
+// fenceLag is how far, in microseconds, the sequence may be behind the clock. It also leaves
+// room for tokens that others draw while the sequence is raised: they never draw ten million in
+// that time, so raising never sets the sequence back.
 const fenceLag = 10_000_000
 
-// fenceBounds returns the least value of the sequence, and the value to which a smaller one is
-// raised.
+// fenceBounds returns the least allowed value of the sequence, and the value to which a smaller
+// one is raised.
 //
-// A standby that is promoted may lack the last tokens that its primary gave. They
-// are below its clock, or not far above the time of the last transaction that it has got,
-// unless the sequence was ahead of the clock: then this process knows the highest
-// token that it was given. Whoever comes after the promotion finds the sequence below
-// the time of that transaction and the room, or raised already, so that it is raised once
-// and never while tokens are drawn. The same holds for the time at which the server
-// was started, of one that was restored from a copy.
+// A standby that is promoted may lack the last tokens that its primary gave. These tokens are
+// below its clock, or not far above the time of the last transaction that it received. Only if
+// the sequence was ahead of the clock are they larger; then this process knows the highest
+// token that it was given. After the promotion every process finds the sequence either below
+// the time of that transaction plus fenceLag, or raised already. So it is raised once, and
+// never while tokens are drawn. For a server that was restored from a copy the same holds with
+// the time of its start.
 func (b *Backend) fenceBounds() (least, target string) {
 	began := fmt.Sprintf("%s, coalesce(%s + %d, 0)", microseconds("pg_postmaster_start_time()"), microseconds("pg_last_xact_replay_timestamp()"), fenceLag)
 	clock, seen := microseconds("clock_timestamp()"), b.highest.Load()
@@ -85,26 +88,26 @@ func (b *Backend) fenceBounds() (least, target string) {
 	return least, target
 }
 
-// fenceColumns are the columns of the first query about the sequence, s in class c: see
-// fenceState.
+// fenceColumns returns the columns of the first query about the sequence (s is the sequence, c
+// its class): see fenceState.
 func (b *Backend) fenceColumns() string {
 	least, _ := b.fenceBounds()
 	return `c.relkind, c.relpersistence, s.seqcache, s.seqcycle::int, s.seqincrement, s.seqmax,
 		CASE WHEN c.relkind = 'S' THEN (has_sequence_privilege(c.oid, 'UPDATE') AND has_sequence_privilege(c.oid, 'USAGE, SELECT'))::int ELSE 0 END,
 		current_user,
 		(SELECT string_agg(quote_ident(n.nspname) || '.' || relname, ', ') FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
-			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + literal(b.schema) + `),
+			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + advisory.Literal(b.schema) + `),
 		CASE WHEN c.relkind = 'S' AND NOT pg_is_in_recovery() AND has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN
 			(coalesce(pg_sequence_last_value(c.oid::regclass), 0) < ` + least + `)::int ELSE 0 END`
 }
 
-// fenceTables is where they come from: one row, with nulls where there is no sequence.
+// fenceTables returns the tables of these columns: one row, with nulls if there is no sequence.
 func (b *Backend) fenceTables() string {
-	return ` LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = ` + literal(b.schema) + `
+	return ` LEFT JOIN (pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = ` + advisory.Literal(b.schema) + `
 		LEFT JOIN pg_sequence AS s ON s.seqrelid = c.oid) ON c.relname = '` + fenceName + `'`
 }
 
-// fenceState is the answer.
+// fenceState is the answer to the first query about the sequence.
 type fenceState struct {
 	exists, sequence, logged, rises, wide, mayUse bool
 	role                                          string
@@ -115,14 +118,14 @@ type fenceState struct {
 func readFence(row [][]byte) fenceState {
 	return fenceState{
 		exists: row[0] != nil, sequence: string(row[0]) == "S", logged: string(row[1]) == "p",
-		rises: number(row[2]) == 1 && number(row[3]) == 0 && number(row[4]) >= 1,
-		wide:  number(row[5]) >= driver.MaxFence, mayUse: number(row[6]) == 1,
-		role: string(row[7]), others: string(row[8]), behind: number(row[9]) == 1,
+		rises: wire.Value(row[2]) == 1 && wire.Value(row[3]) == 0 && wire.Value(row[4]) >= 1,
+		wide:  wire.Value(row[5]) >= driver.MaxFence, mayUse: wire.Value(row[6]) == 1,
+		role: string(row[7]), others: string(row[8]), behind: wire.Value(row[9]) == 1,
 	}
 }
 
-// ensureFence checks that the sequence gives rising tokens, makes it if it is not
-// there, and raises it where it must be.
+// ensureFence checks that the sequence gives rising tokens, makes the sequence if there is
+// none, and raises it if it is too low.
 func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceState) error {
 	if !f.exists && f.others == "" {
 		if err := b.createFence(ctx, pc, f); err != nil {
@@ -137,9 +140,9 @@ func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 	if err := b.checkFence(f); err != nil || !f.behind {
 		return err
 	}
-	// The advisory lock, of two numbers, keeps two from raising at once.
+	// The advisory lock, of two numbers, prevents two sessions from raising at once.
 	least, target := b.fenceBounds()
-	seq := literal(b.sequence()) + "::regclass"
+	seq := advisory.Literal(b.sequence()) + "::regclass"
 	return exec(ctx, pc, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d, %[2]s::oid::int4);
 		SELECT setval(%[2]s, %[4]s) WHERE coalesce(pg_sequence_last_value(%[2]s), 0) < %[3]s`, ourLocks, seq, least, target))
 }
@@ -148,7 +151,7 @@ func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 const ourLocks = 0x646c6f63
 
 func (b *Backend) createFence(ctx context.Context, pc *pgconn.PgConn, f fenceState) error {
-	// Under a lock, so that two schemas do not get one each.
+	// Under a lock, so that two processes do not make sequences in two schemas.
 	err := exec(ctx, pc, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d, 0);
 		DO $$BEGIN IF NOT EXISTS (SELECT FROM pg_class WHERE relname = '%s' AND relkind = 'S' AND relpersistence <> 't') THEN
 		CREATE SEQUENCE %s AS int8; END IF; END$$`, ourLocks, fenceName, b.sequence()))
@@ -157,35 +160,35 @@ func (b *Backend) createFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 		return err
 	}
 	switch e.Code {
-	case codeExists, codeDuplicate: // made by hand at this moment
+	case verdict.CodeExists, verdict.CodeDuplicate: // another session has just made it
 		return nil
-	case codePermission:
-		return fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it (fencing=off does without)", b.SetupSQL(f.role))
-	case codeNoSchema:
-		return fix("there is no schema "+b.schema+" for the sequence of the fencing tokens (fencing=my_schema."+fenceName+" names another)", b.SetupSQL(f.role))
+	case verdict.CodePermission:
+		return verdict.Fix("there is no sequence "+b.sequence()+" for the fencing tokens, and the role may not create it (fencing=off does not need it)", b.SetupSQL(f.role))
+	case verdict.CodeNoSchema:
+		return verdict.Fix("there is no schema "+b.schema+" for the sequence of the fencing tokens (fencing=my_schema."+fenceName+" names another)", b.SetupSQL(f.role))
 	}
 	return err
 }
 
-// checkFence refuses a sequence whose numbers would not rise: with a cache every session
-// has numbers in stock, and one gives 1, the next 21, the first then 2.
+// checkFence refuses a sequence whose numbers would not rise: with a cache every session draws
+// from its own block of numbers: one session gives 1, another 21, the first then 2.
 func (b *Backend) checkFence(f fenceState) error {
 	seq := b.sequence()
 	switch {
 	case f.others != "":
 		return &driver.RefusedError{Reason: fmt.Sprintf("postgres: tokens come from %s.%s, and there is a second sequence of them: %s; set fencing to the one that is in use everywhere, and drop the other", b.schema, fenceName, f.others)}
 	case !f.exists:
-		return &driver.RefusedError{Reason: "postgres: the sequence " + seq + " was dropped at this moment"}
+		return &driver.RefusedError{Reason: "postgres: the sequence " + seq + " was dropped during the setup"}
 	case !f.sequence:
 		return &driver.RefusedError{Reason: "postgres: " + seq + " is not a sequence (parameter fencing)"}
 	case !f.logged:
-		return fix("the sequence "+seq+" is unlogged: after a crash it would give the same tokens again", "ALTER SEQUENCE "+seq+" SET LOGGED")
+		return verdict.Fix("the sequence "+seq+" is unlogged: after a crash it would give the same tokens again", "ALTER SEQUENCE "+seq+" SET LOGGED")
 	case !f.rises:
-		return fix("the numbers of the sequence "+seq+" do not rise from session to session", "ALTER SEQUENCE "+seq+" INCREMENT 1 CACHE 1 NO CYCLE")
+		return verdict.Fix("the numbers of the sequence "+seq+" do not rise from session to session", "ALTER SEQUENCE "+seq+" INCREMENT 1 CACHE 1 NO CYCLE")
 	case !f.wide:
-		return fix("the sequence "+seq+" is too small for the time in microseconds", "ALTER SEQUENCE "+seq+" AS int8 NO MAXVALUE")
+		return verdict.Fix("the sequence "+seq+" is too small for the time in microseconds", "ALTER SEQUENCE "+seq+" AS int8 NO MAXVALUE")
 	case !f.mayUse:
-		return fix("the role may not use the sequence "+seq, b.SetupSQL(f.role))
+		return verdict.Fix("the role may not use the sequence "+seq, b.SetupSQL(f.role))
 	}
 	return nil
 }

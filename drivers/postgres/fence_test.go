@@ -78,9 +78,9 @@ func TestAnUnloggedSequenceIsRefused(t *testing.T) {
 	refused(t, opener(t, s.URL()), "ALTER SEQUENCE", "SET LOGGED")
 }
 
-// A promotion may lose the last tokens. What the new primary gives is above them all the
-// same, even if the old one gave them a moment before and the sequence was raised to the
-// clock a moment before that.
+// A promotion may lose the last tokens. The new primary's tokens are larger nevertheless, even
+// if the old primary gave the last ones a moment before its end, and had just raised the
+// sequence to the clock.
 func TestAPromotedStandbyRepeatsNoToken(t *testing.T) {
 	t.Parallel()
 	for _, ahead := range []time.Duration{0, time.Hour}[:rounds(2, 1)] {
@@ -104,11 +104,11 @@ func TestAPromotedStandbyRepeatsNoToken(t *testing.T) {
 		eventually(t, "the standby has it all", func() bool {
 			return count(t, replica, "SELECT (pg_last_wal_replay_lsn() >= $1::text::pg_lsn)::int", lsn) == 1
 		})
-		// What comes now is lost.
+		// Commits from now on are lost.
 		run(t, replica, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
 		eventually(t, "the standby follows no more", func() bool { return count(t, replica, "SELECT count(*) FROM pg_stat_wal_receiver") == 0 })
 		highest := uint64(0)
-		for range 500 { // in a moment, so that the sequence lags the clock by little
+		for range 500 { // quickly, so that the sequence is only a little behind the clock
 			l := must(t, b, request("k", time.Minute))
 			highest = max(highest, l.Grant().Fence)
 			if err := l.Release(context.Background()); err != nil {
@@ -129,7 +129,7 @@ func TestAPromotedStandbyRepeatsNoToken(t *testing.T) {
 			after, err = b.Acquire(context.Background(), waiting)
 			var no *driver.RefusedError
 			if errors.As(err, &no) && no.RetryAfter == 0 {
-				t.Fatalf("a promotion refused for good: %v", err)
+				t.Fatalf("a promoted server refuses permanently: %v", err)
 			}
 			return err == nil
 		})

@@ -11,9 +11,9 @@ import (
 	"github.com/redlock-go/redlock/dlock/fence/fencesql"
 )
 
-// FenceTx is fence.Tx for a transaction of pgx: a Store whose marks are the rows of a table
-// in tx's database, which fence.Schema makes. It guards what tx writes, and need not be the
-// database of the locks. After an error of the server tx is of no use any more.
+// FenceTx is fence.Tx for a transaction of pgx: a Store whose marks are the rows of a table in
+// tx's database, which fence.Schema makes. It guards the writes of tx, which may be in another
+// database than the locks. After an error of the server tx can no longer be used.
 func FenceTx(tx pgx.Tx, table string) fence.Store {
 	return fencesql.Mark{Tx: pgxTx{tx}, Dialect: fence.Postgres, Table: table}
 }

@@ -10,10 +10,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
-// An operator's questions have a connection of their own, for as long as they take: a
-// slow answer about pg_locks must not delay a heartbeat.
+// An operator's query uses a connection of its own, which is closed afterwards: a slow query of
+// pg_locks must not delay a heartbeat.
 func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.PgConn) error) error {
 	if b.closing() {
 		return driver.ErrClosed
@@ -27,17 +30,17 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.P
 		if b.closing() {
 			return driver.ErrClosed
 		}
-		return connectError(err)
+		return verdict.Connect(err)
 	}
 	defer closeConn(c)
 	return f(ctx, c.PgConn())
 }
 
-// sessionName is a session's name: when it began and its process, as %c of log_line_prefix has
-// it; null where the role may not see it.
+// sessionName is the SQL of a session's name: its start and its process, as in %c of
+// log_line_prefix; null if the role may not see it.
 const sessionName = `to_hex(trunc(extract(epoch FROM a.backend_start))::int8) || '.' || to_hex(a.pid)`
 
-// locksOf are the advisory locks, with the sessions that have them or wait for them.
+// locksOf selects the advisory locks, with the sessions that have them or wait for them.
 const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	coalesce(a.application_name, '') AS app, coalesce(host(a.client_addr) || ':' || a.client_port, '') AS address,
 	coalesce((extract(epoch FROM coalesce(CASE WHEN l.granted THEN NULL ELSE l.waitstart END, a.xact_start, a.backend_start)) * 1000000)::int8, 0) AS since,
@@ -46,7 +49,7 @@ const locksOf = `SELECT l.granted, l.mode = 'ShareLock' AS shared, l.pid,
 	WHERE l.locktype = 'advisory'
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// lockRow is a row of it.
+// lockRow is a row of locksOf.
 type lockRow struct {
 	granted      bool
 	shared       bool
@@ -65,10 +68,10 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	var rows []lockRow
 	for _, v := range results[0].Rows {
 		r := lockRow{
-			granted: number(v[0]) == 1, shared: number(v[1]) == 1, pid: number(v[2]),
+			granted: wire.Value(v[0]) == 1, shared: wire.Value(v[1]) == 1, pid: wire.Value(v[2]),
 			app: string(v[3]), address: string(v[4]), blockers: string(v[6]), session: string(v[7]),
 		}
-		if us := number(v[5]); us > 0 {
+		if us := wire.Value(v[5]); us > 0 {
 			r.since = time.UnixMicro(us)
 		}
 		rows = append(rows, r)
@@ -76,11 +79,30 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	return rows, nil
 }
 
-// Lookup returns the holders of key. The owner, token and time of
-// holders in this process are known. Other holders are known by their session: Owner is its
-// application_name, which has the owner's label, and its process; Since is when its
-// transaction or else its connection began, the earliest time at which it can have taken the
-// lock. Waiters counts the sessions in the server's queue.
+// goneTimeout bounds the query of processGone.
+const goneTimeout = 5 * time.Second
+
+// processGone asks the server whether one of its processes has ended. It returns false
+// if the server cannot be asked.
+func (b *Backend) processGone(pid uint32) bool {
+	gone := false
+	ctx, cancel := context.WithTimeout(context.Background(), goneTimeout)
+	defer cancel()
+	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
+		row, err := query(ctx, pc, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", pid))
+		if err == nil && row != nil {
+			gone = wire.Value(row[0]) == 0
+		}
+		return err
+	})
+	return err == nil && gone
+}
+
+// Lookup returns the holders of key. For holders in this process it knows the owner, the token
+// and the time. Other holders are described by their session: Owner is its application_name,
+// which has the owner's label, and its process; Since is when its transaction or else its
+// connection began, which is the earliest time at which it can have taken the lock. Waiters
+// counts the sessions in the server's queue.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
@@ -88,7 +110,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	id := b.number(b.opt.Prefix, key)
 	var rows []lockRow
 	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) (err error) {
-		rows, err = readLocks(ctx, pc, id.where()+" ORDER BY l.waitstart")
+		rows, err = readLocks(ctx, pc, id.Where()+" ORDER BY l.waitstart")
 		return err
 	})
 	if err != nil {
@@ -114,23 +136,21 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	return st, nil
 }
 
-// holders are the leases behind one of the server's locks: several if a session of
-// ours shares it with itself, one if the session is somebody else's.
-func (b *Backend) holders(id lockNumber, r lockRow) []driver.Holder {
+// holders returns the leases behind one of the server's locks: several if a session of this
+// process has several shared leases of it, one if the session belongs to another process.
+func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 	var ours []driver.Holder
 	for _, s := range b.all() {
-		s.mu.Lock()
-		if int64(s.w.pid) == r.pid {
-			for l := range s.leases {
-				if l.claim.number == id && l.leaving == nil {
-					ours = append(ours, driver.Holder{
-						Owner: l.claim.owner, Fence: l.fence, Since: l.claim.since,
-						TTL: max(0, time.Until(driver.Expires(l.start, l.ttl))), Address: r.address, Session: r.session,
-					})
-				}
+		if int64(s.PID()) != r.pid {
+			continue
+		}
+		for _, h := range s.Holdings() {
+			if h.Claim.Number == id {
+				ours = append(ours, driver.Holder{
+					Owner: h.Claim.Owner, Fence: h.Fence, Since: h.Claim.Since, TTL: h.TTL, Address: r.address, Session: r.session,
+				})
 			}
 		}
-		s.mu.Unlock()
 	}
 	if len(ours) > 0 {
 		return ours
@@ -138,16 +158,16 @@ func (b *Backend) holders(id lockNumber, r lockRow) []driver.Holder {
 	return []driver.Holder{{Owner: r.owner(), Since: r.since, Address: r.address, Session: r.session}}
 }
 
-// owner describes a session that holds a lock or waits for it, as the server knows it.
+// owner describes a session that holds a lock or waits for it, by what the server knows of it.
 func (r *lockRow) owner() string { return fmt.Sprintf("%s (process %d)", r.app, r.pid) }
 
 // terminateTimeout is how long the server may take to end a session.
 const terminateTimeout = 5 * time.Second
 
-// BreakSession ends the session with this name, if it holds key, and returns when the server
-// has freed its locks: all of them, also those of other keys. The role has to be the session's
-// own, or a member of pg_signal_backend.
-func (b *Backend) BreakSession(ctx context.Context, key, session string) error {
+// BreakSession ends the session with this name if it holds key, and returns when the server has
+// freed all of the session's locks, also those of other keys. The role must be that of the
+// session, or a member of pg_signal_backend.
+func (b *Backend) BreakSession(ctx context.Context, key, name string) error {
 	if key == "" {
 		return driver.Invalid("key", "is empty")
 	}
@@ -157,50 +177,39 @@ func (b *Backend) BreakSession(ctx context.Context, key, session string) error {
 			SELECT DISTINCT l.pid FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
 			WHERE l.locktype = 'advisory' AND l.granted AND %s = %s
 			AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())%s) AS holder`,
-			terminateTimeout.Milliseconds(), sessionName, literal(session), id.where()))
+			terminateTimeout.Milliseconds(), sessionName, advisory.Literal(name), id.Where()))
 		switch {
 		case err != nil:
 			return answered(err)
-		case number(row[1]) == 0:
+		case wire.Value(row[1]) == 0:
 			return driver.ErrLost
-		case number(row[0]) == 0:
-			return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: the session %s did not end within %v", session, terminateTimeout)}
+		case wire.Value(row[0]) == 0:
+			return &driver.RefusedError{RetryAfter: time.Second, Reason: fmt.Sprintf("postgres: the session %s did not end within %v", name, terminateTimeout)}
 		}
 		return nil
 	})
 }
 
-func (b *Backend) all() []*session {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return append(slices.Clone(b.sessions), b.waiters...)
-}
-
-// List yields the keys under prefix that this process holds. The server stores a hash
-// of a key: locks of other processes have no name here. Lookup finds them by their key.
+// List yields the keys under prefix that this process holds. The server stores only a hash of a
+// key, so locks of other processes cannot be listed. Lookup finds them by their key.
 func (b *Backend) List(_ context.Context, prefix string, yield func(*driver.State) bool) error {
 	if b.closing() {
 		return driver.ErrClosed
 	}
 	states := map[string]*driver.State{}
 	for _, s := range b.all() {
-		s.mu.Lock()
-		for l := range s.leases {
-			if l.leaving != nil || !strings.HasPrefix(l.claim.key, prefix) {
+		for _, h := range s.Holdings() {
+			if !strings.HasPrefix(h.Claim.Key, prefix) {
 				continue
 			}
-			st := states[l.claim.key]
+			st := states[h.Claim.Key]
 			if st == nil {
-				st = &driver.State{Key: l.claim.key, Mode: l.claim.mode}
-				states[l.claim.key] = st
+				st = &driver.State{Key: h.Claim.Key, Mode: h.Claim.Mode}
+				states[h.Claim.Key] = st
 			}
-			st.Fence = max(st.Fence, l.fence)
-			st.Holders = append(st.Holders, driver.Holder{
-				Owner: l.claim.owner, Fence: l.fence, Since: l.claim.since,
-				TTL: max(0, time.Until(driver.Expires(l.start, l.ttl))),
-			})
+			st.Fence = max(st.Fence, h.Fence)
+			st.Holders = append(st.Holders, driver.Holder{Owner: h.Claim.Owner, Fence: h.Fence, Since: h.Claim.Since, TTL: h.TTL})
 		}
-		s.mu.Unlock()
 	}
 	for _, st := range states {
 		if !yield(st) {
@@ -210,8 +219,8 @@ func (b *Backend) List(_ context.Context, prefix string, yield func(*driver.Stat
 	return nil
 }
 
-// Check examines the server, the way to it and its settings, and tells who waits for
-// whom.
+// Check examines the server, the connection to it and its settings, and lists which process
+// waits for which.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	var list []driver.Diagnostic
 	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
@@ -238,7 +247,7 @@ func (c *checkup) find(code string, s driver.Severity, fix, format string, args 
 	return &c.findings[len(c.findings)-1]
 }
 
-// psql is a command line that runs statements, one after the other.
+// psql returns a command line that runs the statements in order.
 func (c *checkup) psql(statements ...string) string {
 	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 	line := "psql " + quote(c.b.String())
@@ -248,7 +257,7 @@ func (c *checkup) psql(statements ...string) string {
 	return line
 }
 
-// set is a command line that changes a setting of the server.
+// set returns a command line that changes a setting of the server.
 func (c *checkup) set(name, value string) string {
 	return c.psql("ALTER SYSTEM SET "+name+" = "+value, "SELECT pg_reload_conf()")
 }
@@ -256,7 +265,7 @@ func (c *checkup) set(name, value string) string {
 func (c *checkup) run(ctx context.Context) error {
 	version := major(c.pc.ParameterStatus("server_version"))
 	if version < oldest {
-		c.find("version-old", driver.SeverityUnsafe, "upgrade the server", "version %d cannot end idle sessions, and is refused", version)
+		c.find("version-old", driver.SeverityUnsafe, "upgrade the server", "version %d cannot end idle sessions, and the driver refuses it", version)
 		return nil
 	}
 	c.find("version", driver.SeverityNote, "", "version %s", c.pc.ParameterStatus("server_version"))
@@ -274,12 +283,12 @@ func (c *checkup) run(ctx context.Context) error {
 	}
 	c.place(row)
 	c.room(row)
-	c.clock(time.UnixMicro(number(row[2])), before)
-	if number(row[6]) != 1 {
+	c.clock(time.UnixMicro(wire.Value(row[2])), before)
+	if wire.Value(row[6]) != 1 {
 		d := c.find("fsync", driver.SeverityUnsafe, "turn fsync on", "fsync is off: after a crash of the machine tokens may be given a second time")
 		d.Measured, d.Command = "off", c.set("fsync", "on")
 	}
-	if ms := number(row[7]); ms > 0 {
+	if ms := wire.Value(row[7]); ms > 0 {
 		c.find("idle-timeout", driver.SeverityNote, "", "idle sessions are ended after %v by default; the sessions here set their own limit", time.Duration(ms)*time.Millisecond)
 	}
 	if err := exec(ctx, c.pc, "SET client_connection_check_interval = 1000"); err != nil {
@@ -297,8 +306,8 @@ func (c *checkup) run(ctx context.Context) error {
 	return c.waits(ctx)
 }
 
-// keepalives reads what the server's kernel made of the settings of a session: how soon it
-// notices a client whose machine is gone.
+// keepalives reads the keepalive settings of a session from the server's kernel: how soon it
+// notices that a client's machine is gone.
 func (c *checkup) keepalives(ctx context.Context) error {
 	if err := exec(ctx, c.pc, keepaliveSettings); err != nil {
 		return err
@@ -308,10 +317,10 @@ func (c *checkup) keepalives(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	idle, interval, count := number(row[0]), number(row[1]), number(row[2])
+	idle, interval, count := wire.Value(row[0]), wire.Value(row[1]), wire.Value(row[2])
 	measured := fmt.Sprintf("tcp_keepalives_idle %d s, interval %d s, count %d, tcp_user_timeout %s", idle, interval, count, row[3])
 	switch {
-	case number(row[4]) == 1:
+	case wire.Value(row[4]) == 1:
 		c.find("keepalives", driver.SeverityNote, "", "the connection is a socket of this machine, and needs no keepalives")
 	case idle == 0 || interval == 0 || count == 0:
 		d := c.find("keepalives", driver.SeverityWarning, "shorten the keepalives of the server's kernel", "the server's platform does not let a session set keepalives: a client whose machine is gone keeps its locks until its idle time ends")
@@ -323,23 +332,24 @@ func (c *checkup) keepalives(ctx context.Context) error {
 	return nil
 }
 
-// replication tells which locks and tokens a promotion may lose, by how the server replicates.
+// replication reports which locks and tokens a promotion may lose with the server's kind of
+// replication.
 func (c *checkup) replication(ctx context.Context) error {
 	row, err := query(ctx, c.pc, `SELECT count(*), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')), count(sync_state),
 		current_setting('synchronous_standby_names'), current_setting('synchronous_commit') FROM pg_stat_replication`)
 	if err != nil {
 		return err
 	}
-	standbys, synchronous, visible := number(row[0]), number(row[1]), number(row[2])
+	standbys, synchronous, visible := wire.Value(row[0]), wire.Value(row[1]), wire.Value(row[2])
 	names, commit := string(row[3]), string(row[4])
-	const loses = "a promotion may forget locks that are held, and tokens then rise only as far as clocks agree"
+	const loses = "a promotion may forget held locks, and tokens then rise only if the clocks agree"
 	switch {
 	case standbys == 0:
 	case names == "" || visible == standbys && synchronous == 0:
 		d := c.find("replication-async", driver.SeverityWarning, "make a standby synchronous, or set restart_guard", "%d standbys follow asynchronously: %s", standbys, loses)
 		d.Measured, d.Command = fmt.Sprintf("synchronous_standby_names '%s'", names), c.set("synchronous_standby_names", "'*'")
 	case commit == "off" || commit == "local":
-		d := c.find("synchronous-commit", driver.SeverityWarning, "set synchronous_commit to on", "synchronous_commit is %s, so that no standby is waited for: %s", commit, loses)
+		d := c.find("synchronous-commit", driver.SeverityWarning, "set synchronous_commit to on", "synchronous_commit is %s, so commits do not wait for a standby: %s", commit, loses)
 		d.Measured, d.Command = commit, c.set("synchronous_commit", "on")
 	default:
 		c.find("replication", driver.SeverityNote, "", "%d standbys, %d of them synchronous; a promotion still forgets the locks", standbys, synchronous)
@@ -348,27 +358,27 @@ func (c *checkup) replication(ctx context.Context) error {
 }
 
 func (c *checkup) place(row [][]byte) {
-	if uint32(number(row[0])) != c.pc.PID() {
+	if uint32(wire.Value(row[0])) != c.pc.PID() {
 		severity, how := driver.SeverityUnsafe, "it is refused"
 		if c.b.opt.Pooler != "" {
-			severity, how = driver.SeverityWarning, "it is said to pool whole sessions"
+			severity, how = driver.SeverityWarning, "the URL says that it pools whole sessions"
 		}
 		c.find("pooler", severity, "connect to the server itself", "there is a pooler before the server; %s", how)
 	}
-	if number(row[1]) == 1 {
+	if wire.Value(row[1]) == 1 {
 		c.find("standby", driver.SeverityUnsafe, "connect to the primary", "the server is a standby, and is refused")
 	}
 }
 
 func (c *checkup) room(row [][]byte) {
-	room, used := number(row[3]), number(row[4])
+	room, used := wire.Value(row[3]), wire.Value(row[4])
 	if used*2 > room {
 		d := c.find("lock-table", driver.SeverityWarning, "raise max_locks_per_transaction and restart the server", "%d advisory locks are held, and the lock table has room for about %d locks", used, room)
-		d.Measured, d.Command = fmt.Sprintf("%d of %d", used, room), c.psql(fmt.Sprintf("ALTER SYSTEM SET max_locks_per_transaction = %d", max(64, used*4/max(1, number(row[5])))))
+		d.Measured, d.Command = fmt.Sprintf("%d of %d", used, room), c.psql(fmt.Sprintf("ALTER SYSTEM SET max_locks_per_transaction = %d", max(64, used*4/max(1, wire.Value(row[5])))))
 	} else {
 		c.find("lock-table", driver.SeverityNote, "", "%d advisory locks are held; the lock table has room for about %d locks", used, room)
 	}
-	most, now, own := number(row[5]), number(row[8]), int64(c.b.opt.MaxSessions+c.b.opt.MaxWaiters)
+	most, now, own := wire.Value(row[5]), wire.Value(row[8]), int64(c.b.opt.MaxSessions+c.b.opt.MaxWaiters)
 	if now+own > most {
 		d := c.find("connections", driver.SeverityWarning, "raise max_connections and restart the server, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
 		d.Measured, d.Command = fmt.Sprintf("%d of %d", now, most), c.psql(fmt.Sprintf("ALTER SYSTEM SET max_connections = %d", 2*(now+own)))
@@ -379,13 +389,13 @@ func (c *checkup) clock(server, before time.Time) {
 	const bearable = time.Second
 	switch off := server.Sub(before); {
 	case off > bearable+time.Since(before), off < -bearable:
-		c.find("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
+		c.find("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, but tokens of other backends may be out of order with these", off.Round(time.Millisecond))
 	}
 }
 
 func (c *checkup) sequence(ctx context.Context) error {
 	if c.b.schema == "" {
-		c.find("fencing-off", driver.SeverityNote, "", "fencing is off: nothing orders two holders of which one was paused")
+		c.find("fencing-off", driver.SeverityNote, "", "fencing is off: no token refuses the late write of a holder that was paused")
 		return nil
 	}
 	row, err := query(ctx, c.pc, "SELECT "+c.b.fenceColumns()+" FROM (SELECT) AS one"+c.b.fenceTables())
@@ -398,21 +408,21 @@ func (c *checkup) sequence(ctx context.Context) error {
 		return nil
 	}
 	if err := c.b.checkFence(f); err != nil {
-		d := c.find("sequence", driver.SeverityUnsafe, "let an administrator put the sequence right", "%v", err)
-		if _, statement, ok := strings.Cut(err.Error(), hasToRun); ok {
+		d := c.find("sequence", driver.SeverityUnsafe, "let an administrator correct the sequence", "%v", err)
+		if _, statement, ok := strings.Cut(err.Error(), verdict.HasToRun); ok {
 			d.Command = c.psql(statement)
 		}
 		if f.others != "" {
 			d.Code, d.Measured = "two-sequences", f.others
-			d.Remedy = "drop the sequence that is not in use; where it is this URL's, set fencing to the other"
+			d.Remedy = "drop the unused sequence; if this URL uses it, set fencing to the other one"
 			d.Command = c.psql("DROP SEQUENCE " + f.others)
 		}
 	}
 	return nil
 }
 
-// waits tells which process waits for which; since when the server does not know, because a
-// wait is a row of statements.
+// waits lists which process waits for which. The server does not know since when, because a
+// wait is a sequence of statements.
 func (c *checkup) waits(ctx context.Context) error {
 	rows, err := readLocks(ctx, c.pc, " AND NOT l.granted ORDER BY l.waitstart LIMIT 50")
 	if err != nil {

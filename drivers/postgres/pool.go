@@ -4,84 +4,53 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/session"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
-// The backend's connections are of two kinds: sessions, at most MaxSessions, which
-// serve everybody's requests, and waiters, at most MaxWaiters, each of which waits for one
-// lock and then carries it until it is released, unless the sessions have room for
-// it. What has no leases is used again, and closed after a minute.
+// The backend has two kinds of connections: at most MaxSessions sessions, which serve all
+// requests, and at most MaxWaiters waiters. A waiter waits for one lock and then holds it until
+// its release, or joins the sessions if they have room. A connection without leases is reused,
+// and closed after a minute.
 
 // An opening is a connection that is being made, for all callers that need one.
 type opening struct {
 	done chan struct{}
-	s    *session
+	s    *session.Session
 	err  error
 }
 
-// slow is when a session is so slow that new requests are better off elsewhere.
-const slow = 250 * time.Millisecond
-
-// What it costs a request to go to a session, in steps that outweigh each other: to one of a
-// longer class, whose server process would free the lock later; to one that must be told a longer
-// class; to one that is slow. Below them counts the queue.
-const (
-	costLonger = 1 << (40 + 2*iota)
-	costRaise
-	costSlow
-	costNone = costLonger // below this the session has the class, or nothing
-)
-
-// cost says how well a session serves a request of a class; false: it does not.
-func (s *session) cost(class time.Duration) (int64, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.end != nil || s.waiting || s.suspect {
-		return 0, false
-	}
-	cost := int64(min(len(s.queue), 1<<16-1))
-	switch {
-	case s.class == class, s.idle():
-	case s.class > class:
-		cost += costLonger + s.class.Milliseconds()<<16
-	default:
-		cost += costRaise
-	}
-	if len(s.round) > 0 && time.Since(s.round[0].sent) > slow {
-		cost += costSlow
-	}
-	return cost, true
-}
-
-// session returns the session that serves a request of this class best, and opens one
-// if none fits and there may be one more. It waits for connectTimeout at the most, also for
-// sessions that have ended and are not forgotten yet.
-func (b *Backend) session(ctx context.Context, class time.Duration) (*session, error) {
+// session returns the session that serves a request of this class best, and opens one if none
+// fits and there may be one more. It waits for at most connectTimeout, also for ended sessions
+// to be forgotten.
+func (b *Backend) session(ctx context.Context, class time.Duration) (*session.Session, error) {
 	for end := time.Now().Add(connectTimeout); ; {
 		s, err := b.sessionNow(ctx, class)
 		if !errors.Is(err, errFull) {
 			return s, err
 		}
 		if time.Now().After(end) {
-			return nil, errTimeout
+			return nil, verdict.ErrTimeout
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return nil, ended(ctx)
+			return nil, verdict.Ended(ctx)
 		}
 	}
 }
 
-// errFull says that there may be no more sessions, and that none of them serves.
-var errFull = errors.New("no session serves")
+// errFull says that no session takes requests, and that the limit of sessions is reached.
+var errFull = errors.New("no session takes requests")
 
 // sessionNow is session, but returns errFull at once.
-func (b *Backend) sessionNow(ctx context.Context, class time.Duration) (*session, error) {
+func (b *Backend) sessionNow(ctx context.Context, class time.Duration) (*session.Session, error) {
 	b.mu.Lock()
 	if b.closing() {
 		b.mu.Unlock()
@@ -89,17 +58,17 @@ func (b *Backend) sessionNow(ctx context.Context, class time.Duration) (*session
 	}
 	best, cost := b.best(class)
 	full := len(b.sessions)-b.suspects()+len(b.opening) >= b.opt.MaxSessions
-	if best != nil && (cost < costNone || full) {
+	if best != nil && (cost < session.CostNone || full) {
 		b.mu.Unlock()
 		return best, nil
 	}
 	o := b.opening[class]
 	if o == nil && full && len(b.opening) > 0 {
-		for _, o = range b.opening { // all that there may be are being opened: take any
+		for _, o = range b.opening { // all allowed sessions are being opened: take any
 			break
 		}
 	}
-	if o == nil && full { // this lasts a moment: a session has ended, or a waiter has joined the sessions
+	if o == nil && full { // for a moment only: a session has ended, or a waiter has joined the sessions
 		b.mu.Unlock()
 		return nil, errFull
 	}
@@ -119,23 +88,21 @@ func (b *Backend) sessionNow(ctx context.Context, class time.Duration) (*session
 	return o.s, o.err
 }
 
-// suspects counts the sessions that are silent, up to MaxSessions: so many more may be opened
-// in their place. b.mu is held.
+// suspects counts the silent sessions, up to MaxSessions: as many more may be opened in their
+// place. b.mu is held.
 func (b *Backend) suspects() (n int) {
 	for _, s := range b.sessions {
-		s.mu.Lock()
-		if s.suspect {
+		if s.Suspect() {
 			n++
 		}
-		s.mu.Unlock()
 	}
 	return min(n, b.opt.MaxSessions)
 }
 
 // best returns the session of the least cost; b.mu is held.
-func (b *Backend) best(class time.Duration) (best *session, least int64) {
+func (b *Backend) best(class time.Duration) (best *session.Session, least int64) {
 	for _, s := range b.sessions {
-		if cost, ok := s.cost(class); ok && (best == nil || cost < least) {
+		if cost, ok := s.Cost(class); ok && (best == nil || cost < least) {
 			best, least = s, cost
 		}
 	}
@@ -144,7 +111,7 @@ func (b *Backend) best(class time.Duration) (best *session, least int64) {
 
 // open opens a connection in the background, because its caller may give up before it is
 // there, and adds it to list. b.mu is held, also when arrived is called.
-func (b *Backend) open(list *[]*session, arrived func(error)) *opening {
+func (b *Backend) open(list *[]*session.Session, arrived func(error)) *opening {
 	o := &opening{done: make(chan struct{})}
 	b.wg.Add(1)
 	go func() {
@@ -160,7 +127,7 @@ func (b *Backend) open(list *[]*session, arrived func(error)) *opening {
 		case o.err != nil && b.closing():
 			o.err = driver.ErrClosed
 		case o.err == nil && b.closing():
-			o.s.close()
+			o.s.Close()
 			o.s, o.err = nil, driver.ErrClosed
 		case o.err == nil:
 			*list = append(*list, o.s)
@@ -170,20 +137,22 @@ func (b *Backend) open(list *[]*session, arrived func(error)) *opening {
 	return o
 }
 
-// connectTimeout bounds a connection's making, with all that is asked at its start.
+// connectTimeout bounds the making of a connection, including its setup.
 const connectTimeout = 10 * time.Second
 
-func (b *Backend) connect(ctx context.Context) (*session, error) {
+func (b *Backend) connect(ctx context.Context) (*session.Session, error) {
 	c, err := b.factory(ctx)
 	if err != nil {
-		return nil, connectError(err)
+		return nil, verdict.Connect(err)
 	}
 	w, srv, err := b.setUp(ctx, c)
 	if err != nil {
 		closeConn(c)
 		return nil, err
 	}
-	return b.newSession(w, srv), nil
+	return session.New(b.host, w, session.Server{
+		ID: srv.id, PerTransaction: srv.perTransaction, NotBefore: srv.notBefore(b.opt.RestartGuard),
+	}), nil
 }
 
 func closeConn(c *pgx.Conn) {
@@ -192,15 +161,15 @@ func closeConn(c *pgx.Conn) {
 	_ = c.Close(ctx)
 }
 
-// forget takes a session that has ended out of the books.
-func (b *Backend) forget(s *session) {
+// forget removes an ended session.
+func (b *Backend) forget(s *session.Session) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sessions = without(b.sessions, s)
 	b.waiters = without(b.waiters, s)
 }
 
-func without(list []*session, s *session) []*session {
+func without(list []*session.Session, s *session.Session) []*session.Session {
 	for i, x := range list {
 		if x == s {
 			return append(list[:i:i], list[i+1:]...)
@@ -209,9 +178,9 @@ func without(list []*session, s *session) []*session {
 	return list
 }
 
-// close ends a session with the backend.
-func (s *session) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fail(driver.ErrClosed, false)
+// all returns the backend's connections.
+func (b *Backend) all() []*session.Session {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append(slices.Clone(b.sessions), b.waiters...)
 }

@@ -134,8 +134,8 @@ const (
 	pausedTTL      = 500 * time.Millisecond // a class, so that the server keeps it no longer than it must
 )
 
-// sessionHolder is a process that holds as many locks as sessions, and renews each until it
-// is lost. It then says which and what its Expires was.
+// sessionHolder is a process that holds one lock per session, and renews each until it is lost.
+// It then prints the lock and its last Expires.
 func sessionHolder(url string) {
 	var wg sync.WaitGroup
 	for i := range pausedSessions {
@@ -162,8 +162,8 @@ func sessionHolder(url string) {
 	wg.Wait()
 }
 
-// A process that is stopped, at any point of its renewals, has no lease of which it believes
-// when it goes on that it lasted longer than the server's lock.
+// A process is stopped at any point of its renewals. When it goes on, none of its leases has
+// lasted longer than the server's lock.
 func TestDeadlineIsNeverLaterThanTheReleaseOfAPausedProcess(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_connections", "100"))
@@ -189,7 +189,7 @@ func TestDeadlineIsNeverLaterThanTheReleaseOfAPausedProcess(t *testing.T) {
 		for lines.Scan() && lines.Text() != "ready" {
 			t.Logf("before the pause: %s", lines.Text()) // lost already: nothing to see
 		}
-		<-time.After(pausedTTL + rand.N(pausedTTL/5)) // renewals are under way, of any age
+		<-time.After(pausedTTL + rand.N(pausedTTL/5)) // so that renewals of any age are under way
 		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -271,8 +271,7 @@ func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
 	}
 }
 
-// The server's machine keeps a connection that has no other end: a holder whose machine
-// lost its power, or its network.
+// The server keeps the connection of a holder whose machine lost its power or its network.
 func TestAHolderBehindAHalfOpenConnectionLosesItsLockWithinTTLAndGrace(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -305,8 +304,8 @@ func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 	}
 }
 
-// The first in the server's queue is a process that has gone: the next one has the lock in a
-// moment after the holder's release, and the dead one's place is taken back.
+// The first process in the server's queue is dead: the next one gets the lock soon after the
+// holder's release.
 func TestAKilledFirstWaiterKeepsNobodyWaiting(t *testing.T) {
 	t.Parallel()
 	s := database(t)

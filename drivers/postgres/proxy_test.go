@@ -16,8 +16,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A keyProxy stands for those of hosted databases: it gives every client a server process of
-// its own, and cancel keys that it makes itself.
+// A keyProxy behaves like the proxies of hosted databases: it gives every client a server
+// process of its own, and makes cancel keys itself.
 type keyProxy struct {
 	addr    string
 	cancels atomic.Int64 // requests to cancel, which it could not route
@@ -97,7 +97,7 @@ func TestAProxyThatMakesItsOwnCancelKeysServesWithPoolerSession(t *testing.T) {
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
 		t.Error(err)
 	}
-	if _, err := direct.Acquire(context.Background(), request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
+	if _, _, err := answer(context.Background(), direct, request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("held through the proxy, and yet: %v", err)
 	}
 	if err := l.Release(context.Background()); err != nil {

@@ -11,24 +11,36 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/session"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
-// server has the properties of the server, as a session found them when it began.
+// server has the properties of the server that a session found when it began.
 type server struct {
-	id      string // of the server process: when it was started
+	id      string // identifies the server process: its start time
 	asked   time.Time
-	uptime  time.Duration // at asked, or more
+	uptime  time.Duration // when it was asked; a lower bound
 	version int           // major
 
 	perTransaction int // max_locks_per_transaction
 }
 
+// notBefore returns when the restart guard ends, and zero without a guard.
+func (s server) notBefore(guard time.Duration) time.Time {
+	if guard <= 0 {
+		return time.Time{}
+	}
+	return s.asked.Add(guard - s.uptime)
+}
+
 // oldest is the oldest version that ends idle sessions by itself.
 const oldest = 14
 
-// setUp makes a session of a new connection, in two round trips: it looks at what is at
-// the other end, and changes nothing there unless that is a server of our own.
-func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire, server, error) {
+// setUp prepares a new connection for a session, in two round trips. The first examines the
+// server and changes nothing; the second applies the settings if the server is accepted.
+func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire.Conn, server, error) {
 	pc := c.PgConn()
 	srv, pid, f, err := b.examine(ctx, pc)
 	if err != nil {
@@ -39,18 +51,15 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire, server, error)
 			return nil, srv, err
 		}
 	}
-	if err := exec(ctx, pc, b.settings(srv)+b.sql.prepare()); err != nil {
+	if err := exec(ctx, pc, b.settings(srv)+b.sql.Prepare()); err != nil {
 		return nil, srv, err
 	}
-	w, err := takeOver(ctx, c, uint32(pid))
+	w, err := wire.TakeOver(ctx, c, uint32(pid))
 	if err != nil {
 		return nil, srv, fmt.Errorf("postgres: %w", err)
 	}
 	return w, srv, nil
 }
-
-// standbyRetry is when to look again whether a standby was promoted.
-const standbyRetry = 250 * time.Millisecond
 
 // examine refuses a server that is too old, a standby, and a pooler, and looks for the
 // sequence of the tokens.
@@ -59,8 +68,8 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	if srv.version < oldest {
 		return srv, 0, f, &driver.RefusedError{Reason: fmt.Sprintf("postgres: the server is version %d; leases need %d or newer (idle_session_timeout)", srv.version, oldest)}
 	}
-	// A server process that crashed makes all others start anew, but for the first one;
-	// that shows in the checkpointer's age, where the role may see it (pg_monitor).
+	// After a crash of a server process all processes but the postmaster start anew. The
+	// checkpointer's age shows it, if the role may see it (pg_monitor).
 	row, err := query(ctx, pc, `SELECT pg_backend_pid(), pg_is_in_recovery()::int,
 		`+microseconds("clock_timestamp() - started")+`, `+microseconds("started")+`,
 		current_setting('max_locks_per_transaction'), current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8,
@@ -70,27 +79,27 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	if err != nil {
 		return srv, 0, f, err
 	}
-	pid = number(row[0])
+	pid = wire.Value(row[0])
 	switch {
 	case uint32(pid) != pc.PID() && b.opt.Pooler == "":
-		return srv, 0, f, &driver.RefusedError{Reason: "postgres: there is a pooler or a proxy between here and the server, and a session's locks might end up with somebody else: connect to the server itself, or say pooler=session if it gives every client a server process of its own"}
-	case number(row[1]) == 1:
-		return srv, 0, f, &driver.RefusedError{RetryAfter: standbyRetry, Reason: "postgres: the server is a standby, whose locks nobody else sees: connect to the primary (target_session_attrs=primary)"}
+		return srv, 0, f, &driver.RefusedError{Reason: "postgres: there is a pooler or a proxy before the server, which could give a session's locks to another client: connect to the server itself, or set pooler=session if it gives every client a server process of its own"}
+	case wire.Value(row[1]) == 1:
+		return srv, 0, f, &driver.RefusedError{RetryAfter: verdict.StandbyRetry, Reason: "postgres: the server is a standby, whose locks no other server sees: connect to the primary (target_session_attrs=primary)"}
 	}
-	srv.uptime = time.Duration(number(row[2])) * time.Microsecond
+	srv.uptime = time.Duration(wire.Value(row[2])) * time.Microsecond
 	srv.id = string(row[3])
-	srv.perTransaction = int(number(row[4]))
-	b.room.Store(number(row[4]) * number(row[5]))
+	srv.perTransaction = int(wire.Value(row[4]))
+	b.room.Store(wire.Value(row[4]) * wire.Value(row[5]))
 	return srv, pid, readFence(row[6:]), nil
 }
 
-// settings are those of every session, instead of the defaults of the role, the database and
-// the server.
+// settings returns the SQL that sets every session's settings, in place of the defaults of the
+// role, the database and the server.
 func (b *Backend) settings(srv server) string {
 	sets := []string{
-		"application_name = " + literal(b.applicationName()),
+		"application_name = " + advisory.Literal(b.applicationName()),
 		"client_min_messages = error",
-		"idle_session_timeout = " + milliseconds(idleClass),
+		"idle_session_timeout = " + session.IdleTimeout(),
 		"idle_in_transaction_session_timeout = 0",
 		"statement_timeout = 0", // a wait may take for ever
 		"lock_timeout = 0",
@@ -103,7 +112,7 @@ func (b *Backend) settings(srv server) string {
 	if srv.version >= 17 {
 		sets = append(sets, "transaction_timeout = 0")
 	}
-	// Not every platform has the last, and it is a backstop.
+	// Not every platform has the last setting, and the driver does not depend on it.
 	return "SET " + strings.Join(sets, "; SET ") + "; " + keepaliveSettings + `; DO $$BEGIN
 		PERFORM set_config('client_connection_check_interval', '` + strconv.FormatInt(b.opt.CheckInterval.Milliseconds(), 10) + `', false);
 		EXCEPTION WHEN OTHERS THEN END$$; `
@@ -111,9 +120,6 @@ func (b *Backend) settings(srv server) string {
 
 // keepaliveSettings make the server notice a client whose machine is gone.
 const keepaliveSettings = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 10000"
-
-// literal quotes a string for SQL.
-func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
 // major reads the first number of a version: 15 of "15.4 (Debian 15.4-1)".
 func major(version string) int {
@@ -144,10 +150,10 @@ func query(ctx context.Context, pc *pgconn.PgConn, sql string) ([][]byte, error)
 	return rows[0], nil
 }
 
-// answered translates an error of a session's beginning.
+// answered translates an error of a session's setup.
 func answered(err error) error {
 	if err == nil {
 		return nil
 	}
-	return connectError(err)
+	return verdict.Connect(err)
 }

@@ -37,7 +37,8 @@ func TestFirstContactTakesTwoRoundTrips(t *testing.T) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 		return countingConn{c, &writes}, err
 	}
-	// On a machine that stands still for a moment more is said: once must do.
+	// On a machine that stands still for a moment the session sends more, so one of ten
+	// attempts must need three round trips.
 	var trips int64
 	for range 10 {
 		b, err := postgres.New(func(ctx context.Context) (*pgx.Conn, error) {

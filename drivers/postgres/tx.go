@@ -9,15 +9,17 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
-// LockTx takes key for the caller's transaction and blocks until it is granted: the lock
-// ends with tx, whether that commits, rolls back or loses its connection. It
-// excludes leases of the same key, and other transactions, if tx is of the backend's
-// database. There is no lease: nothing to renew, to release or to fence.
+// LockTx takes key for the caller's transaction and blocks until it is granted: the lock ends
+// with tx, whether that commits, rolls back or loses its connection. It excludes leases of the
+// same key, and other transactions, if tx is in the backend's database. There is no lease:
+// nothing to renew, to release or to fence.
 //
-// Where the work is done by the same transaction this is the strongest form that
-// there is: the lock cannot be lost without the work being undone.
+// If the same transaction does the work, this is the strongest form of a lock: if the lock is
+// lost, the work is rolled back.
 //
 // ctx and the settings of tx's connection (lock_timeout) bound the waiting. If
 // lock_timeout ends the wait the error is ErrHeld; if the server found a deadlock it is a
@@ -30,8 +32,8 @@ func (b *Backend) LockTx(ctx context.Context, tx pgx.Tx, key string) error {
 	return b.inTx(ctx, key, "pg_advisory_xact_lock", pgxRow(ctx, tx))
 }
 
-// TryLockTx is LockTx without the waiting: *driver.HeldError if another transaction or lease
-// has the key, after which the transaction can go on.
+// TryLockTx is LockTx without waiting: the error is a *driver.HeldError if another transaction
+// or lease has the key; the transaction can still be used then.
 func (b *Backend) TryLockTx(ctx context.Context, tx pgx.Tx, key string) error {
 	if tx == nil {
 		return driver.Invalid("transaction", "is nil")
@@ -73,7 +75,7 @@ func (b *Backend) inTx(ctx context.Context, key, function string, row scan) erro
 		return err
 	}
 	var got string // nothing, or true or false
-	if err := row("SELECT "+function+"("+n.args()+")::text", &got); err != nil {
+	if err := row("SELECT "+function+"("+n.Args()+")::text", &got); err != nil {
 		return txError(ctx, err)
 	}
 	if got == "false" {
@@ -82,19 +84,19 @@ func (b *Backend) inTx(ctx context.Context, key, function string, row scan) erro
 	return nil
 }
 
-// txNumber checks the key. The lock of a transaction is reentrant, as all that a
-// transaction has.
-func (b *Backend) txNumber(key string) (lockNumber, error) {
+// txNumber checks the key and returns its number. A transaction's lock is reentrant within the
+// transaction.
+func (b *Backend) txNumber(key string) (advisory.Number, error) {
 	switch {
 	case key == "":
-		return lockNumber{}, driver.Invalid("key", "is empty")
+		return advisory.Number{}, driver.Invalid("key", "is empty")
 	case len(b.opt.Prefix)+len(key) > driver.MaxKey:
-		return lockNumber{}, driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
+		return advisory.Number{}, driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
 	}
 	return b.number(b.opt.Prefix, key), nil
 }
 
-// txError translates an error of any driver's that tells the server's code.
+// txError translates an error of any SQL driver that has the server's error code.
 func txError(ctx context.Context, err error) error {
 	var e interface {
 		error
@@ -107,8 +109,8 @@ func txError(ctx context.Context, err error) error {
 		return fmt.Errorf("postgres: %w", ctx.Err())
 	case !errors.As(err, &e):
 		return fmt.Errorf("postgres: %w", err)
-	case e.SQLState() == codeLockTimeout:
+	case e.SQLState() == verdict.CodeLockTimeout:
 		return &driver.HeldError{}
 	}
-	return verdict(e.SQLState(), err, 0)
+	return verdict.Of(e.SQLState(), err, 0)
 }

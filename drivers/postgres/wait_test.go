@@ -4,20 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
+	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
-// slack is what a slow machine may add.
+// slack is the delay that a slow machine may add.
 const slack = 15 * time.Second
 
-// waits starts a wait and returns when it stands in the server's line.
+// waits starts a wait and returns when it is in the server's queue.
 func waits(t *testing.T, b *postgres.Backend, line func() int64, key string, got func(driver.Lease, error)) {
 	t.Helper()
 	before := line()
@@ -26,10 +26,10 @@ func waits(t *testing.T, b *postgres.Backend, line func() int64, key string, got
 		r.Wait = true
 		got(b.Acquire(context.Background(), r))
 	}()
-	eventually(t, "the wait stands in line", func() bool { return line() == before+1 })
+	eventually(t, "the wait is in the server's queue", func() bool { return line() == before+1 })
 }
 
-// Of one process only the first in its own line stands in the server's.
+// Of one process's waiters only the first is in the server's queue.
 func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 	t.Parallel()
 	const n = 20
@@ -52,7 +52,7 @@ func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "all stand in line", func() bool { return b.Queued("k") == n })
+	eventually(t, "all callers are in the queue", func() bool { return b.Queued("k") == n })
 	eventually(t, "one waits on the server", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
 	if got := b.Conns(); got > 2 {
 		t.Errorf("%d connections", got)
@@ -116,11 +116,10 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	var mu sync.Mutex
-	var events []driver.Notice
+	var events redlocktest.NoticeLog
 	opened, err := new(postgres.Driver).Open(&driver.Config{
 		DSN:    s.URL() + "&max_sessions=1&max_waiters=1",
-		Notify: func(e driver.Notice) { mu.Lock(); events = append(events, e); mu.Unlock() },
+		Notify: events.Add,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -143,9 +142,7 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 		keep(b.Acquire(context.Background(), r))
 	}()
 	eventually(t, "an event says that it polls", func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return len(events) == 1 && events[0].Kind == driver.NoticeDegraded && strings.Contains(events[0].Detail, "max_waiters")
+		return len(events.All()) == 1 && len(events.Of(driver.NoticeDegraded, "max_waiters")) == 1
 	})
 	_ = two.Release(context.Background())
 	<-got
@@ -156,8 +153,8 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	<-got
 }
 
-// Waiters behind a dead network are granted their locks, and nobody confirms. Their
-// processes ask the server to cancel the waits, some just when the locks come.
+// Waiters behind a dead network get their locks and cannot confirm them. An administrator
+// cancels their waits, some just when the locks are granted.
 func TestAGrantThatNobodyConfirmsIsTakenBackWithinASecond(t *testing.T) {
 	t.Parallel()
 	const n = 8
@@ -194,7 +191,7 @@ func TestAGrantThatNobodyConfirmsIsTakenBackWithinASecond(t *testing.T) {
 			r.Wait = true
 			next, err := a.Acquire(ctx, r)
 			if err != nil {
-				t.Errorf("never taken back, not after %v: %v", time.Since(start), err)
+				t.Errorf("the server has not taken the lock back after %v: %v", time.Since(start), err)
 				return
 			}
 			t.Logf("taken back after %v", time.Since(start))

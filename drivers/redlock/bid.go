@@ -9,11 +9,22 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// A bid is the whole algorithm of the quorum: one request for a lock, the lease that comes of
-// it, its renewals and its release. It is a plain value: step takes an event and returns what
-// the host has to do (lease.go). It does no I/O, starts nothing, locks nothing and reads no
-// clock, and it holds nothing that cannot be compared, so that tests explore every order of
-// events (explore_test.go).
+// MaxNodes is the greatest number of nodes. More would cost requests and gain nothing: nine
+// nodes survive the loss of any four.
+const MaxNodes = 9
+
+const (
+	// leastTimeout is the shortest default of Options.NodeTimeout.
+	leastTimeout = 50 * time.Millisecond
+	// mostTimeouts bounds how long a node timeout may take, in node timeouts: see life.go.
+	mostTimeouts = 5
+)
+
+// A bid is the whole algorithm of the quorum: one request for a lock, the resulting lease, its
+// renewals and its release. It is a plain value: step takes an event and returns the actions
+// for the host (lease.go). It does no I/O, starts no goroutine, takes no mutex and reads no
+// clock. All its fields can be compared, so that tests explore every order of events
+// (explore_test.go).
 //
 // # The steps of the Redlock page
 //
@@ -26,7 +37,7 @@ import (
 // # The rules of the token
 //
 //	maximum     the token is the largest of the agreeing nodes' tokens                 choose
-//	write back  q nodes confirm it, each as this acquisition's, at the token or above    lifted
+//	write back  q nodes confirm it, each as this acquisition's, at the token or above    raised
 //	late        a node that was not in the maximum confirms nothing, and counts only
 //	            at the token itself, or once it was raised to it                          adopt
 //	join        a node that lost the lease counts again only at exactly this token       extend
@@ -34,9 +45,9 @@ import (
 //	attempt     no two requests to one node have one owner                               attempt
 //	order       a node is released behind what is under way to it, and not beside it     follow
 //
-// Why they suffice: with q confirmations there is a majority that this bid owned while its
-// counters were at the token or above. Every later majority has one of those nodes, and so
-// gets a larger token.
+// Why they suffice: after q confirmations there is a majority that this bid owned while the
+// nodes' counters were at the token or above. Every later majority has one of those nodes, and
+// so gets a larger token.
 type bid struct {
 	n, q    int
 	drift   int // in percent
@@ -46,39 +57,39 @@ type bid struct {
 
 	phase   phase
 	stage   stage
-	due     boot.Instant  // when the time of the stage is over
-	leeway  time.Duration // by how much that may move, while this process does not run
-	attempt int           // the last one
+	wrote   bool          // a token was written back
+	tries   int8          // how often the owner of the first node asked the other nodes
+	raising set           // the nodes to which a token was written back
+	seen    owner         // the owner of most nodes, then the owner of the first node
+	due     boot.Instant  // when the stage ends
+	leeway  time.Duration // by how much due may move for time in which this process does not run
+	attempt int           // the latest number, see ask
 	start   boot.Instant  // of the vote, or of the renewal
 	expires boot.Instant
 	fence   uint64
-	raised  bool          // the token was written back
-	raising set           // to these nodes
-	renewal int           // the number of the last renewal
-	round   int           // of a split vote; zero: the first vote
+	renewal int32         // the number of the last renewal
+	round   int           // the round of a split vote; zero: the first vote
 	firsts  int           // how many first nodes were tried in this round
-	tries   int           // the owner of the first node asked the rest so often
 	alone   int           // the first node that was asked last
 	asked   boot.Instant  // when the last request for votes was sent
-	took    time.Duration // by the round before
-	seen    owner         // who had most nodes, then who had the first one
+	took    time.Duration // the round before
 
 	parts [MaxNodes]part
 }
 
-// part is what a bid has to do with one node. At most one call to it is under way.
+// part is the state of a bid at one node. At most one call to the node is under way.
 type part struct {
 	state   state
 	call    call
-	awaited bool   // the outcome may depend on the answer that is under way
+	awaited bool   // the outcome may depend on the answer to the call under way
 	stale   bool   // the call is of an earlier round
 	suspect bool   // it did not answer in an earlier round
 	joined  bool   // it was asked to join
-	said    answer // what it answered last, unless it granted
-	owner   owner  // who has it, as it said
-	tries   int    // to release it
-	renewal int    // that the call under way is of
-	ack     int    // the renewal that it confirmed last
+	said    answer // its last answer, unless it granted
+	owner   owner  // the owner that it named
+	tries   int8   // to release it
+	renewal int32  // of the call under way
+	ack     int32  // the last renewal that it confirmed
 	fence   uint64
 	clock   reading // of the grant, or of the last renewal
 }
@@ -87,125 +98,126 @@ type phase uint8
 
 const (
 	voting   phase = iota
-	yielding       // the vote was split: what it got is released, and the next round comes
+	yielding       // the vote was split: release all nodes, then begin the next round
 	holding        // it is a lease
-	over           // whatever a node still has of it is released
+	over           // release it on every node that still has it
 )
 
-// stage is what the caller waits for.
+// stage says what the caller waits for.
 type stage uint8
 
 const (
 	resting   stage = iota
 	electing        // the votes
 	asking          // the first node's vote
-	draining        // what a split vote got is released
+	draining        // the releases after a split vote
 	pausing         // until the next round
-	leading         // until the owner of the first node asks the rest again
-	lingering       // the votes of stragglers, since a second trip must be made anyway
+	leading         // the pause before the owner of the first node asks the others again
+	lingering       // the votes of stragglers, because a second round trip is needed anyway
 	raising         // the token is written back
 	sitting         // the rule "return"
-	quieting        // nothing is under way, before the last renewal
+	quieting        // the end of all calls, before the last renewal
 	renewing        // the answers to a renewal
 )
 
-// state is what a node has of the bid.
+// state says what a node has of the bid.
 type state uint8
 
 const (
-	free    state = iota // nothing, for certain
-	unsure               // it may have something; the node's driver sees to that
-	leaving              // it granted, and is being released, or that failed
-	owned                // it granted, but is not counted: nothing depends on it
-	counted              // it is among the nodes that carry the lease
+	free    state = iota // certainly nothing
+	unsure               // unknown; the node's driver cleans up
+	leaving              // it granted, and is being released, or the release failed
+	owned                // it granted, but is not counted
+	counted              // it is one of the nodes that carry the lease
 )
 
 // call is a request to a node.
 type call uint8
 
 const (
-	idle    call = iota
-	acquire      // a vote
-	join         // the key at exactly the lease's token
-	raise        // the token is written back, during the grant
-	lift         // the same, for a straggler
+	idle      call = iota
+	acquire        // a vote
+	join           // the key at exactly the lease's token
+	raise          // write the token back, during the grant
+	raiseLate      // write the token back to a straggler
 	renew
 	release
 )
 
-// answer is what a node said.
+// answer is a node's answer.
 type answer uint8
 
 const (
-	silence  answer = iota // nothing, or nothing that proves anything
-	granted                // or done
-	held                   // somebody has it
-	reserved               // it is kept for who waits first
+	silence  answer = iota // no answer, or one that proves nothing
+	granted                // granted, or done
+	held                   // another owner has it
+	reserved               // it is kept for the first waiter
 	deferred               // refused for a while
 	refused                // refused, as it is configured
 	misuse                 // the request is invalid
-	gone                   // it is not this acquisition's, or not any longer
+	gone                   // this acquisition does not have it, or no longer
 	unasked                // the request was not sent
 )
 
-// owner is who has a node, numbered by the host. All attempts of a request are one owner.
+// owner identifies the owner of a node, as a number that the host assigns. All attempts of a
+// request are one owner.
 type owner uint16
 
 const (
 	nobody     owner = iota
 	ourselves        // an earlier attempt of this request
-	nextInLine       // whoever waits first
+	nextInLine       // the first waiter, whoever it is
 	somebody         // the first number of the others
 )
 
-// event is what happens to a bid.
+// event is an input of a bid.
 type event struct {
 	kind eventKind
 	now  boot.Instant
 
-	// Of what a caller does.
+	// Fields of an event from the caller or its host.
 	until                    boot.Instant  // the caller's deadline
-	stalled                  time.Duration // for how long this process did not run since the last look
+	stalled                  time.Duration // how long this process did not run since the last look
 	ttl                      time.Duration
 	timeout                  time.Duration // of a node
 	tripped                  set           // nodes whose breaker is open
 	ended, jumped, duplicate bool          // the caller's context ended; the machine was stopped; a node votes twice
 
-	// Of an answer.
+	// Fields of an event from a node's answer.
 	node   int
 	answer answer
 	owner  owner
 	fence  uint64
 	clock  reading
-	last   bool // it is not tried again
+	last   bool // the call is not tried again
 }
 
 type eventKind uint8
 
 const (
 	begins   eventKind = iota // Acquire
-	looks                     // what the caller waits for is certain, or its time is over
+	looks                     // the outcome of the stage is certain, or its time is over
 	answered                  // a call ended
-	probed                    // nobody is to wait for the answer of this call
+	probed                    // do not wait for the answer to this call
 	renews                    // Renew
 	releases                  // Release
 )
 
-// actions are what a bid wants.
+// actions are the outputs of a bid.
 type actions struct {
 	calls   [MaxNodes]call // to start
-	until   boot.Instant   // the end of those that are awaited, and of joins
-	most    boot.Instant   // and the latest one, if this process does not run meanwhile
+	until   boot.Instant   // the end of the calls that the stage waits for, and of joins
+	most    boot.Instant   // the latest end, if this process does not run meanwhile
 	delay   time.Duration  // before a call to release is started
-	pause   time.Duration  // the stage ends after a random while, of about so much at most
-	judged  set            // nodes whose clocks were compared
+	pause   time.Duration  // the stage ends after a random pause, of about this length at most
+	judged  set            // the nodes whose clocks were compared
 	healed  bool           // a node joined
 	split   bool           // the first vote was split
 	left    bool           // a release failed for the last time
 	verdict verdict        // the caller's
 }
 
-// verdict is how a call of the user ends.
+// verdict is the outcome of a user's call.
 type verdict uint8
 
 const (
@@ -216,26 +228,32 @@ const (
 	invalid                    // misuse
 	twice                      // a server votes twice
 	heldBy                     // one other owner has it
-	denied                     // enough nodes refuse, for good
-	denyNow                    // or for a while
+	denied                     // enough nodes refuse permanently
+	denyNow                    // enough nodes refuse temporarily
 	apart                      // the clocks of no majority agree
-	uneven                     // the rule "return" leaves nothing
+	uneven                     // the rule "return" leaves no time
 	late                       // the nodes took too long
 	stopped                    // the machine may have been stopped
 	unwritten                  // the token could not be written back
 	unproved                   // no majority, and the answers prove nothing
 	lost                       // the lease is over
-	lostNow                    // and that was just found out
+	lostNow                    // the lease is over, and this call found out
 	overdue                    // the renewal took too long
 	unconfirmed                // no majority confirmed the renewal
 )
 
 const (
-	rounds       = 16 // until a split is given up
-	patience     = 3  // rounds in which a first node that others have is waited for
-	leadTries    = 8  // of the owner of the first node to get the rest
+	rounds       = 16 // rounds until a split vote is given up
+	patience     = 3  // rounds in which a bid waits for a first node that another owner has
+	leadTries    = 8  // tries of the owner of the first node to get the others
 	releaseTries = 4
 )
+
+// releasePauses are the pauses between the tries of a release, in sixteenths of the node
+// timeout. The first is short, because a connection that was cut is soon replaced. If all tries
+// but the last fail at once, that one still has its whole node timeout within the four node
+// timeouts that a caller of Release waits.
+var releasePauses = [releaseTries - 1]time.Duration{1, 12, 32}
 
 // set is a set of nodes, by their index.
 type set uint16
@@ -244,7 +262,7 @@ func (s set) has(i int) bool { return s&(1<<i) != 0 }
 func (s *set) add(i int)     { *s |= 1 << i }
 func (s set) len() int       { return bits.OnesCount16(uint16(s)) }
 
-// step takes an event and returns what is to be done.
+// step takes an event and returns actions.
 func (b *bid) step(e *event) (out actions) {
 	switch e.kind {
 	case begins:
@@ -278,16 +296,16 @@ func (b *bid) step(e *event) (out actions) {
 	return out
 }
 
-// await begins a stage that waits for nodes: it lasts for d, and no longer than the caller's
-// time.
+// await begins a stage that waits for nodes: it lasts for d, or until the caller's deadline if
+// that is earlier.
 func (b *bid) await(s stage, d time.Duration, e *event, out *actions) {
 	b.stage, b.leeway = s, (mostTimeouts-1)*d
 	b.due = min(e.now.Add(d), e.until)
 	out.until, out.most = b.due, min(e.now.Add(mostTimeouts*d), e.until)
 }
 
-// prolong moves the end of a stage that waits for nodes by as long as this process did not run:
-// that is not theirs.
+// prolong extends a stage that waits for nodes by the time in which this process did not run,
+// which must not count against the nodes.
 func (b *bid) prolong(e *event) {
 	switch b.stage {
 	case electing, asking, draining, lingering, raising, quieting, renewing:
@@ -301,7 +319,7 @@ func (b *bid) asks() bool {
 	return b.stage == electing || b.stage == asking || b.stage == raising || b.stage == renewing
 }
 
-// certain reports whether what the caller waits for is certain, whatever may still come.
+// certain reports whether no further answer can change the outcome of the stage.
 func (b *bid) certain() bool {
 	switch b.stage {
 	case electing:
@@ -320,7 +338,7 @@ func (b *bid) certain() bool {
 	return false
 }
 
-// look does what follows when the caller has waited enough.
+// look acts when the stage is over.
 func (b *bid) look(e *event, out *actions) {
 	if e.ended && !b.certain() {
 		switch b.stage {
@@ -364,14 +382,14 @@ func (b *bid) look(e *event, out *actions) {
 
 // The vote.
 
-// elect asks nodes for their votes, all at once. What is certain at the q-th grant, or when a
-// majority is out of reach, is the outcome.
+// elect asks nodes for their votes, all at once. The outcome is certain at the q-th grant, or
+// when no majority is possible.
 func (b *bid) elect(of set, e *event, out *actions) {
 	b.ask(electing, of, e, out)
 }
 
-// ask is step 2. Each time it has an owner that was never used (rule "attempt"): what is still
-// under way for an earlier one, a late release above all, cannot touch what this one gets.
+// ask is step 2. Each time it uses a new owner (rule "attempt"), so that a request that is
+// still under way for an earlier owner, such as a late release, cannot affect this one.
 func (b *bid) ask(s stage, of set, e *event, out *actions) {
 	b.attempt++
 	b.asked = e.now
@@ -399,14 +417,14 @@ func (b *bid) voted() bool {
 	case agreed+pending >= b.q:
 		return false
 	}
-	// Out of reach. Where the missing answers can still tell who has the lock, or that the
-	// nodes refuse, they are worth their time: a bidder that does not know would bid again.
+	// No majority is possible. Wait while a missing answer could still show another holder or a
+	// refusal: without one, the bidder would bid again.
 	t, enough := b.tally(), b.enough()
 	open := func(n, enough int) bool { return 0 < n && n < enough && n+pending >= enough }
 	return !open(t.most(), b.q) && !open(t.most(), enough) && !open(t.rivals, enough) && !open(t.denied(), enough)
 }
 
-// outcome is step 3, the majority. A node that has not answered by now failed.
+// outcome is step 3, the majority. A node without an answer by now counts as failed.
 func (b *bid) outcome(e *event, out *actions) {
 	got := b.in(owned)
 	agreed := b.agreeing(got)
@@ -426,8 +444,8 @@ func (b *bid) outcome(e *event, out *actions) {
 			b.choose(e, out)
 			return
 		}
-		// A second trip must be made anyway, and a node whose token is not in the maximum could
-		// not carry the lease: the stragglers have as long as the vote took.
+		// A second round trip is needed anyway, and a node whose token is not in the maximum
+		// could not carry the lease. So wait for stragglers as long as the vote took.
 		b.await(lingering, min(max(e.now.Sub(b.start), time.Millisecond), b.timeout), e, out)
 	case t.misuse > 0:
 		out.verdict = invalid
@@ -442,8 +460,8 @@ func (b *bid) outcome(e *event, out *actions) {
 	}
 }
 
-// proved is what the answers prove if no majority can be had: one other owner, or refusals, on
-// so many nodes that too few are left.
+// proved returns what the answers prove without a majority: another owner, or refusals, on so
+// many nodes that no majority is left.
 func (b *bid) proved(t *tally) verdict {
 	switch enough := b.enough(); {
 	case t.most() >= enough:
@@ -456,9 +474,9 @@ func (b *bid) proved(t *tally) verdict {
 	return unproved
 }
 
-// choose is the rule "maximum". If q nodes answered the same token, which is so as a rule, since
-// all got the same proposal, they count and no more must be done. Otherwise the token is the
-// largest of the agreeing nodes', and it is written back to those that are under it.
+// choose is the rule "maximum". Usually q nodes answer the same token, because all got the same
+// proposal: then these count, and no write-back is needed. Otherwise the token is the largest
+// of the agreeing nodes' tokens, and it is written back to the nodes with a smaller one.
 func (b *bid) choose(e *event, out *actions) {
 	agreed := b.agreeing(b.in(owned))
 	token, same := b.alike(agreed)
@@ -476,7 +494,7 @@ func (b *bid) choose(e *event, out *actions) {
 		b.extent(e, out)
 		return
 	}
-	b.raised = true
+	b.wrote = true
 	b.await(raising, b.timeout, e, out)
 	for i := range b.n {
 		if b.raising.has(i) {
@@ -486,41 +504,31 @@ func (b *bid) choose(e *event, out *actions) {
 	}
 }
 
-// alike returns the token that q of these nodes answered; false: there is none, and it is
-// their largest.
+// alike returns the token that q of these nodes answered; if there is none, their largest token
+// and false.
 func (b *bid) alike(agreed set) (token uint64, same bool) {
 	for i := range b.n {
 		if !agreed.has(i) {
 			continue
 		}
-		n := 0
-		for j := range b.n {
-			if agreed.has(j) && b.parts[j].fence == b.parts[i].fence {
-				n++
-			}
+		fence := b.parts[i].fence
+		if alike := agreed & b.which(func(g *part) bool { return g.fence == fence }); alike.len() >= b.q {
+			return fence, true
 		}
-		if n >= b.q {
-			return b.parts[i].fence, true
-		}
-		token = max(token, b.parts[i].fence)
+		token = max(token, fence)
 	}
 	return token, false
 }
 
 // written reports whether the outcome of the write-back is certain.
 func (b *bid) written() bool {
-	n, pending := b.in(counted).len(), 0
-	for i := range b.n {
-		if g := &b.parts[i]; g.call == raise && g.awaited {
-			pending++
-		}
-	}
+	n := b.in(counted).len()
+	pending := b.which(func(g *part) bool { return g.call == raise && g.awaited }).len()
 	return n >= b.q || n+pending < b.q
 }
 
-// extent is step 4: when the lease ends, and from when it may be returned. To wait for that
-// takes time only where the ways to the nodes are uneven, or their clocks apart, by more than
-// is excused.
+// extent is step 4: it decides when the lease ends, and the earliest time to return it. That time
+// is in the future only if the delays to the nodes, or their clocks, differ by more than is excused.
 func (b *bid) extent(e *event, out *actions) {
 	expires, from := b.judge(b.in(counted), b.start)
 	b.expires = expires
@@ -534,7 +542,7 @@ func (b *bid) extent(e *event, out *actions) {
 	}
 }
 
-// grant is the second half of step 3, and the last act: is the lease still valid?
+// grant is the second half of step 3, and the last action: is the lease still valid?
 func (b *bid) grant(e *event, out *actions) {
 	switch {
 	case e.now >= b.expires:
@@ -549,14 +557,14 @@ func (b *bid) grant(e *event, out *actions) {
 	}
 }
 
-// A split vote. When contenders each got some nodes, and none a majority, to try again at the
-// same time would split the vote again (of ten contenders on five nodes, in nine rounds of
-// ten). So each releases all, waits for a random while, and asks first a single node, which
-// the key chooses: whoever gets it has no rival but newcomers, and asks the others. The rest
-// are soon able to name the holder.
+// A split vote: several contenders got some nodes, and none a majority. If all tried again at
+// once they would split the vote again (ten contenders on five nodes do so in nine rounds of
+// ten). So each releases its nodes, waits for a random pause, and then asks a single node
+// first, which the key determines. The contender that gets it has only newcomers as rivals, and
+// asks the other nodes. The other contenders soon learn who the holder is.
 
-// split begins that, or, if the owner of the first node met newcomers, asks the rest again:
-// they give up what they got unless they got a majority.
+// split begins this procedure. If the owner of the first node met newcomers, it asks the other
+// nodes again: newcomers release their nodes unless they got a majority.
 func (b *bid) split(e *event, out *actions) {
 	if b.tries > 0 && b.tries < leadTries {
 		b.tries++
@@ -571,7 +579,7 @@ func (b *bid) split(e *event, out *actions) {
 	b.yield(e, out)
 }
 
-// yield releases what a split vote got.
+// yield releases the nodes that a split vote got.
 func (b *bid) yield(e *event, out *actions) {
 	if b.round == rounds {
 		t := b.tally()
@@ -585,23 +593,18 @@ func (b *bid) yield(e *event, out *actions) {
 	}
 }
 
-// mostPause bounds a random pause: longer in each round. took is how long the last one was,
-// which is the measure of the network and of the crowd.
+// mostPause bounds a random pause: longer in each round. took is the length of the last round,
+// which depends on the network and the number of contenders.
 func mostPause(took time.Duration, round int) time.Duration {
 	return min(max(took, 100*time.Microsecond), leastTimeout) * time.Duration(min(max(round, 1), 8))
 }
 
-// drained reports whether a split vote is off every node that answers.
+// drained reports whether every node that answers has released a split vote.
 func (b *bid) drained() bool {
-	for i := range b.n {
-		if g := &b.parts[i]; g.call != idle && !g.suspect && !g.stale {
-			return false
-		}
-	}
-	return true
+	return b.which(func(g *part) bool { return g.call != idle && !g.suspect && !g.stale }) == 0
 }
 
-// nextRound bids anew. Nodes that have not answered are suspect, in this request for good.
+// nextRound bids again. Nodes that have not answered count as suspect for the rest of this request.
 func (b *bid) nextRound(e *event, out *actions) {
 	b.round++
 	b.phase, b.firsts, b.tries = voting, 0, 0
@@ -613,13 +616,16 @@ func (b *bid) nextRound(e *event, out *actions) {
 		g.suspect = g.suspect || busy || g.state != free
 		g.stale, g.awaited = busy, false
 		if !busy {
-			g.state, g.said, g.owner = free, silence, nobody
+			g.said, g.owner = silence, nobody
+		}
+		if !busy && g.state != unsure { // an unsure node may still have the earlier attempt
+			g.state = free
 		}
 	}
 	b.askFirst(e, out)
 }
 
-// askFirst asks the key's first node alone, and the next where that does not answer.
+// askFirst asks only the key's first node, or the next one if that does not answer.
 func (b *bid) askFirst(e *event, out *actions) {
 	i, ok := b.firstNode(e.tripped)
 	if !ok || b.firsts == b.n {
@@ -643,8 +649,9 @@ func (b *bid) firstNode(tripped set) (int, bool) {
 	return 0, false
 }
 
-// firstVote follows from the first node's answer. Who has not got it leaves the rest alone,
-// unless its holder is the one that was seen last time, and so may have them by now.
+// firstVote handles the first node's answer. A bid that did not get it does not ask the other
+// nodes, unless the first node's owner is the one seen last time, which may have a majority by
+// now.
 func (b *bid) firstVote(e *event, out *actions) {
 	g := &b.parts[b.alone]
 	g.suspect = g.state != owned && g.owner == nobody
@@ -664,7 +671,7 @@ func (b *bid) firstVote(e *event, out *actions) {
 
 // Answers.
 
-// answer notes what a call to a node brought, and does what follows from it.
+// answer records the result of a call to a node, and acts on it.
 func (b *bid) answer(e *event, out *actions) {
 	g := &b.parts[e.node]
 	c := g.call
@@ -673,8 +680,8 @@ func (b *bid) answer(e *event, out *actions) {
 	case acquire, join:
 		b.vote(g, e)
 	case raise:
-		b.lifted(g, e)
-	case lift:
+		b.raised(g, e)
+	case raiseLate:
 		if e.answer != granted {
 			b.free(e.node, out)
 			return
@@ -694,7 +701,7 @@ func (b *bid) answer(e *event, out *actions) {
 	b.follow(e.node, out)
 }
 
-// vote notes a node's vote.
+// vote records a node's vote.
 func (b *bid) vote(g *part, e *event) {
 	if !g.stale {
 		g.said, g.owner = e.answer, e.owner
@@ -707,23 +714,25 @@ func (b *bid) vote(g *part, e *event) {
 	case unasked:
 	default:
 		g.state = free
+		if e.owner == ourselves { // it has an earlier attempt
+			g.state = unsure
+		}
 	}
 }
 
-// lifted is the rule "write back": the node confirms only if this very acquisition still owns
-// it.
-func (b *bid) lifted(g *part, e *event) {
+// raised is the rule "write back": the node confirms only if this acquisition still owns it.
+func (b *bid) raised(g *part, e *event) {
 	switch e.answer {
 	case granted:
 		g.state = counted
-		g.clock = g.clock.and(e.clock) // the key is kept from here, and was free there
+		g.clock = g.clock.and(e.clock) // the node keeps the key from now on; it was free before
 	case gone:
 		g.state = free
 	}
 }
 
-// follow does what is due on a node where nothing is under way: a straggler is adopted by the
-// lease, or released if there is none (rule "order").
+// follow acts on a node without a call under way: the lease adopts a straggler, or it is
+// released if there is no lease (rule "order").
 func (b *bid) follow(i int, out *actions) {
 	switch g := &b.parts[i]; {
 	case g.call != idle:
@@ -739,11 +748,11 @@ func (b *bid) follow(i int, out *actions) {
 	b.parts[i].stale = false
 }
 
-// adopt lets a node that has granted enter the counted ones, where that is sound; it is
-// released otherwise. A node at the token itself counts at once, one under it once it is
-// raised (rule "late"). One above it must not count: later majorities could not see there that
-// this token was granted. And a node that joined must be at exactly the token that was asked
-// for (rule "join").
+// adopt adds a node that has granted to the counted ones if that is sound, and releases it
+// otherwise. A node at the token itself counts at once, and a node below the token after it was
+// raised to it (rule "late"). A node above the token must not count: later majorities could not
+// observe this token there. A node that joined must have exactly the token of the request (rule
+// "join").
 func (b *bid) adopt(i int, out *actions) {
 	g := &b.parts[i]
 	with := b.in(counted)
@@ -756,7 +765,7 @@ func (b *bid) adopt(i int, out *actions) {
 		out.healed = g.joined
 		return
 	case g.fence < b.fence && !g.joined:
-		b.send(i, lift, out)
+		b.send(i, raiseLate, out)
 		return
 	}
 	b.free(i, out)
@@ -770,7 +779,7 @@ func (b *bid) renew(e *event, out *actions) {
 	case b.phase != holding:
 		out.verdict = lost
 	case e.ttl == 0 && !b.quiet():
-		b.await(quieting, b.timeout, e, out) // no node is to keep what it granted late for longer
+		b.await(quieting, b.timeout, e, out) // no node may keep a late grant for longer
 	default:
 		if e.ttl > 0 {
 			b.timeout = e.timeout
@@ -779,19 +788,14 @@ func (b *bid) renew(e *event, out *actions) {
 	}
 }
 
-// quiet reports whether nothing is under way.
+// quiet reports whether no call is under way.
 func (b *bid) quiet() bool {
-	for i := range b.n {
-		if b.parts[i].call != idle {
-			return false
-		}
-	}
-	return true
+	return b.which(func(g *part) bool { return g.call != idle }) == 0
 }
 
-// extend asks the counted nodes to renew. The others are asked to join at exactly the lease's
-// token, unless the holder is done: they count from the next renewal on. No renewal takes the
-// lock again.
+// extend asks the counted nodes to renew. It asks the other nodes to join at exactly the
+// lease's token, unless the holder has finished: they count from the next renewal on. No
+// renewal takes the lock again.
 func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
 	b.renewal++
 	b.start, b.ttl = e.now, ttl
@@ -803,7 +807,7 @@ func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
 		case g.state == counted:
 			g.renewal, g.awaited = b.renewal, true
 			b.send(i, renew, out)
-		case g.state == leaving: // a release that failed: once more
+		case g.state == leaving: // its release failed: try again
 			b.free(i, out)
 		case ttl > 0:
 			g.said, g.owner, g.joined, joins = silence, nobody, true, true
@@ -815,30 +819,20 @@ func (b *bid) extend(ttl time.Duration, e *event, out *actions) {
 	}
 }
 
-// acked returns the nodes that confirmed the renewal that is under way (rule "carriers"): a
-// node that joined in it is none of them.
+// acked returns the nodes that confirmed the renewal under way (rule "carriers"), without nodes
+// that joined in it.
 func (b *bid) acked() set {
-	var s set
-	for i := range b.n {
-		if g := &b.parts[i]; g.state == counted && g.ack == b.renewal {
-			s.add(i)
-		}
-	}
-	return b.agreeing(s)
+	return b.agreeing(b.which(func(g *part) bool { return g.state == counted && g.ack == b.renewal }))
 }
 
 // renewed reports whether the outcome of the renewal is certain.
 func (b *bid) renewed() bool {
-	acks, pending := b.acked().len(), 0
-	for i := range b.n {
-		if g := &b.parts[i]; g.call == renew && g.awaited {
-			pending++
-		}
-	}
+	acks := b.acked().len()
+	pending := b.which(func(g *part) bool { return g.call == renew && g.awaited }).len()
 	return b.phase != holding || acks >= b.q || acks+pending < b.q
 }
 
-// confirm reads the answers to a renewal.
+// confirm evaluates the answers to a renewal.
 func (b *bid) confirm(e *event, out *actions) {
 	acks := b.acked()
 	expires := b.start
@@ -853,7 +847,7 @@ func (b *bid) confirm(e *event, out *actions) {
 	case acks.len() >= b.q && (b.ttl == 0 || e.now < expires):
 		b.expires, out.verdict = expires, extended
 	case b.in(counted).len() < b.q:
-		b.phase = over // what is left is Release's: until this returns, the deadline counts
+		b.phase = over // Release frees the rest; until then the old deadline counts
 		out.verdict = lostNow
 	case e.ended:
 		out.verdict = interrupted
@@ -866,8 +860,7 @@ func (b *bid) confirm(e *event, out *actions) {
 
 // The release.
 
-// end makes the bid one that is over: every node is released, each behind what is under way
-// to it (step 5).
+// end ends the bid: it releases every node, each after the call under way to it (step 5).
 func (b *bid) end(out *actions) {
 	b.phase = over
 	for i := range b.n {
@@ -881,14 +874,14 @@ func (b *bid) free(i int, out *actions) {
 	b.send(i, release, out)
 }
 
-// released notes how a release ended: it is tried a few times. What it cannot free ends with
-// the TTL.
+// released records the result of a release, which is tried a few times. A lock that it cannot
+// free ends with its TTL.
 func (b *bid) released(e *event, out *actions) {
 	switch g := &b.parts[e.node]; {
 	case e.answer == granted:
 		g.state, g.stale = free, false
 	case g.tries < releaseTries && !e.last:
-		out.delay = b.timeout << g.tries / 8
+		out.delay = b.timeout * releasePauses[g.tries-1] / 16
 		g.tries++
 		b.send(e.node, release, out)
 	default:
@@ -896,88 +889,73 @@ func (b *bid) released(e *event, out *actions) {
 	}
 }
 
-// cleared counts the nodes that have nothing of this bid, and get nothing; certain: enough of
-// them do, or cannot.
+// cleared counts the nodes that certainly have nothing of this bid and will get nothing more.
+// certain says that further answers cannot change the outcome of the release.
 func (b *bid) cleared() (n int, certain bool) {
-	pending := 0
-	for i := range b.n {
-		switch g := &b.parts[i]; {
-		case g.call != idle:
-			pending++
-		case g.state == free:
-			n++
-		}
-	}
+	pending := b.which(func(g *part) bool { return g.call != idle }).len()
+	n = b.which(func(g *part) bool { return g.call == idle && g.state == free }).len()
 	return n, n >= b.q || n+pending < b.q
 }
 
 // Sets of nodes.
 
-// in returns the nodes in a state.
-func (b *bid) in(st state) set {
+// which returns the nodes of which this is true.
+func (b *bid) which(is func(*part) bool) set {
 	var s set
 	for i := range b.n {
-		if b.parts[i].state == st {
+		if is(&b.parts[i]) {
 			s.add(i)
 		}
 	}
 	return s
 }
 
-// all returns the nodes to ask: all, but for those that did not answer in an earlier round, if
-// there is a majority without them.
+// in returns the nodes in a state.
+func (b *bid) in(st state) set {
+	return b.which(func(g *part) bool { return g.state == st })
+}
+
+// all returns the nodes to ask: all nodes, without those that did not answer in an earlier
+// round if the others are a majority.
 func (b *bid) all() set {
-	var every, live set
-	for i := range b.n {
-		every.add(i)
-		if !b.parts[i].suspect {
-			live.add(i)
-		}
-	}
-	if live.len() >= b.q {
+	if live := b.which(func(g *part) bool { return !g.suspect }); live.len() >= b.q {
 		return live
 	}
-	return every
+	return 1<<b.n - 1
 }
 
-// remaining returns the nodes of all that have not granted.
+// remaining returns the nodes among those to ask that have not granted.
 func (b *bid) remaining() set { return b.all() &^ b.in(owned) }
 
-// pending counts the answers that are awaited.
+// pending counts the answers that the stage waits for.
 func (b *bid) pending() int {
-	n := 0
-	for i := range b.n {
-		if g := &b.parts[i]; g.call != idle && g.awaited {
-			n++
-		}
-	}
-	return n
+	return b.which(func(g *part) bool { return g.call != idle && g.awaited }).len()
 }
 
-// enough is on how many nodes another owner rules a majority out.
+// enough is the number of nodes with which another owner leaves no majority.
 func (b *bid) enough() int { return b.n - b.q + 1 }
 
-// tally is what the nodes that did not grant said.
+// tally sums up the answers of the nodes that did not grant.
 type tally struct {
-	heldBy   int   // nodes that somebody else has, or is kept for
-	rivals   int   // of which so many one owner has
-	rival    owner // that one
-	kept     int   // of which so many are kept for the next in line there, whoever that is
+	heldBy   int   // nodes that another owner has, or that are kept for a waiter
+	rivals   int   // how many of them the rival has
+	rival    owner // the owner with the most nodes
+	kept     int   // how many of them are kept for their first waiter
 	deferred int   // nodes that refuse for a while
-	refused  int   // and those that refuse as they are configured
+	refused  int   // nodes that refuse permanently
 	misuse   int
 }
 
-// most counts the rival's nodes, and those that are kept: who is next there has most of the
-// others as a rule, or will.
+// most counts the rival's nodes and the nodes kept for a waiter, because that waiter usually
+// has most of the others, or will get them.
 func (t *tally) most() int   { return t.rivals + t.kept }
 func (t *tally) denied() int { return t.refused + t.deferred }
 
-// silent reports whether a node's answer does not count in the tally: there is none, or it granted.
+// silent reports whether a node does not count in the tally: it has not answered, or it granted.
 func (g *part) silent() bool { return g.call != idle || g.state >= leaving }
 
-// tally counts the answers. A node that has an earlier attempt of this very request, whose
-// release is still under way, is no rival's.
+// tally counts the answers. A node with an earlier attempt of this request, whose release is
+// still under way, does not count as a rival's.
 func (b *bid) tally() tally {
 	var t tally
 	for i := range b.n {
@@ -1010,13 +988,7 @@ func (b *bid) heldBy(o owner) int {
 	if o <= ourselves {
 		return 0
 	}
-	n := 0
-	for i := range b.n {
-		if g := &b.parts[i]; !g.silent() && g.said == held && g.owner == o {
-			n++
-		}
-	}
-	return n
+	return b.which(func(g *part) bool { return !g.silent() && g.said == held && g.owner == o }).len()
 }
 
 // favourite returns the owner that was seen on most nodes.
@@ -1032,8 +1004,8 @@ func (b *bid) favourite() owner {
 
 // Clocks.
 
-// judge applies the rules of terms.go to the answers of these nodes, which are q at least: the
-// end of a lease that was asked for at start, and from when it may be returned.
+// judge applies the rules of terms.go to the answers of these nodes, at least q: it returns the
+// end of a lease that was requested at start, and from when it may be returned.
 func (b *bid) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 	var buf [MaxNodes]reading
 	answers := buf[:0]
@@ -1045,10 +1017,10 @@ func (b *bid) judge(of set, start boot.Instant) (expires, from boot.Instant) {
 	return judge(start, b.ttl, answers, b.q, b.drift)
 }
 
-// agreeing returns the largest set of those nodes whose clocks may agree pairwise: within
-// what their terms excuse and what the round trips leave uncertain. It finds the clock that
-// is wrong, and names it; what a lease may rest on is for the rules of terms.go. An unknown
-// clock agrees with nothing.
+// agreeing returns the largest set of those nodes whose clocks may agree pairwise, given the
+// difference that their terms excuse and the uncertainty of the round trips. It only finds and
+// names a wrong clock; the rules of terms.go decide about a lease. An unknown clock agrees with
+// no other.
 func (b *bid) agreeing(of set) set {
 	var buf [MaxNodes]int
 	order := buf[:0]
@@ -1096,7 +1068,7 @@ func (b *bid) agreesWithAll(i int, others []int) bool {
 	return true
 }
 
-// mid is by how much node i's clock is ahead of the client's.
+// mid returns how far node i's clock is ahead of the client's.
 func (b *bid) mid(i int) time.Duration {
 	mid, _ := b.parts[i].clock.offset()
 	return mid

@@ -21,12 +21,12 @@ const (
 	busyBeside = 4
 )
 
-// becomeBusy is a process that has one processor, and shares it: with nothing to do but to
-// burn it, or with a crowd that takes locks, each its own.
+// becomeBusy is the main function of a process with one processor. The process either burns
+// processor time, or runs many goroutines that each take their own lock.
 func becomeBusy(url string) {
 	done := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // the parent closes it
+		_, _ = io.Copy(io.Discard, os.Stdin) // the parent process closes stdin
 		close(done)
 	}()
 	if url == "burn" {
@@ -58,7 +58,7 @@ func becomeBusy(url string) {
 				switch {
 				case err == nil:
 					locks.Add(1)
-					_ = l.Unlock() // a node's answer may be late
+					_ = l.Unlock() // a late answer is allowed
 				case strings.Contains(err.Error(), "no answer within"), strings.Contains(err.Error(), "deadline exceeded"), strings.Contains(err.Error(), "in time"):
 					silences.Add(1)
 				default:
@@ -71,8 +71,8 @@ func becomeBusy(url string) {
 	fmt.Println(locks.Load(), silences.Load(), others.Load())
 }
 
-// A crowd in one process, beside others that take all the processor time they get: how often
-// are nodes, which answer in time, blamed for what the process waits?
+// Many callers run in one process, beside processes that take all the processor time they get.
+// Nodes that answer in time must not be blamed for the process's own delay.
 func BenchmarkABusyProcess(b *testing.B) {
 	for _, scheme := range []string{"redis", "valkey"} {
 		for _, timeout := range []string{"50ms", "100ms", "200ms", "400ms"} {
@@ -92,7 +92,7 @@ func BenchmarkABusyProcess(b *testing.B) {
 	}
 }
 
-// crowd has a busy process at work for a while, and returns what came of its tries.
+// crowd runs a busy process for a while, and returns the results of its attempts.
 func crowd(b *testing.B, url string) (locks, silences, others int) {
 	exe, err := os.Executable()
 	if err != nil {

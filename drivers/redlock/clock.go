@@ -11,8 +11,8 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// read reads the clock of an answer to a request that was under way from sent to received;
-// the node's terms are nil where it remembers none.
+// read reads the clock in an answer to a request that was under way from sent to received. The
+// node's terms are nil if it remembers none.
 func (b *Backend) read(clock time.Time, terms *driver.Terms, sent moment, received boot.Instant) reading {
 	if clock.IsZero() {
 		return reading{}
@@ -21,11 +21,11 @@ func (b *Backend) read(clock time.Time, terms *driver.Terms, sent moment, receiv
 		terms = &b.terms
 	}
 	at := time.Duration(clock.UnixNano())
-	return reading{earliest: at, latest: at, sent: sent.at, received: received, jumps: sent.jumps, excuse: terms.Excuse, drift: terms.Drift, known: true}
+	return reading{earliest: at, latest: at, sent: sent.at, received: received, excuse: terms.Excuse, drift: int32(terms.Drift), known: true}
 }
 
-// moment is when something began: what the boot-time clock said, and how often the wall clock had
-// jumped. Where it jumps between two moments more time may have passed than that clock shows.
+// moment is an instant of the boot-time clock, and how often the wall clock had jumped by then.
+// If it jumps between two moments, more time may have passed than the boot-time clock shows.
 type moment struct {
 	at    boot.Instant
 	jumps int64
@@ -33,32 +33,26 @@ type moment struct {
 
 func (b *Backend) now() moment { return moment{b.clock.Now(), b.clock.Jumps()} }
 
-// offset is by how much the node's clock is ahead of the client's boot-time clock: mid, give
-// or take half of the round trip.
-func (r *reading) offset() (mid, half time.Duration) {
-	half = r.received.Sub(r.sent) / 2
-	return r.latest - time.Duration(r.sent) - half, half
-}
-
-// offsetLife is for how long an offset serves to propose tokens. By then it is off by as much
-// as clocks drift in it: at 1 %, 1.2 s. A node refuses to fall further behind its own
-// clock than driver.FenceLag.
+// offsetLife is how long an offset may be used to propose tokens. Clocks drift apart by 1.2 s
+// in this time, at 1 %. A node clamps proposals that are more than driver.FenceLag behind its
+// own clock.
 const offsetLife = 2 * time.Minute
 
-// learn keeps what an answer says of the node's clock and of its terms: for the proposal of
-// tokens, and for the quarantines of the others. It says once if the node holds its clients to
-// other terms than those of this client's options.
-func (n *node) learn(r reading, terms *driver.Terms) {
-	if r.known && n.note(r, terms) {
+// learn stores the node's clock and terms from an answer, for the proposal of tokens and for
+// the quarantines of the other nodes. jumps is how often the client's wall clock had jumped when
+// the request was sent. learn reports once if the node has other terms than this client's
+// options.
+func (n *node) learn(r reading, terms *driver.Terms, jumps int64) {
+	if r.known && n.note(r, terms, jumps) {
 		n.b.event(driver.Notice{Kind: driver.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &n.b.terms))})
 	}
 }
 
-// note reports whether the node's terms are news, and not those of this client's options.
-func (n *node) note(r reading, terms *driver.Terms) bool {
+// note reports whether the node's terms are new, and differ from those in this client's options.
+func (n *node) note(r reading, terms *driver.Terms, jumps int64) bool {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
-	n.clock, n.jumps = r, r.jumps
+	n.clock, n.jumps = r, jumps
 	if terms == nil {
 		return false
 	}
@@ -67,29 +61,28 @@ func (n *node) note(r reading, terms *driver.Terms) bool {
 	return *terms != was && *terms != n.b.terms
 }
 
-// remembered returns the node's terms as of not long ago. Terms that permit more than these
-// come into force only when everything has ended that was granted under these, and so
-// after their quarantine at the earliest: so long these are enough.
+// remembered returns the node's last known terms. Terms that permit more apply only after every
+// lease granted under these has ended, that is, after their quarantine at the earliest. Until
+// then these terms are sufficient.
 func (n *node) remembered(now boot.Instant) (driver.Terms, bool) {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
 	return n.terms, n.remembers && n.jumps == n.b.clock.Jumps() && now.Sub(n.termsAt) <= n.terms.Quarantine
 }
 
-// heard returns what is known of the node's clock; false: nothing, or only from before a
-// pause of this machine that its boot-time clock may not have counted.
+// heard returns the last known offset of the node's clock; false if there is none, or only one
+// from before a pause of this machine that its boot-time clock may not have counted.
 func (n *node) heard() (reading, bool) {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
 	return n.clock, n.clock.known && n.jumps == n.b.clock.Jumps()
 }
 
-// floor is the token that is proposed to all nodes, p: the median of their
-// clocks, as their answers showed them, carried forward on the local boot-time
-// clock. All nodes get the same, and so answer the same. The wall clock of the client
-// has no part in it: a slow one would propose a token under those that a node
-// without its memory has forgotten. Zero where fewer than a majority of the clocks were
-// heard of late: then each node goes by its own.
+// floor is the token that is proposed to all nodes, p: the median of their clocks, as their
+// answers showed them, carried forward on the local boot-time clock. All nodes get the same
+// proposal, and so answer the same token. The client's wall clock is not used: a slow one would
+// propose a token below those that a node without its memory has forgotten. Zero if fewer than
+// a majority of the clocks are known: then each node uses its own clock.
 func (b *Backend) floor(now boot.Instant) uint64 {
 	var buf [MaxNodes]time.Duration
 	offsets := buf[:0]
@@ -107,13 +100,13 @@ func (b *Backend) floor(now boot.Instant) uint64 {
 	return uint64(max(us, 0))
 }
 
-// othersNow is what the clocks of the other nodes say now, at most, by the rule "vote" of
-// terms.go. Zero while fewer are known than make a majority with this node, or while it is
-// not known which terms they remember: by its own clock alone it begins no quarantine.
+// othersNow is the latest time that the clocks of the other nodes may show now, by the rule
+// "vote" of terms.go. It is zero while too few clocks are known for a majority with this node,
+// or while the other nodes' terms are unknown: then the node begins no quarantine.
 func (n *node) othersNow() time.Time {
 	b, now := n.b, n.b.clock.Fresh()
 	if _, known := n.proposal(now); !known {
-		b.met.Store(false) // the next call asks all nodes
+		b.met.Store(false) // then the next call asks all nodes
 		return time.Time{}
 	}
 	var buf [MaxNodes]time.Duration
@@ -121,7 +114,7 @@ func (n *node) othersNow() time.Time {
 	for _, other := range b.nodes {
 		if r, ok := other.heard(); ok && other != n {
 			passed := now.Sub(r.sent)
-			bounds = append(bounds, r.latest+passed+percent(passed, max(r.drift, b.terms.Drift)))
+			bounds = append(bounds, r.latest+passed+percent(passed, max(int(r.drift), b.terms.Drift)))
 		}
 	}
 	if at := othersAtMost(bounds, b.q); at != 0 {
@@ -130,9 +123,9 @@ func (n *node) othersNow() time.Time {
 	return time.Time{}
 }
 
-// proposal returns the terms that this node is to take if it remembers none: those of the
-// others, where as many as make a majority with it remember; else the client's own, if all
-// nodes were asked just now and none remembered any. False: neither.
+// proposal returns the terms that this node takes if it remembers none: those of the others, if
+// enough of them remember terms to make a majority with this node; else the client's own, if
+// all nodes were asked just now and none remembered any. False: neither.
 func (n *node) proposal(now boot.Instant) (driver.Terms, bool) {
 	b := n.b
 	if b.q == 1 {
@@ -162,7 +155,7 @@ func (n *node) proposal(now boot.Instant) (driver.Terms, bool) {
 	return t, true
 }
 
-// blankLife is for how long nodes are taken for those that were seen to remember nothing.
+// blankLife is how long the observation that the nodes remember nothing may be used.
 const blankLife = 5 * time.Second
 
 // difference names the options by which the node's terms differ from this client's.
@@ -182,11 +175,12 @@ func difference(node, own *driver.Terms) string {
 	return strings.Join(said, "; ")
 }
 
-// blame marks the nodes of judged that are not in agreed with what is wrong with their
-// clocks, for the votes. l.mu is held.
-func (l *lease) blame(judged, agreed set) {
+// blame notes, in the votes of the nodes that are in judged and not in agreed, how far their
+// clocks are off, and returns a notice for each node that is off since its last vote. l.mu is
+// held.
+func (l *lease) blame(judged, agreed set) (notices []driver.Notice) {
 	if judged == agreed {
-		return
+		return nil
 	}
 	for i := range l.requests {
 		g := &l.requests[i]
@@ -195,20 +189,21 @@ func (l *lease) blame(judged, agreed set) {
 		case agreed.has(i):
 			g.n.skewed.Store(false)
 		case !l.bid.parts[i].clock.known:
-			g.vote.Err = errClockUnknown
+			g.err = errClockUnknown
 		default:
-			g.vote.Err = l.skew(i, judged)
+			g.err = l.skew(i, judged)
 			if !g.n.skewed.Swap(true) {
-				err := g.vote.Err
-				l.b.event(driver.Notice{Kind: driver.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
+				err := g.err
+				notices = append(notices, driver.Notice{Kind: driver.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
 			}
 		}
 	}
+	return notices
 }
 
-var errClockUnknown = errors.New("it does not tell its clock, and so does not count")
+var errClockUnknown = errors.New("it does not send its clock, and so does not count")
 
-// skew says by how much node i's clock differs from the median of the others.
+// skew returns how far node i's clock differs from the median of the others.
 func (l *lease) skew(i int, of set) error {
 	var others []time.Duration
 	for j := range l.requests {
@@ -226,4 +221,18 @@ func (l *lease) skew(i int, of set) error {
 		off, way = -off, "behind"
 	}
 	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.bid.parts[i].clock.excuse)
+}
+
+// since returns since when this client waits for key; zero: it does not wait.
+func (b *Backend) since(key string) uint64 {
+	b.waits.mu.Lock()
+	defer b.waits.mu.Unlock()
+	e := b.waits.byKey[key]
+	if e == nil {
+		return 0
+	}
+	if e.since == 0 {
+		e.since = b.floor(b.clock.Now())
+	}
+	return e.since
 }

@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,13 +17,14 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/redlock"
+	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var clockTrials = flag.Int("redlock.trials", 100, "how often the clock of one of five nodes is stepped while clients compete (200 were run many times)")
 
-// five starts five servers, A to E, each with a wall clock of its own.
+// five starts five servers, A to E, each with its own wall clock.
 func five(t testing.TB) *cluster {
 	t.Helper()
 	c := &cluster{t: t, schemes: []string{"redis", "valkey"}}
@@ -37,8 +37,8 @@ func five(t testing.TB) *cluster {
 	return c
 }
 
-// view opens a quorum of all the nodes from which those that are not in sight, "ABC",
-// cannot be reached.
+// view opens a quorum of all five nodes whose client reaches only the nodes in sight, for
+// example "ABC".
 func (c *cluster) view(sight string, m redlock.Mutation) *redlock.Backend {
 	c.t.Helper()
 	return c.viewWith(sight, m, calm)
@@ -57,7 +57,7 @@ func (c *cluster) guarded(sight, guard string, options ...string) *redlock.Backe
 	return c.openURL(c.viewURL(sight, guard, options...))
 }
 
-// tryGuarded is guarded, and may fail.
+// tryGuarded is guarded, but returns an error instead of failing the test.
 func (c *cluster) tryGuarded(sight, guard string, options ...string) (*redlock.Backend, error) {
 	c.t.Helper()
 	b, err := dlock.OpenBackend(c.viewURL(sight, guard, options...))
@@ -81,7 +81,7 @@ func (c *cluster) viewURL(sight, guard string, options ...string) string {
 	return strings.Replace(url, "restart_guard=off", "restart_guard="+guard, 1)
 }
 
-// sight returns the names of node i and of others that come so far behind it.
+// sight returns the names of node i and of the nodes that follow it at these distances, cyclically.
 func (c *cluster) sight(i int, others ...int) string {
 	sight := string(rune('A' + i))
 	for _, o := range others {
@@ -90,7 +90,7 @@ func (c *cluster) sight(i int, others ...int) string {
 	return sight
 }
 
-// bootstrap states that the servers are new: they have just been started.
+// bootstrap states that the servers are new, as they are.
 func (c *cluster) bootstrap(guard string) {
 	c.t.Helper()
 	stateNew(c.t, c.guarded("ABCDE", guard))
@@ -98,7 +98,7 @@ func (c *cluster) bootstrap(guard string) {
 
 func inSight(sight string, i int) bool { return strings.ContainsRune(sight, rune('A'+i)) }
 
-// setClock sets the clock of one server, which is put right at the end of the test.
+// setClock sets the clock of one server, and sets it right at the end of the test.
 func (c *cluster) setClock(i int, ahead time.Duration) {
 	c.t.Helper()
 	if err := c.servers[i].SetClock(ahead); err != nil {
@@ -106,8 +106,8 @@ func (c *cluster) setClock(i int, ahead time.Duration) {
 	}
 }
 
-// A node that is left out for its clock is named, with how far off it is: in the vote, in
-// the error where no majority is left without it, in an event, and by Check.
+// A node that does not count because of its clock is named, together with its clock's error, in
+// four places: its vote, the error if the other nodes are no majority, an event, and Check.
 func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -126,13 +126,13 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 					t.Fatal("A, B and C do not agree, and there was a majority")
 				}
 			}
-			within := time.Since(began) + time.Second/10 // no clock is known better than that
+			within := time.Since(began) + time.Second/10 // clocks are known only this precisely
 			var q *driver.QuorumError
 			if !errors.Is(err, driver.ErrRefused) || !errors.As(err, &q) {
 				t.Fatalf("A, B and C do not agree, and got %v", err)
 			}
 			if !strings.Contains(err.Error(), node) || !strings.Contains(err.Error(), "NTP") {
-				t.Errorf("the error does not name %s, or not what to do: %v", node, err)
+				t.Errorf("the error does not name %s, or does not say what to do: %v", node, err)
 			}
 			for i, v := range q.Votes {
 				if off := offset(v.Err, way); (off != 0) != (i == 2) || i == 2 && (off-d.Abs()).Abs() > within {
@@ -140,16 +140,11 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 				}
 			}
 
-			// With all in sight there is a majority without it.
-			var mu sync.Mutex
-			var told []driver.Notice
-			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Event: func(e driver.Notice) {
-				mu.Lock()
-				defer mu.Unlock()
-				told = append(told, e)
-			}})
+			// A client that reaches all nodes has a majority without it.
+			var events redlocktest.NoticeLog
+			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Event: events.Add})
 			l := c.whenFree(b, "named all", time.Minute)
-			// It may answer after the others have decided.
+			// It may answer after the others have formed a majority.
 			for end := time.Now().Add(30 * time.Second); ; {
 				if off := offset(l.Grant().Votes[2].Err, way); off != 0 {
 					break
@@ -158,38 +153,44 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 					t.Fatalf("the votes are %v", l.Grant().Votes)
 				}
 			}
-			mu.Lock()
-			told = slices.DeleteFunc(told, func(e driver.Notice) bool { return e.Kind != driver.NoticeClockSkew })
+			var told []driver.Notice
+			awaitTrue(t, "the event of the clock", func() bool { // it is sent beside the call
+				told = events.Of(driver.NoticeClockSkew, "")
+				return len(told) > 0
+			})
 			if len(told) != 1 || !strings.Contains(told[0].Node, node) || offset(told[0].Err, way) == 0 {
 				t.Errorf("the events are %+v", told)
 			}
-			mu.Unlock()
-			findings, err := b.Check(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			found := false
-			for _, f := range findings {
-				if strings.Contains(f.Summary, "clock disagrees") {
-					found = found || strings.Contains(f.Node, node) && f.Severity == driver.SeverityUnsafe
-					if !strings.Contains(f.Node, node) {
-						t.Errorf("Check names %s", f.Node)
+			awaitTrue(t, "Check to name the node", func() (found bool) {
+				findings, err := b.Check(t.Context())
+				for _, f := range findings {
+					if strings.Contains(f.Summary, "clock disagrees") {
+						found = found || strings.Contains(f.Node, node) && f.Severity == driver.SeverityUnsafe
+						if !strings.Contains(f.Node, node) {
+							t.Errorf("Check names %s", f.Node)
+						}
 					}
 				}
-			}
-			if !found {
-				t.Errorf("Check finds %v", findings)
-			}
-			if err := l.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
+				return err == nil && found
+			})
+			redlocktest.Release(t, l)
 		})
+	}
+}
+
+// awaitTrue waits until done reports true.
+func awaitTrue(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
+		}
 	}
 }
 
 var clockError = regexp.MustCompile(`its clock is (\S+) (ahead of|behind) the others`)
 
-// offset returns what an error says about a node's clock; zero: nothing.
+// offset returns the clock error that an error states for a node; zero: none.
 func offset(err error, way string) time.Duration {
 	if err == nil {
 		return 0
@@ -205,7 +206,7 @@ func offset(err error, way string) time.Duration {
 	return d
 }
 
-// all composes a quorum of the nodes, all in sight, with options that a URL has not.
+// all makes a quorum of all nodes, with options that a URL cannot set.
 func (c *cluster) all(o *redlock.Options) *redlock.Backend {
 	c.t.Helper()
 	var nodes []driver.Backend
@@ -225,14 +226,14 @@ func (c *cluster) all(o *redlock.Options) *redlock.Backend {
 	return b
 }
 
-// The clock of one of five nodes is stepped, by ±1 s to ±1 h, while clients compete, and
-// later back. Half of the clients see only three of the nodes, the others the other two
-// and the one that steps: so much of a partition is what the failure needs. No two leases
-// of a key are ever valid at a time, and without the agreement of clocks some are. The
-// order of the tokens needs no clock, and holds in either case.
+// The clock of one of five nodes is stepped by ±1 s to ±1 h while clients compete, and later
+// stepped back. Half of the clients reach only three of the nodes, the others only the other
+// two and the one whose clock steps, because the failure needs such a partition. Two leases of
+// a key are never valid at the same time; if clocks need not agree, some are. The order of the
+// tokens needs no clock, and holds in both cases.
 //
-// Leases do not live from one step to the next here: a step there and back that nobody
-// saw is what remains.
+// No lease here lasts from one step to the next, because an unseen step there and back remains
+// a danger.
 func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -263,13 +264,11 @@ func TestAClockThatStepsMakesNoSecondHolder(t *testing.T) {
 	off.happened("the agreement of clocks")
 }
 
-// A clock that jumps there and back within the life of a lease agrees again with the
-// others, and the keys that it ended are gone. The node has seen its clock ahead, when it
-// was asked in between, and keeps itself out until all that it may have ended early has
-// ended everywhere.
+// A clock jumps ahead and back during a lease. It agrees with the others again, but the keys
+// that it ended are gone. If the node had a request in between, it has noted that its clock was
+// ahead, and does not vote until every lease that it may have ended early has ended everywhere.
 //
-// What remains is a jump that nobody saw: without a request in between the node cannot
-// know.
+// A jump without a request in between remains a danger, because the node cannot notice it.
 func TestAClockThatJumpsThereAndBack(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -291,7 +290,7 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 				if !on || c.seenAhead(2) {
 					break
 				}
-				if time.Now().After(end) { // each request was over before C had the time for it
+				if time.Now().After(end) { // every request ended before C could handle it
 					t.Fatal("C was not asked while its clock was ahead")
 				}
 			}
@@ -327,8 +326,8 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 	})
 }
 
-// As above, at random: the clock of one of five nodes steps by ±1 s to ±1 h while clients
-// compete, and back within the life of their leases.
+// The same at random: the clock of one of five nodes steps by ±1 s to ±1 h while clients
+// compete, and back during their leases.
 func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -360,27 +359,28 @@ func TestAClockThatStepsThereAndBackMakesNoSecondHolder(t *testing.T) {
 	}
 }
 
-// more reports whether so many trials need another one. On a busy machine, where leases seldom
-// outlive a step, some have to do.
+// more reports whether another trial is needed. Trials end at the first overlap, or when enough
+// leases outlived a step. On a busy machine leases seldom outlive a step, and fewer are enough.
 func (r *stepping) more(trials int, began time.Time) bool {
 	return len(r.overlaps) == 0 && r.counted < trials && (r.trials < 2*trials || r.counted == 0 && time.Since(began) < unprotected)
 }
 
-// happened wants overlaps where a defence is taken out, unless the machine is too busy for any.
+// happened fails the test if no leases overlapped without a protection, unless the machine was
+// too busy for this.
 func (r *stepping) happened(without string) {
 	r.t.Helper()
 	switch {
 	case len(r.overlaps) > 0:
 		r.t.Logf("without %s: %d overlaps in %d trials, the first is %v", without, len(r.overlaps), r.trials, r.overlaps[0])
-	case r.counted < 20, 2*r.counted < r.trials: // on a quiet machine two of three do
-		r.t.Logf("without %s nothing happened: in %d of %d trials a lease outlived the steps, on so busy a machine", without, r.counted, r.trials)
+	case r.counted < 20, 2*r.counted < r.trials: // on a quiet machine a lease outlives the steps in two of three trials
+		r.t.Logf("without %s no leases overlapped, but the machine is too busy for this test: a lease outlived the steps in only %d of %d trials", without, r.counted, r.trials)
 	default:
-		r.t.Errorf("without %s nothing happened in %d trials, in %d of which a lease outlived the steps", without, r.trials, r.counted)
+		r.t.Errorf("without %s no leases overlapped in %d trials; in %d of them a lease outlived the steps", without, r.trials, r.counted)
 	}
 }
 
-// excursion is a trial with two steps, by clients and with keys of its own: the guard keeps
-// a node out for longer than a trial takes, but for each prefix by itself.
+// excursion is a trial with two steps, with its own clients and prefix: the guard keeps a node
+// out for longer than a trial takes, but only for the prefix of that trial.
 func (r *stepping) excursion(i int, d time.Duration, guard string) {
 	r.t.Helper()
 	prefix := fmt.Sprintf("prefix=%d/", owners.Add(1))
@@ -394,8 +394,13 @@ func (r *stepping) excursion(i int, d time.Duration, guard string) {
 		clients[j] = b.(*redlock.Backend)
 	}
 	if guard != "off" {
-		if _, err := clients[2].Bootstrap(r.t.Context(), &driver.Bootstrap{}); err != nil {
+		_, err := clients[2].Bootstrap(r.t.Context(), &driver.Bootstrap{})
+		if refused := (*driver.RefusedError)(nil); errors.As(err, &refused) {
 			r.t.Fatal(err)
+		} else if err != nil { // a node did not answer in time: the machine is busy
+			r.t.Logf("a trial without servers: %v", err)
+			r.trials++
+			return
 		}
 	}
 	r.take(clients)
@@ -404,8 +409,8 @@ func (r *stepping) excursion(i int, d time.Duration, guard string) {
 	r.rest(fmt.Sprintf("trial %d, node %c, to %v and back", r.trials, 'A'+i, d))
 }
 
-// seenAhead reports whether node i has noted that its clock was ahead: it has had a request in
-// time, by that clock, which clients first have to learn.
+// seenAhead reports whether node i has noted that its clock was ahead. A node notes that only
+// in a request that is in time by its clock, so clients must have learned that clock before.
 func (c *cluster) seenAhead(i int) bool {
 	c.t.Helper()
 	reply, err := c.servers[i].Do("GET", "redlock1:meta")
@@ -415,7 +420,7 @@ func (c *cluster) seenAhead(i int) bool {
 	return time.Until(highOf(c.t, fmt.Sprint(reply))) > 30*time.Minute
 }
 
-// highOf returns the high-water mark of what a node remembers.
+// highOf returns the high-water mark in a node's memory.
 func highOf(t testing.TB, meta string) time.Time {
 	t.Helper()
 	words := strings.Fields(meta)
@@ -429,7 +434,7 @@ func highOf(t testing.TB, meta string) time.Time {
 	return time.UnixMicro(high)
 }
 
-// clockStep returns a step of ±1 s to ±1 h, each order of magnitude as often as another.
+// clockStep returns a step of ±1 s to ±1 h, with all orders of magnitude equally likely.
 func clockStep() time.Duration {
 	d := time.Duration(float64(time.Second) * math.Exp(rand.Float64()*math.Log(3600)))
 	if rand.IntN(2) == 0 {
@@ -438,22 +443,22 @@ func clockStep() time.Duration {
 	return d
 }
 
-// unprotected is how long a failure is looked for where nothing protects from it. On a busy
-// machine few of the leases, which are short, live to see it.
+// unprotected is how long a test looks for a failure without the protection. On a busy machine
+// few of the short leases last long enough.
 const unprotected = time.Minute
 
 const (
-	stepTTL  = 600 * time.Millisecond // with its grace shorter than the smallest step
+	stepTTL  = 600 * time.Millisecond // even with its grace shorter than the smallest step
 	stepKeys = 8
-	// A bid that sees two of its three nodes free and the third taken would go on for
-	// some rounds; the next key is worth more.
+	// A bid that finds the key free on two of its three nodes and taken on the third would repeat
+	// for some rounds. Trying another key is quicker.
 	stepPatience = 25 * time.Millisecond
 )
 
-// stepping is clients that compete while clocks step.
+// stepping is a test in which clients compete while clocks step.
 type stepping struct {
 	*cluster
-	left, right [5]*redlock.Backend // by the one node that both see
+	left, right [5]*redlock.Backend // by the one node that both reach
 	all         *redlock.Backend
 
 	trials, counted        int // counted: a lease from before the step was valid to the end
@@ -464,14 +469,14 @@ type stepping struct {
 	keys map[string]*rivalry
 }
 
-// rivalry is what is known of one key.
+// rivalry has the leases of one key.
 type rivalry struct {
 	live    map[driver.Lease]span
 	lost    []driver.Lease
-	largest uint64 // token of the leases that were returned
+	largest uint64 // largest token of the returned leases
 }
 
-// span is how long a lease is valid, and whether it was granted before the step.
+// span says until when a lease is valid, and whether it was granted before the step.
 type span struct {
 	expires time.Time
 	before  bool
@@ -487,15 +492,15 @@ func (c *cluster) stepping(m redlock.Mutation) *stepping {
 	return r
 }
 
-// thereAndBack is two trials: a step, and the one that puts the clock right.
+// thereAndBack runs two trials: one steps a clock, the other steps it back.
 func (r *stepping) thereAndBack() {
 	i, d := rand.IntN(len(r.servers)), clockStep()
 	r.trial(i, 0, d)
 	r.trial(i, d, 0)
 }
 
-// trial lets clients take keys, steps the clock of node i while they compete, and lets
-// them give all back.
+// trial lets clients take keys, steps the clock of node i while they compete, and releases all
+// keys.
 func (r *stepping) trial(i int, from, to time.Duration) {
 	r.t.Helper()
 	clients := []*redlock.Backend{r.left[i], r.right[i], r.all}
@@ -515,7 +520,7 @@ func (r *stepping) take(clients []*redlock.Backend) {
 	}
 	next := 0
 	for key, k := range r.keys {
-		for i := range 1 + next%2 { // every other one is contended from the start
+		for i := range 1 + next%2 { // every other key has two bidders from the start
 			b := clients[(next/2+i)%len(clients)]
 			every.Go(func() { r.acquire(b, key, k, true) })
 		}
@@ -524,7 +529,7 @@ func (r *stepping) take(clients []*redlock.Backend) {
 	every.Wait()
 }
 
-// compete lets clients ask for what is taken, and renew it, while the clock of node i is
+// compete lets clients ask for held keys, and renew theirs, while the clock of node i is
 // stepped.
 func (r *stepping) compete(clients []*redlock.Backend, i int, to time.Duration) {
 	r.t.Helper()
@@ -540,14 +545,13 @@ func (r *stepping) compete(clients []*redlock.Backend, i int, to time.Duration) 
 			})
 		}
 	}
-	time.Sleep(rand.N(3 * time.Millisecond)) // at any moment
+	time.Sleep(rand.N(3 * time.Millisecond)) // so that the step comes at any moment
 	r.setClock(i, to)
 	close(stepped)
 	every.Wait()
 }
 
-// rest gives back what is held, and counts the trial if a lease from before the step is
-// still valid.
+// rest releases all leases. It counts the trial if a lease from before the step is still valid.
 func (r *stepping) rest(what string) {
 	outlived := false
 	for n := range r.overlaps {
@@ -596,7 +600,7 @@ func (r *stepping) acquire(b *redlock.Backend, key string, k *rivalry, before bo
 	r.valid(k, l, span{g.Expires, before})
 }
 
-// renew extends what somebody has of the key.
+// renew renews the current lease of the key.
 func (r *stepping) renew(k *rivalry) {
 	r.mu.Lock()
 	var l driver.Lease
@@ -613,18 +617,18 @@ func (r *stepping) renew(k *rivalry) {
 	defer r.mu.Unlock()
 	switch {
 	case errors.Is(err, driver.ErrLost):
-		delete(k.live, l) // from here on, and not before
+		delete(k.live, l) // the lease counts as valid until here
 		k.lost = append(k.lost, l)
 		return
 	case err != nil:
-		return // it is valid until its deadline
+		return // the lease stays valid until its deadline
 	}
 	r.renewals++
 	r.valid(k, l, span{g.Expires, s.before})
 }
 
-// valid notes that a lease is valid from now on, and whether another one is. r.mu is
-// held.
+// valid notes that a lease is valid from now on, and records an overlap if another one is. The
+// caller holds r.mu.
 func (r *stepping) valid(k *rivalry, l driver.Lease, s span) {
 	k.live[l] = s
 	now := time.Now()

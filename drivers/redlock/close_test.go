@@ -11,16 +11,15 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// slow is a node that takes its time to close.
+// slow is a node whose Close takes long.
 type slow struct{ named }
 
 func (s slow) Close() error {
-	time.Sleep(time.Second) // virtual
+	time.Sleep(time.Second) // virtual time of synctest
 	return s.named.Close()
 }
 
-// Nodes that do not answer hold Close up for as long as one of them, not one after the
-// other.
+// Several nodes that do not answer delay Close only as long as one.
 func TestNodesAreClosedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, err := Driver{}.Open(&driver.Config{

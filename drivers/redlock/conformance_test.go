@@ -11,7 +11,7 @@ import (
 func TestConformance(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			if testing.Short() && n != 5 { // and three real servers
+			if testing.Short() && n != 5 { // the quorum of three real servers
 				t.Skip("short")
 			}
 			s := newSpaces(n)

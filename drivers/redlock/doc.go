@@ -1,146 +1,139 @@
 // Package redlock keeps a lock on a majority of independent nodes: the Redlock
 // algorithm, with fencing tokens.
 //
-// A lock on one server is lost with the server, and with a replica it can be had
-// twice: the primary grants it, dies before it told the replica, and the replica grants
-// it again. Redlock asks several servers that know nothing of each other, and a
-// client has the lock when more than half of them granted it. Two clients cannot both
-// have more than half.
+// A lock on one server is lost with the server. With a replica, two clients can get it: the
+// primary grants it and dies before it has replicated the grant, and the replica grants it
+// again. Redlock asks several independent servers, and a client has the lock when more than
+// half of them granted it. Two clients cannot both have more than half.
 //
 //	nodes   a      b      c      d      e
 //	web-1   yes    yes    yes                 has it: 3 of 5
 //	web-2                        yes    yes   has not, and gives back what it got
 //
-// Open it by URL, or compose it of backends that are there already:
+// Open it by URL, or make it from existing backends:
 //
 //	client, err := dlock.OpenURL("redlock:redis://a:6379,redis://b:6379,valkey://c:6379")
 //
 //	quorum, err := redlock.New([]driver.Backend{a, b, c}, nil)
 //	client, err := dlock.New(quorum)
 //
-// Nodes are backends with the driver.FeatureQuorumNode feature, over any mix of clients and servers.
-// They have to be independent of each other: no replicas, no shared machine, no
-// server listed twice. Three nodes outlive the loss of one, five that of two.
+// Nodes are backends with the driver.FeatureQuorumNode feature, over any mix of clients and
+// servers. They must be independent of each other: no replicas, no shared machine, no server
+// listed twice. Three nodes survive the loss of one, five the loss of two.
 //
 // # The algorithm
 //
 // The steps are those of the page "Distributed Locks with Redis" (Redlock).
 //
 //  1. The client reads its clock: T1.
-//  2. It asks all N nodes for the key, at once, with the same value, which no other
-//     attempt ever has. A node's time is short against the TTL (Options.NodeTimeout),
-//     so that one that hangs costs little; one that keeps hanging is skipped, but for
-//     a probe now and then.
-//  3. It has the lock if N/2+1 nodes granted it, and if the time since T1 is less
-//     than the TTL; this is looked at once more as the last act before Acquire
-//     returns. It does not wait for the other answers.
+//  2. It asks all N nodes for the key, at once, with the same value, which no other attempt
+//     ever has. A node's time is short against the TTL (Options.NodeTimeout), so that one that
+//     hangs costs little; one that keeps hanging is skipped, except for a probe at times.
+//  3. It has the lock if N/2+1 nodes granted it, and if the time since T1 is less than the TTL;
+//     this is checked once more as the last step before Acquire returns. It does not wait for
+//     the other answers.
 //  4. The lease ends at T1 + TTL − drift; the drift is 1 % of the TTL (see
 //     Options.DriftPercent) and 2 ms. It ends earlier, or Acquire waits a little before it
 //     returns, where the answers' clocks are further apart than is excused; and the nodes
 //     keep the key for a grace longer: see "Terms".
-//  5. If it has no majority, it releases all nodes: in the background, on a context of
-//     its own, each behind its own request, so that no release overtakes what it is to
-//     undo. It tries again after a random while. When several clients split the vote
-//     among them, the next round asks a single node first, which the key
-//     determines, and whoever gets it goes on to the others; so one of them wins.
+//  5. If it has no majority, it releases all nodes: in the background, on a context of its own,
+//     each after its own request, so that no release overtakes the request that it undoes. It
+//     tries again after a random pause. When several clients split the vote among them, the
+//     next round asks a single node first, which the key determines, and whoever gets it goes
+//     on to the others; so one of them wins.
 //
-// A node that answers late, or was down and comes back without the key, is asked to
-// join: every renewal does that. So a lease outlives the loss of any minority, and then
-// of another. It is lost when fewer than a majority can still confirm that they
-// carry it; no renewal ever takes a lock again.
+// Every renewal asks nodes that answered late, or came back without the key, to join. So a
+// lease survives the loss of any minority, and later of another one. It is lost when fewer than
+// a majority can still confirm it; no renewal ever takes a lock again.
 //
 // # Fencing tokens
 //
-// A client that pauses, in a garbage collection or a swapped-out virtual machine, can
-// wake up after its lease ended, and write. No lock can prevent that; what is written
-// to can. Every lease carries a token, which is larger than that of every lease before
-// it. Send it along, and let the store refuse what is smaller than what it has seen: see
-// the example, and in SQL
+// A client that pauses, for example in a garbage collection or a stopped virtual machine, can
+// wake up after its lease ended, and write. No lock can prevent that; only the store can. Every
+// lease has a token, which is larger than the token of every earlier lease. Send it with each
+// write, and let the store refuse a token smaller than one it has seen: see the example, and in
+// SQL
 //
 //	UPDATE account SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2
 //
-// On a majority, without consensus, and as a rule in the one round trip of step 2:
-// each node keeps a counter for each key, in microseconds since 1970, and answers
-// max(counter+1, p), where p is the client's proposal: the median of the nodes'
-// clocks, as their earlier answers showed them. All nodes get the same proposal, and so
-// answer the same, and that is the token. Where the answers differ, the largest is, and
-// it is written back to the nodes with a smaller one before Acquire returns. Four
-// rules keep that sound; each was found by breaking it, and the tests break each again:
-// only who still owns a node can raise it; only nodes whose answer was in the
-// maximum confirm; what is raised is this very acquisition, and not a later one of the
-// same owner; and a renewal counts only nodes that carried the lease before.
+// The majority gives tokens without consensus, usually in the one round trip of step 2. Each
+// node keeps a counter for each key, in microseconds since 1970, and answers max(counter+1, p),
+// where p is the client's proposal: the median of the nodes' clocks, from their earlier
+// answers. All nodes get the same proposal, so they answer the same token. If the answers
+// differ the token is the largest, and it is written back to the nodes with a smaller one
+// before Acquire returns. Four rules keep that sound, and a test breaks each of them: only the
+// owner of a node's lock can raise its token; only nodes whose answer was in the maximum
+// confirm; a raise applies to this acquisition, not to a later one of the same owner; and a
+// renewal counts only nodes that carried the lease before.
 //
-// Why it holds: when a lease is returned there is a majority of nodes that it owned
-// while their counters were at its token or above it. Every later majority meets that
-// one in a node, and so gets a larger token. Of two bids at the same time, there is a
-// node that is in the majorities of both, and that one had after the other; the
-// token of the second is larger. No clock appears in this.
+// Why it holds: when a lease is returned there is a majority of nodes that it owned while their
+// counters were at its token or above. Every later majority has one of these nodes, and so gets
+// a larger token. Two concurrent bids have a node in both majorities, which one of them owned
+// after the other; the token of the second is larger. No clock appears in this argument.
 //
 // # The restart guard
 //
-// A node that comes back without its memory would grant again what is held. So it is
-// kept out until every lease that it may have forgotten has ended: for Options.Guard, 30 s
-// by default, and half a second for clocks. No TTL may be longer than the guard. Nobody has to do
-// anything for that, and it costs no round trip: the scripts that give and renew locks
-// are bound to one process of a server, which forgets them when it ends, so that the
-// first call after a restart fails, whoever makes it; and what loads them anew compares
-// the process with the one that the server's data (in redlock1:meta, after the prefix)
-// was written by. A restart with an old snapshot, a partial log, FLUSHALL and a replica
-// that was promoted are noticed alike. The quarantine is counted in the time of the other
-// nodes where that is ahead, so that a clock that is set after the boot ends
-// none too early; and a node whose own clock is set back by more than
-// Options.ClockAllowance is in quarantine too, since while it was ahead it may have ended
-// locks.
+// A node that comes back without its memory would grant held locks again. So it is in
+// quarantine until every lease that it may have forgotten has ended: for Options.Guard, 30 s by
+// default, and half a second for clocks. No TTL may be longer than the guard. The guard works
+// by itself and costs no round trip. The scripts that grant and renew locks are bound to one
+// server process, which forgets them when it ends, so the first call after a restart fails. The
+// call that then loads them compares the process with the one that wrote the server's data
+// (redlock1:meta, after the prefix). This also detects a restart with an old snapshot, a
+// partial log, FLUSHALL and a promoted replica. The quarantine is counted by the other nodes'
+// clocks if they are ahead, so that a clock that is set after the boot does not end it too
+// early. A node whose own clock is set back by more than Options.ClockAllowance is in
+// quarantine too, because while it was ahead it may have ended locks.
 //
 // Meanwhile the node refuses, and says for how long: a *driver.RefusedError in its vote, an
-// event, and, through package dlock, one line in the log. A lease that others carry lives
-// on, and the node joins it when its quarantine is over. Lock waits out a quarantine of a
+// event, and, through package dlock, one line in the log. A lease that the other nodes carry
+// goes on, and the node joins it after its quarantine. Lock waits out a quarantine of a
 // majority.
 //
-// New servers have no memory either. At first contact, if all nodes answer and none has
-// one, they vote at once where that is known to be right: if all have been up for longer
-// than the guard and were never used (Options.StrictGuard takes that away); or because it is
-// said, by "dlock bootstrap", which is best, or by bootstrap=true in the URL, which may stay
-// there: it voids the guard only if all nodes lose their memory together. Else they vote
-// after one guard, as a node does that replaces another.
+// New servers have no memory either. If at the first contact all nodes answer and none has a
+// memory, they vote at once in two cases: all have been running for longer than the guard and
+// were never used (unless Options.StrictGuard is set); or an operator says that they are new,
+// best by "dlock bootstrap", or by bootstrap=true in the URL, which may stay there: it disables
+// the guard only if all nodes lose their memory together. Otherwise they vote after one guard,
+// like a node that replaces another.
 //
-// A node without a memory takes its terms (see there) from the others, as many as make a
-// majority with it, and never from a client. Where so many do not answer, or not all answer
-// and none remembers, it does not vote: somebody may hold a lock for longer than this client
-// knows of.
+// A node without a memory takes its terms (see Terms) from so many others that they are a
+// majority with it, never from a client. If so many do not answer, or if none remembers terms
+// and not all answer, it does not vote: another client may hold a lock for longer than this
+// client knows.
 //
 // All clients of the same nodes and prefix need the same N:
 //
-//   - Other nodes, more or fewer: run "dlock bootstrap --nodes" with the URL of the new
-//     list, all of which has to answer. From then on clients with the old list are refused,
-//     and for one guard all others are. Give the new list to all clients in that time, and
-//     leave none with the old one. Clients are told apart by the number of nodes alone: to
-//     replace a node by one at another address, add that one first, and then leave the old
-//     one out. To replace a machine by another at the same address nothing is needed.
+//   - More or fewer nodes: run "dlock bootstrap --nodes" with the URL of the new list, whose
+//     nodes must all answer. From then on clients with the old list are refused; all other
+//     clients are refused for one guard. Give the new list to all clients in that time. Only
+//     the number of nodes tells the lists apart: to replace a node by one at another address,
+//     first add the new one, then remove the old one. A new machine at the same address needs
+//     nothing.
 //   - Durable nodes: one with appendonly yes and appendfsync always forgets nothing that
 //     it acknowledged; with durable=true in its URL it is in quarantine only if its data
 //     was lost.
-//   - restart_guard=off, for all clients, is for tests, for nodes behind which INFO, which
-//     tells the process, is not allowed, and for those that are Clusters.
+//   - restart_guard=off, for all clients, is for tests, for nodes where INFO, which identifies
+//     the process, is not allowed, and for Clusters.
 //
-// A lone server has the guard where its URL has restart_guard. It has no others to ask: one
-// that was never used, and has been up for longer than the guard, is taken for new and votes
-// at once. So a machine that takes the address of a dead one, and has been up for long, votes
-// at once too. Set strict_guard=true where that can happen.
+// A lone server has the guard if its URL has restart_guard. It has no other nodes to ask: a
+// server that was never used, and has been running for longer than the guard, counts as new and
+// grants at once. So a machine that takes the address of a dead one, and has been running for
+// long, grants at once too. Set strict_guard=true if that can happen.
 //
-// An eviction policy other than noeviction is refused, and so are replicas, and Redis before
-// 7, which keeps scripts over a restart. Not covered are a failover behind one address while
-// the old primary still serves, the snapshot of a virtual machine that is restored with the
-// process in it, a process that becomes a replica and a primary again between two calls,
-// FLUSHALL together with SCRIPT FLUSH on all nodes before the first contact of a client
-// without StrictGuard, and FLUSHALL in the moment when a client that has found all nodes
-// unused is telling them so, and others have locks already.
+// An eviction policy other than noeviction is refused, and so are replicas, and Redis before 7,
+// which keeps scripts over a restart. The guard does not cover: a failover behind one address
+// while the old primary still serves; a restored snapshot of a virtual machine with the running
+// process; a process that becomes a replica and a primary again between two calls; FLUSHALL
+// together with SCRIPT FLUSH on all nodes before the first contact of a client without
+// StrictGuard; and FLUSHALL while a client that found all nodes unused is declaring them new
+// and other clients have locks already.
 //
 // # Terms
 //
-// What a clock may do wrong is for all clients of the nodes to agree on: the grace that one
-// lease leaves has to cover what the next bidder excuses. So the nodes remember the terms of
-// the first client, and hold all others to them, whatever their options say:
+// All clients of the nodes must agree on how wrong a clock may be, because the grace after one
+// lease must cover the difference that the next bidder excuses. So the nodes remember the terms
+// of the first client, and apply them to all others, in place of these clients' options:
 //
 //   - restart_guard, the longest TTL;
 //   - clock_allowance, a: how far apart the clocks of sound nodes may be. A bid excuses 3a,
@@ -148,32 +141,32 @@
 //     clean release frees at once;
 //   - drift_percent, at least.
 //
-// TTL, node timeout, and the way to the nodes are each client's own. A client with other
-// options goes by the terms of the nodes, and says so in an event; a TTL over their guard is
-// refused with an error that names both. Nodes may have different terms, after a change that
-// was broken off, say: each protects what it counts for.
+// TTL, node timeout, and network are each client's own. A client with other options uses the
+// terms of the nodes, and reports that in an event; a TTL over their guard is refused with an
+// error that names both. Nodes may have different terms, for example after an incomplete
+// change; each node's terms apply to the leases that it counts for.
 //
-// "dlock bootstrap --dry-run" shows the terms of each node, and "dlock bootstrap --terms" makes
-// them those of its URL. Every node has to answer. What protects (the quarantine, the grace, the
-// drift) grows and what permits (the longest TTL, the excused difference) shrinks at once; the
-// rest holds when the leases have ended that were granted before, for which the nodes wait by
-// themselves. Clients bid throughout. A shorter guard than that of a lease which is held is
-// refused. If a node fails in between, run the command again. With restart_guard=off nodes
-// remember nothing, and all clients have to have the same options.
+// "dlock bootstrap --dry-run" shows the terms of each node, and "dlock bootstrap --terms"
+// changes them to those of its URL. Every node must answer. Protections (the quarantine, the
+// grace, the drift) grow and permissions (the longest TTL, the excused difference) shrink at
+// once. The other changes apply when every lease granted before has ended; the nodes wait for
+// that by themselves. Clients can lock meanwhile. A guard shorter than a held lease is refused.
+// If a node fails during the change, run the command again. With restart_guard=off nodes
+// remember nothing, and all clients must have the same options.
 //
 // The file terms.go has the rules, the inequality behind them and its proof.
 //
 // # What is promised
 //
 // G1 exclusion: while Lease.Deadline has not passed, no other lease of that key is valid,
-// provided that at any time fewer than a majority of the nodes have a wrong clock, in
-// whatever way, and the clocks of the others are within the allowance of each other; that
-// every client's boot-time clock is right within the drift (chrony may slew by 8 %: then set
-// it); that no node's clock goes ahead and comes back unseen between two bids or renewals
-// under one prefix; and that restarted nodes are quarantined or durable. Through package
-// dlock, Done comes before another's grant while the process runs. After it was stopped, Err
-// and Context know at the first look; for what it does before that, and for packets already
-// sent, there is the token alone.
+// provided that at any time fewer than a majority of the nodes have a wrong clock, in whatever
+// way, and the clocks of the others are within the allowance of each other; that every client's
+// boot-time clock is right within the drift (chrony may slew by 8 %: then set it); that no
+// node's clock goes ahead and comes back unseen between two bids or renewals under one prefix;
+// and that restarted nodes are quarantined or durable. With package dlock, Done is closed
+// before another grant, while the process runs. After a stop, Err and Context know at the first
+// look at the clock; only the token protects against work before that look, and against packets
+// already sent.
 //
 // G2 order: any two leases ever granted on a key carry different tokens, and if one was
 // returned before another's acquire began, its token is smaller. No pause, delay, clock
@@ -183,13 +176,13 @@
 // sleep, and no node gives one that is more than 2 s behind its own clock, or from before the
 // end of its quarantine.
 //
-// G3 freshness: a successful renewal proves that no lease with a larger token had been
-// granted before it began, under G2's assumptions; and, where a node came back with an
-// older state of its data, if no key had ended early: what it brings back can be renewed.
+// G3 freshness: a successful renewal proves that no lease with a larger token had been granted
+// before it began, under G2's assumptions; and, if a node came back with older data, if no key
+// had ended early: a lock in the older data can be renewed.
 //
-// G4 cleanup: an abandoned attempt blocks others for at most the node timeout (five of them,
-// where this process is starved) and one release round trip where the node can be reached, and
-// never longer than TTL plus grace.
+// G4 cleanup: an abandoned attempt blocks others for at most the node timeout (five of them if
+// this process is starved) and one release round trip if the node can be reached, and never
+// longer than TTL plus grace.
 //
 // The package's tests check these in thousands of schedules of a simulation with
 // delays, losses, copies, pauses, clocks that step and keys that vanish, and check that
@@ -197,24 +190,23 @@
 //
 // # What is not promised
 //
-// A pause of the program past the deadline, and packets that have been sent, are covered
-// by the token alone. With restart_guard=off a node that comes back without its keys votes
-// at once, and can so give a second majority to a lock that is held.
+// Only the token protects against a pause of the program past the deadline, and against packets
+// that have been sent. With restart_guard=off a node that comes back without its keys votes at
+// once, and so can help a second client to a majority for a held lock.
 //
-// Order: the nodes serve processes that wait in the order in which they came, and a release
-// wakes the one that is next when a majority names it (on nodes that are of
-// drivers/goredis or drivers/valkeygo). But that is no guarantee: an outage, a split vote,
-// a message that is lost, and who asks at the right moment wins. There is no shared mode. Changing the nodes of
-// a running system is not covered: two clients with different lists are two systems.
-// And a lock makes nothing exactly-once: a holder can die half-way.
+// Order: the nodes serve waiting processes in the order of their arrival, and a release wakes
+// the next one, which a majority names (on nodes of drivers/goredis or drivers/valkeygo). This
+// is no guarantee: after an outage, a split vote or a lost message any process may be first.
+// There is no shared mode. Two clients with different lists of nodes do not exclude each other.
+// And a lock makes nothing exactly-once: a holder can die before it has finished.
 //
 // # Kleppmann's critique, point by point
 //
-// "How to do distributed locking" (Martin Kleppmann, 2016) says of Redlock that it has no
-// token, and that it trusts clocks, networks and processes to be timely. Here order needs
-// no timing (G2), and exclusion needs what G1 says and no more. Of the ways in which the
-// text breaks Redlock, each is a test on real servers, which shows the failure with what
-// protects taken out, and none with it.
+// "How to do distributed locking" (Martin Kleppmann, 2016) says that Redlock has no token, and
+// that it trusts clocks, networks and processes to be timely. Here order needs no timing (G2),
+// and exclusion needs only the assumptions of G1. For each way in which the text breaks Redlock
+// there is a test on real servers, which shows the failure without the protection, and none
+// with it.
 //
 //   - The paused client writes late: it looked at the clock, was stopped until its lease had
 //     ended and another had written, and writes. Protects: the token, at the store. Remains: a
@@ -222,12 +214,11 @@
 //     (TestKleppmannThePausedClientWritesLate)
 //   - The clock of node C jumps forward, so that the lock ends there, and C makes a second
 //     majority with D and E. Protects: a majority counts only if its clocks agree within
-//     Options.ClockAllowance, and who is left out for that is named in the vote with how far
-//     it is off. Remains: clocks of a majority that jump together. A clock that jumps
-//     there and back agrees again: the restart guard keeps the node out that saw its own
-//     clock ahead, and nothing does if nobody asked it in between.
-//     (TestKleppmannTheClockOfCJumps, TestAClockThatStepsMakesNoSecondHolder,
-//     TestAClockThatJumpsThereAndBack)
+//     Options.ClockAllowance; the vote names a node that is left out, and how far its clock is
+//     off. Remains: clocks of a majority that jump together. A clock that jumps there and back
+//     agrees again: the restart guard keeps out a node that saw its own clock ahead; a node
+//     that was not asked in between is not kept out. (TestKleppmannTheClockOfCJumps,
+//     TestAClockThatStepsMakesNoSecondHolder, TestAClockThatJumpsThereAndBack)
 //   - C crashes before it persisted, and comes back at once. Protects: the restart guard,
 //     without an operator. Remains: restart_guard=off, and what the section on the guard names.
 //     (TestKleppmannCCrashesBeforeItPersisted)
@@ -241,17 +232,17 @@
 //     late write to the store, which is again the first point.
 //     (TestKleppmannThePacketIsDelayedBeyondTheTTL)
 //
-// His advice stands: a lock that only saves work needs no majority, and one that
-// must never fail needs the token at the store. Where that cannot be, and timing
-// cannot be trusted as far as G1 does, use a consensus system.
+// His advice holds: a lock that only saves work needs no majority, and one that must never fail
+// needs the token at the store. If the store cannot check tokens, and timing cannot be trusted
+// as far as G1 does, use a consensus system.
 //
 // # Managed services
 //
-// A node of a quorum has to be one server that is independent of the others: not a
-// Cluster (the guard is refused there), and not five names of one service. What providers
-// restrict, by their public documentation, which changes ("no": refused; "yes": among what is
-// listed as working; "-": not among what is listed as refused; "?": not documented, or not
-// found). Nothing of this was tried on the services themselves:
+// A node of a quorum must be one server that is independent of the others: not a Cluster (the
+// guard is refused there), and not five names of one service. The table shows restrictions from
+// the providers' public documentation, which changes ("no": refused; "yes": listed as working;
+// "-": not listed as refused; "?": not documented, or not found). Nothing was tried on the
+// services themselves:
 //
 //	                        EVALSHA  pub/sub  INFO        CONFIG   eviction unless set
 //	ElastiCache             -        -        -           no       volatile-lru     a
@@ -275,9 +266,9 @@
 //     durable=true is believed.
 //   - a: while the restart guard is on, the node refuses until its policy is noeviction. The
 //     error names the policy.
-//   - b: where INFO is not to be had in scripts a restart cannot be told, and the guard
-//     refuses the node with an error that names INFO. With restart_guard=off it votes, and
-//     votes at once when it comes back without its memory.
+//   - b: without INFO in scripts a restart cannot be detected, and the guard refuses the node
+//     with an error that names INFO. With restart_guard=off it votes, also at once after it
+//     comes back without its memory.
 //   - c: scripts can be switched off, and nothing works without them.
 //   - d: the tiers Basic to Premium are documented with Redis 6.0, which is too old for any of
 //     this (6.2 is the least); Upstash speaks the protocol of 6.2, which is too old for the guard
@@ -285,15 +276,15 @@
 //   - e: a Cluster serves as a lone instance (topology=cluster), with tokens; as a node only
 //     with restart_guard=off.
 //   - pub/sub refused: waiters poll, and an event says so once.
-//   - Whatever else one of them refuses, CLIENT on Memorystore for Redis say, nodes that are
-//     opened by URL do not use for locks (TestLocksUseNoCommandThatServicesRefuse).
-//   - A service that replaces a failed primary behind one address: the guard notices the other
-//     process, and keeps it out; it cannot while the old one still serves.
+//   - Nodes opened by URL use none of the other refused commands (such as CLIENT on Memorystore
+//     for Redis) for locks (TestLocksUseNoCommandThatServicesRefuse).
+//   - A service that replaces a failed primary behind one address: the guard notices the new
+//     process and keeps it out, unless the old one still serves.
 //
 // # Errors
 //
 // Without a majority Acquire returns a *driver.QuorumError with each node's vote. It is
 // driver.ErrHeld only if one other owner has so many nodes that no majority is left, and
-// driver.ErrRefused only if refusals leave none. What a minority said shows in the
-// votes and in the message, and not in errors.Is.
+// driver.ErrRefused only if refusals leave none. The answers of a minority are in the votes and
+// in the message, and never match errors.Is.
 package redlock

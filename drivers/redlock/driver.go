@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -15,26 +16,19 @@ import (
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
-// MaxNodes is the greatest number of nodes. More would cost round trips and buy
-// nothing: nine outlive the loss of any four.
-const MaxNodes = 9
-
 // The defaults of Options.
 const (
 	DefaultGuard          = 30 * time.Second
 	DefaultClockAllowance = 100 * time.Millisecond
 	DefaultInFlight       = 256
-
-	// leastTimeout is the shortest default of Options.NodeTimeout.
-	leastTimeout = 50 * time.Millisecond
 )
 
 // Options of New. The zero value of every field is its default; nil stands for the
 // zero Options.
 type Options struct {
-	// NodeTimeout bounds one request to one node: acquire, renew and release, whatever
-	// the node's client has for itself. It must be small against the TTL; a request whose
-	// TTL is shorter is a *driver.InvalidError. Zero: a fiftieth of the TTL, at least 50 ms.
+	// NodeTimeout bounds one request to one node (acquire, renew or release), in addition to
+	// timeouts of the node's client. It must be small against the TTL; a request whose TTL is
+	// shorter is a *driver.InvalidError. Zero: a fiftieth of the TTL, at least 50 ms.
 	//
 	// The time counts while this process runs. A process that is starved of processor time, or
 	// stopped, waits for longer, up to five times as long. A context's deadline, the TTL and a
@@ -42,35 +36,35 @@ type Options struct {
 	// well, a process with 64 callers found no majority in time for 2 % of its tries with
 	// 50 ms, and for none with 400 ms: set a longer time where machines are that busy.
 	NodeTimeout time.Duration
-	// ClockAllowance is how far apart the clocks of sound nodes may be; under Guard. A lease
-	// survives nodes that are three times as far apart, and the nodes keep keys for eight and
-	// a half times longer than the TTL. Zero: 100 ms. The nodes remember that of the first
-	// client, and hold all others to it: see "Terms" in the package doc.
+	// ClockAllowance is how far apart the clocks of sound nodes may be. It must be less than
+	// Guard. A lease survives clocks that are three times as far apart. The nodes keep each key
+	// for its TTL and eight and a half times the allowance. Zero: 100 ms. The nodes remember
+	// the first client's value, and apply it to all others: see "Terms" in the package doc.
 	ClockAllowance time.Duration
-	// Guard is the restart guard: for so long a node that may have forgotten locks does not
-	// vote; and the longest TTL that is granted. Zero: DefaultGuard; negative: off, which
-	// leaves the nodes' own longest TTL. See "The restart guard" in the package doc, also
-	// for how to change it.
+	// Guard is the restart guard: how long a node that may have forgotten locks does not vote.
+	// It is also the longest TTL. Zero: DefaultGuard; negative: off, which leaves the nodes'
+	// own longest TTL. See "The restart guard" in the package doc, also for how to change it.
 	Guard time.Duration
-	// Bootstrap states that nodes without a memory are new, and not restarted: at the
-	// first contact they vote at once, if all nodes answer and none has a memory. Left on
-	// it voids the guard only where all nodes forget together.
+	// Bootstrap states that nodes without a memory are new, and not restarted: at the first
+	// contact they vote at once, if all nodes answer and none has a memory. If it stays set, it
+	// disables the guard only if all nodes lose their memory together.
 	Bootstrap bool
-	// StrictGuard takes nodes for new only where Bootstrap says so. Otherwise those are
-	// too that have been up for longer than the guard and were never used, if that is so of
-	// all of them.
+	// StrictGuard treats nodes as new only if Bootstrap is set. Without it, nodes also count as
+	// new if all of them have been running for longer than the guard and were never used.
 	StrictGuard bool
-	// DriftPercent is by how much clock rates may differ, in percent of a TTL; that is
-	// taken off every lease, and 2 ms. Zero: 1. Where chrony may slew by 8 %, set 8.
+	// DriftPercent is how much clock rates may differ, in percent of a TTL. Every lease ends
+	// earlier by this and 2 ms. Zero: 1. If chrony may slew by 8 %, set 8.
 	DriftPercent int
-	// InFlight bounds the requests that are under way to one node at a time, and so the
-	// goroutines behind it. Zero: 256.
+	// InFlight bounds the goroutines that wait for one node at a time, with one request each.
+	// Nodes over Redis and Valkey need none while they answer: they queue requests themselves.
+	// Zero: 256.
 	InFlight int
-	// Prefix is what the nodes put before every key, so that a key's length is checked
-	// before any I/O. It is added to nothing here.
+	// Prefix is the prefix that the nodes put before every key. The quorum only uses it to
+	// check a key's length before any I/O.
 	Prefix string
-	// Event is told of breakers and clocks. It may be nil; it may be called
-	// concurrently; it returns quickly.
+	// Event is called with events about breakers and clocks. It may be nil; it may be called
+	// concurrently. It must not block, nor call a method that waits for nodes: it runs on
+	// goroutines that read nodes' answers, which would be late for other locks.
 	Event func(driver.Notice)
 
 	_ struct{}
@@ -87,7 +81,7 @@ func (o *Options) complete() error {
 	case o.InFlight < 0:
 		return driver.Invalid("InFlight", "%d is negative", o.InFlight)
 	case o.Guard < 0 && (o.Bootstrap || o.StrictGuard):
-		return driver.Invalid("Guard", "is off, so that Bootstrap and StrictGuard have nothing to say")
+		return driver.Invalid("Guard", "is off, so Bootstrap and StrictGuard must not be set")
 	}
 	if o.ClockAllowance == 0 {
 		o.ClockAllowance = DefaultClockAllowance
@@ -115,11 +109,11 @@ func (o *Options) complete() error {
 //
 //	redlock:redis://a:6379,redis://b:6379,valkey://c:6379,node_timeout=50ms
 //
-// Between the commas stand the URLs of the nodes, of any registered driver with the
-// Node feature, and options; a comma inside a node's URL is written %2C. The options
-// are node_timeout, clock_allowance, restart_guard (a duration, or off), bootstrap and
-// strict_guard (true or false), drift_percent and in_flight: see Options. They are of all
-// nodes, as ttl and prefix are: behind a comma, and not in a node's URL.
+// Between the commas stand the URLs of the nodes, of any registered driver with the Node
+// feature, and options; a comma inside a node's URL is written %2C. The options are
+// node_timeout, clock_allowance, restart_guard (a duration, or off), bootstrap and strict_guard
+// (true or false), drift_percent and in_flight: see Options. They apply to all nodes, like ttl
+// and prefix, so they stand after a comma and not in a node's URL.
 type Driver struct{}
 
 var _ driver.Driver = Driver{}
@@ -154,8 +148,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	return b, nil
 }
 
-// parse splits a URL into those of the nodes and the options. No error of it quotes
-// a URL.
+// parse splits a URL into the nodes' URLs and the options. None of its errors quotes a URL.
 func parse(url string) ([]string, *Options, error) {
 	rest, ok := strings.CutPrefix(url, "redlock:")
 	if !ok {
@@ -170,7 +163,7 @@ func parse(url string) ([]string, *Options, error) {
 			return nil, nil, driver.Invalid("URL", "has an empty item between its commas")
 		case hasScheme(item):
 			if guards(item) {
-				return nil, nil, driver.Invalid(`parameter "restart_guard"`, "of node %d would do nothing: a quorum has one for all its nodes, behind a comma", len(urls)+1)
+				return nil, nil, driver.Invalid(`parameter "restart_guard"`, "of node %d would have no effect: set it once for the quorum, after a comma", len(urls)+1)
 			}
 			urls = append(urls, item)
 		case isOption:
@@ -195,7 +188,7 @@ func parse(url string) ([]string, *Options, error) {
 	return urls, o, params.Err()
 }
 
-// guards reports whether a node's URL sets a restart guard, which is that of a lone server.
+// guards reports whether a node's URL sets a restart guard, which only a lone server may have.
 func guards(url string) bool {
 	_, query, _ := strings.Cut(url, "?")
 	for pair := range strings.SplitSeq(query, "&") {
@@ -232,8 +225,8 @@ type Backend struct {
 	owns  bool // Close closes the nodes
 	count counters
 
-	duplicate atomic.Pointer[driver.RefusedError] // two nodes are one server; nil: none are
-	servers   sync.Mutex                          // one comparison of servers at a time
+	duplicate atomic.Pointer[driver.RefusedError] // two nodes are the same server; nil: none
+	servers   sync.Mutex                          // guards the comparison of servers
 
 	met     atomic.Bool   // whether the nodes are new is settled
 	blank   atomic.Int64  // when all nodes were last seen to remember nothing, by clock; zero: never
@@ -242,8 +235,8 @@ type Backend struct {
 	end    sync.Once
 	closed chan struct{}
 	mu     sync.Mutex     // between closed and calls
-	calls  sync.WaitGroup // calls under way, and what they leave to do
-	err    error          // of closing the nodes
+	calls  sync.WaitGroup // counts calls under way, and their work in the background
+	err    error          // the error of closing the nodes
 
 	waits  waits                             // who waits for which key
 	random func(time.Duration) time.Duration // below its argument
@@ -261,10 +254,10 @@ var (
 // New returns a quorum of nodes, 1 to MaxNodes of them, all with the Node feature and
 // no two alike. It does no I/O. Errors are *driver.InvalidError.
 //
-// All clients have to have the same nodes, in any order. The nodes stay the caller's,
-// who closes them after the quorum. (Those that Driver.Open opened are the quorum's.)
+// All clients have to have the same nodes, in any order. The caller still owns the nodes, and
+// closes them after the quorum. (The quorum itself closes nodes that Driver.Open opened.)
 //
-// An odd number is best: four nodes outlive the loss of one, as three do.
+// An odd number is best: four nodes survive the loss of one, just as three do.
 func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	b := &Backend{clock: boot.New(boot.Source{}), closed: make(chan struct{}), q: len(nodes)/2 + 1, random: rand.N[time.Duration], step: (*bid).step}
 	if o != nil {
@@ -294,7 +287,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	return b, nil
 }
 
-// leastTTL is the shortest TTL of which drift leaves most.
+// leastTTL is the shortest TTL of which more than half is left after the drift.
 func (b *Backend) leastTTL() time.Duration {
 	return max(driver.MinTTL, 4*time.Millisecond*100/time.Duration(100-b.opts.DriftPercent))
 }
@@ -324,11 +317,10 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 	return nil
 }
 
-// same reports whether two backends are one, also where their type cannot be compared.
+// same reports whether two backends are identical, also if their type cannot be compared.
 func same(a, b driver.Backend) bool { return reflect.ValueOf(a).Comparable() && a == b }
 
-// Info returns what the quorum can do. Its longest TTL is the nodes', and not over
-// the restart guard.
+// Info describes the quorum. Its longest TTL is that of the nodes, at most the restart guard.
 func (b *Backend) Info() driver.Info { return b.info }
 
 // String returns the addresses of the nodes.
@@ -343,9 +335,9 @@ func (b *Backend) String() string {
 // closeTimeout bounds how long Close waits for requests that a node does not end.
 const closeTimeout = 5 * time.Second
 
-// Close ends the quorum: calls under way return ErrClosed, and what was taken for them is
-// released. It waits for the requests that are under way, which the nodes' timeouts
-// bound, and closes the nodes if Driver.Open opened them. Leases that are held stay
+// Close ends the quorum: calls under way return ErrClosed, and their locks are released. It
+// waits for the requests under way, and for the second try of a release that fails at once; the
+// nodes' timeouts bound both. It closes the nodes if Driver.Open opened them. Held leases stay
 // until their TTL ends.
 func (b *Backend) Close() error {
 	b.end.Do(func() {
@@ -362,7 +354,7 @@ func (b *Backend) Close() error {
 			select {
 			case <-n.gone:
 			case <-t.C:
-				t.Reset(0) // the others have had their time as well
+				t.Reset(0) // one closeTimeout serves all nodes
 			}
 		}
 		if b.owns {
@@ -372,7 +364,7 @@ func (b *Backend) Close() error {
 	return b.err
 }
 
-// closeNodes closes the nodes, all at once: one that does not answer takes its time.
+// closeNodes closes all nodes concurrently, because a node that does not answer delays its Close.
 func (b *Backend) closeNodes() error {
 	errs := make([]error, len(b.nodes))
 	var all sync.WaitGroup
@@ -398,7 +390,7 @@ func (b *Backend) event(e driver.Notice) {
 	}
 }
 
-// checkTimeout refuses a TTL that is over before a node's time is.
+// checkTimeout refuses a TTL that is shorter than the node timeout.
 func (b *Backend) checkTimeout(ttl time.Duration) error {
 	if b.opts.NodeTimeout > ttl {
 		return driver.Invalid("NodeTimeout", "(node_timeout) %v is over the TTL of the request, %v: shorten it, or leave it out, which makes it a fiftieth of the TTL", b.opts.NodeTimeout, ttl)
@@ -412,4 +404,46 @@ func (b *Backend) timeout(ttl time.Duration) time.Duration {
 		return b.opts.NodeTimeout
 	}
 	return max(leastTimeout, ttl/50)
+}
+
+// Stats returns the counts. It does no I/O.
+func (b *Backend) Stats() Stats {
+	c := &b.count
+	s := Stats{
+		OneTrip: c.oneTrip.Load(), TwoTrips: c.twoTrips.Load(), Splits: c.splits.Load(), Failures: c.failures.Load(),
+		Renewals: c.renewals.Load(), Heals: c.heals.Load(), Losses: c.losses.Load(), Unreleased: c.unreleased.Load(), Trips: c.trips.Load(),
+	}
+	for _, n := range b.nodes {
+		if n.tripped.Load() {
+			s.Skipped = append(s.Skipped, n.name)
+		}
+		s.Workers += n.workers.Len()
+	}
+	return s
+}
+
+// begin counts a call, so that Close can wait for the call's work in the background.
+func (b *Backend) begin(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.isClosed() {
+		return driver.ErrClosed
+	}
+	b.calls.Add(1)
+	return nil
+}
+
+// sleep waits, and reports false if the backend was closed meanwhile.
+func (b *Backend) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-b.closed:
+		return false
+	}
 }

@@ -27,12 +27,12 @@ func ask(key string, ttl time.Duration) *driver.Request {
 	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: ttl}
 }
 
-// calm gives nodes time to answer on a busy machine, where a node that does not answer is
-// not what a test is about. (A cluster's nodes have it for each call as well.)
+// calm is a node timeout that suffices on a busy machine, for tests that are not about silent
+// nodes. A cluster's nodes use it as their call timeout too.
 const calm = "node_timeout=5s"
 
-// long skips a test that takes long where -short is given. The simulation, the rules of
-// terms.go, the conformance suite and one of each kind of trouble stay.
+// long skips a test that takes long if -short is given. -short keeps the simulation, the rules
+// of terms.go, the conformance suite and one test of each kind of fault.
 func long(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -40,7 +40,7 @@ func long(t testing.TB) {
 	}
 }
 
-// Of a hundred clients that try at the same time, one gets a free lock, every time.
+// If a hundred clients try to take a free lock at the same time, exactly one gets it.
 func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{3, 4, 5} {
@@ -55,14 +55,14 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 			case testing.Short():
 				rounds = 3
 			case redlock.Race:
-				rounds = 10
+				rounds = 3
 			}
 			for round := range rounds {
 				var won atomic.Int64
 				var all sync.WaitGroup
 				for i := range 100 {
 					all.Go(func() {
-						// On a machine that stands still a vote may stay split, which is no verdict.
+						// On a machine that stalls a vote may stay split, which proves nothing.
 						for end := time.Now().Add(30 * time.Second); ; {
 							_, err := backends[i%len(backends)].Acquire(context.Background(), ask(fmt.Sprint("free", round), time.Minute))
 							switch {
@@ -87,16 +87,16 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 	}
 }
 
-// A lease lives through the death of any minority, one node after the other, each of
-// which comes back without its keys and is healed.
+// A lease survives the death of any minority: one node after the other dies, comes back without
+// its keys, and gets the lease again.
 func TestALeaseOutlivesEveryNode(t *testing.T) {
 	long(t)
 	t.Parallel()
 	const ttl = time.Minute
 	c := start(t, 5, "redis", "valkey")
 	b := c.open(false, calm)
-	// The first bid of all proposes no token, so that one that is late may get a larger one. Such a
-	// node is not healed.
+	// The first bid proposes no token, so a late node may answer a larger token, and then
+	// cannot join the lease.
 	c.release(c.whenFree(b, "first", ttl))
 	l, err := b.Acquire(t.Context(), ask("held", ttl))
 	if err != nil {
@@ -127,7 +127,7 @@ func TestALeaseOutlivesEveryNode(t *testing.T) {
 	c.gone("held", 20*time.Second)
 }
 
-// release gives a lease back, once enough nodes confirm it.
+// release releases a lease, again and again until enough nodes confirm it.
 func (c *cluster) release(l driver.Lease) {
 	c.t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
@@ -155,7 +155,7 @@ func (c *cluster) whenFree(b *redlock.Backend, key string, ttl time.Duration) dr
 	}
 }
 
-// renew renews a lease, which has to succeed before its deadline.
+// renew renews a lease, and fails the test if no attempt succeeds before its deadline.
 func (c *cluster) renew(l driver.Lease, ttl time.Duration) {
 	c.t.Helper()
 	for {
@@ -169,7 +169,7 @@ func (c *cluster) renew(l driver.Lease, ttl time.Duration) {
 	}
 }
 
-// With a minority killed, stopped or black-holed, locks are taken and given back.
+// Locks are taken and released while a minority is killed, stopped or black-holed.
 func TestAMinorityMayFail(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -206,7 +206,8 @@ func TestAMinorityMayFail(t *testing.T) {
 	}
 }
 
-// What is under way to a node that never answers is bounded, and ends with Close.
+// The number of unanswered requests to a node that never answers is bounded, and they end with
+// Close.
 func TestABlackHoleCostsABoundedNumberOfGoroutines(t *testing.T) {
 	long(t)
 	for _, scheme := range []string{"redis", "valkey"} {
@@ -222,9 +223,9 @@ func (c *cluster) goroutinesAtABlackHole(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.proxies[2].BlackHole()
-	locks := int64(10000) // fewer are done before the black hole has timed out often enough
+	locks := int64(10000) // with fewer locks the black hole would time out too rarely
 	if redlock.Race {
-		locks = 3000 // which take as long
+		locks = 3000 // a release takes as long as an acquire
 	}
 	var next, most, failed atomic.Int64
 	var all sync.WaitGroup
@@ -274,8 +275,7 @@ func (c *cluster) goroutinesAtABlackHole(t *testing.T) {
 	}
 }
 
-// No key is left after the bound of G4, whatever way an attempt ends, with a node that
-// is slow.
+// However an attempt ends, with a slow node too, no key is left after the bound of G4.
 func TestNoOrphans(t *testing.T) {
 	t.Parallel()
 	c := start(t, 5, "redis", "valkey")
@@ -328,7 +328,7 @@ func TestNoOrphans(t *testing.T) {
 	}
 }
 
-// The Done of a holder that is cut off fires before anybody else has the lock.
+// If a holder is cut off, its Done channel closes before another owner has the lock.
 func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 	t.Parallel()
 	c := start(t, 3, "redis")
@@ -341,7 +341,7 @@ func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = cut.Close() }() // its servers are away
+	defer func() { _ = cut.Close() }() // its servers cannot be reached
 	other, err := dlock.OpenURL(c.url(false), dlock.WithTTL(ttl))
 	if err != nil {
 		t.Fatal(err)
@@ -367,9 +367,9 @@ func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 			select {
 			case <-holders[i].Done():
 			default:
-				t.Errorf("trial %d: granted to another, and the holder does not know", i)
+				t.Errorf("trial %d: granted to another owner while the holder's Done is open", i)
 			}
-			_ = l.Unlock() // its lease is short, too
+			_ = l.Unlock() // if it fails, its short lease ends
 		})
 	}
 	all.Wait()
@@ -380,8 +380,7 @@ func TestAPartitionedHolderKnowsFirst(t *testing.T) {
 	}
 }
 
-// An adversary who deletes locks at random breaks exclusion, and never the tokens'
-// order.
+// Deleting locks at random breaks exclusion, but never the order of the tokens.
 func TestTokensOutliveAnAdversary(t *testing.T) {
 	long(t)
 	c := start(t, 3, "redis")
@@ -391,13 +390,14 @@ func TestTokensOutliveAnAdversary(t *testing.T) {
 		t.Logf("%d grants", grants)
 	}
 	if grants, problem := c.attack(2*time.Minute, redlock.NoWriteBack); problem == nil {
-		t.Errorf("without the write-back of tokens nothing happened in %d grants", grants)
+		t.Errorf("without the write-back of tokens, no grant out of %d broke a rule", grants)
 	} else {
 		t.Logf("without the write-back: %v, after %d grants", problem, grants)
 	}
 }
 
-// attack lets ten clients lock while keys are deleted, until a token is out of order.
+// attack lets ten clients lock while keys are deleted, until a token is out of order or the
+// time is over.
 func (c *cluster) attack(d time.Duration, m redlock.Mutation) (int, error) {
 	ctx, stop := context.WithTimeout(c.t.Context(), d)
 	defer stop()
@@ -439,7 +439,7 @@ func (c *cluster) attack(d time.Duration, m redlock.Mutation) (int, error) {
 				seen[t] = true
 				largest = max(largest, t)
 				mu.Unlock()
-				_ = l.Release(ctx) // it was deleted, more often than not
+				_ = l.Release(ctx) // the lock has usually been deleted
 			}
 		})
 	}

@@ -16,9 +16,9 @@ import (
 // checkTimeout bounds Check, which takes some dozens of round trips to each node.
 const checkTimeout = 20 * time.Second
 
-// Check gathers what the nodes find in themselves, and adds what only the whole shows: nodes
-// that do not answer, that are one server or on one host, clocks, versions and terms that
-// disagree, a number that outlives little. A majority has to answer.
+// Check returns the nodes' own findings, and adds findings about the quorum: nodes that do not
+// answer, nodes that are the same server or on one host, clocks, versions and terms that
+// differ, and a number of nodes that survives few losses. A majority must answer.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}
 	for i, n := range b.nodes {
 		if errs[i] != nil {
-			e.add(driver.Diagnostic{Code: "node-unreachable", Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + n.nameless(errs[i]), Remedy: "bring it back; the quorum lives without it, but has less to lose"})
+			e.add(driver.Diagnostic{Code: "node-unreachable", Severity: driver.SeverityWarning, Node: n.name, Summary: "does not answer: " + n.nameless(errs[i]), Remedy: "start it again; the quorum works without it, but survives fewer further losses"})
 		}
 		for j := range e.nodes[i] {
 			e.nodes[i][j].Node = n.name
@@ -59,7 +59,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	return all, nil
 }
 
-// An examination is that of the whole, after the nodes'.
+// An examination collects findings about the quorum, after the nodes' own findings.
 type examination struct {
 	b     *Backend
 	nodes [][]driver.Diagnostic // of each node
@@ -68,7 +68,7 @@ type examination struct {
 
 func (e *examination) add(d driver.Diagnostic) { e.found = append(e.found, d) }
 
-// measured returns what was measured under a code on a node.
+// measured returns the measured value of a node's finding with this code.
 func (e *examination) measured(node int, code string) string {
 	for _, d := range e.nodes[node] {
 		if d.Code == code {
@@ -83,17 +83,17 @@ func (e *examination) number() {
 	d := driver.Diagnostic{Code: "quorum-size", Severity: driver.SeverityWarning, Measured: fmt.Sprint(n), Remedy: "use an odd number of nodes, three at least (dlock bootstrap --nodes changes it)"}
 	switch {
 	case n < 3:
-		d.Summary = fmt.Sprintf("a quorum of %d outlives the loss of no node", n)
+		d.Summary = fmt.Sprintf("a quorum of %d does not survive the loss of a node", n)
 	case n%2 == 0:
-		d.Summary = fmt.Sprintf("%d nodes outlive the loss of %d, as %d do", n, n-q, n-1)
+		d.Summary = fmt.Sprintf("%d nodes survive the loss of %d, as %d do", n, n-q, n-1)
 	default:
 		d.Severity, d.Remedy = driver.SeverityNote, ""
-		d.Summary = fmt.Sprintf("%d nodes outlive the loss of %d", n, n-q)
+		d.Summary = fmt.Sprintf("%d nodes survive the loss of %d", n, n-q)
 	}
 	e.add(d)
 }
 
-// servers finds nodes that are one process.
+// servers finds nodes that are the same server process.
 func (e *examination) servers() {
 	if dup := e.b.duplicate.Load(); dup != nil {
 		e.add(driver.Diagnostic{Code: "same-server", Severity: driver.SeverityUnsafe, Summary: dup.Reason, Remedy: "list every server once"})
@@ -116,7 +116,7 @@ func (e *examination) servers() {
 	}
 }
 
-// hosts finds nodes that go down together.
+// hosts finds nodes on the same host.
 func (e *examination) hosts() {
 	on := map[string][]string{}
 	for _, n := range e.b.nodes {
@@ -134,13 +134,13 @@ func (e *examination) hosts() {
 	}
 	for host, nodes := range on {
 		if len(nodes) > 1 {
-			e.add(driver.Diagnostic{Code: "same-host", Severity: driver.SeverityWarning, Measured: host, Summary: "nodes are on one host, and go down with it: " + strings.Join(nodes, ", "), Remedy: "put every node on a host of its own"})
+			e.add(driver.Diagnostic{Code: "same-host", Severity: driver.SeverityWarning, Measured: host, Summary: "several nodes are on one host, and fail together: " + strings.Join(nodes, ", "), Remedy: "put every node on a host of its own"})
 		}
 	}
 }
 
-// clocks compares the nodes' clocks with each other: what is wrong with ours is the same in
-// all offsets.
+// clocks compares the nodes' clocks with each other: an error of the client's clock is the same
+// in all offsets.
 func (e *examination) clocks() {
 	type offset struct {
 		node      int
@@ -163,11 +163,9 @@ func (e *examination) clocks() {
 }
 
 func (e *examination) versions() {
-	seen := map[string]bool{}
 	var all []string
 	for i := range e.b.nodes {
-		if v := e.measured(i, "version"); v != "" && !seen[v] {
-			seen[v] = true
+		if v := e.measured(i, "version"); v != "" && !slices.Contains(all, v) {
 			all = append(all, v)
 		}
 	}
@@ -176,7 +174,7 @@ func (e *examination) versions() {
 	}
 }
 
-// trips compares round trips with the timeout that a node has for one request.
+// trips compares round trips with the node timeout.
 func (e *examination) trips() {
 	least := e.b.timeout(e.b.info.MinTTL)
 	for i, n := range e.b.nodes {
@@ -184,14 +182,14 @@ func (e *examination) trips() {
 		if err == nil && trip > least/2 {
 			e.add(driver.Diagnostic{
 				Code: "round-trip-slow", Severity: driver.SeverityWarning, Node: n.name, Measured: trip.String(),
-				Summary: fmt.Sprintf("a round trip takes %v, and the node's timeout is %v: it will often be left out", trip, least),
-				Remedy:  fmt.Sprintf("set node_timeout=%v or longer, or bring the node nearer", (4 * trip).Round(10*time.Millisecond)),
+				Summary: fmt.Sprintf("a round trip takes %v, and the node timeout is %v: its vote will often come too late", trip, least),
+				Remedy:  fmt.Sprintf("set node_timeout=%v or longer, or move the node nearer", (4 * trip).Round(10*time.Millisecond)),
 			})
 		}
 	}
 }
 
-// terms compares what the nodes hold their clients to with each other and with the options.
+// terms compares the nodes' terms with each other and with the options.
 func (e *examination) terms(ctx context.Context) {
 	r, err := e.b.Bootstrap(ctx, &driver.Bootstrap{DryRun: true})
 	if r == nil || err != nil && r.Nodes == nil {
@@ -204,8 +202,8 @@ func (e *examination) terms(ctx context.Context) {
 		}
 		d := driver.Diagnostic{
 			Code: "terms-differ", Severity: driver.SeverityWarning, Node: n.Node, Measured: shown(n.Report.Terms),
-			Summary: "it holds clients to " + shown(n.Report.Terms) + ", and this URL says " + own,
-			Remedy:  "give all clients one URL, or bring the nodes to this one", Command: "dlock bootstrap --terms",
+			Summary: "its terms are " + shown(n.Report.Terms) + ", and this URL says " + own,
+			Remedy:  "give all clients the same URL, or change the nodes' terms to this URL", Command: "dlock bootstrap --terms",
 		}
 		if n.Report.Terms.N != e.b.terms.N {
 			d.Command = "dlock bootstrap --nodes"
@@ -218,14 +216,14 @@ func shown(t *driver.Terms) string {
 	return fmt.Sprintf("%d nodes, restart_guard=%v, clock_allowance=%v, drift_percent=%d", t.N, t.Guard, t.Allowance, t.Drift)
 }
 
-// health says what was seen of the nodes while locks were taken.
+// health returns findings about the nodes from the locks taken so far.
 func (e *examination) health() {
 	for _, n := range e.b.nodes {
 		if n.skewed.Load() {
 			e.add(driver.Diagnostic{Code: "clock-apart", Severity: driver.SeverityUnsafe, Node: n.name, Summary: fmt.Sprintf("its clock disagrees with the others' by more than %v, and it does not count", e.b.opts.ClockAllowance), Remedy: "run NTP on it"})
 		}
 		if n.tripped.Load() {
-			e.add(driver.Diagnostic{Code: "node-skipped", Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "look at the server and the network to it"})
+			e.add(driver.Diagnostic{Code: "node-skipped", Severity: driver.SeverityWarning, Node: n.name, Summary: "keeps timing out and is skipped", Remedy: "check the server and the network to it"})
 		}
 	}
 }

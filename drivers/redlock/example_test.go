@@ -12,8 +12,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/redlock"
 )
 
-// store is what a lock protects. It keeps the largest token that it has seen, and
-// refuses what comes with a smaller one: somebody else has had the lock since.
+// store is a store that a lock protects. It keeps the largest token that it has seen, and
+// refuses writes with a smaller one, because another owner has had the lock since.
 type store struct {
 	mu    sync.Mutex
 	fence uint64
@@ -32,8 +32,8 @@ func (s *store) write(value string, fence uint64) error {
 	return nil
 }
 
-// A client that pauses for longer than its lease writes too late. The store refuses it
-// by its token.
+// A client that pauses for longer than its lease writes too late. The store refuses the write
+// because of its token.
 func Example_fencing() {
 	nodes := []*memory.Backend{memory.New(), memory.New(), memory.New()}
 	slow, fast := client(nodes), client(nodes)
@@ -64,8 +64,7 @@ func Example_fencing() {
 	// the store has: fast
 }
 
-// client returns a client with a quorum of its own on the nodes, as another process
-// would have it.
+// client returns a client with its own quorum on the nodes, like another process.
 func client(nodes []*memory.Backend) *dlock.Client {
 	var peers []driver.Backend
 	for _, n := range nodes {
@@ -84,6 +83,6 @@ func client(nodes []*memory.Backend) *dlock.Client {
 
 func closeAll(clients ...*dlock.Client) {
 	for _, c := range clients {
-		_ = c.Close() // its leases were taken away
+		_ = c.Close() // its leases are lost already
 	}
 }

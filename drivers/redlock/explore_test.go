@@ -12,62 +12,62 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// The machine of bid.go, in every order of events: two or three bids for one key, three nodes,
-// and a network. States are merged. A scenario bounds how often what may happen; within that
-// nothing is left out but splits of a second round.
+// This file runs the code of bid.go in every order of events: two or three bids for one key,
+// three nodes, and a network. Equal states are merged. A scenario bounds how often each kind of
+// event may happen. Within these bounds it leaves out only second rounds that split again.
 
-var exploreLong = flag.Bool("redlock.explore", false, "explore the long scenarios as well: minutes, and gigabytes of memory")
+var exploreLong = flag.Bool("redlock.explore", false, "explore more states of each scenario: minutes, and gigabytes of memory")
 
 const (
 	exNodes  = 3
-	exBids   = 2
+	exBids   = 3
 	exStrays = 4
 	exTick   = time.Second
 	exTTL    = 4 * exTick
-	exAllow  = 230 * time.Millisecond // makes the grace about two ticks
+	exAllow  = 230 * time.Millisecond // the grace is then about two ticks
 )
 
-// scenario bounds what happens.
+// scenario bounds the events.
 type scenario struct {
 	name     string
 	bids     int
-	renewals int // of each lease
+	renewals int // renewals of each lease
 	counters [exNodes]uint64
 	proposal [exBids]uint64
 	faults   faults
-	ticks    int  // how much time passes; zero: none, and so a caller's time may be over at any moment
+	ticks    int  // how much time passes; zero: none, so a caller's time may end at any moment
 	patience int  // the node timeout, in ticks; zero: one
-	rounds   int  // of a split vote
-	after    bool // a bid begins when the one before it holds the lock
+	rounds   int  // most rounds of a split vote
+	after    bool // a bid begins only when the one before it has had its result
 	keeps    bool // a holder does not release
-	prompt   bool // no time passes while messages are on their way
+	prompt   bool // no time passes while a message is in transit
 }
 
-// faults is what may still go wrong, and how often.
+// faults says how often each fault may still happen.
 type faults struct {
 	expire  int8 // a key ends early
 	lose    int8 // a message is lost
 	again   int8 // a request arrives twice
 	slow    int8 // a call ends without an answer
-	hurry   int8 // a caller's time is over early
+	hurry   int8 // a caller's time ends early
 	forget  int8 // a node restarts without its memory
-	restart int8 // a node restarts with it: what is under way to it is lost
-	step    int8 // the clock of the last node is set, and stays
-	reserve int8 // a release keeps the key for a bid that waits
-	waits   int8 // so many bids wait in line
+	restart int8 // a node restarts with its memory: messages in transit to it are lost
+	step    int8 // the clock of the last node is set, and stays wrong
+	reserve int8 // a release reserves the key for a bid that waits
+	waits   int8 // this many bids wait in the queue
 }
 
-// exNode is a node. It is what the scripts do, and nothing else.
+// exNode is a node: it has only the state that the scripts use.
 type exNode struct {
-	bid, attempt   int8 // the owner; zero: it is free
-	kept           int8 // it is kept for this bid
+	bid, attempt   int8 // the owner; zero: the key is free
+	kept           int8 // the bid for which the key is reserved
 	mute           bool // in quarantine
 	fence, counter uint64
 	until          time.Duration // by its clock
 	offset         time.Duration
 }
 
-// exPacket is a request on its way, or its answer.
+// exPacket is a request in transit, or its answer.
 type exPacket struct {
 	state        exState
 	call         call
@@ -88,7 +88,7 @@ const (
 	exSilent // lost
 )
 
-// exStray is a request that nobody waits for any longer, or its undoing.
+// exStray is a request whose answer no bid awaits any more, or the release that undoes it.
 type exStray struct {
 	bid, node int8
 	packet    exPacket
@@ -96,10 +96,10 @@ type exStray struct {
 
 type exBid struct {
 	status   exStatus
-	told     set  // nodes that said that somebody else has them
-	waits    bool // in line
+	told     set  // nodes that answered that another bid has the key
+	waits    bool // in the queue
 	renewals int8
-	before   uint64 // the largest token when the call began
+	before   uint64 // the largest returned token when the call began
 	attempts [exNodes]int8
 	fences   [exNodes]uint64
 	bid      bid
@@ -112,7 +112,7 @@ const (
 	exBidding
 	exHolds
 	exRenews
-	exLost // and not released yet
+	exLost // not released yet
 	exDone
 )
 
@@ -125,10 +125,10 @@ type exWorld struct {
 	returned uint64
 	grants   [exBids]uint64
 	bids     [exBids]exBid
-	last     verdict // that was just returned: for the chart alone, and no part of the state (which ends with the bids)
+	last     verdict // the latest verdict, for the chart only; not part of the state, which ends with bids
 }
 
-// move is one thing that happens.
+// move is one event.
 type move struct {
 	kind exMove
 	bid  int8
@@ -185,7 +185,7 @@ func (x *explorer) start() exWorld {
 
 func (x *explorer) timeout() time.Duration { return time.Duration(max(x.s.patience, 1)) * exTick }
 
-// moves lists what may happen now.
+// moves lists the events that may happen next.
 func (x *explorer) moves(w *exWorld, buf []move) []move {
 	out := buf[:0]
 	add := func(k exMove, b, n int) { out = append(out, move{k, int8(b), int8(n)}) }
@@ -195,7 +195,7 @@ func (x *explorer) moves(w *exWorld, buf []move) []move {
 		c := &w.bids[k]
 		switch c.status {
 		case exIdle:
-			if k == 0 || w.bids[k-1].status != exIdle && (!x.s.after || w.bids[k-1].status > exBidding) { // they are alike
+			if k == 0 || w.bids[k-1].status != exIdle && (!x.s.after || w.bids[k-1].status > exBidding) { // bids are alike, so they begin in order
 				add(mBegin, k, 0)
 			}
 		case exBidding, exRenews:
@@ -275,7 +275,7 @@ func (x *explorer) moves(w *exWorld, buf []move) []move {
 	return out
 }
 
-// quiet reports whether every lease is over that a node may have forgotten.
+// quiet reports whether every lease that a node may have forgotten has ended.
 func (x *explorer) quiet(w *exWorld) bool {
 	for k := range x.s.bids {
 		if s := w.bids[k].status; s != exIdle && s != exDone {
@@ -309,8 +309,8 @@ func (x *explorer) room(w *exWorld) bool {
 	return n >= 2
 }
 
-// free reports whether a stray may arrive: the second undoing of an attempt comes when nothing
-// of it can arrive any longer.
+// free reports whether a stray may arrive. The second undoing of an attempt arrives only after
+// all its requests.
 func (x *explorer) free(w *exWorld, j int) bool {
 	s := &w.strays[j]
 	if s.packet.call != release {
@@ -325,7 +325,7 @@ func (x *explorer) free(w *exWorld, j int) bool {
 	return true
 }
 
-// cut reports whether a state is where a scenario ends.
+// cut reports whether the scenario ends in this state.
 func (x *explorer) cut(w *exWorld) bool {
 	for k := range x.s.bids {
 		if w.bids[k].bid.round > x.s.rounds {
@@ -403,7 +403,7 @@ func (x *explorer) apply(w *exWorld, m move) {
 		x.cutOff(w, i)
 	case mSpeak:
 		w.nodes[i].mute = false
-		w.nodes[i].counter = x.till(w) // it votes from the end of its quarantine, and with tokens above
+		w.nodes[i].counter = x.till(w) // after its quarantine it votes again, with larger tokens
 	case mTick:
 		w.now += boot.Instant(exTick)
 		for j := range w.nodes {
@@ -428,7 +428,7 @@ func (x *explorer) till(w *exWorld) uint64 {
 	return most
 }
 
-// end ends a key whose time is over.
+// end frees a key whose TTL has passed.
 func (x *explorer) end(w *exWorld, i int) {
 	n := &w.nodes[i]
 	if n.bid != 0 && n.until <= time.Duration(w.now)+n.offset {
@@ -436,7 +436,7 @@ func (x *explorer) end(w *exWorld, i int) {
 	}
 }
 
-// cutOff loses what is under way to a node.
+// cutOff loses all messages between the bids and a node.
 func (x *explorer) cutOff(w *exWorld, i int) {
 	for k := range x.s.bids {
 		if p := &w.wires[k][i]; p.state == exGoing || p.state == exComing {
@@ -445,7 +445,7 @@ func (x *explorer) cutOff(w *exWorld, i int) {
 	}
 }
 
-// pack keeps the strays in front, so that states merge.
+// pack moves the strays to the front, so that equal states merge.
 func (x *explorer) pack(w *exWorld) {
 	j := 0
 	for i := range w.strays {
@@ -469,8 +469,8 @@ func (x *explorer) stray(w *exWorld, k, i int, p exPacket) {
 	}
 }
 
-// silence ends a call without an answer. What is under way of an attempt may still arrive, and
-// is undone by the node's driver (rule 2 of the contract).
+// silence ends a call without an answer. Its request may still arrive, and the node's driver
+// undoes it (rule 2 of the contract).
 func (x *explorer) silence(w *exWorld, k, i int) {
 	p := w.wires[k][i]
 	w.wires[k][i] = exPacket{}
@@ -511,7 +511,7 @@ func (x *explorer) answered(w *exWorld, k, i int) {
 	x.feed(w, k, e)
 }
 
-// arrive is what a node does with a request. The packet becomes its answer.
+// arrive lets a node handle a request. The packet becomes the answer.
 func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
 	n := &w.nodes[i]
 	me, now := int8(k+1), time.Duration(w.now)+n.offset
@@ -548,7 +548,7 @@ func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
 		n.counter = max(n.counter, n.fence)
 		n.until = now + exTTL + x.grace
 		p.answer, p.fence = granted, n.fence
-	case raise, lift, renew:
+	case raise, raiseLate, renew:
 		if !mine || n.fence != p.fence {
 			p.answer = gone
 			return
@@ -569,7 +569,7 @@ func (x *explorer) arrive(w *exWorld, k, i int, p *exPacket) {
 	}
 }
 
-// feed gives a bid an event, does what it asks for, and judges its verdict.
+// feed gives a bid an event, makes the calls that it asks for, and checks its verdict.
 func (x *explorer) feed(w *exWorld, k int, e event) {
 	c := &w.bids[k]
 	e.now, e.until = w.now, 1<<60
@@ -600,7 +600,7 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 	}
 	x.judge(w, k, &out)
 	w.last = out.verdict
-	if c.status == exDone || c.status == exHolds { // what no longer matters must not keep states apart
+	if c.status == exDone || c.status == exHolds { // clears fields without further effect, so that states merge
 		x.forget(w, k)
 	}
 }
@@ -620,7 +620,7 @@ func (x *explorer) forget(w *exWorld, k int) {
 	}
 }
 
-// judge holds a verdict against the promises.
+// judge checks a verdict against the promises.
 func (x *explorer) judge(w *exWorld, k int, out *actions) {
 	c := &w.bids[k]
 	mine := 0
@@ -653,12 +653,12 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 		x.exclusive(w, k)
 	case lost, lostNow:
 		if c.status == exRenews && mine >= c.bid.q && x.s.ticks == 0 {
-			x.fail("honesty: a lease is said to be lost that %d nodes carry", mine)
+			x.fail("honesty: reported as lost, but %d nodes carry the lease", mine)
 		}
 		c.status = exLost
 	case heldBy:
 		if c.told.len() < c.bid.n-c.bid.q+1 {
-			x.fail("honesty: the lock is said to be held, and %d nodes said so", c.told.len())
+			x.fail("honesty: reported as held, but only %d nodes said so", c.told.len())
 		}
 		c.status = exDone
 	case overdue, unconfirmed, interrupted:
@@ -672,7 +672,7 @@ func (x *explorer) judge(w *exWorld, k int, out *actions) {
 	}
 }
 
-// exclusive checks G1: without time, where no key ends early, and with it otherwise.
+// exclusive checks G1. A scenario without time can check it only if no key ends early.
 func (x *explorer) exclusive(w *exWorld, k int) {
 	c := &w.bids[k]
 	timed := x.s.ticks > 0
@@ -693,7 +693,7 @@ func (x *explorer) exclusive(w *exWorld, k int) {
 	}
 }
 
-// clean checks G4, in a state where nothing can happen any longer.
+// clean checks G4, in a state in which no further event is possible.
 func (x *explorer) clean(w *exWorld) {
 	if x.s.faults.lose > 0 || x.s.faults.restart > 0 || x.s.faults.slow > 0 || x.s.faults.again > 0 || x.s.ticks > 0 || x.cut(w) {
 		return
@@ -721,7 +721,7 @@ type found struct {
 	cut                  bool // the bound on states was reached
 }
 
-// explore visits every state, nearest first.
+// explore visits all states, in order of their distance from the start.
 func explore(s scenario, step machine, most int) found {
 	x := &explorer{s: s, step: step}
 	began := time.Now()
@@ -788,7 +788,7 @@ func explore(s scenario, step machine, most int) found {
 	return end(0)
 }
 
-// rebuild turns a path of numbers of moves, the last first, into the moves.
+// rebuild turns a path, given as the moves' numbers from last to first, into moves.
 func (x *explorer) rebuild(w exWorld, back []move) []move {
 	var path []move
 	for i := len(back) - 1; i >= 0; i-- {
@@ -802,17 +802,19 @@ func (x *explorer) rebuild(w exWorld, back []move) []move {
 	return path
 }
 
-// memory calls f for the memory of what a state consists of: the parts of nodes that there are
-// not are left out.
+// memory calls f with the memory of a state, without the parts of bids and nodes that the
+// scenario does not have.
 func (x *explorer) memory(w *exWorld, f func([]byte)) {
 	raw := func(p unsafe.Pointer, n uintptr) { f(unsafe.Slice((*byte)(p), n)) }
-	raw(unsafe.Pointer(w), unsafe.Offsetof(w.bids))
+	raw(unsafe.Pointer(w), unsafe.Offsetof(w.wires))
+	raw(unsafe.Pointer(&w.wires), uintptr(x.s.bids)*unsafe.Sizeof(w.wires[0]))
+	raw(unsafe.Pointer(&w.strays), unsafe.Offsetof(w.bids)-unsafe.Offsetof(w.strays))
 	for k := range x.s.bids {
 		raw(unsafe.Pointer(&w.bids[k]), unsafe.Offsetof(exBid{}.bid)+unsafe.Offsetof(bid{}.parts)+exNodes*unsafe.Sizeof(part{}))
 	}
 }
 
-// store appends a state to a list, and load takes it from there.
+// store appends a state to a list, and load reads it from there.
 func (x *explorer) store(list []byte, w *exWorld) []byte {
 	x.memory(w, func(b []byte) { list = append(list, b...) })
 	return list
@@ -827,7 +829,7 @@ func (x *explorer) size() (n int) {
 	return n
 }
 
-// chart draws a path as a sequence of messages between bids and nodes.
+// chart shows a path as a sequence of messages between bids and nodes.
 func chart(s scenario, step machine, path []move) string {
 	x := &explorer{s: s, step: step}
 	w := x.start()
@@ -908,12 +910,12 @@ var (
 	exMoves    = [...]string{"begins", "looks", "its time is over", "renews", "releases", "", "", "the request is lost", "the answer is lost", "arrives twice", "no answer in time", "", "a late request is dropped", "its key ends early", "restarts without its memory", "restarts with its memory", "its quarantine ends", "time passes", "its clock is set"}
 )
 
-// What is explored in every run. (A restart without memory stands for the whole of the restart
-// guard: the node is mute until all that it may have forgotten is over.)
+// Every run explores these scenarios. (A restart without memory stands for the whole restart
+// guard: the node is mute until all leases that it may have forgotten have ended.)
 var (
-	alike   = [exBids]uint64{10, 10}
-	differ  = [exNodes]uint64{11, 10, 12}
-	twoBids = []scenario{
+	alike     = [exBids]uint64{10, 10, 10}
+	differ    = [exNodes]uint64{11, 10, 12}
+	scenarios = []scenario{
 		{name: "two bids", bids: 2, rounds: 1, proposal: alike},
 		{name: "counters differ", bids: 2, counters: differ, proposal: alike},
 		{name: "a renewal", bids: 2, proposal: alike, renewals: 1},
@@ -925,6 +927,11 @@ var (
 		{name: "a node forgets", bids: 2, counters: differ, proposal: alike, renewals: 1, faults: faults{forget: 1}},
 		{name: "a node restarts", bids: 2, proposal: alike, faults: faults{restart: 1}},
 		{name: "a bid waits in line", bids: 2, proposal: alike, faults: faults{reserve: 1, waits: 1}},
+		{name: "three bids", bids: 3, counters: differ, proposal: alike, keeps: true},
+		{name: "three bids in turn, and a key ends early", bids: 3, proposal: alike, after: true, keeps: true, faults: faults{expire: 1}},
+		{name: "three bids in turn, and a node forgets", bids: 3, counters: differ, proposal: alike, after: true, keeps: true, faults: faults{forget: 1}},
+		{name: "three bids in turn, and a node is slow", bids: 3, counters: differ, proposal: alike, after: true, keeps: true, faults: faults{slow: 1}},
+		{name: "three bids, releases and a renewal", bids: 3, counters: differ, proposal: alike, renewals: 1},
 		{name: "time passes", bids: 2, ticks: 7, prompt: true, keeps: true},
 		{name: "a clock is set", bids: 2, ticks: 7, after: true, prompt: true, keeps: true, faults: faults{step: 1, lose: 1}},
 		{name: "time passes, and messages take time", bids: 2, ticks: 5, patience: 4},
@@ -932,25 +939,27 @@ var (
 	}
 )
 
-// bounded is how many states of a scenario a run visits: those that are nearest.
-func bounded() int {
+// bounded is how many states of a scenario a run visits, the nearest first.
+func (s *scenario) bounded() int {
 	switch {
+	case *exploreLong && s.bids > 2: // these take ten gigabytes of memory
+		return 2500000
 	case *exploreLong:
 		return 20000000
 	case Race:
 		return 1000
 	case testing.Short():
-		return 10000
+		return 3000
 	}
 	return 65000
 }
 
 // In every order of events the machine keeps its promises: order and freshness of tokens (G2,
-// G3), exclusion (G1), clean-up (G4), and verdicts that are true.
+// G3), exclusion (G1), clean-up (G4), and true verdicts.
 func TestEveryOrderOfEvents(t *testing.T) {
-	for _, s := range twoBids {
+	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
-			f := explore(s, (*bid).step, bounded())
+			f := explore(s, (*bid).step, s.bounded())
 			t.Logf("%d states (all: %v), %d moves, depth %d, %v", f.states, !f.cut, f.edges, f.depth, f.took.Round(time.Millisecond))
 			if f.problem != "" {
 				t.Errorf("%s\n%s", f.problem, chart(s, (*bid).step, f.path))
@@ -959,10 +968,10 @@ func TestEveryOrderOfEvents(t *testing.T) {
 	}
 }
 
-// Each rule of the machine, taken out, breaks a promise in some order of events; the shortest is
-// printed.
+// If any rule of the machine is taken out, a promise breaks in some order of events. The test
+// prints the shortest.
 func TestEveryRuleIsNeeded(t *testing.T) {
-	const far = true // its counter-example is long
+	const far = true // because its counterexample is long
 	late := scenario{bids: 2, keeps: true, counters: differ, proposal: alike, renewals: 1, faults: faults{expire: 2}}
 	soon := late
 	soon.after, soon.renewals = true, 0

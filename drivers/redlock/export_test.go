@@ -2,8 +2,8 @@ package redlock
 
 import "time"
 
-// Mutation and its values let the tests on real servers take the write-back, the final
-// look at the clock and the agreement of the nodes' clocks out.
+// With Mutation and its values, tests on real servers can take out the write-back, the final
+// look at the clock, or the agreement of the nodes' clocks.
 type Mutation = mutation
 
 const (
@@ -12,11 +12,11 @@ const (
 	NoClockCheck = noClockCheck
 )
 
-// Sabotage takes parts of the algorithm out.
+// Sabotage takes these parts out of the algorithm.
 func Sabotage(b *Backend, m Mutation) { mutate(b, m) }
 
-// Stall makes f run between a bid's last answer and its last act, the look at the clock.
+// Stall makes f run between a bid's last answer and its last step, the look at the clock.
 func Stall(b *Backend, f func()) { stall(b, f) }
 
-// Grace is how much longer than the TTL a node keeps a key, with the default settings.
+// Grace is how much longer than the TTL a node keeps a key, with default options.
 func Grace(n int) time.Duration { return derive(n, DefaultGuard, DefaultClockAllowance, 1).Grace }

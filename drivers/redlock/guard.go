@@ -4,30 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
-// What a quorum adds to the restart guard of its nodes: the clocks of the others, which
-// each node is told (see terms), and who is new. A node without a memory may be new,
-// or may have been restarted, and cannot tell. If no node has one, all are new, or all
-// were restarted, and their clocks or an operator have to tell.
+// This file is the quorum's part of the restart guard: it decides whether nodes are new. A node
+// without a memory may be new or restarted, and cannot know which. If no node has a memory, all
+// are new or all were restarted, and their running times or an operator must decide.
 
 const (
-	// The nodes are asked again where some remember and some do not, and those might be
-	// taken for new: another client may be doing so right now.
+	// The nodes are asked again if some remember and some do not, because another client may be
+	// declaring them new at this moment.
 	mostLooks = 25
 	lookAgain = 20 * time.Millisecond
 
-	// meetPatience is how long nodes may take at the first contact, where none of those that
-	// answered has a memory: to give up early would cost a quarantine.
+	// meetPatience is how long nodes may take at the first contact if no answer so far shows a
+	// memory: giving up early would cost a quarantine.
 	meetPatience = time.Second
 )
 
-// meet settles at the first contact whether the nodes are new. Where they are not, or
-// where it cannot be told yet, each node's own guard decides. Who comes meanwhile waits
-// for the same answer; an error is the end of ctx or of the backend.
+// meet decides at the first contact whether the nodes are new. If they are not, or if that is
+// unknown, each node's own guard decides. Other callers wait for the same decision. An error is
+// the end of ctx or of the backend.
 func (b *Backend) meet(ctx context.Context, ttl time.Duration) error {
 	if b.opts.Guard == 0 || b.met.Load() {
 		return nil
@@ -35,7 +35,7 @@ func (b *Backend) meet(ctx context.Context, ttl time.Duration) error {
 	b.mu.Lock()
 	if b.meeting == nil && !b.met.Load() {
 		b.meeting = make(chan struct{})
-		b.calls.Add(1) // the caller has one already, so that Close waits
+		b.calls.Add(1) // the caller is counted already, so Close waits
 		go b.hold(context.WithoutCancel(ctx), ttl)
 	}
 	meeting := b.meeting
@@ -53,7 +53,7 @@ func (b *Backend) meet(ctx context.Context, ttl time.Duration) error {
 	}
 }
 
-// hold holds a meeting.
+// hold runs the first contact.
 func (b *Backend) hold(ctx context.Context, ttl time.Duration) {
 	defer b.calls.Done()
 	met := b.introduce(ctx, b.timeout(ttl))
@@ -64,15 +64,15 @@ func (b *Backend) hold(ctx context.Context, ttl time.Duration) {
 	b.meeting = nil
 }
 
-// introduce looks at the nodes, and makes them vote at once if they are new. It reports
-// whether that is settled; if not, the next contact is the first.
+// introduce examines the nodes, and lets them vote at once if they are new. It reports whether
+// that is decided; if not, the next contact counts as the first.
 func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled bool) {
 	for range mostLooks {
 		seen, errs := b.look(ctx, timeout)
 		least, most := extremes(seen)
 		switch {
 		case most < driver.MemoryKept && hasError(errs):
-			if timeout >= meetPatience || !anyLate(errs) {
+			if timeout >= meetPatience || !slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }) {
 				return false
 			}
 			timeout = meetPatience
@@ -98,7 +98,7 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 	return true
 }
 
-// extremes returns the least and the most of what the nodes that answered remember.
+// extremes returns the smallest and the largest memory of the nodes that answered.
 func extremes(seen []*driver.MemoryReport) (least, most driver.Memory) {
 	least = driver.MemoryKept
 	for _, r := range seen {
@@ -109,41 +109,31 @@ func extremes(seen []*driver.MemoryReport) (least, most driver.Memory) {
 	return least, most
 }
 
-func anyLate(errs []error) bool {
-	for _, err := range errs {
-		if errors.Is(err, context.DeadlineExceeded) {
-			return true
-		}
-	}
-	return false
-}
-
-// whyNew says why nodes without a memory are new; empty: they may have been restarted.
+// whyNew returns why nodes without a memory are new; empty: they may have been restarted.
 func (b *Backend) whyNew(most driver.Memory) string {
 	switch {
 	case most == driver.MemoryUnguarded:
 		return ""
 	case most == driver.MemoryUnused && !b.opts.StrictGuard:
-		return "the nodes have never been used, and have been up for longer than the restart guard: they vote at once"
+		return "the nodes have never been used, and have been running for longer than the restart guard: they vote at once"
 	case most <= driver.MemoryNew && b.opts.Bootstrap:
-		return "the nodes are new, as bootstrap says: they vote at once"
+		return "the nodes are new, because bootstrap is set: they vote at once"
 	}
 	return ""
 }
 
-// look asks all nodes what they remember; nil stands for those that did not answer.
+// look asks all nodes for their memory; nil stands for a node that did not answer.
 func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driver.MemoryReport, errs []error) {
 	seen = make([]*driver.MemoryReport, len(b.nodes))
 	began := b.clock.Now()
 	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
 		sent := b.now()
-		q := b.quorum(n, sent.at)
-		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &q, DryRun: true})
+		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: b.quorum(n, sent.at, 0), DryRun: true})
 		if err != nil {
 			return err
 		}
 		n.identify(r.Server)
-		n.learn(b.read(r.Clock, r.Terms, sent, b.clock.Now()), r.Terms)
+		n.learn(b.read(r.Clock, r.Terms, sent, b.clock.Now()), r.Terms, sent.jumps)
 		seen[n.index] = r
 		return nil
 	})
@@ -153,10 +143,10 @@ func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driv
 	return seen, errs
 }
 
-// state makes all nodes do what s says, if they are those that were seen.
+// state makes the statement s on all nodes, if they are still the observed ones.
 func (b *Backend) state(ctx context.Context, timeout time.Duration, s driver.Statement, seen []*driver.MemoryReport) []error {
 	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
-		q := b.quorum(n, b.clock.Now())
+		q := *b.quorum(n, b.clock.Now(), 0)
 		if s == driver.StateTerms || s == driver.StateTermsSettled {
 			q.Remembered = nil
 		}
@@ -165,7 +155,7 @@ func (b *Backend) state(ctx context.Context, timeout time.Duration, s driver.Sta
 	})
 }
 
-// administer calls f for every node that is a driver.GuardAdmin, at once.
+// administer calls f concurrently for every node that is a driver.GuardAdmin.
 func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(context.Context, *node, driver.GuardAdmin) error) []error {
 	life := newLife(ctx, b.clock, timeout)
 	defer life.leave()
@@ -178,22 +168,19 @@ func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(
 }
 
 func hasError(errs []error) bool {
-	for _, err := range errs {
-		if err != nil {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(errs, func(err error) bool { return err != nil })
 }
 
 // Bootstrap states that the nodes are new, that their number changed, or that their terms
-// become those of this backend's options. All of them have to answer; and for StateNew none
-// may have a memory. A node is replaced by another in two changes of the number, since clients
-// with the old list are told apart by that: add one first, then leave one out.
+// become those of this backend's options. All of them must answer; and for StateNew none may
+// have a memory. Replacing a node takes two changes of the number, because only the number
+// tells clients with the old list apart: first add the new node, then remove the old one.
 //
-// A dry run reports what the nodes that answer say, with an error that names one that does
-// not, or that says why the statement could not be made. Where a statement fails on some nodes the report says on which, and no two clients are
-// served under terms that are unsafe together: make it again.
+// A dry run reports the nodes that answer. Its error names a node that does not answer, or says
+// why the statement could not be made. If a statement fails on some nodes the report names
+// them; the nodes still never serve two clients under terms that are unsafe together. Repeat
+// the statement then. StateNew cannot be repeated, because a node that knows of it has a memory:
+// the other nodes vote after one restart guard.
 func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
@@ -211,8 +198,8 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.M
 	if !hasError(errs) {
 		switch s.Statement {
 		case driver.StateNodes:
-			// Until the last node knew, clients with the old list could renew: on every node
-			// the guard must begin after that.
+			// Clients with the old list could renew until the last node knew of the change: on
+			// every node the guard must begin after that.
 			errs = b.state(ctx, inspectTimeout, driver.StateNodes, seen)
 		case driver.StateTerms:
 			errs = b.state(ctx, inspectTimeout, driver.StateTermsSettled, seen)
@@ -234,7 +221,7 @@ func (b *Backend) report(seen []*driver.MemoryReport, errs []error) *driver.Memo
 	return r
 }
 
-// fits refuses a statement that is not so, or must not come to be.
+// fits refuses a statement that is false or unsafe.
 func (b *Backend) fits(ctx context.Context, s driver.Statement, r *driver.MemoryReport) error {
 	if dup := b.duplicate.Load(); dup != nil {
 		return dup
@@ -252,7 +239,7 @@ func (b *Backend) fits(ctx context.Context, s driver.Statement, r *driver.Memory
 			}
 			switch {
 			case t == nil:
-				return &driver.RefusedError{Reason: fmt.Sprintf("node %s has no terms to change: it has not kept locks yet", n.Node)}
+				return &driver.RefusedError{Reason: fmt.Sprintf("node %s has no terms to change: it has not had locks yet", n.Node)}
 			case t.N != b.terms.N:
 				return &driver.RefusedError{Reason: fmt.Sprintf("node %s is of a quorum of %d, and this URL lists %d: change the number of nodes first (dlock bootstrap --nodes)", n.Node, t.N, b.terms.N)}
 			case t.Guard > b.terms.Guard:
@@ -278,11 +265,11 @@ func (b *Backend) outlived(ctx context.Context, now *driver.Terms) error {
 	if err != nil || longest == nil {
 		return err
 	}
-	return &driver.RefusedError{Reason: fmt.Sprintf("lock %q is held for another %v, which is over the restart guard of %v to set: release it, or let it end, first",
+	return &driver.RefusedError{Reason: fmt.Sprintf("lock %q is held for another %v, longer than the new restart guard of %v: release it first, or wait for its end",
 		longest.Key, (longest.Holders[0].TTL - now.Grace).Round(time.Millisecond), b.terms.Guard)}
 }
 
-// all returns the first of the errors, with its node.
+// all returns the first error, with its node's name.
 func (b *Backend) all(errs []error) error {
 	for i, err := range errs {
 		if err != nil {

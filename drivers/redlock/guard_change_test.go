@@ -15,11 +15,11 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A book notes who has a lock, and until when, and finds two holders.
+// A book notes until when each lease is valid, and detects two holders.
 type book struct {
 	t       *testing.T
 	mu      sync.Mutex
-	until   map[string]map[int64]time.Time // by key and lease; a lease in doubt counts
+	until   map[string]map[int64]time.Time // by key and lease; a lease that may still be held counts
 	leases  int64
 	grants  atomic.Int64
 	overlap atomic.Int64
@@ -27,8 +27,8 @@ type book struct {
 
 func newBook(t *testing.T) *book { return &book{t: t, until: map[string]map[int64]time.Time{}} }
 
-// granted is told of a grant right after it; or later, when the lease may be over, and the
-// lock another's by right.
+// granted notes a grant. It may be called so late that the lease has ended and another owner
+// rightly has the lock.
 func (b *book) granted(key, who string, until time.Time) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -50,7 +50,7 @@ func (b *book) granted(key, who string, until time.Time) int64 {
 	return b.leases
 }
 
-// extended is told of a renewal that succeeded; freed right before a release.
+// extended notes a successful renewal. freed is called just before a release.
 func (b *book) extended(key string, lease int64, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,11 +63,11 @@ func (b *book) freed(key string, lease int64) {
 	delete(b.until[key], lease)
 }
 
-// A member takes locks through a quorum, and holds some of them for long, until stopped.
+// A member takes locks through a quorum until it is stopped, and holds some of them for long.
 type member struct {
 	name    string
 	grants  atomic.Int64
-	refused atomic.Pointer[error] // the last that is permanent
+	refused atomic.Pointer[error] // the latest permanent refusal
 	stop    chan struct{}
 	wg      sync.WaitGroup
 }
@@ -107,7 +107,7 @@ func (m *member) cycle(b *book, q *redlock.Backend, key string, ttl time.Duratio
 	lease := b.granted(key, m.name, until)
 	m.grants.Add(1)
 	switch n % 4 {
-	case 0, 1: // released
+	case 0, 1: // released at once
 	case 2: // renewed for a while
 		for range 10 {
 			time.Sleep(ttl / 10)
@@ -119,7 +119,7 @@ func (m *member) cycle(b *book, q *redlock.Backend, key string, ttl time.Duratio
 				return
 			}
 		}
-	case 3: // forgotten
+	case 3: // never released
 		return
 	}
 	b.freed(key, lease)
@@ -131,7 +131,7 @@ func (m *member) leave() {
 	m.wg.Wait()
 }
 
-// progress waits until each of these has got so many more locks.
+// progress waits until each of these members has got five more locks.
 func progress(t *testing.T, members ...*member) {
 	t.Helper()
 	for _, m := range members {
@@ -144,8 +144,8 @@ func progress(t *testing.T, members ...*member) {
 	}
 }
 
-// Terms are raised and lowered while clients bid throughout and nodes are restarted: with the
-// options of the client that states them. Nobody is served under terms that are unsafe beside
+// Terms are raised and lowered, to the options of the client that states them, while clients
+// bid and nodes are restarted. No client is served under terms that are unsafe beside
 // another's.
 func TestTermsAreChangedUnderLoad(t *testing.T) {
 	t.Parallel()
@@ -160,7 +160,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	}
 	old := []*member{b.join("old 1", open(short, 50*time.Millisecond), short), b.join("old 2", open(short, 50*time.Millisecond), short)}
 	progress(t, old...)
-	// A client with longer leases is told what to do.
+	// The error of a client with longer leases says what to do.
 	fresh := open(long, 150*time.Millisecond)
 	longer := b.join("longer leases", fresh, long)
 	told := func(m *member, words ...string) {
@@ -189,7 +189,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 		}
 		return r
 	}
-	// shown waits until all nodes show these terms, and nothing to come if none is said.
+	// shown waits until all nodes show these terms, and the change to come if next is set.
 	shown := func(guard, allowance time.Duration, next bool) {
 		t.Helper()
 		for end := time.Now().Add(guardLimit); ; {
@@ -209,7 +209,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 		}
 	}
 	shown(short, 50*time.Millisecond, false)
-	// forget makes a majority forget what is held.
+	// forget makes a majority forget its held locks.
 	forget := func(q *redlock.Backend, ttl time.Duration) {
 		parallel(bookKeys, bookKeys, func(i int) {
 			key := fmt.Sprint("k", i)
@@ -222,8 +222,8 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 		f.each(3, func(i int, s *server.Server) error { return crash(f, i, s) })
 	}
 
-	// Raised: what protects grows at once, and what permits waits until all is over that was
-	// granted before.
+	// Terms are raised: the protective values grow at once; the permissive values wait until
+	// all earlier leases have ended.
 	state(fresh, driver.Bootstrap{Statement: driver.StateTerms})
 	r := state(fresh, driver.Bootstrap{DryRun: true})
 	for _, node := range r.Nodes {
@@ -233,14 +233,14 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	}
 	forget(open(short, 50*time.Millisecond), short)
 	progress(t, old...)
-	state(fresh, driver.Bootstrap{Statement: driver.StateTerms}) // those that forgot have not heard of it
+	state(fresh, driver.Bootstrap{Statement: driver.StateTerms}) // the nodes that forgot do not know the terms
 	progress(t, longer)
 	progress(t, old...)
 	shown(long, 150*time.Millisecond, false)
 	forget(fresh, long)
 	progress(t, longer)
 
-	// Lowered: not below a lease that lives.
+	// Terms are lowered, but not below a lease that is still held.
 	lower := open(short, 50*time.Millisecond)
 	longer.leave()
 	l := f.hold(fresh, "long", long)
@@ -249,7 +249,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 		t.Errorf("below a lease of %v: %v", long, err)
 	}
 	_ = l.Release(context.Background())
-	for end := time.Now().Add(guardLimit); ; time.Sleep(10 * time.Millisecond) { // some were left behind
+	for end := time.Now().Add(guardLimit); ; time.Sleep(10 * time.Millisecond) { // leases that were never released delay it
 		if _, err = lower.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateTerms}); err == nil {
 			break
 		}
@@ -269,7 +269,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	t.Logf("%d grants, %d overlaps", b.grants.Load(), b.overlap.Load())
 }
 
-// hold takes a lock.
+// hold takes a lock, waiting as long as it must.
 func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.Lease {
 	f.t.Helper()
 	for end := time.Now().Add(guardLimit); ; {
@@ -284,12 +284,25 @@ func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.L
 	}
 }
 
-// answer bids until it is granted or refused: that nodes do not answer a busy machine in time
-// is neither, nor that they have what it bid for before.
+// answer bids until the nodes grant or refuse the lock. It bids again after a late answer, and
+// while an earlier bid of its own still holds the key.
 func (f *fleet) answer(q *redlock.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
 	for end := time.Now().Add(guardLimit); ; {
 		l, err = q.Acquire(context.Background(), ask(key, ttl))
 		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
+			return l, err
+		}
+	}
+}
+
+// clocksUnknown is what nodes say that vote as soon as the other nodes have answered.
+const clocksUnknown = "until the clocks and the terms of the other nodes are known"
+
+// vote is answer, but bids again while nodes were not answered for by the others: on a machine
+// that stands still that is no verdict.
+func (f *fleet) vote(q *redlock.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
+	for end := time.Now().Add(guardLimit); ; {
+		if l, err = f.answer(q, key, ttl); err == nil || !strings.Contains(err.Error(), clocksUnknown) || time.Now().After(end) {
 			return l, err
 		}
 	}
@@ -303,7 +316,7 @@ func stateNew(t testing.TB, q *redlock.Backend) {
 	}
 }
 
-// bootstrap states it until that is done or refused.
+// bootstrap makes the statement s, again and again until it is made or refused.
 func bootstrap(q *redlock.Backend, s driver.Bootstrap) (r *driver.MemoryReport, err error) {
 	for end := time.Now().Add(guardLimit); ; {
 		r, err = q.Bootstrap(context.Background(), &s)
@@ -313,9 +326,9 @@ func bootstrap(q *redlock.Backend, s driver.Bootstrap) (r *driver.MemoryReport, 
 	}
 }
 
-// Three nodes become five while clients run: Bootstrap with the new list first, and then the
-// clients get it. Those that have the old one are refused, and told what to do; what they
-// held ends before anybody gets it.
+// Three nodes become five while clients run: first Bootstrap is called with the new list, then
+// the clients get it. Clients with the old list are refused, with an error that says what to
+// do; their leases end before anybody else gets these locks.
 func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -329,12 +342,12 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 	three := f.servers[:3]
 	old := []*member{b.join("three 1", open(three), guard), b.join("three 2", open(three), guard)}
 	progress(t, old...)
-	held, err := f.answer(open(three), "held", guard)
+	held, err := f.vote(open(three), "held", guard)
 	if err != nil {
 		t.Fatal(err)
 	}
 
-	// Without it the new list is refused.
+	// Without Bootstrap the new list is refused.
 	five := open(f.servers)
 	_, err = f.answer(five, "k", guard)
 	if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "dlock bootstrap --nodes") {
@@ -343,7 +356,7 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 	progress(t, old...)
 
 	stated := time.Now()
-	for end := time.Now().Add(guardLimit); ; { // until no node was late
+	for end := time.Now().Add(guardLimit); ; { // repeats while a node answers late
 		if _, err = five.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateNodes}); err == nil {
 			break
 		}
@@ -375,7 +388,7 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 		}
 		m.leave()
 	}
-	// A node is restarted now and then as ever.
+	// A restart of a node does no harm after the change.
 	if err := crash(f, 0, f.servers[0]); err != nil {
 		t.Fatal(err)
 	}

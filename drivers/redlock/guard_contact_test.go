@@ -10,84 +10,73 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/redlock"
+	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// told collects the events of a backend.
-type told struct {
-	mu     sync.Mutex
-	events []driver.Notice
-}
-
-func (o *told) event(e driver.Notice) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.events = append(o.events, e)
-}
-
-func (o *told) of(kind driver.NoticeKind) []driver.Notice {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var found []driver.Notice
-	for _, e := range o.events {
-		if e.Kind == kind {
-			found = append(found, e)
-		}
-	}
-	return found
-}
-
-// Several clients meet new servers at the same time, and each gets its lock at once: no
-// node was ever in quarantine, and somebody says that they were taken for new.
+// Several clients use new servers for the first time at the same time, and each gets its lock
+// at once. No node was ever in quarantine, and an event says that the servers counted as new.
 func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 5)
 	for round := range 5 {
-		o := &told{}
+		o := &redlocktest.NoticeLog{}
 		prefix := fmt.Sprintf("%d:", round)
+		var late atomic.Bool
 		clients := make([]*redlock.Backend, 4)
 		for i := range clients {
-			clients[i] = f.quorum(prefix, f.servers, 5, redlock.Options{Bootstrap: true, Event: o.event, NodeTimeout: 5 * time.Second})
+			clients[i] = f.quorum(prefix, f.servers, 5, redlock.Options{Bootstrap: true, Event: o.Add, NodeTimeout: 5 * time.Second})
 		}
-		parallel(32, 32, func(i int) { // each client by several callers at once
-			if _, err := f.answer(clients[i%4], fmt.Sprint("k", i), 10*time.Second); err != nil {
-				t.Errorf("first contact: %v", err)
+		parallel(32, 32, func(i int) { // several callers of each client at once
+			for end := time.Now().Add(guardLimit); ; {
+				stated := len(o.Of(driver.NoticeBootstrapped, "")) > 0
+				_, err := f.vote(clients[i%4], fmt.Sprint("k", i), 10*time.Second)
+				if err == nil {
+					return
+				}
+				if stated || time.Now().After(end) {
+					t.Errorf("first contact: %v", err)
+					return
+				}
+				late.Store(true) // a machine that stood still: nobody could state it before
 			}
 		})
-		if q := o.of(driver.NoticeQuarantined); len(q) > 0 {
+		if q := o.Of(driver.NoticeQuarantined, ""); len(q) > 0 && !late.Load() {
 			t.Errorf("in quarantine: %+v", q)
 		}
-		if len(o.of(driver.NoticeBootstrapped)) == 0 {
-			t.Error("nobody says that the servers were taken for new")
+		if len(o.Of(driver.NoticeBootstrapped, "")) == 0 {
+			t.Error("no event says that the servers counted as new")
 		}
 	}
 }
 
-// Without bootstrap they vote within the guard: the refusal says why, for how long and
-// what to do, Lock waits, and both the waiting and each node are logged once.
+// Without bootstrap, new servers vote after at most one guard. The refusal says why, for how
+// long, and what to do. Lock waits, and the log has one line for the wait and one for each
+// node.
 func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	long(t)
 	t.Parallel()
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
-	o := &told{}
-	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.event})
+	o := &redlocktest.NoticeLog{}
+	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.Add})
 	began := time.Now()
 	_, err := b.Acquire(context.Background(), ask("k", guard))
-	for err != nil && strings.Contains(err.Error(), "until the clocks of") { // a machine that stood still: nobody had answered
+	for err != nil && strings.Contains(err.Error(), clocksUnknown) { // a machine that stood still: nobody had answered
 		_, err = b.Acquire(context.Background(), ask("k", guard))
 	}
 	var r *driver.RefusedError
 	if !errors.As(err, &r) || !errors.Is(err, driver.ErrRefused) {
 		t.Fatalf("first contact: %v", err)
 	}
-	// The others' clocks are known to half a round trip.
+	// The other nodes' clocks are known to within half a round trip.
 	whole, took := guard+guard/100+4*redlock.DefaultClockAllowance+10*time.Millisecond, time.Since(began)
 	if r.RetryAfter > whole+took || r.RetryAfter < whole-2*took-10*time.Millisecond {
 		t.Errorf("RetryAfter is %v, %v after the first contact, with a guard of %v", r.RetryAfter, took, guard)
@@ -122,7 +111,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	}
 	mu.Unlock()
 	nodes := map[string]int{}
-	for _, e := range o.of(driver.NoticeQuarantined) {
+	for _, e := range o.Of(driver.NoticeQuarantined, "") {
 		nodes[e.Node]++
 		if !strings.Contains(e.Detail, "for another ") {
 			t.Errorf("the event says %q", e.Detail)
@@ -136,7 +125,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	if len(nodes) < 3 {
 		t.Errorf("events of %d nodes", len(nodes))
 	}
-	if got := o.of(driver.NoticeBootstrapped); len(got) > 0 {
+	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("and %+v", got)
 	}
 }
@@ -152,29 +141,30 @@ func (l locked) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// With one node down nobody can tell that all are new, nor what they held their clients to:
-// none votes, bootstrap or not, and the first contact does not hang.
+// While one node is down, a client can tell neither that all nodes are new nor which terms they
+// had. So no node votes, with or without bootstrap, and the first contact does not hang.
 func TestWithANodeDownNobodyIsNew(t *testing.T) {
 	long(t)
 	t.Parallel()
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
-	o := &told{}
-	b := f.quorum("", f.servers, 4, redlock.Options{Guard: guard, Bootstrap: true, Event: o.event})
+	o := &redlocktest.NoticeLog{}
+	b := f.quorum("", f.servers, 4, redlock.Options{Guard: guard, Bootstrap: true, Event: o.Add})
 	_, err := f.answer(b, "k", guard)
 	if !errors.Is(err, driver.ErrRefused) {
 		t.Fatalf("first contact: %v", err)
 	}
-	if !strings.Contains(err.Error(), "until the clocks and the terms of the other nodes are known") {
+	if !strings.Contains(err.Error(), clocksUnknown) {
 		t.Errorf("the error does not say why: %v", err)
 	}
-	if got := o.of(driver.NoticeBootstrapped); len(got) > 0 {
+	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("it says %+v", got)
 	}
-	// The fifth may remember a longer guard. When it has been asked, all are as good as new.
-	f.await(f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.event}), "k", guard)
+	// The fifth node may remember a longer guard. After it has answered, all nodes vote like
+	// new ones.
+	f.await(f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.Add}), "k", guard)
 	f.await(b, "k", guard)
-	if got := o.of(driver.NoticeBootstrapped); len(got) > 0 {
+	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("it says %+v", got)
 	}
 	if _, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil || !strings.Contains(err.Error(), f.closed[4].Addr()) {
@@ -182,7 +172,7 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 	}
 }
 
-// An operator's word is not taken against the servers' memory.
+// An operator's statement does not override the servers' memory.
 func TestBootstrapVoidsNoMemory(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -192,7 +182,7 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 	if r, err := bootstrap(b, driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
 		t.Fatalf("Bootstrap of new servers: %+v, %v", r, err)
 	}
-	if _, err := f.answer(b, "k", 20*time.Second); err != nil {
+	if _, err := f.vote(b, "k", 20*time.Second); err != nil {
 		t.Fatalf("after it: %v", err)
 	}
 	for i := range 2 {
@@ -208,15 +198,15 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 	if _, err := bootstrap(b, driver.Bootstrap{}); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("Bootstrap where one remembers: %v", err)
 	}
-	_, err := f.answer(b, "k", 20*time.Second)
+	_, err := f.vote(b, "k", 20*time.Second)
 	var r *driver.RefusedError
 	if !errors.As(err, &r) || r.RetryAfter < 20*time.Second {
 		t.Errorf("after that: %v", err)
 	}
 }
 
-// RetryAfter of a quorum is when a majority can be had, as far as its nodes have
-// answered, and a quarantine that a wrong clock made too long is counted anew.
+// RetryAfter of a quorum is the time until a majority can vote, by the answers so far. A
+// quarantine that a wrong clock made too long is computed again.
 func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -231,7 +221,7 @@ func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 		till := now.Add(ends[i] * time.Second).UnixMicro()
 		f.do(i, "SET", "redlock1:meta", fmt.Sprintf("%s %s %d %s %s restart", meta[0], meta[1], till, meta[3], meta[4]))
 	}
-	_, err := f.answer(b, "k", 20*time.Second)
+	_, err := f.vote(b, "k", 20*time.Second)
 	var r *driver.RefusedError
 	if !errors.As(err, &r) {
 		t.Fatal(err)
@@ -239,7 +229,7 @@ func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 	if left := r.RetryAfter + time.Since(now); left < 9*time.Second || left > 22*time.Second {
 		t.Errorf("RetryAfter is %v", r.RetryAfter)
 	}
-	for end := time.Now().Add(guardLimit); ; { // the third answers too, sooner or later
+	for end := time.Now().Add(guardLimit); ; { // the third node is asked too, sooner or later
 		meta := strings.Fields(fmt.Sprint(f.do(2, "GET", "redlock1:meta")))
 		till, _ := strconv.ParseInt(meta[2], 10, 64)
 		left := time.Until(time.UnixMicro(till))
@@ -255,7 +245,7 @@ func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 
 var callsAndTime = regexp.MustCompile(`calls=(\d+),usec=(\d+)`)
 
-// commands returns how often a server ran a command, and for how long.
+// commands returns how often a server ran a command, and its total time in microseconds.
 func (f *fleet) commands(i int, name string) (calls, us int) {
 	f.t.Helper()
 	for line := range strings.Lines(fmt.Sprint(f.do(i, "INFO", "commandstats"))) {
@@ -267,9 +257,9 @@ func (f *fleet) commands(i int, name string) (calls, us int) {
 	return calls, us
 }
 
-// The guard costs no command: a lock and its release are two calls of a script on each
-// node, with it and without. On a busy machine a call that was late may be made again, and so
-// the best of several rounds counts.
+// The guard costs no command: a lock and its release are two script calls on each node, with
+// and without it. On a busy machine a late call may be repeated, so the best of several rounds
+// counts.
 func TestTheGuardCostsNoRoundTrip(t *testing.T) {
 	t.Parallel()
 	const locks, rounds = 100, 10
@@ -278,7 +268,7 @@ func TestTheGuardCostsNoRoundTrip(t *testing.T) {
 	for prefix, o := range map[string]redlock.Options{"with:": {Bootstrap: true}, "without:": {Guard: -1}} {
 		o.NodeTimeout = 5 * time.Second
 		b := f.quorum(prefix, f.servers, 5, o)
-		// The first bid of all proposes no token, so that a late node may not grant it.
+		// The very first bid proposes no token, so a late node may not grant it.
 		if err := f.hold(b, "first", 10*time.Second).Release(context.Background()); err != nil {
 			t.Fatal(err)
 		}
@@ -314,7 +304,7 @@ func TestTheGuardCostsNoRoundTrip(t *testing.T) {
 	t.Logf("µs on the server for a lock and its release: %.1f with the guard, %.1f without", us["with:"], us["without:"])
 }
 
-// cycle locks and unlocks, on all nodes.
+// cycle takes and releases a lock on all nodes.
 func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
 	t.Helper()
 	l, err := b.Acquire(context.Background(), ask(key, 10*time.Second))
@@ -354,8 +344,8 @@ func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
 	}
 }
 
-// A lease on all nodes outlives the restart of two of five: its renewals go on, the nodes do
-// not join while they are in quarantine, and then they do.
+// A lease on all five nodes survives the restart of two. Its renewals go on; the two nodes do
+// not join it during their quarantine, but do afterwards.
 func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -404,13 +394,13 @@ func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 	}
 }
 
-// Servers that were up for longer than the guard and never used are new as well, and
-// nobody has to say so; unless strict_guard wants it said.
+// Servers that have been running for longer than the guard and were never used count as new
+// without a statement, unless strict_guard is set.
 func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	long(t)
 	t.Parallel()
 	f := newFleet(t, 3, server.WithClock())
-	f.each(3, func(_ int, s *server.Server) error { return s.SetClock(24 * time.Hour) }) // as if since yesterday
+	f.each(3, func(_ int, s *server.Server) error { return s.SetClock(24 * time.Hour) }) // as if the servers were started yesterday
 	for i := range f.servers {
 		for end := time.Now().Add(guardLimit); strings.Contains(fmt.Sprint(f.do(i, "INFO", "server")), "uptime_in_days:0"); {
 			if time.Now().After(end) {
@@ -418,22 +408,22 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 			}
 		}
 	}
-	o := &told{}
-	strict := f.quorum("strict:", f.servers, 3, redlock.Options{StrictGuard: true, Event: o.event})
+	o := &redlocktest.NoticeLog{}
+	strict := f.quorum("strict:", f.servers, 3, redlock.Options{StrictGuard: true, Event: o.Add})
 	if _, err := f.answer(strict, "k", 20*time.Second); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("with strict_guard: %v", err)
 	}
-	if n := len(o.of(driver.NoticeBootstrapped)); n != 0 {
+	if n := len(o.Of(driver.NoticeBootstrapped, "")); n != 0 {
 		t.Errorf("with strict_guard %d events say that they are new", n)
 	}
-	b := f.quorum("", f.servers, 3, redlock.Options{Event: o.event})
-	if _, err := f.answer(b, "k", 20*time.Second); err != nil {
+	b := f.quorum("", f.servers, 3, redlock.Options{Event: o.Add})
+	if _, err := f.vote(b, "k", 20*time.Second); err != nil {
 		t.Error(err)
 	}
-	if n := len(o.of(driver.NoticeBootstrapped)); n != 1 {
+	if n := len(o.Of(driver.NoticeBootstrapped, "")); n != 1 {
 		t.Errorf("%d events say that they are new", n)
 	}
-	// Two of them look as if they had never been used, and the third has its marker.
+	// Two servers look unused, and the third still has its marker.
 	if err := errors.Join(f.servers[0].SetClock(0), crash(f, 0, f.servers[0]), f.servers[0].SetClock(24*time.Hour)); err != nil {
 		t.Fatal(err)
 	}
@@ -445,7 +435,7 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	}
 }
 
-// A first contact that hangs holds up nobody for longer than his context.
+// A first contact that hangs delays no caller beyond its context.
 func TestAFirstContactThatHangsIsWaitedForTogether(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3)
@@ -465,9 +455,9 @@ func TestAFirstContactThatHangsIsWaitedForTogether(t *testing.T) {
 		}
 	})
 	if took := time.Since(began); took > 9*time.Second {
-		t.Errorf("twenty callers waited for %v, and wanted to for 100 ms", took)
+		t.Errorf("twenty callers waited for %v, want 100 ms", took)
 	}
-	for _, p := range f.closed { // what is under way ends, so that Close need not wait for it
+	for _, p := range f.closed { // ends the calls under way, so that Close need not wait
 		if err := p.Restore(); err != nil {
 			t.Error(err)
 		}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,15 +25,15 @@ import (
 
 var restartTrials = flag.Int("redlock.restarts", 150, "how many locks are held while nodes restart, for each way in which they forget (300 were run many times)")
 
-// guardLimit bounds what takes as long as it takes.
+// guardLimit bounds waits whose duration depends on the machine.
 const guardLimit = time.Minute
 
-// A fleet is a number of servers, Redis and Valkey in turn, and a way to have quorums of them
-// for any prefix.
+// A fleet is a number of servers, alternately Redis and Valkey, from which quorums for any
+// prefix are made.
 type fleet struct {
 	t       testing.TB
 	servers []*server.Server
-	closed  []*fault.Proxy // one for each server, and refusing
+	closed  []*fault.Proxy // one for each server, which refuses connections
 }
 
 func newFleet(t testing.TB, n int, opts ...server.Option) *fleet {
@@ -48,7 +50,7 @@ func newFleet(t testing.TB, n int, opts ...server.Option) *fleet {
 	return f
 }
 
-// quorum opens a quorum of these servers. Nodes from sight on cannot be reached.
+// quorum opens a quorum of these servers. Its client reaches only the first of them, as many as sight.
 func (f *fleet) quorum(prefix string, servers []*server.Server, sight int, o redlock.Options) *redlock.Backend {
 	f.t.Helper()
 	o.Prefix = prefix
@@ -95,7 +97,7 @@ func (f *fleet) do(i int, args ...string) any {
 	return reply
 }
 
-// each does the same for the first n servers at once.
+// each calls do for the first n servers concurrently.
 func (f *fleet) each(n int, do func(i int, s *server.Server) error) {
 	f.t.Helper()
 	errs := make([]error, n)
@@ -109,8 +111,9 @@ func (f *fleet) each(n int, do func(i int, s *server.Server) error) {
 	}
 }
 
-// A way in which servers forget locks: before is called while no lock is held, and forget
-// when all are; then, if it is not nil, when rivals have asked for the first time.
+// An amnesia is a way in which servers forget locks. before is called while no lock is held,
+// forget while all are held, and then after the rivals' first attempt. before and then may be
+// nil.
 type amnesia struct {
 	options []server.Option
 	before  func(f *fleet, i int, s *server.Server) error
@@ -132,7 +135,7 @@ func command(args ...string) func(*fleet, int, *server.Server) error {
 	}
 }
 
-// appended is the file in which a server with appendonly writes.
+// appended returns the append-only file to which a server currently writes.
 func appended(s *server.Server) (string, error) {
 	files, err := filepath.Glob(filepath.Join(s.Dir(), "appendonlydir", "*.incr.aof"))
 	if err != nil {
@@ -145,7 +148,7 @@ func appended(s *server.Server) (string, error) {
 }
 
 func amnesias() map[string]*amnesia {
-	var size sync.Map // of the file, by server
+	var size sync.Map // size of the file, by server
 	return map[string]*amnesia{
 		"no memory": {forget: crash},
 		"an old RDB": {
@@ -194,8 +197,8 @@ func amnesias() map[string]*amnesia {
 	}
 }
 
-// A held lock is a trial: it is on three of five nodes, of which one, two or all forget it,
-// so that these and the other two could give it to another.
+// Each held lock is a trial: it is on three of five nodes, of which one, two or all forget it.
+// These nodes and the other two could then grant it to another client.
 func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -203,10 +206,16 @@ func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 	if redlock.Race {
 		want /= 8
 	}
-	for name, a := range amnesias() {
+	ways := amnesias()
+	for i, name := range slices.Sorted(maps.Keys(ways)) {
+		a := ways[name]
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newFleet(t, 5, a.options...)
-			for _, n := range []int{1, 2, 3} {
+			for n := 1; n <= 3; n++ {
+				if redlock.Race && n == 1+i%3 {
+					continue // another way of forgetting has this number of nodes
+				}
 				trials, second, guard := 0, 0, 1500*time.Millisecond
 				for round := 0; trials < want; round++ {
 					if round == 100 {
@@ -215,7 +224,7 @@ func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 					asked, got := f.trial(a, n, fmt.Sprintf("%d-%d:", n, round), guard, min(150, want))
 					trials, second = trials+asked, second+got
 					if asked < min(30, want) {
-						guard = min(2*guard, 30*time.Second)
+						guard = min(2*guard, 6*time.Second) // a round takes longer than that
 					}
 				}
 				t.Logf("%d of 5 nodes forgot: %d trials, %d second holders", n, trials, second)
@@ -223,7 +232,7 @@ func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 					t.Errorf("%d of 5 nodes forgot, and of %d locks that were held %d were given to another", n, trials, second)
 				}
 
-				// The trial finds them where there is no guard.
+				// Without the guard such trials find second holders.
 				second = 0
 				for round := 0; second == 0; round++ {
 					if round == 100 {
@@ -236,9 +245,9 @@ func TestNodesThatForgotHeldLocksGiveThemToNobodyElse(t *testing.T) {
 	}
 }
 
-// trial takes locks on the first three nodes, makes n of them forget, and lets rivals
-// try. It returns how many locks were asked for after that while they were held, and how many
-// were given to another. A guard under zero is off, and else as long as the leases.
+// trial takes locks on the first three nodes, makes n of them forget, and lets rivals try. It
+// returns how many locks the rivals asked for while they were held, and how many of these they
+// got. The leases are as long as the guard; a negative guard is off.
 func (f *fleet) trial(a *amnesia, n int, prefix string, guard time.Duration, locks int) (asked, second int) {
 	f.t.Helper()
 	ttl := guard.Abs()
@@ -266,7 +275,8 @@ func (f *fleet) trial(a *amnesia, n int, prefix string, guard time.Duration, loc
 	})
 	f.each(n, func(i int, s *server.Server) error { return a.forget(f, i, s) })
 
-	// An attempt is one vote of all nodes. What follows where it is split is cut short.
+	// An attempt is one vote of all nodes. The context cuts the further rounds of a split vote
+	// short.
 	var verdicts, given atomic.Int64
 	over := make([]atomic.Bool, locks)
 	attempt := func(i int) {
@@ -310,7 +320,7 @@ func (f *fleet) trial(a *amnesia, n int, prefix string, guard time.Duration, loc
 	return asked, int(given.Load())
 }
 
-// await takes a lock, however long that takes, and frees it.
+// await takes a lock, waiting as long as it must, and releases it.
 func (f *fleet) await(b driver.Backend, key string, ttl time.Duration) {
 	f.t.Helper()
 	for end := time.Now().Add(guardLimit); ; {
@@ -326,7 +336,7 @@ func (f *fleet) await(b driver.Backend, key string, ttl time.Duration) {
 	}
 }
 
-// pause waits for as long as an error says, for a while at most.
+// pause waits for an error's RetryAfter, but at most for a moment.
 func pause(err error) {
 	var r *driver.RefusedError
 	d := 5 * time.Millisecond
@@ -336,7 +346,7 @@ func pause(err error) {
 	time.Sleep(d)
 }
 
-// parallel calls f for 0 to n-1, so many at a time.
+// parallel calls f for 0 to n-1, in this many goroutines.
 func parallel(workers, n int, f func(i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup

@@ -7,12 +7,12 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Of nodes that refuse for a while, the one after which so few are left that they rule no
-// majority out says when to ask again.
+// If nodes refuse for a while, RetryAfter is the time until so few still refuse that a majority
+// is possible again.
 func TestTheRefusalThatCountsIsTheOneThatGivesAMajority(t *testing.T) {
-	const enough = 3 // of five
+	const enough = 3 // this many refusals of five nodes exclude a majority
 	for _, c := range []struct {
-		after []time.Duration // zero: for ever
+		after []time.Duration // zero: permanently
 		want  time.Duration
 	}{
 		{[]time.Duration{50, 10, 40}, 10},

@@ -12,7 +12,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// inspectTimeout bounds what an operator asks of one node, but for List.
+// inspectTimeout bounds an operator's request to one node, except List.
 const inspectTimeout = 5 * time.Second
 
 // each calls f for every node at once, and returns the errors in the order of the
@@ -57,9 +57,9 @@ func (b *Backend) answered(errs []error) error {
 	return e
 }
 
-// Lookup asks all nodes. The Holders are those that a majority names, with the q-th
-// smallest TTL; Nodes has what each node said. Fence is the largest counter, and Waiters
-// the longest queue. ReservedFor is for how long a majority is kept for the first waiter.
+// Lookup asks all nodes. Holders are the owners that a majority names, with the q-th smallest
+// TTL; Nodes has each node's answer. Fence is the largest counter, and Waiters the length of
+// the longest queue. ReservedFor is how long a majority keeps the key for the first waiter.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func (b *Backend) lookup(ctx context.Context, key string) (*driver.State, error)
 	return b.merge(key, nodes), nil
 }
 
-// nodeStates returns a state for every node, with nothing in it but the name.
+// nodeStates returns a state for every node, with only its name.
 func (b *Backend) nodeStates() []driver.NodeState {
 	nodes := make([]driver.NodeState, len(b.nodes))
 	for i, n := range b.nodes {
@@ -100,7 +100,7 @@ func (b *Backend) nodeStates() []driver.NodeState {
 	return nodes
 }
 
-// merge makes one state of the nodes'.
+// merge combines the nodes' states.
 func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 	type found struct {
 		driver.Holder
@@ -120,9 +120,7 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 		if st.Waiters > s.Waiters {
 			s.Waiters, s.Queue = st.Waiters, st.Queue
 		}
-		if st.ReservedFor > 0 {
-			kept = append(kept, st.ReservedFor)
-		}
+		kept = append(kept, st.ReservedFor)
 		for j := range st.Holders {
 			h := &st.Holders[j]
 			h.Owner = request(h.Owner)
@@ -137,39 +135,34 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 			f.ttls = append(f.ttls, h.TTL)
 		}
 	}
-	s.Fence = reached(counters, b.q)
+	s.Fence, s.ReservedFor = reached(counters, b.q), reached(kept, b.q)
 	for _, f := range holders {
 		if t := reached(f.counters, b.q); t > 0 {
 			f.Fence = t
 		}
 		if len(f.ttls) >= b.q {
-			slices.Sort(f.ttls)
-			f.TTL = f.ttls[len(f.ttls)-b.q] // so long a majority has it
+			f.TTL = reached(f.ttls, b.q)
 			s.Holders = append(s.Holders, f.Holder)
 		}
-	}
-	if len(kept) >= b.q {
-		slices.Sort(kept)
-		s.ReservedFor = kept[len(kept)-b.q]
 	}
 	return s
 }
 
-// reached is the largest counter that q nodes have reached: a lease's token, which was
-// written to a majority. What is above it on fewer nodes is of bids that came to
-// nothing. Zero where there are fewer than q.
-func reached(counters []uint64, q int) uint64 {
-	if len(counters) < q {
+// reached returns the largest value that q nodes have reached; zero if there are fewer than q.
+// For counters it is a lease's token, which was written to a majority: larger counters on fewer
+// nodes belong to failed bids.
+func reached[T uint64 | time.Duration](values []T, q int) T {
+	if len(values) < q {
 		return 0
 	}
-	slices.Sort(counters)
-	return counters[len(counters)-q]
+	slices.Sort(values)
+	return values[len(values)-q]
 }
 
-// List yields the keys that a majority of the nodes hold for one owner, and of those on which
-// they are split the ones it comes across. It reads all keys of as few nodes as can be: any
-// majority has one of them, so that what they lack is held by no majority. The other nodes are
-// asked for what was found.
+// List yields the keys that one owner holds on a majority of the nodes, and those split keys
+// that it meets. It reads all keys of as few nodes as possible: every majority has one of these
+// nodes, so a key that they lack is held by no majority. It asks the other nodes only for the
+// keys that were found.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(ctx); err != nil {
 		return err
@@ -198,17 +191,17 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	return nil
 }
 
-// A listing is what List has gathered.
+// A listing has the keys that List has found.
 type listing struct {
 	b    *Backend
-	errs []error // of the nodes that were asked
+	errs []error // of the nodes whose keys were read
 
 	mu    sync.Mutex
-	nodes map[string][]driver.NodeState // of each key
+	nodes map[string][]driver.NodeState // the state of each key
 }
 
-// scan reads the keys of N-q+1 nodes, of others where some fail or are slow, and returns the
-// nodes whose keys it has not read, without a failure.
+// scan reads the keys of N-q+1 nodes, and of others if some fail or are slow. It returns the
+// nodes whose keys it did not read and that did not fail.
 func (l *listing) scan(ctx context.Context, prefix string) (others []*node) {
 	nodes := slices.Clone(l.b.nodes)
 	slices.SortStableFunc(nodes, func(a, b *node) int { return cmp.Compare(skipped(a), skipped(b)) })
@@ -270,7 +263,7 @@ func (l *listing) scan(ctx context.Context, prefix string) (others []*node) {
 	return append(others, nodes...)
 }
 
-// slowScan is after how long another node is read beside one that is slow.
+// slowScan is the time after which another node is read as well as a slow one.
 const slowScan = 2 * time.Second
 
 func skipped(n *node) int {
@@ -289,7 +282,7 @@ func (l *listing) add(n *node, s *driver.State) {
 	l.nodes[s.Key][n.index].State = s
 }
 
-// complete asks the nodes that were not scanned for the keys that were found.
+// complete asks the nodes that were not scanned for the found keys.
 func (l *listing) complete(ctx context.Context, others []*node) {
 	keys := slices.Collect(maps.Keys(l.nodes))
 	var all sync.WaitGroup
@@ -329,10 +322,9 @@ func (n *node) lookupAll(ctx context.Context, keys []string) (states []*driver.S
 	return states, nil
 }
 
-// Break takes key from the holder with token fence, on every node that has it.
-// A majority has to answer. ErrLost: none of them knows such a holder. The tokens on
-// the nodes may be under the lease's where they were raised after the grant, so
-// the holder is found by Lookup first.
+// Break takes key from the holder with token fence, on every node that has it. A majority must
+// answer. ErrLost: none of them knows such a holder. A node's own token may be smaller than the
+// lease's, which was raised after the grant, so Break first finds the holder by Lookup.
 func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	if err := b.begin(ctx); err != nil {
 		return err
@@ -349,8 +341,8 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	}))
 }
 
-// ownerOf returns who has key with token fence: on a majority of the nodes, where the
-// token is the lease's, or on some node, where it has nothing but that.
+// ownerOf returns the owner of key with token fence: of a lease with this token on a majority,
+// or of a node on which only this token is known.
 func (b *Backend) ownerOf(ctx context.Context, key string, fence uint64) (string, error) {
 	s, err := b.lookup(ctx, key)
 	if err != nil {

@@ -11,59 +11,59 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
-// lease is the host of one bid: it does what the bid asks for, and feeds the answers back.
-// The algorithm is in bid.go.
+// lease is the host of one bid: it performs the bid's actions, and passes the answers back to
+// it. The algorithm is in bid.go.
 type lease struct {
 	b   *Backend
-	ctx context.Context // the caller's values without its end
+	ctx context.Context // has the values of the caller's context, and no end
 	req driver.Request
 
 	renewing sync.Mutex // one renewal at a time
 
 	mu        sync.Mutex
 	bid       bid
-	event     event // that the bid gets
+	event     event // the event for the bid's next step
 	requests  []nodeRequest
-	lives     [2]life       // the first ones
-	life      *life         // the last one
-	begun     int           // so many lives have begun
+	lives     [2]life       // memory of the first lives
+	life      *life         // the latest life
+	begun     int           // how many lives have begun
 	owners    []string      // by their number
-	wake      chan struct{} // what the caller of Acquire or Renew waits for is certain
-	freed     chan struct{} // closed when the outcome of the release is; nil: nobody waits
-	attempt   int           // of which owner is
-	owner     string        // of the requests of an attempt
+	wake      chan struct{} // has a value when the outcome for the caller of Acquire or Renew is certain
+	freed     chan struct{} // closed when the outcome of the release is certain; nil: no caller waits
+	attempt   int           // the attempt that owner belongs to
+	owner     string        // the owner in this attempt's requests
 	keep      time.Duration // of the renewal
-	stalled   time.Duration // for how long this process did not run, since the caller called
-	jumps     int64         // of the client's clock, at the start of the bid or of the last renewal
+	stalled   time.Duration // how long this process did not run since the call began
+	jumps     int64         // clock.Jumps at the start of the bid or of the last renewal
 	floor     uint64        // the proposal for this round
-	round     int           // the round that it is for
-	confirmed uint64        // the nodes' time when the last renewal began that succeeded; 0: none did
+	round     int           // the round of floor
+	confirmed uint64        // the nodes' time at the start of the last successful renewal; 0: none
 	released  bool          // a majority confirmed the release
 }
 
-// nodeRequest is what is sent to one node, and what it said.
+// nodeRequest is a request to one node, and its answer.
 type nodeRequest struct {
 	l       *lease
 	n       *node
 	call    call
 	req     driver.Request
-	quorum  driver.Quorum // of the vote
-	renewal driver.Renewal
-	asked   boot.Instant  // when it was sent
-	until   boot.Instant  // when its time is over
-	timeout time.Duration // the node timeout, even where until is earlier
+	renewal *driver.Renewal
+	asked   boot.Instant  // when the bid asked for it
+	sent    moment        // when it was sent
+	timeout time.Duration // the node timeout, even where the call must end earlier
 	life    *life         // of the call
 	lease   driver.Lease
 	held    *driver.HeldError
-	vote    driver.Vote
+	latency time.Duration // of the last vote or renewal
+	err     error         // why the node did not grant or confirm
 }
 
-// Acquire makes one attempt to take the lock on a majority of the nodes. It is
-// bounded by a few node timeouts, whatever ctx says, and does not wait for a holder;
-// but a vote that several contenders split among them is settled here, so that one of
-// them wins.
+// Acquire makes one attempt to take the lock on a majority of the nodes. A few node timeouts
+// bound it, even if ctx has no deadline, and it does not wait for a holder. If several
+// contenders split the vote, it continues until one of them wins.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opts.Prefix, req); err != nil {
 		return nil, err
@@ -87,35 +87,11 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	return l, nil
 }
 
-// begin counts a call in, so that Close can wait for what the call leaves to do.
-func (b *Backend) begin(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.isClosed() {
-		return driver.ErrClosed
-	}
-	b.calls.Add(1)
-	return nil
-}
-
-// failed puts the context's end before a verdict that it brought about.
+// failed returns the context's error together with a verdict that the end of the context caused.
 func (b *Backend) failed(ctx context.Context, err error) error {
 	b.count.failures.Add(1)
-	if end := ended(ctx); end != nil && !errors.Is(err, end) {
+	if end := driver.ContextErr(ctx); end != nil && !errors.Is(err, end) {
 		return fmt.Errorf("%w: %w", end, err)
-	}
-	return err
-}
-
-// ended is ctx.Err, but knows of a deadline before the context's timer does: that of the
-// nodes' time, which ends with it, may have been the first.
-func ended(ctx context.Context) error {
-	err := ctx.Err()
-	if deadline, ok := ctx.Deadline(); err == nil && ok && !time.Now().Before(deadline) {
-		err = context.DeadlineExceeded
 	}
 	return err
 }
@@ -137,12 +113,12 @@ func (b *Backend) newLease(ctx context.Context, req *driver.Request) *lease {
 	l.req.Wait = false
 	for i := range l.requests {
 		g := &l.requests[i]
-		g.l, g.n, g.vote.Node = l, b.nodes[i], b.nodes[i].name
+		g.l, g.n = l, b.nodes[i]
 	}
 	return l
 }
 
-// firstNode is the key's first node of n: the same in every process.
+// firstNode returns the key's first node of n, which is the same in every process.
 func firstNode(key string, n int) int {
 	h := uint32(2166136261) // FNV-1a
 	for i := 0; i < len(key); i++ {
@@ -151,7 +127,7 @@ func firstNode(key string, n int) int {
 	return int(h % uint32(n))
 }
 
-// run tells the bid what a caller wants, and waits for the verdict.
+// run passes a caller's event to the bid, and waits for the verdict.
 func (l *lease) run(ctx context.Context, kind eventKind, ttl time.Duration) error {
 	const never = boot.Instant(1<<63 - 1)
 	w := pause{until: never}
@@ -172,18 +148,18 @@ func (l *lease) run(ctx context.Context, kind eventKind, ttl time.Duration) erro
 	}
 }
 
-// pause is what a caller waits for.
+// pause says how long a caller waits, and for which events.
 type pause struct {
 	until   boot.Instant // the caller's deadline
 	began   boot.Instant
-	life    *life // that wakes the caller when it is to look again; nil: none
+	life    *life // its timer wakes the caller to look again; nil: none
 	most    time.Duration
-	certain bool // there is nothing to wait for
-	deaf    bool // the caller's end does not count
+	certain bool // do not wait
+	deaf    bool // ignore the end of the caller's context
 }
 
-// decide makes one step of a caller. It looks at the clock last of all.
-func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w *pause, cause error) (actions, error) {
+// decide makes one step for a caller. Its last action is to look at the clock.
+func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w *pause, cause error) (work, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := &l.event
@@ -216,8 +192,7 @@ func (l *lease) decide(ctx context.Context, kind eventKind, ttl time.Duration, w
 	return out, l.says(ctx, out.verdict, cause, e.now)
 }
 
-// nowAndJumps returns the time, and how often the clock had jumped then: a jump between the two
-// is in neither.
+// nowAndJumps returns the time, and how often the clock had jumped by then.
 func (b *Backend) nowAndJumps() (boot.Instant, int64) {
 	for {
 		jumps := b.clock.Jumps()
@@ -228,7 +203,7 @@ func (b *Backend) nowAndJumps() (boot.Instant, int64) {
 	}
 }
 
-// wait returns when the bid is to look again. An error is why the caller waits no longer.
+// wait returns when the bid must look again. An error says why the caller no longer waits.
 func (l *lease) wait(ctx context.Context, w *pause) error {
 	if w.certain {
 		return nil
@@ -256,11 +231,17 @@ func (l *lease) wait(ctx context.Context, w *pause) error {
 	}
 }
 
-// step feeds an event to the bid, and prepares what it asks for. l.mu is held.
-func (l *lease) step(e *event) actions {
-	out := l.b.step(&l.bid, e)
+// work is what a step leaves to do without l.mu.
+type work struct {
+	actions
+	notices []driver.Notice
+}
+
+// step passes an event to the bid, and prepares its actions. l.mu is held.
+func (l *lease) step(e *event) work {
+	out := work{actions: l.b.step(&l.bid, e)}
 	if out.judged != 0 {
-		l.blame(out.judged, l.bid.agreeing(out.judged))
+		out.notices = l.blame(out.judged, l.bid.agreeing(out.judged))
 	}
 	if out.healed {
 		l.b.count.heals.Add(1)
@@ -270,7 +251,7 @@ func (l *lease) step(e *event) actions {
 	}
 	for i := range l.requests {
 		if out.calls[i] != idle {
-			l.prepare(i, &out, e.now)
+			l.prepare(i, &out.actions, e.now)
 		}
 	}
 	if l.bid.certain() {
@@ -288,12 +269,12 @@ func (l *lease) step(e *event) actions {
 	return out
 }
 
-// prepare writes the request to a node, on which nothing is under way. l.mu is held.
+// prepare fills in the request to a node without a call under way. l.mu is held.
 func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 	g := &l.requests[i]
 	g.call, g.timeout = out.calls[i], l.bid.timeout
 	switch {
-	case g.call < release && g.call != lift:
+	case g.call < release && g.call != raiseLate:
 		g.begins(now, out.until, out.most)
 	case out.delay == 0:
 		g.beginsNow(now)
@@ -303,18 +284,18 @@ func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 		if l.round != l.bid.round {
 			l.propose()
 		}
+		proposed := g.req.Quorum
 		g.req = l.req
-		g.req.Owner, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.floor, &g.quorum
-		g.held, g.vote = nil, driver.Vote{Node: g.n.name}
+		g.req.Owner, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.floor, proposed
+		g.held, g.latency, g.err = nil, 0, nil
 	case join:
-		q := l.b.quorum(g.n, now) // a straggler may still read the first
 		g.req = l.req
-		g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.bid.ttl, l.bid.fence, l.confirmed, &q
+		g.req.Owner, g.req.TTL, g.req.ExactFence, g.req.FenceFloor, g.req.Quorum = l.ofAttempt(), l.bid.ttl, l.bid.fence, l.confirmed, l.b.quorum(g.n, now, 0)
 		g.held = nil
-	case raise, lift:
-		g.renewal = driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
+	case raise, raiseLate:
+		g.renewal = &driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
 	case renew:
-		g.renewal = driver.Renewal{TTL: l.bid.ttl, Keep: l.keep, MinFence: l.bid.fence}
+		g.renewal = &driver.Renewal{TTL: l.bid.ttl, Keep: l.keep, MinFence: l.bid.fence}
 	}
 }
 
@@ -323,10 +304,10 @@ func (g *nodeRequest) beginsNow(now boot.Instant) {
 	g.begins(now, now.Add(g.timeout), now.Add(mostTimeouts*g.timeout))
 }
 
-// begins gives the call a life, from now until then: that which began last, if that has as
-// much time, or for a release a little less. l.mu is held.
+// begins gives the call a life from now until that instant: the latest life, if it lasts as
+// long (for a release, nearly as long), or a new one. l.mu is held.
 func (g *nodeRequest) begins(now, until, most boot.Instant) {
-	g.asked, g.until = now, until
+	g.asked = now
 	l := g.l
 	less := time.Duration(0)
 	if g.call == release {
@@ -347,29 +328,16 @@ func (g *nodeRequest) begins(now, until, most boot.Instant) {
 	g.life.begin(now, until, most)
 }
 
-// propose sets what all nodes are told in this round. l.mu is held.
+// propose sets the proposal to all nodes for this round. l.mu is held.
 func (l *lease) propose() {
 	l.round = l.bid.round
 	l.floor = max(l.b.floor(l.bid.start), l.req.FenceFloor)
 	since := l.b.since(l.req.Key)
 	for i := range l.requests {
 		if g := &l.requests[i]; !l.bid.parts[i].stale {
-			g.quorum = l.b.quorum(g.n, l.bid.start)
-			g.quorum.WaitingSince = since
+			g.req.Quorum = l.b.quorum(g.n, l.bid.start, since)
 		}
 	}
-}
-
-// quorum is what one node is told of the quorum.
-func (b *Backend) quorum(n *node, now boot.Instant) driver.Quorum {
-	q := driver.Quorum{Terms: b.terms, OtherClocks: n.others}
-	if b.opts.Guard > 0 {
-		if t, _ := n.proposal(now); t != b.terms {
-			theirs := t
-			q.Remembered = &theirs
-		}
-	}
-	return q
 }
 
 // ofAttempt returns the owner of the attempt's requests. l.mu is held.
@@ -381,7 +349,7 @@ func (l *lease) ofAttempt() string {
 	return l.owner
 }
 
-// number returns the number of who has a node. l.mu is held.
+// number returns the number of a node's owner. l.mu is held.
 func (l *lease) number(h *driver.HeldError) owner {
 	switch {
 	case h == nil:
@@ -404,8 +372,8 @@ func (l *lease) number(h *driver.HeldError) owner {
 	return somebody + owner(i)
 }
 
-// perform starts the calls that a bid asked for.
-func (l *lease) perform(out *actions) {
+// perform starts the calls in a bid's actions, and sends the notices.
+func (l *lease) perform(out *work) {
 	for i, c := range out.calls {
 		switch {
 		case c == idle:
@@ -415,41 +383,99 @@ func (l *lease) perform(out *actions) {
 			l.requests[i].send()
 		}
 	}
+	for _, n := range out.notices {
+		l.b.event(n)
+	}
 }
 
-// later sends a call after a while.
+// later sends a call after a pause. Close waits for a short pause, and cancels the call after a
+// longer one.
 func (l *lease) later(g *nodeRequest, d time.Duration) {
+	counted := d < g.timeout/timeSlices && g.n.enter()
 	time.AfterFunc(d, func() {
 		l.mu.Lock()
 		g.beginsNow(l.b.clock.Now())
 		l.mu.Unlock()
 		g.send()
+		if counted {
+			g.n.leave()
+		}
 	})
 }
 
-// send hands the call to the node.
+// send starts the call, if the node can start calls, and otherwise passes it to a worker.
 func (g *nodeRequest) send() {
+	if g.start() {
+		return
+	}
 	life := g.life
-	if err := g.n.start(g); err != nil {
+	if err := g.n.hand(g); err != nil {
 		life.leave()
 		g.end(result{err: err, unasked: true})
 	}
 }
 
-// result is what a call brought.
+// result is the result of a call.
 type result struct {
 	lease    driver.Lease
 	grant    driver.Grant
 	err      error
 	unasked  bool
-	sent     moment
 	received boot.Instant
 }
 
-// do makes the call, and waits for its end. It is a worker's.
+// start starts the call. If it returns false, a worker must make the call, or end it if its
+// time is over. While the breaker is open only workers make calls, because they are few.
+func (g *nodeRequest) start() (started bool) {
+	n := g.n
+	if n.async == nil || n.tripped.Load() || g.life.Err() != nil || !n.enter() {
+		return false
+	}
+	defer func() {
+		if !started {
+			n.leave()
+		}
+	}()
+	g.sent = g.l.b.now()
+	if g.call == acquire || g.call == join {
+		return n.async.StartAcquire(g.life, &g.req, g)
+	}
+	switch lease, ok := g.lease.(async.Lease); {
+	case !ok:
+		return false
+	case g.call == release:
+		return lease.StartRelease(g.life, g)
+	default:
+		return lease.StartRenew(g.life, g.renewal, g)
+	}
+}
+
+// Acquired, Renewed and Released get the results of calls that were started: see package async.
+func (g *nodeRequest) Acquired(l driver.Lease, err error) { g.done(result{lease: l, err: err}) }
+func (g *nodeRequest) Renewed(r driver.Grant, err error)  { g.done(result{grant: r, err: err}) }
+func (g *nodeRequest) Released(err error)                 { g.done(result{err: err}) }
+
+// done ends a started call. It first starts the calls that follow from the answer, so that the
+// count of calls never falls to zero in between.
+func (g *nodeRequest) done(r result) {
+	n, life := g.n, g.life
+	r.received = life.clock.Now()
+	g.end(r)
+	life.leave()
+	n.leave()
+}
+
+// Run makes the call, and then those that wait for a worker.
+func (g *nodeRequest) Run() {
+	for n := g.n; g != nil; g = n.next() {
+		g.do()
+	}
+}
+
+// do makes the call, and waits for its end.
 func (g *nodeRequest) do() {
 	l, clock := g.l, g.l.b.clock
-	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) { // it stood in the queue, and must not fail for that
+	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) { // the time in the worker's queue must not make it fail
 		g.life.leave()
 		l.mu.Lock()
 		g.beginsNow(clock.Now())
@@ -466,24 +492,25 @@ func (g *nodeRequest) do() {
 		g.end(result{err: err, unasked: true})
 		return
 	}
-	r := result{sent: l.b.now()}
+	var r result
+	g.sent = l.b.now()
 	switch g.call {
 	case acquire, join:
 		r.lease, r.err = g.n.backend.Acquire(ctx, &g.req)
 	case release:
 		r.err = g.lease.Release(ctx)
 	default:
-		r.grant, r.err = g.lease.Renew(ctx, &g.renewal)
+		r.grant, r.err = g.lease.Renew(ctx, g.renewal)
 	}
 	r.received = clock.Now()
 	g.end(r)
 }
 
-// skipped asks the node's breaker; true: the call has ended.
+// skipped asks the node's breaker. True means that the call has ended.
 func (g *nodeRequest) skipped() bool {
 	ok, probe := g.n.admit()
 	switch {
-	case !ok && len(g.l.b.nodes)-g.l.b.tripped().len() >= g.l.b.q: // there is a majority without it
+	case !ok && len(g.l.b.nodes)-g.l.b.tripped().len() >= g.l.b.q: // the other nodes are a majority
 		g.end(result{err: errSkipped, unasked: true})
 		return true
 	case probe: // nobody waits for it
@@ -492,7 +519,7 @@ func (g *nodeRequest) skipped() bool {
 	return false
 }
 
-// end tells the bid how the call ended.
+// end passes the result of the call to the bid.
 func (g *nodeRequest) end(r result) {
 	l := g.l
 	var clock reading
@@ -505,14 +532,14 @@ func (g *nodeRequest) end(r result) {
 	g.note(&r, e)
 	out := l.step(e)
 	if out.left {
-		g.vote.Err = r.err
+		g.err = r.err
 		l.b.count.unreleased.Add(1)
 	}
 	l.mu.Unlock()
 	l.perform(&out)
 }
 
-// learn tells breaker, clocks and the comparison of servers what a call says of the node.
+// learn updates the breaker, the clock and the server's identity from a call's result.
 func (g *nodeRequest) learn(r *result) reading {
 	n := g.n
 	if r.lease != nil {
@@ -526,14 +553,14 @@ func (g *nodeRequest) learn(r *result) reading {
 		r.grant.Clock, r.grant.Server = told(r.err)
 	}
 	n.identify(r.grant.Server)
-	clock := n.b.read(r.grant.Clock, r.grant.Terms, r.sent, r.received)
-	n.learn(clock, r.grant.Terms)
+	clock := n.b.read(r.grant.Clock, r.grant.Terms, g.sent, r.received)
+	n.learn(clock, r.grant.Terms, g.sent.jumps)
 	return clock
 }
 
-// note keeps what an answer brought, and tells the bid what it means. l.mu is held.
+// note stores an answer, and returns its meaning for the bid. l.mu is held.
 func (g *nodeRequest) note(r *result, e *event) {
-	e.answer, e.last = meaning(r.err), g.n.tripped.Load() || g.l.b.isClosed()
+	e.answer, e.last = meaning(r.err), g.n.tripped.Load() || g.l.b.isClosed() && !g.failedAtOnce(r)
 	if r.unasked {
 		e.answer = unasked
 	}
@@ -543,29 +570,40 @@ func (g *nodeRequest) note(r *result, e *event) {
 		if !r.unasked {
 			_ = errors.As(r.err, &g.held)
 		}
-		g.vote = driver.Vote{Node: g.n.name, Granted: r.err == nil, Latency: r.received.Sub(r.sent.at), Err: r.err}
+		g.latency, g.err = g.took(r), r.err
 		e.owner = g.l.number(g.held)
 		if r.err == nil {
 			g.lease, e.fence = r.lease, r.grant.Fence
 		}
-	case raise, lift, renew:
+	case raise, raiseLate, renew:
 		if !r.unasked {
-			g.vote.Latency = r.received.Sub(r.sent.at)
+			g.latency = g.took(r)
 		}
-		switch {
-		case c == renew:
-			g.vote.Granted, g.vote.Err = r.err == nil, r.err
-		case c == raise && r.err != nil:
-			g.vote.Err = r.err
+		if c == renew || c == raise && r.err != nil {
+			g.err = r.err
 		}
 	case release:
-		if e.answer == granted || e.answer == gone { // it has nothing of ours
-			e.answer, g.vote.Granted = granted, false
+		if e.answer == granted || e.answer == gone { // the node has nothing of this bid
+			e.answer = granted
 		}
 	}
 }
 
-// told returns what an answer that is no grant says of its node.
+// failedAtOnce reports whether this was the first try of a release, and failed in less than a
+// slice of its time: perhaps only its connection was cut. l.mu is held.
+func (g *nodeRequest) failedAtOnce(r *result) bool {
+	return g.call == release && !r.unasked && g.l.bid.parts[g.n.index].tries == 1 && g.life.ran() == 0
+}
+
+// took is how long a call took; zero: it was not made.
+func (g *nodeRequest) took(r *result) time.Duration {
+	if r.unasked {
+		return 0
+	}
+	return r.received.Sub(g.sent.at)
+}
+
+// told returns the clock and the server in the answer of a node that did not grant.
 func told(err error) (clock time.Time, server string) {
 	var held *driver.HeldError
 	var refused *driver.RefusedError
@@ -578,7 +616,7 @@ func told(err error) (clock time.Time, server string) {
 	return time.Time{}, ""
 }
 
-// meaning is what the end of a call says.
+// meaning returns the meaning of a call's error.
 func meaning(err error) answer {
 	if err == nil {
 		return granted
@@ -602,12 +640,12 @@ func meaning(err error) answer {
 	return silence
 }
 
-// definite reports whether an error of Acquire says that the node has nothing of ours.
+// definite reports whether an error of Acquire says that the node has nothing of this bid.
 func definite(err error) bool {
 	return errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrInvalid)
 }
 
-// feed gives the bid an event that no caller waits for.
+// feed passes to the bid an event for which no caller waits.
 func (l *lease) feed(e event) {
 	l.mu.Lock()
 	l.event, l.event.now = e, l.b.clock.Now()
@@ -623,7 +661,7 @@ func (l *lease) Grant() driver.Grant {
 	return driver.Grant{Expires: l.b.clock.Time(l.bid.expires), Fence: l.bid.fence, Clock: l.clock(), Votes: l.votes()}
 }
 
-// clock is the median of the counted nodes' clocks, now.
+// clock returns the present median of the counted nodes' clocks.
 func (l *lease) clock() time.Time {
 	var buf [MaxNodes]time.Duration
 	mids := buf[:0]
@@ -639,10 +677,9 @@ func (l *lease) clock() time.Time {
 	return time.Unix(0, int64(mids[(len(mids)-1)/2]+time.Duration(l.b.clock.Now())))
 }
 
-// Renew extends the lease on the nodes that carry it; a majority of all nodes has to
-// confirm that it is this acquisition's still. Nodes that do not carry it, since they
-// were away or came back without it, are asked to join, at this lease's token: they
-// count from the next renewal on. No renewal takes the lock again.
+// Renew extends the lease on the nodes that carry it; a majority of all nodes must confirm that
+// this acquisition still has the lock. It asks nodes that do not carry the lease to join at its
+// token; they count from the next renewal on. No renewal takes the lock again.
 func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	if err := l.b.info.CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
@@ -651,7 +688,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 		return driver.Grant{}, err
 	}
 	if r.MinFence != 0 {
-		return driver.Grant{}, driver.Invalid("MinFence", "is for nodes, and this is a quorum")
+		return driver.Grant{}, driver.Invalid("MinFence", "is for nodes, and this backend is a quorum")
 	}
 	if err := l.b.begin(ctx); err != nil {
 		return driver.Grant{}, err
@@ -674,7 +711,7 @@ func (l *lease) Release(context.Context) error {
 	if l.isReleased() {
 		return nil
 	}
-	if err := l.b.begin(context.Background()); err != nil { // it is released whatever the caller's says
+	if err := l.b.begin(context.Background()); err != nil { // release even if the caller's context has ended
 		return err
 	}
 	defer l.b.calls.Done()
@@ -689,7 +726,7 @@ func (l *lease) isReleased() bool {
 	return l.released
 }
 
-// beginRelease returns what tells that the outcome is certain, and the node timeout.
+// beginRelease returns a channel that is closed when the outcome is certain, and the node timeout.
 func (l *lease) beginRelease() (<-chan struct{}, time.Duration) {
 	l.mu.Lock()
 	if l.freed == nil {
@@ -715,14 +752,29 @@ func (l *lease) endRelease() error {
 	return nil
 }
 
-// sleep waits, and reports false if the backend was closed meanwhile.
-func (b *Backend) sleep(d time.Duration) bool {
-	t := time.NewTimer(d)
+func (c *counters) granted(l *lease) {
+	if l.bid.wrote {
+		c.twoTrips.Add(1)
+	} else {
+		c.oneTrip.Add(1)
+	}
+}
+
+// await waits for done, for at most this many slices.
+func (b *Backend) await(done <-chan struct{}, slice time.Duration, n int) {
+	most := b.clock.Now().Add(time.Duration(n) * slice * mostTimeouts)
+	t := time.NewTimer(slice)
 	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-b.closed:
-		return false
+	for range n {
+		select {
+		case <-done:
+			return
+		case <-t.C:
+			settle()
+		}
+		if b.clock.Now() >= most {
+			return
+		}
+		t.Reset(slice)
 	}
 }

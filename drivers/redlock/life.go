@@ -10,19 +10,18 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// A node's time measures the node, and not how busy this process is. So it is counted in
-// slices, and each begins when the one before has ended and this process has done what was
-// ready to run: a process that stood still loses one slice, however long that was, and reads in
-// the next one the answers that came meanwhile. All slices together take at most mostTimeouts
-// times their sum. Nothing that a lease rests on is counted so.
+// A node timeout must measure the node, and not how busy this process is. So it is counted in
+// slices. A slice begins when the one before has ended and this process has run all goroutines
+// that were ready. A process that stood still loses one slice, however long it stood, and reads
+// the answers that came meanwhile in the next one. All slices together take at most
+// mostTimeouts times their sum. The validity of a lease is never counted in this way.
 const (
-	timeSlices   = 4
-	mostTimeouts = 5
-	// hops is from how many goroutines to the next an answer goes until the bid has it.
+	timeSlices = 4
+	// hops is how many goroutines pass an answer on until the bid has it.
 	hops = 4
 )
 
-// settle lets all goroutines run that are ready to, and those that they wake.
+// settle lets all ready goroutines run, and those that they wake.
 func settle() {
 	for range hops {
 		runtime.Gosched()
@@ -33,22 +32,23 @@ func settle() {
 // timer. It ends with the last of them, or when the nodes' time is over. Its deadline is the
 // latest instant at which that may be.
 type life struct {
-	context.Context // the values, and perhaps an earlier end
+	context.Context // has the values, and perhaps an earlier end
 	clock           *boot.Clock
-	wake            chan<- struct{} // gets a value at the end of each slice, if it has room; nil: nobody waits
+	wake            chan<- struct{} // gets a value at the end of each slice, if it has room; nil: no caller waits
 	slice           time.Duration
 	due, most       boot.Instant
-	calls           atomic.Int32
+	began           boot.Instant // of the current slice
 	unlink          func() bool
+	calls           atomic.Int32
 
 	mu     sync.Mutex
+	passed int32 // slices
 	timer  *time.Timer
-	passed int           // slices
-	done   chan struct{} // nil: nobody asked for it
+	done   chan struct{} // nil: not used yet
 	err    error
 }
 
-// newLife returns a life that ends with ctx, too, for calls that have this time each.
+// newLife returns a life for calls with this timeout each. It also ends with ctx.
 func newLife(ctx context.Context, clock *boot.Clock, d time.Duration) *life {
 	s, now := &life{Context: ctx, clock: clock}, clock.Now()
 	due, most := now.Add(d), now.Add(mostTimeouts*d)
@@ -67,13 +67,14 @@ func newLife(ctx context.Context, clock *boot.Clock, d time.Duration) *life {
 	return s
 }
 
-// begin begins the life, with one call that has its time from now until due, as counted in
-// slices, and ends at the latest at most.
+// begin begins the life, with one call whose time runs from now until due, counted in slices.
+// It ends at most at the latest.
 func (s *life) begin(now, due, most boot.Instant) {
 	s.slice, s.due, s.most = max(due.Sub(now)/timeSlices, 1), due, most
 	s.calls.Store(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.began = now
 	s.timer = time.AfterFunc(s.next(), s.tick)
 }
 
@@ -99,6 +100,7 @@ func (s *life) tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.passed++; s.passed < timeSlices && s.err == nil {
+		s.began = s.clock.Now()
 		if d := s.next(); d > 0 {
 			s.timer.Reset(d)
 			s.tell()
@@ -108,14 +110,14 @@ func (s *life) tick() {
 	s.end(context.DeadlineExceeded)
 }
 
-// ran returns how much of their time the calls have had.
+// ran returns how much of their time the calls have used.
 func (s *life) ran() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return time.Duration(s.passed) * s.slice
 }
 
-// leave tells that a call ended.
+// leave notes the end of a call.
 func (s *life) leave() {
 	if s.calls.Add(-1) == 0 {
 		s.finish(context.Canceled)
@@ -151,6 +153,18 @@ func (s *life) tell() {
 	}
 }
 
+// Due returns when the nodes' time is over, if this process runs until then; zero: it is.
+func (s *life) Due() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return time.Time{}
+	}
+	due := s.began.Add(time.Duration(timeSlices-s.passed) * s.slice)
+	soon := s.clock.Now().Add(max(s.slice/timeSlices, time.Millisecond)) // the timer may be late
+	return s.clock.Time(min(max(due, soon), s.most))
+}
+
 func (s *life) Deadline() (time.Time, bool) { return s.clock.Time(s.most), true }
 
 func (s *life) Done() <-chan struct{} {
@@ -169,23 +183,4 @@ func (s *life) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
-}
-
-// await waits for done, for no longer than so many slices.
-func (b *Backend) await(done <-chan struct{}, slice time.Duration, n int) {
-	most := b.clock.Now().Add(time.Duration(n) * slice * mostTimeouts)
-	t := time.NewTimer(slice)
-	defer t.Stop()
-	for range n {
-		select {
-		case <-done:
-			return
-		case <-t.C:
-			settle()
-		}
-		if b.clock.Now() >= most {
-			return
-		}
-		t.Reset(slice)
-	}
 }

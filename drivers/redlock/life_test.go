@@ -14,8 +14,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// While this process does not run the nodes' time does not, up to a bound, and never beyond
-// the caller's.
+// While this process does not run, the nodes' timeout does not run either, up to a bound, and
+// never beyond the caller's time.
 func TestTheNodesTimeStandsStillWithThisProcess(t *testing.T) {
 	const timeout, never = 100 * time.Millisecond, boot.Instant(1<<62 - 1)
 	type look struct {
@@ -46,8 +46,8 @@ func TestTheNodesTimeStandsStillWithThisProcess(t *testing.T) {
 	}
 }
 
-// A silent node is given up after the node timeout, where this process runs; one that sleeps
-// for longer than is excused is said to.
+// If this process runs, a silent node is given up after the node timeout. If the process sleeps
+// for longer than is excused, the error says so.
 func TestASilentNodeIsGivenUpInItsTime(t *testing.T) {
 	for name, sleeps := range map[string]time.Duration{"awake": 0, "asleep": time.Minute} {
 		t.Run(name, func(t *testing.T) {

@@ -20,10 +20,10 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// The simulated node has the same lock, counter, mark and line as a real server whose scripts are
-// called with the same arguments at the same time: with waiters in line, keys that are kept for
-// one of them, waiters that leave, waiters whose process is gone, counters that are lost, and a
-// clock that is set.
+// The simulated node has the same lock, counter, mark and wait queue as a real server whose
+// scripts are called with the same arguments at the same time. The calls cover queued waiters,
+// keys that are reserved for one of them, waiters that leave, waiters whose process is gone,
+// lost counters, and a clock that is set.
 func TestTheSimulatedLineIsTheRealOne(t *testing.T) {
 	t.Parallel()
 	duels := uint64(60)
@@ -57,10 +57,10 @@ func TestTheSimulatedLineIsTheRealOne(t *testing.T) {
 	}
 }
 
-// included is a line of a script for which another file stands.
+// included matches a line of a script that is replaced by another file.
 var included = regexp.MustCompile(`(?m)^ *-- lua/(\w+)\.lua\n`)
 
-// luaText returns a script as the driver composes it, in quarantine until till.
+// luaText returns a script as the driver composes it, for a node that is in quarantine until till.
 func luaText(t *testing.T, name string, grace, till int64) string {
 	t.Helper()
 	read := func(name string) string {
@@ -85,7 +85,7 @@ local reply = body()
 return {reply, before, time()}`, grace, till, body)
 }
 
-// lineDuel has a server's scripts and the model of them do the same.
+// lineDuel makes the same calls on a server's scripts and on their model.
 type lineDuel struct {
 	t     *testing.T
 	c     *redis.Client
@@ -94,15 +94,15 @@ type lineDuel struct {
 	sim   *simServer
 	terms driver.Terms
 	texts map[string]string
-	keys  [4]string // lock, counter, mark, line
+	keys  [4]string // lock, counter, mark, wait queue
 	met   map[string]int
 	log   []string
-	took  time.Duration // by the last script, by the server's clock
+	took  time.Duration // the server's clock in the last script
 
-	waiters [3]simPlace // their names are empty while they do not wait
+	waiters [3]simPlace // a name is empty while the client does not wait
 	places  int
 	last    uint64 // token
-	owner   string // that was granted last
+	owner   string // the latest grant
 	token   uint64
 }
 
@@ -175,7 +175,7 @@ func (d *lineDuel) step() string {
 	return fmt.Sprintf("the clock is set to %v", ahead)
 }
 
-// near is an instant of about now, by the server's clock, in microseconds.
+// near returns a time near now, by the server's clock, in microseconds.
 func (d *lineDuel) near(most time.Duration) uint64 {
 	return uint64(d.now().Add(time.Duration(d.rng.Int64N(int64(2*most))) - most).UnixMicro())
 }
@@ -188,7 +188,8 @@ func (d *lineDuel) now() time.Time {
 	return now
 }
 
-// set sets the clock, and ends what has ended by then: a server does it at some time.
+// set sets the clock, and removes the keys that have ended by then, which the server would do
+// at some later time.
 func (d *lineDuel) set(ahead time.Duration) {
 	if err := d.redis.SetClock(ahead); err != nil {
 		d.t.Fatal(err)
@@ -208,8 +209,9 @@ func (d *lineDuel) do(command ...any) any {
 	return r
 }
 
-// eval calls a script, sets the model's clock to what the script saw, and returns the reply. It has
-// that instant at the index that clock returns; -1: it has not, and only one reading counts.
+// eval calls a script, sets the model's clock to the script's, and returns the reply. clock
+// returns the index of the script's clock in the reply, or -1 if the reply has none: then the
+// clock read before the script is used.
 func (d *lineDuel) eval(script string, clock func(code int64) int, args ...any) []any {
 	all, err := d.c.Eval(context.Background(), d.texts[script], d.keys[:3], args...).Slice()
 	if err != nil {
@@ -318,7 +320,8 @@ func (d *lineDuel) renew() string {
 	return what + ": " + said
 }
 
-// release frees the lock of me, or gives a place up; tells says that PUBLISH tells who is there.
+// release frees the lock of me, or gives up a place in the queue; tells says that the reply to
+// PUBLISH shows which waiters are there.
 func (d *lineDuel) release(me string, token uint64, quits string, tells bool) string {
 	value, flag := me+"|", "0"
 	if me == "" {
@@ -329,7 +332,7 @@ func (d *lineDuel) release(me string, token uint64, quits string, tells bool) st
 	if tells {
 		flag = "1"
 	}
-	args := []any{"0", value, "free", d.keys[3], "to:", flag}
+	args := []any{flag, value, "to:", d.keys[3]}
 	if quits != "" {
 		args = append(args, quits)
 	}
@@ -351,7 +354,7 @@ func (d *lineDuel) release(me string, token uint64, quits string, tells bool) st
 	return what + ": " + said
 }
 
-// verdict reads the reply of acquire and join.
+// verdict parses the reply of acquire and join.
 func (d *lineDuel) verdict(r []any) string {
 	switch r[0].(int64) {
 	case 1:
@@ -391,8 +394,9 @@ func (d *lineDuel) same(what, said string, s simReply) {
 	}
 }
 
-// compare holds what is stored against each other: the lock, the counter and their ends, the mark,
-// and the line. Servers count whole milliseconds, and read the clock again for each key that they set.
+// compare compares the stored data: the lock, the counter and their ends, the mark, and the
+// wait queue. Servers count whole milliseconds, and read the clock again for each key that they
+// set.
 func (d *lineDuel) compare() {
 	k, m := d.sim.key(), d.sim.memory.mark
 	lock, counter, mark := "", "", ""
@@ -437,6 +441,6 @@ func (d *lineDuel) compare() {
 		real = append(real, z.Member.(string), strconv.FormatFloat(z.Score, 'f', 0, 64))
 	}
 	if !slices.Equal(line, real) {
-		d.t.Errorf("the real line is %v, the simulated one %v", real, line)
+		d.t.Errorf("the real queue is %v, the simulated one %v", real, line)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// The simulated node answers as the real scripts do on real servers: otherwise the
-// simulation would prove something of another algorithm.
+// The simulated node answers like the real scripts on real servers. Otherwise the simulation
+// would test another algorithm.
 func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 	for kind, s := range map[string]*server.Server{"redis": server.Redis(t), "valkey": server.Valkey(t)} {
 		t.Run(kind, func(t *testing.T) {
@@ -36,9 +36,9 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 	}
 }
 
-// duelWith has a server and its model do the same, under a restart guard if there is
-// one. It is long, so that no verdict depends on the time that something took; only
-// a statement that the server is new ends it.
+// duelWith makes the same calls on a server and on its model, with a restart guard if guard is
+// set. The guard is long, so that no answer depends on how long a step took; only the statement
+// that the server is new ends a quarantine.
 func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guard time.Duration) {
 	real, err := goredis.New(c, &goredis.Options{Prefix: fmt.Sprint(guard, seed, ":")})
 	if err != nil {
@@ -52,13 +52,13 @@ func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guar
 	d.run()
 }
 
-// duel does the same on both and compares.
+// duel makes the same calls on both, and compares them.
 type duel struct {
 	t      *testing.T
 	seed   uint64
 	rng    *rand.Rand
 	key    string
-	name   string // of the lock, on the server
+	name   string // the lock's key on the server
 	real   *goredis.Backend
 	redis  *server.Server
 	sim    *simNode
@@ -110,7 +110,7 @@ func (d *duel) step(ctx context.Context) string {
 		d.pairs = append(d.pairs[:i], d.pairs[i+1:]...)
 		errA, errB := p.real.Release(ctx), p.sim.Release(ctx)
 		if errors.Is(errA, driver.ErrLost) || errors.Is(errB, driver.ErrLost) {
-			errA, errB = nil, nil // a driver may say so, and need not
+			errA, errB = nil, nil // drivers may report it, but need not
 		}
 		return "release: " + d.same(errA, errB, 0, 0)
 	}
@@ -119,7 +119,7 @@ func (d *duel) step(ctx context.Context) string {
 	return "expire"
 }
 
-// befall does to both what a restart guard is about.
+// befall restarts, flushes or restores both in the same way, for the restart guard.
 func (d *duel) befall(ctx context.Context) string {
 	q := d.quorum
 	switch d.rng.IntN(16) {
@@ -196,7 +196,7 @@ func (d *duel) acquire(ctx context.Context) string {
 	return what + d.same(errA, errB, fa, fb)
 }
 
-// same fails if two answers differ.
+// same fails the test if two answers differ.
 func (d *duel) same(real, sim error, realFence, simFence uint64) string {
 	a, b := fmt.Sprint(verdictOf(real), " ", realFence), fmt.Sprint(verdictOf(sim), " ", simFence)
 	if a != b {
@@ -228,7 +228,7 @@ func verdictOf(err error) string {
 	return err.Error()
 }
 
-// compare holds what is stored against each other.
+// compare compares the stored data.
 func (d *duel) compare() {
 	s, err := d.real.Lookup(d.t.Context(), d.key)
 	if err != nil {

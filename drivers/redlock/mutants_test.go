@@ -5,35 +5,36 @@ import (
 	"time"
 )
 
-// mutation takes parts of the algorithm out, one bit each, so that tests can show that they
-// notice. Each is another machine around that of bid.go: what ships has no switch.
+// mutation is a set of parts of the algorithm to take out, one bit each. With it tests show
+// that they notice a missing part. Each mutant wraps the machine of bid.go, so the shipped code
+// has no switch for it.
 type mutation uint32
 
 const (
 	noWriteBack    mutation = 1 << iota // different tokens are not raised to the largest
-	ackUnowned                          // a raise that found the node lost counts
-	countLate                           // whoever granted counts during the raise, whatever its token
+	ackUnowned                          // a raise on a node that lost the lock counts
+	countLate                           // during the raise every node that granted counts, whatever its token
 	extendOwn                           // a renewal takes lost nodes again, and counts them
-	oneAttempt                          // all rounds of a request have one owner
-	releaseEarly                        // a release does not wait for its own acquire
+	oneAttempt                          // all rounds of a request have the same owner
+	releaseEarly                        // a release does not wait for the acquire before it
 	noValidity                          // a grant that took too long is returned
-	noClockCheck                        // clocks need not agree, nor be waited for: no rule of terms.go
+	noClockCheck                        // clocks need not agree, and nothing waits for them: no rule of terms.go applies
 	grantFromReply                      // Expires of a grant counts from the last answer
 	renewFromReply                      // Expires of a renewal counts from the last answer
 	noHold                              // the rule "hold" of terms.go: Expires is the validity time alone
 	noReturn                            // the rule "return" of terms.go: a lease is returned at once
-	joinEarly                           // who has the first node joins the rest at its token, before the grant
+	joinEarly                           // a bid that has the first node joins the rest with its token, before the grant
 	adoptAbove                          // a straggler above the token counts
 	joinAbove                           // a node that joined above the token counts
-	keepLosers                          // a bid that failed releases nothing
+	keepLosers                          // a failed bid releases nothing
 	ackJoined                           // a join confirms the renewal that it is part of
 	minority                            // one node less than a majority is enough
 )
 
-// machine is a step function: that of bid.go, or a mutant.
+// machine is a step function: the one of bid.go, or a mutant.
 type machine func(*bid, *event) actions
 
-// mutate has a backend run a mutant.
+// mutate lets a backend run a mutant.
 func mutate(b *Backend, m mutation) { b.step = mutant(m) }
 
 // mutant returns the machine without these parts.
@@ -129,7 +130,7 @@ func mutant(m mutation) machine {
 		},
 		noClockCheck: func(next machine) machine {
 			return func(b *bid, e *event) actions {
-				if e.kind == answered && e.clock.known { // all clocks are the client's
+				if e.kind == answered && e.clock.known { // all clocks equal the client's
 					e.clock.earliest, e.clock.latest = time.Duration(e.clock.sent), time.Duration(e.clock.sent)
 					e.clock.excuse = time.Hour
 				}
@@ -243,7 +244,7 @@ func mutant(m mutation) machine {
 	return step
 }
 
-// stall makes f run between a bid's last answer and its last act, the look at the clock.
+// stall makes f run between a bid's last answer and its last step, the look at the clock.
 func stall(b *Backend, f func()) {
 	next := b.step
 	b.step = func(x *bid, e *event) actions {

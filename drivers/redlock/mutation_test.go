@@ -9,22 +9,22 @@ import (
 
 var searchFlag = flag.Bool("redlock.search", false, "also take out the parts that take longest to miss")
 
-// Each part of the algorithm, taken out, is noticed by the simulation within its
-// budget of schedules. That shows that the simulation would notice a mistake, and that the
-// part is needed. It prints the list of parts, each with the first schedule that breaks a promise
+// If any part of the algorithm is taken out, the simulation notices it within a bounded number
+// of schedules. That shows that the simulation would notice a mistake, and that the part is
+// needed. The test prints the list of parts, each with the first schedule that breaks a promise
 // without it:
 //
 //	go test -run TestEveryPartIsMissed -v ./drivers/redlock
 //
-// Not on the list are two rules of a quarantine. That it waits until the other nodes' clocks are
-// known is a part of "the other nodes' clocks in a quarantine's end", which takes both out. And that
-// it refuses joins is redundant for the promises: a join helps only a lease that a majority of the other
-// nodes carries, so that no lease which the node forgot is valid beside it, and it brings the token
-// along. (20,000 forgetful schedules agree.) It keeps a lease that has ended, and whose holder does
-// not know yet, from taking the node from the one that has the lock.
+// Two rules of a quarantine are not on the list. First, it waits until the other nodes' clocks
+// are known; "the other nodes' clocks in a quarantine's end" takes this out too. Second, it
+// refuses joins, which the promises do not need: a join helps only a lease that a majority of
+// the other nodes carries, so no lease that the node forgot is valid beside it, and a join
+// brings the token along. (20,000 forgetful schedules agree.) The rule only prevents that a
+// lease that has ended without its holder knowing takes the node from the current holder.
 //
-// (The margins of terms.go are also taken out of the worst pairs of clients, one by one: see
-// TestNoPairOfClientsOverlaps.)
+// (TestNoPairOfClientsOverlaps also takes out the margins of terms.go, one by one, for the
+// worst pairs of clients.)
 func TestEveryPartIsMissed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")

@@ -10,61 +10,56 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
-// node is one member of the quorum, with all that is under way to it.
+// node is one member of the quorum, with the requests under way to it.
 //
-// Requests to a node are blocking calls, so each needs a goroutine; these are
-// workers that are kept for the next request (their stacks have grown to what a
-// client needs), at most Options.InFlight of them. What is beyond that waits in a
-// bounded queue, and what is beyond the queue fails at once: so a node that never
-// answers costs a bounded number of goroutines.
+// A request that the node cannot start is a blocking call, which needs a goroutine; these are
+// workers, at most Options.InFlight of them. Further requests wait in a bounded queue, and fail
+// at once if it is full. So a node that never answers costs a bounded number of goroutines.
 type node struct {
 	b       *Backend
 	index   int
 	name    string // without any secret
 	backend driver.Backend
+	async   async.Backend // the same; nil: every call is made by its blocking method
+	workers async.Workers // make the blocking calls
 
-	server  atomic.Pointer[string] // which process answered last
-	others  func() time.Time       // the clocks of the other nodes; see clock.go
-	skewed  atomic.Bool            // its clock disagreed when it last counted
-	tripped atomic.Bool            // the breaker is open
+	described atomic.Pointer[driver.Quorum] // the quorum in the last request
+	server    atomic.Pointer[string]        // the server process that answered last
+	others    func() time.Time              // the clocks of the other nodes; see clock.go
+	skewed    atomic.Bool                   // its clock disagreed when it last counted
+	tripped   atomic.Bool                   // the breaker is open
 
 	clockMu   sync.Mutex
 	clock     reading // of its last answer
 	jumps     int64   // of the client's clock, then
 	terms     driver.Terms
-	termsAt   boot.Instant // before they were last confirmed
+	termsAt   boot.Instant // from before their last confirmation
 	remembers bool         // terms are known
 
 	mu       sync.Mutex
-	workers  int
-	idle     []*worker // the one used last is on top
+	started  int // calls that nobody waits for
+	blocking int // calls of workers
 	queue    []*nodeRequest
-	reaper   *time.Timer
 	closed   bool
-	gone     chan struct{} // closed when the last worker went after close
+	gone     chan struct{} // closed when close was called and all calls have ended
 	timeouts int           // in a row
-	since    time.Time     // the first of them
+	since    time.Time     // when the first of these timeouts came
 	probeAt  time.Time     // when an open breaker lets the next request through
 	pause    time.Duration // until the probe after that
 }
 
-type worker struct {
-	tasks chan *nodeRequest // of capacity one; closed: go
-	since time.Time         // idle
-}
-
 const (
-	queued      = 4096             // calls that may wait for a worker
-	idleTime    = 10 * time.Second // after which a worker goes
-	tripAfter   = 5                // timeouts in a row, and for so long: many end at once
+	queued      = 4096 // calls that may wait for a worker
+	tripAfter   = 5    // this many timeouts in a row over this long open the breaker, because many requests end at once
 	tripTime    = 200 * time.Millisecond
 	firstProbe  = 500 * time.Millisecond
 	slowestTest = 8 * time.Second // the longest pause between probes
 )
 
-// Why a node was not asked.
+// The reasons why a node is not asked.
 var (
 	errSkipped = errors.New("skipped, since it keeps timing out")
 	errBusy    = errors.New("too many requests to it are under way")
@@ -78,10 +73,13 @@ func newNode(b *Backend, i int, nb driver.Backend) *node {
 		n.name = fmt.Sprintf("%s#%d", nb.Info().Name, i+1)
 	}
 	n.others = n.othersNow
+	if a, ok := nb.(async.Backend); ok && a.Starts(nb) {
+		n.async = a
+	}
 	return n
 }
 
-// says returns an error's text with the node's name before it, unless it begins with that.
+// says returns an error's text that begins with the node's name, once.
 func (n *node) says(err error) string {
 	if text := err.Error(); n.nameless(err) != text {
 		return text
@@ -89,7 +87,7 @@ func (n *node) says(err error) string {
 	return n.name + ": " + err.Error()
 }
 
-// nameless returns an error's text without the node's name, if it begins with that.
+// nameless returns an error's text without the node's name at its beginning.
 func (n *node) nameless(err error) string {
 	text := err.Error()
 	for _, after := range []string{": ", " "} {
@@ -100,116 +98,80 @@ func (n *node) nameless(err error) string {
 	return text
 }
 
-// start hands a call to a worker. An error says that it will not be done.
-func (n *node) start(g *nodeRequest) error {
+// over reports whether the node is closed and its last call has ended. Until then calls that
+// follow from an answer may start. n.mu is held.
+func (n *node) over() bool { return n.closed && n.blocking+n.started == 0 }
+
+// enter counts a call as under way, and reports whether the node may still start one.
+func (n *node) enter() bool {
 	n.mu.Lock()
-	switch last := len(n.idle) - 1; {
-	case n.closed && n.workers == 0: // until then, what follows from an answer is done
-		n.mu.Unlock()
+	defer n.mu.Unlock()
+	if n.over() {
+		return false
+	}
+	n.started++
+	return true
+}
+
+// leave counts a call as ended.
+func (n *node) leave() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.started--
+	n.end()
+}
+
+// hand passes a call to a worker. After an error no worker will make it.
+func (n *node) hand(g *nodeRequest) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.over():
 		return driver.ErrClosed
-	case last >= 0:
-		w := n.idle[last]
-		n.idle = n.idle[:last]
-		n.mu.Unlock()
-		w.tasks <- g // has room: an idle worker's channel is empty
-		return nil
-	case n.workers < n.b.opts.InFlight:
-		n.workers++
-		n.mu.Unlock()
-		go n.work(g)
+	case n.blocking < n.b.opts.InFlight:
+		n.blocking++
+		n.workers.Start(g)
 		return nil
 	case len(n.queue) < queued:
 		n.queue = append(n.queue, g)
-		n.mu.Unlock()
 		return nil
 	}
-	n.mu.Unlock()
 	return errBusy
 }
 
-// work is a worker's life.
-func (n *node) work(g *nodeRequest) {
-	w := &worker{tasks: make(chan *nodeRequest, 1)}
-	for ok := true; ok; {
-		g.do()
-		g, ok = n.next(w)
-	}
-}
-
-// next returns the worker's next task, or false if it must end.
-func (n *node) next(w *worker) (*nodeRequest, bool) {
+// next returns the call that waits for a worker next; nil: none.
+func (n *node) next() *nodeRequest {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	if len(n.queue) > 0 {
 		g := n.queue[0]
 		n.queue[0] = nil
 		n.queue = n.queue[1:]
-		n.mu.Unlock()
-		return g, true
+		return g
 	}
-	if n.closed {
-		n.leave()
-		n.mu.Unlock()
-		return nil, false
-	}
-	w.since = time.Now()
-	n.idle = append(n.idle, w)
-	if n.reaper == nil {
-		n.reaper = time.AfterFunc(idleTime, n.reap)
-	}
-	n.mu.Unlock()
-	g, ok := <-w.tasks
-	return g, ok
-}
-
-// leave counts a worker out. n.mu is held.
-func (n *node) leave() {
-	n.workers--
-	if n.closed && n.workers == 0 {
-		close(n.gone)
-	}
-}
-
-// reap ends the workers that were idle for long: those at the bottom of the stack.
-func (n *node) reap() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closed {
-		return
-	}
-	old := time.Now().Add(-idleTime)
-	i := 0
-	for i < len(n.idle) && !n.idle[i].since.After(old) {
-		close(n.idle[i].tasks)
-		n.workers--
-		i++
-	}
-	n.idle = append([]*worker(nil), n.idle[i:]...)
-	n.reaper = nil
-	if n.workers > 0 {
-		n.reaper = time.AfterFunc(idleTime, n.reap)
-	}
+	n.blocking--
+	n.end()
+	return nil
 }
 
 // close ends the idle workers; the others end when they have done what is queued.
 func (n *node) close() {
+	n.workers.Close()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.closed = true
-	if n.reaper != nil {
-		n.reaper.Stop()
-	}
-	for _, w := range n.idle {
-		close(w.tasks)
-		n.workers--
-	}
-	n.idle = nil
-	if n.workers == 0 {
+	n.end()
+}
+
+// end tells Close if nothing is done any more. n.mu is held.
+func (n *node) end() {
+	if n.over() {
 		close(n.gone)
 	}
 }
 
-// admit says whether the node may be asked, and whether as a probe, whose
-// answer nobody waits for.
+// admit says whether the node may be asked, and whether the request is a probe, for whose
+// answer no caller waits.
 func (n *node) admit() (ok, probe bool) {
 	if !n.tripped.Load() {
 		return true, false
@@ -273,8 +235,8 @@ func (n *node) trip() {
 	n.pause = min(2*n.pause, slowestTest)
 }
 
-// identify notes which process answers for the node, and compares it with the others
-// when that changes: a server that is listed twice would vote twice.
+// identify notes the server process behind the node. When it changes, identify compares it with
+// those of the other nodes, because a server that is listed twice would vote twice.
 func (n *node) identify(server string) {
 	if known := n.server.Load(); server == "" || known != nil && *known == server {
 		return
@@ -282,7 +244,7 @@ func (n *node) identify(server string) {
 	b := n.b
 	b.servers.Lock()
 	defer b.servers.Unlock()
-	kept := server // the parameter stays on the stack as a rule
+	kept := server // a copy, so that the parameter usually stays on the stack
 	n.server.Store(&kept)
 	b.duplicate.Store(b.findDuplicate())
 }
@@ -297,4 +259,23 @@ func (b *Backend) findDuplicate() *driver.RefusedError {
 		}
 	}
 	return nil
+}
+
+// quorum returns the description of the quorum for one node. Requests share it while it stays
+// the same.
+func (b *Backend) quorum(n *node, now boot.Instant, since uint64) *driver.Quorum {
+	t := b.terms
+	if b.opts.Guard > 0 {
+		t, _ = n.proposal(now)
+	}
+	if q := n.described.Load(); q != nil && *q.Proposal() == t && q.WaitingSince == since {
+		return q
+	}
+	q := &driver.Quorum{Terms: b.terms, OtherClocks: n.others, WaitingSince: since}
+	if t != b.terms {
+		theirs := t
+		q.Remembered = &theirs
+	}
+	n.described.Store(q)
+	return q
 }

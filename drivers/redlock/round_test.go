@@ -13,8 +13,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// A node to which no more can be sent, since as much as is allowed waits for it, is a node
-// that is away, whichever it is, and keeps the others from nothing.
+// A node whose queue of requests is full counts as a node that is down, whichever node it is,
+// and does not delay the others.
 func TestANodeWithAFullQueueIsAway(t *testing.T) {
 	for away := range 3 {
 		t.Run(fmt.Sprint(away), func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestANodeWithAFullQueueIsAway(t *testing.T) {
 	}
 }
 
-// A node is said not to have answered only if it was waited for.
+// The error says that a node did not answer only if the bid waited for it.
 func TestAVerdictBeforeAnAnswerBlamesNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		say := func(acquire func() error) driver.Backend {

@@ -14,15 +14,14 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// refusedByServices are the commands that providers of managed servers refuse: see the
-// table in doc.go.
+// refusedByServices are the commands that managed services refuse: see the table in doc.go.
 var refusedByServices = strings.Fields("acl bgrewriteaof bgsave client cluster command config debug failover lastsave migrate module monitor object psync replicaof role save shutdown slaveof sync")
 
 var commandStat = regexp.MustCompile(`cmdstat_([^:|]+)`)
 
-// What locks need is refused by no managed service that documents what it refuses: nodes
-// that are opened by URL use none of those commands, to take a lock, to wait for
-// one, to renew and to give it back. (Check does, and lives without.)
+// Locks work on every managed service that documents which commands it refuses: nodes that are
+// opened by URL use none of these commands to take, await, renew or release a lock. (Check uses
+// some, and works without them.)
 func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 	t.Parallel()
 	for _, scheme := range []string{"redis", "valkey"} {
@@ -61,7 +60,7 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 				if err := held.Renew(ctx); err != nil {
 					t.Error(err)
 				}
-				for waiting := false; !waiting; { // until it has subscribed
+				for waiting := false; !waiting; { // waits until the waiter has subscribed
 					for _, s := range c.servers {
 						waiting = waiting || used(t, s)["subscribe"]
 					}
@@ -97,7 +96,7 @@ func TestLocksUseNoCommandThatServicesRefuse(t *testing.T) {
 	}
 }
 
-// used returns the commands that a server was sent.
+// used returns the commands that a server received.
 func used(t *testing.T, s *server.Server) map[string]bool {
 	t.Helper()
 	reply, err := s.Do("INFO", "commandstats")
@@ -111,8 +110,8 @@ func used(t *testing.T, s *server.Server) map[string]bool {
 	return commands
 }
 
-// Where INFO is not to be had in scripts, the guard refuses with an error that names it;
-// without the guard the node votes.
+// If scripts may not call INFO, the guard refuses with an error that names INFO; without the
+// guard the node votes.
 func TestWithoutINFOThereIsNoGuard(t *testing.T) {
 	t.Parallel()
 	s := server.Redis(t, server.WithUser("default off"), server.WithUser("app on >pw ~* &* +@all -info"))

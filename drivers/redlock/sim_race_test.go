@@ -2,6 +2,6 @@
 
 package redlock
 
-// Race reports whether the race detector runs. It makes what computes ten times slower, and
-// has little to find there: all.bash runs that without it as well.
+// Race reports whether the race detector runs. It makes computations ten times slower and finds
+// little in them, so all.bash also runs these tests without it.
 const Race = true

@@ -23,41 +23,42 @@ var (
 	seedFlag  = flag.Uint64("redlock.seed", 0, "the one schedule to run; 0: many")
 )
 
-// kind is what may happen in a schedule, and so what has to hold.
+// kind says which events may happen in a schedule, and so which promises must hold.
 type kind struct {
 	name string
-	// wild schedules break every assumption on time: keys expire at any moment, all
-	// clocks step. Order and freshness (G2, G3) hold nevertheless. Others stay within
-	// the assumptions of exclusion (G1), with one clock that steps and stays.
+	// wild schedules break every assumption about time: keys expire at any moment, and all
+	// clocks step. Order and freshness (G2, G3) hold nevertheless. All other schedules stay
+	// within the assumptions of exclusion (G1), with at most one clock that steps and stays.
 	wild bool
-	// lossless schedules lose no packet, so that clean-up (G4) has its bound.
+	// lossless schedules lose no packet, so that clean-up (G4) is bounded.
 	lossless bool
-	// steps: one node's clock steps, and stays.
+	// steps: one node's clock steps once and stays wrong.
 	steps bool
-	// dense ones have short ways, many copies of requests that arrive late, and
-	// keys that hardly stay.
+	// dense worlds have short delays, many copies of requests that arrive late, and keys with
+	// short lives.
 	dense bool
-	// forgets: any number of nodes forget what they knew, or a part of it, and scripts.
+	// forgets: any number of nodes lose their memory, or a part of it, and their scripts.
 	forgets bool
-	// clocks: those of a minority are set, there and back with a contact between, and
-	// are wrong at a start and put right later.
+	// clocks: the clocks of a minority are set, and set back after a contact; or they are wrong
+	// at a start and set right later.
 	clocks bool
-	// crosses: servers restart, with an old RDB file, while handshakes are under way.
+	// crosses: servers restart with an old RDB file during handshakes.
 	crosses bool
 	// vanishes: keys expire at any moment, and counters are forgotten as well.
 	vanishes bool
-	// fresh: the servers are new, clients come and go, some state that the servers are.
+	// fresh: the servers are new, clients come and go, and some clients state that the servers
+	// are new.
 	fresh bool
 	// mixed: some clients have a longer guard, and longer TTLs, than others.
 	mixed bool
-	// grows: the number of nodes is changed, by the procedure.
+	// grows: the number of nodes changes, by the documented procedure.
 	grows bool
-	// differing: every client differs, sleeps are long, the clock of one node is wrong in
-	// whatever way, and counters end.
+	// differing: all clients differ, sleeps are long, the clock of one node is wrong in any
+	// way, and counters expire.
 	differing bool
 }
 
-// volatile reports whether the restart guard is what the schedules are about.
+// volatile reports whether the schedules test the restart guard.
 func (k kind) volatile() bool { return k.forgets || k.clocks || k.fresh || k.mixed || k.grows }
 
 var kinds = []kind{
@@ -75,14 +76,14 @@ var kinds = []kind{
 	{name: "differing", differing: true},
 }
 
-// sabotage is what a run of the simulation takes out.
+// sabotage says which parts a run of the simulation takes out.
 type sabotage struct {
 	engine mutation
 	node   simBroken
-	asleep bool // clients do not know for how long their machines have slept
+	asleep bool // clients do not know how long their machines have slept
 }
 
-// world is one schedule: a few servers, a few clients, and what they believe.
+// world is one schedule: a few servers, a few clients, and the leases that they believe to have.
 type world struct {
 	kind    kind
 	seed    uint64
@@ -93,27 +94,27 @@ type world struct {
 	allow   time.Duration
 	over    chan struct{}
 
-	minority  []*simServer  // whose clocks are set
-	most      time.Duration // and how far
+	minority  []*simServer  // the servers whose clocks are set
+	most      time.Duration // how far they are set at most
 	orderly   bool          // G2 and G3 are promised
-	stepper   *simServer    // whose clock is wrong, in a differing world
-	differ    bool          // every value is drawn for each client
-	tick      time.Duration // to whole ones of which clients round the tokens that they propose; zero: they do not
-	life      time.Duration // of counters
+	stepper   *simServer    // the server with the wrong clock, in a differing world
+	differ    bool          // every value is drawn separately for each client
+	tick      time.Duration // clients round the tokens that they propose to whole ticks; zero: they do not
+	life      time.Duration // lifetime of counters
 	machines  []*simMachine // guarded by mu
-	changed   chan struct{} // closed when the number of nodes is
-	before    int           // which it was
+	changed   chan struct{} // closed when the number of nodes has changed
+	before    int           // number of nodes before the change
 	claims    bool          // some clients state that the servers are new
-	reopen    atomic.Int64  // how often all clients were to begin anew
-	habit     int           // how they forget, as a rule
-	weak      *simServer    // is often slow
-	taken     chan struct{} // somebody has got the lock
+	reopen    atomic.Int64  // how often all clients had to begin anew
+	habit     int           // how servers usually forget
+	weak      *simServer    // the server that is often slow
+	taken     chan struct{} // receives when a client has got the lock
 	forgotten int
 
 	mu        sync.Mutex
-	active    map[*holder]time.Time // until when each believes to hold the lock
+	active    map[*holder]time.Time // until when each holder believes that it has the lock
 	tokens    map[uint64]bool
-	largest   uint64 // of the leases that were returned
+	largest   uint64 // largest token of the returned leases
 	grants    int
 	renewals  int
 	problem   error
@@ -144,14 +145,14 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 	}
 	w.net = network{delay: []time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond}[w.rng.IntN(3)], slow: 0.1 * w.rng.Float64(), twice: 0.2 * w.rng.Float64()}
 	if k.lossless {
-		w.net.twice = 0 // a copy of a request may arrive after the release
+		w.net.twice = 0 // because a copy of a request may arrive after the release
 	} else {
 		w.net.lose = 0.15 * w.rng.Float64()
 	}
 	if k.dense {
 		w.net = network{delay: time.Millisecond, twice: 0.7, lag: 45 * time.Millisecond}
 	}
-	if k.volatile() { // much else happens
+	if k.volatile() { // because many other events happen
 		w.net.delay = []time.Duration{time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond}[w.rng.IntN(3)]
 		w.net.slow, w.net.lose, w.net.twice = w.net.slow/2, w.net.lose/3, w.net.twice/4
 	}
@@ -186,7 +187,7 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 		srv.offset = time.Duration(w.rng.Int64N(int64(spread)))
 		srv.right = srv.offset
 		srv.rate = (w.rng.Float64() - 0.5) / 100
-		if k.differing { // the good clocks stay as close as that for the whole schedule
+		if k.differing { // the good clocks stay this close for the whole schedule
 			srv.rate = 0
 			srv.offset = time.Duration(w.rng.Int64N(int64(w.allow)))
 			srv.right = srv.offset
@@ -202,14 +203,14 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 }
 
 const (
-	// A counter outlives what a clock of a schedule falls between two looks, and the interval of
-	// lua/counter.lua.
+	// A counter must live longer than the longest step back of a clock between two checks, plus
+	// the interval in lua/counter.lua.
 	shortestLife = 15 * time.Second
-	// mostGuard is the longest guard that a client of a differing world has.
+	// mostGuard is the longest guard of a client of a differing world.
 	mostGuard = 1700 * time.Millisecond
 )
 
-// unsettle decides what is to befall the servers.
+// unsettle decides which events will disturb the servers.
 func (w *world) unsettle() {
 	w.claims = w.kind.fresh && w.rng.IntN(2) == 0
 	w.orderly = !w.kind.grows
@@ -226,7 +227,7 @@ func (w *world) unsettle() {
 		w.net.lag = w.guard / 2
 	}
 	if w.kind.clocks {
-		w.most = w.guard/4 - w.allow // the clocks agree within a quarter of the guard
+		w.most = w.guard/4 - w.allow // clocks agree to within a quarter of the guard
 		if w.rng.IntN(3) > 0 {
 			w.most, w.orderly = 3*time.Second, false
 		}
@@ -244,7 +245,7 @@ func (w *world) unsettle() {
 	}
 }
 
-// trace says what happens, where a single schedule is run.
+// trace prints an event if only one schedule runs.
 func (w *world) trace(format string, args ...any) {
 	if *seedFlag != 0 {
 		fmt.Printf("%v %s\n", time.Now().Format("05.000000"), fmt.Sprintf(format, args...))
@@ -276,7 +277,7 @@ func (w *world) run(s sabotage) {
 	w.cleanup()
 }
 
-// pace is how long clients and trouble rest, at most.
+// pace is how long clients and disturbances pause, at most.
 func (w *world) pace() time.Duration {
 	if w.kind.dense {
 		return 12 * time.Millisecond
@@ -287,7 +288,7 @@ func (w *world) pace() time.Duration {
 	return 150 * time.Millisecond
 }
 
-// client takes and gives the lock a few times, in one way or another.
+// client takes and releases the lock a few times, with variations.
 func (w *world) client(id int, s sabotage) {
 	rng := rand.New(rand.NewPCG(w.seed, uint64(100+id)))
 	servers := w.servers
@@ -302,16 +303,16 @@ func (w *world) client(id int, s sabotage) {
 	programs := int64(0)
 	bids, most := 5, 5
 	if w.kind.volatile() {
-		most = 24 // many are refused
+		most = 24 // because many bids are refused
 	}
 	if w.kind.differing {
 		bids, most = 12, 24
 	}
 	for op := 0; op < most && bids > 0; op++ {
-		if op > 0 || !w.kind.fresh { // and there all begin at once
+		if op > 0 || !w.kind.fresh { // there all clients begin at once
 			time.Sleep(time.Duration(rng.Int64N(int64(w.pace()))))
 		}
-		if w.kind.differing && rng.IntN(40) == 0 { // until the counters have ended
+		if w.kind.differing && rng.IntN(40) == 0 { // waits until the counters have ended
 			time.Sleep(w.life/2 + time.Duration(rng.Int64N(int64(w.life))))
 		}
 		anew := w.reopen.Load()
@@ -324,12 +325,12 @@ func (w *world) client(id int, s sabotage) {
 			bids--
 		}
 	}
-	_ = b.Close() // the nodes' Close has no error
+	_ = b.Close() // the nodes' Close never fails
 }
 
 const operator = -1
 
-// open returns a client's quorum of the servers.
+// open returns a client's quorum over the servers.
 func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *Backend {
 	nodes := make([]driver.Backend, len(servers))
 	o, net, rate := &Options{Guard: w.guard, ClockAllowance: w.allow}, &w.net, 1.0
@@ -368,7 +369,7 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 	return b
 }
 
-// draw draws what one client has for itself: its options, its link, and the rate of its clocks.
+// draw draws the properties of one client: its options, its link, and the rate of its clocks.
 func (w *world) draw(o *Options, rng *rand.Rand) (*network, float64) {
 	own := w.net
 	if w.kind.volatile() {
@@ -376,7 +377,7 @@ func (w *world) draw(o *Options, rng *rand.Rand) (*network, float64) {
 	} else if !w.kind.dense {
 		own.delay = []time.Duration{time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond}[rng.IntN(3)]
 	}
-	if rng.IntN(2) == 0 && w.guard > 0 && !w.kind.volatile() { // it finds the nodes' terms, or brings them
+	if rng.IntN(2) == 0 && w.guard > 0 && !w.kind.volatile() { // the client adopts the nodes' terms, or sets them
 		o.Guard = 200*time.Millisecond + time.Duration(rng.Int64N(int64(mostGuard-200*time.Millisecond)))
 		o.ClockAllowance = w.allow * time.Duration(1+rng.IntN(3))
 		o.ClockAllowance = min(o.ClockAllowance, o.Guard-time.Millisecond)
@@ -394,8 +395,8 @@ func (w *world) draw(o *Options, rng *rand.Rand) (*network, float64) {
 	return &own, rate
 }
 
-// change changes the number of nodes, by the procedure: clients with the new list begin
-// when all of its nodes have been told.
+// change changes the number of nodes by the documented procedure: clients with the new list
+// begin only when all its nodes know of the change.
 func (w *world) change(s sabotage) {
 	defer close(w.changed)
 	rng := rand.New(rand.NewPCG(w.seed, 3))
@@ -412,7 +413,7 @@ func (w *world) change(s sabotage) {
 	}
 }
 
-// bid is one lease, from the request to its end; false: it was not granted.
+// bid takes one lease and keeps it until its end. It returns false if the lease is not granted.
 func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -432,7 +433,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 		ttl = max(ttl, b.Info().MinTTL)
 	}
 	ttl = max(ttl, b.opts.NodeTimeout)
-	if rng.IntN(2) == 0 { // it stands in line
+	if rng.IntN(2) == 0 { // it waits in the queue
 		b.waits.enter(simKeyName)
 		defer w.leave(b, rng.IntN(4) == 0)
 	}
@@ -456,14 +457,14 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 		time.Sleep(time.Duration(rng.Int64N(int64(min(w.pace(), ttl*2/3)))))
 		m.thaw()
 		if (w.kind.clocks || w.kind.vanishes) && !time.Now().Before(m.end(l)) {
-			break // nobody is to renew after the deadline, and where nodes forget it matters
+			break // callers must not renew after the deadline, which matters if nodes forget
 		}
 		if !w.renew(m, l, h, ttl) {
 			break
 		}
 	}
 	m.thaw()
-	if rng.IntN(6) == 0 || w.kind.volatile() && rng.IntN(2) == 0 { // a client that dies: its lease runs out
+	if rng.IntN(6) == 0 || w.kind.volatile() && rng.IntN(2) == 0 { // the client dies: its lease expires
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		end := time.Now().Add(ttl + w.mostGrace() + b.timeout(ttl)*3)
@@ -477,11 +478,12 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	w.mu.Unlock()
 	rctx, rcancel := context.WithTimeout(context.Background(), time.Minute)
 	defer rcancel()
-	_ = l.Release(rctx) // it may fail where packets are lost
+	_ = l.Release(rctx) // it may fail if packets are lost
 	return true
 }
 
-// leave ends a wait, unless the client dies: then its place stays, and nobody comes when it is told.
+// leave ends a wait. If the client dies instead, its place in the queue stays, and nobody
+// reacts to a wake-up.
 func (w *world) leave(b *Backend, dies bool) {
 	b.waits.leave(simKeyName)
 	for _, n := range b.nodes {
@@ -493,7 +495,7 @@ func (w *world) leave(b *Backend, dies bool) {
 	}
 }
 
-// granted checks a grant that is being returned.
+// granted checks a grant when it is returned.
 func (w *world) granted(m *simMachine, l driver.Lease, before uint64) *holder {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -518,7 +520,7 @@ func (w *world) granted(m *simMachine, l driver.Lease, before uint64) *holder {
 	return h
 }
 
-// believe notes that h has the lock until end, as from now.
+// believe notes that h believes that it has the lock from now until end.
 func (w *world) believe(h *holder, end, now time.Time) {
 	for other, until := range w.active {
 		if other != h && now.Before(until) && now.Before(end) && !w.kind.wild && !w.kind.vanishes {
@@ -539,7 +541,7 @@ func (w *world) renew(m *simMachine, l driver.Lease, h *holder, ttl time.Duratio
 	defer w.mu.Unlock()
 	w.trace("renewal: %v %s", err, l.(*lease))
 	if errors.Is(err, driver.ErrLost) {
-		delete(w.active, h) // it knows
+		delete(w.active, h) // the holder knows that it lost the lease
 		return false
 	}
 	if err != nil {
@@ -553,7 +555,7 @@ func (w *world) renew(m *simMachine, l driver.Lease, h *holder, ttl time.Duratio
 	return true
 }
 
-// chaos makes trouble until the clients are done.
+// chaos disturbs the servers until the clients are done.
 func (w *world) chaos() {
 	rng := rand.New(rand.NewPCG(w.seed, 2))
 	stepper := w.servers[rng.IntN(len(w.servers))]
@@ -593,7 +595,7 @@ func (w *world) chaos() {
 		case w.kind.wild && what == 5:
 			s.step(step)
 		case w.kind.steps && what == 1 && !stepped:
-			stepped = true // and stays: see G1
+			stepped = true // the clock stays wrong: see G1
 			stepper.step(step)
 		case what == 2:
 			w.unload(s, rng)
@@ -604,7 +606,7 @@ func (w *world) chaos() {
 	}
 }
 
-// startle makes a client's machine sleep, as a rule, or sets its wall clock.
+// startle usually makes a client's machine sleep, and sometimes sets its wall clock.
 func (w *world) startle(rng *rand.Rand) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -620,7 +622,7 @@ func (w *world) startle(rng *rand.Rand) {
 	if w.kind.differing {
 		d *= time.Duration(1 + rng.IntN(10))
 	}
-	if w.kind.lossless { // what it was about to release may end by itself
+	if w.kind.lossless { // a lease that it was about to release may expire instead
 		if w.seed%3 > 0 {
 			return
 		}
@@ -637,14 +639,14 @@ func (w *world) startle(rng *rand.Rand) {
 	}
 }
 
-// disturb does what may befall a differing world: its one wrong clock is set, and stays until
-// somebody has seen it; a node forgets scripts, or pauses.
+// disturb disturbs a world with differing clients. It sets the one wrong clock, but only if a
+// client has seen its last setting; or it lets a node forget its scripts, or pause.
 func (w *world) disturb(s *simServer, rng *rand.Rand, what int) {
 	switch {
 	case what < 7:
 		w.stepper.mu.Lock()
 		if w.stepper.contacts > w.stepper.steppedAt {
-			most := 8*float64(w.allow) + rng.Float64()*120e6 // as the ways of packets may hide
+			most := 8*float64(w.allow) + rng.Float64()*120e6 // the one-way times of packets may hide this much
 			if rng.IntN(6) == 0 {
 				most *= 10
 			}
@@ -666,7 +668,7 @@ func (w *world) disturb(s *simServer, rng *rand.Rand, what int) {
 // mostGrace is the longest grace of any client's terms.
 func (w *world) mostGrace() time.Duration { return derive(3, mostGuard, 3*w.allow, 1).Grace }
 
-// storms strike the servers, as a rule when somebody has just got the lock.
+// storms disturbs the servers, usually when a client has just got the lock.
 func (w *world) storms() {
 	rng := rand.New(rand.NewPCG(w.seed, 2))
 	for {
@@ -692,17 +694,17 @@ func (w *world) storms() {
 			return
 		}
 		select {
-		case <-w.taken: // long ago
+		case <-w.taken: // drops an old signal
 		default:
 		}
 	}
 }
 
-// mostForgotten is how often servers forget in one schedule; more often, and nobody would
-// get anything.
+// mostForgotten is how often servers forget in one schedule. If they forgot more often, no
+// client would get the lock.
 const mostForgotten = 3
 
-// rest waits, and reports whether the clients are still at work.
+// rest waits, and reports whether the clients are still working.
 func (w *world) rest(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -714,7 +716,7 @@ func (w *world) rest(d time.Duration) bool {
 	}
 }
 
-// strike does one thing to the servers.
+// strike disturbs the servers once.
 func (w *world) strike(rng *rand.Rand) {
 	s := w.servers[rng.IntN(len(w.servers))]
 	pause := time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
@@ -741,7 +743,7 @@ func (w *world) strike(rng *rand.Rand) {
 	}
 }
 
-// unload makes a server forget scripts, and nothing else.
+// unload makes a server forget only scripts.
 func (w *world) unload(s *simServer, rng *rand.Rand) {
 	if rng.IntN(2) == 0 {
 		s.unload()
@@ -750,8 +752,8 @@ func (w *world) unload(s *simServer, rng *rand.Rand) {
 	s.evict(func() bool { return rng.IntN(2) == 0 })
 }
 
-// recent chooses among the last writes: all but the latest were written to the disk. The
-// guard that is stored was.
+// recent chooses one of the last writes, as the latest that reached the disk. The current terms
+// have always reached it.
 func (w *world) recent(s *simServer, rng *rand.Rand) func(int) int {
 	return func(last int) int {
 		i := last - rng.IntN(4)
@@ -762,8 +764,9 @@ func (w *world) recent(s *simServer, rng *rand.Rand) func(int) int {
 	}
 }
 
-// setClock sets the clock of a server of the minority, unless nobody has seen it since it
-// was last set: G1 leaves out what steps there and back between two contacts.
+// setClock sets the clock of a server of the minority, if a client has contacted the server
+// since it was last set: G1 does not cover a clock that steps there and back between two
+// contacts.
 func (w *world) setClock(rng *rand.Rand) {
 	s := w.minority[rng.IntN(len(w.minority))]
 	ahead := time.Duration(rng.Int64N(int64(w.most)))
@@ -783,7 +786,7 @@ func (w *world) setClock(rng *rand.Rand) {
 	}
 }
 
-// forget takes memory from one server, or from some at once.
+// forget lets one server, or several at once, lose memory.
 func (w *world) forget(rng *rand.Rand) {
 	n := 1
 	if rng.IntN(2) == 0 {
@@ -797,13 +800,13 @@ func (w *world) forget(rng *rand.Rand) {
 		how, n = unloaded, len(w.servers)
 	}
 	if w.kind.vanishes && how != flushed {
-		// A lock that had ended too early, and comes back with an old file, could be
-		// renewed: a quarantine is about votes.
+		// A lock that had ended too early and comes back with an old file could be renewed,
+		// because a quarantine concerns only votes.
 		how = emptied
 	}
 	victims := rng.Perm(len(w.servers))
-	// Where clients state that the servers are new, that is wrong if all forget together;
-	// and if all look as if they had never been used, nobody has to.
+	// If all servers forget together, a client's statement that they are new is wrong; and if
+	// all look unused, they count as new without a statement.
 	if w.claims || how == flushed || how == promoted {
 		others := victims[n:]
 		if !slices.ContainsFunc(others, func(i int) bool { return w.servers[i].remembers() }) {
@@ -822,15 +825,15 @@ func (w *world) forget(rng *rand.Rand) {
 	}
 }
 
-// How a server forgets.
+// These are the ways in which a server forgets.
 const (
-	emptied  = iota // restarted without anything
+	emptied  = iota // restarted without data
 	snapshot        // restarted with an old RDB file
 	lagging         // restarted with an AOF that lacks the last writes
-	promoted        // replaced by a replica that was a little behind
+	promoted        // replaced by a replica that lagged a little behind
 	flushed         // FLUSHALL
-	unloaded        // SCRIPT FLUSH, and then restarted with an old RDB file, while handshakes are under way
-	early           // restarted with what an RDB file or AOF had when the last handshakes were made
+	unloaded        // SCRIPT FLUSH, then restarted with an old RDB file, during handshakes
+	early           // restarted with an RDB file or AOF from the time of the last handshakes
 	ways
 )
 
@@ -862,7 +865,7 @@ func (w *world) forgetOn(s *simServer, how int, rng *rand.Rand) {
 		w.bootWrong(s, rng)
 		if rng.IntN(2) == 0 { // the others do not answer for a while
 			most := 150 * time.Millisecond
-			if rng.IntN(2) == 0 { // and clients come that do not know their clocks
+			if rng.IntN(2) == 0 { // new clients begin, which do not know the other nodes' clocks
 				most = w.guard / 2
 				w.reopen.Add(1)
 			}
@@ -877,7 +880,7 @@ func (w *world) forgetOn(s *simServer, how int, rng *rand.Rand) {
 	s.pause(time.Duration(rng.Int64N(int64(20 * time.Millisecond))))
 }
 
-// bootWrong gives a server that is starting a wrong clock, which is put right by a step.
+// bootWrong gives a server that is starting a wrong clock, which a later step sets right.
 func (w *world) bootWrong(s *simServer, rng *rand.Rand) {
 	behind := time.Duration(rng.Int64N(int64(w.most)))
 	s.mu.Lock()
@@ -895,13 +898,13 @@ func (w *world) bootWrong(s *simServer, rng *rand.Rand) {
 	})
 }
 
-// cleanup checks G4: when nobody bids any longer, only the leases that ended without a
-// release are left, and they not for longer than TTL and grace.
+// cleanup checks G4: after the last bid only leases that ended without a release are left, and
+// for no longer than TTL and grace.
 func (w *world) cleanup() {
 	if !w.kind.lossless {
 		return
 	}
-	// Close has waited for every request; what is left is one way of a packet.
+	// Close has waited for every request; only one-way transits of packets are left.
 	time.Sleep(20*max(w.net.delay, 50*time.Millisecond) + 200*time.Millisecond)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -918,7 +921,8 @@ func (w *world) cleanup() {
 	}
 }
 
-// hunt runs schedules until one breaks a promise, and returns it; nil: none of n did.
+// hunt runs schedules until one breaks a promise, and returns the failure. It returns nil if
+// none of n does.
 func hunt(t *testing.T, k kind, n int, s sabotage) (*world, *atomic.Int64) {
 	t.Helper()
 	var next, grants atomic.Int64
@@ -947,7 +951,7 @@ func hunt(t *testing.T, k kind, n int, s sabotage) (*world, *atomic.Int64) {
 func TestSimulation(t *testing.T) {
 	switch {
 	case Race:
-		*schedules = min(*schedules, 8)
+		*schedules = min(*schedules, 1)
 	case testing.Short():
 		*schedules = min(*schedules, 15)
 	}
@@ -971,7 +975,7 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// String shows the parts of a lease.
+// String describes the lease and its nodes.
 func (l *lease) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,23 +8,23 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// simMachine is what one client of the simulation runs on: its clocks run at a rate of their own, and
-// it sleeps while the others do not. A client that sleeps hears nothing, and sends nothing. Nil is
-// one whose clocks are right, and that never sleeps.
+// simMachine is the machine of one client of the simulation. Its clocks run at their own rate,
+// and it sleeps at times. A sleeping client receives and sends nothing. A nil simMachine has
+// right clocks and never sleeps.
 type simMachine struct {
 	began time.Time
-	rate  float64 // of its clocks: local time a true time
-	deaf  bool    // its kernel does not tell for how long it has slept
+	rate  float64 // of its clocks: local time per true time
+	deaf  bool    // its kernel does not tell how long it has slept
 
-	clock *boot.Clock // as the engine reads it
+	clock *boot.Clock // the clock that the engine reads
 
 	mu    sync.Mutex
-	slept time.Duration // in all, by true time, the sleep that is under way included
-	until time.Time     // that ends then
-	set   time.Duration // by how much its wall clock was set
+	slept time.Duration // total sleep, by true time, including the current one
+	until time.Time     // end of the current sleep
+	set   time.Duration // how far its wall clock was set
 }
 
-// sleep makes the machine sleep, and reports whether it did not already.
+// sleep makes the machine sleep. It returns false if the machine sleeps already.
 func (m *simMachine) sleep(d time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -43,7 +43,7 @@ func (m *simMachine) setWall(ahead time.Duration) {
 	m.set = ahead
 }
 
-// thaw waits while the machine sleeps, and reports whether it did.
+// thaw waits while the machine sleeps, and reports whether it had to wait.
 func (m *simMachine) thaw() (slept bool) {
 	if m == nil {
 		return false
@@ -60,7 +60,7 @@ func (m *simMachine) thaw() (slept bool) {
 	}
 }
 
-// read returns how long the machine exists, and for how long of that it has slept.
+// read returns the machine's age, and how much of it the machine has slept.
 func (m *simMachine) read() (lives, slept time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,7 +70,7 @@ func (m *simMachine) read() (lives, slept time.Duration) {
 
 func (m *simMachine) local(d time.Duration) time.Duration { return time.Duration(float64(d) * m.rate) }
 
-// newSimMachine returns a machine whose clocks run at this rate.
+// newSimMachine returns a machine whose clocks have this rate.
 func newSimMachine(rate float64, deaf bool) *simMachine {
 	m := &simMachine{began: time.Now(), rate: rate, deaf: deaf}
 	m.clock = boot.New(boot.Source{
@@ -92,16 +92,16 @@ func newSimMachine(rate float64, deaf bool) *simMachine {
 	return m
 }
 
-// awake is what Go's clock says there.
+// awake returns the time by Go's clock on this machine.
 func (m *simMachine) awake() time.Time {
 	lives, slept := m.read()
 	return m.began.Add(m.local(lives - slept))
 }
 
-// end is the true time at which a lease ends, as the machine's boot-time clock has it: that
-// goes on while the machine sleeps.
+// end returns the true time at which a lease ends by the machine's boot-time clock, which goes
+// on while the machine sleeps.
 func (m *simMachine) end(l driver.Lease) time.Time {
-	m.clock.Fresh() // it has slept, perhaps
+	m.clock.Fresh() // the machine may have slept meanwhile
 	now := time.Now()
 	return now.Add(time.Duration(float64(l.Grant().Expires.Sub(now)) / m.rate))
 }

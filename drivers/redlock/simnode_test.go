@@ -11,15 +11,15 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// network is what may happen to a packet.
+// network describes the delays and losses of packets.
 type network struct {
-	delay       time.Duration // up to this, as a rule
-	slow        float64       // how probable it is that one takes longer: up to ten times
-	lose, twice float64       // how probable each is
-	lag         time.Duration // a copy arrives up to so much later; zero: a delay or two
+	delay       time.Duration // the usual longest delay
+	slow        float64       // probability of a delay up to ten times as long
+	lose, twice float64       // probabilities
+	lag         time.Duration // a copy arrives up to this much later; zero: one or two delays later
 }
 
-// simNode is one client's way to one server: what a driver does.
+// simNode is one client's driver for one server.
 type simNode struct {
 	s       *simServer
 	net     *network
@@ -27,20 +27,20 @@ type simNode struct {
 
 	mu      sync.Mutex
 	rng     *rand.Rand
-	process *simProcess // the one that answered last; nil: none
-	told    bool        // that the number of nodes changes
-	place   string      // in line there; empty: none
+	process *simProcess // the process that answered last; nil: none
+	told    bool        // the server knows that the number of nodes changes
+	place   string      // in the server's wait queue; empty: none
 
-	machine *simMachine   // that it runs on; nil: one that never sleeps
-	life    time.Duration // of counters, beside the TTL
+	machine *simMachine   // the client's machine; nil: one that never sleeps
+	life    time.Duration // of counters, in addition to the TTL
 }
 
-// simProcess is what a client knows of a server's process. Its node's mu guards it.
+// simProcess is a client's knowledge of a server process. The mu of its node guards it.
 type simProcess struct {
 	run   string
-	terms driver.Terms // that its texts are bound to
-	ready bool         // they may be called
-	from  int64        // from when others hold, by the server's clock; zero: no change is settled
+	terms driver.Terms // the terms to which its scripts are bound
+	ready bool         // the scripts may be called
+	from  int64        // when other terms begin, by the server's clock; zero: no change is settled
 }
 
 var (
@@ -54,11 +54,11 @@ func (n *simNode) Info() driver.Info {
 func (n *simNode) Close() error   { return nil }
 func (n *simNode) String() string { return fmt.Sprintf("sim-%d", n.s.id) }
 
-// fate is what happens to one request and its answer.
+// fate describes the transit of one request and its answer.
 type fate struct {
 	there, back     time.Duration
 	lost, lostReply bool
-	again           time.Duration // a duplicate arrives so much later; zero: none
+	again           time.Duration // a duplicate arrives this much later; zero: none
 }
 
 func (n *simNode) fate() fate {
@@ -81,8 +81,8 @@ func (n *simNode) draw() time.Duration {
 	return 1 + time.Duration(n.rng.Int64N(int64(d)+1))
 }
 
-// call sends a request. What arrives takes effect even if nobody waits any longer, and
-// whatever process it finds there.
+// call sends a request. A request that arrives takes effect even if nobody waits for its answer
+// any longer, and in whichever process then runs.
 func (n *simNode) call(ctx context.Context, apply func() simReply) simReply {
 	n.machine.thaw()
 	if err := ctx.Err(); err != nil {
@@ -133,7 +133,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// notAfter is the end of a request in the server's time, which a driver knows well.
+// notAfter returns the end of a request in the server's time, which a driver knows precisely.
 func (n *simNode) notAfter(ctx context.Context) time.Time {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -144,8 +144,9 @@ func (n *simNode) notAfter(ctx context.Context) time.Time {
 	return n.s.clock().Add(time.Until(end))
 }
 
-// run calls a script: by EVALSHA, and after a handshake where the process does not know
-// it, or is not known to keep the guard that q asks for. It is router.run of redisnode.
+// run calls a script with EVALSHA. It makes a handshake first if the process does not know the
+// script, or if the client does not know that the process keeps the guard of q. It models
+// router.run of redisnode.
 func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, ttl time.Duration, body func(*driver.Terms) simReply) simReply {
 	if q.Guard <= 0 {
 		end := n.notAfter(ctx)
@@ -186,18 +187,18 @@ func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, ttl time.
 	return simReply{err: errors.New("it forgets its scripts again and again"), unsent: true}
 }
 
-// serve returns the terms under which scripts may be called now; false where a handshake has
-// to come first.
+// serve returns the terms under which scripts may be called now, or false if a handshake must
+// come first.
 func (n *simNode) serve(p *simProcess, q *driver.Quorum) (driver.Terms, bool) {
 	n.s.mu.Lock()
-	now := n.s.micros() // a driver knows it at least
+	now := n.s.micros() // a driver knows a lower bound of it
 	n.s.mu.Unlock()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return p.terms, p.ready && p.terms.N == q.N && (p.from == 0 || now <= p.from)
 }
 
-// adopt goes by these terms from now on.
+// adopt uses these terms from now on.
 func (n *simNode) adopt(p *simProcess, t driver.Terms) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -220,7 +221,7 @@ func (n *simNode) known(ctx context.Context) (*simProcess, error) {
 	return n.process, ctx.Err()
 }
 
-// serves notes which process answered.
+// serves notes the process that answered.
 func (n *simNode) serves(run string) *simProcess {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -238,7 +239,7 @@ func (n *simNode) ask(ctx context.Context) (*simProcess, error) {
 	return n.serves(r.server), nil
 }
 
-// overlong reports whether a quarantine is worth another handshake.
+// overlong reports whether a quarantine is so long that another handshake may shorten it.
 func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -248,8 +249,8 @@ func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 	return r.till-r.now > int64((p.terms.Quarantine+p.terms.Allowance)/time.Microsecond)
 }
 
-// shake makes the handshake that loads a script into p, and returns the process that
-// answered. It is router.load of redisnode.
+// shake makes the handshake that loads a script into p, and returns the process that answered.
+// It models router.load of redisnode.
 func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.Quorum, asked bool) (*simProcess, error) {
 	if !asked {
 		if now, err := n.ask(ctx); err != nil || now != p {
@@ -264,7 +265,7 @@ func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.
 	return now, err
 }
 
-// shakeArgs are the arguments of a handshake.
+// shakeArgs returns the arguments of a handshake.
 func (n *simNode) shakeArgs(p *simProcess, op simOp, q *driver.Quorum) simShake {
 	n.mu.Lock()
 	if p.terms.N != q.N {
@@ -301,7 +302,8 @@ func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*si
 	case r.code == simOtherTerms:
 		n.adopt(p, r.terms)
 	case r.code == simDone:
-		// Before it votes for the first time: nobody is to take it for new if it is emptied.
+		// The marker is set before the node votes for the first time, so that it never counts
+		// as new after it was emptied.
 		if err := n.call(ctx, func() simReply { n.s.mark(); return simReply{} }).err; err != nil {
 			return nil, 0, err
 		}
@@ -313,7 +315,7 @@ func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*si
 	return now, r.code, nil
 }
 
-// Bootstrap is that of redisnode's Node.
+// Bootstrap models Bootstrap of redisnode's Node.
 func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if b.Quorum.Guard <= 0 {
 		return &driver.MemoryReport{}, nil
@@ -400,13 +402,13 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	return nil, a.err
 }
 
-// counterLife is for how long a counter outlives its last token at least.
+// counterLife returns how long a counter outlives its last token, at least.
 func (n *simNode) counterLife(ttl time.Duration) time.Duration { return n.life + ttl }
 
-// simKept is for how long a key is kept for the next in line.
+// simKept is how long a key is reserved for the next waiter.
 const simKept = 30 * time.Millisecond
 
-// stand returns the place in line of a client that waits.
+// stand returns the client's place in the wait queue.
 func (n *simNode) stand(owner string, since uint64) simPlace {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -416,8 +418,8 @@ func (n *simNode) stand(owner string, since uint64) simPlace {
 	return simPlace{n.place, since}
 }
 
-// leave ends the place in line, if there is one, and tells the server where nobody waits any
-// longer.
+// leave gives up the place in the wait queue, if there is one. If tell is set it also tells the
+// server.
 func (n *simNode) leave(tell bool) {
 	n.mu.Lock()
 	place := n.place
@@ -431,8 +433,8 @@ func (n *simNode) leave(tell bool) {
 	}
 }
 
-// undo releases an attempt whose outcome is unknown: at once, and again when nothing of
-// it can arrive any longer (rule 2 of the contract).
+// undo releases an attempt with an unknown outcome, at once and again when none of its requests
+// can arrive any longer (rule 2 of the contract).
 func (n *simNode) undo(ctx context.Context, owner string) {
 	free := func() { n.s.release(owner, 0, "") }
 	rest := time.Duration(0)
@@ -457,7 +459,7 @@ func grantOf(a simReply, start time.Time, ttl time.Duration, q *driver.Quorum) d
 type simLease struct {
 	n     *simNode
 	req   driver.Request
-	grant driver.Grant // as it was granted
+	grant driver.Grant // the original grant
 }
 
 func (l *simLease) Grant() driver.Grant { return l.grant }
@@ -469,8 +471,8 @@ func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, 
 	return grantOf(a, start, r.TTL, l.req.Quorum), a.err
 }
 
-// callerKey is the key of the context of who asked for a lease, for the mutant that releases
-// on that.
+// callerKey is the context key for the caller's own context, for the mutant that releases with
+// it.
 type callerKey struct{}
 
 func (l *simLease) Release(ctx context.Context) error {

@@ -12,86 +12,86 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// simServer is the model of one node's server: what it remembers, a clock of its own
-// that may drift and step, processes that end and begin, and what the scripts of a real
-// one do. Its parts can be taken out, so that the simulation can show that it notices.
+// simServer models one node's server: its memory, a clock that may drift and step, processes
+// that end and begin, and the effects of the real scripts. Parts of it can be taken out, to
+// show that the simulation notices.
 type simServer struct {
 	id      int
 	broken  simBroken
-	durable bool // it forgets nothing that it has acknowledged
+	durable bool // it forgets nothing that it acknowledged
 
 	mu        sync.Mutex
-	at        time.Time // what the clock says; zero: see clock
-	process   int       // how often it was started
+	at        time.Time // a fixed time of the clock; zero: see clock
+	process   int       // number of starts
 	started   int64
 	memory    simMemory
-	line      []simPlace       // in memory as well, but protects nothing
-	dissolves time.Time        // when nobody in line has asked for long
-	gone      map[string]bool  // processes that are told nothing any more
-	written   []simMemory      // memory after each write, the newest last: what an RDB file or an AOF may bring back
+	line      []simPlace       // the wait queue: also in memory, but it protects nothing
+	dissolves time.Time        // when the queue ends if no waiter asks again
+	gone      map[string]bool  // processes that no message reaches any more
+	written   []simMemory      // memory after each write, the newest last: an RDB file or an AOF may restore any
 	texts     map[simText]bool // the script cache
-	marked    bool             // the marker is in it
+	marked    bool             // the script cache has the marker
 
 	began     time.Time
 	offset    time.Duration
-	right     time.Duration // what offset is while the clock is right
-	rate      float64       // of its clock, minus one
-	paused    time.Time     // it answers nothing until then
-	stated    time.Time     // until when the statement that it is new may be under way
+	right     time.Duration // the offset of the right clock
+	rate      float64       // rate of its clock, minus one
+	paused    time.Time     // it does not answer until then
+	stated    time.Time     // until then a statement that it is new may arrive
 	contacts  int           // scripts that compared the clock with the high-water mark
-	steppedAt int           // contacts when the clock was last set
+	steppedAt int           // value of contacts when the clock was last set
 }
 
-// simBroken are the parts of a node's scripts that protect tokens, and those of the
-// restart guard.
+// simBroken says which parts of a node's scripts are broken: first those that protect tokens,
+// then those of the restart guard.
 type simBroken struct {
-	owner      bool // a raise is not owner-checked
-	instance   bool // a raise or a renewal matches the owner, not the acquisition
-	join       bool // a join takes the key whatever the counter is
-	perishable bool // a request that arrives late takes effect
+	owner      bool // a raise does not check the owner
+	instance   bool // a raise or renewal checks the owner, but not the acquisition
+	join       bool // a join takes the key whatever its counter
+	perishable bool // a late request takes effect
 
 	guard   bool // a node in quarantine votes
-	bond    bool // a script does not look whether the last handshake was its own process'
-	repair  bool // a handshake takes the process that its text is for for the one that it runs in
-	apart   bool // a handshake and the loading of its text are two commands
-	others  bool // a quarantine is counted by the node's own clock
+	bond    bool // a script does not check that its own process had the last handshake
+	repair  bool // a handshake assumes that it runs in the process for which its script is
+	apart   bool // a handshake and the loading of its script are two commands
+	others  bool // only the node's own clock counts a quarantine
 	high    bool // there is no high-water mark
-	ownStep bool // a clock that was set back ends its quarantine by itself
-	nodes   bool // the number of nodes is not compared
+	ownStep bool // only the clock that was set back counts its quarantine
+	nodes   bool // scripts do not compare the number of nodes
 	onePass bool // terms change at once
-	new     bool // a node is new as long as it has no memory, whatever process was looked at, and when
-	grace   bool // a key is kept for the TTL and a thousandth
-	kept    bool // a key is kept for the next in line forty times longer
-	caller  bool // a release runs on the context of who asked for the lease
-	hides   bool // a node that remembers says that it is new
-	once    bool // a change of nodes is told to each node once
+	new     bool // a node without memory counts as new, even if another process was examined, or too long ago
+	grace   bool // a key is kept for the TTL and one thousandth of it
+	kept    bool // a key is reserved for the next waiter forty times as long
+	caller  bool // a release uses the context of the caller that took the lease
+	hides   bool // a node with a memory says that it is new
+	once    bool // each node is told only once of a change of nodes
 }
 
-// simMemory is what a server keeps in its database.
+// simMemory is a server's database.
 type simMemory struct {
 	lock simKey
 	mark simMark
 	meta simMeta
 }
 
-// simMark is what the counters of a server have in common: see lua/counter.lua. It is in
-// microseconds; high is zero where there is none.
+// simMark is the data that all counters of a server share: see lua/counter.lua. It is in
+// microseconds; high is zero if there is none.
 type simMark struct{ high, top, floor int64 }
 
 type simKey struct {
-	owner   string // empty: free, or kept for the next
-	next    string // the place in line that it is kept for
-	since   uint64 // and since when that one waits
+	owner   string // empty: free, or reserved for the next waiter
+	next    string // the place in the queue for which the key is reserved
+	since   uint64 // since when this waiter waits
 	fence   uint64
 	until   time.Time // by the server's clock
-	counter uint64    // zero: there is none
-	ends    time.Time // of the counter
+	counter uint64    // zero: no counter
+	ends    time.Time // when the counter expires
 }
 
 func (k *simKey) free() bool { return k.owner == "" && k.next == "" }
 
-// simPlace is a place in the line of those who wait. Its name ends with for how many
-// milliseconds the key is kept for it, behind a dot, and begins with its process, before one.
+// simPlace is a place in the wait queue. Its name begins with the process, before a dot, and
+// ends, after another dot, with the milliseconds for which the key is reserved for it.
 type simPlace struct {
 	place string
 	since uint64
@@ -105,18 +105,18 @@ func (p *simPlace) kept() time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// simMeta is what a server remembers for the restart guard: see lua/guard.lua. Times are
-// in microseconds.
+// simMeta is a server's memory for the restart guard: see lua/guard.lua. Times are in
+// microseconds.
 type simMeta struct {
-	run        string // empty: there is none
+	run        string // empty: no memory
 	terms      driver.Terms
 	till, high int64
-	next       driver.Terms // that it is changing to; N is zero: none
-	from       int64        // from when they hold; zero: not settled
+	next       driver.Terms // terms to which it is changing; N is zero: none
+	from       int64        // when these begin; zero: not settled
 	why        string
 }
 
-// simText is the text of a script: bound to a process and to terms.
+// simText is a script, bound to a process and to terms.
 type simText struct {
 	run   string
 	terms driver.Terms
@@ -131,7 +131,7 @@ const (
 	simRenew
 )
 
-// simPending is the end of a quarantine that has not begun.
+// simPending is the end of a quarantine that has not begun yet.
 const simPending int64 = 1<<53 - 1
 
 func newSimServer(id int) *simServer {
@@ -141,7 +141,7 @@ func newSimServer(id int) *simServer {
 	return s
 }
 
-// clock is the server's. s.mu is held.
+// clock returns the server's time. The caller holds s.mu.
 func (s *simServer) clock() time.Time {
 	if !s.at.IsZero() {
 		return s.at
@@ -152,7 +152,7 @@ func (s *simServer) clock() time.Time {
 
 func (s *simServer) micros() int64 { return s.clock().UnixMicro() }
 
-// key returns the lock as of now. s.mu is held.
+// key returns the current lock. The caller holds s.mu.
 func (s *simServer) key() *simKey {
 	k := &s.memory.lock
 	if s.over(k.until) {
@@ -167,22 +167,22 @@ func (s *simServer) key() *simKey {
 	return k
 }
 
-// over reports whether what ends then has ended: servers count whole milliseconds.
+// over reports whether a key with this end has ended: servers count whole milliseconds.
 func (s *simServer) over(end time.Time) bool { return s.clock().Truncate(time.Millisecond).After(end) }
 
-// ending returns the end of what is kept for so long, from now.
+// ending returns the end of a key that is kept for d from now on.
 func (s *simServer) ending(d time.Duration) time.Time {
 	return s.clock().Truncate(time.Millisecond).Add((d + time.Millisecond - 1).Truncate(time.Millisecond))
 }
 
-// note writes the memory down. s.mu is held.
+// note records the memory as written. The caller holds s.mu.
 func (s *simServer) note() {
 	if n := len(s.written); n == 0 || s.written[n-1] != s.memory {
 		s.written = append(s.written, s.memory)
 	}
 }
 
-// simReply is what every operation answers.
+// simReply is the answer of every operation.
 type simReply struct {
 	code   simCode
 	err    error
@@ -192,23 +192,23 @@ type simReply struct {
 
 	now, till, from int64
 	terms           driver.Terms
-	none            bool // there is no meta
+	none            bool // the server has no meta
 	why             string
 	memory          driver.Memory
-	unsent          bool // of the operation itself nothing was sent
+	unsent          bool // the operation itself was not sent
 }
 
 type simCode uint8
 
 const (
 	simDone        simCode = iota
-	simNoScript            // the text is not in the cache
-	simStale               // it is another process' than that of the last handshake
-	simQuarantined         // no vote yet
-	simOtherQuorum         // of another number of nodes
-	simOtherTerms          // of other terms
-	simChanged             // nothing was done: it is not what was looked at, and taken for new
-	simUnknown             // nothing was done: the other nodes are not known
+	simNoScript            // the script is not in the cache
+	simStale               // the process is not that of the last handshake
+	simQuarantined         // it does not vote yet
+	simOtherQuorum         // it has another number of nodes
+	simOtherTerms          // it has other terms
+	simChanged             // not done: the server is no longer the one that was examined and counted as new
+	simUnknown             // not done: the other nodes are unknown
 )
 
 func (s *simServer) reply(fence uint64, err error) simReply {
@@ -217,12 +217,12 @@ func (s *simServer) reply(fence uint64, err error) simReply {
 
 func (s *simServer) name() string { return fmt.Sprintf("sim-%d.%d", s.id, s.process) }
 
-// late is the refusal of a request that arrived after its end.
+// late reports whether a request arrived after its end, and must be refused.
 func (s *simServer) late(notAfter time.Time) bool {
 	return !s.broken.perishable && !notAfter.IsZero() && s.clock().After(notAfter)
 }
 
-// hello is lua/hello.lua, and look lua/look.lua with the question for the marker.
+// hello models lua/hello.lua; look models lua/look.lua, and also asks for the marker.
 func (s *simServer) hello() simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,7 +233,7 @@ func (s *simServer) look(quarantine time.Duration) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.reply(0, nil)
-	up := s.clock().Unix() - s.started // whole seconds, of clocks of whole seconds
+	up := s.clock().Unix() - s.started // both clocks have whole seconds
 	switch {
 	case s.memory.meta.run != "":
 		r.memory, r.terms = driver.MemoryKept, s.memory.meta.terms
@@ -257,14 +257,14 @@ func (s *simServer) mark() {
 // simShake are the arguments of a handshake, in microseconds.
 type simShake struct {
 	text        simText
-	others      int64 // 0: there are none; -1: not known
+	others      int64 // 0: there are none; -1: unknown
 	mode        string
-	until       int64        // when it is not new any more
-	terms       driver.Terms // to take where there is no meta, or to change to
-	load, check bool         // what it does of the two
+	until       int64        // when the node no longer counts as new
+	terms       driver.Terms // to set if there is no meta, or to change to
+	load, check bool         // which of the two steps it makes
 }
 
-// handshake is lua/handshake.lua.
+// handshake models lua/handshake.lua.
 func (s *simServer) handshake(h simShake) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -355,7 +355,7 @@ func (s *simServer) handshake(h simShake) simReply {
 	return r
 }
 
-// evalsha is a script with lua/time.lua and lua/guard.lua before it.
+// evalsha runs a script, with lua/time.lua and lua/guard.lua before it.
 func (s *simServer) evalsha(t simText, notAfter time.Time, body func() simReply) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -390,7 +390,7 @@ func (s *simServer) evalsha(t simText, notAfter time.Time, body func() simReply)
 	return body()
 }
 
-// plain is a script without the guard.
+// plain runs a script without the guard.
 func (s *simServer) plain(notAfter time.Time, body func() simReply) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -401,19 +401,19 @@ func (s *simServer) plain(notAfter time.Time, body func() simReply) simReply {
 	return body()
 }
 
-// simCall is what a script is called with.
+// simCall holds the arguments of a script.
 type simCall struct {
 	me    string        // owner/attempt
 	ttl   time.Duration // without the grace
-	token uint64        // that acquire proposes, or 0; that a join is for; that a renewal is of
-	least uint64        // of the counter, after a renewal
-	life  time.Duration // of the counter, after its token
+	token uint64        // proposed by acquire (or 0); of the lease of a join or renewal
+	least uint64        // least value of the counter after a renewal
+	life  time.Duration // lifetime of the counter after its last token
 
-	place simPlace // in line, of acquire; its name is empty where nobody waits
-	seen  uint64   // the nodes' time when the lease was last confirmed, of a join
+	place simPlace // place in the queue, for acquire; its name is empty without a waiter
+	seen  uint64   // for join: the nodes' time when the lease was last confirmed
 }
 
-// keep is for how long a key is kept: the script adds the grace.
+// keep returns how long a key is kept: the script adds the grace.
 func (s *simServer) keep(ttl time.Duration, t *driver.Terms) time.Time {
 	grace := t.Grace
 	if s.broken.grace {
@@ -422,10 +422,10 @@ func (s *simServer) keep(ttl time.Duration, t *driver.Terms) time.Time {
 	return s.ending(ttl + (grace + time.Millisecond - 1).Truncate(time.Millisecond))
 }
 
-// simLineLife is how long a line stays when nobody in it asks again.
+// simLineLife is how long a wait queue stays if no waiter asks again.
 const simLineLife = 150 * time.Second
 
-// enter puts a place into the line, or leaves it where it is.
+// enter adds a place to the queue, unless the queue has it already.
 func (s *simServer) enter(p simPlace) {
 	s.dissolves = s.ending(simLineLife)
 	if slices.ContainsFunc(s.line, func(q simPlace) bool { return q.place == p.place }) {
@@ -444,7 +444,7 @@ func (s *simServer) quit(place string) {
 	s.line = slices.DeleteFunc(s.line, func(p simPlace) bool { return p.place == place })
 }
 
-// acquire is lua/acquire.lua. s.mu is held.
+// acquire models lua/acquire.lua. The caller holds s.mu.
 func (s *simServer) acquire(c simCall, t *driver.Terms) simReply {
 	k, now := s.key(), s.micros()
 	x := int64(c.token)
@@ -483,7 +483,7 @@ func (s *simServer) held(k *simKey) simReply {
 	return s.reply(0, &driver.HeldError{Holder: k.owner, ReservedForWaiter: k.next != "", RetryAfter: k.until.Sub(now.Truncate(time.Millisecond)), Server: s.name(), Clock: now})
 }
 
-// grant takes the key with a token of x at least.
+// grant takes the key with a token of at least x.
 func (s *simServer) grant(k *simKey, c simCall, t *driver.Terms, x int64) simReply {
 	old := int64(k.counter)
 	x = max(x, old+1)
@@ -495,14 +495,14 @@ func (s *simServer) grant(k *simKey, c simCall, t *driver.Terms, x int64) simRep
 	return s.reply(k.fence, nil)
 }
 
-// What lua/counter.lua does, in microseconds.
+// The constants of lua/counter.lua, in microseconds.
 const (
 	simInterval = 10_000_000
 	simAhead    = int64(driver.FenceSlack / time.Microsecond)
 	simLag      = int64(driver.FenceLag / time.Microsecond)
 )
 
-// pass compares the clock with the mark, and raises a token of a key without a counter above
+// pass compares the clock with the mark. If the key has no counter, it raises the token above
 // the floor.
 func (s *simServer) pass(x int64, missing bool) int64 {
 	m, now := &s.memory.mark, s.micros()
@@ -520,13 +520,13 @@ func (s *simServer) enters(x, old int64) bool {
 	return x/simInterval != old/simInterval || x > s.micros()+simAhead
 }
 
-// count sets the counter, for its life.
+// count sets the counter and its lifetime.
 func (s *simServer) count(k *simKey, x int64, life time.Duration) {
 	ahead := max(s.micros(), x) - s.micros()
 	k.counter, k.ends = uint64(x), s.ending(life+time.Duration((ahead+999)/1000)*time.Millisecond)
 }
 
-// join is lua/join.lua. s.mu is held.
+// join models lua/join.lua. The caller holds s.mu.
 func (s *simServer) join(c simCall, t *driver.Terms) simReply {
 	k, now, x := s.key(), s.micros(), int64(c.token)
 	refused := s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token, or may have been"})
@@ -551,7 +551,7 @@ func (s *simServer) join(c simCall, t *driver.Terms) simReply {
 	return s.reply(c.token, nil)
 }
 
-// renew is lua/renew.lua. s.mu is held.
+// renew models lua/renew.lua. The caller holds s.mu.
 func (s *simServer) renew(c simCall, t *driver.Terms) simReply {
 	k := s.key()
 	switch {
@@ -572,8 +572,8 @@ func (s *simServer) renew(c simCall, t *driver.Terms) simReply {
 	return s.reply(c.token, nil)
 }
 
-// release is lua/release.lua: it frees exactly this attempt's lock; fence 0: whatever it
-// got. It gives up the place that quits, unless that is empty.
+// release models lua/release.lua. It frees exactly this attempt's lock, with any token if fence
+// is 0. It also gives up the place quits, unless it is empty.
 func (s *simServer) release(owner string, fence uint64, quits string) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -604,9 +604,9 @@ func (s *simServer) release(owner string, fence uint64, quits string) simReply {
 	return s.reply(0, nil)
 }
 
-// What may happen to a server.
+// These methods disturb a server.
 
-// lose makes the server know that a client's process has gone: what it tells that reaches nobody.
+// lose lets a client's process disappear: messages to it reach nobody.
 func (s *simServer) lose(n *simNode) {
 	n.mu.Lock()
 	process, _, _ := strings.Cut(n.place, ".")
@@ -624,7 +624,7 @@ func (s *simServer) pause(d time.Duration) {
 	s.paused = time.Now().Add(d)
 }
 
-// step sets the clock. What it has ended is gone: a server looks for that by itself.
+// step sets the clock, and removes the keys that have ended by it, as servers do by themselves.
 func (s *simServer) step(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -637,7 +637,7 @@ func (s *simServer) setClock(offset time.Duration) {
 	s.note()
 }
 
-// expire drops the lock, and keeps the counter.
+// expire drops the lock but keeps the counter.
 func (s *simServer) expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -645,9 +645,9 @@ func (s *simServer) expire() {
 	s.note()
 }
 
-// restart begins a new process with what an earlier one had written by then: back
-// chooses among the writes, of which the last has this number. aged is how long ago the
-// process was started: a promoted replica is no new one.
+// restart begins a new process with the memory of an earlier write. back chooses the write,
+// given the number of the last one. aged is the new process's age: a promoted replica is not
+// new.
 func (s *simServer) restart(aged time.Duration, back func(last int) int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -656,11 +656,11 @@ func (s *simServer) restart(aged time.Duration, back func(last int) int) {
 	s.texts, s.marked = map[simText]bool{}, false
 	i := max(back(len(s.written)-1), 0)
 	s.memory, s.written = s.written[i], s.written[:i+1]
-	s.key() // what has ended by now is not loaded
+	s.key() // keys that have ended are not loaded
 	s.note()
 }
 
-// flush is FLUSHALL.
+// flush models FLUSHALL.
 func (s *simServer) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -668,17 +668,16 @@ func (s *simServer) flush() {
 	s.note()
 }
 
-// isStated reports whether a client that has found it without a memory may be telling it
-// so right now. It must not be emptied just then: in that instant nothing on it shows that
-// it has given a lock to somebody else.
+// isStated reports whether a client that found the server without a memory may be stating this
+// to it right now. The server must not be emptied at that moment, because nothing on it would
+// show that it granted a lock to another client.
 func (s *simServer) isStated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return time.Now().Before(s.stated)
 }
 
-// unload is SCRIPT FLUSH; evict drops some scripts, and never one that was loaded by
-// SCRIPT LOAD.
+// unload models SCRIPT FLUSH. evict drops some scripts, but none that SCRIPT LOAD loaded.
 func (s *simServer) unload() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -699,7 +698,7 @@ func (s *simServer) evict(drop func() bool) {
 	}
 }
 
-// remembers reports whether the server has met a guard.
+// remembers reports whether the server has a memory for the restart guard.
 func (s *simServer) remembers() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// This file is the whole of what exclusion (G1) says of time: pure functions of values, and
-// why they suffice.
+// This file has all rules on time that exclusion (G1) needs, as pure functions, and the proof
+// that they suffice.
 //
 // # The world
 //
-// R is true time. W_i is the wall clock of node i, and TIME_i what it says in an answer.
-// Assumed is that at any instant fewer than q nodes have a wrong clock, in whatever way; that
-// the clocks of the others are within ε of R; that every client's boot-time clock runs within
-// a d-th part of R; and that no clock goes ahead and comes back between two bids or renewals
+// R is true time. W_i is the wall clock of node i, and TIME_i its reading in an answer. The
+// assumptions are: at any instant fewer than q nodes have a wrong clock, in whatever way; the
+// clocks of the others are within ε of R; every client's boot-time clock runs at the rate of R
+// within a fraction d; and no clock goes ahead and comes back between two bids or renewals
 // under one prefix, unless by at most β.
 //
 // # The rule
@@ -57,18 +57,17 @@ import (
 // and so one of the q−1 smallest bounds is at least F − ε. By 2 a bidder that counts X
 // returns no earlier than F − ε + Q − E − ε ≥ F + Γ.
 
-// reading is what a node's answers to one bid or renewal say of its clock.
+// reading has the clock of a node from its answers to one bid or renewal.
 type reading struct {
 	earliest, latest time.Duration // TIME since 1970: of one answer, or of two
 	sent             boot.Instant  // before the first of them
 	received         boot.Instant  // after the last
-	jumps            int64         // how often the client's wall clock had jumped when it was sent
 	excuse           time.Duration // of the node's terms
-	drift            int           // of the node's terms, in percent
+	drift            int32         // of the node's terms, in percent
 	known            bool
 }
 
-// and joins what two answers of one node say.
+// and combines the readings of two answers of one node.
 func (r reading) and(s reading) reading {
 	switch {
 	case !r.known:
@@ -78,19 +77,19 @@ func (r reading) and(s reading) reading {
 	}
 	return reading{
 		earliest: min(r.earliest, s.earliest), latest: max(r.latest, s.latest),
-		sent: min(r.sent, s.sent), received: max(r.received, s.received), jumps: min(r.jumps, s.jumps),
+		sent: min(r.sent, s.sent), received: max(r.received, s.received),
 		excuse: min(r.excuse, s.excuse), drift: max(r.drift, s.drift), known: true,
 	}
 }
 
-// rounding is what a node may end a key too early for the granularity of its clocks: Redis
-// ends keys at whole milliseconds, by the clock of when a script began.
+// rounding is how much too early a node may end a key because of the granularity of its clocks:
+// Redis ends keys at whole milliseconds, by the clock at the start of a script.
 const rounding = 10 * time.Millisecond
 
-// derive returns the terms of n nodes whose good clocks are within allowance of each other,
-// 2ε; drift is in percent. Clocks are excused up to three times that, so that a clock that is
-// a little off costs no majority. The high-water mark of a node's clock lags by half the
-// allowance, so that β is one and a half.
+// derive returns the terms of n nodes whose good clocks are within allowance of each other, 2ε;
+// drift is in percent. Clocks may differ by three times the allowance, so that a slightly wrong
+// clock costs no majority. The high-water mark of a node's clock lags by half of the allowance,
+// so β is one and a half times the allowance.
 func derive(n int, guard, allowance time.Duration, drift int) driver.Terms {
 	guard, allowance = guard.Truncate(time.Microsecond), allowance.Truncate(2*time.Microsecond)
 	excuse, setBack := 3*allowance, allowance+allowance/2
@@ -105,18 +104,18 @@ func derive(n int, guard, allowance time.Duration, drift int) driver.Terms {
 	}
 }
 
-// percent is so many percent of d, and at least that.
+// percent returns this many percent of d, rounded up.
 func percent(d time.Duration, n int) time.Duration { return (d*time.Duration(n) + 99) / 100 }
 
-// least is what passes at least by true time while a boot-time clock counts d.
+// least returns the least true time that passes while a boot-time clock counts d.
 func least(d time.Duration, drift int) time.Duration { return d - percent(d, drift) }
 
-// excused is the difference of clocks that a bid with these answers excuses, and the drift
-// that it reckons with: the client's own, or that of a node's terms, whichever is more.
+// excused returns the difference of clocks that a bid with these answers excuses, and the drift
+// that it assumes: the larger one of the client's own and the nodes' terms.
 func excused(answers []reading, drift int) (time.Duration, int) {
 	excuse := answers[0].excuse
 	for _, a := range answers {
-		excuse, drift = min(excuse, a.excuse), max(drift, a.drift)
+		excuse, drift = min(excuse, a.excuse), max(drift, int(a.drift))
 	}
 	return excuse, drift
 }
@@ -130,7 +129,7 @@ func span(answers []reading) (earliest, latest time.Duration) {
 	return earliest, latest
 }
 
-// hold returns the end of a lease that was asked for at start, by the rule "hold".
+// hold returns the end of a lease that was requested at start, by the rule "hold".
 func hold(start boot.Instant, ttl time.Duration, answers []reading, drift int) boot.Instant {
 	excuse, drift := excused(answers, drift)
 	earliest, begun := answers[0].earliest, time.Duration(0) // begun is M
@@ -143,8 +142,8 @@ func hold(start boot.Instant, ttl time.Duration, answers []reading, drift int) b
 	return start.Add(validity(ttl, drift) - max(0, begun-earliest-excuse))
 }
 
-// validity is the page's validity time, TTL minus drift: what is left of a TTL while all
-// clocks agree.
+// validity is the page's validity time, TTL minus drift: the length of a lease if all clocks
+// agree.
 func validity(ttl time.Duration, drift int) time.Duration {
 	return ttl - percent(ttl, drift) - 2*time.Millisecond
 }
@@ -164,9 +163,9 @@ func returnAt(answers []reading, drift int) boot.Instant {
 	return at
 }
 
-// judge returns the end of a lease and the instant from which it may be returned, by those q
-// of the answers that leave most between the two: any majority will do. There are at least
-// q answers; it sorts them.
+// judge returns the end of a lease and the instant from which it may be returned. It uses the q
+// answers with the longest time between the two, because any majority is enough. There are at
+// least q answers; it sorts them.
 func judge(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (expires, from boot.Instant) {
 	slices.SortFunc(answers, func(a, b reading) int { return cmp.Compare(a.latest, b.latest) })
 	for i := range answers[q-1:] {
@@ -180,13 +179,20 @@ func judge(start boot.Instant, ttl time.Duration, answers []reading, q, drift in
 }
 
 // othersAtMost returns others of the rule "vote" from the bounds of the known clocks, which it
-// sorts; zero where fewer than q−1 are known. The rule needs no more than the (q−1)-th
-// smallest. Where more clocks are known the upper median protects beyond the assumption, when
-// a majority started with clocks that are behind.
+// sorts; zero where fewer than q−1 are known. The rule only needs the (q−1)-th smallest. If
+// more clocks are known, the upper median also protects if a majority started with clocks that
+// are behind, which the assumption excludes.
 func othersAtMost(bounds []time.Duration, q int) time.Duration {
 	if q < 2 || len(bounds) < q-1 {
 		return 0
 	}
 	slices.Sort(bounds)
 	return bounds[max(q-2, len(bounds)/2)]
+}
+
+// offset is how far the node's clock is ahead of the client's boot-time clock: mid, plus or
+// minus half of the round trip.
+func (r *reading) offset() (mid, half time.Duration) {
+	half = r.received.Sub(r.sent) / 2
+	return r.latest - time.Duration(r.sent) - half, half
 }

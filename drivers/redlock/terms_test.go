@@ -10,7 +10,7 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// rules are those of terms.go, for a test to break.
+// rules are the rules of terms.go, so that a test can break them.
 type rules struct {
 	grace      func(*driver.Terms) time.Duration
 	quarantine func(*driver.Terms) time.Duration
@@ -27,22 +27,22 @@ func soundRules() rules {
 	}
 }
 
-// duo is two clients that differ, and the worst world that their terms admit, all drawn.
+// duo is two clients that differ, in the worst world that their terms allow, all drawn at random.
 type duo struct {
 	rng      *rand.Rand
 	q        int
-	terms    driver.Terms // of the node X that both count
+	terms    driver.Terms // of the node X, which both clients count
 	eps      time.Duration
 	ttl      [2]time.Duration
-	link     [2]time.Duration // the longest one way of a packet
+	link     [2]time.Duration // longest one-way time of a packet
 	drift    [2]int
-	rate     [2]float64 // of the clients' boot-time clocks: local time a true time
+	rate     [2]float64 // of the clients' boot-time clocks: local time per true time
 	lead     [2]time.Duration
-	excuse   [2][]time.Duration // of the terms of the other nodes that each counts
-	badNodes [2]int             // how many of those have a wrong clock
+	excuse   [2][]time.Duration // of the other nodes that each client counts
+	badNodes [2]int             // how many of these have a wrong clock
 }
 
-// edge draws from 0 to 1, and is often one of the two.
+// edge draws a number from 0 to 1, often 0 or 1 itself.
 func (d *duo) edge() float64 {
 	switch d.rng.IntN(3) {
 	case 0:
@@ -55,7 +55,7 @@ func (d *duo) edge() float64 {
 
 func (d *duo) up(most time.Duration) time.Duration { return time.Duration(d.edge() * float64(most)) }
 
-// within draws a duration of any order of magnitude.
+// within draws a duration, with all orders of magnitude equally likely.
 func (d *duo) within(least, most time.Duration) time.Duration {
 	return time.Duration(float64(least) * math.Pow(float64(most)/float64(least), d.edge()))
 }
@@ -66,9 +66,9 @@ func newDuo(seed uint64) *duo {
 	guard := d.within(time.Second, time.Hour)
 	allowance := d.within(time.Millisecond, guard/4)
 	d.terms = derive(2*d.q-1, guard, allowance, 1+d.rng.IntN(8))
-	least := allowance // of the terms of any node: the world keeps to all
+	least := allowance // the least allowance of any node: the clocks keep to all
 	for i := range 2 {
-		for range d.q - 1 { // their terms may be others
+		for range d.q - 1 { // the other nodes' terms may differ
 			a := allowance
 			if d.rng.IntN(3) == 0 {
 				a = d.within(time.Millisecond, guard/4)
@@ -84,22 +84,22 @@ func newDuo(seed uint64) *duo {
 		d.lead[i] = d.up(time.Hour)
 	}
 	d.eps = least / 2
-	d.badNodes[d.rng.IntN(2)] = d.rng.IntN(d.q - 1) // beside X: q−1 in all
+	d.badNodes[d.rng.IntN(2)] = d.rng.IntN(d.q - 1) // besides X: q−1 in all
 	return d
 }
 
-// local is a client's clock at a true time.
+// local returns a client's clock at a true time.
 func (d *duo) local(i int, at time.Duration) boot.Instant {
 	return boot.Instant(float64(d.lead[i]) + float64(at)*d.rate[i])
 }
 
-// real is the true time at which a client's clock says so.
+// real returns the true time at which a client's clock shows at.
 func (d *duo) real(i int, at boot.Instant) time.Duration {
 	return time.Duration((float64(at) - float64(d.lead[i])) / d.rate[i])
 }
 
-// ask returns the answers of the other nodes to a request that client i makes at a true time.
-// Good clocks are off by lean·ε, or nearly.
+// ask returns the other nodes' answers to a request that client i makes at a true time. Good
+// clocks are usually off by lean·ε.
 func (d *duo) ask(i int, at time.Duration, lean float64) []reading {
 	answers := make([]reading, 0, d.q)
 	for j, excuse := range d.excuse[i] {
@@ -114,32 +114,32 @@ func (d *duo) ask(i int, at time.Duration, lean float64) []reading {
 		clock := at + there + off
 		answers = append(answers, reading{
 			earliest: clock, latest: clock, sent: d.local(i, at), received: d.local(i, at+there+d.up(d.link[i])),
-			excuse: excuse, drift: d.terms.Drift, known: true,
+			excuse: excuse, drift: int32(d.terms.Drift), known: true,
 		})
 	}
 	return answers
 }
 
-// with adds X's answer, which says clock, whatever time it is.
+// with adds X's answer. X's clock shows the given value, whatever the true time.
 func (d *duo) with(i int, answers []reading, at, clock time.Duration) []reading {
 	there := d.up(d.link[i])
 	return append(answers, reading{
 		earliest: clock, latest: clock, sent: d.local(i, at), received: d.local(i, at+there+d.up(d.link[i])),
-		excuse: d.terms.Excuse, drift: d.terms.Drift, known: true,
+		excuse: d.terms.Excuse, drift: int32(d.terms.Drift), known: true,
 	})
 }
 
-const dawn = 24 * time.Hour // true time zero of a duo, by the clocks
+const dawn = 24 * time.Hour // the clocks' value at true time zero
 
-// second returns by how much the bidder's lease is returned after the end of the holder's,
-// where X gives it the key when its clock says free; a refusal is false. The bidder asks at
-// the worst moment.
+// second returns how long after the end of the holder's lease the bidder's is returned, if X
+// grants the key when its clock shows free. It returns false if the bidder refuses the grant.
+// The bidder asks at the worst moment.
 func (d *duo) second(r *rules, deadline, free time.Duration) (time.Duration, bool) {
 	excuse := d.terms.Excuse
 	for _, e := range d.excuse[1] {
 		excuse = min(excuse, e)
 	}
-	// About then the others' clocks let it pass.
+	// At about this time the other nodes' clocks agree.
 	at := free - excuse - d.eps - d.up(2*d.link[1]) - d.up(excuse)
 	if d.rng.IntN(4) == 0 {
 		at = deadline - d.up(2*d.link[1])
@@ -152,11 +152,11 @@ func (d *duo) second(r *rules, deadline, free time.Duration) (time.Duration, boo
 	return d.real(1, from) - deadline, true
 }
 
-// rivals plays a holder, and a bidder that gets the key on X when it ends there.
+// rivals plays a holder, and a bidder that gets the key on X when the holder's key ends there.
 func (d *duo) rivals(r *rules) (margin time.Duration, ok bool) {
 	at := dawn
 	answers := d.ask(0, at, -1)
-	// The most that X can be behind at no cost to the holder.
+	// X's clock is as far behind as possible without a cost to the holder.
 	begun, excuse := time.Duration(0), d.terms.Excuse
 	for _, a := range answers {
 		begun = max(begun, a.latest-least(a.sent.Sub(d.local(0, at)), max(d.drift[0], d.terms.Drift)))
@@ -174,7 +174,7 @@ func (d *duo) rivals(r *rules) (margin time.Duration, ok bool) {
 	return d.second(r, d.real(0, expires), clock+d.ttl[0]+r.grace(&d.terms)-setBack)
 }
 
-// forgetful plays a holder whose key X forgets at once, and a bidder that gets it when X
+// forgetful plays a holder whose key X forgets at once, and a bidder that gets the key when X
 // votes again.
 func (d *duo) forgetful(r *rules) (margin time.Duration, ok bool) {
 	d.ttl[0] = d.terms.Guard
@@ -184,8 +184,8 @@ func (d *duo) forgetful(r *rules) (margin time.Duration, ok bool) {
 	if from >= expires {
 		return 0, false
 	}
-	// X begins with a clock that is far behind. All other clocks are known, of which as many
-	// are wrong as may be beside X: q−2.
+	// X starts with a clock that is far behind. All other clocks are known. As many of them are
+	// wrong as is allowed besides X: q−2.
 	now := at + d.up(time.Second)
 	bounds := make([]time.Duration, 0, 2*d.q-2)
 	for i := range 2*d.q - 2 {
@@ -196,13 +196,13 @@ func (d *duo) forgetful(r *rules) (margin time.Duration, ok bool) {
 		bounds = append(bounds, now+off+d.up(d.link[1]))
 	}
 	if d.rng.IntN(2) == 0 {
-		bounds = bounds[:d.q-1] // no more are known than are needed
+		bounds = bounds[:d.q-1] // only as many clocks are known as are needed
 	}
 	till := max(now-d.up(time.Hour), r.others(bounds, d.q)) + r.quarantine(&d.terms)
 	return d.second(r, d.real(0, expires), till)
 }
 
-// smallest plays so many duos and returns the smallest margin, and its seed.
+// smallest plays n duos and returns the smallest margin, and its seed.
 func smallest(n int, r rules) (margin time.Duration, worst uint64, played int) {
 	margin = math.MaxInt64
 	for seed := range uint64(n) {
@@ -223,11 +223,11 @@ func smallest(n int, r rules) (margin time.Duration, worst uint64, played int) {
 	return margin, worst, played
 }
 
-// Ten thousand and more pairs of clients that differ, with the worst clocks and delays that the terms
-// admit: no two leases are valid at once, by the rules that terms.go has and the engine
-// uses. With any margin taken out, some are.
+// More than ten thousand pairs of clients that differ, with the worst clocks and delays that
+// the terms allow: by the rules of terms.go, which the engine uses, no two leases are valid at
+// once. If any margin is taken out, some are.
 func TestNoPairOfClientsOverlaps(t *testing.T) {
-	const draws = 40_000 // of which more than 10,000 are both granted
+	const draws = 40_000 // in more than 10,000 of these both leases are granted
 	margin, seed, played := smallest(draws, soundRules())
 	t.Logf("%d of %d pairs were both granted: the smallest margin is %v (pair %d)", played, draws, margin, seed)
 	if margin <= 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// A bad URL gets an error that names the bad part and quotes no secret.
+// The error for a bad URL names the bad part and contains no secret.
 func TestBadURLsAreRefusedBeforeIO(t *testing.T) {
 	for url, part := range map[string]string{
 		"redlock:":                                 "URL",
@@ -67,7 +67,7 @@ func TestAURLNamesNodesAndOptions(t *testing.T) {
 	}
 }
 
-// named gives a node an address of its own.
+// named gives a node its own address.
 type named struct {
 	driver.Backend
 	name string
@@ -75,7 +75,7 @@ type named struct {
 
 func (n named) String() string { return n.name }
 
-// A server that is listed twice under two addresses would vote twice.
+// A server that is listed under two addresses would vote twice, and is refused.
 func TestOneServerDoesNotVoteTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memory.New()
@@ -89,7 +89,7 @@ func TestOneServerDoesNotVoteTwice(t *testing.T) {
 			if errors.Is(err, driver.ErrRefused) {
 				break
 			}
-			synctest.Wait() // one of the two and the third are a majority, and may be before the other answers
+			synctest.Wait() // one of the two and the third are a majority, perhaps before the other answers
 		}
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "nodes a and b are the same server") {
 			t.Errorf("got %v", err)
@@ -97,7 +97,7 @@ func TestOneServerDoesNotVoteTwice(t *testing.T) {
 	})
 }
 
-// script is a node whose answers a test writes.
+// script is a node whose answers the test supplies.
 type script struct {
 	driver.Backend
 	acquire func(context.Context, *driver.Request) (driver.Lease, error)
@@ -108,7 +108,7 @@ func (s script) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, e
 }
 func (s script) String() string { return s.Backend.(fmt.Stringer).String() }
 
-// lateContext is one whose timer has not run yet, though its deadline has passed.
+// lateContext is a context whose timer has not fired yet, though its deadline has passed.
 type lateContext struct {
 	context.Context
 	deadline time.Time
@@ -116,8 +116,8 @@ type lateContext struct {
 
 func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// The nodes' time ends with the caller's, and its timer may be the first: the error tells
-// all the same that the caller's time was over.
+// The node timeout ends together with the caller's time, and its timer may fire first. The
+// error still says that the caller's time was over.
 func TestADeadlineIsToldBeforeItsTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := func() driver.Backend {
@@ -138,9 +138,9 @@ func TestADeadlineIsToldBeforeItsTimer(t *testing.T) {
 	})
 }
 
-// A wall clock that jumps where the boot-time clock does not may be all that shows of a pause of
-// the machine: the bid that is under way fails and leaves nothing behind, and the next one
-// proposes no token by what was known of the nodes' clocks.
+// If the wall clock jumps and the boot-time clock does not, the machine may have paused. The
+// current bid fails and leaves nothing behind, and the next one does not propose a token from
+// the old knowledge of the nodes' clocks.
 func TestAJumpOfTheWallClockFailsABid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var set atomic.Int64
@@ -165,7 +165,8 @@ func TestAJumpOfTheWallClockFailsABid(t *testing.T) {
 		}
 		defer func() { _ = b.Close() }()
 		b.clock = boot.New(boot.Source{Wall: func(now time.Time) time.Time { return now.Add(time.Duration(set.Load())) }})
-		// The answers to the first bid, and to the one with the jump, tell no clock, or none that can be trusted.
+		// The answers to the first bid have no clock yet; those to the bid with the jump have
+		// none that can be trusted.
 		for _, c := range []struct{ jumps, zero bool }{{zero: true}, {}, {jumps: true}, {zero: true}, {}} {
 			jump.Store(c.jumps)
 			l, err := b.Acquire(t.Context(), request1("k", "web/x", time.Second))
@@ -194,7 +195,7 @@ func TestAJumpOfTheWallClockFailsABid(t *testing.T) {
 	})
 }
 
-// Terms that contradict each other get an error that names them, before a node is asked.
+// The error for terms that contradict each other names them; no node is asked.
 func TestTermsThatContradictEachOtherAreRefused(t *testing.T) {
 	asked := 0
 	node := func() driver.Backend {
@@ -240,7 +241,7 @@ func TestTermsThatContradictEachOtherAreRefused(t *testing.T) {
 	}
 }
 
-// What a minority says leaks through no verdict.
+// The answers of a minority alone decide no verdict.
 func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	errDown := errors.New("connection refused")
 	say := func(err error) driver.Backend {
@@ -251,8 +252,8 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	}
 	refused := say(&driver.RefusedError{Reason: "read-only"})
 	loading := say(&driver.RefusedError{Reason: "loading", RetryAfter: time.Second})
-	// Those that are down say so last: once two of four are known to be down, and nothing
-	// else, a majority is out of reach and nobody waits for what the others would say.
+	// The nodes that are down answer last: once two of four are known to be down, a majority is
+	// impossible, and the bid no longer waits for the other answers.
 	down := func() driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
 			time.Sleep(time.Millisecond)
@@ -290,15 +291,19 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 	}
 }
 
-// A node whose clock disagrees does not count, and is named.
+// simNodes returns new servers, and a node over each of these links.
+func simNodes(links ...network) (servers []*simServer, nodes []driver.Backend) {
+	for i := range links {
+		servers = append(servers, newSimServer(i))
+		nodes = append(nodes, &simNode{s: servers[i], net: &links[i], rng: rand.New(rand.NewPCG(1, uint64(i)))})
+	}
+	return servers, nodes
+}
+
+// A node whose clock disagrees does not count, and the error names it.
 func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var servers []*simServer
-		var nodes []driver.Backend
-		for i := range 3 {
-			servers = append(servers, newSimServer(i))
-			nodes = append(nodes, &simNode{s: servers[i], net: &network{}, rng: rand.New(rand.NewPCG(1, uint64(i)))})
-		}
+		servers, nodes := simNodes(make([]network, 3)...)
 		var events []driver.Notice
 		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) { events = append(events, e) }})
 		if err != nil {
@@ -325,15 +330,39 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 	})
 }
 
-// A node that keeps timing out is skipped until a probe succeeds, and both are told.
+// An event handler may ask the lease that the event is about: no mutex of it is locked then.
+func TestAnEventHandlerMayAskTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers, nodes := simNodes(network{}, network{}, network{delay: 20 * time.Millisecond})
+		servers[2].step(time.Hour) // its vote comes after the grant
+		granted, asked := make(chan driver.Lease, 1), make(chan driver.Grant, 1)
+		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) {
+			if e.Kind == driver.NoticeClockSkew {
+				asked <- (<-granted).Grant()
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		l, err := b.Acquire(t.Context(), request1("k", "me", 20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted <- l
+		if g := <-asked; g.Fence != l.Grant().Fence {
+			t.Errorf("the handler sees token %d, want %d", g.Fence, l.Grant().Fence)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A node that keeps timing out is skipped until a probe succeeds; events report both.
 func TestTheBreakerOpensAndCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var servers []*simServer
-		var nodes []driver.Backend
-		for i := range 3 {
-			servers = append(servers, newSimServer(i))
-			nodes = append(nodes, &simNode{s: servers[i], net: &network{}, rng: rand.New(rand.NewPCG(1, uint64(i)))})
-		}
+		servers, nodes := simNodes(make([]network, 3)...)
 		var mu sync.Mutex
 		var events []driver.NoticeKind
 		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) {
@@ -363,7 +392,7 @@ func TestTheBreakerOpensAndCloses(t *testing.T) {
 			t.Fatalf("not skipped: %+v", s)
 		}
 		time.Sleep(2 * time.Minute)
-		lock(10) // the probe
+		lock(10) // this bid is the probe
 		time.Sleep(time.Second)
 		lock(11)
 		if s := b.Stats(); len(s.Skipped) != 0 {
@@ -377,7 +406,7 @@ func TestTheBreakerOpensAndCloses(t *testing.T) {
 	})
 }
 
-// What was seen of the nodes while locks were taken is among what Check finds.
+// Check also reports what earlier calls found out about the nodes.
 func TestCheckNamesANodeThatIsSkipped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(3)
@@ -410,7 +439,7 @@ func TestCheckNamesANodeThatIsSkipped(t *testing.T) {
 	})
 }
 
-// A waiter is woken when a majority announced the release.
+// A waiter is woken when a majority has announced the release.
 func TestWatchWakesWhenAMajorityAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(5)
@@ -442,12 +471,12 @@ func TestWatchWakesWhenAMajorityAnnounced(t *testing.T) {
 	})
 }
 
-// Where the nodes granted different tokens, a lease is broken by its own alone.
+// If the nodes granted different tokens, only the lease's own token breaks it.
 func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(3)
 		ahead := uint64(time.Now().Add(driver.FenceSlack / 2).UnixMicro())
-		for i, node := range s { // counters that differ, all ahead of what a quorum proposes
+		for i, node := range s { // different counters, all ahead of the proposed token
 			r := request1("k", fmt.Sprint("before/", i), time.Second)
 			r.FenceFloor = ahead + uint64(10*i)
 			l, err := node.Acquire(t.Context(), r)
@@ -487,7 +516,7 @@ func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 	})
 }
 
-// Lookup names the holder that a majority has, and Break takes the lock away from it.
+// Lookup names the holder on a majority, and Break takes the lock away from it.
 func TestOperatorsSeeAndBreak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(5)
@@ -496,7 +525,7 @@ func TestOperatorsSeeAndBreak(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		synctest.Wait() // a straggler that joins during the renewal would leave it in doubt
+		synctest.Wait() // if a straggler joins during the renewal, its result would be unknown
 		st, err := b.Lookup(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
@@ -517,14 +546,14 @@ func TestOperatorsSeeAndBreak(t *testing.T) {
 			t.Error(err)
 		}
 		found, err := s[:4].quorum(t, nil).Check(t.Context())
-		if err != nil || !strings.Contains(fmt.Sprint(found), "4 nodes outlive") {
+		if err != nil || !strings.Contains(fmt.Sprint(found), "4 nodes survive the loss of 1") {
 			t.Errorf("got %v, %v", found, err)
 		}
 	})
 }
 
-// What a majority holds is listed, whichever nodes those are, and what of it can be seen while a
-// minority is down. Not every node is read as a whole.
+// List yields the locks that any majority has, and while a minority is down those that it can
+// still see. It does not read all keys of every node.
 func TestListFindsWhatAMajorityHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(5)
@@ -540,7 +569,7 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = b.Close() }) // what a node that is down holds ends with its TTL
+			t.Cleanup(func() { _ = b.Close() }) // keys on a node that is down end with their TTL
 			return b
 		}
 		name := func(i, j int) string { return fmt.Sprintf("not on %d and %d", i, j) }
@@ -594,8 +623,8 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 	})
 }
 
-// An error names each node once: where the node's own error begins with its name, and where the
-// verdict is what a node says.
+// An error names each node only once, even if the node's own error begins with its name, or if
+// the verdict is a node's own error.
 func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 	quarantined := func(name string) error {
 		return &driver.RefusedError{RetryAfter: 3 * time.Second, Reason: name + ": restart guard"}
@@ -613,7 +642,7 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 				var nodes []driver.Backend
 				for i, node := range []string{"redis://h:1/0", "redis://h:11/0", "redis://h:111/0"} {
 					nodes = append(nodes, named{script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
-						time.Sleep(time.Duration(3-i) * time.Millisecond) // the first is not needed
+						time.Sleep(time.Duration(3-i) * time.Millisecond) // the first node is not needed
 						return nil, c.say(node)
 					}}, node})
 				}
@@ -630,7 +659,7 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 	}
 }
 
-// A finding says its node's name once, as its Node.
+// A finding names its node only once, in Node.
 func TestASummaryLeavesItsNodesNameOut(t *testing.T) {
 	n := &node{name: "redis://h:1/0"}
 	for said, want := range map[string]string{
@@ -645,7 +674,8 @@ func TestASummaryLeavesItsNodesNameOut(t *testing.T) {
 	}
 }
 
-// A quorum is reserved where a majority is, for as long as that; the longest queue counts.
+// A quorum's lock is reserved if a majority of its nodes is, and for as long; the longest queue
+// counts.
 func TestLookupMergesWhoWaits(t *testing.T) {
 	b := newSpaces(3).quorum(t, nil)
 	state := func(waiters int, kept time.Duration) *driver.State {
@@ -670,7 +700,7 @@ func TestLookupMergesWhoWaits(t *testing.T) {
 	}
 }
 
-// A node that hangs costs List a part of the caller's time, and no answer of the others.
+// A node that hangs costs List a part of the caller's time, but not the answers of the others.
 func TestListReadsAnotherNodeBesideOneThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(3)
@@ -711,7 +741,7 @@ func TestListReadsAnotherNodeBesideOneThatHangs(t *testing.T) {
 	})
 }
 
-// hangingList answers no question of operators before the caller's end.
+// hangingList is a node whose inspection calls hang until the caller's context ends.
 type hangingList struct{ *memory.Backend }
 
 func (h hangingList) List(ctx context.Context, _ string, _ func(*driver.State) bool) error {

@@ -10,8 +10,8 @@ import (
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 )
 
-// What is of all nodes, and stands in the URL of one, the last as a rule, would be ignored
-// or split the nodes: it is refused.
+// A parameter of the whole quorum in the URL of one node, usually the last, would be ignored or
+// make the nodes differ. So it is refused.
 func TestWhatIsOfAllNodesIsNotOfOne(t *testing.T) {
 	const nodes = "redlock:redis://u:s3cret@a,redis://b,redis://c"
 	for _, option := range []string{"restart_guard=off", "restart_guard=1m", "prefix=app", "ttl=5s", "node_timeout=70ms", "bootstrap=true", "strict_guard=true"} {

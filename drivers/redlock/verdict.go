@@ -14,10 +14,10 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// skewPause is when to look again at clocks that disagree.
+// skewPause is the pause before trying again after clocks disagreed.
 const skewPause = time.Second
 
-// says puts a verdict into words: nil where it is none, or no error. l.mu is held.
+// says returns the error for a verdict: nil if the verdict is none, or no error. l.mu is held.
 func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Instant) error {
 	since := now.Sub(l.bid.start).Round(time.Microsecond)
 	switch v {
@@ -25,7 +25,7 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 		return nil
 	case interrupted:
 		if cause == nil {
-			cause = ended(ctx)
+			cause = driver.ContextErr(ctx)
 		}
 		return cause
 	case invalid:
@@ -37,9 +37,9 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 	case denied, denyNow:
 		return l.verdict(l.refusal(v), now)
 	case apart:
-		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: "the clocks of no majority of nodes agree (run NTP on them, or allow more)"}, now)
+		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: "no majority of the nodes has clocks that agree (run NTP on the nodes, or set a longer clock_allowance)"}, now)
 	case uneven:
-		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: fmt.Sprintf("the clocks of the nodes are %v apart, or the ways to them too uneven, for a TTL of %v (run NTP on the nodes)", l.apart(l.bid.in(counted)), l.bid.ttl)}, now)
+		return l.verdict(&driver.RefusedError{RetryAfter: skewPause, Reason: fmt.Sprintf("the clocks of the nodes are %v apart, or the delays to them too uneven, for a TTL of %v (run NTP on the nodes)", l.apart(l.bid.in(counted)), l.bid.ttl)}, now)
 	case late:
 		return l.unknown(now, "the nodes took %v, too long for a TTL of %v%s", since, l.bid.ttl, l.starved())
 	case stopped:
@@ -59,7 +59,7 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 	return l.verdict(nil, now)
 }
 
-// apart says by how much the clocks of these nodes differ, as seen through their links.
+// apart returns how far the clocks of these nodes differ, as measured over their links.
 func (l *lease) apart(of set) time.Duration {
 	var most time.Duration
 	for i := range l.requests {
@@ -75,21 +75,21 @@ func (l *lease) apart(of set) time.Duration {
 // firstRefusal returns the first node's error of this kind.
 func (l *lease) firstRefusal(is func(error) bool) error {
 	for i := range l.requests {
-		if err := l.requests[i].vote.Err; !l.bid.parts[i].silent() && is(err) {
+		if err := l.requests[i].err; !l.bid.parts[i].silent() && is(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-// refusal is that of the nodes that rule a majority out: one that is permanent, or that after
-// which so few are left that they do not.
+// refusal returns the error of nodes that refuse so that no majority is left: a permanent
+// refusal, or the one after whose RetryAfter a majority is possible again.
 func (l *lease) refusal(v verdict) error {
 	var forever, today []*driver.RefusedError
 	for i := range l.requests {
 		var r *driver.RefusedError
 		switch g := &l.bid.parts[i]; {
-		case g.silent() || !errors.As(l.requests[i].vote.Err, &r):
+		case g.silent() || !errors.As(l.requests[i].err, &r):
 		case g.said == refused:
 			forever = append(forever, r)
 		case g.said == deferred:
@@ -104,15 +104,15 @@ func (l *lease) refusal(v verdict) error {
 	return &driver.RefusedError{RetryAfter: r.RetryAfter, Reason: r.Reason, Err: r.Err}
 }
 
-// soonest returns the refusal after which, of these and those for ever, too few are left to
-// stand in the way of a majority.
+// soonest returns the refusal whose end makes a majority possible again: by then the refusals
+// that end later, together with the permanent ones, are fewer than enough to prevent it.
 func soonest(today []*driver.RefusedError, forever, enough int) *driver.RefusedError {
 	slices.SortFunc(today, func(a, b *driver.RefusedError) int { return cmp.Compare(a.RetryAfter, b.RetryAfter) })
 	return today[len(today)+forever-enough]
 }
 
-// held is the verdict that the rival has the lock, or, where it has too few nodes to rule a
-// majority out by itself, that the lock is kept for the next in line.
+// held returns the verdict that the rival has the lock, or, if it has too few nodes for that,
+// that the lock is kept for the first waiter.
 func (l *lease) held() *driver.HeldError {
 	t, free := l.bid.tally(), l.freeIn()
 	var rival, next *driver.HeldError
@@ -138,8 +138,8 @@ func (l *lease) held() *driver.HeldError {
 	return &h
 }
 
-// pollAfter is the q-th largest pause that the nodes allow a watcher: so long no majority
-// is released in silence.
+// pollAfter is the q-th largest pause that the nodes allow a watcher: no majority is released
+// unannounced within it.
 func (l *lease) pollAfter() time.Duration {
 	var buf [MaxNodes]time.Duration
 	pauses := buf[:0]
@@ -150,12 +150,11 @@ func (l *lease) pollAfter() time.Duration {
 		}
 		pauses = append(pauses, pause)
 	}
-	slices.Sort(pauses)
-	return pauses[len(pauses)-l.b.q]
+	return reached(pauses, l.b.q)
 }
 
-// freeIn is the q-th smallest remaining TTL: when a majority will be free, unless it is
-// renewed. Zero where unknown.
+// freeIn is the q-th smallest remaining TTL: the time until a majority is free unless the lease
+// is renewed. Zero: unknown.
 func (l *lease) freeIn() time.Duration {
 	const never = time.Duration(1<<63 - 1)
 	var buf [MaxNodes]time.Duration
@@ -177,8 +176,8 @@ func (l *lease) freeIn() time.Duration {
 	return 0
 }
 
-// request strips the token and the number of the attempt off an owner as nodes know it,
-// so that all attempts of one request are one owner.
+// request removes the token and the attempt's number from an owner that a node stores, so that
+// all attempts of one request are one owner.
 func request(holder string) string {
 	owner, _, _ := strings.Cut(holder, "|")
 	i := strings.LastIndexByte(owner, '/')
@@ -193,18 +192,18 @@ func request(holder string) string {
 	return owner[:i]
 }
 
-// votes returns what each node said. l.mu is held.
+// votes returns the answer of each node. l.mu is held.
 func (l *lease) votes() []driver.Vote {
 	votes := make([]driver.Vote, len(l.requests))
 	for i := range l.requests {
-		votes[i] = l.requests[i].vote
-		votes[i].Granted = l.bid.parts[i].state >= leaving && votes[i].Err == nil
+		g := &l.requests[i]
+		votes[i] = driver.Vote{Node: g.n.name, Granted: l.bid.parts[i].state >= leaving && g.err == nil, Latency: g.latency, Err: g.err}
 	}
 	return votes
 }
 
-// verdict returns the error for a vote or a renewal that failed; the verdict may be nil,
-// for unknown. l.mu is held.
+// verdict returns the error for a failed vote or renewal; a nil verdict means unknown. l.mu is
+// held.
 func (l *lease) verdict(verdict error, now boot.Instant) error {
 	e := &driver.QuorumError{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
 	var refused *driver.RefusedError
@@ -213,13 +212,13 @@ func (l *lease) verdict(verdict error, now boot.Instant) error {
 	for i := range l.requests {
 		g := &l.requests[i]
 		if g.held != nil && errors.Is(verdict, driver.ErrHeld) {
-			continue // it has been said
+			continue // the verdict already says that this node's lock is held
 		}
 		if err := l.cause(i, now); err != nil {
 			e.Votes[i].Err = err
 			var own *driver.RefusedError
 			if refused != nil && errors.As(err, &own) && own.Reason == refused.Reason && strings.HasPrefix(own.Reason, g.n.name) {
-				continue // it is the verdict
+				continue // the verdict is this node's own error
 			}
 			causes = multierror.Append(causes, errors.New(g.n.says(err)))
 		}
@@ -237,17 +236,17 @@ func (l *lease) verdict(verdict error, now boot.Instant) error {
 	return e
 }
 
-// cause is why the node did not grant, or confirm; nil where the verdict came before its
+// cause returns why the node did not grant or confirm; nil if the verdict came before its
 // answer.
 func (l *lease) cause(i int, now boot.Instant) error {
 	g := &l.requests[i]
-	if part := &l.bid.parts[i]; g.vote.Err == nil && part.call != idle && part.awaited && now >= g.until {
+	if part := &l.bid.parts[i]; g.err == nil && part.call != idle && part.awaited && now >= g.life.due {
 		return fmt.Errorf("no answer within %v%s", now.Sub(g.asked).Round(time.Millisecond), l.starved())
 	}
-	return g.vote.Err
+	return g.err
 }
 
-// starved says if this process did not run for much of the time that a call took: empty if it did.
+// starved returns a note that this process did not run for much of the time of a call, or nothing.
 func (l *lease) starved() string {
 	if l.stalled < l.bid.timeout/timeSlices {
 		return ""

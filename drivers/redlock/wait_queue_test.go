@@ -13,15 +13,15 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// Nodes that are kept for who is next in line count with whoever else has most: that
-// is a verdict, and no split vote which rounds of bids would have to settle. It names an
-// owner only where that one has enough nodes by itself: one that has fewer may have
+// Nodes that are reserved for the next waiter count together with the owner of the most other
+// nodes. That is a verdict, not a split vote that needs further rounds of bids. The verdict
+// names an owner only if this owner has enough nodes by itself: with fewer nodes it may have
 // released the lock, or may not get it.
 func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 	say := func(err error) driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, err }}
 	}
-	// They say so last, for three of them are a verdict without the others.
+	// The reserved nodes answer last, because three of them alone are a verdict.
 	kept := func() driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) {
 			time.Sleep(time.Millisecond)
@@ -42,14 +42,14 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 		nodes  []driver.Backend
 		holder string
 		kept   bool
-		after  time.Duration // zero: it depends on who answers first
+		after  time.Duration // zero: depends on which node answers first
 	}{
 		"all kept":                    {nodes: []driver.Backend{kept(), kept(), kept(), kept(), kept()}, kept: true, after: 30 * time.Millisecond},
 		"a few have not heard of it":  {nodes: []driver.Backend{held("x/1"), kept(), kept(), kept(), kept()}, kept: true, after: 30 * time.Millisecond},
 		"some kept, the rest its own": {nodes: []driver.Backend{held("x/1"), kept(), held("x/1"), kept(), kept()}, kept: true},
 		"a majority with a minority":  {nodes: []driver.Backend{kept(), down(), held("x/1"), down(), held("x/1")}, kept: true, after: 30 * time.Millisecond},
 		"enough by itself":            {nodes: []driver.Backend{kept(), held("x/1"), held("x/1"), down(), held("x/1")}, holder: "x", after: time.Minute},
-		// Its third node answers after those that are kept.
+		// The owner's third node answers after the reserved nodes.
 		"enough, if all are heard": {nodes: []driver.Backend{kept(), kept(), held("x/1"), held("x/1"), last("x/1")}, holder: "x", after: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,22 +72,22 @@ func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
 	}
 }
 
-// lined is a node that notes since when who asks is said to wait.
-type lined struct {
+// noting is a node that notes the WaitingSince of each request.
+type noting struct {
 	*memory.Backend
 	mu    *sync.Mutex
 	since *[]uint64
 }
 
-func (l lined) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+func (l noting) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
 	l.mu.Lock()
 	*l.since = append(*l.since, r.Quorum.WaitingSince)
 	l.mu.Unlock()
 	return l.Backend.Acquire(ctx, r)
 }
 
-// All nodes are told one time since when a client waits, the same at every attempt, and
-// another once it was served.
+// Every attempt of a waiting client has the same WaitingSince for all nodes, and a new one
+// after the client was served.
 func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpaces(5)
@@ -96,7 +96,7 @@ func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 		var since []uint64
 		nodes := make([]driver.Backend, len(s))
 		for i := range s {
-			nodes[i] = lined{s[i].Peer(), &mu, &since}
+			nodes[i] = noting{s[i].Peer(), &mu, &since}
 		}
 		b, err := New(nodes, nil)
 		if err != nil {
@@ -123,7 +123,7 @@ func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, got := ask(); !slices.Equal(got, []uint64{0}) {
-			t.Errorf("who does not wait is said to, since %d", got)
+			t.Errorf("a client that does not wait is said to wait since %d", got)
 		}
 		began := uint64(time.Now().UnixMicro())
 		ctx, cancel := context.WithCancel(t.Context())
@@ -134,7 +134,7 @@ func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 		time.Sleep(time.Second)
 		_, second := ask()
 		if len(first) != 1 || first[0] < began || first[0] > began+1e6 || !slices.Equal(first, second) {
-			t.Errorf("who waits since %d is said to since %d, and then since %d", began, first, second)
+			t.Errorf("a client that waits since %d is said to wait since %d, and then since %d", began, first, second)
 		}
 		if err := l.Release(t.Context()); err != nil {
 			t.Fatal(err)
@@ -143,15 +143,15 @@ func TestNodesAreToldOneTimeSinceWhenAClientWaits(t *testing.T) {
 			t.Fatal("a free lock is not granted")
 		}
 		if _, next := ask(); len(next) != 1 || next[0] <= first[0] {
-			t.Errorf("who was served is said to wait since %d, as before, since %d", next, first)
+			t.Errorf("a client that was served is said to wait since %d, the same as before it was served, %d", next, first)
 		}
 		cancel()
 		synctest.Wait()
 		if _, got := ask(); !slices.Equal(got, []uint64{0}) {
-			t.Errorf("who waits no more is said to, since %d", got)
+			t.Errorf("a client that no longer waits is said to wait since %d", got)
 		}
 		if n := len(b.waits.byKey); n != 0 {
-			t.Errorf("%d keys are still waited for", n)
+			t.Errorf("waits still has %d keys", n)
 		}
 		if err := l.Release(t.Context()); err != nil {
 			t.Fatal(err)

@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -148,60 +147,4 @@ func (w *watch) wake() {
 	case w.ch <- struct{}{}:
 	default: // there is one already
 	}
-}
-
-// waits knows since when this client waits for keys: what it has in the lines of all
-// nodes, so that they have the same order.
-type waits struct {
-	mu    sync.Mutex
-	byKey map[string]*waiting
-}
-
-type waiting struct {
-	watches int
-	since   uint64 // by the nodes' clocks in µs; zero: not known yet, or served since
-}
-
-func (w *waits) enter(key string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.byKey == nil {
-		w.byKey = map[string]*waiting{}
-	}
-	if w.byKey[key] == nil {
-		w.byKey[key] = &waiting{}
-	}
-	w.byKey[key].watches++
-}
-
-func (w *waits) leave(key string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	e := w.byKey[key]
-	if e.watches--; e.watches == 0 {
-		delete(w.byKey, key)
-	}
-}
-
-// served begins the waiting anew, since the key was got.
-func (w *waits) served(key string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if e := w.byKey[key]; e != nil {
-		e.since = 0
-	}
-}
-
-// since returns since when key is waited for; zero: it is not.
-func (b *Backend) since(key string) uint64 {
-	b.waits.mu.Lock()
-	defer b.waits.mu.Unlock()
-	e := b.waits.byKey[key]
-	if e == nil {
-		return 0
-	}
-	if e.since == 0 {
-		e.since = b.floor(b.clock.Now())
-	}
-	return e.since
 }

@@ -17,7 +17,7 @@ const (
 	// DefaultCallTimeout bounds one call to the server.
 	DefaultCallTimeout = time.Second
 
-	minCallTimeout = 50 * time.Millisecond // the least that a short TTL leaves for a call
+	minCallTimeout = 50 * time.Millisecond // the least time for a call with a short TTL
 	maxTTL         = 365 * 24 * time.Hour
 )
 
@@ -27,33 +27,33 @@ type Options struct {
 	// Prefix goes before every key.
 	Prefix string
 	// Table is the table of the locks, "dlock" by default; "schema.table" names one in a
-	// schema. All who share locks name the same table. The name is of ASCII letters, digits
-	// and '_'.
+	// schema. All clients that share locks must name the same table. The name has ASCII
+	// letters, digits and '_'.
 	Table string
 	// Setup makes the table at the first use if it is missing. By default a missing table is a
-	// refusal that says which statement makes it.
+	// refusal, whose text has the statement that makes it.
 	Setup bool
-	// CallTimeout bounds one call, with the time that it waits for a connection; a second by
-	// default. Half of the TTL bounds it too. It is the not-after of what a call sends.
+	// CallTimeout bounds one call, including its wait for a connection; a second by default.
+	// Half of the TTL bounds it too. The server refuses statements that arrive after this time.
 	CallTimeout time.Duration
-	// SingleWriter says that all clients reach the same node of a cluster in which every node
-	// takes writes (Galera, group replication). Without it such a cluster is refused, since
+	// SingleWriter says that all clients use the same node of a cluster in which every node
+	// takes writes (Galera, group replication). Without it such a cluster is refused, because
 	// the clocks of its nodes differ. MySQL only.
 	SingleWriter bool
 	// Event receives events of the background; see driver.Config.Notify.
 	Event func(driver.Notice)
 	// CloseDB makes Close close the database too.
 	CloseDB bool
-	// Role gets the rights that a backend needs from SetupSQL, unless that is given another role.
-	// PostgreSQL only.
+	// Role is the role that gets the needed rights in SetupSQL, unless SetupSQL is called with
+	// another role. PostgreSQL only.
 	Role string
-	// Address is the result of String: the server's address without any secret.
+	// Address is the text that String returns: the server's address without any secret.
 	Address string
 
 	_ struct{}
 }
 
-// complete fills in the defaults and checks the rest.
+// complete fills in the defaults and checks the options.
 func (o *Options) complete() error {
 	if o.Table == "" {
 		o.Table = DefaultTable
@@ -63,7 +63,7 @@ func (o *Options) complete() error {
 	}
 	switch {
 	case len(o.Prefix) >= driver.MaxKey:
-		return driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(o.Prefix), driver.MaxKey)
+		return driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(o.Prefix), driver.MaxKey)
 	case !tableName.MatchString(o.Table):
 		return driver.Invalid("table", "must be a name of ASCII letters, digits and '_', or schema.name")
 	case o.CallTimeout < driver.MinTTL:
@@ -81,18 +81,20 @@ type Backend struct {
 	sql     statements
 	clock   clock
 
-	greeting chan struct{} // full while a client asks the first question
+	greeting chan struct{} // full while a call asks the first question
 	doubts   doubts
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // goroutines of ours
+	users    context.Context // of the users' calls; Close ends it first
+	endUsers context.CancelFunc
+	ctx      context.Context // of the driver's goroutines
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup // counts the driver's goroutines
 
 	mu      sync.Mutex
 	closing bool
 	calls   sync.WaitGroup // of the users
-	greeted time.Time      // when the server was last asked the first question; zero: ask
-	cleaned time.Time      // when the clean-up was last begun
+	greeted time.Time      // when the server was last greeted; zero: greet it before the next call
+	cleaned time.Time      // when the last clean-up began
 }
 
 var (
@@ -101,9 +103,9 @@ var (
 	_ driver.Admin     = (*Backend)(nil)
 )
 
-// New returns a backend on a database that the program has open. db speaks the dialect d and
-// reaches one server that takes writes. Its connections commit each statement by itself, which
-// is what clients do unless they are told otherwise. New does no I/O.
+// New returns a backend on a database that the program has opened. db uses the dialect d and
+// reaches one server that takes writes. Its connections commit each statement by itself, as
+// they do by default. New does no I/O.
 func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 	if db == nil {
 		return nil, driver.Invalid("db", "is nil")
@@ -127,6 +129,7 @@ func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 	}
 	b.clock.base = time.Now()
 	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.users, b.endUsers = context.WithCancel(b.ctx)
 	return b, nil
 }
 
@@ -141,7 +144,7 @@ func (b *Backend) String() string {
 	return b.opt.Address
 }
 
-// begin enters a call of the users, which ends with the returned function.
+// begin counts a user's call; the returned function ends it.
 func (b *Backend) begin() (func(), error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,8 +155,8 @@ func (b *Backend) begin() (func(), error) {
 	return b.calls.Done, nil
 }
 
-// Acquire makes one attempt, of one statement where the key was used before and is free. It does
-// not wait: nobody can be told of a release.
+// Acquire makes one attempt: one statement if the key was used before and is free. It does not
+// wait, because the server cannot signal a release.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err
@@ -183,12 +186,12 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	return l, nil
 }
 
-// patience is for how long a call may last.
+// patience returns how long a call may last.
 func (b *Backend) patience(ttl time.Duration) time.Duration {
 	return min(b.opt.CallTimeout, max(ttl/2, minCallTimeout))
 }
 
-// An attempt is an Acquire under way.
+// An attempt is a call of Acquire under way.
 type attempt struct {
 	*call
 	name, owner []byte
@@ -196,15 +199,15 @@ type attempt struct {
 	floor       int64
 	start       time.Time // before the first statement that may take the lock
 	latest      int64     // the last not-after of such a statement
-	sent        bool      // such a statement may have taken effect
+	sent        bool      // true: such a statement may have taken effect
 }
 
-// run asks until there is a verdict. Each round but the last met another's: somebody took the key
-// or freed it in between.
+// run repeats statements until there is a verdict. There is a further round only if another
+// client took or freed the key meanwhile.
 func (a *attempt) run() (_ *lease, err error) {
 	defer func() {
 		if err != nil && a.sent {
-			a.b.doubt(a.name, a.owner, a.latest, a.deadline.Add(a.ttl+time.Second))
+			a.b.doubt(doubt{name: a.name, owner: a.owner, settled: a.latest, once: !a.repeated, until: a.deadline.Add(a.ttl + time.Second)})
 		}
 	}()
 	if err := a.greet(); err != nil {
@@ -227,12 +230,12 @@ func (a *attempt) run() (_ *lease, err error) {
 		case r.exists && r.fence >= driver.MaxFence:
 			return nil, &driver.RefusedError{Reason: a.b.info.Name + ": the fencing token of this key is at its end"}
 		case r.now > a.notAfter():
-			// Our idea of the server's clock was wrong, and is right now.
+			// The estimate of the server's clock was wrong, and is now corrected.
 		case !r.exists:
 			if l, err = a.make(a.b.sql.grow); l != nil || err != nil {
 				return l, err
 			}
-			if grown { // nobody else made the row: the mark has gone, or is another layout's
+			if grown { // no other client made the row: the mark is gone, or has another layout
 				a.b.forget()
 				if err := a.greet(); err != nil {
 					return nil, err
@@ -246,8 +249,8 @@ func (a *attempt) run() (_ *lease, err error) {
 	}
 }
 
-// make sends a statement that may take the lock. It returns neither a lease nor an error if
-// that did nothing.
+// make sends a statement that may take the lock. If it had no effect, make returns neither a
+// lease nor an error.
 func (a *attempt) make(text string) (*lease, error) {
 	if a.start.IsZero() {
 		a.start = time.Now()
@@ -257,7 +260,7 @@ func (a *attempt) make(text string) (*lease, error) {
 	fence, ok, err := a.fence(text, a.name, a.owner, micros(a.ttl), notAfter, a.floor)
 	switch {
 	case err != nil:
-		a.sent = a.sent || !nothingHappened(err)
+		a.sent = a.sent || a.asked && !nothingHappened(err)
 		return nil, err
 	case !ok:
 		return nil, nil
@@ -271,18 +274,18 @@ func (a *attempt) granted(fence uint64) *lease {
 	}}
 }
 
-// Close returns when nothing of the backend is left. It gives the clean-up of attempts that
-// failed a call timeout. Leases that are held stay until their TTL.
+// Close ends the calls under way, and returns when all goroutines of the backend have ended. It
+// waits at most one call timeout for the clean-up of failed attempts, those that it has ended
+// included. Held leases stay until their TTL.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	first := !b.closing
 	b.closing = true
 	b.mu.Unlock()
-	if first {
-		b.doubts.await(b.opt.CallTimeout)
-	}
+	b.endUsers()
+	b.calls.Wait() // they leave doubts
+	b.doubts.await(b.opt.CallTimeout)
 	b.cancel()
-	b.calls.Wait()
 	b.wg.Wait()
 	if first && b.opt.CloseDB {
 		return b.db.Close()

@@ -14,30 +14,37 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A call has the statements of one call of the user, and their deadline.
+// A call is one call of the user: its statements and their deadline.
 type call struct {
 	b        *Backend
 	outer    context.Context
 	ctx      context.Context
 	cancel   func()
 	deadline time.Time
-	repeated bool // the last statement may have taken effect before it was sent again
+	asked    bool // the last statement had a connection: it may have reached the server
+	repeated bool // the last statement was repeated, and the first try may have taken effect
 }
 
+// newCall returns a user's call, which Close ends; or, if ctx is b.ctx, one of the driver's
+// goroutines, which ends with that.
 func (b *Backend) newCall(ctx context.Context, patience time.Duration) *call {
 	c := &call{b: b, outer: ctx, deadline: time.Now().Add(patience)}
 	if d, ok := ctx.Deadline(); ok && d.Before(c.deadline) {
 		c.deadline = d
 	}
 	inner, cancel := context.WithDeadline(ctx, c.deadline)
-	stop := context.AfterFunc(b.ctx, cancel)
+	if ctx == b.ctx {
+		c.ctx, c.cancel = inner, cancel
+		return c
+	}
+	stop := context.AfterFunc(b.users, cancel)
 	c.ctx, c.cancel = inner, func() { stop(); cancel() }
 	return c
 }
 
 func (c *call) end() { c.cancel() }
 
-// over is the error of a call whose time is over.
+// over returns the error of a call whose time is over.
 func (c *call) over() error {
 	end, bounded := c.outer.Deadline()
 	switch {
@@ -45,26 +52,28 @@ func (c *call) over() error {
 		return nil
 	case c.outer.Err() != nil:
 		return fmt.Errorf("%s: %w", c.b.info.Name, c.outer.Err())
-	case c.b.ctx.Err() != nil:
+	case c.b.users.Err() != nil:
 		return driver.ErrClosed
-	case bounded && !c.deadline.Before(end): // two timers have the same deadline, and ours fired first
+	case bounded && !c.deadline.Before(end): // two timers have the same deadline, and the driver's fired first
 		return fmt.Errorf("%s: %w", c.b.info.Name, context.DeadlineExceeded)
 	}
 	return fmt.Errorf("%s: %w", c.b.info.Name, errTimeout)
 }
 
-// do runs f on a connection, and again while its error says that it did nothing and may succeed
-// soon: a deadlock, a serialization failure, a busy SQLite. Any other error is translated.
+// do runs f on a connection. It repeats f while the error says that it had no effect and may
+// succeed soon: a deadlock, a serialization failure, a busy SQLite. It translates any other
+// error.
 //
-// database/sql itself repeats what fails with driver.ErrBadConn, which is to mean that nothing
-// was sent. Not all clients keep to that (pgx over the simple protocol does not), so it is
-// repeated here, where repeated then says that f may have taken effect before.
+// database/sql itself would repeat a call that fails with driver.ErrBadConn, which should mean
+// that nothing was sent. Not all clients keep to that (pgx with the simple protocol does not),
+// so do repeats it here, and repeated then says that f may have taken effect before.
 func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
-	c.repeated = false
+	c.asked, c.repeated = false, false
 	bad := 0
 	for pause := time.Millisecond; ; pause = min(2*pause, 16*time.Millisecond) {
 		conn, err := c.b.db.Conn(c.ctx)
 		if err == nil {
+			c.asked = true
 			err = f(c.ctx, conn)
 			_ = conn.Close() // gives it back
 			if err == nil {
@@ -102,8 +111,8 @@ func (c *call) fence(text string, args ...any) (fence int64, ok bool, err error)
 			case err != nil:
 				return err
 			}
-			// The number of rows is of no use: it also counts those that were found and not
-			// changed, if the client is set so. The token comes from LAST_INSERT_ID.
+			// The number of rows proves nothing: with some settings of the client it also
+			// counts rows that were found and not changed. The token comes from LAST_INSERT_ID.
 			fence, err = r.LastInsertId()
 			ok = fence > 0
 			return err
@@ -144,7 +153,7 @@ func (c *call) query(text string, args []any, scan func(*sql.Rows) error) error 
 		if err != nil {
 			return err
 		}
-		defer rows.Close() //nolint:errcheck // Err tells it
+		defer rows.Close() //nolint:errcheck // Err returns it
 		for rows.Next() {
 			if err := scan(rows); err != nil {
 				return err
@@ -154,9 +163,9 @@ func (c *call) query(text string, args []any, scan func(*sql.Rows) error) error 
 	})
 }
 
-// A row is a key as the server has it.
+// A row is the stored state of a key.
 type row struct {
-	name             string // in lists
+	name             string // only in lists
 	exists           bool
 	owner            string
 	fence            uint64
@@ -164,12 +173,18 @@ type row struct {
 	granted, expires int64
 }
 
-// held reports whether somebody has the key.
+// held reports whether the key is held.
 func (r *row) held() bool { return r.exists && r.owner != "" && r.expires > r.now }
+
+// left returns for how long the key is held. No lease lasts longer than maxTTL, and the
+// difference of the stored numbers may overflow.
+func (r *row) left() time.Duration {
+	return time.Duration(min(r.expires-r.now, micros(maxTTL))) * time.Microsecond
+}
 
 func (r *row) heldError() error {
 	return &driver.HeldError{
-		Holder: r.owner, RetryAfter: time.Duration(r.expires-r.now) * time.Microsecond,
+		Holder: r.owner, RetryAfter: r.left(),
 		Since: time.UnixMicro(r.granted), Clock: time.UnixMicro(r.now),
 	}
 }
@@ -193,30 +208,31 @@ func (c *call) look(name []byte) (r row, err error) {
 	return r, nil
 }
 
-// notAfter is the call's deadline by the server's clock.
+// notAfter returns the call's deadline by the server's clock.
 func (c *call) notAfter() int64 { return c.b.clock.at(c.deadline) }
 
-// micros is a duration in microseconds, rounded up.
+// micros returns a duration in microseconds, rounded up.
 func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
-// A clock knows the server's, in relation to this process' monotonic one.
+// A clock estimates the server's clock from this process's monotonic clock.
 type clock struct {
 	base time.Time // an instant of this process
 
 	mu    sync.Mutex
 	known bool
-	ahead int64 // the most that the server's clock may say at base, in microseconds
+	ahead int64 // the highest possible reading of the server's clock at base, in microseconds
 }
 
-// learn notes what the server's clock said to a question that was sent at this instant. Until
-// the answer the clock went on, so it says no more later on.
+// learn stores a reading of the server's clock, from the answer to a question that was sent at
+// this instant. The server read its clock after that instant, so the estimate is an upper
+// bound.
 func (k *clock) learn(now int64, sent time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.known, k.ahead = true, now-sent.Sub(k.base).Microseconds()
 }
 
-// at is the most that the server's clock says at an instant.
+// at returns the highest possible reading of the server's clock at an instant.
 func (k *clock) at(t time.Time) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()

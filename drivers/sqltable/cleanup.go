@@ -10,10 +10,11 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A doubt is an attempt that failed, or a release, of which nobody knows whether it took effect.
+// A doubt is a failed attempt, or a release, whose effect is unknown.
 type doubt struct {
 	name, owner []byte
-	settled     int64     // by the server's clock: it refuses statements that arrive later
+	settled     int64     // by the server's clock: the server refuses statements that arrive later
+	once        bool      // the statement was sent once: when it is undone no other can arrive
 	until       time.Time // when the lock has ended by itself
 }
 
@@ -24,7 +25,7 @@ type doubts struct {
 	running chan struct{} // closed when the goroutine ends; nil: there is none
 }
 
-// await returns when no doubt is left, or after the time.
+// await returns when no doubt is left, or after d.
 func (d *doubts) await(most time.Duration) {
 	d.mu.Lock()
 	running := d.running
@@ -40,13 +41,13 @@ func (d *doubts) await(most time.Duration) {
 	}
 }
 
-// doubt has an attempt undone: at once, and once more when it can no longer arrive. If it takes
-// effect, the lock ends by itself at until.
-func (b *Backend) doubt(name, owner []byte, settled int64, until time.Time) {
+// doubt undoes an attempt in the background: at once, and again when its statement can no
+// longer arrive. If that takes effect meanwhile, the lock ends by itself at until.
+func (b *Backend) doubt(x doubt) {
 	d := &b.doubts
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.list = append(d.list, doubt{name: name, owner: owner, settled: settled, until: until})
+	d.list = append(d.list, x)
 	if d.running != nil {
 		return
 	}
@@ -69,8 +70,8 @@ func (d *doubts) next() (doubt, bool) {
 	return x, true
 }
 
-// settle undoes all doubts. While the server cannot be reached it tries again at growing pauses,
-// until the locks in question have ended by themselves.
+// settle undoes all doubts. While the server cannot be reached it tries again after growing
+// pauses, until the locks in question have ended by themselves.
 func (b *Backend) settle() {
 	for pause := 10 * time.Millisecond; ; {
 		x, ok := b.doubts.next()
@@ -101,31 +102,32 @@ func (b *Backend) settle() {
 	}
 }
 
-// undo frees the lock that an attempt may have taken. It is settled if the attempt could not arrive any
-// more before that.
+// undo frees the lock that an attempt may have taken. The doubt is settled if the attempt's
+// statement has taken effect, or could no longer arrive before that.
 func (b *Backend) undo(x doubt) (settled bool, err error) {
 	c := b.newCall(b.ctx, b.opt.CallTimeout)
 	defer c.end()
-	r, err := c.look(x.name) // for the clock
+	r, err := c.look(x.name) // to learn the clock
 	if err != nil {
 		return false, err
 	}
-	_, err = c.exec(b.sql.undo, x.name, x.owner)
-	return err == nil && r.now > x.settled, err
+	n, err := c.exec(b.sql.undo, x.name, x.owner)
+	return err == nil && (n > 0 && x.once || r.now > x.settled), err
 }
 
 const (
-	// cleanInterval is how often old rows are deleted, by one client of all.
+	// cleanInterval is the time between two deletions of old rows, each by one of all clients.
 	cleanInterval = time.Minute
-	// keptFree is for how long the row of a free key stays: to take it again is one statement,
-	// and to make it anew three.
+	// keptFree is how long the row of a free key stays. Taking a key with a row is one
+	// statement, without a row three.
 	keptFree = 2 * time.Minute
-	// cleanBatch is how many rows are deleted by one statement, and cleanMost in one go.
+	// cleanBatch is how many rows one statement deletes, and cleanMost how many one clean-up
+	// deletes.
 	cleanBatch = 100
 	cleanMost  = 5000
 )
 
-// cleanUp begins a clean-up in the background if none was begun for an interval.
+// cleanUp begins a clean-up in the background if none began in the last interval.
 func (b *Backend) cleanUp() {
 	b.mu.Lock()
 	idle := time.Since(b.cleaned) >= cleanInterval
@@ -144,10 +146,10 @@ func (b *Backend) cleanUp() {
 	}
 }
 
-// clean deletes the rows of keys that have been free for long, if nobody else does at this time.
-// Their tokens must never be given again, whatever the clock does by then: first the mark, above
-// which every new row begins, is raised to the largest of them. A statement that makes a row
-// holds the mark until its end, so none is under way that has read it before.
+// clean deletes the rows of keys that have been free for long, if no other client does at this
+// time. Their tokens must never be given again, even if the clock falls: so clean first raises
+// the mark, above which every new row begins, to the largest of them. A statement that makes a
+// row locks the mark until its end, so no such statement has read an older mark.
 func (c *call) clean(interval, free time.Duration) error {
 	s := &c.b.sql
 	if n, err := c.exec(s.due, []byte(layout), micros(interval)); n == 0 || err != nil {
@@ -179,7 +181,7 @@ func (c *call) clean(interval, free time.Duration) error {
 	return nil
 }
 
-// removal is the statement that deletes n rows.
+// removal returns the statement that deletes n rows.
 func (b *Backend) removal(n int) string {
 	marks := make([]string, n)
 	for i := range marks {
@@ -188,8 +190,9 @@ func (b *Backend) removal(n int) string {
 	return strings.Replace(b.sql.remove, "NAMES", strings.Join(marks, ", "), 1)
 }
 
-// Clean deletes the rows of keys that have been free for longer than this, at least two minutes by
-// default (free is zero). A backend in use does it by itself, once a minute for all its clients.
+// Clean deletes the rows of keys that have been free for longer than this, at least two minutes
+// by default (free is zero). A backend in use does this by itself, once a minute for all
+// clients together.
 func (b *Backend) Clean(ctx context.Context, free time.Duration) error {
 	end, err := b.begin()
 	if err != nil {

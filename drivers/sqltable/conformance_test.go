@@ -4,13 +4,14 @@ import (
 	"context"
 	"database/sql"
 	"flag"
-	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var full = flag.Bool("full", false, "run the conformance suite with all its repetitions on every database, and not on MariaDB alone")
@@ -31,49 +32,38 @@ func TestConformance(t *testing.T) {
 }
 
 func (p *place) harness(t testing.TB) redlocktest.Harness {
-	var told notices
-	cfg := driver.Config{DSN: p.url, Notify: told.add}
-	h := redlocktest.Harness{
-		Driver: p.driver,
-		Notices: func() []driver.Notice {
-			told.mu.Lock()
-			defer told.mu.Unlock()
-			return slices.Clone(told.all)
-		},
-		FutureLayout: func() (func() error, error) { return p.layoutOfTomorrow() },
-		IgnoreGoroutines: []string{
-			"github.com/redlock-go/redlock/redlocktest/server.(*process).run", // of a server that was restarted
-			"database/sql.(*DB).connectionOpener",                             // of the plain client
-		},
+	const secret = "pw-s3cr3t"
+	var told redlocktest.NoticeLog
+	cfg := driver.Config{DSN: p.url, Notify: told.Add}
+	var h redlocktest.Harness
+	if p.server == nil {
+		h.Open = func() (driver.Backend, error) { return p.driver.Open(&cfg) }
+	} else {
+		h = fault.Harness(p.server.Addr(), func(addr string) (driver.Backend, error) {
+			through := cfg
+			through.DSN = strings.Replace(cfg.DSN, p.server.Addr(), addr, 1)
+			return p.driver.Open(&through)
+		})
+	}
+	h.Driver, h.URL, h.Notices, h.FutureLayout = p.driver, p.url, told.All, p.layoutOfTomorrow
+	h.Timeout = 5 * time.Minute // for a machine that is very busy
+	h.IgnoreGoroutines = []string{
+		server.Goroutine,                      // of a server that was restarted
+		"database/sql.(*DB).connectionOpener", // of the plain client
 	}
 	if p.server == nil {
-		h.URL = p.url
-		h.Open = func() (driver.Backend, error) { return p.driver.Open(&cfg) }
 		return h
 	}
-	h.Secret = "pw-s3cr3t"
-	cfg.DSN = withPassword(p.url, h.Secret)
+	cfg.DSN = withPassword(p.url, secret)
 	if p.behind.Kind() == "mariadbd" {
 		p.do(t, "CREATE USER alice@'%' IDENTIFIED BY 'pw-s3cr3t'")
 		p.do(t, "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON test.* TO alice@'%'")
-		cfg.DSN = withPassword(p.server.URLFor("alice", "")+"?setup=on", h.Secret)
+		cfg.DSN = withPassword(p.server.URLFor("alice", "")+"?setup=on", secret)
 	}
-	h.URL = cfg.DSN
-	h.Open = func() (driver.Backend, error) { return p.openProxied(cfg) }
-	via := func(b driver.Backend) *fault.Proxy { return b.(*proxied).proxy }
-	h.Faults = &redlocktest.Faults{
-		Kill:      p.behind.Kill,
-		Restart:   func(bool) error { return p.behind.Start() }, // what was committed is on the disk
-		Pause:     p.server.Pause,
-		Resume:    p.server.Resume,
-		Partition: func(b driver.Backend) error { via(b).Pause(); return nil },
-		Heal:      func(b driver.Backend) error { via(b).Resume(); return nil },
-		Slow: func(b driver.Backend, d time.Duration) error {
-			via(b).Delay(fault.ToClient, d, 0)
-			return nil
-		},
-		DropReply: func(b driver.Backend) error { via(b).CutReplies(1); return nil },
-	}
+	h.URL, h.Secret = cfg.DSN, secret
+	h.Faults.Kill = p.behind.Kill
+	h.Faults.Restart = func(bool) error { return p.behind.Start() } // what was committed is on the disk
+	h.Faults.Pause, h.Faults.Resume = p.server.Pause, p.server.Resume
 	return h
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A Dialect says which family of SQL databases a *sql.DB speaks to.
+// A Dialect says which family of SQL databases a *sql.DB connects to.
 type Dialect uint8
 
 // The dialects. The zero Dialect is none.
@@ -33,17 +33,17 @@ func (d Dialect) String() string {
 	return "unknown"
 }
 
-// layout is the version of the stored data. It is the owner of the mark.
+// layout is the version of the stored data. It is stored as the owner of the mark.
 const layout = "dlock1"
 
-// The statements are written once, with words that each dialect replaces:
+// The statements are written once, with placeholders that each dialect replaces:
 //
 //	TABLE     the table, quoted
 //	NOW       the server's clock, in microseconds since 1970
 //	MARK      the name of the mark: no bytes, which no key has
 //	GREATEST  the larger of two
 //	LEAST     the smaller of two
-//	TOKEN(x)  x, which is told to the client
+//	TOKEN(x)  x, which is sent to the client
 //	$1        an argument
 //
 // A row is a key. It is free if it has no owner, or if its owner's time is over. The row of the
@@ -54,54 +54,55 @@ type statements struct {
 	hello, begin, due, old, raise, remove, list      string
 }
 
-// floorOf is the least that a new token may be (driver.NextFence): the proposal $5, brought near
-// the clock, or the clock if there is none.
+// floorOf is the least value of a new token (driver.NextFence): the proposal $5, clamped to
+// near the clock, or the clock if there is no proposal.
 const floorOf = `CASE WHEN $5 = 0 THEN NOW ELSE LEAST(GREATEST($5, NOW - 2000000), NOW + 500000) END`
 
 // maxFence is driver.MaxFence.
 const maxFence = `9007199254740991`
 
-// common are the statements as all dialects have them.
+// common has the statements of all dialects.
 var common = statements{
 	// take takes a key that has a row. $1 name, $2 owner, $3 microseconds, $4 not-after, $5 floor.
 	take: `UPDATE TABLE SET owner = $2, fence = TOKEN(GREATEST(fence + 1, ` + floorOf + `)), granted = NOW, expires = NOW + $3
 		WHERE name = $1 AND (owner = MARK OR expires <= NOW) AND NOW <= $4 AND fence < ` + maxFence,
-	// look tells what became of it: a row of nulls is a key without a row.
+	// look reads a key's row after take: a row of nulls means that the key has no row.
 	look: `SELECT NOW, k.owner, k.fence, k.granted, k.expires FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
-	// grow makes the row of a key that has none, held. The lock on the mark keeps it from being
-	// raised meanwhile.
+	// grow makes the row of a key without one, as held. It locks the mark, so that the mark is
+	// not raised meanwhile.
 	grow: `INSERT INTO TABLE (name, owner, fence, granted, expires)
-		SELECT $1, $2, TOKEN(GREATEST(m.fence + 1, ` + floorOf + `)), NOW, NOW + $3 FROM ONE_MARK WHERE NOW <= $4`,
+		SELECT $1, $2, TOKEN(GREATEST(m.fence + 1, ` + floorOf + `)), NOW, NOW + $3 FROM ONE_MARK WHERE NOW <= $4 AND m.fence < ` + maxFence,
 	// $1 name, $2 owner, $3 token, $4 microseconds, $5 not-after.
 	renew: `UPDATE TABLE SET expires = NOW + $4 WHERE name = $1 AND owner = $2 AND fence = $3 AND expires > NOW AND NOW <= $5`,
 	// $1 name, $2 owner, $3 token.
 	release: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND owner = $2 AND fence = $3`,
-	// undo frees what an attempt took whose token is not known. $1 name, $2 owner.
+	// undo frees the lock of an attempt whose token is unknown. $1 name, $2 owner.
 	undo: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND owner = $2`,
 	// $1 name, $2 token.
 	takeAway: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND fence = $2 AND owner > MARK AND expires > NOW`,
 
-	// hello is the first question: the clock, and the mark, if there is one.
-	hello: `SELECT NOW, m.owner FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS m ON m.name = MARK`,
+	// hello is the first question: it reads the clock, and the mark if there is one.
+	hello: `SELECT NOW, m.owner, m.fence FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS m ON m.name = MARK`,
 	// begin makes the mark. $1 layout.
 	begin: `INSERT INTO TABLE (name, owner, fence, granted, expires) VALUES (MARK, $1, 0, 0, 0)`,
-	// due gives the clean-up to one client for an interval. $1 layout, $2 microseconds.
+	// due assigns the clean-up to one client for an interval. $1 layout, $2 microseconds.
 	due: `UPDATE TABLE SET expires = NOW + $2 WHERE name = MARK AND owner = $1 AND (expires <= NOW OR expires > NOW + 2 * $2)`,
-	// old are keys that have been free for long. $1 microseconds, $2 how many at most.
-	old: `SELECT name, fence FROM TABLE WHERE name > MARK AND expires < NOW - $1 LIMIT $2`,
+	// old selects keys that have been free for long, and whose tokens are not at their end: the
+	// mark of such a key would end the tokens of all keys. $1 microseconds, $2 how many at most.
+	old: `SELECT name, fence FROM TABLE WHERE name > MARK AND expires < NOW - $1 AND fence < ` + maxFence + ` LIMIT $2`,
 	// raise raises the mark. $1 token.
 	raise: `UPDATE TABLE SET fence = GREATEST(fence, $1) WHERE name = MARK`,
-	// remove deletes rows that are free still. $1 microseconds, $2 token; then the names.
+	// remove deletes rows that are still free. $1 microseconds, $2 token; then the names.
 	remove: `DELETE FROM TABLE WHERE expires < NOW - $1 AND fence <= $2 AND name IN (NAMES)`,
-	// list are the held keys between two names, in order. $1 after it, $2 at least this, $3 and
-	// below this, $4 at most so many.
+	// list selects the held keys between two names, in order: after $1, at least $2, below $3,
+	// at most $4 of them.
 	list: `SELECT NOW, name, owner, fence, granted, expires FROM TABLE
 		WHERE name > $1 AND name >= $2 AND ($3 = MARK OR name < $3) AND owner > MARK AND expires > NOW ORDER BY name LIMIT $4`,
 }
 
-// The clocks. MySQL's is that of the beginning of the statement: one that waited for a row takes
-// a lock for less time than it could. PostgreSQL's is that of the moment, behind any wait.
-// SQLite's is read when the statement has its lock on the database, in milliseconds.
+// The servers' clocks. In MySQL it is the time when the statement began: after a wait for a row
+// the lock is shorter than it could be. In PostgreSQL it is the present time, after any wait.
+// In SQLite it is read when the statement has locked the database, in milliseconds.
 const (
 	nowMySQL    = `TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))`
 	nowPostgres = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
@@ -118,8 +119,9 @@ func (d Dialect) texts(table string) statements {
 		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
 			"TABLE", d.quote(table), "TOKEN", "LAST_INSERT_ID", "MARK", "''", "NOW", nowMySQL)
 	case Postgres:
-		// A statement that waits for a row does not look at its conditions again if that did not
-		// change, so it takes the row's lock first; OFFSET 0 keeps conditions behind the lock.
+		// A statement that waited for a row does not check its conditions again if the row did
+		// not change, so it locks the row first; OFFSET 0 keeps the planner from checking the
+		// conditions before the lock.
 		const locked = `FROM (SELECT name, owner, fence, expires FROM TABLE WHERE name = $1 OFFSET 0 FOR UPDATE) AS l WHERE k.name = l.name`
 		s.take = `UPDATE TABLE AS k SET owner = $2, fence = GREATEST(l.fence + 1, ` + floorOf + `), granted = NOW, expires = NOW + $3 ` + locked +
 			` AND (l.owner = MARK OR l.expires <= NOW) AND NOW <= $4 AND l.fence < ` + maxFence + ` RETURNING k.fence, NOW`
@@ -128,7 +130,7 @@ func (d Dialect) texts(table string) statements {
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
 		s.translate("ONE_MARK", `(SELECT fence FROM TABLE WHERE name = MARK AND owner = `+d.literal([]byte(layout))+` FOR SHARE) AS m`,
 			"TABLE", d.quote(table), "TOKEN", "", "MARK", "''::bytea", "NOW", nowPostgres)
-		// Where the place of an argument does not tell its type.
+		// Where the position of an argument does not show its type.
 		s.translate("$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
 	case SQLite:
 		s.take += ` RETURNING fence, NOW`
@@ -152,12 +154,12 @@ func (s *statements) translate(pairs ...string) {
 	}
 }
 
-// argument is $1 in a statement of MySQL.
+// argument matches $1 in a statement of MySQL.
 var argument = regexp.MustCompile(`\$\d+`)
 
-// bind returns a statement and its arguments, each an int64 or a []byte, as the client gets
-// them. MySQL's clients prepare a statement that has arguments, which costs another round trip
-// each time, so there they are in the text: numbers, and bytes in hexadecimal.
+// bind returns a statement and its arguments, each an int64 or a []byte, for the client.
+// MySQL's clients prepare a statement with arguments, which costs another round trip each time,
+// so for MySQL the arguments are in the text: numbers, and bytes in hexadecimal.
 func (d Dialect) bind(text string, args []any) (string, []any) {
 	if d != MySQL {
 		return text, args
@@ -168,7 +170,7 @@ func (d Dialect) bind(text string, args []any) (string, []any) {
 	}), nil
 }
 
-// literal writes a value of ours into a statement.
+// literal returns an argument as SQL text.
 func (d Dialect) literal(v any) string {
 	switch v := v.(type) {
 	case int64:
@@ -182,7 +184,7 @@ func (d Dialect) literal(v any) string {
 	return "NULL"
 }
 
-// placeholder is the n-th argument of a statement.
+// placeholder returns the n-th argument's placeholder.
 func (d Dialect) placeholder(n int) string {
 	if d == SQLite {
 		return "?" + strconv.Itoa(n)
@@ -202,10 +204,10 @@ func (d Dialect) quote(name string) string {
 // tableName matches the names that a table may have.
 var tableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?$`)
 
-// maxOwner is the room for an owner, in bytes.
+// maxOwner is the greatest length of an owner, in bytes.
 const maxOwner = 1024
 
-// createTable makes the table, if it is not there.
+// createTable makes the table if it is missing.
 func (d Dialect) createTable(table string) string {
 	columns := map[Dialect]string{
 		MySQL:    `(name varbinary(512) NOT NULL PRIMARY KEY, owner varbinary(1024) NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL) ENGINE=InnoDB`,
@@ -215,7 +217,7 @@ func (d Dialect) createTable(table string) string {
 	return "CREATE TABLE IF NOT EXISTS " + d.quote(table) + " " + columns[d]
 }
 
-// after returns the least name that is greater than all that begin with prefix; nothing, if
+// after returns the least name that is greater than all names that begin with prefix; empty if
 // there is none.
 func after(prefix string) []byte {
 	for end := []byte(prefix); len(end) > 0; end = end[:len(end)-1] {

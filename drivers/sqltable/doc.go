@@ -59,6 +59,17 @@ The lock is as good as the server's memory of what it has committed:
 Against a holder that goes on beyond its lease's end, nothing helps but the token: see package
 dlock/fence, whose guards work on the same databases.
 
+# Speed
+
+A lock that is free and its release are two statements. On MariaDB they took 1.45 times as long
+(1.13 to 1.82) as two bare UPDATE statements without a TTL and a token for one goroutine, 1.21
+times (0.99 to 1.47) for 16 goroutines with keys of their own, and 1.30 times (1.18 to 1.60) for
+two clients that ask for one key each millisecond. These are medians, with 95 % intervals, of 40
+rounds in which both did the same work by the same client library, in one run on a machine that
+other programs used too. Repeat it in a clone by
+
+	go test -C drivers/sqltable -run '^$' -bench Beside -benchtime 40x .
+
 # Waiting
 
 No database that all have in common tells who waits of a release, so waiting clients poll, with

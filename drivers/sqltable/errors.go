@@ -10,23 +10,23 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A kind says what an error of the database means for its statement.
+// A kind is the meaning of a database error for its statement.
 type kind uint8
 
 const (
 	unknown   kind = iota // it may have taken effect
-	again                 // it did nothing, and may succeed at once
-	duplicate             // the row is there already
-	missing               // the table is not there
-	never                 // it did nothing, and cannot succeed as the server is configured
-	later                 // it did nothing, and may succeed later
+	again                 // it had no effect, and may succeed at once
+	duplicate             // the row exists already
+	missing               // the table is missing
+	never                 // it had no effect, and cannot succeed with the server's configuration
+	later                 // it had no effect, and may succeed later
 )
 
 // A verdict is the meaning of an error.
 type verdict struct {
 	kind   kind
 	reason string
-	after  time.Duration // until later
+	after  time.Duration // how long to wait before trying again
 }
 
 // The databases' own error numbers. (MariaDB and MySQL have these in common.)
@@ -35,23 +35,23 @@ var mysqlErrors = map[uint64]verdict{
 	1020: {again, "the row changed meanwhile", 0}, // innodb_snapshot_isolation
 	1062: {kind: duplicate},
 	1146: {kind: missing},
-	1054: {never, "the table has other columns: it is another release's, or not of locks", 0},
+	1054: {never, "the table has other columns: it belongs to another release, or is no table of locks", 0},
 	1040: {later, "the server has too many connections", time.Second},
 	1203: {later, "the user has too many connections", time.Second},
 	1226: {later, "the user has used up a resource", time.Second},
 	1047: {later, "the node of the cluster is not ready", time.Second},
 	1044: {never, "the user may not use the database", 0},
-	1045: {never, "the server does not let the user in: look at the user and the password", 0},
+	1045: {never, "the server refuses the user's login: check the user and the password", 0},
 	1049: {never, "there is no such database", 0},
 	1046: {never, "the connection names no database", 0},
 	1129: {never, "the server has blocked this host", 0},
-	1130: {never, "the server does not let this host in", 0},
+	1130: {never, "the server refuses connections from this host", 0},
 	1142: {never, "the user needs SELECT, INSERT, UPDATE and DELETE on the table, and CREATE to make it", 0},
 	1143: {never, "the user lacks a permission on a column", 0},
-	1698: {never, "the server does not let the user in: look at the user and how it proves who it is", 0},
+	1698: {never, "the server refuses the user's login: check the user and its authentication method", 0},
 	1820: {never, "the password has expired", 0},
 	1862: {never, "the password has expired", 0},
-	3159: {never, "the server wants TLS (tls=on)", 0},
+	3159: {never, "the server requires TLS (tls=on)", 0},
 	1290: {later, "the server is read-only: connect to the primary", time.Second},
 	1792: {never, "the connection is read-only", 0},
 	1836: {later, "the server is read-only: connect to the primary", time.Second},
@@ -62,12 +62,12 @@ var postgresErrors = map[string]verdict{
 	"40P01": {again, "a deadlock", 0},
 	"23505": {kind: duplicate},
 	"42P01": {kind: missing},
-	"42703": {never, "the table has other columns: it is another release's, or not of locks", 0},
+	"42703": {never, "the table has other columns: it belongs to another release, or is no table of locks", 0},
 	"3F000": {never, "there is no such schema", 0},
 	"53300": {later, "the server has too many connections", time.Second},
 	"57P03": {later, "the server is starting or shutting down", 500 * time.Millisecond},
-	"28P01": {never, "the server does not let the role in: look at the password and at pg_hba.conf", 0},
-	"28000": {never, "the server does not let the role in: look at the role and at pg_hba.conf", 0},
+	"28P01": {never, "the server refuses the role's login: check the password and pg_hba.conf", 0},
+	"28000": {never, "the server refuses the role's login: check the role and pg_hba.conf", 0},
 	"3D000": {never, "there is no such database", 0},
 	"42501": {never, "the role needs SELECT, INSERT, UPDATE and DELETE on the table, and CREATE on the schema to make it", 0},
 	"25006": {later, "the server is read-only: connect to the primary", time.Second},
@@ -76,13 +76,13 @@ var postgresErrors = map[string]verdict{
 }
 
 var sqliteErrors = map[uint64]verdict{
-	3:  {never, "the file may not be used", 0},
+	3:  {never, "this user has no permission for the file", 0},
 	5:  {again, "another process keeps the database locked", 0},
 	6:  {again, "another connection keeps the table locked", 0},
 	8:  {never, "the database is read-only", 0},
 	11: {never, "the database is damaged", 0},
 	13: {later, "the disk is full", time.Second},
-	14: {never, "the file cannot be opened: look at its folder and at the permissions", 0},
+	14: {never, "the file cannot be opened: check its folder and the permissions", 0},
 	26: {never, "the file is no database", 0},
 }
 
@@ -110,8 +110,7 @@ func (d Dialect) verdictOf(err error) verdict {
 }
 
 // number returns the server's error number from a client's error: a method or an exported field
-// of this name. The clients have no interface in common, and this package imports
-// none of them.
+// of this name. The clients share no interface, and this package imports none of them.
 func number(err error, name string) (n uint64, ok bool) {
 	for ; err != nil; err = errors.Unwrap(err) {
 		v := reflect.ValueOf(err)
@@ -145,8 +144,8 @@ func integer(v reflect.Value) (uint64, bool) {
 	return 0, false
 }
 
-// translate makes a driver's error of a database's. Any error that is no definite verdict is
-// unknown.
+// translate turns a database's error into the driver's. Any error without a definite meaning is
+// an unknown outcome.
 func (c *call) translate(v verdict, err error) error {
 	b := c.b
 	refused := func(after time.Duration, reason string) error {
@@ -167,14 +166,14 @@ func (c *call) translate(v verdict, err error) error {
 		}
 		return refused(100*time.Millisecond, v.reason)
 	}
-	b.forget() // the server may be another one by now
+	b.forget() // another server may answer now
 	if over := c.over(); over != nil {
 		return over
 	}
 	return fmt.Errorf("%s: %w", b.info.Name, err)
 }
 
-// errMissing stands behind the refusal of a server without the table.
+// errMissing is the inner error of the refusal when the table is missing.
 var errMissing = errors.New("dlock bootstrap --sql prints this as well")
 
 // nothingHappened reports whether an error of ours says that the statement had no effect.

@@ -11,8 +11,8 @@ import (
 	"github.com/redlock-go/redlock/drivers/sqltable"
 )
 
-// fences runs the guards of package fence on a real database of the dialect, with tokens of this
-// driver: an old holder's write is refused, whichever guard, and whenever it comes.
+// fences runs the guards of package fence on a real database of the dialect, with tokens of
+// this driver: each guard refuses an old holder's write, at any time.
 func fences(t *testing.T, p *place) {
 	dialect := map[sqltable.Dialect]fence.Dialect{
 		sqltable.MySQL: fence.MySQL, sqltable.Postgres: fence.Postgres, sqltable.SQLite: fence.SQLite,
@@ -46,7 +46,7 @@ func fences(t *testing.T, p *place) {
 	}
 }
 
-// concurrentWrites: what is accepted has rising tokens, also where writes meet.
+// concurrentWrites checks that accepted writes have rising tokens, even if writes are concurrent.
 func concurrentWrites(t *testing.T, name string, write func(uint64) error, from uint64) {
 	var mu sync.Mutex
 	highest, accepted := uint64(0), 0

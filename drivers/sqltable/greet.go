@@ -10,13 +10,12 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// greetingLife is how long the answer to the first question is believed: the layout, and
-// whether the server may be used at all.
+// greetingLife is how long the answer to the first question stays valid.
 const greetingLife = time.Minute
 
-// greet asks the first question, unless its answer is known: what the server's clock says,
-// which layout the table has, and whether the server can be trusted with locks. One asks, and
-// the others wait for it.
+// greet asks the first question, unless its answer is known: the server's time, the layout of
+// the table, and whether the server can keep locks. One caller asks, and the others wait for
+// its answer.
 func (c *call) greet() error {
 	b := c.b
 	if b.greetedAlready() {
@@ -56,28 +55,31 @@ func (b *Backend) greetedAlready() bool {
 	return !b.greeted.IsZero() && time.Since(b.greeted) < greetingLife
 }
 
-// forget has the next call ask the first question again.
+// forget makes the next call ask the first question again.
 func (b *Backend) forget() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.greeted = time.Time{}
 }
 
-// hello reads the clock and the mark, which it makes where there is none.
+// hello reads the clock and the mark, and makes the mark if there is none.
 func (c *call) hello() error {
 	for range 2 {
 		var now int64
 		var found []byte
+		var fence sql.NullInt64
 		var sent time.Time
 		err := c.do(func(ctx context.Context, conn *sql.Conn) error {
 			sent = time.Now()
-			return conn.QueryRowContext(ctx, c.b.sql.hello).Scan(&now, &found)
+			return conn.QueryRowContext(ctx, c.b.sql.hello).Scan(&now, &found, &fence)
 		})
 		if err != nil {
 			return err
 		}
 		c.b.clock.learn(now, sent)
 		switch {
+		case string(found) == layout && fence.Int64 >= driver.MaxFence:
+			return &driver.RefusedError{Reason: c.b.info.Name + ": the fencing tokens of the table " + c.b.opt.Table + " are at their end: name another table"}
 		case string(found) == layout:
 			return nil
 		case found != nil:

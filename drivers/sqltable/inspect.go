@@ -48,7 +48,7 @@ func (r *row) state(key string) *driver.State {
 	if r.held() {
 		s.Holders = []driver.Holder{{
 			Owner: r.owner, Fence: r.fence, Since: time.UnixMicro(r.granted),
-			TTL: time.Duration(r.expires-r.now) * time.Microsecond,
+			TTL: r.left(),
 		}}
 	}
 	return s
@@ -67,9 +67,10 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 			rows = nil
 			return c.query(b.sql.list, []any{last, []byte(whole), after(whole), int64(page)}, func(s *sql.Rows) error {
 				var name, owner []byte
+				var fence int64
 				r := row{exists: true}
-				err := s.Scan(&r.now, &name, &owner, &r.fence, &r.granted, &r.expires)
-				r.name, r.owner = string(name), string(owner)
+				err := s.Scan(&r.now, &name, &owner, &fence, &r.granted, &r.expires)
+				r.name, r.owner, r.fence = string(name), string(owner), uint64(max(0, fence))
 				rows = append(rows, r)
 				return err
 			})
@@ -115,7 +116,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	err := b.inspect(ctx, k.run)
 	var refused *driver.RefusedError
 	if errors.As(err, &refused) && refused.RetryAfter == 0 {
-		k.find("refused", driver.SeverityUnsafe, "", "no lock is granted: %v", err)
+		k.find("refused", driver.SeverityUnsafe, "remove this cause, or use another server", "no lock is granted: %v", err)
 		err = nil
 	}
 	if err != nil {
@@ -168,7 +169,7 @@ func (k *checkup) run(c *call) error {
 			k.find("replica", driver.SeverityNote, "", "a replica that is promoted may lack the last locks, unless replication is synchronous")
 		}
 		if settings["wsrep_on"] == "ON" {
-			k.find("galera", driver.SeverityWarning, "", "this is a node of a Galera cluster: locks are safe only while all clients reach the same node")
+			k.find("galera", driver.SeverityWarning, "let all clients reach the same node, by an address that leads to it alone", "this is a node of a Galera cluster: locks are safe only while all clients reach the same node")
 		}
 	case Postgres:
 		for _, name := range []string{"fsync", "synchronous_commit"} {
@@ -180,7 +181,7 @@ func (k *checkup) run(c *call) error {
 	rows := int64(0)
 	err = c.query("SELECT count(*) FROM "+k.b.dialect.quote(k.b.opt.Table), nil, func(s *sql.Rows) error { return s.Scan(&rows) })
 	if err == nil {
-		k.find("rows", driver.SeverityNote, "", "the table %s has %d keys, of which those that are not used go after %v", k.b.opt.Table, rows-1, keptFree)
+		k.find("rows", driver.SeverityNote, "", "the table %s has %d keys; unused keys are deleted after %v", k.b.opt.Table, rows-1, keptFree)
 	}
 	return err
 }
@@ -188,6 +189,6 @@ func (k *checkup) run(c *call) error {
 func (k *checkup) clock(server, before time.Time) {
 	const bearable = time.Second
 	if off := server.Sub(before); off > bearable+time.Since(before) || off < -bearable {
-		k.find("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, tokens of other backends compare worse", off.Round(time.Millisecond))
+		k.find("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, but tokens of other backends may be out of order with these", off.Round(time.Millisecond))
 	}
 }

@@ -34,9 +34,9 @@ func (l *lease) isReleased() bool {
 	return l.released
 }
 
-// Renew extends the lease by one statement. Where that changed no row, the row is looked at: it
-// may be another's or over, which is ErrLost; the server's clock may be another than it was
-// thought to be; or, on MySQL, what would be stored is what is there.
+// Renew extends the lease by one statement. If that changed no row, Renew reads the row: the
+// lease may be lost; the estimate of the server's clock may be wrong; or, on MySQL, the row may
+// have the new values already.
 func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	b := l.b
 	if err := b.info.CheckRenewal(r); err != nil {
@@ -86,8 +86,8 @@ func (l *lease) renewed(start time.Time, ttl time.Duration) driver.Grant {
 	return l.grant
 }
 
-// Release frees the row, if it is this lease's still. If the server cannot be reached it is tried
-// again in the background until the TTL is over.
+// Release frees the row, if this lease still has it. If the server cannot be reached, the
+// backend tries again in the background until the TTL is over.
 func (l *lease) Release(ctx context.Context) error {
 	b := l.b
 	end, err := b.begin()
@@ -102,12 +102,12 @@ func (l *lease) Release(ctx context.Context) error {
 	defer c.end()
 	n, err := c.exec(b.sql.release, l.name, l.owner, l.fence)
 	sure := !c.repeated
-	if err != nil && !nothingHappened(err) && c.over() == nil { // the connection may just have been an old one
-		sure = false // the first one may have taken effect
+	if err != nil && !nothingHappened(err) && c.over() == nil { // perhaps only an old connection broke
+		sure = false // the first statement may have taken effect
 		n, err = c.exec(b.sql.release, l.name, l.owner, l.fence)
 	}
 	if err != nil {
-		b.doubt(l.name, l.owner, 0, l.Grant().Expires.Add(time.Second))
+		b.doubt(doubt{name: l.name, owner: l.owner, until: l.Grant().Expires.Add(time.Second)})
 		if errors.Is(err, driver.ErrClosed) {
 			return err
 		}

@@ -3,12 +3,9 @@ package sqltable_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"net/url"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +14,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
 	"github.com/redlock-go/redlock/drivers/sqltable/pgtable"
 	"github.com/redlock-go/redlock/drivers/sqltable/sqlite"
-	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -64,7 +61,7 @@ func bouncer(t testing.TB) *place {
 	return place{url: pgURL(s) + "&setup=on", driver: pgtable.Driver{}, dialect: sqltable.Postgres, server: s, behind: pg}.client(t, "pgx", pg.URL())
 }
 
-// client gives a place a plain client.
+// client opens the plain client of a place.
 func (p place) client(t testing.TB, name, dsn string) *place {
 	p.dsn = [2]string{name, dsn}
 	p.db = database(t, name, dsn)
@@ -100,7 +97,7 @@ func (p *place) open(t testing.TB, parameters ...string) *sqltable.Backend {
 	return b.(*sqltable.Backend)
 }
 
-// on opens a backend on a client of the test's.
+// on opens a backend on the test's own client.
 func (p *place) on(t testing.TB, db *sql.DB, o *sqltable.Options) *sqltable.Backend {
 	t.Helper()
 	b, err := sqltable.New(db, p.dialect, o)
@@ -119,7 +116,7 @@ func (p *place) do(t testing.TB, statement string, args ...any) {
 	}
 }
 
-// number asks for one by the plain client.
+// number returns the number that a query of the plain client selects.
 func (p *place) number(t testing.TB, query string, args ...any) (n int64) {
 	t.Helper()
 	if err := p.db.QueryRowContext(context.Background(), query, args...).Scan(&n); err != nil {
@@ -128,8 +125,8 @@ func (p *place) number(t testing.TB, query string, args ...any) (n int64) {
 	return n
 }
 
-// TestDialects runs what is special to tables on one server of each kind, each test with a table
-// of its own.
+// TestDialects runs the tests of tables on one server of each kind, each test with its own
+// table.
 func TestDialects(t *testing.T) {
 	t.Parallel()
 	for name, start := range places {
@@ -147,15 +144,21 @@ func TestDialects(t *testing.T) {
 				{"tokens over a clean-up", tokensOverACleanUp},
 				{"clean-up beside users", cleanUpBesideUsers},
 				{"late statement", lateStatement},
+				{"closed under an attempt", closedUnderAnAttempt},
 				{"row locked by another", rowLocked},
 				{"stale holder", staleHolder},
 				{"clients", clients},
 				{"few connections", fewConnections},
 				{"set up by many", setUpByMany},
 				{"counter at its end", counterAtItsEnd},
+				{"foreign values", foreignValues},
 				{"check", checks},
+				{"wrong clock", wrongClock},
+				{"clusters", clusters},
 				{"fence", fences},
 				{"refusals", refusals},
+				{"urls", urls},
+				{"loss", loss},
 				{"down and hanging", downAndHanging}, // the last: it ends the server
 			} {
 				own := *p
@@ -167,11 +170,7 @@ func TestDialects(t *testing.T) {
 	}
 }
 
-var owners atomic.Int64
-
-func request(key string) *driver.Request {
-	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: time.Minute}
-}
+func request(key string) *driver.Request { return redlocktest.NewRequest(key, time.Minute) }
 
 // must acquires.
 func must(t testing.TB, b driver.Backend, r *driver.Request) driver.Lease {
@@ -192,30 +191,6 @@ func ready(t *testing.T, b driver.Backend) {
 	})
 }
 
-// proxied is a backend with a proxy of its own.
-type proxied struct {
-	*sqltable.Backend
-	proxy *fault.Proxy
-}
-
-func (p *proxied) Close() error {
-	return errors.Join(p.Backend.Close(), p.proxy.Close())
-}
-
-// openProxied opens a backend that reaches its server by a proxy.
-func (p *place) openProxied(cfg driver.Config) (driver.Backend, error) {
-	proxy, err := fault.Start(p.server.Addr())
-	if err != nil {
-		return nil, err
-	}
-	cfg.DSN = strings.Replace(cfg.DSN, p.server.Addr(), proxy.Addr(), 1)
-	b, err := p.driver.Open(&cfg)
-	if err != nil {
-		return nil, errors.Join(err, proxy.Close())
-	}
-	return &proxied{Backend: b.(*sqltable.Backend), proxy: proxy}, nil
-}
-
 // withPassword is the URL with a password.
 func withPassword(raw, password string) string {
 	u, err := url.Parse(raw)
@@ -224,16 +199,4 @@ func withPassword(raw, password string) string {
 	}
 	u.User = url.UserPassword(u.User.Username(), password)
 	return u.String()
-}
-
-// notices keeps what backends report.
-type notices struct {
-	mu  sync.Mutex
-	all []driver.Notice
-}
-
-func (n *notices) add(x driver.Notice) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.all = append(n.all, x)
 }

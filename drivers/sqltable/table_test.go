@@ -2,17 +2,25 @@ package sqltable_test
 
 import (
 	"context"
+	"database/sql"
+	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	client "github.com/go-sql-driver/mysql"
+
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
 	"github.com/redlock-go/redlock/drivers/sqltable/pgtable"
+	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -40,7 +48,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// key is the name of a key in a statement of the plain client.
+// key returns a key's name as SQL text, for statements of the plain client.
 func (p *place) key(name string) string {
 	if p.dialect == sqltable.SQLite {
 		return "CAST('" + name + "' AS BLOB)"
@@ -60,7 +68,7 @@ func missingTable(t *testing.T, p *place) {
 	_, err := b.Acquire(t.Context(), request("k"))
 	refusal(t, err, true, "an administrator has to run: CREATE TABLE", p.table)
 	found, err := b.Check(t.Context())
-	if err != nil || len(found) == 0 || found[0].Severity != driver.SeverityUnsafe {
+	if err != nil || len(found) == 0 || found[0].Severity != driver.SeverityUnsafe || found[0].Code != "refused" {
 		t.Errorf("Check without the table: %+v, %v", found, err)
 	}
 	for statement := range strings.SplitSeq(b.SetupSQL(""), ";") {
@@ -75,8 +83,8 @@ func missingTable(t *testing.T, p *place) {
 	refusal(t, err, true, "CREATE TABLE")
 }
 
-// The counters of keys that are not used any more go, and their tokens never come again: even if
-// they were far ahead of the clock.
+// The counters of unused keys are deleted, and their tokens are never given again, even if they
+// were far ahead of the clock.
 func tokensOverACleanUp(t *testing.T, p *place) {
 	b := p.open(t)
 	held := must(t, b, request("held"))
@@ -151,28 +159,27 @@ func cleanUpBesideUsers(t *testing.T, p *place) {
 // undoes it.
 func lateStatement(t *testing.T, p *place) {
 	if p.server == nil {
-		t.Skip("there is no way to be late on")
+		t.Skip("no proxy can delay its statements")
 	}
-	raw, err := p.openProxied(driver.Config{DSN: p.url + "&conns=1&call_timeout=150ms"})
+	proxy := fault.NewProxy(t, p.server.Addr())
+	b, err := p.driver.Open(&driver.Config{DSN: strings.Replace(p.url, p.server.Addr(), proxy.Addr(), 1) + "&conns=1&call_timeout=150ms"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := raw.(*proxied)
-	defer b.proxy.Close() //nolint:errcheck // the test's own
 	ready(t, b)
 	eventually(t, "the clean-up in the background is over", func() bool {
-		before := b.proxy.Stats().ToServer
+		before := proxy.Stats().ToServer
 		time.Sleep(20 * time.Millisecond)
-		return b.proxy.Stats().ToServer == before
+		return proxy.Stats().ToServer == before
 	})
-	b.proxy.Pause()
-	before := b.proxy.Stats().ToServer
+	proxy.Pause()
+	before := proxy.Stats().ToServer
 	if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
 		t.Errorf("nobody answered, and yet: %v", err)
 	}
-	_ = b.Backend.Close() // nothing is undone any more
-	b.proxy.Resume()
-	eventually(t, "the statement arrives", func() bool { return b.proxy.Stats().ToServer > before })
+	_ = b.Close() // nothing is undone any more
+	proxy.Resume()
+	eventually(t, "the statement arrives", func() bool { return proxy.Stats().ToServer > before })
 	other := p.open(t)
 	for range 20 { // whenever it takes effect
 		if err := must(t, other, request("k")).Release(t.Context()); err != nil {
@@ -181,8 +188,53 @@ func lateStatement(t *testing.T, p *place) {
 	}
 }
 
-// A row that somebody else's transaction has locked delays nobody for longer than a call, and what
-// was sent in vain leaves no lock.
+// Close ends an attempt whose statement the server has carried out, and undoes it: no lock stays
+// that nobody has.
+func closedUnderAnAttempt(t *testing.T, p *place) {
+	if p.server == nil {
+		t.Skip("no proxy can hold back its answers")
+	}
+	other, proxy := p.open(t), fault.NewProxy(t, p.server.Addr())
+	b, err := p.driver.Open(&driver.Config{DSN: strings.Replace(p.url, p.server.Addr(), proxy.Addr(), 1) + "&conns=1&" + patient})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready(t, b)
+	taken := make(chan struct{})
+	var lost atomic.Bool
+	proxy.Judge(fault.ToClient, func(_ int64, chunk []byte) (int, fault.Action) {
+		s, err := other.Lookup(context.Background(), "k")
+		if err != nil || len(s.Holders) == 0 || lost.Swap(true) {
+			return len(chunk), fault.Pass
+		}
+		close(taken)
+		return 0, fault.Mute
+	})
+	failed := make(chan error)
+	go func() {
+		_, err := b.Acquire(context.Background(), request("k"))
+		failed <- err
+	}()
+	select {
+	case <-taken:
+	case err := <-failed:
+		t.Fatalf("no answer was held back: %v", err)
+	}
+	closed := make(chan error)
+	go func() { closed <- b.Close() }()
+	if err := <-failed; !errors.Is(err, driver.ErrClosed) {
+		t.Errorf("Acquire gives %v, not ErrClosed", err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := must(t, other, request("k")).Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A row that another transaction has locked delays no call beyond its timeout, and a statement
+// that waited in vain leaves no lock.
 func rowLocked(t *testing.T, p *place) {
 	if p.dialect == sqltable.SQLite {
 		t.Skip("there are no locks on rows")
@@ -239,7 +291,7 @@ func staleHolder(t *testing.T, p *place) {
 	}
 }
 
-// clients uses the table by clients that are set in various ways.
+// clients uses the table through clients with various settings.
 func clients(t *testing.T, p *place) {
 	_ = must(t, p.open(t), request("made")).Release(t.Context()) // the table
 	name, dsn := p.dsn[0], p.dsn[1]
@@ -374,7 +426,95 @@ func checks(t *testing.T, p *place) {
 	_ = l.Release(t.Context())
 }
 
-// What the server refuses is a refusal, in words, without the password.
+// wrongClock: a server whose clock is wrong is found, until the clock is right again.
+func wrongClock(t *testing.T, p *place) {
+	if p.dialect != sqltable.MySQL {
+		t.Skip("only this database has a clock for each connection")
+	}
+	db := database(t, p.dsn[0], p.dsn[1])
+	db.SetMaxOpenConns(1)
+	clock := func(unix string) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), "SET timestamp = "+unix); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, CallTimeout: 30 * time.Second})
+	clock("1700000000")
+	redlocktest.AwaitFinding(t, b, "clock-offset")
+	clock("DEFAULT")
+	redlocktest.AwaitMended(t, b, "clock-offset")
+}
+
+// A cluster answers as a node of a MySQL cluster does: its setting is not that of the server.
+type cluster struct {
+	sqldriver.Connector
+	setting atomic.Pointer[string] // a query of names and values; nil: those of the server
+}
+
+func (c *cluster) Connect(ctx context.Context) (sqldriver.Conn, error) {
+	conn, err := c.Connector.Connect(ctx)
+	return clusterConn{conn, c}, err
+}
+
+type clusterConn struct {
+	sqldriver.Conn
+	of *cluster
+}
+
+func (c clusterConn) QueryContext(ctx context.Context, query string, args []sqldriver.NamedValue) (sqldriver.Rows, error) {
+	if setting := c.of.setting.Load(); setting != nil && strings.HasPrefix(query, "SHOW GLOBAL VARIABLES") {
+		query = *setting
+	}
+	return c.Conn.(sqldriver.QueryerContext).QueryContext(ctx, query, args)
+}
+
+func (c clusterConn) ExecContext(ctx context.Context, query string, args []sqldriver.NamedValue) (sqldriver.Result, error) {
+	return c.Conn.(sqldriver.ExecerContext).ExecContext(ctx, query, args)
+}
+
+// clusters: where every node takes writes no lock is granted, unless all clients reach the same
+// node. Check tells of such a cluster, until it is none.
+func clusters(t *testing.T, p *place) {
+	if p.dialect != sqltable.MySQL {
+		t.Skip("has no such clusters")
+	}
+	cfg, err := client.ParseDSN(p.dsn[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	connector, err := client.NewConnector(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{Connector: connector}
+	db := sql.OpenDB(c)
+	t.Cleanup(func() { _ = db.Close() })
+	backend := func(single bool) *sqltable.Backend {
+		return p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, SingleWriter: single, CallTimeout: 30 * time.Second})
+	}
+	for setting, kind := range map[string]string{
+		"SELECT 'group_replication_single_primary_mode', 'OFF'":                          "group replication",
+		"SELECT 'wsrep_on', 'ON' UNION ALL SELECT 'innodb_flush_log_at_trx_commit', '1'": "Galera",
+	} {
+		c.setting.Store(&setting)
+		b := backend(false)
+		_, err = b.Acquire(t.Context(), request("k"))
+		refusal(t, err, true, kind, "single_writer=true")
+		redlocktest.AwaitFinding(t, b, "refused")
+		if err := must(t, backend(true), request("k")).Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if kind == "Galera" {
+			b = backend(true)
+			redlocktest.AwaitFinding(t, b, "galera")
+			c.setting.Store(nil)
+			redlocktest.AwaitMended(t, b, "galera")
+		}
+	}
+}
+
+// If the server refuses a request, the error is a refusal that says why, without the password.
 func refusals(t *testing.T, p *place) {
 	_ = must(t, p.open(t), request("k")).Release(t.Context()) // the table
 	if p.server == nil {
@@ -445,6 +585,66 @@ func refusals(t *testing.T, p *place) {
 	refusal(t, try(bob), false, "read-only")
 }
 
+// urls tells mistakes, refusals and failures apart.
+func urls(t *testing.T, p *place) {
+	const secret = "pw-c4n4ry"
+	const quick = "&call_timeout=1s"
+	_ = must(t, p.open(t), request("k")).Release(t.Context()) // the table
+	cases := map[string]redlocktest.URLCase{
+		"fine":              {URL: p.url + quick, Want: "granted"},
+		"another parameter": {URL: p.url + "&redlocktest=1", Want: "invalid"},
+		"too short a time":  {URL: p.url + "&call_timeout=1ns", Want: "invalid"},
+		"no table's name":   {URL: strings.Replace(p.url, "table="+p.table, "table=a;b", 1), Want: "invalid"},
+	}
+	if p.server == nil {
+		cases["no folder"] = redlocktest.URLCase{URL: "sqlite:///no/such/folder/locks.db?setup=on", Want: "refused", Says: "cannot be opened"}
+		redlocktest.RunURLs(t, p.driver, "", 1500*time.Millisecond, cases)
+		return
+	}
+	url := withPassword(p.url, secret) + quick
+	hung, refusing := fault.NewProxy(t, p.server.Addr()), fault.NewProxy(t, p.server.Addr())
+	hung.BlackHole()
+	if err := refusing.Refuse(); err != nil {
+		t.Fatal(err)
+	}
+	cases["it is down"] = redlocktest.URLCase{URL: strings.Replace(url, p.server.Addr(), refusing.Addr(), 1), Want: "unknown"}
+	cases["it hangs"] = redlocktest.URLCase{URL: strings.Replace(url, p.server.Addr(), hung.Addr(), 1), Want: "unknown"}
+	cases["half an address"] = redlocktest.URLCase{URL: strings.Replace(url, p.server.Addr(), "[::1", 1), Want: "invalid"}
+	switch {
+	case p.dialect == sqltable.MySQL:
+		p.do(t, "CREATE USER carol@'%' IDENTIFIED BY '"+secret+"'")
+		p.do(t, "GRANT ALL ON test.* TO carol@'%'")
+		p.do(t, "SET GLOBAL read_only = 1") // for all but root
+		t.Cleanup(func() { p.do(t, "SET GLOBAL read_only = 0") })
+		carol := strings.Replace(url, "root:", "carol:", 1)
+		cases["a wrong password"] = redlocktest.URLCase{URL: strings.Replace(carol, secret, secret+"x", 1), Want: "refused", Says: "password"}
+		cases["an unknown user"] = redlocktest.URLCase{URL: strings.Replace(url, "root:", "nobody:", 1), Want: "refused", Says: "password"}
+		cases["it is read-only"] = redlocktest.URLCase{URL: carol, Want: "refused", Says: "read-only"}
+		cases["no database"] = redlocktest.URLCase{URL: strings.Replace(carol, "/test?", "/nothing?", 1), Want: "refused", Says: "database"}
+	case p.server == p.behind:
+		p.do(t, "CREATE ROLE carol SUPERUSER LOGIN")
+		p.do(t, "ALTER ROLE carol SET default_transaction_read_only = on")
+		cases["it is read-only"] = redlocktest.URLCase{URL: strings.Replace(url, "postgres:", "carol:", 1), Want: "refused", Says: "read-only"}
+		cases["an unknown user"] = redlocktest.URLCase{URL: strings.Replace(url, "postgres:", "nobody:", 1), Want: "refused"}
+	}
+	redlocktest.RunURLs(t, p.driver, secret, 1500*time.Millisecond, cases)
+}
+
+// loss checks that a holder learns of a loss before another owner has the lock.
+func loss(t *testing.T, p *place) {
+	if p.dialect != sqltable.MySQL {
+		t.Skip("one server is enough")
+	}
+	redlocktest.RunLoss(t, p.harness(t), time.Second, func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (redlocktest.Holder, error) {
+		locks, err := dlock.New(b)
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { _ = locks.Close() })
+		return locks.Lock(ctx, key, dlock.WithTTL(ttl))
+	})
+}
+
 // downAndHanging: a server that does not answer is neither contention nor a refusal.
 func downAndHanging(t *testing.T, p *place) {
 	if p.server == nil {
@@ -476,7 +676,7 @@ func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
 	}
 	t.Parallel()
 	const canary = "pw-c4n4ry"
-	s := server.Postgres(t, server.WithHBA("host all bob 127.0.0.1/32 scram-sha-256"))
+	s := server.Postgres(t, server.WithSetting("synchronous_commit", "off"), server.WithHBA("host all bob 127.0.0.1/32 scram-sha-256"))
 	p := place{}.client(t, "pgx", s.URL())
 	p.do(t, "CREATE ROLE bob LOGIN PASSWORD 'right'")
 	p.do(t, "GRANT CREATE ON SCHEMA public TO bob")
@@ -489,6 +689,9 @@ func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
 		switch {
 		case right && err != nil:
 			t.Error(err)
+		case right:
+			redlocktest.AwaitFinding(t, backend.(driver.Inspector), "synchronous-commit")
+			redlocktest.AwaitFinding(t, backend.(driver.Inspector), "fsync")
 		case !right:
 			refusal(t, err, true, "password")
 			if strings.Contains(fmt.Sprintf("%+v", err), canary) {
@@ -499,14 +702,14 @@ func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
 	}
 }
 
-// The parameters of TLS are those of all drivers: a server of the authority that is named is
-// trusted, another one is not, and they are refused where there is no TLS.
+// The parameters of TLS work as in all drivers: only a server with a certificate of the given
+// authority is trusted, and without TLS the parameters are refused.
 func TestTLSOfMySQL(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a server of its own")
 	}
 	t.Parallel()
-	s := server.MariaDB(t, server.WithTLS())
+	s := server.MariaDB(t, server.WithTLS(), server.WithSetting("log_bin", "changes"), server.WithSetting("server_id", "1"))
 	url := s.URL() + "?setup=on&" + patient
 	ask := func(extra string) error {
 		b, err := mysql.Driver{}.Open(&driver.Config{DSN: url + extra})
@@ -517,6 +720,8 @@ func TestTLSOfMySQL(t *testing.T) {
 		for {
 			l, err := b.Acquire(t.Context(), request("k"))
 			if err == nil {
+				redlocktest.AwaitFinding(t, b.(driver.Inspector), "replica")
+				redlocktest.AwaitFinding(t, b.(driver.Inspector), "innodb-flush-log")
 				return l.Release(t.Context())
 			}
 			if !errors.Is(err, driver.ErrHeld) {

@@ -13,45 +13,46 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
-// Options are the settings of a backend on a client of the application's. The zero
-// Options, and nil, are the defaults.
+// Options are the settings of a backend that uses the application's client. The zero Options,
+// and nil, are the defaults.
 type Options struct {
-	// Prefix goes before every key, and before the name of whatever else is stored.
+	// Prefix goes before every key, and before the names of all other stored data.
 	Prefix string
 	// CallTimeout bounds one call to the server; zero means a second. Half of the TTL
 	// bounds it too.
 	CallTimeout time.Duration
-	// Grace is how much longer than its TTL a lock stays on the server, unless it is
-	// released; zero means 10 ms and a hundredth of the TTL. It is for a lone instance: nodes of a
-	// quorum keep what their terms say.
+	// Grace is how much longer than its TTL a lock stays on the server, unless it is released;
+	// zero means 10 ms and a hundredth of the TTL. It is for a lone instance: nodes of a quorum
+	// use the grace in their terms.
 	Grace time.Duration
-	// RestartGuard keeps a server that was restarted, and may have forgotten locks, from
-	// granting any for so long; and no TTL may be longer. Zero: off. As a node of a quorum
-	// it has the quorum's instead. It is not for a Cluster. A server without a memory that
-	// was started less than the guard ago may be new or restarted: see Bootstrap.
+	// RestartGuard is how long a server that was restarted, and may have forgotten locks,
+	// grants none. No TTL may be longer. Zero: off. A node of a quorum uses the quorum's guard
+	// instead. A Cluster cannot have one. A server without a memory that was started less than
+	// the guard ago may be new or restarted: see Bootstrap.
 	RestartGuard time.Duration
-	// Bootstrap, of a lone instance with a guard, states that a server without a memory
-	// is new, and StrictGuard that no other is.
+	// Bootstrap, for a lone instance with a guard, states that a server without a memory is
+	// new. StrictGuard never takes a server for new without such a statement.
 	Bootstrap, StrictGuard bool
-	// Durable states that the server forgets nothing that it has acknowledged
-	// (appendonly yes and appendfsync always, which is checked where CONFIG is allowed):
-	// the guard is then for a server alone whose data was lost.
+	// Durable states that the server forgets nothing that it has acknowledged (appendonly yes
+	// and appendfsync always, which is checked where CONFIG is allowed): the guard then applies
+	// only to a server whose data was lost.
 	Durable bool
-	// DB is the number of the database that the client selects, which it does not tell.
-	// Only the restart guard asks.
+	// DB is the number of the client's database, which the client does not reveal. Only the
+	// restart guard needs it.
 	DB int
-	// ConnWriteTimeout is that of the client, which it does not tell. If it is less than
-	// CallTimeout a lone call goes on its caller's goroutine, and comes back by then, and not by
-	// a deadline or a cancellation before. Zero: unknown.
+	// ConnWriteTimeout is the client's own ConnWriteTimeout, which the client does not reveal.
+	// If it is less than CallTimeout a lone call runs on its caller's goroutine and ends by
+	// this timeout, not by an earlier deadline or cancellation. Zero: unknown.
 	ConnWriteTimeout time.Duration
-	// WaitReplicas is how many replicas must have a lock, or a renewal, before it counts: the
-	// command WAIT asks for it after the script. Zero: none. See the package's documentation.
+	// WaitReplicas is how many replicas must confirm a grant or a renewal before it counts, by
+	// the command WAIT after the script. Zero: none. See the package's documentation.
 	WaitReplicas int
-	// ForeignGap is for how long in each second a lock is not handed from one waiter to the
-	// next, so that another library that asks for it now and then may get it; at most half a
-	// second. Zero: never. See the package's documentation.
+	// ForeignGap is how long in each second a lock is not handed to the next waiter, so that
+	// another library that asks for it at times may get it; at most half a second. Zero: never.
+	// See the package's documentation.
 	ForeignGap time.Duration
-	// Event is told what happens in the background; it may be nil.
+	// Event is called with events of the background; it may be nil. It must not block: it may run on
+	// a goroutine that reads the server's answers.
 	Event func(driver.Notice)
 
 	_ struct{}
@@ -61,6 +62,10 @@ type Options struct {
 // concurrent use.
 type Backend struct{ *redisnode.Node }
 
+// Starts reports whether other is this backend itself, and not a type that embeds it. A quorum
+// asks so: it calls the methods Acquire, Renew and Release of such a type for every request.
+func (b *Backend) Starts(other driver.Backend) bool { return other == driver.Backend(b) }
+
 var (
 	_ driver.Backend    = (*Backend)(nil)
 	_ driver.Watcher    = (*Backend)(nil)
@@ -69,11 +74,11 @@ var (
 	_ driver.GuardAdmin = (*Backend)(nil)
 )
 
-// New returns a backend on the application's own client, which it never closes. Its
-// retries are harmless: every script may be run twice by one attempt. Deadlines are
-// not told to such a client, because it would close a connection that others
-// share; its ConnWriteTimeout ends what a server that hangs never answers. Name that in
-// Options.ConnWriteTimeout: it makes a lone caller's lock twice as fast.
+// New returns a backend on the application's own client, which it never closes. The client's
+// retries are harmless: one attempt may run a script twice. The client gets no deadlines,
+// because it would close a connection that others share; its ConnWriteTimeout ends calls to a
+// hanging server. Set Options.ConnWriteTimeout to the same value: it makes a lone caller's lock
+// twice as fast.
 func New(c valkey.Client, o *Options) (*Backend, error) {
 	if c == nil {
 		return nil, driver.Invalid("client", "is nil")
@@ -97,6 +102,6 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 
 func addresses(c valkey.Client) []string { return slices.Sorted(maps.Keys(c.Nodes())) }
 
-// isCluster reports whether c is the client of a Cluster: the library says so by its
-// type's name alone.
+// isCluster reports whether c is the client of a Cluster, which only the name of its type
+// shows.
 func isCluster(c valkey.Client) bool { return strings.Contains(fmt.Sprintf("%T", c), "cluster") }

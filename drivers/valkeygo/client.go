@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/valkey-io/valkey-go"
@@ -15,12 +16,16 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
-// client is valkey-go as redisnode wants it.
+// client adapts valkey-go to redisnode's interface.
 type client struct {
 	own     bool // made from options, on first use, and closed by Close
 	options valkey.ClientOption
+	call    time.Duration // the call timeout
 
-	life context.Context // of its connections, if it is ours
+	handshake atomic.Int64 // for how long the last connection waited for its first answer, in ns; 0: there was none
+	unmet     atomic.Int64 // connections in a row that got none
+
+	life context.Context // of its connections, if the driver made it
 	end  context.CancelFunc
 
 	mu     sync.Mutex
@@ -30,7 +35,7 @@ type client struct {
 	closed bool
 }
 
-// making is an attempt to connect that several callers wait for.
+// making is an attempt to connect for which several callers wait.
 type making struct {
 	done   chan struct{}
 	valkey valkey.Client
@@ -39,36 +44,77 @@ type making struct {
 
 var _ redisnode.Client = (*client)(nil)
 
-// newClient returns a client of our own. It connects at the first call.
-func newClient(options valkey.ClientOption, network string) *client {
-	c := &client{own: true, options: options}
+// newClient returns a client that the driver makes. It connects at the first call.
+func newClient(options valkey.ClientOption, network string, call time.Duration) *client {
+	c := &client{own: true, options: options, call: call}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.options.DialFn = func(addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) { return c.dial(network, addr, d, t) }
 	return c
 }
 
-// dial connects, for as long as the client lives: the library's own Close waits for
-// whoever connects at the moment, and for answers.
+// dial makes a connection that ends with the client: the library's own Close waits for
+// connections being made, and for answers.
 func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
 	dial := d.DialContext
 	if t != nil {
 		dial = (&tls.Dialer{NetDialer: d, Config: t}).DialContext
 	}
-	conn, err := dial(c.life, network, addr)
+	begun, limit := time.Now(), c.connectLimit()
+	ctx, cancel := context.WithTimeout(c.life, limit)
+	defer cancel()
+	conn, err := dial(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	return &mortal{conn, context.AfterFunc(c.life, func() { _ = conn.Close() })}, nil // who uses it sees it
+	m := &mortal{Conn: conn, client: c, begun: begun}
+	m.forget = context.AfterFunc(c.life, func() { _ = conn.Close() }) // its users get the error
+	m.limit = time.AfterFunc(limit-time.Since(begun), func() {
+		if !m.met.Load() {
+			_ = conn.Close()
+		}
+	})
+	return m, nil
 }
 
-// mortal is a connection that ends with its client.
+// allOfIt is after how many connections in a row without an answer the next one gets the
+// library's whole time.
+const allOfIt = 64
+
+// connectLimit is how long a connection may take to get its first answer. While one connects the
+// library lets no other call have one, and a server that hangs takes all of the library's time, though
+// another server may take its place meanwhile. So once a connection has stood it is a quarter of the
+// call timeout; more where the last one took long, and now and then for a server that has become slow.
+func (c *client) connectLimit() time.Duration {
+	most, usual := c.options.ConnWriteTimeout, time.Duration(c.handshake.Load())
+	if n := c.unmet.Add(1); usual == 0 || n%allOfIt == 0 {
+		return most
+	}
+	return min(max(c.call/4, 8*usual), most)
+}
+
+// mortal is a connection that ends with its client, or where it gets no answer in time.
 type mortal struct {
 	net.Conn
+	client *client
 	forget func() bool
+	begun  time.Time
+	limit  *time.Timer
+	met    atomic.Bool // it has got an answer
+}
+
+func (m *mortal) Read(p []byte) (int, error) {
+	n, err := m.Conn.Read(p)
+	if n > 0 && !m.met.Load() && m.met.CompareAndSwap(false, true) {
+		m.limit.Stop()
+		m.client.unmet.Store(0)
+		m.client.handshake.Store(max(1, int64(time.Since(m.begun))))
+	}
+	return n, err
 }
 
 func (m *mortal) Close() error {
 	m.forget()
+	m.limit.Stop()
 	return m.Conn.Close()
 }
 
@@ -111,21 +157,24 @@ func (c *client) connect() (valkey.Client, error) {
 	var reply *valkey.ValkeyError
 	switch {
 	case errors.As(err, &reply):
-		return nil, redisnode.ServerError(reply.Error())
+		return nil, redisnode.Reply(reply.Error(), c.secrets()...)
 	case err != nil:
 		return nil, redisnode.NotSent(err)
 	}
 	return v, nil
 }
 
-// leave gives v up, whose server says that it is a replica now: the library would keep its
-// connections to it. The next call connects anew.
+// secrets are the passwords that an error reply may quote.
+func (c *client) secrets() []string { return []string{c.options.Password, c.options.Sentinel.Password} }
+
+// leave drops the client v, whose server is a replica now, because the library would keep its
+// connections. The next call connects anew.
 func (c *client) leave(v valkey.Client) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.own && c.valkey == v && time.Since(c.made) > 100*time.Millisecond {
 		c.valkey = nil
-		go v.Close() // it waits for what is under way
+		go v.Close() // it waits for calls under way
 	}
 }
 
@@ -139,7 +188,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		return
 	}
 	if !c.own {
-		ctx = context.WithoutCancel(ctx) // no deadline either: see New
+		ctx = context.WithoutCancel(ctx) // nor its deadline: see New
 	}
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		c.finish(calls[0], v.Do(ctx, command(v, calls[0])))
@@ -151,7 +200,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	}
 }
 
-// checkReplica leaves a server that says that it is a replica now.
+// checkReplica drops the client if its server says that it is a replica.
 func (c *client) checkReplica(v valkey.Client, err error) {
 	var reply redisnode.ServerError
 	if errors.As(err, &reply) && strings.HasPrefix(string(reply), "READONLY") && !isCluster(v) {
@@ -195,8 +244,8 @@ func (c *client) pipeline(ctx context.Context, v valkey.Client, calls []*redisno
 	}
 }
 
-// finishBehind reads the replies to a call in a transaction. The first error tells why:
-// that of EXEC alone says only that there was one.
+// finishBehind reads the replies to a call in a transaction. The first error has the reason:
+// the error of EXEC says only that there was one.
 func (c *client) finishBehind(call *redisnode.Call, results []valkey.ValkeyResult) {
 	exec := results[len(results)-1]
 	for _, result := range results {
@@ -243,7 +292,7 @@ func (c *client) read(call *redisnode.Call, list []valkey.ValkeyMessage, err err
 	}
 }
 
-// plain makes strings, int64s and lists of a message.
+// plain converts a message to a string, an int64 or a list.
 func plain(m *valkey.ValkeyMessage) any {
 	if n, err := m.AsInt64(); m.IsInt64() && err == nil {
 		return n
@@ -270,14 +319,14 @@ func plain(m *valkey.ValkeyMessage) any {
 	return nil
 }
 
-// translate tells error replies, and what was never sent, from the rest.
+// translate marks error replies, and errors of calls that were never sent.
 func (c *client) translate(err error) error {
 	if err == nil {
 		return nil
 	}
 	var reply *valkey.ValkeyError
 	if errors.As(err, &reply) {
-		return redisnode.ServerError(reply.Error())
+		return redisnode.Reply(reply.Error(), c.secrets()...)
 	}
 	var op *net.OpError
 	if c.own && errors.As(err, &op) && op.Op == "dial" {
@@ -308,8 +357,8 @@ func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Se
 	return nil
 }
 
-// Close closes a client of our own: its connections first, so that the library waits
-// for none.
+// Close closes a client that the driver made: its connections first, so that the library does
+// not wait for them.
 func (c *client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -348,14 +397,14 @@ func (n *node) Do(ctx context.Context, args ...string) (any, error) {
 	return plain(&m), nil
 }
 
-// endOnly hides a context's deadline, at which the library would close a connection
-// that others share, and leaves its end, at which it returns.
+// endOnly hides a context's deadline, at which the library would close a shared connection, but
+// not its end, at which the library returns.
 type endOnly struct{ context.Context }
 
 func (endOnly) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// replica reports whether the server says that it is one. Where ROLE is not
-// allowed it counts as a primary.
+// replica reports whether the server says that it is a replica. If ROLE is not allowed it
+// counts as a primary.
 func (n *node) replica(ctx context.Context) (bool, error) {
 	reply, err := n.Do(ctx, "ROLE")
 	var refusal redisnode.ServerError

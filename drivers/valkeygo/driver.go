@@ -7,6 +7,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
 )
 
 // Driver opens backends by URL. The zero Driver is ready.
@@ -14,12 +15,11 @@ type Driver struct{}
 
 var _ driver.Driver = Driver{}
 
-// Open reads cfg.DSN, see the package's documentation. The client, with the
-// settings that suit locks, connects at the first call: Open does no I/O but reading
-// certificates.
+// Open reads cfg.DSN (see the package's documentation) and makes a client with settings for
+// locks, which connects at the first call. Open's only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	node, err := redisnode.Open("valkey", cfg, func(t *redisnode.Target) redisnode.Client {
-		return newClient(options(t), t.Network)
+	node, err := redisnode.Open("valkey", cfg, func(t *redisurl.Target) redisnode.Client {
+		return newClient(options(t), t.Network, t.CallTimeout)
 	})
 	if err != nil {
 		return nil, err
@@ -27,10 +27,10 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	return &Backend{node}, nil
 }
 
-// options are of a client that gives every call a connection of its own while it is
-// under way: an expired deadline closes that one, and nobody else's; and that tries
-// nothing again by itself: the driver does that where it is harmless.
-func options(t *redisnode.Target) valkey.ClientOption {
+// options returns options for a client that gives every call its own connection while it is
+// under way, so that an expired deadline closes only that connection, and that never retries:
+// the driver retries where it is harmless.
+func options(t *redisurl.Target) valkey.ClientOption {
 	o := valkey.ClientOption{
 		InitAddress: t.Addrs, Username: t.User, Password: t.Password, SelectDB: t.DB, TLSConfig: t.TLS,
 		Dialer:                net.Dialer{Timeout: t.DialTimeout},
@@ -38,16 +38,16 @@ func options(t *redisnode.Target) valkey.ClientOption {
 		DisableAutoPipelining: true,
 		DisableRetry:          true,
 		DisableCache:          true,
-		BlockingPoolSize:      t.PoolSize + 1, // one for pub/sub
+		BlockingPoolSize:      t.PoolSize + 1, // one more for pub/sub
 		ClientSetInfo:         valkey.DisableClientSetInfo,
 	}
 	switch t.Topology {
-	case redisnode.Sentinel:
+	case redisurl.Sentinel:
 		o.Sentinel = valkey.SentinelOption{
 			MasterSet: t.Master, Username: t.SentinelUser, Password: t.SentinelPassword,
 			Dialer: net.Dialer{Timeout: t.DialTimeout}, TLSConfig: t.TLS,
 		}
-	case redisnode.Single:
+	case redisurl.Single:
 		o.ForceSingleClient = true
 	}
 	return o

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/valkey-io/valkey-go"
 
@@ -37,9 +38,8 @@ func (c *client) Subscribe(_ context.Context, sink redisnode.Sink, channels []st
 	return s, nil
 }
 
-// A subscription sends its commands from a goroutine of its own, in order: the
-// library waits for the answers, which arrive through the hooks. What is queued meanwhile
-// goes as one command.
+// A subscription sends its commands from a goroutine of its own, in order. Commands that
+// subscribe do not wait for each other's answers, which would take a round trip for each.
 type subscription struct {
 	client  *client
 	conn    valkey.DedicatedClient
@@ -87,12 +87,12 @@ func (s *subscription) Remove(_ context.Context, channels ...string) error {
 	return nil
 }
 
-// Close ends the subscription; the connection goes in the background.
+// Close ends the subscription; its connection is closed in the background.
 func (s *subscription) Close() { s.once.Do(func() { close(s.end) }) }
 
-// work sends what is queued until the subscription ends or breaks. The library connects at
-// the first command, and of a Cluster to a random server, unless that has a key, whose slot
-// the other commands then share.
+// work sends queued changes until the subscription ends or breaks. The library connects at the
+// first command: in a Cluster to the server of that command's key, or to a random server if it
+// has no key.
 func (s *subscription) work(key string) {
 	defer func() {
 		s.conn.Close()
@@ -105,41 +105,68 @@ func (s *subscription) work(key string) {
 			return
 		}
 	}
-	for {
+	var window <-chan time.Time // while it is not nil, changes are gathered, unless no command is under way
+	answers, gone := make(chan error), make(chan struct{})
+	defer close(gone)
+	for under, stands, together := 0, false, false; ; {
+		if next, ok := s.pop(under == 0, together && window == nil); ok {
+			under++
+			together = next.add && stands
+			window = time.After(gatherFor)
+			go func() {
+				select {
+				case answers <- s.send(next):
+				case <-gone:
+				}
+			}()
+			continue
+		}
+		var err error
 		select {
 		case <-s.end:
 			return
-		case err := <-s.broken:
+		case err = <-s.broken:
 			if err == nil {
 				err = errors.New("the subscription ended")
 			}
-			s.sink.Broken(s.client.translate(err))
-			return
 		case <-s.more:
+		case <-window:
+			window = nil
+		case err = <-answers:
+			under--
+			stands = true
 		}
-		if err := s.send(); err != nil {
+		if err != nil {
 			s.sink.Broken(s.client.translate(err))
 			return
 		}
 	}
 }
 
-func (s *subscription) send() error {
-	for {
-		s.mu.Lock()
-		if len(s.queue) == 0 {
-			s.mu.Unlock()
-			return nil
-		}
-		next := s.queue[0]
-		s.queue = s.queue[1:]
-		s.mu.Unlock()
-		cmd := s.conn.B().Unsubscribe().Channel(next.channels...).Build()
-		if next.add {
-			cmd = s.conn.B().Subscribe().Channel(next.channels...).Build()
-		}
-		if err := s.conn.Do(context.Background(), cmd).Error(); err != nil && !valkey.IsValkeyNil(err) {
-			return err
-		}
+// gatherFor is how long changes are gathered for one command while another is under way.
+const gatherFor = time.Millisecond
+
+// pop takes the next change from the queue, if any change may be sent, or a subscription may and
+// this is one.
+func (s *subscription) pop(anyChange, add bool) (next change, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.queue) == 0 || !anyChange && !(add && s.queue[0].add) {
+		return change{}, false
 	}
+	next = s.queue[0]
+	s.queue = s.queue[1:]
+	return next, true
+}
+
+// send sends a change, and waits for the answer.
+func (s *subscription) send(c change) error {
+	cmd := s.conn.B().Unsubscribe().Channel(c.channels...).Build()
+	if c.add {
+		cmd = s.conn.B().Subscribe().Channel(c.channels...).Build()
+	}
+	if err := s.conn.Do(context.Background(), cmd).Error(); !valkey.IsValkeyNil(err) {
+		return err
+	}
+	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// An attempt is one Acquire.
+// An attempt is one call of Acquire.
 type attempt struct {
 	b     *Backend
 	dir   string // of the lock
@@ -19,22 +19,25 @@ type attempt struct {
 	s     *session
 	name  string // how our entry's name begins
 	node  string // our entry; empty: none is known
-	doubt bool   // there may be one nevertheless
+	doubt bool   // an entry may exist although its name is unknown
 	fence uint64
-	sent  time.Time         // when the last write was sent that found our entry
-	seen  *driver.HeldError // the last holder that was seen
+	sent  time.Time         // when the last write that found the entry was sent
+	seen  *driver.HeldError // the holder that was seen last
 	watch watch
 	// container is the transaction that made the lock's container.
 	container int64
+	// ahead are the entries before the attempt's own, if known.
+	ahead []entry
+	known bool
 }
 
-// A watch is one that was set on the entry before ours.
+// A watch is a watch on the entry before the attempt's own.
 type watch struct {
 	node string
 	gone <-chan zk.Event
 }
 
-// Acquire makes one attempt, or takes a place in the line of waiters.
+// Acquire makes one attempt, or with req.Wait waits in the key's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err
@@ -67,7 +70,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	return nil, err
 }
 
-// leave gives up our entry, and the session.
+// leave gives up the attempt's entry, and the session.
 func (a *attempt) leave() {
 	if a.s == nil {
 		return
@@ -79,7 +82,7 @@ func (a *attempt) leave() {
 	a.s.leave()
 }
 
-// begin joins a session, and looks at what is stored.
+// begin joins a session, and reads the stored data.
 func (a *attempt) begin(ctx context.Context) (err error) {
 	if a.s, err = a.b.session(a.req.TTL); err != nil {
 		return err
@@ -93,8 +96,8 @@ func (a *attempt) begin(ctx context.Context) (err error) {
 	return a.b.look(ctx, a.s)
 }
 
-// try makes one attempt. Its entry is made where nobody keeps us out, so that nobody finds
-// entries before his own that come to nothing.
+// try makes one attempt. It makes an entry only if no other entry excludes it, so that no
+// waiter stands behind an entry that is given up at once.
 func (a *attempt) try(ctx context.Context) error {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
@@ -111,7 +114,7 @@ func (a *attempt) try(ctx context.Context) error {
 	case first == nil:
 		return nil
 	}
-	// Another library's came in between: it does not change the container's version.
+	// An entry of another library came meanwhile, which does not change the container's version.
 	node := a.node
 	if _, err := again(ctx, a.s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(node, -1) }); err == nil {
 		a.node = ""
@@ -119,17 +122,20 @@ func (a *attempt) try(ctx context.Context) error {
 	return a.held(ctx, first)
 }
 
-// enter makes our entry: at the end of the line, or only where nobody keeps us out. Each
-// entry changes the version of the container's data, which holds the largest token: of several
-// that come at the same time one comes first, and the others look again.
-func (a *attempt) enter(ctx context.Context, queue bool) error {
+// enter makes the attempt's entry: at the end of the queue, or only if no other entry excludes
+// it. Each entry changes the version of the container's data, which holds the largest token. Of
+// several concurrent attempts one succeeds, and the others look again.
+func (a *attempt) enter(ctx context.Context, wait bool) error {
 	a.name = a.b.entryName(newGUID(), a.req.Mode)
-	known, err := a.inspect(ctx, queue, false)
+	known, err := a.inspect(ctx, wait, false)
 	if err != nil {
 		return err
 	}
 	for {
-		a.fence = driver.NextFence(max(known.token, a.b.clock.below()), a.req.FenceFloor, a.b.clock.now())
+		if known.token >= driver.MaxFence {
+			return errEnd
+		}
+		a.fence = driver.NextFence(known.token, a.req.FenceFloor, a.b.clock.now())
 		sent := time.Now()
 		a.doubt = true
 		a.container = known.container
@@ -140,13 +146,14 @@ func (a *attempt) enter(ctx context.Context, queue bool) error {
 			)
 		})
 		if err == nil && (len(made) != 2 || made[0].Stat == nil || made[1].String == "") {
-			return errors.New("the server's answer is odd")
+			return errors.New("the server's answer has an unexpected form")
 		}
 		switch {
 		case err == nil:
+			stat := made[0].Stat
 			a.node, a.sent, a.doubt = made[1].String, sent, false
-			a.b.clock.set(made[0].Stat.Mtime)
-			a.b.remember(a.dir, counter{token: a.fence, version: made[0].Stat.Version, container: known.container})
+			a.ahead, a.known = known.line, !known.unread && stat.Czxid == known.container && births(stat) == known.births
+			a.b.clock.set(stat.Mtime)
 			return nil
 		case broken(err) && ctx.Err() == nil:
 			found, err := a.found(ctx)
@@ -159,14 +166,14 @@ func (a *attempt) enter(ctx context.Context, queue bool) error {
 			a.doubt = !definite(err)
 			return err
 		}
-		// The answer was a write's: what is read from now on is not older.
-		if known, err = a.inspect(ctx, queue, true); err != nil {
+		// The answer came from a write, so later reads are not older.
+		if known, err = a.inspect(ctx, wait, true); err != nil {
 			return err
 		}
 	}
 }
 
-// found looks for the entry whose answer was lost.
+// found searches for the entry after the answer of its creation was lost.
 func (a *attempt) found(ctx context.Context) (bool, error) {
 	sent := time.Now()
 	if err := a.s.settle(ctx); err != nil {
@@ -184,50 +191,74 @@ func (a *attempt) found(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// inspect reads the container, which it makes if need be. Unless we queue, the error is who
-// keeps us out. current: what is read is not older than our last write.
-func (a *attempt) inspect(ctx context.Context, queue, current bool) (counter, error) {
-	type state struct {
-		children []string
-		stat     *zk.Stat
-	}
+// A queue has the entries of a lock's container, and the container's data.
+type queue struct {
+	token     uint64 // the largest given token
+	version   int32  // the version of the container's data: each new entry changes it
+	container int64  // the transaction that made the container, whose versions begin anew
+	births    int32
+	line      []entry // unless unread
+	unread    bool
+}
+
+// births returns twice the number of entries that a container ever had: Cversion is the number
+// of creations and deletions. If it is the same in the transaction that makes an entry as in an
+// earlier look, no entry was made in between, so that look saw all that are before the new one.
+// (The version of the container's data does not tell, because entries of other libraries do not
+// change it.)
+func births(container *zk.Stat) int32 { return container.Cversion + container.NumChildren }
+
+// inspect reads the container, and makes it if it is missing. Unless the attempt waits, the
+// error names the holder that excludes it. current says that reads are not older than the
+// session's last write.
+func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error) {
 	for {
-		got, err := again(ctx, a.s, func(c *zk.Conn) (state, error) {
-			children, stat, err := c.Children(a.dir)
-			return state{children, stat}, err
-		})
+		got, err := read(ctx, a.s, a.dir)
 		if errors.Is(err, zk.ErrNoNode) {
 			if err = a.make(ctx); err == nil {
 				continue
 			}
 		}
 		if err != nil {
-			return counter{}, err
+			return queue{}, err
 		}
-		line := parseLine(got.children)
-		if first := before(line, a.req.Mode); first != nil && !queue {
-			if !current { // the member that was asked may be late
-				if err := a.b.sync(ctx, a.s, a.dir); err != nil {
-					return counter{}, err
-				}
-				current = true
-				continue
-			}
-			return counter{}, a.held(ctx, &line[0])
+		token, err := parseCounter(got.data)
+		known := queue{token: token, version: got.stat.Version, container: got.stat.Czxid, births: births(got.stat)}
+		if known.unread = wait && got.stat.NumChildren > 0; known.unread || got.stat.NumChildren == 0 || err != nil {
+			return known, err
 		}
-		if c, ok := a.b.remembered(a.dir); ok && c.version == got.stat.Version && c.container == got.stat.Czxid {
-			return c, nil
-		}
-		all, err := read(ctx, a.s, a.dir)
-		if errors.Is(err, zk.ErrNoNode) || err == nil && (all.stat.Version != got.stat.Version || all.stat.Czxid != got.stat.Czxid) {
-			continue // it changed in between
+		all, err := a.list(ctx)
+		if errors.Is(err, zk.ErrNoNode) || err == nil && (all.stat.Version != known.version || all.stat.Czxid != known.container) {
+			continue // the container changed meanwhile
 		}
 		if err != nil {
-			return counter{}, err
+			return queue{}, err
 		}
-		token, err := parseCounter(all.data)
-		return counter{token: token, version: all.stat.Version, container: all.stat.Czxid}, err
+		known.line, known.births = parseLine(all.children), births(all.stat)
+		switch {
+		case before(known.line, a.req.Mode) == nil:
+			return known, nil
+		case current:
+			return queue{}, a.held(ctx, &known.line[0])
+		}
+		if err := a.b.sync(ctx, a.s, a.dir); err != nil { // the asked member may be behind
+			return queue{}, err
+		}
+		current = true
 	}
+}
+
+// A listing is the names of a container's entries.
+type listing struct {
+	children []string
+	stat     *zk.Stat
+}
+
+func (a *attempt) list(ctx context.Context) (listing, error) {
+	return again(ctx, a.s, func(c *zk.Conn) (listing, error) {
+		children, stat, err := c.Children(a.dir)
+		return listing{children, stat}, err
+	})
 }
 
 // sync makes the member that serves the session catch up.
@@ -240,7 +271,7 @@ func (b *Backend) sync(ctx context.Context, s *session, path string) error {
 func (a *attempt) make(ctx context.Context) error {
 	for {
 		_, err := again(ctx, a.s, func(c *zk.Conn) (string, error) {
-			return c.CreateContainer(a.dir, counterValue(a.b.clock.below()), zk.FlagContainer, a.b.acl)
+			return c.CreateContainer(a.dir, counterValue(driver.NextFence(0, 0, a.b.clock.now())), zk.FlagContainer, a.b.acl)
 		})
 		switch {
 		case err == nil, errors.Is(err, zk.ErrNodeExists):
@@ -255,57 +286,60 @@ func (a *attempt) make(ctx context.Context) error {
 	}
 }
 
-// held returns the verdict that the first of the line has the lock, and notes it.
+// held returns the verdict that the first entry of the queue has the lock, and notes it.
 func (a *attempt) held(ctx context.Context, first *entry) error {
 	a.seen = &driver.HeldError{}
 	if got, err := read(ctx, a.s, a.dir+"/"+first.name); err == nil {
-		a.seen.Holder, _ = parseEntry(first.name, got.data, got.stat.Czxid)
+		a.seen = heldBy(first, got)
 	}
 	return a.seen
 }
 
-// line reads the line, and returns it with our place. The error is errGone if our entry is not
-// in it: what a session reads is not older than what it wrote. It is so too if our entry came
-// into a container that was made after we had looked, since our token goes by the one before.
-func (a *attempt) line(ctx context.Context) ([]entry, int, error) {
-	type state struct {
-		children []string
-		stat     *zk.Stat
-	}
-	got, err := again(ctx, a.s, func(c *zk.Conn) (state, error) {
-		children, stat, err := c.Children(a.dir)
-		return state{children, stat}, err
-	})
-	if errors.Is(err, zk.ErrNoNode) {
-		return nil, 0, errGone
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	line := parseLine(got.children)
-	at := find(line, a.name)
-	if at < 0 || got.stat.Czxid != a.container {
-		return nil, 0, errGone
-	}
-	return line, at, nil
+// heldBy returns the verdict that names the owner of an entry.
+func heldBy(e *entry, got stored) *driver.HeldError {
+	owner, _ := parseEntry(e.name, got.data, got.stat.Czxid)
+	return &driver.HeldError{Holder: owner}
 }
 
-// first returns the first of the line if anybody keeps us out, and nil if we have the lock.
-func (a *attempt) first(ctx context.Context) (*entry, error) {
-	line, at, err := a.line(ctx)
+// line returns the entries before the attempt's own. It reads them, unless they are known since
+// the attempt made its entry. The error is errGone if the attempt's entry is not in the queue, because
+// a session's reads are not older than its writes. It is also errGone if the entry is in a
+// container that was made after the attempt read the old one, because its token depends on the
+// old one.
+func (a *attempt) line(ctx context.Context) ([]entry, error) {
+	if a.known {
+		a.known = false
+		return a.ahead, nil
+	}
+	all, err := a.list(ctx)
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, errGone
+	}
 	if err != nil {
 		return nil, err
 	}
-	if before(line[:at], a.req.Mode) == nil {
-		return nil, nil
+	line := parseLine(all.children)
+	at := find(line, a.name)
+	if at < 0 || all.stat.Czxid != a.container {
+		return nil, errGone
 	}
-	return &line[0], nil
+	return line[:at], nil
 }
 
-// checkInterval is how often one who waits looks by itself, at most.
+// first returns the first entry of the queue if another entry excludes the attempt, and nil if
+// the attempt has the lock.
+func (a *attempt) first(ctx context.Context) (*entry, error) {
+	ahead, err := a.line(ctx)
+	if err != nil || before(ahead, a.req.Mode) == nil {
+		return nil, err
+	}
+	return &ahead[0], nil
+}
+
+// checkInterval is the longest time between two checks of a waiter.
 const checkInterval = 5 * time.Second
 
-// wait takes a place in the line and returns when it is ours.
+// wait joins the key's queue and returns when it has the lock.
 func (a *attempt) wait(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -318,12 +352,12 @@ func (a *attempt) wait(ctx context.Context) error {
 		if !errors.Is(err, errGone) && !errors.Is(err, errExpired) && !errors.Is(err, errAbandoned) {
 			return err
 		}
-		a.leave() // the session ended while no server could be reached: to the end of the line
+		a.leave() // the session ended while no server could be reached: go to the end of the queue
 		a.s = nil
 	}
 }
 
-// queue takes a place at the end of the line.
+// queue takes a place at the end of the queue.
 func (a *attempt) queue(ctx context.Context) error {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
@@ -333,20 +367,19 @@ func (a *attempt) queue(ctx context.Context) error {
 	return a.enter(ctx, true)
 }
 
-// sleep waits until nobody is before us who keeps us out, and confirms that our entry is there.
-// A look that fails is tried again: the place is kept as long as the session lives.
+// sleep waits until no earlier entry excludes the attempt. Unless its own entry was made lately,
+// it then confirms that this entry exists. It repeats a failed look: the attempt keeps its place as long as its session lives.
 func (a *attempt) sleep(ctx context.Context) error {
-	alone, fresh := false, true // our entry was confirmed by what made it
+	alone := false
 	for {
 		next, err := a.turn(ctx)
 		switch {
-		case err == nil && next == nil && fresh && time.Since(a.sent) < a.req.TTL/10:
-			return nil
+		case err == nil && next == nil && time.Since(a.sent) < a.req.TTL/10:
+			return nil // the lease may count from the write that made the entry
 		case err == nil && next == nil:
 			alone = true
 			err = a.confirm(ctx)
 		}
-		fresh = false
 		switch {
 		case err == nil && alone:
 			return nil
@@ -367,24 +400,24 @@ func (a *attempt) sleep(ctx context.Context) error {
 	}
 }
 
-// turn returns the entry to wait for, nil if nobody keeps us out. It notes the holder when
-// it looks for the first time.
+// turn returns the entry to wait for, nil if no entry excludes the attempt. It notes the holder
+// at its first look, unless the entry to wait for is the holder's.
 func (a *attempt) turn(ctx context.Context) (*entry, error) {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
-	line, at, err := a.line(ctx)
+	ahead, err := a.line(ctx)
 	if err != nil {
 		return nil, err
 	}
-	next := before(line[:at], a.req.Mode)
-	if next != nil && a.seen == nil {
-		_ = a.held(ctx, &line[0]) // for when ctx ends
+	next := before(ahead, a.req.Mode)
+	if next != nil && a.seen == nil && next.name != ahead[0].name {
+		_ = a.held(ctx, &ahead[0]) // used if ctx ends
 	}
 	return next, nil
 }
 
-// confirm finds our entry by a write: the leader answers for the session, and a majority for the
-// leader.
+// confirm finds the entry by a write: the leader confirms the session, and a majority confirms
+// the leader.
 func (a *attempt) confirm(ctx context.Context) error {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
@@ -395,8 +428,8 @@ func (a *attempt) confirm(ctx context.Context) error {
 	return err
 }
 
-// confirm returns when the request was sent that found the entry. The error is errGone if it is
-// not there.
+// confirm returns when the request that found the entry was sent. The error is errGone if the
+// entry does not exist.
 func confirm(ctx context.Context, s *session, node string) (sent time.Time, err error) {
 	sent, err = again(ctx, s, func(c *zk.Conn) (time.Time, error) {
 		sent := time.Now()
@@ -409,14 +442,18 @@ func confirm(ctx context.Context, s *session, node string) (sent time.Time, err 
 	return sent, err
 }
 
-// await waits until an entry is gone, or for a while.
+// await waits until an entry is removed, or for a while.
 func (a *attempt) await(ctx context.Context, next *entry) error {
 	node := a.dir + "/" + next.name
-	if a.watch.node != node { // else it is watched already
+	if a.watch.node != node { // otherwise it is watched already
 		bounded, cancel := a.b.bound(ctx)
-		gone, err := again(bounded, a.s, func(c *zk.Conn) (<-chan zk.Event, error) {
-			_, _, gone, err := c.GetW(node)
-			return gone, err
+		type watched struct {
+			stored
+			gone <-chan zk.Event
+		}
+		got, err := again(bounded, a.s, func(c *zk.Conn) (watched, error) {
+			data, stat, gone, err := c.GetW(node)
+			return watched{stored{data, stat}, gone}, err
 		})
 		cancel()
 		if errors.Is(err, zk.ErrNoNode) {
@@ -426,9 +463,12 @@ func (a *attempt) await(ctx context.Context, next *entry) error {
 			return ctx.Err()
 		}
 		if err != nil {
-			return nil // it is tried again, after a look
+			return nil // try again after a look
 		}
-		a.watch = watch{node, gone}
+		a.watch = watch{node, got.gone}
+		if a.seen == nil {
+			a.seen = heldBy(next, got.stored)
+		}
 	}
 	look := time.NewTimer(checkInterval)
 	defer look.Stop()

@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,39 +17,13 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// members are what a client reaches of an ensemble, each through a proxy of its own.
-type members struct {
-	*zookeeper.Backend
-	proxies []*fault.Proxy
-}
-
-// Close closes the backend, and then the proxies.
-func (m *members) Close() error {
-	err := m.Backend.Close()
-	for _, p := range m.proxies {
-		err = errors.Join(err, p.Close())
-	}
-	return err
-}
-
-// openThrough opens a backend whose way to each member is a proxy.
-func openThrough(g *server.Group, cfg driver.Config, user string) (_ *members, err error) {
-	m := &members{}
-	hosts := make([]string, len(g.Nodes))
-	for i, s := range g.Nodes {
-		p, err := fault.Start(s.Addr())
-		if err != nil {
-			return nil, err
-		}
-		m.proxies, hosts[i] = append(m.proxies, p), p.Addr()
-	}
-	cfg.DSN = "zk://" + user + strings.Join(hosts, ",") + "?call_timeout=1500ms"
-	b, err := zookeeper.Driver{}.Open(&cfg)
-	if err != nil {
-		return nil, err
-	}
-	m.Backend = b.(*zookeeper.Backend)
-	return m, nil
+// harness has backends of an ensemble, each of which reaches every member through a proxy.
+func harness(g *server.Group, cfg driver.Config, user string) redlocktest.Harness {
+	return fault.HarnessOf(g.Addrs(), func(via []string) (driver.Backend, error) {
+		through := cfg
+		through.DSN = "zk://" + user + strings.Join(via, ",") + "?call_timeout=1500ms"
+		return zookeeper.Driver{}.Open(&through)
+	})
 }
 
 type quiet struct{}
@@ -62,7 +32,7 @@ func (quiet) Printf(string, ...any) {}
 
 // connect makes a client of an ensemble.
 func connect(addrs []string) (*zk.Conn, error) {
-	c, _, err := zk.Connect(addrs, 10*time.Second, zk.WithLogger(quiet{}), zk.WithLogInfo(false))
+	c, _, err := zk.Connect(addrs, time.Minute, zk.WithLogger(quiet{}), zk.WithLogInfo(false))
 	return c, err
 }
 
@@ -116,12 +86,6 @@ func open(t testing.TB, url string) *zookeeper.Backend {
 	return b.(*zookeeper.Backend)
 }
 
-var owners atomic.Int64
-
-func request(key string, ttl time.Duration) *driver.Request {
-	return &driver.Request{Key: key, Owner: fmt.Sprintf("test/%d", owners.Add(1)), TTL: ttl}
-}
-
 var whole = flag.Bool("whole", false, "repeat the cases of the suite as often as before a release")
 
 const long = "takes too long for -short"
@@ -133,22 +97,8 @@ func TestConformance(t *testing.T) {
 	}
 	g := server.ZooKeeper(t, count)
 	const secret = "pw-s3cr3t" // the nodes are then those of this user
-	var mu sync.Mutex
-	var notices []driver.Notice
-	cfg := driver.Config{Prefix: "app:", Notify: func(n driver.Notice) {
-		mu.Lock()
-		defer mu.Unlock()
-		notices = append(notices, n)
-	}}
-	via := func(b driver.Backend) []*fault.Proxy { return b.(*members).proxies }
-	all := func(f func(*fault.Proxy)) func(driver.Backend) error {
-		return func(b driver.Backend) error {
-			for _, p := range via(b) {
-				f(p)
-			}
-			return nil
-		}
-	}
+	var notices redlocktest.NoticeLog
+	cfg := driver.Config{Prefix: "app:", Notify: notices.Add}
 	look := func(f func(*zk.Conn) error) error {
 		c, err := connect(g.Addrs())
 		if err != nil {
@@ -160,41 +110,24 @@ func TestConformance(t *testing.T) {
 		}
 		return f(c)
 	}
-	redlocktest.Run(t, redlocktest.Harness{
-		Open:   func() (driver.Backend, error) { return openThrough(g, cfg, "user:"+secret+"@") },
-		Driver: zookeeper.Driver{}, URL: "zk://user:" + secret + "@" + strings.Join(g.Addrs(), ","), Prefix: cfg.Prefix, Secret: secret,
-		Notices: func() []driver.Notice {
-			mu.Lock()
-			defer mu.Unlock()
-			return slices.Clone(notices)
-		},
-		Skip: skip, Short: !*whole, TTL: 2 * time.Second, Grace: 3 * time.Second,
-		OpenWithClock: func(time.Duration) (driver.Backend, error) { // it has no clock but that of the servers
-			return openThrough(g, cfg, "user:"+secret+"@")
-		},
-		IgnoreGoroutines: []string{server.Goroutine},
-		Residue: func(context.Context) (names []string, err error) {
-			err = look(func(c *zk.Conn) error { names, err = stored(c); return err })
-			return names, err
-		},
-		FutureLayout: func() (undo func() error, err error) {
-			set := func(old, new string) error { return look(func(c *zk.Conn) error { return setLayout(c, old, new) }) }
-			return func() error { return set("dlock2", "dlock1") }, set("dlock1", "dlock2")
-		},
-		Faults: &redlocktest.Faults{
-			Kill: g.Kill,
-			Restart: func(memory bool) error {
-				if memory {
-					return g.Start()
-				}
-				return g.RestartEmpty()
-			},
-			Pause: g.Pause, Resume: g.Resume,
-			Partition: all((*fault.Proxy).Pause), Heal: all((*fault.Proxy).Resume),
-			Slow: func(b driver.Backend, d time.Duration) error {
-				return all(func(p *fault.Proxy) { p.Delay(fault.ToClient, d, 0) })(b)
-			},
-			DropReply: all(func(p *fault.Proxy) { p.CutReplies(1) }),
-		},
-	})
+	h := harness(g, cfg, "user:"+secret+"@")
+	h.Driver, h.URL = zookeeper.Driver{}, "zk://user:"+secret+"@"+strings.Join(g.Addrs(), ",")
+	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
+	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
+	h.OpenWithClock = func(time.Duration) (driver.Backend, error) { return h.Open() } // it has no clock but that of the servers
+	h.IgnoreGoroutines = []string{server.Goroutine}
+	h.Timeout = 5 * time.Minute // a machine that is very busy starts three Java servers slowly
+	h.Residue = func(context.Context) (names []string, err error) {
+		err = look(func(c *zk.Conn) error { names, err = stored(c); return err })
+		return names, err
+	}
+	h.FutureLayout = func() (undo func() error, err error) {
+		set := func(old, new string) error { return look(func(c *zk.Conn) error { return setLayout(c, old, new) }) }
+		return func() error { return set("dlock2", "dlock1") }, set("dlock1", "dlock2")
+	}
+	if h.Faults.Kill = g.KillMajority; *whole {
+		h.Faults.Kill = g.Kill
+	}
+	h.Faults.Pause, h.Faults.Resume, h.Faults.Restart = g.Pause, g.Resume, g.StartAgain
+	redlocktest.Run(t, h)
 }

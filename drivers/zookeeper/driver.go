@@ -13,8 +13,8 @@ import (
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
-// minTTL is the least timeout of a session with usual settings, and a bit. maxTTL is a bound of
-// this driver's, for typing errors.
+// minTTL is slightly more than the least session timeout with usual settings allows. maxTTL is
+// a bound of this driver, which finds typing errors.
 const (
 	minTTL = time.Second
 	maxTTL = 24 * time.Hour
@@ -30,8 +30,7 @@ type Driver struct{}
 
 var _ driver.Driver = Driver{}
 
-// Open reads cfg.DSN, see the package's documentation. It does no I/O but reading
-// certificates.
+// Open reads cfg.DSN (see the package's documentation). Its only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	u, err := dsn.Parse(cfg.DSN, "2181", "zk", "zks")
 	if err != nil {
@@ -59,7 +58,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Event is told what happens in the background; see driver.Config.
+	// Event is called with events of the background; see driver.Config.Notify.
 	Event func(driver.Notice)
 	// Path is the node under which locks are stored; "/dlock" by default. One path must not lie
 	// within another one.
@@ -67,10 +66,10 @@ type Options struct {
 	// Recipe names the locks of Curator that take part: "mutex" for InterProcessMutex, which is
 	// the default, or "readwrite" for InterProcessReadWriteLock.
 	Recipe string
-	// User and Password are sent by the scheme "digest". Without a user the nodes are
-	// everybody's.
+	// User and Password are sent by the scheme "digest". Without a user all users can access
+	// the nodes.
 	User, Password string
-	// TLS is for servers that ask for it; nil: none.
+	// TLS is the configuration of TLS; nil: no TLS.
 	TLS *tls.Config
 	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
 	CallTimeout time.Duration
@@ -88,6 +87,8 @@ type Backend struct {
 	password []byte // user:password; nil: none
 	acl      []zk.ACL
 	clock    clock
+	// longestIdle is how long a session without users is kept.
+	longestIdle time.Duration
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -96,8 +97,7 @@ type Backend struct {
 	mu       sync.Mutex
 	closed   bool
 	sessions map[time.Duration]*session // by class
-	all      map[*session]struct{}      // those that were replaced, too
-	counters map[string]counter         // by path, of some locks
+	all      map[*session]struct{}      // including replaced sessions
 }
 
 var (
@@ -107,8 +107,8 @@ var (
 )
 
 // New returns a backend for an ensemble whose members have these addresses. It connects to
-// nothing. (The client library's own connection has one session, whose timeout is fixed: each
-// TTL needs another one, so that the backend makes its connections itself.)
+// nothing. (A connection of the client library has one session with a fixed timeout, and each
+// TTL needs another one, so the backend makes its connections itself.)
 func New(members []string, o *Options) (*Backend, error) {
 	var opt Options
 	if o != nil {
@@ -129,7 +129,7 @@ func New(members []string, o *Options) (*Backend, error) {
 	case len(members) == 0:
 		return nil, driver.Invalid("members", "are none")
 	case len(opt.Prefix) >= driver.MaxKey:
-		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of %d to the keys", len(opt.Prefix), driver.MaxKey)
+		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(opt.Prefix), driver.MaxKey)
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	case recipes[opt.Recipe] == recipe{}:
@@ -146,8 +146,8 @@ func New(members []string, o *Options) (*Backend, error) {
 			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
-		acl:      zk.WorldACL(zk.PermAll),
-		sessions: map[time.Duration]*session{}, all: map[*session]struct{}{}, counters: map[string]counter{},
+		acl: zk.WorldACL(zk.PermAll), longestIdle: longestIdle,
+		sessions: map[time.Duration]*session{}, all: map[*session]struct{}{},
 	}
 	if opt.User != "" {
 		b.password, b.acl = []byte(opt.User+":"+opt.Password), zk.AuthACL(zk.PermAll)
@@ -171,11 +171,10 @@ func (b *Backend) Info() driver.Info { return b.info }
 // String returns the servers' addresses and the path, without any secret.
 func (b *Backend) String() string { return b.address }
 
-// silence is for how long a server may leave a request without an answer before another one is
-// asked.
+// silence is how long a server may not answer a request before the driver asks another one.
 func (b *Backend) silence() time.Duration { return b.opt.CallTimeout / 2 }
 
-// begin notes a call that is under way. Its end is to be told by b.wg.Done.
+// begin counts a call. The caller calls b.wg.Done at its end.
 func (b *Backend) begin() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -186,8 +185,8 @@ func (b *Backend) begin() error {
 	return nil
 }
 
-// Close ends the backend. Leases that are still held are not released: their entries go when
-// the servers end the sessions. It waits for clean-up, for about the call timeout at most.
+// Close ends the backend. It does not release held leases: their entries end when the servers
+// end the sessions. It waits for clean-up, for about the call timeout at most.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.closed = true
@@ -209,7 +208,7 @@ func (b *Backend) Close() error {
 			if held && attached {
 				ctx, cancel := context.WithTimeout(context.Background(), b.opt.CallTimeout)
 				defer cancel()
-				_ = s.clean(ctx) // what is left goes with the session
+				_ = s.clean(ctx) // the rest ends with the session
 			}
 			s.close(!held)
 		})
@@ -218,7 +217,7 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// session returns a session for leases of this TTL, which it joins.
+// session joins a session for leases of this TTL, and returns it.
 func (b *Backend) session(ttl time.Duration) (*session, error) {
 	class := classOf(ttl)
 	b.mu.Lock()
@@ -226,22 +225,20 @@ func (b *Backend) session(ttl time.Duration) (*session, error) {
 	if b.closed {
 		return nil, driver.ErrClosed
 	}
-	s := b.sessions[class]
-	if s != nil && !s.usable() {
-		s.mu.Lock()
-		s.retired = true
-		s.poke()
-		s.mu.Unlock()
-		s = nil
-	}
-	if s == nil {
-		var err error
-		if s, err = b.newSession(class); err != nil {
-			return nil, err
+	if old := b.sessions[class]; old != nil {
+		if old.joinUsable() {
+			return old, nil
 		}
-		b.sessions[class], b.all[s] = s, struct{}{}
+		old.mu.Lock()
+		old.retired = true
+		old.poke()
+		old.mu.Unlock()
 	}
-	s.join()
+	s, err := b.newSession(class)
+	if err != nil {
+		return nil, err
+	}
+	b.sessions[class], b.all[s] = s, struct{}{}
 	return s, nil
 }
 
@@ -255,11 +252,11 @@ func (b *Backend) forget(s *session) {
 	delete(b.all, s)
 }
 
-// inspectionTTL is that of the session which inspection uses if there is none of a lock.
+// inspectionTTL is the TTL of the session that inspection uses if there is no session of a lock.
 const inspectionTTL = 10 * time.Second
 
-// any returns a session for what needs no lease: one that is served already, if there is one. It
-// joins it.
+// any joins a session for calls that need no lease, and returns it: one that is connected
+// already, if there is one.
 func (b *Backend) any() (*session, error) {
 	b.mu.Lock()
 	for _, s := range b.sessions {
@@ -276,7 +273,7 @@ func (b *Backend) any() (*session, error) {
 	return b.session(inspectionTTL)
 }
 
-// bound returns a context for one attempt: it ends with ctx, with the backend, and after the
+// bound returns a context for one attempt: it ends with ctx, with the backend, or after the
 // call timeout.
 func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)

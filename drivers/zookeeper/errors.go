@@ -12,11 +12,15 @@ import (
 
 var (
 	errLayout = errors.New("unknown layout")
-	// errGone: our entry is not there any more.
+	// errEnd says that no larger token can be given.
+	errEnd = errors.New("the largest token was given")
+	// errGone says that the call's entry was removed.
 	errGone = errors.New("our entry is gone")
-	// errExpired: the servers have ended the session, and deleted its entries.
+	// errExpired says that the servers have ended the session and deleted its entries.
 	errExpired = errors.New("the session has expired")
-	// errAbandoned: no server took the session for longer than it can last.
+	// errUnused says that the session ended because nobody used it.
+	errUnused = errors.New("the session was not used for long")
+	// errAbandoned says that no server took up the session for longer than it can last.
 	errAbandoned = errors.New("no server knows the session")
 )
 
@@ -27,7 +31,7 @@ func broken(err error) bool {
 		errors.Is(err, zk.ErrSessionMoved) || errors.Is(err, zk.ErrSessionExpired)
 }
 
-// definite reports whether err is a server's answer, after which the request has had no effect.
+// definite reports whether err is a server's answer that says that the request had no effect.
 func definite(err error) bool {
 	for _, known := range []error{
 		zk.ErrNoNode, zk.ErrNodeExists, zk.ErrBadVersion, zk.ErrNotEmpty, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL,
@@ -40,8 +44,8 @@ func definite(err error) bool {
 	return false
 }
 
-// failed makes the error of a call out of the client's: a refusal, or an unknown outcome. ctx
-// is the caller's, and s, which may be nil, the session that was used.
+// failed turns the client's error into that of a call: a refusal, or an unknown outcome. ctx is
+// the caller's context; s is the session that was used, or nil.
 func (b *Backend) failed(ctx context.Context, s *session, what string, err error) error {
 	if b.ctx.Err() != nil || errors.Is(err, driver.ErrClosed) {
 		return driver.ErrClosed
@@ -56,10 +60,12 @@ func (b *Backend) failed(ctx context.Context, s *session, what string, err error
 	case errors.Is(err, errLayout):
 		return &driver.RefusedError{Reason: "another program, or another release of this driver, has stored something under " + b.opt.Path +
 			" in a layout that this one does not know: use that release, or another path"}
+	case errors.Is(err, errEnd):
+		return &driver.RefusedError{Reason: "the fencing tokens of a key under " + b.opt.Path + " are at their end: use another path"}
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed), errors.Is(err, zk.ErrInvalidACL):
 		return &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		// The error of a context of ours is no error of the caller's context.
+		// The error of the driver's own context must not match the error of the caller's context.
 		text := fmt.Sprintf("zookeeper: %s: no server answered within %v", what, b.opt.CallTimeout)
 		if s != nil {
 			if why := s.why(); why != "" {

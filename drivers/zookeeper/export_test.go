@@ -1,12 +1,13 @@
 package zookeeper
 
 import (
+	"net"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
-// ParseLine is for a test: the names of a line in order, and which are shared.
+// ParseLine returns the names of a queue's entries in order, and which of them are shared.
 func ParseLine(children []string) (names []string, shared []bool) {
 	for _, e := range parseLine(children) {
 		names, shared = append(names, e.name), append(shared, e.mode == driver.Shared)
@@ -14,11 +15,14 @@ func ParseLine(children []string) (names []string, shared []bool) {
 	return names, shared
 }
 
-// LeaseEnd is when a lease ends of a session that a connection took up at an instant, and whose
-// requests of those instants were answered.
+// LeaseEnd returns the end of a lease whose write was sent at this instant. A connection took
+// up its session at taken, and servers answered the requests that were sent at touches.
 func LeaseEnd(taken time.Time, touches []time.Time, sent time.Time, timeout, ttl time.Duration) time.Time {
 	return (&session{proven: taken, touches: touches, timeout: timeout}).end(sent, ttl)
 }
+
+// SetLongestIdle sets how long a session without users is kept.
+func (b *Backend) SetLongestIdle(d time.Duration) { b.longestIdle = d }
 
 // Escape, Unescape and TooOld are for tests.
 var (
@@ -26,3 +30,6 @@ var (
 	Unescape = unescape
 	TooOld   = tooOld
 )
+
+// NewLink returns a session's connection to a server, over c.
+func NewLink(c net.Conn) net.Conn { return &link{Conn: c, asked: true} }

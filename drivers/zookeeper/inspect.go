@@ -18,7 +18,7 @@ import (
 // mostQueued is how many waiters are named.
 const mostQueued = 100
 
-// inspect calls f with a session, and makes its error.
+// inspect calls f with a session, and translates its error.
 func (b *Backend) inspect(ctx context.Context, what string, f func(context.Context, *session) error) error {
 	if err := b.begin(); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (b *Backend) inspect(ctx context.Context, what string, f func(context.Conte
 	return nil
 }
 
-// Lookup returns who holds key, and how many wait for it.
+// Lookup returns the holders of key, and the number of its waiters.
 func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, err error) {
 	err = b.inspect(ctx, "look up", func(ctx context.Context, s *session) error {
 		if err := b.look(ctx, s); err != nil {
@@ -54,7 +54,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, 
 	return state, err
 }
 
-// A stored is a node's data.
+// A stored is a stored node: its data.
 type stored struct {
 	data []byte
 	stat *zk.Stat
@@ -74,7 +74,7 @@ func (b *Backend) children(ctx context.Context, s *session, node string) ([]stri
 	})
 }
 
-// state reads the line of a lock: who is before all that exclude it holds the lock.
+// state reads the queue of a lock: an entry holds the lock if no earlier entry excludes it.
 func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.State, error) {
 	state := &driver.State{Key: key}
 	dir := b.Path(key)
@@ -86,7 +86,7 @@ func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.St
 		return nil, err
 	}
 	if got, err := read(ctx, s, dir); err == nil {
-		state.Fence, _ = parseCounter(got.data) // what is none is another library's
+		state.Fence, _ = parseCounter(got.data) // other data belong to another library
 	}
 	line := parseLine(children)
 	if len(line) == 0 {
@@ -170,7 +170,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 			switch {
 			case errors.Is(err, zk.ErrNoNode) && !unsure:
 				return driver.ErrLost
-			case err == nil, errors.Is(err, zk.ErrNoNode): // a try before may have done it
+			case err == nil, errors.Is(err, zk.ErrNoNode): // an earlier try may have done it
 				return nil
 			case !broken(err) || ctx.Err() != nil:
 				return err
@@ -210,7 +210,8 @@ func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint
 	return "", driver.ErrLost
 }
 
-// Check asks every member that the backend knows, and the ensemble for its members.
+// Check asks every member that the backend knows for its status, and the ensemble for its list
+// of members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	var found []driver.Diagnostic
 	err := b.inspect(ctx, "check", func(ctx context.Context, s *session) error {
@@ -226,7 +227,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.secure == nil { // else members do not answer without a session
+	if b.secure == nil { // otherwise members do not answer without a session
 		for _, host := range b.hosts {
 			found = append(found, b.checkMember(ctx, host)...)
 		}
@@ -241,8 +242,8 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver
 	s.mu.Unlock()
 	if timeout < want {
 		found = append(found, driver.Diagnostic{Code: "session-timeout", Severity: driver.SeverityWarning, Measured: timeout.String(),
-			Summary: "the servers grant sessions of up to " + timeout.String() + ", which carry TTLs of up to " + (timeout * 3 / 4).String(),
-			Remedy:  "raise maxSessionTimeout, or ask for shorter TTLs"})
+			Summary: "the servers grant sessions of up to " + timeout.String() + ", enough for TTLs of up to " + (timeout * 3 / 4).String(),
+			Remedy:  "raise maxSessionTimeout, or use shorter TTLs"})
 	}
 	got, err := read(ctx, s, "/zookeeper/config")
 	if err != nil {
@@ -274,13 +275,13 @@ func (b *Backend) checkMember(ctx context.Context, host string) (found []driver.
 	switch {
 	case err != nil:
 		say(driver.Diagnostic{Code: "member-unreachable", Severity: driver.SeverityWarning,
-			Summary: "the member does not answer: " + strings.ReplaceAll(err.Error(), "\n", "; "), Remedy: "start the member, or take it out of the URL"})
+			Summary: "the member does not answer: " + strings.ReplaceAll(err.Error(), "\n", "; "), Remedy: "start the member, or remove it from the URL"})
 	case strings.Contains(answer, "not currently serving"):
 		say(driver.Diagnostic{Code: "no-leader", Severity: driver.SeverityWarning, Summary: "the member knows no leader",
-			Remedy: "look whether a majority of the members runs, and can reach each other"})
+			Remedy: "check that a majority of the members runs, and that they can reach each other"})
 	case strings.Contains(answer, "Mode: read-only"):
-		say(driver.Diagnostic{Code: "read-only", Severity: driver.SeverityWarning, Summary: "the member is cut off from the others, and only reads",
-			Remedy: "look whether a majority of the members runs, and can reach each other"})
+		say(driver.Diagnostic{Code: "read-only", Severity: driver.SeverityWarning, Summary: "the member is cut off from the others, and is read-only",
+			Remedy: "check that a majority of the members runs, and that they can reach each other"})
 	}
 	if _, rest, ok := strings.Cut(answer, "Zookeeper version: "); ok {
 		version, _, _ := strings.Cut(rest, "-")
@@ -304,7 +305,7 @@ func tooOld(version string) bool {
 	return err1 == nil && err2 == nil && (minor < 5 || minor == 5 && patch < 5)
 }
 
-// fourLetters asks a member outside of any session.
+// fourLetters sends a four-letter command to a member, without a session.
 func (b *Backend) fourLetters(ctx context.Context, host, word string) (string, error) {
 	ctx, cancel := b.bound(ctx)
 	defer cancel()
@@ -312,7 +313,7 @@ func (b *Backend) fourLetters(ctx context.Context, host, word string) (string, e
 	if err != nil {
 		return "", err
 	}
-	defer c.Close() //nolint:errcheck // only asks
+	defer c.Close() //nolint:errcheck // it was only queried
 	if end, ok := ctx.Deadline(); ok {
 		if err := c.SetDeadline(end); err != nil {
 			return "", err

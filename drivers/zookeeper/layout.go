@@ -7,17 +7,20 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
 // What is stored under the path:
 //
-//	.dlock          "dlock1 FLOOR": the version of the layout, and what new counters begin above
+//	.dlock          "dlock1 ADVANCE LATEST": the version of the layout, by how many microseconds
+//	                new counters are ahead of the leader's clock, and the latest time in
+//	                milliseconds of which clients told each other
 //	KEY             "dlock1 TOKEN": the lock's container, and the largest token that was given
-//	KEY/ENTRY       "dlock1|TOKEN|OWNER": an owner, or one who waits
+//	KEY/ENTRY       "dlock1|TOKEN|OWNER": an owner, or a waiter
 //
-// with KEY the prefix and the key, escaped. ENTRY is an ephemeral sequential node named
+// KEY is the prefix and the key, escaped. ENTRY is an ephemeral sequential node named
 // _c_GUID-lock-SEQUENCE for an exclusive owner, as those of Curator's InterProcessMutex, and
 // _c_GUID-shared-lock-SEQUENCE for a shared one; or _c_GUID-__WRIT__SEQUENCE and
 // _c_GUID-__READ__SEQUENCE, as those of its InterProcessReadWriteLock. All four are understood.
@@ -34,7 +37,7 @@ var recipes = map[string]recipe{
 	"readwrite": {"-__WRIT__", "-__READ__"},
 }
 
-// sharedMarks are what the names of shared entries contain: ours, Curator's, and kazoo's.
+// sharedMarks are parts of the names of shared entries: of this driver, of Curator, and of kazoo.
 var sharedMarks = []string{"-shared-lock-", "-__READ__", "__rlock__"}
 
 const hexDigits = "0123456789ABCDEF"
@@ -56,7 +59,7 @@ func escape(key string) string {
 	return b.String()
 }
 
-// unescape is the inverse of escape. What is malformed stays as it is.
+// unescape is the inverse of escape. Malformed parts stay unchanged.
 func unescape(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
@@ -72,9 +75,9 @@ func unescape(name string) string {
 	return b.String()
 }
 
-// Path returns the node under which key is stored. Hand it to Curator's InterProcessMutex, or to
-// NewLock of go-zookeeper, to make a lock that excludes this backend's lock of key, and is
-// excluded by it.
+// Path returns the node under which key is stored. A lock that Curator's InterProcessMutex or
+// NewLock of go-zookeeper makes with this node, and this backend's lock of key exclude each
+// other.
 func (b *Backend) Path(key string) string { return b.opt.Path + escape(b.opt.Prefix+key) }
 
 func (b *Backend) marker() string { return b.opt.Path + marker }
@@ -129,7 +132,7 @@ func parseLine(children []string) []entry {
 	return line
 }
 
-// before returns the last of the entries that keep an owner in this mode out, nil if none does.
+// before returns the last of the entries that exclude an owner in this mode, nil if there is none.
 func before(line []entry, mode driver.Mode) *entry {
 	for i := len(line) - 1; i >= 0; i-- {
 		if mode == driver.Exclusive || line[i].mode == driver.Exclusive {
@@ -139,22 +142,45 @@ func before(line []entry, mode driver.Mode) *entry {
 	return nil
 }
 
-// find returns the index of the entry whose name begins so, -1 if there is none.
+// find returns the index of the entry whose name has this beginning, -1 if there is none.
 func find(line []entry, name string) int {
 	return slices.IndexFunc(line, func(e entry) bool { return strings.HasPrefix(e.name, name) })
 }
 
-// counterValue is what is stored in a lock's container, and in the marker.
+// A mark is what the marker holds.
+type mark struct {
+	advance time.Duration // of new counters before the leader's clock
+	latest  int64         // time of the leader that a client saw, in milliseconds since 1970
+}
+
+func (m mark) value() []byte {
+	return fmt.Appendf(nil, "%s %d %d", layout, m.advance.Microseconds(), m.latest)
+}
+
+// most bounds both numbers of a mark, so that no time overflows.
+const most = time.Duration(driver.MaxFence) * time.Microsecond
+
+func parseMark(data []byte) (m mark, err error) {
+	var us int64
+	_, err = fmt.Sscanf(string(data), layout+" %d %d", &us, &m.latest)
+	m.advance = time.Duration(us) * time.Microsecond
+	if err != nil || us < 0 || us > most.Microseconds() || m.latest < 0 || m.latest > most.Milliseconds() || string(m.value()) != string(data) {
+		return mark{}, errLayout
+	}
+	return m, nil
+}
+
+// counterValue returns the data of a lock's container.
 func counterValue(n uint64) []byte { return fmt.Appendf(nil, "%s %d", layout, n) }
 
-// parseCounter reads it. A container that another library made is empty.
+// parseCounter reads the data of counterValue. A container that another library made is empty.
 func parseCounter(data []byte) (n uint64, err error) {
 	if len(data) == 0 {
 		return 0, nil
 	}
 	version, number, _ := strings.Cut(string(data), " ")
 	n, err = strconv.ParseUint(number, 10, 64)
-	if version != layout || err != nil {
+	if version != layout || err != nil || n > driver.MaxFence {
 		return 0, errLayout
 	}
 	return n, nil
@@ -164,12 +190,12 @@ func entryValue(token uint64, owner string) []byte {
 	return fmt.Appendf(nil, "%s|%d|%s", layout, token, owner)
 }
 
-// parseEntry returns the owner and the token of an entry. Of another library's they are what it
-// stored, or else its name, and the transaction that made it.
+// parseEntry returns the owner and the token of an entry. For an entry of another library the
+// owner is its data, or its name if it has none, and the token is the transaction that made it.
 func parseEntry(name string, data []byte, czxid int64) (owner string, token uint64) {
 	version, rest, _ := strings.Cut(string(data), "|")
 	number, owner, ok := strings.Cut(rest, "|")
-	if n, err := strconv.ParseUint(number, 10, 64); ok && err == nil && version == layout {
+	if n, err := strconv.ParseUint(number, 10, 64); ok && err == nil && version == layout && n > 0 && n <= driver.MaxFence && owner != "" {
 		return owner, n
 	}
 	owner = string(data)

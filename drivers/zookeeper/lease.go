@@ -18,20 +18,20 @@ type lease struct {
 	node string
 	turn chan struct{} // has a value while a call changes the lease
 
-	// Of who has the turn.
+	// Only the call that has put a value into turn uses these.
 	over  bool // it is given up, or lost
-	gone  bool // the entry is gone, for certain
+	gone  bool // the entry is certainly gone
 	timer *time.Timer
 
-	grant chan driver.Grant // has the grant
+	grant chan driver.Grant // guards the grant
 }
 
-// newLease takes the attempt's entry and its place in the session.
+// newLease takes over the attempt's entry, and its place among the session's users.
 func newLease(a *attempt) *lease {
 	l := &lease{b: a.b, s: a.s, dir: a.dir, node: a.node, turn: make(chan struct{}, 1), grant: make(chan driver.Grant, 1)}
 	g := driver.Grant{Fence: a.fence, Expires: a.s.end(a.sent, a.req.TTL), Lost: a.s.lost}
 	l.grant <- g
-	l.turn <- struct{}{} // lapse reads the timer
+	l.turn <- struct{}{} // lapse uses the timer
 	l.timer = time.AfterFunc(time.Until(g.Expires), l.lapse)
 	<-l.turn
 	return l
@@ -44,7 +44,7 @@ func (l *lease) Grant() driver.Grant {
 	return g
 }
 
-// enter begins a call, and returns the function that ends it.
+// enter waits for other calls of the lease, begins one, and returns the function that ends it.
 func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 	if err := l.b.begin(); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 	}
 }
 
-// Renew extends the lease, and looks that its entry is there.
+// Renew extends the lease, and checks that its entry is still there.
 func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, error) {
 	if err := l.b.info.CheckRenewal(r); err != nil {
 		return driver.Grant{}, err
@@ -73,7 +73,7 @@ func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, 
 	if l.over {
 		return driver.Grant{}, driver.ErrLost
 	}
-	err = l.s.raise(ctx, r.TTL)
+	err = l.s.lengthen(ctx, r.TTL)
 	var sent time.Time
 	if err == nil {
 		sent, err = confirm(ctx, l.s, l.node)
@@ -92,8 +92,8 @@ func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, 
 	return g, nil
 }
 
-// end gives up the lease's place in the session. An entry that may be there is deleted in the
-// background.
+// end gives up the lease's place in the session. If its entry may still exist, it is deleted in
+// the background.
 func (l *lease) end(gone bool) {
 	l.gone = l.gone || gone
 	if l.over {
@@ -107,7 +107,7 @@ func (l *lease) end(gone bool) {
 	l.s.leave()
 }
 
-// lapse ends a lease that was not renewed in time: its session lives on for others.
+// lapse ends a lease that was not renewed in time, because its session goes on for other leases.
 func (l *lease) lapse() {
 	leave, err := l.enter(l.b.ctx)
 	if err != nil {
@@ -142,16 +142,19 @@ func (l *lease) Release(caller context.Context) error {
 	return nil
 }
 
-// remove deletes the entry, through another session if its own is of no use.
+// remove deletes the entry, through another session if its own can no longer be used.
 func (l *lease) remove(ctx context.Context) error {
 	s := l.s
-	if !s.usable() && !s.expired() {
+	if !s.joinUsable() {
+		if s.expired() {
+			return nil
+		}
 		var err error
 		if s, err = l.b.session(s.class); err != nil {
 			return err
 		}
-		defer s.leave()
 	}
+	defer s.leave()
 	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(l.node, -1) })
 	if errors.Is(err, zk.ErrNoNode) || l.s.expired() {
 		return nil

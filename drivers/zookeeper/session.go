@@ -15,11 +15,11 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A session is one session of ZooKeeper's, with a timeout that suits leases of one TTL. It is
-// made once: when the servers end it, another one takes its place.
+// A session is one ZooKeeper session, with a timeout for leases of one TTL. When the servers
+// end it, another session replaces it.
 type session struct {
 	b     *Backend
-	class time.Duration // of TTLs, by which the backend finds it
+	class time.Duration // the class of its leases' TTLs
 	conn  *zk.Conn
 	lost  chan struct{} // closed when it has expired, or must have
 	wake  chan struct{} // has a value when run has something to do
@@ -34,44 +34,45 @@ type session struct {
 	want     time.Duration // the timeout to ask for
 	timeout  time.Duration // what the servers gave
 	attached bool          // a server serves the session
-	known    bool          // it has been attached
+	known    bool          // it has been attached before
 	since    time.Time     // of attached
 	authed   bool          // the user's password was sent
 	changed  chan struct{} // closed and replaced when attached or dead changes
-	dead     error         // why it is of no use any more
-	orderly  bool          // the servers are told of its end
+	dead     error         // why it can no longer be used
+	orderly  bool          // the servers were told that it ends
 	link     *link
-	fails    int    // connections that led to no session, in a row
-	reason   string // of the last of them
+	fails    int    // consecutive connections that failed
+	reason   string // the error of the last of them
 	proven   time.Time
 	touches  []time.Time
 	users    int       // attempts and leases
-	idle     time.Time // since when there are none
+	idle     time.Time // since when it has no users
 	retired  bool      // another session has taken its place
 	orphans  []orphan
 }
 
-// An orphan is an entry that nobody wants, and that is deleted in the background.
+// An orphan is an abandoned entry, which is deleted in the background.
 type orphan struct {
-	dir, node string // node is empty where it is not known whether there is an entry
+	dir, node string // node is empty if it is unknown whether the entry exists
 	name      string // how its name begins
 }
 
-// How long a session without users is kept, and the longest time between two requests by which
-// a server is asked whether it is there.
+// How long a session without users is kept, and the longest time between two requests that
+// check the server.
 const (
 	longestIdle  = time.Minute
 	longestTouch = time.Second
 )
 
-// sessionTimeout is what a lease of this TTL asks for. See the package's documentation.
+// sessionTimeout returns the session timeout for leases of this TTL. See the package's
+// documentation.
 func sessionTimeout(ttl time.Duration) time.Duration { return ttl * 3 / 2 }
 
-// carries reports whether a session with this timeout suits leases of this TTL: a quarter of
-// the timeout, and a request that is due, are not counted on.
+// carries reports whether a session with this timeout is long enough for leases of this TTL: a
+// lease can last for three quarters of the timeout, less the time between two requests.
 func carries(timeout, ttl time.Duration) bool { return timeout >= ttl*4/3 }
 
-// classOf rounds a TTL up, so that TTLs that are nearly the same share a session.
+// classOf rounds a TTL up, so that nearly equal TTLs share a session.
 func classOf(ttl time.Duration) time.Duration {
 	step := time.Millisecond
 	for step*8 <= ttl {
@@ -80,10 +81,11 @@ func classOf(ttl time.Duration) time.Duration {
 	return (ttl + step - 1) / step * step
 }
 
+// newSession makes a session, with one user.
 func (b *Backend) newSession(class time.Duration) (*session, error) {
 	s := &session{
 		b: b, class: class, want: sessionTimeout(class), lost: make(chan struct{}), wake: make(chan struct{}, 1),
-		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), idle: time.Now(),
+		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), users: 1,
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.mu.Lock() // the client's goroutine calls back at once
@@ -99,22 +101,22 @@ func (b *Backend) newSession(class time.Duration) (*session, error) {
 	return s, nil
 }
 
-// silence is where the client library's log goes.
+// silence discards the client library's log.
 type silence struct{}
 
 func (silence) Printf(string, ...any) {}
 
-// Init is a part of zk.HostProvider: names are looked up when they are dialled.
+// Init implements zk.HostProvider. Names are resolved when they are dialled.
 func (s *session) Init(hosts []string) error {
 	s.hosts = hosts // under s.mu, which newSession holds
 	return nil
 }
 
-// Len is a part of zk.HostProvider.
+// Len implements zk.HostProvider.
 func (s *session) Len() int { return len(s.hosts) }
 
-// Next is a part of zk.HostProvider. The client looks whether it was closed where it is told that
-// all hosts were tried.
+// Next implements zk.HostProvider. The client checks whether it was closed only when Next says
+// that all hosts were tried.
 func (s *session) Next() (host string, tried bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,10 +124,10 @@ func (s *session) Next() (host string, tried bool) {
 	return s.hosts[s.next], s.dead != nil
 }
 
-// Connected is a part of zk.HostProvider.
+// Connected implements zk.HostProvider.
 func (s *session) Connected() {}
 
-// dial connects to a server, after a pause if others failed before.
+// dial connects to a server, after a pause if earlier connections failed.
 func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) {
 	s.mu.Lock()
 	fails := s.fails
@@ -173,20 +175,20 @@ func handshake(ctx context.Context, raw net.Conn, addr string, secure *tls.Confi
 	}
 	c := tls.Client(raw, cfg)
 	if err := c.HandshakeContext(ctx); err != nil {
-		_ = raw.Close() // of no use
+		_ = raw.Close() // useless
 		return nil, err
 	}
 	return c, nil
 }
 
-// note keeps why there is no session.
+// note stores why there is no session.
 func (s *session) note(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reason = why
 }
 
-// why is what note kept, as long as there is no session.
+// why returns the error that note stored, while there is no session.
 func (s *session) why() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,9 +198,9 @@ func (s *session) why() string {
 	return s.reason
 }
 
-// A link is one connection to a server. The client library asks for no timeout but that which
-// it was given last, does not tell what it was given, and waits for a server that does not
-// greet for several timeouts; a link does better.
+// A link is one connection to a server. It corrects three habits of the client library, which
+// always requests the timeout that it got last, does not reveal the timeout that it got, and
+// waits several timeouts for a server that does not answer its handshake.
 type link struct {
 	net.Conn
 	s      *session
@@ -212,13 +214,16 @@ type link struct {
 	read    time.Time
 }
 
-// Write writes the request for a session with the timeout that is wanted.
+// Write puts the wanted timeout into the request for a session. If it fails it closes the
+// connection and reports no error, so that the client library notices the end where it reads: after
+// an error of a write it answers the request twice, and some requests (the watches that it sends
+// again after a reconnection) have room for one answer, so that it hung for ever.
 func (l *link) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	first := !l.asked
 	l.asked = true
 	l.mu.Unlock()
-	const at = 16 // behind the length, the protocol's version, and the last transaction that was seen
+	const at = 16 // after the length, the protocol version, and the last transaction seen
 	if first && len(p) >= at+4 {
 		l.s.mu.Lock()
 		ms := uint32(l.s.want.Milliseconds())
@@ -226,10 +231,13 @@ func (l *link) Write(p []byte) (int, error) {
 		p = append([]byte(nil), p...)
 		p[at], p[at+1], p[at+2], p[at+3] = byte(ms>>24), byte(ms>>16), byte(ms>>8), byte(ms)
 	}
-	return l.Conn.Write(p)
+	if _, err := l.Conn.Write(p); err != nil {
+		_ = l.Close()
+	}
+	return len(p), nil
 }
 
-// Read notes when a server was heard, and the head of its greeting.
+// Read notes when the server sent data, and the beginning of its answer to the handshake.
 func (l *link) Read(p []byte) (int, error) {
 	n, err := l.Conn.Read(p)
 	if n > 0 {
@@ -243,7 +251,8 @@ func (l *link) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// timeout is that of the session, by the greeting: behind the length and the protocol's version.
+// timeout returns the session's timeout from the answer to the handshake: after the length and
+// the protocol version.
 func (l *link) timeout() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,7 +264,7 @@ func (l *link) timeout() time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-// Close closes the connection at once: a goodbye over TLS might wait for the server.
+// Close closes the connection at once: closing TLS in order might wait for the server.
 func (l *link) Close() error {
 	if c, ok := l.Conn.(*tls.Conn); ok {
 		return c.NetConn().Close()
@@ -273,14 +282,14 @@ func (l *link) SetReadDeadline(t time.Time) error {
 	return l.Conn.SetReadDeadline(t)
 }
 
-// heard reports whether the server said anything since an instant.
+// heard reports whether the server has sent data since an instant.
 func (l *link) heard(since time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.read.After(since)
 }
 
-// event hears of the session's state, in a goroutine of the client's.
+// event gets changes of the session's state, on a goroutine of the client.
 func (s *session) event(e zk.Event) {
 	if e.Type != zk.EventSession {
 		return
@@ -295,7 +304,7 @@ func (s *session) event(e zk.Event) {
 	}
 }
 
-// attach notes that a server serves the session: its leader was asked for it.
+// attach notes that a server serves the session, which its leader has confirmed.
 func (s *session) attach() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,7 +315,7 @@ func (s *session) attach() {
 	if s.dead != nil {
 		return
 	}
-	if s.b.password != nil && !s.authed { // the library does it at later connections
+	if s.b.password != nil && !s.authed { // the library does so at later connections
 		conn := s.conn
 		s.asks.Go(func() {
 			if conn.AddAuth("digest", s.b.password) == nil {
@@ -344,10 +353,15 @@ func (s *session) detach() {
 	}
 }
 
-// die makes a session useless.
+// die ends the use of a session.
 func (s *session) die(why error, orderly bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.setDead(why, orderly)
+}
+
+// setDead is called under s.mu.
+func (s *session) setDead(why error, orderly bool) {
 	if s.dead != nil {
 		return
 	}
@@ -367,7 +381,8 @@ func (s *session) poke() {
 	}
 }
 
-// run touches the session, deletes what nobody wants, and ends the session with its use.
+// run sends requests that keep the session alive, deletes orphans, and ends the session when it
+// has no users.
 func (s *session) run() {
 	defer close(s.done)
 	tick := time.NewTicker(min(s.class/10, longestTouch))
@@ -382,13 +397,9 @@ func (s *session) run() {
 		switch {
 		case s.dead != nil:
 		case !s.attached && s.known && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
-			s.mu.Unlock()
-			s.die(errAbandoned, false)
-			s.mu.Lock()
-		case s.users == 0 && len(s.orphans) == 0 && (s.retired || now.Sub(s.idle) > longestIdle):
-			s.mu.Unlock()
-			s.die(driver.ErrClosed, true)
-			s.mu.Lock()
+			s.setDead(errAbandoned, false)
+		case s.users == 0 && len(s.orphans) == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
+			s.setDead(errUnused, true)
 		}
 		dead, attached := s.dead, s.attached
 		s.mu.Unlock()
@@ -399,7 +410,7 @@ func (s *session) run() {
 		if attached {
 			ctx, cancel := context.WithTimeout(s.ctx, 2*s.b.opt.CallTimeout)
 			if s.clean(ctx) == nil {
-				_, _ = ask(ctx, s, func(c *zk.Conn) (struct{}, error) { // it notes its success itself
+				_, _ = ask(ctx, s, func(c *zk.Conn) (struct{}, error) { // it records its own success
 					_, _, err := c.Exists("/")
 					return struct{}{}, err
 				})
@@ -409,9 +420,9 @@ func (s *session) run() {
 	}
 }
 
-// finish ends the connection, in order if the servers are to delete the session's entries. The
-// client library is closed when no request is under way: it does not keep the answers of some
-// from their callers' memory.
+// finish ends the connection, in order if the servers must delete the session's entries. It
+// closes the client library when no request is under way, because the library may still write
+// an answer into its caller's memory.
 func (s *session) finish() {
 	s.b.forget(s)
 	s.mu.Lock()
@@ -427,7 +438,7 @@ func (s *session) finish() {
 		}
 	}
 	if !orderly {
-		hangUp() // the request to close the session must not pass
+		hangUp() // the request to close the session must not be sent
 	}
 	answered := make(chan struct{})
 	go func() {
@@ -444,18 +455,22 @@ func (s *session) finish() {
 	hangUp()
 }
 
-// close ends the session, and returns when nothing of it goes on.
+// close ends the session, and returns when its goroutines have ended.
 func (s *session) close(orderly bool) {
 	s.die(driver.ErrClosed, orderly)
 	<-s.done
 }
 
-// usable reports whether the session may be used for more locks: one that was served, and has
-// been without a server for long, may be unknown to all of them.
-func (s *session) usable() bool {
+// joinUsable counts a user of the session. It reports false, and does nothing, if the session is
+// over, or has had no server for so long that all servers may have forgotten it.
+func (s *session) joinUsable() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.dead == nil && (s.attached || !s.known || time.Since(s.since) < 2*s.b.opt.CallTimeout)
+	if s.dead != nil || !s.attached && s.known && time.Since(s.since) >= 2*s.b.opt.CallTimeout {
+		return false
+	}
+	s.users++
+	return true
 }
 
 // expired reports whether the servers have ended the session, and deleted its entries.
@@ -485,8 +500,9 @@ func (s *session) await(ctx context.Context) (*link, error) {
 	}
 }
 
-// ask makes one request. The client's calls know no context: one that outlives ctx goes on until
-// its connection answers or breaks, and one that a server leaves without an answer breaks it.
+// ask makes one request. The client's calls take no context: a call that outlives ctx goes on
+// until its connection answers or breaks, and ask breaks a connection whose server does not
+// answer.
 func ask[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, error)) (result T, err error) {
 	l, err := s.await(ctx)
 	if err != nil {
@@ -500,7 +516,7 @@ func ask[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, erro
 	s.mu.Lock()
 	dead := s.dead
 	if dead == nil {
-		s.asks.Add(1) // and so before finish waits
+		s.asks.Add(1) // before finish waits
 	}
 	s.mu.Unlock()
 	if dead != nil {
@@ -533,7 +549,7 @@ func ask[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, erro
 	}
 }
 
-// again makes a request that may be made twice, until it is answered.
+// again makes a request that may be repeated, until it is answered.
 func again[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, error)) (T, error) {
 	for {
 		result, err := ask(ctx, s, request)
@@ -543,10 +559,10 @@ func again[T any](ctx context.Context, s *session, request func(*zk.Conn) (T, er
 	}
 }
 
-// mostTouches bounds what is remembered of a session's requests.
+// mostTouches bounds how many requests of a session are remembered.
 const mostTouches = 64
 
-// touched notes that a server answered what was sent to it over l.
+// touched notes that a server answered a request over l.
 func (s *session) touched(l *link, sent time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -554,7 +570,7 @@ func (s *session) touched(l *link, sent time.Time) {
 		return
 	}
 	if n := len(s.touches); n > 0 && sent.Sub(s.touches[n-1]) < s.timeout/(2*mostTouches) {
-		return // as good as the one before
+		return // too close to the previous one to add anything
 	}
 	if len(s.touches) == mostTouches {
 		s.touches = slices.Delete(s.touches, 0, 1)
@@ -562,7 +578,7 @@ func (s *session) touched(l *link, sent time.Time) {
 	s.touches = append(s.touches, sent)
 }
 
-// end returns when a lease ends for which a write was sent at an instant, and answered.
+// end returns the end of a lease whose answered write was sent at this instant.
 func (s *session) end(sent time.Time, ttl time.Duration) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -579,21 +595,21 @@ func (s *session) end(sent time.Time, ttl time.Duration) time.Time {
 	return end
 }
 
-// suits returns a refusal if the servers do not grant a session for leases of this TTL.
+// suits returns a refusal if the servers grant no session long enough for leases of this TTL.
 func (s *session) suits(ttl time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if carries(s.timeout, ttl) {
 		return nil
 	}
-	return &driver.RefusedError{Reason: "the servers grant sessions of up to " + s.timeout.String() + ", which carry a TTL of up to " +
-		(s.timeout * 3 / 4).String() + ": ask for less, or raise their maxSessionTimeout to " +
+	return &driver.RefusedError{Reason: "the servers grant sessions of up to " + s.timeout.String() + ", enough for a TTL of up to " +
+		(s.timeout * 3 / 4).String() + ": use a shorter TTL, or raise maxSessionTimeout to " +
 		strconv.FormatInt(sessionTimeout(ttl).Milliseconds(), 10)}
 }
 
-// raise makes the session's timeout long enough for leases of this TTL: the servers give it when
+// lengthen makes the session's timeout long enough for leases of this TTL: the servers give it when
 // the session is taken up by another connection.
-func (s *session) raise(ctx context.Context, ttl time.Duration) error {
+func (s *session) lengthen(ctx context.Context, ttl time.Duration) error {
 	s.mu.Lock()
 	enough := carries(s.timeout, ttl)
 	if want := sessionTimeout(classOf(ttl)); !enough && want > s.want {
@@ -613,14 +629,7 @@ func (s *session) raise(ctx context.Context, ttl time.Duration) error {
 	return s.suits(ttl)
 }
 
-// join counts a user of the session.
-func (s *session) join() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.users++
-}
-
-// leave ends what join began.
+// leave ends what newSession or joinUsable began.
 func (s *session) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -632,7 +641,7 @@ func (s *session) leave() {
 	}
 }
 
-// abandon has an entry deleted in the background.
+// abandon lets an entry be deleted in the background.
 func (s *session) abandon(o orphan) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -640,7 +649,7 @@ func (s *session) abandon(o orphan) {
 	s.poke()
 }
 
-// clean deletes what nobody wants. What is left is tried again later.
+// clean deletes orphans, and tries again later if a deletion fails.
 func (s *session) clean(ctx context.Context) error {
 	s.mu.Lock()
 	orphans := slices.Clone(s.orphans)
@@ -676,9 +685,9 @@ func (s *session) clean(ctx context.Context) error {
 	return nil
 }
 
-// settle returns when everything that the session has sent before has taken effect, or never
-// will: a write is answered after those that were sent before it, and servers refuse what the
-// session sent over a connection to another one.
+// settle returns when every earlier request of the session has taken effect or never will: a
+// write is answered after earlier requests, and servers refuse requests that the session sent
+// over a connection to another server.
 func (s *session) settle(ctx context.Context) error {
 	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) {
 		_, err := c.Multi(&zk.CheckVersionRequest{Path: "/", Version: -1})
@@ -690,7 +699,7 @@ func (s *session) settle(ctx context.Context) error {
 	return err
 }
 
-// search looks for an entry by how its name begins.
+// search finds an entry by the beginning of its name.
 func (s *session) search(ctx context.Context, o orphan) (string, error) {
 	children, err := s.b.children(ctx, s, o.dir)
 	if errors.Is(err, zk.ErrNoNode) {

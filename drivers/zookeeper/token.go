@@ -10,71 +10,43 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// A counter is what is known of a lock's container.
-type counter struct {
-	token   uint64 // the largest that was given
-	version int32  // of the container's data: each new entry changes it
-	// container is the transaction that made the container: versions begin anew with each.
-	container int64
-}
-
-// mostCounters bounds what is remembered of locks.
-const mostCounters = 1000
-
-func (b *Backend) remember(dir string, c counter) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.counters) >= mostCounters {
-		clear(b.counters)
-	}
-	b.counters[dir] = c
-}
-
-func (b *Backend) remembered(dir string) (counter, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	c, ok := b.counters[dir]
-	return c, ok
-}
-
-// clockAge is for how long the servers' time is carried on by the clock of this process.
+// clockAge is how long the clock of this process carries on the servers' time.
 const clockAge = 30 * time.Second
 
-// A clock is the leader's time, as of its last answer with one, and what new counters begin
-// above.
+// A clock has the leader's time, from its last answer with a time, plus the marker's advance.
+// The sum does not fall when the leader's clock does, so new counters can begin at it.
 type clock struct {
-	mu     sync.Mutex
-	server time.Time
-	local  time.Time
-	looked time.Time // at the marker
-	floor  uint64
+	mu      sync.Mutex
+	server  time.Time
+	local   time.Time
+	looked  time.Time // when the marker was read
+	advance time.Duration
 }
 
-// now is the leader's time.
+// now returns the leader's time plus the advance.
 func (c *clock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.server.Add(time.Since(c.local))
+	return c.server.Add(time.Since(c.local) + c.advance)
 }
 
-// set notes the time of an answer, in milliseconds since 1970.
+// set stores the time of an answer, in milliseconds since 1970. A time that is earlier than
+// expected changes nothing: if the leader's clock has fallen, the next look sees it.
 func (c *clock) set(ms int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.server, c.local = time.UnixMilli(ms), time.Now()
+	if at := time.UnixMilli(ms); at.After(c.server.Add(time.Since(c.local))) {
+		c.server, c.local = at, time.Now()
+	}
 }
 
-// below is what new counters begin above.
-func (c *clock) below() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.floor
-}
-
-// look makes sure that the marker was read in a while, which says that the layout is ours, and
-// that the leader's time is known. The time is that of a write. If it is before that of the
-// write before, by whomever, the leader's clock has fallen, and what was given in between may
-// be in counters that are not there any more: new ones begin above.
+// look reads the marker, unless that was done a short time ago. The marker shows that the
+// layout is this driver's. look then writes the marker, because a write shows the leader's
+// time. If that time is before the latest that the marker knows, by any client, the leader's
+// clock has fallen, and counters with larger tokens may have been deleted: so look raises the
+// advance by as much, and by the time for which other clients do not look. The first write
+// keeps the latest time in the marker's data, so a fall is not forgotten if this client ends
+// between its two writes, or another client writes there.
 func (b *Backend) look(ctx context.Context, s *session) error {
 	b.clock.mu.Lock()
 	fresh := !b.clock.looked.IsZero() && time.Since(b.clock.looked) < clockAge
@@ -92,12 +64,21 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
-		floor, err := parseCounter(got.data)
+		m, err := parseMark(got.data)
 		if err != nil {
 			return err
 		}
-		at := got.stat.Mtime
-		wrote, err := b.mark(ctx, s, floor, got.stat.Version)
+		m.latest = max(m.latest, got.stat.Mtime)
+		wrote, err := b.mark(ctx, s, m, got.stat.Version)
+		if err == nil && wrote.Mtime < m.latest {
+			fall := time.Duration(m.latest-wrote.Mtime)*time.Millisecond + clockAge + time.Second
+			if fall > most-m.advance {
+				return errEnd
+			}
+			m.advance += fall
+			m.latest = wrote.Mtime
+			wrote, err = b.mark(ctx, s, m, wrote.Version)
+		}
 		switch {
 		case errors.Is(err, zk.ErrNoNode):
 			continue
@@ -105,33 +86,24 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			continue // somebody else did it meanwhile
+			continue // another client did it meanwhile
 		case err != nil:
 			return err
 		}
-		if wrote.Mtime < at {
-			fallen := uint64(max(at, 0))*1000 + uint64((clockAge+time.Second)/time.Microsecond)
-			if fallen > floor {
-				if wrote, err = b.mark(ctx, s, fallen, wrote.Version); err != nil {
-					continue
-				}
-				floor = fallen
-			}
-		}
-		b.clock.set(wrote.Mtime)
 		b.clock.mu.Lock()
-		b.clock.looked, b.clock.floor = time.Now(), floor
+		b.clock.server, b.clock.local, b.clock.advance = time.UnixMilli(wrote.Mtime), time.Now(), m.advance
+		b.clock.looked = b.clock.local
 		b.clock.mu.Unlock()
 		return nil
 	}
 }
 
 // mark writes the marker.
-func (b *Backend) mark(ctx context.Context, s *session, floor uint64, version int32) (*zk.Stat, error) {
-	return ask(ctx, s, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(b.marker(), counterValue(floor), version) })
+func (b *Backend) mark(ctx context.Context, s *session, m mark, version int32) (*zk.Stat, error) {
+	return ask(ctx, s, func(c *zk.Conn) (*zk.Stat, error) { return c.Set(b.marker(), m.value(), version) })
 }
 
-// forgetLook has the marker looked at again: its folder is not there.
+// forgetLook lets the marker be read again, because its folder does not exist.
 func (b *Backend) forgetLook() {
 	b.clock.mu.Lock()
 	defer b.clock.mu.Unlock()
@@ -145,7 +117,7 @@ func (b *Backend) makePath(ctx context.Context, s *session) error {
 		path += "/" + part
 		var data []byte
 		if path == b.marker() {
-			data = counterValue(0)
+			data = mark{}.value()
 		}
 		_, err := again(ctx, s, func(c *zk.Conn) (string, error) { return c.Create(path, data, 0, b.acl) })
 		if err != nil && !errors.Is(err, zk.ErrNodeExists) {

@@ -31,6 +31,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
 	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
 // The exit codes; those above 1 are from sysexits.h.
@@ -51,7 +52,8 @@ Tests whether the locks behind a URL keep the promises of their driver: it runs 
 the conformance suite, and then a stress: many clients, in processes of their own that are killed
 and stopped too, use few keys in every way, and the record of their calls is checked. It uses
 keys of its own, which begin with "redlocktest/" and which nobody can guess, and it releases
-them: it is safe to run beside the users of a server.
+them: it is safe to run beside the users of a server. With -faults it breaks its own connections,
+by a proxy in front of each server, and nobody else's.
 
 A URL that holds a password goes into $` + envURL + `, since every user of the machine can
 read the command line. Several URLs stand there with spaces between them.
@@ -63,9 +65,10 @@ cannot be written, 130 after an interrupt, which ends the test early.
 Flags:
 `
 
-// options are what the command line says.
+// options are the settings from the command line.
 type options struct {
 	short, json, quiet bool
+	faults             bool
 	stress, timeout    time.Duration
 	seed               uint64
 	history            string
@@ -88,7 +91,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return o.run(ctx, stdout, stderr)
 }
 
-// parse returns nil and an exit code where there is nothing to run.
+// parse returns nil and an exit code if there is nothing to run.
 func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	o := &options{skip: map[string]string{}}
 	flags := flag.NewFlagSet("redlocktest", flag.ContinueOnError)
@@ -96,11 +99,12 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	flags.BoolVar(&o.short, "short", false, "repeat each check less often")
 	flags.BoolVar(&o.json, "json", false, "write the report as JSON")
 	flags.BoolVar(&o.quiet, "quiet", false, "write no progress")
-	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to stress the locks, if all cases pass; 0: not at all, as with -only")
-	flags.Uint64Var(&o.seed, "seed", 0, "where the random choices of the stress begin; 0: anywhere")
+	flags.BoolVar(&o.faults, "faults", false, "cut, stop and slow this command's own connections, in cases and in the stress")
+	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to stress the locks, if all cases pass; 0, and with --only: not at all")
+	flags.Uint64Var(&o.seed, "seed", 0, "the seed of the stress's random choices; 0: a random one")
 	flags.StringVar(&o.history, "history", "", "write all calls of the stress into this `file`, as JSON, a line for each key")
 	flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "the longest `time` that a case may take")
-	flags.DurationVar(&o.ttl, "ttl", 500*time.Millisecond, "the `TTL` of locks whose end a case waits for")
+	flags.DurationVar(&o.ttl, "ttl", 500*time.Millisecond, "the `TTL` of locks in cases that wait for a lock's end")
 	flags.StringVar(&o.only, "only", "", "run one `case`, such as expiry/free, or one group of cases, such as expiry")
 	flags.Func("skip", "leave out a `case` or a group of cases; may be given several times", func(name string) error {
 		o.skip[name] = "--skip"
@@ -137,7 +141,7 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	return o, exitOK
 }
 
-// run tests one URL after the other. The gravest exit code counts.
+// run tests one URL after the other. It returns the gravest exit code.
 func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 	code := exitOK
 	var reports []*report
@@ -171,13 +175,14 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 }
 
 // mostGrace is how much longer than the longest TTL of a case a server may keep a lock. A URL
-// does not tell its own grace; a lone Redis has a hundredth of the TTL, for one.
+// does not show its grace; that of a lone Redis, for example, is 10 ms and a hundredth of the
+// TTL.
 const mostGrace = 3 * time.Second
 
 // examine runs the suite on one URL, and then the stress.
 func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*report, error) {
 	name, before, err := describe(ctx, url)
-	if err != nil && !errors.Is(err, driver.ErrRefused) { // a user may lock and not list
+	if err != nil && !errors.Is(err, driver.ErrRefused) && !errors.Is(err, errNoList) { // the user may have no right to list
 		return nil, err
 	}
 	progress := func(what string) func(redlocktest.CaseResult) {
@@ -187,11 +192,7 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 			}
 		}
 	}
-	h := redlocktest.Harness{
-		Open: func() (driver.Backend, error) { return dlock.OpenBackend(url) },
-		TTL:  o.ttl, Timeout: o.timeout, Short: o.short, Skip: o.skip, Only: o.only,
-		Grace: mostGrace,
-	}
+	h, why := o.harness(url)
 	suite, err := redlocktest.Examine(ctx, h, progress("suite"))
 	if err != nil {
 		return nil, err
@@ -202,7 +203,7 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 			return nil, err
 		}
 	}
-	r.matrix()
+	r.matrix(why)
 	r.Interrupted = ctx.Err() != nil
 	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before)
 	if err != nil {
@@ -211,7 +212,23 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 	return r, nil
 }
 
-// addStress lets clients in this process and in others use the same keys.
+// harness returns the harness of a URL, and the reason if it breaks no links.
+func (o *options) harness(url string) (h redlocktest.Harness, why string) {
+	h.Open = func() (driver.Backend, error) { return dlock.OpenBackend(url) }
+	servers, why := links(url)
+	switch {
+	case !o.faults:
+		why = "asked for by -faults"
+	case why == "":
+		h = fault.HarnessOf(addresses(url, servers), func(via []string) (driver.Backend, error) {
+			return dlock.OpenBackend(through(url, servers, via))
+		})
+	}
+	h.TTL, h.Timeout, h.Short, h.Skip, h.Only, h.Grace = o.ttl, o.timeout, o.short, o.skip, o.only, mostGrace
+	return h, why
+}
+
+// addStress stresses the URL with clients in this process and in others.
 func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harness, r *report, stderr io.Writer) error {
 	shared, err := sharedWithProcesses(ctx, url)
 	if err != nil {
@@ -221,6 +238,9 @@ func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harne
 		h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(url) }
 	}
 	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed, History: o.history, Command: "redlocktest --stress " + o.stress.String()}
+	if o.faults {
+		s.Command += " --faults"
+	}
 	if !dsn.HasPassword(url) {
 		s.Command += " '" + url + "'"
 	}
@@ -236,7 +256,8 @@ func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harne
 	return err
 }
 
-// sharedWithProcesses reports whether another process finds the locks of this one behind the URL.
+// sharedWithProcesses reports whether another process finds this process's locks under the same
+// URL.
 func sharedWithProcesses(ctx context.Context, url string) (shared bool, err error) {
 	here, err := dlock.OpenBackend(url)
 	if err != nil {
@@ -257,11 +278,11 @@ func sharedWithProcesses(ctx context.Context, url string) (shared bool, err erro
 		}
 		l, err := here.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
 		if err != nil {
-			continue // an outage is no verdict
+			continue // an outage proves nothing: try again
 		}
 		other, err := there.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
 		valid := l.Grant().Expires.IsZero() || time.Now().Before(l.Grant().Expires)
-		_ = l.Release(ctx) // its TTL is short
+		_ = l.Release(ctx) // it ends by its short TTL
 		switch {
 		case err == nil:
 			_ = other.Release(ctx)
@@ -275,8 +296,8 @@ func sharedWithProcesses(ctx context.Context, url string) (shared bool, err erro
 	return false, fmt.Errorf("whether processes share the locks of %s: %w", here.Info().Name, ctx.Err())
 }
 
-// remains returns the keys of this run that are still held: those that were not held before,
-// and that no TTL of a case ends.
+// remains returns the keys of this run that are still held: they were not held before, and do
+// not end by the TTL of a case.
 func (o *options) remains(ctx context.Context, url string, before []string) ([]string, error) {
 	pause := time.NewTicker(200 * time.Millisecond)
 	defer pause.Stop()
@@ -289,21 +310,22 @@ func (o *options) remains(ctx context.Context, url string, before []string) ([]s
 	}
 }
 
-// describe returns what a backend calls itself, without a password, and the locks of this
-// command that are held there.
+var errNoList = errors.New("its driver cannot list locks")
+
+// describe returns a backend's name without a password, and the held locks of this command.
 func describe(ctx context.Context, url string) (name string, held []string, err error) {
 	b, err := dlock.OpenBackend(url)
 	if err != nil {
 		return "", nil, err
 	}
-	defer b.Close() //nolint:errcheck // it was only asked
+	defer b.Close() //nolint:errcheck // it was only queried
 	name = b.Info().Name
 	if s, ok := b.(fmt.Stringer); ok && !dsn.HasPassword(s.String()) {
 		name = s.String()
 	}
 	i, ok := b.(driver.Inspector)
 	if !ok {
-		return name, nil, nil
+		return name, nil, errNoList
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

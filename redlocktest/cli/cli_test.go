@@ -18,12 +18,13 @@ import (
 
 func TestMain(m *testing.M) {
 	dlock.Register("generous", &planted{space: memory.New(), generous: true})
+	dlock.Register("unlisted", unlisted{})
 	dlock.Register("forgetful", &planted{space: memory.New()})
 	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
 	m.Run()
 }
 
-// planted is a driver over memory that grants what is held, or whose Release does nothing.
+// planted is a driver over memory that grants held locks, or whose Release does nothing.
 type planted struct {
 	space    *memory.Backend
 	generous bool
@@ -78,8 +79,8 @@ func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 	}
 }
 
-// TestTheStressIsPartOfTheReport, with clients in processes of their own where they share the
-// locks, and the tables of rules and faults.
+// TestTheStressIsPartOfTheReport: the report also has the tables of rules and faults. If other
+// processes can share the locks, some clients run in processes.
 func TestTheStressIsPartOfTheReport(t *testing.T) {
 	all := "open request exclusion verdict expiry cancel wait watch fence node shared operator close leak history"
 	args := []string{"--short", "--json", "--stress", "300ms", "--seed", "7"}
@@ -102,17 +103,67 @@ func TestTheStressIsPartOfTheReport(t *testing.T) {
 		if row < 0 || r.Table[row].Violations != 0 || r.Table[row].Operations < r.StressOperations || !slices.Contains(r.Table[row].Cases, "stress") {
 			t.Errorf("the table of rules is %+v", r.Table)
 		}
-		if len(r.Faults) < len(faultCases) || !strings.HasPrefix(r.Faults[0].Result, "not injected") {
+		if len(r.Faults) < len(faultCases) || r.Faults[0].Result != "not injected: asked for by -faults" {
 			t.Errorf("the table of faults is %+v", r.Faults)
 		}
 	}
 }
 
-// A server keeps a lock for a grace beyond its TTL, which a URL does not tell. What a case leaves
-// on it ends with a TTL that is waited for.
+// TestFaultsBreakTheCommandsOwnLinks: each kind of fault has a result, or a reason why there is
+// none.
+func TestFaultsBreakTheCommandsOwnLinks(t *testing.T) {
+	_, out, _ := redlocktestMain("--faults", "--short", "--json", "--stress", "0", "--only", "fault", "--skip", "fault/outage", "--skip", "fault/outage-release",
+		"redis://"+server.Redis(t).Addr()+"?call_timeout=10s", "memory:")
+	var reports []report
+	if err := json.Unmarshal([]byte(out), &reports); err != nil || len(reports) != 2 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for i, r := range reports {
+		if !r.OK || len(r.Faults) != len(faultCases) {
+			t.Errorf("%s: %s", r.Backend, out)
+		}
+		for _, f := range r.Faults[:4] {
+			if want := []string{"passed", "not injected: the URL has no host with a port"}[i]; f.Result != want {
+				t.Errorf("%s, %s: %s, want %s", r.Backend, f.Fault, f.Result, want)
+			}
+		}
+		for j, f := range r.Faults {
+			if why := faultCases[j].why; why != "" && (f.Cases != 0 || f.Result != "not injected: "+why) {
+				t.Errorf("%s, %s: %s", r.Backend, f.Fault, f.Result)
+			}
+		}
+	}
+}
+
+func TestTheServersOfAURLAreFound(t *testing.T) {
+	for _, c := range []struct{ url, through string }{
+		{"redis://h:1/0", "redis://via:1/0"},
+		{"valkey://user:12@h.example:1?prefix=a:2", "valkey://user:12@via:1?prefix=a:2"},
+		{"redlock:redis://a:1,valkey://u:1@[::1]:2,call_timeout=1s", "redlock:redis://via:1,valkey://u:1@via:2,call_timeout=1s"},
+		{"etcd://a:1,b:2,c:3/path", "etcd://via:1,via:2,via:3/path"},
+		{"zk://a:1,b:2/path", "zk://via:1,via:2/path"},
+		{"postgres://u:p@h:5432/db?sslmode=disable", "postgres://u:p@via:1/db?sslmode=disable"},
+		{"mysql://u:p@h:3306/db", "mysql://u:p@via:1/db"},
+		{"memory:", ""}, {"file:///tmp/locks", ""}, {"sqlite:///tmp/locks.db", ""}, {"redis+unix:///tmp/sock", ""},
+		{"rediss://h:1", ""}, {"redlock:redis://a:1,rediss://b:1", ""}, {"postgres://h:1/db?sslmode=verify-full", ""}, {"redis://h:1?topology=cluster", ""},
+	} {
+		servers, why := links(c.url)
+		via := []string{"via:1", "via:2", "via:3"}
+		if got := through(c.url, servers, via); (why == "") != (c.through != "") || why == "" && got != c.through {
+			t.Errorf("%s becomes %s (%s), want %s", c.url, got, why, c.through)
+		}
+	}
+}
+
+// A server keeps a lock for a grace beyond its TTL, which a URL does not tell. Locks that a
+// case leaves on it end with a TTL, for which the test waits.
 func TestASoundServerPassesAndNothingIsLeft(t *testing.T) {
 	url := "redis://" + server.Redis(t).Addr()
-	for _, only := range []string{"verdict/held", "expiry/retry-after", "close/leases"} {
+	all := []string{"close/leases", "verdict/held", "expiry/retry-after"}
+	if testing.Short() {
+		all = all[:1]
+	}
+	for _, only := range all {
 		code, out, _ := redlocktestMain("--short", "--stress", "0", "--only", only, url)
 		if code != exitOK || !strings.Contains(out, "Left behind: nothing") {
 			t.Errorf("%s: exit code %d: %s", only, code, out)
@@ -146,6 +197,22 @@ func TestABrokenPromiseIsNamedWithItsCase(t *testing.T) {
 func TestWhatIsLeftBehindIsNamed(t *testing.T) {
 	code, out, _ := redlocktestMain("--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/held", "forgetful:")
 	if code != exitFailed || !strings.Contains(out, "still held; \"redlocktest/basic/held") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// unlisted is a backend that cannot list its locks.
+type unlisted struct{ driver.Backend }
+
+var unlistedSpace = memory.New()
+
+func (unlisted) Open(*driver.Config) (driver.Backend, error) {
+	return unlisted{unlistedSpace.Peer()}, nil
+}
+
+func TestWhatNobodyCanListIsNotCalledNothing(t *testing.T) {
+	code, out, _ := redlocktestMain("--short", "--stress", "0", "--only", "basic/held", "unlisted:")
+	if code != exitOK || !strings.Contains(out, "Left behind: unknown: its driver cannot list locks") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }

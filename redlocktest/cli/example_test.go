@@ -7,7 +7,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/cli"
 )
 
-// A program with a driver of its own has the whole command. Its main is
+// A program can offer the whole command for its own driver. Its main is
 //
 //	func main() { os.Exit(cli.Main(os.Args, os.Stdout, os.Stderr)) }
 //

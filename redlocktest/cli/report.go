@@ -12,7 +12,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest"
 )
 
-// A report is what --json writes, for one URL. Names stay; new ones may come.
+// A report is the JSON that --json writes for one URL. Later releases keep its names, and may
+// add others.
 type report struct {
 	Backend     string         `json:"backend"` // without a password
 	OK          bool           `json:"ok"`
@@ -60,7 +61,7 @@ type ruleReport struct {
 	Violations int      `json:"violations"`
 }
 
-// checked adds what a case, or the stress, says of the rules.
+// checked adds the results of a case, or of the stress, to the rules.
 func (r *report) checked(name string, rules []string, operations int64, failures []*redlocktest.Failure) {
 	row := func(rule string) *ruleReport {
 		i := slices.IndexFunc(r.Table, func(t ruleReport) bool { return t.Rule == rule })
@@ -87,19 +88,46 @@ type faultReport struct {
 	Cases  int    `json:"cases"`
 }
 
-// faultCases are the faults, and how the names of their cases begin.
-var faultCases = []struct{ name, cases string }{
-	{"servers that are away", "fault/outage"}, {"a restart", "fault/restart"}, {"a pause of the servers", "fault/pause"},
-	{"a partition", "fault/partition"}, {"slow answers", "fault/slow"}, {"a lost answer", "fault/lost-reply"},
-	{"the end of a session", "fault/session"}, {"another release's layout", "fault/layout"}, {"any of them, in a history", "history/faults"},
+// The reasons for faults that this command does not make.
+const (
+	noServer  = "a command does not stop servers: a test does, by redlocktest.Faults"
+	noSession = "a command does not end sessions on servers: a test does, by redlocktest.Faults"
+	noLayout  = "a command does not write what another release would: a test does, by Harness.FutureLayout"
+	noProcess = "the cases are for tests; the stress of this command kills and stops processes"
+)
+
+// faultCases has the faults, their cases, and the reason why the command does not make them. A
+// fault without a reason breaks links.
+var faultCases = []struct{ name, cases, why string }{
+	{"servers that are away", "outage outage-misuse outage-release restart-waiter", ""},
+	{"a partition", "partition partition-renewed partition-watch", ""},
+	{"slow answers", "slow-expires slow-deadline", ""},
+	{"a lost answer", "lost-reply-acquire lost-reply-renew lost-reply-release", ""},
+	{"a request that arrives late", "late-request", ""},
+	{"a link that hangs", "hung hung-close silent-waiter", ""},
+	{"connections that break", "reset-lease reset-watch reset-waiter", ""},
+	{"any of them, in a history", "faults", ""},
+	{"a restart", "outage-open restart restart-forgets restart-watch", noServer},
+	{"a pause of the servers", "pause", noServer},
+	{"the end of a session", "session-end session-release session-lost", noSession},
+	{"another release's layout", "layout", noLayout},
+	{"processes that are killed and stopped", "exclude killed-holder killed-waiter stopped-holder", noProcess},
 }
 
-// matrix fills the table of faults.
-func (r *report) matrix() {
+// matrix fills the table of faults. noLinks is the reason if no links are broken.
+func (r *report) matrix(noLinks string) {
 	for _, kind := range faultCases {
-		row := faultReport{Fault: kind.name, Result: "not injected: the harness cannot"}
+		why := kind.why
+		if why == "" {
+			why = noLinks
+		}
+		row := faultReport{Fault: kind.name, Result: "not injected: " + why}
+		if why == "" {
+			row.Result = "no case of it was run"
+		}
 		for _, c := range r.Cases {
-			if !strings.HasPrefix(c.Name, kind.cases) {
+			group, name, _ := strings.Cut(c.Name, "/")
+			if !slices.Contains([]string{"fault", "history", "link", "process"}, group) || !slices.Contains(strings.Fields(kind.cases), name) {
 				continue
 			}
 			row.Cases++
@@ -108,7 +136,7 @@ func (r *report) matrix() {
 				row.Result = c.Result
 			case c.Result == "skipped" && row.Cases == 1:
 				row.Result = "skipped: " + c.Skipped
-			case row.Result != "FAILED":
+			case row.Result != "FAILED" && c.Result != "skipped":
 				row.Result = "passed"
 			}
 		}
@@ -122,7 +150,7 @@ func (r *report) matrix() {
 	}
 }
 
-// verdict is the result of a case in a word.
+// verdict returns the result of a case in one word.
 func verdict(c redlocktest.CaseResult) string {
 	switch {
 	case len(c.Failures) > 0:
@@ -165,7 +193,7 @@ func (r *report) broken(rule, name string) {
 	}
 }
 
-// addStress adds what a stress found.
+// addStress adds the results of a stress.
 func (r *report) addStress(s *redlocktest.StressReport) {
 	r.Stress, r.StressOperations, r.StressSeconds = s, s.Operations, s.Took.Seconds()
 	r.checked("stress", redlocktest.StressChecks(), s.Operations, s.Failures)
@@ -181,7 +209,7 @@ func (r *report) text(w io.Writer) {
 		count[c.Result]++
 		fmt.Fprintf(table, "%s\t%s\t%.2f s\t%s\n", c.Name, c.Result, c.Seconds, c.Skipped)
 	}
-	_ = table.Flush() // the writer behind it keeps the error
+	_ = table.Flush() // w keeps the error
 	for _, c := range r.Cases {
 		for _, f := range c.Failures {
 			fmt.Fprintf(w, "\n%s: %s\n\tfound at %s\n\tbreaks %s\n", c.Name, f.Text, f.Pos, f.Rule)
@@ -196,7 +224,7 @@ func (r *report) text(w io.Writer) {
 	for _, f := range r.Faults {
 		fmt.Fprintf(table, "%s\t%s\n", f.Fault, f.Result)
 	}
-	_ = table.Flush() // the writer behind it keeps the error
+	_ = table.Flush() // w keeps the error
 	if len(r.Rules) > 0 {
 		fmt.Fprintf(w, "\nBroken rules, and the cases that found it:\n")
 		for _, b := range r.Rules {
@@ -235,7 +263,7 @@ func (r *report) text(w io.Writer) {
 	}
 }
 
-// A checkedWriter keeps the first error.
+// A checkedWriter remembers the first error.
 type checkedWriter struct {
 	w   io.Writer
 	err error

@@ -10,10 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A clock sleeps to within some ten microseconds. Go's own timers do not on Linux: a
-// process that is otherwise idle waits for them in whole milliseconds (epoll_wait's
-// unit), which is as much as the delays here. A timer that is a descriptor wakes it
-// in time.
+// A clock sleeps with a precision of some ten microseconds. Go's own timers on Linux make an
+// idle process wait in whole milliseconds (the unit of epoll_wait), which is as long as the
+// delays here. A timerfd wakes it in time.
 type clock struct {
 	file *os.File
 	stop func() bool
@@ -50,7 +49,7 @@ func (c *clock) sleepUntil(ctx context.Context, t time.Time) error {
 	return ctx.Err()
 }
 
-// open makes the descriptor, which a context's end wakes by closing it.
+// open makes the descriptor. The end of the context closes it, which wakes the sleeper.
 func (c *clock) open(ctx context.Context) error {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

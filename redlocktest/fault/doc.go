@@ -1,7 +1,7 @@
 // Package fault breaks things on purpose, for tests of drivers and of programs that
 // use locks.
 //
-// A Proxy stands between a client and a real server and breaks real connections:
+// A Proxy is placed between a client and a real server, and breaks their real connections:
 //
 //	p := fault.NewProxy(t, server.Addr())   // clients use p.Addr()
 //	p.RTT(2 * time.Millisecond)             // delays, with jitter if wanted
@@ -11,14 +11,13 @@
 //	p.Pause(); p.Resume()                   // a partition that heals
 //	p.Restore()                             // all is well again
 //
-// Harness makes a redlocktest.Harness of it: each backend of a test has a proxy, through which
-// the conformance suite breaks its link:
+// Harness makes a redlocktest.Harness with proxies: each backend of a test has a proxy, with
+// which the conformance suite breaks its link:
 //
 //	h := fault.Harness(server.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
 //
-// Wrap puts a Script around a driver.Backend: calls fail before or after their effect,
-// are late, or hang. It uses no clock but time's, and so works in a bubble of
-// testing/synctest:
+// Wrap puts a Script around a driver.Backend: calls fail before or after their effect, are
+// late, or hang. It only uses the clock of package time, so it works under testing/synctest:
 //
 //	var s fault.Script
 //	b := fault.Wrap(memory.New(), &s)

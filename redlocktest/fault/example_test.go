@@ -11,8 +11,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
-// A backend whose first answer is lost: the lock was granted, and nobody heard of it. TryLock
-// says that the outcome is unknown, and the grant is given back.
+// The backend's first answer is lost: the lock was granted, but the client does not know.
+// TryLock says that the outcome is unknown, and the grant is released.
 func ExampleWrap() {
 	script := &fault.Script{}
 	locks, err := dlock.New(fault.Wrap(memory.New(), script), dlock.WithLogger(nil))
@@ -33,7 +33,7 @@ func ExampleWrap() {
 	// then: <nil>
 }
 
-// A connection through a proxy that stops answering. Any client and any server will do.
+// The proxy of a connection stops answering. It works with any client and server.
 func ExampleProxy() {
 	proxy, err := fault.Start("127.0.0.1:6379")
 	if err != nil {
@@ -45,5 +45,5 @@ func ExampleProxy() {
 		log.Fatal(err)
 	}
 	defer locks.Close()
-	proxy.BlackHole() // from here on nothing passes
+	proxy.BlackHole() // from here on the proxy forwards nothing
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/redlock-go/redlock/redlocktest"
 )
 
-// Harness returns a harness for the server at addr whose backends each reach it through a
-// proxy of their own. open makes a backend of the proxy's address; the backend that the suite
-// gets closes its proxy when it is closed. The harness can break the link of any backend
-// (Faults.Partition, Heal, Slow and DropReply), and counts the connections. Add to its fields
-// what else the test can do: Kill and Pause of a server.Server, a Residue.
+// Harness returns a harness for the server at addr whose backends each reach it through a proxy
+// of their own. open opens a backend with the proxy's address. Closing the backend that the
+// suite gets also closes its proxy. The harness can break the link of any backend
+// (Faults.Partition, Heal, Slow, DropReply and Reset), and counts the connections. Set further
+// fields if the test can do more, such as Kill and Pause of a server.Server, or Residue.
 //
 //	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
 //	h.Faults.Kill, h.Faults.Restart = s.Kill, func(bool) error { return s.Start() }
@@ -47,11 +47,12 @@ func HarnessOf(addrs []string, open func(addrs []string) (driver.Backend, error)
 				return each(b, func(p *Proxy) { p.Delay(ToClient, d, 0) })
 			},
 			DropReply: func(b driver.Backend) error { return each(b, func(p *Proxy) { p.CutReplies(1) }) },
+			Reset:     func(b driver.Backend) error { return each(b, (*Proxy).CutAll) },
 		},
 	}
 }
 
-// Unwrap returns the backend that open made, of one that a Harness has opened.
+// Unwrap returns the backend that open made inside b, a backend of a Harness.
 func Unwrap(b driver.Backend) driver.Backend {
 	if l, ok := b.(interface{ unwrap() driver.Backend }); ok {
 		return l.unwrap()
@@ -59,7 +60,7 @@ func Unwrap(b driver.Backend) driver.Backend {
 	return b
 }
 
-// links are the proxies of a harness that are open.
+// links has the open proxies of a harness.
 type links struct {
 	mu   sync.Mutex
 	open map[*Proxy]bool
@@ -124,7 +125,7 @@ func (b *linkedBackend) unwrap() driver.Backend { return b.Backend }
 // Close closes the backend, and then its proxies.
 func (b *linkedBackend) Close() error { return errors.Join(b.Backend.Close(), b.links.close(b.all)) }
 
-// String is that of the backend.
+// String returns the backend's String.
 func (b *linkedBackend) String() string {
 	if s, ok := b.Backend.(fmt.Stringer); ok {
 		return s.String()
@@ -132,7 +133,7 @@ func (b *linkedBackend) String() string {
 	return b.Info().Name
 }
 
-// withInterfaces returns linked with those optional interfaces that b has.
+// withInterfaces returns linked with the optional interfaces that b has.
 func withInterfaces(linked *linkedBackend, b driver.Backend) driver.Backend {
 	w, watches := b.(driver.Watcher)
 	i, inspects := b.(driver.Inspector)

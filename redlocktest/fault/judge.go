@@ -13,25 +13,25 @@ type Action int
 const (
 	// Pass: nothing.
 	Pass Action = iota
-	// Mute: what goes in this direction from here on is swallowed; the other
-	// direction works, and the connection stays open.
+	// Mute: later bytes in this direction are discarded; the other direction works, and the
+	// connection stays open.
 	Mute
-	// Freeze: what goes in both directions is swallowed; the connection stays open.
+	// Freeze: later bytes in both directions are discarded; the connection stays open.
 	Freeze
 	// Cut: both sides are reset.
 	Cut
-	// End: both sides are told that no more comes (FIN), and what they send is swallowed.
+	// End: both sides get the end of the stream (FIN), and later bytes from them are discarded.
 	End
 )
 
-// A Judge says how many bytes of a chunk pass, and what happens to its connection,
-// which is known by its number, then. It is called in order for each connection, and
-// concurrently for several; it must not call the proxy.
+// A Judge returns how many bytes of a chunk pass, and what then happens to its connection,
+// which is identified by a number. It is called in order for each connection, and concurrently
+// for several; it must not call the proxy.
 type Judge func(conn int64, chunk []byte) (pass int, then Action)
 
-// Lose returns a judge that lets no byte of the next n chunks pass, each on a
-// connection of its own to which it does this; n below 0: of all. A connection that
-// lost bytes must not deliver later ones: they would be taken for the lost.
+// Lose returns a judge that discards the next n chunks, each on another connection, and applies
+// the action to these connections; n below 0: all chunks. A connection that lost bytes must not
+// deliver later ones, because they would be taken for the lost bytes.
 func Lose(n int, then Action) Judge {
 	var mu sync.Mutex
 	return func(_ int64, chunk []byte) (int, Action) {
@@ -45,8 +45,8 @@ func Lose(n int, then Action) Judge {
 	}
 }
 
-// AfterBytes returns a judge that lets n bytes pass, over all connections, does this
-// to the connection that they end on, and lets everything pass afterwards.
+// AfterBytes returns a judge that lets n bytes pass, counted over all connections, then applies
+// the action to the connection of the last byte, and lets everything pass afterwards.
 func AfterBytes(n int64, then Action) Judge {
 	var mu sync.Mutex
 	done := false
@@ -62,10 +62,10 @@ func AfterBytes(n int64, then Action) Judge {
 	}
 }
 
-// AfterMessages is AfterBytes, by whole messages.
+// AfterMessages is AfterBytes, counted in whole messages.
 func AfterMessages(n int, end Boundary, then Action) Judge {
 	var mu sync.Mutex
-	begun := map[int64][]byte{} // of each connection: the message that is half through
+	begun := map[int64][]byte{} // of each connection: the incomplete message
 	return func(conn int64, chunk []byte) (int, Action) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -76,7 +76,7 @@ func AfterMessages(n int, end Boundary, then Action) Judge {
 		for {
 			if n == 0 {
 				n = -1
-				// At n = 0 from the outset nothing was begun, and nothing passes.
+				// If n is 0 from the beginning, no message has begun and nothing passes.
 				return len(chunk) - len(rest), then
 			}
 			size := end(rest)
@@ -111,8 +111,8 @@ func Postgres(b []byte) int {
 }
 
 // MySQL is the boundary of the protocol of MySQL and MariaDB, in both directions: a length of
-// three bytes, the least significant first, and a number. (What is compressed or encrypted has
-// other boundaries.)
+// three bytes, the least significant first, and a number. (Compressed or encrypted connections
+// have other boundaries.)
 func MySQL(b []byte) int {
 	if len(b) < 4 {
 		return 0
@@ -123,7 +123,7 @@ func MySQL(b []byte) int {
 	return 0
 }
 
-// http2Preface is what a client sends before its first frame (RFC 9113, section 3.4).
+// http2Preface is the text that a client sends before its first frame (RFC 9113, section 3.4).
 const http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // HTTP2 is the boundary of frames of HTTP/2 without TLS, in both directions, as gRPC sends
@@ -171,7 +171,7 @@ func RESP(b []byte) int {
 	case '%':
 		count *= 2
 	case '|':
-		count = 2*count + 1 // attributes come before what they belong to
+		count = 2*count + 1 // attributes precede the reply that they belong to
 	}
 	at := line
 	for range count {

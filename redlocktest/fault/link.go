@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// link is one client's connection and the one to the server that goes with it.
+// link is one client's connection, and the proxy's connection to the server for it.
 type link struct {
 	proxy *Proxy
 	id    int64
 	ctx   context.Context // ends with the link
 	end   context.CancelFunc
-	muted [2]atomic.Bool // what goes there is swallowed
+	muted [2]atomic.Bool // bytes to that side are discarded
 
 	mu    sync.Mutex
-	sides [2]net.Conn // where each direction goes: server, client
+	sides [2]net.Conn // the receivers of the two directions: server, client
 	dead  bool
 }
 
@@ -31,7 +31,7 @@ func newLink(p *Proxy, id int64, client net.Conn) *link {
 	return l
 }
 
-// mute swallows what goes in this direction from now on.
+// mute discards bytes in this direction from now on.
 func (l *link) mute(d Direction) { l.muted[d].Store(true) }
 
 // cut resets both connections.
@@ -64,11 +64,11 @@ func reset(c net.Conn) {
 	_ = c.Close()
 }
 
-// run connects to the server and forwards both ways until both are at their end.
+// run connects to the server and forwards in both directions until both have ended.
 func (l *link) run() {
 	defer l.proxy.running.Done()
 	defer l.proxy.forget(l)
-	defer l.cut() // what is left of it
+	defer l.cut() // the rest of the delay
 	client := l.sides[ToClient]
 	server, err := l.dial()
 	if err != nil {
@@ -84,8 +84,7 @@ func (l *link) run() {
 	both.Wait()
 }
 
-// dial connects to the server; nil and no error where the connection is to lead
-// nowhere.
+// dial connects to the server. It returns nil and no error if the proxy is a black hole.
 func (l *link) dial() (net.Conn, error) {
 	if l.muted[ToServer].Load() && l.muted[ToClient].Load() {
 		return nil, nil
@@ -105,13 +104,13 @@ func (l *link) dial() (net.Conn, error) {
 	return c, nil
 }
 
-// swallow reads and discards until the peer goes or the link ends.
+// swallow reads and discards until the peer or the link ends.
 func (l *link) swallow(c net.Conn) {
 	_, _ = io.Copy(io.Discard, c) // its end is all that matters
 }
 
-// queued bounds what one direction holds back, in chunks of at most chunkSize bytes:
-// beyond it the sender is made to wait, as a full network does.
+// queued bounds how many chunks, of at most chunkSize bytes, one direction holds back. When it
+// is reached the sender must wait, as in a full network.
 const (
 	queued    = 256
 	chunkSize = 16 << 10
@@ -124,7 +123,7 @@ type packet struct {
 	reset bool      // the sender did not end in order
 }
 
-// pump forwards one direction until the sender is at its end.
+// pump forwards one direction until the sender ends.
 func (l *link) pump(d Direction, from, to net.Conn) {
 	way := make(chan packet, queued)
 	var reader sync.WaitGroup
@@ -137,7 +136,7 @@ func (l *link) pump(d Direction, from, to net.Conn) {
 	}
 }
 
-// read takes chunks in and stamps them with the time at which they are due.
+// read reads chunks and computes the time at which each is due.
 func (l *link) read(d Direction, from net.Conn, way chan<- packet) {
 	defer close(way)
 	var free time.Time // when the bandwidth has room again
@@ -215,8 +214,8 @@ func (l *link) waitGate() bool {
 	return true
 }
 
-// finish passes the sender's end on. A muted receiver does not learn of it, but
-// then nothing is left to wait for if the other direction is muted too.
+// finish passes the sender's end on. A muted receiver does not learn of it; if the other
+// direction is muted too, the link ends.
 func (l *link) finish(d Direction, to net.Conn, broken bool) bool {
 	if l.muted[d].Load() {
 		return true
@@ -230,13 +229,13 @@ func (l *link) finish(d Direction, to net.Conn, broken bool) bool {
 	return true
 }
 
-// forward sends what the judge lets pass, and does what it says then.
+// forward sends the bytes that the judge lets pass, and applies the judge's action.
 func (l *link) forward(d Direction, to net.Conn, data []byte) bool {
 	pass, then := len(data), Pass
 	if judge := l.proxy.conditionsOf(d).judge; judge != nil {
 		pass, then = judge(l.id, data)
 	}
-	// Before the write: once the receiver has the last bytes, this has happened.
+	// Before the write, so that it has happened when the receiver gets the last bytes.
 	switch then {
 	case Mute:
 		l.mute(d)
@@ -258,7 +257,7 @@ func (l *link) forward(d Direction, to net.Conn, data []byte) bool {
 	return then != Cut
 }
 
-// finishBoth tells both sides that no more comes.
+// finishBoth ends the stream to both sides.
 func (l *link) finishBoth() {
 	l.mute(ToServer)
 	l.mute(ToClient)

@@ -32,13 +32,13 @@ func (d Direction) String() string {
 	return "to client"
 }
 
-// A Proxy forwards connections to a server, and breaks them as it is told. All its
-// methods are safe for concurrent use; none waits for the network. Connecting itself
-// is never delayed: the kernel does it.
+// A Proxy forwards connections to a server, and breaks them on request. All its methods are
+// safe for concurrent use; none waits for the network. It never delays the making of a
+// connection, which the kernel does.
 type Proxy struct {
 	network, target string
 	folder          string     // of its unix socket
-	port            *port.Port // its own also while it refuses; nil: a unix socket
+	port            *port.Port // reserved even while it refuses; nil: a unix socket
 	addr            string
 
 	stats   [2]atomic.Int64 // bytes forwarded, by direction
@@ -54,7 +54,7 @@ type Proxy struct {
 	closed     bool
 }
 
-// conditions are how one direction behaves.
+// conditions are the delay, bandwidth and judge of one direction.
 type conditions struct {
 	delay, jitter time.Duration
 	rate          int64 // bytes per second; 0: no limit
@@ -123,8 +123,8 @@ func (p *Proxy) attend(l net.Listener) {
 // Addr returns the address for clients: "127.0.0.1:port", or the path of a unix socket.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Stats are counts since the start. Bytes are counted before they are forwarded: what
-// has arrived is in the count.
+// Stats are counts since the start. Bytes are counted before they are forwarded, so the counts
+// include all bytes that have arrived.
 type Stats struct {
 	Conns    int64 // accepted
 	Open     int   // of these, now
@@ -139,11 +139,10 @@ func (p *Proxy) Stats() Stats {
 	return Stats{p.conns.Load(), len(p.links), p.stats[ToServer].Load(), p.stats[ToClient].Load()}
 }
 
-// Delay makes everything that goes in this direction from now on late by delay, and by
-// up to jitter more, at random; the order stays. Nothing arrives early; what
-// forwarding and waking add was measured, on Linux with two cores, as 0.04 to 0.07 ms
-// per direction in the median (a round trip of 2 ms took 2.09 to 2.14 ms), where Go's
-// own timers add up to 1 ms. Zero takes the delay away.
+// Delay delays all later bytes in this direction by delay plus a random part of jitter; the
+// order stays. No byte arrives early. Forwarding adds 0.04 to 0.07 ms per direction (medians on
+// Linux with two cores: a round trip of 2 ms took 2.09 to 2.14 ms); Go's own timers would add
+// up to 1 ms. Zero ends the delay.
 func (p *Proxy) Delay(d Direction, delay, jitter time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -163,8 +162,8 @@ func (p *Proxy) Bandwidth(d Direction, bytesPerSecond int64) {
 	p.conditions[d].rate = bytesPerSecond
 }
 
-// BlackHole swallows everything: connections, old and new, stay open and nobody is
-// ever answered. Restore cuts them, since bytes are missing.
+// BlackHole discards everything: old and new connections stay open and get no answers. Restore
+// cuts them, because bytes are missing.
 func (p *Proxy) BlackHole() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -175,8 +174,8 @@ func (p *Proxy) BlackHole() {
 	}
 }
 
-// Pause holds everything back, as a partition does: connections stay open, also new
-// ones, and what is sent arrives after Resume.
+// Pause holds everything back, as a partition does: old and new connections stay open, and
+// their bytes arrive after Resume.
 func (p *Proxy) Pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,10 +227,10 @@ func (p *Proxy) CutAll() {
 	}
 }
 
-// HalfOpen ends the connections there are on one side, and leaves the other side open
-// and silent: after HalfOpen(ToServer) the server has seen its clients go, and they
-// know nothing; after HalfOpen(ToClient) the server holds connections that have no
-// client, as after a power failure of the client's machine. New connections are served.
+// HalfOpen ends the present connections on one side, and leaves the other side open and silent.
+// After HalfOpen(ToServer) the server has seen its clients disconnect, and the clients do not
+// know. After HalfOpen(ToClient) the server has connections without clients, as after a power
+// failure of the client's machine. New connections are served.
 func (p *Proxy) HalfOpen(d Direction) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -242,36 +241,35 @@ func (p *Proxy) HalfOpen(d Direction) {
 	}
 }
 
-// Judge lets a function decide over each chunk that goes in this direction, on all
-// connections; nil forwards everything. It replaces what Judge, DropReplies, CutReplies,
-// StopAfter and StopAtMessage said for this direction before.
+// Judge calls a function for each chunk in this direction, on all connections; nil forwards
+// everything. It replaces earlier calls of Judge, DropReplies, CutReplies, StopAfter and
+// StopAtMessage for this direction.
 func (p *Proxy) Judge(d Direction, j Judge) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conditions[d].judge = j
 }
 
-// DropReplies loses the next n replies: the requests take effect, and their clients
-// are left waiting, on connections that deliver nothing any more. n below 0: all
-// replies from now on.
+// DropReplies loses the next n replies: the requests take effect, and their clients wait on
+// connections that no longer deliver anything. n below 0: all replies from now on.
 func (p *Proxy) DropReplies(n int) { p.Judge(ToClient, Lose(n, Mute)) }
 
-// CutReplies is DropReplies, but that the connection is cut instead of the reply.
+// CutReplies is DropReplies, but it cuts the connection when the reply comes.
 func (p *Proxy) CutReplies(n int) { p.Judge(ToClient, Lose(n, Cut)) }
 
-// StopAfter lets n more bytes pass in this direction, over all connections, and then
-// does this to the connection that they ended on.
+// StopAfter lets n more bytes pass in this direction, counted over all connections, and then
+// applies the action to the connection of the last byte.
 func (p *Proxy) StopAfter(d Direction, n int64, then Action) { p.Judge(d, AfterBytes(n, then)) }
 
-// StopAtMessage lets n more messages pass in this direction, over all connections, and
-// then does this to the connection that they ended on, exactly at the boundary. It is
-// to be called while no message is half through.
+// StopAtMessage lets n more messages pass in this direction, counted over all connections, and
+// then applies the action to the connection of the last message, exactly at the boundary. Call
+// it while no message is being forwarded.
 func (p *Proxy) StopAtMessage(d Direction, n int, end Boundary, then Action) {
 	p.Judge(d, AfterMessages(n, end, then))
 }
 
-// Restore ends all faults but delays and bandwidth. Connections that bytes are missing
-// from are cut.
+// Restore ends all faults except delays and bandwidth. It cuts connections that have lost
+// bytes.
 func (p *Proxy) Restore() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -292,7 +290,7 @@ func (p *Proxy) Restore() error {
 	return p.listen()
 }
 
-// Close cuts all connections and returns when nothing of the proxy is left.
+// Close cuts all connections and returns when all goroutines of the proxy have ended.
 func (p *Proxy) Close() error {
 	p.mu.Lock()
 	p.closed = true
@@ -324,7 +322,7 @@ func (p *Proxy) accept(l net.Listener) {
 			return
 		}
 		if err != nil {
-			// Out of descriptors, say: others may free some.
+			// For example, out of descriptors: other code may free some.
 			time.Sleep(time.Millisecond)
 			continue
 		}
@@ -332,7 +330,7 @@ func (p *Proxy) accept(l net.Listener) {
 	}
 }
 
-// serve takes a connection in.
+// serve starts a link for a new connection.
 func (p *Proxy) serve(c net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -357,7 +355,7 @@ func (p *Proxy) forget(l *link) {
 	delete(p.links, l)
 }
 
-// conditionsOf returns how a direction behaves now.
+// conditionsOf returns the present conditions of a direction.
 func (p *Proxy) conditionsOf(d Direction) conditions {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	// goleak gives up after less than half a second, for which a busy machine may not
-	// let a goroutine come to its end.
+	// goleak waits for less than half a second, in which a goroutine may not end on a busy
+	// machine.
 	for end := time.Now().Add(20 * time.Second); code == 0; {
 		err := goleak.Find()
 		if err == nil {
@@ -38,17 +38,18 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience bounds what has to happen; brief is waited for what must not.
+// patience bounds the wait for an event that must happen; brief is how long a test waits to see
+// that an event does not happen.
 const (
 	patience = 20 * time.Second
 	brief    = 50 * time.Millisecond
 )
 
-// An echo is a server that answers every line with the same, and counts them.
+// An echo is a server that answers every line with the same line, and counts the lines.
 type echo struct {
 	addr string
 	got  chan string // every line that took effect
-	ends chan error  // how connections ended, nil for an orderly end
+	ends chan error  // how connections ended; nil: orderly
 }
 
 func newEcho(t *testing.T, network string) *echo {
@@ -88,7 +89,7 @@ func newEcho(t *testing.T, network string) *echo {
 }
 
 func (e *echo) serve(c net.Conn) {
-	defer c.Close() //nolint:errcheck // the end either way
+	defer c.Close() //nolint:errcheck // the connection ends either way
 	r := bufio.NewReader(c)
 	for {
 		line, err := r.ReadString('\n')
@@ -104,7 +105,7 @@ func (e *echo) serve(c net.Conn) {
 		}
 		select {
 		case e.got <- strings.TrimSpace(line):
-		default: // nobody counts
+		default: // nobody reads the count
 		}
 		_, _ = io.WriteString(c, line)
 	}
@@ -123,11 +124,19 @@ type client struct {
 	r *bufio.Reader
 }
 
+// dial connects to the proxy and returns once it has accepted the connection: on a busy machine
+// that may be long after the kernel did, and then a fault that ends before has no effect on it.
 func dial(t *testing.T, p *Proxy) *client {
 	t.Helper()
+	accepted := p.Stats().Conns
 	c, err := net.Dial(p.network, p.Addr())
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
+	for end := time.Now().Add(patience); p.Stats().Conns == accepted; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the proxy does not accept the connection")
+		}
+	}
 	return &client{c, bufio.NewReader(c)}
 }
 
@@ -159,7 +168,7 @@ func answered(t *testing.T, c *client, e *echo) {
 	}
 }
 
-// silent sends a line on this connection, and fails the test if it is answered.
+// silent sends a line on this connection, and fails the test if an answer comes.
 func silent(t *testing.T, c *client) {
 	t.Helper()
 	must(t, c.SetDeadline(time.Now().Add(patience)))
@@ -329,7 +338,7 @@ func TestJitterVariesAndKeepsTheOrder(t *testing.T) {
 	if slices.Max(took)-slices.Min(took) < time.Millisecond {
 		t.Errorf("all took between %v and %v", slices.Min(took), slices.Max(took))
 	}
-	for i := range 40 { // in many packets at once
+	for i := range 40 { // the text fills many packets
 		_, err := fmt.Fprintf(c, "%d\n", i)
 		must(t, err)
 	}
@@ -420,8 +429,8 @@ func TestADroppedReplyComesAfterTheEffectAndMutesItsConnection(t *testing.T) {
 		if got := receive(t, e.got, "the request"); got != "into the void" {
 			t.Errorf("the server got %q", got)
 		}
-		awaitMute(t, p, ToClient) // the reply may be on its way yet
-		// A later reply would be taken for the lost one.
+		awaitMute(t, p, ToClient) // the reply may still be in transit
+		// A later reply would count as the lost one.
 		silent(t, hit)
 		receive(t, e.got, "the second request")
 		answered(t, other, e)
@@ -467,7 +476,7 @@ func TestStopAfterBytesEndsInTheMiddle(t *testing.T) {
 	}
 }
 
-// lines is the boundary of the echo's protocol.
+// lines finds the boundary of a message in the echo's protocol.
 func lines(b []byte) int { return bytes.IndexByte(b, '\n') + 1 }
 
 func TestStopAtMessageEndsAtTheBoundaryHoweverBytesArrive(t *testing.T) {
@@ -480,7 +489,7 @@ func TestStopAtMessageEndsAtTheBoundaryHoweverBytesArrive(t *testing.T) {
 			if _, err := io.WriteString(c, part); err != nil && then != Cut {
 				t.Fatal(err)
 			}
-			time.Sleep(time.Millisecond) // so that it is a packet; nothing depends on it
+			time.Sleep(time.Millisecond) // makes a packet of its own likely; the test does not depend on it
 		}
 		if one, two := receive(t, e.got, "one"), receive(t, e.got, "two"); one != "one" || two != "two" {
 			t.Errorf("%v: the server got %q, %q", then, one, two)
@@ -529,9 +538,9 @@ func TestAServerThatIsDownCutsTheConnection(t *testing.T) {
 	p := NewProxy(t, "127.0.0.1:1")
 	nc, err := net.Dial("tcp", p.Addr())
 	if err != nil {
-		return // the reset was quicker
+		return // the reset came first
 	}
-	defer nc.Close() //nolint:errcheck // only a probe
+	defer nc.Close() //nolint:errcheck // this connection is only a probe
 	c := &client{nc, bufio.NewReader(nc)}
 	must(t, c.SetDeadline(time.Now().Add(patience)))
 	if _, err := c.line(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -549,7 +558,7 @@ func TestCutAllSparesNewConnections(t *testing.T) {
 	answered(t, dial(t, p), e)
 }
 
-// The leak check at the end of all tests is the other half of this one.
+// The leak check after all tests completes this test.
 func TestCloseEndsEverythingWhateverTheFault(t *testing.T) {
 	for name, spoil := range map[string]func(p *Proxy){
 		"none":       func(*Proxy) {},
@@ -650,7 +659,8 @@ func TestBoundariesOfPostgres(t *testing.T) {
 	}
 }
 
-// checkBoundary tries a message whole, followed by another, and cut at every byte.
+// checkBoundary checks b with the whole message, with the message before other bytes, and with
+// the message cut at every byte.
 func checkBoundary(t *testing.T, b Boundary, m string) {
 	t.Helper()
 	for _, rest := range []string{"", "\x00", "+OK\r\n"} {

@@ -10,18 +10,17 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// The errors of calls for which a test has no error of its own. They are no verdicts: to the
-// caller the outcome is unknown.
+// Errors for faults. None is a verdict: to the caller the outcome is unknown.
 var (
 	ErrNotSent   = errors.New("fault: the request was not sent")
 	ErrReplyLost = errors.New("fault: the reply was lost")
-	ErrHung      = errors.New("fault: nobody answered")
+	ErrHung      = errors.New("fault: no answer")
 )
 
 // Op is a call of a backend or of its leases.
 type Op int
 
-// The calls that a Script can spoil.
+// The calls that a Script can make fail.
 const (
 	Acquire Op = iota
 	Renew
@@ -41,8 +40,8 @@ func (o Op) String() string {
 // A Fault describes the failure of one call. Its parts happen in this order; the zero
 // Fault is a call that goes well.
 type Fault struct {
-	// Delay is how late the call reaches the backend. If ctx ends before, it never
-	// does, and the call fails with ctx's error.
+	// Delay is how late the call reaches the backend. If ctx ends earlier, the call never
+	// reaches the backend, and fails with ctx's error.
 	Delay time.Duration
 	// Before is returned instead of making the call: nothing took effect.
 	Before error
@@ -50,15 +49,15 @@ type Fault struct {
 	// Heal or until Close. (A Release whose ctx has ended already has 5 s for all of
 	// this: it works after cancellation.)
 	Hang bool
-	// After is returned although the call was made: it took effect, and the reply was
-	// lost. What Acquire was granted is released in the background, as every driver has
-	// to do it (rule 2), unless Orphan is set.
+	// After is returned although the call was made: it took effect, and the reply was lost. A
+	// granted lock is released in the background, as every driver must do (rule 2), unless
+	// Orphan is set.
 	After error
 	// HangAfter is Hang after the effect.
 	HangAfter bool
-	// Orphan leaves what a failed Acquire was granted: the clean-up was lost too.
+	// Orphan keeps the lock that a failed Acquire was granted: the clean-up was lost too.
 	Orphan bool
-	// Late is how late the reply is. If ctx ends before, the call fails as by After.
+	// Late is how late the reply is. If ctx ends before, the call fails as with After.
 	Late time.Duration
 
 	_ struct{}
@@ -69,14 +68,13 @@ type Call struct {
 	Op    Op
 	Key   string
 	Owner string
-	N     int // how many calls of this Op came before it
+	N     int // how many earlier calls of this Op there were
 
 	_ struct{}
 }
 
-// A Script decides which calls fail, and how, of the backends that it was wrapped
-// around. The zero Script lets everything go well. Its methods are safe for concurrent
-// use.
+// A Script decides which calls of the backends that Wrap made with it fail, and how. The zero
+// Script lets everything go well. Its methods are safe for concurrent use.
 type Script struct {
 	mu     sync.Mutex
 	next   [ops][]Fault
@@ -86,23 +84,23 @@ type Script struct {
 	healed chan struct{} // closed and replaced by Heal
 }
 
-// Next spoils the next calls of op, one Fault each; they queue behind what was said
-// before.
+// Next sets the faults of the next calls of op, one each, behind those of earlier calls of
+// Next.
 func (s *Script) Next(op Op, faults ...Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next[op] = append(s.next[op], faults...)
 }
 
-// Always spoils every call of op for which Next has nothing left.
+// Always sets the fault of every call of op for which Next has none left.
 func (s *Script) Always(op Op, f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.always[op] = &f
 }
 
-// Decide asks a function about every call for which neither Next nor Always says
-// anything. It may be called concurrently.
+// Decide sets a function that returns the fault of every call for which neither Next nor Always
+// has one. It may be called concurrently.
 func (s *Script) Decide(f func(Call) Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +125,7 @@ func (s *Script) Calls(op Op) int {
 	return s.calls[op]
 }
 
-// fault takes the next call's fault, and what ends its hanging.
+// fault returns the next call's fault, and a channel that ends its hanging.
 func (s *Script) fault(op Op, key, owner string) (Fault, <-chan struct{}) {
 	s.mu.Lock()
 	call := Call{Op: op, Key: key, Owner: owner, N: s.calls[op]}
@@ -150,8 +148,9 @@ func (s *Script) fault(op Op, key, owner string) (Fault, <-chan struct{}) {
 	return f, healed
 }
 
-// Wrap returns b as the script spoils it. It has b's optional interfaces, and no
-// others (driver.GuardAdmin only beside all the others), and is a fmt.Stringer if b is one. Closing it closes b.
+// Wrap returns a backend that makes b's calls with the script's faults. It has exactly b's
+// optional interfaces (driver.GuardAdmin only together with all others), and is a fmt.Stringer
+// if b is one. Closing it closes b.
 func Wrap(b driver.Backend, s *Script) driver.Backend {
 	f := &backend{inner: b, script: s, closed: make(chan struct{})}
 	w, isWatcher := b.(driver.Watcher)
@@ -226,7 +225,7 @@ type backend struct {
 	cleanup sync.WaitGroup
 }
 
-// String names the backend as the wrapped one does.
+// String returns the wrapped backend's String.
 func (b *backend) String() string {
 	if s, ok := b.inner.(fmt.Stringer); ok {
 		return s.String()
@@ -236,8 +235,8 @@ func (b *backend) String() string {
 
 func (b *backend) Info() driver.Info { return b.inner.Info() }
 
-// Close lets what hangs return and closes the wrapped backend, after the clean-up that
-// is under way.
+// Close lets hanging calls return, waits for the clean-up that is under way, and closes the
+// wrapped backend.
 func (b *backend) Close() error {
 	b.mu.Lock()
 	select {
@@ -270,18 +269,18 @@ func (b *backend) undo(ctx context.Context, granted driver.Lease) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
-	case <-b.closed: // after Close leases stay as they are
+	case <-b.closed: // after Close leases are not released
 		return
 	default:
 	}
 	b.cleanup.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseLimit)
 		defer cancel()
-		_ = granted.Release(ctx) // nobody is left to be told; the TTL remains
+		_ = granted.Release(ctx) // the lock ends by its TTL
 	})
 }
 
-// spoil makes a call as the script wants it.
+// spoil makes a call with the script's fault.
 func (b *backend) spoil(ctx context.Context, op Op, key, owner string, call func() error) (Fault, error) {
 	f, healed := b.script.fault(op, key, owner)
 	if err := sleep(ctx, f.Delay); err != nil {
@@ -305,7 +304,7 @@ func (b *backend) spoil(ctx context.Context, op Op, key, owner string, call func
 	return f, sleep(ctx, f.Late)
 }
 
-// hang returns when ctx ends, and also at Heal and Close.
+// hang returns when ctx ends, or at Heal or Close.
 func (b *backend) hang(ctx context.Context, healed <-chan struct{}) error {
 	select {
 	case <-ctx.Done():
@@ -354,7 +353,7 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	return g, nil
 }
 
-// Release works after cancellation, as the contract has it, for a bounded time.
+// As the contract says, Release works after cancellation, for a bounded time.
 func (l *lease) Release(ctx context.Context) error {
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
@@ -370,7 +369,7 @@ type watcher struct {
 	inner driver.Watcher
 }
 
-// Watch spoils the subscription; what it delivers then is the wrapped backend's.
+// Watch applies faults to the subscription only; the values come from the wrapped backend.
 func (w watcher) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	var free <-chan struct{}
 	_, err := w.b.spoil(ctx, Watch, key, "", func() (err error) {

@@ -145,7 +145,7 @@ func TestHangsEndWithTheContextWithHealAndWithClose(t *testing.T) {
 			"close":   func(func()) { must(t, b.Close()) },
 		} {
 			if name == "close" {
-				continue // last, below
+				continue // closed last, below
 			}
 			checkHang(t, b, name, end)
 			s.Always(Acquire, Fault{HangAfter: true})
@@ -251,7 +251,7 @@ func TestWatchIsSpoiltToo(t *testing.T) {
 	})
 }
 
-// some have all optional interfaces, in every combination.
+// some returns a backend for every combination of optional interfaces.
 type (
 	withWatcher   struct{ driver.Watcher }
 	withInspector struct{ driver.Inspector }

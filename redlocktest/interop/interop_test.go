@@ -20,7 +20,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A locker takes a lock by one library. ok is false where another has it.
+// A locker takes a lock with one library. ok is false if another client has it.
 type locker struct {
 	name string
 	try  func(ctx context.Context, key string) (unlock func() error, ok bool, err error)
@@ -82,7 +82,7 @@ func viaRedislock(c redis.UniversalClient) locker {
 	}}
 }
 
-// byHand is the lock that people write themselves.
+// byHand is the simple lock that many programs write themselves.
 func byHand(v valkey.Client) locker {
 	return locker{"SET NX PX", func(ctx context.Context, key string) (func() error, bool, error) {
 		err := v.Do(ctx, v.B().Set().Key(key).Value("by hand").Nx().Px(ttl).Build()).Error()
@@ -150,7 +150,7 @@ func TestLocksOfAllLibrariesExcludeEachOther(t *testing.T) {
 	}
 }
 
-// A counter that all libraries increment under one lock loses nothing.
+// All libraries increment a counter under one lock, and no increment is lost.
 func TestOneCounterUnderTheLocksOfAllLibraries(t *testing.T) {
 	all := lockers(t, server.KindRedis)
 	const each = 40

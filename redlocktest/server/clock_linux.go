@@ -20,8 +20,8 @@ import (
 //go:embed clock/clock.c
 var clockSource []byte
 
-// clockLibrary is the compiled clock/clock.c. It is compiled once, and kept in memory:
-// every server gets a copy in its folder, so that nothing stays when it goes.
+// clockLibrary is the compiled clock/clock.c. It is compiled once, and kept in memory. Every
+// server gets a copy in its folder, which is removed with the server.
 var clockLibrary = sync.OnceValues(func() (_ []byte, err error) {
 	cc, err := compiler()
 	if err != nil {
@@ -58,7 +58,7 @@ func compiler() ([]string, error) {
 	return nil, &MissingError{Program: "a C compiler", Package: "gcc libc6-dev"}
 }
 
-// The files in a server's folder: the library, and what the process maps.
+// The files in a server's folder: the library, and the file that the process maps.
 const (
 	clockLibraryName = "clock.so"
 	clockName        = "clock"
@@ -68,7 +68,7 @@ const (
 // clockFile is the file that clock/clock.c maps.
 type clockFile struct{ offset, loaded int64 }
 
-// makeClock writes those files; a clock that is there stays as it was set.
+// makeClock writes those files; an existing clock keeps its setting.
 func (s *Server) makeClock() error {
 	library, err := clockLibrary()
 	if err != nil {
@@ -86,7 +86,7 @@ func (s *Server) makeClock() error {
 
 // withClock puts the program that loads the clock before a command.
 func (s *Server) withClock(argv []string) ([]string, error) {
-	// From now on it shows whether the process about to start has loaded it.
+	// After this reset the clock shows whether the new process has loaded it.
 	if err := s.mapClock(func(c *clockFile) { atomic.StoreInt64(&c.loaded, 0) }); err != nil {
 		return nil, err
 	}
@@ -107,10 +107,10 @@ func (s *Server) clockLoaded(p *process) error {
 	return nil
 }
 
-// SetClock sets by how much the server's wall clock is ahead of the machine's; negative:
-// behind. It takes effect at once, also on a paused server, and stays over restarts:
-// the clock of a server that is stopped is that of its next boot. The server's
-// monotonic clock is not touched. The server has to have Config.Clock.
+// SetClock sets how far the server's wall clock is ahead of the machine's; negative: behind. It
+// takes effect at once, even on a paused server, and stays over restarts; on a stopped server
+// it is the clock of the next start. The server's monotonic clock does not change. The server
+// must have Config.Clock.
 func (s *Server) SetClock(ahead time.Duration) error {
 	if !s.cfg.Clock {
 		return errors.New("the server has no clock of its own")
@@ -118,7 +118,7 @@ func (s *Server) SetClock(ahead time.Duration) error {
 	return s.mapClock(func(c *clockFile) { atomic.StoreInt64(&c.offset, int64(ahead)) })
 }
 
-// mapClock calls f with the clock's memory. (A write to the file could be seen by halves.)
+// mapClock calls f with the clock's memory. (A reader could see a write to the file half done.)
 func (s *Server) mapClock(f func(*clockFile)) (err error) {
 	file, err := os.OpenFile(filepath.Join(s.dir, clockName), os.O_RDWR, 0)
 	if err != nil {

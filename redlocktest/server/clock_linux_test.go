@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// clockOf returns by how much a server's wall clock is ahead of ours, and how
-// uncertain that is.
+// clockOf returns how far a server's wall clock is ahead of ours, and the uncertainty of this
+// value.
 func clockOf(t *testing.T, s *Server) (ahead, uncertain time.Duration) {
 	t.Helper()
 	sent := time.Now()
@@ -46,8 +46,7 @@ func TestAServersClockIsStepped(t *testing.T) {
 	})
 }
 
-// What expires does so by the stepped clock: early if it jumps ahead, late if it falls
-// behind.
+// Keys expire by the stepped clock: early if it jumps ahead, late if it falls behind.
 func TestKeysExpireByTheSteppedClock(t *testing.T) {
 	kinds(t, func(t *testing.T, kind Kind) {
 		s := StartFor(t, kind, WithClock())
@@ -68,8 +67,8 @@ func TestKeysExpireByTheSteppedClock(t *testing.T) {
 	})
 }
 
-// A step of the wall clock is none of the monotonic one: the server's timers go on. One
-// of them deletes keys that nobody asks for.
+// A step of the wall clock does not step the monotonic clock: the server's timers go on. One of
+// them deletes expired keys that nobody reads.
 func TestAStepOfTheClockStopsNoTimer(t *testing.T) {
 	kinds(t, func(t *testing.T, kind Kind) {
 		s := StartFor(t, kind, WithClock())
@@ -117,7 +116,7 @@ func TestOnlyAServerWithAClockCanBeSet(t *testing.T) {
 	}
 }
 
-// Without a C compiler it is a program that is missing, as a server may be.
+// A missing C compiler is reported like a missing server program.
 func TestAMissingCompilerIsAMissingProgram(t *testing.T) {
 	t.Setenv("CC", "")
 	t.Setenv("PATH", t.TempDir())

@@ -15,13 +15,13 @@ import (
 // KindCommand is any server, started by a command line: see Command.
 const KindCommand Kind = "command"
 
-// Command starts a server that this package does not know, as Redis does: it can be killed,
-// paused (SIGSTOP), stopped, and started again on the same port, with or without its data.
+// Command starts a server that this package does not know. It can be killed, paused (SIGSTOP),
+// stopped, and started again on the same port, with or without its data.
 //
-// In argv {port} and {port2} stand for two free ports of the loopback interface, and {data}
-// for a folder of the server's own, which RestartEmpty empties. The program must stay in the
-// foreground. ready returns nil once the server at addr serves, and is asked again until then;
-// nil waits until addr accepts a connection.
+// In argv {port} and {port2} stand for two free ports of the loopback interface, and {data} for
+// a folder of the server's own, which RestartEmpty empties. The program must stay in the
+// foreground. ready returns nil once the server at addr serves, and is called again until then.
+// A nil ready waits until addr accepts a connection.
 //
 //	s := server.Command(t, []string{"consul", "agent", "-dev", "-http-port={port}", "-data-dir={data}"}, nil)
 func Command(t testing.TB, argv []string, ready func(ctx context.Context, addr string) error, opts ...Option) *Server {
@@ -34,7 +34,7 @@ func WithCommand(argv []string, ready func(ctx context.Context, addr string) err
 	return func(c *Config) { c.Command, c.Ready = argv, ready }
 }
 
-// command is the flavour of a server that is only known by its command line.
+// command is the flavour of a server that is given by its command line.
 type command struct{}
 
 func (command) prepare(*Server) error { return nil }
@@ -72,7 +72,7 @@ func (c command) wipe(s *Server) error { return os.RemoveAll(c.data(s)) }
 
 func (command) url(s *Server, _, _ string) string { return "tcp://" + s.Addr() }
 
-// program returns the path of what the configuration starts.
+// program returns the path of the program that the configuration starts.
 func (c *Config) program() (string, error) {
 	if c.Kind != KindCommand {
 		return find(c.Kind)

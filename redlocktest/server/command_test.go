@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// anybodys starts a redis-server as a program that this package knows nothing of.
+// anybodys starts a redis-server as an arbitrary program, which this package does not know.
 func anybodys(t *testing.T) *Server {
 	t.Helper()
 	if _, err := find(KindRedis); err != nil {
@@ -28,13 +28,13 @@ func anybodys(t *testing.T) *Server {
 		})
 }
 
-// ask sends one command on a connection of its own.
+// ask sends one command on a new connection.
 func ask(addr string, args ...string) (any, error) {
 	nc, err := net.Dial("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	defer nc.Close() //nolint:errcheck // only a probe
+	defer nc.Close() //nolint:errcheck // this connection is only a probe
 	if err := nc.SetDeadline(time.Now().Add(doTimeout)); err != nil {
 		return nil, err
 	}

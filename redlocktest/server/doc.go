@@ -1,6 +1,6 @@
-// Package server starts real servers for tests and benchmarks: redis-server,
-// valkey-server, postgres, pgbouncer, etcd, mariadbd and ZooKeeper, each on a free port of the
-// loopback interface, in a temporary folder that goes with it.
+// Package server starts real servers for tests and benchmarks: redis-server, valkey-server,
+// postgres, pgbouncer, etcd, mariadbd and ZooKeeper, each on a free port of the loopback
+// interface, in a temporary folder that is removed with it.
 //
 // Its API is unstable: it may change in any release.
 //
@@ -18,21 +18,21 @@
 //	s := server.Redis(t, server.WithClock())
 //	s.SetClock(time.Hour)                   // the clock jumps ahead
 //
-// [Command] does the same for any other server, by its command line:
+// [Command] starts any other server by its command line:
 //
 //	s := server.Command(t, []string{"consul", "agent", "-dev", "-http-port={port}"}, nil)
 //
-// A program that is not installed skips the test, with the command that brings it;
-// where the environment variable CI is set it fails the test, so that nothing is
-// green for lack of a server. Programs are looked for in PATH, and where Debian and
-// Homebrew put those that they leave out of it.
+// If a program is not installed the test is skipped, with the command that installs it. If the
+// environment variable CI is set the test fails instead, so that no test passes because a
+// server is missing. Programs are searched in PATH, and in the folders outside it that Debian
+// and Homebrew use.
 //
-// Nothing stays behind, even when the test is killed: every server has a guardian, a
-// tiny shell that reads from a pipe whose other end this process alone holds. When
-// this process ends, however it ends, the guardian kills the server and removes the
-// folder. On Linux the kernel kills the server as well (PR_SET_PDEATHSIG).
+// Nothing stays behind, even when the test is killed: every server has a guardian, a small
+// shell that reads from a pipe whose other end only this process holds. When this process ends,
+// for any reason, the guardian kills the server and removes the folder. On Linux the kernel
+// kills the server as well (PR_SET_PDEATHSIG).
 //
-// While a server runs, one goroutine waits for it. A leak detector is to ignore it:
+// While a server runs, one goroutine waits for it. A leak detector must ignore it:
 //
 //	goleak.IgnoreAnyFunction(server.Goroutine)
 //

@@ -26,13 +26,9 @@ func StartEtcd(ctx context.Context, members int, cfg Config) (*Group, error) {
 	return startEnsemble(ctx, members, cfg, func(all []*Server) error {
 		names := make([]string, len(all))
 		for i, s := range all {
-			addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(s.bus))
-			if cfg.PeersVia != nil {
-				via, err := cfg.PeersVia(addr)
-				if err != nil {
-					return err
-				}
-				addr = via
+			addr, err := cfg.peerAddr(-1, i, s.bus)
+			if err != nil {
+				return err
 			}
 			s.cfg.peerURL = "http://" + addr // the members speak without TLS
 			names[i] = fmt.Sprintf("m%d=%s", i, s.cfg.peerURL)
@@ -44,8 +40,17 @@ func StartEtcd(ctx context.Context, members int, cfg Config) (*Group, error) {
 	})
 }
 
-// startEnsemble starts servers that need each other to serve. introduce tells all of them of
-// all addresses, once these are known.
+// peerAddr is the address by which a member reaches a port of another one.
+func (c *Config) peerAddr(from, to, port int) (string, error) {
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	if c.PeersVia == nil || from == to {
+		return addr, nil
+	}
+	return c.PeersVia(from, to, addr)
+}
+
+// startEnsemble starts servers that need each other to serve. It calls introduce once all
+// addresses are known, to give each server all of them.
 func startEnsemble(ctx context.Context, members int, cfg Config, introduce func([]*Server) error) (*Group, error) {
 	binary, err := find(cfg.Kind)
 	if err != nil {
@@ -115,6 +120,17 @@ func (g *Group) each(f func(*Server) error) error {
 // Kill kills all nodes; see Server.Kill.
 func (g *Group) Kill() error { return g.each((*Server).Kill) }
 
+// KillMajority kills so many nodes that the others are no majority, and other ones each time. To
+// start them again takes less time than after Kill.
+func (g *Group) KillMajority() error {
+	n, first := len(g.Nodes), int(g.kills.Add(1))
+	var killed Group
+	for i := range n/2 + n%2 {
+		killed.Nodes = append(killed.Nodes, g.Nodes[(first+i)%n])
+	}
+	return killed.Kill()
+}
+
 // Start starts all nodes again that do not run; see Server.Start.
 func (g *Group) Start() error {
 	return g.each(func(s *Server) error {
@@ -131,6 +147,15 @@ func (g *Group) RestartEmpty() error {
 		return err
 	}
 	return g.each((*Server).RestartEmpty)
+}
+
+// StartAgain starts killed nodes again, with their stored data if memory is set, and otherwise
+// without; see redlocktest.Faults.
+func (g *Group) StartAgain(memory bool) error {
+	if memory {
+		return g.Start()
+	}
+	return g.RestartEmpty()
 }
 
 // Pause stops all nodes; see Server.Pause.
@@ -183,8 +208,8 @@ func (etcd) command(s *Server) ([]string, error) {
 	return append(argv, s.cfg.Args...), nil
 }
 
-// ready asks the member whether it has a leader. Its ports are reserved, so that nobody else
-// answers for it.
+// ready asks the member whether it has a leader. Its ports are reserved, so that no other
+// program answers instead.
 func (etcd) ready(ctx context.Context, s *Server, _ *process) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -198,7 +223,7 @@ func (etcd) ready(ctx context.Context, s *Server, _ *process) error {
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // only read
+	defer resp.Body.Close() //nolint:errcheck // it was only read
 	body, err := io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("/health answers %s: %s", resp.Status, body)

@@ -9,6 +9,7 @@ import (
 
 func TestEtcdMembersServeAfterAKillAndARestartWithoutMemory(t *testing.T) {
 	t.Parallel()
+	forOtherModules(t)
 	g := Etcd(t, 3, WithTLS(), WithClientCerts())
 	for name, again := range map[string]func() error{"Kill and Start": g.Start, "RestartEmpty": g.RestartEmpty} {
 		must(t, g.Kill())

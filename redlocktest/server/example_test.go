@@ -10,17 +10,17 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// In a test: the server ends with the test, and a program that is not installed skips it.
+// In a test the server ends with the test, and a missing program skips the test.
 func Example() {
 	test := func(t *testing.T) {
 		s := server.Redis(t, server.WithClock())
 		fmt.Println("dial", s.Addr())
 		for _, step := range []func() error{
-			s.Pause, // it does not answer
+			s.Pause, // the server does not answer
 			s.Resume,
-			func() error { return s.SetClock(time.Hour) }, // its clock jumps ahead
-			s.Kill,  // it crashes
-			s.Start, // and comes back with the data that it has on disk
+			func() error { return s.SetClock(time.Hour) }, // the server's clock jumps ahead
+			s.Kill,  // the server crashes
+			s.Start, // the server comes back with its data on disk
 		} {
 			if err := step(); err != nil {
 				t.Fatal(err)
@@ -30,7 +30,7 @@ func Example() {
 	_ = test
 }
 
-// Outside of a test.
+// Start works outside of tests.
 func ExampleStart() {
 	s, err := server.Start(context.Background(), server.Config{Kind: server.KindRedis})
 	if err != nil {

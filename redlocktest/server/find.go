@@ -54,8 +54,8 @@ func find(k Kind) (string, error) {
 	return "", &MissingError{Program: string(k), Package: k.pkg()}
 }
 
-// places returns where a program is: in PATH, or where Debian and Homebrew put what
-// they leave out of it. all.bash looks in the same places.
+// places returns where a program may be: in PATH, or in the folders outside it that Debian and
+// Homebrew use. all.bash searches the same places.
 func places(program string) []string {
 	var found []string
 	if path, err := exec.LookPath(program); err == nil {
@@ -82,7 +82,7 @@ func places(program string) []string {
 
 var firstNumber = regexp.MustCompile(`\d+`)
 
-// majorVersion returns the major version of a program, 0 if it does not tell.
+// majorVersion returns the major version of a program, 0 if it is unknown.
 func majorVersion(path string) int {
 	major, err := strconv.Atoi(firstNumber.FindString(version(path)))
 	if err != nil {
@@ -93,8 +93,8 @@ func majorVersion(path string) int {
 
 var versions sync.Map // by the program's path
 
-// version returns a program's answer to --version, "" if it fails. It runs once in the
-// life of this process: tests start a hundred servers.
+// version returns a program's output for --version, "" if it fails. It runs each program only
+// once per process, because tests start a hundred servers.
 func version(path string) string {
 	known, ok := versions.Load(path)
 	if !ok {

@@ -2,5 +2,5 @@
 
 package server
 
-// memoryFolder returns "", the system's temporary folder.
+// memoryFolder returns "", which stands for the system's temporary folder.
 func memoryFolder() string { return "" }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -21,9 +22,11 @@ type Group struct {
 	Sentinels []*Server
 	// Name is the primary's name among the sentinels; empty in a Cluster.
 	Name string
+
+	kills atomic.Int64 // of a majority
 }
 
-// Addrs returns where a client begins: the sentinels' addresses, or the Cluster's.
+// Addrs returns the addresses that a client needs: those of the sentinels, or of the Cluster.
 func (g *Group) Addrs() []string {
 	servers := g.Sentinels
 	if len(servers) == 0 {
@@ -49,14 +52,15 @@ const (
 	sentinelName = "primary"
 	sentinels    = 3
 	replicas     = 2
-	// The sentinels are quick, and yet do not take a busy machine for a failure.
+	// Short enough for quick tests, and long enough that sentinels do not take a busy machine
+	// for a failure.
 	downAfter       = 3 * time.Second
 	failoverTimeout = 5 * time.Second
 )
 
-// StartSentinel starts a primary, two replicas and three sentinels, and returns when
-// they all know each other. A primary that does not answer for three seconds is
-// replaced. cfg is of the primary and its replicas.
+// StartSentinel starts a primary, two replicas and three sentinels, and returns when they all
+// know each other. A primary that does not answer for three seconds is replaced. cfg applies to
+// the primary and its replicas.
 func StartSentinel(ctx context.Context, cfg Config) (_ *Group, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -126,8 +130,7 @@ func (g *Group) acquainted(ctx context.Context) error {
 	return nil
 }
 
-// Primary returns the node that is now the primary, as a majority of the sentinels
-// says.
+// Primary returns the node that a majority of the sentinels calls the primary now.
 func (g *Group) Primary(ctx context.Context) (*Server, error) {
 	votes := map[string]int{}
 	for _, s := range g.Sentinels {
@@ -210,7 +213,7 @@ func (g *Group) meet(ctx context.Context) error {
 	for i, s := range g.Nodes {
 		first, last := i*slots/n, (i+1)*slots/n-1
 		for _, command := range [][]string{
-			// Distinct epochs, so that the nodes need not settle a conflict first.
+			// Distinct epochs, so that the nodes need not resolve a conflict first.
 			{"CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i + 1)},
 			{"CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(first), strconv.Itoa(last)},
 			{"CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(g.Nodes[0].port), strconv.Itoa(g.Nodes[0].bus)},

@@ -20,10 +20,10 @@ import (
 	"testing"
 )
 
-// scene tells the helper process what to do; without it, it is an ordinary test run.
+// scene tells the helper process what to do. Without it this is an ordinary test run.
 const scene = "REDLOCKTEST_SCENE"
 
-// inScene runs one test of this binary as a process of its own.
+// inScene runs one test of this binary in a new process.
 func inScene(t *testing.T, name, test string, env ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -33,15 +33,15 @@ func inScene(t *testing.T, name, test string, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// left is what a helper process says that it started.
+// left lists the processes and folders that a helper process says it started.
 type left struct {
 	Servers, Guardians []int
 	Children           []int // of the servers; some come and go
 	Dirs               []string
 }
 
-// TestSceneOfServers is the helper process: it starts servers, says which, and waits
-// to be killed.
+// TestSceneOfServers runs in the helper process. It starts servers, prints them, and waits to
+// be killed.
 func TestSceneOfServers(t *testing.T) {
 	if os.Getenv(scene) != "servers" {
 		return
@@ -128,12 +128,12 @@ func TestTheKernelKillsServersWithoutTheirGuardians(t *testing.T) {
 		}
 		for _, pid := range slices.Concat(l.Servers, l.Children) {
 			if stopped, err := isStopped(pid); err == nil && stopped {
-				_ = syscall.Kill(pid, syscall.SIGKILL) // the paused postgres, above all
+				_ = syscall.Kill(pid, syscall.SIGKILL) // mainly the paused postgres
 			}
 		}
 	})
-	// Those that are not paused. (A paused postgres heeds no signal but SIGKILL, which
-	// would leave its shared memory behind: that one is left to its guardian.)
+	// These servers are not paused. (A paused postgres obeys only SIGKILL, which would leave
+	// its shared memory behind; its guardian ends it.)
 	running := slices.DeleteFunc(slices.Concat(l.Servers, l.Children), func(pid int) bool {
 		stopped, err := isStopped(pid)
 		return err == nil && stopped
@@ -155,7 +155,7 @@ func TestAGuardianKillsAndRemovesAtTheEndOfItsInput(t *testing.T) {
 		must(t, os.Mkdir(dir, 0o700))
 		g, err := newGuardian(dir, gently)
 		must(t, err)
-		// One dies of the first signal, one has to be killed, one was dropped.
+		// One server ends at the first signal, one must be killed, and one was dropped.
 		var all []*exec.Cmd
 		for _, script := range []string{"sleep 600", `trap "" QUIT; while :; do sleep 1; done`, "exec sleep 600"} {
 			c := exec.Command("/bin/sh", "-c", script)
@@ -168,7 +168,7 @@ func TestAGuardianKillsAndRemovesAtTheEndOfItsInput(t *testing.T) {
 		g.drop(all[2].Process.Pid)
 		var reaped sync.WaitGroup
 		for _, c := range all[:2] {
-			reaped.Go(func() { _ = c.Wait() }) // it ends by a signal
+			reaped.Go(func() { _ = c.Wait() }) // a signal ends it
 		}
 		must(t, g.close())
 		reaped.Wait()
@@ -183,7 +183,7 @@ func TestAGuardianKillsAndRemovesAtTheEndOfItsInput(t *testing.T) {
 	}
 }
 
-// TestSceneOfAMissingServer is the helper process of the test below.
+// TestSceneOfAMissingServer runs in the helper process of the test below.
 func TestSceneOfAMissingServer(t *testing.T) {
 	if os.Getenv(scene) == "missing" {
 		require(t, &MissingError{Program: "etcd-server", Package: "etcd"})
@@ -204,7 +204,7 @@ func TestAMissingServerSkipsAndFailsInCI(t *testing.T) {
 	}
 }
 
-// TestSceneOfAFailure is the helper process of the test below.
+// TestSceneOfAFailure runs in the helper process of the test below.
 func TestSceneOfAFailure(t *testing.T) {
 	if os.Getenv(scene) == "failure" {
 		Redis(t)

@@ -71,7 +71,7 @@ func plain(t *testing.T, addr string, args ...string) (any, error) {
 	t.Helper()
 	nc, err := net.Dial("tcp", addr)
 	must(t, err)
-	defer nc.Close() //nolint:errcheck // only a probe
+	defer nc.Close() //nolint:errcheck // this connection is only a probe
 	must(t, nc.SetDeadline(time.Now().Add(doTimeout)))
 	return newRespConn(nc).do(args...)
 }
@@ -85,7 +85,7 @@ func TestUsersHaveTheirRightsAndDoHasAll(t *testing.T) {
 		}
 		nc, err := net.Dial("tcp", s.Addr())
 		must(t, err)
-		defer nc.Close() //nolint:errcheck // only a probe
+		defer nc.Close() //nolint:errcheck // this connection is only a probe
 		must(t, nc.SetDeadline(time.Now().Add(doTimeout)))
 		c := newRespConn(nc)
 		_, err = c.do("AUTH", "alice", "pw")
@@ -142,7 +142,7 @@ func TestReplicaFollowsItsPrimary(t *testing.T) {
 			}
 			return err
 		}))
-		// A replica comes back while its primary is away.
+		// A replica restarts while its primary is down.
 		must(t, primary.Kill())
 		must(t, replica.Restart())
 	})
@@ -164,7 +164,7 @@ func TestPausedServerKeepsConnectionsAndAnswersLater(t *testing.T) {
 		must(t, s.Pause())
 		nc, err := net.Dial("tcp", s.Addr())
 		must(t, err)
-		defer nc.Close() //nolint:errcheck // only a probe
+		defer nc.Close() //nolint:errcheck // this connection is only a probe
 		c := newRespConn(nc)
 		_, err = io.WriteString(c, "PING\r\n")
 		must(t, err)
@@ -205,7 +205,7 @@ func TestSentinelsReplaceADeadPrimary(t *testing.T) {
 			t.Errorf("primary %s, sentinels %v", old.Addr(), g.Addrs())
 		}
 		if testing.Short() {
-			return // they wait for three seconds before they call it dead
+			return // the nodes wait three seconds before they declare it dead
 		}
 		must(t, old.Kill())
 		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
@@ -273,13 +273,13 @@ func TestBadSettingIsInTheError(t *testing.T) {
 	}
 }
 
-// query asks a postgres one question by the simple protocol and returns the first
-// column of the first row, or the error's text.
+// query runs one postgres query with the simple protocol and returns the first column of the
+// first row, or the error's text.
 func query(t *testing.T, addr, sql string) string {
 	t.Helper()
 	nc, err := net.Dial("tcp", addr)
 	must(t, err)
-	defer nc.Close() //nolint:errcheck // only a probe
+	defer nc.Close() //nolint:errcheck // this connection is only a probe
 	must(t, nc.SetDeadline(time.Now().Add(startTimeout)))
 	params := "\x00\x03\x00\x00user\x00postgres\x00database\x00postgres\x00\x00"
 	_, err = nc.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(params)+4)), params...))
@@ -365,12 +365,12 @@ func TestHBAComesBeforeTrust(t *testing.T) {
 	}
 }
 
-// greeting is the version that a mariadbd names to whoever connects.
+// greeting returns the version that a mariadbd sends to a new connection.
 func greeting(t *testing.T, addr string) string {
 	t.Helper()
 	nc, err := net.Dial("tcp", addr)
 	must(t, err)
-	defer nc.Close() //nolint:errcheck // only a probe
+	defer nc.Close() //nolint:errcheck // this connection is only a probe
 	must(t, nc.SetDeadline(time.Now().Add(startTimeout)))
 	head := make([]byte, 5) // length, number, protocol
 	_, err = io.ReadFull(nc, head)
@@ -384,6 +384,7 @@ func greeting(t *testing.T, addr string) string {
 
 func TestMariaDBServesAfterACrashAndWithoutItsMemory(t *testing.T) {
 	t.Parallel()
+	forOtherModules(t)
 	s := MariaDB(t, WithTLS())
 	for _, again := range []func() error{s.Restart, func() error { return errors.Join(s.Kill(), s.Start()) }, s.RestartEmpty} {
 		if got := greeting(t, s.Addr()); !strings.Contains(got, "MariaDB") {

@@ -26,13 +26,13 @@ func (mariadb) prepare(s *Server) error {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(s.dataDir(), "mysql")); err == nil {
-		return nil // a folder of the caller's that was used before
+		return nil // the caller's folder, which was used before
 	}
 	return s.mariadbInstall()
 }
 
-// mariadbInstall makes the system tables, as mariadb-install-db does, and the database
-// "test". That program is in another package than the server, and needs more than this.
+// mariadbInstall makes the system tables, as mariadb-install-db does, and the database "test".
+// That program is in another package than the server, and needs further programs.
 func (s *Server) mariadbInstall() error {
 	share, err := s.mariadbShare()
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *Server) mariadbConfig() error {
 	line("innodb-log-file-size", "4M")
 	line("innodb-buffer-pool-size", "16M")
 	line("innodb-use-native-aio", 0)
-	if !s.cfg.Durable { // what the process wrote outlives a kill, if not the machine's crash
+	if !s.cfg.Durable { // written data outlives a kill, but not a crash of the machine
 		line("innodb-flush-log-at-trx-commit", 2)
 		line("innodb-doublewrite", 0)
 	}
@@ -164,7 +164,7 @@ func (mariadb) wipe(s *Server) error {
 	return s.mariadbInstall()
 }
 
-// url names the superuser, who needs no password, where no user is given.
+// url names the superuser, who needs no password, if no user is given.
 func (mariadb) url(s *Server, user, password string) string {
 	if user == "" {
 		user = MariaDBSuperuser

@@ -24,11 +24,11 @@ const (
 // server for tests: without TLS, password and persistence.
 type Config struct {
 	Kind Kind
-	// Dir is the server's folder, absolute, which is made if need be and stays; empty: a
-	// temporary one, which goes with the server. Where postgres and pgbouncer are
-	// started by root, it becomes the property of the user that they run as.
+	// Dir is the server's folder, an absolute path, which is made if it does not exist and is
+	// kept; empty: a temporary folder, which is removed with the server. If root starts
+	// postgres or pgbouncer, the folder is given to the user that the server runs as.
 	Dir string
-	// Password is asked from clients (requirepass). Redis and Valkey only.
+	// Password is the password that clients must give (requirepass). Redis and Valkey only.
 	Password string
 	// Users are ACL rules, as "alice on >secret ~* +@all". Redis and Valkey only.
 	Users []string
@@ -37,14 +37,14 @@ type Config struct {
 	TLS bool
 	// ClientCerts makes it ask clients for a certificate of that authority.
 	ClientCerts bool
-	// UnixOnly makes it listen on its unix socket alone. Redis and Valkey only.
+	// UnixOnly makes it listen only on its unix socket. Redis and Valkey only.
 	UnixOnly bool
 	// ReplicaOf is the server to replicate; both or neither have TLS. A postgres is then a
 	// hot standby that follows by streaming, named "standby" in synchronous_standby_names.
 	ReplicaOf *Server
-	// Clock gives the server a wall clock of its own, which Server.SetClock sets: a
-	// library that a C compiler makes when it is first used stands before the system's.
-	// Redis and Valkey only, on Linux.
+	// Clock gives the server a wall clock of its own, which Server.SetClock sets: a library
+	// replaces the system's clock functions; a C compiler makes it at the first use. Redis and
+	// Valkey only, on Linux.
 	Clock bool
 	// Cluster enables cluster mode, of version 7 or newer. Redis and Valkey only.
 	Cluster bool
@@ -53,27 +53,31 @@ type Config struct {
 	Durable bool
 	// Standby makes postgres a hot standby, which is read-only, without a primary.
 	Standby bool
-	// HBA are lines of pg_hba.conf, before those that trust everybody on this machine.
+	// HBA are lines of pg_hba.conf, before the lines that trust all users of this machine.
 	HBA []string
-	// Settings are more lines of the configuration file, name and value, in order; a
-	// later one wins where the server lets it.
+	// Settings are more lines of the configuration file, name and value, in order; a later one
+	// replaces an earlier one if the server allows it.
 	Settings []Setting
-	// Args are more arguments of the program.
+	// Args are further arguments of the program.
 	Args []string
 
-	// PoolOf is the postgres behind a PgBouncer, and PoolMode how it shares
-	// connections: "session", "transaction" or "statement".
+	// PoolOf is the postgres behind a PgBouncer, and PoolMode is its pooling mode: "session",
+	// "transaction" or "statement".
 	PoolOf   *Server
 	PoolMode string
 
-	// Command is the command line of a KindCommand, and Ready how it is known to serve: see
-	// the function Command.
+	// Command is the command line of a KindCommand, and Ready tells whether it serves: see the
+	// function Command.
 	Command []string
 	Ready   func(ctx context.Context, addr string) error
 
-	// PeersVia returns the address by which the members of an etcd reach a member that listens at
-	// addr: that of a proxy, say. Nil: the same one.
-	PeersVia func(addr string) (string, error)
+	// PeersVia lets members of an etcd cluster or a ZooKeeper ensemble reach each other through
+	// proxies: it returns the address by which member from reaches member to, which listens at
+	// addr. Members count from 0. All members of an etcd reach a member by the same address, so
+	// from is -1. For a ZooKeeper it is called for each pair of members and both of their
+	// ports; but in an election a member with a larger number calls one with a smaller number
+	// directly. Nil: addr itself.
+	PeersVia func(from, to int, addr string) (string, error)
 
 	sentinel  string        // the lines that make it a sentinel
 	authority *certificates // whose certificates it uses; nil: its own
@@ -123,8 +127,8 @@ func WithDir(dir string) Option { return func(c *Config) { c.Dir = dir } }
 // WithPassword sets Config.Password.
 func WithPassword(password string) Option { return func(c *Config) { c.Password = password } }
 
-// WithUser adds an ACL rule to Config.Users: "alice on >secret ~* +@all". "default
-// off" leaves no way in but by such users.
+// WithUser adds an ACL rule to Config.Users: "alice on >secret ~* +@all". With "default off"
+// only such users can log in.
 func WithUser(rule string) Option {
 	return func(c *Config) { c.Users = append(c.Users, rule) }
 }
@@ -141,11 +145,11 @@ func WithUnixOnly() Option { return func(c *Config) { c.UnixOnly = true } }
 // WithReplicaOf sets Config.ReplicaOf.
 func WithReplicaOf(primary *Server) Option { return func(c *Config) { c.ReplicaOf = primary } }
 
-// WithClock sets Config.Clock. Where there is no C compiler the test is skipped, or fails
-// if CI is set, as where a server is missing.
+// WithClock sets Config.Clock. Without a C compiler the test is skipped, or fails if CI is set,
+// as with a missing server.
 func WithClock() Option { return func(c *Config) { c.Clock = true } }
 
-// WithCluster sets Config.Cluster. Cluster makes a whole one.
+// WithCluster sets Config.Cluster for one node. The function Cluster starts a whole Cluster.
 func WithCluster() Option { return func(c *Config) { c.Cluster = true } }
 
 // WithAppendOnly makes the server log its writes; fsync is "always", "everysec" or "no".
@@ -184,7 +188,7 @@ func WithDurable() Option { return func(c *Config) { c.Durable = true } }
 func WithStandby() Option { return func(c *Config) { c.Standby = true } }
 
 // WithPeersVia sets Config.PeersVia.
-func WithPeersVia(via func(addr string) (string, error)) Option {
+func WithPeersVia(via func(from, to int, addr string) (string, error)) Option {
 	return func(c *Config) { c.PeersVia = via }
 }
 

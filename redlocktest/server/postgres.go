@@ -30,7 +30,7 @@ func (s *Server) dataDir() string { return filepath.Join(s.dir, "data") }
 // prepare copies a fresh cluster from the template.
 func (postgres) prepare(s *Server) error {
 	if _, err := os.Stat(filepath.Join(s.dataDir(), "PG_VERSION")); err == nil {
-		return nil // a folder of the caller's that was used before
+		return nil // the caller's folder, which was used before
 	}
 	return s.freshCluster()
 }
@@ -74,8 +74,8 @@ func (s *Server) baseBackup() error {
 	return giveAway(signal, s.cfg.Kind)
 }
 
-// program is the path of another program of the same installation: beside the server's,
-// or beside what that is a link to.
+// program returns the path of another program of the same installation: in the folder of the
+// server's program, or of the file that this links to.
 func (s *Server) program(name string) string {
 	path := filepath.Join(filepath.Dir(s.binary), name)
 	if _, err := os.Stat(path); err == nil {
@@ -97,11 +97,11 @@ func (s *Server) Promote() error {
 	return runAs(s.cfg.Kind, s.dir, s.program("pg_ctl"), "promote", "-D", s.dataDir(), "-w", "-t", "30")
 }
 
-// templates is held while a template is made: the tests that begin together want one.
+// templates is held while a template is made, because tests that begin together need the same one.
 var templates sync.Mutex
 
-// template returns a cluster as initdb makes it. initdb is slow, so it runs once for
-// each version and user; the result stays in the system's temporary folder.
+// template returns the folder of a new database cluster made by initdb. initdb is slow, so it
+// runs once for each version and user; the result stays in the system's temporary folder.
 func (s *Server) template() (string, error) {
 	templates.Lock()
 	defer templates.Unlock()
@@ -114,7 +114,7 @@ func (s *Server) template() (string, error) {
 	if ownedBy(ready, who) {
 		return ready, nil
 	}
-	// In a folder of its own, and then renamed: others may be at it too.
+	// It is made in a folder of its own and then renamed, because other processes may make it too.
 	making, err := os.MkdirTemp("", "redlock-initdb-")
 	if err != nil {
 		return "", err
@@ -125,7 +125,7 @@ func (s *Server) template() (string, error) {
 	if err := os.Rename(making, ready); err == nil || ownedBy(ready, who) {
 		return ready, os.RemoveAll(making)
 	}
-	// The name is somebody else's: the server's own folder has room for a template.
+	// Another user has this name: make the template in the server's own folder.
 	if err := os.RemoveAll(making); err != nil {
 		return "", err
 	}
@@ -197,7 +197,7 @@ func (postgres) command(s *Server) ([]string, error) {
 	line("port", strconv.Itoa(s.port))
 	line("unix_socket_directories", s.dir)
 	line("shared_buffers", "16MB")
-	// In the folder, which goes, and not in the system's, where it would stay.
+	// In the server's folder, which is removed, not in the system's, where it would stay.
 	line("dynamic_shared_memory_type", "mmap")
 	line("max_wal_size", "256MB")
 	line("hba_file", filepath.Join(s.dir, "hba"))
@@ -228,8 +228,8 @@ func (postgres) command(s *Server) ([]string, error) {
 	return append(argv, s.cfg.Args...), nil
 }
 
-// ready reads what the server says of itself: its process, and whether it accepts
-// connections (the eighth line of its lock file).
+// ready reads from the server's lock file its process and whether it accepts connections (the
+// eighth line).
 func (postgres) ready(_ context.Context, s *Server, p *process) error {
 	text, err := os.ReadFile(filepath.Join(s.dataDir(), "postmaster.pid"))
 	if err != nil {
@@ -277,7 +277,7 @@ func (pgbouncer) command(s *Server) ([]string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[databases]\n* = host=127.0.0.1 port=%d user=%s\n[pgbouncer]\n", s.cfg.PoolOf.port, Superuser)
 	fmt.Fprintf(&b, "listen_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\n", s.port)
-	// Whoever comes is the superuser: the loopback is the border.
+	// Every client is the superuser: only the loopback interface can connect.
 	fmt.Fprintf(&b, "auth_type = any\npool_mode = %s\n", s.cfg.PoolMode)
 	fmt.Fprintf(&b, "max_client_conn = 1000\ndefault_pool_size = 100\n")
 	for _, x := range s.cfg.Settings {
@@ -290,8 +290,8 @@ func (pgbouncer) command(s *Server) ([]string, error) {
 	return append([]string{s.binary, file}, s.cfg.Args...), giveAway(file, s.cfg.Kind)
 }
 
-// ready waits until the log says so, since somebody else might have the port, and
-// until somebody listens.
+// ready waits until the log says that the server is up, because another program might have the
+// port, and until the port accepts connections.
 func (pgbouncer) ready(ctx context.Context, s *Server, p *process) error {
 	if !strings.Contains(s.LogTail(20), fmt.Sprintf("[%d] LOG process up", p.pid)) {
 		return errors.New("it is starting")

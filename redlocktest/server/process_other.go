@@ -4,8 +4,7 @@ package server
 
 import "time"
 
-// A process cannot be controlled as this package has to, where there are no POSIX
-// signals.
+// This package cannot control processes without POSIX signals.
 type process struct {
 	pid  int
 	done chan struct{}

@@ -24,12 +24,13 @@ type process struct {
 	pid    int
 	guard  *guardian
 	paused []int         // the descendants that are stopped with it
-	done   chan struct{} // closed when it has ended and was waited for
+	done   chan struct{} // closed when it has ended and was reaped
 	err    error         // how it ended; to be read after done
 }
 
-// holdBack starts a program only once a line comes in, by when the guardian knows
-// its process; if none comes, this process has died and the program never starts.
+// holdBack is a shell script that starts the program when it reads a line. The line is sent
+// when the guardian knows the process. If none comes, this process has died and the program
+// never starts.
 const holdBack = `read -r go && exec "$@" </dev/null`
 
 // startProcess starts argv in dir, with its output appended to the log.
@@ -38,11 +39,11 @@ func startProcess(guard *guardian, kind Kind, argv []string, dir, log string) (*
 	if err != nil {
 		return nil, err
 	}
-	defer out.Close() //nolint:errcheck // the child has its own
+	defer out.Close() //nolint:errcheck // the child has its own copy
 	cmd := exec.Command("/bin/sh", append([]string{"-c", holdBack, "sh"}, argv...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, out, out
 	cmd.SysProcAttr = dieWithUs(kind)
-	// A group of its own: an interrupt from the terminal is for the test.
+	// A group of its own, so that an interrupt from the terminal reaches only the test.
 	cmd.SysProcAttr.Setpgid = true
 	if cmd.SysProcAttr.Credential, err = credential(kind); err != nil {
 		return nil, err
@@ -81,7 +82,7 @@ func (p *process) run(started chan<- error) {
 	if p.err = p.cmd.Wait(); p.err == nil {
 		p.err = errors.New("exit status 0")
 	}
-	// Until here the id was the process's own: a zombie keeps it.
+	// Until here no other process can have the id, because the zombie keeps it.
 	p.guard.drop(p.cmd.Process.Pid)
 	close(p.done)
 }
@@ -105,8 +106,7 @@ func (p *process) wait(timeout time.Duration) error {
 	}
 }
 
-// pause stops the process and its descendants, the parents first, so that none is
-// born unseen.
+// pause stops the process and its descendants, parents first, so that it misses no new child.
 func (p *process) pause() error {
 	if err := p.signal(syscall.SIGSTOP); err != nil {
 		return err
@@ -115,8 +115,7 @@ func (p *process) pause() error {
 		return err
 	}
 	for _, pid := range descendants(p.pid) {
-		// The guardian has to know: what is stopped does not notice that its
-		// parent died.
+		// Tell the guardian, because a stopped process does not notice that its parent died.
 		if err := p.guard.add(pid); err != nil {
 			return err
 		}
@@ -150,10 +149,10 @@ func (p *process) resume() error {
 	return p.signal(syscall.SIGCONT)
 }
 
-// kill ends the process and its descendants at once and waits until they are gone,
-// as in a crash of the whole machine.
+// kill ends the process and its descendants at once, as a crash of the machine does, and waits
+// until they have ended.
 func (p *process) kill() error {
-	// Stopped first, so that it neither reacts to its children's end nor has more.
+	// Stop it first, so that it neither reacts to its children's end nor starts more.
 	err := p.signal(syscall.SIGSTOP)
 	_ = p.awaitStopped() // it may have ended
 	all := append(descendants(p.pid), p.paused...)
@@ -170,8 +169,8 @@ func (p *process) kill() error {
 	return err
 }
 
-// awaitGone waits until orphans are reaped, for a bounded time: who reaps them is
-// not ours.
+// awaitGone waits until orphans are reaped, for a bounded time, because another process reaps
+// them.
 func awaitGone(pids []int) {
 	deadline := time.Now().Add(5 * time.Second)
 	for _, pid := range pids {
@@ -181,8 +180,8 @@ func awaitGone(pids []int) {
 	}
 }
 
-// end kills the process, gently if it must clean up data that outlives it: postgres
-// leaves shared memory behind otherwise.
+// end kills the process, and gives it time if it must clean up: otherwise postgres leaves
+// shared memory behind.
 func (p *process) end(gently bool) error {
 	if !gently {
 		return p.kill()
@@ -196,15 +195,15 @@ func (p *process) end(gently bool) error {
 	return p.kill()
 }
 
-// A guardian is a shell that outlives this process by a moment: at the end of its
-// standard input it kills the processes that it was told of, and removes a folder.
+// A guardian is a shell that outlives this process by a moment: at the end of its standard
+// input it kills the processes on its list, and removes a folder.
 type guardian struct {
 	cmd  *exec.Cmd
 	pipe io.WriteCloser
 }
 
-// watch is the guardian's program: its arguments are the first signal to send, and
-// the folder to remove. It ignores what a terminal sends to everybody.
+// watch is the guardian's program. Its arguments are the first signal to send, and the folder
+// to remove. It ignores the signals of a terminal.
 const watch = `trap "" HUP INT QUIT TERM
 pids=
 while read -r verb pid; do
@@ -259,11 +258,11 @@ func (g *guardian) add(pid int) error {
 
 // drop takes a process that has ended off the guardian's list: its id may be another's by now.
 func (g *guardian) drop(pid int) {
-	// If the guardian is gone there is nobody left to tell.
+	// An error means that the guardian has ended.
 	_, _ = fmt.Fprintf(g.pipe, "drop %d\n", pid)
 }
 
-// close lets the guardian do its work, and returns when it has.
+// close lets the guardian do its work, and returns when it has finished.
 func (g *guardian) close() error {
 	if err := g.pipe.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
@@ -276,13 +275,12 @@ func alive(pid int) bool {
 	return syscall.Kill(pid, 0) == nil && !isZombie(pid)
 }
 
-// asRoot reports whether a kind of server has to be run as somebody else: some
-// refuse to run as root.
+// asRoot reports whether this process is root and the kind of server refuses to run as root.
 func asRoot(kind Kind) bool {
 	return os.Geteuid() == 0 && (kind == KindPostgres || kind == KindPgBouncer)
 }
 
-// credential returns the user that runs a server; nil: our own.
+// credential returns the user that runs a server; nil: this process's user.
 func credential(kind Kind) (*syscall.Credential, error) {
 	if !asRoot(kind) {
 		return nil, nil
@@ -305,7 +303,7 @@ func credential(kind Kind) (*syscall.Credential, error) {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 }
 
-// giveAway gives a folder, with everything in it, to the user that runs the server.
+// giveAway makes the user that runs the server the owner of a folder and its contents.
 func giveAway(dir string, kind Kind) error {
 	who, err := credential(kind)
 	if who == nil || err != nil {
@@ -327,7 +325,7 @@ func (p *process) stopSignal(kind Kind) error {
 	return p.signal(syscall.SIGTERM)
 }
 
-// descendants returns the processes that a process brought forth, parents first.
+// descendants returns the descendants of a process, parents first.
 func descendants(pid int) []int {
 	all := parents()
 	found := []int{pid}
@@ -353,7 +351,8 @@ func runner(kind Kind) (string, error) {
 	return strconv.FormatUint(uint64(who.Uid), 10), nil
 }
 
-// ownedBy reports whether path is a folder of that user's that nobody else can enter.
+// ownedBy reports whether path is a folder that belongs to that user and that no other user can
+// enter.
 func ownedBy(path, uid string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || !info.IsDir() || info.Mode().Perm() != 0o700 {

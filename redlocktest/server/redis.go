@@ -13,11 +13,10 @@ import (
 	"time"
 )
 
-// resp is the flavour of redis-server and valkey-server, which differ in nothing
-// that matters here.
+// resp is the flavour of redis-server and valkey-server, which start in the same way.
 type resp struct{}
 
-// adminUser is the user that Do logs in as where users are configured.
+// adminUser is the user of Do if users are configured.
 const adminUser = "redlocktest"
 
 // Socket returns the path of the unix socket on which Redis, Valkey, postgres and mariadbd
@@ -54,11 +53,11 @@ func (resp) command(s *Server) ([]string, error) {
 
 func (s *Server) respCommand() ([]string, error) {
 	file := filepath.Join(s.dir, "conf")
-	// A sentinel keeps its memory in its configuration file.
+	// A sentinel keeps its state in its configuration file.
 	if _, err := os.Stat(file); err == nil && s.cfg.sentinel != "" && s.started {
 		return []string{s.binary, file, "--sentinel"}, nil
 	}
-	// Passwords are in the file, so that no list of processes shows them.
+	// Passwords are in the file, not in the arguments, which lists of processes show.
 	if err := os.WriteFile(file, []byte(s.respConfig()), 0o600); err != nil {
 		return nil, err
 	}
@@ -159,7 +158,7 @@ func (resp) ready(ctx context.Context, s *Server, p *process) error {
 	case err != nil:
 		return err
 	case info["process_id"] != strconv.Itoa(p.pid):
-		return errors.New("another server has its address")
+		return errors.New("another server answers at its address")
 	case s.cfg.Clock && s.clockLoaded(p) != nil:
 		return s.clockLoaded(p)
 	case info["loading"] == "1":
@@ -200,7 +199,7 @@ func (resp) stop(s *Server, p *process, save bool) error {
 	return p.stopSignal(s.cfg.Kind)
 }
 
-// save writes a dump, once nobody else does: a rule of its own, or a replica that comes.
+// save writes a dump. It waits while another dump is being written, for a rule or a new replica.
 func (s *Server) save() error {
 	for end := time.Now().Add(stopTimeout); ; time.Sleep(10 * time.Millisecond) {
 		_, err := s.Do("SAVE")
@@ -210,8 +209,7 @@ func (s *Server) save() error {
 	}
 }
 
-// wipe removes the server's data, but for its log and its membership in a
-// cluster. (A restart without memory does not set its clock either.)
+// wipe removes the server's data, except its log, its membership in a cluster and its clock.
 func (resp) wipe(s *Server) error {
 	keep := map[string]bool{"log": true, "nodes.conf": true, "ca.pem": true, "cert.pem": true, "key.pem": true,
 		"clock": true, "clock.so": true}

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// doTimeout bounds one command of Do, askTimeout a question whether a server is ready.
+// doTimeout bounds one command of Do, askTimeout one check whether a server is ready.
 const (
 	doTimeout  = 20 * time.Second
 	askTimeout = 5 * time.Second
@@ -42,7 +42,7 @@ func (s *Server) do(ctx context.Context, args ...string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close() //nolint:errcheck // nothing is left to be sent
+	defer c.Close() //nolint:errcheck // the reply was read
 	return c.do(args...)
 }
 

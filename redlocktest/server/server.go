@@ -25,15 +25,16 @@ const Goroutine = "github.com/redlock-go/redlock/redlocktest/server.(*process).r
 // ErrUnsupported is returned on platforms without POSIX signals.
 var ErrUnsupported = errors.New("servers can be started on Unix systems only")
 
-// How long a server may take to start or to stop. Generous: the machine may be busy.
+// How long a server may take to start or to stop. Generous: with a hundred processes for each
+// processor a Java machine needs more than a minute to start.
 const (
-	startTimeout = 60 * time.Second
+	startTimeout = 3 * time.Minute
 	stopTimeout  = 20 * time.Second
 )
 
 // A Server is one server process, or one that was stopped and can be started again
 // on the same address. All methods are safe for concurrent use, and none blocks for
-// longer than a minute.
+// longer than four minutes.
 type Server struct {
 	cfg    Config
 	kind   flavour
@@ -43,15 +44,15 @@ type Server struct {
 	bus    int // a cluster node's second port
 	// election is the third port of a member of a ZooKeeper.
 	election int
-	ports    []*port.Port // all: its own until Close, also while it does not run
+	ports    []*port.Port // reserved until Close, even while it does not run
 	certs    *certificates
-	admin    string // password of the extra user that Do logs in as where users are configured
+	admin    string // password of the extra user of Do if users are configured
 
 	mu      sync.Mutex // held during a change of state
 	guard   *guardian
 	proc    *process
 	gone    bool // Close was called
-	started bool // it has served before
+	started bool // it has been ready before
 }
 
 // flavour has the parts that differ between kinds of servers.
@@ -60,9 +61,9 @@ type flavour interface {
 	prepare(s *Server) error
 	// command returns the program and its arguments, and writes the files that they name.
 	command(s *Server) ([]string, error)
-	// ready returns nil as soon as this very process serves.
+	// ready returns nil as soon as this process serves.
 	ready(ctx context.Context, s *Server, p *process) error
-	// stop asks for an orderly end; if save is set the server saves its memory.
+	// stop asks the server to end in order; if save is set it saves its data first.
 	stop(s *Server, p *process, save bool) error
 	// wipe removes the server's data.
 	wipe(s *Server) error
@@ -97,7 +98,7 @@ func (s *Server) makeFolder() error {
 	doomed := ""
 	if s.dir = s.cfg.Dir; s.dir == "" {
 		parent := ""
-		if !s.cfg.Clock { // its library may not be mapped from a folder that is mounted noexec
+		if !s.cfg.Clock { // a folder mounted noexec cannot hold its library
 			parent = memoryFolder()
 		}
 		dir, err := os.MkdirTemp(parent, "redlock-")
@@ -116,8 +117,8 @@ func (s *Server) makeFolder() error {
 	return giveAway(s.dir, s.cfg.Kind)
 }
 
-// firstStart starts the server on a port that is free, and on another one if
-// somebody takes it in between.
+// firstStart starts the server on a free port, and on another one if that port is taken
+// meanwhile.
 func (s *Server) firstStart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +138,7 @@ func (s *Server) firstStart(ctx context.Context) error {
 	}
 }
 
-// takePorts reserves the ports, instead of those that it had.
+// takePorts reserves new ports in place of the old ones.
 func (s *Server) takePorts() error {
 	if err := s.releasePorts(); err != nil {
 		return err
@@ -165,8 +166,8 @@ func (s *Server) releasePorts() (err error) {
 	return err
 }
 
-// addressInUse reports whether the log says so, of a port or of a postgres's shared
-// memory.
+// addressInUse reports whether the log says that the port, or postgres's shared memory, is in
+// use.
 func (s *Server) addressInUse() bool {
 	tail := s.LogTail(20)
 	return strings.Contains(tail, "already in use") || strings.Contains(tail, "still in use")
@@ -227,7 +228,7 @@ func (s *Server) Addr() string {
 // Port returns the TCP port.
 func (s *Server) Port() int { return s.port }
 
-// URL returns the address as a DSN of our drivers, with the password if there is one.
+// URL returns the address as a URL for this module's drivers, with the password if there is one.
 func (s *Server) URL() string { return s.kind.url(s, "", s.cfg.Password) }
 
 // URLFor is URL for another user.
@@ -250,8 +251,8 @@ func (s *Server) ClientCert() (cert, key string) {
 	return s.certs.certFile, s.certs.keyFile
 }
 
-// TLSConfig returns a client's settings to trust the server and to be trusted; nil
-// without TLS.
+// TLSConfig returns a client's TLS settings: the server's authority, and a certificate if the
+// server asks for one; nil without TLS.
 func (s *Server) TLSConfig() *tls.Config {
 	if s.certs == nil {
 		return nil
@@ -307,8 +308,8 @@ func (s *Server) Resume() error {
 	return p.resume()
 }
 
-// Kill ends the server as a crash does (SIGKILL), and returns when it is gone. What
-// it had not written to disk is lost. A server that does not run is fine.
+// Kill ends the server as a crash does (SIGKILL), and returns when it has ended. Data that it
+// had not written to disk are lost. It does nothing if the server does not run.
 func (s *Server) Kill() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,9 +324,9 @@ func (s *Server) killLocked() error {
 	return p.kill()
 }
 
-// Stop asks the server to end (SIGTERM; for postgres SIGINT, its fast shutdown), and
-// returns when it has. A paused one is resumed first. What it saves then is a matter
-// of its configuration. A server that does not run is fine.
+// Stop asks the server to end (SIGTERM; for postgres SIGINT, its fast shutdown), and returns
+// when it has. It resumes a paused server first. The server's configuration decides which data
+// it saves. It does nothing if the server does not run.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -346,8 +347,8 @@ func (s *Server) stopLocked(save bool) error {
 	return p.wait(stopTimeout)
 }
 
-// Start starts a server that was stopped or killed, on the same address and with
-// what its folder holds, and returns when it serves.
+// Start starts a server that was stopped or killed, on the same address and with the data in
+// its folder, and returns when it serves.
 func (s *Server) Start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -368,8 +369,7 @@ func (s *Server) startAgain() error {
 		if err == nil || ctx.Err() != nil || !s.addressInUse() {
 			return err
 		}
-		// The port is on loan to somebody who knows nothing of reservations, or a
-		// killed postgres has not left yet.
+		// Another program uses the port for a moment, or a killed postgres has not ended yet.
 		select {
 		case <-ctx.Done():
 		case <-time.After(50 * time.Millisecond):
@@ -377,8 +377,8 @@ func (s *Server) startAgain() error {
 	}
 }
 
-// Restart stops the server in order, with all that it has in memory written to disk,
-// and starts it again: a restart with memory. One that does not run is just started.
+// Restart stops the server in order, after it has written all its data to disk, and starts it
+// again with these data. A server that does not run is only started.
 func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -388,8 +388,8 @@ func (s *Server) Restart() error {
 	return s.startAgain()
 }
 
-// RestartEmpty kills the server, removes all that it wrote and starts it again: a
-// restart without memory. (A node of a Cluster keeps its membership.)
+// RestartEmpty kills the server, removes its data and starts it again. (A node of a Cluster
+// keeps its membership.)
 func (s *Server) RestartEmpty() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -402,8 +402,8 @@ func (s *Server) RestartEmpty() error {
 	return s.startAgain()
 }
 
-// Close kills the server and removes its folder, unless that was given. A second
-// call returns nil.
+// Close kills the server and removes its folder, unless Config.Dir names it. A second call
+// returns nil.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,15 +15,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Tests wait for servers more than they compute: more than two at once are quicker on
+// Tests wait for servers more than they compute, so running more than two at once is faster on
 // two processors.
 func TestMain(m *testing.M) {
 	_ = flag.Set("test.parallel", "8") // that flag exists
 	m.Run()
 }
 
-// kinds runs a test beside others for each kind of server that speaks RESP, with -short
-// for one.
+// kinds runs a test in parallel for each kind of server that speaks RESP; with -short only for
+// one.
 func kinds(t *testing.T, test func(t *testing.T, kind Kind)) {
 	t.Parallel()
 	both := []Kind{KindValkey, KindRedis}
@@ -35,6 +35,14 @@ func kinds(t *testing.T, test func(t *testing.T, kind Kind)) {
 			t.Parallel()
 			test(t, kind)
 		})
+	}
+}
+
+// forOtherModules skips, with -short, a test of a server that this module's short tests do not use.
+func forOtherModules(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("short: only nested modules use this server")
 	}
 }
 
@@ -157,8 +165,8 @@ func TestAGivenFolderStaysAndIsUsedAgain(t *testing.T) {
 func TestARunningServerCostsOneGoroutineThatIsNamed(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	Redis(t)
-	// goleak gives up after less than half a second, for which a busy machine may not let a
-	// goroutine come to its end.
+	// goleak waits for less than half a second, in which a goroutine may not end on a busy
+	// machine.
 	for end := time.Now().Add(doTimeout); ; {
 		err := goleak.Find(before, goleak.IgnoreAnyFunction(Goroutine))
 		if err == nil {

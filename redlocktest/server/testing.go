@@ -22,9 +22,8 @@ func Valkey(t testing.TB, opts ...Option) *Server {
 	return StartFor(t, KindValkey, opts...)
 }
 
-// Postgres starts a postgres of version 14 or newer for a test, as Redis does, with a
-// superuser "postgres" that needs no password. It runs as another user where the test
-// runs as root.
+// Postgres starts a postgres of version 14 or newer for a test, as Redis does, with a superuser
+// "postgres" that needs no password. If the test runs as root, it runs as another user.
 func Postgres(t testing.TB, opts ...Option) *Server {
 	t.Helper()
 	return StartFor(t, KindPostgres, opts...)
@@ -37,8 +36,8 @@ func MariaDB(t testing.TB, opts ...Option) *Server {
 	return StartFor(t, KindMariaDB, opts...)
 }
 
-// PgBouncer starts a pgbouncer for a test, as Postgres does, in front of pg; mode is
-// "session", "transaction" or "statement". Every client is taken for the superuser.
+// PgBouncer starts a pgbouncer for a test, as Postgres does, in front of pg; mode is "session",
+// "transaction" or "statement". Every client is the superuser.
 func PgBouncer(t testing.TB, pg *Server, mode string, opts ...Option) *Server {
 	t.Helper()
 	pool := func(c *Config) { c.PoolOf, c.PoolMode = pg, mode }
@@ -65,7 +64,7 @@ func Etcd(t testing.TB, members int, opts ...Option) *Group {
 	return groupFor(t, start, KindEtcd, opts)
 }
 
-// ZooKeeper starts a ZooKeeper ensemble of so many members for a test, as Redis does.
+// ZooKeeper starts a ZooKeeper ensemble of this many members for a test, as Redis does.
 func ZooKeeper(t testing.TB, members int, opts ...Option) *Group {
 	t.Helper()
 	start := func(ctx context.Context, cfg Config) (*Group, error) { return StartZooKeeper(ctx, members, cfg) }
@@ -123,8 +122,8 @@ func require(t testing.TB, err error) {
 	}
 }
 
-// announce tells a person at a terminal what is skipped, since go test shows nothing
-// of a package that passes, unless it is asked to.
+// announce prints a skipped test on a terminal, because go test shows no output of packages
+// that pass, unless -v is given.
 func announce(t testing.TB, err error) {
 	if testing.Verbose() {
 		return
@@ -134,5 +133,5 @@ func announce(t testing.TB, err error) {
 		return
 	}
 	fmt.Fprintf(tty, "skipped %s: %v\n", t.Name(), err)
-	_ = tty.Close() // nothing depends on it
+	_ = tty.Close() // the message is optional
 }

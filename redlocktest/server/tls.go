@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// certificates are an authority made for one server, and one certificate of it that
-// serves the server and its clients.
+// certificates are an authority made for one server, and a certificate for the server and its
+// clients.
 type certificates struct {
 	caFile, certFile, keyFile string
 	client                    *tls.Config
@@ -72,8 +72,8 @@ func certificatesIn(dir string) *certificates {
 	}
 }
 
-// copyTo gives another server the same certificates, in its own folder: the first
-// one may be closed before it.
+// copyTo copies the certificates into another server's folder, because the first server may be
+// closed earlier.
 func (c *certificates) copyTo(dir string) (*certificates, error) {
 	copied := certificatesIn(dir)
 	copied.client = c.client
@@ -97,8 +97,8 @@ func (c *certificates) makeClient(caDER []byte) error {
 	return nil
 }
 
-// template has the common fields of both certificates. They are valid from an hour ago,
-// since a test may turn the clock back, and for a day.
+// template has the common fields of both certificates. They are valid for a day, and from an
+// hour ago, because a test may set the clock back.
 func template(name string, serial int64) *x509.Certificate {
 	now := time.Now()
 	return &x509.Certificate{

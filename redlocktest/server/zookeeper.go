@@ -18,32 +18,53 @@ import (
 // zookeeper is the flavour of a member of a ZooKeeper ensemble.
 type zookeeper struct{}
 
-// zkScript is what starts a ZooKeeper, by which its programs are found. It runs nowhere here.
+// zkScript is the script that starts a ZooKeeper. It is only used to find the programs, and
+// never runs.
 const zkScript = "zkServer.sh"
 
-// StartZooKeeper starts a ZooKeeper ensemble of so many members, and returns when all of them
-// serve. A tick is 250 ms, and a session may last for two days. A member that was killed
-// starts again with what it had stored. To forget everything, kill all members and call
-// Group.RestartEmpty.
+// StartZooKeeper starts a ZooKeeper ensemble of this many members, and returns when all of them
+// serve. A tick is 250 ms, and a session may last for two days. A member that was killed starts
+// again with its stored data. To remove all data, kill all members and call Group.RestartEmpty.
 func StartZooKeeper(ctx context.Context, members int, cfg Config) (*Group, error) {
 	cfg.Kind = KindZooKeeper
 	return startEnsemble(ctx, members, cfg, func(all []*Server) error {
-		var lines strings.Builder
 		for i, s := range all {
-			// A single member with a line of its own would be no ensemble, and says so.
-			if len(all) > 1 {
-				fmt.Fprintf(&lines, "server.%d=127.0.0.1:%d:%d;127.0.0.1:%d\n", i+1, s.bus, s.election, s.port)
+			s.cfg.member = i
+			if len(all) == 1 {
+				break // it must not have a server line, or ZooKeeper warns about its ensemble
 			}
-		}
-		for i, s := range all {
-			s.cfg.member, s.cfg.ensemble = i, lines.String()
+			var err error
+			if s.cfg.ensemble, err = cfg.zookeeperLines(i, all); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
 }
 
-// findJava returns the Java program and the class path of ZooKeeper: the folder of jars beside
-// the script that starts it, or what Debian made of it.
+// zookeeperLines name all members, by the addresses by which one of them reaches the others.
+func (c *Config) zookeeperLines(from int, all []*Server) (string, error) {
+	var lines strings.Builder
+	for to, s := range all {
+		quorum, err := c.peerAddr(from, to, s.bus)
+		if err != nil {
+			return "", err
+		}
+		election, err := c.peerAddr(from, to, s.election)
+		if err != nil {
+			return "", err
+		}
+		host, port, ok := strings.Cut(election, ":")
+		if !ok || !strings.HasPrefix(quorum, host+":") {
+			return "", fmt.Errorf("a member has one host for both ports, and not %q and %q", quorum, election)
+		}
+		fmt.Fprintf(&lines, "server.%d=%s:%s;127.0.0.1:%d\n", to+1, quorum, port, s.port)
+	}
+	return lines.String(), nil
+}
+
+// findJava returns the Java program and the class path of ZooKeeper: the jars in the folder of
+// its start script, or in Debian's folders.
 func findJava() (java, classPath string, err error) {
 	missing := &MissingError{Program: zkScript, Package: KindZooKeeper.pkg()}
 	javas := places("java")
@@ -85,7 +106,7 @@ func (zookeeper) command(s *Server) ([]string, error) {
 		s.binary, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classPath,
 		"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.jmx.log4j.disable=true",
 	}
-	if !s.cfg.Durable { // what the process wrote outlives a kill, if not the machine's crash
+	if !s.cfg.Durable { // written data outlives a kill, but not a crash of the machine
 		argv = append(argv, "-Dzookeeper.forceSync=no")
 	}
 	argv = append(argv, s.cfg.Args...)
@@ -148,17 +169,17 @@ func concat(name string, files []string) error {
 	return os.WriteFile(name, all, 0o600)
 }
 
-// ready asks the member whether it serves, which it does once there is a leader. Its ports are
-// reserved, so that nobody else answers for it.
+// ready asks the member whether it serves, which it does when there is a leader. Its ports are
+// reserved, so that no other program answers instead.
 func (zookeeper) ready(ctx context.Context, s *Server, _ *process) error {
 	d := net.Dialer{Timeout: time.Second}
 	c, err := d.DialContext(ctx, "tcp", s.Addr())
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck // only asks
+	defer c.Close() //nolint:errcheck // it was only queried
 	if s.certs != nil {
-		return nil // its words of four letters are for connections without TLS
+		return nil // its four-letter commands need a connection without TLS
 	}
 	if err := c.SetDeadline(time.Now().Add(askTimeout)); err != nil {
 		return err

@@ -9,12 +9,9 @@ import (
 
 func TestZooKeeperMembersServeAfterAKillAndARestartWithoutMemory(t *testing.T) {
 	t.Parallel()
-	members := 3
-	if testing.Short() {
-		members = 1
-	}
-	g := ZooKeeper(t, members)
-	for _, again := range []func() error{func() error { return errors.Join(g.Kill(), g.Start()) }, g.RestartEmpty} {
+	forOtherModules(t)
+	g := ZooKeeper(t, 3)
+	for _, again := range []func() error{g.RestartEmpty, func() error { return errors.Join(g.Kill(), g.Start()) }} {
 		must(t, again())
 		for _, s := range g.Nodes {
 			must(t, zookeeper{}.ready(t.Context(), s, nil))

@@ -11,67 +11,47 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A Kind says what a contestant is for.
+// A Kind says why a contestant takes part.
 type Kind string
 
 // The kinds of contestants.
 const (
-	Ours  Kind = "ours"  // what this module gives its users
-	Part  Kind = "part"  // a part of ours, alone, to see what the rest costs
-	Limit Kind = "limit" // does less than a lock has to, as fast as it can be done
+	Ours  Kind = "ours"  // this module, as its users have it
+	Part  Kind = "part"  // a part of this module alone, which shows the cost of the rest
+	Limit Kind = "limit" // the fastest commands, which do less than a lock must do
 	Peer  Kind = "peer"  // another library
 )
 
 // A Contestant is one way to take locks.
 type Contestant struct {
-	// Name is unique in a report: "dlock, go-redis".
+	// Name is unique in a report, for example "dlock, go-redis".
 	Name string
 	Kind Kind
-	// Client names the client library. Contestants of one client are compared.
+	// Client names the client library. Contestants over the same library are compared.
 	Client string
-	// How says how it is set up, in one sentence, for the report.
+	// How describes the setup in one sentence, for the report.
 	How string
-	// Serves reports whether it can take locks from that many servers of that kind.
+	// Serves reports whether the contestant can take locks on this number of servers of this kind.
 	Serves func(kind server.Kind, nodes int) bool
-	// Waits says that Lock can wait for a holder, OnlyWaits that it can do nothing else.
+	// Waits says that Lock can wait for a holder; OnlyWaits says that it cannot make a single
+	// attempt.
 	Waits, OnlyWaits bool
-	// Renews says that what it gave can be renewed by hand.
-	Renews bool
-	// Local says that its locks exclude nobody in another process.
-	Local bool
-	// Brings starts a server that it is opened on instead of those of a case; nil: it
-	// takes what it Serves. Its error is ErrMissing where there is no such program.
-	Brings func(ctx context.Context) (*Guest, error)
-	// Open returns a client of its own, as another process would have one.
+	// Open returns a new client that shares nothing with others, like the client of another
+	// process.
 	Open func(ctx context.Context, s *Setup) (Locker, error)
 }
 
-// A Guest is a server that a contestant brings along.
-type Guest struct {
-	Node    Node
-	Version string
-	// Left counts the locks under keys that contain this.
-	Left  func(ctx context.Context, keys string) (int, error)
-	Close func() error
-}
-
-// ErrMissing says that a server's program is not installed.
-var ErrMissing = errors.New("the server is not installed")
-
-// A Setup is what a contestant is opened on. It can be written as JSON, for a process
-// that waits for a lock.
+// A Setup describes the servers on which a contestant is opened.
 type Setup struct {
-	Nodes  []Node // one server, or those of a quorum; empty for what needs none
-	TTL    time.Duration
-	Folder string        // for what keeps its locks in files; it goes after the case
-	Guard  time.Duration // the restart guard; 0: the default, below: none
+	Nodes []Node // one server, or those of a quorum
+	TTL   time.Duration
 }
 
-// A Node is one server and the way to it.
+// A Node is one server and the address to reach it.
 type Node struct {
 	Kind   server.Kind
-	Addr   string // what to connect to: a proxy, where the scenario has one
-	Direct string // the server itself
+	Addr   string // the address to connect to: a proxy, if the scenario has one
+	Direct string // the server's own address
 }
 
 // A Locker takes locks. It is safe for concurrent use.
@@ -81,35 +61,39 @@ type Locker interface {
 	Close() error
 }
 
-// Held is a lock that is held.
+// Held is a lock that a client holds.
 type Held interface {
-	Renew(ctx context.Context) error
 	Unlock() error
 }
 
-// nodeTimeout is how long the limits wait for one node: what this module's quorum
-// waits by default.
+// nodeTimeout is how long the limits wait for one node: as long as this module's quorum waits
+// by default.
 func (s *Setup) nodeTimeout() time.Duration { return max(s.TTL/50, 50*time.Millisecond) }
 
-// library is what a contestant's colour goes by: the part of its name before the client.
+// library returns the part of the name before the client. It decides the contestant's colour.
 func (c *Contestant) library() string {
 	name, _, _ := strings.Cut(c.Name, ",")
 	return strings.TrimSuffix(strings.TrimSuffix(name, " fail-fast"), " (BLPOP)")
 }
 
-// errHeld is what limits return for a lock that somebody has.
+// errHeld is the error of a limit for a lock that another client holds.
 var errHeld = errors.New("held")
 
-// newOwner returns a value that nobody else uses.
+// newOwner returns a unique owner.
 func newOwner() string { return "benchmark/" + strconv.FormatUint(rand.Uint64(), 36) }
 
-// AnyKeyStore serves Redis and Valkey, one or many.
+// AnyKeyStore is a Contestant's Serves for Redis and Valkey, one server or several.
 func AnyKeyStore(kind server.Kind, nodes int) bool {
 	return (kind == server.KindRedis || kind == server.KindValkey) && nodes >= 1
 }
 
-// OneKeyStore serves one Redis or Valkey.
+// OneKeyStore is a Contestant's Serves for one Redis or Valkey server.
 func OneKeyStore(kind server.Kind, nodes int) bool { return AnyKeyStore(kind, nodes) && nodes == 1 }
 
-// ManyKeyStores serves several.
+// One returns a Contestant's Serves for one server of this kind.
+func One(of server.Kind) func(server.Kind, int) bool {
+	return func(kind server.Kind, nodes int) bool { return kind == of && nodes == 1 }
+}
+
+// ManyKeyStores is a Contestant's Serves for several Redis or Valkey servers.
 func ManyKeyStores(kind server.Kind, nodes int) bool { return AnyKeyStore(kind, nodes) && nodes > 1 }

@@ -9,10 +9,10 @@ import (
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-// A Comparison sets one of ours beside another contestant in a case. Ratio is ours to the other's,
-// so that less is better, in each round that both have.
+// A Comparison compares a contestant of this module with another contestant in a case. Ratio is
+// the ratio of their figures, ours to the other's, over the rounds that both have; less is
+// better for ours.
 type Comparison struct {
-	Section string           `json:"section"`
 	Case    string           `json:"case"`
 	Metric  string           `json:"metric"`
 	Ours    string           `json:"ours"`
@@ -20,36 +20,47 @@ type Comparison struct {
 	Kind    Kind             `json:"kind"` // of the other
 	Ratio   figures.Interval `json:"ratio"`
 	Verdict figures.Verdict  `json:"verdict"`
-	Why     string           `json:"why,omitempty"` // as far as it was measured
+	Why     string           `json:"why,omitempty"` // the measured causes, if any
 }
 
-// comparisons sets each of ours beside the peers of its case, and the limits of its client.
+// comparisons compares each contestant of this module with the peers in its case, and with the
+// limits over the same client library.
 func comparisons(sections []*Section) (all []Comparison) {
 	for _, s := range sections {
 		for _, own := range s.Rows {
-			if own.Kind != Ours {
+			if own.Kind != Ours || s.Once {
 				continue
 			}
 			for _, other := range s.of(own.Case) {
-				if other.Kind != Peer && (other.Kind != Limit || other.Client != own.Client) || !other.handsOver() {
+				if other.Kind != Peer && (other.Kind != Limit || other.Client != own.Client) {
 					continue
 				}
-				ratio, ok := s.ratio(own, other, s.Key)
-				if !ok {
-					continue
+				if c, ok := s.compare(own, other); ok {
+					all = append(all, c)
 				}
-				c := Comparison{s.Title, own.Case, s.Key, own.Contestant, other.Contestant, other.Kind, ratio, figures.Compare(ratio), ""}
-				if c.Verdict == figures.Behind {
-					c.Why = s.why(own, other)
-				}
-				all = append(all, c)
 			}
 		}
 	}
 	return all
 }
 
-// ratio returns the ratio of a metric so that less is better for own.
+// compare compares two rows of a case; ok is false if there is nothing to compare.
+func (s *Section) compare(own, other *Row) (c Comparison, ok bool) {
+	ratio, ok := s.ratio(own, other, s.Key)
+	if !ok || !other.handsOver() {
+		return c, false
+	}
+	c = Comparison{label(s.Title, own.Case), s.Key, own.Contestant, other.Contestant, other.Kind, ratio, figures.Compare(ratio), ""}
+	if own.disturbed() {
+		c.Verdict = figures.CannotTell
+	}
+	if c.Verdict == figures.Behind {
+		c.Why = s.why(own, other)
+	}
+	return c, true
+}
+
+// ratio returns the ratio of a metric of own and other, oriented so that less is better for own.
 func (s *Section) ratio(own, other *Row, metric string) (figures.Interval, bool) {
 	a, ok := own.metric(metric)
 	b, known := other.metric(metric)
@@ -63,10 +74,11 @@ func (s *Section) ratio(own, other *Row, metric string) (figures.Interval, bool)
 	return ratio, ratio.Rounds > 0
 }
 
-// causes are metrics that can explain why a contestant is slower: what it makes somebody do.
+// causes are the metrics that can explain why a contestant is slower.
 var causes = []string{"server CPU", "client CPU", "server commands", "wire", "allocations"}
 
-// why names what was measured in the same rounds and is clearly more for ours: empty where nothing is.
+// why names what is measured to be greater for ours in the same rounds, and how far behind the
+// parts of ours are by themselves. It returns "" if nothing was measured.
 func (s *Section) why(own, other *Row) string {
 	var found []string
 	for _, name := range causes {
@@ -79,28 +91,28 @@ func (s *Section) why(own, other *Row) string {
 			found = append(found, fmt.Sprintf("%s × the %s (%s to %s)", figures.Digits(ratio.Median), name, figures.Format(a.Median, a.Unit), figures.Format(b.Median, b.Unit)))
 		}
 	}
-	for _, r := range s.of(own.Case) {
-		if r.Contestant != "scripts, "+own.Client || r == other {
-			continue
-		}
-		if ratio, ok := s.ratio(r, other, s.Key); ok && figures.Compare(ratio) == figures.Behind {
-			found = append(found, fmt.Sprintf("our scripts with nothing around them are %s × behind it", figures.Digits(ratio.Median)))
+	for _, part := range []struct{ name, what string }{
+		{"scripts, " + own.Client, "our scripts"}, {"driver, " + own.Client, "our driver"},
+	} {
+		if r := s.row(own.Case, part.name); r != nil && r != other {
+			if ratio, ok := s.ratio(r, other, s.Key); ok {
+				found = append(found, fmt.Sprintf("%s alone: %s its time", part.what, ratio))
+			}
 		}
 	}
-	return strings.Join(found, ", ")
+	return strings.Join(found, "; ")
 }
 
-// summarize says where ours is behind: the first string is the report's first paragraph, the others
-// list each comparison that is decided.
-func summarize(all []Comparison) []string {
+// summarize counts the verdicts, and lists each comparison in which ours is behind.
+func summarize(all []Comparison) (counts string, list []string) {
 	if len(all) == 0 {
-		return []string{"Nothing took part that ours could be compared with."}
+		return "Nothing took part that ours could be compared with.", nil
 	}
-	var lead, list []string
+	var texts []string
 	for _, kind := range []Kind{Peer, Limit} {
 		whom := "other libraries"
 		if kind == Limit {
-			whom = "the limits, which do less than a lock has to"
+			whom = "the limits, which do less than a lock has to,"
 		}
 		count := map[figures.Verdict]int{}
 		var behind []Comparison
@@ -119,24 +131,19 @@ func summarize(all []Comparison) []string {
 			continue
 		}
 		slices.SortStableFunc(behind, func(a, b Comparison) int { return cmp.Compare(b.Ratio.Median, a.Ratio.Median) })
-		text := fmt.Sprintf("Of %d comparisons with %s ours is behind in %d, ahead in %d, and %d cannot be told.", n, whom, count[figures.Behind], count[figures.Ahead], count[figures.CannotTell])
-		if kind == Peer && len(behind) > 0 {
-			b := behind[0]
-			text = fmt.Sprintf("%s is ahead of %s by %s × at most (%s, %s, %s). ", b.Other, b.Ours, figures.Digits(b.Ratio.Median), b.Section, b.Case, b.Metric) + text
-		}
-		lead = append(lead, text)
+		texts = append(texts, fmt.Sprintf("Of %d comparisons with %s ours is behind in %d, ahead in %d, and %d cannot be told.", n, whom, count[figures.Behind], count[figures.Ahead], count[figures.CannotTell]))
 		for _, b := range behind {
-			line := fmt.Sprintf("%s, %s: %s is behind %s by %s in %s", b.Section, b.Case, b.Ours, b.Other, b.Ratio, b.Metric)
+			line := fmt.Sprintf("%s: %s is behind %s by %s in %s", b.Case, b.Ours, b.Other, b.Ratio, b.Metric)
 			if b.Why != "" {
 				line += "; measured beside it: " + b.Why
 			}
 			list = append(list, line+".")
 		}
 	}
-	return append([]string{strings.Join(lead, " ")}, list...)
+	return strings.Join(texts, " "), list
 }
 
-// A Goal is what this module set itself, and what this run says of it.
+// A Goal is a limit that this module sets itself for a figure, and whether this run met it.
 type Goal struct {
 	What    string           `json:"what"`
 	Most    float64          `json:"most"`
@@ -144,8 +151,8 @@ type Goal struct {
 	Verdict figures.Verdict  `json:"verdict"`
 }
 
-// A target is a goal: own's metric by that of beside, or alone. Where less of own is worse (locks a
-// second) beside is divided by own.
+// A target is a goal before the run: own's metric divided by that of beside, or own's alone, is
+// at most most. If more is better (locks a second), beside's is divided by own's.
 type target struct {
 	scenario, name, metric, own, beside string
 	most                                float64
@@ -155,31 +162,29 @@ func targets() (list []target) {
 	for _, client := range []string{"go-redis", "valkey-go"} {
 		own, scripts := "dlock, "+client, "scripts, "+client
 		list = append(list,
-			target{"single", "redis-server", pair + " p50", own, scripts, 1.25},
-			target{"throughput", "1 server, 64 goroutines", "locks", own, scripts, 1 / 0.85},
-			target{"quorum", "5 nodes", pair + " p50", own, scripts, 1.1},
-			target{"quorum", "5 nodes", pair + " p50", own, "redsync, " + client, 1},
-			target{"throughput", "5 servers, 64 goroutines", "locks", own, scripts, 1 / 0.9},
-			target{"throughput", "5 servers, 64 goroutines", "locks", own, "redsync, go-redis", 1 / 2.5},
-			target{"handoff", "2 clients", "handoff p50", own, "queue (BLPOP), " + client, 4},
-			target{"handoff", "8 clients", "handoff p50", own, "queue (BLPOP), " + client, 4},
-			target{"handoff", "2 clients", "handoff p50", own, "", 0.001},
+			target{"single", "1 redis-server", pair + " p50", own, scripts, 1.25},
+			target{"throughput", "1 redis-server, 64 goroutines", "locks", own, scripts, 1 / 0.85},
+			target{"quorum", "5 redis-servers", pair + " p50", own, scripts, 1.1},
+			target{"quorum", "5 redis-servers", pair + " p50", own, "redsync, " + client, 1},
+			target{"throughput", "5 redis-servers, 64 goroutines", "locks", own, scripts, 1 / 0.9},
+			target{"throughput", "5 redis-servers, 64 goroutines", "locks", own, "redsync, go-redis", 1 / 2.5},
+			target{"handoff", "1 redis-server, 2 clients", "handoff p50", own, "queue (BLPOP), " + client, 4},
+			target{"handoff", "1 redis-server, 8 clients", "handoff p50", own, "queue (BLPOP), " + client, 4},
 		)
-		for _, f := range faultCases[:4] {
+		for _, f := range faultCases {
 			for _, op := range []string{"acquire", "release"} {
 				list = append(list, target{"faults", f.name, op + " p50 " + toMajority, own, "", 1.1})
 			}
 		}
 	}
 	return append(list,
-		target{"postgres", "postgres", pair + " p50", "dlock, pgx", "bare, pgx", 1.25},
-		target{"postgres", "64 goroutines", "locks", "dlock, pgx", "bare, pgx", 0.5},
-		target{"postgres", "8 clients", "handoff p50", "dlock, pgx", "bare, pgx", 2},
-		target{"postgres", "10,000 leases", "connections", "dlock, pgx", "", 4},
+		target{"single", "1 postgres", pair + " p50", "dlock, pgx", "bare, pgx", 1.25},
+		target{"throughput", "1 postgres, 64 goroutines", "locks", "dlock, pgx", "bare, pgx", 0.5},
+		target{"handoff", "1 postgres, 8 clients", "handoff p50", "dlock, pgx", "bare, pgx", 2},
 	)
 }
 
-// goals judges the targets that were measured.
+// goals judges the targets that this run measured.
 func goals(sections []*Section) (list []Goal) {
 	for _, t := range targets() {
 		for _, s := range sections {
@@ -188,7 +193,7 @@ func goals(sections []*Section) (list []Goal) {
 				continue
 			}
 			m, ok := own.metric(t.metric)
-			what, figure := fmt.Sprintf("%s, %s: %s of %s", s.Title, t.name, t.metric, t.own), m.Interval
+			what, figure := fmt.Sprintf("%s: %s of %s", label(s.Title, t.name), t.metric, t.own), m.Interval
 			if t.beside != "" && ok {
 				other := s.row(t.name, t.beside)
 				if other == nil {
@@ -198,39 +203,14 @@ func goals(sections []*Section) (list []Goal) {
 				figure, ok = s.ratio(own, other, t.metric)
 			}
 			if ok {
-				list = append(list, Goal{what, t.most, figure, figures.Judge(figure, t.most)})
+				g := Goal{what, t.most, figure, figures.Judge(figure, t.most)}
+				if own.disturbed() {
+					g.Verdict = figures.Undecided
+				}
+				list = append(list, g)
 			}
 			break
 		}
 	}
 	return list
-}
-
-// readme is the table of README: ours, the quickest peer and the bare commands, less being better in
-// every column.
-func readme(sections []*Section) table {
-	t := table{Case: "In one table: ours to the bare commands and to the quickest other library, in time per lock, so that below 1 ours is ahead", Header: []string{"", "client", "to bare commands", "to the quickest peer", "which is"}}
-	for _, s := range sections {
-		for _, own := range s.Rows {
-			if own.Kind != Ours || own.Client == "" || s.Scenario != "single" && s.Scenario != "quorum" && s.Scenario != "throughput" && s.Scenario != "handoff" && s.Scenario != "postgres" {
-				continue
-			}
-			row := []string{s.Title + ", " + own.Case, own.Client, "–", "–", "–"}
-			var best figures.Interval
-			for _, other := range s.of(own.Case) {
-				ratio, ok := s.ratio(own, other, s.Key)
-				switch {
-				case !ok || !other.handsOver():
-				case other.Contestant == "bare, "+own.Client || other.Contestant == "queue (BLPOP), "+own.Client:
-					row[2] = ratio.String()
-				case other.Kind == Peer && ratio.Median > best.Median:
-					best, row[3], row[4] = ratio, ratio.String()+", "+string(figures.Compare(ratio)), other.Contestant
-				}
-			}
-			if row[2] != "–" || row[3] != "–" {
-				t.Rows = append(t.Rows, tableRow{Cells: row})
-			}
-		}
-	}
-	return t
 }

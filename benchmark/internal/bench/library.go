@@ -10,18 +10,18 @@ import (
 	"github.com/valkey-io/valkey-go"
 )
 
-// commands is one server through one client library. A reply is a string, an int64, nil
-// or a []any of these.
+// commands sends commands to one server through one client library. A reply is a string, an
+// int64, nil or a []any of these.
 type commands interface {
 	do(ctx context.Context, args []string) (any, error)
 	close() error
 }
 
-// A library opens commands.
+// A library is a client library.
 type library struct {
 	name string
 	how  string
-	// open connects, or leaves that to the first command, and gives up after timeout.
+	// open connects, at once or with the first command, within timeout.
 	open func(addr string, timeout time.Duration) (commands, error)
 }
 
@@ -37,7 +37,7 @@ func openGoRedis(addr string, timeout time.Duration) (commands, error) {
 	return goRedis{redis.NewClient(&redis.Options{
 		Addr:                  addr,
 		MaxRetries:            -1,
-		ContextTimeoutEnabled: true, // else it ignores deadlines while it reads
+		ContextTimeoutEnabled: true, // otherwise go-redis ignores deadlines while it reads
 		DialTimeout:           timeout,
 		Protocol:              2,
 	})}, nil
@@ -62,7 +62,7 @@ type valkeyGo struct{ client valkey.Client }
 func openValkeyGo(addr string, timeout time.Duration) (commands, error) {
 	c, err := valkey.NewClient(valkey.ClientOption{
 		InitAddress:       []string{addr},
-		Dialer:            net.Dialer{Timeout: timeout}, // for its handshake too
+		Dialer:            net.Dialer{Timeout: timeout}, // also bounds the handshake
 		ForceSingleClient: true,
 		DisableCache:      true,
 		DisableRetry:      true,
@@ -74,7 +74,12 @@ func openValkeyGo(addr string, timeout time.Duration) (commands, error) {
 }
 
 func (v valkeyGo) do(ctx context.Context, args []string) (any, error) {
-	reply, err := v.client.Do(ctx, v.client.B().Arbitrary(args...).Build()).ToAny()
+	cmd := v.client.B().Arbitrary(args...)
+	build := cmd.Build
+	if args[0] == "BLPOP" {
+		build = cmd.Blocking
+	}
+	reply, err := v.client.Do(ctx, build()).ToAny()
 	if valkey.IsValkeyNil(err) {
 		return nil, nil
 	}

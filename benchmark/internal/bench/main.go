@@ -13,16 +13,17 @@ import (
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-// Options say what to measure on servers of its own.
+// Options say what a run on its own servers measures.
 type Options struct {
 	Quick      bool
-	For        time.Duration // zero: as long as the plan says
+	For        time.Duration // zero: the plan's time
 	Scenarios  []Scenario
 	Case       *regexp.Regexp // nil: all
 	Contestant *regexp.Regexp // nil: all
+	README     string         // the file whose table is replaced; empty: none
 }
 
-// Run measures, writes the report into the folder out, and says in w what came of it.
+// Run measures, writes the report into the folder out, and prints a summary to w.
 func Run(ctx context.Context, o Options, peers []Contestant, out string, w, progress io.Writer) (err error) {
 	plan := Full()
 	if o.Quick {
@@ -34,11 +35,8 @@ func Run(ctx context.Context, o Options, peers []Contestant, out string, w, prog
 	}
 	if plan.Only = o.Case; o.For > 0 {
 		plan.For = o.For
-	} else {
-		if !whole {
-			plan.For = time.Duration(float64(plan.For) * shares(o.Scenarios))
-		}
-		plan.Part = !whole || o.Case != nil || o.Contestant != nil
+	} else if !whole {
+		plan.For = time.Duration(float64(plan.For) * shares(o.Scenarios))
 	}
 	contestants := append(Contestants(), peers...)
 	if o.Contestant != nil {
@@ -53,20 +51,25 @@ func Run(ctx context.Context, o Options, peers []Contestant, out string, w, prog
 	if err := report.write(out); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s\n\n", report.Summary[0])
+	for _, line := range report.Behind {
+		fmt.Fprintln(w, "- "+line)
+	}
 	for _, g := range report.Goals {
 		if g.Verdict != figures.Met {
-			fmt.Fprintf(w, "goal %s: %s: %s, at most %s\n", g.Verdict, g.What, g.Figure, figures.Digits(g.Most))
+			fmt.Fprintf(w, "- goal %s: %s: %s, at most %s\n", g.Verdict, g.What, g.Figure, figures.Digits(g.Most))
 		}
 	}
-	fmt.Fprintf(w, "\n%s\n", readme(report.Sections).markdown())
-	for _, name := range []string{"report.html", "report.md", "report.json"} {
+	fmt.Fprintf(w, "\n%s\n%s\n\n", report.Lead, report.markdown())
+	for _, name := range []string{"report.html", "report.json"} {
 		fmt.Fprintln(w, filepath.Join(out, name))
+	}
+	if o.README != "" {
+		return report.writeREADME(o.README)
 	}
 	return nil
 }
 
-// Contestants returns all of this package.
+// Contestants returns all contestants of this package.
 func Contestants() []Contestant {
 	list := own()
 	list = append(list, limits()...)

@@ -15,25 +15,18 @@ import (
 	"time"
 
 	_ "github.com/redlock-go/redlock/drivers/goredis"
-	_ "github.com/redlock-go/redlock/drivers/memory"
 	_ "github.com/redlock-go/redlock/drivers/redlock"
 )
 
-// TestMain lets this program be one of the processes that wait for locks.
+// TestMain lets more tests run at once: they wait more than they compute.
 func TestMain(m *testing.M) {
-	if !IsWaiter() {
-		_ = flag.Set("test.parallel", "8") // that flag exists, and the tests wait more than they compute
-		os.Exit(m.Run())
-	}
-	if err := Wait(os.Stdin, os.Stdout, nil); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	_ = flag.Set("test.parallel", "8") // the flag exists
+	os.Exit(m.Run())
 }
 
-// runUntilMeasured runs the program with a little time, and with more where that was too
-// little on a machine that is busy: what has not begun when it is over is left out, and
-// nobody may get a lock in a slice that is too short. It returns what the last run printed.
+// runUntilMeasured runs the program with little time, and again with more if that was too
+// little on a busy machine: a run leaves out cases that have not begun when its time is over,
+// and a slice that is too short may see no lock. It returns the output of the last run.
 func runUntilMeasured(t *testing.T, scenario, only string, complete func(*Report) error) (report *Report, folder, out, progress string) {
 	t.Helper()
 	for length := 2 * time.Second; ; length *= 4 {
@@ -43,7 +36,7 @@ func runUntilMeasured(t *testing.T, scenario, only string, complete func(*Report
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := Options{Quick: true, For: length, Scenarios: scenarios, Case: regexp.MustCompile(only)}
+		o := Options{Quick: true, For: length, Scenarios: scenarios, Case: regexp.MustCompile(only), Contestant: regexp.MustCompile("^dlock")}
 		if err := Run(t.Context(), o, nil, folder, &out, &progress); err != nil {
 			t.Fatalf("%v\n%s", err, progress.String())
 		}
@@ -55,18 +48,18 @@ func runUntilMeasured(t *testing.T, scenario, only string, complete func(*Report
 		if err := json.Unmarshal(js, r); err != nil {
 			t.Fatal(err)
 		}
+		err = complete(r)
 		for _, s := range r.Sections {
 			for _, row := range s.Rows {
-				if row.Error != "" && row.Kind == Ours {
-					t.Errorf("%s, %s, %s: %s", s.Title, row.Case, row.Contestant, row.Error)
+				if row.Error != "" && row.Kind == Ours { // perhaps the machine stood still
+					err = fmt.Errorf("%s, %s, %s: %s", s.Title, row.Case, row.Contestant, row.Error)
 				}
 			}
 		}
-		err = complete(r)
-		if err == nil || t.Failed() {
+		if err == nil {
 			return r, folder, out.String(), progress.String()
 		}
-		if length > 30*time.Second {
+		if length > 2*time.Minute {
 			t.Fatalf("in %v: %v\n%s", length, err, progress.String())
 		}
 	}
@@ -74,9 +67,9 @@ func runUntilMeasured(t *testing.T, scenario, only string, complete func(*Report
 
 func TestAQuickRunWritesAWholeReport(t *testing.T) {
 	t.Parallel()
-	_, folder, out, progress := runUntilMeasured(t, "single,throughput,handoff", "redis-server|no server|on 1 server, 1 server, 64|Handing over on 1 server, 2", func(r *Report) error {
+	_, folder, out, progress := runUntilMeasured(t, "single,throughput,handoff", "server, 1 redis-server$|on 1 redis-server, 64|Handing over on 1 redis-server, 2", func(r *Report) error {
 		for _, want := range []struct{ scenario, metric string }{
-			{"single", pair + " p50"}, {"single", "renew p50"}, {"throughput", "locks"}, {"throughput", "allocations"}, {"handoff", "handoff p50"},
+			{"single", pair + " p50"}, {"single", "server CPU"}, {"throughput", "locks"}, {"throughput", "allocations"}, {"handoff", "handoff p50"},
 		} {
 			if !measured(r, want.scenario, want.metric) {
 				return fmt.Errorf("dlock has no %s in %s", want.metric, want.scenario)
@@ -84,7 +77,7 @@ func TestAQuickRunWritesAWholeReport(t *testing.T) {
 		}
 		return nil
 	})
-	for _, name := range []string{"report.html", "report.md"} {
+	for _, name := range []string{"report.html", "report.json"} {
 		if !strings.Contains(out, filepath.Join(folder, name)) {
 			t.Errorf("the output does not say where %s is: %s", name, out)
 		}
@@ -94,7 +87,7 @@ func TestAQuickRunWritesAWholeReport(t *testing.T) {
 	}
 }
 
-// measured reports whether every row of ours in the scenario has the metric, above zero.
+// measured reports whether every row of ours in the scenario has this metric, and above zero.
 func measured(r *Report, scenario, name string) bool {
 	rows := 0
 	for _, s := range r.Sections {
@@ -117,7 +110,7 @@ func TestACancelledRunEndsWithoutAReport(t *testing.T) {
 	folder := t.TempDir()
 	var out bytes.Buffer
 	scenarios, _ := Pick("single")
-	err := Run(ctx, Options{Quick: true, Scenarios: scenarios, Case: regexp.MustCompile("no server")}, nil, folder, &out, &out)
+	err := Run(ctx, Options{Quick: true, Scenarios: scenarios, Case: regexp.MustCompile("1 redis-server$")}, nil, folder, &out, &out)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want context.Canceled", err)
 	}

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A measurement is what one contestant did in one round.
+// A measurement holds the results of one contestant in one round.
 type measurement struct {
 	round  int
 	series []series
@@ -48,27 +49,17 @@ func (t *measurement) fail(err error) {
 // An entry is a contestant that takes part in a case.
 type entry struct {
 	contestant   Contestant
-	keys         string // before its keys, which no other entry has
+	keys         string // prefix of its keys; no other entry has it
 	setup        *Setup
-	servers      []*server.Server // that its locks are on, to be asked for figures
-	left         func(ctx context.Context, keys string) (int, error)
-	lockers      []Locker // one per client that the case needs
+	servers      []*server.Server // the servers of its locks, which give figures
+	lockers      []Locker         // one for each client that the case needs
 	measurements []*measurement
-	spent        time.Duration
-	capacity     float64              // locks a second, where a case needs it
-	late         chan lateMeasurement // its measurement goes on beside those of others; nil: none does
-	cut          bool                 // it went on at the end of the case
-	err          error                // it could not take part
+	capacity     float64 // in locks a second, if the case needs it
+	slow         bool    // one measurement took so long that no other is made
+	err          error   // why it could not take part
 }
 
-// A lateMeasurement is a measurement that ended, and whether it counts.
-type lateMeasurement struct {
-	*measurement
-	took   time.Duration
-	counts bool
-}
-
-// A testCase is one set-up in which contestants are compared.
+// A testCase is one setup in which contestants are compared.
 type testCase struct {
 	scenario    string
 	section     *Section
@@ -77,29 +68,26 @@ type testCase struct {
 	contestants []Contestant
 	servers     []*server.Server
 	setup       *Setup
-	clients     int           // per contestant; 0: a measurement opens what it needs
-	rounds      int           // at most; 0: as the plan has it
-	fewest      int           // rounds, however slow they are; 0: as the plan has it
-	heavy       float64       // how much time a contestant must have, beside those of other cases
-	fixed       time.Duration // that it takes in any case, all together
-	least       time.Duration // of a measurement; 0: as the plan has it
-	cold        bool          // there is no round to warm up
-	together    bool          // they have their turns at the same time: what takes long and costs little
-	waits       bool          // a measurement that takes long only waits, and may go on while others have theirs
-	// begin is called before the clients are opened, and what it returns after they were
-	// closed; nil: nothing to do.
+	clients     int           // per contestant; 0: each measurement opens its own clients
+	rounds      int           // greatest number of rounds; 0: the plan's
+	heavy       float64       // the weight of a contestant's time, relative to other cases
+	least       time.Duration // the least time of a measurement; 0: the plan's
+	// patience bounds a measurement: a contestant that takes longer gets no other one.
+	patience time.Duration
+	// begin is called before the clients are opened, and its result end after they are closed;
+	// nil: nothing to do.
 	begin func() (end func(), err error)
-	// ready is called when all clients are open and have warmed up; nil: nothing to do.
-	// What it returns is called after the last measurement.
-	ready func() (done func(), err error)
+	// ready is called when all clients are open and have warmed up; nil: nothing to do. Its
+	// result done is called after the last measurement.
+	ready func() (done func())
 	// measurement measures one contestant for one round.
 	measurement func(ctx context.Context, e *entry, slice time.Duration) *measurement
-	// relate adds what follows from the rows together; nil: nothing.
+	// relate adds metrics that need the rows of several contestants; nil: none.
 	relate func(rows []*Row)
 }
 
-// compare lets the contestants have their turns and appends a row for each to the
-// section. An error is the run's end; what fails in a contestant is in its row.
+// compare measures the contestants in turn and appends a row for each to the section. An error
+// ends the run; the failure of a contestant is in its row instead.
 func (r *Runner) compare(ctx context.Context, c *testCase, budget time.Duration) error {
 	end := time.Now().Add(budget)
 	if c.begin != nil {
@@ -112,7 +100,7 @@ func (r *Runner) compare(ctx context.Context, c *testCase, budget time.Duration)
 	var entries []*entry
 	for i, k := range c.contestants {
 		e := r.enter(ctx, c, k)
-		e.keys = r.keys + strconv.Itoa(i) + "/"
+		e.keys = strconv.Itoa(i) + "/"
 		entries = append(entries, e)
 	}
 	err := r.rounds(ctx, c, entries, end)
@@ -134,11 +122,6 @@ func (r *Runner) compare(ctx context.Context, c *testCase, budget time.Duration)
 // enter opens the clients of a contestant.
 func (r *Runner) enter(ctx context.Context, c *testCase, k Contestant) *entry {
 	e := &entry{contestant: k, setup: c.setup, servers: c.servers}
-	if g := r.guests[k.Name]; g != nil {
-		own := *c.setup
-		own.Nodes = []Node{g.Node}
-		e.setup, e.servers, e.left = &own, nil, g.Left
-	}
 	for range c.clients {
 		open, cancel := context.WithTimeout(ctx, 20*time.Second)
 		l, err := k.Open(open, e.setup)
@@ -152,206 +135,105 @@ func (r *Runner) enter(ctx context.Context, c *testCase, k Contestant) *entry {
 	return e
 }
 
-// maxMeasurement ends a measurement in which something hangs.
-const maxMeasurement = time.Minute
-
-// rounds gives every entry a measurement per round, in an order that changes, until the rounds
-// or the time are over. The first round warms up, and does not count.
+// rounds makes one measurement of every entry per round, in an order that changes, until all
+// rounds are done or the time is over. The first round is a warm-up, and does not count.
 func (r *Runner) rounds(ctx context.Context, c *testCase, entries []*entry, end time.Time) error {
-	most := c.rounds
-	if most == 0 {
-		most = r.plan.Rounds
-	}
-	least := c.least
-	if least == 0 {
-		least = r.plan.Slice
-	}
-	fewest := c.fewest
-	if fewest == 0 {
-		fewest = r.plan.Fewest
-	}
-	share := time.Until(end)
-	if !c.together {
-		share /= time.Duration(max(len(entries), 1))
-	}
-	first := 0
-	if c.cold {
-		first = 1
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	// After what ready returned: once all is well again what was waited for comes.
-	defer func() { r.collect(entries, cancel) }()
+	most := cmp.Or(c.rounds, r.plan.Rounds)
+	least := cmp.Or(c.least, r.plan.Slice)
+	fewest := min(r.plan.Fewest, most)
+	budget := time.Until(end)
 	var overhead time.Duration
-	for round := first; round <= most; round++ {
+	for round := 0; round <= most; round++ {
 		if round == 1 && c.ready != nil {
-			done, err := c.ready()
-			if err != nil {
-				return err
-			}
-			defer done()
+			defer c.ready()()
 		}
 		left := time.Until(end)
-		if round > fewest && left <= 0 {
-			return nil
+		if round > fewest && left <= 0 || round > 1 && time.Since(end) > budget {
+			return nil // twice the time is the bound even for the least number of rounds
 		}
 		var active []*entry
 		for _, e := range entries {
-			e.finishLate(0)
-			if e.err == nil && e.late == nil && !e.hasHadEnough(fewest, share) {
+			if e.err == nil && !e.slow {
 				active = append(active, e)
 			}
 		}
-		if round == 0 { // it need not take as long as the others
+		if round == 0 { // the warm-up may be shorter than the other rounds
 			left /= 2
 		}
 		s := slice(left, most-round+1, len(active), overhead, least)
-		spent, err := r.round(ctx, c, active, s, round)
-		if err != nil {
-			return err
+		begun := time.Now()
+		for _, i := range rand.Perm(len(active)) {
+			took := active[i].measure(ctx, c, s, round)
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if active[i].slow { // the others keep their time
+				begun, end = begun.Add(took), end.Add(took)
+			}
 		}
 		if len(active) > 0 {
-			overhead = max(spent/time.Duration(len(active))-s, 0)
+			overhead = max(time.Since(begun)/time.Duration(len(active))-s, 0)
 		}
 	}
 	return nil
 }
 
-// collect waits for the measurements that go on, whose case is over: they have taken at least so
-// long.
-func (r *Runner) collect(entries []*entry, cancel func()) {
-	end := time.Now().Add(r.plan.Silence)
-	for _, e := range entries {
-		e.finishLate(0)
-		e.cut = e.late != nil
-		e.finishLate(time.Until(end))
-	}
-	cancel()
-	for _, e := range entries {
-		if e.finishLate(maxMeasurement); e.late != nil {
-			e.err = errors.New("a call never returned")
-		}
-	}
-}
+// maxMeasurement bounds a measurement, so that one that hangs ends.
+const maxMeasurement = time.Minute
 
-// finishLate ends the entry's late measurement if that is over by then.
-func (e *entry) finishLate(wait time.Duration) {
-	if e.late == nil {
-		return
-	}
-	timer := time.NewTimer(max(wait, 0))
-	defer timer.Stop()
-	select {
-	case t := <-e.late:
-		e.take(t)
-	case <-timer.C:
-	}
-}
-
-func (e *entry) take(t lateMeasurement) {
-	e.late = nil
-	if t.counts {
-		e.measurements = append(e.measurements, t.measurement)
-		e.spent += t.took
-	} else if t.err != nil && t.values == nil && t.series == nil {
+// measure makes one measurement, and returns how long it took. That of round zero does not count.
+func (e *entry) measure(ctx context.Context, c *testCase, slice time.Duration, round int) (took time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, maxMeasurement)
+	defer cancel()
+	begun := time.Now()
+	t := c.measurement(ctx, e, slice)
+	took = time.Since(begun)
+	e.slow = c.patience > 0 && took > slice+c.patience
+	switch t.round = round; {
+	case round > 0:
+		e.measurements = append(e.measurements, t)
+	case t.err != nil && t.values == nil && t.series == nil:
 		e.err = t.err
 	}
+	return took
 }
 
-// round gives these entries a measurement each, and returns how long that took.
-func (r *Runner) round(ctx context.Context, c *testCase, entries []*entry, slice time.Duration, number int) (time.Duration, error) {
-	begun := time.Now()
-	begin := func(e *entry) {
-		e.late = make(chan lateMeasurement, 1)
-		go func(over chan<- lateMeasurement) {
-			measureCtx, cancel := context.WithTimeout(ctx, maxMeasurement)
-			defer cancel()
-			start := time.Now()
-			t := c.measurement(measureCtx, e, slice)
-			t.round = number
-			over <- lateMeasurement{t, time.Since(start), number > 0}
-		}(e.late)
-	}
-	const soon = 400 * time.Millisecond
-	for _, i := range rand.Perm(len(entries)) {
-		begin(entries[i])
-		switch {
-		case c.together: // they are waited for below
-		case c.waits:
-			entries[i].finishLate(max(2*slice, soon))
-		default:
-			entries[i].take(<-entries[i].late)
-		}
-		if ctx.Err() != nil {
-			return 0, context.Cause(ctx)
-		}
-	}
-	for _, e := range entries {
-		if c.together {
-			e.take(<-e.late)
-		}
-	}
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-	return time.Since(begun), nil
-}
-
-// hasHadEnough reports whether an entry is so slow that its rounds would take the time
-// of the others: it has fewer then.
-func (e *entry) hasHadEnough(fewest int, share time.Duration) bool {
-	return len(e.measurements) >= fewest && e.spent > share
-}
-
-// row sums an entry up.
+// row summarizes an entry.
 func (e *entry) row(c *testCase) *Row {
-	row := &Row{Case: c.name, X: c.x, Contestant: e.contestant.Name, Library: e.contestant.library(), Kind: e.contestant.Kind, Client: e.contestant.Client, Cut: e.cut}
+	row := &Row{Case: c.name, X: c.x, Contestant: e.contestant.Name, Library: e.contestant.library(), Kind: e.contestant.Kind, Client: e.contestant.Client, Slow: e.slow}
 	err := e.err
-	all := map[string]*figures.Latencies{}
-	var tails []Metric // after everything else
+	all := map[string]*figures.Rounds{}
 	var ops []string
 	for _, t := range e.measurements {
 		row.Failed += t.failed
 		err = errors.Join(err, t.err)
-		for _, v := range t.values {
-			row.add(v.name, v.unit, t.round, v.v)
-		}
 		for _, s := range t.series {
 			if len(s.samples) == 0 {
 				continue
 			}
 			if all[s.op] == nil {
-				all[s.op] = figures.NewLatencies()
+				all[s.op] = figures.NewRounds()
 				ops = append(ops, s.op)
 			}
-			one := figures.NewLatencies()
-			for _, d := range s.samples {
-				one.Add(d)
-			}
-			all[s.op].Merge(one)
-			row.add(s.op+" p50", figures.Seconds, t.round, one.Quantile(0.5).Seconds())
+			all[s.op].Add(t.round, figures.NewLatencies(s.samples...))
+			row.add(s.op+" p50", figures.Seconds, t.round, all[s.op].Medians[t.round])
 		}
-	}
-	for _, op := range ops {
-		l := all[op]
-		for _, q := range []struct {
-			name  string
-			q     float64
-			least int64 // with fewer samples it would only repeat the greatest
-		}{{"p90", 0.9, 10}, {"p99", 0.99, 100}, {"p99.9", 0.999, 1000}} {
-			if l.Count() >= q.least {
-				v := l.Quantile(q.q).Seconds()
-				tails = append(tails, Metric{Name: op + " " + q.name, Unit: figures.Seconds, Interval: figures.Interval{Median: v, Low: v, High: v}})
-			}
+		for _, v := range t.values {
+			row.add(v.name, v.unit, t.round, v.v)
 		}
-		if op == curveOp {
-			row.Curve = l.Curve()
-		}
-		row.Samples = max(row.Samples, l.Count())
 	}
 	for i := range row.Metrics {
 		row.Metrics[i].sumUp()
 	}
-	row.Metrics = append(row.Metrics, tails...)
+	for _, op := range ops { // the tails come after all other metrics
+		for _, t := range all[op].Tails() {
+			row.Metrics = append(row.Metrics, exactly(op+" "+t.Name, figures.Seconds, t.Value))
+		}
+		if op == curveOp {
+			row.Curve = all[op].All.Curve()
+		}
+		row.Samples = max(row.Samples, all[op].All.Count())
+	}
 	if err != nil {
 		row.Error = firstLine(err)
 	}

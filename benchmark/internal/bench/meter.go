@@ -10,7 +10,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A meter reads what a measurement costs: this process and the servers.
+// A meter measures the cost of a measurement, in this process and on the servers.
 type meter struct {
 	at      time.Time
 	cpu     time.Duration
@@ -19,16 +19,11 @@ type meter struct {
 	info    serverInfo
 }
 
-// serverInfo is the sum over the servers.
+// serverInfo sums the figures of several servers.
 type serverInfo struct {
 	cpu      float64 // seconds
 	commands float64
-	bytes    float64 // in and out
-}
-
-// minus returns what was counted since.
-func (i serverInfo) minus(before serverInfo) serverInfo {
-	return serverInfo{i.cpu - before.cpu, i.commands - before.commands, i.bytes - before.bytes}
+	bytes    float64 // received and sent
 }
 
 func startMeter(servers []*server.Server) *meter {
@@ -38,7 +33,7 @@ func startMeter(servers []*server.Server) *meter {
 	return m
 }
 
-// stop adds what each of n locks cost to the measurement.
+// stop adds the cost of each of n locks to the measurement.
 func (m *meter) stop(t *measurement, n int) (took time.Duration) {
 	took = time.Since(m.at)
 	cpu := processCPU() - m.cpu
@@ -62,7 +57,7 @@ func (m *meter) stop(t *measurement, n int) (took time.Duration) {
 	return took
 }
 
-// readInfo asks the servers; one that does not answer counts nothing.
+// readInfo asks the servers. A server that does not answer adds nothing.
 func readInfo(servers []*server.Server) (sum serverInfo) {
 	for _, s := range servers {
 		if s.Kind() != server.KindRedis && s.Kind() != server.KindValkey {
@@ -70,23 +65,31 @@ func readInfo(servers []*server.Server) (sum serverInfo) {
 		}
 		reply, _ := s.Do("INFO") // a server that is down has no figures
 		text, _ := reply.(string)
-		sum.cpu += infoField(text, "used_cpu_user") + infoField(text, "used_cpu_sys")
-		sum.commands += infoField(text, "total_commands_processed")
-		sum.bytes += infoField(text, "total_net_input_bytes") + infoField(text, "total_net_output_bytes")
+		sum.cpu += InfoField(text, "used_cpu_user") + InfoField(text, "used_cpu_sys")
+		sum.commands += InfoField(text, "total_commands_processed")
+		sum.bytes += InfoField(text, "total_net_input_bytes") + InfoField(text, "total_net_output_bytes")
 	}
 	return sum
 }
 
-// infoField returns a number of INFO; 0 if it is not there.
-func infoField(info, name string) float64 {
-	_, rest, found := strings.Cut(info, "\n"+name+":")
-	if !found {
-		return 0
-	}
-	field, _, _ := strings.Cut(rest, "\r")
-	v, err := strconv.ParseFloat(field, 64)
-	if err != nil {
-		return 0
-	}
+// InfoField returns a number from the text of INFO, or 0 if the field is missing.
+func InfoField(info, name string) float64 {
+	v, _ := strconv.ParseFloat(infoText(info, name), 64)
 	return v
+}
+
+// InfoVersion returns the server's name and version from the text of INFO, such as "redis 7.0.15".
+func InfoVersion(info string) string {
+	for _, name := range []string{"valkey", "redis"} {
+		if v := infoText(info, name+"_version"); v != "" {
+			return name + " " + v
+		}
+	}
+	return ""
+}
+
+func infoText(info, name string) string {
+	_, rest, _ := strings.Cut(info, "\n"+name+":")
+	field, _, _ := strings.Cut(rest, "\r")
+	return field
 }

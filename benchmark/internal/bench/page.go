@@ -1,78 +1,58 @@
 package bench
 
 import (
-	"bytes"
-	_ "embed"
+	"cmp"
 	"fmt"
 	"html/template"
 	"slices"
 	"strings"
-	texttemplate "text/template"
 
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-//go:embed page.html.tmpl
-var htmlText string
-
-//go:embed page.md.tmpl
-var mdText string
-
-var (
-	helpers  = map[string]any{"style": figures.Style, "id": id}
-	htmlPage = template.Must(template.New("html").Funcs(helpers).Parse(htmlText))
-	mdPage   = texttemplate.Must(texttemplate.New("md").Funcs(helpers).Parse(mdText))
-)
-
-// view is the report as both pages show it.
-type view struct {
-	*Report
-	Circumstances, HowToRead string
-	GoalTable, Readme        table
-	Views                    []sectionView
-}
-
-// sectionView is a section as the pages show it.
-type sectionView struct {
-	*Section
-	Figures []figure
-	Tables  []table
-}
-
-type figure struct {
-	Title, Better string
-	SVG           template.HTML
-}
-
-// pages writes the report for a repository, and as one page without scripts.
-func (r *Report) pages() (md, html []byte, err error) {
-	v := view{Report: r, Circumstances: r.circumstances(), HowToRead: howToRead, GoalTable: goalTable(r.Goals), Readme: readme(r.Sections)}
+// page makes the report for people.
+func (r *Report) page() (*figures.Page, error) {
+	p := &figures.Page{Title: r.Title, Lead: r.Lead, Nav: true}
+	add := func(b figures.Block) { p.Blocks = append(p.Blocks, b) }
+	add(figures.Block{Text: r.circumstances() + " " + howToRead, Quiet: true})
+	if r.Behind != nil {
+		add(figures.Block{Fold: "Each comparison in which ours is behind, and what was measured beside it", List: r.Behind})
+	}
+	if o := newOverview(r); len(o.Rows) > 0 {
+		add(figures.Block{Heading: "Overview", Text: "The time of a lock and its release, or of a handoff. Less is better, and the quickest other library is bold.", Tables: []figures.Table{o.Table}})
+	}
+	if len(r.Goals) > 0 {
+		add(figures.Block{Fold: "Goals", Tables: []figures.Table{goalTable(r.Goals)}})
+	}
 	for _, s := range r.Sections {
 		drawn, err := s.figures()
 		if err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", s.Title, err)
+			return nil, fmt.Errorf("%s: %w", s.Title, err)
 		}
-		v.Views = append(v.Views, sectionView{s, drawn, s.tables()})
+		add(figures.Block{Heading: s.Title, Text: s.Text, Plots: drawn, Fold: "Figures", Tables: s.tables()})
 	}
-	var m, h bytes.Buffer
-	if err := mdPage.Execute(&m, v); err != nil {
-		return nil, nil, err
+	var setups []string
+	for _, a := range r.Setups {
+		setups = append(setups, fmt.Sprintf("**%s** (%s): %s.", a.Name, a.Kind, a.How))
 	}
-	err = htmlPage.Execute(&h, v)
-	return m.Bytes(), h.Bytes(), err
+	add(figures.Block{Heading: "Contestants", List: setups})
+	if r.Notes != nil {
+		add(figures.Block{Heading: "Left out", List: r.Notes})
+	}
+	return p, nil
 }
 
-// howToRead stands before the figures.
-const howToRead = "Every figure is the median of the rounds, with the range in brackets in which it is with a confidence of 99 %; p90 and beyond are of all rounds together. " +
-	"Contestants took turns in every round, and two are compared by the ratio of each round: ahead or behind is only what the whole range of the ratios says, and everything else cannot be told. " +
-	"Ours is what users get; a part is some of it, alone; a limit does less than a lock has to, as fast as it can be done; a peer is another library."
+// howToRead is the explanation before the figures.
+const howToRead = "Every figure is the median of the rounds, with its 99 % confidence interval in brackets; p90 and beyond are of all rounds together. " +
+	"All contestants have a turn in every round, and two are compared by the ratio of their figures in each round. Ours is ahead or behind if the whole interval of these ratios is more than 5 % away from 1. Otherwise, and if other programs used more than a fifth of the processors, the run cannot tell. " +
+	"Ours is what users get; a part is some of it; a limit does less than a lock must do, as fast as possible; a peer is another library."
 
-// circumstances says where, when and beside what it was measured.
+// circumstances says where and when the run was, and how busy the machine was otherwise.
 func (r *Report) circumstances() string {
 	m := r.Machine
-	text := fmt.Sprintf("Measured on %s in %s, on %s.", r.Began.Format("2 January 2006 at 15:04"), shortly(r.Took), m.Text)
+	text := fmt.Sprintf("Measured on %s in %.0f s, on %s.", r.Began.Format("2 January 2006"), r.Took.Seconds(), m.Text)
 	if m.Foreign >= 0 {
-		text += fmt.Sprintf(" Meanwhile others used %s of its processors.", figures.Digits(m.Foreign))
+		text += fmt.Sprintf(" Other programs used %s of the processors.", figures.Digits(m.Foreign))
 	}
 	if len(m.Servers) > 0 {
 		text += " Servers, on the same machine: " + strings.Join(m.Servers, ", ") + "."
@@ -81,79 +61,50 @@ func (r *Report) circumstances() string {
 		text += " Libraries: " + strings.Join(m.Libraries, ", ") + "."
 	}
 	if r.Quick {
-		text += " This was a quick run: much of it cannot be told."
+		text += " This was a quick run, which cannot tell much."
 	}
 	return text
 }
 
-func goalTable(goals []Goal) table {
-	t := table{Header: []string{"goal", "at most", "measured", ""}}
+func goalTable(goals []Goal) figures.Table {
+	t := figures.Table{Header: []string{"goal", "at most", "measured", ""}}
 	for _, g := range goals {
-		t.Rows = append(t.Rows, tableRow{Kind(g.Verdict), []string{g.What, figures.Digits(g.Most), g.Figure.String(), string(g.Verdict)}})
+		t.Rows = append(t.Rows, figures.TableRow{Class: string(g.Verdict), Cells: []string{g.What, figures.Digits(g.Most), g.Figure.String(), string(g.Verdict)}})
 	}
 	return t
 }
 
-// markdown writes a table.
-func (t table) markdown() string {
-	var b strings.Builder
-	row := func(cells []string) {
-		for _, c := range cells {
-			b.WriteString("| " + strings.ReplaceAll(c, "|", `\|`) + " ")
-		}
-		b.WriteString("|\n")
-	}
-	row(t.Header)
-	row(slices.Repeat([]string{"---"}, len(t.Header)))
-	for _, r := range t.Rows {
-		row(r.Cells)
-	}
-	return b.String()
-}
-
-// Markdown is markdown, for templates.
-func (t table) Markdown() string { return t.markdown() }
-
-// figures draws the plots of a section: lines for each client library, dots and quantiles for each case.
-func (s *Section) figures() (out []figure, err error) {
+// figures draws the plots of a section: lines by client library, dots and quantiles by case.
+func (s *Section) figures() (out []figures.Figure, err error) {
 	for _, p := range s.Plots {
 		better := "less is better"
 		if p.More || s.More && p.Metric == s.Key {
 			better = "more is better"
 		}
-		add := func(title string, svg template.HTML, drawErr error) {
-			if drawErr != nil {
-				err = drawErr
-				return
-			}
-			out = append(out, figure{title, better, svg})
+		add := func(title string, l interface{ SVG() (template.HTML, error) }) {
+			svg, drawErr := l.SVG()
+			err = cmp.Or(err, drawErr)
+			out = append(out, figures.Figure{Title: title, Better: better, SVG: svg})
 		}
-		switch {
-		case p.Curve:
-			for _, c := range s.cases() {
-				if l := s.curves(c); len(l.Series) > 0 {
-					svg, err := l.SVG()
-					add(p.Title+": "+c, svg, err)
-				}
+		for _, client := range s.clients() {
+			l := s.lines(p, client)
+			if p.drawsLines(s) && slices.ContainsFunc(l.Series, func(s figures.Series) bool { return s.Client == client && len(s.Points) > 1 }) {
+				add(strings.TrimSuffix(p.Title+", "+client, ", "), l)
 			}
-		case p.Lines && len(s.cases()) > 1:
-			for _, client := range s.clients() {
-				if l := s.lines(p, client); slices.ContainsFunc(l.Series, func(s figures.Series) bool { return s.Client == client && len(s.Points) > 1 }) {
-					svg, err := l.SVG()
-					add(strings.TrimSuffix(p.Title+", "+client, ", "), svg, err)
-				}
-			}
-		default:
-			for _, c := range s.cases() {
-				if d := s.dots(p, c); len(d.Rows) > 1 {
-					svg, err := d.SVG()
-					add(p.Title+": "+c, svg, err)
-				}
+		}
+		for _, c := range s.cases() {
+			if l := s.curves(c); p.Curve && len(l.Series) > 0 {
+				add(p.Title+": "+c, l)
+			} else if d := s.dots(p, c); !p.Curve && !p.drawsLines(s) && len(d.Rows) > 1 {
+				add(p.Title+": "+c, d)
 			}
 		}
 	}
 	return out, err
 }
+
+// drawsLines reports whether the plot has lines: they need more than one case.
+func (p Plot) drawsLines(s *Section) bool { return p.Lines && len(s.cases()) > 1 }
 
 // clients returns the client libraries of the section's rows.
 func (s *Section) clients() (names []string) {
@@ -165,12 +116,16 @@ func (s *Section) clients() (names []string) {
 	return names
 }
 
-// lines has a line for each contestant of a client library, and ours where that has none.
+// lines returns a line for each contestant of a client library, and the lines of ours if the
+// library has none.
 func (s *Section) lines(p Plot, client string) figures.Lines {
-	l := figures.Lines{X: s.Axis, Y: p.Title, LogX: true, LogY: true}
+	l := figures.Lines{X: s.Axis}
 	own := slices.ContainsFunc(s.Rows, func(r *Row) bool { return r.Kind == Ours && r.Client == client })
 	for _, r := range s.Rows {
 		m, ok := r.metric(p.Metric)
+		if p.Metric == s.Key && !r.handsOver() {
+			continue
+		}
 		if !ok || m.Median <= 0 || r.Client != client && (own || r.Kind != Ours) {
 			continue
 		}
@@ -185,13 +140,13 @@ func (s *Section) lines(p Plot, client string) figures.Lines {
 	return l
 }
 
-// series is how a contestant looks in all plots.
+// series returns the contestant's name, colour and mark, the same in all plots.
 func (r *Row) series() figures.Series {
 	return figures.Series{Name: r.Contestant, Library: r.Library, Client: r.Client, Dashed: r.Kind == Part || strings.Contains(r.Contestant, "fail-fast")}
 }
 
 func (s *Section) curves(name string) figures.Lines {
-	l := figures.Lines{X: "share of the locks", Y: "latency", YUnit: figures.Seconds, LogX: true, LogY: true, Quantiles: true}
+	l := figures.Lines{X: "share of the locks", YUnit: figures.Seconds, Quantiles: true}
 	for _, r := range s.of(name) {
 		if len(r.Curve) > 1 {
 			line := r.series()
@@ -203,7 +158,7 @@ func (s *Section) curves(name string) figures.Lines {
 }
 
 func (s *Section) dots(p Plot, name string) figures.Dots {
-	d := figures.Dots{X: p.Title, Log: true}
+	d := figures.Dots{}
 	for _, r := range s.of(name) {
 		if m, ok := r.metric(p.Metric); ok && m.Median > 0 {
 			d.Unit = m.Unit
@@ -211,14 +166,4 @@ func (s *Section) dots(p Plot, name string) figures.Dots {
 		}
 	}
 	return d
-}
-
-// id makes an anchor of a title.
-func id(title string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, strings.ToLower(title))
 }

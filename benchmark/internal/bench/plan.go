@@ -4,92 +4,66 @@ import (
 	"fmt"
 	"regexp"
 	"time"
+
+	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-// A Plan is how much is measured. How long a contestant is measured in a case follows
-// from the time for all of it: see Runner.Run.
+// A Plan says how much a run measures. The time of one contestant in one case follows from the
+// time of the whole run: see Runner.Run.
 type Plan struct {
 	Quick  bool
-	For    time.Duration  // all of it
-	Part   bool           // not all of it is measured, and has the time that it needs
-	Only   *regexp.Regexp // cases; nil: all
-	Rounds int            // of a case, besides one to warm up
-	Fewest int            // rounds of what is so slow that the time is over before
-	Slice  time.Duration  // the least that a contestant has in a round
+	For    time.Duration  // the time of the whole run
+	Only   *regexp.Regexp // the cases to measure; nil: all
+	Rounds int            // greatest number of rounds of a case, besides the warm-up
+	Fewest int            // least number of rounds, however long they take: a comparison needs them
+	Slice  time.Duration  // least time of a contestant in a round
 	TTL    time.Duration
 
-	Nodes      []int // of a quorum
+	Nodes      []int // sizes of the quorums
 	Goroutines []int
 	Waiters    []int
-	Waiting    time.Duration // the least that waiters have in a round
-	Held       []Holding
-	Hold       time.Duration // of a lock that others wait for
-	DeadTTL    time.Duration // of a holder that dies
-	Deaths     int           // of it
-	Patience   time.Duration // with a lock that may never be granted
-	Silence    time.Duration // of a node, with which a call is waited for
-	Guard      time.Duration // the restart guard, where one is measured
-	BothKinds  bool          // five nodes are measured on redis-servers and on valkey-servers
+	Waiting    time.Duration // least time of waiters in a round
+	Hold       time.Duration // how long a lock is held while others wait for it
+	Faults     []faultCase
+	Valkey     bool // measure five valkey-servers too
 }
 
-// A Holding is a number of leases at once, with their TTL and the time for which they
-// are watched, in which each is renewed about once.
-type Holding struct {
-	Leases  int
-	TTL     time.Duration
-	Watched time.Duration
-}
-
-// Full is the plan of a run in under ten minutes, Quick of one in under one.
+// Full is the plan of a run of less than ten minutes.
 func Full() Plan {
 	return Plan{
-		For: 510 * time.Second, Rounds: 12, Fewest: 3, Slice: 20 * time.Millisecond, TTL: 10 * time.Second,
-		Nodes: []int{1, 3, 5, 7, 9}, Goroutines: []int{1, 16, 64, 256},
-		Waiters: []int{2, 8, 32, 128}, Waiting: 300 * time.Millisecond, Hold: time.Millisecond,
-		Held: []Holding{
-			{100, 3600 * time.Millisecond, 1500 * time.Millisecond}, {10_000, 6 * time.Second, 2500 * time.Millisecond},
-			{manyHeld, 24 * time.Second, 8 * time.Second},
-		},
-		DeadTTL: 500 * time.Millisecond, Deaths: 3, Patience: 10 * time.Second, Silence: 4 * time.Second, Guard: 2 * time.Second,
-		BothKinds: true,
+		For: 500 * time.Second, Rounds: 100, Fewest: 12, Slice: 10 * time.Millisecond, TTL: 10 * time.Second,
+		Nodes: []int{3, 5, 7}, Goroutines: []int{1, 8, 64},
+		Waiters: []int{2, 8}, Waiting: 100 * time.Millisecond, Hold: time.Millisecond, Faults: faultCases, Valkey: true,
 	}
 }
 
-// Quick is a plan for a first look.
+// Quick is the plan of a run of less than one minute, for a first look.
 func Quick() Plan {
 	return Plan{
 		Quick: true,
-		For:   50 * time.Second, Rounds: 8, Fewest: 1, Slice: 5 * time.Millisecond, TTL: 10 * time.Second,
-		Nodes: []int{1, 5}, Goroutines: []int{1, 64},
-		Waiters: []int{2, 8}, Waiting: 60 * time.Millisecond, Hold: time.Millisecond,
-		Held:    []Holding{{10_000, 3 * time.Second, 1200 * time.Millisecond}},
-		DeadTTL: 300 * time.Millisecond, Deaths: 1, Patience: 3 * time.Second, Silence: time.Second, Guard: time.Second,
+		For:   45 * time.Second, Rounds: 10, Fewest: figures.LeastRounds, Slice: 5 * time.Millisecond, TTL: 10 * time.Second,
+		Nodes: []int{5}, Goroutines: []int{64},
+		Waiters: []int{2}, Waiting: 60 * time.Millisecond, Hold: time.Millisecond, Faults: faultCases[:1],
 	}
 }
 
-// manyHeld is so many leases that only ours and the bare commands hold them: the others
-// would take most of the run.
-const manyHeld = 100_000
-
-// budget returns how much of the time that is left the first of these cases has, beside
-// what it takes in any case.
+// budget returns the first case's share of the time that is left.
 func budget(left time.Duration, cases []*testCase) time.Duration {
-	weights := 0.0
+	all := 0.0
 	for _, c := range cases {
-		left -= c.fixed
-		weights += c.weight()
+		all += c.weight()
 	}
-	if left <= 0 || weights == 0 {
+	if left <= 0 || all == 0 {
 		return 0
 	}
-	return time.Duration(float64(left) * cases[0].weight() / weights)
+	return time.Duration(float64(left) * cases[0].weight() / all)
 }
 
-// weight is how much of the time a case must have, beside the others.
+// weight is the case's time relative to the other cases.
 func (c *testCase) weight() float64 { return c.heavy * float64(len(c.contestants)) }
 
-// slice returns how long each of n entries has in the next of so many rounds, when a measurement
-// takes so much longer than its slice.
+// slice returns the time of each of n entries in the next round, if so many rounds are left and
+// a measurement takes longer than its slice by overhead.
 func slice(left time.Duration, rounds, n int, overhead, least time.Duration) time.Duration {
 	if rounds*n == 0 {
 		return least

@@ -5,69 +5,53 @@ import (
 	"errors"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
-	"github.com/valkey-io/valkey-go"
 )
 
-// A queue is the fastest way to hand something over through a server: a list with one
-// token in it, that BLPOP waits for. It is no lock, since a holder that dies takes the
-// token with it.
+// A queue is the fastest way to hand something over through a server: BLPOP waits for the only
+// token of a list. It is not a lock, because the token is lost if its holder dies.
 type queue struct {
-	list   tokenList
-	seeded sync.Map // keys whose token has been put there
+	commands
+	seeded sync.Map // keys that have their token
 }
 
-// tokenList is what a client library does for a queue.
-type tokenList interface {
-	// pop waits for a token, and returns false after a second without one. If ctx ends
-	// a token may be lost: nobody wants it any more, since every measurement has a key of its own.
-	pop(ctx context.Context, key string) (bool, error)
-	push(key string) error
-	first(ctx context.Context, key string) (bool, error)
-	Close() error
-}
-
-// queues returns the contestants that hand over by BLPOP.
-func queues() []Contestant {
-	queueOf := func(name string, open func(addr string) (tokenList, error)) Contestant {
-		return Contestant{
-			Name: "queue (BLPOP), " + name, Kind: Limit, Client: name, Serves: OneKeyStore, Waits: true, OnlyWaits: true,
-			How: "one token in a list, taken by BLPOP and put back by RPUSH, over " + name + ": no lock, since a holder that dies takes the token with it",
+// queues returns the contestants that hand over with BLPOP.
+func queues() (out []Contestant) {
+	for _, lib := range libraries {
+		out = append(out, Contestant{
+			Name: "queue (BLPOP), " + lib.name, Kind: Limit, Client: lib.name, Serves: OneKeyStore, Waits: true, OnlyWaits: true,
+			How: "one token in a list, taken by BLPOP and put back by RPUSH, over " + lib.name + ": no lock, since a holder that dies takes the token with it",
 			Open: func(_ context.Context, s *Setup) (Locker, error) {
-				list, err := open(s.Nodes[0].Addr)
-				if err != nil {
-					return nil, err
-				}
-				return &queue{list: list}, nil
+				c, err := lib.open(s.Nodes[0].Addr, time.Second)
+				return &queue{commands: c}, err
 			},
-		}
+		})
 	}
-	return []Contestant{queueOf("go-redis", openGoRedisList), queueOf("valkey-go", openValkeyGoList)}
+	return out
 }
 
+// Lock waits for the token. If ctx ends, the token may be lost. Nothing needs it then, because
+// every measurement has its own key.
 func (q *queue) Lock(ctx context.Context, key string, wait bool) (Held, error) {
 	if !wait {
 		return nil, errors.New("a queue can only wait")
 	}
-	key += ":queue" // beside the locks of the others
-	if _, done := q.seeded.Load(key); !done {
-		first, err := q.list.first(ctx, key+":seed")
-		if err == nil && first {
-			err = q.list.push(key)
+	t := token{q, key + ":queue"} // beside the locks of the others
+	if _, done := q.seeded.LoadOrStore(t.key, true); !done {
+		first, err := q.do(ctx, []string{"SET", t.key + ":seed", "1", "NX", "EX", "3600"})
+		if err == nil && first != nil {
+			err = t.Unlock()
 		}
 		if err != nil {
 			return nil, err
 		}
-		q.seeded.Store(key, true)
 	}
 	for ctx.Err() == nil {
-		ok, err := q.list.pop(ctx, key)
-		if ok {
-			return token{q, key}, nil
+		popped, err := q.do(ctx, []string{"BLPOP", t.key, "1"})
+		if popped != nil {
+			return t, nil
 		}
 		if end, _ := ctx.Deadline(); err != nil && !time.Now().Before(end) {
-			<-ctx.Done() // the connection may know its end a little sooner than ctx
+			<-ctx.Done() // the connection's deadline may pass shortly before ctx ends
 		}
 		if err != nil && ctx.Err() == nil {
 			return nil, err
@@ -76,67 +60,14 @@ func (q *queue) Lock(ctx context.Context, key string, wait bool) (Held, error) {
 	return nil, ctx.Err()
 }
 
-func (q *queue) Close() error { return q.list.Close() }
+func (q *queue) Close() error { return q.close() }
 
 type token struct {
 	q   *queue
 	key string
 }
 
-func (t token) Renew(context.Context) error { return nil }
-func (t token) Unlock() error               { return t.q.list.push(t.key) }
-
-type goRedisList struct{ *redis.Client }
-
-func openGoRedisList(addr string) (tokenList, error) {
-	return goRedisList{redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, Protocol: 2})}, nil
-}
-
-func (l goRedisList) pop(ctx context.Context, key string) (bool, error) {
-	err := l.BLPop(ctx, time.Second, key).Err()
-	if errors.Is(err, redis.Nil) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-func (l goRedisList) push(key string) error { return l.RPush(context.Background(), key, "t").Err() }
-
-func (l goRedisList) first(ctx context.Context, key string) (bool, error) {
-	return l.SetNX(ctx, key, "1", time.Hour).Result()
-}
-
-type valkeyGoList struct{ valkey.Client }
-
-func openValkeyGoList(addr string) (tokenList, error) {
-	c, err := openValkeyGo(addr, time.Second)
-	if err != nil {
-		return nil, err
-	}
-	return valkeyGoList{c.(valkeyGo).client}, nil
-}
-
-func (l valkeyGoList) pop(ctx context.Context, key string) (bool, error) {
-	err := l.Do(ctx, l.B().Blpop().Key(key).Timeout(1).Build()).Error()
-	if valkey.IsValkeyNil(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-func (l valkeyGoList) push(key string) error {
-	return l.Do(context.Background(), l.B().Rpush().Key(key).Element("t").Build()).Error()
-}
-
-func (l valkeyGoList) first(ctx context.Context, key string) (bool, error) {
-	err := l.Do(ctx, l.B().Set().Key(key).Value("1").Nx().Ex(time.Hour).Build()).Error()
-	if valkey.IsValkeyNil(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-func (l valkeyGoList) Close() error {
-	l.Client.Close()
-	return nil
+func (t token) Unlock() error {
+	_, err := t.q.do(context.Background(), []string{"RPUSH", t.key, "t"})
+	return err
 }

@@ -1,9 +1,8 @@
 package bench
 
 import (
-	"encoding/json"
-	"os"
-	"path/filepath"
+	"fmt"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,14 +11,15 @@ import (
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-// A Report is all that a run found. Its JSON is what the other two files are made of.
+// A Report holds all results of a run.
 type Report struct {
 	Title    string        `json:"title"`
 	Began    time.Time     `json:"began"`
 	Took     time.Duration `json:"took_ns"`
 	Quick    bool          `json:"quick"`
 	Machine  Machine       `json:"machine"`
-	Summary  []string      `json:"summary"` // sentences, where we lose first
+	Lead     string        `json:"lead"`             // where another library is ahead, then the rest
+	Behind   []string      `json:"behind,omitempty"` // each comparison in which ours is behind
 	Compared []Comparison  `json:"comparisons,omitempty"`
 	Goals    []Goal        `json:"goals,omitempty"`
 	Sections []*Section    `json:"sections"`
@@ -27,36 +27,39 @@ type Report struct {
 	Notes    []string      `json:"notes,omitempty"` // what was left out, and why
 }
 
-// Machine is where it was measured.
+// Machine describes the machine of the run.
 type Machine struct {
 	Text      string   `json:"machine"` // system, processors, Go
 	Servers   []string `json:"servers,omitempty"`
 	Libraries []string `json:"libraries,omitempty"` // client and lock libraries, with versions
-	// Foreign is how many processors others used, on average; below zero: not known.
+	// Foreign is how many processors other programs used, on average; negative: unknown.
 	Foreign float64 `json:"foreign_processors"`
 }
 
-// About says how a contestant is set up.
+// About describes a contestant's setup.
 type About struct {
 	Name string `json:"name"`
 	Kind Kind   `json:"kind"`
 	How  string `json:"how"`
 }
 
-// A Section is what one scenario found.
+// A Section holds the results of one scenario.
 type Section struct {
 	Scenario string `json:"scenario"`
 	Title    string `json:"title"`
 	Text     string `json:"text"`
-	// Key is the metric by which contestants are compared, Axis what the cases vary.
-	Key   string `json:"key"`
-	More  bool   `json:"more_is_better,omitempty"`
-	Axis  string `json:"axis,omitempty"`
+	// Key is the metric by which contestants are compared; Axis names the quantity that the
+	// cases vary.
+	Key  string `json:"key"`
+	More bool   `json:"more_is_better,omitempty"`
+	Axis string `json:"axis,omitempty"`
+	// Once says that the section compares no contestants.
+	Once  bool   `json:"once,omitempty"`
 	Rows  []*Row `json:"rows"`
 	Plots []Plot `json:"plots,omitempty"`
 }
 
-// A Plot is a metric of a section as a picture.
+// A Plot says how to draw a metric of a section.
 type Plot struct {
 	Title  string `json:"title"`
 	Metric string `json:"metric"`
@@ -67,11 +70,19 @@ type Plot struct {
 	More  bool `json:"more_is_better,omitempty"`
 }
 
+// label joins the titles of a section and a case, without repeating the servers if both name them.
+func label(title, name string) string {
+	if servers, rest, ok := strings.Cut(name, ", "); ok && strings.HasSuffix(title, servers) {
+		name = rest
+	}
+	return title + ", " + name
+}
+
 // columns returns the names of the section's metrics, in order of appearance.
 func (s *Section) columns() []string {
 	var names []string
 	for _, r := range s.Rows {
-		at := -1 // after its neighbour of this row
+		at := -1 // after the metric that precedes it in this row
 		for _, m := range r.Metrics {
 			i := slices.Index(names, m.Name)
 			if i < 0 {
@@ -95,7 +106,7 @@ func (s *Section) cases() []string {
 	return names
 }
 
-// of returns the rows of a case.
+// of returns the rows of this case.
 func (s *Section) of(name string) []*Row {
 	var rows []*Row
 	for _, r := range s.Rows {
@@ -106,87 +117,41 @@ func (s *Section) of(name string) []*Row {
 	return rows
 }
 
-// A table is a case of a section as people read it: text alone.
-type table struct {
-	Case   string
-	Header []string
-	Rows   []tableRow
-	Notes  []string
-}
-
-type tableRow struct {
-	Kind  Kind
-	Cells []string
-}
-
-// steps are operations whose figures have a table of their own, since one with all of
-// them would be too wide to read.
-var steps = []string{"", "acquire", "renew", "release"}
-
-// tables makes the tables of a section. Markdown and HTML show the same.
-func (s *Section) tables() []table {
-	columns := s.columns()
-	var out []table
+// tables makes a table for each case of a section.
+func (s *Section) tables() (out []figures.Table) {
 	for _, name := range s.cases() {
-		for _, step := range steps {
-			if t := s.table(name, step, columns); len(t.Header) > 1 || step == "" {
-				out = append(out, t)
+		rows := s.of(name)
+		t := figures.Table{Title: name, Header: []string{"contestant", "rounds", "samples"}}
+		var shown []string
+		for _, c := range s.columns() {
+			if slices.ContainsFunc(rows, func(r *Row) bool { _, ok := r.metric(c); return ok }) {
+				shown = append(shown, c)
 			}
 		}
+		t.Header = append(t.Header, shown...)
+		for _, r := range rows {
+			cells := []string{r.Contestant, strconv.Itoa(r.rounds()), figures.Digits(float64(r.Samples))}
+			for _, c := range shown {
+				text := "–"
+				if m, ok := r.metric(c); ok {
+					text = m.String()
+				}
+				cells = append(cells, text)
+			}
+			t.Rows = append(t.Rows, figures.TableRow{Class: string(r.Kind), Cells: cells})
+			if r.Error != "" {
+				t.Notes = append(t.Notes, failure(r))
+			}
+			if r.Slow {
+				t.Notes = append(t.Notes, r.Contestant+" took so long in one round that it had no other")
+			}
+		}
+		out = append(out, t)
 	}
 	return out
 }
 
-// stepOf returns to which of the steps a metric belongs, and what is left of its name.
-func stepOf(name string) (step, rest string) {
-	first, rest, _ := strings.Cut(name, " ")
-	if rest != "" && slices.Contains(steps[1:], first) {
-		return first, rest
-	}
-	return "", name
-}
-
-func (s *Section) table(name, step string, columns []string) table {
-	rows := s.of(name)
-	t := table{Case: name, Header: []string{"contestant"}}
-	if step == "" {
-		t.Header = append(t.Header, "rounds", "samples")
-	}
-	if step != "" {
-		t.Case += ": " + step
-	}
-	var shown []string
-	for _, c := range columns {
-		of, rest := stepOf(c)
-		if of == step && slices.ContainsFunc(rows, func(r *Row) bool { _, ok := r.metric(c); return ok }) {
-			shown = append(shown, c)
-			t.Header = append(t.Header, rest)
-		}
-	}
-	for _, r := range rows {
-		cells := []string{r.Contestant}
-		if step == "" {
-			cells = append(cells, strconv.Itoa(r.rounds()), figures.Digits(float64(r.Samples)))
-		}
-		for _, c := range shown {
-			text := "–"
-			if m, ok := r.metric(c); ok {
-				text = m.String()
-			}
-			cells = append(cells, text)
-		}
-		t.Rows = append(t.Rows, tableRow{r.Kind, cells})
-		if r.Error != "" && step == "" {
-			t.Notes = append(t.Notes, failure(r))
-		}
-		if r.Cut && step == "" {
-			t.Notes = append(t.Notes, r.Contestant+" still waited at the end of the case, which cut its last operation short: it takes longer than the figures say")
-		}
-	}
-	return t
-}
-
-// failure says what failed in a row.
+// failure describes what failed in a row.
 func failure(r *Row) string {
 	if r.Failed == 0 {
 		return r.Contestant + " could not take part: " + r.Error
@@ -204,23 +169,20 @@ func (s *Section) row(name, contestant string) *Row {
 	return nil
 }
 
-// write writes the three files into a folder, which it makes.
+// sumUp writes the sentences at the report's begin.
+func (r *Report) sumUp() {
+	counts, behind := summarize(r.Compared)
+	r.Lead, r.Behind = strings.TrimSpace(newOverview(r).Lead+" "+counts), behind
+	if f := r.Machine.Foreign; loaded(f) {
+		r.Lead = fmt.Sprintf("Other programs used %s of %d processors. Beside such load nothing is judged: measure again without it. ", figures.Digits(f), runtime.NumCPU()) + r.Lead
+	}
+}
+
+// write writes both files into a folder, which it makes.
 func (r *Report) write(folder string) error {
-	js, err := json.MarshalIndent(r, "", "\t")
+	page, err := r.page()
 	if err != nil {
 		return err
 	}
-	md, html, err := r.pages()
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return err
-	}
-	for name, text := range map[string][]byte{"report.json": append(js, '\n'), "report.md": md, "report.html": html} {
-		if err := os.WriteFile(filepath.Join(folder, name), text, 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
+	return page.Write(folder, r)
 }

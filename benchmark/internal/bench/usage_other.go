@@ -4,5 +4,5 @@ package bench
 
 import "time"
 
-// processCPU returns zero: it is not known here.
+// processCPU returns zero: this system does not tell.
 func processCPU() time.Duration { return 0 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -17,11 +18,12 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	_ "github.com/redlock-go/redlock/drivers/all"
 	"github.com/redlock-go/redlock/drivers/memory"
+	_ "github.com/redlock-go/redlock/drivers/sqltable/pgtable"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// thirdParty is a driver of somebody else, over memory, which offers nothing but locks.
+// thirdParty is another party's driver, over memory, which offers only locks.
 type thirdParty struct{}
 
 func (thirdParty) Open(cfg *driver.Config) (driver.Backend, error) {
@@ -43,7 +45,7 @@ func (b plainBackend) Info() driver.Info {
 
 func init() { dlock.Register("thirdparty", thirdParty{}) }
 
-// measured measures for a moment and returns the report and the progress.
+// measured makes a short measurement, and returns its report and progress.
 func measured(t *testing.T, url string) (*Report, string) {
 	t.Helper()
 	var progress bytes.Buffer
@@ -65,7 +67,8 @@ func measured(t *testing.T, url string) (*Report, string) {
 	return r, progress.String()
 }
 
-// five starts five servers, and returns the URL of their quorum, by the addresses that via gives.
+// five starts five servers, and returns the URL of their quorum, with the addresses that via
+// returns.
 func five(t *testing.T, options string, via func(i int, s *server.Server) string) (url string, all []*server.Server) {
 	t.Helper()
 	url = "redlock:"
@@ -79,7 +82,7 @@ func five(t *testing.T, options string, via func(i int, s *server.Server) string
 
 func direct(_ int, s *server.Server) string { return s.Addr() }
 
-// nothingLeft reports every name that a server has.
+// nothingLeft fails the test for every key that a server still has.
 func nothingLeft(t *testing.T, password string, all ...*server.Server) {
 	t.Helper()
 	for _, s := range all {
@@ -100,7 +103,7 @@ func TestAFreshQuorumIsMeasuredAtOnceAndNothingIsLeft(t *testing.T) {
 		t.Errorf("lead: %s", r.Lead)
 	}
 	if strings.Contains(progress, "restart guard") {
-		t.Errorf("it waited for servers that its own prefix is new to: %s", progress)
+		t.Errorf("it waited for the restart guard, though it can declare its prefix new: %s", progress)
 	}
 	for _, name := range []string{"majority's round trip", "bare acquire", "bare release", "acquire", "release", "handoff"} {
 		if row := r.find(name); row == nil || row.Samples == 0 || row.Median.Median <= 0 {
@@ -132,9 +135,11 @@ func TestANodeThatIsFarAwayIsNamed(t *testing.T) {
 	}
 }
 
-// figured is a quorum of five with these round trips, in seconds (zero: no answer), and an acquisition.
+// figured returns a run over a quorum of five with these round trips, in seconds (zero: no
+// answer), and this acquisition.
 func figured(trips []float64, acquire float64) *run {
-	r := &run{trip: newSeries(), acquire: newSeries(), release: newSeries(), bareAcquire: newSeries(), bareRelease: newSeries(), handoff: newSeries(), target: &target{}, votes: 1000}
+	r := newRun(Options{})
+	r.target, r.votes = &target{}, 1000
 	r.parts.whole = plainBackend{space, "quorum"}
 	r.target.Client, _ = dlock.New(space.Peer())
 	seconds := func(s float64) *figures.Latencies {
@@ -147,10 +152,9 @@ func figured(trips []float64, acquire float64) *run {
 	for i, t := range trips {
 		p := newProbe(space)
 		p.name, p.ping, p.inVotes = fmt.Sprintf("10.0.0.%d:6379", i), func(context.Context) error { return nil }, r.votes
-		s := &series{p.trips, p.medians}
 		for round := range 8 {
 			if t > 0 {
-				s.add(round, seconds(t))
+				p.trips.Add(round, seconds(t))
 			} else {
 				p.silent++
 			}
@@ -161,20 +165,39 @@ func figured(trips []float64, acquire float64) *run {
 		r.nodes = append(r.nodes, p)
 	}
 	for round := range 8 {
-		r.trip.add(round, seconds(trips[0]))
-		r.acquire.add(round, seconds(acquire))
+		r.trip.Add(round, seconds(trips[0]))
+		r.acquire.Add(round, seconds(acquire))
 	}
 	return r
 }
 
 func TestTheLeadAndTheAdviceFollowFromTheFigures(t *testing.T) {
 	r := figured([]float64{0.002, 0.002, 0.05, 0.002, 0.002}, 0.0022)
-	out := r.report(0.1, nil)
+	slow := func(node string) driver.Diagnostic {
+		return driver.Diagnostic{Code: "round-trip-slow", Severity: driver.SeverityWarning, Node: "redis://" + node + "/0", Measured: "60ms", Summary: "its vote comes too late"}
+	}
+	out := r.report(0.1, []driver.Diagnostic{slow("10.0.0.2:6379"), slow("10.0.0.3:6379")})
 	if want := "Your quorum of 5: acquire 2.20 ms at the median, 1.10 × the majority's round trip; p99 2.20 ms; node c is 50.0 ms away and costs nothing."; out.Lead != want {
 		t.Errorf("lead %q, want %q", out.Lead, want)
 	}
-	if len(out.Advice) != 1 || !strings.Contains(out.Advice[0], "node c (10.0.0.2:6379) was in the majority of none of 1000 acquisitions") {
+	if len(out.Advice) != 2 || !strings.Contains(out.Advice[0], "node c (10.0.0.2:6379) was in the majority of none of 1000 acquisitions") || out.Advice[1] != "node c (10.0.0.2:6379): its vote comes too late" {
 		t.Errorf("advice: %q", out.Advice)
+	}
+	if out = r.report(float64(runtime.NumCPU()), nil); !strings.Contains(out.Lead, "costs nothing; others used ") || len(out.Advice) != 2 {
+		t.Errorf("beside load: lead %q, advice %q", out.Lead, out.Advice)
+	}
+	// In five rounds of eight the machine stalled: that is no distance, and its rounds, with few
+	// samples each, do not make a median that is above the p90.
+	r = figured([]float64{0.002, 0.002, 0.002, 0.002, 0.002}, 0.0022)
+	for round := range 5 {
+		slow := figures.NewLatencies()
+		slow.Add(time.Second)
+		for _, s := range []*figures.Rounds{r.nodes[1].trips, r.acquire} {
+			s.Add(round, slow)
+		}
+	}
+	if out = r.report(0.1, nil); !strings.HasPrefix(out.Lead, "Your quorum of 5: acquire 2.20 ms at the median, 1.10 to 500 × the majority's round trip; p99 ") || strings.Contains(out.Lead, "away") {
+		t.Errorf("after stalls: lead %q", out.Lead)
 	}
 	r = figured([]float64{0.002, 0.002, 0.002, 0.002, 0}, 0.02)
 	r.nodes[1].timeouts = 20
@@ -182,7 +205,7 @@ func TestTheLeadAndTheAdviceFollowFromTheFigures(t *testing.T) {
 	if !strings.Contains(out.Lead, "node e does not answer.") {
 		t.Errorf("lead: %q", out.Lead)
 	}
-	for i, want := range []string{"node b (10.0.0.1:6379) did not answer within the node timeout in 2 % of the acquisitions", "node e (10.0.0.4:6379) answered in none of 8 rounds", "4 nodes outlive", "an acquisition takes 10.0 × (10.0 – 10.0) the round trip"} {
+	for i, want := range []string{"node b (10.0.0.1:6379) did not answer within the node timeout in 2 % of the acquisitions", "node e (10.0.0.4:6379) answered in none of 8 rounds: bring it back; until then the quorum survives the loss of 1 more, and not of 2", "4 nodes outlive", "an acquisition takes 10.0 × (10.0 – 10.0) the majority's round trip"} {
 		if i >= len(out.Advice) || !strings.Contains(out.Advice[i], want) {
 			t.Errorf("advice %d: %q, want %q", i, out.Advice, want)
 		}
@@ -231,7 +254,7 @@ func TestAnEvenQuorumIsAdvisedAgainst(t *testing.T) {
 		url += "redis://" + server.Redis(t).Addr() + ","
 	}
 	r, _ := measured(t, url+"restart_guard=off")
-	if !strings.Contains(strings.Join(r.Advice, "\n"), "outlives the loss of no node") {
+	if !strings.Contains(strings.Join(r.Advice, "\n"), "does not survive the loss of a node") {
 		t.Errorf("advice: %q", r.Advice)
 	}
 }
@@ -245,17 +268,52 @@ func TestPostgresAndOtherDriversAreMeasured(t *testing.T) {
 	}{
 		{postgres, "× a round trip", "no lock; the sequence dlock_fence", true},
 		{"valkey://" + server.Valkey(t).Addr() + "?prefix=app:", "× a round trip", "nothing: ", true},
+		{strings.Replace(postgres, "postgres:", "pgtable:", 1) + "&setup=on", "× a lookup", "no lock; the rows of its keys are deleted", false},
 		{"file://" + t.TempDir(), "Your file", "no lock", false},
 		{"memory:", "Your memory", "no lock", false},
 		{"thirdparty:", "Your third party", "what else the driver keeps under", false},
 	} {
+		wrong := func(r *Report) string {
+			switch known := strings.Contains(r.Circumstances(), "Servers: "); {
+			case !strings.Contains(r.Lead, c.lead) || !strings.Contains(r.Left, c.left):
+				return fmt.Sprintf("lead %q, left behind %q", r.Lead, r.Left)
+			case known != c.bare:
+				return fmt.Sprintf("the server's version is in the report: %v, want %v: %s", known, c.bare, r.Circumstances())
+			case c.bare != (r.find("bare acquire") != nil):
+				return fmt.Sprintf("bare commands %v, want %v", !c.bare, c.bare)
+			}
+			return ""
+		}
 		r, _ := measured(t, c.url)
-		if !strings.Contains(r.Lead, c.lead) || !strings.Contains(r.Left, c.left) {
-			t.Errorf("%s: lead %q, left behind %q", c.url, r.Lead, r.Left)
+		for range 4 { // a machine that stalls proves nothing
+			if wrong(r) == "" {
+				break
+			}
+			t.Log(c.url, wrong(r))
+			r, _ = measured(t, c.url)
 		}
-		if b := r.find("bare acquire"); c.bare != (b != nil) {
-			t.Errorf("%s: bare commands %v, want %v", c.url, b, c.bare)
+		if text := wrong(r); text != "" {
+			t.Errorf("%s: %s", c.url, text)
 		}
+	}
+}
+
+// The driver's Lookup opens a session. So it takes far longer than the round trip with which an
+// acquisition is compared.
+func TestARoundTripToPostgresIsOneMessage(t *testing.T) {
+	t.Parallel()
+	c, err := open("postgres://"+server.Superuser+"@"+server.Postgres(t).Addr()+"/postgres?sslmode=disable", ownPrefix(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // it held nothing
+	b := newBare(t.Context(), fan{newProbe(c.nodes[0])}, c.whole, "bare/")
+	if b == nil || b.ping == nil {
+		t.Fatalf("PostgreSQL has no round trip of its own: %+v", b)
+	}
+	defer b.close()
+	if err := b.ping(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redlock-go/redlock/benchmark/internal/bench"
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/benchmark/internal/machine"
 	"github.com/redlock-go/redlock/dlock"
@@ -18,25 +19,9 @@ import (
 // Options say what to measure.
 type Options struct {
 	URL    string
-	For    time.Duration // about so long, beside the restart guard
+	For    time.Duration // the approximate time, without the restart guard
 	Rounds int
-	Share  float64 // of the servers' capacity, at which the ladder of load stops
-}
-
-// series is the latencies of one operation.
-type series struct {
-	all     *figures.Latencies
-	medians map[int]float64 // in seconds, by round
-}
-
-func newSeries() *series { return &series{figures.NewLatencies(), map[int]float64{}} }
-
-// add counts what one round found.
-func (s *series) add(round int, found *figures.Latencies) {
-	if found.Count() > 0 {
-		s.all.Merge(found)
-		s.medians[round] = found.Quantile(0.5).Seconds()
-	}
+	Share  float64 // the part of the servers' capacity at which the load stops growing
 }
 
 // run is one measurement of one deployment.
@@ -52,40 +37,44 @@ type run struct {
 	unguarded bool
 	note      string
 
-	mu       sync.Mutex // of the figures of nodes, and of the votes
+	mu       sync.Mutex // guards the figures of nodes, and the votes
 	votes    int        // acquisitions whose votes were counted
 	failures int
 	failed   error // the first failure
 
-	trip, acquire, release, bareAcquire, bareRelease, handoff *series
-	pairs                                                     *series
+	trip, acquire, release, bareAcquire, bareRelease, handoff *figures.Rounds
 	steps                                                     []Step
-	stopped                                                   string // why the ladder ended
+	stopped                                                   string // why the load stopped growing
 	removed                                                   int
 	left                                                      string
+}
+
+func newRun(o Options) *run {
+	return &run{
+		Options: o, prefix: ownPrefix(), began: time.Now(),
+		trip: figures.NewRounds(), acquire: figures.NewRounds(), release: figures.NewRounds(), bareAcquire: figures.NewRounds(), bareRelease: figures.NewRounds(), handoff: figures.NewRounds(),
+	}
 }
 
 func (r *run) say(format string, args ...any) {
 	fmt.Fprintf(r.progress, "%6.1f s  %s\n", time.Since(r.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// Measure measures the deployment. An error says, in one line, why nothing could be measured. Keys
-// are removed in any case.
+// Measure measures the deployment. An error says, in one line, why nothing could be measured.
+// The measurement's keys are removed in either case.
 func Measure(ctx context.Context, o Options, progress io.Writer) (*Report, error) {
-	r := &run{
-		Options: o, prefix: ownPrefix(), progress: progress, began: time.Now(),
-		trip: newSeries(), acquire: newSeries(), release: newSeries(), bareAcquire: newSeries(), bareRelease: newSeries(), handoff: newSeries(), pairs: newSeries(),
-	}
+	r := newRun(o)
+	r.progress = progress
 	var err error
 	if r.target, err = r.open(false); err != nil {
 		return nil, err
 	}
-	load := machine.Watch()
+	start := machine.Now()
 	err = r.all(ctx)
 	checked := r.check(ctx)
-	_ = r.target.Close() // a lock that a hanging node keeps ends with its TTL
+	_ = r.target.Close() // a lock left on a node that hangs ends with its TTL
 	r.clean(context.WithoutCancel(ctx))
-	foreign := load.Stop()
+	foreign := machine.Now().Foreign(start)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +98,7 @@ func (r *run) begin(ctx context.Context) error {
 	}
 	_ = r.target.Close() // it has no locks
 	r.target, r.unguarded = unguarded, true
-	r.note = "Measured with restart_guard=off, since new names need a word of all servers where there is a guard, and not all answer."
+	r.note = "Measured with restart_guard=off: with a guard all servers must declare the new prefix, and not all answer."
 	r.say("%s", r.note)
 	return r.grant(ctx, r.say)
 }
@@ -126,14 +115,17 @@ func (r *run) all(ctx context.Context) error {
 	_, _ = r.nodes.ask(ctx, func(ctx context.Context, p *probe) error { p.look(ctx); return nil }, nil)
 	if r.bare = newBare(ctx, r.nodes, r.whole, r.parts.prefix+"bare/"); r.bare != nil {
 		defer r.bare.close()
+		if r.bare.ping != nil {
+			r.nodes[0].ping = r.bare.ping
+		}
 	}
 	other, err := open(r.URL, r.prefix, r.unguarded)
 	if err != nil {
 		return err
 	}
-	defer other.Close() //nolint:errcheck // it gave back what it had
+	defer other.Close() //nolint:errcheck // it has released its locks
 	end := time.Now().Add(r.For * 2 / 3)
-	for round := range r.Rounds + 1 { // the first warms up
+	for round := range r.Rounds + 1 { // the first round is a warm-up
 		slice := time.Until(end) / time.Duration(6*(r.Rounds+1-round))
 		slice = min(max(slice, 20*time.Millisecond), time.Second)
 		if round > 0 {
@@ -143,7 +135,7 @@ func (r *run) all(ctx context.Context) error {
 			return err
 		}
 	}
-	if r.acquire.all.Count() == 0 {
+	if r.acquire.All.Count() == 0 {
 		return fmt.Errorf("no lock was granted in %d rounds: %w", r.Rounds, r.failed)
 	}
 	return r.ladder(ctx, time.Until(r.began.Add(r.For)))
@@ -151,13 +143,12 @@ func (r *run) all(ctx context.Context) error {
 
 // round measures everything once. Round zero does not count.
 func (r *run) round(ctx context.Context, other *target, round int, slice time.Duration) error {
-	forget := func(s *series) *series {
-		if round == 0 {
-			return newSeries()
+	keep := func(to *figures.Rounds, found *figures.Latencies) {
+		if round > 0 {
+			to.Add(round, found)
 		}
-		return s
 	}
-	forget(r.trip).add(round, r.trips(ctx, round, slice))
+	keep(r.trip, r.trips(ctx, round, slice))
 	if r.bare != nil {
 		acquire, release := figures.NewLatencies(), figures.NewLatencies()
 		err := repeat(ctx, slice, func(i int) error {
@@ -175,34 +166,36 @@ func (r *run) round(ctx context.Context, other *target, round int, slice time.Du
 			r.say("the bare commands failed: %v", err)
 			r.bare = nil
 		}
-		forget(r.bareAcquire).add(round, acquire)
-		forget(r.bareRelease).add(round, release)
+		keep(r.bareAcquire, acquire)
+		keep(r.bareRelease, release)
 	}
-	acquire, release, pairs := figures.NewLatencies(), figures.NewLatencies(), figures.NewLatencies()
-	_ = repeat(ctx, 2*slice, func(i int) error {
-		start := time.Now()
-		l, err := r.TryLock(ctx, "latency/"+strconv.Itoa(i%64))
-		acquired := time.Now()
-		if err == nil {
-			err = l.Unlock()
+	turns := bench.TakeTurns(ctx, r.locker(), "latency/", 1, time.Now().Add(2*slice))
+	r.fail(turns.Failed, turns.Err)
+	keep(r.acquire, figures.NewLatencies(turns.Acquire...))
+	keep(r.release, figures.NewLatencies(turns.Release...))
+	handoffs := figures.NewLatencies()
+	for _, length := range []time.Duration{2 * slice, 2*slice + 500*time.Millisecond} { // a handoff far away takes longer than a slice
+		if handoffs.Count() > 0 || ctx.Err() != nil {
+			break
 		}
-		if err != nil {
-			r.fail(err)
-			return nil
+		relay := bench.Handoffs(ctx, []bench.Locker{r.locker(), other.locker()}, "handoff", held, time.Now(), length)
+		for _, err := range relay.Errs {
+			if err != nil {
+				r.fail(1, err)
+			}
 		}
-		acquire.Add(acquired.Sub(start))
-		release.Add(time.Since(acquired))
-		pairs.Add(time.Since(start))
-		return nil
-	})
-	forget(r.acquire).add(round, acquire)
-	forget(r.release).add(round, release)
-	forget(r.pairs).add(round, pairs)
-	forget(r.handoff).add(round, r.handoffs(ctx, other, slice))
+		handoffs = figures.NewLatencies(relay.Handoffs...)
+	}
+	keep(r.handoff, handoffs)
 	return context.Cause(ctx)
 }
 
-// repeat calls f until the time is over, once at least, or until it fails.
+// held is how long a lock is held while another client waits for it.
+const held = time.Millisecond
+
+func (t *target) locker() bench.Locker { return bench.Client{Client: t.Client} }
+
+// repeat calls f until the time is over or f fails, at least once.
 func repeat(ctx context.Context, slice time.Duration, f func(i int) error) error {
 	for i, end := 0, time.Now().Add(slice); (i == 0 || time.Now().Before(end)) && ctx.Err() == nil; i++ {
 		if err := f(i); err != nil {
@@ -212,16 +205,17 @@ func repeat(ctx context.Context, slice time.Duration, f func(i int) error) error
 	return ctx.Err()
 }
 
-func (r *run) fail(err error) {
+// fail counts n failed operations, the first of which failed with err.
+func (r *run) fail(n int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.failures++
-	if r.failed == nil {
+	r.failures += n
+	if r.failed == nil && err != nil {
 		r.failed = clean(err)
 	}
 }
 
-// count counts which nodes made the majority of a grant. It is a hook.
+// count is a hook that counts which nodes were in the majority of a grant.
 func (r *run) count(_ context.Context, e dlock.Event) {
 	if len(e.Votes) == 0 {
 		return
@@ -242,23 +236,26 @@ func (r *run) count(_ context.Context, e dlock.Event) {
 	}
 }
 
-// trips measures round trips: of each node, and of the majority, that is the time until so many
-// have answered that are asked at once.
+// trips measures round trips: of each node, and of the majority, which is the time until a
+// majority of the nodes, all asked at once, has answered.
 func (r *run) trips(ctx context.Context, round int, slice time.Duration) *figures.Latencies {
 	majority := figures.NewLatencies()
 	if slices.ContainsFunc(r.nodes, func(p *probe) bool { return p.ping == nil }) {
 		return majority
 	}
-	own := map[*probe]*figures.Latencies{}
+	ping := func(ctx context.Context, p *probe) error { return p.ping(ctx) }
+	_, _ = r.nodes.ask(ctx, ping, nil) // not counted: a node that is far away may need a new connection
+	r.settle(ctx, func(p *probe) bool { return p.silent == 0 })
+	own, hung := map[*probe]*figures.Latencies{}, map[*probe]bool{}
 	for _, p := range r.nodes {
-		own[p] = figures.NewLatencies()
+		own[p], hung[p] = figures.NewLatencies(), p.busy.Load()
 	}
 	_ = repeat(ctx, slice, func(int) error {
-		took, err := r.nodes.ask(ctx, func(ctx context.Context, p *probe) error { return p.ping(ctx) }, func(p *probe, took time.Duration) {
+		took, err := r.nodes.ask(ctx, ping, func(p *probe, took time.Duration) {
 			own[p].Add(took)
 		})
 		if err != nil {
-			r.fail(err)
+			r.fail(1, err)
 			return err
 		}
 		majority.Add(took)
@@ -267,87 +264,49 @@ func (r *run) trips(ctx context.Context, round int, slice time.Duration) *figure
 	if round == 0 {
 		return majority
 	}
-	// A node that is far away has answered by the next time.
-	settled, cancel := context.WithTimeout(ctx, patient)
-	defer cancel()
+	// A node that is far away gets time to answer before it counts as silent.
+	r.settle(ctx, func(p *probe) bool { return !hung[p] && own[p].Count() == 0 })
 	for _, p := range r.nodes {
-		for p.silent == 0 && p.busy.Load() && own[p].Count() == 0 && settled.Err() == nil {
-			select {
-			case <-time.After(time.Millisecond):
-			case <-settled.Done():
-			}
-		}
 		r.mu.Lock()
 		if own[p].Count() == 0 {
 			p.silent++
 		} else {
-			p.trips.Merge(own[p])
-			p.medians[round] = own[p].Quantile(0.5).Seconds()
+			p.trips.Add(round, own[p])
 		}
 		r.mu.Unlock()
 	}
 	return majority
 }
 
-// held is how long a lock is held that another client waits for.
-const held = time.Millisecond
-
-// handoffs lets two clients want one key, and measures from just before one's Unlock to the return of
-// the other's Lock.
-func (r *run) handoffs(ctx context.Context, other *target, slice time.Duration) *figures.Latencies {
-	found := figures.NewLatencies()
-	ctx, cancel := context.WithTimeout(ctx, 2*slice+500*time.Millisecond)
+// settle waits until all nodes for which waits is true have answered, or have had the time to.
+func (r *run) settle(ctx context.Context, waits func(*probe) bool) {
+	ctx, cancel := context.WithTimeout(ctx, patient)
 	defer cancel()
-	var mu sync.Mutex
-	var released time.Time // of the other's last lock
-	var holder *target
-	var both sync.WaitGroup
-	end := time.Now().Add(2 * slice)
-	for _, c := range []*target{r.target, other} {
-		both.Go(func() {
-			for time.Now().Before(end) {
-				l, err := c.Lock(ctx, "handoff")
-				if err != nil {
-					return // the time is over; what else is wrong a lone caller meets too
-				}
-				granted := time.Now()
-				mu.Lock()
-				if holder != nil && holder != c {
-					found.Add(granted.Sub(released))
-				}
-				mu.Unlock()
-				time.Sleep(held) // the work of a holder
-				mu.Lock()
-				holder, released = c, time.Now()
-				mu.Unlock()
-				if err := l.Unlock(); err != nil {
-					r.fail(err)
-					return
-				}
-			}
-		})
+	for slices.ContainsFunc(r.nodes, func(p *probe) bool { return p.busy.Load() && waits(p) }) && ctx.Err() == nil {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+		}
 	}
-	both.Wait()
-	return found
 }
 
-// A Step is one load of the ladder.
+// A Step holds the results at one load.
 type Step struct {
 	Goroutines int           `json:"goroutines"`
 	Rate       float64       `json:"locks_per_second"`
 	Median     time.Duration `json:"median_ns"`
 	P99        time.Duration `json:"p99_ns"`
 	Samples    int64         `json:"samples"`
-	// Server is how busy the busiest server's main thread was; below zero: it does not tell.
+	// Server is how busy the busiest server's main thread was; negative: no server tells.
 	Server float64 `json:"server_share"`
 	Client float64 `json:"client_share"` // how busy all processors of this machine were
 }
 
 const mostGoroutines = 256
 
-// ladder doubles the load until the servers are as busy as Share says, or would be at the next step.
-// Of a server that does not tell how busy it is, the share is taken from the wait: one of which
-// half is used lets callers wait for about twice as long.
+// ladder doubles the load until the servers are as busy as Share says, or would be at the next
+// step. If a server does not tell how busy it is, ladder estimates the share from the latency:
+// at half of its capacity a call takes about twice as long.
 func (r *run) ladder(ctx context.Context, length time.Duration) error {
 	r.stopped = fmt.Sprintf("%d goroutines are the most that are tried", mostGoroutines)
 	step := min(max(length/9, 100*time.Millisecond), 2*time.Second)
@@ -370,7 +329,7 @@ func (r *run) ladder(ctx context.Context, length time.Duration) error {
 		case s.Server >= 0 && s.Server*growth > r.Share:
 			r.stopped = fmt.Sprintf("the busiest server is at %.0f %%, and the next step would exceed %.0f %% of its capacity", 100*s.Server, share)
 		case s.Server < 0 && s.Median > time.Duration(float64(r.steps[0].Median)/(1-r.Share)):
-			r.stopped = fmt.Sprintf("the server does not tell how busy it is, and a caller takes %.1f times as long as alone: about %.0f %% of its capacity", s.Median.Seconds()/r.steps[0].Median.Seconds(), share)
+			r.stopped = fmt.Sprintf("the server does not tell how busy it is, and a lock takes %.1f × as long as with one goroutine, where %.1f × is taken for %.0f %% of its capacity", s.Median.Seconds()/r.steps[0].Median.Seconds(), 1/(1-r.Share), share)
 		case len(r.steps) > 2 && s.Rate < 1.05*r.steps[len(r.steps)-3].Rate:
 			r.stopped = fmt.Sprintf("more callers get no more locks, and the processors of this machine are %.0f %% busy", 100*s.Client)
 		default:
@@ -383,36 +342,17 @@ func (r *run) ladder(ctx context.Context, length time.Duration) error {
 
 func (r *run) step(ctx context.Context, goroutines int, length time.Duration) (*Step, error) {
 	before := r.processors(ctx)
-	busy := machine.Busy()
-	found := figures.NewLatencies()
-	var workers sync.WaitGroup
-	var once sync.Once
-	var failed error
+	busy := machine.Now()
 	start := time.Now()
-	for g := range goroutines {
-		workers.Go(func() {
-			err := repeat(ctx, length, func(i int) error {
-				began := time.Now()
-				l, err := r.TryLock(ctx, fmt.Sprintf("load/%d/%d", g, i%16))
-				if err == nil {
-					err = l.Unlock()
-				}
-				found.Add(time.Since(began))
-				return err
-			})
-			if err != nil {
-				once.Do(func() { failed = err })
-			}
-		})
-	}
-	workers.Wait()
+	turns := bench.TakeTurns(ctx, r.locker(), "load/", goroutines, start.Add(length))
 	took := time.Since(start)
-	if failed != nil {
-		return nil, failed
+	if turns.Err != nil {
+		return nil, turns.Err
 	}
+	found := figures.NewLatencies(turns.Both...)
 	s := &Step{
 		Goroutines: goroutines, Rate: float64(found.Count()) / took.Seconds(), Samples: found.Count(),
-		Median: found.Quantile(0.5), P99: found.Quantile(0.99), Server: -1, Client: machine.Busy().Since(busy),
+		Median: found.Quantile(0.5), P99: found.Quantile(0.99), Server: -1, Client: machine.Now().Busy(busy),
 	}
 	for i, cpu := range r.processors(ctx) {
 		if cpu > 0 && before[i] > 0 {
@@ -422,12 +362,12 @@ func (r *run) step(ctx context.Context, goroutines int, length time.Duration) (*
 	return s, nil
 }
 
-// processors returns the processor time of each server; zero where it is not known.
+// processors returns the processor time of each server; zero if it is unknown.
 func (r *run) processors(ctx context.Context) []time.Duration {
 	all := make([]time.Duration, len(r.nodes))
 	var mu sync.Mutex
 	_, _ = r.nodes.ask(ctx, func(ctx context.Context, p *probe) error {
-		cpu, _ := p.processor(ctx)
+		cpu := p.processor(ctx)
 		mu.Lock()
 		defer mu.Unlock()
 		all[slices.Index(r.nodes, p)] = cpu

@@ -17,27 +17,27 @@ import (
 	"github.com/redlock-go/redlock/drivers/redlock"
 )
 
-// under is the driver that opens what a URL means under a prefix of the measurement's own, and
-// keeps the nodes of a quorum, so that they can be measured one by one on the same connections.
+// under is a driver that opens a URL's backend under the measurement's own prefix. It keeps the
+// nodes of a quorum, so that each can be measured over the same connections.
 const under = "benchmark-under"
 
 func init() { dlock.Register(under, opener{}) }
 
 type opener struct{}
 
-// opened is handed from opener.Open to open, which calls it under its mutex.
+// opened passes values between open and opener.Open, which open calls under this mutex.
 var opened struct {
 	sync.Mutex
-	prefix    string // under the user's
+	prefix    string // the measurement's prefix, appended to the user's
 	unguarded bool
 	backend   *parts
 }
 
-// parts are a backend and what it consists of.
+// parts holds a backend and its nodes.
 type parts struct {
 	whole  driver.Backend
-	nodes  []driver.Backend // the backend alone where it is no quorum
-	prefix string           // before every key, that of the URL included
+	nodes  []driver.Backend // only the backend itself if it is not a quorum
+	prefix string           // prefix of every key, including that of the URL
 }
 
 // Open opens cfg.DSN, from which package dlock has taken the parameters prefix and ttl.
@@ -64,7 +64,7 @@ func (opener) Open(cfg *driver.Config) (driver.Backend, error) {
 	return p.whole, err
 }
 
-// withoutGuard turns the restart guard of a quorum off.
+// withoutGuard returns the URL of a quorum with the restart guard turned off.
 func withoutGuard(u string) string {
 	items := slices.DeleteFunc(strings.Split(u, ","), func(item string) bool {
 		name, _, _ := strings.Cut(item, "=")
@@ -82,13 +82,13 @@ func withParameter(u, name, value string) string {
 	return u + mark + name + "=" + url.QueryEscape(value)
 }
 
-// A target is one client of the deployment.
+// A target is one client of the measured deployment.
 type target struct {
 	*dlock.Client
 	parts
 }
 
-// open opens a client of its own.
+// open opens a new client.
 func open(u, prefix string, unguarded bool, opts ...dlock.Option) (*target, error) {
 	opened.Lock()
 	defer opened.Unlock()
@@ -100,9 +100,9 @@ func open(u, prefix string, unguarded bool, opts ...dlock.Option) (*target, erro
 	return &target{c, *opened.backend}, nil
 }
 
-// clean takes the name of this package's driver out of an error.
+// clean removes the name of this package's driver from an error.
 func clean(err error) error {
-	return plainError{strings.NewReplacer("dlock: open "+under+": ", "", "dlock: ", "", under, "the URL").Replace(err.Error()), err}
+	return plainError{strings.NewReplacer("dlock: open "+under+": ", "", "dlock: ", "", `trylock "first": `, "", under, "the URL").Replace(err.Error()), err}
 }
 
 type plainError struct {
@@ -113,10 +113,10 @@ type plainError struct {
 func (e plainError) Error() string { return strings.Join(strings.Fields(e.text), " ") }
 func (e plainError) Unwrap() error { return e.err }
 
-// ownPrefix returns a prefix that nobody else has.
+// ownPrefix returns a unique prefix.
 func ownPrefix() string { return "benchmark/" + rand.Text() + "/" }
 
-// address returns where a backend is, without any secret.
+// address returns the backend's address, without any secret.
 func address(b driver.Backend) string {
 	if s, ok := b.(fmt.Stringer); ok && !dsn.HasPassword(s.String()) {
 		return s.String()
@@ -124,11 +124,12 @@ func address(b driver.Backend) string {
 	return b.Info().Name
 }
 
-// patience is how long a deployment may take to grant the first lock, beside its restart guard.
+// patience is how long a deployment may take to grant the first lock, in addition to its
+// restart guard.
 const patience = 5 * time.Second
 
-// declare says that the prefix is new, where the servers have a restart guard. It fails if they do
-// not all answer: then new servers do not vote.
+// declare declares the prefix new, if the servers have a restart guard. It fails unless all
+// servers answer: otherwise new servers do not vote.
 func (t *target) declare(ctx context.Context) error {
 	g, ok := t.GuardAdmin()
 	if !ok {
@@ -140,7 +141,7 @@ func (t *target) declare(ctx context.Context) error {
 	return err
 }
 
-// grant takes the first lock, and waits out a restart guard.
+// grant takes the first lock. It waits until the restart guard has ended, if one refuses the lock.
 func (t *target) grant(ctx context.Context, say func(string, ...any)) error {
 	began := time.Now()
 	end := began.Add(patience)

@@ -1,33 +1,17 @@
 package deploy
 
 import (
-	"bytes"
-	_ "embed"
-	"encoding/json"
+	"cmp"
 	"fmt"
-	"html/template"
-	"os"
-	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
-	"time"
+	"text/tabwriter"
 
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-//go:embed page.html.tmpl
-var pageText string
-
-var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"s":       func(v float64) string { return orDash(v, figures.Seconds) },
-	"d":       func(d time.Duration) string { return figures.Duration(d) },
-	"rate":    func(v float64) string { return figures.Format(v, figures.PerSecond) },
-	"percent": share,
-	"count":   func(n int64) string { return figures.Digits(float64(n)) },
-	"ratio":   ratio,
-	"style":   figures.Style,
-}).Parse(pageText))
-
+// orDash writes a figure, or a dash if it is not positive.
 func orDash(v float64, u figures.Unit) string {
 	if v <= 0 {
 		return "–"
@@ -42,14 +26,7 @@ func share(v float64) string {
 	return figures.Format(100*v, figures.Percent)
 }
 
-func ratio(i figures.Interval) string {
-	if i.Rounds == 0 {
-		return "–"
-	}
-	return i.String()
-}
-
-// Circumstances says where, when and beside what it was measured.
+// Circumstances says where and when the measurement was, and how busy the machine was otherwise.
 func (r *Report) Circumstances() string {
 	rounds := 0
 	if len(r.Rows) > 0 {
@@ -59,6 +36,10 @@ func (r *Report) Circumstances() string {
 	if r.Foreign >= 0 {
 		text += fmt.Sprintf(" Meanwhile others used %s of its processors.", figures.Digits(r.Foreign))
 	}
+	if len(r.Servers) > 0 {
+		text += " Servers: " + strings.Join(r.Servers, ", ") + "."
+	}
+	text += " Client libraries in this program: " + strings.Join(r.Library, ", ") + "."
 	if r.Note != "" {
 		text += " " + r.Note
 	}
@@ -68,15 +49,14 @@ func (r *Report) Circumstances() string {
 	return text
 }
 
-// latencies is the plot below the lead.
+// latencies returns the plot below the first sentence.
 func (r *Report) latencies() figures.Dots {
-	d := figures.Dots{X: "time, median to p99: less is better", Unit: figures.Seconds, Log: true}
+	d := figures.Dots{Unit: figures.Seconds}
 	add := func(row Row) {
-		d.Rows = append(d.Rows, figures.Dot{Name: row.Name, Library: row.Library, Value: row.Median.Median, High: row.P99})
+		d.Rows = append(d.Rows, figures.Dot{Name: row.Name, Library: row.Library, Value: row.P50, High: row.P99})
 	}
-	nodes := slices.SortedFunc(slices.Values(r.Nodes), slowest)
-	if len(nodes) > 1 {
-		for _, n := range nodes {
+	if len(r.Nodes) > 1 {
+		for _, n := range slices.SortedFunc(slices.Values(r.Nodes), slowest) {
 			if n.Samples > 0 {
 				add(n.Row)
 			}
@@ -88,77 +68,107 @@ func (r *Report) latencies() figures.Dots {
 	return d
 }
 
-// load is the plot of the ladder.
+// load returns the plot of the rates at growing load.
 func (r *Report) load() figures.Lines {
-	l := figures.Lines{X: "goroutines", Y: "locks a second: more is better", YUnit: figures.PerSecond, LogX: true, LogY: true}
 	s := figures.Series{Name: "dlock", Library: "dlock"}
 	for _, step := range r.Steps {
 		s.Points = append(s.Points, figures.Point{X: float64(step.Goroutines), Y: step.Rate})
 	}
-	l.Series = append(l.Series, s)
-	return l
+	return figures.Lines{X: "goroutines", YUnit: figures.PerSecond, Series: []figures.Series{s}}
+}
+
+// operations, nodes and steps return the tables of the report.
+func (r *Report) operations() figures.Table {
+	t := figures.Table{Header: []string{"", "median", "p90", "p99", "p99.9", "× round trip (99 % interval)", "rounds", "samples"}}
+	for _, row := range r.Rows {
+		ratio := "–"
+		if row.Ratio.Rounds > 0 {
+			ratio = row.Ratio.String()
+		}
+		t.Rows = append(t.Rows, figures.TableRow{Cells: []string{
+			row.Name, orDash(row.P50, figures.Seconds), orDash(row.P90, figures.Seconds), orDash(row.P99, figures.Seconds), orDash(row.P999, figures.Seconds),
+			ratio, strconv.Itoa(row.Median.Rounds), figures.Digits(float64(row.Samples)),
+		}})
+	}
+	return t
+}
+
+func (r *Report) nodes() figures.Table {
+	t := figures.Table{Header: []string{"", "round trip, median", "p99", "in the majority", "timed out", "version"}}
+	for _, n := range r.Nodes {
+		median := "no answer"
+		if n.Samples > 0 {
+			median = figures.Format(n.P50, figures.Seconds)
+		}
+		t.Rows = append(t.Rows, figures.TableRow{Cells: []string{n.Name, median, orDash(n.P99, figures.Seconds), share(n.InVotes), share(n.Timeouts), n.Version}})
+	}
+	return t
+}
+
+func (r *Report) steps() figures.Table {
+	t := figures.Table{Header: []string{"goroutines", "locks a second", "median", "p99", "busiest server", "this machine", "samples"}}
+	for _, s := range r.Steps {
+		t.Rows = append(t.Rows, figures.TableRow{Cells: []string{
+			strconv.Itoa(s.Goroutines), figures.Format(s.Rate, figures.PerSecond), figures.Duration(s.Median), figures.Duration(s.P99), share(s.Server), share(s.Client), figures.Digits(float64(s.Samples)),
+		}})
+	}
+	return t
+}
+
+// blocks returns what the page and the terminal show below the first sentence.
+func (r *Report) blocks() []figures.Block {
+	list := []figures.Block{{}} // the plot
+	if len(r.Advice) > 0 {
+		list = append(list, figures.Block{Heading: "What follows from the figures", List: r.Advice})
+	}
+	list = append(list, figures.Block{Heading: "Latency", Tables: []figures.Table{r.operations()}})
+	if len(r.Nodes) > 1 {
+		list = append(list, figures.Block{Heading: "Nodes", Tables: []figures.Table{r.nodes()}})
+	}
+	return append(list,
+		figures.Block{Heading: "Load", Text: "The load ended there: " + r.Stopped + ".", Tables: []figures.Table{r.steps()}},
+		figures.Block{Text: "Left behind: " + r.Left + "."},
+		figures.Block{Quiet: true, Text: r.Circumstances() + " A range is where the median is with a confidence of 99 %, by the ratios within each round. " +
+			"Acquire and release are of one caller; a handoff is from just before one client's Unlock to the return of the other's Lock."})
 }
 
 // Write writes report.html and report.json into a folder.
 func (r *Report) Write(folder string) error {
-	js, err := json.MarshalIndent(r, "", "\t")
+	p := figures.Page{Title: "Your locks, measured", Lead: r.Lead, Blocks: r.blocks()}
+	svg, err := r.latencies().SVG()
 	if err != nil {
 		return err
 	}
-	data := struct {
-		*Report
-		Latencies, Load template.HTML
-	}{Report: r}
-	if data.Latencies, err = r.latencies().SVG(); err != nil {
-		return err
-	}
+	p.Blocks[0].Plots = []figures.Figure{{Title: "latency, median to p99", Better: "less is better", SVG: svg}}
 	if len(r.Steps) > 1 {
-		if data.Load, err = r.load().SVG(); err != nil {
+		if svg, err = r.load().SVG(); err != nil {
 			return err
 		}
+		p.Blocks[len(p.Blocks)-3].Plots = []figures.Figure{{Title: "locks a second", Better: "more is better", SVG: svg}}
 	}
-	var b bytes.Buffer
-	if err := page.Execute(&b, data); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(folder, "report.json"), append(js, '\n'), 0o644); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(folder, "report.html"), b.Bytes(), 0o644)
+	return p.Write(folder, r)
 }
 
-// Text is the report for a terminal.
+// Text returns the report for a terminal.
 func (r *Report) Text() string {
 	var b strings.Builder
-	p := func(format string, a ...any) { fmt.Fprintf(&b, format+"\n", a...) }
-	p("%s\n", r.Lead)
-	for _, a := range r.Advice {
-		p("  - %s", a)
-	}
-	if len(r.Advice) > 0 {
-		p("")
-	}
-	p("%-34s %9s %9s %9s %9s  %s", "latency", "median", "p90", "p99", "samples", "× round trip (99 % interval)")
-	line := func(row Row) {
-		p("%-34s %9s %9s %9s %9s  %s", row.Name, figures.Format(row.Median.Median, figures.Seconds), orDash(row.P90, figures.Seconds), orDash(row.P99, figures.Seconds), figures.Digits(float64(row.Samples)), ratio(row.Ratio))
-	}
-	for _, n := range r.Nodes {
-		if n.Samples == 0 {
-			p("%-34s does not answer", n.Name)
-		} else if len(r.Nodes) > 1 {
-			line(n.Row)
+	fmt.Fprintln(&b, r.Lead+"\n")
+	for _, block := range r.blocks() {
+		for _, item := range block.List {
+			fmt.Fprintln(&b, "  - "+item)
+		}
+		for _, t := range block.Tables {
+			t.Header[0] = cmp.Or(t.Header[0], strings.ToLower(block.Heading))
+			w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "\n"+strings.Join(t.Header, "\t"))
+			for _, row := range t.Rows {
+				fmt.Fprintln(w, strings.Join(row.Cells, "\t"))
+			}
+			_ = w.Flush() // a strings.Builder takes everything
+		}
+		if block.Text != "" {
+			fmt.Fprintln(&b, "\n"+block.Text)
 		}
 	}
-	for _, row := range r.Rows {
-		line(row)
-	}
-	p("\n%-34s %9s %9s %9s  %s", "goroutines", "locks/s", "median", "p99", "busiest server")
-	for _, s := range r.Steps {
-		p("%-34d %9s %9s %9s  %s", s.Goroutines, figures.Digits(s.Rate), figures.Duration(s.Median), figures.Duration(s.P99), share(s.Server))
-	}
-	p("The load ended there: %s.\n\nLeft behind: %s.\n%s", r.Stopped, r.Left, r.Circumstances())
 	return b.String()
 }

@@ -7,45 +7,44 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/redlock-go/redlock/benchmark/internal/bench"
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A probe is one node, or the only server, beneath the locks.
+// A probe is one node of the quorum, or the only server.
 type probe struct {
 	name     string
 	version  string
 	ping     func(ctx context.Context) error // one round trip; nil: the driver offers none
 	commands commands                        // nil: the driver offers none
-	busy     atomic.Bool                     // a call goes on: the next one leaves this node out
+	busy     atomic.Bool                     // a call still runs: the next fan-out leaves this node out
 
-	trips    *figures.Latencies
-	medians  map[int]float64 // by round
-	silent   int             // fan-outs in which it had not answered in time
-	inVotes  int             // acquisitions in whose majority it was
-	timeouts int             // acquisitions in which it did not answer within the node timeout
+	trips    *figures.Rounds
+	silent   int // rounds in which it did not answer in time
+	inVotes  int // acquisitions in which it was in the majority
+	timeouts int // acquisitions in which it did not answer within the node timeout
 }
 
-// commands runs one command of Redis or Valkey on the backend's own connections.
+// commands runs one Redis or Valkey command on the backend's own connections.
 type commands func(ctx context.Context, args ...string) (any, error)
 
-// eachServer is what the drivers of Redis and Valkey offer.
+// eachServer is a method of the Redis and Valkey drivers.
 type eachServer interface {
 	EachServer(ctx context.Context, fn func(ctx context.Context, addr string, do func(ctx context.Context, args ...string) (any, error)) error) error
 }
 
 var errFirst = errors.New("the first server is enough")
 
-// newProbe finds out what can be asked of a node.
+// newProbe makes a probe with the commands that the driver offers.
 func newProbe(b driver.Backend) *probe {
-	p := &probe{name: address(b), trips: figures.NewLatencies(), medians: map[int]float64{}}
+	p := &probe{name: address(b), trips: figures.NewRounds()}
 	if _, rest, ok := strings.Cut(p.name, "://"); ok {
 		p.name = strings.TrimSuffix(rest, "/0")
 	}
@@ -72,56 +71,34 @@ func newProbe(b driver.Backend) *probe {
 // local reports whether a backend needs no network, so that there is no round trip to compare with.
 func local(b driver.Backend) bool { return b.Info().Name == "memory" || b.Info().Name == "file" }
 
-// info returns a number of INFO; ok is false where there is none.
-func (p *probe) info(ctx context.Context, section string, fields ...string) (sum float64, ok bool) {
+// info returns a section of the server's INFO; empty if it cannot be had.
+func (p *probe) info(ctx context.Context, section string) string {
 	if p.commands == nil {
-		return 0, false
+		return ""
 	}
-	reply, err := p.commands(ctx, "INFO", section)
-	text, isText := reply.(string)
-	if err != nil || !isText {
-		return 0, false
-	}
-	for _, name := range fields {
-		if _, rest, found := strings.Cut(text, "\n"+name+":"); found {
-			field, _, _ := strings.Cut(rest, "\r")
-			v, err := strconv.ParseFloat(field, 64)
-			ok = ok || err == nil
-			sum += v
-		}
-	}
-	return sum, ok
+	reply, _ := p.commands(ctx, "INFO", section) // a node that is down has none
+	text, _ := reply.(string)
+	return text
 }
 
-// processor returns how long the server's main thread, which runs all commands, has worked.
-func (p *probe) processor(ctx context.Context) (time.Duration, bool) {
-	v, ok := p.info(ctx, "cpu", "used_cpu_sys_main_thread", "used_cpu_user_main_thread")
-	if !ok { // before Redis 6.2
-		v, ok = p.info(ctx, "cpu", "used_cpu_sys", "used_cpu_user")
+// processor returns how long the server's main thread, which runs all commands, has worked; zero
+// if that is unknown.
+func (p *probe) processor(ctx context.Context) time.Duration {
+	text := p.info(ctx, "cpu")
+	seconds := bench.InfoField(text, "used_cpu_sys_main_thread") + bench.InfoField(text, "used_cpu_user_main_thread")
+	if seconds == 0 { // servers before Redis 6.2
+		seconds = bench.InfoField(text, "used_cpu_sys") + bench.InfoField(text, "used_cpu_user")
 	}
-	return time.Duration(v * float64(time.Second)), ok
+	return time.Duration(seconds * float64(time.Second))
 }
 
 // look reads the server's version.
-func (p *probe) look(ctx context.Context) {
-	if p.commands == nil {
-		return
-	}
-	reply, _ := p.commands(ctx, "INFO", "server") // a node that is down has none
-	text, _ := reply.(string)
-	for _, name := range []string{"valkey_version", "redis_version"} {
-		if _, rest, found := strings.Cut(text, "\n"+name+":"); found {
-			v, _, _ := strings.Cut(rest, "\r")
-			p.version = strings.TrimSuffix(name, "_version") + " " + v
-			return
-		}
-	}
-}
+func (p *probe) look(ctx context.Context) { p.version = bench.InfoVersion(p.info(ctx, "server")) }
 
-// patient bounds one command to one node.
+// patient is how long one command to one node may take.
 const patient = 2 * time.Second
 
-// A fan is the nodes, asked all at once, as a quorum asks them.
+// A fan is the list of nodes; it asks all at once, like a quorum.
 type fan []*probe
 
 func (f fan) quorum() int { return len(f)/2 + 1 }
@@ -161,7 +138,7 @@ func (f fan) ask(ctx context.Context, do func(ctx context.Context, p *probe) err
 			answered(a.p, a.took)
 		}
 		if good++; good == f.quorum() {
-			go func() { // those that answer later count too
+			go func() { // later answers count too
 				for range len(f) - received {
 					if a := <-answers; a.err == nil && answered != nil {
 						answered(a.p, a.took)
@@ -179,27 +156,26 @@ const (
 	bareTTL             = "10000"
 )
 
-// A bare is the commands that no lock can do without, with nothing around them.
+// A bare sends only the commands that every lock needs.
 type bare struct {
-	what    string
 	acquire func(ctx context.Context, key string) error
 	release func(ctx context.Context, key string) error
+	ping    func(ctx context.Context) error // one round trip, if the probe's ping takes more than one; or nil
 	close   func()
 }
 
-// newBare returns nil where the driver offers no commands.
+// newBare returns nil if the driver offers no commands.
 func newBare(ctx context.Context, f fan, b driver.Backend, prefix string) *bare {
 	if pg, ok := b.(interface {
 		Connect(context.Context) (*pgx.Conn, error)
 	}); ok {
-		return barePostgres(ctx, pg.Connect, prefix)
+		return barePostgres(ctx, pg.Connect, prefix, f[0])
 	}
 	if slices.ContainsFunc(f, func(p *probe) bool { return p.commands == nil }) {
 		return nil
 	}
 	const owner = "bare"
 	return &bare{
-		what: "SET NX PX and compare-and-delete",
 		acquire: func(ctx context.Context, key string) error {
 			_, err := f.ask(ctx, func(ctx context.Context, p *probe) error {
 				_, err := p.commands(ctx, "SET", prefix+key, owner, "NX", "PX", bareTTL)
@@ -218,17 +194,17 @@ func newBare(ctx context.Context, f fan, b driver.Backend, prefix string) *bare 
 	}
 }
 
-func barePostgres(ctx context.Context, connect func(context.Context) (*pgx.Conn, error), prefix string) *bare {
+func barePostgres(ctx context.Context, connect func(context.Context) (*pgx.Conn, error), prefix string, p *probe) *bare {
 	c, err := connect(ctx)
 	if err != nil {
 		return nil
 	}
+	p.version = "PostgreSQL " + c.PgConn().ParameterStatus("server_version")
 	number := func(key string) int64 {
 		sum := sha256.Sum256([]byte(prefix + key))
 		return int64(binary.BigEndian.Uint64(sum[:]))
 	}
 	return &bare{
-		what: "pg_try_advisory_lock and pg_advisory_unlock",
 		acquire: func(ctx context.Context, key string) error {
 			_, err := c.Exec(ctx, "SELECT pg_try_advisory_lock($1)", number(key))
 			return err
@@ -237,14 +213,15 @@ func barePostgres(ctx context.Context, connect func(context.Context) (*pgx.Conn,
 			_, err := c.Exec(ctx, "SELECT pg_advisory_unlock($1)", number(key))
 			return err
 		},
-		close: func() { _ = c.Close(context.WithoutCancel(ctx)) }, // it held nothing
+		ping:  c.Ping,
+		close: func() { _ = c.Close(context.WithoutCancel(ctx)) }, // it holds nothing
 	}
 }
 
-// globs are the characters that MATCH takes for a pattern.
+// globs escapes the characters that have a meaning in a MATCH pattern.
 var globs = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
-// remove removes everything under the prefix from one node, and returns how many names it had.
+// remove deletes all keys with the prefix from one backend, and returns their number.
 func remove(ctx context.Context, b driver.Backend, prefix string) (n int, err error) {
 	servers, ok := b.(eachServer)
 	if !ok {
@@ -266,16 +243,25 @@ func remove(ctx context.Context, b driver.Backend, prefix string) (n int, err er
 			}
 			cursor, _ = page[0].(string)
 			names, _ := page[1].([]any)
+			unlink := []string{"UNLINK"}
 			for _, name := range names {
-				key, _ := name.(string)
-				if !strings.HasPrefix(key, prefix) {
-					continue
+				if key, _ := name.(string); strings.HasPrefix(key, prefix) {
+					unlink = append(unlink, key)
 				}
-				if _, err := do(ctx, "UNLINK", key); err != nil {
-					return err
-				}
-				n++
 			}
+			if len(unlink) == 1 {
+				continue
+			}
+			if _, err := do(ctx, unlink...); err != nil && strings.Contains(err.Error(), "CROSSSLOT") {
+				for _, key := range unlink[1:] {
+					if _, err := do(ctx, "UNLINK", key); err != nil {
+						return err
+					}
+				}
+			} else if err != nil {
+				return err
+			}
+			n += len(unlink) - 1
 		}
 		return nil
 	})

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// rounds returns n figures around a middle, by a fixed seed.
+// rounds returns n figures that scatter around middle, drawn with a fixed seed.
 func rounds(n int, middle, spread float64, seed uint64) map[int]float64 {
 	r := rand.New(rand.NewPCG(seed, 1))
 	out := map[int]float64{}
@@ -37,8 +37,8 @@ func TestAComparisonIsDecidedByTheWholeInterval(t *testing.T) {
 	}
 }
 
-// A machine that is slow for a while is slow for both: the ratio of each round shows the difference,
-// where the figures by themselves overlap.
+// A machine that is slow for a while is slow for both contestants. So the ratio of each round
+// shows the difference, though the figures overlap.
 func TestRatiosArePairedByRound(t *testing.T) {
 	a, b := map[int]float64{}, map[int]float64{}
 	for i := range 12 {
@@ -61,7 +61,7 @@ func TestTwoRunsNeverContradictEachOther(t *testing.T) {
 		}
 	}
 	if seen[CannotTell] < 450 {
-		t.Errorf("of equals is said: %v", seen)
+		t.Errorf("the verdicts on equal contestants are %v, want mostly CannotTell", seen)
 	}
 }
 
@@ -108,17 +108,20 @@ func TestFiguresAreWrittenForPeople(t *testing.T) {
 }
 
 func TestPlotsHaveTheColourOfALibraryAndTicks(t *testing.T) {
-	dots, err := Dots{X: "time", Unit: Seconds, Log: true, Rows: []Dot{{Name: "dlock, a", Library: "dlock", Value: 1e-4, Low: 1e-9, High: 9e3}, {Name: "redsync, a", Library: "redsync", Value: 2e-3}}}.SVG()
+	dots, err := Dots{Unit: Seconds, Rows: []Dot{{Name: "dlock, a", Library: "dlock", Value: 1e-4, Low: 1e-9, High: 9e3}, {Name: "redsync, a", Library: "redsync", Value: 2e-3}}}.SVG()
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines, err := Lines{X: "goroutines", Y: "rate", YUnit: PerSecond, LogX: true, LogY: true, Series: []Series{
+	lines, err := Lines{X: "goroutines", YUnit: PerSecond, Series: []Series{
 		{Name: "dlock, a", Library: "dlock", Points: []Point{{X: 1, Y: 1000, Low: 1, High: 1e9}, {X: 64, Y: 20000}}}, {Name: "nothing", Library: "x", Points: []Point{{X: 1, Y: 0}}},
 	}}.SVG()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"dots": string(dots), "lines": string(lines)} {
+		if n := strings.Count(text, "<text"); n == 0 || n != strings.Count(text, `<text textLength="`) {
+			t.Errorf("%s: a browser's font decides how wide a text is", name)
+		}
 		if !strings.Contains(text, "var(--l0,#0a5fd0)") || strings.Contains(text, "NaN") || strings.Contains(text, "<?xml") || !strings.Contains(text, "currentColor") {
 			t.Errorf("%s: %.300s", name, text)
 		}
@@ -128,11 +131,33 @@ func TestPlotsHaveTheColourOfALibraryAndTicks(t *testing.T) {
 			t.Errorf("the lines lack the tick %q", want)
 		}
 	}
+	for _, span := range []float64{1.05, 1.4, 2, 3, 10, 50, 1e3, 1e5, 1e8} {
+		for _, low := range []float64{1.2e-6, 7.7e-6, 2e-4, 0.9} {
+			n := 0
+			for _, tick := range logTicks(Seconds)(low, low*span) {
+				if tick.Label != "" {
+					n++
+				}
+			}
+			if n > 4 || n < 2 && span >= 2 {
+				t.Errorf("an axis from %g to %g has %d labels", low, low*span, n)
+			}
+		}
+	}
+	for _, c := range []struct {
+		v    float64
+		u    Unit
+		want string
+	}{{10 * 1e-6, Seconds, "10\u2009µs"}, {1.5e-3, Seconds, "1.5\u2009ms"}, {50000, PerSecond, "50k/s"}, {64, Count, "64"}} {
+		if got := tickLabel(c.v, c.u); got != c.want {
+			t.Errorf("the tick %v %s is %q, want %q", c.v, c.u, got, c.want)
+		}
+	}
 	if strings.Contains(string(lines), "1M/s") {
 		t.Error("a whisker stretches the scale")
 	}
 	for i, l := range libraries {
-		if slot(l.name) != i || !strings.Contains(string(Style()), l.dark) {
+		if slot(l.name) != i || !strings.Contains(string(style()), l.dark) {
 			t.Errorf("%s has no colour of its own", l.name)
 		}
 	}

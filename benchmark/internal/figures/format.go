@@ -8,7 +8,7 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// A Unit says what a figure counts, always in its base: seconds and bytes.
+// A Unit is the unit of a figure, always the base unit: seconds, not milliseconds.
 type Unit string
 
 // The units.
@@ -21,7 +21,7 @@ const (
 	Percent   Unit = "%"
 )
 
-// Format writes a figure with three digits and its unit, scaled so that people can read it.
+// Format returns a figure with three digits and a unit scaled for people.
 func Format(v float64, u Unit) string {
 	switch u {
 	case Seconds, Bytes:
@@ -41,10 +41,11 @@ func Format(v float64, u Unit) string {
 	return Digits(v)
 }
 
-// Duration is Format of a duration.
+// Duration formats a duration like Format.
 func Duration(d time.Duration) string { return Format(d.Seconds(), Seconds) }
 
-// Digits writes three significant digits, without an exponent, and thousands apart.
+// Digits returns a number with three significant digits, without an exponent, with its
+// thousands separated.
 func Digits(v float64) string {
 	a := math.Abs(v)
 	switch {
@@ -60,7 +61,7 @@ func Digits(v float64) string {
 	return strconv.FormatFloat(v, 'g', 2, 64)
 }
 
-// String writes the median and the interval: "1.09 × (1.07 – 1.12)".
+// String returns the median and the interval: "1.09 × (1.07 – 1.12)".
 func (i Interval) String() string {
 	return Digits(i.Median) + " × (" + Digits(i.Low) + " – " + Digits(i.High) + ")"
 }

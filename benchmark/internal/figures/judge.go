@@ -8,19 +8,19 @@ import (
 )
 
 const (
-	// Confidence is how sure an Interval is: a report has hundreds of comparisons, of which
-	// none should be wrong by chance alone.
+	// Confidence is the confidence of an Interval. It is high because a report has hundreds of
+	// comparisons, and none should be wrong by chance alone.
 	Confidence = 0.99
-	// Margin is a difference that two runs of one program on one machine can have for no reason:
-	// what is nearer to one is neither ahead nor behind.
+	// Margin is a difference that two runs of one program on one machine can have by chance. A
+	// ratio that is nearer to one is neither ahead nor behind.
 	Margin = 0.05
-	// LeastRounds is how many rounds an interval of this confidence needs.
+	// LeastRounds is the least number of rounds for an interval of this confidence.
 	LeastRounds = 8
 )
 
 // An Interval is the median of one figure over the rounds, and the range in which the true
-// median is, with the given Confidence. It assumes nothing of how the figures are spread (order
-// statistics of the sample).
+// median is, with the given Confidence. It assumes nothing about the distribution of the
+// figures (it uses order statistics).
 type Interval struct {
 	Median float64 `json:"median"`
 	Low    float64 `json:"low"`
@@ -32,8 +32,8 @@ type Interval struct {
 // Low and High are the extremes of the rounds.
 func (i Interval) Decided() bool { return i.Rounds >= LeastRounds }
 
-// IntervalOf returns the interval of the figures of rounds; the zero Interval if there are none.
-// Figures that are no numbers are left out.
+// IntervalOf returns the interval of the rounds' figures, or the zero Interval if there are
+// none. It ignores NaN.
 func IntervalOf(rounds []float64) Interval {
 	v := slices.DeleteFunc(slices.Clone(rounds), func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) })
 	if len(v) == 0 {
@@ -44,7 +44,7 @@ func IntervalOf(rounds []float64) Interval {
 	return Interval{median, max(low, v[0]), min(high, v[len(v)-1]), len(v)}
 }
 
-// Ratios returns the interval of a by b in each round that both have.
+// Ratios returns the interval of the ratios a/b over the rounds that both have.
 func Ratios(a, b map[int]float64) Interval {
 	var ratios []float64
 	for round, v := range a {
@@ -55,7 +55,7 @@ func Ratios(a, b map[int]float64) Interval {
 	return IntervalOf(ratios)
 }
 
-// A Verdict is what a comparison or a goal comes to.
+// A Verdict is the result of a comparison, or says whether a goal is met.
 type Verdict string
 
 // The verdicts.
@@ -68,7 +68,7 @@ const (
 	Undecided  Verdict = "undecided"
 )
 
-// Compare judges the ratio of ours to another's, where less is better.
+// Compare judges the ratio of ours to another's figure, where less is better.
 func Compare(ratio Interval) Verdict {
 	switch {
 	case !ratio.Decided():
@@ -81,7 +81,7 @@ func Compare(ratio Interval) Verdict {
 	return CannotTell
 }
 
-// Judge judges a goal: the figure is to be at most so much.
+// Judge says whether a figure meets a goal, which is an upper bound.
 func Judge(figure Interval, most float64) Verdict {
 	switch {
 	case !figure.Decided():

@@ -3,8 +3,10 @@ package figures
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"html"
 	"html/template"
 	"image/color"
 	"math"
@@ -12,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize"
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
@@ -20,24 +23,23 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// A Point is one figure on a line. Low and High are where it may be; zero: not known.
+// A Point is one figure on a line. Low and High are the ends of its interval; zero: unknown.
 type Point struct{ X, Y, Low, High float64 }
 
 // A Series is one line, or the dots of one contestant.
 type Series struct {
 	Name    string // "dlock, go-redis"
-	Library string // decides the colour, in all plots of all reports
+	Library string // decides the colour, the same in all plots of all reports
 	Client  string // decides the shape of the marks
 	Dashed  bool
 	Points  []Point
 }
 
-// Lines is a plot of figures over something that varies.
+// Lines is a plot of figures over something that varies, on logarithmic axes.
 type Lines struct {
-	X, Y         string // what the axes show
-	XUnit, YUnit Unit
-	LogX, LogY   bool
-	// Quantiles says that X is one divided by the share of the samples that are beyond.
+	X     string // the title of the axis; the other axis has the plot's title
+	YUnit Unit
+	// Quantiles says that X is 1/(1-q) for the quantile q.
 	Quantiles bool
 	Series    []Series
 }
@@ -48,11 +50,9 @@ type Dot struct {
 	Value, Low, High      float64
 }
 
-// Dots is a plot with a row for each of several names, on one axis.
+// Dots is a plot with one row for each name, on one logarithmic axis, which has the plot's title.
 type Dots struct {
-	X    string
 	Unit Unit
-	Log  bool
 	Rows []Dot
 }
 
@@ -61,14 +61,14 @@ const (
 	fontSize = 11
 )
 
-// ink stands for the colour of the page's text, and faint for that of the grid: the page's style
-// sheet decides them, in light and in dark.
+// ink stands for the colour of the text and faint for that of the grid. The page's style sheet
+// sets both, for light and dark pages.
 var (
 	ink   = color.RGBA{1, 1, 1, 255}
 	faint = color.RGBA{2, 2, 2, 255}
 )
 
-// libraries have colours of their own; those that are not in the list get one by their name.
+// libraries lists the libraries with fixed colours. Others get a colour by their name.
 var libraries = []struct{ name, light, dark string }{
 	{"dlock", "#0a5fd0", "#5aa2ff"},
 	{"driver", "#6fa8e8", "#2f639e"},
@@ -79,12 +79,11 @@ var libraries = []struct{ name, light, dark string }{
 	{"redsync", "#d97b1c", "#e59a4d"},
 	{"redislock", "#2a9d6f", "#4cc795"},
 	{"valkeylock", "#b8337d", "#e46bae"},
-	{"rueidislock", "#7a52cc", "#a98bf0"},
 	{"etcd concurrency", "#c0392b", "#ef7b6e"},
 	{"go-pglock", "#8a6d00", "#cfae3c"},
 }
 
-// slot returns the place of a library in the list of colours.
+// slot returns the index of a library's colour.
 func slot(library string) int {
 	for i, l := range libraries {
 		if l.name == library {
@@ -93,39 +92,56 @@ func slot(library string) int {
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(library)) // it never fails
-	return 6 + int(h.Sum32()%6)
+	return 6 + int(h.Sum32())%(len(libraries)-6)
 }
 
-// colourOf returns what stands for a library's colour until the page's style decides it.
+// colourOf returns a placeholder for a library's colour, which the page's style sheet sets.
 func colourOf(library string) color.Color { return color.RGBA{0, 7, uint8(slot(library)), 255} }
 
-// Style is the style sheet of a page with plots.
-func Style() template.CSS {
+// style is the style sheet of a page with plots.
+func style() template.CSS {
 	var light, dark strings.Builder
 	for i, l := range libraries {
 		fmt.Fprintf(&light, "--l%d:%s;", i, l.light)
 		fmt.Fprintf(&dark, "--l%d:%s;", i, l.dark)
 	}
 	return template.CSS(":root{" + light.String() + "--grid:#dde1e6}@media(prefers-color-scheme:dark){:root{" + dark.String() + "--grid:#333a41}}" +
-		"svg.plot{width:100%;height:auto;display:block}svg.plot text{font-family:system-ui,sans-serif!important}")
+		"svg.plot{width:100%;height:auto;display:block}svg.plot text{font-family:'Liberation Sans',Arial,Helvetica,sans-serif!important}")
 }
+
+// written is one text of a plot. A browser has other fonts than the library that lays the plot
+// out. So the SVG gives each text's width, and names end where their rows begin.
+var (
+	written = regexp.MustCompile(`<text[^>]*>([^<]*)</text>`)
+	face    = font.DefaultCache.Lookup(font.Font{Typeface: plot.DefaultFont.Typeface, Variant: "Sans"}, fontSize)
+)
 
 var standIn = regexp.MustCompile(`#(0[0-9A-Fa-f]{5})`)
 
-// svg draws a plot.
-func svg(p *plot.Plot, height vg.Length) (template.HTML, error) {
-	c := vgsvg.New(width, height)
-	p.Draw(draw.Crop(draw.New(c), 0, -6, 0, 0))
-	return finish(c)
-}
+var errEmpty = errors.New("a plot has no figures")
 
-// finish returns what was drawn, with the colours of Style.
-func finish(c *vgsvg.Canvas) (template.HTML, error) {
+// svg draws a plot as SVG, with the colours of the page's style sheet. A legend of several names
+// is below the plot, because the names do not fit into a corner.
+func svg(p *plot.Plot, height vg.Length, legend plot.Legend, names int) (template.HTML, error) {
+	total := height
+	if names > 1 {
+		total += vg.Length(names)*14 + 6
+	}
+	c := vgsvg.New(width, total)
+	dc := draw.New(c)
+	p.Draw(draw.Crop(dc, 0, -6, total-height, 0))
+	if names > 1 {
+		legend.Draw(draw.Crop(dc, 0, 0, 0, -height-2))
+	}
 	var b bytes.Buffer
 	if _, err := c.WriteTo(&b); err != nil {
 		return "", err
 	}
 	_, text, _ := strings.Cut(b.String(), "<svg ")
+	text = written.ReplaceAllStringFunc(text, func(element string) string {
+		words := html.UnescapeString(written.FindStringSubmatch(element)[1])
+		return fmt.Sprintf(`<text textLength="%.1f" lengthAdjust="spacingAndGlyphs"`, face.Width(words).Points()) + strings.TrimPrefix(element, "<text")
+	})
 	text = standIn.ReplaceAllStringFunc(text, func(hex string) string {
 		var r, g, b int
 		if _, err := fmt.Sscanf(hex, "#%02x%02x%02x", &r, &g, &b); err != nil {
@@ -144,88 +160,71 @@ func finish(c *vgsvg.Canvas) (template.HTML, error) {
 	return template.HTML(`<svg class="plot" role="img" ` + text), nil
 }
 
-// newPlot returns an empty plot in the reports' style.
-func newPlot() *plot.Plot {
+// textStyle makes a text look like the others.
+func textStyle(s *draw.TextStyle) { s.Color, s.Font.Size, s.Font.Variant = ink, fontSize, "Sans" }
+
+// newPlot returns an empty plot in the reports' style, with a grid across one axis.
+func newPlot(across func(*plotter.Grid) *draw.LineStyle) *plot.Plot {
 	p := plot.New()
 	p.BackgroundColor = color.Transparent
 	for _, a := range []*plot.Axis{&p.X, &p.Y} {
-		a.Color, a.Label.TextStyle.Color, a.Tick.Label.Color, a.Tick.Color = ink, ink, ink, ink
-		a.Label.TextStyle.Font.Size, a.Tick.Label.Font.Size = font.Length(fontSize), font.Length(fontSize)
-		a.Label.TextStyle.Font.Variant, a.Tick.Label.Font.Variant = "Sans", "Sans"
-		a.Padding = 2
+		textStyle(&a.Label.TextStyle)
+		textStyle(&a.Tick.Label)
+		a.Color, a.Tick.Color, a.Padding = ink, ink, 2
 	}
-	p.Legend.TextStyle.Color, p.Legend.TextStyle.Font.Size, p.Legend.TextStyle.Font.Variant = ink, fontSize, "Sans"
+	g := &plotter.Grid{}
+	*across(g) = plotter.DefaultGridLineStyle
+	across(g).Color = faint
+	p.Add(g)
 	return p
 }
 
-func grid(p *plot.Plot, x, y bool) {
-	g := plotter.NewGrid()
-	g.Vertical.Color, g.Horizontal.Color = faint, faint
-	if !x {
-		g.Vertical.Color = nil
-	}
-	if !y {
-		g.Horizontal.Color = nil
-	}
-	p.Add(g)
+// scale sets an axis to a range and adds ticks.
+func scale(a *plot.Axis, low, high float64, ticks plot.Ticker) {
+	a.Min, a.Max, a.Scale, a.Tick.Marker = low, high, plot.LogScale{}, ticks
 }
 
-// scale sets an axis to the range of the figures and puts ticks on it.
-func scale(a *plot.Axis, values []float64, unit Unit, logarithmic bool) {
-	low, high := slices.Min(values), slices.Max(values)
-	if !logarithmic {
-		a.Min, a.Max = 0, high*1.08
-		if high <= 0 {
-			a.Max = 1
-		}
-		a.Tick.Marker = plot.TickerFunc(func(low, high float64) []plot.Tick {
-			ticks := plot.DefaultTicks{}.Ticks(low, high)
-			for i := range ticks {
-				if ticks[i].Label != "" {
-					ticks[i].Label = tickLabel(ticks[i].Value, unit)
+// logTicks labels two to four steps, so that the labels fit below a narrow plot.
+func logTicks(unit Unit) plot.TickerFunc {
+	return func(low, high float64) (ticks []plot.Tick) {
+		first, last := int(math.Floor(math.Log10(low))), int(math.Ceil(math.Log10(high)))
+		at := func(every int, steps ...float64) (found []float64) {
+			for e := first; e <= last; e += every {
+				for _, m := range steps {
+					if v := m * math.Pow10(e); v >= low && v <= high {
+						found = append(found, v)
+					}
 				}
 			}
-			return ticks
-		})
-		return
-	}
-	a.Min, a.Max = low/1.25, high*1.25
-	a.Scale = plot.LogScale{}
-	a.Tick.Marker = plot.TickerFunc(func(low, high float64) []plot.Tick { return logTicks(low, high, unit) })
-}
-
-// logTicks labels decades, and steps between them where there is room.
-func logTicks(low, high float64, unit Unit) (ticks []plot.Tick) {
-	decades := math.Log10(high / low)
-	for e := math.Floor(math.Log10(low)); e <= math.Ceil(math.Log10(high)); e++ {
-		for m := 1.0; m < 10; m++ {
-			v := m * math.Pow(10, e)
-			if v < low || v > high {
-				continue
-			}
-			t := plot.Tick{Value: v}
-			if m == 1 || decades < 1.3 && (m == 2 || m == 5) || decades >= 1.3 && decades < 2.5 && m == 3 || decades < 0.4 {
-				t.Label = tickLabel(v, unit)
-			}
-			ticks = append(ticks, t)
+			return found
 		}
+		labels := at(1, 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
+		for _, fewer := range [][]float64{at(1, 1, 1.5, 2, 3, 4, 5, 7), at(1, 1, 2, 3, 5), at(1, 1, 2, 5), at(1, 1, 3), at(1, 1), at(2, 1), at(3, 1)} {
+			if len(labels) > 4 && len(fewer) > 1 {
+				labels = fewer
+			}
+		}
+		for _, v := range at(1, 1, 2, 3, 4, 5, 6, 7, 8, 9) {
+			ticks = append(ticks, plot.Tick{Value: v})
+		}
+		for _, v := range labels {
+			ticks = append(ticks, plot.Tick{Value: v, Label: tickLabel(v, unit)})
+		}
+		return ticks
 	}
-	return ticks
 }
 
 func tickLabel(v float64, u Unit) string {
-	if (u == PerSecond || u == Count) && v >= 1000 {
-		text := Format(v, Bytes) // the same steps of a thousand
-		text = strings.ReplaceAll(strings.TrimSuffix(text, "B"), " ", "")
-		if u == PerSecond {
-			text += "/s"
-		}
-		return text
+	switch u {
+	case PerSecond, Count:
+		return strings.ReplaceAll(humanize.SIWithDigits(v, 2, strings.TrimPrefix(string(u), "1")), " ", "")
+	case Seconds, Bytes:
+		return strings.ReplaceAll(humanize.SIWithDigits(v, 2, string(u)), " ", "\u2009")
 	}
-	return strings.ReplaceAll(Format(v, u), " ", "\u2009")
+	return Format(v, u)
 }
 
-// glyph returns the shape for a client library.
+// glyph returns the mark for a client library.
 func glyph(client string) draw.GlyphDrawer {
 	switch client {
 	case "valkey-go":
@@ -236,19 +235,47 @@ func glyph(client string) draw.GlyphDrawer {
 	return draw.CircleGlyph{}
 }
 
-// SVG draws the plot for a width from 360 pixels on.
+// whisker draws the interval of a figure.
+func whisker(p *plot.Plot, library string, width vg.Length, from, to plotter.XY) error {
+	w, err := plotter.NewLine(plotter.XYs{from, to})
+	if err == nil {
+		w.Color, w.Width = colourOf(library), width
+		p.Add(w)
+	}
+	return err
+}
+
+// SVG draws the plot. It leaves out what is not positive.
 func (l Lines) SVG() (template.HTML, error) {
-	p := newPlot()
-	grid(p, false, true)
-	p.X.Label.Text, p.Y.Label.Text = l.X, l.Y
+	p := newPlot(func(g *plotter.Grid) *draw.LineStyle { return &g.Horizontal })
+	p.X.Label.Text = l.X
 	var xs, ys []float64
-	legend := 0
+	for _, s := range l.Series {
+		for _, pt := range s.Points {
+			if pt.X > 0 && pt.Y > 0 {
+				xs, ys = append(xs, pt.X), append(ys, pt.Y)
+			}
+		}
+	}
+	if len(xs) == 0 {
+		return "", errEmpty
+	}
+	slices.Sort(xs)
+	bottom, top := slices.Min(ys)/1.25, slices.Max(ys)*1.25
+	legend, names := plot.NewLegend(), 0
+	textStyle(&legend.TextStyle)
+	legend.Top, legend.Left, legend.XOffs, legend.ThumbnailWidth, legend.Padding = true, true, 6, 24, 3
 	for _, s := range l.Series {
 		var at plotter.XYs
 		for _, pt := range s.Points {
-			if (pt.Y > 0 || !l.LogY) && (pt.X > 0 || !l.LogX) {
-				at = append(at, plotter.XY{X: pt.X, Y: pt.Y})
-				xs, ys = append(xs, pt.X), append(ys, pt.Y)
+			if pt.X <= 0 || pt.Y <= 0 {
+				continue
+			}
+			at = append(at, plotter.XY{X: pt.X, Y: pt.Y})
+			if low, high := max(pt.Low, bottom), min(pt.High, top); low < high { // cut, so that it does not stretch the axis
+				if err := whisker(p, s.Library, 0.8, plotter.XY{X: pt.X, Y: low}, plotter.XY{X: pt.X, Y: high}); err != nil {
+					return "", err
+				}
 			}
 		}
 		if len(at) == 0 {
@@ -267,69 +294,22 @@ func (l Lines) SVG() (template.HTML, error) {
 		}
 		dots.GlyphStyle = draw.GlyphStyle{Color: colourOf(s.Library), Radius: 2.8, Shape: glyph(s.Client)}
 		p.Add(line, dots)
-		p.Legend.Add(s.Name, line, dots)
-		legend++
+		legend.Add(s.Name, line, dots)
+		names++
 	}
-	if len(xs) == 0 {
-		return "", fmt.Errorf("the plot of %s has no figures", l.Y)
+	ticks := plot.Ticker(plot.TickerFunc(quantileTicks))
+	if !l.Quantiles { // the X values themselves
+		ticks = ticksAt(slices.Compact(slices.Clone(xs)))
 	}
-	scale(&p.X, xs, l.XUnit, l.LogX)
-	scale(&p.Y, ys, l.YUnit, l.LogY)
-	if l.LogX {
-		p.X.Min, p.X.Max = slices.Min(xs)/1.1, slices.Max(xs)*1.1
-	}
-	if l.LogX && !l.Quantiles { // the places of the figures are the ticks
-		slices.Sort(xs)
-		p.X.Tick.Marker = ticksAt(slices.Compact(xs), l.XUnit)
-	}
-	if l.Quantiles {
-		p.X.Tick.Marker = plot.TickerFunc(quantileTicks)
-	}
-	if err := l.whiskers(p); err != nil {
-		return "", err
-	}
-	return withLegend(p, 220, legend)
+	scale(&p.X, xs[0]/1.1, xs[len(xs)-1]*1.1, ticks)
+	scale(&p.Y, bottom, top, logTicks(l.YUnit))
+	return svg(p, 220, legend, names)
 }
 
-// withLegend draws the plot with the legend below it: there are too many names for a corner.
-func withLegend(p *plot.Plot, height vg.Length, names int) (template.HTML, error) {
-	legend := p.Legend
-	p.Legend = plot.NewLegend()
-	total := height + vg.Length(names)*14 + 6
-	c := vgsvg.New(width, total)
-	dc := draw.New(c)
-	p.Draw(draw.Crop(dc, 0, -6, total-height, 0))
-	legend.Top, legend.Left, legend.XOffs, legend.YOffs = true, true, 6, 0
-	legend.ThumbnailWidth, legend.Padding = 24, 3
-	legend.Draw(draw.Crop(dc, 0, 0, 0, -height-2))
-	return finish(c)
-}
-
-// whiskers draws where the figures may be, within the axis: they do not stretch it.
-func (l Lines) whiskers(p *plot.Plot) error {
-	for _, s := range l.Series {
-		for _, pt := range s.Points {
-			low, high := max(pt.Low, p.Y.Min), min(pt.High, p.Y.Max)
-			if pt.High <= 0 || low >= high || l.LogY && pt.Y <= 0 || l.LogX && pt.X <= 0 {
-				continue
-			}
-			w, err := plotter.NewLine(plotter.XYs{{X: pt.X, Y: low}, {X: pt.X, Y: high}})
-			if err != nil {
-				return err
-			}
-			w.Color, w.Width = colourOf(s.Library), 0.8
-			x, y := p.X, p.Y
-			p.Add(w)
-			p.X, p.Y = x, y
-		}
-	}
-	return nil
-}
-
-func ticksAt(values []float64, unit Unit) plot.Ticker {
+func ticksAt(values []float64) plot.Ticker {
 	var ticks []plot.Tick
 	for _, v := range values {
-		ticks = append(ticks, plot.Tick{Value: v, Label: tickLabel(v, unit)})
+		ticks = append(ticks, plot.Tick{Value: v, Label: tickLabel(v, Count)})
 	}
 	return plot.ConstantTicks(ticks)
 }
@@ -344,68 +324,49 @@ func quantileTicks(low, high float64) (ticks []plot.Tick) {
 	return ticks
 }
 
-// SVG draws the plot for a width from 360 pixels on: the first row is on top.
+// SVG draws the plot, with the first row on top. It leaves out what is not positive.
 func (d Dots) SVG() (template.HTML, error) {
-	p := newPlot()
-	grid(p, true, false)
-	p.X.Label.Text = d.X
-	var values []float64
-	var names []string
-	rows := slices.Clone(d.Rows)
+	p := newPlot(func(g *plotter.Grid) *draw.LineStyle { return &g.Vertical })
+	rows := slices.DeleteFunc(slices.Clone(d.Rows), func(r Dot) bool { return r.Value <= 0 })
 	slices.Reverse(rows)
-	for _, r := range rows {
-		names = append(names, r.Name)
-		if r.Value > 0 || !d.Log {
-			values = append(values, r.Value)
-		}
+	if len(rows) == 0 {
+		return "", errEmpty
 	}
-	if len(values) == 0 {
-		return "", fmt.Errorf("the plot of %s has no figures", d.X)
-	}
+	byValue := func(a, b Dot) int { return cmp.Compare(a.Value, b.Value) }
+	low, high := slices.MinFunc(rows, byValue).Value, slices.MaxFunc(rows, byValue).Value
+	most := 10 * high
 	for _, r := range rows { // a whisker does not stretch the scale by more than a decade
-		if high := min(r.High, 10*slices.Max(values)); high > 0 {
-			values = append(values, high)
-		}
+		high = max(high, min(r.High, most))
 	}
-	scale(&p.X, values, d.Unit, d.Log)
-	// Room for the figure beside the last dot.
-	if d.Log {
-		p.X.Min, p.X.Max = p.X.Min/1.1, p.X.Max*math.Pow(p.X.Max/p.X.Min, 0.28)
-	} else {
-		p.X.Max *= 1.28
-	}
-	x := p.X
+	// Leave room for the figure beside the last dot, and between the names and the first dot.
+	span := 1.25 * 1.25 * high / low
+	left, right := low/1.25/math.Pow(span, 0.08), high*1.25*math.Pow(span, 0.28)
+	var names []string
 	for i, r := range rows {
-		if r.Value <= 0 && d.Log {
-			continue
-		}
+		names = append(names, r.Name)
 		y := float64(i)
-		low, high := max(cmp.Or(r.Low, r.Value), x.Min), min(cmp.Or(r.High, r.Value), x.Max)
-		if low < high {
-			w, err := plotter.NewLine(plotter.XYs{{X: low, Y: y}, {X: high, Y: y}})
-			if err != nil {
+		from, to := max(cmp.Or(r.Low, r.Value), low), min(cmp.Or(r.High, r.Value), right)
+		if from < to {
+			if err := whisker(p, r.Library, 2, plotter.XY{X: from, Y: y}, plotter.XY{X: to, Y: y}); err != nil {
 				return "", err
 			}
-			w.Color, w.Width = colourOf(r.Library), 2
-			p.Add(w)
 		}
 		dot, err := plotter.NewScatter(plotter.XYs{{X: r.Value, Y: y}})
 		if err != nil {
 			return "", err
 		}
 		dot.GlyphStyle = draw.GlyphStyle{Color: colourOf(r.Library), Radius: 3.6, Shape: glyph(r.Client)}
-		text, err := plotter.NewLabels(plotter.XYLabels{XYs: plotter.XYs{{X: high, Y: y}}, Labels: []string{Format(r.Value, d.Unit)}})
+		text, err := plotter.NewLabels(plotter.XYLabels{XYs: plotter.XYs{{X: to, Y: y}}, Labels: []string{Format(r.Value, d.Unit)}})
 		if err != nil {
 			return "", err
 		}
-		text.TextStyle[0].Color, text.TextStyle[0].Font.Size, text.TextStyle[0].Font.Variant = ink, fontSize, "Sans"
+		textStyle(&text.TextStyle[0])
 		text.TextStyle[0].YAlign = -0.4
 		text.Offset = vg.Point{X: 6}
 		p.Add(dot, text)
 	}
-	p.X = x
+	scale(&p.X, left, right, logTicks(d.Unit))
 	p.NominalY(names...)
-	p.Y.Padding = 6
-	p.Y.Min, p.Y.Max = -0.6, float64(len(rows))-0.4
-	return svg(p, vg.Length(len(rows))*18+44)
+	p.Y.Padding, p.Y.Min, p.Y.Max = 6, -0.6, float64(len(rows))-0.4
+	return svg(p, vg.Length(len(rows))*18+30, plot.Legend{}, 0)
 }

@@ -17,8 +17,8 @@ import (
 
 var gapFor = flag.Duration("gap", 0, "for how long 16 waiters of ours and one of redsync share a key, without and with foreign_gap; 0: do not")
 
-// How often redsync, with its defaults, gets a key for which 16 of ours always wait, and what
-// foreign_gap costs ours.
+// This measures how often redsync, with its defaults, gets a key for which 16 waiters of ours
+// always wait, and how much foreign_gap costs ours.
 func TestRedsyncBesideOurWaiters(t *testing.T) {
 	if *gapFor == 0 {
 		t.Skip("it measures: give -gap 10s to run it")
@@ -28,7 +28,7 @@ func TestRedsyncBesideOurWaiters(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), *gapFor)
 		var wg sync.WaitGroup
 		var ours, theirs atomic.Int64
-		for range 16 { // each is a process: it has a client of its own
+		for range 16 { // like processes: each has its own client
 			c, err := dlock.OpenURL(fmt.Sprintf("redis://%s%s", srv.Addr(), gap))
 			if err != nil {
 				t.Fatal(err)

@@ -10,19 +10,20 @@ import (
 	"github.com/allisson/go-pglock/v3"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redlock-go/redlock/benchmark/internal/bench"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// overPostgres returns the libraries of advisory locks.
+// overPostgres returns the libraries that use advisory locks.
 func overPostgres() []bench.Contestant {
 	return []bench.Contestant{{
-		Name: "go-pglock, pgx", Kind: bench.Peer, Client: "pgx", Serves: bench.OnePostgres, Waits: true,
+		Name: "go-pglock, pgx", Kind: bench.Peer, Client: "pgx", Serves: bench.One(server.KindPostgres), Waits: true,
 		How: "go-pglock over database/sql and pgx, with at most 64 connections: each lock has one; without lease and token",
 		Open: func(_ context.Context, s *bench.Setup) (bench.Locker, error) {
 			db, err := sql.Open("pgx", bench.PostgresURL(s.Nodes[0].Addr))
 			if err != nil {
 				return nil, err
 			}
-			const most = 64 // below the server's max_connections, as the limit beside it
+			const most = 64 // below the server's max_connections, like the limit of the same scenario
 			db.SetMaxOpenConns(most)
 			db.SetMaxIdleConns(most)
 			return pglockLocker{db}, nil
@@ -56,8 +57,6 @@ func (l pglockLocker) Lock(ctx context.Context, key string, wait bool) (bench.He
 func (l pglockLocker) Close() error { return l.db.Close() }
 
 type pglockHeld struct{ l *pglock.Lock }
-
-func (h pglockHeld) Renew(context.Context) error { return nil }
 
 func (h pglockHeld) Unlock() error {
 	return errors.Join(h.l.Unlock(context.Background()), h.l.Close())

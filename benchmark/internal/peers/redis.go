@@ -3,6 +3,7 @@ package peers
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -16,39 +17,29 @@ import (
 	"github.com/redlock-go/redlock/benchmark/internal/bench"
 )
 
-// overRedis returns the libraries that poll.
+// overRedis returns the Redis libraries that poll.
 func overRedis() []bench.Contestant {
-	base := bench.Contestant{Kind: bench.Peer, Serves: bench.AnyKeyStore, Waits: true, Renews: true}
-
-	plain := base
-	plain.Name, plain.Client = "redsync, go-redis", "go-redis"
-	plain.How = "redsync v4 with its defaults over go-redis with its defaults; a wait calls LockContext until it succeeds"
-	plain.Open = openRedsync(goRedisPool)
-
-	failFast := plain
-	failFast.Name = "redsync fail-fast, go-redis"
-	failFast.How = "redsync v4 with WithFailFast(true) over go-redis with its defaults"
-	failFast.Open = openRedsync(goRedisPool, redsync.WithFailFast(true))
-
-	overRueidis := base
-	overRueidis.Name, overRueidis.Client = "redsync, rueidis", "rueidis"
-	overRueidis.How = "redsync v4 with its defaults over rueidis with its defaults"
-	overRueidis.Open = openRedsync(rueidisPool)
-
-	rueidisFast := overRueidis
-	rueidisFast.Name = "redsync fail-fast, rueidis"
-	rueidisFast.How = "redsync v4 with WithFailFast(true) over rueidis with its defaults"
-	rueidisFast.Open = openRedsync(rueidisPool, redsync.WithFailFast(true))
-
-	lock := base
-	lock.Name, lock.Client = "redislock, go-redis", "go-redis"
-	lock.Serves = bench.OneKeyStore
-	lock.How = "redislock over go-redis with its defaults; a wait tries again every 100 ms (LinearBackoff), as its README does"
-	lock.Open = openRedislock
-	return []bench.Contestant{plain, failFast, overRueidis, rueidisFast, lock}
+	list := []bench.Contestant{{
+		Name: "redislock, go-redis", Kind: bench.Peer, Client: "go-redis", Serves: bench.OneKeyStore, Waits: true, Open: openRedislock,
+		How: "redislock over go-redis with its defaults; a wait tries again every 100 ms (LinearBackoff), as its README does",
+	}}
+	for _, client := range []struct {
+		name string
+		open pool
+	}{{"rueidis", rueidisPool}, {"go-redis", goRedisPool}} {
+		for _, c := range []bench.Contestant{
+			{Name: "redsync fail-fast, ", How: "redsync v4 with WithFailFast(true)", Open: openRedsync(client.open, redsync.WithFailFast(true))},
+			{Name: "redsync, ", How: "redsync v4 with its defaults; a wait calls LockContext until it succeeds", Open: openRedsync(client.open)},
+		} {
+			c.Name, c.Client, c.How = c.Name+client.name, client.name, c.How+"; over "+client.name+" with its defaults"
+			c.Kind, c.Serves, c.Waits = bench.Peer, bench.AnyKeyStore, true
+			list = slices.Insert(list, 0, c)
+		}
+	}
+	return list
 }
 
-// pool opens one server for redsync.
+// pool opens a redsync connection pool to one server.
 type pool func(addr string) (redsyncredis.Pool, func() error, error)
 
 func goRedisPool(addr string) (redsyncredis.Pool, func() error, error) {
@@ -112,14 +103,6 @@ func (l *redsyncLocker) Close() error {
 
 type redsyncHeld struct{ m *redsync.Mutex }
 
-func (h redsyncHeld) Renew(ctx context.Context) error {
-	ok, err := h.m.ExtendContext(ctx)
-	if err == nil && !ok {
-		err = errors.New("not extended")
-	}
-	return err
-}
-
 func (h redsyncHeld) Unlock() error {
 	ok, err := h.m.UnlockContext(context.Background())
 	if err == nil && !ok {
@@ -147,7 +130,7 @@ func (l *redislockLocker) Lock(ctx context.Context, key string, wait bool) (benc
 	for {
 		h, err := l.l.Obtain(ctx, key, l.ttl, opts)
 		if err == nil {
-			return redislockHeld{h, l.ttl}, nil
+			return redislockHeld{h}, nil
 		}
 		if !wait || ctx.Err() != nil || !errors.Is(err, redislock.ErrNotObtained) {
 			return nil, err
@@ -157,10 +140,6 @@ func (l *redislockLocker) Lock(ctx context.Context, key string, wait bool) (benc
 
 func (l *redislockLocker) Close() error { return l.c.Close() }
 
-type redislockHeld struct {
-	l   *redislock.Lock
-	ttl time.Duration
-}
+type redislockHeld struct{ l *redislock.Lock }
 
-func (h redislockHeld) Renew(ctx context.Context) error { return h.l.Refresh(ctx, h.ttl, nil) }
-func (h redislockHeld) Unlock() error                   { return h.l.Release(context.Background()) }
+func (h redislockHeld) Unlock() error { return h.l.Release(context.Background()) }

@@ -1,5 +1,5 @@
-// Package fencesql raises the marks of package fence in SQL databases. It is apart from that
-// so that a driver with a client of its own does the same by the same statements.
+// Package fencesql raises the marks of package fence in SQL databases. It is a package of its
+// own so that a driver with its own SQL client can use the same statements.
 package fencesql
 
 import (
@@ -75,8 +75,8 @@ type Mark struct {
 	Table   string
 }
 
-// Raise sets the mark of resource to token unless it is larger, and returns the mark.
-// Either way the row is locked until the transaction ends: another transaction that raises it
+// Raise sets the mark of resource to token unless it is larger, and returns the mark. In both
+// cases the row is locked until the transaction ends: another transaction that raises the mark
 // waits, and then sees this token.
 func (m Mark) Raise(ctx context.Context, resource string, token uint64) (uint64, error) {
 	t := m.Dialect.quote(m.Table)
@@ -99,7 +99,7 @@ func (m Mark) Raise(ctx context.Context, resource string, token uint64) (uint64,
 	return 0, driver.Invalid("dialect", "%d is unknown", m.Dialect)
 }
 
-// A Row is the row that the write is to, with a column for the largest token.
+// A Row is the row that is written, with a column for the largest token.
 type Row struct {
 	Tx                 Tx
 	Dialect            Dialect
@@ -115,7 +115,7 @@ func (r Row) Raise(ctx context.Context, resource string, token uint64) (uint64, 
 	args := []any{int64(token), resource}
 	switch r.Dialect {
 	case Postgres:
-	case SQLite: // ?1 is $1 there; and an UPDATE locks the database, whatever it changes
+	case SQLite: // ?1 is $1 there; an UPDATE locks the database even if it changes no row
 		update = strings.ReplaceAll(update, "$", "?")
 		look = strings.ReplaceAll(strings.TrimSuffix(look, " FOR UPDATE"), "$", "?")
 	case MySQL:
@@ -125,8 +125,9 @@ func (r Row) Raise(ctx context.Context, resource string, token uint64) (uint64, 
 	default:
 		return 0, driver.Invalid("dialect", "%d is unknown", r.Dialect)
 	}
-	// No row: its token is larger, or it does not exist, or (MySQL counts changes, unless it is
-	// told otherwise) it has this token; or it came meanwhile, and the look has locked it.
+	// No row was changed: its token is larger, or it does not exist, or it has this token
+	// already (by default MySQL counts only changes), or it was inserted meanwhile. The query
+	// below tells these apart and locks the row.
 	for range 2 {
 		n, err := r.Tx.Exec(ctx, update, args...)
 		if err != nil {

@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// fake is a transaction on one row, as MySQL has it: a row that is set to what it is does not
-// count as changed.
+// fake is a transaction on one row. Like MySQL, it does not count a row as changed if the
+// update sets the values that the row has already.
 type fake struct {
 	t       *testing.T
 	exists  bool
 	token   int64
-	comes   int64 // the row comes with this token between an update and the look
+	comes   int64 // another client inserts the row with this token after an update
 	refuses bool  // no update ever changes anything
 }
 

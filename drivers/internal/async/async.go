@@ -1,6 +1,7 @@
-// Package async has what a backend of this module offers beside the contract of package
-// driver: calls that their caller does not wait for. A quorum asserts it of its nodes, so
-// that a request to a node needs no goroutine of its own.
+// Package async has interfaces that a backend of this module may implement in addition to the
+// contract of package driver: calls for which the caller does not wait. A quorum asserts them
+// of its nodes, so that a request to a node needs no goroutine of its own. It also has the
+// goroutines that make the other calls, and what counts such work and bounds it.
 package async
 
 import (
@@ -10,26 +11,46 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// The methods of Backend and Lease begin what the blocking method of the same name does,
-// and report whether they did. They never block. False means that nothing was done and done
-// is not called: the call needs something first that takes time (a connection, a handshake),
-// or would be refused. The blocking method does that, or says why not.
+// The methods of Backend and Lease start the blocking method of the same name, and report
+// whether they did. They never block. False means that nothing was done and the receiver is not
+// called: the call first needs something that takes time (a connection, a handshake), or would
+// be refused. The blocking method does this, or returns the refusal.
 //
-// After true, done is called exactly once: never from within the method, perhaps before it
-// returns, often on a goroutine that reads a server's answers. So done must not block, nor
-// call the backend's blocking methods. It gets what the blocking method would return with a
-// deadline of until; a call without an answer by then ends with an error that matches
-// context.DeadlineExceeded, and what of it takes effect later is undone as it is there.
-//
-// Of ctx only the values count: a call in progress cannot be cancelled.
+// After true, the receiver is called exactly once: never from within the method, perhaps before
+// it returns, often on a goroutine that reads a server's answers. A call without an answer at
+// the end of its term ends with an error that matches context.DeadlineExceeded; if it takes
+// effect later it is undone, like a blocking call.
 
 // A Backend is a driver.Backend that can start attempts.
 type Backend interface {
-	StartAcquire(ctx context.Context, req *driver.Request, until time.Time, done func(driver.Lease, error)) bool
+	// Starts reports whether b is this backend itself. A type around this backend that embeds it
+	// has the methods that start calls as well, and they would bypass its own blocking methods.
+	Starts(b driver.Backend) bool
+	// StartAcquire leaves out Info.Check: the caller has checked the request once for all its
+	// nodes, by bounds within those of each node's Info. A key that is too long only with the
+	// node's own prefix is not started.
+	StartAcquire(t Term, req *driver.Request, r Receiver) bool
 }
 
 // A Lease is a driver.Lease that can start renewals and its release.
 type Lease interface {
-	StartRenew(ctx context.Context, r *driver.Renewal, until time.Time, done func(driver.Grant, error)) bool
-	StartRelease(ctx context.Context, until time.Time, done func(error)) bool
+	StartRenew(t Term, renewal *driver.Renewal, r Receiver) bool
+	StartRelease(t Term, r Receiver) bool
+}
+
+// A Receiver gets the results of the blocking method, by the method that is named after it. The
+// methods must not block, nor call the backend's blocking methods.
+type Receiver interface {
+	Acquired(l driver.Lease, err error)
+	Renewed(g driver.Grant, err error)
+	Released(err error)
+}
+
+// A Term says how long a call may take. The call ends at its Deadline at the latest; an earlier
+// end need not be noticed before Due.
+type Term interface {
+	context.Context
+	// Due returns the end of the term as it is known now; a past time if the term is over. The
+	// caller then asks again, because the end may have moved. It does not block.
+	Due() time.Time
 }

@@ -7,15 +7,16 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
-// instant is a client that grants and frees everything at once, and allocates nothing.
+// instant is a client that grants and frees every lock at once, without an allocation.
 type instant struct{}
 
 func (instant) Exec(_ context.Context, calls []*Call) {
 	for _, c := range calls {
 		switch {
-		case c.Text == luaHello:
+		case c.Text == lua.Hello:
 			c.Reply = []any{"run", time.Now().UnixMicro()}
 		case len(c.Keys) == 1:
 			c.Number = 1
@@ -34,7 +35,7 @@ func (instant) Subscribe(context.Context, Sink, []string) (Subscription, error) 
 func (instant) Close() error { return nil }
 
 // A lock and its release allocate a lease, its texts and contexts, and little else: on the
-// caller's goroutine or another's, for one server or a node of a quorum.
+// caller's goroutine or another, for one server or a quorum's node.
 func TestALockAllocatesLittle(t *testing.T) {
 	for name, c := range map[string]struct {
 		direct Direct
@@ -57,7 +58,7 @@ func TestALockAllocatesLittle(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			least := 1000.0 // of many: a collection of garbage takes what is kept to be used again
+			least := 1000.0 // an average of many, because a garbage collection frees the objects kept for reuse
 			for range 200 {
 				least = min(least, testing.AllocsPerRun(1, func() {
 					l, err := n.Acquire(ctx, req)

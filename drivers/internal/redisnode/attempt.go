@@ -9,35 +9,38 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
-// An attempt is one Acquire: what it asks for, and what of it may have taken effect.
+// An attempt is one Acquire: its request, and its calls that may have taken effect.
 type attempt struct {
 	node   *Node
 	key    string
 	owner  string
-	value  string // as stored, if the token is the proposed one
-	names  siblings
-	place  string   // in the line of those who wait; empty: nobody does
-	line   []string // what acquire says about the line, or join about the token
+	value  string // the stored value, if the server takes the proposed token
+	names  names.Siblings
+	place  string   // place in the wait queue; empty: nobody waits
+	line   []string // arguments of acquire about the queue, or of join about the token
 	quorum *driver.Quorum
-	own    driver.Quorum // what quorum points to
 	ttl    time.Duration
 
 	ask      request
 	span     *span
-	floor    uint64 // the token that is proposed, or joined
+	floor    uint64 // the proposed token, or that of a join
 	proposal string
 	deadline time.Time
 
-	again, tardy bool // it was tried once more: after a broken connection; after it came too late
+	again, tardy bool // already repeated after a broken connection; already repeated because it was late
 
-	last inDoubtCall   // the call that was sent last
-	late []inDoubtCall // those of which the outcome is not known
+	last inDoubtCall   // the last sent call
+	late []inDoubtCall // calls with an unknown outcome
 
-	ctx  context.Context // of an attempt that was started
-	done func(driver.Lease, error)
+	term     async.Term // of a started attempt
+	receiver async.Receiver
 }
 
 func (n *Node) attempt(req *driver.Request) *attempt {
@@ -46,58 +49,30 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 		t = new(attempt)
 	}
 	t.node, t.key, t.owner, t.ttl = n, req.Key, req.Owner, req.TTL
-	t.quorum = n.copyQuorum(&t.own, req.Quorum)
+	t.quorum = req.Quorum
 	t.span = n.span(req.TTL, t.quorum)
-	t.ask.op, t.floor = opAcquire, req.FenceFloor
+	t.ask.op, t.floor = lua.Acquire, req.FenceFloor
 	if req.ExactFence != 0 {
-		t.ask.op, t.floor = opJoin, req.ExactFence
+		t.ask.op, t.floor = lua.Join, req.ExactFence
 		t.line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
 	}
 	var lock string
-	lock, t.value = t.names.of(n.names, req.Key, req.Owner, t.floor)
+	lock, t.value = t.names.Of(n.names, req.Key, req.Owner, t.floor)
 	t.proposal = t.value[len(req.Owner)+1:]
 	t.ask.q, t.ask.ttl, t.ask.script = n.guard.of(t.quorum), req.TTL, t
-	t.ask.keys = n.fenced(t.ask.room.keys[:0], lock, t.names.counter, req.Key, t.ask.q)
+	t.ask.keys = n.fenced(t.ask.room.keys[:0], lock, t.names.Counter, req.Key, t.ask.q)
 	return t
 }
 
-// free lets t be used again: nobody has it any more, and its calls are answered.
+// free returns t for reuse: nothing refers to it any more, and its calls are answered.
 func (t *attempt) free() {
 	if len(t.late) > 0 {
 		return
 	}
-	n, wake := t.node, t.ask.first.wake
+	n, wake := t.node, t.ask.first.Wake
 	*t = attempt{}
-	t.ask.first.wake = wake
+	t.ask.first.Wake = wake
 	n.attempts.Put(t)
-}
-
-// copyQuorum copies q to a place of one's own: leases, and what goes on in the background,
-// outlive the caller's request.
-func (n *Node) copyQuorum(to, q *driver.Quorum) *driver.Quorum {
-	if q == nil {
-		return nil
-	}
-	*to = *q
-	if q.Remembered != nil {
-		last := n.remembered.Load()
-		if last == nil || *last != *q.Remembered { // they are the same for years
-			terms := *q.Remembered
-			last = &terms
-			n.remembered.Store(last)
-		}
-		to.Remembered = last
-	}
-	return to
-}
-
-// fenced returns the KEYS of a script that may set the counter.
-func (n *Node) fenced(keys []string, lock, counter, key string, q *driver.Quorum) []string {
-	keys = append(keys, lock, counter, n.mark(key))
-	if q != nil {
-		keys = append(keys, n.guard.meta)
-	}
-	return keys
 }
 
 func (t *attempt) args(p *process, args []string) []string {
@@ -105,74 +80,56 @@ func (t *attempt) args(p *process, args []string) []string {
 	return append(append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life), t.line...)
 }
 
-// doubt returns the call that was sent last.
+// doubt returns the last sent call, as an in-doubt call.
 func (t *attempt) doubt() inDoubtCall {
 	t.last.call = &t.ask.sent.Call
 	return t.last
 }
 
-// An inDoubtCall is a call that may have taken effect, or may until its not-after.
-type inDoubtCall struct {
-	call     *Call
-	process  *process
-	notAfter int64 // by the process' clock, in µs
-}
-
-// uncertain reports whether something may have taken effect, or may yet.
+// uncertain reports whether a call may have taken effect, or may still do so.
 func (t *attempt) uncertain() bool { return len(t.late) > 0 }
 
-// acquire asks until there is a verdict: again after a refusal for lateness, which
-// taught the server's clock, and once more after a broken connection, since the
-// script is idempotent for one attempt.
+// acquire asks until it has a verdict. It asks again after a refusal as late, because that
+// shows the server's clock, and once after a broken connection, because the script is
+// idempotent for one attempt.
 func (t *attempt) acquire(ctx context.Context) (driver.Lease, error) {
 	t.deadline, _ = ctx.Deadline()
 	for {
 		a, err := t.node.router.run(ctx, &t.ask)
-		if l, verdict := t.heard(a, err, err != nil && ended(ctx)); !errors.Is(verdict, errAgain) {
+		if l, verdict := t.heard(a, err, err != nil && driver.ContextErr(ctx) != nil); !errors.Is(verdict, errAgain) {
 			return t.end(ctx, l, verdict, err == nil)
 		}
 	}
 }
 
-// start is acquire for a caller that does not wait.
-func (t *attempt) start(ctx context.Context, until time.Time, done func(driver.Lease, error)) bool {
-	t.deadline, t.ctx, t.done = until, ctx, done
+// start is acquire without waiting.
+func (t *attempt) start(term async.Term, until time.Time, r async.Receiver) bool {
+	t.deadline, t.term, t.receiver = until, term, r
 	t.ask.then = t
-	if !t.node.router.start(ctx, &t.ask, until) {
+	if !t.node.router.start(term, &t.ask, until) {
 		t.free()
 		return false
 	}
 	return true
 }
 
-// answered is told what an attempt that was started brought.
+// answered gets the result of a started attempt.
 func (t *attempt) answered(a *answer, err error) {
-	ctx, until, done := t.ctx, t.deadline, t.done
-	l, verdict := t.heard(a, err, err != nil && !time.Now().Before(until))
+	term, until, receiver := t.term, t.deadline, t.receiver
+	l, verdict := t.heard(a, err, err != nil && (term.Err() != nil || !time.Now().Before(until)))
 	if errors.Is(verdict, errAgain) {
-		t.node.aside(func() { done(t.acquire(&bounded{context.WithoutCancel(ctx), until})) })
+		t.node.aside(func() { receiver.Acquired(t.acquire(async.Until(term, until))) })
 		return
 	}
-	done(t.end(ctx, l, verdict, err == nil))
+	receiver.Acquired(t.end(term, l, verdict, err == nil))
 }
 
-// aside does what takes time for a caller that does not wait.
-func (n *Node) aside(do func()) {
-	n.work.add()
-	n.wg.add()
-	go func() {
-		defer n.wg.done()
-		defer n.work.done()
-		do()
-	}()
-}
-
-// end makes the result of an attempt, and frees it where the server has answered. What may
-// have taken effect without a result is undone.
+// end returns the result of an attempt, and frees it if the server has answered. Calls that may
+// have taken effect without a grant are undone.
 func (t *attempt) end(ctx context.Context, l *Lease, err error, answered bool) (driver.Lease, error) {
 	n, key := t.node, t.key
 	if err != nil && t.uncertain() {
-		n.cleanUp(ctx, t)
+		n.cleanUp(ctx, unsettled{t.key, t.owner, t.place, t.late})
 	} else if answered {
 		t.free()
 	}
@@ -182,8 +139,8 @@ func (t *attempt) end(ctx context.Context, l *Lease, err error, answered bool) (
 	return l, nil
 }
 
-// heard reads an answer, or the error instead; late says that the time is over by now. The error
-// errAgain says to ask once more.
+// heard reads an answer, or the error instead of one; late says that the time is over. The
+// error errAgain says that the attempt must ask again.
 func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 	n := t.node
 	if err != nil {
@@ -198,17 +155,17 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 		return nil, errAgain
 	}
 	switch code := a.code(); {
-	case code == 1, code > 1 && a.Reply == nil: // at this instant, and as proposed
-		n.waiters.served(t)
+	case code == 1, code > 1 && a.Reply == nil: // granted at this time, with the proposed token
+		n.queue.Served(t.key, t.place)
 		if err := n.replicated(a); err != nil {
-			t.late = append(t.late, t.doubt()) // it has the lock, which is given back
+			t.late = append(t.late, t.doubt()) // it has the lock, which is released
 			return nil, err
 		}
 		return n.lease(t, a)
-	case code == 0:
+	case code == 0 && tells(a):
 		e := held(a)
-		n.waiters.waits(t, e.Clock, a.received.Sub(a.sent))
-		e.PollAfter = n.waiters.pollAfter(t, a.process, e)
+		n.queue.Refused(t.key, t.place, e.Clock, a.received.Sub(a.sent))
+		e.PollAfter = n.queue.PollAfter(t.key, t.place, n.shard(a.process), e)
 		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
 			e.PollAfter = end + mathrand.N(5*time.Millisecond)
 		}
@@ -224,31 +181,12 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 		counter, _ := number(a.Reply, 1)
 		return nil, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
 	}
+	t.late = append(t.late, t.doubt())
 	return nil, errGarbled
 }
 
-// errAgain says that a request has to be made once more.
-var errAgain = errors.New("once more")
-
-var (
-	errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
-	errGarbled = errors.New("the server answers in an unknown way")
-)
-
-// replicated returns an error unless as many replicas as are wanted have what the script
-// wrote.
-func (n *Node) replicated(a *answer) error {
-	if a.Acked >= int64(n.cfg.WaitReplicas) {
-		return nil
-	}
-	return &driver.RefusedError{RetryAfter: soon, Reason: fmt.Sprintf("%s: %d of %d replicas (wait_replicas) have confirmed the lock within %v", n.cfg.Addr, a.Acked, n.cfg.WaitReplicas, n.cfg.CallTimeout/2)}
-}
-
-// notAfter returns the local instant in microseconds of the process' clock.
-func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }
-
-// lease makes a lease of a grant: {1, token, TIME}, or TIME alone where the token is the proposed
-// one, or TIME if none was.
+// lease makes a lease of a grant: {1, token, TIME}, or TIME alone if the token is the proposed
+// one or, without a proposal, TIME itself.
 func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
 	fence, clock := int64(t.floor), int64(0)
 	if a.Reply == nil {
@@ -265,11 +203,7 @@ func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
 		t.late = append(t.late, t.doubt())
 		return nil, errGarbled
 	}
-	l := &Lease{node: n, key: t.key, owner: t.owner, value: t.value, names: t.names, late: t.late}
-	if t.quorum != nil {
-		l.own = t.own
-		l.quorum = &l.own
-	}
+	l := &Lease{node: n, key: t.key, value: t.value, names: t.names, quorum: t.quorum, late: t.late}
 	if uint64(fence) != t.floor {
 		l.value = t.owner + "|" + strconv.FormatInt(fence, 10)
 	}
@@ -283,35 +217,81 @@ func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
 	return l, nil
 }
 
-// held makes the verdict of {0, value, PTTL, TIME}.
+// tells reports whether a refusal contains the value of the lock, as those of the scripts do.
+func tells(a *answer) bool {
+	_, ok := text(a.Reply, 1)
+	return ok
+}
+
+// held makes the verdict from {0, value, PTTL, TIME}.
 func held(a *answer) *driver.HeldError {
 	value, _ := text(a.Reply, 1)
-	pttl, _ := number(a.Reply, 2)
+	pttl, told := number(a.Reply, 2)
 	e := &driver.HeldError{Clock: a.learn(3), Server: a.process.run}
-	owner, fence := parse(value)
+	owner, fence := names.Parse(value)
 	e.Holder = owner
-	if strings.HasPrefix(value, next) {
+	if strings.HasPrefix(value, names.Next) {
 		e.Holder, e.ReservedForWaiter = "", true
 	}
 	if fence > 0 {
 		e.Since = time.UnixMicro(int64(fence))
 	}
-	if pttl > 0 {
-		e.RetryAfter = time.Duration(pttl) * time.Millisecond
+	if told && pttl >= 0 { // PTTL has whole milliseconds: zero is less than one
+		e.RetryAfter = max(time.Duration(pttl)*time.Millisecond, time.Millisecond)
 	}
 	return e
 }
 
-// parse splits the value of a lock of ours into owner and token. A foreign lock's
-// value is its owner as a whole, and has no token.
-func parse(value string) (owner string, fence uint64) {
-	owner, token, found := strings.Cut(value, "|")
-	if !found || owner == "" || token == "" || token[0] == '0' || strings.Trim(token, "0123456789") != "" {
-		return value, 0
+// Acquire makes one attempt. It never blocks for the lock: Watch and HeldError's RetryAfter say
+// when to ask again. It takes no longer than ctx and the call timeout allow, or half of the TTL
+// if that is less.
+func (n *Node) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	if err := n.check(req); err != nil {
+		return nil, err
 	}
-	fence, err := strconv.ParseUint(token, 10, 64)
-	if err != nil || fence > driver.MaxFence {
-		return value, 0
+	if n.closed.Load() {
+		return nil, driver.ErrClosed
 	}
-	return owner, fence
+	t := n.attempt(req)
+	if req.ExactFence == 0 {
+		n.holdBack(ctx, req.Key)
+		n.stepBack(ctx, req.Key)
+		t.takePlace()
+	}
+	return t.acquire(async.Within(ctx, n.timeout(req.TTL)))
+}
+
+// StartAcquire is Acquire without waiting: see package async.
+func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiver) bool {
+	if n.closed.Load() || len(n.cfg.Prefix)+len(req.Key) > driver.MaxKey || n.checkOwn(req) != nil {
+		return false
+	}
+	t := n.attempt(req)
+	if req.ExactFence == 0 {
+		if n.cfg.ForeignGap != 0 || n.queue.StepBack(req.Key) > 0 {
+			return false
+		}
+		t.takePlace()
+	}
+	return t.start(term, latest(term, n.timeout(req.TTL)), r)
+}
+
+// stepBack lets the waiter to which the lock was handed go first.
+func (n *Node) stepBack(ctx context.Context, key string) {
+	if rest := n.queue.StepBack(key); rest > 0 {
+		_ = async.Await(async.Within(ctx, rest), n.ending)
+	}
+}
+
+// takePlace gives the attempt its place in the queue, if a waiter watches the key.
+func (t *attempt) takePlace() {
+	place, since := t.node.queue.Place(t.key)
+	if place == "" {
+		return
+	}
+	if t.quorum != nil && t.quorum.WaitingSince > 0 {
+		since = int64(t.quorum.WaitingSince) // the same on all nodes
+	}
+	t.place = place
+	t.line = []string{place, t.node.names.WaitQueue(t.key), queueLife, strconv.FormatInt(since, 10)}
 }

@@ -5,104 +5,80 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"strings"
-	"sync/atomic"
 	"time"
+
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
-// What a pipeline has gathered goes as one script, lua/batch.lua: most of what a call costs a
-// server is not its commands. A call that is not usual goes beside it, by itself; and so does,
-// after it, a call that the script has left alone.
+// The calls that a pipeline has gathered are sent as one script, lua/batch.lua, because most of
+// a call's cost for the server is not its commands. Unusual calls are sent singly beside it;
+// calls that the script has left alone are sent singly after it.
 
 const (
-	// leastInBatch calls are worth a script of their own.
+	// leastInBatch is the least number of calls for which a batch is worth its cost.
 	leastInBatch = 2
-	// No batch is sent for so long after one that the server has refused, or that was no use.
+	// No batch is sent for this long after one that the server refused, or that was useless.
 	afterRefusal, afterNoUse = time.Minute, time.Second
 )
 
-// A batcher is the batch script of one process, for one guard or without any.
-type batcher struct {
-	until  atomic.Int64 // no batch is sent until then: Unix time in ns
-	asking atomic.Bool  // the script is being loaded
-}
-
-// ready reports whether a batch may be sent.
-func (b *batcher) ready(now time.Time) bool { return now.UnixNano() >= b.until.Load() }
-
-// rest lets no batch be sent for a while.
-func (b *batcher) rest(d time.Duration) { b.until.Store(time.Now().Add(d).UnixNano()) }
-
-// inBatch is what a batch needs to know of a call; by is nil where none can take it.
-type inBatch struct {
-	by       *batcher
-	at       *process
-	ask      *request
-	sha      string // of the script
-	notAfter int64  // of an acquire
-	alone    bool   // a batch has left it alone
-	// unanswered says that it has no answer yet: it goes by itself.
-	unanswered bool
-}
-
-// joins says what a batch may take of a call.
-func (f *router) joins(r *request, s *answer) inBatch {
-	if f.cluster || s.Replicas > 0 || strings.ContainsAny(r.keys[0], "{}") { // the script makes names itself
-		return inBatch{}
-	}
-	p := s.process
-	in := inBatch{by: &p.batches, at: p, ask: r, sha: p.scripts[opBatch].sha}
-	switch {
-	case r.op == opRelease && len(s.Args) == releaseArgs && !strings.HasSuffix(s.Args[1], "|"):
-		return in
-	case r.op == opAcquire && len(s.Args) == acquireArgs:
-		in.notAfter, _ = strconv.ParseInt(s.Args[0], 10, 64)
-		if s.guard != nil {
-			in.by, in.sha = &s.guard.batches, s.guard.scripts[opBatch].sha
-		}
-		return in
-	}
-	return inBatch{}
-}
-
-// How many ARGV acquire and release have where no place in line is concerned.
-const acquireArgs, releaseArgs = 5, 6
-
-func (b *inBatch) is(o op) bool { return b.by != nil && !b.alone && b.ask.op == o }
-
 // A batch is one script for several calls.
 type batch struct {
-	Call
-	of       *Call // one of them
-	releases []*Call
-	acquires []*Call
+	pipeline.Call
+	of       *answer // one of the calls
+	releases []*answer
+	acquires []*answer
 }
 
-// gather returns a batch of what it may take of calls, and what is to be sent: the batch, and the
-// calls that it does not take. It returns nil and calls where that is not worth it.
-func (f *router) gather(calls []*Call, usual time.Duration) (*batch, []*Call) {
-	now, least := time.Now(), max(promptly*usual, minCallTimeout/5)
-	takes := func(c *Call) bool { return c.is(opAcquire) && c.deadline.Sub(now) >= least && c.by.ready(now) }
-	var first *Call // of the acquires, which must be alike
+// Gather puts calls into batches. It returns the batches and the calls that they do not take. A
+// script blocks its server, so a batch has at most pipeline.MaxBatch calls.
+func (f *router) Gather(calls []*pipeline.Call, prompt time.Duration) (send []*pipeline.Call, spread func()) {
+	var batches []*batch
+	for some := range slices.Chunk(calls, pipeline.MaxBatch) {
+		b, sent := f.gatherOne(some, prompt)
+		send = append(send, sent...)
+		if b != nil {
+			batches = append(batches, b)
+		}
+	}
+	return send, func() {
+		for _, b := range batches {
+			f.spread(b)
+		}
+	}
+}
+
+// gatherOne puts calls into one batch. It returns the batch, and the list to send: the batch
+// and the calls that it does not take. It returns nil and calls if a batch is not worth its
+// cost.
+func (f *router) gatherOne(calls []*pipeline.Call, prompt time.Duration) (*batch, []*pipeline.Call) {
+	now, least := time.Now(), max(prompt, pipeline.MinTimeout/5)
+	is := func(a *answer, o lua.Op) bool { return a != nil && !a.alone && a.request.op == o }
+	// Its answer may change meanwhile: another goroutine loads the script.
+	takes := func(a *answer) bool { return is(a, lua.Acquire) && a.Deadline.Sub(now) >= least && a.by.ready(now) }
+	var first *answer // of the acquires, which must be alike
 	for _, c := range calls {
-		if takes(c) {
-			first = c
+		if a, _ := c.Gathered.(*answer); takes(a) {
+			first = a
 			break
 		}
 	}
 	b := &batch{of: first}
 	seen := make(map[string]bool, len(calls))
-	send := append(make([]*Call, 0, 1+len(calls)), &b.Call)
+	send := append(make([]*pipeline.Call, 0, 1+len(calls)), &b.Call)
 	for _, c := range calls {
 		twice := seen[c.Keys[0]]
 		seen[c.Keys[0]] = true
+		a, _ := c.Gathered.(*answer)
 		switch {
 		case twice:
 			send = append(send, c)
-		case c.is(opRelease) && (first != nil || c.by.ready(now)):
-			b.releases = append(b.releases, c)
-		case takes(c) && c.by == first.by && c.Args[2] == first.Args[2] && c.Args[4] == first.Args[4]:
-			b.acquires = append(b.acquires, c)
+		case is(a, lua.Release) && (first != nil || a.by.ready(now)):
+			b.releases = append(b.releases, a)
+		case first != nil && takes(a) && a.by == first.by && a.Args[2] == first.Args[2] && a.Args[4] == first.Args[4] && digits(a) == digits(first):
+			b.acquires = append(b.acquires, a)
 		default:
 			send = append(send, c)
 		}
@@ -113,14 +89,26 @@ func (f *router) gather(calls []*Call, usual time.Duration) (*batch, []*Call) {
 	if first == nil {
 		b.of = b.releases[0]
 	}
-	b.fill(names{f.guard.cfg.Prefix})
+	if prompt >= pipeline.SlowLink && !b.of.by.loaded.Load() {
+		f.loadBatch(b.of) // to find out by a batch would cost the calls a round trip
+		return nil, calls
+	}
+	b.fill(names.Prefix(f.guard.cfg.Prefix))
 	return b, send
+}
+
+// digits returns the length of an acquire's proposed token; zero: it has none.
+func digits(c *answer) int {
+	if c.Args[3] == "0" {
+		return 0
+	}
+	return len(c.Args[3])
 }
 
 func (b *batch) size() int { return len(b.releases) + len(b.acquires) }
 
 // call returns the call with this number.
-func (b *batch) call(i int) *Call {
+func (b *batch) call(i int) *answer {
 	if i < len(b.releases) {
 		return b.releases[i]
 	}
@@ -128,41 +116,42 @@ func (b *batch) call(i int) *Call {
 }
 
 // fill makes the call.
-func (b *batch) fill(n names) {
-	notAfter, px, life := int64(0), "0", "0"
+func (b *batch) fill(n names.Prefix) {
+	notAfter, px, life, tokens := int64(0), "0", "0", 0
 	for i, c := range b.acquires {
 		if i == 0 || c.notAfter < notAfter {
 			notAfter = c.notAfter
 		}
-		px, life = c.Args[2], c.Args[4]
+		px, life, tokens = c.Args[2], c.Args[4], digits(c)
 	}
-	b.SHA, b.ctx = b.of.sha, context.Background()
+	b.SHA = b.of.sha
 	b.Keys = make([]string, 0, b.size()+2)
-	b.Args = append(make([]string, 0, 7+b.size()+len(b.acquires)), strconv.FormatInt(notAfter, 10), px, life,
-		strconv.Itoa(len(b.releases)), strconv.Itoa(len(b.acquires)), n.plain("line"), n.plain("fence"))
+	b.Args = append(make([]string, 0, 8+b.size()), strconv.FormatInt(notAfter, 10), px, life,
+		strconv.Itoa(len(b.releases)), strconv.Itoa(len(b.acquires)), n.Plain("line"), n.Plain("fence"), strconv.Itoa(tokens))
 	for _, c := range b.releases {
 		b.Keys = append(b.Keys, c.Keys[0])
 		b.Args = append(b.Args, c.Args[1])
 	}
 	for _, c := range b.acquires {
 		b.Keys = append(b.Keys, c.Keys[0])
-		b.Args = append(b.Args, c.Args[1]+"|", c.Args[3])
+		b.Args = append(b.Args, c.Args[1]+"|"+c.Args[3][:tokens])
 	}
 	if len(b.acquires) > 0 {
 		b.Keys = append(b.Keys, b.acquires[0].Keys[2:]...) // mark, and meta
 	}
 }
 
-// spread gives each call of the batch the reply that the single script would have given, or
-// marks it as left alone. An error of a server that is no refusal leaves the outcome unknown.
+// spread gives each call of the batch the reply of its single script, or marks it as left
+// alone. A server's error that is not a refusal leaves the outcome unknown.
 func (f *router) spread(b *batch) {
-	var refusal ServerError
+	var refusal pipeline.ServerError
 	switch {
 	case b.Err == nil:
+		b.of.by.loaded.Store(true)
 		if !b.read() {
-			b.of.by.rest(afterNoUse) // a right is missing, or everywhere somebody waits
+			b.of.by.rest(afterNoUse) // a right is missing, or all locks have waiters
 		}
-	case isCode(b.Err, "NOSCRIPT"):
+	case pipeline.IsCode(b.Err, "NOSCRIPT"):
 		f.loadBatch(b.of)
 		b.leave(0, b.size())
 	case errors.As(b.Err, &refusal) && !f.unknown(b.Err):
@@ -175,16 +164,16 @@ func (f *router) spread(b *batch) {
 	}
 }
 
-// leave has calls sent by themselves.
+// leave marks calls to be sent singly.
 func (b *batch) leave(from, to int) {
 	for i := from; i < to; i++ {
 		c := b.call(i)
-		c.alone, c.unanswered, c.Reply, c.Number = true, true, nil, 0
+		c.alone, c.Unanswered, c.Reply, c.Number = true, true, nil, 0
 	}
 }
 
-// read reads the reply: see lua/batch.lua. It reports false where the script has left all releases alone,
-// or all acquires.
+// read parses the reply: see lua/batch.lua. It returns false if the script has left all
+// releases alone, or all acquires.
 func (b *batch) read() bool {
 	now, ok := b.Number, true
 	more := len(b.Reply) - 2
@@ -227,7 +216,7 @@ func (b *batch) read() bool {
 			c.Reply = []any{int64(1), what, now}
 		case what == -6:
 			why, _ := text(b.Reply, i+2)
-			c.Reply, c.Err = nil, ServerError(why)
+			c.Reply, c.Err = nil, pipeline.ServerError(why)
 		default:
 			b.leave(int(at)-1, int(at))
 			if int(at) <= len(b.releases) {
@@ -240,7 +229,7 @@ func (b *batch) read() bool {
 	return (releases < 2 || releases < len(b.releases)) && (acquires < 2 || acquires < len(b.acquires))
 }
 
-// verdict is what refuses all acquires: that the batch was too late, or what the guard says.
+// verdict is the reason for refusing all acquires: the batch was late, or the guard's reason.
 func (b *batch) verdict(reply []any) {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 1)
@@ -252,27 +241,26 @@ func (b *batch) verdict(reply []any) {
 	}
 }
 
-// loadBatch loads the script for a call's process and guard, in the background.
-func (f *router) loadBatch(of *Call) {
-	c, at := of.inBatch, &request{op: opBatch, keys: slices.Clone(of.ask.keys)}
-	if q := of.ask.q; q != nil { // the call may be used again meanwhile
-		mine := *q
-		at.q = &mine
-	}
-	if !c.by.asking.CompareAndSwap(false, true) {
+// loadBatch loads the batch script for a call's process and guard, in the background.
+func (f *router) loadBatch(of *answer) {
+	// Copies: the call may be reused meanwhile.
+	by, at := of.by, of.process
+	keys, q := slices.Clone(of.request.keys), of.request.q
+	if !by.asking.CompareAndSwap(false, true) {
 		return
 	}
-	c.by.rest(afterRefusal)
-	f.guard.wg.add()
+	by.rest(afterRefusal)
+	f.guard.wg.Add()
 	go func() {
-		defer f.guard.wg.done()
-		defer c.by.asking.Store(false)
+		defer f.guard.wg.Done()
+		defer by.asking.Store(false)
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
-		p, err := f.load(ctx, c.at, at, false)
-		c.by.rest(afterNoUse)
-		if err == nil && p == c.at {
-			c.by.rest(0)
+		p, err := f.load(ctx, at, lua.Batch, q, keys, false)
+		by.rest(afterNoUse)
+		if err == nil && p == at {
+			by.loaded.Store(true)
+			by.rest(0)
 		}
 	}()
 }

@@ -3,6 +3,7 @@ package redisnode
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,15 +13,19 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A twin is one of two servers that get the same operations: one in batches, and one by the
+// A twin is one of two servers that get the same operations: one in batches, the other with
 // single scripts.
 type twin struct {
 	srv   *server.Server
@@ -60,16 +65,18 @@ func newTwin(t *testing.T, kind server.Kind, q *driver.Quorum) *twin {
 		t.Fatal(err)
 	}
 	w.proc = n.router.slots[0].Load()
-	ask := &request{op: opBatch, q: q, keys: []string{"app:warm"}}
+	keys := []string{"app:warm"}
 	if q != nil {
 		w.guard = w.proc.serve(q)
-		ask.keys = append(ask.keys, n.guard.meta)
+		keys = append(keys, n.guard.meta)
 	}
-	for _, r := range []*request{{op: opBatch, keys: ask.keys[:1]}, ask} {
-		if _, err := n.router.load(within(t.Context(), 30*time.Second), w.proc, r, false); err != nil {
+	load := func(q *driver.Quorum, keys []string) {
+		if _, err := n.router.load(async.Within(t.Context(), 30*time.Second), w.proc, lua.Batch, q, keys, false); err != nil {
 			t.Fatal(err)
 		}
 	}
+	load(nil, keys[:1])
+	load(q, keys)
 	return w
 }
 
@@ -77,19 +84,19 @@ func newTwin(t *testing.T, kind server.Kind, q *driver.Quorum) *twin {
 type twinOp struct {
 	release  bool
 	key      string
-	value    string // of a release
+	value    string // for a release
 	owner    string
 	proposal int64
 	late     bool // its not-after is over
 }
 
-// call makes the call of an operation, as the node would.
+// call makes the call of an operation, like a node.
 func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
 	t.Helper()
 	n := w.node
 	var r *request
 	if op.release {
-		r = &n.releasing(op.key, op.value, "", siblings{channel: n.names.channel(op.key), waitQueue: n.names.waitQueue(op.key)}).ask
+		r = &n.releasing(op.key, op.value, "", names.Siblings{WaitQueue: n.names.WaitQueue(op.key)}).ask
 	} else {
 		a := n.attempt(&driver.Request{Key: op.key, Owner: op.owner, TTL: 10 * time.Minute, FenceFloor: uint64(op.proposal), Quorum: q})
 		a.deadline = time.Now().Add(20 * time.Second)
@@ -102,15 +109,16 @@ func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
 	if err != nil || s == nil {
 		t.Fatalf("no call: %v", err)
 	}
-	s.deadline = time.Now().Add(20 * time.Second)
+	s.Deadline = time.Now().Add(20 * time.Second)
 	return &s.Call
 }
 
-// send sends calls as a pipeline does: a batch and what it does not take, and then what the batch
-// has left alone. It returns the order in which they took effect, and how many of them the batch did.
+// send sends calls like a pipeline: first a batch and the calls that it does not take, then the
+// calls that the batch has left alone. It returns the order in which they took effect, and how
+// many of them the batch handled.
 func (w *twin) send(calls []*Call) (order []int, did int) {
 	f, ctx := w.node.router, context.Background()
-	b, out := f.gather(calls, time.Millisecond)
+	b, out := f.gatherOne(calls, time.Millisecond)
 	w.node.cfg.Client.Exec(ctx, out)
 	var late []*Call
 	add := func(c *Call) { order = append(order, slices.Index(calls, c)) }
@@ -122,7 +130,7 @@ func (w *twin) send(calls []*Call) (order []int, did int) {
 	}
 	f.spread(b)
 	for i := range b.size() {
-		if c := b.call(i); c.unanswered {
+		if c := &b.call(i).Call; c.Unanswered {
 			late = append(late, c)
 		} else {
 			add(c)
@@ -142,25 +150,28 @@ func (w *twin) send(calls []*Call) (order []int, did int) {
 	return order, did
 }
 
-// tokens are what differs between two servers: instants of their clocks, and times to live.
+// tokens matches the values that may differ between two servers: times of their clocks, and
+// times to live.
 var (
 	tokens = regexp.MustCompile(`\b1[5-9]\d{14}\b`)
 	where  = regexp.MustCompile(` script: [0-9a-f]{40}.*| ?Error running script.*@user_script:\d+: `)
 )
 
-// told is what a server says, and a time to live in ms beside it.
+// told is a server's data, with a time to live in ms.
 type told struct {
 	text string
 	ttl  int64
 }
 
-// alike reports whether two servers say the same. Between them the machine may pause.
+// alike reports whether two servers have the same data. The machine may pause between the two
+// reads.
 func alike(a, b told) bool {
 	const pause = 60_000
 	return a.text == b.text && (a.ttl < 0) == (b.ttl < 0) && max(a.ttl-b.ttl, b.ttl-a.ttl) < pause
 }
 
-// state is all that a server holds, but for its clock and what it is told to keep of it.
+// state returns all data of a server, except the mark and the keys of the guard. Tokens in keep
+// stay as they are.
 func (w *twin) state(t *testing.T, since int64, keep map[string]bool) map[string]told {
 	t.Helper()
 	state := map[string]told{}
@@ -182,8 +193,8 @@ func (w *twin) state(t *testing.T, since int64, keep map[string]bool) map[string
 	return state
 }
 
-// blur takes out of a text what two servers cannot have in common: the tokens that are an instant of a
-// server's clock. What was proposed, or stands above it, stays.
+// blur removes the values from a text that two servers cannot share: the tokens that are a time
+// of a server's clock. Proposed tokens, and tokens above these, stay.
 func blur(text string, since int64, keep map[string]bool) string {
 	return tokens.ReplaceAllStringFunc(text, func(s string) string {
 		if n, _ := strconv.ParseInt(s, 10, 64); !keep[s] && n >= since-3e6 && n <= since+60e6 {
@@ -203,7 +214,7 @@ func answers(calls []*Call, ops []twinOp, since int64, keep map[string]bool) []t
 		reply, ttl := slices.Clone(c.Reply), int64(0)
 		switch {
 		case reply != nil:
-		case c.Number > 1000: // granted as proposed, at this instant
+		case c.Number > 1000: // granted at this time, with the proposed token
 			reply = []any{int64(1), cmp.Or(ops[i].proposal, c.Number), c.Number}
 		default:
 			reply = []any{c.Number}
@@ -218,8 +229,8 @@ func answers(calls []*Call, ops []twinOp, since int64, keep map[string]bool) []t
 	return said
 }
 
-// situations are what a key may be in before an operation: key, its line and counter, and an
-// instant of the clock in microseconds.
+// situations are the states that a key may have before an operation. Each is made from the key,
+// its queue and counter, and a time of the clock in microseconds.
 var situations = map[string]func(do func(args ...any), key string, now int64){
 	"free, used a while ago": func(do func(...any), key string, now int64) {
 		do("SET", fenceOf(key), now-30e6, "PX", 130000)
@@ -270,15 +281,15 @@ var situations = map[string]func(do func(args ...any), key string, now int64){
 	},
 }
 
-func fenceOf(key string) string { return names{"app:"}.counter(key) }
-func lineOf(key string) string  { return names{"app:"}.waitQueue(key) }
+func fenceOf(key string) string { return names.Prefix("app:").Counter(key) }
+func lineOf(key string) string  { return names.Prefix("app:").WaitQueue(key) }
 
-// ourValue is what a release of these tests gives back.
+// ourValue is the value of a lock that a release in these tests frees.
 func ourValue(key string, now int64) string {
 	return "holder/" + key + "|" + strconv.FormatInt(now-5000, 10)
 }
 
-// weathers are what may be wrong with a server.
+// weathers are the faults that a server may have.
 var weathers = map[string]func(do func(args ...any)){
 	"well": func(func(...any)) {}, "well too": func(func(...any)) {}, "well as well": func(func(...any)) {},
 	"out of memory": func(do func(...any)) { do("CONFIG", "SET", "maxmemory", "1") },
@@ -293,9 +304,9 @@ var weathers = map[string]func(do func(args ...any)){
 	},
 }
 
-// TestABatchDoesWhatTheSingleScriptsDo is a duel: what is drawn is done on two servers, in
-// batches and singly, and must give the same replies, and leave the same keys with the same
-// times to live. Tokens that are an instant of the server's clock count as alike.
+// TestABatchDoesWhatTheSingleScriptsDo draws operations and runs them on two servers, in
+// batches and singly. Both must give the same replies, and leave the same keys with the same
+// times to live. Tokens that are a time of the server's clock count as equal.
 func TestABatchDoesWhatTheSingleScriptsDo(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
@@ -314,7 +325,7 @@ func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
 		rounds = 40
 	}
 	a, b := newTwin(t, kind, q), newTwin(t, kind, q)
-	began := time.Now().UnixMicro() // a proposal from before the quarantine's end would be raised to that
+	began := time.Now().UnixMicro() // a proposal from before the quarantine's end would be raised to this end
 	seed := uint64(began)
 	r := rand.New(rand.NewPCG(seed, 1))
 	did, drawn := 0, map[string]int{}
@@ -348,7 +359,7 @@ func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
 			singly[i] = callsB[at]
 		}
 		b.node.cfg.Client.Exec(t.Context(), singly)
-		paused := time.Since(time.UnixMicro(now)) > 400*time.Millisecond // proposals are not what they were
+		paused := time.Since(time.UnixMicro(now)) > 400*time.Millisecond // the proposals have changed
 		both("CONFIG", "SET", "maxmemory", "0")
 		both("ACL", "SETUSER", twinUser, "allkeys", "+@all")
 		keep := map[string]bool{}
@@ -375,10 +386,10 @@ func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
 		}
 	}
 	if testing.Short() {
-		return // a few rounds need not have drawn everything
+		return // a few rounds may not draw every case
 	}
 	if did < rounds/8 {
-		t.Errorf("the batches did %d operations in %d rounds: the duel is about nothing", did, rounds)
+		t.Errorf("the batches did only %d operations in %d rounds: too little was compared", did, rounds)
 	}
 	if len(drawn) < len(situations) {
 		t.Errorf("%d of %d situations were drawn", len(drawn), len(situations))
@@ -389,7 +400,7 @@ func pick[V any](r *rand.Rand, from map[string]V) string {
 	return slices.Sorted(maps.Keys(from))[r.IntN(len(from))]
 }
 
-// drawOps draws operations on some keys, and what the keys are in.
+// drawOps draws operations on some keys, and the states of these keys.
 func drawOps(r *rand.Rand, now, began int64, well bool) (ops []twinOp, wheres map[string]string) {
 	wheres = map[string]string{}
 	for range 2 + r.IntN(8) {
@@ -411,7 +422,7 @@ func drawOps(r *rand.Rand, now, began int64, well bool) (ops []twinOp, wheres ma
 	return ops, wheres
 }
 
-// TestACrowdIsServedByBatches: many callers at once are far fewer scripts than calls.
+// TestACrowdIsServedByBatches: with many callers at once there are far fewer scripts than calls.
 func TestACrowdIsServedByBatches(t *testing.T) {
 	t.Parallel()
 	for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: twinTerms}} {
@@ -453,12 +464,55 @@ func TestACrowdIsServedByBatches(t *testing.T) {
 				}
 				return scripts
 			}
-			for range 100 { // the first of them load the script
+			for range 100 { // the first calls load the script
 				if burst() < callers*pairs/2 {
 					return
 				}
 			}
-			t.Errorf("%d pairs are still %d scripts", callers*pairs, burst())
+			t.Errorf("%d pairs took %d scripts: few were batched", callers*pairs, burst())
 		})
 	}
+}
+
+// A batch script may be loaded, or refused, while another pipeline gathers calls.
+func TestAScriptMayBeLoadedWhileCallsAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // so it is loaded at the very time at which they are gathered
+		d := &distant{library: newLibrary(time.Microsecond, true), batch: lua.Bind("run")[lua.Batch]}
+		n, err := New(Config{Client: d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close() //nolint:errcheck // it has no connection
+		if _, err := n.Acquire(t.Context(), startRequest("warm")); !errors.Is(err, driver.ErrHeld) {
+			t.Fatal(err)
+		}
+		p := n.router.slots[0].Load()
+		var calls []*Call
+		for i := range 100 {
+			a := n.attempt(startRequest(fmt.Sprint("k", i)))
+			a.deadline = time.Now().Add(time.Hour)
+			s, err := n.router.aim(p, &a.ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Deadline = a.deadline
+			calls = append(calls, &s.Call)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				p.batches.rest(time.Hour)
+				p.batches.rest(0)
+			}
+		})
+		gathered := map[bool]int{}
+		for range 3000 {
+			b, _ := n.router.gatherOne(calls, time.Microsecond)
+			gathered[b != nil]++
+		}
+		cancel()
+		wg.Wait()
+		t.Logf("%d batches, and %d times none", gathered[true], gathered[false])
+	})
 }

@@ -9,17 +9,17 @@ import (
 // monotonic clock.
 type clock struct {
 	mu    sync.Mutex
-	base  time.Time // local
+	base  time.Time // local time
 	known bool
-	// The server's microseconds − local microseconds since base: at least and at most.
+	// Lower and upper bound of the server's microseconds minus the local microseconds since base.
 	least, most int64
 }
 
 func (c *clock) local(t time.Time) int64 { return int64(t.Sub(c.base) / time.Microsecond) }
 
-// observe learns that the server's clock said us at some instant between sent and
-// received. The tightest bounds win, until a reply shows that they cannot be true
-// any more: the clocks drift, or one was set.
+// observe notes that the server's clock showed the time us at some instant between sent and
+// received. The tightest bounds count, until a reply shows that they are no longer true because
+// the clocks drift, or one was set.
 func (c *clock) observe(us int64, sent, received time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -34,16 +34,15 @@ func (c *clock) observe(us int64, sent, received time.Time) {
 	c.least, c.most = max(c.least, least), min(c.most, most)
 }
 
-// at returns the latest that the server's clock may say at the local instant t, in
-// microseconds of Unix time.
+// at returns the latest time that the server's clock may show at the local time t, in Unix
+// microseconds.
 func (c *clock) at(t time.Time) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.most + c.local(t)
 }
 
-// passed returns the local instant at which the server's clock says more than us
-// for certain.
+// passed returns the local time at which the server's clock has certainly passed the time us.
 func (c *clock) passed(us int64) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()

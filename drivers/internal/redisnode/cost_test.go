@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -32,7 +33,7 @@ func newBurst(tb testing.TB, addr string) *burst {
 	return &burst{conn, bufio.NewReaderSize(conn, 1<<20)}
 }
 
-// words writes one command.
+// words encodes one command.
 func words(b *bytes.Buffer, args ...string) {
 	fmt.Fprintf(b, "*%d\r\n", len(args))
 	for _, a := range args {
@@ -40,7 +41,7 @@ func words(b *bytes.Buffer, args ...string) {
 	}
 }
 
-// send sends so many commands and reads their replies.
+// send sends this many commands and reads their replies.
 func (u *burst) send(tb testing.TB, commands []byte, n int) {
 	tb.Helper()
 	failed := make(chan error, 1)
@@ -93,7 +94,7 @@ func (u *burst) ask(tb testing.TB, args ...string) string {
 
 var cpuTime = regexp.MustCompile(`used_cpu_(?:user|sys)_main_thread:([0-9.]+)`)
 
-// spent is the processor time of the server's main thread.
+// spent returns the processor time of the server's main thread.
 func (u *burst) spent(tb testing.TB) (d time.Duration) {
 	for _, m := range cpuTime.FindAllStringSubmatch(u.ask(tb, "INFO", "cpu"), -1) {
 		s, err := strconv.ParseFloat(m[1], 64)
@@ -115,39 +116,39 @@ func BenchmarkPairCost(b *testing.B) {
 			s := server.StartFor(b, kind)
 			u := newBurst(b, s.Addr())
 			run := regexp.MustCompile(`run_id:(\w+)`).FindStringSubmatch(u.ask(b, "INFO", "server"))[1]
-			scripts := bind(run)
+			scripts := lua.Bind(run)
 			bare := u.ask(b, "SCRIPT", "LOAD", "if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0")
-			for _, o := range []op{opAcquire, opRelease, opBatch} {
-				u.ask(b, "SCRIPT", "LOAD", scripts[o].text)
+			for _, o := range []lua.Op{lua.Acquire, lua.Release, lua.Batch} {
+				u.ask(b, "SCRIPT", "LOAD", scripts[o].Text)
 			}
 			key := func(i int) string { return "key:" + strconv.Itoa(i) }
 			owner := func(i int) string { return "host/1234/0123456789abcdef" + strconv.Itoa(i) }
 			token := strings.TrimPrefix(strconv.FormatInt(time.Now().UnixMicro(), 10), "")
 			acquire := func(c *bytes.Buffer, i int) {
-				words(c, "EVALSHA", scripts[opAcquire].sha, "3", key(i), "redlock1:fence:{"+key(i)+"}", "redlock1:mark", "9007199254740991", owner(i), "10110", token, "130000")
+				words(c, "EVALSHA", scripts[lua.Acquire].SHA, "3", key(i), "redlock1:fence:{"+key(i)+"}", "redlock1:mark", "9007199254740991", owner(i), "10110", token, "130000")
 			}
 			release := func(c *bytes.Buffer, i int) {
-				words(c, "EVALSHA", scripts[opRelease].sha, "1", key(i), "0", owner(i)+"|"+token, "redlock1:free:{"+key(i)+"}", "redlock1:line:{"+key(i)+"}", "redlock1:free:", "1")
+				words(c, "EVALSHA", scripts[lua.Release].SHA, "1", key(i), "1", owner(i)+"|"+token, "redlock1:free:", "redlock1:line:{"+key(i)+"}")
 			}
 			foreign := func(c *bytes.Buffer, i int) {
 				words(c, "SET", key(i), owner(i), "NX", "PX", "10000")
 				words(c, "EVALSHA", bare, "1", key(i), owner(i))
 			}
-			batch := func(c *bytes.Buffer, from, to int) int { // it releases what the one before acquired
+			batch := func(c *bytes.Buffer, from, to int) int { // it releases the lock of the command before it
 				n := strconv.Itoa(to - from)
-				said := []string{"EVALSHA", scripts[opBatch].sha, strconv.Itoa(2*(to-from) + 1)}
+				said := []string{"EVALSHA", scripts[lua.Batch].SHA, strconv.Itoa(2*(to-from) + 1)}
 				for i := from; i < to; i++ {
 					said = append(said, key((i-(to-from)+pairs)%pairs))
 				}
 				for i := from; i < to; i++ {
 					said = append(said, key(i))
 				}
-				said = append(said, "redlock1:mark", "9007199254740991", "10110", "130000", n, n, "redlock1:line:{", "redlock1:fence:{")
+				said = append(said, "redlock1:mark", "9007199254740991", "10110", "130000", n, n, "redlock1:line:{", "redlock1:fence:{", strconv.Itoa(len(token)))
 				for i := from; i < to; i++ {
 					said = append(said, owner((i-(to-from)+pairs)%pairs)+"|"+token)
 				}
 				for i := from; i < to; i++ {
-					said = append(said, owner(i)+"|", token)
+					said = append(said, owner(i)+"|"+token)
 				}
 				words(c, said...)
 				return 1

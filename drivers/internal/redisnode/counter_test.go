@@ -6,41 +6,42 @@ import (
 	"testing"
 )
 
-// The model of bounded counters: what lua/counter.lua does, in ticks. A counter ends some time
-// after its last token, and the mark, one per node, keeps the order of tokens over that, as
-// long as the clock does not fall unseen by more than the counter's life allows.
+// The model of bounded counters: lua/counter.lua, in ticks. A counter ends some time after its
+// last token. The mark, one per node, keeps the order of tokens beyond that, as long as the
+// clock does not fall unnoticed by more than the counter's life allows.
 
-// A rule is how a node makes tokens. The zero rule is ours; each field takes a part out.
+// A rule says how a node makes tokens. The zero rule is that of lua/counter.lua; each field
+// takes a part out.
 type rule struct {
 	name       string
-	markAhead  bool // the mark is set to the end of the interval, and not to the clock
-	onlyNew    bool // the mark is looked at only where there is no counter
-	lifeOfNow  bool // the counter's life counts from the clock, and not from the token
-	unclamped  bool // a proposal from long ago is taken
-	aheadBlind bool // a token ahead of the clock looks at nothing
+	markAhead  bool // the mark is set to the end of the interval instead of the clock
+	onlyNew    bool // the mark is checked only if there is no counter
+	lifeOfNow  bool // the counter's life counts from the clock instead of the token
+	unclamped  bool // an old proposal is accepted
+	aheadBlind bool // a token ahead of the clock makes no check
 	noFloor    bool // a clock that fell below the mark raises nothing
 }
 
 const (
 	eps1     = 1 // how far a token may be ahead of the clock
-	eps2     = 1 // and a proposal behind it
-	interval = 4 // A: tokens of one interval look once
-	life     = 8 // of a counter: over interval and eps2
+	eps2     = 1 // how far a proposal may be behind it
+	interval = 4 // A: all tokens of one interval make one check
+	life     = 8 // life of a counter: longer than interval and eps2
 	keysOf   = 2
 )
 
-// model is the state of one node, and what the checker knows.
+// model is the state of one node, and the checker's own data.
 type model struct {
 	clock            int
 	high, top, floor int // the mark; high 0: none
 	counter, ends    [keysOf]int
 	granted          [keysOf]int // the largest token so far
-	due              int         // the clock when a look was last due
+	due              int         // the clock when a check was last due
 	peak             int         // the latest clock since
-	outside          bool        // the clock did what the guarantee excludes
+	outside          bool        // the clock moved in a way that the guarantee excludes
 }
 
-// expire ends what the clock says.
+// expire ends the counters whose time has come.
 func (m *model) expire() {
 	for k := range m.counter {
 		if m.counter[k] != 0 && m.clock >= m.ends[k] {
@@ -56,14 +57,14 @@ func (m *model) set(clock int) {
 	m.expire()
 }
 
-// judge is called where a look is due, and excludes a fall that it cannot see and that is
-// larger than a counter's life covers.
+// judge is called when a check is due. It excludes schedules in which the clock fell unnoticed
+// by more than a counter's life covers.
 func (m *model) judge() {
 	m.outside = m.outside || m.clock >= m.due && m.peak-m.clock >= life-eps2
 	m.due, m.peak = m.clock, m.clock
 }
 
-// look compares the clock with the mark, and raises it.
+// look compares the clock with the mark, and raises the mark.
 func (m *model) look(r rule, x int, missing bool) int {
 	if m.clock < m.high && !r.noFloor {
 		m.floor = max(m.floor, m.top+interval)
@@ -144,7 +145,7 @@ func (m *model) do(r rule, s step) (rises bool) {
 
 func newModel() model { return model{clock: 1000, peak: 1000, due: 1000} }
 
-// explore tries all schedules up to a depth, and returns one that breaks the order.
+// explore tries all schedules up to a depth, and returns one that breaks the order, if any.
 func explore(r rule, depth int) (bad []step, states int) {
 	type node struct {
 		m    model
@@ -174,7 +175,7 @@ func explore(r rule, depth int) (bad []step, states int) {
 	return nil, len(seen)
 }
 
-// search runs random schedules, and returns one that breaks the order.
+// search runs random schedules, and returns one that breaks the order, if any.
 func search(r rule, schedules, length int) (bad []step, grants int) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range schedules {
@@ -197,7 +198,7 @@ func search(r rule, schedules, length int) (bad []step, grants int) {
 	return nil, grants
 }
 
-// Tokens rise whatever the clock does within the guarantee, though counters end.
+// Tokens rise whatever the clock does within the guarantee, even if counters end.
 func TestBoundedCountersKeepTheOrder(t *testing.T) {
 	depth, schedules := 5, 50_000
 	if testing.Short() {
@@ -230,7 +231,7 @@ func TestSimplerCountersBreakTheOrder(t *testing.T) {
 		}
 		t.Logf("%s: broken by %d steps", r.name, len(bad))
 	}
-	// A mark that is ahead of the clock is always above it: tokens run away.
+	// If the mark is set ahead of the clock it is always above the clock, and tokens run away.
 	m := newModel()
 	for i := range 200 {
 		if i%2 == 0 {

@@ -12,11 +12,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
-// Check examines the servers by INFO, CONFIG and what else they allow. It changes nothing but a
-// key of its own, which lives for a millisecond.
+// Check examines the servers with INFO, CONFIG and other commands that they allow. It changes
+// only a key of its own, which lives for a millisecond.
 func (n *Node) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
@@ -35,7 +39,7 @@ func (n *Node) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	return found, nil
 }
 
-// An examination is that of one server.
+// An examination examines one server.
 type examination struct {
 	n     *Node
 	s     Server
@@ -76,18 +80,18 @@ func (e *examination) cliAt(addr string, args ...string) string {
 	return strings.Join(append(line, args...), " ")
 }
 
-// ask runs a command. ok is false if the server refuses it, which is noted unless an answer
-// is optional; an error says that it cannot be reached.
+// ask runs a command. ok is false if the server refuses it; that is noted unless the answer is
+// optional. An error says that the server cannot be reached.
 func (e *examination) ask(ctx context.Context, args ...string) (reply any, ok bool, err error) {
 	reply, err = e.s.Do(ctx, args...)
-	var refusal ServerError
+	var refusal pipeline.ServerError
 	if errors.As(err, &refusal) {
 		return nil, false, nil
 	}
 	return reply, err == nil, err
 }
 
-// run examines the server. An error says that it cannot be reached.
+// run examines the server. An error says that the server cannot be reached.
 func (e *examination) run(ctx context.Context) error {
 	now, err := e.time(ctx)
 	if err != nil {
@@ -105,13 +109,13 @@ func (e *examination) run(ctx context.Context) error {
 	return nil
 }
 
-// time compares the server's clock with ours, and measures the round trip. It returns the
-// clock in microseconds, zero where TIME is refused.
+// time compares the server's clock with ours, and measures the round trip. It returns the clock
+// in microseconds, or zero if TIME is refused.
 func (e *examination) time(ctx context.Context) (int64, error) {
 	sent := time.Now()
 	reply, ok, err := e.ask(ctx, "TIME")
 	if err != nil || !ok {
-		return 0, err // rights says what is refused
+		return 0, err // rights names the refused command
 	}
 	received := time.Now()
 	now, ok := micros(reply)
@@ -129,7 +133,7 @@ func (e *examination) time(ctx context.Context) (int64, error) {
 	return now, nil
 }
 
-// short is a duration with the digits that a person reads.
+// short returns a duration rounded for people.
 func short(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:
@@ -163,7 +167,7 @@ func parseInfo(info string) map[string]string {
 	return fields
 }
 
-// facts judges what INFO says.
+// facts judges the reply to INFO.
 func (e *examination) facts(ctx context.Context) error {
 	reply, ok, err := e.ask(ctx, "INFO")
 	if err != nil {
@@ -237,11 +241,11 @@ func (e *examination) replication() {
 	}
 }
 
-// perKey is what a key that was locked costs in bytes, until its counter ends.
+// perKey is the memory of a locked key in bytes, until its counter expires.
 const perKey = 150
 
-// room compares the memory that is free with what counters may need: as much again as the
-// keys that expire in this database have at most.
+// room compares the free memory with the memory that counters may need: at most as much again
+// as the expiring keys of this database have.
 func (e *examination) room() {
 	used, _ := strconv.ParseInt(e.info["used_memory"], 10, 64)
 	most, _ := strconv.ParseInt(e.info["maxmemory"], 10, 64)
@@ -266,7 +270,7 @@ func (e *examination) room() {
 	})
 }
 
-// old reports whether version is under 6.2.
+// old reports whether version is below 6.2.
 func old(version string) bool {
 	a, rest, _ := strings.Cut(version, ".")
 	b, _, _ := strings.Cut(rest, ".")
@@ -275,12 +279,12 @@ func old(version string) bool {
 	return err == nil && err2 == nil && (major < 6 || major == 6 && minor < 2)
 }
 
-// metaText is what the restart guard writes down, with the terms, till, high, and why it does
+// metaText matches the memory of the restart guard, with the terms, till, high, and why it does
 // not vote: see lua/guard.lua.
 var metaText = regexp.MustCompile(`^2 [0-9a-f]+/(\S+) (\d+) (\d+) \S+ (\w*)$`)
 
-// memory says what the restart guard of a quorum, or of a lone instance, has written down:
-// see lua/guard.lua.
+// memory reports the memory of the restart guard, of a quorum's node or of a lone instance: see
+// lua/guard.lua.
 func (e *examination) memory(ctx context.Context, now int64) error {
 	reply, _, err := e.ask(ctx, "GET", e.n.guard.meta)
 	if err != nil {
@@ -292,17 +296,17 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 	}
 	m := metaText.FindStringSubmatch(meta)
 	if m == nil {
-		e.add(driver.Diagnostic{Code: "guard-layout", Severity: driver.SeverityWarning, Summary: "what the restart guard wrote down is of another release: " + meta, Remedy: "use the release that wrote it"})
+		e.add(driver.Diagnostic{Code: "guard-layout", Severity: driver.SeverityWarning, Summary: "the restart guard's memory was written by another release: " + meta, Remedy: "use the release that wrote it"})
 		return nil
 	}
-	terms, _ := parseTerms(m[1])
+	terms, _ := memory.ParseTerms(m[1])
 	till, _ := strconv.ParseInt(m[2], 10, 64)
 	high, _ := strconv.ParseInt(m[3], 10, 64)
 	why := m[4]
 	e.add(driver.Diagnostic{Code: "restart-guard", Summary: fmt.Sprintf("restart guard of %v, as one of %d", terms.Guard, terms.N), Measured: terms.Guard.String()})
 	if till > now && now > 0 {
 		e.add(driver.Diagnostic{
-			Code: "quarantine", Severity: driver.SeverityWarning, Summary: inQuarantine(why, till, now), Measured: quarantined(till, now),
+			Code: "quarantine", Severity: driver.SeverityWarning, Summary: memory.InQuarantine(why, till, now), Measured: quarantined(till, now),
 			Remedy: "wait: it ends by itself; new servers have no such wait after dlock bootstrap, before their first client",
 		})
 	}
@@ -315,15 +319,15 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 	return nil
 }
 
-// quarantined is for how much longer a server does not vote; empty: nobody knows yet.
+// quarantined says for how much longer a server does not vote; it is empty if that is unknown yet.
 func quarantined(till, now int64) string {
-	if till == pending {
+	if till == memory.Pending {
 		return ""
 	}
 	return (time.Duration(till-now) * time.Microsecond).Round(time.Millisecond).String()
 }
 
-// config returns a setting, "" where it cannot be read.
+// config returns a setting, or "" if it cannot be read.
 func (e *examination) config(ctx context.Context, name string) (string, error) {
 	reply, ok, err := e.ask(ctx, "CONFIG", "GET", name)
 	if err != nil {
@@ -336,16 +340,7 @@ func (e *examination) config(ctx context.Context, name string) (string, error) {
 	return value, nil
 }
 
-func configValue(reply any) (string, bool) {
-	pair, ok := reply.([]any)
-	if !ok || len(pair) != 2 {
-		return "", false
-	}
-	value, ok := pair[1].(string)
-	return value, ok
-}
-
-// settings judges what CONFIG says.
+// settings judges the replies to CONFIG.
 func (e *examination) settings(ctx context.Context) error {
 	values := map[string]string{}
 	for _, name := range []string{"maxmemory-policy", "appendonly", "appendfsync"} {
@@ -394,7 +389,7 @@ func (e *examination) persistence(appendOnly, fsync string) {
 // key and %c for a channel of our own.
 type right struct {
 	command string
-	without string // what is worse where the user lacks it; empty: no lock can be taken
+	without string // the drawback without the right; empty: no lock can be taken
 }
 
 var rights = []right{
@@ -407,17 +402,17 @@ var rights = []right{
 	{"ZREM %k x", "waiters poll"}, {"ZPOPMIN %k", "waiters poll"}, {"PUBLISH %c x", "waiters poll"},
 }
 
-// named finds the user in a refusal, of servers that name it there.
+// named finds the user in a refusal of a server that names it.
 var named = regexp.MustCompile(`^NOPERM User (\S+) has no permissions`)
 
-// rights tries every command that is needed, and names the one that is missing.
+// rights tries every needed command, and reports each that the user may not run.
 func (e *examination) rights(ctx context.Context) error {
-	key, channel := e.n.names.counter("check"), e.n.names.channel("check")
+	key, channel := e.n.names.Counter("check"), e.n.names.Channel("check")
 	defer e.s.Do(ctx, "DEL", key) //nolint:errcheck // it ends with its TTL, too
 	for _, r := range rights {
 		args := strings.Fields(strings.NewReplacer("%k", key, "%c", channel).Replace(r.command))
 		_, err := e.s.Do(ctx, args...)
-		var refusal ServerError
+		var refusal pipeline.ServerError
 		if errors.As(err, &refusal) {
 			e.refused(ctx, r, args[0], string(refusal))
 		} else if err != nil {
@@ -427,9 +422,9 @@ func (e *examination) rights(ctx context.Context) error {
 	return nil
 }
 
-// refused adds a finding if a refusal is one of rights.
+// refused adds a finding if a refusal is about rights.
 func (e *examination) refused(ctx context.Context, r right, command, why string) {
-	if !isCode(ServerError(why), "NOPERM") {
+	if !pipeline.IsCode(pipeline.ServerError(why), "NOPERM") {
 		return
 	}
 	user := "USER"
@@ -447,7 +442,7 @@ func (e *examination) refused(ctx context.Context, r right, command, why string)
 		d.Code, d.Summary, rule = "acl-key", "the user may not use the keys of the locks", "'~"+e.n.cfg.Prefix+"*'"
 	}
 	if slices.ContainsFunc(e.found, func(f driver.Diagnostic) bool { return f.Code == d.Code && f.Code != "acl-command" }) {
-		return // said
+		return // already reported
 	}
 	if r.without == "" {
 		d.Severity = driver.SeverityUnsafe
@@ -458,7 +453,7 @@ func (e *examination) refused(ctx context.Context, r right, command, why string)
 	e.add(d)
 }
 
-// watchers finds a sentinel among the clients of a server that is used as a single one.
+// watchers finds a Sentinel among the clients of a server that is used as a single server.
 func (e *examination) watchers(ctx context.Context) error {
 	if e.n.cfg.Failover {
 		return nil
@@ -504,8 +499,8 @@ func (e *examination) slow(ctx context.Context) error {
 	return nil
 }
 
-// ours reports whether a command is a call of one of our scripts: it names what stands
-// beside a lock.
+// ours reports whether a command calls one of our scripts: such a call names a key beside a
+// lock.
 func (e *examination) ours(args []any) bool {
 	name, _ := args[0].(string)
 	if !strings.HasPrefix(strings.ToUpper(name), "EVAL") {
@@ -513,6 +508,6 @@ func (e *examination) ours(args []any) bool {
 	}
 	return slices.ContainsFunc(args[1:], func(a any) bool {
 		text, _ := a.(string)
-		return strings.HasPrefix(text, e.n.cfg.Prefix+layout)
+		return strings.HasPrefix(text, e.n.cfg.Prefix+names.Layout)
 	})
 }

@@ -8,26 +8,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
-// isCode reports whether err is an error reply that begins with code.
-func isCode(err error, code string) bool {
-	var reply ServerError
-	return errors.As(err, &reply) && reply.code() == code
-}
-
-// code returns the first word of the reply.
-func (e ServerError) code() string {
-	code, _, _ := strings.Cut(string(e), " ")
-	return code
-}
-
-// soon is when to ask again a server that will not now.
+// soon is when to ask a server again that refuses for now.
 const soon = time.Second
 
-// explain puts an error into words: what is wrong with which server, and what to do.
-// Verdicts, and misuse, pass as they are.
+// explain makes an error readable: it says what is wrong with which server, and what to do.
+// Verdicts and errors of misuse pass unchanged.
 func (n *Node) explain(key string, err error) error {
 	if err == nil {
 		return nil
@@ -37,7 +28,7 @@ func (n *Node) explain(key string, err error) error {
 		errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrClosed) {
 		return err
 	}
-	var reply ServerError
+	var reply pipeline.ServerError
 	if errors.As(err, &reply) {
 		return n.refusal(key, reply)
 	}
@@ -57,21 +48,22 @@ func (n *Node) explain(key string, err error) error {
 	return fmt.Errorf("%s cannot be reached: %w", n.cfg.Addr, err)
 }
 
-// refusal explains an error reply. One that no Redis gives, of a proxy say, is no verdict.
-func (n *Node) refusal(key string, e ServerError) error {
+// refusal explains an error reply. A reply that no Redis gives, for example a proxy's, is not a
+// verdict.
+func (n *Node) refusal(key string, e pipeline.ServerError) error {
 	if r := n.verdict(key, e); r != nil {
 		return r
 	}
 	return fmt.Errorf("%s: unexpected answer, so the outcome is unknown: %w", n.cfg.Addr, e)
 }
 
-// verdict returns what an error reply means; nil where that is not known.
-func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
+// verdict returns the meaning of an error reply, or nil if it is unknown.
+func (n *Node) verdict(key string, e pipeline.ServerError) *driver.RefusedError {
 	no := func(after time.Duration, format string, args ...any) *driver.RefusedError {
 		return &driver.RefusedError{RetryAfter: after, Reason: n.cfg.Addr + ": " + fmt.Sprintf(format, args...), Err: e}
 	}
 	text := string(e)
-	switch e.code() {
+	switch e.Code() {
 	case "WRONGPASS":
 		return no(0, "the server does not accept this user and password")
 	case "NOAUTH":
@@ -87,7 +79,7 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 	case "MASTERDOWN":
 		return no(soon, "this server is a replica that has lost its primary")
 	case "BUSY":
-		return no(soon, "the server is busy with somebody's slow script")
+		return no(soon, "the server is busy with a slow script")
 	case "MISCONF":
 		return no(soon, "the server refuses writes because it cannot save its data")
 	case "NOREPLICAS":
@@ -104,7 +96,7 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 	case "CROSSSLOT":
 		return no(0, "the Cluster sees the lock and its counter in different slots")
 	case "WRONGTYPE":
-		return no(0, "the key %q, or its counter %q, holds something that is no lock", n.names.lock(key), n.names.counter(key))
+		return no(0, "the key %q, or its counter %q, holds something that is no lock", n.names.Lock(key), n.names.Counter(key))
 	case "GUARD":
 		return n.guard.refusal(text)
 	case "NOPROTO":
@@ -120,21 +112,21 @@ func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 	case strings.Contains(text, "DB index is out of range"):
 		return no(0, "the server has no such database")
 	case strings.Contains(text, "fencing counter"):
-		return no(0, "the counter %q is no number, or at its end", n.names.counter(key))
+		return no(0, "the counter %q is no number, or at its end", n.names.Counter(key))
 	case strings.Contains(text, "unknown command"), strings.Contains(text, "Unknown Redis command"):
 		return no(0, "the server lacks a command that is needed")
 	}
 	return nil
 }
 
-// permission says which right is missing.
+// permission names the missing right.
 func (n *Node) permission(key, text string) string {
 	low := strings.ToLower(text)
 	switch {
 	case strings.Contains(low, "channel"):
-		return fmt.Sprintf("the user may not use the channel %q (allow &%s%s*)", n.names.channel(key), n.cfg.Prefix, layout)
+		return fmt.Sprintf("the user may not use the channel %q (allow &%s%s*)", n.names.Channel(key), n.cfg.Prefix, names.Layout)
 	case strings.Contains(low, "key"):
-		return fmt.Sprintf("the user may not use the keys %q and %q (allow ~%s*)", n.names.lock(key), n.names.counter(key), n.cfg.Prefix)
+		return fmt.Sprintf("the user may not use the keys %q and %q (allow ~%s*)", n.names.Lock(key), n.names.Counter(key), n.cfg.Prefix)
 	}
 	command := quoted(text)
 	if command == "" {
@@ -143,7 +135,7 @@ func (n *Node) permission(key, text string) string {
 	return fmt.Sprintf("the user may not run the command %s (the package's documentation lists the rights: eval, evalsha, time, set, get, del, pexpire and pttl are the least)", command)
 }
 
-// quoted returns what stands between the first quotes of an error reply.
+// quoted returns the text between the first quotes of an error reply.
 func quoted(text string) string {
 	_, rest, found := strings.Cut(text, "'")
 	if !found {
@@ -154,4 +146,14 @@ func quoted(text string) string {
 		return ""
 	}
 	return word
+}
+
+// unknown reports whether a call that ended with err may have taken effect, or may still do so.
+// That includes errors that no Redis gives, which come from a proxy.
+func (n *Node) unknown(err error) bool {
+	if errors.Is(err, pipeline.ErrNotSent) || errors.Is(err, driver.ErrRefused) {
+		return false
+	}
+	var reply pipeline.ServerError
+	return !errors.As(err, &reply) || n.verdict("", reply) == nil
 }

@@ -3,17 +3,17 @@ package redisnode
 import (
 	"context"
 	"time"
+
+	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
-// Where a lock is handed from one waiter to the next it is never free, and other libraries,
-// which ask now and then whether it is, never get it. With ForeignGap each second of the
-// server's clock begins with a time in which it is not handed over: a release frees it, and
-// those who wait here hold back until the gap is over.
+// A lock that one waiter hands to the next is never free, so other libraries, which poll, never
+// get it. With ForeignGap each second of the server's clock begins with a gap in which locks
+// are not handed over: a release frees the lock, and our waiters hold back until the gap is
+// over.
 
-const gapEvery = time.Second
-
-// gap returns how much is left of the gap that the server's clock is in, and the time until
-// the next end of one. Both are zero where there are no gaps.
+// gap returns the rest of the current gap by the server's clock, and the time until the next
+// end of a gap. Both are zero without gaps.
 func (n *Node) gap(p *process) (left, end time.Duration) {
 	if n.cfg.ForeignGap == 0 {
 		return 0, 0
@@ -25,21 +25,13 @@ func (n *Node) gap(p *process) (left, end time.Duration) {
 	return 0, gapEvery - phase + n.cfg.ForeignGap
 }
 
-// holdBack waits until a gap is over, if somebody watches the key here.
+// holdBack waits until a gap is over, if a waiter of this process watches the key.
 func (n *Node) holdBack(ctx context.Context, key string) {
-	p := n.router.known(n.names.lock(key))
-	if n.cfg.ForeignGap == 0 || p == nil || !n.waiters.watched(key) {
+	p := n.router.known(n.names.Lock(key))
+	if n.cfg.ForeignGap == 0 || p == nil || !n.queue.Watched(key) {
 		return
 	}
 	if left, _ := n.gap(p); left > 0 {
-		_ = await(within(ctx, left), n.ending)
+		_ = async.Await(async.Within(ctx, left), n.ending)
 	}
-}
-
-// watched reports whether somebody watches the key here.
-func (h *waiters) watched(key string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	t := h.topics[h.node.names.channel(key)]
-	return t != nil && len(t.watchers) > 0
 }

@@ -9,10 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
-// Lookup returns who holds key. A foreign lock's holder is its value as a whole.
+// Lookup returns the holder of key. The holder of another library's lock is its whole value.
 func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 	switch {
 	case n.closed.Load():
@@ -25,8 +29,8 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 }
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
-	keys, line := []string{n.names.lock(key), n.names.counter(key)}, n.names.waitQueue(key)
-	a, err := n.try(ctx, opLookup, keys, "0", line)
+	keys, line := []string{n.names.Lock(key), n.names.Counter(key)}, n.names.WaitQueue(key)
+	a, err := n.try(ctx, lua.Lookup, keys, "0", line)
 	if err != nil {
 		return nil, err
 	}
@@ -43,19 +47,19 @@ func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	return s, nil
 }
 
-// stateOf makes a state of what the server has: PTTL, the counter, and how many wait.
+// stateOf makes a state from the server's data: PTTL, the counter, and the number of waiters.
 func stateOf(key, value string, pttl, counter, waiters int64) *driver.State {
 	s := &driver.State{Key: key, Fence: uint64(max(counter, 0)), Waiters: int(waiters)}
 	left := time.Duration(max(pttl, 0)) * time.Millisecond
 	switch {
 	case pttl == -2:
 		return s
-	case strings.HasPrefix(value, next):
+	case strings.HasPrefix(value, names.Next):
 		s.ReservedFor = max(left, time.Millisecond)
 		return s
 	}
 	h := driver.Holder{TTL: left}
-	h.Owner, h.Fence = parse(value)
+	h.Owner, h.Fence = names.Parse(value)
 	if h.Fence > 0 {
 		h.Since = time.UnixMicro(int64(h.Fence))
 	}
@@ -63,7 +67,7 @@ func stateOf(key, value string, pttl, counter, waiters int64) *driver.State {
 	return s
 }
 
-// queue reads who waits, without those that only listen: they have no place of their own.
+// queue reads the waiters, without those that only listen, which have no place.
 func queue(reply []any) []driver.Waiter {
 	if len(reply) < 6 {
 		return nil
@@ -81,16 +85,16 @@ func queue(reply []any) []driver.Waiter {
 	return all
 }
 
-// How many keys List asks for, and how many of the server's it has looked through, in one step:
-// a server needs a millisecond or two for so many.
+// How many keys List requests, and how many of the server's keys it lets scan, in one step: a
+// server needs a millisecond or two for this.
 const (
 	lookupsAtOnce = 128
 	scannedAtOnce = "2000"
 )
 
-// List yields the locks under prefix that this package gave and that are held now. It goes
-// by the fencing counters, which the server itself finds among its keys; a lock of another
-// library has none, and only Lookup tells of it.
+// List yields the currently held locks of this package under prefix. It finds them by their
+// fencing counters, for which the server scans its keys. A lock of another library has no
+// counter, and only Lookup shows it.
 func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
@@ -113,9 +117,9 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 	return n.explain(prefix, err)
 }
 
-// LookupAll returns the states of keys, in their order. It takes a round trip for some 128 of them,
-// or of a Cluster one for each, and blocks a server as little as List does. The states have no
-// Queue. An error is as of Lookup.
+// LookupAll returns the states of keys, in their order. It takes one round trip for about 128
+// keys, or in a Cluster one for each key, and blocks a server as little as List. The states
+// have no Queue. Errors are those of Lookup.
 func (n *Node) LookupAll(ctx context.Context, keys []string) ([]*driver.State, error) {
 	if n.closed.Load() {
 		return nil, driver.ErrClosed
@@ -148,18 +152,18 @@ func (n *Node) LookupAll(ctx context.Context, keys []string) ([]*driver.State, e
 	return all, nil
 }
 
-// lookups looks keys up, at once, by one script; where they may be in several slots, each by its
-// own. The state of one that is no string has no holders.
+// lookups looks up keys at once with one script, or with one script for each key if they may be
+// in several slots. The state of a key that is not a string has no holders.
 func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.State, error) {
 	if n.cfg.Cluster {
 		return n.lookupEach(ctx, keys)
 	}
-	args := append(make([]string, 0, 3*len(keys)+3), "EVAL", luaList, strconv.Itoa(len(keys)))
+	args := append(make([]string, 0, 3*len(keys)+3), "EVAL", lua.List, strconv.Itoa(len(keys)))
 	for _, key := range keys {
-		args = append(args, n.names.lock(key))
+		args = append(args, n.names.Lock(key))
 	}
 	for _, key := range keys {
-		args = append(args, n.names.counter(key), n.names.waitQueue(key))
+		args = append(args, n.names.Counter(key), n.names.WaitQueue(key))
 	}
 	reply, err := s.Do(ctx, args...)
 	if err != nil {
@@ -180,14 +184,15 @@ func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.
 	return states, nil
 }
 
-// lookupEach looks keys up, at once, by pipelines. The state of one that is no string is nil.
+// lookupEach looks up keys concurrently, through pipelines. The state of a key that is not a
+// string is nil.
 func (n *Node) lookupEach(ctx context.Context, keys []string) ([]*driver.State, error) {
 	states, errs := make([]*driver.State, len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, key := range keys {
 		wg.Go(func() {
 			states[i], errs[i] = n.lookup(ctx, key)
-			if isCode(errs[i], "WRONGTYPE") {
+			if pipeline.IsCode(errs[i], "WRONGTYPE") {
 				errs[i] = nil
 			}
 		})
@@ -196,12 +201,12 @@ func (n *Node) lookupEach(ctx context.Context, keys []string) ([]*driver.State, 
 	return states, errors.Join(errs...)
 }
 
-// scan yields the keys of s under prefix that have a counter, each once, some at a time.
+// scan yields the keys of s under prefix that have a counter, each once, several at a time.
 func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(keys []string) error) error {
 	cursor, seen := "0", map[string]bool{}
 	var found []string
 	for {
-		reply, err := s.Do(ctx, "SCAN", cursor, "MATCH", glob(n.names.counters())+"*", "COUNT", scannedAtOnce)
+		reply, err := s.Do(ctx, "SCAN", cursor, "MATCH", glob(n.names.Counters())+"*", "COUNT", scannedAtOnce)
 		if err != nil {
 			return err
 		}
@@ -214,7 +219,7 @@ func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(key
 		keys, _ := page[1].([]any)
 		for _, k := range keys {
 			name, _ := k.(string)
-			key, ours := n.names.counted(name)
+			key, ours := n.names.Counted(name)
 			if !ours || !strings.HasPrefix(key, prefix) || seen[key] {
 				continue
 			}
@@ -234,7 +239,7 @@ func (n *Node) scan(ctx context.Context, s Server, prefix string, yield func(key
 	}
 }
 
-// glob escapes what SCAN's MATCH would take for a pattern.
+// glob escapes the characters with a meaning in SCAN's MATCH.
 func glob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(s)
 }
@@ -244,20 +249,23 @@ func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
-	channel := n.names.channel(key)
-	a, err := n.try(ctx, opBreak, []string{n.names.lock(key)}, "0", strconv.FormatUint(fence, 10), channel)
+	channel := n.names.Channel(key)
+	a, err := n.try(ctx, lua.Break, []string{n.names.Lock(key)}, "0", strconv.FormatUint(fence, 10), channel)
 	if err != nil {
 		return n.explain(key, err)
 	}
-	if a.code() != 1 {
+	switch a.listed() {
+	case 1:
+		return nil
+	case 0:
 		return driver.ErrLost
 	}
-	return nil
+	return n.explain(key, errGarbled)
 }
 
-// EachServer calls fn for every server that holds locks, one after the other, with its address and
-// a function that runs one command on the backend's own connections. It is for measurements and
-// for maintenance: a command that changes a lock voids what this package promises. Replies are
+// EachServer calls fn for every server that holds locks, one after the other, with its address
+// and a function that runs one command on the backend's own connections. It is for measurements
+// and maintenance: a command that changes a lock breaks this package's promises. Replies are
 // strings, int64s, nil and []any of them. It returns the first error of fn.
 func (n *Node) EachServer(ctx context.Context, fn func(ctx context.Context, addr string, do func(ctx context.Context, args ...string) (any, error)) error) error {
 	if n.closed.Load() {

@@ -3,13 +3,19 @@ package redisnode
 import (
 	"errors"
 
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/waitqueue"
 )
 
-// Open makes a node of a URL, for the driver with this name; connect makes a client of
-// what the URL says, which heeds deadlines, and does no I/O.
-func Open(name string, cfg *driver.Config, connect func(*Target) Client) (*Node, error) {
-	t, err := Parse(name, cfg.DSN)
+// Open makes a node from a URL, for the driver with this name. connect makes a client from the
+// parsed URL; the client must respect deadlines, and connect must do no I/O.
+func Open(name string, cfg *driver.Config, connect func(*redisurl.Target) Client) (*Node, error) {
+	t, err := redisurl.Parse(name, cfg.DSN)
 	if err != nil {
 		return nil, err
 	}
@@ -18,11 +24,29 @@ func Open(name string, cfg *driver.Config, connect func(*Target) Client) (*Node,
 		Client: c, Name: name, Addr: t.String(), Prefix: cfg.Prefix,
 		CallTimeout: t.CallTimeout, Grace: t.Grace,
 		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
-		Cluster: t.Topology == Cluster, Failover: t.Topology != Single,
+		Cluster: t.Topology == redisurl.Cluster, Failover: t.Topology != redisurl.Single,
 		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Direct: Direct{Heeds: true}, Event: cfg.Notify,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
+	return n, nil
+}
+
+// New returns a node, or an *InvalidError. It does no I/O.
+func New(cfg Config) (*Node, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	n := &Node{cfg: cfg, names: names.Prefix(cfg.Prefix), ending: make(chan struct{}), over: make(chan struct{})}
+	n.serverMark, n.waiterChannels = n.names.Mark("", false), n.names.Own()
+	n.guard = newGuard(&n.cfg, &n.wg)
+	n.router = newRouter(func(g pipeline.Gatherer) *pipeline.Pipelines {
+		return pipeline.New(&pipeline.Config{
+			Exec: cfg.Client.Exec, Connections: cfg.Connections, Direct: cfg.Direct, CallTimeout: cfg.CallTimeout,
+			Probe: lua.Hello, Gatherer: g, Calls: &n.work, Goroutines: &n.wg,
+		})
+	}, cfg.Cluster, n.guard, n.unknown)
+	n.queue = waitqueue.New(queueHost{n}, n.waiterChannels, cfg.CallTimeout)
 	return n, nil
 }

@@ -3,67 +3,25 @@ package redisnode
 import (
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
-	if got := Slot("123456789"); got != 12739 {
-		t.Fatalf("Slot = %d, want 12739 (CRC16 XMODEM 0x31C3)", got)
-	}
-	seen := map[string]string{}
-	for _, prefix := range []string{"", "app:", "{app}:"} {
-		for _, key := range []string{"k", "{k}", "a{k}b", "{}k", "{", "}", "a}b", "a{b", "{}", "}{", "{a}{b}", "{{a}}", "\x00", "ключ"} {
-			n := names{prefix}
-			for _, name := range []string{n.counter(key), n.channel(key), n.waitQueue(key)} {
-				if Slot(name) != Slot(n.lock(key)) {
-					t.Errorf("%q is in another slot than %q", name, n.lock(key))
-				}
-				if name[:len(prefix)] != prefix || !reserved(name[len(prefix):]) {
-					t.Errorf("%q does not begin with %q and the layout", name, prefix)
-				}
-				if other, ok := seen[name]; ok {
-					t.Errorf("%q stands beside %q and %q", name, other, n.lock(key))
-				}
-				seen[name] = n.lock(key)
-			}
-			if got, ours := n.counted(n.counter(key)); !ours || got != key {
-				t.Errorf("the counter %q is said to be of %q, and is of %q", n.counter(key), got, key)
-			}
-			if rest, ok := strings.CutPrefix(n.channel(key), n.own()); !ok || rest[0] != '{' && rest[0] != ':' {
-				t.Errorf("%q may be a waiter's own channel, %q and letters", n.channel(key), n.own())
-			}
-		}
-	}
-}
-
-func TestOwnersAreToldFromForeignValues(t *testing.T) {
-	for value, want := range map[string]struct {
-		owner string
-		fence uint64
-	}{
-		"web-1/ab/2|1732161234567890": {"web-1/ab/2", 1732161234567890},
-		"a|":                          {"a|", 0},
-		"|12":                         {"|12", 0},
-		"a|012":                       {"a|012", 0},
-		"a|1|2":                       {"a|1|2", 0},
-		"a|-1":                        {"a|-1", 0},
-		"a|9007199254740992":          {"a|9007199254740992", 0},
-		"":                            {"", 0},
-		"c29tZSB2YWx1ZQ==":            {"c29tZSB2YWx1ZQ==", 0},
-	} {
-		owner, fence := parse(value)
-		if owner != want.owner || fence != want.fence {
-			t.Errorf("parse(%q) = %q, %d", value, owner, fence)
-		}
-	}
-}
-
-// Whatever the replies were, the true clock lies between the bounds; and a step of it
-// is learnt from the first reply that shows it.
+// Whatever the replies, the true clock lies between the bounds, and the first reply that shows
+// a step of the clock corrects them.
 func TestClockBoundsHoldTheServersClock(t *testing.T) {
 	var c clock
 	base := time.Now()
@@ -91,11 +49,22 @@ func TestClockBoundsHoldTheServersClock(t *testing.T) {
 	}
 }
 
-// A renewal that may yet take effect bounds what a later and longer one promises.
+// A lock that ends within the millisecond has a RetryAfter: a refusal without it says that the
+// end is unknown, and a waiter would wait for a signal that never comes.
+func TestALockThatHasLessThanAMillisecondLeftEnds(t *testing.T) {
+	for pttl, want := range map[int64]time.Duration{-2: 0, -1: 0, 0: time.Millisecond, 1: time.Millisecond, 250: 250 * time.Millisecond} {
+		a := &answer{Call: Call{Reply: []any{int64(0), "redlock1:next|1|a.1.30", pttl, int64(0)}}, process: &process{}}
+		if got := held(a).RetryAfter; got != want {
+			t.Errorf("PTTL %d gives RetryAfter %v, want %v", pttl, got, want)
+		}
+	}
+}
+
+// A renewal that may still take effect bounds the promise of a later and longer one.
 func TestRenewalInDoubtBoundsALongerOne(t *testing.T) {
 	now := time.Now()
 	l := &Lease{}
-	l.inDoubt(now.Add(time.Second), now.Add(time.Hour))
+	l.doubt(now.Add(time.Second), now.Add(time.Hour))
 	a := &answer{process: &process{}, sent: now, received: now}
 	if g := l.extend(a, now, 10*time.Second); !g.Expires.Equal(now.Add(time.Second)) {
 		t.Errorf("the lease promises %v", g.Expires.Sub(now))
@@ -106,10 +75,10 @@ func TestRenewalInDoubtBoundsALongerOne(t *testing.T) {
 	}
 }
 
-// Every refusal of a server is a refusal, in words, and never contention; it is for
-// now where it may pass, and for good where somebody has to act.
+// Every refusal of a server is a readable refusal, never contention. It is temporary if it may
+// pass by itself, and permanent if an operator must act.
 func TestRefusalsAreToldInWords(t *testing.T) {
-	n := &Node{cfg: Config{Addr: "redis://h:1/0", Prefix: "app:"}, names: names{"app:"}}
+	n := &Node{cfg: Config{Addr: "redis://h:1/0", Prefix: "app:"}, names: names.Prefix("app:")}
 	for reply, want := range map[string]struct {
 		says  string
 		timed bool
@@ -149,13 +118,13 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 			t.Errorf("%q: got %v, want it to say %q, and timed %v", reply, err, want.says, want.timed)
 		}
 	}
-	// What no server says may come from something between, after the effect.
+	// A reply that no server gives may come from a proxy, after the call took effect.
 	for _, reply := range []ServerError{"ERR something new", "upstream failure", "ERR Connection refused"} {
 		err := n.explain("k", reply)
 		if errors.Is(err, driver.ErrRefused) || !n.unknown(reply) || !strings.Contains(err.Error(), string(reply)) {
 			t.Errorf("%q: got %v, want an unknown outcome", reply, err)
 		}
-		if n.unknown(before(reply)) {
+		if n.unknown(NotSent(reply)) {
 			t.Errorf("%q before anything was sent is taken for an unknown outcome", reply)
 		}
 	}
@@ -165,5 +134,78 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		if err := n.explain("k", reply); !errors.As(err, &refused) || refused.RetryAfter == 0 {
 			t.Errorf("%q while a failover is possible: %v", reply, err)
 		}
+	}
+}
+
+// files are the files of this package, in layers: each uses only files before it.
+var files = []string{
+	"reply.go", "clock.go", "client.go", "config.go", // without a server
+	"process.go", "guard.go", "router.go", "handshake.go", "run.go", "batch.go", // one script, to the right process
+	"node.go", "gap.go", "explain.go", "operation.go", "release.go", "cleanup.go", "lease.go", "attempt.go", // locks
+	"waiting.go", "inspect.go", "examine.go", "bootstrap.go", "open.go",
+}
+
+func TestEachFileUsesOnlyTheFilesBeforeIt(t *testing.T) {
+	fset := token.NewFileSet()
+	var parsed []*ast.File
+	present, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range present {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		if !slices.Contains(files, name) {
+			t.Errorf("%s is in no layer", name)
+		}
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed = append(parsed, f)
+	}
+	used := &types.Info{Uses: map[*ast.Ident]types.Object{}}
+	own, _ := (&types.Config{Error: func(error) {}}).Check("redisnode", fset, parsed, used) // without the imports
+	place := func(p token.Pos) int { return slices.Index(files, fset.Position(p).Filename) }
+	found := 0
+	for name, of := range used.Uses {
+		if of.Pkg() != own {
+			continue
+		}
+		found++
+		if place(of.Pos()) > place(name.Pos()) {
+			t.Errorf("%s uses %s of a later file", fset.Position(name.Pos()), name.Name)
+		}
+	}
+	if found < 1000 {
+		t.Errorf("only %d uses were found", found)
+	}
+}
+
+// Redis 6.2 refuses GET beside NX; acquire then works without it.
+func TestAcquireWorksWhereGetBesideNXIsRefused(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t)
+	text := strings.Replace(lua.Bind("none")[lua.Acquire].Text, "'NX', 'GET'", "'NX', 'GOT'", 1)
+	acquire := func(owner string) string {
+		reply, err := s.Do("EVAL", text, "3", "k", "redlock1:fence:{k}", "redlock1:mark", "9007199254740991", owner, "60000", "0", "130000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(reply)
+	}
+	if strings.Contains(text, "'NX', 'GET'") {
+		t.Error("the script has another such command")
+	}
+	got := acquire("o/1")
+	if value, err := s.Do("GET", "k"); err != nil || value != "o/1|"+got {
+		t.Errorf("the reply for a free lock is %s, want the token of %v, %v", got, value, err)
+	}
+	if got := acquire("o/2"); !strings.HasPrefix(got, "[0 o/1|") {
+		t.Errorf("the reply for a lock of o/1 is %s", got)
+	}
+	if got := acquire("o/1"); !strings.HasPrefix(got, "[1 ") {
+		t.Errorf("the reply to the holder's second try is %s", got)
 	}
 }

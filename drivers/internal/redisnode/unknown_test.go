@@ -7,15 +7,14 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// upstream answers as a proxy that lost its server: the call has had its effect.
+// upstream answers like a proxy that lost its server: the call has taken effect.
 type upstream struct {
 	*wire
-	fails atomic.Int32 // so many calls
+	fails atomic.Int32 // for this many calls
 }
 
 func (u *upstream) Exec(ctx context.Context, calls []*Call) {
@@ -46,7 +45,7 @@ func TestAnErrorThatNoRedisGivesIsAnUnknownOutcome(t *testing.T) {
 	}
 	u.fails.Store(1)
 	if _, err := ask("once"); err != nil {
-		t.Errorf("the second try does not find what the first did: %v", err)
+		t.Errorf("the second try does not find the effect of the first: %v", err)
 	}
 	u.fails.Store(1)
 	if err := l.Release(t.Context()); err != nil {
@@ -56,7 +55,7 @@ func TestAnErrorThatNoRedisGivesIsAnUnknownOutcome(t *testing.T) {
 	if _, err := ask("twice"); err == nil || !n.unknown(err) {
 		t.Errorf("got %v, want an unknown outcome", err)
 	}
-	if err := n.Close(); err != nil { // brings the clean-up to its end
+	if err := n.Close(); err != nil { // waits for the clean-up
 		t.Fatal(err)
 	}
 	if left := do(t, s, "EXISTS", "twice"); left != int64(0) {

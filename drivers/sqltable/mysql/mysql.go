@@ -74,7 +74,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	}
 	c.User, c.Passwd, c.DBName, c.TLS = u.User, u.Password, database, secure
 	c.Timeout = o.CallTimeout
-	c.Logger = &client.NopLogger{} // what matters is in the errors
+	c.Logger = &client.NopLogger{} // errors that matter are also returned
 	o.Address = u.Scheme + "://" + c.Addr + "/" + strings.ReplaceAll(database, "%", "%25")
 	connector, err := client.NewConnector(c)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package pgtable registers the driver "pgtable": locks in a table of PostgreSQL, by pgx, for
-// databases behind a pooler of transactions or statements. See package sqltable for what they
-// are, and package drivers/postgres for locks of the server itself, which need a session.
+// Package pgtable registers the driver "pgtable": locks in a table of PostgreSQL, through pgx,
+// for databases behind a pooler of transactions or statements. Package sqltable describes these
+// locks; package drivers/postgres uses the server's own locks, which need a session.
 //
 //	pgtable://user:password@host:5432/database?table=dlock
 //
@@ -11,10 +11,10 @@
 //	conns          connections at most (8)
 //	call_timeout   for one call (1s)
 //	sslmode, sslcert, sslkey, sslrootcert, sslsni, target_session_attrs, passfile
-//	               as libpq has them
+//	               as in libpq
 //
-// Several hosts, separated by commas, are tried in order for the primary. What the URL leaves
-// out comes from the environment (PGUSER, PGPASSWORD), as with libpq.
+// Several hosts, separated by commas, are tried in order for the primary. Parts that the URL
+// leaves out come from the environment (PGUSER, PGPASSWORD), as with libpq.
 package pgtable
 
 import (
@@ -83,7 +83,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		c.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
 	c.ConnectTimeout = o.CallTimeout
-	// A pooler may give each statement another server process: nothing is prepared by name.
+	// A pooler may give each statement another server process, so no statement is prepared by name.
 	c.DefaultQueryExecMode = pgx.QueryExecModeExec
 	dial := c.DialFunc
 	c.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -101,7 +101,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	return sqltable.New(db, sqltable.Postgres, o)
 }
 
-// config has pgx read its part of a URL. None of its errors is quoted, but for what is wrong
+// config lets pgx read its part of a URL. It quotes none of pgx's errors, except the problem
 // with a file.
 func config(settings map[string]string) (*pgx.ConnConfig, error) {
 	var b strings.Builder
@@ -121,14 +121,14 @@ func config(settings map[string]string) (*pgx.ConnConfig, error) {
 	return nil, driver.Invalid("URL", "%s", detail)
 }
 
-// connecting marks the context in which a connection is made. pgx dials outside of it too, to
-// ask the server to cancel what was given up. That helps nobody here, since a statement that
-// comes too late does nothing, and PgBouncer has crashed by many such requests.
+// connecting marks the context in which a connection is made. pgx also dials without it, to ask
+// the server to cancel an abandoned statement. That is not needed here, because a late
+// statement has no effect, and many such requests have crashed PgBouncer.
 type connecting struct{}
 
-var errNoCancel = errors.New("nothing is cancelled")
+var errNoCancel = errors.New("requests to cancel are not sent")
 
-// A connector leaves pgx's whole configuration, with the password, out of its errors.
+// A connector removes pgx's configuration, which has the password, from errors.
 type connector struct{ sqldriver.Connector }
 
 func (c connector) Connect(ctx context.Context) (sqldriver.Conn, error) {

@@ -1,11 +1,11 @@
 // Package sqlite registers the driver "sqlite": locks in a table of a SQLite database, for the
-// processes of one machine, by modernc.org/sqlite, which needs no C compiler. See package
+// processes of one machine, through modernc.org/sqlite, which needs no C compiler. See package
 // sqltable for a description.
 //
 //	sqlite:///var/lib/app/locks.db     an absolute path
 //	sqlite:locks.db                    one that is relative to the working directory
 //
-// '%', '?', '#' and '@' in the path are percent-encoded. The file is made if it is missing, its
+// '%', '?', '#' and '@' in the path are percent-encoded. A missing file is made, a missing
 // folder is not. The parameters, beside ttl and prefix:
 //
 //	table          the table of the locks (dlock)
@@ -13,8 +13,8 @@
 //	conns          connections at most (4)
 //	call_timeout   for one call (1s)
 //
-// The file has a write-ahead log, and so its folder must be on a disk of this machine. A crash
-// of the machine may forget the last locks, but ends all their holders too.
+// The file has a write-ahead log, so its folder must be on a disk of this machine. A crash of
+// the machine may lose the last locks, but also ends all their holders.
 package sqlite
 
 import (
@@ -83,13 +83,13 @@ func parse(raw string) (path, query string, err error) {
 		return "", "", driver.Invalid("URL", "names a database in memory, which no other connection sees: use the URL memory: for locks in this process")
 	}
 	if path, err = filepath.Abs(path); err != nil {
-		return "", "", driver.Invalid("URL", "has a path that is relative to a folder which is gone")
+		return "", "", driver.Invalid("URL", "has a relative path, and the working directory is gone")
 	}
 	return path, query, nil
 }
 
-// name is the database as its client wants it. A statement that finds the database locked fails
-// at once, and is tried again by the backend, which knows when to end that.
+// name returns the database's name for its client. A statement that finds the database locked
+// fails at once, and the backend repeats it within the call's time.
 func name(path string) string {
 	u := url.URL{Scheme: "file", Path: filepath.ToSlash(path), OmitHost: true}
 	return u.String() + "?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)"

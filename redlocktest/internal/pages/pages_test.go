@@ -56,7 +56,7 @@ func TestThePagesCodeCompiles(t *testing.T) {
 	}
 }
 
-// plain leaves the formatting and the linter's directives out.
+// plain removes the formatting and the linter's directives.
 func plain(code string) string {
 	var lines []string
 	for line := range strings.SplitSeq(code, "\n") {
@@ -94,7 +94,7 @@ func withDlock(ctx context.Context, client redis.UniversalClient) error {
 }
 
 func nightly(ctx context.Context, locks *dlock.Client) error {
-	return dlock.Do(ctx, locks, "nightly", work) // work's context ends with the lease
+	return dlock.Do(ctx, locks, "nightly", work) // the context of work ends with the lease
 }
 
 func elect(ctx context.Context, locks *dlock.Client) error {
@@ -120,7 +120,7 @@ func save(ctx context.Context, locks dlock.Locker, db *sql.DB) error {
 func write(ctx context.Context, db *sql.DB) error {
 	token, err := fence.Token(ctx, "account/42")
 	if err != nil {
-		return err // under no lease of this key, or it has ended
+		return err // ctx has no lease of this key, or the lease has ended
 	}
 	return guarded(ctx, db, token)
 }
@@ -132,7 +132,7 @@ func guarded(ctx context.Context, db *sql.DB, token uint64) error {
 	}
 	defer tx.Rollback() //nolint:errcheck // an example
 	if err := fence.Check(ctx, fence.Tx(tx, fence.Postgres, "fences"), "account/42", token); err != nil {
-		return err // errors.Is(err, fence.ErrStale): stop, the lock is another's
+		return err // errors.Is(err, fence.ErrStale): stop, another has the lock
 	}
 	if _, err := tx.ExecContext(ctx, "UPDATE accounts SET balance = balance - 1 WHERE id = 42"); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package port hands out TCP ports of the loopback interface for the servers of tests, and
-// reserves each while its server is down, too.
+// Package port hands out TCP ports of the loopback interface for the servers of tests. A port
+// stays reserved while its server is down.
 package port
 
 import (
@@ -9,11 +9,11 @@ import (
 	"strconv"
 )
 
-// Lowest and highest port: below those that systems give to outgoing connections.
+// The lowest and highest port. Both are below the ports that systems give to outgoing connections.
 const lowest, highest = 12000, 32000
 
-// A Port is a TCP port that no other Port of any process has until Close, or until the
-// process ends. The UDP port of the same number reserves it, so nobody has to listen on it. A
+// A Port is a TCP port that no other Port of any process gets until Close, or until the process
+// ends. A bound UDP port with the same number reserves it, so that no listener is needed. So a
 // server that was killed finds its port free when it starts again, and connections to a server
 // that is down are refused, not accepted by another server.
 type Port struct {
@@ -21,7 +21,7 @@ type Port struct {
 	keeper net.PacketConn
 }
 
-// Reserve returns a port on which nobody listens.
+// Reserve returns a port without a listener.
 func Reserve() (*Port, error) {
 	p, l, err := Listen()
 	if err != nil {
@@ -30,7 +30,7 @@ func Reserve() (*Port, error) {
 	return p, l.Close()
 }
 
-// Listen is Reserve for a program that listens itself, at once.
+// Listen is like Reserve, but also listens on the port.
 func Listen() (*Port, net.Listener, error) {
 	for range 1000 {
 		p := &Port{Number: lowest + rand.IntN(highest-lowest)}
@@ -40,7 +40,7 @@ func Listen() (*Port, net.Listener, error) {
 		}
 		p.keeper = keeper
 		l, err := net.Listen("tcp", p.Addr())
-		if err != nil { // it belongs to somebody who knows nothing of Ports
+		if err != nil { // another program uses it without a Port
 			_ = keeper.Close()
 			continue
 		}

@@ -5,13 +5,13 @@ import (
 	"testing"
 )
 
-// Who comes upon a port that is kept must not get it, though nobody listens.
+// Nobody else gets a reserved port, even if nothing listens on it.
 func TestAPortIsKeptWhileNobodyListens(t *testing.T) {
 	p, err := Reserve()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // what has it may stop and start again
+	for range 2 { // the server with this port may stop and start again
 		l, err := net.Listen("tcp", p.Addr())
 		if err != nil {
 			t.Fatal(err)

@@ -1,5 +1,5 @@
-// Command dlock is the dlock of the main module, with the drivers that are modules of
-// their own too.
+// Command dlock is the main module's command dlock, with the drivers that are separate modules
+// as well.
 //
 //	go install github.com/redlock-go/redlock/drivers/everything/cmd/dlock@latest
 package main

@@ -1,14 +1,17 @@
--- What a pipeline has gathered, in one script: acquires, and then releases. (The other way around no acquire would find
--- the memory full: a script that has written may go on.) It does what is usual, exactly as the single scripts do, and
--- leaves everything else to them, untouched: where somebody is in line, or something is refused, or odd.
+-- All calls that a pipeline has gathered, in one script: the acquires, and then the releases. (In the other order no
+-- acquire would find the memory full: after its first write a script may go on.) It does the usual case exactly as the
+-- single scripts do, and leaves every other case to them, untouched: if somebody is in line, if something is refused, or
+-- if a value is not ours.
 -- Not for a Cluster, nor for keys with a brace, since it makes the names of lines and counters; each key once.
--- KEYS: the locks to release, the locks to acquire, mark; and meta where there is a guard.
--- ARGV: 1 not-after (us), the earliest of all, 2 PX of the acquires without GRACE (ms), 3 life of their counters (ms), 4 how
--- many releases, 5 how many acquires, 6 and 7 how the names of lines and of counters begin; then each release's value; then of
--- each acquire owner/attempt| and the proposed token (us) or 0.
--- Reply: TIME, or any number without acquires, where all were freed, and granted at the proposed token, or at TIME where that
--- is 0. Else {TIME or 0, what refuses all acquires or 0, and for each that went otherwise: number, what, PTTL}. What is the
--- token; 0: it was not this one's lock; a value: held; -5: nothing was done; -6: the error that stands instead of PTTL.
+-- KEYS: the locks to release, the locks to acquire, mark; and meta if there is a guard.
+-- ARGV: 1 not-after (us), the earliest of all, 2 PX of the acquires without GRACE (ms), 3 life of their counters (ms),
+-- 4 number of releases, 5 number of acquires, 6 prefix of the lines' names, 7 prefix of the counters' names, 8 number of
+-- digits of the proposed tokens (us), 0 if none is proposed; then each release's value; then each acquire's
+-- owner/attempt| and its token.
+-- Reply: TIME, or any number without acquires, if all releases freed their locks and all acquires are granted at the
+-- proposed token, or at TIME if that is 0. Otherwise {TIME or 0, what refuses all acquires or 0, and for each other
+-- result: number, result, PTTL}. The result is the token; 0: another lock was there; a value: held; -5: nothing was
+-- done; -6: the error that stands instead of PTTL.
 local K, A, try, releases, acquires, out = KEYS, ARGV, redis.pcall, ARGV[4] + 0, ARGV[5] + 0, nil
 local function note(i, what, more)
   out = out or {0, 0}
@@ -18,28 +21,33 @@ end
 local function take()
   -- lua/time.lua
   -- lua/guard.lua
-  local px, ms, number, last, odd = GRACE == 0 and A[2] or string.format('%.0f', A[2] + GRACE), A[3], tonumber, 6 + releases, nil
-  local clock = string.format('%.0f', now)
+  local K, try, number, px, ms = K, try, tonumber, GRACE == 0 and A[2] or string.format('%.0f', A[2] + GRACE), A[3]
+  local least, most, counters, size = math.max(now - 2000000, till), now + 500000, A[7], A[8] + 0
+  local x, fence, ends, odd = now, string.format('%.0f', now), ms, nil
   for i = releases + 1, releases + acquires do
-    last = last + 2
-    local lock, me, fence, x = K[i], A[last], A[last + 1], now
-    if fence == '0' then fence = clock else x = number(fence) end
-    if x > now + 500000 or x < now - 2000000 or x < till then
+    local lock, value = K[i], A[8 + i]
+    if size == 0 then
+      value = value .. fence
+    else
+      fence = string.sub(value, -size)
+      x = fence + 0
+      ends = x > now and string.format('%.0f', ms + math.ceil((x - now) / 1000)) or ms
+    end
+    if x > most or x < least then
       note(i, -5)
     else
-      local v = try('SET', lock, me .. fence, 'PX', px, 'NX', 'GET')
+      local v = try('SET', lock, value, 'PX', px, 'NX', 'GET')
       if not v then
-        local ends = x > now and string.format('%.0f', ms + math.ceil((x - now) / 1000)) or ms
-        local old = try('SET', A[7] .. lock .. '}', fence, 'PX', ends, 'GET')
+        local old = try('SET', counters .. lock .. '}', fence, 'PX', ends, 'GET')
         local counter = number(old)
         if type(old) == 'table' then
           local gone = try('DEL', lock)
           if type(gone) == 'table' then note(i, -6, gone.err) else note(i, -5) end
         elseif not (counter and counter < x and counter >= x - x % 10000000) then
           odd = odd or {}
-          odd[#odd + 1] = {i, lock, me, x, old}
+          odd[#odd + 1] = {i, lock, string.sub(value, 1, -1 - #fence), x, old}
         end
-      elseif type(v) == 'table' or string.sub(v, 1, #me) == me then
+      elseif type(v) == 'table' or string.sub(v, 1, #value - #fence) == string.sub(value, 1, -1 - #fence) then
         note(i, -5)
       else
         local left = try('PTTL', lock)
@@ -50,10 +58,10 @@ local function take()
   if odd then
     local mark = K[releases + acquires + 1]
     -- lua/counter.lua
-    -- lua/raise.lua
+    -- lua/correct_token.lua
     for i = 1, #odd do
       local a = odd[i]
-      local fine, x = pcall(raise, a[2], A[7] .. a[2] .. '}', a[3], px, a[4], a[5], ms)
+      local fine, x = pcall(correct_token, a[2], A[7] .. a[2] .. '}', a[3], px, a[4], a[5], ms)
       if not fine then
         note(a[1], -6, type(x) == 'table' and x.err or tostring(x))
       elseif x ~= a[4] then
@@ -75,34 +83,38 @@ if acquires > 0 then
   end
 end
 if releases > 0 then
-  local got, mine, lines, at = try('MGET', unpack(K, 1, releases)), {}, {}, {}
+  local got, line, mine, lines, n = try('MGET', unpack(K, 1, releases)), A[6], K, {}, 0
   for i = 1, releases do
     local v = got[i]
-    if v == A[7 + i] then
-      local n = #mine + 1
-      mine[n], lines[n], at[n] = K[i], A[6] .. K[i] .. '}', i
+    if v == A[8 + i] then
+      n = n + 1
+      lines[n] = line .. K[i] .. '}'
     else
       note(i, v and 0 or -5)
     end
   end
-  if mine[1] and type(try('ZADD', lines[1], 'XX', 0, '')) == 'table' then -- no line can be, so all who wait only listen
-    for i = 1, #mine do note(at[i], -5) end
-    mine = {}
+  local function leave()
+    for i = 1, releases do
+      if got[i] == A[8 + i] then note(i, -5) end
+    end
+    n = 0
   end
-  if mine[1] and try('EXISTS', unpack(lines)) ~= 0 then -- somebody waits, or it is refused
-    local free, where = {}, {}
-    for i = 1, #mine do
-      if try('EXISTS', lines[i]) == 0 then
-        free[#free + 1], where[#where + 1] = mine[i], at[i]
-      else
-        note(at[i], -5)
+  if n > 0 and type(try('ZADD', lines[1], 'XX', 0, '')) == 'table' then leave() end -- no line can be, so all who wait only listen
+  if n > 0 and (n < releases or try('EXISTS', unpack(lines)) ~= 0) then -- perhaps somebody waits, or it is refused
+    mine, n = {}, 0
+    for i = 1, releases do
+      if got[i] == A[8 + i] then
+        if try('EXISTS', line .. K[i] .. '}') == 0 then
+          n = n + 1
+          mine[n] = K[i]
+        else
+          note(i, -5)
+          got[i] = nil
+        end
       end
     end
-    mine, at = free, where
   end
-  if mine[1] and type(try('DEL', unpack(mine))) == 'table' then
-    for i = 1, #mine do note(at[i], -5) end
-  end
+  if n > 0 and type(try('DEL', unpack(mine, 1, n))) == 'table' then leave() end
 end
 if not out and verdict == 0 then return now end
 out = out or {0, 0}

@@ -1,11 +1,11 @@
--- Stands in acquire, join, renew and batch, where they name it, behind what most calls need: fencing counters that end some time after their last token.
--- mark is the name of "high top floor" in microseconds: what the clock said at the last look, the largest token by
--- then, and what a token of a lock without a counter must be above.
--- A look comes where there is no counter, where a token enters another interval than the one before, and where it is
--- ahead of the clock. A clock that has fallen since the last look may have ended counters whose tokens are ahead of it.
+-- Part of acquire, join, renew and batch, after the code that serves most calls: fencing counters that end some time
+-- after their last token. mark is the name of "high top floor" in microseconds: the clock at the last look, the largest
+-- token until then, and the limit above which the token of a lock without a counter must be.
+-- A look is needed if there is no counter, if a token enters another interval than the one before, and if it is ahead
+-- of the clock. A clock that has fallen since the last look may have ended counters whose tokens are ahead of it.
 local INTERVAL, AHEAD, MOST = 10000000, 500000, 9007199254740991
 local function digits(n) return string.format('%.0f', n) end
--- look returns the token, raised above the floor where there is no counter; or nil and an error.
+-- look returns the token, raised above the floor if there is no counter; or nil and an error.
 local function look(x, missing)
   local stored = redis.pcall('GET', mark)
   if type(stored) == 'table' then return nil, stored end
@@ -19,9 +19,9 @@ local function look(x, missing)
   if said.err then return nil, said end
   return x
 end
--- enters reports whether a token needs a look, after this one.
+-- enters reports whether token x needs a look, after token old.
 local function enters(x, old)
   return math.floor(x / INTERVAL) ~= math.floor(old / INTERVAL) or x > now + AHEAD
 end
--- life is the PX of a counter with this token: so many ms after it, or after now.
+-- life is the PX of a counter with token x: it ends ms milliseconds after x, or after now if that is later.
 local function life(x, ms) return digits(math.ceil((math.max(now, x) - now) / 1000) + ms) end

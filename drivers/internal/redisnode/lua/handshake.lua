@@ -1,15 +1,16 @@
--- The handshake of a text that a restart guard stands before; RUN is the process that it is for, and TERMS are the terms.
--- In one execution it finds out which process this is, writes down what that means, and makes this very text callable
--- by EVALSHA, even if this is another process than RUN or has other terms: its meta then shows the text as what it is.
+-- The handshake of a text with a restart guard; RUN is the process that the text is for, and TERMS are its terms.
+-- In one execution it finds out which process this is, records the consequence in meta, and makes this very text
+-- callable by EVALSHA, even if this is another process than RUN or has other terms: the text then sees that in meta.
 -- KEYS: the last is meta; see guard.lua.
--- ARGV: 1 'handshake', 2 TIME of the other nodes at most (us), 0 where there are none, -1 where it is not known yet,
--- 3 'bootstrap' (it is new: no guard where there is no meta), 'nodes' (N changes: a guard from now on), 'terms' (they
--- change to those in 5), 'settled' (all nodes know that they do), 'durable' (it forgets nothing that meta has outlived),
--- or '', 4 until when it may be taken for new (us), 5 the terms to take where there is no meta, or to change to.
--- Reply: {code, run_id, TIME, till, terms, why, from}: 1 this is RUN, and its terms are TERMS; 0 it is not RUN; 2 the node
--- is of another number of nodes; 3 nothing was done, since RUN was to be taken for new, and this is not RUN, or it is
--- too late for that, or the change of terms is not known here; 4 it is RUN and has other terms; 5 nothing was done, since
--- the other nodes are not known yet. from is when the next terms hold; 0: none are settled.
+-- ARGV: 1 'handshake', 2 TIME of the other nodes at most (us), 0 if there are none, -1 if it is not known yet,
+-- 3 'bootstrap' (the process is new: no guard if there is no meta), 'nodes' (N changes: a guard from now on), 'terms'
+-- (they change to those in 5), 'settled' (all nodes know that they change), 'durable' (the process forgets nothing that
+-- meta has outlived), or '', 4 until when the process may be taken for new (us), 5 the terms to take if there is no meta,
+-- or to change to.
+-- Reply: {code, run_id, TIME, till, terms, why, from}. Codes: 1 this is RUN, and its terms are TERMS; 0 it is not RUN;
+-- 2 the node is of another number of nodes; 3 nothing was done, since RUN should be taken for new and this is not RUN, or
+-- it is too late for that, or this node does not know of the change of terms; 4 it is RUN and has other terms; 5 nothing
+-- was done, since the time of the other nodes is not known yet. from is the instant from which the next terms hold; 0: none are settled.
 if ARGV[1] == 'handshake' then
   local t = redis.call('TIME')
   local now = t[1] * 1000000 + t[2]

@@ -1,6 +1,6 @@
--- First contact: which server process is this, and what does its clock say?
--- No KEYS but one that routes the call; no ARGV. The only script that is not bound to a process.
--- Reply: {run_id ('' where INFO is not allowed), TIME in microseconds, how it evicts keys, or '' where it does not}.
+-- First contact: which server process is this, and what time does its clock show?
+-- No KEYS except one that routes the call; no ARGV. The only script that is not bound to a process.
+-- Reply: {run_id ('' if INFO is not allowed), TIME in microseconds, its policy of eviction, or '' if it evicts nothing}.
 local t = redis.call('TIME')
 local info, memory = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'memory')
 local id = type(info) == 'string' and string.match(info, 'run_id:(%x+)') or ''

@@ -2,7 +2,7 @@
 -- KEYS: 1 lock, 2 counter, 3 mark.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 token (us), 5 life of the counter (ms),
 -- 6 the nodes' time (us) when the lease was last confirmed.
--- Reply: as acquire's, or {-2, counter, TIME} where the counter is above the token, or may have been.
+-- Reply: as acquire's, or {-2, counter, TIME} if the counter is above the token, or may have been.
 local me = ARGV[2] .. '|'
 local v = redis.call('GET', KEYS[1])
 if v then

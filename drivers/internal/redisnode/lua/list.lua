@@ -1,8 +1,8 @@
 -- Who holds these locks, and how many wait for each?
--- KEYS: locks. Their counters and lines are not among them.
+-- KEYS: locks, without their counters and lines.
 -- ARGV: for each lock its counter and its line.
--- Reply: for each lock the first KiB of its value, PTTL, counter, how many are in line; PTTL is -2 where the lock is free or
--- no string.
+-- Reply: for each lock the first KiB of its value, PTTL, counter, number of waiters in line; PTTL is -2 if the lock is free
+-- or its value is no string.
 local all = {}
 for i, lock in ipairs(KEYS) do
   local v, pttl, counter, waiters = redis.pcall('GETRANGE', lock, 0, 1023), -2, false, 0

@@ -1,7 +1,7 @@
--- Enters a listener in the line of those who wait: behind all of them, and without a place. The next release that
--- finds nobody before it tells all who watch, and takes it out.
+-- Enters a listener in the line: behind all waiters, and without a place. The next release that finds no waiter before
+-- the listener tells all who watch, and removes the listener.
 -- KEYS: 1 lock. The line is not among them: see release.lua.
--- ARGV: 1 '0', 2 line, 3 'listen.' and the process' own name, 4 PX of the line (ms); '0': it leaves.
+-- ARGV: 1 '0', 2 line, 3 'listen.' and the process' own name, 4 PX of the line (ms); '0': the listener leaves.
 -- Reply: {1}; {0} the server refuses to keep a line.
 if ARGV[4] == '0' then
   redis.pcall('ZREM', ARGV[2], ARGV[3])

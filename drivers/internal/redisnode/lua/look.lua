@@ -1,6 +1,6 @@
 -- What does the server remember of locks? Changes nothing; not bound to a process.
 -- KEYS: 1 meta. No ARGV.
--- Reply: {run_id ('' where INFO is not allowed), TIME, seconds since its start, meta or ''}.
+-- Reply: {run_id ('' if INFO is not allowed), TIME, seconds since its start, meta or ''}.
 local t = redis.call('TIME')
 local info = redis.pcall('INFO', 'server')
 if type(info) ~= 'string' then info = '' end

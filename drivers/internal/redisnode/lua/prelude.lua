@@ -1,4 +1,4 @@
--- Stands before every script that is bound to a process, after a line that sets RUN.
+-- Runs before every script that is bound to a process, after a line that sets RUN.
 -- ARGV[1]: 'handshake', or the not-after in microseconds of the server's clock.
 -- A bound text is loaded by EVAL with 'handshake' alone, so the execution that makes it callable by
 -- EVALSHA is the one that checks the process. Reply of the handshake: {1 if this is RUN, run_id, TIME}.

@@ -1,16 +1,15 @@
--- Frees the lock, if this acquisition has it, and keeps it for a moment for the first in line, who is told.
--- Where only a listener is in line, or nobody of the line is there, or there can be no line, all who watch are told;
--- where nobody is, none.
--- KEYS: 1 lock. The line is not among them: a user who may not use it is to release all the same.
--- ARGV: 1 '0' (a release is never too late), 2 value (owner/attempt|token), or owner/attempt| for whatever token, or '',
--- 3 channel, 4 line, 5 what a waiter's own channel begins with, 6 '1' where PUBLISH tells whether a waiter is there,
--- 7 a place in line to give up, if there is one, and with it the lock if it is kept for that, or free.
--- 8 if it is there, the lock is free for anybody, and nobody is told.
--- A place is channel.number.time: the time (ms) is for how long the lock is kept. A waiter is told: delay (ms), place,
--- lock. Who is second comes again after the delay, for the first may be dead.
--- Reply: 1 freed; 0 it was not this one's; 2 freed, but PUBLISH is refused; 3 kept for the next.
-local v = redis.call('GET', KEYS[1])
-local me, quits = ARGV[2], ARGV[7] or ''
+-- Frees the lock if this acquisition has it, keeps it for a moment for the first waiter in line, and tells that waiter.
+-- If only a listener is in line, or no waiter of the line is there, or there can be no line, it tells all who watch; if
+-- nobody watches, nobody.
+-- KEYS: 1 lock. The line is not among them: a user who may not use it must still be able to release.
+-- ARGV: 1 '1' if the reply of PUBLISH tells whether a waiter is there, 2 value (owner/attempt|token), or owner/attempt| for
+-- any token, or '', 3 prefix of a waiter's own channel, 4 line (the channel of all has this name, but "free:" for "line:"),
+-- 5 a place in line to give up, if there is one, and with it the lock if it is kept for that place, or free.
+-- 6 if it is there, the lock is free for anybody, and nobody is told.
+-- A place is channel.number.time: the time (ms) says for how long the lock is kept. The message to a waiter is: delay
+-- (ms), place, lock. The second waiter asks again after the delay, since the first may be dead.
+-- Reply: 1 freed; 0 another acquisition has it; 2 freed, but PUBLISH is refused; 3 kept for the next.
+local v, me, quits = redis.call('GET', KEYS[1]), ARGV[2], ARGV[5] or ''
 local mine = v and me ~= '' and (v == me or string.sub(me, -1) == '|' and string.sub(v, 1, #me) == me)
 if quits ~= '' then
   redis.pcall('ZREM', ARGV[4], quits)
@@ -18,17 +17,17 @@ if quits ~= '' then
 end
 if not mine then return 0 end
 local heard = false
-for _ = 1, ARGV[8] and 0 or 100 do
+for _ = 1, ARGV[6] and 0 or 100 do
   local first = redis.pcall('ZPOPMIN', ARGV[4])
   local place = first[1]
   heard = heard or place or first.err
   if not place or string.find(place, 'listen.', 1, true) == 1 then break end
   local function tell(place, delay)
-    return redis.pcall('PUBLISH', ARGV[5] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
+    return redis.pcall('PUBLISH', ARGV[3] .. string.match(place, '^[^.]*'), delay .. ' ' .. place .. ' ' .. KEYS[1])
   end
   local there = tell(place, '0')
   if type(there) == 'table' then break end
-  if there > 0 or ARGV[6] ~= '1' then
+  if there > 0 or ARGV[1] ~= '1' then
     local time = string.match(place, '%d+$') or '30'
     if redis.pcall('SET', KEYS[1], 'redlock1:next|' .. first[2] .. '|' .. place, 'PX', time).err then break end
     local second = redis.pcall('ZRANGE', ARGV[4], 0, 0)[1]
@@ -38,6 +37,6 @@ for _ = 1, ARGV[8] and 0 or 100 do
 end
 redis.call('DEL', KEYS[1])
 if not heard then return 1 end
-local said = redis.pcall('PUBLISH', ARGV[3], '')
+local said = redis.pcall('PUBLISH', ARGV[3] .. string.sub(ARGV[4], #ARGV[3] + 1), '')
 if type(said) == 'table' then return 2 end
 return 1

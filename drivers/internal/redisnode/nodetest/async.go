@@ -13,31 +13,50 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// started starts a call, and waits for its answer. A node that cannot start it, since its
-// connections or its process' state are in doubt, is asked in the blocking way first.
-func started[T any](t *testing.T, ask func(), start func(done func(T, error)) bool) (T, error) {
+// told is the result of a started call, and its receiver.
+type told struct {
+	lease driver.Lease
+	grant driver.Grant
+	err   error
+	ended chan *told
+}
+
+func (r *told) Acquired(l driver.Lease, err error) { r.ended <- &told{lease: l, err: err} }
+func (r *told) Renewed(g driver.Grant, err error)  { r.ended <- &told{grant: g, err: err} }
+func (r *told) Released(err error)                 { r.ended <- &told{err: err} }
+
+// started starts a call, and waits for its answer. If a node cannot start it, because its
+// connections or the state of its process are in doubt, a blocking call is made first.
+func started(t *testing.T, ask func(), start func(r async.Receiver) bool) *told {
 	t.Helper()
-	type answer struct {
-		value T
-		err   error
-	}
-	answers := make(chan answer, 2)
-	for end := time.Now().Add(30 * time.Second); !start(func(v T, err error) { answers <- answer{v, err} }); ask() {
+	r := &told{ended: make(chan *told, 2)}
+	for end := time.Now().Add(30 * time.Second); !start(r); ask() {
 		if time.Now().After(end) {
 			t.Fatal("the call is not started")
 		}
 	}
 	select {
-	case a := <-answers:
-		return a.value, a.err
+	case answer := <-r.ended:
+		return answer
 	case <-time.After(time.Minute):
 		t.Fatal("a started call was never answered")
 		panic("unreachable")
 	}
 }
 
-// starting: calls that nobody waits for do what the blocking ones do, through broken
-// connections, servers that hang and lost scripts, with a restart guard and without.
+// term is a Term whose length is known from the start.
+type term struct {
+	context.Context
+	end time.Time
+}
+
+func until(d time.Duration) term { return term{context.Background(), time.Now().Add(d)} }
+
+func (t term) Deadline() (time.Time, bool) { return t.end, true }
+func (t term) Due() time.Time              { return t.end }
+
+// starting: started calls have the same effects as blocking calls, with broken connections,
+// servers that hang and lost scripts, with and without a restart guard.
 func (s *suite) starting(t *testing.T) {
 	for name, q := range map[string]*driver.Quorum{
 		"alone": nil,
@@ -66,19 +85,18 @@ func (s *suite) starting(t *testing.T) {
 				})
 			}
 			anew := func() { warm("anew") }
-			long := func() time.Time { return time.Now().Add(30 * time.Second) }
-			acquire := func(key string, until time.Time) (driver.Lease, error) {
-				return started(t, anew, func(done func(driver.Lease, error)) bool {
-					return b.(async.Backend).StartAcquire(context.Background(), ask(key), until, done)
-				})
+			long := func() term { return until(30 * time.Second) }
+			acquire := func(key string, until term) (driver.Lease, error) {
+				r := started(t, anew, func(r async.Receiver) bool { return b.(async.Backend).StartAcquire(until, ask(key), r) })
+				return r.lease, r.err
 			}
 			release := func(l driver.Lease) error {
-				_, err := started(t, anew, func(done func(struct{}, error)) bool {
-					return l.(async.Lease).StartRelease(context.Background(), long(), func(err error) { done(struct{}{}, err) })
-				})
-				return err
+				return started(t, anew, func(r async.Receiver) bool { return l.(async.Lease).StartRelease(long(), r) }).err
 			}
-			if b.(async.Backend).StartAcquire(context.Background(), ask("cold"), long(), nil) {
+			if a := b.(async.Backend); !a.Starts(b) || a.Starts(struct{ driver.Backend }{b}) {
+				t.Error("the backend does not know itself")
+			}
+			if b.(async.Backend).StartAcquire(long(), ask("cold"), nil) {
 				t.Fatal("a call was started before the first contact")
 			}
 			warm("warm")
@@ -90,25 +108,28 @@ func (s *suite) starting(t *testing.T) {
 			if _, err := acquire("k", long()); !errors.Is(err, driver.ErrHeld) {
 				t.Errorf("a lock that is held: %v", err)
 			}
-			g, err := started(t, anew, func(done func(driver.Grant, error)) bool {
-				return l.(async.Lease).StartRenew(context.Background(), &driver.Renewal{TTL: time.Minute}, long(), done)
+			r := started(t, anew, func(r async.Receiver) bool {
+				return l.(async.Lease).StartRenew(long(), &driver.Renewal{TTL: time.Minute}, r)
 			})
-			if err != nil || g.Fence != l.Grant().Fence || !g.Expires.After(time.Now()) {
-				t.Errorf("renewed: %+v, %v", g, err)
+			if r.err != nil || r.grant.Fence != l.Grant().Fence || !r.grant.Expires.After(time.Now()) {
+				t.Errorf("renewed: %+v, %v", r.grant, r.err)
 			}
 			if err := release(l); err != nil {
 				t.Errorf("released: %v", err)
 			}
 
-			// A reply is lost with its connection: the second try finds what the first did.
+			// A reply is lost with its connection: the second try finds the effect of the first.
 			p.CutReplies(1)
 			if l, err = acquire("cut", long()); err != nil {
 				t.Errorf("after a lost reply: %v", err)
 			} else {
 				p.CutReplies(1)
-				if err := release(l); err != nil {
-					t.Errorf("the release, after a lost reply: %v", err)
-				}
+				eventually(t, func() error { // the caller repeats a release
+					if err := release(l); !errors.Is(err, driver.ErrLost) {
+						return err
+					}
+					return nil
+				})
 			}
 
 			// The server loses its scripts.
@@ -122,13 +143,14 @@ func (s *suite) starting(t *testing.T) {
 				t.Errorf("the release after SCRIPT FLUSH: %v", err)
 			}
 
-			// Nothing answers until the deadline, and what takes effect later is undone.
+			// The server does not answer until the deadline, and a call that takes effect later
+			// is undone.
 			warm("before the pause")
 			p.Pause()
-			for i := range 8 { // each is started or refused
-				b.(async.Backend).StartAcquire(context.Background(), ask(fmt.Sprint("late", i)), long(), func(driver.Lease, error) {})
+			for i := range 8 { // each call is started or refused
+				b.(async.Backend).StartAcquire(long(), ask(fmt.Sprint("late", i)), &told{ended: make(chan *told, 1)})
 			}
-			if _, err := acquire("late", time.Now().Add(50*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := acquire("late", until(50*time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("without an answer: %v", err)
 			}
 			p.Resume()

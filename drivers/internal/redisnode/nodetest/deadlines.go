@@ -13,8 +13,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// shortDeadlines: callers whose time is shorter than a round trip leave, and break no
-// connection: the next would have to wait for another one.
+// shortDeadlines: callers whose time is shorter than a round trip leave without breaking a
+// connection, for which the next caller would have to wait.
 func (s *suite) shortDeadlines(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
@@ -22,7 +22,7 @@ func (s *suite) shortDeadlines(t *testing.T) {
 	s.warm(t, b)
 	p.Delay(fault.ToServer, time.Millisecond, 4*time.Millisecond)
 	p.Delay(fault.ToClient, time.Millisecond, 4*time.Millisecond)
-	const most = 11 // pool_size and one
+	const most = 11 // pool_size plus one
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
@@ -44,15 +44,14 @@ func (s *suite) shortDeadlines(t *testing.T) {
 	if n := p.Stats().Conns; n > most {
 		t.Errorf("%d connections were made, and %d are enough", n, most)
 	}
-	if err := b.Close(); err != nil { // brings the clean-up to its end
+	if err := b.Close(); err != nil { // waits for the clean-up
 		t.Error(err)
 	}
 	noLocks(t, srv)
 }
 
-// hungConnect: where connections are accepted and nothing more, callers come back
-// at their deadlines, and Close after about a call timeout, however long connecting
-// may take.
+// hungConnect: if a server only accepts connections, callers return at their deadlines, and
+// Close after about a call timeout, however long connecting may take.
 func (s *suite) hungConnect(t *testing.T) {
 	for _, when := range []string{"from the start", "later"} {
 		t.Run(when, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -33,35 +34,11 @@ func (s *suite) guards(t *testing.T) {
 	}
 }
 
-// heard collects events.
-type heard struct {
-	mu   sync.Mutex
-	seen []driver.Notice
-}
-
-func (h *heard) event(e driver.Notice) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.seen = append(h.seen, e)
-}
-
-func (h *heard) count(kind driver.NoticeKind, says string) int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	n := 0
-	for _, e := range h.seen {
-		if e.Kind == kind && strings.Contains(e.Detail, says) {
-			n++
-		}
-	}
-	return n
-}
-
 // guarded opens a lone instance with options of its guard.
-func (s *suite) guarded(t testing.TB, srv *server.Server, options string) (driver.Backend, *heard) {
+func (s *suite) guarded(t testing.TB, srv *server.Server, options string) (driver.Backend, *redlocktest.NoticeLog) {
 	t.Helper()
-	h := &heard{}
-	return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), "?"+options), Notify: h.event}), h
+	h := &redlocktest.NoticeLog{}
+	return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), "?"+options), Notify: h.Add}), h
 }
 
 // bid makes one attempt. Its TTL is the longest that suits all guards here: half of it bounds
@@ -70,8 +47,8 @@ func (s *suite) bid(b driver.Backend, key string) (driver.Lease, error) {
 	return b.Acquire(context.Background(), s.ask(key, min(20*time.Second, b.Info().MaxTTL)))
 }
 
-// quarantined fails unless err is a refusal for about as long as is left of the guard, in
-// these words.
+// quarantined fails the test unless err is a refusal with these words, for about the rest of
+// the guard.
 func quarantined(t testing.TB, err error, left time.Duration, says ...string) {
 	t.Helper()
 	var r *driver.RefusedError
@@ -82,7 +59,7 @@ func quarantined(t testing.TB, err error, left time.Duration, says ...string) {
 		t.Errorf("RetryAfter is %v of a guard of %v", r.RetryAfter, left)
 	}
 	if r.Clock.IsZero() || r.Server == "" {
-		t.Errorf("it tells no clock, or not who it is: %+v", r)
+		t.Errorf("it has no clock or no server identity: %+v", r)
 	}
 	for _, part := range append(says, "restart guard") {
 		if !strings.Contains(err.Error(), part) {
@@ -91,7 +68,7 @@ func quarantined(t testing.TB, err error, left time.Duration, says ...string) {
 	}
 }
 
-// forEver fails unless err is a refusal without an end, in these words.
+// forEver fails the test unless err is a permanent refusal with these words.
 func forEver(t testing.TB, err error, says ...string) {
 	t.Helper()
 	var r *driver.RefusedError
@@ -114,7 +91,7 @@ func run(t testing.TB, srv *server.Server, args ...string) any {
 	return reply
 }
 
-// answered makes bids until the server answers: connections from before a restart may fail.
+// answered bids until the server answers: connections from before a restart may fail.
 func answered(t testing.TB, bid func() (driver.Lease, error)) error {
 	t.Helper()
 	var err error
@@ -148,7 +125,7 @@ func (s *suite) guardForgets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := h.count(driver.NoticeBootstrapped, "votes at once"); n != 1 {
+	if n := len(h.Of(driver.NoticeBootstrapped, "votes at once")); n != 1 {
 		t.Errorf("%d events say that it is new", n)
 	}
 	run(t, srv, "SAVE")
@@ -160,7 +137,7 @@ func (s *suite) guardForgets(t *testing.T) {
 	up := time.Now()
 	err = answered(t, func() (driver.Lease, error) { return s.bid(b, "lost") })
 	quarantined(t, err, 2*time.Second, "was restarted")
-	// Renewals go on, by what it remembers.
+	// Renewals go on, because it has its memory.
 	if time.Now().Before(l.Grant().Expires) {
 		_, err := l.Renew(context.Background(), &driver.Renewal{TTL: 2 * time.Second})
 		if err != nil && time.Now().Before(l.Grant().Expires) {
@@ -168,7 +145,7 @@ func (s *suite) guardForgets(t *testing.T) {
 		}
 	}
 	if _, err := lost.Renew(context.Background(), &driver.Renewal{TTL: 2 * time.Second}); !errors.Is(err, driver.ErrLost) {
-		t.Errorf("a renewal of what it has forgotten: %v", err)
+		t.Errorf("a renewal of a lock that the server has forgotten: %v", err)
 	}
 	eventually(t, func() error {
 		l, err := s.bid(b, "lost")
@@ -180,7 +157,7 @@ func (s *suite) guardForgets(t *testing.T) {
 		}
 		return err
 	})
-	if n := h.count(driver.NoticeQuarantined, "was restarted"); n != 1 {
+	if n := len(h.Of(driver.NoticeQuarantined, "was restarted")); n != 1 {
 		t.Errorf("%d events say that it was restarted", n)
 	}
 }
@@ -198,10 +175,10 @@ func (s *suite) guardFlush(t *testing.T) {
 			t.Errorf("after SCRIPT FLUSH: %v", err)
 		}
 	}
-	if n := h.count(driver.NoticeQuarantined, ""); n != 0 {
+	if n := len(h.Of(driver.NoticeQuarantined, "")); n != 0 {
 		t.Errorf("%d quarantines", n)
 	}
-	_, _ = l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}) // its marker is there
+	_, _ = l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}) // it has its marker
 	run(t, srv, "FLUSHALL")
 	_, err = s.bid(b, "k")
 	quarantined(t, err, 30*time.Second, "lost its memory")
@@ -239,7 +216,7 @@ func (s *suite) guardNew(t *testing.T) {
 		{"&strict_guard=true&bootstrap=true", true, true},
 	} {
 		fresh()
-		if c.old { // by its own clock, it has been up for a day
+		if c.old { // by its own clock it has been running for a day
 			if err := srv.SetClock(24 * time.Hour); err != nil {
 				t.Fatal(err)
 			}
@@ -256,21 +233,21 @@ func (s *suite) guardNew(t *testing.T) {
 		case c.votes && err != nil:
 			t.Errorf("%+v: %v", c, err)
 		case c.votes:
-			if h.count(driver.NoticeBootstrapped, "votes at once") != 1 || h.count(driver.NoticeQuarantined, "") != 0 {
-				t.Errorf("%+v: the events are %+v", c, h.seen)
+			if len(h.Of(driver.NoticeBootstrapped, "votes at once")) != 1 || len(h.Of(driver.NoticeQuarantined, "")) != 0 {
+				t.Errorf("%+v: the events are %+v", c, h.All())
 			}
 		default:
 			quarantined(t, err, 30*time.Second, "new")
-			if h.count(driver.NoticeBootstrapped, "") != 0 || h.count(driver.NoticeQuarantined, "new") != 1 {
-				t.Errorf("%+v: the events are %+v", c, h.seen)
+			if len(h.Of(driver.NoticeBootstrapped, "")) != 0 || len(h.Of(driver.NoticeQuarantined, "new")) != 1 {
+				t.Errorf("%+v: the events are %+v", c, h.All())
 			}
-			// An operator's word does not end what has begun.
+			// An operator's statement does not end a quarantine that has begun.
 			if r, err := b.(driver.GuardAdmin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.MemoryKept {
 				t.Errorf("%+v: Bootstrap says %+v", c, r)
 			}
 		}
 	}
-	// Before the first contact it does.
+	// Before the first contact a statement counts.
 	fresh()
 	b, _ := s.guarded(t, srv, "restart_guard=30s&strict_guard=true")
 	if r, err := b.(driver.GuardAdmin).Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
@@ -279,7 +256,7 @@ func (s *suite) guardNew(t *testing.T) {
 	if _, err := s.bid(b, "k"); err != nil {
 		t.Errorf("after Bootstrap: %v", err)
 	}
-	// Many at once meet it, and nobody spoils it for the others.
+	// Many clients contact it at once, and none delays the others.
 	for range 3 {
 		fresh()
 		var wg sync.WaitGroup
@@ -288,7 +265,7 @@ func (s *suite) guardNew(t *testing.T) {
 			for j := range 4 {
 				wg.Go(func() {
 					if _, err := s.bid(b, fmt.Sprint(i, "/", j)); err != nil {
-						t.Errorf("one of many: %v (%+v)", err, h.seen)
+						t.Errorf("one of many: %v (%+v)", err, h.All())
 					}
 				})
 			}
@@ -392,13 +369,13 @@ func (s *suite) guardDurable(t *testing.T) {
 		t.Errorf("a durable server was restarted: %v", err)
 	}
 	if _, err := s.bid(b, "kept"); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("what it kept: %v", err)
+		t.Errorf("its report: %v", err)
 	}
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
 		t.Errorf("a renewal after the restart: %v", err)
 	}
-	if n := h.count(driver.NoticeQuarantined, ""); n != 0 {
-		t.Errorf("%d quarantines: %+v", n, h.seen)
+	if n := len(h.Of(driver.NoticeQuarantined, "")); n != 0 {
+		t.Errorf("%d quarantines: %+v", n, h.All())
 	}
 	run(t, always, "FLUSHALL") // durable or not
 	_, err = s.bid(b, "k")
@@ -422,7 +399,7 @@ func (s *suite) guardDurable(t *testing.T) {
 	}
 }
 
-// quorum makes requests as a quorum of so many nodes does.
+// quorum makes requests like a quorum of n nodes.
 func quorum(n int, others func() time.Time) *driver.Quorum {
 	return &driver.Quorum{Terms: driver.Terms{
 		N: n, Guard: 30 * time.Second, Excuse: 300 * time.Millisecond, Allowance: 100 * time.Millisecond,
@@ -434,7 +411,7 @@ func (s *suite) guardNode(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
 	admin := b.(driver.GuardAdmin)
-	var zone time.Duration // how far the other nodes are ahead; negative: not known
+	var zone time.Duration // how far the other nodes' clocks are ahead; negative: unknown
 	q := quorum(5, func() time.Time {
 		if zone < 0 {
 			return time.Time{}
@@ -484,7 +461,8 @@ func (s *suite) guardNode(t *testing.T) {
 	_, err = bid(q, func(r *driver.Request) { r.TTL = time.Minute })
 	forEver(t, err, "1m0s is over the restart guard that the node keeps, 30s", "dlock bootstrap --terms")
 
-	// A restart with memory, while the other nodes' clocks are not known: it does not begin.
+	// A restart with memory while the other nodes' clocks are unknown: the quarantine does not
+	// begin.
 	run(t, srv, "SAVE")
 	crash(t, srv)
 	zone = -1
@@ -505,7 +483,7 @@ func (s *suite) guardNode(t *testing.T) {
 		t.Errorf("a release in the quarantine: %v", err)
 	}
 
-	// A client with a longer guard goes by that of the server.
+	// A client with a longer guard uses the server's guard.
 	longer := quorum(5, q.OtherClocks)
 	longer.Guard, longer.Quarantine = 50*time.Second, 51*time.Second
 	_, err = bid(longer, nil)
@@ -513,7 +491,7 @@ func (s *suite) guardNode(t *testing.T) {
 	_, err = bid(longer, func(r *driver.Request) { r.TTL = 40 * time.Second })
 	forEver(t, err, "40s is over the restart guard that the node keeps, 30s, and this client's restart_guard is 50s")
 
-	// The server's grows where that is stated: what protects at once, and what permits later.
+	// A statement makes the server's guard longer: protections grow at once, and permissions later.
 	for i, state := range []driver.Statement{driver.StateTerms, driver.StateTermsSettled} {
 		if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: longer, Statement: state}); err != nil {
 			t.Fatal(err)
@@ -527,18 +505,18 @@ func (s *suite) guardNode(t *testing.T) {
 		}
 	}
 
-	// Its end is in the time of the others, where that is ahead.
+	// The other nodes' clocks decide its end if they are ahead.
 	run(t, srv, "SAVE")
 	crash(t, srv)
 	zone = time.Hour
 	err = answered(t, func() (driver.Lease, error) { return bid(q, nil) })
 	quarantined(t, err, time.Hour+50*time.Second)
-	// And is counted anew where it was too long.
+	// A quarantine that was too long is computed anew.
 	zone = 0
 	_, err = bid(q, nil)
 	quarantined(t, err, 50*time.Second)
 
-	// A quorum of another number of nodes, once that was stated.
+	// A quorum of another number of nodes, after a statement.
 	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, q.OtherClocks), Statement: driver.StateNodes}); err != nil {
 		t.Fatal(err)
 	}
@@ -572,7 +550,7 @@ func (s *suite) guardPromoted(t *testing.T) {
 		want, _ := old.Do("GET", "redlock1:meta")
 		for _, n := range g.Nodes {
 			if got, _ := n.Do("GET", "redlock1:meta"); want == nil || got != want {
-				return errors.New("a replica does not get what its primary wrote down")
+				return errors.New("a replica does not get its primary's memory")
 			}
 		}
 		return nil
@@ -589,7 +567,7 @@ func (s *suite) guardPromoted(t *testing.T) {
 		switch {
 		case err == nil && l.Grant().Server != first:
 			t.Fatal("the new primary votes at once")
-		case err == nil: // until the old primary knows
+		case err == nil: // waits until the old primary knows
 			return errors.New("the old primary still grants")
 		}
 		if !strings.Contains(err.Error(), "restart guard") {
@@ -602,9 +580,9 @@ func (s *suite) guardPromoted(t *testing.T) {
 
 func (s *suite) guardSpaces(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
-	h := &heard{}
+	h := &redlocktest.NoticeLog{}
 	open := func(db int, prefix string) driver.Backend {
-		return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), fmt.Sprintf("/%d?restart_guard=30s&bootstrap=true", db)), Prefix: prefix, Notify: h.event})
+		return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), fmt.Sprintf("/%d?restart_guard=30s&bootstrap=true", db)), Prefix: prefix, Notify: h.Add})
 	}
 	var spaces []driver.Backend
 	for db := range 2 {
@@ -616,15 +594,15 @@ func (s *suite) guardSpaces(t *testing.T) {
 			spaces = append(spaces, b)
 		}
 	}
-	if n := h.count(driver.NoticeBootstrapped, ""); n != len(spaces) {
+	if n := len(h.Of(driver.NoticeBootstrapped, "")); n != len(spaces) {
 		t.Errorf("%d of %d were new", n, len(spaces))
 	}
 	run(t, srv, "SAVE")
 	crash(t, srv)
-	for i, b := range spaces { // each by itself: one's handshake does not repair another's
+	for i, b := range spaces { // each by itself: one handshake does not repair another guard
 		err := answered(t, func() (driver.Lease, error) { return s.bid(b, "k2") })
 		quarantined(t, err, 30*time.Second, "was restarted")
-		if n := h.count(driver.NoticeQuarantined, ""); n != i+1 {
+		if n := len(h.Of(driver.NoticeQuarantined, "")); n != i+1 {
 			t.Errorf("%d quarantines of %d", n, i+1)
 		}
 	}

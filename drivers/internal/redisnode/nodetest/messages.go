@@ -16,8 +16,8 @@ import (
 
 const canary = "s3cr3t-canary"
 
-// words: every way in which a server refuses or is away has an error that says it,
-// that is never contention, and that shows no password.
+// words: for every way in which a server refuses or fails, the error says so, is never
+// contention, and shows no password.
 func (s *suite) words(t *testing.T) {
 	all := server.StartFor(t, s.kind,
 		server.WithUser("noeval on >"+canary+" ~* &* +@all -evalsha -eval"),

@@ -1,6 +1,5 @@
-// Package nodetest tests a driver for Redis and Valkey against real servers: the
-// conformance suite, and what is particular to these servers. It is for the tests of
-// the drivers alone.
+// Package nodetest tests a driver for Redis and Valkey against real servers: the conformance
+// suite, and tests that are specific to these servers. Only the tests of the drivers use it.
 package nodetest
 
 import (
@@ -21,21 +20,21 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A Driver is what is tested.
+// A Driver is the driver under test.
 type Driver struct {
 	Scheme string // "redis"
 	Driver driver.Driver
-	// App returns a backend on a client as an application may have it: with retries
-	// and the library's default settings.
+	// App returns a backend over a client like an application's: with retries and the library's
+	// default settings.
 	App func(addr string, callTimeout time.Duration) (*App, error)
 	// Bare returns a function that sets a key, which is new, through a client with the
 	// library's default settings, and one that closes the client.
 	Bare func(Way) (set func(ctx context.Context, key string) error, end func(), err error)
-	// Goroutines are functions of the library that live as long as its client.
+	// Goroutines names functions of the library that run as long as its client exists.
 	Goroutines []string
 }
 
-// An App is a backend on an application's own client.
+// An App is a backend over an application's own client.
 type App struct {
 	Backend driver.Backend
 	Ping    func() error // by the client
@@ -48,54 +47,51 @@ type test struct {
 	run  func(*suite, *testing.T)
 }
 
-// alone are the tests beside which nothing else may run: they look for leaked goroutines,
-// or count on a reservation's few milliseconds.
+// alone are the tests that must run alone: they look for leaked goroutines, or depend on a
+// reservation's few milliseconds.
 var alone = []test{
 	{"Conformance", (*suite).conformance},
-	{"LineServesFirstComeFirst", steadily((*suite).lineOrder)},
-	{"LinePassesOverTheDeadAndTheSilent", steadily((*suite).lineDead)},
-	{"LineForgetsWhoLeaves", steadily((*suite).lineLeaves)},
-	{"LineKeepsThePlaceOfWhoWasForestalled", steadily((*suite).lineKeeps)},
-	{"ForeignReleaseWakesAll", steadily((*suite).lineForeign)},
-	{"WithoutTheRightToALineReleasesWakeAll", steadily((*suite).lineRefused)},
+	{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
+	{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
+	{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
+	{"QueueKeepsThePlaceOfAForestalledWaiter", steadily((*suite).queueKeeps)},
+	{"ForeignReleaseWakesAll", steadily((*suite).queueForeign)},
+	{"WithoutTheRightToAQueueReleasesWakeAll", steadily((*suite).queueRefused)},
 	{"ThousandLeasesNeedFewConnections", (*suite).thousand},
 }
 
-// together are the tests that run side by side: they mostly wait.
+// together are the tests that run in parallel: they mostly wait.
 var together = []test{
 	{"IdleWaitersAskNobody", (*suite).idleWaiters},
 	{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
 	{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
 	{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
-	{"CancelledAcquiresLeaveNoKey", (*suite).cancelled},
 	{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
-	{"LatePacketIsRefusedByTheServer", (*suite).latePacket},
 	{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
 	{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
 	{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
 	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 	{"RestartedServerIsAnotherServer", (*suite).restart},
 	{"ErrorsSayWhatIsWrong", (*suite).words},
-	{"HungServerBoundsWhatIsUnderWay", (*suite).hung},
 	{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
 	{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
 	{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
 	{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	{"WaitersShareOneConnection", (*suite).oneSubscriber},
-	{"WaiterSurvivesABreakAndARestart", (*suite).waiterSurvives},
 	{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
 	{"TLSPasswordUserAndSocket", (*suite).ways},
 	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
 }
 
-// halves are more tests that run side by side, about servers and their topologies rather than
-// about a driver's library: with -short each runs with one driver, by its scheme.
+// halves are further parallel tests, about servers and their topologies rather than a driver's
+// library. Each half belongs to the driver with this scheme, which runs it on both kinds of server.
+// The other driver runs it only on the server with its own name, and with -short not at all.
 var halves = map[string][]test{
 	"redis": {
 		{"RestartGuard", (*suite).guards},
 		{"SentinelFailover", (*suite).sentinel},
-		{"LineInACluster", steadily((*suite).lineCluster)},
+		{"QueueInACluster", steadily((*suite).queueCluster)},
 		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
 		{"CountersEndAndTokensRise", (*suite).countersEnd},
 		{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
@@ -110,8 +106,8 @@ var halves = map[string][]test{
 	},
 }
 
-// Main runs the tests of a package that calls Run, eight of them side by side on any
-// number of processors.
+// Main runs the tests of a package that calls Run, eight in parallel on any number of
+// processors.
 func Main(m *testing.M) int {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil {
@@ -120,8 +116,8 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// RunAlone runs the conformance suite and the other tests beside which nothing else may
-// run: on both servers, or with -short on the one that the driver is named for.
+// RunAlone runs the conformance suite and the other tests that must run alone: on both servers,
+// or with -short on the server with the driver's name.
 func RunAlone(t *testing.T, d Driver) {
 	eachKind(t, d, func(t *testing.T, s *suite) {
 		for _, test := range alone {
@@ -130,17 +126,16 @@ func RunAlone(t *testing.T, d Driver) {
 	})
 }
 
-// Run runs all other tests, side by side, or with -short those of one half and what is in none.
+// Run runs all other tests in parallel; halves says which on which server.
 func Run(t *testing.T, d Driver) {
 	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
-	tests := halves[d.Scheme]
-	if !testing.Short() {
-		tests = slices.Concat(halves["redis"], halves["valkey"])
-	}
-	tests = slices.Concat(tests, together) // those that take long come first
 	eachKind(t, d, func(t *testing.T, s *suite) {
 		t.Parallel()
-		for _, test := range tests {
+		tests := halves[d.Scheme]
+		if s.own() && !testing.Short() {
+			tests = slices.Concat(halves["redis"], halves["valkey"])
+		}
+		for _, test := range slices.Concat(tests, together) { // long tests come first
 			t.Run(test.name, func(t *testing.T) {
 				t.Parallel()
 				test.run(s, t)
@@ -151,8 +146,8 @@ func Run(t *testing.T, d Driver) {
 
 func eachKind(t *testing.T, d Driver, do func(*testing.T, *suite)) {
 	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
-		if name := strings.TrimSuffix(string(kind), "-server"); !testing.Short() || name == d.Scheme {
-			t.Run(name, func(t *testing.T) { do(t, &suite{Driver: d, kind: kind}) })
+		if s := (&suite{Driver: d, kind: kind}); !testing.Short() || s.own() {
+			t.Run(s.name(), func(t *testing.T) { do(t, s) })
 		}
 	}
 }
@@ -162,6 +157,12 @@ type suite struct {
 	kind  server.Kind
 	owner atomic.Int64
 }
+
+// name returns the name of the server, without "-server".
+func (s *suite) name() string { return strings.TrimSuffix(string(s.kind), "-server") }
+
+// own reports whether the server has the driver's name.
+func (s *suite) own() bool { return s.name() == s.Scheme }
 
 func (s *suite) url(addr, more string) string { return s.Scheme + "://" + addr + more }
 
@@ -205,7 +206,7 @@ func (s *suite) lock(t testing.TB, b driver.Backend, key string, ttl time.Durati
 	return l
 }
 
-// lockSoon is lock where a call may time out on a busy machine.
+// lockSoon is like lock, for calls that may time out on a busy machine.
 func (s *suite) lockSoon(t testing.TB, b driver.Backend, key string, ttl time.Duration) (l driver.Lease) {
 	t.Helper()
 	eventually(t, func() (err error) {
@@ -215,8 +216,8 @@ func (s *suite) lockSoon(t testing.TB, b driver.Backend, key string, ttl time.Du
 	return l
 }
 
-// warm makes the first contact, however long that takes. Each try has a key of its own: a
-// release that is not answered in time may leave its lock until the TTL ends, and so that is short.
+// warm makes the first contact, however long it takes. Each try has its own key and a short
+// TTL, because a release without an answer in time may leave its lock until the TTL ends.
 func (s *suite) warm(t testing.TB, b driver.Backend) {
 	t.Helper()
 	n := 0
@@ -237,7 +238,7 @@ func unlock(t testing.TB, l driver.Lease) {
 	}
 }
 
-// eventually tries until ok returns nil, for at most half a minute.
+// eventually calls ok until it returns nil, for at most half a minute.
 func eventually(t testing.TB, ok func() error) {
 	t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -254,7 +255,7 @@ func eventually(t testing.TB, ok func() error) {
 	}
 }
 
-// locks lists the keys of a server that are no counters.
+// locks lists the keys of a server that are not counters.
 func locks(srv *server.Server) ([]string, error) {
 	reply, err := srv.Do("KEYS", "*")
 	if err != nil {
@@ -284,21 +285,16 @@ func (s *suite) conformance(t *testing.T) {
 	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-s3cr3t"
 	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"), server.WithPassword(secret))
 	at := func(addr string) string { return s.url(":"+secret+"@"+addr, "?grace="+grace.String()) }
-	var mu sync.Mutex
-	var notices []driver.Notice
+	var notices redlocktest.NoticeLog
 	h := fault.Harness(srv.Addr(), func(addr string) (driver.Backend, error) {
-		return s.Driver.Driver.Open(&driver.Config{DSN: at(addr), Prefix: prefix, Notify: func(n driver.Notice) {
-			mu.Lock()
-			defer mu.Unlock()
-			notices = append(notices, n)
-		}})
+		return s.Driver.Driver.Open(&driver.Config{DSN: at(addr), Prefix: prefix, Notify: notices.Add})
 	})
 	h.Driver, h.URL, h.Secret, h.Prefix, h.Grace = s.Driver.Driver, at(srv.Addr()), secret, prefix, grace
-	h.Notices = func() []driver.Notice {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(notices)
+	h.Notices = notices.All
+	if testing.Short() {
+		h.TTL = 250 * time.Millisecond
 	}
+	h.Short = !s.own() // fewer repetitions on the other kind of server
 	h.Residue = func(context.Context) ([]string, error) { return locks(srv) }
 	h.IgnoreGoroutines = append([]string{server.Goroutine}, s.Goroutines...)
 	h.Faults.Kill, h.Faults.Pause, h.Faults.Resume = srv.Kill, srv.Pause, srv.Resume
@@ -340,7 +336,7 @@ func (s *suite) oneWinner(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		// A retry finds its own attempt, so that a lost reply loses no winner.
+		// A retry finds its own attempt, so a lost reply does not lose the only grant.
 		if won.Load() != 1 || unknown.Load() != 0 {
 			t.Errorf("%d winners and %d unknown outcomes, want one and none", won.Load(), unknown.Load())
 		}
@@ -358,15 +354,15 @@ func (s *suite) app(t testing.TB, addr string, callTimeout time.Duration) *App {
 	return a
 }
 
-// appDeadlines: a client that may wait for many seconds makes nobody wait for longer
-// than the call timeout and the caller's context say, and is not closed.
+// appDeadlines: even if the application's client may wait for many seconds, no caller waits
+// longer than the call timeout and its context allow; and the client is not closed.
 func (s *suite) appDeadlines(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
 	a := s.app(t, p.Addr(), time.Second)
 	s.warm(t, a.Backend)
 	l := s.lockSoon(t, a.Backend, "k", time.Minute)
-	const most = 8 * time.Second // less than the client would wait by itself
+	const most = 8 * time.Second // shorter than the client would wait by itself
 	p.BlackHole()
 	start := time.Now()
 	if _, err := a.Backend.Acquire(context.Background(), s.ask("lone", time.Minute)); err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
@@ -412,29 +408,6 @@ func (s *suite) appDeadlines(t *testing.T) {
 	noLocks(t, srv)
 }
 
-func (s *suite) cancelled(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	b := s.open(t, s.url(srv.Addr(), ""))
-	s.warm(t, b)
-	gate := make(chan struct{}, 16)
-	var wg sync.WaitGroup
-	for i := range 1000 {
-		gate <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-gate }()
-			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i%20)*20*time.Microsecond)
-			defer cancel()
-			if l, err := b.Acquire(ctx, s.ask(fmt.Sprintf("c%d", i), time.Minute)); err == nil {
-				if err := l.Release(ctx); err != nil {
-					t.Errorf("Release: %v", err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	noLocks(t, srv)
-}
-
 func (s *suite) jitter(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
@@ -453,7 +426,7 @@ func (s *suite) jitter(t *testing.T) {
 				return
 			}
 			if err := l.Release(ctx); err != nil {
-				timedOut.Add(1) // it says that the lock may stay until its TTL ends
+				timedOut.Add(1) // the error says that the lock may stay until its TTL ends
 			}
 		})
 	}
@@ -467,44 +440,8 @@ func (s *suite) jitter(t *testing.T) {
 	noLocks(t, srv)
 }
 
-// latePacket holds an acquire back until nobody waits for it any more, on a
-// connection that the release does not share.
-func (s *suite) latePacket(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	p := fault.NewProxy(t, srv.Addr())
-	b := s.open(t, s.url(p.Addr(), "?call_timeout=100ms"))
-	s.warm(t, b)
-	noLocks(t, srv) // what the first contact left in doubt is undone before
-	p.Pause()
-	_, err := b.Acquire(context.Background(), s.ask("late", time.Minute))
-	if err == nil || errors.Is(err, driver.ErrHeld) {
-		t.Fatalf("Acquire through a partition: %v", err)
-	}
-	<-time.After(time.Second) // until its not-after is over, by the server's clock
-	p.Resume()
-	eventually(t, func() error {
-		l, err := b.Acquire(context.Background(), s.ask("next", time.Second)) // a release may time out too, and leave it until its end
-		if err == nil {
-			err = l.Release(context.Background())
-		}
-		return err
-	})
-	if err := b.Close(); err != nil { // brings the clean-up to its end, behind the packet
-		t.Fatal(err)
-	}
-	noLocks(t, srv)
-	// Whoever takes a lock leaves a counter.
-	if n, err := srv.Do("EXISTS", "redlock1:fence:{late}"); err != nil || fmt.Sprint(n) != "0" {
-		t.Errorf("the late packet took the lock: %v, %v", n, err)
-	}
-	if n, err := srv.Do("EXISTS", "redlock1:fence:{next}"); err != nil || fmt.Sprint(n) != "1" {
-		t.Errorf("a lock left no counter, so nothing was tested: %v, %v", n, err)
-	}
-}
-
-// closeAfterLostReply: a reply that was lost makes Close wait for nothing where the server
-// answers: what took effect is known from the next answer, and a server that was started
-// anew knows nothing of what was sent before.
+// closeAfterLostReply: after a lost reply Close does not wait if the server answers: the next
+// answer shows what took effect, and a restarted server has no earlier requests.
 func (s *suite) closeAfterLostReply(t *testing.T) {
 	const callTimeout = 20 * time.Second
 	for name, c := range map[string]func(t *testing.T, b driver.Backend, p *fault.Proxy, srv *server.Server){
@@ -640,40 +577,6 @@ func (s *suite) tokens(t *testing.T) {
 		t.Errorf("the refused lock was left: %q", left)
 	}
 	if v, _ := srv.Do("GET", "redlock1:fence:{k}"); fmt.Sprint(v) != "rubbish" {
-		t.Errorf("what is not ours was overwritten with %v", v)
+		t.Errorf("a foreign value was overwritten with %v", v)
 	}
-}
-
-// hung: a server that never answers gets a bounded number of calls, every caller
-// returns in time, and nothing of it remains.
-func (s *suite) hung(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	p := fault.NewProxy(t, srv.Addr())
-	b := s.open(t, s.url(p.Addr(), "?call_timeout=100ms&dial_timeout=100ms"))
-	s.warm(t, b)
-	accepted := p.Stats().Conns
-	p.BlackHole()
-	var wg sync.WaitGroup
-	start := time.Now()
-	for i := range 200 {
-		wg.Go(func() {
-			_, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("h%d", i), time.Minute))
-			if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) {
-				t.Errorf("Acquire at a black hole: %v", err)
-			} else if !errors.Is(err, context.DeadlineExceeded) && !strings.Contains(err.Error(), "reached") {
-				t.Errorf("Acquire at a black hole does not say that time ran out: %v", err)
-			}
-		})
-	}
-	wg.Wait()
-	if d := time.Since(start); d > 30*time.Second {
-		t.Errorf("the callers came back after %v", d)
-	}
-	if n := p.Stats().Conns - accepted; n > 60 {
-		t.Errorf("%d connections were made to a server that does not answer", n)
-	}
-	if err := p.Restore(); err != nil {
-		t.Fatal(err)
-	}
-	s.warm(t, b)
 }

@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// steadily makes a test of one that counts on a lock's being kept for whoever is next in
-// line: some 30 ms, which a busy machine may let pass. It fails if that happens, or
-// anything else, five times in a row.
+// steadily wraps a test that depends on a lock's reservation for the next waiter: some 30 ms,
+// which may pass unused on a busy machine. The test fails only if it fails five times in a row.
 func steadily(test func(*suite, testing.TB)) func(*suite, *testing.T) {
 	return func(s *suite, t *testing.T) {
 		for range 5 {
@@ -29,8 +28,8 @@ func steadily(test func(*suite, testing.TB)) func(*suite, *testing.T) {
 	}
 }
 
-// A try is a test whose failure is not the last word. What fails after its end, when it is
-// tidied up, fails the whole.
+// A try is a run of a test that may fail without failing the test. A failure during its
+// clean-up fails the whole test.
 type try struct {
 	testing.TB
 	mu     sync.Mutex

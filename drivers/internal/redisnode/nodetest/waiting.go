@@ -1,6 +1,7 @@
 package nodetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -35,7 +37,7 @@ func awake(t testing.TB, wake <-chan struct{}) {
 	}
 }
 
-// drained empties wake: a value too many is allowed.
+// drained empties wake: an additional value is allowed.
 func drained(wake <-chan struct{}) {
 	select {
 	case <-wake:
@@ -114,32 +116,72 @@ func calls(t testing.TB, srv *server.Server, command string) int {
 	return n
 }
 
-// idleWaiters: many who wait for many keys over a slow link are subscribed together, and ask
-// no more until a release is announced: which all of them then hear.
+// idleWaiters: many waiters for many keys over a slow link are subscribed together, and do not
+// ask again until a release is announced, which all of them then receive.
 func (s *suite) idleWaiters(t *testing.T) {
 	const n = 1000
-	if more := s.idle(t, n, 10*time.Millisecond, 3*time.Second, n/4); more > n/4 { // in which each would have asked twice
+	if _, more := s.idle(t, n, 10*time.Millisecond, 3*time.Second, n/4); more > n/4 { // long enough that each waiter could ask twice
 		t.Errorf("%d idle waiters asked %d times within 3s", n, more)
 	}
 }
 
-// idle has n wait for n keys of another process over a link with this round trip, and returns
-// how often they asked within a time in which nothing happened: in the first such time in which
-// that was no more than most, if there is one.
-func (s *suite) idle(t *testing.T, n int, trip, watched time.Duration, most int) (asked int) {
+// A tripCount counts the round trips of a link: data that is sent after an answer of one trip
+// belongs to the next trip.
+type tripCount struct {
+	mu         sync.Mutex
+	least      time.Duration // a trip takes at least this long
+	last       int           // number of trips with an answer
+	sent       map[int64][]sending
+	subscribed int // the trip of the last subscription to a key's channel
+}
+
+// A sending is the data that a connection sent at one time.
+type sending struct {
+	at   time.Time
+	trip int
+}
+
+// countTrips counts the trips through a proxy without delay, before another one that delays by
+// least.
+func countTrips(p *fault.Proxy, least time.Duration) *tripCount {
+	c := &tripCount{least: least, sent: map[int64][]sending{}}
+	p.Judge(fault.ToServer, func(conn int64, chunk []byte) (int, fault.Action) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.sent[conn] = append(c.sent[conn], sending{time.Now(), c.last + 1})
+		if bytes.Contains(chunk, []byte("redlock1:free:{w")) {
+			c.subscribed = c.last + 1
+		}
+		return len(chunk), fault.Pass
+	})
+	p.Judge(fault.ToClient, func(conn int64, chunk []byte) (int, fault.Action) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for sent := c.sent[conn]; len(sent) > 0 && time.Since(sent[0].at) >= c.least; sent = sent[1:] {
+			c.last = max(c.last, sent[0].trip)
+			c.sent[conn] = sent[1:]
+		}
+		return len(chunk), fault.Pass
+	})
+	return c
+}
+
+// idle lets n waiters wait for n keys of another process over a link with this round trip. It
+// returns after how many trips they are subscribed, and how often they asked in a period
+// without events: in the first such period with at most most requests, if there is one.
+func (s *suite) idle(t *testing.T, n int, trip, watched time.Duration, most int) (trips, asked int) {
 	srv := server.StartFor(t, s.kind)
-	p := fault.NewProxy(t, srv.Addr())
-	for i := range n { // the locks of another process of ours
+	slow := fault.NewProxy(t, srv.Addr())
+	p := fault.NewProxy(t, slow.Addr())
+	for i := range n { // the locks of another process of this library
 		if _, err := srv.Do("SET", fmt.Sprintf("w%d", i), "other/1|1700000000000000", "PX", "600000"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b := s.open(t, s.url(p.Addr(), "?call_timeout=5s"))
+	slow.RTT(trip)
+	b := s.open(t, s.url(p.Addr(), "?call_timeout=10s"))
 	s.warm(t, b)
-	if trip > 0 {
-		p.Delay(fault.ToServer, trip/2, 0)
-		p.Delay(fault.ToClient, trip/2, 0)
-	}
+	count := countTrips(p, trip)
 	c, err := dlock.New(b)
 	if err != nil {
 		t.Fatal(err)
@@ -175,12 +217,16 @@ func (s *suite) idle(t *testing.T, n int, trip, watched time.Duration, most int)
 	subscribed := time.Since(start)
 	eventually(t, func() error {
 		if k := inLine(); k < n {
-			return fmt.Errorf("%d of %d are in line", k, n)
+			return fmt.Errorf("%d of %d are in the queue", k, n)
 		}
 		return nil
 	})
-	t.Logf("%d waiters are subscribed after %v, and in line after %v: %d commands SUBSCRIBE, %d scripts", n, subscribed.Round(time.Millisecond), time.Since(start).Round(time.Millisecond), calls(t, srv, "subscribe"), calls(t, srv, "evalsha"))
-	for range 10 { // on a busy machine some ask once more right after they got in line
+	count.mu.Lock()
+	trips = count.subscribed
+	t.Logf("%d waiters, a round trip of %v: subscribed after %d of them (%v), and in the queue after %d (%v): %d commands SUBSCRIBE, %d scripts",
+		n, trip, trips, subscribed.Round(time.Millisecond), count.last, time.Since(start).Round(time.Millisecond), calls(t, srv, "subscribe"), calls(t, srv, "evalsha"))
+	count.mu.Unlock()
+	for range 10 { // on a busy machine some ask once more right after they took their place
 		asked = calls(t, srv, "evalsha")
 		<-time.After(watched)
 		if asked = calls(t, srv, "evalsha") - asked; asked <= most {
@@ -198,10 +244,10 @@ func (s *suite) idle(t *testing.T, n int, trip, watched time.Duration, most int)
 		t.Error(err)
 	}
 	noLocks(t, srv)
-	return asked
+	return trips, asked
 }
 
-// silentRelease: nobody is told of a release that nobody waits for.
+// silentRelease: a release without waiters publishes nothing.
 func (s *suite) silentRelease(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
@@ -212,7 +258,7 @@ func (s *suite) silentRelease(t *testing.T) {
 		t.Errorf("50 releases of locks that nobody waits for were announced %d times", n)
 	}
 	wake := watch(t, t.Context(), b, "k1")
-	for range 3 { // who has never asked hears of each
+	for range 3 { // a waiter that has never asked hears of each release
 		unlock(t, s.lock(t, s.open(t, s.url(srv.Addr(), "")), "k1", time.Minute))
 		awake(t, wake)
 		<-time.After(2 * listenAfter)
@@ -222,16 +268,16 @@ func (s *suite) silentRelease(t *testing.T) {
 
 const listenAfter = 20 * time.Millisecond // redisnode's
 
-// silentConnection: a connection that says nothing any more is noticed, and replaced.
+// silentConnection: a silent connection is noticed and replaced.
 func (s *suite) silentConnection(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
-	h := &heard{}
-	b := s.openWith(t, &driver.Config{DSN: s.url(p.Addr(), ""), Notify: h.event})
+	h := &redlocktest.NoticeLog{}
+	b := s.openWith(t, &driver.Config{DSN: s.url(p.Addr(), ""), Notify: h.Add})
 	watch(t, t.Context(), b, "k")
 	p.Pause()
 	eventually(t, func() error {
-		if h.count(driver.NoticeDisconnected, "") == 0 {
+		if len(h.Of(driver.NoticeDisconnected, "")) == 0 {
 			return errors.New("nobody notices that the subscription's connection is silent")
 		}
 		return nil
@@ -239,8 +285,7 @@ func (s *suite) silentConnection(t *testing.T) {
 	p.Resume()
 }
 
-// foreignHolder: the release of another library's lock, which is not announced, is found
-// out soon.
+// foreignHolder: a waiter soon notices the unannounced release of another library's lock.
 func (s *suite) foreignHolder(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
@@ -266,7 +311,7 @@ func (s *suite) foreignHolder(t *testing.T) {
 	drained(wake)
 }
 
-// foreignGap: a library that asks now and then gets a lock for which many wait here.
+// foreignGap: a library that polls gets a lock for which many of our clients wait.
 func (s *suite) foreignGap(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -291,7 +336,7 @@ func (s *suite) foreignGap(t *testing.T) {
 		}
 	}
 	start := time.Now()
-	tick := time.NewTicker(100 * time.Millisecond) // as redsync does, about
+	tick := time.NewTicker(100 * time.Millisecond) // about like redsync
 	defer tick.Stop()
 	for (theirs.Load() < 3 || ours.Load() < 10) && time.Since(start) < 30*time.Second {
 		<-tick.C
@@ -330,61 +375,10 @@ func subscribers(t testing.TB, srv *server.Server) int {
 	return n
 }
 
-func (s *suite) waiterSurvives(t *testing.T) {
-	srv := server.StartFor(t, s.kind)
-	p := fault.NewProxy(t, srv.Addr())
-	holder := s.open(t, s.url(srv.Addr(), ""))
-	b := s.open(t, s.url(p.Addr(), ""))
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	wake := watch(t, ctx, b, "k")
-	announced := func() {
-		t.Helper()
-		drained(wake)
-		eventually(t, func() error { // until it subscribes again, a release may go unheard
-			l, err := holder.Acquire(context.Background(), s.ask("k", time.Minute))
-			if err == nil {
-				err = l.Release(context.Background())
-			}
-			if err != nil { // it may not know yet that its connection is gone with the server
-				return err
-			}
-			select {
-			case <-wake:
-				return nil
-			case <-time.After(50 * time.Millisecond):
-				return errors.New("a release is not announced")
-			}
-		})
-	}
-	announced()
-	p.CutAll()
-	awake(t, wake)
-	announced()
-	eventually(t, func() error { // a value may have come although it stands not yet
-		if subscribers(t, srv) == 0 {
-			return errors.New("no subscription")
-		}
-		return nil
-	})
-	if err := srv.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	awake(t, wake)
-	if err := srv.Start(); err != nil {
-		t.Fatal(err)
-	}
-	announced()
-}
-
 func (s *suite) noPubSub(t *testing.T) {
 	srv := server.StartFor(t, s.kind, server.WithUser("quiet on nopass ~* resetchannels +@all"))
-	var degraded atomic.Int64
-	b := s.openWith(t, &driver.Config{DSN: s.url("quiet:x@"+srv.Addr(), ""), Notify: func(e driver.Notice) {
-		if e.Kind == driver.NoticeDegraded && strings.Contains(e.Detail, "pub/sub") {
-			degraded.Add(1)
-		}
-	}})
+	var h redlocktest.NoticeLog
+	b := s.openWith(t, &driver.Config{DSN: s.url("quiet:x@"+srv.Addr(), ""), Notify: h.Add})
 	for range 3 {
 		_, err := b.(driver.Watcher).Watch(context.Background(), "k")
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "channel") {
@@ -394,14 +388,14 @@ func (s *suite) noPubSub(t *testing.T) {
 	unlock(t, s.lock(t, b, "k", time.Minute)) // PUBLISH is refused too, and the release holds
 	noLocks(t, srv)
 	eventually(t, func() error {
-		if n := degraded.Load(); n != 1 {
+		if n := len(h.Of(driver.NoticeDegraded, "pub/sub")); n != 1 {
 			return fmt.Errorf("%d events say that waiters poll, want one", n)
 		}
 		return nil
 	})
 }
 
-// A waiter is a backend that stands in the line of a lock.
+// A waiter is a backend that has a place in a lock's queue.
 type waiter struct {
 	driver.Backend
 	wake  <-chan struct{}
@@ -410,11 +404,11 @@ type waiter struct {
 }
 
 const (
-	theLock = "k"
-	theLine = "redlock1:line:{k}"
+	theLock  = "k"
+	theQueue = "redlock1:line:{k}"
 )
 
-// asks has the waiter ask once, which takes its place, or the lock.
+// asks lets the waiter ask once, which takes its place or the lock.
 func (s *suite) asks(t testing.TB, w *waiter) (driver.Lease, *driver.HeldError) {
 	t.Helper()
 	l, err := w.Acquire(context.Background(), s.ask(theLock, time.Minute))
@@ -438,9 +432,9 @@ func (s *suite) queue(t testing.TB, srv *server.Server, addrs ...string) []*wait
 		if _, held := s.asks(t, w); held == nil {
 			t.Fatal("the lock is not held")
 		}
-		places := line(t, srv)
+		places := queueOf(t, srv)
 		if len(places) != i+1 {
-			t.Fatalf("%d places in line, want %d", len(places), i+1)
+			t.Fatalf("%d places in the queue, want %d", len(places), i+1)
 		}
 		w.place = places[i]
 		drained(w.wake) // of the subscription
@@ -449,10 +443,10 @@ func (s *suite) queue(t testing.TB, srv *server.Server, addrs ...string) []*wait
 	return ws
 }
 
-// line returns the places in line.
-func line(t testing.TB, srv *server.Server) []string {
+// queueOf returns the places in the queue.
+func queueOf(t testing.TB, srv *server.Server) []string {
 	t.Helper()
-	reply, err := srv.Do("ZRANGE", theLine, "0", "-1")
+	reply, err := srv.Do("ZRANGE", theQueue, "0", "-1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -475,18 +469,18 @@ func places(ws []*waiter) []string {
 
 func (s *suite) inLine(t testing.TB, srv *server.Server, want []*waiter) {
 	t.Helper()
-	if got := line(t, srv); !slices.Equal(got, places(want)) {
-		t.Fatalf("in line are %q, want %q", got, places(want))
+	if got := queueOf(t, srv); !slices.Equal(got, places(want)) {
+		t.Fatalf("in the queue are %q, want %q", got, places(want))
 	}
 }
 
-// lineOrder: a release takes exactly the first out of the line, and when the last
-// was served nothing is left.
-func (s *suite) lineOrder(t testing.TB) {
+// queueOrder: a release removes exactly the first place from the queue, and after the last
+// waiter nothing is left.
+func (s *suite) queueOrder(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
-	for _, w := range ws { // who asks again keeps its place, and has one
+	for _, w := range ws { // a waiter that asks again keeps its one place
 		_, _ = s.asks(t, w)
 	}
 	s.inLine(t, srv, ws)
@@ -496,7 +490,7 @@ func (s *suite) lineOrder(t testing.TB) {
 		awake(t, w.wake)
 		var held *driver.HeldError
 		if l, held = s.asks(t, w); held != nil {
-			t.Fatalf("who is first gets %v", held)
+			t.Fatalf("the first waiter gets %v", held)
 		}
 		w.leave()
 	}
@@ -504,9 +498,9 @@ func (s *suite) lineOrder(t testing.TB) {
 	noLocks(t, srv)
 }
 
-// lineDead: a process that is gone costs nothing, and one that hears nothing only the time
-// for which the lock is kept for it: the second comes then, unasked.
-func (s *suite) lineDead(t testing.TB) {
+// queueDead: a dead process costs nothing. A process that receives nothing costs only the time
+// for which the lock is reserved for it: then the second waiter asks by itself.
+func (s *suite) queueDead(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	gone, silent := fault.NewProxy(t, srv.Addr()), fault.NewProxy(t, srv.Addr())
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
@@ -524,9 +518,9 @@ func (s *suite) lineDead(t testing.TB) {
 	})
 	silent.Pause()
 	unlock(t, l)
-	s.inLine(t, srv, ws[2:]) // the dead one was passed over, and the silent one told
+	s.inLine(t, srv, ws[2:]) // the dead process was skipped, and the silent one told
 	awake(t, ws[2].wake)
-	eventually(t, func() error { // the next one's moment has not begun before
+	eventually(t, func() error { // the reservation for the next waiter begins only now
 		l, held := s.asks(t, ws[2])
 		if held != nil {
 			return held
@@ -547,21 +541,21 @@ func (s *suite) lineDead(t testing.TB) {
 	noLocks(t, srv)
 }
 
-// lineLeaves: who gives up leaves the line, and passes the lock on if it was told
+// queueLeaves: a waiter that gives up leaves the queue, and passes the lock on if it was told
 // already.
-func (s *suite) lineLeaves(t testing.TB) {
+func (s *suite) queueLeaves(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	l := s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, slices.Repeat([]string{srv.Addr()}, 5)...)
 	ws[1].leave()
 	eventually(t, func() error {
-		_, _ = s.asks(t, ws[0]) // the line stays, with all who do not leave it
-		if n := len(line(t, srv)); n != 4 {
-			return fmt.Errorf("%d in line when one has left", n)
+		_, _ = s.asks(t, ws[0]) // the other places stay in the queue
+		if n := len(queueOf(t, srv)); n != 4 {
+			return fmt.Errorf("%d in the queue after one has left", n)
 		}
 		return nil
 	})
-	if err := ws[2].Close(); err != nil { // so does who is closed
+	if err := ws[2].Close(); err != nil { // a closed backend leaves too
 		t.Fatal(err)
 	}
 	s.inLine(t, srv, []*waiter{ws[0], ws[3], ws[4]})
@@ -571,8 +565,8 @@ func (s *suite) lineLeaves(t testing.TB) {
 	told := func(i int) {
 		t.Helper()
 		eventually(t, func() error {
-			if got := line(t, srv); !slices.Equal(got, places(ws[i+1:])) {
-				return fmt.Errorf("in line are %q, want %q: the next was not told", got, places(ws[i+1:]))
+			if got := queueOf(t, srv); !slices.Equal(got, places(ws[i+1:])) {
+				return fmt.Errorf("in the queue are %q, want %q: the next was not told", got, places(ws[i+1:]))
 			}
 			return nil
 		})
@@ -589,8 +583,8 @@ func (s *suite) lineLeaves(t testing.TB) {
 	ws[3].leave()
 	told(4)
 
-	// A place of this process that nobody here knows, since its request was late: it is
-	// told, and passes the lock on.
+	// This process has a place that no waiter knows, because its request was late. When the
+	// process is told, it passes the lock on.
 	id, _, _ := strings.Cut(ws[4].place, ".")
 	if _, err := srv.Do("SET", theLock, "redlock1:next|1|"+id+".99.30", "PX", "60000"); err != nil {
 		t.Fatal(err)
@@ -610,9 +604,9 @@ func (s *suite) lineLeaves(t testing.TB) {
 	noLocks(t, srv)
 }
 
-// lineKeeps: who was told, and found the lock taken, is the first again; and who waits
-// for longer gets a lock that is kept for another, who waits on.
-func (s *suite) lineKeeps(t testing.TB) {
+// queueKeeps: a waiter that was told but found the lock taken is the first again. A waiter that
+// has waited for longer gets a lock that is reserved for another, which goes on waiting.
+func (s *suite) queueKeeps(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
 	l := s.lock(t, b, theLock, time.Minute)
@@ -635,7 +629,7 @@ func (s *suite) lineKeeps(t testing.TB) {
 	set(later)
 	_, err := b.Acquire(context.Background(), s.ask(theLock, time.Minute))
 	var held *driver.HeldError
-	if !errors.As(err, &held) || !held.ReservedForWaiter || held.Holder != "" || held.RetryAfter == 0 || !strings.Contains(err.Error(), "next in line") {
+	if !errors.As(err, &held) || !held.ReservedForWaiter || held.Holder != "" || held.RetryAfter == 0 || !strings.Contains(err.Error(), "first waiter in the queue") {
 		t.Fatalf("a newcomer finds a lock that is kept: %v", err)
 	}
 	if st, err := b.(driver.Inspector).Lookup(context.Background(), theLock); err != nil || len(st.Holders) != 0 {
@@ -643,29 +637,29 @@ func (s *suite) lineKeeps(t testing.TB) {
 	}
 	l, held = s.asks(t, ws[0])
 	if held != nil {
-		t.Fatalf("who waits for longer: %v", held)
+		t.Fatalf("the waiter that has waited for longest: %v", held)
 	}
-	if got := line(t, srv); !slices.Equal(got, append(places(ws[1:]), "later.1.30")) {
-		t.Fatalf("in line are %q", got)
+	if got := queueOf(t, srv); !slices.Equal(got, append(places(ws[1:]), "later.1.30")) {
+		t.Fatalf("in the queue are %q", got)
 	}
 	unlock(t, l)
 	awake(t, ws[1].wake)
 	set("redlock1:next|1|earlier.1.30")
 	if _, held := s.asks(t, ws[1]); held == nil || !held.ReservedForWaiter {
-		t.Fatalf("who came later gets a lock that is kept for who came before: %v", held)
+		t.Fatalf("a later waiter gets a lock that is kept for an earlier one: %v", held)
 	}
 	if _, err := srv.Do("DEL", theLock); err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range ws { // the last passes the one over that is nobody's
+	for _, w := range ws { // the last release skips the place without a waiter
 		w.leave()
 	}
 	noLocks(t, srv)
 }
 
-// lineForeign: a release that knows of no line, of another library or an older release
-// of this one, wakes all who wait, in line or not.
-func (s *suite) lineForeign(t testing.TB) {
+// queueForeign: a release by code that does not know the queue, of another library or an older
+// release of this one, wakes all waiters, with or without a place.
+func (s *suite) queueForeign(t testing.TB) {
 	srv := server.StartFor(t, s.kind)
 	s.lock(t, s.open(t, s.url(srv.Addr(), "")), theLock, time.Minute)
 	ws := s.queue(t, srv, srv.Addr(), srv.Addr(), srv.Addr())
@@ -678,11 +672,11 @@ func (s *suite) lineForeign(t testing.TB) {
 	for _, w := range ws {
 		awake(t, w.wake)
 	}
-	l, held := s.asks(t, ws[2]) // a free lock is anybody's
+	l, held := s.asks(t, ws[2]) // anybody may take a free lock
 	if held != nil {
 		t.Fatal(held)
 	}
-	s.inLine(t, srv, ws[:2]) // who has it waits no more
+	s.inLine(t, srv, ws[:2]) // its holder no longer waits
 	unlock(t, l)
 	for _, w := range ws {
 		w.leave()
@@ -690,9 +684,9 @@ func (s *suite) lineForeign(t testing.TB) {
 	noLocks(t, srv)
 }
 
-// lineRefused: a user who may not use the line waits and wakes as if there were none, whether
-// its key or its commands are refused.
-func (s *suite) lineRefused(t testing.TB) {
+// queueRefused: a user without the rights for the queue waits and wakes as if there were none,
+// whether its key or its commands are refused.
+func (s *suite) queueRefused(t testing.TB) {
 	s.lineRefusedTo(t, "~k ~redlock1:fence:* ~redlock1:mark")
 	s.lineRefusedTo(t, "~*")
 }
@@ -720,14 +714,13 @@ func (s *suite) lineRefusedTo(t testing.TB, keys string) {
 	noLocks(t, srv)
 }
 
-// lineCluster: the line is in the lock's slot, and who waits listens on the server of that
-// slot, so that no message of one node to another can be lost on the way; and then polls no
-// more than elsewhere.
-func (s *suite) lineCluster(t testing.TB) {
+// queueCluster: the queue is in the lock's slot, and a waiter listens on the server of that
+// slot, so that no message between nodes can be lost. It polls no more than without a Cluster.
+func (s *suite) queueCluster(t testing.TB) {
 	g := server.Cluster(t, s.kind)
 	url := s.url(strings.Join(g.Addrs(), ","), "?topology=cluster")
 	holder := s.open(t, url)
-	for i := range 6 { // slots of several nodes
+	for i := range 6 { // keys in slots of several nodes
 		key := fmt.Sprintf("c{%d}", i)
 		l := s.lock(t, holder, key, time.Minute)
 		var wakes []<-chan struct{}

@@ -1,0 +1,42 @@
+package redisnode
+
+import (
+	"context"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
+)
+
+// Bootstrap reports the server's memory, and makes b's statement: see driver.GuardAdmin.
+func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.MemoryReport, error) {
+	if n.closed.Load() {
+		return nil, driver.ErrClosed
+	}
+	q := n.guard.of(b.Quorum)
+	switch {
+	case q == nil:
+		return &driver.MemoryReport{}, nil
+	case n.cfg.Cluster:
+		return nil, n.guard.check(&driver.Request{Quorum: q})
+	}
+	ctx, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
+	defer cancel()
+	r, err := n.router.look(ctx, q)
+	if err == nil && !b.DryRun {
+		mode, seen := memory.Modes[b.Statement], r
+		if b.Statement == driver.StateNew && b.Observed != nil {
+			seen = b.Observed
+		}
+		if mode == "" || q == n.guard.lone && b.Statement != driver.StateNew {
+			return r, driver.Invalid("Statement", "%d is for the nodes of a quorum", b.Statement)
+		}
+		if r.Memory == driver.MemoryFlushed && seen.Memory < r.Memory {
+			return r, n.explain("", errChanged) // it has given locks since, and was made to forget them
+		}
+		err = n.router.bootstrap(ctx, q, mode, seen)
+	}
+	if err != nil {
+		return nil, n.explain("", err)
+	}
+	return r, nil
+}

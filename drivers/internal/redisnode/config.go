@@ -1,0 +1,94 @@
+package redisnode
+
+import (
+	"time"
+
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
+)
+
+const (
+	minTTL = 10 * time.Millisecond
+	maxTTL = 30 * 24 * time.Hour
+
+	// queueLife is how long a lock's queue stays on the server if no waiter asks again, in ms:
+	// longer than waiters pause between two requests.
+	queueLife = "150000"
+)
+
+// Config is the configuration of a Node.
+type Config struct {
+	Client Client
+	Name   string // "redis" or "valkey", after the client library
+	Addr   string // for String; without any secret
+	Prefix string
+
+	CallTimeout  time.Duration // zero: redisurl.DefaultCallTimeout
+	Grace        time.Duration // how much longer than the TTL a lone instance keeps a key; zero: TTL/100 + 10 ms
+	Guard        time.Duration // the restart guard of a lone instance; zero: off
+	Durable      bool          // acknowledged writes survive the server's restart
+	Bootstrap    bool          // a lone instance without a memory is new
+	StrictGuard  bool          // a lone instance is new only after Bootstrap
+	DB           int           // the database's number
+	Cluster      bool
+	Failover     bool          // Sentinel or Cluster: a replica's refusal is temporary
+	WaitReplicas int           // how many replicas must have a grant or a renewal
+	ForeignGap   time.Duration // how long in each second locks are not handed over: see gap.go
+	Connections  int           // connections that calls may use; zero, or more than 4: 4
+	Direct       pipeline.Direct
+	Event        func(driver.Notice)
+}
+
+// check sets the defaults, and refuses what no node can be.
+func (cfg *Config) check() error {
+	if err := names.CheckPrefix(cfg.Prefix); err != nil {
+		return err
+	}
+	if cfg.CallTimeout == 0 {
+		cfg.CallTimeout = redisurl.DefaultCallTimeout
+	}
+	if cfg.CallTimeout < driver.MinTTL {
+		return driver.Invalid("CallTimeout", "%v is under %v", cfg.CallTimeout, driver.MinTTL)
+	}
+	if cfg.Grace < 0 {
+		return driver.Invalid("Grace", "%v is negative", cfg.Grace)
+	}
+	if cfg.WaitReplicas < 0 {
+		return driver.Invalid("WaitReplicas", "%d is negative", cfg.WaitReplicas)
+	}
+	if cfg.ForeignGap < 0 || cfg.ForeignGap > gapEvery/2 {
+		return driver.Invalid("ForeignGap", "%v is not between 0 and %v", cfg.ForeignGap, gapEvery/2)
+	}
+	if cfg.WaitReplicas > 0 && cfg.Cluster {
+		return driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
+	}
+	if cfg.Event == nil {
+		cfg.Event = func(driver.Notice) {}
+	}
+	return cfg.checkGuard()
+}
+
+func (cfg *Config) checkGuard() error {
+	switch {
+	case cfg.Guard < 0:
+		return driver.Invalid("RestartGuard", "%v is negative", cfg.Guard)
+	case cfg.Guard > 0 && cfg.Guard < minTTL:
+		return driver.Invalid("RestartGuard", "%v is under the least TTL, %v", cfg.Guard, minTTL)
+	case cfg.Guard > 0 && cfg.Cluster:
+		return driver.Invalid("RestartGuard", "is not for a Cluster, whose shards restart one by one")
+	case cfg.Durable && cfg.Failover:
+		return driver.Invalid("Durable", "is for one server: a failover may lose what was acknowledged, whatever the server does")
+	case cfg.Guard == 0 && (cfg.Bootstrap || cfg.StrictGuard):
+		return driver.Invalid("Bootstrap", "and StrictGuard are for a lone instance with a restart guard; a quorum has its own")
+	}
+	return nil
+}
+
+// gapEvery is the time from one gap to the next.
+const gapEvery = time.Second
+
+// DefaultAllowance is how far a lone instance's clock may be set back.
+const DefaultAllowance = 100 * time.Millisecond

@@ -1,0 +1,206 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
+)
+
+// load loads a script into the process that has just reported that it does not know the script.
+// It returns that process, or another one if the server was restarted.
+//
+// It first asks which process serves, so that a text reaches only its own process, unless the
+// server restarts in between.
+func (f *router) load(ctx context.Context, p *process, o lua.Op, q *driver.Quorum, keys []string, asked bool) (*process, error) {
+	slot := f.slot(keys[0])
+	done, err := f.enter(ctx, flight{slot, o})
+	if err != nil {
+		return nil, err
+	}
+	if done == nil { // another caller has just done it
+		return f.slots[slot].Load(), nil
+	}
+	defer done()
+	if q != nil {
+		if g := p.unmarked(q); g != nil {
+			if err := f.guard.leaveMark(ctx); err != nil {
+				return nil, err
+			}
+			g.ready.Store(true)
+			return p, nil
+		}
+	}
+	if !asked {
+		now, err := f.ask(ctx, keys[0])
+		if err != nil || now != p {
+			return now, err
+		}
+	}
+	c := &pipeline.Call{Keys: keys}
+	if q == nil {
+		c.Text, c.Args = p.scripts[o].Text, []string{"handshake"}
+	} else {
+		mode, what, err := f.prepare(ctx, p, q)
+		if err != nil {
+			return nil, err
+		}
+		if what != "" {
+			defer func() { f.guard.announceNew(c, what) }()
+		}
+		deadline, _ := ctx.Deadline()
+		c.Text, c.Args = p.guard(f.guard.space, q.Proposal()).scripts[o].Text, memory.HandshakeArgs(q, mode, p.clock.at(deadline))
+		c.Behind = f.guard.handshakeKey
+	}
+	now, err := f.handshake(ctx, p, c, keys[0])
+	if err != nil || q == nil || now != p {
+		return now, err
+	}
+	return p, f.guard.readHandshake(ctx, p, q, c.Reply)
+}
+
+// handshake sends c and notes from its reply which process answered.
+func (f *router) handshake(ctx context.Context, p *process, c *pipeline.Call, key string) (*process, error) {
+	sent := time.Now()
+	if err := p.pipelines.Do(ctx, c); err != nil {
+		return nil, pipeline.NotSent(err)
+	}
+	run, _ := text(c.Reply, 1)
+	us, ok := number(c.Reply, 2)
+	if !ok || strings.ContainsAny(run, "'\\\n") {
+		return nil, pipeline.NotSent(errors.New("the server answers a handshake in an unknown way"))
+	}
+	return f.serves(key, run, us, sent, time.Now()), nil
+}
+
+// prepare prepares a handshake and returns its mode; what says why a lone instance counts as
+// new.
+func (f *router) prepare(ctx context.Context, p *process, q *driver.Quorum) (mode, what string, err error) {
+	g := f.guard
+	if p.run == "" {
+		return "", "", &driver.RefusedError{Reason: g.cfg.Addr + ": " + needInfo}
+	}
+	if g.cfg.Durable {
+		if err := g.durable(ctx); err != nil {
+			return "", "", err
+		}
+		mode = "durable"
+	}
+	if q == g.lone && !p.guard(g.space, q.Proposal()).kept.Load() { // otherwise it has had locks of this key space
+		r, err := f.look(ctx, q)
+		if err != nil {
+			return "", "", err
+		}
+		if r.Memory == driver.MemoryUnused && !g.cfg.StrictGuard || r.Memory <= driver.MemoryNew && g.cfg.Bootstrap {
+			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", nil
+		}
+	}
+	return mode, "", nil
+}
+
+// review checks in the background, every half guard while the server gets bids, whether it
+// would still pass a first handshake: its settings may now let it evict keys. If not, a
+// handshake refuses the next bid, with the reason.
+func (f *router) review(p *process, g *guarded, q *driver.Quorum) {
+	now, last := time.Now().UnixNano(), g.reviewed.Load()
+	if age := time.Duration(now - last); age >= 0 && age < g.terms.Guard/2 || !g.reviewed.CompareAndSwap(last, now) {
+		return
+	}
+	c := &pipeline.Call{
+		Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: g.scripts[lua.Acquire].Text,
+		Args: memory.HandshakeArgs(q, "", 0), // now: q is the caller's
+	}
+	f.guard.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
+		defer cancel()
+		_, err := f.handshake(ctx, p, c, f.guard.meta)
+		var refusal pipeline.ServerError
+		if !errors.As(err, &refusal) || !strings.HasPrefix(string(refusal), "GUARD ") {
+			return // the next bid finds out which process serves now, and whether it answers
+		}
+		g.kept.Store(false)
+		g.ready.Store(false)
+		why := f.guard.refusal(string(refusal))
+		f.guard.cfg.Event(driver.Notice{Kind: driver.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
+	})
+}
+
+// look asks the server for its memory, and changes nothing.
+func (f *router) look(ctx context.Context, q *driver.Quorum) (*driver.MemoryReport, error) {
+	r, err := f.lookAtMemory(ctx, q)
+	if err != nil || r.Memory == driver.MemoryKept || !f.guard.isMarked(ctx) {
+		return r, err
+	}
+	// There is a marker, so the server once had a memory. Look again: if the memory is still
+	// missing it was removed, and not just about to be written by another client.
+	if r, err = f.lookAtMemory(ctx, q); err == nil && r.Memory != driver.MemoryKept {
+		r.Memory = driver.MemoryFlushed
+	}
+	return r, err
+}
+
+// lookAtMemory is a look that ignores the marker.
+func (f *router) lookAtMemory(ctx context.Context, q *driver.Quorum) (*driver.MemoryReport, error) {
+	c := &pipeline.Call{Text: lua.Look, Keys: []string{f.guard.meta}}
+	sent := time.Now()
+	if err := f.hello.Do(ctx, c); err != nil {
+		return nil, pipeline.NotSent(err)
+	}
+	run, _ := text(c.Reply, 0)
+	us, ok := number(c.Reply, 1)
+	up, _ := number(c.Reply, 2)
+	meta, fine := text(c.Reply, 3)
+	if !ok || !fine {
+		return nil, pipeline.NotSent(errGarbled)
+	}
+	f.serves(f.guard.meta, run, us, sent, time.Now())
+	r := &driver.MemoryReport{Memory: driver.MemoryNew, Clock: time.UnixMicro(us), Server: run}
+	switch {
+	case meta != "":
+		r.Memory = driver.MemoryKept
+		memory.Report(r, meta)
+	case time.Duration(up-1)*time.Second > q.Proposal().Quarantine: // the uptime has whole seconds, from a clock with whole seconds
+		r.Memory = driver.MemoryUnused
+	}
+	return r, nil
+}
+
+// seenFor is how long a server's report of its memory stays valid: another client may give it a
+// memory, which may then be removed.
+const seenFor = 5 * time.Second
+
+// bootstrap makes a handshake in this mode with the observed process.
+func (f *router) bootstrap(ctx context.Context, q *driver.Quorum, mode string, seen *driver.MemoryReport) error {
+	p, _, err := f.process(ctx, f.guard.meta)
+	if err != nil {
+		return err
+	}
+	if p.run == "" {
+		return &driver.RefusedError{Reason: f.guard.cfg.Addr + ": " + needInfo}
+	}
+	if seen.Server != p.run {
+		return errChanged
+	}
+	args := memory.HandshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
+	for range 3 {
+		to := p.guard(f.guard.space, q.Proposal())
+		c := &pipeline.Call{Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: to.scripts[lua.Acquire].Text, Args: args}
+		now, err := f.handshake(ctx, p, c, f.guard.meta)
+		if err != nil {
+			return err
+		}
+		code, _ := number(c.Reply, 0)
+		if now != p || code == 3 {
+			return errChanged
+		}
+		if err := f.guard.readHandshake(ctx, p, q, c.Reply); err != nil || code != 4 || mode != memory.Modes[driver.StateNew] {
+			return err
+		}
+	}
+	return errChanged
+}

@@ -1,0 +1,127 @@
+// Package lua has the scripts that run on a server, and binds their texts to one server process.
+// Each script names its KEYS and ARGV in its head.
+package lua
+
+import (
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// An Op names a script.
+type Op uint8
+
+// The scripts that are bound to a server process. Ops is their number.
+const (
+	Acquire Op = iota
+	Join
+	Renew
+	Release
+	Break
+	Lookup
+	Listen
+	Batch
+	Ops
+)
+
+// The texts that are not bound to a server process, and the beginning of those with a restart guard.
+var (
+	//go:embed hello.lua
+	Hello string
+	//go:embed look.lua
+	Look string
+	//go:embed list.lua
+	List string
+	//go:embed handshake.lua
+	Handshake string
+)
+
+var (
+	//go:embed prelude.lua
+	preludeText string
+	//go:embed time.lua
+	timeText string
+	//go:embed counter.lua
+	counterText string
+	//go:embed guard.lua
+	guardText string
+	//go:embed correct_token.lua
+	correctTokenText string
+	//go:embed acquire.lua
+	acquireText string
+	//go:embed join.lua
+	joinText string
+	//go:embed renew.lua
+	renewText string
+	//go:embed release.lua
+	releaseText string
+	//go:embed break.lua
+	breakText string
+	//go:embed lookup.lua
+	lookupText string
+	//go:embed listen.lua
+	listenText string
+	//go:embed batch.lua
+	batchText string
+)
+
+// body returns the text of a script without the texts before it. A line that names another text
+// is replaced by that text.
+func (o Op) body(guard string) string {
+	text := [Ops]string{acquireText, joinText, renewText, releaseText, breakText, lookupText, listenText, batchText}[o]
+	if o.Perishable() {
+		text = timeText + guard + text
+	}
+	return strings.NewReplacer(
+		"-- lua/counter.lua\n", counterText, "-- lua/correct_token.lua\n", correctTokenText, "-- lua/time.lua\n", timeText, "-- lua/guard.lua\n", guard,
+	).Replace(text)
+}
+
+// Perishable reports whether a script refuses late calls.
+func (o Op) Perishable() bool { return o <= Renew }
+
+// A Script is a text that is bound to one server process.
+type Script struct {
+	Text string
+	SHA  string
+}
+
+// New returns the script with this text.
+func New(text string) Script {
+	sum := sha1.Sum([]byte(text))
+	return Script{Text: text, SHA: hex.EncodeToString(sum[:])}
+}
+
+// Bind returns the scripts for the process with this run_id. A server forgets its scripts when
+// it restarts, and no other process has these texts, so an EVALSHA that succeeds proves which
+// process answered.
+func Bind(run string) [Ops]Script {
+	var bound [Ops]Script
+	for o := range Ops {
+		bound[o] = New("local RUN, GRACE, till = '" + run + "', 0, 0\n" + preludeText + o.body(""))
+	}
+	return bound
+}
+
+// BindGuarded returns the scripts that depend on the server's memory, with the restart guard
+// before them: for the process, these terms, and one space of keys. The space is in the text
+// because a text is callable as soon as any handshake has loaded it, and a handshake repairs
+// only the memory of its own space.
+func BindGuarded(run, space, word string, t *driver.Terms) [Ops]Script {
+	var bound [Ops]Script
+	for _, o := range []Op{Acquire, Join, Renew, Batch} {
+		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
+			space, run, word, MetaLayout, run, word, o != Renew, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond)
+		bound[o] = New(text + Handshake + o.body(guardText))
+	}
+	return bound
+}
+
+// MetaLayout is the layout of the server's memory, with which it begins. An error names any other
+// layout.
+const MetaLayout = "2"

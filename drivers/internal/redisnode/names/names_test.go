@@ -1,0 +1,58 @@
+package names
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestNamesBesideALockShareItsSlotAndPrefixAndDiffer(t *testing.T) {
+	if got := Slot("123456789"); got != 12739 {
+		t.Fatalf("Slot = %d, want 12739 (CRC16 XMODEM 0x31C3)", got)
+	}
+	seen := map[string]string{}
+	for _, prefix := range []string{"", "app:", "{app}:"} {
+		for _, key := range []string{"k", "{k}", "a{k}b", "{}k", "{", "}", "a}b", "a{b", "{}", "}{", "{a}{b}", "{{a}}", "\x00", "ключ"} {
+			n := Prefix(prefix)
+			for _, name := range []string{n.Counter(key), n.Channel(key), n.WaitQueue(key)} {
+				if Slot(name) != Slot(n.Lock(key)) {
+					t.Errorf("%q is in another slot than %q", name, n.Lock(key))
+				}
+				if name[:len(prefix)] != prefix || !Reserved(name[len(prefix):]) {
+					t.Errorf("%q does not begin with %q and the layout", name, prefix)
+				}
+				if other, ok := seen[name]; ok {
+					t.Errorf("%q stands beside %q and %q", name, other, n.Lock(key))
+				}
+				seen[name] = n.Lock(key)
+			}
+			if got, ours := n.Counted(n.Counter(key)); !ours || got != key {
+				t.Errorf("Counted says that the counter %q belongs to %q, want %q", n.Counter(key), got, key)
+			}
+			if rest, ok := strings.CutPrefix(n.Channel(key), n.Own()); !ok || rest[0] != '{' && rest[0] != ':' {
+				t.Errorf("%q may be a waiter's own channel, %q and letters", n.Channel(key), n.Own())
+			}
+		}
+	}
+}
+
+func TestOwnersAreToldFromForeignValues(t *testing.T) {
+	for value, want := range map[string]struct {
+		owner string
+		fence uint64
+	}{
+		"web-1/ab/2|1732161234567890": {"web-1/ab/2", 1732161234567890},
+		"a|":                          {"a|", 0},
+		"|12":                         {"|12", 0},
+		"a|012":                       {"a|012", 0},
+		"a|1|2":                       {"a|1|2", 0},
+		"a|-1":                        {"a|-1", 0},
+		"a|9007199254740992":          {"a|9007199254740992", 0},
+		"":                            {"", 0},
+		"c29tZSB2YWx1ZQ==":            {"c29tZSB2YWx1ZQ==", 0},
+	} {
+		owner, fence := Parse(value)
+		if owner != want.owner || fence != want.fence {
+			t.Errorf("Parse(%q) = %q, %d", value, owner, fence)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
+)
+
+// An inDoubtCall is a call that may have taken effect, or may until its not-after.
+type inDoubtCall struct {
+	call     *pipeline.Call
+	process  *process
+	notAfter int64 // by the server process's clock, in µs
+}
+
+// cut reports whether the call ended because its connection ended, not by a timeout, after
+// which the request may still arrive.
+func (d inDoubtCall) cut() bool {
+	select {
+	case <-d.call.Done():
+	default:
+		return false
+	}
+	var slow net.Error
+	var reply pipeline.ServerError
+	return !errors.As(d.call.Err, &reply) && !errors.Is(d.call.Err, context.DeadlineExceeded) && !errors.Is(d.call.Err, context.Canceled) &&
+		!(errors.As(d.call.Err, &slow) && slow.Timeout())
+}
+
+// answered reports whether the server has answered the call by now.
+func (n *Node) answered(d inDoubtCall) bool {
+	select {
+	case <-d.call.Done():
+		return d.call.Err == nil || !n.unknown(d.call.Err)
+	default:
+		return false
+	}
+}
+
+// errAgain says that a request must be repeated.
+var errAgain = errors.New("once more")
+
+// errTooLate refuses a request that was late twice.
+var errTooLate = &driver.RefusedError{RetryAfter: 10 * time.Millisecond, Reason: "the request reached the server after its deadline, by the server's clock"}
+
+// replicated returns an error unless enough replicas have the script's writes.
+func (n *Node) replicated(a *answer) error {
+	if a.Acked >= int64(n.cfg.WaitReplicas) {
+		return nil
+	}
+	return &driver.RefusedError{RetryAfter: soon, Reason: fmt.Sprintf("%s: %d of %d replicas (wait_replicas) have confirmed the lock within %v", n.cfg.Addr, a.Acked, n.cfg.WaitReplicas, n.cfg.CallTimeout/2)}
+}
+
+// notAfter returns the local instant in microseconds of the process' clock.
+func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }
+
+// fenced returns the KEYS of a script that may set the counter.
+func (n *Node) fenced(keys []string, lock, counter, key string, q *driver.Quorum) []string {
+	keys = append(keys, lock, counter, n.mark(key))
+	if q != nil {
+		keys = append(keys, n.guard.meta)
+	}
+	return keys
+}
+
+// aside runs do in the background: a clean-up, or a started call that needs something that takes
+// time.
+func (n *Node) aside(do func()) {
+	n.work.Add()
+	n.wg.Go(func() {
+		defer n.work.Done()
+		do()
+	})
+}
+
+// try runs the script once, with these ARGV.
+func (n *Node) try(ctx context.Context, o lua.Op, keys []string, args ...string) (*answer, error) {
+	return n.router.run(async.Within(ctx, n.cfg.CallTimeout), &request{op: o, keys: keys, script: fixed(args)})
+}
+
+// fixed is a list of ARGV that do not depend on the server process.
+type fixed []string
+
+func (f fixed) args(*process, []string) []string { return f }
+
+// latest returns the latest end of a started call: that of its term, or d from now.
+func latest(term async.Term, d time.Duration) time.Time {
+	end := time.Now().Add(d)
+	if t, ok := term.Deadline(); ok && t.Before(end) {
+		return t
+	}
+	return end
+}

@@ -1,0 +1,178 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
+
+	"github.com/redlock-go/redlock/drivers/internal/async"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
+)
+
+// A router knows which process serves which slot: one process for a single instance, several in
+// a Cluster.
+type router struct {
+	connect func(pipeline.Gatherer) *pipeline.Pipelines // to one process
+	hello   *pipeline.Pipelines
+	cluster bool
+	guard   *guard
+	unknown func(error) bool // see Node.unknown
+
+	slots []atomic.Pointer[process] // one, or one per slot
+
+	mu      sync.Mutex
+	runs    map[string]*process
+	flights map[flight]chan struct{} // closed when the asking caller is done
+}
+
+// A flight is a task that one caller does for all: ask which process serves a slot (lua.Ops), or
+// load a script there.
+type flight struct {
+	slot int
+	op   lua.Op
+}
+
+// maxRuns bounds how many processes are remembered: more than a Cluster has shards.
+const maxRuns = 1024
+
+func newRouter(connect func(pipeline.Gatherer) *pipeline.Pipelines, cluster bool, g *guard, unknown func(error) bool) *router {
+	n := 1
+	if cluster {
+		n = names.Slots
+	}
+	return &router{
+		connect: connect, hello: connect(nil), cluster: cluster, guard: g, unknown: unknown,
+		slots: make([]atomic.Pointer[process], n),
+		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
+	}
+}
+
+func (f *router) slot(key string) int {
+	if !f.cluster {
+		return 0
+	}
+	return names.Slot(key)
+}
+
+// known returns the process that served key last, or nil.
+func (f *router) known(key string) *process { return f.slots[f.slot(key)].Load() }
+
+// process returns the process that serves key, and asks for its run_id and clock on first
+// contact: nothing is sent before the clock is known.
+func (f *router) process(ctx context.Context, key string) (p *process, asked bool, err error) {
+	slot := f.slot(key)
+	for {
+		if p := f.slots[slot].Load(); p != nil {
+			return p, false, nil
+		}
+		if p := f.guess(slot); p != nil {
+			return p, false, nil
+		}
+		done, err := f.enter(ctx, flight{slot, lua.Ops})
+		if err != nil {
+			return nil, false, err
+		}
+		if done != nil {
+			defer done()
+			p, err = f.ask(ctx, key)
+			return p, true, err
+		}
+	}
+}
+
+// guess returns the process that serves the nearest known slots on both sides, if it is the
+// same: nodes of a Cluster have ranges. A wrong guess is harmless, because another process does
+// not know the scripts of this one; it costs one call.
+func (f *router) guess(slot int) *process {
+	var below, above *process
+	for i := slot - 1; i >= 0 && below == nil; i-- {
+		below = f.slots[i].Load()
+	}
+	for i := slot + 1; i < len(f.slots) && above == nil; i++ {
+		above = f.slots[i].Load()
+	}
+	if below != above || below == nil {
+		return nil
+	}
+	f.slots[slot].CompareAndSwap(nil, below)
+	return below
+}
+
+// enter begins a flight, which done ends. If such a flight is under way, it waits for its end
+// and returns no done.
+func (f *router) enter(ctx context.Context, k flight) (done func(), err error) {
+	f.mu.Lock()
+	other, busy := f.flights[k]
+	if !busy {
+		mine := make(chan struct{})
+		f.flights[k] = mine
+		f.mu.Unlock()
+		return func() {
+			f.mu.Lock()
+			delete(f.flights, k)
+			f.mu.Unlock()
+			close(mine)
+		}, nil
+	}
+	f.mu.Unlock()
+	if err := async.Await(ctx, other); err != nil {
+		return nil, pipeline.NotSent(err)
+	}
+	return nil, nil
+}
+
+// ask asks which process serves key now.
+func (f *router) ask(ctx context.Context, key string) (*process, error) {
+	c := &pipeline.Call{Text: lua.Hello, Keys: []string{key}}
+	sent := time.Now()
+	if err := f.hello.Do(ctx, c); err != nil {
+		return nil, pipeline.NotSent(err)
+	}
+	received := time.Now()
+	run, ok := text(c.Reply, 0)
+	us, fine := number(c.Reply, 1)
+	if !ok || !fine || strings.ContainsAny(run, "'\\\n") {
+		return nil, pipeline.NotSent(errors.New("the server answers a handshake in an unknown way"))
+	}
+	if policy, _ := text(c.Reply, 2); policy != "" {
+		f.guard.evicts(policy)
+	}
+	return f.serves(key, run, us, sent, received), nil
+}
+
+// serves stores which server process has the key, and the reading of its clock. run is the
+// process's run ID.
+func (f *router) serves(key, run string, us int64, sent, received time.Time) *process {
+	f.mu.Lock()
+	p := f.runs[run]
+	if p == nil {
+		if !f.cluster || len(f.runs) >= maxRuns {
+			for _, gone := range f.runs { // their idle workers would outlive Close
+				gone.pipelines.Retire()
+			}
+			clear(f.runs)
+		}
+		p = &process{run: run, scripts: lua.Bind(run), pipelines: f.connect(f)}
+		f.runs[run] = p
+	}
+	f.mu.Unlock()
+	p.clock.observe(us, sent, received)
+	f.slots[f.slot(key)].Store(p)
+	return p
+}
+
+// close lets nothing more be sent.
+func (f *router) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hello.Close()
+	for _, p := range f.runs {
+		p.pipelines.Close()
+	}
+}

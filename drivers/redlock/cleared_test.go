@@ -1,0 +1,58 @@
+package redlock
+
+import (
+	"testing"
+	"time"
+)
+
+// A node that may have an earlier attempt of the bid does not count for its release: only
+// nodes that certainly have nothing of it do.
+func TestADoubtfulNodeDoesNotCountAsReleased(t *testing.T) {
+	for name, again := range map[string]func(feed func(event) actions){
+		"not asked again": func(func(event) actions) {},
+		"it has an earlier attempt": func(feed func(event) actions) {
+			feed(event{kind: renews, ttl: time.Minute, timeout: time.Second}) // asks it to join
+			feed(event{kind: answered, node: 2, answer: held, owner: ourselves})
+			feed(event{kind: answered, node: 0, answer: granted, clock: agreed})
+			feed(event{kind: answered, node: 1, answer: granted, clock: agreed})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := bid{n: 3, q: 2, drift: 1, ttl: time.Minute, timeout: time.Second}
+			feed := func(e event) actions {
+				e.until = 1 << 60
+				return b.step(&e)
+			}
+			feed(event{kind: begins})
+			feed(event{kind: answered, node: 0, answer: granted, fence: 7, clock: agreed})
+			feed(event{kind: answered, node: 1, answer: held, owner: somebody})
+			feed(event{kind: answered, node: 2, answer: silence})
+			if out := feed(event{kind: looks}); !out.split {
+				t.Fatalf("the vote is not split: %+v", b)
+			}
+			feed(event{kind: answered, node: 0, answer: granted}) // released
+			feed(event{kind: looks})
+			feed(event{kind: looks, now: b.due})
+			feed(event{kind: answered, node: 0, answer: granted, fence: 8, clock: agreed})
+			feed(event{kind: looks})
+			feed(event{kind: answered, node: 1, answer: granted, fence: 8, clock: agreed})
+			if out := feed(event{kind: looks}); out.verdict != won {
+				t.Fatalf("the second round is not won: %+v, %+v", out, b)
+			}
+			again(feed)
+
+			feed(event{kind: releases})
+			feed(event{kind: answered, node: 0, answer: granted})
+			if n, certain := b.cleared(); n != 1 || certain {
+				t.Errorf("%d nodes are cleared (certain: %v) while the release of node 1 is under way, and node 2 may have the first attempt", n, certain)
+			}
+			feed(event{kind: answered, node: 1, answer: granted})
+			if n, certain := b.cleared(); n != 2 || !certain {
+				t.Errorf("%d nodes are cleared (certain: %v) after both releases", n, certain)
+			}
+		})
+	}
+}
+
+// agreed is the clock of a node without delay.
+var agreed = reading{excuse: time.Second, drift: 1, known: true}

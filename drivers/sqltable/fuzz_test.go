@@ -1,0 +1,173 @@
+package sqltable_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/sqltable"
+)
+
+// A foreign row is what somebody else writes to the row of a key, or to the mark.
+type foreign struct {
+	mark           bool
+	owner          []byte
+	fence, granted int64
+	left           int64 // microseconds until it expires
+}
+
+const hour = int64(time.Hour / time.Microsecond)
+
+// foreignRows are the rows that the tests begin with.
+var foreignRows = func() (rows []foreign) {
+	for i, fence := range []int64{0, 1, -1, math.MinInt64, math.MaxInt64, driver.MaxFence - 1, driver.MaxFence, driver.MaxFence + 1} {
+		for k, left := range []int64{-hour, hour, math.MinInt64, math.MaxInt64} {
+			if (i+k)%2 == 0 {
+				rows = append(rows, foreign{false, [][]byte{nil, []byte("web|1"), {0xff}}[i%3], fence, left, left})
+			}
+		}
+		rows = append(rows, foreign{true, []byte("dlock1"), fence, 0, []int64{-hour, math.MaxInt64}[i%2]})
+	}
+	return append(rows, foreign{owner: []byte("web|1"), fence: -1, left: hour}, foreign{mark: true}, foreign{mark: true, owner: []byte("dlock2")}, foreign{mark: true, owner: []byte("dlock1 "), fence: -1})
+}()
+
+var foreignKeys atomic.Int64
+
+// try writes the row, and checks every call: a key is free or held by its row alone, tokens
+// rise over every number that is stored, and a layout that is not the driver's is refused.
+func (r foreign) try(t *testing.T, p *place) {
+	a, b := p.open(t), p.open(t)
+	n := foreignKeys.Add(1)
+	key := fmt.Sprint("f", n)
+	before := must(t, a, request(key))
+	now := time.Now().UnixMicro()
+	expires := r.left
+	if expires < math.MaxInt64-now {
+		expires += now
+	}
+	name := p.key(key)
+	if r.mark {
+		name = p.key("")
+	}
+	placeholders := "owner = ?, fence = ?, granted = ?, expires = ?"
+	if p.dialect == sqltable.Postgres {
+		placeholders = "owner = $1, fence = $2, granted = $3, expires = $4"
+	}
+	if len(r.owner) > 1024 {
+		r.owner = r.owner[:1024]
+	}
+	write := func(owner []byte, fence, granted, expires int64) {
+		p.do(t, "UPDATE "+p.table+" SET "+placeholders+" WHERE name = "+name, append([]byte{}, owner...), fence, granted, expires)
+	}
+	write(r.owner, r.fence, r.granted, expires)
+	if r.mark {
+		defer write([]byte("dlock1"), 0, 0, 0)
+		r.tryMark(t, p, fmt.Sprint("g", n))
+		return
+	}
+
+	const unsure = 30 * int64(time.Second/time.Microsecond) // how long a call may take
+	held := len(r.owner) > 0 && r.left > unsure
+	free := len(r.owner) == 0 || r.left < 0
+	s, err := b.Lookup(t.Context(), key)
+	if err != nil || held && (len(s.Holders) != 1 || s.Holders[0].TTL <= 0) || free && len(s.Holders) > 0 || s.Fence > math.MaxInt64 {
+		t.Errorf("Lookup: %+v, %v", s, err)
+	}
+	if err := b.List(t.Context(), "f", func(*driver.State) bool { return true }); err != nil {
+		t.Errorf("List: %v", err)
+	}
+	one, err := b.Acquire(t.Context(), request(key))
+	var no *driver.HeldError
+	switch {
+	case err == nil && held:
+		t.Errorf("granted beside the owner %q", r.owner)
+	case errors.As(err, &no) && (free || no.RetryAfter < 0):
+		t.Errorf("the key is free, or its end is unknown, and yet: %v, for %v", err, no.RetryAfter)
+	case err != nil && !errors.Is(err, driver.ErrHeld) && !errors.Is(err, driver.ErrRefused):
+		t.Errorf("Acquire: %v", err)
+	}
+	last := max(r.fence, 0)
+	rising := func(l driver.Lease) {
+		if f := int64(l.Grant().Fence); f <= last || f > driver.MaxFence {
+			t.Errorf("token %d after %d", f, last)
+		} else {
+			last = f
+		}
+	}
+	if one != nil {
+		rising(one)
+	}
+	if _, err := before.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Renew of a lease whose row was overwritten: %v", err)
+	}
+	if err := before.Release(t.Context()); !errors.Is(err, driver.ErrLost) {
+		t.Errorf("Release of a lease whose row was overwritten: %v", err)
+	}
+	if one != nil {
+		if _, err := one.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
+			t.Errorf("Renew: %v", err)
+		}
+		if err := one.Release(t.Context()); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+	}
+	write(nil, max(last, 0), 0, now-hour)
+	if err := b.Clean(t.Context(), time.Second); err != nil {
+		t.Errorf("Clean: %v", err)
+	}
+	switch l, err := b.Acquire(t.Context(), request(key)); {
+	case err == nil:
+		rising(l)
+		_ = l.Release(t.Context())
+	case last < driver.MaxFence || !errors.Is(err, driver.ErrRefused):
+		t.Errorf("Acquire after a clean-up: %v", err)
+	}
+}
+
+// tryMark takes a key without a row by a client that has not seen the mark.
+func (r foreign) tryMark(t *testing.T, p *place, key string) {
+	b := p.open(t)
+	for range 2 {
+		l, err := b.Acquire(t.Context(), request(key))
+		switch {
+		case err != nil && !errors.Is(err, driver.ErrRefused):
+			t.Errorf("Acquire: %v", err)
+		case err == nil && string(r.owner) != "dlock1":
+			t.Errorf("granted in the layout %q", r.owner)
+		case err == nil && (l.Grant().Fence <= uint64(max(r.fence, 0)) || l.Grant().Fence > driver.MaxFence):
+			t.Errorf("token %d, and the mark has %d", l.Grant().Fence, r.fence)
+		}
+		if err == nil {
+			_ = l.Release(context.Background())
+		}
+	}
+}
+
+// foreignValues writes foreign rows to every database.
+func foreignValues(t *testing.T, p *place) {
+	for i, r := range foreignRows {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			r.try(t, p)
+			if t.Failed() {
+				t.Logf("the row was %+v", r)
+			}
+		})
+	}
+}
+
+// FuzzRows writes any row to a table of SQLite.
+func FuzzRows(f *testing.F) {
+	for _, r := range foreignRows {
+		f.Add(r.mark, r.owner, r.fence, r.granted, r.left)
+	}
+	p := sqlitePlace(f)
+	p.table = sqltable.DefaultTable
+	f.Fuzz(func(t *testing.T, mark bool, owner []byte, fence, granted, left int64) {
+		foreign{mark, owner, fence, granted, left}.try(t, p)
+	})
+}

@@ -1,0 +1,103 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// processServer keeps the locks of processes while TestPlantedBugs runs.
+var processServer *server.Server
+
+func startProcesses(t *testing.T) { processServer = server.Redis(t) }
+
+// processBugs are planted in a backend that another process opens, by a URL that begins with
+// the name of the bug.
+var processBugs = []bug{
+	processBug("each process has locks of its own", "process/exclude", "exclusion", "alone"),
+	processBug("a lock lasts a minute, whatever its TTL", "process/killed-holder", "", "minute"),
+	processBug("the end of a lease goes by a clock that runs twice as fast", "process/stopped-holder", "rule 3", "fast"),
+	processBug("a lease that is over is renewed", "process/stopped-holder", "driver.Lease.Renew", "renews"),
+}
+
+// processBug returns the bug with the name how, which begins the URL.
+func processBug(name, want, rule, how string) bug {
+	return bug{name: name, want: want, rule: rule, check: func(t *testing.T, only string) error {
+		url := processServer.URL()
+		other := url
+		if how == "alone" {
+			other = strings.TrimSuffix(url, "0") + "1" // another database
+		}
+		return Check(Harness{
+			Open:    func() (driver.Backend, error) { return dlock.OpenBackend(url) },
+			Process: func() (*Client, error) { return StartClient(how + ":" + other) },
+			TTL:     300 * time.Millisecond, Timeout: caseTime(name, 8*time.Second), Short: true, quiet: true, Only: only,
+		})
+	}}
+}
+
+// soundProcess has no bug.
+func soundProcess() bug { return processBug("", "", "", "sound") }
+
+// openForProcess opens the backend that a process serves: by a URL, which may have a bug's name
+// before it.
+func openForProcess(url string) (driver.Backend, error) {
+	how, rest, _ := strings.Cut(url, ":")
+	if !strings.HasPrefix(rest, "redis:") {
+		return dlock.OpenBackend(url)
+	}
+	b, err := dlock.OpenBackend(rest)
+	if err != nil {
+		return nil, err
+	}
+	return &oddProcess{Backend: b, how: how}, nil
+}
+
+// oddProcess is a backend with a bug, in another process.
+type oddProcess struct {
+	driver.Backend
+	how string
+}
+
+func (b *oddProcess) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	start, sent := time.Now(), *req
+	switch b.how {
+	case "minute":
+		sent.TTL = max(sent.TTL, time.Minute)
+	case "fast":
+		sent.TTL = max(sent.TTL/2, driver.MinTTL)
+	}
+	l, err := b.Backend.Acquire(ctx, &sent)
+	if err != nil {
+		return nil, err
+	}
+	return &oddLease{Lease: l, how: b.how, until: driver.Expires(start, req.TTL)}, nil
+}
+
+type oddLease struct {
+	driver.Lease
+	how   string
+	until time.Time
+}
+
+func (l *oddLease) Grant() driver.Grant {
+	g := l.Lease.Grant()
+	if l.how == "fast" || l.how == "minute" {
+		g.Expires = l.until
+	}
+	return g
+}
+
+func (l *oddLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	g, err := l.Lease.Renew(ctx, r)
+	if l.how == "renews" && errors.Is(err, driver.ErrLost) {
+		return l.Grant(), nil
+	}
+	return g, err
+}

@@ -1,0 +1,251 @@
+package redlocktest
+
+import (
+	"context"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// linkCases are those in which the link of one client hangs, or breaks, while all others' links
+// work.
+var linkCases = []testCase{
+	{name: "late-request", rules: []rule{fourOutcomes, undoes, noLeaks, closing}, needs: []condition{partitions}, do: lateRequest},
+	{name: "hung", rules: []rule{fourOutcomes, noLeaks, acquiring}, needs: []condition{partitions}, do: hungLink},
+	{name: "hung-close", rules: []rule{closing}, needs: []condition{partitions}, do: hungClose},
+	{name: "silent-waiter", rules: []rule{fourOutcomes, waiting, watching}, ttl: true, needs: []condition{partitions}, do: silentWaiter},
+	{name: "reset-lease", rules: []rule{exclusion, fourOutcomes, renewing, releasing}, without: driver.FeatureSession, needs: []condition{resets}, do: resetLease},
+	{name: "reset-watch", rules: []rule{watching}, needs: []condition{watches, resets}, do: resetWatch},
+	{name: "reset-waiter", rules: []rule{fourOutcomes, waiting, watching}, needs: []condition{resets}, do: resetWaiter},
+}
+
+// cutOff lets nothing pass between b and the servers until heal is called.
+func (r *run) cutOff(b driver.Backend) (heal func()) {
+	f := r.h.Faults
+	return r.inject(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
+}
+
+// reset breaks the connections of b.
+func (r *run) reset(b driver.Backend) {
+	if err := r.h.Faults.Reset(b); err != nil {
+		r.fatal(nothingShown, "the harness could not break the connections: %v", err)
+	}
+}
+
+// lateRequest: a request that reaches the servers long after its caller has given up leaves no
+// lock. A quorum's node must not take the key even for a moment, as its counter shows. In other
+// backends the clean-up may come before the request, and then the TTL ends the lock.
+func lateRequest(r *run) {
+	a, b := r.pair()
+	key, node := r.key(), r.info.Features.Has(driver.FeatureQuorumNode)
+	req := driver.Request{Key: key}
+	if !node && r.info.MaxTTL != 0 {
+		req.TTL = r.short()
+	}
+	r.release(r.grant(a, driver.Request{Key: r.key()})) // it is connected
+	heal := r.cutOff(a)
+	ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
+	_, err := r.tryCtx(ctx, a, req)
+	cancel()
+	r.outcomeUnknown("Acquire behind a partition", err)
+	last := uint64(0)
+	if node {
+		r.pause(time.Second) // the server's clock is known to within less
+		l := r.grant(b, driver.Request{Key: key})
+		last = l.Grant().Fence
+		r.release(l)
+	}
+	heal()
+	r.release(r.eventually(a, driver.Request{Key: r.key()}))
+	if err := a.Close(); err != nil { // the clean-up has come to its end
+		r.record(closing, "Close gives %v", err)
+	}
+	if node {
+		r.untouched(b, key, last)
+	}
+	r.nothingStored(b, key)
+	r.free(b, key)
+}
+
+// untouched asserts that no owner took the key of a quorum's node after the one with token
+// last: the key's counter is not above last.
+func (r *run) untouched(b driver.Backend, key string, last uint64) {
+	for doubtful := false; ; {
+		l, err := r.try(b, driver.Request{Key: key, ExactFence: last})
+		switch v := r.saw(err); {
+		case v == granted:
+			r.release(l)
+			return
+		case v == unknown:
+			doubtful = true
+		case v == later, v == held && doubtful: // by the attempt before, until it is undone
+		default:
+			r.fatal(undoes, "a request that arrived a second after its caller's deadline took the key: the counter is above %d, the token of the last owner: %v", last, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(undoes, "key %q could not be asked for before the case's time was over: %v", short(key), err)
+		}
+	}
+}
+
+// hungLink: behind a link that carries nothing each call returns by itself, without a verdict.
+// The calls share connections: with one connection for each call, many clients would bring the
+// server down.
+func hungLink(r *run) {
+	a, b := r.pair()
+	r.release(r.grant(a, driver.Request{Key: r.key()}))
+	const callers, few, rounds = 40, 20, 3
+	connections := r.suite.connections()
+	count := func() int {
+		if connections == nil {
+			return 0
+		}
+		return r.now(connections)
+	}
+	before := count()
+	heal := r.cutOff(a)
+	keys := make([]string, callers)
+	for round := 1; ; round++ {
+		r.together(callers, func(i int) {
+			keys[i] = r.key()
+			_, err := r.tryCtx(context.WithoutCancel(r.ctx), a, driver.Request{Key: keys[i]})
+			r.outcomeUnknown("Acquire behind a link that hangs", err)
+		})
+		now := count()
+		if now <= before+few {
+			break
+		}
+		if round == rounds {
+			r.suspect(noLeaks, "behind a link that hangs the connections grow with every %d calls, to %d", callers, now)
+		}
+		before = now
+	}
+	heal()
+	r.release(r.eventually(a, driver.Request{Key: r.key()}))
+	for _, key := range keys {
+		r.free(b, key)
+	}
+}
+
+// hungClose: Close returns behind a link that carries nothing, and so do the calls that are under
+// way.
+func hungClose(r *run) {
+	a, b := r.client(), r.open()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	r.release(r.grant(b, driver.Request{Key: r.key()}))
+	r.cutOff(b)
+	calls := r.async(func() {
+		r.together(6, func(i int) {
+			_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key, Wait: i%2 == 0})
+			if v := r.saw(err); v != closed && v != unknown && v != later {
+				r.fatal(closing, "a call that was under way at Close gives %v behind a link that hangs: %v", v, err)
+			}
+		})
+	})
+	r.pause(5 * time.Millisecond)
+	over := r.async(func() {
+		if err := b.Close(); err != nil {
+			r.note("Close behind a link that hangs gives %v", err)
+		}
+	})
+	for what, done := range map[string]<-chan struct{}{"Close": over, "a call that was under way at Close": calls} {
+		select {
+		case <-done:
+		case <-r.ctx.Done():
+			r.fatal(closing, "%s does not return behind a link that hangs", what)
+		}
+	}
+	r.join(calls)
+	r.release(l)
+}
+
+// resetLease: a lease does not live in a connection: a break loses nothing.
+func resetLease(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	for range 3 {
+		r.reset(a)
+		r.renew(l, driver.Renewal{})
+		r.reset(a)
+		r.refuse(b, driver.Request{Key: key}, l)
+	}
+	r.reset(a)
+	r.release(l)
+	r.release(r.again(b, key))
+}
+
+// resetWatch: a watch signals a release during or after a break of its connection.
+func resetWatch(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	ch := r.watch(ctx, b, key)
+	for range 3 {
+		l := r.grant(a, driver.Request{Key: key})
+		select { // of an earlier release
+		case <-ch:
+		default:
+		}
+		r.reset(b)
+		r.release(l)
+		r.value(ch, "the lock was released right after the watch's connection had broken")
+	}
+}
+
+// resetWaiter: a waiter goes on waiting after its connections broke several times.
+func resetWaiter(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	woken := r.async(func() { r.release(r.asDlock(b, key)) })
+	for range 3 {
+		r.pause(20 * time.Millisecond)
+		r.reset(b)
+	}
+	r.release(l)
+	r.join(woken)
+}
+
+// asDlock acquires a key by waiting as package dlock does.
+func (r *run) asDlock(b driver.Backend, key string) *lease {
+	if _, ok := b.(driver.Watcher); ok && !r.info.Features.Has(driver.FeatureQueueing) {
+		return r.watchUntil(b, driver.Request{Key: key})
+	}
+	l, _ := r.eventuallyRule(waiting, b, driver.Request{Key: key, Wait: true}, nil)
+	return l
+}
+
+// silentWaiter: a waiter whose link hangs may delay the next waiter, by its TTL at most, but
+// does not keep the lock from it.
+func silentWaiter(r *run) {
+	a, dead := r.pair()
+	alive, key := r.open(), r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	ctx, cancel := context.WithCancel(r.ctx)
+	defer cancel()
+	silent := r.async(func() {
+		_, _ = r.tryCtx(ctx, dead, driver.Request{Key: key, TTL: r.short(), Wait: true}) // it is not heard
+	})
+	if _, ok := dead.(driver.Watcher); ok {
+		r.watch(ctx, dead, key)
+		_, _ = r.try(dead, driver.Request{Key: key, TTL: r.short()})
+	}
+	r.pause(20 * time.Millisecond)
+	woken := r.async(func() { r.release(r.asDlock(alive, key)) })
+	r.pause(20 * time.Millisecond)
+	heal := r.cutOff(dead)
+	r.release(l)
+	select {
+	case <-woken:
+	case <-r.ctx.Done():
+		r.fatal(waiting, "a waiter whose link hangs keeps the lock from the next one: it was released, and nobody has got it")
+	}
+	cancel()
+	heal()
+	r.join(silent)
+	r.join(woken)
+	r.free(a, key)
+}

@@ -1,0 +1,101 @@
+package redlocktest
+
+import (
+	"context"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Cases in which a client is a process of its own, which is killed or stopped.
+var processCases = []testCase{
+	{name: "exclude", rules: []rule{exclusion, tokens}, needs: []condition{processes}, do: processesExclude},
+	{name: "killed-holder", rules: []rule{expires, tokens}, needs: []condition{processes}, do: killedHolder},
+	{name: "killed-waiter", rules: []rule{waiting}, features: driver.FeatureQueueing, needs: []condition{processes}, do: killedWaiter},
+	{name: "stopped-holder", rules: []rule{expires, renewing}, ttl: true, needs: []condition{processes}, do: stoppedHolder},
+}
+
+// process opens a backend in a process of its own.
+func (r *run) process() *Client {
+	p, err := r.h.Process()
+	if err != nil {
+		r.fatal(nothingShown, "the harness could not start a process: %v", err)
+	}
+	r.keep(p)
+	return p
+}
+
+// processesExclude: owners in several processes each have the lock alone, and their tokens rise.
+func processesExclude(r *run) {
+	const n = 4
+	clients, key := []driver.Backend{r.client()}, r.key()
+	for range n - 1 {
+		clients = append(clients, r.process())
+	}
+	last, entries, rounds := uint64(0), 0, r.h.times(12)
+	get := func(i int) *lease { return r.eventually(clients[i], driver.Request{Key: key, Wait: true}) }
+	r.serial(n, rounds, get, func(l *lease) {
+		entries++
+		r.rises(last, l.Grant().Fence)
+		last = l.Grant().Fence
+	})
+	if entries != n*rounds {
+		r.fatal(exclusion, "%d processes had the lock %d times each, and only %d entries are counted: some overlapped", n, rounds, entries)
+	}
+}
+
+// killedHolder: the lock of a killed process becomes free, but not before its TTL ends, unless
+// its session ends with the process; and the next token is larger.
+func killedHolder(r *run) {
+	p, key := r.process(), r.key()
+	l := r.grant(p, driver.Request{Key: key, TTL: r.short()})
+	g := l.Grant()
+	p.Kill()
+	next, _ := r.eventuallyRule(expires, r.client(), driver.Request{Key: key}, nil)
+	if early := time.Until(g.Expires); early > 0 && !r.info.Features.Has(driver.FeatureSession) {
+		r.fatal(expires, "the holder's process was killed, and the next owner was granted %v before the end of its lease", early)
+	}
+	r.rises(g.Fence, next.Grant().Fence)
+	r.release(next)
+}
+
+// killedWaiter: a process that is killed in the queue does not keep the lock from the next.
+func killedWaiter(r *run) {
+	a, b, p := r.client(), r.open(), r.process()
+	key := r.key()
+	l := r.grant(a, driver.Request{Key: key})
+	dead := r.async(func() { _, _ = r.try(p, driver.Request{Key: key, TTL: r.short(), Wait: true}) })
+	r.pause(50 * time.Millisecond)
+	woken := r.async(func() { r.release(r.eventually(b, driver.Request{Key: key, Wait: true})) })
+	r.pause(20 * time.Millisecond)
+	p.Kill()
+	r.join(dead)
+	r.release(l)
+	select {
+	case <-woken:
+	case <-r.ctx.Done():
+		r.fatal(waiting, "a process was killed while it waited, and the next waiter does not get the lock")
+	}
+	r.join(woken)
+	r.free(a, key)
+}
+
+// stoppedHolder: a process that stands still for longer than its lease finds the lease lost
+// when it goes on, and does not disturb the next owner.
+func stoppedHolder(r *run) {
+	p, key := r.process(), r.key()
+	l := r.grant(p, driver.Request{Key: key, TTL: r.short()})
+	resume := r.inject(p.Pause, p.Resume)
+	b := r.client()
+	next, _ := r.eventuallyRule(expires, b, driver.Request{Key: key}, nil)
+	if early := time.Until(l.Grant().Expires); early > 0 {
+		r.fatal(expires, "the holder's process was stopped, and the next owner was granted %v before the end of its lease", early)
+	}
+	resume()
+	if _, err := l.Renew(context.WithoutCancel(r.ctx), &driver.Renewal{TTL: r.long()}); r.saw(err) == granted {
+		r.fatal(renewing, "a process stood still until its lease was over, and renewed it when another had the lock")
+	}
+	r.lost(l)
+	r.holds(b, key, next)
+	r.release(next)
+}

@@ -1,0 +1,186 @@
+package redlocktest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// RunFailover checks that the locks of a system of several members outlive a failure of one:
+// a lock that is held is renewed and released, it stays held meanwhile, other keys can be locked,
+// and a waiter gets the lock next, with a larger token. a and b are clients that know all members.
+// fail makes one member fail, and mend ends that; a majority serves all the time.
+func RunFailover(t *testing.T, a, b driver.Backend, key string, ttl time.Duration, fail, mend func() error) {
+	t.Helper()
+	held := Grant(t, a, NewRequest(key, ttl))
+	waiting := Waiter(t, b, NewRequest(key, ttl))
+	if i, ok := b.(driver.Inspector); ok {
+		AwaitWaiters(t, i, key, 1)
+	}
+	if err := fail(); err != nil {
+		t.Fatal(err)
+	}
+	Renew(t, held, ttl)
+	Release(t, Grant(t, a, NewRequest(key+"/other", ttl)))
+	if _, err := Acquire(t, b, NewRequest(key, ttl)); Verdict(err) != "held" {
+		t.Errorf("the key is held, and Acquire gives %v", err)
+	}
+	Release(t, held)
+	next := <-waiting
+	if next == nil || next.Grant().Fence <= held.Grant().Fence {
+		t.Fatalf("after token %d the wait gave %v", held.Grant().Fence, next)
+	}
+	if err := mend(); err != nil {
+		t.Fatal(err)
+	}
+	Renew(t, next, ttl)
+	Release(t, next)
+}
+
+// RunMinority checks a client that reaches only a member that is cut off from the majority,
+// while another client reaches the majority. All outcomes are unknown to the first client. Its
+// lock with the given ttl goes to the other client after the lease's end, with a larger token;
+// the first client learns that when heal has ended the cut. Its longer lease goes on.
+func RunMinority(t *testing.T, minority, majority driver.Backend, key string, ttl time.Duration, cut, heal func() error) {
+	t.Helper()
+	const long = 10 * time.Minute
+	brief, kept := Grant(t, minority, NewRequest(key, ttl)), Grant(t, minority, NewRequest(key+"/kept", long))
+	if err := cut(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := minority.Acquire(t.Context(), NewRequest(key+"/free", ttl)); Verdict(err) != "unknown" {
+		t.Errorf("Acquire by a minority: %v, %v", l, err)
+	}
+	if _, err := kept.Renew(t.Context(), &driver.Renewal{TTL: long}); Verdict(err) != "unknown" {
+		t.Errorf("Renew by a minority: %v", err)
+	}
+	after := NewRequest(key, time.Minute)
+	after.Wait = true
+	next := Grant(t, majority, after)
+	if early := time.Until(brief.Grant().Expires); early > 0 {
+		t.Errorf("the key was granted %v before the end of the lease that is cut off", early)
+	}
+	if next.Grant().Fence <= brief.Grant().Fence {
+		t.Errorf("token %d after %d", next.Grant().Fence, brief.Grant().Fence)
+	}
+	Release(t, next)
+	if _, err := Acquire(t, majority, NewRequest(key+"/kept", ttl)); Verdict(err) != "held" {
+		t.Errorf("the longer lease is held, and Acquire by a majority gives %v", err)
+	}
+	if err := heal(); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if !until(t, func() bool {
+		_, err = brief.Renew(t.Context(), &driver.Renewal{TTL: ttl})
+		return Verdict(err) != "unknown"
+	}) || Verdict(err) != "lost" {
+		t.Errorf("Renew of a lease that ended behind the cut: %v", err)
+	}
+	Renew(t, kept, long)
+	Release(t, kept)
+	free := NewRequest(key+"/free", time.Minute)
+	free.Wait = true // until the attempt from behind the cut is undone
+	Release(t, Grant(t, minority, free))
+}
+
+// A Holder has the lock until Done is closed, like a *dlock.Lease. Err looks at the clock itself, so
+// it is right even if the timer that closes Done is late.
+type Holder interface {
+	Done() <-chan struct{}
+	Err() error
+}
+
+// RunLoss checks that a holder learns of the loss of its lock before another owner has the
+// lock. It partitions one backend of h, and, if backends are driver.Admins, breaks the lock of
+// another. lock takes a lock through package dlock, which renews it. If a grant has the channel
+// Lost, that channel must also be closed after the partition.
+func RunLoss(t *testing.T, h Harness, ttl time.Duration, lock func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (Holder, error)) {
+	t.Helper()
+	open := func(t *testing.T) driver.Backend {
+		b, err := h.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() }) // lock may have closed it
+		return b
+	}
+	hold := func(t *testing.T, b driver.Backend, key string, ttl time.Duration) Holder {
+		for {
+			l, err := lock(t.Context(), b, key, ttl)
+			if err == nil {
+				return l
+			}
+			if Verdict(err) != "unknown" || t.Context().Err() != nil {
+				t.Fatal(err)
+			}
+			t.Log(err)
+		}
+	}
+	isLost := func(t *testing.T, l Holder) {
+		<-l.Done()
+		if !errors.Is(l.Err(), driver.ErrLost) {
+			t.Errorf("Err is %v", l.Err())
+		}
+	}
+	t.Run("cut off", func(t *testing.T) {
+		const key = "lost/cut off"
+		mine, other := open(t), open(t)
+		l := hold(t, mine, key, ttl)
+		bare := Grant(t, mine, NewRequest(key+"/bare", ttl))
+		if err := h.Faults.Partition(mine); err != nil {
+			t.Fatal(err)
+		}
+		after := NewRequest(key, time.Minute)
+		after.Wait = true
+		var next driver.Lease
+		if !until(t, func() bool {
+			var err error
+			if next, err = Acquire(t, other, after); err != nil {
+				t.Log(err)
+			}
+			return Verdict(err) != "held" // by a backend that cannot wait
+		}) || next == nil {
+			t.Fatal("the lock of a holder that is cut off does not come free")
+		}
+		if l.Err() == nil {
+			t.Error("another has the lock, and the holder is not told")
+		}
+		Release(t, next)
+		if err := h.Faults.Heal(mine); err != nil {
+			t.Fatal(err)
+		}
+		if c := bare.Grant().Lost; c != nil {
+			<-c
+		}
+		isLost(t, l)
+	})
+	t.Run("broken", func(t *testing.T) {
+		const key = "lost/broken"
+		mine, other := open(t), open(t)
+		admin, ok := other.(driver.Admin)
+		i, inspects := other.(driver.Inspector)
+		if !ok || !inspects {
+			t.Skip("the backend cannot break locks")
+		}
+		l := hold(t, mine, key, 3*ttl)
+		if !until(t, func() bool {
+			select {
+			case <-l.Done(): // the machine stood still, and the lease ended
+				return true
+			default:
+			}
+			s, err := i.Lookup(t.Context(), key)
+			if err != nil || len(s.Holders) == 0 {
+				return false
+			}
+			return admin.Break(t.Context(), key, s.Holders[0].Fence) == nil
+		}) {
+			t.Fatal("the lock cannot be broken")
+		}
+		isLost(t, l)
+	})
+}

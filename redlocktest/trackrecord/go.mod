@@ -1,0 +1,23 @@
+module github.com/redlock-go/redlock/redlocktest/trackrecord
+
+go 1.25.0
+
+require (
+	github.com/bsm/redislock v0.9.4
+	github.com/go-redsync/redsync/v4 v4.17.0
+	github.com/redis/go-redis/v9 v9.22.0
+	github.com/redlock-go/redlock v0.1.0
+	github.com/valkey-io/valkey-go v1.0.79
+)
+
+require (
+	github.com/anishathalye/porcupine v1.0.2 // indirect
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/hashicorp/errwrap v1.0.0 // indirect
+	github.com/hashicorp/go-multierror v1.1.1 // indirect
+	go.uber.org/atomic v1.11.0 // indirect
+	go.uber.org/goleak v1.3.0 // indirect
+	golang.org/x/sys v0.47.0 // indirect
+)
+
+replace github.com/redlock-go/redlock => ../..

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+var whole = flag.Bool("whole", false, "run all cases of the suite on every library, and compare what fails with the tables here: minutes")
+
+// A subject is a library with the parameters of one way to use it.
+type subject struct {
+	scheme, parameters string
+	nodes              int
+	// known maps each case that fails to a part of its message: the table of README.md.
+	known map[string]string
+	// also are cases that fail for the same reasons, but not in every run.
+	also []string
+	skip map[string]string
+}
+
+// Parts of the cases' messages.
+const (
+	ownRetry = "gives ErrHeld though no server can answer"
+	tooLate  = "Acquire granted after its deadline"
+	leftKey  = "left of key"
+	noWinner = "none won"
+	notTold  = "granted while the lease that is cut off has"
+	each     = "60 leases that are held have"
+)
+
+var subjects = []subject{
+	{scheme: "redsync", nodes: 1,
+		known: map[string]string{"fault/lost-reply-acquire": ownRetry, "fault/slow-deadline": tooLate},
+		also:  []string{"fault/pause", "close/busy", "history/faults"}},
+	{scheme: "redsync", parameters: "?context_timeout=true", nodes: 1,
+		known: map[string]string{"fault/slow-deadline": leftKey},
+		also:  []string{"fault/slow-expires", "fault/lost-reply-acquire", "close/busy", "history/faults"}},
+	{scheme: "redsync", nodes: 3,
+		known: map[string]string{"exclusion/race": noWinner, "cancel/during": leftKey},
+		also:  []string{"exclusion/race-clients", "wait/cancelled-gets-nothing", "fault/pause", "fault/slow-deadline", "fault/lost-reply-acquire", "close/busy", "history/faults"}},
+	{scheme: "redislock", nodes: 1,
+		known: map[string]string{"fault/slow-deadline": tooLate},
+		also:  []string{"fault/pause", "close/busy", "history/faults"}},
+	{scheme: "redislock", parameters: "?context_timeout=true", nodes: 1,
+		known: map[string]string{"fault/slow-deadline": leftKey},
+		also:  []string{"close/busy", "history/faults"}},
+	{scheme: "valkeylock", parameters: "?validity=500ms", nodes: 1,
+		known: map[string]string{"fault/partition": notTold, "fault/lost-reply-acquire": ownRetry, "leak/goroutines-lease": each},
+		skip:  map[string]string{"fault/restart": "its locks outlive the connection"}},
+}
+
+func (s *subject) String() string { return fmt.Sprintf("%s%s/%d", s.scheme, s.parameters, s.nodes) }
+
+// harness makes a harness with a proxy for each server of each backend, and all faults.
+func (s *subject) harness(t *testing.T) redlocktest.Harness {
+	var servers []*server.Server
+	var addrs []string
+	for range s.nodes {
+		each := server.Redis(t, server.WithAppendOnly("always"))
+		servers, addrs = append(servers, each), append(addrs, each.Addr())
+	}
+	h := fault.HarnessOf(addrs, func(via []string) (driver.Backend, error) {
+		return dlock.OpenBackend(s.scheme + "://" + strings.Join(via, ",") + s.parameters)
+	})
+	all := func(f func(*server.Server) error) func() error {
+		return func() error {
+			for _, s := range servers {
+				if err := f(s); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	h.Faults.Pause, h.Faults.Resume = all((*server.Server).Pause), all((*server.Server).Resume)
+	h.Faults.Kill = all((*server.Server).Kill)
+	h.Faults.Restart = func(bool) error { return all((*server.Server).Start)() }
+	h.Residue = func(context.Context) (found []string, err error) {
+		for _, s := range servers {
+			keys, err := s.Do("KEYS", "*")
+			if err != nil {
+				return nil, err
+			}
+			for _, k := range keys.([]any) {
+				found = append(found, fmt.Sprint(k))
+			}
+		}
+		return found, nil
+	}
+	h.Short, h.Skip, h.IgnoreGoroutines = true, s.skip, []string{server.Goroutine}
+	return h
+}
+
+// TestKnownFailures runs the cases of README.md's table. A case that passes now is reported:
+// the library was fixed, and the table must say so. -v prints the cases' messages.
+func TestKnownFailures(t *testing.T) {
+	for _, s := range subjects {
+		t.Run(s.String(), func(t *testing.T) {
+			h := s.harness(t)
+			for name, says := range s.known {
+				t.Run(name, func(t *testing.T) {
+					h.Only = name
+					fails(t, h, says)
+				})
+			}
+		})
+	}
+}
+
+// fails runs a case until it fails with this message, because a busy machine may hide a failure
+// for a while.
+func fails(t *testing.T, h redlocktest.Harness, says string) {
+	const least, most = 2 * time.Second, 16 * time.Second
+	var all []*redlocktest.Failure
+	for end, tries := time.Now().Add(time.Minute), 0; tries < 5 || time.Now().Before(end); tries++ {
+		h.Timeout = min(least<<tries, most)
+		report, err := redlocktest.Examine(t.Context(), h, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = report.Failures()
+		if i := slices.IndexFunc(all, func(f *redlocktest.Failure) bool { return strings.Contains(f.Text, says) }); i >= 0 {
+			t.Log(all[i])
+			return
+		}
+	}
+	t.Errorf("the known failure %q is gone; the last run says %v: take it out of the table, here and in README.md", says, all)
+}
+
+// TestWhole finds cases that fail and are not in the tables.
+func TestWhole(t *testing.T) {
+	if !*whole {
+		t.Skip("takes minutes: -whole")
+	}
+	for _, s := range subjects {
+		t.Run(s.String(), func(t *testing.T) {
+			h := s.harness(t)
+			h.Timeout = 40 * time.Second
+			report, err := redlocktest.Examine(t.Context(), h, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range report.Failures() {
+				t.Logf("%s: %.300s", f.Case, f.Text)
+				if says, ok := s.known[f.Case]; (!ok || !strings.Contains(f.Text, says)) && !slices.Contains(s.also, f.Case) {
+					t.Errorf("%s fails, and is not known to", f.Case)
+				}
+			}
+		})
+	}
+}
+
+// TestTheTableIsWhole: README.md has a row for each known failure.
+func TestTheTableIsWhole(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := strings.Split(string(text), "\n")
+	for _, s := range subjects {
+		url := s.scheme + "://127.0.0.1:6379" + strings.Repeat(",…", min(1, s.nodes-1)) + s.parameters
+		for name := range s.known {
+			if !slices.ContainsFunc(rows, func(r string) bool {
+				return strings.HasPrefix(r, "| `"+url+"` |") && strings.Contains(r, "`"+name+"`")
+			}) {
+				t.Errorf("README.md has no row for %s with %s", url, name)
+			}
+		}
+	}
+}
