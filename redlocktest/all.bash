@@ -98,7 +98,7 @@ policy="" # the file that keeps packages from starting services, while it is the
 install_apt() {
 	local apt="apt-get -qq -o=Acquire::Retries=3" archive codename package
 	as_root $apt update || say "apt-get update failed; going on with what apt knows"
-	if ! apt-cache show "$@" >/dev/null 2>&1; then
+	if ! $apt -s install "$@" >/dev/null 2>&1; then
 		codename=$(. /etc/os-release && say "${VERSION_CODENAME:-}")
 		archive=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' | sed -n "s/^$codename //p" | head -n 1)
 		cat /etc/apt/sources.list >"$scratch/sources.list" 2>/dev/null
