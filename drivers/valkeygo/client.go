@@ -80,8 +80,8 @@ func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.C
 // library's whole time.
 const allOfIt = 64
 
-// connectLimit is how long a connection may take to get its first answer. While one connects the
-// library lets no other call have one, and a server that hangs takes all of the library's time, though
+// connectLimit is how long a connection may take to get its first answer. The library does not end
+// an attempt to connect with its call, and a server that hangs takes all of the library's time, though
 // another server may take its place meanwhile. So once a connection has stood it is a quarter of the
 // call timeout; more where the last one took long, and now and then for a server that has become slow.
 func (c *client) connectLimit() time.Duration {

@@ -15,8 +15,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// Connecting to a server that hangs ends before the library's own limit, because no other call
-// gets a connection meanwhile, though another server may have taken that server's place.
+// Connecting to a server that hangs ends before the library's own limit, because another server may
+// have taken that server's place meanwhile.
 func TestConnectingToAServerThatHangsEndsSoon(t *testing.T) {
 	t.Parallel()
 	srv := server.Redis(t)
@@ -59,6 +59,58 @@ func TestConnectingToAServerThatHangsEndsSoon(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal("no connection stands again")
 		}
+	}
+}
+
+// A call on a connection that stands ends while another call connects. Before valkey-go 1.0.55 it
+// could not give its connection back.
+func TestConnectingHoldsUpNoOtherCall(t *testing.T) {
+	t.Parallel()
+	srv := server.Redis(t)
+	p := fault.NewProxy(t, srv.Addr())
+	target, err := redisurl.Parse("redis", "redis://"+p.Addr()+"?call_timeout=2m&dial_timeout=5m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(options(target), target.Network, target.CallTimeout)
+	t.Cleanup(func() { _ = c.Close() })
+	exec := func() error {
+		call := &redisnode.Call{Text: "return 1", Keys: []string{"k"}}
+		c.Exec(t.Context(), []*redisnode.Call{call})
+		return call.Err
+	}
+	if err := exec(); err != nil {
+		t.Fatal(err)
+	}
+	asked, connects, answers := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	ask, connect := sync.OnceFunc(func() { close(asked) }), sync.OnceFunc(func() { close(connects) })
+	p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		switch {
+		case bytes.Contains(chunk, []byte("EVAL")):
+			ask()
+		case bytes.Contains(chunk, []byte("HELLO")):
+			connect()
+			<-t.Context().Done()
+		}
+		return len(chunk), fault.Pass
+	})
+	p.Judge(fault.ToClient, func(_ int64, chunk []byte) (int, fault.Action) {
+		<-answers
+		return len(chunk), fault.Pass
+	})
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- exec() }()
+	<-asked
+	go func() { second <- exec() }()
+	<-connects
+	close(answers)
+	select {
+	case err := <-first:
+		if err != nil {
+			t.Error(err)
+		}
+	case err := <-second:
+		t.Fatalf("the attempt to connect ended first: %v", err)
 	}
 }
 

@@ -7,7 +7,7 @@ require (
 	github.com/go-redsync/redsync/v4 v4.13.0
 	github.com/redis/go-redis/v9 v9.7.3
 	github.com/redlock-go/redlock v0.1.0
-	github.com/valkey-io/valkey-go v1.0.53
+	github.com/valkey-io/valkey-go v1.0.55
 )
 
 require (
