@@ -354,10 +354,13 @@ func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
 		})
 	}
 	all.Wait()
-	before := make([]float64, len(nodes))
-	var found []stateJSON
-	eventually(t, "all nodes have answered in time", func() bool {
+	// Processor time is compared, because a server that gets no processor is slow too. On a machine
+	// without processor time a node may answer so late that another is searched for it; then it is
+	// listed again.
+	for try := 1; ; try++ {
+		before := make([]float64, len(nodes))
 		for i, n := range nodes {
+			w.do(n, "CONFIG", "SET", "hz", "1") // what the server does by itself does not count
 			w.do(n, "CONFIG", "SET", "slowlog-log-slower-than", "100")
 			w.do(n, "CONFIG", "SET", "slowlog-max-len", "100000")
 			w.do(n, "SLOWLOG", "RESET")
@@ -366,38 +369,39 @@ func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
 		}
 		start, client := time.Now(), children()
 		code, out, stderr := w.run("status", "--json")
-		if code != 0 {
-			t.Log(stderr)
-			return false
-		}
-		found = nil
-		if err := json.Unmarshal([]byte(out), &found); err != nil {
-			t.Fatal(err)
+		var found []stateJSON
+		if err := json.Unmarshal([]byte(out), &found); code != 0 || err != nil {
+			t.Logf("exit status %d, %v: %s", code, err, stderr)
 		}
 		t.Logf("%d locks beside %d other keys on each of 5 nodes: %v, of which %v are the client's processor time", len(found), strangers,
 			time.Since(start).Round(time.Millisecond), (children() - client).Round(time.Millisecond))
-		return len(found) == 0 || !slices.ContainsFunc(found[0].Nodes, func(n nodeJSON) bool { return n.Error != "" })
-	})
-	if len(found) != locks {
-		t.Errorf("%d of %d locks are listed", len(found), locks)
-	}
-	// Processor time is compared, because a server that gets no processor is slow too.
-	searched := 0
-	for i, n := range nodes {
-		used := w.processor(n) - before[i]
-		steps := w.calls(n, "scan|eval")
-		each := time.Duration(used / float64(max(steps, 1)) * float64(time.Second))
-		logged, median, slowest := w.slowlog(n)
-		t.Logf("%s: %.0f ms, %d steps of %v; the slow log has %d, of %v in the median and %v at most", n.Addr(), 1000*used, steps, each, logged, median, slowest)
-		if w.calls(n, "scan") > 0 {
-			searched++
+		var wrong []string
+		if len(found) != locks {
+			wrong = append(wrong, fmt.Sprintf("%d of %d locks are listed", len(found), locks))
 		}
-		if steps < locks/256 || each > blocked {
-			t.Errorf("%s has used %v for each of %d steps, want at most %v", n.Addr(), each, steps, blocked)
+		searched := 0
+		for i, n := range nodes {
+			used := w.processor(n) - before[i]
+			steps := w.calls(n, "scan|eval")
+			each := time.Duration(used / float64(max(steps, 1)) * float64(time.Second))
+			logged, median, slowest := w.slowlog(n)
+			t.Logf("%s: %.0f ms, %d steps of %v; the slow log has %d, of %v in the median and %v at most", n.Addr(), 1000*used, steps, each, logged, median, slowest)
+			if w.calls(n, "scan") > 0 {
+				searched++
+			}
+			if steps < locks/256 || each > blocked {
+				wrong = append(wrong, fmt.Sprintf("%s has used %v for each of %d steps, want at most %v", n.Addr(), each, steps, blocked))
+			}
 		}
-	}
-	if searched != 3 {
-		t.Errorf("%d nodes were searched, want 3: any majority has one of them", searched)
+		if searched != 3 {
+			wrong = append(wrong, fmt.Sprintf("%d nodes were searched, want 3: any majority has one of them", searched))
+		}
+		switch {
+		case wrong == nil:
+			return
+		case try == 5:
+			t.Fatalf("in each of %d tries: %s", try, strings.Join(wrong, "; "))
+		}
 	}
 }
 
