@@ -16,11 +16,13 @@ var (
 	suiteGroup = regexp.MustCompile(`\{name: "([\w-]+)",.*cases: (\w+)\}`)
 	suiteCase  = regexp.MustCompile(`(?m)^\t\{name: "([\w-]+)"`)
 	suiteName  = regexp.MustCompile("`([a-z]+)/([a-z*-]+)`")
-	mdLink     = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	mdLink     = regexp.MustCompile(`\]\(([^)#:]*)(#[^)]*)?\)`)
+	mdHeading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notAnchor  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 )
 
-// TestDocuments checks what the documents name: each test, each case of the conformance suite
-// and each file that they link to exists. Markdown wraps at 100 columns.
+// TestDocuments checks what the documents name: each test, each case of the conformance suite,
+// and each file and heading that they link to exists. Markdown wraps at 100 columns.
 func TestDocuments(t *testing.T) {
 	const root = ".."
 	documents, code, cases := map[string]string{}, &strings.Builder{}, map[string]string{}
@@ -36,7 +38,7 @@ func TestDocuments(t *testing.T) {
 		switch {
 		case isDocument:
 			documents[path] = string(text)
-		case strings.HasSuffix(path, "_test.go"), strings.Contains(path, "test/"):
+		case strings.HasSuffix(path, "_test.go"), strings.Contains(filepath.ToSlash(path), "test/"):
 			code.Write(text)
 		}
 		if filepath.Dir(path) == filepath.Join(root, "redlocktest") {
@@ -77,8 +79,14 @@ func TestDocuments(t *testing.T) {
 			}
 		}
 		for _, m := range mdLink.FindAllStringSubmatch(text, -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
+			target := path
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(path), m[1])
+			}
+			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: %v", path, err)
+			} else if m[2] != "" && !hasAnchor(documents[target], m[2]) {
+				t.Errorf("%s: %s has no heading %s", path, target, m[2])
 			}
 		}
 		if filepath.Base(path) != "CHANGELOG.md" {
@@ -88,6 +96,16 @@ func TestDocuments(t *testing.T) {
 	if len(tests) < 500 || len(suite) < 50 || len(documents) < 15 {
 		t.Errorf("%d tests, %d cases and %d documents were found", len(tests), len(suite), len(documents))
 	}
+}
+
+// hasAnchor reports whether a heading of the text has this anchor on GitHub.
+func hasAnchor(text, anchor string) bool {
+	for _, m := range mdHeading.FindAllStringSubmatch(text, -1) {
+		if anchor == "#"+strings.ReplaceAll(notAnchor.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-") {
+			return true
+		}
+	}
+	return false
 }
 
 // wrapped finds lines that are too long, outside of code and tables.
