@@ -26,6 +26,8 @@ run at once. A package under which Go's own runtime crashed is run again as a wh
              No service is started, and no apt source is changed. Without it the tests
              that need these programs are skipped; if CI is set they fail.
 
+It needs about 2 GB in TMPDIR (else /tmp), besides Go's caches.
+
 Flags go to go test: -short, -count=1, -run=NAME, -race=false. Packages, such as
 ./dlock, are tested instead of all, in the main module.
 END
@@ -93,34 +95,43 @@ missing() {
 as_root() { $([ "$(id -u)" = 0 ] || say sudo) env DEBIAN_FRONTEND=noninteractive "$@"; }
 
 # install_apt PACKAGE... starts no service. What the release lacks (valkey-server in
-# Debian 12) comes from its backports, of which only these commands know.
+# Debian 12) comes from Debian's backports, of which only these commands know. A package that
+# cannot be had keeps no other from being installed.
 policy="" # the file that keeps packages from starting services, while it is there
 install_apt() {
-	local apt="apt-get -qq -o=Acquire::Retries=3" archive codename package
+	local apt="apt-get -qq -o=Acquire::Retries=3" keys=/usr/share/keyrings/debian-archive-keyring.gpg archive codename package can=()
 	as_root $apt update || say "apt-get update failed; going on with what apt knows"
-	if ! $apt -s install "$@" >/dev/null 2>&1; then
+	if [ -e "$keys" ] && ! $apt -s install "$@" >/dev/null 2>&1; then
 		codename=$(. /etc/os-release && say "${VERSION_CODENAME:-}")
 		archive=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' | sed -n "s/^$codename //p" | head -n 1)
 		cat /etc/apt/sources.list >"$scratch/sources.list" 2>/dev/null
-		say "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $archive $codename-backports main" >>"$scratch/sources.list"
+		say "deb [signed-by=$keys] $archive $codename-backports main" >>"$scratch/sources.list"
 		chmod 755 "$scratch" # for apt's own user
 		apt="$apt -o=Dir::Etc::sourcelist=$scratch/sources.list"
 		as_root $apt update
 	fi
+	for package in "$@"; do
+		if $apt -s install "$package" >/dev/null 2>&1; then can+=("$package"); else say "apt cannot install $package"; fi
+	done
 	[ -e /usr/sbin/policy-rc.d ] || policy=/usr/sbin/policy-rc.d
 	[ -z "$policy" ] || printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin "$policy"
-	as_root $apt -o=DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
+	as_root $apt -o=DPkg::Lock::Timeout=300 install -y --no-install-recommends ${can[@]+"${can[@]}"}
+	permit_services
 	[ ! -d /run/systemd/system ] || for package in "$@"; do as_root systemctl -q disable "$package"; done 2>/dev/null # gcc is none
 }
+permit_services() { [ -z "$policy" ] || as_root rm -f "$policy"; policy=""; }
 
 # install: of Homebrew's redis and valkey only one can be linked; the tests find the other.
 install() {
 	if command -v apt-get >/dev/null; then
+		[ "$(id -u)" = 0 ] || command -v sudo >/dev/null || { say "needs root or sudo: as root, apt-get install $(missing apt)"; return 1; }
 		install_apt $(missing apt)
 	elif command -v brew >/dev/null; then
 		brew unlink redis valkey 2>/dev/null
 		brew install $(missing brew)
 		brew unlink valkey && brew link redis
+	else
+		say "neither apt-get nor brew is here: install $(missing program)by other means"
 	fi
 	[ -z "$(missing program)" ]
 }
@@ -133,7 +144,13 @@ no_program_is_missing() {
 	[ -z "${CI:-}" ]
 }
 
-format() { [ -z "$(gofmt -l . | tee /dev/stderr)" ]; }
+# format fails where gofmt does: it is not there, or a file is no Go.
+format() {
+	local found
+	found=$("$(go env GOROOT)/bin/gofmt" -l .) && [ -z "$found" ] && return
+	say "$found"
+	return 1
+}
 
 vet() {
 	local goos
@@ -237,7 +254,7 @@ main() {
 	command -v go >/dev/null || { say "all.bash: needs Go, see https://go.dev/dl" >&2; return 1; }
 	export scratch # for go_test
 	scratch=$(mktemp -d "${TMPDIR:-/tmp}/redlock-all.XXXXXX") || return 1
-	trap '[ -z "$policy" ] || as_root rm -f "$policy"; rm -rf "$scratch"' EXIT
+	trap 'permit_services; rm -rf "$scratch"' EXIT
 	lack=$(missing program)
 	[ -z "$lack" ] || [ -z "$install" ] || try "install $lack" install
 	try "programs" no_program_is_missing
@@ -261,5 +278,6 @@ main() {
 	[ -z "$failed" ]
 }
 
+trap 'trap "" TERM; kill 0; exit 130' INT # what runs in the background does not hear ctrl-C
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 if [ "${1:-}" = --go-test ]; then go_test "${@:2}"; else main "$@"; fi

@@ -103,6 +103,8 @@ attempt() {
 	cd "$temp/clone"
 	git config user.name release
 	git config user.email release@example.com
+	git config commit.gpgsign false
+	git config tag.gpgsign false
 	check prepare "$version"
 	for folder in "" $(nested | sed 's,^,/,'); do
 		check get "$folder"
