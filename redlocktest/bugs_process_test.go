@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -23,23 +25,51 @@ var processBugs = []bug{
 	processBug("each process has locks of its own", "process/exclude", "exclusion", "alone"),
 	processBug("a lock lasts a minute, whatever its TTL", "process/killed-holder", "", "minute"),
 	processBug("the end of a lease goes by a clock that runs twice as fast", "process/stopped-holder", "rule 3", "fast"),
+	processBug("tokens by the client's clock", "process/exclude", "rule 8", "tokens"),
+	processBug("the server keeps a lock until an end by the client's clock", "process/killed-holder", "rule 3", "end"),
 	processBug("a lease that is over is renewed", "process/stopped-holder", "driver.Lease.Renew", "renews"),
 }
 
 // processBug returns the bug with the name how, which begins the URL.
 func processBug(name, want, rule, how string) bug {
 	return bug{name: name, want: want, rule: rule, check: func(t *testing.T, only string) error {
-		url := processServer.URL()
-		other := url
-		if how == "alone" {
-			other = strings.TrimSuffix(url, "0") + "1" // another database
-		}
-		return Check(Harness{
-			Open:    func() (driver.Backend, error) { return dlock.OpenBackend(url) },
-			Process: func() (*Client, error) { return StartClient(how + ":" + other) },
-			TTL:     300 * time.Millisecond, Timeout: caseTime(name, 8*time.Second), Short: true, quiet: true, Only: only,
-		})
+		h := processHarness(how)
+		h.Timeout, h.Only = caseTime(name, 8*time.Second), only
+		return Check(h)
 	}}
+}
+
+func processHarness(how string) Harness {
+	url := processServer.URL()
+	other := url
+	if how == "alone" {
+		other = strings.TrimSuffix(url, "0") + "1" // another database
+	}
+	return Harness{
+		Open:    func() (driver.Backend, error) { return dlock.OpenBackend(url) },
+		Process: func() (*Client, error) { return StartClient(how + ":" + other) },
+		TTL:     300 * time.Millisecond, Short: true, quiet: true,
+	}
+}
+
+// TestStressOfProcessesWithClocksOfTheirOwn: the stress finds what depends on a client's clock.
+func TestStressOfProcessesWithClocksOfTheirOwn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	startProcesses(t)
+	for how, finds := range map[string]bool{"sound": false, "tokens": true, "end": true} {
+		t.Run(how, func(t *testing.T) {
+			report, err := ExamineStress(t.Context(), processHarness(how), StressOptions{Operations: 3000})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tidy(t, report.Failures)
+			if found := len(report.Failures) > 0; found != finds {
+				t.Errorf("found: %v; %v", report.Failures, report)
+			}
+		})
+	}
 }
 
 // soundProcess has no bug.
@@ -56,13 +86,18 @@ func openForProcess(url string) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &oddProcess{Backend: b, how: how}, nil
+	o, err := redis.ParseURL(rest)
+	if err != nil {
+		return nil, err
+	}
+	return &oddProcess{Backend: b, how: how, client: redis.NewClient(o)}, nil
 }
 
 // oddProcess is a backend with a bug, in another process.
 type oddProcess struct {
 	driver.Backend
-	how string
+	how    string
+	client *redis.Client
 }
 
 func (b *oddProcess) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -77,19 +112,36 @@ func (b *oddProcess) Acquire(ctx context.Context, req *driver.Request) (driver.L
 	if err != nil {
 		return nil, err
 	}
-	return &oddLease{Lease: l, how: b.how, until: driver.Expires(start, req.TTL)}, nil
+	if b.how == "end" {
+		keys, err := b.client.Keys(ctx, "*"+req.Key+"*").Result()
+		for _, key := range keys {
+			if left, _ := b.client.PTTL(ctx, key).Result(); left < 2*req.TTL { // it is no counter
+				err = errors.Join(err, b.client.PExpireAt(ctx, key, start.Add(req.TTL)).Err())
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return &oddLease{Lease: l, how: b.how, at: time.Now(), until: driver.Expires(start, req.TTL)}, nil
 }
+
+func (b *oddProcess) Close() error { return errors.Join(b.Backend.Close(), b.client.Close()) }
 
 type oddLease struct {
 	driver.Lease
 	how   string
+	at    time.Time // of the grant
 	until time.Time
 }
 
 func (l *oddLease) Grant() driver.Grant {
 	g := l.Lease.Grant()
-	if l.how == "fast" || l.how == "minute" {
+	switch l.how {
+	case "fast", "minute":
 		g.Expires = l.until
+	case "tokens":
+		g.Fence = uint64(l.at.UnixMicro())
 	}
 	return g
 }

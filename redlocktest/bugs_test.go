@@ -158,7 +158,7 @@ func (b bug) find(t *testing.T) []*Failure {
 	check := func() {
 		for range runs {
 			found := failures(t, once())
-			tidyPictures(t, found)
+			tidy(t, found)
 			if all == nil || b.shownBy(found) != nil {
 				all = found
 			}

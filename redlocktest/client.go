@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/internal/wallclock"
 )
 
 // envClient is the environment variable that tells a process to serve as a Client of its parent.
@@ -41,12 +42,13 @@ func ServeClient(open func(url string) (driver.Backend, error)) {
 // wireRequest is a call of the backend, or the end of the context of a call under way.
 type wireRequest struct {
 	ID       int64
-	Do       string // "open", "acquire", "renew", "release", "cancel"
+	Do       string // "open", "clock", "acquire", "renew", "release", "cancel"
 	URL      string
 	Lease    int64
 	Request  *driver.Request
 	Renewal  *driver.Renewal
 	Deadline time.Duration // the time until the context's deadline; zero: no deadline
+	Ahead    time.Duration // of the machine's wall clock
 }
 
 // wireReply is the answer to a wireRequest.
@@ -112,14 +114,15 @@ func (r *wireReply) err() error {
 	return err
 }
 
-func (r *wireReply) setGrant(g driver.Grant) {
+// setGrant describes a grant of a process whose wall clock is ahead by this time.
+func (r *wireReply) setGrant(g driver.Grant, ahead time.Duration) {
 	r.Fence, r.Voted = g.Fence, len(g.Votes) > 0
 	if !g.Expires.IsZero() {
-		r.Expires = g.Expires.UnixNano()
+		r.Expires = g.Expires.Add(-ahead).UnixNano()
 	}
 }
 
-// grant rebuilds the grant that setGrant described. The processes share the machine's clock.
+// grant rebuilds the grant that setGrant described.
 func (r *wireReply) grant() driver.Grant {
 	g := driver.Grant{Fence: r.Fence}
 	if r.Expires != 0 {
@@ -158,6 +161,10 @@ func serveClient(in io.Reader, out io.Writer, open func(string) (driver.Backend,
 			s.end(req.ID)
 			continue
 		}
+		if req.Do == "clock" { // before the first lease
+			s.setClock(&req)
+			continue
+		}
 		ctx := s.begin(&req)
 		calls.Go(func() { defer s.end(req.ID); s.serve(ctx, &req) })
 	}
@@ -169,6 +176,7 @@ func serveClient(in io.Reader, out io.Writer, open func(string) (driver.Backend,
 // clientServer is the state of a process that serves a backend.
 type clientServer struct {
 	backend driver.Backend
+	ahead   time.Duration // how far the process's wall clock is ahead of the machine's
 
 	mu      sync.Mutex
 	replies *json.Encoder
@@ -196,6 +204,18 @@ func (s *clientServer) end(id int64) {
 	}
 }
 
+// setClock sets the process's wall clock.
+func (s *clientServer) setClock(req *wireRequest) {
+	reply := wireReply{ID: req.ID}
+	err := wallclock.Set(req.Ahead)
+	if reply.setError(err); err == nil {
+		s.ahead = req.Ahead
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.replies.Encode(&reply) // the parent may have ended
+}
+
 // serve makes one call and answers.
 func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	reply := wireReply{ID: req.ID, Lease: req.Lease}
@@ -207,14 +227,14 @@ func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	case req.Do == "acquire":
 		reply.Lease = req.ID
 		if l, err = s.backend.Acquire(ctx, req.Request); err == nil {
-			reply.setGrant(l.Grant())
+			reply.setGrant(l.Grant(), s.ahead)
 		}
 	case l == nil:
 		err = driver.ErrLost // it was released
 	case req.Do == "renew":
 		var g driver.Grant
 		if g, err = l.Renew(ctx, req.Renewal); err == nil {
-			reply.setGrant(g)
+			reply.setGrant(g, s.ahead)
 		}
 	default:
 		err = l.Release(ctx)
@@ -287,6 +307,16 @@ func StartClient(url string) (*Client, error) {
 	}
 	c.info = *reply.Info
 	return c, nil
+}
+
+// setClock puts the wall clock of the process ahead of the machine's, or behind it if negative, by
+// whole seconds. It must come before the first Acquire.
+func (c *Client) setClock(ctx context.Context, ahead time.Duration) error {
+	r, err := c.call(ctx, &wireRequest{Do: "clock", Ahead: ahead})
+	if err == nil {
+		err = r.err()
+	}
+	return err
 }
 
 // process starts the process, reads its answers, and waits for its end, all on one thread: on

@@ -54,8 +54,13 @@ type Harness struct {
 	OpenWithClock func(ahead time.Duration) (driver.Backend, error)
 
 	// Process is Open, with the backend in a process of its own, which the suite and Stress kill
-	// and stop: see StartClient. Without it all clients are in this process.
+	// and stop: see StartClient. Without it all clients are in this process. On Linux (amd64)
+	// the wall clock of each process is wrong by seconds to hours, as another machine's may be.
 	Process func() (*Client, error)
+
+	// LocalClock says that all clients must have the same wall clock: they are on one machine, as
+	// those of a file are. Processes then keep the machine's.
+	LocalClock bool
 
 	// Connections counts the connections that the backends of this harness have. Without it
 	// the suite counts the sockets of this process where the system can list them (Linux).

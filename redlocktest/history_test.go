@@ -266,11 +266,11 @@ func TestAFaultCutsOnlyItsOwnClientsSession(t *testing.T) {
 	}
 }
 
-// tidyPictures removes the pictures of these failures.
-func tidyPictures(t *testing.T, all []*Failure) {
+// tidy removes the files that these failures name.
+func tidy(t *testing.T, all []*Failure) {
 	t.Helper()
 	for _, f := range all {
-		if path := regexp.MustCompile(`see (\S+\.html)`).FindStringSubmatch(f.Text); path != nil {
+		for _, path := range regexp.MustCompile(`(?:see|All calls of the key:) (\S+\.(?:html|json))`).FindAllStringSubmatch(f.Text, -1) {
 			if err := os.Remove(path[1]); err != nil {
 				t.Error(err)
 			}

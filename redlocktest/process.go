@@ -2,6 +2,7 @@ package redlocktest
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -17,12 +18,34 @@ var processCases = []testCase{
 
 // process opens a backend in a process of its own.
 func (r *run) process() *Client {
-	p, err := r.h.Process()
+	p, err := r.startProcess(rand.Uint64())
 	if err != nil {
 		r.fatal(nothingShown, "the harness could not start a process: %v", err)
 	}
-	r.keep(p)
 	return p
+}
+
+// startProcess opens a backend in a process with a wall clock of its own: behind the machine's by
+// seconds to hours, ahead of it in the next process, and so on.
+func (r *run) startProcess(random uint64) (*Client, error) {
+	p, err := r.h.Process()
+	if err != nil {
+		return nil, err
+	}
+	r.keep(p)
+	ahead := 2 * time.Second << (random % 13)
+	if r.processes.Add(1)%2 == 1 {
+		ahead = -ahead
+	}
+	if r.h.LocalClock {
+		return p, nil
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, r.h.cleanupTimeout())
+	defer cancel()
+	if err := p.setClock(ctx, ahead); err != nil {
+		r.note("a process keeps the machine's clock: %v", err)
+	}
+	return p, nil
 }
 
 // processesExclude: owners in several processes each have the lock alone, and their tokens rise.

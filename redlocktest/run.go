@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -26,6 +27,8 @@ type run struct {
 	scale int // factor of all TTLs
 	info  driver.Info
 	wg    sync.WaitGroup // what async began
+
+	processes atomic.Int64 // that were started
 
 	mu              sync.Mutex
 	failures        []*Failure

@@ -341,7 +341,7 @@ func (s *stress) connect() {
 
 // startProcess gives a client a new process.
 func (s *stress) startProcess(c *stressClient) {
-	b, err := s.h.Process()
+	b, err := s.run.startProcess(rand.NewPCG(s.o.Seed, uint64(s.processes.Load())).Uint64())
 	if err != nil {
 		s.record(nothingShown, "the harness could not start a process: %v", err)
 		s.found.Store(true)
@@ -350,7 +350,6 @@ func (s *stress) startProcess(c *stressClient) {
 		}
 		return
 	}
-	s.keep(b)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.b = b

@@ -27,7 +27,7 @@ func through(url string, servers ...*server.Server) redlocktest.Harness {
 		return dlock.OpenBackend(strings.NewReplacer(pairs...).Replace(url))
 	})
 	if len(servers) == 0 {
-		h.Faults = nil
+		h.Faults, h.LocalClock = nil, true
 	}
 	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(url) }
 	return h

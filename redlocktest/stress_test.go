@@ -6,8 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -173,13 +171,7 @@ func stressed(t *testing.T, b bug, o StressOptions) []*Failure {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range report.Failures {
-		if path := regexp.MustCompile(`All calls of the key: (\S+)`).FindStringSubmatch(f.Text); path != nil {
-			if err := os.Remove(path[1]); err != nil {
-				t.Error(err)
-			}
-		}
-	}
+	tidy(t, report.Failures)
 	return report.Failures
 }
 

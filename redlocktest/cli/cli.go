@@ -224,6 +224,7 @@ func (o *options) harness(url string) (h redlocktest.Harness, why string) {
 			return dlock.OpenBackend(through(url, servers, via))
 		})
 	}
+	h.LocalClock = !remote.MatchString(url)
 	h.TTL, h.Timeout, h.Short, h.Skip, h.Only, h.Grace = o.ttl, o.timeout, o.short, o.skip, o.only, mostGrace
 	return h, why
 }

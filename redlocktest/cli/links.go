@@ -8,6 +8,8 @@ import (
 var (
 	// host matches what may be a server's address in a URL, with the text before it.
 	host = regexp.MustCompile(`(?:://|@|,)((?:[\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5})`)
+	// remote matches a URL of a server, and not of a file or a socket.
+	remote = regexp.MustCompile(`://[^/?]`)
 	// encrypted matches a URL whose connections use TLS and verify the server's certificate.
 	encrypted = regexp.MustCompile(`\b(rediss|valkeys|etcds|zks)://|\bsslmode=verify|\btls=`)
 )
