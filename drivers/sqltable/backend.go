@@ -200,6 +200,7 @@ type attempt struct {
 	start       time.Time // before the first statement that may take the lock
 	latest      int64     // the last not-after of such a statement
 	sent        bool      // true: such a statement may have taken effect
+	again       bool      // such a statement was sent more than once
 }
 
 // run repeats statements until there is a verdict. There is a further round only if another
@@ -207,7 +208,7 @@ type attempt struct {
 func (a *attempt) run() (_ *lease, err error) {
 	defer func() {
 		if err != nil && a.sent {
-			a.b.doubt(doubt{name: a.name, owner: a.owner, settled: a.latest, once: !a.repeated, until: a.deadline.Add(a.ttl + time.Second)})
+			a.b.doubt(doubt{name: a.name, owner: a.owner, settled: a.latest, once: !a.again, until: a.deadline.Add(a.ttl + time.Second)})
 		}
 	}()
 	if err := a.greet(); err != nil {
@@ -258,9 +259,10 @@ func (a *attempt) make(text string) (*lease, error) {
 	notAfter := a.notAfter()
 	a.latest = max(a.latest, notAfter)
 	fence, ok, err := a.fence(text, a.name, a.owner, micros(a.ttl), notAfter, a.floor)
+	a.again = a.again || a.repeated
+	a.sent = a.sent || a.repeated || err != nil && a.asked && !nothingHappened(err)
 	switch {
 	case err != nil:
-		a.sent = a.sent || a.asked && !nothingHappened(err)
 		return nil, err
 	case !ok:
 		return nil, nil

@@ -99,10 +99,20 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 	}
 }
 
+// change is do for a statement that may change a row. If an earlier try may have taken effect, the
+// refusal of a later one is no verdict.
+func (c *call) change(f func(ctx context.Context, conn *sql.Conn) error) error {
+	err := c.do(f)
+	if c.repeated && nothingHappened(err) {
+		return fmt.Errorf("%s: the connection broke, and when the statement was sent again: %s", c.b.info.Name, err.Error())
+	}
+	return err
+}
+
 // fence runs a statement that takes a lock, and returns its token, if it took one.
 func (c *call) fence(text string, args ...any) (fence int64, ok bool, err error) {
 	q, rest := c.b.dialect.bind(text, args)
-	err = c.do(func(ctx context.Context, conn *sql.Conn) error {
+	err = c.change(func(ctx context.Context, conn *sql.Conn) error {
 		if c.b.dialect == MySQL {
 			r, err := conn.ExecContext(ctx, q, rest...)
 			switch {
@@ -134,7 +144,7 @@ func (c *call) fence(text string, args ...any) (fence int64, ok bool, err error)
 // exec runs a statement and returns how many rows it changed.
 func (c *call) exec(text string, args ...any) (n int64, err error) {
 	q, rest := c.b.dialect.bind(text, args)
-	err = c.do(func(ctx context.Context, conn *sql.Conn) error {
+	err = c.change(func(ctx context.Context, conn *sql.Conn) error {
 		r, err := conn.ExecContext(ctx, q, rest...)
 		if err != nil {
 			return err

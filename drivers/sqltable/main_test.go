@@ -145,6 +145,7 @@ func TestDialects(t *testing.T) {
 				{"clean-up beside users", cleanUpBesideUsers},
 				{"late statement", lateStatement},
 				{"closed under an attempt", closedUnderAnAttempt},
+				{"broken repeat", brokenRepeat},
 				{"row locked by another", rowLocked},
 				{"stale holder", staleHolder},
 				{"clients", clients},

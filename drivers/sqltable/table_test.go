@@ -233,6 +233,114 @@ func closedUnderAnAttempt(t *testing.T, p *place) {
 	}
 }
 
+// breaking opens connections of which some statements fail: fails returns the error of a statement,
+// before it is sent or after its effect. As with pgx and the simple protocol, ErrBadConn does not
+// mean that nothing was sent.
+type breaking struct {
+	driver sqldriver.Driver
+	dsn    string
+	fails  func(query string) (after bool, err error)
+}
+
+func (b *breaking) Driver() sqldriver.Driver { return b.driver }
+
+func (b *breaking) Connect(context.Context) (sqldriver.Conn, error) {
+	c, err := b.driver.Open(b.dsn)
+	return &breakingConn{c, b}, err
+}
+
+type breakingConn struct {
+	sqldriver.Conn
+	of *breaking
+}
+
+func (c *breakingConn) ExecContext(ctx context.Context, query string, args []sqldriver.NamedValue) (sqldriver.Result, error) {
+	after, fails := c.of.fails(query)
+	if fails != nil && !after {
+		return nil, fails
+	}
+	r, err := c.Conn.(sqldriver.ExecerContext).ExecContext(ctx, query, args)
+	if fails != nil {
+		return nil, errors.Join(fails, err)
+	}
+	return r, err
+}
+
+func (c *breakingConn) QueryContext(ctx context.Context, query string, args []sqldriver.NamedValue) (sqldriver.Rows, error) {
+	after, fails := c.of.fails(query)
+	if fails != nil && !after {
+		return nil, fails
+	}
+	r, err := c.Conn.(sqldriver.QueryerContext).QueryContext(ctx, query, args)
+	if fails != nil && err == nil {
+		for values := make([]sqldriver.Value, len(r.Columns())); err == nil; err = r.Next(values) {
+		}
+		_ = r.Close()
+		return nil, fails
+	}
+	return r, err
+}
+
+// tooMany is a refusal of each database: it has too many connections, or the disk is full.
+type tooMany struct{}
+
+func (tooMany) Error() string    { return "too many" }
+func (tooMany) Number() uint16   { return 1040 }
+func (tooMany) SQLState() string { return "53300" }
+func (tooMany) Code() int        { return 13 }
+
+// brokenRepeat: a connection breaks under a statement that took the lock, and what is asked next
+// fails too. The outcome is unknown, and the lock does not stay until its TTL.
+func brokenRepeat(t *testing.T, p *place) {
+	other := p.open(t)
+	for key, fails := range map[string]func(n int, query string) error{
+		"the repeat is refused": func(n int, _ string) error {
+			if n == 1 {
+				return tooMany{}
+			}
+			return nil
+		},
+		"the question after it is lost": func(_ int, query string) error {
+			if strings.HasPrefix(query, "SELECT") {
+				return sqldriver.ErrBadConn
+			}
+			return nil
+		},
+	} {
+		t.Run(key, func(t *testing.T) {
+			redlocktest.Release(t, redlocktest.Grant(t, other, request(key))) // the row
+			var armed atomic.Bool
+			var n atomic.Int64
+			db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string) (bool, error) {
+				if !armed.Load() || !strings.Contains(query, "granted") { // the clean-up's
+					return false, nil
+				}
+				i := int(n.Add(1)) - 1
+				if i == 0 {
+					return true, sqldriver.ErrBadConn
+				}
+				return false, fails(i, query)
+			}})
+			t.Cleanup(func() { _ = db.Close() })
+			b := p.on(t, db, &sqltable.Options{Table: p.table})
+			redlocktest.Release(t, redlocktest.Grant(t, b, request("other"))) // all is asked
+			armed.Store(true)
+			_, err := b.Acquire(t.Context(), redlocktest.NewRequest(key, time.Hour))
+			armed.Store(false)
+			if v := redlocktest.Verdict(err); v != "unknown" {
+				t.Errorf("Acquire is %s, not unknown: %v", v, err)
+			}
+			eventually(t, "the key is free", func() bool {
+				l, err := other.Acquire(t.Context(), request(key))
+				if err == nil {
+					redlocktest.Release(t, l)
+				}
+				return err == nil
+			})
+		})
+	}
+}
+
 // A row that another transaction has locked delays no call beyond its timeout, and a statement
 // that waited in vain leaves no lock.
 func rowLocked(t *testing.T, p *place) {
