@@ -133,10 +133,12 @@ func (d Dialect) texts(table string) statements {
 		// Where the position of an argument does not show its type.
 		s.translate("$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
 	case SQLite:
+		// Somebody may have written a text, which is not equal to the same bytes.
+		s.translate("(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
 		s.take += ` RETURNING fence, NOW`
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
-		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
+		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND CAST(m.owner AS BLOB) = `+d.literal([]byte(layout))+` AND`,
 			"TABLE", d.quote(table), "TOKEN", "", "GREATEST", "max", "LEAST", "min", "MARK", "x''", "NOW", nowSQLite, "$", "?")
 	}
 	return s

@@ -153,6 +153,7 @@ func TestDialects(t *testing.T) {
 				{"set up by many", setUpByMany},
 				{"counter at its end", counterAtItsEnd},
 				{"foreign values", foreignValues},
+				{"texts", texts},
 				{"check", checks},
 				{"wrong clock", wrongClock},
 				{"clusters", clusters},
