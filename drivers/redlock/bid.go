@@ -713,9 +713,11 @@ func (b *bid) vote(g *part, e *event) {
 		g.state = unsure
 	case unasked:
 	default:
-		g.state = free
 		if e.owner == ourselves { // it has an earlier attempt
 			g.state = unsure
+		}
+		if g.state != unsure { // an earlier attempt may still arrive, whoever has the lock now
+			g.state = free
 		}
 	}
 }
