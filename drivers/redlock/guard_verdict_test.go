@@ -29,7 +29,7 @@ func TestTheRefusalThatCountsIsTheOneThatGivesAMajority(t *testing.T) {
 				today = append(today, &driver.RefusedError{RetryAfter: d})
 			}
 		}
-		if got := soonest(today, forever, enough).RetryAfter; got != c.want {
+		if got := firstToEnd(today, forever, enough).RetryAfter; got != c.want {
 			t.Errorf("of %v: %v, want %v", c.after, got, c.want)
 		}
 	}

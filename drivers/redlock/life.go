@@ -75,7 +75,7 @@ func (s *life) begin(now, due, most boot.Instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.began = now
-	s.timer = time.AfterFunc(s.next(), s.tick)
+	s.timer = time.AfterFunc(max(s.next(), soonest), s.tick)
 }
 
 // join adds a call, unless the life is over.

@@ -100,13 +100,13 @@ func (l *lease) refusal(v verdict) error {
 		r := forever[len(forever)-1]
 		return &driver.RefusedError{Reason: r.Reason, Err: r.Err}
 	}
-	r := soonest(today, len(forever), l.bid.enough())
+	r := firstToEnd(today, len(forever), l.bid.enough())
 	return &driver.RefusedError{RetryAfter: r.RetryAfter, Reason: r.Reason, Err: r.Err}
 }
 
-// soonest returns the refusal whose end makes a majority possible again: by then the refusals
+// firstToEnd returns the refusal whose end makes a majority possible again: by then the refusals
 // that end later, together with the permanent ones, are fewer than enough to prevent it.
-func soonest(today []*driver.RefusedError, forever, enough int) *driver.RefusedError {
+func firstToEnd(today []*driver.RefusedError, forever, enough int) *driver.RefusedError {
 	slices.SortFunc(today, func(a, b *driver.RefusedError) int { return cmp.Compare(a.RetryAfter, b.RetryAfter) })
 	return today[len(today)+forever-enough]
 }

@@ -1,0 +1,27 @@
+package redlock
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// A caller whose time is over looks again at once. (Under the race detector, timers that are due
+// at once crash a bubble of synctest.)
+func TestAWaitWhoseTimeIsOverEndsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := starting(t, &Options{Guard: -1})
+		var all sync.WaitGroup
+		for range 16 {
+			all.Go(func() {
+				for range 5000 {
+					l := b.newLease(t.Context(), request1("k", "web/x", 0))
+					if err := l.wait(t.Context(), &pause{}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+	})
+}
