@@ -1,7 +1,6 @@
 package redlock
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,13 +41,13 @@ const offsetLife = 2 * time.Minute
 // the quarantines of the other nodes. jumps is how often the client's wall clock had jumped when
 // the request was sent. learn reports once if the node has other terms than this client's
 // options.
-func (n *node) learn(r reading, terms *driver.Terms, jumps int64) {
-	if r.known && n.note(r, terms, jumps) {
-		n.b.event(driver.Notice{Kind: driver.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &n.b.terms))})
+func (b *Backend) learn(n *node, r reading, terms *driver.Terms, jumps int64) {
+	if r.known && n.note(r, terms, jumps) && *terms != b.terms {
+		b.event(driver.Notice{Kind: driver.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &b.terms))})
 	}
 }
 
-// note reports whether the node's terms are new, and differ from those in this client's options.
+// note reports whether the node's terms are new.
 func (n *node) note(r reading, terms *driver.Terms, jumps int64) bool {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
@@ -58,24 +57,24 @@ func (n *node) note(r reading, terms *driver.Terms, jumps int64) bool {
 	}
 	was := n.terms
 	n.terms, n.termsAt, n.remembers = *terms, r.sent, true
-	return *terms != was && *terms != n.b.terms
+	return *terms != was
 }
 
 // remembered returns the node's last known terms. Terms that permit more apply only after every
 // lease granted under these has ended, that is, after their quarantine at the earliest. Until
 // then these terms are sufficient.
-func (n *node) remembered(now boot.Instant) (driver.Terms, bool) {
+func (n *node) remembered(now moment) (driver.Terms, bool) {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
-	return n.terms, n.remembers && n.jumps == n.b.clock.Jumps() && now.Sub(n.termsAt) <= n.terms.Quarantine
+	return n.terms, n.remembers && n.jumps == now.jumps && now.at.Sub(n.termsAt) <= n.terms.Quarantine
 }
 
 // heard returns the last known offset of the node's clock; false if there is none, or only one
 // from before a pause of this machine that its boot-time clock may not have counted.
-func (n *node) heard() (reading, bool) {
+func (n *node) heard(jumps int64) (reading, bool) {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
-	return n.clock, n.clock.known && n.jumps == n.b.clock.Jumps()
+	return n.clock, n.clock.known && n.jumps == jumps
 }
 
 // floor is the token that is proposed to all nodes, p: the median of their clocks, as their
@@ -86,8 +85,9 @@ func (n *node) heard() (reading, bool) {
 func (b *Backend) floor(now boot.Instant) uint64 {
 	var buf [MaxNodes]time.Duration
 	offsets := buf[:0]
+	jumps := b.clock.Jumps()
 	for _, n := range b.nodes {
-		if r, ok := n.heard(); ok && now.Sub(r.received) <= offsetLife {
+		if r, ok := n.heard(jumps); ok && now.Sub(r.received) <= offsetLife {
 			mid, _ := r.offset()
 			offsets = append(offsets, mid)
 		}
@@ -100,19 +100,19 @@ func (b *Backend) floor(now boot.Instant) uint64 {
 	return uint64(max(us, 0))
 }
 
-// othersNow is the latest time that the clocks of the other nodes may show now, by the rule
+// othersNow is the latest time that the clocks of the nodes other than n may show now, by the rule
 // "vote" of terms.go. It is zero while too few clocks are known for a majority with this node,
-// or while the other nodes' terms are unknown: then the node begins no quarantine.
-func (n *node) othersNow() time.Time {
-	b, now := n.b, n.b.clock.Fresh()
-	if _, known := n.proposal(now); !known {
+// or while the other nodes' terms are unknown: then n begins no quarantine.
+func (b *Backend) othersNow(n *node) time.Time {
+	now := b.clock.Fresh()
+	if _, known := b.proposal(n, now); !known {
 		b.met.Store(false) // then the next call asks all nodes
 		return time.Time{}
 	}
 	var buf [MaxNodes]time.Duration
-	bounds := buf[:0]
+	bounds, jumps := buf[:0], b.clock.Jumps()
 	for _, other := range b.nodes {
-		if r, ok := other.heard(); ok && other != n {
+		if r, ok := other.heard(jumps); ok && other != n {
 			passed := now.Sub(r.sent)
 			bounds = append(bounds, r.latest+passed+percent(passed, max(int(r.drift), b.terms.Drift)))
 		}
@@ -123,20 +123,19 @@ func (n *node) othersNow() time.Time {
 	return time.Time{}
 }
 
-// proposal returns the terms that this node takes if it remembers none: those of the others, if
+// proposal returns the terms that n takes if it remembers none: those of the others, if
 // enough of them remember terms to make a majority with this node; else the client's own, if
 // all nodes were asked just now and none remembered any. False: neither.
-func (n *node) proposal(now boot.Instant) (driver.Terms, bool) {
-	b := n.b
+func (b *Backend) proposal(n *node, now boot.Instant) (driver.Terms, bool) {
 	if b.q == 1 {
 		return b.terms, true
 	}
-	known, t := 0, b.terms
+	known, t, at := 0, b.terms, moment{now, b.clock.Jumps()}
 	for _, other := range b.nodes {
 		if other == n {
 			continue
 		}
-		theirs, ok := other.remembered(now)
+		theirs, ok := other.remembered(at)
 		switch {
 		case !ok:
 			continue
@@ -175,64 +174,46 @@ func difference(node, own *driver.Terms) string {
 	return strings.Join(said, "; ")
 }
 
-// blame notes, in the votes of the nodes that are in judged and not in agreed, how far their
-// clocks are off, and returns a notice for each node that is off since its last vote. l.mu is
-// held.
-func (l *lease) blame(judged, agreed set) (notices []driver.Notice) {
-	if judged == agreed {
-		return nil
+// quorum returns the description of the quorum for one node. Requests share it while it stays
+// the same.
+func (b *Backend) quorum(n *node, now boot.Instant, since uint64) *driver.Quorum {
+	t := b.terms
+	if b.opts.Guard > 0 {
+		t, _ = b.proposal(n, now)
 	}
-	for i := range l.requests {
-		g := &l.requests[i]
-		switch {
-		case !judged.has(i):
-		case agreed.has(i):
-			g.n.skewed.Store(false)
-		case !l.bid.parts[i].clock.known:
-			g.err = errClockUnknown
-		default:
-			g.err = l.skew(i, judged)
-			if !g.n.skewed.Swap(true) {
-				err := g.err
-				notices = append(notices, driver.Notice{Kind: driver.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
+	if q := n.described.Load(); q != nil && *q.Proposal() == t && q.WaitingSince == since {
+		return q
+	}
+	q := &driver.Quorum{Terms: b.terms, OtherClocks: func() time.Time { return b.othersNow(n) }, WaitingSince: since}
+	if t != b.terms {
+		theirs := t
+		q.Remembered = &theirs
+	}
+	n.described.Store(q)
+	return q
+}
+
+// identify notes the server process behind the node. When it changes, identify compares it with
+// those of the other nodes, because a server that is listed twice would vote twice.
+func (b *Backend) identify(n *node, server string) {
+	if known := n.server.Load(); server == "" || known != nil && *known == server {
+		return
+	}
+	b.servers.Lock()
+	defer b.servers.Unlock()
+	kept := server // a copy, so that the parameter usually stays on the stack
+	n.server.Store(&kept)
+	b.duplicate.Store(b.findDuplicate())
+}
+
+func (b *Backend) findDuplicate() *driver.RefusedError {
+	for i, n := range b.nodes {
+		s := n.server.Load()
+		for _, other := range b.nodes[:i] {
+			if o := other.server.Load(); s != nil && o != nil && *s == *o {
+				return &driver.RefusedError{Reason: fmt.Sprintf("nodes %s and %s are the same server, which would vote twice: list it once", other.name, n.name)}
 			}
 		}
 	}
-	return notices
-}
-
-var errClockUnknown = errors.New("it does not send its clock, and so does not count")
-
-// skew returns how far node i's clock differs from the median of the others.
-func (l *lease) skew(i int, of set) error {
-	var others []time.Duration
-	for j := range l.requests {
-		if j != i && of.has(j) && l.bid.parts[j].clock.known {
-			others = append(others, l.bid.mid(j))
-		}
-	}
-	slices.Sort(others)
-	off := l.bid.mid(i)
-	if len(others) > 0 {
-		off -= others[(len(others)-1)/2]
-	}
-	way := "ahead of"
-	if off < 0 {
-		off, way = -off, "behind"
-	}
-	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.bid.parts[i].clock.excuse)
-}
-
-// since returns since when this client waits for key; zero: it does not wait.
-func (b *Backend) since(key string) uint64 {
-	b.waits.mu.Lock()
-	defer b.waits.mu.Unlock()
-	e := b.waits.byKey[key]
-	if e == nil {
-		return 0
-	}
-	if e.since == 0 {
-		e.since = b.floor(b.clock.Now())
-	}
-	return e.since
+	return nil
 }

@@ -300,7 +300,9 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 	if !info.Features.Has(driver.FeatureQuorumNode | driver.FeatureFencing) {
 		return driver.Invalid("nodes", "number %d, %s, cannot be a node of a quorum", i+1, info.Name)
 	}
-	n := newNode(b, i, nb)
+	n := newNode(i, nb)
+	n.workers.Most, n.workers.Queue = b.opts.InFlight, queued
+	n.event, n.trips = b.event, &b.count.trips
 	for _, other := range b.nodes {
 		if other.name == n.name || same(other.backend, nb) {
 			return driver.Invalid("nodes", "numbers %d and %d are the same: %s", other.index+1, i+1, n.name)
@@ -446,4 +448,15 @@ func (b *Backend) sleep(d time.Duration) bool {
 	case <-b.closed:
 		return false
 	}
+}
+
+// tripped returns the nodes that are skipped.
+func (b *Backend) tripped() set {
+	var s set
+	for i, n := range b.nodes {
+		if n.tripped.Load() {
+			s.add(i)
+		}
+	}
+	return s
 }

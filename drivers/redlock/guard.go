@@ -132,8 +132,8 @@ func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driv
 		if err != nil {
 			return err
 		}
-		n.identify(r.Server)
-		n.learn(b.read(r.Clock, r.Terms, sent, b.clock.Now()), r.Terms, sent.jumps)
+		b.identify(n, r.Server)
+		b.learn(n, b.read(r.Clock, r.Terms, sent, b.clock.Now()), r.Terms, sent.jumps)
 		seen[n.index] = r
 		return nil
 	})

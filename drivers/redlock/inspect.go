@@ -148,17 +148,6 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 	return s
 }
 
-// reached returns the largest value that q nodes have reached; zero if there are fewer than q.
-// For counters it is a lease's token, which was written to a majority: larger counters on fewer
-// nodes belong to failed bids.
-func reached[T uint64 | time.Duration](values []T, q int) T {
-	if len(values) < q {
-		return 0
-	}
-	slices.Sort(values)
-	return values[len(values)-q]
-}
-
 // List yields the keys that one owner holds on a majority of the nodes, and those split keys
 // that it meets. It reads all keys of as few nodes as possible: every majority has one of these
 // nodes, so a key that they lack is held by no majority. It asks the other nodes only for the

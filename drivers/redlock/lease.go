@@ -203,10 +203,6 @@ func (b *Backend) nowAndJumps() (boot.Instant, int64) {
 	}
 }
 
-// soonest is the shortest wait for a timer: in bubbles of synctest, timers that are due at once
-// crash the race detector.
-const soonest = time.Nanosecond
-
 // wait returns when the bid must look again. An error says why the caller no longer waits.
 func (l *lease) wait(ctx context.Context, w *pause) error {
 	if w.certain {
@@ -336,7 +332,7 @@ func (g *nodeRequest) begins(now, until, most boot.Instant) {
 func (l *lease) propose() {
 	l.round = l.bid.round
 	l.floor = max(l.b.floor(l.bid.start), l.req.FenceFloor)
-	since := l.b.since(l.req.Key)
+	since := l.b.waits.begun(l.req.Key, func() uint64 { return l.b.floor(l.b.clock.Now()) })
 	for i := range l.requests {
 		if g := &l.requests[i]; !l.bid.parts[i].stale {
 			g.req.Quorum = l.b.quorum(g.n, l.bid.start, since)
@@ -412,11 +408,16 @@ func (g *nodeRequest) send() {
 	if g.start() {
 		return
 	}
-	life := g.life
-	if err := g.n.hand(g); err != nil {
-		life.leave()
-		g.end(result{err: err, unasked: true})
+	life, err := g.life, driver.ErrClosed
+	if g.n.enter() {
+		if g.n.workers.Start(g) {
+			return
+		}
+		g.n.leave()
+		err = errBusy
 	}
+	life.leave()
+	g.end(result{err: err, unasked: true})
 }
 
 // result is the result of a call.
@@ -469,15 +470,9 @@ func (g *nodeRequest) done(r result) {
 	n.leave()
 }
 
-// Run makes the call, and then those that wait for a worker.
+// Run makes the call, and waits for its end. A worker calls it.
 func (g *nodeRequest) Run() {
-	for n := g.n; g != nil; g = n.next() {
-		g.do()
-	}
-}
-
-// do makes the call, and waits for its end.
-func (g *nodeRequest) do() {
+	defer g.n.leave()
 	l, clock := g.l, g.l.b.clock
 	if g.call == release && clock.Now() > g.asked.Add(g.timeout/8) { // the time in the worker's queue must not make it fail
 		g.life.leave()
@@ -556,9 +551,10 @@ func (g *nodeRequest) learn(r *result) reading {
 	if r.err != nil && (g.call == acquire || g.call == join) {
 		r.grant.Clock, r.grant.Server = told(r.err)
 	}
-	n.identify(r.grant.Server)
-	clock := n.b.read(r.grant.Clock, r.grant.Terms, g.sent, r.received)
-	n.learn(clock, r.grant.Terms, g.sent.jumps)
+	b := g.l.b
+	b.identify(n, r.grant.Server)
+	clock := b.read(r.grant.Clock, r.grant.Terms, g.sent, r.received)
+	b.learn(n, clock, r.grant.Terms, g.sent.jumps)
 	return clock
 }
 

@@ -21,6 +21,10 @@ const (
 	hops = 4
 )
 
+// soonest is the shortest wait for a timer: in bubbles of synctest, timers that are due at once
+// crash the race detector.
+const soonest = time.Nanosecond
+
 // settle lets all ready goroutines run, and those that they wake.
 func settle() {
 	for range hops {

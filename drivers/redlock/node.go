@@ -13,22 +13,23 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
-// node is one member of the quorum, with the requests under way to it.
+// node is one member of the quorum, with its breaker and the requests under way to it. It knows
+// nothing of the quorum.
 //
 // A request that the node cannot start is a blocking call, which needs a goroutine; these are
 // workers, at most Options.InFlight of them. Further requests wait in a bounded queue, and fail
 // at once if it is full. So a node that never answers costs a bounded number of goroutines.
 type node struct {
-	b       *Backend
 	index   int
 	name    string // without any secret
 	backend driver.Backend
 	async   async.Backend // the same; nil: every call is made by its blocking method
 	workers async.Workers // make the blocking calls
+	event   func(driver.Notice)
+	trips   *atomic.Uint64 // counts how often a breaker opened
 
 	described atomic.Pointer[driver.Quorum] // the quorum in the last request
 	server    atomic.Pointer[string]        // the server process that answered last
-	others    func() time.Time              // the clocks of the other nodes; see clock.go
 	skewed    atomic.Bool                   // its clock disagreed when it last counted
 	tripped   atomic.Bool                   // the breaker is open
 
@@ -40,9 +41,7 @@ type node struct {
 	remembers bool         // terms are known
 
 	mu       sync.Mutex
-	started  int // calls that nobody waits for
-	blocking int // calls of workers
-	queue    []*nodeRequest
+	underWay int // calls that have not ended
 	closed   bool
 	gone     chan struct{} // closed when close was called and all calls have ended
 	timeouts int           // in a row
@@ -65,14 +64,13 @@ var (
 	errBusy    = errors.New("too many requests to it are under way")
 )
 
-func newNode(b *Backend, i int, nb driver.Backend) *node {
-	n := &node{b: b, index: i, backend: nb, gone: make(chan struct{})}
+func newNode(i int, nb driver.Backend) *node {
+	n := &node{index: i, backend: nb, gone: make(chan struct{})}
 	if s, ok := nb.(fmt.Stringer); ok {
 		n.name = s.String()
 	} else {
 		n.name = fmt.Sprintf("%s#%d", nb.Info().Name, i+1)
 	}
-	n.others = n.othersNow
 	if a, ok := nb.(async.Backend); ok && a.Starts(nb) {
 		n.async = a
 	}
@@ -100,7 +98,7 @@ func (n *node) nameless(err error) string {
 
 // over reports whether the node is closed and its last call has ended. Until then calls that
 // follow from an answer may start. n.mu is held.
-func (n *node) over() bool { return n.closed && n.blocking+n.started == 0 }
+func (n *node) over() bool { return n.closed && n.underWay == 0 }
 
 // enter counts a call as under way, and reports whether the node may still start one.
 func (n *node) enter() bool {
@@ -109,7 +107,7 @@ func (n *node) enter() bool {
 	if n.over() {
 		return false
 	}
-	n.started++
+	n.underWay++
 	return true
 }
 
@@ -117,41 +115,8 @@ func (n *node) enter() bool {
 func (n *node) leave() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.started--
+	n.underWay--
 	n.end()
-}
-
-// hand passes a call to a worker. After an error no worker will make it.
-func (n *node) hand(g *nodeRequest) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	switch {
-	case n.over():
-		return driver.ErrClosed
-	case n.blocking < n.b.opts.InFlight:
-		n.blocking++
-		n.workers.Start(g)
-		return nil
-	case len(n.queue) < queued:
-		n.queue = append(n.queue, g)
-		return nil
-	}
-	return errBusy
-}
-
-// next returns the call that waits for a worker next; nil: none.
-func (n *node) next() *nodeRequest {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.queue) > 0 {
-		g := n.queue[0]
-		n.queue[0] = nil
-		n.queue = n.queue[1:]
-		return g
-	}
-	n.blocking--
-	n.end()
-	return nil
 }
 
 // close ends the idle workers; the others end when they have done what is queued.
@@ -186,17 +151,6 @@ func (n *node) admit() (ok, probe bool) {
 	return true, true
 }
 
-// tripped returns the nodes that are skipped.
-func (b *Backend) tripped() set {
-	var s set
-	for i, n := range b.nodes {
-		if n.tripped.Load() {
-			s.add(i)
-		}
-	}
-	return s
-}
-
 // report tells the breaker how a request ended.
 func (n *node) report(timedOut bool) {
 	n.mu.Lock()
@@ -217,10 +171,10 @@ func (n *node) report(timedOut bool) {
 	n.mu.Unlock()
 	switch {
 	case is && !was:
-		n.b.count.trips.Add(1)
-		n.b.event(driver.Notice{Kind: driver.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
+		n.trips.Add(1)
+		n.event(driver.Notice{Kind: driver.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
 	case was && !is:
-		n.b.event(driver.Notice{Kind: driver.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
+		n.event(driver.Notice{Kind: driver.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
 	}
 }
 
@@ -233,49 +187,4 @@ func (n *node) trip() {
 		return
 	}
 	n.pause = min(2*n.pause, slowestTest)
-}
-
-// identify notes the server process behind the node. When it changes, identify compares it with
-// those of the other nodes, because a server that is listed twice would vote twice.
-func (n *node) identify(server string) {
-	if known := n.server.Load(); server == "" || known != nil && *known == server {
-		return
-	}
-	b := n.b
-	b.servers.Lock()
-	defer b.servers.Unlock()
-	kept := server // a copy, so that the parameter usually stays on the stack
-	n.server.Store(&kept)
-	b.duplicate.Store(b.findDuplicate())
-}
-
-func (b *Backend) findDuplicate() *driver.RefusedError {
-	for i, n := range b.nodes {
-		s := n.server.Load()
-		for _, other := range b.nodes[:i] {
-			if o := other.server.Load(); s != nil && o != nil && *s == *o {
-				return &driver.RefusedError{Reason: fmt.Sprintf("nodes %s and %s are the same server, which would vote twice: list it once", other.name, n.name)}
-			}
-		}
-	}
-	return nil
-}
-
-// quorum returns the description of the quorum for one node. Requests share it while it stays
-// the same.
-func (b *Backend) quorum(n *node, now boot.Instant, since uint64) *driver.Quorum {
-	t := b.terms
-	if b.opts.Guard > 0 {
-		t, _ = n.proposal(now)
-	}
-	if q := n.described.Load(); q != nil && *q.Proposal() == t && q.WaitingSince == since {
-		return q
-	}
-	q := &driver.Quorum{Terms: b.terms, OtherClocks: n.others, WaitingSince: since}
-	if t != b.terms {
-		theirs := t
-		q.Remembered = &theirs
-	}
-	n.described.Store(q)
-	return q
 }

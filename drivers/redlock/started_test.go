@@ -162,8 +162,8 @@ func TestAStartedCallToASilentNodeEndsInItsTime(t *testing.T) {
 		synctest.Wait()
 		for i, n := range b.nodes {
 			n.mu.Lock()
-			if n.started > 1 { // its release
-				t.Errorf("node %d has %d calls", i, n.started)
+			if n.underWay > 1 { // its release
+				t.Errorf("node %d has %d calls", i, n.underWay)
 			}
 			n.mu.Unlock()
 		}

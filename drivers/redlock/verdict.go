@@ -72,6 +72,54 @@ func (l *lease) apart(of set) time.Duration {
 	return most.Round(time.Millisecond)
 }
 
+// blame notes, in the votes of the nodes that are in judged and not in agreed, how far their
+// clocks are off, and returns a notice for each node that is off since its last vote. l.mu is
+// held.
+func (l *lease) blame(judged, agreed set) (notices []driver.Notice) {
+	if judged == agreed {
+		return nil
+	}
+	for i := range l.requests {
+		g := &l.requests[i]
+		switch {
+		case !judged.has(i):
+		case agreed.has(i):
+			g.n.skewed.Store(false)
+		case !l.bid.parts[i].clock.known:
+			g.err = errClockUnknown
+		default:
+			g.err = l.skew(i, judged)
+			if !g.n.skewed.Swap(true) {
+				err := g.err
+				notices = append(notices, driver.Notice{Kind: driver.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
+			}
+		}
+	}
+	return notices
+}
+
+var errClockUnknown = errors.New("it does not send its clock, and so does not count")
+
+// skew returns how far node i's clock differs from the median of the others.
+func (l *lease) skew(i int, of set) error {
+	var others []time.Duration
+	for j := range l.requests {
+		if j != i && of.has(j) && l.bid.parts[j].clock.known {
+			others = append(others, l.bid.mid(j))
+		}
+	}
+	slices.Sort(others)
+	off := l.bid.mid(i)
+	if len(others) > 0 {
+		off -= others[(len(others)-1)/2]
+	}
+	way := "ahead of"
+	if off < 0 {
+		off, way = -off, "behind"
+	}
+	return fmt.Errorf("its clock is %v %s the others (allowed is %v)", off.Round(time.Millisecond), way, l.bid.parts[i].clock.excuse)
+}
+
 // firstRefusal returns the first node's error of this kind.
 func (l *lease) firstRefusal(is func(error) bool) error {
 	for i := range l.requests {
@@ -151,6 +199,17 @@ func (l *lease) pollAfter() time.Duration {
 		pauses = append(pauses, pause)
 	}
 	return reached(pauses, l.b.q)
+}
+
+// reached returns the largest value that q nodes have reached; zero if there are fewer than q.
+// For counters it is a lease's token, which was written to a majority: larger counters on fewer
+// nodes belong to failed bids.
+func reached[T uint64 | time.Duration](values []T, q int) T {
+	if len(values) < q {
+		return 0
+	}
+	slices.Sort(values)
+	return values[len(values)-q]
 }
 
 // freeIn is the q-th smallest remaining TTL: the time until a majority is free unless the lease

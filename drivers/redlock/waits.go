@@ -43,3 +43,18 @@ func (w *waits) served(key string) {
 		e.since = 0
 	}
 }
+
+// begun returns since when this client waits for key, which now tells if it is not known yet;
+// zero: it does not wait.
+func (w *waits) begun(key string, now func() uint64) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.byKey[key]
+	if e == nil {
+		return 0
+	}
+	if e.since == 0 {
+		e.since = now()
+	}
+	return e.since
+}

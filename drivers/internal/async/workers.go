@@ -9,7 +9,11 @@ import (
 // size that the tasks need, which would take a new goroutine longer than the rest of a call.
 // The zero Workers has none yet. Its methods are safe for concurrent use and do not block.
 type Workers struct {
+	Most  int // bounds the workers; zero: no bound
+	Queue int // bounds the tasks that wait for a worker
+
 	mu     sync.Mutex
+	queue  []Task
 	n      int
 	idle   []*worker // the worker used last is on top
 	reaper *time.Timer
@@ -27,20 +31,24 @@ type worker struct {
 // idleTime is how long an idle worker stays.
 const idleTime = 10 * time.Second
 
-// Start gives a task to an idle worker, or to a new one.
-func (w *Workers) Start(t Task) {
+// Start gives a task to an idle worker or to a new one, or lets it wait for one. It returns
+// false, and does nothing, if too many wait.
+func (w *Workers) Start(t Task) bool {
 	w.mu.Lock()
-	last := len(w.idle) - 1
-	if last < 0 {
+	defer w.mu.Unlock()
+	switch last := len(w.idle) - 1; {
+	case last >= 0:
+		w.idle[last].tasks <- t // has room: an idle worker's channel is empty
+		w.idle = w.idle[:last]
+	case w.Most == 0 || w.n < w.Most:
 		w.n++
-		w.mu.Unlock()
 		go w.work(t)
-		return
+	case len(w.queue) < w.Queue:
+		w.queue = append(w.queue, t)
+	default:
+		return false
 	}
-	k := w.idle[last]
-	w.idle = w.idle[:last]
-	w.mu.Unlock()
-	k.tasks <- t // has room: an idle worker's channel is empty
+	return true
 }
 
 // Len returns how many workers there are, busy ones and idle ones.
@@ -50,7 +58,7 @@ func (w *Workers) Len() int {
 	return w.n
 }
 
-// Close ends the idle workers, and the others after their task. Start still works.
+// Close ends the idle workers, and the others when no task waits. Start still works.
 func (w *Workers) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -72,28 +80,39 @@ func (w *Workers) end(n int) {
 
 func (w *Workers) work(t Task) {
 	k := &worker{tasks: make(chan Task, 1)}
-	for ok := true; ok; {
+	for t != nil {
 		t.Run()
-		if ok = w.rest(k); ok {
-			t, ok = <-k.tasks
-		}
+		t = w.next(k)
 	}
 }
 
-// rest puts a worker among the idle ones; false: it has to end.
-func (w *Workers) rest(k *worker) bool {
+// next returns a worker's next task, for which it may wait; nil: it has to end.
+func (w *Workers) next(k *worker) Task {
+	if t, ok := w.rest(k); ok {
+		return t
+	}
+	return <-k.tasks
+}
+
+// rest takes a task that waits, or puts the worker among the idle ones, which returns false.
+func (w *Workers) rest(k *worker) (t Task, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
+	switch {
+	case len(w.queue) > 0:
+		t, w.queue[0] = w.queue[0], nil
+		w.queue = w.queue[1:]
+		return t, true
+	case w.closed:
 		w.n--
-		return false
+		return nil, true
 	}
 	k.since = time.Now()
 	w.idle = append(w.idle, k)
 	if w.reaper == nil {
 		w.reaper = time.AfterFunc(idleTime, w.reap)
 	}
-	return true
+	return nil, false
 }
 
 // reap ends the workers that were idle for long: those at the bottom of the stack.

@@ -1,6 +1,7 @@
 package async
 
 import (
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -57,5 +58,32 @@ func TestWorkersAreKept(t *testing.T) {
 		want(0, "after that task")
 		run(1, 10)
 		want(0, "after tasks that came after Close")
+	})
+}
+
+// Tasks beyond the bound of workers wait in order, and are refused beyond the bound of the queue.
+func TestWorkersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := Workers{Most: 2, Queue: 3}
+		var began []int
+		var mu sync.Mutex
+		for i := range 6 {
+			started := w.Start(task(func() {
+				mu.Lock()
+				began = append(began, i)
+				mu.Unlock()
+				time.Sleep(time.Second)
+			}))
+			if started != (i < 5) {
+				t.Errorf("task %d was started: %v", i, started)
+			}
+			synctest.Wait()
+		}
+		w.Close()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !slices.Equal(began, []int{0, 1, 2, 3, 4}) || w.Len() != 0 {
+			t.Errorf("the tasks %v began, and %d workers are left", began, w.Len())
+		}
 	})
 }
