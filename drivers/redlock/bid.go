@@ -268,7 +268,7 @@ func (b *bid) step(e *event) (out actions) {
 	case begins:
 		b.start = e.now // step 1
 		b.expires = b.start.Add(validity(b.ttl, b.drift))
-		b.elect(b.all(), e, &out) // step 2
+		b.ask(electing, b.all(), e, &out) // step 2
 	case looks:
 		b.prolong(e)
 		if b.certain() || e.now >= b.due || e.ended {
@@ -362,7 +362,7 @@ func (b *bid) look(e *event, out *actions) {
 	case pausing:
 		b.nextRound(e, out)
 	case leading:
-		b.elect(b.remaining(), e, out)
+		b.ask(electing, b.remaining(), e, out)
 	case lingering:
 		b.choose(e, out)
 	case raising:
@@ -382,14 +382,10 @@ func (b *bid) look(e *event, out *actions) {
 
 // The vote.
 
-// elect asks nodes for their votes, all at once. The outcome is certain at the q-th grant, or
-// when no majority is possible.
-func (b *bid) elect(of set, e *event, out *actions) {
-	b.ask(electing, of, e, out)
-}
-
-// ask is step 2. Each time it uses a new owner (rule "attempt"), so that a request that is
-// still under way for an earlier owner, such as a late release, cannot affect this one.
+// ask is step 2: it asks nodes for their votes, all at once. The outcome is certain at the q-th
+// grant, or when no majority is possible. Each time it uses a new owner (rule "attempt"), so that
+// a request that is still under way for an earlier owner, such as a late release, cannot affect
+// this one.
 func (b *bid) ask(s stage, of set, e *event, out *actions) {
 	b.attempt++
 	b.asked = e.now
@@ -629,7 +625,7 @@ func (b *bid) nextRound(e *event, out *actions) {
 func (b *bid) askFirst(e *event, out *actions) {
 	i, ok := b.firstNode(e.tripped)
 	if !ok || b.firsts == b.n {
-		b.elect(b.all(), e, out)
+		b.ask(electing, b.all(), e, out)
 		return
 	}
 	b.firsts++
@@ -658,11 +654,11 @@ func (b *bid) firstVote(e *event, out *actions) {
 	switch {
 	case g.state == owned:
 		b.tries = 1
-		b.elect(b.remaining(), e, out)
+		b.ask(electing, b.remaining(), e, out)
 	case g.suspect:
 		b.askFirst(e, out)
 	case g.owner == b.seen, b.round > patience:
-		b.elect(b.remaining(), e, out)
+		b.ask(electing, b.remaining(), e, out)
 	default:
 		b.seen = g.owner
 		b.yield(e, out)

@@ -32,7 +32,7 @@ type lease struct {
 	begun     int           // how many lives have begun
 	owners    []string      // by their number
 	wake      chan struct{} // has a value when the outcome for the caller of Acquire or Renew is certain
-	freed     chan struct{} // closed when the outcome of the release is certain; nil: no caller waits
+	freeing   *life         // for the callers of Release: see beginRelease
 	attempt   int           // the attempt that owner belongs to
 	owner     string        // the owner in this attempt's requests
 	keep      time.Duration // of the renewal
@@ -83,7 +83,11 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, b.failed(ctx, err)
 	}
 	b.waits.served(req.Key)
-	b.count.granted(l)
+	if l.bid.wrote {
+		b.count.twoTrips.Add(1)
+	} else {
+		b.count.oneTrip.Add(1)
+	}
 	return l, nil
 }
 
@@ -260,10 +264,10 @@ func (l *lease) step(e *event) work {
 		default:
 		}
 	}
-	if l.freed != nil {
+	if l.freeing != nil {
 		if _, certain := l.bid.cleared(); certain {
-			close(l.freed)
-			l.freed = nil
+			l.freeing.leave()
+			l.freeing = nil
 		}
 	}
 	return out
@@ -417,7 +421,7 @@ func (g *nodeRequest) send() {
 		err = errBusy
 	}
 	life.leave()
-	g.end(result{err: err, unasked: true})
+	g.end(result{err: err, answer: unasked})
 }
 
 // result is the result of a call.
@@ -425,8 +429,32 @@ type result struct {
 	lease    driver.Lease
 	grant    driver.Grant
 	err      error
-	unasked  bool
+	answer   answer            // see read
+	held     *driver.HeldError // of a refusal
 	received boot.Instant
+}
+
+// read finds what the result means, and the clock and the server in a refusal.
+func (r *result) read() {
+	var refusal *driver.RefusedError
+	switch {
+	case r.err == nil:
+		r.answer = granted
+	case errors.As(r.err, &r.held):
+		r.answer, r.grant.Clock, r.grant.Server = held, r.held.Clock, r.held.Server
+		if r.held.ReservedForWaiter {
+			r.answer = reserved
+		}
+	case errors.Is(r.err, driver.ErrInvalid):
+		r.answer = misuse
+	case errors.As(r.err, &refusal):
+		r.answer, r.grant.Clock, r.grant.Server = refused, refusal.Clock, refusal.Server
+		if refusal.RetryAfter > 0 {
+			r.answer = deferred
+		}
+	case errors.Is(r.err, driver.ErrLost):
+		r.answer = gone
+	}
 }
 
 // start starts the call. If it returns false, a worker must make the call, or end it if its
@@ -488,7 +516,7 @@ func (g *nodeRequest) Run() {
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		g.end(result{err: err, unasked: true})
+		g.end(result{err: err, answer: unasked})
 		return
 	}
 	var r result
@@ -510,7 +538,7 @@ func (g *nodeRequest) skipped() bool {
 	ok, probe := g.n.admit()
 	switch {
 	case !ok && len(g.l.b.nodes)-g.l.b.tripped().len() >= g.l.b.q: // the other nodes are a majority
-		g.end(result{err: errSkipped, unasked: true})
+		g.end(result{err: errSkipped, answer: unasked})
 		return true
 	case probe: // nobody waits for it
 		g.l.feed(event{kind: probed, node: g.n.index})
@@ -522,12 +550,13 @@ func (g *nodeRequest) skipped() bool {
 func (g *nodeRequest) end(r result) {
 	l := g.l
 	var clock reading
-	if !r.unasked {
+	if r.answer != unasked {
+		r.read()
 		clock = g.learn(&r)
 	}
 	l.mu.Lock()
 	e := &l.event
-	*e = event{kind: answered, now: l.b.clock.Now(), node: g.n.index, answer: granted, clock: clock}
+	*e = event{kind: answered, now: l.b.clock.Now(), node: g.n.index, answer: r.answer, clock: clock}
 	g.note(&r, e)
 	out := l.step(e)
 	if out.left {
@@ -544,12 +573,9 @@ func (g *nodeRequest) learn(r *result) reading {
 	if r.lease != nil {
 		r.grant = r.lease.Grant()
 	}
-	n.report(r.err != nil && !definite(r.err) && !errors.Is(r.err, driver.ErrLost) && g.life.ran() >= g.timeout-g.timeout/timeSlices)
+	n.report(r.answer == silence && g.life.ran() >= g.timeout-g.timeout/timeSlices)
 	if g.call == release {
 		return reading{}
-	}
-	if r.err != nil && (g.call == acquire || g.call == join) {
-		r.grant.Clock, r.grant.Server = told(r.err)
 	}
 	b := g.l.b
 	b.identify(n, r.grant.Server)
@@ -558,26 +584,23 @@ func (g *nodeRequest) learn(r *result) reading {
 	return clock
 }
 
-// note stores an answer, and returns its meaning for the bid. l.mu is held.
+// note stores an answer, and completes its event for the bid. l.mu is held.
 func (g *nodeRequest) note(r *result, e *event) {
-	e.answer, e.last = meaning(r.err), g.n.tripped.Load() || g.l.b.isClosed() && !g.failedAtOnce(r)
-	if r.unasked {
-		e.answer = unasked
+	e.last = g.n.tripped.Load() || g.l.b.isClosed() && !g.failedAtOnce(r)
+	took := r.received.Sub(g.sent.at)
+	if r.answer == unasked {
+		took = 0
 	}
 	switch c := g.call; c {
 	case acquire, join:
-		g.held = nil
-		if !r.unasked {
-			_ = errors.As(r.err, &g.held)
-		}
-		g.latency, g.err = g.took(r), r.err
+		g.held, g.latency, g.err = r.held, took, r.err
 		e.owner = g.l.number(g.held)
 		if r.err == nil {
 			g.lease, e.fence = r.lease, r.grant.Fence
 		}
 	case raise, raiseLate, renew:
-		if !r.unasked {
-			g.latency = g.took(r)
+		if took > 0 {
+			g.latency = took
 		}
 		if c == renew || c == raise && r.err != nil {
 			g.err = r.err
@@ -592,57 +615,7 @@ func (g *nodeRequest) note(r *result, e *event) {
 // failedAtOnce reports whether this was the first try of a release, and failed in less than a
 // slice of its time: perhaps only its connection was cut. l.mu is held.
 func (g *nodeRequest) failedAtOnce(r *result) bool {
-	return g.call == release && !r.unasked && g.l.bid.parts[g.n.index].tries == 1 && g.life.ran() == 0
-}
-
-// took is how long a call took; zero: it was not made.
-func (g *nodeRequest) took(r *result) time.Duration {
-	if r.unasked {
-		return 0
-	}
-	return r.received.Sub(g.sent.at)
-}
-
-// told returns the clock and the server in the answer of a node that did not grant.
-func told(err error) (clock time.Time, server string) {
-	var held *driver.HeldError
-	var refused *driver.RefusedError
-	switch {
-	case errors.As(err, &held):
-		return held.Clock, held.Server
-	case errors.As(err, &refused):
-		return refused.Clock, refused.Server
-	}
-	return time.Time{}, ""
-}
-
-// meaning returns the meaning of a call's error.
-func meaning(err error) answer {
-	if err == nil {
-		return granted
-	}
-	var h *driver.HeldError
-	var r *driver.RefusedError
-	switch {
-	case errors.As(err, &h) && h.ReservedForWaiter:
-		return reserved
-	case h != nil:
-		return held
-	case errors.Is(err, driver.ErrInvalid):
-		return misuse
-	case errors.As(err, &r) && r.RetryAfter == 0:
-		return refused
-	case r != nil:
-		return deferred
-	case errors.Is(err, driver.ErrLost):
-		return gone
-	}
-	return silence
-}
-
-// definite reports whether an error of Acquire says that the node has nothing of this bid.
-func definite(err error) bool {
-	return errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrInvalid)
+	return g.call == release && r.answer != unasked && g.l.bid.parts[g.n.index].tries == 1 && g.life.ran() == 0
 }
 
 // feed passes to the bid an event for which no caller waits.
@@ -715,8 +688,7 @@ func (l *lease) Release(context.Context) error {
 		return err
 	}
 	defer l.b.calls.Done()
-	freed, timeout := l.beginRelease()
-	l.b.await(freed, timeout/timeSlices, releaseTries*timeSlices)
+	<-l.beginRelease().Done()
 	return l.endRelease()
 }
 
@@ -726,19 +698,18 @@ func (l *lease) isReleased() bool {
 	return l.released
 }
 
-// beginRelease returns a channel that is closed when the outcome is certain, and the node timeout.
-func (l *lease) beginRelease() (<-chan struct{}, time.Duration) {
+// beginRelease returns a life that ends when the outcome is certain, or when its callers give up.
+func (l *lease) beginRelease() *life {
 	l.mu.Lock()
-	if l.freed == nil {
-		l.freed = make(chan struct{})
+	if l.freeing == nil || l.freeing.Err() != nil {
+		l.freeing = newLife(context.Background(), l.b.clock, releaseTries*l.bid.timeout)
 	}
-	freed := l.freed
+	freeing := l.freeing
 	l.event = event{kind: releases, now: l.b.clock.Now()}
 	out := l.step(&l.event)
-	timeout := l.bid.timeout
 	l.mu.Unlock()
 	l.perform(&out)
-	return freed, timeout
+	return freeing
 }
 
 func (l *lease) endRelease() error {
@@ -750,31 +721,4 @@ func (l *lease) endRelease() error {
 	}
 	l.released = true
 	return nil
-}
-
-func (c *counters) granted(l *lease) {
-	if l.bid.wrote {
-		c.twoTrips.Add(1)
-	} else {
-		c.oneTrip.Add(1)
-	}
-}
-
-// await waits for done, for at most this many slices.
-func (b *Backend) await(done <-chan struct{}, slice time.Duration, n int) {
-	most := b.clock.Now().Add(time.Duration(n) * slice * mostTimeouts)
-	t := time.NewTimer(slice)
-	defer t.Stop()
-	for range n {
-		select {
-		case <-done:
-			return
-		case <-t.C:
-			settle()
-		}
-		if b.clock.Now() >= most {
-			return
-		}
-		t.Reset(slice)
-	}
 }

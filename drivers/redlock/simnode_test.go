@@ -396,7 +396,8 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 		n.leave(false)
 		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL, &q)}, nil
 	}
-	if !a.unsent && !definite(a.err) {
+	got := result{err: a.err}
+	if got.read(); !a.unsent && (got.answer == silence || got.answer == gone) {
 		n.undo(ctx, req.Owner)
 	}
 	return nil, a.err

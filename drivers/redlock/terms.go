@@ -120,15 +120,6 @@ func excused(answers []reading, drift int) (time.Duration, int) {
 	return excuse, drift
 }
 
-// span returns the earliest and the latest of the answers' clocks.
-func span(answers []reading) (earliest, latest time.Duration) {
-	earliest, latest = answers[0].earliest, answers[0].latest
-	for _, a := range answers {
-		earliest, latest = min(earliest, a.earliest), max(latest, a.latest)
-	}
-	return earliest, latest
-}
-
 // hold returns the end of a lease that was requested at start, by the rule "hold".
 func hold(start boot.Instant, ttl time.Duration, answers []reading, drift int) boot.Instant {
 	excuse, drift := excused(answers, drift)
@@ -151,8 +142,10 @@ func validity(ttl time.Duration, drift int) time.Duration {
 // returnAt returns the instant from which a lease may be returned, by the rule "return".
 func returnAt(answers []reading, drift int) boot.Instant {
 	excuse, drift := excused(answers, drift)
-	_, latest := span(answers)
-	at := answers[0].received
+	latest, at := answers[0].latest, answers[0].received
+	for _, a := range answers {
+		latest = max(latest, a.latest)
+	}
 	for _, a := range answers {
 		at = max(at, a.received)
 		if apart := latest - excuse - a.earliest; apart > 0 {
