@@ -280,18 +280,18 @@ func (c *Client) check(r *request) error {
 	if err := r.checkLock(); err != nil {
 		return err
 	}
-	if len(c.prefix)+len(r.Key) > driver.MaxKey {
-		return driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(c.prefix)+len(r.Key), driver.MaxKey)
-	}
-	if err := c.checkSlots(r); err != nil {
-		return err
-	}
 	r.Mode = r.mode
 	if c.hasTTL() || r.ttlSet {
 		r.TTL = r.ttl
 	}
 	r.Owner = c.label // made unique for every attempt
-	return c.info.Check("", &r.Request)
+	if err := c.info.Check(c.prefix, &r.Request); err != nil {
+		return err
+	}
+	if n := len(c.prefix) + len(slotKey(r.Key, max(r.slots-1, 0))); n > driver.MaxKey {
+		return driver.Invalid("key", "has %d bytes with its prefix and the number of a slot, the limit is %d", n, driver.MaxKey)
+	}
+	return nil
 }
 
 // attempt makes one request, and tells the hook. The hook comes when the call of the backend

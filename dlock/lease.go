@@ -349,7 +349,7 @@ func (l *Lease) release() error {
 	case !errors.Is(err, ErrLost):
 		c.count.releaseFailed.Add(1)
 	}
-	c.queues.released(l.lockKey())
+	c.queues.released(slotKey(l.key, l.slot))
 	if c.hooks.Released != nil {
 		e := l.event("unlock", err)
 		e.Latency = time.Since(start)

@@ -48,18 +48,6 @@ func slotKey(key string, slot int) string {
 	return key + "#" + strconv.Itoa(slot)
 }
 
-// lockKey returns the name of the lease's lock: its key, or the name of its slot.
-func (l *Lease) lockKey() string { return slotKey(l.key, l.slot) }
-
-// checkSlots finds misuse that WithSlots alone cannot see.
-func (c *Client) checkSlots(r *request) error {
-	longest := slotKey(r.Key, max(r.slots-1, 0))
-	if n := len(c.prefix) + len(longest); r.slots > 0 && n > driver.MaxKey {
-		return driver.Invalid("key", "has %d bytes with its prefix and the number of a slot, the limit is %d", n, driver.MaxKey)
-	}
-	return nil
-}
-
 // ofSlot returns the request for one slot.
 func (r *request) ofSlot(slot int) *request {
 	q := *r
