@@ -162,7 +162,7 @@ func parse(url string) ([]string, *Options, error) {
 		case item == "":
 			return nil, nil, driver.Invalid("URL", "has an empty item between its commas")
 		case hasScheme(item):
-			if guards(item) {
+			if _, query, _ := strings.Cut(item, "?"); dsn.Query(query).Has("restart_guard") {
 				return nil, nil, driver.Invalid(`parameter "restart_guard"`, "of node %d would have no effect: set it once for the quorum, after a comma", len(urls)+1)
 			}
 			urls = append(urls, item)
@@ -188,30 +188,10 @@ func parse(url string) ([]string, *Options, error) {
 	return urls, o, params.Err()
 }
 
-// guards reports whether a node's URL sets a restart guard, which only a lone server may have.
-func guards(url string) bool {
-	_, query, _ := strings.Cut(url, "?")
-	for pair := range strings.SplitSeq(query, "&") {
-		if name, _, _ := strings.Cut(pair, "="); name == "restart_guard" {
-			return true
-		}
-	}
-	return false
-}
-
 // hasScheme reports whether an item begins like a URL: a scheme and a colon.
 func hasScheme(item string) bool {
 	scheme, _, ok := strings.Cut(item, ":")
-	if !ok || scheme == "" {
-		return false
-	}
-	for i := 0; i < len(scheme); i++ {
-		c := scheme[i]
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '+' && c != '-' && c != '.' {
-			return false
-		}
-	}
-	return true
+	return ok && scheme != "" && strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz0123456789+-.") == ""
 }
 
 // Backend is a majority vote over nodes. Make one with New or a Driver.
@@ -273,7 +253,7 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 	b.info = driver.Info{
 		Name:     fmt.Sprintf("redlock/%d", len(nodes)),
 		Features: driver.FeatureFencing | driver.FeatureKeep | driver.FeatureOrdered,
-		MinTTL:   b.leastTTL(),
+		MinTTL:   max(driver.MinTTL, 4*time.Millisecond*100/time.Duration(100-b.opts.DriftPercent)), // more than half is left after the drift
 		MaxTTL:   b.opts.Guard,
 	}
 	for i, nb := range nodes {
@@ -285,11 +265,6 @@ func New(nodes []driver.Backend, o *Options) (*Backend, error) {
 		return nil, driver.Invalid("Guard", "%v leaves no TTL: the nodes need at least %v", b.info.MaxTTL, b.info.MinTTL)
 	}
 	return b, nil
-}
-
-// leastTTL is the shortest TTL of which more than half is left after the drift.
-func (b *Backend) leastTTL() time.Duration {
-	return max(driver.MinTTL, 4*time.Millisecond*100/time.Duration(100-b.opts.DriftPercent))
 }
 
 func (b *Backend) add(i int, nb driver.Backend) error {
@@ -368,13 +343,19 @@ func (b *Backend) Close() error {
 
 // closeNodes closes all nodes concurrently, because a node that does not answer delays its Close.
 func (b *Backend) closeNodes() error {
+	return errors.Join(b.each(context.Background(), func(_ context.Context, n *node) error { return n.backend.Close() })...)
+}
+
+// each calls f for every node at once, and returns the errors in the order of the
+// nodes. It waits for all of them: f is bounded by its context.
+func (b *Backend) each(ctx context.Context, f func(context.Context, *node) error) []error {
 	errs := make([]error, len(b.nodes))
 	var all sync.WaitGroup
 	for i, n := range b.nodes {
-		all.Go(func() { errs[i] = n.backend.Close() })
+		all.Go(func() { errs[i] = f(ctx, n) })
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	return errs
 }
 
 func (b *Backend) isClosed() bool {
@@ -436,18 +417,6 @@ func (b *Backend) begin(ctx context.Context) error {
 	}
 	b.calls.Add(1)
 	return nil
-}
-
-// sleep waits, and reports false if the backend was closed meanwhile.
-func (b *Backend) sleep(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-b.closed:
-		return false
-	}
 }
 
 // tripped returns the nodes that are skipped.

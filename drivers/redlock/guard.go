@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
 // This file is the quorum's part of the restart guard: it decides whether nodes are new. A node
@@ -91,7 +92,7 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 		case least == most || b.whyNew(least) == "":
 			return true
 		}
-		if !b.sleep(lookAgain) {
+		if async.Await(async.Within(ctx, lookAgain), b.closed) == nil {
 			return false
 		}
 	}

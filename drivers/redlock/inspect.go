@@ -15,18 +15,6 @@ import (
 // inspectTimeout bounds an operator's request to one node, except List.
 const inspectTimeout = 5 * time.Second
 
-// each calls f for every node at once, and returns the errors in the order of the
-// nodes. It waits for all of them: f is bounded by its context.
-func (b *Backend) each(ctx context.Context, f func(context.Context, *node) error) []error {
-	errs := make([]error, len(b.nodes))
-	var all sync.WaitGroup
-	for i, n := range b.nodes {
-		all.Go(func() { errs[i] = f(ctx, n) })
-	}
-	all.Wait()
-	return errs
-}
-
 var errBlind = errors.New("it cannot be inspected")
 
 func (n *node) inspector() (driver.Inspector, error) {

@@ -240,13 +240,8 @@ func (l *lease) freeIn() time.Duration {
 func request(holder string) string {
 	owner, _, _ := strings.Cut(holder, "|")
 	i := strings.LastIndexByte(owner, '/')
-	if i <= 0 || i == len(owner)-1 || len(owner)-i > 7 {
+	if i <= 0 || i == len(owner)-1 || len(owner)-i > 7 || strings.Trim(owner[i+1:], "0123456789abcdefghijklmnopqrstuvwxyz") != "" {
 		return owner
-	}
-	for _, c := range owner[i+1:] {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'z') {
-			return owner
-		}
 	}
 	return owner[:i]
 }
