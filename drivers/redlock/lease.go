@@ -436,13 +436,16 @@ type result struct {
 
 // read finds what the result means, and the clock and the server in a refusal.
 func (r *result) read() {
-	var refusal *driver.RefusedError
-	switch {
-	case r.err == nil:
+	if r.err == nil {
 		r.answer = granted
-	case errors.As(r.err, &r.held):
-		r.answer, r.grant.Clock, r.grant.Server = held, r.held.Clock, r.held.Server
-		if r.held.ReservedForWaiter {
+		return
+	}
+	var refusal *driver.RefusedError
+	var holder *driver.HeldError // not r.held, so that a result need not be on the heap
+	switch {
+	case errors.As(r.err, &holder):
+		r.answer, r.held, r.grant.Clock, r.grant.Server = held, holder, holder.Clock, holder.Server
+		if holder.ReservedForWaiter {
 			r.answer = reserved
 		}
 	case errors.Is(r.err, driver.ErrInvalid):
