@@ -295,13 +295,17 @@ func (r *run) misuse(err error, what, detail string) {
 }
 
 // nothingStored asserts that after the clean-up nothing is stored for keys that begin with key.
+// The clean-up has a quarter of the case's time.
 func (r *run) nothingStored(b driver.Backend, key string) {
-	for {
+	for start := time.Now(); ; {
 		found, known := r.residue(b, key)
 		if !known || len(found) == 0 {
 			return
 		}
 		if !r.pause(poll) {
+			if waited := time.Since(start); waited < r.h.Timeout/4 {
+				r.startOver("the case's time was over %v after the end of its calls, too soon for a clean-up", waited.Round(time.Millisecond))
+			}
 			r.fatal(noLeaks, "left of key %q: %q", short(key), found)
 		}
 	}

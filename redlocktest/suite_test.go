@@ -337,3 +337,36 @@ func TestWhatACaseComputesFirstTakesNoneOfItsTime(t *testing.T) {
 		}
 	})
 }
+
+// TestALateCleanUpIsNoLeak: on a busy machine a case comes to its clean-up when its time is
+// almost over.
+func TestALateCleanUpIsNoLeak(t *testing.T) {
+	for _, leaks := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h := brokenHarness(func(*broken) {})
+			h.Virtual = true
+			cleaned := time.Now()
+			h.Residue = func(context.Context) ([]string, error) {
+				if leaks || time.Now().Before(cleaned) {
+					return []string{"key"}, nil
+				}
+				return nil, nil
+			}
+			s, err := newSuite(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rounds := 0
+			r := s.runCase(group{name: "cancel", together: true}, testCase{name: "slow", do: func(r *run) {
+				if rounds++; rounds == 1 {
+					time.Sleep(r.left() - time.Second)
+					cleaned = time.Now().Add(2 * time.Second)
+				}
+				r.nothingStored(r.open(), "key")
+			}})
+			if leaked := len(r.failures) > 0; leaked != leaks || rounds != 2 {
+				t.Errorf("%d rounds, a backend that leaks is %v: %v", rounds, leaks, r.failures)
+			}
+		})
+	}
+}

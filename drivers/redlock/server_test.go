@@ -143,7 +143,6 @@ func (c *cluster) harness() redlocktest.Harness {
 		// The options come first, because the suite appends its parameters to the last node.
 		URL:              strings.Replace(strings.TrimSuffix(c.url(false), ",restart_guard=off"), "redlock:", "redlock:restart_guard=off,", 1),
 		Grace:            redlock.Grace(len(c.servers)),
-		Timeout:          time.Minute,
 		IgnoreGoroutines: []string{server.Goroutine},
 		Residue: func(context.Context) ([]string, error) {
 			var found []string
