@@ -23,7 +23,7 @@ type (
 	Verdict = driver.Verdict
 	// Diagnostic is a property of the deployment that an operator should know.
 	Diagnostic = driver.Diagnostic
-	// Severity orders findings.
+	// Severity says how serious a Diagnostic is; a larger one is more serious.
 	Severity = driver.Severity
 )
 

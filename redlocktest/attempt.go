@@ -152,7 +152,7 @@ func (r *run) refuse(b driver.Backend, req driver.Request, holder *lease) {
 	_ = r.refusal(b, req, holder)
 }
 
-// refusal is refuse, and returns the error, which is ErrHeld.
+// refusal asserts what refuse asserts, and returns the error, which matches ErrHeld.
 func (r *run) refusal(b driver.Backend, req driver.Request, holder *lease) error {
 	for {
 		l, err := r.try(b, req)
@@ -176,7 +176,7 @@ func (r *run) refusal(b driver.Backend, req driver.Request, holder *lease) error
 	}
 }
 
-// heldBy is refuse, and returns the verdict in full.
+// heldBy asserts what refuse asserts, and returns the error as a *driver.HeldError.
 func (r *run) heldBy(b driver.Backend, req driver.Request, holder *lease) *driver.HeldError {
 	err := r.refusal(b, req, holder)
 	var he *driver.HeldError

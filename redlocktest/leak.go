@@ -56,7 +56,7 @@ func (r *run) now(of func() (int, error)) int {
 	return n
 }
 
-// count returns the number as soon as it is at most most, or has not fallen for a while.
+// count returns the number as soon as it does not exceed most, or has not fallen for a while.
 func (r *run) count(of func() (int, error), most int) int {
 	still := min(time.Second, r.h.cleanupTimeout()/12)
 	n := r.now(of)

@@ -155,7 +155,7 @@ func newGuard(c *console) (*guardProcess, error) {
 // start starts the guard, which starts the command. Both inherit lock if it is not nil; with
 // noWait only the guard does.
 func (w *guardProcess) start(argv, env []string, lock *os.File, noWait bool) error {
-	becomeReaper() // of the guard's children, if it is killed
+	becomeReaper() // if the guard is killed, its children become ours
 	theirOrders, orders, err := os.Pipe()
 	if err != nil {
 		return err

@@ -172,7 +172,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	return driver.ErrLost
 }
 
-// remove deletes an entry. unsure says that an earlier try may have deleted it.
+// remove deletes an entry. If unsure is true, an earlier try may have deleted it.
 func (b *Backend) remove(ctx context.Context, e *entry) (done, unsure bool, err error) {
 	answer, sure, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
 		return c.Txn(ctx).

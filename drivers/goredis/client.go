@@ -292,7 +292,7 @@ func (c *client) reload(err error) {
 const (
 	reloadPause = 50 * time.Millisecond // from the end of a reload until the next one
 	leastReload = 50 * time.Millisecond // the limit of the first attempt
-	mostAwaited = 4 * leastReload       // from the begin of a reload: for how long calls wait for it
+	mostAwaited = 4 * leastReload       // how long calls wait for a reload, counted from its start
 )
 
 // reloading is a reload of the slots.

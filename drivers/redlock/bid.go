@@ -153,9 +153,9 @@ const (
 	held                   // another owner has it
 	reserved               // it is kept for the first waiter
 	deferred               // refused for a while
-	refused                // refused, as it is configured
+	refused                // refused until its configuration changes
 	misuse                 // the request is invalid
-	gone                   // this acquisition does not have it, or no longer
+	gone                   // this acquisition does not have it, or has lost it
 	unasked                // the request was not sent
 )
 

@@ -280,7 +280,7 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 	n.event, n.trips = b.event, &b.count.trips
 	for _, other := range b.nodes {
 		if other.name == n.name || same(other.backend, nb) {
-			return driver.Invalid("nodes", "numbers %d and %d are the same: %s", other.index+1, i+1, n.name)
+			return driver.Invalid("nodes", "%d and %d are the same: %s", other.index+1, i+1, n.name)
 		}
 	}
 	b.nodes = append(b.nodes, n)

@@ -105,7 +105,7 @@ func (s *subscription) work(key string) {
 			return
 		}
 	}
-	var window <-chan time.Time // while it is not nil, changes are gathered, unless no command is under way
+	var window <-chan time.Time // not nil: changes are gathered until it ends, or until no command is under way
 	answers, gone := make(chan error), make(chan struct{})
 	defer close(gone)
 	for under, stands, together := 0, false, false; ; {

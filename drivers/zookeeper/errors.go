@@ -13,7 +13,7 @@ import (
 var (
 	errLayout = errors.New("unknown layout")
 	// errEnd says that no larger token can be given.
-	errEnd = errors.New("the largest token was given")
+	errEnd = errors.New("the key has used up its tokens")
 	// errGone says that the call's entry was removed.
 	errGone = errors.New("our entry is gone")
 	// errExpired says that the servers have ended the session and deleted its entries.

@@ -48,7 +48,7 @@ type Row struct {
 	Curve      []figures.Point `json:"quantiles,omitempty"` // X: one by the share beyond; Y: seconds
 	Samples    int64           `json:"samples,omitempty"`   // of the operation with the most
 	Failed     int             `json:"failed,omitempty"`    // operations
-	Error      string          `json:"error,omitempty"`     // the first
+	Error      string          `json:"error,omitempty"`     // the first error
 	// Foreign is how many processors other programs used during the case; negative: unknown.
 	Foreign float64 `json:"foreign_processors"`
 	// Slow says that a measurement took so long that no other was made.

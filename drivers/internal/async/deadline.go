@@ -6,13 +6,13 @@ import (
 )
 
 // bounded is a context with a deadline but no timer, which costs less where most calls end long
-// before: its Done is the parent's, so code that waits uses Await.
+// before. Its Done is the parent's, so code that waits uses Await.
 type bounded struct {
 	context.Context
 	deadline time.Time
 }
 
-// Until bounds ctx to a deadline, which ends no wait for its Done: use Await.
+// Until returns ctx with a deadline. The deadline does not close its Done: wait with Await.
 func Until(ctx context.Context, deadline time.Time) context.Context { return &bounded{ctx, deadline} }
 
 // Within bounds ctx to d from now, like Until. A context that ends earlier is returned unchanged.

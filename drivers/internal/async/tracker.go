@@ -52,7 +52,7 @@ func (t *Tracker) Idle() <-chan struct{} {
 	return t.idle
 }
 
-// Await waits until no work is left, for at most most, and reports whether none is left.
+// Await waits until no work is left, but not longer than most, and reports whether none is left.
 func (t *Tracker) Await(most time.Duration) bool {
 	limit := time.NewTimer(most)
 	defer limit.Stop()

@@ -70,7 +70,7 @@ func (n *Node) verdict(key string, e pipeline.ServerError) *driver.RefusedError 
 		return no(0, "the server asks for a password")
 	case "NOPERM":
 		return no(0, "%s", n.permission(key, text))
-	case "READONLY": // also behind one address, until a failover there is over
+	case "READONLY": // temporary if a failover behind this address is under way
 		return no(soon, "this server is a read-only replica: connect to its primary")
 	case "OOM":
 		return no(soon, "the server is out of memory (maxmemory)")

@@ -252,7 +252,7 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *driver.Quorum,
 		return nil // once more
 	case code == 4:
 		p.adopt(g.space, terms)
-		return nil // once more, under those
+		return nil // once more, with the terms of the server
 	case code == 5:
 		return g.refuse(p, till, now, why, time.UnixMicro(now)) // the other nodes must be asked first
 	}

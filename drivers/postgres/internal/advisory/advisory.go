@@ -94,7 +94,7 @@ var (
 	suffixes = [...]string{driver.Exclusive: "", driver.Shared: "_shared"}        // of the server's functions
 )
 
-// Queries makes SQL of locks and tokens.
+// Queries makes the SQL expressions for locks and tokens.
 type Queries struct{ token string }
 
 // NewQueries returns the Queries that draw tokens from sequence; empty: no tokens.
