@@ -417,7 +417,7 @@ func (b *bid) voted() bool {
 	// refusal: without one, the bidder would bid again.
 	t, enough := b.tally(), b.enough()
 	open := func(n, enough int) bool { return 0 < n && n < enough && n+pending >= enough }
-	return !open(t.most(), b.q) && !open(t.most(), enough) && !open(t.rivals, enough) && !open(t.denied(), enough)
+	return !open(b.in(owned).len(), b.q) && !open(t.most(), b.q) && !open(t.most(), enough) && !open(t.rivals, enough) && !open(t.denied(), enough)
 }
 
 // outcome is step 3, the majority. A node without an answer by now counts as failed.

@@ -330,6 +330,28 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 	})
 }
 
+// A vote is not split if nobody else has a node: where the clocks of the nodes that granted
+// disagree, the bid waits for the other answers, and says so.
+func TestClocksThatDisagreeSplitNoVote(t *testing.T) {
+	b := bid{n: 4, q: 3, drift: 1, ttl: 10 * time.Second, timeout: time.Second}
+	step := func(e event) actions {
+		e.until = 1 << 62
+		return b.step(&e)
+	}
+	step(event{kind: begins})
+	for i, ahead := range []time.Duration{0, time.Hour, 0, 0} {
+		e := event{kind: answered, node: i, answer: granted, fence: 7, clock: reading{earliest: ahead, latest: ahead, excuse: time.Second, known: true}}
+		if i == 2 {
+			e.answer = silence
+		}
+		step(e)
+		out := step(event{kind: looks})
+		if want := i == 3; out.split || (out.verdict == apart) != want || want != (out.verdict != open) {
+			t.Errorf("after %d answers: split %v, verdict %d", i+1, out.split, out.verdict)
+		}
+	}
+}
+
 // An event handler may ask the lease that the event is about: no mutex of it is locked then.
 func TestAnEventHandlerMayAskTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
