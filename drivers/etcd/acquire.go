@@ -9,6 +9,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
@@ -42,11 +43,12 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
 	a := &attempt{b: b, path: b.Path(req.Key), req: *req}
-	var err error
-	if req.Wait {
-		err = a.wait(ctx)
-	} else {
-		err = a.try(ctx)
+	err := a.acquire(ctx)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) && a.life != nil { // the machine slept, or an operator revoked it
+		b.revoke(a.life)
+		a.life = nil
+		b.forgetIdle()
+		err = a.acquire(ctx)
 	}
 	if err == nil {
 		return newLease(a), nil
@@ -67,6 +69,13 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}
 	return nil, err
+}
+
+func (a *attempt) acquire(ctx context.Context) error {
+	if a.req.Wait {
+		return a.wait(ctx)
+	}
+	return a.try(ctx)
 }
 
 // try makes one attempt without waiting. It looks for a holder while it gets a lease, so that
@@ -122,7 +131,7 @@ func (a *attempt) lookAndTake(ctx context.Context) error {
 		spare()
 		return err
 	}
-	a.b.base.Store(current)
+	a.b.base.CompareAndSwap(nil, current)
 	if a.look(looked.Responses[:last]); a.seen != nil {
 		spare()
 		return a.seen
@@ -208,60 +217,39 @@ func last(responses []*etcdserverpb.ResponseOp) *mvccpb.KeyValue {
 // put writes the attempt's entry: at the end of the queue if it waits, else only if no entry
 // excludes it. It reports whether no entry does; otherwise a.seen has the holder.
 func (a *attempt) put(ctx context.Context, queue bool) (alone bool, err error) {
-	a.key = entryKey(a.path, a.req.Mode, a.life.id)
-	spans := excluders(a.path, a.req.Mode)
+	a.key = entryKey(a.path, a.req.Mode, a.life)
+	var current *base // as it was answered
 	for {
-		old := a.b.base.Load()
-		if old == nil {
-			if old, err = a.b.fetchBase(ctx); err != nil {
-				return false, err
-			}
-		}
-		value, err := a.b.raised(ctx, old)
+		old, next, err := a.b.nextBase(ctx, current)
 		if err != nil {
 			return false, err
 		}
-		conditions := []clientv3.Cmp{a.b.unchanged(old), clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)}
-		if !queue {
-			for _, s := range spans {
-				conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(s.from), "=", 0).WithRange(s.to))
-			}
-		}
-		a.mine = entryValue(value, a.req.Owner)
-		// The holders are read before the entry is written. Each list is as long as spans.
-		then := append(a.firsts(), a.lasts(0)...)
-		then = append(then, clientv3.OpPut(a.key, a.mine, clientv3.WithLease(a.life.id)))
-		stored := fmt.Sprintf("%s %d", layout, value)
-		if stored != old.stored {
-			then = append(then, clientv3.OpPut(a.b.baseKey(), stored))
-		}
-		otherwise := append(a.firsts(), clientv3.OpGet(a.key), clientv3.OpGet(a.b.baseKey()))
-		done, sure, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-			return c.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
-		})
-		a.life.tainted = a.life.tainted || !sure
+		start := time.Now()
+		done, err := a.send(ctx, queue, old, next)
 		if err != nil {
 			return false, err
 		}
-		n := len(spans)
+		a.b.took.Store(int64(time.Since(start)))
 		if done.Succeeded {
 			a.b.saw(done.Header.Revision)
-			a.b.base.Store(&base{value, stored})
-			if err := a.granted(done.Header.Revision, value); err != nil {
+			if err := a.granted(done.Header.Revision, next.value); err != nil {
 				return false, err
 			}
-			a.look(done.Responses[:n])
-			return a.settle(ctx, last(done.Responses[n:2*n]), done.Header.RaftTerm)
+			var before *mvccpb.KeyValue
+			if queue {
+				n := len(excluders(a.path, a.req.Mode))
+				a.look(done.Responses[:n])
+				before = last(done.Responses[n : 2*n])
+			}
+			return a.settle(ctx, before, done.Header.RaftTerm)
 		}
+		n := len(done.Responses) - 2
 		if kvs := done.Responses[n].GetResponseRange().GetKvs(); len(kvs) > 0 { // an earlier try wrote it
-			a.b.base.Store(nil)
 			return a.found(ctx, kvs[0])
 		}
-		current, err := a.b.readBase(done.Responses[n+1].GetResponseRange().GetKvs(), done.Header.Revision)
-		if err != nil {
+		if current, err = a.b.readBase(done.Responses[n+1].GetResponseRange().GetKvs(), done.Header.Revision); err != nil {
 			return false, err
 		}
-		a.b.base.Store(current)
 		if a.look(done.Responses[:n]); a.seen != nil && !queue {
 			return false, nil
 		}
@@ -269,6 +257,32 @@ func (a *attempt) put(ctx context.Context, queue bool) (alone bool, err error) {
 			return false, ctx.Err()
 		}
 	}
+}
+
+// send makes the transaction of put. If it succeeds and the attempt waits, its answers begin
+// with those to firsts and, as many, to lasts: the holders are read before the entry is written.
+// If it fails, they are those to firsts, the attempt's own entry, and the base.
+func (a *attempt) send(ctx context.Context, queue bool, old, next *base) (*clientv3.TxnResponse, error) {
+	conditions := []clientv3.Cmp{a.b.unchanged(old), clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)}
+	var then []clientv3.Op
+	if queue {
+		then = append(a.firsts(), a.lasts(0)...)
+	} else {
+		for _, s := range excluders(a.path, a.req.Mode) {
+			conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(s.from), "=", 0).WithRange(s.to))
+		}
+	}
+	a.mine = entryValue(next.value, a.req.Owner)
+	then = append(then, clientv3.OpPut(a.key, a.mine, clientv3.WithLease(a.life.id)))
+	if next.stored != old.stored {
+		then = append(then, clientv3.OpPut(a.b.baseKey(), next.stored))
+	}
+	otherwise := append(a.firsts(), clientv3.OpGet(a.key), clientv3.OpGet(a.b.baseKey()))
+	done, sure, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+		return c.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
+	})
+	a.life.tainted = a.life.tainted || !sure
+	return done, err
 }
 
 // fetchBase reads the base.
@@ -281,7 +295,7 @@ func (b *Backend) fetchBase(ctx context.Context) (*base, error) {
 	}
 	found, err := b.readBase(stored.Kvs, stored.Header.Revision)
 	if err == nil {
-		b.base.Store(found)
+		b.base.CompareAndSwap(nil, found)
 	}
 	return found, err
 }

@@ -12,9 +12,9 @@
 //
 // # What is stored
 //
-//	/path/KEY/write/LEASE   an exclusive owner, or a waiter
-//	/path/KEY/read/LEASE    a shared one
-//	/path/.dlock            the version of this layout, and the base of the tokens
+//	/path/KEY/write/LEASE.N   an exclusive owner, or a waiter
+//	/path/KEY/read/LEASE.N    a shared one
+//	/path/.dlock              the version of this layout, and the base of the tokens
 //
 // KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. The path is
 // /dlock unless the URL has another one. A path must not lie within another one.
@@ -46,7 +46,7 @@
 // locks. The holder learns of it at its next renewal, and the token protects the store. Check
 // reports such a version.
 //
-// After a release the etcd lease is kept for the next lock as long as it lives (at most 16
+// After a release the etcd lease is kept for the next lock as long as it lives (at most 128
 // leases, with TTLs of up to a minute). A lock and its release are then two writes of the
 // cluster, otherwise four. Most attempts for a held key write nothing.
 //
@@ -55,9 +55,11 @@
 // A token is a base plus the revision at which the owner's entry was made. Revisions rise with
 // every write of the cluster, and the base never falls, so that tokens rise over all keys. The
 // base makes them the time in microseconds: it is raised, in the transaction that takes a lock,
-// when tokens lag by more than 50 ms. The time is that of the servers, by the Date of their
-// HTTP answers; a backend made by New uses its own clock. Restoring a snapshot sets revisions
-// back: delete /path/.dlock afterwards, while no lock is held.
+// when tokens lag by more than 50 ms. It goes ahead of the time by eight times what a
+// transaction took, at most by 1 s, so that transactions under way seldom meet a base that was
+// raised. The time is that of the servers, by the Date of their HTTP answers; a backend made by
+// New uses its own clock. Restoring a snapshot sets revisions back: delete /path/.dlock
+// afterwards, while no lock is held.
 //
 // # Writes under the lock
 //

@@ -113,8 +113,10 @@ type Backend struct {
 	dial     func() (*clientv3.Client, error)         // nil: the caller's own client
 	base     atomic.Pointer[base]
 	seen     atomic.Int64 // the highest revision seen
+	took     atomic.Int64 // how long the last transaction that made an entry took, in nanoseconds
 	heldAt   atomic.Int64 // when a try last found its key held, in milliseconds since 1970
 	estimate atomic.Pointer[estimate]
+	asking   atomic.Bool // an attempt renews the estimate
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -124,7 +126,7 @@ type Backend struct {
 	closed  bool
 	client  *clientv3.Client
 	dialing *dialing
-	idle    []idleLease
+	idle    []*life
 }
 
 // dialing is an attempt to make the client.

@@ -469,6 +469,85 @@ func TestTokensFollowTheClock(t *testing.T) {
 	}
 }
 
+// with opens a backend on a client whose requests go through f.
+func with(t testing.TB, g *server.Group, f grpc.UnaryClientInterceptor) *etcd.Backend {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: g.Addrs(), DialTimeout: time.Minute, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(f)},
+	})
+	must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	b, err := etcd.New(c, &etcd.Options{CallTimeout: time.Minute})
+	must(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// TestLocksOfOtherKeysDoNotConflict: as the tokens follow the clock, many attempts on keys of
+// their own send few requests twice, far from the servers too.
+func TestLocksOfOtherKeysDoNotConflict(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	const backends, goroutines, locks = 2, 24, 5
+	var requests atomic.Int64
+	var wg sync.WaitGroup
+	for i := range backends {
+		b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if strings.HasPrefix(method, "/etcdserverpb.KV/") {
+				requests.Add(1)
+			}
+			time.Sleep(80 * time.Millisecond) // the way to the servers
+			return invoke(ctx, method, req, reply, c, opts...)
+		})
+		for j := range goroutines {
+			wg.Go(func() {
+				for range locks {
+					l, err := b.Acquire(t.Context(), redlocktest.NewRequest(fmt.Sprint(i, "/", j), time.Minute))
+					if err == nil {
+						err = l.Release(t.Context())
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	each := float64(requests.Load()) / (backends * goroutines * locks)
+	t.Logf("%.2f requests for a lock and its release", each)
+	if each > 4 {
+		t.Errorf("a lock and its release are %.2f requests, more than 4", each)
+	}
+}
+
+// TestALateReleaseFreesNoOtherLock: a release that is sent again, and arrives when the key has
+// another holder, with the same etcd lease.
+func TestALateReleaseFreesNoOtherLock(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	var again func() error
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		send := func() error { return invoke(context.WithoutCancel(ctx), method, req, reply, c, opts...) }
+		if strings.HasSuffix(method, "/DeleteRange") {
+			again = send
+		}
+		return send()
+	})
+	for range 3 {
+		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+		late := again
+		l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+		must(t, late())
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
+			t.Errorf("after a late release: %v", err)
+		}
+		redlocktest.Release(t, l)
+	}
+}
+
 // TestLeasesOfTheServer: a lock never lasts shorter than asked for, many locks that come and go
 // use few leases, and Close leaves none.
 func TestLeasesOfTheServer(t *testing.T) {
@@ -507,7 +586,7 @@ func TestLeasesOfTheServer(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for end := time.Now().Add(time.Minute); ; { // 16 that are idle; the others' end is under way
+	for end := time.Now().Add(time.Minute); ; { // those that are idle; the others' end is under way
 		all, err := c.Leases(t.Context())
 		must(t, err)
 		if len(all.Leases) <= 40 {
@@ -520,6 +599,40 @@ func TestLeasesOfTheServer(t *testing.T) {
 	must(t, b.Close())
 	if all, err := c.Leases(t.Context()); err != nil || len(all.Leases) != 0 {
 		t.Errorf("after Close there are %d leases, %v", len(all.Leases), err)
+	}
+}
+
+// TestALeaseThatEndedEarlyCarriesNoLock: leases that a backend keeps for its next locks end while
+// the machine sleeps, or are revoked by an operator.
+func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	c := client(t, g)
+	b := open(t, patientURL(g))
+	for _, wait := range []bool{false, true} {
+		var held []driver.Lease
+		for i := range 3 {
+			held = append(held, redlocktest.Grant(t, b, redlocktest.NewRequest(fmt.Sprint(i), time.Minute)))
+		}
+		for _, l := range held {
+			redlocktest.Release(t, l)
+		}
+		all, err := c.Leases(t.Context())
+		must(t, err)
+		for _, l := range all.Leases {
+			_, err := c.Revoke(t.Context(), l.ID)
+			must(t, err)
+		}
+		req := redlocktest.NewRequest("k", time.Minute)
+		req.Wait = wait
+		l, err := b.Acquire(t.Context(), req)
+		if err != nil {
+			t.Fatalf("Acquire, wait %v: %v", wait, err)
+		}
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
+			t.Errorf("Renew, wait %v: %v", wait, err)
+		}
+		redlocktest.Release(t, l)
 	}
 }
 

@@ -13,15 +13,18 @@ import (
 // What is stored under the path:
 //
 //	.dlock               "dlock1 BASE": the version of the layout, and the base of the tokens
-//	KEY/write/LEASE      an exclusive owner, or a waiter
-//	KEY/read/LEASE       a shared one
+//	KEY/write/LEASE.N    an exclusive owner, or a waiter
+//	KEY/read/LEASE.N     a shared one
 //
-// KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. The value of
-// an owner's entry is "dlock1|BASE|OWNER": its token is BASE plus its create revision. The
-// entry with the smallest create revision is the first in the queue.
+// KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. N counts the
+// locks of the etcd lease, so that no two locks have the same entry, and a release that arrives
+// late deletes no other one. The value of an owner's entry is "dlock1|BASE|OWNER": its token is
+// BASE plus its create revision. The entry with the smallest create revision is the first in the
+// queue.
 //
-// These are the entries of the recipes' RWMutex. Mutex of package concurrency writes KEY/LEASE.
-// Like this driver, it takes all entries that begin with KEY/ as its queue.
+// The entries of the recipes' RWMutex have these names without N, and Mutex of package
+// concurrency writes KEY/LEASE. Like this driver, it takes all entries that begin with KEY/ as
+// its queue.
 const (
 	layout = "dlock1"
 	write  = "write/"
@@ -57,13 +60,14 @@ func excluders(path string, mode driver.Mode) []span {
 	return []span{{all.from, all.from + read}, {all.from + readEnd, all.to}}
 }
 
-// entryKey returns the key of an owner's entry.
-func entryKey(path string, mode driver.Mode, lease clientv3.LeaseID) string {
+// entryKey returns the key of a new entry.
+func entryKey(path string, mode driver.Mode, l *life) string {
 	kind := write
 	if mode == driver.Shared {
 		kind = read
 	}
-	return path + "/" + kind + strconv.FormatInt(int64(lease), 16)
+	l.locks++
+	return path + "/" + kind + strconv.FormatInt(int64(l.id), 16) + "." + strconv.Itoa(l.locks)
 }
 
 // An entry is a stored owner.

@@ -163,10 +163,8 @@ func (l *lease) Release(caller context.Context) error {
 	if l.over {
 		return nil
 	}
-	done, _, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev)).
-			Then(clientv3.OpDelete(l.key)).Commit()
+	done, _, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.DeleteResponse, error) {
+		return c.Delete(ctx, l.key) // no other lock has this name
 	})
 	if err != nil {
 		return l.b.failed(caller, "release", err)

@@ -18,23 +18,17 @@ type life struct {
 	seconds int64
 	start   time.Time // before the request to grant it, or to keep it alive
 	term    uint64    // the leader's, at the last keep-alive; 0: none since the grant
+	locks   int       // how many locks it has carried
 	// tainted: a request that attaches a key to it may be under way, so that it cannot
 	// carry another lock.
 	tainted bool
 }
 
-// An idleLease waits for another lock. Reusing it saves two of four writes: the cluster writes
-// when it grants or revokes a lease, but not when it keeps one alive.
-type idleLease struct {
-	id      clientv3.LeaseID
-	seconds int64
-	start   time.Time
-	term    uint64
-}
-
-// Idle leases are few, and are not kept for long.
+// Idle leases wait for another lock. Reusing one saves two of four writes: the cluster writes
+// when it grants or revokes a lease, but not when it keeps one alive. They are few, and are not
+// kept for long.
 const (
-	mostIdle    = 16
+	mostIdle    = 128
 	longestIdle = time.Minute
 )
 
@@ -96,9 +90,17 @@ func (b *Backend) takeIdle(ttl time.Duration) (l *life, fresh bool) {
 		if age > ttl*3/4 {
 			return nil, false
 		}
-		return &life{id: old.id, seconds: old.seconds, start: old.start, term: old.term}, age < ttl/10
+		return old, age < ttl/10
 	}
 	return nil, false
+}
+
+// forgetIdle drops the idle leases, since one of them has ended early: the next locks need not
+// find that out for each of them. Those that live end by themselves.
+func (b *Backend) forgetIdle() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.idle = nil
 }
 
 // leave takes back a lease that no longer carries a lock. It keeps the lease for the next lock,
@@ -111,7 +113,7 @@ func (b *Backend) leave(l *life) {
 	b.mu.Lock()
 	keep := len(b.idle) < mostIdle && !b.closed
 	if keep {
-		b.idle = append(b.idle, idleLease{l.id, l.seconds, l.start, l.term})
+		b.idle = append(b.idle, l)
 	}
 	b.mu.Unlock()
 	if !keep {

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -40,11 +41,13 @@ const estimateAge = 30 * time.Second
 // An estimate is the servers' time at an instant of this process's clock.
 type estimate struct{ server, local time.Time }
 
-// serverTime returns the servers' time, by an estimate that it renews at times.
+// serverTime returns the servers' time, by an estimate that it renews at times. One attempt
+// renews it, and the others use the old one meanwhile.
 func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
 	e := b.estimate.Load()
-	if e == nil || time.Since(e.local) > estimateAge {
+	if e == nil || time.Since(e.local) > estimateAge && b.asking.CompareAndSwap(false, true) {
 		server, err := b.clock(ctx)
+		b.asking.Store(false)
 		if err != nil {
 			return server, err
 		}
@@ -77,8 +80,46 @@ func (b *Backend) saw(revision int64) {
 	}
 }
 
-// raised returns a base with which the token of the next revision is not behind the clock. If
-// it is behind by at most lag, raised returns b itself.
+// nextBase returns the base that the servers most likely have, and the one to store with the
+// next entry: the same one, unless tokens lag behind the clock. Other attempts of this backend
+// then expect the new base at once, because the server sees most of their requests later. An
+// attempt that failed because the base was another one, current, stores the expected one itself
+// if that is larger.
+func (b *Backend) nextBase(ctx context.Context, current *base) (old, next *base, err error) {
+	for {
+		expected := b.base.Load()
+		switch {
+		case expected == nil && current == nil:
+			if current, err = b.fetchBase(ctx); err != nil {
+				return nil, nil, err
+			}
+			continue
+		case expected == nil, current != nil && (current.stored == "" || current.value > expected.value):
+			if !b.base.CompareAndSwap(expected, current) {
+				continue
+			}
+			expected = current
+		}
+		value, err := b.raised(ctx, expected)
+		if err != nil {
+			return nil, nil, err
+		}
+		next = expected
+		if value != expected.value || expected.stored == "" {
+			next = &base{value, layout + " " + strconv.FormatUint(value, 10)}
+			if !b.base.CompareAndSwap(expected, next) {
+				continue
+			}
+		}
+		return cmp.Or(current, expected), next, nil
+	}
+}
+
+// raised returns a base with which the token of the next revision is not behind the clock. If it
+// is behind by at most lag, raised returns the base as it is. Attempts of other clients that are
+// under way when the base is raised fail once, so the slower the servers answer, the further
+// raised goes ahead of the clock: else nearly all attempts would fail if an answer took as long
+// as lag.
 func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
 	now, err := b.serverTime(ctx)
 	if err != nil {
@@ -88,7 +129,8 @@ func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
 	if old.stored != "" && uint64(now.Add(-lag).UnixMicro()) <= old.value+seen {
 		return old.value, nil
 	}
-	us := uint64(max(now.UnixMicro(), 0))
+	ahead := min(8*time.Duration(b.took.Load()), time.Second)
+	us := uint64(max(now.Add(ahead).UnixMicro(), 0))
 	if us < seen || us > driver.MaxFence {
 		return 0, &driver.RefusedError{Reason: "the server's clock, " + now.UTC().Format(time.RFC3339) + ", is out of the range of tokens: set it"}
 	}
