@@ -94,7 +94,7 @@ func (s *scene) use(b *redlock.Backend, ttl time.Duration) {
 // begin states that the servers are new, for this prefix.
 func (s *scene) begin(guard string) {
 	s.t.Helper()
-	stateNew(s.t, s.guarded("ABC", guard, s.prefix))
+	s.bootstrap(guard, s.prefix)
 }
 
 // rival bids for the key of first until first has ended, or until stop returns true.

@@ -308,14 +308,6 @@ func (f *fleet) vote(q *redlock.Backend, key string, ttl time.Duration) (l drive
 	}
 }
 
-// stateNew states that servers are new.
-func stateNew(t testing.TB, q *redlock.Backend) {
-	t.Helper()
-	if _, err := bootstrap(q, driver.Bootstrap{}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // bootstrap makes the statement s, again and again until it is made or refused.
 func bootstrap(q *redlock.Backend, s driver.Bootstrap) (r *driver.MemoryReport, err error) {
 	for end := time.Now().Add(guardLimit); ; {
