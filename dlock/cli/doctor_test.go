@@ -437,6 +437,34 @@ func TestDoctorFindsSeveralThingsAtOnce(t *testing.T) {
 	}
 }
 
+// A server that refuses this client is not examined: that is no good report. An observer does not
+// end as if all were well either.
+func TestAServerThatRefusesTheClientIsNoGoodReport(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		options []server.Option
+		user    string
+	}{
+		"no password":      {[]server.Option{server.WithPassword("s3cr3t")}, ""},
+		"a wrong password": {[]server.Option{server.WithPassword("s3cr3t")}, ":wr0ng@"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+				s := server.StartFor(t, kind, c.options...)
+				w := newWorld(t)
+				w.env = append(w.env, envURL+"="+strings.TrimSuffix(string(kind), "-server")+"://"+c.user+s.Addr())
+				for _, args := range [][]string{{"doctor"}, {"doctor", "--json"}, {"elect", "--observe", "k"}} {
+					stdout, stderr := w.want(exitUnavailable, args...)
+					if !strings.Contains(stderr, "password") || strings.Contains(stdout+stderr, "wr0ng") || strings.Contains(stdout+stderr, "s3cr3t") {
+						t.Errorf("%s: %v: stdout %q, stderr %q", kind, args, stdout, stderr)
+					}
+				}
+			}
+		})
+	}
+}
+
 // A clock that is set back after a grant is found, until it is right again.
 func TestDoctorFindsAClockThatWasSetBack(t *testing.T) {
 	t.Parallel()

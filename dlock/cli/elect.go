@@ -71,7 +71,9 @@ func observeLeader(cmd *cobra.Command, url, key string) error {
 		return err
 	}
 	defer done()
+	var failed error
 	for h, err := range c.Observe(ctx, key) {
+		failed = err
 		line := "nobody leads"
 		switch {
 		case err != nil && ctx.Err() != nil:
@@ -89,6 +91,9 @@ func observeLeader(cmd *cobra.Command, url, key string) error {
 		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", time.Now().Format(time.RFC3339), line); err != nil {
 			return err
 		}
+	}
+	if failed != nil && ctx.Err() == nil { // it will not go away by itself
+		return operatorError(failed)
 	}
 	return nil
 }

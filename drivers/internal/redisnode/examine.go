@@ -81,14 +81,25 @@ func (e *examination) cliAt(addr string, args ...string) string {
 }
 
 // ask runs a command. ok is false if the server refuses it; that is noted unless the answer is
-// optional. An error says that the server cannot be reached.
+// optional. An error says that the server cannot be reached, or refuses all commands.
 func (e *examination) ask(ctx context.Context, args ...string) (reply any, ok bool, err error) {
 	reply, err = e.s.Do(ctx, args...)
 	var refusal pipeline.ServerError
-	if errors.As(err, &refusal) {
+	if errors.As(err, &refusal) && !refusesAll(refusal) {
 		return nil, false, nil
 	}
 	return reply, err == nil, err
+}
+
+var lockedOut = regexp.MustCompile("AUTH.*without any password|invalid password|max number of clients|DB index is out of range")
+
+// refusesAll reports whether a refusal is not of one command, but of this client.
+func refusesAll(e pipeline.ServerError) bool {
+	switch e.Code() {
+	case "NOAUTH", "WRONGPASS", "NOPROTO", "LOADING":
+		return true
+	}
+	return lockedOut.MatchString(string(e))
 }
 
 // run examines the server. An error says that the server cannot be reached.
