@@ -501,7 +501,7 @@ type Diagnostic struct {
 	_       struct{}
 }
 
-// Severity orders findings.
+// Severity says how serious a Diagnostic is; a larger one is more serious.
 type Severity uint8
 
 // The severities. Note: for information. Warning: it may cost performance, or a guarantee under

@@ -18,8 +18,8 @@ func newElect(c *console) *cobra.Command {
 		Short: "Run a command while leading, and again after every loss",
 		Long: `Run COMMAND on one host at a time: wait until this dlock leads, which is to hold the lock
 KEY, run COMMAND, and stop it if the leadership is lost, in time and with all that it started.
-Then wait to lead again. Candidates stand in line where the backend keeps one, so that the end of
-a leader wakes one of them, and not all.
+Then wait to lead again. Where the backend keeps a queue, candidates wait in it, so that the end of a
+leader wakes one of them, and not all.
 
 COMMAND resigns by its end: dlock releases the lock and exits with COMMAND's exit code. So
 does a signal: dlock elect passes INT, TERM, HUP and QUIT on to COMMAND, and exits when

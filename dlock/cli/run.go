@@ -63,7 +63,8 @@ refuses a password on the command line, where every user can read it.
 dlock starts COMMAND without a shell, in a process group of its own. COMMAND's environment
 has DLOCK_KEY; DLOCK_FENCE, the token that rises with every grant; DLOCK_DEADLINE, when
 the lease ends unless dlock renews it (as of the start; only where a lock has a TTL); and
-never the URL. With --slots DLOCK_SLOT is the number of the slot, 0 to N-1. A dlock run inside of COMMAND needs a URL of its own, and another key.
+never the URL. With --slots DLOCK_SLOT is the number of the slot, 0 to N-1. A dlock run
+inside of COMMAND needs a URL of its own, and another key.
 
 dlock renews the lease while COMMAND runs. If that fails until the lease is about to end,
 COMMAND gets SIGTERM a quarter of the TTL before the end (1s at least), and SIGKILL a
