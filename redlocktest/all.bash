@@ -202,7 +202,7 @@ tested() {
 # nested ones, and without the race detector what only computes, in one goroutine or in virtual
 # time, and what makes thousands of calls in a row. Several packages run at once, since they wait
 # more than they compute.
-computes='^TestEveryPartIsMissed$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestStressFindsPlantedBugs$'
+computes='^TestEveryPartIsMissed$|^TestSchedulesMissEveryPart$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestStressFindsPlantedBugs$'
 computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedLineIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
 computes=$computes'|^TestConformance$/^[124]$|^TestConformanceOnRealServers$/^5$'
 # skipped FLAG... prints which tests do not run with the race detector.
@@ -226,7 +226,7 @@ go_test() {
 	) >"$scratch/nested" &
 	others=$!
 	if [ "$skip" != '^$' ]; then
-		tested $test -run="$skip|^TestSimulation$|^TestEveryOrderOfEvents$" ./drivers/redlock ./redlocktest >"$scratch/computed" &
+		tested $test -run="$skip|^TestSimulation$|^TestSchedules$|^TestEveryOrderOfEvents$" ./drivers/redlock ./redlocktest >"$scratch/computed" &
 		others="$others $!"
 	fi
 	tested $test -p=3 -skip="$skip" "${@:1:$#-1}" ./drivers/redlock ./... || status=1 # the one that takes longest begins first

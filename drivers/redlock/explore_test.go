@@ -833,36 +833,15 @@ func (x *explorer) size() (n int) {
 func chart(s scenario, step machine, path []move) string {
 	x := &explorer{s: s, step: step}
 	w := x.start()
-	const width = 12
-	var out strings.Builder
-	columns := s.bids + exNodes
-	line := func(from, to int, text string) {
-		row := []rune(strings.Repeat(" ", columns*width))
-		for c := range columns {
-			row[c*width+2] = '│'
-		}
-		if from >= 0 && to >= 0 && from != to {
-			a, z := from*width+2, to*width+2
-			for p := min(a, z) + 1; p < max(a, z); p++ {
-				row[p] = '─'
-			}
-			if a < z {
-				row[z-1] = '▶'
-			} else {
-				row[z+1] = '◀'
-			}
-		} else if from >= 0 {
-			row[from*width+2] = '●'
-		}
-		fmt.Fprintf(&out, "%s %s\n", string(row), text)
-	}
+	var names []string
 	for k := range s.bids {
-		fmt.Fprintf(&out, "%-*s", width, fmt.Sprintf("bid %c", 'A'+k))
+		names = append(names, fmt.Sprintf("bid %c", 'A'+k))
 	}
 	for i := range exNodes {
-		fmt.Fprintf(&out, "%-*s", width, fmt.Sprintf("node %d", i))
+		names = append(names, fmt.Sprintf("node %d", i))
 	}
-	out.WriteByte('\n')
+	q := newSequence(names...)
+	line := q.line
 	for _, m := range path {
 		k, i := int(m.bid), int(m.node)
 		before := w
@@ -893,7 +872,46 @@ func chart(s scenario, step machine, path []move) string {
 			line(k, -1, strings.ToUpper(exVerdicts[v])+exToken(w.bids[k].bid.fence))
 		}
 	}
-	return out.String()
+	return q.out.String()
+}
+
+// sequence is a chart of messages.
+type sequence struct {
+	names []string
+	out   strings.Builder
+}
+
+const sequenceWidth = 12
+
+func newSequence(names ...string) *sequence {
+	q := &sequence{names: names}
+	for _, name := range names {
+		fmt.Fprintf(&q.out, "%-*s", sequenceWidth, name)
+	}
+	q.out.WriteByte('\n')
+	return q
+}
+
+// line draws a message from one column to another, or an event in one column, or, below 0, in none.
+func (q *sequence) line(from, to int, text string) {
+	row := []rune(strings.Repeat(" ", len(q.names)*sequenceWidth))
+	for c := range q.names {
+		row[c*sequenceWidth+2] = '│'
+	}
+	if from >= 0 && to >= 0 && from != to {
+		a, z := from*sequenceWidth+2, to*sequenceWidth+2
+		for p := min(a, z) + 1; p < max(a, z); p++ {
+			row[p] = '─'
+		}
+		if a < z {
+			row[z-1] = '▶'
+		} else {
+			row[z+1] = '◀'
+		}
+	} else if from >= 0 {
+		row[from*sequenceWidth+2] = '●'
+	}
+	fmt.Fprintf(&q.out, "%s %s\n", string(row), text)
 }
 
 func exToken(t uint64) string {

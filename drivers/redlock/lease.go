@@ -273,7 +273,8 @@ func (l *lease) step(e *event) work {
 	return out
 }
 
-// prepare fills in the request to a node without a call under way. l.mu is held.
+// prepare begins the life of the call to a node without one under way, and makes the request.
+// l.mu is held.
 func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 	g := &l.requests[i]
 	g.call, g.timeout = out.calls[i], l.bid.timeout
@@ -283,6 +284,11 @@ func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 	case out.delay == 0:
 		g.beginsNow(now)
 	}
+	l.fill(g, now)
+}
+
+// fill makes the request. l.mu is held.
+func (l *lease) fill(g *nodeRequest, now boot.Instant) {
 	switch g.call {
 	case acquire:
 		if l.round != l.bid.round {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/boot"
 )
 
 var (
@@ -93,11 +94,13 @@ type world struct {
 	guard   time.Duration
 	allow   time.Duration
 	over    chan struct{}
+	alone   *schedule // runs the world in one goroutine; nil: many do
 
 	minority  []*simServer  // the servers whose clocks are set
 	most      time.Duration // how far they are set at most
 	orderly   bool          // G2 and G3 are promised
-	stepper   *simServer    // the server with the wrong clock, in a differing world
+	stepper   *simServer    // the server whose clock steps
+	stepped   bool          // a clock has stepped, or a server was flushed
 	differ    bool          // every value is drawn separately for each client
 	tick      time.Duration // clients round the tokens that they propose to whole ticks; zero: they do not
 	life      time.Duration // lifetime of counters
@@ -131,15 +134,15 @@ const simKeyName = "k"
 // simulate runs one schedule and returns the first promise that it broke.
 func simulate(t *testing.T, k kind, seed uint64, s sabotage) (w *world) {
 	synctest.Test(t, func(t *testing.T) {
-		w = newWorld(k, seed, s)
+		w = newWorld(k, seed, s, nil)
 		w.run(s)
 	})
 	return w
 }
 
-func newWorld(k kind, seed uint64, s sabotage) *world {
+func newWorld(k kind, seed uint64, s sabotage, alone *schedule) *world {
 	w := &world{
-		kind: k, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), over: make(chan struct{}),
+		alone: alone, kind: k, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), over: make(chan struct{}),
 		active: map[*holder]time.Time{}, tokens: map[uint64]bool{},
 		guard: 2 * time.Second, allow: DefaultClockAllowance, orderly: true, changed: make(chan struct{}), taken: make(chan struct{}, 1),
 	}
@@ -178,7 +181,7 @@ func newWorld(k kind, seed uint64, s sabotage) *world {
 		}
 	}
 	for i := range max(n, w.before) {
-		srv := newSimServer(i)
+		srv := newSimServerAt(i, w.virtual())
 		srv.broken = s.node
 		spread := w.allow / 5
 		if k.wild {
@@ -245,9 +248,31 @@ func (w *world) unsettle() {
 	}
 }
 
-// trace prints an event if only one schedule runs.
+// virtual is the time of a world in one goroutine.
+func (w *world) virtual() *time.Time {
+	if w.alone == nil {
+		return nil
+	}
+	return &w.alone.at
+}
+
+func (w *world) now() time.Time { return timeOf(w.virtual()) }
+
+// after calls f later.
+func (w *world) after(d time.Duration, f func()) {
+	if w.alone != nil {
+		w.alone.after(nil, d, f)
+		return
+	}
+	time.AfterFunc(d, f)
+}
+
+// trace notes an event if only one schedule runs.
 func (w *world) trace(format string, args ...any) {
-	if *seedFlag != 0 {
+	switch {
+	case w.alone != nil:
+		w.alone.note(format, args...)
+	case *seedFlag != 0:
 		fmt.Printf("%v %s\n", time.Now().Format("05.000000"), fmt.Sprintf(format, args...))
 	}
 }
@@ -340,14 +365,20 @@ func (w *world) open(id int, servers []*simServer, rng *rand.Rand, s sabotage) *
 	case w.differ:
 		net, rate = w.draw(o, rng)
 	}
-	m := newSimMachine(rate, s.asleep)
+	m := newSimMachine(w.virtual(), rate, s.asleep)
 	if id != operator {
 		w.mu.Lock()
 		w.machines = append(w.machines, m)
 		w.mu.Unlock()
 	}
 	for i, srv := range servers {
-		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, machine: m, life: w.life, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
+		net := net
+		if w.differ && !w.kind.lossless && rng.IntN(3) == 0 { // the links of a client differ
+			own := *net
+			own.delay *= time.Duration(1 + rng.IntN(4))
+			net = &own
+		}
+		nodes[i] = &simNode{s: srv, net: net, durable: srv.durable, machine: m, after: w.after, life: w.life, rng: rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))}
 	}
 	if w.kind.crosses {
 		o.NodeTimeout = 10 * w.net.delay
@@ -413,13 +444,8 @@ func (w *world) change(s sabotage) {
 	}
 }
 
-// bid takes one lease and keeps it until its end. It returns false if the lease is not granted.
-func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if rng.IntN(5) == 0 && (!w.kind.volatile() || rng.IntN(3) == 0) {
-		time.AfterFunc(time.Duration(rng.Int64N(int64(4*w.net.delay))), cancel)
-	}
+// drawTTL draws the TTL of a bid.
+func (w *world) drawTTL(b *Backend, rng *rand.Rand) time.Duration {
 	ttl := time.Duration(150+rng.IntN(400)) * time.Millisecond
 	if rng.IntN(6) == 0 {
 		ttl = time.Duration(10+rng.IntN(30)) * time.Millisecond
@@ -432,14 +458,24 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 		ttl = time.Duration(float64(10*time.Millisecond) * math.Pow(float64(longest)/float64(10*time.Millisecond), rng.Float64()))
 		ttl = max(ttl, b.Info().MinTTL)
 	}
-	ttl = max(ttl, b.opts.NodeTimeout)
+	return max(ttl, b.opts.NodeTimeout)
+}
+
+// bid takes one lease and keeps it until its end. It returns false if the lease is not granted.
+func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if rng.IntN(5) == 0 && (!w.kind.volatile() || rng.IntN(3) == 0) {
+		time.AfterFunc(time.Duration(rng.Int64N(int64(4*w.net.delay))), cancel)
+	}
+	ttl := w.drawTTL(b, rng)
 	if rng.IntN(2) == 0 { // it waits in the queue
 		b.waits.enter(simKeyName)
 		defer w.leave(b, rng.IntN(4) == 0)
 	}
 	req := &driver.Request{Key: simKeyName, Owner: owner, TTL: ttl}
 	if w.tick > 0 {
-		req.FenceFloor = uint64(time.Now().Truncate(w.tick).Add(w.tick).UnixMicro())
+		req.FenceFloor = uint64(w.now().Truncate(w.tick).Add(w.tick).UnixMicro())
 	}
 	m := b.nodes[0].backend.(*simNode).machine
 	m.thaw()
@@ -452,11 +488,11 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 		return false
 	}
 	w.trace("%s has the lock: %s", owner, l.(*lease))
-	h := w.granted(m, l, before)
+	h := w.granted(m, l.Grant().Fence, m.end(l.(*lease).expiry()), before)
 	for range rng.IntN(4) {
 		time.Sleep(time.Duration(rng.Int64N(int64(min(w.pace(), ttl*2/3)))))
 		m.thaw()
-		if (w.kind.clocks || w.kind.vanishes) && !time.Now().Before(m.end(l)) {
+		if (w.kind.clocks || w.kind.vanishes) && !time.Now().Before(m.end(l.(*lease).expiry())) {
 			break // callers must not renew after the deadline, which matters if nodes forget
 		}
 		if !w.renew(m, l, h, ttl) {
@@ -465,12 +501,7 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	}
 	m.thaw()
 	if rng.IntN(6) == 0 || w.kind.volatile() && rng.IntN(2) == 0 { // the client dies: its lease expires
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		end := time.Now().Add(ttl + w.mostGrace() + b.timeout(ttl)*3)
-		if end.After(w.leftovers) {
-			w.leftovers = end
-		}
+		w.leaves(ttl + w.mostGrace() + b.timeout(ttl)*3)
 		return true
 	}
 	w.mu.Lock()
@@ -480,6 +511,15 @@ func (w *world) bid(b *Backend, rng *rand.Rand, owner string) bool {
 	defer rcancel()
 	_ = l.Release(rctx) // it may fail if packets are lost
 	return true
+}
+
+// leaves notes that a lease is not released, and ends within d.
+func (w *world) leaves(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if end := w.now().Add(d); end.After(w.leftovers) {
+		w.leftovers = end
+	}
 }
 
 // leave ends a wait. If the client dies instead, its place in the queue stays, and nobody
@@ -496,26 +536,26 @@ func (w *world) leave(b *Backend, dies bool) {
 }
 
 // granted checks a grant when it is returned.
-func (w *world) granted(m *simMachine, l driver.Lease, before uint64) *holder {
+func (w *world) granted(m *simMachine, token uint64, end time.Time, before uint64) *holder {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now, g, end := time.Now(), l.Grant(), m.end(l)
+	now := w.now()
 	w.grants++
 	switch {
-	case w.tokens[g.Fence] && w.orderly:
-		w.fail("G2: token %d was granted twice", g.Fence)
-	case g.Fence <= before && w.orderly:
-		w.fail("G2: token %d was granted after %d had been returned", g.Fence, before)
+	case w.tokens[token] && w.orderly:
+		w.fail("G2: token %d was granted twice", token)
+	case token <= before && w.orderly:
+		w.fail("G2: token %d was granted after %d had been returned", token, before)
 	case !now.Before(end):
 		w.fail("G1: a lease was returned %v after its end", now.Sub(end))
 	}
-	w.tokens[g.Fence] = true
-	w.largest = max(w.largest, g.Fence)
+	w.tokens[token] = true
+	w.largest = max(w.largest, token)
 	select {
 	case w.taken <- struct{}{}:
 	default:
 	}
-	h := &holder{g.Fence, m}
+	h := &holder{token, m}
 	w.believe(h, end, now)
 	return h
 }
@@ -544,24 +584,26 @@ func (w *world) renew(m *simMachine, l driver.Lease, h *holder, ttl time.Duratio
 		delete(w.active, h) // the holder knows that it lost the lease
 		return false
 	}
-	if err != nil {
-		return true
+	if err == nil {
+		w.extended(h, m.end(l.(*lease).expiry()), before)
 	}
+	return true
+}
+
+// extended checks a renewal.
+func (w *world) extended(h *holder, end time.Time, before uint64) {
 	w.renewals++
 	if before > h.token && w.orderly {
 		w.fail("G3: the lease of token %d was renewed after %d had been returned", h.token, before)
 	}
-	w.believe(h, m.end(l), time.Now())
-	return true
+	w.believe(h, end, w.now())
 }
 
 // chaos disturbs the servers until the clients are done.
 func (w *world) chaos() {
 	rng := rand.New(rand.NewPCG(w.seed, 2))
-	stepper := w.servers[rng.IntN(len(w.servers))]
-	stepped := false
 	for {
-		t := time.NewTimer(time.Duration(1 + rng.Int64N(int64(w.pace()*2/3))))
+		t := time.NewTimer(w.calm(rng))
 		taken := w.taken
 		if !w.kind.differing || rng.IntN(2) == 0 {
 			taken = nil
@@ -574,35 +616,45 @@ func (w *world) chaos() {
 			t.Stop()
 		case <-t.C:
 		}
-		s := w.servers[rng.IntN(len(w.servers))]
-		what := rng.IntN(10)
-		if rng.IntN(8) == 0 {
-			w.startle(rng)
-			continue
-		}
-		if w.kind.differing {
-			w.disturb(s, rng, what)
-			continue
-		}
-		w.trace("chaos %d on %d or %d", what, s.id, stepper.id)
-		step := time.Duration(rng.Int64N(int64(4*time.Second))) - 2*time.Second
-		pause := time.Duration(rng.Int64N(int64(150 * time.Millisecond)))
-		switch {
-		case what == 0:
-			s.pause(pause)
-		case w.kind.wild && what < 5 || w.kind.dense:
-			s.expire()
-		case w.kind.wild && what == 5:
-			s.step(step)
-		case w.kind.steps && what == 1 && !stepped:
-			stepped = true // the clock stays wrong: see G1
-			stepper.step(step)
-		case what == 2:
-			w.unload(s, rng)
-		case w.kind.lossless && what == 3 && !stepped && !s.isStated():
-			stepped = true
-			s.flush()
-		}
+		w.disturb(rng)
+	}
+}
+
+// calm is how long nothing is disturbed.
+func (w *world) calm(rng *rand.Rand) time.Duration {
+	return time.Duration(1 + rng.Int64N(int64(w.pace()*2/3)))
+}
+
+// disturb disturbs the world once.
+func (w *world) disturb(rng *rand.Rand) {
+	s := w.servers[rng.IntN(len(w.servers))]
+	what := rng.IntN(10)
+	if rng.IntN(8) == 0 {
+		w.startle(rng)
+		return
+	}
+	if w.kind.differing {
+		w.disturbClock(s, rng, what)
+		return
+	}
+	w.trace("chaos %d on %d or %d", what, s.id, w.stepper.id)
+	step := time.Duration(rng.Int64N(int64(4*time.Second))) - 2*time.Second
+	pause := time.Duration(rng.Int64N(int64(150 * time.Millisecond)))
+	switch {
+	case what == 0:
+		s.pause(pause)
+	case w.kind.wild && what < 5 || w.kind.dense:
+		s.expire()
+	case w.kind.wild && what == 5:
+		s.step(step)
+	case w.kind.steps && what == 1 && !w.stepped:
+		w.stepped = true // the clock stays wrong: see G1
+		w.stepper.step(step)
+	case what == 2:
+		w.unload(s, rng)
+	case w.kind.lossless && what == 3 && !w.stepped && !s.isStated():
+		w.stepped = true
+		s.flush()
 	}
 }
 
@@ -626,7 +678,7 @@ func (w *world) startle(rng *rand.Rand) {
 		if w.seed%3 > 0 {
 			return
 		}
-		w.leftovers = time.Now().Add(d + mostGuard + w.guard + w.mostGrace())
+		w.leftovers = w.now().Add(d + mostGuard + w.guard + w.mostGrace())
 	}
 	w.trace("a machine sleeps for %v", d)
 	if !m.sleep(d) || !m.deaf {
@@ -639,9 +691,9 @@ func (w *world) startle(rng *rand.Rand) {
 	}
 }
 
-// disturb disturbs a world with differing clients. It sets the one wrong clock, but only if a
+// disturbClock disturbs a world with differing clients. It sets the one wrong clock, but only if a
 // client has seen its last setting; or it lets a node forget its scripts, or pause.
-func (w *world) disturb(s *simServer, rng *rand.Rand, what int) {
+func (w *world) disturbClock(s *simServer, rng *rand.Rand, what int) {
 	switch {
 	case what < 7:
 		w.stepper.mu.Lock()
@@ -817,9 +869,18 @@ func (w *world) forget(rng *rand.Rand) {
 		for _, i := range victims[:n] {
 			w.servers[i].unload()
 		}
-		w.rest(time.Duration(1 + rng.Int64N(int64(5*w.net.delay))))
+		d := time.Duration(1 + rng.Int64N(int64(5*w.net.delay)))
+		if w.alone != nil {
+			w.after(d, func() { w.forgetOnAll(victims[:n], how, rng) })
+			return
+		}
+		w.rest(d)
 	}
-	for _, i := range victims[:n] {
+	w.forgetOnAll(victims[:n], how, rng)
+}
+
+func (w *world) forgetOnAll(victims []int, how int, rng *rand.Rand) {
+	for _, i := range victims {
 		w.trace("server %d forgets: %d", i, how)
 		w.forgetOn(w.servers[i], how, rng)
 	}
@@ -888,7 +949,7 @@ func (w *world) bootWrong(s *simServer, rng *rand.Rand) {
 	s.setClock(s.right - behind)
 	s.started = s.clock().Unix()
 	process := s.process
-	time.AfterFunc(time.Duration(rng.Int64N(int64(w.guard))), func() {
+	w.after(time.Duration(rng.Int64N(int64(w.guard))), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.process == process {
@@ -905,13 +966,17 @@ func (w *world) cleanup() {
 		return
 	}
 	// Close has waited for every request; only one-way transits of packets are left.
-	time.Sleep(20*max(w.net.delay, 50*time.Millisecond) + 200*time.Millisecond)
+	if d := 20*max(w.net.delay, 50*time.Millisecond) + 200*time.Millisecond; w.alone == nil {
+		time.Sleep(d)
+	} else {
+		w.alone.at = w.alone.at.Add(d)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.servers {
 		s.mu.Lock()
 		k := s.key()
-		if k.owner != "" && time.Now().After(w.leftovers) {
+		if k.owner != "" && w.now().After(w.leftovers) {
 			w.fail("G4: %s has node %d for another %v", k.owner, s.id, k.until.Sub(s.clock()))
 		}
 		if k.next != "" {
@@ -973,6 +1038,12 @@ func TestSimulation(t *testing.T) {
 			t.Logf("%d schedules, %d grants", *schedules, grants.Load())
 		})
 	}
+}
+
+func (l *lease) expiry() boot.Instant {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bid.expires
 }
 
 // String describes the lease and its nodes.

@@ -31,8 +31,9 @@ type simNode struct {
 	told    bool        // the server knows that the number of nodes changes
 	place   string      // in the server's wait queue; empty: none
 
-	machine *simMachine   // the client's machine; nil: one that never sleeps
-	life    time.Duration // of counters, in addition to the TTL
+	machine *simMachine                 // the client's machine; nil: one that never sleeps
+	after   func(time.Duration, func()) // nil: time.AfterFunc
+	life    time.Duration               // of counters, in addition to the TTL
 }
 
 // simProcess is a client's knowledge of a server process. The mu of its node guards it.
@@ -144,47 +145,198 @@ func (n *simNode) notAfter(ctx context.Context) time.Time {
 	return n.s.clock().Add(time.Until(end))
 }
 
-// run calls a script with EVALSHA. It makes a handshake first if the process does not know the
-// script, or if the client does not know that the process keeps the guard of q. It models
-// router.run of redisnode.
-func (n *simNode) run(ctx context.Context, op simOp, q *driver.Quorum, ttl time.Duration, body func(*driver.Terms) simReply) simReply {
-	if q.Guard <= 0 {
-		end := n.notAfter(ctx)
-		return n.call(ctx, func() simReply { return n.s.plain(end, func() simReply { return body(&q.Terms) }) })
+// simRequest is a call of a script with EVALSHA. A handshake comes first if the process does not
+// know the script, or if the client does not know that the process keeps the guard of q. It
+// models router.run of redisnode, and waits for nothing: begin and next say which message comes
+// next, arrive is what the server does with it, and the caller delivers.
+type simRequest struct {
+	simMessage
+	process *simProcess
+	asked   bool
+	again   bool // a handshake was made to shorten the quarantine
+	tries   int
+	shaken  simReply // the answer to the handshake
+	reply   simReply // if it is over
+}
+
+// simMessage is a message of a call to a server.
+type simMessage struct {
+	n        *simNode
+	op       simOp
+	q        *driver.Quorum
+	call     simCall
+	notAfter time.Time // by the server's clock
+	stage    simStage
+	text     simText
+	shake    simShake
+}
+
+// simStage says which message comes next.
+type simStage uint8
+
+const (
+	simHello simStage = iota
+	simHandshake
+	simLoad // of a handshake that is not made in one execution
+	simMarker
+	simScript
+	simOver
+)
+
+func (x *simRequest) begin() {
+	x.process = x.n.known()
+	switch {
+	case x.op == simRelease:
+		x.stage = simScript
+	case x.q.Guard <= 0:
+		x.stage, x.text.terms = simScript, x.q.Terms
+	case x.process == nil:
+		x.stage, x.asked = simHello, true
+	default:
+		x.try()
 	}
-	p, err := n.known(ctx)
-	asked := p == nil
-	if asked {
-		p, err = n.ask(ctx)
+}
+
+// arrive is the effect of the message on the server.
+func (x *simMessage) arrive() simReply {
+	s := x.n.s
+	switch x.stage {
+	case simHello:
+		return s.hello()
+	case simHandshake:
+		return s.handshake(x.shake)
+	case simLoad:
+		return s.handshake(simShake{text: x.shake.text, load: true})
+	case simMarker:
+		s.mark()
+		return simReply{}
 	}
-	recounted := false
-	for range 8 {
-		if err != nil {
-			return simReply{err: err, unsent: true}
+	if x.op == simRelease {
+		return s.release(x.call.me, x.call.token, "")
+	}
+	body := func() simReply {
+		switch x.op {
+		case simAcquire:
+			return s.acquire(x.call, &x.text.terms)
+		case simJoin:
+			return s.join(x.call, &x.text.terms)
+		default:
+			return s.renew(x.call, &x.text.terms)
 		}
-		if t, ok := n.serve(p, q); ok {
-			if ttl > t.Guard {
-				return simReply{err: &driver.RefusedError{Reason: "the TTL is over the guard"}, unsent: true}
-			}
-			end, text := n.notAfter(ctx), simText{p.run, t, op}
-			r := n.call(ctx, func() simReply { return n.s.evalsha(text, end, func() simReply { return body(&t) }) })
-			r.terms = t
-			switch {
-			case r.err != nil || r.code == simDone:
-				return r
-			case r.code == simStale && r.none:
-				n.adopt(p, *q.Proposal())
-			case r.code != simQuarantined:
-			case recounted || !n.overlong(p, q, r):
-				return simReply{err: refusedByGuard(r)}
-			default:
-				recounted = true
-			}
-		}
-		p, err = n.shake(ctx, p, op, q, asked)
-		asked = true
 	}
-	return simReply{err: errors.New("it forgets its scripts again and again"), unsent: true}
+	if x.q.Guard <= 0 {
+		return s.plain(x.notAfter, body)
+	}
+	return s.evalsha(x.text, x.notAfter, body)
+}
+
+// next takes the answer to the message.
+func (x *simRequest) next(r simReply) {
+	n := x.n
+	if r.err != nil {
+		r.unsent = x.stage != simScript
+		x.end(r)
+		return
+	}
+	switch x.stage {
+	case simHello:
+		was := x.process
+		x.process = n.serves(r.server)
+		if was == x.process {
+			x.greet()
+			return
+		}
+		x.try()
+	case simHandshake:
+		x.shaken = r
+		if n.s.broken.apart {
+			x.stage = simLoad
+			return
+		}
+		x.shook()
+	case simLoad:
+		x.shook()
+	case simMarker:
+		n.ready(x.process, x.shaken)
+		x.try()
+	case simScript:
+		r.terms = x.text.terms
+		switch {
+		case x.op == simRelease, x.q.Guard <= 0, r.code == simDone:
+			x.end(r)
+			return
+		case r.code == simStale && r.none:
+			n.adopt(x.process, *x.q.Proposal())
+		case r.code != simQuarantined:
+		case x.again || !n.overlong(x.process, x.q, r):
+			x.end(simReply{err: refusedByGuard(r)})
+			return
+		default:
+			x.again = true
+		}
+		x.greet()
+	}
+}
+
+func (x *simRequest) end(r simReply) { x.stage, x.reply = simOver, r }
+
+// try sends the script if it may be called, and makes a handshake otherwise.
+func (x *simRequest) try() {
+	if x.tries++; x.tries > 8 {
+		x.end(simReply{err: errSimForgets, unsent: true})
+		return
+	}
+	t, ok := x.n.serve(x.process, x.q)
+	switch {
+	case !ok:
+		x.greet()
+	case x.call.ttl > t.Guard:
+		x.end(simReply{err: &driver.RefusedError{Reason: "the TTL is over the guard"}, unsent: true})
+	default:
+		x.stage, x.text = simScript, simText{x.process.run, t, x.op}
+	}
+}
+
+var errSimForgets = errors.New("it forgets its scripts again and again")
+
+// greet begins the handshake that loads the script. It models router.load of redisnode.
+func (x *simRequest) greet() {
+	if !x.asked {
+		x.stage, x.asked = simHello, true
+		return
+	}
+	x.stage, x.shake = simHandshake, x.n.shakeArgs(x.process, x.op, x.q)
+	x.shake.load = !x.n.s.broken.apart
+	if x.n.durable {
+		x.shake.mode = "durable"
+	}
+}
+
+// shook takes the answer to the handshake.
+func (x *simRequest) shook() {
+	now, mark, err := x.n.shook(x.process, x.shaken)
+	switch {
+	case err != nil:
+		x.end(simReply{err: err, unsent: true})
+	case mark:
+		x.stage = simMarker
+	default:
+		x.process = now
+		x.try()
+	}
+}
+
+// run makes the call, and waits for its end.
+func (n *simNode) run(ctx context.Context, x *simRequest) simReply {
+	if err := ctx.Err(); err != nil {
+		return simReply{err: err, unsent: true}
+	}
+	for x.begin(); x.stage != simOver; {
+		x.notAfter = n.notAfter(ctx)
+		sent := x.simMessage
+		x.next(n.call(ctx, sent.arrive))
+	}
+	return x.reply
 }
 
 // serve returns the terms under which scripts may be called now, or false if a handshake must
@@ -215,10 +367,10 @@ func refusedByGuard(r simReply) error {
 	return &driver.RefusedError{RetryAfter: after, Reason: "quarantined: " + r.why, Clock: r.clock, Server: r.server}
 }
 
-func (n *simNode) known(ctx context.Context) (*simProcess, error) {
+func (n *simNode) known() *simProcess {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.process, ctx.Err()
+	return n.process
 }
 
 // serves notes the process that answered.
@@ -231,14 +383,6 @@ func (n *simNode) serves(run string) *simProcess {
 	return n.process
 }
 
-func (n *simNode) ask(ctx context.Context) (*simProcess, error) {
-	r := n.call(ctx, n.s.hello)
-	if r.err != nil {
-		return nil, r.err
-	}
-	return n.serves(r.server), nil
-}
-
 // overlong reports whether a quarantine is so long that another handshake may shorten it.
 func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 	n.mu.Lock()
@@ -247,22 +391,6 @@ func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 		return false
 	}
 	return r.till-r.now > int64((p.terms.Quarantine+p.terms.Allowance)/time.Microsecond)
-}
-
-// shake makes the handshake that loads a script into p, and returns the process that answered.
-// It models router.load of redisnode.
-func (n *simNode) shake(ctx context.Context, p *simProcess, op simOp, q *driver.Quorum, asked bool) (*simProcess, error) {
-	if !asked {
-		if now, err := n.ask(ctx); err != nil || now != p {
-			return now, err
-		}
-	}
-	h := n.shakeArgs(p, op, q)
-	if n.durable {
-		h.mode = "durable"
-	}
-	now, _, err := n.handshake(ctx, p, h)
-	return now, err
 }
 
 // shakeArgs returns the arguments of a handshake.
@@ -282,6 +410,34 @@ func (n *simNode) shakeArgs(p *simProcess, op simOp, q *driver.Quorum) simShake 
 	return h
 }
 
+// shook notes the answer to a handshake with p. If mark is set, the marker must be loaded next;
+// otherwise now is the process that answered. The marker is set before the node votes for the
+// first time, so that it never counts as new after it was emptied.
+func (n *simNode) shook(p *simProcess, r simReply) (now *simProcess, mark bool, err error) {
+	now = n.serves(r.server)
+	switch {
+	case r.code == simOtherQuorum:
+		return nil, false, &driver.RefusedError{Reason: fmt.Sprintf("it is a node of a quorum of %d", r.terms.N)}
+	case now != p:
+	case r.code == simUnknown:
+		return nil, false, refusedByGuard(r)
+	case r.code == simOtherTerms:
+		n.adopt(p, r.terms)
+	case r.code == simDone:
+		return now, true, nil
+	}
+	return now, false, nil
+}
+
+// ready notes that the scripts of p may be called, after this answer to its handshake.
+func (n *simNode) ready(p *simProcess, r simReply) {
+	n.adopt(p, r.terms)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p.ready, p.from = true, r.from
+}
+
+// handshake makes a handshake, and waits for its answer.
 func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*simProcess, simCode, error) {
 	h.load = !n.s.broken.apart
 	r := n.call(ctx, func() simReply { return n.s.handshake(h) })
@@ -292,27 +448,14 @@ func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*si
 	if r.err != nil {
 		return nil, 0, r.err
 	}
-	now := n.serves(r.server)
-	switch {
-	case r.code == simOtherQuorum:
-		return nil, r.code, &driver.RefusedError{Reason: fmt.Sprintf("it is a node of a quorum of %d", r.terms.N)}
-	case now != p:
-	case r.code == simUnknown:
-		return nil, r.code, refusedByGuard(r)
-	case r.code == simOtherTerms:
-		n.adopt(p, r.terms)
-	case r.code == simDone:
-		// The marker is set before the node votes for the first time, so that it never counts
-		// as new after it was emptied.
+	now, mark, err := n.shook(p, r)
+	if mark {
 		if err := n.call(ctx, func() simReply { n.s.mark(); return simReply{} }).err; err != nil {
 			return nil, 0, err
 		}
-		n.adopt(p, r.terms)
-		n.mu.Lock()
-		p.ready, p.from = true, r.from
-		n.mu.Unlock()
+		n.ready(p, r)
 	}
-	return now, r.code, nil
+	return now, r.code, err
 }
 
 // Bootstrap models Bootstrap of redisnode's Node.
@@ -379,28 +522,30 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	}
 	req, q, start := *r, *r.Quorum, time.Now()
 	req.Quorum = &q
-	c := simCall{me: req.Owner, ttl: req.TTL, token: req.FenceFloor, life: n.counterLife(req.TTL)}
-	op := simAcquire
-	if req.ExactFence != 0 {
-		op, c.token, c.seen = simJoin, req.ExactFence, max(req.FenceFloor, req.ExactFence)
-	} else if q.WaitingSince != 0 {
-		c.place = n.stand(req.Owner, q.WaitingSince)
-	}
-	a := n.run(ctx, op, &q, req.TTL, func(t *driver.Terms) simReply {
-		if op == simJoin {
-			return n.s.join(c, t)
-		}
-		return n.s.acquire(c, t)
-	})
+	var x simRequest
+	n.acquires(&x, &req)
+	a := n.run(ctx, &x)
 	if a.err == nil {
 		n.leave(false)
 		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL, &q)}, nil
 	}
-	got := result{err: a.err}
-	if got.read(); !a.unsent && (got.answer == silence || got.answer == gone) {
-		n.undo(ctx, req.Owner)
+	if a.inDoubt() {
+		rest := time.Duration(0)
+		if end, ok := ctx.Deadline(); ok {
+			rest = max(0, time.Until(end))
+		}
+		n.undo(req.Owner, rest)
 	}
 	return nil, a.err
+}
+
+func (n *simNode) acquires(x *simRequest, r *driver.Request) {
+	*x = simRequest{simMessage: simMessage{n: n, op: simAcquire, q: r.Quorum, call: simCall{me: r.Owner, ttl: r.TTL, token: r.FenceFloor, life: n.counterLife(r.TTL)}}}
+	if r.ExactFence != 0 {
+		x.op, x.call.token, x.call.seen = simJoin, r.ExactFence, max(r.FenceFloor, r.ExactFence)
+	} else if r.Quorum.WaitingSince != 0 {
+		x.call.place = n.stand(r.Owner, r.Quorum.WaitingSince)
+	}
 }
 
 // counterLife returns how long a counter outlives its last token, at least.
@@ -430,21 +575,25 @@ func (n *simNode) leave(tell bool) {
 		return
 	}
 	if f := n.fate(); !f.lost {
-		time.AfterFunc(f.there, func() { n.s.release("", 0, place) })
+		n.later(f.there, func() { n.s.release("", 0, place) })
 	}
 }
 
-// undo releases an attempt with an unknown outcome, at once and again when none of its requests
-// can arrive any longer (rule 2 of the contract).
-func (n *simNode) undo(ctx context.Context, owner string) {
-	free := func() { n.s.release(owner, 0, "") }
-	rest := time.Duration(0)
-	if end, ok := ctx.Deadline(); ok {
-		rest = max(0, time.Until(end))
+func (n *simNode) later(d time.Duration, f func()) {
+	if n.after != nil {
+		n.after(d, f)
+		return
 	}
+	time.AfterFunc(d, f)
+}
+
+// undo releases an attempt with an unknown outcome, at once and again when none of its requests
+// can arrive any longer, which is in rest (rule 2 of the contract).
+func (n *simNode) undo(owner string, rest time.Duration) {
+	free := func() { n.s.release(owner, 0, "") }
 	for _, d := range []time.Duration{0, rest + time.Millisecond} {
 		if f := n.fate(); !f.lost {
-			time.AfterFunc(d+f.there, free)
+			n.later(d+f.there, free)
 		}
 	}
 }
@@ -467,9 +616,14 @@ func (l *simLease) Grant() driver.Grant { return l.grant }
 
 func (l *simLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
 	start := time.Now()
-	c := simCall{me: l.req.Owner, ttl: r.TTL, token: l.grant.Fence, least: r.MinFence, life: l.n.counterLife(r.TTL)}
-	a := l.n.run(ctx, simRenew, l.req.Quorum, r.TTL, func(t *driver.Terms) simReply { return l.n.s.renew(c, t) })
+	var x simRequest
+	l.renews(&x, r)
+	a := l.n.run(ctx, &x)
 	return grantOf(a, start, r.TTL, l.req.Quorum), a.err
+}
+
+func (l *simLease) renews(x *simRequest, r *driver.Renewal) {
+	*x = simRequest{simMessage: simMessage{n: l.n, op: simRenew, q: l.req.Quorum, call: simCall{me: l.req.Owner, ttl: r.TTL, token: l.grant.Fence, least: r.MinFence, life: l.n.counterLife(r.TTL)}}}
 }
 
 // callerKey is the context key for the caller's own context, for the mutant that releases with

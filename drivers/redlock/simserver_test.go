@@ -21,8 +21,10 @@ type simServer struct {
 	durable bool // it forgets nothing that it acknowledged
 
 	mu        sync.Mutex
-	at        time.Time // a fixed time of the clock; zero: see clock
-	process   int       // number of starts
+	at        time.Time  // a fixed time of the clock; zero: see clock
+	virtual   *time.Time // the true time; nil: time.Now
+	process   int        // number of starts
+	run       string     // names the process
 	started   int64
 	memory    simMemory
 	line      []simPlace       // the wait queue: also in memory, but it protects nothing
@@ -129,13 +131,17 @@ const (
 	simAcquire simOp = iota
 	simJoin
 	simRenew
+	simRelease // needs no handshake
 )
 
 // simPending is the end of a quarantine that has not begun yet.
 const simPending int64 = 1<<53 - 1
 
-func newSimServer(id int) *simServer {
-	s := &simServer{id: id, texts: map[simText]bool{}, gone: map[string]bool{}, began: time.Now()}
+func newSimServer(id int) *simServer { return newSimServerAt(id, nil) }
+
+// newSimServerAt returns a server whose true time is virtual.
+func newSimServerAt(id int, virtual *time.Time) *simServer {
+	s := &simServer{id: id, texts: map[simText]bool{}, gone: map[string]bool{}, virtual: virtual, began: timeOf(virtual), run: fmt.Sprintf("sim-%d.0", id)}
 	s.started = s.clock().Add(-time.Hour).Unix()
 	s.note()
 	return s
@@ -146,7 +152,7 @@ func (s *simServer) clock() time.Time {
 	if !s.at.IsZero() {
 		return s.at
 	}
-	now := time.Now()
+	now := timeOf(s.virtual)
 	return now.Add(s.offset + time.Duration(float64(now.Sub(s.began))*s.rate)).Round(0)
 }
 
@@ -198,6 +204,19 @@ type simReply struct {
 	unsent          bool // the operation itself was not sent
 }
 
+// answer returns what the reply means to a bid.
+func (r *simReply) answer() answer {
+	got := result{err: r.err}
+	got.read()
+	return got.answer
+}
+
+// inDoubt reports whether a failed acquire or join may still take effect.
+func (r *simReply) inDoubt() bool {
+	a := r.answer()
+	return !r.unsent && (a == silence || a == gone)
+}
+
 type simCode uint8
 
 const (
@@ -215,7 +234,7 @@ func (s *simServer) reply(fence uint64, err error) simReply {
 	return simReply{err: err, fence: fence, clock: s.clock(), server: s.name(), now: s.micros()}
 }
 
-func (s *simServer) name() string { return fmt.Sprintf("sim-%d.%d", s.id, s.process) }
+func (s *simServer) name() string { return s.run }
 
 // late reports whether a request arrived after its end, and must be refused.
 func (s *simServer) late(notAfter time.Time) bool {
@@ -621,7 +640,7 @@ func (s *simServer) lose(n *simNode) {
 func (s *simServer) pause(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.paused = time.Now().Add(d)
+	s.paused = timeOf(s.virtual).Add(d)
 }
 
 // step sets the clock, and removes the keys that have ended by it, as servers do by themselves.
@@ -652,6 +671,7 @@ func (s *simServer) restart(aged time.Duration, back func(last int) int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.process++
+	s.run = fmt.Sprintf("sim-%d.%d", s.id, s.process)
 	s.started = s.clock().Add(-aged).Unix()
 	s.texts, s.marked = map[simText]bool{}, false
 	i := max(back(len(s.written)-1), 0)
@@ -674,7 +694,7 @@ func (s *simServer) flush() {
 func (s *simServer) isStated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Now().Before(s.stated)
+	return timeOf(s.virtual).Before(s.stated)
 }
 
 // unload models SCRIPT FLUSH. evict drops some scripts, but none that SCRIPT LOAD loaded.
