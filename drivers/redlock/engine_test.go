@@ -315,11 +315,19 @@ func TestNoOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range many {
-		if _, err := b.Acquire(t.Context(), ask("race", ttl)); err == nil {
+		rival, err := b.Acquire(t.Context(), ask("race", ttl))
+		if err != nil {
+			continue
+		}
+		if time.Now().Before(l.Grant().Expires) {
 			t.Fatal("two holders")
 		}
+		if err := rival.Release(t.Context()); err != nil { // on a busy machine the attempts outlast the lease
+			t.Fatal(err)
+		}
+		break
 	}
-	if err := l.Release(t.Context()); err != nil {
+	if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrLost) {
 		t.Fatal(err)
 	}
 	c.gone("race", soon)
