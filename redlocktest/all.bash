@@ -54,8 +54,8 @@ try() {
 	say "(after $SECONDS s)"
 }
 
-# beside NAME COMMAND... starts a check beside others and beside the tests, which often wait for
-# time to pass. joined waits for all checks.
+# beside NAME COMMAND... starts a check beside others and, but for CI, beside the tests, which often
+# wait for time to pass. joined waits for all checks.
 names=() pids=()
 beside() {
 	"${@:2}" >"$scratch/check.${#pids[@]}" 2>&1 &
@@ -68,6 +68,7 @@ joined() {
 		wait "${pids[i]}"
 		try "${names[i]}" shown $? "$scratch/check.$i"
 	done
+	names=() pids=()
 }
 shown() { cat "$2"; return "$1"; }
 
@@ -267,6 +268,7 @@ main() {
 		beside "lint" lint
 		beside "vulnerabilities" in_modules vulnerabilities
 		beside "release" redlocktest/release.bash
+		[ -z "${CI:-}" ] || joined # what they compile starves tests on a machine that has no cache yet
 	fi
 	try "test" run_tests "$where" ${flags[@]+"${flags[@]}"} "${packages[@]}"
 	[ ${#pids[@]} = 0 ] || joined
