@@ -188,8 +188,9 @@ var (
 	crash      = regexp.MustCompile(`^(ThreadSanitizer: CHECK failed: |runtime: g ?\d+: unexpected return pc|fatal error: traceback did not unwind|runtime\.\(\*timer\)\.maybeRunChan\()`)
 	crashStart = regexp.MustCompile(`(?m)^(ThreadSanitizer: |runtime: |unexpected fault |fatal error: |SIGSEGV: )`)
 	// packageLine matches what testing and go test write about a package one of whose tests
-	// failed. A panic and a data race outside of a test have another exit status.
-	packageLine = regexp.MustCompile(`^(|PASS|FAIL|FAIL\t.*|exit status 1)\s*$`)
+	// failed, perhaps in one of two runs, as all.bash makes. A panic and a data race outside of a
+	// test have another exit status.
+	packageLine = regexp.MustCompile(`^(|PASS|FAIL|FAIL\t.*|ok  \t.*|exit status 1)\s*$`)
 	// framing matches lines that the testing package writes around a test's own lines.
 	framing = regexp.MustCompile(`^\s*(=== |--- |$)`)
 	// entryStart begins an entry of t.Log, t.Error and the like. The lines that follow are

@@ -97,6 +97,7 @@ func TestWhatIsRunAgain(t *testing.T) {
 		"words of a passed part": {failed: map[string]string{"TestA": slow}, more: lines(event{"run", "p", "TestA/b", ""}, event{"output", "p", "TestA/b", "    b.go:4: two holders\n"}, event{"pass", "p", "TestA/b", ""}), want: "p.TestA"},
 		"words of another test":  {failed: map[string]string{"TestA": slow}, more: lines(event{"run", "p", "TestB", ""}, event{"output", "p", "TestB", "panic: x\n"}, event{"pass", "p", "TestB", ""}), want: "p.TestA"},
 		"of two packages":        {failed: map[string]string{"TestA": slow}, more: events("q", map[string]string{"TestA": slow}), want: "p.TestA q.TestA"},
+		"one of two runs":        {failed: map[string]string{"TestA": slow}, more: lines(event{"run", "p", "TestB", ""}, event{"pass", "p", "TestB", ""}, event{"output", "p", "", "PASS\n"}, event{"output", "p", "", "ok  \tp\t1.004s\n"}, event{"pass", "p", "", ""}), want: "p.TestA"},
 		"five":                   {failed: map[string]string{"TestA": slow, "TestB": slow, "TestC": slow, "TestD": slow, "TestE": slow}, want: "p.TestA p.TestB p.TestC p.TestD p.TestE"},
 
 		"six":                      {failed: map[string]string{"TestA": slow, "TestB": slow, "TestC": slow, "TestD": slow, "TestE": slow, "TestF": slow}, want: "6 tests failed"},
