@@ -466,8 +466,10 @@ const (
 	stepTTL  = 600 * time.Millisecond // even with its grace shorter than the smallest step
 	stepKeys = 8
 	// A bid that finds the key free on two of its three nodes and taken on the third would repeat
-	// for some rounds. Trying another key is quicker.
-	stepPatience = 25 * time.Millisecond
+	// for some rounds. Trying another key is quicker. On a busy machine nobody gets a key so soon;
+	// with the most, a lease can still outlast the attempts of a trial.
+	minStepPatience = 25 * time.Millisecond
+	maxStepPatience = stepTTL / 4
 )
 
 // stepping is a test in which clients compete while clocks step.
@@ -476,8 +478,9 @@ type stepping struct {
 	left, right [5]*redlock.Backend // by the one node that both reach
 	all         *redlock.Backend
 
-	trials, counted        int // counted: a lease from before the step was valid to the end
-	grants, late, renewals int // late: granted after the step
+	patience               time.Duration // of an attempt
+	trials, counted        int           // counted: a lease from before the step was valid to the end
+	grants, late, renewals int           // late: granted after the step
 	overlaps               []string
 
 	mu   sync.Mutex
@@ -528,6 +531,8 @@ func (r *stepping) trial(i int, from, to time.Duration) {
 func (r *stepping) take(clients []*redlock.Backend) {
 	r.trials++
 	r.keys = map[string]*rivalry{}
+	r.patience = max(r.patience, minStepPatience)
+	granted := r.grants
 	var every sync.WaitGroup
 	for k := range stepKeys {
 		key := fmt.Sprintf("trial/%d/%d", owners.Add(1), k)
@@ -542,6 +547,9 @@ func (r *stepping) take(clients []*redlock.Backend) {
 		next++
 	}
 	every.Wait()
+	if r.grants == granted {
+		r.patience = min(2*r.patience, maxStepPatience)
+	}
 }
 
 // compete lets clients ask for held keys, and renew theirs, while the clock of node i is
@@ -595,7 +603,7 @@ func (r *stepping) acquire(b *redlock.Backend, key string, k *rivalry, before bo
 	r.mu.Lock()
 	largest := k.largest
 	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(r.t.Context(), stepPatience)
+	ctx, cancel := context.WithTimeout(r.t.Context(), r.patience)
 	defer cancel()
 	l, err := b.Acquire(ctx, ask(key, stepTTL))
 	if err != nil {
