@@ -19,15 +19,11 @@ const (
 	releaseEarly                        // a release does not wait for the acquire before it
 	noValidity                          // a grant that took too long is returned
 	noClockCheck                        // clocks need not agree, and nothing waits for them: no rule of terms.go applies
-	grantFromReply                      // Expires of a grant counts from the last answer
 	renewFromReply                      // Expires of a renewal counts from the last answer
-	noHold                              // the rule "hold" of terms.go: Expires is the validity time alone
-	noReturn                            // the rule "return" of terms.go: a lease is returned at once
 	joinEarly                           // a bid that has the first node joins the rest with its token, before the grant
 	adoptAbove                          // a straggler above the token counts
-	joinAbove                           // a node that joined above the token counts
+	joinAbove                           // a node that joined above the token counts, as if at it
 	keepLosers                          // a failed bid releases nothing
-	ackJoined                           // a join confirms the renewal that it is part of
 	minority                            // one node less than a majority is enough
 )
 
@@ -137,39 +133,11 @@ func mutant(m mutation) machine {
 				return next(b, e)
 			}
 		},
-		grantFromReply: func(next machine) machine {
-			return func(b *bid, e *event) actions {
-				out := next(b, e)
-				if out.verdict == won {
-					b.expires = e.now.Add(b.expires.Sub(b.start))
-				}
-				return out
-			}
-		},
 		renewFromReply: func(next machine) machine {
 			return func(b *bid, e *event) actions {
 				out := next(b, e)
 				if out.verdict == extended {
 					b.expires = e.now.Add(b.expires.Sub(b.start))
-				}
-				return out
-			}
-		},
-		noHold: func(next machine) machine {
-			return func(b *bid, e *event) actions {
-				out := next(b, e)
-				if out.verdict == won || out.verdict == extended || b.stage == sitting {
-					b.expires = b.start.Add(validity(b.ttl, b.drift))
-				}
-				return out
-			}
-		},
-		noReturn: func(next machine) machine {
-			return func(b *bid, e *event) actions {
-				out := next(b, e)
-				if b.stage == sitting {
-					b.due = e.now
-					return next(b, &event{kind: looks, now: e.now})
 				}
 				return out
 			}
@@ -213,16 +181,6 @@ func mutant(m mutation) machine {
 					if out.verdict > interrupted && out.calls[i] == release {
 						b.parts[i].call, b.parts[i].state, out.calls[i] = idle, free, idle
 					}
-				}
-				return out
-			}
-		},
-		ackJoined: func(next machine) machine {
-			return func(b *bid, e *event) actions {
-				joined := e.kind == answered && b.parts[e.node].call == join
-				out := next(b, e)
-				if g := &b.parts[e.node]; joined && g.state == counted {
-					g.ack = b.renewal
 				}
 				return out
 			}

@@ -986,10 +986,9 @@ func (w *world) cleanup() {
 	}
 }
 
-// hunt runs schedules until one breaks a promise, and returns the failure. It returns nil if
-// none of n does.
-func hunt(t *testing.T, k kind, n int, s sabotage) (*world, *atomic.Int64) {
-	t.Helper()
+// hunt runs n schedules, or until one breaks a promise, and returns that one, if any, and the
+// number of grants.
+func hunt(n int, run func(seed uint64) *world) (*world, int64) {
 	var next, grants atomic.Int64
 	var found atomic.Pointer[world]
 	var hunters sync.WaitGroup
@@ -1000,7 +999,7 @@ func hunt(t *testing.T, k kind, n int, s sabotage) (*world, *atomic.Int64) {
 				if i > int64(n) {
 					return
 				}
-				w := simulate(t, k, uint64(i), s)
+				w := run(uint64(i))
 				grants.Add(int64(w.grants))
 				if w.problem != nil {
 					found.Store(w)
@@ -1009,7 +1008,7 @@ func hunt(t *testing.T, k kind, n int, s sabotage) (*world, *atomic.Int64) {
 		})
 	}
 	hunters.Wait()
-	return found.Load(), &grants
+	return found.Load(), grants.Load()
 }
 
 // The engine keeps its promises in every schedule.
@@ -1028,14 +1027,14 @@ func TestSimulation(t *testing.T) {
 				}
 				return
 			}
-			w, grants := hunt(t, k, *schedules, sabotage{})
+			w, grants := hunt(*schedules, func(seed uint64) *world { return simulate(t, k, seed, sabotage{}) })
 			if w != nil {
 				t.Fatalf("%v\nto run this schedule again: -run 'TestSimulation/%s' -redlock.seed=%d", w.problem, k.name, w.seed)
 			}
-			if grants.Load() < int64(*schedules)/2 {
-				t.Errorf("only %d grants in %d schedules: nothing was tried", grants.Load(), *schedules)
+			if grants < int64(*schedules)/2 {
+				t.Errorf("only %d grants in %d schedules: nothing was tried", grants, *schedules)
 			}
-			t.Logf("%d schedules, %d grants", *schedules, grants.Load())
+			t.Logf("%d schedules, %d grants", *schedules, grants)
 		})
 	}
 }
