@@ -22,11 +22,12 @@ import (
 // to both. The defaults of options are old's, but for the TTL, which is the shorter one and is
 // used on both; WithTTL does not reach a backend that has no TTL.
 //
-// Lease.Fence is the larger of both tokens, and zero if either backend has none. Lock waits
-// until the other server's clock has passed this token, so that later tokens of either backend
-// are larger. The wait is shorter than the difference between the servers' clocks, because no
-// token is behind its server's clock. If the tokens are more than 5 s apart the error is
-// ErrUnavailable and says so.
+// Lease.Fence is the larger of both tokens, and zero if either backend has none. Lock waits for
+// as long as the tokens differ, so that the other backend's later ones are larger, if they follow
+// its servers' clock. They may not, for up to a second or two, if a counter is ahead of its
+// clock (one that was set back; etcd's on slow servers) or if a quorum's client has a slow clock:
+// then an instance that uses this backend alone may get a smaller one. If the tokens are more
+// than 5 s apart the error is ErrUnavailable and says so.
 //
 // The Locker needs no Close. The caller still owns old and new; closing either of them ends the
 // leases.
@@ -225,8 +226,8 @@ func sideError(side string, err error) error {
 // as the servers' clocks do, or as much as a counter is ahead of its clock.
 const tokensApart = 5 * time.Second
 
-// agreeOnToken returns the larger of two tokens, which arrived at aAt and bAt. It waits until
-// the backend of the smaller token can give only larger ones.
+// agreeOnToken returns the larger of two tokens, which arrived at aAt and bAt. It waits for
+// the backend of the smaller token to get past the larger one.
 func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt time.Time) (uint64, error) {
 	if a == 0 || b == 0 {
 		return 0, nil
@@ -241,8 +242,8 @@ func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt ti
 			Reason:     fmt.Sprintf("the tokens of the old and the new backend are %v apart: check the clocks of their servers", shortDuration(gap)),
 		}
 	}
-	// A token is at least its server's clock in microseconds. Wait for one microsecond more,
-	// and for drift.
+	// A token is in microseconds of its server's clock. Wait for one microsecond more, and for
+	// drift.
 	t := time.NewTimer(time.Until(aAt.Add(gap + gap/100 + time.Microsecond)))
 	defer t.Stop()
 	select {
