@@ -166,6 +166,28 @@ func Release(t testing.TB, l driver.Lease) {
 	}
 }
 
+// Known makes a call, again after each unknown outcome. The test fails unless it succeeds, or
+// says "lost" after an unknown outcome: an earlier call may have had an effect.
+func Known(t testing.TB, call func() error) {
+	t.Helper()
+	doubtful := false
+	if !until(t, func() bool {
+		err := call()
+		v := classify(err)
+		if err == nil || v == lost && doubtful {
+			return true
+		}
+		if v != unknown && v != later {
+			t.Fatal(err)
+		}
+		doubtful = true
+		t.Log(err)
+		return false
+	}) {
+		t.Fatal("no call is answered")
+	}
+}
+
 // acquire makes attempts until known returns true, and returns the last answer. doubtful says
 // that the outcome of an earlier attempt is unknown.
 func acquire(t testing.TB, b driver.Backend, req *driver.Request, known func(v verdict, doubtful bool) bool) (l driver.Lease, err error) {
