@@ -1007,7 +1007,6 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		{"late", adoptAbove, late, "G3", far},
 		{"late, during the write-back", countLate, soon, "G2", false},
 		{"join: not before the grant", joinEarly, late, "G2", far},
-		{"join: at exactly the token", joinAbove, scenario{bids: 2, after: true, proposal: alike, renewals: 3, faults: faults{expire: 2}}, "G3", far},
 		{"carriers", extendOwn, late, "G3", far},
 		{"attempt", oneAttempt, scenario{bids: 2, proposal: alike, rounds: 1, keeps: true, faults: faults{slow: 2}}, "G1", far},
 		{"order", releaseEarly, scenario{bids: 2, proposal: alike}, "G4", false},

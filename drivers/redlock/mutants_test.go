@@ -22,7 +22,6 @@ const (
 	renewFromReply                      // Expires of a renewal counts from the last answer
 	joinEarly                           // a bid that has the first node joins the rest with its token, before the grant
 	adoptAbove                          // a straggler above the token counts
-	joinAbove                           // a node that joined above the token counts, as if at it
 	keepLosers                          // a failed bid releases nothing
 	minority                            // one node less than a majority is enough
 )
@@ -164,14 +163,6 @@ func mutant(m mutation) machine {
 					}
 				}
 				return out
-			}
-		},
-		joinAbove: func(next machine) machine {
-			return func(b *bid, e *event) actions {
-				if e.kind == answered && b.parts[e.node].call == join && e.answer == granted {
-					e.fence = b.fence
-				}
-				return next(b, e)
 			}
 		},
 		keepLosers: func(next machine) machine {

@@ -839,7 +839,9 @@ func TestSchedules(t *testing.T) {
 //   - The attempt in the value, how long a node is kept for the next in line, and the start of a
 //     renewal: see TestEveryPartIsMissed.
 //   - The start of a grant, and the rules "hold" and "return": see TestNoPairOfClientsOverlaps.
-//   - The rule "join": see TestEveryRuleIsNeeded.
+//   - The client's part of the rule "join", which repeats what the node sees to ("the join's
+//     bound"), and that a join does not confirm the renewal that it is part of: a majority with a
+//     node that joined has met every later majority too.
 func TestSchedulesMissEveryPart(t *testing.T) {
 	if testing.Short() || Race {
 		t.Skip("thousands of schedules: all.bash runs them without the race detector")
