@@ -5,6 +5,7 @@ set -u -o pipefail
 gotestsum=gotest.tools/gotestsum@v1.13.0
 golangci=github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 govulncheck=golang.org/x/vuln/cmd/govulncheck@v1.6.0
+export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath" # a checkout in another folder compiles nothing anew
 
 usage() {
 	cat <<'END'
