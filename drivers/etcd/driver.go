@@ -61,7 +61,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	b.address = u.String()
-	b.clock = serverClock(u.Hosts, secure, func() time.Time { return b.now() })
+	b.clock = serverClock(u.Hosts, secure, opt.CallTimeout/3, func() time.Time { return b.now() })
 	b.dial = func() (*clientv3.Client, error) { return dial(u, secure, opt.CallTimeout) }
 	return b, nil
 }

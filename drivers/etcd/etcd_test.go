@@ -246,6 +246,20 @@ func TestARenewalByAReplacedLeaderDoesNotCount(t *testing.T) {
 	redlocktest.Release(t, l)
 }
 
+// TestTheFirstMemberHangs: locks go on if the members that come first in the URL do not answer.
+func TestTheFirstMemberHangs(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	url := "etcd://"
+	for range 8 {
+		hung := fault.NewProxy(t, g.Addrs()[0])
+		hung.BlackHole()
+		url += hung.Addr() + ","
+	}
+	b := open(t, url+g.Addrs()[0]+"?call_timeout=1s")
+	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+}
+
 // TestOutagesAndMisuseAreToldApart: failures, refusals and mistakes have different verdicts,
 // and no error shows the password.
 func TestOutagesAndMisuseAreToldApart(t *testing.T) {

@@ -139,8 +139,8 @@ func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
 
 // serverClock returns a function that asks the servers, one after another, for their time: the
 // Date of an answer over HTTP, in whole seconds. It returns this machine's time if that is
-// within the same second, or if no server sends its own.
-func serverClock(hosts []string, secure *tls.Config, now func() time.Time) func(context.Context) (time.Time, error) {
+// within the same second, or if no server sends its own within its part of the timeout.
+func serverClock(hosts []string, secure *tls.Config, timeout time.Duration, now func() time.Time) func(context.Context) (time.Time, error) {
 	scheme := "http://"
 	if secure != nil {
 		scheme = "https://"
@@ -149,7 +149,9 @@ func serverClock(hosts []string, secure *tls.Config, now func() time.Time) func(
 		transport := &http.Transport{TLSClientConfig: secure, DisableKeepAlives: true}
 		defer transport.CloseIdleConnections()
 		for _, host := range hosts {
-			server, err := askClock(ctx, transport, scheme+host+"/version")
+			one, cancel := context.WithTimeout(ctx, timeout/time.Duration(len(hosts)))
+			server, err := askClock(one, transport, scheme+host+"/version")
+			cancel()
 			if err == nil {
 				return within(now(), server, time.Second), nil
 			}
@@ -162,8 +164,6 @@ func serverClock(hosts []string, secure *tls.Config, now func() time.Time) func(
 }
 
 func askClock(ctx context.Context, transport http.RoundTripper, url string) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return time.Time{}, err
