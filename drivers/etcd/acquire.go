@@ -444,16 +444,20 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	gone := client.Watch(watching, string(before.Key), clientv3.WithRev(a.at+1), clientv3.WithFilterPut())
+	gone, after := make(chan error, 1), clientv3.WithRev(a.at+1)
+	a.b.wg.Go(func() { // Watch returns when a member has answered
+		w := <-client.Watch(watching, string(before.Key), after, clientv3.WithFilterPut())
+		gone <- w.Err()
+	})
 	next := time.NewTimer(min(checkInterval, a.req.TTL/3))
 	defer next.Stop()
 	select {
-	case w := <-gone:
-		if w.Err() == nil {
+	case err := <-gone:
+		if err == nil {
 			return false, nil
 		}
 		next.Reset(watchPause) // the watch broke, for example because the member has no leader
-		a.b.broke(a.req.Key, w.Err())
+		a.b.broke(a.req.Key, err)
 	case <-next.C:
 		return false, nil
 	case <-ctx.Done():

@@ -486,13 +486,18 @@ func TestTokensFollowTheClock(t *testing.T) {
 // with opens a backend on a client whose requests go through f.
 func with(t testing.TB, g *server.Group, f grpc.UnaryClientInterceptor) *etcd.Backend {
 	t.Helper()
+	return on(t, g, time.Minute, grpc.WithChainUnaryInterceptor(f))
+}
+
+// on opens a backend on a client with this option.
+func on(t testing.TB, g *server.Group, timeout time.Duration, option grpc.DialOption) *etcd.Backend {
+	t.Helper()
 	c, err := clientv3.New(clientv3.Config{
-		Endpoints: g.Addrs(), DialTimeout: time.Minute, Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(f)},
+		Endpoints: g.Addrs(), DialTimeout: time.Minute, Logger: zap.NewNop(), DialOptions: []grpc.DialOption{option},
 	})
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	b, err := etcd.New(c, &etcd.Options{CallTimeout: time.Minute})
+	b, err := etcd.New(c, &etcd.Options{CallTimeout: timeout})
 	must(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	return b
@@ -560,6 +565,44 @@ func TestALateReleaseFreesNoOtherLock(t *testing.T) {
 		}
 		redlocktest.Release(t, l)
 	}
+}
+
+// TestAWaiterWhoseWatchHangs: the member that serves the watches answers nothing on them. A waiter
+// gets the lock all the same, and Watch fails.
+func TestAWaiterWhoseWatchHangs(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	b := on(t, g, 2*time.Second, grpc.WithChainStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := open(ctx, d, c, method, opts...)
+		if strings.HasSuffix(method, "/Watch") {
+			s = silent{s}
+		}
+		return s, err
+	}))
+	held := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	got := make(chan error, 1)
+	go func() {
+		r := redlocktest.NewRequest("k", 30*time.Second)
+		r.Wait = true
+		_, err := redlocktest.Acquire(t, b, r)
+		got <- err
+	}()
+	redlocktest.AwaitWaiters(t, b, "k", 1)
+	redlocktest.Release(t, held)
+	if err := <-got; err != nil {
+		t.Errorf("the waiter: %v", err)
+	}
+	if _, err := b.Watch(t.Context(), "k"); redlocktest.Verdict(err) != "unknown" {
+		t.Errorf("Watch: %v", err)
+	}
+}
+
+// silent is a stream on which nothing arrives.
+type silent struct{ grpc.ClientStream }
+
+func (s silent) RecvMsg(any) error {
+	<-s.Context().Done()
+	return s.Context().Err()
 }
 
 // TestLeasesOfTheServer: a lock never lasts shorter than asked for, many locks that come and go

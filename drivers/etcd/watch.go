@@ -23,17 +23,28 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 		return nil, b.failed(ctx, "watch", err)
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	context.AfterFunc(b.ctx, stop)
+	ended := context.AfterFunc(b.ctx, stop)
 	all := line(b.Path(key))
-	begin := func() clientv3.WatchChan {
+	begin := func() clientv3.WatchChan { // returns when a member has answered
 		return client.Watch(watching, all.from, clientv3.WithRange(all.to), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	}
-	events := begin()
-	select {
-	case first := <-events:
-		if err = first.Err(); err == nil && !first.Created {
+	made := make(chan error, 1)
+	signal := make(chan struct{}, 1)
+	b.wg.Go(func() {
+		defer ended()
+		defer stop()
+		events := begin()
+		first := <-events
+		err := first.Err()
+		if err == nil && !first.Created {
 			err = errors.New("the watch was not made")
 		}
+		if made <- err; err == nil {
+			forward(watching, events, begin, func(err error) { b.broke(key, err) }, signal)
+		}
+	})
+	select {
+	case err = <-made:
 	case <-bounded.Done():
 		err = bounded.Err()
 	}
@@ -41,11 +52,6 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 		stop()
 		return nil, b.failed(ctx, "watch", err)
 	}
-	signal := make(chan struct{}, 1)
-	b.wg.Go(func() {
-		defer stop()
-		forward(watching, events, begin, func(err error) { b.broke(key, err) }, signal)
-	})
 	return signal, nil
 }
 
