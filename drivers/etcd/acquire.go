@@ -480,7 +480,7 @@ func (a *attempt) check(ctx context.Context) (before *mvccpb.KeyValue, err error
 		if err == nil || definite(err) || errors.Is(err, errGone) || ctx.Err() != nil {
 			return before, err
 		}
-		if time.Since(a.life.start) > time.Duration(a.life.seconds)*time.Second {
+		if a.life.ended() {
 			return nil, err
 		}
 		select {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
@@ -567,6 +568,77 @@ func TestALateReleaseFreesNoOtherLock(t *testing.T) {
 	}
 }
 
+// TestALateMoveDoesNotTakeTheEntryBack: a renewal with another TTL attaches the entry to another
+// etcd lease. If that request is sent again and arrives after the next such renewal, the entry
+// stays with the etcd lease of that one, and does not end with the former one.
+func TestALateMoveDoesNotTakeTheEntryBack(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	var puts atomic.Int64
+	var former atomic.Int64 // the etcd lease of the first of them
+	var again func()
+	revoked := make(chan struct{})
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if lease := moves(req); lease != 0 && puts.Add(1) == 2 { // after that of the lock
+			again = func() { _ = invoke(context.WithoutCancel(ctx), method, req, &etcdserverpb.TxnResponse{}, c, opts...) }
+			former.Store(lease)
+			return status.Error(codes.Unavailable, "the request is under way")
+		}
+		if r, ok := req.(*etcdserverpb.LeaseRevokeRequest); ok && r.ID == former.Load() {
+			again()
+			defer close(revoked)
+		}
+		return invoke(ctx, method, req, reply, c, opts...)
+	})
+	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	redlocktest.Renew(t, l, 2*time.Minute)
+	redlocktest.Renew(t, l, 3*time.Minute)
+	<-revoked
+	redlocktest.Renew(t, l, 3*time.Minute)
+	redlocktest.Release(t, l)
+}
+
+// moves returns the etcd lease to which a transaction attaches an entry, or 0.
+func moves(req any) int64 {
+	r, ok := req.(*etcdserverpb.TxnRequest)
+	if !ok || len(r.Success) == 0 {
+		return 0
+	}
+	return r.Success[0].GetRequestPut().GetLease()
+}
+
+// TestAMoveWhoseAnswerIsLost, and which is refused when it is sent again, is unknown: the lock
+// goes on.
+func TestAMoveWhoseAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	var puts atomic.Int64
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if moves(req) != 0 {
+			switch puts.Add(1) {
+			case 2: // after that of the lock
+				_ = invoke(ctx, method, req, reply, c, opts...)
+				return status.Error(codes.Unavailable, "the answer is lost")
+			case 3:
+				return rpctypes.ErrGRPCRequestTooManyRequests
+			}
+		}
+		return invoke(ctx, method, req, reply, c, opts...)
+	})
+	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 2*time.Minute))
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); redlocktest.Verdict(err) != "unknown" {
+		t.Errorf("the first renewal: %v", err)
+	}
+	c := client(t, g)
+	for range 20 { // a revocation would be under way
+		if got, err := c.Get(t.Context(), b.Path("k")+"/", clientv3.WithPrefix()); err != nil || len(got.Kvs) != 1 {
+			t.Fatalf("the entry is gone: %v", err)
+		}
+	}
+	redlocktest.Renew(t, l, 2*time.Minute)
+	redlocktest.Release(t, l)
+}
+
 // TestAWaiterWhoseWatchHangs: the member that serves the watches answers nothing on them. A waiter
 // gets the lock all the same, and Watch fails.
 func TestAWaiterWhoseWatchHangs(t *testing.T) {
@@ -690,6 +762,50 @@ func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
 			t.Errorf("Renew, wait %v: %v", wait, err)
 		}
 		redlocktest.Release(t, l)
+	}
+}
+
+// TestIdleLeases: those of another TTL do not keep a lease from being reused, and a lock that was
+// lost leaves none.
+func TestIdleLeases(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	var grants, ended atomic.Int64
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoke(ctx, method, req, reply, c, opts...)
+		switch {
+		case strings.HasSuffix(method, "/LeaseGrant"):
+			grants.Add(1)
+		case moves(req) != 0 && errors.Is(err, rpctypes.ErrGRPCLeaseNotFound):
+			ended.Add(1)
+		}
+		return err
+	})
+	var held []driver.Lease
+	for i := range 128 {
+		held = append(held, redlocktest.Grant(t, b, redlocktest.NewRequest(fmt.Sprint(i), 50*time.Second)))
+	}
+	for _, l := range held {
+		redlocktest.Release(t, l)
+	}
+	before := grants.Load()
+	for range 4 {
+		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	}
+	if grants.Load() >= before+4 {
+		t.Error("no lease was reused")
+	}
+
+	lost := redlocktest.Grant(t, b, redlocktest.NewRequest("lost", time.Minute))
+	c := client(t, g)
+	s, err := c.Get(t.Context(), b.Path("lost")+"/", clientv3.WithPrefix())
+	must(t, err)
+	_, err = c.Revoke(t.Context(), clientv3.LeaseID(s.Kvs[0].Lease))
+	must(t, err)
+	redlocktest.Release(t, lost)
+	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	if ended.Load() != 0 {
+		t.Error("a lease that had ended was left idle")
 	}
 }
 

@@ -108,23 +108,43 @@ func (l *lease) extend(ctx context.Context) error {
 	return errRestless
 }
 
-// move attaches the entry to another etcd lease, because the TTL of an etcd lease is fixed.
+// move attaches the entry to another etcd lease, because the TTL of an etcd lease is fixed. Its
+// transaction names the lease to which the entry is attached, so that it changes nothing if it
+// arrives late, after another move.
 func (l *lease) move(ctx context.Context, ttl time.Duration) error {
 	fresh, err := l.b.newLife(ctx, ttl)
 	if err != nil {
 		return err
 	}
-	done, sure, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev)).
-			Then(clientv3.OpPut(l.key, l.mine, clientv3.WithLease(fresh.id))).Commit()
-	})
-	fresh.tainted = !sure
-	switch {
-	case err == nil && !done.Succeeded:
-		l.b.revoke(fresh)
-		return errGone
-	case err == nil:
+	answered := true
+	for from := l.life.id; ; {
+		done, sure, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+			return c.Txn(ctx).
+				If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev), clientv3.Compare(clientv3.LeaseValue(l.key), "=", from)).
+				Then(clientv3.OpPut(l.key, l.mine, clientv3.WithLease(fresh.id))).
+				Else(clientv3.OpGet(l.key, clientv3.WithKeysOnly())).Commit()
+		})
+		answered = answered && sure
+		switch {
+		case err != nil && answered && definite(err):
+			l.b.revoke(fresh)
+			return err
+		case err != nil:
+			l.former, l.unsure = append(l.former, fresh), true
+			if definite(err) { // an earlier try may have moved the entry: not a refusal
+				return errors.New("a request had no answer, and the next one: " + err.Error())
+			}
+			return err
+		case !done.Succeeded:
+			found := done.Responses[0].GetResponseRange().GetKvs()
+			if len(found) == 0 || found[0].CreateRevision != l.rev {
+				l.b.revoke(fresh)
+				return errGone
+			}
+			if from = clientv3.LeaseID(found[0].Lease); from != fresh.id { // else an earlier try moved it
+				continue
+			}
+		}
 		for _, old := range append(l.former, l.life) {
 			l.b.revoke(old)
 		}
@@ -133,12 +153,7 @@ func (l *lease) move(ctx context.Context, ttl time.Duration) error {
 			return l.extend(ctx)
 		}
 		return nil
-	case definite(err):
-		l.b.revoke(fresh)
-		return err
 	}
-	l.former, l.unsure = append(l.former, fresh), true
-	return err
 }
 
 // end gives up the etcd leases of a lock that is lost.
@@ -170,7 +185,7 @@ func (l *lease) Release(caller context.Context) error {
 		return l.b.failed(caller, "release", err)
 	}
 	l.b.saw(done.Header.Revision)
-	if len(l.former) > 0 || l.unsure {
+	if len(l.former) > 0 || l.unsure || done.Deleted == 0 { // 0: the etcd lease may have ended
 		l.end()
 		return nil
 	}

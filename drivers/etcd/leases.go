@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +35,9 @@ const (
 
 // seconds rounds a TTL up to whole seconds, as etcd counts it.
 func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
+
+// ended reports whether l has ended, unless the server has given it more time.
+func (l *life) ended() bool { return time.Since(l.start) > time.Duration(l.seconds)*time.Second }
 
 // newLife returns an etcd lease for a lock. A lease that was idle is certain to be alive only
 // if the leader has not changed before a later answer: see current.
@@ -85,7 +89,7 @@ func (b *Backend) takeIdle(ttl time.Duration) (l *life, fresh bool) {
 		if old.seconds != seconds(ttl) {
 			continue
 		}
-		b.idle = append(b.idle[:i], b.idle[i+1:]...)
+		b.idle = slices.Delete(b.idle, i, i+1)
 		age := time.Since(old.start)
 		if age > ttl*3/4 {
 			return nil, false
@@ -104,19 +108,23 @@ func (b *Backend) forgetIdle() {
 }
 
 // leave takes back a lease that no longer carries a lock. It keeps the lease for the next lock,
-// or ends it.
+// or ends it. Of too many it ends the one that has been idle for longest.
 func (b *Backend) leave(l *life) {
 	if l.tainted || time.Duration(l.seconds)*time.Second > longestIdle {
 		b.revoke(l)
 		return
 	}
 	b.mu.Lock()
-	keep := len(b.idle) < mostIdle && !b.closed
-	if keep {
+	if !b.closed {
 		b.idle = append(b.idle, l)
+		l = nil
+		if len(b.idle) > mostIdle {
+			l = b.idle[0]
+			b.idle = slices.Delete(b.idle, 0, 1)
+		}
 	}
 	b.mu.Unlock()
-	if !keep {
+	if l != nil && !l.ended() {
 		b.revoke(l)
 	}
 }
@@ -161,7 +169,7 @@ func (b *Backend) revokeIdle() {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, l := range idle {
-		if time.Since(l.start) < time.Duration(l.seconds)*time.Second {
+		if !l.ended() {
 			wg.Go(func() { b.revokeNow(ctx, l.id) })
 		}
 	}
