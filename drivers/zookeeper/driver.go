@@ -146,7 +146,7 @@ func New(members []string, o *Options) (*Backend, error) {
 			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
-		acl: zk.WorldACL(zk.PermAll), longestIdle: longestIdle,
+		acl: zk.WorldACL(zk.PermAll), longestIdle: longestIdle, clock: clock{looking: make(chan struct{}, 1)},
 		sessions: map[time.Duration]*session{}, all: map[*session]struct{}{},
 	}
 	if opt.User != "" {

@@ -21,6 +21,8 @@ type clock struct {
 	local   time.Time
 	looked  time.Time // when the marker was read
 	advance time.Duration
+
+	looking chan struct{} // full while a caller looks
 }
 
 // now returns the leader's time plus the advance.
@@ -40,21 +42,32 @@ func (c *clock) set(ms int64) {
 	}
 }
 
-// look reads the marker, unless that was done a short time ago. The marker shows that the
-// layout is this driver's. look then writes the marker, because a write shows the leader's
+// fresh reports whether the marker was read a short time ago.
+func (c *clock) fresh() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.looked.IsZero() && time.Since(c.looked) < clockAge
+}
+
+// look reads the marker, unless that was done a short time ago. One caller looks while the others
+// wait, because the advance does not cover a time that was seen longer ago. The marker shows that
+// the layout is this driver's. look then writes the marker, because a write shows the leader's
 // time. If that time is before the latest that the marker knows, by any client, the leader's
 // clock has fallen, and counters with larger tokens may have been deleted: so look raises the
 // advance by as much, and by the time for which other clients do not look. The first write
 // keeps the latest time in the marker's data, so a fall is not forgotten if this client ends
 // between its two writes, or another client writes there.
 func (b *Backend) look(ctx context.Context, s *session) error {
-	b.clock.mu.Lock()
-	fresh := !b.clock.looked.IsZero() && time.Since(b.clock.looked) < clockAge
-	b.clock.mu.Unlock()
-	if fresh {
+	if b.clock.fresh() {
 		return nil
 	}
-	for {
+	select {
+	case b.clock.looking <- struct{}{}:
+		defer func() { <-b.clock.looking }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for !b.clock.fresh() {
 		got, err := read(ctx, s, b.marker())
 		if errors.Is(err, zk.ErrNoNode) {
 			if err = b.makePath(ctx, s); err == nil {
@@ -94,8 +107,8 @@ func (b *Backend) look(ctx context.Context, s *session) error {
 		b.clock.server, b.clock.local, b.clock.advance = time.UnixMilli(wrote.Mtime), time.Now(), m.advance
 		b.clock.looked = b.clock.local
 		b.clock.mu.Unlock()
-		return nil
 	}
+	return nil
 }
 
 // mark writes the marker.

@@ -529,6 +529,33 @@ func TestTokensOutliveAContainer(t *testing.T) {
 	}
 }
 
+// TestOneCallerWritesTheMarker: of the callers that find a look due, one writes the marker, and the
+// others use its answer.
+func TestOneCallerWritesTheMarker(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	c := client(t, g)
+	path := "/marker-" + rand.Text() // nobody else writes its marker
+	url := "zk://" + g.Addrs()[0] + path + "?call_timeout=30s"
+	take := func(b driver.Backend, key string) {
+		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest(key, 30*time.Second)))
+	}
+	take(open(t, url), "k") // makes the marker
+	_, before, err := c.Get(path + "/.dlock")
+	must(t, err)
+	b := open(t, url)
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() { take(b, strconv.Itoa(i)) })
+	}
+	wg.Wait()
+	_, after, err := c.Get(path + "/.dlock")
+	must(t, err)
+	if n := after.Version - before.Version; n != 1 {
+		t.Errorf("50 callers wrote the marker %d times, not once", n)
+	}
+}
+
 // TestTTLsAreThoseThatTheServersCanKeep: a TTL that the servers' settings do not allow is
 // refused, and the error names the setting to raise.
 func TestTTLsAreThoseThatTheServersCanKeep(t *testing.T) {
