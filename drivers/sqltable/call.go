@@ -103,10 +103,29 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 // refusal of a later one is no verdict.
 func (c *call) change(f func(ctx context.Context, conn *sql.Conn) error) error {
 	err := c.do(f)
-	if c.repeated && nothingHappened(err) {
-		return fmt.Errorf("%s: the connection broke, and when the statement was sent again: %s", c.b.info.Name, err.Error())
+	if refusal := (*driver.RefusedError)(nil); c.repeated && errors.As(err, &refusal) {
+		return repeatRefused{refusal}
 	}
 	return err
+}
+
+// repeatRefused is the error of a statement whose repeat was refused. It is no ErrRefused.
+type repeatRefused struct{ refusal *driver.RefusedError }
+
+func (e repeatRefused) Error() string {
+	return e.refusal.Error() + "; before, the connection broke under the same statement, which may have taken effect"
+}
+
+// Unwrap returns the database's error.
+func (e repeatRefused) Unwrap() error { return e.refusal.Err }
+
+// ensure runs a statement that makes something if it is missing: repeats do not matter.
+func (c *call) ensure(text string, args ...any) error {
+	q, rest := c.b.dialect.bind(text, args)
+	return c.do(func(ctx context.Context, conn *sql.Conn) error {
+		_, err := conn.ExecContext(ctx, q, rest...)
+		return err
+	})
 }
 
 // fence runs a statement that takes a lock, and returns its token, if it took one.

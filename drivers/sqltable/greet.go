@@ -85,7 +85,7 @@ func (c *call) hello() error {
 		case found != nil:
 			return &driver.RefusedError{Reason: c.b.info.Name + ": the table " + c.b.opt.Table + " has the layout of another release: upgrade, or name another table"}
 		}
-		if _, err := c.exec(c.b.sql.begin, []byte(layout)); err != nil {
+		if err := c.ensure(c.b.sql.begin, []byte(layout)); err != nil {
 			return err
 		}
 	}
@@ -153,7 +153,7 @@ func (b *Backend) Setup(ctx context.Context) error {
 }
 
 func (c *call) setup() error {
-	_, err := c.exec(c.b.dialect.createTable(c.b.opt.Table))
+	err := c.ensure(c.b.dialect.createTable(c.b.opt.Table))
 	var refused *driver.RefusedError
 	if err == nil || c.hello() == nil { // two made it at the same time
 		return nil

@@ -330,6 +330,9 @@ func brokenRepeat(t *testing.T, p *place) {
 			if v := redlocktest.Verdict(err); v != "unknown" {
 				t.Errorf("Acquire is %s, not unknown: %v", v, err)
 			}
+			if errors.Is(fails(1, ""), tooMany{}) && (!errors.Is(err, tooMany{}) || strings.Count(err.Error(), p.dialect.String()) != 1) {
+				t.Errorf("the error does not wrap that of the database, or does not name it once: %v", err)
+			}
 			eventually(t, "the key is free", func() bool {
 				l, err := other.Acquire(t.Context(), request(key))
 				if err == nil {
@@ -339,6 +342,32 @@ func brokenRepeat(t *testing.T, p *place) {
 			})
 		})
 	}
+}
+
+// denied is the refusal of each database that a permission is missing.
+type denied struct{}
+
+func (denied) Error() string    { return "denied" }
+func (denied) Number() uint16   { return 1142 }
+func (denied) SQLState() string { return "42501" }
+func (denied) Code() int        { return 3 }
+
+// brokenSetup: a connection breaks under the statement that makes the table, and its repeat is
+// refused. The refusal says what to do.
+func brokenSetup(t *testing.T, p *place) {
+	n := 0
+	db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string) (bool, error) {
+		if !strings.HasPrefix(query, "CREATE TABLE") {
+			return false, nil
+		}
+		if n++; n == 1 {
+			return false, sqldriver.ErrBadConn
+		}
+		return false, denied{}
+	}})
+	t.Cleanup(func() { _ = db.Close() })
+	_, err := p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, CallTimeout: 30 * time.Second}).Acquire(t.Context(), request("k"))
+	refusal(t, err, true, "an administrator has to run: CREATE TABLE")
 }
 
 // A row that another transaction has locked delays no call beyond its timeout, and a statement
