@@ -271,9 +271,13 @@ func (a *attempt) make(text string) (*lease, error) {
 }
 
 func (a *attempt) granted(fence uint64) *lease {
-	return &lease{b: a.b, name: a.name, owner: a.owner, fence: int64(fence), grant: driver.Grant{
+	l := &lease{b: a.b, name: a.name, owner: a.owner, fence: int64(fence), grant: driver.Grant{
 		Expires: driver.Expires(a.start, a.ttl), Fence: fence,
 	}}
+	if a.again {
+		l.settled = a.latest
+	}
+	return l
 }
 
 // Close ends the calls under way, and returns when all goroutines of the backend have ended. It

@@ -10,7 +10,8 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A doubt is a failed attempt, or a release, whose effect is unknown.
+// A doubt is a failed attempt, or a release, whose effect is unknown, or a released attempt of
+// which a statement may still arrive.
 type doubt struct {
 	name, owner []byte
 	settled     int64     // by the server's clock: the server refuses statements that arrive later

@@ -15,6 +15,7 @@ type lease struct {
 	b           *Backend
 	name, owner []byte
 	fence       int64
+	settled     int64 // until then, by the server's clock, another statement of the attempt may arrive; zero: none can
 
 	mu       sync.Mutex
 	grant    driver.Grant
@@ -87,7 +88,8 @@ func (l *lease) renewed(start time.Time, ttl time.Duration) driver.Grant {
 }
 
 // Release frees the row, if this lease still has it. If the server cannot be reached, the
-// backend tries again in the background until the TTL is over.
+// backend tries again in the background until the TTL is over. It also undoes a statement of the
+// attempt that arrives only after the release.
 func (l *lease) Release(ctx context.Context) error {
 	b := l.b
 	end, err := b.begin()
@@ -106,8 +108,10 @@ func (l *lease) Release(ctx context.Context) error {
 		sure = false // the first statement may have taken effect
 		n, err = c.exec(b.sql.release, l.name, l.owner, l.fence)
 	}
+	if err != nil || l.settled > 0 {
+		b.doubt(doubt{name: l.name, owner: l.owner, settled: l.settled, until: l.Grant().Expires.Add(time.Second)})
+	}
 	if err != nil {
-		b.doubt(doubt{name: l.name, owner: l.owner, until: l.Grant().Expires.Add(time.Second)})
 		if errors.Is(err, driver.ErrClosed) {
 			return err
 		}

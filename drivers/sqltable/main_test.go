@@ -146,6 +146,7 @@ func TestDialects(t *testing.T) {
 				{"late statement", lateStatement},
 				{"closed under an attempt", closedUnderAnAttempt},
 				{"broken repeat", brokenRepeat},
+				{"overtaken", overtaken},
 				{"broken setup", brokenSetup},
 				{"row locked by another", rowLocked},
 				{"stale holder", staleHolder},

@@ -239,7 +239,7 @@ func closedUnderAnAttempt(t *testing.T, p *place) {
 type breaking struct {
 	driver sqldriver.Driver
 	dsn    string
-	fails  func(query string) (after bool, err error)
+	fails  func(query string, args []sqldriver.NamedValue) (after bool, err error)
 }
 
 func (b *breaking) Driver() sqldriver.Driver { return b.driver }
@@ -255,7 +255,7 @@ type breakingConn struct {
 }
 
 func (c *breakingConn) ExecContext(ctx context.Context, query string, args []sqldriver.NamedValue) (sqldriver.Result, error) {
-	after, fails := c.of.fails(query)
+	after, fails := c.of.fails(query, args)
 	if fails != nil && !after {
 		return nil, fails
 	}
@@ -267,7 +267,7 @@ func (c *breakingConn) ExecContext(ctx context.Context, query string, args []sql
 }
 
 func (c *breakingConn) QueryContext(ctx context.Context, query string, args []sqldriver.NamedValue) (sqldriver.Rows, error) {
-	after, fails := c.of.fails(query)
+	after, fails := c.of.fails(query, args)
 	if fails != nil && !after {
 		return nil, fails
 	}
@@ -311,7 +311,7 @@ func brokenRepeat(t *testing.T, p *place) {
 			redlocktest.Release(t, redlocktest.Grant(t, other, request(key))) // the row
 			var armed atomic.Bool
 			var n atomic.Int64
-			db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string) (bool, error) {
+			db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string, _ []sqldriver.NamedValue) (bool, error) {
 				if !armed.Load() || !strings.Contains(query, "granted") { // the clean-up's
 					return false, nil
 				}
@@ -344,6 +344,44 @@ func brokenRepeat(t *testing.T, p *place) {
 	}
 }
 
+// overtaken: a connection breaks under a statement that takes the lock, which the network holds
+// back. Its repeat takes the lock, and the statement arrives after the release: it does not hold
+// the lock until its TTL.
+func overtaken(t *testing.T, p *place) {
+	other := p.open(t)
+	redlocktest.Release(t, redlocktest.Grant(t, other, request("k"))) // the row
+	var late func() int64
+	db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string, args []sqldriver.NamedValue) (bool, error) {
+		if !strings.Contains(query, "granted = ") || late != nil {
+			return false, nil
+		}
+		values := make([]any, len(args))
+		for i := range args {
+			values[i] = args[i].Value
+		}
+		late = func() int64 {
+			r, err := p.db.ExecContext(context.Background(), query, values...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, _ := r.RowsAffected()
+			return n
+		}
+		return false, sqldriver.ErrBadConn
+	}})
+	t.Cleanup(func() { _ = db.Close() })
+	b := p.on(t, db, &sqltable.Options{Table: p.table, CallTimeout: 3 * time.Second})
+	eventually(t, "the statement arrives in time", func() bool {
+		late = nil
+		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Hour)))
+		return late() > 0
+	})
+	eventually(t, "the key is free", func() bool {
+		s, err := other.Lookup(t.Context(), "k")
+		return err == nil && len(s.Holders) == 0
+	})
+}
+
 // denied is the refusal of each database that a permission is missing.
 type denied struct{}
 
@@ -356,7 +394,7 @@ func (denied) Code() int        { return 3 }
 // refused. The refusal says what to do.
 func brokenSetup(t *testing.T, p *place) {
 	n := 0
-	db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string) (bool, error) {
+	db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string, _ []sqldriver.NamedValue) (bool, error) {
 		if !strings.HasPrefix(query, "CREATE TABLE") {
 			return false, nil
 		}
