@@ -32,7 +32,7 @@ type lease struct {
 	begun     int           // how many lives have begun
 	owners    []string      // by their number
 	wake      chan struct{} // has a value when the outcome for the caller of Acquire or Renew is certain
-	freeing   *life         // for the callers of Release: see beginRelease
+	freeing   []*life       // one for each caller of Release: see beginRelease
 	attempt   int           // the attempt that owner belongs to
 	owner     string        // the owner in this attempt's requests
 	keep      time.Duration // of the renewal
@@ -266,7 +266,9 @@ func (l *lease) step(e *event) work {
 	}
 	if l.freeing != nil {
 		if _, certain := l.bid.cleared(); certain {
-			l.freeing.leave()
+			for _, caller := range l.freeing {
+				caller.leave()
+			}
 			l.freeing = nil
 		}
 	}
@@ -707,13 +709,11 @@ func (l *lease) isReleased() bool {
 	return l.released
 }
 
-// beginRelease returns a life that ends when the outcome is certain, or when its callers give up.
+// beginRelease returns a life that ends when the outcome is certain, or when its caller gives up.
 func (l *lease) beginRelease() *life {
 	l.mu.Lock()
-	if l.freeing == nil || l.freeing.Err() != nil {
-		l.freeing = newLife(context.Background(), l.b.clock, releaseTries*l.bid.timeout)
-	}
-	freeing := l.freeing
+	freeing := newLife(context.Background(), l.b.clock, releaseTries*l.bid.timeout)
+	l.freeing = append(l.freeing, freeing)
 	l.event = event{kind: releases, now: l.b.clock.Now()}
 	out := l.step(&l.event)
 	l.mu.Unlock()

@@ -214,6 +214,29 @@ func TestAReleaseOutlivesABreakOfItsConnections(t *testing.T) {
 	}
 }
 
+// A second Release has its whole time, though it begins late in that of the first.
+func TestASecondReleaseHasItsWholeTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, servers := starting(t, &Options{Guard: -1})
+		l := heldLease(t, b)
+		timeout := l.bid.timeout
+		cut := func() error { return errCut }
+		servers[1].fails.Store(&cut)
+		servers[2].takes.Store(int64(time.Hour)) // it is silent, so that the outcome is not certain
+		first := make(chan error)
+		go func() { first <- l.Release(t.Context()) }()
+		time.Sleep(releaseTries*timeout - timeout/10)
+		servers[1].fails.Store(nil)
+		servers[1].takes.Store(int64(timeout / 2))
+		if err := l.Release(t.Context()); err != nil {
+			t.Errorf("the second: %v", err)
+		}
+		if err := <-first; err == nil {
+			t.Error("the first has an answer that came after its time")
+		}
+	})
+}
+
 // cutOnce makes a server answer the next call with an error, after that time.
 func cutOnce(s *generous, after time.Duration) {
 	var cut atomic.Bool
