@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,12 +13,18 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/etcd"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
+
+func TestMain(m *testing.M) {
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
+	os.Exit(m.Run())
+}
 
 // harness has backends of a cluster, each of which reaches every member through a proxy.
 func harness(g *server.Group, cfg driver.Config, user string) redlocktest.Harness {
@@ -108,7 +115,7 @@ const long = "takes too long for -short"
 func TestConformance(t *testing.T) {
 	count, skip := 3, map[string]string(nil)
 	if testing.Short() { // a moment instead of half a minute
-		count, skip = 1, map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long}
+		count, skip = 1, map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long, "process": long}
 	}
 	g := server.Etcd(t, count)
 	const secret = "pw-s3cr3t" // the servers ask for none
@@ -116,6 +123,9 @@ func TestConformance(t *testing.T) {
 	cfg := driver.Config{Prefix: "app:", Notify: notices.Add}
 	h := harness(g, cfg, "user:"+secret+"@")
 	h.Driver, h.URL = etcd.Driver{}, "etcd://user:"+secret+"@"+strings.Join(g.Addrs(), ",")
+	h.Process = func() (*redlocktest.Client, error) {
+		return redlocktest.StartClient(h.URL + "?call_timeout=2s&prefix=" + cfg.Prefix)
+	}
 	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
 	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
 	h.OpenWithClock = func(ahead time.Duration) (driver.Backend, error) {

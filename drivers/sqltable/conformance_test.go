@@ -51,7 +51,9 @@ func (p *place) harness(t testing.TB) redlocktest.Harness {
 		server.Goroutine,                      // of a server that was restarted
 		"database/sql.(*DB).connectionOpener", // of the plain client
 	}
+	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(h.URL) }
 	if p.server == nil {
+		h.LocalClock = true // SQLite's clock is that of the client's machine
 		return h
 	}
 	cfg.DSN = withPassword(p.url, secret)

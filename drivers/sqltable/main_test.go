@@ -5,10 +5,12 @@ import (
 	"database/sql"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
@@ -17,6 +19,11 @@ import (
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
+
+func TestMain(m *testing.M) {
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
+	os.Exit(m.Run())
+}
 
 // A place is a database of one dialect that tests have to themselves.
 type place struct {

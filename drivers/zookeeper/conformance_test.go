@@ -93,7 +93,7 @@ const long = "takes too long for -short"
 func TestConformance(t *testing.T) {
 	count, skip := 3, map[string]string(nil)
 	if testing.Short() { // a moment instead of half a minute
-		count, skip = 1, map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long}
+		count, skip = 1, map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long, "process": long}
 	}
 	g := server.ZooKeeper(t, count)
 	const secret = "pw-s3cr3t" // the nodes are then those of this user
@@ -112,6 +112,9 @@ func TestConformance(t *testing.T) {
 	}
 	h := harness(g, cfg, "user:"+secret+"@")
 	h.Driver, h.URL = zookeeper.Driver{}, "zk://user:"+secret+"@"+strings.Join(g.Addrs(), ",")
+	h.Process = func() (*redlocktest.Client, error) {
+		return redlocktest.StartClient(h.URL + "?call_timeout=1500ms&prefix=" + cfg.Prefix)
+	}
 	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
 	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
 	h.OpenWithClock = func(time.Duration) (driver.Backend, error) { return h.Open() } // it has no clock but that of the servers

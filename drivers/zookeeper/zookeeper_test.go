@@ -30,6 +30,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
 	status := m.Run()
 	if lone != nil {
 		if err := lone.Close(); err != nil {
