@@ -100,51 +100,27 @@ const lookAfterHeld = 5 * time.Second
 
 // lookAndTake is try with a look first.
 func (a *attempt) lookAndTake(ctx context.Context) error {
-	type result struct {
-		life *life
-		err  error
-	}
-	lives := make(chan result, 1)
-	a.b.wg.Go(func() {
-		ctx, cancel := a.b.bound(context.WithoutCancel(ctx)) // a lease whose answer is lost lives for its whole TTL
-		defer cancel()
-		l, err := a.b.newLife(ctx, a.req.TTL)
-		lives <- result{l, err}
-	})
-	spare := func() {
-		a.b.wg.Go(func() {
-			if got := <-lives; got.err == nil {
-				a.b.leave(got.life)
-			}
-		})
-	}
+	life := a.b.order(ctx, a.req.TTL)
 	looked, _, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
 		return c.Txn(ctx).Then(append(a.firsts(), clientv3.OpGet(a.b.baseKey()))...).Commit()
 	})
 	if err != nil {
-		spare()
+		a.b.spare(life)
 		return err
 	}
 	last := len(looked.Responses) - 1
 	current, err := a.b.readBase(looked.Responses[last].GetResponseRange().GetKvs(), looked.Header.Revision)
 	if err != nil {
-		spare()
+		a.b.spare(life)
 		return err
 	}
 	a.b.base.CompareAndSwap(nil, current)
 	if a.look(looked.Responses[:last]); a.seen != nil {
-		spare()
+		a.b.spare(life)
 		return a.seen
 	}
-	select {
-	case got := <-lives:
-		if got.err != nil {
-			return got.err
-		}
-		a.life = got.life
-	case <-ctx.Done():
-		spare()
-		return ctx.Err()
+	if a.life, err = a.b.await(ctx, life); err != nil {
+		return err
 	}
 	return a.take(ctx)
 }
@@ -424,7 +400,7 @@ func (a *attempt) wait(ctx context.Context) error {
 func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
-	if a.life, err = a.b.newLife(ctx, a.req.TTL); err != nil {
+	if a.life, err = a.b.await(ctx, a.b.order(ctx, a.req.TTL)); err != nil {
 		return false, err
 	}
 	return a.put(ctx, true)

@@ -2,6 +2,7 @@ package etcd_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -762,6 +763,50 @@ func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
 			t.Errorf("Renew, wait %v: %v", wait, err)
 		}
 		redlocktest.Release(t, l)
+	}
+}
+
+// TestACancelledCallLeavesNoLease: a wait, an attempt or a renewal with another TTL that is cancelled
+// while the server grants its etcd lease does not lose that lease.
+func TestACancelledCallLeavesNoLease(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	var cancel atomic.Pointer[context.CancelFunc]
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoke(context.WithoutCancel(ctx), method, req, reply, c, opts...)
+		if strings.HasSuffix(method, "/LeaseGrant") {
+			(*cancel.Load())()
+			err = cmp.Or(ctx.Err(), err)
+		}
+		return err
+	})
+	cancelled := func(call func(context.Context) error) {
+		ctx, stop := context.WithCancel(t.Context())
+		cancel.Store(&stop)
+		if err := call(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+	for i, wait := range []bool{true, false} {
+		cancelled(func(ctx context.Context) error {
+			r := redlocktest.NewRequest("k", time.Duration(i+1)*time.Minute)
+			r.Wait = wait
+			l, err := b.Acquire(ctx, r)
+			if err == nil {
+				return l.Release(t.Context())
+			}
+			return err
+		})
+	}
+	held := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	cancelled(func(ctx context.Context) error {
+		_, err := held.Renew(ctx, &driver.Renewal{TTL: 30 * time.Second})
+		return err
+	})
+	redlocktest.Release(t, held)
+	must(t, b.Close())
+	if all, err := client(t, g).Leases(t.Context()); err != nil || len(all.Leases) != 0 {
+		t.Errorf("after Close there are %d leases, %v", len(all.Leases), err)
 	}
 }
 

@@ -112,7 +112,7 @@ func (l *lease) extend(ctx context.Context) error {
 // transaction names the lease to which the entry is attached, so that it changes nothing if it
 // arrives late, after another move.
 func (l *lease) move(ctx context.Context, ttl time.Duration) error {
-	fresh, err := l.b.newLife(ctx, ttl)
+	fresh, err := l.b.await(ctx, l.b.order(ctx, ttl))
 	if err != nil {
 		return err
 	}

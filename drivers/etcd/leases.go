@@ -39,6 +39,46 @@ func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
 // ended reports whether l has ended, unless the server has given it more time.
 func (l *life) ended() bool { return time.Since(l.start) > time.Duration(l.seconds)*time.Second }
 
+// coming is an etcd lease that newLife is about to return, or its error.
+type coming struct {
+	done chan struct{}
+	life *life
+	err  error
+}
+
+// order begins to get an etcd lease for a lock. It goes on if ctx ends, since a lease whose answer
+// is lost lives for its whole TTL. The caller calls await or spare.
+func (b *Backend) order(ctx context.Context, ttl time.Duration) *coming {
+	c := &coming{done: make(chan struct{})}
+	b.wg.Go(func() {
+		defer close(c.done)
+		ctx, cancel := b.bound(context.WithoutCancel(ctx))
+		defer cancel()
+		c.life, c.err = b.newLife(ctx, ttl)
+	})
+	return c
+}
+
+// await returns the lease.
+func (b *Backend) await(ctx context.Context, c *coming) (*life, error) {
+	select {
+	case <-c.done:
+		return c.life, c.err
+	case <-ctx.Done():
+		b.spare(c)
+		return nil, ctx.Err()
+	}
+}
+
+// spare leaves the lease for another lock.
+func (b *Backend) spare(c *coming) {
+	b.wg.Go(func() {
+		if <-c.done; c.err == nil {
+			b.leave(c.life)
+		}
+	})
+}
+
 // newLife returns an etcd lease for a lock. A lease that was idle is certain to be alive only
 // if the leader has not changed before a later answer: see current.
 func (b *Backend) newLife(ctx context.Context, ttl time.Duration) (*life, error) {
