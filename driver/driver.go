@@ -364,7 +364,8 @@ type LossReporter interface {
 }
 
 // An Inspector answers operators: who holds which lock, and is this deployment sound?
-// Taking a lock never needs it.
+// Taking a lock never needs it. Each call asks the servers: while none can answer, it returns an
+// error.
 type Inspector interface {
 	// Lookup returns the state of key; a key that nobody holds has no Holders.
 	Lookup(ctx context.Context, key string) (*State, error)

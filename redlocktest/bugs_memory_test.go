@@ -23,10 +23,39 @@ type broken struct {
 	watch   func(ctx context.Context, key string) (<-chan struct{}, error)
 	close   func() error
 	code    func(code string) string // replaces the code of each finding
+	list    func(err error) error    // replaces the error of List
 	link    link
 }
 
+func (b *broken) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	if err := b.link.to(ctx); err != nil {
+		return nil, err
+	}
+	return b.Backend.Lookup(ctx, key)
+}
+
+func (b *broken) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	err := b.link.to(ctx)
+	if err == nil {
+		err = b.Backend.List(ctx, prefix, yield)
+	}
+	if b.list != nil {
+		err = b.list(err)
+	}
+	return err
+}
+
+func (b *broken) Break(ctx context.Context, key string, fence uint64) error {
+	if err := b.link.to(ctx); err != nil {
+		return err
+	}
+	return b.Backend.Break(ctx, key, fence)
+}
+
 func (b *broken) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	if err := b.link.to(ctx); err != nil {
+		return nil, err
+	}
 	found, err := b.Backend.Check(ctx)
 	for i := range found {
 		if b.code != nil {

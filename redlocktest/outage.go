@@ -11,6 +11,7 @@ import (
 
 var faultCases = []testCase{
 	{name: "outage", rules: []rule{fourOutcomes}, needs: []condition{outages}, do: outage},
+	{name: "outage-inspect", rules: []rule{fourOutcomes, inspecting}, needs: []condition{inspects, outages}, do: outageInspect},
 	{name: "outage-misuse", rules: []rule{refuses}, needs: []condition{outages}, do: outageMisuse},
 	{name: "outage-release", rules: []rule{releasing}, needs: []condition{outages}, do: outageRelease},
 	{name: "outage-open", rules: []rule{opening}, needs: []condition{opens, restarts}, do: outageOpen},
@@ -116,6 +117,36 @@ func outage(r *run) {
 	}
 	heal()
 	r.release(r.eventually(b, driver.Request{Key: free}))
+}
+
+// outageInspect checks that an operator is not told that all is well while no server can answer.
+func outageInspect(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	r.release(r.grant(a, driver.Request{Key: key}))
+	r.release(r.grant(b, driver.Request{Key: key})) // both are connected
+	heal := r.disconnect(a, b)
+	inspector := b.(driver.Inspector)
+	calls := map[string]func(context.Context) error{
+		"Lookup": func(ctx context.Context) error { _, err := inspector.Lookup(ctx, key); return err },
+		"List": func(ctx context.Context) error {
+			return inspector.List(ctx, key, func(*driver.State) bool { return true })
+		},
+		"Check": func(ctx context.Context) error { _, err := inspector.Check(ctx); return err },
+	}
+	if admin, ok := b.(driver.Admin); ok {
+		calls["Break"] = func(ctx context.Context) error { return admin.Break(ctx, key, 1) }
+	}
+	for name, call := range calls {
+		ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
+		err := call(ctx)
+		cancel()
+		if v := r.saw(err); v != unknown && v != later {
+			r.record(inspecting, "%s gives %v though no server can answer: %v", name, v, err)
+		}
+	}
+	heal()
+	r.release(r.eventually(b, driver.Request{Key: key}))
 }
 
 // outageMisuse checks that an invalid request is refused without a server.

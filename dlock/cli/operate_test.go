@@ -160,6 +160,8 @@ func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 					all := w.states()
 					return len(all) == 1 && all[0].Key == "k" && all[0].Waiting == 2
 				})
+			} else if _, stderr := w.want(exitUsage, "status", "--watch"); !strings.Contains(stderr, "name them") {
+				t.Errorf("without keys status says %q", stderr)
 			}
 			if s := w.states("free")[0]; s.Verdict != "free" || len(s.Holders) != 0 {
 				t.Errorf("a free key is %+v", s)
@@ -205,11 +207,28 @@ func TestOperatorsAreToldWhatIsWrongWithTheirUsage(t *testing.T) {
 	} {
 		wantInside(t, env, exitUsage, says, strings.Fields(args)...)
 	}
-	wantInside(t, []string{envURL + "=redis://127.0.0.1:1"}, exitUnavailable, "refused", "status", "k")
-	wantInside(t, []string{envURL + "=redis://127.0.0.1:1"}, exitUnavailable, "refused", "status")
-	wantInside(t, []string{envURL + "=redis://127.0.0.1:1"}, exitUnavailable, "refused", "doctor")
 	wantInside(t, env, exitHeld, "nobody holds it", "unlock", "k", "--token", "3")
 	wantInside(t, env, exitUsage, "key", "status", "")
+}
+
+// No command says that all is well while no server, or no majority, can be asked.
+func TestADeadServerHasNoGoodState(t *testing.T) {
+	for _, url := range []string{
+		"redis://127.0.0.1:1", "valkey://127.0.0.1:1", "postgres://127.0.0.1:1/db",
+		"redlock:redis://127.0.0.1:1,valkey://127.0.0.1:2,redis://127.0.0.1:3",
+		"redlock:memory:a,redis://127.0.0.1:1,redis://127.0.0.1:2",
+	} {
+		commands := []string{"status", "status --json", "status k", "doctor", "unlock k --token 5"}
+		if strings.HasPrefix(url, "postgres:") {
+			commands = append(commands, "unlock k --session 1.2")
+		}
+		for _, c := range commands {
+			code, stdout, stderr := inside(t, []string{envURL + "=" + url}, strings.Fields(c)...)
+			if code != exitUnavailable || stdout != "" || !strings.Contains(stderr, "refused") {
+				t.Errorf("%s of %s: exit code %d, want %d; stdout is %q; stderr is %q", c, url, code, exitUnavailable, stdout, stderr)
+			}
+		}
+	}
 }
 
 func TestKeysAndSchemesAreCompleted(t *testing.T) {

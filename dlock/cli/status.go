@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -79,7 +80,8 @@ func (s *statusCommand) run(cmd *cobra.Command, keys []string) error {
 	out := cmd.OutOrStdout()
 	for {
 		err := s.look(ctx, out, keys)
-		if !s.watch {
+		var f *exitError
+		if !s.watch || errors.As(err, &f) && f.code == exitUsage {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -106,6 +108,9 @@ func (s *statusCommand) look(ctx context.Context, out io.Writer, keys []string) 
 	stop()
 	if err != nil {
 		return operatorError(err)
+	}
+	if len(keys) == 0 && s.client.Info().Name == "postgres" { // it lists the locks of this process
+		return failf(exitUsage, "PostgreSQL stores no names of keys: name them, as in dlock status KEY")
 	}
 	now := time.Now()
 	if s.json {
@@ -165,9 +170,6 @@ func (s *statusCommand) states(ctx context.Context, keys []string) ([]*dlock.Sta
 func (s *statusCommand) write(w io.Writer, states []*dlock.State, now time.Time, named bool) {
 	if len(states) == 0 {
 		fmt.Fprintf(w, "no lock is held %s\n", place(s.client))
-		if name := s.client.Info().Name; name == "postgres" {
-			fmt.Fprintln(w, "by this process; PostgreSQL stores no names of keys: dlock status KEY shows who holds one")
-		}
 		return
 	}
 	colors := s.colors()

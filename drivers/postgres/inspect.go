@@ -190,11 +190,13 @@ func (b *Backend) BreakSession(ctx context.Context, key, name string) error {
 	})
 }
 
-// List yields the keys under prefix that this process holds. The server stores only a hash of a
-// key, so locks of other processes cannot be listed. Lookup finds them by their key.
-func (b *Backend) List(_ context.Context, prefix string, yield func(*driver.State) bool) error {
-	if b.closing() {
-		return driver.ErrClosed
+// List yields the keys under prefix that this process holds, if the server answers. The server
+// stores only a hash of a key, so locks of other processes cannot be listed. Lookup finds them by
+// their key.
+func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error { return exec(ctx, pc, "SELECT 1") })
+	if err != nil {
+		return err
 	}
 	states := map[string]*driver.State{}
 	for _, s := range b.all() {

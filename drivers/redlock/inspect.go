@@ -137,9 +137,9 @@ func (b *Backend) merge(key string, nodes []driver.NodeState) *driver.State {
 }
 
 // List yields the keys that one owner holds on a majority of the nodes, and those split keys
-// that it meets. It reads all keys of as few nodes as possible: every majority has one of these
-// nodes, so a key that they lack is held by no majority. It asks the other nodes only for the
-// keys that were found.
+// that it meets. It reads all keys of one majority: every other majority has one of these nodes, so
+// a key that they lack is held by no majority. It asks the other nodes only for the keys that were
+// found.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	if err := b.begin(ctx); err != nil {
 		return err
@@ -177,7 +177,7 @@ type listing struct {
 	nodes map[string][]driver.NodeState // the state of each key
 }
 
-// scan reads the keys of N-q+1 nodes, and of others if some fail or are slow. It returns the
+// scan reads the keys of q nodes, and of others if some fail or are slow. It returns the
 // nodes whose keys it did not read and that did not fail.
 func (l *listing) scan(ctx context.Context, prefix string) (others []*node) {
 	nodes := slices.Clone(l.b.nodes)
@@ -209,7 +209,7 @@ func (l *listing) scan(ctx context.Context, prefix string) (others []*node) {
 			ends <- end{n, err}
 		}()
 	}
-	need := len(nodes) - l.b.q + 1
+	need := l.b.q
 	for range need {
 		next()
 	}

@@ -645,6 +645,36 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 	})
 }
 
+// List succeeds only if a majority has answered, also if no key is held that the other nodes could
+// be asked for.
+func TestListNeedsAMajority(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		for down := range 1 << n {
+			s := newSpaces(n)
+			nodes, up := make([]driver.Backend, n), n
+			for i := range s {
+				node := s[i].Peer()
+				if down&(1<<i) != 0 {
+					node.Fail(errors.New("connection refused"))
+					up--
+				}
+				nodes[i] = node
+			}
+			b, err := New(nodes, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = b.List(t.Context(), "", func(*driver.State) bool { return true })
+			if majority := up >= n/2+1; majority != (err == nil) {
+				t.Errorf("%d of %d nodes answer (down: %b): %v", up, n, down, err)
+			}
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 // An error names each node only once, even if the node's own error begins with its name, or if
 // the verdict is a node's own error.
 func TestAnErrorNamesEachNodeOnce(t *testing.T) {

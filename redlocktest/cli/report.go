@@ -99,7 +99,7 @@ const (
 // faultCases has the faults, their cases, and the reason why the command does not make them. A
 // fault without a reason breaks links.
 var faultCases = []struct{ name, cases, why string }{
-	{"servers that are away", "outage outage-misuse outage-release restart-waiter", ""},
+	{"servers that are away", "outage outage-inspect outage-misuse outage-release restart-waiter", ""},
 	{"a partition", "partition partition-renewed partition-watch", ""},
 	{"slow answers", "slow-expires slow-deadline", ""},
 	{"a lost answer", "lost-reply-acquire lost-reply-renew lost-reply-release", ""},
