@@ -83,12 +83,7 @@ func printSetup(out io.Writer, url string) error {
 		return exitErrorOf(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
-	statement := ""
-	if i, ok := c.Inspector(); ok {
-		if db, ok := i.(interface{ SetupSQL(role string) string }); ok {
-			statement = db.SetupSQL("")
-		}
-	}
+	statement := setupSQL(c)
 	if statement == "" {
 		return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", c.Info().Name)
 	}
@@ -96,7 +91,17 @@ func printSetup(out io.Writer, url string) error {
 	return err
 }
 
-// statement returns the statement that the flags ask for.
+// setupSQL returns the SQL that prepares the backend's database; empty: it has none.
+func setupSQL(c *dlock.Client) string {
+	if i, ok := c.Inspector(); ok {
+		if db, ok := i.(interface{ SetupSQL(role string) string }); ok {
+			return db.SetupSQL("")
+		}
+	}
+	return ""
+}
+
+// A statement is the one that the flags ask for.
 type statement struct{ nodes, terms, dryRun bool }
 
 func (s statement) bootstrap() *driver.Bootstrap {
@@ -117,16 +122,22 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 		return exitErrorOf(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
-	nothing := failf(exitUsage, "%s has no restart guard: there is nothing to bootstrap", c.Info().Name)
+	const nothing = "%s has no restart guard%s: there is nothing to bootstrap"
 	admin, ok := c.GuardAdmin()
-	if !ok {
-		return nothing
+	switch {
+	case !ok && setupSQL(c) != "":
+		return failf(exitUsage, nothing+" (--sql prints what the database needs)", c.Info().Name, "")
+	case !ok:
+		return failf(exitUsage, nothing, c.Info().Name, "")
 	}
 	ctx, stop := signal.NotifyContext(ctx, endSignals...)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
 	defer cancel()
 	r, err := admin.Bootstrap(ctx, say.bootstrap())
+	if err == nil && r.Memory == driver.MemoryUnguarded {
+		return failf(exitUsage, nothing, c.Info().Name, " with this URL (restart_guard sets one)")
+	}
 	if r != nil && (say.dryRun || say.terms || err != nil) {
 		show(out, r, say)
 	}
@@ -136,8 +147,6 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 		return failf(exitUnavailable, "%v", err)
 	case err != nil:
 		return exitErrorOf(err)
-	case r.Memory == driver.MemoryUnguarded:
-		return nothing
 	case say.dryRun:
 	case say.terms:
 		fmt.Fprintln(out, "the terms are set: terms that permit more apply when every lease granted before has ended (dlock bootstrap --dry-run shows when)")

@@ -58,9 +58,30 @@ func TestBootstrapStatesThatServersAreNew(t *testing.T) {
 func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, url := range []string{"memory:", "file:" + w.dir, "redis://" + server.Redis(t).Addr()} {
-		if _, stderr := w.want(exitUsage, "bootstrap", "--url", url); !strings.Contains(stderr, "no restart guard") {
-			t.Errorf("%s: stderr is %q", url, stderr)
+	redis := "redis://" + server.Redis(t).Addr()
+	for url, says := range map[string]string{
+		"memory:":                    "no restart guard: there is nothing",
+		"file:" + w.dir:              "no restart guard: there is nothing",
+		"postgres://127.0.0.1:1/db":  "--sql prints what the database needs",
+		redis:                        "restart_guard sets one",
+		"redlock:memory:a,memory:b":  "no restart guard",
+		redis + "?restart_guard=off": "restart_guard sets one",
+	} {
+		for _, flags := range []string{"", "--dry-run", "--nodes"} {
+			stdout, stderr := w.want(exitUsage, append([]string{"bootstrap", "--url", url}, strings.Fields(flags)...)...)
+			if !strings.Contains(stderr, says) || stdout != "" {
+				t.Errorf("%s with %q: stderr is %q, stdout %q", url, flags, stderr, stdout)
+			}
+		}
+	}
+	guarded := redis + "?restart_guard=6s"
+	if out, _ := w.want(0, "bootstrap", "--dry-run", "--url", guarded); !strings.HasPrefix(out, "new") {
+		t.Errorf("of a lone server with a guard a dry run says %q", out)
+	}
+	for _, flags := range []string{"--terms", "--nodes", "--terms --dry-run", "--nodes --dry-run"} {
+		stdout, stderr := w.want(exitUsage, append([]string{"bootstrap", "--url", guarded}, strings.Fields(flags)...)...)
+		if !strings.Contains(stderr, "a quorum") || stdout != "" {
+			t.Errorf("of a lone server %s says %q, %q", flags, stdout, stderr)
 		}
 	}
 	if _, stderr := w.want(exitUnavailable, "bootstrap", "--url", "redlock:redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3"); !strings.Contains(stderr, "127.0.0.1:1") {

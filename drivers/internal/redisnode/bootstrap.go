@@ -18,6 +18,8 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Memo
 		return &driver.MemoryReport{}, nil
 	case n.cfg.Cluster:
 		return nil, n.guard.check(&driver.Request{Quorum: q})
+	case q == n.guard.lone && b.Statement != driver.StateNew:
+		return nil, driver.Invalid("Statement", "is for the nodes of a quorum, and this is a lone server")
 	}
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
@@ -27,8 +29,8 @@ func (n *Node) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.Memo
 		if b.Statement == driver.StateNew && b.Observed != nil {
 			seen = b.Observed
 		}
-		if mode == "" || q == n.guard.lone && b.Statement != driver.StateNew {
-			return r, driver.Invalid("Statement", "%d is for the nodes of a quorum", b.Statement)
+		if mode == "" {
+			return r, driver.Invalid("Statement", "%d is unknown", b.Statement)
 		}
 		if r.Memory == driver.MemoryFlushed && seen.Memory < r.Memory {
 			return r, n.explain("", errChanged) // it has given locks since, and was made to forget them
