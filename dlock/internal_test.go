@@ -115,6 +115,7 @@ func TestAForgottenImportIsNamed(t *testing.T) {
 		"redis":      "github.com/redlock-go/redlock/drivers/goredis",
 		"valkeys":    "github.com/redlock-go/redlock/drivers/valkeygo",
 		"postgresql": "github.com/redlock-go/redlock/drivers/postgres",
+		"mariadb":    "github.com/redlock-go/redlock/drivers/sqltable/mysql",
 		"nosuch":     "forgotten import?",
 	} {
 		err := unknownDriver(name)

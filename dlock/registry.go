@@ -191,6 +191,8 @@ var packages = map[string]string{
 	"redis": "goredis", "rediss": "goredis", "redis+unix": "goredis",
 	"valkey": "valkeygo", "valkeys": "valkeygo", "valkey+unix": "valkeygo",
 	"postgres": "postgres", "postgresql": "postgres",
+	"etcd": "etcd", "etcds": "etcd", "zk": "zookeeper", "zks": "zookeeper",
+	"mysql": "sqltable/mysql", "mariadb": "sqltable/mysql", "pgtable": "sqltable/pgtable", "sqlite": "sqltable/sqlite",
 }
 
 func unknownDriver(name string) error {

@@ -271,10 +271,25 @@ func waitingHelps(err error) bool {
 // asFlags replaces names of dlock's options by the flags that set them.
 var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithMode", "--shared")
 
+// forgottenImport finds the part of an error of package dlock that tells a program's author of a
+// driver that is not registered.
+var forgottenImport = regexp.MustCompile(`"([^"]+)" is unknown \(forgotten import[^)]*\)`)
+
+// withoutDriver replaces the advice to a program's author by one to a user of the command.
+func withoutDriver(text string) string {
+	return forgottenImport.ReplaceAllStringFunc(text, func(found string) string {
+		name := forgottenImport.FindStringSubmatch(found)[1]
+		if _, ours := forms[name]; !ours {
+			return fmt.Sprintf("%q is unknown", name)
+		}
+		return fmt.Sprintf("this command is built without %q; to install the one with all drivers: go install %s/drivers/everything/cmd/dlock@latest", name, module)
+	})
+}
+
 // exitErrorOf returns the exit code and the message for an error of package dlock.
 func exitErrorOf(err error) *exitError {
 	if errors.Is(err, dlock.ErrInvalid) {
-		return &exitError{exitUsage, asFlags.Replace(err.Error())}
+		return &exitError{exitUsage, withoutDriver(asFlags.Replace(err.Error()))}
 	}
 	return &exitError{exitUnavailable, err.Error() + ": check the backend and its URL"}
 }

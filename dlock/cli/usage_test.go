@@ -225,6 +225,22 @@ func TestWrongUsageIsNamedBeforeAnythingRuns(t *testing.T) {
 	}
 }
 
+// A user of the command cannot import a driver, but can install the command that has it.
+func TestAURLWithoutADriverNamesTheCommandThatHasIt(t *testing.T) {
+	const all = "go install github.com/redlock-go/redlock/drivers/everything/cmd/dlock@latest"
+	for url, has := range map[string]bool{
+		"etcd://h:1": true, "zks://h:1/path": true, "mysql://u@h:1/db": true, "redlock:etcd://h:1,etcd://i:1,etcd://j:1": true,
+		"nosuch://h:1": false, "redlock:resid://h:1,redis://i:1,redis://j:1": false,
+	} {
+		for _, args := range []string{"run k -- true", "elect k -- true", "status", "unlock k --token 5", "doctor", "bootstrap", "bootstrap --sql"} {
+			code, _, stderr := inside(t, []string{envURL + "=" + url}, strings.Fields(args)...)
+			if code != exitUsage || strings.Contains(stderr, all) != has || strings.Contains(stderr, "import") || !strings.Contains(stderr, "registered: file, ") {
+				t.Errorf("%s with %s: exit code %d, want %d; stderr is %q", args, url, code, exitUsage, stderr)
+			}
+		}
+	}
+}
+
 func TestEndingsTellTheTruth(t *testing.T) {
 	for _, c := range []struct {
 		code   int
