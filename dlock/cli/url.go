@@ -3,6 +3,7 @@ package cli
 import (
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -74,9 +75,9 @@ func place(c *dlock.Client) string {
 	}
 	if folder, ok := strings.CutPrefix(address, "file://"); ok {
 		if path, err := url.PathUnescape(folder); err == nil {
-			folder = path
+			folder, _ = dsn.LocalPath(path)
 		}
-		return "on this machine, in " + folder
+		return "on this machine, in " + filepath.FromSlash(folder)
 	}
 	return "on " + address
 }

@@ -106,3 +106,30 @@ func TestTLSNeedsItsScheme(t *testing.T) {
 		}
 	}
 }
+
+func TestLocalPathsOfEachSystem(t *testing.T) {
+	for _, c := range []struct {
+		goos, path, want string
+		ok               bool
+	}{
+		{"linux", "/var/lock", "/var/lock", true},
+		{"linux", "/C:/locks", "/C:/locks", true},
+		{"linux", "var/lock", "var/lock", false},
+		{"linux", "", "", false},
+		{"windows", "/C:/locks/app", "C:/locks/app", true},
+		{"windows", "C:/locks/app", "C:/locks/app", true},
+		{"windows", `C:\locks\app`, `C:\locks\app`, true},
+		{"windows", `/c:\locks`, `c:\locks`, true},
+		{"windows", "/C:/", "C:/", true},
+		{"windows", "/C:locks", "C:locks", false},
+		{"windows", "/C:", "C:", false},
+		{"windows", "/var/lock", "var/lock", false},
+		{"windows", "//server/share", "/server/share", false},
+		{"windows", "/1:/locks", "1:/locks", false},
+		{"windows", "", "", false},
+	} {
+		if got, ok := localPath(c.goos, c.path); got != c.want || ok != c.ok {
+			t.Errorf("on %s %q is %q, %v, want %q, %v", c.goos, c.path, got, ok, c.want, c.ok)
+		}
+	}
+}

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,3 +156,20 @@ func reason(err error) error {
 	}
 	return err
 }
+
+// LocalPath returns the absolute path that a URL of this machine names: path is what follows its
+// scheme and "//", percent-decoded. On Windows file:///C:/folder names C:/folder, and so does
+// file://C:/folder (with slashes of either kind), because programs join "file://" and a path. ok is
+// false if the path is not absolute.
+func LocalPath(path string) (local string, ok bool) { return localPath(runtime.GOOS, path) }
+
+func localPath(goos, path string) (local string, ok bool) {
+	if goos != "windows" {
+		return path, strings.HasPrefix(path, "/")
+	}
+	local = strings.TrimPrefix(path, "/")
+	return local, drive.MatchString(local)
+}
+
+// drive finds the drive of an absolute path of Windows.
+var drive = regexp.MustCompile(`^[A-Za-z]:[/\\]`)

@@ -2,7 +2,7 @@
 // and needs no server. The kernel frees a lock when its holder dies, however it dies.
 //
 //	file:                          the user's own state folder
-//	file:///var/lock/app           a folder
+//	file:///var/lock/app           a folder; on Windows file:///C:/locks
 //	file:///var/lock/app?mode=0660 a folder that is shared with its group
 //
 // # Sessions

@@ -60,16 +60,14 @@ func parse(rawURL string) (*Options, error) {
 	}
 	fragment := strings.Contains(path, "#")
 	path, err := url.PathUnescape(strings.TrimPrefix(path, "//"))
+	local, absolute := dsn.LocalPath(path)
 	switch {
 	case err != nil || fragment || strings.Contains(path, "\x00"):
 		return nil, driver.Invalid("URL", "is not percent-encoded correctly ('#' is %%23, '?' is %%3F, '%%' is %%25)")
-	case !strings.HasPrefix(path, "/"):
-		return nil, driver.Invalid("URL", "names no absolute folder: it must be file:///folder, with three slashes, or file: alone")
+	case !absolute:
+		return nil, driver.Invalid("URL", "names no absolute folder: it must be file:///folder, with three slashes (file:///C:/folder on Windows), or file: alone")
 	}
-	if runtime.GOOS == "windows" {
-		path = strings.TrimPrefix(path, "/") // file:///C:/folder
-	}
-	o.Folder = filepath.FromSlash(path)
+	o.Folder = filepath.FromSlash(local)
 	return o, nil
 }
 

@@ -459,14 +459,19 @@ func TestCheckFindsNothingWrongWithALocalFolder(t *testing.T) {
 func TestTheURLNamesTheFolder(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "a b#c?d%")
 	escaped := strings.NewReplacer(" ", "%20", "#", "%23", "?", "%3F", "%", "%25").Replace(folder)
+	app, locks := "/var/lock/app", "/var/lock/app"
+	if runtime.GOOS == "windows" {
+		app, locks = "/C:/lock/app", `C:\lock\app`
+	}
 	for dsn, want := range map[string]Options{
-		"file:":                          {},
-		"file:?":                         {},
-		"file:///var/lock/app":           {Folder: "/var/lock/app"},
-		"file:/var/lock/app":             {Folder: "/var/lock/app"},
-		"file:///var/lock/app?mode=0660": {Folder: "/var/lock/app", Mode: 0o660},
-		"file:///var/lock/app?mode=666":  {Folder: "/var/lock/app", Mode: 0o666},
-		"file://" + filepath.ToSlash(escaped) + "?mode=000600": {Folder: folder, Mode: 0o600},
+		"file:":                              {},
+		"file:?":                             {},
+		"file://" + app:                      {Folder: locks},
+		"file://" + locks:                    {Folder: locks},
+		"file:" + app:                        {Folder: locks},
+		"file://" + app + "?mode=0660":       {Folder: locks, Mode: 0o660},
+		"file://" + locks + "?mode=666":      {Folder: locks, Mode: 0o666},
+		"file://" + escaped + "?mode=000600": {Folder: folder, Mode: 0o600},
 	} {
 		got, err := parse(dsn)
 		if err != nil || *got != want {
@@ -474,7 +479,7 @@ func TestTheURLNamesTheFolder(t *testing.T) {
 		}
 	}
 	if runtime.GOOS == "windows" {
-		return
+		return // no folder has such a name there
 	}
 	b, err := dlock.OpenBackend("file://" + escaped)
 	if err != nil {

@@ -2,7 +2,7 @@
 // processes of one machine, through modernc.org/sqlite, which needs no C compiler. See package
 // sqltable for a description.
 //
-//	sqlite:///var/lib/app/locks.db     an absolute path
+//	sqlite:///var/lib/app/locks.db     an absolute path; on Windows sqlite:///C:/app/locks.db
 //	sqlite:locks.db                    one that is relative to the working directory
 //
 // '%', '?', '#' and '@' in the path are percent-encoded. A missing file is made, a missing
@@ -51,7 +51,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
-	o.Address = "sqlite://" + (&url.URL{Path: filepath.ToSlash(path)}).EscapedPath()
+	o.Address = "sqlite:///" + strings.TrimPrefix((&url.URL{Path: filepath.ToSlash(path)}).EscapedPath(), "/")
 	db, err := sql.Open("sqlite", name(path))
 	if err != nil {
 		return nil, driver.Invalid("URL", "cannot be used: %v", err)
@@ -65,18 +65,19 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 func parse(raw string) (path, query string, err error) {
 	_, rest, _ := strings.Cut(raw, ":")
 	rest, query, _ = strings.Cut(rest, "?")
-	if after, ok := strings.CutPrefix(rest, "//"); ok {
-		if rest = after; !strings.HasPrefix(rest, "/") {
-			return "", "", driver.Invalid("URL", "has a host: write sqlite:///folder/file, or sqlite:file")
-		}
-	}
-	if strings.ContainsAny(rest, "@#") {
-		return "", "", driver.Invalid("URL", "has a bare '@' or '#' (in a path write %%40 and %%23)")
-	}
+	rest, absolute := strings.CutPrefix(rest, "//")
 	path, err = url.PathUnescape(rest)
+	local, ok := dsn.LocalPath(path)
+	if ok {
+		path = local
+	}
 	switch {
+	case strings.ContainsAny(rest, "@#"):
+		return "", "", driver.Invalid("URL", "has a bare '@' or '#' (in a path write %%40 and %%23)")
 	case err != nil || strings.ContainsRune(path, 0):
 		return "", "", driver.Invalid("URL", "is not percent-encoded correctly")
+	case absolute && !ok:
+		return "", "", driver.Invalid("URL", "has a host: write sqlite:///folder/file, or sqlite:file")
 	case path == "" || strings.HasSuffix(path, "/"):
 		return "", "", driver.Invalid("URL", "names no file")
 	case path == ":memory:":
