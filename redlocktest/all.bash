@@ -281,6 +281,12 @@ main() {
 	[ -z "$failed" ]
 }
 
-trap 'trap "" TERM; kill 0; exit 130' INT # what runs in the background does not hear ctrl-C
+# started prints the processes that this script started, each before those that it started itself.
+started() {
+	ps -A -o pid=,ppid= | awk -v top=$$ '
+		function below(of, p) { for (p in parent) if (parent[p] == of) { print p; below(p) } }
+		{ parent[$1] = $2 } END { below(top) }'
+}
+trap 'kill $(started) 2>/dev/null; exit 130' INT # what runs in the background does not hear ctrl-C
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 if [ "${1:-}" = --go-test ]; then go_test "${@:2}"; else main "$@"; fi
