@@ -146,7 +146,7 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 	case errors.As(err, &refused):
 		return failf(exitUnavailable, "%v", err)
 	case err != nil:
-		return exitErrorOf(err)
+		return operatorError(err)
 	case say.dryRun:
 	case say.terms:
 		fmt.Fprintln(out, "the terms are set: terms that permit more apply when every lease granted before has ended (dlock bootstrap --dry-run shows when)")

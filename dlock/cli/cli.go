@@ -153,6 +153,9 @@ func (c *console) exitCode(err error) int {
 		return 0
 	}
 	f := &exitError{code: exitUsage, text: err.Error()}
+	if m := excluding.FindStringSubmatch(f.text); m != nil {
+		f.text = "--" + strings.ReplaceAll(m[1], " ", " and --") + " contradict each other: leave one out"
+	}
 	errors.As(err, &f)
 	if f.text != "" {
 		c.printf("%s", f.text)
@@ -227,6 +230,9 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	return strings.Join(near, " or ")
 }
 
+// excluding finds the flags in cobra's error for flags that exclude one another.
+var excluding = regexp.MustCompile(`^if any flags in the group .* \[(.*)\] were all set$`)
+
 var (
 	badValue = regexp.MustCompile(`(?s)^invalid argument .* for "(.*)" flag: (.*)$`)
 	badFlag  = regexp.MustCompile(`(?s)^unknown (?:flag:|shorthand flag: '.*' in) (--?([a-z-]+))$`)
@@ -242,6 +248,10 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 	}
 	switch m := badValue.FindStringSubmatch(text); {
+	case m != nil && strings.HasPrefix(m[2], "strconv.ParseBool"): // it quotes the value
+		text = m[1] + " must be true or false"
+	case m != nil && strings.HasPrefix(m[2], "strconv."):
+		text = m[1] + " must be a number"
 	case m != nil:
 		text = m[1] + " " + m[2]
 	case strings.HasPrefix(text, "unknown "):

@@ -41,7 +41,7 @@ run).
 				}
 				return nil
 			}
-			return j.setArgs(args, cmd.ArgsLenAtDash())
+			return j.setArgs(cmd, args)
 		},
 		ValidArgsFunction: completeKeys,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -197,10 +197,12 @@ func TestOperatorsAreToldWhatIsWrongWithTheirUsage(t *testing.T) {
 	dir := t.TempDir()
 	env := []string{envURL + "=file://" + dir}
 	for says, args := range map[string]string{
-		"--token is missing": "unlock k",
-		"one key":            "unlock --token 3",
-		"invalid":            "unlock k --token x",
-		"[session token]":    "unlock k --token 3 --session 4",
+		"--token is missing":             "unlock k",
+		"one key":                        "unlock --token 3",
+		"--token must be a number (":     "unlock k --token x",
+		"--json must be true or false (": "status --json=x",
+		"--session and --token contradict each other: leave one out": "unlock k --token 3 --session 4",
+		"--nodes and --terms contradict each other":                  "bootstrap --nodes --terms",
 		"has no sessions":    "unlock k --session 4",
 		"takes no arguments": "doctor k",
 		"there is no flag":   "status --jsn",

@@ -79,7 +79,7 @@ that takes longer than COMMAND; with --no-wait-children it does not wait.
   dlock run --slots 3 thumbnails -- make-thumbnails          # three at a time, on all hosts
   DLOCK_URL_FILE=/etc/dlock.url dlock run --wait 30s deploy -- sh -c 'echo $DLOCK_FENCE; make deploy'`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			return j.setArgs(args, cmd.ArgsLenAtDash())
+			return j.setArgs(cmd, args)
 		},
 		ValidArgsFunction: completeKeys,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -107,16 +107,17 @@ that takes longer than COMMAND; with --no-wait-children it does not wait.
 	return cmd
 }
 
-func (j *job) setArgs(args []string, dash int) error {
+func (j *job) setArgs(cmd *cobra.Command, args []string) error {
+	dash := cmd.ArgsLenAtDash()
 	switch {
 	case dash < 0 && len(args) > 1:
-		return failf(exitUsage, "the command must stand after --: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "the command must stand after --: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
 	case dash < 0, dash == len(args):
-		return failf(exitUsage, "the command is missing: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "the command is missing: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
 	case dash == 0:
-		return failf(exitUsage, "the key is missing: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "the key is missing: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
 	case dash > 1:
-		return failf(exitUsage, "there is more than one key before --: dlock run KEY -- COMMAND [ARG...]")
+		return failf(exitUsage, "there is more than one key before --: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
 	}
 	j.key, j.command = args[0], args[1:]
 	return nil

@@ -199,6 +199,7 @@ func TestWrongUsageIsNamedBeforeAnythingRuns(t *testing.T) {
 		{"did you mean --conflict-exit-code?", "--conflict-exitcode 3"},
 		{"command is missing", "|run k"},
 		{"command is missing", "|run k --"},
+		{"command is missing: dlock elect KEY", "|elect k"},
 		{"after --", "|run k true"},
 		{"key is missing", "|run -- true"},
 		{"more than one key", "|run k l -- true"},
