@@ -184,9 +184,14 @@ machines. It shows who holds the locks, takes them away, and checks the servers.
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newRun(c), newElect(c), newStatus(c), newUnlock(), newDoctor(c), newBootstrap(), newDrivers(), newVersion())
 	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
-		if c.Name() == "help" {
+		switch c.Name() {
+		case "help":
 			c.Args, c.RunE, c.Run = nil, help, nil
+		case "completion":
+			c.SuggestionsMinimumDistance = root.SuggestionsMinimumDistance
+			c.Args, c.RunE = unknownCommand, func(c *cobra.Command, _ []string) error { return c.Help() }
 		}
 	}
 	return root
@@ -196,7 +201,7 @@ machines. It shows who holds the locks, takes them away, and checks the servers.
 func help(cmd *cobra.Command, args []string) error {
 	found, rest, err := cmd.Root().Find(args)
 	if err != nil || len(rest) > 0 {
-		return unknownCommand(cmd.Root(), args)
+		return unknownCommand(found, rest)
 	}
 	found.InitDefaultHelpFlag()
 	return found.Help()
@@ -204,14 +209,14 @@ func help(cmd *cobra.Command, args []string) error {
 
 // unknownCommand refuses an argument that is no command. The error repeats the argument only if
 // it is nearly the name of a command, because it may be a misplaced password.
-func unknownCommand(root *cobra.Command, args []string) error {
+func unknownCommand(parent *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
+	if near := parent.SuggestionsFor(args[0]); len(near) > 0 {
 		return failf(exitUsage, "there is no command %s: did you mean %s?", args[0], strings.Join(near, " or "))
 	}
-	if root.ArgsLenAtDash() >= 0 {
+	if parent.ArgsLenAtDash() >= 0 {
 		return failf(exitUsage, "there is no such command: did you mean dlock run KEY -- COMMAND [ARG...]?")
 	}
 	return failf(exitUsage, "there is no such command: dlock --help lists them")

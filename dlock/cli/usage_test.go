@@ -208,6 +208,10 @@ func TestWrongUsageIsNamedBeforeAnythingRuns(t *testing.T) {
 		{"did you mean dlock run KEY", "|nightly -- true"},
 		{"no such command", "|walk"},
 		{"no such command", "|help walk"},
+		{"no such command", "|help run run"},
+		{"no such command", "|completion nosuch"},
+		{"no command zhs: did you mean zsh?", "|completion zhs"},
+		{"no command zhs: did you mean zsh?", "|help completion zhs"},
 		{"no arguments", "|drivers k"},
 	} {
 		args := strings.Fields(c.args)
