@@ -254,7 +254,7 @@ func writerBeside(t *testing.T, all []*postgres.Backend, writer *postgres.Backen
 		})
 	}
 	eventually(t, "all read", func() bool { return reads.Load() > 2*int64(readers) })
-	for range 5 {
+	for range rounds(5, 3) {
 		r := request(t.Name(), 10*time.Second)
 		r.Wait = true
 		start, before := time.Now(), reads.Load()
