@@ -9,8 +9,10 @@ import (
 	"hash/adler32"
 	"hash/crc32"
 	"hash/fnv"
+	"maps"
 	"math/bits"
 	mathrand "math/rand/v2"
+	"slices"
 	"sync"
 
 	"github.com/redlock-go/redlock/driver"
@@ -33,6 +35,15 @@ var hashes = map[string]func([]byte) uint32{
 	"bytes 4 to 7 of SHA-256":  func(b []byte) uint32 { h := sha256.Sum256(b); return binary.BigEndian.Uint32(h[4:]) },
 	"FNV-1a of 64 bits, cut":   func(b []byte) uint32 { h := fnv.New64a(); _, _ = h.Write(b); return uint32(h.Sum64()) },
 	"FNV-1a of 64 bits, above": func(b []byte) uint32 { h := fnv.New64a(); _, _ = h.Write(b); return uint32(h.Sum64() >> 32) },
+}
+
+// hashNames returns the functions to try: in short runs the most likely one of each kind, because
+// each search for a pair takes tens of milliseconds.
+func hashNames(h *Harness) []string {
+	if h.Short {
+		return []string{"CRC-32", "FNV-1a", "PostgreSQL's hashtext", "4 bytes of SHA-256"}
+	}
+	return slices.Collect(maps.Keys(hashes))
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -168,7 +179,7 @@ func hashPrefixes(h *Harness) []string {
 
 // findPairs finds the pairs of keyHashes, which takes seconds on a busy machine.
 func findPairs(h *Harness) {
-	for name := range hashes {
+	for _, name := range hashNames(h) {
 		for _, prefix := range hashPrefixes(h) {
 			colliding(name, prefix)
 		}
@@ -179,7 +190,7 @@ func findPairs(h *Harness) {
 // key.
 func keyHashes(r *run) {
 	a, b := r.pair()
-	for name := range hashes {
+	for _, name := range hashNames(r.h) {
 		for _, prefix := range hashPrefixes(r.h) {
 			p := colliding(name, prefix)
 			l := r.grant(a, driver.Request{Key: p.one})
