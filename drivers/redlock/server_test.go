@@ -133,11 +133,16 @@ func (d resolving) Open(cfg *driver.Config) (driver.Backend, error) {
 
 func (c *cluster) harness() redlocktest.Harness {
 	var ttl time.Duration // the suite's default
+	skip := map[string]string{}
 	if testing.Short() {
 		ttl = 250 * time.Millisecond
+		for _, group := range []string{"exclusion", "verdict", "cancel", "wait", "watch", "fence", "history"} {
+			skip[group] = "short: TestConformance runs it in virtual time"
+		}
 	}
 	return redlocktest.Harness{
 		TTL:    ttl,
+		Skip:   skip,
 		Open:   func() (driver.Backend, error) { return dlock.OpenBackend(c.url(true)) },
 		Driver: resolving{},
 		// The options come first, because the suite appends its parameters to the last node.
