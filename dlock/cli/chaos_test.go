@@ -26,8 +26,11 @@ var wholeChaos = flag.Bool("chaos", false, "make 40 processes run dlock 50 times
 func TestNoTwoCommandsOverlapThoughProcessesAreStoppedAndKilled(t *testing.T) {
 	t.Parallel()
 	loops, runs := 4, 4
-	if *wholeChaos {
+	switch {
+	case *wholeChaos:
 		loops, runs = 40, 50
+	case testing.Short():
+		runs = 2
 	}
 	for _, backend := range []string{"file", "redis"} {
 		t.Run(backend, func(t *testing.T) {

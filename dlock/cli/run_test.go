@@ -25,7 +25,7 @@ func TestFortyProcessesCountWithoutLosingOne(t *testing.T) {
 	case *wholeChaos:
 		times = 50
 	case testing.Short():
-		loops, times = 8, 5
+		loops, times = 8, 3
 	}
 	w.put("n", "0\n")
 	var wg sync.WaitGroup

@@ -108,7 +108,10 @@ func (d *disk) writeBack() {
 
 func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
 	t.Parallel()
-	const seeds = 50
+	seeds := 50
+	if testing.Short() {
+		seeds = 15
+	}
 	grants, crashes, losses := 0, 0, 0
 	for seed := range uint64(seeds) {
 		rng := rand.New(rand.NewPCG(seed, 1))

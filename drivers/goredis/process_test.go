@@ -81,12 +81,12 @@ func count(c *dlock.Client, file string) error {
 	return nil
 }
 
-// Forty processes, or ten with -short, count together, fifty each.
+// Forty processes, or five with -short, count together, fifty each.
 func TestProcessesCountTogetherWithRisingTokens(t *testing.T) {
 	t.Parallel()
 	processes := 40
 	if testing.Short() {
-		processes = 10
+		processes = 5
 	}
 	want := 50 * processes
 	s := server.Redis(t)

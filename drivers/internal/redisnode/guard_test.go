@@ -471,7 +471,11 @@ func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
 // disturbs another's.
 func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	const guard = time.Second
-	servers := make([]*server.Server, 5)
+	size, rounds := 5, 3
+	if testing.Short() {
+		size, rounds = 3, 1
+	}
+	servers, majority := make([]*server.Server, size), size/2+1
 	for i := range servers {
 		servers[i] = server.StartFor(t, []server.Kind{server.KindRedis, server.KindValkey}[i%2])
 	}
@@ -587,19 +591,15 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 		}
 	}
 	progress("at first")
-	rounds := 3
-	if testing.Short() {
-		rounds = 1
-	}
 	for round := range rounds { // a majority is restarted: all must wait
-		for i := range 3 {
-			restart(t, servers[(round+i)%5], round%2 == 0)
+		for i := range majority {
+			restart(t, servers[(round+i)%len(servers)], round%2 == 0)
 		}
 		progress(fmt.Sprintf("after restart %d", round))
 	}
 	close(stop)
 	clients.Wait()
-	if len(quarantines) < 3*rounds {
+	if len(quarantines) < majority*rounds {
 		t.Errorf("quarantines were seen of these processes alone: %v", quarantines)
 	}
 	for at, n := range quarantines {
@@ -611,8 +611,9 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	// loses the calls that were under way. It checks the server's settings every half guard.
 	reviews := len(servers) * (1 + int(time.Since(began)/(guard/2)))
 	for who, n := range handshakes {
-		if most := (5+9)*3*2 + reviews; n > most {
-			t.Errorf("%q made %d handshakes, and there were 14 processes", who, n)
+		processes := len(servers) + rounds*majority
+		if most := processes*3*2 + reviews; n > most {
+			t.Errorf("%q made %d handshakes, and there were %d processes", who, n, processes)
 		}
 	}
 	t.Logf("%d quarantines of one prefix and process each, and these handshakes: %v", len(quarantines), handshakes)
@@ -703,7 +704,11 @@ func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
 // usec_per_call shows this on a busy server.
 func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
-		const callers, locks = 32, 100
+		const callers = 32
+		locks := 100
+		if testing.Short() {
+			locks = 30
+		}
 		s := server.StartFor(t, kind)
 		c := dialServer(t, s)
 		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}

@@ -119,7 +119,10 @@ func calls(t testing.TB, srv *server.Server, command string) int {
 // idleWaiters: many waiters for many keys over a slow link are subscribed together, and do not
 // ask again until a release is announced, which all of them then receive.
 func (s *suite) idleWaiters(t *testing.T) {
-	const n = 1000
+	n := 1000
+	if testing.Short() {
+		n = 250
+	}
 	if _, more := s.idle(t, n, 10*time.Millisecond, 3*time.Second, n/4); more > n/4 { // long enough that each waiter could ask twice
 		t.Errorf("%d idle waiters asked %d times within 3s", n, more)
 	}
