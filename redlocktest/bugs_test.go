@@ -22,7 +22,7 @@ import (
 //	go test -run TestPlantedBugs -v ./redlocktest
 //
 // It prints a table of the bugs, the cases, the times and the messages. With -short it runs a
-// third of the bugs that need a server; -planted.third says which.
+// third of the bugs that need a server, and half of those that run alone; -planted.third says which.
 type bug struct {
 	name string
 	want string // the case that must find it
