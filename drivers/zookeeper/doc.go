@@ -73,8 +73,10 @@
 // of a transaction would rise too, but leaps by 2^32 with every leader, an hour of
 // microseconds.) After a container was deleted, the key's tokens go on from the time. If a
 // leader's clock is behind that of the previous leader, by D, the clients store D in
-// /path/.dlock, and add it to the time from then on. They notice it within 30 s, and add as
-// much again, so that what they gave meanwhile is covered.
+// /path/.dlock, and add it to the time from then on. While locks are taken they look every
+// 30 s, and add as much again, so that what they gave meanwhile is covered. They do not see a
+// clock that falls by less than the time since the last look: a key whose container is deleted
+// between the two may then get a smaller token.
 //
 // # Failures
 //
