@@ -202,11 +202,12 @@ tested() {
 
 # go_test MODULES FLAG... PACKAGE...: beside the tests of the main module run those of the
 # nested ones, and without the race detector what only computes, in one goroutine or in virtual
-# time, and what makes thousands of calls in a row. Several packages run at once, since they wait
-# more than they compute.
+# time, what makes thousands of calls in a row, and what measures. Several packages run at once,
+# since they wait more than they compute.
 computes='^TestEveryPartIsMissed$|^TestSchedulesMissEveryPart$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestStressFindsPlantedBugs$'
 computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedLineIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
 computes=$computes'|^TestConformance$/^[124]$|^TestConformanceOnRealServers$/^5$'
+computes=$computes'|^TestAQuickRunWritesAWholeReport$|^TestPostgresAndOtherDriversAreMeasured$|^TestANodeThat(Hangs|IsFarAway)IsNamed$'
 # skipped FLAG... prints which tests do not run with the race detector.
 skipped() {
 	case " $* " in
@@ -222,13 +223,18 @@ go_test() {
 	skip=$(skipped "$@")
 	(
 		for folder in $folders; do
-			[ "$folder" = . ] || (cd "$folder" && tested $test -p=1 "$@") || status=1
+			[ "$folder" = . ] || (cd "$folder" && tested $test -p=1 -skip="$skip" "$@") || status=1
 		done
 		exit $status
 	) >"$scratch/nested" &
 	others=$!
 	if [ "$skip" != '^$' ]; then
-		tested $test -run="$skip|^TestSimulation$|^TestSchedules$|^TestEveryOrderOfEvents$" ./drivers/redlock ./redlocktest >"$scratch/computed" &
+		(
+			status=0
+			tested $test -run="$skip|^TestSimulation$|^TestSchedules$|^TestEveryOrderOfEvents$" ./drivers/redlock ./redlocktest || status=1
+			cd benchmark && tested $test -run="$skip" ./internal/... || status=1
+			exit $status
+		) >"$scratch/computed" &
 		others="$others $!"
 	fi
 	tested $test -p=3 -skip="$skip" "${@:1:$#-1}" ./drivers/redlock ./... || status=1 # the one that takes longest begins first
