@@ -21,15 +21,15 @@ end
 local function take()
   -- lua/time.lua
   -- lua/guard.lua
-  local K, try, number, px, ms = K, try, tonumber, GRACE == 0 and A[2] or string.format('%.0f', A[2] + GRACE), A[3]
+  local K, A, try, number, sub, px, ms = K, A, try, tonumber, string.sub, GRACE == 0 and A[2] or string.format('%.0f', A[2] + GRACE), A[3]
   local least, most, counters, size = math.max(now - 2000000, till), now + 500000, A[7], A[8] + 0
-  local x, fence, ends, odd = now, string.format('%.0f', now), ms, nil
+  local x, fence, ends, odd = now, size == 0 and string.format('%.0f', now) or '', ms, nil
   for i = releases + 1, releases + acquires do
     local lock, value = K[i], A[8 + i]
     if size == 0 then
       value = value .. fence
     else
-      fence = string.sub(value, -size)
+      fence = sub(value, -size)
       x = fence + 0
       ends = x > now and string.format('%.0f', ms + math.ceil((x - now) / 1000)) or ms
     end
@@ -40,12 +40,14 @@ local function take()
       if not v then
         local old = try('SET', counters .. lock .. '}', fence, 'PX', ends, 'GET')
         local counter = number(old)
-        if type(old) == 'table' then
+        if counter and counter < x and counter >= x - x % 10000000 then
+          -- the rule
+        elseif type(old) == 'table' then
           local gone = try('DEL', lock)
           if type(gone) == 'table' then note(i, -6, gone.err) else note(i, -5) end
-        elseif not (counter and counter < x and counter >= x - x % 10000000) then
+        else
           odd = odd or {}
-          odd[#odd + 1] = {i, lock, string.sub(value, 1, -1 - #fence), x, old}
+          odd[#odd + 1] = {i, lock, sub(value, 1, -1 - #fence), x, old}
         end
       elseif type(v) == 'table' or string.sub(v, 1, #value - #fence) == string.sub(value, 1, -1 - #fence) then
         note(i, -5)
@@ -93,13 +95,8 @@ if releases > 0 then
       note(i, v and 0 or -5)
     end
   end
-  local function leave()
-    for i = 1, releases do
-      if got[i] == A[8 + i] then note(i, -5) end
-    end
-    n = 0
-  end
-  if n > 0 and type(try('ZADD', lines[1], 'XX', 0, '')) == 'table' then leave() end -- no line can be, so all who wait only listen
+  local refused = n > 0 and type(try('ZADD', lines[1], 'XX', 0, '')) == 'table'
+  if refused then n = 0 end -- no line can be, so all who wait only listen
   if n > 0 and (n < releases or try('EXISTS', unpack(lines)) ~= 0) then -- perhaps somebody waits, or it is refused
     mine, n = {}, 0
     for i = 1, releases do
@@ -114,7 +111,11 @@ if releases > 0 then
       end
     end
   end
-  if n > 0 and type(try('DEL', unpack(mine, 1, n))) == 'table' then leave() end
+  if refused or n > 0 and type(try('DEL', unpack(mine, 1, n))) == 'table' then
+    for i = 1, releases do
+      if got[i] == A[8 + i] then note(i, -5) end
+    end
+  end
 end
 if not out and verdict == 0 then return now end
 out = out or {0, 0}
