@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,7 +132,7 @@ func (e *Error) Format(s fmt.State, verb rune) {
 	}
 	for i := range q.Votes {
 		v := &q.Votes[i]
-		word := "granted"
+		word := cmp.Or(q.Verb, "granted")
 		if !v.Granted {
 			word = "no answer before the verdict"
 			if v.Err != nil {

@@ -326,7 +326,7 @@ type Grant struct {
 // A Vote is one node's answer to a quorum. It holds no secret.
 type Vote struct {
 	Node    string // the node's address
-	Granted bool
+	Granted bool   // in calls that grant nothing: it answered
 	Latency time.Duration
 	Err     error // why not; nil if Granted, or if the verdict came before the answer
 	_       struct{}

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -144,7 +145,7 @@ func Invalid(what, format string, args ...any) error {
 	return &InvalidError{What: what, Reason: fmt.Sprintf(format, args...)}
 }
 
-// QuorumError is the error of a quorum backend when no majority granted the lock. It
+// QuorumError is the error of a quorum backend when no majority granted the lock, or answered. It
 // unwraps to the verdict alone. The answers of a minority are in Votes, and never match
 // errors.Is or errors.As (rule 5).
 type QuorumError struct {
@@ -154,6 +155,9 @@ type QuorumError struct {
 	// *RefusedError if so many nodes refused, ErrLost if a majority is known to have lost the
 	// lease; nil means unknown.
 	Verdict error
+	// Verb is what a node did that has Granted in its vote, for Error: "answered" in calls that
+	// grant nothing; empty: "granted".
+	Verb string
 	// Detail is the per-node text that Error appends; the quorum backend formats it.
 	Detail string
 	_      struct{}
@@ -167,7 +171,7 @@ func (e *QuorumError) Error() string {
 			granted++
 		}
 	}
-	s := fmt.Sprintf("%d of %d nodes granted, %d needed", granted, len(e.Votes), e.Need)
+	s := fmt.Sprintf("%d of %d nodes %s, %d needed", granted, len(e.Votes), cmp.Or(e.Verb, "granted"), e.Need)
 	if e.Verdict != nil {
 		s = e.Verdict.Error() + " (" + s + ")"
 	}

@@ -100,6 +100,10 @@ func TestAQuorumErrorUnwrapsToItsVerdictAlone(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 
+	if got, want := (&QuorumError{Need: 3, Votes: votes, Verb: "answered"}).Error(), "1 of 5 nodes answered, 3 needed"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+
 	err = &QuorumError{Need: 3, Votes: votes, Verdict: &HeldError{Holder: "other/1"}}
 	for _, e := range minority {
 		if got, want := errors.Is(err, e), errors.Is(e, ErrHeld); got != want {

@@ -639,7 +639,7 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 				}
 			}
 		}
-		if err := without(0, 2, 4).List(t.Context(), "", func(*driver.State) bool { return true }); !errors.As(err, new(*driver.QuorumError)) {
+		if err := without(0, 2, 4).List(t.Context(), "", func(*driver.State) bool { return true }); !errors.As(err, new(*driver.QuorumError)) || !strings.Contains(err.Error(), "of 5 nodes answered, 3 needed") {
 			t.Errorf("without a majority: %v", err)
 		}
 	})
