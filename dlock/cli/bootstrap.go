@@ -136,7 +136,7 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 	defer cancel()
 	r, err := admin.Bootstrap(ctx, say.bootstrap())
 	if err == nil && r.Memory == driver.MemoryUnguarded {
-		return failf(exitUsage, nothing, c.Info().Name, " with this URL (restart_guard sets one)")
+		return failf(exitUsage, nothing, c.Info().Name, " with this URL (restart_guard=30s sets one on Redis and Valkey)")
 	}
 	if r != nil && (say.dryRun || say.terms || err != nil) {
 		show(out, r, say)

@@ -60,14 +60,15 @@ func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
 	w := newWorld(t)
 	redis := "redis://" + server.Redis(t).Addr()
 	for url, says := range map[string]string{
-		"memory:":                    "no restart guard: there is nothing",
-		"file:" + w.dir:              "no restart guard: there is nothing",
-		"postgres://127.0.0.1:1/db":  "--sql prints what the database needs",
-		redis:                        "restart_guard sets one",
-		"redlock:memory:a,memory:b":  "no restart guard",
-		redis + "?restart_guard=off": "restart_guard sets one",
+		"memory:":                   "no restart guard: there is nothing",
+		"file:" + w.dir:             "no restart guard: there is nothing",
+		"postgres://127.0.0.1:1/db": "--sql prints what the database needs",
+		redis:                       "restart_guard=30s sets one on Redis and Valkey",
+		"redlock:memory:a,memory:b": "no restart guard",
+		"redlock:" + redis + ",restart_guard=off": "restart_guard=30s sets one on Redis and Valkey",
+		redis + "?restart_guard=off":              "restart_guard=30s sets one on Redis and Valkey",
 	} {
-		for _, flags := range []string{"", "--dry-run", "--nodes"} {
+		for _, flags := range []string{"", "--dry-run", "--nodes", "--terms", "--terms --dry-run"} {
 			stdout, stderr := w.want(exitUsage, append([]string{"bootstrap", "--url", url}, strings.Fields(flags)...)...)
 			if !strings.Contains(stderr, says) || stdout != "" {
 				t.Errorf("%s with %q: stderr is %q, stdout %q", url, flags, stderr, stdout)

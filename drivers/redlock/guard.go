@@ -181,7 +181,7 @@ func hasError(errs []error) bool {
 // why the statement could not be made. If a statement fails on some nodes the report names
 // them; the nodes still never serve two clients under terms that are unsafe together. Repeat
 // the statement then. StateNew cannot be repeated, because a node that knows of it has a memory:
-// the other nodes vote after one restart guard.
+// the other nodes vote after one restart guard. Without a guard nothing is stated.
 func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.MemoryReport, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
@@ -189,7 +189,7 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.M
 	defer b.calls.Done()
 	seen, errs := b.look(ctx, inspectTimeout)
 	r := b.report(seen, errs)
-	if err := b.all(errs); err != nil || s.DryRun && s.Statement == driver.StateNew {
+	if err := b.all(errs); err != nil || r.Memory == driver.MemoryUnguarded || s.DryRun && s.Statement == driver.StateNew {
 		return r, err
 	}
 	if err := b.fits(ctx, s.Statement, r); err != nil || s.DryRun {
