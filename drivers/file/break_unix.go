@@ -31,7 +31,10 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	if err := b.usable(ctx); err != nil {
 		return err
 	}
-	p, err := b.folder.enter()
+	p, err := b.folder.visit()
+	if errors.Is(err, fs.ErrNotExist) {
+		return driver.ErrLost
+	}
 	if err != nil {
 		return err
 	}

@@ -134,10 +134,7 @@ func (t *cleaner) close() {
 
 // clean removes every key of the folder that is free and was unused for a while at now.
 func (b *Backend) clean(now time.Time) (left, removed int) {
-	if _, err := os.Stat(b.folder.path); err != nil {
-		return 0, 0 // the folder was removed; cleaning does not make it again
-	}
-	p, err := b.folder.enter()
+	p, err := b.folder.visit()
 	if err != nil {
 		return 0, 0
 	}

@@ -456,6 +456,28 @@ func TestCheckFindsNothingWrongWithALocalFolder(t *testing.T) {
 	}
 }
 
+// Only a lock makes the folder.
+func TestLookingMakesNoFolder(t *testing.T) {
+	b := open(t, filepath.Join(t.TempDir(), "a", "b"))
+	if s, err := b.Lookup(t.Context(), "k"); err != nil || s.Key != "k" || len(s.Holders) != 0 {
+		t.Errorf("lookup: %+v, %v", s, err)
+	}
+	if err := b.List(t.Context(), "", func(s *driver.State) bool { t.Errorf("list: %+v", s); return true }); err != nil {
+		t.Errorf("list: %v", err)
+	}
+	found, err := b.Check(t.Context())
+	if err != nil || len(found) != 1 || found[0].Code != "no-folder" || found[0].Severity != driver.SeverityNote || !strings.Contains(found[0].Summary, b.folder.path) {
+		t.Errorf("check: %+v, %v", found, err)
+	}
+	if a, ok := driver.Backend(b).(driver.Admin); ok { // not on Windows
+		wantErr(t, "break", a.Break(t.Context(), "k", 1), driver.ErrLost)
+	}
+	if _, err := os.Stat(filepath.Dir(b.folder.path)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("looking made the folder: %v", err)
+	}
+	release(t, acquire(t, b, request("k")))
+}
+
 func TestTheURLNamesTheFolder(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "a b#c?d%")
 	escaped := strings.NewReplacer(" ", "%20", "#", "%23", "?", "%3F", "%", "%25").Replace(folder)

@@ -50,17 +50,24 @@ func defaultFolder(goos string, getenv func(string) string, uid int) (path strin
 	return filepath.Join("/var/tmp", "dlock-"+strconv.Itoa(uid)), true
 }
 
-// enter makes the folder if it does not exist, and examines it. It does so every time, usually
-// with one system call, because a folder may be replaced.
+// enter makes the folder if it does not exist, and examines it.
 func (f *folder) enter() (*place, error) {
-	fi, err := f.stat()
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = f.make(); err == nil {
-			fi, err = f.stat()
-		}
+	p, err := f.visit()
+	if !errors.Is(err, fs.ErrNotExist) {
+		return p, err
 	}
+	if err := f.make(); err != nil {
+		return nil, f.unusable(err)
+	}
+	return f.visit()
+}
+
+// visit examines the folder. It does so every time, usually with one system call, because a folder
+// may be replaced. The error is fs.ErrNotExist if there is none.
+func (f *folder) visit() (*place, error) {
+	fi, err := f.stat()
 	if err != nil {
-		return nil, &driver.RefusedError{Reason: "file: the folder " + f.path + " cannot be used: name another (file:///folder)", Err: err}
+		return nil, f.unusable(err)
 	}
 	p := &place{path: f.path, mode: f.mode, id: identify(fi)}
 	perm := fi.Mode().Perm()
@@ -77,6 +84,10 @@ func (f *folder) enter() (*place, error) {
 		p.mode = defaultMode(perm)
 	}
 	return p, nil
+}
+
+func (f *folder) unusable(err error) error {
+	return &driver.RefusedError{Reason: "file: the folder " + f.path + " cannot be used: name another (file:///folder)", Err: err}
 }
 
 // defaultMode returns the mode of files that all users who may write in the folder can share.

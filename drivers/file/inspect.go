@@ -24,7 +24,10 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	if err := b.usable(ctx); err != nil {
 		return nil, err
 	}
-	p, err := b.folder.enter()
+	p, err := b.folder.visit()
+	if errors.Is(err, fs.ErrNotExist) {
+		return &driver.State{Key: key}, nil // only a lock makes the folder
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +43,10 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	if err := b.usable(ctx); err != nil {
 		return err
 	}
-	p, err := b.folder.enter()
+	p, err := b.folder.visit()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -139,7 +145,10 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.usable(ctx); err != nil {
 		return nil, err
 	}
-	p, err := b.folder.enter()
+	p, err := b.folder.visit()
+	if errors.Is(err, fs.ErrNotExist) {
+		return []driver.Diagnostic{{Code: "no-folder", Severity: driver.SeverityNote, Summary: b.folder.path + " does not exist: the first lock makes it", Remedy: "check again after that"}}, nil
+	}
 	var no *driver.RefusedError
 	if errors.As(err, &no) {
 		return []driver.Diagnostic{{Code: "folder", Severity: driver.SeverityUnsafe, Summary: no.Error(), Remedy: "name a folder on a local disk that this user can write (file:///folder)"}}, nil
