@@ -340,20 +340,21 @@ func (c *client) translate(err error) error {
 	return err
 }
 
-// Each calls fn for every primary.
-func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Server) error) error {
+// Servers returns every primary.
+func (c *client) Servers(ctx context.Context) (servers []redisnode.Server, err error) {
 	switch r := c.inner.(type) {
 	case *redis.ClusterClient:
 		var one sync.Mutex
-		return c.translate(r.ForEachMaster(ctx, func(ctx context.Context, shard *redis.Client) error {
+		err = r.ForEachMaster(ctx, func(_ context.Context, shard *redis.Client) error {
 			one.Lock()
 			defer one.Unlock()
-			return fn(ctx, &node{client: c, redis: shard, addr: address(shard.Options())})
-		}))
+			servers = append(servers, &node{client: c, redis: shard, addr: address(shard.Options())})
+			return nil
+		})
 	case *redis.Client:
-		return fn(ctx, &node{client: c, redis: r, addr: address(r.Options())})
+		servers = append(servers, &node{client: c, redis: r, addr: address(r.Options())})
 	}
-	return nil
+	return servers, c.translate(err)
 }
 
 // Close closes a client that the driver made. It ignores the error of a connection that

@@ -65,9 +65,7 @@ func (g *generous) Exec(ctx context.Context, calls []*redisnode.Call) {
 	}
 }
 
-func (*generous) Each(context.Context, func(context.Context, redisnode.Server) error) error {
-	return nil
-}
+func (*generous) Servers(context.Context) ([]redisnode.Server, error) { return nil, nil }
 
 func (*generous) Subscribe(context.Context, redisnode.Sink, []string) (redisnode.Subscription, error) {
 	return nil, errors.New("no")

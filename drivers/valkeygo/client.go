@@ -335,26 +335,24 @@ func (c *client) translate(err error) error {
 	return err
 }
 
-// Each calls fn for every primary.
-func (c *client) Each(ctx context.Context, fn func(context.Context, redisnode.Server) error) error {
+// Servers returns every primary.
+func (c *client) Servers(ctx context.Context) (servers []redisnode.Server, err error) {
 	v, err := c.get()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for addr, one := range v.Nodes() {
 		n := &node{client: c, valkey: one, addr: "valkey://" + addr}
 		if isCluster(v) {
 			if replica, err := n.replica(ctx); err != nil {
-				return err
+				return nil, err
 			} else if replica {
 				continue
 			}
 		}
-		if err := fn(ctx, n); err != nil {
-			return err
-		}
+		servers = append(servers, n)
 	}
-	return nil
+	return servers, nil
 }
 
 // Close closes a client that the driver made: its connections first, so that the library does

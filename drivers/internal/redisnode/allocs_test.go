@@ -26,7 +26,7 @@ func (instant) Exec(_ context.Context, calls []*Call) {
 	}
 }
 
-func (instant) Each(context.Context, func(context.Context, Server) error) error { return nil }
+func (instant) Servers(context.Context) ([]Server, error) { return nil, nil }
 
 func (instant) Subscribe(context.Context, Sink, []string) (Subscription, error) {
 	return nil, errors.New("no")

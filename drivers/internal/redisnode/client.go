@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 
+	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pubsub"
 )
@@ -14,8 +15,9 @@ type Client interface {
 	// each. It returns at ctx's deadline if the library can; ctx is never cancelled.
 	Exec(ctx context.Context, calls []*Call)
 
-	// Each calls fn for every server that holds locks, one after the other.
-	Each(ctx context.Context, fn func(ctx context.Context, s Server) error) error
+	// Servers returns every server that holds locks. Like Do of a Server, it may return later
+	// than at the end of ctx.
+	Servers(ctx context.Context) ([]Server, error)
 
 	// Subscribe opens a connection for pub/sub, subscribes to channels, at least one, and from
 	// then on reports to sink. In a Cluster the connection is to the server of the last
@@ -59,4 +61,50 @@ func Reply(text string, secrets ...string) ServerError { return pipeline.Reply(t
 // lasting write. The reply of the last command is a list that ends with the script's reply.
 func Transaction(behind string) (before [2][]string, after []string) {
 	return [2][]string{{"MULTI"}, {"SET", behind, "", "PX", "1"}}, []string{"EXEC"}
+}
+
+// each calls fn for every server that holds locks, one after the other. At the end of ctx it
+// returns, and so do the servers' commands.
+func each(ctx context.Context, c Client, wg *async.Tracker, fn func(Server) error) error {
+	servers, err := heed(ctx, wg, func() ([]Server, error) { return c.Servers(ctx) })
+	if err != nil {
+		return err
+	}
+	for _, s := range servers {
+		if err := fn(heeding{s, wg}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// heeding is a server whose commands return at the end of their context.
+type heeding struct {
+	Server
+	wg *async.Tracker
+}
+
+func (h heeding) Do(ctx context.Context, args ...string) (any, error) {
+	return heed(ctx, h.wg, func() (any, error) { return h.Server.Do(ctx, args...) })
+}
+
+// heed returns at the end of do or of ctx, of which a library may not hear. A call that is then
+// under way ends by its own timeouts, or with the client.
+func heed[T any](ctx context.Context, wg *async.Tracker, do func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	wg.Go(func() {
+		value, err := do()
+		done <- result{value, err}
+	})
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
 }

@@ -26,7 +26,7 @@ func (n *Node) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		return nil, driver.ErrClosed
 	}
 	var found []driver.Diagnostic
-	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+	err := each(ctx, n.cfg.Client, &n.wg, func(s Server) error {
 		e := &examination{n: n, s: s}
 		err := e.run(ctx)
 		found = append(found, e.found...)

@@ -175,7 +175,7 @@ const needInfo = "the restart guard has to know the server's run_id: allow the c
 // it uses EVAL, though the server may then evict the marker. Each handshake loads it, because
 // SCRIPT FLUSH removes it and leads to a handshake.
 func (g *guard) leaveMark(ctx context.Context) error {
-	err := g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+	err := each(ctx, g.cfg.Client, g.wg, func(s Server) error {
 		_, err := s.Do(ctx, "SCRIPT", "LOAD", g.mark.Text)
 		var refusal pipeline.ServerError
 		if errors.As(err, &refusal) {
@@ -193,7 +193,7 @@ func (g *guard) leaveMark(ctx context.Context) error {
 // true if that cannot be known.
 func (g *guard) isMarked(ctx context.Context) bool {
 	found := false
-	err := g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+	err := each(ctx, g.cfg.Client, g.wg, func(s Server) error {
 		_, err := s.Do(ctx, "EVALSHA", g.mark.SHA, "0")
 		if pipeline.IsCode(err, "NOSCRIPT") {
 			return nil
@@ -206,7 +206,7 @@ func (g *guard) isMarked(ctx context.Context) bool {
 
 // durable refuses a server whose settings allow it to forget acknowledged writes.
 func (g *guard) durable(ctx context.Context) error {
-	return g.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+	return each(ctx, g.cfg.Client, g.wg, func(s Server) error {
 		for _, c := range [][2]string{{"appendonly", "yes"}, {"appendfsync", "always"}} {
 			reply, err := s.Do(ctx, "CONFIG", "GET", c[0])
 			var refusal pipeline.ServerError

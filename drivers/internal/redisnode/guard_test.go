@@ -79,8 +79,8 @@ func (w *wire) Exec(ctx context.Context, calls []*Call) {
 	}
 }
 
-func (w *wire) Each(ctx context.Context, fn func(context.Context, Server) error) error {
-	return fn(ctx, plainServer{w.admin()})
+func (w *wire) Servers(context.Context) ([]Server, error) {
+	return []Server{plainServer{w.admin()}}, nil
 }
 
 func (w *wire) Subscribe(context.Context, Sink, []string) (Subscription, error) {

@@ -30,7 +30,7 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
 	keys, line := []string{n.names.Lock(key), n.names.Counter(key)}, n.names.WaitQueue(key)
-	a, err := n.try(ctx, lua.Lookup, keys, "0", line)
+	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, keys, "0", line) })
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func (n *Node) List(ctx context.Context, prefix string, yield func(*driver.State
 		return driver.ErrClosed
 	}
 	errStop := errors.New("stop")
-	err := n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error {
+	err := each(ctx, n.cfg.Client, &n.wg, func(s Server) error {
 		return n.scan(ctx, s, prefix, func(keys []string) error {
 			states, err := n.lookups(ctx, s, keys)
 			for _, s := range states {
@@ -125,7 +125,7 @@ func (n *Node) LookupAll(ctx context.Context, keys []string) ([]*driver.State, e
 		return nil, driver.ErrClosed
 	}
 	all := make([]*driver.State, 0, len(keys))
-	look := func(ctx context.Context, s Server) error {
+	look := func(s Server) error {
 		for some := range slices.Chunk(keys, lookupsAtOnce) {
 			states, err := n.lookups(ctx, s, some)
 			if err != nil {
@@ -137,9 +137,9 @@ func (n *Node) LookupAll(ctx context.Context, keys []string) ([]*driver.State, e
 	}
 	var err error
 	if n.cfg.Cluster {
-		err = look(ctx, nil) // each key has its own server
+		err = look(nil) // each key has its own server
 	} else {
-		err = n.cfg.Client.Each(ctx, look)
+		err = each(ctx, n.cfg.Client, &n.wg, look)
 	}
 	if err != nil {
 		return nil, n.explain("", err)
@@ -271,5 +271,5 @@ func (n *Node) EachServer(ctx context.Context, fn func(ctx context.Context, addr
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
-	return n.cfg.Client.Each(ctx, func(ctx context.Context, s Server) error { return fn(ctx, s.Addr(), s.Do) })
+	return each(ctx, n.cfg.Client, &n.wg, func(s Server) error { return fn(ctx, s.Addr(), s.Do) })
 }

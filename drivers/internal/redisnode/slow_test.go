@@ -89,7 +89,7 @@ func (h hanging) Exec(ctx context.Context, calls []*Call) {
 	}
 }
 
-func (h hanging) Each(context.Context, func(context.Context, Server) error) error { return nil }
+func (h hanging) Servers(context.Context) ([]Server, error) { return nil, nil }
 
 func (h hanging) Subscribe(context.Context, Sink, []string) (Subscription, error) {
 	return nil, errors.New("no")
@@ -154,7 +154,7 @@ func (d *distant) Exec(ctx context.Context, calls []*Call) {
 // trip takes one round trip.
 func (d *distant) trip() { time.Sleep(time.Duration(d.Takes.Load())) }
 
-func (d *distant) Each(context.Context, func(context.Context, Server) error) error { return nil }
+func (d *distant) Servers(context.Context) ([]Server, error) { return nil, nil }
 
 func (d *distant) Close() error { return nil }
 

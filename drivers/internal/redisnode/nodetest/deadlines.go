@@ -89,3 +89,48 @@ func (s *suite) hungConnect(t *testing.T) {
 		})
 	}
 }
+
+// cancelledInspection: an operator who asks a server that does not answer need not wait for the
+// call timeout.
+func (s *suite) cancelledInspection(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	for _, when := range []string{"from the start", "later"} {
+		p := fault.NewProxy(t, srv.Addr())
+		for name, ask := range map[string]func(context.Context, driver.Backend) error{
+			"Lookup": func(ctx context.Context, b driver.Backend) error {
+				_, err := b.(driver.Inspector).Lookup(ctx, "k")
+				return err
+			},
+			"LookupAll": func(ctx context.Context, b driver.Backend) error {
+				_, err := b.(interface {
+					LookupAll(context.Context, []string) ([]*driver.State, error)
+				}).LookupAll(ctx, []string{"k", "l"})
+				return err
+			},
+			"List": func(ctx context.Context, b driver.Backend) error {
+				return b.(driver.Inspector).List(ctx, "", func(*driver.State) bool { return true })
+			},
+			"Check": func(ctx context.Context, b driver.Backend) error {
+				_, err := b.(driver.Inspector).Check(ctx)
+				return err
+			},
+		} {
+			t.Run(name+" "+when, func(t *testing.T) {
+				b := s.open(t, s.url(p.Addr(), ""))
+				if when == "later" {
+					p.Resume()
+					s.warm(t, b)
+					if err := ask(t.Context(), b); err != nil {
+						t.Fatal(err)
+					}
+				}
+				p.Pause()
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(20*time.Millisecond, cancel)
+				if err := ask(ctx, b); !errors.Is(err, context.Canceled) { // after the call timeout the error would be another
+					t.Errorf("cancelled: %v", err)
+				}
+			})
+		}
+	}
+}

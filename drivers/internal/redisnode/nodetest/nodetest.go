@@ -82,6 +82,7 @@ var together = []test{
 	{"TLSPasswordUserAndSocket", (*suite).ways},
 	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
+	{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
 }
 
 // halves are further parallel tests, about servers and their topologies rather than a driver's
