@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -70,6 +71,7 @@ func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.C
 	m.forget = context.AfterFunc(c.life, func() { _ = conn.Close() }) // its users get the error
 	m.limit = time.AfterFunc(limit-time.Since(begun), func() {
 		if !m.met.Load() {
+			m.late.Store(true)
 			_ = conn.Close()
 		}
 	})
@@ -100,6 +102,7 @@ type mortal struct {
 	begun  time.Time
 	limit  *time.Timer
 	met    atomic.Bool // it has got an answer
+	late   atomic.Bool // it was closed because it got none in time
 }
 
 func (m *mortal) Read(p []byte) (int, error) {
@@ -109,7 +112,25 @@ func (m *mortal) Read(p []byte) (int, error) {
 		m.client.unmet.Store(0)
 		m.client.handshake.Store(max(1, int64(time.Since(m.begun))))
 	}
-	return n, err
+	return n, m.cause(err)
+}
+
+func (m *mortal) Write(p []byte) (int, error) {
+	n, err := m.Conn.Write(p)
+	return n, m.cause(err)
+}
+
+// cause names why a connection was closed here.
+func (m *mortal) cause(err error) error {
+	switch {
+	case !errors.Is(err, net.ErrClosed):
+		return err
+	case m.client.life.Err() != nil:
+		return driver.ErrClosed
+	case m.late.Load():
+		return os.ErrDeadlineExceeded
+	}
+	return err
 }
 
 func (m *mortal) Close() error {

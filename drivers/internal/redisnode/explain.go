@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
@@ -44,6 +46,9 @@ func (n *Node) explain(key string, err error) error {
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%s did not answer in time: %w", n.cfg.Addr, err)
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("%s closed the connection (see the server's log): %w", n.cfg.Addr, err)
 	}
 	return fmt.Errorf("%s cannot be reached: %w", n.cfg.Addr, err)
 }

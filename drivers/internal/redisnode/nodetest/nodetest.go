@@ -83,6 +83,7 @@ var together = []test{
 	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
 	{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
+	{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
 }
 
 // halves are further parallel tests, about servers and their topologies rather than a driver's
