@@ -134,7 +134,7 @@ func TestStoppedHolderFindsItsLeaseLostAndItsCommandKilled(t *testing.T) {
 	t.Parallel()
 	s := server.Redis(t)
 	cmd := exec.Command(os.Args[0], "run", "--ttl", "4s", "held", "--", "sh", "-c", "echo $DLOCK_FENCE; echo $$; exec sleep 1000")
-	cmd.Env = append(os.Environ(), asWorker+"=dlock", "DLOCK_URL=redis://"+s.Addr())
+	cmd.Env = append(os.Environ(), asWorker+"=dlock", "DLOCK_URL=redis://"+s.Addr()+"?call_timeout=10s")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
