@@ -55,6 +55,7 @@ func (s *suite) shortDeadlines(t *testing.T) {
 func (s *suite) hungConnect(t *testing.T) {
 	for _, when := range []string{"from the start", "later"} {
 		t.Run(when, func(t *testing.T) {
+			t.Parallel()
 			srv := server.StartFor(t, s.kind)
 			p := fault.NewProxy(t, srv.Addr())
 			b := s.open(t, s.url(p.Addr(), "?call_timeout=500ms&dial_timeout=30s"))

@@ -62,21 +62,17 @@ var alone = []test{
 
 // together are the tests that run in parallel: they mostly wait.
 var together = []test{
-	{"IdleWaitersAskNobody", (*suite).idleWaiters},
 	{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
 	{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
 	{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
 	{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
 	{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
-	{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
 	{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
 	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 	{"RestartedServerIsAnotherServer", (*suite).restart},
 	{"ErrorsSayWhatIsWrong", (*suite).words},
 	{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
 	{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
-	{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
-	{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	{"WaitersShareOneConnection", (*suite).oneSubscriber},
 	{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
 	{"TLSPasswordUserAndSocket", (*suite).ways},
@@ -86,17 +82,19 @@ var together = []test{
 	{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
 }
 
-// halves are further parallel tests, about servers and their topologies rather than a driver's
-// library. Each half belongs to the driver with this scheme, which runs it on both kinds of server.
+// halves are further parallel tests, about scripts, servers and their topologies rather than a
+// driver's library. Each half belongs to the driver with this scheme, which runs it on both kinds of server.
 // The other driver runs it only on the server with its own name, and with -short not at all.
 var halves = map[string][]test{
 	"redis": {
+		{"IdleWaitersAskNobody", (*suite).idleWaiters},
 		{"RestartGuard", (*suite).guards},
 		{"SentinelFailover", (*suite).sentinel},
 		{"QueueInACluster", steadily((*suite).queueCluster)},
 		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
 		{"CountersEndAndTokensRise", (*suite).countersEnd},
 		{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
+		{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
 	},
 	"valkey": {
 		{"Failovers", (*suite).failovers},
@@ -105,6 +103,8 @@ var halves = map[string][]test{
 		{"ForeignValueOfManyMiBIsNotSentBack", (*suite).hugeValue},
 		{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
 		{"TokensRiseWhateverTheCounterHolds", (*suite).tokens},
+		{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
+		{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	},
 }
 
@@ -295,6 +295,12 @@ func (s *suite) conformance(t *testing.T) {
 	h.Notices = notices.All
 	if testing.Short() {
 		h.TTL = 250 * time.Millisecond
+		if s.Scheme != "redis" {
+			h.Skip = map[string]string{}
+			for _, group := range []string{"request", "exclusion", "verdict", "expiry", "fence", "node", "history"} {
+				h.Skip[group] = "with -short package goredis tests the scripts"
+			}
+		}
 	}
 	h.Short = !s.own() // fewer repetitions on the other kind of server
 	h.Residue = func(context.Context) ([]string, error) { return locks(srv) }
