@@ -556,7 +556,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 							n.Add(1)
 							_ = l.Release(context.Background())
 						}
-						time.Sleep(2 * time.Millisecond) // further locks would show nothing new
+						time.Sleep(10 * time.Millisecond) // further locks would show nothing new
 					}
 				})
 			}
@@ -568,7 +568,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 		for who, n := range granted {
 			before[who] = n.Load()
 		}
-		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 			for _, prefix := range []string{"a:", "b:", ""} {
 				for i := range servers {
 					read(prefix, i)
@@ -704,11 +704,7 @@ func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
 // usec_per_call shows this on a busy server.
 func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
-		const callers = 32
-		locks := 100
-		if testing.Short() {
-			locks = 30
-		}
+		const callers, locks = 32, 30
 		s := server.StartFor(t, kind)
 		c := dialServer(t, s)
 		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
