@@ -3,6 +3,7 @@ package dlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -77,13 +78,18 @@ func TestAnAbandonedWaiterTakesNothingThatOtherKeysNeed(t *testing.T) {
 func TestAnAbandonedWaiterCostsTheSameHoweverManyWait(t *testing.T) {
 	took := func(n int) time.Duration {
 		best := time.Hour
+		qs, q, behind := queued(n)
 		for range 5 {
-			qs, q, behind := queued(n)
+			if len(behind) == 0 {
+				qs, q, behind = queued(n)
+			}
+			rest := len(behind) - 1000
 			start := time.Now()
-			for i := range 1000 {
-				_ = q.abandon(behind[n-1-i])
+			for _, w := range slices.Backward(behind[rest:]) {
+				_ = q.abandon(w)
 				qs.part(q)
 			}
+			behind = behind[:rest]
 			best = min(best, time.Since(start))
 		}
 		return best

@@ -30,10 +30,12 @@ func queueing(b *memory.Backend) driver.Backend { return b }
 
 // everyWait runs a test with each way of waiting.
 func everyWait(t *testing.T, f func(t *testing.T, space *memory.Backend, client func() *dlock.Client)) {
+	t.Parallel()
 	for name, wrap := range map[string]func(*memory.Backend) driver.Backend{
 		"queueing": queueing, "watched": watchedOnly, "polling": polling,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				space := memory.New()
 				f(t, space, func() *dlock.Client {
