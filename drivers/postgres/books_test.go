@@ -14,7 +14,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest/fault"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // A factory makes connections, as New expects it.
@@ -163,12 +162,13 @@ func TestACancelledStatementEndsNoSession(t *testing.T) {
 // not request a connection all the time.
 func TestARefusedConnectionMeansPolling(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	a := opener(t, s.URL())
 	l := must(t, a, request("k", time.Minute))
 	var opened atomic.Int64
 	real := connector(s.URLFor("app", ""))
-	run(t, admin(t, s.URL()), "CREATE ROLE app LOGIN CONNECTION LIMIT 1", "GRANT USAGE, UPDATE ON SEQUENCE dlock_fence TO app")
+	s.role(t, "app", "CONNECTION LIMIT 1")
+	run(t, admin(t, s.URL()), "GRANT USAGE, UPDATE ON SEQUENCE dlock_fence TO app")
 	b := built(t, counted(&opened, real), nil)
 	_ = must(t, b, request("warm", time.Minute)).Release(context.Background())
 	got := make(chan error, 1)

@@ -1,9 +1,13 @@
 package postgres_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -124,7 +128,34 @@ func terminate(url string, b *postgres.Backend) error {
 	return nil
 }
 
+// TestConformance runs the suite in a process of its own, beside the other tests: the suite takes
+// the goroutines of other tests for leaks.
 func TestConformance(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(ownProcess) != "" {
+		conform(t)
+		return
+	}
+	_, part, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^TestConformance$/"+part, fmt.Sprintf("-test.short=%t", testing.Short()))
+	if end, ok := t.Deadline(); ok {
+		cmd.Args = append(cmd.Args, "-test.timeout="+time.Until(end).String())
+	}
+	cmd.Env = append(os.Environ(), ownProcess+"=1")
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err != nil:
+		t.Errorf("%v\n%s", err, out)
+	case bytes.Contains(out, []byte("\n--- SKIP: TestConformance ")):
+		t.Skipf("%s", out)
+	default:
+		t.Logf("%s", out)
+	}
+}
+
+const ownProcess = "REDLOCK_POSTGRES_CONFORMANCE"
+
+func conform(t *testing.T) {
 	// After a crash this server has lost commits made without synchronous_commit.
 	s := server.Postgres(t, server.WithDurable(), server.WithSetting("synchronous_commit", "off"), server.WithSetting("wal_writer_delay", "10s"))
 	const secret = "pw-s3cr3t" // the server asks for none

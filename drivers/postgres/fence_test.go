@@ -30,9 +30,11 @@ func run(t testing.TB, db *pgx.Conn, statements ...string) {
 // their tokens from one sequence.
 func TestTokensDoNotDependOnTheSearchPath(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
-	run(t, db, "CREATE ROLE a LOGIN", "CREATE SCHEMA a AUTHORIZATION a", "CREATE ROLE b LOGIN", "CREATE SCHEMA b AUTHORIZATION b",
+	s.role(t, "a", "")
+	s.role(t, "b", "")
+	run(t, db, "CREATE SCHEMA a AUTHORIZATION a", "CREATE SCHEMA b AUTHORIZATION b",
 		"GRANT CREATE ON SCHEMA public TO a", "ALTER DEFAULT PRIVILEGES FOR ROLE a GRANT USAGE, UPDATE ON SEQUENCES TO b")
 	last := uint64(0)
 	for i := range 6 {
@@ -70,7 +72,7 @@ func TestASecondSequenceIsRefusedByName(t *testing.T) {
 
 func TestAnUnloggedSequenceIsRefused(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	if admin(t, s.URL()).PgConn().ParameterStatus("server_version") < "15" {
 		t.Skip("this server has no unlogged sequences")
 	}

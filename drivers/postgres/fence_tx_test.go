@@ -51,6 +51,7 @@ func ExampleFenceRow() {
 
 // A paused client's late write is refused, by both guards.
 func TestPgxGuardsRefuseALateWrite(t *testing.T) {
+	t.Parallel()
 	s := database(t)
 	db, err := pgx.Connect(t.Context(), s.URL())
 	if err != nil {

@@ -21,7 +21,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest/fault"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 const (
@@ -166,7 +165,7 @@ func sessionHolder(url string) {
 // lasted longer than the server's lock.
 func TestDeadlineIsNeverLaterThanTheReleaseOfAPausedProcess(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t, server.WithSetting("max_connections", "100"))
+	s := database(t)
 	ids := make([]int64, pausedSessions)
 	for i := range ids {
 		ids[i] = opener(t, s.URL()).Number(fmt.Sprint("p", i))

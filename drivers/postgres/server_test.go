@@ -34,20 +34,24 @@ func refused(t *testing.T, b driver.Backend, want ...string) {
 	}
 }
 
+// bouncer returns the URL of a database by way of a PgBouncer.
+func bouncer(t *testing.T, s testDatabase, mode string) string {
+	t.Helper()
+	return strings.Replace(server.PgBouncer(t, shared.s, mode).URL(), "/postgres?", "/"+s.name+"?", 1)
+}
+
 func TestAPoolerOfTransactionsIsRefused(t *testing.T) {
 	t.Parallel()
-	pg := server.Postgres(t)
-	bouncer := server.PgBouncer(t, pg, "transaction")
-	refused(t, opener(t, bouncer.URL()), "pooler", "pooler=session")
+	refused(t, opener(t, bouncer(t, database(t), "transaction")), "pooler", "pooler=session")
 }
 
 func TestAPoolerOfSessionsServes(t *testing.T) {
 	t.Parallel()
-	pg := server.Postgres(t)
-	bouncer := server.PgBouncer(t, pg, "session")
-	refused(t, opener(t, bouncer.URL()), "pooler")
-	b := opener(t, bouncer.URL()+"&pooler=session")
-	direct := opener(t, pg.URL())
+	s := database(t)
+	url := bouncer(t, s, "session")
+	refused(t, opener(t, url), "pooler")
+	b := opener(t, url+"&pooler=session")
+	direct := opener(t, s.URL())
 	l := must(t, b, request("k", time.Minute))
 	if _, _, err := answer(context.Background(), direct, request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Fatalf("another client holds the lock through the pooler, got %v, want ErrHeld", err)
@@ -63,12 +67,11 @@ func TestAPoolerOfSessionsServes(t *testing.T) {
 
 func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
 	t.Parallel()
-	pg := server.Postgres(t)
-	bouncer := server.PgBouncer(t, pg, "transaction")
-	b := opener(t, bouncer.URL()+"&pooler=session")
+	url := bouncer(t, database(t), "transaction")
+	b := opener(t, url+"&pooler=session")
 	l := must(t, b, request("k", time.Minute))
 	// Another client gets the server process that has the lock, and keeps it.
-	thief, err := pgx.Connect(context.Background(), bouncer.URL()+"&default_query_exec_mode=simple_protocol")
+	thief, err := pgx.Connect(context.Background(), url+"&default_query_exec_mode=simple_protocol")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +146,7 @@ func TestAFullLockTableNamesTheSetting(t *testing.T) {
 
 func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t)
+	s := database(t)
 	db := admin(t, s.URL())
 	do := func(sql string) {
 		t.Helper()
@@ -152,7 +155,7 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 		}
 	}
 	do("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-	do(`CREATE ROLE "some body" LOGIN`)
+	s.role(t, "some body", "")
 	url := s.URLFor("some body", "")
 	for range 2 { // running the statement in the error is enough; the second time another role owns the sequence
 		_, err := opener(t, url).Acquire(context.Background(), request("k", time.Minute))
@@ -206,10 +209,8 @@ func TestTheSequenceIsRaisedToTheClockAndNeverSetBack(t *testing.T) {
 func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 	t.Parallel()
 	const canary = "s3cr3t-c4n4ry"
-	s := server.Postgres(t, server.WithHBA("host all alice 127.0.0.1/32 scram-sha-256"))
-	if _, err := admin(t, s.URL()).Exec(context.Background(), "CREATE ROLE alice LOGIN PASSWORD 'right'"); err != nil {
-		t.Fatal(err)
-	}
+	s := database(t) // whose server asks alice for a password
+	s.role(t, "alice", "PASSWORD 'right'")
 	b := opener(t, s.URLFor("alice", canary))
 	refused(t, b, "password")
 	_, err := b.Acquire(context.Background(), request("k", time.Minute))
@@ -369,9 +370,10 @@ func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 
 func TestADeadlockOfTransactionsIsARefusalThatPasses(t *testing.T) {
 	t.Parallel()
-	s := server.Postgres(t, server.WithSetting("deadlock_timeout", "50ms"))
+	s := database(t)
 	b := opener(t, s.URL())
 	ctx := context.Background()
+	run(t, admin(t, s.URL()), "ALTER DATABASE "+s.name+" SET deadlock_timeout = '50ms'")
 	var txs [2]pgx.Tx
 	for i, key := range []string{"a", "b"} {
 		tx, err := admin(t, s.URL()).Begin(ctx)

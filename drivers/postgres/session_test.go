@@ -113,7 +113,11 @@ func TestTenThousandLocksLiveOnFourConnectionsAndFourHeartbeats(t *testing.T) {
 	}
 	for i := range leases {
 		wg.Go(func() {
-			if err := leases[i].Release(context.Background()); err != nil {
+			err := leases[i].Release(context.Background())
+			for end := time.Now().Add(patience); err != nil && !errors.Is(err, driver.ErrLost) && time.Now().Before(end); {
+				err = leases[i].Release(context.Background()) // a busy machine's answer came too late
+			}
+			if err != nil {
 				t.Errorf("release of %d: %v", i, err)
 			}
 		})

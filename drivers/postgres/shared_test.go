@@ -26,10 +26,15 @@ var shared struct {
 }
 
 // A testDatabase is one database of the shared server.
-type testDatabase struct{ url, addr string }
+type testDatabase struct{ name, url, addr string }
 
 func (d testDatabase) URL() string  { return d.url }
 func (d testDatabase) Addr() string { return d.addr }
+
+// URLFor is URL for another role.
+func (d testDatabase) URLFor(user, password string) string {
+	return strings.Replace(shared.s.URLFor(user, password), "/postgres?", "/"+d.name+"?", 1)
+}
 
 // A place is a server, or a database of one.
 type place interface {
@@ -43,7 +48,7 @@ func database(t testing.TB) testDatabase {
 	shared.once.Do(func() {
 		shared.s, shared.err = server.Start(context.Background(), server.Config{Kind: server.KindPostgres, Settings: []server.Setting{
 			{Name: "max_connections", Value: "800"}, {Name: "max_locks_per_transaction", Value: "256"},
-		}})
+		}, HBA: []string{"host all alice 127.0.0.1/32 scram-sha-256"}})
 	})
 	var missing *server.MissingError
 	switch {
@@ -62,7 +67,24 @@ func database(t testing.TB) testDatabase {
 		copied = " STRATEGY file_copy" // as version 14 does it: half of the work
 	}
 	run(t, c, "CREATE DATABASE "+name+copied)
-	return testDatabase{strings.Replace(shared.s.URL(), "/postgres?", "/"+name+"?", 1), shared.s.Addr()}
+	return testDatabase{name, strings.Replace(shared.s.URL(), "/postgres?", "/"+name+"?", 1), shared.s.Addr()}
+}
+
+// role makes a role that may log in, and removes it after the test: roles are the whole server's.
+func (d testDatabase) role(t testing.TB, name, options string) {
+	t.Helper()
+	do := func(statements ...string) {
+		c, err := pgx.Connect(context.Background(), d.URL())
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close(context.Background()) //nolint:errcheck // it was for these statements
+		run(t, c, statements...)
+	}
+	name = pgx.Identifier{name}.Sanitize()
+	do("CREATE ROLE " + name + " LOGIN " + options)
+	t.Cleanup(func() { do("DROP OWNED BY "+name, "DROP ROLE "+name) })
 }
 
 // rounds returns how many rounds a test runs: all, or the number for -short.
