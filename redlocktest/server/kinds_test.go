@@ -217,6 +217,7 @@ func TestSentinelsReplaceADeadPrimary(t *testing.T) {
 }
 
 func TestClusterServesEverySlot(t *testing.T) {
+	alsoIn(t, "drivers/goredis")
 	kinds(t, func(t *testing.T, kind Kind) {
 		g := Cluster(t, kind, WithTLS())
 		homes := map[int]int{}
@@ -329,6 +330,7 @@ func TestPostgresKeepsItsDataOverRestartAndCrash(t *testing.T) {
 }
 
 func TestStandbyIsReadOnly(t *testing.T) {
+	alsoIn(t, "drivers/postgres")
 	t.Parallel()
 	s := Postgres(t, WithStandby())
 	if got := query(t, s.Addr(), "SELECT pg_is_in_recovery()"); got != "t" {
@@ -337,6 +339,7 @@ func TestStandbyIsReadOnly(t *testing.T) {
 }
 
 func TestStandbyFollowsItsPrimaryAndIsPromoted(t *testing.T) {
+	alsoIn(t, "drivers/postgres")
 	t.Parallel()
 	primary := Postgres(t, WithSetting("synchronous_standby_names", "standby"), WithSetting("synchronous_commit", "remote_apply"))
 	standby := Postgres(t, WithReplicaOf(primary))
@@ -356,6 +359,7 @@ func TestStandbyFollowsItsPrimaryAndIsPromoted(t *testing.T) {
 }
 
 func TestHBAComesBeforeTrust(t *testing.T) {
+	alsoIn(t, "drivers/postgres")
 	t.Parallel()
 	s := Postgres(t, WithHBA("host all postgres 127.0.0.1/32 reject"))
 	if got := query(t, s.Addr(), "SELECT 1"); !strings.Contains(got, "rejects") {
@@ -399,6 +403,7 @@ func TestMariaDBServesAfterACrashAndWithoutItsMemory(t *testing.T) {
 }
 
 func TestPgBouncerPools(t *testing.T) {
+	alsoIn(t, "drivers/postgres")
 	t.Parallel()
 	pg := Postgres(t)
 	b := PgBouncer(t, pg, "transaction")

@@ -46,6 +46,14 @@ func forOtherModules(t *testing.T) {
 	}
 }
 
+// alsoIn skips, with -short, a test of what the short tests of another package need as well.
+func alsoIn(t *testing.T, pkg string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("short: the tests of " + pkg + " fail without it")
+	}
+}
+
 func do(t *testing.T, s *Server, args ...string) any {
 	t.Helper()
 	reply, err := s.Do(args...)
