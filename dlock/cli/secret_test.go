@@ -124,6 +124,7 @@ func TestAPasswordOnTheCommandLineIsRefused(t *testing.T) {
 }
 
 func TestTheURLIsNotInTheListOfProcesses(t *testing.T) {
+	t.Parallel()
 	if !allSeen {
 		t.Skip("there is no /proc here")
 	}

@@ -46,6 +46,7 @@ func wantInside(t *testing.T, env []string, code int, says string, args ...strin
 }
 
 func TestTheCommandGetsTheLeaseAndNeverTheURL(t *testing.T) {
+	t.Parallel()
 	w := newFaultyWorld(t)
 	// The variables that an outer dlock run has set are replaced.
 	w.env = append(w.env, "DLOCK_DEADLINE=2001-01-01T00:00:00Z", "DLOCK_KEY=outer", "DLOCK_KEYS=a%20b+c outer", "DLOCK_FENCE=1", envURLFile+"=/nowhere", "KEPT=yes")
@@ -127,6 +128,7 @@ func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
 // A dlock run inside another one gets no URL. It must not lock on another backend, nor wait for
 // a key that the outer one holds.
 func TestADlockRunInsideOfAnotherNeedsItsOwnURLAndKey(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	url := "file://" + w.dir + "/locks"
 	_, stderr := w.want(exitUsage, "run", "a", "--", w.exe, "run", "b", "--", "touch", "ran")
@@ -287,6 +289,7 @@ func TestVersionNamesThisModuleAndGo(t *testing.T) {
 }
 
 func TestTheExitCodeOfAConflictCanBeChosen(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	_, release := w.holder("k")
 	for _, flags := range []string{"-E 7 --wait 0", "--conflict-exit-code 7 --wait 50ms", "--wait 0 -E7"} {
@@ -300,6 +303,7 @@ func TestTheExitCodeOfAConflictCanBeChosen(t *testing.T) {
 }
 
 func TestSharedLocksStandSideBySide(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	_, release := w.holder("k", "--shared")
 	w.want(0, "run", "--shared", "--wait", "0", "k", "--", "true")
