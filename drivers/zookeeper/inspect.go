@@ -39,7 +39,8 @@ func (b *Backend) inspect(ctx context.Context, what string, f func(context.Conte
 	return nil
 }
 
-// Lookup returns the holders of key, and the number of its waiters.
+// Lookup returns the holders of key, and the number of its waiters. A leader that has lost its
+// majority answers until it notices that; what it says is then as old as the loss.
 func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, err error) {
 	err = b.inspect(ctx, "look up", func(ctx context.Context, s *session) error {
 		if err := b.look(ctx, s); err != nil {

@@ -120,15 +120,32 @@ func (g *Group) each(f func(*Server) error) error {
 // Kill kills all nodes; see Server.Kill.
 func (g *Group) Kill() error { return g.each((*Server).Kill) }
 
-// KillMajority kills so many nodes that the others are no majority, and other ones each time. To
-// start them again takes less time than after Kill.
+// KillMajority kills so many nodes that the others are no majority, and other ones each time, and
+// returns when the others do not serve. To start them again takes less time than after Kill.
 func (g *Group) KillMajority() error {
 	n, first := len(g.Nodes), int(g.kills.Add(1))
-	var killed Group
-	for i := range n/2 + n%2 {
-		killed.Nodes = append(killed.Nodes, g.Nodes[(first+i)%n])
+	var killed, left Group
+	for i := range n {
+		some := &killed
+		if i >= n/2+n%2 {
+			some = &left
+		}
+		some.Nodes = append(some.Nodes, g.Nodes[(first+i)%n])
 	}
-	return killed.Kill()
+	if err := killed.Kill(); err != nil || g.Nodes[0].cfg.Kind != KindZooKeeper || g.Nodes[0].certs != nil {
+		return err
+	}
+	// A leader of ZooKeeper looks only twice per tick whether it has a majority, and serves until then.
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return left.each(func(s *Server) error {
+		return poll(ctx, func(ctx context.Context) error {
+			if s.kind.ready(ctx, s, nil) == nil {
+				return fmt.Errorf("%s serves without a majority", s.Addr())
+			}
+			return nil
+		})
+	})
 }
 
 // Start starts all nodes again that do not run; see Server.Start.
