@@ -54,7 +54,7 @@ func Open(name, dsn string, opts ...Option) (*Client, error) {
 	c.reset()
 	b, err := open(name, dsn, nil, &c)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("dlock: %w", err)
 	}
 	client, err := newClient(b, c, opts)
 	if err != nil {
@@ -74,7 +74,7 @@ func Open(name, dsn string, opts ...Option) (*Client, error) {
 func OpenURL(url string, opts ...Option) (*Client, error) {
 	name, err := scheme(url)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("dlock: %w", err)
 	}
 	return Open(name, url, opts...)
 }
@@ -83,7 +83,11 @@ func OpenURL(url string, opts ...Option) (*Client, error) {
 // nodes of a quorum, or a wrapper around a driver. Its ttl parameter is refused,
 // since a backend has no default. The caller closes the backend.
 func OpenBackend(url string) (driver.Backend, error) {
-	return openBackend(url, nil)
+	b, err := openBackend(url, nil)
+	if err != nil {
+		return nil, fmt.Errorf("dlock: %w", err)
+	}
+	return b, nil
 }
 
 // whole is the quorum that a node belongs to: the node takes the quorum's prefix and reports
@@ -106,9 +110,9 @@ func openBackend(url string, of *whole) (driver.Backend, error) {
 	}
 	_ = b.Close()
 	if of != nil {
-		return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to the quorum, not to one of its nodes"))
+		return nil, driver.Invalid(`parameter "ttl"`, "belongs to the quorum, not to one of its nodes")
 	}
-	return nil, fmt.Errorf("dlock: %w", driver.Invalid(`parameter "ttl"`, "belongs to a client, and this opens a bare backend"))
+	return nil, driver.Invalid(`parameter "ttl"`, "belongs to a client, and this opens a bare backend")
 }
 
 // open opens a backend, as a node of a quorum unless of is nil. The parameters of the DSN that
@@ -122,22 +126,22 @@ func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 	}
 	rest, params, err := splitParams(dsn)
 	if err != nil {
-		return nil, fmt.Errorf("dlock: open %s: %w", name, err)
+		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
 	prefix, given := params["prefix"]
 	if of != nil {
 		if given && prefix != of.prefix { // a lock that has another name on some nodes excludes nobody
-			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "differs from that of the whole, to which it belongs"))
+			return nil, fmt.Errorf("open %s: %w", name, driver.Invalid(`parameter "prefix"`, "differs from that of the whole, to which it belongs"))
 		}
 		prefix = of.prefix
 	}
 	if len(prefix) >= driver.MaxKey {
-		return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "prefix"`, "leaves no room for a key: the limit is %d bytes together", driver.MaxKey))
+		return nil, fmt.Errorf("open %s: %w", name, driver.Invalid(`parameter "prefix"`, "leaves no room for a key: the limit is %d bytes together", driver.MaxKey))
 	}
 	if t, ok := params["ttl"]; ok {
 		ttl, err := time.ParseDuration(t)
 		if err != nil || ttl <= 0 {
-			return nil, fmt.Errorf("dlock: open %s: %w", name, driver.Invalid(`parameter "ttl"`, "must be a duration such as 10s"))
+			return nil, fmt.Errorf("open %s: %w", name, driver.Invalid(`parameter "ttl"`, "must be a duration such as 10s"))
 		}
 		c.ttl, c.ttlSet = ttl, true
 	}
@@ -157,17 +161,18 @@ func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("dlock: open %s: %w", name, err)
+		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
 	return b, nil
 }
 
 // scheme returns the text before the first ':', which names the driver.
 func scheme(url string) (string, error) {
-	name, _, ok := strings.Cut(url, ":")
-	if !ok || !isScheme(name) {
-		// The text before the colon may be a password, so the error does not quote it.
-		return "", fmt.Errorf("dlock: %w", driver.Invalid("URL", `must begin with a driver's name and a colon, as in "file:" or "redis://host:6379/0"`))
+	name, rest, ok := strings.Cut(url, ":")
+	known := packages[name] != "" || slices.Contains(Drivers(), name)
+	if !ok || !isScheme(name) || !known && !strings.HasPrefix(rest, "//") {
+		// It may be a password, so the error does not quote it.
+		return "", driver.Invalid("URL", `must begin with a driver's name and a colon, as in "file:" or "redis://host:6379/0"`)
 	}
 	return name, nil
 }
@@ -197,7 +202,7 @@ var packages = map[string]string{
 
 func unknownDriver(name string) error {
 	if !isScheme(name) {
-		return fmt.Errorf("dlock: %w", driver.Invalid("driver", "its name is not a URL's scheme"))
+		return driver.Invalid("driver", "its name is not a URL's scheme")
 	}
 	hint := "forgotten import?"
 	if pkg, ok := packages[name]; ok {
@@ -207,7 +212,7 @@ func unknownDriver(name string) error {
 	if names := Drivers(); len(names) > 0 {
 		known = strings.Join(names, ", ")
 	}
-	return fmt.Errorf("dlock: %w", driver.Invalid("driver", "%q is unknown (%s); registered: %s", name, hint, known))
+	return driver.Invalid("driver", "%q is unknown (%s); registered: %s", name, hint, known)
 }
 
 // splitParams takes ttl and prefix out of a DSN. Parameters stand after the first

@@ -88,6 +88,9 @@ func TestNodesGetThePrefixOfTheWhole(t *testing.T) {
 			}
 			if err != nil {
 				wantInvalid(t, "", err)
+				if strings.Contains(err.Error(), "dlock: ") {
+					t.Errorf("%s: the whole's error begins with the package's name already: %v", url, err)
+				}
 				continue
 			}
 			if testDriver.got.Prefix != prefix {
@@ -103,6 +106,8 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 	for what, url := range map[string]string{
 		"URL":                canary,
 		"begin with":         canary + "@host:6379",
+		"a driver's name":    canary + ":x",
+		"and a colon":        "memory",
 		"nosuch":             "nosuch://u:" + canary + "@h",
 		`"ttl": must be`:     "test://u:" + canary + "@h?ttl=" + canary,
 		`"ttl": is given`:    "test://u:" + canary + "@h?ttl=1s&ttl=2s",

@@ -117,7 +117,8 @@ func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
 		envURLFile + "=" + dir:                      "cannot be read",
 		envURLFile + "=":                            envURLFile + " is set and empty",
 		envURL + "=":                                envURL + " is set and empty",
-		envURL + "=nosuch:":                         "unknown",
+		envURL + "=nosuch://h":                      "unknown",
+		envURL + "=s3cr3t:x":                        "begin with a driver's name",
 		envURL + "=" + "file:///tmp?no_parameter=1": "no_parameter",
 	} {
 		wantInside(t, []string{env}, exitUsage, says, "run", "k", "--", "true")
