@@ -22,6 +22,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -148,7 +149,7 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 	for _, url := range o.urls {
 		r, err := o.examine(ctx, url, stderr)
 		if err != nil {
-			fmt.Fprintf(stderr, "redlocktest: %v\n", err)
+			fmt.Fprintf(stderr, "redlocktest: %s\n", says(err))
 			code = max(code, exitUnavailable)
 			if errors.Is(err, driver.ErrInvalid) {
 				code = exitUsage
@@ -172,6 +173,15 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 		return exitInterrupted
 	}
 	return code
+}
+
+// forgottenImport finds the part of an error of package dlock that tells a program's author of a
+// driver that is not registered.
+var forgottenImport = regexp.MustCompile(`("[^"]+") is unknown \(forgotten import[^)]*\)`)
+
+// says returns the text of an error for a user of the command.
+func says(err error) string {
+	return forgottenImport.ReplaceAllString(strings.TrimPrefix(err.Error(), "dlock: "), "this command is built without $1 (package redlocktest/cli makes one with other drivers)")
 }
 
 // mostGrace is how much longer than the longest TTL of a case a server may keep a lock. A URL

@@ -228,6 +228,7 @@ func TestWrongUsageIsNamed(t *testing.T) {
 		{[]string{"--nonsense", "memory:"}, exitUsage, "nonsense"},
 		{[]string{"--stress", "-1s", "memory:"}, exitUsage, "negative"},
 		{[]string{"redis://user:s3cret@127.0.0.1:1"}, exitUsage, envURL},
+		{[]string{"zk://h"}, exitUsage, `redlocktest: driver: this command is built without "zk"`},
 		{[]string{"--only", "no/case", "memory:"}, exitUsage, "no/case"},
 		{[]string{"redis://127.0.0.1:1?call_timeout=100ms&dial_timeout=100ms"}, exitUnavailable, "127.0.0.1:1"},
 	} {
