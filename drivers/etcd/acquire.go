@@ -43,12 +43,17 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
 	a := &attempt{b: b, path: b.Path(req.Key), req: *req}
-	err := a.acquire(ctx)
+	bounded, cancel := ctx, context.CancelFunc(func() {})
+	if !req.Wait {
+		bounded, cancel = b.bound(ctx)
+	}
+	defer cancel()
+	err := a.acquire(bounded)
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) && a.life != nil { // the machine slept, or an operator revoked it
 		b.revoke(a.life)
 		a.life = nil
 		b.forgetIdle()
-		err = a.acquire(ctx)
+		err = a.acquire(bounded)
 	}
 	if err == nil {
 		return newLease(a), nil
@@ -82,8 +87,6 @@ func (a *attempt) acquire(ctx context.Context) error {
 // an attempt for a held key writes nothing. If it has an idle lease, and recent attempts found
 // their keys free, it does not look first.
 func (a *attempt) try(ctx context.Context) error {
-	ctx, cancel := a.b.bound(ctx)
-	defer cancel()
 	if time.Since(time.UnixMilli(a.b.heldAt.Load())) > lookAfterHeld {
 		if l, fresh := a.b.takeIdle(a.req.TTL); fresh {
 			a.life = l

@@ -766,6 +766,38 @@ func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
 	}
 }
 
+// TestAnAttemptHasOneCallTimeout: also one that meets a lease that has ended, and begins again.
+func TestAnAttemptHasOneCallTimeout(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	var slow atomic.Bool
+	var answers atomic.Int64
+	b := on(t, g, 2*time.Second, grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoke(ctx, method, req, reply, c, opts...)
+		if slow.Load() && strings.HasSuffix(method, "/Txn") {
+			select {
+			case <-time.After(800 * time.Millisecond):
+				answers.Add(1)
+			case <-ctx.Done():
+				return status.FromContextError(ctx.Err()).Err()
+			}
+		}
+		return err
+	}))
+	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	c := client(t, g)
+	all, err := c.Leases(t.Context())
+	must(t, err)
+	for _, l := range all.Leases {
+		_, err := c.Revoke(t.Context(), l.ID)
+		must(t, err)
+	}
+	slow.Store(true)
+	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute)); err == nil && answers.Load() > 2 {
+		t.Errorf("it took %d answers, which come after two fifths of the call timeout each", answers.Load())
+	}
+}
+
 // TestACancelledCallLeavesNoLease: a wait, an attempt or a renewal with another TTL that is cancelled
 // while the server grants its etcd lease does not lose that lease.
 func TestACancelledCallLeavesNoLease(t *testing.T) {
