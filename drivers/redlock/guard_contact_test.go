@@ -26,7 +26,11 @@ import (
 func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 5)
-	for round := range 5 {
+	rounds := 5
+	if testing.Short() {
+		rounds = 2
+	}
+	for round := range rounds {
 		o := &redlocktest.NoticeLog{}
 		prefix := fmt.Sprintf("%d:", round)
 		var late atomic.Bool

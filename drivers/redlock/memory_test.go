@@ -107,7 +107,7 @@ func TestASplitVoteHasAWinner(t *testing.T) {
 	for _, n := range []int{2, 3, 4, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			rounds := 20
-			if Race {
+			if Race || testing.Short() {
 				rounds = 5
 			}
 			synctest.Test(t, func(t *testing.T) {

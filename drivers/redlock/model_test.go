@@ -18,9 +18,10 @@ import (
 // The simulated node answers like the real scripts on real servers. Otherwise the simulation
 // would test another algorithm.
 func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
+	t.Parallel()
 	for kind, s := range map[string]*server.Server{"redis": server.Redis(t), "valkey": server.Valkey(t)} {
 		t.Run(kind, func(t *testing.T) {
-			c := redis.NewClient(&redis.Options{Addr: s.Addr()})
+			c := redis.NewClient(&redis.Options{Addr: s.Addr(), ReadTimeout: 10 * time.Second})
 			defer func() { _ = c.Close() }()
 			plain, guarded := uint64(60), uint64(12)
 			if testing.Short() {
@@ -40,7 +41,7 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 // set. The guard is long, so that no answer depends on how long a step took; only the statement
 // that the server is new ends a quarantine.
 func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guard time.Duration) {
-	real, err := goredis.New(c, &goredis.Options{Prefix: fmt.Sprint(guard, seed, ":")})
+	real, err := goredis.New(c, &goredis.Options{Prefix: fmt.Sprint(guard, seed, ":"), CallTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -132,16 +132,14 @@ func (d resolving) Open(cfg *driver.Config) (driver.Backend, error) {
 }
 
 func (c *cluster) harness() redlocktest.Harness {
-	var ttl time.Duration // the suite's default
 	skip := map[string]string{}
 	if testing.Short() {
-		ttl = 250 * time.Millisecond
-		for _, group := range []string{"exclusion", "verdict", "cancel", "wait", "watch", "fence", "history"} {
+		for _, group := range []string{"request", "exclusion", "verdict", "expiry", "cancel", "wait", "watch", "fence", "history"} {
 			skip[group] = "short: TestConformance runs it in virtual time"
 		}
+		skip["leak/goroutines-lease"] = "short: it waits for seconds"
 	}
 	return redlocktest.Harness{
-		TTL:    ttl,
 		Skip:   skip,
 		Open:   func() (driver.Backend, error) { return dlock.OpenBackend(c.url(true)) },
 		Driver: resolving{},

@@ -202,7 +202,7 @@ func (d *duo) forgetful(r *rules) (margin time.Duration, ok bool) {
 	return d.second(r, d.real(0, expires), till)
 }
 
-// smallest plays n duos and returns the smallest margin, and its seed.
+// smallest plays n duos, or until one overlaps, and returns the smallest margin, and its seed.
 func smallest(n int, r rules) (margin time.Duration, worst uint64, played int) {
 	margin = math.MaxInt64
 	for seed := range uint64(n) {
@@ -218,6 +218,9 @@ func smallest(n int, r rules) (margin time.Duration, worst uint64, played int) {
 		played++
 		if m < margin {
 			margin, worst = m, seed
+		}
+		if margin <= 0 {
+			break
 		}
 	}
 	return margin, worst, played
