@@ -71,6 +71,7 @@ func TestStressOfProcessesWithClocksOfTheirOwn(t *testing.T) {
 	for how, finds := range map[string]bool{"sound": false, "tokens": true, "end": true} {
 		t.Run(how, func(t *testing.T) {
 			needClocks(t, how)
+			t.Parallel()
 			report, err := ExamineStress(t.Context(), processHarness(how), StressOptions{Operations: 3000})
 			if err != nil {
 				t.Fatal(err)

@@ -73,6 +73,7 @@ func TestStress(t *testing.T) {
 			if testing.Short() && name != "file" {
 				t.Skip("takes seconds")
 			}
+			t.Parallel() // it mostly waits
 			redlocktest.Stress(t, start(t), redlocktest.StressOptions{Operations: 2500})
 		})
 	}
