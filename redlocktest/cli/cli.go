@@ -313,9 +313,10 @@ func (o *options) remains(ctx context.Context, url string, before []string) ([]s
 	pause := time.NewTicker(200 * time.Millisecond)
 	defer pause.Stop()
 	for end := time.Now().Add(20 * o.ttl); ; <-pause.C {
+		over := time.Now().After(end) // before the list, which may come late
 		_, held, err := describe(ctx, url)
 		held = slices.DeleteFunc(held, func(key string) bool { return slices.Contains(before, key) })
-		if err != nil || len(held) == 0 || time.Now().After(end) {
+		if err != nil || len(held) == 0 || over {
 			return slices.Clip(append([]string{}, held...)), err
 		}
 	}
