@@ -206,7 +206,8 @@ tested() {
 # since they wait more than they compute.
 computes='^TestEveryPartIsMissed$|^TestSchedulesMissEveryPart$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestStressFindsPlantedBugs$'
 computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedLineIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
-computes=$computes'|^TestConformance$/^[124]$|^TestConformanceOnRealServers$/^5$'
+computes=$computes'|^TestConformance$/^[1-4]$|^TestConformanceOnRealServers$/^5$|^TestANodeWithAFullQueueIsAway$'
+computes=$computes'|^TestFortyProcessesCountToTwoThousand$|^TestTokensRiseThroughCrashesPowerLossesAndABackwardClock$'
 computes=$computes'|^TestAQuickRunWritesAWholeReport$|^TestPostgresAndOtherDriversAreMeasured$|^TestANodeThat(Hangs|IsFarAway)IsNamed$'
 # skipped FLAG... prints which tests do not run with the race detector.
 skipped() {
@@ -231,7 +232,7 @@ go_test() {
 	if [ "$skip" != '^$' ]; then
 		(
 			status=0
-			tested $test -run="$skip|^TestSimulation$|^TestSchedules$|^TestEveryOrderOfEvents$" ./drivers/redlock ./redlocktest || status=1
+			tested $test -run="$skip|^TestSimulation$|^TestSchedules$|^TestEveryOrderOfEvents$" ./drivers/redlock ./redlocktest ./drivers/file || status=1
 			cd benchmark && tested $test -run="$skip" ./internal/... || status=1
 			exit $status
 		) >"$scratch/computed" &

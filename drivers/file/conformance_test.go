@@ -26,6 +26,7 @@ func TestConformance(t *testing.T) {
 				},
 				Driver: Driver{}, URL: fileURL(t, folder),
 				Prefix:       prefix,
+				Short:        prefix == "", // the other run has the repetitions
 				FutureLayout: func() (func() error, error) { return nextLayout(folder) },
 			})
 		})
