@@ -170,6 +170,8 @@ func closeBusy(r *run) {
 		if l == nil {
 			r.nothingStored(a, keys[i])
 			r.free(a, keys[i])
+		} else if admin, ok := a.(driver.Admin); ok { // its backend can release it no more
+			_ = admin.Break(r.ctx, keys[i], l.Grant().Fence)
 		}
 	}
 }
