@@ -119,13 +119,13 @@ func (s *suite) cancelledInspection(t *testing.T) {
 			t.Run(name+" "+when, func(t *testing.T) {
 				b := s.open(t, s.url(p.Addr(), ""))
 				if when == "later" {
-					p.Resume()
 					s.warm(t, b)
 					if err := ask(t.Context(), b); err != nil {
 						t.Fatal(err)
 					}
 				}
 				p.Pause()
+				defer p.Resume() // Close waits for a call under way
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(20*time.Millisecond, cancel)
 				if err := ask(ctx, b); !errors.Is(err, context.Canceled) { // after the call timeout the error would be another
