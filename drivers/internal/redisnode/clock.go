@@ -10,6 +10,7 @@ import (
 type clock struct {
 	mu    sync.Mutex
 	base  time.Time // local time
+	seen  time.Time // local time of the latest reply
 	known bool
 	// Lower and upper bound of the server's microseconds minus the local microseconds since base.
 	least, most int64
@@ -26,6 +27,7 @@ func (c *clock) observe(us int64, sent, received time.Time) {
 	if c.base.IsZero() {
 		c.base = sent
 	}
+	c.seen = received
 	most, least := us-c.local(sent), us-c.local(received)
 	if !c.known || least > c.most || most < c.least {
 		c.known, c.least, c.most = true, least, most
@@ -42,9 +44,11 @@ func (c *clock) at(t time.Time) int64 {
 	return c.most + c.local(t)
 }
 
-// passed returns the local time at which the server's clock has certainly passed the time us.
+// passed returns the local time at which the server's clock has certainly passed the time us, though
+// it may have run 10 % slower than the local one since the latest reply.
 func (c *clock) passed(us int64) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.base.Add(time.Duration(us-c.least+1) * time.Microsecond)
+	at := c.base.Add(time.Duration(us-c.least+1) * time.Microsecond)
+	return at.Add(max(0, at.Sub(c.seen)) / 9)
 }

@@ -49,6 +49,21 @@ func TestClockBoundsHoldTheServersClock(t *testing.T) {
 	}
 }
 
+// A clean-up waits for the end of a request by the server's clock, which may run slower than the
+// local one and may not have been seen for a while.
+func TestPassedHoldsForAClockThatRunsSlower(t *testing.T) {
+	var c clock
+	base := time.Now()
+	server := func(at time.Time) int64 { return int64(float64(at.Sub(base).Microseconds()) * 0.92) }
+	c.observe(server(base), base, base.Add(time.Millisecond))
+	for _, idle := range []time.Duration{0, time.Second, time.Minute} {
+		end := c.at(base.Add(idle + time.Second))
+		if p := c.passed(end); server(p) < end {
+			t.Errorf("after %v, passed is too early by %v", idle, time.Duration(end-server(p))*time.Microsecond)
+		}
+	}
+}
+
 // A lock that ends within the millisecond has a RetryAfter: a refusal without it says that the
 // end is unknown, and a waiter would wait for a signal that never comes.
 func TestALockThatHasLessThanAMillisecondLeftEnds(t *testing.T) {
