@@ -625,7 +625,7 @@ func (b *bid) nextRound(e *event, out *actions) {
 func (b *bid) askFirst(e *event, out *actions) {
 	i, ok := b.firstNode(e.tripped)
 	if !ok || b.firsts == b.n {
-		b.ask(electing, b.all(), e, out)
+		b.ask(electing, b.remaining(), e, out)
 		return
 	}
 	b.firsts++

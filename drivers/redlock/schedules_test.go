@@ -629,7 +629,7 @@ func (h *hosted) end(i int, a simReply, made bool) {
 		c.x.n.leave(false)
 		r.lease = &simLease{n: c.x.n, req: g.req, grant: grantOf(a, simEpoch, g.req.TTL, g.req.Quorum)}
 	case voting && a.inDoubt():
-		c.x.n.undo(g.req.Owner, max(0, c.until.Sub(r.received)))
+		c.x.n.undo(g.req.Owner, max(0, c.x.notAfter.Sub(c.x.n.s.clock())))
 	case g.call != release && made:
 		r.grant = grantOf(a, simEpoch, 0, c.x.q)
 	}

@@ -352,6 +352,51 @@ func TestClocksThatDisagreeSplitNoVote(t *testing.T) {
 	}
 }
 
+// A node that grants late, when the bid has gone on to ask another node first, is not asked again:
+// while a second vote of it is under way, its token could not be written back.
+func TestANodeThatGrantedLateIsNotAskedAgain(t *testing.T) {
+	b := bid{n: 3, q: 2, drift: 1, ttl: 10 * time.Second, timeout: time.Second}
+	var now boot.Instant
+	step := func(e event) actions {
+		e.until, e.now = 1<<62, now
+		return b.step(&e)
+	}
+	step(event{kind: begins})
+	step(event{kind: answered, node: 0, answer: granted, fence: 7})
+	step(event{kind: answered, node: 1, answer: held, owner: somebody})
+	step(event{kind: answered, node: 2, answer: held, owner: somebody + 1})
+	if out := step(event{kind: looks}); !out.split {
+		t.Fatal("the vote is not split")
+	}
+	step(event{kind: answered, node: 0, answer: granted}) // released
+	step(event{kind: looks})
+	now += boot.Instant(5 * time.Second)
+	asked := func(out actions) (nodes []int) {
+		for i, c := range out.calls {
+			if c == acquire {
+				nodes = append(nodes, i)
+			}
+		}
+		return nodes
+	}
+	out := step(event{kind: looks})
+	for i := range b.n { // no node answers in time
+		if got := asked(out); !slices.Equal(got, []int{i}) {
+			t.Fatalf("after %d nodes it asks %v", i, got)
+		}
+		if i == 2 {
+			step(event{kind: answered, node: 1, answer: granted, fence: 8})
+		}
+		if now += boot.Instant(time.Second); i != 1 {
+			step(event{kind: answered, node: i, answer: silence})
+		}
+		out = step(event{kind: looks})
+	}
+	if got := asked(out); !slices.Equal(got, []int{0, 2}) {
+		t.Errorf("at last it asks %v, want 0 and 2", got)
+	}
+}
+
 // An event handler may ask the lease that the event is about: no mutex of it is locked then.
 func TestAnEventHandlerMayAskTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
