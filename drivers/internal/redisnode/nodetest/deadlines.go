@@ -91,8 +91,7 @@ func (s *suite) hungConnect(t *testing.T) {
 	}
 }
 
-// cancelledInspection: an operator who asks a server that does not answer need not wait for the
-// call timeout.
+// cancelledInspection: an operator who presses ctrl-C need not wait for a server that is silent.
 func (s *suite) cancelledInspection(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	for _, when := range []string{"from the start", "later"} {

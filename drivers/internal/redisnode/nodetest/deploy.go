@@ -114,7 +114,7 @@ func (s *suite) ways(t *testing.T) {
 }
 
 func (s *suite) sentinel(t *testing.T) {
-	if testing.Short() {
+	if brief() {
 		t.Skip("with -short Failovers of package valkeygo tests a failover by Sentinel")
 	}
 	g := server.Sentinel(t, s.kind)
@@ -525,7 +525,7 @@ func (s *suite) allRights(t *testing.T) {
 		}
 		use(t, srv.Addr(), []*server.Server{srv})
 	})
-	if testing.Short() {
+	if brief() {
 		return // further rights need nine servers, whose start takes seconds
 	}
 	t.Run("Sentinel", func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -81,6 +82,10 @@ var together = []test{
 	{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
 	{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
 }
+
+// brief reports whether one driver may leave to the other what does not depend on its library. CI,
+// which tests the newest versions of the libraries with -short, asks for all.
+func brief() bool { return testing.Short() && os.Getenv("CI") == "" }
 
 // halves are further parallel tests, about scripts, servers and their topologies rather than a
 // driver's library. Each half belongs to the driver with this scheme, which runs it on both kinds of server.
@@ -295,7 +300,7 @@ func (s *suite) conformance(t *testing.T) {
 	h.Notices = notices.All
 	if testing.Short() {
 		h.TTL = 250 * time.Millisecond
-		if s.Scheme != "redis" {
+		if brief() && s.Scheme != "redis" {
 			h.Skip = map[string]string{}
 			for _, group := range []string{"request", "exclusion", "verdict", "expiry", "fence", "node", "history"} {
 				h.Skip[group] = "with -short package goredis tests the scripts"
