@@ -200,10 +200,14 @@ tested() {
 	return 1
 }
 
+# go_module FOLDER FLAG... PACKAGE... runs the tests of a nested module.
+go_module() { cd "$1" && tested $test -p=1 "${@:2}" >"$(mktemp "$scratch/nested.XXXXXX")"; }
+
 # go_test MODULES FLAG... PACKAGE...: beside the tests of the main module run those of the
-# nested ones, and without the race detector what only computes, in one goroutine or in virtual
-# time, what makes thousands of calls in a row, and what measures. Several packages run at once,
-# since they wait more than they compute.
+# nested ones, two modules at a time, and without the race detector what only computes, in one
+# goroutine or in virtual time, what makes thousands of calls in a row, and what measures. Several
+# packages run at once, since they wait more than they compute.
+test="go test -json -timeout=20m"
 computes='^TestEveryPartIsMissed$|^TestSchedulesMissEveryPart$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestStressFindsPlantedBugs$'
 computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedLineIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
 computes=$computes'|^TestConformance$/^[1-4]$|^TestConformanceOnRealServers$/^5$|^TestANodeWithAFullQueueIsAway$'
@@ -218,16 +222,12 @@ skipped() {
 	say '^$'
 }
 go_test() {
-	local folder folders=$1 status=0 test="go test -json -timeout=20m" skip other others
+	local folders=$1 status=0 skip other others
 	shift
 	[ "$folders" != . ] || { tested $test -p=4 "$@"; return; }
 	skip=$(skipped "$@")
-	(
-		for folder in $folders; do
-			[ "$folder" = . ] || (cd "$folder" && tested $test -p=1 -skip="$skip" "$@") || status=1
-		done
-		exit $status
-	) >"$scratch/nested" &
+	printf '%s\n' $folders | grep -vx '\.' |
+		xargs -P 2 -I{} "$BASH" redlocktest/all.bash --go-module {} -skip="$skip" "$@" &
 	others=$!
 	if [ "$skip" != '^$' ]; then
 		(
@@ -242,7 +242,7 @@ go_test() {
 	for other in $others; do
 		wait "$other" || status=1
 	done
-	cat "$scratch"/{nested,computed} 2>/dev/null # not before: lines would be mixed
+	cat "$scratch"/{nested.*,computed} 2>/dev/null # not before: lines would be mixed
 	return $status
 }
 
@@ -296,4 +296,8 @@ started() {
 }
 trap 'kill $(started) 2>/dev/null; exit 130' INT # what runs in the background does not hear ctrl-C
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
-if [ "${1:-}" = --go-test ]; then go_test "${@:2}"; else main "$@"; fi
+case ${1:-} in
+--go-test) go_test "${@:2}" ;;
+--go-module) go_module "${@:2}" ;;
+*) main "$@" ;;
+esac
