@@ -89,19 +89,64 @@ func take(b driver.Backend, r *driver.Request) (driver.Lease, error) {
 	}
 }
 
-// patience is how long a test waits for a busy machine.
-const patience = 30 * time.Second
+// patience is how long a test waits for a busy machine. It is shorter than the server keeps the
+// locks of a session that has told it nothing else.
+const patience = 100 * time.Second
 
 // answer makes attempts until one has an answer, and counts them: no answer in time is no verdict.
 func answer(ctx context.Context, b driver.Backend, r *driver.Request) (l driver.Lease, tries int, err error) {
-	for end := time.Now().Add(patience); ; {
+	for end := (time.Time{}); ; {
 		l, err = b.Acquire(ctx, r)
 		tries++
-		if err == nil || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrClosed) || ctx.Err() != nil || time.Now().After(end) {
+		if end.IsZero() { // a wait itself may last
+			end = time.Now().Add(patience)
+		}
+		if verdict(err) || ctx.Err() != nil || time.Now().After(end) {
 			return l, tries, err
 		}
 		<-time.After(10 * time.Millisecond)
 		r = sameWith(r)
+	}
+}
+
+// verdict reports whether a call was answered.
+func verdict(err error) bool {
+	for _, v := range []error{driver.ErrHeld, driver.ErrLost, driver.ErrRefused, driver.ErrInvalid, driver.ErrClosed} {
+		if errors.Is(err, v) {
+			return true
+		}
+	}
+	return err == nil
+}
+
+// awaited is answer for a caller that waits.
+func awaited(ctx context.Context, b driver.Backend, r *driver.Request) (driver.Lease, error) {
+	r.Wait = true
+	l, _, err := answer(ctx, b, r)
+	return l, err
+}
+
+// again is the time between tries. Thousands of leases that try at once would keep their session
+// from reading its answers.
+const again = time.Second / 2
+
+// renew renews until it is answered.
+func renew(l driver.Lease, ttl time.Duration) (g driver.Grant, err error) {
+	for end := time.Now().Add(patience); ; {
+		if g, err = l.Renew(context.Background(), &driver.Renewal{TTL: ttl}); verdict(err) || time.Now().After(end) {
+			return g, err
+		}
+		<-time.After(again)
+	}
+}
+
+// release releases until it is answered.
+func release(l driver.Lease) (err error) {
+	for end := time.Now().Add(patience); ; {
+		if err = l.Release(context.Background()); verdict(err) || time.Now().After(end) {
+			return err
+		}
+		<-time.After(again)
 	}
 }
 

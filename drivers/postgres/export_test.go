@@ -31,8 +31,16 @@ func (b *Backend) Number(key string) int64 { return b.number(b.opt.Prefix, key).
 // locks.
 func Grace(ttl time.Duration) time.Duration { return session.Kept(ttl) - ttl }
 
-// Conns returns how many connections the backend has.
-func (b *Backend) Conns() int { return len(b.all()) }
+// Conns returns how many connections the backend has. One of a session that the server does not
+// answer for a while does not count: another may be opened in its place.
+func (b *Backend) Conns() (n int) {
+	for _, s := range b.all() {
+		if !s.Suspect() {
+			n++
+		}
+	}
+	return n
+}
 
 // Queued returns how many callers in this process wait for a key.
 func (b *Backend) Queued(key string) int { return b.table.Queued(b.number(b.opt.Prefix, key)) }

@@ -22,7 +22,7 @@ import (
 // refused acquires, and asserts a permanent refusal whose text contains all of want.
 func refused(t *testing.T, b driver.Backend, want ...string) {
 	t.Helper()
-	_, err := b.Acquire(context.Background(), request("k", time.Minute))
+	_, _, err := answer(context.Background(), b, request("k", time.Minute))
 	var no *driver.RefusedError
 	if !errors.As(err, &no) || no.RetryAfter != 0 {
 		t.Fatalf("want a permanent refusal, got %v", err)
@@ -52,14 +52,14 @@ func TestAPoolerOfSessionsServes(t *testing.T) {
 	refused(t, opener(t, url), "pooler")
 	b := opener(t, url+"&pooler=session")
 	direct := opener(t, s.URL())
-	l := must(t, b, request("k", time.Minute))
+	l := must(t, b, request("k", time.Hour))
 	if _, _, err := answer(context.Background(), direct, request("k", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Fatalf("another client holds the lock through the pooler, got %v, want ErrHeld", err)
 	}
-	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); err != nil {
+	if _, err := renew(l, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Release(context.Background()); err != nil {
+	if err := release(l); err != nil {
 		t.Fatal(err)
 	}
 	_ = must(t, direct, request("k", time.Minute)).Release(context.Background())
@@ -69,7 +69,7 @@ func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
 	t.Parallel()
 	url := bouncer(t, database(t), "transaction")
 	b := opener(t, url+"&pooler=session")
-	l := must(t, b, request("k", time.Minute))
+	l := must(t, b, request("k", time.Hour))
 	// Another client gets the server process that has the lock, and keeps it.
 	thief, err := pgx.Connect(context.Background(), url+"&default_query_exec_mode=simple_protocol")
 	if err != nil {
@@ -79,7 +79,7 @@ func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
 	if _, err := thief.Exec(context.Background(), "BEGIN"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {
+	if _, err := renew(l, time.Hour); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("Renew on another server process: %v", err)
 	}
 }
@@ -87,7 +87,7 @@ func TestAPoolerThatLiesAboutSessionsIsFoundByTheHeartbeat(t *testing.T) {
 func TestAStandbyIsRefusedForAWhile(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t, server.WithStandby())
-	_, err := opener(t, s.URL()).Acquire(context.Background(), request("k", time.Minute))
+	_, _, err := answer(context.Background(), opener(t, s.URL()), request("k", time.Minute))
 	var no *driver.RefusedError
 	if !errors.As(err, &no) || no.RetryAfter == 0 || !strings.Contains(err.Error(), "primary") {
 		t.Errorf("a standby, which may be promoted, gives %v", err)
@@ -105,11 +105,11 @@ func TestAFullLockTableNamesTheSetting(t *testing.T) {
 	for w := range 32 { // together, so that one statement asks for many, in both modes
 		wg.Go(func() {
 			for i := range 500 {
-				r := request(fmt.Sprint("k", w, "/", i), time.Minute)
+				r := request(fmt.Sprint("k", w, "/", i), time.Hour)
 				if i%2 == 0 {
 					r.Mode = driver.Shared
 				}
-				l, err := b.Acquire(context.Background(), r)
+				l, _, err := answer(context.Background(), b, r)
 				mu.Lock()
 				var no *driver.RefusedError
 				switch {
@@ -134,14 +134,13 @@ func TestAFullLockTableNamesTheSetting(t *testing.T) {
 	}
 	// Other locks are not affected, and there is room again after a release.
 	for _, l := range held {
-		if err := l.Release(context.Background()); err != nil {
+		if err := release(l); err != nil {
 			t.Fatal(err)
 		}
 	}
 	_ = must(t, b, request("again", time.Minute)).Release(context.Background())
-	if got := count(t, admin(t, s.URL()), advisory); got != 0 {
-		t.Errorf("%d locks are left", got)
-	}
+	db := admin(t, s.URL())
+	eventually(t, "no lock is left", func() bool { return count(t, db, advisory) == 0 })
 }
 
 func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
@@ -158,7 +157,7 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 	s.role(t, "some body", "")
 	url := s.URLFor("some body", "")
 	for range 2 { // running the statement in the error is enough; the second time another role owns the sequence
-		_, err := opener(t, url).Acquire(context.Background(), request("k", time.Minute))
+		_, _, err := answer(context.Background(), opener(t, url), request("k", time.Minute))
 		var no *driver.RefusedError
 		if !errors.As(err, &no) || no.RetryAfter != 0 {
 			t.Fatalf("without rights: %v", err)
@@ -213,7 +212,7 @@ func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 	s.role(t, "alice", "PASSWORD 'right'")
 	b := opener(t, s.URLFor("alice", canary))
 	refused(t, b, "password")
-	_, err := b.Acquire(context.Background(), request("k", time.Minute))
+	_, _, err := answer(context.Background(), b, request("k", time.Minute))
 	if all := fmt.Sprintf("%v %+v %#v %s", err, err, err, b); strings.Contains(all, canary) {
 		t.Errorf("the password is in %s", all)
 	}
@@ -223,47 +222,48 @@ func TestAWrongPasswordIsARefusalInWordsWithoutThePassword(t *testing.T) {
 func TestARestartGuardKeepsAYoungServerFromGranting(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t)
-	b := opener(t, s.URL()+"&restart_guard=2s")
-	if most := b.Info().MaxTTL; most != 2*time.Second {
+	b := opener(t, s.URL()+"&restart_guard=30m")
+	if most := b.Info().MaxTTL; most != 30*time.Minute {
 		t.Errorf("MaxTTL is %v", most)
 	}
-	_, err := b.Acquire(context.Background(), request("k", time.Second))
+	_, _, err := answer(context.Background(), b, request("k", time.Second))
 	var no *driver.RefusedError
-	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 2*time.Second {
+	if !errors.As(err, &no) || no.RetryAfter <= 0 || no.RetryAfter > 30*time.Minute {
 		t.Fatalf("a server that was just started gives %v", err)
 	}
-	<-time.After(no.RetryAfter + 10*time.Millisecond)
-	_ = must(t, b, request("k", time.Second)).Release(context.Background())
+	b = opener(t, s.URL()+"&restart_guard=2s")
+	eventually(t, "a server that was started long ago grants", func() bool {
+		l, _, err := answer(context.Background(), b, request("k", time.Second))
+		return err == nil && l.Release(context.Background()) == nil
+	})
 }
 
 func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	a, b := opener(t, s.URL()), opener(t, s.URL()+"&application_name=web")
-	r := request("k", time.Minute)
+	r := request("k", time.Hour)
 	r.Owner = "host/4711/abc"
 	l := must(t, b, r)
 	ctx, cancel := context.WithCancel(context.Background())
 	waited := make(chan error)
 	go func() {
-		w := request("k", time.Minute)
-		w.Wait = true
-		_, err := a.Acquire(ctx, w)
+		_, err := awaited(ctx, a, request("k", time.Minute))
 		waited <- err
 	}()
 	var st *driver.State
-	eventually(t, "one holder and one waiter", func() bool {
-		var err error
-		if st, err = a.Lookup(context.Background(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		return len(st.Holders) == 1 && st.Waiters == 1
-	})
-	if h := st.Holders[0]; !strings.Contains(h.Owner, "web host/4711") || !strings.Contains(h.Owner, fmt.Sprint(b.Pids()[0])) || h.Address == "" || h.Since.IsZero() {
+	lookup := func(b *postgres.Backend) (err error) {
+		st, err = b.Lookup(context.Background(), "k")
+		return err
+	}
+	eventually(t, "one holder and one waiter", func() bool { return lookup(a) == nil && len(st.Holders) == 1 && st.Waiters == 1 })
+	pid := slices.IndexFunc(b.Pids(), func(pid uint32) bool { return strings.Contains(st.Holders[0].Owner, fmt.Sprint(pid)) })
+	if h := st.Holders[0]; !strings.Contains(h.Owner, "web host/4711") || pid < 0 || h.Address == "" || h.Since.IsZero() {
 		t.Errorf("the holder is %+v", h)
 	}
-	if st, err := b.Lookup(context.Background(), "k"); err != nil || len(st.Holders) != 1 || st.Holders[0].Owner != r.Owner || st.Fence != l.Grant().Fence {
-		t.Errorf("in its own process: %+v, %v", st, err)
+	eventually(t, "an answer", func() bool { return lookup(b) == nil })
+	if len(st.Holders) != 1 || st.Holders[0].Owner != r.Owner || st.Fence != l.Grant().Fence {
+		t.Errorf("in its own process: %+v", st)
 	}
 	// A wait is a sequence of statements: Check may come between two of them.
 	eventually(t, "a finding that says which process waits for the holder", func() bool {
@@ -272,9 +272,10 @@ func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 			t.Log(err)
 		}
 		return slices.ContainsFunc(findings, func(f driver.Diagnostic) bool {
-			return strings.Contains(f.Summary, "waits for process") && strings.Contains(f.Summary, fmt.Sprint(b.Pids()[0]))
+			return slices.ContainsFunc(b.Pids(), func(pid uint32) bool { return strings.Contains(f.Summary, fmt.Sprint("waits for process ", pid)) })
 		})
 	})
+	eventually(t, "it still waits", func() bool { return a.Queued("k") == 1 })
 	cancel()
 	if err := <-waited; !errors.Is(err, context.Canceled) || !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("the wait gave %v", err)
@@ -316,12 +317,12 @@ func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 	if err := tx.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	l := must(t, b, request("k", time.Minute))
+	l := must(t, b, request("k", time.Hour))
 	other = begin(two)
 	if err := b.TryLockTx(ctx, other, "k"); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("a transaction beside a lease: %v", err)
 	}
-	_ = l.Release(ctx)
+	_ = release(l)
 	if err := b.TryLockTx(ctx, other, "k"); err != nil {
 		t.Errorf("a free key: %v", err)
 	}
@@ -339,7 +340,7 @@ func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 	b := opener(t, s.URL())
 	db, ctx := admin(t, s.URL()), context.Background()
 	line := func() int64 { return count(t, db, advisory+" AND NOT granted") }
-	l := must(t, b, request("k", time.Minute))
+	l := must(t, b, request("k", time.Hour))
 	tx, err := admin(t, s.URL()).Begin(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -347,7 +348,7 @@ func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 	locked := make(chan error, 1)
 	go func() { locked <- b.LockTx(ctx, tx, "k") }()
 	eventually(t, "the transaction waits", func() bool { return line() == 1 })
-	if err := l.Release(ctx); err != nil {
+	if err := release(l); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-locked; err != nil {
@@ -434,13 +435,13 @@ func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 		postgres.Int32PairKey(7, -8): "7,-8", postgres.Int32PairKey(-2147483648, 2147483647): "-2147483648,2147483647",
 	} {
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-			r := request(key, time.Minute)
+			r := request(key, time.Hour)
 			r.Mode = mode
 			l := must(t, b, r)
 			if count(t, db, "SELECT pg_try_advisory_lock("+args+")::int") != 0 {
 				t.Errorf("%s: held as %v, and granted to another program", key, mode)
 			}
-			if err := l.Release(ctx); err != nil {
+			if err := release(l); err != nil {
 				t.Error(err)
 			}
 		}
@@ -455,11 +456,9 @@ func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 		}
 		got := make(chan error, 1)
 		go func() {
-			r := request(key, time.Minute)
-			r.Wait = true
-			l, err := b.Acquire(ctx, r)
+			l, err := awaited(ctx, b, request(key, time.Minute))
 			if err == nil {
-				err = l.Release(ctx)
+				err = release(l)
 			}
 			got <- err
 		}()
@@ -473,7 +472,7 @@ func TestLocksThatExistAlreadyAreJoined(t *testing.T) {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
-	l := must(t, b, request("a key", time.Minute))
+	l := must(t, b, request("a key", time.Hour))
 	id, pair := b.LockID("a key")
 	if in := count(t, db, "SELECT ('x' || left(encode(sha256(convert_to('' || 'a key', 'UTF8')), 'hex'), 16))::bit(64)::int8"); in != id || pair {
 		t.Errorf("LockID gives %d, SQL %d", id, in)
@@ -539,7 +538,7 @@ func TestAProcessLeavesRoomInTheLockTable(t *testing.T) {
 	var no *driver.RefusedError
 	n := 0
 	for ; n < 1000; n++ {
-		_, err := b.Acquire(context.Background(), request(fmt.Sprint("k", n), time.Minute))
+		_, err := take(b, request(fmt.Sprint("k", n), time.Hour))
 		if err != nil {
 			if !errors.As(err, &no) || no.RetryAfter == 0 || !strings.Contains(err.Error(), "max_locks_per_transaction") || !strings.Contains(err.Error(), fmt.Sprint(n)) {
 				t.Errorf("after %d locks: %v", n, err)
