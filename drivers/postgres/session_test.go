@@ -464,6 +464,25 @@ func TestAnUnlockOfWhatIsNotThereIsALoss(t *testing.T) {
 	}
 }
 
+// The first Release has no answer in time; the unlock is answered later, and the session, which was
+// silent for too long, ends. The lock was not lost.
+func TestAReleaseThatIsAnsweredLateIsNoLoss(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	p := fault.NewProxy(t, s.Addr())
+	b := opener(t, through(s, p))
+	l := must(t, b, request("k", time.Hour))
+	p.Pause()
+	if err := l.Release(context.Background()); verdict(err) {
+		t.Fatalf("Release without an answer: %v", err)
+	}
+	p.Resume()
+	eventually(t, "the session ends", func() bool { return len(b.Pids()) == 0 })
+	if err := release(l); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+}
+
 // The lock is taken before the token. If there is no token, the driver gives back this lock and
 // no other.
 func TestALockWithoutATokenIsGivenBack(t *testing.T) {

@@ -111,7 +111,7 @@ const releaseTimeout = 5 * time.Second
 func (l *Lease) Release(context.Context) error {
 	s := l.s
 	s.mu.Lock()
-	if l.told || s.end != nil {
+	if l.told || s.end != nil && l.leaving == nil { // an unlock may have been answered before the end
 		s.mu.Unlock()
 		return l.afterEnd()
 	}

@@ -154,7 +154,13 @@ func (s *Session) answer(ctx context.Context, o *op, limit time.Duration) bool {
 			late = s.late
 			over := s.suspect || !time.Now().Before(end)
 			s.mu.Unlock()
-			if over {
+			if !over {
+				continue
+			}
+			select {
+			case <-o.done: // as late
+				return true
+			default:
 				return false
 			}
 		}
