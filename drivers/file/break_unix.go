@@ -47,7 +47,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 		return err
 	}
 	defer state.Close() //nolint:errcheck // nothing is buffered
-	gate, err := enterGate(ctx, p, n, state, lookPatience)
+	gate, err := enterGate(ctx, p, n, state, b.patience)
 	if err != nil {
 		return err
 	}

@@ -63,15 +63,17 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	b := open(t, folder)
+	b.cleaner.close() // it would clean beside the test
 	held := acquire(t, b, request("held"))
 	for i := range 100 {
 		release(t, acquire(t, b, request(fmt.Sprint("old/", i))))
 	}
-	age(t, folder, time.Now().Add(-time.Minute))
+	now := time.Now()
+	age(t, folder, now.Add(-time.Minute))
 	for i := range 3 {
 		release(t, acquire(t, b, request(fmt.Sprint("new/", i))))
 	}
-	left, removed := b.clean(time.Now())
+	left, removed := b.clean(now)
 	if got := len(files(t, folder)); left != 4 || removed == 0 || got != 8 {
 		t.Errorf("%d keys were removed and %d are left, in %d files; want those of the one that is held and of three new ones", removed, left, got)
 	}

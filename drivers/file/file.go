@@ -254,7 +254,8 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 		return nil, err
 	}
 	n := names(p, b.prefix+req.Key)
-	for i := range attempts {
+	end := time.Now().Add(b.patience)
+	for i := 0; i < attempts; {
 		l, err := p.openLock(n.lock, os.O_RDWR)
 		if err != nil {
 			return nil, err
@@ -263,7 +264,7 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 		if err == nil && !ok {
 			err = b.tryAgain(ctx, p, n, l, req)
 		}
-		if errors.Is(err, driver.ErrHeld) && i < attempts-1 && noState(ctx, n) {
+		if errors.Is(err, driver.ErrHeld) && time.Now().Before(end) && noState(ctx, n) {
 			l.close()
 			continue
 		}
@@ -273,12 +274,14 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 		}
 		if !l.current(n.lock) { // it was removed meanwhile: it excludes nobody
 			l.close()
+			i++
 			continue
 		}
 		lease, err := b.grant(ctx, p, n, l, req)
 		if !errors.Is(err, errReplaced) {
 			return lease, err
 		}
+		i++
 	}
 	return nil, fmt.Errorf("file: %s: keeps being replaced", n.lock)
 }
@@ -297,10 +300,10 @@ func noState(ctx context.Context, n paths) bool {
 	}
 }
 
-// gatePatience is how long to wait for a gate before giving up. On a busy machine the process
-// that has the gate may not run for a while. If the caller gave up too early, it would report
-// that a lock is held though another process only looks at it.
-const gatePatience = 3 * time.Second
+// gatePatience is how long to wait for a gate before giving up, and for the state of a held key.
+// On a busy machine the process that has the gate may not run for a while. If the caller gave up
+// too early, it would report that a lock is held though another process only looks at it.
+const gatePatience = 5 * time.Second
 
 // tryAgain reads the owner of the lock for the verdict, and tries once more while it has the
 // gate. Lookups and removals take the lock only with the gate, so a lock that cannot be taken

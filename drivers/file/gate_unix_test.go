@@ -56,6 +56,32 @@ func TestWhoIsLookedAtIsNotRefused(t *testing.T) {
 	}
 }
 
+// A remover that does not run for a while between the removals of the two files refuses nobody.
+func TestASlowRemovalRefusesNobody(t *testing.T) {
+	b := open(t, t.TempDir())
+	b.patience = time.Minute
+	l := acquire(t, b, request("k"))
+	n := l.paths
+	release(t, l)
+	own, err := l.place.openLock(n.lock, os.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := own.try(driver.Exclusive); !ok || err != nil {
+		t.Fatalf("lock: %t, %v", ok, err)
+	}
+	if err := os.Remove(n.state); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(500*time.Millisecond, func() {
+		if err := os.Remove(n.lock); err != nil {
+			t.Error(err)
+		}
+		own.close()
+	})
+	release(t, acquire(t, b, request("k")))
+}
+
 func TestNobodyLooksWithoutTheGate(t *testing.T) {
 	b := open(t, t.TempDir())
 	release(t, acquire(t, b, request("k")))

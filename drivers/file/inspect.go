@@ -14,9 +14,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// lookPatience is how long a look waits for a key's gate.
-const lookPatience = 5 * time.Second
-
 // Lookup returns the state of key. It takes the lock for an instant while it has the gate, so
 // that no request is refused because of it. Of several shared holders it names only one: only
 // the kernel knows all.
@@ -87,7 +84,7 @@ func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.
 		return "", nil, err
 	}
 	defer state.Close() //nolint:errcheck // it was only read
-	gate, err := enterGate(ctx, p, n, state, lookPatience)
+	gate, err := enterGate(ctx, p, n, state, b.patience)
 	if err != nil {
 		return "", nil, err
 	}

@@ -29,18 +29,14 @@ type Lease struct {
 
 var _ driver.Lease = (*Lease)(nil)
 
-// sharedPatience is how long a shared holder waits for the gate, under which it takes its
-// token: other shared holders take theirs under the same gate.
-const sharedPatience = 5 * time.Second
-
 // begin gives the holder of l.lock its token, and writes the holder's name into the state.
 func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 	var err error
 	if l.state, err = l.place.open(l.paths.state, os.O_RDWR); err != nil {
 		return err
 	}
-	if l.mode == driver.Shared { // an exclusive holder is alone
-		gate, err := enterGate(ctx, l.place, l.paths, l.state, sharedPatience)
+	if l.mode == driver.Shared { // others take their tokens under the same gate; an exclusive holder is alone
+		gate, err := enterGate(ctx, l.place, l.paths, l.state, l.backend.patience)
 		if err != nil {
 			return err
 		}
