@@ -212,7 +212,7 @@ func (w *world) start(args ...string) *proc {
 }
 
 // patient is how long a step may take on a slow machine.
-const patient = time.Minute
+const patient = 2 * time.Minute
 
 // wait waits for the end and returns the exit code.
 func (p *proc) wait() int {

@@ -21,7 +21,14 @@ import (
 // examine runs dlock doctor, and checks that its exit code is that of the gravest finding.
 func (w *world) examine(flags ...string) map[string]findingJSON {
 	w.t.Helper()
-	code, out, stderr := w.run(append([]string{"doctor", "--json"}, flags...)...)
+	var code int
+	var out, stderr string
+	for end := time.Now().Add(patient); ; {
+		code, out, stderr = w.run(append([]string{"doctor", "--json"}, flags...)...)
+		if out != "" || !late.MatchString(stderr) || time.Now().After(end) {
+			break
+		}
+	}
 	var all []findingJSON
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		w.t.Fatalf("exit code %d, %v: %s%s", code, err, out, stderr)
@@ -66,9 +73,15 @@ func (w *world) shell(command string) error {
 			w.t.Skip(err) // it was found, at least
 		}
 	}
-	c := exec.Command("sh", "-c", command)
-	c.Env = append(w.env, "PATH="+os.Getenv("PATH")+":"+w.dir)
-	out, err := c.CombinedOutput()
+	var out []byte
+	var err error
+	for end := time.Now().Add(patient); ; {
+		c := exec.Command("sh", "-c", command)
+		c.Env = append(w.env, "PATH="+os.Getenv("PATH")+":"+w.dir)
+		if out, err = c.CombinedOutput(); err == nil || !late.Match(out) || time.Now().After(end) {
+			break
+		}
+	}
 	if err == nil && strings.Contains(string(out), "ERR ") {
 		err = errors.New("refused by the server")
 	}
@@ -119,7 +132,7 @@ func among(n int, change func(w *world, urls []string, nodes []*server.Server) (
 		url, nodes := quorum(w.t, n)
 		urls := strings.Split(strings.TrimPrefix(url, "redlock:"), ",")[:n]
 		options, mend := change(w, urls, nodes)
-		return "redlock:" + strings.Join(urls, ",") + ",bootstrap=true" + options, mend
+		return "redlock:" + strings.Join(urls, ",") + ",bootstrap=true,node_timeout=2s" + options, mend
 	}
 }
 
@@ -179,20 +192,20 @@ var misconfigurations = map[string]misconfiguration{
 		return "", func(string) error { return nodes[1].Start() }
 	}), slow: true},
 	"terms": {code: "terms-differ", severity: "warning", measured: "restart_guard=10s", make: among(3, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
-		before := "redlock:" + strings.Join(urls, ",") + ",bootstrap=true,restart_guard=10s"
+		before := "redlock:" + strings.Join(urls, ",") + ",bootstrap=true,node_timeout=2s,restart_guard=10s"
 		w.want(0, "run", "--url", before, "--ttl", "5s", "k", "--", "true")
 		return ",restart_guard=1m", w.shell
 	})},
 	"quarantine": {code: "quarantine", severity: "warning", make: among(3, func(w *world, urls []string, nodes []*server.Server) (string, func(string) error) {
-		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",bootstrap=true,restart_guard=2m", "k", "--", "true")
+		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",bootstrap=true,node_timeout=2s,restart_guard=2m", "k", "--", "true")
 		if err := nodes[1].RestartEmpty(); err != nil {
 			w.t.Fatal(err)
 		}
-		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",restart_guard=2m", "k", "--", "true")
+		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",node_timeout=2s,restart_guard=2m", "k", "--", "true")
 		return ",restart_guard=2m", nil // it ends by itself
 	}), slow: true},
 	"more nodes": {code: "terms-differ", severity: "warning", measured: "3 nodes", make: among(5, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
-		w.want(0, "run", "--url", "redlock:"+strings.Join(urls[:3], ",")+",bootstrap=true", "k", "--", "true")
+		w.want(0, "run", "--url", "redlock:"+strings.Join(urls[:3], ",")+",bootstrap=true,node_timeout=2s", "k", "--", "true")
 		return "", w.shell
 	}), slow: true},
 	"versions": {code: "versions-differ", severity: "note", measured: "Valkey", make: among(3, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
@@ -501,7 +514,7 @@ func TestDoctorComparesClocks(t *testing.T) {
 		wrong = server.Redis(t, server.WithClock())
 		urls[i] = wrong.URL()
 	}
-	w.env = append(w.env, envURL+"=redlock:"+strings.Join(urls, ",")+",bootstrap=true")
+	w.env = append(w.env, envURL+"=redlock:"+strings.Join(urls, ",")+",bootstrap=true,node_timeout=2s")
 	var found map[string]findingJSON
 	allAnswer := func() { // a node that is late has no clock to compare
 		eventually(t, "answers of all nodes", func() bool { found = w.examine(); return found["node-unreachable"].Code == "" })

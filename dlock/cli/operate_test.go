@@ -37,7 +37,7 @@ func quorum(t *testing.T, n int, options ...string) (url string, nodes []*server
 		nodes = append(nodes, server.StartFor(t, kind))
 		urls[i] = nodes[i].URL()
 	}
-	return "redlock:" + strings.Join(append(urls, append([]string{"bootstrap=true"}, options...)...), ","), nodes
+	return "redlock:" + strings.Join(append(urls, append([]string{"bootstrap=true", "node_timeout=2s"}, options...)...), ","), nodes
 }
 
 // states runs dlock status --json.
