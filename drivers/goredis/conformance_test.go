@@ -39,12 +39,9 @@ var tested = nodetest.Driver{
 	},
 }
 
-func TestConformance(t *testing.T) { nodetest.RunAlone(t, tested) }
+func TestConformance(t *testing.T) { nodetest.Conformance(t, tested) }
 
-func TestDriver(t *testing.T) {
-	t.Parallel()
-	nodetest.Run(t, tested)
-}
+func TestDriver(t *testing.T) { nodetest.Run(t, tested) }
 
 func TestUnusableClientsAreRefused(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})

@@ -1,13 +1,9 @@
 package postgres_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
-	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
@@ -173,32 +170,8 @@ func terminate(url string, b *postgres.Backend) error {
 	return nil
 }
 
-// TestConformance runs the suite in a process of its own, beside the other tests: the suite takes
-// the goroutines of other tests for leaks.
-func TestConformance(t *testing.T) {
-	t.Parallel()
-	if os.Getenv(ownProcess) != "" {
-		conform(t)
-		return
-	}
-	_, part, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^TestConformance$/"+part, fmt.Sprintf("-test.short=%t", testing.Short()))
-	if end, ok := t.Deadline(); ok {
-		cmd.Args = append(cmd.Args, "-test.timeout="+time.Until(end).String())
-	}
-	cmd.Env = append(os.Environ(), ownProcess+"=1")
-	out, err := cmd.CombinedOutput()
-	switch {
-	case err != nil:
-		t.Errorf("%v\n%s", err, out)
-	case bytes.Contains(out, []byte("\n--- SKIP: TestConformance ")):
-		t.Skipf("%s", out)
-	default:
-		t.Logf("%s", out)
-	}
-}
-
-const ownProcess = "REDLOCK_POSTGRES_CONFORMANCE"
+// TestConformance has a process of its own: the suite takes the goroutines of other tests for leaks.
+func TestConformance(t *testing.T) { ownprocess.Run(t, conform) }
 
 func conform(t *testing.T) {
 	// After a crash this server has lost commits made without synchronous_commit.

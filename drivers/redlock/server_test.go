@@ -11,6 +11,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/goredis"
+	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/drivers/valkeygo"
 	"github.com/redlock-go/redlock/redlocktest"
@@ -167,6 +168,7 @@ func (c *cluster) harness() redlocktest.Harness {
 }
 
 func TestConformanceOnRealServers(t *testing.T) {
+	t.Parallel()
 	mixed := []string{"redis", "valkey", "valkey"}
 	for _, c := range []struct {
 		n       int
@@ -176,7 +178,7 @@ func TestConformanceOnRealServers(t *testing.T) {
 			if testing.Short() && c.n != 3 {
 				t.Skip("short")
 			}
-			redlocktest.Run(t, start(t, c.n, c.schemes...).harness())
+			ownprocess.Run(t, func(t *testing.T) { redlocktest.Run(t, start(t, c.n, c.schemes...).harness()) })
 		})
 	}
 }

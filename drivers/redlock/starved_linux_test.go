@@ -3,8 +3,6 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -12,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
@@ -91,95 +90,77 @@ func (l slowLease) Release(ctx context.Context) error {
 	return l.Lease.Release(ctx)
 }
 
-const standsStill = "REDLOCK_TEST_STANDS_STILL"
-
-// mayStandStill returns true in a process whose only test t is. Elsewhere it runs t in such a
-// process, with one processor, beside other tests.
-func mayStandStill(t *testing.T) bool {
-	t.Helper()
-	if os.Getenv(standsStill) != "" {
-		return true
-	}
-	t.Parallel()
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", fmt.Sprintf("-test.short=%v", testing.Short()))
-	cmd.Env = append(os.Environ(), standsStill+"=1", "GOMAXPROCS=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-	return false
-}
+// oneProcessor is for a process that may stand still: see stallProcess.
+const oneProcessor = "GOMAXPROCS=1"
 
 // The nodes answer within milliseconds, but this process does not run for twice their timeout:
 // in each phase, either before its requests are sent or while the answers are in transit.
 func TestAProcessThatDoesNotRunBlamesNoNode(t *testing.T) {
-	if !mayStandStill(t) {
-		return
-	}
-	for _, phase := range []string{"meet", "acquire", "raise", "renew", "release"} {
-		for name, after := range map[string]time.Duration{"before": 0, "while": time.Millisecond} {
-			t.Run(phase+"/"+name, func(t *testing.T) {
-				untilUnblamed(t, func() error { return stalledIn(t, phase, after, 1) })
-			})
+	ownprocess.Run(t, func(t *testing.T) {
+		for _, phase := range []string{"meet", "acquire", "raise", "renew", "release"} {
+			for name, after := range map[string]time.Duration{"before": 0, "while": time.Millisecond} {
+				t.Run(phase+"/"+name, func(t *testing.T) {
+					untilUnblamed(t, func() error { return stalledIn(t, phase, after, 1) })
+				})
+			}
 		}
-	}
+	}, oneProcessor)
 }
 
 // The stall does not make the breaker skip a node either.
 func TestAProcessThatDoesNotRunSkipsNoNode(t *testing.T) {
-	if !mayStandStill(t) {
-		return
-	}
-	untilUnblamed(t, func() error { return stalledIn(t, "acquire", time.Millisecond, tripAfter+1) })
+	ownprocess.Run(t, func(t *testing.T) {
+		untilUnblamed(t, func() error { return stalledIn(t, "acquire", time.Millisecond, tripAfter+1) })
+	}, oneProcessor)
 }
 
 // A node that starts its calls is not blamed either: its answers are read when this process
 // runs again.
 func TestAProcessThatDoesNotRunBlamesNoNodeThatStartsCalls(t *testing.T) {
-	if !mayStandStill(t) {
-		return
-	}
-	const nodeTimeout = 80 * time.Millisecond
-	for name, after := range map[string]time.Duration{"before": 0, "while": time.Millisecond} {
-		if testing.Short() && name == "before" {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			untilUnblamed(t, func() error {
-				b, servers := unmet(t, &Options{Guard: -1, NodeTimeout: nodeTimeout}, func(n *redisnode.Node) driver.Backend { return n })
-				if err := holdAndRenew(t, b); err != nil {
-					return err
-				}
-				for i := range 6 { // for an acquire and its release
-					var due atomic.Bool
-					due.Store(true)
-					before := func() {
-						if due.Swap(false) {
-							time.AfterFunc(after, func() {
-								ts := syscall.NsecToTimespec(int64(2 * nodeTimeout))
-								stallProcess(&ts)
-							})
+	ownprocess.Run(t, func(t *testing.T) {
+		const nodeTimeout = 80 * time.Millisecond
+		for name, after := range map[string]time.Duration{"before": 0, "while": time.Millisecond} {
+			if testing.Short() && name == "before" {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				untilUnblamed(t, func() error {
+					b, servers := unmet(t, &Options{Guard: -1, NodeTimeout: nodeTimeout}, func(n *redisnode.Node) driver.Backend { return n })
+					if err := holdAndRenew(t, b); err != nil {
+						return err
+					}
+					for i := range 6 { // for an acquire and its release
+						var due atomic.Bool
+						due.Store(true)
+						before := func() {
+							if due.Swap(false) {
+								time.AfterFunc(after, func() {
+									ts := syscall.NsecToTimespec(int64(2 * nodeTimeout))
+									stallProcess(&ts)
+								})
+							}
+						}
+						for _, s := range servers {
+							s.takes.Store(int64(5 * time.Millisecond))
+							s.before.Store(&before)
+						}
+						l, err := b.Acquire(t.Context(), request1("k", fmt.Sprint("web/", i), 10*time.Second))
+						if err != nil {
+							return fmt.Errorf("acquire: %w", err)
+						}
+						due.Store(true)
+						if err := l.Release(t.Context()); err != nil {
+							return fmt.Errorf("release: %w", err)
 						}
 					}
-					for _, s := range servers {
-						s.takes.Store(int64(5 * time.Millisecond))
-						s.before.Store(&before)
+					if s := b.Stats(); s.Trips > 0 || s.Unreleased > 0 {
+						return fmt.Errorf("%+v", s)
 					}
-					l, err := b.Acquire(t.Context(), request1("k", fmt.Sprint("web/", i), 10*time.Second))
-					if err != nil {
-						return fmt.Errorf("acquire: %w", err)
-					}
-					due.Store(true)
-					if err := l.Release(t.Context()); err != nil {
-						return fmt.Errorf("release: %w", err)
-					}
-				}
-				if s := b.Stats(); s.Trips > 0 || s.Unreleased > 0 {
-					return fmt.Errorf("%+v", s)
-				}
-				return nil
+					return nil
+				})
 			})
-		})
-	}
+		}
+	}, oneProcessor)
 }
 
 // untilUnblamed tries a few times, because other processes may keep this one from running for

@@ -45,12 +45,9 @@ var tested = nodetest.Driver{
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
-func TestConformance(t *testing.T) { nodetest.RunAlone(t, tested) }
+func TestConformance(t *testing.T) { nodetest.Conformance(t, tested) }
 
-func TestDriver(t *testing.T) {
-	t.Parallel()
-	nodetest.Run(t, tested)
-}
+func TestDriver(t *testing.T) { nodetest.Run(t, tested) }
 
 func TestUnusableClientsAreRefused(t *testing.T) {
 	if _, err := valkeygo.New(nil, nil); !errors.Is(err, driver.ErrInvalid) {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -48,10 +49,9 @@ type test struct {
 	run  func(*suite, *testing.T)
 }
 
-// alone are the tests that must run alone: they look for leaked goroutines, or depend on a
-// reservation's few milliseconds.
+// alone are the tests that must run alone: they count goroutines, or depend on a reservation's few
+// milliseconds.
 var alone = []test{
-	{"Conformance", (*suite).conformance},
 	{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
 	{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
 	{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
@@ -123,20 +123,21 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// RunAlone runs the conformance suite and the other tests that must run alone: on both servers,
-// or with -short on the server with the driver's name.
-func RunAlone(t *testing.T, d Driver) {
+// Conformance runs the suite: on both servers, or with -short on the server with the driver's name.
+// On each it has a process of its own, because it takes the goroutines of other tests for leaks.
+func Conformance(t *testing.T, d Driver) {
+	t.Parallel()
+	eachKind(t, d, func(t *testing.T, s *suite) { ownprocess.Run(t, s.conformance) })
+}
+
+// Run runs all other tests: on each server first those that must run alone, then the rest in
+// parallel; halves says which on which server.
+func Run(t *testing.T, d Driver) {
+	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
 	eachKind(t, d, func(t *testing.T, s *suite) {
 		for _, test := range alone {
 			t.Run(test.name, func(t *testing.T) { test.run(s, t) })
 		}
-	})
-}
-
-// Run runs all other tests in parallel; halves says which on which server.
-func Run(t *testing.T, d Driver) {
-	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
-	eachKind(t, d, func(t *testing.T, s *suite) {
 		t.Parallel()
 		tests := halves[d.Scheme]
 		if s.own() && !testing.Short() {
@@ -149,6 +150,7 @@ func Run(t *testing.T, d Driver) {
 			})
 		}
 	})
+	t.Parallel()
 }
 
 func eachKind(t *testing.T, d Driver, do func(*testing.T, *suite)) {
