@@ -162,13 +162,13 @@ func permanent(err error) bool {
 	return errors.As(err, &r) && r.RetryAfter <= 0
 }
 
-// settle waits a moment for the timer of a context whose deadline has passed, so that ctx.Err
-// agrees with the error that this package returns.
+// settle waits for the timer of a context whose deadline has passed, so that ctx.Err agrees with
+// the error that this package returns. That takes a moment, or longer on a busy machine.
 func settle(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	t := time.NewTimer(10 * time.Millisecond)
+	t := time.NewTimer(time.Second)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
