@@ -435,10 +435,14 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	return r
 }
 
-// stacks returns the stacks of all goroutines, shortened for people.
+// stacks returns the stacks of all goroutines, or of many.
 func stacks() string {
-	buf := make([]byte, 1<<16)
-	return string(buf[:runtime.Stack(buf, true)])
+	for size := 1 << 16; ; size *= 2 {
+		buf := make([]byte, size)
+		if n := runtime.Stack(buf, true); n < size || size == 1<<22 {
+			return string(buf[:n])
+		}
+	}
 }
 
 // goroutines returns the option that makes goleak ignore the goroutines that exist now.
