@@ -47,7 +47,7 @@ func TestSlotsOnServers(t *testing.T) {
 }
 
 func neverMoreThan(t *testing.T, n int, client func() *dlock.Client) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	start, mixed := time.Now(), 5*time.Second
 	if testing.Short() {
@@ -113,7 +113,7 @@ func takenWhenFreed(t *testing.T, n int, client func() *dlock.Client) {
 	for range 3 {
 		i := rand.IntN(n)
 		got := make(chan *dlock.Lease)
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		go func() {
 			l, err := waiter.Lock(ctx, "freed", dlock.WithSlots(n))

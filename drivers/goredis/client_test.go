@@ -180,7 +180,7 @@ func TestTheSlotsAreReloadedDespiteAHangingNode(t *testing.T) {
 		if call.Err == nil {
 			return
 		}
-		if time.Since(begun) > 30*time.Second {
+		if time.Since(begun) > 2*time.Minute {
 			t.Fatalf("after %d questions no call reaches the new primary: %v", asked.Load(), call.Err)
 		}
 	}
@@ -216,7 +216,7 @@ func TestAReloadThatHangsDelaysCallsOnce(t *testing.T) {
 	}
 	call()
 	c.reload(net.ErrClosed)
-	const calls = 20
+	const calls = 500 // so many that a busy machine cannot make up for a wait of each
 	begun := time.Now()
 	for range calls {
 		call()

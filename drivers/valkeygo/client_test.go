@@ -50,12 +50,12 @@ func TestConnectingToAServerThatHangsEndsSoon(t *testing.T) {
 			if err == nil {
 				t.Error("an answer of a server that hangs")
 			}
-		case <-time.After(time.Minute):
-			t.Fatal("a call is not over after a minute")
+		case <-time.After(2 * time.Minute):
+			t.Fatal("a call is not over after two minutes")
 		}
 	}
 	p.Resume()
-	for end := time.Now().Add(time.Minute); exec(time.Second) != nil; {
+	for end := time.Now().Add(2 * time.Minute); exec(10*time.Second) != nil; {
 		if time.Now().After(end) {
 			t.Fatal("no connection stands again")
 		}
@@ -142,7 +142,7 @@ func TestSubscriptionsDoNotWaitForEachOther(t *testing.T) {
 			select {
 			case channel := <-confirmed:
 				want = slices.DeleteFunc(want, func(w string) bool { return w == channel })
-			case <-time.After(30 * time.Second):
+			case <-time.After(2 * time.Minute):
 				t.Fatalf("no confirmation of %q", want)
 			}
 		}
@@ -152,7 +152,7 @@ func TestSubscriptionsDoNotWaitForEachOther(t *testing.T) {
 		var got any
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
-		for end := time.Now().Add(30 * time.Second); ; <-tick.C {
+		for end := time.Now().Add(2 * time.Minute); ; <-tick.C {
 			reply, err := srv.Do("PUBSUB", "NUMSUB", channel)
 			if err != nil {
 				t.Fatal(err)
