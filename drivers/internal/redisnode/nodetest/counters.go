@@ -128,7 +128,7 @@ func (s *suite) hugeValue(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
 	s.warm(t, b)
-	if _, err := srv.Do("SETRANGE", "k", fmt.Sprint(64<<20-1), "x"); err != nil {
+	if _, err := srv.Do("SETRANGE", "k", fmt.Sprint(8<<20-1), "x"); err != nil {
 		t.Fatal(err)
 	}
 	sent := func() (n int64) {
@@ -151,6 +151,6 @@ func (s *suite) hugeValue(t *testing.T) {
 		return err
 	})
 	if n := sent() - before; n > 100_000 {
-		t.Errorf("%d bytes were sent for a foreign value of 64 MiB", n)
+		t.Errorf("%d bytes were sent for a foreign value of 8 MiB", n)
 	}
 }

@@ -177,7 +177,11 @@ func (s *suite) waitReplicas(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 3 {
 		wg.Go(func() {
-			_, err := b.Acquire(context.Background(), s.ask(fmt.Sprintf("n%d", i), time.Minute))
+			tries := 0
+			err := answered(t, func() (driver.Lease, error) {
+				tries++
+				return b.Acquire(context.Background(), s.ask(fmt.Sprintf("n%d/%d", i, tries), time.Minute))
+			})
 			var refused *driver.RefusedError
 			if !errors.As(err, &refused) || refused.RetryAfter == 0 || !strings.Contains(err.Error(), "0 of 1 replicas") {
 				t.Errorf("Acquire while the replica hangs: %v", err)

@@ -341,7 +341,7 @@ func (s *suite) foreignGap(t *testing.T) {
 	start := time.Now()
 	tick := time.NewTicker(100 * time.Millisecond) // about like redsync
 	defer tick.Stop()
-	for (theirs.Load() < 3 || ours.Load() < 10) && time.Since(start) < 30*time.Second {
+	for (theirs.Load() < 3 || ours.Load() < 10) && time.Since(start) < 2*time.Minute {
 		<-tick.C
 		got, err := srv.Do("SET", theLock, "foreign", "NX", "PX", "60000")
 		if err != nil {
