@@ -54,8 +54,8 @@ type respConn struct {
 
 func newRespConn(nc net.Conn) *respConn { return &respConn{nc, bufio.NewReader(nc)} }
 
-// dial connects and logs in. ctx's deadline becomes the connection's.
-func (s *Server) dial(ctx context.Context) (*respConn, error) {
+// connect makes a connection with TLS if the server has it. ctx's deadline becomes the connection's.
+func (s *Server) connect(ctx context.Context) (net.Conn, error) {
 	network, addr := "unix", s.Socket()
 	if !s.cfg.UnixOnly {
 		network, addr = "tcp", s.Addr()
@@ -72,6 +72,15 @@ func (s *Server) dial(ctx context.Context) (*respConn, error) {
 	}
 	if s.certs != nil && network == "tcp" {
 		nc = tls.Client(nc, s.certs.client)
+	}
+	return nc, nil
+}
+
+// dial connects and logs in.
+func (s *Server) dial(ctx context.Context) (*respConn, error) {
+	nc, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
 	}
 	c := newRespConn(nc)
 	if auth := s.auth(); auth != nil {
