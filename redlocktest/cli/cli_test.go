@@ -4,6 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +25,10 @@ func TestMain(m *testing.M) {
 	dlock.Register("unlisted", unlisted{})
 	dlock.Register("forgetful", &planted{space: memory.New()})
 	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
+	if os.Getenv(asCommand) != "" {
+		os.Exit(Main(os.Args, os.Stdout, os.Stderr))
+	}
+	_ = flag.Set("test.parallel", "8") // that flag exists, and the tests wait more than they compute
 	m.Run()
 }
 
@@ -63,14 +71,26 @@ func (l plantedLease) Release(ctx context.Context) error {
 	return l.Lease.Release(ctx)
 }
 
-func redlocktestMain(args ...string) (code int, stdout, stderr string) {
-	var out, err bytes.Buffer
-	code = Main(append([]string{"redlocktest"}, args...), &out, &err)
-	return code, out.String(), err.String()
+// asCommand makes the test binary the command.
+const asCommand = "REDLOCKTEST_COMMAND"
+
+// redlocktestMain runs the command in a process of its own, because it counts goroutines.
+func redlocktestMain(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asCommand+"=1")
+	var out, errs strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
 func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
-	code, out, progress := redlocktestMain("--short", "--stress", "0", "--only", "exclusion/race", "memory:sound")
+	t.Parallel()
+	code, out, progress := redlocktestMain(t, "--short", "--stress", "0", "--only", "exclusion/race", "memory:sound")
 	if code != exitOK || !strings.Contains(out, "exclusion/race  ok") || !strings.Contains(out, "Left behind: nothing") || !strings.HasSuffix(out, "\nok\n") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
@@ -82,12 +102,13 @@ func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 // TestTheStressIsPartOfTheReport: the report also has the tables of rules and faults. If other
 // processes can share the locks, some clients run in processes.
 func TestTheStressIsPartOfTheReport(t *testing.T) {
+	t.Parallel()
 	all := "open request exclusion verdict expiry cancel wait watch fence node shared operator close leak history"
 	args := []string{"--short", "--json", "--stress", "300ms", "--seed", "7"}
 	for _, group := range strings.Fields(all) {
 		args = append(args, "--skip", group)
 	}
-	code, out, _ := redlocktestMain(append(args, "memory:stressed", "redis://"+server.Redis(t).Addr())...)
+	code, out, _ := redlocktestMain(t, append(args, "memory:stressed", "redis://"+server.Redis(t).Addr())...)
 	var reports []report
 	if err := json.Unmarshal([]byte(out), &reports); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -112,7 +133,8 @@ func TestTheStressIsPartOfTheReport(t *testing.T) {
 // TestFaultsBreakTheCommandsOwnLinks: each kind of fault has a result, or a reason why there is
 // none.
 func TestFaultsBreakTheCommandsOwnLinks(t *testing.T) {
-	_, out, _ := redlocktestMain("--faults", "--short", "--json", "--stress", "0", "--only", "fault", "--skip", "fault/outage", "--skip", "fault/outage-release",
+	t.Parallel()
+	_, out, _ := redlocktestMain(t, "--faults", "--short", "--json", "--stress", "0", "--only", "fault", "--skip", "fault/outage", "--skip", "fault/outage-release",
 		"redis://"+server.Redis(t).Addr()+"?call_timeout=10s", "memory:")
 	var reports []report
 	if err := json.Unmarshal([]byte(out), &reports); err != nil || len(reports) != 2 {
@@ -158,20 +180,25 @@ func TestTheServersOfAURLAreFound(t *testing.T) {
 // A server keeps a lock for a grace beyond its TTL, which a URL does not tell. Locks that a
 // case leaves on it end with a TTL, for which the test waits.
 func TestASoundServerPassesAndNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	url := "redis://" + server.Redis(t).Addr()
 	for only, ttl := range map[string]string{"close/busy": "500ms", "close/leases": "250ms", "verdict/held": "500ms", "expiry/retry-after": "500ms"} {
 		if testing.Short() && !strings.HasPrefix(only, "close/") {
 			continue
 		}
-		code, out, _ := redlocktestMain("--short", "--stress", "0", "--ttl", ttl, "--only", only, url)
-		if code != exitOK || !strings.Contains(out, "Left behind: nothing") {
-			t.Errorf("%s: exit code %d: %s", only, code, out)
-		}
+		t.Run(only, func(t *testing.T) {
+			t.Parallel()
+			code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", ttl, "--only", only, url)
+			if code != exitOK || !strings.Contains(out, "Left behind: nothing") {
+				t.Errorf("exit code %d: %s", code, out)
+			}
+		})
 	}
 }
 
 func TestTheReportIsJSON(t *testing.T) {
-	code, out, progress := redlocktestMain("--short", "--json", "--quiet", "--stress", "0", "--only", "exclusion", "--skip", "exclusion/reentrancy", "memory:json", "memory:more")
+	t.Parallel()
+	code, out, progress := redlocktestMain(t, "--short", "--json", "--quiet", "--stress", "0", "--only", "exclusion", "--skip", "exclusion/reentrancy", "memory:json", "memory:more")
 	var reports []report
 	if err := json.Unmarshal([]byte(out), &reports); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -187,14 +214,16 @@ func TestTheReportIsJSON(t *testing.T) {
 }
 
 func TestABrokenPromiseIsNamedWithItsCase(t *testing.T) {
-	code, out, _ := redlocktestMain("--short", "--stress", "0", "--only", "basic", "generous:")
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--only", "basic", "generous:")
 	if code != exitFailed || !strings.Contains(out, "basic/held") || !strings.Contains(out, "FAILED") || !strings.Contains(out, "Broken rules, and the cases that found it:\n- exclusion:") || !strings.Contains(out, "exclusion\n") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 
 func TestWhatIsLeftBehindIsNamed(t *testing.T) {
-	code, out, _ := redlocktestMain("--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/held", "forgetful:")
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/held", "forgetful:")
 	if code != exitFailed || !strings.Contains(out, "still held; \"redlocktest/basic/held") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
@@ -210,7 +239,8 @@ func (unlisted) Open(*driver.Config) (driver.Backend, error) {
 }
 
 func TestWhatNobodyCanListIsNotCalledNothing(t *testing.T) {
-	code, out, _ := redlocktestMain("--short", "--stress", "0", "--only", "basic/held", "unlisted:")
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--only", "basic/held", "unlisted:")
 	if code != exitOK || !strings.Contains(out, "Left behind: unknown: its driver cannot list locks") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
@@ -231,7 +261,7 @@ func TestWrongUsageIsNamed(t *testing.T) {
 		{[]string{"--only", "no/case", "memory:"}, exitUsage, "no/case"},
 		{[]string{"redis://127.0.0.1:1?call_timeout=100ms&dial_timeout=100ms"}, exitUnavailable, "127.0.0.1:1"},
 	} {
-		code, _, stderr := redlocktestMain(c.args...)
+		code, _, stderr := redlocktestMain(t, c.args...)
 		if code != c.code || !strings.Contains(stderr, c.says) || strings.Contains(stderr, "s3cret") || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%q: exit code %d, want %d; stderr must be a line with %q: %s", c.args, code, c.code, c.says, stderr)
 		}
@@ -240,7 +270,7 @@ func TestWrongUsageIsNamed(t *testing.T) {
 	if o, _ := parse(nil, &bytes.Buffer{}, &bytes.Buffer{}); o == nil || len(o.urls) != 2 {
 		t.Errorf("%s holds two URLs, and this was read: %+v", envURL, o)
 	}
-	if code, out, _ := redlocktestMain("--help"); code != exitOK || !strings.Contains(out, "-stress") || !strings.Contains(out, "usage: redlocktest") {
+	if code, out, _ := redlocktestMain(t, "--help"); code != exitOK || !strings.Contains(out, "-stress") || !strings.Contains(out, "usage: redlocktest") {
 		t.Errorf("--help: exit code %d: %s", code, out)
 	}
 }
