@@ -72,23 +72,24 @@ var plantedShares = flag.Int("planted.shares", 0, "run the case of each planted 
 // thirdBugs says which third of the bugs in real servers a short run uses.
 var thirdBugs = flag.Uint64("planted.third", rand.Uint64N(3), "which third of the bugs in real servers, and which half of those that run alone, -short runs: 0, 1 or 2")
 
-// some returns the bugs to run. Short runs have a third of those that need a server, without
-// leaks, and half of those that run alone: the suite waits for seconds before it calls something a
-// leak.
-func some(t *testing.T, bugs []bug, server bool) (run []bug) {
-	if !testing.Short() {
-		return bugs
-	}
+// some returns the bugs to run: those that run alone, or all others. Short runs have a third of those
+// that need a server, without leaks, and half of those that run alone: the suite waits for seconds
+// before it calls something a leak.
+func some(t *testing.T, bugs []bug, server, alone bool) (run []bug) {
+	all := 0
 	for i, b := range bugs {
-		switch n := uint64(i); {
-		case server && (n%3 != *thirdBugs%3 || strings.HasPrefix(b.want, "leak/")):
-		case !server && b.alone && n%2 != *thirdBugs%2:
-		default:
-			run = append(run, b)
+		if b.alone != alone {
+			continue
 		}
+		all++
+		n := uint64(i)
+		if testing.Short() && (server && (n%3 != *thirdBugs%3 || strings.HasPrefix(b.want, "leak/")) || alone && n%2 != *thirdBugs%2) {
+			continue
+		}
+		run = append(run, b)
 	}
-	if len(run) < len(bugs) {
-		t.Logf("short: %d of %d bugs are run; -planted.third=%d runs the same", len(run), len(bugs), *thirdBugs)
+	if len(run) < all {
+		t.Logf("short: %d of %d bugs are run; -planted.third=%d runs the same", len(run), all, *thirdBugs)
 	}
 	return run
 }
@@ -102,6 +103,19 @@ type finding struct {
 
 // TestPlantedBugs: each bug is found by the case that was made for it.
 func TestPlantedBugs(t *testing.T) {
+	t.Parallel()
+	plantBugs(t, false)
+}
+
+// TestPlantedBugsThatRunAlone is TestPlantedBugs for the cases that count goroutines or sockets.
+func TestPlantedBugsThatRunAlone(t *testing.T) {
+	if inOwnProcess(t) {
+		plantBugs(t, true)
+	}
+}
+
+// plantBugs finds the bugs that run alone, or all others.
+func plantBugs(t *testing.T, alone bool) {
 	var mu sync.Mutex
 	var table []finding
 	t.Cleanup(func() {
@@ -121,9 +135,11 @@ func TestPlantedBugs(t *testing.T) {
 			if testing.Short() && in.name == "sql" {
 				t.Skip("short: its bugs are much like the others, and its server takes seconds")
 			}
-			bugs := some(t, in.bugs, in.start != nil)
-			if in.start != nil {
+			if !alone {
 				t.Parallel()
+			}
+			bugs := some(t, in.bugs, in.start != nil, alone)
+			if in.start != nil && !alone {
 				in.start(t)
 				sound(t, bugs, in.none())
 			}

@@ -126,6 +126,7 @@ var oddities = map[string]map[string]string{
 
 // TestSoundBackendsPass: the whole suite finds no bug in a sound backend.
 func TestSoundBackendsPass(t *testing.T) {
+	t.Parallel()
 	for name, make := range soundHarnesses {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -68,6 +68,7 @@ var harnesses = map[string]func(t *testing.T) redlocktest.Harness{
 // TestStress runs the stress on the drivers, and kills and stops helper processes.
 // REDLOCKTEST_STRESS=10m sets how long it takes for each driver.
 func TestStress(t *testing.T) {
+	t.Parallel()
 	for name, start := range harnesses {
 		t.Run(name, func(t *testing.T) {
 			if testing.Short() && name != "file" {

@@ -18,6 +18,7 @@ import (
 
 // TestStressOfSoundBackends: the stress finds nothing in sound backends, in virtual time.
 func TestStressOfSoundBackends(t *testing.T) {
+	t.Parallel()
 	sound := maps.Clone(soundHarnesses)
 	sound["sessions"] = func() Harness { return overSessions(func(*tied) {}) }
 	delete(sound, "slow link") // it waits with a mutex locked, which no virtual time survives
@@ -34,6 +35,7 @@ func TestStressOfSoundBackends(t *testing.T) {
 }
 
 func TestStressOfMemory(t *testing.T) {
+	t.Parallel()
 	o := StressOptions{Operations: 10000}
 	if testing.Short() {
 		o.Operations = 3000
@@ -177,6 +179,7 @@ func stressed(t *testing.T, b bug, o StressOptions) []*Failure {
 
 // TestAStressThatShowsNothingFails: its hooks do nothing, or it has no contention.
 func TestAStressThatShowsNothingFails(t *testing.T) {
+	t.Parallel()
 	var h Harness
 	for _, in := range plantedIn {
 		for _, b := range in.bugs {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	if testing.Short() {
-		_ = flag.Set("test.parallel", "4") // that flag exists, and the tests wait more than they compute
+		_ = flag.Set("test.parallel", "8") // that flag exists, and the tests wait more than they compute
 	}
 	code := m.Run()
 	if code == 0 { // failures name files in this folder
@@ -56,13 +56,13 @@ func memoryHarness() Harness {
 }
 
 func TestMemory(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: the example runs the same cases")
+	if inOwnProcess(t) {
+		Run(t, memoryHarness())
 	}
-	Run(t, memoryHarness())
 }
 
 func TestCheckOfMemory(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := memoryHarness()
 		h.Short, h.quiet = testing.Short(), true
@@ -72,9 +72,32 @@ func TestCheckOfMemory(t *testing.T) {
 	})
 }
 
+// inOwnProcess runs the test again in a process of its own, beside other tests, and reports whether
+// this is that process: where goroutines and sockets are counted, those of other tests are leaks.
+func inOwnProcess(t *testing.T) bool {
+	t.Helper()
+	const own = "REDLOCKTEST_OWN_PROCESS"
+	if os.Getenv(own) != "" {
+		return true
+	}
+	t.Parallel()
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprintf("-test.short=%v", testing.Short()),
+		fmt.Sprintf("-planted.third=%d", *thirdBugs), fmt.Sprintf("-planted.shares=%d", *plantedShares))
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", own+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	} else {
+		t.Logf("%s", out)
+	}
+	return false
+}
+
 // TestALeakIsNamed: a goroutine that outlives Close is reported once, with the case that left
 // it.
 func TestALeakIsNamed(t *testing.T) {
+	if !inOwnProcess(t) {
+		return
+	}
 	stop := make(chan struct{})
 	t.Cleanup(func() { close(stop) })
 	h := brokenHarness(func(b *broken) {
@@ -94,6 +117,9 @@ func TestALeakIsNamed(t *testing.T) {
 // TestKeptWorkersAreNoLeak: a backend may keep its workers for later requests, even if a slow
 // moment started many. That is not one goroutine for each lease.
 func TestKeptWorkersAreNoLeak(t *testing.T) {
+	if !inOwnProcess(t) {
+		return
+	}
 	h := brokenHarness(func(b *broken) {
 		closed := make(chan struct{})
 		var once sync.Once
@@ -117,9 +143,9 @@ func TestKeptWorkersAreNoLeak(t *testing.T) {
 }
 
 // TestTheWatchdogEndsAHang: a call that ignores its context and ends only with Close is
-// reported, with the goroutines, and the suite goes on.
+// reported, with the goroutines, and the suite goes on. It shows at most 64 kB of goroutines, so no
+// other test may run meanwhile.
 func TestTheWatchdogEndsAHang(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := brokenHarness(func(b *broken) {
 			done := make(chan struct{})
@@ -287,8 +313,9 @@ func TestRunTellsWhatCheckTells(t *testing.T) {
 		Run(t, h)
 		return
 	}
+	t.Parallel()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestRunTellsWhatCheckTells$", "-test.v", fmt.Sprintf("-test.short=%v", testing.Short()))
-	cmd.Env = append(os.Environ(), "REDLOCKTEST_BROKEN=1")
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "REDLOCKTEST_BROKEN=1")
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
