@@ -132,7 +132,9 @@ func (r *run) eventuallyRule(broken rule, b driver.Backend, req driver.Request, 
 			if old != nil && !req.Wait {
 				r.notKeptAt(sent, req.Key, old)
 			}
-		case later, unknown:
+		case unknown:
+			old = nil // from now on the lock may be this attempt's
+		case later:
 		default:
 			r.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
 		}

@@ -227,7 +227,7 @@ func retryAfter(r *run) {
 
 // hinted asks for a held key, and checks the times in the verdict.
 func (r *run) hinted(b driver.Backend, key string, l *lease) {
-	for {
+	for inDoubt := false; ; {
 		asked := time.Now()
 		next, err := r.try(b, driver.Request{Key: key})
 		answered := time.Now()
@@ -238,6 +238,10 @@ func (r *run) hinted(b driver.Backend, key string, l *lease) {
 		case v == granted:
 			r.release(next)
 			r.startOver("a lease of %v ended before anybody else tried", l.last().ttl)
+		case v == held && inDoubt && !r.valid(l):
+			r.startOver("a lease of %v ended before an attempt was answered, and the lock may be that attempt's", l.last().ttl)
+		case v == unknown:
+			inDoubt = true
 		case v == held && errors.As(err, &he):
 			r.hint(he, asked, answered, l)
 			r.since(he, asked, answered, l)

@@ -16,21 +16,15 @@ var operatorCases = []testCase{
 	{name: "break", rules: []rule{tokens, breaking}, features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
 }
 
-func (r *run) lookup(b driver.Backend, key string) *driver.State {
-	for {
-		s, err := b.(driver.Inspector).Lookup(r.ctx, key)
-		switch v := r.saw(err); {
-		case v == granted && s == nil:
-			r.fatal(inspecting, "Lookup returned neither a state nor an error")
-		case v == granted:
-			return s
-		case v != unknown && v != later:
-			r.fatal(inspecting, "Lookup gives %v: %v", v, err)
-		}
-		if !r.pause(poll) {
-			r.fatal(inspecting, "Lookup fails: %v", err)
-		}
+func (r *run) lookup(b driver.Backend, key string) (s *driver.State) {
+	r.inspect("Lookup", func() (err error) {
+		s, err = b.(driver.Inspector).Lookup(r.ctx, key)
+		return err
+	})
+	if s == nil {
+		r.fatal(inspecting, "Lookup returned neither a state nor an error")
 	}
+	return s
 }
 
 func lookup(r *run) {
@@ -102,26 +96,43 @@ func list(r *run) {
 // list returns the keys under prefix, sorted; yield stops the iteration after most keys.
 func (r *run) list(b driver.Backend, prefix string, most int) []string {
 	var keys []string
-	err := b.(driver.Inspector).List(r.ctx, prefix, func(s *driver.State) bool {
-		keys = append(keys, s.Key)
-		return len(keys) < most
+	r.inspect("List", func() error {
+		keys = nil
+		return b.(driver.Inspector).List(r.ctx, prefix, func(s *driver.State) bool {
+			keys = append(keys, s.Key)
+			return len(keys) < most
+		})
 	})
-	if err != nil {
-		r.fatal(inspecting, "List fails: %v", err)
-	}
 	slices.Sort(keys)
 	return keys
+}
+
+// inspect asks until there is an answer.
+func (r *run) inspect(what string, ask func() error) {
+	for {
+		err := ask()
+		switch v := r.saw(err); {
+		case v == granted:
+			return
+		case v != unknown && v != later:
+			r.fatal(inspecting, "%s gives %v: %v", what, v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(inspecting, "%s fails: %v", what, err)
+		}
+	}
 }
 
 // findingCode matches the Code of a Diagnostic, such as maxmemory-policy.
 var findingCode = regexp.MustCompile(`^[a-z][a-z0-9]*(-[a-z0-9]+)*$`)
 
 func check(r *run) {
-	findings, err := r.client().(driver.Inspector).Check(r.ctx)
-	if err != nil {
-		r.saw(err)
-		r.fatal(inspecting, "Check could not examine the deployment: %v", err)
-	}
+	var findings []driver.Diagnostic
+	b := r.client().(driver.Inspector)
+	r.inspect("Check", func() (err error) {
+		findings, err = b.Check(r.ctx)
+		return err
+	})
 	for i := range findings {
 		f := &findings[i]
 		r.note("%v: %s", f.Severity, f.Summary)
