@@ -53,6 +53,7 @@ func (l *lines) all() []line {
 func failingRenewal(context.Context, *driver.Renewal) error { return errOutage }
 
 func TestAnOutageHasOneLineAtItsBeginningAndOneAtItsEnd(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s, log := newSpy(), &lines{}
 		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)), dlock.WithTTL(6*time.Second))

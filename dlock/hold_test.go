@@ -270,6 +270,7 @@ func TestAWaitThatItsContextEndedSaysSoWhateverTheVerdict(t *testing.T) {
 }
 
 func TestAnErrorThatNamesTheContextsEndComesAfterIt(t *testing.T) {
+	t.Parallel()
 	c := newSpyClient(t, newSpy())
 	l := lock(t, c, "k")
 	defer l.Unlock()

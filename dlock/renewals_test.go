@@ -37,6 +37,7 @@ func (d *renewalCount) leave() {
 }
 
 func TestRenewalsAreSpreadAndBounded(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const leases, ttl = 3000, 10 * time.Second
 		s := newSpy()
@@ -71,6 +72,7 @@ func TestRenewalsAreSpreadAndBounded(t *testing.T) {
 }
 
 func TestAServerThatHangsTakesNoLeaseOfTheOthers(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const leases, ttl = 3000, 10 * time.Second
 		s := newSpy()
@@ -96,6 +98,7 @@ func TestAServerThatHangsTakesNoLeaseOfTheOthers(t *testing.T) {
 }
 
 func TestLeasesOfTheShortestTTLsArePromptBesideManyOthers(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
 		s.renew = func(context.Context, *driver.Renewal) error { time.Sleep(2 * time.Millisecond); return nil }

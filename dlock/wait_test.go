@@ -3,6 +3,7 @@ package dlock_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -24,6 +25,10 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+	}
+	flag.Parse()
+	if testing.Short() {
+		_ = flag.Set("test.parallel", "8") // that flag exists, and half of the parallel tests wait for servers
 	}
 	code := m.Run()
 	// goleak gives up after less than half a second, in which a goroutine may not end on a busy

@@ -83,6 +83,9 @@ func inOwnProcess(t *testing.T) bool {
 	t.Parallel()
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", fmt.Sprintf("-test.short=%v", testing.Short()),
 		fmt.Sprintf("-planted.third=%d", *thirdBugs), fmt.Sprintf("-planted.shares=%d", *plantedShares))
+	if end, ok := t.Deadline(); ok {
+		cmd.Args = append(cmd.Args, "-test.timeout="+time.Until(end).String())
+	}
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", own+"=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
