@@ -190,11 +190,18 @@ func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 		inside = nil
 	}
 	r.together(n, func(i int) {
+		var l *lease
+		defer func() {
+			if l != nil { // the case has failed: the others need not wait for this lease's end
+				leave()
+				_ = l.Release(r.ctx)
+			}
+		}()
 		for range rounds {
 			if r.over() {
 				return
 			}
-			l := get(i)
+			l = get(i)
 			if other := enter(l); other != nil {
 				if r.valid(l) && r.valid(other) {
 					r.fatal(exclusion, "two owners are in the critical section at once, with tokens %d and %d", other.Grant().Fence, l.Grant().Fence)
@@ -205,6 +212,7 @@ func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 			r.pause(rand.N(2 * time.Millisecond))
 			leave()
 			r.release(l)
+			l = nil
 		}
 	})
 }
