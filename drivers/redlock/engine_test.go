@@ -56,7 +56,7 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 			rounds := 100
 			switch {
 			case testing.Short():
-				rounds = 3
+				rounds = 1
 			case redlock.Race:
 				rounds = 3
 			}

@@ -28,7 +28,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 	f := newFleet(t, 5)
 	rounds := 5
 	if testing.Short() {
-		rounds = 2
+		rounds = 1
 	}
 	for round := range rounds {
 		o := &redlocktest.NoticeLog{}

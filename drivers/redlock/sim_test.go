@@ -1017,7 +1017,7 @@ func TestSimulation(t *testing.T) {
 	case Race:
 		*schedules = min(*schedules, 1)
 	case testing.Short():
-		*schedules = min(*schedules, 5) // TestSchedules runs more
+		*schedules = min(*schedules, 2) // TestSchedules runs more
 	}
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {

@@ -308,15 +308,14 @@ var weathers = map[string]func(do func(args ...any)){
 // batches and singly. Both must give the same replies, and leave the same keys with the same
 // times to live. Tokens that are a time of the server's clock count as equal.
 func TestABatchDoesWhatTheSingleScriptsDo(t *testing.T) {
-	t.Parallel()
-	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
+	eachKind(t, func(t *testing.T, kind server.Kind) {
 		for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: twinTerms}} {
-			t.Run(string(kind)+"/"+name, func(t *testing.T) {
+			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				duel(t, kind, q)
 			})
 		}
-	}
+	})
 }
 
 func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {

@@ -471,9 +471,9 @@ func TestADurableServerRemembersTheLatestOfItsClock(t *testing.T) {
 // disturbs another's.
 func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	const guard = time.Second
-	size, rounds := 5, 3
+	size, rounds, locks, pause := 5, 3, int64(20), 10*time.Millisecond
 	if testing.Short() {
-		size, rounds = 3, 1
+		size, rounds, locks, pause = 3, 1, 5, 40*time.Millisecond
 	}
 	servers, majority := make([]*server.Server, size), size/2+1
 	for i := range servers {
@@ -556,7 +556,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 							n.Add(1)
 							_ = l.Release(context.Background())
 						}
-						time.Sleep(10 * time.Millisecond) // further locks would show nothing new
+						time.Sleep(pause) // further locks would show nothing new
 					}
 				})
 			}
@@ -576,7 +576,7 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 			}
 			var idle []string
 			for who, n := range granted {
-				if n.Load() < before[who]+20 {
+				if n.Load() < before[who]+locks {
 					idle = append(idle, who)
 				}
 			}
@@ -705,6 +705,10 @@ func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
 func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
 		const callers, locks = 32, 30
+		rounds := 4
+		if testing.Short() {
+			rounds = 1
+		}
 		s := server.StartFor(t, kind)
 		c := dialServer(t, s)
 		w := &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
@@ -712,7 +716,7 @@ func TestTheGuardIsPartOfTheOneCall(t *testing.T) {
 		off, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap, c.Prefix = 0, false, "off:" })
 		// A round in which the machine stalled does not count: calls are repeated, and texts sent again.
 		least, one := map[*Node]float64{}, map[*Node]bool{}
-		for round := 0; round < 4 || round < 20 && !(one[on] && one[off]); round++ {
+		for round := 0; round < rounds || round < 20 && !(one[on] && one[off]); round++ {
 			for _, n := range []*Node{on, off} {
 				if _, err := bid(n, fmt.Sprint("warm", round)); err != nil {
 					t.Fatal(err)

@@ -37,7 +37,10 @@ func (s *suite) countersEnd(t *testing.T) {
 		}
 		return fence
 	}
-	const n = 2000
+	n := int64(2000)
+	if testing.Short() {
+		n = 500
+	}
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
