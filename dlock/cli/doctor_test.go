@@ -132,7 +132,10 @@ func among(n int, change func(w *world, urls []string, nodes []*server.Server) (
 		url, nodes := quorum(w.t, n)
 		urls := strings.Split(strings.TrimPrefix(url, "redlock:"), ",")[:n]
 		options, mend := change(w, urls, nodes)
-		return "redlock:" + strings.Join(urls, ",") + ",bootstrap=true,node_timeout=2s" + options, mend
+		if !strings.Contains(options, "node_timeout") {
+			options += ",node_timeout=2s"
+		}
+		return "redlock:" + strings.Join(urls, ",") + ",bootstrap=true" + options, mend
 	}
 }
 
@@ -215,7 +218,7 @@ var misconfigurations = map[string]misconfiguration{
 		p := faults.NewProxy(w.t, nodes[0].Addr())
 		p.RTT(100 * time.Millisecond)
 		urls[0] = "redis://" + p.Addr() + "/0"
-		return "", func(string) error { p.RTT(0); return nil }
+		return ",node_timeout=150ms", func(string) error { p.RTT(0); return nil }
 	}), slow: true},
 
 	"fsync": {code: "fsync", severity: "unsafe", measured: "off", make: alone(server.KindPostgres, "")},

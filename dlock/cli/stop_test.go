@@ -56,14 +56,18 @@ func calm() (ttl string, term time.Duration) {
 	return "24s", 6 * time.Second
 }
 
-// termed waits until the command, stubborn, has noted the time of SIGTERM.
-func (w *world) termed(pid int) time.Time {
+// termed returns when the command, stubborn, noted SIGTERM. One that did not run between SIGTERM
+// and SIGKILL noted none; then SIGKILL must have come late, so that it ended late.
+func (w *world) termed(ended, deadline time.Time, term time.Duration) time.Time {
 	w.t.Helper()
-	eventually(w.t, "SIGTERM", func() bool { return w.exists("termed") || !alive(pid) })
-	if !w.exists("termed") {
-		w.t.Skip("the command did not run between SIGTERM and SIGKILL")
+	if w.exists("termed") {
+		return w.nanos("termed")
 	}
-	return w.nanos("termed")
+	if before := deadline.Sub(ended); before > term/2 {
+		w.t.Fatalf("the command was killed %v before the deadline, without SIGTERM before it", before)
+	}
+	w.t.Skip("the command did not run between SIGTERM and SIGKILL")
+	return time.Time{}
 }
 
 // inTime checks that a command ended before the deadline of its lease.
@@ -94,7 +98,7 @@ func TestARenewalThatFailsStopsTheCommandBeforeTheDeadline(t *testing.T) {
 			p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", stubborn)
 			pid, deadline := w.pid("pid"), w.deadline()
 			eventually(t, "the command's end", func() bool { return !alive(pid) })
-			killed := w.lastBeat()
+			ended, killed := time.Now(), w.lastBeat()
 			if code := p.wait(); code != exitLost {
 				t.Errorf("exit code %d, want %d", code, exitLost)
 			}
@@ -102,7 +106,7 @@ func TestARenewalThatFailsStopsTheCommandBeforeTheDeadline(t *testing.T) {
 				t.Errorf("stderr is %q", s)
 			}
 			w.inTime(killed, deadline)
-			termed := w.termed(pid)
+			termed := w.termed(ended, deadline, term)
 			if before := deadline.Sub(termed); before > term+100*time.Millisecond {
 				t.Errorf("SIGTERM came %v before the deadline, want %v", before, term)
 			}
@@ -117,13 +121,17 @@ func TestACommandThatEndsBySIGTERMLeavesExitCode76(t *testing.T) {
 	t.Parallel()
 	w := newFaultyWorld(t)
 	w.fault("outage")
-	ttl, _ := calm()
+	ttl, term := calm()
+	started := time.Now()
 	p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 100 & wait")
 	if code := p.wait(); code != exitLost {
 		t.Errorf("exit code %d, want %d", code, exitLost)
 	}
 	s := p.err.String()
 	if strings.Contains(s, "killed the command") {
+		if took := time.Since(started); took < 4*term-term/2 { // of four quarters of the TTL
+			t.Errorf("the command was killed after %v, without SIGTERM before it", took)
+		}
 		t.Skip("the command did not run between SIGTERM and SIGKILL")
 	}
 	if strings.Count(s, "dlock: ") != 1 || !strings.Contains(s, "SIGTERM sent") {
@@ -135,10 +143,11 @@ func TestALeaseThatIsRenewedAgainLetsTheCommandGoOn(t *testing.T) {
 	t.Parallel()
 	w := newFaultyWorld(t)
 	w.fault("outage")
-	ttl, _ := calm()
+	ttl, term := calm()
 	p := w.start("run", "--ttl", ttl, "k", "--", "sh", "-c", stubborn)
 	pid, deadline := w.pid("pid"), w.deadline()
-	w.termed(pid)
+	eventually(t, "SIGTERM", func() bool { return w.exists("termed") || !alive(pid) })
+	w.termed(time.Now(), deadline, term)
 	w.fault("")
 	mended := time.Now()
 	for time.Now().Before(deadline.Add(time.Second)) {

@@ -599,6 +599,8 @@ func TestTwoReleasesAndThreePrefixesShareServers(t *testing.T) {
 	}
 	close(stop)
 	clients.Wait()
+	mu.Lock() // clean-ups may still be under way
+	defer mu.Unlock()
 	if len(quarantines) < majority*rounds {
 		t.Errorf("quarantines were seen of these processes alone: %v", quarantines)
 	}
