@@ -184,16 +184,18 @@ func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 		}
 		return inside
 	}
-	leave := func() {
+	leave := func(l *lease) {
 		mu.Lock()
 		defer mu.Unlock()
-		inside = nil
+		if inside == l {
+			inside = nil
+		}
 	}
 	r.together(n, func(i int) {
 		var l *lease
 		defer func() {
 			if l != nil { // the case has failed: the others need not wait for this lease's end
-				leave()
+				leave(l)
 				_ = l.Release(r.ctx)
 			}
 		}()
@@ -210,7 +212,7 @@ func (r *run) serial(n, rounds int, get func(i int) *lease, f func(*lease)) {
 			}
 			f(l)
 			r.pause(rand.N(2 * time.Millisecond))
-			leave()
+			leave(l)
 			r.release(l)
 			l = nil
 		}
