@@ -301,10 +301,16 @@ func withoutDriver(text string) string {
 	})
 }
 
-// exitErrorOf returns the exit code and the message for an error of package dlock.
+const checkURL = ": check the backend and its URL"
+
+// exitErrorOf returns the exit code and the message for an error of package dlock. A refusal says
+// itself what to do.
 func exitErrorOf(err error) *exitError {
 	if errors.Is(err, dlock.ErrInvalid) {
 		return &exitError{exitUsage, withoutDriver(asFlags.Replace(err.Error()))}
 	}
-	return &exitError{exitUnavailable, err.Error() + ": check the backend and its URL"}
+	if errors.As(err, new(*dlock.RefusedError)) {
+		return &exitError{exitUnavailable, err.Error()}
+	}
+	return &exitError{exitUnavailable, err.Error() + checkURL}
 }

@@ -283,7 +283,11 @@ func (j *job) notObtained(err error) error {
 func (j *job) exitErrorOf(err error) error {
 	e := exitErrorOf(err)
 	if e.code == exitUnavailable && j.wait != forever && waitingHelps(err) {
-		e.text += ", or wait longer (--wait)"
+		to := ":"
+		if strings.HasSuffix(e.text, checkURL) {
+			to = ", or"
+		}
+		e.text += to + " wait longer (--wait)"
 	}
 	return e
 }
