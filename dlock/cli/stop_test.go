@@ -404,7 +404,7 @@ func TestALossNamesKeyCauseAndTheNewHolder(t *testing.T) {
 	w.env = append(w.env, envURL+"="+url)
 	p := w.start("run", "--ttl", "4s", "nightly", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
 	w.pid("pid")
-	c, err := dlock.OpenURL(url, dlock.WithLogger(nil), dlock.WithOwnerLabel("web-4"))
+	c, err := dlock.OpenURL(url+"?call_timeout=10s&dial_timeout=10s", dlock.WithLogger(nil), dlock.WithOwnerLabel("web-4"))
 	if err != nil {
 		t.Fatal(err)
 	}
