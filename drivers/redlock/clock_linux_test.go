@@ -135,7 +135,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 			b := c.view("ABC", 0)
 			var err error
 			var began time.Time
-			for end := time.Now().Add(time.Minute); !errors.Is(err, driver.ErrRefused) && time.Now().Before(end); {
+			for end := time.Now().Add(time.Minute); !errors.Is(err, driver.ErrRefused) && time.Now().Before(end); time.Sleep(poll) {
 				began = time.Now()
 				if _, err = b.Acquire(t.Context(), ask("named", 10*time.Second)); err == nil {
 					t.Fatal("A, B and C do not agree, and there was a majority")
@@ -160,7 +160,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Event: events.Add})
 			l := c.whenFree(b, "named all", time.Minute)
 			// It may answer after the others have formed a majority.
-			for end := time.Now().Add(30 * time.Second); ; {
+			for end := time.Now().Add(30 * time.Second); ; time.Sleep(poll) {
 				if off := offset(l.Grant().Votes[2].Err, way); off != 0 {
 					break
 				}
@@ -298,7 +298,7 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 			one, two := c.guarded("ABC", guard), c.guarded("CDE", guard)
 			first := c.whenFree(one, "file", 29*time.Second)
 			c.setClock(2, time.Hour)
-			for end := time.Now().Add(time.Minute); ; {
+			for end := time.Now().Add(time.Minute); ; time.Sleep(poll) {
 				if l, err := two.Acquire(t.Context(), ask("file", 29*time.Second)); err == nil {
 					t.Fatalf("two holders: %+v and %+v", first.Grant(), l.Grant())
 				}
@@ -331,7 +331,7 @@ func TestAClockThatJumpsThereAndBack(t *testing.T) {
 		one, two := c.guarded("ABC", "30s"), c.guarded("CDE", "30s")
 		first := c.whenFree(one, "file", 29*time.Second)
 		c.setClock(2, time.Hour)
-		for end := time.Now().Add(time.Minute); len(c.keys("file")) > 2; { // no request of ours
+		for end := time.Now().Add(time.Minute); len(c.keys("file")) > 2; time.Sleep(poll) { // no request of ours
 			if time.Now().After(end) {
 				t.Fatal("the key does not end")
 			}

@@ -173,7 +173,7 @@ func (s *scene) passingAllowance() {
 	bidder := s.client("AC", "30s", time.Second)
 	first := s.whenFree(holder, "file", 20*time.Second)
 	s.setClock(0, 30*time.Minute)
-	for end := first.Grant().Expires; !s.highMark(0, 20*time.Minute); {
+	for end := first.Grant().Expires; !s.highMark(0, 20*time.Minute); time.Sleep(poll) {
 		l, err := bidder.Acquire(s.t.Context(), ask("file", time.Second))
 		switch left := time.Until(end); {
 		case left <= 0:
@@ -216,7 +216,7 @@ func (s *scene) passingGuard() {
 			s.t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(time.Minute); ; {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(poll) {
 		l, err := right.Acquire(s.t.Context(), ask("file", time.Second))
 		var r *driver.RefusedError
 		if err == nil {

@@ -114,7 +114,7 @@ func TestALeaseOutlivesEveryNode(t *testing.T) {
 		if err := s.Start(); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(30 * time.Second); len(c.keys("held")) < 5; {
+		for end := time.Now().Add(30 * time.Second); len(c.keys("held")) < 5; time.Sleep(poll) {
 			if time.Now().After(end) {
 				t.Fatalf("node %d was not healed: %v", i, c.keys("held"))
 			}
@@ -133,7 +133,7 @@ func TestALeaseOutlivesEveryNode(t *testing.T) {
 // release releases a lease, again and again until enough nodes confirm it.
 func (c *cluster) release(l driver.Lease) {
 	c.t.Helper()
-	for end := time.Now().Add(time.Minute); ; {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(poll) {
 		err := l.Release(c.t.Context())
 		if err == nil || errors.Is(err, driver.ErrLost) {
 			return
@@ -144,10 +144,13 @@ func (c *cluster) release(l driver.Lease) {
 	}
 }
 
+// poll is how often a test looks whether something has happened.
+const poll = 5 * time.Millisecond
+
 // whenFree takes the lock as soon as it is free.
 func (c *cluster) whenFree(b *redlock.Backend, key string, ttl time.Duration) driver.Lease {
 	c.t.Helper()
-	for end := time.Now().Add(time.Minute); ; {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(poll) {
 		l, err := b.Acquire(c.t.Context(), ask(key, ttl))
 		if err == nil {
 			return l
@@ -161,7 +164,7 @@ func (c *cluster) whenFree(b *redlock.Backend, key string, ttl time.Duration) dr
 // renew renews a lease, and fails the test if no attempt succeeds before its deadline.
 func (c *cluster) renew(l driver.Lease, ttl time.Duration) {
 	c.t.Helper()
-	for {
+	for ; ; time.Sleep(poll) {
 		_, err := l.Renew(c.t.Context(), &driver.Renewal{TTL: ttl})
 		if err == nil {
 			return
@@ -266,7 +269,7 @@ func (c *cluster) goroutinesAtABlackHole(t *testing.T) {
 	if err := c.proxies[2].Restore(); err != nil {
 		t.Error(err)
 	}
-	for end := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(poll) {
 		buf := make([]byte, 1<<20)
 		stacks := string(buf[:runtime.Stack(buf, true)])
 		if !strings.Contains(stacks, "drivers/redlock.(*node)") && !strings.Contains(stacks, "goredis.") && !strings.Contains(stacks, "valkeygo.") && !strings.Contains(stacks, "valkey-go.") {

@@ -192,7 +192,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	// shown waits until all nodes show these terms, and the change to come if next is set.
 	shown := func(guard, allowance time.Duration, next bool) {
 		t.Helper()
-		for end := time.Now().Add(guardLimit); ; {
+		for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
 			r := state(fresh, driver.Bootstrap{DryRun: true})
 			n := 0
 			for _, node := range r.Nodes {
@@ -287,7 +287,7 @@ func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.L
 // answer bids until the nodes grant or refuse the lock. It bids again after a late answer, and
 // while an earlier bid of its own still holds the key.
 func (f *fleet) answer(q *redlock.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
-	for end := time.Now().Add(guardLimit); ; {
+	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
 		l, err = q.Acquire(context.Background(), ask(key, ttl))
 		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
 			return l, err
@@ -301,7 +301,7 @@ const clocksUnknown = "until the clocks and the terms of the other nodes are kno
 // vote is answer, but bids again while nodes were not answered for by the others: on a machine
 // that stands still that is no verdict.
 func (f *fleet) vote(q *redlock.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
-	for end := time.Now().Add(guardLimit); ; {
+	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
 		if l, err = f.answer(q, key, ttl); err == nil || !strings.Contains(err.Error(), clocksUnknown) || time.Now().After(end) {
 			return l, err
 		}
@@ -310,7 +310,7 @@ func (f *fleet) vote(q *redlock.Backend, key string, ttl time.Duration) (l drive
 
 // bootstrap makes the statement s, again and again until it is made or refused.
 func bootstrap(q *redlock.Backend, s driver.Bootstrap) (r *driver.MemoryReport, err error) {
-	for end := time.Now().Add(guardLimit); ; {
+	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
 		r, err = q.Bootstrap(context.Background(), &s)
 		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
 			return r, err
@@ -348,7 +348,7 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 	progress(t, old...)
 
 	stated := time.Now()
-	for end := time.Now().Add(guardLimit); ; { // repeats while a node answers late
+	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) { // repeats while a node answers late
 		if _, err = five.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateNodes}); err == nil {
 			break
 		}

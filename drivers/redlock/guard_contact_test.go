@@ -233,7 +233,7 @@ func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 	if left := r.RetryAfter + time.Since(now); left < 9*time.Second || left > 22*time.Second {
 		t.Errorf("RetryAfter is %v", r.RetryAfter)
 	}
-	for end := time.Now().Add(guardLimit); ; { // the third node is asked too, sooner or later
+	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) { // the third node is asked too, sooner or later
 		meta := strings.Fields(fmt.Sprint(f.do(2, "GET", "redlock1:meta")))
 		till, _ := strconv.ParseInt(meta[2], 10, 64)
 		left := time.Until(time.UnixMicro(till))
@@ -332,7 +332,7 @@ func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
 	if err := l.Release(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(guardLimit); ; {
+	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
 		left := 0
 		for i := range f.servers {
 			if n, _ := f.do(i, "EXISTS", prefix+key).(int64); n != 0 {
@@ -359,7 +359,7 @@ func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 	l := f.hold(b, "k", guard)
 	renew := func() driver.Grant {
 		t.Helper()
-		for {
+		for ; ; time.Sleep(poll) {
 			g, err := l.Renew(context.Background(), &driver.Renewal{TTL: guard})
 			if err == nil {
 				return g
@@ -406,7 +406,7 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	f := newFleet(t, 3, server.WithClock())
 	f.each(3, func(_ int, s *server.Server) error { return s.SetClock(24 * time.Hour) }) // as if the servers were started yesterday
 	for i := range f.servers {
-		for end := time.Now().Add(guardLimit); strings.Contains(fmt.Sprint(f.do(i, "INFO", "server")), "uptime_in_days:0"); {
+		for end := time.Now().Add(guardLimit); strings.Contains(fmt.Sprint(f.do(i, "INFO", "server")), "uptime_in_days:0"); time.Sleep(poll) {
 			if time.Now().After(end) {
 				t.Fatal("the server does not age")
 			}

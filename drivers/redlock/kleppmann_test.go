@@ -256,7 +256,7 @@ func TestKleppmannCCrashesBeforeItPersisted(t *testing.T) {
 // untilRefused tries to take the lock until it succeeds, or until a node says that it does not
 // vote now. The first attempts may find connections broken.
 func (c *cluster) untilRefused(b *redlock.Backend, node int, ttl time.Duration) (l driver.Lease, refused *driver.RefusedError, err error) {
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(poll) {
 		l, err = b.Acquire(c.t.Context(), ask("file", ttl))
 		if err == nil || refusal(err, c.servers[node].Addr(), &refused) {
 			break
@@ -350,7 +350,7 @@ func TestKleppmannThePauseWhileRepliesAreInFlight(t *testing.T) {
 		paused.stop()
 		land()
 		for i, n := range before {
-			for end := time.Now().Add(time.Minute); c.proxies[i].Stats().ToClient == n; {
+			for end := time.Now().Add(time.Minute); c.proxies[i].Stats().ToClient == n; time.Sleep(poll) {
 				if time.Now().After(end) {
 					t.Fatalf("the reply of node %d does not arrive", i)
 				}
@@ -386,7 +386,7 @@ func bid(p *player) error {
 	}
 	// This opens connections and loads scripts. (Owners are unique across processes.)
 	var warm driver.Lease
-	for end := time.Now().Add(time.Minute); warm == nil; {
+	for end := time.Now().Add(time.Minute); warm == nil; time.Sleep(poll) {
 		warm, err = b.Acquire(context.Background(), &driver.Request{Key: "warm", Owner: "paused/1", TTL: time.Minute})
 		if err != nil && time.Now().After(end) {
 			return err
@@ -487,7 +487,7 @@ func TestKleppmannThePacketIsDelayedBeyondTheTTL(t *testing.T) {
 			}
 			arrive()
 			for i, s := range late {
-				for end := time.Now().Add(time.Minute); scriptCalls(t, s) == before[i]; {
+				for end := time.Now().Add(time.Minute); scriptCalls(t, s) == before[i]; time.Sleep(poll) {
 					if time.Now().After(end) {
 						t.Fatalf("the late packet to %s does not arrive", s.Addr())
 					}

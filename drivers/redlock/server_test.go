@@ -106,8 +106,7 @@ func (c *cluster) keys(key string) []string {
 // gone waits until no server has the key any longer, for at most this long.
 func (c *cluster) gone(key string, within time.Duration) {
 	c.t.Helper()
-	end := time.Now().Add(within)
-	for {
+	for end := time.Now().Add(within); ; time.Sleep(poll) {
 		left := c.keys(key)
 		if len(left) == 0 {
 			return
