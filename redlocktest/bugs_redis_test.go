@@ -24,11 +24,14 @@ import (
 func luaBug(name, want, rule, old, new string) bug {
 	return bug{name: name, want: want, rule: rule, check: func(t *testing.T, only string) error {
 		f := &forger{server: redisServer.Addr(), prefix: fmt.Sprintf("forged%d:", forgers.Add(1)), old: old, new: new, shas: map[string]string{}}
-		err := Check(Harness{Open: f.open, TTL: 300 * time.Millisecond, Grace: time.Millisecond, Prefix: f.prefix, Timeout: caseTime(name, 8*time.Second), Short: true, quiet: true, Only: only})
-		if old != "" && f.forged.Load() == 0 {
-			t.Errorf("no script has the text %q: the bug was not planted", old)
+		for range 5 { // on a busy machine a lease may end before its renewal, whose script is then not used
+			err := Check(Harness{Open: f.open, TTL: 300 * time.Millisecond, Grace: time.Millisecond, Prefix: f.prefix, Timeout: caseTime(name, 8*time.Second), Short: true, quiet: true, Only: only})
+			if old == "" || f.forged.Load() > 0 {
+				return err
+			}
 		}
-		return err
+		t.Errorf("no script has the text %q: the bug was not planted", old)
+		return nil
 	}}
 }
 

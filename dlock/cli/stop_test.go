@@ -363,7 +363,8 @@ func stoppedByMaxHold(t *testing.T) (termed bool) {
 	}
 	// The guard's order and the lease's own end come at the same instant: either may be named
 	// as the reason of the kill, the option and the kill always are.
-	if s := p.err.String(); !strings.Contains(s, "--max-hold") || !strings.Contains(s, "killed the command") {
+	begun := w.exists("pid") // else SIGTERM came before the command could trap it, and ended it
+	if s := p.err.String(); !strings.Contains(s, "--max-hold") || begun && !strings.Contains(s, "killed the command") {
 		t.Errorf("stderr is %q", s)
 	}
 	return w.exists("termed")
