@@ -156,7 +156,7 @@ type QuorumError struct {
 	// lease; nil means unknown.
 	Verdict error
 	// Verb is what a node did that has Granted in its vote, for Error: "answered" in calls that
-	// grant nothing; empty: "granted".
+	// grant nothing, "confirmed" in a renewal that failed; empty: "granted".
 	Verb string
 	// Detail is the per-node text that Error appends; the quorum backend formats it.
 	Detail string

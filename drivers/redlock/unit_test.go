@@ -756,6 +756,56 @@ func TestAnErrorNamesEachNodeOnce(t *testing.T) {
 	}
 }
 
+// The error of a renewal counts the nodes that confirmed it, without one that joined in it.
+func TestANodeThatJoinsInARenewalDoesNotConfirmIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := false
+		node := func(i int) driver.Backend {
+			store := memory.New()
+			return named{script{store, func(ctx context.Context, r *driver.Request) (driver.Lease, error) {
+				time.Sleep(time.Duration(i) * time.Millisecond)
+				if i == 3 && !broken {
+					return nil, errors.New("connection refused")
+				}
+				l, err := store.Acquire(ctx, r)
+				return breakable{l, &broken, i}, err
+			}}, fmt.Sprint("redis://h:", i, "/0")}
+		}
+		b, err := New([]driver.Backend{node(1), node(2), node(3)}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = b.Close() }()
+		l, err := b.Acquire(t.Context(), request1("k", "me", time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond) // the third node has answered
+		broken = true
+		_, err = l.Renew(t.Context(), &driver.Renewal{TTL: time.Second})
+		const want = "a majority did not confirm the renewal (1 of 3 nodes confirmed, 2 needed: redis://h:2/0: connection refused)"
+		if err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+		_ = l.Release(t.Context())
+	})
+}
+
+// breakable is a lease whose node, the second, refuses renewals while broken.
+type breakable struct {
+	driver.Lease
+	broken *bool
+	node   int
+}
+
+func (l breakable) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	if l.node == 2 && *l.broken {
+		time.Sleep(10 * time.Millisecond) // after the third has joined
+		return driver.Grant{}, errors.New("connection refused")
+	}
+	return l.Lease.Renew(ctx, r)
+}
+
 // A finding names its node only once, in Node.
 func TestASummaryLeavesItsNodesNameOut(t *testing.T) {
 	n := &node{name: "redis://h:1/0"}

@@ -54,7 +54,7 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 	case overdue:
 		return l.unknown(now, "the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v%s", since, l.apart(l.bid.acked()), l.bid.ttl, l.starved())
 	case unconfirmed:
-		return l.unknown(now, "a majority did not confirm the renewal")
+		return l.unconfirmed(now)
 	}
 	return l.verdict(nil, now)
 }
@@ -311,4 +311,18 @@ func (l *lease) starved() string {
 // unknown returns an error that proves nothing, with the votes.
 func (l *lease) unknown(now boot.Instant, format string, args ...any) error {
 	return fmt.Errorf(format+" (%w)", append(args, l.verdict(nil, now))...)
+}
+
+// unconfirmed returns the error for a renewal that no majority confirmed. A node that joined in it
+// has granted the lock, but does not count yet.
+func (l *lease) unconfirmed(now boot.Instant) error {
+	err := l.verdict(nil, now)
+	if e := (*driver.QuorumError)(nil); errors.As(err, &e) {
+		e.Verb = "confirmed"
+		acks := l.bid.acked()
+		for i := range e.Votes {
+			e.Votes[i].Granted = acks.has(i)
+		}
+	}
+	return fmt.Errorf("a majority did not confirm the renewal (%w)", err)
 }
