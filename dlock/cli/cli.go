@@ -301,16 +301,10 @@ func withoutDriver(text string) string {
 	})
 }
 
-const checkURL = ": check the backend and its URL"
-
-// exitErrorOf returns the exit code and the message for an error of package dlock. A refusal says
-// itself what to do.
+// exitErrorOf returns the exit code and the message for an error of package dlock.
 func exitErrorOf(err error) *exitError {
 	if errors.Is(err, dlock.ErrInvalid) {
 		return &exitError{exitUsage, withoutDriver(asFlags.Replace(err.Error()))}
 	}
-	if errors.As(err, new(*dlock.RefusedError)) {
-		return &exitError{exitUnavailable, err.Error()}
-	}
-	return &exitError{exitUnavailable, err.Error() + checkURL}
+	return &exitError{exitUnavailable, err.Error() + ": check the backend and its URL"}
 }

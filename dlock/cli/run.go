@@ -283,11 +283,7 @@ func (j *job) notObtained(err error) error {
 func (j *job) exitErrorOf(err error) error {
 	e := exitErrorOf(err)
 	if e.code == exitUnavailable && j.wait != forever && waitingHelps(err) {
-		to := ":"
-		if strings.HasSuffix(e.text, checkURL) {
-			to = ", or"
-		}
-		e.text += to + " wait longer (--wait)"
+		e.text += ", or wait longer (--wait)"
 	}
 	return e
 }
