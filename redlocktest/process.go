@@ -103,6 +103,18 @@ func killedWaiter(r *run) {
 	r.free(a, key)
 }
 
+// serves reports whether anybody can get a lock now, of a key of its own.
+func (r *run) serves(b driver.Backend) bool {
+	key := r.key()
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && r.ctx.Err() == nil; r.pause(poll) {
+		if l, err := r.try(b, driver.Request{Key: key}); err == nil {
+			r.release(l)
+			return true
+		}
+	}
+	return false
+}
+
 // stoppedHolder: a process that stands still for longer than its lease finds the lease lost
 // when it goes on, and does not disturb the next owner.
 func stoppedHolder(r *run) {
@@ -110,6 +122,11 @@ func stoppedHolder(r *run) {
 	l := r.grant(p, driver.Request{Key: key, TTL: r.short()})
 	resume := r.inject(p.Pause, p.Resume)
 	b := r.client()
+	for r.h.LocalClock && r.ctx.Err() == nil && !r.serves(b) { // it was stopped while it had a lock of the file itself
+		resume()
+		r.pause(10 * time.Millisecond)
+		resume = r.inject(p.Pause, p.Resume)
+	}
 	next, _ := r.eventuallyRule(expires, b, driver.Request{Key: key}, nil)
 	if early := time.Until(l.Grant().Expires); early > 0 {
 		r.fatal(expires, "the holder's process was stopped, and the next owner was granted %v before the end of its lease", early)

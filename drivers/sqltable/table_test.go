@@ -844,6 +844,73 @@ func downAndHanging(t *testing.T, p *place) {
 	unknown("a server that is down")
 }
 
+// A process that is stopped in the middle of a statement keeps a SQLite file locked, since it has the
+// locks of the file itself. Others are told so, and go on as soon as it does.
+func TestAProcessStoppedInAStatementKeepsTheFileLocked(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a process")
+	}
+	t.Parallel()
+	p := sqlitePlace(t)
+	busy, err := redlocktest.StartClient(p.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close() //nolint:errcheck // it has ended
+	b, err := p.driver.Open(&driver.Config{DSN: p.url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // nothing is held
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if l, err := busy.Acquire(context.Background(), request("of a busy process")); err == nil {
+				_ = l.Release(context.Background())
+			}
+		}
+	}()
+	ask := func() error {
+		l, err := b.Acquire(t.Context(), request("k"))
+		if err == nil {
+			err = l.Release(t.Context())
+		}
+		return err
+	}
+	awaitTrue := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("waited in vain for ", what)
+			}
+		}
+	}
+	awaitTrue("a stop in the middle of a statement", func() bool {
+		if err := busy.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		if err := ask(); err != nil && strings.Contains(err.Error(), "another process keeps the database locked") {
+			return true
+		}
+		if err := busy.Resume(); err != nil {
+			t.Fatal(err)
+		}
+		return false
+	})
+	if err := busy.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrue("a lock after it", func() bool { return ask() == nil })
+	close(stop)
+	<-stopped
+}
+
 // A PostgreSQL that asks for a password, since the one of the other tests trusts everybody.
 func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
 	if testing.Short() {

@@ -14,7 +14,9 @@
 //	call_timeout   for one call (1s)
 //
 // The file has a write-ahead log, so its folder must be on a disk of this machine. A crash of
-// the machine may lose the last locks, but also ends all their holders.
+// the machine may lose the last locks, but also ends all their holders. A process that is stopped
+// (SIGSTOP, a debugger) in the middle of a statement keeps the file locked until it goes on or
+// ends: until then nobody gets a lock, and errors say so.
 package sqlite
 
 import (
