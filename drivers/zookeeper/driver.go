@@ -186,7 +186,7 @@ func (b *Backend) begin() error {
 }
 
 // Close ends the backend. It does not release held leases: their entries end when the servers
-// end the sessions. It waits for clean-up, for about the call timeout at most.
+// end the sessions. It waits for clean-up, for about the call timeout after the servers' last answer.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.closed = true
@@ -206,9 +206,7 @@ func (b *Backend) Close() error {
 			held, attached := s.users > 0, s.attached
 			s.mu.Unlock()
 			if held && attached {
-				ctx, cancel := context.WithTimeout(context.Background(), b.opt.CallTimeout)
-				defer cancel()
-				_ = s.clean(ctx) // the rest ends with the session
+				s.cleanAll() // what is left ends with the session
 			}
 			s.close(!held)
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -683,6 +684,22 @@ func (s *session) clean(ctx context.Context) error {
 		s.mu.Unlock()
 	}
 	return nil
+}
+
+// cleanAll deletes all orphans, unless none can be deleted within the call timeout.
+func (s *session) cleanAll() {
+	for before := math.MaxInt; ; {
+		ctx, cancel := context.WithTimeout(context.Background(), s.b.opt.CallTimeout)
+		err := s.clean(ctx)
+		cancel()
+		s.mu.Lock()
+		left := len(s.orphans)
+		s.mu.Unlock()
+		if err == nil || left >= before {
+			return
+		}
+		before = left
+	}
 }
 
 // settle returns when every earlier request of the session has taken effect or never will: a

@@ -626,6 +626,48 @@ func TestSessionsAreFew(t *testing.T) {
 	few(0, "after Close")
 }
 
+// TestCloseCleansUpAsLongAsTheServersAnswer: the entries of many waiters are deleted, though that
+// takes longer than a call may, and the session goes on because a lease is held.
+func TestCloseCleansUpAsLongAsTheServersAnswer(t *testing.T) {
+	t.Parallel()
+	g := server.ZooKeeper(t, 1)
+	way := fault.NewProxy(t, g.Addrs()[0])
+	b := open(t, "zk://"+way.Addr()+"?call_timeout=400ms")
+	_, err := redlocktest.Acquire(t, b, redlocktest.NewRequest("k", time.Minute))
+	must(t, err)
+	const waiters = 30
+	var wg sync.WaitGroup
+	for range waiters {
+		req := redlocktest.NewRequest("k", time.Minute)
+		req.Wait = true
+		wg.Go(func() {
+			if l, err := b.Acquire(t.Context(), req); err == nil {
+				t.Errorf("a waiter got the lock: %+v", l.Grant())
+			}
+		})
+	}
+	c, err := connect(g.Addrs())
+	must(t, err)
+	defer c.Close()
+	entries := func(want int, when string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			names, err := stored(c)
+			if err == nil && len(names) == want {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s there are %d entries, want %d (%v)", when, len(names), want, err)
+			}
+		}
+	}
+	entries(waiters+1, "while all wait")
+	way.RTT(40 * time.Millisecond)
+	must(t, b.Close())
+	wg.Wait()
+	entries(1, "after Close")
+}
+
 // TestNoSessionEndsUnderARelease: a session without leases ends after a while, but not while the
 // release of a lease that is over uses it.
 func TestNoSessionEndsUnderARelease(t *testing.T) {
