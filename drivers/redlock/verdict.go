@@ -258,7 +258,7 @@ func (l *lease) votes() []driver.Vote {
 
 // verdict returns the error for a failed vote or renewal; a nil verdict means unknown. l.mu is
 // held.
-func (l *lease) verdict(verdict error, now boot.Instant) error {
+func (l *lease) verdict(verdict error, now boot.Instant) *driver.QuorumError {
 	e := &driver.QuorumError{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
 	var refused *driver.RefusedError
 	_ = errors.As(verdict, &refused)
@@ -316,13 +316,11 @@ func (l *lease) unknown(now boot.Instant, format string, args ...any) error {
 // unconfirmed returns the error for a renewal that no majority confirmed. A node that joined in it
 // has granted the lock, but does not count yet.
 func (l *lease) unconfirmed(now boot.Instant) error {
-	err := l.verdict(nil, now)
-	if e := (*driver.QuorumError)(nil); errors.As(err, &e) {
-		e.Verb = "confirmed"
-		acks := l.bid.acked()
-		for i := range e.Votes {
-			e.Votes[i].Granted = acks.has(i)
-		}
+	e := l.verdict(nil, now)
+	e.Verb = "confirmed"
+	acks := l.bid.acked()
+	for i := range e.Votes {
+		e.Votes[i].Granted = acks.has(i)
 	}
-	return fmt.Errorf("a majority did not confirm the renewal (%w)", err)
+	return fmt.Errorf("a majority did not confirm the renewal (%w)", e)
 }

@@ -856,7 +856,7 @@ func TestAProcessStoppedInAStatementKeepsTheFileLocked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer busy.Close() //nolint:errcheck // it has ended
+	defer busy.Close() //nolint:errcheck // nothing is held
 	b, err := p.driver.Open(&driver.Config{DSN: p.url})
 	if err != nil {
 		t.Fatal(err)
@@ -883,15 +883,7 @@ func TestAProcessStoppedInAStatementKeepsTheFileLocked(t *testing.T) {
 		}
 		return err
 	}
-	awaitTrue := func(what string, ok func() bool) {
-		t.Helper()
-		for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("waited in vain for ", what)
-			}
-		}
-	}
-	awaitTrue("a stop in the middle of a statement", func() bool {
+	eventually(t, "a stop in the middle of a statement", func() bool {
 		if err := busy.Pause(); err != nil {
 			t.Fatal(err)
 		}
@@ -906,7 +898,7 @@ func TestAProcessStoppedInAStatementKeepsTheFileLocked(t *testing.T) {
 	if err := busy.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	awaitTrue("a lock after it", func() bool { return ask() == nil })
+	eventually(t, "a lock after it", func() bool { return ask() == nil })
 	close(stop)
 	<-stopped
 }
