@@ -227,7 +227,7 @@ func TestCloseWaitsForHooksAndLogLines(t *testing.T) {
 		s := newSpy()
 		gone := make(chan struct{})
 		s.session(gone)
-		before := runtime.NumGoroutine()
+		before := goroutines()
 		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Lost: slow}))
 		lock(t, c, "k")
 		close(gone)
@@ -236,7 +236,7 @@ func TestCloseWaitsForHooksAndLogLines(t *testing.T) {
 			t.Errorf("Close = %v, and %d hooks have returned, want 1", err, ended.Load())
 		}
 		synctest.Wait()
-		if n := runtime.NumGoroutine() - before; n > 0 {
+		if n := goroutines() - before; n > 0 {
 			t.Errorf("%d goroutines are left", n)
 		}
 	})

@@ -242,13 +242,13 @@ func TestChannelsOfLossThatAreNotSharedAreNotWatchedForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
 		c := newSpyClient(t, s)
-		before := runtime.NumGoroutine()
+		before := goroutines()
 		for range 1000 {
 			s.set(func() { lost := make(chan struct{}); s.granted = func(g *driver.Grant) { g.Lost = lost } })
 			unlock(t, lock(t, c, "k"))
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := runtime.NumGoroutine() - before; n > 50 {
+		if n := goroutines() - before; n > 50 {
 			t.Errorf("%d goroutines after 100 s of one lease at a time", n)
 		}
 	})

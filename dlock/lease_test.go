@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -270,12 +269,12 @@ func TestASessionsLeasesEndWithItAndShareOneGoroutine(t *testing.T) {
 		s := newSpy()
 		s.session(gone)
 		c := newSpyClient(t, s)
-		before := runtime.NumGoroutine()
+		before := goroutines()
 		var leases []*dlock.Lease
 		for i := range 100 {
 			leases = append(leases, lock(t, c, fmt.Sprint(i)))
 		}
-		if n := runtime.NumGoroutine() - before; n > 1 {
+		if n := goroutines() - before; n > 1 {
 			t.Errorf("100 leases of one session cost %d goroutines", n)
 		}
 		if _, ok := leases[0].Deadline(); ok {
@@ -300,11 +299,11 @@ func TestAnIdleSessionIsNotWatchedForEver(t *testing.T) {
 		s := newSpy()
 		s.session(make(chan struct{}))
 		c := newSpyClient(t, s)
-		before := runtime.NumGoroutine()
+		before := goroutines()
 		unlock(t, lock(t, c, "k"))
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if n := runtime.NumGoroutine() - before; n > 0 {
+		if n := goroutines() - before; n > 0 {
 			t.Errorf("%d goroutines still watch", n)
 		}
 	})
@@ -314,13 +313,13 @@ func TestHeldLeasesCostNoGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
 		c := newSpyClient(t, s)
-		before := runtime.NumGoroutine()
+		before := goroutines()
 		leases := map[string]*dlock.Lease{}
 		for i := range 1000 {
 			key := fmt.Sprint(i)
 			leases[key] = lock(t, c, key)
 		}
-		if n := runtime.NumGoroutine() - before; n > 0 {
+		if n := goroutines() - before; n > 0 {
 			t.Errorf("1,000 leases cost %d goroutines", n)
 		}
 		time.Sleep(time.Minute)

@@ -1,7 +1,9 @@
 package dlock_test
 
 import (
+	"bytes"
 	"context"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -126,4 +128,14 @@ func (s *spy) session(lost <-chan struct{}) {
 	s.granted = func(g *driver.Grant) {
 		*g = driver.Grant{Fence: g.Fence, Lost: lost}
 	}
+}
+
+// goroutines counts those of the caller's bubble. runtime.NumGoroutine counts other tests' too,
+// and one that is just ending, which synctest.Wait no longer waits for.
+func goroutines() int {
+	stacks := make([]byte, 4<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	heading, _, _ := bytes.Cut(stacks, []byte("]:"))
+	bubble := heading[bytes.LastIndex(heading, []byte("synctest bubble ")):]
+	return bytes.Count(stacks, append(bubble, ']'))
 }
