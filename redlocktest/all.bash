@@ -208,7 +208,7 @@ go_module() { cd "$1" && tested $test -p=1 "${@:2}" >"$(mktemp "$scratch/nested.
 # goroutine or in virtual time, what makes thousands of calls in a row, and what measures. Several
 # packages run at once, since they wait more than they compute.
 test="go test -json -timeout=20m"
-computes='^TestEveryPartIsMissed$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestStressFindsPlantedBugs$'
+computes='^TestEveryPartIsMissed$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestPlantedBugs$|^TestStressFindsPlantedBugs$'
 computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedLineIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
 computes=$computes'|^TestConformance$/^[1-4]$|^TestConformanceOnRealServers$/^5$|^TestANodeWithAFullQueueIsAway$'
 computes=$computes'|^TestFortyProcessesCountToTwoThousand$|^TestTokensRiseThroughCrashesPowerLossesAndABackwardClock$'
