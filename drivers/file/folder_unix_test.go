@@ -97,14 +97,19 @@ func TestWithoutAHomeTheFolderIsInVarTmp(t *testing.T) {
 		t.Skipf("%s is in use here", want)
 	}
 	defer os.RemoveAll(want) //nolint:errcheck // it was made here
+	check := func(when string) {
+		t.Helper()
+		found, err := b.Check(t.Context())
+		if err != nil || len(found) == 0 || !strings.Contains(found[0].Summary, "HOME") {
+			t.Errorf("check %s: %v, %v; want a note on HOME", when, found, err)
+		}
+	}
+	check("before the first lock")
 	l := acquire(t, b, request("k"))
 	if m := mode(t, want); m != fs.ModeDir|0o700 {
 		t.Errorf("%s has mode %v", want, m)
 	}
-	found, err := b.Check(t.Context())
-	if err != nil || len(found) == 0 || !strings.Contains(found[0].Summary, "HOME") {
-		t.Errorf("check: %v, %v; want a note on HOME", found, err)
-	}
+	check("after it")
 	release(t, l)
 }
 

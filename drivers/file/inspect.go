@@ -142,28 +142,28 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.usable(ctx); err != nil {
 		return nil, err
 	}
+	var found []driver.Diagnostic
+	add := func(code string, s driver.Severity, fix, format string, args ...any) {
+		found = append(found, driver.Diagnostic{Code: code, Severity: s, Summary: fmt.Sprintf(format, args...), Remedy: fix})
+	}
+	if b.folder.fallback {
+		add("no-home", driver.SeverityNote, "name the folder (file:///folder) if jobs with and without a home must exclude each other", "HOME is not set, so %s is used: a process of this user with a HOME uses another folder", b.folder.path)
+	}
 	p, err := b.folder.visit()
-	if errors.Is(err, fs.ErrNotExist) {
-		return []driver.Diagnostic{{Code: "no-folder", Severity: driver.SeverityNote, Summary: b.folder.path + " does not exist: the first lock makes it", Remedy: "check again after that"}}, nil
-	}
 	var no *driver.RefusedError
-	if errors.As(err, &no) {
-		return []driver.Diagnostic{{Code: "folder", Severity: driver.SeverityUnsafe, Summary: no.Error(), Remedy: "name a folder on a local disk that this user can write (file:///folder)"}}, nil
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		add("no-folder", driver.SeverityNote, "check again after that", "%s does not exist: the first lock makes it", b.folder.path)
+		return found, nil
+	case errors.As(err, &no):
+		add("folder", driver.SeverityUnsafe, "name a folder on a local disk that this user can write (file:///folder)", "%v", no)
+		return found, nil
+	case err != nil:
 		return nil, err
 	}
 	fi, err := os.Stat(p.path)
 	if err != nil {
 		return nil, fmt.Errorf("file: %w", err)
-	}
-	var found []driver.Diagnostic
-	add := func(code string, s driver.Severity, fix, format string, args ...any) {
-		d := driver.Diagnostic{Code: code, Severity: s, Summary: fmt.Sprintf(format, args...), Remedy: fix}
-		if code == "folder-not-sticky" {
-			d.Measured, d.Command = fmt.Sprintf("mode %#o", uint32(fi.Mode().Perm())), fix
-		}
-		found = append(found, d)
 	}
 	if kind := networkKind(p.path); kind != "" {
 		add("network-file-system", driver.SeverityUnsafe, "name a folder on a local disk, or use a driver with a server", "%s is on a network file system (%s): a lock may be lost without notice, or hold on one machine only", p.path, kind)
@@ -173,12 +173,11 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
 		add("folder-not-sticky", driver.SeverityWarning, "chmod +t "+quote(p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
+		d := &found[len(found)-1]
+		d.Measured, d.Command = fmt.Sprintf("mode %#o", uint32(fi.Mode().Perm())), d.Remedy
 	}
 	if p.id.known && !p.id.mine() && p.id.uid != 0 {
 		add("folder-owner", driver.SeverityWarning, "use a folder of root's, or of this user's", "%s belongs to another user, %d, who can remove lock files", p.path, p.id.uid)
-	}
-	if b.folder.fallback {
-		add("no-home", driver.SeverityNote, "name the folder (file:///folder) where jobs with and without a home are to exclude each other", "HOME is not set, so that %s is used: a process of this user with a HOME uses another folder", p.path)
 	}
 	if b.boot == "" {
 		add("no-boot-id", driver.SeverityNote, "", "this system has no boot id: every grant waits for the disk")
