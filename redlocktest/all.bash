@@ -34,17 +34,6 @@ Flags go to go test: -short, -count=1, -run=NAME, -race=false. Packages, such as
 END
 }
 
-# programs: what the tests need, the packages of Debian, the formula of Homebrew. A
-# driver of another server adds a line.
-programs='redis-server  redis-server   redis
-valkey-server valkey-server  valkey
-postgres      postgresql     postgresql@17
-pgbouncer     pgbouncer      pgbouncer
-etcd          etcd-server    etcd
-mariadbd      mariadb-server-core mariadb
-zkServer.sh   zookeeper      zookeeper
-cc            gcc,libc6-dev  gcc'
-
 say() { printf '%s\n' "$*"; }
 
 # try NAME COMMAND... runs a check. One that fails is named and counted at the end.
@@ -83,61 +72,6 @@ in_modules() {
 	return $status
 }
 
-# missing prints those that are not there: the program, or what is in apt or brew. It looks
-# in PATH and where Debian and Homebrew put what they leave out of it, as redlocktest/server.
-missing() {
-	local program apt brew
-	PATH=$PATH$(printf ':%s' /usr/lib/postgresql/*/bin /usr/sbin /usr/local/sbin /usr/share/zookeeper/bin \
-		/{opt/homebrew,usr/local,home/linuxbrew/.linuxbrew}/opt/*/{,libexec/}bin)
-	say "$programs" | while read -r program apt brew; do
-		command -v "$program" >/dev/null || eval "say \$$1"
-	done | tr ',\n' '  '
-}
-
-as_root() { $([ "$(id -u)" = 0 ] || say sudo) env DEBIAN_FRONTEND=noninteractive "$@"; }
-
-# install_apt PACKAGE... starts no service. What the release lacks (valkey-server in
-# Debian 12) comes from Debian's backports, of which only these commands know. A package that
-# cannot be had keeps no other from being installed.
-policy="" # the file that keeps packages from starting services, while it is there
-install_apt() {
-	local apt="apt-get -qq -o=Acquire::Retries=3" keys=/usr/share/keyrings/debian-archive-keyring.gpg archive codename package can=()
-	as_root $apt update || say "apt-get update failed; going on with what apt knows"
-	if [ -e "$keys" ] && ! $apt -s install "$@" >/dev/null 2>&1; then
-		codename=$(. /etc/os-release && say "${VERSION_CODENAME:-}")
-		archive=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' | sed -n "s/^$codename //p" | head -n 1)
-		cat /etc/apt/sources.list >"$scratch/sources.list" 2>/dev/null
-		say "deb [signed-by=$keys] $archive $codename-backports main" >>"$scratch/sources.list"
-		chmod 755 "$scratch" # for apt's own user
-		apt="$apt -o=Dir::Etc::sourcelist=$scratch/sources.list"
-		as_root $apt update
-	fi
-	for package in "$@"; do
-		if $apt -s install "$package" >/dev/null 2>&1; then can+=("$package"); else say "apt cannot install $package"; fi
-	done
-	[ -e /usr/sbin/policy-rc.d ] || policy=/usr/sbin/policy-rc.d
-	[ -z "$policy" ] || printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin "$policy"
-	as_root $apt -o=DPkg::Lock::Timeout=300 install -y --no-install-recommends ${can[@]+"${can[@]}"}
-	permit_services
-	[ ! -d /run/systemd/system ] || for package in "$@"; do as_root systemctl -q disable "$package"; done 2>/dev/null # gcc is none
-}
-permit_services() { [ -z "$policy" ] || as_root rm -f "$policy"; policy=""; }
-
-# install: of Homebrew's redis and valkey only one can be linked; the tests find the other.
-install() {
-	if command -v apt-get >/dev/null; then
-		[ "$(id -u)" = 0 ] || command -v sudo >/dev/null || { say "needs root or sudo: as root, apt-get install $(missing apt)"; return 1; }
-		install_apt $(missing apt)
-	elif command -v brew >/dev/null; then
-		brew unlink redis valkey 2>/dev/null
-		brew install $(missing brew)
-		brew unlink valkey && brew link redis
-	else
-		say "neither apt-get nor brew is here: install $(missing program)by other means"
-	fi
-	[ -z "$(missing program)" ]
-}
-
 no_program_is_missing() {
 	lack=$(missing program)
 	[ -z "$lack" ] && return
@@ -162,10 +96,24 @@ vet() {
 	done
 }
 
-# lint has a cache for each folder: what it found in another checkout has other paths.
+# workspace prints a go.work with all modules, in which they get the newest version of each dependency
+# that one of them asks for.
+workspace() {
+	local module version
+	version=$(sed -n 's,^.*/redlock v,v,p' drivers/everything/go.mod)
+	go env GOVERSION | sed 's/^go/go /'
+	for module in $(modules); do
+		say "use $PWD${module#.}"
+		[ "$module" = . ] || say "replace $(sed -n 's/^module //p' "$module/go.mod") $version => $PWD${module#.}"
+	done
+}
+
+# lint looks at all modules at once: what they share is loaded once. It has a cache for each folder:
+# what it found in another checkout has other paths.
 lint() {
-	GOLANGCI_LINT_CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/redlock-lint/$(pwd | cksum | tr -d ' ')" \
-		in_modules go run "$golangci" run ./...
+	workspace >"$scratch/go.work"
+	GOWORK=$scratch/go.work GOLANGCI_LINT_CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/redlock-lint/$(pwd | cksum | tr -d ' ')" \
+		go run "$golangci" run $(modules | sed 's,$,/...,')
 }
 
 # vulnerabilities fails for those of dependencies. Those of Go itself need a newer Go,
@@ -296,6 +244,7 @@ started() {
 }
 trap 'kill $(started) 2>/dev/null; exit 130' INT # what runs in the background does not hear ctrl-C
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+. redlocktest/install.bash
 case ${1:-} in
 --go-test) go_test "${@:2}" ;;
 --go-module) go_module "${@:2}" ;;

@@ -94,7 +94,7 @@ func (r *recorded) metrics() map[string]float64 {
 			name := func(set attribute.Set) string {
 				text := m.Name
 				for _, kv := range set.ToSlice() {
-					text += fmt.Sprintf(" %s=%s", kv.Key, kv.Value.Emit())
+					text += fmt.Sprintf(" %s=%v", kv.Key, kv.Value.AsInterface())
 				}
 				return text
 			}

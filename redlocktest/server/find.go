@@ -55,7 +55,7 @@ func find(k Kind) (string, error) {
 }
 
 // places returns where a program may be: in PATH, or in the folders outside it that Debian and
-// Homebrew use. all.bash searches the same places.
+// Homebrew use. install.bash searches the same places.
 func places(program string) []string {
 	var found []string
 	if path, err := exec.LookPath(program); err == nil {
