@@ -91,8 +91,8 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 		c.end()
 		return nil, fmt.Errorf("dlock: %w", err)
 	}
-	if c.events != nil {
-		c.events.to.Store(c)
+	if c.notices != nil {
+		c.notices.to.Store(c)
 	}
 	return c, nil
 }

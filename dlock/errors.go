@@ -132,14 +132,14 @@ func (e *Error) Format(s fmt.State, verb rune) {
 	}
 	for i := range q.Votes {
 		v := &q.Votes[i]
-		word := cmp.Or(q.Verb, "granted")
+		answer := cmp.Or(q.Action, "granted")
 		if !v.Granted {
-			word = "no answer before the verdict"
+			answer = "no answer before the verdict"
 			if v.Err != nil {
-				word = v.Err.Error()
+				answer = v.Err.Error()
 			}
 		}
-		fmt.Fprintf(s, "\n\t%s (%v): %s", v.Node, shortDuration(v.Latency), word)
+		fmt.Fprintf(s, "\n\t%s (%v): %s", v.Node, shortDuration(v.Latency), answer)
 	}
 }
 

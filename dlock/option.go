@@ -48,7 +48,7 @@ type config struct {
 	log     *slog.Logger
 	label   string
 	require driver.Features
-	events  *eventSink
+	notices *noticeSink
 }
 
 func (c *config) reset() {
@@ -62,14 +62,14 @@ func (c *config) reset() {
 	c.label = defaultLabel()
 }
 
-// eventSink connects a driver's events to a client that is made after the driver.
-type eventSink struct {
+// noticeSink connects a driver's notices to a client that is made after the driver.
+type noticeSink struct {
 	to atomic.Pointer[Client]
 }
 
 func (c *config) sink() func(driver.Notice) {
-	s := &eventSink{}
-	c.events = s
+	s := &noticeSink{}
+	c.notices = s
 	return func(e driver.Notice) {
 		if client := s.to.Load(); client != nil {
 			client.notice(e)

@@ -91,10 +91,10 @@ func OpenBackend(url string) (driver.Backend, error) {
 }
 
 // whole is the quorum that a node belongs to: the node takes the quorum's prefix and reports
-// events to it.
+// notices to it.
 type whole struct {
 	prefix string
-	event  func(driver.Notice)
+	notify func(driver.Notice)
 }
 
 // openBackend opens a backend, as a node of a quorum unless of is nil.
@@ -145,19 +145,19 @@ func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
 		}
 		c.ttl, c.ttlSet = ttl, true
 	}
-	var event func(driver.Notice)
+	var notify func(driver.Notice)
 	if of != nil {
-		event = of.event
+		notify = of.notify
 	} else {
-		event = c.sink()
+		notify = c.sink()
 	}
 	c.prefix = prefix
 	b, err := d.Open(&driver.Config{
 		DSN:    rest,
 		Prefix: prefix,
-		Notify: event,
+		Notify: notify,
 		Resolve: func(url string) (driver.Backend, error) {
-			return openBackend(url, &whole{prefix, event})
+			return openBackend(url, &whole{prefix, notify})
 		},
 	})
 	if err != nil {

@@ -17,7 +17,7 @@
 // A driver answers one question, whether this owner has this key, and never guesses. Package
 // dlock builds everything else on the answer, once for all drivers: retries and their pauses,
 // the wait queue of a process, renewal in time, the end of a lease before another owner can get
-// the lock, events and statistics.
+// the lock, hooks and statistics.
 //
 // # How to write a driver
 //

@@ -29,8 +29,8 @@ type Config struct {
 	// Resolve opens another registered backend with the same Prefix and Notify: the
 	// nodes of a quorum. The caller owns the backend and closes it.
 	Resolve func(url string) (Backend, error)
-	// Notify receives events of the background. It may be nil; it may be called
-	// concurrently; it returns quickly. No event holds a secret (rule 9).
+	// Notify receives background notices. It may be nil; it may be called
+	// concurrently; it returns quickly. No notice holds a secret (rule 9).
 	Notify func(Notice)
 
 	_ struct{}
@@ -658,14 +658,14 @@ type NoticeKind string
 
 // The kinds that drivers here report.
 const (
-	NoticeNodeSkipped  NoticeKind = "breaker opened" // a node kept timing out and is skipped
-	NoticeNodeRestored NoticeKind = "breaker closed" // a probe succeeded: it is asked again
-	NoticeQuarantined  NoticeKind = "quarantined"    // a node does not vote for a while
-	NoticeBootstrapped NoticeKind = "bootstrapped"   // new servers vote at once
-	NoticeCollision    NoticeKind = "collision"      // two keys share one lock on the server
-	NoticeDegraded     NoticeKind = "degraded"       // works, but by a slower way: polling, say
-	NoticeDisconnected NoticeKind = "disconnected"   // a session or a subscription broke
-	NoticeClockSkew    NoticeKind = "clock skew"     // a server's clock disagrees with its peers
-	NoticeTerms        NoticeKind = "other terms"    // a node holds its clients to other terms than this one's options
-	NoticeEviction     NoticeKind = "eviction"       // a server may evict locks that are held
+	NoticeNodeSkipped  NoticeKind = "node skipped"  // a node kept timing out and is skipped
+	NoticeNodeRestored NoticeKind = "node restored" // a probe succeeded: it is asked again
+	NoticeQuarantined  NoticeKind = "quarantined"   // a node does not vote for a while
+	NoticeBootstrapped NoticeKind = "bootstrapped"  // new servers vote at once
+	NoticeCollision    NoticeKind = "collision"     // two keys share one lock on the server
+	NoticeDegraded     NoticeKind = "degraded"      // works, but by a slower way: polling, say
+	NoticeDisconnected NoticeKind = "disconnected"  // a session or a subscription broke
+	NoticeClockSkew    NoticeKind = "clock skew"    // a server's clock disagrees with its peers
+	NoticeTerms        NoticeKind = "other terms"   // a node holds its clients to other terms than this one's options
+	NoticeEviction     NoticeKind = "eviction"      // a server may evict locks that are held
 )

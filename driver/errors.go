@@ -155,9 +155,9 @@ type QuorumError struct {
 	// *RefusedError if so many nodes refused, ErrLost if a majority is known to have lost the
 	// lease; nil means unknown.
 	Verdict error
-	// Verb is what a node did that has Granted in its vote, for Error: "answered" in calls that
+	// Action is what a node with Granted in its vote did, for Error: "answered" in calls that
 	// grant nothing, "confirmed" in a renewal that failed; empty: "granted".
-	Verb string
+	Action string
 	// Detail is the per-node text that Error appends; the quorum backend formats it.
 	Detail string
 	_      struct{}
@@ -171,7 +171,7 @@ func (e *QuorumError) Error() string {
 			granted++
 		}
 	}
-	s := fmt.Sprintf("%d of %d nodes %s, %d needed", granted, len(e.Votes), cmp.Or(e.Verb, "granted"), e.Need)
+	s := fmt.Sprintf("%d of %d nodes %s, %d needed", granted, len(e.Votes), cmp.Or(e.Action, "granted"), e.Need)
 	if e.Verdict != nil {
 		s = e.Verdict.Error() + " (" + s + ")"
 	}

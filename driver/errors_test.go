@@ -100,7 +100,7 @@ func TestAQuorumErrorUnwrapsToItsVerdictAlone(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 
-	if got, want := (&QuorumError{Need: 3, Votes: votes, Verb: "answered"}).Error(), "1 of 5 nodes answered, 3 needed"; got != want {
+	if got, want := (&QuorumError{Need: 3, Votes: votes, Action: "answered"}).Error(), "1 of 5 nodes answered, 3 needed"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 

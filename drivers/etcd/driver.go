@@ -41,7 +41,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	opt := Options{Prefix: cfg.Prefix, Event: cfg.Notify, Path: u.Path}
+	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Path: u.Path}
 	if opt.Path != "" && !strings.HasSuffix(opt.Path, "/") {
 		opt.Path += "/"
 	}
@@ -91,8 +91,8 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Event receives events of the background; see driver.Config.Notify.
-	Event func(driver.Notice)
+	// Notify receives background notices; see driver.Config.Notify.
+	Notify func(driver.Notice)
 	// Path goes before the prefix, as it is; "/dlock/" by default. One path must not begin
 	// with another one, followed by a slash.
 	Path string

@@ -60,8 +60,8 @@ const watchPause = 100 * time.Millisecond
 
 // broke reports that a watch of key broke.
 func (b *Backend) broke(key string, err error) {
-	if b.opt.Event != nil {
-		b.opt.Event(driver.Notice{Kind: driver.NoticeDisconnected, Node: b.address, Key: key, Err: err, Detail: "a watch broke, and is made again"})
+	if b.opt.Notify != nil {
+		b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: b.address, Key: key, Err: err, Detail: "a watch broke, and is made again"})
 	}
 }
 

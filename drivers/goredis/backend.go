@@ -45,9 +45,9 @@ type Options struct {
 	// another library that asks for it at times may get it; at most half a second. Zero: never.
 	// See the package's documentation.
 	ForeignGap time.Duration
-	// Event is called with events of the background; it may be nil. It must not block: it may run on
+	// Notify is called with background notices; it may be nil. It must not block: it may run on
 	// a goroutine that reads the server's answers.
-	Event func(driver.Notice)
+	Notify func(driver.Notice)
 
 	_ struct{}
 }
@@ -83,7 +83,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 	lib := &client{redis: c}
 	cfg := redisnode.Config{
 		Client: lib, Name: "redis", Addr: "redis", Prefix: o.Prefix,
-		CallTimeout: o.CallTimeout, Grace: o.Grace, Event: o.Event,
+		CallTimeout: o.CallTimeout, Grace: o.Grace, Notify: o.Notify,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap,
 	}
 	if c == nil {

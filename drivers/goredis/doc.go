@@ -97,7 +97,7 @@
 //
 // Some rights may be missing. Without INFO a restart of the server goes unnoticed, and there is
 // no restart guard (which also needs Redis 7, because Redis 6 keeps scripts over a restart).
-// Without pub/sub waiters poll, and one event says so. Without the wait queue (+zadd +zpopmin
+// Without pub/sub waiters poll, and one notice says so. Without the wait queue (+zadd +zpopmin
 // +zrem +zrange) a release wakes all waiters at once. Without MGET and EXISTS each request is a
 // script of its own. SELECT is only for databases other than 0. The sentinels' own user needs
 // +sentinel +subscribe.

@@ -49,7 +49,7 @@ func TestAHookMayCallTheBackend(t *testing.T) {
 	s := database(t)
 	called := make(chan int, 16)
 	var b *postgres.Backend
-	b = built(t, connector(s.URL()), &postgres.Options{Event: func(n driver.Notice) {
+	b = built(t, connector(s.URL()), &postgres.Options{Notify: func(n driver.Notice) {
 		keys := 0
 		err := errors.New("none yet")
 		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); {

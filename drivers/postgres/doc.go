@@ -25,7 +25,7 @@
 //
 // A key is one advisory lock, whose number is the first eight bytes of the SHA-256 of prefix
 // and key (LockID). Two keys with the same number wait for each other; if one process sees
-// that, it sends an event. In SQL the number is
+// that, it sends a notice. In SQL the number is
 //
 //	SELECT ('x' || left(encode(sha256(convert_to(prefix || key, 'UTF8')), 'hex'), 16))::bit(64)::int8
 //
@@ -49,7 +49,7 @@
 // A try that does not wait may come before those who wait for a moment between statements.
 //
 // Where more keys are waited for than there are connections for waiting the waits take turns,
-// and are tried every 25 ms meanwhile; an event says so. The same happens if the server has no
+// and are tried every 25 ms meanwhile; a notice says so. The same happens if the server has no
 // connection left. If a caller gives up its wait, the connection is used again.
 //
 // The statements are blocks of plpgsql, which every database has unless it was dropped. A server

@@ -24,8 +24,8 @@ import (
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Event receives events of the background; see driver.Config.Notify.
-	Event func(driver.Notice)
+	// Notify receives background notices; see driver.Config.Notify.
+	Notify func(driver.Notice)
 	// Fencing is "on" (the default: tokens from the sequence public.dlock_fence), "off", or
 	// the sequence in another schema, "my_schema.dlock_fence", the same for all programs
 	// that use the database.
@@ -305,8 +305,8 @@ func (b *Backend) Close() error {
 func (b *Backend) closing() bool { return b.ctx.Err() != nil }
 
 func (b *Backend) report(e driver.Notice) {
-	if b.opt.Event != nil {
-		b.opt.Event(e)
+	if b.opt.Notify != nil {
+		b.opt.Notify(e)
 	}
 }
 

@@ -50,7 +50,7 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	}
 	p := dsn.Query(query)
 	o := options(p)
-	o.Prefix, o.Event = cfg.Prefix, cfg.Notify
+	o.Prefix, o.Notify = cfg.Prefix, cfg.Notify
 	if err := a.parameters(p); err != nil {
 		return nil, err
 	}

@@ -595,9 +595,9 @@ func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 	t.Parallel()
 	s := database(t)
-	var events redlocktest.NoticeLog
+	var notices redlocktest.NoticeLog
 	b, err := postgres.New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, s.URL()) },
-		&postgres.Options{Event: events.Add})
+		&postgres.Options{Notify: notices.Add})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -607,8 +607,8 @@ func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
 	if _, _, err := answer(context.Background(), b, request("two", time.Minute)); !errors.Is(err, driver.ErrHeld) {
 		t.Errorf("the session granted its own lock again: %v", err)
 	}
-	if all := events.All(); len(all) != 1 || all[0].Kind != driver.NoticeCollision {
-		t.Errorf("events: %+v", all)
+	if all := notices.All(); len(all) != 1 || all[0].Kind != driver.NoticeCollision {
+		t.Errorf("notices: %+v", all)
 	}
 	_ = release(l)
 	_ = must(t, b, request("two", time.Minute)).Release(context.Background())

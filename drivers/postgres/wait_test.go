@@ -108,10 +108,10 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	var events redlocktest.NoticeLog
+	var notices redlocktest.NoticeLog
 	opened, err := new(postgres.Driver).Open(&driver.Config{
 		DSN:    s.URL() + "&max_sessions=1&max_waiters=1",
-		Notify: events.Add,
+		Notify: notices.Add,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	}
 	waits(t, b, func() int64 { return count(t, db, advisory+" AND NOT granted") }, "one", keep)
 	go func() { keep(awaited(context.Background(), b, request("two", time.Minute))) }()
-	eventually(t, "an event says that it polls", func() bool { return len(events.Of(driver.NoticeDegraded, "max_waiters")) > 0 })
+	eventually(t, "a notice says that it polls", func() bool { return len(notices.Of(driver.NoticeDegraded, "max_waiters")) > 0 })
 	_ = release(two)
 	<-got
 	if n := b.Conns(); n > 2 {

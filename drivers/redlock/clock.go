@@ -43,7 +43,7 @@ const offsetLife = 2 * time.Minute
 // options.
 func (b *Backend) learn(n *node, r reading, terms *driver.Terms, jumps int64) {
 	if r.known && n.note(r, terms, jumps) && *terms != b.terms {
-		b.event(driver.Notice{Kind: driver.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &b.terms))})
+		b.notify(driver.Notice{Kind: driver.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &b.terms))})
 	}
 }
 

@@ -122,7 +122,7 @@ func (c *cluster) setClock(i int, ahead time.Duration) {
 }
 
 // A node that does not count because of its clock is named, together with its clock's error, in
-// four places: its vote, the error if the other nodes are no majority, an event, and Check.
+// four places: its vote, the error if the other nodes are no majority, a notice, and Check.
 func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -156,8 +156,8 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 			}
 
 			// A client that reaches all nodes has a majority without it.
-			var events redlocktest.NoticeLog
-			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Event: events.Add})
+			var notices redlocktest.NoticeLog
+			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Notify: notices.Add})
 			l := c.whenFree(b, "named all", time.Minute)
 			// It may answer after the others have formed a majority.
 			for end := time.Now().Add(30 * time.Second); ; time.Sleep(poll) {
@@ -169,12 +169,12 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 				}
 			}
 			var told []driver.Notice
-			awaitTrue(t, "the event of the clock", func() bool { // it is sent beside the call
-				told = events.Of(driver.NoticeClockSkew, "")
+			awaitTrue(t, "the notice of the clock", func() bool { // it is sent beside the call
+				told = notices.Of(driver.NoticeClockSkew, "")
 				return len(told) > 0
 			})
 			if len(told) != 1 || !strings.Contains(told[0].Node, node) || offset(told[0].Err, way) == 0 {
-				t.Errorf("the events are %+v", told)
+				t.Errorf("the notices are %+v", told)
 			}
 			awaitTrue(t, "Check to name the node", func() (found bool) {
 				findings, err := b.Check(t.Context())

@@ -85,8 +85,8 @@
 // early. A node whose own clock is set back by more than Options.ClockAllowance is in
 // quarantine too, because while it was ahead it may have ended locks.
 //
-// Meanwhile the node refuses, and says for how long: a *driver.RefusedError in its vote, an
-// event, and, through package dlock, one line in the log. A lease that the other nodes carry
+// Meanwhile the node refuses, and says for how long: a *driver.RefusedError in its vote, a
+// notice, and, through package dlock, one line in the log. A lease that the other nodes carry
 // goes on, and the node joins it after its quarantine. Lock waits out a quarantine of a
 // majority.
 //
@@ -142,7 +142,7 @@
 //   - drift_percent, at least.
 //
 // TTL, node timeout, and network are each client's own. A client with other options uses the
-// terms of the nodes, and reports that in an event; a TTL over their guard is refused with an
+// terms of the nodes, and reports that in a notice; a TTL over their guard is refused with an
 // error that names both. Nodes may have different terms, for example after an incomplete
 // change; each node's terms apply to the leases that it counts for.
 //
@@ -275,7 +275,7 @@
 //     (7 is the least).
 //   - e: a Cluster serves as a lone instance (topology=cluster), with tokens; as a node only
 //     with restart_guard=off.
-//   - pub/sub refused: waiters poll, and an event says so once.
+//   - pub/sub refused: waiters poll, and a notice says so once.
 //   - Nodes opened by URL use none of the other refused commands (such as CLIENT on Memorystore
 //     for Redis) for locks (TestLocksUseNoCommandThatServicesRefuse).
 //   - A service that replaces a failed primary behind one address: the guard notices the new

@@ -62,10 +62,10 @@ type Options struct {
 	// Prefix is the prefix that the nodes put before every key. The quorum only uses it to
 	// check a key's length before any I/O.
 	Prefix string
-	// Event is called with events about breakers and clocks. It may be nil; it may be called
-	// concurrently. It must not block, nor call a method that waits for nodes: it runs on
+	// Notify is called with notices about nodes, their clocks and terms. It may be nil; it may be
+	// called concurrently. It must not block, nor call a method that waits for nodes: it runs on
 	// goroutines that read nodes' answers, which would be late for other locks.
-	Event func(driver.Notice)
+	Notify func(driver.Notice)
 
 	_ struct{}
 }
@@ -124,7 +124,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts.Prefix, opts.Event = cfg.Prefix, cfg.Notify
+	opts.Prefix, opts.Notify = cfg.Prefix, cfg.Notify
 	nodes := make([]driver.Backend, 0, len(urls))
 	abandon := func() {
 		for _, n := range nodes {
@@ -277,7 +277,7 @@ func (b *Backend) add(i int, nb driver.Backend) error {
 	}
 	n := newNode(i, nb)
 	n.workers.Most, n.workers.Queue = b.opts.InFlight, queued
-	n.event, n.trips = b.event, &b.count.trips
+	n.notify, n.skips = b.notify, &b.count.nodeSkips
 	for _, other := range b.nodes {
 		if other.name == n.name || same(other.backend, nb) {
 			return driver.Invalid("nodes", "%d and %d are the same: %s", other.index+1, i+1, n.name)
@@ -367,9 +367,9 @@ func (b *Backend) isClosed() bool {
 	}
 }
 
-func (b *Backend) event(e driver.Notice) {
-	if b.opts.Event != nil {
-		b.opts.Event(e)
+func (b *Backend) notify(e driver.Notice) {
+	if b.opts.Notify != nil {
+		b.opts.Notify(e)
 	}
 }
 
@@ -393,8 +393,8 @@ func (b *Backend) timeout(ttl time.Duration) time.Duration {
 func (b *Backend) Stats() Stats {
 	c := &b.count
 	s := Stats{
-		OneTrip: c.oneTrip.Load(), TwoTrips: c.twoTrips.Load(), Splits: c.splits.Load(), Failures: c.failures.Load(),
-		Renewals: c.renewals.Load(), Heals: c.heals.Load(), Losses: c.losses.Load(), Unreleased: c.unreleased.Load(), Trips: c.trips.Load(),
+		OneRoundTrip: c.oneRoundTrip.Load(), TwoRoundTrips: c.twoRoundTrips.Load(), Splits: c.splits.Load(), Failures: c.failures.Load(),
+		Renewals: c.renewals.Load(), Heals: c.heals.Load(), Losses: c.losses.Load(), Unreleased: c.unreleased.Load(), NodeSkips: c.nodeSkips.Load(),
 	}
 	for _, n := range b.nodes {
 		if n.tripped.Load() {

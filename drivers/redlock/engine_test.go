@@ -260,8 +260,8 @@ func (c *cluster) goroutinesAtABlackHole(t *testing.T) {
 	if most.Load() > 5*bound {
 		t.Errorf("%d workers, the bound is %d a node", most.Load(), bound)
 	}
-	if s.Trips == 0 {
-		t.Error("the breaker never opened")
+	if s.NodeSkips == 0 {
+		t.Error("no node was skipped")
 	}
 	if err := b.Close(); err != nil {
 		t.Error(err)

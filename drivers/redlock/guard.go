@@ -86,7 +86,7 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 				return true
 			}
 			if !hasError(b.state(ctx, max(timeout, meetPatience), driver.StateNew, seen)) {
-				b.event(driver.Notice{Kind: driver.NoticeBootstrapped, Detail: why})
+				b.notify(driver.Notice{Kind: driver.NoticeBootstrapped, Detail: why})
 				return true
 			}
 		case least == most || b.whyNew(least) == "":

@@ -22,7 +22,7 @@ import (
 )
 
 // Several clients use new servers for the first time at the same time, and each gets its lock
-// at once. No node was ever in quarantine, and an event says that the servers counted as new.
+// at once. No node was ever in quarantine, and a notice says that the servers counted as new.
 func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 5)
@@ -36,7 +36,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 		var late atomic.Bool
 		clients := make([]*redlock.Backend, 4)
 		for i := range clients {
-			clients[i] = f.quorum(prefix, f.servers, 5, redlock.Options{Bootstrap: true, Event: o.Add, NodeTimeout: 5 * time.Second})
+			clients[i] = f.quorum(prefix, f.servers, 5, redlock.Options{Bootstrap: true, Notify: o.Add, NodeTimeout: 5 * time.Second})
 		}
 		parallel(32, 32, func(i int) { // several callers of each client at once
 			for end := time.Now().Add(guardLimit); ; {
@@ -56,7 +56,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 			t.Errorf("in quarantine: %+v", q)
 		}
 		if len(o.Of(driver.NoticeBootstrapped, "")) == 0 {
-			t.Error("no event says that the servers counted as new")
+			t.Error("no notice says that the servers counted as new")
 		}
 	}
 }
@@ -70,7 +70,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
 	o := &redlocktest.NoticeLog{}
-	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.Add})
+	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Notify: o.Add})
 	began := time.Now()
 	_, err := b.Acquire(context.Background(), ask("k", guard))
 	for err != nil && strings.Contains(err.Error(), clocksUnknown) { // a machine that stood still: nobody had answered
@@ -118,16 +118,16 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	for _, e := range o.Of(driver.NoticeQuarantined, "") {
 		nodes[e.Node]++
 		if !strings.Contains(e.Detail, "for another ") {
-			t.Errorf("the event says %q", e.Detail)
+			t.Errorf("the notice says %q", e.Detail)
 		}
 	}
 	for node, n := range nodes {
 		if n != 1 {
-			t.Errorf("%d events of %s", n, node)
+			t.Errorf("%d notices of %s", n, node)
 		}
 	}
 	if len(nodes) < 3 {
-		t.Errorf("events of %d nodes", len(nodes))
+		t.Errorf("notices of %d nodes", len(nodes))
 	}
 	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("and %+v", got)
@@ -153,7 +153,7 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
 	o := &redlocktest.NoticeLog{}
-	b := f.quorum("", f.servers, 4, redlock.Options{Guard: guard, Bootstrap: true, Event: o.Add})
+	b := f.quorum("", f.servers, 4, redlock.Options{Guard: guard, Bootstrap: true, Notify: o.Add})
 	_, err := f.answer(b, "k", guard)
 	if !errors.Is(err, driver.ErrRefused) {
 		t.Fatalf("first contact: %v", err)
@@ -166,7 +166,7 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 	}
 	// The fifth node may remember a longer guard. After it has answered, all nodes vote like
 	// new ones.
-	f.await(f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Event: o.Add}), "k", guard)
+	f.await(f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Notify: o.Add}), "k", guard)
 	f.await(b, "k", guard)
 	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("it says %+v", got)
@@ -413,19 +413,19 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 		}
 	}
 	o := &redlocktest.NoticeLog{}
-	strict := f.quorum("strict:", f.servers, 3, redlock.Options{StrictGuard: true, Event: o.Add})
+	strict := f.quorum("strict:", f.servers, 3, redlock.Options{StrictGuard: true, Notify: o.Add})
 	if _, err := f.answer(strict, "k", 20*time.Second); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("with strict_guard: %v", err)
 	}
 	if n := len(o.Of(driver.NoticeBootstrapped, "")); n != 0 {
-		t.Errorf("with strict_guard %d events say that they are new", n)
+		t.Errorf("with strict_guard %d notices say that they are new", n)
 	}
-	b := f.quorum("", f.servers, 3, redlock.Options{Event: o.Add})
+	b := f.quorum("", f.servers, 3, redlock.Options{Notify: o.Add})
 	if _, err := f.vote(b, "k", 20*time.Second); err != nil {
 		t.Error(err)
 	}
 	if n := len(o.Of(driver.NoticeBootstrapped, "")); n != 1 {
-		t.Errorf("%d events say that they are new", n)
+		t.Errorf("%d notices say that they are new", n)
 	}
 	// Two servers look unused, and the third still has its marker.
 	if err := errors.Join(f.servers[0].SetClock(0), crash(f, 0, f.servers[0]), f.servers[0].SetClock(24*time.Hour)); err != nil {

@@ -64,7 +64,7 @@ func (f *fleet) quorum(prefix string, servers []*server.Server, sight int, o red
 			addr = f.closed[i].Addr()
 		}
 		var err error
-		cfg := &driver.Config{DSN: fmt.Sprintf("redis://%s?dial_timeout=10s&call_timeout=%v", addr, max(o.NodeTimeout, time.Second)), Prefix: prefix, Notify: o.Event}
+		cfg := &driver.Config{DSN: fmt.Sprintf("redis://%s?dial_timeout=10s&call_timeout=%v", addr, max(o.NodeTimeout, time.Second)), Prefix: prefix, Notify: o.Notify}
 		if i%2 == 0 {
 			nodes[i], err = goredis.Driver{}.Open(cfg)
 		} else {

@@ -27,7 +27,7 @@ func (n *node) inspector() (driver.Inspector, error) {
 // answered returns nil if a majority has no error, and a *driver.QuorumError otherwise.
 func (b *Backend) answered(errs []error) error {
 	ok := 0
-	e := &driver.QuorumError{Need: b.q, Verb: "answered", Votes: make([]driver.Vote, len(errs))}
+	e := &driver.QuorumError{Need: b.q, Action: "answered", Votes: make([]driver.Vote, len(errs))}
 	for i, err := range errs {
 		e.Votes[i] = driver.Vote{Node: b.nodes[i].name, Granted: err == nil, Err: err}
 		if err == nil {

@@ -84,9 +84,9 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	b.waits.served(req.Key)
 	if l.bid.wrote {
-		b.count.twoTrips.Add(1)
+		b.count.twoRoundTrips.Add(1)
 	} else {
-		b.count.oneTrip.Add(1)
+		b.count.oneRoundTrip.Add(1)
 	}
 	return l, nil
 }
@@ -396,7 +396,7 @@ func (l *lease) perform(out *work) {
 		}
 	}
 	for _, n := range out.notices {
-		l.b.event(n)
+		l.b.notify(n)
 	}
 }
 

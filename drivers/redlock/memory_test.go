@@ -48,7 +48,7 @@ func request1(key, owner string, ttl time.Duration) *driver.Request {
 	return &driver.Request{Key: key, Owner: owner, TTL: ttl}
 }
 
-func TestOneTripIsTheRule(t *testing.T) {
+func TestOneRoundTripIsTheRule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSpaces(5).quorum(t, nil)
 		const grants = 200
@@ -71,8 +71,8 @@ func TestOneTripIsTheRule(t *testing.T) {
 			}
 		}
 		// A node that gets its request late may have a smaller counter.
-		if s := b.Stats(); s.OneTrip < grants*2/3 {
-			t.Errorf("%d of %d grants took one trip", s.OneTrip, grants)
+		if s := b.Stats(); s.OneRoundTrip < grants*2/3 {
+			t.Errorf("%d of %d grants took one round trip", s.OneRoundTrip, grants)
 		}
 	})
 }

@@ -25,8 +25,8 @@ type node struct {
 	backend driver.Backend
 	async   async.Backend // the same; nil: every call is made by its blocking method
 	workers async.Workers // make the blocking calls
-	event   func(driver.Notice)
-	trips   *atomic.Uint64 // counts how often a breaker opened
+	notify  func(driver.Notice)
+	skips   *atomic.Uint64 // counts how often its breaker opened
 
 	described atomic.Pointer[driver.Quorum] // the quorum in the last request
 	server    atomic.Pointer[string]        // the server process that answered last
@@ -171,10 +171,10 @@ func (n *node) report(timedOut bool) {
 	n.mu.Unlock()
 	switch {
 	case is && !was:
-		n.trips.Add(1)
-		n.event(driver.Notice{Kind: driver.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
+		n.skips.Add(1)
+		n.notify(driver.Notice{Kind: driver.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
 	case was && !is:
-		n.event(driver.Notice{Kind: driver.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
+		n.notify(driver.Notice{Kind: driver.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
 	}
 }
 

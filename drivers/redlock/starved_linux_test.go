@@ -153,7 +153,7 @@ func TestAProcessThatDoesNotRunBlamesNoNodeThatStartsCalls(t *testing.T) {
 							return fmt.Errorf("release: %w", err)
 						}
 					}
-					if s := b.Stats(); s.Trips > 0 || s.Unreleased > 0 {
+					if s := b.Stats(); s.NodeSkips > 0 || s.Unreleased > 0 {
 						return fmt.Errorf("%+v", s)
 					}
 					return nil
@@ -237,7 +237,7 @@ func stalledIn(t *testing.T, phase string, after time.Duration, leases int) erro
 	if n := calls.Load(); n > int64(3*leases) && phase != "raise" { // a straggler is raised later
 		return fmt.Errorf("three nodes were asked %d times to %s", n, phase)
 	}
-	if s := b.Stats(); s.Trips > 0 || s.Unreleased > 0 {
+	if s := b.Stats(); s.NodeSkips > 0 || s.Unreleased > 0 {
 		return fmt.Errorf("%+v", s)
 	}
 	return nil

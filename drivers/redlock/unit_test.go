@@ -304,8 +304,8 @@ func simNodes(links ...network) (servers []*simServer, nodes []driver.Backend) {
 func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers, nodes := simNodes(make([]network, 3)...)
-		var events []driver.Notice
-		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) { events = append(events, e) }})
+		var notices []driver.Notice
+		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) { notices = append(notices, e) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,8 +324,8 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "sim-0: its clock is 2h0m0s ahead") {
 			t.Errorf("no two agree: %v", err)
 		}
-		if len(events) == 0 || events[0].Kind != driver.NoticeClockSkew {
-			t.Errorf("events: %v", events)
+		if len(notices) == 0 || notices[0].Kind != driver.NoticeClockSkew {
+			t.Errorf("notices: %v", notices)
 		}
 	})
 }
@@ -397,13 +397,13 @@ func TestANodeThatGrantedLateIsNotAskedAgain(t *testing.T) {
 	}
 }
 
-// An event handler may ask the lease that the event is about: no mutex of it is locked then.
+// Options.Notify may ask the lease that a notice is about: no mutex of it is locked then.
 func TestAnEventHandlerMayAskTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers, nodes := simNodes(network{}, network{}, network{delay: 20 * time.Millisecond})
 		servers[2].step(time.Hour) // its vote comes after the grant
 		granted, asked := make(chan driver.Lease, 1), make(chan driver.Grant, 1)
-		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) {
+		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
 			if e.Kind == driver.NoticeClockSkew {
 				asked <- (<-granted).Grant()
 			}
@@ -426,16 +426,16 @@ func TestAnEventHandlerMayAskTheLease(t *testing.T) {
 	})
 }
 
-// A node that keeps timing out is skipped until a probe succeeds; events report both.
-func TestTheBreakerOpensAndCloses(t *testing.T) {
+// A node that keeps timing out is skipped until a probe succeeds; notices report both.
+func TestANodeThatTimesOutIsSkippedAndRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		servers, nodes := simNodes(make([]network, 3)...)
 		var mu sync.Mutex
-		var events []driver.NoticeKind
-		b, err := New(nodes, &Options{Guard: -1, Event: func(e driver.Notice) {
+		var notices []driver.NoticeKind
+		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
 			mu.Lock()
 			defer mu.Unlock()
-			events = append(events, e.Kind)
+			notices = append(notices, e.Kind)
 		}})
 		if err != nil {
 			t.Fatal(err)
@@ -455,7 +455,7 @@ func TestTheBreakerOpensAndCloses(t *testing.T) {
 			lock(i)
 			time.Sleep(100 * time.Millisecond)
 		}
-		if s := b.Stats(); len(s.Skipped) != 1 || s.Trips != 1 {
+		if s := b.Stats(); len(s.Skipped) != 1 || s.NodeSkips != 1 {
 			t.Fatalf("not skipped: %+v", s)
 		}
 		time.Sleep(2 * time.Minute)
@@ -467,8 +467,8 @@ func TestTheBreakerOpensAndCloses(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if fmt.Sprint(events) != "[breaker opened breaker closed]" {
-			t.Errorf("events: %v", events)
+		if fmt.Sprint(notices) != "[node skipped node restored]" {
+			t.Errorf("notices: %v", notices)
 		}
 	})
 }

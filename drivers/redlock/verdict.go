@@ -317,7 +317,7 @@ func (l *lease) unknown(now boot.Instant, format string, args ...any) error {
 // has granted the lock, but does not count yet.
 func (l *lease) unconfirmed(now boot.Instant) error {
 	e := l.verdict(nil, now)
-	e.Verb = "confirmed"
+	e.Action = "confirmed"
 	acks := l.bid.acked()
 	for i := range e.Votes {
 		e.Votes[i].Granted = acks.has(i)

@@ -40,8 +40,8 @@ type Options struct {
 	// takes writes (Galera, group replication). Without it such a cluster is refused, because
 	// the clocks of its nodes differ. MySQL only.
 	SingleWriter bool
-	// Event receives events of the background; see driver.Config.Notify.
-	Event func(driver.Notice)
+	// Notify receives background notices; see driver.Config.Notify.
+	Notify func(driver.Notice)
 	// CloseDB makes Close close the database too.
 	CloseDB bool
 	// Role is the role that gets the needed rights in SetupSQL, unless SetupSQL is called with
@@ -300,8 +300,8 @@ func (b *Backend) Close() error {
 }
 
 func (b *Backend) report(n driver.Notice) {
-	if b.opt.Event != nil {
-		b.opt.Event(n)
+	if b.opt.Notify != nil {
+		b.opt.Notify(n)
 	}
 }
 

@@ -36,7 +36,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	opt := Options{Prefix: cfg.Prefix, Event: cfg.Notify, User: u.User, Password: u.Password, Path: u.Path}
+	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, User: u.User, Password: u.Password, Path: u.Path}
 	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
 	opt.Recipe = u.Params.Enum("recipe", "mutex", "mutex", "readwrite")
 	if opt.TLS, err = u.Params.TLS(u.Scheme == "zks"); err != nil {
@@ -58,8 +58,8 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 type Options struct {
 	// Prefix goes before every key.
 	Prefix string
-	// Event is called with events of the background; see driver.Config.Notify.
-	Event func(driver.Notice)
+	// Notify is called with background notices; see driver.Config.Notify.
+	Notify func(driver.Notice)
 	// Path is the node under which locks are stored; "/dlock" by default. One path must not lie
 	// within another one.
 	Path string

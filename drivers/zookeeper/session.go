@@ -349,8 +349,8 @@ func (s *session) detach() {
 	s.link = nil
 	tell := was && s.dead == nil && s.users > 0
 	s.mu.Unlock()
-	if tell && s.b.opt.Event != nil {
-		s.b.opt.Event(driver.Notice{Kind: driver.NoticeDisconnected, Node: s.b.address, Detail: "a connection broke, and its session goes on at another server"})
+	if tell && s.b.opt.Notify != nil {
+		s.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: s.b.address, Detail: "a connection broke, and its session goes on at another server"})
 	}
 }
 

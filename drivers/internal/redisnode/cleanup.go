@@ -29,7 +29,7 @@ type unsettled struct {
 func (n *Node) cleanUp(ctx context.Context, t unsettled) {
 	if n.cleaning.Add(1) > maxCleaning {
 		n.cleaning.Add(-1)
-		n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Key: t.key, Detail: "too many clean-ups are under way: a lock may stay until its TTL ends"})
+		n.cfg.Notify(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Key: t.key, Detail: "too many clean-ups are under way: a lock may stay until its TTL ends"})
 		return
 	}
 	n.aside(func() {

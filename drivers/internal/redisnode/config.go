@@ -39,7 +39,7 @@ type Config struct {
 	ForeignGap   time.Duration // how long in each second locks are not handed over: see gap.go
 	Connections  int           // connections that calls may use; zero, or more than 4: 4
 	Direct       pipeline.Direct
-	Event        func(driver.Notice)
+	Notify       func(driver.Notice)
 }
 
 // check sets the defaults, and refuses what no node can be.
@@ -65,8 +65,8 @@ func (cfg *Config) check() error {
 	if cfg.WaitReplicas > 0 && cfg.Cluster {
 		return driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
 	}
-	if cfg.Event == nil {
-		cfg.Event = func(driver.Notice) {}
+	if cfg.Notify == nil {
+		cfg.Notify = func(driver.Notice) {}
 	}
 	return cfg.checkGuard()
 }

@@ -120,7 +120,7 @@ func (p *process) serve(q *driver.Quorum) *guarded {
 // evicts warns once of a server that evicts keys, if no guard refuses it.
 func (g *guard) evicts(policy string) {
 	g.warned.Do(func() {
-		g.cfg.Event(driver.Notice{Kind: driver.NoticeEviction, Node: g.cfg.Addr, Detail: "maxmemory-policy is " + policy + ": the server may evict locks that are held, and give them to others; set noeviction"})
+		g.cfg.Notify(driver.Notice{Kind: driver.NoticeEviction, Node: g.cfg.Addr, Detail: "maxmemory-policy is " + policy + ": the server may evict locks that are held, and give them to others; set noeviction"})
 	})
 }
 
@@ -229,7 +229,7 @@ func (g *guard) announceNew(c *pipeline.Call, what string) {
 	now, _ := number(c.Reply, 2)
 	if code, _ := number(c.Reply, 0); code == 1 {
 		if till, _ := number(c.Reply, 3); till <= now {
-			g.cfg.Event(driver.Notice{Kind: driver.NoticeBootstrapped, Node: g.cfg.Addr, Detail: what})
+			g.cfg.Notify(driver.Notice{Kind: driver.NoticeBootstrapped, Node: g.cfg.Addr, Detail: what})
 		}
 	}
 }
@@ -300,7 +300,7 @@ func (g *guard) announce(to *guarded, till, now int64, why string) {
 	if told := to.announced.Swap(till); till == memory.Pending || till-told < same && told-till < same {
 		return
 	}
-	g.cfg.Event(driver.Notice{Kind: driver.NoticeQuarantined, Node: g.cfg.Addr, Detail: memory.InQuarantine(why, till, now)})
+	g.cfg.Notify(driver.Notice{Kind: driver.NoticeQuarantined, Node: g.cfg.Addr, Detail: memory.InQuarantine(why, till, now)})
 }
 
 var errChanged = pipeline.NotSent(errors.New("the server was restarted just now, or the statement took too long: try again"))

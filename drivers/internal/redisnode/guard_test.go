@@ -127,7 +127,7 @@ func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int
 	cfg := Config{
 		Client: c, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second, Connections: 2,
 		Guard: time.Minute, Bootstrap: true,
-		Event: func(e driver.Notice) {
+		Notify: func(e driver.Notice) {
 			if e.Kind == driver.NoticeBootstrapped {
 				votedAtOnce.Add(1)
 			}
@@ -347,7 +347,7 @@ func TestWhatWasSeenToBeNewIsNoLongerSoAfterARestartOrTooLate(t *testing.T) {
 			}}, nil)
 			l, err := bid(n, "k")
 			if err != nil || armed || atOnce.Load() != 1 {
-				t.Fatalf("%s: %v, %v, %d events", name, l, err, atOnce.Load())
+				t.Fatalf("%s: %v, %v, %d notices", name, l, err, atOnce.Load())
 			}
 		}
 
@@ -393,7 +393,7 @@ func TestAServerThatIsEmptiedAtOnceIsNotNew(t *testing.T) {
 				c.Prefix = user + ":"
 			})
 			if _, err := bid(n, "k"); err != nil || atOnce.Load() != 1 {
-				t.Fatalf("as %q: %v, %d events", user, err, atOnce.Load())
+				t.Fatalf("as %q: %v, %d notices", user, err, atOnce.Load())
 			}
 			do(t, s, "FLUSHALL")
 			_, err := bid(n, "k")
@@ -798,7 +798,7 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 		var evictions atomic.Int32
 		n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
 			c.Guard = 200 * time.Millisecond
-			c.Event = func(e driver.Notice) {
+			c.Notify = func(e driver.Notice) {
 				if e.Kind == driver.NoticeEviction && strings.Contains(e.Detail, "volatile-lru") {
 					evictions.Add(1)
 				}
@@ -827,7 +827,7 @@ func TestAServerThatIsMadeToEvictVotesNoLonger(t *testing.T) {
 		do(t, s, "CONFIG", "SET", "maxmemory-policy", "volatile-lru")
 		_ = wantRefused(t, until(func(err error) bool { return errors.Is(err, driver.ErrRefused) }), "maxmemory-policy is volatile-lru")
 		if n := evictions.Load(); n != 1 {
-			t.Errorf("%d events", n)
+			t.Errorf("%d notices", n)
 		}
 		do(t, s, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 		_ = until(func(err error) bool { return err == nil })
@@ -846,7 +846,7 @@ func TestALoneInstanceOnAServerThatEvictsIsWarned(t *testing.T) {
 			var evictions atomic.Int32
 			n, _ := newGuarded(t, &wire{admin: func() *redis.Client { return at }, before: func([]*Call) *redis.Client { return at }}, func(c *Config) {
 				c.Guard, c.Bootstrap = 0, false
-				c.Event = func(e driver.Notice) {
+				c.Notify = func(e driver.Notice) {
 					if e.Kind == driver.NoticeEviction {
 						evictions.Add(1)
 					}
@@ -858,7 +858,7 @@ func TestALoneInstanceOnAServerThatEvictsIsWarned(t *testing.T) {
 				}
 			}
 			if n := evictions.Load(); n != c.warned {
-				t.Errorf("%+v: %d events", c, n)
+				t.Errorf("%+v: %d notices", c, n)
 			}
 		}
 	})

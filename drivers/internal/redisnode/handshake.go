@@ -126,7 +126,7 @@ func (f *router) review(p *process, g *guarded, q *driver.Quorum) {
 		g.kept.Store(false)
 		g.ready.Store(false)
 		why := f.guard.refusal(string(refusal))
-		f.guard.cfg.Event(driver.Notice{Kind: driver.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
+		f.guard.cfg.Notify(driver.Notice{Kind: driver.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
 	})
 }
 

@@ -25,7 +25,7 @@ func Open(name string, cfg *driver.Config, connect func(*redisurl.Target) Client
 		CallTimeout: t.CallTimeout, Grace: t.Grace,
 		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
 		Cluster: t.Topology == redisurl.Cluster, Failover: t.Topology != redisurl.Single,
-		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Direct: Direct{Heeds: true}, Event: cfg.Notify,
+		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Direct: Direct{Heeds: true}, Notify: cfg.Notify,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

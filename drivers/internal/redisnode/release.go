@@ -124,7 +124,7 @@ func (t *releasing) heard(a *answer, err error) (found bool, _ error, over bool)
 	}
 	if code == 2 {
 		n.publishRefused.Do(func() {
-			n.cfg.Event(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: waiters learn of a release only by polling (allow the channel " + n.cfg.Prefix + names.Layout + "*)"})
+			n.cfg.Notify(driver.Notice{Kind: driver.NoticeDegraded, Node: n.cfg.Addr, Detail: "PUBLISH is not allowed: waiters learn of a release only by polling (allow the channel " + n.cfg.Prefix + names.Layout + "*)"})
 		})
 	}
 	if code == 3 {

@@ -94,8 +94,8 @@ func (h queueHost) Refusal(err error) error {
 	return nil
 }
 
-func (h queueHost) Event(kind driver.NoticeKind, err error, detail string) {
-	h.node.cfg.Event(driver.Notice{Kind: kind, Node: h.node.cfg.Addr, Err: err, Detail: detail})
+func (h queueHost) Notify(kind driver.NoticeKind, err error, detail string) {
+	h.node.cfg.Notify(driver.Notice{Kind: kind, Node: h.node.cfg.Addr, Err: err, Detail: detail})
 }
 
 func (h queueHost) Begin() { h.node.work.Add() }

@@ -134,7 +134,7 @@ func (s *suite) guardForgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(h.Of(driver.NoticeBootstrapped, "votes at once")); n != 1 {
-		t.Errorf("%d events say that it is new", n)
+		t.Errorf("%d notices say that it is new", n)
 	}
 	run(t, srv, "SAVE")
 	lost, err := s.bid(b, "lost")
@@ -166,7 +166,7 @@ func (s *suite) guardForgets(t *testing.T) {
 		return err
 	})
 	if n := len(h.Of(driver.NoticeQuarantined, "was restarted")); n != 1 {
-		t.Errorf("%d events say that it was restarted", n)
+		t.Errorf("%d notices say that it was restarted", n)
 	}
 }
 
@@ -242,12 +242,12 @@ func (s *suite) guardNew(t *testing.T) {
 			t.Errorf("%+v: %v", c, err)
 		case c.votes:
 			if len(h.Of(driver.NoticeBootstrapped, "votes at once")) != 1 || len(h.Of(driver.NoticeQuarantined, "")) != 0 {
-				t.Errorf("%+v: the events are %+v", c, h.All())
+				t.Errorf("%+v: the notices are %+v", c, h.All())
 			}
 		default:
 			quarantined(t, err, 30*time.Second, "new")
 			if len(h.Of(driver.NoticeBootstrapped, "")) != 0 || len(h.Of(driver.NoticeQuarantined, "new")) != 1 {
-				t.Errorf("%+v: the events are %+v", c, h.All())
+				t.Errorf("%+v: the notices are %+v", c, h.All())
 			}
 			// An operator's statement does not end a quarantine that has begun.
 			if r, err := b.(driver.GuardAdmin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.MemoryKept {

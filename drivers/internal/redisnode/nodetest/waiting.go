@@ -392,7 +392,7 @@ func (s *suite) noPubSub(t *testing.T) {
 	noLocks(t, srv)
 	eventually(t, func() error {
 		if n := len(h.Of(driver.NoticeDegraded, "pub/sub")); n != 1 {
-			return fmt.Errorf("%d events say that waiters poll, want one", n)
+			return fmt.Errorf("%d notices say that waiters poll, want one", n)
 		}
 		return nil
 	})

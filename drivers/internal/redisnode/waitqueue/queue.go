@@ -53,8 +53,8 @@ type Host interface {
 	PassOn(key, place string)
 	// Refusal returns the error of a server that does not allow pub/sub; nil: err may be temporary.
 	Refusal(err error) error
-	// Event reports an event in the background.
-	Event(kind driver.NoticeKind, err error, detail string)
+	// Notify reports a notice in the background.
+	Notify(kind driver.NoticeKind, err error, detail string)
 	// Begin and End enclose work for which Close of the node waits.
 	Begin()
 	End()
@@ -453,7 +453,7 @@ func (e *events) Broken(s *pubsub.Subscriber, err error) {
 	if h.closed {
 		return
 	}
-	go h.host.Event(driver.NoticeDisconnected, err, "the subscription broke: waiters poll until it stands again")
+	go h.host.Notify(driver.NoticeDisconnected, err, "the subscription broke: waiters poll until it stands again")
 	for _, t := range h.topics {
 		if t.server == s {
 			t.wake()
@@ -475,6 +475,6 @@ func (e *events) Refused(err error) bool {
 	}
 	h.refusal = err
 	h.end()
-	go h.host.Event(driver.NoticeDegraded, err, "pub/sub is not allowed: waiters poll")
+	go h.host.Notify(driver.NoticeDegraded, err, "pub/sub is not allowed: waiters poll")
 	return true
 }

@@ -392,7 +392,7 @@ type Host struct {
 	Hot      *claims.Hot
 	Locks    *atomic.Int64             // how many locks the sessions hold on the server
 	SawToken func(token uint64)        // is called with every token
-	Report   func(driver.Notice)       // is called with events
+	Report   func(driver.Notice)       // is called with notices
 	Ended    func(*Session)            // is called when a session has ended
 	Gone     func(process uint32) bool // reports whether a server process has certainly ended
 }

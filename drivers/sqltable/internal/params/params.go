@@ -10,7 +10,7 @@ import (
 // Options reads the parameters that all databases have.
 func Options(cfg *driver.Config, p *dsn.Params) *sqltable.Options {
 	return &sqltable.Options{
-		Prefix: cfg.Prefix, Event: cfg.Notify, CloseDB: true,
+		Prefix: cfg.Prefix, Notify: cfg.Notify, CloseDB: true,
 		Table:       p.String("table", sqltable.DefaultTable),
 		Setup:       p.Bool("setup", false),
 		CallTimeout: p.Duration("call_timeout", sqltable.DefaultCallTimeout, driver.MinTTL),
