@@ -157,7 +157,7 @@ go_module() { cd "$1" && tested $test -p=1 "${@:2}" >"$(mktemp "$scratch/nested.
 # packages run at once, since they wait more than they compute.
 test="go test -json -timeout=20m"
 computes='^TestEveryPartIsMissed$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestPlantedBugs$|^TestStressFindsPlantedBugs$'
-computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedLineIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
+computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedQueueIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
 computes=$computes'|^TestConformance$/^[1-4]$|^TestConformanceOnRealServers$/^5$|^TestANodeWithAFullQueueIsAway$'
 computes=$computes'|^TestFortyProcessesCountToTwoThousand$|^TestTokensRiseThroughCrashesPowerLossesAndABackwardClock$'
 computes=$computes'|^TestAQuickRunWritesAWholeReport$|^TestPostgresAndOtherDriversAreMeasured$|^TestANodeThat(Hangs|IsFarAway)IsNamed$'

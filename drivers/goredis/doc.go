@@ -75,7 +75,7 @@
 // depends on the connections between nodes. If nobody waits nothing is published. The wait
 // queue is a sorted set
 //
-//	<prefix>redlock1:line:{<prefix><key>}
+//	<prefix>redlock1:queue:{<prefix><key>}
 //
 // It is removed with its last waiter, or two and a half minutes after the last request of a
 // waiter. The 1 is the version of this layout, which is frozen. Keys that begin with

@@ -164,10 +164,10 @@ const (
 type owner uint16
 
 const (
-	nobody     owner = iota
-	ourselves        // an earlier attempt of this request
-	nextInLine       // the first waiter, whoever it is
-	somebody         // the first number of the others
+	nobody      owner = iota
+	ourselves         // an earlier attempt of this request
+	firstWaiter       // the first waiter, whoever it is
+	somebody          // the first number of the others
 )
 
 // event is an input of a bid.
@@ -995,7 +995,7 @@ func (b *bid) favourite() owner {
 	case t.rivals > 0:
 		return t.rival
 	case t.kept > 0:
-		return nextInLine
+		return firstWaiter
 	}
 	return nobody
 }

@@ -500,7 +500,7 @@ func (x *explorer) answered(w *exWorld, k, i int) {
 		e.owner = somebody + owner(p.owner)
 	}
 	if p.answer == reserved {
-		e.owner = nextInLine
+		e.owner = firstWaiter
 	}
 	if p.answer == granted && (p.call == acquire || p.call == join) {
 		c.attempts[i], c.fences[i] = p.attempt, p.fence
@@ -944,7 +944,7 @@ var (
 		{name: "a client's time is over early", bids: 2, proposal: alike, faults: faults{hurry: 1}},
 		{name: "a node forgets", bids: 2, counters: differ, proposal: alike, renewals: 1, faults: faults{forget: 1}},
 		{name: "a node restarts", bids: 2, proposal: alike, faults: faults{restart: 1}},
-		{name: "a bid waits in line", bids: 2, proposal: alike, faults: faults{reserve: 1, waits: 1}},
+		{name: "a bid waits in the queue", bids: 2, proposal: alike, faults: faults{reserve: 1, waits: 1}},
 		{name: "three bids", bids: 3, counters: differ, proposal: alike, keeps: true},
 		{name: "three bids in turn, and a key ends early", bids: 3, proposal: alike, after: true, keeps: true, faults: faults{expire: 1}},
 		{name: "three bids in turn, and a node forgets", bids: 3, counters: differ, proposal: alike, after: true, keeps: true, faults: faults{forget: 1}},

@@ -367,7 +367,7 @@ func (l *lease) number(h *driver.HeldError) owner {
 	case h == nil:
 		return nobody
 	case h.ReservedForWaiter:
-		return nextInLine
+		return firstWaiter
 	}
 	name := request(h.Holder)
 	switch name {

@@ -94,7 +94,7 @@ func TestEveryPartIsMissed(t *testing.T) {
 		{"the grace that the script adds", "differing", 8546, 40000, sabotage{node: simBroken{grace: true}}},
 		{"Expires of a renewal counts from the first request", "differing", 21066, 40000, sabotage{engine: renewFromReply}},
 		{"a join after the grant alone", "dense", 2604, 20000, sabotage{engine: joinEarly}},
-		{"how long a node is kept for the next in line", "lossless", 295, 2000, sabotage{node: simBroken{kept: true}}},
+		{"how long a node is kept for the first waiter", "lossless", 295, 2000, sabotage{node: simBroken{kept: true}}},
 		{"the boot-time clock", "differing", 13, 6000, sabotage{asleep: true}},
 	} {
 		t.Run(c.part, func(t *testing.T) {

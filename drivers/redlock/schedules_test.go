@@ -836,7 +836,7 @@ func TestSchedules(t *testing.T) {
 
 // If a part of the algorithm is taken out, a schedule in one goroutine breaks a promise too. A
 // budget is about three times what was needed. In 4,000 schedules nothing breaks without these:
-//   - The attempt in the value, how long a node is kept for the next in line, and the start of a
+//   - The attempt in the value, how long a node is kept for the first waiter, and the start of a
 //     renewal: see TestEveryPartIsMissed.
 //   - The start of a grant, and the rules "hold" and "return": see TestNoPairOfClientsOverlaps.
 //   - The client's part of the rule "join", which repeats what the node sees to ("the join's

@@ -980,7 +980,7 @@ func (w *world) cleanup() {
 			w.fail("G4: %s has node %d for another %v", k.owner, s.id, k.until.Sub(s.clock()))
 		}
 		if k.next != "" {
-			w.fail("G4: node %d is kept for the next in line for another %v", s.id, k.until.Sub(s.clock()))
+			w.fail("G4: node %d is kept for the first waiter for another %v", s.id, k.until.Sub(s.clock()))
 		}
 		s.mu.Unlock()
 	}

@@ -27,7 +27,7 @@ type simServer struct {
 	run       string     // names the process
 	started   int64
 	memory    simMemory
-	line      []simPlace       // the wait queue: also in memory, but it protects nothing
+	queue     []simPlace       // the wait queue: also in memory, but it protects nothing
 	dissolves time.Time        // when the queue ends if no waiter asks again
 	gone      map[string]bool  // processes that no message reaches any more
 	written   []simMemory      // memory after each write, the newest last: an RDB file or an AOF may restore any
@@ -168,7 +168,7 @@ func (s *simServer) key() *simKey {
 		k.counter = 0
 	}
 	if s.over(s.dissolves) {
-		s.line = nil
+		s.queue = nil
 	}
 	return k
 }
@@ -441,26 +441,26 @@ func (s *simServer) keep(ttl time.Duration, t *driver.Terms) time.Time {
 	return s.ending(ttl + (grace + time.Millisecond - 1).Truncate(time.Millisecond))
 }
 
-// simLineLife is how long a wait queue stays if no waiter asks again.
-const simLineLife = 150 * time.Second
+// simQueueLife is how long a wait queue stays if no waiter asks again.
+const simQueueLife = 150 * time.Second
 
 // enter adds a place to the queue, unless the queue has it already.
 func (s *simServer) enter(p simPlace) {
-	s.dissolves = s.ending(simLineLife)
-	if slices.ContainsFunc(s.line, func(q simPlace) bool { return q.place == p.place }) {
+	s.dissolves = s.ending(simQueueLife)
+	if slices.ContainsFunc(s.queue, func(q simPlace) bool { return q.place == p.place }) {
 		return
 	}
-	i := slices.IndexFunc(s.line, func(q simPlace) bool {
+	i := slices.IndexFunc(s.queue, func(q simPlace) bool {
 		return q.since > p.since || q.since == p.since && q.place > p.place
 	})
 	if i < 0 {
-		i = len(s.line)
+		i = len(s.queue)
 	}
-	s.line = slices.Insert(s.line, i, p)
+	s.queue = slices.Insert(s.queue, i, p)
 }
 
 func (s *simServer) quit(place string) {
-	s.line = slices.DeleteFunc(s.line, func(p simPlace) bool { return p.place == place })
+	s.queue = slices.DeleteFunc(s.queue, func(p simPlace) bool { return p.place == place })
 }
 
 // acquire models lua/acquire.lua. The caller holds s.mu.
@@ -607,9 +607,9 @@ func (s *simServer) release(owner string, fence uint64, quits string) simReply {
 		return s.reply(0, driver.ErrLost)
 	}
 	k.owner, k.next = "", ""
-	for len(s.line) > 0 && k.next == "" {
-		first := s.line[0]
-		s.line = s.line[1:]
+	for len(s.queue) > 0 && k.next == "" {
+		first := s.queue[0]
+		s.queue = s.queue[1:]
 		process, _, _ := strings.Cut(first.place, ".")
 		if s.gone[process] {
 			continue

@@ -17,7 +17,7 @@ import (
 // nodes. That is a verdict, not a split vote that needs further rounds of bids. The verdict
 // names an owner only if this owner has enough nodes by itself: with fewer nodes it may have
 // released the lock, or may not get it.
-func TestNodesThatAreKeptForTheNextInLineAreHeld(t *testing.T) {
+func TestNodesThatAreKeptForTheFirstWaiterAreHeld(t *testing.T) {
 	say := func(err error) driver.Backend {
 		return script{memory.New(), func(context.Context, *driver.Request) (driver.Lease, error) { return nil, err }}
 	}

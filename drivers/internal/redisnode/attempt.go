@@ -24,7 +24,7 @@ type attempt struct {
 	value  string // the stored value, if the server takes the proposed token
 	names  names.Siblings
 	place  string   // place in the wait queue; empty: nobody waits
-	line   []string // arguments of acquire about the queue, or of join about the token
+	more   []string // arguments of acquire about the queue, or of join about the token
 	quorum *driver.Quorum
 	ttl    time.Duration
 
@@ -54,7 +54,7 @@ func (n *Node) attempt(req *driver.Request) *attempt {
 	t.ask.op, t.floor = lua.Acquire, req.FenceFloor
 	if req.ExactFence != 0 {
 		t.ask.op, t.floor = lua.Join, req.ExactFence
-		t.line = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
+		t.more = []string{strconv.FormatUint(max(req.FenceFloor, req.ExactFence), 10)}
 	}
 	var lock string
 	lock, t.value = t.names.Of(n.names, req.Key, req.Owner, t.floor)
@@ -77,7 +77,7 @@ func (t *attempt) free() {
 
 func (t *attempt) args(p *process, args []string) []string {
 	t.last.process, t.last.notAfter = p, p.clock.at(t.deadline)
-	return append(append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life), t.line...)
+	return append(append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life), t.more...)
 }
 
 // doubt returns the last sent call, as an in-doubt call.
@@ -293,5 +293,5 @@ func (t *attempt) takePlace() {
 		since = int64(t.quorum.WaitingSince) // the same on all nodes
 	}
 	t.place = place
-	t.line = []string{place, t.node.names.WaitQueue(t.key), queueLife, strconv.FormatInt(since, 10)}
+	t.more = []string{place, t.node.names.WaitQueue(t.key), queueLife, strconv.FormatInt(since, 10)}
 }

@@ -127,7 +127,7 @@ func (b *batch) fill(n names.Prefix) {
 	b.SHA = b.of.sha
 	b.Keys = make([]string, 0, b.size()+2)
 	b.Args = append(make([]string, 0, 8+b.size()), strconv.FormatInt(notAfter, 10), px, life,
-		strconv.Itoa(len(b.releases)), strconv.Itoa(len(b.acquires)), n.Plain("line"), n.Plain("fence"), strconv.Itoa(tokens))
+		strconv.Itoa(len(b.releases)), strconv.Itoa(len(b.acquires)), n.Plain("queue"), n.Plain("fence"), strconv.Itoa(tokens))
 	for _, c := range b.releases {
 		b.Keys = append(b.Keys, c.Keys[0])
 		b.Args = append(b.Args, c.Args[1])

@@ -241,22 +241,22 @@ var situations = map[string]func(do func(args ...any), key string, now int64){
 		do("SET", fenceOf(key), now-5000, "PX", 130000)
 		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
 	},
-	"held, somebody is in line": func(do func(...any), key string, now int64) {
+	"held, somebody is in the queue": func(do func(...any), key string, now int64) {
 		do("SET", fenceOf(key), now-5000, "PX", 130000)
 		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
-		do("ZADD", lineOf(key), now-2000, "abc.1.500000")
-		do("PEXPIRE", lineOf(key), 150000)
+		do("ZADD", queueOf(key), now-2000, "abc.1.500000")
+		do("PEXPIRE", queueOf(key), 150000)
 	},
-	"held, a listener is in line": func(do func(...any), key string, now int64) {
+	"held, a listener is in the queue": func(do func(...any), key string, now int64) {
 		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
-		do("ZADD", lineOf(key), "9007199254740991", "listen.abc")
+		do("ZADD", queueOf(key), "9007199254740991", "listen.abc")
 	},
-	"held, the line is no line": func(do func(...any), key string, now int64) {
+	"held, the queue is no queue": func(do func(...any), key string, now int64) {
 		do("SET", "app:"+key, ourValue(key, now), "PX", 500000)
-		do("SET", lineOf(key), "odd")
+		do("SET", queueOf(key), "odd")
 	},
-	"free, somebody is in line": func(do func(...any), key string, now int64) {
-		do("ZADD", lineOf(key), now-2000, "abc.2.500000")
+	"free, somebody is in the queue": func(do func(...any), key string, now int64) {
+		do("ZADD", queueOf(key), now-2000, "abc.2.500000")
 	},
 	"kept for the next": func(do func(...any), key string, now int64) {
 		do("SET", "app:"+key, "redlock1:next|"+strconv.FormatInt(now-9000, 10)+"|abc.3.500000", "PX", 500000)
@@ -282,7 +282,7 @@ var situations = map[string]func(do func(args ...any), key string, now int64){
 }
 
 func fenceOf(key string) string { return names.Prefix("app:").Counter(key) }
-func lineOf(key string) string  { return names.Prefix("app:").WaitQueue(key) }
+func queueOf(key string) string { return names.Prefix("app:").WaitQueue(key) }
 
 // ourValue is the value of a lock that a release in these tests frees.
 func ourValue(key string, now int64) string {
@@ -299,7 +299,7 @@ var weathers = map[string]func(do func(args ...any)){
 	"no SET":        func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-set") },
 	"no PTTL":       func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-pttl") },
 	"no TIME":       func(do func(...any)) { do("ACL", "SETUSER", twinUser, "-time") },
-	"no lines": func(do func(...any)) {
+	"no queues": func(do func(...any)) {
 		do("ACL", "SETUSER", twinUser, "resetkeys", "~app:k*", "~app:redlock1:fence:*", "~app:redlock1:mark", "~app:redlock1:meta")
 	},
 }

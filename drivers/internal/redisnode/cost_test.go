@@ -128,7 +128,7 @@ func BenchmarkPairCost(b *testing.B) {
 				words(c, "EVALSHA", scripts[lua.Acquire].SHA, "3", key(i), "redlock1:fence:{"+key(i)+"}", "redlock1:mark", "9007199254740991", owner(i), "10110", token, "130000")
 			}
 			release := func(c *bytes.Buffer, i int) {
-				words(c, "EVALSHA", scripts[lua.Release].SHA, "1", key(i), "1", owner(i)+"|"+token, "redlock1:free:", "redlock1:line:{"+key(i)+"}")
+				words(c, "EVALSHA", scripts[lua.Release].SHA, "1", key(i), "1", owner(i)+"|"+token, "redlock1:free:", "redlock1:queue:{"+key(i)+"}")
 			}
 			foreign := func(c *bytes.Buffer, i int) {
 				words(c, "SET", key(i), owner(i), "NX", "PX", "10000")
@@ -143,7 +143,7 @@ func BenchmarkPairCost(b *testing.B) {
 				for i := from; i < to; i++ {
 					said = append(said, key(i))
 				}
-				said = append(said, "redlock1:mark", "9007199254740991", "10110", "130000", n, n, "redlock1:line:{", "redlock1:fence:{", strconv.Itoa(len(token)))
+				said = append(said, "redlock1:mark", "9007199254740991", "10110", "130000", n, n, "redlock1:queue:{", "redlock1:fence:{", strconv.Itoa(len(token)))
 				for i := from; i < to; i++ {
 					said = append(said, owner((i-(to-from)+pairs)%pairs)+"|"+token)
 				}

@@ -29,8 +29,8 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 }
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
-	keys, line := []string{n.names.Lock(key), n.names.Counter(key)}, n.names.WaitQueue(key)
-	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, keys, "0", line) })
+	keys := []string{n.names.Lock(key), n.names.Counter(key)}
+	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, keys, "0", n.names.WaitQueue(key)) })
 	if err != nil {
 		return nil, err
 	}

@@ -212,7 +212,7 @@ func TestManyWaitersNeedFewTrips(t *testing.T) {
 		}
 		_ = ask(0) // the first contact
 		start := time.Now()
-		var subscribed, inLine atomic.Int64 // when the last waiter is subscribed, in trips
+		var subscribed, queued atomic.Int64 // when the last waiter is subscribed, in trips
 		var wg sync.WaitGroup
 		ctx, cancel := context.WithCancel(t.Context())
 		for i := range waiters {
@@ -225,12 +225,12 @@ func TestManyWaitersNeedFewTrips(t *testing.T) {
 				if held := ask(i); held.PollAfter < 50*time.Second {
 					t.Errorf("a waiter asks again after %v", held.PollAfter)
 				}
-				inLine.Store(int64(time.Since(start) / trip))
+				queued.Store(int64(time.Since(start) / trip))
 			})
 		}
 		wg.Wait()
-		t.Logf("subscribed after %d trips, in the queue after %d", subscribed.Load(), inLine.Load())
-		if s, l := subscribed.Load(), inLine.Load(); s > 5 || l > 7 {
+		t.Logf("subscribed after %d trips, in the queue after %d", subscribed.Load(), queued.Load())
+		if s, l := subscribed.Load(), queued.Load(); s > 5 || l > 7 {
 			t.Errorf("%d waiters are subscribed after %d round trips, want 5 at most, and in the queue after %d", waiters, s, l)
 		}
 		cancel()

@@ -1,7 +1,7 @@
 -- Takes the lock if it is free.
 -- KEYS: 1 lock, 2 counter, 3 mark.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
--- 6 place in line, if somebody waits; and then 7 line, 8 PX of the line (ms), 9 since when the caller waits (us) or 0.
+-- 6 place in the queue, if somebody waits; and then 7 queue, 8 PX of the queue (ms), 9 since when the caller waits (us) or 0.
 -- Reply: TIME granted at the proposed token, or at TIME if that is 0; {1, token, TIME} granted at another; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local try, place, v, got = redis.pcall, ARGV[6], false, false
 local fence, x, px = ARGV[4], ARGV[4] + 0, GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)
@@ -57,7 +57,7 @@ if string.sub(v, 1, #me) == me then -- a retried command: its own attempt
   redis.call('PEXPIRE', KEYS[1], px)
   return {1, tonumber(string.sub(v, #me + 1)), now}
 end
-if place then -- the line helps those who wait, and protects nothing: what refuses it may
+if place then -- the queue helps those who wait, and protects nothing: what refuses it may
   try('ZADD', ARGV[7], 'NX', since, place)
   try('PEXPIRE', ARGV[7], ARGV[8])
 end

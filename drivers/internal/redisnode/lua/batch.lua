@@ -1,11 +1,11 @@
 -- All calls that a pipeline has gathered, in one script: the acquires, and then the releases. (In the other order no
 -- acquire would find the memory full: after its first write a script may go on.) It does the usual case exactly as the
--- single scripts do, and leaves every other case to them, untouched: if somebody is in line, if something is refused, or
+-- single scripts do, and leaves every other case to them, untouched: if somebody is in the queue, if something is refused, or
 -- if a value is not ours.
--- Not for a Cluster, nor for keys with a brace, since it makes the names of lines and counters; each key once.
+-- Not for a Cluster, nor for keys with a brace, since it makes the names of queues and counters; each key once.
 -- KEYS: the locks to release, the locks to acquire, mark; and meta if there is a guard.
 -- ARGV: 1 not-after (us), the earliest of all, 2 PX of the acquires without GRACE (ms), 3 life of their counters (ms),
--- 4 number of releases, 5 number of acquires, 6 prefix of the lines' names, 7 prefix of the counters' names, 8 number of
+-- 4 number of releases, 5 number of acquires, 6 prefix of the queues' names, 7 prefix of the counters' names, 8 number of
 -- digits of the proposed tokens (us), 0 if none is proposed; then each release's value; then each acquire's
 -- owner/attempt| and its token.
 -- Reply: TIME, or any number without acquires, if all releases freed their locks and all acquires are granted at the
@@ -85,23 +85,23 @@ if acquires > 0 then
   end
 end
 if releases > 0 then
-  local got, line, mine, lines, n = try('MGET', unpack(K, 1, releases)), A[6], K, {}, 0
+  local got, queue, mine, queues, n = try('MGET', unpack(K, 1, releases)), A[6], K, {}, 0
   for i = 1, releases do
     local v = got[i]
     if v == A[8 + i] then
       n = n + 1
-      lines[n] = line .. K[i] .. '}'
+      queues[n] = queue .. K[i] .. '}'
     else
       note(i, v and 0 or -5)
     end
   end
-  local refused = n > 0 and type(try('ZADD', lines[1], 'XX', 0, '')) == 'table'
-  if refused then n = 0 end -- no line can be, so all who wait only listen
-  if n > 0 and (n < releases or try('EXISTS', unpack(lines)) ~= 0) then -- perhaps somebody waits, or it is refused
+  local refused = n > 0 and type(try('ZADD', queues[1], 'XX', 0, '')) == 'table'
+  if refused then n = 0 end -- no queue can be, so all who wait only listen
+  if n > 0 and (n < releases or try('EXISTS', unpack(queues)) ~= 0) then -- perhaps somebody waits, or it is refused
     mine, n = {}, 0
     for i = 1, releases do
       if got[i] == A[8 + i] then
-        if try('EXISTS', line .. K[i] .. '}') == 0 then
+        if try('EXISTS', queue .. K[i] .. '}') == 0 then
           n = n + 1
           mine[n] = K[i]
         else

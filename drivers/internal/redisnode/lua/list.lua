@@ -1,7 +1,7 @@
 -- Who holds these locks, and how many wait for each?
--- KEYS: locks, without their counters and lines.
--- ARGV: for each lock its counter and its line.
--- Reply: for each lock the first KiB of its value, PTTL, counter, number of waiters in line; PTTL is -2 if the lock is free
+-- KEYS: locks, without their counters and queues.
+-- ARGV: for each lock its counter and its queue.
+-- Reply: for each lock the first KiB of its value, PTTL, counter, number of waiters; PTTL is -2 if the lock is free
 -- or its value is no string.
 local all = {}
 for i, lock in ipairs(KEYS) do

@@ -1,8 +1,8 @@
--- Enters a listener in the line: behind all waiters, and without a place. The next release that finds no waiter before
+-- Enters a listener in the queue: behind all waiters, and without a place. The next release that finds no waiter before
 -- the listener tells all who watch, and removes the listener.
--- KEYS: 1 lock. The line is not among them: see release.lua.
--- ARGV: 1 '0', 2 line, 3 'listen.' and the process' own name, 4 PX of the line (ms); '0': the listener leaves.
--- Reply: {1}; {0} the server refuses to keep a line.
+-- KEYS: 1 lock. The queue is not among them: see release.lua.
+-- ARGV: 1 '0', 2 queue, 3 'listen.' and the process' own name, 4 PX of the queue (ms); '0': the listener leaves.
+-- Reply: {1}; {0} the server refuses to keep a queue.
 if ARGV[4] == '0' then
   redis.pcall('ZREM', ARGV[2], ARGV[3])
   return {1}

@@ -1,10 +1,10 @@
--- Frees the lock if this acquisition has it, keeps it for a moment for the first waiter in line, and tells that waiter.
--- If only a listener is in line, or no waiter of the line is there, or there can be no line, it tells all who watch; if
+-- Frees the lock if this acquisition has it, keeps it for a moment for the first waiter in the queue, and tells that waiter.
+-- If only a listener is in the queue, or no waiter in it is there, or there can be no queue, it tells all who watch; if
 -- nobody watches, nobody.
--- KEYS: 1 lock. The line is not among them: a user who may not use it must still be able to release.
+-- KEYS: 1 lock. The queue is not among them: a user who may not use it must still be able to release.
 -- ARGV: 1 '1' if the reply of PUBLISH tells whether a waiter is there, 2 value (owner/attempt|token), or owner/attempt| for
--- any token, or '', 3 prefix of a waiter's own channel, 4 line (the channel of all has this name, but "free:" for "line:"),
--- 5 a place in line to give up, if there is one, and with it the lock if it is kept for that place, or free.
+-- any token, or '', 3 prefix of a waiter's own channel, 4 queue (the channel of all has this name, but "free" for "queue"),
+-- 5 a place in the queue to give up, if there is one, and with it the lock if it is kept for that place, or free.
 -- 6 if it is there, the lock is free for anybody, and nobody is told.
 -- A place is channel.number.time: the time (ms) says for how long the lock is kept. The message to a waiter is: delay
 -- (ms), place, lock. The second waiter asks again after the delay, since the first may be dead.
@@ -37,6 +37,6 @@ for _ = 1, ARGV[6] and 0 or 100 do
 end
 redis.call('DEL', KEYS[1])
 if not heard then return 1 end
-local said = redis.pcall('PUBLISH', ARGV[3] .. string.sub(ARGV[4], #ARGV[3] + 1), '')
+local said = redis.pcall('PUBLISH', ARGV[3] .. string.sub(ARGV[4], #ARGV[3] + 2), '') -- "queue:" is one longer than "free:"
 if type(said) == 'table' then return 2 end
 return 1

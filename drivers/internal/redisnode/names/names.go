@@ -79,7 +79,7 @@ func (n Prefix) Counted(name string) (key string, ours bool) {
 func (n Prefix) Channel(key string) string { return n.sibling("free", key) }
 
 // WaitQueue returns the name of the lock's wait queue.
-func (n Prefix) WaitQueue(key string) string { return n.sibling("line", key) }
+func (n Prefix) WaitQueue(key string) string { return n.sibling("queue", key) }
 
 // Own returns the beginning of the names of waiters' own channels; no key's channel begins with
 // it.
@@ -120,7 +120,7 @@ func (s *Siblings) Of(n Prefix, key, owner string, token uint64) (lock, value st
 	var room [nameRoom]byte
 	b := append(append(room[:0], n...), key...)
 	ends := [3]int{len(b)}
-	for i, kind := range [...]string{"fence", "line"} {
+	for i, kind := range [...]string{"fence", "queue"} {
 		b = n.appendSibling(b, kind, key)
 		ends[i+1] = len(b)
 	}

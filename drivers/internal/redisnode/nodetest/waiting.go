@@ -204,8 +204,8 @@ func (s *suite) idle(t *testing.T, n int, trip, watched time.Duration, most int)
 			_ = l.Unlock()
 		})
 	}
-	inLine := func() int {
-		n, err := srv.Do("EVAL", "local n = 0 for _, k in ipairs(redis.call('KEYS', 'redlock1:line:*')) do n = n + redis.call('ZCOUNT', k, 0, 9007199254740990) end return n", "0")
+	queued := func() int {
+		n, err := srv.Do("EVAL", "local n = 0 for _, k in ipairs(redis.call('KEYS', 'redlock1:queue:*')) do n = n + redis.call('ZCOUNT', k, 0, 9007199254740990) end return n", "0")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +219,7 @@ func (s *suite) idle(t *testing.T, n int, trip, watched time.Duration, most int)
 	})
 	subscribed := time.Since(start)
 	eventually(t, func() error {
-		if k := inLine(); k < n {
+		if k := queued(); k < n {
 			return fmt.Errorf("%d of %d are in the queue", k, n)
 		}
 		return nil
@@ -408,7 +408,7 @@ type waiter struct {
 
 const (
 	theLock  = "k"
-	theQueue = "redlock1:line:{k}"
+	theQueue = "redlock1:queue:{k}"
 )
 
 // asks lets the waiter ask once, which takes its place or the lock.
@@ -470,7 +470,7 @@ func places(ws []*waiter) []string {
 	return list
 }
 
-func (s *suite) inLine(t testing.TB, srv *server.Server, want []*waiter) {
+func (s *suite) inQueue(t testing.TB, srv *server.Server, want []*waiter) {
 	t.Helper()
 	if got := queueOf(t, srv); !slices.Equal(got, places(want)) {
 		t.Fatalf("in the queue are %q, want %q", got, places(want))
@@ -486,10 +486,10 @@ func (s *suite) queueOrder(t testing.TB) {
 	for _, w := range ws { // a waiter that asks again keeps its one place
 		_, _ = s.asks(t, w)
 	}
-	s.inLine(t, srv, ws)
+	s.inQueue(t, srv, ws)
 	for i, w := range ws {
 		unlock(t, l)
-		s.inLine(t, srv, ws[i+1:])
+		s.inQueue(t, srv, ws[i+1:])
 		awake(t, w.wake)
 		var held *driver.HeldError
 		if l, held = s.asks(t, w); held != nil {
@@ -521,7 +521,7 @@ func (s *suite) queueDead(t testing.TB) {
 	})
 	silent.Pause()
 	unlock(t, l)
-	s.inLine(t, srv, ws[2:]) // the dead process was skipped, and the silent one told
+	s.inQueue(t, srv, ws[2:]) // the dead process was skipped, and the silent one told
 	awake(t, ws[2].wake)
 	eventually(t, func() error { // the reservation for the next waiter begins only now
 		l, held := s.asks(t, ws[2])
@@ -561,9 +561,9 @@ func (s *suite) queueLeaves(t testing.TB) {
 	if err := ws[2].Close(); err != nil { // a closed backend leaves too
 		t.Fatal(err)
 	}
-	s.inLine(t, srv, []*waiter{ws[0], ws[3], ws[4]})
+	s.inQueue(t, srv, []*waiter{ws[0], ws[3], ws[4]})
 	unlock(t, l)
-	s.inLine(t, srv, ws[3:])
+	s.inQueue(t, srv, ws[3:])
 	awake(t, ws[0].wake)
 	told := func(i int) {
 		t.Helper()
@@ -626,7 +626,7 @@ func (s *suite) queueKeeps(t testing.TB) {
 	if _, held := s.asks(t, ws[0]); held == nil || held.ReservedForWaiter || held.Holder != "foreign" {
 		t.Fatalf("the lock of another: %v", held)
 	}
-	s.inLine(t, srv, ws)
+	s.inQueue(t, srv, ws)
 
 	later := "redlock1:next|9000000000000000|later.1.30"
 	set(later)
@@ -679,7 +679,7 @@ func (s *suite) queueForeign(t testing.TB) {
 	if held != nil {
 		t.Fatal(held)
 	}
-	s.inLine(t, srv, ws[:2]) // its holder no longer waits
+	s.inQueue(t, srv, ws[:2]) // its holder no longer waits
 	unlock(t, l)
 	for _, w := range ws {
 		w.leave()
@@ -690,11 +690,11 @@ func (s *suite) queueForeign(t testing.TB) {
 // queueRefused: a user without the rights for the queue waits and wakes as if there were none,
 // whether its key or its commands are refused.
 func (s *suite) queueRefused(t testing.TB) {
-	s.lineRefusedTo(t, "~k ~redlock1:fence:* ~redlock1:mark")
-	s.lineRefusedTo(t, "~*")
+	s.queueRefusedTo(t, "~k ~redlock1:fence:* ~redlock1:mark")
+	s.queueRefusedTo(t, "~*")
 }
 
-func (s *suite) lineRefusedTo(t testing.TB, keys string) {
+func (s *suite) queueRefusedTo(t testing.TB, keys string) {
 	srv := server.StartFor(t, s.kind, server.WithUser("plain on nopass "+keys+" &* +@all -zadd -zpopmin -zrem -zrange"))
 	open := func() driver.Backend { return s.open(t, s.url("plain:x@"+srv.Addr(), "")) }
 	l := s.lock(t, open(), theLock, time.Minute)
@@ -706,7 +706,7 @@ func (s *suite) lineRefusedTo(t testing.TB, keys string) {
 			t.Fatal("the lock is not held")
 		}
 	}
-	s.inLine(t, srv, nil)
+	s.inQueue(t, srv, nil)
 	for _, wake := range wakes {
 		drained(wake)
 	}

@@ -24,7 +24,7 @@ import (
 // scripts are called with the same arguments at the same time. The calls cover queued waiters,
 // keys that are reserved for one of them, waiters that leave, waiters whose process is gone,
 // lost counters, and a clock that is set.
-func TestTheSimulatedLineIsTheRealOne(t *testing.T) {
+func TestTheSimulatedQueueIsTheRealOne(t *testing.T) {
 	t.Parallel()
 	duels := uint64(60)
 	if testing.Short() {
@@ -44,7 +44,7 @@ func TestTheSimulatedLineIsTheRealOne(t *testing.T) {
 			}
 			met := map[string]int{}
 			for seed := range duels {
-				d := newLineDuel(t, c, s, seed, met)
+				d := newQueueDuel(t, c, s, seed, met)
 				d.run()
 			}
 			t.Log(met)
@@ -85,8 +85,8 @@ local reply = body()
 return {reply, before, time()}`, grace, till, body)
 }
 
-// lineDuel makes the same calls on a server's scripts and on their model.
-type lineDuel struct {
+// queueDuel makes the same calls on a server's scripts and on their model.
+type queueDuel struct {
 	t     *testing.T
 	c     *redis.Client
 	redis *server.Server
@@ -106,11 +106,11 @@ type lineDuel struct {
 	token   uint64
 }
 
-func newLineDuel(t *testing.T, c *redis.Client, s *server.Server, seed uint64, met map[string]int) *lineDuel {
-	d := &lineDuel{t: t, c: c, redis: s, rng: rand.New(rand.NewPCG(seed, 11)), sim: newSimServer(0), met: met, texts: map[string]string{}, owner: "nobody/1", token: 1}
+func newQueueDuel(t *testing.T, c *redis.Client, s *server.Server, seed uint64, met map[string]int) *queueDuel {
+	d := &queueDuel{t: t, c: c, redis: s, rng: rand.New(rand.NewPCG(seed, 11)), sim: newSimServer(0), met: met, texts: map[string]string{}, owner: "nobody/1", token: 1}
 	d.terms.Grace = 850 * time.Millisecond
 	name := fmt.Sprintf("{%d}", seed)
-	d.keys = [4]string{name + "lock", name + "counter", name + "mark", name + "line"}
+	d.keys = [4]string{name + "lock", name + "counter", name + "mark", name + "queue"}
 	if d.rng.IntN(2) == 0 {
 		d.sim.memory.meta.till = time.Now().Add(-time.Duration(d.rng.IntN(3000)) * time.Millisecond).UnixMicro()
 	}
@@ -121,7 +121,7 @@ func newLineDuel(t *testing.T, c *redis.Client, s *server.Server, seed uint64, m
 	return d
 }
 
-func (d *lineDuel) run() {
+func (d *queueDuel) run() {
 	for range 80 {
 		d.log = append(d.log, d.step())
 		d.compare()
@@ -131,7 +131,7 @@ func (d *lineDuel) run() {
 	}
 }
 
-func (d *lineDuel) step() string {
+func (d *queueDuel) step() string {
 	switch op := d.rng.IntN(20); {
 	case op < 2:
 		return d.acquire(fmt.Sprintf("o%d/1", d.rng.IntN(3)), simPlace{})
@@ -176,11 +176,11 @@ func (d *lineDuel) step() string {
 }
 
 // near returns a time near now, by the server's clock, in microseconds.
-func (d *lineDuel) near(most time.Duration) uint64 {
+func (d *queueDuel) near(most time.Duration) uint64 {
 	return uint64(d.now().Add(time.Duration(d.rng.Int64N(int64(2*most))) - most).UnixMicro())
 }
 
-func (d *lineDuel) now() time.Time {
+func (d *queueDuel) now() time.Time {
 	now, err := d.c.Time(d.t.Context()).Result()
 	if err != nil {
 		d.t.Fatal(err)
@@ -190,7 +190,7 @@ func (d *lineDuel) now() time.Time {
 
 // set sets the clock, and removes the keys that have ended by then, which the server would do
 // at some later time.
-func (d *lineDuel) set(ahead time.Duration) {
+func (d *queueDuel) set(ahead time.Duration) {
 	if err := d.redis.SetClock(ahead); err != nil {
 		d.t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func (d *lineDuel) set(ahead time.Duration) {
 	d.sim.key()
 }
 
-func (d *lineDuel) do(command ...any) any {
+func (d *queueDuel) do(command ...any) any {
 	r, err := d.c.Do(d.t.Context(), command...).Result()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		d.t.Fatal(err)
@@ -212,7 +212,7 @@ func (d *lineDuel) do(command ...any) any {
 // eval calls a script, sets the model's clock to the script's, and returns the reply. clock
 // returns the index of the script's clock in the reply, or -1 if the reply has none: then the
 // clock read before the script is used.
-func (d *lineDuel) eval(script string, clock func(code int64) int, args ...any) []any {
+func (d *queueDuel) eval(script string, clock func(code int64) int, args ...any) []any {
 	all, err := d.c.Eval(context.Background(), d.texts[script], d.keys[:3], args...).Slice()
 	if err != nil {
 		d.t.Fatalf("%s %v: %v\n%s", script, args, err, strings.Join(d.log, "\n"))
@@ -236,28 +236,28 @@ func (d *lineDuel) eval(script string, clock func(code int64) int, args ...any) 
 }
 
 const (
-	lineTTL  = 100 * time.Second
-	lineLife = 120 * time.Second
-	distant  = "9007199254740991"
+	queueTTL  = 100 * time.Second
+	queueLife = 120 * time.Second
+	distant   = "9007199254740991"
 )
 
-func (d *lineDuel) proposal() uint64 {
+func (d *queueDuel) proposal() uint64 {
 	if d.rng.IntN(4) == 0 {
 		return 0
 	}
 	return d.near(4 * time.Second)
 }
 
-func (d *lineDuel) acquire(me string, p simPlace) string {
+func (d *queueDuel) acquire(me string, p simPlace) string {
 	token := d.proposal()
-	args := []any{distant, me, lineTTL.Milliseconds(), token, lineLife.Milliseconds()}
+	args := []any{distant, me, queueTTL.Milliseconds(), token, queueLife.Milliseconds()}
 	if p.place != "" {
-		args = append(args, p.place, d.keys[3], simLineLife.Milliseconds(), p.since)
+		args = append(args, p.place, d.keys[3], simQueueLife.Milliseconds(), p.since)
 	}
 	was := d.sim.memory.lock
 	r := d.eval("acquire", func(code int64) int { return map[int64]int{1: 2, 0: 3}[code] }, args...)
 	said := d.verdict(r)
-	s := d.sim.acquire(simCall{me: me, ttl: lineTTL, token: token, life: lineLife, place: p}, &d.terms)
+	s := d.sim.acquire(simCall{me: me, ttl: queueTTL, token: token, life: queueLife, place: p}, &d.terms)
 	what := fmt.Sprintf("%s acquires, with %v and token %d", me, p, token)
 	d.same(what, said, s)
 	if s.err == nil {
@@ -275,7 +275,7 @@ func (d *lineDuel) acquire(me string, p simPlace) string {
 	return what + ": " + said
 }
 
-func (d *lineDuel) granted(me string, token uint64) {
+func (d *queueDuel) granted(me string, token uint64) {
 	d.met["granted"]++
 	d.owner, d.token, d.last = me, token, max(d.last, token)
 	if d.sim.memory.mark.floor > 0 {
@@ -283,15 +283,15 @@ func (d *lineDuel) granted(me string, token uint64) {
 	}
 }
 
-func (d *lineDuel) join() string {
+func (d *queueDuel) join() string {
 	me, token, seen := fmt.Sprintf("o%d/2", d.rng.IntN(2)), d.last+uint64(d.rng.IntN(4)), d.near(150*time.Second)
 	if token < 4 {
 		token = d.near(time.Second)
 	}
 	token -= 2
-	r := d.eval("join", func(code int64) int { return map[int64]int{1: 2, 0: 3, -2: 2}[code] }, distant, me, lineTTL.Milliseconds(), token, lineLife.Milliseconds(), seen)
+	r := d.eval("join", func(code int64) int { return map[int64]int{1: 2, 0: 3, -2: 2}[code] }, distant, me, queueTTL.Milliseconds(), token, queueLife.Milliseconds(), seen)
 	said := d.verdict(r)
-	s := d.sim.join(simCall{me: me, ttl: lineTTL, token: token, life: lineLife, seen: seen}, &d.terms)
+	s := d.sim.join(simCall{me: me, ttl: queueTTL, token: token, life: queueLife, seen: seen}, &d.terms)
 	what := fmt.Sprintf("%s joins at %d, confirmed at %d", me, token, seen)
 	d.same(what, said, s)
 	if s.err == nil {
@@ -301,7 +301,7 @@ func (d *lineDuel) join() string {
 	return what + ": " + said
 }
 
-func (d *lineDuel) renew() string {
+func (d *queueDuel) renew() string {
 	me, token, least := d.owner, d.token, uint64(0)
 	if d.rng.IntN(4) == 0 {
 		token++
@@ -309,9 +309,9 @@ func (d *lineDuel) renew() string {
 	if d.rng.IntN(2) == 0 {
 		least = d.last + uint64(d.rng.IntN(12_000_000))
 	}
-	r := d.eval("renew", func(int64) int { return 1 }, distant, fmt.Sprintf("%s|%d", me, token), lineTTL.Milliseconds(), least, lineLife.Milliseconds(), 0)
+	r := d.eval("renew", func(int64) int { return 1 }, distant, fmt.Sprintf("%s|%d", me, token), queueTTL.Milliseconds(), least, queueLife.Milliseconds(), 0)
 	said := map[int64]string{1: fmt.Sprintf("granted %d", token), 0: "lost"}[r[0].(int64)]
-	s := d.sim.renew(simCall{me: me, ttl: lineTTL, token: token, least: least, life: lineLife}, &d.terms)
+	s := d.sim.renew(simCall{me: me, ttl: queueTTL, token: token, least: least, life: queueLife}, &d.terms)
 	what := fmt.Sprintf("%s renews %d, at least %d", me, token, least)
 	d.same(what, said, s)
 	if s.err == nil {
@@ -322,7 +322,7 @@ func (d *lineDuel) renew() string {
 
 // release frees the lock of me, or gives up a place in the queue; tells says that the reply to
 // PUBLISH shows which waiters are there.
-func (d *lineDuel) release(me string, token uint64, quits string, tells bool) string {
+func (d *queueDuel) release(me string, token uint64, quits string, tells bool) string {
 	value, flag := me+"|", "0"
 	if me == "" {
 		value = ""
@@ -338,7 +338,7 @@ func (d *lineDuel) release(me string, token uint64, quits string, tells bool) st
 	}
 	r := d.eval("release", func(int64) int { return -1 }, args...)
 	d.sim.gone = map[string]bool{"w2": tells}
-	waited := len(d.sim.line)
+	waited := len(d.sim.queue)
 	s := d.sim.release(me, token, quits)
 	what := fmt.Sprintf("%s releases %d, and gives %q up (%v)", me, token, quits, tells)
 	said := "granted 0"
@@ -348,14 +348,14 @@ func (d *lineDuel) release(me string, token uint64, quits string, tells bool) st
 	d.same(what, said, s)
 	if kept := r[0].(int64) == 3; kept != (d.sim.memory.lock.next != "" && said != "lost") {
 		d.t.Errorf("%s: the real node says %v, the simulated one has %+v", what, r, d.sim.memory.lock)
-	} else if kept && waited-len(d.sim.line) > 1 {
+	} else if kept && waited-len(d.sim.queue) > 1 {
 		d.met["passed over"]++
 	}
 	return what + ": " + said
 }
 
 // verdict parses the reply of acquire and join.
-func (d *lineDuel) verdict(r []any) string {
+func (d *queueDuel) verdict(r []any) string {
 	switch r[0].(int64) {
 	case 1:
 		return fmt.Sprintf("granted %d", r[1])
@@ -372,7 +372,7 @@ func (d *lineDuel) verdict(r []any) string {
 	return fmt.Sprint(r)
 }
 
-func (d *lineDuel) same(what, said string, s simReply) {
+func (d *queueDuel) same(what, said string, s simReply) {
 	var held *driver.HeldError
 	k, sim := &d.sim.memory.lock, fmt.Sprintf("granted %d", s.fence)
 	switch {
@@ -397,7 +397,7 @@ func (d *lineDuel) same(what, said string, s simReply) {
 // compare compares the stored data: the lock, the counter and their ends, the mark, and the
 // wait queue. Servers count whole milliseconds, and read the clock again for each key that they
 // set.
-func (d *lineDuel) compare() {
+func (d *queueDuel) compare() {
 	k, m := d.sim.key(), d.sim.memory.mark
 	lock, counter, mark := "", "", ""
 	switch {
@@ -428,9 +428,9 @@ func (d *lineDuel) compare() {
 		*ends = at
 	}
 	d.took = 0
-	var line []string
-	for _, p := range d.sim.line {
-		line = append(line, p.place, strconv.FormatUint(p.since, 10))
+	var queue []string
+	for _, p := range d.sim.queue {
+		queue = append(queue, p.place, strconv.FormatUint(p.since, 10))
 	}
 	var real []string
 	places, err := d.c.ZRangeWithScores(d.t.Context(), d.keys[3], 0, -1).Result()
@@ -440,7 +440,7 @@ func (d *lineDuel) compare() {
 	for _, z := range places {
 		real = append(real, z.Member.(string), strconv.FormatFloat(z.Score, 'f', 0, 64))
 	}
-	if !slices.Equal(line, real) {
-		d.t.Errorf("the real queue is %v, the simulated one %v", real, line)
+	if !slices.Equal(queue, real) {
+		d.t.Errorf("the real queue is %v, the simulated one %v", real, queue)
 	}
 }
