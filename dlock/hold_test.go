@@ -284,7 +284,7 @@ func TestAnErrorThatNamesTheContextsEndComesAfterIt(t *testing.T) {
 	}
 }
 
-func TestEveryWaiterInLineReportsWhatTheFirstHeard(t *testing.T) {
+func TestEveryWaiterReportsWhatTheFirstHeard(t *testing.T) {
 	for _, outage := range []bool{false, true} {
 		eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
 			if outage {

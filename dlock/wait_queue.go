@@ -32,7 +32,7 @@ type waitQueue struct {
 
 // waiter is a call behind the first.
 type waiter struct {
-	turn       chan struct{} // closed when it becomes the first
+	first      chan struct{} // closed when it becomes the first
 	prev, next *waiter
 	queued     bool
 }
@@ -56,7 +56,7 @@ func (qs *waitQueues) enter(ctx context.Context, key string) (q *waitQueue, hot 
 	q.mu.Unlock()
 
 	select {
-	case <-w.turn:
+	case <-w.first:
 		return q, qs.hot(key), q.said(), nil
 	case <-ctx.Done():
 		err = ctx.Err()
@@ -120,7 +120,7 @@ func (q *waitQueue) abandon(w *waiter) (verdict error) {
 
 // push adds a waiter at the end. q.mu is held.
 func (q *waitQueue) push() *waiter {
-	w := &waiter{turn: make(chan struct{}), prev: q.back, queued: true}
+	w := &waiter{first: make(chan struct{}), prev: q.back, queued: true}
 	if q.back == nil {
 		q.front = w
 	} else {
@@ -153,7 +153,7 @@ func (q *waitQueue) wakeNext() {
 		return
 	}
 	q.unlink(w)
-	close(w.turn)
+	close(w.first)
 }
 
 // note keeps the first caller's verdict for the callers behind it.

@@ -136,7 +136,7 @@ func TestWaitersOfAClientAreServedInOrderAndOnlyTheFirstTroublesTheServer(t *tes
 	})
 }
 
-func TestALocalReleaseWakesTheFirstInLineWithoutAPoll(t *testing.T) {
+func TestALocalReleaseWakesTheFirstWaiterWithoutAPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
 		c := newSpyClient(t, ways["polled"](s), dlock.WithBackoff(time.Minute, time.Minute))

@@ -14,7 +14,7 @@ import (
 
 // A leader's lock is taken away: its command is killed, and it waits to lead again, behind the
 // other candidate, so that both lead once more.
-func TestALeaderThatLostStandsInLineAgain(t *testing.T) {
+func TestALeaderThatLostQueuesAgain(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) string{
 		"file":  func(t *testing.T) string { return "file://" + t.TempDir() },

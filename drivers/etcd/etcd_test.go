@@ -404,7 +404,7 @@ func TestInteroperation(t *testing.T) {
 			s.Holders[0].Fence != uint64(kv.Kvs[0].CreateRevision) {
 			t.Errorf("etcd's mutex is seen as %+v, %v", s, err)
 		}
-		inLine := make(chan driver.Lease, 1)
+		queued := make(chan driver.Lease, 1)
 		go func() {
 			r := ask()
 			r.Wait = true
@@ -412,11 +412,11 @@ func TestInteroperation(t *testing.T) {
 			if err != nil {
 				t.Errorf("a wait behind etcd's mutex: %v", err)
 			}
-			inLine <- l
+			queued <- l
 		}()
 		redlocktest.AwaitWaiters(t, b, key, 1)
 		must(t, m.Unlock(t.Context()))
-		if l := <-inLine; l != nil {
+		if l := <-queued; l != nil {
 			redlocktest.Release(t, l)
 		}
 	}

@@ -53,7 +53,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 
 // entries returns the queue of a lock, from its first entry.
 func (b *Backend) entries(ctx context.Context, path string) ([]entry, int, error) {
-	all := line(path)
+	all := queueSpan(path)
 	got, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
 		return c.Get(ctx, all.from, clientv3.WithRange(all.to), clientv3.WithLimit(mostEntries),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))

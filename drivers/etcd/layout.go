@@ -45,15 +45,15 @@ func (b *Backend) baseKey() string { return b.opt.Path + ".dlock" }
 // A span is a range of etcd's keys.
 type span struct{ from, to string }
 
-// line returns the span of all entries of a key.
-func line(path string) span {
+// queueSpan returns the span of all entries of a key.
+func queueSpan(path string) span {
 	return span{path + "/", clientv3.GetPrefixRangeEnd(path + "/")}
 }
 
 // excluders returns the spans of the entries that exclude an owner in this mode, if they come
 // before its own.
 func excluders(path string, mode driver.Mode) []span {
-	all := line(path)
+	all := queueSpan(path)
 	if mode == driver.Exclusive {
 		return []span{all}
 	}

@@ -16,9 +16,9 @@ type lease struct {
 	key  string
 	rev  int64
 	mine string
-	turn chan struct{} // has a value while a call changes the lease
+	busy chan struct{} // has a value while a call changes the lease
 
-	// Only the call that has put a value into turn uses these.
+	// Only the call that has put a value into busy uses these.
 	life *life
 	// former are leases to which the entry was attached, or may be attached.
 	former []*life
@@ -31,7 +31,7 @@ type lease struct {
 func newLease(a *attempt) *lease {
 	l := &lease{
 		b: a.b, key: a.key, rev: a.rev, mine: a.mine, life: a.life,
-		turn: make(chan struct{}, 1), grant: make(chan driver.Grant, 1),
+		busy: make(chan struct{}, 1), grant: make(chan driver.Grant, 1),
 	}
 	l.grant <- driver.Grant{Fence: a.fence, Expires: driver.Expires(a.life.start, a.req.TTL)}
 	return l
@@ -50,8 +50,8 @@ func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 		return nil, err
 	}
 	select {
-	case l.turn <- struct{}{}:
-		return func() { <-l.turn; l.b.wg.Done() }, nil
+	case l.busy <- struct{}{}:
+		return func() { <-l.busy; l.b.wg.Done() }, nil
 	case <-ctx.Done():
 		l.b.wg.Done()
 		return nil, l.b.failed(ctx, "wait for another call of this lease", ctx.Err())

@@ -24,7 +24,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	ended := context.AfterFunc(b.ctx, stop)
-	all := line(b.Path(key))
+	all := queueSpan(b.Path(key))
 	begin := func() clientv3.WatchChan { // returns when a member has answered
 		return client.Watch(watching, all.from, clientv3.WithRange(all.to), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	}

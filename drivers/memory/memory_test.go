@@ -234,7 +234,7 @@ func TestAGrantThatCrossesTheCancellationIsUndone(t *testing.T) {
 		if got, err := b.confirm(ctx, w); got != nil || !errors.Is(err, context.Canceled) {
 			t.Fatalf("confirm: %v, %v", got, err)
 		}
-		release(t, granted(t, "the next in line", next))
+		release(t, granted(t, "the next waiter", next))
 	})
 }
 
@@ -470,7 +470,7 @@ func TestExpireTakesTheKeyFromItsHolder(t *testing.T) {
 		l := acquire(t, b, request("k"))
 		next := start(t.Context(), b, request("k"))
 		b.Expire("k")
-		granted(t, "the next in line", next)
+		granted(t, "the next waiter", next)
 		_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
 		wantErr(t, "renew", err, driver.ErrLost)
 		wantErr(t, "release", l.Release(t.Context()), driver.ErrLost)

@@ -339,7 +339,7 @@ func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 	s := database(t)
 	b := opener(t, s.URL())
 	db, ctx := admin(t, s.URL()), context.Background()
-	line := func() int64 { return count(t, db, advisory+" AND NOT granted") }
+	queued := func() int64 { return count(t, db, advisory+" AND NOT granted") }
 	l := must(t, b, request("k", time.Hour))
 	tx, err := admin(t, s.URL()).Begin(ctx)
 	if err != nil {
@@ -347,7 +347,7 @@ func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 	}
 	locked := make(chan error, 1)
 	go func() { locked <- b.LockTx(ctx, tx, "k") }()
-	eventually(t, "the transaction waits", func() bool { return line() == 1 })
+	eventually(t, "the transaction waits", func() bool { return queued() == 1 })
 	if err := release(l); err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +355,7 @@ func TestLockTxWaitsForALeaseAndALeaseForIt(t *testing.T) {
 		t.Fatalf("LockTx after the release: %v", err)
 	}
 	leased := make(chan driver.Lease, 1)
-	waits(t, b, line, "k", func(l driver.Lease, err error) {
+	waits(t, b, queued, "k", func(l driver.Lease, err error) {
 		if err != nil {
 			t.Error(err)
 		}

@@ -66,7 +66,7 @@ func (b *Backend) waitFirst(ctx context.Context, c *claims.Claim, ttl time.Durat
 		}
 		if full := b.offer(); full && !warned {
 			warned = true
-			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: c.Key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_waiters=%d): polling by turns", b.opt.MaxWaiters)})
+			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: c.Key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_waiters=%d): keys without one are polled", b.opt.MaxWaiters)})
 		}
 		if l, err := b.try(ctx, c, ttl); !errors.Is(err, driver.ErrHeld) {
 			return l, err

@@ -19,11 +19,11 @@ import (
 const slack = time.Minute
 
 // waits starts a wait and returns when it is in the server's queue.
-func waits(t *testing.T, b *postgres.Backend, line func() int64, key string, got func(driver.Lease, error)) {
+func waits(t *testing.T, b *postgres.Backend, queued func() int64, key string, got func(driver.Lease, error)) {
 	t.Helper()
-	before := line()
+	before := queued()
 	go func() { got(awaited(context.Background(), b, request(key, 10*time.Second))) }()
-	eventually(t, "the wait is in the server's queue", func() bool { return line() == before+1 })
+	eventually(t, "the wait is in the server's queue", func() bool { return queued() == before+1 })
 }
 
 // Of one process's waiters only the first is in the server's queue.
@@ -55,7 +55,7 @@ func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 	wg.Wait()
 }
 
-func TestACancelledWaitLeavesTheServersLine(t *testing.T) {
+func TestACancelledWaitLeavesTheServersQueue(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
@@ -84,12 +84,12 @@ func TestAReleaseNeverQueuesBehindAWait(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	line := func() int64 { return count(t, db, advisory+" AND NOT granted") }
+	queued := func() int64 { return count(t, db, advisory+" AND NOT granted") }
 	a, b := opener(t, s.URL()+"&max_sessions=1"), opener(t, s.URL())
 	mine := must(t, a, request("mine", time.Hour))
 	theirs := must(t, b, request("theirs", time.Hour))
 	got := make(chan driver.Lease, 1)
-	waits(t, a, line, "theirs", func(l driver.Lease, err error) {
+	waits(t, a, queued, "theirs", func(l driver.Lease, err error) {
 		if err != nil {
 			t.Error(err)
 		}

@@ -13,8 +13,8 @@ const (
 	watchTimeout = time.Second
 	// A minority that announced is a reason to ask as well, but a weak one: after a while,
 	// longer each time.
-	firstDoubt = 2 * time.Millisecond
-	mostDoubt  = 50 * time.Millisecond
+	minorityPause    = 2 * time.Millisecond
+	maxMinorityPause = 50 * time.Millisecond
 )
 
 // Watch returns a channel that gets a value when a majority of the nodes announced
@@ -114,7 +114,7 @@ func (w *watch) subscribed(ctx context.Context) error {
 // run wakes the caller when a majority announced, or, some time after it, a minority.
 func (w *watch) run(ctx context.Context) {
 	var told set
-	doubt := firstDoubt
+	pause := minorityPause
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
 	defer timer.Stop()
@@ -122,14 +122,14 @@ func (w *watch) run(ctx context.Context) {
 		select {
 		case i := <-w.news:
 			if told == 0 {
-				timer.Reset(doubt/2 + w.b.random(doubt))
+				timer.Reset(pause/2 + w.b.random(pause))
 			}
 			if told.add(i); told.len() < w.b.q {
 				continue
 			}
-			doubt = firstDoubt
+			pause = minorityPause
 		case <-timer.C:
-			doubt = min(2*doubt, mostDoubt)
+			pause = min(2*pause, maxMinorityPause)
 		case <-ctx.Done():
 			return
 		case <-w.b.closed:

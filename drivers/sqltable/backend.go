@@ -82,7 +82,7 @@ type Backend struct {
 	clock   clock
 
 	greeting chan struct{} // full while a call asks the first question
-	doubts   doubts
+	undos    undoQueue
 
 	users    context.Context // of the users' calls; Close ends it first
 	endUsers context.CancelFunc
@@ -208,7 +208,7 @@ type attempt struct {
 func (a *attempt) run() (_ *lease, err error) {
 	defer func() {
 		if err != nil && a.sent {
-			a.b.doubt(doubt{name: a.name, owner: a.owner, settled: a.latest, once: !a.again, until: a.deadline.Add(a.ttl + time.Second)})
+			a.b.undoLater(pendingUndo{name: a.name, owner: a.owner, settled: a.latest, once: !a.again, until: a.deadline.Add(a.ttl + time.Second)})
 		}
 	}()
 	if err := a.greet(); err != nil {
@@ -289,8 +289,8 @@ func (b *Backend) Close() error {
 	b.closing = true
 	b.mu.Unlock()
 	b.endUsers()
-	b.calls.Wait() // they leave doubts
-	b.doubts.await(b.opt.CallTimeout)
+	b.calls.Wait() // they leave attempts to undo
+	b.undos.await(b.opt.CallTimeout)
 	b.cancel()
 	b.wg.Wait()
 	if first && b.opt.CloseDB {

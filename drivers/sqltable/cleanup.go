@@ -10,27 +10,27 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// A doubt is a failed attempt, or a release, whose effect is unknown, or a released attempt of
-// which a statement may still arrive.
-type doubt struct {
+// A pendingUndo is a failed attempt, or a release, whose effect is unknown, or a released attempt
+// of which a statement may still arrive.
+type pendingUndo struct {
 	name, owner []byte
 	settled     int64     // by the server's clock: the server refuses statements that arrive later
 	once        bool      // the statement was sent once: when it is undone no other can arrive
 	until       time.Time // when the lock has ended by itself
 }
 
-// doubts are undone one after the other, by one goroutine while there are any.
-type doubts struct {
+// undoQueue has what must be undone: one after the other, by one goroutine while there is any.
+type undoQueue struct {
 	mu      sync.Mutex
-	list    []doubt
+	list    []pendingUndo
 	running chan struct{} // closed when the goroutine ends; nil: there is none
 }
 
-// await returns when no doubt is left, or after d.
-func (d *doubts) await(most time.Duration) {
-	d.mu.Lock()
-	running := d.running
-	d.mu.Unlock()
+// await returns when nothing is left to undo, or after d.
+func (q *undoQueue) await(most time.Duration) {
+	q.mu.Lock()
+	running := q.running
+	q.mu.Unlock()
 	if running == nil {
 		return
 	}
@@ -42,40 +42,40 @@ func (d *doubts) await(most time.Duration) {
 	}
 }
 
-// doubt undoes an attempt in the background: at once, and again when its statement can no
+// undoLater undoes an attempt in the background: at once, and again when its statement can no
 // longer arrive. If that takes effect meanwhile, the lock ends by itself at until.
-func (b *Backend) doubt(x doubt) {
-	d := &b.doubts
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.list = append(d.list, x)
-	if d.running != nil {
+func (b *Backend) undoLater(x pendingUndo) {
+	q := &b.undos
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.list = append(q.list, x)
+	if q.running != nil {
 		return
 	}
 	done := make(chan struct{})
 	if b.goroutine(func() { defer close(done); b.settle() }) {
-		d.running = done
+		q.running = done
 	}
 }
 
-// next returns the first doubt, or ends the goroutine.
-func (d *doubts) next() (doubt, bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.list) == 0 {
-		d.running = nil
-		return doubt{}, false
+// next returns what is first, or ends the goroutine.
+func (q *undoQueue) next() (pendingUndo, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.list) == 0 {
+		q.running = nil
+		return pendingUndo{}, false
 	}
-	x := d.list[0]
-	d.list = d.list[1:]
+	x := q.list[0]
+	q.list = q.list[1:]
 	return x, true
 }
 
-// settle undoes all doubts. While the server cannot be reached it tries again after growing
+// settle empties the queue. While the server cannot be reached it tries again after growing
 // pauses, until the locks in question have ended by themselves.
 func (b *Backend) settle() {
 	for pause := 10 * time.Millisecond; ; {
-		x, ok := b.doubts.next()
+		x, ok := b.undos.next()
 		if !ok {
 			return
 		}
@@ -91,9 +91,9 @@ func (b *Backend) settle() {
 		default:
 			pause = min(2*pause, time.Second)
 		}
-		b.doubts.mu.Lock()
-		b.doubts.list = append(b.doubts.list, x)
-		b.doubts.mu.Unlock()
+		b.undos.mu.Lock()
+		b.undos.list = append(b.undos.list, x)
+		b.undos.mu.Unlock()
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
@@ -103,9 +103,9 @@ func (b *Backend) settle() {
 	}
 }
 
-// undo frees the lock that an attempt may have taken. The doubt is settled if the attempt's
-// statement has taken effect, or could no longer arrive before that.
-func (b *Backend) undo(x doubt) (settled bool, err error) {
+// undo frees the lock that an attempt may have taken. settled says that no more is to be done: the
+// attempt's statement has taken effect, or could no longer arrive before that.
+func (b *Backend) undo(x pendingUndo) (settled bool, err error) {
 	c := b.newCall(b.ctx, b.opt.CallTimeout)
 	defer c.end()
 	r, err := c.look(x.name) // to learn the clock

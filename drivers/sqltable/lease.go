@@ -109,7 +109,7 @@ func (l *lease) Release(ctx context.Context) error {
 		n, err = c.exec(b.sql.release, l.name, l.owner, l.fence)
 	}
 	if err != nil || l.settled > 0 {
-		b.doubt(doubt{name: l.name, owner: l.owner, settled: l.settled, until: l.Grant().Expires.Add(time.Second)})
+		b.undoLater(pendingUndo{name: l.name, owner: l.owner, settled: l.settled, until: l.Grant().Expires.Add(time.Second)})
 	}
 	if err != nil {
 		if errors.Is(err, driver.ErrClosed) {

@@ -13,17 +13,17 @@ import (
 
 // An attempt is one call of Acquire.
 type attempt struct {
-	b     *Backend
-	dir   string // of the lock
-	req   driver.Request
-	s     *session
-	name  string // how our entry's name begins
-	node  string // our entry; empty: none is known
-	doubt bool   // an entry may exist although its name is unknown
-	fence uint64
-	sent  time.Time         // when the last write that found the entry was sent
-	seen  *driver.HeldError // the holder that was seen last
-	watch watch
+	b       *Backend
+	dir     string // of the lock
+	req     driver.Request
+	s       *session
+	name    string // how our entry's name begins
+	node    string // our entry; empty: none is known
+	inDoubt bool   // an entry may exist although its name is unknown
+	fence   uint64
+	sent    time.Time         // when the last write that found the entry was sent
+	seen    *driver.HeldError // the holder that was seen last
+	watch   watch
 	// container is the transaction that made the lock's container.
 	container int64
 	// ahead are the entries before the attempt's own, if known.
@@ -75,10 +75,10 @@ func (a *attempt) leave() {
 	if a.s == nil {
 		return
 	}
-	if a.node != "" || a.doubt {
+	if a.node != "" || a.inDoubt {
 		a.s.abandon(orphan{dir: a.dir, node: a.node, name: a.name})
 	}
-	a.node, a.doubt = "", false
+	a.node, a.inDoubt = "", false
 	a.s.leave()
 }
 
@@ -137,7 +137,7 @@ func (a *attempt) enter(ctx context.Context, wait bool) error {
 		}
 		a.fence = driver.NextFence(known.token, a.req.FenceFloor, a.b.clock.now())
 		sent := time.Now()
-		a.doubt = true
+		a.inDoubt = true
 		a.container = known.container
 		made, err := ask(ctx, a.s, func(c *zk.Conn) ([]zk.MultiResponse, error) {
 			return c.Multi(
@@ -151,8 +151,8 @@ func (a *attempt) enter(ctx context.Context, wait bool) error {
 		switch {
 		case err == nil:
 			stat := made[0].Stat
-			a.node, a.sent, a.doubt = made[1].String, sent, false
-			a.ahead, a.known = known.line, !known.unread && stat.Czxid == known.container && births(stat) == known.births
+			a.node, a.sent, a.inDoubt = made[1].String, sent, false
+			a.ahead, a.known = known.entries, !known.unread && stat.Czxid == known.container && births(stat) == known.births
 			a.b.clock.set(stat.Mtime)
 			return nil
 		case broken(err) && ctx.Err() == nil:
@@ -161,9 +161,9 @@ func (a *attempt) enter(ctx context.Context, wait bool) error {
 				return err
 			}
 		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
-			a.doubt = false
+			a.inDoubt = false
 		default:
-			a.doubt = !definite(err)
+			a.inDoubt = !definite(err)
 			return err
 		}
 		// The answer came from a write, so later reads are not older.
@@ -183,7 +183,7 @@ func (a *attempt) found(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	a.doubt = false
+	a.inDoubt = false
 	if name == "" {
 		return false, nil
 	}
@@ -197,7 +197,7 @@ type queue struct {
 	version   int32  // the version of the container's data: each new entry changes it
 	container int64  // the transaction that made the container, whose versions begin anew
 	births    int32
-	line      []entry // unless unread
+	entries   []entry // unless unread
 	unread    bool
 }
 
@@ -234,12 +234,12 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 		if err != nil {
 			return queue{}, err
 		}
-		known.line, known.births = parseLine(all.children), births(all.stat)
+		known.entries, known.births = parseQueue(all.children), births(all.stat)
 		switch {
-		case before(known.line, a.req.Mode) == nil:
+		case before(known.entries, a.req.Mode) == nil:
 			return known, nil
 		case current:
-			return queue{}, a.held(ctx, &known.line[0])
+			return queue{}, a.held(ctx, &known.entries[0])
 		}
 		if err := a.b.sync(ctx, a.s, a.dir); err != nil { // the asked member may be behind
 			return queue{}, err
@@ -301,12 +301,12 @@ func heldBy(e *entry, got stored) *driver.HeldError {
 	return &driver.HeldError{Holder: owner}
 }
 
-// line returns the entries before the attempt's own. It reads them, unless they are known since
+// earlier returns the entries before the attempt's own. It reads them, unless they are known since
 // the attempt made its entry. The error is errGone if the attempt's entry is not in the queue, because
 // a session's reads are not older than its writes. It is also errGone if the entry is in a
 // container that was made after the attempt read the old one, because its token depends on the
 // old one.
-func (a *attempt) line(ctx context.Context) ([]entry, error) {
+func (a *attempt) earlier(ctx context.Context) ([]entry, error) {
 	if a.known {
 		a.known = false
 		return a.ahead, nil
@@ -318,18 +318,18 @@ func (a *attempt) line(ctx context.Context) ([]entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	line := parseLine(all.children)
-	at := find(line, a.name)
+	entries := parseQueue(all.children)
+	at := find(entries, a.name)
 	if at < 0 || all.stat.Czxid != a.container {
 		return nil, errGone
 	}
-	return line[:at], nil
+	return entries[:at], nil
 }
 
 // first returns the first entry of the queue if another entry excludes the attempt, and nil if
 // the attempt has the lock.
 func (a *attempt) first(ctx context.Context) (*entry, error) {
-	ahead, err := a.line(ctx)
+	ahead, err := a.earlier(ctx)
 	if err != nil || before(ahead, a.req.Mode) == nil {
 		return nil, err
 	}
@@ -372,7 +372,7 @@ func (a *attempt) queue(ctx context.Context) error {
 func (a *attempt) sleep(ctx context.Context) error {
 	alone := false
 	for {
-		next, err := a.turn(ctx)
+		next, err := a.excluder(ctx)
 		switch {
 		case err == nil && next == nil && time.Since(a.sent) < a.req.TTL/10:
 			return nil // the lease may count from the write that made the entry
@@ -400,12 +400,12 @@ func (a *attempt) sleep(ctx context.Context) error {
 	}
 }
 
-// turn returns the entry to wait for, nil if no entry excludes the attempt. It notes the holder
+// excluder returns the entry to wait for, nil if no entry excludes the attempt. It notes the holder
 // at its first look, unless the entry to wait for is the holder's.
-func (a *attempt) turn(ctx context.Context) (*entry, error) {
+func (a *attempt) excluder(ctx context.Context) (*entry, error) {
 	ctx, cancel := a.b.bound(ctx)
 	defer cancel()
-	ahead, err := a.line(ctx)
+	ahead, err := a.earlier(ctx)
 	if err != nil {
 		return nil, err
 	}

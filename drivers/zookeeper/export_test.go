@@ -7,9 +7,9 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// ParseLine returns the names of a queue's entries in order, and which of them are shared.
-func ParseLine(children []string) (names []string, shared []bool) {
-	for _, e := range parseLine(children) {
+// ParseQueue returns the names of a queue's entries in order, and which of them are shared.
+func ParseQueue(children []string) (names []string, shared []bool) {
+	for _, e := range parseQueue(children) {
 		names, shared = append(names, e.name), append(shared, e.mode == driver.Shared)
 	}
 	return names, shared

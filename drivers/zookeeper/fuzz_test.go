@@ -100,7 +100,7 @@ func FuzzStored(f *testing.F) {
 			})
 		}
 		children := entries()
-		_, shared := zookeeper.ParseLine(children)
+		_, shared := zookeeper.ParseQueue(children)
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
 			req := redlocktest.NewRequest("k", time.Minute)
 			req.Mode = mode

@@ -89,13 +89,13 @@ func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.St
 	if got, err := read(ctx, s, dir); err == nil {
 		state.Fence, _ = parseCounter(got.data) // other data belong to another library
 	}
-	line := parseLine(children)
-	if len(line) == 0 {
+	entries := parseQueue(children)
+	if len(entries) == 0 {
 		return state, nil
 	}
-	state.Mode = line[0].mode
+	state.Mode = entries[0].mode
 	waiting := false
-	for i, e := range line {
+	for i, e := range entries {
 		waiting = waiting || i > 0 && (state.Mode == driver.Exclusive || e.mode == driver.Exclusive)
 		if waiting && len(state.Queue) >= mostQueued {
 			state.Waiters++
@@ -190,7 +190,7 @@ func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint
 	if err != nil && !errors.Is(err, zk.ErrNoNode) {
 		return "", err
 	}
-	for i, e := range parseLine(children) {
+	for i, e := range parseQueue(children) {
 		if i > 0 && e.mode == driver.Exclusive {
 			break
 		}

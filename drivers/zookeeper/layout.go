@@ -109,10 +109,10 @@ type entry struct {
 	sequence int64
 }
 
-// parseLine returns the entries among the names of children, in the order in which they came. A
+// parseQueue returns the entries among the names of children, in the order in which they came. A
 // name that does not end with a sequence number is no entry.
-func parseLine(children []string) []entry {
-	var line []entry
+func parseQueue(children []string) []entry {
+	var entries []entry
 	for _, name := range children {
 		digits := len(name) - 10
 		if digits < 1 {
@@ -126,25 +126,25 @@ func parseLine(children []string) []entry {
 		if slices.ContainsFunc(sharedMarks, func(mark string) bool { return strings.Contains(name, mark) }) {
 			e.mode = driver.Shared
 		}
-		line = append(line, e)
+		entries = append(entries, e)
 	}
-	slices.SortFunc(line, func(x, y entry) int { return int(x.sequence - y.sequence) })
-	return line
+	slices.SortFunc(entries, func(x, y entry) int { return int(x.sequence - y.sequence) })
+	return entries
 }
 
 // before returns the last of the entries that exclude an owner in this mode, nil if there is none.
-func before(line []entry, mode driver.Mode) *entry {
-	for i := len(line) - 1; i >= 0; i-- {
-		if mode == driver.Exclusive || line[i].mode == driver.Exclusive {
-			return &line[i]
+func before(entries []entry, mode driver.Mode) *entry {
+	for i := len(entries) - 1; i >= 0; i-- {
+		if mode == driver.Exclusive || entries[i].mode == driver.Exclusive {
+			return &entries[i]
 		}
 	}
 	return nil
 }
 
 // find returns the index of the entry whose name has this beginning, -1 if there is none.
-func find(line []entry, name string) int {
-	return slices.IndexFunc(line, func(e entry) bool { return strings.HasPrefix(e.name, name) })
+func find(entries []entry, name string) int {
+	return slices.IndexFunc(entries, func(e entry) bool { return strings.HasPrefix(e.name, name) })
 }
 
 // A mark is what the marker holds.

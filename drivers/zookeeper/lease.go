@@ -16,9 +16,9 @@ type lease struct {
 	s    *session
 	dir  string
 	node string
-	turn chan struct{} // has a value while a call changes the lease
+	busy chan struct{} // has a value while a call changes the lease
 
-	// Only the call that has put a value into turn uses these.
+	// Only the call that has put a value into busy uses these.
 	over  bool // it is given up, or lost
 	gone  bool // the entry is certainly gone
 	timer *time.Timer
@@ -28,12 +28,12 @@ type lease struct {
 
 // newLease takes over the attempt's entry, and its place among the session's users.
 func newLease(a *attempt) *lease {
-	l := &lease{b: a.b, s: a.s, dir: a.dir, node: a.node, turn: make(chan struct{}, 1), grant: make(chan driver.Grant, 1)}
+	l := &lease{b: a.b, s: a.s, dir: a.dir, node: a.node, busy: make(chan struct{}, 1), grant: make(chan driver.Grant, 1)}
 	g := driver.Grant{Fence: a.fence, Expires: a.s.end(a.sent, a.req.TTL), Lost: a.s.lost}
 	l.grant <- g
-	l.turn <- struct{}{} // lapse uses the timer
+	l.busy <- struct{}{} // lapse uses the timer
 	l.timer = time.AfterFunc(time.Until(g.Expires), l.lapse)
-	<-l.turn
+	<-l.busy
 	return l
 }
 
@@ -50,8 +50,8 @@ func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 		return nil, err
 	}
 	select {
-	case l.turn <- struct{}{}:
-		return func() { <-l.turn; l.b.wg.Done() }, nil
+	case l.busy <- struct{}{}:
+		return func() { <-l.busy; l.b.wg.Done() }, nil
 	case <-ctx.Done():
 		l.b.wg.Done()
 		return nil, l.b.failed(ctx, l.s, "wait for another call of this lease", ctx.Err())

@@ -725,9 +725,9 @@ func (s *session) search(ctx context.Context, o orphan) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	line := parseLine(children)
-	if i := find(line, o.name); i >= 0 {
-		return line[i].name, nil
+	entries := parseQueue(children)
+	if i := find(entries, o.name); i >= 0 {
+		return entries[i].name, nil
 	}
 	return "", nil
 }

@@ -368,8 +368,8 @@ func TestCuratorsLocksExcludeOurs(t *testing.T) {
 		}
 		ours := redlocktest.Grant(t, b, redlocktest.NewRequest(key, ttl))
 		theirs := enter(names.exclusive)
-		if line := order(); len(line) != 2 || !strings.HasSuffix(theirs, line[1]) {
-			t.Errorf("%s: Curator's rule grants its lock beside ours: %q is not the second of %q", recipe, theirs, line)
+		if queue := order(); len(queue) != 2 || !strings.HasSuffix(theirs, queue[1]) {
+			t.Errorf("%s: Curator's rule grants its lock beside ours: %q is not the second of %q", recipe, theirs, queue)
 		}
 		redlocktest.Release(t, ours)
 		for _, ours := range []*zookeeper.Backend{b, plain} {
@@ -395,15 +395,15 @@ func TestCuratorsLocksExcludeOurs(t *testing.T) {
 		}
 		must(t, c.Delete(reader, -1))
 		writer := enter(names.exclusive)
-		if line := order(); !strings.HasSuffix(writer, line[1]) || !strings.Contains(line[0], names.shared) {
-			t.Errorf("Curator's writer %q is not the second, behind our reader: %q", writer, line)
+		if queue := order(); !strings.HasSuffix(writer, queue[1]) || !strings.Contains(queue[0], names.shared) {
+			t.Errorf("Curator's writer %q is not the second, behind our reader: %q", writer, queue)
 		}
 		must(t, c.Delete(writer, -1))
 		redlocktest.Release(t, beside)
 		ours = redlocktest.Grant(t, b, redlocktest.NewRequest(key, ttl))
 		reader = enter(names.shared)
-		if line := order(); !strings.HasSuffix(reader, line[1]) || !strings.Contains(line[0], names.exclusive) {
-			t.Errorf("Curator's reader %q does not see our writer before it: %q", reader, line)
+		if queue := order(); !strings.HasSuffix(reader, queue[1]) || !strings.Contains(queue[0], names.exclusive) {
+			t.Errorf("Curator's reader %q does not see our writer before it: %q", reader, queue)
 		}
 		must(t, c.Delete(reader, -1))
 		redlocktest.Release(t, ours)
@@ -422,7 +422,7 @@ func TestALineIsInTheOrderOfItsSequenceNumbers(t *testing.T) {
 		"_c_b1f5f3a2a3f84d0a9d3f2f1f0f1f2f3f-lock-0000000009", // go-zookeeper's
 		"somebody's folder", "leases", "x0000000001x",
 	}
-	names, shared := zookeeper.ParseLine(children)
+	names, shared := zookeeper.ParseQueue(children)
 	var order []string
 	var readers int
 	for i, name := range names {

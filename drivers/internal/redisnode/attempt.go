@@ -80,8 +80,8 @@ func (t *attempt) args(p *process, args []string) []string {
 	return append(append(args, strconv.FormatInt(t.last.notAfter, 10), t.owner, t.span.px, t.proposal, t.span.life), t.more...)
 }
 
-// doubt returns the last sent call, as an in-doubt call.
-func (t *attempt) doubt() inDoubtCall {
+// inDoubt returns the last sent call, as an in-doubt call.
+func (t *attempt) inDoubt() inDoubtCall {
 	t.last.call = &t.ask.sent.Call
 	return t.last
 }
@@ -147,7 +147,7 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 		if !n.unknown(err) {
 			return nil, err
 		}
-		t.late = append(t.late, t.doubt())
+		t.late = append(t.late, t.inDoubt())
 		if t.again || late {
 			return nil, err
 		}
@@ -158,7 +158,7 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 	case code == 1, code > 1 && a.Reply == nil: // granted at this time, with the proposed token
 		n.queue.Served(t.key, t.place)
 		if err := n.replicated(a); err != nil {
-			t.late = append(t.late, t.doubt()) // it has the lock, which is released
+			t.late = append(t.late, t.inDoubt()) // it has the lock, which is released
 			return nil, err
 		}
 		return n.lease(t, a)
@@ -181,7 +181,7 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 		counter, _ := number(a.Reply, 1)
 		return nil, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: fmt.Sprintf("the counter is at %d, above the token to join", counter)}
 	}
-	t.late = append(t.late, t.doubt())
+	t.late = append(t.late, t.inDoubt())
 	return nil, errGarbled
 }
 
@@ -200,7 +200,7 @@ func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
 		fence = 0
 	}
 	if fence <= 0 {
-		t.late = append(t.late, t.doubt())
+		t.late = append(t.late, t.inDoubt())
 		return nil, errGarbled
 	}
 	l := &Lease{node: n, key: t.key, value: t.value, names: t.names, quorum: t.quorum, late: t.late}

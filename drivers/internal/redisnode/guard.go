@@ -95,11 +95,11 @@ func (p *process) guard(space string, proposed *driver.Terms) *guarded {
 
 // adopt uses these terms from now on.
 func (p *process) adopt(space string, t driver.Terms) *guarded {
-	word := memory.EncodeTerms(&t)
-	if known := p.guarded.Load(); known != nil && known.word == word {
+	encoded := memory.EncodeTerms(&t)
+	if known := p.guarded.Load(); known != nil && known.encoded == encoded {
 		return known
 	}
-	g := &guarded{terms: t, word: word, scripts: lua.BindGuarded(p.run, space, word, &t)}
+	g := &guarded{terms: t, encoded: encoded, scripts: lua.BindGuarded(p.run, space, encoded, &t)}
 	p.guarded.Store(g)
 	return g
 }
@@ -137,8 +137,8 @@ func (p *process) unmarked(q *driver.Quorum) *guarded {
 // remembers none, it adopts the terms that the quorum proposes.
 func (g *guard) recall(p *process, q *driver.Quorum, reply []any) {
 	meta, _ := text(reply, 2)
-	word, _ := memory.Terms(meta)
-	if t, ok := memory.ParseTerms(word); ok && t.N == q.N {
+	encoded, _ := memory.Terms(meta)
+	if t, ok := memory.ParseTerms(encoded); ok && t.N == q.N {
 		p.adopt(g.space, t)
 	} else if meta == "" {
 		p.adopt(g.space, *q.Proposal())
@@ -239,10 +239,10 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *driver.Quorum,
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 2)
 	till, _ := number(reply, 3)
-	word, _ := text(reply, 4)
+	encoded, _ := text(reply, 4)
 	why, _ := text(reply, 5)
 	from, _ := number(reply, 6)
-	terms, ok := memory.ParseTerms(word)
+	terms, ok := memory.ParseTerms(encoded)
 	switch {
 	case !ok:
 		return pipeline.NotSent(errors.New("the server answers a handshake in an unknown way"))

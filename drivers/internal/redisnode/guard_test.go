@@ -664,7 +664,7 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 			t.Errorf("%d handshakes where nothing has changed", n)
 		}
 		meta := fmt.Sprint(do(t, s, "GET", "redlock1:meta"))
-		if word, next := memory.Terms(meta); word != memory.EncodeTerms(&terms[0].Terms) || next != "-" {
+		if encoded, next := memory.Terms(meta); encoded != memory.EncodeTerms(&terms[0].Terms) || next != "-" {
 			t.Errorf("meta is %q; want the terms of the first client", meta)
 		}
 	})

@@ -173,7 +173,7 @@ func (t *renewal) heard(ctx context.Context, a *answer, err error) (driver.Grant
 		if !n.unknown(err) {
 			return driver.Grant{}, err
 		}
-		l.doubt(driver.Expires(t.sent, t.ttl), t.deadline)
+		l.noteInDoubt(driver.Expires(t.sent, t.ttl), t.deadline)
 		if t.again || driver.ContextErr(ctx) != nil {
 			return driver.Grant{}, err
 		}
@@ -184,7 +184,7 @@ func (t *renewal) heard(ctx context.Context, a *answer, err error) (driver.Grant
 	switch a.listed() {
 	case 1:
 		if err := n.replicated(a); err != nil {
-			l.doubt(driver.Expires(t.sent, t.ttl), time.Now())
+			l.noteInDoubt(driver.Expires(t.sent, t.ttl), time.Now())
 			return driver.Grant{}, err
 		}
 		return l.extend(a, clock, t.ttl), nil
@@ -197,13 +197,13 @@ func (t *renewal) heard(ctx context.Context, a *answer, err error) (driver.Grant
 		t.tardy = true
 		return driver.Grant{}, errAgain
 	}
-	l.doubt(driver.Expires(t.sent, t.ttl), t.deadline)
+	l.noteInDoubt(driver.Expires(t.sent, t.ttl), t.deadline)
 	return driver.Grant{}, errGarbled
 }
 
-// doubt notes a renewal that may still take effect before until: a later and longer renewal
+// noteInDoubt notes a renewal that may still take effect before until: a later and longer renewal
 // must not promise more than this one would leave.
-func (l *Lease) doubt(expires, until time.Time) {
+func (l *Lease) noteInDoubt(expires, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.inDoubt == nil {

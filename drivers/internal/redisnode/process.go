@@ -23,7 +23,7 @@ type process struct {
 // guarded is the knowledge about the guard of one server process, under one set of terms.
 type guarded struct {
 	terms   driver.Terms        // immutable
-	word    string              // the terms, as the server has them
+	encoded string              // the terms, as the server has them
 	scripts [lua.Ops]lua.Script // bound to the process and the terms
 	batches batcher
 

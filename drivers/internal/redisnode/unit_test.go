@@ -79,7 +79,7 @@ func TestALockThatHasLessThanAMillisecondLeftEnds(t *testing.T) {
 func TestRenewalInDoubtBoundsALongerOne(t *testing.T) {
 	now := time.Now()
 	l := &Lease{}
-	l.doubt(now.Add(time.Second), now.Add(time.Hour))
+	l.noteInDoubt(now.Add(time.Second), now.Add(time.Hour))
 	a := &answer{process: &process{}, sent: now, received: now}
 	if g := l.extend(a, now, 10*time.Second); !g.Expires.Equal(now.Add(time.Second)) {
 		t.Errorf("the lease promises %v", g.Expires.Sub(now))

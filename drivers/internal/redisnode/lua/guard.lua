@@ -1,7 +1,7 @@
 -- Runs before acquire, join and renew if a restart guard is on, after a line that sets HEAD, the beginning of meta as
 -- long as the process is that of the last handshake and the terms are those of this text; VOTE, whether a lock may be
 -- given; and of the terms ALLOWANCE (us) and GRACE (ms).
--- KEYS: the last is meta, a string of words: layout; bond (run_id/terms of the last handshake); in microseconds till,
+-- KEYS: the last is meta, a string of fields: layout; bond (run_id/terms of the last handshake); in microseconds till,
 -- before which the server does not vote, and high, the latest time that its clock showed; next, the terms that it
 -- changes to ('-', or from:terms: they hold from the instant from, 0 if that is not settled); why it does not vote.
 -- Terms are N/guard/excuse/allowance/quarantine/grace/drift, in microseconds except N and the drift (%).

@@ -19,14 +19,14 @@ if ARGV[1] == 'handshake' then
     return type(said) == 'string' and said or ''
   end
   local function field(said, name) return string.match(said, name .. ':([^\r\n]*)') or '' end
-  local function words(terms)
+  local function numbers(terms)
     local list = {}
-    for word in string.gmatch(terms, '%d+') do list[#list + 1] = tonumber(word) end
+    for digits in string.gmatch(terms, '%d+') do list[#list + 1] = tonumber(digits) end
     return list
   end
   -- The terms that are safe beside two: the smaller permissions, the larger protections.
   local function merge(a, b)
-    local x, y = words(a), words(b)
+    local x, y = numbers(a), numbers(b)
     for i = 2, 7 do
       x[i] = string.format('%.0f', i < 5 and math.min(x[i], y[i]) or math.max(x[i], y[i]))
     end
@@ -64,15 +64,15 @@ if ARGV[1] == 'handshake' then
     end
     if mode ~= 'bootstrap' and mode ~= 'nodes' and others < 0 then return {5, id, now, 9007199254740991, TERMS, 'new', 0} end
     terms = TERMS
-  elseif mode ~= 'nodes' and words(terms)[1] ~= words(ARGV[5])[1] then
-    return {2, id, now, words(terms)[1], terms, '', 0}
+  elseif mode ~= 'nodes' and numbers(terms)[1] ~= numbers(ARGV[5])[1] then
+    return {2, id, now, numbers(terms)[1], terms, '', 0}
   end
 
   -- Terms that were announced to all nodes hold from their instant on.
   local from, target = string.match(next, '^(%d+):(%S+)$')
   from = tonumber(from or '0')
   if from > 0 and now >= from then terms, next, from = target, '-', 0 end
-  local quarantine, grace = words(terms)[5], words(terms)[6]
+  local quarantine, grace = numbers(terms)[5], numbers(terms)[6]
 
   -- A guard from now on. Its end is in the time of the other nodes where that is ahead: a clock that was behind when the
   -- server started, and is then set, must not end it early. Where theirs is not known it does not begin, nor where it was

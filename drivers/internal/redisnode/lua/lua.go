@@ -112,11 +112,11 @@ func Bind(run string) [Ops]Script {
 // before them: for the process, these terms, and one space of keys. The space is in the text
 // because a text is callable as soon as any handshake has loaded it, and a handshake repairs
 // only the memory of its own space.
-func BindGuarded(run, space, word string, t *driver.Terms) [Ops]Script {
+func BindGuarded(run, space, encoded string, t *driver.Terms) [Ops]Script {
 	var bound [Ops]Script
 	for _, o := range []Op{Acquire, Join, Renew, Batch} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
-			space, run, word, MetaLayout, run, word, o != Renew, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond)
+			space, run, encoded, MetaLayout, run, encoded, o != Renew, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond)
 		bound[o] = New(text + Handshake + o.body(guardText))
 	}
 	return bound

@@ -19,15 +19,15 @@ func EncodeTerms(t *driver.Terms) string {
 }
 
 // ParseTerms decodes the result of EncodeTerms.
-func ParseTerms(word string) (driver.Terms, bool) {
+func ParseTerms(encoded string) (driver.Terms, bool) {
 	var n [7]int64
-	words := strings.Split(word, "/")
-	if len(words) != len(n) {
+	fields := strings.Split(encoded, "/")
+	if len(fields) != len(n) {
 		return driver.Terms{}, false
 	}
-	for i, w := range words {
+	for i, f := range fields {
 		var err error
-		if n[i], err = strconv.ParseInt(w, 10, 64); err != nil || n[i] < 0 || n[i] > 1<<53 {
+		if n[i], err = strconv.ParseInt(f, 10, 64); err != nil || n[i] < 0 || n[i] > 1<<53 {
 			return driver.Terms{}, false
 		}
 	}
@@ -38,12 +38,12 @@ func ParseTerms(word string) (driver.Terms, bool) {
 // Terms returns the encoded terms in a server's memory, and next: those to which it is changing,
 // after the time at which they begin ("TIME:terms").
 func Terms(meta string) (terms string, next string) {
-	words := strings.Split(meta, " ")
-	if len(words) < 5 || words[0] != lua.MetaLayout {
+	fields := strings.Split(meta, " ")
+	if len(fields) < 5 || fields[0] != lua.MetaLayout {
 		return "", ""
 	}
-	_, terms, _ = strings.Cut(words[1], "/")
-	return terms, words[4]
+	_, terms, _ = strings.Cut(fields[1], "/")
+	return terms, fields[4]
 }
 
 // HandshakeArgs returns the arguments of a handshake. Until the time until, by its clock, the
@@ -89,12 +89,12 @@ func InQuarantine(why string, till, now int64) string {
 
 // Report adds the terms of meta to r.
 func Report(r *driver.MemoryReport, meta string) {
-	word, next := Terms(meta)
-	if t, ok := ParseTerms(word); ok {
+	encoded, next := Terms(meta)
+	if t, ok := ParseTerms(encoded); ok {
 		r.Terms = &t
 	}
-	from, word, _ := strings.Cut(next, ":")
-	if t, ok := ParseTerms(word); ok {
+	from, encoded, _ := strings.Cut(next, ":")
+	if t, ok := ParseTerms(encoded); ok {
 		r.Next = &t
 		if us, err := strconv.ParseInt(from, 10, 64); err == nil && us > 0 {
 			r.From = time.UnixMicro(us)

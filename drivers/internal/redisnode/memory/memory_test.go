@@ -25,9 +25,9 @@ func TestTermsSurviveTheirEncoding(t *testing.T) {
 }
 
 func TestWhatNoServerRemembersIsNoTerms(t *testing.T) {
-	for _, word := range []string{"", "5", "1/2/3/4/5/6", "1/2/3/4/5/6/7/8", "1/2/3/4/5/6/x", "1/2/3/4/5/6/-7", "1/2/3/4/5/6/9007199254740993"} {
-		if terms, ok := ParseTerms(word); ok {
-			t.Errorf("%q is decoded as %+v", word, terms)
+	for _, encoded := range []string{"", "5", "1/2/3/4/5/6", "1/2/3/4/5/6/7/8", "1/2/3/4/5/6/x", "1/2/3/4/5/6/-7", "1/2/3/4/5/6/9007199254740993"} {
+		if terms, ok := ParseTerms(encoded); ok {
+			t.Errorf("%q is decoded as %+v", encoded, terms)
 		}
 	}
 	for _, meta := range []string{"", "2 run/1/2/3/4/5/6/7", "3 run/1/2/3/4/5/6/7 0 0 -"} {

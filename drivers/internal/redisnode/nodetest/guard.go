@@ -20,7 +20,7 @@ func (s *suite) guards(t *testing.T) {
 		"a lone instance forgets, and does not vote for a guard": s.guardForgets,
 		"SCRIPT FLUSH is no quarantine and FLUSHALL is":          s.guardFlush,
 		"a server is new, or is not":                             s.guardNew,
-		"what is refused, and in which words":                    s.guardWords,
+		"what is refused, and in which words":                    s.guardMessages,
 		"a durable server":                                       s.guardDurable,
 		"a node of a quorum":                                     s.guardNode,
 		"a promoted replica":                                     s.guardPromoted,
@@ -282,7 +282,7 @@ func (s *suite) guardNew(t *testing.T) {
 	}
 }
 
-func (s *suite) guardWords(t *testing.T) {
+func (s *suite) guardMessages(t *testing.T) {
 	all := server.StartFor(t, s.kind,
 		server.WithUser("noinfo on >"+canary+" ~* &* +@all -info"),
 		server.WithUser("nomulti on >"+canary+" ~* &* +@all -multi"),

@@ -17,9 +17,9 @@ import (
 
 const canary = "s3cr3t-canary"
 
-// words: for every way in which a server refuses or fails, the error says so, is never
+// messages: for every way in which a server refuses or fails, the error says so, is never
 // contention, and shows no password.
-func (s *suite) words(t *testing.T) {
+func (s *suite) messages(t *testing.T) {
 	all := server.StartFor(t, s.kind,
 		server.WithUser("noeval on >"+canary+" ~* &* +@all -evalsha -eval"),
 		server.WithUser("nokeys on >"+canary+" ~other:* &* +@all"),
@@ -61,9 +61,9 @@ func (s *suite) words(t *testing.T) {
 			if errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) || errors.Is(err, driver.ErrRefused) != c.refused {
 				t.Errorf("wrong verdict: %v", err)
 			}
-			for _, word := range c.says {
-				if !strings.Contains(err.Error(), word) {
-					t.Errorf("%q does not say %q", err, word)
+			for _, part := range c.says {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q does not say %q", err, part)
 				}
 			}
 			if strings.Contains(err.Error()+fmt.Sprintf("%+v %v", err, b), canary) {

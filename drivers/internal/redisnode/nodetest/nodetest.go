@@ -71,7 +71,7 @@ var together = []test{
 	{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
 	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 	{"RestartedServerIsAnotherServer", (*suite).restart},
-	{"ErrorsSayWhatIsWrong", (*suite).words},
+	{"ErrorsSayWhatIsWrong", (*suite).messages},
 	{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
 	{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
 	{"WaitersShareOneConnection", (*suite).oneSubscriber},

@@ -91,7 +91,7 @@ func TestCallsGatherBehindThoseUnderWay(t *testing.T) {
 
 // With a short round trip many callers share few pipelines, so that more calls are gathered;
 // with a long one they use all pipelines.
-func TestACrowdSharesFewLanes(t *testing.T) {
+func TestManyCallersShareFewPipelines(t *testing.T) {
 	for _, c := range []struct {
 		takes         time.Duration
 		callers, most int64
@@ -159,7 +159,7 @@ func TestABatchLeavesNothingThatAnotherPipelineCanSend(t *testing.T) {
 }
 
 // Callers that keep coming get all the pipelines, each of which connects first.
-func TestAllLanesComeIntoUse(t *testing.T) {
+func TestAllPipelinesComeIntoUse(t *testing.T) {
 	for _, direct := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			lib := newLibrary(time.Millisecond, direct)

@@ -444,7 +444,7 @@ func (s *Session) tick() {
 	now := time.Now()
 	if silence := s.silence(now); silence > time.Second {
 		if silence > suspectAfter && !s.suspect {
-			s.doubt()
+			s.distrust()
 		}
 		close(s.late)
 		s.late = make(chan struct{})
@@ -479,10 +479,10 @@ func (s *Session) silence(now time.Time) time.Duration {
 // session.
 const suspectAfter = 2 * time.Second
 
-// doubt takes a silent session out of use for new requests, because its connection may be dead.
+// distrust takes a silent session out of use for new requests, because its connection may be dead.
 // Its leases stay. Another session may then ask the server for the same locks; the server knows
 // which are held.
-func (s *Session) doubt() {
+func (s *Session) distrust() {
 	s.suspect = true
 	for _, st := range s.round {
 		for _, o := range st.ops {
