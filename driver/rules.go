@@ -89,7 +89,7 @@ func (i Info) Check(prefix string, req *Request) error {
 func (i Info) CheckRenewal(r *Renewal) error {
 	switch {
 	case r.Keep < 0:
-		return Invalid("Keep", "%v is negative", r.Keep)
+		return Invalid("Keep", "must be 0 or more, not %v", r.Keep)
 	case r.Keep > 0 && !i.Features.Has(FeatureKeep):
 		return Invalid("Keep", "%s keeps no lock beyond its lease", i.Name)
 	case r.Keep > 0 && r.TTL == 0:

@@ -123,7 +123,7 @@ func New(o *Options) (*Backend, error) {
 		f.private = true
 	}
 	if !filepath.IsAbs(f.path) {
-		return nil, driver.Invalid("folder", "is not an absolute path")
+		return nil, driver.Invalid("folder", "must be an absolute path")
 	}
 	f.path = filepath.Clean(f.path)
 	b := &Backend{

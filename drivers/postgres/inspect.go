@@ -411,7 +411,7 @@ func (c *checkup) sequence(ctx context.Context) error {
 	}
 	if err := c.b.checkFence(f); err != nil {
 		d := c.find("sequence", driver.SeverityUnsafe, "let an administrator correct the sequence", "%v", err)
-		if _, statement, ok := strings.Cut(err.Error(), verdict.HasToRun); ok {
+		if _, statement, ok := strings.Cut(err.Error(), verdict.MustRun); ok {
 			d.Command = c.psql(statement)
 		}
 		if f.others != "" {

@@ -162,7 +162,7 @@ func TestARoleWithoutRightsGetsTheStatementToRun(t *testing.T) {
 		if !errors.As(err, &no) || no.RetryAfter != 0 {
 			t.Fatalf("without rights: %v", err)
 		}
-		_, sql, ok := strings.Cut(err.Error(), "has to run: ")
+		_, sql, ok := strings.Cut(err.Error(), "must run: ")
 		if !ok {
 			t.Fatalf("no statement in: %v", err)
 		}

@@ -73,13 +73,13 @@ type Options struct {
 func (o *Options) complete() error {
 	switch {
 	case o.NodeTimeout < 0:
-		return driver.Invalid("NodeTimeout", "%v is negative", o.NodeTimeout)
+		return driver.Invalid("NodeTimeout", "must be 0 or more, not %v", o.NodeTimeout)
 	case o.ClockAllowance < 0:
-		return driver.Invalid("ClockAllowance", "%v is negative", o.ClockAllowance)
+		return driver.Invalid("ClockAllowance", "must be 0 or more, not %v", o.ClockAllowance)
 	case o.DriftPercent < 0 || o.DriftPercent > 50:
-		return driver.Invalid("DriftPercent", "%d is not from 1 to 50", o.DriftPercent)
+		return driver.Invalid("DriftPercent", "must be 1 to 50, or 0 for the default, not %d", o.DriftPercent)
 	case o.InFlight < 0:
-		return driver.Invalid("InFlight", "%d is negative", o.InFlight)
+		return driver.Invalid("InFlight", "must be 0 or more, not %d", o.InFlight)
 	case o.Guard < 0 && (o.Bootstrap || o.StrictGuard):
 		return driver.Invalid("Guard", "is off, so Bootstrap and StrictGuard must not be set")
 	}
@@ -97,7 +97,7 @@ func (o *Options) complete() error {
 		o.InFlight = DefaultInFlight
 	}
 	if o.Guard > 0 && o.NodeTimeout > o.Guard {
-		return driver.Invalid("NodeTimeout", "%v is over the restart guard, %v, which is the longest TTL", o.NodeTimeout, o.Guard)
+		return driver.Invalid("NodeTimeout", "%v must be at most the restart guard, %v, which is the longest TTL", o.NodeTimeout, o.Guard)
 	}
 	if o.Guard > 0 && o.ClockAllowance >= o.Guard {
 		return driver.Invalid("ClockAllowance", "%v must be less than the restart guard, %v: otherwise no lease is longer than the difference of clocks that it allows", o.ClockAllowance, o.Guard)

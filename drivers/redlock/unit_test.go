@@ -195,6 +195,22 @@ func TestAJumpOfTheWallClockFailsABid(t *testing.T) {
 	})
 }
 
+// The error for a bad option says what the option must be, and what it is.
+func TestTheErrorForABadOptionSaysWhatItMustBe(t *testing.T) {
+	for want, o := range map[string]*Options{
+		"NodeTimeout: must be 0 or more, not -1ns":                        {NodeTimeout: -1},
+		"ClockAllowance: must be 0 or more, not -1ns":                     {ClockAllowance: -1},
+		"InFlight: must be 0 or more, not -1":                             {InFlight: -1},
+		"DriftPercent: must be 1 to 50, or 0 for the default, not 51":     {DriftPercent: 51},
+		"Guard: is off, so Bootstrap and StrictGuard must not be set":     {Guard: -1, Bootstrap: true},
+		"NodeTimeout: 2s must be at most the restart guard, 1s, which is": {NodeTimeout: 2 * time.Second, Guard: time.Second},
+	} {
+		if _, err := New([]driver.Backend{memory.New()}, o); !errors.Is(err, driver.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // The error for terms that contradict each other names them; no node is asked.
 func TestTermsThatContradictEachOtherAreRefused(t *testing.T) {
 	asked := 0

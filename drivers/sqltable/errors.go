@@ -154,7 +154,7 @@ func (c *call) translate(v verdict, err error) error {
 	switch v.kind {
 	case missing:
 		b.forget()
-		return &driver.RefusedError{Reason: fmt.Sprintf("%s: there is no table %s; an administrator has to run: %s", b.info.Name, b.opt.Table, b.SetupSQL("")), Err: errMissing}
+		return &driver.RefusedError{Reason: fmt.Sprintf("%s: there is no table %s; an administrator must run: %s", b.info.Name, b.opt.Table, b.SetupSQL("")), Err: errMissing}
 	case never:
 		return refused(0, v.reason)
 	case later:

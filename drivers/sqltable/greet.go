@@ -159,7 +159,7 @@ func (c *call) setup() error {
 		return nil
 	}
 	if errors.As(err, &refused) {
-		refused.Reason += "; an administrator has to run: " + c.b.SetupSQL("")
+		refused.Reason += "; an administrator must run: " + c.b.SetupSQL("")
 	}
 	return err
 }

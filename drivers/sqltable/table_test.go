@@ -66,7 +66,7 @@ func missingTable(t *testing.T, p *place) {
 	bare.url = strings.Replace(p.url, "setup=on", "setup=off", 1)
 	b := bare.open(t)
 	_, err := b.Acquire(t.Context(), request("k"))
-	refusal(t, err, true, "an administrator has to run: CREATE TABLE", p.table)
+	refusal(t, err, true, "an administrator must run: CREATE TABLE", p.table)
 	found, err := b.Check(t.Context())
 	if err != nil || len(found) == 0 || found[0].Severity != driver.SeverityUnsafe || found[0].Code != "refused" {
 		t.Errorf("Check without the table: %+v, %v", found, err)
@@ -405,7 +405,7 @@ func brokenSetup(t *testing.T, p *place) {
 	}})
 	t.Cleanup(func() { _ = db.Close() })
 	_, err := p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, CallTimeout: 30 * time.Second}).Acquire(t.Context(), request("k"))
-	refusal(t, err, true, "an administrator has to run: CREATE TABLE")
+	refusal(t, err, true, "an administrator must run: CREATE TABLE")
 }
 
 // A row that another transaction has locked delays no call beyond its timeout, and a statement

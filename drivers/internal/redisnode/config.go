@@ -54,10 +54,10 @@ func (cfg *Config) check() error {
 		return driver.Invalid("CallTimeout", "%v is under %v", cfg.CallTimeout, driver.MinTTL)
 	}
 	if cfg.Grace < 0 {
-		return driver.Invalid("Grace", "%v is negative", cfg.Grace)
+		return driver.Invalid("Grace", "must be 0 or more, not %v", cfg.Grace)
 	}
 	if cfg.WaitReplicas < 0 {
-		return driver.Invalid("WaitReplicas", "%d is negative", cfg.WaitReplicas)
+		return driver.Invalid("WaitReplicas", "must be 0 or more, not %d", cfg.WaitReplicas)
 	}
 	if cfg.ForeignGap < 0 || cfg.ForeignGap > gapEvery/2 {
 		return driver.Invalid("ForeignGap", "%v is not between 0 and %v", cfg.ForeignGap, gapEvery/2)
@@ -74,7 +74,7 @@ func (cfg *Config) check() error {
 func (cfg *Config) checkGuard() error {
 	switch {
 	case cfg.Guard < 0:
-		return driver.Invalid("RestartGuard", "%v is negative", cfg.Guard)
+		return driver.Invalid("RestartGuard", "must be 0 or more, not %v", cfg.Guard)
 	case cfg.Guard > 0 && cfg.Guard < minTTL:
 		return driver.Invalid("RestartGuard", "%v is under the least TTL, %v", cfg.Guard, minTTL)
 	case cfg.Guard > 0 && cfg.Cluster:

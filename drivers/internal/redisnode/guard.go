@@ -168,7 +168,7 @@ func (p *process) overlong(reply []any, q *driver.Quorum) bool {
 	return till-now > int64((t.Quarantine+t.Allowance)/time.Microsecond)
 }
 
-const needInfo = "the restart guard has to know the server's run_id: allow the command INFO, or restart_guard=off"
+const needInfo = "the restart guard must know the server's run_id: allow the command INFO, or restart_guard=off"
 
 // leaveMark loads the marker into the server: after a handshake, so that no other client
 // believes that a new server was emptied, and before the first vote. If SCRIPT is not allowed
@@ -247,7 +247,7 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *driver.Quorum,
 	case !ok:
 		return pipeline.NotSent(errors.New("the server answers a handshake in an unknown way"))
 	case code == 2:
-		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients have to list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
+		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients must list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
 	case code == 3:
 		return nil // once more
 	case code == 4:

@@ -181,7 +181,7 @@ func (f *router) aim(p *process, r *request) (*answer, error) {
 var repeated = [lua.Ops]uint8{lua.Acquire: 1<<2 | 1<<4, lua.Release: 1<<0 | 1<<2}
 
 // errHandshake says that a script must be called again after a handshake.
-var errHandshake = errors.New("a handshake has to come first")
+var errHandshake = errors.New("a handshake must come first")
 
 // heard reads the answer to a request.
 func (f *router) heard(r *request, a *answer, err error) error {

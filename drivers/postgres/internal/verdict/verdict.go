@@ -85,12 +85,12 @@ func Connect(err error) error {
 	return fmt.Errorf("postgres: no connection: %w", err)
 }
 
-// HasToRun precedes the statement in an error of Fix.
-const HasToRun = "; an administrator has to run: "
+// MustRun precedes the statement in an error of Fix.
+const MustRun = "; an administrator must run: "
 
 // Fix returns an error that quotes a statement for an administrator.
 func Fix(what, statement string) error {
-	return &driver.RefusedError{Reason: fmt.Sprintf("postgres: %s%s%s", what, HasToRun, strings.TrimSpace(statement))}
+	return &driver.RefusedError{Reason: fmt.Sprintf("postgres: %s%s%s", what, MustRun, strings.TrimSpace(statement))}
 }
 
 // ErrSilent says that a session's server did not answer for a whole TTL.
