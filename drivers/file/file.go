@@ -115,7 +115,7 @@ func New(o *Options) (*Backend, error) {
 	f := folder{path: o.Folder, mode: o.Mode}
 	switch {
 	case o.Mode != 0 && !validMode(o.Mode):
-		return nil, driver.Invalid("mode", "%#o is not one of 0600, 0660, 0606 and 0666: all users of a lock read and write its files", uint32(o.Mode))
+		return nil, driver.Invalid("mode", "must be 0600, 0660, 0606 or 0666, not %#o: all users of a lock read and write its files", uint32(o.Mode))
 	case o.Folder == "" && o.Mode&0o077 != 0:
 		return nil, driver.Invalid("mode", "%#o needs a folder of its own, file:///folder: the default one is private to its user", uint32(o.Mode))
 	case o.Folder == "":

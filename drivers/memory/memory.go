@@ -142,7 +142,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	if req.ExactFence > driver.MaxFence {
-		return nil, driver.Invalid("join", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
+		return nil, driver.Invalid("ExactFence", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
 	start, err := b.applyOutage(ctx, false)
 	if err != nil {

@@ -51,7 +51,7 @@ func (cfg *Config) check() error {
 		cfg.CallTimeout = redisurl.DefaultCallTimeout
 	}
 	if cfg.CallTimeout < driver.MinTTL {
-		return driver.Invalid("CallTimeout", "%v is under %v", cfg.CallTimeout, driver.MinTTL)
+		return driver.Invalid("CallTimeout", "must be at least %v, not %v", driver.MinTTL, cfg.CallTimeout)
 	}
 	if cfg.Grace < 0 {
 		return driver.Invalid("Grace", "must be 0 or more, not %v", cfg.Grace)
@@ -60,7 +60,7 @@ func (cfg *Config) check() error {
 		return driver.Invalid("WaitReplicas", "must be 0 or more, not %d", cfg.WaitReplicas)
 	}
 	if cfg.ForeignGap < 0 || cfg.ForeignGap > gapEvery/2 {
-		return driver.Invalid("ForeignGap", "%v is not between 0 and %v", cfg.ForeignGap, gapEvery/2)
+		return driver.Invalid("ForeignGap", "must be 0 to %v, not %v", gapEvery/2, cfg.ForeignGap)
 	}
 	if cfg.WaitReplicas > 0 && cfg.Cluster {
 		return driver.Invalid("WaitReplicas", "is for one primary, and not for a Cluster")
@@ -76,7 +76,7 @@ func (cfg *Config) checkGuard() error {
 	case cfg.Guard < 0:
 		return driver.Invalid("RestartGuard", "must be 0 or more, not %v", cfg.Guard)
 	case cfg.Guard > 0 && cfg.Guard < minTTL:
-		return driver.Invalid("RestartGuard", "%v is under the least TTL, %v", cfg.Guard, minTTL)
+		return driver.Invalid("RestartGuard", "must be at least the least TTL, %v, not %v", minTTL, cfg.Guard)
 	case cfg.Guard > 0 && cfg.Cluster:
 		return driver.Invalid("RestartGuard", "is not for a Cluster, whose shards restart one by one")
 	case cfg.Durable && cfg.Failover:

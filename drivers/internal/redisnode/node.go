@@ -89,7 +89,7 @@ func (n *Node) checkOwn(req *driver.Request) error {
 	case strings.Contains(req.Owner, "|"):
 		return driver.Invalid("owner", "contains '|'")
 	case req.ExactFence > driver.MaxFence:
-		return driver.Invalid("join", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
+		return driver.Invalid("ExactFence", "%d is over the largest token, %d", req.ExactFence, uint64(driver.MaxFence))
 	}
 	return n.guard.check(req)
 }
