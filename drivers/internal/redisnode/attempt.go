@@ -82,7 +82,7 @@ func (t *attempt) args(p *process, args []string) []string {
 
 // inDoubt returns the last sent call, as an in-doubt call.
 func (t *attempt) inDoubt() inDoubtCall {
-	t.last.call = &t.ask.sent.Call
+	t.last.call, t.last.life = &t.ask.sent.Call, t.span.counter
 	return t.last
 }
 

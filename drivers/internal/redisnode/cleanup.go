@@ -25,7 +25,7 @@ type unsettled struct {
 // caller's context: at once, which frees the lock for others if the attempt has taken effect;
 // and again when no request of it can take effect any more, because a release may overtake it
 // on another connection. That time has come when its call has returned with an answer, or after
-// its not-after.
+// its not-after. If the server does not answer, it asks again until the lock has ended by itself.
 func (n *Node) cleanUp(ctx context.Context, t unsettled) {
 	if n.cleaning.Add(1) > maxCleaning {
 		n.cleaning.Add(-1)
@@ -47,8 +47,18 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 	for _, d := range t.late { // any of them may be the last to take effect
 		n.settle(most, d)
 	}
-	_, _ = n.releasePlace(ctx, t.key, value, n.queue.Unused(t.key, t.place), releaseTries)
+	ended := async.Within(ctx, t.late[0].life)
+	for last := false; ; {
+		_, err := n.releasePlace(ctx, t.key, value, n.queue.Unused(t.key, t.place), releaseTries)
+		if err == nil || n.final(err) || last {
+			return
+		}
+		last = async.Await(async.Within(ended, cleanUpPause), n.ending) == nil || ended.Err() != nil
+	}
 }
+
+// cleanUpPause is the pause of a clean-up after a release without an answer.
+const cleanUpPause = time.Second
 
 // stray is how long after its connection was cut a request may still arrive, if a proxy had
 // forwarded it. Only Close relies on this.

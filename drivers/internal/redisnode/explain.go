@@ -162,3 +162,13 @@ func (n *Node) unknown(err error) bool {
 	var reply pipeline.ServerError
 	return !errors.As(err, &reply) || n.verdict("", reply) == nil
 }
+
+// final reports whether the server refused a call for good.
+func (n *Node) final(err error) bool {
+	var reply pipeline.ServerError
+	if !errors.As(err, &reply) {
+		return false
+	}
+	v := n.verdict("", reply)
+	return v != nil && v.RetryAfter == 0
+}

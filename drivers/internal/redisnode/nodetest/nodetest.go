@@ -68,6 +68,7 @@ var together = []test{
 	{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
 	{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
 	{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
+	{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},
 	{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
 	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
 	{"RestartedServerIsAnotherServer", (*suite).restart},
@@ -519,6 +520,44 @@ func (s *suite) closeAfterLostReply(t *testing.T) {
 			noLocks(t, srv)
 		})
 	}
+}
+
+// cleanUpAfterOutage: an attempt took effect, and for longer than the tries of a release take,
+// nothing else passed. Its lock is freed when the server can be reached again.
+func (s *suite) cleanUpAfterOutage(t *testing.T) {
+	const callTimeout = 100 * time.Millisecond
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	b := s.open(t, s.url(p.Addr(), fmt.Sprintf("?call_timeout=%v", callTimeout)))
+	for try := 0; ; try++ { // a request that comes too late has no effect
+		s.warm(t, b)
+		var sent atomic.Bool
+		p.Judge(fault.ToClient, fault.Lose(-1, fault.Mute))
+		p.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+			if sent.Swap(true) {
+				return 0, fault.Mute
+			}
+			return len(chunk), fault.Pass
+		})
+		if _, err := b.Acquire(t.Context(), s.ask("k", time.Hour)); err == nil {
+			t.Fatal("a lock was granted without a reply")
+		}
+		<-time.After(20 * callTimeout)
+		if left, err := locks(srv); err != nil {
+			t.Fatal(err)
+		} else if slices.Contains(left, "k") {
+			break
+		} else if try == 20 {
+			t.Fatalf("no attempt took effect; the locks are %q", left)
+		}
+		if err := p.Restore(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Restore(); err != nil {
+		t.Fatal(err)
+	}
+	noLocks(t, srv)
 }
 
 func (s *suite) foreign(t *testing.T) {
