@@ -798,6 +798,51 @@ func TestAnAttemptHasOneCallTimeout(t *testing.T) {
 	}
 }
 
+// TestAnAbandonedAttemptIsUndoneAfterAnOutage: an attempt took effect, and for longer than five call
+// timeouts no request was answered. Its lock is freed when the server can be reached again.
+func TestAnAbandonedAttemptIsUndoneAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	const callTimeout, ttl = 200 * time.Millisecond, time.Minute
+	g := server.Etcd(t, 1)
+	var down, took atomic.Bool
+	b := on(t, g, callTimeout, grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		switch {
+		case !down.Load():
+			return invoke(ctx, method, req, reply, c, opts...)
+		case strings.HasSuffix(method, "/Txn") && !took.Load():
+			took.Store(invoke(context.WithoutCancel(ctx), method, req, reply, c, opts...) == nil)
+		}
+		return status.Error(codes.Unavailable, "the answer is lost")
+	}))
+	for tries := 0; !took.Load(); tries++ { // its etcd lease is there, so that the outage begins at the transaction
+		down.Store(false)
+		if l, err := b.Acquire(t.Context(), redlocktest.NewRequest("warm", ttl)); err != nil || l.Release(t.Context()) != nil {
+			continue
+		}
+		down.Store(true)
+		if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", ttl)); err == nil {
+			t.Fatal("a lock was granted without an answer")
+		}
+		if tries == 100 {
+			t.Fatal("no attempt took effect")
+		}
+	}
+	<-time.After(8 * callTimeout)
+	down.Store(false)
+	other := open(t, patientURL(g))
+	for end := time.Now().Add(ttl * 3 / 4); ; { // after its TTL it ends by itself
+		l, err := other.Acquire(t.Context(), redlocktest.NewRequest("k", ttl))
+		if err == nil {
+			must(t, l.Release(t.Context()))
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the lock of the abandoned attempt is still there: %v", err)
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+}
+
 // TestACancelledCallLeavesNoLease: a wait, an attempt or a renewal with another TTL that is cancelled
 // while the server grants its etcd lease does not lose that lease.
 func TestACancelledCallLeavesNoLease(t *testing.T) {

@@ -169,18 +169,19 @@ func (b *Backend) leave(l *life) {
 	}
 }
 
-// revoke ends a lease in the background, with all entries that are or will be attached to it. The
-// caller is counted in b.wg.
+// revoke ends a lease in the background, with all entries that are or will be attached to it. While
+// no server answers it tries again, until the lease has ended by itself. The caller is counted in
+// b.wg.
 func (b *Backend) revoke(l *life) {
 	b.wg.Go(func() {
-		ctx, cancel := b.cleanup()
+		ctx, cancel := b.cleanup(max(5*b.opt.CallTimeout, time.Until(l.start)+time.Duration(l.seconds)*time.Second))
 		defer cancel()
 		b.revokeNow(ctx, l.id)
 	})
 }
 
 func (b *Backend) revokeNow(ctx context.Context, id clientv3.LeaseID) {
-	for {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		_, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
 			return c.Revoke(ctx, id)
 		})
@@ -188,7 +189,7 @@ func (b *Backend) revokeNow(ctx context.Context, id clientv3.LeaseID) {
 			return
 		}
 		select {
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return
 		}

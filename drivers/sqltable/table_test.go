@@ -158,9 +158,6 @@ func cleanUpBesideUsers(t *testing.T, p *place) {
 // A statement that reaches the server after its call's deadline takes nothing, even if nobody
 // undoes it.
 func lateStatement(t *testing.T, p *place) {
-	if p.server == nil {
-		t.Skip("no proxy can delay its statements")
-	}
 	proxy := fault.NewProxy(t, p.server.Addr())
 	b, err := p.driver.Open(&driver.Config{DSN: strings.Replace(p.url, p.server.Addr(), proxy.Addr(), 1) + "&conns=1&call_timeout=150ms"})
 	if err != nil {
@@ -191,9 +188,6 @@ func lateStatement(t *testing.T, p *place) {
 // Close ends an attempt whose statement the server has carried out, and undoes it: no lock stays
 // that nobody has.
 func closedUnderAnAttempt(t *testing.T, p *place) {
-	if p.server == nil {
-		t.Skip("no proxy can hold back its answers")
-	}
 	other, proxy := p.open(t), fault.NewProxy(t, p.server.Addr())
 	b, err := p.driver.Open(&driver.Config{DSN: strings.Replace(p.url, p.server.Addr(), proxy.Addr(), 1) + "&conns=1&" + patient})
 	if err != nil {
@@ -411,9 +405,6 @@ func brokenSetup(t *testing.T, p *place) {
 // A row that another transaction has locked delays no call beyond its timeout, and a statement
 // that waited in vain leaves no lock.
 func rowLocked(t *testing.T, p *place) {
-	if p.dialect == sqltable.SQLite {
-		t.Skip("there are no locks on rows")
-	}
 	b := p.open(t, "call_timeout=200ms")
 	ready(t, b)
 	tx, err := p.db.BeginTx(t.Context(), nil)
@@ -603,9 +594,6 @@ func checks(t *testing.T, p *place) {
 
 // wrongClock: a server whose clock is wrong is found, until the clock is right again.
 func wrongClock(t *testing.T, p *place) {
-	if p.dialect != sqltable.MySQL {
-		t.Skip("only this database has a clock for each connection")
-	}
 	db := database(t, p.dsn[0], p.dsn[1])
 	db.SetMaxOpenConns(1)
 	clock := func(unix string) {
@@ -651,9 +639,6 @@ func (c clusterConn) ExecContext(ctx context.Context, query string, args []sqldr
 // clusters: where every node takes writes no lock is granted, unless all clients reach the same
 // node. Check tells of such a cluster, until it is none.
 func clusters(t *testing.T, p *place) {
-	if p.dialect != sqltable.MySQL {
-		t.Skip("has no such clusters")
-	}
 	cfg, err := client.ParseDSN(p.dsn[1])
 	if err != nil {
 		t.Fatal(err)
@@ -807,9 +792,6 @@ func urls(t *testing.T, p *place) {
 
 // loss checks that a holder learns of a loss before another owner has the lock.
 func loss(t *testing.T, p *place) {
-	if p.dialect != sqltable.MySQL {
-		t.Skip("one server is enough")
-	}
 	redlocktest.RunLoss(t, p.harness(t), time.Second, func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (redlocktest.Holder, error) {
 		locks, err := dlock.New(b)
 		if err != nil {
@@ -822,9 +804,6 @@ func loss(t *testing.T, p *place) {
 
 // downAndHanging: a server that does not answer is neither contention nor a refusal.
 func downAndHanging(t *testing.T, p *place) {
-	if p.server == nil {
-		t.Skip("there is no server")
-	}
 	b := p.open(t, "call_timeout=300ms")
 	ready(t, b)
 	unknown := func(what string) {
