@@ -22,11 +22,25 @@ require (
 	github.com/redlock-go/redlock v0.1.0
 	github.com/redlock-go/redlock/drivers/etcd v0.1.0
 	github.com/redlock-go/redlock/drivers/sqltable v0.1.0
+	github.com/redlock-go/redlock/drivers/zookeeper v0.1.0
 	github.com/shirou/gopsutil/v4 v4.26.10
 	github.com/valkey-io/valkey-go v1.0.79
 	go.etcd.io/etcd/client/v3 v3.5.33
 	go.uber.org/zap v1.17.0
 	gonum.org/v1/plot v0.17.0
+)
+
+require (
+	github.com/go-zookeeper/zk v1.0.4 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/mattn/go-isatty v0.0.20 // indirect
+	github.com/ncruces/go-strftime v1.0.0 // indirect
+	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	golang.org/x/exp v0.0.0-20251023183803-a4bb9ffd2546 // indirect
+	modernc.org/libc v1.67.6 // indirect
+	modernc.org/mathutil v1.7.1 // indirect
+	modernc.org/memory v1.11.0 // indirect
+	modernc.org/sqlite v1.44.3 // indirect
 )
 
 require (
@@ -75,3 +89,5 @@ require (
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 )
+
+replace github.com/redlock-go/redlock/drivers/zookeeper => ../drivers/zookeeper

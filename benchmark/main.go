@@ -21,6 +21,8 @@ import (
 	_ "github.com/redlock-go/redlock/drivers/etcd"
 	_ "github.com/redlock-go/redlock/drivers/sqltable/mysql"
 	_ "github.com/redlock-go/redlock/drivers/sqltable/pgtable"
+	_ "github.com/redlock-go/redlock/drivers/sqltable/sqlite"
+	_ "github.com/redlock-go/redlock/drivers/zookeeper"
 )
 
 func main() { os.Exit(cli.Main(os.Args, os.Stdout, os.Stderr)) }
