@@ -22,8 +22,8 @@ type Harness struct {
 	// the length of Prefix.
 	Prefix string
 
-	// TTL is the shortest TTL at which the backend's timing can be relied upon; zero means 500
-	// ms, or the backend's minimum if that is longer. The cases that wait for an expiry take
+	// TTL is the shortest TTL at which the backend's timing can be relied upon; zero means 500 ms.
+	// A backend whose minimum is longer gets its minimum. The cases that wait for an expiry take
 	// about this long each, and run side by side.
 	TTL time.Duration
 

@@ -48,9 +48,13 @@ func (r *run) mustOpen(dsn, prefix string) driver.Backend {
 	return b
 }
 
-// with adds a parameter to a URL.
+// with adds a parameter to a URL, or to a list of URLs.
 func with(dsn, parameter string) string {
-	if strings.Contains(dsn, "?") {
+	_, rest, _ := strings.Cut(dsn, ":")
+	switch {
+	case !strings.HasPrefix(rest, "//") && strings.Contains(rest, "://"):
+		return dsn + "," + parameter
+	case strings.Contains(dsn, "?"):
 		return dsn + "&" + parameter
 	}
 	return dsn + "?" + parameter
@@ -140,7 +144,7 @@ func openConcurrently(r *run) {
 
 // prefixes checks that the same key under two prefixes is two locks, and under one prefix one lock.
 func prefixes(r *run) {
-	first, second := "redlocktest-a:", "redlocktest-b:"
+	first, second := r.h.Prefix+"redlocktest/a:", r.h.Prefix+"redlocktest/b:"
 	a, b, same := r.mustOpen(r.h.URL, first), r.mustOpen(r.h.URL, second), r.mustOpen(r.h.URL, first)
 	key := r.key()
 	one := r.grant(a, driver.Request{Key: key})

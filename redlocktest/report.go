@@ -27,9 +27,9 @@ type CaseResult struct {
 type Report struct {
 	Info  driver.Info
 	Cases []CaseResult // in the order of the table
-	// Inapplicable counts the cases that do not apply to the backend, by the feature that they
-	// need.
-	Inapplicable map[string]int
+	// Inapplicable has the cases that do not apply, by their names, and what each needs of the
+	// backend or its harness.
+	Inapplicable map[string]string
 	// Operations is how often a lock was granted, and Renew and Release were called.
 	Operations int64
 	_          struct{}
@@ -77,7 +77,7 @@ func (s *suite) group(g group, told func(CaseResult)) []CaseResult {
 	run := func(c testCase) CaseResult {
 		start := time.Now()
 		r := s.runCase(g, c)
-		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls, Checks: c.checks()}
+		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls, Checks: s.checks(c)}
 		told(result)
 		return result
 	}

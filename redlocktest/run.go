@@ -1,6 +1,7 @@
 package redlocktest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -342,10 +343,7 @@ func (r *run) long() time.Duration {
 
 // short returns a TTL whose end a case waits for.
 func (r *run) short() time.Duration {
-	ttl := r.h.TTL
-	if ttl == 0 {
-		ttl = max(defaultTTL, r.info.MinTTL)
-	}
+	ttl := max(cmp.Or(r.h.TTL, defaultTTL), r.info.MinTTL)
 	return min(r.info.MaxTTL, ttl*time.Duration(r.scale))
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -231,7 +230,7 @@ func (s *suite) choose() {
 				continue
 			}
 			if what := s.missing(c); what != "" {
-				s.lacks[what]++
+				s.lacks[g.name+"/"+c.name] = what
 				continue
 			}
 			cases = append(cases, c)
@@ -251,14 +250,16 @@ func (s *suite) summary() string {
 	if len(s.left) > 0 {
 		text += fmt.Sprintf(", %d were skipped (%s)", len(s.left), strings.Join(slices.Sorted(slices.Values(s.left)), "; "))
 	}
-	n := 0
-	var why []string
-	for _, what := range slices.Sorted(maps.Keys(s.lacks)) {
-		n += s.lacks[what]
-		why = append(why, fmt.Sprintf("%d need %s", s.lacks[what], what))
+	needs := map[string]int{}
+	for _, what := range s.lacks {
+		needs[what]++
 	}
-	if n > 0 {
-		text += fmt.Sprintf(", %d do not apply (%s)", n, strings.Join(why, ", "))
+	var why []string
+	for _, what := range sortedKeys(needs) {
+		why = append(why, fmt.Sprintf("%d need %s", needs[what], what))
+	}
+	if len(why) > 0 {
+		text += fmt.Sprintf(", %d do not apply (%s)", len(s.lacks), strings.Join(why, ", "))
 	}
 	return text
 }
@@ -266,8 +267,8 @@ func (s *suite) summary() string {
 // suite is one run of the table.
 type suite struct {
 	h      Harness
-	groups []group // the cases that apply
-	lacks  map[string]int
+	groups []group           // the cases that apply
+	lacks  map[string]string // by case: what it needs
 
 	info                      driver.Info
 	watcher, inspector, admin bool
@@ -287,7 +288,7 @@ func newSuite(h Harness) (*suite, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &suite{h: h, failed: map[string]bool{}, lacks: map[string]int{}}
+	s := &suite{h: h, failed: map[string]bool{}, lacks: map[string]string{}}
 	if err := s.probe(); err != nil {
 		return nil, err
 	}

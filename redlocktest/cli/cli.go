@@ -20,6 +20,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"regexp"
@@ -53,15 +54,17 @@ Tests whether the locks behind a URL keep the promises of their driver: it runs 
 the conformance suite, and then a stress: many clients, in processes of their own that are killed
 and stopped too, use few keys in every way, and the record of their calls is checked. It uses
 keys of its own, which begin with "redlocktest/" and which nobody can guess, and it releases
-them: it is safe to run beside the users of a server. With -faults it breaks its own connections,
-by a proxy in front of each server, and nobody else's.
+them: it is safe to run beside the users of a server. The report says which data that are no locks
+the driver keeps. With --faults the command breaks its own connections, by a proxy in front of each
+server, and nobody else's.
 
 A URL that holds a password goes into $` + envURL + `, since every user of the machine can
 read the command line. Several URLs stand there with spaces between them.
 
 The report is on stdout; progress is on stderr. The exit code is 0 if everything passed, 1 if
-a promise was broken, 64 for wrong usage, 69 if a backend cannot be opened, 74 if the report
-cannot be written, 130 after an interrupt, which ends the test early.
+a promise was broken or a lock is left, 64 for wrong usage, 69 if a backend cannot be opened, 74 if
+the report cannot be written, 130 after an interrupt, which ends the test early. Of several URLs a
+broken promise outweighs a backend that cannot be opened, and this one a URL that is wrong.
 
 Flags:
 `
@@ -69,7 +72,7 @@ Flags:
 // options are the settings from the command line.
 type options struct {
 	short, json, quiet bool
-	faults             bool
+	faults, rules      bool
 	stress, timeout    time.Duration
 	seed               uint64
 	history            string
@@ -94,11 +97,13 @@ func Main(args []string, stdout, stderr io.Writer) int {
 
 // parse returns nil and an exit code if there is nothing to run.
 func parse(args []string, stdout, stderr io.Writer) (*options, int) {
-	o := &options{skip: map[string]string{}}
+	o, list := &options{skip: map[string]string{}}, false
 	flags := flag.NewFlagSet("redlocktest", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.BoolVar(&o.short, "short", false, "repeat each check less often")
 	flags.BoolVar(&o.json, "json", false, "write the report as JSON")
+	flags.BoolVar(&list, "list", false, "write the cases, each with the rules that it tests, and run nothing")
+	flags.BoolVar(&o.rules, "rules", false, "write the cases of each rule, with their operations and violations, into the text of the report too")
 	flags.BoolVar(&o.quiet, "quiet", false, "write no progress")
 	flags.BoolVar(&o.faults, "faults", false, "cut, stop and slow this command's own connections, in cases and in the stress")
 	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to stress the locks, if all cases pass; 0, and with --only: not at all")
@@ -130,6 +135,12 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	case err != nil:
 		return wrong("%v", err)
 	}
+	if list {
+		if err := writeList(stdout); err != nil {
+			return nil, exitIO
+		}
+		return nil, exitOK
+	}
 	if o.urls = flags.Args(); len(o.urls) == 0 {
 		o.urls = strings.Fields(os.Getenv(envURL))
 	}
@@ -139,29 +150,25 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	if o.stress < 0 || o.timeout <= 0 || o.ttl <= 0 {
 		return wrong("--timeout and --ttl must be more than zero, and --stress not negative")
 	}
+	if o.history != "" && len(o.urls) > 1 {
+		return wrong("--history needs a single URL: each stress writes a file of its own")
+	}
 	return o, exitOK
 }
 
+// gravest are the exit codes of URLs; a later one outweighs those before it.
+var gravest = []int{exitOK, exitUsage, exitUnavailable, exitFailed}
+
 // run tests one URL after the other. It returns the gravest exit code.
 func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
-	code := exitOK
-	var reports []*report
+	grave := 0
+	reports := []*report{}
 	for _, url := range o.urls {
-		r, err := o.examine(ctx, url, stderr)
-		if err != nil {
-			fmt.Fprintf(stderr, "redlocktest: %s\n", says(err))
-			code = max(code, exitUnavailable)
-			if errors.Is(err, driver.ErrInvalid) {
-				code = exitUsage
-			}
-			continue
-		}
-		if !r.OK {
-			code = max(code, exitFailed)
-		}
+		r, code := o.report(ctx, url, stderr)
 		reports = append(reports, r)
+		grave = max(grave, slices.Index(gravest, code))
 	}
-	write := writeText
+	write := func(w io.Writer, reports []*report) error { return writeText(w, reports, o.rules) }
 	if o.json {
 		write = writeJSON
 	}
@@ -172,7 +179,30 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 	if ctx.Err() != nil {
 		return exitInterrupted
 	}
-	return code
+	return gravest[grave]
+}
+
+// report tests a URL, and returns its report and its exit code.
+func (o *options) report(ctx context.Context, url string, stderr io.Writer) (*report, int) {
+	r, err := o.examine(ctx, url, stderr)
+	switch {
+	case err == nil && r.OK:
+		return r, exitOK
+	case err == nil:
+		return r, exitFailed
+	}
+	fmt.Fprintf(stderr, "redlocktest: %s\n", says(err))
+	name := url
+	if dsn.HasPassword(url) {
+		scheme, _, _ := strings.Cut(url, ":")
+		name = scheme + ":"
+	}
+	r = emptyReport(name)
+	r.Error = says(err)
+	if errors.Is(err, driver.ErrInvalid) {
+		return r, exitUsage
+	}
+	return r, exitUnavailable
 }
 
 // forgottenImport finds the part of an error of package dlock that tells a program's author of a
@@ -181,13 +211,9 @@ var forgottenImport = regexp.MustCompile(`("[^"]+") is unknown \(forgotten impor
 
 // says returns the text of an error for a user of the command.
 func says(err error) string {
-	return forgottenImport.ReplaceAllString(strings.TrimPrefix(err.Error(), "dlock: "), "this command is built without $1 (package redlocktest/cli makes one with other drivers)")
+	return forgottenImport.ReplaceAllString(strings.TrimPrefix(err.Error(), "dlock: "),
+		"this command is built without $1 (github.com/redlock-go/redlock/drivers/everything/cmd/redlocktest has all drivers, and package redlocktest/cli makes one with others)")
 }
-
-// mostGrace is how much longer than the longest TTL of a case a server may keep a lock. A URL
-// does not show its grace; that of a lone Redis, for example, is 10 ms and a hundredth of the
-// TTL.
-const mostGrace = 3 * time.Second
 
 // examine runs the suite on one URL, and then the stress.
 func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*report, error) {
@@ -202,7 +228,13 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 			}
 		}
 	}
-	h, why := o.harness(url)
+	h, noLinks := o.harness(url)
+	var noProcess string
+	if o.only == "" || strings.HasPrefix(o.only, "process") {
+		if noProcess = separate(ctx, url); noProcess == "" {
+			h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(url) }
+		}
+	}
 	suite, err := redlocktest.Examine(ctx, h, progress("suite"))
 	if err != nil {
 		return nil, err
@@ -213,48 +245,41 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 			return nil, err
 		}
 	}
-	r.matrix(why)
-	r.Interrupted = ctx.Err() != nil
-	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before)
+	r.NoProcesses, r.Interrupted, r.Kept = noProcess, ctx.Err() != nil, kept(url)
+	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before, suite.Info.MinTTL)
 	if err != nil {
 		r.LeftUnknown = err.Error()
 	}
+	r.finish(newReasons(noLinks, noProcess))
 	return r, nil
 }
 
 // harness returns the harness of a URL, and the reason if it breaks no links.
-func (o *options) harness(url string) (h redlocktest.Harness, why string) {
+func (o *options) harness(url string) (h redlocktest.Harness, noLinks string) {
 	h.Open = func() (driver.Backend, error) { return dlock.OpenBackend(url) }
 	servers, why := links(url)
 	switch {
 	case !o.faults:
-		why = "asked for by -faults"
+		why = "asked for by --faults"
 	case why == "":
 		h = fault.HarnessOf(addresses(url, servers), func(via []string) (driver.Backend, error) {
 			return dlock.OpenBackend(through(url, servers, via))
 		})
 	}
+	h.Driver, h.Secret = opener{}, secretOf(url)
+	h.URL, h.Prefix = cutPrefix(url)
 	h.LocalClock = !remote.MatchString(url)
-	h.TTL, h.Timeout, h.Short, h.Skip, h.Only, h.Grace = o.ttl, o.timeout, o.short, o.skip, o.only, mostGrace
+	h.TTL, h.Timeout, h.Short, h.Only, h.Grace = o.ttl, o.timeout, o.short, o.only, mostGrace
+	h.Skip = maps.Clone(o.skip)
+	if stays[kindOf(url)] == onRedis && h.Skip["open"] == "" {
+		h.Skip["open/prefix"] = "each new prefix leaves marks on the server for ever"
+	}
 	return h, why
 }
 
-// addStress stresses the URL with clients in this process and in others.
+// addStress stresses the URL with clients in this process, and in others if there is h.Process.
 func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harness, r *report, stderr io.Writer) error {
-	shared, err := sharedWithProcesses(ctx, url)
-	if err != nil {
-		return err
-	}
-	if r.Alone = !shared; shared {
-		h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(url) }
-	}
-	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed, History: o.history, Command: "redlocktest --stress " + o.stress.String()}
-	if o.faults {
-		s.Command += " --faults"
-	}
-	if !dsn.HasPassword(url) {
-		s.Command += " '" + url + "'"
-	}
+	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed, History: o.history, Command: o.again(url)}
 	if !o.quiet {
 		s.Progress = func(p redlocktest.StressReport) {
 			fmt.Fprintf(stderr, "%s stress\t%d operations\t%d granted\t%d refused\t%.0f s\n", r.Backend, p.Operations, p.Grants, p.Refusals, p.Took.Seconds())
@@ -262,9 +287,39 @@ func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harne
 	}
 	found, err := redlocktest.ExamineStress(ctx, h, s)
 	if err == nil {
-		r.addStress(found)
+		r.addStress(h, found)
 	}
 	return err
+}
+
+// again returns the command that repeats the stress of a URL. One with a password stays in the
+// environment.
+func (o *options) again(url string) string {
+	words := []string{"redlocktest", "--stress", o.stress.String(), "--ttl", o.ttl.String(), "--timeout", o.timeout.String()}
+	if o.short {
+		words = append(words, "--short")
+	}
+	if o.faults {
+		words = append(words, "--faults")
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.skip)) {
+		words = append(words, "--skip", name)
+	}
+	if !dsn.HasPassword(url) {
+		words = append(words, "'"+strings.ReplaceAll(url, "'", `'\''`)+"'")
+	}
+	return strings.Join(words, " ")
+}
+
+// separate returns why processes of their own cannot share the locks of a URL; empty: they can.
+func separate(ctx context.Context, url string) (why string) {
+	switch shared, err := sharedWithProcesses(ctx, url); {
+	case err != nil:
+		return err.Error()
+	case !shared:
+		return "another process has other locks behind this URL"
+	}
+	return ""
 }
 
 // sharedWithProcesses reports whether another process finds this process's locks under the same
@@ -305,21 +360,6 @@ func sharedWithProcesses(ctx context.Context, url string) (shared bool, err erro
 		}
 	}
 	return false, fmt.Errorf("whether processes share the locks of %s: %w", here.Info().Name, ctx.Err())
-}
-
-// remains returns the keys of this run that are still held: they were not held before, and do
-// not end by the TTL of a case.
-func (o *options) remains(ctx context.Context, url string, before []string) ([]string, error) {
-	pause := time.NewTicker(200 * time.Millisecond)
-	defer pause.Stop()
-	for end := time.Now().Add(20 * o.ttl); ; <-pause.C {
-		over := time.Now().After(end) // before the list, which may come late
-		_, held, err := describe(ctx, url)
-		held = slices.DeleteFunc(held, func(key string) bool { return slices.Contains(before, key) })
-		if err != nil || len(held) == 0 || over {
-			return slices.Clip(append([]string{}, held...)), err
-		}
-	}
 }
 
 var errNoList = errors.New("its driver cannot list locks")

@@ -6,11 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
@@ -24,6 +28,10 @@ func TestMain(m *testing.M) {
 	dlock.Register("generous", &planted{space: memory.New(), generous: true})
 	dlock.Register("unlisted", unlisted{})
 	dlock.Register("forgetful", &planted{space: memory.New()})
+	dlock.Register("untidy", untidy{memory.New()})
+	dlock.Register("slow", slow{memory.New(&memory.Options{Info: driver.Info{
+		Name: "slow", Features: driver.FeatureFencing, MinTTL: 2 * time.Second, MaxTTL: time.Hour,
+	}})})
 	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
 	if os.Getenv(asCommand) != "" {
 		os.Exit(Main(os.Args, os.Stdout, os.Stderr))
@@ -71,6 +79,14 @@ func (l plantedLease) Release(ctx context.Context) error {
 	return l.Lease.Release(ctx)
 }
 
+// slow is a driver whose TTLs are longer than the command's, as those of etcd and ZooKeeper are.
+type slow struct{ space *memory.Backend }
+
+func (s slow) Open(*driver.Config) (driver.Backend, error) { return s.space.Peer(), nil }
+
+// groups are those of the suite's cases that take more than a moment.
+const groups = "open request exclusion verdict expiry cancel wait watch fence node shared operator close leak fault link process history"
+
 // asCommand makes the test binary the command.
 const asCommand = "REDLOCKTEST_COMMAND"
 
@@ -91,7 +107,7 @@ func redlocktestMain(t *testing.T, args ...string) (code int, stdout, stderr str
 func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	code, out, progress := redlocktestMain(t, "--short", "--stress", "0", "--only", "exclusion/race", "memory:sound")
-	if code != exitOK || !strings.Contains(out, "exclusion/race  ok") || !strings.Contains(out, "Left behind: nothing") || !strings.HasSuffix(out, "\nok\n") {
+	if code != exitOK || !strings.Contains(out, "exclusion/race  ok") || !strings.Contains(out, "Left behind: no lock of this command is held\nThe driver keeps: nothing") || !strings.HasSuffix(out, "\nok\n") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 	if !strings.Contains(progress, "suite\tok\texclusion/race") {
@@ -99,13 +115,35 @@ func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 	}
 }
 
+// TestABackendWithLongTTLsPasses: no TTL is below the backend's minimum, and the command waits for
+// the end of the locks that a case leaves to their TTL.
+func TestABackendWithLongTTLsPasses(t *testing.T) {
+	t.Parallel()
+	onlyStress := []string{"--stress", "300ms"}
+	for _, group := range strings.Fields(groups) {
+		onlyStress = append(onlyStress, "--skip", group)
+	}
+	for name, args := range map[string][]string{
+		"case": {"--only", "expiry/free"}, "left to its TTL": {"--only", "close/leases", "--ttl", "250ms"}, "stress": onlyStress,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if testing.Short() && name == "left to its TTL" {
+				t.Skip("waits for a TTL of 16 s")
+			}
+			if code, out, _ := redlocktestMain(t, slices.Concat([]string{"--short"}, args, []string{"slow:"})...); code != exitOK || !strings.Contains(out, "no lock of this command is held") {
+				t.Errorf("exit code %d: %s", code, out)
+			}
+		})
+	}
+}
+
 // TestTheStressIsPartOfTheReport: the report also has the tables of rules and faults. If other
 // processes can share the locks, some clients run in processes.
 func TestTheStressIsPartOfTheReport(t *testing.T) {
 	t.Parallel()
-	all := "open request exclusion verdict expiry cancel wait watch fence node shared operator close leak history"
 	args := []string{"--short", "--json", "--stress", "300ms", "--seed", "7"}
-	for _, group := range strings.Fields(all) {
+	for _, group := range strings.Fields(groups) {
 		args = append(args, "--skip", group)
 	}
 	code, out, _ := redlocktestMain(t, append(args, "memory:stressed", "redis://"+server.Redis(t).Addr())...)
@@ -117,15 +155,41 @@ func TestTheStressIsPartOfTheReport(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, out)
 	}
 	for i, r := range reports {
-		if r.Stress == nil || r.Stress.Seed != 7 || r.StressOperations == 0 || !strings.Contains(r.Stress.Command, "--stress 300ms") || r.Alone != (i == 0) {
-			t.Errorf("the stress of %s is %+v", r.Backend, r.Stress)
+		if r.Stress == nil || r.Stress.Seed != 7 || r.StressOperations == 0 || (r.NoProcesses != "") != (i == 0) {
+			t.Errorf("the stress of %s is %+v, in this process because %q", r.Backend, r.Stress, r.NoProcesses)
 		}
-		row := slices.IndexFunc(r.Table, func(r ruleReport) bool { return strings.HasPrefix(r.Rule, "exclusion") })
-		if row < 0 || r.Table[row].Violations != 0 || r.Table[row].Operations < r.StressOperations || !slices.Contains(r.Table[row].Cases, "stress") {
-			t.Errorf("the table of rules is %+v", r.Table)
+		_, cell := r.cell(ruleNamed(&r, "exclusion"), "stress")
+		if cell.Violations != 0 || cell.Operations != r.StressOperations {
+			t.Errorf("the table of rules is %+v", r.Rules)
 		}
-		if len(r.Faults) < len(faultCases) || r.Faults[0].Result != "not injected: asked for by -faults" {
+		if len(r.Faults) < len(faults) || r.Faults[0].why() != "asked for by --faults" {
 			t.Errorf("the table of faults is %+v", r.Faults)
+		}
+	}
+}
+
+// ruleNamed returns the text of the rule of a report that begins so; "" if it is not there.
+func ruleNamed(r *report, name string) string {
+	for _, t := range r.Rules {
+		if short(t.Rule) == name {
+			return t.Rule
+		}
+	}
+	return ""
+}
+
+// TestTheStressCanBeRepeated: the command that the report prints has all flags that change the
+// stress, and no password.
+func TestTheStressCanBeRepeated(t *testing.T) {
+	flags := "redlocktest --stress 3s --ttl 250ms --timeout 1m0s --short --faults --skip link --skip wait/order"
+	for url, want := range map[string]string{
+		"memory:it's":               flags + ` 'memory:it'\''s'`,
+		"redis://:s3cret-word@h:1/": flags,
+	} {
+		t.Setenv(envURL, url)
+		o, _ := parse([]string{"--skip", "wait/order", "--faults", "--short", "--timeout", "60s", "--ttl", "250ms", "--stress", "3s", "--skip", "link"}, io.Discard, io.Discard)
+		if got := o.again(url); got != want {
+			t.Errorf("the stress of %s is repeated by %s, want %s", url, got, want)
 		}
 	}
 }
@@ -141,19 +205,52 @@ func TestFaultsBreakTheCommandsOwnLinks(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for i, r := range reports {
-		if !r.OK || len(r.Faults) != len(faultCases) {
+		if !r.OK || len(r.Faults) != len(faults) {
 			t.Errorf("%s: %s", r.Backend, out)
 		}
-		for _, f := range r.Faults[:4] {
-			if want := []string{"passed", "not injected: the URL has no host with a port"}[i]; f.Result != want {
-				t.Errorf("%s, %s: %s, want %s", r.Backend, f.Fault, f.Result, want)
+		for _, f := range r.Faults {
+			want := map[string]string{ // "" means passed
+				"a restart": "a command does not stop servers", "a pause of the servers": "a command does not stop servers",
+				"the end of a session": "for backends with session", "another release's layout": "a command does not write",
+			}[f.Fault]
+			switch group, _, _ := strings.Cut(f.first(), "/"); {
+			case group != "fault":
+				want = "left out by --only"
+			case want == "" && i == 1:
+				want = "the URL has no host with a port"
+			}
+			if want == "" && (f.Result != "passed" || len(f.Cases) == 0) || want != "" && (f.Result != "not tried" || len(f.Cases) > 0 || !strings.HasPrefix(f.why(), want)) {
+				t.Errorf("%s, %s: %+v, want %q", r.Backend, f.Fault, f, want)
 			}
 		}
-		for j, f := range r.Faults {
-			if why := faultCases[j].why; why != "" && (f.Cases != 0 || f.Result != "not injected: "+why) {
-				t.Errorf("%s, %s: %s", r.Backend, f.Fault, f.Result)
-			}
+	}
+}
+
+// first returns one of the fault's cases.
+func (f *faultReport) first() string {
+	for name := range f.NotTried {
+		return name
+	}
+	return f.Cases[0]
+}
+
+// TestTheFaultsOfSeveralURLsAreATable: drivers beside each other, and the reason of what was not
+// tried below. Processes that are killed need no flag.
+func TestTheFaultsOfSeveralURLsAreATable(t *testing.T) {
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--only", "process", "memory:", "redis://"+server.Redis(t).Addr(), "generous:")
+	for _, line := range []string{
+		"^ +URL 1 +URL 2 +URL 3$",
+		`^processes that are killed and stopped +not tried \(([0-9])\) +passed +not tried \([0-9]\)$`,
+		`^\([0-9]\) another process has other locks behind this URL$`,
+		`^redis://.*: ok$`,
+	} {
+		if !regexp.MustCompile("(?m)" + line).MatchString(out) {
+			t.Errorf("exit code %d, and no line %s: %s", code, line, out)
 		}
+	}
+	if code != exitOK {
+		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 
@@ -189,7 +286,7 @@ func TestASoundServerPassesAndNothingIsLeft(t *testing.T) {
 		t.Run(only, func(t *testing.T) {
 			t.Parallel()
 			code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", ttl, "--only", only, url)
-			if code != exitOK || !strings.Contains(out, "Left behind: nothing") {
+			if code != exitOK || !strings.Contains(out, "Left behind: no lock") {
 				t.Errorf("exit code %d: %s", code, out)
 			}
 		})
@@ -208,8 +305,187 @@ func TestTheReportIsJSON(t *testing.T) {
 	}
 	r := reports[0]
 	skipped := slices.IndexFunc(r.Cases, func(c caseReport) bool { return c.Name == "exclusion/reentrancy" && c.Result == "skipped" })
-	if !r.OK || r.Operations == 0 || len(r.Left) != 0 || len(r.Rules) != 0 || skipped < 0 {
+	if !r.OK || r.Operations == 0 || len(r.Left) != 0 || len(r.broken()) != 0 || skipped < 0 {
 		t.Errorf("the report is %+v", r)
+	}
+	race := slices.IndexFunc(r.Cases, func(c caseReport) bool { return c.Name == "exclusion/race" })
+	if row, cell := r.cell(ruleNamed(&r, "exclusion"), "exclusion/race"); cell.Operations == 0 || cell.Operations != r.Cases[race].Operations || row.Operations <= cell.Operations {
+		t.Errorf("the rule has %+v", row)
+	}
+}
+
+// TestTheTextHasTheCasesOfEachRule: if they are asked for.
+func TestTheTextHasTheCasesOfEachRule(t *testing.T) {
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--only", "basic", "--rules", "generous:")
+	if code != exitFailed || !regexp.MustCompile(`(?m)^ +[1-9] +[1-9][0-9]* +[0-9]+  exclusion\n( +0 +[0-9]+ +basic/[a-z]+\n)* +1 +[1-9][0-9]* +basic/held$`).MatchString(out) {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// TestEveryCaseIsListed with its rules, which are written out below.
+func TestEveryCaseIsListed(t *testing.T) {
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--list")
+	for _, c := range redlocktest.Cases() {
+		if !regexp.MustCompile("(?m)^" + c.Name + " .*rule 7").MatchString(out) {
+			t.Errorf("%s is not listed with rule 7, which the suite checks around every case", c.Name)
+		}
+		for _, rule := range c.Checks {
+			if !strings.Contains(out, "\n"+rule+"\n") {
+				t.Errorf("%s: the rule is not listed: %s", c.Name, rule)
+			}
+		}
+	}
+	if code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestRule9IsCheckedIfThereIsAPassword: an error can quote the password of the URL, and no other.
+func TestRule9IsCheckedIfThereIsAPassword(t *testing.T) {
+	const password = "s3cret-word"
+	addr := server.Redis(t, server.WithPassword(password)).Addr()
+	t.Setenv(envURL, "redis://:"+password+"@"+addr+" memory:")
+	code, out, _ := redlocktestMain(t, "--short", "--json", "--stress", "0", "--only", "open")
+	var reports []report
+	if err := json.Unmarshal([]byte(out), &reports); err != nil || code != exitOK || len(reports) != 2 {
+		t.Fatalf("exit code %d, %v: %s", code, err, out)
+	}
+	for i, r := range reports {
+		var cases []string
+		row, _ := r.cell(ruleNamed(&r, "rule 9"), "open/secrets")
+		for _, c := range row.Cases {
+			cases = append(cases, c.Case)
+		}
+		all := []string{"open/parameters", "open/secrets", "open/no-io", "open/concurrent", "open/shown-secret"}
+		if want := [][]string{all, {"open/secrets"}}[i]; !slices.Equal(cases, want) {
+			t.Errorf("%s: rule 9 is checked by %q, want %q: %s", r.Backend, cases, want, out)
+		}
+		if strings.Contains(out, password) {
+			t.Errorf("the report has the password: %s", out)
+		}
+	}
+	_, out, _ = redlocktestMain(t, "--short", "--stress", "0", "--only", "basic", "memory:")
+	if !regexp.MustCompile("(?m)^Not checked: .*rule 9,").MatchString(out) {
+		t.Errorf("without a password rule 9 is not checked: %s", out)
+	}
+}
+
+// TestTheSecretOfAURL: only a password that stands in no error by chance.
+func TestTheSecretOfAURL(t *testing.T) {
+	for url, want := range map[string]string{
+		"redis://user:s3cret-word@h:1/0": "s3cret-word", "redis://:s3cret%2Fword@h:1": "s3cret/word", "redlock:redis://a:1,valkey://:s3cret-word@b:2": "s3cret-word",
+		"etcd://user:s3cret-word@a:1,b:2": "s3cret-word", "postgres:///db?host=/run&password=s3cret-word&x=1": "s3cret-word", "redis://u:pässwört-1@h": "pässwört-1",
+		"redis://h:1": "", "redis://u:s3cret@h:1": "", "redis://u:wrongpassword@h": "", "redis://u:1234567890@h": "", "redis://h-host-1:h-host-1@h:1": "", "memory:": "",
+		"zk://a:1,b:2/path@x": "", "redis://user@h:6379": "",
+	} {
+		if got := secretOf(url); got != want {
+			t.Errorf("%s: %q, want %q", url, got, want)
+		}
+	}
+}
+
+// TestThePrefixOfAURL: the suite's keys are shorter by it, and its URLs get others.
+func TestThePrefixOfAURL(t *testing.T) {
+	for url, want := range map[string][2]string{
+		"redis://h:1?prefix=a%3A":               {"redis://h:1", "a:"},
+		"redis://h:1?prefix=a,b&call_timeout=1": {"redis://h:1?call_timeout=1", "a,b"},
+		"redis://h:1?x=1&prefix=a":              {"redis://h:1?x=1", "a"},
+		"redlock:prefix=a,redis://a,redis://b":  {"redlock:redis://a,redis://b", "a"},
+		"redlock:redis://a,redis://b,prefix=a":  {"redlock:redis://a,redis://b", "a"},
+		"memory:":                               {"memory:", ""}, "memory:?sub_prefix=x": {"memory:?sub_prefix=x", ""},
+	} {
+		if rest, prefix := cutPrefix(url); rest != want[0] || prefix != want[1] {
+			t.Errorf("%s: %s and %q, want %q", url, rest, prefix, want)
+		}
+	}
+	for _, only := range []string{"request/long-key", "open"} {
+		if code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--only", only, "memory:?prefix=app%3A"); code != exitOK || strings.Contains(out, "skipped  ") {
+			t.Errorf("exit code %d: %s", code, out)
+		}
+	}
+}
+
+// TestTheGravestResultCounts: in any order of the URLs. All URLs are in the report.
+func TestTheGravestResultCounts(t *testing.T) {
+	t.Parallel()
+	const away, wrong, broken = "redis://127.0.0.1:1?call_timeout=100ms&dial_timeout=100ms", "memory:?wrong=1", "generous:"
+	for _, c := range []struct {
+		urls []string
+		code int
+	}{
+		{[]string{away, wrong}, exitUnavailable}, {[]string{wrong, away}, exitUnavailable}, {[]string{"memory:", wrong}, exitUsage},
+		{[]string{broken, away}, exitFailed}, {[]string{away, broken, wrong}, exitFailed},
+	} {
+		code, out, _ := redlocktestMain(t, slices.Concat([]string{"--json", "--short", "--only", "basic/held"}, c.urls)...)
+		var reports []report
+		if err := json.Unmarshal([]byte(out), &reports); err != nil || code != c.code || len(reports) != len(c.urls) {
+			t.Errorf("%q: exit code %d, want %d; %v: %s", c.urls, code, c.code, err, out)
+			continue
+		}
+		for i, r := range reports {
+			if url := c.urls[i]; (r.Error != "") != (url == away || url == wrong) || r.OK != (url == "memory:") {
+				t.Errorf("%s has this report: %+v", url, r)
+			}
+		}
+	}
+}
+
+// untidy takes a lock beside each lock, which it never releases.
+type untidy struct{ space *memory.Backend }
+
+type untidyBackend struct{ *memory.Backend }
+
+func (u untidy) Open(*driver.Config) (driver.Backend, error) {
+	return untidyBackend{u.space.Peer()}, nil
+}
+
+func (b untidyBackend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	beside := driver.Request{Key: "redlocktest/beside/" + req.Owner, Owner: req.Owner, TTL: time.Hour}
+	if _, err := b.Backend.Acquire(ctx, &beside); err != nil {
+		return nil, err
+	}
+	return b.Backend.Acquire(ctx, req)
+}
+
+// TestALockThatIsLeftFails: even if every case passes.
+func TestALockThatIsLeftFails(t *testing.T) {
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/grant", "untidy:")
+	if code != exitFailed || !strings.Contains(out, "1 passed, 0 failed") || !strings.Contains(out, "still held; \"redlocktest/beside/") || !strings.HasSuffix(out, "\nFAILED\n") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// TestWhatADriverKeepsIsSaid: no other key is on the server after a run, and the keys that are
+// said to end have an end.
+func TestWhatADriverKeepsIsSaid(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t)
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "300ms", "--skip", "fault", "--skip", "expiry", "--skip", "history", "--skip", "process", "redis://"+s.Addr())
+	if code != exitOK || !strings.Contains(out, "The driver keeps: the keys redlock1:mark and") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	left, err := s.Do("KEYS", "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, key := range left.([]any) {
+		found++
+		name := fmt.Sprint(key)
+		if name == "redlock1:mark" || name == "redlock1:meta" {
+			continue
+		}
+		ttl, err := s.Do("PTTL", name)
+		ends, _ := ttl.(int64)
+		if err != nil || ends == -1 || !strings.HasPrefix(name, "redlock1:fence:") && !strings.HasPrefix(name, "redlock1:line:") {
+			t.Errorf("the key %s is left, for %v ms (%v)", name, ttl, err)
+		}
+	}
+	if found < 2 {
+		t.Errorf("the server has %d keys: it is not the one that was tested", found)
 	}
 }
 
@@ -241,7 +517,7 @@ func (unlisted) Open(*driver.Config) (driver.Backend, error) {
 func TestWhatNobodyCanListIsNotCalledNothing(t *testing.T) {
 	t.Parallel()
 	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--only", "basic/held", "unlisted:")
-	if code != exitOK || !strings.Contains(out, "Left behind: unknown: its driver cannot list locks") {
+	if code != exitOK || !strings.Contains(out, "Left behind: perhaps locks: its driver cannot list locks") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }
@@ -257,7 +533,8 @@ func TestWrongUsageIsNamed(t *testing.T) {
 		{[]string{"--nonsense", "memory:"}, exitUsage, "nonsense"},
 		{[]string{"--stress", "-1s", "memory:"}, exitUsage, "negative"},
 		{[]string{"redis://user:s3cret@127.0.0.1:1"}, exitUsage, envURL},
-		{[]string{"zk://h"}, exitUsage, `redlocktest: driver: this command is built without "zk"`},
+		{[]string{"zk://h"}, exitUsage, `redlocktest: driver: this command is built without "zk" (github.com/redlock-go/redlock/drivers/everything/cmd/redlocktest has all drivers`},
+		{[]string{"--history", "file", "memory:a", "memory:b"}, exitUsage, "single URL"},
 		{[]string{"--only", "no/case", "memory:"}, exitUsage, "no/case"},
 		{[]string{"redis://127.0.0.1:1?call_timeout=100ms&dial_timeout=100ms"}, exitUnavailable, "127.0.0.1:1"},
 	} {
