@@ -81,10 +81,13 @@ readme() {
 	DLOCK_URL=memory: outside go run .
 }
 
+# install_command FOLDER ARG... installs the command of a folder, and runs it with these arguments.
 install_command() {
-	outside go install "$base/$1@$version"
-	"$temp/bin/dlock" run --url "file://$temp/locks" key -- true
-	rm "$temp/bin/dlock"
+	local folder=$1 program=$temp/bin/${1##*/}
+	shift
+	outside go install "$base/$folder@$version"
+	"$program" "$@"
+	rm "$program"
 }
 
 # check COMMAND... prints its name, and leaves its output for when it fails.
@@ -110,8 +113,12 @@ attempt() {
 		check get "$folder"
 	done
 	check readme
-	check install_command dlock/cmd/dlock
-	check install_command drivers/everything/cmd/dlock
+	for folder in dlock drivers/everything; do
+		check install_command "$folder/cmd/dlock" run --url "file://$temp/locks" key -- true
+	done
+	for folder in redlocktest drivers/everything; do
+		check install_command "$folder/cmd/redlocktest" --only basic memory:
+	done
 }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

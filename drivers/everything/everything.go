@@ -4,7 +4,7 @@
 //	import _ "github.com/redlock-go/redlock/drivers/everything"
 //
 // It is a module of its own, for programs that take any backend from their
-// configuration. The command cmd/dlock is dlock with all of them.
+// configuration. The commands cmd/dlock and cmd/redlocktest have all of them.
 package everything
 
 import (

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +30,7 @@ func TestMain(m *testing.M) {
 	dlock.Register("generous", &planted{space: memory.New(), generous: true})
 	dlock.Register("unlisted", unlisted{})
 	dlock.Register("forgetful", &planted{space: memory.New()})
+	dlock.Register("neighbour", neighbour{memory.New()})
 	dlock.Register("untidy", untidy{memory.New()})
 	dlock.Register("slow", slow{memory.New(&memory.Options{Info: driver.Info{
 		Name: "slow", Features: driver.FeatureFencing, MinTTL: 2 * time.Second, MaxTTL: time.Hour,
@@ -454,6 +457,38 @@ func TestALockThatIsLeftFails(t *testing.T) {
 	t.Parallel()
 	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/grant", "untidy:")
 	if code != exitFailed || !strings.Contains(out, "1 passed, 0 failed") || !strings.Contains(out, "still held; \"redlocktest/beside/") || !strings.HasSuffix(out, "\nFAILED\n") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// neighbour is a backend that another run of this command uses too: each list has another of its
+// keys. Every other list is left without an answer.
+type neighbour struct{ space *memory.Backend }
+
+type neighbourBackend struct{ *memory.Backend }
+
+var lists atomic.Int64
+
+func (n neighbour) Open(*driver.Config) (driver.Backend, error) {
+	return neighbourBackend{n.space.Peer()}, nil
+}
+
+func (b neighbourBackend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	if !yield(&driver.State{Key: prefix + "other/" + rand.Text()}) {
+		return nil
+	}
+	if lists.Add(1)%2 == 1 {
+		return errors.New("no answer")
+	}
+	return b.Backend.List(ctx, prefix, yield)
+}
+
+// TestTheLocksOfAnotherRunAreNotLeft: several may test the same servers. A list that is not
+// answered is asked for again.
+func TestTheLocksOfAnotherRunAreNotLeft(t *testing.T) {
+	t.Parallel()
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/grant", "neighbour:")
+	if code != exitOK || !strings.Contains(out, "Left behind: no lock") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }

@@ -1,8 +1,8 @@
 // Command redlocktest tests whether the locks behind a URL keep the promises of their
 // driver: redlocktest --help.
 //
-// It has the drivers of drivers/all. A program with other drivers has the same command by
-// package redlocktest/cli.
+// It has the drivers of drivers/all; drivers/everything/cmd/redlocktest has all drivers. A program
+// with other drivers has the same command by package redlocktest/cli.
 package main
 
 import (
