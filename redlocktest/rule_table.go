@@ -2,28 +2,8 @@ package redlocktest
 
 import "slices"
 
-// A Case is a case of the suite.
-type Case struct {
-	Name string // "expiry/free"
-	// Checks are the rules that the case tests, and those that the suite checks around every
-	// case if it can, in the form of Failure.Rule.
-	Checks []string
-	_      struct{}
-}
-
 // everyCase are the rules that the suite checks around every case.
 var everyCase = []rule{noPassword, noLeaks}
-
-// Cases returns all cases, in the order in which they run.
-func Cases() []Case {
-	var all []Case
-	for _, g := range groups {
-		for _, c := range g.cases {
-			all = append(all, Case{Name: g.name + "/" + c.name, Checks: inWords(slices.Concat(everyCase, c.rules)...)})
-		}
-	}
-	return all
-}
 
 // checks returns the rules that the case tests in this run. Without a secret there is no password
 // to search errors for.

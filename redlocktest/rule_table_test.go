@@ -17,7 +17,7 @@ var sharedFiles = []string{"run.go", "attempt.go", "terms.go"}
 
 // otherFiles have no code of any case. The code of known.go, scenes.go and urls.go is for drivers'
 // own tests.
-var otherFiles = []string{"suite.go", "report.go", "client.go", "stress.go", "stress_fault.go", "stress_judge.go", "stress_work.go",
+var otherFiles = []string{"suite.go", "report.go", "case.go", "client.go", "stress.go", "stress_fault.go", "stress_judge.go", "stress_work.go",
 	"bench.go", "beside.go", "known.go", "scenes.go", "urls.go"}
 
 // suiteCode is the part of the suite's code that shows which case can find which rule broken.
@@ -184,6 +184,32 @@ func TestEachCaseNamesTheRulesThatItTests(t *testing.T) {
 	for r := range rule(len(texts)) {
 		if !tested[r] && r != nothingShown {
 			t.Errorf("no case tests the rule %s", names[r])
+		}
+	}
+}
+
+// TestCasesSayWhatTheyDo: the code of every case is embedded, so that its comment is found.
+func TestCasesSayWhatTheyDo(t *testing.T) {
+	suite, found, about := readSuite(t), comments(), map[string]string{}
+	for _, c := range Cases() {
+		about[c.Name] = c.About
+	}
+	for _, g := range groups {
+		for _, c := range g.cases {
+			do, named := suite.do[g.name+"Cases"][c.name].(*ast.Ident)
+			if !named {
+				continue
+			}
+			if text, ok := found[do.Name]; !ok || text != about[g.name+"/"+c.name] {
+				t.Errorf("%s/%s: the comment on %s is %q (embedded: %v), and Cases says %q", g.name, c.name, do.Name, text, ok, about[g.name+"/"+c.name])
+			}
+		}
+	}
+	for name, want := range map[string]string{
+		"basic/held": "checks that two clients exclude each other, as two processes do.", "link/reset-lease": "a lease does not live in a connection: a break loses nothing.",
+	} {
+		if about[name] != want {
+			t.Errorf("%s: %q, want %q", name, about[name], want)
 		}
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/redlock-go/redlock/redlocktest"
 )
 
-// writeList writes the cases and their rules, and then the rules in words.
+// writeList writes the cases, the rules that they test, and what they do where the names do not say
+// it, and then the rules in words.
 func writeList(w io.Writer) error {
 	out := &checkedWriter{w: w}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -23,7 +24,7 @@ func writeList(w io.Writer) error {
 				rules = append(rules, rule)
 			}
 		}
-		fmt.Fprintf(table, "%s\t%s\n", c.Name, strings.Join(names, ", "))
+		fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, strings.Join(names, ", "), c.About)
 	}
 	_ = table.Flush() // out keeps the error
 	fmt.Fprintln(out)
