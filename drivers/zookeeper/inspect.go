@@ -222,8 +222,9 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
-		found = append(found, b.checkEnsemble(ctx, s)...)
-		return nil
+		of, err := b.checkEnsemble(ctx, s)
+		found = append(found, of...)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -237,7 +238,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	return found, nil
 }
 
-func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver.Diagnostic) {
+func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver.Diagnostic, err error) {
 	s.mu.Lock()
 	timeout, want := s.timeout, s.want
 	s.mu.Unlock()
@@ -247,8 +248,11 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver
 			Remedy:  "raise maxSessionTimeout, or use shorter TTLs"})
 	}
 	got, err := read(ctx, s, "/zookeeper/config")
-	if err != nil {
-		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()})
+	switch {
+	case err != nil && definite(err):
+		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()}), nil
+	case err != nil: // no server answers
+		return nil, err
 	}
 	voters := 0
 	for line := range strings.Lines(string(got.data)) {
@@ -264,7 +268,7 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver
 		found = append(found, driver.Diagnostic{Code: "one-address", Severity: driver.SeverityWarning, Measured: "1 of " + strconv.Itoa(voters),
 			Summary: "the backend knows the address of one member", Remedy: "name all members in the URL, separated by commas"})
 	}
-	return found
+	return found, nil
 }
 
 func (b *Backend) checkMember(ctx context.Context, host string) (found []driver.Diagnostic) {

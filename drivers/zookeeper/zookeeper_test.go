@@ -745,6 +745,20 @@ func TestTLS(t *testing.T) {
 	}
 }
 
+// TestCheckFailsWhileNoServerAnswers: a connection that carries nothing is not a list of members
+// that nobody may read.
+func TestCheckFailsWhileNoServerAnswers(t *testing.T) {
+	link := fault.NewProxy(t, single(t).Addrs()[0])
+	b := open(t, "zk://"+link.Addr()+"?call_timeout=5s")
+	redlocktest.AwaitFinding(t, b, "few-members") // it is connected
+	link.Pause()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if found, err := b.Check(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("no server answers, and Check finds %+v (%v)", found, err)
+	}
+}
+
 func TestCheckFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for version, bad := range map[string]bool{"3.4.14": true, "3.5.4": true, "3.5.5": false, "3.8.0": false, "3.10.1": false, "4.0.0": false, "x": false} {
