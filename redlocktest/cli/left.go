@@ -43,7 +43,7 @@ var stays = map[string]string{
 	"valkey":   onRedis,
 	"redlock":  onRedis,
 	"postgres": "the sequence of the tokens (public.dlock_fence), if it was not there",
-	"etcd":     "the key .dlock below the path: the layout's version and the base of the tokens",
+	"etcd":     "the key .dlock below the path: the layout's version and the base of the tokens; etcd leases without keys, which end with their TTLs",
 	"zk":       "the path and its node .dlock; empty containers of keys, which the servers remove within minutes",
 	"table":    "the table, if setup made it, with the row that has no name; rows of keys, which a later client deletes after two minutes",
 }
