@@ -115,6 +115,11 @@ var leaseBugs = []bug{
 		h.Faults = &Faults{Partition: nothing, Heal: nothing}
 		return h
 	}},
+	{name: "no reply is dropped", want: "history/faults", rule: "linearizability", says: "had an effect", over: func(func(*broken)) Harness {
+		h := overMemory(func(*broken) {})
+		h.Faults = &Faults{DropReply: func(driver.Backend) error { return nil }}
+		return h
+	}},
 }
 
 // overConnections opens clients that count their connections.

@@ -137,10 +137,12 @@ func overSessions(plant func(*tied)) Harness {
 			},
 			// A partition at once ends the session.
 			Partition: func(b driver.Backend) error {
-				b.(*tied).cut()
-				return nil
+				defer b.(*tied).cut()
+				return b.(*tied).link.set(func() { b.(*tied).link.broken = true })
 			},
-			Heal: func(driver.Backend) error { return nil },
+			Heal: func(b driver.Backend) error {
+				return b.(*tied).link.set(func() { b.(*tied).link.broken = false })
+			},
 			EndSession: func(b driver.Backend) error {
 				b.(*tied).cut()
 				return nil

@@ -34,10 +34,13 @@ const (
 	reapOp  // the server's notice that a session has ended; may never come
 	breakOp // an operator's call
 	lookOp  // a look at who has the lock, which changes nothing
+	listOp  // like watchOp a call that the model does not have
+	watchOp
+	kinds // how many there are
 )
 
 func (k kind) String() string {
-	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap", "break", "look"}[k]
+	return [...]string{"acquire", "renew", "release", "undo", "lose", "reap", "break", "look", "list", "watch"}[k]
 }
 
 // input is a call as the model sees it.
@@ -241,18 +244,29 @@ func (h *recorder) effective(f span) bool {
 		if f.client != allClients && f.client != op.ClientId || in.kind == undoOp || in.kind == loseOp || in.waits {
 			return false
 		}
-		if f.after {
-			return op.Call >= f.begin // a driver need not show that a reply was lost
-		}
 		ret := op.Return
 		if ret < 0 {
 			ret = h.now()
 		}
-		if op.Call > f.end || ret < f.begin {
+		if op.Call > h.last(f) || ret < f.begin {
 			return false
 		}
 		return v == unknown || v == lost || ret-op.Call >= int64(longer)
 	})
+}
+
+// last returns the end of a fault, or the call of the request that it affects.
+func (h *recorder) last(f span) int64 {
+	if !f.after {
+		return f.end
+	}
+	next := int64(math.MaxInt64)
+	for _, op := range h.ops {
+		if in := op.Input.(input); op.ClientId == f.client && in.kind != undoOp && in.kind != loseOp && op.Call > f.end {
+			next = min(next, op.Call)
+		}
+	}
+	return next
 }
 
 const allClients = -1

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,8 +25,10 @@ import (
 // thousand calls.
 type StressOptions struct {
 	// Duration is how long the stress goes on, and Operations after how many calls it ends,
-	// whichever comes first; zero: no such limit, or 5,000 calls if both are zero. The
-	// environment variable REDLOCKTEST_STRESS, a duration such as 10m, overrides both.
+	// whichever comes first; zero: no such limit, or 5,000 calls if both are zero (1,500 if
+	// Harness.Short). A stress that has proved too little by then goes on, for at most 30 s after
+	// Duration and to at most 40 times Operations. Without Duration it is a failure if the
+	// calls take more than ten minutes.
 	Duration   time.Duration
 	Operations int64
 	// Keys is how many keys are in use at a time, Clients how many backends of this process
@@ -41,8 +45,8 @@ type StressOptions struct {
 	// Command is the command that repeats the stress, for its report; empty: that of the test.
 	Command string
 	// History is a file into which all calls are written, as a line of JSON for each key;
-	// empty: none. Calls that break a rule are always kept in a temporary file, which the
-	// failure names.
+	// empty: none. The calls of a key that break a rule are always kept in a temporary file,
+	// which the failure names.
 	History string
 	// Progress is called about once a second.
 	Progress func(StressReport)
@@ -69,11 +73,15 @@ type StressReport struct {
 	_          struct{}
 }
 
-// A FaultCount is how often a fault was injected, and how often a call shows its effect.
+// A FaultCount is how often a fault was injected, and how often a call shows its effect: it
+// failed, or took as long as the fault. Not each fault has a call in its way, and a driver may
+// hide a lost reply or a broken connection by repeating the call.
 type FaultCount struct {
 	Name      string `json:"name"`
 	Injected  int    `json:"injected"`
 	Effective int    `json:"effective"`
+	refuted   int    // how often a lock was granted meanwhile
+	hidden    bool   // a driver may hide it
 	_         struct{}
 }
 
@@ -133,7 +141,8 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// testCommand returns the command that runs a test of the package that called Stress.
+// testCommand returns the command that repeats a test of the package that called Stress, with the
+// flags that this process was given. It runs in the package's module.
 func testCommand(test string) string {
 	pkg := "."
 	if pc, _, _, ok := runtime.Caller(2); ok {
@@ -142,18 +151,24 @@ func testCommand(test string) string {
 		base, _, _ := strings.Cut(name[slash:], ".")
 		pkg = name[:slash] + strings.TrimSuffix(base, "_test")
 	}
-	return fmt.Sprintf("go test -count=1 -run '^%s$' %s", strings.ReplaceAll(test, "/", "$/^"), pkg)
+	command, own := "go test -count=1", ""
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		command += " -race"
+	}
+	flag.Visit(func(f *flag.Flag) {
+		name, tests := strings.CutPrefix(f.Name, "test.")
+		switch {
+		case !tests:
+			own += fmt.Sprintf(" -%s=%v", name, f.Value)
+		case name == "short", name == "timeout", name == "cpu":
+			command += fmt.Sprintf(" -%s=%v", name, f.Value)
+		}
+	})
+	return fmt.Sprintf("%s -run '^%s$' %s%s", command, strings.ReplaceAll(test, "/", "$/^"), pkg, own)
 }
 
 // complete returns o with its defaults.
 func (o StressOptions) complete(h *Harness) (StressOptions, error) {
-	if text := os.Getenv("REDLOCKTEST_STRESS"); text != "" {
-		d, err := time.ParseDuration(text)
-		if err != nil || d <= 0 {
-			return o, fmt.Errorf("redlocktest: REDLOCKTEST_STRESS is %q: must be a duration such as 10m", text)
-		}
-		o.Duration, o.Operations = d, 0
-	}
 	if text := os.Getenv("REDLOCKTEST_SEED"); text != "" && o.Seed == 0 {
 		seed, err := strconv.ParseUint(text, 10, 64)
 		if err != nil {
@@ -185,6 +200,9 @@ func (o StressOptions) complete(h *Harness) (StressOptions, error) {
 	return o, nil
 }
 
+// unhurried is how long a stress of a number of calls may take.
+const unhurried = 10 * time.Minute
+
 // ExamineStress is Stress without a testing.T. If ctx ends, the stress ends too, and the record
 // so far is checked. The error says that h or o is invalid, or that no backend can be opened; a
 // failure of the backend is no error.
@@ -193,7 +211,6 @@ func ExamineStress(ctx context.Context, h Harness, o StressOptions) (*StressRepo
 	if err != nil {
 		return nil, err
 	}
-	const unhurried = 10 * time.Minute // a number of calls has no time limit
 	limit := cmp.Or(o.Duration, unhurried)
 	h.Timeout = (limit + max(h.Timeout, defaultTimeout)) * 4 / 3
 	s, err := newSuite(h)
@@ -238,13 +255,14 @@ type stress struct {
 	who     atomic.Int64
 	hold    atomic.Int64 // how long locks are held, about
 	slow    atomic.Int64 // workers that wait for the end of a TTL
+	usual   atomic.Int64 // duration of a call that does not wait, about
 	spoils  atomic.Bool  // there are faults to inject that are not rare
 	found   atomic.Bool  // a failure: workers begin no more calls
 	quorum  atomic.Bool
 
 	hardest                                                          atomic.Int64 // steps of the longest search
 	ops, keys, grants, refusals, unknowns, losses, expired, attempts atomic.Int64
-	calls                                                            [lookOp + 2]atomic.Int64
+	calls                                                            [kinds]atomic.Int64
 
 	mu     sync.Mutex
 	live   []*stressKey
@@ -252,13 +270,11 @@ type stress struct {
 	took   time.Duration
 }
 
-// watchCalls is the index of Watch among the calls; the model has no operation for it.
-const watchCalls = lookOp + 1
-
 // stressClient is a backend in this process, or in a separate process.
 type stressClient struct {
 	id     int
 	remote bool
+	held   atomic.Int64 // locks that it has
 	mu     sync.Mutex
 	b      driver.Backend
 }
@@ -390,14 +406,7 @@ func (s *stress) lacking() string {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	injected, effective := 0, 0
-	for _, f := range s.faultCounts() {
-		injected, effective = injected+f.Injected, effective+f.Effective
-	}
-	if effective < max(1, injected/10) {
-		return fmt.Sprintf("of %d faults only %d had an effect on any call: either the harness' hooks do nothing, or no call was in their way", injected, effective)
-	}
-	return ""
+	return idle(s.faultCounts())
 }
 
 func (s *stress) tellProgress(over <-chan struct{}) {
@@ -428,11 +437,7 @@ func (s *stress) report() *StressReport {
 		Grants: s.grants.Load(), Refusals: s.refusals.Load(), Unknown: s.unknowns.Load(), Losses: s.losses.Load(), Expired: s.expired.Load(), Hardest: s.hardest.Load(), Faults: s.faultCounts()}
 	for i := range s.calls {
 		if n := s.calls[i].Load(); n > 0 {
-			name := "watch"
-			if kind(i) != watchCalls {
-				name = kind(i).String()
-			}
-			r.Calls[name] = n
+			r.Calls[kind(i).String()] = n
 		}
 	}
 	return r
@@ -443,7 +448,11 @@ func (s *stress) showsSomething() {
 	if s.over() || s.outer.Err() != nil {
 		return
 	}
-	if why := s.lacking(); why != "" {
+	n, why := s.ops.Load(), s.lacking()
+	if s.o.Duration == 0 && n < s.o.Operations {
+		why = fmt.Sprintf("only %d of %d calls were made within %v", n, s.o.Operations, s.took)
+	}
+	if why != "" {
 		s.record(nothingShown, "%s", why)
 	}
 }

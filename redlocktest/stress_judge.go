@@ -32,18 +32,20 @@ type tenure struct {
 func (s *stress) judge(k *stressKey) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.judged || s.found.Load() {
+	if k.judged {
 		return
 	}
 	k.judged = true
-	if f := s.fault(k.ops); f != nil {
+	var f *stressFinding
+	if !s.found.Load() {
+		f = s.fault(k.ops)
+	}
+	if f != nil && s.found.CompareAndSwap(false, true) {
 		path := s.keepHistory(k, f)
-		if s.found.CompareAndSwap(false, true) {
-			s.record(f.broken, "%s\nThe shortest part of the record that shows it:\n%s%s", f.text, s.words(f.window), s.where(path, f.window))
-		}
+		s.record(f.broken, "%s\nThe shortest part of the record that shows it:\n%s%s", f.text, s.words(f.window), s.where(path, f.window))
 	}
 	if s.file != nil {
-		line, err := json.Marshal(s.history(k.name, k.ops, nil))
+		line, err := json.Marshal(s.history(k, f))
 		s.mu.Lock()
 		if err == nil {
 			_, err = s.file.Write(append(line, '\n'))
@@ -360,10 +362,12 @@ func shortest(ops []porcupine.Operation, bad func([]porcupine.Operation) bool) [
 // stamp formats an instant of the record.
 func stamp(t int64) string { return fmt.Sprintf("%.6f s", time.Duration(t).Seconds()) }
 
+func byCall(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) }
+
 // words describes calls in the order in which they were made.
 func (s *stress) words(ops []porcupine.Operation) string {
 	var text strings.Builder
-	for _, o := range slices.SortedFunc(slices.Values(ops), func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) }) {
+	for _, o := range slices.SortedFunc(slices.Values(ops), byCall) {
 		in, out := o.Input.(input), o.Output.(output)
 		if in.kind == undoOp {
 			continue
@@ -455,14 +459,14 @@ type stressEvent struct {
 	End    int64  `json:"end"`
 }
 
-func (s *stress) history(key string, ops []porcupine.Operation, f *stressFinding) stressHistory {
-	h := stressHistory{Backend: s.info.Name, Seed: s.o.Seed, Command: s.command, Key: key}
+func (s *stress) history(k *stressKey, f *stressFinding) stressHistory {
+	h := stressHistory{Backend: s.info.Name, Seed: s.o.Seed, Command: s.command, Key: k.name}
 	var window []porcupine.Operation
 	if f != nil {
 		h.Broken, h.Text, window = f.broken.String(), f.text, f.window
 	}
 	from, to := int64(math.MaxInt64), int64(0)
-	for _, o := range ops {
+	for _, o := range slices.SortedFunc(slices.Values(slices.Concat(k.ops, k.others)), byCall) {
 		in, out := o.Input.(input), o.Output.(output)
 		from, to = min(from, o.Call), max(to, o.Return)
 		if in.kind == undoOp {
@@ -492,7 +496,7 @@ func (s *stress) keepHistory(k *stressKey, finding *stressFinding) string {
 	}
 	e := json.NewEncoder(f)
 	e.SetIndent("", "  ")
-	err = e.Encode(s.history(k.name, k.ops, finding))
+	err = e.Encode(s.history(k, finding))
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}

@@ -36,6 +36,8 @@ type stressKey struct {
 	judged  bool
 	unknown int
 	ops     []porcupine.Operation
+	// others are calls that no check needs.
+	others []porcupine.Operation
 }
 
 func (s *stress) newKey() *stressKey {
@@ -55,6 +57,14 @@ func (k *stressKey) add(client int, in input, call, ret int64, out output) {
 		k.unknown++
 	}
 	k.ops = append(k.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
+}
+
+// note records a call that no check needs.
+func (k *stressKey) note(client int, in input, call, ret int64, v verdict) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	in.key = k.name
+	k.others = append(k.others, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: output{verdict: v}, Return: ret})
 }
 
 // enter returns one of the keys in use, and first replaces it if it has had all its calls.
@@ -145,9 +155,12 @@ func (s *stress) callTime() time.Duration { return time.Second }
 
 // watch makes an attempt after each signal of a watch.
 func (w *stressWorker) watch(ctx context.Context, b driver.Watcher, k *stressKey, req driver.Request) {
-	w.count(watchCalls)
+	w.count(watchOp)
+	call := w.now()
 	signal, err := b.Watch(ctx, k.name)
-	if v := w.saw(err); v != granted && v != unknown && v != later {
+	v := w.saw(err)
+	k.note(w.client.id, input{kind: watchOp}, call, w.now(), v)
+	if v != granted && v != unknown && v != later {
 		w.fail(watching, "Watch gives %v: %v", v, err)
 	}
 	for range 4 {
@@ -199,20 +212,22 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		v = unknown // a wait that its context ended: perhaps it was let in just then
 	}
 	w.tune(v)
-	w.effect(w.client.id, call, ret, evidence(v, ctx), in.waits)
+	w.effect(w.client.id, call, call, ret, evidence(v, ctx), in.waits)
 	switch v {
 	case granted:
 		if l == nil {
+			k.note(w.client.id, in, call, ret, v)
 			w.fail(acquiring, "Acquire returned neither a lease nor an error")
 			return unknown
 		}
 		g := l.Grant()
 		w.grants.Add(1)
+		w.refute(w.client.id, call, ret)
 		if len(g.Votes) > 0 {
 			w.quorum.Store(true)
 		}
 		k.add(w.client.id, in, call, ret, output{verdict: granted, fence: g.Fence, expires: w.instant(g.Expires)})
-		w.have(&stressLease{Lease: l, key: k, in: in, fence: g.Fence, ttl: ttl, backend: b, remote: w.client.remote})
+		w.have(&stressLease{Lease: l, key: k, in: in, fence: g.Fence, ttl: ttl, backend: b, remote: w.client.remote, granted: ret})
 	case held:
 		w.refusals.Add(1)
 		out := output{verdict: held}
@@ -228,6 +243,7 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		k.add(w.client.id, in, call, 0, output{verdict: unknown})
 		w.pause(poll)
 	default:
+		k.note(w.client.id, in, call, ret, v)
 		w.fail(fourOutcomes, "Acquire gives %v: %v", v, err)
 	}
 	return v
@@ -310,6 +326,7 @@ type stressLease struct {
 	ttl     time.Duration
 	backend driver.Backend
 	remote  bool
+	granted int64 // when
 	open    int64 // when it was last seen not to be lost
 	gone    bool
 }
@@ -324,9 +341,21 @@ func (l *stressLease) look(now int64) {
 	}
 }
 
+// effectOn is effect for a call of a lease, whose session may have ended at any time since the
+// grant.
+func (w *stressWorker) effectOn(l *stressLease, call, ret int64, v verdict) {
+	since := call
+	if v = w.early(v, l); v == lost {
+		since = l.granted
+	}
+	w.effect(w.client.id, since, call, ret, v, false)
+}
+
 // have holds a lock for a while, during which the holder may renew it several times and other
 // clients look at it or break it.
 func (w *stressWorker) have(l *stressLease) {
+	w.client.held.Add(1)
+	defer w.client.held.Add(-1)
 	hold := time.Duration(w.hold.Load())
 	l.look(w.now())
 	w.pause(w.upTo(hold))
@@ -342,6 +371,8 @@ func (w *stressWorker) have(l *stressLease) {
 	if l.ttl > 0 && l.ttl < 2*w.short() && w.chance(40) {
 		defer w.slow.Add(-1)
 		if w.slow.Add(1) <= int64(1+w.o.Workers/4) {
+			w.client.held.Add(-1)
+			defer w.client.held.Add(1)
 			w.outlive(l)
 			return
 		}
@@ -368,7 +399,7 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 	g, err := l.Renew(ctx, &renewal)
 	ret := w.now()
 	v = w.saw(err)
-	w.effect(w.client.id, call, ret, w.early(v, l), false)
+	w.effectOn(l, call, ret, v)
 	now := l.Grant()
 	switch {
 	case v == granted && l.gone:
@@ -392,6 +423,7 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 		}
 		l.key.add(w.client.id, in, call, ret, out)
 	default:
+		l.key.note(w.client.id, in, call, ret, v)
 		w.fail(fourOutcomes, "Renew gives %v: %v", v, err)
 	}
 	return v
@@ -408,7 +440,7 @@ func (w *stressWorker) release(l *stressLease) {
 		err := l.Release(w.ctx)
 		ret := w.now()
 		v := w.saw(err)
-		w.effect(w.client.id, call, ret, w.early(v, l), false)
+		w.effectOn(l, call, ret, v)
 		out := output{verdict: v}
 		if l.gone {
 			out.open = max(l.open, 1)
@@ -420,6 +452,7 @@ func (w *stressWorker) release(l *stressLease) {
 			w.losses.Add(1)
 		case granted, unknown:
 		default:
+			l.key.note(w.client.id, in, call, ret, v)
 			w.fail(releasing, "Release gives %v: %v", v, err)
 			return
 		}
@@ -440,21 +473,28 @@ func (w *stressWorker) release(l *stressLease) {
 // stale uses a lease that is over: it does nothing to the next owner.
 func (w *stressWorker) stale(l *stressLease) {
 	w.pause(w.upTo(time.Duration(w.hold.Load())))
+	in := l.in
+	in.kind = renewOp
 	w.count(renewOp)
-	switch _, err := l.Renew(w.ctx, &driver.Renewal{TTL: l.ttl}); w.saw(err) {
+	call := w.now()
+	_, err := l.Renew(w.ctx, &driver.Renewal{TTL: l.ttl})
+	l.key.note(w.client.id, in, call, w.now(), w.saw(err))
+	switch w.saw(err) {
 	case granted:
 		w.fail(renewing, "Renew succeeds after a Release that returned nil")
 	case lost, unknown, later:
 	default:
 		w.fail(fourOutcomes, "Renew after a Release gives %v: %v", w.saw(err), err)
 	}
-	w.count(releaseOp)
-	var err error
-	for range 8 { // an answer may be lost on the way, but not every one
-		if err = l.Release(w.ctx); err == nil || w.saw(err) == lost || l.remote || w.ctx.Err() != nil {
+	in.kind = releaseOp
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); w.pause(poll) { // answers may be lost on the way
+		w.count(releaseOp)
+		call = w.now()
+		err = l.Release(w.ctx)
+		l.key.note(w.client.id, in, call, w.now(), w.saw(err))
+		if err == nil || w.saw(err) == lost || l.remote || w.ctx.Err() != nil {
 			return
 		}
-		w.pause(poll)
 	}
 	w.fail(releasing, "a Release that returned nil is called again, and gives %v: %v", w.saw(err), err)
 }
@@ -480,7 +520,7 @@ func (w *stressWorker) outlive(l *stressLease) {
 	}
 }
 
-// look asks for the holder of a key.
+// look asks for the holder of a key, or lists the key.
 func (w *stressWorker) look(k *stressKey) {
 	i, ok := w.client.backend().(driver.Inspector)
 	if !ok {
@@ -488,27 +528,52 @@ func (w *stressWorker) look(k *stressKey) {
 	}
 	ctx, cancel := context.WithTimeout(w.ctx, w.callTime())
 	defer cancel()
-	w.count(lookOp)
+	in := input{kind: lookOp}
+	if w.chance(300) {
+		in.kind = listOp
+	}
+	w.count(in.kind)
 	call := w.now()
-	state, err := i.Lookup(ctx, k.name)
+	var state *driver.State
+	var err error
+	if in.kind == listOp {
+		err = i.List(ctx, k.name, func(s *driver.State) bool {
+			if s.Key != k.name {
+				w.fail(inspecting, "List with prefix %q yields %q", k.name, s.Key)
+			}
+			return true
+		})
+	} else {
+		state, err = i.Lookup(ctx, k.name)
+	}
 	ret := w.now()
 	v := w.saw(err)
-	w.effect(w.client.id, call, ret, evidence(v, ctx), false)
+	w.effect(w.client.id, call, call, ret, evidence(v, ctx), false)
 	switch v {
-	case granted:
-		out := output{verdict: granted}
-		switch {
-		case state == nil:
-		case len(state.Holders) > 0:
-			out.holder, out.fence = state.Holders[0].Owner+" ", state.Holders[0].Fence
-		case slices.ContainsFunc(state.Nodes, func(n driver.NodeState) bool { return n.Err != nil }):
-			return // the holder's majority may be with the node that did not answer
-		}
-		k.add(w.client.id, input{kind: lookOp}, call, ret, out)
-	case unknown, later, refused: // the user may have no right to look
+	case granted, unknown, later, refused: // the user may have no right to look
 	default:
-		w.fail(inspecting, "Lookup gives %v: %v", v, err)
+		w.fail(inspecting, "%v gives %v: %v", in.kind, v, err)
 	}
+	if v == granted && in.kind == lookOp {
+		if out, sure := seen(state); sure {
+			k.add(w.client.id, in, call, ret, out)
+			return
+		}
+	}
+	k.note(w.client.id, in, call, ret, v)
+}
+
+// seen returns what Lookup says of the holder. It is unsure if there seems to be none, and the
+// majority of a holder may be with a node that did not answer.
+func seen(state *driver.State) (out output, sure bool) {
+	switch {
+	case state == nil:
+		return out, true
+	case len(state.Holders) > 0:
+		out.holder, out.fence = state.Holders[0].Owner+" ", state.Holders[0].Fence
+		return out, true
+	}
+	return out, !slices.ContainsFunc(state.Nodes, func(n driver.NodeState) bool { return n.Err != nil })
 }
 
 // breakLock takes a lock away from its holder, by another client.
@@ -534,8 +599,10 @@ func (w *stressWorker) breakLock(l *stressLease) {
 	case v == lost && w.quorum.Load(), v == later: // it may be removed on some nodes
 		v = unknown
 	case v == refused:
+		l.key.note(other.id, in, call, ret, v)
 		return
 	case v != granted && v != lost && v != unknown:
+		l.key.note(other.id, in, call, ret, v)
 		w.fail(breaking, "Break gives %v: %v", v, err)
 		return
 	}
@@ -543,4 +610,4 @@ func (w *stressWorker) breakLock(l *stressLease) {
 }
 
 // forget drops the record of a judged key.
-func (k *stressKey) forget() { k.ops = slices.Clip(k.ops[:0]) }
+func (k *stressKey) forget() { k.ops, k.others = nil, nil }
