@@ -32,13 +32,18 @@ type cluster struct {
 // the nodes' clients in turn.
 func start(t testing.TB, n int, schemes ...string) *cluster {
 	t.Helper()
+	return startWith(t, n, schemes)
+}
+
+func startWith(t testing.TB, n int, schemes []string, options ...server.Option) *cluster {
+	t.Helper()
 	c := &cluster{t: t, schemes: schemes}
 	for i := range n {
 		var s *server.Server
 		if i%2 == 0 {
-			s = server.Redis(t)
+			s = server.Redis(t, options...)
 		} else {
-			s = server.Valkey(t)
+			s = server.Valkey(t, options...)
 		}
 		c.servers = append(c.servers, s)
 		c.proxies = append(c.proxies, fault.NewProxy(t, s.Addr()))
@@ -137,33 +142,44 @@ func (c *cluster) harness() redlocktest.Harness {
 		for _, group := range []string{"request", "exclusion", "verdict", "expiry", "cancel", "wait", "watch", "fence", "history"} {
 			skip[group] = "short: TestConformance runs it in virtual time"
 		}
-		skip["leak/goroutines-lease"] = "short: it waits for seconds"
+		for _, name := range []string{"leak/goroutines-lease", "fault", "link"} {
+			skip[name] = "short: it waits for seconds"
+		}
+	} else if len(c.servers) != 3 {
+		skip["fault"], skip["link"] = "it waits for seconds, and is run with three servers", "it waits for seconds, and is run with three servers"
 	}
-	return redlocktest.Harness{
-		Skip:   skip,
-		Open:   func() (driver.Backend, error) { return dlock.OpenBackend(c.url(true)) },
-		Driver: resolving{},
-		// The options come first, because the suite appends its parameters to the last node.
-		URL:              strings.Replace(strings.TrimSuffix(c.url(false), ",restart_guard=off"), "redlock:", "redlock:restart_guard=off,", 1),
-		Grace:            redlock.Grace(len(c.servers)),
-		IgnoreGoroutines: []string{server.Goroutine},
-		Residue: func(context.Context) ([]string, error) {
-			var found []string
-			for _, s := range c.servers {
-				reply, err := s.Do("KEYS", "*")
-				if err != nil {
-					continue
-				}
-				list, _ := reply.([]any)
-				for _, k := range list {
-					if name := fmt.Sprint(k); !strings.HasPrefix(name, "redlock1:") { // counters stay
-						found = append(found, name)
-					}
+	nodes := server.Group{Nodes: c.servers}
+	addrs := nodes.Addrs()
+	h := fault.HarnessOf(addrs, func(via []string) (driver.Backend, error) {
+		var pairs []string
+		for i, addr := range addrs {
+			pairs = append(pairs, addr, via[i])
+		}
+		return dlock.OpenBackend(strings.NewReplacer(pairs...).Replace(c.url(false)))
+	})
+	h.Faults.Kill, h.Faults.Restart = nodes.KillMajority, nodes.StartAgain
+	h.Faults.Pause, h.Faults.Resume = nodes.Pause, nodes.Resume
+	h.Skip, h.Driver = skip, resolving{}
+	// The options come first, because the suite appends its parameters to the last node.
+	h.URL = strings.Replace(strings.TrimSuffix(c.url(false), ",restart_guard=off"), "redlock:", "redlock:restart_guard=off,", 1)
+	h.Grace, h.IgnoreGoroutines = redlock.Grace(len(c.servers)), []string{server.Goroutine}
+	h.Residue = func(context.Context) ([]string, error) {
+		var found []string
+		for _, s := range c.servers {
+			reply, err := s.Do("KEYS", "*")
+			if err != nil {
+				continue
+			}
+			list, _ := reply.([]any)
+			for _, k := range list {
+				if name := fmt.Sprint(k); !strings.HasPrefix(name, "redlock1:") { // counters stay
+					found = append(found, name)
 				}
 			}
-			return found, nil
-		},
+		}
+		return found, nil
 	}
+	return h
 }
 
 func TestConformanceOnRealServers(t *testing.T) {
@@ -177,7 +193,9 @@ func TestConformanceOnRealServers(t *testing.T) {
 			if testing.Short() && c.n != 3 {
 				t.Skip("short")
 			}
-			ownprocess.Run(t, func(t *testing.T) { redlocktest.Run(t, start(t, c.n, c.schemes...).harness()) })
+			ownprocess.Run(t, func(t *testing.T) {
+				redlocktest.Run(t, startWith(t, c.n, c.schemes, server.WithAppendOnly("always")).harness())
+			})
 		})
 	}
 }
