@@ -1,8 +1,14 @@
 package redlocktest_test
 
 import (
+	"context"
+	"flag"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
@@ -40,33 +46,57 @@ var harnesses = map[string]func(t *testing.T) redlocktest.Harness{
 	},
 	"redis": func(t *testing.T) redlocktest.Harness {
 		s := server.Redis(t, server.WithAppendOnly("always"))
-		h := through(s.URL(), s)
-		h.Faults.Pause, h.Faults.Resume, h.Faults.Kill = s.Pause, s.Resume, s.Kill
-		h.Faults.Restart = func(bool) error { return s.Start() }
-		return h
+		return down(through(s.URL(), s), s)
 	},
 	"valkey": func(t *testing.T) redlocktest.Harness {
 		s := server.Valkey(t, server.WithAppendOnly("always"))
-		h := through(s.URL(), s)
-		h.Faults.Pause, h.Faults.Resume = s.Pause, s.Resume
-		return h
+		return down(through(s.URL(), s), s)
 	},
 	"redlock": func(t *testing.T) redlocktest.Harness {
-		all := []*server.Server{server.Redis(t), server.Valkey(t), server.Redis(t)}
+		durable := server.WithAppendOnly("always")
+		all := []*server.Server{server.Redis(t, durable), server.Valkey(t, durable), server.Redis(t, durable)}
 		url := "redlock:restart_guard=off"
 		for _, s := range all {
 			url += "," + s.URL()
 		}
-		return through(url, all...)
+		h, nodes := through(url, all...), server.Group{Nodes: all}
+		h.Faults.Kill, h.Faults.Restart = nodes.KillMajority, nodes.StartAgain
+		h.Faults.Pause, h.Faults.Resume = nodes.Pause, nodes.Resume
+		return h
 	},
 	"postgres": func(t *testing.T) redlocktest.Harness {
-		s := server.Postgres(t)
-		return through(s.URL(), s)
+		s := server.Postgres(t, server.WithDurable())
+		h := down(through(s.URL()+"&application_name="+s.Addr(), s), s) // each backend's name is its proxy's address
+		h.Faults.EndSession = func(b driver.Backend) error { return terminate(s.URL(), fmt.Sprint(b)) }
+		return h
 	},
 }
 
+// down adds the faults of a server that keeps its data.
+func down(h redlocktest.Harness, s *server.Server) redlocktest.Harness {
+	h.Faults.Pause, h.Faults.Resume, h.Faults.Kill = s.Pause, s.Resume, s.Kill
+	h.Faults.Restart = func(bool) error { return s.Start() }
+	return h
+}
+
+// terminate ends the sessions of a backend by the address in its name, as an administrator does.
+func terminate(url, name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer c.Close(ctx) //nolint:errcheck // the test goes on
+	_, err = c.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+		WHERE application_name <> '' AND strpos($1, split_part(application_name, ' ', 1)) > 0`, name)
+	return err
+}
+
+var long = flag.Duration("long", 0, "stress each driver for this `long`, instead of for some thousand calls")
+
 // TestStress runs the stress on the drivers, and kills and stops helper processes.
-// REDLOCKTEST_STRESS=10m sets how long it takes for each driver.
+// -long=10m sets how long it takes for each driver.
 func TestStress(t *testing.T) {
 	t.Parallel()
 	for name, start := range harnesses {
@@ -75,7 +105,11 @@ func TestStress(t *testing.T) {
 				t.Skip("takes seconds")
 			}
 			t.Parallel() // it mostly waits
-			redlocktest.Stress(t, start(t), redlocktest.StressOptions{Operations: 2500})
+			o := redlocktest.StressOptions{Operations: 4000}
+			if *long > 0 {
+				o = redlocktest.StressOptions{Duration: *long}
+			}
+			redlocktest.Stress(t, start(t), o)
 		})
 	}
 }
