@@ -174,7 +174,7 @@ func (s *stress) spoilers() (all []spoiler) {
 			}})
 	}
 	for i := range all { // not at once
-		all[i].last = time.Now().Add(-all[i].rare * 3 / 4)
+		all[i].last = time.Now().Add(-all[i].rare * 9 / 10)
 	}
 	return all
 }

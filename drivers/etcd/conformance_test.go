@@ -145,3 +145,24 @@ func TestConformance(t *testing.T) {
 	h.Faults.Pause, h.Faults.Resume, h.Faults.Restart = g.Pause, g.Resume, g.StartAgain
 	redlocktest.Run(t, h)
 }
+
+var stressFor = flag.Duration("long", 0, "stress for this `long`, instead of for some thousand calls")
+
+// TestStress also kills the servers and processes of clients. -long=10m sets how long it takes.
+func TestStress(t *testing.T) {
+	if testing.Short() {
+		t.Skip(long)
+	}
+	t.Parallel() // it mostly waits
+	g := server.Etcd(t, 3)
+	h := harness(g, driver.Config{}, "")
+	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(urlOf(g)) }
+	h.TTL, h.Grace = 2*time.Second, 3*time.Second
+	h.Faults.Kill, h.Faults.Restart = g.KillMajority, g.StartAgain
+	h.Faults.Pause, h.Faults.Resume = g.Pause, g.Resume
+	o := redlocktest.StressOptions{Operations: 2500}
+	if *stressFor > 0 {
+		o = redlocktest.StressOptions{Duration: *stressFor}
+	}
+	redlocktest.Stress(t, h, o)
+}

@@ -31,6 +31,26 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+var stressFor = flag.Duration("long", 0, "stress each database for this `long`, instead of for some thousand calls")
+
+// TestStress also kills the servers and processes of clients. -long=10m sets how long it takes.
+func TestStress(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes too long for -short")
+	}
+	t.Parallel() // it mostly waits
+	for _, name := range []string{"mariadb", "postgres"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := redlocktest.StressOptions{Operations: 4000}
+			if *stressFor > 0 {
+				o = redlocktest.StressOptions{Duration: *stressFor}
+			}
+			redlocktest.Stress(t, places[name](t).harness(t), o)
+		})
+	}
+}
+
 func (p *place) harness(t testing.TB) redlocktest.Harness {
 	const secret = "pw-s3cr3t"
 	var told redlocktest.NoticeLog
