@@ -79,6 +79,11 @@ type Harness struct {
 	// reason that is empty are failures.
 	Skip map[string]string
 
+	// Strict makes the failures of cases that came with this minor version of the module
+	// failures. Without it they are notes, so that an update within a minor version breaks no
+	// driver's tests; the next minor version makes them failures.
+	Strict bool
+
 	// Only is the name of the only case, or group of cases, to run; empty: run all.
 	Only string
 
@@ -102,6 +107,9 @@ type Harness struct {
 	// quiet leaves out the search for leaks, for the suite's own tests, several of which run at
 	// once.
 	quiet bool
+
+	// minor is the minor version of this module, such as "v0.2"; empty: unknown.
+	minor string
 
 	// steps bounds the search for the order of a history's calls; zero: defaultSteps.
 	steps int64
@@ -164,6 +172,9 @@ func (h Harness) complete() (Harness, error) {
 	}
 	if h.Timeout == 0 {
 		h.Timeout = defaultTimeout
+	}
+	if h.minor == "" {
+		h.minor = usedMinor()
 	}
 	if h.Faults == nil {
 		h.Faults = &Faults{}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -104,6 +105,7 @@ type testCase struct {
 	name  string
 	rules []rule // that it tests; every rule has a case
 	after string // if that case of an earlier group failed, this one would only repeat it
+	since string // the minor version that has added it, such as "v0.2"; empty: the first
 	do    func(*run)
 	// prepare computes what do needs. The case's time begins after it.
 	prepare func(*Harness)
@@ -350,6 +352,9 @@ func (s *suite) runCase(g group, c testCase) *result {
 		}
 		r = s.attempt(name, c, scale)
 	}
+	if s.h.advisory(c) {
+		r.advise(c.since)
+	}
 	s.noteResult(g, name, r)
 	res := &result{failures: r.failures, notes: r.notes, calls: r.calls}
 	if (!g.together || s.h.Virtual) && !r.abandoned {
@@ -358,6 +363,41 @@ func (s *suite) runCase(g group, c testCase) *result {
 		}
 	}
 	return res
+}
+
+// advisory reports whether failures of a case are only notes.
+func (h *Harness) advisory(c testCase) bool {
+	return c.since != "" && !h.Strict && c.since == h.minor
+}
+
+// advise turns the failures of a new case into notes.
+func (r *run) advise(since string) {
+	for _, f := range r.failures {
+		r.notes = append(r.notes, fmt.Sprintf("advisory, because the case is new in %s: %v", since, f))
+	}
+	r.failures = nil
+}
+
+// usedMinor returns the minor version of this module that the program was built with, such as
+// "v0.2"; empty if it was built from a checkout.
+func usedMinor() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	return minorOf(info.Deps)
+}
+
+func minorOf(modules []*debug.Module) string {
+	for _, m := range modules {
+		if m.Path != "github.com/redlock-go/redlock" || m.Replace != nil {
+			continue
+		}
+		if parts := strings.SplitN(m.Version, ".", 3); len(parts) == 3 {
+			return parts[0] + "." + parts[1]
+		}
+	}
+	return ""
 }
 
 // skip notes that a case is not run.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -398,5 +400,48 @@ func TestALateCleanUpIsNoLeak(t *testing.T) {
 				t.Errorf("%d rounds, a backend that leaks is %v: %v", rounds, leaks, r.failures)
 			}
 		})
+	}
+}
+
+// TestNewCasesAreAdvisory: for one minor version their failures are notes.
+func TestNewCasesAreAdvisory(t *testing.T) {
+	fails := testCase{name: "new", since: "v0.9", do: func(r *run) { r.fatal(history, "it is broken") }}
+	for name, c := range map[string]struct {
+		minor    string
+		strict   bool
+		since    string
+		advisory bool
+	}{
+		"new":              {"v0.9", false, "v0.9", true},
+		"strict":           {"v0.9", true, "v0.9", false},
+		"a version later":  {"v0.10", false, "v0.9", false},
+		"from a checkout":  {"", false, "v0.9", false},
+		"of the first one": {"v0.9", false, "", false},
+	} {
+		h := brokenHarness(func(*broken) {})
+		h.minor, h.Strict = c.minor, c.strict
+		s, err := newSuite(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fails.since = c.since
+		r := s.runCase(group{name: "history"}, fails)
+		said := slices.ContainsFunc(r.notes, func(n string) bool { return strings.Contains(n, "new in v0.9") && strings.Contains(n, "it is broken") })
+		if advisory := len(r.failures) == 0; advisory != c.advisory || said != c.advisory {
+			t.Errorf("%s: the failures are %v, and the notes %q", name, r.failures, r.notes)
+		}
+	}
+	const path = "github.com/redlock-go/redlock"
+	for want, m := range map[string]*debug.Module{
+		"v0.2":  {Path: path, Version: "v0.2.3"},
+		"v1.10": {Path: path, Version: "v1.10.0-rc.1"},
+		"":      {Path: path, Version: "v0.2.3", Replace: &debug.Module{Path: ".."}},
+	} {
+		if got := minorOf([]*debug.Module{{Path: "example.org/other", Version: "v9.9.9"}, m}); got != want {
+			t.Errorf("the minor version of %v is %q", m, got)
+		}
+	}
+	if used := usedMinor(); used != "" {
+		t.Errorf("this checkout takes itself for a release, %s: its own drivers would not be strict", used)
 	}
 }
