@@ -390,19 +390,21 @@ func (s *stress) done() bool {
 	case most > 0 && ops >= 40*most, took >= s.limit+30*time.Second:
 		return true
 	case most > 0 && ops >= most, took >= s.limit:
-		return s.lacking() == ""
+		why, never := s.lacking()
+		return why == "" || never
 	}
 	return false
 }
 
-// lacking says what the run must still have to prove something; empty: nothing.
-func (s *stress) lacking() string {
+// lacking says what the run must still have to prove something; empty: nothing. never says that
+// it cannot come.
+func (s *stress) lacking() (why string, never bool) {
 	attempts, refusals := s.attempts.Load(), s.refusals.Load()
 	if least := max(attempts/50, 1); attempts < 20 || refusals < least {
-		return fmt.Sprintf("too little contention: %d of %d attempts were refused as held, fewer than %d", refusals, attempts, least)
+		return fmt.Sprintf("too little contention: %d of %d attempts were refused as held, fewer than %d", refusals, attempts, least), false
 	}
 	if !s.spoils.Load() {
-		return ""
+		return "", false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -448,7 +450,8 @@ func (s *stress) showsSomething() {
 	if s.over() || s.outer.Err() != nil {
 		return
 	}
-	n, why := s.ops.Load(), s.lacking()
+	why, _ := s.lacking()
+	n := s.ops.Load()
 	if s.o.Duration == 0 && n < s.o.Operations {
 		why = fmt.Sprintf("only %d of %d calls were made within %v", n, s.o.Operations, s.took)
 	}

@@ -278,25 +278,26 @@ func (s *stress) faultCounts() (all []FaultCount) {
 // harness have none with a probability of 0.75^60 < 1e-7.
 const mustShow = 60
 
-// idle says which of the faults have too little effect; empty: none. Because a signal may take effect a
-// moment after its hook has returned, a few grants during a fault prove nothing.
-func idle(faults []FaultCount) string {
+// idle says which of the faults have too little effect; empty: none. If a hook does nothing, more
+// time would not help. Because a signal may take effect a moment after its hook has returned, a few
+// grants during a fault prove nothing.
+func idle(faults []FaultCount) (why string, never bool) {
 	injected, effective := 0, 0
 	for _, f := range faults {
 		switch {
 		case f.refuted >= 3 && f.refuted > f.Effective:
-			return fmt.Sprintf("during %d of %d × %s a lock was granted, and only %d had an effect on any call: the harness' hook does nothing", f.refuted, f.Injected, f.Name, f.Effective)
+			return fmt.Sprintf("during %d of %d × %s a lock was granted, and only %d had an effect on any call: the harness' hook does nothing", f.refuted, f.Injected, f.Name, f.Effective), true
 		case f.Injected >= mustShow && f.Effective == 0 && !f.hidden:
-			return fmt.Sprintf("none of %d × %s had an effect on any call: the harness' hook does nothing", f.Injected, f.Name)
+			return fmt.Sprintf("none of %d × %s had an effect on any call: the harness' hook does nothing", f.Injected, f.Name), true
 		case !f.hidden:
 			injected += f.Injected
 		}
 		effective += f.Effective
 	}
 	if effective < max(1, injected/10) {
-		return fmt.Sprintf("of %d faults only %d had an effect on any call: either the harness' hooks do nothing, or no call was in their way", injected, effective)
+		return fmt.Sprintf("of %d faults only %d had an effect on any call: either the harness' hooks do nothing, or no call was in their way", injected, effective), false
 	}
-	return ""
+	return "", false
 }
 
 // cutFrom returns when a fault may have ended the session of a lease that was requested at this

@@ -270,7 +270,7 @@ func TestFaultsThatHadNoEffect(t *testing.T) {
 		"few":         {[]FaultCount{{Name: "a", Injected: 50, Effective: 4}}, "of 50 faults only 4"},
 		"none":        {[]FaultCount{{Name: "a", Injected: 10, hidden: true}}, "of 0 faults only 0"},
 	} {
-		if got := idle(c.all); !strings.Contains(got, c.says) || (got == "") != (c.says == "") {
+		if got, _ := idle(c.all); !strings.Contains(got, c.says) || (got == "") != (c.says == "") {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
