@@ -565,8 +565,8 @@ func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
 	l, err := c.tryCtx(ctx, c.backend, driver.Request{Key: c.key, Owner: in.owner, Wait: wait})
 	ret := h.now()
 	v := c.saw(err)
-	if v == held && ctx.Err() != nil {
-		v = unknown // the context ended the wait, perhaps just when the lock was granted
+	if v == held && gaveUp(ctx, in, err) {
+		v = unknown
 	}
 	switch v {
 	case granted:
@@ -589,6 +589,12 @@ func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
 		c.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
 	}
 	return v
+}
+
+// gaveUp reports whether the context ended a refused attempt, perhaps just when the lock was
+// granted. The driver's timer may be a moment before the context's.
+func gaveUp(ctx context.Context, in input, err error) bool {
+	return ctx.Err() != nil || in.waits && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled))
 }
 
 // callTime bounds a call of a history, so that a fault costs no more than that.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,7 +242,35 @@ func TestAStressThatShowsNothingFails(t *testing.T) {
 	}
 }
 
-func noFault() error { return nil }
+// TestAWaitThatItsDeadlineEndsMayHaveHadTheLock: the driver's timer may be a moment before the
+// context's, and until the attempt is undone others see it as the holder.
+func TestAWaitThatItsDeadlineEndsMayHaveHadTheLock(t *testing.T) {
+	t.Parallel()
+	early := func() Harness {
+		var waits atomic.Int64
+		h := overMemory(func(b *broken) {
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				l, err := b.Backend.Acquire(ctx, req)
+				if _, ends := ctx.Deadline(); err != nil || !ends || !req.Wait || waits.Add(1)%5 != 1 {
+					return l, err
+				}
+				<-time.After(100 * time.Microsecond)
+				if err := l.Release(context.WithoutCancel(ctx)); err != nil {
+					return nil, err
+				}
+				return nil, errors.Join(&driver.HeldError{}, context.DeadlineExceeded)
+			}
+		})
+		h.quiet, h.Timeout, h.Only = true, 20*time.Second, "history"
+		return h
+	}
+	synctest.Test(t, func(t *testing.T) { Stress(t, early(), StressOptions{Operations: 3000}) })
+	synctest.Test(t, func(t *testing.T) {
+		if err := Check(early()); err != nil {
+			t.Error(err)
+		}
+	})
+}
 
 // overDead opens clients whose links the harness breaks, with some hooks that do nothing.
 func overDead(plant func(*Faults)) Harness {

@@ -208,8 +208,8 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 	if v == held {
 		w.refusal(in, err)
 	}
-	if v == held && ctx.Err() != nil {
-		v = unknown // a wait that its context ended: perhaps it was let in just then
+	if v == held && gaveUp(ctx, in, err) {
+		v = unknown
 	}
 	w.tune(v)
 	w.effect(w.client.id, call, call, ret, evidence(v, ctx), in.waits)
