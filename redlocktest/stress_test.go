@@ -321,7 +321,7 @@ func TestWhatAStressTells(t *testing.T) {
 	})
 	text := report.Failures[0].Text
 	for _, want := range []string{
-		"two owners at once", "\nThe shortest part of the record that shows it:\n\t", " asks for the lock: granted, token ",
+		"two owners at once", "\nThe shortest part of the record that shows it:\n\t", " asks for the lock", ": granted, token ",
 		"\nSeed: 7\nRun it again: REDLOCKTEST_SEED=7 go test .",
 	} {
 		if !strings.Contains(text, want) {
