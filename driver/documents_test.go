@@ -21,7 +21,7 @@ var (
 	notAnchor  = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 )
 
-// TestDocuments checks what the documents name: each test, each case of the conformance suite,
+// TestDocuments checks what the documents and all.bash name: each test, each case of the conformance suite,
 // and each file and heading that they link to exists. Markdown wraps at 100 columns.
 func TestDocuments(t *testing.T) {
 	const root = ".."
@@ -30,7 +30,7 @@ func TestDocuments(t *testing.T) {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		isDocument := strings.HasSuffix(path, ".md") || d.Name() == "doc.go"
+		isDocument := strings.HasSuffix(path, ".md") || d.Name() == "doc.go" || d.Name() == "all.bash"
 		if !isDocument && !strings.HasSuffix(path, ".go") {
 			return nil
 		}

@@ -160,7 +160,7 @@ computes='^TestEveryPartIsMissed$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOv
 computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedQueueIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
 computes=$computes'|^TestConformance$/^[1-4]$|^TestConformanceOnRealServers$/^5$|^TestANodeWithAFullQueueIsAway$'
 computes=$computes'|^TestFortyProcessesCountToTwoThousand$|^TestTokensRiseThroughCrashesPowerLossesAndABackwardClock$'
-computes=$computes'|^TestAQuickRunWritesAWholeReport$|^TestPostgresAndOtherDriversAreMeasured$|^TestANodeThat(Hangs|IsFarAway)IsNamed$'
+computes=$computes'|^TestAQuickRunWritesAWholeReport$|^TestPostgresAndOtherDriversAreMeasured$|^TestANodeThatHangsIsNamed$|^TestANodeThatIsFarAwayIsNamed$'
 # skipped FLAG... prints which tests do not run with the race detector.
 skipped() {
 	case " $* " in
