@@ -22,15 +22,15 @@
 // With a server, a proxy for each backend, helper processes and all faults:
 //
 //	func TestMain(m *testing.M) {
-//		redlocktest.ServeClient(func(url string) (driver.Backend, error) { return mydriver.New(url) })
+//		redlocktest.ServeClient(func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
 //		os.Exit(m.Run())
 //	}
 //
 //	func harness(t *testing.T) redlocktest.Harness {
-//		s := server.Command(t, []string{"myserver", "--port={port}", "--data={data}"}, nil)
+//		s := server.Command(t, []string{"redis-server", "--port", "{port}", "--dir", "{data}", "--appendonly", "yes"}, nil)
 //		h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
 //		h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(s.Addr()) }
-//		h.Faults.Kill, h.Faults.Restart = s.Kill, func(bool) error { return s.Start() }
+//		h.Faults.Kill, h.Faults.Restart = s.Kill, s.StartAgain
 //		h.Faults.Pause, h.Faults.Resume = s.Pause, s.Resume
 //		return h
 //	}

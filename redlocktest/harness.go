@@ -98,7 +98,8 @@ type Harness struct {
 
 	// IgnoreGoroutines names functions ("example.com/client.(*Pool).reap"): a
 	// goroutine with one of them on its stack is no leak. It is meant for a client
-	// that the harness shares between backends and closes itself.
+	// that the harness shares between backends and closes itself. (Those of package
+	// redlocktest/server are never leaks.)
 	IgnoreGoroutines []string
 
 	// Faults are what the harness can break; nil means nothing.

@@ -122,7 +122,7 @@ func TestProcesses(t *testing.T) {
 				t.Skip("takes seconds")
 			}
 			h := start(t)
-			h.Only, h.IgnoreGoroutines = "process", []string{server.Goroutine}
+			h.Only = "process"
 			redlocktest.Run(t, h)
 		})
 	}

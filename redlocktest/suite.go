@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // Run checks the backend that h opens, one subtest a case, in the order of the table. The basic
@@ -486,12 +487,13 @@ func stacks() string {
 	}
 }
 
-// goroutines returns the option that makes goleak ignore the goroutines that exist now.
+// goroutines returns the options that make goleak ignore the goroutines that exist now, and those
+// of servers that a fault starts again.
 func (s *suite) goroutines() []goleak.Option {
 	if s.h.quiet {
 		return nil
 	}
-	options := []goleak.Option{goleak.IgnoreCurrent()}
+	options := []goleak.Option{goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction(server.Goroutine)}
 	for _, f := range s.h.IgnoreGoroutines {
 		options = append(options, goleak.IgnoreAnyFunction(f))
 	}

@@ -135,7 +135,6 @@ func TestConformance(t *testing.T) {
 		}
 		return b, err
 	}
-	h.IgnoreGoroutines = []string{server.Goroutine}
 	h.Timeout = 5 * time.Minute // for a machine that is very busy
 	h.Residue = func(ctx context.Context) ([]string, error) { return stored(ctx, g) }
 	h.FutureLayout = func() (func() error, error) { return changeLayout(g) }

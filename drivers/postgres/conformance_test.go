@@ -190,7 +190,6 @@ func conform(t *testing.T) {
 	h.Faults.Kill, h.Faults.Pause, h.Faults.Resume = s.Kill, s.Pause, s.Resume
 	h.Faults.Restart = func(bool) error { return s.Start() } // locks are never remembered; tokens are on the disk
 	h.Faults.EndSession = func(b driver.Backend) error { return terminate(s.URL(), fault.Unwrap(b).(*postgres.Backend)) }
-	h.IgnoreGoroutines = []string{server.Goroutine} // of a server that was restarted
 	h.Skip = map[string]string{
 		"operator/list": "the server stores a hash of the key: only its own process can list a lock by name",
 	}

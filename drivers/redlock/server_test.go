@@ -162,7 +162,7 @@ func (c *cluster) harness() redlocktest.Harness {
 	h.Skip, h.Driver = skip, resolving{}
 	// The options come first, because the suite appends its parameters to the last node.
 	h.URL = strings.Replace(strings.TrimSuffix(c.url(false), ",restart_guard=off"), "redlock:", "redlock:restart_guard=off,", 1)
-	h.Grace, h.IgnoreGoroutines = redlock.Grace(len(c.servers)), []string{server.Goroutine}
+	h.Grace = redlock.Grace(len(c.servers))
 	h.Residue = func(context.Context) ([]string, error) {
 		var found []string
 		for _, s := range c.servers {

@@ -11,7 +11,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var full = flag.Bool("full", false, "run the conformance suite with all its repetitions on every database, and not on MariaDB alone")
@@ -66,11 +65,8 @@ func (p *place) harness(t testing.TB) redlocktest.Harness {
 		})
 	}
 	h.Driver, h.URL, h.Notices, h.FutureLayout = p.driver, p.url, told.All, p.layoutOfTomorrow
-	h.Timeout = 5 * time.Minute // for a machine that is very busy
-	h.IgnoreGoroutines = []string{
-		server.Goroutine,                      // of a server that was restarted
-		"database/sql.(*DB).connectionOpener", // of the plain client
-	}
+	h.Timeout = 5 * time.Minute                                          // for a machine that is very busy
+	h.IgnoreGoroutines = []string{"database/sql.(*DB).connectionOpener"} // of the plain client
 	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(h.URL) }
 	if p.server == nil {
 		h.LocalClock = true // SQLite's clock is that of the client's machine

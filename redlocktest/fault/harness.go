@@ -17,7 +17,7 @@ import (
 // fields if the test can do more, such as Kill and Pause of a server.Server, or Residue.
 //
 //	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
-//	h.Faults.Kill, h.Faults.Restart = s.Kill, func(bool) error { return s.Start() }
+//	h.Faults.Kill, h.Faults.Restart = s.Kill, s.StartAgain
 //	redlocktest.Run(t, h)
 func Harness(addr string, open func(addr string) (driver.Backend, error)) redlocktest.Harness {
 	return HarnessOf([]string{addr}, func(addrs []string) (driver.Backend, error) { return open(addrs[0]) })

@@ -32,7 +32,8 @@
 // for any reason, the guardian kills the server and removes the folder. On Linux the kernel
 // kills the server as well (PR_SET_PDEATHSIG).
 //
-// While a server runs, one goroutine waits for it. A leak detector must ignore it:
+// While a server runs, one goroutine waits for it. redlocktest ignores it, and another leak
+// detector must ignore it:
 //
 //	goleak.IgnoreAnyFunction(server.Goroutine)
 //

@@ -165,8 +165,7 @@ func (g *Group) RestartEmpty() error {
 	return g.each((*Server).RestartEmpty)
 }
 
-// StartAgain starts killed nodes again, with their stored data if memory is set, and otherwise
-// without; see redlocktest.Faults.
+// StartAgain starts killed nodes again; see Server.StartAgain.
 func (g *Group) StartAgain(memory bool) error {
 	if memory {
 		return g.Start()

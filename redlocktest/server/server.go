@@ -402,6 +402,15 @@ func (s *Server) RestartEmpty() error {
 	return s.startAgain()
 }
 
+// StartAgain starts a killed server again, with its data if memory is set, and otherwise without:
+// see redlocktest.Faults.
+func (s *Server) StartAgain(memory bool) error {
+	if memory {
+		return s.Start()
+	}
+	return s.RestartEmpty()
+}
+
 // Close kills the server and removes its folder, unless Config.Dir names it. A second call
 // returns nil.
 func (s *Server) Close() error {

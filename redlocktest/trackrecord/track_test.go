@@ -99,7 +99,7 @@ func (s *subject) harness(t *testing.T) redlocktest.Harness {
 		}
 		return found, nil
 	}
-	h.Short, h.Skip, h.IgnoreGoroutines = true, s.skip, []string{server.Goroutine}
+	h.Short, h.Skip = true, s.skip
 	return h
 }
 

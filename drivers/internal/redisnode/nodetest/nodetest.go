@@ -334,14 +334,8 @@ func (s *suite) conformance(t *testing.T) {
 	}
 	h.Short = !s.own() // fewer repetitions on the other kind of server
 	h.Residue = func(context.Context) ([]string, error) { return locks(srv) }
-	h.IgnoreGoroutines = append([]string{server.Goroutine}, s.Goroutines...)
-	h.Faults.Kill, h.Faults.Pause, h.Faults.Resume = srv.Kill, srv.Pause, srv.Resume
-	h.Faults.Restart = func(memory bool) error {
-		if memory {
-			return srv.Start()
-		}
-		return srv.RestartEmpty()
-	}
+	h.IgnoreGoroutines = s.Goroutines
+	h.Faults.Kill, h.Faults.Restart, h.Faults.Pause, h.Faults.Resume = srv.Kill, srv.StartAgain, srv.Pause, srv.Resume
 	redlocktest.Run(t, h)
 }
 
