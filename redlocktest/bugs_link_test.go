@@ -387,7 +387,7 @@ var linkBugs = []bug{
 			return l, err
 		}
 	}},
-	{name: "a release that was not heard frees another's lock later", want: "fault/lost-reply-release", rule: "", over: overLinks, plant: func(b *broken) {
+	{name: "a release that was not heard frees another's lock later", want: "fault/lost-reply-release", rule: "exclusion", says: "while another's lease", over: overLinks, plant: func(b *broken) {
 		sound := b.release
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			if l.over.Load() {

@@ -259,7 +259,7 @@ var memoryBugs = []bug{
 			return g, err
 		}
 	}},
-	{name: "renew extends nothing", want: "expiry/renewal", rule: "", plant: func(b *broken) {
+	{name: "renew extends nothing", want: "expiry/renewal", rule: "rule 1", says: "ErrLost", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			s, err := b.Lookup(ctx, l.sent.Key)
 			if err != nil || b.Info().CheckTTL(r.TTL) != nil || len(s.Holders) == 0 || s.Holders[0].Owner != l.sent.Owner {
@@ -351,7 +351,7 @@ var memoryBugs = []bug{
 			return b.Backend.Acquire(ctx, &clamped)
 		}
 	}},
-	{name: "keeps the caller's request", want: "request/reuse", rule: "", plant: func(b *broken) {
+	{name: "keeps the caller's request", want: "request/reuse", rule: "rule 2", says: "did not become free", plant: func(b *broken) {
 		b.release = func(_ context.Context, l *brokenLease) error {
 			if s, _ := b.Lookup(context.Background(), l.req.Key); len(s.Holders) == 1 && s.Holders[0].Fence == l.Lease.Grant().Fence {
 				b.Expire(l.req.Key)
@@ -483,7 +483,7 @@ var memoryBugs = []bug{
 			return l, err
 		}
 	}},
-	{name: "a second release drops another's share", want: "shared/stale", rule: "", plant: func(b *broken) {
+	{name: "a second release drops another's share", want: "shared/stale", rule: "driver.Shared", says: "beside a shared one", plant: func(b *broken) {
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			if l.over.Swap(true) && l.sent.Mode == driver.Shared {
 				b.Expire(l.sent.Key)
@@ -529,7 +529,7 @@ var memoryBugs = []bug{
 			return b.Backend.Acquire(ctx, &plain)
 		}
 	}},
-	{name: "a join takes the key from its holder", want: "node/join-held", plant: func(b *broken) {
+	{name: "a join takes the key from its holder", want: "node/join-held", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner != "" {
 				_ = b.Break(ctx, req.Key, h.Fence)
@@ -558,7 +558,7 @@ var memoryBugs = []bug{
 			return g, err
 		}
 	}},
-	{name: "a release knows owners, not their attempts", want: "node/instance", plant: func(b *broken) {
+	{name: "a release knows owners, not their attempts", want: "node/instance", rule: "driver.Lease.Release", says: "freed the next owner's lock", plant: func(b *broken) {
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			err := l.Lease.Release(ctx)
 			mine, _, _ := strings.Cut(l.sent.Owner, "/")
@@ -590,7 +590,7 @@ var memoryBugs = []bug{
 			return l, err
 		}
 	}},
-	{name: "the only reader gets the lock exclusively as well", want: "shared/upgrade", says: "exclusively as well", plant: func(b *broken) {
+	{name: "the only reader gets the lock exclusively as well", want: "shared/upgrade", rule: "rule 6", says: "exclusively as well", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			l, err := b.Backend.Acquire(ctx, req)
 			if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared && len(s.Holders) == 1 {

@@ -117,8 +117,8 @@ var operatorBugs = []bug{
 			return v.broken.Break(ctx, key, fence)
 		}
 	})},
-	{name: "a cancelled context is not seen", want: "cancel/before", plant: func(b *broken) { blind(b, context.Canceled) }},
-	{name: "a deadline that is over is not seen", want: "cancel/deadline-before", plant: func(b *broken) { blind(b, context.DeadlineExceeded) }},
+	{name: "a cancelled context is not seen", want: "cancel/before", rule: "driver.Backend.Acquire", says: "context canceled", plant: func(b *broken) { blind(b, context.Canceled) }},
+	{name: "a deadline that is over is not seen", want: "cancel/deadline-before", rule: "driver.Backend.Acquire", says: "context deadline exceeded", plant: func(b *broken) { blind(b, context.DeadlineExceeded) }},
 	{name: "a second Close fails", want: "close/twice", rule: "driver.Backend.Close", plant: func(b *broken) {
 		var closed atomic.Bool
 		b.close = func() error {
@@ -128,7 +128,7 @@ var operatorBugs = []bug{
 			return b.Backend.Close()
 		}
 	}},
-	{name: "Close drops the locks", want: "close/leases", plant: func(b *broken) {
+	{name: "Close drops the locks", want: "close/leases", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {
 		var keys sync.Map
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			l, err := b.Backend.Acquire(ctx, req)
@@ -158,7 +158,7 @@ var operatorBugs = []bug{
 			return l.Lease.Renew(ctx, &fit)
 		}
 	}},
-	{name: "the renewal of a lease that was released is an outage", want: "verdict/lost", plant: func(b *broken) {
+	{name: "the renewal of a lease that was released is an outage", want: "verdict/lost", rule: "driver.Lease.Renew", says: "never said that the lease is over", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			g, err := l.Lease.Renew(ctx, r)
 			if errors.Is(err, driver.ErrLost) {
@@ -184,7 +184,7 @@ var operatorBugs = []bug{
 			return b.Backend.Watch(ctx, key)
 		}
 	}},
-	{name: "the end of a lease wakes nobody", want: "expiry/waiter", plant: func(b *broken) {
+	{name: "the end of a lease wakes nobody", want: "expiry/waiter", rule: "rule 3", says: "did not become free", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			s, _ := b.Lookup(ctx, req.Key)
 			return b.sleeps(ctx, req, s != nil && len(s.Holders) > 0 && s.Holders[0].TTL < time.Second)

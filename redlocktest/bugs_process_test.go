@@ -24,7 +24,7 @@ func startProcesses(t *testing.T) { processServer = server.Redis(t) }
 // the name of the bug.
 var processBugs = []bug{
 	processBug("each process has locks of its own", "process/exclude", "exclusion", "alone"),
-	processBug("a lock lasts a minute, whatever its TTL", "process/killed-holder", "", "minute"),
+	processBug("a lock lasts a minute, whatever its TTL", "process/killed-holder", "rule 3", "minute"),
 	processBug("the end of a lease goes by a clock that runs twice as fast", "process/stopped-holder", "rule 3", "fast"),
 	processBug("tokens by the client's clock", "process/exclude", "rule 8", "tokens"),
 	processBug("the server keeps a lock until an end by the client's clock", "process/killed-holder", "rule 3", "end"),

@@ -40,14 +40,14 @@ var redisServer *server.Server
 
 // redisBugs are planted in the scripts.
 var redisBugs = []bug{
-	luaBug("SET without NX", "basic/held", "", "v = try('SET', KEYS[1], value, 'PX', px, 'NX', 'GET')", "redis.call('SET', KEYS[1], value, 'PX', px)"),
+	luaBug("SET without NX", "basic/held", "exclusion", "v = try('SET', KEYS[1], value, 'PX', px, 'NX', 'GET')", "redis.call('SET', KEYS[1], value, 'PX', px)"),
 	luaBug("release does not compare the value", "expiry/stale", "driver.Lease.Release", "(v == me or", "(true or"),
 	luaBug("renew does not compare the value", "expiry/stale", "driver.Lease.Renew", "if redis.call('GET', KEYS[1]) ~= ARGV[2] then return {0, now} end", "if not redis.call('GET', KEYS[1]) then return {0, now} end"),
 	luaBug("renew takes a free lock", "expiry/renew-never-takes", "driver.Lease.Renew", "if redis.call('GET', KEYS[1]) ~= ARGV[2] then return {0, now} end", "redis.call('SET', KEYS[1], ARGV[2], 'NX')"),
-	luaBug("renew does not extend", "expiry/renewal", "", "redis.call('PEXPIRE', KEYS[1], math.max(px, tonumber(ARGV[6])))", ""),
-	luaBug("renew extends by half", "expiry/renew-longer", "", "redis.call('PEXPIRE', KEYS[1], math.max(px, tonumber(ARGV[6])))", "redis.call('PEXPIRE', KEYS[1], math.floor(px / 2))"),
+	luaBug("renew does not extend", "expiry/renewal", "rule 1 | exclusion", "redis.call('PEXPIRE', KEYS[1], math.max(px, tonumber(ARGV[6])))", ""),
+	luaBug("renew extends by half", "expiry/renew-longer", "driver.HeldError", "redis.call('PEXPIRE', KEYS[1], math.max(px, tonumber(ARGV[6])))", "redis.call('PEXPIRE', KEYS[1], math.floor(px / 2))"),
 	luaBug("PX is 10 ms too short", "expiry/retry-after", "driver.HeldError", "GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)\nif x == 0", "string.format('%.0f', ARGV[3] + GRACE - 10)\nif x == 0"),
-	luaBug("PX is in whole seconds", "expiry/odd-ttl", "", "GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)\nif x == 0", "string.format('%.0f', math.max(math.floor((ARGV[3] + GRACE) / 1000) * 1000, 300))\nif x == 0"),
+	luaBug("PX is in whole seconds", "expiry/odd-ttl", "rule 3", "GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)\nif x == 0", "string.format('%.0f', math.max(math.floor((ARGV[3] + GRACE) / 1000) * 1000, 300))\nif x == 0"),
 	luaBug("PX is ten times too long", "expiry/retry-after", "driver.HeldError", "GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)\nif x == 0", "string.format('%.0f', (ARGV[3] + GRACE) * 10)\nif x == 0"),
 	luaBug("the token does not rise", "node/floor", "rule 8", "if counter >= x then x = counter + 1 end", "if counter >= x then x = counter end"),
 	luaBug("the floor is not clamped", "node/floor-clamped", "driver.Request.FenceFloor", "x = x == 0 and now or math.max(math.min(x, now + 500000), now - 2000000, till)", "x = x == 0 and now or x"),

@@ -205,7 +205,7 @@ var sessionBugs = []bug{
 			return renew(ctx, l, r)
 		}
 	})},
-	{name: "gives a smaller token after a cut", want: "history/faults", tries: 100, over: inSession(func(c *tied) {
+	{name: "gives a smaller token after a cut", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {
 		var cuts atomic.Uint64
 		reach, sound := c.reach, c.grant
 		c.reach = func(c *tied) []*tied { cuts.Add(1000); return reach(c) }

@@ -314,11 +314,11 @@ func replace(in *string, old, new string) {
 
 // sqlBugs are bugs that a driver over a table may have.
 var sqlBugs = []bug{
-	sqlBug("a check and then an insert", "exclusion/race-clients", "", func(s *statements) {
+	sqlBug("a check and then an insert", "exclusion/race-clients", "exclusion", func(s *statements) {
 		s.checksFirst = true
 		replace(&s.acquire, "WHERE l.until <= clock_timestamp()", "")
 	}),
-	sqlBug("an insert over what is there", "basic/held", "", func(s *statements) { replace(&s.acquire, "WHERE l.until <= clock_timestamp()", "") }),
+	sqlBug("an insert over what is there", "basic/held", "exclusion", func(s *statements) { replace(&s.acquire, "WHERE l.until <= clock_timestamp()", "") }),
 	sqlBug("tokens by the client's clock", "fence/clock", "rule 8", func(s *statements) { replace(&s.acquire, clockMicros, "CLIENT_MICROS") }),
 	sqlBug("tokens that count from one", "fence/comparable", "rule 8", func(s *statements) { replace(&s.acquire, clockMicros, "1") }),
 	sqlBug("keys are hashed by hashtext", "request/key-hashes", "driver.Request", func(s *statements) {
@@ -331,7 +331,7 @@ var sqlBugs = []bug{
 			*text = strings.ReplaceAll(*text, "$1", "convert_to(lower(encode($1, 'escape')), 'SQL_ASCII')")
 		}
 	}),
-	sqlBug("a TTL in whole seconds", "expiry/odd-ttl", "", func(s *statements) {
+	sqlBug("a TTL in whole seconds", "expiry/odd-ttl", "rule 3", func(s *statements) {
 		replace(&s.acquire, "secs => $3", "secs => greatest(floor($3::float8), 0.3)")
 	}),
 	sqlBug("a TTL that is never over", "expiry/free", "driver.Lease.Renew", func(s *statements) {
@@ -341,7 +341,7 @@ var sqlBugs = []bug{
 	sqlBug("a renewal of another's lock", "verdict/stale-renew", "driver.Lease.Renew", func(s *statements) {
 		replace(&s.renew, "AND owner = $2 AND fence = $3 AND", "AND ($2::text IS NOT NULL AND $3::bigint > 0) AND")
 	}),
-	sqlBug("a renewal that extends nothing", "expiry/renewal", "", func(s *statements) {
+	sqlBug("a renewal that extends nothing", "expiry/renewal", "exclusion | rule 1", func(s *statements) {
 		replace(&s.renew, "until = clock_timestamp() + make_interval(secs => $4)", "until = CASE WHEN $4::float8 > 0 THEN until END")
 	}),
 	sqlBug("a release of another's lock", "verdict/stale-release", "driver.Lease.Release", func(s *statements) {
@@ -350,11 +350,11 @@ var sqlBugs = []bug{
 	sqlBug("a release that does nothing", "basic/grant", "driver.Lease.Release", func(s *statements) {
 		replace(&s.release, "until = '-infinity'", "until = until")
 	}),
-	often(sqlBug("what was cancelled is not undone", "cancel/during", "", func(s *statements) {
+	often(sqlBug("what was cancelled is not undone", "cancel/during", "rule 2", func(s *statements) {
 		s.noUndo = true
 		s.within = 4 * time.Second // the lock that is left behind stays until then
 	})),
-	often(sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn, s.within = true, time.Minute })),
+	often(sqlBug("a connection kept by a cancelled attempt", "leak/connections-cancelled", "rule 7", func(s *statements) { s.keepsConn, s.within = true, 2*time.Minute })),
 	sqlBug("a pool that Close leaves open", "leak/connections-backend", "rule 7", func(s *statements) { s.keepsPool = true }),
 	sqlBug("the prefix is ignored", "open/prefix", "driver.Driver.Open", func(s *statements) { s.noPrefix = true }),
 }

@@ -70,7 +70,7 @@ func verdicts(b *broken, change func(he *driver.HeldError)) {
 
 // counters gives tokens from a counter for each key, instead of the tokens of the wrapped backend.
 type counters struct {
-	die bool // counters end with their locks
+	expire, drop bool // a counter ends when its lock expires, or is released
 
 	mu     sync.Mutex
 	counts map[string]uint64
@@ -86,7 +86,7 @@ func (c *counters) count(b *broken) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		now := time.Now()
-		if end, ok := c.ends[req.Key]; c.die && ok && !now.Before(end) {
+		if end, ok := c.ends[req.Key]; c.expire && ok && !now.Before(end) {
 			delete(c.counts, req.Key)
 		}
 		fence := driver.NextFence(c.counts[req.Key], req.FenceFloor, now)
@@ -107,24 +107,25 @@ func (c *counters) count(b *broken) {
 		err := l.Lease.Release(ctx)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if err == nil && c.die {
+		if err == nil && c.drop {
 			delete(c.counts, l.sent.Key)
 		}
 		return err
 	}
 }
 
-// oneCounter opens clients that share the counters.
-func oneCounter(die bool) func(func(*broken)) Harness {
+// oneCounter opens clients that share the counters, which end when their locks expire, or
+// are released.
+func oneCounter(expire, drop bool) func(func(*broken)) Harness {
 	return func(func(*broken)) Harness {
-		c := &counters{die: die, counts: map[string]uint64{}, ends: map[string]time.Time{}}
+		c := &counters{expire: expire, drop: drop, counts: map[string]uint64{}, ends: map[string]time.Time{}}
 		return overMemory(c.count)
 	}
 }
 
 // timeBugs concern TTLs, hints, clocks and tokens.
 var timeBugs = []bug{
-	{name: "a renewal with another TTL extends by the first", want: "expiry/renew-longer", plant: func(b *broken) {
+	{name: "a renewal with another TTL extends by the first", want: "expiry/renew-longer", rule: "driver.HeldError", says: "RetryAfter", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if err := b.Info().CheckTTL(r.TTL); err != nil {
 				return driver.Grant{}, err
@@ -146,7 +147,7 @@ var timeBugs = []bug{
 			return l.Lease.Renew(ctx, &driver.Renewal{TTL: l.sent.TTL, MinFence: r.MinFence})
 		}
 	}},
-	{name: "a shorter renewal is ignored", want: "expiry/renew-shorter", rule: "", plant: func(b *broken) {
+	{name: "a shorter renewal is ignored", want: "expiry/renew-shorter", rule: "driver.Lease.Renew", says: "still held", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if err := b.Info().CheckTTL(r.TTL); err != nil {
 				return driver.Grant{}, err
@@ -235,8 +236,8 @@ var timeBugs = []bug{
 		}
 		return Harness{Open: func() (driver.Backend, error) { return open(0) }, OpenWithClock: open}
 	}},
-	{name: "a counter that dies with its lock", want: "expiry/counter", rule: "rule 8", over: oneCounter(true)},
-	{name: "a counter that is released with its lock", want: "node/floor", rule: "rule 8", over: oneCounter(true)},
+	{name: "a counter that expires with its lock", want: "expiry/counter", rule: "rule 8", over: oneCounter(true, false)},
+	{name: "a counter that is released with its lock", want: "node/floor", rule: "rule 8", over: oneCounter(false, true)},
 	{name: "keys are cut to a CRC of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
 		hashed(b, func(key []byte) uint32 { return crc32.ChecksumIEEE(key) })
 	}},

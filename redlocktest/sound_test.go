@@ -77,7 +77,7 @@ var soundHarnesses = map[string]func() Harness{
 		})
 	},
 	"counters": func() Harness {
-		return oneCounter(false)(nil)
+		return oneCounter(false, false)(nil)
 	},
 	"connections": func() Harness {
 		return overConnections(func(*broken, *atomic.Int64) {})(nil)
