@@ -28,11 +28,11 @@ func Harness(addr string, open func(addr string) (driver.Backend, error)) redloc
 func HarnessOf(addrs []string, open func(addrs []string) (driver.Backend, error)) redlocktest.Harness {
 	all := &links{open: map[*Proxy]bool{}}
 	each := func(b driver.Backend, f func(*Proxy)) error {
-		l, ok := b.(interface{ proxies() []*Proxy })
-		if !ok {
+		l := linkedOf(b)
+		if l == nil {
 			return fmt.Errorf("%T is not a backend that this harness has opened", b)
 		}
-		for _, p := range l.proxies() {
+		for _, p := range l.all {
 			f(p)
 		}
 		return nil
@@ -54,10 +54,19 @@ func HarnessOf(addrs []string, open func(addrs []string) (driver.Backend, error)
 
 // Unwrap returns the backend that open made inside b, a backend of a Harness.
 func Unwrap(b driver.Backend) driver.Backend {
-	if l, ok := b.(interface{ unwrap() driver.Backend }); ok {
-		return l.unwrap()
+	if l := linkedOf(b); l != nil {
+		return l.Backend
 	}
 	return b
+}
+
+// linkedOf returns the wrapper of a Harness in b, or nil.
+func linkedOf(b driver.Backend) *linkedBackend {
+	if w, ok := b.(wrapped); ok {
+		l, _ := w.layer().(*linkedBackend)
+		return l
+	}
+	return nil
 }
 
 // links has the open proxies of a harness.
@@ -109,7 +118,7 @@ func (l *links) connect(addrs []string, open func([]string) (driver.Backend, err
 		return nil, errors.Join(err, l.close(linked.all))
 	}
 	linked.Backend = b
-	return withInterfaces(linked, b), nil
+	return optionalOf(b).add(linked), nil
 }
 
 // linkedBackend is a backend and its proxies.
@@ -119,8 +128,7 @@ type linkedBackend struct {
 	all   []*Proxy
 }
 
-func (b *linkedBackend) proxies() []*Proxy      { return b.all }
-func (b *linkedBackend) unwrap() driver.Backend { return b.Backend }
+func (b *linkedBackend) layer() any { return b }
 
 // Close closes the backend, and then its proxies.
 func (b *linkedBackend) Close() error { return errors.Join(b.Backend.Close(), b.links.close(b.all)) }
@@ -131,54 +139,4 @@ func (b *linkedBackend) String() string {
 		return s.String()
 	}
 	return b.Info().Name
-}
-
-// withInterfaces returns linked with the optional interfaces that b has.
-func withInterfaces(linked *linkedBackend, b driver.Backend) driver.Backend {
-	w, watches := b.(driver.Watcher)
-	i, inspects := b.(driver.Inspector)
-	a, breaks := b.(driver.Admin)
-	switch {
-	case watches && inspects && breaks:
-		return struct {
-			*linkedBackend
-			driver.Watcher
-			driver.Inspector
-			driver.Admin
-		}{linked, w, i, a}
-	case watches && inspects:
-		return struct {
-			*linkedBackend
-			driver.Watcher
-			driver.Inspector
-		}{linked, w, i}
-	case watches && breaks:
-		return struct {
-			*linkedBackend
-			driver.Watcher
-			driver.Admin
-		}{linked, w, a}
-	case inspects && breaks:
-		return struct {
-			*linkedBackend
-			driver.Inspector
-			driver.Admin
-		}{linked, i, a}
-	case watches:
-		return struct {
-			*linkedBackend
-			driver.Watcher
-		}{linked, w}
-	case inspects:
-		return struct {
-			*linkedBackend
-			driver.Inspector
-		}{linked, i}
-	case breaks:
-		return struct {
-			*linkedBackend
-			driver.Admin
-		}{linked, a}
-	}
-	return linked
 }

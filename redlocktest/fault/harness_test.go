@@ -47,12 +47,6 @@ func (a *asker) Close() error {
 	return a.conn.Close()
 }
 
-type (
-	watches  struct{ driver.Watcher }
-	inspects struct{ driver.Inspector }
-	breaks   struct{ driver.Admin }
-)
-
 func harnessOf(e *echo) (h func() (driver.Backend, error), faults func(b driver.Backend) (partition, heal, drop func() error), count func() (int, error)) {
 	all := Harness(e.addr, func(addr string) (driver.Backend, error) {
 		c, err := net.Dial("tcp", addr)
@@ -108,66 +102,6 @@ func TestAHarnessBreaksTheLinkOfOneBackend(t *testing.T) {
 	}
 	if Unwrap(Unwrap(b)) != Unwrap(b) {
 		t.Error("Unwrap changes a backend that the harness has not wrapped")
-	}
-}
-
-// TestAHarnessKeepsTheOptionalInterfaces: the wrapped backend has the same optional interfaces,
-// not more.
-func TestAHarnessKeepsTheOptionalInterfaces(t *testing.T) {
-	type backend = *asker
-	for name, b := range map[string]driver.Backend{
-		"": &asker{},
-		"w": struct {
-			backend
-			watches
-		}{},
-		"i": struct {
-			backend
-			inspects
-		}{},
-		"a": struct {
-			backend
-			breaks
-		}{},
-		"wi": struct {
-			backend
-			watches
-			inspects
-		}{},
-		"wa": struct {
-			backend
-			watches
-			breaks
-		}{},
-		"ia": struct {
-			backend
-			inspects
-			breaks
-		}{},
-		"wia": struct {
-			backend
-			watches
-			inspects
-			breaks
-		}{},
-	} {
-		l := &linkedBackend{Backend: b}
-		got, has := withInterfaces(l, b), ""
-		if _, ok := got.(driver.Watcher); ok {
-			has += "w"
-		}
-		if _, ok := got.(driver.Inspector); ok {
-			has += "i"
-		}
-		if _, ok := got.(driver.Admin); ok {
-			has += "a"
-		}
-		if has != name {
-			t.Errorf("a backend with %q has %q behind a proxy", name, has)
-		}
-		if Unwrap(got) != b {
-			t.Errorf("%q is not unwrapped", name)
-		}
 	}
 }
 

@@ -149,66 +149,14 @@ func (s *Script) fault(op Op, key, owner string) (Fault, <-chan struct{}) {
 }
 
 // Wrap returns a backend that makes b's calls with the script's faults. It has exactly b's
-// optional interfaces (driver.GuardAdmin only together with all others), and is a fmt.Stringer
-// if b is one. Closing it closes b.
+// optional interfaces, as have its leases, and is a fmt.Stringer. Closing it closes b.
 func Wrap(b driver.Backend, s *Script) driver.Backend {
 	f := &backend{inner: b, script: s, closed: make(chan struct{})}
-	w, isWatcher := b.(driver.Watcher)
-	i, isInspector := b.(driver.Inspector)
-	a, isAdmin := b.(driver.Admin)
-	g, isGuard := b.(driver.GuardAdmin)
-	spoilt := watcher{f, w}
-	switch {
-	case isWatcher && isInspector && isAdmin && isGuard:
-		return struct {
-			*backend
-			driver.Watcher
-			driver.Inspector
-			driver.Admin
-			driver.GuardAdmin
-		}{f, spoilt, i, a, g}
-	case isWatcher && isInspector && isAdmin:
-		return struct {
-			*backend
-			driver.Watcher
-			driver.Inspector
-			driver.Admin
-		}{f, spoilt, i, a}
-	case isWatcher && isInspector:
-		return struct {
-			*backend
-			driver.Watcher
-			driver.Inspector
-		}{f, spoilt, i}
-	case isWatcher && isAdmin:
-		return struct {
-			*backend
-			driver.Watcher
-			driver.Admin
-		}{f, spoilt, a}
-	case isInspector && isAdmin:
-		return struct {
-			*backend
-			driver.Inspector
-			driver.Admin
-		}{f, i, a}
-	case isWatcher:
-		return struct {
-			*backend
-			driver.Watcher
-		}{f, spoilt}
-	case isInspector:
-		return struct {
-			*backend
-			driver.Inspector
-		}{f, i}
-	case isAdmin:
-		return struct {
-			*backend
-			driver.Admin
-		}{f, a}
+	o := optionalOf(b)
+	if o.watcher != nil {
+		o.watcher = watcher{f, o.watcher}
 	}
-	return f
+	return o.add(f)
 }
 
 // releaseLimit bounds a Release that hangs, and the clean-up of a lost grant.
@@ -224,6 +172,8 @@ type backend struct {
 	closed  chan struct{}
 	cleanup sync.WaitGroup
 }
+
+func (b *backend) layer() any { return b }
 
 // String returns the wrapped backend's String.
 func (b *backend) String() string {
@@ -261,7 +211,14 @@ func (b *backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		}
 		return nil, err
 	}
-	return &lease{b, granted, req.Key, req.Owner}, nil
+	l := &lease{b, granted, req.Key, req.Owner}
+	if reporter, ok := granted.(driver.LossReporter); ok {
+		return struct {
+			*lease
+			driver.LossReporter
+		}{l, reporter}, nil
+	}
+	return l, nil
 }
 
 // undo releases a grant whose reply was lost.
