@@ -69,7 +69,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		b.heldAt.Store(time.Now().UnixMilli())
 		return nil, err
 	}
-	err = b.failed(ctx, "acquire", err)
+	err = b.failed(ctx, err)
 	if a.seen != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}

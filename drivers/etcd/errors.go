@@ -51,14 +51,14 @@ func definite(err error) bool {
 	return false
 }
 
-// failed turns the client's error into that of a call: a refusal, or an unknown outcome. ctx is
-// the caller's context.
-func (b *Backend) failed(ctx context.Context, what string, err error) error {
+// failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
+// caller names the operation. ctx is the caller's context.
+func (b *Backend) failed(ctx context.Context, err error) error {
 	if b.ctx.Err() != nil {
 		return driver.ErrClosed
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("etcd: %s: %w", what, ctx.Err())
+		return fmt.Errorf("etcd: %w", ctx.Err())
 	}
 	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
 		return err
@@ -83,10 +83,10 @@ func (b *Backend) failed(ctx context.Context, what string, err error) error {
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || code(err) == codes.DeadlineExceeded {
 		// The error of the driver's own context must not match the error of the caller's context.
-		return fmt.Errorf("etcd: %s: no member answered within %v", what, b.opt.CallTimeout)
+		return fmt.Errorf("etcd: no member answered within %v", b.opt.CallTimeout)
 	}
 	if code(err) == codes.Internal {
-		return fmt.Errorf("etcd: %s: %s", what, answer)
+		return fmt.Errorf("etcd: %s", answer)
 	}
-	return fmt.Errorf("etcd: %s: %w", what, err)
+	return fmt.Errorf("etcd: %w", err)
 }

@@ -33,7 +33,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	defer cancel()
 	entries, total, err := b.entries(bounded, b.Path(key))
 	if err != nil {
-		return nil, b.failed(ctx, "look up", err)
+		return nil, b.failed(ctx, err)
 	}
 	s := state(key, entries)
 	if s == nil {
@@ -115,7 +115,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	for {
 		page, err := b.page(ctx, from, to)
 		if err != nil {
-			return b.failed(ctx, "list", err)
+			return b.failed(ctx, err)
 		}
 		for _, e := range b.parseAll(page.Kvs) {
 			if !strings.HasPrefix(e.path, b.Path(prefix)) {
@@ -157,7 +157,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	defer cancel()
 	e, err := b.holder(bounded, key, fence)
 	if err != nil {
-		return b.failed(ctx, "break", err)
+		return b.failed(ctx, err)
 	}
 	if e == nil {
 		return driver.ErrLost
@@ -165,7 +165,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	done, unsure, err := b.remove(bounded, e)
 	switch {
 	case err != nil:
-		return b.failed(ctx, "break", err)
+		return b.failed(ctx, err)
 	case done || unsure: // an earlier try may have done it
 		return nil
 	}
@@ -199,7 +199,7 @@ func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (client
 	defer cancel()
 	e, err := b.holder(bounded, key, fence)
 	if err != nil {
-		return none, b.failed(ctx, "find the holder", err)
+		return none, b.failed(ctx, err)
 	}
 	if e == nil {
 		return none, driver.ErrLost
@@ -234,10 +234,10 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	defer cancel()
 	c, err := b.connect(bounded)
 	if err != nil {
-		return nil, b.failed(ctx, "check", err)
+		return nil, b.failed(ctx, err)
 	}
 	if _, err := b.fetchBase(bounded); err != nil {
-		return nil, b.failed(ctx, "check", err)
+		return nil, b.failed(ctx, err)
 	}
 	var found []driver.Diagnostic
 	for _, endpoint := range c.Endpoints() {

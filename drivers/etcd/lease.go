@@ -54,7 +54,7 @@ func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 		return func() { <-l.busy; l.b.wg.Done() }, nil
 	case <-ctx.Done():
 		l.b.wg.Done()
-		return nil, l.b.failed(ctx, "wait for another call of this lease", ctx.Err())
+		return nil, l.b.failed(ctx, ctx.Err())
 	}
 }
 
@@ -82,7 +82,7 @@ func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, 
 		l.end()
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
-		return driver.Grant{}, l.b.failed(caller, "renew", err)
+		return driver.Grant{}, l.b.failed(caller, err)
 	}
 	g := <-l.grant
 	g.Expires = driver.Expires(l.life.start, r.TTL)
@@ -182,7 +182,7 @@ func (l *lease) Release(caller context.Context) error {
 		return c.Delete(ctx, l.key) // no other lock has this name
 	})
 	if err != nil {
-		return l.b.failed(caller, "release", err)
+		return l.b.failed(caller, err)
 	}
 	l.b.saw(done.Header.Revision)
 	if len(l.former) > 0 || l.unsure || done.Deleted == 0 { // 0: the etcd lease may have ended

@@ -20,7 +20,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	defer cancel()
 	client, err := b.connect(bounded)
 	if err != nil {
-		return nil, b.failed(ctx, "watch", err)
+		return nil, b.failed(ctx, err)
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	ended := context.AfterFunc(b.ctx, stop)
@@ -50,7 +50,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	}
 	if err != nil {
 		stop()
-		return nil, b.failed(ctx, "watch", err)
+		return nil, b.failed(ctx, err)
 	}
 	return signal, nil
 }

@@ -63,7 +63,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if errors.Is(err, driver.ErrHeld) {
 		return nil, err
 	}
-	err = b.failed(ctx, a.s, "acquire", err)
+	err = b.failed(ctx, a.s, err)
 	if a.seen != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}

@@ -44,14 +44,14 @@ func definite(err error) bool {
 	return false
 }
 
-// failed turns the client's error into that of a call: a refusal, or an unknown outcome. ctx is
-// the caller's context; s is the session that was used, or nil.
-func (b *Backend) failed(ctx context.Context, s *session, what string, err error) error {
+// failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
+// caller names the operation. ctx is the caller's context; s is the session that was used, or nil.
+func (b *Backend) failed(ctx context.Context, s *session, err error) error {
 	if b.ctx.Err() != nil || errors.Is(err, driver.ErrClosed) {
 		return driver.ErrClosed
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("zookeeper: %s: %w", what, ctx.Err())
+		return fmt.Errorf("zookeeper: %w", ctx.Err())
 	}
 	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
 		return err
@@ -66,7 +66,7 @@ func (b *Backend) failed(ctx context.Context, s *session, what string, err error
 		return &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		// The error of the driver's own context must not match the error of the caller's context.
-		text := fmt.Sprintf("zookeeper: %s: no server answered within %v", what, b.opt.CallTimeout)
+		text := fmt.Sprintf("zookeeper: no server answered within %v", b.opt.CallTimeout)
 		if s != nil {
 			if why := s.why(); why != "" {
 				text += ": " + why
@@ -74,5 +74,5 @@ func (b *Backend) failed(ctx context.Context, s *session, what string, err error
 		}
 		return errors.New(text)
 	}
-	return fmt.Errorf("zookeeper: %s: %w", what, err)
+	return fmt.Errorf("zookeeper: %w", err)
 }

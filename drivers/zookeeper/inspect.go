@@ -19,7 +19,7 @@ import (
 const mostQueued = 100
 
 // inspect calls f with a session, and translates its error.
-func (b *Backend) inspect(ctx context.Context, what string, f func(context.Context, *session) error) error {
+func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session) error) error {
 	if err := b.begin(); err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (b *Backend) inspect(ctx context.Context, what string, f func(context.Conte
 	bounded, cancel := b.bound(ctx)
 	defer cancel()
 	if err := f(bounded, s); err != nil && !errors.Is(err, driver.ErrLost) {
-		return b.failed(ctx, s, what, err)
+		return b.failed(ctx, s, err)
 	} else if err != nil {
 		return driver.ErrLost
 	}
@@ -42,7 +42,7 @@ func (b *Backend) inspect(ctx context.Context, what string, f func(context.Conte
 // Lookup returns the holders of key, and the number of its waiters. A leader that has lost its
 // majority answers until it notices that; what it says is then as old as the loss.
 func (b *Backend) Lookup(ctx context.Context, key string) (state *driver.State, err error) {
-	err = b.inspect(ctx, "look up", func(ctx context.Context, s *session) error {
+	err = b.inspect(ctx, func(ctx context.Context, s *session) error {
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func sessionName(stat *zk.Stat) string { return "0x" + strconv.FormatInt(stat.Ep
 // List yields the held keys.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
 	var names []string
-	err := b.inspect(ctx, "list", func(ctx context.Context, s *session) error {
+	err := b.inspect(ctx, func(ctx context.Context, s *session) error {
 		err := b.look(ctx, s)
 		if err == nil {
 			names, err = b.children(ctx, s, strings.TrimSuffix(b.opt.Path, "/"))
@@ -144,7 +144,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 			continue
 		}
 		var state *driver.State
-		err := b.inspect(ctx, "list", func(ctx context.Context, s *session) (err error) {
+		err := b.inspect(ctx, func(ctx context.Context, s *session) (err error) {
 			state, err = b.state(ctx, s, key)
 			return err
 		})
@@ -161,7 +161,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 // Break deletes the entry of the holder with this token. Its owner learns of it at the next
 // renewal.
 func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
-	return b.inspect(ctx, "break", func(ctx context.Context, s *session) error {
+	return b.inspect(ctx, func(ctx context.Context, s *session) error {
 		node, err := b.holder(ctx, s, key, fence)
 		if err != nil {
 			return err
@@ -215,15 +215,19 @@ func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint
 // of members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	var found []driver.Diagnostic
-	err := b.inspect(ctx, "check", func(ctx context.Context, s *session) error {
+	err := b.inspect(ctx, func(ctx context.Context, s *session) (err error) {
 		if _, err := s.await(ctx); err != nil {
 			return err
 		}
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
+<<<<<<< HEAD
 		of, err := b.checkEnsemble(ctx, s)
 		found = append(found, of...)
+=======
+		found, err = b.checkEnsemble(ctx, s)
+>>>>>>> 889d006 (etcd, zookeeper: an error does not repeat the operation)
 		return err
 	})
 	if err != nil {
@@ -249,10 +253,17 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver
 	}
 	got, err := read(ctx, s, "/zookeeper/config")
 	switch {
+<<<<<<< HEAD
 	case err != nil && definite(err):
 		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()}), nil
 	case err != nil: // no server answers
 		return nil, err
+=======
+	case err != nil && !definite(err):
+		return nil, err
+	case err != nil:
+		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()}), nil
+>>>>>>> 889d006 (etcd, zookeeper: an error does not repeat the operation)
 	}
 	voters := 0
 	for line := range strings.Lines(string(got.data)) {

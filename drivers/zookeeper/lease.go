@@ -54,7 +54,7 @@ func (l *lease) enter(ctx context.Context) (leave func(), err error) {
 		return func() { <-l.busy; l.b.wg.Done() }, nil
 	case <-ctx.Done():
 		l.b.wg.Done()
-		return nil, l.b.failed(ctx, l.s, "wait for another call of this lease", ctx.Err())
+		return nil, l.b.failed(ctx, l.s, ctx.Err())
 	}
 }
 
@@ -83,7 +83,7 @@ func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, 
 		l.end(true)
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
-		return driver.Grant{}, l.b.failed(caller, l.s, "renew", err)
+		return driver.Grant{}, l.b.failed(caller, l.s, err)
 	}
 	g := <-l.grant
 	g.Expires = l.s.end(sent, r.TTL)
@@ -137,7 +137,7 @@ func (l *lease) Release(caller context.Context) error {
 	err = l.remove(ctx)
 	l.end(err == nil)
 	if err != nil {
-		return l.b.failed(caller, l.s, "release", err)
+		return l.b.failed(caller, l.s, err)
 	}
 	return nil
 }
