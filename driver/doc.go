@@ -21,7 +21,7 @@
 //
 // # How to write a driver
 //
-// The example below is a whole driver of a hundred lines. The steps:
+// The file example_test.go is a whole driver of a hundred lines. The steps:
 //
 //  1. Write Open. Take the DSN apart with an allowlist of your own, refuse every parameter that
 //     you do not know by its name, and connect to nothing. Never put the DSN, or the error of

@@ -70,7 +70,7 @@
 // It cannot find a bug that needs more load, more time or another fault than a run has; servers
 // that lose acknowledged data, unless the harness has Kill and Restart; clocks that run at
 // different rates; errors of a quorum with other servers than the tested ones; a wrong hint
-// that no case checks (such as how long a lock is held); a user who goes on working after the
+// that no case checks (such as HeldError.PollAfter); a user who goes on working after the
 // lease's end. New cases are advisory for one minor version: their failures are notes, unless
 // [Harness.Strict], and the next minor version is the time to pass them.
 //

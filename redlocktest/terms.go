@@ -103,12 +103,13 @@ func (r *run) since(he *driver.HeldError, asked, answered time.Time, l *lease) {
 	if he.Since.IsZero() {
 		return
 	}
-	t := l.first
+	t, clock := l.first, "the server's clock"
 	age, tolerance := he.Clock.Sub(he.Since), driver.FenceSlack+time.Second
 	if he.Clock.IsZero() {
+		clock = "this machine's clock"
 		age, tolerance = time.Since(he.Since), 30*time.Second // the clocks may differ
 	}
 	if least, most := asked.Sub(t.received)-tolerance, answered.Sub(t.sent)+tolerance; age < least || age > most {
-		r.fatal(holderSeen, "Since is %v, %v ago by the server's clock, and the lock was granted %v ago", he.Since, age, answered.Sub(t.sent).Round(time.Millisecond))
+		r.fatal(holderSeen, "Since is %v, %v ago by %s, and the lock was granted %v ago", he.Since, age, clock, answered.Sub(t.sent).Round(time.Millisecond))
 	}
 }

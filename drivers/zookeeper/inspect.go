@@ -222,12 +222,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
-<<<<<<< HEAD
-		of, err := b.checkEnsemble(ctx, s)
-		found = append(found, of...)
-=======
 		found, err = b.checkEnsemble(ctx, s)
->>>>>>> 889d006 (etcd, zookeeper: an error does not repeat the operation)
 		return err
 	})
 	if err != nil {
