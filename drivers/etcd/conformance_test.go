@@ -137,6 +137,7 @@ func TestConformance(t *testing.T) {
 	}
 	h.Timeout = 5 * time.Minute // for a machine that is very busy
 	h.Residue = func(ctx context.Context) ([]string, error) { return stored(ctx, g) }
+	h.Faults.DropReply = fault.DropAnswer(fault.ProtocolHTTP2)
 	h.FutureLayout = func() (func() error, error) { return changeLayout(g) }
 	if h.Faults.Kill = g.KillMajority; *whole {
 		h.Faults.Kill = g.Kill

@@ -11,6 +11,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var full = flag.Bool("full", false, "run the conformance suite with all its repetitions on every database, and not on MariaDB alone")
@@ -73,12 +74,16 @@ func (p *place) harness(t testing.TB) redlocktest.Harness {
 		return h
 	}
 	cfg.DSN = withPassword(p.url, secret)
-	if p.behind.Kind() == "mariadbd" {
+	if p.behind.Kind() == server.KindMariaDB {
 		p.do(t, "CREATE USER alice@'%' IDENTIFIED BY 'pw-s3cr3t'")
 		p.do(t, "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON test.* TO alice@'%'")
 		cfg.DSN = withPassword(p.server.URLFor("alice", "")+"?setup=on", secret)
 	}
 	h.URL, h.Secret = cfg.DSN, secret
+	h.Faults.DropReply = fault.DropAnswer(fault.ProtocolPostgres)
+	if p.behind.Kind() == server.KindMariaDB {
+		h.Faults.DropReply = fault.DropAnswer(fault.ProtocolMySQL)
+	}
 	h.Faults.Kill = p.behind.Kill
 	h.Faults.Restart = func(bool) error { return p.behind.Start() } // what was committed is on the disk
 	h.Faults.Pause, h.Faults.Resume = p.server.Pause, p.server.Resume

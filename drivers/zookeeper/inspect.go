@@ -248,17 +248,10 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver
 	}
 	got, err := read(ctx, s, "/zookeeper/config")
 	switch {
-<<<<<<< HEAD
-	case err != nil && definite(err):
-		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()}), nil
-	case err != nil: // no server answers
-		return nil, err
-=======
 	case err != nil && !definite(err):
 		return nil, err
 	case err != nil:
 		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()}), nil
->>>>>>> 889d006 (etcd, zookeeper: an error does not repeat the operation)
 	}
 	voters := 0
 	for line := range strings.Lines(string(got.data)) {

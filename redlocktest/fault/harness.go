@@ -13,7 +13,8 @@ import (
 // Harness returns a harness for the server at addr whose backends each reach it through a proxy
 // of their own. open opens a backend with the proxy's address. Closing the backend that the
 // suite gets also closes its proxy. The harness can break the link of any backend
-// (Faults.Partition, Heal, Slow, DropReply and Reset), and counts the connections. Set further
+// (Faults.Partition, Heal, Slow, DropReply and Reset), and counts the connections. If the server
+// sends anything but answers, replace DropReply by that of DropAnswer. Set further
 // fields if the test can do more, such as Kill and Pause of a server.Server, or Residue.
 //
 //	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
@@ -27,27 +28,17 @@ func Harness(addr string, open func(addr string) (driver.Backend, error)) redloc
 // order of addrs. A fault breaks all links of a backend.
 func HarnessOf(addrs []string, open func(addrs []string) (driver.Backend, error)) redlocktest.Harness {
 	all := &links{open: map[*Proxy]bool{}}
-	each := func(b driver.Backend, f func(*Proxy)) error {
-		l := linkedOf(b)
-		if l == nil {
-			return fmt.Errorf("%T is not a backend that this harness has opened", b)
-		}
-		for _, p := range l.all {
-			f(p)
-		}
-		return nil
-	}
 	return redlocktest.Harness{
 		Open:        func() (driver.Backend, error) { return all.connect(addrs, open) },
 		Connections: all.count,
 		Faults: &redlocktest.Faults{
-			Partition: func(b driver.Backend) error { return each(b, (*Proxy).Pause) },
-			Heal:      func(b driver.Backend) error { return each(b, (*Proxy).Resume) },
+			Partition: func(b driver.Backend) error { return eachProxy(b, (*Proxy).Pause) },
+			Heal:      func(b driver.Backend) error { return eachProxy(b, (*Proxy).Resume) },
 			Slow: func(b driver.Backend, d time.Duration) error {
-				return each(b, func(p *Proxy) { p.Delay(ToClient, d, 0) })
+				return eachProxy(b, func(p *Proxy) { p.Delay(ToClient, d, 0) })
 			},
-			DropReply: func(b driver.Backend) error { return each(b, func(p *Proxy) { p.CutReplies(1) }) },
-			Reset:     func(b driver.Backend) error { return each(b, (*Proxy).CutAll) },
+			DropReply: func(b driver.Backend) error { return eachProxy(b, func(p *Proxy) { p.CutReplies(1) }) },
+			Reset:     func(b driver.Backend) error { return eachProxy(b, (*Proxy).CutAll) },
 		},
 	}
 }

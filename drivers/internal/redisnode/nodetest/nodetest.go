@@ -335,6 +335,7 @@ func (s *suite) conformance(t *testing.T) {
 	h.Short = !s.own() // fewer repetitions on the other kind of server
 	h.Residue = func(context.Context) ([]string, error) { return locks(srv) }
 	h.IgnoreGoroutines = s.Goroutines
+	h.Faults.DropReply = fault.DropAnswer(fault.ProtocolRESP)
 	h.Faults.Kill, h.Faults.Restart, h.Faults.Pause, h.Faults.Resume = srv.Kill, srv.StartAgain, srv.Pause, srv.Resume
 	redlocktest.Run(t, h)
 }
