@@ -754,6 +754,7 @@ func urls(t *testing.T, p *place) {
 		"fine":              {URL: p.url + quick, Want: "granted"},
 		"another parameter": {URL: p.url + "&redlocktest=1", Want: "invalid"},
 		"too short a time":  {URL: p.url + "&call_timeout=1ns", Want: "invalid"},
+		"an empty table":    {URL: strings.Replace(p.url, "table="+p.table, "table=", 1), Want: "invalid"},
 		"no table's name":   {URL: strings.Replace(p.url, "table="+p.table, "table=a;b", 1), Want: "invalid"},
 	}
 	if p.server == nil {
