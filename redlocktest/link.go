@@ -13,7 +13,7 @@ var linkCases = []testCase{
 	{name: "late-request", rules: []rule{fourOutcomes, undoes, noLeaks, closing}, needs: []condition{partitions}, do: lateRequest},
 	{name: "hung", rules: []rule{fourOutcomes, noLeaks, acquiring}, needs: []condition{partitions}, do: hungLink},
 	{name: "hung-close", rules: []rule{closing}, needs: []condition{partitions}, do: hungClose},
-	{name: "silent-waiter", rules: []rule{fourOutcomes, waiting, watching}, ttl: true, needs: []condition{partitions}, do: silentWaiter},
+	{name: "silent-waiter", rules: []rule{fourOutcomes, waiting, watching, closing}, ttl: true, needs: []condition{partitions}, do: silentWaiter},
 	{name: "reset-lease", rules: []rule{exclusion, fourOutcomes, renewing, releasing}, without: driver.FeatureSession, needs: []condition{resets}, do: resetLease},
 	{name: "reset-watch", rules: []rule{watching}, needs: []condition{watches, resets}, do: resetWatch},
 	{name: "reset-waiter", rules: []rule{fourOutcomes, waiting, watching}, needs: []condition{resets}, do: resetWaiter},
@@ -218,25 +218,32 @@ func (r *run) asDlock(b driver.Backend, key string) *lease {
 	return l
 }
 
-// silentWaiter: a waiter whose link hangs may delay the next waiter, by its TTL at most, but
-// does not keep the lock from it.
+// silentWaiter: two waiters are first in the queue: one is closed, and the link of the other
+// hangs. They may delay the next waiter, by their TTL at most, but do not keep the lock from it.
 func silentWaiter(r *run) {
-	a, dead := r.pair()
-	alive, key := r.open(), r.key()
+	a, silent := r.pair()
+	gone, alive, key := r.open(), r.open(), r.key()
 	l := r.grant(a, driver.Request{Key: key})
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
-	silent := r.async(func() {
-		_, _ = r.tryCtx(ctx, dead, driver.Request{Key: key, TTL: r.short(), Wait: true}) // it is not heard
-	})
-	if _, ok := dead.(driver.Watcher); ok {
-		r.watch(ctx, dead, key)
-		_, _ = r.try(dead, driver.Request{Key: key, TTL: r.short()})
+	queue := func(b driver.Backend) (unheard <-chan struct{}) {
+		unheard = r.async(func() {
+			_, _ = r.tryCtx(ctx, b, driver.Request{Key: key, TTL: r.short(), Wait: true})
+		})
+		if _, ok := b.(driver.Watcher); ok {
+			r.watch(ctx, b, key)
+			_, _ = r.try(b, driver.Request{Key: key, TTL: r.short()})
+		}
+		r.pause(20 * time.Millisecond)
+		return unheard
 	}
-	r.pause(20 * time.Millisecond)
+	first, second := queue(gone), queue(silent)
 	woken := r.async(func() { r.release(r.asDlock(alive, key)) })
 	r.pause(20 * time.Millisecond)
-	heal := r.cutOff(dead)
+	heal := r.cutOff(silent)
+	if err := gone.Close(); err != nil {
+		r.record(closing, "Close gives %v", err)
+	}
 	r.release(l)
 	select {
 	case <-woken:
@@ -245,7 +252,8 @@ func silentWaiter(r *run) {
 	}
 	cancel()
 	heal()
-	r.join(silent)
+	r.join(first)
+	r.join(second)
 	r.join(woken)
 	r.free(a, key)
 }
