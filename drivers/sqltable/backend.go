@@ -105,7 +105,9 @@ var (
 
 // New returns a backend on a database that the program has opened. db uses the dialect d and
 // reaches one server that takes writes. Its connections commit each statement by itself, as
-// they do by default. New does no I/O.
+// they do by default. A client that reads the end of a result without a context, as
+// go-sql-driver/mysql does, needs a read timeout (its ReadTimeout), or a call may hang. New does
+// no I/O.
 func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 	if db == nil {
 		return nil, driver.Invalid("db", "is nil")

@@ -74,7 +74,8 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	}
 	c.User, c.Passwd, c.DBName, c.TLS = u.User, u.Password, database, secure
 	c.Timeout = o.CallTimeout
-	c.Logger = &client.NopLogger{} // errors that matter are also returned
+	c.ReadTimeout = 10 * o.CallTimeout // the longest call; the client reads the end of a result without a context
+	c.Logger = &client.NopLogger{}     // errors that matter are also returned
 	o.Address = u.Scheme + "://" + c.Addr + "/" + strings.ReplaceAll(database, "%", "%25")
 	connector, err := client.NewConnector(c)
 	if err != nil {
