@@ -1,9 +1,10 @@
 package everything_test
 
 import (
-	"context"
+	"errors"
 	"fmt"
-	"net"
+	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 const canary = "pw-c4n4ry"
@@ -34,28 +34,51 @@ func shows(err error) bool {
 	return strings.Contains(fmt.Sprintf("%v %+v", err, err), canary)
 }
 
+// quiet fails the test if an error shows the password.
+func quiet(t *testing.T, call string, err error) {
+	t.Helper()
+	if shows(err) {
+		t.Errorf("%s: the error shows the password: %v", call, err)
+	}
+}
+
+// fuzzTTL is the TTL of the fuzz tests' locks.
+const fuzzTTL = 20 * time.Second
+
+var fuzzOwners atomic.Int64
+
+func fuzzRequest(key string) *driver.Request {
+	return &driver.Request{Key: key, Owner: fmt.Sprintf("fuzz/%d", fuzzOwners.Add(1)), TTL: fuzzTTL}
+}
+
 // FuzzURL opens URLs of every driver with arbitrary text behind a password: no driver crashes,
-// and no error quotes the password.
+// and no error quotes the password. Of the drivers on local files it also opens folders of its
+// own: two clients of one URL exclude each other.
 func FuzzURL(f *testing.F) {
 	var heads []string
 	for _, name := range dlock.Drivers() {
-		switch name {
-		case "file", "sqlite": // they have no password, and their Open makes what it names
-		case "redlock":
+		if name == "redlock" {
 			heads = append(heads, "redlock:redis://", "redlock:restart_guard=off,valkeys://")
-		default:
+		} else {
 			heads = append(heads, name+"://")
 		}
 	}
-	rests := []string{"host:1/0", "host:notaport", "[::1", "host:1/%zz", "ho st:1/", "host:1/?a=1;b=2", "host:1/?%zz", "host/\x7f", ",b:2?ttl=-1s", "@@host", "h:1,h:2/p?tls=x&ca=/", "/run/s?db=1"}
+	local := len(heads)
+	heads = append(heads, "file://", "sqlite://")
+	rests := []string{"host:1/0", "host:notaport", "[::1", "host:1/%zz", "ho st:1/", "host:1/?a=1;b=2", "host:1/?%zz", "host/\x7f", ",b:2?ttl=-1s", "@@host", "h:1,h:2/p?tls=x&ca=/", "/run/s?db=1",
+		"locks?mode=0600", "a/b?setup=true", "%2f%ff?call_timeout=1s&setup=on"}
 	for i := range heads {
 		for _, rest := range rests {
 			f.Add(uint8(i), rest)
 		}
 	}
 	f.Fuzz(func(t *testing.T, head uint8, rest string) {
-		before := heads[int(head)%len(heads)]
-		b, err := dlock.OpenBackend(before + "user:" + canary + "@" + rest)
+		i := int(head) % len(heads)
+		if i >= local {
+			excludes(t, heads[i], rest)
+			return
+		}
+		b, err := dlock.OpenBackend(heads[i] + "user:" + canary + "@" + rest)
 		said := fmt.Sprintf("%v %+v", err, err)
 		if err == nil {
 			said = fmt.Sprintf("%v %+v", b, b.Info())
@@ -64,115 +87,42 @@ func FuzzURL(f *testing.F) {
 			}
 		}
 		if (shows(err) || strings.Contains(said, canary)) && !strings.Contains(rest, canary) {
-			t.Errorf("%q: %s", before+"user:…@"+rest, said)
+			t.Errorf("%q: %s", heads[i]+"user:…@"+rest, said)
 		}
 	})
 }
 
-// spoiled forwards connections to a server. On each connection it changes bits in the nth chunk
-// of the answers.
-func spoiled(t *testing.T, server string, nth int, bits []byte) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// excludes locks a key by two clients of one URL, in a folder of its own.
+func excludes(t *testing.T, head, rest string) {
+	if path, err := url.PathUnescape(rest); err != nil || strings.Contains(path, "..") {
+		t.Skip("may leave the folder")
 	}
-	t.Cleanup(func() { _ = l.Close() })
-	pump := func(to, from net.Conn, change func([]byte)) {
-		defer func() { _, _ = to.Close(), from.Close() }()
-		buf := make([]byte, 16<<10)
-		for {
-			n, err := from.Read(buf)
-			if err != nil {
-				return
-			}
-			change(buf[:n])
-			if _, err := to.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			up, err := net.Dial("tcp", server)
-			if err != nil {
-				_ = c.Close()
-				continue
-			}
-			n := 0
-			go pump(up, c, func([]byte) {})
-			go pump(c, up, func(b []byte) {
-				if n++; n-1 != nth {
-					return
-				}
-				for i := range bits {
-					b[(int(bits[i])*7+i)%len(b)] ^= 1 << (bits[i] % 8)
-				}
-			})
-		}
-	}()
-	return l.Addr().String()
-}
-
-// FuzzReplies changes bits of what servers answer: no call crashes or hangs, no error shows the
-// password, and a token is never out of its range.
-func FuzzReplies(f *testing.F) {
-	if testing.Short() {
-		f.Skip("starts five servers")
-	}
-	for i := range uint8(5) {
-		f.Add(i, uint8(1), []byte{1, 9, 80})
-		f.Add(i, uint8(5), []byte{7})
-	}
-	const secret = ":" + canary + "@"
-	pg := server.Postgres(f)
-	targets := []struct{ head, addr, tail string }{ // with a password, where the server takes any
-		{"postgres://postgres" + secret, pg.Addr(), "/postgres?sslmode=disable&connect_timeout=1"},
-		{"pgtable://postgres" + secret, pg.Addr(), "/postgres?sslmode=disable&setup=true&call_timeout=300ms"},
-		{"mariadb://root@", server.MariaDB(f).Addr(), "/test?setup=true&call_timeout=300ms"},
-		{"etcd://", server.Etcd(f, 1).Addrs()[0], "?call_timeout=300ms"},
-		{"zk://user" + secret, server.ZooKeeper(f, 1).Addrs()[0], "?call_timeout=300ms"},
-	}
-	var keys atomic.Int64
-	f.Fuzz(func(t *testing.T, which, nth uint8, bits []byte) {
-		t.Parallel()
-		target := targets[int(which)%len(targets)]
-		b, err := dlock.OpenBackend(target.head + spoiled(t, target.addr, int(nth%24), bits) + target.tail)
+	folder := "/" + strings.TrimPrefix(filepath.ToSlash(t.TempDir()), "/") + "/"
+	var leases []driver.Lease
+	for range 2 {
+		b, err := dlock.OpenBackend(head + folder + rest)
 		if err != nil {
-			t.Fatal(err)
+			return
 		}
-		quiet := func(call string, err error) {
-			if shows(err) {
-				t.Errorf("%s: the error shows the password: %v", call, err)
-			}
+		t.Cleanup(func() { _ = b.Close() })
+		req := fuzzRequest("k")
+		if b.Info().MaxTTL == 0 {
+			req.TTL = 0
 		}
-		defer func() { quiet("Close", b.Close()) }()
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-		defer cancel()
-		key := fmt.Sprintf("fuzz%d", keys.Add(1))
-		for i := range 2 {
-			brief, end := context.WithTimeout(ctx, 2*time.Second)
-			l, err := b.Acquire(brief, &driver.Request{Key: key, Owner: fmt.Sprintf("fuzz/%d", i), TTL: 10 * time.Second})
-			quiet("Acquire", err)
-			if err == nil {
-				if fence := l.Grant().Fence; fence == 0 || fence > driver.MaxFence {
-					t.Errorf("granted with token %d", fence)
-				}
-				_, err := l.Renew(brief, &driver.Renewal{TTL: 10 * time.Second})
-				quiet("Renew", err)
-				quiet("Release", l.Release(brief))
-			}
-			if i, ok := b.(driver.Inspector); ok {
-				_, err := i.Lookup(brief, key)
-				quiet("Lookup", err)
-			}
-			end()
+		l, err := b.Acquire(t.Context(), req)
+		switch {
+		case err == nil:
+			leases = append(leases, l)
+		case errors.Is(err, driver.ErrLost), errors.Is(err, driver.ErrHeld) && len(leases) == 0:
+			t.Errorf("%q: the first client is told: %v", rest, err)
 		}
-		if ctx.Err() != nil {
-			t.Error("the calls took a minute, and their contexts 2 s")
+	}
+	if len(leases) > 1 && lives(leases[0]) {
+		t.Errorf("%q: two owners at once", rest)
+	}
+	for _, l := range leases {
+		if err := l.Release(t.Context()); err != nil {
+			t.Errorf("%q: %v", rest, err)
 		}
-	})
+	}
 }
