@@ -65,7 +65,7 @@ func FuzzStoredOnRedis(f *testing.F) {
 		if before == nil {
 			return // the machine stalled
 		}
-		name := prefix + []string{key, "redlock1:fence:{" + prefix + key + "}", "redlock1:mark", "redlock1:line:{" + prefix + key + "}"}[what%4]
+		name := prefix + []string{key, "redlock1:fence:{" + prefix + key + "}", "redlock1:mark", "redlock1:queue:{" + prefix + key + "}"}[what%4]
 		if what%4 != 0 && what&4 != 0 { // the lock is free while the key beside it is mangled
 			_ = before.Release(ctx)
 		}
