@@ -4,7 +4,10 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +26,7 @@ var whole = flag.Bool("whole", false, "run all cases of the suite on every libra
 type subject struct {
 	scheme, parameters string
 	nodes              int
-	// known maps each case that fails to a part of its message: the table of README.md.
+	// known maps each case that fails, or the stress, to a part of its message: the table of README.md.
 	known map[string]string
 	// also are cases that fail for the same reasons, but not in every run.
 	also []string
@@ -38,24 +41,25 @@ const (
 	noWinner = "none won"
 	notTold  = "granted while the lease that is cut off has"
 	each     = "60 leases that are held have"
+	inStress = "explains their answers"
 )
 
 var subjects = []subject{
 	{scheme: "redsync", nodes: 1,
-		known: map[string]string{"fault/lost-reply-acquire": ownRetry, "fault/slow-deadline": tooLate},
+		known: map[string]string{"fault/lost-reply-acquire": ownRetry, "fault/slow-deadline": tooLate, "stress": inStress},
 		also:  []string{"fault/pause", "close/busy", "history/faults"}},
 	{scheme: "redsync", parameters: "?context_timeout=true", nodes: 1,
 		known: map[string]string{"fault/slow-deadline": leftKey},
-		also:  []string{"fault/slow-expires", "fault/lost-reply-acquire", "close/busy", "history/faults"}},
+		also:  []string{"fault/slow-expires", "fault/lost-reply-acquire", "close/busy", "history/faults", "stress"}},
 	{scheme: "redsync", nodes: 3,
 		known: map[string]string{"exclusion/race": noWinner, "cancel/during": leftKey},
-		also:  []string{"exclusion/race-clients", "wait/cancelled-gets-nothing", "fault/pause", "fault/slow-deadline", "fault/lost-reply-acquire", "close/busy", "history/faults"}},
+		also:  []string{"exclusion/race-clients", "wait/cancelled-gets-nothing", "fault/pause", "fault/slow-deadline", "fault/lost-reply-acquire", "close/busy", "history/faults", "stress"}},
 	{scheme: "redislock", nodes: 1,
-		known: map[string]string{"fault/slow-deadline": tooLate},
+		known: map[string]string{"fault/slow-deadline": tooLate, "stress": inStress},
 		also:  []string{"fault/pause", "close/busy", "history/faults"}},
 	{scheme: "redislock", parameters: "?context_timeout=true", nodes: 1,
 		known: map[string]string{"fault/slow-deadline": leftKey},
-		also:  []string{"close/busy", "history/faults"}},
+		also:  []string{"close/busy", "history/faults", "stress"}},
 	{scheme: "valkeylock", parameters: "?validity=500ms", nodes: 1,
 		known: map[string]string{"fault/partition": notTold, "fault/lost-reply-acquire": ownRetry, "leak/goroutines-lease": each},
 		skip:  map[string]string{"fault/restart": "its locks outlive the connection"}},
@@ -126,17 +130,31 @@ func fails(t *testing.T, h redlocktest.Harness, says string) {
 	var all []*redlocktest.Failure
 	for end, tries := time.Now().Add(time.Minute), 0; tries < 5 || time.Now().Before(end); tries++ {
 		h.Timeout = min(least<<tries, most)
-		report, err := redlocktest.Examine(t.Context(), h, nil)
-		if err != nil {
-			t.Fatal(err)
+		if h.Only == "stress" {
+			all = stressed(t, h)
+		} else {
+			report, err := redlocktest.Examine(t.Context(), h, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = report.Failures()
 		}
-		all = report.Failures()
 		if i := slices.IndexFunc(all, func(f *redlocktest.Failure) bool { return strings.Contains(f.Text, says) }); i >= 0 {
 			t.Log(all[i])
 			return
 		}
 	}
 	t.Errorf("the known failure %q is gone; the last run says %v: take it out of the table, here and in README.md", says, all)
+}
+
+// stressed runs the stress, with faults, instead of a case.
+func stressed(t *testing.T, h redlocktest.Harness) []*redlocktest.Failure {
+	h.Only = ""
+	report, err := redlocktest.ExamineStress(t.Context(), h, redlocktest.StressOptions{Duration: h.Timeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report.Failures
 }
 
 // TestWhole finds cases that fail and are not in the tables.
@@ -162,7 +180,11 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestTheTableIsWhole: README.md has a row for each known failure.
+// testCommand matches the command of a row about our drivers: a folder and a test.
+var testCommand = regexp.MustCompile("`go test (?:-C |\\./)(\\S+) (?:-race )?-run (\\w+)\\S*` \\|$")
+
+// TestTheTableIsWhole: README.md has a row for each known failure, and in each row about our
+// drivers a command whose test exists.
 func TestTheTableIsWhole(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -171,12 +193,35 @@ func TestTheTableIsWhole(t *testing.T) {
 	rows := strings.Split(string(text), "\n")
 	for _, s := range subjects {
 		url := s.scheme + "://127.0.0.1:6379" + strings.Repeat(",…", min(1, s.nodes-1)) + s.parameters
-		for name := range s.known {
+		for _, name := range slices.Concat(slices.Collect(maps.Keys(s.known)), s.also) {
 			if !slices.ContainsFunc(rows, func(r string) bool {
 				return strings.HasPrefix(r, "| `"+url+"` |") && strings.Contains(r, "`"+name+"`")
 			}) {
 				t.Errorf("README.md has no row for %s with %s", url, name)
 			}
 		}
+	}
+	_, ours, _ := strings.Cut(string(text), "\n## In ours\n")
+	found := 0
+	for row := range strings.Lines(ours) {
+		if !strings.HasPrefix(row, "| ") || strings.HasPrefix(row, "| driver |") {
+			continue
+		}
+		m := testCommand.FindStringSubmatch(strings.TrimSpace(row))
+		if m == nil {
+			t.Errorf("no command in %s", row)
+			continue
+		}
+		found++
+		files, _ := filepath.Glob(filepath.Join("..", "..", m[1], "*_test.go"))
+		if !slices.ContainsFunc(files, func(name string) bool {
+			code, err := os.ReadFile(name)
+			return err == nil && strings.Contains(string(code), "\nfunc "+m[2]+"(")
+		}) {
+			t.Errorf("%s has no test %s", m[1], m[2])
+		}
+	}
+	if found < 20 {
+		t.Errorf("%d rows were found", found)
 	}
 }
