@@ -3,8 +3,6 @@
 # bash 3.2, since macOS has no newer one.
 set -u -o pipefail
 gotestsum=gotest.tools/gotestsum@v1.13.0
-golangci=github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
-govulncheck=golang.org/x/vuln/cmd/govulncheck@v1.6.0
 export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath" # a checkout in another folder compiles nothing anew
 
 usage() {
@@ -78,53 +76,6 @@ no_program_is_missing() {
 	say "missing: ${lack% }; to install: redlocktest/all.bash --install"
 	case $lack in *cc*) say "without a C compiler there is no race detector" ;; esac
 	[ -z "${CI:-}" ]
-}
-
-# format fails where gofmt does: it is not there, or a file is no Go.
-format() {
-	local found
-	found=$("$(go env GOROOT)/bin/gofmt" -l .) && [ -z "$found" ] && return
-	say "$found"
-	return 1
-}
-
-vet() {
-	local goos
-	in_modules go vet ./... || return
-	for goos in linux darwin windows; do
-		[ "$goos" = "$(go env GOHOSTOS)" ] || GOOS=$goos CGO_ENABLED=0 go vet ./... || { say "(for $goos)"; return 1; }
-	done
-}
-
-# workspace prints a go.work with all modules, in which they get the newest version of each dependency
-# that one of them asks for.
-workspace() {
-	local module version
-	version=$(sed -n 's,^.*/redlock v,v,p' drivers/everything/go.mod)
-	go env GOVERSION | sed 's/^go/go /'
-	for module in $(modules); do
-		say "use $PWD${module#.}"
-		[ "$module" = . ] || say "replace $(sed -n 's/^module //p' "$module/go.mod") $version => $PWD${module#.}"
-	done
-}
-
-# lint looks at all modules at once: what they share is loaded once. It has a cache for each folder:
-# what it found in another checkout has other paths.
-lint() {
-	workspace >"$scratch/go.work"
-	GOWORK=$scratch/go.work GOLANGCI_LINT_CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/redlock-lint/$(pwd | cksum | tr -d ' ')" \
-		go run "$golangci" run $(modules | sed 's,$,/...,')
-}
-
-# vulnerabilities fails for those of dependencies. Those of Go itself need a newer Go,
-# and without a network nobody can look; both fail in GitHub's CI alone.
-vulnerabilities() {
-	[ ! -e "$scratch/blind" ] || return 0
-	go run "$govulncheck" ./... >"$scratch/out" 2>&1 && return
-	cat "$scratch/out"
-	grep -q '^  Module: ' "$scratch/out" && return 1
-	grep -q '^  Standard library' "$scratch/out" || { touch "$scratch/blind"; say "COULD NOT LOOK for vulnerabilities: is their database out of reach?"; }
-	[ -z "${GITHUB_ACTIONS:-}" ]
 }
 
 # run_tests FOLDERS FLAG... PACKAGE... makes one report about the tests of several
@@ -245,6 +196,7 @@ started() {
 trap 'kill $(started) 2>/dev/null; exit 130' INT # what runs in the background does not hear ctrl-C
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 . redlocktest/install.bash
+. redlocktest/checks.bash
 case ${1:-} in
 --go-test) go_test "${@:2}" ;;
 --go-module) go_module "${@:2}" ;;

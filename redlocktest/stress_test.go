@@ -126,7 +126,7 @@ func (b bug) untried(in string) string {
 // hint or a leak, and which it was not tried on.
 func TestStressFindsPlantedBugs(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("short: a stress for each planted bug takes 10 s of processor time")
 	}
 	type line struct{ name, found string }
 	var mu sync.Mutex

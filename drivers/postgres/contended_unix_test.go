@@ -251,7 +251,7 @@ type held struct {
 // says more than the figures.
 func TestProcessesHandTheLockOver(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("short: it starts many processes")
 	}
 	s := server.Postgres(t, server.WithSetting("max_connections", "200"))
 	for _, n := range []int{2, 8, 32} {

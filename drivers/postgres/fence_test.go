@@ -168,7 +168,7 @@ func severalHosts(first *server.Server, more ...*server.Server) string {
 func TestAPromotionUnderLoad(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("short: it starts pairs of servers")
 	}
 	for _, mode := range []string{"asynchronous", "synchronous"} {
 		t.Run(mode, func(t *testing.T) {

@@ -188,7 +188,7 @@ func TestAWriterWaitsForTheReadersThatWereThere(t *testing.T) {
 		for _, processes := range []int{1, 8} {
 			t.Run(fmt.Sprintf("%d readers in %d processes", readers, processes), func(t *testing.T) {
 				if testing.Short() && (readers != 8 || processes != 8) {
-					t.Skip("short")
+					t.Skip("short: 8 readers in 8 processes are enough")
 				}
 				t.Parallel()
 				var all []*postgres.Backend

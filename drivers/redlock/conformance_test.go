@@ -12,7 +12,7 @@ func TestConformance(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			if testing.Short() && n != 5 { // the quorum of three real servers
-				t.Skip("short")
+				t.Skip("short: one size is enough")
 			}
 			s := newSpaces(n)
 			redlocktest.Run(t, redlocktest.Harness{

@@ -86,7 +86,7 @@ type hold struct {
 // The test prints figures, which mean little on a busy machine.
 func TestProcessesHandTheLockOver(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("short: it starts many processes")
 	}
 	c := start(t, 5, "redis")
 	crowds := []int{2, 8, 32, 128}

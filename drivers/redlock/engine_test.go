@@ -36,7 +36,7 @@ const calm = "node_timeout=5s"
 func long(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("short: it takes seconds")
 	}
 }
 

@@ -150,7 +150,7 @@ func progress(t *testing.T, members ...*member) {
 func TestTermsAreChangedUnderLoad(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("short: it waits for quarantines")
 	}
 	const short, long = time.Second, 2 * time.Second
 	f := newFleet(t, 5)
@@ -324,7 +324,7 @@ func bootstrap(q *redlock.Backend, s driver.Bootstrap) (r *driver.MemoryReport, 
 func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("short: it waits for quarantines")
 	}
 	const guard = time.Second
 	f := newFleet(t, 5)

@@ -191,7 +191,7 @@ func TestConformanceOnRealServers(t *testing.T) {
 	}{{3, mixed}, {5, mixed}} { // TestConformance has all sizes
 		t.Run(fmt.Sprintf("%d/%s", c.n, strings.Join(c.schemes, "+")), func(t *testing.T) {
 			if testing.Short() && c.n != 3 {
-				t.Skip("short")
+				t.Skip("short: three servers are enough")
 			}
 			ownprocess.Run(t, func(t *testing.T) {
 				redlocktest.Run(t, startWith(t, c.n, c.schemes, server.WithAppendOnly("always")).harness())
