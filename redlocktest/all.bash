@@ -102,10 +102,11 @@ tested() {
 # go_module FOLDER FLAG... PACKAGE... runs the tests of a nested module.
 go_module() { cd "$1" && tested $test -p=1 "${@:2}" >"$(mktemp "$scratch/nested.XXXXXX")"; }
 
-# go_test MODULES FLAG... PACKAGE...: beside the tests of the main module run those of the
-# nested ones, two modules at a time, and without the race detector what only computes, in one
-# goroutine or in virtual time, what makes thousands of calls in a row, and what measures. Several
-# packages run at once, since they wait more than they compute.
+# go_test MODULES FLAG... PACKAGE...: beside the tests of the main module run those of the nested
+# ones, three at a time (in an order in which the drivers, which take longest, are not the last),
+# and without the race detector what only computes, in one goroutine or in virtual time, what makes
+# thousands of calls in a row, and what measures. Several packages run at once, since they wait more
+# than they compute.
 test="go test -json -timeout=20m"
 computes='^TestEveryPartIsMissed$|^TestEveryRuleIsNeeded$|^TestNoPairOfClientsOverlaps$|^TestPlantedBugs$|^TestStressFindsPlantedBugs$'
 computes=$computes'|^TestTheSimulatedNodeIsTheRealOne$|^TestTheSimulatedQueueIsTheRealOne$|^TestABlackHoleCostsABoundedNumberOfGoroutines$'
@@ -125,8 +126,8 @@ go_test() {
 	shift
 	[ "$folders" != . ] || { tested $test -p=4 "$@"; return; }
 	skip=$(skipped "$@")
-	printf '%s\n' $folders | grep -vx '\.' |
-		xargs -P 2 -I{} "$BASH" redlocktest/all.bash --go-module {} -skip="$skip" "$@" &
+	printf '%s\n' $folders | grep -vx '\.' | sort -t/ -k2,2r |
+		xargs -P 3 -I{} "$BASH" redlocktest/all.bash --go-module {} -skip="$skip" "$@" &
 	others=$!
 	if [ "$skip" != '^$' ]; then
 		(

@@ -95,7 +95,7 @@ func FuzzURL(f *testing.F) {
 // excludes locks a key by two clients of one URL, in a folder of its own.
 func excludes(t *testing.T, head, rest string) {
 	if path, err := url.PathUnescape(rest); err != nil || strings.Contains(path, "..") {
-		t.Skip("may leave the folder")
+		return // it may leave the folder
 	}
 	folder := "/" + strings.TrimPrefix(filepath.ToSlash(t.TempDir()), "/") + "/"
 	var leases []driver.Lease

@@ -162,9 +162,6 @@ func foreignValues(t *testing.T, p *place) {
 
 // texts: in SQLite somebody may write a text where the driver writes bytes. It means the same.
 func texts(t *testing.T, p *place) {
-	if p.dialect != sqltable.SQLite {
-		t.Skip("the columns of other databases have types")
-	}
 	b := p.open(t)
 	_ = must(t, b, request("k")).Release(t.Context())
 	p.do(t, "UPDATE "+p.table+" SET owner = '', expires = ? WHERE name = "+p.key("k"), time.Now().UnixMicro()+hour)

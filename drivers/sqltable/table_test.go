@@ -724,7 +724,7 @@ func refusals(t *testing.T, p *place) {
 		return
 	}
 	if p.server != p.behind {
-		t.Skip("the pooler lets everybody in as the superuser")
+		return // the pooler lets everybody in as the superuser
 	}
 	p.do(t, "CREATE ROLE bob LOGIN")
 	bob := strings.Replace(base, "postgres@", "bob@", 1)

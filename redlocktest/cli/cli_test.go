@@ -515,7 +515,7 @@ func TestWhatADriverKeepsIsSaid(t *testing.T) {
 		}
 		ttl, err := s.Do("PTTL", name)
 		ends, _ := ttl.(int64)
-		if err != nil || ends == -1 || !strings.HasPrefix(name, "redlock1:fence:") && !strings.HasPrefix(name, "redlock1:line:") {
+		if err != nil || ends == -1 || !strings.HasPrefix(name, "redlock1:fence:") && !strings.HasPrefix(name, "redlock1:queue:") {
 			t.Errorf("the key %s is left, for %v ms (%v)", name, ttl, err)
 		}
 	}

@@ -32,7 +32,7 @@ func (o *options) remains(ctx context.Context, url string, before []string, leas
 
 // onRedis is what stays on each server of Redis or Valkey.
 const onRedis = "the keys redlock1:mark and, with a restart guard, redlock1:meta, behind the prefix; " +
-	"counters of tokens (redlock1:fence:…) and wait queues (redlock1:line:…), which end minutes after their last use; " +
+	"counters of tokens (redlock1:fence:…) and wait queues (redlock1:queue:…), which end minutes after their last use; " +
 	"scripts in the server's cache"
 
 // stays is what drivers keep besides locks, by the scheme of their URLs.
