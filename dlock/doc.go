@@ -21,7 +21,7 @@ backends that plug in underneath, as in database/sql.
 
 A [Client] is made once and shared. [Open], [OpenURL] and [New] do no network I/O;
 [Client.Ping] does. The text before the first colon of a URL names the driver, whose
-package has to be imported; prefix= and ttl= mean the same in every URL. A driver whose
+package must be imported; prefix= and ttl= mean the same in every URL. A driver whose
 locks have no TTL refuses ttl=.
 
 # What a lease is

@@ -10,7 +10,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// This file reports events of the background: to the log, and to the hooks that belong to no
+// This file reports background events: to the log, and to the hooks that belong to no
 // call of the program. None of it runs on the path that keeps leases alive, or under a mutex.
 
 // logLine queues a line for the log, with the values of ctx.

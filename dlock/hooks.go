@@ -11,7 +11,7 @@ import (
 //
 // Start, Attempt, Acquired, Failed and Released belong to a call of the program. They are
 // called on its goroutine before it returns, so possibly several at a time. Renewed, Lost and
-// Notice report events of the background. They are called afterwards, one after the other and
+// Notice report background events. They are called afterwards, one after the other and
 // in order, on a goroutine of the client's own. Close and the end of WithMinHold call Start and
 // Released for the locks that they release. Ping calls none.
 type Hooks struct {

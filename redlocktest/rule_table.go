@@ -33,13 +33,11 @@ func StressChecks(h Harness, r *StressReport) []string {
 		rules []rule
 	}{
 		{renewOp, []rule{renewing, losing}}, {releaseOp, []rule{releasing}}, {lookOp, []rule{inspecting}}, {breakOp, []rule{breaking}},
+		{watchOp, []rule{watching}},
 	} {
 		if r.Calls[called.what.String()] > 0 {
 			rules = append(rules, called.rules...)
 		}
-	}
-	if r.Calls["watch"] > 0 {
-		rules = append(rules, watching)
 	}
 	if h.Secret != "" {
 		rules = append(rules, noPassword)

@@ -398,7 +398,7 @@ func (s *stress) done() bool {
 
 // lacking says what the run must still have to prove something; empty: nothing. never says that
 // it cannot come.
-func (s *stress) lacking() (why string, never bool) {
+func (s *stress) lacking() (why string, hopeless bool) {
 	attempts, refusals := s.attempts.Load(), s.refusals.Load()
 	if least := max(attempts/50, 1); attempts < 20 || refusals < least {
 		return fmt.Sprintf("too little contention: %d of %d attempts were refused as held, fewer than %d", refusals, attempts, least), false
@@ -408,7 +408,7 @@ func (s *stress) lacking() (why string, never bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return idle(s.faultCounts())
+	return withoutEffect(s.faultCounts())
 }
 
 func (s *stress) tellProgress(over <-chan struct{}) {

@@ -273,16 +273,16 @@ func (s *stress) faultCounts() (all []FaultCount) {
 	return all
 }
 
-// A kind of fault must have had an effect if it was injected this often. Beside busy loops, calls
-// show at least every fourth fault of each kind that drivers cannot hide: 60 faults of a sound
-// harness have none with a probability of 0.75^60 < 1e-7.
+// A kind of fault must have had an effect if it was injected this often. Even on a machine with
+// other busy programs, calls show at least one fault in four of each kind that drivers cannot hide:
+// 60 faults of a sound harness have none with a probability of 0.75^60 < 1e-7.
 const mustShow = 60
 
-// idle says which of the faults have too little effect; empty: none. If a hook does nothing, more
-// time would not help. Because a signal may take effect a moment after its hook has returned, a few
-// grants during a fault prove nothing.
-func idle(faults []FaultCount) (why string, never bool) {
-	injected, effective := 0, 0
+// withoutEffect says which of the faults have too little effect; empty: none. It is hopeless if a
+// hook does nothing: more time would not help. Because a signal may take effect a moment after its
+// hook has returned, a few grants during a fault prove nothing.
+func withoutEffect(faults []FaultCount) (why string, hopeless bool) {
+	injected, effective, shown, visible := 0, 0, 0, 0 // visible: that drivers cannot hide
 	for _, f := range faults {
 		switch {
 		case f.refuted >= 3 && f.refuted > f.Effective:
@@ -290,11 +290,11 @@ func idle(faults []FaultCount) (why string, never bool) {
 		case f.Injected >= mustShow && f.Effective == 0 && !f.hidden:
 			return fmt.Sprintf("none of %d × %s had an effect on any call: the harness' hook does nothing", f.Injected, f.Name), true
 		case !f.hidden:
-			injected += f.Injected
+			visible, shown = visible+f.Injected, shown+f.Effective
 		}
-		effective += f.Effective
+		injected, effective = injected+f.Injected, effective+f.Effective
 	}
-	if effective < max(1, injected/10) {
+	if effective == 0 || shown < visible/10 {
 		return fmt.Sprintf("of %d faults only %d had an effect on any call: either the harness' hooks do nothing, or no call was in their way", injected, effective), false
 	}
 	return "", false

@@ -298,9 +298,10 @@ func TestFaultsThatHadNoEffect(t *testing.T) {
 		"refuted":     {[]FaultCount{{Name: "a", Injected: 99, Effective: 40}, {Name: "b", Injected: 9, Effective: 2, refuted: 3}}, "during 3 of 9 × b"},
 		"late signal": {[]FaultCount{{Name: "a", Injected: 99, Effective: 40}, {Name: "b", Injected: 9, Effective: 2, refuted: 2}}, ""},
 		"few":         {[]FaultCount{{Name: "a", Injected: 50, Effective: 4}}, "of 50 faults only 4"},
-		"none":        {[]FaultCount{{Name: "a", Injected: 10, hidden: true}}, "of 0 faults only 0"},
+		"none":        {[]FaultCount{{Name: "a", Injected: 10, hidden: true}}, "of 10 faults only 0"},
+		"covered":     {[]FaultCount{{Name: "a", Injected: 99, Effective: 40, hidden: true}, {Name: "b", Injected: 40}}, "of 139 faults only 40"},
 	} {
-		if got, _ := idle(c.all); !strings.Contains(got, c.says) || (got == "") != (c.says == "") {
+		if got, _ := withoutEffect(c.all); !strings.Contains(got, c.says) || (got == "") != (c.says == "") {
 			t.Errorf("%s: %q", name, got)
 		}
 	}

@@ -35,7 +35,7 @@ which the leases of clients with the old list end; those clients are refused fro
 on. Give all clients the new list then.
 
 With --terms the nodes of a quorum hold all clients to the options in the URL from now on:
-restart_guard (the longest TTL), clock_allowance and drift_percent. Every node has to answer.
+restart_guard (the longest TTL), clock_allowance and drift_percent. Every node must answer.
 What protects grows at once, and what permits shrinks at once; the rest follows when every lease
 has ended that was granted before, and the report says when. Clients need not be stopped. Give
 them the URL before, if a permission shrinks, and afterwards, if one grows. If a node fails

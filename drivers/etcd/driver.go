@@ -262,10 +262,9 @@ func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFun
 	return ctx, func() { stop(); cancel() }
 }
 
-// cleanup returns a context for a clean-up of at most this time, which goes on for a moment after
-// Close.
-func (b *Backend) cleanup(most time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.Background(), most)
+// cleanup returns a context for a clean-up, which goes on for a moment after Close.
+func (b *Backend) cleanup() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
 	stop := context.AfterFunc(b.ctx, func() {
 		t := time.AfterFunc(b.opt.CallTimeout, cancel)
 		context.AfterFunc(ctx, func() { t.Stop() })

@@ -170,11 +170,11 @@ func (b *Backend) leave(l *life) {
 }
 
 // revoke ends a lease in the background, with all entries that are or will be attached to it. While
-// no server answers it tries again, until the lease has ended by itself. The caller is counted in
-// b.wg.
+// no server answers it tries again, until Close: a new leader would give the lease its whole TTL
+// again. The caller is counted in b.wg.
 func (b *Backend) revoke(l *life) {
 	b.wg.Go(func() {
-		ctx, cancel := b.cleanup(max(5*b.opt.CallTimeout, time.Until(l.start)+time.Duration(l.seconds)*time.Second))
+		ctx, cancel := b.cleanup()
 		defer cancel()
 		b.revokeNow(ctx, l.id)
 	})

@@ -592,7 +592,7 @@ func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 	_ = next.Release(context.Background())
 }
 
-func TestKeysOfOneHashWaitForEachOtherAndAnEventSaysSo(t *testing.T) {
+func TestKeysOfOneHashWaitForEachOtherAndANoticeSaysSo(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	var notices redlocktest.NoticeLog

@@ -410,7 +410,7 @@ func TestCuratorsLocksExcludeOurs(t *testing.T) {
 	}
 }
 
-func TestALineIsInTheOrderOfItsSequenceNumbers(t *testing.T) {
+func TestAQueueIsInTheOrderOfItsSequenceNumbers(t *testing.T) {
 	children := []string{
 		"_c_6d5b9d2c-0001-4000-8000-000000000001-lock-0000000012",        // Curator's mutex, and ours
 		"_c_6d5b9d2c-0001-4000-8000-000000000002-__READ__0000000003",     // Curator's reader

@@ -86,7 +86,7 @@ func (w *Workers) work(t Task) {
 	}
 }
 
-// next returns a worker's next task, for which it may wait; nil: it has to end.
+// next returns a worker's next task, for which it may wait; nil: it must end.
 func (w *Workers) next(k *worker) Task {
 	if t, ok := w.rest(k); ok {
 		return t

@@ -82,7 +82,10 @@ func (t *attempt) args(p *process, args []string) []string {
 
 // inDoubt returns the last sent call, as an in-doubt call.
 func (t *attempt) inDoubt() inDoubtCall {
-	t.last.call, t.last.life = &t.ask.sent.Call, t.span.counter
+	t.last.call, t.last.life = &t.ask.sent.Call, t.span.lock
+	if t.quorum != nil {
+		t.last.life += t.quorum.Grace // which the script adds
+	}
 	return t.last
 }
 

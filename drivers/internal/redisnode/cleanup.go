@@ -25,7 +25,8 @@ type unsettled struct {
 // caller's context: at once, which frees the lock for others if the attempt has taken effect;
 // and again when no request of it can take effect any more, because a release may overtake it
 // on another connection. That time has come when its call has returned with an answer, or after
-// its not-after. If the server does not answer, it asks again until the lock has ended by itself.
+// its not-after. If the server does not answer, or refuses for now, it asks again until the lock
+// has ended by itself.
 func (n *Node) cleanUp(ctx context.Context, t unsettled) {
 	if n.cleaning.Add(1) > maxCleaning {
 		n.cleaning.Add(-1)

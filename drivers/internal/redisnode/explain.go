@@ -165,6 +165,9 @@ func (n *Node) unknown(err error) bool {
 
 // final reports whether the server refused a call for good.
 func (n *Node) final(err error) bool {
+	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
+		return no.RetryAfter == 0
+	}
 	var reply pipeline.ServerError
 	if !errors.As(err, &reply) {
 		return false

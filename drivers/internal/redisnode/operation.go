@@ -19,7 +19,7 @@ type inDoubtCall struct {
 	call     *pipeline.Call
 	process  *process
 	notAfter int64         // by the server process's clock, in µs
-	life     time.Duration // at least as long as the server keeps a lock of it
+	life     time.Duration // how long the server keeps a lock of it
 }
 
 // cut reports whether the call ended because its connection ended, not by a timeout, after

@@ -1,7 +1,7 @@
 -- Who holds the lock, and how many wait for it?
 -- KEYS: 1 lock, 2 counter. The queue is not among them: see release.lua.
 -- ARGV: 1 '0', 2 queue.
--- Reply: {TIME, counter, the first KiB of the value or '', PTTL, number of waiters in it, the first hundred of them, each
+-- Reply: {TIME, counter, the first KiB of the value or '', PTTL, number of waiters in the queue, the first hundred of them, each
 -- followed by the time since when it waits (us)}; PTTL is -2 if the lock is free, -1 if it never ends.
 local t = redis.call('TIME')
 local v, waiters = redis.call('GETRANGE', KEYS[1], 0, 1023), redis.pcall('ZCOUNT', ARGV[2], 0, 9007199254740990)
