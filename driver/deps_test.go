@@ -59,9 +59,9 @@ func TestDependencyRules(t *testing.T) {
 		rooms + "advisory":   {"driver"},
 		rooms + "claims":     {"driver", rooms + "advisory"},
 		rooms + "session":    append(pgxDeps, "driver", rooms+"wire", rooms+"verdict", rooms+"advisory", rooms+"claims"),
-		"redlocktest":        {"driver", "redlocktest/paired", "redlocktest/server", "redlocktest/internal/port", "redlocktest/internal/wallclock", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
-		"redlocktest/cli":    append(base, dsn, "redlocktest", "redlocktest/paired", "redlocktest/fault", "redlocktest/server", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
-		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/paired", "redlocktest/server", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"redlocktest":        {"driver", "redlocktest/paired", "redlocktest/internal/wallclock", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"redlocktest/cli":    append(base, dsn, "redlocktest", "redlocktest/paired", "redlocktest/fault", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
+		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/paired", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
 		"redlocktest/server": {"redlocktest/internal/port"},
 	}
 	args := []string{"list", "-f", `{{.ImportPath}} {{join .Deps " "}}`}
