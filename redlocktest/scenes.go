@@ -3,6 +3,8 @@ package redlocktest
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -183,4 +185,61 @@ func RunLoss(t *testing.T, h Harness, ttl time.Duration, lock func(ctx context.C
 		}
 		isLost(t, l)
 	})
+}
+
+// RunErrors checks the errors of a backend with an Inspector whose servers are stopped: package dlock
+// names the operation and the key, so a driver's error must not, and it has name once: the driver's
+// name, or the address.
+func RunErrors(t *testing.T, b driver.Backend, name string, stop, resume func() error) {
+	t.Helper()
+	const key, ttl = "the-key", time.Minute
+	l := Grant(t, b, &driver.Request{Key: key, Owner: "a/1", TTL: ttl})
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	i := b.(driver.Inspector)
+	calls := map[string]func(context.Context) error{
+		"acquire": func(ctx context.Context) error {
+			_, err := b.Acquire(ctx, &driver.Request{Key: "other", Owner: "a/2", TTL: ttl})
+			return err
+		},
+		"renew": func(ctx context.Context) error {
+			_, err := l.Renew(ctx, &driver.Renewal{TTL: ttl})
+			return err
+		},
+		"look up": func(ctx context.Context) error {
+			_, err := i.Lookup(ctx, key)
+			return err
+		},
+		"list": func(ctx context.Context) error {
+			return i.List(ctx, "", func(*driver.State) bool { return true })
+		},
+		"check": func(ctx context.Context) error {
+			_, err := i.Check(ctx)
+			return err
+		},
+		"break": func(ctx context.Context) error { return b.(driver.Admin).Break(ctx, key, l.Grant().Fence) },
+	}
+	says := func(op string, err error) {
+		switch {
+		case err == nil:
+			t.Errorf("%s succeeds, and the server is stopped", op)
+		case strings.Contains(err.Error(), op), strings.Contains(err.Error(), key), strings.Count(err.Error(), name) != 1:
+			t.Errorf("%s: the error repeats the operation, the key or the backend: %v", op, err)
+		}
+	}
+	var all sync.WaitGroup
+	for op, call := range calls {
+		all.Go(func() { says(op, call(t.Context())) })
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			says(op, call(ctx))
+		})
+	}
+	all.Wait()
+	says("release", l.Release(t.Context()))
+	if err := resume(); err != nil {
+		t.Fatal(err)
+	}
 }
