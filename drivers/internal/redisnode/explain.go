@@ -40,6 +40,7 @@ func (n *Node) explain(key string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return fmt.Errorf("%s: %w", n.cfg.Addr, err)
 	}
+	err = n.withoutAddress(err)
 	var slow net.Error
 	if errors.As(err, &slow) && slow.Timeout() && !errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err) // the socket's deadline is the context's
@@ -175,3 +176,22 @@ func (n *Node) final(err error) bool {
 	v := n.verdict("", reply)
 	return v != nil && v.RetryAfter == 0
 }
+
+// withoutAddress returns a connection's error without the address that the node's name has already.
+// In a Cluster the address may be another one.
+func (n *Node) withoutAddress(err error) error {
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Addr == nil || !strings.Contains(n.cfg.Addr, op.Addr.String()) {
+		return err
+	}
+	return &abridged{err, strings.Replace(err.Error(), op.Error(), op.Op+": "+op.Err.Error(), 1)}
+}
+
+// abridged is an error with another text.
+type abridged struct {
+	error
+	text string
+}
+
+func (e *abridged) Error() string { return e.text }
+func (e *abridged) Unwrap() error { return e.error }

@@ -82,6 +82,10 @@ var together = []test{
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
 	{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
 	{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
+	{"ErrorsSayEachFactOnce", func(s *suite, t *testing.T) {
+		srv := server.StartFor(t, s.kind)
+		redlocktest.RunErrors(t, s.open(t, s.url(srv.Addr(), "?call_timeout=500ms")), srv.Addr(), srv.Pause, srv.Resume)
+	}},
 }
 
 // brief reports whether one driver may leave to the other what does not depend on its library. CI,
