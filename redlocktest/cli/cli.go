@@ -63,8 +63,8 @@ read the command line. Several URLs stand there with spaces between them.
 
 The report is on stdout; progress is on stderr. The exit code is 0 if everything passed, 1 if
 a promise was broken or a lock is left, 64 for wrong usage, 69 if a backend cannot be opened, 74 if
-the report cannot be written, 130 after an interrupt, which ends the test early. Of several URLs a
-broken promise outweighs a backend that cannot be opened, and this one a URL that is wrong.
+the report cannot be written, 130 after an interrupt, which ends the test early. With several URLs
+the gravest code counts: 1, then 69, then 64.
 
 Flags:
 `
@@ -192,14 +192,19 @@ func (o *options) report(ctx context.Context, url string, stderr io.Writer) (*re
 		return r, exitFailed
 	}
 	fmt.Fprintf(stderr, "redlocktest: %s\n", says(err))
-	name := url
-	if dsn.HasPassword(url) {
-		scheme, _, _ := strings.Cut(url, ":")
-		name = scheme + ":"
+	if r == nil {
+		name := url
+		if dsn.HasPassword(url) {
+			scheme, _, _ := strings.Cut(url, ":")
+			name = scheme + ":"
+		}
+		r = emptyReport(name)
 	}
-	r = emptyReport(name)
-	r.Error = says(err)
-	if errors.Is(err, driver.ErrInvalid) {
+	r.OK, r.Error = false, says(err)
+	switch {
+	case len(r.Left) > 0:
+		return r, exitFailed
+	case errors.Is(err, driver.ErrInvalid):
 		return r, exitUsage
 	}
 	return r, exitUnavailable
@@ -215,7 +220,8 @@ func says(err error) string {
 		"this command is built without $1 (github.com/redlock-go/redlock/drivers/everything/cmd/redlocktest has all drivers, and package redlocktest/cli makes one with others)")
 }
 
-// examine runs the suite on one URL, and then the stress.
+// examine runs the suite on one URL, and then the stress. An error comes with the report of what
+// was tested, nil if that is nothing.
 func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*report, error) {
 	name, before, err := describe(ctx, url)
 	if err != nil && !errors.Is(err, driver.ErrRefused) && !errors.Is(err, errNoList) { // the user may have no right to list
@@ -240,10 +246,9 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 		return nil, err
 	}
 	r := newReport(name, suite)
+	var noStress error
 	if o.stress > 0 && o.only == "" && ctx.Err() == nil && r.OK {
-		if err := o.addStress(ctx, url, h, r, stderr); err != nil {
-			return nil, err
-		}
+		noStress = o.addStress(ctx, url, h, r, stderr)
 	}
 	r.NoProcesses, r.Interrupted, r.Kept = noProcess, ctx.Err() != nil, kept(url)
 	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before, suite.Info.MinTTL)
@@ -254,7 +259,7 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 		r.LeftUnknown = err.Error()
 	}
 	r.finish(newReasons(noLinks, noProcess))
-	return r, nil
+	return r, noStress
 }
 
 // harness returns the harness of a URL, and the reason if it breaks no links.
@@ -270,6 +275,7 @@ func (o *options) harness(url string) (h redlocktest.Harness, noLinks string) {
 		})
 	}
 	h.Driver, h.Secret = opener{}, secretOf(url)
+	h.Strict = true // no continuous integration depends on a command
 	h.URL, h.Prefix = cutPrefix(url)
 	h.LocalClock = !remote.MatchString(url)
 	h.TTL, h.Timeout, h.Short, h.Only, h.Grace = o.ttl, o.timeout, o.short, o.only, mostGrace
@@ -328,6 +334,9 @@ func separate(ctx context.Context, url string) (why string) {
 	return ""
 }
 
+// betweenTries is the pause before a request is repeated.
+const betweenTries = 200 * time.Millisecond
+
 // sharedWithProcesses reports whether another process finds this process's locks under the same
 // URL.
 func sharedWithProcesses(ctx context.Context, url string) (shared bool, err error) {
@@ -343,29 +352,51 @@ func sharedWithProcesses(ctx context.Context, url string) (shared bool, err erro
 	defer func() { err = errors.Join(err, there.Close()) }()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	for ctx.Err() == nil {
-		key, ttl := "redlocktest/stress/"+rand.Text(), here.Info().MaxTTL
-		if ttl > 0 {
-			ttl = min(ttl, max(10*time.Second, here.Info().MinTTL))
+	for last := error(nil); ; {
+		shared, err := findsLock(ctx, here, there)
+		if err == nil {
+			return shared, nil
 		}
-		l, err := here.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
-		if err != nil {
-			continue // an outage proves nothing: try again
+		if last == nil || ctx.Err() == nil { // the end of ctx hides why the attempts before failed
+			last = err
 		}
-		other, err := there.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
-		valid := l.Grant().Expires.IsZero() || time.Now().Before(l.Grant().Expires)
-		_ = l.Release(ctx) // it ends by its short TTL
-		switch {
-		case err == nil:
-			_ = other.Release(ctx)
-			if valid {
-				return false, nil
-			}
-		case errors.Is(err, driver.ErrHeld):
-			return true, nil
+		var no *driver.RefusedError
+		temporary := errors.As(err, &no) && no.RetryAfter > 0
+		if redlocktest.Verdict(err) != "unknown" && !temporary {
+			return false, fmt.Errorf("whether processes share the locks of %s: %w", here.Info().Name, err)
+		}
+		select {
+		case <-ctx.Done():
+			return false, fmt.Errorf("whether processes share the locks of %s: %w; the last answer: %w", here.Info().Name, ctx.Err(), last)
+		case <-time.After(betweenTries):
 		}
 	}
-	return false, fmt.Errorf("whether processes share the locks of %s: %w", here.Info().Name, ctx.Err())
+}
+
+// findsLock reports whether another process finds a lock of this one. An error proves nothing.
+func findsLock(ctx context.Context, here driver.Backend, there *redlocktest.Client) (bool, error) {
+	key, ttl := "redlocktest/stress/"+rand.Text(), here.Info().MaxTTL
+	if ttl > 0 {
+		ttl = min(ttl, max(10*time.Second, here.Info().MinTTL))
+	}
+	l, err := here.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
+	if err != nil {
+		return false, err
+	}
+	other, err := there.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
+	valid := l.Grant().Expires.IsZero() || time.Now().Before(l.Grant().Expires)
+	_ = l.Release(ctx) // it ends by its short TTL
+	if errors.Is(err, driver.ErrHeld) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	_ = other.Release(ctx)
+	if !valid {
+		return false, errors.New("the lock ended before the other process asked for it")
+	}
+	return false, nil
 }
 
 var (
@@ -411,7 +442,7 @@ func list(ctx context.Context, i driver.Inspector) (held []string, err error) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(betweenTries):
 		}
 	}
 }

@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 	dlock.Register("forgetful", &planted{space: memory.New()})
 	dlock.Register("neighbour", neighbour{memory.New()})
 	dlock.Register("untidy", untidy{memory.New()})
+	dlock.Register("refusing", refusing{memory.New()})
 	dlock.Register("slow", slow{memory.New(&memory.Options{Info: driver.Info{
 		Name: "slow", Features: driver.FeatureFencing, MinTTL: 2 * time.Second, MaxTTL: time.Hour,
 	}})})
@@ -554,6 +555,105 @@ func TestWhatNobodyCanListIsNotCalledNothing(t *testing.T) {
 	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--only", "basic/held", "unlisted:")
 	if code != exitOK || !strings.Contains(out, "Left behind: perhaps locks: its driver cannot list locks") {
 		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// refusing is a driver whose DSN says which attempts fail: all of this process ("here"), those of
+// other processes ("there"), the first ("once", for a moment), or all without an answer ("silent").
+type refusing struct{ space *memory.Backend }
+
+type refusingBackend struct {
+	*memory.Backend
+	which string
+}
+
+var attempts atomic.Int64
+
+func (r refusing) Open(cfg *driver.Config) (driver.Backend, error) {
+	_, which, _ := strings.Cut(cfg.DSN, ":")
+	return refusingBackend{r.space.Peer(), which}, nil
+}
+
+func (b refusingBackend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	n := attempts.Add(1)
+	_, other := os.LookupEnv("REDLOCKTEST_CLIENT")
+	switch {
+	case b.which == "here", b.which == "there" && other:
+		return nil, &driver.RefusedError{Reason: "the replica is read-only"}
+	case b.which == "once" && n == 1 && !other:
+		return nil, &driver.RefusedError{Reason: "loading", RetryAfter: time.Millisecond}
+	case b.which == "silent":
+		return nil, fmt.Errorf("no answer to attempt %d", n)
+	}
+	return b.Backend.Acquire(ctx, req)
+}
+
+// TestARefusalSaysWhyProcessesAreNotUsed: it is not asked again, unless it is for a moment.
+// Attempts without an answer are repeated, with pauses, and the last one is named.
+func TestARefusalSaysWhyProcessesAreNotUsed(t *testing.T) {
+	for _, c := range []struct {
+		which, says string
+		tries       int64 // of this process
+	}{
+		{"here", "whether processes share the locks of memory: the replica is read-only", 1},
+		{"there", "whether processes share the locks of memory: the replica is read-only", 1},
+		{"once", "another process has other locks behind this URL", 2},
+	} {
+		attempts.Store(0)
+		if why := separate(t.Context(), "refusing:"+c.which); why != c.says || attempts.Load() != c.tries {
+			t.Errorf("%s: after %d attempts the reason is %q, want %q after %d", c.which, attempts.Load(), why, c.says, c.tries)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	attempts.Store(0)
+	start := time.Now()
+	why := separate(ctx, "refusing:silent")
+	if most := 1 + int64(time.Since(start)/betweenTries); attempts.Load() > most || !strings.Contains(why, "no answer to attempt ") || !strings.Contains(why, "deadline exceeded") {
+		t.Errorf("%d attempts, want at most %d: %s", attempts.Load(), most, why)
+	}
+}
+
+// TestAStressThatCannotStartKeepsTheReport: of the suite, which was run before.
+func TestAStressThatCannotStartKeepsTheReport(t *testing.T) {
+	t.Parallel()
+	args := []string{"--short", "--stress", "300ms", "--history", t.TempDir() + "/missing/file"}
+	for _, group := range strings.Fields(groups) {
+		args = append(args, "--skip", group)
+	}
+	code, out, stderr := redlocktestMain(t, append(args, "memory:")...)
+	const why = "the history cannot be kept"
+	if code != exitUnavailable || !strings.Contains(stderr, why) || !strings.Contains(out, why) || !regexp.MustCompile("(?m)^basic/held +ok").MatchString(out) ||
+		!strings.Contains(out, "Left behind: no lock") || !strings.HasSuffix(out, "\nNOT TESTED TO THE END\n") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	code, out, _ = redlocktestMain(t, append(args, "--json", "memory:")...)
+	var reports []report
+	if err := json.Unmarshal([]byte(out), &reports); err != nil || len(reports) != 1 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if r := reports[0]; code != exitUnavailable || r.OK || !strings.Contains(r.Error, why) || len(r.Cases) == 0 || len(r.Rules) == 0 {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// TestNewCasesFailInTheCommand: it has no continuous integration that an update may break.
+func TestNewCasesFailInTheCommand(t *testing.T) {
+	o, _ := parse([]string{"memory:"}, io.Discard, io.Discard)
+	if h, _ := o.harness("memory:"); !h.Strict {
+		t.Error("failures of new cases are only notes")
+	}
+}
+
+// TestTheFaultsNameCases: a case that is renamed or removed would be called left out by --only.
+func TestTheFaultsNameCases(t *testing.T) {
+	all := redlocktest.Cases()
+	for _, fault := range faults {
+		for _, name := range strings.Fields(fault.cases) {
+			if !slices.ContainsFunc(all, func(c redlocktest.Case) bool { return c.Name == name }) {
+				t.Errorf("%s: there is no case %s", fault.name, name)
+			}
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 type report struct {
 	Backend     string            `json:"backend"` // without a password
 	OK          bool              `json:"ok"`
-	Error       string            `json:"error,omitempty"` // why nothing was tested; empty: it was
+	Error       string            `json:"error,omitempty"` // why nothing was tested, or not all; empty: all was
 	Interrupted bool              `json:"interrupted,omitempty"`
 	Cases       []caseReport      `json:"cases"`
 	Rules       []ruleReport      `json:"rules"`             // that the cases that were run, and the stress, can find broken
@@ -161,7 +161,9 @@ func (r *report) text(w io.Writer, cells bool) {
 	fmt.Fprintf(w, "%s\n\n", r.Backend)
 	if r.Error != "" {
 		fmt.Fprintf(w, "%s\n\n", r.Error)
-		return
+		if len(r.Cases) == 0 {
+			return
+		}
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	count := map[string]int{}
@@ -201,6 +203,8 @@ func (r *report) text(w io.Writer, cells bool) {
 // result returns the result of all in a word.
 func (r *report) result() string {
 	switch {
+	case r.Error != "" && len(r.Cases) > 0:
+		return "NOT TESTED TO THE END"
 	case r.Error != "":
 		return "NOT TESTED"
 	case r.Interrupted:
