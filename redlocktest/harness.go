@@ -79,9 +79,9 @@ type Harness struct {
 	// reason that is empty are failures.
 	Skip map[string]string
 
-	// Strict makes the failures of cases that came with this minor version of the module
-	// failures. Without it they are notes, so that an update within a minor version breaks no
-	// driver's tests; the next minor version makes them failures.
+	// Strict counts failures of cases that are new in this minor version. Without it they are
+	// notes, so that an update within a minor version breaks no driver's tests; the next minor
+	// version makes them failures.
 	Strict bool
 
 	// Only is the name of the only case, or group of cases, to run; empty: run all.

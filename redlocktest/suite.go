@@ -379,7 +379,7 @@ func (r *run) advise(since string) {
 }
 
 // usedMinor returns the minor version of this module that the program was built with, such as
-// "v0.2"; empty if it was built from a checkout.
+// "v0.2"; empty if this module is the main one, or is replaced.
 func usedMinor() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -66,8 +66,10 @@ func (p *place) harness(t testing.TB) redlocktest.Harness {
 		})
 	}
 	h.Driver, h.URL, h.Notices, h.FutureLayout = p.driver, p.url, told.All, p.layoutOfTomorrow
-	h.Timeout = 5 * time.Minute                                          // for a machine that is very busy
-	h.IgnoreGoroutines = []string{"database/sql.(*DB).connectionOpener"} // of the plain client
+	// For a machine that is very busy.
+	h.Timeout = 5 * time.Minute
+	// Of the plain client.
+	h.IgnoreGoroutines = []string{"database/sql.(*DB).connectionOpener"}
 	h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(h.URL) }
 	if p.server == nil {
 		h.LocalClock = true // SQLite's clock is that of the client's machine

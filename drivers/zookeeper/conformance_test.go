@@ -117,8 +117,10 @@ func TestConformance(t *testing.T) {
 	}
 	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
 	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
-	h.OpenWithClock = func(time.Duration) (driver.Backend, error) { return h.Open() } // it has no clock but that of the servers
-	h.Timeout = 5 * time.Minute                                                       // a machine that is very busy starts three Java servers slowly
+	// It has no clock but that of the servers.
+	h.OpenWithClock = func(time.Duration) (driver.Backend, error) { return h.Open() }
+	// A machine that is very busy starts three Java servers slowly.
+	h.Timeout = 5 * time.Minute
 	h.Residue = func(context.Context) (names []string, err error) {
 		err = look(func(c *zk.Conn) error { names, err = stored(c); return err })
 		return names, err
