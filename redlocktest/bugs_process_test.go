@@ -2,9 +2,13 @@ package redlocktest
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	mathrand "math/rand/v2"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -87,6 +91,91 @@ func TestStressOfProcessesWithClocksOfTheirOwn(t *testing.T) {
 	}
 }
 
+// TestStressOfProcessesWhoseSessionsEnd: the session of a process may end at any time, if its
+// leases tell so. If they do not, the stress finds that others get their locks.
+func TestStressOfProcessesWhoseSessionsEnd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	startProcesses(t)
+	for how, finds := range map[string]bool{"ends": false, "ends untold": true} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			h := processHarness(how)
+			h.Open = func() (driver.Backend, error) { return openForProcess("session:" + processServer.URL()) }
+			o := StressOptions{Operations: 3000, Processes: 3}
+			if finds {
+				o.Operations = 100_000 // what it finds ends it
+			}
+			report, err := ExamineStress(t.Context(), h, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tidy(t, report.Failures)
+			if found := len(report.Failures) > 0; found != finds {
+				t.Errorf("found: %v; %v", report.Failures, report)
+			}
+			if !finds && report.Losses == 0 {
+				t.Errorf("no lease was lost: %v", report)
+			}
+		})
+	}
+}
+
+// TestAProcessTellsALoss: a lease's Lost is closed when its session ends in the process, at the
+// latest when Renew says so, and when Close ends the session.
+func TestAProcessTellsALoss(t *testing.T) {
+	startProcesses(t)
+	client := func(how string) *Client {
+		c, err := StartClient(how + ":" + processServer.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	get := func(c *Client) (driver.Lease, <-chan struct{}) {
+		l, err := c.Acquire(t.Context(), NewRequest(rand.Text(), time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Grant().Lost == nil {
+			t.Fatal("the lease cannot tell its loss")
+		}
+		return l, l.Grant().Lost
+	}
+	ends, ended := client("ends"), 0
+	for ended == 0 { // one lease in four
+		_, lost := get(ends)
+		select {
+		case <-lost:
+			ended++
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	for ended == 1 {
+		l, lost := get(ends)
+		for range 20 {
+			if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); errors.Is(err, driver.ErrLost) {
+				if ended++; !over(lost) {
+					t.Error("Renew says that the lease is lost, and Lost is not closed")
+				}
+				break
+			}
+		}
+	}
+	stays := client("session")
+	l, lost := get(stays)
+	if err := l.Release(t.Context()); err != nil || over(lost) {
+		t.Errorf("Release gives %v, and Lost is closed: %v", err, over(lost))
+	}
+	_, lost = get(stays)
+	_ = stays.Close()
+	if !over(lost) {
+		t.Error("the session was closed, and Lost was not")
+	}
+}
+
 // soundProcess has no bug.
 func soundProcess() bug { return processBug("", "", "", "sound") }
 
@@ -105,7 +194,89 @@ func openForProcess(url string) (driver.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &oddProcess{Backend: b, how: how, client: redis.NewClient(o)}, nil
+	p := &oddProcess{Backend: b, how: how, client: redis.NewClient(o)}
+	if how == "session" || strings.HasPrefix(how, "ends") {
+		return &sessionProcess{oddProcess: p, session: make(chan struct{})}, nil
+	}
+	return p, nil
+}
+
+// sessionProcess is a backend whose leases end with its session, or in how "ends" some of them
+// with sessions of their own that end early.
+type sessionProcess struct {
+	*oddProcess
+	session chan struct{}
+	closes  sync.Once
+}
+
+func (b *sessionProcess) Info() driver.Info {
+	i := b.Backend.Info()
+	i.Features |= driver.FeatureSession
+	return i
+}
+
+func (b *sessionProcess) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+	l, err := b.Backend.Acquire(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	s := &sessionLease{Lease: l, told: b.how != "ends untold", lost: b.session, freed: make(chan struct{})}
+	if b.how != "session" && mathrand.N(4) == 0 {
+		s.lost = make(chan struct{})
+		time.AfterFunc(mathrand.N(time.Millisecond), s.end)
+	}
+	return s, nil
+}
+
+func (b *sessionProcess) Close() error {
+	b.closes.Do(func() { close(b.session) })
+	return b.oddProcess.Close()
+}
+
+type sessionLease struct {
+	driver.Lease
+	told  bool
+	lost  chan struct{}
+	ended atomic.Bool
+	freed chan struct{} // closed when the server has freed the lock of an ended session
+}
+
+// end ends the session, for the client at once, if it is told, and then for the server.
+func (l *sessionLease) end() {
+	defer close(l.freed)
+	l.ended.Store(true)
+	if l.told {
+		close(l.lost)
+	}
+	_ = l.Lease.Release(context.Background())
+}
+
+func (l *sessionLease) Grant() driver.Grant {
+	g := l.Lease.Grant()
+	g.Lost = l.lost
+	return g
+}
+
+func (l *sessionLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	switch g, err := l.Lease.Renew(ctx, r); {
+	case !l.ended.Load():
+		return g, err
+	case l.told:
+		<-l.lost
+		return driver.Grant{}, driver.ErrLost
+	}
+	return l.Grant(), nil
+}
+
+func (l *sessionLease) Release(ctx context.Context) error {
+	if !l.ended.Load() {
+		return l.Lease.Release(ctx)
+	}
+	<-l.freed
+	if l.told {
+		return driver.ErrLost
+	}
+	return nil
 }
 
 // oddProcess is a backend with a bug, in another process.

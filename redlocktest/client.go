@@ -51,7 +51,7 @@ type wireRequest struct {
 	Ahead    time.Duration // of the machine's wall clock
 }
 
-// wireReply is the answer to a wireRequest.
+// wireReply is the answer to a wireRequest. One without an ID says that the lease was lost.
 type wireReply struct {
 	ID      int64
 	Info    *driver.Info
@@ -59,6 +59,7 @@ type wireReply struct {
 	Expires int64 // Unix time in nanoseconds; zero: none
 	Fence   uint64
 	Voted   bool
+	CanLose bool // the grant has a channel Lost
 
 	Verdict  verdict // of the error
 	Text     string
@@ -67,6 +68,8 @@ type wireReply struct {
 	Holder   string
 	Reserved bool
 	After    time.Duration // HeldError.RetryAfter, or RefusedError's
+
+	lost chan struct{} // of the parent, in an answer to Acquire
 }
 
 // setError describes an error.
@@ -116,7 +119,7 @@ func (r *wireReply) err() error {
 
 // setGrant describes a grant of a process whose wall clock is ahead by this time.
 func (r *wireReply) setGrant(g driver.Grant, ahead time.Duration) {
-	r.Fence, r.Voted = g.Fence, len(g.Votes) > 0
+	r.Fence, r.Voted, r.CanLose = g.Fence, len(g.Votes) > 0, g.Lost != nil
 	if !g.Expires.IsZero() {
 		r.Expires = g.Expires.Add(-ahead).UnixNano()
 	}
@@ -124,7 +127,7 @@ func (r *wireReply) setGrant(g driver.Grant, ahead time.Duration) {
 
 // grant rebuilds the grant that setGrant described.
 func (r *wireReply) grant() driver.Grant {
-	g := driver.Grant{Fence: r.Fence}
+	g := driver.Grant{Fence: r.Fence, Lost: r.lost}
 	if r.Expires != 0 {
 		g.Expires = time.Unix(0, r.Expires)
 	}
@@ -150,7 +153,7 @@ func serveClient(in io.Reader, out io.Writer, open func(string) (driver.Backend,
 	if err := replies.Encode(&reply); err != nil || reply.Info == nil {
 		return err
 	}
-	s := &clientServer{backend: b, replies: replies, leases: map[int64]driver.Lease{}, cancels: map[int64]context.CancelFunc{}}
+	s := &clientServer{backend: b, replies: replies, leases: map[int64]*servedLease{}, cancels: map[int64]context.CancelFunc{}}
 	var calls sync.WaitGroup
 	for {
 		var req wireRequest
@@ -170,6 +173,9 @@ func serveClient(in io.Reader, out io.Writer, open func(string) (driver.Backend,
 	}
 	err = b.Close()
 	calls.Wait()
+	for _, l := range s.leases { // it may have ended their session
+		s.tell(l, true)
+	}
 	return err
 }
 
@@ -180,8 +186,40 @@ type clientServer struct {
 
 	mu      sync.Mutex
 	replies *json.Encoder
-	leases  map[int64]driver.Lease // by the request that acquired them
+	leases  map[int64]*servedLease // by the request that acquired them
 	cancels map[int64]context.CancelFunc
+}
+
+// servedLease is a lease of the parent.
+type servedLease struct {
+	driver.Lease
+	id   int64
+	told chan struct{} // closed when nothing more is told of it
+}
+
+// tell tells the parent if the lease was lost. Nothing is told after the last call.
+func (s *clientServer) tell(l *servedLease, last bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if over(l.told) {
+		return
+	}
+	gone := over(l.Grant().Lost)
+	if gone {
+		_ = s.replies.Encode(&wireReply{Lease: l.id}) // the parent may have ended
+	}
+	if gone || last {
+		close(l.told)
+	}
+}
+
+// watch tells the parent when the lease is lost.
+func (s *clientServer) watch(l *servedLease) {
+	select {
+	case <-l.Grant().Lost:
+		s.tell(l, true)
+	case <-l.told:
+	}
 }
 
 func (s *clientServer) begin(req *wireRequest) context.Context {
@@ -226,17 +264,22 @@ func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	switch {
 	case req.Do == "acquire":
 		reply.Lease = req.ID
-		if l, err = s.backend.Acquire(ctx, req.Request); err == nil {
+		var got driver.Lease
+		if got, err = s.backend.Acquire(ctx, req.Request); err == nil {
+			l = &servedLease{Lease: got, id: req.ID, told: make(chan struct{})}
 			reply.setGrant(l.Grant(), s.ahead)
 		}
 	case l == nil:
 		err = driver.ErrLost // it was released
 	case req.Do == "renew":
+		s.tell(l, false)
 		var g driver.Grant
 		if g, err = l.Renew(ctx, req.Renewal); err == nil {
 			reply.setGrant(g, s.ahead)
 		}
+		s.tell(l, false)
 	default:
+		s.tell(l, true) // Release may close Lost by itself
 		err = l.Release(ctx)
 	}
 	reply.setError(err)
@@ -245,6 +288,9 @@ func (s *clientServer) serve(ctx context.Context, req *wireRequest) {
 	switch v := reply.Verdict; {
 	case req.Do == "acquire" && v == granted:
 		s.leases[req.ID] = l
+		if reply.CanLose {
+			go s.watch(l)
+		}
 	case req.Do == "release" && (v == granted || v == lost):
 		delete(s.leases, req.Lease)
 	}
@@ -263,6 +309,7 @@ type Client struct {
 	mu      sync.Mutex
 	last    int64
 	waiting map[int64]chan wireReply
+	losses  map[int64]chan struct{} // of the leases that may still be lost: each is closed then
 	gone    bool
 }
 
@@ -286,7 +333,7 @@ func StartClient(url string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cmd: cmd, pipe: in, ended: make(chan struct{}), waiting: map[int64]chan wireReply{}}
+	c := &Client{cmd: cmd, pipe: in, ended: make(chan struct{}), waiting: map[int64]chan wireReply{}, losses: map[int64]chan struct{}{}}
 	started := make(chan error)
 	go c.process(out, started)
 	if err := <-started; err != nil {
@@ -334,13 +381,7 @@ func (c *Client) process(out io.Reader, started chan<- error) {
 		if replies.Decode(&r) != nil {
 			break
 		}
-		c.mu.Lock()
-		answered := c.waiting[r.ID]
-		delete(c.waiting, r.ID)
-		c.mu.Unlock()
-		if answered != nil {
-			answered <- r
-		}
+		c.receive(&r)
 	}
 	_ = c.cmd.Process.Kill() // skip other output
 	_ = c.cmd.Wait()         // how it ended does not matter
@@ -352,6 +393,25 @@ func (c *Client) process(out io.Reader, started chan<- error) {
 	}
 	c.waiting = nil
 	close(c.ended)
+}
+
+// receive passes an answer on to its call, and a loss to its lease. The calls after a loss are
+// answered after it.
+func (c *Client) receive(r *wireReply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if lost := c.losses[r.Lease]; r.ID == 0 && lost != nil {
+		close(lost)
+		delete(c.losses, r.Lease)
+	}
+	if r.CanLose && r.Lease == r.ID {
+		r.lost = make(chan struct{})
+		c.losses[r.ID] = r.lost
+	}
+	if answered := c.waiting[r.ID]; answered != nil {
+		answered <- *r
+		delete(c.waiting, r.ID)
+	}
 }
 
 var errProcessGone = errors.New("the client's process is gone")
@@ -444,7 +504,10 @@ func (c *Client) Kill() {
 func (c *Client) Pause() error  { return stopProcess(c.cmd.Process) }
 func (c *Client) Resume() error { return continueProcess(c.cmd.Process) }
 
-// clientLease is a lease of a Client. Its grants have no channel Lost.
+// clientLease is a lease of a Client. Its Lost is closed when the process says that the backend
+// has learned of the loss; a process that is killed says nothing, nor does one that is stopped, as
+// long as it is. Once a call is answered, Lost is closed if the lease was lost before that call. No
+// loss is told after Release was called.
 type clientLease struct {
 	client *Client
 	id     int64
@@ -478,5 +541,8 @@ func (l *clientLease) Release(ctx context.Context) error {
 	if err == nil {
 		err = r.err()
 	}
+	l.client.mu.Lock()
+	defer l.client.mu.Unlock()
+	delete(l.client.losses, l.id)
 	return err
 }

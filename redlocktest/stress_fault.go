@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/redlock-go/redlock/driver"
 )
 
 // stressFault is one fault that was injected.
@@ -144,7 +142,7 @@ func (s *stress) spoilers() (all []spoiler) {
 			}
 		}})
 	}
-	if f.EndSession != nil && s.info.Features.Has(driver.FeatureSession) {
+	if f.EndSession != nil && s.session() {
 		all = append(all, spoiler{name: "end a session", held: true, rare: 50 * time.Millisecond, inject: func(c *stressClient, _ time.Duration) {
 			if err := f.EndSession(c.b); err != nil {
 				s.note("the harness could not end a session: %v", err)

@@ -24,7 +24,7 @@ type tenure struct {
 	fence       uint64
 	call, ret   int64 // of the grant
 	parts       [][2]int64
-	cut         bool  // a fault may have ended its session
+	cut         bool  // its session may have ended: by a fault, or in a process by what the stress does not see
 	over        int64 // when the lease was certainly over on the server, or the end of the record
 }
 
@@ -91,7 +91,6 @@ func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 
 // tenures returns when each lease was certainly held.
 func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
-	session := s.info.Features.Has(driver.FeatureSession)
 	for _, op := range ops {
 		in, out := op.Input.(input), op.Output.(output)
 		if in.kind != acquireOp || out.verdict != granted {
@@ -113,13 +112,14 @@ func (s *stress) tenures(ops []porcupine.Operation, end int64) (all []tenure) {
 				until = min(until, o.Call)
 				if out.open > 0 {
 					until = min(until, out.open)
+					t.cut = t.cut || s.session() && s.clients[t.client].remote
 				}
 				if in.kind == releaseOp && (out.verdict == granted || out.verdict == lost) {
 					t.over = min(t.over, o.Return)
 				}
 			}
 		}
-		if session {
+		if s.session() {
 			if cut := s.cutFrom(t.client, t.call, t.over); cut > 0 {
 				t.cut, until = true, min(until, cut)
 			}

@@ -227,7 +227,7 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 			w.quorum.Store(true)
 		}
 		k.add(w.client.id, in, call, ret, output{verdict: granted, fence: g.Fence, expires: w.instant(g.Expires)})
-		w.have(&stressLease{Lease: l, key: k, in: in, fence: g.Fence, ttl: ttl, backend: b, remote: w.client.remote, granted: ret})
+		w.have(&stressLease{Lease: l, key: k, in: in, fence: g.Fence, ttl: ttl, backend: b, remote: w.client.remote, granted: ret, open: ret})
 	case held:
 		w.refusals.Add(1)
 		out := output{verdict: held}
@@ -287,7 +287,7 @@ func evidence(v verdict, ctx context.Context) verdict {
 // session's lease before its end.
 func (w *stressWorker) early(v verdict, l *stressLease) verdict {
 	g := l.Grant()
-	if v == lost && (!w.info.Features.Has(driver.FeatureSession) || !g.Expires.IsZero() && !time.Now().Before(g.Expires)) {
+	if v == lost && (!w.session() || !g.Expires.IsZero() && !time.Now().Before(g.Expires)) {
 		return granted
 	}
 	return v
@@ -331,15 +331,35 @@ type stressLease struct {
 	gone    bool
 }
 
-// look notes whether the client knows that the lease is lost.
+// look notes whether the client knows that the lease is lost. A process knows it a moment earlier
+// than its parent.
 func (l *stressLease) look(now int64) {
 	if l.gone {
 		return
 	}
-	if l.gone = over(l.Grant().Lost); !l.gone {
+	if l.gone = over(l.Grant().Lost); !l.gone && !l.remote {
 		l.open = now
 	}
 }
+
+// heard notes what the end of a call says of the lease of a process: before an answer the process
+// tells a loss that it knew of when it was called. A process that is gone tells nothing: the lease
+// of a session may have been lost at any time since the last answer.
+func (w *stressWorker) heard(l *stressLease, call int64, err error) {
+	if !l.remote {
+		return
+	}
+	if l.look(call); l.gone {
+		return
+	}
+	unheard := errors.Is(err, errProcessGone)
+	if !unheard {
+		l.open = call
+	}
+	l.gone = w.session() && (unheard || classify(err) == lost) // lost during the call
+}
+
+func (s *stress) session() bool { return s.info.Features.Has(driver.FeatureSession) }
 
 // effectOn is effect for a call of a lease, whose session may have ended at any time since the
 // grant.
@@ -368,7 +388,8 @@ func (w *stressWorker) have(l *stressLease) {
 	if w.chance(20) && !l.in.shared {
 		w.breakLock(l)
 	}
-	if l.ttl > 0 && l.ttl < 2*w.short() && w.chance(40) {
+	// A process tells a loss of its session at the next call, which would not come.
+	if l.ttl > 0 && l.ttl < 2*w.short() && w.chance(40) && !(l.remote && w.session()) {
 		defer w.slow.Add(-1)
 		if w.slow.Add(1) <= int64(1+w.o.Workers/4) {
 			w.client.held.Add(-1)
@@ -396,13 +417,15 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 	w.count(renewOp)
 	call := w.now()
 	l.look(call)
+	gone := l.gone
 	g, err := l.Renew(ctx, &renewal)
 	ret := w.now()
+	w.heard(l, call, err)
 	v = w.saw(err)
 	w.effectOn(l, call, ret, v)
 	now := l.Grant()
 	switch {
-	case v == granted && l.gone:
+	case v == granted && gone:
 		w.fail(losing, "Lost was closed %v after the start, and a Renew that was called later succeeds: the lease was not lost", time.Duration(l.open))
 	case v == granted && (now.Fence != l.fence || now.Expires.Before(g.Expires)):
 		w.fail(renewing, "Renew gave token %d until %v, and Grant after it token %d until %v", l.fence, g.Expires, now.Fence, now.Expires)
@@ -439,6 +462,7 @@ func (w *stressWorker) release(l *stressLease) {
 		l.look(call)
 		err := l.Release(w.ctx)
 		ret := w.now()
+		w.heard(l, call, err)
 		v := w.saw(err)
 		w.effectOn(l, call, ret, v)
 		out := output{verdict: v}
@@ -580,7 +604,7 @@ func seen(state *driver.State) (out output, sure bool) {
 
 // breakLock takes a lock away from its holder, by another client.
 func (w *stressWorker) breakLock(l *stressLease) {
-	if w.info.Features.Has(driver.FeatureSession) || !w.info.Features.Has(driver.FeatureFencing) { // others' locks may go with the session
+	if w.session() || !w.info.Features.Has(driver.FeatureFencing) { // others' locks may go with the session
 		return
 	}
 	other := w.clients[w.rng.IntN(len(w.clients))]
