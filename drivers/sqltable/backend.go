@@ -30,7 +30,7 @@ type Options struct {
 	// schema. All clients that share locks must name the same table. The name has ASCII
 	// letters, digits and '_'.
 	Table string
-	// Setup makes the table at the first use if it is missing. By default a missing table is a
+	// Setup makes the table at the first lock if it is missing. By default a missing table is a
 	// refusal, whose text has the statement that makes it.
 	Setup bool
 	// CallTimeout bounds one call, including its wait for a connection; a second by default.

@@ -22,6 +22,7 @@ type call struct {
 	cancel   func()
 	deadline time.Time
 	asked    bool // the last statement had a connection: it may have reached the server
+	looks    bool // it does not make the table
 	repeated bool // the last statement was repeated, and the first try may have taken effect
 }
 

@@ -3,6 +3,7 @@ package sqltable
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"reflect"
 	"strings"
 	"time"
@@ -17,7 +18,7 @@ const (
 	unknown   kind = iota // it may have taken effect
 	again                 // it had no effect, and may succeed at once
 	duplicate             // the row exists already
-	missing               // the table is missing
+	missing               // the table is missing, or SQLite's file
 	never                 // it had no effect, and cannot succeed with the server's configuration
 	later                 // it had no effect, and may succeed later
 )
@@ -99,6 +100,9 @@ func (d Dialect) verdictOf(err error) verdict {
 			return postgresErrors[e.SQLState()]
 		}
 	case SQLite:
+		if errors.Is(err, fs.ErrNotExist) {
+			return verdict{kind: missing}
+		}
 		if n, ok := number(err, "Code"); ok {
 			if n &= 0xff; n == 1 && strings.Contains(err.Error(), "no such table") {
 				return verdict{kind: missing}
@@ -154,7 +158,11 @@ func (c *call) translate(v verdict, err error) error {
 	switch v.kind {
 	case missing:
 		b.forget()
-		return &driver.RefusedError{Reason: fmt.Sprintf("%s: there is no table %s; an administrator must run: %s", b.info.Name, b.opt.Table, b.SetupSQL("")), Err: errMissing}
+		no := &missingError{"table " + b.opt.Table}
+		if file := (*fs.PathError)(nil); errors.As(err, &file) {
+			no.what = "file " + file.Path
+		}
+		return &driver.RefusedError{Reason: fmt.Sprintf("%s: there is no %s; an administrator must run: %s", b.info.Name, no.what, b.SetupSQL("")), Err: no}
 	case never:
 		return refused(0, v.reason)
 	case later:
@@ -173,8 +181,15 @@ func (c *call) translate(v verdict, err error) error {
 	return fmt.Errorf("%s: %w", b.info.Name, err)
 }
 
-// errMissing is the inner error of the refusal when the table is missing.
-var errMissing = errors.New("dlock bootstrap --sql prints this as well")
+// missingError is the inner error of the refusal when the table or SQLite's file is missing.
+type missingError struct{ what string }
+
+func (*missingError) Error() string { return "dlock bootstrap --sql prints this as well" }
+
+// toMake returns what a call lacks according to its error, if the first lock makes it.
+func (b *Backend) toMake(err error) (no *missingError, ok bool) {
+	return no, b.opt.Setup && errors.As(err, &no)
+}
 
 // nothingHappened reports whether an error of ours says that the statement had no effect.
 func nothingHappened(err error) bool { return errors.Is(err, driver.ErrRefused) }

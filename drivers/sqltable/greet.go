@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/sqltable/internal/setup"
 )
 
 // greetingLife is how long the answer to the first question stays valid.
@@ -32,7 +33,7 @@ func (c *call) greet() error {
 	}
 	start := time.Now()
 	err := c.hello()
-	if errors.Is(err, errMissing) && b.opt.Setup {
+	if _, ok := b.toMake(err); ok && !c.looks {
 		if err = c.setup(); err == nil {
 			err = c.hello()
 		}
@@ -139,7 +140,7 @@ func (b *Backend) SetupSQL(role string) string {
 	return s
 }
 
-// Setup makes the table, if it is not there. It needs the right to create tables, which nothing
+// Setup makes the table, and the file of a sqlite: URL, if it is not there. It needs the right to create tables, which nothing
 // else of a backend does.
 func (b *Backend) Setup(ctx context.Context) error {
 	end, err := b.begin()
@@ -153,6 +154,7 @@ func (b *Backend) Setup(ctx context.Context) error {
 }
 
 func (c *call) setup() error {
+	c.ctx = setup.Context(c.ctx)
 	err := c.ensure(c.b.dialect.createTable(c.b.opt.Table))
 	var refused *driver.RefusedError
 	if err == nil || c.hello() == nil { // two made it at the same time

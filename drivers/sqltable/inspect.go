@@ -21,6 +21,7 @@ func (b *Backend) inspect(ctx context.Context, f func(*call) error) error {
 	defer end()
 	c := b.newCall(ctx, b.opt.CallTimeout)
 	defer c.end()
+	c.looks = true
 	if err := c.greet(); err != nil {
 		return err
 	}
@@ -37,6 +38,9 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 		r, err = c.look([]byte(b.opt.Prefix + key))
 		return err
 	})
+	if _, ok := b.toMake(err); ok {
+		return &driver.State{Key: key}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +79,9 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 				return err
 			})
 		})
+		if _, ok := b.toMake(err); ok {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -98,7 +105,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	case fence > driver.MaxFence:
 		return driver.ErrLost
 	}
-	return b.inspect(ctx, func(c *call) error {
+	err := b.inspect(ctx, func(c *call) error {
 		n, err := c.exec(b.sql.takeAway, []byte(b.opt.Prefix+key), int64(fence))
 		switch {
 		case err == nil && n == 0 && c.repeated:
@@ -108,12 +115,20 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 		}
 		return err
 	})
+	if _, ok := b.toMake(err); ok {
+		return driver.ErrLost
+	}
+	return err
 }
 
 // Check examines the server and the table.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	k := &checkup{b: b}
 	err := b.inspect(ctx, k.run)
+	if no, ok := b.toMake(err); ok {
+		k.find("no-table", driver.SeverityNote, "check again after that", "there is no %s: the first lock makes it", no.what)
+		return k.found, nil
+	}
 	var refused *driver.RefusedError
 	if errors.As(err, &refused) && refused.RetryAfter == 0 {
 		k.find("refused", driver.SeverityUnsafe, "remove this cause, or use another server", "no lock is granted: %v", err)

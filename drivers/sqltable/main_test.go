@@ -149,6 +149,7 @@ func TestDialects(t *testing.T) {
 				on   func(*place) bool // nil: on every database
 			}{
 				{"missing table", missingTable, nil},
+				{"looks make nothing", looksMakeNothing, nil},
 				{"tokens over a clean-up", tokensOverACleanUp, nil},
 				{"clean-up beside users", cleanUpBesideUsers, nil},
 				{"late statement", lateStatement, withServer},

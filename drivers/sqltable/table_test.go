@@ -6,6 +6,7 @@ import (
 	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,6 +82,56 @@ func missingTable(t *testing.T, p *place) {
 	p.do(t, "DROP TABLE "+p.table) // under a backend that has seen it
 	_, err = b.Acquire(t.Context(), request("k"))
 	refusal(t, err, true, "CREATE TABLE")
+}
+
+// looksMakeNothing: a look makes neither the table nor SQLite's file, and says that it is missing.
+func looksMakeNothing(t *testing.T, p *place) {
+	for _, setup := range []string{"setup=off", "setup=on"} {
+		fresh := *p
+		fresh.url = strings.Replace(p.url, "setup=on", setup, 1)
+		what := "no table " + p.table
+		made := func() bool {
+			_, err := p.db.ExecContext(t.Context(), "SELECT count(*) FROM "+p.table)
+			return err == nil
+		}
+		if p.server == nil {
+			file := t.TempDir() + "/locks.db"
+			fresh.url = "sqlite://" + file + "?" + setup
+			what = "no file " + file
+			made = func() bool {
+				_, err := os.Stat(file)
+				return err == nil
+			}
+		}
+		b := fresh.open(t)
+		state, err := b.Lookup(t.Context(), "k")
+		listErr := b.List(t.Context(), "", func(s *driver.State) bool {
+			t.Errorf("List yields %+v", s)
+			return true
+		})
+		breakErr := b.Break(t.Context(), "k", 1)
+		found, checkErr := b.Check(t.Context())
+		if len(found) != 1 || checkErr != nil || !strings.Contains(found[0].Summary, what) {
+			t.Errorf("%s: Check gives %+v, %v", setup, found, checkErr)
+		}
+		if setup == "setup=off" {
+			refusal(t, err, true, what, "CREATE TABLE")
+			refusal(t, listErr, true, what)
+			refusal(t, breakErr, true, what)
+			_, err = b.Acquire(t.Context(), request("k"))
+			refusal(t, err, true, what)
+		} else if err != nil || len(state.Holders) > 0 || listErr != nil || !errors.Is(breakErr, driver.ErrLost) || found[0].Code != "no-table" {
+			t.Errorf("Lookup gives %+v, %v, List %v, Break %v, and Check %+v", state, err, listErr, breakErr, found)
+		}
+		if made() {
+			t.Errorf("%s: it was made", setup)
+		}
+		if setup == "setup=on" {
+			if err := must(t, b, request("k")).Release(t.Context()); err != nil || !made() {
+				t.Errorf("%v, and it was made: %v", err, made())
+			}
+		}
+	}
 }
 
 // The counters of unused keys are deleted, and their tokens are never given again, even if they
@@ -603,6 +654,7 @@ func wrongClock(t *testing.T, p *place) {
 		}
 	}
 	b := p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, CallTimeout: 30 * time.Second})
+	_ = must(t, b, request("k")).Release(t.Context()) // the table
 	clock("1700000000")
 	redlocktest.AwaitFinding(t, b, "clock-offset")
 	clock("DEFAULT")

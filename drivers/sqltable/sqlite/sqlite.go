@@ -5,11 +5,10 @@
 //	sqlite:///var/lib/app/locks.db     an absolute path; on Windows sqlite:///C:/app/locks.db
 //	sqlite:locks.db                    one that is relative to the working directory
 //
-// '%', '?', '#' and '@' in the path are percent-encoded. A missing file is made, a missing
-// folder is not. The parameters, beside ttl and prefix:
+// '%', '?', '#' and '@' in the path are percent-encoded. The parameters, beside ttl and prefix:
 //
 //	table          the table of the locks (dlock)
-//	setup          true makes the table if it is missing
+//	setup          true makes the table and the file, but not its folder, at the first lock
 //	conns          connections at most (4)
 //	call_timeout   for one call (1s)
 //
@@ -20,18 +19,24 @@
 package sqlite
 
 import (
+	"context"
 	"database/sql"
+	sqldriver "database/sql/driver"
+	"errors"
+	"io/fs"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 
-	_ "modernc.org/sqlite" // the database
+	client "modernc.org/sqlite"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/internal/params"
+	"github.com/redlock-go/redlock/drivers/sqltable/internal/setup"
 )
 
 func init() { dlock.Register("sqlite", Driver{}) }
@@ -54,10 +59,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	o.Address = "sqlite:///" + strings.TrimPrefix((&url.URL{Path: filepath.ToSlash(path)}).EscapedPath(), "/")
-	db, err := sql.Open("sqlite", name(path))
-	if err != nil {
-		return nil, driver.Invalid("URL", "cannot be used: %v", err)
-	}
+	db := sql.OpenDB(file{new(client.Driver), path})
 	db.SetMaxOpenConns(conns)
 	db.SetMaxIdleConns(conns)
 	return sqltable.New(db, sqltable.SQLite, o)
@@ -91,9 +93,34 @@ func parse(raw string) (path, query string, err error) {
 	return path, query, nil
 }
 
-// name returns the database's name for its client. A statement that finds the database locked
-// fails at once, and the backend repeats it within the call's time.
-func name(path string) string {
-	u := url.URL{Scheme: "file", Path: filepath.ToSlash(path), OmitHost: true}
-	return u.String() + "?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)"
+// file connects to a file. It is made for setup alone.
+type file struct {
+	driver sqldriver.Driver
+	path   string
+}
+
+var _ sqldriver.Connector = file{}
+
+func (f file) Driver() sqldriver.Driver { return f.driver }
+
+// Connect returns a *fs.PathError if only the file is missing. A statement that finds the database
+// locked fails at once, and the backend repeats it within the call's time.
+func (f file) Connect(ctx context.Context) (sqldriver.Conn, error) {
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(f.path), OmitHost: true}
+	name := u.String() + "?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)"
+	if setup.Allowed(ctx) {
+		return f.driver.Open(name)
+	}
+	c, err := f.driver.Open(name + "&mode=rw")
+	if err != nil && f.missing() {
+		return nil, &fs.PathError{Op: "open", Path: f.path, Err: fs.ErrNotExist}
+	}
+	return c, err
+}
+
+// missing reports whether the file is missing in a folder that is there.
+func (f file) missing() bool {
+	_, err := os.Stat(f.path)
+	folder, _ := os.Stat(filepath.Dir(f.path))
+	return errors.Is(err, fs.ErrNotExist) && folder != nil
 }
