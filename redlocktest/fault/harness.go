@@ -66,12 +66,13 @@ type links struct {
 	open map[*Proxy]bool
 }
 
+// count returns how many connections the clients keep.
 func (l *links) count() (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := 0
 	for p := range l.open {
-		n += p.Stats().Open
+		n += p.clients()
 	}
 	return n, nil
 }

@@ -105,6 +105,31 @@ func TestAHarnessBreaksTheLinkOfOneBackend(t *testing.T) {
 	}
 }
 
+// TestAHarnessCountsTheConnectionsThatAClientKeeps: what a client has closed counts no more, though
+// the server learns of it only when the partition ends.
+func TestAHarnessCountsTheConnectionsThatAClientKeeps(t *testing.T) {
+	open, faults, count := harnessOf(newEcho(t, "tcp"))
+	a, err := open()
+	must(t, err)
+	_, err = a.Acquire(t.Context(), &driver.Request{Key: "key"})
+	must(t, err)
+	partition, _, _ := faults(a)
+	must(t, partition())
+	if n, _ := count(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+	must(t, Unwrap(a).(*asker).conn.Close())
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if n, _ := count(); n == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("a connection that its client has closed behind a partition counts still")
+		}
+	}
+	_ = a.Close()
+}
+
 func TestAHarnessWhoseOpenFailsLeavesNothing(t *testing.T) {
 	var addrs []string
 	folder := t.TempDir() // sockets: another program may have the port by now

@@ -18,6 +18,7 @@ type link struct {
 	ctx   context.Context // ends with the link
 	end   context.CancelFunc
 	muted [2]atomic.Bool // bytes to that side are discarded
+	left  atomic.Bool    // the client has closed it; the server may learn of that later
 
 	mu    sync.Mutex
 	sides [2]net.Conn // the receivers of the two directions: server, client
@@ -149,6 +150,9 @@ func (l *link) read(d Direction, from net.Conn, way chan<- packet) {
 			way <- p
 		}
 		if err != nil {
+			if d == ToServer {
+				l.left.Store(true)
+			}
 			p := packet{reset: !errors.Is(err, io.EOF)}
 			p.due, _ = l.proxy.conditionsOf(d).due(0, free)
 			way <- p

@@ -139,6 +139,18 @@ func (p *Proxy) Stats() Stats {
 	return Stats{p.conns.Load(), len(p.links), p.stats[ToServer].Load(), p.stats[ToClient].Load()}
 }
 
+// clients returns how many connections their clients keep.
+func (p *Proxy) clients() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if !l.left.Load() {
+			n++
+		}
+	}
+	return n
+}
+
 // Delay delays all later bytes in this direction by delay plus a random part of jitter; the
 // order stays. No byte arrives early. Forwarding adds 0.04 to 0.07 ms per direction (medians on
 // Linux with two cores: a round trip of 2 ms took 2.09 to 2.14 ms); Go's own timers would add
