@@ -520,9 +520,7 @@ func (w *stressWorker) stale(l *stressLease) {
 			return
 		}
 	}
-	if v := w.saw(err); v != unknown && v != later {
-		w.fail(releasing, "a Release that returned nil is called again, and gives %v: %v", v, err)
-	}
+	w.fail(releasing, "a Release that returned nil is called again, and gives %v: %v", w.saw(err), err)
 }
 
 // outlive leaves a lock to its TTL, and tries to get it again until it is granted.

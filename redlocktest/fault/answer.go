@@ -20,20 +20,21 @@ type Protocol struct {
 
 // The protocols of the servers in package server, except ZooKeeper's.
 var (
-	// ProtocolRESP leaves out pushes, messages of channels, and answers to PING.
+	// ProtocolRESP leaves out pushes, messages of channels, errors, and answers to PING.
 	ProtocolRESP = Protocol{Boundary: RESP, Answers: respAnswers}
 	// ProtocolHTTP2 means the headers of a response: not settings, pings and window updates, nor
-	// later messages of a stream.
-	ProtocolHTTP2 = Protocol{Boundary: HTTP2, Answers: func(m []byte) bool { return len(m) > 3 && m[3] == 1 }}
+	// those that end a stream, which are trailers or an error.
+	ProtocolHTTP2 = Protocol{Boundary: HTTP2, Answers: func(m []byte) bool { return len(m) > 4 && m[3] == 1 && m[4]&1 == 0 }}
 	// ProtocolPostgres means a completed command, unless it begins a transaction or changes a
 	// setting: not notices and notifications, nor answers to the preparation of a statement.
 	ProtocolPostgres = Protocol{Boundary: Postgres, Answers: postgresAnswers}
-	// ProtocolMySQL means any message: a server sends nothing else.
-	ProtocolMySQL = Protocol{Boundary: MySQL, Answers: func([]byte) bool { return true }}
+	// ProtocolMySQL means the first packet of an answer to a command: its sequence number is 1. A
+	// greeting has 0, and the answer to a login has 2 or more.
+	ProtocolMySQL = Protocol{Boundary: MySQL, Answers: func(m []byte) bool { return len(m) > 3 && m[3] == 1 }}
 )
 
 func respAnswers(m []byte) bool {
-	if m[0] == '>' || bytes.Equal(m, []byte("+PONG\r\n")) {
+	if m[0] == '>' || m[0] == '-' || bytes.Equal(m, []byte("+PONG\r\n")) {
 		return false
 	}
 	_, first, _ := bytes.Cut(m, []byte("\r\n"))
@@ -53,9 +54,12 @@ func postgresAnswers(m []byte) bool {
 	return !bytes.HasPrefix(tag, []byte("BEGIN")) && !bytes.HasPrefix(tag, []byte("SET"))
 }
 
+// mostBegun bounds what LoseAnswer keeps of a message that is not complete, in bytes.
+const mostBegun = 1 << 20
+
 // LoseAnswer returns a judge that lets other messages pass and applies the action to the first
-// connection on which an answer comes, which it discards. Install it while no message is being
-// forwarded.
+// connection on which an answer comes, which it discards. If it is installed while a message is
+// being forwarded, it may miss answers on that connection, until mostBegun bytes.
 func LoseAnswer(p Protocol, then Action) Judge {
 	var mu sync.Mutex
 	lost := false
@@ -70,6 +74,9 @@ func LoseAnswer(p Protocol, then Action) Judge {
 		for {
 			size := p.Boundary(rest)
 			if size == 0 {
+				if len(rest) > mostBegun { // not the beginning of a message
+					rest = nil
+				}
 				begun[conn] = rest
 				return len(chunk), Pass
 			}
