@@ -3,7 +3,6 @@ package fault
 import (
 	"bytes"
 	"fmt"
-	"sync"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -20,21 +19,23 @@ type Protocol struct {
 
 // The protocols of the servers in package server, except ZooKeeper's.
 var (
-	// ProtocolRESP leaves out pushes, messages of channels, errors, and answers to PING.
+	// ProtocolRESP leaves out errors, pushes, messages of channels, and answers to PING. The answers
+	// to a client's greeting (HELLO, AUTH) look like others and count.
 	ProtocolRESP = Protocol{Boundary: RESP, Answers: respAnswers}
-	// ProtocolHTTP2 means the headers of a response: not settings, pings and window updates, nor
-	// those that end a stream, which are trailers or an error.
-	ProtocolHTTP2 = Protocol{Boundary: HTTP2, Answers: func(m []byte) bool { return len(m) > 4 && m[3] == 1 && m[4]&1 == 0 }}
+	// ProtocolHTTP2 means the headers that begin a response: not its trailers or headers that also
+	// end it, as those of an error of gRPC do, nor settings, pings and window updates.
+	ProtocolHTTP2 = Protocol{Boundary: HTTP2, Answers: http2Answers}
 	// ProtocolPostgres means a completed command, unless it begins a transaction or changes a
 	// setting: not notices and notifications, nor answers to the preparation of a statement.
 	ProtocolPostgres = Protocol{Boundary: Postgres, Answers: postgresAnswers}
-	// ProtocolMySQL means the first packet of an answer to a command: its sequence number is 1. A
-	// greeting has 0, and the answer to a login has 2 or more.
-	ProtocolMySQL = Protocol{Boundary: MySQL, Answers: func(m []byte) bool { return len(m) > 3 && m[3] == 1 }}
+	// ProtocolMySQL means the first message of the answer to a command, which has number 1: not a
+	// connection's greeting (0) and login (2 or more), errors, nor answers to the preparation of a
+	// statement. The answers to BEGIN and SET look like others and count.
+	ProtocolMySQL = Protocol{Boundary: MySQL, Answers: mysqlAnswers}
 )
 
 func respAnswers(m []byte) bool {
-	if m[0] == '>' || m[0] == '-' || bytes.Equal(m, []byte("+PONG\r\n")) {
+	if bytes.IndexByte([]byte(">-!"), m[0]) >= 0 || bytes.Equal(m, []byte("+PONG\r\n")) {
 		return false
 	}
 	_, first, _ := bytes.Cut(m, []byte("\r\n"))
@@ -46,6 +47,19 @@ func respAnswers(m []byte) bool {
 	return true
 }
 
+func http2Answers(m []byte) bool {
+	const headers, endStream = 1, 1
+	return len(m) > 4 && m[3] == headers && m[4]&endStream == 0
+}
+
+func mysqlAnswers(m []byte) bool {
+	if len(m) < 5 || m[3] != 1 {
+		return false
+	}
+	// The answer to a preparation is the only usual one that has 12 bytes and begins with a zero.
+	return m[4] != 0xff && (m[4] != 0 || len(m) != 4+12)
+}
+
 func postgresAnswers(m []byte) bool {
 	if m[0] != 'C' || len(m) < 5 {
 		return false
@@ -54,40 +68,25 @@ func postgresAnswers(m []byte) bool {
 	return !bytes.HasPrefix(tag, []byte("BEGIN")) && !bytes.HasPrefix(tag, []byte("SET"))
 }
 
-// mostBegun bounds what LoseAnswer keeps of a message that is not complete, in bytes.
-const mostBegun = 1 << 20
+// longestAnswer is the size of the longest message that LoseAnswer recognizes, in bytes.
+const longestAnswer = 32 << 10
 
 // LoseAnswer returns a judge that lets other messages pass and applies the action to the first
-// connection on which an answer comes, which it discards. If it is installed while a message is
-// being forwarded, it may miss answers on that connection, until mostBegun bytes.
+// connection on which an answer comes, which it discards. A message of more than 32 KiB passes.
+//
+// If a message is being forwarded when it is installed, it takes the rest of that message for the
+// beginning of one. On such a connection it may then discard bytes that are no answer, or let
+// answers pass, for about 32 KiB: it begins anew with the chunk that follows.
 func LoseAnswer(p Protocol, then Action) Judge {
-	var mu sync.Mutex
-	lost := false
-	begun := map[int64][]byte{} // of each connection: the incomplete message
-	return func(conn int64, chunk []byte) (int, Action) {
-		mu.Lock()
-		defer mu.Unlock()
-		if lost {
-			return len(chunk), Pass
+	end := func(b []byte) int {
+		if size := p.Boundary(b); size > 0 || len(b) <= longestAnswer {
+			return size
 		}
-		rest := append(begun[conn], chunk...)
-		for {
-			size := p.Boundary(rest)
-			if size == 0 {
-				if len(rest) > mostBegun { // not the beginning of a message
-					rest = nil
-				}
-				begun[conn] = rest
-				return len(chunk), Pass
-			}
-			if p.Answers(rest[:size]) {
-				lost = true
-				// Its beginning may have passed with an earlier chunk; all of it did not.
-				return max(0, len(chunk)-len(rest)), then
-			}
-			rest = rest[size:]
-		}
+		return len(b)
 	}
+	return atMessage(end, then, func(message []byte) (int, bool) {
+		return 0, len(message) <= longestAnswer && p.Answers(message)
+	})
 }
 
 // DropAnswer returns a Faults.DropReply for backends of a Harness, which cuts the connection at

@@ -64,29 +64,39 @@ func AfterBytes(n int64, then Action) Judge {
 
 // AfterMessages is AfterBytes, counted in whole messages.
 func AfterMessages(n int, end Boundary, then Action) Judge {
+	if n == 0 {
+		return Lose(1, then) // no message has begun and nothing passes
+	}
+	return atMessage(end, then, func(message []byte) (int, bool) {
+		n--
+		return len(message), n == 0
+	})
+}
+
+// atMessage returns a judge that lets everything pass until stop returns true for a message, and how
+// many bytes of that message pass; then it applies the action to the connection, and lets everything
+// pass afterwards.
+func atMessage(end Boundary, then Action, stop func(message []byte) (pass int, stop bool)) Judge {
 	var mu sync.Mutex
+	done := false
 	begun := map[int64][]byte{} // of each connection: the incomplete message
 	return func(conn int64, chunk []byte) (int, Action) {
 		mu.Lock()
 		defer mu.Unlock()
-		if n < 0 {
+		if done {
 			return len(chunk), Pass
 		}
 		rest := append(begun[conn], chunk...)
-		for {
-			if n == 0 {
-				n = -1
-				// If n is 0 from the beginning, no message has begun and nothing passes.
-				return len(chunk) - len(rest), then
-			}
-			size := end(rest)
-			if size == 0 {
-				begun[conn] = rest
-				return len(chunk), Pass
+		for size := end(rest); size > 0; size = end(rest) {
+			var pass int
+			if pass, done = stop(rest[:size]); done {
+				// The message's beginning may have passed with an earlier chunk; all of it did not.
+				return max(0, len(chunk)-len(rest)+pass), then
 			}
 			rest = rest[size:]
-			n--
 		}
+		begun[conn] = rest
+		return len(chunk), Pass
 	}
 }
 
