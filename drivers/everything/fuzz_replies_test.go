@@ -22,8 +22,9 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A liar is a proxy between a client and its server that changes one reply on each connection.
-type liar struct {
+// A replyChanger is a proxy between a client and its server that changes one reply on each
+// connection.
+type replyChanger struct {
 	net.Listener
 	server string
 	end    fault.Boundary
@@ -34,43 +35,45 @@ type liar struct {
 
 // The ways to change a reply.
 const (
-	lieBits    = iota // the reply with some bits flipped
-	lieCut            // a part of the reply, then the connection ends
-	lieGarbled        // the reply with each byte changed in the same way
-	lieRaw            // any bytes
-	liesOfAll         // how many there are; Redis has more:
-	lieText    = iota - 1
-	lieError   // an error
-	lieEcho    // an error that quotes the command, like that of a server that does not know it
-	lieArray   // an array of strings
-	liesOfRedis
+	changeBits    = iota // the reply with some bits flipped
+	changeCut            // a part of the reply, then the connection ends
+	changeGarbled        // the reply with each byte changed in the same way
+	changeRaw            // any bytes
+	changesOfAll         // how many there are; Redis has more:
+	changeText    = iota - 1
+	changeError   // an error
+	changeEcho    // an error that quotes the command, like that of a server that does not know it
+	changeArray   // an array of strings
+	changesOfRedis
 )
 
 // mayBeTrue reports whether the changed reply may equal another one that servers give: then a
 // verdict from it is right.
-func (l *liar) mayBeTrue() bool { return l.how == lieBits || l.how == lieRaw || l.how == lieText }
+func (r *replyChanger) mayBeTrue() bool {
+	return r.how == changeBits || r.how == changeRaw || r.how == changeText
+}
 
-func startLiar(t *testing.T, l *liar) *liar {
+func startReplyChanger(t *testing.T, r *replyChanger) *replyChanger {
 	var err error
-	if l.Listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if r.Listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close() })
+	t.Cleanup(func() { _ = r.Close() })
 	go func() {
 		for {
-			c, err := l.Accept()
+			c, err := r.Accept()
 			if err != nil {
 				return
 			}
-			go l.serve(c)
+			go r.serve(c)
 		}
 	}()
-	return l
+	return r
 }
 
-func (l *liar) serve(client net.Conn) {
+func (r *replyChanger) serve(client net.Conn) {
 	defer func() { _ = client.Close() }()
-	up, err := net.Dial("tcp", l.server)
+	up, err := net.Dial("tcp", r.server)
 	if err != nil {
 		return
 	}
@@ -79,7 +82,7 @@ func (l *liar) serve(client net.Conn) {
 	var asked []string // requests that wait for their replies
 	go func() {
 		defer func() { _ = up.Close() }()
-		l.messages(client, func(m []byte) bool {
+		r.messages(client, func(m []byte) bool {
 			mu.Lock()
 			asked = append(asked, string(m))
 			mu.Unlock()
@@ -88,7 +91,7 @@ func (l *liar) serve(client net.Conn) {
 		})
 	}()
 	n := 0
-	l.messages(up, func(m []byte) bool {
+	r.messages(up, func(m []byte) bool {
 		request := ""
 		mu.Lock()
 		if len(asked) > 0 {
@@ -96,42 +99,42 @@ func (l *liar) serve(client net.Conn) {
 		}
 		mu.Unlock()
 		n++
-		if n-1 == l.nth {
-			m = l.lie(m, request)
+		if n-1 == r.nth {
+			m = r.change(m, request)
 		}
 		_, err := client.Write(m)
-		return err == nil && (n-1 != l.nth || l.how != lieCut)
+		return err == nil && (n-1 != r.nth || r.how != changeCut)
 	})
 }
 
-func (l *liar) lie(reply []byte, request string) []byte {
+func (r *replyChanger) change(reply []byte, request string) []byte {
 	line := strings.NewReplacer("\r", " ", "\n", " ").Replace
 	first := 0
-	if l.text != "" {
-		first = int(l.text[0])
+	if r.text != "" {
+		first = int(r.text[0])
 	}
 	b := bytes.Clone(reply)
-	switch l.how {
-	case lieBits:
-		for i := range l.text {
-			b[(int(l.text[i])*7+i)%len(b)] ^= 1 << (l.text[i] % 8)
+	switch r.how {
+	case changeBits:
+		for i := range r.text {
+			b[(int(r.text[i])*7+i)%len(b)] ^= 1 << (r.text[i] % 8)
 		}
-	case lieCut:
+	case changeCut:
 		b = b[:(first+len(b)/2)%len(b)]
-	case lieGarbled:
+	case changeGarbled:
 		for i := range b {
 			b[i] ^= byte(first%255 + 1)
 		}
-	case lieRaw:
-		b = []byte(l.text)
-	case lieText:
-		b = fmt.Appendf(nil, "$%d\r\n%s\r\n", len(l.text), l.text)
-	case lieError:
-		b = []byte("-" + line(l.text) + "\r\n")
-	case lieEcho:
-		b = []byte("-ERR " + line(l.text+" "+request) + "\r\n")
-	case lieArray:
-		parts := strings.Split(l.text, ",")
+	case changeRaw:
+		b = []byte(r.text)
+	case changeText:
+		b = fmt.Appendf(nil, "$%d\r\n%s\r\n", len(r.text), r.text)
+	case changeError:
+		b = []byte("-" + line(r.text) + "\r\n")
+	case changeEcho:
+		b = []byte("-ERR " + line(r.text+" "+request) + "\r\n")
+	case changeArray:
+		parts := strings.Split(r.text, ",")
 		b = fmt.Appendf(nil, "*%d\r\n", len(parts))
 		for _, p := range parts {
 			b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(p), p)
@@ -141,11 +144,11 @@ func (l *liar) lie(reply []byte, request string) []byte {
 }
 
 // messages calls f for each message, until the connection ends or f returns false.
-func (l *liar) messages(from io.Reader, f func([]byte) bool) {
+func (r *replyChanger) messages(from io.Reader, f func([]byte) bool) {
 	var rest []byte
 	buf := make([]byte, 16<<10)
 	for {
-		for n := l.end(rest); n > 0; n = l.end(rest) {
+		for n := r.end(rest); n > 0; n = r.end(rest) {
 			if !f(rest[:n]) {
 				return
 			}
@@ -182,20 +185,20 @@ func zooKeeperMessages(b []byte) int {
 // A target is a driver whose server's replies are changed.
 type target struct {
 	head, addr, tail string // of its URL; with a password, if the server accepts any
-	hasty            string // parameters: short timeouts
+	shortTimeouts    string // parameters
 	end              fault.Boundary
 	messages         int            // how many there may be on a connection
-	lies             int            // how many ways there are to change a reply
-	honest           driver.Backend // the same locks, by replies that nobody changes
+	changes          int            // how many ways there are to change a reply
+	direct           driver.Backend // the same locks, by replies that nobody changes
 }
 
 func targets(f *testing.F) []target {
 	const secret = ":" + canary + "@"
 	redis, pg := startFuzzed(f).Addr(), server.Postgres(f).Addr()
 	all := []target{
-		{head: "redis://fuzz" + secret, addr: redis, tail: "?restart_guard=off&", hasty: "dial_timeout=300ms&", end: fault.RESP, messages: 12, lies: liesOfRedis},
-		{head: "valkey://fuzz" + secret, addr: redis, tail: "?restart_guard=off&", hasty: "dial_timeout=300ms&", end: fault.RESP, messages: 12, lies: liesOfRedis},
-		{head: "postgres://postgres" + secret, addr: pg, tail: "/postgres?sslmode=disable&", hasty: "connect_timeout=1", end: fault.Postgres, messages: 60},
+		{head: "redis://fuzz" + secret, addr: redis, tail: "?restart_guard=off&", shortTimeouts: "dial_timeout=300ms&", end: fault.RESP, messages: 12, changes: changesOfRedis},
+		{head: "valkey://fuzz" + secret, addr: redis, tail: "?restart_guard=off&", shortTimeouts: "dial_timeout=300ms&", end: fault.RESP, messages: 12, changes: changesOfRedis},
+		{head: "postgres://postgres" + secret, addr: pg, tail: "/postgres?sslmode=disable&", shortTimeouts: "connect_timeout=1", end: fault.Postgres, messages: 60},
 		{head: "pgtable://postgres" + secret, addr: pg, tail: "/postgres?sslmode=disable&setup=true&", end: fault.Postgres, messages: 60},
 		{head: "mariadb://root@", addr: server.MariaDB(f).Addr(), tail: "/test?setup=true&", end: fault.MySQL, messages: 40},
 		{head: "etcd://", addr: server.Etcd(f, 1).Addrs()[0], tail: "?", end: etcdMessages, messages: 40},
@@ -203,15 +206,15 @@ func targets(f *testing.F) []target {
 	}
 	for i := range all {
 		to := &all[i]
-		to.lies = max(to.lies, liesOfAll)
+		to.changes = max(to.changes, changesOfAll)
 		if !strings.HasPrefix(to.head, "postgres:") {
-			to.hasty += "call_timeout=300ms"
+			to.shortTimeouts += "call_timeout=300ms"
 		}
 		var err error
-		if to.honest, err = dlock.OpenBackend(to.head + to.addr + to.tail); err != nil {
+		if to.direct, err = dlock.OpenBackend(to.head + to.addr + to.tail); err != nil {
 			f.Fatal(err)
 		}
-		f.Cleanup(func() { _ = to.honest.Close() })
+		f.Cleanup(func() { _ = to.direct.Close() })
 	}
 	return all
 }
@@ -219,7 +222,7 @@ func targets(f *testing.F) []target {
 // lookup returns the true state of a key.
 func (to *target) lookup(t *testing.T, key string) (s *driver.State) {
 	redlocktest.Known(t, func() (err error) {
-		s, err = to.honest.(driver.Inspector).Lookup(t.Context(), key)
+		s, err = to.direct.(driver.Inspector).Lookup(t.Context(), key)
 		return err
 	})
 	return s
@@ -251,6 +254,7 @@ func (to *target) judge(t *testing.T, call, key string, l driver.Lease, err erro
 			t.Errorf("%s of token %d: %v, and the state is %+v", call, g.Fence, err, s)
 			return
 		}
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
@@ -261,18 +265,18 @@ func (to *target) judge(t *testing.T, call, key string, l driver.Lease, err erro
 func FuzzReplies(f *testing.F) {
 	for i := range uint8(7) {
 		for nth := range uint8(6) {
-			f.Add(i, nth*5, uint8(lieCut), "\x01\x09"[:nth%3])
-			f.Add(i, nth*7+1, nth%liesOfAll, "\x01\x09\x50")
+			f.Add(i, nth*5, uint8(changeCut), "\x01\x09"[:nth%3])
+			f.Add(i, nth*7+1, nth%changesOfAll, "\x01\x09\x50")
 		}
 	}
 	for nth := range uint8(4) {
-		f.Add(nth%2, nth, uint8(lieEcho), "unknown command")
-		f.Add(nth%2, nth+2, uint8(lieArray), "0")
+		f.Add(nth%2, nth, uint8(changeEcho), "unknown command")
+		f.Add(nth%2, nth+2, uint8(changeArray), "0")
 	}
 	for i, text := range []string{"", "x", ":1", ":0\r\n", "*0\r\n", "*-1\r\n", "*3\r\n:1\r\n:-5\r\n:7\r\n", "%1\r\n+a\r\n+b\r\n", "*99999999\r\n", "$-1\r\n", "NOSCRIPT no", "MOVED 1 h:1", "GUARD layout", "WRONGPASS ", "READONLY x", "1,2,3"} {
-		f.Add(uint8(i%2), uint8(2+i%4), uint8(i%liesOfRedis), text)
+		f.Add(uint8(i%2), uint8(2+i%4), uint8(i%changesOfRedis), text)
 		if i%3 == 0 {
-			f.Add(uint8(1-i%2), uint8(2+i%5), uint8(lieRaw), text)
+			f.Add(uint8(1-i%2), uint8(2+i%5), uint8(changeRaw), text)
 		}
 	}
 	if testing.Short() {
@@ -283,54 +287,57 @@ func FuzzReplies(f *testing.F) {
 	f.Fuzz(func(t *testing.T, which, nth, how uint8, text string) {
 		t.Parallel()
 		to := &all[int(which)%len(all)]
-		lie := startLiar(t, &liar{server: to.addr, end: to.end, nth: int(nth) % to.messages, how: how % uint8(to.lies), text: text})
-		b, err := dlock.OpenBackend(to.head + lie.Addr().String() + to.tail + to.hasty)
+		changer := startReplyChanger(t, &replyChanger{server: to.addr, end: to.end, nth: int(nth) % to.messages, how: how % uint8(to.changes), text: text})
+		b, err := dlock.OpenBackend(to.head + changer.Addr().String() + to.tail + to.shortTimeouts)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer func() { quiet(t, "Close", b.Close()) }()
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-		defer cancel()
 		key := fmt.Sprintf("fuzz%d", keys.Add(1))
-		judge := func(call string, l driver.Lease, err error) {
+		judge := func(call string, began time.Time, l driver.Lease, err error) {
+			if took := time.Since(began); took > 30*time.Second {
+				t.Errorf("%s took %v, and its context 2 s", call, took)
+			}
 			quiet(t, call, err)
-			if !lie.mayBeTrue() && l != nil {
+			if !changer.mayBeTrue() && l != nil {
 				to.judge(t, call, key, l, err)
 			}
 		}
-		doubt := false // an earlier attempt may have the lock
+		inDoubt := false // an earlier attempt may have the lock
 		for range 2 {
-			brief, end := context.WithTimeout(ctx, 2*time.Second)
+			brief, end := context.WithTimeout(t.Context(), 2*time.Second)
+			began := time.Now()
 			l, err := b.Acquire(brief, fuzzRequest(key))
-			judge("Acquire", l, err)
+			judge("Acquire", began, l, err)
 			switch {
 			case err == nil:
 				if fence := l.Grant().Fence; fence == 0 || fence > driver.MaxFence {
 					t.Errorf("granted with token %d", fence)
 				}
+				began = time.Now()
 				_, err := l.Renew(brief, &driver.Renewal{TTL: fuzzTTL})
-				judge("Renew", l, err)
+				judge("Renew", began, l, err)
+				began = time.Now()
 				err = l.Release(brief)
-				judge("Release", l, err)
-				doubt = doubt || err != nil
-			case errors.Is(err, driver.ErrHeld) && !doubt && !lie.mayBeTrue():
+				judge("Release", began, l, err)
+				inDoubt = inDoubt || err != nil
+			case errors.Is(err, driver.ErrHeld) && !inDoubt && !changer.mayBeTrue():
 				t.Errorf("nobody has the lock, and yet: %v", err)
 			default:
-				doubt = true
+				inDoubt = true
 			}
 			before := to.lookup(t, key)
+			began = time.Now()
 			s, err := b.(driver.Inspector).Lookup(brief, key)
-			quiet(t, "Lookup", err)
+			judge("Lookup", began, nil, err)
 			after := to.lookup(t, key)
-			if err == nil && !lie.mayBeTrue() && len(before.Holders) == len(after.Holders) && len(s.Holders) != len(after.Holders) {
+			if err == nil && !changer.mayBeTrue() && len(before.Holders) == len(after.Holders) && len(s.Holders) != len(after.Holders) {
 				t.Errorf("Lookup says %+v, and the state is %+v", s, after)
 			}
+			began = time.Now()
 			_, err = b.(driver.Inspector).Check(brief)
-			quiet(t, "Check", err)
+			judge("Check", began, nil, err)
 			end()
-		}
-		if ctx.Err() != nil {
-			t.Error("the calls took a minute, and their contexts 2 s")
 		}
 	})
 }
