@@ -135,3 +135,20 @@ func announce(t testing.TB, err error) {
 	fmt.Fprintf(tty, "skipped %s: %v\n", t.Name(), err)
 	_ = tty.Close() // the message is optional
 }
+
+// deepVar is the environment's variable that asks for the deep depth. redlocktest/all.bash --deep
+// sets it.
+const deepVar = "REDLOCK_DEEP"
+
+// IsDeep reports whether the deep depth is asked for: the environment has REDLOCK_DEEP. A test that
+// searches or repeats does a fixed part of its work by default, and the whole of it in this depth.
+func IsDeep() bool { return os.Getenv(deepVar) != "" }
+
+// Deep skips a test outside of the deep depth. It is for tests that search, repeat or measure at
+// length; what they test must also have a quick test, which every run includes.
+func Deep(t testing.TB) {
+	t.Helper()
+	if !IsDeep() {
+		t.Skipf("belongs to the deep depth: %s=1, or redlocktest/all.bash --deep", deepVar)
+	}
+}
