@@ -83,7 +83,10 @@ func (e *examination) cliAt(addr string, args ...string) string {
 // ask runs a command. ok is false if the server refuses it; that is noted unless the answer is
 // optional. An error says that the server cannot be reached, or refuses all commands.
 func (e *examination) ask(ctx context.Context, args ...string) (reply any, ok bool, err error) {
-	reply, err = e.s.Do(ctx, args...)
+	return e.judge(e.s.Do(ctx, args...))
+}
+
+func (e *examination) judge(reply any, err error) (any, bool, error) {
 	var refusal pipeline.ServerError
 	if errors.As(err, &refusal) && !refusesAll(refusal) {
 		return nil, false, nil
@@ -297,8 +300,12 @@ var metaText = regexp.MustCompile(`^2 [0-9a-f]+/(\S+) (\d+) (\d+) \S+ (\w*)$`)
 // memory reports the memory of the restart guard, of a quorum's node or of a lone instance: see
 // lua/guard.lua.
 func (e *examination) memory(ctx context.Context, now int64) error {
-	reply, _, err := e.ask(ctx, "GET", e.n.guard.meta)
-	if err != nil {
+	reply, err := e.s.Do(ctx, "GET", e.n.guard.meta)
+	if pipeline.IsCode(err, "WRONGTYPE") {
+		e.add(driver.Diagnostic{Code: "guard-layout", Severity: driver.SeverityWarning, Summary: fmt.Sprintf("the key %q holds something that is not the restart guard's memory", e.n.guard.meta), Remedy: "remove it, or use another prefix"})
+		return nil
+	}
+	if _, _, err := e.judge(reply, err); err != nil {
 		return err
 	}
 	meta, ok := reply.(string)
@@ -316,10 +323,14 @@ func (e *examination) memory(ctx context.Context, now int64) error {
 	why := m[4]
 	e.add(driver.Diagnostic{Code: "restart-guard", Summary: fmt.Sprintf("restart guard of %v, as one of %d", terms.Guard, terms.N), Measured: terms.Guard.String()})
 	if till > now && now > 0 {
-		e.add(driver.Diagnostic{
+		d := driver.Diagnostic{
 			Code: "quarantine", Severity: driver.SeverityWarning, Summary: memory.InQuarantine(why, till, now), Measured: quarantined(till, now),
 			Remedy: "wait: it ends by itself; new servers have no such wait after dlock bootstrap, before their first client",
-		})
+		}
+		if till == memory.Pending {
+			d.Remedy = "start the other nodes, and let a client reach them: the quarantine gets its end when their clocks are known"
+		}
+		e.add(d)
 	}
 	if back := time.Duration(high-now) * time.Microsecond; now > 0 && back > max(terms.Allowance, time.Second) {
 		e.add(driver.Diagnostic{

@@ -254,7 +254,7 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *driver.Quorum,
 		p.adopt(g.space, terms)
 		return nil // once more, with the terms of the server
 	case code == 5:
-		return g.refuse(p, till, now, why, time.UnixMicro(now)) // the other nodes must be asked first
+		return g.refuse(p, memory.Pending, now, why, time.UnixMicro(now)) // the other nodes must be asked first
 	}
 	known := p.adopt(g.space, terms)
 	known.from.Store(from)
@@ -316,7 +316,9 @@ func (g *guard) refusal(text string) *driver.RefusedError {
 	case "policy":
 		reason = fmt.Sprintf("maxmemory-policy is %s, so that the server may evict locks that are held: set noeviction, or restart_guard=off", value)
 	case "layout":
-		reason = fmt.Sprintf("%s has the names.Layout %s, which this release does not know: use the release that wrote it, or another prefix", g.meta, value)
+		reason = fmt.Sprintf("the key %q has layout %s, which this release does not know: use the release that wrote it, or another prefix", g.meta, value)
+	case "type":
+		reason = fmt.Sprintf("the key %q holds something that is not the restart guard's memory: remove it, or use another prefix", g.meta)
 	}
 	return &driver.RefusedError{Reason: g.cfg.Addr + ": " + reason, Err: pipeline.ServerError("GUARD " + text)}
 }

@@ -78,7 +78,7 @@ if acquires > 0 then
   local fine, said = pcall(take) -- it fails before it has done anything
   if type(said) == 'number' then
     now = said
-  elseif fine then
+  elseif fine and not said.err then
     verdict = said
   else
     for i = releases + 1, releases + acquires do note(i, -5) end

@@ -8,9 +8,12 @@ local function digits(n) return string.format('%.0f', n) end
 -- look returns the token, raised above the floor if there is no counter; or nil and an error.
 local function look(x, missing)
   local stored = redis.pcall('GET', mark)
-  if type(stored) == 'table' then return nil, stored end
+  local odd = 'ERR the mark of the fencing counters holds something else'
+  if type(stored) == 'table' then
+    return nil, string.find(stored.err, 'WRONGTYPE', 1, true) and redis.error_reply(odd) or stored
+  end
   local high, top, floor = string.match(stored or '0 0 0', '^(%d+) (%d+) (%d+)$')
-  if not high then return nil, redis.error_reply('ERR the mark of the fencing counters holds something else') end
+  if not high then return nil, redis.error_reply(odd) end
   top, floor = tonumber(top), tonumber(floor)
   if now < tonumber(high) then floor = math.max(floor, top + INTERVAL) end
   if missing and x <= floor then x = floor + 1 end

@@ -8,7 +8,8 @@
 -- Reply: {-3, TIME, meta or ''} another process than that of the last handshake, or one that has forgotten it, or other
 -- terms; {-4, till, TIME, why} it does not vote yet.
 local meta = KEYS[#KEYS]
-local m = redis.call('GET', meta)
+local m = redis.pcall('GET', meta)
+if type(m) == 'table' then return string.find(m.err, 'WRONGTYPE', 1, true) and redis.error_reply('GUARD type') or m end
 if not m or string.find(m, HEAD, 1, true) ~= 1 then return {-3, now, m or ''} end
 local till, high = string.match(m, '^(%d+) (%d+)', #HEAD + 1)
 till, high = tonumber(till), tonumber(high)

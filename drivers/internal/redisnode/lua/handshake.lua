@@ -34,7 +34,8 @@ if ARGV[1] == 'handshake' then
     return table.concat(x, '/')
   end
   local meta, mode, others = KEYS[#KEYS], ARGV[3], tonumber(ARGV[2])
-  local m = redis.call('GET', meta) or ''
+  local m = redis.pcall('GET', meta) or ''
+  if type(m) == 'table' then return string.find(m.err, 'WRONGTYPE', 1, true) and redis.error_reply('GUARD type') or m end
   local layout = string.match(m, '^%S+')
   if layout and layout ~= '2' then return redis.error_reply('GUARD layout ' .. layout) end
   local run, terms, till, high, next, why = string.match(m, '^2 (%x+)/(%S+) (%d+) (%d+) (%S+) (%a*)$')

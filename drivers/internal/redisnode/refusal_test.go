@@ -1,0 +1,107 @@
+package redisnode
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// plain returns a client of one server, without a library of a driver.
+func plain(t *testing.T, s *server.Server) *wire {
+	c := dialServer(t, s)
+	return &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}
+}
+
+// A refusal names the key that holds something else, and not the lock.
+func TestARefusalNamesTheKeyWithTheWrongType(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t)
+	guarded, _ := newGuarded(t, plain(t, s), nil)
+	lone, _ := newGuarded(t, plain(t, s), func(c *Config) { c.Guard, c.Bootstrap = 0, false })
+	for name, c := range map[string]struct {
+		node *Node
+		key  string // with the wrong type
+	}{
+		"a": {lone, "redlock1:mark"},
+		"b": {guarded, "redlock1:meta"},
+		"c": {lone, "redlock1:fence:{c}"},
+		"d": {lone, "d"},
+	} {
+		do(t, s, "FLUSHALL")
+		do(t, s, "LPUSH", c.key, "x")
+		_, err := bid(c.node, name)
+		r := wantRefused(t, err, `"`+c.key+`"`)
+		if !strings.Contains(c.key, name) && strings.Contains(r.Error(), `"`+name+`"`) {
+			t.Errorf("the lock is blamed for %s: %v", c.key, r)
+		}
+	}
+	do(t, s, "FLUSHALL")
+	do(t, s, "SET", "redlock1:mark", "x")
+	_, err := bid(lone, "e")
+	_ = wantRefused(t, err, `"redlock1:mark"`)
+
+	do(t, s, "FLUSHALL")
+	do(t, s, "LPUSH", "redlock1:meta", "x")
+	found, err := guarded.Check(t.Context())
+	if err != nil || !strings.Contains(findings(found), "redlock1:meta") {
+		t.Errorf("the doctor says %v, %v", findings(found), err)
+	}
+}
+
+func findings(all []driver.Diagnostic) string {
+	var text strings.Builder
+	for _, d := range all {
+		text.WriteString(d.Code + ": " + d.Summary + " (" + d.Remedy + ")\n")
+	}
+	return text.String()
+}
+
+// A quarantine without an end says what it waits for, and when to ask again.
+func TestAQuarantineWithoutAnEndSaysSo(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t)
+	n, _ := newGuarded(t, plain(t, s), func(c *Config) { c.Guard, c.Bootstrap = 0, false })
+	q := &driver.Quorum{Terms: testTerms(3, time.Minute, time.Second)}
+	_, err := n.Acquire(t.Context(), &driver.Request{Key: "k", Owner: "o", TTL: 10 * time.Second, Quorum: q})
+	r := wantRefused(t, err, "until the clocks")
+	if r.RetryAfter <= 0 || r.RetryAfter > time.Second {
+		t.Errorf("RetryAfter is %v", r.RetryAfter)
+	}
+	if _, err := n.Bootstrap(t.Context(), &driver.Bootstrap{Quorum: q, Statement: driver.StateNew}); err != nil {
+		t.Fatal(err)
+	}
+	changed := *q
+	changed.Guard *= 2
+	if _, err := n.Bootstrap(t.Context(), &driver.Bootstrap{Quorum: &changed, Statement: driver.StateTerms}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = n.Bootstrap(t.Context(), &driver.Bootstrap{Quorum: &changed, Statement: driver.StateTermsSettled})
+	if r := wantRefused(t, err, "until the clocks"); r.RetryAfter <= 0 || strings.Contains(err.Error(), "another -") {
+		t.Errorf("RetryAfter is %v: %v", r.RetryAfter, err)
+	}
+
+	meta := do(t, s, "GET", "redlock1:meta").(string)
+	fields := strings.Fields(meta)
+	fields[2] = "9007199254740991"
+	do(t, s, "SET", "redlock1:meta", strings.Join(fields[:5], " ")+" new")
+	found, err := n.Check(t.Context())
+	if text := findings(found); err != nil || !strings.Contains(text, "quarantine: ") || strings.Contains(text, "ends by itself") {
+		t.Errorf("the doctor says %v, %v", text, err)
+	}
+}
+
+// A memory of another layout is named in words.
+func TestAnotherLayoutIsNamed(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t)
+	n, _ := newGuarded(t, plain(t, s), nil)
+	do(t, s, "SET", "redlock1:meta", "3 something else")
+	_, err := bid(n, "k")
+	if r := wantRefused(t, err, "has layout 3"); strings.Contains(r.Error(), "names.Layout") {
+		t.Error(r)
+	}
+}
