@@ -3,9 +3,7 @@
 package lua
 
 import (
-	"crypto/sha1"
 	_ "embed"
-	"encoding/hex"
 	"fmt"
 	"strings"
 	"time"
@@ -77,9 +75,21 @@ func (o Op) body(guard string) string {
 	if o.Perishable() {
 		text = timeText + guard + text
 	}
-	return strings.NewReplacer(
+	return code(strings.NewReplacer(
 		"-- lua/counter.lua\n", counterText, "-- lua/correct_token.lua\n", correctTokenText, "-- lua/time.lua\n", timeText, "-- lua/guard.lua\n", guard,
-	).Replace(text)
+	).Replace(text))
+}
+
+// code returns a text without indentation and without lines of comment, because a server keeps it
+// once for each prefix with a guard.
+func code(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if line = strings.TrimLeft(line, " "); !strings.HasPrefix(line, "--") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
 
 // Perishable reports whether a script refuses late calls.
@@ -93,8 +103,7 @@ type Script struct {
 
 // New returns the script with this text.
 func New(text string) Script {
-	sum := sha1.Sum([]byte(text))
-	return Script{Text: text, SHA: hex.EncodeToString(sum[:])}
+	return Script{Text: text, SHA: sum(text)}
 }
 
 // Bind returns the scripts for the process with this run_id. A server forgets its scripts when
@@ -103,7 +112,7 @@ func New(text string) Script {
 func Bind(run string) [Ops]Script {
 	var bound [Ops]Script
 	for o := range Ops {
-		bound[o] = New("local RUN, GRACE, till = '" + run + "', 0, 0\n" + preludeText + o.body(""))
+		bound[o] = New("local RUN, GRACE, till = '" + run + "', 0, 0\n" + code(preludeText) + o.body(""))
 	}
 	return bound
 }
@@ -117,7 +126,7 @@ func BindGuarded(run, space, encoded string, t *driver.Terms) [Ops]Script {
 	for _, o := range []Op{Acquire, Join, Renew, Batch} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
 			space, run, encoded, MetaLayout, run, encoded, o != Renew, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond)
-		bound[o] = New(text + Handshake + o.body(guardText))
+		bound[o] = New(text + code(Handshake) + o.body(guardText))
 	}
 	return bound
 }
