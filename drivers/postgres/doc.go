@@ -92,7 +92,8 @@
 // A token is the next number of the sequence public.dlock_fence, drawn by the statement that
 // takes the lock, once it is taken. It rises for every key, with gaps. The schema is fixed, so
 // that roles with different search paths draw from one sequence; fencing=my_schema.dlock_fence
-// names another, for every program of the database, and a second sequence is refused. The
+// names another, for every program of the database, and a second sequence is refused, and so is
+// one that has passed 9007199254740991, the largest token. The
 // sequence is made at the first use if the role may; else the error has the one statement
 // that an administrator runs (Backend.SetupSQL). An unlogged one is refused.
 //
@@ -142,7 +143,13 @@
 // databases (Neon, Supabase, RDS Proxy), which make cancel keys of their own: use their direct
 // or session address, and pooler=session, under which each heartbeat looks whether the process
 // is still the same. No request to cancel is ever sent to a session, and so a proxy need not
-// route any. A transaction with LockTx may use any pooler.
+// route any. A transaction with LockTx may use any pooler. CockroachDB is refused: its advisory
+// locks exclude nobody.
+//
+// Without sslmode, and with sslmode=prefer or allow, a connection whose TLS handshake fails is tried
+// without TLS, and the password then goes in clear to whoever asks for it. Set
+// sslmode=verify-full, or at least require. A URL with a password, without sslmode, and with a host
+// that is not this machine causes a notice, and Check warns of every such configuration.
 //
 // A standby is refused for a moment, since it may be promoted. Of several hosts the primary
 // is looked for (target_session_attrs=primary), and a wait survives a promotion.

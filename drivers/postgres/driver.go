@@ -67,8 +67,10 @@ type Backend struct {
 	host    *session.Host
 	number  func(prefix, key string) advisory.Number // NumberOf; tests of collisions replace it
 	sql     advisory.Queries
-	ignored []string     // parameters of the URL
-	role    string       // of the URL
+	ignored []string // parameters of the URL
+	role    string   // of the URL
+	warning string   // of the URL; the first connection reports it
+	warned  sync.Once
 	locks   atomic.Int64 // locks that this process holds on the server
 	room    atomic.Int64 // the size of the server's lock table, estimated
 
@@ -128,7 +130,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	b.host = &session.Host{
 		Context: b.ctx, Running: &b.wg, Info: &b.info, SQL: b.sql, Fencing: schema != "", Pooled: opt.Pooler != "",
 		Table: b.table, Hot: b.hot, Locks: &b.locks,
-		SawToken: b.sawToken, Report: b.report, Ended: b.forget, Gone: b.processGone,
+		NoToken: b.noToken(), SawToken: b.sawToken, Report: b.report, Ended: b.forget, Gone: b.processGone,
 	}
 	return b, nil
 }
@@ -303,6 +305,9 @@ func (b *Backend) Close() error {
 }
 
 func (b *Backend) closing() bool { return b.ctx.Err() != nil }
+
+// noticeInClear is the kind of a notice that a password may be sent without encryption.
+const noticeInClear driver.NoticeKind = "password in clear"
 
 func (b *Backend) report(e driver.Notice) {
 	if b.opt.Notify != nil {

@@ -3,8 +3,11 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -70,7 +73,29 @@ func (*Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	b.ignored, b.role = a.ignored, pc.User
+	if hosts := inClear(pc); len(hosts) > 0 && a.settings["sslmode"] == "" && os.Getenv("PGSSLMODE") == "" {
+		b.warning = fmt.Sprintf("the URL has a password and no sslmode, so a failed TLS handshake with %s is followed by an attempt without TLS, which may send the password in clear: set sslmode=verify-full, or at least require", hosts[0])
+	}
 	return b, nil
+}
+
+// inClear returns the hosts that a connection without TLS may send a password to, except this
+// machine.
+func inClear(c *pgx.ConnConfig) (hosts []string) {
+	add := func(host string, encrypted bool) {
+		local := strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") || host == "localhost" || net.ParseIP(host).IsLoopback()
+		if !encrypted && !local && !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	if c.Password == "" {
+		return nil
+	}
+	add(c.Host, c.TLSConfig != nil)
+	for _, f := range c.Fallbacks {
+		add(f.Host, f.TLSConfig != nil)
+	}
+	return hosts
 }
 
 // options reads the driver's own parameters.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -98,7 +99,8 @@ func (b *Backend) fenceColumns() string {
 		(SELECT string_agg(quote_ident(n.nspname) || '.' || relname, ', ') FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace
 			WHERE relname = '` + fenceName + `' AND relkind = 'S' AND relpersistence <> 't' AND nspname <> ` + advisory.Literal(b.schema) + `),
 		CASE WHEN c.relkind = 'S' AND NOT pg_is_in_recovery() AND has_sequence_privilege(c.oid, 'USAGE, SELECT') THEN
-			(coalesce(pg_sequence_last_value(c.oid::regclass), 0) < ` + least + `)::int ELSE 0 END`
+			CASE WHEN pg_sequence_last_value(c.oid::regclass) >= ` + strconv.FormatUint(driver.MaxFence, 10) + ` THEN 2
+			ELSE (coalesce(pg_sequence_last_value(c.oid::regclass), 0) < ` + least + `)::int END ELSE 0 END`
 }
 
 // fenceTables returns the tables of these columns: one row, with nulls if there is no sequence.
@@ -113,6 +115,7 @@ type fenceState struct {
 	role                                          string
 	others                                        string // sequences of the same name in other schemas
 	behind                                        bool   // it must be raised
+	ended                                         bool   // it has given the largest token
 }
 
 func readFence(row [][]byte) fenceState {
@@ -120,7 +123,7 @@ func readFence(row [][]byte) fenceState {
 		exists: row[0] != nil, sequence: string(row[0]) == "S", logged: string(row[1]) == "p",
 		rises: wire.Value(row[2]) == 1 && wire.Value(row[3]) == 0 && wire.Value(row[4]) >= 1,
 		wide:  wire.Value(row[5]) >= driver.MaxFence, mayUse: wire.Value(row[6]) == 1,
-		role: string(row[7]), others: string(row[8]), behind: wire.Value(row[9]) == 1,
+		role: string(row[7]), others: string(row[8]), behind: wire.Value(row[9]) == 1, ended: wire.Value(row[9]) == 2,
 	}
 }
 
@@ -145,6 +148,12 @@ func (b *Backend) ensureFence(ctx context.Context, pc *pgconn.PgConn, f fenceSta
 	seq := advisory.Literal(b.sequence()) + "::regclass"
 	return exec(ctx, pc, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d, %[2]s::oid::int4);
 		SELECT setval(%[2]s, %[4]s) WHERE coalesce(pg_sequence_last_value(%[2]s), 0) < %[3]s`, ourLocks, seq, least, target))
+}
+
+// noToken refuses a lock whose token would be over the largest token.
+func (b *Backend) noToken() error {
+	return verdict.Fix(fmt.Sprintf("the sequence %s has given the largest token, %d: delete such tokens from the stores that remember them, and set the sequence back", b.sequence(), uint64(driver.MaxFence)),
+		fmt.Sprintf("SELECT setval(%s, %s)", advisory.Literal(b.sequence()), microseconds("clock_timestamp()")))
 }
 
 // ourLocks is the first number of the driver's own advisory locks of two numbers.
@@ -187,6 +196,8 @@ func (b *Backend) checkFence(f fenceState) error {
 		return verdict.Fix("the numbers of the sequence "+seq+" do not rise from session to session", "ALTER SEQUENCE "+seq+" INCREMENT 1 CACHE 1 NO CYCLE")
 	case !f.wide:
 		return verdict.Fix("the sequence "+seq+" is too small for the time in microseconds", "ALTER SEQUENCE "+seq+" AS int8 NO MAXVALUE")
+	case f.ended:
+		return b.noToken()
 	case !f.mayUse:
 		return verdict.Fix("the role may not use the sequence "+seq, b.SetupSQL(f.role))
 	}

@@ -2,11 +2,13 @@ package postgres
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
@@ -18,6 +20,10 @@ import (
 // An operator's query uses a connection of its own, which is closed afterwards: a slow query of
 // pg_locks must not delay a heartbeat.
 func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.PgConn) error) error {
+	return b.lookAt(ctx, func(ctx context.Context, c *pgx.Conn) error { return f(ctx, c.PgConn()) })
+}
+
+func (b *Backend) lookAt(ctx context.Context, f func(context.Context, *pgx.Conn) error) error {
 	if b.closing() {
 		return driver.ErrClosed
 	}
@@ -33,7 +39,7 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.P
 		return verdict.Connect(err)
 	}
 	defer closeConn(c)
-	return f(ctx, c.PgConn())
+	return f(ctx, c)
 }
 
 // sessionName is the SQL of a session's name: its start and its process, as in %c of
@@ -79,8 +85,8 @@ func readLocks(ctx context.Context, pc *pgconn.PgConn, where string) ([]lockRow,
 	return rows, nil
 }
 
-// goneTimeout bounds the query of processGone.
-const goneTimeout = 5 * time.Second
+// goneTimeout bounds the query of processGone: the caller's lease is over already.
+const goneTimeout = time.Second / 2
 
 // processGone asks the server whether one of its processes has ended. It returns false
 // if the server cannot be asked.
@@ -225,8 +231,9 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 // waits for which.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	var list []driver.Diagnostic
-	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
-		c := &checkup{b: b, pc: pc}
+	err := b.lookAt(ctx, func(ctx context.Context, conn *pgx.Conn) error {
+		c := &checkup{b: b, pc: conn.PgConn()}
+		c.encryption(conn.Config())
 		err := c.run(ctx)
 		list = c.findings
 		return err
@@ -265,6 +272,10 @@ func (c *checkup) set(name, value string) string {
 }
 
 func (c *checkup) run(ctx context.Context) error {
+	if name := imitation(c.pc); name != "" {
+		c.find("imitation", driver.SeverityUnsafe, "take the locks on PostgreSQL", "the server is %s, whose advisory locks exclude nobody; it is refused", name)
+		return nil
+	}
 	version := major(c.pc.ParameterStatus("server_version"))
 	if version < oldest {
 		c.find("version-old", driver.SeverityUnsafe, "upgrade the server", "version %d cannot end idle sessions, and the driver refuses it", version)
@@ -306,6 +317,19 @@ func (c *checkup) run(ctx context.Context) error {
 		return err
 	}
 	return c.waits(ctx)
+}
+
+// encryption warns if a connection may send the password without TLS.
+func (c *checkup) encryption(cfg *pgx.ConnConfig) {
+	hosts := inClear(cfg)
+	if len(hosts) == 0 {
+		return
+	}
+	d := c.find("password-in-clear", driver.SeverityWarning, "set sslmode=verify-full with sslrootcert, or at least sslmode=require", "sslmode lets a connection to %s go without TLS, where the password may be sent in clear", strings.Join(hosts, ", "))
+	d.Measured = "this connection has TLS"
+	if _, ok := c.pc.Conn().(*tls.Conn); !ok {
+		d.Measured = "this connection has no TLS"
+	}
 }
 
 // keepalives reads the keepalive settings of a session from the server's kernel: how soon it

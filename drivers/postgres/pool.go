@@ -141,6 +141,9 @@ func (b *Backend) open(list *[]*session.Session, arrived func(error)) *opening {
 const connectTimeout = 10 * time.Second
 
 func (b *Backend) connect(ctx context.Context) (*session.Session, error) {
+	if b.warning != "" {
+		b.warned.Do(func() { b.report(driver.Notice{Kind: noticeInClear, Detail: b.warning}) })
+	}
 	c, err := b.factory(ctx)
 	if err != nil {
 		return nil, verdict.Connect(err)

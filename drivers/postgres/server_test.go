@@ -520,13 +520,28 @@ func TestLockSQLTxIsLockTxOfDatabaseSQL(t *testing.T) {
 	_ = must(t, b, request("k", time.Minute)).Release(ctx)
 }
 
-// The server would refuse a text that ends in the middle of a character.
-func TestALongApplicationNameIsCutAtACharacter(t *testing.T) {
+// The server would refuse a text that ends in the middle of a character, and with this setting it
+// reads a backslash as the beginning of an escape.
+func TestAnyLabelIsAnApplicationName(t *testing.T) {
 	t.Parallel()
 	s := database(t)
-	for _, name := range []string{strings.Repeat("a", 62) + "é", strings.Repeat("é", 40), "\xff\x00"} {
-		b := built(t, connector(s.URL()), &postgres.Options{ApplicationName: name})
-		_ = must(t, b, request("k", time.Minute)).Release(context.Background())
+	db := admin(t, s.URL())
+	run(t, db, "ALTER DATABASE "+s.name+" SET standard_conforming_strings = off")
+	for label, want := range map[string]string{
+		strings.Repeat("a", 56) + "é": "dlock " + strings.Repeat("a", 56) + "?",
+		strings.Repeat("é", 40):       "dlock " + strings.Repeat("?", 40),
+		"\xff\x00":                    "dlock ??",
+		`o'brien\`:                    `dlock o'brien\`,
+	} {
+		b := opener(t, s.URL())
+		r := request("k", time.Minute)
+		r.Owner = label + "/1"
+		l := must(t, b, r)
+		if got := count(t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1", want); got == 0 {
+			t.Errorf("no session has the name %q", want)
+		}
+		_ = l.Release(context.Background())
+		_ = b.Close()
 	}
 }
 
@@ -550,4 +565,36 @@ func TestAProcessLeavesRoomInTheLockTable(t *testing.T) {
 		t.Errorf("the process stops at %d locks", n)
 	}
 	_ = must(t, opener(t, s.URL()), request("a newcomer's", time.Minute)).Release(context.Background())
+}
+
+// A store of package fence refuses a larger token, and JSON and Lua round it.
+func TestNoTokenIsLargerThanTheLargest(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	db := admin(t, s.URL())
+	b := opener(t, s.URL())
+	_ = must(t, b, request("k", time.Minute)).Release(context.Background())
+	run(t, db, fmt.Sprintf("SELECT setval('dlock_fence', %d)", uint64(driver.MaxFence)-1))
+	l := must(t, b, request("k", time.Minute))
+	if f := l.Grant().Fence; f != driver.MaxFence {
+		t.Errorf("token %d, want %d", f, uint64(driver.MaxFence))
+	}
+	other := opener(t, s.URL())
+	for range 2 {
+		_ = release(l)
+		refused(t, b, "sequence", "setval")
+		refused(t, other, "sequence", "setval")
+	}
+	waiting := request("k", time.Minute)
+	waiting.Wait = true
+	if _, err := b.Acquire(context.Background(), waiting); !errors.Is(err, driver.ErrRefused) {
+		t.Errorf("a wait: %v", err)
+	}
+	eventually(t, "no lock is left", func() bool { return count(t, db, advisory) == 0 })
+	findings, err := b.Check(context.Background())
+	if err != nil || !slices.ContainsFunc(findings, func(d driver.Diagnostic) bool {
+		return d.Code == "sequence" && strings.Contains(d.Command, "setval")
+	}) {
+		t.Errorf("Check: %+v, %v", findings, err)
+	}
 }

@@ -688,3 +688,76 @@ func TestARestartedServerLosesLeasesAndServesWaitersAgain(t *testing.T) {
 	_ = s.Close()
 	eventually(t, "no goroutine is left", func() bool { return goleak.Find(before) == nil })
 }
+
+// A lease that is over costs its caller no wait for a server that does not answer.
+func TestReleaseOfALostLeaseDoesNotWaitForASilentServer(t *testing.T) {
+	t.Parallel()
+	s := server.Postgres(t)
+	b := opener(t, s.URL()+"&max_sessions=2")
+	short, long := must(t, b, request("short", time.Second)), must(t, b, request("long", time.Hour))
+	lost := long.Grant().Lost
+	if err := s.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	defer s.Resume() //nolint:errcheck // it is closed next
+	<-time.After(time.Until(short.Grant().Expires))
+	releaseWithin(t, "its deadline has passed", short)
+	<-short.Grant().Lost // the session is given up
+	releaseWithin(t, "its session has ended", short)
+	select {
+	case <-lost:
+		t.Error("the other session was given up, too")
+	default:
+	}
+}
+
+// releaseWithin releases a lease that is over.
+func releaseWithin(t *testing.T, when string, l driver.Lease) {
+	t.Helper()
+	start := time.Now()
+	if err := l.Release(context.Background()); err == nil {
+		t.Errorf("Release when %s: nil, and the server has not answered", when)
+	}
+	if took := time.Since(start); took > releaseTimeout/2 {
+		t.Errorf("Release when %s took %v", when, took)
+	}
+}
+
+const releaseTimeout = 5 * time.Second // of a lease that is not over
+
+// A shared lease that is not its session's last of the key needs no statement. So many are released
+// while a statement is under way that one round does not take them all.
+func TestManySharedLeasesAreReleasedAtOnce(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	p := fault.NewProxy(t, s.Addr())
+	b := opener(t, through(s, p)+"&max_sessions=1")
+	const together = 300
+	leases := make([]driver.Lease, 5*together)
+	for i := range leases {
+		r := request("k", time.Hour)
+		r.Mode = driver.Shared
+		leases[i] = must(t, b, r)
+	}
+	const delay = 50 * time.Millisecond
+	p.Delay(fault.ToClient, delay, 0)
+	quickest := time.Hour
+	for part := range slices.Chunk(leases, together) {
+		start := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = b.Acquire(context.Background(), request(fmt.Sprint("at ", start), time.Hour)) })
+		<-time.After(delay / 5) // until it is under way
+		for _, l := range part {
+			wg.Go(func() {
+				if err := release(l); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		quickest = min(quickest, time.Since(start))
+	}
+	if quickest > 5*delay { // a tick of the session is half a second
+		t.Errorf("%d shared leases are released in %v at the best", together, quickest)
+	}
+}

@@ -213,8 +213,14 @@ func (q Queries) Slice(n Number, mode driver.Mode, show bool) string {
 		" IF passed THEN " + wait("pg_advisory_xact_lock_shared("+n.Args()+")") + " END IF; END$$; " + q.Try(n, mode)
 }
 
-// Literal quotes a string for SQL.
-func Literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+// Literal quotes a string for SQL, whatever standard_conforming_strings is.
+func Literal(s string) string {
+	quoted := "'" + strings.NewReplacer("'", "''", `\`, `\\`).Replace(s) + "'"
+	if strings.Contains(s, `\`) {
+		return " E" + quoted
+	}
+	return quoted
+}
 
 // Int64Key returns the key of the advisory lock with exactly this number, pg_advisory_lock(n),
 // to share a lock with other programs. The prefix does not apply.

@@ -103,14 +103,24 @@ func (l *Lease) beat(ctx context.Context, class time.Duration, until time.Time) 
 	return verdict.Ended(ctx)
 }
 
-// releaseTimeout bounds a release.
-const releaseTimeout = 5 * time.Second
+// releaseTimeout bounds a release, and overTimeout one of a lease that is over, whose caller
+// only learns whether the lock is free.
+const (
+	releaseTimeout = 5 * time.Second
+	overTimeout    = time.Second / 2
+)
 
 // Release unlocks. It waits at most five seconds for the server's answer, even if ctx has
-// ended. The unlock is sent even after that.
+// ended, and half a second if the lease is over. The unlock is sent even after that.
 func (l *Lease) Release(context.Context) error {
 	s := l.s
 	s.mu.Lock()
+	ctx := context.Background()
+	if !time.Now().Before(driver.Expires(l.start, l.ttl)) {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, overTimeout)
+		defer cancel()
+	}
 	if l.told || s.end != nil && l.leaving == nil { // an unlock may have been answered before the end
 		s.mu.Unlock()
 		return l.afterEnd()
@@ -118,7 +128,7 @@ func (l *Lease) Release(context.Context) error {
 	o := s.unlock(l)
 	s.flush()
 	s.mu.Unlock()
-	if !s.answer(context.Background(), o, releaseTimeout) {
+	if !s.answer(ctx, o, releaseTimeout) {
 		return verdict.ErrTimeout
 	}
 	if o.err != nil && o.err != driver.ErrLost { //nolint:errorlint // set by unlocked, never wrapped

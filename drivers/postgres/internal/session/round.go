@@ -208,6 +208,11 @@ func (s *Session) decide(o *op, token int64, sent time.Time) {
 		return
 	}
 	l := s.grant(o, token, sent)
+	if l.fence > driver.MaxFence {
+		s.unlock(l)
+		o.finish(s.h.NoToken)
+		return
+	}
 	// Give it back if it is over, its caller has gone, or the session's timeout is too short
 	// for it.
 	if o.gone || !time.Now().Before(driver.Expires(sent, o.ttl)) || s.known < ClassOf(o.ttl) {
@@ -223,8 +228,9 @@ func (s *Session) decide(o *op, token int64, sent time.Time) {
 func (s *Session) grant(o *op, token int64, sent time.Time) *Lease {
 	l := &Lease{s: s, claim: o.claim, ttl: o.ttl, start: sent}
 	if s.h.Fencing {
-		l.fence = uint64(token)
-		s.h.SawToken(l.fence)
+		if l.fence = uint64(token); l.fence <= driver.MaxFence {
+			s.h.SawToken(l.fence)
+		}
 	}
 	s.leases[l] = struct{}{}
 	if s.holds[o.claim.Number]++; s.holds[o.claim.Number] == 1 {

@@ -230,9 +230,10 @@ func (s *Session) heartbeat() *op {
 	return s.beat
 }
 
-// flush sends the queue as a round, if no round is under way; the mutex is held.
+// flush sends the queue as a round, if no round is under way; the mutex is held. A round may need
+// no statement: then the rest of the queue is the next one.
 func (s *Session) flush() {
-	if s.end == nil && len(s.round) == 0 && !s.waiting {
+	for s.end == nil && len(s.round) == 0 && !s.waiting && (s.beat != nil || len(s.queue) > 0) {
 		s.send(s.plan()...)
 	}
 }
@@ -386,8 +387,9 @@ type Host struct {
 	Running  *sync.WaitGroup // counts the goroutines of sessions
 	Info     *driver.Info
 	SQL      advisory.Queries
-	Fencing  bool // leases have tokens
-	Pooled   bool // there is a pooler of sessions before the server
+	Fencing  bool  // leases have tokens
+	NoToken  error // refuses a request whose token is over the largest token
+	Pooled   bool  // there is a pooler of sessions before the server
 	Table    *claims.Table
 	Hot      *claims.Hot
 	Locks    *atomic.Int64             // how many locks the sessions hold on the server

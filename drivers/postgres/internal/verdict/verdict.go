@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,9 +82,51 @@ func Connect(err error) error {
 	}
 	var connect *pgconn.ConnectError
 	if errors.As(err, &connect) {
-		err = errors.Unwrap(connect)
+		return &dialError{errors.Unwrap(connect)}
 	}
 	return fmt.Errorf("postgres: no connection: %w", err)
+}
+
+// A dialError says why there is no connection, each fact once: pgx tries each address with and
+// without TLS, and names it in each layer of its error.
+type dialError struct{ err error }
+
+func (e *dialError) Error() string {
+	return "postgres: no connection: " + strings.Join(causes(e.err), "; ")
+}
+
+func (e *dialError) Unwrap() error { return e.err }
+
+// causes returns the causes of a failed connection, each once.
+func causes(err error) (all []string) {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		many, ok := e.(interface{ Unwrap() []error })
+		if !ok {
+			continue
+		}
+		for _, one := range many.Unwrap() {
+			for _, text := range causes(one) {
+				if !slices.Contains(all, text) {
+					all = append(all, text)
+				}
+			}
+		}
+		return all
+	}
+	var op *net.OpError
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &op):
+		return []string{op.Error()}
+	case errors.As(err, &dns):
+		return []string{dns.Error()}
+	}
+	text := err.Error() // ADDRESS (HOST): cause
+	address, rest, _ := strings.Cut(text, " (")
+	if host, cause, ok := strings.Cut(rest, "): "); ok && strings.Contains(address, host) {
+		text = address + ": " + cause
+	}
+	return []string{text}
 }
 
 // MustRun precedes the statement in an error of Fix.
