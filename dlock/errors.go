@@ -85,11 +85,11 @@ func (e *Error) Error() string {
 	return oneLine(b.String())
 }
 
-// oneLine joins the lines of an error: pgx has one for each address that it tried, the same
-// for each try.
+// oneLine joins the lines of an error, and escapes what may disturb a terminal: pgx has a line for
+// each address that it tried, the same for each try, and a server's text may have any characters.
 func oneLine(s string) string {
 	if !strings.Contains(s, "\n") {
-		return s
+		return driver.Printable(s)
 	}
 	var lines []string
 	for line := range strings.SplitSeq(s, "\n") {
@@ -98,7 +98,7 @@ func oneLine(s string) string {
 			lines = append(lines, line)
 		}
 	}
-	return strings.Join(lines, "; ")
+	return driver.Printable(strings.Join(lines, "; "))
 }
 
 // Unwrap returns the verdict and the context's error, as far as there are any.

@@ -21,8 +21,30 @@ func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attr
 // logOptional queues a line for the log, unless it is optional and too many wait.
 func (c *Client) logOptional(ctx context.Context, optional bool, level slog.Level, msg string, attrs ...slog.Attr) {
 	ctx = values(ctx)
+	for i := range attrs {
+		attrs[i].Value = printable(attrs[i].Value)
+	}
 	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, optional)
 }
+
+// printable escapes what may disturb a terminal, because a handler may write values as they are.
+func printable(v slog.Value) slog.Value {
+	if v.Kind() == slog.KindString {
+		return slog.StringValue(driver.Printable(v.String()))
+	}
+	if err, ok := v.Any().(error); ok {
+		if text := err.Error(); oneLine(text) != text {
+			return slog.AnyValue(&printableError{err})
+		}
+	}
+	return v
+}
+
+// A printableError is an error of a driver with a text in one line.
+type printableError struct{ error }
+
+func (e *printableError) Error() string { return oneLine(e.error.Error()) }
+func (e *printableError) Unwrap() error { return e.error }
 
 // outage logs failures of the backend: a line when the first lease or waiting call fails, and
 // a line when none of them fails any more. It counts the failures in between.

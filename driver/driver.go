@@ -497,7 +497,8 @@ type Diagnostic struct {
 	Measured string // the value that was found, with its unit; empty where there is none
 	Remedy   string // what to do; empty if there is nothing to do
 	// Command is a command line for a shell that carries out Remedy; empty if no command
-	// can. It holds no secret: the user adds the password that the server asks for.
+	// can. It holds no secret: the user adds the password that the server asks for. Make it with
+	// CommandLine, which quotes names that a server chose.
 	Command string
 	_       struct{}
 }

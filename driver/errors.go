@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
 )
 
 // The definite verdicts. Every other error, such as a network error or the end of a context,
@@ -67,7 +65,7 @@ func (e *HeldError) Error() string {
 	case e.Holder == "":
 		b.WriteString("held by another owner")
 	default:
-		b.WriteString("held by " + printable(e.Holder))
+		b.WriteString("held by " + shown(e.Holder))
 	}
 	if !e.Since.IsZero() && e.Clock.After(e.Since) {
 		fmt.Fprintf(&b, " for %v", round(e.Clock.Sub(e.Since)))
@@ -114,7 +112,7 @@ func (e *RefusedError) Error() string {
 	if e.RetryAfter > 0 {
 		s += fmt.Sprintf(" (retry in %v)", round(e.RetryAfter))
 	}
-	return s
+	return Printable(s)
 }
 
 // Is reports that a RefusedError is ErrRefused.
@@ -178,7 +176,7 @@ func (e *QuorumError) Error() string {
 	if e.Detail != "" {
 		s += ": " + e.Detail
 	}
-	return s
+	return Printable(s)
 }
 
 // Unwrap returns the verdict of the quorum, never a single node's error.
@@ -197,18 +195,11 @@ func round(d time.Duration) time.Duration {
 	return d.Round(time.Microsecond)
 }
 
-// printable quotes an owner that has characters that disturb a terminal or a log line: control
-// characters, also those above ASCII, and those that change the direction of text. The value of
-// a foreign lock may be any bytes. printable also shortens a long owner.
-func printable(s string) string {
+// shown returns an owner as errors show it: Printable, and not too long.
+func shown(owner string) string {
 	const most = 120
-	if len(s) > most {
-		s = s[:most] + "…"
+	if len(owner) > most {
+		owner = owner[:most] + "…"
 	}
-	for _, r := range s {
-		if !unicode.IsPrint(r) {
-			return strconv.Quote(s)
-		}
-	}
-	return strings.ToValidUTF8(s, "�")
+	return Printable(owner)
 }

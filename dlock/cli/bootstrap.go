@@ -170,11 +170,11 @@ func show(out io.Writer, r *driver.MemoryReport, say statement) {
 		}
 		switch {
 		case n.Err != nil:
-			line += "; failed: " + n.Err.Error()
+			line += "; failed: " + oneLine(n.Err.Error())
 		case n.Done:
 			line += "; set"
 		}
-		fmt.Fprintf(out, "%s: %s\n", n.Node, line)
+		fmt.Fprintf(out, "%s: %s\n", driver.Printable(n.Node), line)
 	}
 	if r.Nodes != nil && (say.terms || say.nodes) {
 		fmt.Fprintf(out, "this URL: %s\n", terms(r.Terms))

@@ -28,6 +28,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 )
 
 // The exit codes of dlock itself. Those up to 78 are from sysexits.h, the others are those of a
@@ -271,10 +272,11 @@ func flagError(cmd *cobra.Command, err error) error {
 	return failf(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
 }
 
-// oneLine joins the lines of an error of package dlock: a driver's error may have several.
+// oneLine joins the lines of an error, because a driver's may have several, and escapes what may
+// disturb a terminal.
 func oneLine(s string) string {
 	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
-	return strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " ")
+	return driver.Printable(strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " "))
 }
 
 // waitingHelps reports whether the same call may succeed later.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -10,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 )
 
 // The exit codes of dlock doctor, by the gravest finding.
@@ -82,7 +82,7 @@ func completeCodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.Sh
 	var codes []string
 	for i := range found {
 		if f := &found[i]; f.Severity > dlock.SeverityNote {
-			codes = append(codes, f.Code+"\t"+oneLine(f.Summary))
+			codes = offer(codes, f.Code, f.Summary)
 		}
 	}
 	return codes, nothing
@@ -142,24 +142,24 @@ func (d *doctorCommand) write(w io.Writer, found []dlock.Diagnostic, where strin
 	for i := range found {
 		f := &found[i]
 		counts[f.Severity]++
-		node := safe(f.Node)
+		node := driver.Printable(f.Node)
 		if f.Severity == dlock.SeverityNote {
-			what := safe(f.Summary)
+			what := driver.Printable(f.Summary)
 			if f.Remedy != "" {
-				what += " (" + safe(f.Remedy) + ")"
+				what += " (" + driver.Printable(f.Remedy) + ")"
 			}
-			notes.row(text(f.Code), text(node), text(what))
+			notes.row(text(driver.Printable(f.Code)), text(node), text(what))
 			continue
 		}
 		if node != "" {
 			node += ": "
 		}
-		fmt.Fprintf(w, "%s %s: %s%s\n", paint(severityColors[f.Severity], f.Severity.String()), f.Code, node, safe(f.Summary))
+		fmt.Fprintf(w, "%s %s: %s%s\n", paint(severityColors[f.Severity], f.Severity.String()), driver.Printable(f.Code), node, driver.Printable(f.Summary))
 		if f.Remedy != "" {
-			fmt.Fprintf(w, "    fix: %s\n", safe(f.Remedy))
+			fmt.Fprintf(w, "    fix: %s\n", driver.Printable(f.Remedy))
 		}
 		if f.Command != "" {
-			fmt.Fprintf(w, "    run: %s\n", safe(f.Command))
+			fmt.Fprintf(w, "    run: %s\n", driver.Printable(f.Command))
 		}
 	}
 	if len(notes.rows) > 0 {
@@ -199,8 +199,5 @@ func findingsJSON(w io.Writer, found []dlock.Diagnostic) error {
 		f := &found[i]
 		all[i] = findingJSON{f.Code, f.Severity.String(), f.Node, f.Summary, f.Measured, f.Remedy, f.Command}
 	}
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(all)
+	return writeJSON(w, all, true)
 }

@@ -7,15 +7,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 )
 
 // This file has the common parts of the commands for operators: status, unlock and doctor.
@@ -89,24 +90,25 @@ func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, co
 		if err != nil || len(keys) == mostCompletions {
 			break
 		}
-		if !strings.ContainsAny(s.Key, "\t\n") {
-			keys = append(keys, s.Key+"\t"+holders(s.Holders))
-		}
+		keys = offer(keys, s.Key, holders(s.Holders))
 	}
 	return keys, nothing
 }
 
-// safe returns a name that another program chose, quoted if it would disturb a terminal.
-func safe(name string) string {
-	for _, r := range name {
-		if !strconv.IsPrint(r) {
-			return strconv.Quote(name)
+// offer adds a completion with its description, if the name needs no quoting in any shell. The
+// completion scripts evaluate the command line so far: a name that another program chose would
+// run commands.
+func offer(all []string, name, description string) []string {
+	for i, r := range name {
+		harmless := unicode.IsLetter(r) || unicode.IsDigit(r) || r == '_' || r == '/' || r == '.'
+		if !harmless && (i == 0 || !strings.ContainsRune("-+:@%=", r)) {
+			return all
 		}
 	}
-	if !utf8.ValidString(name) {
-		return strconv.Quote(name)
+	if name == "" {
+		return all
 	}
-	return name
+	return append(all, name+"\t"+driver.Printable(description))
 }
 
 // A color is a color of a terminal.
@@ -258,7 +260,7 @@ func since(t, now time.Time) string {
 func holders(all []dlock.Holder) string {
 	names := make([]string, 0, len(all))
 	for i := range all {
-		name := safe(all[i].Owner)
+		name := driver.Printable(all[i].Owner)
 		if name == "" {
 			name = "(unknown)"
 		}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,10 +13,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf16"
 
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 )
 
 // watchInterval is the time between two looks of status --watch.
@@ -114,7 +117,7 @@ func (s *statusCommand) look(ctx context.Context, out io.Writer, keys []string) 
 	}
 	now := time.Now()
 	if s.json {
-		return writeJSON(out, states, !s.watch)
+		return statesJSON(out, states, !s.watch)
 	}
 	var b strings.Builder
 	if s.watch && s.colors() {
@@ -179,7 +182,7 @@ func (s *statusCommand) write(w io.Writer, states []*dlock.State, now time.Time,
 		if len(state.Holders) > 0 {
 			holder = &state.Holders[0]
 		}
-		t.row(text(safe(state.Key)), verdict(state), text(holders(state.Holders)), number10(holder.Fence), text(safe(holder.Session)),
+		t.row(text(driver.Printable(state.Key)), verdict(state), text(holders(state.Holders)), number10(holder.Fence), text(driver.Printable(holder.Session)),
 			text(since(holder.Since, now)), left(state, holder), number10(uint64(state.Waiters)))
 	}
 	t.write(w, "", colors)
@@ -232,7 +235,7 @@ func writeNodes(w io.Writer, state *dlock.State, now time.Time, colors bool) {
 	if len(state.Nodes) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\n%s on each node:\n", safe(state.Key))
+	fmt.Fprintf(w, "\n%s on each node:\n", driver.Printable(state.Key))
 	t := &table{head: []string{"NODE", "VERDICT", "HOLDER", "TOKEN", "HELD SINCE", "ENDS IN", "WAITING", "ANSWER"}}
 	for i := range state.Nodes {
 		n := &state.Nodes[i]
@@ -241,14 +244,14 @@ func writeNodes(w io.Writer, state *dlock.State, now time.Time, colors bool) {
 			if n.Err != nil {
 				why = strings.TrimLeft(strings.TrimPrefix(oneLine(n.Err.Error()), n.Node), ": ") // the name is in the first column
 			}
-			t.row(text(n.Node), cell{"unknown", red}, cell{}, cell{}, cell{}, cell{}, cell{}, text(why))
+			t.row(text(driver.Printable(n.Node)), cell{"unknown", red}, cell{}, cell{}, cell{}, cell{}, cell{}, text(why))
 			continue
 		}
 		holder := &dlock.Holder{}
 		if len(n.State.Holders) > 0 {
 			holder = &n.State.Holders[0]
 		}
-		t.row(text(n.Node), verdict(n.State), text(holders(n.State.Holders)), number10(holder.Fence), text(since(holder.Since, now)),
+		t.row(text(driver.Printable(n.Node)), verdict(n.State), text(holders(n.State.Holders)), number10(holder.Fence), text(since(holder.Since, now)),
 			left(n.State, holder), number10(uint64(n.State.Waiters)), text("after "+ago(n.Latency)))
 	}
 	t.write(w, "  ", colors)
@@ -258,11 +261,11 @@ func writeQueue(w io.Writer, state *dlock.State, now time.Time, colors bool) {
 	if len(state.Queue) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\nwaiting for %s:\n", safe(state.Key))
+	fmt.Fprintf(w, "\nwaiting for %s:\n", driver.Printable(state.Key))
 	t := &table{head: []string{"PLACE", "WAITER", "ADDRESS", "SINCE"}}
 	for i := range state.Queue {
 		q := &state.Queue[i]
-		t.row(text(strconv.Itoa(i+1)), text(safe(q.Owner)), text(safe(q.Address)), text(since(q.Since, now)))
+		t.row(text(strconv.Itoa(i+1)), text(driver.Printable(q.Owner)), text(driver.Printable(q.Address)), text(since(q.Since, now)))
 	}
 	t.write(w, "  ", colors)
 }
@@ -334,15 +337,35 @@ func toJSON(s *dlock.State) *stateJSON {
 	return j
 }
 
-func writeJSON(w io.Writer, states []*dlock.State, indent bool) error {
+func statesJSON(w io.Writer, states []*dlock.State, indent bool) error {
 	all := make([]*stateJSON, len(states))
 	for i, s := range states {
 		all[i] = toJSON(s)
 	}
-	e := json.NewEncoder(w)
+	return writeJSON(w, all, indent)
+}
+
+// writeJSON writes v, and what may disturb a terminal as JSON's escapes.
+func writeJSON(w io.Writer, v any, indent bool) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	if indent {
 		e.SetIndent("", "  ")
 	}
-	return e.Encode(all)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	var out strings.Builder
+	for _, r := range b.String() {
+		if r == '\n' || strconv.IsPrint(r) {
+			out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&out, "\\u%04x", unit)
+		}
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
 }

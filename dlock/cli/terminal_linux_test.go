@@ -22,8 +22,11 @@ type screen struct {
 	closed chan struct{}
 }
 
-func newScreen(w *world) *screen {
+func newScreen(w *world, shell ...string) *screen {
 	w.t.Helper()
+	if len(shell) == 0 {
+		shell = []string{"sh", "-i"}
+	}
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		w.t.Skip("no terminals here: ", err)
@@ -38,7 +41,7 @@ func newScreen(w *world) *screen {
 	}
 	defer tty.Close() //nolint:errcheck // the shell has it
 	s := &screen{t: w.t, keys: keys, closed: make(chan struct{})}
-	s.shell = exec.Command("sh", "-i")
+	s.shell = exec.Command(shell[0], shell[1:]...)
 	s.shell.Dir = w.dir
 	s.shell.Env = append(w.env, "PS1=", "ENV=", "dlock="+w.exe)
 	s.shell.Stdin, s.shell.Stdout, s.shell.Stderr = tty, tty, tty

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 )
 
 // An unlockCommand is one run of "dlock unlock".
@@ -43,7 +44,7 @@ The URL is chosen as by dlock run.
 			case len(args) != 1:
 				return failf(exitUsage, "unlock takes one key: dlock unlock KEY --token N")
 			case !cmd.Flags().Changed("token") && u.session == "":
-				return failf(exitUsage, "--token is missing: dlock status %q shows the holder's", args[0])
+				return failf(exitUsage, "--token is missing: %s shows the holder's", driver.CommandLine("dlock", "status", args[0]))
 			}
 			return nil
 		},
@@ -57,7 +58,7 @@ The URL is chosen as by dlock run.
 	f.StringVar(&u.session, "session", "", "the holder's session `ID`, on PostgreSQL")
 	cmd.MarkFlagsMutuallyExclusive("token", "session")
 	_ = cmd.RegisterFlagCompletionFunc("token", completeHolders(func(h *dlock.Holder) string { return number10(h.Fence).text })) // the flags exist
-	_ = cmd.RegisterFlagCompletionFunc("session", completeHolders(func(h *dlock.Holder) string { return safe(h.Session) }))
+	_ = cmd.RegisterFlagCompletionFunc("session", completeHolders(func(h *dlock.Holder) string { return h.Session }))
 	return cmd
 }
 
@@ -77,7 +78,7 @@ func (u *unlockCommand) run(cmd *cobra.Command, key string) error {
 	if err != nil {
 		return operatorError(err)
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s was taken away from its holder\n", safe(key))
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s was taken away from its holder\n", driver.Printable(key))
 	return err
 }
 
@@ -91,7 +92,7 @@ func (u *unlockCommand) breakToken(ctx context.Context, c *dlock.Client, key str
 	}
 	what := "nobody holds the lock"
 	if len(s.Holders) > 0 {
-		what = fmt.Sprintf("to take the lock from %s: dlock unlock %q --session %s", safe(s.Holders[0].Owner), key, safe(s.Holders[0].Session))
+		what = fmt.Sprintf("to take the lock from %s: %s", driver.Printable(s.Holders[0].Owner), driver.CommandLine("dlock", "unlock", key, "--session", s.Holders[0].Session))
 	}
 	return failf(exitUsage, "%s knows sessions and no tokens; %s", c.Info().Name, what)
 }
@@ -114,9 +115,7 @@ func completeHolders(name func(*dlock.Holder) string) func(*cobra.Command, []str
 		}
 		var all []string
 		for i := range s.Holders {
-			if text := name(&s.Holders[i]); text != "" {
-				all = append(all, text+"\t"+holders(s.Holders[i:i+1]))
-			}
+			all = offer(all, name(&s.Holders[i]), holders(s.Holders[i:i+1]))
 		}
 		return all, nothing
 	}

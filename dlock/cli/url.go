@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
@@ -77,9 +78,9 @@ func place(c *dlock.Client) string {
 		if path, err := url.PathUnescape(folder); err == nil {
 			folder, _ = dsn.LocalPath(path)
 		}
-		return "on this machine, in " + filepath.FromSlash(folder)
+		return "on this machine, in " + driver.Printable(filepath.FromSlash(folder))
 	}
-	return "on " + address
+	return "on " + driver.Printable(address)
 }
 
 func readURL(path string) (string, error) {

@@ -274,7 +274,7 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 	for _, e := range s.Errors {
 		say(driver.Diagnostic{Code: "alarm", Severity: driver.SeverityWarning, Summary: "the member reports " + e, Measured: e,
 			Remedy:  "compact and defragment the database or raise its quota, then disarm the alarm",
-			Command: "etcdctl --endpoints " + endpoint + " defrag && etcdctl --endpoints " + endpoint + " alarm disarm"})
+			Command: driver.CommandLine("etcdctl", "--endpoints", endpoint, "defrag") + " && " + driver.CommandLine("etcdctl", "--endpoints", endpoint, "alarm", "disarm")})
 	}
 	return found
 }

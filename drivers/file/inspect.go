@@ -172,7 +172,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		add("no-locks", driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
-		add("folder-not-sticky", driver.SeverityWarning, "chmod +t "+quote(p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
+		add("folder-not-sticky", driver.SeverityWarning, driver.CommandLine("chmod", "+t", p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
 		d := &found[len(found)-1]
 		d.Measured, d.Command = fmt.Sprintf("mode %#o", uint32(fi.Mode().Perm())), d.Remedy
 	}
@@ -214,12 +214,4 @@ func tryOut(path string) error {
 		}
 	}
 	return nil
-}
-
-// quote quotes a path for a shell if it must be quoted.
-func quote(path string) string {
-	if strings.Trim(path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-") == "" {
-		return path
-	}
-	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }

@@ -258,12 +258,11 @@ func (c *checkup) find(code string, s driver.Severity, fix, format string, args 
 
 // psql returns a command line that runs the statements in order.
 func (c *checkup) psql(statements ...string) string {
-	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-	line := "psql " + quote(c.b.String())
+	line := []string{"psql", c.b.String()}
 	for _, s := range statements {
-		line += " -c " + quote(s)
+		line = append(line, "-c", s)
 	}
-	return line
+	return driver.CommandLine(line...)
 }
 
 // set returns a command line that changes a setting of the server.

@@ -77,7 +77,7 @@ func (e *examination) cliAt(addr string, args ...string) string {
 	if strings.HasPrefix(e.n.cfg.Addr, "rediss:") || strings.HasPrefix(e.n.cfg.Addr, "valkeys:") {
 		line = append(line, "--tls")
 	}
-	return strings.Join(append(line, args...), " ")
+	return driver.CommandLine(append(line, args...)...)
 }
 
 // ask runs a command. ok is false if the server refuses it; that is noted unless the answer is
@@ -459,9 +459,9 @@ func (e *examination) refused(ctx context.Context, r right, command, why string)
 	rule := "+" + strings.ToLower(command)
 	switch {
 	case strings.Contains(why, "access") && strings.Contains(why, "channel"):
-		d.Code, d.Summary, rule = "acl-channel", "the user may not use the channels of the locks", "'&"+e.n.cfg.Prefix+"*'"
+		d.Code, d.Summary, rule = "acl-channel", "the user may not use the channels of the locks", "&"+e.n.cfg.Prefix+"*"
 	case strings.Contains(why, "access"):
-		d.Code, d.Summary, rule = "acl-key", "the user may not use the keys of the locks", "'~"+e.n.cfg.Prefix+"*'"
+		d.Code, d.Summary, rule = "acl-key", "the user may not use the keys of the locks", "~"+e.n.cfg.Prefix+"*"
 	}
 	if slices.ContainsFunc(e.found, func(f driver.Diagnostic) bool { return f.Code == d.Code && f.Code != "acl-command" }) {
 		return // already reported

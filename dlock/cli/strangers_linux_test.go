@@ -1,0 +1,151 @@
+package cli
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// This file checks that text of other programs, such as the keys of other clients and the errors
+// of servers, runs no command and disturbs no terminal.
+
+// hold holds keys of the world's locks in this process.
+func (w *world) hold(url string, keys ...string) {
+	w.t.Helper()
+	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = c.Close() }) // ends the locks
+	for _, key := range keys {
+		if _, err := c.TryLock(w.t.Context(), key); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// asDlockInPath makes the program a command named dlock for shells.
+func (w *world) asDlockInPath() {
+	w.t.Helper()
+	if err := os.Symlink(w.exe, w.path("dlock")); err != nil {
+		w.t.Fatal(err)
+	}
+	w.env = append(w.env, "PATH="+w.dir+":"+os.Getenv("PATH"))
+}
+
+func TestTheKeyOfAnotherClientRunsNothingInTheShell(t *testing.T) {
+	t.Parallel()
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip(err)
+	}
+	w := newWorld(t)
+	w.hold("file://"+w.dir+"/locks", "nightly$(touch${IFS}pwned)", "night-watch`touch${IFS}pwned`", "daily-report")
+	w.asDlockInPath()
+	s := newScreen(w, bash, "--norc", "--noprofile", "-i")
+	// What the package bash-completion defines.
+	s.line(`_get_comp_words_by_ref() { words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; cur=${words[cword]}; prev=${words[cword-1]}; }`)
+	for _, flags := range []string{"", " --no-descriptions"} {
+		s.line("source <(dlock completion bash" + flags + "); echo com''pletes")
+		s.expect("completes")
+		for _, begin := range []string{"nightly", "night-"} {
+			s.press("dlock status " + begin + "\t")
+			s.press("\t\t\x15echo se''en\n") // clears the line
+			s.expect("seen")
+		}
+		s.press("dlock status dai\t")
+		s.press("\x01echo \n") // shows the line
+		s.expect("dlock status daily-report")
+	}
+	if w.exists("pwned") {
+		t.Error("the completion has run a command in another client's key")
+	}
+}
+
+// disturbing finds a character that a terminal may obey.
+func disturbing(out string) string {
+	for i, r := range out {
+		if r != '\n' && !unicode.IsPrint(r) {
+			return fmt.Sprintf("%q in %q", r, out[max(0, i-40):min(len(out), i+40)])
+		}
+	}
+	return ""
+}
+
+const evil = "\x1b[2J\x1b]0;title\a\u009b31m\u202e"
+
+func TestTextOfServersDoesNotDisturbTheTerminal(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // it was only listened to
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close() //nolint:errcheck // the client has ended
+				for in := bufio.NewScanner(c); in.Scan(); {
+					if strings.HasPrefix(in.Text(), "*") {
+						fmt.Fprintf(c, "-ERR %s\r\n", evil)
+					}
+				}
+			}()
+		}
+	}()
+	redis := server.Redis(t)
+	w := newWorld(t)
+	w.do(redis, "SET", "redlock1:meta", "3 of the "+evil)
+	w.do(redis, "SET", "k"+evil, "owner"+evil)
+	folder := "file://" + w.dir + "/" + strings.ReplaceAll("a"+evil, "%", "%25")
+	w.hold("file://"+w.dir+"/locks", "k"+evil)
+	for _, url := range []string{"redis://" + listener.Addr().String(), redis.URL() + "?restart_guard=10s", redis.URL(), "file://" + w.dir + "/locks", folder} {
+		for _, args := range [][]string{
+			{"run", "--verbose", "--wait", "0", "k" + evil, "--", "true"}, {"status"}, {"status", "--json"}, {"status", "k" + evil}, {"status", "--json", "k" + evil},
+			{"unlock", "k" + evil, "--token", "5"}, {"doctor"}, {"doctor", "--json"}, {"bootstrap"}, {"bootstrap", "--dry-run"}, {"walk" + evil},
+			{"run", "--wait", "0", "k" + evil, "--", "no" + evil}, {"__complete", "status", ""},
+		} {
+			_, stdout, stderr := w.run(append([]string{args[0], "--url", url}, args[1:]...)...)
+			if args[0] == "__complete" {
+				_, stdout, stderr = w.run("__complete", "status", "--url", url, "")
+				stdout = strings.ReplaceAll(stdout, "\t", "") // of the protocol with the shell
+			}
+			if found := disturbing(stdout + stderr); found != "" {
+				t.Errorf("dlock %q on %s writes %s", args, url, found)
+			}
+		}
+	}
+}
+
+// The commands that dlock doctor prints run what they say, whatever the names in them.
+func TestTheCommandsOfDoctorQuoteNames(t *testing.T) {
+	t.Parallel()
+	const user = "u$(touch${IFS}pwned)"
+	s := server.Redis(t, server.WithUser(user+" on nopass ~app:* resetchannels &app:* +@all -zpopmin"))
+	w := newWorld(t)
+	w.env = append(w.env, envURL+"="+s.URLFor(user, "any")+"?prefix=$(touch%20pwned)'")
+	if err := os.WriteFile(w.path("redis-cli"), []byte("#!/bin/sh\nprintf '<%s>' \"$@\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range w.examine() {
+		if f.Command == "" || !strings.Contains(f.Command, "ACL") {
+			continue
+		}
+		out, err := exec.Command("sh", "-c", "cd '"+w.dir+"'; PATH=.:$PATH; "+f.Command).CombinedOutput()
+		if err != nil || w.exists("pwned") || !strings.Contains(string(out), "<ACL><SETUSER><"+user+">") {
+			t.Errorf("%s runs redis-cli with %s, %v", f.Command, out, err)
+		}
+	}
+}
