@@ -1,6 +1,27 @@
-# The checks of the code that need no server: a part of all.bash.
+# The checks of the code, and what the deep depth has beside the tests: a part of all.bash.
 golangci=github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 govulncheck=golang.org/x/vuln/cmd/govulncheck@v1.6.0
+apidiff=golang.org/x/exp/cmd/apidiff@v0.0.0-20261113113407-e3970619a1a4
+
+# run_checks DEPTH runs the checks, and with --deep those that only a release needs.
+run_checks() {
+	try "gofmt" format
+	try "vet" vet
+	try "lint" lint
+	try "api" api
+	if [ "$1" = --deep ]; then
+		try "vulnerabilities" in_modules vulnerabilities
+		try "release" redlocktest/release.bash
+		return
+	fi
+	try "race detector" races
+	try "sample of the deep depth" sample 180
+}
+
+run_deep() {
+	try "without the race detector" slow_with_race
+	try "fuzz" redlocktest/fuzz.bash 1m
+}
 
 # format fails where gofmt does: it is not there, or a file is no Go.
 format() {
@@ -38,6 +59,25 @@ lint() {
 		go run "$golangci" run $(modules | sed 's,$,/...,')
 }
 
+# api compares the main module with the last release, by its tag. A name that changed in a way that
+# breaks a user's program has to stand under Unreleased in the changelog. Before the first release
+# there is nothing to compare.
+api() {
+	local last module change name unsaid=0
+	last=$(git describe --tags --match 'v[0-9]*' --abbrev=0 2>/dev/null) || { say "no release yet, so nothing to compare with"; return 0; }
+	module=$(sed -n 's/^module //p' go.mod)
+	mkdir -p "$scratch/last" && git archive "$last" | tar -x -C "$scratch/last" || return
+	(cd "$scratch/last" && go run "$apidiff" -m -w "$scratch/last.api" "$module") && go run "$apidiff" -m -w "$scratch/now.api" "$module" || return
+	go run "$apidiff" -m -incompatible "$scratch/last.api" "$scratch/now.api" >"$scratch/api" 2>&1 || return
+	awk '/^## / { on = /Unreleased/ } on' .github/CHANGELOG.md >"$scratch/unreleased"
+	while IFS= read -r change; do # such as "- ./dlock.WithMode: removed"
+		name=${change%%:*} name=${name##*[./)]}
+		grep -qw -- "$name" "$scratch/unreleased" || { say "not in the changelog: $change"; unsaid=1; }
+	done < <(grep '^- ' "$scratch/api" | grep -v '/internal/')
+	say "compared with $last: $(grep -c '^- ' "$scratch/api") incompatible changes"
+	return $unsaid
+}
+
 # vulnerabilities fails for those of dependencies. Those of Go itself need a newer Go,
 # and without a network nobody can look; both fail in GitHub's CI alone.
 vulnerabilities() {
@@ -48,3 +88,56 @@ vulnerabilities() {
 	grep -q '^  Standard library' "$scratch/out" || { touch "$scratch/blind"; say "COULD NOT LOOK for vulnerabilities: is their database out of reach?"; }
 	[ -z "${GITHUB_ACTIONS:-}" ]
 }
+
+# races tests where goroutines meet, with the race detector.
+races() {
+	case $lack in *cc*) [ -z "${CI:-}" ]; return ;; esac
+	go test -race -short -timeout=20m ./dlock ./drivers/internal/redisnode/... ./drivers/redlock ./drivers/postgres/... ./drivers/memory
+}
+
+# deep_tests prints the folder and name of each test that asks for the deep depth.
+deep_tests() {
+	grep -rnE --include='*_test.go' '^func (Test|Fuzz)|server\.(Deep|IsDeep)\(' . | awk -F: '
+		/:func (Test|Fuzz)/ { file = $1; name = $3; sub(/^func /, "", name); sub(/\(.*/, "", name); next }
+		$1 == file && name ~ /^Test/ && !seen[file, name]++ { sub(/\/[^\/]*$/, "", file); print file, name; file = $1 }'
+}
+
+# sample SECONDS runs deep tests for so long, in an order that the commit's hash gives. The last one
+# may be cut off, which is no failure.
+sample() {
+	local commit folder name left status end=$((SECONDS + $1)) bad=0
+	commit=$(git rev-parse HEAD) || return
+	say "deep tests in the order of commit $commit:"
+	while read -r _ folder name; do
+		left=$((end - SECONDS))
+		[ "$left" -gt 5 ] || break
+		say "$folder $name"
+		(cd "$folder" && REDLOCK_DEEP=1 go test -count=1 -run "^$name\$" -timeout=1h . 2>&1) >"$scratch/sample" &
+		stopped_after "$left" $!
+		status=$?
+		case $status in
+		0) ;;
+		124) say "  cut off after $left s" ;;
+		*) cat "$scratch/sample"; bad=1 ;;
+		esac
+	done < <(deep_tests | while read -r folder name; do say "$(say "$commit $folder $name" | git hash-object --stdin) $folder $name"; done | sort)
+	return $bad
+}
+
+# stopped_after SECONDS PID waits for a background job and stops it, with all that it started, after
+# so long. Its status is the job's, or 124.
+stopped_after() {
+	local until=$((SECONDS + $1))
+	while kill -0 "$2" 2>/dev/null; do
+		if [ "$SECONDS" -ge "$until" ]; then
+			kill $(started "$2") "$2" 2>/dev/null
+			wait "$2" 2>/dev/null
+			return 124
+		fi
+		sleep 0.2
+	done
+	wait "$2"
+}
+
+# slow_with_race runs once more, without the race detector, what leaves out its slow parts under it.
+slow_with_race() { go test -timeout=6h ./drivers/redlock ./redlocktest ./drivers/file; }

@@ -44,10 +44,16 @@ install_apt() {
 		if $apt -s install "$package" >/dev/null 2>&1; then can+=("$package"); else say "apt cannot install $package"; fi
 	done
 	[ -e /usr/sbin/policy-rc.d ] || policy=/usr/sbin/policy-rc.d
-	[ -z "$policy" ] || printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin "$policy"
+	[ -z "$policy" ] || policy_text | as_root install -m 755 /dev/stdin "$policy"
 	as_root $apt -o=DPkg::Lock::Timeout=300 install -y --no-install-recommends ${can[@]+"${can[@]}"}
 	permit_services
 	[ ! -d /run/systemd/system ] || for package in "$@"; do as_root systemctl -q disable "$package"; done 2>/dev/null # gcc is none
+}
+# policy_text prints a policy that ends with this process: should the process be killed, the file
+# forbids nothing any more, and goes when it is asked next.
+policy_text() {
+	printf '#!/bin/sh\n# While process %s installs packages, they start no services.\n' $$
+	printf 'if kill -0 %s 2>/dev/null; then exit 101; fi\nrm -f "$0"\nexit 0\n' $$
 }
 permit_services() { [ -z "$policy" ] || as_root rm -f "$policy"; policy=""; }
 
