@@ -73,8 +73,10 @@ func (r *run) doubtful(key string) bool {
 func (r *run) grant(b driver.Backend, req driver.Request) *lease {
 	const unansweredMost = 10
 	busy, unanswered := false, 0
+	var last error
 	for {
 		l, err := r.try(b, req)
+		last = r.latest(last, err)
 		v := r.saw(err)
 		switch {
 		case v == granted:
@@ -94,7 +96,7 @@ func (r *run) grant(b driver.Backend, req driver.Request) *lease {
 		}
 		r.note("Acquire gave %v: %v", v, err)
 		if !r.pause(poll) {
-			r.fatal(acquiring, "key %q is free, and was not granted before the case's time was over; the last verdict: %v", short(req.Key), err)
+			r.fatal(acquiring, "key %q is free, and was not granted before the case's time was over; the last verdict: %v", short(req.Key), last)
 		}
 	}
 }
@@ -121,9 +123,11 @@ func (r *run) eventually(b driver.Backend, req driver.Request) *lease {
 // eventuallyRule is eventually, with the rule that is broken if the key does not
 // become free, and the lease that must end, if there is one; it also counts the refusals.
 func (r *run) eventuallyRule(broken rule, b driver.Backend, req driver.Request, old *lease) (*lease, int) {
+	var last error
 	for refusals := 0; ; {
 		sent := time.Now()
 		l, err := r.try(b, req)
+		last = r.latest(last, err)
 		switch v := r.saw(err); v {
 		case granted:
 			return l, refusals
@@ -139,7 +143,7 @@ func (r *run) eventuallyRule(broken rule, b driver.Backend, req driver.Request, 
 			r.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
 		}
 		if !r.pause(poll) {
-			r.fatal(broken, "key %q did not become free before the case's time was over; the last verdict: %v", short(req.Key), err)
+			r.fatal(broken, "key %q did not become free before the case's time was over; the last verdict: %v", short(req.Key), last)
 		}
 	}
 }
@@ -305,10 +309,10 @@ func (r *run) nothingStored(b driver.Backend, key string) {
 			return
 		}
 		if !r.pause(poll) {
-			if waited := time.Since(start); waited < r.h.Timeout/4 {
+			if waited := time.Since(start); waited < r.limit/4 {
 				r.startOver("the case's time was over %v after the end of its calls, too soon for a clean-up", waited.Round(time.Millisecond))
 			}
-			r.fatal(noLeaks, "left of key %q: %q", short(key), found)
+			r.fatal(noLeaks, "a call that failed has left %d keys on the server, such as %q: nothing undoes it", len(found), short(found[0]))
 		}
 	}
 }

@@ -88,6 +88,18 @@ var leaseBugs = []bug{
 			return l.Lease.Release(ctx)
 		}
 	}},
+	{name: "a goroutine left by each wait", want: "leak/waits", rule: "rule 7", says: "goroutines", alone: true, harness: brief, plant: func(b *broken) {
+		closed := make(chan struct{})
+		var once sync.Once
+		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
+			go func() { <-closed }()
+			return b.Backend.Watch(ctx, key)
+		}
+		b.close = func() error {
+			once.Do(func() { close(closed) })
+			return b.Backend.Close()
+		}
+	}},
 	{name: "a goroutine left by each lease", want: "leak/goroutines-lease", rule: "rule 7", says: "were released", alone: true, harness: brief, plant: func(b *broken) {
 		closed := make(chan struct{})
 		var once sync.Once

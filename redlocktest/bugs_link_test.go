@@ -242,6 +242,9 @@ func (b *broken) linked() {
 
 // linkBugs show only under a fault.
 var linkBugs = []bug{
+	{name: "an attempt whose request was late is not undone", want: "cancel/cut-off", rule: "rule 2 | rule 7", over: overLinks, plant: func(b *broken) {
+		arrivesLate(b, func(driver.Lease) {})
+	}},
 	{name: "a request that arrives late takes the lock for a moment", want: "link/late-request", rule: "rule 2", says: "counter", over: overLinks, plant: func(b *broken) {
 		arrivesLate(b, func(l driver.Lease) { _ = l.Release(context.Background()) })
 	}},

@@ -223,6 +223,25 @@ var memoryBugs = []bug{
 			return nil
 		}
 	}},
+	{name: "the first Release after a loss frees the next owner's lock", want: "expiry/first-release", rule: "driver.Lease.Release", plant: firstRelease},
+	{name: "a lease that is over is revived if nobody had the key since", want: "expiry/revived", rule: "driver.Lease.Renew", says: "free key", plant: func(b *broken) {
+		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			g, err := l.Lease.Renew(ctx, r)
+			s, _ := b.Lookup(ctx, l.sent.Key)
+			if !errors.Is(err, driver.ErrLost) || l.over.Load() || s == nil || s.Fence != l.Lease.Grant().Fence {
+				return g, err
+			}
+			again, err := b.Backend.Acquire(ctx, &l.sent)
+			if err != nil {
+				return g, driver.ErrLost
+			}
+			return again.Grant(), nil
+		}
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			l.over.Store(true)
+			return l.Lease.Release(ctx)
+		}
+	}},
 	{name: "second release fails", want: "verdict/second-release", rule: "driver.Lease.Release", plant: func(b *broken) {
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			if l.over.Swap(true) {

@@ -3,6 +3,7 @@ package redlocktest
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,6 +77,23 @@ func blind(b *broken, to error) {
 	}
 }
 
+// firstRelease plants a bug: a lease that no call has told of its loss frees whoever has the key.
+func firstRelease(b *broken) {
+	b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+		g, err := l.Lease.Renew(ctx, r)
+		if errors.Is(err, driver.ErrLost) {
+			l.over.Store(true)
+		}
+		return g, err
+	}
+	b.release = func(_ context.Context, l *brokenLease) error {
+		if !l.over.Swap(true) {
+			b.Expire(l.sent.Key)
+		}
+		return nil
+	}
+}
+
 // operatorBugs concern what a backend says of itself and of locks, the operator's actions, and the
 // ends of contexts, leases and backends.
 var operatorBugs = []bug{
@@ -126,6 +144,24 @@ var operatorBugs = []bug{
 				return errors.New("closed already")
 			}
 			return b.Backend.Close()
+		}
+	}},
+	{name: "what is granted while Close begins is refused, and stays", want: "close/busy", rule: "rule 7 | rule 2", harness: brief, plant: func(b *broken) {
+		var closed atomic.Bool
+		b.close = func() error {
+			closed.Store(true)
+			return b.Backend.Close()
+		}
+		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+			l, err := b.Backend.Acquire(ctx, req)
+			if err != nil {
+				return nil, err
+			}
+			time.Sleep(rand.N(100 * time.Microsecond))
+			if closed.Load() {
+				return nil, driver.ErrClosed
+			}
+			return l, nil
 		}
 	}},
 	{name: "Close drops the locks", want: "close/leases", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {

@@ -32,6 +32,8 @@ var processBugs = []bug{
 	processBug("the end of a lease goes by a clock that runs twice as fast", "process/stopped-holder", "rule 3", "fast"),
 	processBug("tokens by the client's clock", "process/exclude", "rule 8", "tokens"),
 	processBug("the server keeps a lock until an end by the client's clock", "process/killed-holder", "rule 3", "end"),
+	processBug("tokens by a clock that is an hour wrong", "process/clocks", "rule 8", "tokens"),
+	processBug("an end by a clock that is an hour wrong", "process/clocks", "rule 3 | exclusion | driver.Lease.Renew", "end"),
 	processBug("a lease that is over is renewed", "process/stopped-holder", "driver.Lease.Renew", "renews"),
 }
 

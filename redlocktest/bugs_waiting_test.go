@@ -49,6 +49,37 @@ func overUnqueuing(plant func(*broken)) Harness {
 
 // waitingBugs concern waiters.
 var waitingBugs = []bug{
+	{name: "waiters use up the connections of their client", want: "wait/crowd", rule: "driver.Request.Wait", says: "not served", harness: brief, plant: func(b *broken) {
+		pool := make(chan struct{}, 20)
+		for range cap(pool) {
+			pool <- struct{}{}
+		}
+		call := func(ctx context.Context, f func() error) error {
+			select {
+			case <-pool:
+				defer func() { pool <- struct{}{} }()
+				return f()
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		b.acquire = func(ctx context.Context, req *driver.Request) (l driver.Lease, err error) {
+			if err := b.Info().Check("", req); err != nil {
+				return nil, err
+			}
+			err = call(ctx, func() error {
+				l, err = b.Backend.Acquire(ctx, req)
+				return err
+			})
+			return l, err
+		}
+		b.release = func(ctx context.Context, l *brokenLease) error {
+			if ctx.Err() != nil {
+				ctx = context.WithoutCancel(ctx)
+			}
+			return call(ctx, func() error { return l.Lease.Release(ctx) })
+		}
+	}},
 	{name: "one wake-up in twenty lets two in", want: "wait/everyone", rule: "exclusion", says: "critical section", plant: func(b *broken) {
 		var woken atomic.Int64
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {

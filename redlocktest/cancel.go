@@ -13,6 +13,7 @@ var cancelCases = []testCase{
 	{name: "before", rules: []rule{undoes, noLeaks, acquiring}, do: cancelledBefore},
 	{name: "deadline-before", rules: []rule{undoes, noLeaks, acquiring}, do: deadlineBefore},
 	{name: "during", rules: []rule{undoes, noLeaks, acquiring, releasing}, do: cancelledDuring},
+	{name: "cut-off", rules: []rule{exclusion, undoes, noLeaks, acquiring, releasing}, needs: []condition{partitions}, do: cancelledCutOff},
 	{name: "release", rules: []rule{undoes, releasing}, do: cancelledRelease},
 	{name: "renew", rules: []rule{fourOutcomes}, do: cancelledRenew},
 	{name: "waiting", rules: []rule{exclusion, noLeaks, waiting, queueing}, do: waitEnds},
@@ -80,6 +81,46 @@ func cancelledDuring(r *run) {
 			r.fatal(acquiring, "a cancelled Acquire of a free key gives %v: %v", r.saw(err), err)
 		}
 	}
+	r.nothingStored(b, r.keys())
+	for _, key := range keys {
+		r.free(b, key)
+	}
+}
+
+// cancelledCutOff ends attempts, by cancellation and by deadline, while nothing passes between their
+// client and the servers for a while, so that the servers read their requests later.
+func cancelledCutOff(r *run) {
+	a, b := r.pair()
+	r.release(r.grant(a, driver.Request{Key: r.key()})) // it is connected
+	const n, early = 8, 20 * time.Millisecond
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = r.key()
+	}
+	f := r.h.Faults
+	heal := r.inject(func() error { return f.Partition(a) }, func() error { return f.Heal(a) })
+	returned := r.async(func() {
+		r.together(n, func(i int) {
+			ctx, cancel := context.WithCancel(context.Background())
+			if i%2 == 0 {
+				ctx, cancel = context.WithTimeout(context.Background(), early)
+			}
+			t := time.AfterFunc(early, cancel)
+			l, err := r.tryCtx(ctx, a, driver.Request{Key: keys[i]})
+			t.Stop()
+			cancel()
+			switch v := r.saw(err); {
+			case v == granted:
+				r.refuse(b, driver.Request{Key: keys[i]}, l)
+				r.releaseCtx(ctx, l)
+			case v != unknown && v != later:
+				r.fatal(acquiring, "a cancelled Acquire of a free key gives %v behind a link that carries nothing: %v", v, err)
+			}
+		})
+	})
+	r.pause(15 * early)
+	heal()
+	r.join(returned)
 	r.nothingStored(b, r.keys())
 	for _, key := range keys {
 		r.free(b, key)

@@ -138,19 +138,25 @@ func closeWaiting(r *run) {
 	r.free(a, key)
 }
 
-// closeBusy closes during many calls, when the first has returned, and checks that all of them
-// return, and that those that failed leave no lock.
+// closeBusy closes during many calls, again and again, when the first has returned, and checks that
+// all of them return, and that those that failed leave no lock.
 func closeBusy(r *run) {
-	a, b := r.client(), r.open()
+	a := r.client()
+	for range r.h.times(9) {
+		r.closeDuring(a, r.open())
+	}
+}
+
+func (r *run) closeDuring(a, b driver.Backend) {
 	r.release(r.grant(b, driver.Request{Key: r.key()}))
-	keys := make([]string, 40)
+	const n = 40
+	keys, got := make([]string, n), make([]*lease, n)
+	returned := make(chan struct{}, n)
 	for i := range keys {
 		keys[i] = r.key()
 	}
-	got := make([]*lease, len(keys))
-	returned := make(chan struct{}, len(keys))
-	r.together(len(keys)+1, func(i int) {
-		if i == len(keys) {
+	r.together(n+1, func(i int) {
+		if i == n {
 			<-returned
 			_ = b.Close() // other cases check its error
 			return

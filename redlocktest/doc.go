@@ -17,6 +17,12 @@
 // it was found, and quotes the broken rule of the contract. [Examine] is the same without a
 // testing.T, and so is the command redlocktest/cmd/redlocktest, which takes a URL.
 //
+// # While you write a driver
+//
+// Set Harness.Timeout to 20 s: a call that never returns, or a signal that never comes, is then told
+// after 15 s. Run prints the first failure at once, to standard error, and ends in time before go
+// test's own -timeout. Set Harness.Only to repeat one case, such as "watch/wakes".
+//
 // # Test your driver in twenty lines
 //
 // With a server, a proxy for each backend, helper processes and all faults:
@@ -46,6 +52,7 @@
 //   - exclusion: of a hundred attempts one wins; the same process asking twice is two owners.
 //   - verdict: each error is one of the four outcomes, and its data on the holder are true.
 //   - expiry: leases end neither early nor late; a lease that ended is not extended and frees nothing.
+//     A lease whose first call after its end is Release frees nothing, too.
 //   - cancel, leak, close: nothing is left behind, however a call ends.
 //   - wait, watch: no wake-up is lost. fence: tokens rise. node: the requirements of a quorum
 //     on its nodes.

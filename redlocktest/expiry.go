@@ -12,6 +12,8 @@ var expiryCases = []testCase{
 	{name: "renewal", rules: []rule{expires, tokens, renewing}, ttl: true, do: renewalExtends},
 	{name: "stale", rules: []rule{fourOutcomes, expires, tokens, renewing, releasing}, ttl: true, do: staleAfterExpiry},
 	{name: "renew-never-takes", rules: []rule{expires, tokens, renewing}, ttl: true, do: renewNeverRecreates},
+	{name: "first-release", rules: []rule{exclusion, expires, tokens, releasing}, ttl: true, do: releaseFirst},
+	{name: "revived", rules: []rule{fourOutcomes, renewing, inspecting}, ttl: true, do: neverRevived},
 	{name: "expires", rules: []rule{expires, renewing}, ttl: true, do: expiresInTime},
 	{name: "to-the-millisecond", rules: []rule{expires}, ttl: true, do: expiryExact},
 	{name: "odd-ttl", rules: []rule{expires, tokens, renewing}, ttl: true, do: oddTTL},
@@ -136,6 +138,53 @@ func renewNeverRecreates(r *run) {
 	}
 	if err == nil {
 		r.release(l)
+	}
+}
+
+// releaseFirst checks that Release, the first call of a lease after another owner got the lock,
+// does not free that owner's lock.
+func releaseFirst(r *run) {
+	a, b := r.pair()
+	r.together(2, func(i int) {
+		key := r.key()
+		old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+		next := r.succeed([]driver.Backend{a, b}[i], key, old, false)
+		r.releaseEnded(old)
+		r.notFreed(b, key, next)
+		r.release(next)
+	})
+}
+
+// neverRevived checks that Renew does not take a free key for a lease that ended, though nobody
+// had the key since.
+func neverRevived(r *run) {
+	a, b := r.pair()
+	key := r.key()
+	old := r.grant(a, driver.Request{Key: key, TTL: r.short()})
+	if old.Grant().Expires.IsZero() {
+		r.pass("a grant of %s has no end to wait for", r.info.Name)
+	}
+	t := old.last()
+	r.pause(time.Until(t.received.Add(r.kept(t) + t.ttl/2 + 100*time.Millisecond)))
+	if _, ok := b.(driver.Inspector); ok {
+		for len(r.lookup(b, key).Holders) > 0 && r.pause(poll) {
+		}
+	}
+	for {
+		_, err := old.Renew(r.ctx, &driver.Renewal{TTL: r.long()})
+		switch v := r.saw(err); v {
+		case lost:
+			r.free(b, key)
+			return
+		case granted:
+			r.suspect(renewing, "Renew took a free key again: the lease of %v had been over for %v", t.ttl, time.Since(t.received.Add(t.ttl)).Round(time.Millisecond))
+		case later, unknown:
+		default:
+			r.fatal(fourOutcomes, "Renew of a lease that is over gives %v: %v", v, err)
+		}
+		if !r.pause(poll) {
+			r.fatal(renewing, "Renew never said that the lease is over; the last error: %v", err)
+		}
 	}
 }
 

@@ -30,8 +30,10 @@ type Harness struct {
 	// Grace is how much longer than the TTL the backend keeps a lock (lock-delay).
 	Grace time.Duration
 
-	// Timeout bounds every case; zero means 2 min, which is enough on a busy machine. After it
-	// the watchdog prints the goroutines and closes the backends under test.
+	// Timeout bounds every case; zero means 1 min, which is enough on a busy machine; while you write
+	// a driver, 20 s shows you sooner what never comes. After it the watchdog prints the goroutines
+	// and closes the backends under test. Once a case has failed because it waited in vain, the
+	// later ones have a sixth of it. Run also ends in time before go test's own -timeout.
 	Timeout time.Duration
 
 	// Short asks for fewer repetitions of the same checks. Run sets it under go test -short.
@@ -112,6 +114,10 @@ type Harness struct {
 	// minor is the minor version of this module, such as "v0.2"; empty: unknown.
 	minor string
 
+	// end is when the test's time is over; zero: never. told reports failures at once; nil: nobody.
+	end  time.Time
+	told func(f *Failure)
+
 	// steps bounds the search for the order of a history's calls; zero: defaultSteps.
 	steps int64
 
@@ -158,7 +164,7 @@ type Faults struct {
 
 const (
 	defaultTTL     = 500 * time.Millisecond
-	defaultTimeout = 2 * time.Minute
+	defaultTimeout = time.Minute
 )
 
 // complete returns h with its defaults, or what is wrong with it.

@@ -598,7 +598,7 @@ func gaveUp(ctx context.Context, in input, err error) bool {
 }
 
 // callTime bounds a call of a history, so that a fault costs no more than that.
-func (r *run) callTime() time.Duration { return min(r.h.Timeout/30, time.Second) }
+func (r *run) callTime() time.Duration { return min(r.limit/30, time.Second) }
 
 // hasLock holds the lock for a while, in which it may be renewed, writes, and releases.
 func (c *historyClient) hasLock(in input, l *lease) {

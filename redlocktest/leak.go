@@ -17,6 +17,7 @@ import (
 var leakCases = []testCase{
 	{name: "connections-backend", rules: []rule{noLeaks, closing}, needs: []condition{counts}, do: backendConnections},
 	{name: "connections-cancelled", rules: []rule{undoes, noLeaks, releasing}, needs: []condition{counts}, do: cancelledConnections},
+	{name: "waits", rules: []rule{noLeaks, watching}, needs: []condition{waits, realTime}, do: waitsLeak},
 	{name: "goroutines-lease", rules: []rule{noLeaks}, needs: []condition{realTime}, do: leaseGoroutines},
 }
 
@@ -211,6 +212,55 @@ func leaseGoroutines(r *run) {
 			r.suspect(noLeaks, "%d leases were released, and %d goroutines are left, in each of %d rounds\n%s", n, ofReleased, rounds, commonStack())
 		}
 		before = left
+	}
+}
+
+// waitsLeak ends many waits, and checks that neither goroutines nor connections are left of them.
+// A driver may keep some of both for later waits, so only a number that grows in each round counts.
+func waitsLeak(r *run) {
+	a, b := r.pair()
+	const n, few, rounds = 40, 20, 3
+	counts := map[string]func() (int, error){"goroutines": func() (int, error) { return runtime.NumGoroutine(), nil }}
+	if c := r.suite.connections(); c != nil {
+		counts["connections"] = c
+	}
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = r.key()
+		r.grant(a, driver.Request{Key: keys[i]})
+	}
+	round := func() {
+		ctx, cancel := context.WithCancel(r.ctx)
+		defer cancel()
+		if _, ok := b.(driver.Watcher); ok {
+			r.together(n, func(i int) { r.watch(ctx, b, keys[i]) })
+		}
+		ended := r.async(func() {
+			r.together(n, func(i int) { _, _ = r.tryCtx(ctx, b, driver.Request{Key: keys[i], Wait: true}) })
+		})
+		r.pause(20 * time.Millisecond)
+		cancel()
+		r.join(ended)
+	}
+	before, grown := map[string]int{}, map[string]int{}
+	round() // makes connections
+	for what, of := range counts {
+		before[what] = r.count(of, 0)
+	}
+	for range rounds {
+		round()
+		for what, of := range counts {
+			now := r.count(of, before[what]+few)
+			if now > before[what]+few {
+				grown[what]++
+			}
+			before[what] = now
+		}
+	}
+	for what, times := range grown {
+		if times == rounds {
+			r.suspect(noLeaks, "the %s grow with every %d waits that are cancelled, to %d\n%s", what, n, before[what], commonStack())
+		}
 	}
 }
 

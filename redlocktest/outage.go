@@ -79,15 +79,15 @@ func (r *run) silence(a, b driver.Backend) (heal func()) {
 	}
 }
 
-// outcomeUnknown asserts that an error during an outage is unknown, or at most a refusal
-// for now.
+// outcomeUnknown asserts that the error of a call that got no answer is unknown, or at most a
+// refusal for now.
 func (r *run) outcomeUnknown(call string, err error) {
 	switch v := r.saw(err); v {
 	case unknown, later:
 	case granted:
-		r.record(fourOutcomes, "%s succeeds though no server can answer", call)
+		r.record(fourOutcomes, "%s succeeds, and no answer can have come", call)
 	default:
-		r.record(fourOutcomes, "%s gives %v though no server can answer: %v", call, v, err)
+		r.record(fourOutcomes, "%s gives %v, and its outcome is unknown: no answer came that says so: %v", call, v, err)
 	}
 }
 
@@ -101,19 +101,19 @@ func outage(r *run) {
 	for _, key := range []string{free, taken} {
 		// The driver must bound one attempt: the only deadline here is the watchdog's.
 		_, err := r.tryCtx(context.WithoutCancel(r.ctx), b, driver.Request{Key: key})
-		r.outcomeUnknown("Acquire", err)
+		r.outcomeUnknown("Acquire during an outage", err)
 		ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
 		_, err = r.tryCtx(ctx, b, driver.Request{Key: key, Wait: true})
 		cancel()
-		r.outcomeUnknown("Acquire that may wait", err)
+		r.outcomeUnknown("Acquire that may wait, during an outage,", err)
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
 	_, err := l.Renew(ctx, &driver.Renewal{TTL: r.long()})
 	cancel()
 	if !r.info.Features.Has(driver.FeatureSession) { // whose locks may be lost with it
-		r.outcomeUnknown("Renew", err)
+		r.outcomeUnknown("Renew during an outage", err)
 	} else if r.saw(err) == granted {
-		r.record(fourOutcomes, "Renew succeeds though no server can answer")
+		r.record(fourOutcomes, "Renew succeeds during an outage, and no answer can have come")
 	}
 	heal()
 	r.release(r.eventually(b, driver.Request{Key: free}))
@@ -237,7 +237,7 @@ func restartForgets(r *run) {
 	r.holds(a, key, next)
 }
 
-// restartWaiter checks that a waiter goes on when the servers are back.
+// restartWaiter checks that a waiter goes on when the servers are back, also for the second time.
 func restartWaiter(r *run) {
 	a, b := r.pair()
 	key := r.key()
@@ -246,8 +246,10 @@ func restartWaiter(r *run) {
 		next, _ := r.eventuallyRule(waiting, b, driver.Request{Key: key, Wait: true}, nil)
 		r.release(next)
 	})
-	r.pause(50 * time.Millisecond)
-	r.disconnect(a, b)()
+	for range 2 {
+		r.pause(50 * time.Millisecond)
+		r.disconnect(a, b)()
+	}
 	if r.info.Features.Has(driver.FeatureSession) {
 		r.releaseEnded(l)
 	} else {
@@ -318,7 +320,7 @@ func pauseServers(r *run) {
 	defer cancel()
 	returned := r.async(func() {
 		_, err := r.tryCtx(ctx, a, req)
-		r.outcomeUnknown("Acquire", err)
+		r.outcomeUnknown("Acquire of paused servers", err)
 	})
 	<-ctx.Done()
 	r.pause(50 * time.Millisecond) // a clean-up under way is paused too

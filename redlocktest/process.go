@@ -12,9 +12,13 @@ import (
 var processCases = []testCase{
 	{name: "exclude", rules: []rule{exclusion, tokens}, needs: []condition{processes}, do: processesExclude},
 	{name: "killed-holder", rules: []rule{expires, tokens}, needs: []condition{processes}, do: killedHolder},
+	{name: "clocks", rules: []rule{exclusion, fourOutcomes, expires, tokens}, needs: []condition{processes, ownClocks}, do: processClocks},
 	{name: "killed-waiter", rules: []rule{waiting}, features: driver.FeatureQueueing, needs: []condition{processes}, do: killedWaiter},
 	{name: "stopped-holder", rules: []rule{expires, renewing}, ttl: true, needs: []condition{processes}, do: stoppedHolder},
 }
+
+// ownClocks: see Harness.LocalClock.
+var ownClocks = offers("clients with clocks of their own", func(s *suite) bool { return !s.h.LocalClock })
 
 // process opens a backend in a process of its own.
 func (r *run) process() *Client {
@@ -28,24 +32,64 @@ func (r *run) process() *Client {
 // startProcess opens a backend in a process with a wall clock of its own: behind the machine's by
 // seconds to hours, ahead of it in the next process, and so on.
 func (r *run) startProcess(random uint64) (*Client, error) {
+	ahead := 2 * time.Second << (random % 13)
+	if r.processes.Add(1)%2 == 1 {
+		ahead = -ahead
+	}
 	p, err := r.h.Process()
 	if err != nil {
 		return nil, err
 	}
 	r.keep(p)
-	ahead := 2 * time.Second << (random % 13)
-	if r.processes.Add(1)%2 == 1 {
-		ahead = -ahead
-	}
-	if r.h.LocalClock {
-		return p, nil
-	}
-	ctx, cancel := context.WithTimeout(r.ctx, r.h.cleanupTimeout())
-	defer cancel()
-	if err := p.setClock(ctx, ahead); err != nil {
-		r.note("a process keeps the machine's clock: %v", err)
+	if !r.h.LocalClock {
+		r.setClock(p, ahead)
 	}
 	return p, nil
+}
+
+// setClock sets the wall clock of a process that has no lock yet, and reports whether it could.
+func (r *run) setClock(p *Client, ahead time.Duration) bool {
+	ctx, cancel := context.WithTimeout(r.ctx, r.h.cleanupTimeout())
+	defer cancel()
+	err := p.setClock(ctx, ahead)
+	if err != nil {
+		r.note("a process keeps the machine's clock: %v", err)
+	}
+	return err == nil
+}
+
+// processClocks: neither tokens nor the end of a lock go by the clock of a client, which may be
+// wrong by an hour.
+func processClocks(r *run) {
+	sound := r.client()
+	r.together(2, func(i int) {
+		ahead := []time.Duration{time.Hour, -time.Hour}[i]
+		p, err := r.h.Process()
+		if err != nil {
+			r.fatal(nothingShown, "the harness could not start a process: %v", err)
+		}
+		r.keep(p)
+		if !r.setClock(p, ahead) {
+			return
+		}
+		key := r.key()
+		l := r.grant(p, driver.Request{Key: key})
+		r.tokenOfServer(l, ahead)
+		r.refuse(sound, driver.Request{Key: key}, l)
+		r.release(l)
+		l = r.grant(sound, driver.Request{Key: key})
+		r.refuse(p, driver.Request{Key: key}, l)
+		r.release(l)
+		if r.info.MaxTTL == 0 {
+			return
+		}
+		clients := []driver.Backend{p, sound}
+		r.together(2, func(i int) { // either is the holder that dies
+			key := r.key()
+			old := r.grant(clients[i], driver.Request{Key: key, TTL: r.short()})
+			r.release(r.succeed(clients[1-i], key, old, false))
+		})
+	})
 }
 
 // processesExclude: owners in several processes each have the lock alone, and their tokens rise.

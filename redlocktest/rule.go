@@ -42,6 +42,7 @@ const (
 	opening
 	history
 	nothingShown
+	rules // how many there are
 )
 
 // texts are the rules in words, as a failure quotes them.

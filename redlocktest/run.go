@@ -25,7 +25,8 @@ type run struct {
 	name  string
 	ctx   context.Context
 	stop  context.CancelFunc
-	scale int // factor of all TTLs
+	scale int           // factor of all TTLs
+	limit time.Duration // of the case
 	info  driver.Info
 	wg    sync.WaitGroup // what async began
 
@@ -37,8 +38,10 @@ type run struct {
 	passed          bool   // ended by pass
 	startOverReason string // the case could not decide: begin again
 	suspected       *Failure
+	late            bool // a failure came when the case's time was over
 	ended           bool // later findings of its goroutines are ignored
 	abandoned       bool
+	advised         bool // failures are only notes
 	backends        []driver.Backend
 	leases          []*lease
 	cleanups        []func()        // end the faults
@@ -82,7 +85,12 @@ func (r *run) record(broken rule, format string, args ...any) {
 func (r *run) recordAt(pos string, broken rule, format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.failures = append(r.failures, &Failure{Case: r.name, Rule: broken.String(), Pos: pos, Text: fmt.Sprintf(format, args...)})
+	f := &Failure{Case: r.name, Rule: broken.String(), Pos: pos, Text: fmt.Sprintf(format, args...)}
+	r.failures = append(r.failures, f)
+	r.late = r.late || errors.Is(r.ctx.Err(), context.DeadlineExceeded)
+	if r.h.told != nil && !r.advised {
+		r.h.told(f)
+	}
 }
 
 // fatal notes a failure and ends the case.
@@ -207,6 +215,14 @@ func (r *run) left() time.Duration {
 	return time.Until(end)
 }
 
+// latest returns the verdict to tell when the case's time is over: last, if err only says that.
+func (r *run) latest(last, err error) error {
+	if last != nil && r.ctx.Err() != nil && errors.Is(err, r.ctx.Err()) {
+		return last
+	}
+	return err
+}
+
 // open returns another client of the lock space. It is closed after the case.
 func (r *run) open() driver.Backend {
 	b, err := r.h.Open()
@@ -319,7 +335,7 @@ func (r *run) closeAll() {
 func (r *run) snapshot() *run {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &run{name: r.name, abandoned: true, failures: r.failures[:len(r.failures):len(r.failures)]}
+	return &run{name: r.name, abandoned: true, late: r.late, failures: r.failures[:len(r.failures):len(r.failures)]}
 }
 
 // key returns a fresh key that nobody can guess.

@@ -208,7 +208,7 @@ func writerWaits(r *run) {
 
 // joinAll waits for the goroutines that async started, at most a quarter of the case's time.
 func (r *run) joinAll(all []<-chan struct{}, what string) {
-	end := time.After(r.h.Timeout / 4)
+	end := time.After(r.limit / 4)
 	for _, done := range all {
 		select {
 		case <-done:
@@ -250,9 +250,9 @@ func (r *run) starve(clients []driver.Backend) {
 	select {
 	case <-writer:
 		close(stop)
-	case <-time.After(r.h.Timeout / 4):
+	case <-time.After(r.limit / 4):
 		close(stop)
-		r.fatal(queueing, "readers who come later overtake the exclusive owner who waits, for %v and without end", r.h.Timeout/4)
+		r.fatal(queueing, "readers who come later overtake the exclusive owner who waits, for %v and without end", r.limit/4)
 	}
 	for _, done := range all {
 		<-done

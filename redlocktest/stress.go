@@ -105,7 +105,12 @@ func Stress(t *testing.T, h Harness, o StressOptions) {
 	if o.Command == "" {
 		o.Command = testCommand(t.Name())
 	}
-	report, err := ExamineStress(t.Context(), h, o)
+	ctx, cancel := t.Context(), context.CancelFunc(func() {})
+	if end := timeOf(t); !end.IsZero() {
+		ctx, cancel = context.WithDeadline(ctx, end)
+	}
+	defer cancel()
+	report, err := ExamineStress(ctx, h, o)
 	if err != nil {
 		t.Fatal(err)
 	}

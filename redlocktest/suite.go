@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -29,11 +30,16 @@ import (
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	h.Short = h.Short || testing.Short()
+	h.end = timeOf(t)
+	var first sync.Once
+	h.told = func(f *Failure) {
+		first.Do(func() { fmt.Fprintf(os.Stderr, "%s: the first failure, told at once: %v\n", t.Name(), f) })
+	}
 	s, err := newSuite(h)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { t.Log(s.summary()) })
+	t.Cleanup(func() { s.conclude(t) })
 	for _, g := range s.groups {
 		t.Run(g.name, func(t *testing.T) {
 			if g.together && !h.Virtual {
@@ -45,6 +51,40 @@ func Run(t *testing.T, h Harness) {
 			}
 		})
 	}
+}
+
+// timeOf returns when a test must end, so that its messages are printed before go test's -timeout
+// ends the process; zero: never.
+func timeOf(t *testing.T) (limit time.Time) {
+	defer func() { _ = recover() }() // in a bubble of testing/synctest, whose clock is another, Deadline panics
+	end, ok := t.Deadline()
+	if ok {
+		limit = end.Add(-min(20*time.Second, time.Until(end)/5))
+	}
+	return limit
+}
+
+// conclude says what ran, what the backend lacks, and whether the time sufficed.
+func (s *suite) conclude(t *testing.T) {
+	t.Log(s.summary())
+	if s.late > 0 {
+		t.Errorf("%d cases were not run, because the time of the test was over: raise go test's -timeout, lower Harness.Timeout, or set Harness.Only", s.late)
+	}
+	if lacks := s.lacking(); lacks != "" && !t.Failed() {
+		fmt.Fprintf(os.Stderr, "%s: %s passed, and lacks: %s\n", t.Name(), s.info.Name, lacks)
+	}
+}
+
+// lacking says what users miss in a backend that keeps the contract.
+func (s *suite) lacking() string {
+	var all []string
+	if !s.info.Features.Has(driver.FeatureFencing) {
+		all = append(all, "tokens (FeatureFencing), so no store can refuse the late write of a former holder")
+	}
+	if !s.watcher && !s.info.Features.Has(driver.FeatureQueueing) {
+		all = append(all, "a watch (driver.Watcher) and queueing, so waiters poll")
+	}
+	return strings.Join(all, "; ")
 }
 
 // runOne runs one case, in virtual time if the harness allows it.
@@ -283,6 +323,8 @@ type suite struct {
 	failed map[string]bool
 	broken string // the failed basic case
 	leaked bool   // reported once: a leak in one case is a leak in most
+	vain   bool   // a case has failed because it waited in vain
+	late   int    // cases for which there was no time
 }
 
 func newSuite(h Harness) (*suite, error) {
@@ -333,6 +375,9 @@ func (s *suite) runCase(g group, c testCase) *result {
 	if why := s.skipReason(g, c); why != "" {
 		return s.skip(name, why)
 	}
+	if s.patience() <= 0 {
+		return s.skipLate()
+	}
 	before := []goleak.Option(nil)
 	if !g.together || s.h.Virtual {
 		before = s.goroutines()
@@ -346,11 +391,17 @@ func (s *suite) runCase(g group, c testCase) *result {
 			r.failures = append(r.failures, r.suspected)
 			break
 		}
+		if s.patience() <= 0 {
+			return s.skipLate()
+		}
 		if scale == 1<<maxRestarts {
 			r.record(expires, "could not be decided in %d rounds: %s", maxRestarts, r.startOverReason)
 			break
 		}
 		r = s.attempt(name, c, scale)
+	}
+	if r.late && s.patience() <= 0 { // the test's time ended the case's
+		return s.skipLate()
 	}
 	if s.h.advisory(c) {
 		r.advise(c.since)
@@ -408,6 +459,29 @@ func (s *suite) skip(name, why string) *result {
 	return &result{skipped: why}
 }
 
+// skipLate notes that there is no time for a case.
+func (s *suite) skipLate() *result {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late++
+	return &result{skipped: "not run: the time of the test is over"}
+}
+
+// patience returns how long a case may take. If one has waited in vain, others will, too: so many
+// messages come early, and none is lost because the time of the whole test is over.
+func (s *suite) patience() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.h.Timeout
+	if s.vain {
+		d = max(d/6, min(d, 4*time.Second))
+	}
+	if !s.h.end.IsZero() {
+		d = min(d, time.Until(s.h.end))
+	}
+	return d
+}
+
 // noteResult remembers failures that make later cases pointless.
 func (s *suite) noteResult(g group, name string, r *run) {
 	s.mu.Lock()
@@ -417,6 +491,7 @@ func (s *suite) noteResult(g group, name string, r *run) {
 		return
 	}
 	s.failed[name] = true
+	s.vain = s.vain || r.late
 	if g.basic && s.broken == "" {
 		s.broken = name
 	}
@@ -442,9 +517,10 @@ func (s *suite) skipReason(g group, c testCase) string {
 func (s *suite) attempt(name string, c testCase, scale int) *run {
 	// The contexts of the case's own calls end before the watchdog acts, so that a call that
 	// hangs differs from one that is only not granted.
-	ctx, cancel := context.WithTimeout(context.Background(), s.h.Timeout*3/4)
+	limit := s.patience()
+	ctx, cancel := context.WithTimeout(context.Background(), limit*3/4)
 	defer cancel()
-	r := &run{suite: s, h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale}
+	r := &run{suite: s, h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale, limit: limit, advised: s.h.advisory(c)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -452,12 +528,12 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 		defer r.recoverPanic()
 		r.begin(c)
 	}()
-	watchdog := time.NewTimer(s.h.Timeout)
+	watchdog := time.NewTimer(limit)
 	defer watchdog.Stop()
 	select {
 	case <-done:
 	case <-watchdog.C:
-		r.recordAt("the watchdog", acquiring, "hangs for %v and ignores that its context ended; the goroutines are:\n%s", s.h.Timeout, stacks())
+		r.recordAt("the watchdog", acquiring, "hangs for %v and ignores that its context ended; the goroutines are:\n%s", limit, stacks())
 		r.endFaults()
 		r.closeAll()
 		select {

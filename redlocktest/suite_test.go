@@ -231,13 +231,14 @@ func TestABasicFailureStopsTheRest(t *testing.T) {
 
 func TestHarnessIsChecked(t *testing.T) {
 	open := memoryHarness().Open
-	for name, h := range map[string]Harness{
-		"no Open":          {},
-		"an unknown case":  {Open: open, Skip: map[string]string{"wait/disorder": "because"}},
-		"a missing reason": {Open: open, Skip: map[string]string{"wait/order": ""}},
+	for says, h := range map[string]Harness{
+		"Harness.Open is nil":        {},
+		`"wait/disorder"`:            {Open: open, Skip: map[string]string{"wait/disorder": "because"}},
+		`no reason for "wait/order"`: {Open: open, Skip: map[string]string{"wait/order": ""}},
+		`"waits", which is no case`:  {Open: open, Only: "waits"},
 	} {
-		if err := Check(h); err == nil {
-			t.Errorf("%s is accepted", name)
+		if err := Check(h); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("the error does not say %q: %v", says, err)
 		}
 	}
 }
@@ -336,8 +337,70 @@ func TestRunTellsWhatCheckTells(t *testing.T) {
 	}
 }
 
+// TestNoMessageIsLostThoughATestHasLittleTime: one defect keeps many cases waiting, and Run tells of
+// it before go test's -timeout ends the process.
+func TestNoMessageIsLostThoughATestHasLittleTime(t *testing.T) {
+	if os.Getenv("REDLOCKTEST_SILENT") != "" {
+		h := overUnqueuing(func(b *broken) {
+			b.watch = func(context.Context, string) (<-chan struct{}, error) { return make(chan struct{}, 1), nil }
+		})
+		h.Short = true
+		Run(t, h)
+		return
+	}
+	t.Parallel()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestNoMessageIsLostThoughATestHasLittleTime$", "-test.timeout=12s")
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "REDLOCKTEST_SILENT=1")
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		t.Fatalf("Run of a broken backend: %v\n%s", err, out)
+	}
+	for _, want := range []string{"the first failure, told at once", "breaks driver.Watcher", "cases were not run, because the time of the test was over"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the output lacks %q", want)
+		}
+	}
+	if strings.Contains(string(out), "panic: test timed out") || t.Failed() {
+		t.Errorf("the output is\n%s", out)
+	}
+}
+
+// TestASecondVainWaitIsShort: the same defect makes further cases wait, and one long wait is enough.
+func TestASecondVainWaitIsShort(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := overUnqueuing(func(b *broken) {
+			b.watch = func(context.Context, string) (<-chan struct{}, error) { return make(chan struct{}, 1), nil }
+		})
+		h.Short, h.quiet, h.Timeout, h.Only = true, true, 2*time.Minute, "watch"
+		start := time.Now()
+		all := failures(t, Check(h))
+		if took := time.Since(start); len(all) < 4 || took > 3*time.Minute {
+			t.Errorf("%d failures in %v", len(all), took)
+		}
+	})
+}
+
+// TestWhatABackendLacksIsSaid: a backend that passes may still leave its users without tokens.
+func TestWhatABackendLacksIsSaid(t *testing.T) {
+	for text, s := range map[string]*suite{
+		"no store can refuse": {watcher: true}, "waiters poll": {info: driver.Info{Features: driver.FeatureFencing}},
+	} {
+		if got := s.lacking(); !strings.Contains(got, text) || strings.Contains(got, "; ") {
+			t.Errorf("%q does not say %q alone", got, text)
+		}
+	}
+	if got := (&suite{watcher: true, info: driver.Info{Features: driver.FeatureFencing}}).lacking(); got != "" {
+		t.Errorf("nothing is lacking, and it says %q", got)
+	}
+}
+
 // TestRulesHaveTexts: each rule that an assertion may name has a text.
 func TestRulesHaveTexts(t *testing.T) {
+	if len(texts) != int(rules) {
+		t.Errorf("%d rules have %d texts", rules, len(texts))
+	}
 	for i, text := range texts {
 		if text == "" {
 			t.Errorf("rule %d has no text", i)

@@ -15,9 +15,13 @@ var waitCases = []testCase{
 	{name: "cancelled-gets-nothing", rules: []rule{undoes, releasing, waiting, queueing}, after: "cancel/waiting", do: cancelledWaiter},
 	{name: "expires-after-wait", rules: []rule{expires, queueing}, ttl: true, after: "cancel/waiting", do: expiresAfterWait},
 	{name: "everyone", rules: []rule{exclusion, tokens}, after: "cancel/waiting", do: everyone},
+	{name: "crowd", rules: []rule{fourOutcomes, waiting, watching}, needs: []condition{waits}, after: "cancel/waiting", do: crowd},
 	{name: "order", rules: []rule{queueing}, features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
 	{name: "order-clients", rules: []rule{queueing}, features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
 }
+
+// waits: owners can wait without polling.
+var waits = anyOf(watches, offers("queueing", func(s *suite) bool { return s.info.Features.Has(driver.FeatureQueueing) }))
 
 // unwilling handles a refusal as held of a request that may wait. It is allowed unless the
 // backend has FeatureQueueing.
@@ -51,7 +55,7 @@ func waitEnds(r *run) {
 			r.unwilling(err)
 		case ended == nil && r.saw(err) == unknown, ended == nil && r.saw(err) == later:
 			r.note("a wait gave %v", err)
-		case !errors.Is(err, context.DeadlineExceeded) && r.atOnce(err) && patience <= r.h.Timeout/8:
+		case !errors.Is(err, context.DeadlineExceeded) && r.atOnce(err) && patience <= r.limit/8:
 			r.note("a wait of %v gave %v", patience, err) // and the deadline came before we looked, perhaps
 		case !errors.Is(err, context.DeadlineExceeded):
 			r.fatal(waiting, "a wait whose context's deadline passed gives %v", err)
@@ -60,7 +64,7 @@ func waitEnds(r *run) {
 			return
 		}
 		// Perhaps the deadline came before the holder was seen: give it more time.
-		if r.ctx.Err() != nil || patience > r.h.Timeout/4 {
+		if r.ctx.Err() != nil || patience > r.limit/4 {
 			r.fatal(waiting, "a wait of %v for a holder gives an error that is not ErrHeld: %v", patience, err)
 		}
 	}
@@ -204,6 +208,39 @@ func everyone(r *run) {
 	if writes != n*rounds {
 		r.fatal(exclusion, "%d owners had the lock %d times each, and only %d writes are left: some overlapped", n, rounds, writes)
 	}
+}
+
+// crowd lets a hundred owners wait through one client, each for a lock of another owner of this
+// client, and checks that everybody can still be served: waiters that use up the connections of
+// their client or of the server would keep the holders from releasing.
+func crowd(r *run) {
+	b, n := r.client(), r.h.times(120)
+	var woken []<-chan struct{}
+	leases := make([]*lease, n)
+	for i := range leases {
+		key := r.key()
+		leases[i] = r.grant(b, driver.Request{Key: key})
+		woken = append(woken, r.async(func() { r.release(r.asDlock(b, key)) }))
+	}
+	r.pause(50 * time.Millisecond) // until most wait; the others come later
+	served := r.async(func() {
+		r.renew(leases[0], driver.Renewal{})
+		for _, c := range []driver.Backend{b, r.open()} {
+			r.release(r.grant(c, driver.Request{Key: r.key()}))
+		}
+		for _, l := range leases {
+			r.release(l)
+		}
+		for _, done := range woken {
+			<-done
+		}
+	})
+	select {
+	case <-served:
+	case <-r.ctx.Done():
+		r.record(waiting, "while %d owners wait through one client, it and others are not served", n)
+	}
+	r.join(served)
 }
 
 const (

@@ -125,7 +125,7 @@ func watchAtOnce(r *run) {
 		r.release(l)
 		select {
 		case <-ch:
-		case <-time.After(r.h.Timeout / 4):
+		case <-time.After(r.limit / 4):
 			r.fatal(watching, "the lock was released right after Watch had returned, and no value came: it must subscribe before it returns")
 		}
 		cancel()
@@ -138,8 +138,10 @@ func (r *run) watchUntil(b driver.Backend, req driver.Request) *lease {
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()
 	var signal <-chan struct{}
+	var last error
 	for {
 		l, err := r.try(b, req)
+		last = r.latest(last, err)
 		pause := poll
 		switch v := r.saw(err); v {
 		case granted:
@@ -169,7 +171,7 @@ func (r *run) watchUntil(b driver.Backend, req driver.Request) *lease {
 		}
 		t.Stop()
 		if r.ctx.Err() != nil {
-			r.fatal(watching, "an owner that watches key %q was not woken before the case's time was over, though the key came free; the last verdict: %v", short(req.Key), err)
+			r.fatal(watching, "an owner that watches key %q was not woken before the case's time was over, though the key came free; the last verdict: %v", short(req.Key), last)
 		}
 	}
 }
@@ -208,7 +210,7 @@ func watchExpiry(r *run) {
 	kept := r.kept(old.last())
 	select {
 	case <-ch:
-	case <-time.After(kept + r.h.Timeout/4):
+	case <-time.After(kept + r.limit/4):
 		r.fatal(watching, "a lock ended by its TTL of %v: neither did a value come, nor had the verdict before a RetryAfter", old.last().ttl)
 	}
 }

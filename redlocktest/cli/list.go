@@ -10,8 +10,7 @@ import (
 	"github.com/redlock-go/redlock/redlocktest"
 )
 
-// writeList writes the cases, the rules that they test, and what they do where the names do not say
-// it, and then the rules in words.
+// writeList writes the cases and the rules that they test, and then the rules in words.
 func writeList(w io.Writer) error {
 	out := &checkedWriter{w: w}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -24,7 +23,7 @@ func writeList(w io.Writer) error {
 				rules = append(rules, rule)
 			}
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\n", c.Name, strings.Join(names, ", "), c.About)
+		fmt.Fprintf(table, "%s\t%s\n", c.Name, strings.Join(names, ", "))
 	}
 	_ = table.Flush() // out keeps the error
 	fmt.Fprintln(out)

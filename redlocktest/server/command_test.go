@@ -116,3 +116,19 @@ func TestACommandThatCannotStartSaysWhy(t *testing.T) {
 		t.Errorf("a program that ends: %v", err)
 	}
 }
+
+// TestStartAgainNeedsAServerThatKeepsItsData: a test that relies on it must not blame the client.
+func TestStartAgainNeedsAServerThatKeepsItsData(t *testing.T) {
+	forgetful := Command(t, []string{"redis-server", "--port", "{port}", "--bind", "127.0.0.1", "--dir", "{data}", "--save", ""}, nil)
+	for _, s := range []*Server{forgetful, Redis(t)} {
+		if err := s.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.StartAgain(true); err == nil || !strings.Contains(err.Error(), "ppend") {
+			t.Errorf("%s keeps nothing, and StartAgain(true) gives %v", s.Kind(), err)
+		}
+		if err := s.StartAgain(false); err != nil {
+			t.Error(err)
+		}
+	}
+}

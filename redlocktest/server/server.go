@@ -403,12 +403,44 @@ func (s *Server) RestartEmpty() error {
 }
 
 // StartAgain starts a killed server again, with its data if memory is set, and otherwise without:
-// see redlocktest.Faults.
+// see redlocktest.Faults. It fails if the server has been told to keep no data: a driver would be
+// blamed for locks that the server forgot.
 func (s *Server) StartAgain(memory bool) error {
-	if memory {
-		return s.Start()
+	if !memory {
+		return s.RestartEmpty()
 	}
-	return s.RestartEmpty()
+	if lacks := s.forgets(); lacks != "" {
+		return fmt.Errorf("%s at %s cannot start again with its data: it has kept none; start it with %s", s.cfg.Kind, s.Addr(), lacks)
+	}
+	return s.Start()
+}
+
+// forgets returns the option without which the server keeps no data, or "".
+func (s *Server) forgets() string {
+	empty := func(folder string) bool {
+		all, err := os.ReadDir(folder)
+		return err == nil && len(all) == 0
+	}
+	switch kind := s.kind.(type) {
+	case resp:
+		appends, saves := "no", `""`
+		for _, x := range s.cfg.Settings {
+			switch x.Name {
+			case "appendonly":
+				appends = x.Value
+			case "save":
+				saves = x.Value
+			}
+		}
+		if s.cfg.sentinel == "" && appends != "yes" && saves == `""` {
+			return "WithAppendOnly"
+		}
+	case command:
+		if empty(kind.data(s)) {
+			return "an option that makes it keep data in {data}, such as Redis's --appendonly yes"
+		}
+	}
+	return ""
 }
 
 // Close kills the server and removes its folder, unless Config.Dir names it. A second call

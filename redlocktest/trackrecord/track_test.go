@@ -38,9 +38,9 @@ type subject struct {
 
 // Parts of the cases' messages.
 const (
-	ownRetry = "gives ErrHeld though no server can answer"
+	ownRetry = "gives ErrHeld, and its outcome is unknown"
 	tooLate  = "Acquire granted after its deadline"
-	leftKey  = "left of key"
+	leftKey  = "keys on the server"
 	noWinner = "none won"
 	notTold  = "granted while the lease that is cut off has"
 	two      = "two owners are in the critical section at once"
