@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -329,7 +330,7 @@ func TestRecoveriesOfADriverAreInfoAndItsMessagesAreConstant(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, k := range []driver.NoticeKind{driver.NoticeNodeSkipped, driver.NoticeNodeRestored} {
+	for _, k := range []driver.NoticeKind{quorum.NoticeNodeSkipped, quorum.NoticeNodeRestored} {
 		testDriver.got.Notify(driver.Notice{Kind: k, Node: "a:1", Err: errOutage})
 	}
 	if err := c.Close(); err != nil {
@@ -337,7 +338,7 @@ func TestRecoveriesOfADriverAreInfoAndItsMessagesAreConstant(t *testing.T) {
 	}
 	got := log.all()
 	if len(got) != 2 || got[0].msg != got[1].msg || got[0].level != slog.LevelWarn || got[1].level != slog.LevelInfo ||
-		got[1].attrs["kind"] != string(driver.NoticeNodeRestored) || got[1].attrs["node"] != "a:1" {
+		got[1].attrs["kind"] != string(quorum.NoticeNodeRestored) || got[1].attrs["node"] != "a:1" {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -178,12 +178,13 @@ func (p *pair) takeNew(ctx context.Context, r *driver.Request, old *Lease, oldAt
 	}
 	both, cancel := new.Context(ctx)
 	defer cancel()
-	l := &pairLease{old: old, new: new}
+	l := &pairLease{old: old, new: new, lost: make(chan struct{})}
 	l.fence, err = agreeOnToken(both, old.Fence(), oldAt, new.Fence(), time.Now())
 	if err != nil {
 		new.discard()
 		return nil, err
 	}
+	l.watch()
 	old.leaveRenewing() // the lease of both renews it
 	new.leaveRenewing()
 	return l, nil
@@ -258,17 +259,16 @@ func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt ti
 type pairLease struct {
 	old, new *Lease
 	fence    uint64
+	lost     chan struct{}
+	end      sync.Once // closes lost
 	unwatch  []func()
 }
 
-var _ driver.LossReporter = (*pairLease)(nil)
-
-// OnLost calls f when either lease is over.
-func (l *pairLease) OnLost(f func(arg any), arg any) {
-	var once sync.Once
+// watch closes the pair's Lost when either lease is over.
+func (l *pairLease) watch() {
 	for _, half := range []*Lease{l.old, l.new} {
 		ctx, cancel := half.Context(context.Background())
-		stop := context.AfterFunc(ctx, func() { once.Do(func() { f(arg) }) })
+		stop := context.AfterFunc(ctx, func() { l.end.Do(func() { close(l.lost) }) })
 		l.unwatch = append(l.unwatch, func() { stop(); cancel() })
 	}
 }
@@ -283,7 +283,7 @@ func (l *Lease) leaveRenewing() {
 
 // Grant returns the earlier end and the larger token.
 func (l *pairLease) Grant() driver.Grant {
-	g := driver.Grant{Fence: l.fence}
+	g := driver.Grant{Fence: l.fence, Lost: l.lost}
 	for _, half := range []*Lease{l.old, l.new} {
 		if t, ok := half.Deadline(); ok && (g.Expires.IsZero() || t.Before(g.Expires)) {
 			g.Expires = t
@@ -319,6 +319,7 @@ func (l *pairLease) Release(context.Context) error {
 	for _, stop := range l.unwatch {
 		stop()
 	}
+	l.end.Do(func() { close(l.lost) }) // ends the goroutine that watches it
 	newErr, oldErr := l.new.Unlock(), l.old.Unlock()
 	if newErr != nil && (oldErr == nil || errors.Is(oldErr, ErrLost)) {
 		return sideError(newSide, newErr)

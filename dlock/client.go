@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-multierror"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // A Locker takes locks. Applications accept a Locker instead of a *Client, which is one. The
@@ -155,16 +156,10 @@ func (c *Client) Admin() (driver.Admin, bool) {
 	return a, ok
 }
 
-// SessionAdmin returns the backend's way to end sessions that hold locks, if it has one.
-func (c *Client) SessionAdmin() (driver.SessionAdmin, bool) {
-	a, ok := c.backend.(driver.SessionAdmin)
-	return a, ok
-}
-
 // GuardAdmin returns the backend's interface to state that servers are new, and to change
 // their terms, if it has one.
-func (c *Client) GuardAdmin() (driver.GuardAdmin, bool) {
-	a, ok := c.backend.(driver.GuardAdmin)
+func (c *Client) GuardAdmin() (quorum.Admin, bool) {
+	a, ok := c.backend.(quorum.Admin)
 	return a, ok
 }
 
@@ -372,9 +367,6 @@ func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boo
 			return nil, ErrClosed
 		}
 		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", shortDuration(time.Since(start)), r.TTL)
-	}
-	if reporter, ok := held.(driver.LossReporter); ok {
-		reporter.OnLost(reportedLost, l)
 	}
 	return l, nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // The kinds of error, to be told apart with errors.Is. Contention, outage, loss and misuse are
@@ -46,7 +47,7 @@ type (
 	// InvalidError names the bad part of a request, an option or a DSN.
 	InvalidError = driver.InvalidError
 	// QuorumError holds the votes where a quorum did not grant.
-	QuorumError = driver.QuorumError
+	QuorumError = quorum.Error
 )
 
 // An Error is the error of Lock, TryLock, Renew and Unlock. It unwraps to the last verdict,

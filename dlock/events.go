@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // This file reports background events: to the log, and to the hooks that belong to no
@@ -163,7 +164,7 @@ func (c *Client) tellLost(l *Lease, err error, silent bool) {
 }
 
 // tellRenewed reports the outcome of a renewal to the hooks.
-func (c *Client) tellRenewed(l *Lease, votes []driver.Vote, err error, latency time.Duration) {
+func (c *Client) tellRenewed(l *Lease, votes []quorum.Vote, err error, latency time.Duration) {
 	if c.hooks.Renewed == nil {
 		return
 	}
@@ -197,7 +198,7 @@ func (c *Client) notice(n Notice) {
 		attrs = append(attrs, slog.Any("err", n.Err))
 	}
 	level := slog.LevelWarn
-	if n.Kind == driver.NoticeNodeRestored || n.Kind == driver.NoticeBootstrapped {
+	if n.Kind == quorum.NoticeNodeRestored || n.Kind == quorum.NoticeBootstrapped {
 		level = slog.LevelInfo
 	}
 	c.logOptional(context.Background(), true, level, "dlock: notice of the driver", attrs...)

@@ -138,8 +138,8 @@ func ExampleClient_Break() {
 		log.Fatal(err)
 	}
 	token := state.Holders[0].Fence
-	fmt.Println("broken:", locks.Break(ctx, "nightly", token))
-	fmt.Println("again: ", errors.Is(locks.Break(ctx, "nightly", token), dlock.ErrLost))
+	fmt.Println("broken:", locks.Break(ctx, "nightly", dlock.Holder{Fence: token}))
+	fmt.Println("again: ", errors.Is(locks.Break(ctx, "nightly", dlock.Holder{Fence: token}), dlock.ErrLost))
 
 	<-stuck.Done() // at its next renewal
 	fmt.Println("lost:  ", errors.Is(stuck.Err(), dlock.ErrLost))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -257,7 +258,7 @@ func TestChannelsOfLossThatAreNotSharedAreNotWatchedForEver(t *testing.T) {
 func TestAWaitThatItsContextEndedSaysSoWhateverTheVerdict(t *testing.T) {
 	for _, verdict := range []error{
 		&driver.HeldError{}, errOutage,
-		&driver.QuorumError{Need: 2, Verdict: &driver.HeldError{}, Votes: []driver.Vote{{Node: "a:1"}}},
+		&quorum.Error{Need: 2, Verdict: &driver.HeldError{}, Votes: []quorum.Vote{{Node: "a:1"}}},
 	} {
 		s := newSpy()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -501,7 +502,7 @@ func TestAMinHoldIsKeptExactlyThoughTheProcessDies(t *testing.T) {
 			s := newSpy()
 			if unlocked { // a grace belongs to a TTL, and not to a minimum hold
 				s.acquire = func(_ context.Context, r *driver.Request) error {
-					r.Quorum = &driver.Quorum{Terms: driver.Terms{N: 3, Guard: time.Hour, Grace: time.Hour}}
+					r.Quorum = &quorum.Info{Terms: quorum.Terms{N: 3, Guard: time.Hour, Grace: time.Hour}}
 					return nil
 				}
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -83,9 +84,9 @@ func TestDriverEventsReachTheHook(t *testing.T) {
 func TestVotesArePrintedWithPlusV(t *testing.T) {
 	s := newSpy()
 	s.acquire = func(context.Context, *driver.Request) error {
-		return &driver.QuorumError{
+		return &quorum.Error{
 			Need: 2,
-			Votes: []driver.Vote{
+			Votes: []quorum.Vote{
 				{Node: "a:1", Granted: true, Latency: time.Millisecond},
 				{Node: "b:2", Err: errors.New("refused"), Latency: 2 * time.Millisecond},
 				{Node: "c:3"},

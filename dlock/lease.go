@@ -22,18 +22,18 @@ type Lease struct {
 	slot    int
 	owner   string
 	fence   uint64
-	lost    <-chan struct{}
 	ttl     time.Duration // zero: bound to a session
 	granted boot.Instant
 	limit   boot.Instant // the end of WithMaxHold; zero: none
 	keep    boot.Instant // the end of WithMinHold; zero: none
 
 	mu       sync.Mutex
-	expires  boot.Instant // zero: bound to a session
-	renewAt  boot.Instant // zero: never
-	warnAt   boot.Instant // zero: never
-	failure  error        // of the last renewal; nil if it succeeded
-	err      error        // why the lease ended; nil: it has not
+	lost     <-chan struct{} // the grant's; nil: none
+	expires  boot.Instant    // zero: bound to a session
+	renewAt  boot.Instant    // zero: never
+	warnAt   boot.Instant    // zero: never
+	failure  error           // of the last renewal; nil if it succeeded
+	err      error           // why the lease ended; nil: it has not
 	done     chan struct{}
 	contexts map[*leaseContext]context.CancelCauseFunc
 	underWay int32 // renewals that were sent and not answered
@@ -186,10 +186,10 @@ func (l *Lease) Err() error {
 	return err
 }
 
-// look ends the lease if it is over by the clock.
+// look ends the lease if it is over by the clock, or by what the backend reports.
 func (l *Lease) look() ending {
-	if l.err != nil {
-		return ending{}
+	if over := l.reported(); l.err != nil {
+		return over
 	}
 	end := l.endsAt()
 	if end == 0 || l.c.clock.Fresh() < end {

@@ -6,7 +6,7 @@ import (
 )
 
 // losses watches the Lost channels of leases: one goroutine per distinct channel, since
-// the leases of a session share theirs.
+// leases share theirs.
 type losses struct {
 	mu      sync.Mutex
 	watches map[<-chan struct{}]*watch
@@ -66,12 +66,44 @@ func (ls *losses) run(lost <-chan struct{}, w *watch) {
 	w.leases = nil
 	ls.mu.Unlock()
 	for l := range leases {
-		l.finish(errSessionLost)
+		l.lookForLoss()
 	}
 }
 
-// reportedLost ends a lease of which the backend reports that it is gone.
-func reportedLost(arg any) { arg.(*Lease).finish(errReportedLost) }
+// lookForLoss ends the lease if the backend reports that it is gone. Otherwise another lease with
+// the same channel is, and the lease has a new one.
+func (l *Lease) lookForLoss() {
+	l.mu.Lock()
+	over := l.reported()
+	if l.err == nil && l.lost != nil {
+		l.c.losses.add(l.lost, l)
+	}
+	l.mu.Unlock()
+	over.run()
+}
+
+// reported ends the lease if the backend reports that it is gone. l.mu is held.
+func (l *Lease) reported() ending {
+	for l.err == nil && isClosed(l.lost) {
+		last := l.lost
+		if l.lost = l.held.Grant().Lost; l.lost == last {
+			if l.c.bySession() {
+				return l.finishLocked(errSessionLost)
+			}
+			return l.finishLocked(errReportedLost)
+		}
+	}
+	return ending{}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 var errReportedLost = lost("the backend reports that it is gone")
 

@@ -94,72 +94,50 @@ func (c *Client) Check(ctx context.Context) ([]Diagnostic, error) {
 	return found, nil
 }
 
-// Break takes the lock named key away from the holder that has this token, which Lookup and the
-// holder's Lease.Fence return. The holder learns of it at its next renewal at the latest: its
-// Done is closed then, within a third of its TTL. Until it stops, two holders work at the same
-// time, and only a store that checks tokens refuses the old one.
+// Break takes the lock named key away from the holder h, as Lookup returned it: the one with its
+// token (Holder.Fence is the holder's Lease.Fence), or its session where the server knows sessions
+// and no tokens (Holder.Session: PostgreSQL), of which all locks are freed. A holder with a token
+// learns of it at its next renewal at the latest: its Done is closed then, within a third of its
+// TTL. The holder of a session learns of it at once, because its connection breaks. Until it
+// stops, two holders work at the same time, and only a store that checks tokens refuses the old
+// one.
 //
-// If the holder has another token, or nobody holds the key, Break changes nothing; the error
-// is ErrLost and names the holder that it saw. Other errors are as for Lookup.
-func (c *Client) Break(ctx context.Context, key string, token uint64) error {
+// If another holder has the key, or nobody, Break changes nothing; the error is ErrLost and names
+// the holder that it saw. Other errors are as for Lookup.
+func (c *Client) Break(ctx context.Context, key string, h Holder) error {
 	err := c.beginWith(key)
 	if err == nil {
 		defer c.calls.Done()
-		b, ok := c.backend.(interface {
-			Break(ctx context.Context, key string, fence uint64) error
-		})
-		if !ok {
+		if a, ok := c.Admin(); !ok {
 			err = c.unsupported("cannot take a lock away")
-		} else if err = b.Break(ctx, key, token); errors.Is(err, ErrLost) {
-			err = c.notBroken(ctx, key, token)
+		} else if err = a.Break(ctx, key, h); errors.Is(err, ErrLost) {
+			err = c.saw(ctx, key, h)
 		}
 	}
 	if err != nil {
 		return operatorError(ctx, "break", key, err)
 	}
 	return nil
-}
-
-// BreakSession ends the server's session that holds key, by its name in Holder.Session, where
-// the server knows sessions and no tokens (PostgreSQL). Everything else that the session holds
-// is freed with it. The holder learns of it at once, because its connection breaks; a stopped
-// process learns of it when it runs again.
-//
-// If another session holds the key, or nobody does, BreakSession changes nothing; the error is
-// ErrLost and names the holder that it saw. Other errors are as for Lookup.
-func (c *Client) BreakSession(ctx context.Context, key, session string) error {
-	err := c.beginWith(key)
-	if err == nil {
-		defer c.calls.Done()
-		if b, ok := c.SessionAdmin(); !ok {
-			err = c.unsupported("has no sessions to end")
-		} else if err = b.BreakSession(ctx, key, session); errors.Is(err, ErrLost) {
-			err = c.saw(ctx, key, "session "+session, func(h *driver.Holder) string { return "session " + h.Session })
-		}
-	}
-	if err != nil {
-		return operatorError(ctx, "break", key, err)
-	}
-	return nil
-}
-
-// notBroken describes the key's state if no lock has this token.
-func (c *Client) notBroken(ctx context.Context, key string, token uint64) error {
-	return c.saw(ctx, key, fmt.Sprintf("token %d", token), func(h *driver.Holder) string { return fmt.Sprintf("token %d", h.Fence) })
 }
 
 // saw names the holder of the key, which is not the one that was asked for.
-func (c *Client) saw(ctx context.Context, key, named string, name func(*driver.Holder) string) error {
+func (c *Client) saw(ctx context.Context, key string, asked Holder) error {
+	name := func(h Holder) string {
+		if h.Session != "" {
+			return "session " + h.Session
+		}
+		return fmt.Sprintf("token %d", h.Fence)
+	}
 	saw := ""
 	if i, ok := c.Inspector(); ok {
 		if s, err := i.Lookup(ctx, key); err == nil && len(s.Holders) == 0 {
 			saw = "; nobody holds it"
 		} else if err == nil {
 			h := &driver.HeldError{Holder: s.Holders[0].Owner} // quotes characters that disturb a terminal
-			saw = fmt.Sprintf("; it is %v with %s", h, name(&s.Holders[0]))
+			saw = fmt.Sprintf("; it is %v with %s", h, name(s.Holders[0]))
 		}
 	}
-	return &lostError{msg: fmt.Sprintf("no lock with %s%s", named, saw)}
+	return &lostError{msg: fmt.Sprintf("no lock with %s%s", name(asked), saw)}
 }
 
 // inspect calls f with the backend's Inspector. First it calls begin, which must be c.begin or

@@ -102,14 +102,14 @@ func TestBreakTakesTheLockOfThatTokenAndOfNoOther(t *testing.T) {
 		b := memory.New()
 		c, operator := newClient(t, b, dlock.WithOwnerLabel("stuck")), newClient(t, b.Peer())
 		l := lock(t, c, "k")
-		err := operator.Break(t.Context(), "k", l.Fence()-1)
+		err := operator.Break(t.Context(), "k", dlock.Holder{Fence: l.Fence() - 1})
 		if !errors.Is(err, dlock.ErrLost) || errors.Is(err, dlock.ErrUnavailable) || !strings.Contains(err.Error(), "held by stuck/") {
 			t.Errorf("another token: got %v", err)
 		}
 		if err := l.Err(); err != nil {
 			t.Fatal(err)
 		}
-		if err := operator.Break(t.Context(), "k", l.Fence()); err != nil {
+		if err := operator.Break(t.Context(), "k", dlock.Holder{Fence: l.Fence()}); err != nil {
 			t.Fatal(err)
 		}
 		next := lock(t, operator, "k")
@@ -121,11 +121,11 @@ func TestBreakTakesTheLockOfThatTokenAndOfNoOther(t *testing.T) {
 		if took := time.Since(start); took > c.TTL()/3 || !errors.Is(l.Err(), dlock.ErrLost) {
 			t.Errorf("the holder learned of it after %v: %v", took, l.Err())
 		}
-		if err := operator.Break(t.Context(), "k", l.Fence()); !errors.Is(err, dlock.ErrLost) {
+		if err := operator.Break(t.Context(), "k", dlock.Holder{Fence: l.Fence()}); !errors.Is(err, dlock.ErrLost) {
 			t.Errorf("the old token: got %v", err)
 		}
 		unlock(t, next)
-		if err := operator.Break(t.Context(), "k", 1); !errors.Is(err, dlock.ErrLost) || !strings.Contains(err.Error(), "nobody holds it") {
+		if err := operator.Break(t.Context(), "k", dlock.Holder{Fence: 1}); !errors.Is(err, dlock.ErrLost) || !strings.Contains(err.Error(), "nobody holds it") {
 			t.Errorf("a free key: got %v", err)
 		}
 	})
@@ -136,7 +136,7 @@ func operations(ctx context.Context, c *dlock.Client, key string) map[string]err
 	errs := map[string]error{}
 	_, errs["lookup"] = c.Lookup(ctx, key)
 	_, errs["check"] = c.Check(ctx)
-	errs["break"] = c.Break(ctx, key, 1)
+	errs["break"] = c.Break(ctx, key, dlock.Holder{Fence: 1})
 	for _, err := range c.List(ctx, "") {
 		errs["list"] = err
 	}

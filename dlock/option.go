@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // The defaults of the options.
@@ -129,7 +130,7 @@ type (
 	// Info describes a backend.
 	Info = driver.Info
 	// Vote is one node's answer to a quorum.
-	Vote = driver.Vote
+	Vote = quorum.Vote
 	// Notice is something that happened in the background of a driver.
 	Notice = driver.Notice
 )

@@ -82,6 +82,7 @@ type spyLease struct {
 
 func (l *spyLease) Grant() driver.Grant {
 	g := l.Lease.Grant()
+	g.Lost = nil // a loss is learned by a renewal, unless session says otherwise
 	if f := read(l.s, &l.s.granted); f != nil {
 		f(&g)
 	}

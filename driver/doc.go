@@ -109,7 +109,7 @@
 //  5. A quorum says that a lock is held only if one other owner was seen on enough
 //     nodes to rule a majority out. Any other split it settles itself in a bounded number
 //     of rounds, without Wait too: of a hundred attempts on a free key exactly one wins.
-//     The answers of a minority never match errors.Is: see [QuorumError].
+//     The answers of a minority never match errors.Is: see [quorum.Error].
 //  6. No reentrancy. The same process asking twice is two owners.
 //  7. Nothing leaks. No goroutine, connection or key remains after Close, after an
 //     Acquire that was cancelled, or behind a server that never answers. The requests

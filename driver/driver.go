@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 	"time"
+
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // A Driver opens backends by DSN. It is registered under a name with
@@ -54,7 +56,7 @@ type Backend interface {
 	// for a holder that it saw. Every request has an owner of its own: there is no reentrancy
 	// (rule 6). A quorum says *HeldError only if one other owner rules a majority out, and
 	// resolves a split vote itself, so that one of many wins a free key (rule 5, see
-	// QuorumError).
+	// quorum.Error).
 	//
 	// On any error undo the attempt (rule 2): release it on a context of your own,
 	// context.WithoutCancel with a timeout, never on the caller's, which may be
@@ -187,78 +189,9 @@ type Request struct {
 	// 1970; zero stands for the time of the token.
 	ExactFence uint64
 	// Quorum is set by a quorum for its nodes. It does not change, so a node may keep it.
-	Quorum *Quorum
+	Quorum *quorum.Info
 
 	_ struct{}
-}
-
-// Quorum describes the quorum to one of its nodes.
-type Quorum struct {
-	// Terms are the terms in the client's options. A node that remembers other terms keeps
-	// them, and reports them in its grants. A node without a restart guard uses these.
-	Terms
-	// Remembered are the terms that the other nodes remember. A node that remembers no terms
-	// takes them. Nil: it takes Terms.
-	Remembered *Terms
-	// OtherClocks returns an upper bound of the other nodes' clocks now. A node that may have
-	// forgotten leases counts its quarantine from that time if its own clock is behind. Zero:
-	// the clocks or terms of too few nodes are known, and the quarantine does not begin yet.
-	// OtherClocks may be nil.
-	OtherClocks func() time.Time
-	// WaitingSince is when this client began to wait for the key, by the nodes' clocks, in
-	// microseconds since 1970. Nodes order their wait queues by this time, so that all nodes
-	// have the same order. Zero: the client does not wait.
-	WaitingSince uint64
-
-	_ struct{}
-}
-
-// Proposal returns the terms that a node takes if it remembers none.
-func (q *Quorum) Proposal() *Terms {
-	if q.Remembered != nil {
-		return q.Remembered
-	}
-	return &q.Terms
-}
-
-// Terms are the same for all clients of a quorum's nodes. A node with a restart guard remembers
-// them and refuses clients that use others, so that no two leases are judged by terms that are
-// unsafe together. A quorum computes them; a node only follows them.
-//
-// Guard, Excuse and Allowance are permissions: a larger one lets clients do more. Quarantine,
-// Grace and Drift are protections. Given two terms, the terms that combine the smaller
-// permissions and the larger protections are safe together with both.
-type Terms struct {
-	N int // nodes in all
-	// Guard is the restart guard: the longest TTL that is granted; zero: off.
-	Guard time.Duration
-	// Excuse is the allowed difference between the clocks of the nodes of one bid.
-	Excuse time.Duration
-	// Allowance is how far a node's clock may fall behind its highest reading. A node whose
-	// clock falls further treats the clock as set back, and is in quarantine.
-	Allowance time.Duration
-	// Quarantine is the time in which a node that may have forgotten leases grants none.
-	Quarantine time.Duration
-	// Grace is how much longer than the TTL a node keeps a key (lock-delay).
-	Grace time.Duration
-	// Drift bounds the difference between the rates of clocks, in percent.
-	Drift int
-
-	_ struct{}
-}
-
-// Merge returns terms that are safe together with t and with u: the smaller permissions and the
-// larger protections, for t's number of nodes.
-func (t Terms) Merge(u Terms) Terms {
-	return Terms{
-		N:          t.N,
-		Guard:      min(t.Guard, u.Guard),
-		Excuse:     min(t.Excuse, u.Excuse),
-		Allowance:  min(t.Allowance, u.Allowance),
-		Quarantine: max(t.Quarantine, u.Quarantine),
-		Grace:      max(t.Grace, u.Grace),
-		Drift:      max(t.Drift, u.Drift),
-	}
 }
 
 // A Lease is one grant of one lock. Its methods are safe for concurrent use.
@@ -310,29 +243,24 @@ type Grant struct {
 	// Server identifies the server process, so that a quorum notices that a server is listed
 	// twice or was restarted.
 	Server string
-	// Lost is closed when the backend learns that the lease is gone. It may be nil.
-	// Leases that end together (those of one session) share one channel: a watcher
-	// needs one goroutine per channel.
+	// Lost is closed when the backend learns that the lease is gone. Nil: the backend tells no
+	// loss; dlock learns of it at the next renewal, or by the clock.
+	//
+	// dlock needs one goroutine for each channel, so leases share one: those of a session, which
+	// end together, or many that end one by one. Of these, a loss closes the channel, and from
+	// then on Lease.Grant has another, open channel for each lease that is not lost.
 	Lost <-chan struct{}
 	// Terms are the terms that the node remembers, if it is a node of a quorum and has a
 	// restart guard. Do not change them.
-	Terms *Terms
+	Terms *quorum.Terms
 	// Votes has the answer of each node; quorum backends only.
-	Votes []Vote
+	Votes []quorum.Vote
 
 	_ struct{}
 }
 
-// A Vote is one node's answer to a quorum. It holds no secret.
-type Vote struct {
-	Node    string // the node's address
-	Granted bool   // in calls that grant nothing: it answered
-	Latency time.Duration
-	Err     error // why not; nil if Granted, or if the verdict came before the answer
-	_       struct{}
-}
-
-// The interfaces below are optional, each with its fallback. There are no others.
+// The interfaces below are optional, each with its fallback. Restart guards have one more, in
+// package quorum: quorum.Admin.
 
 // A Watcher tells when a lock may have become free. Without it dlock polls, with
 // jitter.
@@ -351,16 +279,6 @@ type Watcher interface {
 	// permanent. HeldError.PollAfter says when a caller that watches asks again if no value
 	// comes.
 	Watch(ctx context.Context, key string) (<-chan struct{}, error)
-}
-
-// A LossReporter is a Lease that reports its loss by a function call. It is for backends in the
-// same process, whose leases end one by one. Without it dlock learns of a loss from Grant.Lost,
-// the next renewal, or the clock.
-type LossReporter interface {
-	// OnLost sets f, which is called once with arg when the backend takes the lock from this
-	// lease, or at once if the backend has done so already. The driver calls f without holding
-	// a mutex; f does not block.
-	OnLost(f func(arg any), arg any)
 }
 
 // An Inspector answers operators: who holds which lock, and is this deployment sound?
@@ -473,7 +391,7 @@ type Holder struct {
 	TTL     time.Duration // until it ends unless renewed
 	Address string        // of the client
 	// Session names the session of the server that has the key, where the server knows
-	// sessions and no tokens: see SessionAdmin.
+	// sessions and no tokens: see Admin.
 	Session string
 	_       struct{}
 }
@@ -529,118 +447,14 @@ func (s Severity) String() string {
 
 // An Admin breaks locks.
 type Admin interface {
-	// Break takes the lock named key away from its holder, if that has token fence. Otherwise
-	// it changes nothing and returns ErrLost. The holder learns of it as it learns of any loss;
-	// until then only a store that checks tokens refuses its writes.
-	Break(ctx context.Context, key string, fence uint64) error
-}
-
-// A SessionAdmin ends sessions that hold locks. It is for servers that know the sessions of
-// holders and not their tokens.
-type SessionAdmin interface {
-	// BreakSession ends the server's session with this name (Holder.Session) if it holds key.
-	// All other locks of the session are freed too. If there is no such session it changes
-	// nothing and returns ErrLost.
-	BreakSession(ctx context.Context, key, session string) error
-}
-
-// A GuardAdmin tells servers with a restart guard that they are new, because they cannot know
-// that themselves, and changes their terms.
-type GuardAdmin interface {
-	// Bootstrap reports the server's memory of locks and its terms, and makes the statement
-	// b.Statement, unless b.DryRun is set. It is bounded by ctx and by timeouts of the driver's
-	// own. A quorum looks at all nodes first, and makes no statement unless all of them answer.
-	// The report describes the time before the statement; it may come together with an error.
+	// Break takes the lock named key away from the holder h, as Lookup returned it, and changes
+	// nothing for any other holder. h is told by its Session if that is set, and otherwise by its
+	// Fence; Break looks at no other field. Ending a session frees all of its locks.
 	//
-	// *RefusedError: the statement is false, or cannot be made now. *InvalidError: the terms
-	// contradict each other; nothing was sent.
-	Bootstrap(ctx context.Context, b *Bootstrap) (*MemoryReport, error)
-}
-
-// Bootstrap is the statement of an operator.
-type Bootstrap struct {
-	// Statement is the statement. Zero: the server is new.
-	Statement Statement
-	// DryRun changes nothing.
-	DryRun bool
-	// Quorum is set by a quorum for its nodes.
-	Quorum *Quorum
-	// Observed is set by a quorum for its nodes: this node's answer to the preceding dry run.
-	// The node does not count as new if another server process answers now, or if much time has
-	// passed.
-	Observed *MemoryReport
-
-	_ struct{}
-}
-
-// Statement names the statement of a Bootstrap.
-type Statement uint8
-
-const (
-	// StateNew: the server is new. It then votes at once; otherwise the restart guard would
-	// keep it out. On a server that remembers locks it changes nothing.
-	StateNew Statement = iota
-	// StateNodes: the quorum has another number of nodes than it had. None of them votes for
-	// one quarantine, in which the leases of clients with the old list end.
-	StateNodes
-	// StateTerms: the terms change to those in the backend's options. Protections grow and
-	// permissions shrink at once. The other changes follow after StateTermsSettled, when every
-	// lease that was granted before has ended.
-	StateTerms
-	// StateTermsSettled: all nodes know of the change. A quorum sends it to its nodes as the
-	// second step of StateTerms.
-	StateTermsSettled
-)
-
-// A MemoryReport describes what a server remembered before the statement.
-type MemoryReport struct {
-	Memory Memory    // of a quorum: the greatest of its nodes
-	Clock  time.Time // as in Grant; zero for a quorum
-	Server string    // as in Grant; empty for a quorum
-	Terms  *Terms    // that it remembers; nil: none. Of a quorum: those of its options
-	// Next are the terms to which the server is changing; nil: none. They hold from the
-	// instant From of the server's clock; zero: not settled yet.
-	Next *Terms
-	From time.Time
-	// Nodes are the reports of a quorum's nodes, in the order of the votes.
-	Nodes []NodeReport
-	_     struct{}
-}
-
-// A NodeReport is the report of one node of a quorum, and the outcome of the statement there.
-type NodeReport struct {
-	Node   string        // its address
-	Report *MemoryReport // before the statement; nil: it did not answer
-	Done   bool          // the statement was made there
-	Err    error         // why not
-	_      struct{}
-}
-
-// Memory says what a server remembers of its locks.
-type Memory uint8
-
-const (
-	// MemoryUnguarded: there is no restart guard.
-	MemoryUnguarded Memory = iota
-	// MemoryUnused: the server has never kept locks under the guard, and has been running for
-	// longer than the guard.
-	MemoryUnused
-	// MemoryNew: the server has no memory and was started not long ago. It is new, or it forgot.
-	MemoryNew
-	// MemoryFlushed: the server has kept locks since it was started, and has no memory. It was
-	// flushed.
-	MemoryFlushed
-	// MemoryKept: the server remembers its locks, though perhaps not all of them.
-	MemoryKept
-)
-
-// String returns "unguarded", "unused", "new", "flushed" or "kept".
-func (m Memory) String() string {
-	names := [...]string{"unguarded", "unused", "new", "flushed", "kept"}
-	if int(m) < len(names) {
-		return names[m]
-	}
-	return "unknown"
+	// ErrLost: there is no such holder. *InvalidError: the server knows sessions and no tokens,
+	// and h has no Session. The holder learns of the loss as it learns of any; until then only a
+	// store that checks tokens refuses its writes.
+	Break(ctx context.Context, key string, h Holder) error
 }
 
 // A Notice is something that happened in the background, outside any call. It
@@ -659,14 +473,8 @@ type NoticeKind string
 
 // The kinds that drivers here report.
 const (
-	NoticeNodeSkipped  NoticeKind = "node skipped"  // a node kept timing out and is skipped
-	NoticeNodeRestored NoticeKind = "node restored" // a probe succeeded: it is asked again
-	NoticeQuarantined  NoticeKind = "quarantined"   // a node does not vote for a while
-	NoticeBootstrapped NoticeKind = "bootstrapped"  // new servers vote at once
-	NoticeCollision    NoticeKind = "collision"     // two keys share one lock on the server
-	NoticeDegraded     NoticeKind = "degraded"      // works, but by a slower way: polling, say
-	NoticeDisconnected NoticeKind = "disconnected"  // a session or a subscription broke
-	NoticeClockSkew    NoticeKind = "clock skew"    // a server's clock disagrees with its peers
-	NoticeTerms        NoticeKind = "other terms"   // a node holds its clients to other terms than this one's options
-	NoticeEviction     NoticeKind = "eviction"      // a server may evict locks that are held
+	NoticeCollision    NoticeKind = "collision"    // two keys share one lock on the server
+	NoticeDegraded     NoticeKind = "degraded"     // works, but by a slower way: polling, say
+	NoticeDisconnected NoticeKind = "disconnected" // a session or a subscription broke
+	NoticeEviction     NoticeKind = "eviction"     // a server may evict locks that are held
 )

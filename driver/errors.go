@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -142,45 +141,6 @@ func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 func Invalid(what, format string, args ...any) error {
 	return &InvalidError{What: what, Reason: fmt.Sprintf(format, args...)}
 }
-
-// QuorumError is the error of a quorum backend when no majority granted the lock, or answered. It
-// unwraps to the verdict alone. The answers of a minority are in Votes, and never match
-// errors.Is or errors.As (rule 5).
-type QuorumError struct {
-	Need  int    // grants needed: N/2 + 1
-	Votes []Vote // every node's answer, in the order of the nodes
-	// Verdict is a *HeldError if another owner has so many nodes that no majority is left, a
-	// *RefusedError if so many nodes refused, ErrLost if a majority is known to have lost the
-	// lease; nil means unknown.
-	Verdict error
-	// Action is what a node with Granted in its vote did, for Error: "answered" in calls that
-	// grant nothing, "confirmed" in a renewal that failed; empty: "granted".
-	Action string
-	// Detail is the per-node text that Error appends; the quorum backend formats it.
-	Detail string
-	_      struct{}
-}
-
-// Error says how many votes there were, how many were needed, and the verdict.
-func (e *QuorumError) Error() string {
-	granted := 0
-	for i := range e.Votes {
-		if e.Votes[i].Granted {
-			granted++
-		}
-	}
-	s := fmt.Sprintf("%d of %d nodes %s, %d needed", granted, len(e.Votes), cmp.Or(e.Action, "granted"), e.Need)
-	if e.Verdict != nil {
-		s = e.Verdict.Error() + " (" + s + ")"
-	}
-	if e.Detail != "" {
-		s += ": " + e.Detail
-	}
-	return Printable(s)
-}
-
-// Unwrap returns the verdict of the quorum, never a single node's error.
-func (e *QuorumError) Unwrap() error { return e.Verdict }
 
 // round rounds a duration to three digits for people.
 func round(d time.Duration) time.Duration {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 func TestDriftIsAHundredthAndTwoMilliseconds(t *testing.T) {
@@ -104,8 +106,8 @@ func TestCheckNamesWhatCannotBeHonoured(t *testing.T) {
 		{plain, "", with(func(r *Request) { r.Mode = Shared }), "mode: plain has no shared mode"},
 		{full, "", with(func(r *Request) { r.Mode = Shared }), ""},
 		{plain, "", with(func(r *Request) { r.ExactFence = 1 }), "plain cannot be a node"},
-		{plain, "", with(func(r *Request) { r.Quorum = &Quorum{Terms: Terms{N: 3}} }), "plain cannot be a node"},
-		{full, "", with(func(r *Request) { r.ExactFence, r.Quorum = 1, &Quorum{Terms: Terms{N: 3}} }), ""},
+		{plain, "", with(func(r *Request) { r.Quorum = &quorum.Info{Terms: quorum.Terms{N: 3}} }), "plain cannot be a node"},
+		{full, "", with(func(r *Request) { r.ExactFence, r.Quorum = 1, &quorum.Info{Terms: quorum.Terms{N: 3}} }), ""},
 		{plain, "", with(func(r *Request) { r.TTL = MinTTL - 1 }), "TTL: 9.999999ms is under the minimum of plain, 10ms"},
 		{plain, "", with(func(r *Request) { r.TTL = 0 }), "TTL: 0s is under"},
 		{plain, "", with(func(r *Request) { r.TTL = time.Hour + 1 }), "over the maximum of plain, 1h0m0s"},

@@ -45,11 +45,11 @@ func (b *broken) List(ctx context.Context, prefix string, yield func(*driver.Sta
 	return err
 }
 
-func (b *broken) Break(ctx context.Context, key string, fence uint64) error {
+func (b *broken) Break(ctx context.Context, key string, h driver.Holder) error {
 	if err := b.link.to(ctx); err != nil {
 		return err
 	}
-	return b.Backend.Break(ctx, key, fence)
+	return b.Backend.Break(ctx, key, h)
 }
 
 func (b *broken) Check(ctx context.Context) ([]driver.Diagnostic, error) {
@@ -109,6 +109,7 @@ type brokenLease struct {
 func (l *brokenLease) Grant() driver.Grant { return l.change(l.Lease.Grant()) }
 
 func (l *brokenLease) change(g driver.Grant) driver.Grant {
+	g.Lost = nil // as of a server, which tells its clients nothing
 	if l.b.grant == nil {
 		return g
 	}
@@ -551,7 +552,7 @@ var memoryBugs = []bug{
 	{name: "a join takes the key from its holder", want: "node/join-held", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 			if h := b.holder(ctx, req.Key); req.ExactFence != 0 && h.Owner != "" {
-				_ = b.Break(ctx, req.Key, h.Fence)
+				_ = b.Break(ctx, req.Key, h)
 			}
 			return b.Backend.Acquire(ctx, req)
 		}
@@ -582,7 +583,7 @@ var memoryBugs = []bug{
 			err := l.Lease.Release(ctx)
 			mine, _, _ := strings.Cut(l.sent.Owner, "/")
 			if h := b.holder(ctx, l.sent.Key); strings.HasPrefix(h.Owner, mine+"/") {
-				_ = b.Break(ctx, l.sent.Key, h.Fence)
+				_ = b.Break(ctx, l.sent.Key, h)
 			}
 			return err
 		}

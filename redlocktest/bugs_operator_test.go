@@ -42,11 +42,11 @@ func (v *viewed) List(ctx context.Context, prefix string, yield func(*driver.Sta
 	return v.broken.List(ctx, prefix, yield)
 }
 
-func (v *viewed) Break(ctx context.Context, key string, fence uint64) error {
+func (v *viewed) Break(ctx context.Context, key string, h driver.Holder) error {
 	if v.breaks != nil {
-		return v.breaks(ctx, key, fence)
+		return v.breaks(ctx, key, h.Fence)
 	}
-	return v.broken.Break(ctx, key, fence)
+	return v.broken.Break(ctx, key, h)
 }
 
 // inView makes the harness for a bug of a viewed backend.
@@ -132,7 +132,7 @@ var operatorBugs = []bug{
 			if s, err := v.broken.Lookup(ctx, key); err == nil && len(s.Holders) > 0 {
 				fence = s.Holders[0].Fence
 			}
-			return v.broken.Break(ctx, key, fence)
+			return v.broken.Break(ctx, key, driver.Holder{Fence: fence})
 		}
 	})},
 	{name: "a cancelled context is not seen", want: "cancel/before", rule: "driver.Backend.Acquire", says: "context canceled", plant: func(b *broken) { blind(b, context.Canceled) }},

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/redlocktest/internal/wallclock"
 )
 
@@ -132,7 +133,7 @@ func (r *wireReply) grant() driver.Grant {
 		g.Expires = time.Unix(0, r.Expires)
 	}
 	if r.Voted {
-		g.Votes = make([]driver.Vote, 1)
+		g.Votes = make([]quorum.Vote, 1)
 	}
 	return g
 }
@@ -215,10 +216,12 @@ func (s *clientServer) tell(l *servedLease, last bool) {
 
 // watch tells the parent when the lease is lost.
 func (s *clientServer) watch(l *servedLease) {
-	select {
-	case <-l.Grant().Lost:
-		s.tell(l, true)
-	case <-l.told:
+	for !over(l.told) {
+		select {
+		case <-l.Grant().Lost: // of this lease, or of another one with the same channel
+			s.tell(l, false)
+		case <-l.told:
+		}
 	}
 }
 

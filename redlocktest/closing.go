@@ -177,7 +177,7 @@ func (r *run) closeDuring(a, b driver.Backend) {
 			r.nothingStored(a, keys[i])
 			r.free(a, keys[i])
 		} else if admin, ok := a.(driver.Admin); ok { // its backend can release it no more
-			_ = admin.Break(r.ctx, keys[i], l.Grant().Fence)
+			_ = admin.Break(r.ctx, keys[i], driver.Holder{Fence: l.Grant().Fence})
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 var historyCases = []testCase{
@@ -339,7 +340,7 @@ func (h *recorder) add(client int, in input, call, ret int64, out output) {
 }
 
 // votes notes that the backend is a quorum.
-func (h *recorder) votes(all []driver.Vote) {
+func (h *recorder) votes(all []quorum.Vote) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.quorum = h.quorum || len(all) > 0

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 var nodeCases = []testCase{
@@ -229,7 +230,7 @@ func nodeQuorum(r *run) {
 	a, b := r.pair()
 	key, ttl := r.key(), r.short()
 	grace := ttl / 2
-	q := &driver.Quorum{Terms: driver.Terms{N: 3, Grace: grace}}
+	q := &quorum.Info{Terms: quorum.Terms{N: 3, Grace: grace}}
 	l := r.grant(a, driver.Request{Key: key, TTL: ttl, Quorum: q})
 	start := time.Now()
 	r.renew(l, driver.Renewal{TTL: ttl})

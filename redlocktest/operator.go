@@ -13,7 +13,7 @@ var operatorCases = []testCase{
 	{name: "lookup-shared", rules: []rule{inspecting}, features: driver.FeatureShared, needs: []condition{inspects}, do: lookupShared},
 	{name: "list", rules: []rule{inspecting}, needs: []condition{inspects}, do: list},
 	{name: "check", rules: []rule{inspecting}, needs: []condition{inspects}, do: check},
-	{name: "break", rules: []rule{tokens, breaking}, features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
+	{name: "break", rules: []rule{tokens, inspecting, breaking}, features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
 }
 
 func (r *run) lookup(b driver.Backend, key string) (s *driver.State) {
@@ -147,18 +147,33 @@ func check(r *run) {
 	}
 }
 
-// breakLock checks that only the right token takes a lock away, and that its holder learns of it.
+// breakLock checks that only the right token, or session, takes a lock away, and that its holder
+// learns of it.
 func breakLock(r *run) {
 	a, b := r.pair()
 	admin := b.(driver.Admin)
 	key := r.key()
-	r.breaks(admin, key, 1, false, "a key that nobody has")
+	r.breaks(admin, key, driver.Holder{Fence: 1, Session: "1"}, false, "a key that nobody has")
 	l := r.grant(a, driver.Request{Key: key})
 	fence := l.Grant().Fence
-	r.breaks(admin, key, fence-1, false, "a token less by one")
-	r.breaks(admin, key, fence+1, false, "a token more by one")
+	holder := driver.Holder{Fence: fence}
+	if i, ok := b.(driver.Inspector); ok {
+		r.inspect("Lookup", func() error {
+			s, err := i.Lookup(r.ctx, key)
+			if err == nil && len(s.Holders) == 1 {
+				holder.Session = s.Holders[0].Session
+			}
+			return err
+		})
+	}
+	if holder.Session != "" {
+		r.breaks(admin, key, driver.Holder{Session: holder.Session + "1"}, false, "another session")
+	} else {
+		r.breaks(admin, key, driver.Holder{Fence: fence - 1}, false, "a token less by one")
+		r.breaks(admin, key, driver.Holder{Fence: fence + 1}, false, "a token more by one")
+	}
 	r.holds(b, key, l)
-	r.breaks(admin, key, fence, true, "the holder's token")
+	r.breaks(admin, key, holder, true, "the holder's token or session")
 	next := r.eventually(b, driver.Request{Key: key})
 	r.rises(fence, next.Grant().Fence)
 	r.lost(l)
@@ -167,9 +182,9 @@ func breakLock(r *run) {
 }
 
 // breaks asserts that Break breaks a lock, or does nothing.
-func (r *run) breaks(admin driver.Admin, key string, fence uint64, done bool, with string) {
+func (r *run) breaks(admin driver.Admin, key string, h driver.Holder, done bool, with string) {
 	for inDoubt := false; ; inDoubt = true {
-		err := admin.Break(r.ctx, key, fence)
+		err := admin.Break(r.ctx, key, h)
 		switch v := r.saw(err); {
 		case done && (v == granted || v == lost && inDoubt), !done && v == lost:
 			return

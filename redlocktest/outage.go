@@ -135,7 +135,7 @@ func outageInspect(r *run) {
 		"Check": func(ctx context.Context) error { _, err := inspector.Check(ctx); return err },
 	}
 	if admin, ok := b.(driver.Admin); ok {
-		calls["Break"] = func(ctx context.Context) error { return admin.Break(ctx, key, 1) }
+		calls["Break"] = func(ctx context.Context) error { return admin.Break(ctx, key, driver.Holder{Fence: 1, Session: "1"}) }
 	}
 	for name, call := range calls {
 		ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)

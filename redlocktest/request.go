@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 var requestCases = []testCase{
@@ -162,7 +163,7 @@ func sessionTTL(r *run) {
 func notANode(r *run) {
 	key := r.key()
 	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), ExactFence: 1}, "", "Join")
-	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &driver.Quorum{Terms: driver.Terms{N: 3}}}, "", "Quorum")
+	r.refusedRequest(driver.Request{Key: key, Owner: r.owner(), TTL: r.long(), Quorum: &quorum.Info{Terms: quorum.Terms{N: 3}}}, "", "Quorum")
 	r.release(r.grant(r.client(), driver.Request{Key: key}))
 }
 

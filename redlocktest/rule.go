@@ -88,7 +88,7 @@ var texts = [...]string{
 	watching: "driver.Watcher: the channel, of capacity one and never closed, gets a value whenever key may have become free after Watch returned",
 	inspecting: "driver.Inspector: Lookup returns who holds a key, List every held key that begins with prefix until yield returns false, " +
 		"Check the gravest finding first, and all fail while no server can answer",
-	breaking: "driver.Admin.Break: takes the lock from whoever holds it with this token; without such a holder it changes nothing and returns ErrLost",
+	breaking: "driver.Admin.Break: takes the lock from whoever holds it with this token or session; without such a holder it changes nothing and returns ErrLost",
 	losing:   "driver.Grant.Lost: closed when the backend learns that the lease is gone, and not before",
 	keeping: "driver.Renewal.Keep: the server keeps the lock for at least this long though its lease ends; without a TTL for exactly that, and Expires " +
 		"means nothing",

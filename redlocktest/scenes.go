@@ -179,7 +179,7 @@ func RunLoss(t *testing.T, h Harness, ttl time.Duration, lock func(ctx context.C
 			if err != nil || len(s.Holders) == 0 {
 				return false
 			}
-			return admin.Break(t.Context(), key, s.Holders[0].Fence) == nil
+			return admin.Break(t.Context(), key, s.Holders[0]) == nil
 		}) {
 			t.Fatal("the lock cannot be broken")
 		}
@@ -218,7 +218,9 @@ func RunErrors(t *testing.T, b driver.Backend, name string, stop, resume func() 
 			_, err := i.Check(ctx)
 			return err
 		},
-		"break": func(ctx context.Context) error { return b.(driver.Admin).Break(ctx, key, l.Grant().Fence) },
+		"break": func(ctx context.Context) error {
+			return b.(driver.Admin).Break(ctx, key, driver.Holder{Fence: l.Grant().Fence})
+		},
 	}
 	says := func(op string, err error) {
 		switch {

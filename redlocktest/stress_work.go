@@ -616,7 +616,7 @@ func (w *stressWorker) breakLock(l *stressLease) {
 	in.kind = breakOp
 	w.count(breakOp)
 	call := w.now()
-	err := admin.Break(ctx, l.key.name, l.fence)
+	err := admin.Break(ctx, l.key.name, driver.Holder{Fence: l.fence})
 	ret := w.now()
 	v := w.saw(err)
 	switch {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // bootstrapTimeout bounds the requests to the servers.
@@ -104,13 +105,13 @@ func setupSQL(c *dlock.Client) string {
 // A statement is the one that the flags ask for.
 type statement struct{ nodes, terms, dryRun bool }
 
-func (s statement) bootstrap() *driver.Bootstrap {
-	b := &driver.Bootstrap{DryRun: s.dryRun}
+func (s statement) bootstrap() *quorum.Bootstrap {
+	b := &quorum.Bootstrap{DryRun: s.dryRun}
 	switch {
 	case s.nodes:
-		b.Statement = driver.StateNodes
+		b.Statement = quorum.StateNodes
 	case s.terms:
-		b.Statement = driver.StateTerms
+		b.Statement = quorum.StateTerms
 	}
 	return b
 }
@@ -135,7 +136,7 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
 	defer cancel()
 	r, err := admin.Bootstrap(ctx, say.bootstrap())
-	if err == nil && r.Memory == driver.MemoryUnguarded {
+	if err == nil && r.Memory == quorum.MemoryUnguarded {
 		return failf(exitUsage, nothing, c.Info().Name, " with this URL (restart_guard=30s sets one on Redis and Valkey)")
 	}
 	if r != nil && (say.dryRun || say.terms || err != nil) {
@@ -159,7 +160,7 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 }
 
 // show prints each server's memory, and the outcome on it.
-func show(out io.Writer, r *driver.MemoryReport, say statement) {
+func show(out io.Writer, r *quorum.MemoryReport, say statement) {
 	if r.Nodes == nil {
 		fmt.Fprintln(out, remembers(r))
 	}
@@ -182,7 +183,7 @@ func show(out io.Writer, r *driver.MemoryReport, say statement) {
 }
 
 // remembers describes what one server remembered.
-func remembers(r *driver.MemoryReport) string {
+func remembers(r *quorum.MemoryReport) string {
 	s := r.Memory.String()
 	if r.Terms == nil {
 		return s
@@ -198,6 +199,6 @@ func remembers(r *driver.MemoryReport) string {
 	return s
 }
 
-func terms(t *driver.Terms) string {
+func terms(t *quorum.Terms) string {
 	return fmt.Sprintf("%d nodes, restart_guard %v, clock_allowance %v, drift_percent %d", t.N, t.Guard, t.Allowance, t.Drift)
 }

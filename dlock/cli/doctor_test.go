@@ -129,7 +129,7 @@ func (w *world) psql(s *server.Server, statements ...string) {
 // among starts a quorum; change may modify its URLs.
 func among(n int, change func(w *world, urls []string, nodes []*server.Server) (options string, mend func(string) error)) func(*world) (string, func(string) error) {
 	return func(w *world) (string, func(string) error) {
-		url, nodes := quorum(w.t, n)
+		url, nodes := quorumOf(w.t, n)
 		urls := strings.Split(strings.TrimPrefix(url, "redlock:"), ",")[:n]
 		options, mend := change(w, urls, nodes)
 		if !strings.Contains(options, "node_timeout") {

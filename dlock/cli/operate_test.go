@@ -30,7 +30,7 @@ func on(t *testing.T, url string) *world {
 }
 
 // quorum starts servers, both kinds in turns, and returns the URL of a majority of them.
-func quorum(t *testing.T, n int, options ...string) (url string, nodes []*server.Server) {
+func quorumOf(t *testing.T, n int, options ...string) (url string, nodes []*server.Server) {
 	urls := make([]string, n)
 	for i := range urls {
 		kind := []server.Kind{server.KindRedis, server.KindValkey}[i%2]
@@ -59,7 +59,7 @@ func TestAStuckHolderIsNamedAndItsLockTakenAway(t *testing.T) {
 		"file":     func(t *testing.T) string { return "file://" + t.TempDir() },
 		"redis":    func(t *testing.T) string { return server.Redis(t).URL() },
 		"valkey":   func(t *testing.T) string { return server.Valkey(t).URL() },
-		"quorum":   func(t *testing.T) string { url, _ := quorum(t, 3); return url },
+		"quorum":   func(t *testing.T) string { url, _ := quorumOf(t, 3); return url },
 		"postgres": func(t *testing.T) string { return server.Postgres(t).URL() },
 	} {
 		if testing.Short() && name != "file" && name != "redis" {
@@ -127,7 +127,7 @@ func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) string{
 		"redis":    func(t *testing.T) string { return server.Redis(t).URL() },
-		"quorum":   func(t *testing.T) string { url, _ := quorum(t, 3); return url },
+		"quorum":   func(t *testing.T) string { url, _ := quorumOf(t, 3); return url },
 		"postgres": func(t *testing.T) string { return server.Postgres(t).URL() },
 	} {
 		if testing.Short() && name != "redis" {
@@ -357,7 +357,7 @@ func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
 	case testing.Short():
 		t.Skip("it takes seconds")
 	}
-	url, nodes := quorum(t, 5, "restart_guard=3m", "ttl=2m")
+	url, nodes := quorumOf(t, 5, "restart_guard=3m", "ttl=2m")
 	w := on(t, url+",prefix=app:")
 	for _, n := range nodes {
 		w.do(n, "DEBUG", "POPULATE", strconv.Itoa(strangers), "other", "16")
@@ -510,7 +510,7 @@ func TestNamesOfStrangersAreQuoted(t *testing.T) {
 
 func TestNodesWithoutAnAnswerAreNamed(t *testing.T) {
 	t.Parallel()
-	url, nodes := quorum(t, 3, "restart_guard=10s")
+	url, nodes := quorumOf(t, 3, "restart_guard=10s")
 	w := on(t, url)
 	_, release := w.holder("k")
 	defer release()

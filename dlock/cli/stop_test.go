@@ -416,7 +416,7 @@ func TestALossNamesKeyCauseAndTheNewHolder(t *testing.T) {
 	if err != nil || len(state.Holders) != 1 {
 		t.Fatalf("%v, %v", state, err)
 	}
-	if err := admin.Break(t.Context(), "nightly", state.Holders[0].Fence); err != nil {
+	if err := admin.Break(t.Context(), "nightly", state.Holders[0]); err != nil {
 		t.Fatal(err)
 	}
 	lease, err := c.Lock(t.Context(), "nightly")

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -70,10 +71,9 @@ func (u *unlockCommand) run(cmd *cobra.Command, key string) error {
 	defer done()
 	ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
 	defer cancel()
-	if u.session != "" {
-		err = c.BreakSession(ctx, key, u.session)
-	} else {
-		err = u.breakToken(ctx, c, key)
+	err = c.Break(ctx, key, dlock.Holder{Fence: u.token, Session: u.session})
+	if errors.Is(err, dlock.ErrInvalid) && u.session == "" {
+		err = u.needsSession(ctx, c, key, err)
 	}
 	if err != nil {
 		return operatorError(err)
@@ -82,19 +82,20 @@ func (u *unlockCommand) run(cmd *cobra.Command, key string) error {
 	return err
 }
 
-func (u *unlockCommand) breakToken(ctx context.Context, c *dlock.Client, key string) error {
-	if _, ok := c.SessionAdmin(); !ok {
-		return c.Break(ctx, key, u.token)
-	}
+// needsSession says how to take the lock away if the server knows sessions and no tokens. invalid
+// is the answer to a token.
+func (u *unlockCommand) needsSession(ctx context.Context, c *dlock.Client, key string, invalid error) error {
 	s, err := c.Lookup(ctx, key)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case len(s.Holders) == 0:
+		return failf(exitUsage, "%s: nobody holds the lock", c.Info().Name)
+	case s.Holders[0].Session == "":
+		return invalid
 	}
-	what := "nobody holds the lock"
-	if len(s.Holders) > 0 {
-		what = fmt.Sprintf("to take the lock from %s: %s", driver.Printable(s.Holders[0].Owner), driver.CommandLine("dlock", "unlock", key, "--session", s.Holders[0].Session))
-	}
-	return failf(exitUsage, "%s knows sessions and no tokens; %s", c.Info().Name, what)
+	return failf(exitUsage, "%s knows sessions and no tokens; to take the lock from %s: %s", c.Info().Name,
+		driver.Printable(s.Holders[0].Owner), driver.CommandLine("dlock", "unlock", key, "--session", s.Holders[0].Session))
 }
 
 // completeHolders completes a flag with the value that name returns for each holder of the key.

@@ -88,7 +88,7 @@ func TestOneElectorLeadsUntilItLosesOrResigns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Break(t.Context(), "k", s.Holders[0].Fence); err != nil {
+		if err := b.Break(t.Context(), "k", s.Holders[0]); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * time.Second)

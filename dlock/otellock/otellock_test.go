@@ -160,7 +160,7 @@ func TestALossIsASpanAndCounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Peer().Break(t.Context(), "k", l.Fence()); err != nil {
+		if err := b.Peer().Break(t.Context(), "k", driver.Holder{Fence: l.Fence()}); err != nil {
 			t.Fatal(err)
 		}
 		<-l.Done()

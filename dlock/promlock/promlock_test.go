@@ -64,7 +64,7 @@ func TestStatsAreCollected(t *testing.T) {
 		if err := released.Unlock(); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Peer().Break(t.Context(), "held", held.Fence()); err != nil {
+		if err := b.Peer().Break(t.Context(), "held", driver.Holder{Fence: held.Fence()}); err != nil {
 			t.Fatal(err)
 		}
 		<-held.Done()

@@ -479,7 +479,7 @@ func TestTokensFollowTheClock(t *testing.T) {
 	if len(s.Holders) != 1 || s.Holders[0].Fence != old.Grant().Fence || s.Holders[0].TTL <= 0 {
 		t.Errorf("the token is %d, and Lookup says %+v", old.Grant().Fence, s)
 	}
-	must(t, b.Break(t.Context(), "old", old.Grant().Fence))
+	must(t, b.Break(t.Context(), "old", driver.Holder{Fence: old.Grant().Fence}))
 	if _, err := old.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second}); redlocktest.Verdict(err) != "lost" {
 		t.Errorf("Renew of a broken lock: %v", err)
 	}
@@ -951,7 +951,7 @@ func TestALateWriteIsRefused(t *testing.T) {
 	if !write(owner, "first") {
 		t.Error("the holder's write was refused")
 	}
-	must(t, b.Break(t.Context(), "k", paused.Grant().Fence))
+	must(t, b.Break(t.Context(), "k", driver.Holder{Fence: paused.Grant().Fence}))
 	next := redlocktest.Grant(t, b, redlocktest.NewRequest("k", ttl))
 	second, err := b.IsOwner(t.Context(), "k", next.Grant().Fence)
 	must(t, err)

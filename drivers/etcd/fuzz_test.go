@@ -106,7 +106,7 @@ func FuzzStored(f *testing.F) {
 		if f := s.Holders[0].Fence; f == 0 || f > driver.MaxFence || s.Holders[0].Owner == "" {
 			t.Errorf("the holder is %+v", s.Holders[0])
 		}
-		redlocktest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0].Fence) })
+		redlocktest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0]) })
 		tokensOver(t, b, "dlock1 "+strconv.FormatUint(before.Grant().Fence, 10))
 	})
 }

@@ -148,14 +148,14 @@ func (b *Backend) page(ctx context.Context, from, to string) (*clientv3.GetRespo
 
 // Break deletes the entry of the holder with this token. Its owner learns of it at the next
 // renewal.
-func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	if err := b.begin(); err != nil {
 		return err
 	}
 	defer b.wg.Done()
 	bounded, cancel := b.bound(ctx)
 	defer cancel()
-	e, err := b.holder(bounded, key, fence)
+	e, err := b.holder(bounded, key, h.Fence)
 	if err != nil {
 		return b.failed(ctx, err)
 	}

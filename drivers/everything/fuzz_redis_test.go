@@ -98,7 +98,7 @@ func FuzzStoredOnRedis(f *testing.F) {
 		quiet(t, "List", i.List(ctx, "", func(*driver.State) bool { return true }))
 		_, err = i.Check(ctx)
 		quiet(t, "Check", err)
-		quiet(t, "Break", b.(driver.Admin).Break(ctx, key, before.Grant().Fence))
+		quiet(t, "Break", b.(driver.Admin).Break(ctx, key, driver.Holder{Fence: before.Grant().Fence}))
 		for _, l := range []driver.Lease{before, one, two} {
 			if l == nil {
 				continue

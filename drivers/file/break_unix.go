@@ -24,7 +24,7 @@ var _ driver.Admin = (*Backend)(nil)
 // A new holder may lock the file while Break removes it. The holder writes its token before it
 // checks that its file is still there, and Break reads the token after the removal, so one of
 // them notices the other. If Break reads a new token it puts the file back.
-func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	if key == "" {
 		return driver.Invalid("key", "is empty")
 	}
@@ -61,7 +61,7 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	}
 	r := read(state).latest()
 	switch {
-	case !held || r == nil || !r.held || r.fence != fence:
+	case !held || r == nil || !r.held || r.fence != h.Fence:
 		return driver.ErrLost
 	case mode == driver.Shared:
 		return refuse("%q is held in shared mode, and its holders cannot be told apart: end their processes", key)
@@ -70,13 +70,13 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	if err := os.Rename(n.lock, aside); err != nil {
 		return refused(err, n.lock)
 	}
-	if r := read(state).latest(); r == nil || !r.held || r.fence != fence {
+	if r := read(state).latest(); r == nil || !r.held || r.fence != h.Fence {
 		if err := os.Rename(aside, n.lock); err != nil {
 			return refused(err, n.lock)
 		}
 		return driver.ErrLost
 	}
-	clearHolder(state, fence)
+	clearHolder(state, h.Fence)
 	if err := os.Remove(aside); err != nil {
 		return refused(err, aside)
 	}

@@ -470,7 +470,7 @@ func TestLookingMakesNoFolder(t *testing.T) {
 		t.Errorf("check: %+v, %v", found, err)
 	}
 	if a, ok := driver.Backend(b).(driver.Admin); ok { // not on Windows
-		wantErr(t, "break", a.Break(t.Context(), "k", 1), driver.ErrLost)
+		wantErr(t, "break", a.Break(t.Context(), "k", driver.Holder{Fence: 1}), driver.ErrLost)
 	}
 	if _, err := os.Stat(filepath.Dir(b.folder.path)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("looking made the folder: %v", err)

@@ -15,8 +15,6 @@ import (
 // A lease that has the key at that instant loses it and learns so at once; requests that wait
 // for the key go on waiting. The hold has no TTL. release may be called more than once.
 func (b *Backend) Hold(key string) (release func()) {
-	var lost losses
-	defer func() { lost.tell() }()
 	s := b.space
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -30,7 +28,7 @@ func (b *Backend) Hold(key string) (release func()) {
 	}
 	e.counter = h.fence
 	for i := range e.holders {
-		lost = lost.add(e.holders[i].lease)
+		e.holders[i].lease.lose()
 	}
 	e.holders = append(e.holders[:0], h)
 	e.arm(now)
@@ -42,15 +40,13 @@ func (b *Backend) Hold(key string) (release func()) {
 }
 
 // Expire takes key from its holders, as the end of the TTL does: the first request that waits
-// gets it. The leases that had it are lost, and learn so at once: the Done of a dlock.Lease is
-// closed when Expire returns.
+// gets it. The leases that had it are lost, and learn so at once: when Expire returns, the Err of a
+// dlock.Lease is ErrLost, and its Done is closed a moment later.
 func (b *Backend) Expire(key string) {
-	var lost losses
-	defer func() { lost.tell() }()
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if e := b.space.entries[b.key(key)]; e != nil {
-		lost = e.evict(nil, time.Now(), func(*hold) bool { return true })
+		e.evict(time.Now(), func(*hold) bool { return true })
 	}
 }
 

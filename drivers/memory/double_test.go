@@ -99,18 +99,14 @@ func TestALossIsToldAtOnce(t *testing.T) {
 	for name, lose := range map[string]func(l *dlock.Lease){
 		"Expire": func(*dlock.Lease) { b.Expire("k") },
 		"Hold":   func(*dlock.Lease) { b.Hold("k")() },
-		"Break":  func(l *dlock.Lease) { _ = b.Peer().Break(t.Context(), "k", l.Fence()) },
+		"Break":  func(l *dlock.Lease) { _ = b.Peer().Break(t.Context(), "k", driver.Holder{Fence: l.Fence()}) },
 	} {
 		l := lock(t, c, "k", dlock.WithTTL(time.Hour))
 		lose(l)
-		select {
-		case <-l.Done():
-		default:
-			t.Fatalf("%s: the lease does not know that it is lost", name)
-		}
 		if !errors.Is(l.Err(), dlock.ErrLost) {
 			t.Errorf("%s: %v", name, l.Err())
 		}
+		<-l.Done()
 	}
 	l := lock(t, c, "k")
 	if err := l.Unlock(); err != nil {
@@ -129,10 +125,10 @@ func TestALossBeforeAnybodyAskedIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Expire("k")
-	var got any
-	l.(driver.LossReporter).OnLost(func(arg any) { got = arg }, 7)
-	if got != 7 {
-		t.Errorf("got %v", got)
+	select {
+	case <-l.Grant().Lost:
+	default:
+		t.Error("Lost is open")
 	}
 }
 

@@ -103,13 +103,11 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}}, nil
 }
 
-// Break takes key from the holder with token fence, which learns so at once.
-func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+// Break takes key from the holder with h's token, which learns so at once.
+func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	if _, err := b.applyOutage(ctx, false); err != nil {
 		return err
 	}
-	var lost losses
-	defer func() { lost.tell() }()
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	now := time.Now()
@@ -122,8 +120,8 @@ func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
 	}
 	e.purge(now)
 	err := driver.ErrLost
-	lost = e.evict(nil, now, func(h *hold) bool {
-		if h.fence != fence {
+	e.evict(now, func(other *hold) bool {
+		if other.fence != h.Fence {
 			return false
 		}
 		err = nil

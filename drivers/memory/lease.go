@@ -21,11 +21,7 @@ type lease struct {
 	clock   time.Time
 	over    bool // released, or known to be lost: Release has nothing left to do
 	evicted bool // Expire, Hold, Break or the end of the session took the lock
-	onLost  func(arg any)
-	arg     any
 }
-
-var _ driver.LossReporter = (*lease)(nil)
 
 // lease returns the handle of a grant that was made or confirmed now.
 //
@@ -53,22 +49,6 @@ func expires(start, now time.Time, ttl time.Duration) time.Time {
 	return driver.Expires(start, ttl)
 }
 
-// OnLost sets the function to call when Expire, Hold, Break or the end of a session takes the lock
-// from this lease.
-func (l *lease) OnLost(f func(arg any), arg any) {
-	if l.setOnLost(f, arg) {
-		f(arg)
-	}
-}
-
-// setOnLost reports whether the lock is gone already.
-func (l *lease) setOnLost(f func(arg any), arg any) bool {
-	l.entry.space.mu.Lock()
-	defer l.entry.space.mu.Unlock()
-	l.onLost, l.arg = f, arg
-	return l.evicted && !l.over
-}
-
 // Grant returns the grant as of the last success.
 func (l *lease) Grant() driver.Grant {
 	l.entry.space.mu.Lock()
@@ -80,6 +60,15 @@ func (l *lease) grant() driver.Grant {
 	g := driver.Grant{Expires: l.expires, Clock: wall(l.clock), Server: l.entry.space.server}
 	if l.backend.has(driver.FeatureFencing) {
 		g.Fence = l.fence
+	}
+	switch b := l.backend; {
+	case l.evicted:
+		g.Lost = closedChannel
+	case b.lost == nil:
+		b.lost = make(chan struct{})
+		fallthrough
+	default:
+		g.Lost = b.lost
 	}
 	return g
 }

@@ -78,6 +78,7 @@ type Backend struct {
 
 	// Guarded by space.mu.
 	closed  bool
+	lost    chan struct{} // closed when one of the leases is lost; nil: nobody asked since
 	watches map[*watch]struct{}
 }
 
@@ -288,8 +289,6 @@ func (b *Backend) unwatch(w *watch) {
 // ErrClosed. The locks that it holds stay until their TTL ends; with FeatureSession they end
 // now.
 func (b *Backend) Close() error {
-	var lost losses
-	defer func() { lost.tell() }()
 	b.space.mu.Lock()
 	defer b.space.mu.Unlock()
 	if b.closed {
@@ -301,7 +300,7 @@ func (b *Backend) Close() error {
 	if b.has(driver.FeatureSession) {
 		now := time.Now()
 		for _, e := range b.space.entries {
-			lost = e.evict(lost, now, func(h *hold) bool { return h.backend == b })
+			e.evict(now, func(h *hold) bool { return h.backend == b })
 		}
 	}
 	for w := range b.watches {

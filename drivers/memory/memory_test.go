@@ -13,6 +13,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 const ttl = 10 * time.Second
@@ -275,7 +276,7 @@ func TestAQuorumsGuardBoundsAndItsGraceExtends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()
 		quorum := func(r *driver.Request) {
-			r.Quorum = &driver.Quorum{Terms: driver.Terms{N: 3, Guard: 30 * time.Second, Grace: time.Second}}
+			r.Quorum = &quorum.Info{Terms: quorum.Terms{N: 3, Guard: 30 * time.Second, Grace: time.Second}}
 		}
 		l := acquire(t, b, request("k", quorum))
 		if want := driver.Expires(time.Now(), ttl); !l.Grant().Expires.Equal(want) {
@@ -363,7 +364,7 @@ func TestWatchHearsOfEveryWayAKeyComesFree(t *testing.T) {
 			"expiry":  func() { time.Sleep(ttl) },
 			"Expire":  func() { b.Expire("k") },
 			"Break": func() {
-				if err := b.Break(ctx, "k", l.Grant().Fence); err != nil {
+				if err := b.Break(ctx, "k", driver.Holder{Fence: l.Grant().Fence}); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -424,7 +425,7 @@ func TestCloseEndsTheBackendAndNothingElse(t *testing.T) {
 		wantErr(t, "list", b.List(t.Context(), "", nil), driver.ErrClosed)
 		_, err = b.Check(t.Context())
 		wantErr(t, "check", err, driver.ErrClosed)
-		wantErr(t, "break", b.Break(t.Context(), "k", 1), driver.ErrClosed)
+		wantErr(t, "break", b.Break(t.Context(), "k", driver.Holder{Fence: 1}), driver.ErrClosed)
 		_, err = l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
 		wantErr(t, "renew", err, driver.ErrClosed)
 		wantErr(t, "release", l.Release(t.Context()), driver.ErrClosed)

@@ -199,32 +199,31 @@ func (e *entry) remove(owner string, fence uint64, now time.Time) bool {
 	return true
 }
 
-// losses are lost leases whose OnLost functions are called after the mutex is released.
-type losses []*lease
+var closedChannel = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
-func (ls losses) tell() {
-	for _, l := range ls {
-		l.onLost(l.arg)
-	}
-}
-
-// add adds l, if it has a function to call.
-func (ls losses) add(l *lease) losses {
+// lose notes that the lock was taken from l, and tells the leases of its backend that one of them
+// is lost.
+func (l *lease) lose() {
 	if l == nil {
-		return ls
+		return
 	}
-	if l.evicted = true; l.onLost == nil {
-		return ls
+	l.evicted = true
+	if b := l.backend; b.lost != nil {
+		close(b.lost)
+		b.lost = nil
 	}
-	return append(ls, l)
 }
 
-// evict takes the key from the matching holders, and adds their leases to lost.
-func (e *entry) evict(lost losses, now time.Time, match func(*hold) bool) losses {
+// evict takes the key from the matching holders.
+func (e *entry) evict(now time.Time, match func(*hold) bool) {
 	n := len(e.holders)
 	e.holders = slices.DeleteFunc(e.holders, func(h hold) bool {
 		if match(&h) {
-			lost = lost.add(h.lease)
+			h.lease.lose()
 			return true
 		}
 		return false
@@ -232,7 +231,6 @@ func (e *entry) evict(lost losses, now time.Time, match func(*hold) bool) losses
 	if len(e.holders) < n {
 		e.settle(now)
 	}
-	return lost
 }
 
 // purge drops the holders whose time is over. It calls settle to pass the key on, so that a

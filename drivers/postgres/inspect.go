@@ -170,12 +170,17 @@ func (r *lockRow) owner() string { return fmt.Sprintf("%s (process %d)", r.app, 
 // terminateTimeout is how long the server may take to end a session.
 const terminateTimeout = 5 * time.Second
 
-// BreakSession ends the session with this name if it holds key, and returns when the server has
-// freed all of the session's locks, also those of other keys. The role must be that of the
-// session, or a member of pg_signal_backend.
-func (b *Backend) BreakSession(ctx context.Context, key, name string) error {
-	if key == "" {
+// Break ends the session h.Session if it holds key, and returns when the server has freed all of
+// the session's locks, also those of other keys. The role must be that of the session, or a
+// member of pg_signal_backend. The server knows no tokens: a holder without a session is
+// ErrInvalid.
+func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
+	name := h.Session
+	switch {
+	case key == "":
 		return driver.Invalid("key", "is empty")
+	case name == "":
+		return driver.Invalid("holder", "has no session, and PostgreSQL knows no tokens")
 	}
 	id := b.number(b.opt.Prefix, key)
 	return b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {

@@ -8,11 +8,12 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // read reads the clock in an answer to a request that was under way from sent to received. The
 // node's terms are nil if it remembers none.
-func (b *Backend) read(clock time.Time, terms *driver.Terms, sent moment, received boot.Instant) reading {
+func (b *Backend) read(clock time.Time, terms *quorum.Terms, sent moment, received boot.Instant) reading {
 	if clock.IsZero() {
 		return reading{}
 	}
@@ -41,14 +42,14 @@ const offsetLife = 2 * time.Minute
 // the quarantines of the other nodes. jumps is how often the client's wall clock had jumped when
 // the request was sent. learn reports once if the node has other terms than this client's
 // options.
-func (b *Backend) learn(n *node, r reading, terms *driver.Terms, jumps int64) {
+func (b *Backend) learn(n *node, r reading, terms *quorum.Terms, jumps int64) {
 	if r.known && n.note(r, terms, jumps) && *terms != b.terms {
-		b.notify(driver.Notice{Kind: driver.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &b.terms))})
+		b.notify(driver.Notice{Kind: quorum.NoticeTerms, Node: n.name, Detail: fmt.Sprintf("the node holds all clients to its own terms: %s (set the terms of all nodes with dlock bootstrap --terms, or change this client's options)", difference(terms, &b.terms))})
 	}
 }
 
 // note reports whether the node's terms are new.
-func (n *node) note(r reading, terms *driver.Terms, jumps int64) bool {
+func (n *node) note(r reading, terms *quorum.Terms, jumps int64) bool {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
 	n.clock, n.jumps = r, jumps
@@ -63,7 +64,7 @@ func (n *node) note(r reading, terms *driver.Terms, jumps int64) bool {
 // remembered returns the node's last known terms. Terms that permit more apply only after every
 // lease granted under these has ended, that is, after their quarantine at the earliest. Until
 // then these terms are sufficient.
-func (n *node) remembered(now moment) (driver.Terms, bool) {
+func (n *node) remembered(now moment) (quorum.Terms, bool) {
 	n.clockMu.Lock()
 	defer n.clockMu.Unlock()
 	return n.terms, n.remembers && n.jumps == now.jumps && now.at.Sub(n.termsAt) <= n.terms.Quarantine
@@ -126,7 +127,7 @@ func (b *Backend) othersNow(n *node) time.Time {
 // proposal returns the terms that n takes if it remembers none: those of the others, if
 // enough of them remember terms to make a majority with this node; else the client's own, if
 // all nodes were asked just now and none remembered any. False: neither.
-func (b *Backend) proposal(n *node, now boot.Instant) (driver.Terms, bool) {
+func (b *Backend) proposal(n *node, now boot.Instant) (quorum.Terms, bool) {
 	if b.q == 1 {
 		return b.terms, true
 	}
@@ -158,7 +159,7 @@ func (b *Backend) proposal(n *node, now boot.Instant) (driver.Terms, bool) {
 const blankLife = 5 * time.Second
 
 // difference names the options by which the node's terms differ from this client's.
-func difference(node, own *driver.Terms) string {
+func difference(node, own *quorum.Terms) string {
 	var said []string
 	say := func(option string, differ bool, its, ours any) {
 		if differ {
@@ -176,7 +177,7 @@ func difference(node, own *driver.Terms) string {
 
 // quorum returns the description of the quorum for one node. Requests share it while it stays
 // the same.
-func (b *Backend) quorum(n *node, now boot.Instant, since uint64) *driver.Quorum {
+func (b *Backend) quorum(n *node, now boot.Instant, since uint64) *quorum.Info {
 	t := b.terms
 	if b.opts.Guard > 0 {
 		t, _ = b.proposal(n, now)
@@ -184,7 +185,7 @@ func (b *Backend) quorum(n *node, now boot.Instant, since uint64) *driver.Quorum
 	if q := n.described.Load(); q != nil && *q.Proposal() == t && q.WaitingSince == since {
 		return q
 	}
-	q := &driver.Quorum{Terms: b.terms, OtherClocks: func() time.Time { return b.othersNow(n) }, WaitingSince: since}
+	q := &quorum.Info{Terms: b.terms, OtherClocks: func() time.Time { return b.othersNow(n) }, WaitingSince: since}
 	if t != b.terms {
 		theirs := t
 		q.Remembered = &theirs

@@ -16,6 +16,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
@@ -96,7 +97,7 @@ func (c *cluster) bootstrap(guard string, options ...string) {
 	c.t.Helper()
 	q := c.guarded("ABCDE"[:len(c.servers)], guard, options...)
 	for try := 1; ; try++ {
-		_, err := q.Bootstrap(context.Background(), &driver.Bootstrap{})
+		_, err := q.Bootstrap(context.Background(), &quorum.Bootstrap{})
 		if err == nil {
 			return
 		}
@@ -142,7 +143,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 				}
 			}
 			within := time.Since(began) + time.Second/10 // clocks are known only this precisely
-			var q *driver.QuorumError
+			var q *quorum.Error
 			if !errors.Is(err, driver.ErrRefused) || !errors.As(err, &q) {
 				t.Fatalf("A, B and C do not agree, and got %v", err)
 			}
@@ -170,7 +171,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 			}
 			var told []driver.Notice
 			awaitTrue(t, "the notice of the clock", func() bool { // it is sent beside the call
-				told = notices.Of(driver.NoticeClockSkew, "")
+				told = notices.Of(quorum.NoticeClockSkew, "")
 				return len(told) > 0
 			})
 			if len(told) != 1 || !strings.Contains(told[0].Node, node) || offset(told[0].Err, way) == 0 {
@@ -409,7 +410,7 @@ func (r *stepping) excursion(i int, d time.Duration, guard string) {
 		clients[j] = b.(*redlock.Backend)
 	}
 	if guard != "off" {
-		_, err := clients[2].Bootstrap(r.t.Context(), &driver.Bootstrap{})
+		_, err := clients[2].Bootstrap(r.t.Context(), &quorum.Bootstrap{})
 		if refused := (*driver.RefusedError)(nil); errors.As(err, &refused) {
 			r.t.Fatal(err)
 		} else if err != nil { // a node did not answer in time: the machine is busy

@@ -283,7 +283,7 @@
 //
 // # Errors
 //
-// Without a majority Acquire returns a *driver.QuorumError with each node's vote. It is
+// Without a majority Acquire returns a *quorum.Error with each node's vote. It is
 // driver.ErrHeld only if one other owner has so many nodes that no majority is left, and
 // driver.ErrRefused only if refusals leave none. The answers of a minority are in the votes and
 // in the message, and never match errors.Is.

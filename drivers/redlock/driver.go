@@ -14,6 +14,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
 	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // The defaults of Options.
@@ -200,7 +201,7 @@ type Backend struct {
 	info  driver.Info
 	nodes []*node
 	q     int          // the majority: N/2 + 1
-	terms driver.Terms // of the options: see terms.go
+	terms quorum.Terms // of the options: see terms.go
 	clock *boot.Clock
 	owns  bool // Close closes the nodes
 	count counters
@@ -224,11 +225,11 @@ type Backend struct {
 }
 
 var (
-	_ driver.Backend    = (*Backend)(nil)
-	_ driver.Watcher    = (*Backend)(nil)
-	_ driver.Inspector  = (*Backend)(nil)
-	_ driver.Admin      = (*Backend)(nil)
-	_ driver.GuardAdmin = (*Backend)(nil)
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Watcher   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+	_ quorum.Admin     = (*Backend)(nil)
 )
 
 // New returns a quorum of nodes, 1 to MaxNodes of them, all with the Node feature and

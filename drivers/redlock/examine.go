@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // checkTimeout bounds Check, which takes some dozens of round trips to each node.
@@ -191,7 +192,7 @@ func (e *examination) trips() {
 
 // terms compares the nodes' terms with each other and with the options.
 func (e *examination) terms(ctx context.Context) {
-	r, err := e.b.Bootstrap(ctx, &driver.Bootstrap{DryRun: true})
+	r, err := e.b.Bootstrap(ctx, &quorum.Bootstrap{DryRun: true})
 	if r == nil || err != nil && r.Nodes == nil {
 		return
 	}
@@ -212,7 +213,7 @@ func (e *examination) terms(ctx context.Context) {
 	}
 }
 
-func shown(t *driver.Terms) string {
+func shown(t *quorum.Terms) string {
 	return fmt.Sprintf("%d nodes, restart_guard=%v, clock_allowance=%v, drift_percent=%d", t.N, t.Guard, t.Allowance, t.Drift)
 }
 

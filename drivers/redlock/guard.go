@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
@@ -72,7 +73,7 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 		seen, errs := b.look(ctx, timeout)
 		least, most := extremes(seen)
 		switch {
-		case most < driver.MemoryKept && hasError(errs):
+		case most < quorum.MemoryKept && hasError(errs):
 			if timeout >= meetPatience || !slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }) {
 				return false
 			}
@@ -80,13 +81,13 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 			continue
 		case b.answered(errs) != nil:
 			return false
-		case most < driver.MemoryKept:
+		case most < quorum.MemoryKept:
 			why := b.whyNew(most)
 			if why == "" {
 				return true
 			}
-			if !hasError(b.state(ctx, max(timeout, meetPatience), driver.StateNew, seen)) {
-				b.notify(driver.Notice{Kind: driver.NoticeBootstrapped, Detail: why})
+			if !hasError(b.state(ctx, max(timeout, meetPatience), quorum.StateNew, seen)) {
+				b.notify(driver.Notice{Kind: quorum.NoticeBootstrapped, Detail: why})
 				return true
 			}
 		case least == most || b.whyNew(least) == "":
@@ -100,8 +101,8 @@ func (b *Backend) introduce(ctx context.Context, timeout time.Duration) (settled
 }
 
 // extremes returns the smallest and the largest memory of the nodes that answered.
-func extremes(seen []*driver.MemoryReport) (least, most driver.Memory) {
-	least = driver.MemoryKept
+func extremes(seen []*quorum.MemoryReport) (least, most quorum.Memory) {
+	least = quorum.MemoryKept
 	for _, r := range seen {
 		if r != nil {
 			least, most = min(least, r.Memory), max(most, r.Memory)
@@ -111,25 +112,25 @@ func extremes(seen []*driver.MemoryReport) (least, most driver.Memory) {
 }
 
 // whyNew returns why nodes without a memory are new; empty: they may have been restarted.
-func (b *Backend) whyNew(most driver.Memory) string {
+func (b *Backend) whyNew(most quorum.Memory) string {
 	switch {
-	case most == driver.MemoryUnguarded:
+	case most == quorum.MemoryUnguarded:
 		return ""
-	case most == driver.MemoryUnused && !b.opts.StrictGuard:
+	case most == quorum.MemoryUnused && !b.opts.StrictGuard:
 		return "the nodes have never been used, and have been running for longer than the restart guard: they vote at once"
-	case most <= driver.MemoryNew && b.opts.Bootstrap:
+	case most <= quorum.MemoryNew && b.opts.Bootstrap:
 		return "the nodes are new, because bootstrap is set: they vote at once"
 	}
 	return ""
 }
 
 // look asks all nodes for their memory; nil stands for a node that did not answer.
-func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driver.MemoryReport, errs []error) {
-	seen = make([]*driver.MemoryReport, len(b.nodes))
+func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*quorum.MemoryReport, errs []error) {
+	seen = make([]*quorum.MemoryReport, len(b.nodes))
 	began := b.clock.Now()
-	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
+	errs = b.administer(ctx, timeout, func(ctx context.Context, n *node, a quorum.Admin) error {
 		sent := b.now()
-		r, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: b.quorum(n, sent.at, 0), DryRun: true})
+		r, err := a.Bootstrap(ctx, &quorum.Bootstrap{Quorum: b.quorum(n, sent.at, 0), DryRun: true})
 		if err != nil {
 			return err
 		}
@@ -138,30 +139,30 @@ func (b *Backend) look(ctx context.Context, timeout time.Duration) (seen []*driv
 		seen[n.index] = r
 		return nil
 	})
-	if _, most := extremes(seen); most < driver.MemoryKept && !hasError(errs) {
+	if _, most := extremes(seen); most < quorum.MemoryKept && !hasError(errs) {
 		b.blank.Store(int64(max(began, 1)))
 	}
 	return seen, errs
 }
 
 // state makes the statement s on all nodes, if they are still the observed ones.
-func (b *Backend) state(ctx context.Context, timeout time.Duration, s driver.Statement, seen []*driver.MemoryReport) []error {
-	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a driver.GuardAdmin) error {
+func (b *Backend) state(ctx context.Context, timeout time.Duration, s quorum.Statement, seen []*quorum.MemoryReport) []error {
+	return b.administer(ctx, timeout, func(ctx context.Context, n *node, a quorum.Admin) error {
 		q := *b.quorum(n, b.clock.Now(), 0)
-		if s == driver.StateTerms || s == driver.StateTermsSettled {
+		if s == quorum.StateTerms || s == quorum.StateTermsSettled {
 			q.Remembered = nil
 		}
-		_, err := a.Bootstrap(ctx, &driver.Bootstrap{Quorum: &q, Statement: s, Observed: seen[n.index]})
+		_, err := a.Bootstrap(ctx, &quorum.Bootstrap{Quorum: &q, Statement: s, Observed: seen[n.index]})
 		return err
 	})
 }
 
-// administer calls f concurrently for every node that is a driver.GuardAdmin.
-func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(context.Context, *node, driver.GuardAdmin) error) []error {
+// administer calls f concurrently for every node that is a quorum.Admin.
+func (b *Backend) administer(ctx context.Context, timeout time.Duration, f func(context.Context, *node, quorum.Admin) error) []error {
 	life := newLife(ctx, b.clock, timeout)
 	defer life.leave()
 	return b.each(life, func(ctx context.Context, n *node) error {
-		if a, ok := n.backend.(driver.GuardAdmin); ok {
+		if a, ok := n.backend.(quorum.Admin); ok {
 			return f(ctx, n, a)
 		}
 		return nil
@@ -182,14 +183,14 @@ func hasError(errs []error) bool {
 // them; the nodes still never serve two clients under terms that are unsafe together. Repeat
 // the statement then. StateNew cannot be repeated, because a node that knows of it has a memory:
 // the other nodes vote after one restart guard. Without a guard nothing is stated.
-func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.MemoryReport, error) {
+func (b *Backend) Bootstrap(ctx context.Context, s *quorum.Bootstrap) (*quorum.MemoryReport, error) {
 	if err := b.begin(ctx); err != nil {
 		return nil, err
 	}
 	defer b.calls.Done()
 	seen, errs := b.look(ctx, inspectTimeout)
 	r := b.report(seen, errs)
-	if err := b.all(errs); err != nil || r.Memory == driver.MemoryUnguarded || s.DryRun && s.Statement == driver.StateNew {
+	if err := b.all(errs); err != nil || r.Memory == quorum.MemoryUnguarded || s.DryRun && s.Statement == quorum.StateNew {
 		return r, err
 	}
 	if err := b.fits(ctx, s.Statement, r); err != nil || s.DryRun {
@@ -198,12 +199,12 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.M
 	errs = b.state(ctx, inspectTimeout, s.Statement, seen)
 	if !hasError(errs) {
 		switch s.Statement {
-		case driver.StateNodes:
+		case quorum.StateNodes:
 			// Clients with the old list could renew until the last node knew of the change: on
 			// every node the guard must begin after that.
-			errs = b.state(ctx, inspectTimeout, driver.StateNodes, seen)
-		case driver.StateTerms:
-			errs = b.state(ctx, inspectTimeout, driver.StateTermsSettled, seen)
+			errs = b.state(ctx, inspectTimeout, quorum.StateNodes, seen)
+		case quorum.StateTerms:
+			errs = b.state(ctx, inspectTimeout, quorum.StateTermsSettled, seen)
 		}
 	}
 	for i := range r.Nodes {
@@ -212,29 +213,29 @@ func (b *Backend) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.M
 	return r, b.all(errs)
 }
 
-func (b *Backend) report(seen []*driver.MemoryReport, errs []error) *driver.MemoryReport {
+func (b *Backend) report(seen []*quorum.MemoryReport, errs []error) *quorum.MemoryReport {
 	_, most := extremes(seen)
 	own := b.terms
-	r := &driver.MemoryReport{Memory: most, Terms: &own}
+	r := &quorum.MemoryReport{Memory: most, Terms: &own}
 	for i, n := range b.nodes {
-		r.Nodes = append(r.Nodes, driver.NodeReport{Node: n.name, Report: seen[i], Err: errs[i]})
+		r.Nodes = append(r.Nodes, quorum.NodeReport{Node: n.name, Report: seen[i], Err: errs[i]})
 	}
 	return r
 }
 
 // fits refuses a statement that is false or unsafe.
-func (b *Backend) fits(ctx context.Context, s driver.Statement, r *driver.MemoryReport) error {
+func (b *Backend) fits(ctx context.Context, s quorum.Statement, r *quorum.MemoryReport) error {
 	if dup := b.duplicate.Load(); dup != nil {
 		return dup
 	}
 	switch s {
-	case driver.StateNew:
-		if r.Memory == driver.MemoryKept {
+	case quorum.StateNew:
+		if r.Memory == quorum.MemoryKept {
 			return &driver.RefusedError{Reason: "the servers are not new: some of them remember locks"}
 		}
-	case driver.StateTerms:
+	case quorum.StateTerms:
 		for _, n := range r.Nodes {
-			var t *driver.Terms
+			var t *quorum.Terms
 			if n.Report != nil {
 				t = n.Report.Terms
 			}
@@ -255,7 +256,7 @@ func (b *Backend) fits(ctx context.Context, s driver.Statement, r *driver.Memory
 
 // outlived refuses to lower the restart guard while a lock is held for longer: its renewals
 // would be refused.
-func (b *Backend) outlived(ctx context.Context, now *driver.Terms) error {
+func (b *Backend) outlived(ctx context.Context, now *quorum.Terms) error {
 	var longest *driver.State
 	err := b.List(ctx, "", func(s *driver.State) bool {
 		if len(s.Holders) > 0 && s.Holders[0].TTL-now.Grace > b.terms.Guard && (longest == nil || s.Holders[0].TTL > longest.Holders[0].TTL) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -181,7 +182,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 		}
 	}
 	told(longer, "restart_guard", "2s", "1s", "dlock bootstrap --terms")
-	state := func(q *redlock.Backend, s driver.Bootstrap) *driver.MemoryReport {
+	state := func(q *redlock.Backend, s quorum.Bootstrap) *quorum.MemoryReport {
 		t.Helper()
 		r, err := bootstrap(q, s)
 		if err != nil {
@@ -193,7 +194,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	shown := func(guard, allowance time.Duration, next bool) {
 		t.Helper()
 		for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
-			r := state(fresh, driver.Bootstrap{DryRun: true})
+			r := state(fresh, quorum.Bootstrap{DryRun: true})
 			n := 0
 			for _, node := range r.Nodes {
 				if terms := node.Report.Terms; terms != nil && terms.Guard == guard && terms.Allowance == allowance && (node.Report.Next != nil) == next {
@@ -224,8 +225,8 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 
 	// Terms are raised: the protective values grow at once; the permissive values wait until
 	// all earlier leases have ended.
-	state(fresh, driver.Bootstrap{Statement: driver.StateTerms})
-	r := state(fresh, driver.Bootstrap{DryRun: true})
+	state(fresh, quorum.Bootstrap{Statement: quorum.StateTerms})
+	r := state(fresh, quorum.Bootstrap{DryRun: true})
 	for _, node := range r.Nodes {
 		if n := node.Report; n.Terms.Guard == short && (n.Terms.Quarantine < long || n.Next == nil || n.From.IsZero()) {
 			t.Errorf("%s has %+v, next %+v from %v", node.Node, n.Terms, n.Next, n.From)
@@ -233,7 +234,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	}
 	forget(open(short, 50*time.Millisecond), short)
 	progress(t, old...)
-	state(fresh, driver.Bootstrap{Statement: driver.StateTerms}) // the nodes that forgot do not know the terms
+	state(fresh, quorum.Bootstrap{Statement: quorum.StateTerms}) // the nodes that forgot do not know the terms
 	progress(t, longer)
 	progress(t, old...)
 	shown(long, 150*time.Millisecond, false)
@@ -244,13 +245,13 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	lower := open(short, 50*time.Millisecond)
 	longer.leave()
 	l := f.hold(fresh, "long", long)
-	_, err := lower.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateTerms})
+	_, err := lower.Bootstrap(context.Background(), &quorum.Bootstrap{Statement: quorum.StateTerms})
 	if time.Now().Before(l.Grant().Expires.Add(-long/2)) && (!errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), `lock "`) || !strings.Contains(err.Error(), "restart guard of 1s")) {
 		t.Errorf("below a lease of %v: %v", long, err)
 	}
 	_ = l.Release(context.Background())
 	for end := time.Now().Add(guardLimit); ; time.Sleep(10 * time.Millisecond) { // leases that were never released delay it
-		if _, err = lower.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateTerms}); err == nil {
+		if _, err = lower.Bootstrap(context.Background(), &quorum.Bootstrap{Statement: quorum.StateTerms}); err == nil {
 			break
 		}
 		if time.Now().After(end) {
@@ -309,7 +310,7 @@ func (f *fleet) vote(q *redlock.Backend, key string, ttl time.Duration) (l drive
 }
 
 // bootstrap makes the statement s, again and again until it is made or refused.
-func bootstrap(q *redlock.Backend, s driver.Bootstrap) (r *driver.MemoryReport, err error) {
+func bootstrap(q *redlock.Backend, s quorum.Bootstrap) (r *quorum.MemoryReport, err error) {
 	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
 		r, err = q.Bootstrap(context.Background(), &s)
 		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
@@ -349,7 +350,7 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 
 	stated := time.Now()
 	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) { // repeats while a node answers late
-		if _, err = five.Bootstrap(context.Background(), &driver.Bootstrap{Statement: driver.StateNodes}); err == nil {
+		if _, err = five.Bootstrap(context.Background(), &quorum.Bootstrap{Statement: quorum.StateNodes}); err == nil {
 			break
 		}
 		if time.Now().After(end) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -40,7 +41,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 		}
 		parallel(32, 32, func(i int) { // several callers of each client at once
 			for end := time.Now().Add(guardLimit); ; {
-				stated := len(o.Of(driver.NoticeBootstrapped, "")) > 0
+				stated := len(o.Of(quorum.NoticeBootstrapped, "")) > 0
 				_, err := f.vote(clients[i%4], fmt.Sprint("k", i), 10*time.Second)
 				if err == nil {
 					return
@@ -52,10 +53,10 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 				late.Store(true) // a machine that stood still: nobody could state it before
 			}
 		})
-		if q := o.Of(driver.NoticeQuarantined, ""); len(q) > 0 && !late.Load() {
+		if q := o.Of(quorum.NoticeQuarantined, ""); len(q) > 0 && !late.Load() {
 			t.Errorf("in quarantine: %+v", q)
 		}
-		if len(o.Of(driver.NoticeBootstrapped, "")) == 0 {
+		if len(o.Of(quorum.NoticeBootstrapped, "")) == 0 {
 			t.Error("no notice says that the servers counted as new")
 		}
 	}
@@ -115,7 +116,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	}
 	mu.Unlock()
 	nodes := map[string]int{}
-	for _, e := range o.Of(driver.NoticeQuarantined, "") {
+	for _, e := range o.Of(quorum.NoticeQuarantined, "") {
 		nodes[e.Node]++
 		if !strings.Contains(e.Detail, "for another ") {
 			t.Errorf("the notice says %q", e.Detail)
@@ -129,7 +130,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	if len(nodes) < 3 {
 		t.Errorf("notices of %d nodes", len(nodes))
 	}
-	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
+	if got := o.Of(quorum.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("and %+v", got)
 	}
 }
@@ -161,17 +162,17 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 	if !strings.Contains(err.Error(), clocksUnknown) {
 		t.Errorf("the error does not say why: %v", err)
 	}
-	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
+	if got := o.Of(quorum.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("it says %+v", got)
 	}
 	// The fifth node may remember a longer guard. After it has answered, all nodes vote like
 	// new ones.
 	f.await(f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Notify: o.Add}), "k", guard)
 	f.await(b, "k", guard)
-	if got := o.Of(driver.NoticeBootstrapped, ""); len(got) > 0 {
+	if got := o.Of(quorum.NoticeBootstrapped, ""); len(got) > 0 {
 		t.Errorf("it says %+v", got)
 	}
-	if _, err := b.Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil || !strings.Contains(err.Error(), f.closed[4].Addr()) {
+	if _, err := b.Bootstrap(context.Background(), &quorum.Bootstrap{}); err == nil || !strings.Contains(err.Error(), f.closed[4].Addr()) {
 		t.Errorf("Bootstrap without all nodes: %v", err)
 	}
 }
@@ -183,7 +184,7 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 	f := newFleet(t, 3)
 	o := redlock.Options{Guard: 30 * time.Second}
 	b := f.quorum("", f.servers, 3, o)
-	if r, err := bootstrap(b, driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
+	if r, err := bootstrap(b, quorum.Bootstrap{}); err != nil || r.Memory != quorum.MemoryNew {
 		t.Fatalf("Bootstrap of new servers: %+v, %v", r, err)
 	}
 	if _, err := f.vote(b, "k", 20*time.Second); err != nil {
@@ -199,7 +200,7 @@ func TestBootstrapVoidsNoMemory(t *testing.T) {
 	if _, err := f.answer(b, "k", 20*time.Second); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("two of three servers were restarted, and bootstrap stayed on: %v", err)
 	}
-	if _, err := bootstrap(b, driver.Bootstrap{}); !errors.Is(err, driver.ErrRefused) {
+	if _, err := bootstrap(b, quorum.Bootstrap{}); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("Bootstrap where one remembers: %v", err)
 	}
 	_, err := f.vote(b, "k", 20*time.Second)
@@ -417,14 +418,14 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	if _, err := f.answer(strict, "k", 20*time.Second); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("with strict_guard: %v", err)
 	}
-	if n := len(o.Of(driver.NoticeBootstrapped, "")); n != 0 {
+	if n := len(o.Of(quorum.NoticeBootstrapped, "")); n != 0 {
 		t.Errorf("with strict_guard %d notices say that they are new", n)
 	}
 	b := f.quorum("", f.servers, 3, redlock.Options{Notify: o.Add})
 	if _, err := f.vote(b, "k", 20*time.Second); err != nil {
 		t.Error(err)
 	}
-	if n := len(o.Of(driver.NoticeBootstrapped, "")); n != 1 {
+	if n := len(o.Of(quorum.NoticeBootstrapped, "")); n != 1 {
 		t.Errorf("%d notices say that they are new", n)
 	}
 	// Two servers look unused, and the third still has its marker.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // inspectTimeout bounds an operator's request to one node, except List.
@@ -24,12 +25,12 @@ func (n *node) inspector() (driver.Inspector, error) {
 	return nil, errBlind
 }
 
-// answered returns nil if a majority has no error, and a *driver.QuorumError otherwise.
+// answered returns nil if a majority has no error, and a *quorum.Error otherwise.
 func (b *Backend) answered(errs []error) error {
 	ok := 0
-	e := &driver.QuorumError{Need: b.q, Action: "answered", Votes: make([]driver.Vote, len(errs))}
+	e := &quorum.Error{Need: b.q, Action: "answered", Votes: make([]quorum.Vote, len(errs))}
 	for i, err := range errs {
-		e.Votes[i] = driver.Vote{Node: b.nodes[i].name, Granted: err == nil, Err: err}
+		e.Votes[i] = quorum.Vote{Node: b.nodes[i].name, Granted: err == nil, Err: err}
 		if err == nil {
 			ok++
 			continue
@@ -302,14 +303,14 @@ func (n *node) lookupAll(ctx context.Context, keys []string) (states []*driver.S
 // Break takes key from the holder with token fence, on every node that has it. A majority must
 // answer. ErrLost: none of them knows such a holder. A node's own token may be smaller than the
 // lease's, which was raised after the grant, so Break first finds the holder by Lookup.
-func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	if err := b.begin(ctx); err != nil {
 		return err
 	}
 	defer b.calls.Done()
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
-	owner, err := b.ownerOf(ctx, key, fence)
+	owner, err := b.ownerOf(ctx, key, h.Fence)
 	if err != nil {
 		return err
 	}
@@ -362,7 +363,7 @@ func (n *node) breakHold(ctx context.Context, key, owner string) error {
 		if request(h.Owner) != owner {
 			continue
 		}
-		if err := a.Break(ctx, key, h.Fence); err != nil && !errors.Is(err, driver.ErrLost) {
+		if err := a.Break(ctx, key, h); err != nil && !errors.Is(err, driver.ErrLost) {
 			return err
 		}
 	}

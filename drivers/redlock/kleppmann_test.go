@@ -24,6 +24,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/drivers/redlock"
 	"github.com/redlock-go/redlock/redlocktest/fault"
@@ -267,7 +268,7 @@ func (c *cluster) untilRefused(b *redlock.Backend, node int, ttl time.Duration) 
 
 // refusal reports whether err says that this node does not vote now.
 func refusal(err error, node string, refused **driver.RefusedError) bool {
-	var q *driver.QuorumError
+	var q *quorum.Error
 	if !errors.As(err, &q) {
 		return false
 	}

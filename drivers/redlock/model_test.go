@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/goredis"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -47,7 +48,7 @@ func duelWith(t *testing.T, c *redis.Client, s *server.Server, seed uint64, guar
 	}
 	defer func() { _ = real.Close() }()
 	d := &duel{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), key: "model", name: fmt.Sprint(guard, seed, ":model"), real: real, redis: s}
-	d.quorum = driver.Quorum{Terms: derive(3, guard, time.Second, 1), OtherClocks: d.others}
+	d.quorum = quorum.Info{Terms: derive(3, guard, time.Second, 1), OtherClocks: d.others}
 	d.sim = &simNode{s: newSimServer(0), net: &network{}, rng: d.rng}
 	d.sim.s.started = time.Now().Unix()
 	d.run()
@@ -63,7 +64,7 @@ type duel struct {
 	real   *goredis.Backend
 	redis  *server.Server
 	sim    *simNode
-	quorum driver.Quorum
+	quorum quorum.Info
 	blind  bool // the other nodes' clocks are not known
 	pairs  []pair
 	last   uint64 // the largest token so far
@@ -147,18 +148,18 @@ func (d *duel) befall(ctx context.Context) string {
 		d.blind = d.rng.IntN(2) == 0
 		return fmt.Sprintf("the other clocks are unknown: %v", d.blind)
 	case 7:
-		return d.state(ctx, "change of nodes", &driver.Bootstrap{Quorum: &q, Statement: driver.StateNodes})
+		return d.state(ctx, "change of nodes", &quorum.Bootstrap{Quorum: &q, Statement: quorum.StateNodes})
 	case 8, 9, 10:
-		return d.state(ctx, "look", &driver.Bootstrap{Quorum: &q, DryRun: true})
+		return d.state(ctx, "look", &quorum.Bootstrap{Quorum: &q, DryRun: true})
 	case 11:
-		return d.state(ctx, "bootstrap", &driver.Bootstrap{Quorum: &q})
+		return d.state(ctx, "bootstrap", &quorum.Bootstrap{Quorum: &q})
 	}
 	d.do("FLUSHALL")
 	d.sim.s.flush()
-	return "flush and " + d.state(ctx, "bootstrap", &driver.Bootstrap{Quorum: &q})
+	return "flush and " + d.state(ctx, "bootstrap", &quorum.Bootstrap{Quorum: &q})
 }
 
-func (d *duel) state(ctx context.Context, what string, b *driver.Bootstrap) string {
+func (d *duel) state(ctx context.Context, what string, b *quorum.Bootstrap) string {
 	r, errA := d.real.Bootstrap(ctx, b)
 	s, errB := d.sim.Bootstrap(ctx, b)
 	if errA == nil && errB == nil && r.Memory != s.Memory {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 )
 
@@ -28,15 +29,15 @@ type node struct {
 	notify  func(driver.Notice)
 	skips   *atomic.Uint64 // counts how often its breaker opened
 
-	described atomic.Pointer[driver.Quorum] // the quorum in the last request
-	server    atomic.Pointer[string]        // the server process that answered last
-	skewed    atomic.Bool                   // its clock disagreed when it last counted
-	tripped   atomic.Bool                   // the breaker is open
+	described atomic.Pointer[quorum.Info] // the quorum in the last request
+	server    atomic.Pointer[string]      // the server process that answered last
+	skewed    atomic.Bool                 // its clock disagreed when it last counted
+	tripped   atomic.Bool                 // the breaker is open
 
 	clockMu   sync.Mutex
 	clock     reading // of its last answer
 	jumps     int64   // of the client's clock, then
-	terms     driver.Terms
+	terms     quorum.Terms
 	termsAt   boot.Instant // from before their last confirmation
 	remembers bool         // terms are known
 
@@ -172,9 +173,9 @@ func (n *node) report(timedOut bool) {
 	switch {
 	case is && !was:
 		n.skips.Add(1)
-		n.notify(driver.Notice{Kind: driver.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
+		n.notify(driver.Notice{Kind: quorum.NoticeNodeSkipped, Node: n.name, Detail: fmt.Sprintf("%d requests in a row timed out: it is skipped until a probe succeeds", tripAfter)})
 	case was && !is:
-		n.notify(driver.Notice{Kind: driver.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
+		n.notify(driver.Notice{Kind: quorum.NoticeNodeRestored, Node: n.name, Detail: "a probe succeeded: it is asked again"})
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -92,7 +93,7 @@ type queueDuel struct {
 	redis *server.Server
 	rng   *rand.Rand
 	sim   *simServer
-	terms driver.Terms
+	terms quorum.Terms
 	texts map[string]string
 	keys  [4]string // lock, counter, mark, wait queue
 	met   map[string]int

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -72,7 +73,7 @@ func TestAVerdictBeforeAnAnswerBlamesNobody(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = b.Acquire(t.Context(), request1("k", "web/x", time.Second))
-			var q *driver.QuorumError
+			var q *quorum.Error
 			if !errors.As(err, &q) {
 				t.Fatal(err)
 			}

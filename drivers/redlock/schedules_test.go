@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 var machineSchedules = flag.Int("redlock.machine", 500, "how many schedules of each kind run on the machine alone, in one goroutine (100,000 of five kinds take 5 minutes on two processors)")
@@ -334,8 +335,8 @@ func (p *player) meet() {
 			r := sn.s.look(quarantine)
 			p.after(m, f.back, func() {
 				sn.serves(r.server)
-				var terms *driver.Terms
-				if r.memory == driver.MemoryKept {
+				var terms *quorum.Terms
+				if r.memory == quorum.MemoryKept {
 					terms, kept = &r.terms, true
 				}
 				b.learn(n, b.read(r.clock, terms, began, b.clock.Now()), terms, began.jumps)

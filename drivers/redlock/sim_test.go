@@ -17,6 +17,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 var (
@@ -436,7 +437,7 @@ func (w *world) change(s sabotage) {
 	defer func() { _ = b.Close() }()
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		_, err := b.Bootstrap(ctx, &driver.Bootstrap{Statement: driver.StateNodes})
+		_, err := b.Bootstrap(ctx, &quorum.Bootstrap{Statement: quorum.StateNodes})
 		cancel()
 		if err == nil {
 			return

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // network describes the delays and losses of packets.
@@ -39,14 +40,14 @@ type simNode struct {
 // simProcess is a client's knowledge of a server process. The mu of its node guards it.
 type simProcess struct {
 	run   string
-	terms driver.Terms // the terms to which its scripts are bound
+	terms quorum.Terms // the terms to which its scripts are bound
 	ready bool         // the scripts may be called
 	from  int64        // when other terms begin, by the server's clock; zero: no change is settled
 }
 
 var (
-	_ driver.Backend    = (*simNode)(nil)
-	_ driver.GuardAdmin = (*simNode)(nil)
+	_ driver.Backend = (*simNode)(nil)
+	_ quorum.Admin   = (*simNode)(nil)
 )
 
 func (n *simNode) Info() driver.Info {
@@ -163,7 +164,7 @@ type simRequest struct {
 type simMessage struct {
 	n        *simNode
 	op       simOp
-	q        *driver.Quorum
+	q        *quorum.Info
 	call     simCall
 	notAfter time.Time // by the server's clock
 	stage    simStage
@@ -341,7 +342,7 @@ func (n *simNode) run(ctx context.Context, x *simRequest) simReply {
 
 // serve returns the terms under which scripts may be called now, or false if a handshake must
 // come first.
-func (n *simNode) serve(p *simProcess, q *driver.Quorum) (driver.Terms, bool) {
+func (n *simNode) serve(p *simProcess, q *quorum.Info) (quorum.Terms, bool) {
 	n.s.mu.Lock()
 	now := n.s.micros() // a driver knows a lower bound of it
 	n.s.mu.Unlock()
@@ -351,7 +352,7 @@ func (n *simNode) serve(p *simProcess, q *driver.Quorum) (driver.Terms, bool) {
 }
 
 // adopt uses these terms from now on.
-func (n *simNode) adopt(p *simProcess, t driver.Terms) {
+func (n *simNode) adopt(p *simProcess, t quorum.Terms) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.terms != t {
@@ -384,7 +385,7 @@ func (n *simNode) serves(run string) *simProcess {
 }
 
 // overlong reports whether a quarantine is so long that another handshake may shorten it.
-func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
+func (n *simNode) overlong(p *simProcess, q *quorum.Info, r simReply) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if q.N > 1 && q.OtherClocks().IsZero() {
@@ -394,7 +395,7 @@ func (n *simNode) overlong(p *simProcess, q *driver.Quorum, r simReply) bool {
 }
 
 // shakeArgs returns the arguments of a handshake.
-func (n *simNode) shakeArgs(p *simProcess, op simOp, q *driver.Quorum) simShake {
+func (n *simNode) shakeArgs(p *simProcess, op simOp, q *quorum.Info) simShake {
 	n.mu.Lock()
 	if p.terms.N != q.N {
 		p.terms, p.ready, p.from = *q.Proposal(), false, 0
@@ -459,37 +460,37 @@ func (n *simNode) handshake(ctx context.Context, p *simProcess, h simShake) (*si
 }
 
 // Bootstrap models Bootstrap of redisnode's Node.
-func (n *simNode) Bootstrap(ctx context.Context, b *driver.Bootstrap) (*driver.MemoryReport, error) {
+func (n *simNode) Bootstrap(ctx context.Context, b *quorum.Bootstrap) (*quorum.MemoryReport, error) {
 	if b.Quorum.Guard <= 0 {
-		return &driver.MemoryReport{}, nil
+		return &quorum.MemoryReport{}, nil
 	}
-	if n.s.broken.once && b.Statement == driver.StateNodes && !b.DryRun {
+	if n.s.broken.once && b.Statement == quorum.StateNodes && !b.DryRun {
 		if n.told = !n.told; !n.told {
-			return &driver.MemoryReport{}, nil
+			return &quorum.MemoryReport{}, nil
 		}
 	}
 	r := n.call(ctx, func() simReply { return n.s.look(b.Quorum.Proposal().Quarantine) })
 	if r.err != nil {
 		return nil, r.err
 	}
-	if n.s.broken.hides && r.memory == driver.MemoryKept {
-		r.memory = driver.MemoryNew
+	if n.s.broken.hides && r.memory == quorum.MemoryKept {
+		r.memory = quorum.MemoryNew
 	}
 	p := n.serves(r.server)
-	now := &driver.MemoryReport{Memory: r.memory, Clock: r.clock, Server: r.server}
-	if r.memory == driver.MemoryKept {
+	now := &quorum.MemoryReport{Memory: r.memory, Clock: r.clock, Server: r.server}
+	if r.memory == quorum.MemoryKept {
 		now.Terms = &r.terms
 	}
 	if b.DryRun {
 		return now, nil
 	}
-	seen, mode := now, map[driver.Statement]string{
-		driver.StateNew: "bootstrap", driver.StateNodes: "nodes", driver.StateTerms: "terms", driver.StateTermsSettled: "settled",
+	seen, mode := now, map[quorum.Statement]string{
+		quorum.StateNew: "bootstrap", quorum.StateNodes: "nodes", quorum.StateTerms: "terms", quorum.StateTermsSettled: "settled",
 	}[b.Statement]
-	if b.Statement == driver.StateNew && b.Observed != nil {
+	if b.Statement == quorum.StateNew && b.Observed != nil {
 		seen = b.Observed
 	}
-	if now.Memory == driver.MemoryFlushed && seen.Memory < now.Memory {
+	if now.Memory == quorum.MemoryFlushed && seen.Memory < now.Memory {
 		return nil, errSimChanged
 	}
 	n.s.mu.Lock()
@@ -598,7 +599,7 @@ func (n *simNode) undo(owner string, rest time.Duration) {
 	}
 }
 
-func grantOf(a simReply, start time.Time, ttl time.Duration, q *driver.Quorum) driver.Grant {
+func grantOf(a simReply, start time.Time, ttl time.Duration, q *quorum.Info) driver.Grant {
 	g := driver.Grant{Expires: driver.Expires(start, ttl), Fence: a.fence, Clock: a.clock, Server: a.server}
 	if q.Guard > 0 {
 		g.Terms = &a.terms

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // simServer models one node's server: its memory, a clock that may drift and step, processes
@@ -111,9 +112,9 @@ func (p *simPlace) kept() time.Duration {
 // microseconds.
 type simMeta struct {
 	run        string // empty: no memory
-	terms      driver.Terms
+	terms      quorum.Terms
 	till, high int64
-	next       driver.Terms // terms to which it is changing; N is zero: none
+	next       quorum.Terms // terms to which it is changing; N is zero: none
 	from       int64        // when these begin; zero: not settled
 	why        string
 }
@@ -121,7 +122,7 @@ type simMeta struct {
 // simText is a script, bound to a process and to terms.
 type simText struct {
 	run   string
-	terms driver.Terms
+	terms quorum.Terms
 	op    simOp
 }
 
@@ -197,10 +198,10 @@ type simReply struct {
 	server string
 
 	now, till, from int64
-	terms           driver.Terms
+	terms           quorum.Terms
 	none            bool // the server has no meta
 	why             string
-	memory          driver.Memory
+	memory          quorum.Memory
 	unsent          bool // the operation itself was not sent
 }
 
@@ -255,13 +256,13 @@ func (s *simServer) look(quarantine time.Duration) simReply {
 	up := s.clock().Unix() - s.started // both clocks have whole seconds
 	switch {
 	case s.memory.meta.run != "":
-		r.memory, r.terms = driver.MemoryKept, s.memory.meta.terms
+		r.memory, r.terms = quorum.MemoryKept, s.memory.meta.terms
 	case s.marked:
-		r.memory = driver.MemoryFlushed
+		r.memory = quorum.MemoryFlushed
 	case time.Duration(up-1)*time.Second > quarantine:
-		r.memory = driver.MemoryUnused
+		r.memory = quorum.MemoryUnused
 	default:
-		r.memory = driver.MemoryNew
+		r.memory = quorum.MemoryNew
 	}
 	return r
 }
@@ -279,7 +280,7 @@ type simShake struct {
 	others      int64 // 0: there are none; -1: unknown
 	mode        string
 	until       int64        // when the node no longer counts as new
-	terms       driver.Terms // to set if there is no meta, or to change to
+	terms       quorum.Terms // to set if there is no meta, or to change to
 	load, check bool         // which of the two steps it makes
 }
 
@@ -298,7 +299,7 @@ func (s *simServer) handshake(h simShake) simReply {
 	if s.broken.repair {
 		id = h.text.run
 	}
-	no := func(code simCode, terms driver.Terms) simReply {
+	no := func(code simCode, terms quorum.Terms) simReply {
 		return simReply{code: code, clock: s.clock(), server: s.name(), now: now, terms: terms}
 	}
 	known, terms := m.run != "", m.terms
@@ -318,7 +319,7 @@ func (s *simServer) handshake(h simShake) simReply {
 		terms = h.terms
 	}
 	if m.from > 0 && now >= m.from {
-		terms, m.next, m.from = m.next, driver.Terms{}, 0
+		terms, m.next, m.from = m.next, quorum.Terms{}, 0
 	}
 	fresh, quarantine := simPending, int64(terms.Quarantine/time.Microsecond)
 	switch {
@@ -345,12 +346,12 @@ func (s *simServer) handshake(h simShake) simReply {
 	switch {
 	case h.mode == "terms":
 		terms = terms.Merge(h.terms)
-		m.next, m.from = driver.Terms{}, 0
+		m.next, m.from = quorum.Terms{}, 0
 		if terms != h.terms {
 			m.next = h.terms
 		}
 		if s.broken.onePass {
-			terms, m.next = h.terms, driver.Terms{}
+			terms, m.next = h.terms, quorum.Terms{}
 		}
 	case h.mode == "settled" && m.next.N != 0:
 		switch {
@@ -433,7 +434,7 @@ type simCall struct {
 }
 
 // keep returns how long a key is kept: the script adds the grace.
-func (s *simServer) keep(ttl time.Duration, t *driver.Terms) time.Time {
+func (s *simServer) keep(ttl time.Duration, t *quorum.Terms) time.Time {
 	grace := t.Grace
 	if s.broken.grace {
 		grace = ttl / 1000
@@ -464,7 +465,7 @@ func (s *simServer) quit(place string) {
 }
 
 // acquire models lua/acquire.lua. The caller holds s.mu.
-func (s *simServer) acquire(c simCall, t *driver.Terms) simReply {
+func (s *simServer) acquire(c simCall, t *quorum.Terms) simReply {
 	k, now := s.key(), s.micros()
 	x := int64(c.token)
 	if x == 0 {
@@ -503,7 +504,7 @@ func (s *simServer) held(k *simKey) simReply {
 }
 
 // grant takes the key with a token of at least x.
-func (s *simServer) grant(k *simKey, c simCall, t *driver.Terms, x int64) simReply {
+func (s *simServer) grant(k *simKey, c simCall, t *quorum.Terms, x int64) simReply {
 	old := int64(k.counter)
 	x = max(x, old+1)
 	if old == 0 || s.enters(x, old) {
@@ -546,7 +547,7 @@ func (s *simServer) count(k *simKey, x int64, life time.Duration) {
 }
 
 // join models lua/join.lua. The caller holds s.mu.
-func (s *simServer) join(c simCall, t *driver.Terms) simReply {
+func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
 	k, now, x := s.key(), s.micros(), int64(c.token)
 	refused := s.reply(0, &driver.RefusedError{RetryAfter: time.Millisecond, Reason: "the counter is above the token, or may have been"})
 	old := int64(k.counter)
@@ -571,7 +572,7 @@ func (s *simServer) join(c simCall, t *driver.Terms) simReply {
 }
 
 // renew models lua/renew.lua. The caller holds s.mu.
-func (s *simServer) renew(c simCall, t *driver.Terms) simReply {
+func (s *simServer) renew(c simCall, t *quorum.Terms) simReply {
 	k := s.key()
 	switch {
 	case s.broken.owner && k.owner != c.me:

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/drivers/memory"
@@ -60,11 +61,11 @@ func (n slowNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	return slowLease{l, n}, nil
 }
 
-func (n slowNode) Bootstrap(ctx context.Context, s *driver.Bootstrap) (*driver.MemoryReport, error) {
+func (n slowNode) Bootstrap(ctx context.Context, s *quorum.Bootstrap) (*quorum.MemoryReport, error) {
 	if err := n.call(ctx, "meet"); err != nil {
 		return nil, err
 	}
-	return &driver.MemoryReport{Memory: driver.MemoryUnguarded}, nil
+	return &quorum.MemoryReport{Memory: quorum.MemoryUnguarded}, nil
 }
 
 type slowLease struct {

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // This file has all rules on time that exclusion (G1) needs, as pure functions, and the proof
@@ -90,10 +90,10 @@ const rounding = 10 * time.Millisecond
 // drift is in percent. Clocks may differ by three times the allowance, so that a slightly wrong
 // clock costs no majority. The high-water mark of a node's clock lags by half of the allowance,
 // so β is one and a half times the allowance.
-func derive(n int, guard, allowance time.Duration, drift int) driver.Terms {
+func derive(n int, guard, allowance time.Duration, drift int) quorum.Terms {
 	guard, allowance = guard.Truncate(time.Microsecond), allowance.Truncate(2*time.Microsecond)
 	excuse, setBack := 3*allowance, allowance+allowance/2
-	return driver.Terms{
+	return quorum.Terms{
 		N:          n,
 		Guard:      guard,
 		Excuse:     excuse,

@@ -6,22 +6,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // rules are the rules of terms.go, so that a test can break them.
 type rules struct {
-	grace      func(*driver.Terms) time.Duration
-	quarantine func(*driver.Terms) time.Duration
+	grace      func(*quorum.Terms) time.Duration
+	quarantine func(*quorum.Terms) time.Duration
 	judge      func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (expires, from boot.Instant)
 	others     func(bounds []time.Duration, q int) time.Duration
 }
 
 func soundRules() rules {
 	return rules{
-		grace:      func(t *driver.Terms) time.Duration { return t.Grace },
-		quarantine: func(t *driver.Terms) time.Duration { return t.Quarantine },
+		grace:      func(t *quorum.Terms) time.Duration { return t.Grace },
+		quarantine: func(t *quorum.Terms) time.Duration { return t.Quarantine },
 		judge:      judge,
 		others:     othersAtMost,
 	}
@@ -31,7 +31,7 @@ func soundRules() rules {
 type duo struct {
 	rng      *rand.Rand
 	q        int
-	terms    driver.Terms // of the node X, which both clients count
+	terms    quorum.Terms // of the node X, which both clients count
 	eps      time.Duration
 	ttl      [2]time.Duration
 	link     [2]time.Duration // longest one-way time of a packet
@@ -244,16 +244,16 @@ func TestNoPairOfClientsOverlaps(t *testing.T) {
 	}
 	for name, out := range map[string]func(*rules){
 		"the grace's excuse": func(r *rules) {
-			r.grace = func(t *driver.Terms) time.Duration { return t.Grace - t.Excuse }
+			r.grace = func(t *quorum.Terms) time.Duration { return t.Grace - t.Excuse }
 		},
 		"the grace's good clocks": func(r *rules) {
-			r.grace = func(t *driver.Terms) time.Duration { return t.Grace - t.Allowance }
+			r.grace = func(t *quorum.Terms) time.Duration { return t.Grace - t.Allowance }
 		},
 		"the grace's set-back": func(r *rules) {
-			r.grace = func(t *driver.Terms) time.Duration { return t.Grace - t.Allowance - t.Allowance/2 }
+			r.grace = func(t *quorum.Terms) time.Duration { return t.Grace - t.Allowance - t.Allowance/2 }
 		},
 		"the whole grace": func(r *rules) {
-			r.grace = func(t *driver.Terms) time.Duration { return t.Guard / 1000 }
+			r.grace = func(t *quorum.Terms) time.Duration { return t.Guard / 1000 }
 		},
 		"the rule hold": func(r *rules) {
 			r.judge = func(start boot.Instant, ttl time.Duration, answers []reading, q, drift int) (boot.Instant, boot.Instant) {
@@ -292,7 +292,7 @@ func TestNoPairOfClientsOverlaps(t *testing.T) {
 			}
 		},
 		"the quarantine's excuse": func(r *rules) {
-			r.quarantine = func(t *driver.Terms) time.Duration { return t.Quarantine - t.Excuse - percent(t.Guard, t.Drift) }
+			r.quarantine = func(t *quorum.Terms) time.Duration { return t.Quarantine - t.Excuse - percent(t.Guard, t.Drift) }
 		},
 		"the other nodes' clocks": func(r *rules) {
 			r.others = func([]time.Duration, int) time.Duration { return 0 }

@@ -16,6 +16,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -298,7 +299,7 @@ func TestAMinoritysVerdictDoesNotLeak(t *testing.T) {
 				if errors.Is(err, driver.ErrHeld) != c.held || errors.Is(err, driver.ErrRefused) != c.refused || errors.Is(err, errDown) {
 					t.Errorf("got %v", err)
 				}
-				var q *driver.QuorumError
+				var q *quorum.Error
 				if !errors.As(err, &q) || len(q.Votes) != len(c.nodes) || q.Need != len(c.nodes)/2+1 {
 					t.Errorf("no votes in %v", err)
 				}
@@ -340,7 +341,7 @@ func TestClocksThatDisagreeDoNotCount(t *testing.T) {
 		if !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "sim-0: its clock is 2h0m0s ahead") {
 			t.Errorf("no two agree: %v", err)
 		}
-		if len(notices) == 0 || notices[0].Kind != driver.NoticeClockSkew {
+		if len(notices) == 0 || notices[0].Kind != quorum.NoticeClockSkew {
 			t.Errorf("notices: %v", notices)
 		}
 	})
@@ -420,7 +421,7 @@ func TestAnEventHandlerMayAskTheLease(t *testing.T) {
 		servers[2].step(time.Hour) // its vote comes after the grant
 		granted, asked := make(chan driver.Lease, 1), make(chan driver.Grant, 1)
 		b, err := New(nodes, &Options{Guard: -1, Notify: func(e driver.Notice) {
-			if e.Kind == driver.NoticeClockSkew {
+			if e.Kind == quorum.NoticeClockSkew {
 				asked <- (<-granted).Grant()
 			}
 		}})
@@ -585,12 +586,12 @@ func TestBreakTakesTheLeasesTokenAndNotANodes(t *testing.T) {
 				if h.Fence == l.Grant().Fence {
 					continue
 				}
-				if err := b.Break(t.Context(), "k", h.Fence); !errors.Is(err, driver.ErrLost) {
+				if err := b.Break(t.Context(), "k", h); !errors.Is(err, driver.ErrLost) {
 					t.Errorf("Break with node %d's token, %d under the lease's: %v", i, l.Grant().Fence-h.Fence, err)
 				}
 			}
 		}
-		if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
+		if err := b.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
@@ -616,16 +617,16 @@ func TestOperatorsSeeAndBreak(t *testing.T) {
 		if len(st.Holders) != 1 || st.Holders[0].Owner != "web/a" || st.Holders[0].Fence != l.Grant().Fence || len(st.Nodes) != 5 {
 			t.Fatalf("got %+v", st)
 		}
-		if err := b.Break(t.Context(), "k", 1); !errors.Is(err, driver.ErrLost) {
+		if err := b.Break(t.Context(), "k", driver.Holder{Fence: 1}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("a token that nobody has: %v", err)
 		}
-		if err := b.Break(t.Context(), "k", l.Grant().Fence); err != nil {
+		if err := b.Break(t.Context(), "k", driver.Holder{Fence: l.Grant().Fence}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("the renewal of a broken lock: %v", err)
 		}
-		if _, err := b.Bootstrap(t.Context(), &driver.Bootstrap{}); err != nil {
+		if _, err := b.Bootstrap(t.Context(), &quorum.Bootstrap{}); err != nil {
 			t.Error(err)
 		}
 		found, err := s[:4].quorum(t, nil).Check(t.Context())
@@ -700,7 +701,7 @@ func TestListFindsWhatAMajorityHolds(t *testing.T) {
 				}
 			}
 		}
-		if err := without(0, 2, 4).List(t.Context(), "", func(*driver.State) bool { return true }); !errors.As(err, new(*driver.QuorumError)) || !strings.Contains(err.Error(), "of 5 nodes answered, 3 needed") {
+		if err := without(0, 2, 4).List(t.Context(), "", func(*driver.State) bool { return true }); !errors.As(err, new(*quorum.Error)) || !strings.Contains(err.Error(), "of 5 nodes answered, 3 needed") {
 			t.Errorf("without a majority: %v", err)
 		}
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/go-multierror"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // skewPause is the pause before trying again after clocks disagreed.
@@ -91,7 +92,7 @@ func (l *lease) blame(judged, agreed set) (notices []driver.Notice) {
 			g.err = l.skew(i, judged)
 			if !g.n.skewed.Swap(true) {
 				err := g.err
-				notices = append(notices, driver.Notice{Kind: driver.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
+				notices = append(notices, driver.Notice{Kind: quorum.NoticeClockSkew, Node: g.n.name, Key: l.req.Key, Err: err, Detail: err.Error()})
 			}
 		}
 	}
@@ -247,19 +248,19 @@ func request(holder string) string {
 }
 
 // votes returns the answer of each node. l.mu is held.
-func (l *lease) votes() []driver.Vote {
-	votes := make([]driver.Vote, len(l.requests))
+func (l *lease) votes() []quorum.Vote {
+	votes := make([]quorum.Vote, len(l.requests))
 	for i := range l.requests {
 		g := &l.requests[i]
-		votes[i] = driver.Vote{Node: g.n.name, Granted: l.bid.parts[i].state >= leaving && g.err == nil, Latency: g.latency, Err: g.err}
+		votes[i] = quorum.Vote{Node: g.n.name, Granted: l.bid.parts[i].state >= leaving && g.err == nil, Latency: g.latency, Err: g.err}
 	}
 	return votes
 }
 
 // verdict returns the error for a failed vote or renewal; a nil verdict means unknown. l.mu is
 // held.
-func (l *lease) verdict(verdict error, now boot.Instant) *driver.QuorumError {
-	e := &driver.QuorumError{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
+func (l *lease) verdict(verdict error, now boot.Instant) *quorum.Error {
+	e := &quorum.Error{Need: l.b.q, Votes: l.votes(), Verdict: verdict}
 	var refused *driver.RefusedError
 	_ = errors.As(verdict, &refused)
 	var causes *multierror.Error

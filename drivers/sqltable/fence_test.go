@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/redlock-go/redlock/dlock/fence"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 )
 
@@ -27,7 +28,7 @@ func fences(t *testing.T, p *place) {
 	}
 	b := p.open(t)
 	old := must(t, b, request("a"))
-	if err := b.Break(t.Context(), "a", old.Grant().Fence); err != nil {
+	if err := b.Break(t.Context(), "a", driver.Holder{Fence: old.Grant().Fence}); err != nil {
 		t.Fatal(err)
 	}
 	now := must(t, b, request("a"))

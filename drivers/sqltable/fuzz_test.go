@@ -176,7 +176,7 @@ func texts(t *testing.T, p *place) {
 	if err := b.List(t.Context(), "", func(*driver.State) bool { listed++; return true }); err != nil || listed != 1 {
 		t.Errorf("List has %d keys: %v", listed, err)
 	}
-	if err := b.Break(t.Context(), "new", l.Grant().Fence); err != nil {
+	if err := b.Break(t.Context(), "new", driver.Holder{Fence: l.Grant().Fence}); err != nil {
 		t.Errorf("Break: %v", err)
 	}
 }

@@ -98,15 +98,15 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 }
 
 // Break frees key if its holder has this token.
-func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	switch {
 	case key == "":
 		return driver.Invalid("key", "is empty")
-	case fence > driver.MaxFence:
+	case h.Fence > driver.MaxFence:
 		return driver.ErrLost
 	}
 	err := b.inspect(ctx, func(c *call) error {
-		n, err := c.exec(b.sql.takeAway, []byte(b.opt.Prefix+key), int64(fence))
+		n, err := c.exec(b.sql.takeAway, []byte(b.opt.Prefix+key), int64(h.Fence))
 		switch {
 		case err == nil && n == 0 && c.repeated:
 			err = fmt.Errorf("%s: the connection broke: it is not known whether the lock was taken away", b.info.Name)

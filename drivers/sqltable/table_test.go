@@ -109,7 +109,7 @@ func looksMakeNothing(t *testing.T, p *place) {
 			t.Errorf("List yields %+v", s)
 			return true
 		})
-		breakErr := b.Break(t.Context(), "k", 1)
+		breakErr := b.Break(t.Context(), "k", driver.Holder{Fence: 1})
 		found, checkErr := b.Check(t.Context())
 		if len(found) != 1 || checkErr != nil || !strings.Contains(found[0].Summary, what) {
 			t.Errorf("%s: Check gives %+v, %v", setup, found, checkErr)
@@ -546,7 +546,7 @@ func clients(t *testing.T, p *place) {
 			if f := l.Grant().Fence; f <= first || f < uint64(time.Now().Add(-time.Minute).UnixMicro()) || f > uint64(time.Now().Add(time.Minute).UnixMicro()) {
 				t.Errorf("%q: tokens %d, %d", more, first, f)
 			}
-			if err := b.Break(t.Context(), key, l.Grant().Fence); err != nil {
+			if err := b.Break(t.Context(), key, driver.Holder{Fence: l.Grant().Fence}); err != nil {
 				t.Errorf("%q: Break: %v", more, err)
 			}
 			if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); !errors.Is(err, driver.ErrLost) {

@@ -10,6 +10,7 @@ import (
 	"github.com/valkey-io/valkey-go"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 )
 
@@ -67,11 +68,11 @@ type Backend struct{ *redisnode.Node }
 func (b *Backend) Starts(other driver.Backend) bool { return other == driver.Backend(b) }
 
 var (
-	_ driver.Backend    = (*Backend)(nil)
-	_ driver.Watcher    = (*Backend)(nil)
-	_ driver.Inspector  = (*Backend)(nil)
-	_ driver.Admin      = (*Backend)(nil)
-	_ driver.GuardAdmin = (*Backend)(nil)
+	_ driver.Backend   = (*Backend)(nil)
+	_ driver.Watcher   = (*Backend)(nil)
+	_ driver.Inspector = (*Backend)(nil)
+	_ driver.Admin     = (*Backend)(nil)
+	_ quorum.Admin     = (*Backend)(nil)
 )
 
 // New returns a backend on the application's own client, which it never closes. The client's

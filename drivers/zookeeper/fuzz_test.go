@@ -124,7 +124,7 @@ func FuzzStored(f *testing.F) {
 			t.Errorf("the holder is %+v", s.Holders[0])
 		}
 		redlocktest.Known(t, func() error { return b.List(t.Context(), "", func(*driver.State) bool { return true }) })
-		redlocktest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0].Fence) })
+		redlocktest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0]) })
 		tokensOver(t, b, before.Grant().Fence, true, true)
 	})
 }

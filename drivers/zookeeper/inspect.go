@@ -160,9 +160,9 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 
 // Break deletes the entry of the holder with this token. Its owner learns of it at the next
 // renewal.
-func (b *Backend) Break(ctx context.Context, key string, fence uint64) error {
+func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	return b.inspect(ctx, func(ctx context.Context, s *session) error {
-		node, err := b.holder(ctx, s, key, fence)
+		node, err := b.holder(ctx, s, key, h.Fence)
 		if err != nil {
 			return err
 		}

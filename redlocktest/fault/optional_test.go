@@ -1,15 +1,14 @@
 package fault
 
 import (
-	"context"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // everything is a backend with all optional interfaces.
@@ -18,33 +17,20 @@ type everything struct {
 	driver.Watcher
 	driver.Inspector
 	driver.Admin
-	driver.SessionAdmin
-	driver.GuardAdmin
+	guardAdmin
 }
 
 func (everything) Info() driver.Info { return driver.Info{Name: "everything"} }
 func (everything) String() string    { return "everything" }
 func (everything) layer() any        { return nil }
 
-func (everything) Acquire(_ context.Context, req *driver.Request) (driver.Lease, error) {
-	if req.Mode == driver.Shared {
-		return struct{ driver.Lease }{}, nil
-	}
-	return struct {
-		driver.Lease
-		driver.LossReporter
-	}{}, nil
-}
-
-// interfacesOf lists the optional interfaces of a backend or a lease by name.
+// interfacesOf lists the optional interfaces of a backend by name.
 func interfacesOf(x any) (names []string) {
 	for name, has := range map[string]func() bool{
-		"Watcher":      func() bool { _, ok := x.(driver.Watcher); return ok },
-		"Inspector":    func() bool { _, ok := x.(driver.Inspector); return ok },
-		"Admin":        func() bool { _, ok := x.(driver.Admin); return ok },
-		"SessionAdmin": func() bool { _, ok := x.(driver.SessionAdmin); return ok },
-		"GuardAdmin":   func() bool { _, ok := x.(driver.GuardAdmin); return ok },
-		"LossReporter": func() bool { _, ok := x.(driver.LossReporter); return ok },
+		"Watcher":    func() bool { _, ok := x.(driver.Watcher); return ok },
+		"Inspector":  func() bool { _, ok := x.(driver.Inspector); return ok },
+		"Admin":      func() bool { _, ok := x.(driver.Admin); return ok },
+		"GuardAdmin": func() bool { _, ok := x.(quorum.Admin); return ok },
 	} {
 		if has() {
 			names = append(names, name)
@@ -58,14 +44,13 @@ func interfacesOf(x any) (names []string) {
 // interfaces of the backend, in each combination, and no others.
 func TestWrappersKeepTheOptionalInterfaces(t *testing.T) {
 	all := everything{}
-	for set := range 32 {
+	for set := range 16 {
 		var some optional
 		want := []string(nil)
 		for i, add := range []func() string{
 			func() string { some.watcher = all; return "Watcher" },
 			func() string { some.inspector = all; return "Inspector" },
 			func() string { some.admin = all; return "Admin" },
-			func() string { some.sessionAdmin = all; return "SessionAdmin" },
 			func() string { some.guardAdmin = all; return "GuardAdmin" },
 		} {
 			if set&(1<<i) != 0 {
@@ -86,17 +71,10 @@ func TestWrappersKeepTheOptionalInterfaces(t *testing.T) {
 			t.Errorf("the backend with %q is not unwrapped", want)
 		}
 	}
-	for mode, want := range map[driver.Mode]string{driver.Shared: "", driver.Exclusive: "LossReporter"} {
-		l, err := Wrap(all, &Script{}).Acquire(t.Context(), &driver.Request{Mode: mode})
-		must(t, err)
-		if got := strings.Join(interfacesOf(l), " "); got != want {
-			t.Errorf("a lease has %q, want %q", got, want)
-		}
-	}
 }
 
 // TestAllOptionalInterfacesAreKnown: an interface that package driver gets must be added to
-// optional, or to the lease of Wrap.
+// optional.
 func TestAllOptionalInterfacesAreKnown(t *testing.T) {
 	packages, err := parser.ParseDir(token.NewFileSet(), "../../driver", nil, parser.SkipObjectResolution) //nolint:staticcheck // its files have no build tags
 	must(t, err)
@@ -110,7 +88,7 @@ func TestAllOptionalInterfacesAreKnown(t *testing.T) {
 		return true
 	})
 	required := []string{"Backend", "Driver", "Lease"}
-	want := append(interfacesOf(everything{}), "LossReporter")
+	want := slices.DeleteFunc(interfacesOf(everything{}), func(name string) bool { return name == "GuardAdmin" }) // of package quorum
 	want = append(want, required...)
 	slices.Sort(found)
 	slices.Sort(want)

@@ -211,14 +211,7 @@ func (b *backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		}
 		return nil, err
 	}
-	l := &lease{b, granted, req.Key, req.Owner}
-	if reporter, ok := granted.(driver.LossReporter); ok {
-		return struct {
-			*lease
-			driver.LossReporter
-		}{l, reporter}, nil
-	}
-	return l, nil
+	return &lease{b, granted, req.Key, req.Owner}, nil
 }
 
 // undo releases a grant whose reply was lost.

@@ -14,6 +14,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/redlock"
 )
 
@@ -137,7 +138,7 @@ func (t *target) declare(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := g.Bootstrap(ctx, &driver.Bootstrap{})
+	_, err := g.Bootstrap(ctx, &quorum.Bootstrap{})
 	return err
 }
 

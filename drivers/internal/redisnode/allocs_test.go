@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
@@ -39,13 +40,13 @@ func (instant) Close() error { return nil }
 func TestALockAllocatesLittle(t *testing.T) {
 	for name, c := range map[string]struct {
 		direct Direct
-		quorum *driver.Quorum
+		quorum *quorum.Info
 		most   float64
 	}{
 		"the caller's goroutine":   {Direct{Heeds: true}, nil, 10},
 		"another goroutine":        {Direct{}, nil, 10},
-		"a node of a quorum":       {Direct{}, &driver.Quorum{Terms: driver.Terms{N: 5}}, 8},
-		"one that remembers terms": {Direct{}, &driver.Quorum{Terms: driver.Terms{N: 5}, Remembered: &driver.Terms{N: 5}}, 8},
+		"a node of a quorum":       {Direct{}, &quorum.Info{Terms: quorum.Terms{N: 5}}, 8},
+		"one that remembers terms": {Direct{}, &quorum.Info{Terms: quorum.Terms{N: 5}, Remembered: &quorum.Terms{N: 5}}, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, err := New(Config{Client: instant{}, Direct: c.direct})

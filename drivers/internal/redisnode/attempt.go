@@ -12,6 +12,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
@@ -25,7 +26,7 @@ type attempt struct {
 	names  names.Siblings
 	place  string   // place in the wait queue; empty: nobody waits
 	more   []string // arguments of acquire about the queue, or of join about the token
-	quorum *driver.Quorum
+	quorum *quorum.Info
 	ttl    time.Duration
 
 	ask      request

@@ -20,6 +20,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -38,9 +39,9 @@ type twin struct {
 const twinUser = "twin"
 
 // twinTerms have no quarantine: a new server votes.
-var twinTerms = driver.Terms{N: 1, Guard: time.Hour, Excuse: 300 * time.Millisecond, Allowance: time.Hour, Grace: 850 * time.Millisecond, Drift: 1}
+var twinTerms = quorum.Terms{N: 1, Guard: time.Hour, Excuse: 300 * time.Millisecond, Allowance: time.Hour, Grace: 850 * time.Millisecond, Drift: 1}
 
-func newTwin(t *testing.T, kind server.Kind, q *driver.Quorum) *twin {
+func newTwin(t *testing.T, kind server.Kind, q *quorum.Info) *twin {
 	s := server.StartFor(t, kind)
 	admin := dialServer(t, s)
 	if err := admin.Do(t.Context(), "ACL", "SETUSER", twinUser, "on", "nopass", "~*", "&*", "+@all").Err(); err != nil {
@@ -70,7 +71,7 @@ func newTwin(t *testing.T, kind server.Kind, q *driver.Quorum) *twin {
 		w.guard = w.proc.serve(q)
 		keys = append(keys, n.guard.meta)
 	}
-	load := func(q *driver.Quorum, keys []string) {
+	load := func(q *quorum.Info, keys []string) {
 		if _, err := n.router.load(async.Within(t.Context(), 30*time.Second), w.proc, lua.Batch, q, keys, false); err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +92,7 @@ type twinOp struct {
 }
 
 // call makes the call of an operation, like a node.
-func (w *twin) call(t *testing.T, op twinOp, q *driver.Quorum) *Call {
+func (w *twin) call(t *testing.T, op twinOp, q *quorum.Info) *Call {
 	t.Helper()
 	n := w.node
 	var r *request
@@ -309,7 +310,7 @@ var weathers = map[string]func(do func(args ...any)){
 // times to live. Tokens that are a time of the server's clock count as equal.
 func TestABatchDoesWhatTheSingleScriptsDo(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind server.Kind) {
-		for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: twinTerms}} {
+		for name, q := range map[string]*quorum.Info{"alone": nil, "guarded": {Terms: twinTerms}} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				duel(t, kind, q)
@@ -318,7 +319,7 @@ func TestABatchDoesWhatTheSingleScriptsDo(t *testing.T) {
 	})
 }
 
-func duel(t *testing.T, kind server.Kind, q *driver.Quorum) {
+func duel(t *testing.T, kind server.Kind, q *quorum.Info) {
 	rounds := 400
 	if testing.Short() {
 		rounds = 40
@@ -424,7 +425,7 @@ func drawOps(r *rand.Rand, now, began int64, well bool) (ops []twinOp, wheres ma
 // TestACrowdIsServedByBatches: with many callers at once there are far fewer scripts than calls.
 func TestACrowdIsServedByBatches(t *testing.T) {
 	t.Parallel()
-	for name, q := range map[string]*driver.Quorum{"alone": nil, "guarded": {Terms: twinTerms}} {
+	for name, q := range map[string]*quorum.Info{"alone": nil, "guarded": {Terms: twinTerms}} {
 		t.Run(name, func(t *testing.T) {
 			s := server.Redis(t)
 			c := dialServer(t, s)

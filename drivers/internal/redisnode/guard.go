@@ -11,6 +11,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
@@ -34,7 +35,7 @@ type guard struct {
 	handshakeKey string // the key that a handshake writes first: see Call
 	space        string // the space of keys, for the texts of scripts
 	mark         lua.Script
-	lone         *driver.Quorum // the guard of a lone instance; nil: none
+	lone         *quorum.Info // the guard of a lone instance; nil: none
 	wg           *async.Tracker
 
 	warned sync.Once // for warning of eviction once
@@ -50,7 +51,7 @@ func newGuard(cfg *Config, wg *async.Tracker) *guard {
 	}
 	g.mark = marker(g.space)
 	if cfg.Guard > 0 {
-		g.lone = &driver.Quorum{Terms: driver.Terms{
+		g.lone = &quorum.Info{Terms: quorum.Terms{
 			N: 1, Guard: cfg.Guard, Allowance: DefaultAllowance, Drift: 1,
 			// The clock may be a hundredth faster than the holders', and wrong by twice the
 			// allowance. The grace depends on the TTL, so the client computes it: see Node.px.
@@ -62,7 +63,7 @@ func newGuard(cfg *Config, wg *async.Tracker) *guard {
 
 // of returns the guard that a request needs: that of its quorum, or of a lone instance; nil
 // without a guard.
-func (g *guard) of(q *driver.Quorum) *driver.Quorum {
+func (g *guard) of(q *quorum.Info) *quorum.Info {
 	switch {
 	case q == nil:
 		return g.lone
@@ -86,7 +87,7 @@ func (g *guard) check(req *driver.Request) error {
 
 // guard returns the knowledge about the guard for a quorum that proposes these terms, under the
 // adopted terms for its number of nodes if there are any.
-func (p *process) guard(space string, proposed *driver.Terms) *guarded {
+func (p *process) guard(space string, proposed *quorum.Terms) *guarded {
 	if known := p.guarded.Load(); known != nil && known.terms.N == proposed.N {
 		return known
 	}
@@ -94,7 +95,7 @@ func (p *process) guard(space string, proposed *driver.Terms) *guarded {
 }
 
 // adopt uses these terms from now on.
-func (p *process) adopt(space string, t driver.Terms) *guarded {
+func (p *process) adopt(space string, t quorum.Terms) *guarded {
 	encoded := memory.EncodeTerms(&t)
 	if known := p.guarded.Load(); known != nil && known.encoded == encoded {
 		return known
@@ -106,7 +107,7 @@ func (p *process) adopt(space string, t driver.Terms) *guarded {
 
 // serve returns the knowledge about the guard if scripts may be called under it now. It returns
 // nil if a handshake must come first, because there was none or because other terms have begun.
-func (p *process) serve(q *driver.Quorum) *guarded {
+func (p *process) serve(q *quorum.Info) *guarded {
 	g := p.guarded.Load()
 	if g == nil || g.terms.N != q.N || !g.ready.Load() {
 		return nil
@@ -126,7 +127,7 @@ func (g *guard) evicts(policy string) {
 
 // unmarked returns the knowledge about a server after a handshake that suits q if only the
 // marker is missing, because time ran out before it was loaded. Otherwise it returns nil.
-func (p *process) unmarked(q *driver.Quorum) *guarded {
+func (p *process) unmarked(q *quorum.Info) *guarded {
 	if g := p.guarded.Load(); g != nil && g.terms.N == q.N && g.kept.Load() && !g.ready.Load() {
 		return g
 	}
@@ -135,7 +136,7 @@ func (p *process) unmarked(q *driver.Quorum) *guarded {
 
 // recall adopts the terms with which the server refused: {-3, TIME, meta}. If the server
 // remembers none, it adopts the terms that the quorum proposes.
-func (g *guard) recall(p *process, q *driver.Quorum, reply []any) {
+func (g *guard) recall(p *process, q *quorum.Info, reply []any) {
 	meta, _ := text(reply, 2)
 	encoded, _ := memory.Terms(meta)
 	if t, ok := memory.ParseTerms(encoded); ok && t.N == q.N {
@@ -146,7 +147,7 @@ func (g *guard) recall(p *process, q *driver.Quorum, reply []any) {
 }
 
 // overGuard refuses a TTL longer than the guard.
-func (g *guard) overGuard(ttl time.Duration, t *driver.Terms, q *driver.Quorum) error {
+func (g *guard) overGuard(ttl time.Duration, t *quorum.Terms, q *quorum.Info) error {
 	if q == g.lone {
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s: TTL %v is over the restart guard, %v", g.cfg.Addr, ttl, t.Guard)}
 	}
@@ -155,7 +156,7 @@ func (g *guard) overGuard(ttl time.Duration, t *driver.Terms, q *driver.Quorum) 
 
 // overlong reports whether computing a quarantine anew may shorten it: it takes longer than the
 // guard, because a clock was wrong or the other nodes' clocks were unknown.
-func (p *process) overlong(reply []any, q *driver.Quorum) bool {
+func (p *process) overlong(reply []any, q *quorum.Info) bool {
 	till, _ := number(reply, 1)
 	now, _ := number(reply, 2)
 	if q.N > 1 && (q.OtherClocks == nil || q.OtherClocks().IsZero()) {
@@ -229,13 +230,13 @@ func (g *guard) announceNew(c *pipeline.Call, what string) {
 	now, _ := number(c.Reply, 2)
 	if code, _ := number(c.Reply, 0); code == 1 {
 		if till, _ := number(c.Reply, 3); till <= now {
-			g.cfg.Notify(driver.Notice{Kind: driver.NoticeBootstrapped, Node: g.cfg.Addr, Detail: what})
+			g.cfg.Notify(driver.Notice{Kind: quorum.NoticeBootstrapped, Node: g.cfg.Addr, Detail: what})
 		}
 	}
 }
 
 // readHandshake parses a handshake's reply: {code, run_id, TIME, till, terms, why, from}.
-func (g *guard) readHandshake(ctx context.Context, p *process, q *driver.Quorum, reply []any) error {
+func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, reply []any) error {
 	code, _ := number(reply, 0)
 	now, _ := number(reply, 2)
 	till, _ := number(reply, 3)
@@ -300,7 +301,7 @@ func (g *guard) announce(to *guarded, till, now int64, why string) {
 	if told := to.announced.Swap(till); till == memory.Pending || till-told < same && told-till < same {
 		return
 	}
-	g.cfg.Notify(driver.Notice{Kind: driver.NoticeQuarantined, Node: g.cfg.Addr, Detail: memory.InQuarantine(why, till, now)})
+	g.cfg.Notify(driver.Notice{Kind: quorum.NoticeQuarantined, Node: g.cfg.Addr, Detail: memory.InQuarantine(why, till, now)})
 }
 
 var errChanged = pipeline.NotSent(errors.New("the server was restarted just now, or the statement took too long: try again"))

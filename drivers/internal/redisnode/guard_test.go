@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
 	"github.com/redlock-go/redlock/drivers/redlock"
@@ -128,7 +129,7 @@ func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int
 		Client: c, Name: "redis", Addr: "server", CallTimeout: 10 * time.Second, Connections: 2,
 		Guard: time.Minute, Bootstrap: true,
 		Notify: func(e driver.Notice) {
-			if e.Kind == driver.NoticeBootstrapped {
+			if e.Kind == quorum.NoticeBootstrapped {
 				votedAtOnce.Add(1)
 			}
 		},
@@ -145,8 +146,8 @@ func newGuarded(t *testing.T, c Client, alter func(*Config)) (*Node, *atomic.Int
 }
 
 // testTerms returns terms that are nearly those of a quorum.
-func testTerms(n int, guard, allowance time.Duration) driver.Terms {
-	return driver.Terms{N: n, Guard: guard, Excuse: 3 * allowance, Allowance: allowance, Quarantine: guard + guard/100 + 4*allowance, Grace: 9 * allowance, Drift: 1}
+func testTerms(n int, guard, allowance time.Duration) quorum.Terms {
+	return quorum.Terms{N: n, Guard: guard, Excuse: 3 * allowance, Allowance: allowance, Quarantine: guard + guard/100 + 4*allowance, Grace: 9 * allowance, Drift: 1}
 }
 
 var bids atomic.Int64
@@ -355,19 +356,19 @@ func TestWhatWasSeenToBeNewIsNoLongerSoAfterARestartOrTooLate(t *testing.T) {
 		other, _ := newGuarded(t, &wire{admin: func() *redis.Client { return c }, before: func([]*Call) *redis.Client { return c }}, func(c *Config) {
 			c.Guard, c.Bootstrap, c.Prefix = 0, false, "q:"
 		})
-		q := &driver.Quorum{Terms: testTerms(3, time.Minute, 100*time.Millisecond)}
-		state := func(seen driver.MemoryReport) error {
-			_, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, Observed: &seen})
+		q := &quorum.Info{Terms: testTerms(3, time.Minute, 100*time.Millisecond)}
+		state := func(seen quorum.MemoryReport) error {
+			_, err := other.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: q, Observed: &seen})
 			return err
 		}
-		seen, err := other.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, DryRun: true})
-		if err != nil || seen.Memory != driver.MemoryNew {
+		seen, err := other.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: q, DryRun: true})
+		if err != nil || seen.Memory != quorum.MemoryNew {
 			t.Fatalf("%+v, %v", seen, err)
 		}
 		late, gone := *seen, *seen
 		late.Clock = late.Clock.Add(-time.Hour)
 		gone.Server = strings.Repeat("0", 40)
-		for _, r := range []driver.MemoryReport{late, gone} {
+		for _, r := range []quorum.MemoryReport{late, gone} {
 			if err := state(r); err == nil {
 				t.Errorf("taken for new, though it was seen at %v and is %s", r.Clock, r.Server)
 			}
@@ -635,7 +636,7 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 			return c
 		}}
 		var clients []*Node
-		terms := []*driver.Quorum{
+		terms := []*quorum.Info{
 			{Terms: testTerms(1, 30*time.Second, 400*time.Millisecond)},
 			{Terms: testTerms(1, 40*time.Second, 10*time.Millisecond)},
 			{Terms: testTerms(1, 40*time.Second, 10*time.Millisecond)},
@@ -644,7 +645,7 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 			n, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap = 0, false })
 			clients = append(clients, n)
 		}
-		if _, err := clients[0].Bootstrap(context.Background(), &driver.Bootstrap{Quorum: terms[0]}); err != nil {
+		if _, err := clients[0].Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: terms[0]}); err != nil {
 			t.Fatal(err)
 		}
 		round := func() {
@@ -690,7 +691,7 @@ func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
 		return c
 	}}
 	n, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap = 0, false })
-	q := &driver.Quorum{Terms: testTerms(1, time.Minute, 0)}
+	q := &quorum.Info{Terms: testTerms(1, time.Minute, 0)}
 	req := &driver.Request{Key: "k", Owner: "o/1", TTL: 10 * time.Second, Quorum: q}
 	if _, err := n.Acquire(context.Background(), req); err == nil || errors.Is(err, driver.ErrRefused) {
 		t.Fatalf("without the marker: %v", err)
@@ -782,8 +783,8 @@ func TestALookBesideAFirstContactSeesNoEmptiedServer(t *testing.T) {
 		if _, err := bid(other, "k2"); err != nil || !looked {
 			t.Errorf("got %v, %v", err, looked)
 		}
-		r, err := other.Bootstrap(context.Background(), &driver.Bootstrap{DryRun: true})
-		if err != nil || r.Memory != driver.MemoryKept {
+		r, err := other.Bootstrap(context.Background(), &quorum.Bootstrap{DryRun: true})
+		if err != nil || r.Memory != quorum.MemoryKept {
 			t.Errorf("it remembers %+v, %v", r, err)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
@@ -17,7 +18,7 @@ import (
 //
 // It first asks which process serves, so that a text reaches only its own process, unless the
 // server restarts in between.
-func (f *router) load(ctx context.Context, p *process, o lua.Op, q *driver.Quorum, keys []string, asked bool) (*process, error) {
+func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info, keys []string, asked bool) (*process, error) {
 	slot := f.slot(keys[0])
 	done, err := f.enter(ctx, flight{slot, o})
 	if err != nil {
@@ -80,7 +81,7 @@ func (f *router) handshake(ctx context.Context, p *process, c *pipeline.Call, ke
 
 // prepare prepares a handshake and returns its mode; what says why a lone instance counts as
 // new.
-func (f *router) prepare(ctx context.Context, p *process, q *driver.Quorum) (mode, what string, err error) {
+func (f *router) prepare(ctx context.Context, p *process, q *quorum.Info) (mode, what string, err error) {
 	g := f.guard
 	if p.run == "" {
 		return "", "", &driver.RefusedError{Reason: g.cfg.Addr + ": " + needInfo}
@@ -96,7 +97,7 @@ func (f *router) prepare(ctx context.Context, p *process, q *driver.Quorum) (mod
 		if err != nil {
 			return "", "", err
 		}
-		if r.Memory == driver.MemoryUnused && !g.cfg.StrictGuard || r.Memory <= driver.MemoryNew && g.cfg.Bootstrap {
+		if r.Memory == quorum.MemoryUnused && !g.cfg.StrictGuard || r.Memory <= quorum.MemoryNew && g.cfg.Bootstrap {
 			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", nil
 		}
 	}
@@ -106,7 +107,7 @@ func (f *router) prepare(ctx context.Context, p *process, q *driver.Quorum) (mod
 // review checks in the background, every half guard while the server gets bids, whether it
 // would still pass a first handshake: its settings may now let it evict keys. If not, a
 // handshake refuses the next bid, with the reason.
-func (f *router) review(p *process, g *guarded, q *driver.Quorum) {
+func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 	now, last := time.Now().UnixNano(), g.reviewed.Load()
 	if age := time.Duration(now - last); age >= 0 && age < g.terms.Guard/2 || !g.reviewed.CompareAndSwap(last, now) {
 		return
@@ -131,21 +132,21 @@ func (f *router) review(p *process, g *guarded, q *driver.Quorum) {
 }
 
 // look asks the server for its memory, and changes nothing.
-func (f *router) look(ctx context.Context, q *driver.Quorum) (*driver.MemoryReport, error) {
+func (f *router) look(ctx context.Context, q *quorum.Info) (*quorum.MemoryReport, error) {
 	r, err := f.lookAtMemory(ctx, q)
-	if err != nil || r.Memory == driver.MemoryKept || !f.guard.isMarked(ctx) {
+	if err != nil || r.Memory == quorum.MemoryKept || !f.guard.isMarked(ctx) {
 		return r, err
 	}
 	// There is a marker, so the server once had a memory. Look again: if the memory is still
 	// missing it was removed, and not just about to be written by another client.
-	if r, err = f.lookAtMemory(ctx, q); err == nil && r.Memory != driver.MemoryKept {
-		r.Memory = driver.MemoryFlushed
+	if r, err = f.lookAtMemory(ctx, q); err == nil && r.Memory != quorum.MemoryKept {
+		r.Memory = quorum.MemoryFlushed
 	}
 	return r, err
 }
 
 // lookAtMemory is a look that ignores the marker.
-func (f *router) lookAtMemory(ctx context.Context, q *driver.Quorum) (*driver.MemoryReport, error) {
+func (f *router) lookAtMemory(ctx context.Context, q *quorum.Info) (*quorum.MemoryReport, error) {
 	c := &pipeline.Call{Text: lua.Look, Keys: []string{f.guard.meta}}
 	sent := time.Now()
 	if err := f.hello.Do(ctx, c); err != nil {
@@ -159,13 +160,13 @@ func (f *router) lookAtMemory(ctx context.Context, q *driver.Quorum) (*driver.Me
 		return nil, pipeline.NotSent(errGarbled)
 	}
 	f.serves(f.guard.meta, run, us, sent, time.Now())
-	r := &driver.MemoryReport{Memory: driver.MemoryNew, Clock: time.UnixMicro(us), Server: run}
+	r := &quorum.MemoryReport{Memory: quorum.MemoryNew, Clock: time.UnixMicro(us), Server: run}
 	switch {
 	case meta != "":
-		r.Memory = driver.MemoryKept
+		r.Memory = quorum.MemoryKept
 		memory.Report(r, meta)
 	case time.Duration(up-1)*time.Second > q.Proposal().Quarantine: // the uptime has whole seconds, from a clock with whole seconds
-		r.Memory = driver.MemoryUnused
+		r.Memory = quorum.MemoryUnused
 	}
 	return r, nil
 }
@@ -175,7 +176,7 @@ func (f *router) lookAtMemory(ctx context.Context, q *driver.Quorum) (*driver.Me
 const seenFor = 5 * time.Second
 
 // bootstrap makes a handshake in this mode with the observed process.
-func (f *router) bootstrap(ctx context.Context, q *driver.Quorum, mode string, seen *driver.MemoryReport) error {
+func (f *router) bootstrap(ctx context.Context, q *quorum.Info, mode string, seen *quorum.MemoryReport) error {
 	p, _, err := f.process(ctx, f.guard.meta)
 	if err != nil {
 		return err
@@ -198,7 +199,7 @@ func (f *router) bootstrap(ctx context.Context, q *driver.Quorum, mode string, s
 		if now != p || code == 3 {
 			return errChanged
 		}
-		if err := f.guard.readHandshake(ctx, p, q, c.Reply); err != nil || code != 4 || mode != memory.Modes[driver.StateNew] {
+		if err := f.guard.readHandshake(ctx, p, q, c.Reply); err != nil || code != 4 || mode != memory.Modes[quorum.StateNew] {
 			return err
 		}
 	}

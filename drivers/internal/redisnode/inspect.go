@@ -245,12 +245,12 @@ func glob(s string) string {
 }
 
 // Break frees the lock, if its holder's token is fence, and wakes its waiters.
-func (n *Node) Break(ctx context.Context, key string, fence uint64) error {
+func (n *Node) Break(ctx context.Context, key string, h driver.Holder) error {
 	if n.closed.Load() {
 		return driver.ErrClosed
 	}
 	channel := n.names.Channel(key)
-	a, err := n.try(ctx, lua.Break, []string{n.names.Lock(key)}, "0", strconv.FormatUint(fence, 10), channel)
+	a, err := n.try(ctx, lua.Break, []string{n.names.Lock(key)}, "0", strconv.FormatUint(h.Fence, 10), channel)
 	if err != nil {
 		return n.explain(key, err)
 	}

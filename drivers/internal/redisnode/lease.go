@@ -11,6 +11,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
@@ -21,7 +22,7 @@ type Lease struct {
 	key    string
 	value  string // the stored value: owner|token
 	names  names.Siblings
-	quorum *driver.Quorum
+	quorum *quorum.Info
 
 	renewing sync.Mutex // one renewal at a time
 

@@ -15,6 +15,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/waitqueue"
@@ -50,12 +51,12 @@ type Node struct {
 }
 
 var (
-	_ driver.Backend    = (*Node)(nil)
-	_ driver.Watcher    = (*Node)(nil)
-	_ driver.Inspector  = (*Node)(nil)
-	_ driver.Admin      = (*Node)(nil)
-	_ driver.GuardAdmin = (*Node)(nil)
-	_ async.Backend     = (*Node)(nil)
+	_ driver.Backend   = (*Node)(nil)
+	_ driver.Watcher   = (*Node)(nil)
+	_ driver.Inspector = (*Node)(nil)
+	_ driver.Admin     = (*Node)(nil)
+	_ quorum.Admin     = (*Node)(nil)
+	_ async.Backend    = (*Node)(nil)
 )
 
 // Info returns what the backend can do. MinTTL is 10 ms, MaxTTL 30 days, or the restart
@@ -111,7 +112,7 @@ type span struct {
 
 // span returns how long a lock with this TTL, and its counter, are kept: the lock for the
 // client's TTL and the grace, in which nobody else gets a lock that was not released.
-func (n *Node) span(ttl time.Duration, q *driver.Quorum) *span {
+func (n *Node) span(ttl time.Duration, q *quorum.Info) *span {
 	lock, counter := n.kept(ttl, q), n.counterLife(ttl, q)
 	last := n.lastSpan.Load()
 	if last == nil || last.lock != lock || last.counter != counter { // most locks of a program have the same TTL
@@ -126,7 +127,7 @@ func millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
 }
 
-func (n *Node) kept(ttl time.Duration, q *driver.Quorum) time.Duration {
+func (n *Node) kept(ttl time.Duration, q *quorum.Info) time.Duration {
 	switch {
 	case q != nil && n.guard.of(q) != nil:
 		return ttl // the script adds the grace of the server's terms
@@ -140,7 +141,7 @@ func (n *Node) kept(ttl time.Duration, q *driver.Quorum) time.Duration {
 
 // counterLife returns the life of a counter: longer than the lock's, so that List finds it, and
 // longer than a quarantine of a quorum's node.
-func (n *Node) counterLife(ttl time.Duration, q *driver.Quorum) time.Duration {
+func (n *Node) counterLife(ttl time.Duration, q *quorum.Info) time.Duration {
 	life := counterLife
 	if q != nil {
 		life = max(life, 2*q.Guard+time.Minute)

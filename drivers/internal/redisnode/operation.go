@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
@@ -64,7 +65,7 @@ func (n *Node) replicated(a *answer) error {
 func notAfter(p *process, t time.Time) string { return strconv.FormatInt(p.clock.at(t), 10) }
 
 // fenced returns the KEYS of a script that may set the counter.
-func (n *Node) fenced(keys []string, lock, counter, key string, q *driver.Quorum) []string {
+func (n *Node) fenced(keys []string, lock, counter, key string, q *quorum.Info) []string {
 	keys = append(keys, lock, counter, n.mark(key))
 	if q != nil {
 		keys = append(keys, n.guard.meta)

@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
@@ -22,7 +22,7 @@ type process struct {
 
 // guarded is the knowledge about the guard of one server process, under one set of terms.
 type guarded struct {
-	terms   driver.Terms        // immutable
+	terms   quorum.Terms        // immutable
 	encoded string              // the terms, as the server has them
 	scripts [lua.Ops]lua.Script // bound to the process and the terms
 	batches batcher

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -65,21 +66,21 @@ func TestAQuarantineWithoutAnEndSaysSo(t *testing.T) {
 	t.Parallel()
 	s := server.Redis(t)
 	n, _ := newGuarded(t, plain(t, s), func(c *Config) { c.Guard, c.Bootstrap = 0, false })
-	q := &driver.Quorum{Terms: testTerms(3, time.Minute, time.Second)}
+	q := &quorum.Info{Terms: testTerms(3, time.Minute, time.Second)}
 	_, err := n.Acquire(t.Context(), &driver.Request{Key: "k", Owner: "o", TTL: 10 * time.Second, Quorum: q})
 	r := wantRefused(t, err, "until the clocks")
 	if r.RetryAfter <= 0 || r.RetryAfter > time.Second {
 		t.Errorf("RetryAfter is %v", r.RetryAfter)
 	}
-	if _, err := n.Bootstrap(t.Context(), &driver.Bootstrap{Quorum: q, Statement: driver.StateNew}); err != nil {
+	if _, err := n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: q, Statement: quorum.StateNew}); err != nil {
 		t.Fatal(err)
 	}
 	changed := *q
 	changed.Guard *= 2
-	if _, err := n.Bootstrap(t.Context(), &driver.Bootstrap{Quorum: &changed, Statement: driver.StateTerms}); err != nil {
+	if _, err := n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: &changed, Statement: quorum.StateTerms}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = n.Bootstrap(t.Context(), &driver.Bootstrap{Quorum: &changed, Statement: driver.StateTermsSettled})
+	_, err = n.Bootstrap(t.Context(), &quorum.Bootstrap{Quorum: &changed, Statement: quorum.StateTermsSettled})
 	if r := wantRefused(t, err, "until the clocks"); r.RetryAfter <= 0 || strings.Contains(err.Error(), "another -") {
 		t.Errorf("RetryAfter is %v: %v", r.RetryAfter, err)
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
@@ -44,7 +44,7 @@ func (a *answer) listed() int64 {
 }
 
 // terms returns the terms with which a quorum's node answered; nil: it has none.
-func (a *answer) terms(q *driver.Quorum) *driver.Terms {
+func (a *answer) terms(q *quorum.Info) *quorum.Terms {
 	if q == nil || a.guard == nil {
 		return nil
 	}
@@ -69,9 +69,9 @@ func (a *answer) observe(us int64) time.Time {
 // A request is a script to run.
 type request struct {
 	op   lua.Op
-	q    *driver.Quorum // whose restart guard must be kept; nil: none
-	ttl  time.Duration  // must not be longer than the guard; zero: not requested
-	keys []string       // the first routes it; with a guard, the last is meta
+	q    *quorum.Info  // whose restart guard must be kept; nil: none
+	ttl  time.Duration // must not be longer than the guard; zero: not requested
+	keys []string      // the first routes it; with a guard, the last is meta
 
 	script interface {
 		// args appends ARGV, with the not-after by the process's clock; it may be called

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // An Op names a script.
@@ -121,7 +121,7 @@ func Bind(run string) [Ops]Script {
 // before them: for the process, these terms, and one space of keys. The space is in the text
 // because a text is callable as soon as any handshake has loaded it, and a handshake repairs
 // only the memory of its own space.
-func BindGuarded(run, space, encoded string, t *driver.Terms) [Ops]Script {
+func BindGuarded(run, space, encoded string, t *quorum.Terms) [Ops]Script {
 	var bound [Ops]Script
 	for _, o := range []Op{Acquire, Join, Renew, Batch} {
 		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",

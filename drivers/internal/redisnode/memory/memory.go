@@ -8,31 +8,31 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 )
 
 // EncodeTerms encodes terms like the server: see lua/guard.lua.
-func EncodeTerms(t *driver.Terms) string {
+func EncodeTerms(t *quorum.Terms) string {
 	us := func(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 	return fmt.Sprintf("%d/%d/%d/%d/%d/%d/%d", t.N, us(t.Guard), us(t.Excuse), us(t.Allowance), us(t.Quarantine), us(t.Grace), t.Drift)
 }
 
 // ParseTerms decodes the result of EncodeTerms.
-func ParseTerms(encoded string) (driver.Terms, bool) {
+func ParseTerms(encoded string) (quorum.Terms, bool) {
 	var n [7]int64
 	fields := strings.Split(encoded, "/")
 	if len(fields) != len(n) {
-		return driver.Terms{}, false
+		return quorum.Terms{}, false
 	}
 	for i, f := range fields {
 		var err error
 		if n[i], err = strconv.ParseInt(f, 10, 64); err != nil || n[i] < 0 || n[i] > 1<<53 {
-			return driver.Terms{}, false
+			return quorum.Terms{}, false
 		}
 	}
 	us := func(i int) time.Duration { return time.Duration(n[i]) * time.Microsecond }
-	return driver.Terms{N: int(n[0]), Guard: us(1), Excuse: us(2), Allowance: us(3), Quarantine: us(4), Grace: us(5), Drift: int(n[6])}, true
+	return quorum.Terms{N: int(n[0]), Guard: us(1), Excuse: us(2), Allowance: us(3), Quarantine: us(4), Grace: us(5), Drift: int(n[6])}, true
 }
 
 // Terms returns the encoded terms in a server's memory, and next: those to which it is changing,
@@ -48,7 +48,7 @@ func Terms(meta string) (terms string, next string) {
 
 // HandshakeArgs returns the arguments of a handshake. Until the time until, by its clock, the
 // server may count as new.
-func HandshakeArgs(q *driver.Quorum, mode string, until int64) []string {
+func HandshakeArgs(q *quorum.Info, mode string, until int64) []string {
 	others := int64(0)
 	if q.N > 1 {
 		others = -1
@@ -88,7 +88,7 @@ func InQuarantine(why string, till, now int64) string {
 }
 
 // Report adds the terms of meta to r.
-func Report(r *driver.MemoryReport, meta string) {
+func Report(r *quorum.MemoryReport, meta string) {
 	encoded, next := Terms(meta)
 	if t, ok := ParseTerms(encoded); ok {
 		r.Terms = &t
@@ -103,6 +103,6 @@ func Report(r *driver.MemoryReport, meta string) {
 }
 
 // Modes are a handshake's names for the statements.
-var Modes = map[driver.Statement]string{
-	driver.StateNew: "bootstrap", driver.StateNodes: "nodes", driver.StateTerms: "terms", driver.StateTermsSettled: "settled",
+var Modes = map[quorum.Statement]string{
+	quorum.StateNew: "bootstrap", quorum.StateNodes: "nodes", quorum.StateTerms: "terms", quorum.StateTermsSettled: "settled",
 }

@@ -4,20 +4,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 func TestTermsSurviveTheirEncoding(t *testing.T) {
 	const us = time.Microsecond
-	now := driver.Terms{N: 5, Guard: 30 * time.Second, Excuse: 1 * us, Allowance: 2 * us, Quarantine: time.Hour + us, Grace: 3 * us, Drift: 1}
+	now := quorum.Terms{N: 5, Guard: 30 * time.Second, Excuse: 1 * us, Allowance: 2 * us, Quarantine: time.Hour + us, Grace: 3 * us, Drift: 1}
 	next := now
 	next.Guard = time.Minute
-	for _, terms := range []driver.Terms{now, next, {}} {
+	for _, terms := range []quorum.Terms{now, next, {}} {
 		if got, ok := ParseTerms(EncodeTerms(&terms)); !ok || got != terms {
 			t.Errorf("%+v is decoded as %+v, %v", terms, got, ok)
 		}
 	}
-	var r driver.MemoryReport
+	var r quorum.MemoryReport
 	Report(&r, "2 run/"+EncodeTerms(&now)+" 0 0 1700000000000000:"+EncodeTerms(&next))
 	if r.Terms == nil || *r.Terms != now || r.Next == nil || *r.Next != next || r.From.UnixMicro() != 1700000000000000 {
 		t.Errorf("the report is %+v", r)
@@ -31,7 +31,7 @@ func TestWhatNoServerRemembersIsNoTerms(t *testing.T) {
 		}
 	}
 	for _, meta := range []string{"", "2 run/1/2/3/4/5/6/7", "3 run/1/2/3/4/5/6/7 0 0 -"} {
-		r := driver.MemoryReport{}
+		r := quorum.MemoryReport{}
 		if Report(&r, meta); r.Terms != nil || r.Next != nil {
 			t.Errorf("the report of %q is %+v", meta, r)
 		}

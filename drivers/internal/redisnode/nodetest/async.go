@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -58,9 +59,9 @@ func (t term) Due() time.Time              { return t.end }
 // starting: started calls have the same effects as blocking calls, with broken connections,
 // servers that hang and lost scripts, with and without a restart guard.
 func (s *suite) starting(t *testing.T) {
-	for name, q := range map[string]*driver.Quorum{
+	for name, q := range map[string]*quorum.Info{
 		"alone": nil,
-		"in a quorum": {Terms: driver.Terms{
+		"in a quorum": {Terms: quorum.Terms{
 			N: 1, Guard: time.Minute, Excuse: 300 * time.Millisecond, Allowance: 100 * time.Millisecond,
 			Grace: 850 * time.Millisecond, Drift: 1,
 		}},

@@ -387,10 +387,10 @@ func (s *suite) inspector(t *testing.T) {
 		t.Errorf("Lookup of a free key: %+v, %v", st, err)
 	}
 	admin := b.(driver.Admin)
-	if err := admin.Break(context.Background(), "job[0]", fences[0]+1); !errors.Is(err, driver.ErrLost) {
+	if err := admin.Break(context.Background(), "job[0]", driver.Holder{Fence: fences[0] + 1}); !errors.Is(err, driver.ErrLost) {
 		t.Errorf("Break with another token: %v", err)
 	}
-	if err := admin.Break(context.Background(), "job[0]", fences[0]); err != nil {
+	if err := admin.Break(context.Background(), "job[0]", driver.Holder{Fence: fences[0]}); err != nil {
 		t.Errorf("Break: %v", err)
 	}
 	if st, err = in.Lookup(context.Background(), "job[0]"); err != nil || len(st.Holders) != 0 {

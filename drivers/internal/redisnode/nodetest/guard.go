@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -133,7 +134,7 @@ func (s *suite) guardForgets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(h.Of(driver.NoticeBootstrapped, "votes at once")); n != 1 {
+	if n := len(h.Of(quorum.NoticeBootstrapped, "votes at once")); n != 1 {
 		t.Errorf("%d notices say that it is new", n)
 	}
 	run(t, srv, "SAVE")
@@ -165,7 +166,7 @@ func (s *suite) guardForgets(t *testing.T) {
 		}
 		return err
 	})
-	if n := len(h.Of(driver.NoticeQuarantined, "was restarted")); n != 1 {
+	if n := len(h.Of(quorum.NoticeQuarantined, "was restarted")); n != 1 {
 		t.Errorf("%d notices say that it was restarted", n)
 	}
 }
@@ -183,7 +184,7 @@ func (s *suite) guardFlush(t *testing.T) {
 			t.Errorf("after SCRIPT FLUSH: %v", err)
 		}
 	}
-	if n := len(h.Of(driver.NoticeQuarantined, "")); n != 0 {
+	if n := len(h.Of(quorum.NoticeQuarantined, "")); n != 0 {
 		t.Errorf("%d quarantines", n)
 	}
 	_, _ = l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}) // it has its marker
@@ -241,16 +242,16 @@ func (s *suite) guardNew(t *testing.T) {
 		case c.votes && err != nil:
 			t.Errorf("%+v: %v", c, err)
 		case c.votes:
-			if len(h.Of(driver.NoticeBootstrapped, "votes at once")) != 1 || len(h.Of(driver.NoticeQuarantined, "")) != 0 {
+			if len(h.Of(quorum.NoticeBootstrapped, "votes at once")) != 1 || len(h.Of(quorum.NoticeQuarantined, "")) != 0 {
 				t.Errorf("%+v: the notices are %+v", c, h.All())
 			}
 		default:
 			quarantined(t, err, 30*time.Second, "new")
-			if len(h.Of(driver.NoticeBootstrapped, "")) != 0 || len(h.Of(driver.NoticeQuarantined, "new")) != 1 {
+			if len(h.Of(quorum.NoticeBootstrapped, "")) != 0 || len(h.Of(quorum.NoticeQuarantined, "new")) != 1 {
 				t.Errorf("%+v: the notices are %+v", c, h.All())
 			}
 			// An operator's statement does not end a quarantine that has begun.
-			if r, err := b.(driver.GuardAdmin).Bootstrap(context.Background(), &driver.Bootstrap{}); err == nil && r.Memory != driver.MemoryKept {
+			if r, err := b.(quorum.Admin).Bootstrap(context.Background(), &quorum.Bootstrap{}); err == nil && r.Memory != quorum.MemoryKept {
 				t.Errorf("%+v: Bootstrap says %+v", c, r)
 			}
 		}
@@ -258,7 +259,7 @@ func (s *suite) guardNew(t *testing.T) {
 	// Before the first contact a statement counts.
 	fresh()
 	b, _ := s.guarded(t, srv, "restart_guard=30s&strict_guard=true")
-	if r, err := b.(driver.GuardAdmin).Bootstrap(context.Background(), &driver.Bootstrap{}); err != nil || r.Memory != driver.MemoryNew {
+	if r, err := b.(quorum.Admin).Bootstrap(context.Background(), &quorum.Bootstrap{}); err != nil || r.Memory != quorum.MemoryNew {
 		t.Errorf("Bootstrap: %+v, %v", r, err)
 	}
 	if _, err := s.bid(b, "k"); err != nil {
@@ -359,7 +360,7 @@ func (s *suite) guardMessages(t *testing.T) {
 	}
 	cluster := s.open(t, s.url("127.0.0.1:1", "?topology=cluster"))
 	req := s.ask("k", time.Second)
-	req.Quorum = quorum(3, nil)
+	req.Quorum = partOf(3, nil)
 	_, err = cluster.Acquire(context.Background(), req)
 	forEver(t, err, "Cluster", "restart_guard=off")
 }
@@ -382,7 +383,7 @@ func (s *suite) guardDurable(t *testing.T) {
 	if _, err := l.Renew(context.Background(), &driver.Renewal{TTL: 20 * time.Second}); err != nil {
 		t.Errorf("a renewal after the restart: %v", err)
 	}
-	if n := len(h.Of(driver.NoticeQuarantined, "")); n != 0 {
+	if n := len(h.Of(quorum.NoticeQuarantined, "")); n != 0 {
 		t.Errorf("%d quarantines: %+v", n, h.All())
 	}
 	run(t, always, "FLUSHALL") // durable or not
@@ -407,9 +408,9 @@ func (s *suite) guardDurable(t *testing.T) {
 	}
 }
 
-// quorum makes requests like a quorum of n nodes.
-func quorum(n int, others func() time.Time) *driver.Quorum {
-	return &driver.Quorum{Terms: driver.Terms{
+// partOf makes requests like a quorum of n nodes.
+func partOf(n int, others func() time.Time) *quorum.Info {
+	return &quorum.Info{Terms: quorum.Terms{
 		N: n, Guard: 30 * time.Second, Excuse: 300 * time.Millisecond, Allowance: 100 * time.Millisecond,
 		Quarantine: 30*time.Second + 500*time.Millisecond, Grace: time.Second, Drift: 1,
 	}, OtherClocks: others}
@@ -418,15 +419,15 @@ func quorum(n int, others func() time.Time) *driver.Quorum {
 func (s *suite) guardNode(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	b := s.open(t, s.url(srv.Addr(), ""))
-	admin := b.(driver.GuardAdmin)
+	admin := b.(quorum.Admin)
 	var zone time.Duration // how far the other nodes' clocks are ahead; negative: unknown
-	q := quorum(5, func() time.Time {
+	q := partOf(5, func() time.Time {
 		if zone < 0 {
 			return time.Time{}
 		}
 		return time.Now().Add(zone)
 	})
-	bid := func(q *driver.Quorum, alter func(*driver.Request)) (driver.Lease, error) {
+	bid := func(q *quorum.Info, alter func(*driver.Request)) (driver.Lease, error) {
 		req := s.ask(fmt.Sprint("k", s.owner.Add(1)), 10*time.Second)
 		req.Quorum = q
 		if alter != nil {
@@ -434,12 +435,12 @@ func (s *suite) guardNode(t *testing.T) {
 		}
 		return b.Acquire(context.Background(), req)
 	}
-	look := func(want driver.Memory) *driver.MemoryReport {
+	look := func(want quorum.Memory) *quorum.MemoryReport {
 		t.Helper()
-		var r *driver.MemoryReport
+		var r *quorum.MemoryReport
 		var err error
 		eventually(t, func() error {
-			r, err = admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q, DryRun: true})
+			r, err = admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: q, DryRun: true})
 			return err
 		})
 		if err != nil || r.Memory != want || r.Server == "" || time.Since(r.Clock).Abs() > time.Minute {
@@ -448,20 +449,20 @@ func (s *suite) guardNode(t *testing.T) {
 		return r
 	}
 
-	look(driver.MemoryNew)
-	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: q}); err != nil {
+	look(quorum.MemoryNew)
+	if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: q}); err != nil {
 		t.Fatal(err)
 	}
-	look(driver.MemoryKept)
+	look(quorum.MemoryKept)
 	l, err := bid(q, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	// Another number of nodes.
-	_, err = bid(quorum(3, nil), nil)
+	_, err = bid(partOf(3, nil), nil)
 	forEver(t, err, "is a node of a quorum of 5, and this one has 3", "dlock bootstrap --nodes", srv.Addr())
-	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, nil)}); err == nil || !strings.Contains(err.Error(), "quorum of 5") {
+	if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: partOf(3, nil)}); err == nil || !strings.Contains(err.Error(), "quorum of 5") {
 		t.Errorf("Bootstrap with another number: %v", err)
 	}
 
@@ -492,7 +493,7 @@ func (s *suite) guardNode(t *testing.T) {
 	}
 
 	// A client with a longer guard uses the server's guard.
-	longer := quorum(5, q.OtherClocks)
+	longer := partOf(5, q.OtherClocks)
 	longer.Guard, longer.Quarantine = 50*time.Second, 51*time.Second
 	_, err = bid(longer, nil)
 	quarantined(t, err, 30*time.Second)
@@ -500,11 +501,11 @@ func (s *suite) guardNode(t *testing.T) {
 	forEver(t, err, "40s is over the restart guard that the node keeps, 30s, and this client's restart_guard is 50s")
 
 	// A statement makes the server's guard longer: protections grow at once, and permissions later.
-	for i, state := range []driver.Statement{driver.StateTerms, driver.StateTermsSettled} {
-		if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: longer, Statement: state}); err != nil {
+	for i, state := range []quorum.Statement{quorum.StateTerms, quorum.StateTermsSettled} {
+		if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: longer, Statement: state}); err != nil {
 			t.Fatal(err)
 		}
-		r := look(driver.MemoryKept)
+		r := look(quorum.MemoryKept)
 		if r.Terms == nil || r.Next == nil || r.Terms.Guard != q.Guard || r.Terms.Quarantine != longer.Quarantine || *r.Next != longer.Terms {
 			t.Errorf("the terms are %+v, and next %+v", r.Terms, r.Next)
 		}
@@ -525,19 +526,19 @@ func (s *suite) guardNode(t *testing.T) {
 	quarantined(t, err, 50*time.Second)
 
 	// A quorum of another number of nodes, after a statement.
-	if _, err := admin.Bootstrap(context.Background(), &driver.Bootstrap{Quorum: quorum(3, q.OtherClocks), Statement: driver.StateNodes}); err != nil {
+	if _, err := admin.Bootstrap(context.Background(), &quorum.Bootstrap{Quorum: partOf(3, q.OtherClocks), Statement: quorum.StateNodes}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = bid(quorum(3, q.OtherClocks), nil)
+	_, err = bid(partOf(3, q.OtherClocks), nil)
 	quarantined(t, err, 50*time.Second, "number of nodes was changed")
 	_, err = bid(q, nil)
 	forEver(t, err, "is a node of a quorum of 3, and this one has 5")
 
 	run(t, srv, "FLUSHALL")
-	look(driver.MemoryFlushed)
+	look(quorum.MemoryFlushed)
 	crash(t, srv)
 	run(t, srv, "FLUSHALL")
-	look(driver.MemoryNew)
+	look(quorum.MemoryNew)
 }
 
 func (s *suite) guardPromoted(t *testing.T) {
@@ -602,7 +603,7 @@ func (s *suite) guardSpaces(t *testing.T) {
 			spaces = append(spaces, b)
 		}
 	}
-	if n := len(h.Of(driver.NoticeBootstrapped, "")); n != len(spaces) {
+	if n := len(h.Of(quorum.NoticeBootstrapped, "")); n != len(spaces) {
 		t.Errorf("%d of %d were new", n, len(spaces))
 	}
 	run(t, srv, "SAVE")
@@ -610,7 +611,7 @@ func (s *suite) guardSpaces(t *testing.T) {
 	for i, b := range spaces { // each by itself: one handshake does not repair another guard
 		_, err := s.bid(b, "k2")
 		quarantined(t, err, 30*time.Second, "was restarted")
-		if n := len(h.Of(driver.NoticeQuarantined, "")); n != i+1 {
+		if n := len(h.Of(quorum.NoticeQuarantined, "")); n != i+1 {
 			t.Errorf("%d quarantines of %d", n, i+1)
 		}
 	}

@@ -1,8 +1,8 @@
-package driver
+package printable
 
 import "testing"
 
-func TestPrintable(t *testing.T) {
+func TestText(t *testing.T) {
 	for s, want := range map[string]string{
 		"":                         "",
 		`plain "text" \ and ü`:     `plain "text" \ and ü`,
@@ -12,7 +12,7 @@ func TestPrintable(t *testing.T) {
 		"bytes \xff\xfe":           `bytes \xff\xfe`,
 		"replaced \ufffd":          "replaced \ufffd",
 	} {
-		if got := Printable(s); got != want {
+		if got := Text(s); got != want {
 			t.Errorf("%q is %s, want %s", s, got, want)
 		}
 	}

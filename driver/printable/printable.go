@@ -1,0 +1,47 @@
+// Package printable writes what somebody else chose so that it disturbs no terminal and no log.
+package printable
+
+import (
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Text returns text that somebody else chose, such as a key, the value of a foreign lock or
+// a server's error, so that it cannot disturb a terminal or a line of a log: it escapes, as a Go
+// string does, control characters, line breaks, characters that change the direction of text,
+// and bytes that are not UTF-8.
+func Text(s string) string {
+	var b strings.Builder
+	kept := 0 // where the text begins that is not in b yet
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		bad := r == utf8.RuneError && size == 1
+		if bad || !strconv.IsPrint(r) {
+			b.WriteString(s[kept:i])
+			quoted := strconv.Quote(s[i : i+size])
+			b.WriteString(quoted[1 : len(quoted)-1])
+			kept = i + size
+		}
+		i += size
+	}
+	if kept == 0 {
+		return s
+	}
+	b.WriteString(s[kept:])
+	return b.String()
+}
+
+// CommandLine returns a command line for a POSIX shell, with each argument quoted that must be:
+// the form of a driver.Diagnostic's Command. The arguments may hold names from a server.
+func CommandLine(args ...string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+:@%="
+	quoted := make([]string, len(args))
+	for i, arg := range args {
+		quoted[i] = arg
+		if arg == "" || strings.Trim(arg, plain) != "" {
+			quoted[i] = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
