@@ -103,6 +103,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		opt := c.Options()
 		cfg.Addr, cfg.DB = address(opt), opt.DB
 		cfg.Failover = opt.Addr == "FailoverClient"
+		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0
 		cfg.Connections = opt.PoolSize
 		if cfg.Direct.Heeds = opt.ContextTimeoutEnabled && lib.once; !cfg.Direct.Heeds && lib.redis == redis.UniversalClient(c) && keepsHooks() {
@@ -115,6 +116,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		opt := c.Options()
 		cfg.Addr = scheme(opt.TLSConfig != nil) + strings.Join(opt.Addrs, ",")
 		cfg.Cluster, cfg.Failover = true, true
+		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
 		cfg.Connections, cfg.Direct.Heeds = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
 	}

@@ -96,14 +96,24 @@ func (c *client) limit(of *redis.Client, callTimeout time.Duration) redisnode.Di
 var keepsHooks = sync.OnceValue(func() bool {
 	var p probe
 	c := redis.NewClient(&redis.Options{
-		MaxRetries: -1,
-		Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
+		MaxRetries: -1, Protocol: 2, DisableIdentity: true,
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			conn, _ := net.Pipe()
+			return refusing{conn}, nil
+		},
 	})
-	defer c.Close() //nolint:errcheck // it has no connection to close
+	defer c.Close() //nolint:errcheck // it has no connection to a server
 	c.AddHook(&p)
 	_ = c.WithTimeout(time.Second).Ping(context.Background())
 	return p.seen
 })
+
+// refusing is a connection without a server, on which every command is refused: the library would
+// log one that cannot be made.
+type refusing struct{ net.Conn }
+
+func (refusing) Write(p []byte) (int, error) { return len(p), nil }
+func (refusing) Read(p []byte) (int, error)  { return copy(p, "-ERR\r\n"), nil }
 
 // probe is a hook that answers every command itself.
 type probe struct{ seen bool }
@@ -454,10 +464,15 @@ func (s *subscription) broke(err error) error {
 
 func (s *subscription) Close() { _ = s.pubsub.Close() }
 
+func (s *subscription) next() (message any, err error) {
+	defer redisnode.Contain(&err)
+	return s.pubsub.Receive(context.Background())
+}
+
 // receive reports messages until the connection breaks.
 func (s *subscription) receive() {
 	for {
-		message, err := s.pubsub.Receive(context.Background())
+		message, err := s.next()
 		if err != nil {
 			s.Close()
 			s.sink.Broken(s.client.translate(err))

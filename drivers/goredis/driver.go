@@ -1,11 +1,17 @@
 package goredis
 
 import (
+	"context"
+	"crypto/tls"
+	"net"
+	"time"
+
 	"github.com/redis/go-redis/v9"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/resp"
 )
 
 // Driver opens backends by URL. The zero Driver is ready.
@@ -38,20 +44,36 @@ func open(t *redisurl.Target) redis.UniversalClient {
 			Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
 			Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
 			DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-			PoolSize: t.PoolSize,
+			PoolSize: t.PoolSize, Dialer: dial(t),
 		})
 	case redisurl.Cluster:
 		return redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: t.Addrs, Username: t.User, Password: t.Password, TLSConfig: t.TLS,
 			Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
 			DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-			PoolSize: t.PoolSize,
+			PoolSize: t.PoolSize, Dialer: dial(t),
 		})
 	}
 	return redis.NewClient(&redis.Options{
 		Network: t.Network, Addr: t.Addrs[0], Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
 		Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
 		DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-		PoolSize: t.PoolSize,
+		PoolSize: t.PoolSize, Dialer: dial(t),
 	})
+}
+
+// dial returns a function that makes connections, whose replies are checked.
+func dial(t *redisurl.Target) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+		d := &net.Dialer{Timeout: t.DialTimeout, KeepAlive: 5 * time.Minute}
+		if t.TLS != nil {
+			conn, err = (&tls.Dialer{NetDialer: d, Config: t.TLS}).DialContext(ctx, network, addr)
+		} else {
+			conn, err = d.DialContext(ctx, network, addr)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return resp.Check(conn, t.Password, t.SentinelPassword), nil
+	}
 }

@@ -3,6 +3,7 @@ package valkeygo
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -79,7 +80,8 @@ var (
 // retries are harmless: one attempt may run a script twice. The client gets no deadlines,
 // because it would close a connection that others share; its ConnWriteTimeout ends calls to a
 // hanging server. Set Options.ConnWriteTimeout to the same value: it makes a lone caller's lock
-// twice as fast.
+// twice as fast. A reply with a wrong length ends the process within the library; a client that
+// the driver makes is protected from that.
 func New(c valkey.Client, o *Options) (*Backend, error) {
 	if c == nil {
 		return nil, driver.Invalid("client", "is nil")
@@ -87,13 +89,13 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	cluster := isCluster(c)
+	cluster, failover := kind(c)
 	node, err := redisnode.New(redisnode.Config{
 		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Notify: o.Notify,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap, DB: o.DB,
 		Direct:  redisnode.Direct{Longest: o.ConnWriteTimeout},
-		Cluster: cluster, Failover: cluster || strings.Contains(fmt.Sprintf("%T", c), "sentinel"),
+		Cluster: cluster, Failover: failover,
 	})
 	if err != nil {
 		return nil, err
@@ -103,6 +105,17 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 
 func addresses(c valkey.Client) []string { return slices.Sorted(maps.Keys(c.Nodes())) }
 
-// isCluster reports whether c is the client of a Cluster, which only the name of its type
-// shows.
-func isCluster(c valkey.Client) bool { return strings.Contains(fmt.Sprintf("%T", c), "cluster") }
+// kind asks a client, which may be a wrapper, whether its commands find their server by their key's
+// slot, as in a Cluster, and whether another server may take its server's place.
+func kind(c valkey.Client) (cluster, failover bool) {
+	const noSlot = 1 << 15 // of clients that send all commands to one server
+	cmd := c.B().Get().Key("k").Build()
+	cluster = cmd.Slot()&noSlot == 0
+	mode := ""
+	if says := reflect.ValueOf(c).MethodByName("Mode"); says.IsValid() && says.Type().NumIn() == 0 && says.Type().NumOut() == 1 {
+		mode = says.Call(nil)[0].String()
+	} else { // older releases show it only by the name of the type
+		mode = fmt.Sprintf("%T", c)
+	}
+	return cluster, cluster || strings.Contains(mode, "sentinel")
+}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/resp"
 )
 
 // client adapts valkey-go to redisnode's interface.
@@ -67,7 +68,7 @@ func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.C
 	if err != nil {
 		return nil, err
 	}
-	m := &mortal{Conn: conn, client: c, begun: begun}
+	m := &mortal{Conn: resp.Check(conn, c.secrets()...), client: c, begun: begun}
 	m.forget = context.AfterFunc(c.life, func() { _ = conn.Close() }) // its users get the error
 	m.limit = time.AfterFunc(limit-time.Since(begun), func() {
 		if !m.met.Load() {
@@ -224,10 +225,12 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 // checkReplica drops the client if its server says that it is a replica.
 func (c *client) checkReplica(v valkey.Client, err error) {
 	var reply redisnode.ServerError
-	if errors.As(err, &reply) && strings.HasPrefix(string(reply), "READONLY") && !isCluster(v) {
+	if errors.As(err, &reply) && strings.HasPrefix(string(reply), "READONLY") && !inCluster(v) {
 		c.leave(v)
 	}
 }
+
+func inCluster(v valkey.Client) bool { cluster, _ := kind(v); return cluster }
 
 // pipeline runs calls in one round trip.
 func (c *client) pipeline(ctx context.Context, v valkey.Client, calls []*redisnode.Call) {
@@ -364,7 +367,7 @@ func (c *client) Servers(ctx context.Context) (servers []redisnode.Server, err e
 	}
 	for addr, one := range v.Nodes() {
 		n := &node{client: c, valkey: one, addr: "valkey://" + addr}
-		if isCluster(v) {
+		if inCluster(v) {
 			if replica, err := n.replica(ctx); err != nil {
 				return nil, err
 			} else if replica {

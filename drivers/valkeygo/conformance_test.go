@@ -3,7 +3,9 @@ package valkeygo_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/nodetest"
 	"github.com/redlock-go/redlock/drivers/valkeygo"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var tested = nodetest.Driver{
@@ -52,6 +55,51 @@ func TestDriver(t *testing.T) { nodetest.Run(t, tested) }
 func TestUnusableClientsAreRefused(t *testing.T) {
 	if _, err := valkeygo.New(nil, nil); !errors.Is(err, driver.ErrInvalid) {
 		t.Errorf("nil: got %v, want ErrInvalid", err)
+	}
+}
+
+// A wrapper is an application's, which measures calls, say.
+type wrapper struct{ valkey.Client }
+
+func TestAWrappedClientOfAClusterIsTakenForWhatItIs(t *testing.T) {
+	t.Parallel()
+	s := server.Valkey(t, server.WithCluster())
+	if _, err := s.Do("CLUSTER", "ADDSLOTSRANGE", "0", "16383"); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for ; ; <-tick.C {
+		reply, err := s.Do("CLUSTER", "INFO")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(reply.(string), "cluster_state:ok") {
+			break
+		}
+	}
+	c, err := valkey.NewClient(valkey.ClientOption{InitAddress: []string{s.Addr()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	b, err := valkeygo.New(&wrapper{c}, &valkeygo.Options{CallTimeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	for i := range 10 {
+		key := fmt.Sprint("k", i)
+		l, err := b.Acquire(t.Context(), &driver.Request{Key: key, Owner: "o", TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Watch(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -31,7 +31,7 @@ func (c *client) Subscribe(_ context.Context, sink redisnode.Sink, channels []st
 	s.broken = conn.SetPubSubHooks(hooks)
 	s.push(true, channels)
 	slot := ""
-	if isCluster(v) {
+	if inCluster(v) {
 		slot = channels[len(channels)-1]
 	}
 	go s.work(slot)
@@ -99,8 +99,7 @@ func (s *subscription) work(key string) {
 		s.release()
 	}()
 	if key != "" {
-		cmd := s.conn.B().Eval().Script("return 1").Numkeys(1).Key(key).Build()
-		if err := s.conn.Do(context.Background(), cmd).Error(); err != nil {
+		if err := s.do(s.conn.B().Eval().Script("return 1").Numkeys(1).Key(key).Build()); err != nil {
 			s.sink.Broken(s.client.translate(err))
 			return
 		}
@@ -165,8 +164,13 @@ func (s *subscription) send(c change) error {
 	if c.add {
 		cmd = s.conn.B().Subscribe().Channel(c.channels...).Build()
 	}
-	if err := s.conn.Do(context.Background(), cmd).Error(); !valkey.IsValkeyNil(err) {
+	if err := s.do(cmd); !valkey.IsValkeyNil(err) {
 		return err
 	}
 	return nil
+}
+
+func (s *subscription) do(cmd valkey.Completed) (err error) {
+	defer redisnode.Contain(&err)
+	return s.conn.Do(context.Background(), cmd).Error()
 }

@@ -57,6 +57,9 @@ func NotSent(err error) error { return pipeline.NotSent(err) }
 // Reply returns an error reply without the secrets that it may quote: see pipeline.Reply.
 func Reply(text string, secrets ...string) ServerError { return pipeline.Reply(text, secrets...) }
 
+// Contain, deferred, makes an error of a panic: see pipeline.Contain.
+var Contain = pipeline.Contain
+
 // Transaction returns the commands before and after a script with Behind set, which leave no
 // lasting write. The reply of the last command is a list that ends with the script's reply.
 func Transaction(behind string) (before [2][]string, after []string) {
@@ -97,8 +100,10 @@ func heed[T any](ctx context.Context, wg *async.Tracker, do func() (T, error)) (
 	}
 	done := make(chan result, 1)
 	wg.Go(func() {
-		value, err := do()
-		done <- result{value, err}
+		var r result
+		defer func() { done <- r }()
+		defer Contain(&r.err)
+		r.value, r.err = do()
 	})
 	select {
 	case r := <-done:

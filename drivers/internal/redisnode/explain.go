@@ -121,8 +121,11 @@ func (n *Node) verdict(key string, e pipeline.ServerError) *driver.RefusedError 
 		return no(0, "the key %q holds something that is not the mark of the fencing counters: remove it, or use another prefix", n.mark(key))
 	case strings.Contains(text, "fencing counter"):
 		return no(0, "the counter %q is no number, or at its end", n.names.Counter(key))
-	case strings.Contains(text, "unknown command"), strings.Contains(text, "Unknown Redis command"):
-		return no(0, "the server lacks a command that is needed")
+	case strings.Contains(text, "unknown command"), strings.Contains(text, "Unknown Redis command"), strings.Contains(text, "scripting engine"):
+		if command := strings.ToUpper(quoted(text)); command != "EVAL" && command != "EVALSHA" && command != "LUA" {
+			return no(0, "the server lacks the command %s: Redis 6.2 or Valkey 7.2 is needed", command)
+		}
+		return no(0, "the server runs no Lua scripts, and every lock needs them: let it load its module for Lua, allow EVAL and EVALSHA, or use another server")
 	}
 	return nil
 }

@@ -106,3 +106,16 @@ func TestAnotherLayoutIsNamed(t *testing.T) {
 		t.Error(r)
 	}
 }
+
+// A server without Lua is refused for good, with what to do.
+func TestAServerWithoutLuaIsRefused(t *testing.T) {
+	t.Parallel()
+	s := server.Redis(t, server.WithArgs("--rename-command", "EVAL", "", "--rename-command", "EVALSHA", ""))
+	for _, guard := range []time.Duration{0, time.Minute} {
+		n, _ := newGuarded(t, plain(t, s), func(c *Config) { c.Guard, c.Bootstrap = guard, guard > 0 })
+		_, err := bid(n, "k")
+		if r := wantRefused(t, err, "runs no Lua scripts"); r.RetryAfter != 0 {
+			t.Errorf("RetryAfter is %v", r.RetryAfter)
+		}
+	}
+}

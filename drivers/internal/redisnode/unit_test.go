@@ -120,7 +120,9 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		"NOPROTO unsupported protocol version":                                      {"too old", false},
 		"ERR max number of clients reached":                                         {"maxclients", true},
 		"ERR DB index is out of range":                                              {"no such database", false},
-		"ERR unknown command 'EVALSHA', with args beginning with:":                  {"lacks a command", false},
+		"ERR unknown command 'EVALSHA', with args beginning with:":                  {"no Lua scripts", false},
+		"ERR Could not find scripting engine 'lua'":                                 {"no Lua scripts", false},
+		"ERR unknown command 'FOO', with args beginning with:":                      {"lacks the command FOO", false},
 		"ERR the fencing counter of this lock holds something else":                 {"no number", false},
 	} {
 		err := n.explain("k", fmt.Errorf("wrapped: %w", ServerError(reply)))

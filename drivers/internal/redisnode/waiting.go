@@ -59,7 +59,8 @@ func (h queueHost) KnownShard(key string) (string, bool) {
 	return p.run, true
 }
 
-func (h queueHost) Subscribe(ctx context.Context, sink pubsub.Sink, channels []string) (pubsub.Subscription, error) {
+func (h queueHost) Subscribe(ctx context.Context, sink pubsub.Sink, channels []string) (s pubsub.Subscription, err error) {
+	defer Contain(&err)
 	return h.node.cfg.Client.Subscribe(ctx, sink, channels)
 }
 

@@ -65,6 +65,7 @@ var alone = []test{
 var together = []test{
 	{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
 	{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
+	{"WrongRepliesEndNoProcess", (*suite).hostile},
 	{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
 	{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
 	{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},

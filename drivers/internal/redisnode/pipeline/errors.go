@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -43,6 +44,14 @@ func Reply(text string, secrets ...string) ServerError {
 		}
 	}
 	return ServerError(code + " " + rest)
+}
+
+// Contain, deferred, makes an error of a panic: one of a client library must not end the
+// application. The outcome of what it did is unknown.
+func Contain(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("panic in the client library: %v", p)
+	}
 }
 
 // ErrNotSent marks the errors of calls that sent no byte.

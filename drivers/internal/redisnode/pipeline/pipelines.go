@@ -500,12 +500,22 @@ func (l *Pipelines) send(calls []*Call, deadline time.Time) time.Duration {
 	if l.cfg.Gatherer != nil && len(calls) > 1 {
 		calls, spread = l.cfg.Gatherer.Gather(calls, promptly*l.roundTrip())
 	}
-	l.cfg.Exec(out, calls)
+	if err := l.exec(out, calls); err != nil {
+		for _, c := range calls {
+			c.Reply, c.Err = nil, err
+		}
+	}
 	spread()
 	if err := calls[0].Err; err != nil && !isReply(err) {
 		return 0
 	}
 	return max(time.Since(sent), 1)
+}
+
+func (l *Pipelines) exec(ctx context.Context, calls []*Call) (err error) {
+	defer Contain(&err)
+	l.cfg.Exec(ctx, calls)
+	return nil
 }
 
 // roundTrip returns the usual round trip.
