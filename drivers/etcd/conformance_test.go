@@ -93,8 +93,8 @@ func urlOf(g *server.Group) string {
 }
 
 // patientURL is for tests whose calls must be answered, on a busy machine too.
-func patientURL(g *server.Group) string {
-	return "etcd://" + strings.Join(g.Addrs(), ",") + "?call_timeout=1m"
+func patientURL(g *server.Group, path ...string) string {
+	return "etcd://" + strings.Join(g.Addrs(), ",") + strings.Join(path, "") + "?call_timeout=1m"
 }
 
 // open opens a backend for a test.

@@ -17,8 +17,8 @@
 //	/path/.dlock              the version of this layout, and the base of the tokens
 //
 // KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. The path is
-// /dlock unless the URL has another one. A path must not lie within another one.
-// Backend.Path returns the name of a key.
+// /dlock unless the URL has another one. A path must not lie within another one, so the path /
+// is refused. Backend.Path returns the name of a key.
 //
 // Every owner has an entry, which is attached to an etcd lease. The entry with the smallest
 // create revision has the lock. If it is shared, the shared entries that follow it have the
@@ -30,7 +30,8 @@
 // concurrency.NewMutex(session, backend.Path(key)) of etcd's client makes a mutex that excludes
 // this backend's lock of key, and is excluded by it; so does NewRWMutex of its recipes. (Its
 // waiters do not see that a lock of this driver goes on after a renewal with another TTL.) To
-// share an existing mutex, use its name up to the last slash as the URL's path.
+// share an existing mutex, use its name up to the last slash as the URL's path. A mutex directly
+// under /, such as "/nightly", cannot be shared: name it "/jobs/nightly" first.
 //
 // # Leases
 //

@@ -42,9 +42,6 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 		return nil, err
 	}
 	opt := Options{Prefix: cfg.Prefix, Notify: cfg.Notify, Path: u.Path}
-	if opt.Path != "" && !strings.HasSuffix(opt.Path, "/") {
-		opt.Path += "/"
-	}
 	opt.CallTimeout = u.Params.Duration("call_timeout", defaultCallTimeout, 10*time.Millisecond)
 	secure, err := u.Params.TLS(u.Scheme == "etcds")
 	if err != nil {
@@ -93,8 +90,8 @@ type Options struct {
 	Prefix string
 	// Notify receives background notices; see driver.Config.Notify.
 	Notify func(driver.Notice)
-	// Path goes before the prefix, as it is; "/dlock/" by default. One path must not begin
-	// with another one, followed by a slash.
+	// Path goes before the prefix, with a slash between them; "/dlock/" by default. One path must
+	// not lie within another one, so it cannot be "/".
 	Path string
 	// CallTimeout bounds one attempt, renewal or release; 1 s by default.
 	CallTimeout time.Duration
@@ -166,10 +163,15 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	if opt.Path == "" {
 		opt.Path = defaultPath
 	}
+	if !strings.HasSuffix(opt.Path, "/") {
+		opt.Path += "/"
+	}
 	if opt.CallTimeout == 0 {
 		opt.CallTimeout = defaultCallTimeout
 	}
 	switch {
+	case strings.Trim(opt.Path, "/") == "":
+		return nil, driver.Invalid("path", "must not be \"/\", which contains every other path: leave the slash out to use %s, or name a path", strings.TrimSuffix(defaultPath, "/"))
 	case len(opt.Prefix) >= driver.MaxKey:
 		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(opt.Prefix), driver.MaxKey)
 	case opt.CallTimeout < 10*time.Millisecond:

@@ -300,6 +300,7 @@ func TestOutagesAndMisuseAreToldApart(t *testing.T) {
 		"no right to a path": {URL: "etcd://app:" + secret + "@" + s.Addr() + "/x", Want: "refused"},
 		"no port":            {URL: "etcd://app:" + secret + "@host:0", Want: "invalid"},
 		"no user's password": {URL: "etcd://:" + secret + "@" + s.Addr(), Want: "invalid"},
+		"the root as a path": {URL: "etcd://app:" + secret + "@" + s.Addr() + "/", Want: "invalid"},
 		"half an address":    {URL: "etcd://app:" + secret + "@[::1", Want: "invalid"},
 		"another scheme":     {URL: "http://app:" + secret + "@" + s.Addr(), Want: "invalid"},
 		"too short a time":   {URL: "etcd://app:" + secret + "@" + s.Addr() + "?call_timeout=1ns", Want: "invalid"},
@@ -445,6 +446,29 @@ func TestInteroperation(t *testing.T) {
 			t.Errorf("ours beside the recipe's: %v", err)
 		}
 		must(t, rw.Unlock())
+	}
+}
+
+// TestNoPathContainsAnother: the path / would contain every other path, and its lock of a key would
+// not be that of the default path. The mutex of the page for those who come from etcd's package is
+// excluded by the URL that the page names.
+func TestNoPathContainsAnother(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	c := client(t, g)
+	if _, err := etcd.New(c, &etcd.Options{Path: "/"}); redlocktest.Verdict(err) != "invalid" {
+		t.Errorf("New with the path /: %v", err)
+	}
+	session, err := concurrency.NewSession(c)
+	must(t, err)
+	t.Cleanup(func() { _ = session.Close() })
+	mutex := concurrency.NewMutex(session, "/jobs/nightly")
+	must(t, mutex.Lock(t.Context()))
+	for _, path := range []string{"/jobs", "/jobs/"} {
+		_, err := open(t, patientURL(g, path)).Acquire(t.Context(), redlocktest.NewRequest("nightly", time.Minute))
+		if redlocktest.Verdict(err) != "held" {
+			t.Errorf("path %s beside etcd's mutex: %v", path, err)
+		}
 	}
 }
 
@@ -968,11 +992,12 @@ func TestALateWriteIsRefused(t *testing.T) {
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	for version, bad := range map[string]bool{
-		"3.3.25": true, "3.4.23": true, "3.4.30": true, "3.4.31": false, "3.5.0": true, "3.5.12": true, "3.5.13": false, "3.6.0-rc.1": false, "4.0.0": false, "x": false,
+	for version, want := range map[string]string{
+		"3.3.25": "version-old", "3.4.19": "version-old", "3.4.23": "version-old version-stale-reads", "3.4.31": "version-stale-reads", "3.4.42": "",
+		"3.5.0": "version-old version-stale-reads", "3.5.13": "version-stale-reads", "3.5.28": "", "3.6.0-rc.1": "version-stale-reads", "3.6.9": "", "3.7.0": "", "4.0.0": "", "x": "",
 	} {
-		if etcd.RevokesLiveLeases(version) != bad {
-			t.Errorf("version %s: %v", version, !bad)
+		if got := strings.Join(etcd.FaultsOf(version), " "); got != want {
+			t.Errorf("version %s has the faults %q, want %q", version, got, want)
 		}
 	}
 	g := server.Etcd(t, 1)

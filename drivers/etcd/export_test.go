@@ -7,5 +7,12 @@ func (b *Backend) SetClock(ahead time.Duration) {
 	b.now = func() time.Time { return time.Now().Add(ahead) }
 }
 
-// RevokesLiveLeases is revokesLiveLeases, for a test.
-var RevokesLiveLeases = revokesLiveLeases
+// FaultsOf returns the codes of the faults that a version of etcd has.
+func FaultsOf(version string) (codes []string) {
+	for _, f := range faults {
+		if f.in(version) {
+			codes = append(codes, f.code)
+		}
+	}
+	return codes
+}

@@ -262,10 +262,12 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 		return found
 	}
 	say(driver.Diagnostic{Code: "version", Summary: "etcd " + s.Version, Measured: s.Version})
-	if revokesLiveLeases(s.Version) {
-		say(driver.Diagnostic{Code: "version-old", Severity: driver.SeverityUnsafe, Measured: s.Version,
-			Summary: "in this version a leader that was stopped and replaced may end leases that its successor has renewed",
-			Remedy:  "upgrade to 3.4.31, 3.5.13 or newer"})
+	for _, f := range faults {
+		if !f.in(s.Version) {
+			continue
+		}
+		say(driver.Diagnostic{Code: f.code, Severity: f.severity, Measured: s.Version,
+			Summary: "in this version " + f.says, Remedy: "upgrade to " + strings.Join(f.fixed, ", ") + " or newer"})
 	}
 	if s.Leader == 0 {
 		say(driver.Diagnostic{Code: "no-leader", Severity: driver.SeverityWarning, Summary: "the member knows no leader",
@@ -279,16 +281,47 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 	return found
 }
 
-// revokesLiveLeases reports whether a version has etcd's issue 15247.
-func revokesLiveLeases(version string) bool {
-	parts := strings.SplitN(version, ".", 3)
-	if len(parts) != 3 || parts[0] != "3" {
+// A versionFault is a fault of some releases of etcd.
+type versionFault struct {
+	code     string
+	severity driver.Severity
+	says     string
+	since    int      // the first patch release of 3.4 that has it; older minor versions have it if this is zero
+	fixed    []string // the first release of each minor version that does not have it
+}
+
+// faults are etcd's issues 15247 and 20418.
+var faults = []versionFault{
+	{"version-old", driver.SeverityUnsafe, "a leader that was stopped and replaced may end leases that its successor has renewed",
+		0, []string{"3.4.31", "3.5.13", "3.6.0"}},
+	{"version-stale-reads", driver.SeverityWarning, "a member that was stopped may answer reads from old data: status may be wrong, and a wait longer than needed",
+		20, []string{"3.4.42", "3.5.28", "3.6.9"}},
+}
+
+// in reports whether a version has the fault.
+func (f *versionFault) in(version string) bool {
+	minor, patch, ok := release(version)
+	if !ok {
 		return false
 	}
-	patch, _, _ := strings.Cut(parts[2], "-")
+	for _, fixed := range f.fixed {
+		if m, p, _ := release(fixed); m == minor {
+			return patch < p && (minor > 4 || patch >= f.since)
+		}
+	}
+	return minor < 4 && f.since == 0
+}
+
+// release returns the numbers of a release 3.minor.patch.
+func release(version string) (minor, patch int, ok bool) {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) != 3 || parts[0] != "3" {
+		return 0, 0, false
+	}
+	digits, _, _ := strings.Cut(parts[2], "-")
 	minor, err1 := strconv.Atoi(parts[1])
-	n, err2 := strconv.Atoi(patch)
-	return err1 == nil && err2 == nil && (minor < 4 || minor == 4 && n < 31 || minor == 5 && n < 13)
+	patch, err2 := strconv.Atoi(digits)
+	return minor, patch, err1 == nil && err2 == nil
 }
 
 func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client) []driver.Diagnostic {
