@@ -35,21 +35,35 @@
 //
 // # Leases
 //
-// Each lock has an etcd lease of its own, whose TTL is counted in whole seconds, never shorter
-// than asked for. The least is 2 s, since etcd grants no less with its usual election timeout.
-// The server frees the lock of a dead holder up to a second after the TTL, and up to one TTL
-// later if the leader changes meanwhile, because a new leader gives every lease its whole TTL
-// again.
+// All locks of a process with the same TTL share one etcd lease. Its TTL is counted in whole seconds,
+// never shorter than asked for. The least is 2 s, since etcd grants no less with its usual election
+// timeout. One goroutine keeps the lease alive, twelve times per TTL, and for a minute after its last
+// lock. While the process runs, the driver deletes the entry of a lock that is not renewed in time at
+// its end. The server frees the locks of a dead process up to a second after the TTL, and up to one
+// TTL later if the leader changes meanwhile, because a new leader gives every lease its whole TTL
+// again. This is also true of a waiter: if the first waiter's process dies, a lock that is free stays
+// so until that waiter's entry ends, at most for its TTL and a second.
 //
 // A renewal counts only if a majority confirms it: a leader that was stopped and replaced may
-// still extend leases after it runs again, which does not count. In etcd before 3.4.31 and
-// 3.5.13 such a leader may also end leases that its successor has extended, and with them held
-// locks. The holder learns of it at its next renewal, and the token protects the store. Check
-// reports such a version.
+// still extend leases after it runs again, which does not count. It finds the lock's entry by a
+// write, since members of some versions answer reads from old data (3.4.20 to 3.4.41, 3.5 before
+// 3.5.28, 3.6 before 3.6.9). In etcd before 3.4.31 and 3.5.13 such a leader may also end leases that
+// its successor has extended, and with them held locks. The holder learns of it at its next renewal,
+// and the token protects the store. Check reports such versions.
 //
-// After a release the etcd lease is kept for the next lock as long as it lives (at most 128
-// leases, with TTLs of up to a minute). A lock and its release are then two writes of the
-// cluster, otherwise four. Most attempts for a held key write nothing.
+// # Requests
+//
+// A caller that is alone sends its requests itself. While two transactions are under way, the
+// requests of other callers wait, and go together in the next one: up to 100, or as many as the
+// server's max-txn-ops permits. A lock that is free and its release are two writes of the cluster,
+// also after a pause. An attempt for a key that was found held within the last 5 s looks first, which
+// writes nothing.
+//
+// If no member answers for a third of the call timeout, the request goes to another one as well. If
+// answers take longer than that the driver waits longer, so that slow servers get no more to do. An
+// attempt whose outcome is unknown is undone in the background, and a release is repeated, until a
+// server has answered or the backend is closed. The undoing leaves a tombstone, /path/.dlock-gone.NAME,
+// which refuses the attempt's request should it arrive later, and ends with the lease.
 //
 // # Tokens
 //
@@ -69,9 +83,9 @@
 //
 // # Failures
 //
-// One attempt, renewal or release takes at most call_timeout. If a member does not answer, the
-// request goes to another member within that time. While no majority can be reached, outcomes
-// are unknown, and leases go on until their end.
+// One attempt, renewal or release takes at most call_timeout. While no majority can be reached,
+// outcomes are unknown, and leases go on until their end. During an outage the driver's client tries to
+// connect about every half second; a client that is passed to New does so as it was configured.
 //
 // # Speed
 //

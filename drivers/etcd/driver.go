@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
@@ -79,7 +80,11 @@ func dial(u *dsn.URL, secure *tls.Config, timeout time.Duration) (*clientv3.Clie
 		DialTimeout: timeout * 3 / 4, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
 		MaxUnaryRetries: 2, // a second try with a new token if the first has expired; call makes other retries
 		Logger:          zap.NewNop(),
-		DialOptions:     []grpc.DialOption{grpc.WithChainUnaryInterceptor(explain)},
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(explain), grpc.WithConnectParams(grpc.ConnectParams{
+			// By default a client may come back two minutes after its servers.
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: max(timeout, time.Second),
+		})},
 	})
 }
 
@@ -104,26 +109,28 @@ type Backend struct {
 	opt      Options
 	info     driver.Info
 	address  string
-	tries    int                                      // the most members to which one request is sent
+	tries    int                                      // how often a request that fails at once is sent
 	clock    func(context.Context) (time.Time, error) // the servers'
 	now      func() time.Time                         // time.Now; tests replace it
 	dial     func() (*clientv3.Client, error)         // nil: the caller's own client
 	base     atomic.Pointer[base]
 	seen     atomic.Int64 // the highest revision seen
-	took     atomic.Int64 // how long the last transaction that made an entry took, in nanoseconds
-	heldAt   atomic.Int64 // when a try last found its key held, in milliseconds since 1970
+	took     atomic.Int64 // how long the last transaction took, in nanoseconds
 	estimate atomic.Pointer[estimate]
 	asking   atomic.Bool // an attempt renews the estimate
+	pipe     pipe
+	held     heldKeys
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // counts calls under way, and their clean-up
 
-	mu      sync.Mutex
-	closed  bool
-	client  *clientv3.Client
-	dialing *dialing
-	idle    []*life
+	mu       sync.Mutex
+	closed   bool
+	client   *clientv3.Client
+	dialing  *dialing
+	sessions map[int64]*session    // by their TTL in seconds
+	all      map[*session]struct{} // including those that carry no more locks
 }
 
 // dialing is an attempt to make the client.
@@ -140,7 +147,9 @@ var (
 	_ driver.Watcher   = (*Backend)(nil)
 )
 
-// New returns a backend that uses the application's client, which it never closes.
+// New returns a backend that uses the application's client, which it never closes. After an outage
+// such a client comes back when the back-off of gRPC is over, which grpc.WithConnectParams among its
+// DialOptions bounds.
 func New(client *clientv3.Client, o *Options) (*Backend, error) {
 	if client == nil {
 		return nil, driver.Invalid("client", "is nil")
@@ -177,7 +186,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}
-	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), info: driver.Info{
+	b := &Backend{opt: opt, now: time.Now, tries: min(max(members, 2), 3), sessions: map[int64]*session{}, all: map[*session]struct{}{}, info: driver.Info{
 		Name:     "etcd",
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 		MinTTL:   minTTL, MaxTTL: maxTTL,
@@ -215,7 +224,7 @@ func (b *Backend) Close() error {
 	if again {
 		return nil
 	}
-	b.revokeIdle()
+	b.revokeUnused()
 	if b.dial == nil || b.client == nil {
 		return nil
 	}
@@ -274,25 +283,57 @@ func (b *Backend) cleanup() (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// call makes a request, and repeats it on another member if one does not answer: each try has
-// its part of the call timeout. So the request may take effect more than once, and late; sure
-// is false if any try had an unknown outcome.
+// call makes a request. If no member answers for a while it sends the request to another one as
+// well, and takes the first answer. So the request may take effect more than once, and late: sure
+// is false if it was sent twice, or had no answer.
 func call[T any](ctx context.Context, b *Backend, f func(context.Context, *clientv3.Client) (T, error)) (result T, sure bool, err error) {
 	c, err := b.connect(ctx)
 	if err != nil {
 		return result, true, err
 	}
-	sure = true
 	for try := 1; ; try++ {
-		one, cancel := context.WithTimeout(ctx, b.opt.CallTimeout/time.Duration(b.tries))
-		result, err = f(one, c)
-		cancel()
-		if err == nil || definite(err) {
-			return result, sure, err
+		var once bool
+		result, once, err = race(ctx, b.patience(), func(ctx context.Context) (T, error) { return f(ctx, c) })
+		if answered(err) {
+			return result, once && try == 1, err
 		}
-		sure = false
 		if try >= b.tries || ctx.Err() != nil {
-			return result, sure, err
+			return result, false, err
 		}
 	}
+}
+
+// patience is how long a member may take to answer before another one is asked. It follows the time
+// that transactions take: servers that are slow, because they have much to do, get no more to do.
+func (b *Backend) patience() time.Duration {
+	return max(b.opt.CallTimeout/3, 4*time.Duration(b.took.Load()))
+}
+
+// race calls f, and a second time if it has not returned after a while. It returns the first answer;
+// once is false if f was called twice.
+func race[T any](ctx context.Context, patience time.Duration, f func(context.Context) (T, error)) (result T, once bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type outcome struct {
+		result T
+		err    error
+	}
+	second := make(chan outcome, 1)
+	late := time.AfterFunc(patience, func() {
+		result, err := f(ctx)
+		if second <- (outcome{result, err}); answered(err) {
+			cancel() // ends the first
+		}
+	})
+	result, err = f(ctx)
+	if late.Stop() {
+		return result, true, err
+	}
+	if answered(err) {
+		cancel()
+		<-second
+		return result, false, err
+	}
+	other := <-second
+	return other.result, false, other.err
 }

@@ -51,6 +51,9 @@ func definite(err error) bool {
 	return false
 }
 
+// answered reports whether err is a server's answer, nil or not.
+func answered(err error) bool { return err == nil || definite(err) }
+
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
 // caller names the operation. ctx is the caller's context.
 func (b *Backend) failed(ctx context.Context, err error) error {

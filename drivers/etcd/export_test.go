@@ -1,6 +1,10 @@
 package etcd
 
-import "time"
+import (
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
 
 // SetClock makes b's own clock wrong.
 func (b *Backend) SetClock(ahead time.Duration) {
@@ -15,4 +19,14 @@ func FaultsOf(version string) (codes []string) {
 		}
 	}
 	return codes
+}
+
+// Leases returns the etcd leases of b.
+func (b *Backend) Leases() (ids []clientv3.LeaseID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for s := range b.all {
+		ids = append(ids, s.id)
+	}
+	return ids
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // What FuzzStored overwrites.
@@ -43,7 +42,7 @@ func FuzzStored(f *testing.F) {
 		f.Add(uint8(ownEntry+i%3), text, i%2 == 0)
 		f.Add(uint8(anEntry), text, i%2 == 1)
 	}
-	g := server.Etcd(f, 1)
+	g := single(f)
 	c := client(f, g)
 	var runs atomic.Int64
 	f.Fuzz(func(t *testing.T, what uint8, text string, shared bool) {

@@ -162,27 +162,20 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	if e == nil {
 		return driver.ErrLost
 	}
-	done, unsure, err := b.remove(bounded, e)
+	p := &part{op: clientv3.OpTxn([]clientv3.Cmp{e.exists()}, []clientv3.Op{clientv3.OpDelete(e.key)}, nil)}
+	sure, err := b.do(bounded, p)
 	switch {
 	case err != nil:
 		return b.failed(ctx, err)
-	case done || unsure: // an earlier try may have done it
+	case p.answer.GetResponseTxn().Succeeded || !sure: // an earlier try may have done it
 		return nil
 	}
 	return driver.ErrLost
 }
 
-// remove deletes an entry. If unsure is true, an earlier try may have deleted it.
-func (b *Backend) remove(ctx context.Context, e *entry) (done, unsure bool, err error) {
-	answer, sure, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev)).
-			Then(clientv3.OpDelete(e.key)).Commit()
-	})
-	if err != nil {
-		return false, false, err
-	}
-	return answer.Succeeded, !sure, nil
+// exists is true on a server as long as the entry exists.
+func (e *entry) exists() clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev)
 }
 
 // IsOwner returns a comparison that is true as long as the holder of key with this token has
@@ -204,7 +197,7 @@ func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (client
 	if e == nil {
 		return none, driver.ErrLost
 	}
-	return clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev), nil
+	return e.exists(), nil
 }
 
 // holder returns the entry of the holder with this token, or nil.

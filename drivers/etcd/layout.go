@@ -15,9 +15,10 @@ import (
 //	.dlock               "dlock1 BASE": the version of the layout, and the base of the tokens
 //	KEY/write/LEASE.N    an exclusive owner, or a waiter
 //	KEY/read/LEASE.N     a shared one
+//	.dlock-gone.LEASE.N  a tombstone: this entry must not be made, should its request arrive late
 //
 // KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. N counts the
-// locks of the etcd lease, so that no two locks have the same entry, and a release that arrives
+// entries of the etcd lease, so that no two locks have the same entry, and a release that arrives
 // late deletes no other one. The value of an owner's entry is "dlock1|BASE|OWNER": its token is
 // BASE plus its create revision. The entry with the smallest create revision is the first in the
 // queue.
@@ -42,6 +43,11 @@ func (b *Backend) Path(key string) string { return b.opt.Path + escaper.Replace(
 
 func (b *Backend) baseKey() string { return b.opt.Path + ".dlock" }
 
+// tombstone returns the name of an entry's tombstone, which is in the queue of no lock.
+func (b *Backend) tombstone(key string) string {
+	return b.baseKey() + "-gone." + key[strings.LastIndexByte(key, '/')+1:]
+}
+
 // A span is a range of etcd's keys.
 type span struct{ from, to string }
 
@@ -61,13 +67,12 @@ func excluders(path string, mode driver.Mode) []span {
 }
 
 // entryKey returns the key of a new entry.
-func entryKey(path string, mode driver.Mode, l *life) string {
+func entryKey(path string, mode driver.Mode, s *session) string {
 	kind := write
 	if mode == driver.Shared {
 		kind = read
 	}
-	l.locks++
-	return path + "/" + kind + strconv.FormatInt(int64(l.id), 16) + "." + strconv.Itoa(l.locks)
+	return path + "/" + kind + strconv.FormatInt(int64(s.id), 16) + "." + strconv.Itoa(s.entry())
 }
 
 // An entry is a stored owner.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
@@ -19,21 +20,30 @@ type lease struct {
 	busy chan struct{} // has a value while a call changes the lease
 
 	// Only the call that has put a value into busy uses these.
-	life *life
-	// former are leases to which the entry was attached, or may be attached.
-	former []*life
-	unsure bool // which lease the entry is attached to is unknown
-	over   bool
+	s     *session
+	made  *session // in which the entry was made
+	doubt bool     // the request that made it may arrive again
+	mod   int64    // the revision at which the entry was last written
+	// former are sessions to which the entry may be attached, because a move had no answer.
+	former []*session
+	over   bool // it is given up, or lost
+	gone   bool // the entry is certainly gone
+	timer  *time.Timer
 
 	grant chan driver.Grant // guards the grant
 }
 
+// newLease takes over the attempt's entry, and its place in the session.
 func newLease(a *attempt) *lease {
 	l := &lease{
-		b: a.b, key: a.key, rev: a.rev, mine: a.mine, life: a.life,
+		b: a.b, key: a.key, rev: a.rev, mod: a.rev, mine: a.mine, s: a.s, made: a.s, doubt: a.doubt,
 		busy: make(chan struct{}, 1), grant: make(chan driver.Grant, 1),
 	}
-	l.grant <- driver.Grant{Fence: a.fence, Expires: driver.Expires(a.life.start, a.req.TTL)}
+	g := driver.Grant{Fence: a.fence, Expires: driver.Expires(a.from, a.req.TTL)}
+	l.grant <- g
+	l.busy <- struct{}{} // lapse uses the timer
+	l.timer = time.AfterFunc(time.Until(g.Expires), l.lapse)
+	<-l.busy
 	return l
 }
 
@@ -73,99 +83,111 @@ func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, 
 	if l.over {
 		return driver.Grant{}, driver.ErrLost
 	}
-	extend := l.extend
-	if l.unsure || seconds(r.TTL) != l.life.seconds {
-		extend = func(ctx context.Context) error { return l.move(ctx, r.TTL) }
+	var from time.Time
+	if l.former != nil || seconds(r.TTL) != l.s.seconds {
+		err = l.move(ctx, r.TTL)
 	}
-	switch err := extend(ctx); {
+	if err == nil {
+		_, from, err = l.b.check(ctx, l.s, l.key, l.rev, r.TTL/20, nil)
+	}
+	switch {
 	case errors.Is(err, errGone):
-		l.end()
+		l.end(true)
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
 		return driver.Grant{}, l.b.failed(caller, err)
 	}
 	g := <-l.grant
-	g.Expires = driver.Expires(l.life.start, r.TTL)
+	g.Expires = driver.Expires(from, r.TTL)
 	l.grant <- g
+	l.timer.Reset(time.Until(g.Expires))
 	return g, nil
 }
 
-// extend keeps alive the etcd lease to which the entry is attached.
-func (l *lease) extend(ctx context.Context) error {
-	for range 3 {
-		done, alive, err := l.b.extend(ctx, l.life, l.key, l.rev, nil)
-		switch {
-		case err != nil:
-			return err
-		case done == nil:
-			return errGone
-		case alive != nil:
-			return alive
-		case l.life.current(done.Header.RaftTerm):
-			return nil
-		}
-	}
-	return errRestless
-}
-
-// move attaches the entry to another etcd lease, because the TTL of an etcd lease is fixed. Its
-// transaction names the lease to which the entry is attached, so that it changes nothing if it
-// arrives late, after another move.
+// move attaches the entry to the session of another TTL. Its transaction names the revision at which
+// the entry was last written, so that it changes nothing if it arrives late, after another move.
 func (l *lease) move(ctx context.Context, ttl time.Duration) error {
-	fresh, err := l.b.await(ctx, l.b.order(ctx, ttl))
+	to, err := l.b.join(ctx, ttl)
 	if err != nil {
 		return err
 	}
-	answered := true
-	for from := l.life.id; ; {
-		done, sure, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-			return c.Txn(ctx).
-				If(clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev), clientv3.Compare(clientv3.LeaseValue(l.key), "=", from)).
-				Then(clientv3.OpPut(l.key, l.mine, clientv3.WithLease(fresh.id))).
-				Else(clientv3.OpGet(l.key, clientv3.WithKeysOnly())).Commit()
-		})
-		answered = answered && sure
+	for sure := true; ; {
+		p := &part{op: clientv3.OpTxn(
+			[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev), clientv3.Compare(clientv3.ModRevision(l.key), "=", l.mod)},
+			[]clientv3.Op{clientv3.OpPut(l.key, l.mine, clientv3.WithLease(to.id))},
+			[]clientv3.Op{clientv3.OpGet(l.key, clientv3.WithKeysOnly())})}
+		once, err := l.b.do(ctx, p)
+		sure = sure && once
 		switch {
-		case err != nil && answered && definite(err):
-			l.b.revoke(fresh)
+		case err != nil && sure:
+			to.leave()
+			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				to.retire()
+			}
 			return err
 		case err != nil:
-			l.former, l.unsure = append(l.former, fresh), true
+			l.former = append(l.former, to)
 			if definite(err) { // an earlier try may have moved the entry: not a refusal
 				return errors.New("a request had no answer, and the next one: " + err.Error())
 			}
 			return err
-		case !done.Succeeded:
+		}
+		done := p.answer.GetResponseTxn()
+		if !done.Succeeded {
 			found := done.Responses[0].GetResponseRange().GetKvs()
 			if len(found) == 0 || found[0].CreateRevision != l.rev {
-				l.b.revoke(fresh)
+				to.leave()
 				return errGone
 			}
-			if from = clientv3.LeaseID(found[0].Lease); from != fresh.id { // else an earlier try moved it
+			if l.mod = found[0].ModRevision; clientv3.LeaseID(found[0].Lease) != to.id {
 				continue
 			}
+		} else {
+			l.mod = p.rev
 		}
-		for _, old := range append(l.former, l.life) {
-			l.b.revoke(old)
-		}
-		l.former, l.life, l.unsure = nil, fresh, false
-		if !fresh.current(done.Header.RaftTerm) {
-			return l.extend(ctx)
-		}
+		leaveAll(append(l.former, l.s))
+		l.former, l.s = nil, to
 		return nil
 	}
 }
 
-// end gives up the etcd leases of a lock that is lost.
-func (l *lease) end() {
-	l.over = true
-	for _, old := range append(l.former, l.life) {
-		l.b.revoke(old)
+func leaveAll(sessions []*session) {
+	for _, s := range sessions {
+		s.leave()
 	}
-	l.former = nil
 }
 
-// Release deletes the entry.
+// end gives up the lease. If its entry may still exist, it is removed in the background.
+func (l *lease) end(gone bool) {
+	l.gone = l.gone || gone
+	if l.over {
+		return
+	}
+	l.over = true
+	l.timer.Stop()
+	sessions := append(l.former, l.s)
+	if gone {
+		leaveAll(sessions)
+		return
+	}
+	l.b.abandon(l.made, l.key, l.doubt, func() { leaveAll(sessions) })
+}
+
+// lapse ends a lease that was not renewed in time, because its session goes on for other leases.
+func (l *lease) lapse() {
+	leave, err := l.enter(l.b.ctx)
+	if err != nil {
+		return // the backend is closed, and the session ends
+	}
+	defer leave()
+	if left := time.Until(l.Grant().Expires); left > 0 && !l.over {
+		l.timer.Reset(left) // it was renewed meanwhile
+		return
+	}
+	l.end(false)
+}
+
+// Release deletes the entry. If that fails it is tried again in the background.
 func (l *lease) Release(caller context.Context) error {
 	caller = context.WithoutCancel(caller)
 	ctx, cancel := l.b.bound(caller)
@@ -175,21 +197,13 @@ func (l *lease) Release(caller context.Context) error {
 		return err
 	}
 	defer leave()
-	if l.over {
+	if l.gone {
 		return nil
 	}
-	done, _, err := call(ctx, l.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.DeleteResponse, error) {
-		return c.Delete(ctx, l.key) // no other lock has this name
-	})
+	err = l.b.deleteEntry(ctx, l.made, l.key, l.doubt)
+	l.end(err == nil)
 	if err != nil {
 		return l.b.failed(caller, err)
 	}
-	l.b.saw(done.Header.Revision)
-	if len(l.former) > 0 || l.unsure || done.Deleted == 0 { // 0: the etcd lease may have ended
-		l.end()
-		return nil
-	}
-	l.over = true
-	l.b.leave(l.life)
 	return nil
 }

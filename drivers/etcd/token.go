@@ -74,6 +74,21 @@ func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*base, error
 	return &base{value, stored}, nil
 }
 
+// fetchBase reads the base.
+func (b *Backend) fetchBase(ctx context.Context) (*base, error) {
+	stored, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
+		return c.Get(ctx, b.baseKey())
+	})
+	if err != nil {
+		return nil, err
+	}
+	found, err := b.readBase(stored.Kvs, stored.Header.Revision)
+	if err == nil {
+		b.base.CompareAndSwap(nil, found)
+	}
+	return found, err
+}
+
 // saw notes a revision that a server answered with.
 func (b *Backend) saw(revision int64) {
 	for old := b.seen.Load(); revision > old && !b.seen.CompareAndSwap(old, revision); old = b.seen.Load() {

@@ -1,0 +1,340 @@
+package etcd_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
+// lateBy is a connection on which answers to transactions come this much later.
+func lateBy(late time.Duration, count *atomic.Int64) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		err := invoke(ctx, method, req, reply, c, opts...)
+		if strings.HasSuffix(method, "/Txn") || strings.HasSuffix(method, "/DeleteRange") {
+			count.Add(1)
+			select {
+			case <-time.After(late):
+			case <-ctx.Done():
+				return status.FromContextError(ctx.Err()).Err()
+			}
+		}
+		return err
+	}
+}
+
+// TestSlowServersGetNoMoreToDo: when answers take more than half of the call timeout, requests are not
+// sent twice for long, and calls succeed.
+func TestSlowServersGetNoMoreToDo(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits for late answers")
+	}
+	var sent atomic.Int64
+	b := on(t, single(t), 3*time.Second, grpc.WithChainUnaryInterceptor(lateBy(1600*time.Millisecond, &sent)))
+	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	sent.Store(0)
+	l, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute))
+	if err == nil {
+		err = l.Release(t.Context())
+	}
+	if n := sent.Load(); err != nil || n > 2 {
+		t.Errorf("a lock and its release are %d requests, and give %v", n, err)
+	}
+}
+
+// TestAReleaseIsRepeatedAfterAnOutage: the key is free soon, and not only after the TTL.
+func TestAReleaseIsRepeatedAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	var down atomic.Bool
+	b := on(t, g, 200*time.Millisecond, grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if down.Load() {
+			return status.Error(codes.Unavailable, "an outage")
+		}
+		return invoke(ctx, method, req, reply, c, opts...)
+	}))
+	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 10*time.Minute))
+	next := redlocktest.NewRequest("k", time.Minute)
+	next.Wait = true
+	got := redlocktest.Waiter(t, open(t, patientURL(g, "/"+t.Name())), next)
+	down.Store(true)
+	if err := l.Release(t.Context()); redlocktest.Verdict(err) != "unknown" {
+		t.Errorf("Release in an outage: %v", err)
+	}
+	down.Store(false)
+	if l := <-got; l != nil { // long before the TTL is over, and the test's deadline
+		redlocktest.Release(t, l)
+	}
+}
+
+// TestAClientComesBackSoon: during an outage it tries to connect at least every half second.
+func TestAClientComesBackSoon(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("lasts for some seconds")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close() //nolint:errcheck // a test
+	dials := make(chan time.Time, 1000)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+			dials <- time.Now()
+		}
+	}()
+	b := open(t, "etcd://"+l.Addr().String())
+	_, err = b.Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute))
+	if redlocktest.Verdict(err) != "unknown" {
+		t.Errorf("Acquire: %v", err)
+	}
+	for first := <-dials; ; {
+		if now := <-dials; now.Sub(first) > 4*time.Second {
+			break // by then the default back-off has reached 4 s
+		}
+	}
+	last := <-dials
+	if pause := (<-dials).Sub(last); pause > 3*time.Second {
+		t.Errorf("the client pauses for %v between two connections", pause)
+	}
+}
+
+// counted counts the requests of a backend, those on streams too, but no keep-alives.
+func counted(t *testing.T, g *server.Group, n *atomic.Int64) driver.Backend {
+	unary := func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		n.Add(1)
+		return invoke(ctx, method, req, reply, c, opts...)
+	}
+	streams := func(ctx context.Context, d *grpc.StreamDesc, c *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := open(ctx, d, c, method, opts...)
+		if strings.HasSuffix(method, "/Watch") {
+			s = counting{s, n}
+		}
+		return s, err
+	}
+	return on(t, g, time.Minute, grpc.WithChainUnaryInterceptor(unary), grpc.WithChainStreamInterceptor(streams))
+}
+
+// counting is a stream whose requests are counted.
+type counting struct {
+	grpc.ClientStream
+	n *atomic.Int64
+}
+
+func (c counting) SendMsg(m any) error {
+	c.n.Add(1)
+	return c.ClientStream.SendMsg(m)
+}
+
+// TestRequestsOfALock: one that is free takes two with its release, also beside a key that was just
+// found held; one that is passed on takes five at most.
+func TestRequestsOfALock(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	var n atomic.Int64
+	b := counted(t, g, &n)
+	held := redlocktest.Grant(t, b, redlocktest.NewRequest("held", time.Minute))
+	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("held", time.Minute)); redlocktest.Verdict(err) != "held" {
+		t.Errorf("a held key: %v", err)
+	}
+	n.Store(0)
+	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("free", time.Minute)))
+	if n.Load() > 2 {
+		t.Errorf("a lock and its release are %d requests, more than 2", n.Load())
+	}
+	redlocktest.Release(t, held)
+
+	const clients, grants = 3, 10
+	n.Store(0)
+	var wg sync.WaitGroup
+	for range clients {
+		b := counted(t, g, &n)
+		wg.Go(func() {
+			for range grants {
+				r := redlocktest.NewRequest("passed on", time.Minute)
+				r.Wait = true
+				redlocktest.Release(t, redlocktest.Grant(t, b, r))
+			}
+		})
+	}
+	wg.Wait()
+	n.Add(-3 * clients) // of each: its lease, the base, and the first requests
+	if each := float64(n.Load()) / (clients * grants); each > 5 {
+		t.Errorf("a lock that is passed on takes %.1f requests, more than 5", each)
+	}
+}
+
+// TestALateRequestMakesNoLock: a request that makes an entry arrives when its attempt is over, and has
+// been sent again, or given up.
+func TestALateRequestMakesNoLock(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	var armed atomic.Bool
+	var late func() error
+	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if moves(req) != 0 && armed.CompareAndSwap(true, false) {
+			late = func() error {
+				return invoke(context.WithoutCancel(ctx), method, req, &etcdserverpb.TxnResponse{}, c, opts...)
+			}
+			return status.Error(codes.Unavailable, "the request is under way")
+		}
+		return invoke(ctx, method, req, reply, c, opts...)
+	})
+	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	for _, abandoned := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		armed.Store(true)
+		if abandoned {
+			cancel()
+		}
+		l, err := b.Acquire(ctx, redlocktest.NewRequest("k", time.Minute))
+		if err == nil {
+			redlocktest.Release(t, l)
+		} else if armed.Load() {
+			armed.Store(false)
+			cancel()
+			continue // it was cancelled before it sent anything
+		}
+		cancel()
+		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))) // the attempt was undone
+		if err := late(); err != nil {
+			t.Error(err)
+		}
+		s, err := b.Lookup(t.Context(), "k")
+		if err != nil || len(s.Holders) != 0 {
+			t.Errorf("after a late request (abandoned: %v) the key is held: %+v, %v", abandoned, s, err)
+		}
+	}
+}
+
+// TestARenewalIsAWrite: it needs a majority, because some versions of etcd answer reads from old data.
+func TestARenewalIsAWrite(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1)
+	c := client(t, g)
+	b := open(t, patientURL(g))
+	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	index := func() uint64 {
+		s, err := c.Status(t.Context(), g.Addrs()[0])
+		must(t, err)
+		return s.RaftIndex
+	}
+	before := index()
+	redlocktest.Renew(t, l, time.Minute)
+	if index() == before {
+		t.Error("a renewal writes nothing")
+	}
+	redlocktest.Release(t, l)
+}
+
+// TestManyLocksAtOnce: calls that meet are few requests, also for a server that takes only small
+// transactions.
+func TestManyLocksAtOnce(t *testing.T) {
+	t.Parallel()
+	g := server.Etcd(t, 1, server.WithSetting("max-txn-ops", "12"))
+	var n atomic.Int64
+	b := counted(t, g, &n)
+	const locks = 300
+	var wg sync.WaitGroup
+	for i := range locks {
+		wg.Go(func() {
+			l := redlocktest.Grant(t, b, redlocktest.NewRequest(fmt.Sprint(i), time.Minute))
+			redlocktest.Renew(t, l, time.Minute)
+			redlocktest.Release(t, l)
+		})
+	}
+	wg.Wait()
+	if each := float64(n.Load()) / locks; each > 1.5 {
+		t.Errorf("a lock, its renewal and its release take %.2f requests, more than 1.5", each)
+	}
+}
+
+// TestLeasesThroughTheLossOfTheLeader: no lease of many outlives its end. A holder that is cut off when
+// the leader dies learns of each loss before the key is another's; a holder that is not loses none.
+func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits for leases to end")
+	}
+	locks := 100
+	if server.IsDeep() {
+		locks = 1000
+	}
+	const ttl = 5 * time.Second
+	g := server.Etcd(t, 3)
+	var ways []*fault.Proxy
+	url := "etcd://"
+	for i, addr := range g.Addrs() {
+		ways = append(ways, fault.NewProxy(t, addr))
+		url += strings.Repeat(",", min(i, 1)) + ways[i].Addr()
+	}
+	hold := func(url, key string) (held []*dlock.Lease) {
+		client, err := dlock.OpenURL(url)
+		must(t, err)
+		t.Cleanup(func() { _ = client.Close() })
+		held = make([]*dlock.Lease, locks)
+		var wg sync.WaitGroup
+		for i := range held {
+			wg.Go(func() {
+				l, err := client.Lock(t.Context(), fmt.Sprint(key, i), dlock.WithTTL(ttl))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				held[i] = l
+			})
+		}
+		if wg.Wait(); t.Failed() {
+			t.FailNow()
+		}
+		return held
+	}
+	kept, lost := hold(urlOf(g), "kept/"), hold(url+"?call_timeout=1500ms", "lost/")
+	others := open(t, urlOf(g))
+	failing := leader(t, g)
+	for _, w := range ways {
+		w.Pause()
+	}
+	must(t, failing.Kill())
+	var wg sync.WaitGroup
+	for i, l := range lost {
+		wg.Go(func() {
+			r := redlocktest.NewRequest(fmt.Sprint("lost/", i), time.Minute)
+			r.Wait = true
+			next := redlocktest.Grant(t, others, r)
+			select {
+			case <-l.Done():
+			default:
+				t.Errorf("%s is another's, and its holder does not know it", l.Key())
+			}
+			redlocktest.Release(t, next)
+		})
+	}
+	wg.Wait()
+	for _, l := range kept {
+		if l.Err() != nil {
+			t.Errorf("%s: %v", l.Key(), l.Err())
+		}
+	}
+	must(t, failing.Start())
+}

@@ -1,0 +1,219 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Bounds of the pipe. A server has 128 as its default of max-txn-ops, which counts what is nested as
+// well; if it has less, the pipe finds that out.
+const (
+	mostBatches = 2   // under way
+	mostInBatch = 100 // parts
+)
+
+// A part is one call's share of a transaction: a nested transaction, or a deletion.
+type part struct {
+	path string // of the lock to which it adds an entry; empty: it adds none
+	add  func(*base) clientv3.Op
+	op   clientv3.Op   // if it adds none
+	done chan struct{} // closed when another goroutine has sent it
+
+	// The outcome.
+	answer *etcdserverpb.ResponseOp
+	base   *base     // the base with which an entry was added
+	sent   time.Time // before the transaction was sent
+	rev    int64     // the revision of the answer
+	term   uint64    // the leader's
+	sure   bool      // it was sent once, and answered
+	err    error
+}
+
+// A pipe gathers the parts of calls that meet. A caller sends its own part at once, on its own
+// goroutine, unless two transactions are under way; what comes meanwhile goes together in the next
+// one.
+type pipe struct {
+	mu      sync.Mutex
+	sending int // transactions under way
+	queue   []*part
+	limit   int // the most parts of a transaction; 0: mostInBatch
+}
+
+// do sends a part, and returns when it is answered or ctx ends. After an error, sure says that
+// the part has no effect, now or later.
+func (b *Backend) do(ctx context.Context, p *part) (sure bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return true, err
+	}
+	q := &b.pipe
+	q.mu.Lock()
+	if q.sending < mostBatches && len(q.queue) == 0 {
+		q.sending++
+		q.mu.Unlock()
+		b.send(ctx, []*part{p})
+		q.mu.Lock()
+		if len(q.queue) > 0 {
+			b.wg.Go(b.drain)
+		} else {
+			q.sending--
+		}
+		q.mu.Unlock()
+		return p.sure, p.err
+	}
+	p.done = make(chan struct{})
+	q.queue = append(q.queue, p)
+	q.mu.Unlock()
+	select {
+	case <-p.done:
+		return p.sure, p.err
+	case <-ctx.Done():
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if i := slices.Index(q.queue, p); i >= 0 {
+		q.queue = slices.Delete(q.queue, i, i+1)
+		return true, ctx.Err()
+	}
+	return false, ctx.Err()
+}
+
+// drain sends what waits, until nothing does. It continues the transaction that its caller counted.
+func (b *Backend) drain() {
+	for {
+		batch := b.pipe.take()
+		if batch == nil {
+			return
+		}
+		ctx, end := b.cleanup()
+		ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
+		b.send(ctx, batch)
+		cancel()
+		end()
+		for _, p := range batch {
+			close(p.done)
+		}
+	}
+}
+
+// take returns the parts of the next transaction: nil, if nothing waits. A lock has one part that adds
+// an entry, because entries of one transaction have the same revision, and neither would be first.
+func (q *pipe) take() (batch []*part) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	most := mostInBatch
+	if q.limit > 0 {
+		most = q.limit
+	}
+	added := map[string]bool{}
+	q.queue = slices.DeleteFunc(q.queue, func(p *part) bool {
+		if len(batch) >= most || p.path != "" && added[p.path] {
+			return false
+		}
+		batch, added[p.path] = append(batch, p), true
+		return true
+	})
+	if len(batch) == 0 {
+		q.sending--
+	}
+	return batch
+}
+
+// shrink notes that a transaction of this many parts was too large for the server.
+func (q *pipe) shrink(parts int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.limit = max(parts/2, 1)
+}
+
+// send makes one transaction of all parts, and stores their outcomes. It sends the transaction again
+// if the base of the tokens is another one than expected.
+func (b *Backend) send(ctx context.Context, batch []*part) {
+	var current *base // as it was answered
+	sure := true
+	for {
+		t, err := b.transaction(ctx, batch, current)
+		if err != nil {
+			outcome(batch, func(p *part) { p.sure, p.err = sure, err })
+			return
+		}
+		sent := time.Now()
+		done, once, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+			return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
+		})
+		sure = sure && once
+		switch {
+		case err != nil && definite(err) && sure && len(batch) > 1:
+			if errors.Is(err, rpctypes.ErrTooManyOps) {
+				b.pipe.shrink(len(batch))
+			}
+			half := len(batch) / 2 // one of them may be the cause
+			b.send(ctx, batch[:half])
+			b.send(ctx, batch[half:])
+			return
+		case err != nil:
+			outcome(batch, func(p *part) { p.sure, p.err = sure && definite(err), err })
+			return
+		}
+		b.took.Store(int64(time.Since(sent)))
+		b.saw(done.Header.Revision)
+		if done.Succeeded {
+			answers := done.Responses[len(t.then)-len(batch):]
+			for i, p := range batch {
+				p.answer, p.base, p.sent, p.sure = answers[i], t.next, sent, sure
+				p.rev, p.term = done.Header.Revision, done.Header.RaftTerm
+			}
+			return
+		}
+		if current, err = b.readBase(done.Responses[0].GetResponseRange().GetKvs(), done.Header.Revision); err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			outcome(batch, func(p *part) { p.sure, p.err = sure, err })
+			return
+		}
+	}
+}
+
+func outcome(batch []*part, set func(*part)) {
+	for _, p := range batch {
+		set(p)
+	}
+}
+
+// A transaction is one request of the pipe.
+type transaction struct {
+	conditions      []clientv3.Cmp
+	then, otherwise []clientv3.Op
+	next            *base // that it stores; nil: it adds no entry
+}
+
+// transaction makes the request for a batch. An entry is added only if the base of the tokens is as
+// expected. What is nested, and what deletes, is a write for etcd: so a member never answers from
+// its own data, which may be old.
+func (b *Backend) transaction(ctx context.Context, batch []*part, current *base) (t transaction, err error) {
+	if slices.ContainsFunc(batch, func(p *part) bool { return p.path != "" }) {
+		var old *base
+		if old, t.next, err = b.nextBase(ctx, current); err != nil {
+			return t, err
+		}
+		t.conditions = []clientv3.Cmp{b.unchanged(old)}
+		t.otherwise = []clientv3.Op{clientv3.OpGet(b.baseKey())}
+		if t.next.stored != old.stored {
+			t.then = append(t.then, clientv3.OpPut(b.baseKey(), t.next.stored))
+		}
+	}
+	for _, p := range batch {
+		if p.path != "" {
+			p.op = p.add(t.next)
+		}
+		t.then = append(t.then, p.op)
+	}
+	return t, nil
+}

@@ -1,0 +1,315 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A session is an etcd lease, which all locks of one TTL share, and the last time at which it had its
+// whole TTL. One goroutine keeps it alive.
+type session struct {
+	b       *Backend
+	seconds int64         // its TTL
+	ready   chan struct{} // closed when it is granted, or err is set
+	id      clientv3.LeaseID
+	err     error
+
+	mu      sync.Mutex
+	start   time.Time // before the request to grant it, or to keep it alive
+	term    uint64    // the leader's, at the last keep-alive; 0: none since the grant
+	keeping *keeping  // the keep-alive under way
+	entries int       // how many it has carried
+	users   int       // attempts and leases
+	idle    time.Time // since when it has no users
+	retired bool      // it carries no more entries
+	doubts  int       // tombstones
+}
+
+// keeping is one keep-alive.
+type keeping struct {
+	done chan struct{}
+	err  error
+}
+
+const (
+	// longestIdle is how long a session without users is kept alive. A lock and its release are then
+	// two writes of the cluster, otherwise four.
+	longestIdle = time.Minute
+	// mostDoubts is how many tombstones a session gathers before another one takes its place.
+	mostDoubts = 100
+)
+
+// seconds rounds a TTL up to whole seconds, as etcd counts it.
+func seconds(ttl time.Duration) int64 { return int64(math.Ceil(ttl.Seconds())) }
+
+// join returns a session for a lock, and makes it if there is none. The caller calls leave.
+func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error) {
+	n := seconds(ttl)
+	b.mu.Lock()
+	s := b.sessions[n]
+	if s == nil {
+		s = &session{b: b, seconds: n, ready: make(chan struct{})}
+		b.sessions[n], b.all[s] = s, struct{}{}
+		b.wg.Go(s.run)
+	}
+	s.mu.Lock()
+	s.users++
+	s.mu.Unlock()
+	b.mu.Unlock()
+	var err error
+	select {
+	case <-s.ready:
+		err = s.err
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		s.leave()
+		return nil, err
+	}
+	return s, nil
+}
+
+// leave ends what join began.
+func (s *session) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.users--
+	s.idle = time.Now()
+}
+
+// retire lets later locks use another session. The locks that use this one keep it.
+func (s *session) retire() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.b.sessions[s.seconds] == s {
+		delete(s.b.sessions, s.seconds)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.retired = true
+}
+
+// run gets the lease, keeps it alive, and ends it when it has been without users for long. It goes on
+// if the caller's context ends, since a lease whose answer is lost lives for its whole TTL.
+func (s *session) run() {
+	s.grant()
+	close(s.ready)
+	if s.err != nil {
+		s.forget()
+		return
+	}
+	tick := time.NewTicker(min(time.Duration(s.seconds)*time.Second/12, 5*time.Second))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-s.b.ctx.Done():
+			return
+		}
+		if s.unused() {
+			ctx, cancel := s.b.cleanup()
+			s.revoke(ctx)
+			cancel()
+			return
+		}
+		_ = s.keep(s.b.ctx, 0) // a caller that needs it asks again
+	}
+}
+
+// grant gets the lease.
+func (s *session) grant() {
+	ctx, cancel := s.b.bound(context.Background())
+	defer cancel()
+	s.start = time.Now()
+	granted, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseGrantResponse, error) {
+		return c.Grant(ctx, s.seconds) // if it is sent twice, a lease that nobody uses ends by itself
+	})
+	if s.err = err; err == nil {
+		s.id = granted.ID
+	}
+}
+
+// unused retires a session that has had no users for long.
+func (s *session) unused() bool {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users > 0 || !s.retired && time.Since(s.idle) < longestIdle {
+		return false
+	}
+	s.remove()
+	return true
+}
+
+// forget removes a session that could not be made.
+func (s *session) forget() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.remove()
+}
+
+// remove is called under b.mu.
+func (s *session) remove() {
+	if delete(s.b.all, s); s.b.sessions[s.seconds] == s {
+		delete(s.b.sessions, s.seconds)
+	}
+}
+
+// keep extends the lease, unless that was done within this time. Callers that meet share a request.
+func (s *session) keep(ctx context.Context, age time.Duration) error {
+	s.mu.Lock()
+	if time.Since(s.start) <= age {
+		s.mu.Unlock()
+		return nil
+	}
+	k := s.keeping
+	if k == nil {
+		k = &keeping{done: make(chan struct{})}
+		s.keeping = k
+		s.b.wg.Go(func() { s.extend(k) }) // the caller is counted in wg
+	}
+	s.mu.Unlock()
+	select {
+	case <-k.done:
+		return k.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *session) extend(k *keeping) {
+	ctx, cancel := s.b.bound(context.Background())
+	defer cancel()
+	start := time.Now()
+	answer, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseKeepAliveResponse, error) {
+		return c.KeepAliveOnce(ctx, s.id)
+	})
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		s.retire() // an entry that is still there shows that the leader was a former one
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		s.start, s.term = start, answer.RaftTerm
+	}
+	s.keeping, k.err = nil, err
+	close(k.done)
+}
+
+// covers returns the time from which the lease certainly lasts for its whole TTL, by the answer to a
+// request that was sent at this time, from this term. It reports false if the leader that kept the
+// lease alive is not the one of the answer: a leader that was stopped and replaced may not know
+// that yet. Each term has only one leader, and a new leader gives every lease its whole TTL again.
+func (s *session) covers(sent time.Time, term uint64) (from time.Time, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.term == 0 {
+		return s.start, true
+	}
+	if sent.Before(s.start) {
+		return sent, s.term == term
+	}
+	return s.start, s.term == term
+}
+
+// ended reports whether the lease has ended, unless the server has given it more time.
+func (s *session) ended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.start) > time.Duration(s.seconds)*time.Second
+}
+
+// entry returns the number of another entry.
+func (s *session) entry() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries++
+	return s.entries
+}
+
+// revoke ends the lease, with all entries that are or will be attached to it. While no server answers
+// it tries again, until ctx ends.
+func (s *session) revoke(ctx context.Context) {
+	s.b.persist(ctx, func(ctx context.Context) error {
+		_, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
+			return c.Revoke(ctx, s.id)
+		})
+		return err
+	})
+}
+
+// persist repeats a request until a server answers it, or ctx ends.
+func (b *Backend) persist(ctx context.Context, request func(context.Context) error) {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		one, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
+		err := request(one)
+		cancel()
+		if answered(err) {
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// revokeUnused ends the sessions that carry no lock, as far as the servers answer within the call
+// timeout.
+func (b *Backend) revokeUnused() {
+	ctx, cancel := context.WithTimeout(context.Background(), b.opt.CallTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	for s := range b.all { // nothing changes it after Close
+		if s.users == 0 && !s.ended() {
+			wg.Go(func() { s.revoke(ctx) })
+		}
+	}
+	wg.Wait()
+}
+
+// abandon deletes an entry in the background, until a server has answered or Close gives up. If
+// doubt is set, the request that adds the entry may arrive later. It calls done at its end. The caller
+// is counted in wg.
+func (b *Backend) abandon(s *session, key string, doubt bool, done func()) {
+	b.wg.Go(func() {
+		defer done()
+		ctx, cancel := b.cleanup()
+		defer cancel()
+		b.persist(ctx, func(ctx context.Context) error { return b.deleteEntry(ctx, s, key, doubt) })
+	})
+}
+
+// deleteEntry deletes an entry that was made in this session. If the request that adds the entry may still be under way, a tombstone
+// refuses it; the tombstone ends with the lease, and then the request fails anyway.
+func (b *Backend) deleteEntry(ctx context.Context, s *session, key string, doubt bool) error {
+	if doubt {
+		grave := clientv3.OpPut(b.tombstone(key), "", clientv3.WithLease(s.id))
+		_, err := b.do(ctx, &part{op: clientv3.OpTxn(nil, []clientv3.Op{grave, clientv3.OpDelete(key)}, nil)})
+		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			if s.doubted() > mostDoubts {
+				s.retire()
+			}
+			return err
+		}
+	}
+	_, err := b.do(ctx, &part{op: clientv3.OpDelete(key)})
+	return err
+}
+
+// doubted counts a tombstone.
+func (s *session) doubted() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doubts++
+	return s.doubts
+}
