@@ -20,6 +20,7 @@ run_checks() {
 
 run_deep() {
 	try "without the race detector" slow_with_race
+	try "mutants of the scripts" redlocktest/mutate.bash
 	try "fuzz" redlocktest/fuzz.bash 1m
 }
 
