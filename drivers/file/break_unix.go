@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
 
 	"github.com/redlock-go/redlock/driver"
 )
@@ -21,9 +20,8 @@ var _ driver.Admin = (*Backend)(nil)
 // the descriptor does not learn of it. Break refuses a key that is held in shared mode, because
 // only one of its holders is known.
 //
-// A new holder may lock the file while Break removes it. The holder writes its token before it
-// checks that its file is still there, and Break reads the token after the removal, so one of
-// them notices the other. If Break reads a new token it puts the file back.
+// Break has the key's gate, so no token is taken meanwhile: a process that locks the file before
+// its removal finds, when it has the gate, that the file is gone, and begins anew.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	if key == "" {
 		return driver.Invalid("key", "is empty")
@@ -66,19 +64,9 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	case mode == driver.Shared:
 		return refuse("%q is held in shared mode, and its holders cannot be told apart: end their processes", key)
 	}
-	aside := n.lock + ".broken-" + strconv.Itoa(os.Getpid())
-	if err := os.Rename(n.lock, aside); err != nil {
+	if err := os.Remove(n.lock); err != nil {
 		return refused(err, n.lock)
 	}
-	if r := read(state).latest(); r == nil || !r.held || r.fence != h.Fence {
-		if err := os.Rename(aside, n.lock); err != nil {
-			return refused(err, n.lock)
-		}
-		return driver.ErrLost
-	}
 	clearHolder(state, h.Fence)
-	if err := os.Remove(aside); err != nil {
-		return refused(err, aside)
-	}
 	return nil
 }

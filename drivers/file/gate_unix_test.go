@@ -119,7 +119,11 @@ func TestAStuckGateDelaysAVerdictAndNoMore(t *testing.T) {
 	}
 	wantHeld(t, b, request("k"))
 	release(t, l)
-	release(t, acquire(t, b, request("k"))) // an exclusive holder needs no gate
+	if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) {
+		t.Errorf("Acquire without the gate: %v", err)
+	}
+	gate.unlock()
+	release(t, acquire(t, b, request("k")))
 }
 
 // A process that had the old file open when it was removed must not become a second holder.

@@ -35,15 +35,17 @@ func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 	if l.state, err = l.place.open(l.paths.state, os.O_RDWR); err != nil {
 		return err
 	}
-	if l.mode == driver.Shared { // others take their tokens under the same gate; an exclusive holder is alone
-		gate, err := enterGate(ctx, l.place, l.paths, l.state, l.backend.patience)
-		if err != nil {
-			return err
-		}
-		if gate == nil {
-			return errors.New("file: " + l.paths.state + ": another process is stopped while it takes a token")
-		}
-		defer gate.unlock()
+	// With the gate, no other shared holder takes its token, and Break removes no lock file.
+	gate, err := enterGate(ctx, l.place, l.paths, l.state, l.backend.patience)
+	if err != nil {
+		return err
+	}
+	if gate == nil {
+		return errors.New("file: " + l.paths.state + ": another process is stopped while it takes a token")
+	}
+	defer gate.unlock()
+	if !l.lock.current(l.paths.lock) {
+		return errReplaced
 	}
 	now := time.Now()
 	r := &record{
@@ -59,9 +61,6 @@ func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
 	}
 	if err != nil {
 		return err
-	}
-	if !l.lock.current(l.paths.lock) { // after the token is written: see Break
-		return errReplaced
 	}
 	l.lost = make(chan struct{})
 	l.grant = driver.Grant{Fence: fence, Clock: now.Round(0), Server: l.backend.boot, Lost: l.lost}

@@ -1,0 +1,90 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
+package file
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A Break takes the key from its target and from nobody else: of the other holders, there is one at most at any time.
+func TestABreakMakesNoTwoHolders(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	const breaks = 100
+	var (
+		mu      sync.Mutex
+		targets = map[uint64]bool{} // tokens that a Break is taking away, or has taken away
+		inside  = map[uint64]bool{} // tokens of the holders that are inside
+		refused atomic.Int64
+		over    atomic.Bool
+		users   sync.WaitGroup
+	)
+	for range 5 {
+		b := open(t, folder)
+		users.Go(func() {
+			for !over.Load() {
+				l, err := b.Acquire(t.Context(), request("k"))
+				if errors.Is(err, driver.ErrHeld) {
+					refused.Add(1)
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				fence := l.Grant().Fence
+				mu.Lock()
+				for other := range inside {
+					if !targets[other] {
+						t.Errorf("%d is granted beside %d, which no Break has taken away", fence, other)
+					}
+				}
+				inside[fence] = true
+				mu.Unlock()
+				for before := refused.Load(); refused.Load() < before+4 && !over.Load(); {
+					if _, err := l.Renew(t.Context(), &driver.Renewal{}); err != nil {
+						break
+					}
+				}
+				mu.Lock()
+				delete(inside, fence)
+				mu.Unlock()
+				if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrLost) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	b := open(t, folder)
+	for n := 0; n < breaks && !t.Failed(); {
+		s, err := b.Lookup(t.Context(), "k")
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		if len(s.Holders) == 0 || s.Holders[0].Fence == 0 {
+			continue
+		}
+		fence := s.Holders[0].Fence
+		mu.Lock()
+		targets[fence] = true
+		mu.Unlock()
+		err = b.Break(t.Context(), "k", driver.Holder{Fence: fence})
+		if errors.Is(err, driver.ErrLost) {
+			mu.Lock()
+			delete(targets, fence)
+			mu.Unlock()
+		} else if err != nil {
+			t.Error(err)
+			break
+		}
+		n++
+	}
+	over.Store(true)
+	users.Wait()
+}
