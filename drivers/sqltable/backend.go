@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -18,7 +19,15 @@ const (
 	DefaultCallTimeout = time.Second
 
 	minCallTimeout = 50 * time.Millisecond // the least time for a call with a short TTL
-	maxTTL         = 365 * 24 * time.Hour
+
+	// maxRowWait is how long a statement waits at most for a row that another transaction has
+	// locked, where the driver can choose it.
+	maxRowWait = time.Second
+	// maxSlots is how many statements a backend has under way at most on a *sql.DB without a
+	// limit of connections.
+	maxSlots = 64
+	minTTL   = 2 * minCallTimeout // a shorter lease could end before its call does
+	maxTTL   = 365 * 24 * time.Hour
 )
 
 // Options are the settings of a backend. The zero value of each field is its default, and so is
@@ -81,6 +90,11 @@ type Backend struct {
 	sql     statements
 	clock   clock
 
+	// slots has an element for each statement that is under way at the server. That of an
+	// abandoned statement leaves when the server has certainly ended it: see leaveSlot.
+	slots   chan struct{}
+	rowWait atomic.Int64 // how long a statement waits for a locked row at most, a time.Duration
+
 	greeting chan struct{} // full while a call asks the first question
 	undos    undoQueue
 
@@ -122,13 +136,19 @@ func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 	if err := opt.complete(); err != nil {
 		return nil, err
 	}
+	slots := db.Stats().MaxOpenConnections
+	if slots <= 0 {
+		slots = maxSlots
+	}
+	wait := min(maxRowWait, opt.CallTimeout) * 4 / 5 // so that the answer comes before the call ends
 	b := &Backend{
-		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table), greeting: make(chan struct{}, 1),
+		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table, wait), slots: make(chan struct{}, slots), greeting: make(chan struct{}, 1),
 		info: driver.Info{
 			Name: d.String(), Features: driver.FeatureFencing | driver.FeatureKeep,
-			MinTTL: driver.MinTTL, MaxTTL: maxTTL,
+			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
+	b.rowWait.Store(int64(2 * wait)) // a busy server begins late, and ends late
 	b.clock.base = time.Now()
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.users, b.endUsers = context.WithCancel(b.ctx)

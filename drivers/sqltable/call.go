@@ -72,19 +72,14 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 	c.asked, c.repeated = false, false
 	bad := 0
 	for pause := time.Millisecond; ; pause = min(2*pause, 16*time.Millisecond) {
-		conn, err := c.b.db.Conn(c.ctx)
+		err := c.try(f)
 		if err == nil {
-			c.asked = true
-			err = f(c.ctx, conn)
-			_ = conn.Close() // gives it back
-			if err == nil {
-				return nil
-			}
-			if errors.Is(err, sqldriver.ErrBadConn) && bad < 3 {
-				bad++
-				c.repeated = true
-				continue
-			}
+			return nil
+		}
+		if errors.Is(err, sqldriver.ErrBadConn) && bad < 3 {
+			bad++
+			c.repeated = c.asked
+			continue
 		}
 		v := c.b.dialect.verdictOf(err)
 		if v.kind == again && c.ctx.Err() == nil {
@@ -98,6 +93,42 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 		}
 		return c.translate(v, err)
 	}
+}
+
+// try runs f on a connection. It takes a slot, and so bounds the statements that the server has to
+// do, those included that nobody waits for any more.
+func (c *call) try(f func(ctx context.Context, conn *sql.Conn) error) (err error) {
+	select {
+	case c.b.slots <- struct{}{}:
+	case <-c.ctx.Done():
+		return c.ctx.Err()
+	}
+	asked := false
+	defer func() { c.b.leaveSlot(asked && err != nil && c.ctx.Err() != nil) }()
+	conn, err := c.b.db.Conn(c.ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // it gives the connection back
+	asked, c.asked = true, true
+	defer func() {
+		if r := recover(); r != nil { // clients may panic if the server sends nonsense
+			err = fmt.Errorf("the client cannot read the server's answer: %v", r)
+			_ = conn.Raw(func(any) error { return sqldriver.ErrBadConn }) // closes the connection
+		}
+	}()
+	return f(c.ctx, conn)
+}
+
+// leaveSlot frees the slot of a statement. If its caller abandoned it, its connection is closed, but
+// the server does not notice that while it waits for a row. The slot is then freed when that wait
+// is certainly over.
+func (b *Backend) leaveSlot(abandoned bool) {
+	if !abandoned || b.dialect == SQLite {
+		<-b.slots
+		return
+	}
+	time.AfterFunc(time.Duration(b.rowWait.Load()), func() { <-b.slots })
 }
 
 // change is do for a statement that may change a row. If an earlier try may have taken effect, the
@@ -233,6 +264,9 @@ func (c *call) look(name []byte) (r row, err error) {
 		return r, err
 	}
 	c.b.clock.learn(r.now, sent)
+	if owner, err = c.b.dialect.decode(owner); err != nil {
+		return r, err
+	}
 	r.exists, r.owner, r.fence = fence.Valid, string(owner), uint64(max(0, fence.Int64))
 	r.granted, r.expires = granted.Int64, expires.Int64
 	return r, nil

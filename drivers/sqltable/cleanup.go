@@ -163,6 +163,9 @@ func (c *call) clean(interval, free time.Duration) error {
 			var name []byte
 			var fence int64
 			err := r.Scan(&name, &fence)
+			if err == nil {
+				name, err = c.b.dialect.decode(name)
+			}
 			names, highest = append(names, name), max(highest, fence)
 			return err
 		})
@@ -188,7 +191,7 @@ func (b *Backend) removal(n int) string {
 	for i := range marks {
 		marks[i] = b.dialect.placeholder(i + 3)
 	}
-	return strings.Replace(b.sql.remove, "NAMES", strings.Join(marks, ", "), 1)
+	return strings.Replace(b.sql.remove, "(NAMES)", "("+strings.Join(marks, ", ")+")", 1)
 }
 
 // Clean deletes the rows of keys that have been free for longer than this, at least two minutes

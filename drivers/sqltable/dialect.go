@@ -2,9 +2,11 @@ package sqltable
 
 import (
 	"encoding/hex"
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // A Dialect says which family of SQL databases a *sql.DB connects to.
@@ -44,6 +46,7 @@ const layout = "dlock1"
 //	GREATEST  the larger of two
 //	LEAST     the smaller of two
 //	TOKEN(x)  x, which is sent to the client
+//	BYTES(x)  x, in a form that the client's settings do not change: see decode
 //	$1        an argument
 //
 // A row is a key. It is free if it has no owner, or if its owner's time is over. The row of the
@@ -67,7 +70,7 @@ var common = statements{
 	take: `UPDATE TABLE SET owner = $2, fence = TOKEN(GREATEST(fence + 1, ` + floorOf + `)), granted = NOW, expires = NOW + $3
 		WHERE name = $1 AND (owner = MARK OR expires <= NOW) AND NOW <= $4 AND fence < ` + maxFence,
 	// look reads a key's row after take: a row of nulls means that the key has no row.
-	look: `SELECT NOW, k.owner, k.fence, k.granted, k.expires FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
+	look: `SELECT NOW, BYTES(k.owner), k.fence, k.granted, k.expires FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS k ON k.name = $1`,
 	// grow makes the row of a key without one, as held. It locks the mark, so that the mark is
 	// not raised meanwhile.
 	grow: `INSERT INTO TABLE (name, owner, fence, granted, expires)
@@ -82,21 +85,21 @@ var common = statements{
 	takeAway: `UPDATE TABLE SET owner = MARK, expires = NOW WHERE name = $1 AND fence = $2 AND owner > MARK AND expires > NOW`,
 
 	// hello is the first question: it reads the clock, and the mark if there is one.
-	hello: `SELECT NOW, m.owner, m.fence FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS m ON m.name = MARK`,
+	hello: `SELECT NOW, BYTES(m.owner), m.fence FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS m ON m.name = MARK`,
 	// begin makes the mark. $1 layout.
 	begin: `INSERT INTO TABLE (name, owner, fence, granted, expires) VALUES (MARK, $1, 0, 0, 0)`,
 	// due assigns the clean-up to one client for an interval. $1 layout, $2 microseconds.
 	due: `UPDATE TABLE SET expires = NOW + $2 WHERE name = MARK AND owner = $1 AND (expires <= NOW OR expires > NOW + 2 * $2)`,
 	// old selects keys that have been free for long, and whose tokens are not at their end: the
 	// mark of such a key would end the tokens of all keys. $1 microseconds, $2 how many at most.
-	old: `SELECT name, fence FROM TABLE WHERE name > MARK AND expires < NOW - $1 AND fence < ` + maxFence + ` LIMIT $2`,
+	old: `SELECT BYTES(name), fence FROM TABLE WHERE name > MARK AND expires < NOW - $1 AND fence < ` + maxFence + ` LIMIT $2`,
 	// raise raises the mark. $1 token.
 	raise: `UPDATE TABLE SET fence = GREATEST(fence, $1) WHERE name = MARK`,
 	// remove deletes rows that are still free. $1 microseconds, $2 token; then the names.
 	remove: `DELETE FROM TABLE WHERE expires < NOW - $1 AND fence <= $2 AND name IN (NAMES)`,
 	// list selects the held keys between two names, in order: after $1, at least $2, below $3,
 	// at most $4 of them.
-	list: `SELECT NOW, name, owner, fence, granted, expires FROM TABLE
+	list: `SELECT NOW, BYTES(name), BYTES(owner), fence, granted, expires FROM TABLE
 		WHERE name > $1 AND name >= $2 AND ($3 = MARK OR name < $3) AND owner > MARK AND expires > NOW ORDER BY name LIMIT $4`,
 }
 
@@ -109,29 +112,36 @@ const (
 	nowSQLite   = `(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000)`
 )
 
-// texts returns the statements of a dialect.
-func (d Dialect) texts(table string) statements {
+// texts returns the statements of a dialect. In PostgreSQL a statement waits for at most wait for a
+// row that another transaction has locked. (MySQL and SQLite have settings of the connection.)
+func (d Dialect) texts(table string, wait time.Duration) statements {
 	s := common
 	switch d {
 	case MySQL:
 		s.grow += ` LOCK IN SHARE MODE`
 		s.begin = strings.Replace(s.begin, "INSERT", "INSERT IGNORE", 1)
 		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND m.owner = `+d.literal([]byte(layout))+` AND`,
-			"TABLE", d.quote(table), "TOKEN", "LAST_INSERT_ID", "MARK", "''", "NOW", nowMySQL)
+			"TOKEN", "LAST_INSERT_ID", "BYTES", "", "MARK", "''", "NOW", nowMySQL)
 	case Postgres:
 		// A statement that waited for a row does not check its conditions again if the row did
 		// not change, so it locks the row first; OFFSET 0 keeps the planner from checking the
 		// conditions before the lock.
-		const locked = `FROM (SELECT name, owner, fence, expires FROM TABLE WHERE name = $1 OFFSET 0 FOR UPDATE) AS l WHERE k.name = l.name`
+		// The setting is part of each statement, because a pooler changes connections between two.
+		patient := fmt.Sprintf(` AND set_config('lock_timeout', '%d', true) IS NOT NULL`, wait.Milliseconds())
+		locked := `FROM (SELECT name, owner, fence, expires FROM TABLE WHERE name = $1` + patient + ` OFFSET 0 FOR UPDATE) AS l WHERE k.name = l.name`
+		for _, text := range []*string{&s.renew, &s.release, &s.takeAway, &s.due, &s.raise, &s.remove} {
+			*text += patient
+		}
 		s.take = `UPDATE TABLE AS k SET owner = $2, fence = GREATEST(l.fence + 1, ` + floorOf + `), granted = NOW, expires = NOW + $3 ` + locked +
 			` AND (l.owner = MARK OR l.expires <= NOW) AND NOW <= $4 AND l.fence < ` + maxFence + ` RETURNING k.fence, NOW`
 		s.undo = `UPDATE TABLE AS k SET owner = MARK, expires = NOW ` + locked + ` AND l.owner = $2`
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
-		s.translate("ONE_MARK", `(SELECT fence FROM TABLE WHERE name = MARK AND owner = `+d.literal([]byte(layout))+` FOR SHARE) AS m`,
-			"TABLE", d.quote(table), "TOKEN", "", "MARK", "''::bytea", "NOW", nowPostgres)
-		// Where the position of an argument does not show its type.
-		s.translate("$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
+		s.translate("ONE_MARK", `(SELECT fence FROM TABLE WHERE name = MARK AND owner = `+d.literal([]byte(layout))+patient+` FOR SHARE) AS m`,
+			"TOKEN", "", "BYTES(m.owner)", "encode(m.owner, 'hex')", "BYTES(k.owner)", "encode(k.owner, 'hex')",
+			"BYTES(owner)", "encode(owner, 'hex')", "BYTES(name)", "encode(name, 'hex')", "MARK", "''::bytea", "NOW", nowPostgres,
+			// Where the position of an argument does not show its type.
+			"$5 = 0", "$5::bigint = 0", "SELECT $1, $2,", "SELECT $1::bytea, $2::bytea,")
 	case SQLite:
 		// Somebody may have written a text, which is not equal to the same bytes.
 		s.translate("(owner = MARK", "(CAST(owner AS BLOB) = MARK", "owner > MARK", "CAST(owner AS BLOB) > MARK")
@@ -139,8 +149,9 @@ func (d Dialect) texts(table string) statements {
 		s.grow += ` ON CONFLICT (name) DO NOTHING RETURNING fence, NOW`
 		s.begin += ` ON CONFLICT (name) DO NOTHING`
 		s.translate("ONE_MARK WHERE", `TABLE AS m WHERE m.name = MARK AND CAST(m.owner AS BLOB) = `+d.literal([]byte(layout))+` AND`,
-			"TABLE", d.quote(table), "TOKEN", "", "GREATEST", "max", "LEAST", "min", "MARK", "x''", "NOW", nowSQLite, "$", "?")
+			"TOKEN", "", "BYTES", "", "GREATEST", "max", "LEAST", "min", "MARK", "x''", "NOW", nowSQLite, "$", "?")
 	}
+	s.translate("TABLE", d.quote(table)) // the last, because its name may contain any of these words
 	return s
 }
 
@@ -184,6 +195,17 @@ func (d Dialect) literal(v any) string {
 		return `x'` + hex.EncodeToString(v) + `'`
 	}
 	return "NULL"
+}
+
+// decode returns the bytes of BYTES(x). PostgreSQL would send bytes in one of two forms, as
+// bytea_output says, and not all clients read both.
+func (d Dialect) decode(sent []byte) ([]byte, error) {
+	if d != Postgres || sent == nil {
+		return sent, nil
+	}
+	b := make([]byte, hex.DecodedLen(len(sent)))
+	_, err := hex.Decode(b, sent)
+	return b, err
 }
 
 // placeholder returns the n-th argument's placeholder.

@@ -34,6 +34,7 @@ type verdict struct {
 var mysqlErrors = map[uint64]verdict{
 	1213: {again, "a deadlock", 0},
 	1020: {again, "the row changed meanwhile", 0}, // innodb_snapshot_isolation
+	1205: {again, "another transaction has locked the row or the table", 0},
 	1062: {kind: duplicate},
 	1146: {kind: missing},
 	1054: {never, "the table has other columns: it belongs to another release, or is no table of locks", 0},
@@ -61,6 +62,8 @@ var mysqlErrors = map[uint64]verdict{
 var postgresErrors = map[string]verdict{
 	"40001": {again, "the row changed meanwhile", 0},
 	"40P01": {again, "a deadlock", 0},
+	"55P03": {again, "another transaction has locked the row", 0},
+	"42P10": {never, "the table has no primary key: it is no table of locks", 0},
 	"23505": {kind: duplicate},
 	"42P01": {kind: missing},
 	"42703": {never, "the table has other columns: it belongs to another release, or is no table of locks", 0},
@@ -100,12 +103,17 @@ func (d Dialect) verdictOf(err error) verdict {
 			return postgresErrors[e.SQLState()]
 		}
 	case SQLite:
-		if errors.Is(err, fs.ErrNotExist) {
+		if file := (*fs.PathError)(nil); errors.As(err, &file) && errors.Is(err, fs.ErrNotExist) {
+			if file.Op == "open folder" {
+				return verdict{never, "the folder of the database is missing: make it", 0}
+			}
 			return verdict{kind: missing}
 		}
 		if n, ok := number(err, "Code"); ok {
 			if n &= 0xff; n == 1 && strings.Contains(err.Error(), "no such table") {
 				return verdict{kind: missing}
+			} else if n == 1 && strings.Contains(err.Error(), "ON CONFLICT") {
+				return postgresErrors["42P10"]
 			}
 			return sqliteErrors[n]
 		}

@@ -32,14 +32,17 @@ func (c *call) greet() error {
 		return nil
 	}
 	start := time.Now()
-	err := c.hello()
+	var err error
+	if b.dialect == MySQL {
+		err = c.helloMySQL()
+	}
+	if err == nil {
+		err = c.hello()
+	}
 	if _, ok := b.toMake(err); ok && !c.looks {
 		if err = c.setup(); err == nil {
 			err = c.hello()
 		}
-	}
-	if err == nil && b.dialect == MySQL {
-		err = c.helloMySQL()
 	}
 	if err != nil {
 		return err
@@ -78,6 +81,9 @@ func (c *call) hello() error {
 			return err
 		}
 		c.b.clock.learn(now, sent)
+		if found, err = c.b.dialect.decode(found); err != nil {
+			return err
+		}
 		switch {
 		case string(found) == layout && fence.Int64 >= driver.MaxFence:
 			return &driver.RefusedError{Reason: c.b.info.Name + ": the fencing tokens of the table " + c.b.opt.Table + " are at their end: name another table"}
@@ -93,17 +99,42 @@ func (c *call) hello() error {
 	return &driver.RefusedError{RetryAfter: time.Second, Reason: c.b.info.Name + ": the first row of the table " + c.b.opt.Table + " does not stay there"}
 }
 
-// helloMySQL refuses connections that leave a transaction open, and clusters in which every node
+// helloMySQL refuses settings under which a table keeps no locks, and clusters in which every node
 // takes writes.
 func (c *call) helloMySQL() error {
-	autocommit := int64(1)
-	err := c.query(`SELECT @@autocommit`, nil, func(r *sql.Rows) error { return r.Scan(&autocommit) })
+	var autocommit, wait, keys int64
+	var mode, engine string
+	schema, table, found := strings.Cut(c.b.opt.Table, ".")
+	if found {
+		schema = "'" + schema + "'"
+	} else {
+		schema, table = "DATABASE()", schema
+	}
+	where := " WHERE TABLE_SCHEMA = " + schema + " AND TABLE_NAME = '" + table + "'"
+	err := c.query(`SELECT @@autocommit, @@sql_mode, @@innodb_lock_wait_timeout,
+		(SELECT COALESCE(MAX(ENGINE), '') FROM information_schema.TABLES`+where+`),
+		(SELECT COUNT(*) FROM (SELECT MAX(COLUMN_NAME) AS name FROM information_schema.STATISTICS`+where+` AND NON_UNIQUE = 0
+			GROUP BY INDEX_NAME HAVING COUNT(*) = 1) AS i WHERE i.name = 'name')`, nil,
+		func(r *sql.Rows) error { return r.Scan(&autocommit, &mode, &wait, &engine, &keys) })
 	if err != nil {
 		return err
 	}
-	if autocommit != 1 {
-		return &driver.RefusedError{Reason: "mysql: autocommit is off, so that no lock would be committed: set autocommit=1 in the client"}
+	no := ""
+	switch {
+	case autocommit != 1:
+		no = "autocommit is off, so that no lock would be committed: set autocommit=1 in the client"
+	case strings.Contains(mode, "EMPTY_STRING_IS_NULL"):
+		no = "sql_mode has EMPTY_STRING_IS_NULL, so that no key could be free: set another sql_mode in the client"
+	case engine != "" && !strings.EqualFold(engine, "InnoDB"): // empty: this user may not see it
+		no = "the table " + c.b.opt.Table + " has the engine " + engine + ", which has no transactions: ALTER TABLE " + c.b.dialect.quote(c.b.opt.Table) + " ENGINE=InnoDB"
+	case engine != "" && keys == 0:
+		no = "the table " + c.b.opt.Table + " has no primary key, so that a lock could have two rows: drop it, and make it by: " + c.b.SetupSQL("")
 	}
+	if no != "" {
+		return &driver.RefusedError{Reason: "mysql: " + no}
+	}
+	// The server looks for waits that are over once a second.
+	c.b.rowWait.Store(int64(min(time.Duration(wait)*time.Second+time.Second, time.Minute)))
 	if c.b.opt.SingleWriter {
 		return nil
 	}

@@ -74,6 +74,12 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 				var fence int64
 				r := row{exists: true}
 				err := s.Scan(&r.now, &name, &owner, &fence, &r.granted, &r.expires)
+				if err == nil {
+					name, err = b.dialect.decode(name)
+				}
+				if err == nil {
+					owner, err = b.dialect.decode(owner)
+				}
 				r.name, r.owner, r.fence = string(name), string(owner), uint64(max(0, fence))
 				rows = append(rows, r)
 				return err

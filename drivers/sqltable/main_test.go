@@ -158,6 +158,11 @@ func TestDialects(t *testing.T) {
 				{"overtaken", overtaken, nil},
 				{"broken setup", brokenSetup, nil},
 				{"row locked by another", rowLocked, withServer},
+				{"row locked for long", rowLockedForLong, withServer},
+				{"short leases", shortLeases, nil},
+				{"odd names", oddNames, nil},
+				{"odd tables", oddTables, nil},
+				{"escaped bytes", escapedBytes, onPostgres},
 				{"stale holder", staleHolder, nil},
 				{"clients", clients, nil},
 				{"few connections", fewConnections, nil},
@@ -194,6 +199,9 @@ func onSQLite(p *place) bool { return p.dialect == sqltable.SQLite }
 
 // onMySQL: the test needs what only MySQL has, or one server is enough for it.
 func onMySQL(p *place) bool { return p.dialect == sqltable.MySQL }
+
+// onPostgres: a pooler refuses settings in the URL.
+func onPostgres(p *place) bool { return p.dialect == sqltable.Postgres && p.server == p.behind }
 
 func request(key string) *driver.Request { return redlocktest.NewRequest(key, time.Minute) }
 

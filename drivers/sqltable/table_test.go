@@ -6,6 +6,8 @@ import (
 	sqldriver "database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -481,6 +483,120 @@ func rowLocked(t *testing.T, p *place) {
 	})
 }
 
+// Callers that give up while a row is locked leave about as many statements behind as the limit of
+// connections, and not one each: the database goes on serving others.
+func rowLockedForLong(t *testing.T, p *place) {
+	ready(t, p.open(t))
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() //nolint:errcheck // the test's own
+	if _, err := tx.ExecContext(t.Context(), "DELETE FROM "+p.table+" WHERE name = 'k'"); err != nil {
+		t.Fatal(err)
+	}
+	count := "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+	if p.dialect == sqltable.MySQL {
+		count = "SELECT count(*) FROM information_schema.processlist"
+	}
+	const backends, conns = 2, 3
+	before := p.number(t, count)
+	var callers sync.WaitGroup
+	for range backends {
+		b := p.open(t, fmt.Sprintf("call_timeout=100ms&conns=%d", conns))
+		for range 2 * conns {
+			callers.Go(func() {
+				for range 15 {
+					if l, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) {
+						t.Errorf("the row is locked, and yet: %v, %v", l, err)
+					}
+				}
+			})
+		}
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); callers.Wait() }()
+	for most := before + 2*backends*conns; ; { // twice, because a busy server ends late
+		if n := p.number(t, count); n > most {
+			t.Errorf("%d connections, and %d before: the limit of %d backends is %d each", n, before, backends, conns)
+			most = n
+		}
+		select {
+		case <-done:
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// A lease is never shorter than a call may last.
+func shortLeases(t *testing.T, p *place) {
+	b := p.open(t)
+	ready(t, b)
+	least := b.Info().MinTTL
+	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", least-1)); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("a TTL under %v: %v", least, err)
+	}
+	eventually(t, "a lease of the least TTL lasts until the call returns", func() bool {
+		l, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", least))
+		return err == nil && time.Now().Before(l.Grant().Expires)
+	})
+}
+
+// A table may have any name, also one that the statements' own words are part of.
+func oddNames(t *testing.T, p *place) {
+	for _, name := range []string{"MARKET", "TOKENS", "NOWHERE", "TABLES", "NAMES", "LEASTS", "BYTES"} {
+		own := *p
+		own.url = strings.Replace(p.url, "table="+p.table, "table="+name, 1)
+		b := own.open(t)
+		l := must(t, b, request("k"))
+		if err := l.Release(t.Context()); err != nil {
+			t.Errorf("%s: Release: %v", name, err)
+		}
+		time.Sleep(2 * time.Millisecond) // the server's clock goes on
+		if err := b.Clean(t.Context(), time.Microsecond); err != nil {
+			t.Errorf("%s: Clean: %v", name, err)
+		}
+	}
+}
+
+// Tables and settings with which locks do not work are refused, and the error says what to do.
+func oddTables(t *testing.T, p *place) {
+	acquire := func(db *sql.DB) error {
+		_, err := p.on(t, db, &sqltable.Options{Table: p.table}).Acquire(t.Context(), request("k"))
+		return err
+	}
+	name := map[sqltable.Dialect]string{sqltable.MySQL: "varbinary(512)", sqltable.Postgres: "bytea", sqltable.SQLite: "blob"}[p.dialect]
+	columns := "(name " + name + " NOT NULL, owner " + name + " NOT NULL, fence bigint NOT NULL, granted bigint NOT NULL, expires bigint NOT NULL)"
+	p.do(t, "CREATE TABLE "+p.table+" "+columns)
+	refusal(t, acquire(p.db), true, "primary key")
+	if p.dialect != sqltable.MySQL {
+		return
+	}
+	p.do(t, "ALTER TABLE "+p.table+" ADD PRIMARY KEY (name), ENGINE=MyISAM")
+	refusal(t, acquire(p.db), true, "MyISAM", "ENGINE=InnoDB")
+	p.do(t, "ALTER TABLE "+p.table+" ENGINE=InnoDB")
+	refusal(t, acquire(database(t, p.dsn[0], p.dsn[1]+"?sql_mode=%27EMPTY_STRING_IS_NULL%27")), true, "EMPTY_STRING_IS_NULL")
+	if err := acquire(p.db); err != nil {
+		t.Error(err)
+	}
+}
+
+// PostgreSQL has two forms for bytes, and a database can choose the old one.
+func escapedBytes(t *testing.T, p *place) {
+	ready(t, p.open(t))
+	b := p.on(t, database(t, p.dsn[0], p.dsn[1]+"&bytea_output=escape&default_query_exec_mode=exec"), &sqltable.Options{Table: p.table, CallTimeout: 30 * time.Second})
+	must(t, b, request("k"))
+	var held *driver.HeldError
+	if _, err := b.Acquire(t.Context(), request("k")); !errors.As(err, &held) || held.Holder == "" {
+		t.Errorf("Acquire of a held key: %v", err)
+	}
+	found := 0
+	if err := b.List(t.Context(), "", func(*driver.State) bool { found++; return true }); err != nil || found != 1 {
+		t.Errorf("List: %d keys, %v", found, err)
+	}
+}
+
 // A lease that ended is never renewed and frees nothing, though its row is still as it was.
 func staleHolder(t *testing.T, p *place) {
 	b := p.open(t)
@@ -739,7 +855,7 @@ func refusals(t *testing.T, p *place) {
 		}
 		defer b.Close() //nolint:errcheck // the test's own
 		_, err = b.Acquire(t.Context(), request("k"))
-		refusal(t, err, true, "cannot be opened")
+		refusal(t, err, true, "folder")
 		return
 	}
 	const canary = "pw-c4n4ry"
@@ -810,7 +926,7 @@ func urls(t *testing.T, p *place) {
 		"no table's name":   {URL: strings.Replace(p.url, "table="+p.table, "table=a;b", 1), Want: "invalid"},
 	}
 	if p.server == nil {
-		cases["no folder"] = redlocktest.URLCase{URL: "sqlite:///no/such/folder/locks.db?setup=on", Want: "refused", Says: "cannot be opened"}
+		cases["no folder"] = redlocktest.URLCase{URL: "sqlite:///no/such/folder/locks.db?setup=on", Want: "refused", Says: "/no/such/folder: file does not exist"}
 		redlocktest.RunURLs(t, p.driver, "", 1500*time.Millisecond, cases)
 		return
 	}
@@ -874,6 +990,58 @@ func downAndHanging(t *testing.T, p *place) {
 		t.Fatal(err)
 	}
 	unknown("a server that is down")
+}
+
+// A server that sends nonsense gets an error, and does not end the process.
+func TestAHostileMySQLServerIsAnError(t *testing.T) {
+	t.Parallel()
+	greeting := append(append([]byte("\x0a8.0\x00\x01\x00\x00\x00abcdefgh\x00\xff\xff\x21\x02\x00\xff\xff\x15"), make([]byte, 10)...), "ijklmnopqrst\x00mysql_native_password\x00"...)
+	packet := func(sequence byte, body []byte) []byte {
+		return append([]byte{byte(len(body)), byte(len(body) >> 8), byte(len(body) >> 16), sequence}, body...)
+	}
+	streams := [][]byte{
+		{0xff, 0xff, 0xff, 0}, {0, 0, 0, 0}, packet(0, []byte{0xff}), packet(0, []byte{0xff, 1, 1, '#'}),
+		append(packet(0, greeting), packet(2, []byte{0xfe, 'x', 0})...),
+		append(packet(0, greeting), packet(2, []byte{0, 0xfc})...),
+		append(append(packet(0, greeting), packet(2, []byte{0, 0, 0, 2, 0, 0, 0})...), packet(1, []byte{0xfc})...),
+		append(append(packet(0, greeting), packet(2, []byte{0, 0, 0, 2, 0, 0, 0})...), packet(1, []byte{0, 0xfd, 1})...),
+	}
+	for n := range greeting {
+		streams = append(streams, packet(0, greeting[:n]))
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // the test is over
+	stream := make(chan []byte, 1)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			bytes := <-stream
+			stream <- bytes
+			_, _ = conn.Write(bytes)
+			go func() {
+				_, _ = io.Copy(io.Discard, conn)
+				_ = conn.Close()
+			}()
+		}
+	}()
+	b, err := mysql.Driver{}.Open(&driver.Config{DSN: "mysql://root@" + listener.Addr().String() + "/test?call_timeout=50ms"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // no database was ever reached
+	for _, bytes := range streams {
+		stream <- bytes
+		if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) {
+			t.Errorf("after %q: %v", bytes, err)
+		}
+		<-stream
+	}
 }
 
 // A process that is stopped in the middle of a statement keeps a SQLite file locked, since it has the

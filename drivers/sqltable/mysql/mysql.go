@@ -76,12 +76,19 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 	c.Timeout = o.CallTimeout
 	c.ReadTimeout = 10 * o.CallTimeout // the longest call; the client reads the end of a result without a context
 	c.Logger = &client.NopLogger{}     // errors that matter are also returned
+	c.DialFunc = dial
+	c.Params = map[string]string{
+		// How long a statement waits for a row or a table that another transaction has locked, in
+		// seconds. By default it waits longer than any call, and a call that gives up cannot end it.
+		"innodb_lock_wait_timeout": "1", "lock_wait_timeout": "1",
+		"sql_mode": "'STRICT_ALL_TABLES'", // the server's own may make an empty name NULL
+	}
 	o.Address = u.Scheme + "://" + c.Addr + "/" + strings.ReplaceAll(database, "%", "%25")
 	connector, err := client.NewConnector(c)
 	if err != nil {
 		return nil, driver.Invalid("URL", "cannot be used: %v", err)
 	}
-	db := sql.OpenDB(connector)
+	db := sql.OpenDB(careful{connector})
 	db.SetMaxOpenConns(conns)
 	db.SetMaxIdleConns(conns)
 	db.SetConnMaxIdleTime(time.Minute)

@@ -103,24 +103,25 @@ var _ sqldriver.Connector = file{}
 
 func (f file) Driver() sqldriver.Driver { return f.driver }
 
-// Connect returns a *fs.PathError if only the file is missing. A statement that finds the database
-// locked fails at once, and the backend repeats it within the call's time.
+// Connect returns a *fs.PathError of the file if only that is missing, and of its folder if there is
+// none. A statement that finds the database locked fails at once, and the backend repeats it within
+// the call's time.
 func (f file) Connect(ctx context.Context) (sqldriver.Conn, error) {
 	u := url.URL{Scheme: "file", Path: filepath.ToSlash(f.path), OmitHost: true}
 	name := u.String() + "?_pragma=busy_timeout(0)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)"
-	if setup.Allowed(ctx) {
-		return f.driver.Open(name)
+	if !setup.Allowed(ctx) {
+		name += "&mode=rw"
 	}
-	c, err := f.driver.Open(name + "&mode=rw")
-	if err != nil && f.missing() {
+	c, err := f.driver.Open(name)
+	if err == nil {
+		return c, nil
+	}
+	folder := filepath.Dir(f.path)
+	if _, missing := os.Stat(folder); errors.Is(missing, fs.ErrNotExist) {
+		return nil, &fs.PathError{Op: "open folder", Path: folder, Err: fs.ErrNotExist} // SQLite says "out of memory"
+	}
+	if _, missing := os.Stat(f.path); errors.Is(missing, fs.ErrNotExist) && !setup.Allowed(ctx) {
 		return nil, &fs.PathError{Op: "open", Path: f.path, Err: fs.ErrNotExist}
 	}
-	return c, err
-}
-
-// missing reports whether the file is missing in a folder that is there.
-func (f file) missing() bool {
-	_, err := os.Stat(f.path)
-	folder, _ := os.Stat(filepath.Dir(f.path))
-	return errors.Is(err, fs.ErrNotExist) && folder != nil
+	return nil, err
 }
