@@ -155,7 +155,7 @@
 // At most four calls are under way to one server. A lone call runs on its caller's goroutine.
 // Calls that come while four are under way are gathered, and go together as one pipeline. On
 // loopback this costs a lone caller 4 % over the bare scripts, and gives 64 goroutines 1.7 times
-// the throughput of bare commands on go-redis (README's table). An application's client with the
+// the throughput of bare commands on go-redis (the performance page's table). An application's client with the
 // library's default options costs a lone caller a little more: a lone call uses a copy of the
 // client from WithTimeout, whose timeouts over all retries add up to less than the call
 // timeout. These options matter:

@@ -12,7 +12,7 @@ import (
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-// overview is the table of README: a row for each contestant, a column for each kind of work,
+// overview is the table of the performance page: a row for each contestant, a column for each kind of work,
 // and in each cell a time, so that less is better everywhere. Beside ours is its ratio to the
 // quickest other library in the same case, and the verdict.
 type overview struct {
@@ -200,9 +200,9 @@ func wrap(text string) string {
 	return b.String() + "\n"
 }
 
-// These lines of README enclose what a run writes.
+// These lines of the performance page enclose what a run writes.
 const (
-	readmeBegin = "<!-- written by go run -C benchmark . -readme ../README.md -->\n"
+	readmeBegin = "<!-- written by go run -C benchmark . -readme ../.github/docs/performance.md -->\n"
 	readmeEnd   = "<!-- end -->\n"
 )
 
