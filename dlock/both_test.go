@@ -303,11 +303,8 @@ func TestOptionsReachBoth(t *testing.T) {
 		if _, err := locks.TryLock(t.Context(), "s", dlock.WithSlots(3)); len(slots) != 3 || !errors.Is(err, dlock.ErrHeld) {
 			t.Errorf("slots %v: %v", slots, err)
 		}
-		ls, err := dlock.LockAll(t.Context(), locks, []string{"x", "y"})
+		err := dlock.DoAll(t.Context(), locks, []string{"x", "y"}, func(context.Context) error { return nil })
 		if err != nil {
-			t.Fatal(err)
-		}
-		if err := ls.Unlock(); err != nil {
 			t.Error(err)
 		}
 		nested := lock(t, dlock.Both(locks, newSpyClient(t, newSpy())), "n")

@@ -4,23 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/redlock-go/redlock/driver"
 )
 
 // Do waits for the lock named key, calls fn under the lease's context, and releases the
 // lock afterwards, also if fn panics. ctx bounds the waiting, and fn's context derives
-// from it. The lease renews itself until fn has returned, unless opts say otherwise.
+// from it. The lease renews itself until fn has returned.
 //
-// Every error is one line and says where it came from:
-//   - Before fn is called they are those of Client.Lock.
-//   - If only fn fails, Do returns fn's error unchanged. If it is an error of this package,
-//     for example of a TryLock in fn, Do wraps it in a *FuncError, which matches none of
-//     ErrHeld, ErrUnavailable, ErrLost, ErrInvalid, ErrReleased and ErrClosed: only errors of
-//     Do itself match these.
-//   - If the lease is lost, fn's context is cancelled with a cause that is ErrLost. Do waits for
-//     fn all the same, and returns an error that names the key and the cause: errors.As finds
-//     an *Error. It does the same if the release failed, or the client was closed meanwhile.
-//     It wraps fn's error, if there is one.
+// Before fn is called the errors are those of Client.Lock. Afterwards Do returns fn's error,
+// unchanged if the lease lasted. If the lease was lost, fn's context is cancelled with a cause that
+// is ErrLost; Do waits for fn all the same, and joins fn's error to an *Error with Op "unlock" and
+// the key, which says why. It does the same if the release failed, or the client was closed
+// meanwhile. Every error is one line.
 func Do(ctx context.Context, l Locker, key string, fn func(context.Context) error, opts ...LockOption) (err error) {
 	lease, err := l.Lock(ctx, key, opts...)
 	if err != nil {
@@ -29,8 +27,7 @@ func Do(ctx context.Context, l Locker, key string, fn func(context.Context) erro
 	ctx, cancel := lease.Context(ctx)
 	defer cancel()
 	defer func() {
-		end := lease.Unlock()
-		switch err = funcError(key, err); {
+		switch end := lease.Unlock(); {
 		case err == nil:
 			err = end
 		case end != nil:
@@ -40,50 +37,33 @@ func Do(ctx context.Context, l Locker, key string, fn func(context.Context) erro
 	return fn(ctx)
 }
 
-// A FuncError wraps an error of this package that the function of Do returned, so that
-// errors.Is does not take it for an error of Do itself. errors.Is still finds all other errors
-// in it. Find it with errors.As; Err is the function's error.
-type FuncError struct {
-	Key string // of Do's lock
-	Err error
-	_   struct{}
-}
-
-// verdicts are the errors that only Do itself may return.
-var verdicts = []error{ErrHeld, ErrUnavailable, ErrLost, ErrInvalid, ErrReleased, ErrMaxHold, ErrClosed}
-
-// funcError wraps an error of fn that could be taken for one of Do.
-func funcError(key string, err error) error {
-	for _, v := range verdicts {
-		if errors.Is(err, v) {
-			return &FuncError{Key: key, Err: err}
+// DoAll is Do with the locks of several keys: it calls fn when it has all of them, and the first
+// loss ends fn's context. Keys are sorted and duplicates dropped. They are taken one after the
+// other in that order, so that callers with the same keys cannot block each other for ever, and
+// the first ones are held and renewed while the others are waited for. If one is lost before fn is
+// called, DoAll begins again. Without keys the error is ErrInvalid.
+//
+// Callers that take the same locks in another order, by Do within Do, can still deadlock: give
+// ctx a deadline then.
+func DoAll(ctx context.Context, l Locker, keys []string, fn func(context.Context) error, opts ...LockOption) error {
+	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	if len(keys) == 0 {
+		return fmt.Errorf("dlock: lock all: %w", driver.Invalid("keys", "are none"))
+	}
+	for {
+		called := false
+		err := doAll(ctx, l, keys, func(ctx context.Context) error { called = true; return fn(ctx) }, opts)
+		if called || !errors.Is(err, ErrLost) || ctx.Err() != nil {
+			return err
 		}
 	}
-	return err
 }
 
-// Error returns one line.
-func (e *FuncError) Error() string {
-	return oneLine(fmt.Sprintf("dlock: function under %s: %v", quoteKey(e.Key), e.Err))
-}
-
-// Is looks into Err for every error except those of this package.
-func (e *FuncError) Is(target error) bool {
-	for _, v := range verdicts {
-		if target == v { //nolint:errorlint // identity is meant
-			return false
-		}
+func doAll(ctx context.Context, l Locker, keys []string, fn func(context.Context) error, opts []LockOption) error {
+	if len(keys) == 0 {
+		return fn(ctx)
 	}
-	return errors.Is(e.Err, target)
-}
-
-// As looks into Err for every type except those of this package's errors.
-func (e *FuncError) As(target any) bool {
-	switch target.(type) {
-	case **Error, **HeldError, **RefusedError, **InvalidError, **QuorumError:
-		return false
-	}
-	return errors.As(e.Err, target)
+	return Do(ctx, l, keys[0], func(ctx context.Context) error { return doAll(ctx, l, keys[1:], fn, opts) }, opts...)
 }
 
 // doError is the error of Do's lease, together with the error of its function.
@@ -93,10 +73,6 @@ type doError struct{ end, fn error }
 // returns that context's cause.
 func (e *doError) Error() string {
 	end, fn := e.end.Error(), oneLine(e.fn.Error())
-	var f *FuncError
-	if errors.As(e.fn, &f) {
-		fn = oneLine(f.Err.Error())
-	}
 	if strings.Contains(end, fn) {
 		return end
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -38,53 +37,6 @@ func TestLeaseForFindsTheLeaseOfItsKey(t *testing.T) {
 	}
 }
 
-func TestDoTellsItsOwnVerdictFromItsFunctions(t *testing.T) {
-	m := memory.New()
-	defer m.Hold("inner")()
-	c := newSpyClient(t, m.Peer())
-	work := func(ctx context.Context) error {
-		if _, err := c.TryLock(ctx, "inner"); err != nil {
-			return fmt.Errorf("step 2: %w (%w)", err, io.EOF)
-		}
-		return nil
-	}
-	err := dlock.Do(t.Context(), c, "outer", work)
-	if errors.Is(err, dlock.ErrHeld) {
-		t.Errorf("%v: the function's error matches Do's ErrHeld", err)
-	}
-	if !errors.Is(err, io.EOF) {
-		t.Errorf("%v does not match the other error that the function returned", err)
-	}
-	var held *dlock.HeldError
-	var whole *dlock.Error
-	if errors.As(err, &held) || errors.As(err, &whole) {
-		t.Errorf("%v: errors.As finds the function's verdict as if it were Do's", err)
-	}
-	var inner *dlock.FuncError
-	if !errors.As(err, &inner) || !errors.Is(inner.Err, dlock.ErrHeld) || inner.Key != "outer" {
-		t.Errorf("%v is not a *FuncError with the function's error", err)
-	}
-	if !strings.Contains(err.Error(), `"outer"`) || !strings.Contains(err.Error(), `"inner"`) {
-		t.Errorf("%v does not name both keys", err)
-	}
-	err = dlock.Do(t.Context(), c, "outer", func(ctx context.Context) error {
-		return dlock.Do(ctx, tried{c}, "inner", func(context.Context) error { return nil })
-	})
-	if errors.Is(err, dlock.ErrHeld) {
-		t.Errorf("%v: the inner Do's error matches the outer Do's ErrHeld", err)
-	}
-	if err := dlock.Do(t.Context(), tried{c}, "inner", work); !errors.Is(err, dlock.ErrHeld) {
-		t.Errorf("Do of a held key: %v", err)
-	}
-}
-
-// tried is a Locker that does not wait.
-type tried struct{ *dlock.Client }
-
-func (c tried) Lock(ctx context.Context, key string, opts ...dlock.LockOption) (*dlock.Lease, error) {
-	return c.TryLock(ctx, key, opts...)
-}
-
 func TestDoNamesKeyAndCauseOfALossOnOneLine(t *testing.T) {
 	for name, work := range map[string]func(context.Context) error{
 		"its own error": func(ctx context.Context) error { <-ctx.Done(); return errors.New("half\ndone") },
@@ -98,7 +50,7 @@ func TestDoNamesKeyAndCauseOfALossOnOneLine(t *testing.T) {
 			s.renew = func(context.Context, *driver.Renewal) error { return errOutage }
 			err := dlock.Do(t.Context(), newSpyClient(t, s), "account/42", work)
 			text := fmt.Sprint(err)
-			if !errors.Is(err, dlock.ErrLost) || errors.Is(err, dlock.ErrHeld) || strings.Contains(text, "\n") ||
+			if !errors.Is(err, dlock.ErrLost) || strings.Contains(text, "\n") ||
 				!strings.Contains(text, `"account/42"`) || !strings.Contains(text, errOutage.Error()) {
 				t.Errorf("%s: got %q, want one line with key and cause", name, text)
 			}

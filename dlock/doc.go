@@ -55,7 +55,7 @@ Redis and Valkey, and any other store.
 # Leaders, slots, several keys
 
 [Elect] runs a function while it leads, and campaigns again after a loss; [Client.Observe]
-follows who leads. [WithSlots] lets n holders have a key. [LockAll] takes several keys, all
+follows who leads. [WithSlots] lets n holders have a key. [DoAll] takes several keys, all
 or nothing. [Both] takes a lock on two backends, to change from one to the other while the
 program runs. [Client.Lookup], [Client.List], [Client.Check] and [Client.Break] are for
 operators.
@@ -65,8 +65,8 @@ operators.
 Four things can go wrong, and errors.Is tells them apart: [ErrHeld], contention;
 [ErrUnavailable], an outage; [ErrLost], a lease that is gone; [ErrInvalid], a call that
 cannot work. If ctx ends a wait, the error matches ctx.Err(); it also matches ErrHeld if the last
-answer was "held". An error that the function of Do returns is never taken for an error of Do:
-see [FuncError].
+answer was "held". Of nested
+functions under Do, errors.As finds the *[Error] of the lease that was lost, with its key.
 
 A [HeldError] names the holder and says how long it has held the lock, if the backend knows:
 PostgreSQL names holders of other processes only to Client.Lookup. RetryAfter is the time until

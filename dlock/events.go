@@ -159,6 +159,7 @@ func (c *Client) tellLost(l *Lease, err error, silent bool) {
 	c.outage.leaseLost(l, err, silent)
 	if c.hooks.Lost != nil {
 		e := l.event("lost", err)
+		e.Held = l.sinceGrant()
 		c.toHooks.put(func() { c.hooks.Lost(l.ctx, e) }, false)
 	}
 }
@@ -173,9 +174,12 @@ func (c *Client) tellRenewed(l *Lease, votes []quorum.Vote, err error, latency t
 	c.toHooks.put(func() { c.hooks.Renewed(l.ctx, e) }, err == nil)
 }
 
+// sinceGrant is how long the lease has been held; more than zero.
+func (l *Lease) sinceGrant() time.Duration { return max(l.c.clock.Now().Sub(l.granted), 1) }
+
 // event makes a hook's event of a lease.
 func (l *Lease) event(op string, err error) Event {
-	e := Event{Op: op, Key: l.key, Fence: l.fence, Held: l.c.clock.Now().Sub(l.granted), Err: err}
+	e := Event{Op: op, Key: l.key, Fence: l.fence, Err: err}
 	e.Deadline, _ = l.Deadline()
 	if err == nil {
 		e.Votes = l.held.Grant().Votes

@@ -46,20 +46,19 @@ func ExampleLease_Slot() {
 }
 
 // A transfer needs both accounts, in whatever order the caller names them.
-func ExampleLockAll() {
+func ExampleDoAll() {
 	locks := open()
 	defer locks.Close()
 
-	accounts, err := dlock.LockAll(context.Background(), locks, []string{"account/7", "account/3"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	ctx, cancel := accounts.Context(context.Background())
-	defer cancel()
-	fmt.Println(accounts.Keys(), ctx.Err()) // the work runs under ctx
-	fmt.Println(accounts.Unlock())
+	err := dlock.DoAll(context.Background(), locks, []string{"account/7", "account/3"}, func(ctx context.Context) error {
+		from, _ := dlock.LeaseFor(ctx, "account/7")
+		to, _ := dlock.LeaseFor(ctx, "account/3")
+		fmt.Println(from.Err(), to.Err())
+		return nil
+	})
+	fmt.Println(err)
 	// Output:
-	// [account/3 account/7] <nil>
+	// <nil> <nil>
 	// <nil>
 }
 

@@ -56,7 +56,7 @@ type Event struct {
 	Attempt  int           // which request of this call, from 1: Attempt, Acquired, Failed
 	Latency  time.Duration // of the request: Attempt, Renewed, Released
 	Waited   time.Duration // since the call began: Attempt, Acquired, Failed
-	Held     time.Duration // since the grant: Renewed, Lost, Released
+	Held     time.Duration // since the grant, once for each lease: Lost, or else Released
 	Votes    []Vote        // per node, quorum backends only
 	Err      error
 	_        struct{}

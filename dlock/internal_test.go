@@ -135,23 +135,17 @@ func TestAForgottenImportIsNamed(t *testing.T) {
 func TestTheContextOfLeasesKnowsOfASleepBeforeAnyTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, slept := sleeper(t)
-		ls, err := LockAll(t.Context(), c, []string{"a", "b"}, WithRenewal(false))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := ls.Context(t.Context())
-		defer cancel()
-		time.Sleep(5 * time.Second)
-		last, _ := LeaseFor(ctx, "b")
-		if err := last.Renew(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if ctx.Err() != nil {
-			t.Fatal(ctx.Err())
-		}
-		slept.Add(int64(6 * time.Second))
-		if err := ctx.Err(); err == nil {
-			t.Error("a is over, and the context does not know it")
+		err := Do(t.Context(), c, "a", func(ctx context.Context) error {
+			return Do(ctx, c, "b", func(ctx context.Context) error {
+				slept.Add(int64(6 * time.Second))
+				if err := ctx.Err(); err == nil {
+					t.Error("a is over, and the context does not know it")
+				}
+				return nil
+			}, WithTTL(time.Minute))
+		}, WithTTL(5*time.Second))
+		if !errors.Is(err, ErrLost) {
+			t.Error(err)
 		}
 	})
 }

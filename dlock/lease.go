@@ -353,6 +353,11 @@ func (l *Lease) release() error {
 	if c.hooks.Released != nil {
 		e := l.event("unlock", err)
 		e.Latency = time.Since(start)
+		l.mu.Lock()
+		if !errors.Is(l.err, ErrLost) { // otherwise the event of the loss has it
+			e.Held = l.sinceGrant()
+		}
+		l.mu.Unlock()
 		c.hooks.Released(ctx, e)
 	}
 	if err != nil && !errors.Is(err, ErrLost) && l.ttl > 0 {

@@ -8,7 +8,7 @@ import "context"
 // not release the lease.
 func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	inner, cancel := context.WithCancelCause(parent)
-	ctx := &leaseContext{Context: inner, lease: l, cancel: cancel}
+	ctx := &leaseContext{Context: inner, parent: parent, lease: l, cancel: cancel}
 	if l.c == nil {
 		cancel(ErrReleased)
 		return ctx, func() {}
@@ -36,6 +36,7 @@ func (l *Lease) Context(parent context.Context) (context.Context, context.Cancel
 // leaseContext is a context that ends with a lease.
 type leaseContext struct {
 	context.Context
+	parent context.Context
 	lease  *Lease
 	cancel context.CancelCauseFunc
 }
@@ -52,8 +53,10 @@ func LeaseFor(ctx context.Context, key string) (*Lease, bool) {
 	return l, ok
 }
 
-// Err returns the context's error, and ends it first if the lease is over by the clock.
+// Err returns the context's error, and ends it first if the lease, or one from which the context
+// derives, is over by the clock.
 func (c *leaseContext) Err() error {
+	_ = c.parent.Err()
 	if err := c.Context.Err(); err != nil {
 		return err
 	}

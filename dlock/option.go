@@ -244,7 +244,8 @@ const (
 	FeatureQueueing = driver.FeatureQueueing // the backend itself blocks and keeps that order
 )
 
-const knownFeatures = FeatureShared | FeatureFencing | FeatureSession | FeatureOrdered | FeatureQueueing | driver.FeatureQuorumNode
+// knownFeatures are all features of the contract.
+const knownFeatures = driver.FeatureOrdered<<1 - 1
 
 // WithRequire makes New and Open fail unless the backend has all these features, so that a
 // change of configuration cannot silently take away tokens or shared mode. An unknown feature

@@ -129,9 +129,12 @@ func (c *Client) tryASlot(ctx context.Context, r *request, order []int) (l *Leas
 // awaitASlot waits on several slots until one is granted. It returns neither a lease nor an
 // error if it is time to try the other slots. A second grant is given back at once.
 func (c *Client) awaitASlot(ctx context.Context, r *request, slots []int) (*Lease, error) {
-	wait, cancel := context.WithCancel(ctx)
+	var wait context.Context
+	var cancel context.CancelFunc
 	if len(slots) < r.slots {
 		wait, cancel = context.WithTimeout(ctx, slotsPause)
+	} else {
+		wait, cancel = context.WithCancel(ctx)
 	}
 	defer cancel()
 	type outcome struct {

@@ -51,12 +51,13 @@ func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) 
 	native := c.info.Features.Has(driver.FeatureQueueing)
 	watcher, _ := c.backend.(driver.Watcher)
 	var signal <-chan struct{}
-	unwatched := false // Watch failed, and is tried again after the next pause
+	unwatched := false      // Watch failed, and is tried again after the next pause
+	blocked := r.maxBackoff // for how long the backend's queue took the last request
 	for pause := r.minBackoff; ; pause = min(2*pause, r.maxBackoff) {
 		held := errors.Is(err, ErrHeld)
 		switch {
-		case native && held:
-		case signal == nil && held && watcher != nil && !unwatched:
+		case native && held && blocked >= pause:
+		case signal == nil && held && !native && watcher != nil && !unwatched:
 			if signal, err = watcher.Watch(ctx, r.Key); err == nil || ctx.Err() == nil {
 				c.polling.note(ctx, r.Key, err)
 			}
@@ -72,7 +73,9 @@ func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) 
 			return nil, c.ended(ctx)
 		}
 		var l *Lease
+		asked := time.Now()
 		l, err = c.attempt(ctx, r, native)
+		blocked = time.Since(asked)
 		if err != nil {
 			q.note(r.verdict)
 		}

@@ -192,9 +192,7 @@ func (t *Telemetry) failed(ctx context.Context, e dlock.Event) {
 
 func (t *Telemetry) released(ctx context.Context, e dlock.Event) {
 	t.record(ctx, t.duration, e.Latency, e)
-	if !errors.Is(e.Err, dlock.ErrLost) { // leaseLost has reported it
-		t.recordHold(ctx, e)
-	}
+	t.recordHold(ctx, e)
 	span := spanOf(ctx)
 	votes(span, e)
 	finish(span, e)
@@ -229,7 +227,9 @@ func (t *Telemetry) record(ctx context.Context, h metric.Float64Histogram, d tim
 }
 
 func (t *Telemetry) recordHold(ctx context.Context, e dlock.Event) {
-	t.hold.Record(ctx, e.Held.Seconds(), t.attributes(series{}, e.Key)...)
+	if e.Held > 0 { // once for each lease
+		t.hold.Record(ctx, e.Held.Seconds(), t.attributes(series{}, e.Key)...)
+	}
 }
 
 // attributes returns the attributes of a series, with the class of a key.

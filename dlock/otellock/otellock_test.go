@@ -169,8 +169,14 @@ func TestALossIsASpanAndCounted(t *testing.T) {
 			t.Errorf("lost: %+v", s)
 		}
 		_ = l.Unlock()
+		if l, err = c.Lock(t.Context(), "k", dlock.WithMaxHold(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		<-l.Done()
+		_ = l.Unlock() // the server releases it; the lease was lost before
+		synctest.Wait()
 		m := r.metrics()
-		if m["dlock.lease.lost"] != 1 || m["dlock.hold.duration"] != 1 {
+		if m["dlock.lease.lost"] != 2 || m["dlock.hold.duration"] != 2 {
 			t.Errorf("the metrics are %v", m)
 		}
 	})

@@ -176,11 +176,7 @@ func (c *Collector) Hooks() dlock.Hooks {
 		Failed:   func(_ context.Context, e dlock.Event) { c.waited(e.Key).Observe(e.Waited.Seconds()) },
 		Renewed:  func(_ context.Context, e dlock.Event) { c.renewed(e) },
 		Lost:     func(_ context.Context, e dlock.Event) { c.ended(e) },
-		Released: func(_ context.Context, e dlock.Event) {
-			if !errors.Is(e.Err, dlock.ErrLost) { // the Lost hook counts it
-				c.ended(e)
-			}
-		},
+		Released: func(_ context.Context, e dlock.Event) { c.ended(e) },
 	}
 }
 
@@ -212,7 +208,9 @@ func (c *Collector) renewed(e dlock.Event) {
 
 func (c *Collector) ended(e dlock.Event) {
 	c.deadlines.Delete(leaseID{e.Key, e.Fence})
-	c.held(e.Key).Observe(e.Held.Seconds())
+	if e.Held > 0 { // once for each lease
+		c.held(e.Key).Observe(e.Held.Seconds())
+	}
 }
 
 // count counts the nodes of a quorum that failed.
