@@ -179,13 +179,16 @@ func outageRelease(r *run) {
 		r.fatal(releasing, "Release gives %v though no server can answer: %v", v, err)
 	default:
 		next, err := r.try(b, driver.Request{Key: key})
+		for (r.saw(err) == unknown || r.saw(err) == later) && r.pause(poll) {
+			next, err = r.try(b, driver.Request{Key: key})
+		}
 		if r.saw(err) == held && r.valid(l) {
 			r.fatal(releasing, "Release returned nil though no server could be reached, and the lock is still there: its error was swallowed: %v", err)
 		}
 		if err == nil {
 			r.release(next)
 		}
-		r.free(b, key)
+		r.freeAfter(releasing, b, key)
 	}
 }
 

@@ -217,7 +217,7 @@ func (r *run) left() time.Duration {
 
 // latest returns the verdict to tell when the case's time is over: last, if err only says that.
 func (r *run) latest(last, err error) error {
-	if last != nil && r.ctx.Err() != nil && errors.Is(err, r.ctx.Err()) {
+	if last != nil && errors.Is(err, context.DeadlineExceeded) && r.left() <= 0 {
 		return last
 	}
 	return err
