@@ -10,9 +10,10 @@ import (
 
 // The guide's example must be a correct driver.
 func TestTheExampleKeepsTheContract(t *testing.T) {
-	d := &toy{keys: map[string]held{}}
+	d := &kvDriver{server: &server{rows: map[string]row{}}}
 	redlocktest.Run(t, redlocktest.Harness{
-		Open: func() (driver.Backend, error) { return d.Open(&driver.Config{DSN: "toy:"}) },
-		TTL:  100 * time.Millisecond,
+		Open:   func() (driver.Backend, error) { return d.Open(&driver.Config{DSN: "kv:"}) },
+		Driver: d, URL: "kv:", LocalClock: true,
+		TTL: 100 * time.Millisecond,
 	})
 }

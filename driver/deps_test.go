@@ -40,6 +40,7 @@ func TestDependencyRules(t *testing.T) {
 		"driver/quorum":      {"driver/printable"},
 		"driver/printable":   {},
 		"driver/dsn":         {"driver"},
+		"driver/base":        {"driver"},
 		"dlock":              {"driver", boot, multi, errwrap},
 		"dlock/fence":        append(base, fencesql),
 		"dlock/cli":          append(base, dsn, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),

@@ -21,7 +21,9 @@
 //
 // # How to write a driver
 //
-// The file example_test.go is a whole driver of a hundred lines. The steps:
+// The file example_test.go is a whole driver of two hundred lines. It stands on package driver/base,
+// which has what every driver needs: calls and Close, the undoing of what is in doubt, the lease's
+// shell, the findings of Check. The steps:
 //
 //  1. Write Open. Take the DSN apart with an allowlist of your own, refuse every parameter that
 //     you do not know by its name, and connect to nothing. Never put the DSN, or the error of
@@ -41,7 +43,7 @@
 //     [HeldError], [ErrLost], [RefusedError]. Leave everything else as it is: it is
 //     unknown, and callers act on that.
 //  7. Undo the attempt on every path that returns an error, with context.WithoutCancel
-//     and a timeout of your own.
+//     and a timeout of your own, until it is certain that nothing is left: base.Calls.Undo.
 //  8. Add the optional parts: a [Watcher] if the server can tell of a release,
 //     FeatureQueueing if the server keeps a wait queue itself, an [Inspector] and an [Admin]
 //     for people.

@@ -4,149 +4,268 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+	"github.com/redlock-go/redlock/driver/dsn"
 )
 
-// toy is a whole driver: exclusive locks with tokens, in the memory of this process.
-type toy struct {
+// server stands for the server and its client library: rows with versions, a clock, and one
+// request that changes a row if it still has the version that was read.
+type server struct {
 	mu   sync.Mutex
-	keys map[string]held
+	rows map[string]row
 }
 
-// held is what the server stores. The token stays when the lock goes, as the counter.
-type held struct {
-	owner string
-	fence uint64
-	until time.Time
+// row is what the server stores for a key. It stays when the lock goes, because of its token.
+type row struct {
+	version int
+	owner   string // empty: the key is free
+	fence   uint64
+	since   time.Time
+	until   time.Time // by the server's clock
 }
+
+func (s *server) get(ctx context.Context, key string) (r row, now time.Time, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rows[key], time.Now(), ctx.Err()
+}
+
+func (s *server) swap(ctx context.Context, key string, r row) (swapped bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil || s.rows[key].version != r.version {
+		return false, err
+	}
+	r.version++
+	s.rows[key] = r
+	return true, nil
+}
+
+// Here begins a whole driver: exclusive locks with tokens, Lookup, List and Break.
+
+type kvDriver struct{ server *server }
 
 // Open knows no parameter, and does no I/O.
-func (t *toy) Open(cfg *driver.Config) (driver.Backend, error) {
-	if cfg.DSN != "toy:" {
-		return nil, driver.Invalid("URL", "must be toy: and nothing else")
+func (d *kvDriver) Open(cfg *driver.Config) (driver.Backend, error) {
+	url, query, _ := strings.Cut(cfg.DSN, "?")
+	if url != "kv:" {
+		return nil, driver.Invalid("URL", "must be kv:")
 	}
-	return &toyBackend{toy: t, prefix: cfg.Prefix}, nil
+	if err := dsn.Query(query).Err(); err != nil { // it names a parameter that was not asked for
+		return nil, err
+	}
+	if err := base.CheckPrefix(cfg.Prefix); err != nil {
+		return nil, err
+	}
+	return &backend{server: d.server, prefix: cfg.Prefix, calls: base.Calls{Name: "kv", Timeout: time.Second}}, nil
 }
 
-type toyBackend struct {
-	toy    *toy
+type backend struct {
+	server *server
 	prefix string
-	closed bool
+	calls  base.Calls
 }
 
-func (b *toyBackend) Info() driver.Info {
-	return driver.Info{Name: "toy", Features: driver.FeatureFencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+var (
+	_ driver.Inspector = (*backend)(nil)
+	_ driver.Admin     = (*backend)(nil)
+)
+
+func (b *backend) Info() driver.Info {
+	return driver.Info{Name: "kv", Features: driver.FeatureFencing, MinTTL: 100 * time.Millisecond, MaxTTL: time.Hour}
 }
 
-func (b *toyBackend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+func (b *backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.Info().Check(b.prefix, req); err != nil {
 		return nil, err // before any I/O (rule 4)
 	}
-	l := &toyLease{backend: b, key: b.prefix + req.Key, owner: req.Owner}
-	err := b.do(ctx, func(start time.Time) error {
-		h := b.toy.keys[l.key]
-		if start.Before(h.until) {
-			return &driver.HeldError{Holder: h.owner, RetryAfter: h.until.Sub(start)}
-		}
-		l.grant.Fence = driver.NextFence(h.fence, req.FenceFloor, start)
-		l.extend(start, req.TTL)
-		return nil
-	})
+	call, err := b.calls.Begin(ctx, b.calls.Bound(req.TTL))
 	if err != nil {
-		return nil, err // nothing was done, so there is nothing to undo (rule 2)
+		return nil, err
 	}
-	return l, nil
+	defer call.End()
+	l := &lease{b: b, key: b.prefix + req.Key, owner: req.Owner}
+	err = l.take(call, req)
+	if err != nil && !errors.Is(err, driver.ErrHeld) { // it may have the lock, or may get it yet (rule 2)
+		b.calls.Undo(time.Now().Add(2*req.TTL), l.undo)
+	}
+	if err != nil {
+		return nil, call.Failed(err)
+	}
+	return base.NewLease(&b.calls, b.Info(), l.grant, l.renew, l.release), nil
 }
 
-// do is the round trip to the server, which does one thing at a time.
-func (b *toyBackend) do(ctx context.Context, op func(start time.Time) error) error {
-	start := time.Now() // before the first byte is sent (rule 3)
-	b.toy.mu.Lock()
-	defer b.toy.mu.Unlock()
-	if b.closed {
-		return driver.ErrClosed
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return op(start)
+func (b *backend) Close() error {
+	b.calls.Close()
+	return nil // a driver closes its client here, if it made it
 }
 
-func (b *toyBackend) Close() error {
-	b.toy.mu.Lock()
-	defer b.toy.mu.Unlock()
-	b.closed = true
-	return nil
-}
-
-type toyLease struct {
-	backend    *toyBackend
+// lease is one acquisition: an owner and a token.
+type lease struct {
+	b          *backend
 	key, owner string
 	grant      driver.Grant
 }
 
-func (l *toyLease) extend(start time.Time, ttl time.Duration) {
-	l.backend.toy.keys[l.key] = held{l.owner, l.grant.Fence, start.Add(ttl)}
-	l.grant.Expires = driver.Expires(start, ttl)
-}
-
-// mine is the check that makes a late call harmless: owner and token, and in time.
-func (l *toyLease) mine(now time.Time) bool {
-	h := l.backend.toy.keys[l.key]
-	return h.owner == l.owner && h.fence == l.grant.Fence && now.Before(h.until)
-}
-
-func (l *toyLease) Grant() driver.Grant {
-	l.backend.toy.mu.Lock()
-	defer l.backend.toy.mu.Unlock()
-	return l.grant
-}
-
-func (l *toyLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if err := l.backend.Info().CheckTTL(r.TTL); err != nil {
-		return driver.Grant{}, err
+// take takes the lock if it is free. Only this loop goes round if others change the row meanwhile.
+func (l *lease) take(call *base.Call, req *driver.Request) error {
+	for {
+		start := time.Now() // before the first byte is sent (rule 3)
+		r, now, err := l.b.server.get(call, l.key)
+		switch {
+		case err != nil:
+			return err
+		case r.owner == l.owner && now.Before(r.until): // the client library has repeated the request
+			l.grant.Fence = r.fence
+			return nil
+		case r.owner != "" && now.Before(r.until):
+			return &driver.HeldError{Holder: r.owner, RetryAfter: r.until.Sub(now), Since: r.since, Clock: now}
+		}
+		r.owner, r.fence, r.since, r.until = l.owner, driver.NextFence(r.fence, req.FenceFloor, now), now, now.Add(req.TTL)
+		l.grant = driver.Grant{Fence: r.fence, Expires: driver.Expires(start, req.TTL), Clock: now}
+		if swapped, err := l.b.server.swap(call, l.key, r); swapped || err != nil {
+			return err
+		}
 	}
-	err := l.backend.do(ctx, func(start time.Time) error {
-		if !l.mine(start) {
+}
+
+// undo writes the row in any case: a request of this attempt that is still under way then finds
+// another version, and does nothing.
+func (l *lease) undo(call *base.Call) error {
+	for {
+		r, _, err := l.b.server.get(call, l.key)
+		if r.owner == l.owner {
+			r.owner = ""
+		}
+		if err != nil {
+			return err
+		}
+		if swapped, err := l.b.server.swap(call, l.key, r); swapped || err != nil {
+			return err
+		}
+	}
+}
+
+// change changes the row if this very acquisition still has the lock: owner, token, and in time.
+func (l *lease) change(call *base.Call, f func(r *row, now time.Time)) error {
+	for {
+		r, now, err := l.b.server.get(call, l.key)
+		if err != nil {
+			return err
+		}
+		if r.owner != l.owner || r.fence != l.grant.Fence || !now.Before(r.until) {
 			return driver.ErrLost
 		}
-		l.extend(start, r.TTL)
-		return nil
-	})
-	if err != nil {
-		return driver.Grant{}, err
+		f(&r, now)
+		if swapped, err := l.b.server.swap(call, l.key, r); swapped || err != nil {
+			return err
+		}
 	}
-	return l.Grant(), nil
 }
 
-func (l *toyLease) Release(ctx context.Context) error {
-	return l.backend.do(context.WithoutCancel(ctx), func(now time.Time) error {
-		if l.mine(now) {
-			l.backend.toy.keys[l.key] = held{fence: l.grant.Fence}
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	start, grant := time.Now(), l.grant
+	grant.Expires = driver.Expires(start, r.TTL)
+	return grant, l.change(call, func(row *row, now time.Time) { row.until, grant.Clock = now.Add(r.TTL), now })
+}
+
+func (l *lease) release(call *base.Call) error {
+	return l.change(call, func(row *row, _ time.Time) { row.owner = "" })
+}
+
+func (b *backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
+	if err != nil {
+		return nil, err
+	}
+	defer call.End()
+	r, now, err := b.server.get(call, b.prefix+key)
+	if err != nil {
+		return nil, call.Failed(err)
+	}
+	var queue []base.Entry
+	if r.owner != "" && now.Before(r.until) {
+		queue = []base.Entry{{Holder: driver.Holder{Owner: r.owner, Fence: r.fence, Since: r.since, TTL: r.until.Sub(now)}}}
+	}
+	return base.QueueState(key, r.fence, queue), nil
+}
+
+func (b *backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	if b.calls.Closed() {
+		return driver.ErrClosed
+	}
+	b.server.mu.Lock() // the server's list of keys
+	var keys []string
+	for key := range b.server.rows {
+		if strings.HasPrefix(key, b.prefix+prefix) {
+			keys = append(keys, strings.TrimPrefix(key, b.prefix))
 		}
-		return nil // it is free of this lease, whoever freed it
-	})
+	}
+	b.server.mu.Unlock()
+	for _, key := range keys {
+		s, err := b.Lookup(ctx, key)
+		if err != nil {
+			return err
+		}
+		if len(s.Holders) > 0 && !yield(s) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (b *backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
+	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
+	if err != nil {
+		return nil, err
+	}
+	defer call.End()
+	found, sent := base.Findings{Node: "kv"}, time.Now()
+	_, now, err := b.server.get(call, "")
+	if err == nil {
+		found.Clock(now, sent)
+		found.Add("version", driver.SeverityNote, "", "version 1")
+	}
+	return found.Result(call.Failed(err))
+}
+
+func (b *backend) Break(ctx context.Context, key string, h driver.Holder) error {
+	s, err := b.Lookup(ctx, key)
+	if err != nil {
+		return err
+	}
+	if len(s.Holders) == 0 || s.Holders[0].Fence != h.Fence {
+		return driver.ErrLost
+	}
+	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
+	if err != nil {
+		return err
+	}
+	defer call.End()
+	l := &lease{b: b, key: b.prefix + key, owner: s.Holders[0].Owner, grant: driver.Grant{Fence: h.Fence}}
+	return call.Failed(l.release(call))
 }
 
 // A whole driver, used as dlock uses it.
 func Example() {
-	d := &toy{keys: map[string]held{}}
-	b, err := d.Open(&driver.Config{DSN: "toy:", Prefix: "app:"})
+	d := &kvDriver{server: &server{rows: map[string]row{}}}
+	b, err := d.Open(&driver.Config{DSN: "kv:", Prefix: "app:"})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer b.Close() //nolint:errcheck // of a toy
+	defer b.Close() //nolint:errcheck // of an example
 
 	ctx := context.Background()
 	first, err := b.Acquire(ctx, &driver.Request{Key: "nightly", Owner: "web-1/a", TTL: time.Minute})
 	fmt.Println("first:", err)
 
 	_, err = b.Acquire(ctx, &driver.Request{Key: "nightly", Owner: "web-2/b", TTL: time.Minute})
-	fmt.Println("second:", err)
 	fmt.Println("is ErrHeld:", errors.Is(err, driver.ErrHeld))
 
 	fmt.Println("release:", first.Release(ctx))
@@ -162,11 +281,10 @@ func Example() {
 
 	// Output:
 	// first: <nil>
-	// second: held by web-1/a; its lease ends in 1m0s unless it is renewed
 	// is ErrHeld: true
 	// release: <nil>
 	// second: <nil>
 	// its token is larger: true
 	// renewal of the first: lock was lost
-	// third: TTL: 1ms is under the minimum of toy, 10ms
+	// third: TTL: 1ms is under the minimum of kv, 100ms
 }

@@ -1,0 +1,250 @@
+package base_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
+)
+
+var errUnknown = errors.New("connection reset")
+
+func begin(t *testing.T, c *base.Calls, ctx context.Context) *base.Call {
+	t.Helper()
+	call, err := c.Begin(ctx, c.Bound(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return call
+}
+
+// The error of a call says why it ended: the caller, Close, or the driver's own time limit.
+func TestACallSaysWhyItEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &base.Calls{Name: "kv"}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		call := begin(t, c, ctx)
+		<-call.Done()
+		if err := call.Failed(errUnknown); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the caller's deadline: %v", err)
+		}
+		call.End()
+		if _, err := c.Begin(ctx, time.Second); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("after the caller's deadline: %v", err)
+		}
+
+		call = begin(t, c, t.Context())
+		if err := call.Failed(errUnknown); !errors.Is(err, errUnknown) || !strings.HasPrefix(err.Error(), "kv: ") {
+			t.Errorf("in time: %v", err)
+		}
+		if err := call.Failed(context.DeadlineExceeded); errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the client library's own timeout: %v", err)
+		}
+		held := &driver.HeldError{Holder: "other"}
+		<-call.Done()
+		if err := call.Failed(errUnknown); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errUnknown) {
+			t.Errorf("the driver's own timeout: %v", err)
+		}
+		if err := call.Failed(held); err != held {
+			t.Errorf("a verdict: %v", err)
+		}
+		call.End()
+
+		call = begin(t, c, t.Context())
+		go func() {
+			<-call.Done()
+			if err := call.Failed(errUnknown); !errors.Is(err, driver.ErrClosed) {
+				t.Errorf("closed: %v", err)
+			}
+			call.End()
+		}()
+		if !c.Close() || c.Close() {
+			t.Error("Close does not tell the first from the second")
+		}
+		if _, err := c.Begin(t.Context(), time.Second); !errors.Is(err, driver.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+		if c.Go(func(context.Context) { t.Error("a goroutine after Close") }) {
+			t.Error("Go after Close")
+		}
+	})
+}
+
+func TestBoundFollowsTheTTL(t *testing.T) {
+	c := &base.Calls{}
+	for ttl, want := range map[time.Duration]time.Duration{0: time.Second, time.Minute: time.Second, time.Second: time.Second / 2, time.Millisecond: 50 * time.Millisecond} {
+		if got := c.Bound(ttl); got != want {
+			t.Errorf("Bound(%v) = %v, want %v", ttl, got, want)
+		}
+	}
+}
+
+// What is in doubt is tried until it is certain or ended, one at a time, and Close waits for it.
+func TestUndoGoesOnUntilItIsCertain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &base.Calls{Name: "kv"}
+		tries, under := map[string]int{}, 0
+		undo := func(name string, until time.Duration, needed int) {
+			c.Undo(time.Now().Add(until), func(call *base.Call) error {
+				if under++; under != 1 {
+					t.Error("two at a time")
+				}
+				defer func() { under-- }()
+				tries[name]++
+				if tries[name] < needed {
+					<-call.Done()
+					return call.Failed(call.Err())
+				}
+				return nil
+			})
+		}
+		undo("at once", time.Minute, 1)
+		undo("after an outage", time.Minute, 5)
+		undo("ended", 3*time.Second, 1000)
+		time.Sleep(time.Minute)
+		if tries["at once"] != 1 || tries["after an outage"] != 5 || tries["ended"] < 2 || tries["ended"] > 5 {
+			t.Errorf("tries: %v", tries)
+		}
+		undo("never", time.Hour, 1000)
+		before := time.Now()
+		c.Close()
+		if took := time.Since(before); took > 2*time.Second {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
+
+// A lease lets one call go on at a time. What is lost is lost, and an unknown release is repeated.
+func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &base.Calls{Name: "kv"}
+		defer c.Close()
+		info := driver.Info{Name: "kv", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+		var renewal, release error
+		under, releases := 0, 0
+		enter := func() func() {
+			if under++; under != 1 {
+				t.Error("two calls at a time")
+			}
+			time.Sleep(time.Millisecond)
+			return func() { under-- }
+		}
+		lease := func() *base.Lease {
+			renewal, release, releases = nil, nil, 0
+			return base.NewLease(c, info, driver.Grant{Fence: 7, Expires: time.Now().Add(time.Minute)}, func(_ *base.Call, r *driver.Renewal) (driver.Grant, error) {
+				defer enter()()
+				return driver.Grant{Fence: 7, Expires: time.Now().Add(r.TTL)}, renewal
+			}, func(*base.Call) error {
+				defer enter()()
+				releases++
+				return release
+			})
+		}
+		l := lease()
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Millisecond}); !errors.Is(err, driver.ErrInvalid) {
+			t.Errorf("Renew by too little: %v", err)
+		}
+		go l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}) //nolint:errcheck // only to be in the way
+		if g, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Hour}); err != nil || !g.Expires.Equal(l.Grant().Expires) || time.Until(g.Expires) != time.Hour {
+			t.Errorf("Renew: %v, %v", g, err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		release = errUnknown
+		if err := l.Release(ended); !errors.Is(err, errUnknown) {
+			t.Errorf("Release without an answer: %v", err)
+		}
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Hour}); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("Renew after Release: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+		if releases < 5 {
+			t.Errorf("%d releases in an outage of 5s", releases)
+		}
+		release = nil
+		time.Sleep(5 * time.Second)
+		before := releases
+		time.Sleep(time.Minute)
+		if releases != before {
+			t.Error("it is released again")
+		}
+
+		l = lease()
+		renewal = driver.ErrLost
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Hour}); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("Renew of a lost lease: %v", err)
+		}
+		if err := l.Release(t.Context()); err != nil || releases != 0 {
+			t.Errorf("Release of a lost lease: %v, %d requests", err, releases)
+		}
+	})
+}
+
+func TestQueueState(t *testing.T) {
+	entry := func(owner string, m driver.Mode) base.Entry {
+		return base.Entry{Holder: driver.Holder{Owner: owner}, Mode: m}
+	}
+	const x, s = driver.Exclusive, driver.Shared
+	for _, c := range []struct {
+		modes          []driver.Mode
+		holders, queue string
+	}{
+		{nil, "", ""},
+		{[]driver.Mode{x, s, s}, "a", "bc"},
+		{[]driver.Mode{s, s, x, s}, "ab", "cd"},
+		{[]driver.Mode{s}, "a", ""},
+	} {
+		var entries []base.Entry
+		for i, m := range c.modes {
+			entries = append(entries, entry(string(rune('a'+i)), m))
+		}
+		got := base.QueueState("k", 7, entries)
+		holders, queue := "", ""
+		for _, h := range got.Holders {
+			holders += h.Owner
+		}
+		for _, w := range got.Queue {
+			queue += w.Owner
+		}
+		if holders != c.holders || queue != c.queue || got.Waiters != len(queue) || got.Fence != 7 || got.Key != "k" {
+			t.Errorf("%v: %+v", c.modes, got)
+		}
+	}
+	many := make([]base.Entry, 151)
+	if got := base.QueueState("k", 0, many); got.Waiters != 150 || len(got.Queue) != 100 {
+		t.Errorf("150 waiters: %d, and %d named", got.Waiters, len(got.Queue))
+	}
+}
+
+func TestFindings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := base.Findings{Node: "kv://a"}
+		sent := time.Now()
+		time.Sleep(2 * time.Second)
+		for _, ahead := range []time.Duration{0, -time.Second, time.Second, 3 * time.Second, time.Hour} {
+			f.Clock(sent.Add(time.Second+ahead), sent)
+		}
+		f.Add("version", driver.SeverityNote, "", "version %d", 1)
+		got, err := f.Result(&driver.RefusedError{Reason: "no room"})
+		var codes []string
+		for _, d := range got {
+			codes = append(codes, d.Code+" "+d.Node+" "+d.Measured)
+		}
+		if want := []string{"refused kv://a ", "clock-offset kv://a 3s", "clock-offset kv://a 1h0m0s", "version kv://a "}; err != nil || !reflect.DeepEqual(codes, want) {
+			t.Errorf("findings: %q, %v", codes, err)
+		}
+		if _, err := f.Result(errUnknown); !errors.Is(err, errUnknown) {
+			t.Errorf("an examination that failed: %v", err)
+		}
+	})
+	if err := base.CheckPrefix(strings.Repeat("p", driver.MaxKey)); !errors.Is(err, driver.ErrInvalid) {
+		t.Errorf("a long prefix: %v", err)
+	}
+}

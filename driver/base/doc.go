@@ -1,0 +1,28 @@
+// Package base has what every driver needs, so that a driver is only the requests to its server.
+//
+//	Calls       the calls under way: their time limits, Close, and goroutines of the driver
+//	Call        one call: a context, and the translation of its errors
+//	Calls.Undo  an attempt whose outcome is unknown is undone until that is certain
+//	Lease       the shell of a driver.Lease: one renewal or release at a time, and what is over
+//	QueueState  the state of a key whose server has a queue
+//	Findings    the findings of Check
+//
+// The example in package driver is a whole driver with it. A Backend has a Calls, begins each call
+// with Begin, ends its errors with Failed, and is closed by Close:
+//
+//	call, err := b.calls.Begin(ctx, b.calls.Bound(req.TTL))
+//	if err != nil {
+//		return nil, err // ErrClosed
+//	}
+//	defer call.End()
+//	start := time.Now()                    // rule 3
+//	fence, err := b.client.Take(call, ...) // the request: the call is its context
+//	if inDoubt(err) {                      // it may have taken effect, and may yet
+//		b.calls.Undo(start.Add(2*req.TTL), func(call *base.Call) error { return b.client.Free(call, ...) })
+//	}
+//	if err != nil {
+//		return nil, call.Failed(err)
+//	}
+//	grant := driver.Grant{Fence: fence, Expires: driver.Expires(start, req.TTL)}
+//	return base.NewLease(&b.calls, b.info, grant, renew, release), nil
+package base

@@ -1,0 +1,125 @@
+package base
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+)
+
+// Lease is a driver.Lease around a driver's requests.
+type Lease struct {
+	calls   *Calls
+	info    driver.Info
+	renew   func(*Call, *driver.Renewal) (driver.Grant, error)
+	release func(*Call) error
+	busy    chan struct{} // has a value while a call changes the lease
+
+	// Only the call that has put a value into busy uses these.
+	over    bool // it is released or lost, or a release was tried
+	certain bool // the lock is certainly gone
+	undoing bool // release is repeated in the background
+
+	mu    sync.Mutex
+	grant driver.Grant
+}
+
+var _ driver.Lease = (*Lease)(nil)
+
+// NewLease returns the lease of a grant. It checks renewals by info, and lets one renewal or release
+// go on at a time; each is bounded by Calls.Bound of the TTL.
+//
+// renew asks the server for more time, and returns the new grant or driver.ErrLost. After ErrLost,
+// and after a release, it is not called again.
+//
+// release frees exactly this acquisition's lock. Nil and driver.ErrLost say that the lease
+// certainly no longer has the lock; after renew has returned ErrLost it is not called. After any other
+// error Release returns that error, and release is called again in the background, until it is
+// certain or ten seconds after the lease's end.
+func NewLease(calls *Calls, info driver.Info, grant driver.Grant, renew func(*Call, *driver.Renewal) (driver.Grant, error), release func(*Call) error) *Lease {
+	return &Lease{calls: calls, info: info, grant: grant, renew: renew, release: release, busy: make(chan struct{}, 1)}
+}
+
+// Grant returns the grant as of the last success.
+func (l *Lease) Grant() driver.Grant {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.grant
+}
+
+// enter waits for other calls of the lease, and begins one; leave ends it.
+func (l *Lease) enter(ctx context.Context, most time.Duration) (*Call, error) {
+	call, err := l.calls.Begin(ctx, most)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case l.busy <- struct{}{}:
+		return call, nil
+	case <-call.Done():
+		defer call.End()
+		return nil, call.Over()
+	}
+}
+
+func (l *Lease) leave(call *Call) {
+	<-l.busy
+	call.End()
+}
+
+// Renew extends the lease.
+func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
+	if err := l.info.CheckRenewal(r); err != nil {
+		return driver.Grant{}, err
+	}
+	call, err := l.enter(ctx, l.calls.Bound(r.TTL))
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	defer l.leave(call)
+	if l.over {
+		return driver.Grant{}, driver.ErrLost
+	}
+	grant, err := l.renew(call, r)
+	if err != nil {
+		l.over = errors.Is(err, driver.ErrLost)
+		l.certain = l.over
+		return driver.Grant{}, call.Failed(err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.grant = grant
+	return grant, nil
+}
+
+// Release frees the lock.
+func (l *Lease) Release(ctx context.Context) error {
+	call, err := l.enter(context.WithoutCancel(ctx), l.calls.timeout())
+	if err != nil {
+		return err
+	}
+	defer l.leave(call)
+	l.over = true
+	if l.certain {
+		return nil // for a lost lease too
+	}
+	err = l.release(call)
+	l.certain = err == nil || errors.Is(err, driver.ErrLost)
+	if l.certain || l.undoing {
+		return call.Failed(err)
+	}
+	l.undoing = true
+	end := l.Grant().Expires
+	if end.IsZero() {
+		end = time.Now().Add(time.Minute)
+	}
+	l.calls.Undo(end.Add(10*time.Second), func(call *Call) error {
+		if err := l.release(call); !errors.Is(err, driver.ErrLost) {
+			return err
+		}
+		return nil
+	})
+	return call.Failed(err)
+}
