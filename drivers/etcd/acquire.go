@@ -229,7 +229,7 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 	}
 	a.key = entryKey(a.path, a.req.Mode, a.s)
 	for {
-		p := &part{path: a.path, add: a.entry(a.s, a.key)}
+		p := a.entry()
 		sure, err := a.b.do(ctx, p)
 		a.doubt = a.doubt || !sure
 		if err != nil {
@@ -238,7 +238,7 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 			}
 			return false, err
 		}
-		done := p.answer.GetResponseTxn()
+		done := p.answer
 		if done.Succeeded {
 			if err := a.granted(p.rev, p.base.value); err != nil {
 				return false, err
@@ -264,27 +264,29 @@ func (a *attempt) enter(ctx context.Context) (alone bool, err error) {
 	}
 }
 
-// entry returns the part that makes an entry. If it succeeds and the attempt waits, its answers begin
+// entry returns the part that makes the entry. If it succeeds and the attempt waits, its answers begin
 // with those to queue. If it fails, they are those to firsts, and the entry itself.
-func (a *attempt) entry(s *session, key string) func(*base) clientv3.Op {
-	conditions := []clientv3.Cmp{
-		clientv3.Compare(clientv3.CreateRevision(key), "=", 0),
-		clientv3.Compare(clientv3.CreateRevision(a.b.tombstone(key)), "=", 0),
+func (a *attempt) entry() *part {
+	key, owner, id := a.key, a.req.Owner, a.s.id // add may be called when the attempt is over
+	p := &part{
+		path: a.path,
+		conditions: []clientv3.Cmp{
+			clientv3.Compare(clientv3.CreateRevision(key), "=", 0),
+			clientv3.Compare(clientv3.CreateRevision(a.b.tombstone(key)), "=", 0),
+		},
+		otherwise: append(a.firsts(), clientv3.OpGet(key)),
+		add: func(base *base) clientv3.Op {
+			return clientv3.OpPut(key, entryValue(base.value, owner), clientv3.WithLease(id))
+		},
 	}
-	var then []clientv3.Op
 	if a.req.Wait {
-		then = a.queue(0)
-	} else {
-		for _, s := range excluders(a.path, a.req.Mode) {
-			conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(s.from), "=", 0).WithRange(s.to))
-		}
+		p.then = a.queue(0)
+		return p
 	}
-	otherwise := append(a.firsts(), clientv3.OpGet(key))
-	owner := a.req.Owner
-	return func(base *base) clientv3.Op {
-		put := clientv3.OpPut(key, entryValue(base.value, owner), clientv3.WithLease(s.id))
-		return clientv3.OpTxn(conditions, append(then[:len(then):len(then)], put), otherwise)
+	for _, s := range excluders(a.path, a.req.Mode) {
+		p.conditions = append(p.conditions, clientv3.Compare(clientv3.CreateRevision(s.from), "=", 0).WithRange(s.to))
 	}
+	return p
 }
 
 // granted stores the entry's revision and token.
@@ -334,7 +336,7 @@ func (a *attempt) confirm(ctx context.Context) (alone bool, err error) {
 		return false, err
 	}
 	a.from = from
-	a.lookAhead(p.answer.GetResponseTxn().Responses, p.rev)
+	a.lookAhead(p.answer.Responses, p.rev)
 	return a.before == nil, nil
 }
 
@@ -346,11 +348,11 @@ func (b *Backend) check(ctx context.Context, s *session, key string, rev int64, 
 	for range 3 {
 		alive = s.keep(ctx, age)
 		there := clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
-		p = &part{op: clientv3.OpTxn([]clientv3.Cmp{there}, look, nil)}
+		p = &part{conditions: []clientv3.Cmp{there}, then: look}
 		if _, err := b.do(ctx, p); err != nil {
 			return nil, from, err
 		}
-		if !p.answer.GetResponseTxn().Succeeded {
+		if !p.answer.Succeeded {
 			return nil, from, errGone
 		}
 		if from, ok := s.covers(p.sent, p.term); ok && alive == nil {

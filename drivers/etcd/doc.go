@@ -6,9 +6,8 @@
 // It is registered as "etcd", and as "etcds" for TLS, with package dlock; New takes the
 // application's own client. The package is a module of its own.
 //
-// A cluster of three or five members keeps what it has acknowledged as long as a majority of
-// them runs. The driver compares no clocks; it only assumes that they run at about the same
-// rate.
+// A cluster of three or five members keeps what it has acknowledged as long as a majority of them
+// runs. The driver compares no clocks; it only assumes that they run at about the same rate.
 //
 // # What is stored
 //
@@ -17,38 +16,38 @@
 //	/path/.dlock              the version of this layout, and the base of the tokens
 //
 // KEY is the prefix and the key, in which '%' and '/' are written as %25 and %2F. The path is
-// /dlock unless the URL has another one. A path must not lie within another one, so the path /
-// is refused. Backend.Path returns the name of a key.
+// /dlock unless the URL has another one. A path must not lie within another one, so the path / is
+// refused. Backend.Path returns the name of a key.
 //
-// Every owner has an entry, which is attached to an etcd lease. The entry with the smallest
-// create revision has the lock. If it is shared, the shared entries that follow it have the
-// lock too. A waiter watches the entry before its own, so that a release wakes one waiter.
-// Waiters are served in the order in which they came, over all clients and both modes.
+// Every owner has an entry, which is attached to an etcd lease. The entry with the smallest create
+// revision has the lock. If it is shared, the shared entries that follow it have the lock too. A
+// waiter watches the entry before its own, so that a release wakes one waiter. Waiters are served
+// in the order in which they came, over all clients and both modes.
 //
 // # With etcd's own locks
 //
 // concurrency.NewMutex(session, backend.Path(key)) of etcd's client makes a mutex that excludes
 // this backend's lock of key, and is excluded by it; so does NewRWMutex of its recipes. (Its
-// waiters do not see that a lock of this driver goes on after a renewal with another TTL.) To
-// share an existing mutex, use its name up to the last slash as the URL's path. A mutex directly
-// under /, such as "/nightly", cannot be shared: name it "/jobs/nightly" first.
+// waiters do not see that a lock of this driver goes on after a renewal with another TTL.) To share
+// an existing mutex, use its name up to the last slash as the URL's path. A mutex directly under /,
+// such as "/nightly", cannot be shared: name it "/jobs/nightly" first.
 //
 // # Leases
 //
-// All locks of a process with the same TTL share one etcd lease. Its TTL is counted in whole seconds,
-// never shorter than asked for. The least is 2 s, since etcd grants no less with its usual election
-// timeout. One goroutine keeps the lease alive, twelve times per TTL, and for a minute after its last
-// lock. While the process runs, the driver deletes the entry of a lock that is not renewed in time at
-// its end. The server frees the locks of a dead process up to a second after the TTL, and up to one
-// TTL later if the leader changes meanwhile, because a new leader gives every lease its whole TTL
-// again. This is also true of a waiter: if the first waiter's process dies, a lock that is free stays
-// so until that waiter's entry ends, at most for its TTL and a second.
+// All locks of a process with the same TTL share one etcd lease. Its TTL is counted in whole
+// seconds, never shorter than asked for. The least is 2 s, since etcd grants no less with its usual
+// election timeout. One goroutine keeps the lease alive, twelve times per TTL, and for a minute
+// after its last lock. While the process runs, the driver deletes the entry of a lock that is not
+// renewed in time at its end. The server frees the locks of a dead process up to a second after the
+// TTL, and up to one TTL later if the leader changes meanwhile, because a new leader gives every
+// lease its whole TTL again. This is also true of a waiter: if the first waiter's process dies, a
+// lock that is free stays so until that waiter's entry ends, at most for its TTL and a second.
 //
-// A renewal counts only if a majority confirms it: a leader that was stopped and replaced may
-// still extend leases after it runs again, which does not count. It finds the lock's entry by a
-// write, since members of some versions answer reads from old data (3.4.20 to 3.4.41, 3.5 before
-// 3.5.28, 3.6 before 3.6.9). In etcd before 3.4.31 and 3.5.13 such a leader may also end leases that
-// its successor has extended, and with them held locks. The holder learns of it at its next renewal,
+// A renewal counts only if a majority confirms it: a leader that was stopped and replaced may still
+// extend leases after it runs again, which does not count. It finds the lock's entry by a write,
+// since members of some versions answer reads from old data (3.4.20 to 3.4.41, 3.5 before 3.5.28,
+// 3.6 before 3.6.9). In etcd before 3.4.31 and 3.5.13 such a leader may also end leases that its
+// successor has extended, and with them held locks. The holder learns of it at its next renewal,
 // and the token protects the store. Check reports such versions.
 //
 // # Requests
@@ -56,25 +55,25 @@
 // A caller that is alone sends its requests itself. While two transactions are under way, the
 // requests of other callers wait, and go together in the next one: up to 100, or as many as the
 // server's max-txn-ops permits. A lock that is free and its release are two writes of the cluster,
-// also after a pause. An attempt for a key that was found held within the last 5 s looks first, which
-// writes nothing.
+// also after a pause. An attempt for a key that was found held within the last 5 s looks first,
+// which writes nothing.
 //
 // If no member answers for a third of the call timeout, the request goes to another one as well. If
 // answers take longer than that the driver waits longer, so that slow servers get no more to do. An
 // attempt whose outcome is unknown is undone in the background, and a release is repeated, until a
-// server has answered or the backend is closed. The undoing leaves a tombstone, /path/.dlock-gone.NAME,
-// which refuses the attempt's request should it arrive later, and ends with the lease.
+// server has answered or the backend is closed. The undoing leaves a tombstone,
+// /path/.dlock-gone.NAME, which refuses the attempt's request should it arrive later, and ends with
+// the lease.
 //
 // # Tokens
 //
 // A token is a base plus the revision at which the owner's entry was made. Revisions rise with
-// every write of the cluster, and the base never falls, so that tokens rise over all keys. The
-// base makes them the time in microseconds: it is raised, in the transaction that takes a lock,
-// when tokens lag by more than 50 ms. It goes ahead of the time by eight times what a
-// transaction took, at most by 1 s, so that transactions under way seldom meet a base that was
-// raised. The time is that of the servers, by the Date of their HTTP answers; a backend made by
-// New uses its own clock. Restoring a snapshot sets revisions back: delete /path/.dlock
-// afterwards, while no lock is held.
+// every write of the cluster, and the base never falls, so that tokens rise over all keys. The base
+// makes them the time in microseconds: it is raised, in the transaction that takes a lock, when
+// tokens lag by more than 50 ms. It goes ahead of the time by eight times what a transaction took,
+// at most by 1 s, so that transactions under way seldom meet a base that was raised. The time is
+// that of the servers, by the Date of their HTTP answers; a backend made by New uses its own clock.
+// Restoring a snapshot sets revisions back: delete /path/.dlock afterwards, while no lock is held.
 //
 // # Writes under the lock
 //
@@ -84,17 +83,19 @@
 // # Failures
 //
 // One attempt, renewal or release takes at most call_timeout. While no majority can be reached,
-// outcomes are unknown, and leases go on until their end. During an outage the driver's client tries to
-// connect about every half second; a client that is passed to New does so as it was configured.
+// outcomes are unknown, and leases go on until their end. During an outage the driver's client
+// tries to connect about every half second; a client that is passed to New does so as it was
+// configured.
 //
 // # Speed
 //
-// A lock and its release are two requests, as with the mutex of etcd's client; ours also finds
-// the token, and a deadline is on each request. On one member they took 1.28 times as long (1.10 to
-// 1.43) for one goroutine, 1.34 times (1.13 to 1.51) for 16 goroutines with keys of their own, and
-// 0.35 times (0.30 to 0.38) for two clients that pass one key to each other. These are medians,
-// with 95 % intervals, of 40 rounds in which both did the same work, in one run on a machine that
-// other programs used too. Repeat it in a clone by
+// A lock and its release are two requests, as with the mutex of etcd's client; ours also finds the
+// token, and a deadline is on each request. On one member they took 1.3 to 1.5 times as long, and
+// 1.2 to 1.3 times the client's processor time, for one goroutine; as long, and 0.9 times the
+// processor time, for 16 goroutines with keys of their own; and 0.5 to 0.7 times both for 64. The
+// cluster wrote 2 proposals a lock for one goroutine and 0.27 and 0.06 for 16 and 64, beside 2 for
+// the mutex. These are medians of 40 rounds in which both did the same work, in runs on a machine
+// that other programs used too. Compare them in a clone by
 //
 //	go test -C drivers/etcd -run '^$' -bench Beside -benchtime 40x .
 //

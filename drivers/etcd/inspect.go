@@ -162,12 +162,12 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	if e == nil {
 		return driver.ErrLost
 	}
-	p := &part{op: clientv3.OpTxn([]clientv3.Cmp{e.exists()}, []clientv3.Op{clientv3.OpDelete(e.key)}, nil)}
+	p := &part{conditions: []clientv3.Cmp{e.exists()}, then: []clientv3.Op{clientv3.OpDelete(e.key)}}
 	sure, err := b.do(bounded, p)
 	switch {
 	case err != nil:
 		return b.failed(ctx, err)
-	case p.answer.GetResponseTxn().Succeeded || !sure: // an earlier try may have done it
+	case p.answer.Succeeded || !sure: // an earlier try may have done it
 		return nil
 	}
 	return driver.ErrLost

@@ -112,10 +112,11 @@ func (l *lease) move(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	for sure := true; ; {
-		p := &part{op: clientv3.OpTxn(
-			[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev), clientv3.Compare(clientv3.ModRevision(l.key), "=", l.mod)},
-			[]clientv3.Op{clientv3.OpPut(l.key, l.mine, clientv3.WithLease(to.id))},
-			[]clientv3.Op{clientv3.OpGet(l.key, clientv3.WithKeysOnly())})}
+		p := &part{
+			conditions: []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(l.key), "=", l.rev), clientv3.Compare(clientv3.ModRevision(l.key), "=", l.mod)},
+			then:       []clientv3.Op{clientv3.OpPut(l.key, l.mine, clientv3.WithLease(to.id))},
+			otherwise:  []clientv3.Op{clientv3.OpGet(l.key, clientv3.WithKeysOnly())},
+		}
 		once, err := l.b.do(ctx, p)
 		sure = sure && once
 		switch {
@@ -132,9 +133,8 @@ func (l *lease) move(ctx context.Context, ttl time.Duration) error {
 			}
 			return err
 		}
-		done := p.answer.GetResponseTxn()
-		if !done.Succeeded {
-			found := done.Responses[0].GetResponseRange().GetKvs()
+		if !p.answer.Succeeded {
+			found := p.answer.Responses[0].GetResponseRange().GetKvs()
 			if len(found) == 0 || found[0].CreateRevision != l.rev {
 				to.leave()
 				return errGone

@@ -15,33 +15,38 @@ import (
 // Bounds of the pipe. A server has 128 as its default of max-txn-ops, which counts what is nested as
 // well; if it has less, the pipe finds that out.
 const (
-	mostBatches = 2   // under way
+	mostBatches = 2   // under way, while transactions are small
+	fewParts    = 4   // of a small transaction
 	mostInBatch = 100 // parts
 )
 
 // A part is one call's share of a transaction: a nested transaction, or a deletion.
 type part struct {
-	path string // of the lock to which it adds an entry; empty: it adds none
-	add  func(*base) clientv3.Op
-	op   clientv3.Op   // if it adds none
-	done chan struct{} // closed when another goroutine has sent it
+	conditions      []clientv3.Cmp
+	then, otherwise []clientv3.Op
+	path            string                  // of the lock to which it adds an entry; empty: it adds none
+	add             func(*base) clientv3.Op // the entry, which comes after then
+	gone            string                  // the entry that it deletes, without conditions
+	done            chan struct{}           // closed when another goroutine has sent it
 
 	// The outcome.
-	answer *etcdserverpb.ResponseOp
-	base   *base     // the base with which an entry was added
-	sent   time.Time // before the transaction was sent
-	rev    int64     // the revision of the answer
-	term   uint64    // the leader's
-	sure   bool      // it was sent once, and answered
+	answer *etcdserverpb.TxnResponse // of the nested transaction
+	base   *base                     // the base with which an entry was added
+	sent   time.Time                 // before the transaction was sent
+	rev    int64                     // the revision of the answer
+	term   uint64                    // the leader's
+	sure   bool                      // it was sent once, and answered
 	err    error
 }
 
 // A pipe gathers the parts of calls that meet. A caller sends its own part at once, on its own
 // goroutine, unless two transactions are under way; what comes meanwhile goes together in the next
-// one.
+// one. While many callers meet only one is under way: a second one would carry a single part, and
+// make the others wait for it.
 type pipe struct {
 	mu      sync.Mutex
 	sending int // transactions under way
+	size    int // the parts of the last transaction, or half as many as before
 	queue   []*part
 	limit   int // the most parts of a transaction; 0: mostInBatch
 }
@@ -54,8 +59,9 @@ func (b *Backend) do(ctx context.Context, p *part) (sure bool, err error) {
 	}
 	q := &b.pipe
 	q.mu.Lock()
-	if q.sending < mostBatches && len(q.queue) == 0 {
+	if len(q.queue) == 0 && (q.sending == 0 || q.sending < mostBatches && q.size <= fewParts) {
 		q.sending++
+		q.size /= 2
 		q.mu.Unlock()
 		b.send(ctx, []*part{p})
 		q.mu.Lock()
@@ -107,6 +113,10 @@ func (b *Backend) drain() {
 func (q *pipe) take() (batch []*part) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.sending > 1 && q.size > fewParts {
+		q.sending--
+		return nil // the other transaction's goroutine goes on
+	}
 	most := mostInBatch
 	if q.limit > 0 {
 		most = q.limit
@@ -119,7 +129,7 @@ func (q *pipe) take() (batch []*part) {
 		batch, added[p.path] = append(batch, p), true
 		return true
 	})
-	if len(batch) == 0 {
+	if q.size = max(len(batch), q.size/2); len(batch) == 0 {
 		q.sending--
 	}
 	return batch
@@ -145,7 +155,7 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		}
 		sent := time.Now()
 		done, once, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-			return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
+			return t.commit(ctx, c)
 		})
 		sure = sure && once
 		switch {
@@ -163,15 +173,15 @@ func (b *Backend) send(ctx context.Context, batch []*part) {
 		}
 		b.took.Store(int64(time.Since(sent)))
 		b.saw(done.Header.Revision)
-		if done.Succeeded {
-			answers := done.Responses[len(t.then)-len(batch):]
+		if answers := t.answers(done); answers != nil {
 			for i, p := range batch {
 				p.answer, p.base, p.sent, p.sure = answers[i], t.next, sent, sure
 				p.rev, p.term = done.Header.Revision, done.Header.RaftTerm
 			}
 			return
 		}
-		if current, err = b.readBase(done.Responses[0].GetResponseRange().GetKvs(), done.Header.Revision); err == nil {
+		last := done.Responses[len(done.Responses)-1].GetResponseRange()
+		if current, err = b.readBase(last.GetKvs(), done.Header.Revision); err == nil {
 			err = ctx.Err()
 		}
 		if err != nil {
@@ -189,31 +199,78 @@ func outcome(batch []*part, set func(*part)) {
 
 // A transaction is one request of the pipe.
 type transaction struct {
+	batch           []*part
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
-	next            *base // that it stores; nil: it adds no entry
+	old, next       *base // that it expects, and that it stores; nil: it adds no entry
 }
 
 // transaction makes the request for a batch. An entry is added only if the base of the tokens is as
 // expected. What is nested, and what deletes, is a write for etcd: so a member never answers from
-// its own data, which may be old.
+// its own data, which may be old. An entry that is added alone is not nested, which is faster.
 func (b *Backend) transaction(ctx context.Context, batch []*part, current *base) (t transaction, err error) {
+	t.batch = batch
 	if slices.ContainsFunc(batch, func(p *part) bool { return p.path != "" }) {
-		var old *base
-		if old, t.next, err = b.nextBase(ctx, current); err != nil {
+		if t.old, t.next, err = b.nextBase(ctx, current); err != nil {
 			return t, err
 		}
-		t.conditions = []clientv3.Cmp{b.unchanged(old)}
+		t.conditions = []clientv3.Cmp{b.unchanged(t.old)}
 		t.otherwise = []clientv3.Op{clientv3.OpGet(b.baseKey())}
-		if t.next.stored != old.stored {
+		if t.next.stored != t.old.stored {
 			t.then = append(t.then, clientv3.OpPut(b.baseKey(), t.next.stored))
 		}
 	}
+	if t.flat() {
+		p := batch[0]
+		t.conditions = append(t.conditions, p.conditions...)
+		t.then = append(append(t.then, p.then...), p.add(t.next))
+		t.otherwise = append(p.otherwise[:len(p.otherwise):len(p.otherwise)], t.otherwise...)
+		return t, nil
+	}
 	for _, p := range batch {
-		if p.path != "" {
-			p.op = p.add(t.next)
+		op := clientv3.OpDelete(p.gone)
+		switch {
+		case p.path != "":
+			op = clientv3.OpTxn(p.conditions, append(p.then[:len(p.then):len(p.then)], p.add(t.next)), p.otherwise)
+		case p.gone == "":
+			op = clientv3.OpTxn(p.conditions, p.then, p.otherwise)
 		}
-		t.then = append(t.then, p.op)
+		t.then = append(t.then, op)
 	}
 	return t, nil
+}
+
+// flat reports whether the one part is not nested.
+func (t *transaction) flat() bool { return len(t.batch) == 1 && t.batch[0].path != "" }
+
+func (t *transaction) commit(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
+	if len(t.batch) == 1 && t.batch[0].gone != "" {
+		done, err := c.Delete(ctx, t.batch[0].gone)
+		if err != nil {
+			return nil, err
+		}
+		return &clientv3.TxnResponse{Header: done.Header, Succeeded: true, Responses: make([]*etcdserverpb.ResponseOp, 1)}, nil
+	}
+	return c.Txn(ctx).If(t.conditions...).Then(t.then...).Else(t.otherwise...).Commit()
+}
+
+// answers returns those to the parts, or nil if the base was another one than expected.
+func (t *transaction) answers(done *clientv3.TxnResponse) (answers []*etcdserverpb.TxnResponse) {
+	switch n := len(done.Responses); {
+	case t.flat() && done.Succeeded:
+		return []*etcdserverpb.TxnResponse{{Succeeded: true, Responses: done.Responses[n-len(t.batch[0].then)-1:]}}
+	case t.flat():
+		stored := ""
+		if kvs := done.Responses[n-1].GetResponseRange().GetKvs(); len(kvs) > 0 {
+			stored = string(kvs[0].Value)
+		}
+		if stored == t.old.stored {
+			return []*etcdserverpb.TxnResponse{{Responses: done.Responses[:n-1]}}
+		}
+	case done.Succeeded:
+		for _, r := range done.Responses[n-len(t.batch):] {
+			answers = append(answers, r.GetResponseTxn()) // nil for a deletion
+		}
+	}
+	return answers
 }

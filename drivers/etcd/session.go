@@ -294,7 +294,7 @@ func (b *Backend) abandon(s *session, key string, doubt bool, done func()) {
 func (b *Backend) deleteEntry(ctx context.Context, s *session, key string, doubt bool) error {
 	if doubt {
 		grave := clientv3.OpPut(b.tombstone(key), "", clientv3.WithLease(s.id))
-		_, err := b.do(ctx, &part{op: clientv3.OpTxn(nil, []clientv3.Op{grave, clientv3.OpDelete(key)}, nil)})
+		_, err := b.do(ctx, &part{then: []clientv3.Op{grave, clientv3.OpDelete(key)}})
 		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			if s.doubted() > mostDoubts {
 				s.retire()
@@ -302,7 +302,7 @@ func (b *Backend) deleteEntry(ctx context.Context, s *session, key string, doubt
 			return err
 		}
 	}
-	_, err := b.do(ctx, &part{op: clientv3.OpDelete(key)})
+	_, err := b.do(ctx, &part{gone: key})
 	return err
 }
 
