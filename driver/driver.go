@@ -296,30 +296,31 @@ type Inspector interface {
 	Check(ctx context.Context) ([]Diagnostic, error)
 }
 
-// State is the state of a key. Unknown fields are zero.
+// State is the state of a key. Unknown fields are zero. In JSON it has its Verdict, and durations
+// are in nanoseconds.
 type State struct {
-	Key     string // without the backend's prefix
-	Mode    Mode
-	Holders []Holder // none: the key is free; or unknown, where a node of a quorum did not answer
-	Fence   uint64   // the counter: the largest token ever given, where it is kept
-	Waiters int      // in the server's queue, if the server can tell
+	Key     string   `json:"key"` // without the backend's prefix
+	Mode    Mode     `json:"mode,omitzero"`
+	Holders []Holder `json:"holders,omitempty"` // none: the key is free; or unknown, where a node of a quorum did not answer
+	Fence   uint64   `json:"token,omitempty"`   // the counter: the largest token ever given, where it is kept
+	Waiters int      `json:"waiting"`           // in the server's queue, if the server can tell
 	// Queue has the first of the Waiters, in the order in which they are served, as far as the
 	// server knows them; at most 100.
-	Queue []Waiter
+	Queue []Waiter `json:"queue,omitempty"`
 	// ReservedFor: nobody holds the key, and the server keeps it for the first waiter for this
 	// long.
-	ReservedFor time.Duration
-	Nodes       []NodeState // per node, in the order of the votes; quorum backends only
+	ReservedFor time.Duration `json:"reserved_for_ns,omitempty"`
+	Nodes       []NodeState   `json:"nodes,omitempty"` // per node, in the order of the votes; quorum backends only
 
 	_ struct{}
 }
 
 // A NodeState is the answer of one node of a quorum.
 type NodeState struct {
-	Node    string        // its address
-	State   *State        // nil: it did not answer
-	Latency time.Duration // of its answer
-	Err     error         // why there is none
+	Node    string        `json:"node"`                 // its address
+	State   *State        `json:"state,omitempty"`      // nil: it did not answer
+	Latency time.Duration `json:"latency_ns,omitempty"` // of its answer
+	Err     error         `json:"-"`                    // why there is none: "error" in JSON
 	_       struct{}
 }
 
@@ -385,22 +386,22 @@ func (v Verdict) String() string {
 
 // A Holder is one owner of a held key. Unknown fields are zero.
 type Holder struct {
-	Owner   string        // as stored
-	Fence   uint64        // its token
-	Since   time.Time     // by the server's clock
-	TTL     time.Duration // until it ends unless renewed
-	Address string        // of the client
+	Owner   string        `json:"owner,omitempty"`   // as stored
+	Fence   uint64        `json:"token,omitempty"`   // its token
+	Since   time.Time     `json:"since,omitzero"`    // by the server's clock
+	TTL     time.Duration `json:"ttl_ns,omitempty"`  // until it ends unless renewed
+	Address string        `json:"address,omitempty"` // of the client
 	// Session names the session of the server that has the key, where the server knows
 	// sessions and no tokens: see Admin.
-	Session string
+	Session string `json:"session,omitempty"`
 	_       struct{}
 }
 
 // A Waiter is a client that waits for a key. Unknown fields are zero.
 type Waiter struct {
-	Owner   string    // as the server knows it: a name, or a place in a queue
-	Since   time.Time // by the server's clock
-	Address string    // of the client
+	Owner   string    `json:"owner,omitempty"`   // as the server knows it: a name, or a place in a queue
+	Since   time.Time `json:"since,omitzero"`    // by the server's clock
+	Address string    `json:"address,omitempty"` // of the client
 	_       struct{}
 }
 
@@ -408,16 +409,16 @@ type Waiter struct {
 type Diagnostic struct {
 	// Code names the kind of finding: lower-case words with hyphens, "maxmemory-policy". It
 	// stays the same in later releases, for scripts.
-	Code     string
-	Severity Severity
-	Node     string // where, for backends of several servers
-	Summary  string // one line
-	Measured string // the value that was found, with its unit; empty where there is none
-	Remedy   string // what to do; empty if there is nothing to do
+	Code     string   `json:"code"`
+	Severity Severity `json:"severity"`
+	Node     string   `json:"node,omitempty"`     // where, for backends of several servers
+	Summary  string   `json:"summary"`            // one line
+	Measured string   `json:"measured,omitempty"` // the value that was found, with its unit; empty where there is none
+	Remedy   string   `json:"remedy,omitempty"`   // what to do; empty if there is nothing to do
 	// Command is a command line for a shell that carries out Remedy; empty if no command
 	// can. It holds no secret: the user adds the password that the server asks for. Make it with
 	// CommandLine, which quotes names that a server chose.
-	Command string
+	Command string `json:"command,omitempty"`
 	_       struct{}
 }
 

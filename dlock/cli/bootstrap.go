@@ -5,91 +5,43 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
-// bootstrapTimeout bounds the requests to the servers.
-const bootstrapTimeout = 30 * time.Second
+// A bootstrapCommand is one run of "dlock bootstrap".
+type bootstrapCommand struct {
+	url                       string
+	nodes, terms, dryRun, sql bool
+}
 
 func newBootstrap() *cobra.Command {
-	var url string
-	var say statement
-	var sql bool
+	b := &bootstrapCommand{}
 	cmd := &cobra.Command{
-		Use:   "bootstrap",
+		Use:   "bootstrap [flags]",
 		Short: "Declare that the lock servers are new, or show or change their terms",
-		Long: `State that the servers of the locks are new, so that their restart guard does not keep
-them out: a server that has no memory of locks may have lost it, and otherwise does not
-vote until every lock that it may have forgotten has ended. All servers have to answer, and none
-may remember locks.
-
-With --nodes state instead that the servers in the URL are the nodes of the quorum from
-now on, and more or fewer than they were. No lock is granted for one restart guard, in
-which the leases of clients with the old list end; those clients are refused from now
-on. Give all clients the new list then.
-
-With --terms the nodes of a quorum hold all clients to the options in the URL from now on:
-restart_guard (the longest TTL), clock_allowance and drift_percent. Every node must answer.
-What protects grows at once, and what permits shrinks at once; the rest follows when every lease
-has ended that was granted before, and the report says when. Clients need not be stopped. Give
-them the URL before, if a permission shrinks, and afterwards, if one grows. If a node fails
-meanwhile nothing is unsafe: run the command again.
-
-With --dry-run change nothing, and show what each server remembers, its terms, and those that it
-is changing to; with --nodes or --terms also say whether that could be done.
-
-With --sql change nothing, and print the statement that an administrator of the database runs
-for the role in the URL: it makes what the locks need, and grants no more.
-
-The URL is chosen as by dlock run; for --nodes and --terms it is the new one.`,
-		Example: `  dlock bootstrap --url redlock:redis://a:6379,redis://b:6379,redis://c:6379
-  dlock bootstrap --dry-run --url redlock:redis://a:6379,redis://b:6379,redis://c:6379
-  dlock bootstrap --terms --url redlock:redis://a:6379,redis://b:6379,redis://c:6379,restart_guard=2m
-  DLOCK_URL_FILE=/etc/dlock.url dlock bootstrap --nodes`,
-		Args: noArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return errors.Join(noArgs(cmd, args), exclusive(cmd, "nodes", "terms", "sql"), exclusive(cmd, "dry-run", "sql"))
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			u, err := chooseURL(url, cmd.Flags().Changed("url"))
-			if err != nil {
-				return err
-			}
-			if sql {
-				return printSetup(cmd.OutOrStdout(), u)
-			}
-			return bootstrap(cmd.Context(), cmd.OutOrStdout(), u, say)
+			return operate(cmd, b.url, operatorTimeout, func(ctx context.Context, c *dlock.Client) error {
+				return b.run(ctx, c, cmd.OutOrStdout())
+			})
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
-	urlFlag(cmd, &url)
-	f.BoolVar(&say.nodes, "nodes", false, "change the number of nodes to that in the URL")
-	f.BoolVar(&say.terms, "terms", false, "make the options in the URL the nodes' terms for all clients")
-	f.BoolVar(&say.dryRun, "dry-run", false, "show what the servers remember, and change nothing")
-	f.BoolVar(&sql, "sql", false, "print the SQL that prepares the database for the role in the URL")
-	cmd.MarkFlagsMutuallyExclusive("nodes", "terms", "sql")
-	cmd.MarkFlagsMutuallyExclusive("dry-run", "sql")
+	urlFlag(cmd, &b.url)
+	f.BoolVar(&b.nodes, "nodes", false, "")
+	f.BoolVar(&b.terms, "terms", false, "")
+	f.BoolVar(&b.dryRun, "dry-run", false, "")
+	f.BoolVar(&b.sql, "sql", false, "")
 	return cmd
-}
-
-// printSetup prints the SQL that prepares a database. It asks no server.
-func printSetup(out io.Writer, url string) error {
-	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
-	if err != nil {
-		return exitErrorOf(err)
-	}
-	defer c.Close() //nolint:errcheck // nothing is held
-	statement := setupSQL(c)
-	if statement == "" {
-		return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", c.Info().Name)
-	}
-	_, err = fmt.Fprintln(out, statement+";")
-	return err
 }
 
 // setupSQL returns the SQL that prepares the backend's database; empty: it has none.
@@ -102,56 +54,41 @@ func setupSQL(c *dlock.Client) string {
 	return ""
 }
 
-// A statement is the one that the flags ask for.
-type statement struct{ nodes, terms, dryRun bool }
-
-func (s statement) bootstrap() *quorum.Bootstrap {
-	b := &quorum.Bootstrap{DryRun: s.dryRun}
-	switch {
-	case s.nodes:
-		b.Statement = quorum.StateNodes
-	case s.terms:
-		b.Statement = quorum.StateTerms
+// run makes the statement, and prints its effect and the outcome on each server.
+func (b *bootstrapCommand) run(ctx context.Context, c *dlock.Client, out io.Writer) error {
+	sql := setupSQL(c)
+	if b.sql {
+		if sql == "" {
+			return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", c.Info().Name)
+		}
+		_, err := fmt.Fprintln(out, sql+";")
+		return err
 	}
-	return b
-}
-
-// bootstrap makes the statement, and prints its effect and the outcome on each server.
-func bootstrap(ctx context.Context, out io.Writer, url string, say statement) error {
-	c, err := dlock.OpenURL(url, dlock.WithLogger(nil)) // the outcome says it
-	if err != nil {
-		return exitErrorOf(err)
-	}
-	defer c.Close() //nolint:errcheck // nothing is held
-	const nothing = "%s has no restart guard%s: there is nothing to bootstrap"
+	const nothing = "%s has no restart guard%s: there is nothing to bootstrap%s"
 	admin, ok := c.GuardAdmin()
-	switch {
-	case !ok && setupSQL(c) != "":
-		return failf(exitUsage, nothing+" (--sql prints what the database needs)", c.Info().Name, "")
-	case !ok:
-		return failf(exitUsage, nothing, c.Info().Name, "")
+	if !ok {
+		hint := ""
+		if sql != "" {
+			hint = " (--sql prints what the database needs)"
+		}
+		return failf(exitUsage, nothing, c.Info().Name, "", hint)
 	}
-	ctx, stop := signal.NotifyContext(ctx, endSignals...)
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, bootstrapTimeout)
-	defer cancel()
-	r, err := admin.Bootstrap(ctx, say.bootstrap())
+	r, err := admin.Bootstrap(ctx, &quorum.Bootstrap{DryRun: b.dryRun, Statement: b.statement()})
 	if err == nil && r.Memory == quorum.MemoryUnguarded {
-		return failf(exitUsage, nothing, c.Info().Name, " with this URL (restart_guard=30s sets one on Redis and Valkey)")
+		return failf(exitUsage, nothing, c.Info().Name, " with this URL (restart_guard=30s sets one on Redis and Valkey)", "")
 	}
-	if r != nil && (say.dryRun || say.terms || err != nil) {
-		show(out, r, say)
+	if r != nil && (b.dryRun || b.terms || err != nil) {
+		b.show(out, r)
 	}
-	var refused *driver.RefusedError
 	switch {
-	case errors.As(err, &refused):
+	case errors.Is(err, driver.ErrRefused):
 		return failf(exitUnavailable, "%v", err)
 	case err != nil:
-		return operatorError(err)
-	case say.dryRun:
-	case say.terms:
+		return err
+	case b.dryRun:
+	case b.terms:
 		fmt.Fprintln(out, "the terms are set: terms that permit more apply when every lease granted before has ended (dlock bootstrap --dry-run shows when)")
-	case say.nodes:
+	case b.nodes:
 		fmt.Fprintln(out, "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now")
 	default:
 		fmt.Fprintln(out, "the servers count as new: they vote at once")
@@ -159,10 +96,21 @@ func bootstrap(ctx context.Context, out io.Writer, url string, say statement) er
 	return nil
 }
 
+func (b *bootstrapCommand) statement() quorum.Statement {
+	switch {
+	case b.nodes:
+		return quorum.StateNodes
+	case b.terms:
+		return quorum.StateTerms
+	}
+	return quorum.StateNew
+}
+
 // show prints each server's memory, and the outcome on it.
-func show(out io.Writer, r *quorum.MemoryReport, say statement) {
+func (b *bootstrapCommand) show(out io.Writer, r *quorum.MemoryReport) {
 	if r.Nodes == nil {
 		fmt.Fprintln(out, remembers(r))
+		return
 	}
 	for _, n := range r.Nodes {
 		line := "no answer"
@@ -175,9 +123,9 @@ func show(out io.Writer, r *quorum.MemoryReport, say statement) {
 		case n.Done:
 			line += "; set"
 		}
-		fmt.Fprintf(out, "%s: %s\n", driver.Printable(n.Node), line)
+		fmt.Fprintf(out, "%s: %s\n", printable.Text(n.Node), line)
 	}
-	if r.Nodes != nil && (say.terms || say.nodes) {
+	if b.terms || b.nodes {
 		fmt.Fprintf(out, "this URL: %s\n", terms(r.Terms))
 	}
 }

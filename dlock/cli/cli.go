@@ -1,18 +1,3 @@
-// Package cli is the command dlock: a main of one line makes a program with the drivers
-// that it imports.
-//
-//	package main
-//
-//	import (
-//		"os"
-//
-//		"github.com/redlock-go/redlock/dlock/cli"
-//		_ "example.org/mydriver" // registers itself
-//	)
-//
-//	func main() { os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr)) }
-//
-// The documentation of dlock/cmd/dlock describes the command.
 package cli
 
 import (
@@ -20,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"strings"
 	"sync"
 
@@ -28,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 // The exit codes of dlock itself. Those up to 78 are from sysexits.h, the others are those of a
@@ -44,17 +28,6 @@ const (
 	exitSignal      = 128 // plus the signal's number
 )
 
-const exitHelp = `Exit codes (a command can return them too):
-   64  wrong usage: a flag, a key, a URL or an option that the backend cannot honour
-   69  the backend is out of reach, or refuses
-   74  the output cannot be written
-   75  the lock was not obtained in time (with --skip: 0; -E sets another code)
-   76  the lease was lost, and the command was stopped
-  126  the command cannot be executed
-  127  the command was not found
-128+n  dlock or the command was ended by signal n
-Any other is the command's own.`
-
 // Main runs the command line args, of which the first is the program's name, and returns
 // the exit code. It writes its errors to stderr, one line each, and returns when the
 // command that it runs has ended.
@@ -69,7 +42,9 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return guard(args)
 	}
 	var mu sync.Mutex
-	c := &console{stdin, serialized(stdout, &mu), serialized(stderr, &mu)}
+	c := &console{stdin: stdin, stdout: serialized(stdout, &mu), stderr: serialized(stderr, &mu)}
+	c.lines = newBacklog(c.stderr)
+	defer c.lines.close()
 	return c.main(args[min(1, len(args)):])
 }
 
@@ -98,11 +73,60 @@ type console struct {
 	stdin  io.Reader
 	stdout io.Writer
 	stderr io.Writer
+	lines  *backlog // to stderr
 }
 
 // printf writes one line to stderr.
 func (c *console) printf(format string, args ...any) {
-	fmt.Fprint(c.stderr, "dlock: "+oneLine(fmt.Sprintf(format, args...))+"\n")
+	c.lines.put("dlock: "+oneLine(fmt.Sprintf(format, args...))+"\n", false)
+}
+
+// detailf is printf for a line that is dropped if the reader of stderr is slow.
+func (c *console) detailf(format string, args ...any) {
+	c.lines.put("dlock: "+oneLine(fmt.Sprintf(format, args...))+"\n", true)
+}
+
+// A backlog writes lines in the background, so that a slow reader of stderr delays neither the
+// command nor the release of its lock.
+type backlog struct {
+	w              io.Writer
+	lines          chan string
+	stop, finished chan struct{}
+}
+
+func newBacklog(w io.Writer) *backlog {
+	b := &backlog{w, make(chan string, 256), make(chan struct{}), make(chan struct{})}
+	go b.write()
+	return b
+}
+
+// put queues a line. An optional one is dropped if many wait, any if very many do.
+func (b *backlog) put(line string, optional bool) {
+	if optional && len(b.lines) > cap(b.lines)/2 {
+		return
+	}
+	select {
+	case b.lines <- line:
+	default:
+	}
+}
+
+func (b *backlog) write() {
+	defer close(b.finished)
+	for stop := b.stop; stop != nil || len(b.lines) > 0; {
+		select {
+		case line := <-b.lines:
+			_, _ = io.WriteString(b.w, line) // nobody is left to be told
+		case <-stop:
+			stop = nil // write the rest
+		}
+	}
+}
+
+// close waits until all lines are written.
+func (b *backlog) close() {
+	close(b.stop)
+	<-b.finished
 }
 
 // exitError ends the program with a code, and a line on stderr unless text is empty.
@@ -135,7 +159,7 @@ func (c *console) main(args []string) int {
 	return c.exitCode(err)
 }
 
-// A checkedWriter remembers the first error, because cobra ignores it or prints it.
+// A checkedWriter remembers the first error, so that what prints need not return it.
 type checkedWriter struct {
 	w   io.Writer
 	err error
@@ -154,9 +178,6 @@ func (c *console) exitCode(err error) int {
 		return 0
 	}
 	f := &exitError{code: exitUsage, text: err.Error()}
-	if m := excluding.FindStringSubmatch(f.text); m != nil {
-		f.text = "--" + strings.ReplaceAll(m[1], " ", " and --") + " contradict each other: leave one out"
-	}
 	errors.As(err, &f)
 	if f.text != "" {
 		c.printf("%s", f.text)
@@ -166,117 +187,91 @@ func (c *console) exitCode(err error) int {
 
 func newRoot(c *console) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "dlock",
-		Short: "Run a command under a distributed lock",
-		Long: `dlock runs a command under a lock, so that only one copy runs at a time, across
-machines. It shows who holds the locks, takes them away, and checks the servers.
-
-` + exitHelp,
+		Use:           "dlock COMMAND [ARG...]",
 		Version:       version(),
-		Example:       `  dlock run nightly -- /usr/local/bin/nightly-report`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          unknownCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 
+		DisableFlagsInUseLine:      true,
 		SuggestionsMinimumDistance: 2,
 	}
 	root.SetVersionTemplate("dlock {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(c), newElect(c), newStatus(c), newUnlock(), newDoctor(c), newBootstrap(), newDrivers(), newVersion())
+	root.SetHelpFunc(writeHelp)
+	root.AddCommand(newRun(c), newElect(c), newStatus(c), newUnlock(), newDoctor(), newBootstrap(), newDrivers(), newVersion())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
-	for _, c := range root.Commands() {
-		switch c.Name() {
+	for _, cmd := range root.Commands() {
+		cmd.Flags().SortFlags = false
+		describe(cmd)
+		switch cmd.Name() {
 		case "help":
-			c.Args, c.RunE, c.Run = nil, help, nil
+			cmd.Args, cmd.RunE, cmd.Run = nil, help, nil
 		case "completion":
-			c.SuggestionsMinimumDistance = root.SuggestionsMinimumDistance
-			c.Args, c.RunE = unknownCommand, func(c *cobra.Command, _ []string) error { return c.Help() }
+			cmd.SuggestionsMinimumDistance = root.SuggestionsMinimumDistance
+			cmd.Args, cmd.RunE = unknownCommand, root.RunE
 		}
 	}
 	return root
 }
 
-// help is "dlock help [COMMAND]". An unknown COMMAND is an error.
-func help(cmd *cobra.Command, args []string) error {
-	found, rest, err := cmd.Root().Find(args)
-	if err != nil || len(rest) > 0 {
-		return unknownCommand(found, rest)
-	}
-	found.InitDefaultHelpFlag()
-	return found.Help()
+// wanted says what the values of flags must be, by their types.
+var wanted = map[string]string{
+	"bool":     "must be true or false",
+	"duration": "must be a duration such as 90s or 2h30m",
+	"uint8":    "must be an exit code, 0 to 255",
+	"uint16":   "must be a number of slots, 1 to 1024",
+	"uint64":   "must be a number",
 }
-
-// unknownCommand refuses an argument that is no command. The error repeats the argument only if
-// it is nearly the name of a command, because it may be a misplaced password.
-func unknownCommand(parent *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	if near := parent.SuggestionsFor(args[0]); len(near) > 0 {
-		return failf(exitUsage, "there is no command %s: did you mean %s?", args[0], strings.Join(near, " or "))
-	}
-	if parent.ArgsLenAtDash() >= 0 {
-		return failf(exitUsage, "there is no such command: did you mean dlock run KEY -- COMMAND [ARG...]?")
-	}
-	return failf(exitUsage, "there is no such command: dlock --help lists them")
-}
-
-// nearFlag returns the flags of cmd whose names resemble a mistyped one.
-func nearFlag(cmd *cobra.Command, name string) string {
-	flags := &cobra.Command{SuggestionsMinimumDistance: 2}
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
-	})
-	var near []string
-	for _, s := range flags.SuggestionsFor(name) {
-		near = append(near, "--"+s)
-	}
-	return strings.Join(near, " or ")
-}
-
-// excluding finds the flags in cobra's error for flags that exclude one another.
-var excluding = regexp.MustCompile(`^if any flags in the group .* \[(.*)\] were all set$`)
-
-var (
-	badValue = regexp.MustCompile(`(?s)^invalid argument .* for "(.*)" flag: (.*)$`)
-	badFlag  = regexp.MustCompile(`(?s)^unknown (?:flag:|shorthand flag: '.*' in) (--?([a-z-]+))$`)
-)
 
 // flagError describes a wrong flag without quoting its value, which may be a
 // misplaced password.
 func flagError(cmd *cobra.Command, err error) error {
-	text := err.Error()
-	if m := badFlag.FindStringSubmatch(text); m != nil {
-		if near := nearFlag(cmd, m[2]); near != "" {
-			return failf(exitUsage, "there is no flag %s: did you mean %s?", m[1], near)
+	var (
+		unknown *pflag.NotExistError
+		bad     *pflag.InvalidValueError
+		missing *pflag.ValueRequiredError
+	)
+	text := "bad flag syntax"
+	switch {
+	case errors.As(err, &unknown):
+		dashes, name := "--", unknown.GetSpecifiedName()
+		if shorts := unknown.GetSpecifiedShortnames(); shorts != "" {
+			dashes, name = "-", shorts
 		}
-	}
-	switch m := badValue.FindStringSubmatch(text); {
-	case m != nil && strings.HasPrefix(m[2], "strconv.ParseBool"): // it quotes the value
-		text = m[1] + " must be true or false"
-	case m != nil && strings.HasPrefix(m[2], "strconv."):
-		text = m[1] + " must be a number"
-	case m != nil:
-		text = m[1] + " " + m[2]
-	case strings.HasPrefix(text, "unknown "):
+		if near := nearFlag(cmd, name); near != "" {
+			return failf(exitUsage, "there is no flag %s%s: did you mean %s?", dashes, name, near)
+		}
 		text = "there is no such flag"
-	case strings.HasPrefix(text, "bad flag syntax"):
-		text = "bad flag syntax"
-	case strings.HasPrefix(text, "flag needs an argument: "):
-		text, _, _ = strings.Cut(text, " in -")
-	default:
-		text = "wrong usage"
+	case errors.As(err, &bad):
+		text = "--" + bad.GetFlag().Name + " " + wanted[bad.GetFlag().Value.Type()]
+	case errors.As(err, &missing):
+		text = "--" + missing.GetFlag().Name + " needs a value"
 	}
 	return failf(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
+}
+
+// exclusive refuses more than one of some flags.
+func exclusive(cmd *cobra.Command, flags ...string) error {
+	var given []string
+	for _, f := range flags {
+		if cmd.Flags().Changed(f) {
+			given = append(given, "--"+f)
+		}
+	}
+	if len(given) > 1 {
+		return failf(exitUsage, "%s contradict each other: leave one out", strings.Join(given, " and "))
+	}
+	return nil
 }
 
 // oneLine joins the lines of an error, because a driver's may have several, and escapes what may
 // disturb a terminal.
 func oneLine(s string) string {
 	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
-	return driver.Printable(strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " "))
+	return printable.Text(strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " "))
 }
 
 // waitingHelps reports whether the same call may succeed later.
@@ -288,19 +283,19 @@ func waitingHelps(err error) bool {
 // asFlags replaces names of dlock's options by the flags that set them.
 var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithMode", "--shared")
 
-// forgottenImport finds the part of an error of package dlock that tells a program's author of a
-// driver that is not registered.
-var forgottenImport = regexp.MustCompile(`"([^"]+)" is unknown \(forgotten import[^)]*\)`)
-
-// withoutDriver replaces the advice to a program's author by one to a user of the command.
+// withoutDriver replaces the advice to a program's author, of a driver that is not registered, by
+// one to a user of the command.
 func withoutDriver(text string) string {
-	return forgottenImport.ReplaceAllStringFunc(text, func(found string) string {
-		name := forgottenImport.FindStringSubmatch(found)[1]
-		if _, ours := forms[name]; !ours {
-			return fmt.Sprintf("%q is unknown", name)
-		}
-		return fmt.Sprintf("this command is built without %q; to install the one with all drivers: go install %s/drivers/everything/cmd/dlock@latest", name, module)
-	})
+	before, rest, found := strings.Cut(text, " is unknown (forgotten import")
+	if !found {
+		return text
+	}
+	_, after, _ := strings.Cut(rest, ")")
+	name := strings.Trim(before[strings.LastIndex(before, " ")+1:], `"`)
+	if _, ours := forms[name]; !ours {
+		return before + " is unknown" + after
+	}
+	return fmt.Sprintf("this command is built without %q; to install the one with all drivers: go install %s/drivers/everything/cmd/dlock@latest%s", name, module, after)
 }
 
 // exitErrorOf returns the exit code and the message for an error of package dlock.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -18,6 +19,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
@@ -339,4 +341,14 @@ func alive(pid int) bool {
 	}
 	s := status(pid)
 	return s != 0 && s != 'Z'
+}
+
+// disturbing finds a character that a terminal may obey.
+func disturbing(out string) string {
+	for i, r := range out {
+		if r != '\n' && !unicode.IsPrint(r) {
+			return fmt.Sprintf("%q in %q", r, out[max(0, i-40):min(len(out), i+40)])
+		}
+	}
+	return ""
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 // The exit codes of dlock doctor, by the gravest finding.
@@ -18,100 +18,58 @@ const (
 	exitUnsafe   = 2
 )
 
-// A doctorCommand is one run of "dlock doctor".
-type doctorCommand struct {
-	*console
-	url    string
-	json   bool
-	ignore []string
-}
-
-func newDoctor(c *console) *cobra.Command {
-	d := &doctorCommand{console: c}
+func newDoctor() *cobra.Command {
+	var (
+		url    string
+		json   bool
+		ignore []string
+	)
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check whether the deployment is as its driver assumes",
-		Long: `Check whether the deployment is as its driver assumes, and say of each finding how grave
-it is, what was measured, what to do, and, where a command can do it, which one:
-
-  unsafe   a guarantee does not hold
-  warning  it may cost performance, or a guarantee under load or after a failure
-  note     for information
-
-Each finding has a code, which stays the same in later releases. --ignore CODE leaves out
-findings that you know and accept.
-
-It asks every server, takes no lock, and changes nothing. The commands that it prints hold no
-password: redis-cli takes it from REDISCLI_AUTH, psql from PGPASSFILE.
-
-The URL is chosen as by dlock run: check the one that your programs use.
-
-Exit codes:
-    0  nothing graver than notes
-    1  warnings
-    2  a guarantee does not hold
-   64  wrong usage: a flag, or a URL
-   69  the backend is out of reach, or refuses`,
-		Example: `  dlock doctor
-  dlock doctor --ignore same-host --ignore appendfsync
-  dlock doctor --json | jq -r '.[] | select(.severity == "unsafe") | .summary'`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd) },
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return operate(cmd, url, operatorTimeout, func(ctx context.Context, c *dlock.Client) error {
+				found, err := c.Check(ctx)
+				if err != nil {
+					return err
+				}
+				found = slices.DeleteFunc(found, func(f dlock.Diagnostic) bool { return slices.Contains(ignore, f.Code) })
+				if json {
+					err = writeJSON(cmd.OutOrStdout(), append([]dlock.Diagnostic{}, found...), true) // [] and not null
+				} else {
+					writeFindings(cmd.OutOrStdout(), found, place(c))
+				}
+				if err != nil {
+					return err
+				}
+				return verdict(found)
+			})
+		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
-	urlFlag(cmd, &d.url)
-	f.BoolVar(&d.json, "json", false, "print JSON")
-	f.StringSliceVar(&d.ignore, "ignore", nil, "leave out findings with this `CODE`; may be repeated")
-	_ = cmd.RegisterFlagCompletionFunc("ignore", completeCodes) // the flag exists
+	urlFlag(cmd, &url)
+	f.BoolVar(&json, "json", false, "")
+	f.StringSliceVar(&ignore, "ignore", nil, "")
+	_ = cmd.RegisterFlagCompletionFunc("ignore", completer(func(ctx context.Context, c *dlock.Client, _ []string, _ string, offer *offers) error {
+		found, err := c.Check(ctx)
+		for i := range found {
+			if f := &found[i]; f.Severity > dlock.SeverityNote {
+				offer.add(f.Code, f.Summary)
+			}
+		}
+		return err
+	})) // the flag exists
 	return cmd
 }
 
-// completeCodes returns the codes of the present findings.
-func completeCodes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	const nothing = cobra.ShellCompDirectiveNoFileComp
-	c, ctx, done, err := completer(cmd)
-	if err != nil {
-		return nil, nothing
-	}
-	defer done()
-	found, err := c.Check(ctx)
-	if err != nil {
-		return nil, nothing
-	}
-	var codes []string
+// verdict returns the exit code of the gravest finding.
+func verdict(found []dlock.Diagnostic) error {
+	gravest := dlock.SeverityNote
 	for i := range found {
-		if f := &found[i]; f.Severity > dlock.SeverityNote {
-			codes = offer(codes, f.Code, f.Summary)
-		}
+		gravest = max(gravest, found[i].Severity)
 	}
-	return codes, nothing
-}
-
-func (d *doctorCommand) run(cmd *cobra.Command) error {
-	c, ctx, done, err := operator(cmd, d.url)
-	if err != nil {
-		return err
-	}
-	defer done()
-	ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
-	defer cancel()
-	stop := d.progress(func() string { return "examining " + c.Info().Name })
-	found, err := c.Check(ctx)
-	stop()
-	if err != nil {
-		return operatorError(err)
-	}
-	found = slices.DeleteFunc(found, func(f dlock.Diagnostic) bool { return slices.Contains(d.ignore, f.Code) })
-	if d.json {
-		err = findingsJSON(cmd.OutOrStdout(), found)
-	} else {
-		d.write(cmd.OutOrStdout(), found, place(c))
-	}
-	if err != nil {
-		return err
-	}
-	switch gravest(found) {
+	switch gravest {
 	case dlock.SeverityUnsafe:
 		return &exitError{code: exitUnsafe}
 	case dlock.SeverityWarning:
@@ -120,53 +78,37 @@ func (d *doctorCommand) run(cmd *cobra.Command) error {
 	return nil
 }
 
-func gravest(found []dlock.Diagnostic) (most dlock.Severity) {
-	for i := range found {
-		most = max(most, found[i].Severity)
-	}
-	return most
-}
-
-var severityColors = map[dlock.Severity]color{dlock.SeverityUnsafe: red, dlock.SeverityWarning: yellow, dlock.SeverityNote: faint}
-
-// write writes the warnings, each with its remedy, then the notes as a table, then a count.
-func (d *doctorCommand) write(w io.Writer, found []dlock.Diagnostic, where string) {
-	colors, counts := d.colors(), map[dlock.Severity]int{}
-	paint := func(c color, s string) string {
-		if !colors {
-			return s
-		}
-		return string(c) + s + reset
-	}
-	notes := &table{head: []string{"NOTE", "WHERE", "FOUND"}}
+// writeFindings writes the warnings, each with its remedy, then the notes as a table, then a count.
+func writeFindings(w io.Writer, found []dlock.Diagnostic, where string) {
+	counts := map[dlock.Severity]int{}
+	notes := [][]string{{"NOTE", "WHERE", "FOUND"}}
 	for i := range found {
 		f := &found[i]
 		counts[f.Severity]++
-		node := driver.Printable(f.Node)
+		code, node, summary, remedy := printable.Text(f.Code), printable.Text(f.Node), printable.Text(f.Summary), printable.Text(f.Remedy)
 		if f.Severity == dlock.SeverityNote {
-			what := driver.Printable(f.Summary)
-			if f.Remedy != "" {
-				what += " (" + driver.Printable(f.Remedy) + ")"
+			if remedy != "" {
+				summary += " (" + remedy + ")"
 			}
-			notes.row(text(driver.Printable(f.Code)), text(node), text(what))
+			notes = append(notes, []string{code, node, summary})
 			continue
 		}
 		if node != "" {
 			node += ": "
 		}
-		fmt.Fprintf(w, "%s %s: %s%s\n", paint(severityColors[f.Severity], f.Severity.String()), driver.Printable(f.Code), node, driver.Printable(f.Summary))
-		if f.Remedy != "" {
-			fmt.Fprintf(w, "    fix: %s\n", driver.Printable(f.Remedy))
+		fmt.Fprintf(w, "%s %s: %s%s\n", f.Severity, code, node, summary)
+		if remedy != "" {
+			fmt.Fprintf(w, "    fix: %s\n", remedy)
 		}
 		if f.Command != "" {
-			fmt.Fprintf(w, "    run: %s\n", driver.Printable(f.Command))
+			fmt.Fprintf(w, "    run: %s\n", printable.Text(f.Command))
 		}
 	}
-	if len(notes.rows) > 0 {
-		if len(notes.rows) < len(found) {
+	if len(notes) > 1 {
+		if len(notes) <= len(found) {
 			fmt.Fprintln(w)
 		}
-		notes.write(w, "", colors)
+		writeTable(w, "", notes)
 	}
 	if len(found) > 0 {
 		fmt.Fprintln(w)
@@ -180,24 +122,4 @@ func several(n int, thing string) string {
 		thing += "s"
 	}
 	return fmt.Sprint(n, " ", thing)
-}
-
-// The JSON of a finding.
-type findingJSON struct {
-	Code     string `json:"code"`
-	Severity string `json:"severity"`
-	Node     string `json:"node,omitempty"`
-	Summary  string `json:"summary"`
-	Measured string `json:"measured,omitempty"`
-	Remedy   string `json:"remedy,omitempty"`
-	Command  string `json:"command,omitempty"`
-}
-
-func findingsJSON(w io.Writer, found []dlock.Diagnostic) error {
-	all := make([]findingJSON, len(found))
-	for i := range found {
-		f := &found[i]
-		all[i] = findingJSON{f.Code, f.Severity.String(), f.Node, f.Summary, f.Measured, f.Remedy, f.Command}
-	}
-	return writeJSON(w, all, true)
 }

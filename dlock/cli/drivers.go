@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"runtime/debug"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -40,26 +39,18 @@ func newDrivers() *cobra.Command {
 	return &cobra.Command{
 		Use:   "drivers",
 		Short: "List the drivers, their features and the forms of their URLs",
-		Long: `List the drivers, their features and the forms of their URLs. Every URL takes the
-parameters ttl and prefix as well: redis://localhost:6379/0?ttl=30s&prefix=app:
-
-The features: fencing, tokens that rise with every grant; session, the lock ends with
-its process or connection and needs no TTL; queueing, the server keeps a queue of waiters;
-ordered, the waiters of all clients are served in the order in which they came; shared, a
-mode for readers; node, can be a node of a quorum; keep, the server keeps a lock for
---at-least even if dlock is killed.`,
-		Args: noArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
-			fmt.Fprintln(w, "DRIVER\tFEATURES\tURL")
+			rows := [][]string{{"DRIVER", "FEATURES", "URL"}}
 			for _, name := range dlock.Drivers() {
 				f, ok := forms[name]
 				if !ok {
 					f = form{text: name + "://…", sample: name + "://localhost"}
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\n", name, features(f.sample), f.text)
+				rows = append(rows, []string{name, features(f.sample), f.text})
 			}
-			return w.Flush()
+			writeTable(cmd.OutOrStdout(), "", rows)
+			return nil
 		},
 	}
 }

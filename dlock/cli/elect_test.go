@@ -31,8 +31,8 @@ func TestALeaderThatLostQueuesAgain(t *testing.T) {
 				return strings.Contains(observer.out.String(), " a/") || strings.Contains(observer.out.String(), "a leads")
 			})
 			b := w.start("elect", "--label", "b", "k", "--", "sh", "-c", "exit 4")
-			token := w.states("k")[0].Holders[0].Token
-			w.want(0, "unlock", "k", "--token", number10(token).text)
+			token := w.states("k")[0].Holders[0].Fence
+			w.want(0, "unlock", "k", "--token", number10(token))
 			// Which of them leads next is open.
 			if code := a.wait(); code != 3 || !strings.Contains(a.err.String(), "was lost") {
 				t.Errorf("a exits with %d: %s", code, &a.err)

@@ -26,8 +26,8 @@ func Example() {
 	// [
 	//   {
 	//     "key": "nightly",
-	//     "verdict": "free",
-	//     "waiting": 0
+	//     "waiting": 0,
+	//     "verdict": "free"
 	//   }
 	// ]
 	// exit code 0

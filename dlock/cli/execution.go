@@ -66,7 +66,7 @@ func (h *execution) start() error {
 	if err == nil {
 		h.guard = guard
 		if h.setDeadlines(); h.lock != nil {
-			guard.times.keep.Store(int64(h.granted + time.Duration(h.atLeast)))
+			guard.times.keep.Store(int64(h.granted + h.atLeast))
 		}
 		env := environment(os.Environ(), h.lease)
 		if h.slots > 0 {
@@ -134,7 +134,7 @@ func (h *execution) handle(r report) {
 	switch {
 	case r.Pid != 0:
 		h.last.Pid, h.guard.pid = r.Pid, r.Pid
-		h.verbosef("runs %s as process %d with token %d", printable(h.command[0]), r.Pid, h.lease.Fence())
+		h.verbosef("runs %s as process %d with token %d", commandName(h.command[0]), r.Pid, h.lease.Fence())
 	case r.Stopped != 0:
 		h.stopped(syscall.Signal(r.Stopped))
 	case r.Termed:
@@ -165,7 +165,7 @@ func (h *execution) why() string {
 		return fmt.Sprintf("--max-hold of %q is over", h.key)
 	case h.lost != nil:
 		return fmt.Sprintf("%q was lost: %s", h.key, strings.TrimPrefix(h.lost.Error(), "lease was lost: "))
-	case h.maxHold != 0 && machineNow() >= h.granted+time.Duration(h.maxHold)*3/4:
+	case h.maxHold != 0 && machineNow() >= h.granted+h.maxHold*3/4:
 		return fmt.Sprintf("--max-hold of %q is nearly over", h.key)
 	}
 	cause := ""
@@ -228,7 +228,7 @@ func (h *execution) setDeadlines() {
 	if d, ok := h.lease.Deadline(); ok {
 		end = now + time.Until(d)
 	}
-	h.guard.times.set(times(end, h.client.TTL(), h.granted, time.Duration(h.maxHold)))
+	h.guard.times.set(times(end, h.client.TTL(), h.granted, h.maxHold))
 }
 
 // times returns when the command must be stopped. Its lease ends at end by its TTL (zero:
@@ -269,7 +269,7 @@ func (h *execution) result() error {
 	case r.Termed:
 		return &exitError{code: exitLost} // reported when it happened
 	case r.Failed != "":
-		return failf(r.Code, "%s: %s", printable(h.command[0]), r.Failed)
+		return failf(r.Code, "%s: %s", commandName(h.command[0]), r.Failed)
 	case !r.Ended:
 		return failf(exitSignal+9, "the guard process of the command was killed, and the command with it")
 	case r.Signal != 0:
@@ -328,7 +328,7 @@ func (h *execution) detach() (ok bool) {
 // lingerAtLeast waits for the end of --at-least, or for a signal.
 func (h *execution) lingerAtLeast() {
 	select {
-	case <-time.After(h.granted + time.Duration(h.atLeast) - machineNow()):
+	case <-time.After(h.granted + h.atLeast - machineNow()):
 	case <-h.signals:
 	}
 }
@@ -372,8 +372,8 @@ func environment(ours []string, lease *dlock.Lease) []string {
 	return env
 }
 
-// printable quotes a command's name, or hides it if it is a misplaced URL.
-func printable(s string) string {
+// commandName quotes a command's name, or hides it if it is a misplaced URL.
+func commandName(s string) string {
 	if strings.Contains(s, "@") && dsn.HasPassword(s) {
 		return "the command"
 	}

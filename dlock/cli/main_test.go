@@ -1,9 +1,20 @@
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
+
 package cli
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
 )
 
 func TestMainUsesTheGivenStreams(t *testing.T) {
@@ -13,10 +24,10 @@ func TestMainUsesTheGivenStreams(t *testing.T) {
 		stdout, stderr string // each begins with this
 	}{
 		{"dlock drivers", 0, "DRIVER", ""},
-		{"dlock help run", 0, "Run COMMAND", ""},
+		{"dlock help run", 0, "Usage: dlock run", ""},
 		{"dlock walk", exitUsage, "", "dlock: "},
 		{"dlock run", exitUsage, "", "dlock: "},
-		{"", 0, "dlock runs", ""},
+		{"", 0, "Usage: dlock", ""},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := Main(strings.Fields(c.args), strings.NewReader(""), &stdout, &stderr)
@@ -24,6 +35,66 @@ func TestMainUsesTheGivenStreams(t *testing.T) {
 			t.Errorf("%q: exit code %d, want %d; stdout %q; stderr %q", c.args, code, c.code, &stdout, &stderr)
 		}
 	}
+}
+
+// The manual is written once: each command and flag is in it, and it has no other.
+func TestTheManualHasEachCommandAndFlag(t *testing.T) {
+	root := newRoot(&console{})
+	front := section("dlock")
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "help" {
+			continue
+		}
+		if !strings.Contains(front, "\n    dlock "+cmd.Name()) {
+			t.Errorf("the manual does not list %s", cmd.Name())
+		}
+		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Usage == "" {
+				t.Errorf("the manual does not describe %s --%s", cmd.Name(), f.Name)
+			}
+		})
+		for line := range strings.Lines(section("dlock " + cmd.Name())) {
+			if name, isFlag := strings.CutPrefix(line, "    --"); isFlag && cmd.Flags().Lookup(strings.Fields(name)[0]) == nil {
+				t.Errorf("%s has no flag --%s", cmd.Name(), name)
+			}
+		}
+	}
+	for _, topic := range strings.Fields("url environment danger exit cron systemd run elect") {
+		var stdout, stderr bytes.Buffer
+		code := Main([]string{"dlock", "help", topic}, strings.NewReader(""), &stdout, &stderr)
+		if out := stdout.String(); code != 0 || len(out) < 300 || strings.Contains(out, "//") || strings.Contains(out, "\n# ") || disturbing(out) != "" {
+			t.Errorf("dlock help %s: exit code %d, %s%s", topic, code, out, &stderr)
+		}
+	}
+}
+
+// While dlock waits for a backend that is out of reach it says so when that begins, and then once
+// a minute, with how to stop it.
+func TestAnOutageThatIsWaitedOutIsToldEveryMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var stderr buffer
+		c := &console{lines: newBacklog(&stderr)}
+		client, err := dlock.New(memory.New())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close() //nolint:errcheck // nothing is held
+		j := &job{console: c, wait: forever, client: client}
+		tell := func(err error) {
+			j.hooks().Attempt(t.Context(), dlock.Event{Attempt: 2, Err: err})
+			time.Sleep(time.Second)
+		}
+		for range 150 {
+			tell(errors.New("connection refused"))
+		}
+		tell(&driver.HeldError{}) // it is back
+		tell(errors.New("connection refused"))
+		c.lines.close()
+		lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n")
+		if len(lines) != 4 || !strings.Contains(lines[1], "for 1m0s") || !strings.Contains(lines[2], "for 2m0s") || !strings.Contains(lines[2], "ctrl-C") || !strings.Contains(lines[3], "out of reach") {
+			t.Errorf("got %q", lines)
+		}
+	})
 }
 
 func begins(s, prefix string) bool {

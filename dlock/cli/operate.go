@@ -1,32 +1,35 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
-	"sync"
+	"text/tabwriter"
 	"time"
 	"unicode"
-	"unicode/utf8"
+	"unicode/utf16"
 
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
-// This file has the common parts of the commands for operators: status, unlock and doctor.
+// This file has the common parts of the commands for operators, and of all output.
 
 // operatorTimeout bounds one request of an operator's command to the servers.
 const operatorTimeout = 30 * time.Second
 
 // urlFlag adds the flag --url, which completes the schemes of URLs.
 func urlFlag(cmd *cobra.Command, url *string) {
-	cmd.Flags().StringVar(url, "url", "", "the backend's `URL` (dlock drivers lists the forms)")
+	cmd.Flags().StringVar(url, "url", "", "")
 	_ = cmd.RegisterFlagCompletionFunc("url", completeSchemes) // the flag exists
 }
 
@@ -47,12 +50,39 @@ func operator(cmd *cobra.Command, url string) (c *dlock.Client, ctx context.Cont
 	}, nil
 }
 
+// operate calls f with the backend of a URL, and bounds it.
+func operate(cmd *cobra.Command, url string, bound time.Duration, f func(context.Context, *dlock.Client) error) error {
+	c, ctx, done, err := operator(cmd, url)
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	return operatorError(f(ctx, c))
+}
+
+// operatorError returns the exit code and the message for an error of an operator's command.
+func operatorError(err error) error {
+	var f *exitError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &f):
+		return f
+	case errors.Is(err, dlock.ErrLost):
+		return failf(exitHeld, "%v: nothing was changed", err)
+	case errors.Is(err, context.Canceled):
+		return &exitError{code: exitSignal + 2}
+	}
+	return exitErrorOf(err)
+}
+
 // completeSchemes returns the schemes of URLs.
 func completeSchemes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var all []string
 	for _, name := range dlock.Drivers() {
-		f := forms[name]
-		all = append(all, name+":\t"+f.text)
+		all = append(all, name+":\t"+forms[name].text)
 	}
 	return all, cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 }
@@ -60,119 +90,101 @@ func completeSchemes(*cobra.Command, []string, string) ([]string, cobra.ShellCom
 // completionTimeout bounds a completion, because a person waits for it.
 const completionTimeout = 2 * time.Second
 
-// completer opens the backend for a completion, bounded by completionTimeout.
-func completer(cmd *cobra.Command) (c *dlock.Client, ctx context.Context, done func(), err error) {
-	url, _ := cmd.Flags().GetString("url")
-	c, ctx, end, err := operator(cmd, url)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
-	return c, ctx, func() { cancel(); end() }, nil
-}
-
 // mostCompletions bounds the number of completions.
 const mostCompletions = 200
 
-// completeKeys returns the keys that are held, and none after an error.
-func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
-	const nothing = cobra.ShellCompDirectiveNoFileComp
-	if len(args) > 0 && cmd.Name() != "status" {
-		return nil, nothing
-	}
-	c, ctx, done, err := completer(cmd)
-	if err != nil {
-		return nil, nothing
-	}
-	defer done()
-	var keys []string
-	for s, err := range c.List(ctx, begin) {
-		if err != nil || len(keys) == mostCompletions {
-			break
-		}
-		keys = offer(keys, s.Key, holders(s.Holders))
-	}
-	return keys, nothing
-}
+// offers are the completions found so far.
+type offers []string
 
-// offer adds a completion with its description, if the name needs no quoting in any shell. The
+// add adds a completion with its description, if the name needs no quoting in any shell. The
 // completion scripts evaluate the command line so far: a name that another program chose would
 // run commands.
-func offer(all []string, name, description string) []string {
+func (o *offers) add(name, description string) {
 	for i, r := range name {
 		harmless := unicode.IsLetter(r) || unicode.IsDigit(r) || r == '_' || r == '/' || r == '.'
 		if !harmless && (i == 0 || !strings.ContainsRune("-+:@%=", r)) {
-			return all
+			return
 		}
 	}
-	if name == "" {
-		return all
+	if name != "" && len(*o) < mostCompletions {
+		*o = append(*o, name+"\t"+printable.Text(description))
 	}
-	return append(all, name+"\t"+driver.Printable(description))
 }
 
-// A color is a color of a terminal.
-type color string
-
-const (
-	plain  color = ""
-	green  color = "\x1b[32m"
-	yellow color = "\x1b[33m"
-	red    color = "\x1b[31m"
-	faint  color = "\x1b[2m"
-	reset        = "\x1b[0m"
-)
-
-// A cell is one cell of a table.
-type cell struct {
-	text  string
-	color color
+// completer returns a completion by find, which asks the backend; after an error it has what was
+// found before.
+func completer(find func(ctx context.Context, c *dlock.Client, args []string, begin string, found *offers) error) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+		var found offers
+		url, _ := cmd.Flags().GetString("url")
+		_ = operate(cmd, url, completionTimeout, func(ctx context.Context, c *dlock.Client) error {
+			return find(ctx, c, args, begin, &found)
+		})
+		return found, cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
-// A table is rows of cells under a head. Columns line up, whatever their colors; a column
-// without text is left out, and its head with it.
-type table struct {
-	head []string
-	rows [][]cell
-}
-
-func (t *table) row(cells ...cell) { t.rows = append(t.rows, cells) }
-
-func text(s string) cell { return cell{text: s} }
-
-// write writes the table, each line behind indent.
-func (t *table) write(w io.Writer, indent string, colors bool) {
-	widths := make([]int, len(t.head))
-	for _, row := range t.rows {
-		for i, c := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c.text))
-		}
+// completeKeys completes a key with the keys that are held.
+func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 && cmd.Name() != "status" {
+		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	head := make([]cell, len(t.head))
-	for i, h := range t.head {
-		head[i] = cell{h, faint}
-		if widths[i] > 0 {
-			widths[i] = max(widths[i], utf8.RuneCountInString(h))
-		}
-	}
-	var b strings.Builder
-	for _, row := range append([][]cell{head}, t.rows...) {
-		line, pad := indent, ""
-		for i, c := range row {
-			if widths[i] == 0 {
-				continue
+	return completer(func(ctx context.Context, c *dlock.Client, _ []string, begin string, found *offers) error {
+		for s, err := range c.List(ctx, begin) {
+			if err != nil || len(*found) == mostCompletions {
+				return err
 			}
-			line += pad
-			if colors && c.color != plain && c.text != "" {
-				line += string(c.color) + c.text + reset
-			} else {
-				line += c.text
-			}
-			pad = strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+2)
+			found.add(s.Key, holders(s.Holders))
 		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		return nil
+	})(cmd, args, begin)
+}
+
+// writeTable writes rows, of which the first is the head, in columns, each line behind indent. A
+// column without text below its head is left out.
+func writeTable(out io.Writer, indent string, rows [][]string) {
+	used := make([]bool, len(rows[0]))
+	for _, row := range rows[1:] {
+		for i, cell := range row {
+			used[i] = used[i] || cell != ""
+		}
 	}
-	_, _ = io.WriteString(w, b.String()) // the writer keeps its error
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	for _, row := range rows {
+		var cells []string
+		for i, cell := range row {
+			if used[i] {
+				cells = append(cells, cell)
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(indent+strings.Join(cells, "\t"), "\t"))
+	}
+	_ = w.Flush() // the writer keeps its error
+}
+
+// writeJSON writes v, and what may disturb a terminal as JSON's escapes.
+func writeJSON(w io.Writer, v any, indent bool) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if indent {
+		e.SetIndent("", "  ")
+	}
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	var out strings.Builder
+	for _, r := range b.String() {
+		if r == '\n' || strconv.IsPrint(r) {
+			out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			fmt.Fprintf(&out, "\\u%04x", unit)
+		}
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
 }
 
 // onTerminal reports whether a stream goes to a terminal.
@@ -185,61 +197,17 @@ func onTerminal(w io.Writer) bool {
 	return err == nil && fi.Mode()&os.ModeCharDevice != 0
 }
 
-// colors reports whether stdout shows colors: it is a terminal, and NO_COLOR is not set.
-func (c *console) colors() bool {
-	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && onTerminal(c.stdout)
-}
-
-// progressAfter is how long a command runs before it prints progress.
-const progressAfter = time.Second
-
-// progress prints on stderr, if it is a terminal, a message about work that takes longer than
-// progressAfter, until stop is called.
-func (c *console) progress(say func() string) (stop func()) {
-	if !onTerminal(c.stderr) {
-		return func() {}
-	}
-	return tell(c.stderr, say)
-}
-
-func tell(w io.Writer, say func() string) (stop func()) {
-	start, ended := time.Now(), make(chan struct{})
-	var all sync.WaitGroup
-	all.Go(func() {
-		tick := time.NewTicker(progressAfter)
-		defer tick.Stop()
-		written := false
-		for {
-			select {
-			case <-tick.C:
-				fmt.Fprintf(w, "\r\x1b[K%s (%v)", say(), time.Since(start).Round(time.Second))
-				written = true
-			case <-ended:
-				if written {
-					fmt.Fprint(w, "\r\x1b[K")
-				}
-				return
-			}
-		}
-	})
-	return func() { close(ended); all.Wait() }
-}
-
-// ago formats a duration for people, with its two largest units.
+// ago formats a duration for people; zero is empty.
 func ago(d time.Duration) string {
-	d = max(d, 0)
-	days := d / (24 * time.Hour)
 	switch {
+	case d <= 0:
+		return ""
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).Truncate(100 * time.Millisecond).String()
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
-	case days == 0:
-		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+		return d.Round(100 * time.Millisecond).String()
 	}
-	return fmt.Sprintf("%dd%02dh", days, d%(24*time.Hour)/time.Hour)
+	return d.Round(time.Second).String()
 }
 
 // since formats an instant by this machine's clock and zone, and how long ago it was.
@@ -247,38 +215,30 @@ func since(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	layout := "15:04:05"
-	if y, m, d := t.Local().Date(); true {
-		if ny, nm, nd := now.Local().Date(); y != ny || m != nm || d != nd {
-			layout = "2006-01-02 15:04:05"
-		}
+	layout := time.DateTime
+	if t.Local().Format(time.DateOnly) == now.Local().Format(time.DateOnly) {
+		layout = time.TimeOnly
 	}
-	return fmt.Sprintf("%s (%s ago)", t.Local().Format(layout), ago(now.Sub(t)))
+	return fmt.Sprintf("%s (%s ago)", t.Local().Format(layout), ago(max(now.Sub(t), time.Millisecond)))
+}
+
+// number10 formats a number; zero is empty.
+func number10(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(n, 10)
 }
 
 // holders names the owners of a key.
 func holders(all []dlock.Holder) string {
 	names := make([]string, 0, len(all))
 	for i := range all {
-		name := driver.Printable(all[i].Owner)
+		name := printable.Text(all[i].Owner)
 		if name == "" {
 			name = "(unknown)"
 		}
 		names = append(names, name)
 	}
 	return strings.Join(names, ", ")
-}
-
-// operatorError returns the exit code and the message for an error of an operator's command.
-func operatorError(err error) error {
-	var f *exitError
-	switch {
-	case errors.As(err, &f):
-		return f
-	case errors.Is(err, dlock.ErrLost):
-		return failf(exitHeld, "%v: nothing was changed", err)
-	case errors.Is(err, context.Canceled):
-		return &exitError{code: exitSignal + 2}
-	}
-	return exitErrorOf(err)
 }

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -21,21 +22,27 @@ import (
 // minTTL is the shortest TTL: it leaves time between the two signals that stop a command.
 const minTTL = 4 * time.Second
 
+// forever is the --wait of "forever".
+const forever time.Duration = -1
+
+// outageInterval is the time between two lines about an outage that is waited out.
+const outageInterval = time.Minute
+
 // A job is one run of "dlock run" or "dlock elect".
 type job struct {
 	*console
 	url      string
-	urlGiven bool
-	ttl      durationFlag
-	wait     waitFlag
-	atLeast  durationFlag
-	maxHold  durationFlag
+	ttl      time.Duration
+	waitFor  string // --wait as it was given
+	wait     time.Duration
+	atLeast  time.Duration
+	maxHold  time.Duration
 	skip     bool
 	shared   bool
-	slots    slotsFlag
-	elect    bool         // "dlock elect": campaign again after a loss
-	conflict exitCodeFlag // the exit code if the lock is held
-	noWait   bool         // do not wait for the command's children
+	slots    uint16
+	elect    bool  // "dlock elect": campaign again after a loss
+	conflict uint8 // the exit code if the lock is held
+	noWait   bool  // do not wait for the command's children
 	label    string
 	verbose  bool
 
@@ -46,93 +53,70 @@ type job struct {
 	signals chan os.Signal
 	failure atomic.Pointer[error] // of the last renewal
 	granted time.Duration         // on the machine's clock
-	outage  bool                  // an outage was reported
+	outage  time.Time             // since when the backend is out of reach; zero: it is not
+	told    time.Time             // when that was said last
+	mu      sync.Mutex            // of outage and told
 }
 
 func newRun(c *console) *cobra.Command {
-	j := &job{console: c, wait: forever, conflict: exitHeld}
+	j := &job{console: c}
 	cmd := &cobra.Command{
-		Use:   "run [flags] KEY -- COMMAND [ARG...]",
-		Short: "Run a command while holding the lock KEY",
-		Long: `Run COMMAND while holding the lock KEY, and exit with its exit code.
-
-dlock takes the backend's URL from --url, else from $DLOCK_URL, else from the file that
-$DLOCK_URL_FILE names, else it uses "file:", locks of this user on this machine. It
-refuses a password on the command line, where every user can read it.
-
-dlock starts COMMAND without a shell, in a process group of its own. COMMAND's environment
-has DLOCK_KEY; DLOCK_FENCE, the token that rises with every grant; DLOCK_DEADLINE, when
-the lease ends unless dlock renews it (as of the start; only where a lock has a TTL); and
-never the URL. With --slots DLOCK_SLOT is the number of the slot, 0 to N-1. A dlock run
-inside of COMMAND needs a URL of its own, and another key.
-
-dlock renews the lease while COMMAND runs. If that fails until the lease is about to end,
-COMMAND gets SIGTERM a quarter of the TTL before the end (1s at least), and SIGKILL a
-twentieth before (100ms at least), with every process that it started.
-
-dlock keeps the lock until every process that COMMAND started has ended, and says so if
-that takes longer than COMMAND; with --no-wait-children it does not wait.
-
-` + exitHelp,
-		Example: `  dlock run nightly -- /usr/local/bin/nightly-report
-  dlock run --skip --at-least 1m nightly -- backup --all     # from cron, on many hosts
-  dlock run --slots 3 thumbnails -- make-thumbnails          # three at a time, on all hosts
-  DLOCK_URL_FILE=/etc/dlock.url dlock run --wait 30s deploy -- sh -c 'echo $DLOCK_FENCE; make deploy'`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			return j.setArgs(cmd, args)
-		},
+		Use:               "run [flags] KEY -- COMMAND [ARG...]",
+		Short:             "Run a command while holding the lock KEY",
+		Args:              j.setArgs,
 		ValidArgsFunction: completeKeys,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			j.urlGiven = cmd.Flags().Changed("url")
-			if j.skip && !cmd.Flags().Changed("wait") {
-				j.wait = 0
-			}
-			return j.run(cmd.Flags().Changed("ttl"))
-		},
+		RunE:              func(cmd *cobra.Command, _ []string) error { return j.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
-	urlFlag(cmd, &j.url)
-	f.Var(&j.ttl, "ttl", "how long the lease lasts unless dlock renews it, 4s at least (default 10s; none on file)")
-	f.Var(&j.wait, "wait", "how long to wait for the lock: a duration, 0 (ask once) or forever")
-	f.Var(&j.atLeast, "at-least", "keep the lock at least this long after the grant, even if the command ends sooner")
-	f.Var(&j.maxHold, "max-hold", "stop the command when it has held the lock for this long")
-	f.BoolVar(&j.skip, "skip", false, "if the lock is held, exit 0 and print nothing; wait only if --wait is given")
-	f.VarP(&j.conflict, "conflict-exit-code", "E", "exit with `CODE` (0 to 255) if the lock is held")
-	f.BoolVar(&j.shared, "shared", false, "share the lock with all other runs that use --shared (file and postgres)")
-	f.Var(&j.slots, "slots", "let `N` commands (1 to 1024) run at a time, each with a slot in $DLOCK_SLOT")
-	f.BoolVar(&j.noWait, "no-wait-children", false, "free the lock when the command ends, even if it leaves processes behind")
-	f.StringVar(&j.label, "label", "", "the `NAME` that others see as the holder (default host/pid)")
-	f.BoolVar(&j.verbose, "verbose", false, "say on stderr where dlock locks and what happens")
+	j.commonFlags(cmd)
+	f.StringVar(&j.waitFor, "wait", "forever", "")
+	f.DurationVar(&j.atLeast, "at-least", 0, "")
+	f.BoolVar(&j.skip, "skip", false, "")
+	f.Uint8VarP(&j.conflict, "conflict-exit-code", "E", exitHeld, "")
+	f.BoolVar(&j.shared, "shared", false, "")
+	f.Uint16Var(&j.slots, "slots", 0, "")
 	return cmd
 }
 
+// commonFlags adds the flags of "dlock run" and "dlock elect".
+func (j *job) commonFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	urlFlag(cmd, &j.url)
+	f.DurationVar(&j.ttl, "ttl", 0, "")
+	f.DurationVar(&j.maxHold, "max-hold", 0, "")
+	f.BoolVar(&j.noWait, "no-wait-children", false, "")
+	f.StringVar(&j.label, "label", "", "")
+	f.BoolVar(&j.verbose, "verbose", false, "")
+}
+
 func (j *job) setArgs(cmd *cobra.Command, args []string) error {
-	dash := cmd.ArgsLenAtDash()
-	switch {
+	wrong := ""
+	switch dash := cmd.ArgsLenAtDash(); {
 	case dash < 0 && len(args) > 1:
-		return failf(exitUsage, "the command must stand after --: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
+		wrong = "the command must stand after --"
 	case dash < 0, dash == len(args):
-		return failf(exitUsage, "the command is missing: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
+		wrong = "the command is missing"
 	case dash == 0:
-		return failf(exitUsage, "the key is missing: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
+		wrong = "the key is missing"
 	case dash > 1:
-		return failf(exitUsage, "there is more than one key before --: %s KEY -- COMMAND [ARG...]", cmd.CommandPath())
+		wrong = "there is more than one key before --"
+	default:
+		j.key, j.command = args[0], args[1:]
+		return nil
 	}
-	j.key, j.command = args[0], args[1:]
-	return nil
+	return failf(exitUsage, "%s: %s KEY -- COMMAND [ARG...]", wrong, cmd.CommandPath())
 }
 
 // run takes the lock, runs the command, and releases the lock.
-func (j *job) run(ttlGiven bool) error {
-	if err := j.checkFlags(); err != nil {
+func (j *job) run(cmd *cobra.Command) error {
+	if err := j.checkFlags(cmd); err != nil {
 		return err
 	}
-	backend, err := chooseURL(j.url, j.urlGiven)
+	backend, err := chooseURL(j.url, cmd.Flags().Changed("url"))
 	if err != nil {
 		return err
 	}
-	j.client, err = dlock.OpenURL(backend, j.options(ttlGiven)...)
+	j.client, err = dlock.OpenURL(backend, j.options(cmd)...)
 	if err != nil {
 		return exitErrorOf(err)
 	}
@@ -163,20 +147,34 @@ func (j *job) run(ttlGiven bool) error {
 }
 
 // checkFlags refuses flags that contradict each other, and a key that this process already holds.
-func (j *job) checkFlags() error {
+func (j *job) checkFlags(cmd *cobra.Command) error {
+	given := cmd.Flags().Changed
+	for flag, d := range map[string]time.Duration{"ttl": j.ttl, "at-least": j.atLeast, "max-hold": j.maxHold} {
+		if d < 0 {
+			return failf(exitUsage, "--%s %s (see %s --help)", flag, wanted["duration"], cmd.CommandPath())
+		}
+	}
+	switch d, err := time.ParseDuration(j.waitFor); {
+	case j.elect, j.waitFor == "forever":
+		j.wait = forever
+	case err != nil || d < 0:
+		return failf(exitUsage, "--wait must be 0, a duration such as 90s or 2h30m, or forever (see %s --help)", cmd.CommandPath())
+	default:
+		j.wait = d
+	}
+	if given("slots") && (j.slots < 1 || j.slots > 1024) {
+		return failf(exitUsage, "--slots %s (see %s --help)", wanted["uint16"], cmd.CommandPath())
+	}
 	if j.skip && j.wait == forever {
-		return failf(exitUsage, "--skip and --wait forever contradict each other: leave one out")
-	}
-	if j.slots > 0 && j.shared {
-		return failf(exitUsage, "--slots and --shared contradict each other: leave one out")
-	}
-	if j.skip && j.conflict != exitHeld {
-		return failf(exitUsage, "--skip and --conflict-exit-code contradict each other: leave one out")
+		if given("wait") {
+			return failf(exitUsage, "--skip and --wait forever contradict each other: leave one out")
+		}
+		j.wait = 0
 	}
 	if slices.Contains(outerKeys(), j.key) {
 		return failf(exitUsage, "this runs inside of dlock run, which holds %q already, and would wait for itself: leave out this dlock run, or use another key", j.key)
 	}
-	return nil
+	return errors.Join(exclusive(cmd, "slots", "shared"), exclusive(cmd, "skip", "conflict-exit-code"))
 }
 
 // outerKeys returns the keys of the dlock runs inside which this process runs.
@@ -205,15 +203,15 @@ func notify(c chan os.Signal, signals []os.Signal) {
 	}
 }
 
-func (j *job) options(ttlGiven bool) []dlock.Option {
+func (j *job) options(cmd *cobra.Command) []dlock.Option {
 	o := []dlock.Option{
 		dlock.WithLogger(nil), // the hooks report every event in one line
 		dlock.WithHooks(j.hooks()),
-		dlock.WithMinHold(time.Duration(j.atLeast)),
-		dlock.WithMaxHold(time.Duration(j.maxHold)),
+		dlock.WithMinHold(j.atLeast),
+		dlock.WithMaxHold(j.maxHold),
 	}
-	if ttlGiven {
-		o = append(o, dlock.WithTTL(time.Duration(j.ttl)))
+	if cmd.Flags().Changed("ttl") {
+		o = append(o, dlock.WithTTL(j.ttl))
 	}
 	if j.slots > 0 {
 		o = append(o, dlock.WithSlots(int(j.slots)))
@@ -259,28 +257,22 @@ func (j *job) ask(ctx context.Context) (*dlock.Lease, error) {
 	}
 	if j.wait != forever {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(j.wait))
+		ctx, cancel = context.WithTimeout(ctx, j.wait)
 		defer cancel()
 	}
 	return j.client.Lock(ctx, j.key)
 }
 
 func (j *job) notObtained(err error) error {
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
-	}
-	if j.skip && errors.Is(err, dlock.ErrHeld) {
+	case j.skip && errors.Is(err, dlock.ErrHeld):
 		j.verbosef("%v: skipped", err)
 		return &exitError{code: 0}
-	}
-	if errors.Is(err, dlock.ErrHeld) {
+	case errors.Is(err, dlock.ErrHeld):
 		return failf(int(j.conflict), "%v: try again later, or wait longer (--wait)", err)
 	}
-	return j.exitErrorOf(err)
-}
-
-// exitErrorOf also suggests to wait longer, if that can help.
-func (j *job) exitErrorOf(err error) error {
 	e := exitErrorOf(err)
 	if e.code == exitUnavailable && j.wait != forever && waitingHelps(err) {
 		e.text += ", or wait longer (--wait)"
@@ -302,7 +294,7 @@ func (j *job) close() {
 // verbosef writes a line if --verbose was given.
 func (j *job) verbosef(format string, args ...any) {
 	if j.verbose {
-		j.printf(format, args...)
+		j.detailf(format, args...)
 	}
 }
 
@@ -320,40 +312,41 @@ func (j *job) hooks() dlock.Hooks {
 				j.verbosef("a renewal failed, and is tried again: %v", e.Err)
 				return
 			}
-			j.verbosef("renewed %q, which now ends at %s", j.key, clockTime(e.Deadline))
+			j.verbosef("renewed %q, which now ends at %s", j.key, time.Now().Add(time.Until(e.Deadline)).Format("15:04:05.000"))
 		},
 		Notice: func(e driver.Notice) {
-			j.verbosef("%s %s %s %s", e.Kind, e.Node, e.Detail, errorText(e.Err))
+			text := e.Detail
+			if e.Err != nil {
+				text += " " + e.Err.Error()
+			}
+			j.verbosef("%s %s %s", e.Kind, e.Node, text)
 		},
 	}
 }
 
-// tellAttempt reports once that the backend is out of reach while dlock waits for ever, because
-// no other line would.
+// tellAttempt reports that the backend is out of reach while dlock waits for ever, because no
+// other line would: when that begins, and then every minute.
 func (j *job) tellAttempt(e dlock.Event) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	now := time.Now()
 	switch {
 	case errors.Is(e.Err, dlock.ErrHeld):
+		j.outage = time.Time{}
 		if e.Attempt == 1 && j.wait != 0 {
 			j.verbosef("waits for %q: %v", j.key, e.Err)
 		}
 	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), !waitingHelps(e.Err):
-	case !j.outage:
-		j.outage = true
-		j.printf("waits for the backend (%s), since --wait is forever: %v", j.client.Info().Name, e.Err)
+	case j.outage.IsZero():
+		j.outage, j.told = now, now
+		j.printf("waits for the backend (%s), which is out of reach, since --wait is forever: %v", j.client.Info().Name, e.Err)
+	case now.Sub(j.told) >= outageInterval:
+		j.told = now
+		j.printf("has waited for the backend (%s) for %v: press ctrl-C or send SIGTERM to stop, or limit the wait (--wait 10m): %v",
+			j.client.Info().Name, now.Sub(j.outage).Round(time.Second), e.Err)
 	default:
 		j.verbosef("attempt %d: %v", e.Attempt, e.Err)
 	}
-}
-
-func clockTime(t time.Time) string {
-	return time.Now().Add(time.Until(t)).Format("15:04:05.000")
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // number returns a signal's number.

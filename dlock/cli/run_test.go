@@ -4,6 +4,8 @@ package cli
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -212,6 +214,40 @@ func TestAnOutageExits69AndIsWaitedOutOnlyForEver(t *testing.T) {
 	stderr := p.err.String()
 	if strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "connection refused") {
 		t.Errorf("of the outage stderr says %q, want one line with the cause", stderr)
+	}
+}
+
+// A reader of stderr that does not read delays neither the command nor the release of its lock.
+func TestAFullStderrHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := w.prepare("run", "--verbose", "k", "--", "sh", "-c", "echo ran > ran")
+	r, full, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close() //nolint:errcheck // it was only read
+	if err := full.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := full.Write(make([]byte, 1<<20)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the pipe is not full: %v", err)
+	}
+	p.Stderr = full
+	p.start()
+	w.content("ran")
+	w.want(0, "run", "--wait", "1m", "k", "--", "true")
+	said := make(chan string, 1)
+	go func() {
+		b, _ := io.ReadAll(r) // until the writers have ended
+		said <- string(b)
+	}()
+	_ = full.Close()
+	if code := p.wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if s := <-said; !strings.HasSuffix(s, "released \"k\"\n") {
+		t.Errorf("a late reader reads %q", s[max(0, len(s)-200):])
 	}
 }
 

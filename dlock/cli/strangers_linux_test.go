@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"unicode"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -68,16 +67,6 @@ func TestTheKeyOfAnotherClientRunsNothingInTheShell(t *testing.T) {
 	if w.exists("pwned") {
 		t.Error("the completion has run a command in another client's key")
 	}
-}
-
-// disturbing finds a character that a terminal may obey.
-func disturbing(out string) string {
-	for i, r := range out {
-		if r != '\n' && !unicode.IsPrint(r) {
-			return fmt.Sprintf("%q in %q", r, out[max(0, i-40):min(len(out), i+40)])
-		}
-	}
-	return ""
 }
 
 const evil = "\x1b[2J\x1b]0;title\a\u009b31m\u202e"

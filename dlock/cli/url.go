@@ -1,15 +1,18 @@
 package cli
 
 import (
+	"errors"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 const (
@@ -78,19 +81,36 @@ func place(c *dlock.Client) string {
 		if path, err := url.PathUnescape(folder); err == nil {
 			folder, _ = dsn.LocalPath(path)
 		}
-		return "on this machine, in " + driver.Printable(filepath.FromSlash(folder))
+		return "on this machine, in " + printable.Text(filepath.FromSlash(folder))
 	}
-	return "on " + driver.Printable(address)
+	return "on " + printable.Text(address)
 }
 
+// urlLimit bounds the file with the URL, in bytes.
+const urlLimit = 64 << 10
+
+// readURL reads the URL from a file, which others must not write, nor read if it has a password.
 func readURL(path string) (string, error) {
-	b, err := os.ReadFile(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return "", failf(exitUsage, "%s cannot be read: %v", envURLFile, err)
 	}
+	defer f.Close() //nolint:errcheck // it was only read
+	b, err := io.ReadAll(io.LimitReader(f, urlLimit+1))
+	fi, statErr := f.Stat()
+	if err = errors.Join(err, statErr); err != nil {
+		return "", failf(exitUsage, "%s cannot be read: %v", envURLFile, err)
+	}
 	u := strings.TrimSpace(string(b))
-	if u == "" || strings.ContainsAny(u, "\r\n") {
+	mode := fi.Mode()
+	others := mode.IsRegular() && runtime.GOOS != "windows"
+	switch {
+	case u == "", len(b) > urlLimit, strings.ContainsAny(u, "\r\n"):
 		return "", failf(exitUsage, "the file that %s names must hold one line, a URL", envURLFile)
+	case others && mode&0o002 != 0:
+		return "", failf(exitUsage, "every user can write the file that %s names, and move the locks elsewhere: chmod o-w it", envURLFile)
+	case others && mode&0o004 != 0 && dsn.HasPassword(u):
+		return "", failf(exitUsage, "every user can read the file that %s names, with the password in it: chmod o-r it", envURLFile)
 	}
 	return u, nil
 }

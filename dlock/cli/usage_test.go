@@ -124,6 +124,23 @@ func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
 		wantInside(t, []string{env}, exitUsage, says, "run", "k", "--", "true")
 	}
 	wantInside(t, []string{envURL + "=", envURLFile + "=" + file}, exitUsage, "empty", "run", "k", "--", "true")
+
+	long := filepath.Join(dir, "long")
+	for mode, c := range map[os.FileMode]struct{ url, says string }{
+		0o644: {"redis://u:" + canary + "@127.0.0.1:1", "chmod o-r"},
+		0o602: {"file://" + dir + "/locks", "chmod o-w"},
+		0o640: {strings.Repeat("x", 1<<20), "one line"},
+	} {
+		if err := os.WriteFile(long, []byte(c.url+"\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(long, mode); err != nil {
+			t.Fatal(err)
+		}
+		wantInside(t, []string{envURLFile + "=" + long}, exitUsage, c.says, "run", "--wait", "0", "k", "--", "true")
+		_ = os.Remove(long)
+	}
+	wantInside(t, []string{envURLFile + "=/dev/zero"}, exitUsage, "one line", "run", "k", "--", "true")
 }
 
 // A dlock run inside another one gets no URL. It must not lock on another backend, nor wait for
