@@ -29,6 +29,7 @@ type toyDriver struct {
 	parse  func(dsn string) error
 	prefix func(prefix string) string
 	dial   func(u *url.URL) error
+	path   bool // the path, as it is written, is a part of the prefix
 	plant  func(b *broken)
 }
 
@@ -54,6 +55,9 @@ func (d *toyDriver) Open(cfg *driver.Config) (driver.Backend, error) {
 	prefix := cfg.Prefix
 	if d.prefix != nil {
 		prefix = d.prefix(prefix)
+	}
+	if u, err := url.Parse(cfg.DSN); err == nil && d.path {
+		prefix = u.Path + prefix
 	}
 	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 		if err := b.Info().Check(prefix, req); err != nil {
@@ -204,6 +208,7 @@ var openBugs = []bug{
 	{name: "Open fails while the servers are away", want: "fault/outage-open", rule: "driver.Driver.Open", over: overToy(func(d *toyDriver) {
 		d.dial = func(*url.URL) error { return d.reach() }
 	})},
+	{name: "a final slash makes another lock space", want: "open/spellings", rule: "exclusion", says: "two spellings", over: overToy(func(d *toyDriver) { d.path = true })},
 	{name: "the prefix is ignored", want: "open/prefix", rule: "driver.Driver.Open", says: "ignored", over: overToy(func(d *toyDriver) {
 		d.prefix = func(string) string { return "" }
 	})},

@@ -18,6 +18,7 @@ var openCases = []testCase{
 	{name: "no-io", rules: []rule{opening}, needs: []condition{opens, dials, realTime}, do: openWithoutIO},
 	{name: "concurrent", rules: []rule{opening}, needs: []condition{opens}, do: openConcurrently},
 	{name: "prefix", rules: []rule{opening}, needs: []condition{opens}, do: prefixes},
+	{name: "spellings", rules: []rule{exclusion, opening}, needs: []condition{opens}, do: spellings},
 	{name: "stored-prefix", rules: []rule{inspecting, opening}, needs: []condition{prefixed}, do: storedPrefix},
 	{name: "shown-secret", rules: []rule{noPassword}, needs: []condition{secret}, do: shownSecret},
 }
@@ -160,6 +161,65 @@ func prefixes(r *run) {
 	r.refuse(a, driver.Request{Key: key}, r.grant(same, driver.Request{Key: key}))
 	r.renew(two, driver.Renewal{})
 	r.release(two)
+}
+
+// spelt returns other spellings of a URL.
+func spelt(dsn string) (others []string) {
+	scheme, rest, ok := strings.Cut(dsn, "://")
+	if !ok || strings.Contains(rest, "://") {
+		return nil
+	}
+	rest, query, asks := strings.Cut(rest, "?")
+	host, path, _ := strings.Cut(rest, "/")
+	at := strings.LastIndexByte(host, '@') + 1
+	user := host[:at]
+	host = host[at:]
+	add := func(host, path string) {
+		other := scheme + "://" + user + host + path
+		if asks {
+			other += "?" + query
+		}
+		if other != dsn {
+			others = append(others, other)
+		}
+	}
+	add(host, "/"+strings.Trim(path, "/"))
+	add(host, "/"+strings.Trim(path, "/")+"/")
+	add(strings.ToUpper(host), "/"+path)
+	if path = strings.Trim(path, "/"); path != "" {
+		add(host, "//"+path)
+		add(host, "/./"+path)
+		add(host, fmt.Sprintf("/%%%02X%s", path[0], path[1:]))
+	} else {
+		add(host, "")
+	}
+	return others
+}
+
+// spellings opens a lock space by other spellings of its URL, such as a final slash, and checks that
+// each is the same lock space, or is refused.
+func spellings(r *run) {
+	key := r.key()
+	l := r.grant(r.mustOpen(r.h.URL, r.h.Prefix), driver.Request{Key: key})
+	for _, dsn := range spelt(r.h.URL) {
+		b, err := r.openURL(dsn, r.h.Prefix)
+		if err == nil {
+			_, err = r.try(b, driver.Request{Key: key})
+		}
+		if r.saw(err) == granted && r.valid(l) {
+			r.record(exclusion, "the holder opened %s, and another %s: two spellings of one URL do not exclude each other", r.withoutSecret(r.h.URL), r.withoutSecret(dsn))
+		}
+	}
+	r.holds(r.client(), key, l)
+	r.release(l)
+}
+
+// withoutSecret hides the password of a URL.
+func (r *run) withoutSecret(dsn string) string {
+	if r.h.Secret == "" {
+		return dsn
+	}
+	return strings.ReplaceAll(dsn, r.h.Secret, "xxxxx")
 }
 
 // storedPrefix checks that stored data that contain the key have the prefix before it.
