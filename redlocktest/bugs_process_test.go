@@ -73,9 +73,7 @@ func processHarness(how string) Harness {
 
 // TestStressOfProcessesWithClocksOfTheirOwn: the stress finds what depends on a client's clock.
 func TestStressOfProcessesWithClocksOfTheirOwn(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
+	server.Deep(t)
 	startProcesses(t)
 	for how, finds := range map[string]bool{"sound": false, "tokens": true, "end": true} {
 		t.Run(how, func(t *testing.T) {
@@ -96,9 +94,7 @@ func TestStressOfProcessesWithClocksOfTheirOwn(t *testing.T) {
 // TestStressOfProcessesWhoseSessionsEnd: the session of a process may end at any time, if its
 // leases tell so. If they do not, the stress finds that others get their locks.
 func TestStressOfProcessesWhoseSessionsEnd(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
+	server.Deep(t)
 	startProcesses(t)
 	for how, finds := range map[string]bool{"ends": false, "ends untold": true} {
 		t.Run(how, func(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/memory"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // A bug is planted in a sound backend, and the case that was made for it must find it. One
@@ -21,8 +21,8 @@ import (
 //
 //	go test -run TestPlantedBugs -v ./redlocktest
 //
-// It prints a table of the bugs, the cases, the times and the messages. With -short it runs a
-// third of the bugs that need a server, but none in SQL, and half of those that run alone;
+// It prints a table of the bugs, the cases, the times and the messages. Outside of the deep depth it
+// runs a third of the bugs that need a server, but none in SQL, and half of those that run alone;
 // -planted.third says which.
 type bug struct {
 	name string
@@ -70,12 +70,14 @@ var whole = flag.Bool("planted.whole", false, "run the whole suite on each plant
 var plantedShares = flag.Int("planted.shares", 0, "run the case of each planted bug this often, and print how many runs find it")
 
 // thirdBugs says which third of the bugs in real servers a short run uses.
-var thirdBugs = flag.Uint64("planted.third", rand.Uint64N(3), "which third of the bugs in real servers, and which half of those that run alone, -short runs: 0, 1 or 2")
+var thirdBugs = flag.Uint64("planted.third", 0, "which third of the bugs in real servers, and which half of those that run alone, are run outside of the deep depth: 0, 1 or 2")
 
-// some returns the bugs to run: those that run alone, or all others. Short runs have a third of those
-// that need a server, without leaks, and half of those that run alone: the suite waits for seconds
-// before it calls something a leak.
-func some(t *testing.T, bugs []bug, server, alone bool) (run []bug) {
+func deep() bool { return server.IsDeep() }
+
+// some returns the bugs to run: those that run alone, or all others. Outside of the deep depth these
+// are a third of those that need a server, without leaks, and half of those that run alone: the suite
+// waits for seconds before it calls something a leak.
+func some(t *testing.T, bugs []bug, remote, alone bool) (run []bug) {
 	all := 0
 	for i, b := range bugs {
 		if b.alone != alone {
@@ -83,13 +85,13 @@ func some(t *testing.T, bugs []bug, server, alone bool) (run []bug) {
 		}
 		all++
 		n := uint64(i)
-		if testing.Short() && (server && (n%3 != *thirdBugs%3 || strings.HasPrefix(b.want, "leak/")) || alone && n%2 != *thirdBugs%2) {
+		if !deep() && (remote && (n%3 != *thirdBugs%3 || strings.HasPrefix(b.want, "leak/")) || alone && n%2 != *thirdBugs%2) {
 			continue
 		}
 		run = append(run, b)
 	}
 	if len(run) < all {
-		t.Logf("short: %d of %d bugs are run; -planted.third=%d runs the same", len(run), all, *thirdBugs)
+		t.Logf("%d of %d bugs are run; -planted.third=%d runs the same", len(run), all, *thirdBugs)
 	}
 	return run
 }
@@ -132,8 +134,8 @@ func plantBugs(t *testing.T, alone bool) {
 	})
 	for _, in := range plantedIn {
 		t.Run(in.name, func(t *testing.T) {
-			if testing.Short() && in.name == "sql" {
-				t.Skip("short: its bugs are much like the others, and its server takes seconds")
+			if in.name == "sql" { // its bugs are much like the others, and its server takes seconds
+				server.Deep(t)
 			}
 			if !alone {
 				t.Parallel()
@@ -333,7 +335,7 @@ func sound(t *testing.T, bugs []bug, none bug) {
 	cases := map[string]bool{}
 	for _, b := range bugs {
 		only := b.want
-		if group, _, _ := strings.Cut(b.want, "/"); !testing.Short() && group != "leak" {
+		if group, _, _ := strings.Cut(b.want, "/"); deep() && group != "leak" {
 			only = group
 		}
 		cases[only] = true

@@ -132,7 +132,7 @@ func TestSoundBackendsPass(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				h := make()
-				h.quiet, h.Timeout, h.Short, h.Skip = true, 20*time.Second, testing.Short(), oddities[name]
+				h.quiet, h.Timeout, h.Short, h.Skip = true, 20*time.Second, !deep(), oddities[name]
 				if err := Check(h); err != nil {
 					t.Fatal(err)
 				}

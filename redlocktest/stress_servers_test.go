@@ -104,6 +104,9 @@ func TestStress(t *testing.T) {
 			if testing.Short() && name != "file" {
 				t.Skip("takes seconds")
 			}
+			if name != "file" && name != "redis" { // each driver's module has its own
+				server.Deep(t)
+			}
 			t.Parallel() // it mostly waits
 			o := redlocktest.StressOptions{Operations: 4000}
 			if *long > 0 {
@@ -120,6 +123,9 @@ func TestProcesses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if testing.Short() && name != "file" {
 				t.Skip("takes seconds")
+			}
+			if name != "file" && name != "redis" { // each driver's module has its own
+				server.Deep(t)
 			}
 			h := start(t)
 			h.Only = "process"
