@@ -78,7 +78,7 @@ func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
 	s := database(t)
 	a := opener(t, s.URL())
 	for i := range rounds(20, 4) {
-		b := opener(t, s.URL()+"&max_sessions=2&max_waiters=2")
+		b := opener(t, s.URL()+"&max_conns=4")
 		var held []driver.Lease
 		for k := range 4 {
 			held = append(held, must(t, a, request(fmt.Sprint(i, "k", k), time.Minute)))
@@ -120,7 +120,7 @@ func TestACancelledStatementEndsNoSession(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	b := opener(t, s.URL()+"&max_sessions=1")
+	b := opener(t, s.URL())
 	kept := must(t, b, request("kept", time.Hour))
 	pid := int64(b.Pids()[0])
 	ctx, cancel := context.WithCancel(context.Background())
@@ -218,7 +218,7 @@ func TestADeadConnectionBlocksNoKeyForATTL(t *testing.T) {
 			return direct(ctx)
 		}
 		return via(ctx)
-	}, &postgres.Options{MaxSessions: 1})
+	}, nil)
 	l := must(t, b, request("held", time.Hour))
 	dead.Store(true)
 	p.Pause()

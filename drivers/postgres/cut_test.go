@@ -90,7 +90,7 @@ func (c *cutTrial) run(t *testing.T) bool {
 		return false
 	}
 	defer p.Close() //nolint:errcheck // the test's own
-	b, err := open(through(c.s, p) + "&max_sessions=1&max_waiters=1")
+	b, err := open(through(c.s, p) + "&max_conns=2")
 	if err != nil {
 		t.Error(err)
 		return false

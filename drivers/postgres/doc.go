@@ -1,6 +1,6 @@
 // Package postgres locks with the advisory locks of PostgreSQL 14 or newer.
 //
-//	postgres://user:password@host:5432/database?ttl=10s&max_sessions=4
+//	postgres://user:password@host:5432/database?ttl=10s&max_conns=20
 //
 // It is registered as "postgres" and "postgresql" with package dlock; New takes a
 // function that makes connections, and FromPool makes that of a pool.
@@ -19,9 +19,9 @@
 //
 // # How it works
 //
-//	callers ──► session 1 ──► server process, holds many locks
-//	        ──► session 2 ──► server process
-//	waiting ──► waiter    ──► server process, waits in the server's queue
+//	callers ──► connection ──► server process, holds many locks of one class of TTLs
+//	        ──► connection ──► server process, holds those of another class
+//	waiting ──► connection ──► server process, waits in the server's queue for one lock
 //
 // A key is one advisory lock, whose number is the first eight bytes of the SHA-256 of prefix
 // and key (LockID). Two keys with the same number wait for each other; if one process sees
@@ -32,8 +32,8 @@
 // The keys of Int64Key and Int32PairKey, "pg_advisory_lock(42)" and "pg_advisory_lock(7,8)", are
 // the locks of these very numbers, so that a program can join locks that others take already.
 //
-// Many locks live on few sessions. Requests that come while a session's statement is under way
-// go together as its next statement.
+// Many locks live on few connections. Requests that come while a connection's statement is under
+// way go together as its next statement.
 //
 // # Waiting
 //
@@ -45,23 +45,27 @@
 // The callers of one process are served in the order in which they came. Processes are
 // served in the order of the server's queue as long as a wait takes less than 0.85 s, and
 // in about that order beyond: a waiter whose statement ends goes to the end of the queue.
-// A writer that waits holds off new readers, of its own process and of others, all the time.
+// A writer that waits holds off new readers, of its own process and of others; only a process that
+// shares the lock already may share it again during the writer's first statement.
 // A try that does not wait may come before those who wait for a moment between statements.
 //
 // Where more keys are waited for than there are connections for waiting the waits take turns,
 // and are tried every 25 ms meanwhile; a notice says so. The same happens if the server has no
 // connection left. If a caller gives up its wait, the connection is used again.
 //
+// A lock that is handed over costs two messages, the waiter's and the unlock.
+//
 // The statements are blocks of plpgsql, which every database has unless it was dropped. A server
 // that logs statements that take longer than 0.9 s does not log them.
 //
 // # The connection budget
 //
-// A process uses at most max_sessions + max_waiters connections (4 + 16 unless set),
-// plus one while an operator looks at it, and up to max_sessions in the place of those that
-// are silent for two seconds. All processes together need
+// A process uses at most max_conns connections, 20 unless set: one for each class of TTLs in use,
+// and one for each key that is waited for at the same time, or was waited for and is held. At most
+// four fifths of them wait. One more serves an operator who looks, and up to max_conns more
+// replace those that are silent for two seconds. All processes together need
 //
-//	processes × (max_sessions + max_waiters)
+//	processes × max_conns
 //
 // of the server's max_connections, if so many of their keys are waited for at once. A
 // process without locks keeps its connections for a minute.
@@ -76,16 +80,17 @@
 // a tenth (50 ms to 2 s), so a holder that is paused, cut off or dead loses the
 // session, and with it the locks, with nobody's help. Any statement of the session renews
 // all its leases. TTLs are rounded up to a few classes (100, 200, 500 ms; 1, 2, 3, 5, 10, 15,
-// 20, 30 s; 1, 2, 5, 10, 30, 60 min), and leases of one class share sessions; where
-// max_sessions is less than the number of classes in use a lease may share one of a longer
-// class, and is then freed later if its holder dies. A lease that is not
-// renewed is unlocked by its own process, half of its grace after its end.
+// 20, 30 s; 1, 2, 5, 10, 30, 60 min), and leases of one class share connections. If there may be
+// no more connections, a lease may share one of a longer class, and is then freed later if its
+// holder dies. A lease that is not renewed is unlocked by its own process, half of its grace after
+// its end.
 //
 // Expires counts from just before the last answered statement was sent, so it is never later
 // than the instant at which the server frees the lock. A process that is killed is noticed at
-// once, in the middle of a statement within twice check_interval (2 s), and behind a dead
-// network within the class and its grace; a waiter there that is granted its lock loses it
-// after a second.
+// once, in the middle of a statement within four seconds, and behind a dead network within the
+// class and its grace, or as soon as TCP gives up (about ten seconds). That goes for a waiter, too,
+// that is granted its lock there: to one, if the TTL is a second or more, because a statement that
+// waits ends within a second, and a dead process begins no other.
 //
 // # Tokens
 //
@@ -160,11 +165,9 @@
 //
 //	ttl, prefix      as everywhere
 //	fencing          on, off, or my_schema.dlock_fence
-//	max_sessions     4
-//	max_waiters      16
+//	max_conns        20
 //	pooler           session
 //	restart_guard    off; a duration
-//	check_interval   2s: how often the server looks for the client of a running statement
 //
 // What pools and providers add to a URL is ignored where it changes nothing here, and Check names
 // it: the parameters of pgxpool and of statements (pool_max_conns, default_query_exec_mode, …),

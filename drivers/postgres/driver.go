@@ -14,9 +14,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/claims"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/session"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
 // Options are the settings of a backend. The zero value of each field is its default,
@@ -30,11 +27,9 @@ type Options struct {
 	// the sequence in another schema, "my_schema.dlock_fence", the same for all programs
 	// that use the database.
 	Fencing string
-	// MaxSessions bounds the connections that hold leases; 4 by default.
-	MaxSessions int
-	// MaxWaiters bounds the connections that wait for a lock, or hold a lock after such a wait;
-	// 16 by default.
-	MaxWaiters int
+	// MaxConns bounds the connections, 20 by default, at least 2. Four fifths of them may wait for
+	// a lock.
+	MaxConns int
 	// Pooler is "session" if there is a pooler before the server that gives every client its
 	// own server process for as long as the client is connected. Any other pooling would give
 	// locks to other clients, and is refused.
@@ -43,12 +38,6 @@ type Options struct {
 	// granting: the server may have forgotten the locks of a holder that does not know of the
 	// restart. It is then also the longest TTL.
 	RestartGuard time.Duration
-	// CheckInterval is how often the server checks, while a statement runs, that the client is
-	// still connected; 2 s by default.
-	CheckInterval time.Duration
-	// ApplicationName goes before the owner's label in the server's view of the
-	// sessions, pg_stat_activity; "dlock" by default.
-	ApplicationName string
 	// Address is the text that String returns: the server's address without any secret.
 	Address string
 
@@ -62,9 +51,6 @@ type Backend struct {
 	highest atomic.Uint64 // the highest token that was given to this process
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
-	table   *claims.Table
-	hot     *claims.Hot
-	host    *session.Host
 	number  func(prefix, key string) advisory.Number // NumberOf; tests of collisions replace it
 	sql     advisory.Queries
 	ignored []string // parameters of the URL
@@ -73,19 +59,18 @@ type Backend struct {
 	warned  sync.Once
 	locks   atomic.Int64 // locks that this process holds on the server
 	room    atomic.Int64 // the size of the server's lock table, estimated
+	polling atomic.Int64 // callers that want a connection for waiting
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu       sync.Mutex
-	sessions []*session.Session
-	opening  map[time.Duration]*opening
-	waiters  []*session.Session
-	coming   int            // waiters that are being opened
-	noWaiter time.Time      // no waiter is opened before this
-	wanting  []*connRequest // callers that want a connection for waiting, in order
-	label    string
+	mu      sync.Mutex
+	conns   []*conn
+	refused time.Time // when a connection was refused last
+	lines   map[advisory.Number]*line
+	hot     map[advisory.Number]refusal // the last ones of locks
+	label   string
 }
 
 var (
@@ -111,11 +96,10 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	}
 	b := &Backend{
 		opt: opt, schema: schema, factory: factory, number: advisory.NumberOf,
-		table: claims.NewTable(), hot: claims.NewHot(),
-		opening: map[time.Duration]*opening{},
+		lines: map[advisory.Number]*line{}, hot: map[advisory.Number]refusal{},
 		info: driver.Info{
 			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
-			MinTTL: session.MinTTL, MaxTTL: session.MaxTTL,
+			MinTTL: minTTL, MaxTTL: maxTTL,
 		},
 	}
 	b.sql = advisory.NewQueries("")
@@ -124,43 +108,26 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		b.sql = advisory.NewQueries(b.sequence())
 	}
 	if opt.RestartGuard > 0 {
-		b.info.MaxTTL = min(session.MaxTTL, opt.RestartGuard)
+		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
-	b.host = &session.Host{
-		Context: b.ctx, Running: &b.wg, Info: &b.info, SQL: b.sql, Fencing: schema != "", Pooled: opt.Pooler != "",
-		Table: b.table, Hot: b.hot, Locks: &b.locks,
-		NoToken: b.noToken(), SawToken: b.sawToken, Report: b.report, Ended: b.forget, Gone: b.processGone,
-	}
 	return b, nil
 }
 
 // complete fills in the defaults and checks the options.
 func (o *Options) complete() (schema string, err error) {
-	defaults := func(n *int, def int) {
-		if *n == 0 {
-			*n = def
-		}
-	}
-	defaults(&o.MaxSessions, 4)
-	defaults(&o.MaxWaiters, 16)
-	if o.CheckInterval == 0 {
-		o.CheckInterval = 2 * time.Second
-	}
-	if o.ApplicationName == "" {
-		o.ApplicationName = "dlock"
+	if o.MaxConns == 0 {
+		o.MaxConns = 20
 	}
 	switch {
 	case len(o.Prefix) >= driver.MaxKey:
 		return "", driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(o.Prefix), driver.MaxKey)
-	case o.MaxSessions < 1 || o.MaxWaiters < 1:
-		return "", driver.Invalid("max_sessions and max_waiters", "must be at least 1")
+	case o.MaxConns < 2:
+		return "", driver.Invalid("max_conns", "must be at least 2")
 	case o.Pooler != "" && o.Pooler != "session":
 		return "", driver.Invalid("pooler", "must be session, or empty if there is no pooler")
 	case o.RestartGuard < 0 || o.RestartGuard > 0 && o.RestartGuard < time.Second:
 		return "", driver.Invalid("restart_guard", "must be at least 1s")
-	case o.CheckInterval < time.Millisecond:
-		return "", driver.Invalid("check_interval", "must be at least 1ms")
 	}
 	return parseFence(o.Fencing)
 }
@@ -205,65 +172,66 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
 	b.learnLabel(req.Owner)
-	c := &claims.Claim{Number: b.number(b.opt.Prefix, req.Key), Key: req.Key, Owner: req.Owner, Mode: req.Mode}
-	l, err := b.acquire(ctx, c, req)
-	if err != nil {
+	l := &Lease{number: b.number(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
+	if err := b.acquire(ctx, l, req.Wait); err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-func (b *Backend) acquire(ctx context.Context, c *claims.Claim, req *driver.Request) (*session.Lease, error) {
-	if req.Wait && (b.hot.Is(c.Number) || b.table.Queued(c.Number) > 0) {
-		return b.wait(ctx, c, req.TTL, nil)
+func (b *Backend) acquire(ctx context.Context, l *Lease, wait bool) error {
+	seen, writer := b.expected(l.number)
+	switch {
+	case wait && seen != nil:
+		return b.wait(ctx, l, seen)
+	case writer && l.mode == driver.Shared: // it was there before
+		return &driver.HeldError{}
 	}
-	l, err := b.try(ctx, c, req.TTL)
-	if err != nil && req.Wait {
-		var seen *driver.HeldError
-		if errors.As(err, &seen) {
-			return b.wait(ctx, c, req.TTL, seen)
+	err := b.try(ctx, l)
+	if !errors.As(err, &seen) {
+		return err
+	}
+	if seen.Holder == "" {
+		seen = b.heldHere(l, seen)
+	}
+	if l.collides != "" {
+		b.report(driver.Notice{Kind: driver.NoticeCollision, Key: l.key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", l.key, l.collides)})
+	}
+	b.heat(l.number, seen)
+	if wait {
+		return b.wait(ctx, l, seen)
+	}
+	return seen
+}
+
+// heldHere returns a refusal by the server with the holder, if that is on a connection of this
+// backend.
+func (b *Backend) heldHere(l *Lease, seen *driver.HeldError) *driver.HeldError {
+	for _, c := range b.all() {
+		c.mu.Lock()
+		err := c.refusal(l)
+		c.mu.Unlock()
+		if err != nil {
+			return err
 		}
 	}
-	return l, err
+	return seen
 }
 
 // try makes one attempt.
-func (b *Backend) try(ctx context.Context, c *claims.Claim, ttl time.Duration) (*session.Lease, error) {
+func (b *Backend) try(ctx context.Context, l *Lease) error {
 	if err := b.full(); err != nil {
-		return nil, err
+		return err
 	}
-	for end := time.Now().Add(connectTimeout); ; {
-		holder, change := b.table.Ask(c)
-		if holder != nil {
-			return nil, b.heldHere(c, holder)
+	err := errEnded
+	for n := 0; n < 3 && errors.Is(err, errEnded); n++ {
+		c, failed := b.conn(ctx, classOf(l.ttl))
+		if failed != nil {
+			return failed
 		}
-		if change == nil {
-			break
-		}
-		select {
-		case <-change: // comes at the latest when a silent session is given up
-		case <-ctx.Done():
-			return nil, verdict.Ended(ctx)
-		case <-b.ctx.Done():
-			return nil, driver.ErrClosed
-		}
-		if time.Now().After(end) {
-			return nil, verdict.ErrTimeout
-		}
+		err = c.lock(ctx, l)
 	}
-	err := session.ErrEnded
-	for n := 0; n < 3 && errors.Is(err, session.ErrEnded); n++ {
-		var s *session.Session
-		if s, err = b.session(ctx, session.ClassOf(ttl)); err != nil {
-			break
-		}
-		var l *session.Lease
-		if l, err = s.Lock(ctx, c, ttl); !errors.Is(err, session.ErrEnded) {
-			return l, err
-		}
-	}
-	b.table.Drop(c)
-	return nil, err
+	return err
 }
 
 // full refuses a lock that could fill the server's lock table: one process takes at most half
@@ -282,23 +250,16 @@ func (b *Backend) sawToken(token uint64) {
 	}
 }
 
-// heldHere returns the verdict that this backend itself has the lock.
-func (b *Backend) heldHere(c, holder *claims.Claim) error {
-	if holder.Key != c.Key {
-		b.report(driver.Notice{Kind: driver.NoticeCollision, Key: c.Key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", c.Key, holder.Key)})
-	}
-	return &driver.HeldError{Holder: holder.Owner, Since: holder.Since, Clock: time.Now()}
-}
-
 // Close ends all sessions, which frees their locks, and returns when all goroutines of the
 // backend have ended.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.cancel()
-	all := append(append([]*session.Session{}, b.sessions...), b.waiters...)
 	b.mu.Unlock()
-	for _, s := range all {
-		s.Close()
+	for _, c := range b.all() {
+		c.mu.Lock()
+		c.fail(driver.ErrClosed, false)
+		c.mu.Unlock()
 	}
 	b.wg.Wait()
 	return nil
@@ -327,12 +288,15 @@ func (b *Backend) learnLabel(owner string) {
 	}
 }
 
-// applicationName is the name that the server shows for a session: 63 bytes of printable ASCII.
+// applicationName is the name that the server shows for a session, made of that of the connection and
+// the owners' label: 63 bytes of printable ASCII.
 // The server would replace other characters, and refuse a character that is cut in half.
-func (b *Backend) applicationName() string {
+func (b *Backend) applicationName(name string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	name := b.opt.ApplicationName
+	if name == "" {
+		name = "dlock"
+	}
 	if b.label != "" {
 		name += " " + b.label
 	}

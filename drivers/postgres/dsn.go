@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
@@ -14,9 +15,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/dsn"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
 
 // Driver opens backends by URL; it is registered as "postgres" and "postgresql".
@@ -28,7 +31,7 @@ var _ driver.Driver = (*Driver)(nil)
 var passed = []string{
 	"sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword", "sslsni",
 	"connect_timeout", "target_session_attrs", "passfile", "service", "servicefile",
-	"krbspn", "krbsrvname", "options",
+	"krbspn", "krbsrvname", "options", "application_name",
 }
 
 // ignored are parameters that providers and pools put into a URL, and that change nothing here:
@@ -101,13 +104,10 @@ func inClear(c *pgx.ConnConfig) (hosts []string) {
 // options reads the driver's own parameters.
 func options(p *dsn.Params) *Options {
 	return &Options{
-		Fencing:         p.String("fencing", "on"),
-		MaxSessions:     p.Int("max_sessions", 0, 1, 1000),
-		MaxWaiters:      p.Int("max_waiters", 0, 1, 10000),
-		Pooler:          p.Enum("pooler", "", "session"),
-		RestartGuard:    p.Duration("restart_guard", 0, time.Second),
-		CheckInterval:   p.Duration("check_interval", 0, time.Millisecond),
-		ApplicationName: p.String("application_name", ""),
+		Fencing:      p.String("fencing", "on"),
+		MaxConns:     p.Int("max_conns", 0, 2, 10000),
+		Pooler:       p.Enum("pooler", "", "session"),
+		RestartGuard: p.Duration("restart_guard", 0, time.Second),
 	}
 }
 
@@ -261,7 +261,11 @@ func (t *target) config() (*pgx.ConnConfig, error) {
 	if t.hasPwd {
 		c.Password = t.password
 	}
-	delete(c.RuntimeParams, "application_name") // set by the session itself
+	c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		f := pgproto3.NewFrontend(r, w)
+		f.SetMaxBodyLen(wire.MaxBody)
+		return f
+	}
 	failover(c)
 	return c, nil
 }

@@ -14,17 +14,17 @@ const canary = "s3cr3t"
 func TestAURLIsReadAndItsAddressHasNoSecret(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
-		"postgres://u:" + canary + "@h:1234/db":                                "postgres://h:1234/db",
-		"postgresql://u:" + canary + "@h/db?sslmode=disable":                   "postgres://h:5432/db",
-		"postgres://u:s3%2Fcr%40t%3F@h:1,i:2/db":                               "postgres://h:1/db",
-		"postgres://h/db?user=u&password=" + canary:                            "postgres://h:5432/db",
-		"postgres://u@[::1]:7/db":                                              "postgres://[::1]:7/db",
-		"postgres://u@%2Frun%2Fpg:7/db":                                        "postgres:///run/pg:7/db",
-		"postgres://u@h/db?fencing=s.dlock_fence&max_sessions=2&max_waiters=3": "postgres://h:5432/db",
-		"postgres://u@/db?host=a,b&port=1,2":                                   "postgres://a:1/db",
-		"postgres://u@/db?host=a,b&port=3":                                     "postgres://a:3/db",
-		"postgres://u@h/db?channel_binding=require&sslmode=verify-full":        "postgres://h:5432/db",
-		"postgres://u@h/db?connect_timeout=3&application_name=x&options=-cx":   "postgres://h:5432/db",
+		"postgres://u:" + canary + "@h:1234/db":                              "postgres://h:1234/db",
+		"postgresql://u:" + canary + "@h/db?sslmode=disable":                 "postgres://h:5432/db",
+		"postgres://u:s3%2Fcr%40t%3F@h:1,i:2/db":                             "postgres://h:1/db",
+		"postgres://h/db?user=u&password=" + canary:                          "postgres://h:5432/db",
+		"postgres://u@[::1]:7/db":                                            "postgres://[::1]:7/db",
+		"postgres://u@%2Frun%2Fpg:7/db":                                      "postgres:///run/pg:7/db",
+		"postgres://u@h/db?fencing=s.dlock_fence&max_conns=3":                "postgres://h:5432/db",
+		"postgres://u@/db?host=a,b&port=1,2":                                 "postgres://a:1/db",
+		"postgres://u@/db?host=a,b&port=3":                                   "postgres://a:3/db",
+		"postgres://u@h/db?channel_binding=require&sslmode=verify-full":      "postgres://h:5432/db",
+		"postgres://u@h/db?connect_timeout=3&application_name=x&options=-cx": "postgres://h:5432/db",
 	} {
 		b, err := new(Driver).Open(&driver.Config{DSN: url})
 		if err != nil {
@@ -67,8 +67,8 @@ func TestABadURLNamesTheBadPartAndNeverThePassword(t *testing.T) {
 		"postgres://u:1/" + canary + "@h/db":                                        "URL",
 		"postgres://u:p@h:" + canary + "/db":                                        "URL",
 		"postgres://u:p@h/db?max_sesions=3":                                         `"max_sesions"`,
-		"postgres://u:p@h/db?max_sessions=0":                                        `"max_sessions"`,
-		"postgres://u:p@h/db?max_waiters=" + canary:                                 `"max_waiters"`,
+		"postgres://u:p@h/db?max_conns=1":                                           `"max_conns"`,
+		"postgres://u:p@h/db?max_conns=" + canary:                                   `"max_conns"`,
 		"postgres://u:p@h/db?pool_max_con=3":                                        `"pool_max_con"`,
 		"postgres://u:p@h/db?channel_binding=require":                               `"channel_binding"`,
 		"postgres://u:p@h/db?port=1,x":                                              `"port"`,

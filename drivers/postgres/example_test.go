@@ -39,7 +39,7 @@ func ExampleFromPool() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	backend, err := postgres.New(postgres.FromPool(pool), &postgres.Options{MaxSessions: 2})
+	backend, err := postgres.New(postgres.FromPool(pool), &postgres.Options{MaxConns: 5})
 	if err != nil {
 		log.Fatal(err)
 	}

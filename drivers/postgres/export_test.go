@@ -4,15 +4,14 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/session"
 )
 
-// Pids returns the server processes of the backend's sessions, without sessions that have ended
+// Pids returns the server processes of the backend's connections, without those that have ended
 // and are about to be forgotten.
 func (b *Backend) Pids() []uint32 {
 	var pids []uint32
-	for _, s := range b.all() {
-		if pid := s.PID(); pid != 0 {
+	for _, c := range b.all() {
+		if pid := c.pid(); pid != 0 {
 			pids = append(pids, pid)
 		}
 	}
@@ -29,13 +28,13 @@ func (b *Backend) Number(key string) int64 { return b.number(b.opt.Prefix, key).
 
 // Grace is how long after a lease of this TTL the server, at the latest, frees a dead holder's
 // locks.
-func Grace(ttl time.Duration) time.Duration { return session.Kept(ttl) - ttl }
+func Grace(ttl time.Duration) time.Duration { return classOf(ttl) + grace(classOf(ttl)) - ttl }
 
-// Conns returns how many connections the backend has. One of a session that the server does not
-// answer for a while does not count: another may be opened in its place.
+// Conns returns how many connections the backend has. One that the server does not answer for a
+// while does not count: another may be opened in its place.
 func (b *Backend) Conns() (n int) {
-	for _, s := range b.all() {
-		if !s.Suspect() {
+	for _, c := range b.all() {
+		if !c.isSuspect() {
 			n++
 		}
 	}
@@ -43,4 +42,11 @@ func (b *Backend) Conns() (n int) {
 }
 
 // Queued returns how many callers in this process wait for a key.
-func (b *Backend) Queued(key string) int { return b.table.Queued(b.number(b.opt.Prefix, key)) }
+func (b *Backend) Queued(key string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if q := b.lines[b.number(b.opt.Prefix, key)]; q != nil {
+		return q.waiters
+	}
+	return 0
+}

@@ -146,22 +146,49 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 // process has several shared leases of it, one if the session belongs to another process.
 func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 	var ours []driver.Holder
-	for _, s := range b.all() {
-		if int64(s.PID()) != r.pid {
+	for _, c := range b.all() {
+		if int64(c.pid()) != r.pid {
 			continue
 		}
-		for _, h := range s.Holdings() {
-			if h.Claim.Number == id {
-				ours = append(ours, driver.Holder{
-					Owner: h.Claim.Owner, Fence: h.Fence, Since: h.Claim.Since, TTL: h.TTL, Address: r.address, Session: r.session,
-				})
-			}
+		for _, l := range c.leasesOf(func(l *Lease) bool { return l.number == id }) {
+			h := l.holder()
+			h.Address, h.Session = r.address, r.session
+			ours = append(ours, h)
 		}
 	}
 	if len(ours) > 0 {
 		return ours
 	}
 	return []driver.Holder{{Owner: r.owner(), Since: r.since, Address: r.address, Session: r.session}}
+}
+
+// leasesOf returns copies of the connection's leases that match and are not being released.
+func (c *conn) leasesOf(match func(*Lease) bool) (all []Lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.held {
+		for ; l != nil; l = l.next {
+			if l.leaving == nil && match(l) {
+				all = append(all, *l)
+			}
+		}
+	}
+	return all
+}
+
+// holder describes a lease of this process.
+func (l *Lease) holder() driver.Holder {
+	return driver.Holder{Owner: l.owner, Fence: l.fence, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl)))}
+}
+
+// pid returns the id of the server process, and zero if the connection is not open.
+func (c *conn) pid() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.end != nil || c.w == nil {
+		return 0
+	}
+	return c.w.PID()
 }
 
 // owner describes a session that holds a lock or waits for it, by what the server knows of it.
@@ -210,18 +237,15 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		return err
 	}
 	states := map[string]*driver.State{}
-	for _, s := range b.all() {
-		for _, h := range s.Holdings() {
-			if !strings.HasPrefix(h.Claim.Key, prefix) {
-				continue
-			}
-			st := states[h.Claim.Key]
+	for _, c := range b.all() {
+		for _, l := range c.leasesOf(func(l *Lease) bool { return strings.HasPrefix(l.key, prefix) }) {
+			st := states[l.key]
 			if st == nil {
-				st = &driver.State{Key: h.Claim.Key, Mode: h.Claim.Mode}
-				states[h.Claim.Key] = st
+				st = &driver.State{Key: l.key, Mode: l.mode}
+				states[l.key] = st
 			}
-			st.Fence = max(st.Fence, h.Fence)
-			st.Holders = append(st.Holders, driver.Holder{Owner: h.Claim.Owner, Fence: h.Fence, Since: h.Claim.Since, TTL: h.TTL})
+			st.Fence = max(st.Fence, l.fence)
+			st.Holders = append(st.Holders, l.holder())
 		}
 	}
 	for _, st := range states {
@@ -408,9 +432,9 @@ func (c *checkup) room(row [][]byte) {
 	} else {
 		c.find("lock-table", driver.SeverityNote, "", "%d advisory locks are held; the lock table has room for about %d locks", used, room)
 	}
-	most, now, own := wire.Value(row[5]), wire.Value(row[8]), int64(c.b.opt.MaxSessions+c.b.opt.MaxWaiters)
+	most, now, own := wire.Value(row[5]), wire.Value(row[8]), int64(c.b.opt.MaxConns)
 	if now+own > most {
-		d := c.find("connections", driver.SeverityWarning, "raise max_connections and restart the server, or lower max_sessions and max_waiters", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
+		d := c.find("connections", driver.SeverityWarning, "raise max_connections and restart the server, or lower max_conns", "%d of %d connections are in use, and this process alone may need %d", now, most, own)
 		d.Measured, d.Command = fmt.Sprintf("%d of %d", now, most), c.psql(fmt.Sprintf("ALTER SYSTEM SET max_connections = %d", 2*(now+own)))
 	}
 }

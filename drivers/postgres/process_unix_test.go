@@ -26,8 +26,8 @@ import (
 const (
 	helperURL  = "REDLOCK_POSTGRES_HOLDER_URL"
 	holderTTL  = time.Second
-	longTTL    = time.Hour // of a holder whose lock comes free for another reason than its end
-	checkEvery = 500 * time.Millisecond
+	longTTL    = time.Hour       // of a holder whose lock comes free for another reason than its end
+	checkEvery = 2 * time.Second // the server looks for the client of a running statement
 )
 
 // TestMain makes the test's binary a process that holds a lock and renews it, or one that
@@ -276,7 +276,7 @@ func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 	db := admin(t, s.URL())
 	b := opener(t, s.URL())
 	blocker := must(t, b, request("other", time.Hour))
-	p, fence := startHolder(t, s.URL()+"&check_interval="+checkEvery.String(), "other", longTTL)
+	p, fence := startHolder(t, s.URL(), "other", longTTL)
 	eventually(t, "it waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)

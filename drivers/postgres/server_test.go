@@ -97,7 +97,7 @@ func TestAStandbyIsRefusedForAWhile(t *testing.T) {
 func TestAFullLockTableNamesTheSetting(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "10"))
-	b := opener(t, s.URL()+"&max_sessions=2")
+	b := opener(t, s.URL())
 	var mu sync.Mutex
 	var held []driver.Lease
 	full := 0
@@ -286,7 +286,7 @@ func TestLookupAndCheckTellWhoHoldsAndWhoWaits(t *testing.T) {
 func TestTheTransactionsLockExcludesLeasesAndEndsWithIt(t *testing.T) {
 	t.Parallel()
 	s := database(t)
-	b := opener(t, s.URL()+"&max_sessions=1")
+	b := opener(t, s.URL())
 	ctx := context.Background()
 	one, two := admin(t, s.URL()), admin(t, s.URL())
 	begin := func(c *pgx.Conn) pgx.Tx {
@@ -549,7 +549,7 @@ func TestAnyLabelIsAnApplicationName(t *testing.T) {
 func TestAProcessLeavesRoomInTheLockTable(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "20"))
-	b := opener(t, s.URL()+"&max_sessions=2")
+	b := opener(t, s.URL())
 	var no *driver.RefusedError
 	n := 0
 	for ; n < 1000; n++ {

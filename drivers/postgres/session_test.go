@@ -128,7 +128,7 @@ func TestATerminatedSessionLosesItsLeasesAtOnceAndNoOthers(t *testing.T) {
 	db := admin(t, s.URL())
 	bystander := opener(t, s.URL())
 	other := must(t, bystander, request("other", time.Hour))
-	b := opener(t, s.URL()+"&max_sessions=1")
+	b := opener(t, s.URL())
 	var late []time.Duration
 	last := map[string]uint64{}
 	for range rounds(20, 4) {
@@ -190,7 +190,7 @@ func TestALossIsToldByReleaseWhenTheLockIsFree(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	a := opener(t, s.URL()+"&max_sessions=1")
+	a := opener(t, s.URL())
 	for range rounds(3, 1) {
 		leases := make([]driver.Lease, rounds(8000, 2000)) // so many that it takes the server a while to free them
 		var wg sync.WaitGroup
@@ -303,7 +303,7 @@ func deadlineTrial(t *testing.T, s place, key string, i int, ttl time.Duration) 
 func TestAnAttemptOnASilentServerIsBounded(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t)
-	b := opener(t, s.URL()+"&max_sessions=1")
+	b := opener(t, s.URL())
 	l := must(t, b, request("held", time.Hour))
 	var wg sync.WaitGroup
 	begun := make(chan struct{})
@@ -489,7 +489,7 @@ func TestALockWithoutATokenIsGivenBack(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	b, c := opener(t, s.URL()+"&max_sessions=1"), opener(t, s.URL())
+	b, c := opener(t, s.URL()), opener(t, s.URL())
 	share := request("shared", time.Hour)
 	share.Mode = driver.Shared
 	first := must(t, b, share)
@@ -693,7 +693,7 @@ func TestARestartedServerLosesLeasesAndServesWaitersAgain(t *testing.T) {
 func TestReleaseOfALostLeaseDoesNotWaitForASilentServer(t *testing.T) {
 	t.Parallel()
 	s := server.Postgres(t)
-	b := opener(t, s.URL()+"&max_sessions=2")
+	b := opener(t, s.URL())
 	short, long := must(t, b, request("short", time.Second)), must(t, b, request("long", time.Hour))
 	lost := long.Grant().Lost
 	if err := s.Pause(); err != nil {
@@ -731,7 +731,7 @@ func TestManySharedLeasesAreReleasedAtOnce(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	p := fault.NewProxy(t, s.Addr())
-	b := opener(t, through(s, p)+"&max_sessions=1")
+	b := opener(t, through(s, p))
 	const together = 300
 	leases := make([]driver.Lease, 5*together)
 	for i := range leases {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/session"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
 )
@@ -20,19 +19,10 @@ import (
 // server has the properties of the server that a session found when it began.
 type server struct {
 	id      string // identifies the server process: its start time
-	asked   time.Time
-	uptime  time.Duration // when it was asked; a lower bound
-	version int           // major
+	version int    // major
 
-	perTransaction int // max_locks_per_transaction
-}
-
-// notBefore returns when the restart guard ends, and zero without a guard.
-func (s server) notBefore(guard time.Duration) time.Time {
-	if guard <= 0 {
-		return time.Time{}
-	}
-	return s.asked.Add(guard - s.uptime)
+	perTransaction int       // max_locks_per_transaction
+	notBefore      time.Time // the restart guard: no grant before this; zero: none
 }
 
 // oldest is the oldest version that ends idle sessions by itself.
@@ -51,7 +41,7 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire.Conn, server, e
 			return nil, srv, err
 		}
 	}
-	if err := exec(ctx, pc, b.settings(srv)+b.sql.Prepare()); err != nil {
+	if err := exec(ctx, pc, b.settings(srv, pc.ParameterStatus("application_name"))+b.sql.Prepare()); err != nil {
 		return nil, srv, err
 	}
 	w, err := wire.TakeOver(ctx, c, uint32(pid))
@@ -64,7 +54,8 @@ func (b *Backend) setUp(ctx context.Context, c *pgx.Conn) (*wire.Conn, server, e
 // examine refuses a server that is too old, a standby, and a pooler, and looks for the
 // sequence of the tokens.
 func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, pid int64, f fenceState, err error) {
-	srv = server{version: major(pc.ParameterStatus("server_version")), asked: time.Now()}
+	srv = server{version: major(pc.ParameterStatus("server_version"))}
+	asked := time.Now()
 	if name := imitation(pc); name != "" {
 		return srv, 0, f, &driver.RefusedError{Reason: "postgres: the server is " + name + ", whose advisory locks exclude nobody: take the locks on PostgreSQL"}
 	}
@@ -90,7 +81,10 @@ func (b *Backend) examine(ctx context.Context, pc *pgconn.PgConn) (srv server, p
 	case wire.Value(row[1]) == 1:
 		return srv, 0, f, &driver.RefusedError{RetryAfter: verdict.StandbyRetry, Reason: "postgres: the server is a standby, whose locks no other server sees: connect to the primary (target_session_attrs=primary)"}
 	}
-	srv.uptime = time.Duration(wire.Value(row[2])) * time.Microsecond
+	if guard := b.opt.RestartGuard; guard > 0 {
+		uptime := time.Duration(wire.Value(row[2])) * time.Microsecond // when it was asked; a lower bound
+		srv.notBefore = asked.Add(guard - uptime)
+	}
 	srv.id = string(row[3])
 	srv.perTransaction = int(wire.Value(row[4]))
 	b.room.Store(wire.Value(row[4]) * wire.Value(row[5]))
@@ -107,14 +101,14 @@ func imitation(pc *pgconn.PgConn) string {
 
 // settings returns the SQL that sets every session's settings, in place of the defaults of the
 // role, the database and the server.
-func (b *Backend) settings(srv server) string {
+func (b *Backend) settings(srv server, name string) string {
 	sets := []string{
-		"application_name = " + advisory.Literal(b.applicationName()),
+		"application_name = " + advisory.Literal(b.applicationName(name)),
 		"client_min_messages = error",
-		"idle_session_timeout = " + session.IdleTimeout(),
+		"idle_session_timeout = " + milliseconds(idleClass),
 		"idle_in_transaction_session_timeout = 0",
 		"statement_timeout = 0", // a wait may take for ever
-		"lock_timeout = 0",
+		"lock_timeout = " + strconv.FormatInt(longSlice.Milliseconds(), 10),
 		"default_transaction_read_only = off",
 		"default_transaction_isolation = 'read committed'",
 		"synchronous_commit = on", // without it tokens may repeat after a crash
@@ -126,9 +120,13 @@ func (b *Backend) settings(srv server) string {
 	}
 	// Not every platform has the last setting, and the driver does not depend on it.
 	return "SET " + strings.Join(sets, "; SET ") + "; " + keepaliveSettings + `; DO $$BEGIN
-		PERFORM set_config('client_connection_check_interval', '` + strconv.FormatInt(b.opt.CheckInterval.Milliseconds(), 10) + `', false);
+		PERFORM set_config('client_connection_check_interval', '` + checkInterval + `', false);
 		EXCEPTION WHEN OTHERS THEN END$$; `
 }
+
+// checkInterval is how often the server looks, while a statement runs, whether the client is still
+// connected.
+const checkInterval = "2s"
 
 // keepaliveSettings make the server notice a client whose machine is gone.
 const keepaliveSettings = "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 10000"

@@ -126,7 +126,7 @@ func TestWaitsThatTimeOutCostNoConnections(t *testing.T) {
 // always has waiters of its own in the server's queue: nobody starves.
 func TestMoreWaitedKeysThanConnections(t *testing.T) {
 	t.Parallel()
-	const sessions, waiters = 1, 4
+	const conns = 5
 	keys := rounds(100, 40)
 	s := database(t)
 	holder := opener(t, s.URL())
@@ -134,7 +134,7 @@ func TestMoreWaitedKeysThanConnections(t *testing.T) {
 	for i := range keys {
 		leases[i] = must(t, holder, request(fmt.Sprint("k", i), time.Hour))
 	}
-	b := opener(t, fmt.Sprintf("%s&max_sessions=%d&max_waiters=%d", s.URL(), sessions, waiters))
+	b := opener(t, fmt.Sprintf("%s&max_conns=%d", s.URL(), conns))
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var got atomic.Int64
@@ -173,7 +173,7 @@ func TestMoreWaitedKeysThanConnections(t *testing.T) {
 	wg.Wait()
 	slices.Sort(took)
 	t.Logf("%d keys on %d connections: handed over in p50 %v, max %v", keys, most, took[keys/2], took[keys-1])
-	if most > waiters+2 {
+	if most > conns {
 		t.Errorf("%d connections", most)
 	}
 }
@@ -193,7 +193,7 @@ func TestAWriterWaitsForTheReadersThatWereThere(t *testing.T) {
 				t.Parallel()
 				var all []*postgres.Backend
 				for range processes {
-					all = append(all, opener(t, s.URL()+"&max_sessions=1"))
+					all = append(all, opener(t, s.URL()))
 				}
 				for name, writer := range map[string]*postgres.Backend{"elsewhere": opener(t, s.URL()), "in a reader's process": all[0]} {
 					took, passed := writerBeside(t, all, writer, readers, hold)

@@ -4,13 +4,176 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/claims"
-	"github.com/redlock-go/redlock/drivers/postgres/internal/session"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
+
+// A line has the callers of this process that wait for one lock, in order. Only the first waits on
+// the server.
+type line struct {
+	last    chan struct{} // closed when the last one has left
+	waiters int
+	writers int
+}
+
+// enter puts l at the end of the line for its lock. It returns a channel that is closed when all
+// before it have left, and the function by which it leaves.
+func (b *Backend) enter(l *Lease) (first <-chan struct{}, leave func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	q := b.lines[l.number]
+	if q == nil {
+		q = &line{last: make(chan struct{})}
+		close(q.last)
+		b.lines[l.number] = q
+	}
+	before, mine := q.last, make(chan struct{})
+	q.last = mine
+	q.count(l, 1)
+	return before, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if q.count(l, -1); q.waiters == 0 {
+			delete(b.lines, l.number)
+		}
+		select {
+		case <-before:
+			close(mine)
+		default: // it gives up its place
+			b.wg.Add(1)
+			go func() { defer b.wg.Done(); <-before; close(mine) }()
+		}
+	}
+}
+
+func (q *line) count(l *Lease, n int) {
+	q.waiters += n
+	if l.mode == driver.Exclusive {
+		q.writers += n
+	}
+}
+
+// hotFor is how long after a refusal a caller that may wait for the lock does so at once, without
+// an attempt; hotKeys bounds the locks that are remembered.
+const (
+	hotFor  = time.Second
+	hotKeys = 1024
+)
+
+// A refusal is the last one of a lock.
+type refusal struct {
+	at   time.Time
+	seen *driver.HeldError
+}
+
+// expected returns the last refusal if a request for a lock is likely to wait, and reports whether
+// a writer of this process waits.
+func (b *Backend) expected(n advisory.Number) (seen *driver.HeldError, writer bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	q, last := b.lines[n], b.hot[n]
+	switch {
+	case time.Since(last.at) < hotFor:
+		seen = last.seen
+	case q != nil:
+		seen = &driver.HeldError{}
+	}
+	return seen, q != nil && q.writers > 0
+}
+
+// heat notes that a lock was refused.
+func (b *Backend) heat(n advisory.Number, seen *driver.HeldError) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.hot) >= hotKeys {
+		clear(b.hot)
+	}
+	b.hot[n] = refusal{time.Now(), seen}
+}
+
+// wait waits in the server's queue. Of the callers for one lock, which are served in the order
+// of their arrival, only the first waits there.
+func (b *Backend) wait(ctx context.Context, l *Lease, seen *driver.HeldError) error {
+	first, leave := b.enter(l)
+	defer leave()
+	err := error(nil)
+	select {
+	case <-first:
+		err = b.waitFirst(ctx, l)
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-b.ctx.Done():
+		return driver.ErrClosed
+	}
+	if err != nil && ctx.Err() != nil {
+		return waited(ctx, seen)
+	}
+	return err
+}
+
+// waitFirst waits on a connection of its own, and polls while it has none.
+func (b *Backend) waitFirst(ctx context.Context, l *Lease) error {
+	for warned := false; ; {
+		c, full := b.reserve(classOf(l.ttl))
+		if full && !warned {
+			warned = true
+			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: l.key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_conns=%d): keys without one are polled", b.opt.MaxConns)})
+		}
+		err := b.poll(ctx, c, l)
+		if c != nil && err == errTurn { //nolint:errorlint // never wrapped
+			err = b.waitOn(ctx, c, l)
+		}
+		if err != errTurn && !errors.Is(err, driver.ErrHeld) && !errors.Is(err, errEnded) { //nolint:errorlint // never wrapped
+			return err
+		}
+	}
+}
+
+// errTurn says that it is another caller's turn, or that the turn has come.
+var errTurn = errors.New("postgres: the turn changes")
+
+// pollEvery is the interval at which callers without a connection for waiting poll, all of a
+// process at the same time, so that they share one statement.
+const pollEvery = 25 * time.Millisecond
+
+// poll makes attempts until c, if there is one, is open: the error is then errTurn. Without a
+// connection it makes one attempt.
+func (b *Backend) poll(ctx context.Context, c *conn, l *Lease) (err error) {
+	var opened chan struct{}
+	if c != nil {
+		if opened = c.opened; c.isOpen() {
+			return errTurn
+		}
+		defer func() {
+			if err != errTurn { //nolint:errorlint // never wrapped
+				c.free()
+			}
+		}()
+	}
+	b.polling.Add(1)
+	defer b.polling.Add(-1)
+	for {
+		timer := time.NewTimer(pollEvery - time.Duration(time.Now().UnixNano())%pollEvery)
+		select {
+		case <-opened:
+			timer.Stop()
+			return errTurn
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return verdict.Ended(ctx)
+		case <-b.ctx.Done():
+			timer.Stop()
+			return driver.ErrClosed
+		}
+		if err := b.try(ctx, l); c == nil || !errors.Is(err, driver.ErrHeld) {
+			return err
+		}
+	}
+}
 
 // A slice stays below the server's deadlock_timeout, 1 s by default, after which every wait is
 // examined and may be logged. It is as long as that permits, because waiters are served in the
@@ -21,109 +184,168 @@ const (
 	shortSlice = 200 * time.Millisecond
 )
 
-// wait waits in the server's queue. Of the callers for one key, which are served in the order
-// of their arrival, only the first waits there.
-func (b *Backend) wait(ctx context.Context, c *claims.Claim, ttl time.Duration, seen *driver.HeldError) (*session.Lease, error) {
-	place := b.table.Enter(c)
-	defer b.table.Quit(c.Number, place)
-	c.Waiting = true
-	select {
-	case <-place.First:
-	case <-ctx.Done():
-		return nil, b.waited(ctx, c, seen)
-	case <-b.ctx.Done():
-		return nil, driver.ErrClosed
-	}
-	l, err := b.waitFirst(ctx, c, ttl)
-	if err != nil && ctx.Err() != nil {
-		return nil, b.waited(ctx, c, seen)
-	}
-	return l, err
-}
-
-// waitFirst waits on a connection for waiting, and polls while it has none.
-func (b *Backend) waitFirst(ctx context.Context, c *claims.Claim, ttl time.Duration) (*session.Lease, error) {
-	r := b.want()
-	defer func() { b.unwant(r) }()
-	for warned := false; ; {
-		timer := time.NewTimer(untilPoll())
-		select {
-		case s := <-r.ready:
-			timer.Stop()
-			l, err := b.waitFor(ctx, s, c, ttl)
-			if l != nil || err != nil {
-				return l, err
-			}
-			r = b.want() // behind the other callers that want one
-			continue
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, fmt.Errorf("postgres: %w", ctx.Err())
-		case <-b.ctx.Done():
-			timer.Stop()
-			return nil, driver.ErrClosed
-		}
-		if full := b.offer(); full && !warned {
-			warned = true
-			b.report(driver.Notice{Kind: driver.NoticeDegraded, Key: c.Key, Detail: fmt.Sprintf("more keys are waited for than there are connections for waiting (max_waiters=%d): keys without one are polled", b.opt.MaxWaiters)})
-		}
-		if l, err := b.try(ctx, c, ttl); !errors.Is(err, driver.ErrHeld) {
-			return l, err
-		}
-	}
-}
-
-// pollEvery is the interval at which callers without a connection for waiting poll, all of a
-// process at the same time, so that they share one statement.
-const pollEvery = 25 * time.Millisecond
-
-func untilPoll() time.Duration { return pollEvery - time.Duration(time.Now().UnixNano())%pollEvery }
-
-// waited returns the error of a wait that ended with its context. It includes the holder that
-// was seen. A caller that began to wait without an attempt makes one now.
-func (b *Backend) waited(ctx context.Context, c *claims.Claim, seen *driver.HeldError) error {
-	if seen == nil && !b.closing() {
-		seen = b.holder(ctx, c)
-	}
-	if seen == nil {
-		return fmt.Errorf("postgres: %w", ctx.Err())
-	}
-	return fmt.Errorf("postgres: %w: %w", ctx.Err(), seen)
-}
-
-// holder tries once more to learn the holder, and only briefly, because the caller's context
-// has ended.
-func (b *Backend) holder(ctx context.Context, c *claims.Claim) *driver.HeldError {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 50*time.Millisecond)
-	defer cancel()
-	l, err := b.try(ctx, c, session.MinTTL)
-	var seen *driver.HeldError
-	if err == nil {
-		l.GiveBack()
-	}
-	errors.As(err, &seen)
-	return seen
-}
-
-// waitFor waits on a reserved connection, until the lock is granted or ctx ends. If another
-// caller wants the connection it returns nil and nil between two slices.
-func (b *Backend) waitFor(ctx context.Context, s *session.Session, c *claims.Claim, ttl time.Duration) (*session.Lease, error) {
+// waitOn waits on a reserved connection, until the lock is granted or ctx ends. If another caller
+// wants the connection it returns errTurn between two slices.
+func (b *Backend) waitOn(ctx context.Context, c *conn, l *Lease) error {
 	for {
 		length := longSlice
-		if b.wanted() {
+		if b.polling.Load() > 0 {
 			length = shortSlice
 		}
-		l, err := s.Slice(ctx, c, ttl, length+rand.N(length/10))
-		switch {
-		case l != nil:
-			b.settle(s)
-			return l, nil
-		case err != nil:
-			return nil, err
-		case b.wanted():
-			s.Free()
-			return nil, nil
+		err := c.slice(ctx, l, length)
+		if !errors.Is(err, driver.ErrHeld) {
+			return err
+		}
+		if b.polling.Load() > 0 {
+			c.free()
+			return errTurn
 		}
 	}
+}
+
+// reserve takes a connection that is open and holds nothing for a wait.
+func (c *conn) reserve() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.end != nil || c.suspect || !c.idle() {
+		return false
+	}
+	c.waiting, c.used, c.slices = true, time.Now(), 0
+	return true
+}
+
+// free ends a reservation.
+func (c *conn) free() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.end == nil {
+		c.leave(false)
+		c.flush()
+		c.readOn()
+	}
+}
+
+// leave ends the reservation of a connection that holds no lease after a wait; the mutex is held.
+func (c *conn) leave(locked bool) {
+	c.waiting = false
+	if locked || c.shows {
+		c.shows = false
+		c.cleanUp("SELECT pg_advisory_unlock_all()", nil, retries, func() {})
+	}
+}
+
+// slice waits for a lock in the server's queue, for length at most, on a reserved connection; see
+// advisory.Slice. ErrHeld says that the slice is over, which keeps the reservation. Any other answer
+// ends it.
+//
+// The server keeps the lock for the lease's class after the grant, from the moment when its answer
+// leaves. The class is set before the slice, so that no round trip confirms a grant while the others
+// wait; the lease counts from the sending of the slice.
+func (c *conn) slice(ctx context.Context, l *Lease, length time.Duration) error {
+	c.mu.Lock()
+	switch {
+	case c.end != nil:
+		c.mu.Unlock()
+		return errEnded
+	case time.Now().Before(c.server.notBefore):
+		c.leave(false)
+		c.mu.Unlock()
+		return c.guarded()
+	}
+	l.c = c
+	o := c.newOp(l, time.Minute)
+	var out []*statement
+	if c.class = o.class; c.told != o.class {
+		out = append(out, tell(o.class))
+	}
+	if c.timeout != length {
+		c.timeout = length
+		out = append(out, &statement{sql: fmt.Sprintf("SET lock_timeout = %d", length.Milliseconds()), do: func(c *conn, st *statement) {
+			if st.err != nil { // it was cancelled: set it again
+				c.timeout = 0
+			}
+		}})
+	}
+	// A writer shows that it waits from its second slice on; during a slice the server's queue
+	// shows it.
+	c.slices++
+	show := c.slices > 1 && !c.shows
+	c.write(append(out, &statement{
+		sql: c.b.sql.Slice(l.number, l.mode, show), ops: []*op{o}, do: (*conn).sliceEnded,
+		most: 2 * length, // a reader waits twice: for the writer and for the lock
+	})...)
+	if c.await(ctx, o) {
+		return o.err
+	}
+	c.quit(o)
+	return verdict.Ended(ctx)
+}
+
+// quit lets a slice whose caller has gone run to its end, which costs no connection.
+func (c *conn) quit(o *op) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !o.answered() {
+		o.gone = true
+		return
+	}
+	if c.end != nil {
+		return
+	}
+	if o.err == nil {
+		c.unlock(o.lease)
+	}
+	c.leave(false)
+	c.flush()
+	c.readOn()
+}
+
+// sliceEnded handles the answer to a slice: a token, or null. A grant late in the lease's time is
+// confirmed by a round trip, from which it then counts.
+func (c *conn) sliceEnded(st *statement) {
+	o := st.ops[0]
+	l := o.lease
+	if l.mode == driver.Exclusive && len(st.values) == 2 {
+		c.shows = st.values[0] == 1
+		st.values = st.values[1:]
+	}
+	switch {
+	case st.err != nil: // the connection may have the lock nevertheless, and no other
+		c.leave(true)
+		o.finish(verdict.Of(st.err.Code, st.err, c.server.perTransaction))
+	case len(st.values) != 1:
+		c.failWith(st.ops, errors.New("postgres: a wait ended without a value"))
+	case o.gone:
+		c.leave(st.values[0] > 0)
+	case st.values[0] <= 0:
+		o.finish(&driver.HeldError{})
+	case time.Since(st.sent) < l.ttl/4:
+		c.granted(o, st.values[0], st.sent)
+	default:
+		confirm := tell(o.class)
+		confirm.ops, confirm.do = st.ops, func(c *conn, confirmed *statement) {
+			if confirmed.err != nil {
+				c.leave(true)
+				o.finish(verdict.ErrTimeout)
+				return
+			}
+			c.granted(o, st.values[0], confirmed.sent)
+		}
+		c.write(confirm)
+	}
+}
+
+// granted answers a wait with its lease.
+func (c *conn) granted(o *op, token int64, sent time.Time) {
+	c.waiting = false
+	if c.shows {
+		c.shows = false
+		c.cleanUp(o.lease.number.UnlockWriters(), nil, retries, func() {})
+	}
+	c.decide(o, token, sent)
+}
+
+// waited returns the error of a wait that ended with its context. It includes the last refusal.
+func waited(ctx context.Context, seen *driver.HeldError) error {
+	return fmt.Errorf("postgres: %w: %w", ctx.Err(), seen)
 }

@@ -50,7 +50,7 @@ func Of(code string, e error, perTransaction int) error {
 	case CodeNoMemory:
 		return refused(time.Second, "the server's lock table is full: raise max_locks_per_transaction%s", now)
 	case CodeTooMany:
-		return refused(time.Second, "the server has too many connections: every process needs up to max_sessions + max_waiters of them; raise max_connections or lower these")
+		return refused(time.Second, "the server has too many connections: every process needs up to max_conns of them; raise max_connections or lower this")
 	case CodeStarting:
 		return refused(500*time.Millisecond, "the server is starting or shutting down")
 	case CodeDeadlock:

@@ -14,14 +14,18 @@ import (
 )
 
 // Conn is a connection that was taken over from pgx. pgx ends a connection whose call's context
-// is cancelled, and can notice that the server hung up only while a call is under way. Here one
-// goroutine always reads, callers write, and no caller's context reaches the connection.
+// is cancelled, and can notice that the server hung up only while a call is under way. Here no
+// caller's context ends the connection, and reading and writing are apart.
 type Conn struct {
 	nc  net.Conn
 	in  *pgproto3.Frontend
 	pid uint32    // of the server process
 	by  time.Time // the write deadline that is set
 }
+
+// MaxBody is the greatest length of a message of the server that is read: a server that is not
+// what it seems may announce gigabytes, and pgx makes room for a message before it reads it.
+const MaxBody = 16 << 20
 
 // TakeOver makes a Conn of an idle connection.
 func TakeOver(ctx context.Context, c *pgx.Conn, pid uint32) (*Conn, error) {
@@ -34,6 +38,7 @@ func TakeOver(ctx context.Context, c *pgx.Conn, pid uint32) (*Conn, error) {
 		return nil, err
 	}
 	keepAlive(h.Conn)
+	h.Frontend.SetMaxBodyLen(MaxBody)
 	return &Conn{nc: h.Conn, in: h.Frontend, pid: pid}, nil
 }
 
@@ -90,8 +95,16 @@ func (w *Conn) Drain() bool {
 // PID returns the id of the server process.
 func (w *Conn) PID() uint32 { return w.pid }
 
-// Receive blocks until the server's next message. Only one goroutine may call it.
+// Receive blocks until the server's next message, or until Interrupt: the error is then
+// os.ErrDeadlineExceeded, and after Resume the message is received whole. Only one goroutine at a
+// time may call Receive.
 func (w *Conn) Receive() (pgproto3.BackendMessage, error) { return w.in.Receive() }
+
+// Interrupt ends a call of Receive, and those that follow, until Resume.
+func (w *Conn) Interrupt() { _ = w.nc.SetReadDeadline(time.Unix(1, 0)) }
+
+// Resume lets Receive block again.
+func (w *Conn) Resume() { _ = w.nc.SetReadDeadline(time.Time{}) }
 
 // Value reads a value in text format: a number, a boolean or null (-1).
 func Value(v []byte) int64 {

@@ -1,0 +1,61 @@
+package postgres
+
+import (
+	"strconv"
+	"time"
+)
+
+// The bounds of a lease's TTL.
+const (
+	minTTL = 100 * time.Millisecond
+	maxTTL = time.Hour
+)
+
+// classes are the TTLs of connections. A lease's TTL is rounded up to one of them, so that many
+// leases share few connections. A dead holder's locks stay for its connection's class, which is
+// at most two and a half times the lease's TTL.
+var classes = [...]time.Duration{
+	100 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2 * time.Second, 3 * time.Second, 5 * time.Second,
+	10 * time.Second, 15 * time.Second, 20 * time.Second, 30 * time.Second,
+	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute, time.Hour,
+}
+
+// classOf rounds a TTL up.
+func classOf(ttl time.Duration) time.Duration {
+	for _, c := range classes {
+		if ttl <= c {
+			return c
+		}
+	}
+	return maxTTL
+}
+
+// grace is how much longer than its class the server keeps a silent session: a tenth, at least
+// 50 ms and at most 2 s. After half of the grace the driver itself unlocks a lease that was not
+// renewed, so that the lease ends and not the session.
+func grace(class time.Duration) time.Duration {
+	return min(max(class/10, 50*time.Millisecond), 2*time.Second)
+}
+
+// milliseconds returns how long the server keeps a silent session of this class.
+func milliseconds(class time.Duration) string {
+	return strconv.FormatInt((class + grace(class)).Milliseconds(), 10)
+}
+
+// patience is how long an attempt waits for one answer of the server.
+func patience(ttl time.Duration) time.Duration {
+	return min(max(ttl/2, time.Second), 5*time.Second)
+}
+
+// fresh is the greatest age of a connection's last answer that still counts as a renewal of a
+// lease, if no earlier renewal of that lease used it. So many leases that are renewed one by
+// one cost together one statement every twentieth of the TTL.
+func fresh(ttl time.Duration) time.Duration { return ttl / 20 }
+
+const (
+	// idleKeep is how long a connection without leases is kept for the next lease.
+	idleKeep = time.Minute
+	// idleClass is such a connection's class: the driver closes the connection earlier.
+	idleClass = 2 * time.Minute
+)

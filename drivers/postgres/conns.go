@@ -1,0 +1,245 @@
+package postgres
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
+	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
+)
+
+// The backend has one list of connections. A request goes to one that serves its class, else to an
+// idle one, else to a new one; if there may be no more, to one of another class. A wait takes an
+// idle one or a new one.
+
+// The fits of a connection for a request, the best first. A connection of a longer class would free
+// the lock later if the holder dies; another must first set a longer class; another is slow.
+const (
+	fitClass = iota
+	fitIdle
+	fitNew // from here on it is better to open another
+	fitLonger
+	fitShorter
+	fitSlow
+)
+
+// slow is the age of an unanswered statement from which new requests prefer another connection.
+const slow = 250 * time.Millisecond
+
+// fit returns how well a connection serves a class; false: it takes no requests.
+func (c *conn) fit(class time.Duration) (fit int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.end != nil || c.waiting || c.suspect:
+		return 0, false
+	case len(c.round) > 0 && time.Since(c.round[0].sent) > slow:
+		return fitSlow, true
+	case c.idle():
+		return fitIdle, true
+	case c.class == class:
+		return fitClass, true
+	case c.class > class:
+		return fitLonger, true
+	}
+	return fitShorter, true
+}
+
+// conn returns the connection for a request of this class. It waits for at most connectTimeout for
+// ended connections to be forgotten.
+func (b *Backend) conn(ctx context.Context, class time.Duration) (*conn, error) {
+	for end := time.Now().Add(connectTimeout); ; {
+		if c, err := b.connNow(class); c != nil || err != nil {
+			return c, err
+		}
+		if time.Now().After(end) {
+			return nil, verdict.ErrTimeout
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, verdict.Ended(ctx)
+		}
+	}
+}
+
+// connNow is conn, but returns nil if there is no connection now.
+func (b *Backend) connNow(class time.Duration) (*conn, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing() {
+		return nil, driver.ErrClosed
+	}
+	var best *conn
+	least := 0
+	for _, c := range b.conns {
+		if fit, ok := c.fit(class); ok && (best == nil || fit < least) {
+			best, least = c, fit
+		}
+	}
+	if best != nil && (least < fitNew || b.refusedLately()) || !b.mayOpen() {
+		return best, nil
+	}
+	return b.open(class, false), nil
+}
+
+// mayOpen reports whether there may be one more connection. Those that are silent do not count: as
+// many more may be opened in their place. b.mu is held.
+func (b *Backend) mayOpen() bool {
+	alive := 0
+	for _, c := range b.conns {
+		if !c.isSuspect() {
+			alive++
+		}
+	}
+	return alive < b.opt.MaxConns && len(b.conns) < 2*b.opt.MaxConns
+}
+
+func (c *conn) isWaiting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.waiting
+}
+
+func (c *conn) isSuspect() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.suspect
+}
+
+// refusedFor is how long after a failure no connection is opened if there is another.
+const refusedFor = 5 * time.Second
+
+func (b *Backend) refusedLately() bool { return time.Since(b.refused) < refusedFor }
+
+// reserve takes an idle connection, or a new one, for a wait. A fifth of the connections, and at
+// least one, serves requests. b.mu is not held.
+func (b *Backend) reserve(class time.Duration) (c *conn, full bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing() {
+		return nil, false
+	}
+	waiting := 0
+	for _, c := range b.conns {
+		if c.isWaiting() {
+			waiting++
+		}
+	}
+	if waiting >= b.opt.MaxConns-max(1, b.opt.MaxConns/5) {
+		return nil, true
+	}
+	if len(b.conns)-waiting > 1 { // one serves requests
+		for _, c := range slices.Backward(b.conns) {
+			if c.reserve() {
+				return c, false
+			}
+		}
+	}
+	switch {
+	case !b.mayOpen():
+		return nil, true
+	case b.refusedLately():
+		return nil, false
+	}
+	return b.open(class, true), false
+}
+
+// open adds a connection to the list, and opens it in the background, because its caller may give
+// up before that is done. b.mu is held.
+func (b *Backend) open(class time.Duration, waiting bool) *conn {
+	c := newConn(b, class)
+	c.waiting = waiting
+	b.conns = append(b.conns, c)
+	b.wg.Add(1)
+	go func() {
+		defer b.wg.Done()
+		ctx, cancel := context.WithTimeout(b.ctx, connectTimeout)
+		defer cancel()
+		w, srv, err := b.connect(ctx)
+		if err == nil {
+			c.start(w, srv)
+			return
+		}
+		b.mu.Lock()
+		b.refused = time.Now()
+		b.mu.Unlock()
+		b.forget(c)
+		c.refused(err)
+	}()
+	return c
+}
+
+// refused ends a connection that could not be opened. Its requests go to another, if there is one.
+func (c *conn) refused(err error) {
+	if c.b.closing() {
+		err = driver.ErrClosed
+	} else if c.b.serves() {
+		err = errEnded
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail(err, false)
+	close(c.opened)
+}
+
+// serves reports whether a connection takes requests.
+func (b *Backend) serves() bool {
+	return slices.ContainsFunc(b.all(), func(c *conn) bool {
+		_, ok := c.fit(0)
+		return ok && c.isOpen()
+	})
+}
+
+func (c *conn) isOpen() bool {
+	select {
+	case <-c.opened:
+		return true
+	default:
+		return false
+	}
+}
+
+// connectTimeout bounds the making of a connection, including its setup.
+const connectTimeout = 10 * time.Second
+
+func (b *Backend) connect(ctx context.Context) (*wire.Conn, server, error) {
+	if b.warning != "" {
+		b.warned.Do(func() { b.report(driver.Notice{Kind: noticeInClear, Detail: b.warning}) })
+	}
+	c, err := b.factory(ctx)
+	if err != nil {
+		return nil, server{}, verdict.Connect(err)
+	}
+	w, srv, err := b.setUp(ctx, c)
+	if err != nil {
+		closeConn(c)
+	}
+	return w, srv, err
+}
+
+func closeConn(c *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.Close(ctx)
+}
+
+// forget removes an ended connection.
+func (b *Backend) forget(c *conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i := slices.Index(b.conns, c); i >= 0 {
+		b.conns = slices.Delete(b.conns, i, i+1)
+	}
+}
+
+// all returns the backend's connections.
+func (b *Backend) all() []*conn {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.conns)
+}

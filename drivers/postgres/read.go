@@ -1,0 +1,133 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// One goroutine at a time reads the answers. The caller that sends a round reads its answer, because
+// waking another goroutine for it takes as long as the rest of the driver's work. A goroutine of the
+// connection reads what callers leave unread, and on a connection that is not used for a
+// while, so that its end is noticed.
+
+// await waits until o is answered or ctx ends, and reports whether o was answered. The mutex is
+// held before, and not after.
+func (c *conn) await(ctx context.Context, o *op) bool {
+	lead := !c.reading && c.end == nil && len(c.round) > 0
+	c.reading = c.reading || lead
+	c.mu.Unlock()
+	if lead {
+		c.read(ctx, o)
+	}
+	select {
+	case <-o.done:
+		return true
+	default:
+	}
+	select {
+	case <-o.done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// readOn starts a goroutine that reads, if none does; the mutex is held.
+func (c *conn) readOn() {
+	if c.reading || c.end != nil || c.w == nil {
+		return
+	}
+	c.reading = true
+	c.b.wg.Add(1)
+	go func() {
+		defer c.b.wg.Done()
+		c.read(context.Background(), nil)
+	}()
+}
+
+// read reads until o is answered or ctx ends, or, without o, until the round is answered.
+func (c *conn) read(ctx context.Context, o *op) {
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, c.w.Interrupt)()
+	}
+	for c.message(ctx, o) {
+	}
+}
+
+// message reads and handles the server's next message, and reports whether to read on.
+func (c *conn) message(ctx context.Context, o *op) bool {
+	m, err := c.w.Receive()
+	switch m.(type) {
+	case *pgproto3.DataRow, *pgproto3.ErrorResponse, *pgproto3.ReadyForQuery, nil:
+	default:
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	over := false
+	switch m := m.(type) {
+	case *pgproto3.DataRow:
+		if len(c.round) > 0 && len(m.Values) > 0 {
+			c.round[0].row(m.Values[0])
+		}
+	case *pgproto3.ErrorResponse:
+		c.serverError(pgconn.ErrorResponseToPgError(m))
+	case *pgproto3.ReadyForQuery:
+		c.ready()
+		over = len(c.round) == 0 || o.answered()
+	default:
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.w.Resume()
+			over = o.answered() || ctx.Err() != nil
+			break
+		}
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			err = errors.New("the server closed the connection")
+		}
+		c.fail(fmt.Errorf("postgres: %w", err), false)
+	}
+	if c.end != nil {
+		return false
+	}
+	if over {
+		c.reading = false
+		if len(c.round) > 0 {
+			c.readOn()
+		}
+	}
+	return !over
+}
+
+// answered reports whether a caller that reads has its answer.
+func (o *op) answered() bool {
+	if o == nil {
+		return false
+	}
+	select {
+	case <-o.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// serverError handles an error from the server: it ends the connection, or is the answer to a
+// statement. The mutex is held.
+func (c *conn) serverError(e *pgconn.PgError) {
+	for _, severity := range []string{e.Severity, e.SeverityUnlocalized} {
+		if severity == "FATAL" || severity == "PANIC" {
+			c.fatal = true
+			c.fail(fmt.Errorf("postgres: %w", e), false)
+			return
+		}
+	}
+	if len(c.round) > 0 {
+		c.round[0].err = e
+	}
+}
