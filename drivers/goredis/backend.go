@@ -1,7 +1,6 @@
 package goredis
 
 import (
-	"cmp"
 	"reflect"
 	"strconv"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
 )
 
 // Options are the settings of a backend that uses the application's client. The zero Options,
@@ -72,8 +70,6 @@ var (
 // New returns a backend on the application's own client, which it never closes. The client's
 // retries are harmless: one attempt may run a script twice. The client's timeouts apply as well
 // as the backend's; set ContextTimeoutEnabled so that calls to a hanging server end in time.
-// Add hooks to the client before New: lone calls use a copy from (*redis.Client).WithTimeout,
-// which has the hooks of that moment.
 //
 // New refuses a *redis.Ring, because its keys move to other shards when a shard leaves. It also
 // refuses a wrapper without a go-redis client in its fields, because it may hide a Ring.
@@ -106,9 +102,6 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0
 		cfg.Connections = opt.PoolSize
-		if cfg.Direct.Heeds = opt.ContextTimeoutEnabled && lib.once; !cfg.Direct.Heeds && lib.redis == redis.UniversalClient(c) && keepsHooks() {
-			cfg.Direct = lib.limit(c, cmp.Or(o.CallTimeout, redisurl.DefaultCallTimeout))
-		}
 	case *redis.ClusterClient:
 		if c == nil {
 			return nil, driver.Invalid("client", "is nil")
@@ -118,7 +111,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		cfg.Cluster, cfg.Failover = true, true
 		lib.secrets = []string{opt.Password}
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
-		cfg.Connections, cfg.Direct.Heeds = opt.PoolSize, opt.ContextTimeoutEnabled && opt.MaxRetries <= 0
+		cfg.Connections = opt.PoolSize
 	}
 	node, err := redisnode.New(cfg)
 	if err != nil {

@@ -17,10 +17,9 @@ import (
 // client adapts go-redis to redisnode's interface.
 type client struct {
 	redis redis.UniversalClient
-	inner any           // the *redis.Client or *redis.ClusterClient that it is, or wraps
-	lone  *redis.Client // for calls on their caller's goroutine; nil: use the other client
-	once  bool          // it never retries: after a dial error nothing was sent
-	own   bool          // Close closes it
+	inner any  // the *redis.Client or *redis.ClusterClient that it is, or wraps
+	once  bool // it never retries: after a dial error nothing was sent
+	own   bool // Close closes it
 	boxes boxes
 
 	reloading atomic.Pointer[reloading] // the reload that is under way
@@ -36,14 +35,7 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 	c.awaitReload(ctx)
 	if len(calls) == 1 && calls[0].Behind == "" && calls[0].Replicas == 0 {
 		cmd := c.command(ctx, calls[0])
-		if calls[0].OnCaller && c.lone != nil {
-			deadline, _ := ctx.Deadline()
-			ctx, cancel := context.WithDeadline(ctx, deadline) // it ends calls that wait for a connection
-			defer cancel()
-			_ = c.lone.Process(ctx, cmd)
-		} else {
-			_ = c.redis.Process(ctx, cmd) // cmd has the error
-		}
+		_ = c.redis.Process(ctx, cmd) // cmd has the error
 		read(calls[0], cmd)
 		c.finish(calls[0])
 		return
@@ -72,67 +64,6 @@ func (c *client) Exec(ctx context.Context, calls []*redisnode.Call) {
 		c.finish(call)
 	}
 }
-
-// limit makes the client for lone calls from a client that ignores deadlines. It shares the
-// connections, and its timeouts let all attempts together take less than the call timeout.
-func (c *client) limit(of *redis.Client, callTimeout time.Duration) redisnode.Direct {
-	opt := of.Options()
-	left := callTimeout * 19 / 20
-	retries := time.Duration(max(opt.MaxRetries, 0))
-	for i := range retries { // the library pauses between two attempts
-		least := max(opt.MinRetryBackoff, 0)
-		left -= min(least+least<<(i+1), max(opt.MaxRetryBackoff, 0))
-	}
-	attempt := left / (retries + 1)
-	if attempt < leastAttempt {
-		return redisnode.Direct{}
-	}
-	c.lone = of.WithTimeout(attempt)
-	return redisnode.Direct{Longest: callTimeout * 19 / 20, Attempt: attempt}
-}
-
-// keepsHooks reports whether the client that WithTimeout returns has the first client's hooks:
-// some releases of go-redis lose them, and so an application's traces. It sends nothing.
-var keepsHooks = sync.OnceValue(func() bool {
-	var p probe
-	c := redis.NewClient(&redis.Options{
-		MaxRetries: -1, Protocol: 2, DisableIdentity: true,
-		Dialer: func(context.Context, string, string) (net.Conn, error) {
-			conn, _ := net.Pipe()
-			return refusing{conn}, nil
-		},
-	})
-	defer c.Close() //nolint:errcheck // it has no connection to a server
-	c.AddHook(&p)
-	_ = c.WithTimeout(time.Second).Ping(context.Background())
-	return p.seen
-})
-
-// refusing is a connection without a server, on which every command is refused: the library would
-// log one that cannot be made.
-type refusing struct{ net.Conn }
-
-func (refusing) Write(p []byte) (int, error) { return len(p), nil }
-func (refusing) Read(p []byte) (int, error)  { return copy(p, "-ERR\r\n"), nil }
-
-// probe is a hook that answers every command itself.
-type probe struct{ seen bool }
-
-func (*probe) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*probe) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (p *probe) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(context.Context, redis.Cmder) error {
-		p.seen = true
-		return nil
-	}
-}
-
-// leastAttempt is the shortest timeout that limit sets.
-const leastAttempt = 50 * time.Millisecond
 
 // command makes the command of a call. Storing a string in an interface costs an allocation,
 // and a pointer none; but hooks of an application's client could not read a pointer.

@@ -134,16 +134,20 @@
 //   - One server that restarts without its memory (no appendonly, or appendfsync everysec and a
 //     crash of the machine) forgets its locks, and grants them again at once. The tokens are
 //     still larger, unless its clock is set back.
-//   - A failover of Sentinel promotes a replica that may lack the last writes: replication is
-//     asynchronous. A lock that was granted just before can be granted again while its holder's
-//     lease is valid, for one TTL at most. While the old primary still serves its side of a
-//     partition, both sides grant locks; set min-replicas-to-write 1 and min-replicas-max-lag
-//     so that it stops. The new token is larger if the clocks of the two servers differ by less
-//     than the time since the old grant.
-//   - With wait_replicas=1 a grant or a renewal counts only after one replica has confirmed it
+//   - A failover of Sentinel promotes a replica that may lack the last writes, because replication
+//     is asynchronous, and the old primary goes on for a moment: a new lock, and one that was held
+//     and renewed for long, can be granted again while its holder's lease is valid. A planned
+//     failover too: beside two replicas, of 12 locks that had been renewed for 4 s it gave away 12
+//     at a TTL of 500 ms and of 1 s, for up to 1.9 s, and none at 2 s and more. So let the TTL be
+//     5 s at least, and set wait_replicas to the number of replicas. While the old primary still
+//     serves its side of a partition, both sides grant locks; set min-replicas-to-write 1 and
+//     min-replicas-max-lag so that it stops. The new token is larger if the clocks of the two
+//     servers differ by less than the time since the old grant.
+//   - With wait_replicas a grant or a renewal counts only after so many replicas have confirmed it
 //     (the command WAIT, which adds a round trip between the servers); otherwise the lock is
-//     released. This makes such a loss rare, but not impossible: the failover may promote
-//     another replica, and a replica that restarts may forget the lock.
+//     released. That makes such a loss rare, but not impossible: with wait_replicas=2 a planned
+//     failover gave away none and one of these locks; with 1, up to 12, because the other replica
+//     may be promoted. A replica that restarts may forget the lock.
 //   - A Cluster loses in the same way, shard by shard; moving a slot loses nothing.
 //   - An eviction policy other than noeviction may evict a held lock or its counter.
 //
@@ -152,28 +156,22 @@
 //
 // # Transport
 //
-// At most four calls are under way to one server. A lone call runs on its caller's goroutine.
-// Calls that come while four are under way are gathered, and go together as one pipeline. On
+// At most two round trips are under way to one server. With a client made from a URL a lone call
+// runs on its caller's goroutine; it notices a cancellation within 100 ms, as other calls do at
+// once. Calls that come while others are under way are gathered, and go together as one script. On
 // loopback this costs a lone caller 4 % over the bare scripts, and gives 64 goroutines 1.7 times
-// the throughput of bare commands on go-redis (the performance page's table). An application's client with the
-// library's default options costs a lone caller a little more: a lone call uses a copy of the
-// client from WithTimeout, whose timeouts over all retries add up to less than the call
-// timeout. These options matter:
+// the throughput of bare commands on go-redis (the performance page's table). With an
+// application's client every call runs on another goroutine, because its connections cannot be
+// ended, which costs a lone caller half as much time again. These options matter:
 //
-//   - MaxRetries: with more retries than fit into the call timeout at 50 ms each, every call
-//     runs on another goroutine, which costs a lone caller half as much time again. The same
-//     holds for a wrapper around a client, for a TTL below twice the call timeout, and for
-//     releases of go-redis whose WithTimeout loses the client's hooks (such as 9.23).
-//   - ContextTimeoutEnabled: true, with MaxRetries: -1, has none of these limits. A
-//     ClusterClient, which has no WithTimeout, needs it.
-//   - ReadTimeout ends a call that runs on another goroutine; its caller returns in time.
-//   - PoolSize: with fewer than four connections, fewer calls are under way at a time.
+//   - ContextTimeoutEnabled: true, with MaxRetries: -1, ends calls to a hanging server in time.
+//     Without it ReadTimeout does; their callers return in time anyway.
+//   - PoolSize: with one connection, one round trip is under way at a time.
 //
-// A call whose deadline is within 16 usual round trips also runs on another goroutine, because
-// the library would close the connection at the deadline: the call gets the call timeout, and
-// the caller returns at its deadline. Any other call notices a cancellation with the answer, or
-// after the call timeout at the latest. While a server does not answer, only one call at a time
-// is under way to it. An idle backend has no goroutine. Waiting costs one connection per
+// The library gets the call timeout for each call, because it would close the connection at an
+// earlier deadline; the caller returns at its own. While a server does not answer, only one call at
+// a time is under way to it. An idle backend has no goroutine. Waiting costs one connection per
 // backend (in a Cluster, one per server whose keys have waiters) and one subscription per key;
-// both end with the last waiter.
+// both end with the last waiter. go-redis' own log (redis.SetLogger) gets a line for each new
+// client of a Sentinel.
 package goredis

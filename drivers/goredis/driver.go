@@ -22,8 +22,8 @@ var _ driver.Driver = Driver{}
 // Open reads cfg.DSN (see the package's documentation) and makes a client with settings for
 // locks. Its only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	node, err := redisnode.Open("redis", cfg, func(t *redisurl.Target) redisnode.Client {
-		c := open(t)
+	node, err := redisnode.Open("redis", cfg, func(t *redisurl.Target, conns *resp.Conns) redisnode.Client {
+		c := open(t, conns)
 		return &client{redis: c, inner: c, once: true, own: true, secrets: []string{t.Password, t.SentinelPassword}}
 	})
 	if err != nil {
@@ -34,7 +34,7 @@ func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
 
 // open makes a client that obeys deadlines and never retries: the driver retries where it is
 // harmless.
-func open(t *redisurl.Target) redis.UniversalClient {
+func open(t *redisurl.Target, conns *resp.Conns) redis.UniversalClient {
 	const never = -1
 	switch t.Topology {
 	case redisurl.Sentinel:
@@ -44,26 +44,26 @@ func open(t *redisurl.Target) redis.UniversalClient {
 			Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
 			Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
 			DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-			PoolSize: t.PoolSize, Dialer: dial(t),
+			PoolSize: t.PoolSize, Dialer: dial(t, conns),
 		})
 	case redisurl.Cluster:
 		return redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: t.Addrs, Username: t.User, Password: t.Password, TLSConfig: t.TLS,
 			Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
 			DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-			PoolSize: t.PoolSize, Dialer: dial(t),
+			PoolSize: t.PoolSize, Dialer: dial(t, conns),
 		})
 	}
 	return redis.NewClient(&redis.Options{
 		Network: t.Network, Addr: t.Addrs[0], Username: t.User, Password: t.Password, DB: t.DB, TLSConfig: t.TLS,
 		Protocol: 2, MaxRetries: never, ContextTimeoutEnabled: true, DisableIdentity: true,
 		DialTimeout: t.DialTimeout, ReadTimeout: t.CallTimeout, WriteTimeout: t.CallTimeout,
-		PoolSize: t.PoolSize, Dialer: dial(t),
+		PoolSize: t.PoolSize, Dialer: dial(t, conns),
 	})
 }
 
 // dial returns a function that makes connections, whose replies are checked.
-func dial(t *redisurl.Target) func(context.Context, string, string) (net.Conn, error) {
+func dial(t *redisurl.Target, conns *resp.Conns) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
 		d := &net.Dialer{Timeout: t.DialTimeout, KeepAlive: 5 * time.Minute}
 		if t.TLS != nil {
@@ -74,6 +74,6 @@ func dial(t *redisurl.Target) func(context.Context, string, string) (net.Conn, e
 		if err != nil {
 			return nil, err
 		}
-		return resp.Check(conn, t.Password, t.SentinelPassword), nil
+		return conns.Check(conn), nil
 	}
 }

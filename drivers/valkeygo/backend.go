@@ -42,10 +42,6 @@ type Options struct {
 	// DB is the number of the client's database, which the client does not reveal. Only the
 	// restart guard needs it.
 	DB int
-	// ConnWriteTimeout is the client's own ConnWriteTimeout, which the client does not reveal.
-	// If it is less than CallTimeout a lone call runs on its caller's goroutine and ends by
-	// this timeout, not by an earlier deadline or cancellation. Zero: unknown.
-	ConnWriteTimeout time.Duration
 	// WaitReplicas is how many replicas must confirm a grant or a renewal before it counts, by
 	// the command WAIT after the script. Zero: none. See the package's documentation.
 	WaitReplicas int
@@ -79,8 +75,7 @@ var (
 // New returns a backend on the application's own client, which it never closes. The client's
 // retries are harmless: one attempt may run a script twice. The client gets no deadlines,
 // because it would close a connection that others share; its ConnWriteTimeout ends calls to a
-// hanging server. Set Options.ConnWriteTimeout to the same value: it makes a lone caller's lock
-// twice as fast. A reply with a wrong length ends the process within the library; a client that
+// hanging server. A reply with a wrong length ends the process within the library; a client that
 // the driver makes is protected from that.
 func New(c valkey.Client, o *Options) (*Backend, error) {
 	if c == nil {
@@ -94,7 +89,6 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
 		CallTimeout: o.CallTimeout, Grace: o.Grace, Notify: o.Notify,
 		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap, DB: o.DB,
-		Direct:  redisnode.Direct{Longest: o.ConnWriteTimeout},
 		Cluster: cluster, Failover: failover,
 	})
 	if err != nil {

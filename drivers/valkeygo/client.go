@@ -23,6 +23,7 @@ type client struct {
 	own     bool // made from options, on first use, and closed by Close
 	options valkey.ClientOption
 	call    time.Duration // the call timeout
+	conns   *resp.Conns
 
 	handshake atomic.Int64 // for how long the last connection waited for its first answer, in ns; 0: there was none
 	unmet     atomic.Int64 // connections in a row that got none
@@ -47,8 +48,8 @@ type making struct {
 var _ redisnode.Client = (*client)(nil)
 
 // newClient returns a client that the driver makes. It connects at the first call.
-func newClient(options valkey.ClientOption, network string, call time.Duration) *client {
-	c := &client{own: true, options: options, call: call}
+func newClient(options valkey.ClientOption, network string, call time.Duration, conns *resp.Conns) *client {
+	c := &client{own: true, options: options, call: call, conns: conns}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.options.DialFn = func(addr string, d *net.Dialer, t *tls.Config) (net.Conn, error) { return c.dial(network, addr, d, t) }
 	return c
@@ -68,7 +69,7 @@ func (c *client) dial(network, addr string, d *net.Dialer, t *tls.Config) (net.C
 	if err != nil {
 		return nil, err
 	}
-	m := &mortal{Conn: resp.Check(conn, c.secrets()...), client: c, begun: begun}
+	m := &mortal{Conn: c.conns.Check(conn), client: c, begun: begun}
 	m.forget = context.AfterFunc(c.life, func() { _ = conn.Close() }) // its users get the error
 	m.limit = time.AfterFunc(limit-time.Since(begun), func() {
 		if !m.met.Load() {

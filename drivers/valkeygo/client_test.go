@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/resp"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -25,7 +26,7 @@ func TestConnectingToAServerThatHangsEndsSoon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newClient(options(target), target.Network, target.CallTimeout)
+	c := newClient(options(target), target.Network, target.CallTimeout, resp.New())
 	t.Cleanup(func() { _ = c.Close() })
 	exec := func(d time.Duration) error {
 		ctx, cancel := context.WithTimeout(context.Background(), d)
@@ -72,7 +73,7 @@ func TestConnectingHoldsUpNoOtherCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newClient(options(target), target.Network, target.CallTimeout)
+	c := newClient(options(target), target.Network, target.CallTimeout, resp.New())
 	t.Cleanup(func() { _ = c.Close() })
 	exec := func() error {
 		call := &redisnode.Call{Text: "return 1", Keys: []string{"k"}}
@@ -124,7 +125,7 @@ func TestSubscriptionsDoNotWaitForEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newClient(options(target), target.Network, target.CallTimeout)
+	c := newClient(options(target), target.Network, target.CallTimeout, resp.New())
 	t.Cleanup(func() { _ = c.Close() })
 	confirmed := make(chan string, 100)
 	s, err := c.Subscribe(t.Context(), redisnode.Sink{

@@ -12,10 +12,6 @@
 //	b, err := valkeygo.New(client, nil)   // a valkey.Client
 //	c, err := dlock.New(b)
 //
-// Such a client should have a ConnWriteTimeout below the call timeout, and
-// Options.ConnWriteTimeout should have the same value: without it a lone caller's lock takes
-// twice the time (see Transport).
-//
 // # URLs
 //
 //	valkey://user:password@host:6379/0?…     one server; valkeys:// with TLS
@@ -63,19 +59,15 @@
 //
 // # Transport
 //
-// At most four calls are under way to one server. A lone call runs on its caller's goroutine.
-// Calls that come while four are under way are gathered, and go together as one pipeline. A
-// client made from a URL gives each of the four calls a connection of its own
-// (DisableAutoPipelining), because the library closes a connection when a call's deadline
-// expires, and other calls would share it. For the same reason the library gets no deadlines
-// with an application's client: the caller returns in time, and the call ends by the client's
+// At most two round trips are under way to one server. Calls that come while others are under way
+// are gathered, and go together as one script. A client made from a URL gives each round trip a
+// connection of its own (DisableAutoPipelining), because the library closes a connection when a
+// call's deadline expires, and other calls would share it. A lone call then runs on its caller's
+// goroutine, and notices a cancellation within 100 ms. With an application's client the library
+// gets no deadlines: the caller returns in time, and the call ends by the client's
 // ConnWriteTimeout. So calls run on another goroutine there, which costs a lone caller 40 to 50
-// µs an acquire instead of 28. To avoid that, give the client a ConnWriteTimeout below the call
-// timeout, such as 900 ms, and set Options.ConnWriteTimeout to the same value: a lone call then
-// runs on its caller's goroutine and ends by that timeout, not by the caller's deadline or
-// cancellation. A call with a near deadline runs on another goroutine with the call timeout,
-// and the caller returns at its deadline. While a server does not answer, only one call at a
-// time is under way to it. An idle backend has no goroutine. Waiting costs one connection per
+// µs an acquire instead of 28. While a server does not answer, only one call at a time is under
+// way to it. An idle backend has no goroutine. Waiting costs one connection per
 // backend (in a Cluster, one per server whose keys have waiters) and one subscription per key;
 // both end with the last waiter.
 package valkeygo

@@ -8,6 +8,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/resp"
 )
 
 // Driver opens backends by URL. The zero Driver is ready.
@@ -18,8 +19,8 @@ var _ driver.Driver = Driver{}
 // Open reads cfg.DSN (see the package's documentation) and makes a client with settings for
 // locks, which connects at the first call. Open's only I/O is reading certificates.
 func (Driver) Open(cfg *driver.Config) (driver.Backend, error) {
-	node, err := redisnode.Open("valkey", cfg, func(t *redisurl.Target) redisnode.Client {
-		return newClient(options(t), t.Network, t.CallTimeout)
+	node, err := redisnode.Open("valkey", cfg, func(t *redisurl.Target, conns *resp.Conns) redisnode.Client {
+		return newClient(options(t), t.Network, t.CallTimeout, conns)
 	})
 	if err != nil {
 		return nil, err

@@ -39,17 +39,17 @@ func (instant) Close() error { return nil }
 // caller's goroutine or another, for one server or a quorum's node.
 func TestALockAllocatesLittle(t *testing.T) {
 	for name, c := range map[string]struct {
-		direct Direct
+		direct func(time.Time)
 		quorum *quorum.Info
 		most   float64
 	}{
-		"the caller's goroutine":   {Direct{Heeds: true}, nil, 10},
-		"another goroutine":        {Direct{}, nil, 10},
-		"a node of a quorum":       {Direct{}, &quorum.Info{Terms: quorum.Terms{N: 5}}, 8},
-		"one that remembers terms": {Direct{}, &quorum.Info{Terms: quorum.Terms{N: 5}, Remembered: &quorum.Terms{N: 5}}, 8},
+		"the caller's goroutine":   {func(time.Time) {}, nil, 10},
+		"another goroutine":        {nil, nil, 10},
+		"a node of a quorum":       {nil, &quorum.Info{Terms: quorum.Terms{N: 5}}, 8},
+		"one that remembers terms": {nil, &quorum.Info{Terms: quorum.Terms{N: 5}, Remembered: &quorum.Terms{N: 5}}, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n, err := New(Config{Client: instant{}, Direct: c.direct})
+			n, err := New(Config{Client: instant{}, Abandon: c.direct})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -41,10 +41,9 @@ type (
 	Subscription = pubsub.Subscription
 )
 
-// Call, Direct and ServerError are the types of calls.
+// Call and ServerError are the types of calls.
 type (
 	Call        = pipeline.Call
-	Direct      = pipeline.Direct
 	ServerError = pipeline.ServerError
 )
 

@@ -6,7 +6,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
 )
 
@@ -34,11 +33,11 @@ type Config struct {
 	StrictGuard  bool          // a lone instance is new only after Bootstrap
 	DB           int           // the database's number
 	Cluster      bool
-	Failover     bool          // Sentinel or Cluster: a replica's refusal is temporary
-	WaitReplicas int           // how many replicas must have a grant or a renewal
-	ForeignGap   time.Duration // how long in each second locks are not handed over: see gap.go
-	Connections  int           // connections that calls may use; zero, or more than 4: 4
-	Direct       pipeline.Direct
+	Failover     bool                  // Sentinel or Cluster: a replica's refusal is temporary
+	WaitReplicas int                   // how many replicas must have a grant or a renewal
+	ForeignGap   time.Duration         // how long in each second locks are not handed over: see gap.go
+	Connections  int                   // connections that calls may use; zero: as many as are of use
+	Abandon      func(since time.Time) // see pipeline.Config; nil: the client is the application's
 	Notify       func(driver.Notice)
 }
 

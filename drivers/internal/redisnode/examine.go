@@ -235,7 +235,19 @@ func (e *examination) replication() {
 			Remedy: "connect to its primary, or make it a server of its own", Command: e.cli("REPLICAOF", "NO", "ONE"),
 		})
 	}
-	if count := info["connected_slaves"]; info["role"] == "master" && count != "" && count != "0" && !e.n.cfg.Failover {
+	count := info["connected_slaves"]
+	replicas, _ := strconv.Atoi(count)
+	if info["role"] != "master" || replicas == 0 {
+		return
+	}
+	if wait := e.n.cfg.WaitReplicas; e.n.cfg.Failover && !e.n.cfg.Cluster && wait < replicas {
+		e.add(driver.Diagnostic{
+			Code: "wait-replicas", Severity: driver.SeverityWarning, Measured: strconv.Itoa(wait),
+			Summary: fmt.Sprintf("wait_replicas is %d, and the server has %s replicas: a failover, a planned one too, may give away locks that are held, above all with a TTL below 5 s", wait, count),
+			Remedy:  fmt.Sprintf("set wait_replicas=%d in the URL, and a TTL of 5 s or more; or use a quorum (redlock:)", replicas),
+		})
+	}
+	if !e.n.cfg.Failover {
 		d := driver.Diagnostic{
 			Code: "has-replicas", Severity: driver.SeverityWarning, Measured: count,
 			Summary: "the server has " + count + " replicas: a failover may lose the last locks and counters",

@@ -6,26 +6,28 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/resp"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/waitqueue"
 )
 
 // Open makes a node from a URL, for the driver with this name. connect makes a client from the
-// parsed URL; the client must respect deadlines, and connect must do no I/O.
-func Open(name string, cfg *driver.Config, connect func(*redisurl.Target) Client) (*Node, error) {
+// parsed URL, and gets the connections of which the client must make each; the client must respect
+// deadlines, and connect must do no I/O.
+func Open(name string, cfg *driver.Config, connect func(*redisurl.Target, *resp.Conns) Client) (*Node, error) {
 	t, err := redisurl.Parse(name, cfg.DSN)
 	if err != nil {
 		return nil, err
 	}
-	c := connect(t)
+	conns := resp.New(t.Password, t.SentinelPassword)
+	c := connect(t, conns)
 	n, err := New(Config{
 		Client: c, Name: name, Addr: t.String(), Prefix: cfg.Prefix,
 		CallTimeout: t.CallTimeout, Grace: t.Grace,
 		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
 		Cluster: t.Topology == redisurl.Cluster, Failover: t.Topology != redisurl.Single,
-		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Direct: Direct{Heeds: true}, Notify: cfg.Notify,
+		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Abandon: conns.Abandon, Notify: cfg.Notify,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -43,8 +45,8 @@ func New(cfg Config) (*Node, error) {
 	n.guard = newGuard(&n.cfg, &n.wg)
 	n.router = newRouter(func(g pipeline.Gatherer) *pipeline.Pipelines {
 		return pipeline.New(&pipeline.Config{
-			Exec: cfg.Client.Exec, Connections: cfg.Connections, Direct: cfg.Direct, CallTimeout: cfg.CallTimeout,
-			Probe: lua.Hello, Gatherer: g, Calls: &n.work, Goroutines: &n.wg,
+			Exec: cfg.Client.Exec, Connections: cfg.Connections, Abandon: cfg.Abandon, CallTimeout: cfg.CallTimeout,
+			Gatherer: g, Calls: &n.work, Goroutines: &n.wg,
 		})
 	}, cfg.Cluster, n.guard, n.unknown)
 	n.queue = waitqueue.New(queueHost{n}, n.waiterChannels, cfg.CallTimeout)

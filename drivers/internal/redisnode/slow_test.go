@@ -45,7 +45,7 @@ func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
 func TestNothingIsSentBehindADeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := newLibrary(time.Millisecond, true)
-		n, err := New(Config{Client: hanging{lib, true}, Connections: 4, Direct: Direct{Heeds: true}})
+		n, err := New(Config{Client: hanging{lib, true}, Abandon: func(time.Time) {}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +197,7 @@ func TestManyWaitersNeedFewTrips(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const waiters, trip = 3000, 10 * time.Millisecond
 		d := &distant{library: newLibrary(trip, true), batch: lua.Bind("run")[lua.Batch]}
-		n, err := New(Config{Client: d, Connections: 4, Direct: Direct{Heeds: true}})
+		n, err := New(Config{Client: d, Abandon: func(time.Time) {}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -249,7 +249,7 @@ func TestCloseIsBoundedWhereTheServerHangs(t *testing.T) {
 		t.Run(fmt.Sprintf("own=%v", own), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lib := newLibrary(time.Millisecond, true)
-				n, err := New(Config{Client: hanging{lib, own}, Connections: 4, Direct: Direct{Heeds: true}})
+				n, err := New(Config{Client: hanging{lib, own}, Abandon: func(time.Time) {}})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -134,3 +134,30 @@ func (s *suite) cancelledInspection(t *testing.T) {
 		}
 	}
 }
+
+// A call hears that its context has ended, also if it runs on its caller's goroutine.
+func (s *suite) cancelledCalls(t *testing.T) {
+	srv := server.StartFor(t, s.kind)
+	p := fault.NewProxy(t, srv.Addr())
+	b := s.open(t, s.url(p.Addr(), "?call_timeout=5s&dial_timeout=5s"))
+	s.warm(t, b)
+	for name, ask := range map[string]func(context.Context, driver.Lease) error{
+		"Acquire": func(ctx context.Context, _ driver.Lease) error {
+			_, err := b.Acquire(ctx, s.ask("other", time.Minute))
+			return err
+		},
+		"Renew": func(ctx context.Context, l driver.Lease) error {
+			_, err := l.Renew(ctx, &driver.Renewal{TTL: time.Minute})
+			return err
+		},
+	} {
+		l := s.lock(t, b, name, time.Minute) // answered, so that the next call needs no other goroutine
+		p.Pause()
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(20*time.Millisecond, cancel)
+		if err := ask(ctx, l); !errors.Is(err, context.Canceled) { // after the call timeout the error would be another
+			t.Errorf("%s was cancelled: %v", name, err)
+		}
+		p.Resume()
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -127,6 +128,15 @@ func (s *suite) sentinel(t *testing.T) {
 	old, err := g.Primary(ctx)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for wait, warned := range map[string]bool{"": true, "&wait_replicas=1": true, "&wait_replicas=2": false} { // it has two replicas
+		b := s.open(t, s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&master="+g.Name+wait))
+		found, err := b.(driver.Inspector).Check(ctx)
+		if says := slices.ContainsFunc(found, func(d driver.Diagnostic) bool {
+			return d.Code == "wait-replicas" && strings.Contains(d.Remedy, "wait_replicas=2")
+		}); err != nil || says != warned {
+			t.Errorf("%q: Check says %+v, %v", wait, found, err)
+		}
 	}
 	if err := old.Kill(); err != nil {
 		t.Fatal(err)

@@ -81,6 +81,7 @@ var together = []test{
 	{"TLSPasswordUserAndSocket", (*suite).ways},
 	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
 	{"CheckNamesWhatIsUnsafe", (*suite).check},
+	{"CallsEndWithTheirContext", (*suite).cancelledCalls},
 	{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
 	{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
 	{"ErrorsSayEachFactOnce", func(s *suite, t *testing.T) {
@@ -490,7 +491,7 @@ func (s *suite) closeAfterLostReply(t *testing.T) {
 		"undone": func(t *testing.T, b driver.Backend, p *fault.Proxy, _ *server.Server) {
 			p.CutReplies(1)
 			ctx, cancel := context.WithCancel(context.Background())
-			p.Delay(fault.ToServer, 50*time.Millisecond, 0)
+			p.Delay(fault.ToServer, 20*time.Millisecond, 0)
 			time.AfterFunc(10*time.Millisecond, cancel)
 			if l, err := b.Acquire(ctx, s.ask("k", time.Minute)); err == nil {
 				unlock(t, l)

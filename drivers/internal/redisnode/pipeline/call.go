@@ -24,8 +24,6 @@ type Call struct {
 	Patience time.Duration
 	// Repeated has a bit for each of Args, from the lowest, that is the same in most calls.
 	Repeated uint8
-	// OnCaller says that the call runs on its caller's goroutine: see Direct.
-	OnCaller bool
 
 	Reply  []any // strings, int64s, nil and lists of them…
 	Number int64 // …or, if Reply is nil, a number
@@ -68,6 +66,14 @@ const (
 	callAnswered
 	callOverdue
 )
+
+// result returns the error of a call that has ended.
+func (c *Call) result() error {
+	if c.left != nil {
+		return c.left
+	}
+	return c.Err
+}
 
 // prolong moves a call's end to the current end of its term, and reports whether time is left.
 // The caller holds Pipelines.mu.

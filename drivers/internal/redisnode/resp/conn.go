@@ -5,9 +5,13 @@ package resp
 import (
 	"bytes"
 	"errors"
+	"math"
 	"net"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // The bounds of a reply. Ours are far smaller.
@@ -20,16 +24,32 @@ const (
 
 var errProtocol = errors.New("the server does not answer in the protocol of Redis")
 
-// Check returns a connection whose Read fails before it returns a reply that a library cannot read.
-// Error replies do not show these secrets, because a library may log them: a server that does not
-// know a command quotes its arguments.
-func Check(c net.Conn, secrets ...string) net.Conn {
-	checked := &conn{Conn: c}
+// Conns are the connections of a client.
+type Conns struct {
+	secrets [][]byte
+
+	mu  sync.Mutex
+	all map[*conn]struct{}
+}
+
+// New returns no connections. Their error replies will not show these secrets, because a library may
+// log them: a server that does not know a command quotes its arguments.
+func New(secrets ...string) *Conns {
+	cs := &Conns{all: map[*conn]struct{}{}}
 	for _, secret := range secrets {
 		if secret != "" {
-			checked.replies.secrets = append(checked.replies.secrets, []byte(secret))
+			cs.secrets = append(cs.secrets, []byte(secret))
 		}
 	}
+	return cs
+}
+
+// Check returns a connection whose Read fails before it returns a reply that a library cannot read.
+func (cs *Conns) Check(c net.Conn) net.Conn {
+	checked := &conn{Conn: c, of: cs, replies: scanner{secrets: cs.secrets}}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.all[checked] = struct{}{}
 	if raw, ok := c.(syscall.Conn); ok { // a library looks whether the server has closed it
 		return &struct {
 			*conn
@@ -39,9 +59,45 @@ func Check(c net.Conn, secrets ...string) net.Conn {
 	return checked
 }
 
+// Abandon ends the connection that has waited longest for an answer to what was sent since then, as if
+// its deadline had come.
+func (cs *Conns) Abandon(since time.Time) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	var first *conn
+	least := int64(math.MaxInt64)
+	for c := range cs.all {
+		if asked := c.asked.Load(); asked >= int64(since.Sub(epoch)) && asked < least {
+			first, least = c, asked
+		}
+	}
+	if first != nil {
+		_ = first.SetDeadline(time.Unix(1, 0))
+	}
+}
+
+// epoch is when times begin to be counted.
+var epoch = time.Now()
+
 type conn struct {
 	net.Conn
+	of      *Conns
 	replies scanner
+	asked   atomic.Int64 // since when it has waited for an answer; zero: it does not
+}
+
+func (c *conn) Write(p []byte) (int, error) {
+	if c.asked.Load() == 0 {
+		c.asked.Store(int64(time.Since(epoch)))
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *conn) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.all, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
 }
 
 func (c *conn) Read(p []byte) (n int, err error) {
@@ -55,6 +111,9 @@ func (c *conn) Read(p []byte) (n int, err error) {
 		if n += more; more == 0 {
 			break
 		}
+	}
+	if n > 0 {
+		c.asked.Store(0)
 	}
 	return n, err
 }

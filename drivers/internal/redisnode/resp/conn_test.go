@@ -60,7 +60,7 @@ func TestErrorRepliesShowNoSecret(t *testing.T) {
 			}
 			_ = out.Close()
 		}()
-		got, err := io.ReadAll(Check(in, "", "s3c"))
+		got, err := io.ReadAll(New("", "s3c").Check(in))
 		if err != nil || string(got) != want {
 			t.Fatalf("%d bytes at a time: %q, %v", step, got, err)
 		}
