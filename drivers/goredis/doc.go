@@ -137,17 +137,17 @@
 //   - A failover of Sentinel promotes a replica that may lack the last writes, because replication
 //     is asynchronous, and the old primary goes on for a moment: a new lock, and one that was held
 //     and renewed for long, can be granted again while its holder's lease is valid. A planned
-//     failover too: beside two replicas, of 12 locks that had been renewed for 4 s it gave away 12
-//     at a TTL of 500 ms and of 1 s, for up to 1.9 s, and none at 2 s and more. So let the TTL be
-//     5 s at least, and set wait_replicas to the number of replicas. While the old primary still
+//     failover too: of 12 locks that had been renewed for 4 s, beside two replicas, it gave away
+//     up to 12 at TTLs of 500 ms to 2 s, for up to 1.9 s, and none at 3 s and 5 s. So let the TTL
+//     be 5 s at least, and set wait_replicas to the number of replicas. While the old primary still
 //     serves its side of a partition, both sides grant locks; set min-replicas-to-write 1 and
 //     min-replicas-max-lag so that it stops. The new token is larger if the clocks of the two
 //     servers differ by less than the time since the old grant.
 //   - With wait_replicas a grant or a renewal counts only after so many replicas have confirmed it
 //     (the command WAIT, which adds a round trip between the servers); otherwise the lock is
-//     released. That makes such a loss rare, but not impossible: with wait_replicas=2 a planned
-//     failover gave away none and one of these locks; with 1, up to 12, because the other replica
-//     may be promoted. A replica that restarts may forget the lock.
+//     released. That makes such a loss rare, but not impossible: with wait_replicas=2 planned
+//     failovers gave away two locks of 36 at TTLs of 500 ms to 2 s; with 1 up to 12 of 12, because
+//     the other replica may be promoted. A replica that restarts may forget the lock.
 //   - A Cluster loses in the same way, shard by shard; moving a slot loses nothing.
 //   - An eviction policy other than noeviction may evict a held lock or its counter.
 //
