@@ -15,11 +15,4 @@
 // which the conformance suite breaks its link:
 //
 //	h := fault.Harness(server.Addr(), func(addr string) (driver.Backend, error) { return mydriver.New(addr) })
-//
-// Wrap puts a Script around a driver.Backend: calls fail before or after their effect, are
-// late, or hang. It only uses the clock of package time, so it works under testing/synctest:
-//
-//	var s fault.Script
-//	b := fault.Wrap(memory.New(), &s)
-//	s.Next(fault.Acquire, fault.Fault{After: fault.ErrReplyLost})
 package fault

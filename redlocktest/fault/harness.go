@@ -54,8 +54,7 @@ func Unwrap(b driver.Backend) driver.Backend {
 // linkedOf returns the wrapper of a Harness in b, or nil.
 func linkedOf(b driver.Backend) *linkedBackend {
 	if w, ok := b.(wrapped); ok {
-		l, _ := w.layer().(*linkedBackend)
-		return l
+		return w.layer()
 	}
 	return nil
 }
@@ -110,7 +109,7 @@ func (l *links) connect(addrs []string, open func([]string) (driver.Backend, err
 		return nil, errors.Join(err, l.close(linked.all))
 	}
 	linked.Backend = b
-	return optionalOf(b).add(linked), nil
+	return withOptional(linked, b), nil
 }
 
 // linkedBackend is a backend and its proxies.
@@ -120,7 +119,7 @@ type linkedBackend struct {
 	all   []*Proxy
 }
 
-func (b *linkedBackend) layer() any { return b }
+func (b *linkedBackend) layer() *linkedBackend { return b }
 
 // Close closes the backend, and then its proxies.
 func (b *linkedBackend) Close() error { return errors.Join(b.Backend.Close(), b.links.close(b.all)) }

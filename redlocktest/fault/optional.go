@@ -4,139 +4,62 @@ import (
 	"fmt"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/quorum"
 )
 
-// wrapped is a wrapper of a backend; layer returns the wrapper itself, which other interfaces
-// that are put around it would hide.
+// wrapped is a backend and its links; layer returns it, which interfaces put around it would hide.
 type wrapped interface {
 	driver.Backend
 	fmt.Stringer
-	layer() any
+	layer() *linkedBackend
 }
 
-// optional has the optional interfaces of a backend; nil: it lacks that one.
-type optional struct {
-	watcher    driver.Watcher
-	inspector  driver.Inspector
-	admin      driver.Admin
-	guardAdmin guardAdmin
-}
-
-// guardAdmin has a name of its own: a struct cannot embed two types named Admin.
-type guardAdmin interface{ quorum.Admin }
-
-// optionalOf returns the optional interfaces that b has.
-func optionalOf(b driver.Backend) (o optional) {
-	o.watcher, _ = b.(driver.Watcher)
-	o.inspector, _ = b.(driver.Inspector)
-	o.admin, _ = b.(driver.Admin)
-	o.guardAdmin, _ = b.(quorum.Admin)
-	return o
-}
-
-// add returns w with exactly these optional interfaces. The cases are all subsets: a Go type
-// cannot be made at run time.
-func (o optional) add(w wrapped) driver.Backend {
-	set := 0
-	for i, has := range [...]bool{o.watcher != nil, o.inspector != nil, o.admin != nil, o.guardAdmin != nil} {
-		if has {
-			set |= 1 << i
-		}
-	}
-	switch set {
-	case 1:
+// withOptional returns w with exactly the optional interfaces that b has. The cases are all subsets:
+// a Go type cannot be made at run time.
+func withOptional(w wrapped, b driver.Backend) driver.Backend {
+	watcher, watches := b.(driver.Watcher)
+	inspector, inspects := b.(driver.Inspector)
+	admin, breaks := b.(driver.Admin)
+	switch [3]bool{watches, inspects, breaks} {
+	case [3]bool{true, false, false}:
 		return struct {
 			wrapped
 			driver.Watcher
-		}{w, o.watcher}
-	case 2:
+		}{w, watcher}
+	case [3]bool{false, true, false}:
 		return struct {
 			wrapped
 			driver.Inspector
-		}{w, o.inspector}
-	case 3:
+		}{w, inspector}
+	case [3]bool{true, true, false}:
 		return struct {
 			wrapped
 			driver.Watcher
 			driver.Inspector
-		}{w, o.watcher, o.inspector}
-	case 4:
+		}{w, watcher, inspector}
+	case [3]bool{false, false, true}:
 		return struct {
 			wrapped
 			driver.Admin
-		}{w, o.admin}
-	case 5:
+		}{w, admin}
+	case [3]bool{true, false, true}:
 		return struct {
 			wrapped
 			driver.Watcher
 			driver.Admin
-		}{w, o.watcher, o.admin}
-	case 6:
+		}{w, watcher, admin}
+	case [3]bool{false, true, true}:
 		return struct {
 			wrapped
 			driver.Inspector
 			driver.Admin
-		}{w, o.inspector, o.admin}
-	case 7:
+		}{w, inspector, admin}
+	case [3]bool{true, true, true}:
 		return struct {
 			wrapped
 			driver.Watcher
 			driver.Inspector
 			driver.Admin
-		}{w, o.watcher, o.inspector, o.admin}
-	case 8:
-		return struct {
-			wrapped
-			guardAdmin
-		}{w, o.guardAdmin}
-	case 9:
-		return struct {
-			wrapped
-			driver.Watcher
-			guardAdmin
-		}{w, o.watcher, o.guardAdmin}
-	case 10:
-		return struct {
-			wrapped
-			driver.Inspector
-			guardAdmin
-		}{w, o.inspector, o.guardAdmin}
-	case 11:
-		return struct {
-			wrapped
-			driver.Watcher
-			driver.Inspector
-			guardAdmin
-		}{w, o.watcher, o.inspector, o.guardAdmin}
-	case 12:
-		return struct {
-			wrapped
-			driver.Admin
-			guardAdmin
-		}{w, o.admin, o.guardAdmin}
-	case 13:
-		return struct {
-			wrapped
-			driver.Watcher
-			driver.Admin
-			guardAdmin
-		}{w, o.watcher, o.admin, o.guardAdmin}
-	case 14:
-		return struct {
-			wrapped
-			driver.Inspector
-			driver.Admin
-			guardAdmin
-		}{w, o.inspector, o.admin, o.guardAdmin}
-	case 15:
-		return struct {
-			wrapped
-			driver.Watcher
-			driver.Inspector
-			driver.Admin
-			guardAdmin
-		}{w, o.watcher, o.inspector, o.admin, o.guardAdmin}
+		}{w, watcher, inspector, admin}
 	}
 	return w
 }
