@@ -7,10 +7,10 @@ import (
 )
 
 var basicCases = []testCase{
-	{name: "info", rules: []rule{describing}, do: infoIsConstant},
-	{name: "grant", rules: []rule{expires, acquiring, releasing, sessions}, do: grantAndRelease},
-	{name: "held", rules: []rule{exclusion, fourOutcomes}, do: heldIsHeld},
-	{name: "lost", rules: []rule{losing}, do: lostStaysOpen},
+	{name: "info", do: infoIsConstant},
+	{name: "grant", do: grantAndRelease},
+	{name: "held", do: heldIsHeld},
+	{name: "lost", do: lostStaysOpen},
 }
 
 func infoIsConstant(r *run) {

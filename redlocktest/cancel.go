@@ -10,13 +10,13 @@ import (
 )
 
 var cancelCases = []testCase{
-	{name: "before", rules: []rule{undoes, noLeaks, acquiring}, do: cancelledBefore},
-	{name: "deadline-before", rules: []rule{undoes, noLeaks, acquiring}, do: deadlineBefore},
-	{name: "during", rules: []rule{undoes, noLeaks, acquiring, releasing}, do: cancelledDuring},
-	{name: "cut-off", rules: []rule{exclusion, undoes, noLeaks, acquiring, releasing}, needs: []condition{partitions}, do: cancelledCutOff},
-	{name: "release", rules: []rule{undoes, releasing}, do: cancelledRelease},
-	{name: "renew", rules: []rule{fourOutcomes}, do: cancelledRenew},
-	{name: "waiting", rules: []rule{exclusion, noLeaks, waiting, queueing}, do: waitEnds},
+	{name: "before", do: cancelledBefore},
+	{name: "deadline-before", do: deadlineBefore},
+	{name: "during", do: cancelledDuring},
+	{name: "cut-off", needs: []condition{partitions}, do: cancelledCutOff},
+	{name: "release", do: cancelledRelease},
+	{name: "renew", do: cancelledRenew},
+	{name: "waiting", do: waitEnds},
 }
 
 // ended returns a cancelled context, and a context whose deadline has passed.

@@ -9,12 +9,12 @@ import (
 )
 
 var closeCases = []testCase{
-	{name: "twice", rules: []rule{closing}, do: closeTwice},
-	{name: "after", rules: []rule{closing, describing}, do: afterClose},
-	{name: "leases", rules: []rule{closing}, without: driver.FeatureSession, do: closeAndLeases},
-	{name: "session", rules: []rule{closing, sessions, losing}, features: driver.FeatureSession, do: closeEndsSession},
-	{name: "waiting", rules: []rule{exclusion, noLeaks, closing}, do: closeWaiting},
-	{name: "busy", rules: []rule{closing}, do: closeBusy},
+	{name: "twice", do: closeTwice},
+	{name: "after", do: afterClose},
+	{name: "leases", without: driver.FeatureSession, do: closeAndLeases},
+	{name: "session", features: driver.FeatureSession, do: closeEndsSession},
+	{name: "waiting", do: closeWaiting},
+	{name: "busy", do: closeBusy},
 }
 
 func closeTwice(r *run) {

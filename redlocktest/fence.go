@@ -8,11 +8,11 @@ import (
 )
 
 var fenceCases = []testCase{
-	{name: "none", rules: []rule{tokens}, without: driver.FeatureFencing, do: noFence},
-	{name: "rises", rules: []rule{tokens}, features: driver.FeatureFencing, do: fenceRises},
-	{name: "rises-concurrently", rules: []rule{tokens}, features: driver.FeatureFencing, do: fenceRisesConcurrently},
-	{name: "comparable", rules: []rule{tokens}, features: driver.FeatureFencing, do: fenceComparable},
-	{name: "clock", rules: []rule{tokens}, features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
+	{name: "none", without: driver.FeatureFencing, do: noFence},
+	{name: "rises", features: driver.FeatureFencing, do: fenceRises},
+	{name: "rises-concurrently", features: driver.FeatureFencing, do: fenceRisesConcurrently},
+	{name: "comparable", features: driver.FeatureFencing, do: fenceComparable},
+	{name: "clock", features: driver.FeatureFencing, needs: []condition{clocked}, do: fenceClock},
 }
 
 func noFence(r *run) {

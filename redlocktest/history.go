@@ -19,8 +19,8 @@ import (
 )
 
 var historyCases = []testCase{
-	{name: "steady", rules: []rule{fourOutcomes, tokens, releasing, waiting, watching, history}, do: func(r *run) { r.histories(time.Millisecond, nil) }},
-	{name: "faults", rules: []rule{fourOutcomes, tokens, releasing, waiting, watching, history}, needs: []condition{spoilable}, do: historyUnderFaults},
+	{name: "steady", do: func(r *run) { r.histories(time.Millisecond, nil) }},
+	{name: "faults", needs: []condition{spoilable}, do: historyUnderFaults},
 }
 
 // kind is the kind of a call, or of an event that may happen by itself.

@@ -15,10 +15,10 @@ import (
 )
 
 var leakCases = []testCase{
-	{name: "connections-backend", rules: []rule{noLeaks, closing}, needs: []condition{counts}, do: backendConnections},
-	{name: "connections-cancelled", rules: []rule{undoes, noLeaks, releasing}, needs: []condition{counts}, do: cancelledConnections},
-	{name: "waits", rules: []rule{noLeaks, watching}, needs: []condition{waits, realTime}, do: waitsLeak},
-	{name: "goroutines-lease", rules: []rule{noLeaks}, needs: []condition{realTime}, do: leaseGoroutines},
+	{name: "connections-backend", needs: []condition{counts}, do: backendConnections},
+	{name: "connections-cancelled", needs: []condition{counts}, do: cancelledConnections},
+	{name: "waits", needs: []condition{waits, realTime}, do: waitsLeak},
+	{name: "goroutines-lease", needs: []condition{realTime}, do: leaseGoroutines},
 }
 
 // connections returns a function that counts the connections of the backends, or nil.

@@ -10,13 +10,13 @@ import (
 // linkCases are those in which the link of one client hangs, or breaks, while all others' links
 // work.
 var linkCases = []testCase{
-	{name: "late-request", rules: []rule{fourOutcomes, undoes, noLeaks, closing}, needs: []condition{partitions}, do: lateRequest},
-	{name: "hung", rules: []rule{fourOutcomes, noLeaks, acquiring}, needs: []condition{partitions}, do: hungLink},
-	{name: "hung-close", rules: []rule{closing}, needs: []condition{partitions}, do: hungClose},
-	{name: "silent-waiter", rules: []rule{fourOutcomes, waiting, watching, closing}, ttl: true, needs: []condition{partitions}, do: silentWaiter},
-	{name: "reset-lease", rules: []rule{exclusion, fourOutcomes, renewing, releasing}, without: driver.FeatureSession, needs: []condition{resets}, do: resetLease},
-	{name: "reset-watch", rules: []rule{watching}, needs: []condition{watches, resets}, do: resetWatch},
-	{name: "reset-waiter", rules: []rule{fourOutcomes, waiting, watching}, needs: []condition{resets}, do: resetWaiter},
+	{name: "late-request", needs: []condition{partitions}, do: lateRequest},
+	{name: "hung", needs: []condition{partitions}, do: hungLink},
+	{name: "hung-close", needs: []condition{partitions}, do: hungClose},
+	{name: "silent-waiter", ttl: true, needs: []condition{partitions}, do: silentWaiter},
+	{name: "reset-lease", without: driver.FeatureSession, needs: []condition{resets}, do: resetLease},
+	{name: "reset-watch", needs: []condition{watches, resets}, do: resetWatch},
+	{name: "reset-waiter", needs: []condition{resets}, do: resetWaiter},
 }
 
 // cutOff lets nothing pass between b and the servers until heal is called.

@@ -8,16 +8,16 @@ import (
 )
 
 var nodeCases = []testCase{
-	{name: "clock", rules: []rule{nodes}, features: driver.FeatureQuorumNode, do: nodeClock},
-	{name: "floor", rules: []rule{tokens, floors}, features: driver.FeatureQuorumNode, do: nodeFloor},
-	{name: "floor-clamped", rules: []rule{floors}, features: driver.FeatureQuorumNode, do: nodeFloorClamped},
-	{name: "join", rules: []rule{tokens, joins}, features: driver.FeatureQuorumNode, do: nodeJoin},
-	{name: "join-above", rules: []rule{joins}, features: driver.FeatureQuorumNode, do: nodeJoinAbove},
-	{name: "join-held", rules: []rule{exclusion}, features: driver.FeatureQuorumNode, do: nodeJoinHeld},
-	{name: "join-own", rules: []rule{joins}, features: driver.FeatureQuorumNode, do: nodeJoinOwn},
-	{name: "raise", rules: []rule{raising}, features: driver.FeatureQuorumNode, do: nodeRaise},
-	{name: "raise-stale", rules: []rule{renewing, raising}, features: driver.FeatureQuorumNode, do: nodeRaiseStale},
-	{name: "instance", rules: []rule{fourOutcomes, renewing, releasing}, features: driver.FeatureQuorumNode, do: nodeInstance},
+	{name: "clock", features: driver.FeatureQuorumNode, do: nodeClock},
+	{name: "floor", features: driver.FeatureQuorumNode, do: nodeFloor},
+	{name: "floor-clamped", features: driver.FeatureQuorumNode, do: nodeFloorClamped},
+	{name: "join", features: driver.FeatureQuorumNode, do: nodeJoin},
+	{name: "join-above", features: driver.FeatureQuorumNode, do: nodeJoinAbove},
+	{name: "join-held", features: driver.FeatureQuorumNode, do: nodeJoinHeld},
+	{name: "join-own", features: driver.FeatureQuorumNode, do: nodeJoinOwn},
+	{name: "raise", features: driver.FeatureQuorumNode, do: nodeRaise},
+	{name: "raise-stale", features: driver.FeatureQuorumNode, do: nodeRaiseStale},
+	{name: "instance", features: driver.FeatureQuorumNode, do: nodeInstance},
 }
 
 // nodeClock checks that grants and refusals have the server's clock, without which a vote does

@@ -13,14 +13,14 @@ import (
 )
 
 var openCases = []testCase{
-	{name: "parameters", rules: []rule{refuses, opening}, needs: []condition{opens}, do: unknownParameter},
-	{name: "secrets", rules: []rule{noPassword, opening}, needs: []condition{opens}, do: openSecrets},
-	{name: "no-io", rules: []rule{opening}, needs: []condition{opens, dials, realTime}, do: openWithoutIO},
-	{name: "concurrent", rules: []rule{opening}, needs: []condition{opens}, do: openConcurrently},
-	{name: "prefix", rules: []rule{opening}, needs: []condition{opens}, do: prefixes},
-	{name: "spellings", rules: []rule{exclusion, opening}, needs: []condition{opens}, do: spellings},
-	{name: "stored-prefix", rules: []rule{inspecting, opening}, needs: []condition{prefixed}, do: storedPrefix},
-	{name: "shown-secret", rules: []rule{noPassword}, needs: []condition{secret}, do: shownSecret},
+	{name: "parameters", needs: []condition{opens}, do: unknownParameter},
+	{name: "secrets", needs: []condition{opens}, do: openSecrets},
+	{name: "no-io", needs: []condition{opens, dials, realTime}, do: openWithoutIO},
+	{name: "concurrent", needs: []condition{opens}, do: openConcurrently},
+	{name: "prefix", needs: []condition{opens}, do: prefixes},
+	{name: "spellings", needs: []condition{opens}, do: spellings},
+	{name: "stored-prefix", needs: []condition{prefixed}, do: storedPrefix},
+	{name: "shown-secret", needs: []condition{secret}, do: shownSecret},
 }
 
 var (

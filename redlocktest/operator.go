@@ -9,11 +9,11 @@ import (
 )
 
 var operatorCases = []testCase{
-	{name: "lookup", rules: []rule{inspecting}, needs: []condition{inspects}, do: lookup},
-	{name: "lookup-shared", rules: []rule{inspecting}, features: driver.FeatureShared, needs: []condition{inspects}, do: lookupShared},
-	{name: "list", rules: []rule{inspecting}, needs: []condition{inspects}, do: list},
-	{name: "check", rules: []rule{inspecting}, needs: []condition{inspects}, do: check},
-	{name: "break", rules: []rule{tokens, inspecting, breaking}, features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
+	{name: "lookup", needs: []condition{inspects}, do: lookup},
+	{name: "lookup-shared", features: driver.FeatureShared, needs: []condition{inspects}, do: lookupShared},
+	{name: "list", needs: []condition{inspects}, do: list},
+	{name: "check", needs: []condition{inspects}, do: check},
+	{name: "break", features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
 }
 
 func (r *run) lookup(b driver.Backend, key string) (s *driver.State) {

@@ -10,11 +10,11 @@ import (
 
 // Cases in which a client is a process of its own, which is killed or stopped.
 var processCases = []testCase{
-	{name: "exclude", rules: []rule{exclusion, tokens}, needs: []condition{processes}, do: processesExclude},
-	{name: "killed-holder", rules: []rule{expires, tokens}, needs: []condition{processes}, do: killedHolder},
-	{name: "clocks", rules: []rule{exclusion, fourOutcomes, expires, tokens}, needs: []condition{processes, ownClocks}, do: processClocks},
-	{name: "killed-waiter", rules: []rule{waiting}, features: driver.FeatureQueueing, needs: []condition{processes}, do: killedWaiter},
-	{name: "stopped-holder", rules: []rule{expires, renewing}, ttl: true, needs: []condition{processes}, do: stoppedHolder},
+	{name: "exclude", needs: []condition{processes}, do: processesExclude},
+	{name: "killed-holder", needs: []condition{processes}, do: killedHolder},
+	{name: "clocks", needs: []condition{processes, ownClocks}, do: processClocks},
+	{name: "killed-waiter", features: driver.FeatureQueueing, needs: []condition{processes}, do: killedWaiter},
+	{name: "stopped-holder", ttl: true, needs: []condition{processes}, do: stoppedHolder},
 }
 
 // ownClocks: see Harness.LocalClock.

@@ -11,16 +11,16 @@ import (
 
 // A CaseResult is the result of one case.
 type CaseResult struct {
-	Name     string        // "expiry/free"; a group's name if the failure was found at the group's end
-	Took     time.Duration // including repetitions on a busy machine, and the clean-up
-	Failures []*Failure    // empty: the case passed, or was not run
-	Skipped  string        // why it was not run; empty: it was
-	Notes    []string      // observations that are not failures, but may explain a failure
+	// Name is that of the case, "expiry/free", or of a group if the failure was found at its end.
+	Name string `json:"name"`
+	// Took includes repetitions on a busy machine, and the clean-up.
+	Took     time.Duration `json:"nanoseconds"`
+	Failures []*Failure    `json:"failures,omitempty"` // empty: the case passed, or was not run
+	Skipped  string        `json:"skipped,omitempty"`  // why it was not run; empty: it was
+	Notes    []string      `json:"notes,omitempty"`    // observations that may explain a failure
 	// Operations is how often a lock was granted, and Renew and Release were called.
-	Operations int64
-	// Checks are the rules that the case tests, and those that the suite checks around every case.
-	Checks []string
-	_      struct{}
+	Operations int64 `json:"operations"`
+	_          struct{}
 }
 
 // A Report is the result of a run of the suite.
@@ -33,6 +33,17 @@ type Report struct {
 	// Operations is how often a lock was granted, and Renew and Release were called.
 	Operations int64
 	_          struct{}
+}
+
+// Cases returns the names of all cases, in the order in which they run.
+func Cases() []string {
+	var all []string
+	for _, g := range groups {
+		for _, c := range g.cases {
+			all = append(all, g.name+"/"+c.name)
+		}
+	}
+	return all
 }
 
 // Failures returns all failures.
@@ -77,7 +88,7 @@ func (s *suite) group(g group, told func(CaseResult)) []CaseResult {
 	run := func(c testCase) CaseResult {
 		start := time.Now()
 		r := s.runCase(g, c)
-		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls, Checks: s.checks(c)}
+		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls}
 		told(result)
 		return result
 	}

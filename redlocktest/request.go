@@ -11,18 +11,18 @@ import (
 )
 
 var requestCases = []testCase{
-	{name: "empty-key", rules: []rule{refuses}, do: emptyKey},
-	{name: "long-key", rules: []rule{refuses, requesting}, do: longKey},
-	{name: "odd-keys", rules: []rule{requesting}, do: oddKeys},
-	{name: "key-hashes", rules: []rule{requesting, opening}, prepare: findPairs, do: keyHashes},
-	{name: "owner", rules: []rule{refuses}, do: emptyOwner},
-	{name: "mode", rules: []rule{refuses}, do: unknownMode},
-	{name: "no-shared-mode", rules: []rule{refuses}, without: driver.FeatureShared, do: noSharedMode},
-	{name: "ttl-bounds", rules: []rule{refuses}, ttl: true, do: ttlBounds},
-	{name: "renewal-ttl-bounds", rules: []rule{refuses}, ttl: true, do: renewalBounds},
-	{name: "session-ttl", rules: []rule{refuses}, features: driver.FeatureSession, needs: []condition{noTTL}, do: sessionTTL},
-	{name: "not-a-node", rules: []rule{refuses}, without: driver.FeatureQuorumNode, do: notANode},
-	{name: "reuse", rules: []rule{acquiring}, do: reuse},
+	{name: "empty-key", do: emptyKey},
+	{name: "long-key", do: longKey},
+	{name: "odd-keys", do: oddKeys},
+	{name: "key-hashes", prepare: findPairs, do: keyHashes},
+	{name: "owner", do: emptyOwner},
+	{name: "mode", do: unknownMode},
+	{name: "no-shared-mode", without: driver.FeatureShared, do: noSharedMode},
+	{name: "ttl-bounds", ttl: true, do: ttlBounds},
+	{name: "renewal-ttl-bounds", ttl: true, do: renewalBounds},
+	{name: "session-ttl", features: driver.FeatureSession, needs: []condition{noTTL}, do: sessionTTL},
+	{name: "not-a-node", without: driver.FeatureQuorumNode, do: notANode},
+	{name: "reuse", do: reuse},
 }
 
 func (r *run) refusedRequest(req driver.Request, what, detail string) {

@@ -106,10 +106,10 @@ func (r rule) String() string {
 
 // A Failure is one failed assertion.
 type Failure struct {
-	Case string // "expiry/free"
-	Rule string // the rule that was broken, by number and text
-	Pos  string // file:line of the assertion
-	Text string // what happened
+	Case string `json:"case"`     // "expiry/free"
+	Rule string `json:"rule"`     // the rule that was broken, by number and text
+	Pos  string `json:"position"` // file:line of the assertion
+	Text string `json:"text"`     // what happened
 	_    struct{}
 }
 

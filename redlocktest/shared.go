@@ -9,15 +9,15 @@ import (
 )
 
 var sharedCases = []testCase{
-	{name: "many", rules: []rule{tokens, sharing}, features: driver.FeatureShared, do: sharedMany},
-	{name: "excluded", rules: []rule{sharing}, features: driver.FeatureShared, do: sharedExcluded},
-	{name: "upgrade", rules: []rule{noReentrancy}, features: driver.FeatureShared, do: sharedUpgrade},
-	{name: "stale", rules: []rule{sharing}, features: driver.FeatureShared, do: sharedStale},
-	{name: "race", rules: []rule{sharing}, features: driver.FeatureShared, do: sharedRace},
-	{name: "waiters", rules: []rule{fourOutcomes, waiting, watching}, features: driver.FeatureShared, do: sharedWaiters},
-	{name: "writer-waits", rules: []rule{fourOutcomes, waiting, watching}, features: driver.FeatureShared, do: writerWaits},
-	{name: "writer-starved", rules: []rule{fourOutcomes, waiting, queueing, watching}, features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1)) }},
-	{name: "writer-starved-clients", rules: []rule{fourOutcomes, waiting, queueing, watching}, features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(5)) }},
+	{name: "many", features: driver.FeatureShared, do: sharedMany},
+	{name: "excluded", features: driver.FeatureShared, do: sharedExcluded},
+	{name: "upgrade", features: driver.FeatureShared, do: sharedUpgrade},
+	{name: "stale", features: driver.FeatureShared, do: sharedStale},
+	{name: "race", features: driver.FeatureShared, do: sharedRace},
+	{name: "waiters", features: driver.FeatureShared, do: sharedWaiters},
+	{name: "writer-waits", features: driver.FeatureShared, do: writerWaits},
+	{name: "writer-starved", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(1)) }},
+	{name: "writer-starved-clients", features: driver.FeatureShared | driver.FeatureQueueing, do: func(r *run) { r.starve(r.clients(5)) }},
 }
 
 func (r *run) share(b driver.Backend, key string) *lease {

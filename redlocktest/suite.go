@@ -143,7 +143,6 @@ type group struct {
 // A testCase checks one sentence of the contract.
 type testCase struct {
 	name  string
-	rules []rule // that it tests; every rule has a case
 	after string // if that case of an earlier group failed, this one would only repeat it
 	since string // the minor version that has added it, such as "v0.2"; empty: the first
 	do    func(*run)
@@ -292,18 +291,23 @@ func (s *suite) summary() string {
 	if len(s.left) > 0 {
 		text += fmt.Sprintf(", %d were skipped (%s)", len(s.left), strings.Join(slices.Sorted(slices.Values(s.left)), "; "))
 	}
-	needs := map[string]int{}
-	for _, what := range s.lacks {
-		needs[what]++
-	}
-	var why []string
-	for _, what := range sortedKeys(needs) {
-		why = append(why, fmt.Sprintf("%d need %s", needs[what], what))
-	}
-	if len(why) > 0 {
-		text += fmt.Sprintf(", %d do not apply (%s)", len(s.lacks), strings.Join(why, ", "))
+	if needs := Needs(s.lacks); needs != "" {
+		text += fmt.Sprintf(", %d do not apply (%s)", len(s.lacks), needs)
 	}
 	return text
+}
+
+// Needs sums up Report.Inapplicable: how many cases need what.
+func Needs(inapplicable map[string]string) string {
+	needs := map[string]int{}
+	for _, what := range inapplicable {
+		needs[what]++
+	}
+	var all []string
+	for _, what := range sortedKeys(needs) {
+		all = append(all, fmt.Sprintf("%d need %s", needs[what], what))
+	}
+	return strings.Join(all, ", ")
 }
 
 // suite is one run of the table.

@@ -11,16 +11,16 @@ import (
 )
 
 var verdictCases = []testCase{
-	{name: "held", rules: []rule{exclusion, fourOutcomes, holderSeen, nodes}, do: heldError},
-	{name: "lost", rules: []rule{fourOutcomes, renewing, releasing}, do: lostAfterRelease},
-	{name: "second-release", rules: []rule{releasing}, do: secondRelease},
-	{name: "release-at-once", rules: []rule{releasing}, do: releaseAtOnce},
-	{name: "concurrent-release", rules: []rule{releasing}, do: concurrentRelease},
-	{name: "stale-release", rules: []rule{releasing}, do: staleRelease},
-	{name: "stale-renew", rules: []rule{renewing}, do: staleRenew},
-	{name: "renew-never-takes", rules: []rule{renewing}, do: renewNeverTakes},
-	{name: "concurrent-lease", rules: []rule{renewing}, do: concurrentLease},
-	{name: "renew-beside-release", rules: []rule{renewing}, do: renewBesideRelease},
+	{name: "held", do: heldError},
+	{name: "lost", do: lostAfterRelease},
+	{name: "second-release", do: secondRelease},
+	{name: "release-at-once", do: releaseAtOnce},
+	{name: "concurrent-release", do: concurrentRelease},
+	{name: "stale-release", do: staleRelease},
+	{name: "stale-renew", do: staleRenew},
+	{name: "renew-never-takes", do: renewNeverTakes},
+	{name: "concurrent-lease", do: concurrentLease},
+	{name: "renew-beside-release", do: renewBesideRelease},
 }
 
 // allowance is how far the server's clock may be from this machine's: a larger difference is an

@@ -11,13 +11,13 @@ import (
 )
 
 var waitCases = []testCase{
-	{name: "wakes", rules: []rule{waiting, queueing}, after: "cancel/waiting", do: waitWakes},
-	{name: "cancelled-gets-nothing", rules: []rule{undoes, releasing, waiting, queueing}, after: "cancel/waiting", do: cancelledWaiter},
-	{name: "expires-after-wait", rules: []rule{expires, queueing}, ttl: true, after: "cancel/waiting", do: expiresAfterWait},
-	{name: "everyone", rules: []rule{exclusion, tokens}, after: "cancel/waiting", do: everyone},
-	{name: "crowd", rules: []rule{fourOutcomes, waiting, watching}, needs: []condition{waits}, after: "cancel/waiting", do: crowd},
-	{name: "order", rules: []rule{queueing}, features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
-	{name: "order-clients", rules: []rule{queueing}, features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
+	{name: "wakes", after: "cancel/waiting", do: waitWakes},
+	{name: "cancelled-gets-nothing", after: "cancel/waiting", do: cancelledWaiter},
+	{name: "expires-after-wait", ttl: true, after: "cancel/waiting", do: expiresAfterWait},
+	{name: "everyone", after: "cancel/waiting", do: everyone},
+	{name: "crowd", needs: []condition{waits}, after: "cancel/waiting", do: crowd},
+	{name: "order", features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(1)) }},
+	{name: "order-clients", features: driver.FeatureQueueing, after: "cancel/waiting", do: func(r *run) { r.order(r.clients(waiters)) }},
 }
 
 // waits: owners can wait without polling.

@@ -10,11 +10,11 @@ import (
 )
 
 var watchCases = []testCase{
-	{name: "wakes", rules: []rule{watching}, needs: []condition{watches}, do: watchWakes},
-	{name: "at-once", rules: []rule{watching}, needs: []condition{watches}, do: watchAtOnce},
-	{name: "channel", rules: []rule{watching}, needs: []condition{watches}, do: watchChannel},
-	{name: "many", rules: []rule{watching}, needs: []condition{watches}, do: watchMany},
-	{name: "waiters", rules: []rule{exclusion, fourOutcomes, tokens, watching}, needs: []condition{watches}, do: watchWaiters},
+	{name: "wakes", needs: []condition{watches}, do: watchWakes},
+	{name: "at-once", needs: []condition{watches}, do: watchAtOnce},
+	{name: "channel", needs: []condition{watches}, do: watchChannel},
+	{name: "many", needs: []condition{watches}, do: watchMany},
+	{name: "waiters", needs: []condition{watches}, do: watchWaiters},
 }
 
 func (r *run) watch(ctx context.Context, b driver.Backend, key string) <-chan struct{} {

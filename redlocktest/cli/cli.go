@@ -72,7 +72,7 @@ Flags:
 // options are the settings from the command line.
 type options struct {
 	short, json, quiet bool
-	faults, rules      bool
+	faults             bool
 	stress, timeout    time.Duration
 	seed               uint64
 	history            string
@@ -102,14 +102,13 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	flags.SetOutput(io.Discard)
 	flags.BoolVar(&o.short, "short", false, "repeat each check less often")
 	flags.BoolVar(&o.json, "json", false, "write the report as JSON")
-	flags.BoolVar(&list, "list", false, "write the cases, each with the rules that it tests, and run nothing")
-	flags.BoolVar(&o.rules, "rules", false, "write the cases of each rule, with their operations and violations, into the text of the report too")
+	flags.BoolVar(&list, "list", false, "write the names of the cases, and run nothing")
 	flags.BoolVar(&o.quiet, "quiet", false, "write no progress")
 	flags.BoolVar(&o.faults, "faults", false, "cut, stop and slow this command's own connections, in cases and in the stress")
 	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to stress the locks, if all cases pass; 0, and with --only: not at all")
 	flags.Uint64Var(&o.seed, "seed", 0, "the seed of the stress's random choices; 0: a random one")
 	flags.StringVar(&o.history, "history", "", "write all calls of the stress into this `file`, as JSON, a line for each key")
-	flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "the longest `time` that a case may take")
+	flags.DurationVar(&o.timeout, "timeout", time.Minute, "the longest `time` that a case may take")
 	flags.DurationVar(&o.ttl, "ttl", 500*time.Millisecond, "the `TTL` of locks in cases that wait for a lock's end")
 	flags.StringVar(&o.only, "only", "", "run one `case`, such as expiry/free, or one group of cases, such as expiry")
 	flags.Func("skip", "leave out a `case` or a group of cases; may be given several times", func(name string) error {
@@ -168,7 +167,7 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 		reports = append(reports, r)
 		grave = max(grave, slices.Index(gravest, code))
 	}
-	write := func(w io.Writer, reports []*report) error { return writeText(w, reports, o.rules) }
+	write := writeText
 	if o.json {
 		write = writeJSON
 	}
@@ -250,7 +249,7 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 	if o.stress > 0 && o.only == "" && ctx.Err() == nil && r.OK {
 		noStress = o.addStress(ctx, url, h, r, stderr)
 	}
-	r.NoProcesses, r.Interrupted, r.Kept = noProcess, ctx.Err() != nil, kept(url)
+	r.NoLinks, r.NoProcesses, r.Interrupted, r.Kept = noLinks, noProcess, ctx.Err() != nil, kept(url)
 	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before, suite.Info.MinTTL)
 	if err == nil && kindOf(url) == "postgres" {
 		err = errOwnLocks
@@ -258,7 +257,7 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 	if err != nil {
 		r.LeftUnknown = err.Error()
 	}
-	r.finish(newReasons(noLinks, noProcess))
+	r.OK = r.OK && len(r.Left) == 0
 	return r, noStress
 }
 
@@ -268,7 +267,7 @@ func (o *options) harness(url string) (h redlocktest.Harness, noLinks string) {
 	servers, why := links(url)
 	switch {
 	case !o.faults:
-		why = "asked for by --faults"
+		why = "the flag --faults asks for it"
 	case why == "":
 		h = fault.HarnessOf(addresses(url, servers), func(via []string) (driver.Backend, error) {
 			return dlock.OpenBackend(through(url, servers, via))
@@ -299,7 +298,7 @@ func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harne
 	}
 	found, err := redlocktest.ExamineStress(ctx, h, s)
 	if err == nil {
-		r.addStress(h, found)
+		r.Stress, r.OK = found, r.OK && len(found.Failures) == 0
 	}
 	return err
 }
