@@ -3,9 +3,9 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 
@@ -20,8 +20,8 @@ var _ driver.Admin = (*Backend)(nil)
 // the descriptor does not learn of it. Break refuses a key that is held in shared mode, because
 // only one of its holders is known.
 //
-// Break has the key's gate, so no token is taken meanwhile: a process that locks the file before
-// its removal finds, when it has the gate, that the file is gone, and begins anew.
+// Break has the key's gate, so nobody else takes the lock meanwhile. The holder may release it: then
+// Break removes the file of a free key.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
 	if key == "" {
 		return driver.Invalid("key", "is empty")
@@ -37,36 +37,25 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 		return err
 	}
 	n := names(p, b.prefix+key)
-	if _, err := os.Lstat(n.state); errors.Is(err, fs.ErrNotExist) {
-		return driver.ErrLost // the key was never locked
-	}
-	state, err := p.open(n.state, os.O_RDWR) // closing it wakes the waiters
+	gate, err := b.enter(ctx, p, n)
 	if err != nil {
 		return err
 	}
-	defer state.Close() //nolint:errcheck // nothing is buffered
-	gate, err := enterGate(ctx, p, n, state, b.patience)
-	if err != nil {
-		return err
+	defer gate.free()
+	l, mode, held, err := probe(p, n.lock)
+	if l == nil {
+		return cmp.Or(err, driver.ErrLost)
 	}
-	if gate == nil {
-		return fmt.Errorf("file: %s: another process is stopped while it uses it", n.state)
-	}
-	defer gate.unlock()
-	mode, held, err := probe(p, n.lock)
-	if err != nil {
-		return err
-	}
-	r := read(state).latest()
+	defer l.free()
+	r := holder(l.text())
 	switch {
 	case !held || r == nil || !r.held || r.fence != h.Fence:
 		return driver.ErrLost
 	case mode == driver.Shared:
 		return refuse("%q is held in shared mode, and its holders cannot be told apart: end their processes", key)
 	}
-	if err := os.Remove(n.lock); err != nil {
+	if err := os.Remove(n.lock); err != nil { // it wakes the waiters
 		return refused(err, n.lock)
 	}
-	clearHolder(state, h.Fence)
 	return nil
 }

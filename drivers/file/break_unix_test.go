@@ -9,13 +9,17 @@ import (
 	"testing"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // A Break takes the key from its target and from nobody else: of the other holders, there is one at most at any time.
 func TestABreakMakesNoTwoHolders(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	const breaks = 100
+	breaks := 60
+	if server.IsDeep() {
+		breaks = 2000
+	}
 	var (
 		mu      sync.Mutex
 		targets = map[uint64]bool{} // tokens that a Break is taking away, or has taken away
@@ -40,7 +44,7 @@ func TestABreakMakesNoTwoHolders(t *testing.T) {
 				fence := l.Grant().Fence
 				mu.Lock()
 				for other := range inside {
-					if !targets[other] {
+					if !targets[other] && !targets[fence] {
 						t.Errorf("%d is granted beside %d, which no Break has taken away", fence, other)
 					}
 				}

@@ -18,7 +18,7 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// files returns what is in a folder, without the high-water mark.
+// files returns what is in a folder, without the gates and the mark.
 func files(t *testing.T, folder string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(folder)
@@ -27,32 +27,34 @@ func files(t *testing.T, folder string) []string {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.Name() != markName {
+		if !strings.HasPrefix(e.Name(), ".") {
 			names = append(names, e.Name())
 		}
 	}
 	return names
 }
 
-// age makes every state of a folder look unused for a while, and its tokens as old.
+// clean examines every key of the folder, as if that time had come.
+func (b *Backend) clean(now time.Time) (left, removed int) {
+	p, err := b.folder.visit()
+	if err != nil {
+		return 0, 0
+	}
+	for _, name := range keysOf(p.path) {
+		if b.removeUnused(p, name, now) {
+			removed++
+		} else {
+			left++
+		}
+	}
+	return left, removed
+}
+
+// age makes every lock file of a folder look unused since then.
 func age(t *testing.T, folder string, since time.Time) {
 	t.Helper()
-	states, _ := filepath.Glob(filepath.Join(folder, "*"+stateSuffix))
-	for _, path := range states {
-		f, err := os.OpenFile(path, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, r := range read(f).rec {
-			if r != nil {
-				r.fence = uint64(since.UnixMicro())
-				r.limit = r.fence + reserve
-				if err := write(f, i, r); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		_ = f.Close()
+	locks, _ := filepath.Glob(filepath.Join(folder, "*"+lockSuffix))
+	for _, path := range locks {
 		if err := os.Chtimes(path, since, since); err != nil {
 			t.Fatal(err)
 		}
@@ -63,19 +65,21 @@ func TestAFolderDoesNotGrowForEver(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	b := open(t, folder)
-	b.cleaner.close() // it would clean beside the test
 	held := acquire(t, b, request("held"))
 	for i := range 100 {
 		release(t, acquire(t, b, request(fmt.Sprint("old/", i))))
 	}
 	now := time.Now()
 	age(t, folder, now.Add(-time.Minute))
-	for i := range 3 {
+	for i := range 20 { // each removes some
 		release(t, acquire(t, b, request(fmt.Sprint("new/", i))))
 	}
-	left, removed := b.clean(now)
-	if got := len(files(t, folder)); left != 4 || removed == 0 || got != 8 {
-		t.Errorf("%d keys were removed and %d are left, in %d files; want those of the one that is held and of three new ones", removed, left, got)
+	if got := len(files(t, folder)); got > 30 {
+		t.Errorf("%d files are left of 121 keys, and 21 of them are young", got)
+	}
+	b.clean(now)
+	if got := len(files(t, folder)); got != 21 {
+		t.Errorf("%d files are left, want those of the key that is held and of 20 new ones", got)
 	}
 	if _, err := held.Renew(t.Context(), &driver.Renewal{}); err != nil {
 		t.Errorf("the key that is held: %v", err)
@@ -105,7 +109,7 @@ func TestAProgramThatEndsSoonRemovesSomething(t *testing.T) {
 		}
 		age(t, folder, time.Now().Add(-time.Minute))
 	}
-	if n := len(files(t, folder)); n > 2*someKeys {
+	if n := len(files(t, folder)); n > someKeys {
 		t.Errorf("%d files are left", n)
 	}
 }
@@ -114,54 +118,62 @@ func TestTokensRiseOverARemovalThoughTheClockWasSetBack(t *testing.T) {
 	folder := t.TempDir()
 	b := open(t, folder)
 	l := acquire(t, b, request("k"))
-	ahead := time.Now().Add(24 * time.Hour)
 	release(t, l)
-	age(t, folder, ahead) // it was given a day ahead, by a clock that was set back since
-	if _, removed := b.clean(ahead.Add(time.Minute)); removed != 1 || len(files(t, folder)) != 0 {
+	ahead := uint64(time.Now().Add(24 * time.Hour).UnixMicro())
+	setCounter(t, l.paths.gate, ahead) // it was given a day ahead, by a clock that was set back since
+	age(t, folder, time.Now().Add(-time.Minute))
+	if _, removed := b.clean(time.Now()); removed != 1 || len(files(t, folder)) != 0 {
 		t.Fatalf("%d keys were removed, and there are %v", removed, files(t, folder))
 	}
-	next := acquire(t, b, request("k"))
-	if before := uint64(ahead.UnixMicro()) + reserve; next.Grant().Fence <= before {
-		t.Errorf("token %d after %d", next.Grant().Fence, before)
+	for before := ahead; before < ahead+3; before++ {
+		l := acquire(t, b, request("k"))
+		if l.Grant().Fence <= before {
+			t.Errorf("token %d after %d", l.Grant().Fence, before)
+		}
+		release(t, l)
 	}
-	release(t, next)
-	again := acquire(t, b, request("k"))
-	if again.Grant().Fence <= next.Grant().Fence {
-		t.Errorf("token %d after %d", again.Grant().Fence, next.Grant().Fence)
-	}
-	release(t, again)
 }
 
-func TestTheMarkOutlivesAWriteThatWasCutOff(t *testing.T) {
-	folder := t.TempDir()
-	p := &place{path: folder, mode: 0o600}
-	now := time.Now()
-	for i := range 3 {
-		now = now.Add(time.Minute)
-		if err := raiseMark(p, uint64(now.UnixMicro())+7, now); err != nil {
-			t.Fatal(err)
-		}
-		if m, err := mark(p); err != nil || m != uint64(now.UnixMicro())+7 {
-			t.Fatalf("round %d: the mark is %d: %v", i, m, err)
-		}
-	}
-	before := uint64(now.Add(-time.Minute).UnixMicro()) + 7
-	f, err := os.OpenFile(filepath.Join(folder, markName), os.O_RDWR, 0)
+// setCounter overwrites a gate's counter.
+func setCounter(t *testing.T, path string, limit uint64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	for i := range 2 {
-		if _, err := f.WriteAt([]byte("cut"), int64(i)*blockSize); err != nil {
-			t.Fatal(err)
-		}
-		m, err := mark(p)
-		if i == 0 && (err != nil || m < before) {
-			t.Errorf("one record is damaged: %d, %v", m, err)
-		}
-		if i == 1 {
-			wantRefused(t, "both are damaged", err, markName)
-		}
+	defer f.Close() //nolint:errcheck // it was synced
+	if err := beginAt(f, limit); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is damaged or at its end is refused, and the error names the file.
+func TestTheErrorNamesTheCountersFile(t *testing.T) {
+	folder := t.TempDir()
+	b := open(t, folder)
+	l := acquire(t, b, request("k"))
+	release(t, l)
+	setCounter(t, l.paths.gate, driver.MaxFence)
+	wantRefused(t, "the gate's end", attempt(t, folder), l.paths.gate, "largest token")
+	if err := os.Truncate(l.paths.gate, 0); err != nil {
+		t.Fatal(err)
+	}
+	wantRefused(t, "an empty gate", attempt(t, folder), l.paths.gate, "empty")
+	head := filepath.Join(folder, headName)
+	setCounter(t, head, driver.MaxFence)
+	if err := os.Remove(l.paths.gate); err != nil {
+		t.Fatal(err)
+	}
+	wantRefused(t, "the mark's end", attempt(t, folder), head, "largest token")
+	if err := os.WriteFile(head, []byte(strings.Repeat("garbage\n", 1024)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantRefused(t, "a damaged mark", attempt(t, folder), head, "damaged")
+	if err := os.Remove(head); err != nil { // as the errors say
+		t.Fatal(err)
+	}
+	if err := attempt(t, folder); err != nil {
+		t.Error(err)
 	}
 }
 

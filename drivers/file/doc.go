@@ -22,27 +22,33 @@
 //
 // # Files
 //
-// Each key has two files, named for the key and its hash: an empty one for the lock, and one
-// for its state, a line of text with the counter of the tokens and the last holder, for people.
-// A folder does not grow for ever: backends that make new keys also remove the files of keys
-// that are free and have not been used for ten seconds: some of them with each new key, and all
-// of them every 15 seconds or less often. (Not on Windows, nor where others own the files of a
-// folder with the sticky bit.) One more file, .high-water, keeps a value above all counters of
-// removed keys; new counters begin above it.
+// Each key has one file, named for the key and its hash: the lock is on it, and its text names the
+// last holder, for people. Sixteen more files, .gate-0 to .gate-f, are each locked while a lock of
+// one of their keys is taken, looked at or broken, and have the counter of the tokens. A folder does
+// not grow for ever: with each new key a backend also removes the files of some keys that are free
+// and have not been used for ten seconds. (Not on Windows, nor where others own the files of a
+// folder with the sticky bit.) The file .high-water says the layout, and above which token new
+// counters begin.
+//
+// The former release had a second file for each key. Both releases exclude each other. A key that
+// this release has used, and any new key, is refused by the former one: so change all programs that
+// share a folder within a time in which they can do without.
 //
 // Do not remove the files yourself while a program may use them: if you remove the file of a
 // held lock, the holder learns of it only within a second, and until then a second holder can
 // run beside it. (Exclude a folder in /var/tmp from systemd-tmpfiles: "x /var/tmp/dlock-*".) A
 // folder that no program uses may be removed; tokens then go on from the clock.
 //
-// A lease has two descriptors open. If the process can open no more, the refusal names the
-// limit, and Lock tries again.
+// A lease has one descriptor open. If the process can open no more, the refusal names the limit,
+// and Lock tries again. A process that is stopped in the microseconds in which it has a gate stops
+// others that use a key of that gate: after five seconds their error names the file, and so does
+// that of List, after the keys of the other gates.
 //
 // Tokens are those of [driver.NextFence]. They rise whatever the clock does, also if a process
 // dies in the middle of writing, and also over a power failure: a limit for the next ten
 // seconds of tokens is synced to the disk before the first of them is returned (0.1 ms on a
-// fast disk, about 10 ms on a slow one). If both records of a state file are damaged the key is
-// refused, and the error says what to do.
+// fast disk, about 10 ms on a slow one). If both records of a counter are damaged or missing its
+// keys are refused, and the error says what to do.
 //
 // # Folders
 //

@@ -130,7 +130,6 @@ func New(o *Options) (*Backend, error) {
 		folder: f, prefix: o.Prefix, boot: bootID(), patience: gatePatience,
 		leases: map[*Lease]struct{}{},
 	}
-	b.cleaner.b = b
 	return b, nil
 }
 
@@ -171,7 +170,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	if l.fresh {
-		b.cleaner.made(l.place)
+		b.cleanSome(l.place)
 	}
 	return l, nil
 }
@@ -254,124 +253,108 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 		return nil, err
 	}
 	n := names(p, b.prefix+req.Key)
-	end := time.Now().Add(b.patience)
-	for i := 0; i < attempts; {
-		l, err := p.openLock(n.lock, os.O_RDWR)
+	gate, err := b.enter(ctx, p, n)
+	if err != nil {
+		return nil, err
+	}
+	defer gate.free()
+	for range attempts {
+		l, fresh, err := b.take(p, n, req.Mode)
 		if err != nil {
 			return nil, err
 		}
-		ok, err := l.try(req.Mode)
-		if err == nil && !ok {
-			err = b.tryAgain(ctx, p, n, l, req)
-		}
-		if errors.Is(err, driver.ErrHeld) && time.Now().Before(end) && noState(ctx, n) {
-			l.close()
+		if !l.current(n.lock) { // somebody removed it meanwhile: it excludes nobody
+			l.free()
 			continue
 		}
+		lease, err := b.grant(ctx, p, n, gate, l, req)
 		if err != nil {
-			l.close()
-			return nil, refused(err, n.lock)
+			l.free()
+			return nil, refused(err, n.gate)
 		}
-		if !l.current(n.lock) { // it was removed meanwhile: it excludes nobody
-			l.close()
-			i++
-			continue
-		}
-		lease, err := b.grant(ctx, p, n, l, req)
-		if !errors.Is(err, errReplaced) {
-			return lease, err
-		}
-		i++
+		lease.fresh = fresh
+		return lease, nil
 	}
 	return nil, fmt.Errorf("file: %s: keeps being replaced", n.lock)
 }
 
-// noState reports whether a held key has no state. If so it waits a moment: the key's first
-// holder is about to make the state, or the files are being removed.
-func noState(ctx context.Context, n paths) bool {
-	if _, err := os.Lstat(n.state); !errors.Is(err, fs.ErrNotExist) {
-		return false
-	}
-	select {
-	case <-time.After(time.Millisecond):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// gatePatience is how long to wait for a gate before giving up, and for the state of a held key.
-// On a busy machine the process that has the gate may not run for a while. If the caller gave up
-// too early, it would report that a lock is held though another process only looks at it.
-const gatePatience = 5 * time.Second
-
-// tryAgain reads the owner of the lock for the verdict, and tries once more while it has the
-// gate. Lookups and removals take the lock only with the gate, so a lock that cannot be taken
-// now is held. A nil error means that the lock was granted.
-func (b *Backend) tryAgain(ctx context.Context, p *place, n paths, l *lock, req *driver.Request) error {
-	held := &driver.HeldError{Server: b.boot}
-	state, err := p.open(n.state, os.O_RDONLY)
-	if err == nil {
-		defer state.Close() //nolint:errcheck // it was only read
-		gate, err := enterGate(ctx, p, n, state, b.patience)
+// take takes the lock, or returns a *driver.HeldError. The gate is locked. Only a holder has the
+// file open for writing, because closing it wakes the waiters; so take tries the lock before.
+func (b *Backend) take(p *place, n paths, mode driver.Mode) (l *lock, fresh bool, err error) {
+	for _, flag := range []int{os.O_RDONLY, os.O_RDWR} {
+		if l != nil {
+			l.free()
+		}
+		if l, err = p.openLock(n.lock, flag); errors.Is(err, fs.ErrNotExist) && flag == os.O_RDONLY {
+			fresh = true
+			continue
+		}
 		if err != nil {
-			return err
+			return nil, false, refused(err, n.lock)
 		}
-		if gate != nil {
-			defer gate.unlock()
+		ok, err := l.try(mode)
+		if err == nil && !ok {
+			held := &driver.HeldError{Server: b.boot, Clock: time.Now().Round(0)}
+			if r := describe(p, n, l); r.held {
+				held.Holder, held.Since = r.owner, time.UnixMicro(r.since)
+			}
+			err = held
 		}
-		if r := read(state).latest(); r != nil && r.held {
-			held.Holder, held.Since = r.owner, time.UnixMicro(r.since)
+		if err != nil {
+			l.close()
+			return nil, false, refused(err, n.lock)
 		}
 	}
-	if full(err) {
-		return err
-	}
-	ok, err := l.try(req.Mode)
-	if err == nil && !ok {
-		held.Clock = time.Now().Round(0)
-		return held
-	}
-	return err
+	return l, fresh, nil
 }
 
-// enterGate locks the gate of a key. A process needs the gate to change the state while other
-// holders may exist, and to take the lock only for a look. nil, nil: the gate was not free in
-// time, for example because a process that has it was stopped.
-func enterGate(ctx context.Context, p *place, n paths, state *os.File, patience time.Duration) (*lock, error) {
-	gate, err := p.gate(n, state)
+// free unlocks, and then closes, which wakes the waiters if the file was open for writing.
+func (l *lock) free() {
+	l.unlock()
+	l.close()
+}
+
+// describe returns what the last holder of the key wrote: into the lock file, or in the former layout
+// beside it.
+func describe(p *place, n paths, l *lock) *record {
+	r := holder(l.text())
+	if r == nil {
+		if state, err := p.open(n.state, os.O_RDONLY); err == nil {
+			r = read(state, former).latest()
+			_ = state.Close() // it was only read
+		}
+	}
+	if r == nil {
+		r = &record{}
+	}
+	return r
+}
+
+// grant gives the holder of l its token, and writes its name into the lock file.
+func (b *Backend) grant(ctx context.Context, p *place, n paths, gate, l *lock, req *driver.Request) (*Lease, error) {
+	counter, retire, err := b.takeOver(ctx, p, n)
 	if err != nil {
 		return nil, err
 	}
-	end := time.Now().Add(patience)
-	for pause := 20 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
-		ok, err := gate.try(driver.Exclusive)
-		if ok || err != nil {
-			return gate, err
-		}
-		if time.Now().After(end) {
-			return nil, nil
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	now := time.Now()
+	fence, err := issue(gate.text(), b.boot, counter, req.FenceFloor, now)
+	if err == nil {
+		err = retire()
 	}
-}
-
-// grant gives the holder of l its token, and writes its name into the state. It frees l on any
-// error.
-func (b *Backend) grant(ctx context.Context, p *place, n paths, l *lock, req *driver.Request) (*Lease, error) {
-	lease := &Lease{backend: b, place: p, paths: n, lock: l, mode: req.Mode}
-	if err := lease.begin(ctx, req); err != nil {
-		lease.drop()
-		if errors.Is(err, errReplaced) {
-			return nil, err
-		}
-		return nil, refused(err, n.state)
+	if err != nil {
+		return nil, err
 	}
-	return lease, nil
+	r := &record{
+		fence: fence, limit: fence, held: true, mode: req.Mode, since: now.UnixMicro(), pid: os.Getpid(),
+		boot: b.boot, owner: req.Owner, key: b.prefix + req.Key,
+	}
+	if err := write(l.text(), 0, r); err != nil {
+		return nil, err
+	}
+	lost := make(chan struct{})
+	return &Lease{backend: b, place: p, paths: n, lock: l, record: r, lost: lost, grant: driver.Grant{
+		Fence: fence, Clock: now.Round(0), Server: b.boot, Lost: lost,
+	}}, nil
 }
 
 // Close releases all leases, because their session ends, and stops all watching. Detached
@@ -393,7 +376,6 @@ func (b *Backend) Close() error {
 	for l := range leases {
 		l.lose()
 	}
-	b.cleaner.close()
 	b.watcher.close()
 	var first error
 	for l := range leases {

@@ -185,11 +185,7 @@ func TestTokensRiseFromTheClockAndOverEveryDamage(t *testing.T) {
 	for range 10 {
 		cycle("grant")
 	}
-	path := names(&place{path: b.folder.path}, "k").state
-	if err := os.Truncate(path, 0); err != nil {
-		t.Fatal(err)
-	}
-	cycle("the clock alone")
+	path := names(&place{path: b.folder.path}, "k").gate
 	for what, harm := range map[string]func(good []byte) []byte{
 		"first record cut off":  func(b []byte) []byte { clear(b[20:blockSize]); return b },
 		"second record cut off": func(b []byte) []byte { return b[:blockSize+20] },
@@ -341,11 +337,11 @@ func TestKeysAreAnyBytesAndNeverCollide(t *testing.T) {
 		t.Errorf("listed %q, %v\nwant   %q", listed, err, keys)
 	}
 	names, err := os.ReadDir(b.folder.path)
-	if err != nil || len(names) != 2*len(keys) {
+	if err != nil || len(names) < len(keys)+2 || len(names) > len(keys)+17 {
 		t.Errorf("%d files of %d keys, %v", len(names), len(keys), err)
 	}
 	for _, n := range names {
-		if len(n.Name()) > 100 || strings.HasPrefix(n.Name(), ".") {
+		if ours := strings.HasPrefix(n.Name(), gatePrefix) || n.Name() == headName; len(n.Name()) > 100 || strings.HasPrefix(n.Name(), ".") && !ours {
 			t.Errorf("file name %q", n.Name())
 		}
 	}

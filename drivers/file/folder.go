@@ -219,7 +219,7 @@ func refused(err error, path string) error {
 	case errors.Is(err, driver.ErrRefused), errors.Is(err, driver.ErrHeld):
 		return err
 	case errors.Is(err, errDamaged):
-		return refuse("%s is damaged, and with it the counter of the key's tokens: if this machine's clock is right, remove that file", path)
+		return refuse("%s is damaged or empty, and with it a counter of tokens: if this machine's clock is right, remove that file", path)
 	case errors.Is(err, errLayout):
 		return refuse("%s was written by another release, in a layout that this one does not know: use the newer release", path)
 	case errors.Is(err, errEnd):
@@ -228,7 +228,7 @@ func refused(err error, path string) error {
 		return refuse("%s is no regular file but %s: remove it", path, irregular(path))
 	case full(err):
 		return &driver.RefusedError{
-			Reason:     "file: too many files are open: a lock needs two descriptors until it is released; raise the limit (ulimit -n, LimitNOFILE), or hold fewer locks",
+			Reason:     "file: too many files are open: a lock needs a descriptor until it is released; raise the limit (ulimit -n, LimitNOFILE), or hold fewer locks",
 			RetryAfter: time.Second, Err: err,
 		}
 	case errors.Is(err, fs.ErrPermission):
@@ -273,15 +273,14 @@ func kind(m fs.FileMode) string {
 
 // paths are the files of one key.
 type paths struct {
-	lock  string // empty; the lock is on it
-	state string
-	gate  string // where the state cannot be its own gate
+	lock  string // the lock is on it, and its holder's name in it
+	gate  string // of this key and others
+	state string // the counter in the layout dlock1
 }
 
 const (
 	lockSuffix  = ".lock"
 	stateSuffix = ".state"
-	gateSuffix  = ".gate"
 )
 
 func names(p *place, key string) paths {
@@ -290,7 +289,8 @@ func names(p *place, key string) paths {
 
 func pathsOf(p *place, name string) paths {
 	base := filepath.Join(p.path, name)
-	return paths{lock: base + lockSuffix, state: base + stateSuffix, gate: base + gateSuffix}
+	gate := strconv.FormatUint(uint64(name[len(name)-1]&15), 16) // the end of the hash
+	return paths{lock: base + lockSuffix, gate: filepath.Join(p.path, gatePrefix+gate), state: base + stateSuffix}
 }
 
 // shown is how many bytes of a key the names of its files show.

@@ -54,7 +54,7 @@ func TestTheDefaultFolderIsPrivate(t *testing.T) {
 		t.Errorf("the folder has mode %v, want 0700", m)
 	}
 	p := names(&place{path: folder}, "k")
-	for _, path := range []string{p.lock, p.state} {
+	for _, path := range []string{p.lock, p.gate} {
 		if m := mode(t, path); m != 0o600 {
 			t.Errorf("%s has mode %v, want 0600", path, m)
 		}
@@ -130,8 +130,8 @@ func TestWhoMayWriteInAFolderMayShareItsLocks(t *testing.T) {
 		if m := mode(t, p.lock); m.Perm() != c.want {
 			t.Errorf("a file in a folder of mode %v has mode %v, want %v", c.folder, m, c.want)
 		}
-		if m := mode(t, p.state); m.Perm() != c.want {
-			t.Errorf("a state in a folder of mode %v has mode %v, want %v", c.folder, m, c.want)
+		if m := mode(t, p.gate); m.Perm() != c.want {
+			t.Errorf("a gate in a folder of mode %v has mode %v, want %v", c.folder, m, c.want)
 		}
 	}
 	for want, folderMode := range map[fs.FileMode]fs.FileMode{
@@ -163,12 +163,18 @@ func TestWhatSomebodySlippedInIsRefused(t *testing.T) {
 		"a named pipe":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"a folder":          func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
-		for _, suffix := range []string{lockSuffix, stateSuffix} {
+		for _, suffix := range []string{lockSuffix, stateSuffix, "gate", headName} {
 			if err := os.WriteFile(target, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			folder := t.TempDir()
 			path := filepath.Join(folder, fileName("k")+suffix)
+			switch suffix {
+			case "gate":
+				path = names(&place{path: folder}, "k").gate
+			case headName:
+				path = filepath.Join(folder, headName)
+			}
 			if err := plant(path); err != nil {
 				t.Fatal(err)
 			}
@@ -180,7 +186,7 @@ func TestWhatSomebodySlippedInIsRefused(t *testing.T) {
 			if _, err := os.Lstat(target + "2"); err == nil {
 				t.Errorf("%s as %s: its target was made", what, suffix)
 			}
-			if _, err := open(t, folder).Lookup(t.Context(), "k"); err == nil && suffix == stateSuffix {
+			if _, err := open(t, folder).Lookup(t.Context(), "k"); err == nil && suffix == lockSuffix {
 				t.Errorf("%s as %s: Lookup read it", what, suffix)
 			}
 		}
@@ -217,12 +223,12 @@ func TestStrangersFilesAreRefused(t *testing.T) {
 	if err := attempt(t, ""); err != nil {
 		t.Fatal(err)
 	}
-	for _, suffix := range []string{lockSuffix, stateSuffix} {
-		path := filepath.Join(folder, fileName("k")+suffix)
+	n := names(&place{path: folder}, "k")
+	for _, path := range []string{n.lock, n.gate} {
 		if err := os.Chown(path, stranger, stranger); err != nil {
 			t.Fatal(err)
 		}
-		wantRefused(t, "a stranger's "+suffix, attempt(t, ""), path, fmt.Sprint(stranger))
+		wantRefused(t, "a stranger's file", attempt(t, ""), path, fmt.Sprint(stranger))
 		if err := os.Chown(path, 0, 0); err != nil {
 			t.Fatal(err)
 		}

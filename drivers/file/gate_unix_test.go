@@ -4,7 +4,9 @@ package file
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,13 +23,9 @@ func looker(t *testing.T, b *Backend) (leave func()) {
 		t.Fatal(err)
 	}
 	n := names(p, "k")
-	state, err := p.open(n.state, os.O_RDONLY)
+	gate, err := b.enter(t.Context(), p, n)
 	if err != nil {
 		t.Fatal(err)
-	}
-	gate, err := enterGate(t.Context(), p, n, state, time.Minute)
-	if gate == nil || err != nil {
-		t.Fatalf("gate: %v, %v", gate, err)
 	}
 	l, err := p.openLock(n.lock, os.O_RDONLY)
 	if err != nil {
@@ -37,9 +35,8 @@ func looker(t *testing.T, b *Backend) (leave func()) {
 		t.Fatalf("lock: %t, %v", ok, err)
 	}
 	return func() {
-		l.close()
-		gate.unlock()
-		_ = state.Close() // it was only read
+		l.free()
+		gate.free()
 	}
 }
 
@@ -54,32 +51,6 @@ func TestWhoIsLookedAtIsNotRefused(t *testing.T) {
 		r.Mode = mode
 		release(t, acquire(t, b, r))
 	}
-}
-
-// A remover that does not run for a while between the removals of the two files refuses nobody.
-func TestASlowRemovalRefusesNobody(t *testing.T) {
-	b := open(t, t.TempDir())
-	b.patience = time.Minute
-	l := acquire(t, b, request("k"))
-	n := l.paths
-	release(t, l)
-	own, err := l.place.openLock(n.lock, os.O_RDONLY)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ok, err := own.try(driver.Exclusive); !ok || err != nil {
-		t.Fatalf("lock: %t, %v", ok, err)
-	}
-	if err := os.Remove(n.state); err != nil {
-		t.Fatal(err)
-	}
-	time.AfterFunc(500*time.Millisecond, func() {
-		if err := os.Remove(n.lock); err != nil {
-			t.Error(err)
-		}
-		own.close()
-	})
-	release(t, acquire(t, b, request("k")))
 }
 
 func TestNobodyLooksWithoutTheGate(t *testing.T) {
@@ -102,27 +73,37 @@ func TestNobodyLooksWithoutTheGate(t *testing.T) {
 	}
 }
 
-// A process may be stopped while it has the gate. Others still get an answer.
-func TestAStuckGateDelaysAVerdictAndNoMore(t *testing.T) {
+// A process may be stopped while it has a gate. Others get an error that names it, and List goes on
+// with the keys of other gates.
+func TestAStuckGateIsNamedAndHidesNoOtherKey(t *testing.T) {
 	b := open(t, t.TempDir())
-	b.patience = 50 * time.Millisecond
-	release(t, acquire(t, b, request("k")))
 	l := acquire(t, b, request("k"))
-	state, err := os.Open(l.paths.state)
+	want := 0
+	for i := range 32 {
+		if other := acquire(t, b, request(fmt.Sprint(i))); other.paths.gate != l.paths.gate {
+			want++
+		}
+	}
+	b.patience = 50 * time.Millisecond
+	gate, err := os.Open(l.paths.gate)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer state.Close() //nolint:errcheck // it was only read
-	gate := &lock{state}
-	if ok, err := gate.try(driver.Exclusive); !ok || err != nil {
+	defer gate.Close() //nolint:errcheck // it was only read
+	stuck := &lock{gate}
+	if ok, err := stuck.try(driver.Shared); !ok || err != nil { // flock -s
 		t.Fatalf("gate: %t, %v", ok, err)
 	}
-	wantHeld(t, b, request("k"))
-	release(t, l)
-	if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) {
+	if _, err := b.Acquire(t.Context(), request("k")); err == nil || errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), l.paths.gate) {
 		t.Errorf("Acquire without the gate: %v", err)
 	}
-	gate.unlock()
+	listed, start := 0, time.Now()
+	err = b.List(t.Context(), "", func(*driver.State) bool { listed++; return true })
+	if listed != want || err == nil || !strings.Contains(err.Error(), l.paths.gate) {
+		t.Errorf("List: %d of %d keys in %v, %v", listed, want, time.Since(start), err)
+	}
+	release(t, l) // needs no gate
+	stuck.unlock()
 	release(t, acquire(t, b, request("k")))
 }
 

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,21 +13,16 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // Lookup returns the state of key. It takes the lock for an instant while it has the gate, so
 // that no request is refused because of it. Of several shared holders it names only one: only
 // the kernel knows all.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
-	if err := b.usable(ctx); err != nil {
-		return nil, err
-	}
-	p, err := b.folder.visit()
-	if errors.Is(err, fs.ErrNotExist) {
-		return &driver.State{Key: key}, nil // only a lock makes the folder
-	}
-	if err != nil {
-		return nil, err
+	p, err := b.visit(ctx)
+	if p == nil {
+		return &driver.State{Key: key}, err
 	}
 	_, s, err := b.look(ctx, p, names(p, b.prefix+key))
 	if s != nil {
@@ -35,33 +31,41 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	return s, err
 }
 
-// List looks at every key of the folder.
-func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+// visit examines the folder for an operator's request; nil, nil: there is none, because only a lock
+// makes it.
+func (b *Backend) visit(ctx context.Context) (*place, error) {
 	if err := b.usable(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	p, err := b.folder.visit()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
-	if err != nil {
+	return p, err
+}
+
+// List looks at every key of the folder. A key that cannot be looked at does not keep List from the
+// others; its error comes after them.
+func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
+	p, err := b.visit(ctx)
+	if p == nil {
 		return err
 	}
-	entries, err := os.ReadDir(p.path)
-	if err != nil {
-		return refused(err, p.path)
-	}
-	for _, entry := range entries {
-		name, ok := strings.CutSuffix(entry.Name(), stateSuffix)
-		if !ok {
-			continue
-		}
+	var first error
+	stuck := map[string]bool{} // gates
+	for _, name := range keysOf(p.path) {
 		if err := b.usable(ctx); err != nil {
 			return err
 		}
-		full, s, err := b.look(ctx, p, pathsOf(p, name))
+		n := pathsOf(p, name)
+		if stuck[n.gate] {
+			continue
+		}
+		full, s, err := b.look(ctx, p, n)
 		if err != nil {
-			return err
+			first = cmp.Or(first, err)
+			stuck[n.gate] = !errors.Is(err, driver.ErrRefused)
+			continue
 		}
 		key, ok := strings.CutPrefix(full, b.prefix)
 		if !ok || !strings.HasPrefix(key, prefix) || len(s.Holders) == 0 {
@@ -71,36 +75,26 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 			return nil
 		}
 	}
-	return nil
+	return first
 }
 
-// look returns the full key that is written in the state, and the state.
+// look returns the full key that is written in the lock file, and the state.
 func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.State, error) {
-	state, err := p.open(n.state, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", &driver.State{}, nil // nobody ever had it
-	}
-	if err != nil {
-		return "", nil, err
-	}
-	defer state.Close() //nolint:errcheck // it was only read
-	gate, err := enterGate(ctx, p, n, state, b.patience)
-	if err != nil {
-		return "", nil, err
-	}
-	if gate == nil {
-		return "", nil, fmt.Errorf("file: %s: another process is stopped while it uses it", n.state)
-	}
-	defer gate.unlock()
-	mode, held, err := probe(p, n.lock)
-	if err != nil {
-		return "", nil, err
-	}
 	s := &driver.State{}
-	r := read(state).latest()
-	if r == nil {
-		r = &record{}
+	if _, err := os.Lstat(n.lock); errors.Is(err, fs.ErrNotExist) {
+		return "", s, nil // nobody has it
 	}
+	gate, err := b.enter(ctx, p, n)
+	if err != nil {
+		return "", nil, err
+	}
+	defer gate.free()
+	l, mode, held, err := probe(p, n.lock)
+	if l == nil {
+		return "", s, err
+	}
+	defer l.free()
+	r := describe(p, n, l)
 	s.Fence = r.fence
 	if held {
 		s.Mode = mode
@@ -113,27 +107,27 @@ func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.
 	return r.key, s, nil
 }
 
-// probe tries to take the lock, to see whether it is held.
-func probe(p *place, path string) (mode driver.Mode, held bool, err error) {
-	l, err := p.openLock(path, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, false, nil
+// probe opens the lock file, and tries to take the lock, to see whether it is held. The gate is
+// locked. nil, nil: there is no file. Free the lock.
+func probe(p *place, path string) (l *lock, mode driver.Mode, held bool, err error) {
+	if l, err = p.openLock(path, os.O_RDONLY); errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, false, nil
 	}
 	if err != nil {
-		return 0, false, err
+		return nil, 0, false, err
 	}
-	defer l.close()
-	for _, m := range []driver.Mode{driver.Exclusive, driver.Shared} {
-		ok, err := l.try(m)
-		if err != nil {
-			return 0, false, refused(err, path)
-		}
-		if ok {
-			l.unlock()
-			return driver.Shared, m == driver.Shared, nil
+	free, err := l.try(driver.Exclusive)
+	if err == nil && !free {
+		var shared bool
+		if shared, err = l.try(driver.Shared); shared {
+			mode = driver.Shared
 		}
 	}
-	return driver.Exclusive, true, nil
+	if err != nil {
+		l.close()
+		return nil, 0, false, refused(err, path)
+	}
+	return l, mode, !free, nil
 }
 
 // Check examines the folder: whether its locks exclude at all, and which other users can
@@ -142,10 +136,8 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if err := b.usable(ctx); err != nil {
 		return nil, err
 	}
-	var found []driver.Diagnostic
-	add := func(code string, s driver.Severity, fix, format string, args ...any) {
-		found = append(found, driver.Diagnostic{Code: code, Severity: s, Summary: fmt.Sprintf(format, args...), Remedy: fix})
-	}
+	var found base.Findings
+	add := found.Add
 	if b.folder.fallback {
 		add("no-home", driver.SeverityNote, "name the folder (file:///folder) if jobs with and without a home must exclude each other", "HOME is not set, so %s is used: a process of this user with a HOME uses another folder", b.folder.path)
 	}
@@ -154,10 +146,10 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		add("no-folder", driver.SeverityNote, "check again after that", "%s does not exist: the first lock makes it", b.folder.path)
-		return found, nil
+		return found.Result(nil)
 	case errors.As(err, &no):
 		add("folder", driver.SeverityUnsafe, "name a folder on a local disk that this user can write (file:///folder)", "%v", no)
-		return found, nil
+		return found.Result(nil)
 	case err != nil:
 		return nil, err
 	}
@@ -172,8 +164,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		add("no-locks", driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
-		add("folder-not-sticky", driver.SeverityWarning, driver.CommandLine("chmod", "+t", p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
-		d := &found[len(found)-1]
+		d := add("folder-not-sticky", driver.SeverityWarning, driver.CommandLine("chmod", "+t", p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
 		d.Measured, d.Command = fmt.Sprintf("mode %#o", uint32(fi.Mode().Perm())), d.Remedy
 	}
 	if p.id.known && !p.id.mine() && p.id.uid != 0 {
@@ -182,7 +173,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	if b.boot == "" {
 		add("no-boot-id", driver.SeverityNote, "", "this system has no boot id: every grant waits for the disk")
 	}
-	return found, nil
+	return found.Result(nil)
 }
 
 // tryOut makes a file, and checks that two locks on it exclude each other.

@@ -2,73 +2,29 @@ package file
 
 import (
 	"context"
-	"errors"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
-// Lease is the lease that Acquire returns. It has two descriptors open, for the lock file and
-// the key's state, both closed on exec.
+// Lease is the lease that Acquire returns. It has one descriptor open, for the lock file, which is
+// closed on exec.
 type Lease struct {
 	backend *Backend
 	place   *place
 	paths   paths
-	mode    driver.Mode
-	fresh   bool // the key was new
+	fresh   bool    // the key was new
+	record  *record // what is written in the lock file
 	grant   driver.Grant
 
-	mu    sync.Mutex
-	lock  *lock
-	state *os.File
-	over  bool
-	lost  chan struct{} // closed when the lease is found to be lost, and by Backend.Close
+	mu   sync.Mutex
+	lock *lock
+	over bool
+	lost chan struct{} // closed when the lease is found to be lost, and by Backend.Close
 }
 
 var _ driver.Lease = (*Lease)(nil)
-
-// begin gives the holder of l.lock its token, and writes the holder's name into the state.
-func (l *Lease) begin(ctx context.Context, req *driver.Request) error {
-	var err error
-	if l.state, err = l.place.open(l.paths.state, os.O_RDWR); err != nil {
-		return err
-	}
-	// With the gate, no other shared holder takes its token, and Break removes no lock file.
-	gate, err := enterGate(ctx, l.place, l.paths, l.state, l.backend.patience)
-	if err != nil {
-		return err
-	}
-	if gate == nil {
-		return errors.New("file: " + l.paths.state + ": another process is stopped while it takes a token")
-	}
-	defer gate.unlock()
-	if !l.lock.current(l.paths.lock) {
-		return errReplaced
-	}
-	now := time.Now()
-	r := &record{
-		held: true, mode: l.mode, since: now.UnixMicro(), pid: os.Getpid(),
-		boot: l.backend.boot, owner: req.Owner, key: l.backend.prefix + req.Key,
-	}
-	if l.fresh, err = seed(l.place, l.state, r); err != nil {
-		return err
-	}
-	fence, _, err := issue(l.state, r, req.FenceFloor, now)
-	if err == nil && l.fresh {
-		err = syncFolder(l.place.path) // the file must still be there after a crash
-	}
-	if err != nil {
-		return err
-	}
-	l.lost = make(chan struct{})
-	l.grant = driver.Grant{Fence: fence, Clock: now.Round(0), Server: l.backend.boot, Lost: l.lost}
-	return nil
-}
-
-// errReplaced says that the lock file was removed while it was being taken.
-var errReplaced = errors.New("file: the lock file was replaced")
 
 // replaced reports whether the lock file is no longer the one that the lease locked.
 func (l *Lease) replaced() bool {
@@ -126,34 +82,29 @@ func (l *Lease) Release(context.Context) error {
 	l.over = true
 	l.backend.forget(l)
 	if !l.lock.current(l.paths.lock) {
-		l.drop()
+		l.lock.free()
 		return driver.ErrLost
 	}
 	l.sign()
-	l.drop()
+	l.lock.free()
 	return nil
 }
 
-// sign writes into the state that this holder has released the lock. The entry is information
+// sign writes into the lock file that this holder has released the lock. The text is information
 // for people: an error here changes nothing.
 func (l *Lease) sign() {
-	if l.mode == driver.Shared {
-		gate, err := enterGate(context.Background(), l.place, l.paths, l.state, l.backend.patience)
-		if gate == nil || err != nil {
+	if l.record.mode == driver.Shared { // other holders write there too
+		gate, err := l.backend.enter(context.Background(), l.place, l.paths)
+		if err != nil {
 			return
 		}
-		defer gate.unlock()
+		defer gate.free()
+		if r := holder(l.lock.text()); r == nil || r.fence != l.record.fence {
+			return
+		}
 	}
-	clearHolder(l.state, l.grant.Fence)
-}
-
-// drop unlocks and closes. The state is closed last: closing it wakes the waiters.
-func (l *Lease) drop() {
-	l.lock.unlock()
-	l.lock.close()
-	if l.state != nil {
-		_ = l.state.Close() // nothing is buffered
-	}
+	l.record.held = false
+	_ = write(l.lock.text(), 0, l.record)
 }
 
 // File returns the open lock file, to be inherited by a command (in
@@ -169,7 +120,7 @@ func (l *Lease) File() *os.File {
 	return l.lock.file()
 }
 
-// Detach closes the lease's own descriptors and does not unlock: the key is free when the last
+// Detach closes the lease's own descriptor and does not unlock: the key is free when the last
 // process that inherited File's descriptor has exited, or at once if there is none. The lease
 // is over; Release then returns nil. On systems without flock(2) Detach does the same as
 // Release.
@@ -182,9 +133,9 @@ func (l *Lease) Detach() error {
 	l.over = true
 	l.backend.forget(l)
 	if l.lock.file() == nil {
-		l.drop()
+		l.lock.free()
 		return nil
 	}
 	l.lock.close()
-	return l.state.Close()
+	return nil
 }

@@ -20,16 +20,28 @@ var errReadOnly = errors.New("read-only")
 // removable is false: an open file cannot be removed here, or cannot be told from its successor.
 const removable = false
 
-// lock is a file locked by other means than flock(2), LockFileEx on Windows. Such a
-// lock cannot be inherited.
-type lock struct{ f *flock.Flock }
-
-func (p *place) openLock(path string, _ int) (*lock, error) {
-	return &lock{flock.New(path, flock.SetPermissions(p.mode))}, nil
+// lock is a file locked by other means than flock(2), LockFileEx on Windows. Such a lock cannot be
+// inherited. It is on the first byte, which nobody can read meanwhile: the text begins after it.
+type lock struct {
+	f       *flock.Flock
+	content *os.File
 }
 
-// gate returns a separate file: locks are mandatory here, so a locked state could not be read.
-func (p *place) gate(n paths, _ *os.File) (*lock, error) { return p.openLock(n.gate, os.O_RDWR) }
+func (p *place) openLock(path string, flag int) (*lock, error) {
+	f, err := p.open(path, flag)
+	if err != nil {
+		return nil, err
+	}
+	return &lock{flock.New(path, flock.SetPermissions(p.mode)), f}, nil
+}
+
+// text is what the file contains.
+func (l *lock) text() storage { return shifted{l.content} }
+
+type shifted struct{ *os.File }
+
+func (s shifted) ReadAt(b []byte, off int64) (int, error)  { return s.File.ReadAt(b, off+1) }
+func (s shifted) WriteAt(b []byte, off int64) (int, error) { return s.File.WriteAt(b, off+1) }
 
 // try takes the lock if it is free.
 func (l *lock) try(mode driver.Mode) (bool, error) {
@@ -39,11 +51,15 @@ func (l *lock) try(mode driver.Mode) (bool, error) {
 	return l.f.TryLock()
 }
 
-func (l *lock) unlock()        { _ = l.f.Unlock() } // it closes the file in any case
-func (l *lock) close()         { _ = l.f.Close() }  // it was unlocked, or never locked
-func (l *lock) file() *os.File { return nil }
+func (l *lock) unlock() { _ = l.f.Unlock() } // it closes the file in any case
 
-func newLock(f *os.File) *lock { return &lock{flock.New(f.Name())} }
+// close closes both. What matters was synced.
+func (l *lock) close() {
+	_ = l.f.Close()
+	_ = l.content.Close()
+}
+
+func (l *lock) file() *os.File { return nil }
 
 // current is always true: an open file cannot be removed here.
 func (l *lock) current(string) bool { return true }

@@ -34,10 +34,8 @@ func (p *place) openLock(path string, flag int) (*lock, error) {
 	return &lock{f}, nil
 }
 
-func newLock(f *os.File) *lock { return &lock{f} }
-
-// gate returns the state file itself.
-func (p *place) gate(_ paths, state *os.File) (*lock, error) { return &lock{state}, nil }
+// text is what the file contains.
+func (l *lock) text() storage { return l.f }
 
 // try takes the lock if it is free.
 func (l *lock) try(mode driver.Mode) (bool, error) {
@@ -68,7 +66,7 @@ func (l *lock) flock(how int) error {
 	}
 }
 
-func (l *lock) close()         { _ = l.f.Close() } // nothing was written to it
+func (l *lock) close()         { _ = l.f.Close() } // what matters was synced
 func (l *lock) file() *os.File { return l.f }
 
 // current reports whether path still names this file. If not, other processes lock another

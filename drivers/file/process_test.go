@@ -23,6 +23,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // The test binary is its own helper: it is started again with a role.
@@ -349,11 +350,11 @@ func TestOnlyWhoIsGivenTheDescriptorInherits(t *testing.T) {
 	release(t, acquire(t, b, request("k")))
 }
 
-func TestFortyProcessesCountToTwoThousand(t *testing.T) {
+func TestManyProcessesCountTogether(t *testing.T) {
 	t.Parallel()
-	processes, times := 40, 50
-	if testing.Short() {
-		processes, times = 8, 10
+	processes, times := 8, 10
+	if server.IsDeep() {
+		processes, times = 40, 50
 	}
 	folder := t.TempDir()
 	for name, text := range map[string]string{"number": "0\n", "tokens": ""} {

@@ -11,9 +11,10 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// The state of a key is two records, each in its own block, so that a write that a crash cuts
-// off damages at most one of them. A record is one line of text with a checksum. The text after
-// the line is left from longer lines.
+// A counter of tokens is two records, each in its own block, so that a write that a crash cuts off
+// damages at most one of them. A record is one line of text with a checksum. The text after the
+// line is left from longer lines. The holder of a key writes a record into the lock file, for
+// people.
 //
 // Tokens never go back, even if the clock does:
 //
@@ -27,12 +28,13 @@ import (
 // A new limit is first announced in the record that is not needed, and synced, and only then
 // confirmed in the other. An announcement without confirmation has no effect.
 const (
-	layout    = "dlock1"
+	layout    = "dlock2"
+	former    = "dlock1" // the layout with a counter for each key: see formerCounter
 	blockSize = 4096
 	reserve   = uint64(10 * time.Second / time.Microsecond) // how far tokens may go, as time, between two syncs
 )
 
-// record has the owner that took the key last, and the counter of its tokens.
+// record is one of a counter, or the holder in a lock file.
 type record struct {
 	seq       uint64 // the later record has the larger one
 	fence     uint64 // the largest token given
@@ -47,7 +49,7 @@ type record struct {
 	key       string // with the prefix
 }
 
-const format = layout + " seq=%d fence=%d limit=%d confirmed=%t boot=%q held=%t mode=%d since=%d pid=%d owner=%q key=%q"
+const format = " seq=%d fence=%d limit=%d confirmed=%t boot=%q held=%t mode=%d since=%d pid=%d owner=%q key=%q"
 
 // maxOwner is how many bytes of an owner are stored, for people.
 const maxOwner = 256
@@ -56,7 +58,7 @@ const maxOwner = 256
 // quoting makes each byte four at the most.
 func (r *record) encode() []byte {
 	owner := r.owner[:min(len(r.owner), maxOwner)]
-	line := fmt.Appendf(nil, format, r.seq, r.fence, r.limit, r.confirmed, r.boot, r.held, r.mode, r.since, r.pid, owner, r.key)
+	line := fmt.Appendf(nil, layout+format, r.seq, r.fence, r.limit, r.confirmed, r.boot, r.held, r.mode, r.since, r.pid, owner, r.key)
 	return fmt.Appendf(line, " crc=%08x\n", crc32.ChecksumIEEE(line))
 }
 
@@ -67,7 +69,7 @@ var (
 	errEnd     = errors.New("at its end")
 )
 
-func decode(block []byte) (*record, error) {
+func decode(block []byte, layout string) (*record, error) {
 	if len(bytes.Trim(block, "\x00")) == 0 {
 		return nil, errBlank
 	}
@@ -84,7 +86,7 @@ func decode(block []byte) (*record, error) {
 		return nil, errLayout
 	}
 	r := &record{}
-	if _, err := fmt.Sscanf(string(line), format, &r.seq, &r.fence, &r.limit, &r.confirmed, &r.boot, &r.held, &r.mode, &r.since, &r.pid, &r.owner, &r.key); err != nil {
+	if _, err := fmt.Sscanf(string(line), layout+format, &r.seq, &r.fence, &r.limit, &r.confirmed, &r.boot, &r.held, &r.mode, &r.since, &r.pid, &r.owner, &r.key); err != nil {
 		return nil, errDamaged
 	}
 	if max(r.seq, r.limit) > driver.MaxFence || r.fence > r.limit { // no release writes it, and r.seq must not overflow
@@ -93,7 +95,7 @@ func decode(block []byte) (*record, error) {
 	return r, nil
 }
 
-// storage is a state file.
+// storage is the file of a counter.
 type storage interface {
 	io.ReaderAt
 	io.WriterAt
@@ -106,7 +108,7 @@ type pair struct {
 	err [2]error
 }
 
-func read(f io.ReaderAt) *pair {
+func read(f io.ReaderAt, layout string) *pair {
 	p := &pair{}
 	for i := range p.rec {
 		block := make([]byte, blockSize)
@@ -115,7 +117,7 @@ func read(f io.ReaderAt) *pair {
 			p.err[i] = err
 			continue
 		}
-		p.rec[i], p.err[i] = decode(block[:n])
+		p.rec[i], p.err[i] = decode(block[:n], layout)
 	}
 	return p
 }
@@ -149,14 +151,12 @@ func (p *pair) counter(boot string) (uint64, error) {
 			return 0, err
 		}
 	}
-	if errors.Is(p.err[0], errDamaged) && errors.Is(p.err[1], errDamaged) {
-		return 0, errDamaged
+	if p.latest() == nil {
+		return 0, errDamaged // a counter is made with both records
 	}
 	if p.whole() && p.latest().boot == boot {
 		return p.latest().fence, nil
 	}
-	// One blank and one damaged record mean that the first write was cut off: no token was
-	// given.
 	var limit uint64
 	for _, r := range p.rec {
 		if r != nil {
@@ -185,56 +185,53 @@ func (p *pair) spare() int {
 	return p.at()
 }
 
-// issue writes r with the next token, and returns the token. fresh says that the file was
-// blank. Only one issue may run on a file at a time.
-func issue(f storage, r *record, floor uint64, now time.Time) (fence uint64, fresh bool, err error) {
-	p := read(f)
-	counter, err := p.counter(r.boot)
+// issue draws the next token, above least, and returns it. Only one issue may run on a counter at a
+// time.
+func issue(f storage, boot string, least, floor uint64, now time.Time) (uint64, error) {
+	p := read(f, layout)
+	counter, err := p.counter(boot)
 	if err != nil {
-		return 0, false, err
+		return 0, err
 	}
-	if counter >= driver.MaxFence {
-		return 0, false, errEnd
+	if counter = max(counter, least); counter >= driver.MaxFence {
+		return 0, errEnd
 	}
-	r.fence = driver.NextFence(counter, floor, now)
 	last := p.latest()
-	if last != nil {
-		r.seq = last.seq + 1
-	}
-	if p.whole() && last.confirmed && last.boot == r.boot && r.boot != "" && r.fence <= last.limit {
+	r := &record{seq: last.seq + 1, fence: driver.NextFence(counter, floor, now), boot: boot}
+	if p.whole() && last.confirmed && last.boot == boot && boot != "" && r.fence <= last.limit {
 		r.limit, r.confirmed = last.limit, true
-		return r.fence, false, write(f, p.spare(), r)
+		return r.fence, write(f, p.spare(), r)
 	}
 	if p.announced() { // then the larger limit must be on the disk before the other record is overwritten
 		if err := f.Sync(); err != nil {
-			return 0, false, err
+			return 0, err
 		}
 	}
 	r.limit = min(r.fence+reserve, driver.MaxFence)
 	if err := write(f, p.spare(), r); err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	if err := f.Sync(); err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	confirmation := *r
 	confirmation.seq++
 	confirmation.confirmed = true
-	return r.fence, last == nil, write(f, 1-p.spare(), &confirmation)
+	return r.fence, write(f, 1-p.spare(), &confirmation)
 }
 
-// clearHolder notes that the holder with this token has released the lock, if it was the last
-// holder.
-func clearHolder(f storage, fence uint64) {
-	p := read(f)
-	if !p.whole() || p.latest().fence != fence || !p.latest().confirmed {
-		return
+// beginAt writes both records of a counter whose tokens are above limit.
+func beginAt(f storage, limit uint64) error {
+	for i := range 2 {
+		if err := write(f, i, &record{seq: uint64(i), fence: limit, limit: limit, confirmed: true}); err != nil {
+			return err
+		}
 	}
-	r := *p.latest()
-	r.seq++
-	r.held = false
-	_ = write(f, p.spare(), &r) // information for people: see Lease.sign
+	return f.Sync()
 }
+
+// holder returns the record in a lock file, nil where there is none.
+func holder(f io.ReaderAt) *record { return read(f, layout).rec[0] }
 
 func write(f io.WriterAt, i int, r *record) error {
 	_, err := f.WriteAt(r.encode(), int64(i)*blockSize)

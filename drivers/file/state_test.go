@@ -20,18 +20,18 @@ func TestARecordReadsBackAsItWasWritten(t *testing.T) {
 		if len(line) > blockSize {
 			t.Fatalf("key %q: %d bytes do not fit a block", key, len(line))
 		}
-		got, err := decode(append(line, "rest of a longer one\n"...))
+		got, err := decode(append(line, "rest of a longer one\n"...), layout)
 		if err != nil || *got != r {
 			t.Errorf("key %q: read %+v, %v", key, got, err)
 		}
 		for i := range line {
 			damaged := append([]byte{}, line...)
 			damaged[i] ^= 0x40
-			if _, err := decode(damaged); err == nil {
+			if _, err := decode(damaged, layout); err == nil {
 				t.Fatalf("key %q: damage of byte %d goes unnoticed", key, i)
 			}
 			if i > 0 {
-				if _, err := decode(line[:i]); !errors.Is(err, errDamaged) {
+				if _, err := decode(line[:i], layout); !errors.Is(err, errDamaged) {
 					t.Fatalf("key %q: cut off at %d: %v", key, i, err)
 				}
 			}
@@ -49,6 +49,13 @@ type disk struct {
 	dirty          [2]bool
 	rng            *rand.Rand
 	left           int // how many writes and syncs the process lives for
+}
+
+// newDisk has a new counter.
+func newDisk() *disk {
+	d := &disk{left: 1 << 30}
+	_ = beginAt(d, 0) // it lives for long
+	return d
 }
 
 var errCrash = errors.New("crash")
@@ -115,7 +122,8 @@ func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
 	grants, crashes, losses := 0, 0, 0
 	for seed := range uint64(seeds) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		d := &disk{rng: rng}
+		d := newDisk()
+		d.rng = rng
 		tells := seed%5 != 0 // this system tells its restarts
 		boot := ""
 		restart := func() {
@@ -132,7 +140,7 @@ func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
 			if rng.IntN(4) == 0 {
 				d.left = rng.IntN(4)
 			}
-			fence, _, err := issue(d, &record{boot: boot, owner: "o/1", key: "k", held: true}, 0, now)
+			fence, err := issue(d, boot, 0, 0, now)
 			switch {
 			case err == nil:
 				if fence <= last {
@@ -140,9 +148,6 @@ func TestTokensRiseThroughCrashesPowerLossesAndABackwardClock(t *testing.T) {
 				}
 				last = fence
 				grants++
-				if rng.IntN(2) == 0 {
-					clearHolder(d, fence)
-				}
 			case errors.Is(err, errCrash):
 				crashes++
 			default:
@@ -169,8 +174,7 @@ func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
 	now := time.Now()
 	past := now.Add(-24 * time.Hour) // the clock does not help
 	give := func(d *disk, at time.Time) (uint64, error) {
-		fence, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, at)
-		return fence, err
+		return issue(d, "b", 0, 0, at)
 	}
 	for grants := 1; grants < 6; grants++ {
 		for lost := range 2 {
@@ -178,7 +182,7 @@ func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
 				"garbled": func(b []byte) { copy(b[10:], "garbage") },
 				"zeroed":  func(b []byte) { clear(b) },
 			} {
-				d := &disk{left: 1 << 30}
+				d := newDisk()
 				var last uint64
 				for i := range grants {
 					last, _ = give(d, now.Add(time.Duration(i)*time.Second))
@@ -201,30 +205,55 @@ func TestLosingOneRecordNeverLowersATokenLosingBothIsRefused(t *testing.T) {
 	}
 }
 
-func TestAFirstWriteThatWasCutOffIsNoDamage(t *testing.T) {
-	d := &disk{rng: rand.New(rand.NewPCG(1, 1))}
-	copy(d.cache[:], "dlock1 seq=0 fen")
-	d.left = 1 << 30
-	if _, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, time.Now()); err != nil {
-		t.Error(err)
+// A counter is made with both records: a file that lost them is no new one.
+func TestACounterThatIsEmptyIsDamaged(t *testing.T) {
+	d := &disk{left: 1 << 30}
+	for range 2 {
+		if fence, err := issue(d, "b", 0, 0, time.Now()); !errors.Is(err, errDamaged) {
+			t.Errorf("token %d, %v", fence, err)
+		}
+		copy(d.cache[:], layout+" seq=0 fen") // a write that was cut off
+	}
+}
+
+// A new counter begins above the limit that it is given, and a token is above the one that is named.
+func TestACounterBeginsAboveItsLimit(t *testing.T) {
+	d := newDisk()
+	d.rng = rand.New(rand.NewPCG(1, 1))
+	now := time.Now()
+	ahead := uint64(now.Add(time.Hour).UnixMicro())
+	if err := beginAt(d, ahead); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(3) {
+		if fence, err := issue(d, "b", 0, 0, now); err != nil || fence != ahead+1+i {
+			t.Errorf("token %d, %v", fence, err)
+		}
+	}
+	if fence, err := issue(d, "b", 2*ahead, 0, now); err != nil || fence != 2*ahead+1 {
+		t.Errorf("token %d, %v", fence, err)
+	}
+	d.powerLoss()
+	if fence, err := issue(d, "after a restart", 0, 0, now); err != nil || fence <= 2*ahead {
+		t.Errorf("token %d after a restart, %v", fence, err)
 	}
 }
 
 func TestOnlyANewLimitWaitsForTheDisk(t *testing.T) {
-	d := &countingDisk{disk: disk{left: 1 << 30}}
+	d := &countingDisk{disk: *newDisk()}
 	now := time.Now()
 	for i := range 1000 {
-		if _, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, now.Add(time.Duration(i)*10*time.Millisecond)); err != nil {
+		if _, err := issue(d, "b", 0, 0, now.Add(time.Duration(i)*10*time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if d.syncs != 1 {
 		t.Errorf("%d syncs in the ten seconds of one limit, want 1", d.syncs)
 	}
-	if _, _, err := issue(d, &record{boot: "b", owner: "o/1", key: "k"}, 0, now.Add(11*time.Second)); err != nil || d.syncs != 2 {
+	if _, err := issue(d, "b", 0, 0, now.Add(11*time.Second)); err != nil || d.syncs != 2 {
 		t.Errorf("%d syncs after it, want 2; %v", d.syncs, err)
 	}
-	if _, _, err := issue(d, &record{boot: "after a restart", owner: "o/1", key: "k"}, 0, now); err != nil || d.syncs != 3 {
+	if _, err := issue(d, "after a restart", 0, 0, now); err != nil || d.syncs != 3 {
 		t.Errorf("%d syncs after a restart, want 3; %v", d.syncs, err)
 	}
 }
@@ -240,21 +269,22 @@ func (d *countingDisk) Sync() error {
 }
 
 func TestAnotherLayoutIsRefused(t *testing.T) {
-	d := &disk{left: 1 << 30}
+	d := newDisk()
 	r := record{seq: 1, fence: 9, boot: "b", owner: "o/1", key: "k"}
-	line := strings.Replace(string(r.encode()[:len(r.encode())-len(" crc=00000000\n")]), "dlock1 ", "dlock2 ", 1)
+	line := strings.Replace(string(r.encode()[:len(r.encode())-len(" crc=00000000\n")]), layout, "dlock3", 1)
 	copy(d.cache[:], fmt.Sprintf("%s crc=%08x\n", line, crc32.ChecksumIEEE([]byte(line))))
-	_, _, err := issue(d, &r, 0, time.Now())
-	if !errors.Is(refused(err, "x.state"), driver.ErrRefused) || !strings.Contains(refused(err, "x.state").Error(), "newer release") {
-		t.Errorf("got %v, want a refusal", refused(err, "x.state"))
+	_, err := issue(d, "b", 0, 0, time.Now())
+	if !errors.Is(refused(err, "gate"), driver.ErrRefused) || !strings.Contains(refused(err, "gate").Error(), "newer release") {
+		t.Errorf("got %v, want a refusal", refused(err, "gate"))
 	}
 }
 
 func TestTheLargestTokenIsTheLast(t *testing.T) {
-	d := &disk{left: 1 << 30}
-	first := record{seq: 1, fence: driver.MaxFence, limit: driver.MaxFence, boot: "b", owner: "o/1", key: "k"}
-	copy(d.cache[:], first.encode())
-	if fence, _, err := issue(d, &record{boot: "b"}, 0, time.Now()); err == nil {
-		t.Errorf("token %d after the largest", fence)
+	d := newDisk()
+	if err := beginAt(d, driver.MaxFence); err != nil {
+		t.Fatal(err)
+	}
+	if fence, err := issue(d, "b", 0, 0, time.Now()); !errors.Is(err, errEnd) {
+		t.Errorf("token %d after the largest: %v", fence, err)
 	}
 }

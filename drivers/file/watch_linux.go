@@ -16,9 +16,10 @@ import (
 
 var _ driver.Watcher = (*Backend)(nil)
 
-// watcher notices releases by any process through inotify(7). Only a holder has the key's state
-// open for writing. So when the state is closed, by a release or by the kernel after the
-// process died, the lock may be free. There is one inotify instance and one goroutine while
+// watcher notices releases by any process through inotify(7). Only a holder has the key's lock file
+// open for writing. So when the file is closed, by a release or by the kernel after the process
+// died, the lock may be free; and when it is removed, which Break does, too. Then the watch moves
+// to the next file of this name. There is one inotify instance and one goroutine while
 // anybody watches, and none otherwise.
 type watcher struct {
 	mu     sync.Mutex
@@ -27,15 +28,16 @@ type watcher struct {
 	closed bool
 }
 
-// watched is a key's state file and its watchers.
+// watched is a key's lock file and its watchers.
 type watched struct {
 	path     string
+	wd       int32
 	channels map[chan struct{}]struct{}
 	echo     *time.Timer
 }
 
-// echoAfter is the pause before a signal is repeated: the kernel may close a killed process's
-// state just before its lock.
+// echoAfter is the pause before a signal is repeated: the kernel tells of a killed process's
+// closed file just before it frees the lock.
 const echoAfter = 5 * time.Millisecond
 
 // Watch signals when a holder of key releases it or dies, in this process or another. (It does
@@ -53,7 +55,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	if err != nil {
 		return nil, err
 	}
-	path := names(p, b.prefix+key).state
+	path := names(p, b.prefix+key).lock
 	f, err := p.open(path, os.O_RDONLY) // closing a file opened with O_RDWR would signal others
 	if errors.Is(err, fs.ErrNotExist) {
 		f, err = p.open(path, os.O_RDWR)
@@ -83,12 +85,12 @@ func (w *watcher) add(ctx context.Context, path string) (<-chan struct{}, error)
 	}
 	k := w.keys[wd]
 	if k == nil {
-		k = &watched{path: path, channels: map[chan struct{}]struct{}{}}
+		k = &watched{path: path, wd: wd, channels: map[chan struct{}]struct{}{}}
 		w.keys[wd] = k
 	}
 	ch := make(chan struct{}, 1)
 	k.channels[ch] = struct{}{}
-	context.AfterFunc(ctx, func() { w.remove(wd, k, ch) })
+	context.AfterFunc(ctx, func() { w.remove(k, ch) })
 	return ch, nil
 }
 
@@ -107,18 +109,18 @@ func (w *watcher) start() error {
 	return nil
 }
 
-func (w *watcher) remove(wd int32, k *watched, ch chan struct{}) {
+func (w *watcher) remove(k *watched, ch chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(k.channels, ch)
-	if len(k.channels) > 0 || w.keys[wd] != k {
+	if len(k.channels) > 0 || w.keys[k.wd] != k {
 		return
 	}
-	delete(w.keys, wd)
+	delete(w.keys, k.wd)
 	if k.echo != nil {
 		k.echo.Stop()
 	}
-	unwatchFile(w.events, wd)
+	unwatchFile(w.events, k.wd)
 	w.stopIfIdle()
 }
 
@@ -188,6 +190,7 @@ func (w *watcher) fail(events *os.File) {
 
 // signal wakes the watchers of k, now and once more after echoAfter.
 func (w *watcher) signal(k *watched) {
+	w.follow(k)
 	k.wake()
 	if k.echo != nil {
 		k.echo.Reset(echoAfter)
@@ -196,8 +199,25 @@ func (w *watcher) signal(k *watched) {
 	k.echo = time.AfterFunc(echoAfter, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
+		w.follow(k)
 		k.wake()
 	})
+}
+
+// follow watches the file that has the path now, if it is another one. If there is none, the next
+// attempt makes it.
+func (w *watcher) follow(k *watched) {
+	if w.keys[k.wd] != k { // nobody watches any more
+		return
+	}
+	wd, err := watchFile(w.events, k.path)
+	if err != nil || wd == k.wd || w.keys[wd] != nil {
+		return
+	}
+	delete(w.keys, k.wd)
+	unwatchFile(w.events, k.wd)
+	k.wd = wd
+	w.keys[wd] = k
 }
 
 func (k *watched) wake() {
@@ -217,7 +237,7 @@ func watchFile(events *os.File, path string) (int32, error) {
 	}
 	wd := 0
 	if cerr := conn.Control(func(fd uintptr) {
-		wd, err = syscall.InotifyAddWatch(int(fd), path, syscall.IN_CLOSE_WRITE|syscall.IN_DELETE_SELF|syscall.IN_MOVE_SELF|syscall.IN_DONT_FOLLOW)
+		wd, err = syscall.InotifyAddWatch(int(fd), path, syscall.IN_CLOSE_WRITE|syscall.IN_ATTRIB|syscall.IN_MOVE_SELF|syscall.IN_DONT_FOLLOW)
 	}); cerr != nil {
 		return 0, cerr
 	}
