@@ -23,18 +23,11 @@ type attempt struct {
 	fence   uint64
 	sent    time.Time         // when the last write that found the entry was sent
 	seen    *driver.HeldError // the holder that was seen last
-	watch   watch
 	// container is the transaction that made the lock's container.
 	container int64
 	// ahead are the entries before the attempt's own, if known.
 	ahead []entry
 	known bool
-}
-
-// A watch is a watch on the entry before the attempt's own.
-type watch struct {
-	node string
-	gone <-chan zk.Event
 }
 
 // Acquire makes one attempt, or with req.Wait waits in the key's queue.
@@ -208,6 +201,26 @@ type queue struct {
 // change it.)
 func births(container *zk.Stat) int32 { return container.Cversion + container.NumChildren }
 
+// Servers number the entries of a container from 0 to 2^31-1, and give all later ones the same number.
+// A container that has no entries is made anew once it has had many. One that always has entries is
+// refused shortly before the end, until it has none.
+const (
+	manyEntries = 1<<31 - 1<<24
+	lastEntries = 1<<31 - 1<<16
+)
+
+// entriesMade returns how many entries a container ever had, which is the number of the next one.
+func entriesMade(container *zk.Stat) int64 { return int64(uint32(births(container)) / 2) }
+
+// discard deletes a container, unless it has changed or has entries. Its tokens go on from the time.
+func (b *Backend) discard(ctx context.Context, s *session, dir string, version int32) error {
+	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(dir, version) })
+	if errors.Is(err, zk.ErrNoNode) || errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNotEmpty) {
+		return nil
+	}
+	return err
+}
+
 // inspect reads the container, and makes it if it is missing. Unless the attempt waits, the
 // error names the holder that excludes it. current says that reads are not older than the
 // session's last write.
@@ -221,6 +234,15 @@ func (a *attempt) inspect(ctx context.Context, wait, current bool) (queue, error
 		}
 		if err != nil {
 			return queue{}, err
+		}
+		switch made := entriesMade(got.stat); {
+		case made >= a.b.manyEntries && got.stat.NumChildren == 0:
+			if err := a.b.discard(ctx, a.s, a.dir, got.stat.Version); err != nil {
+				return queue{}, err
+			}
+			continue
+		case made >= a.b.lastEntries:
+			return queue{}, errSequence
 		}
 		token, err := parseCounter(got.data)
 		known := queue{token: token, version: got.stat.Version, container: got.stat.Czxid, births: births(got.stat)}
@@ -444,37 +466,26 @@ func confirm(ctx context.Context, s *session, node string) (sent time.Time, err 
 
 // await waits until an entry is removed, or for a while.
 func (a *attempt) await(ctx context.Context, next *entry) error {
-	node := a.dir + "/" + next.name
-	if a.watch.node != node { // otherwise it is watched already
-		bounded, cancel := a.b.bound(ctx)
-		type watched struct {
-			stored
-			gone <-chan zk.Event
+	bounded, cancel := a.b.bound(ctx)
+	got, gone, err := a.s.watch(bounded, a.dir+"/"+next.name)
+	if err == nil && a.seen == nil {
+		if got != nil {
+			a.seen = heldBy(next, *got)
+		} else {
+			_ = a.held(bounded, next)
 		}
-		got, err := again(bounded, a.s, func(c *zk.Conn) (watched, error) {
-			data, stat, gone, err := c.GetW(node)
-			return watched{stored{data, stat}, gone}, err
-		})
-		cancel()
-		if errors.Is(err, zk.ErrNoNode) {
-			return nil
-		}
-		if err != nil && ctx.Err() != nil {
+	}
+	cancel()
+	if err != nil {
+		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil {
-			return nil // try again after a look
-		}
-		a.watch = watch{node, got.gone}
-		if a.seen == nil {
-			a.seen = heldBy(next, got.stored)
-		}
+		return nil // try again after a look
 	}
 	look := time.NewTimer(checkInterval)
 	defer look.Stop()
 	select {
-	case <-a.watch.gone:
-		a.watch = watch{}
+	case <-gone:
 		return nil
 	case <-look.C:
 		return nil

@@ -87,8 +87,9 @@ type Backend struct {
 	password []byte // user:password; nil: none
 	acl      []zk.ACL
 	clock    clock
-	// longestIdle is how long a session without users is kept.
-	longestIdle time.Duration
+	// longestIdle is how long a session without users is kept. Tests change it, and these.
+	longestIdle              time.Duration
+	manyEntries, lastEntries int64
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -146,7 +147,7 @@ func New(members []string, o *Options) (*Backend, error) {
 			Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL:   minTTL, MaxTTL: maxTTL,
 		},
-		acl: zk.WorldACL(zk.PermAll), longestIdle: longestIdle, clock: clock{looking: make(chan struct{}, 1)},
+		acl: zk.WorldACL(zk.PermAll), longestIdle: longestIdle, manyEntries: manyEntries, lastEntries: lastEntries, clock: clock{looking: make(chan struct{}, 1)},
 		sessions: map[time.Duration]*session{}, all: map[*session]struct{}{},
 	}
 	if opt.User != "" {

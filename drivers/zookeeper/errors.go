@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
@@ -14,6 +15,8 @@ var (
 	errLayout = errors.New("unknown layout")
 	// errEnd says that no larger token can be given.
 	errEnd = errors.New("the key has used up its tokens")
+	// errSequence says that the container's numbers for entries are used up.
+	errSequence = errors.New("the key has used up its sequence numbers")
 	// errGone says that the call's entry was removed.
 	errGone = errors.New("our entry is gone")
 	// errExpired says that the servers have ended the session and deleted its entries.
@@ -62,6 +65,9 @@ func (b *Backend) failed(ctx context.Context, s *session, err error) error {
 			" in a layout that this one does not know: use that release, or another path"}
 	case errors.Is(err, errEnd):
 		return &driver.RefusedError{Reason: "the fencing tokens of a key under " + b.opt.Path + " are at their end: use another path"}
+	case errors.Is(err, errSequence):
+		return &driver.RefusedError{RetryAfter: time.Second, Reason: "a key under " + b.opt.Path + " has had almost 2^31 entries, and its node can be made anew " +
+			"only while it has none: release its lock, and let its waiters end"}
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrAuthFailed), errors.Is(err, zk.ErrInvalidACL):
 		return &driver.RefusedError{Reason: "zookeeper refuses: check the user, the password, and the access control list of " + b.opt.Path, Err: err}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):

@@ -24,6 +24,9 @@ func LeaseEnd(taken time.Time, touches []time.Time, sent time.Time, timeout, ttl
 // SetLongestIdle sets how long a session without users is kept.
 func (b *Backend) SetLongestIdle(d time.Duration) { b.longestIdle = d }
 
+// SetEntries sets after how many entries a container is made anew, and after how many it is refused.
+func (b *Backend) SetEntries(many, last int64) { b.manyEntries, b.lastEntries = many, last }
+
 // Escape, Unescape and TooOld are for tests.
 var (
 	Escape   = escape
@@ -32,4 +35,11 @@ var (
 )
 
 // NewLink returns a session's connection to a server, over c.
-func NewLink(c net.Conn) net.Conn { return &link{Conn: c, asked: true} }
+func NewLink(c net.Conn) net.Conn { return &link{Conn: c, s: &session{}, asked: true} }
+
+// Understood reports whether the client library can read an answer to a request of this kind.
+func Understood(op int32, body []byte) bool {
+	r := reader{rest: body}
+	r.answer(op)
+	return !r.failed
+}

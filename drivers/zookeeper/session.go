@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"maps"
 	"math"
 	"net"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -43,6 +45,7 @@ type session struct {
 	orderly  bool          // the servers were told that it ends
 	link     *link
 	fails    int    // consecutive connections that failed
+	slow     int    // of these, those that had no answer in time
 	reason   string // the error of the last of them
 	proven   time.Time
 	touches  []time.Time
@@ -50,6 +53,7 @@ type session struct {
 	idle     time.Time // since when it has no users
 	retired  bool      // another session has taken its place
 	orphans  []orphan
+	watches  map[string]chan struct{} // by node; closed when it is deleted or changes
 }
 
 // An orphan is an abandoned entry, which is deleted in the background.
@@ -86,7 +90,7 @@ func classOf(ttl time.Duration) time.Duration {
 func (b *Backend) newSession(class time.Duration) (*session, error) {
 	s := &session{
 		b: b, class: class, want: sessionTimeout(class), lost: make(chan struct{}), wake: make(chan struct{}, 1),
-		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), users: 1,
+		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), users: 1, watches: map[string]chan struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.mu.Lock() // the client's goroutine calls back at once
@@ -133,7 +137,7 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 	s.mu.Lock()
 	fails := s.fails
 	s.fails++
-	dead, orderly := s.dead, s.orderly
+	slow, dead, orderly := s.slow, s.dead, s.orderly
 	s.mu.Unlock()
 	if dead != nil && !orderly {
 		return nil, dead
@@ -145,8 +149,8 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 			return nil, s.ctx.Err()
 		}
 	}
-	// A busy server gets more time after each round.
-	limit := s.b.silence() * time.Duration(1+min(fails/len(s.hosts), 4))
+	// A busy server gets more time after each round in which none answered.
+	limit := s.b.silence() * time.Duration(1+min(slow/len(s.hosts), 4))
 	ctx, cancel := context.WithTimeout(s.ctx, limit)
 	defer cancel()
 	raw, err := new(net.Dialer).DialContext(ctx, network, addr)
@@ -156,6 +160,7 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 	if err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("no answer to a connection to " + addr)
+			s.wasSlow()
 		}
 		s.note(err.Error())
 		return nil, err
@@ -167,6 +172,13 @@ func (s *session) dial(network, addr string, _ time.Duration) (net.Conn, error) 
 	s.link = l
 	s.reason = addr + " does not serve"
 	return l, nil
+}
+
+// wasSlow counts a connection that had no answer in time.
+func (s *session) wasSlow() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slow++
 }
 
 func handshake(ctx context.Context, raw net.Conn, addr string, secure *tls.Config) (net.Conn, error) {
@@ -199,100 +211,11 @@ func (s *session) why() string {
 	return s.reason
 }
 
-// A link is one connection to a server. It corrects three habits of the client library, which
-// always requests the timeout that it got last, does not reveal the timeout that it got, and
-// waits several timeouts for a server that does not answer its handshake.
-type link struct {
-	net.Conn
-	s      *session
-	dialed time.Time
-	end    time.Time // of the handshake
-
-	mu      sync.Mutex
-	asked   bool
-	greeted bool
-	head    []byte // of the greeting
-	read    time.Time
-}
-
-// Write puts the wanted timeout into the request for a session. If it fails it closes the
-// connection and reports no error, so that the client library notices the end where it reads: after
-// an error of a write it answers the request twice, and some requests (the watches that it sends
-// again after a reconnection) have room for one answer, so that it hung for ever.
-func (l *link) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	first := !l.asked
-	l.asked = true
-	l.mu.Unlock()
-	const at = 16 // after the length, the protocol version, and the last transaction seen
-	if first && len(p) >= at+4 {
-		l.s.mu.Lock()
-		ms := uint32(l.s.want.Milliseconds())
-		l.s.mu.Unlock()
-		p = append([]byte(nil), p...)
-		p[at], p[at+1], p[at+2], p[at+3] = byte(ms>>24), byte(ms>>16), byte(ms>>8), byte(ms)
-	}
-	if _, err := l.Conn.Write(p); err != nil {
-		_ = l.Close()
-	}
-	return len(p), nil
-}
-
-// Read notes when the server sent data, and the beginning of its answer to the handshake.
-func (l *link) Read(p []byte) (int, error) {
-	n, err := l.Conn.Read(p)
-	if n > 0 {
-		l.mu.Lock()
-		l.read = time.Now()
-		if len(l.head) < 12 {
-			l.head = append(l.head, p[:n]...)
-		}
-		l.mu.Unlock()
-	}
-	return n, err
-}
-
-// timeout returns the session's timeout from the answer to the handshake: after the length and
-// the protocol version.
-func (l *link) timeout() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.greeted = true
-	if len(l.head) < 12 {
-		return 0
-	}
-	ms := uint32(l.head[8])<<24 | uint32(l.head[9])<<16 | uint32(l.head[10])<<8 | uint32(l.head[11])
-	return time.Duration(ms) * time.Millisecond
-}
-
-// Close closes the connection at once: closing TLS in order might wait for the server.
-func (l *link) Close() error {
-	if c, ok := l.Conn.(*tls.Conn); ok {
-		return c.NetConn().Close()
-	}
-	return l.Conn.Close()
-}
-
-// SetReadDeadline bounds the handshake.
-func (l *link) SetReadDeadline(t time.Time) error {
-	l.mu.Lock()
-	if !l.greeted && (t.IsZero() || t.After(l.end)) {
-		t = l.end
-	}
-	l.mu.Unlock()
-	return l.Conn.SetReadDeadline(t)
-}
-
-// heard reports whether the server has sent data since an instant.
-func (l *link) heard(since time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.read.After(since)
-}
-
-// event gets changes of the session's state, on a goroutine of the client.
+// event gets changes of the session's state and of nodes that are watched, on a goroutine of the
+// client.
 func (s *session) event(e zk.Event) {
 	if e.Type != zk.EventSession {
+		s.fire(e.Path)
 		return
 	}
 	switch e.State {
@@ -305,13 +228,70 @@ func (s *session) event(e zk.Event) {
 	}
 }
 
+// watch returns a channel that is closed when a node is deleted or changes, or the connection breaks.
+// All waiters for a node share one watch, which stays as long as the node: the protocol has none that
+// ends earlier. got is what is stored, unless another waiter's request is used.
+func (s *session) watch(ctx context.Context, node string) (got *stored, gone <-chan struct{}, err error) {
+	s.mu.Lock()
+	c := s.watches[node]
+	shared := c != nil
+	if !shared {
+		c = make(chan struct{})
+		s.watches[node] = c
+	}
+	s.mu.Unlock()
+	if shared {
+		return nil, c, nil
+	}
+	var decided atomic.Bool // who ends the watch if it cannot be made: the request, or this call
+	found, err := ask(ctx, s, func(conn *zk.Conn) (*stored, error) {
+		if !decided.CompareAndSwap(false, true) {
+			return nil, zk.ErrConnectionClosed
+		}
+		data, stat, _, err := conn.GetW(node)
+		if err != nil {
+			s.fire(node)
+		}
+		return &stored{data, stat}, err
+	})
+	if err != nil && decided.CompareAndSwap(false, true) {
+		s.fire(node)
+	}
+	return found, c, err
+}
+
+// fire ends the watch on a node.
+func (s *session) fire(node string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.watches[node]; c != nil {
+		close(c)
+		delete(s.watches, node)
+	}
+}
+
+// fireAll is called under s.mu.
+func (s *session) fireAll() {
+	for _, c := range s.watches {
+		close(c)
+	}
+	clear(s.watches)
+}
+
+// watched returns the nodes that are watched.
+func (s *session) watched() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.watches))
+}
+
 // attach notes that a server serves the session, which its leader has confirmed.
 func (s *session) attach() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timeout = s.link.timeout()
 	s.proven, s.touches = s.link.dialed, nil
-	s.fails, s.reason = 0, ""
+	s.fails, s.slow, s.reason = 0, 0, ""
 	s.known = true
 	if s.dead != nil {
 		return
@@ -346,6 +326,7 @@ func (s *session) detach() {
 	s.mu.Lock()
 	was := s.attached
 	s.setAttached(false)
+	s.fireAll()
 	s.link = nil
 	tell := was && s.dead == nil && s.users > 0
 	s.mu.Unlock()
@@ -370,6 +351,7 @@ func (s *session) setDead(why error, orderly bool) {
 	if errors.Is(why, errExpired) || errors.Is(why, errAbandoned) { // by then its leases have ended
 		close(s.lost)
 	}
+	s.fireAll()
 	close(s.changed)
 	s.changed = make(chan struct{})
 	s.poke()

@@ -1,0 +1,150 @@
+package zookeeper_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redlock-go/redlock/drivers/zookeeper"
+	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+)
+
+// The library hangs for ever if the write of a request fails that has room for one answer.
+func TestAFailedWriteEndsTheReads(t *testing.T) {
+	t.Parallel()
+	ours, theirs := net.Pipe()
+	must(t, theirs.Close())
+	l := zookeeper.NewLink(ours)
+	if n, err := l.Write([]byte("request")); n != 7 || err != nil {
+		t.Errorf("a write that fails gives %d, %v: want no error", n, err)
+	}
+	if _, err := l.Read(make([]byte, 1)); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("then a read gives %v: the connection must be closed", err)
+	}
+}
+
+// numbers are what an answer consists of, most significant bytes first.
+func numbers(all ...any) (b []byte) {
+	for _, n := range all {
+		b, _ = binary.Append(b, binary.BigEndian, n)
+	}
+	return b
+}
+
+// TestAHostileServerEndsNothing: the client library would end the process, or take all memory, if it
+// read what these servers send.
+func TestAHostileServerEndsNothing(t *testing.T) {
+	t.Parallel()
+	greeting := func(timeout int32) []byte {
+		return numbers(int32(37), int32(0), timeout, int64(7), int32(16), make([]byte, 17))
+	}
+	answer := func(body []byte) []byte { // to the first request
+		return append(numbers(int32(len(body)+16), int32(1), int64(5), int32(0)), body...)
+	}
+	stat := make([]byte, 68)
+	fine := greeting(4000)
+	for name, sent := range map[string][2][]byte{ // at the connection, and after the first request
+		"a negative timeout":         {greeting(-1)},
+		"no timeout":                 {greeting(0)},
+		"a greeting of 4 GiB":        {numbers(uint32(1<<32 - 1))},
+		"a short greeting":           {numbers(int32(3), int32(0))},
+		"an answer of 4 GiB":         {fine, numbers(uint32(1<<32 - 1))},
+		"an answer without a header": {fine, numbers(int32(4), int32(1))},
+		"data of 2 GiB":              {fine, answer(append(numbers(int32(1<<31-1)), stat...))},
+		"data without a description": {fine, answer(numbers(int32(0)))},
+		"an event with a long path":  {fine, numbers(int32(28), int32(-1), int64(0), int32(0), int32(2), int32(3), int32(-1))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			must(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					go func() {
+						defer c.Close() //nolint:errcheck // a test
+						for _, packet := range sent {
+							if _, err := c.Read(make([]byte, 1000)); err != nil {
+								return
+							}
+							_, _ = c.Write(packet)
+						}
+						_, _ = io.Copy(io.Discard, c)
+					}()
+				}
+			}()
+			b := open(t, "zk://"+l.Addr().String()+"?call_timeout=300ms")
+			if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", 2*time.Second)); redlocktest.Verdict(err) != "unknown" {
+				t.Errorf("Acquire: %v", err)
+			}
+		})
+	}
+}
+
+// FuzzAnswers: whatever a server answers is looked at without a crash, and in a short time.
+func FuzzAnswers(f *testing.F) {
+	stat := make([]byte, 68)
+	for op, body := range map[int32][]byte{
+		1: numbers(int32(2), []byte("/a")), 4: append(numbers(int32(-1)), stat...), 12: append(numbers(int32(1), int32(1), []byte("x")), stat...),
+		14: append(numbers(int32(5), false, int32(-1)), append(stat, numbers(int32(-1), int8(0), int32(-101), int32(-101), int32(-1), int8(1), int32(-1))...)...),
+	} {
+		f.Add(op, body)
+		f.Add(op, numbers(int32(1<<31-1)))
+	}
+	f.Fuzz(func(t *testing.T, op int32, body []byte) {
+		zookeeper.Understood(op, body)
+	})
+}
+
+// TestWaitsLeaveFewWatches: those that end leave one watch for each node, and it does not outlive the
+// connection.
+func TestWaitsLeaveFewWatches(t *testing.T) {
+	t.Parallel()
+	g := single(t)
+	way := fault.NewProxy(t, g.Addrs()[0])
+	path := "/" + t.Name()
+	b := open(t, "zk://"+way.Addr()+path+"?call_timeout=30s")
+	held := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 2*time.Minute))
+	var watches atomic.Int64 // that are asked for: getData is request 4, and ends with a byte for the watch
+	way.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
+		if n := len(chunk); n > 12 && binary.BigEndian.Uint32(chunk[8:]) == 4 && chunk[n-1] == 1 {
+			watches.Add(1)
+		}
+		return len(chunk), fault.Pass
+	})
+	for range 30 {
+		r := redlocktest.NewRequest("k", 2*time.Minute)
+		r.Wait = true
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+		_, err := b.Acquire(ctx, r)
+		cancel()
+		if err == nil {
+			t.Fatal("a held lock was granted")
+		}
+	}
+	if n := watches.Load(); n > 10 { // one, and those for entries of waits that ended just before
+		t.Errorf("30 waits that ended left %d watches", n)
+	}
+	next := redlocktest.NewRequest("k", 2*time.Minute)
+	next.Wait = true
+	waiting := redlocktest.Waiter(t, b, next)
+	redlocktest.AwaitWaiters(t, b, "k", 1)
+	for range 3 {
+		way.CutAll() // the library connects again, with the session and without watches
+		redlocktest.Renew(t, held, 2*time.Minute)
+	}
+	redlocktest.Release(t, held)
+	if l := <-waiting; l != nil {
+		redlocktest.Release(t, l)
+	}
+}
