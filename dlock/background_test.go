@@ -161,7 +161,7 @@ func TestAHookThatBlocksLosesNoLease(t *testing.T) {
 		freed := make(chan struct{})
 		stuck := func(context.Context, dlock.Event) { <-freed }
 		s := newSpy()
-		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Renewed: stuck, Lost: stuck}))
+		c := newSpyClient(t, s, dlock.WithHooks(on("renew lost", stuck)))
 		defer close(freed)
 		l, lossy := lock(t, c, "k"), lock(t, c, "lossy")
 		s.Backend.(*memory.Backend).Expire("lossy")
@@ -198,17 +198,15 @@ func init() { dlock.Register("noticing", noticer{}) }
 func TestAHookThatCallsBackDoesNotFreezeTheBackend(t *testing.T) {
 	var c *dlock.Client
 	called := make(chan error, 1)
-	c, err := dlock.OpenURL("noticing:", dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
-		Notice: func(n dlock.Notice) {
-			if n.Key == "first" {
-				l, err := c.TryLock(context.Background(), "second")
-				if err == nil {
-					err = l.Unlock()
-				}
-				called <- err
+	c, err := dlock.OpenURL("noticing:", dlock.WithLogger(nil), dlock.WithHooks(on("notice", func(ctx context.Context, e dlock.Event) {
+		if e.Notice.Key == "first" {
+			l, err := c.TryLock(ctx, "second")
+			if err == nil {
+				err = l.Unlock()
 			}
-		},
-	}))
+			called <- err
+		}
+	})))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +227,7 @@ func TestCloseWaitsForHooksAndLogLines(t *testing.T) {
 		gone := make(chan struct{})
 		s.session(gone)
 		before := goroutines()
-		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Lost: slow}))
+		c := newSpyClient(t, s, dlock.WithHooks(on("lost", slow)))
 		lock(t, c, "k")
 		close(gone)
 		synctest.Wait()
@@ -248,7 +246,7 @@ func TestCloseNamesAHookThatDoesNotReturn(t *testing.T) {
 		freed := make(chan struct{})
 		defer close(freed)
 		s := newSpy()
-		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Lost: func(context.Context, dlock.Event) { <-freed }}))
+		c := newSpyClient(t, s, dlock.WithHooks(on("lost", func(context.Context, dlock.Event) { <-freed })))
 		l := lock(t, c, "k")
 		s.Backend.(*memory.Backend).Expire("k")
 		<-l.Done()
@@ -261,9 +259,7 @@ func TestCloseNamesAHookThatDoesNotReturn(t *testing.T) {
 func TestAHookOfTheBackgroundThatEndsItsGoroutineEndsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var called atomic.Int64
-		c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
-			Renewed: func(context.Context, dlock.Event) { called.Add(1); runtime.Goexit() },
-		}))
+		c := newSpyClient(t, newSpy(), dlock.WithHooks(on("renew", func(context.Context, dlock.Event) { called.Add(1); runtime.Goexit() })))
 		lock(t, c, "k")
 		time.Sleep(time.Minute)
 		if called.Load() < 10 {
@@ -286,7 +282,7 @@ func TestEventsSayWhatTheirFieldsMean(t *testing.T) {
 			defer mu.Unlock()
 			got[e.Op] = times{e.Waited, e.Held}
 		}
-		c := newSpyClient(t, s, dlock.WithHooks(dlock.Hooks{Acquired: say, Lost: say, Released: say}))
+		c := newSpyClient(t, s, dlock.WithHooks(on("lock lost unlock", say)))
 		l := lock(t, c, "k")
 		time.Sleep(time.Second)
 		unlock(t, l)
@@ -312,11 +308,10 @@ func TestStartIsCalledForCallsOfTheProgramAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var began []string
 		c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
-			Start: func(ctx context.Context, op dlock.Op) context.Context { began = append(began, op.Name); return ctx },
+			Start: func(ctx context.Context, op, _ string) context.Context { began = append(began, op); return ctx },
 		}))
 		l := lock(t, c, "k")
 		time.Sleep(time.Minute)
-		_ = l.Renew(t.Context())
 		unlock(t, l)
 		if got := strings.Join(began, " "); got != "lock unlock" {
 			t.Errorf("Start was called for %s", got)
@@ -349,7 +344,7 @@ func TestFeaturesSayWhoWaitsInOrder(t *testing.T) {
 		"memory:": true, "redis://127.0.0.1:1/0": true, "valkey://127.0.0.1:1/0": true, "postgres://u@127.0.0.1:1/db": true,
 		"redlock:redis://127.0.0.1:1,redis://127.0.0.1:2,valkey://127.0.0.1:3": true, "file:": false,
 	} {
-		c, err := dlock.OpenURL(url, dlock.WithRequire(dlock.FeatureOrdered), dlock.WithLogger(nil))
+		c, err := dlock.OpenURL(url, dlock.WithRequire(driver.FeatureOrdered), dlock.WithLogger(nil))
 		if (err == nil) != ordered {
 			t.Errorf("%s: %v", url, err)
 		}

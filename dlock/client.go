@@ -108,23 +108,27 @@ func (c *Client) checkDefaults() error {
 	if missing := c.require &^ c.info.Features; missing != 0 {
 		return driver.Invalid("WithRequire", "%s lacks %s", c.info.Name, missing)
 	}
-	if c.mode == Shared && !c.info.Features.Has(driver.FeatureShared) {
-		return driver.Invalid("WithMode", "%s has no shared mode", c.info.Name)
+	if c.mode == driver.Shared && !c.info.Features.Has(driver.FeatureShared) {
+		return driver.Invalid("WithShared", "%s has no shared mode", c.info.Name)
 	}
 	if c.hasTTL() || c.ttlSet {
 		if !c.ttlSet {
 			c.ttl = min(max(c.ttl, c.info.MinTTL), c.info.MaxTTL)
 		}
-		return c.info.CheckTTL(c.ttl)
+		if err := c.info.CheckTTL(c.ttl); err != nil {
+			return err
+		}
+		return c.checkMargin(c.ttl)
 	}
-	return nil
+	return c.checkMargin(0)
 }
 
 // hasTTL reports whether the backend's leases end by time.
 func (c *Client) hasTTL() bool { return c.info.MaxTTL != 0 }
 
-// Info describes the client's backend.
-func (c *Client) Info() Info { return c.info }
+// Backend returns the client's backend, for what it has beyond locks: a driver.Inspector and a
+// driver.Admin for operators, or a quorum.Admin. It ends with the client.
+func (c *Client) Backend() driver.Backend { return c.backend }
 
 // String returns where the client locks: the backend's address without any secret, or its
 // name if it has no address.
@@ -144,25 +148,6 @@ func (c *Client) TTL() time.Duration {
 	return c.ttl
 }
 
-// Inspector returns the backend's view for operators, if it has one.
-func (c *Client) Inspector() (driver.Inspector, bool) {
-	i, ok := c.backend.(driver.Inspector)
-	return i, ok
-}
-
-// Admin returns the backend's way to break locks, if it has one.
-func (c *Client) Admin() (driver.Admin, bool) {
-	a, ok := c.backend.(driver.Admin)
-	return a, ok
-}
-
-// GuardAdmin returns the backend's interface to state that servers are new, and to change
-// their terms, if it has one.
-func (c *Client) GuardAdmin() (quorum.Admin, bool) {
-	a, ok := c.backend.(quorum.Admin)
-	return a, ok
-}
-
 // pingKey is the key that Ping takes and gives back.
 const pingKey = "dlock.ping"
 
@@ -172,7 +157,7 @@ const pingKey = "dlock.ping"
 // TryLock.
 func (c *Client) Ping(ctx context.Context) error {
 	r := &request{op: "ping", lockConfig: c.lockConfig, began: time.Now(), attempts: 1}
-	r.Key, r.mode = pingKey, Exclusive
+	r.Key, r.name, r.mode = pingKey, pingKey, driver.Exclusive
 	err := c.check(r)
 	if err == nil {
 		err = c.begin()
@@ -238,7 +223,7 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 		o.setLock(&r.lockConfig)
 	}
 	if c.hooks.Start != nil {
-		ctx = c.hooks.Start(ctx, Op{Name: op, Key: key})
+		ctx = c.hooks.Start(ctx, op, key)
 	}
 	if err := c.check(r); err != nil {
 		return nil, c.failed(ctx, r, err)
@@ -259,12 +244,12 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 	if op == "lock" {
 		c.count.waitedNanosecs.Add(uint64(time.Since(r.began)))
 	}
-	if c.hooks.Acquired != nil {
+	if c.hooks.Event != nil {
 		done := false
 		defer l.unlockUnless(&done)
 		e := l.event(op, nil)
 		e.Attempt, e.Waited = r.attempts, time.Since(r.began)
-		c.hooks.Acquired(l.ctx, e)
+		c.hooks.Event(l.ctx, e)
 		done = true
 	}
 	return l, nil
@@ -281,6 +266,9 @@ func (c *Client) check(r *request) error {
 	}
 	r.Owner = c.label // made unique for every attempt
 	if err := c.info.Check(c.prefix, &r.Request); err != nil {
+		return err
+	}
+	if err := r.checkMargin(r.TTL); err != nil {
 		return err
 	}
 	if n := len(c.prefix) + len(slotKey(r.Key, max(r.slots-1, 0))); n > driver.MaxKey {
@@ -337,18 +325,18 @@ func (c *Client) tally(ctx context.Context, r *request, l *Lease, err error, lat
 	} else if !contextOnly(ctx, err) {
 		r.verdict = err
 	}
-	if c.hooks.Attempt == nil {
+	if c.hooks.Event == nil {
 		return
 	}
-	e := Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Latency: latency, Waited: time.Since(r.began), Err: err}
-	var q *QuorumError
+	e := Event{Op: "attempt", Key: r.Key, Attempt: r.attempts, Latency: latency, Waited: time.Since(r.began), Err: err}
+	var q *quorum.Error
 	if l != nil {
 		e.Fence, e.Votes = l.fence, l.held.Grant().Votes
 		e.Deadline, _ = l.Deadline()
 	} else if errors.As(err, &q) {
 		e.Votes = q.Votes
 	}
-	c.hooks.Attempt(ctx, e)
+	c.hooks.Event(ctx, e)
 }
 
 // hold makes a lease of a grant, unless it is too late for it.
@@ -374,15 +362,15 @@ func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boo
 // failed makes the error that a caller gets, and tells the hook.
 func (c *Client) failed(ctx context.Context, r *request, err error) error {
 	e := c.newError(ctx, r, err)
-	if c.hooks.Failed != nil {
-		c.hooks.Failed(ctx, Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Waited: e.Waited, Err: e})
+	if c.hooks.Event != nil {
+		c.hooks.Event(ctx, Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Waited: e.Waited, Err: e})
 	}
 	return e
 }
 
 // newError makes the error that a caller gets.
 func (c *Client) newError(ctx context.Context, r *request, err error) *Error {
-	e := &Error{Op: r.op, Key: r.Key, Attempts: r.attempts, Waited: time.Since(r.began), Err: err}
+	e := &Error{Op: r.op, Key: r.name, Attempts: r.attempts, Waited: time.Since(r.began), Err: err}
 	bare := contextOnly(ctx, err)
 	if bare {
 		e.Err = r.verdict

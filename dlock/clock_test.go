@@ -69,7 +69,7 @@ func TestErrKnowsOfASleepBeforeAnyTimer(t *testing.T) {
 func TestATickNoticesASleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, slept := sleeper(t)
-		l, err := c.Lock(t.Context(), "k", WithTTL(time.Minute), WithRenewal(false))
+		l, err := c.Lock(t.Context(), "k", WithTTL(time.Minute))
 		if err != nil {
 			t.Fatal(err)
 		}

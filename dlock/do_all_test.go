@@ -19,9 +19,7 @@ func TestDoAllTakesEachKeyOnceInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		space := memory.New()
 		var order []string
-		c := newClient(t, space, dlock.WithHooks(dlock.Hooks{
-			Acquired: func(_ context.Context, e dlock.Event) { order = append(order, e.Key) },
-		}))
+		c := newClient(t, space, dlock.WithHooks(on("lock", func(_ context.Context, e dlock.Event) { order = append(order, e.Key) })))
 		err := dlock.DoAll(t.Context(), c, []string{"b", "a", "c", "b"}, func(ctx context.Context) error {
 			if want := []string{"a", "b", "c"}; !slices.Equal(order, want) {
 				t.Errorf("took %v", order)

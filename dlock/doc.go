@@ -54,11 +54,11 @@ Redis and Valkey, and any other store.
 
 # Leaders, slots, several keys
 
-[Elect] runs a function while it leads, and campaigns again after a loss; [Client.Observe]
-follows who leads. [WithSlots] lets n holders have a key. [DoAll] takes several keys, all
-or nothing. [Both] takes a lock on two backends, to change from one to the other while the
-program runs. [Client.Lookup], [Client.List], [Client.Check] and [Client.Break] are for
-operators.
+[Elect] runs a function while it leads, and campaigns again after a loss; [Client.Lookup]
+tells who leads. [WithSlots] lets n holders have a key. [DoAll] takes several keys, all
+or nothing. Package dlock/both takes a lock on two backends, to change from one to the other while programs
+run. What a backend has for operators, such as listing keys and breaking locks, is in
+[Client.Backend]: see driver.Inspector and driver.Admin.
 
 # Errors
 
@@ -68,7 +68,7 @@ cannot work. If ctx ends a wait, the error matches ctx.Err(); it also matches Er
 answer was "held". Of nested
 functions under Do, errors.As finds the *[Error] of the lease that was lost, with its key.
 
-A [HeldError] names the holder and says how long it has held the lock, if the backend knows:
+A [driver.HeldError] names the holder and says how long it has held the lock, if the backend knows:
 PostgreSQL names holders of other processes only to Client.Lookup. RetryAfter is the time until
 the holder's lease ends unless it is renewed. Most leases are renewed, so it does not forecast
 when the lock becomes free.
@@ -77,10 +77,10 @@ when the lock becomes free.
 
 [Client.Lock] waits until its context ends. The calls of one client for one key stand in a
 queue, and only the first talks to the server. It waits in the backend's own queue where there
-is one ([FeatureQueueing]: memory, PostgreSQL), for a signal where the backend can tell of a
-release ([driver.Watcher]: Redis, Valkey, a quorum, files on Linux), and by jittered pauses
-elsewhere ([WithBackoff]). All backends but files also serve processes in the order of their
-arrival, as long as nothing fails: [FeatureOrdered].
+is one ([driver.FeatureQueueing]), for a signal where the backend can tell of a release
+([driver.Watcher]: Redis, Valkey, a quorum, files on Linux), and by jittered pauses of 5 to 100 ms
+elsewhere. Backends with [driver.FeatureOrdered] also serve processes in the order of their
+arrival, as long as nothing fails.
 
 # Logs and hooks
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -220,112 +219,5 @@ func TestThereAreNeverTwoLeadersAndAlwaysSoonOne(t *testing.T) {
 			t.Errorf("%d terms in five minutes", terms)
 		}
 		t.Logf("%d terms, the longest takeover took %v", terms, worst)
-	})
-}
-
-// observed collects what Observe yields, as owner labels; "-" is nobody, "!" an error.
-func observed(ctx context.Context, c *dlock.Client, key string) (got func() []string, done chan struct{}) {
-	var mu sync.Mutex
-	var seen []string
-	done = make(chan struct{})
-	go func() {
-		defer close(done)
-		for h, err := range c.Observe(ctx, key) {
-			s := "-"
-			switch {
-			case err != nil:
-				s = "!"
-			case h.Owner != "":
-				s = h.Owner[:1]
-			}
-			mu.Lock()
-			seen = append(seen, s)
-			mu.Unlock()
-		}
-	}()
-	return func() []string {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(seen)
-	}, done
-}
-
-// unwatched is memory without its Watcher.
-type unwatched struct {
-	driver.Backend
-	driver.Inspector
-}
-
-func TestObserveTellsEachLeaderAndEachOutage(t *testing.T) {
-	for name, wrap := range map[string]func(*memory.Backend) driver.Backend{
-		"watched":   func(b *memory.Backend) driver.Backend { return b },
-		"unwatched": func(b *memory.Backend) driver.Backend { return unwatched{b, b} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				space := memory.New()
-				b := space.Peer()
-				c, err := dlock.New(wrap(b), dlock.WithLogger(nil))
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				got, done := observed(ctx, c, "k")
-				var want []string
-				expect := func(now ...string) {
-					t.Helper()
-					time.Sleep(time.Second)
-					synctest.Wait()
-					if want = append(want, now...); !slices.Equal(got(), want) {
-						t.Fatalf("saw %v, want %v", got(), want)
-					}
-				}
-				expect("-")
-				first := newClient(t, space.Peer(), dlock.WithOwnerLabel("a"))
-				second := newClient(t, space.Peer(), dlock.WithOwnerLabel("b"))
-				l := lock(t, first, "k")
-				expect("a")
-				time.Sleep(time.Minute) // it renews itself: nothing new
-				expect()
-				go func() { _, _ = second.Lock(t.Context(), "k") }()
-				synctest.Wait()
-				unlock(t, l)
-				expect("b")
-				b.Fail(errOutage)
-				expect("!")
-				time.Sleep(time.Minute) // the same outage
-				expect()
-				b.Fail(nil)
-				expect("b")
-				cancel()
-				<-done
-				expect()
-				got, done = observed(t.Context(), c, "k")
-				synctest.Wait()
-				if err := c.Close(); err != nil {
-					t.Fatal(err)
-				}
-				<-done
-				if got := got(); !slices.Equal(got, []string{"b", "!"}) {
-					t.Errorf("a client that was closed: saw %v", got)
-				}
-			})
-		})
-	}
-}
-
-// A change is seen at once if the backend signals it.
-func TestObserveSeesAReleaseAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memory.New()
-		l := lock(t, newClient(t, b), "k")
-		got, _ := observed(t.Context(), newClient(t, b.Peer()), "k")
-		time.Sleep(time.Minute + time.Nanosecond)
-		synctest.Wait()
-		unlock(t, l)
-		synctest.Wait()
-		if len(got()) != 2 {
-			t.Errorf("saw %v at the instant of the release", got())
-		}
 	})
 }

@@ -17,15 +17,15 @@ import (
 // The kinds of error, to be told apart with errors.Is. Contention, outage, loss and misuse are
 // four things: no error matches two of the first four.
 var (
-	// ErrHeld is contention: another owner has the lock. errors.As finds a *HeldError.
+	// ErrHeld is contention: another owner has the lock. errors.As finds a *driver.HeldError.
 	ErrHeld = driver.ErrHeld
 	// ErrUnavailable is outage: the backend could not be asked, its answer did not
-	// arrive, or it refuses to serve. errors.As may find a *RefusedError.
+	// arrive, or it refuses to serve. errors.As may find a *driver.RefusedError.
 	ErrUnavailable = errors.New("lock backend is unavailable")
 	// ErrLost is loss: this lease no longer excludes anybody.
 	ErrLost = driver.ErrLost
 	// ErrInvalid is misuse: a key, a TTL, an option or a DSN that the backend cannot honour.
-	// Nothing was sent. errors.As finds an *InvalidError.
+	// Nothing was sent. errors.As finds an *driver.InvalidError.
 	ErrInvalid = driver.ErrInvalid
 
 	// ErrReleased is the Err of a lease after Unlock, or after its client's Close; after Close
@@ -37,24 +37,11 @@ var (
 	ErrClosed = driver.ErrClosed
 )
 
-// The verdicts' types are those of the driver contract.
-type (
-	// HeldError names the holder, since when it holds the lock, and when its lease ends unless
-	// it is renewed.
-	HeldError = driver.HeldError
-	// RefusedError says why the server refused the request, and when it may serve it.
-	RefusedError = driver.RefusedError
-	// InvalidError names the bad part of a request, an option or a DSN.
-	InvalidError = driver.InvalidError
-	// QuorumError holds the votes where a quorum did not grant.
-	QuorumError = quorum.Error
-)
-
-// An Error is the error of Lock, TryLock, Renew and Unlock. It unwraps to the last verdict,
+// An Error is the error of a Client and its leases. It unwraps to the last verdict,
 // and to the context's error if that ended the wait. Formatted with %+v it lists the votes of
 // a quorum, one a line.
 type Error struct {
-	Op         string // "lock", "trylock", "renew", "unlock", "ping", "lookup", "list", "check" or "break"
+	Op         string // "lock", "trylock", "unlock", "ping" or "lookup"
 	Key        string
 	Attempts   int           // requests made
 	Waited     time.Duration // since the call began
@@ -127,7 +114,7 @@ func (e *Error) Format(s fmt.State, verb rune) {
 		return
 	}
 	_, _ = io.WriteString(s, e.Error())
-	var q *QuorumError
+	var q *quorum.Error
 	if verb != 'v' || !s.Flag('+') || !errors.As(e.Err, &q) {
 		return
 	}
@@ -159,7 +146,7 @@ func permanent(err error) bool {
 	if errors.Is(err, ErrInvalid) || errors.Is(err, ErrClosed) {
 		return true
 	}
-	var r *RefusedError
+	var r *driver.RefusedError
 	return errors.As(err, &r) && r.RetryAfter <= 0
 }
 
@@ -197,8 +184,8 @@ func (closedError) Is(target error) bool {
 // withoutContext returns the verdict of an error that wraps a verdict and a context's error,
 // which Error.ContextErr has already.
 func withoutContext(err error) error {
-	var quorum *QuorumError
-	var held *HeldError
+	var quorum *quorum.Error
+	var held *driver.HeldError
 	switch {
 	case errors.As(err, &quorum):
 		return quorum

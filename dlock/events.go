@@ -157,21 +157,21 @@ func (d *degraded) note(ctx context.Context, key string, err error) {
 func (c *Client) tellLost(l *Lease, err error, silent bool) {
 	c.count.lost.Add(1)
 	c.outage.leaseLost(l, err, silent)
-	if c.hooks.Lost != nil {
+	if c.hooks.Event != nil {
 		e := l.event("lost", err)
 		e.Held = l.sinceGrant()
-		c.toHooks.put(func() { c.hooks.Lost(l.ctx, e) }, false)
+		c.toHooks.put(func() { c.hooks.Event(l.ctx, e) }, false)
 	}
 }
 
 // tellRenewed reports the outcome of a renewal to the hooks.
 func (c *Client) tellRenewed(l *Lease, votes []quorum.Vote, err error, latency time.Duration) {
-	if c.hooks.Renewed == nil {
+	if c.hooks.Event == nil {
 		return
 	}
 	e := l.event("renew", err)
 	e.Latency, e.Votes = latency, votes
-	c.toHooks.put(func() { c.hooks.Renewed(l.ctx, e) }, err == nil)
+	c.toHooks.put(func() { c.hooks.Event(l.ctx, e) }, err == nil)
 }
 
 // sinceGrant is how long the lease has been held; more than zero.
@@ -188,9 +188,9 @@ func (l *Lease) event(op string, err error) Event {
 }
 
 // notice passes on a notice of the driver, which may call it under a mutex of its own.
-func (c *Client) notice(n Notice) {
-	if c.hooks.Notice != nil {
-		c.toHooks.put(func() { c.hooks.Notice(n) }, true)
+func (c *Client) notice(n driver.Notice) {
+	if c.hooks.Event != nil {
+		c.toHooks.put(func() { c.hooks.Event(context.Background(), Event{Op: "notice", Key: n.Key, Err: n.Err, Notice: n}) }, true)
 	}
 	attrs := []slog.Attr{slog.String("kind", string(n.Kind))}
 	for _, a := range []slog.Attr{slog.String("node", n.Node), slog.String("key", n.Key), slog.String("detail", n.Detail)} {

@@ -61,25 +61,3 @@ func ExampleDoAll() {
 	// <nil> <nil>
 	// <nil>
 }
-
-// A program changes its backend while it runs: between two rollouts every instance uses both.
-func ExampleBoth() {
-	old, new := open(), open()
-	defer old.Close()
-	defer new.Close()
-	ctx := context.Background()
-
-	lease, err := dlock.Both(old, new).Lock(ctx, "nightly")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer lease.Unlock()
-
-	_, err = old.TryLock(ctx, "nightly")
-	fmt.Println("an instance before the change:", errors.Is(err, dlock.ErrHeld))
-	_, err = new.TryLock(ctx, "nightly")
-	fmt.Println("an instance after it:", errors.Is(err, dlock.ErrHeld))
-	// Output:
-	// an instance before the change: true
-	// an instance after it: true
-}

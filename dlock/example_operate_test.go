@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 )
 
 // One of all instances does the work that may be done once. If it loses the lease, it stops and
@@ -35,7 +36,7 @@ func ExampleElect() {
 }
 
 // Others follow who leads, to forward requests to it for example.
-func ExampleClient_Observe() {
+func ExampleClient_Lookup_leader() {
 	locks := open(dlock.WithOwnerLabel("host-a"))
 	defer locks.Close()
 	ctx := context.Background()
@@ -44,15 +45,18 @@ func ExampleClient_Observe() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for holder, err := range locks.Observe(ctx, "scheduler") {
-		switch {
-		case err != nil:
-			log.Print(err) // an outage; the iteration goes on
-		case holder.Owner == "":
+	for last := ""; ; time.Sleep(time.Millisecond) { // in earnest a second, with jitter
+		state, err := locks.Lookup(ctx, "scheduler")
+		if err != nil {
+			log.Print(err) // an outage
+			continue
+		}
+		if len(state.Holders) == 0 {
 			fmt.Println("nobody leads")
 			return
-		default:
-			label, _, _ := strings.Cut(holder.Owner, "/")
+		}
+		if label, _, _ := strings.Cut(state.Holders[0].Owner, "/"); label != last {
+			last = label
 			fmt.Println(label, "leads")
 			_ = leader.Unlock()
 		}
@@ -84,66 +88,46 @@ func ExampleClient_Lookup() {
 	// Output: the same token: true
 }
 
-// All keys that are held under a prefix.
-func ExampleClient_List() {
+// What a backend has for operators: all keys under a prefix, findings, and taking a lock away from a
+// holder that hangs, and from no later one.
+func ExampleClient_Backend() {
 	locks := open()
 	defer locks.Close()
 	ctx := context.Background()
 
-	lease, err := locks.Lock(ctx, "reports/nightly")
+	stuck, err := locks.Lock(ctx, "reports/nightly", dlock.WithTTL(time.Second))
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer lease.Unlock()
-
-	for state, err := range locks.List(ctx, "reports/") {
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(state.Key)
-	}
-	// Output: reports/nightly
-}
-
-// Is the deployment sound? A program can refuse to start where a guarantee does not hold.
-func ExampleClient_Check() {
-	locks := open()
-	defer locks.Close()
-
-	found, err := locks.Check(context.Background())
-	if errors.Is(err, errors.ErrUnsupported) {
+	inspector, ok := locks.Backend().(driver.Inspector)
+	admin, can := locks.Backend().(driver.Admin)
+	if !ok || !can {
 		return
 	}
+	var held *driver.State
+	err = inspector.List(ctx, "reports/", func(s *driver.State) bool {
+		held = s
+		fmt.Println(s.Key)
+		return true
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	found, err := inspector.Check(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
 	for _, d := range found {
 		fmt.Println(d.Severity, d.Summary)
 	}
-	// Output: note locks exclude only within this process
-}
+	fmt.Println("broken:", admin.Break(ctx, "reports/nightly", held.Holders[0]))
+	fmt.Println("again: ", errors.Is(admin.Break(ctx, "reports/nightly", held.Holders[0]), driver.ErrLost))
 
-// A holder hangs. An operator looks at it, and takes that lock away and no later one.
-func ExampleClient_Break() {
-	locks := open()
-	defer locks.Close()
-	ctx := context.Background()
-
-	stuck, err := locks.Lock(ctx, "nightly", dlock.WithTTL(time.Second))
-	if err != nil {
-		log.Fatal(err)
-	}
-	state, err := locks.Lookup(ctx, "nightly")
-	if err != nil {
-		log.Fatal(err)
-	}
-	token := state.Holders[0].Fence
-	fmt.Println("broken:", locks.Break(ctx, "nightly", dlock.Holder{Fence: token}))
-	fmt.Println("again: ", errors.Is(locks.Break(ctx, "nightly", dlock.Holder{Fence: token}), dlock.ErrLost))
-
-	<-stuck.Done() // at its next renewal
+	<-stuck.Done() // at its next renewal, or at once
 	fmt.Println("lost:  ", errors.Is(stuck.Err(), dlock.ErrLost))
 	// Output:
+	// reports/nightly
+	// note locks exclude only within this process
 	// broken: <nil>
 	// again:  true
 	// lost:   true

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	_ "github.com/redlock-go/redlock/drivers/all"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
@@ -156,12 +157,12 @@ func Example_cron() {
 // guarantees.
 func Example_swap() {
 	for _, url := range []string{"memory:", "memory:another?ttl=30s&prefix=app:"} {
-		locks, err := dlock.OpenURL(url, dlock.WithRequire(dlock.FeatureFencing))
+		locks, err := dlock.OpenURL(url, dlock.WithRequire(driver.FeatureFencing))
 		if err != nil {
 			log.Fatal(err)
 		}
 		err = dlock.Do(context.Background(), locks, "job", func(context.Context) error {
-			fmt.Println("locked by", locks.Info().Name)
+			fmt.Println("locked by", locks.Backend().Info().Name)
 			return nil
 		})
 		if err != nil {
@@ -198,9 +199,9 @@ func Example_testing() {
 	backend := memory.New()
 	loses := false
 	locks, err := dlock.New(backend, dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
-		Acquired: func(_ context.Context, e dlock.Event) {
-			if loses {
-				backend.Expire(e.Key) // and the lease knows at once
+		Event: func(_ context.Context, e dlock.Event) {
+			if loses && e.Op == "trylock" {
+				backend.Expire(e.Key) // its holder loses it
 			}
 		},
 	}))

@@ -83,9 +83,9 @@ func TestALogThatBlocksHoldsUpNoLease(t *testing.T) {
 		s.renew = func(context.Context, *driver.Renewal) error { return errOutage }
 		log := stuckLog{slog.DiscardHandler, make(chan struct{})}
 		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)))
-		lossy := lock(t, c, "lossy", dlock.WithTTL(2*time.Second), dlock.WithRenewal(false))
+		lossy := lock(t, c, "lossy", dlock.WithTTL(2*time.Second))
 		failing := lock(t, c, "failing", dlock.WithMaxHold(5*time.Second))
-		plain := lock(t, c, "plain", dlock.WithRenewal(false))
+		plain := lock(t, c, "plain")
 		for _, l := range []*dlock.Lease{lossy, failing, plain} {
 			deadline, _ := l.Deadline()
 			<-l.Done()
@@ -356,8 +356,8 @@ func TestAContextThatEndedHasACause(t *testing.T) {
 func TestAStartComesBeforeEveryFailed(t *testing.T) {
 	var started, failed int
 	c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
-		Start:  func(ctx context.Context, _ dlock.Op) context.Context { started++; return ctx },
-		Failed: func(context.Context, dlock.Event) { failed++ },
+		Start: func(ctx context.Context, _, _ string) context.Context { started++; return ctx },
+		Event: on("lock", func(context.Context, dlock.Event) { failed++ }).Event,
 	}))
 	_, _ = c.Lock(t.Context(), "")
 	if started != 1 || failed != 1 {
@@ -368,10 +368,10 @@ func TestAStartComesBeforeEveryFailed(t *testing.T) {
 func TestAHookThatPanicsLeavesNoLock(t *testing.T) {
 	boom := func(context.Context, dlock.Event) { panic("boom") }
 	for name, hooks := range map[string]dlock.Hooks{
-		"Attempt":  {Attempt: boom},
-		"Acquired": {Acquired: boom},
-		"Start": {Start: func(ctx context.Context, op dlock.Op) context.Context {
-			if op.Name == "unlock" {
+		"Attempt":  on("attempt", boom),
+		"Acquired": on("lock", boom),
+		"Start": {Start: func(ctx context.Context, op, _ string) context.Context {
+			if op == "unlock" {
 				panic("boom")
 			}
 			return ctx
@@ -399,7 +399,7 @@ func TestAHookThatPanicsLeavesNoLock(t *testing.T) {
 
 func TestAHookThatEndsItsGoroutineLeavesNoLock(t *testing.T) {
 	end := func(context.Context, dlock.Event) { runtime.Goexit() } // t.FailNow does
-	for name, hooks := range map[string]dlock.Hooks{"Attempt": {Attempt: end}, "Acquired": {Acquired: end}} {
+	for name, hooks := range map[string]dlock.Hooks{"Attempt": on("attempt", end), "Acquired": on("lock", end)} {
 		s := newSpy()
 		c := newSpyClient(t, s, dlock.WithHooks(hooks))
 		ended := make(chan struct{})
@@ -428,18 +428,6 @@ func TestTheLongestDurationsAreForEver(t *testing.T) {
 		if err := l.Unlock(); err != nil {
 			t.Error(err)
 		}
-
-		s.set(func() { s.acquire = func(context.Context, *driver.Request) error { return errors.New("away") } })
-		for range 10 {
-			before := s.acquires.Load()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			_, err := c.Lock(ctx, "k", dlock.WithBackoff(math.MaxInt64, math.MaxInt64))
-			cancel()
-			if n := s.acquires.Load() - before; n != 1 || !errors.Is(err, dlock.ErrUnavailable) {
-				t.Errorf("WithBackoff: %d attempts within an hour: %v", n, err)
-			}
-		}
-		s.set(func() { s.acquire = nil })
 
 		l = lock(t, c, "k", dlock.WithMaxHold(0), dlock.WithMinHold(math.MaxInt64))
 		if err := l.Unlock(); err != nil {

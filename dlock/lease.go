@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +12,7 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// A Lease is a lock that is held until Done is closed. It renews itself unless
-// WithRenewal(false) was given. Its methods are safe for concurrent use; those of the zero
+// A Lease is a lock that is held until Done is closed. It renews itself. Its methods are safe for concurrent use; those of the zero
 // Lease say that it was released.
 type Lease struct {
 	c       *Client
@@ -20,9 +20,9 @@ type Lease struct {
 	ctx     context.Context // has the values of Lock's context, and no deadline
 	key     string
 	slot    int
-	owner   string
 	fence   uint64
 	ttl     time.Duration // zero: bound to a session
+	margin  time.Duration // from Done to the deadline
 	granted boot.Instant
 	limit   boot.Instant // the end of WithMaxHold; zero: none
 	keep    boot.Instant // the end of WithMinHold; zero: none
@@ -37,10 +37,9 @@ type Lease struct {
 	done     chan struct{}
 	contexts map[*leaseContext]context.CancelCauseFunc
 	underWay int32 // renewals that were sent and not answered
-	renews   bool
-	renewing bool // the scheduler renews it now
-	failing  bool // it counts in the client's outage
-	live     bool // it was counted as held
+	renewing bool  // the scheduler renews it now
+	failing  bool  // it counts in the client's outage
+	live     bool  // it was counted as held
 	unlocked bool
 	kept     bool // unlocked, and kept for its WithMinHold
 	covered  bool // kept, and its TTL lasts until the end of WithMinHold
@@ -58,7 +57,6 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 		ctx:     values(ctx),
 		key:     r.name,
 		slot:    r.slot,
-		owner:   r.Owner,
 		fence:   g.Fence,
 		lost:    g.Lost,
 		granted: granted,
@@ -68,8 +66,8 @@ func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at 
 		l.ttl = r.TTL
 		l.expires = at.Add(g.Expires.Sub(start))
 	}
-	if r.renewal && l.ttl > 0 {
-		l.renews = true
+	if l.ttl > 0 {
+		l.margin = cmp.Or(r.margin, defaultMargin(l.ttl))
 		l.renewAt = l.nextRenewal()
 	}
 	if r.maxHold > 0 {
@@ -100,7 +98,7 @@ func (l *Lease) begin() bool {
 	if l.err != nil {
 		return false // Close came first
 	}
-	if l.expires != 0 && l.c.clock.Now() >= l.expires.Add(-margin(l.ttl)) {
+	if l.expires != 0 && l.c.clock.Now() >= l.expires.Add(-l.margin) {
 		l.err = lost("it was granted too late")
 		return false
 	}
@@ -115,11 +113,6 @@ func (l *Lease) begin() bool {
 
 // Key returns the key, without the client's prefix.
 func (l *Lease) Key() string { return l.key }
-
-// Owner returns the name of this lease's owner: the label of WithOwnerLabel, '/' and random
-// text. Others see it as HeldError.Holder and driver.Holder.Owner; a quorum appends '/' and
-// the number of an attempt.
-func (l *Lease) Owner() string { return l.owner }
 
 // Fence returns the fencing token: larger than that of every lease of this key before
 // it, and zero if the backend has none. Send it along with every write that the lock
@@ -141,15 +134,15 @@ func (l *Lease) Deadline() (time.Time, bool) {
 	return l.c.clock.Time(l.expires), true
 }
 
-// margin is the time from Done to the deadline of a lease: the holder stops before the
+// defaultMargin is the time from Done to the deadline of a lease: the holder stops before the
 // lock can be granted to another.
-func margin(ttl time.Duration) time.Duration { return max(5*time.Millisecond, ttl/50) }
+func defaultMargin(ttl time.Duration) time.Duration { return max(5*time.Millisecond, ttl/50) }
 
 // endsAt returns when the lease is over unless it is renewed; zero: never.
 func (l *Lease) endsAt() boot.Instant {
 	end := l.limit
 	if l.expires != 0 {
-		if done := l.expires.Add(-margin(l.ttl)); end == 0 || done < end {
+		if done := l.expires.Add(-l.margin); end == 0 || done < end {
 			end = done
 		}
 	}
@@ -157,7 +150,7 @@ func (l *Lease) endsAt() boot.Instant {
 }
 
 // Done returns a channel that is closed when the lease is over: when it was lost, no
-// later than Deadline less max(5 ms, TTL/50), however a renewal hangs; and when it was
+// later than Deadline less WithMargin, however a renewal hangs; and when it was
 // released.
 func (l *Lease) Done() <-chan struct{} {
 	l.mu.Lock()
@@ -205,8 +198,6 @@ func (l *Lease) over(end boot.Instant) ending {
 		return l.finishLocked(ErrMaxHold)
 	case l.failure != nil:
 		return l.finishLocked(unanswered("not renewed before its deadline: %v", l.failure))
-	case !l.renews:
-		return l.finishLocked(lost("its TTL of %v is over (WithRenewal is off)", l.ttl))
 	}
 	return l.finishLocked(unanswered("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
 }
@@ -339,7 +330,7 @@ func (l *Lease) release() error {
 		ctx = c.start(ctx, l)
 	}
 	var start time.Time
-	if c.hooks.Released != nil {
+	if c.hooks.Event != nil {
 		start = time.Now()
 	}
 	err := l.held.Release(ctx)
@@ -350,7 +341,7 @@ func (l *Lease) release() error {
 		c.count.releaseFailed.Add(1)
 	}
 	c.queues.released(slotKey(l.key, l.slot))
-	if c.hooks.Released != nil {
+	if c.hooks.Event != nil {
 		e := l.event("unlock", err)
 		e.Latency = time.Since(start)
 		l.mu.Lock()
@@ -358,7 +349,7 @@ func (l *Lease) release() error {
 			e.Held = l.sinceGrant()
 		}
 		l.mu.Unlock()
-		c.hooks.Released(ctx, e)
+		c.hooks.Event(ctx, e)
 	}
 	if err != nil && !errors.Is(err, ErrLost) && l.ttl > 0 {
 		err = fmt.Errorf("%w (the lock ends with its TTL of %v, if it was not released)", err, l.ttl)
@@ -374,7 +365,7 @@ func (c *Client) start(ctx context.Context, l *Lease) context.Context {
 			_ = l.held.Release(l.ctx)
 		}
 	}()
-	ctx = c.hooks.Start(ctx, Op{Name: "unlock", Key: l.key})
+	ctx = c.hooks.Start(ctx, "unlock", l.key)
 	done = true
 	return ctx
 }

@@ -73,14 +73,52 @@ func TestDoneComesBeforeTheDeadlineThoughARenewalHangs(t *testing.T) {
 
 func TestAShortTTLKeepsAtLeastFiveMillisecondsOfMargin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newSpyClient(t, newSpy())
-		l := lock(t, c, "k", dlock.WithTTL(20*time.Millisecond), dlock.WithRenewal(false))
+		s := newSpy()
+		s.renew = func(context.Context, *driver.Renewal) error { return errOutage }
+		c := newSpyClient(t, s)
+		l := lock(t, c, "k", dlock.WithTTL(20*time.Millisecond))
 		deadline, _ := l.Deadline()
 		<-l.Done()
 		if early := time.Until(deadline); early != 5*time.Millisecond {
 			t.Errorf("Done came %v before the deadline, want 5 ms", early)
 		}
 		_ = l.Unlock()
+	})
+}
+
+// WithMargin says how long before the deadline Done comes; the lease is renewed before that.
+func TestDoneComesTheMarginBeforeTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSpy()
+		c := newSpyClient(t, s)
+		for _, margin := range []time.Duration{time.Millisecond, 3 * time.Second, 5 * time.Second} {
+			l := lock(t, c, "k", dlock.WithMargin(margin))
+			time.Sleep(time.Minute)
+			if err := l.Err(); err != nil {
+				t.Fatalf("%v: %v", margin, err)
+			}
+			s.set(func() { s.renew = func(ctx context.Context, _ *driver.Renewal) error { return hang(ctx) } })
+			<-l.Done()
+			deadline, _ := l.Deadline()
+			if early := time.Until(deadline); early != margin {
+				t.Errorf("Done came %v before the deadline, want %v", early, margin)
+			}
+			_ = l.Unlock()
+			s.set(func() { s.renew = nil })
+		}
+		for _, margin := range []time.Duration{-1, 0, 5*time.Second + 1} {
+			if _, err := c.TryLock(t.Context(), "k", dlock.WithMargin(margin)); !errors.Is(err, dlock.ErrInvalid) {
+				t.Errorf("%v: %v", margin, err)
+			}
+		}
+		if _, err := dlock.New(newSpy(), dlock.WithTTL(time.Second), dlock.WithMargin(time.Second)); !errors.Is(err, dlock.ErrInvalid) {
+			t.Errorf("New: %v", err)
+		}
+		session := newSpy()
+		session.session(nil)
+		if _, err := dlock.New(session, dlock.WithMargin(time.Second)); !errors.Is(err, dlock.ErrInvalid) {
+			t.Errorf("without a TTL: %v", err)
+		}
 	})
 }
 
@@ -353,29 +391,6 @@ func TestAHangingRenewalDelaysNoOther(t *testing.T) {
 	})
 }
 
-func TestRenewByHand(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpy()
-		c := newSpyClient(t, s)
-		l := lock(t, c, "k", dlock.WithRenewal(false))
-		for range 5 {
-			time.Sleep(9 * time.Second)
-			if err := l.Renew(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		s.set(func() { s.renew = func(context.Context, *driver.Renewal) error { return errOutage } })
-		if err := l.Renew(t.Context()); !errors.Is(err, dlock.ErrUnavailable) || errors.Is(err, dlock.ErrLost) {
-			t.Errorf("in an outage: %v, want ErrUnavailable alone", err)
-		}
-		time.Sleep(10 * time.Second)
-		if err := l.Renew(t.Context()); !errors.Is(err, dlock.ErrLost) || errors.Is(err, dlock.ErrUnavailable) {
-			t.Errorf("after the deadline: %v, want ErrLost alone", err)
-		}
-		_ = l.Unlock()
-	})
-}
-
 func TestUnlockWorksAfterCancellationAndTwice(t *testing.T) {
 	type key struct{}
 	s := newSpy()
@@ -417,9 +432,6 @@ func TestTheZeroLeaseIsReleased(t *testing.T) {
 	}
 	if _, ok := l.Deadline(); ok {
 		t.Error("it has a deadline")
-	}
-	if err := l.Renew(t.Context()); !errors.Is(err, dlock.ErrReleased) {
-		t.Errorf("Renew = %v", err)
 	}
 	ctx, cancel := l.Context(t.Context())
 	defer cancel()

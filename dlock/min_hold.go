@@ -63,7 +63,6 @@ func (l *Lease) keptOn(err error, r *driver.Renewal, at boot.Instant) error {
 		l.covered = true
 		l.renewAt = 0
 	default:
-		l.renews = true
 		l.renewAt = at.Add(l.ttl / 3)
 		if err != nil {
 			l.retry()

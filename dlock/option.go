@@ -1,6 +1,7 @@
 package dlock
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"strconv"
@@ -9,15 +10,10 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/quorum"
 )
 
-// The defaults of the options.
-const (
-	DefaultTTL        = 10 * time.Second
-	DefaultMinBackoff = 5 * time.Millisecond
-	DefaultMaxBackoff = 100 * time.Millisecond
-)
+// DefaultTTL is the TTL where neither WithTTL nor the URL sets one.
+const DefaultTTL = 10 * time.Second
 
 // An Option configures a Client. Every LockOption is one, and sets the default of
 // the client's locks.
@@ -31,14 +27,13 @@ type LockOption interface {
 
 // lockConfig has the settings of LockOptions.
 type lockConfig struct {
-	ttl                    time.Duration
-	mode                   driver.Mode
-	renewal                bool
-	ttlSet                 bool
-	slots                  int // zero: none
-	maxHold, minHold       time.Duration
-	minBackoff, maxBackoff time.Duration
-	err                    error // of the first invalid option
+	ttl              time.Duration
+	mode             driver.Mode
+	ttlSet           bool
+	slots            int // zero: none
+	maxHold, minHold time.Duration
+	margin           time.Duration // zero: the default
+	err              error         // of the first invalid option
 }
 
 // config has the settings of Options.
@@ -53,12 +48,7 @@ type config struct {
 }
 
 func (c *config) reset() {
-	c.lockConfig = lockConfig{
-		ttl:        DefaultTTL,
-		renewal:    true,
-		minBackoff: DefaultMinBackoff,
-		maxBackoff: DefaultMaxBackoff,
-	}
+	c.ttl = DefaultTTL
 	c.log = slog.Default()
 	c.label = defaultLabel()
 }
@@ -83,10 +73,21 @@ func (l *lockConfig) checkLock() error {
 	if l.err == nil && l.maxHold > 0 && l.minHold > l.maxHold {
 		l.bad("WithMinHold", "%v is over the maximum hold of %v (WithMaxHold)", l.minHold, l.maxHold)
 	}
-	if l.slots > 0 && l.mode == Shared {
-		l.bad("WithSlots", "has no shared mode: leave WithMode(Shared) or WithSlots out")
+	if l.slots > 0 && l.mode == driver.Shared {
+		l.bad("WithSlots", "has no shared mode: leave WithMode(driver.Shared) or WithSlots out")
 	}
 	return l.err
+}
+
+// checkMargin finds a margin that leaves too little of the TTL, which is zero if there is none.
+func (l *lockConfig) checkMargin(ttl time.Duration) error {
+	switch {
+	case l.margin == 0 || l.margin <= ttl/2:
+		return nil
+	case ttl == 0:
+		return driver.Invalid("WithMargin", "the leases have no TTL, and so no deadline")
+	}
+	return driver.Invalid("WithMargin", "%v must be at most half of the TTL of %v", l.margin, ttl)
 }
 
 // forever is 73 years. Options cut longer durations, such as math.MaxInt64, because a sum with
@@ -121,42 +122,23 @@ func WithTTL(ttl time.Duration) LockOption {
 	})
 }
 
-// These types of package driver are part of this package's interface.
-type (
-	// Mode says whether a lock can be shared: Exclusive or Shared.
-	Mode = driver.Mode
-	// Features are the capabilities of a backend: a sum of Feature constants.
-	Features = driver.Features
-	// Info describes a backend.
-	Info = driver.Info
-	// Vote is one node's answer to a quorum.
-	Vote = quorum.Vote
-	// Notice is something that happened in the background of a driver.
-	Notice = driver.Notice
-)
-
-// Exclusive and Shared are the modes of a lock, for WithMode.
-const (
-	Exclusive = driver.Exclusive
-	Shared    = driver.Shared
-)
-
-// WithMode sets whether the lock can be shared: Exclusive by default. Shared needs a backend
-// with FeatureShared. Any other mode is ErrInvalid.
-func WithMode(mode Mode) LockOption {
-	return lockOption(func(l *lockConfig) {
-		l.mode = mode
-		if mode > Shared {
-			l.bad("WithMode", "mode %d is unknown: use Exclusive or Shared", mode)
-		}
-	})
+// WithShared asks for the shared mode: any number of owners that all ask for it hold the key, and
+// no exclusive one. A backend without driver.FeatureShared refuses it.
+func WithShared() LockOption {
+	return lockOption(func(l *lockConfig) { l.mode = driver.Shared })
 }
 
-// WithRenewal says whether the lease renews itself, between a quarter and a third of its TTL
-// after the last time: true by default. Without it the lease ends with its TTL unless
-// Lease.Renew is called.
-func WithRenewal(on bool) LockOption {
-	return lockOption(func(l *lockConfig) { l.renewal = on })
+// WithMargin sets how long before the lease's Deadline its Done is closed: max(5 ms, TTL/50) by
+// default, which is for work that checks its context. Where a store compares no tokens, set it to
+// how long one write may take. It is at most half of the TTL; a longer one is ErrInvalid, and so
+// is any where leases have no TTL.
+func WithMargin(d time.Duration) LockOption {
+	return lockOption(func(l *lockConfig) {
+		l.margin = d
+		if d <= 0 {
+			l.bad("WithMargin", "%v must be more than zero", d)
+		}
+	})
 }
 
 // WithMaxHold bounds the whole hold, renewals included: the lease is lost d after its
@@ -191,22 +173,25 @@ func WithMinHold(d time.Duration) LockOption {
 	})
 }
 
-// WithBackoff sets the bounds of the jittered, growing pause between two attempts
-// where the backend can neither queue nor tell that a lock became free, or is out of
-// reach: 5 ms and 100 ms by default.
-func WithBackoff(least, most time.Duration) LockOption {
-	return lockOption(func(l *lockConfig) {
-		l.minBackoff, l.maxBackoff = min(least, forever), min(most, forever)
-		if least <= 0 || most < least {
-			l.bad("WithBackoff", "%v to %v must be more than zero, and the second not below the first", least, most)
+// WithHooks adds functions that are called as things happen. Given twice, both are called, in turn;
+// the contexts of Start are chained.
+func WithHooks(h Hooks) Option {
+	return clientOption(func(c *config) {
+		before := c.hooks
+		c.hooks = h
+		if start := h.Start; start != nil && before.Start != nil {
+			c.hooks.Start = func(ctx context.Context, op, key string) context.Context {
+				return start(before.Start(ctx, op, key), op, key)
+			}
+		} else if start == nil {
+			c.hooks.Start = before.Start
+		}
+		if event := h.Event; event != nil && before.Event != nil {
+			c.hooks.Event = func(ctx context.Context, e Event) { before.Event(ctx, e); event(ctx, e) }
+		} else if event == nil {
+			c.hooks.Event = before.Event
 		}
 	})
-}
-
-// WithHooks adds functions that are called as things happen. Given twice, both are
-// called: see JoinHooks.
-func WithHooks(h Hooks) Option {
-	return clientOption(func(c *config) { c.hooks = JoinHooks(c.hooks, h) })
 }
 
 // WithLogger sets where the client logs. The default is slog.Default; nil means nowhere.
@@ -235,22 +220,13 @@ func WithOwnerLabel(label string) Option {
 	})
 }
 
-// The features of backends, for WithRequire and Info.
-const (
-	FeatureShared   = driver.FeatureShared   // WithMode(Shared)
-	FeatureFencing  = driver.FeatureFencing  // leases carry tokens
-	FeatureSession  = driver.FeatureSession  // the lock ends with a connection or process
-	FeatureOrdered  = driver.FeatureOrdered  // waiters of all clients are served in order
-	FeatureQueueing = driver.FeatureQueueing // the backend itself blocks and keeps that order
-)
-
 // knownFeatures are all features of the contract.
 const knownFeatures = driver.FeatureOrdered<<1 - 1
 
 // WithRequire makes New and Open fail unless the backend has all these features, so that a
 // change of configuration cannot silently take away tokens or shared mode. An unknown feature
 // is ErrInvalid too.
-func WithRequire(f Features) Option {
+func WithRequire(f driver.Features) Option {
 	return clientOption(func(c *config) { c.require |= f })
 }
 

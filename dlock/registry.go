@@ -192,12 +192,12 @@ func isScheme(s string) bool {
 
 // packages holds, by registered name, the import that registers it: for errors alone.
 var packages = map[string]string{
-	"memory": "memory", "file": "file", "redlock": "redlock",
-	"redis": "goredis", "rediss": "goredis", "redis+unix": "goredis",
-	"valkey": "valkeygo", "valkeys": "valkeygo", "valkey+unix": "valkeygo",
-	"postgres": "postgres", "postgresql": "postgres",
-	"etcd": "etcd", "etcds": "etcd", "zk": "zookeeper", "zks": "zookeeper",
-	"mysql": "sqltable/mysql", "mariadb": "sqltable/mysql", "pgtable": "sqltable/pgtable", "sqlite": "sqltable/sqlite",
+	"memory": "drivers/memory", "file": "drivers/file", "redlock": "drivers/redlock", "both": "dlock/both",
+	"redis": "drivers/goredis", "rediss": "drivers/goredis", "redis+unix": "drivers/goredis",
+	"valkey": "drivers/valkeygo", "valkeys": "drivers/valkeygo", "valkey+unix": "drivers/valkeygo",
+	"postgres": "drivers/postgres", "postgresql": "drivers/postgres",
+	"etcd": "drivers/etcd", "etcds": "drivers/etcd", "zk": "drivers/zookeeper", "zks": "drivers/zookeeper",
+	"mysql": "drivers/sqltable/mysql", "mariadb": "drivers/sqltable/mysql", "pgtable": "drivers/sqltable/pgtable", "sqlite": "drivers/sqltable/sqlite",
 }
 
 func unknownDriver(name string) error {
@@ -206,7 +206,7 @@ func unknownDriver(name string) error {
 	}
 	hint := "forgotten import?"
 	if pkg, ok := packages[name]; ok {
-		hint = "forgotten import of github.com/redlock-go/redlock/drivers/" + pkg + "?"
+		hint = "forgotten import of github.com/redlock-go/redlock/" + pkg + "?"
 	}
 	known := "none"
 	if names := Drivers(); len(names) > 0 {
@@ -216,11 +216,13 @@ func unknownDriver(name string) error {
 }
 
 // splitParams takes ttl and prefix out of a DSN. Parameters stand after the first
-// '?', separated by '&'; or, where the DSN is a list of URLs, between its commas.
+// '?', separated by '&'; or, where the DSN is a list of URLs, between its commas, or spaces.
 func splitParams(dsn string) (rest string, params map[string]string, err error) {
 	sep, head, tail := "&", dsn, ""
 	_, opaque, _ := strings.Cut(dsn, ":")
-	if !strings.HasPrefix(opaque, "//") && strings.Contains(opaque, "://") {
+	if strings.HasPrefix(dsn, "both:") {
+		sep, head, tail = " ", dsn[:len(dsn)-len(opaque)], opaque
+	} else if !strings.HasPrefix(opaque, "//") && strings.Contains(opaque, "://") {
 		sep = ","
 		head, tail = dsn[:len(dsn)-len(opaque)], opaque
 	} else if i := strings.IndexByte(dsn, '?'); i >= 0 {
@@ -231,7 +233,7 @@ func splitParams(dsn string) (rest string, params map[string]string, err error) 
 	for item := range strings.SplitSeq(tail, sep) {
 		name, value, _ := strings.Cut(item, "=")
 		if name != "ttl" && name != "prefix" {
-			if item != "" || sep == "," {
+			if item != "" || sep != "&" {
 				others = append(others, item)
 			}
 			continue

@@ -140,11 +140,9 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"TTL":            dlock.WithTTL(time.Millisecond),
 		"WithMaxHold":    dlock.WithMaxHold(-1),
 		"WithMinHold":    dlock.WithMinHold(-1),
-		"WithBackoff":    dlock.WithBackoff(2, 1),
 		"WithOwnerLabel": dlock.WithOwnerLabel("a b"),
 		"WithRequire":    dlock.WithRequire(driver.FeatureSession),
 		"0x100000":       dlock.WithRequire(1 << 20),
-		"WithMode":       dlock.WithMode(7),
 		"option":         nil,
 	} {
 		_, err := dlock.New(s, o)
@@ -159,7 +157,6 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 		"513 bytes": func() error { _, err := c.Lock(t.Context(), strings.Repeat("k", 513)); return err },
 		"1ms":       func() error { _, err := c.Lock(t.Context(), "k", dlock.WithTTL(time.Millisecond)); return err },
 		"25h":       func() error { _, err := c.Lock(t.Context(), "k", dlock.WithTTL(25*time.Hour)); return err },
-		"mode":      func() error { _, err := c.Lock(t.Context(), "k", dlock.WithMode(7)); return err },
 		"option":    func() error { _, err := c.TryLock(t.Context(), "k", nil); return err },
 	} {
 		wantInvalid(t, what, f())
@@ -177,9 +174,9 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 
 	plain := newSpy()
 	plain.hide = driver.FeatureShared
-	_, err = newSpyClient(t, plain).Lock(t.Context(), "k", dlock.WithMode(dlock.Shared))
+	_, err = newSpyClient(t, plain).Lock(t.Context(), "k", dlock.WithShared())
 	wantInvalid(t, "no shared mode", err)
-	_, err = dlock.New(plain, dlock.WithMode(dlock.Shared))
+	_, err = dlock.New(plain, dlock.WithShared())
 	wantInvalid(t, "no shared mode", err)
 
 	session := newSpy()
@@ -192,7 +189,7 @@ func TestBadInputIsNamedBeforeAnyIO(t *testing.T) {
 
 func wantInvalid(t *testing.T, what string, err error) {
 	t.Helper()
-	var bad *dlock.InvalidError
+	var bad *driver.InvalidError
 	if !errors.As(err, &bad) || !errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrUnavailable) {
 		t.Errorf("%s: got %v, want an *InvalidError", what, err)
 	} else if !strings.Contains(err.Error(), what) {

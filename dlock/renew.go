@@ -87,7 +87,7 @@ func (l *Lease) warn(now boot.Instant) {
 // drivers find several renewals to send together.
 func (l *Lease) nextRenewal() boot.Instant {
 	from := l.expires.Add(driver.Drift(l.ttl) - l.ttl)
-	latest := min(l.ttl/3, l.expires.Add(-margin(l.ttl)).Sub(from)/2)
+	latest := min(l.ttl/3, l.expires.Add(-l.margin).Sub(from)/2)
 	at := from.Add(latest - mathrand.N(latest/4+1))
 	return max(at-at%boot.Instant(l.ttl/128), from)
 }
@@ -102,7 +102,7 @@ func (l *Lease) renewOnce(d time.Duration) {
 	}
 	life, cancel := context.WithTimeout(l.c.life, d)
 	defer cancel()
-	_ = l.renew(renewalContext{life, l.ctx}, false)
+	l.renew(renewalContext{life, l.ctx})
 
 	l.mu.Lock()
 	l.renewing = false
@@ -125,43 +125,22 @@ func (c renewalContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// Renew extends the lease to its TTL from now. Leases do that by themselves; use it with
-// WithRenewal(false). It blocks for one request, until ctx ends at the latest. ErrLost says
-// that the lease is over; after ErrUnavailable it is valid until its Deadline, and Renew may
-// be tried again. Where leases have no TTL it does nothing.
-func (l *Lease) Renew(ctx context.Context) error {
-	err := l.Err()
-	if err == nil && l.ttl > 0 {
-		err = l.renew(ctx, true)
-	}
-	if err == nil {
-		return nil
-	}
-	e := &Error{Op: "renew", Key: l.key, Attempts: 1, Err: err}
-	if ctx.Err() != nil && contextOnly(ctx, err) {
-		e.Err, e.ContextErr = nil, ctx.Err()
-	}
-	return e
-}
-
-// renew makes one request. byHand says that the program called Renew.
-func (l *Lease) renew(ctx context.Context, byHand bool) error {
+// renew makes one request.
+func (l *Lease) renew(ctx context.Context) {
 	c := l.c
-	if err := c.begin(); err != nil {
-		return err
+	if c.begin() != nil {
+		return
 	}
 	defer c.calls.Done()
 	at := c.clock.Now()
 	start := time.Now()
 	r := l.send(at)
 	g, err := l.held.Renew(ctx, r)
-	gaveUp := byHand && err != nil && contextOnly(ctx, err)
-	over, err := l.renewed(g, err, gaveUp, r, at, start)
+	over := l.renewed(g, err, r, at, start)
 	took := time.Since(start)
 	c.renewals.note(err, took)
 	c.tellRenewed(l, g.Votes, err, took)
 	over.run()
-	return err
 }
 
 // send counts a renewal and returns it.
@@ -193,9 +172,8 @@ func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
 }
 
 // renewed handles the outcome of the renewal r. at and start are the instant of sending, by two
-// clocks. A renewal confirmed after the lease's end never revives it. gaveUp says that the
-// program ended the request, which tells nothing about the backend.
-func (l *Lease) renewed(g driver.Grant, err error, gaveUp bool, r *driver.Renewal, at boot.Instant, start time.Time) (ending, error) {
+// clocks. A renewal confirmed after the lease's end never revives it.
+func (l *Lease) renewed(g driver.Grant, err error, r *driver.Renewal, at boot.Instant, start time.Time) ending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.look()
@@ -203,14 +181,15 @@ func (l *Lease) renewed(g driver.Grant, err error, gaveUp bool, r *driver.Renewa
 	switch {
 	case err == nil || errors.Is(err, ErrLost):
 		l.c.outage.answered(&l.failing)
-	case !gaveUp && (l.err == nil || l.kept):
+	case l.err == nil || l.kept:
 		l.c.outage.failed(l.ctx, l.key, err, &l.failing)
 	}
 	if l.kept {
-		return over, l.keptOn(err, r, at)
+		_ = l.keptOn(err, r, at)
+		return over
 	}
 	if l.err != nil {
-		return over, l.err
+		return over
 	}
 	l.failure = err
 	switch {
@@ -219,19 +198,15 @@ func (l *Lease) renewed(g driver.Grant, err error, gaveUp bool, r *driver.Renewa
 		if expires := at.Add(g.Expires.Sub(start)); expires > l.expires {
 			l.expires = expires
 		}
-		l.renewAt = 0
-		if l.renews {
-			l.renewAt = l.nextRenewal()
-		}
+		l.renewAt = l.nextRenewal()
 	case errors.Is(err, ErrLost):
 		l.c.count.renewalFailed.Add(1)
-		over = l.finishLocked(lost("%v", err))
-		return over, l.err
+		return l.finishLocked(lost("%v", err))
 	default:
 		l.c.count.renewalFailed.Add(1)
 		l.retry()
 	}
-	return over, err
+	return over
 }
 
 // retry sets the time of the next renewal after one whose outcome is unknown.

@@ -22,7 +22,7 @@ import (
 //
 // Tokens rise from one holder of a slot to the next, and tokens of different slots cannot be
 // compared: a store that checks them needs one resource for each slot. Shared mode has no
-// slots: WithMode(Shared) beside it is ErrInvalid.
+// slots: WithShared beside it is ErrInvalid.
 func WithSlots(n int) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.slots = n
@@ -33,9 +33,6 @@ func WithSlots(n int) LockOption {
 }
 
 const mostSlots = 1024
-
-// noSlots undoes WithSlots.
-var noSlots LockOption = lockOption(func(l *lockConfig) { l.slots = 0 })
 
 // Slot returns which slot of WithSlots the lease has: 0 to n−1, and 0 without WithSlots.
 func (l *Lease) Slot() int { return l.slot }
@@ -67,7 +64,7 @@ func (r *request) took(q *request, l *Lease, err error) {
 
 // sooner returns the verdict that promises a slot sooner; an outage promises none.
 func sooner(a, b error) error {
-	var x, y *HeldError
+	var x, y *driver.HeldError
 	if errors.As(a, &x) && errors.As(b, &y) && x.RetryAfter > 0 && (y.RetryAfter == 0 || x.RetryAfter < y.RetryAfter) {
 		return a
 	}

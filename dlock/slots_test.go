@@ -102,7 +102,7 @@ func TestSlotsThatCannotBeAreRefused(t *testing.T) {
 		"0":      {dlock.WithSlots(0)},
 		"-1":     {dlock.WithSlots(-1)},
 		"1025":   {dlock.WithSlots(1025)},
-		"shared": {dlock.WithSlots(3), dlock.WithMode(dlock.Shared)},
+		"shared": {dlock.WithSlots(3), dlock.WithShared()},
 	} {
 		if _, err := c.TryLock(t.Context(), "k", opts...); !errors.Is(err, dlock.ErrInvalid) {
 			t.Errorf("%s: got %v, want ErrInvalid", name, err)
@@ -113,7 +113,7 @@ func TestSlotsThatCannotBeAreRefused(t *testing.T) {
 		t.Errorf("a long key: got %v, want ErrInvalid", err)
 	}
 	unlock(t, lock(t, c, long, dlock.WithSlots(10)))
-	if _, err := dlock.New(memory.New(), dlock.WithSlots(2), dlock.WithMode(dlock.Shared)); !errors.Is(err, dlock.ErrInvalid) {
+	if _, err := dlock.New(memory.New(), dlock.WithSlots(2), dlock.WithShared()); !errors.Is(err, dlock.ErrInvalid) {
 		t.Errorf("New: got %v, want ErrInvalid", err)
 	}
 }
@@ -163,14 +163,11 @@ func TestASlotThatIsFreedElsewhereIsTakenWithinASecond(t *testing.T) {
 func TestOneCallKeepsOneSlot(t *testing.T) {
 	everyWait(t, func(t *testing.T, space *memory.Backend, client func() *dlock.Client) {
 		holder := client()
-		waiter, err := dlock.New(polling(space.Peer()), dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{
-			// The first grant waits until the others have come.
-			Attempt: func(_ context.Context, e dlock.Event) {
-				if e.Err == nil {
-					time.Sleep(2 * time.Second)
-				}
-			},
-		}))
+		waiter, err := dlock.New(polling(space.Peer()), dlock.WithLogger(nil), dlock.WithHooks(on("attempt", func(_ context.Context, e dlock.Event) {
+			if e.Err == nil {
+				time.Sleep(2 * time.Second) // the first grant waits until the others have come
+			}
+		})))
 		if err != nil {
 			t.Fatal(err)
 		}

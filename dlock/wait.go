@@ -11,7 +11,7 @@ import (
 
 // lock makes attempts until one succeeds.
 func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
-	if r.Mode == Shared && c.queues.empty(r.Key) {
+	if r.Mode == driver.Shared && c.queues.empty(r.Key) {
 		l, err := c.attempt(ctx, r, false) // readers need no order among themselves
 		if err == nil || !c.again(ctx, r, err) {
 			return l, err
@@ -51,9 +51,9 @@ func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) 
 	native := c.info.Features.Has(driver.FeatureQueueing)
 	watcher, _ := c.backend.(driver.Watcher)
 	var signal <-chan struct{}
-	unwatched := false      // Watch failed, and is tried again after the next pause
-	blocked := r.maxBackoff // for how long the backend's queue took the last request
-	for pause := r.minBackoff; ; pause = min(2*pause, r.maxBackoff) {
+	unwatched := false    // Watch failed, and is tried again after the next pause
+	blocked := maxBackoff // for how long the backend's queue took the last request
+	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
 		held := errors.Is(err, ErrHeld)
 		switch {
 		case native && held && blocked >= pause:
@@ -125,6 +125,10 @@ func (c *Client) pause(ctx context.Context, q *waitQueue, signal <-chan struct{}
 }
 
 const (
+	// minBackoff and maxBackoff bound the jittered, growing pause between two attempts where the
+	// backend can neither queue nor tell that a lock became free, or is out of reach.
+	minBackoff = 5 * time.Millisecond
+	maxBackoff = 100 * time.Millisecond
 	// watchedPoll is the pause before asking again for a lock whose release will be signalled;
 	// kickedPoll is that pause after a release in this process.
 	watchedPoll = time.Second
@@ -133,8 +137,8 @@ const (
 
 // delay is the longest pause before the next attempt, by the verdict of the last one.
 func delay(err error, pause time.Duration, watched bool) time.Duration {
-	var held *HeldError
-	var refused *RefusedError
+	var held *driver.HeldError
+	var refused *driver.RefusedError
 	hint := time.Duration(0)
 	switch {
 	case errors.As(err, &held):

@@ -139,7 +139,7 @@ func TestWaitersOfAClientAreServedInOrderAndOnlyTheFirstTroublesTheServer(t *tes
 func TestALocalReleaseWakesTheFirstWaiterWithoutAPoll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
-		c := newSpyClient(t, ways["polled"](s), dlock.WithBackoff(time.Minute, time.Minute))
+		c := newSpyClient(t, ways["polled"](s))
 		first := lock(t, c, "k")
 		done := make(chan struct{})
 		go func() { defer close(done); unlock(t, lock(t, c, "k")) }()
@@ -200,7 +200,7 @@ func TestALocalReleaseThatIsNotSignalledCostsLittle(t *testing.T) {
 func TestSharedLocksOfAClientAreHeldTogether(t *testing.T) {
 	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
 		c := newSpyClient(t, b)
-		a, z := lock(t, c, "k", dlock.WithMode(dlock.Shared)), lock(t, c, "k", dlock.WithMode(dlock.Shared))
+		a, z := lock(t, c, "k", dlock.WithShared()), lock(t, c, "k", dlock.WithShared())
 		if _, err := c.TryLock(t.Context(), "k"); !errors.Is(err, dlock.ErrHeld) {
 			t.Errorf("exclusive beside shared: %v, want ErrHeld", err)
 		}
@@ -209,7 +209,7 @@ func TestSharedLocksOfAClientAreHeldTogether(t *testing.T) {
 		x := lock(t, c, "k")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := c.Lock(ctx, "k", dlock.WithMode(dlock.Shared)); !errors.Is(err, dlock.ErrHeld) {
+		if _, err := c.Lock(ctx, "k", dlock.WithShared()); !errors.Is(err, dlock.ErrHeld) {
 			t.Errorf("shared beside exclusive: %v, want ErrHeld", err)
 		}
 		unlock(t, x)
@@ -321,7 +321,7 @@ func TestARefusalForEverReturnsAtOnce(t *testing.T) {
 		return &driver.RefusedError{Reason: "the server wants a password"}
 	}
 	_, err := newSpyClient(t, s).Lock(t.Context(), "k")
-	var refused *dlock.RefusedError
+	var refused *driver.RefusedError
 	if !errors.As(err, &refused) || !errors.Is(err, dlock.ErrUnavailable) || s.acquires.Load() != 1 {
 		t.Errorf("got %v after %d requests", err, s.acquires.Load())
 	}
@@ -331,7 +331,7 @@ func TestTryLockIsOneAttempt(t *testing.T) {
 	s := newSpy()
 	defer s.Backend.(*memory.Backend).Hold("k")()
 	_, err := newSpyClient(t, s).TryLock(t.Context(), "k")
-	var held *dlock.HeldError
+	var held *driver.HeldError
 	if !errors.As(err, &held) || held.Holder == "" || errors.Is(err, dlock.ErrUnavailable) || s.acquires.Load() != 1 {
 		t.Errorf("got %v after %d requests, want one that says who holds it", err, s.acquires.Load())
 	}
@@ -419,7 +419,7 @@ func TestCloseEndsLeasesBeforeItReleasesThemAndFailsThoseWhoWait(t *testing.T) {
 func TestCloseEndsAWaitForAnothersLock(t *testing.T) {
 	eachWay(t, func(t *testing.T, s *spy, b driver.Backend) {
 		defer s.Backend.(*memory.Backend).Peer().Hold("k")()
-		c := newSpyClient(t, b, dlock.WithBackoff(time.Hour, time.Hour))
+		c := newSpyClient(t, b)
 		errs := make(chan error)
 		go func() { _, err := c.Lock(t.Context(), "k"); errs <- err }()
 		synctest.Wait()

@@ -67,11 +67,11 @@ func work(text string) error {
 		say(report{"got", l.Slot(), l.Fence(), time.Now().UnixNano(), until(d)})
 	}
 	gave := func(l *dlock.Lease) { say(report{"gave", l.Slot(), l.Fence(), time.Now().UnixNano(), 0}) }
-	c, err := dlock.OpenURL(j.URL, dlock.WithLogger(nil), dlock.WithHooks(dlock.Hooks{Renewed: func(_ context.Context, e dlock.Event) {
+	c, err := dlock.OpenURL(j.URL, dlock.WithLogger(nil), dlock.WithHooks(on("renew", func(_ context.Context, e dlock.Event) {
 		if e.Err == nil {
 			say(report{What: "renewed", Token: e.Fence, Until: until(e.Deadline)})
 		}
-	}}))
+	})))
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ func TestDependencyRules(t *testing.T) {
 		"driver/dsn":         {"driver"},
 		"driver/base":        {"driver"},
 		"dlock":              {"driver", boot, multi, errwrap},
+		"dlock/both":         base,
 		"dlock/fence":        append(base, fencesql),
 		"dlock/cli":          append(base, dsn, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
 		"drivers/memory":     append(base, dsn),

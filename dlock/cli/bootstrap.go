@@ -46,7 +46,7 @@ func newBootstrap() *cobra.Command {
 
 // setupSQL returns the SQL that prepares the backend's database; empty: it has none.
 func setupSQL(c *dlock.Client) string {
-	if i, ok := c.Inspector(); ok {
+	if i, ok := c.Backend().(driver.Inspector); ok {
 		if db, ok := i.(interface{ SetupSQL(role string) string }); ok {
 			return db.SetupSQL("")
 		}
@@ -59,23 +59,23 @@ func (b *bootstrapCommand) run(ctx context.Context, c *dlock.Client, out io.Writ
 	sql := setupSQL(c)
 	if b.sql {
 		if sql == "" {
-			return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", c.Info().Name)
+			return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", c.Backend().Info().Name)
 		}
 		_, err := fmt.Fprintln(out, sql+";")
 		return err
 	}
 	const nothing = "%s has no restart guard%s: there is nothing to bootstrap%s"
-	admin, ok := c.GuardAdmin()
+	admin, ok := c.Backend().(quorum.Admin)
 	if !ok {
 		hint := ""
 		if sql != "" {
 			hint = " (--sql prints what the database needs)"
 		}
-		return failf(exitUsage, nothing, c.Info().Name, "", hint)
+		return failf(exitUsage, nothing, c.Backend().Info().Name, "", hint)
 	}
 	r, err := admin.Bootstrap(ctx, &quorum.Bootstrap{DryRun: b.dryRun, Statement: b.statement()})
 	if err == nil && r.Memory == quorum.MemoryUnguarded {
-		return failf(exitUsage, nothing, c.Info().Name, " with this URL (restart_guard=30s sets one on Redis and Valkey)", "")
+		return failf(exitUsage, nothing, c.Backend().Info().Name, " with this URL (restart_guard=30s sets one on Redis and Valkey)", "")
 	}
 	if r != nil && (b.dryRun || b.terms || err != nil) {
 		b.show(out, r)

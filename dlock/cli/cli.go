@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
@@ -276,12 +277,12 @@ func oneLine(s string) string {
 
 // waitingHelps reports whether the same call may succeed later.
 func waitingHelps(err error) bool {
-	var refused *dlock.RefusedError
+	var refused *driver.RefusedError
 	return !errors.As(err, &refused) || refused.RetryAfter > 0
 }
 
 // asFlags replaces names of dlock's options by the flags that set them.
-var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithMode", "--shared")
+var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithShared", "--shared")
 
 // withoutDriver replaces the advice to a program's author, of a driver that is not registered, by
 // one to a user of the command.

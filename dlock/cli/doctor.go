@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
@@ -30,13 +31,13 @@ func newDoctor() *cobra.Command {
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return operate(cmd, url, operatorTimeout, func(ctx context.Context, c *dlock.Client) error {
-				found, err := c.Check(ctx)
+				found, err := check(ctx, c)
 				if err != nil {
 					return err
 				}
-				found = slices.DeleteFunc(found, func(f dlock.Diagnostic) bool { return slices.Contains(ignore, f.Code) })
+				found = slices.DeleteFunc(found, func(f driver.Diagnostic) bool { return slices.Contains(ignore, f.Code) })
 				if json {
-					err = writeJSON(cmd.OutOrStdout(), append([]dlock.Diagnostic{}, found...), true) // [] and not null
+					err = writeJSON(cmd.OutOrStdout(), append([]driver.Diagnostic{}, found...), true) // [] and not null
 				} else {
 					writeFindings(cmd.OutOrStdout(), found, place(c))
 				}
@@ -52,9 +53,9 @@ func newDoctor() *cobra.Command {
 	f.BoolVar(&json, "json", false, "")
 	f.StringSliceVar(&ignore, "ignore", nil, "")
 	_ = cmd.RegisterFlagCompletionFunc("ignore", completer(func(ctx context.Context, c *dlock.Client, _ []string, _ string, offer *offers) error {
-		found, err := c.Check(ctx)
+		found, err := check(ctx, c)
 		for i := range found {
-			if f := &found[i]; f.Severity > dlock.SeverityNote {
+			if f := &found[i]; f.Severity > driver.SeverityNote {
 				offer.add(f.Code, f.Summary)
 			}
 		}
@@ -64,29 +65,29 @@ func newDoctor() *cobra.Command {
 }
 
 // verdict returns the exit code of the gravest finding.
-func verdict(found []dlock.Diagnostic) error {
-	gravest := dlock.SeverityNote
+func verdict(found []driver.Diagnostic) error {
+	gravest := driver.SeverityNote
 	for i := range found {
 		gravest = max(gravest, found[i].Severity)
 	}
 	switch gravest {
-	case dlock.SeverityUnsafe:
+	case driver.SeverityUnsafe:
 		return &exitError{code: exitUnsafe}
-	case dlock.SeverityWarning:
+	case driver.SeverityWarning:
 		return &exitError{code: exitWarnings}
 	}
 	return nil
 }
 
 // writeFindings writes the warnings, each with its remedy, then the notes as a table, then a count.
-func writeFindings(w io.Writer, found []dlock.Diagnostic, where string) {
-	counts := map[dlock.Severity]int{}
+func writeFindings(w io.Writer, found []driver.Diagnostic, where string) {
+	counts := map[driver.Severity]int{}
 	notes := [][]string{{"NOTE", "WHERE", "FOUND"}}
 	for i := range found {
 		f := &found[i]
 		counts[f.Severity]++
 		code, node, summary, remedy := printable.Text(f.Code), printable.Text(f.Node), printable.Text(f.Summary), printable.Text(f.Remedy)
-		if f.Severity == dlock.SeverityNote {
+		if f.Severity == driver.SeverityNote {
 			if remedy != "" {
 				summary += " (" + remedy + ")"
 			}
@@ -113,7 +114,7 @@ func writeFindings(w io.Writer, found []dlock.Diagnostic, where string) {
 	if len(found) > 0 {
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintf(w, "%d unsafe, %s, %s, %s\n", counts[dlock.SeverityUnsafe], several(counts[dlock.SeverityWarning], "warning"), several(counts[dlock.SeverityNote], "note"), where)
+	fmt.Fprintf(w, "%d unsafe, %s, %s, %s\n", counts[driver.SeverityUnsafe], several(counts[driver.SeverityWarning], "warning"), several(counts[driver.SeverityNote], "note"), where)
 }
 
 // several returns a count with its noun in singular or plural.

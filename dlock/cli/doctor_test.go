@@ -14,13 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	faults "github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // examine runs dlock doctor, and checks that its exit code is that of the gravest finding.
-func (w *world) examine(flags ...string) map[string]dlock.Diagnostic {
+func (w *world) examine(flags ...string) map[string]driver.Diagnostic {
 	w.t.Helper()
 	var code int
 	var out, stderr string
@@ -30,18 +30,18 @@ func (w *world) examine(flags ...string) map[string]dlock.Diagnostic {
 			break
 		}
 	}
-	var all []dlock.Diagnostic
+	var all []driver.Diagnostic
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		w.t.Fatalf("exit code %d, %v: %s%s", code, err, out, stderr)
 	}
-	found, want := map[string]dlock.Diagnostic{}, 0
+	found, want := map[string]driver.Diagnostic{}, 0
 	for _, f := range all {
 		switch {
 		case f.Code == "" || f.Summary == "":
 			w.t.Errorf("a finding says nothing: %+v", f)
-		case f.Severity == dlock.SeverityUnsafe:
+		case f.Severity == driver.SeverityUnsafe:
 			want = exitUnsafe
-		case f.Severity == dlock.SeverityWarning:
+		case f.Severity == driver.SeverityWarning:
 			want = max(want, exitWarnings)
 		}
 		if _, graver := found[f.Code]; !graver {
@@ -315,7 +315,7 @@ func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
 			}
 			url, mend := c.make(w)
 			w.env = append(w.env, envURL+"="+url)
-			var f dlock.Diagnostic
+			var f driver.Diagnostic
 			eventually(t, "found: "+c.code, func() bool { f = w.examine()[c.code]; return f.Code != "" }) // a standby, say, comes by and by
 			if f.Severity.String() != c.severity || !strings.Contains(f.Measured, c.measured) {
 				t.Fatalf("found %+v, want %s: %s", f, c.severity, c.measured)
@@ -332,36 +332,36 @@ func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
 			if err := mend(f.Command); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "it is mended", func() bool { f := w.examine()[c.code]; return f.Severity == dlock.SeverityNote })
+			eventually(t, "it is mended", func() bool { f := w.examine()[c.code]; return f.Severity == driver.SeverityNote })
 		})
 	}
 }
 
 // Several things are wrong with one deployment, or worth a note.
 type mess struct {
-	make  func(w *world) (url string, mend func(f dlock.Diagnostic) error)
+	make  func(w *world) (url string, mend func(f driver.Diagnostic) error)
 	found map[string]string // the severity of each code
 	slow  bool              // not with -short
 }
 
 var messes = map[string]mess{
-	"rights": {func(w *world) (string, func(dlock.Diagnostic) error) {
+	"rights": {func(w *world) (string, func(driver.Diagnostic) error) {
 		s := server.Redis(w.t, server.WithUser("app on >secret ~other:* resetchannels &other:* +@all -config -mget"))
-		return s.URLFor("app", "secret"), func(f dlock.Diagnostic) error {
+		return s.URLFor("app", "secret"), func(f driver.Diagnostic) error {
 			if f.Code == "unknown-setting" {
 				f.Command = fmt.Sprintf("redis-cli -p %d ACL SETUSER app +config|get", s.Port()) // its remedy says so
 			}
 			return asAdministrator(s, f.Command)
 		}
 	}, map[string]string{"acl-key": "unsafe", "acl-channel": "warning", "acl-command": "warning", "unknown-setting": "note"}, false},
-	"persistence": {func(w *world) (string, func(dlock.Diagnostic) error) {
+	"persistence": {func(w *world) (string, func(driver.Diagnostic) error) {
 		s := server.Valkey(w.t, server.WithAppendOnly("everysec"))
 		dump := filepath.Join(s.Dir(), "dump.rdb", "in the way")
 		if err := os.MkdirAll(dump, 0o700); err != nil {
 			w.t.Fatal(err)
 		}
 		w.do(s, "BGSAVE")
-		return s.URL(), func(f dlock.Diagnostic) error {
+		return s.URL(), func(f driver.Diagnostic) error {
 			if f.Code == "appendfsync" {
 				return w.shell(f.Command)
 			}
@@ -372,23 +372,23 @@ var messes = map[string]mess{
 			return nil
 		}
 	}, map[string]string{"save-failed": "warning", "appendfsync": "note"}, true},
-	"another release": {func(w *world) (string, func(dlock.Diagnostic) error) {
+	"another release": {func(w *world) (string, func(driver.Diagnostic) error) {
 		s := server.Redis(w.t)
 		w.do(s, "SET", "redlock1:meta", "3 of the future")
 		return s.URL(), nil
 	}, map[string]string{"guard-layout": "warning"}, true},
-	"notes of PostgreSQL": {func(w *world) (string, func(dlock.Diagnostic) error) {
+	"notes of PostgreSQL": {func(w *world) (string, func(driver.Diagnostic) error) {
 		s := server.Postgres(w.t, server.WithSetting("idle_session_timeout", "60000"))
 		return s.URL() + separator(s.URL()) + "keepalives_idle=30", nil
 	}, map[string]string{"idle-timeout": "note", "keepalives": "note", "ignored-parameter": "note", "no-sequence": "note"}, true},
-	"a pooler of whole sessions": {func(w *world) (string, func(dlock.Diagnostic) error) {
+	"a pooler of whole sessions": {func(w *world) (string, func(driver.Diagnostic) error) {
 		url := server.PgBouncer(w.t, server.Postgres(w.t), "session").URL()
 		return url + separator(url) + "pooler=session", nil
 	}, map[string]string{"pooler": "warning"}, true},
-	"a file for a folder": {func(w *world) (string, func(dlock.Diagnostic) error) {
-		return "file://" + w.put("plain", ""), func(dlock.Diagnostic) error { return os.Remove(w.path("plain")) }
+	"a file for a folder": {func(w *world) (string, func(driver.Diagnostic) error) {
+		return "file://" + w.put("plain", ""), func(driver.Diagnostic) error { return os.Remove(w.path("plain")) }
 	}, map[string]string{"folder": "unsafe"}, false},
-	"a folder of another user": {func(w *world) (string, func(dlock.Diagnostic) error) {
+	"a folder of another user": {func(w *world) (string, func(driver.Diagnostic) error) {
 		folder := w.path("another's")
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			w.t.Fatal(err)
@@ -396,9 +396,9 @@ var messes = map[string]mess{
 		if err := os.Chown(folder, 12345, -1); err != nil {
 			w.t.Skip("only root can make it: ", err)
 		}
-		return "file://" + folder, func(dlock.Diagnostic) error { return os.Chown(folder, os.Getuid(), -1) }
+		return "file://" + folder, func(driver.Diagnostic) error { return os.Chown(folder, os.Getuid(), -1) }
 	}, map[string]string{"folder-owner": "warning"}, false},
-	"no home": {func(w *world) (string, func(dlock.Diagnostic) error) {
+	"no home": {func(w *world) (string, func(driver.Diagnostic) error) {
 		w.env = append(w.env, "HOME=", "TMPDIR="+w.dir)
 		return "file:", nil
 	}, map[string]string{"no-home": "note"}, false},
@@ -423,7 +423,7 @@ func TestDoctorFindsSeveralThingsAtOnce(t *testing.T) {
 			w.env = append(w.env, "PGUSER="+server.Superuser)
 			url, mend := m.make(w)
 			w.env = append(w.env, envURL+"="+url)
-			var found map[string]dlock.Diagnostic
+			var found map[string]driver.Diagnostic
 			for code, severity := range m.found {
 				eventually(t, "found: "+code, func() bool { found = w.examine(); return found[code].Code != "" }) // a save, say, fails by and by
 				if f := found[code]; f.Severity.String() != severity || severity != "note" && f.Remedy == "" {
@@ -495,7 +495,7 @@ func TestDoctorFindsAClockThatWasSetBack(t *testing.T) {
 	if err := s.SetClock(0); err != nil {
 		t.Fatal(err)
 	}
-	if f := w.examine()["clock-set-back"]; f.Severity != dlock.SeverityUnsafe || !strings.Contains(f.Measured, "m") {
+	if f := w.examine()["clock-set-back"]; f.Severity != driver.SeverityUnsafe || !strings.Contains(f.Measured, "m") {
 		t.Errorf("an hour back: %+v", f)
 	}
 	if err := s.SetClock(time.Hour); err != nil {
@@ -516,7 +516,7 @@ func TestDoctorComparesClocks(t *testing.T) {
 		urls[i] = wrong.URL()
 	}
 	w.env = append(w.env, envURL+"=redlock:"+strings.Join(urls, ",")+",bootstrap=true,node_timeout=2s")
-	var found map[string]dlock.Diagnostic
+	var found map[string]driver.Diagnostic
 	allAnswer := func() { // a node that is late has no clock to compare
 		eventually(t, "answers of all nodes", func() bool { found = w.examine(); return found["node-unreachable"].Code == "" })
 	}
@@ -527,10 +527,10 @@ func TestDoctorComparesClocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	allAnswer()
-	if f := found["clock-apart"]; f.Severity != dlock.SeverityUnsafe || !strings.Contains(f.Node, fmt.Sprint(wrong.Port())) || !strings.Contains(f.Measured, "m") {
+	if f := found["clock-apart"]; f.Severity != driver.SeverityUnsafe || !strings.Contains(f.Node, fmt.Sprint(wrong.Port())) || !strings.Contains(f.Measured, "m") {
 		t.Errorf("a wrong clock: %+v", f)
 	}
-	if f := found["clock-offset"]; f.Severity != dlock.SeverityWarning {
+	if f := found["clock-offset"]; f.Severity != driver.SeverityWarning {
 		t.Errorf("a wrong clock: %+v", f)
 	}
 	w.want(0, "run", "k", "--", "true") // two nodes suffice

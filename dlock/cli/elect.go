@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 )
 
 func newElect(c *console) *cobra.Command {
@@ -46,7 +47,7 @@ func observeLeader(cmd *cobra.Command, url, key string) error {
 	}
 	defer done()
 	var failed error
-	for h, err := range c.Observe(ctx, key) {
+	for h, err := range observe(ctx, c, key) {
 		line := "nobody leads"
 		switch {
 		case ctx.Err() != nil:
@@ -56,7 +57,7 @@ func observeLeader(cmd *cobra.Command, url, key string) error {
 		case err != nil:
 			line = "unknown: " + oneLine(err.Error())
 		case h.Owner != "" || h.Fence != 0:
-			line = holders([]dlock.Holder{h}) + " leads"
+			line = holders([]driver.Holder{h}) + " leads"
 			if h.Fence != 0 {
 				line += fmt.Sprintf(" with token %d", h.Fence)
 			}

@@ -177,7 +177,7 @@ func (h *execution) why() string {
 
 // successor names the new holder of a lock that was lost, if it is known.
 func (h *execution) successor() string {
-	inspector, ok := h.client.Inspector()
+	inspector, ok := h.client.Backend().(driver.Inspector)
 	if !ok || h.lease.Slot() > 0 { // other slots' locks have other names
 		return ""
 	}

@@ -81,7 +81,7 @@ func TestAnOutageThatIsWaitedOutIsToldEveryMinute(t *testing.T) {
 		defer client.Close() //nolint:errcheck // nothing is held
 		j := &job{console: c, wait: forever, client: client}
 		tell := func(err error) {
-			j.hooks().Attempt(t.Context(), dlock.Event{Attempt: 2, Err: err})
+			j.hooks().Event(t.Context(), dlock.Event{Op: "attempt", Attempt: 2, Err: err})
 			time.Sleep(time.Second)
 		}
 		for range 150 {

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
@@ -130,7 +131,7 @@ func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, co
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return completer(func(ctx context.Context, c *dlock.Client, _ []string, begin string, found *offers) error {
-		for s, err := range c.List(ctx, begin) {
+		for s, err := range list(ctx, c, begin) {
 			if err != nil || len(*found) == mostCompletions {
 				return err
 			}
@@ -231,7 +232,7 @@ func number10(n uint64) string {
 }
 
 // holders names the owners of a key.
-func holders(all []dlock.Holder) string {
+func holders(all []driver.Holder) string {
 	names := make([]string, 0, len(all))
 	for i := range all {
 		name := printable.Text(all[i].Owner)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -40,10 +41,10 @@ func quorumOf(t *testing.T, n int, options ...string) (url string, nodes []*serv
 }
 
 // states runs dlock status --json.
-func (w *world) states(keys ...string) []dlock.State {
+func (w *world) states(keys ...string) []driver.State {
 	w.t.Helper()
 	out, _ := w.want(0, append([]string{"status", "--json"}, keys...)...)
-	var all []dlock.State
+	var all []driver.State
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
 		w.t.Fatalf("%v: %s", err, out)
 	}
@@ -80,7 +81,7 @@ func stuckHolder(t *testing.T, w *world, backend string) {
 	fence, pid := w.content("fence"), w.pid("pid")
 	p.signal(syscall.SIGSTOP)
 	all := w.states("stuck")
-	if len(all) != 1 || len(all[0].Holders) != 1 || all[0].Verdict() != dlock.VerdictHeld {
+	if len(all) != 1 || len(all[0].Holders) != 1 || all[0].Verdict() != driver.VerdictHeld {
 		t.Fatalf("status says %+v", all)
 	}
 	h := all[0].Holders[0]
@@ -137,12 +138,12 @@ func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 			w := on(t, start(t)+map[string]string{"quorum": ",prefix=app:", "redis": "?prefix=app:"}[name])
 			_, release := w.holder("k", "--label", "first")
 			defer release()
-			var s dlock.State // a later one may fall between two statements of a waiter
+			var s driver.State // a later one may fall between two statements of a waiter
 			for i, label := range []string{"second", "third"} {
 				w.start("run", "--label", label, "k", "--", "true")
 				eventually(t, label+" is in the queue", func() bool {
 					s = w.states("k")[0]
-					late := slices.ContainsFunc(s.Nodes, func(n dlock.NodeState) bool { return n.State == nil })
+					late := slices.ContainsFunc(s.Nodes, func(n driver.NodeState) bool { return n.State == nil })
 					return s.Waiters == i+1 && len(s.Queue) == i+1 && !late
 				})
 			}
@@ -162,7 +163,7 @@ func TestStatusShowsHoldersAndTheQueueInItsOrder(t *testing.T) {
 			} else if _, stderr := w.want(exitUsage, "status", "--watch"); !strings.Contains(stderr, "name them") {
 				t.Errorf("without keys status says %q", stderr)
 			}
-			if s := w.states("free")[0]; s.Verdict() != dlock.VerdictFree || len(s.Holders) != 0 {
+			if s := w.states("free")[0]; s.Verdict() != driver.VerdictFree || len(s.Holders) != 0 {
 				t.Errorf("a free key is %+v", s)
 			}
 			out, _ := w.want(0, "status", "k")
@@ -354,7 +355,7 @@ func TestStatusOfManyLocksBlocksNoServer(t *testing.T) {
 		}
 		start, client := time.Now(), children()
 		code, out, stderr := w.run("status", "--json")
-		var found []dlock.State
+		var found []driver.State
 		if err := json.Unmarshal([]byte(out), &found); code != 0 || err != nil {
 			t.Logf("exit status %d, %v: %s", code, err, stderr)
 		}
@@ -459,9 +460,9 @@ func (w *world) processor(s *server.Server) (sum float64) {
 
 // Names that other programs chose are shown, and cannot disturb a terminal.
 func TestNamesOfStrangersAreQuoted(t *testing.T) {
-	state := &dlock.State{Key: "k\x1b[2J", Holders: []dlock.Holder{{Owner: "evil\x1b]0;x\a\n", TTL: time.Minute}}, Queue: []dlock.Waiter{{Owner: "q\r"}}}
+	state := &driver.State{Key: "k\x1b[2J", Holders: []driver.Holder{{Owner: "evil\x1b]0;x\a\n", TTL: time.Minute}}, Queue: []driver.Waiter{{Owner: "q\r"}}}
 	var b bytes.Buffer
-	writeStates(&b, []*dlock.State{state}, time.Now(), true)
+	writeStates(&b, []*driver.State{state}, time.Now(), true)
 	if strings.ContainsAny(strings.ReplaceAll(b.String(), "\n", ""), "\x1b\a\r") || !strings.Contains(b.String(), `evil\x1b]0;x\a\n`) {
 		t.Errorf("status writes %q", b.String())
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
 )
 
 // minTTL is the shortest TTL: it leaves time between the two signals that stop a command.
@@ -217,7 +216,7 @@ func (j *job) options(cmd *cobra.Command) []dlock.Option {
 		o = append(o, dlock.WithSlots(int(j.slots)))
 	}
 	if j.shared {
-		o = append(o, dlock.WithMode(dlock.Shared))
+		o = append(o, dlock.WithShared())
 	}
 	if j.label != "" {
 		o = append(o, dlock.WithOwnerLabel(j.label))
@@ -300,28 +299,23 @@ func (j *job) verbosef(format string, args ...any) {
 
 // hooks report events on stderr.
 func (j *job) hooks() dlock.Hooks {
-	return dlock.Hooks{
-		Attempt: func(ctx context.Context, e dlock.Event) {
-			if e.Err != nil && ctx.Err() == nil {
-				j.tellAttempt(e)
-			}
-		},
-		Renewed: func(_ context.Context, e dlock.Event) {
-			if e.Err != nil {
-				j.failure.Store(&e.Err)
-				j.verbosef("a renewal failed, and is tried again: %v", e.Err)
-				return
-			}
+	return dlock.Hooks{Event: func(ctx context.Context, e dlock.Event) {
+		switch {
+		case e.Op == "attempt" && e.Err != nil && ctx.Err() == nil:
+			j.tellAttempt(e)
+		case e.Op == "renew" && e.Err != nil:
+			j.failure.Store(&e.Err)
+			j.verbosef("a renewal failed, and is tried again: %v", e.Err)
+		case e.Op == "renew":
 			j.verbosef("renewed %q, which now ends at %s", j.key, time.Now().Add(time.Until(e.Deadline)).Format("15:04:05.000"))
-		},
-		Notice: func(e driver.Notice) {
-			text := e.Detail
+		case e.Op == "notice":
+			text := e.Notice.Detail
 			if e.Err != nil {
 				text += " " + e.Err.Error()
 			}
-			j.verbosef("%s %s %s", e.Kind, e.Node, text)
-		},
-	}
+			j.verbosef("%s %s %s", e.Notice.Kind, e.Notice.Node, text)
+		}
+	}}
 }
 
 // tellAttempt reports that the backend is out of reach while dlock waits for ever, because no
@@ -339,11 +333,11 @@ func (j *job) tellAttempt(e dlock.Event) {
 	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), !waitingHelps(e.Err):
 	case j.outage.IsZero():
 		j.outage, j.told = now, now
-		j.printf("waits for the backend (%s), which is out of reach, since --wait is forever: %v", j.client.Info().Name, e.Err)
+		j.printf("waits for the backend (%s), which is out of reach, since --wait is forever: %v", j.client.Backend().Info().Name, e.Err)
 	case now.Sub(j.told) >= outageInterval:
 		j.told = now
 		j.printf("has waited for the backend (%s) for %v: press ctrl-C or send SIGTERM to stop, or limit the wait (--wait 10m): %v",
-			j.client.Info().Name, now.Sub(j.outage).Round(time.Second), e.Err)
+			j.client.Backend().Info().Name, now.Sub(j.outage).Round(time.Second), e.Err)
 	default:
 		j.verbosef("attempt %d: %v", e.Attempt, e.Err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
@@ -75,7 +76,7 @@ func (s *statusCommand) look(ctx context.Context, out io.Writer, keys []string) 
 	if err != nil {
 		return err
 	}
-	if len(keys) == 0 && s.client.Info().Name == "postgres" { // it lists the locks of this process
+	if len(keys) == 0 && s.client.Backend().Info().Name == "postgres" { // it lists the locks of this process
 		return failf(exitUsage, "PostgreSQL stores no names of keys: name them, as in dlock status KEY")
 	}
 	if s.json {
@@ -101,19 +102,19 @@ const lookupsAtOnce = 64
 
 // states returns the states of the keys, in their order; without keys it returns the states of
 // all held keys, sorted by name.
-func (s *statusCommand) states(ctx context.Context, keys []string) ([]*dlock.State, error) {
+func (s *statusCommand) states(ctx context.Context, keys []string) ([]*driver.State, error) {
 	if len(keys) == 0 {
-		all := []*dlock.State{}
-		for state, err := range s.client.List(ctx, "") {
+		all := []*driver.State{}
+		for state, err := range list(ctx, s.client, "") {
 			if err != nil {
 				return nil, err
 			}
 			all = append(all, state)
 		}
-		slices.SortFunc(all, func(a, b *dlock.State) int { return strings.Compare(a.Key, b.Key) })
+		slices.SortFunc(all, func(a, b *driver.State) int { return strings.Compare(a.Key, b.Key) })
 		return all, nil
 	}
-	all, errs := make([]*dlock.State, len(keys)), make([]error, len(keys))
+	all, errs := make([]*driver.State, len(keys)), make([]error, len(keys))
 	free := make(chan struct{}, lookupsAtOnce)
 	var lookups sync.WaitGroup
 	for i, key := range keys {
@@ -133,7 +134,7 @@ func (s *statusCommand) states(ctx context.Context, keys []string) ([]*dlock.Sta
 }
 
 // writeStates prints a table of the keys, and the nodes and the queue of each named key.
-func writeStates(w io.Writer, states []*dlock.State, now time.Time, named bool) {
+func writeStates(w io.Writer, states []*driver.State, now time.Time, named bool) {
 	rows := [][]string{{"KEY", "VERDICT", "HOLDER", "TOKEN", "SESSION", "HELD SINCE", "ENDS IN", "WAITING"}}
 	for _, state := range states {
 		rows = append(rows, append([]string{printable.Text(state.Key)}, held(state, now)...))
@@ -148,12 +149,12 @@ func writeStates(w io.Writer, states []*dlock.State, now time.Time, named bool) 
 }
 
 // held returns the cells of a state, from its verdict to the number of waiters.
-func held(state *dlock.State, now time.Time) []string {
+func held(state *driver.State, now time.Time) []string {
 	verdict := state.Verdict().String()
-	if state.Mode == dlock.Shared && len(state.Holders) > 0 {
+	if state.Mode == driver.Shared && len(state.Holders) > 0 {
 		verdict += ", shared"
 	}
-	h := dlock.Holder{}
+	h := driver.Holder{}
 	if len(state.Holders) > 0 {
 		h = state.Holders[0]
 	}
@@ -163,7 +164,7 @@ func held(state *dlock.State, now time.Time) []string {
 	}
 }
 
-func writeNodes(w io.Writer, state *dlock.State, now time.Time) {
+func writeNodes(w io.Writer, state *driver.State, now time.Time) {
 	if len(state.Nodes) == 0 {
 		return
 	}
@@ -183,7 +184,7 @@ func writeNodes(w io.Writer, state *dlock.State, now time.Time) {
 	writeTable(w, "  ", rows)
 }
 
-func writeQueue(w io.Writer, state *dlock.State, now time.Time) {
+func writeQueue(w io.Writer, state *driver.State, now time.Time) {
 	if len(state.Queue) == 0 {
 		return
 	}

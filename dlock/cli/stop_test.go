@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -410,8 +411,8 @@ func TestALossNamesKeyCauseAndTheNewHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close() //nolint:errcheck // its lock is released earlier
-	admin, _ := c.Admin()
-	inspector, _ := c.Inspector()
+	admin, _ := c.Backend().(driver.Admin)
+	inspector, _ := c.Backend().(driver.Inspector)
 	state, err := inspector.Lookup(t.Context(), "nightly")
 	if err != nil || len(state.Holders) != 1 {
 		t.Fatalf("%v, %v", state, err)

@@ -8,13 +8,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
 func newUnlock() *cobra.Command {
 	var (
 		url string
-		h   dlock.Holder
+		h   driver.Holder
 	)
 	cmd := &cobra.Command{
 		Use:   "unlock [flags] KEY",
@@ -31,7 +32,7 @@ func newUnlock() *cobra.Command {
 		ValidArgsFunction: completeKeys,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return operate(cmd, url, operatorTimeout, func(ctx context.Context, c *dlock.Client) error {
-				err := c.Break(ctx, args[0], h)
+				err := breakLock(ctx, c, args[0], h)
 				if errors.Is(err, dlock.ErrInvalid) && h.Session == "" {
 					err = needsSession(ctx, c, args[0], err)
 				}
@@ -47,8 +48,8 @@ func newUnlock() *cobra.Command {
 	urlFlag(cmd, &url)
 	f.Uint64Var(&h.Fence, "token", 0, "")
 	f.StringVar(&h.Session, "session", "", "")
-	_ = cmd.RegisterFlagCompletionFunc("token", completeHolders(func(h dlock.Holder) string { return number10(h.Fence) })) // the flags exist
-	_ = cmd.RegisterFlagCompletionFunc("session", completeHolders(func(h dlock.Holder) string { return h.Session }))
+	_ = cmd.RegisterFlagCompletionFunc("token", completeHolders(func(h driver.Holder) string { return number10(h.Fence) })) // the flags exist
+	_ = cmd.RegisterFlagCompletionFunc("session", completeHolders(func(h driver.Holder) string { return h.Session }))
 	return cmd
 }
 
@@ -60,16 +61,16 @@ func needsSession(ctx context.Context, c *dlock.Client, key string, invalid erro
 	case err != nil:
 		return err
 	case len(s.Holders) == 0:
-		return failf(exitUsage, "%s: nobody holds the lock", c.Info().Name)
+		return failf(exitUsage, "%s: nobody holds the lock", c.Backend().Info().Name)
 	case s.Holders[0].Session == "":
 		return invalid
 	}
-	return failf(exitUsage, "%s knows sessions and no tokens; to take the lock from %s: %s", c.Info().Name,
+	return failf(exitUsage, "%s knows sessions and no tokens; to take the lock from %s: %s", c.Backend().Info().Name,
 		s.Holders[0].Owner, printable.CommandLine("dlock", "unlock", key, "--session", s.Holders[0].Session))
 }
 
 // completeHolders completes a flag with the value that name returns for each holder of the key.
-func completeHolders(name func(dlock.Holder) string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+func completeHolders(name func(driver.Holder) string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return completer(func(ctx context.Context, c *dlock.Client, args []string, _ string, found *offers) error {
 		if len(args) != 1 {
 			return nil

@@ -75,7 +75,7 @@ var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
 func place(c *dlock.Client) string {
 	address := c.String()
 	if dsn.HasPassword(address) { // the environment should name another URL
-		return "on " + c.Info().Name
+		return "on " + c.Backend().Info().Name
 	}
 	if folder, ok := strings.CutPrefix(address, "file://"); ok {
 		if path, err := url.PathUnescape(folder); err == nil {

@@ -259,7 +259,7 @@ func TestAURLWithoutADriverNamesTheCommandThatHasIt(t *testing.T) {
 	} {
 		for _, args := range []string{"run k -- true", "elect k -- true", "status", "unlock k --token 5", "doctor", "bootstrap", "bootstrap --sql"} {
 			code, _, stderr := inside(t, []string{envURL + "=" + url}, strings.Fields(args)...)
-			if code != exitUsage || strings.Contains(stderr, all) != has || strings.Contains(stderr, "import") || !strings.Contains(stderr, "registered: file, ") {
+			if code != exitUsage || strings.Contains(stderr, all) != has || strings.Contains(stderr, "import") || !strings.Contains(stderr, "registered: both, file, ") {
 				t.Errorf("%s with %s: exit code %d, want %d; stderr is %q", args, url, code, exitUsage, stderr)
 			}
 		}

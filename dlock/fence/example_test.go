@@ -10,6 +10,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/fence"
+	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -39,7 +40,7 @@ func (d *document) write(ctx context.Context, token uint64, text string) error {
 const shortTTL = 100 * time.Millisecond
 
 func client(opts ...dlock.Option) *dlock.Client {
-	opts = append(opts, dlock.WithLogger(nil), dlock.WithRequire(dlock.FeatureFencing))
+	opts = append(opts, dlock.WithLogger(nil), dlock.WithRequire(driver.FeatureFencing))
 	locks, err := dlock.New(memory.New(), opts...)
 	if err != nil {
 		log.Fatal(err)
@@ -55,7 +56,7 @@ func Example() {
 	ctx := context.Background()
 	var doc document
 
-	slow, err := locks.Lock(ctx, "document", dlock.WithTTL(shortTTL), dlock.WithRenewal(false))
+	slow, err := locks.Lock(ctx, "document", dlock.WithTTL(shortTTL), dlock.WithMaxHold(shortTTL))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func Token(ctx context.Context, key string) (uint64, error) {
 		return 0, fmt.Errorf("fence: %q: %w", key, err)
 	}
 	if lease.Fence() == 0 {
-		return 0, fmt.Errorf("fence: %w", driver.Invalid("lease", "of %q has no token: use a backend with dlock.FeatureFencing, and dlock.WithRequire to make sure of it", key))
+		return 0, fmt.Errorf("fence: %w", driver.Invalid("lease", "of %q has no token: use a backend with driver.FeatureFencing, and dlock.WithRequire to make sure of it", key))
 	}
 	return lease.Fence(), nil
 }

@@ -91,7 +91,7 @@ func TestTokenRefusesNoneAndEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lease, err := locks.Lock(t.Context(), "k", dlock.WithTTL(100*time.Millisecond), dlock.WithRenewal(false))
+	lease, err := locks.Lock(t.Context(), "k", dlock.WithMaxHold(time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}

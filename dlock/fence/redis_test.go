@@ -29,7 +29,7 @@ func ExampleRedisScript() {
 		return fence.RedisError(err, "doc", token)
 	}
 
-	slow, err := locks.Lock(ctx, "doc", dlock.WithRenewal(false))
+	slow, err := locks.Lock(ctx, "doc", dlock.WithMaxHold(shortTTL))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func lateWrite(ctx context.Context, locks dlock.Locker, db *sql.DB, save saver) 
 	if _, err := db.ExecContext(ctx, fence.Schema(fence.Postgres, "fences")); err != nil {
 		return err
 	}
-	slow, err := locks.Lock(ctx, "reports/nightly", dlock.WithRenewal(false))
+	slow, err := locks.Lock(ctx, "reports/nightly", dlock.WithMaxHold(shortTTL))
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/dlock/otellock"
+	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 // BenchmarkHooks measures the hooks alone, for a Lock and an Unlock on five nodes: with all
@@ -29,18 +30,19 @@ func hooks(b *testing.B, sampler sdktrace.Sampler) {
 	h := telemetry.Hooks()
 	e := dlock.Event{Op: "lock", Key: "reports/2026-11", Fence: 1795363777814286, Attempt: 1, Latency: time.Millisecond, Waited: time.Millisecond}
 	for _, node := range []string{"a", "b", "c", "d", "e"} {
-		e.Votes = append(e.Votes, dlock.Vote{Node: "redis://" + node + ":6379/0", Granted: true, Latency: time.Millisecond})
+		e.Votes = append(e.Votes, quorum.Vote{Node: "redis://" + node + ":6379/0", Granted: true, Latency: time.Millisecond})
 	}
-	released := e
+	attempt, released := e, e
+	attempt.Op = "attempt"
 	released.Op, released.Attempt = "unlock", 0
 	b.ReportAllocs()
 	n := 0
 	for b.Loop() {
-		ctx := h.Start(b.Context(), dlock.Op{Name: "lock", Key: e.Key})
-		h.Attempt(ctx, e)
-		h.Acquired(ctx, e)
-		ctx = h.Start(b.Context(), dlock.Op{Name: "unlock", Key: e.Key})
-		h.Released(ctx, released)
+		ctx := h.Start(b.Context(), "lock", e.Key)
+		h.Event(ctx, attempt)
+		h.Event(ctx, e)
+		ctx = h.Start(b.Context(), "unlock", e.Key)
+		h.Event(ctx, released)
 		if n++; n%1000 == 0 {
 			exporter.Reset()
 		}

@@ -135,11 +135,22 @@ func (t *Telemetry) Observe(clients ...*dlock.Client) error {
 	return err
 }
 
-// Hooks returns the hooks that report a client; dlock.JoinHooks joins them with others.
-func (t *Telemetry) Hooks() dlock.Hooks {
-	return dlock.Hooks{
-		Start: t.start, Attempt: t.attempt, Acquired: t.acquired, Failed: t.failed,
-		Renewed: t.renewed, Lost: t.leaseLost, Released: t.released,
+// Hooks returns the hooks that report a client. dlock.WithHooks may be given more than once.
+func (t *Telemetry) Hooks() dlock.Hooks { return dlock.Hooks{Start: t.start, Event: t.event} }
+
+func (t *Telemetry) event(ctx context.Context, e dlock.Event) {
+	switch e.Op {
+	case "attempt":
+		t.attempt(ctx, e)
+	case "lock", "trylock":
+		t.record(ctx, t.duration, e.Waited, e)
+		finish(spanOf(ctx), e)
+	case "renew":
+		t.renewed(ctx, e)
+	case "lost":
+		t.leaseLost(ctx, e)
+	case "unlock":
+		t.released(ctx, e)
 	}
 }
 
@@ -156,14 +167,14 @@ func spanOf(ctx context.Context) trace.Span {
 
 var spanNames = map[string]string{"lock": "dlock.lock", "trylock": "dlock.trylock", "unlock": "dlock.unlock"}
 
-func (t *Telemetry) start(ctx context.Context, op dlock.Op) context.Context {
-	name := spanNames[op.Name]
+func (t *Telemetry) start(ctx context.Context, op, key string) context.Context {
+	name := spanNames[op]
 	if name == "" {
-		name = "dlock." + op.Name
+		name = "dlock." + op
 	}
 	ctx, span := t.tracer.Start(ctx, name)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("dlock.key", op.Key))
+		span.SetAttributes(attribute.String("dlock.key", key))
 	}
 	return context.WithValue(ctx, own{}, span)
 }
@@ -178,16 +189,6 @@ func (t *Telemetry) attempt(ctx context.Context, e dlock.Event) {
 		span.AddEvent("attempt", trace.WithAttributes(attrs...))
 		votes(span, e)
 	}
-}
-
-func (t *Telemetry) acquired(ctx context.Context, e dlock.Event) {
-	t.record(ctx, t.duration, e.Waited, e)
-	finish(spanOf(ctx), e)
-}
-
-func (t *Telemetry) failed(ctx context.Context, e dlock.Event) {
-	t.record(ctx, t.duration, e.Waited, e)
-	finish(spanOf(ctx), e)
 }
 
 func (t *Telemetry) released(ctx context.Context, e dlock.Event) {

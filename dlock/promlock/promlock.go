@@ -168,29 +168,29 @@ func (c *Collector) vectors() []prometheus.Collector {
 	return []prometheus.Collector{c.wait, c.hold, c.margin, c.failures}
 }
 
-// Hooks returns the hooks that report a client; dlock.JoinHooks joins them with others.
+// Hooks returns the hooks that report a client. dlock.WithHooks may be given more than once.
 func (c *Collector) Hooks() dlock.Hooks {
-	return dlock.Hooks{
-		Attempt:  func(_ context.Context, e dlock.Event) { c.count(e) },
-		Acquired: func(_ context.Context, e dlock.Event) { c.acquired(e) },
-		Failed:   func(_ context.Context, e dlock.Event) { c.waited(e.Key).Observe(e.Waited.Seconds()) },
-		Renewed:  func(_ context.Context, e dlock.Event) { c.renewed(e) },
-		Lost:     func(_ context.Context, e dlock.Event) { c.ended(e) },
-		Released: func(_ context.Context, e dlock.Event) { c.ended(e) },
-	}
+	return dlock.Hooks{Event: func(_ context.Context, e dlock.Event) {
+		switch e.Op {
+		case "attempt":
+			c.count(e)
+		case "lock", "trylock":
+			c.waited(e.Key).Observe(e.Waited.Seconds())
+			if e.Err == nil && !e.Deadline.IsZero() {
+				c.deadlines.Store(leaseID{e.Key, e.Fence}, e.Deadline)
+			}
+		case "renew":
+			c.renewed(e)
+		case "lost", "unlock":
+			c.ended(e)
+		}
+	}}
 }
 
 // leaseID tells leases apart.
 type leaseID struct {
 	key   string
 	fence uint64
-}
-
-func (c *Collector) acquired(e dlock.Event) {
-	c.waited(e.Key).Observe(e.Waited.Seconds())
-	if !e.Deadline.IsZero() {
-		c.deadlines.Store(leaseID{e.Key, e.Fence}, e.Deadline)
-	}
 }
 
 func (c *Collector) renewed(e dlock.Event) {

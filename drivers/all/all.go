@@ -8,6 +8,7 @@
 package all
 
 import (
+	_ "github.com/redlock-go/redlock/dlock/both"
 	_ "github.com/redlock-go/redlock/drivers/file"
 	_ "github.com/redlock-go/redlock/drivers/goredis"
 	_ "github.com/redlock-go/redlock/drivers/memory"

@@ -35,14 +35,14 @@ func lock(t *testing.T, c *dlock.Client, key string, opts ...dlock.LockOption) *
 
 // A double of Redis refuses what Redis refuses.
 func TestADoubleHasTheFeaturesModesAndTTLsOfWhatItStandsFor(t *testing.T) {
-	info := driver.Info{Name: "redis", Features: dlock.FeatureFencing, MinTTL: 100 * time.Millisecond, MaxTTL: time.Hour}
+	info := driver.Info{Name: "redis", Features: driver.FeatureFencing, MinTTL: 100 * time.Millisecond, MaxTTL: time.Hour}
 	b := memory.New(&memory.Options{Info: info})
 	if b.Info() != info || b.Peer().Info() != info {
 		t.Errorf("Info = %+v", b.Info())
 	}
 	c := newClient(t, b)
 	for what, opt := range map[string]dlock.LockOption{
-		"shared": dlock.WithMode(dlock.Shared), "short": dlock.WithTTL(50 * time.Millisecond), "long": dlock.WithTTL(2 * time.Hour),
+		"shared": dlock.WithShared(), "short": dlock.WithTTL(50 * time.Millisecond), "long": dlock.WithTTL(2 * time.Hour),
 	} {
 		if _, err := c.TryLock(t.Context(), "k", opt); !errors.Is(err, dlock.ErrInvalid) {
 			t.Errorf("%s: %v, want ErrInvalid", what, err)
@@ -68,7 +68,7 @@ func TestADoubleHasTheFeaturesModesAndTTLsOfWhatItStandsFor(t *testing.T) {
 // A double of the file driver has no TTL, and its locks end with it.
 func TestADoubleOfASessionHasNoTTLAndItsLocksEndWithIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := memory.New(&memory.Options{Info: driver.Info{Name: "file", Features: dlock.FeatureShared | dlock.FeatureFencing | dlock.FeatureSession}})
+		b := memory.New(&memory.Options{Info: driver.Info{Name: "file", Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureSession}})
 		c, other := newClient(t, b), newClient(t, b.Peer())
 		if _, err := c.TryLock(t.Context(), "k", dlock.WithTTL(time.Second)); !errors.Is(err, dlock.ErrInvalid) {
 			t.Errorf("a TTL gives %v, want ErrInvalid", err)
@@ -167,7 +167,7 @@ func TestAnOutageCanBeSlow(t *testing.T) {
 		c := newClient(t, b)
 		b.SetOutage(memory.Outage{Delay: 400 * time.Millisecond})
 		start := time.Now()
-		l := lock(t, c, "k", dlock.WithTTL(2*time.Second), dlock.WithRenewal(false))
+		l := lock(t, c, "k", dlock.WithTTL(2*time.Second))
 		if time.Since(start) != 400*time.Millisecond {
 			t.Errorf("it took %v", time.Since(start))
 		}

@@ -103,7 +103,7 @@ func lateWriter(ctx context.Context, url string, out io.Writer) error {
 	}
 	defer locks.Close() //nolint:errcheck // the leases end with it
 
-	slow, err := locks.Lock(ctx, "reports/nightly", dlock.WithTTL(500*time.Millisecond), dlock.WithRenewal(false))
+	slow, err := locks.Lock(ctx, "reports/nightly", dlock.WithTTL(500*time.Millisecond), dlock.WithMaxHold(500*time.Millisecond))
 	if err != nil {
 		return err
 	}

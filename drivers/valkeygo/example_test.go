@@ -18,7 +18,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer locks.Close()
-	fmt.Println(locks.TTL(), locks.Info().Features)
+	fmt.Println(locks.TTL(), locks.Backend().Info().Features)
 	// Output: 10s fencing,node,keep,ordered
 }
 

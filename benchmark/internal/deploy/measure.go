@@ -83,7 +83,7 @@ func Measure(ctx context.Context, o Options, progress io.Writer) (*Report, error
 
 // open opens a client whose votes are counted.
 func (r *run) open(unguarded bool) (*target, error) {
-	return open(r.URL, r.prefix, unguarded, dlock.WithHooks(dlock.Hooks{Acquired: r.count}))
+	return open(r.URL, r.prefix, unguarded, dlock.WithHooks(dlock.Hooks{Event: r.count}))
 }
 
 // begin takes the first lock.
@@ -217,7 +217,7 @@ func (r *run) fail(n int, err error) {
 
 // count is a hook that counts which nodes were in the majority of a grant.
 func (r *run) count(_ context.Context, e dlock.Event) {
-	if len(e.Votes) == 0 {
+	if len(e.Votes) == 0 || e.Err != nil || e.Op != "lock" && e.Op != "trylock" {
 		return
 	}
 	r.mu.Lock()

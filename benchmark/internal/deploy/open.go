@@ -132,7 +132,7 @@ const patience = 5 * time.Second
 // declare declares the prefix new, if the servers have a restart guard. It fails unless all
 // servers answer: otherwise new servers do not vote.
 func (t *target) declare(ctx context.Context) error {
-	g, ok := t.GuardAdmin()
+	g, ok := t.Backend().(quorum.Admin)
 	if !ok {
 		return nil
 	}
@@ -151,7 +151,7 @@ func (t *target) grant(ctx context.Context, say func(string, ...any)) error {
 		if err == nil || ctx.Err() != nil {
 			return errors.Join(err, context.Cause(ctx))
 		}
-		var refused *dlock.RefusedError
+		var refused *driver.RefusedError
 		isRefused := errors.As(err, &refused)
 		if errors.Is(err, dlock.ErrInvalid) || isRefused && refused.RetryAfter == 0 || time.Now().After(end) {
 			return clean(err)

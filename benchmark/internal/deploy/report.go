@@ -13,7 +13,6 @@ import (
 
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 	"github.com/redlock-go/redlock/benchmark/internal/machine"
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 )
 
@@ -80,7 +79,11 @@ func row(name, library string, s *figures.Rounds, trip *figures.Rounds) Row {
 func (r *run) check(ctx context.Context) []driver.Diagnostic {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	found, _ := r.Check(ctx) // a backend that cannot check itself has no advice
+	inspector, ok := r.Backend().(driver.Inspector)
+	if !ok {
+		return nil
+	}
+	found, _ := inspector.Check(ctx) // a backend that cannot check itself has no advice
 	return found
 }
 
@@ -123,12 +126,9 @@ func (r *run) clean(ctx context.Context) {
 func (r *run) leftOf(ctx context.Context, t *target) string {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	held, err := 0, error(nil)
-	for _, err = range t.List(ctx, "") {
-		if err != nil {
-			break
-		}
-		held++
+	held, err := 0, errors.ErrUnsupported
+	if inspector, ok := t.Backend().(driver.Inspector); ok {
+		err = inspector.List(ctx, "", func(*driver.State) bool { held++; return true })
 	}
 	stays := map[string]string{
 		"memory": "", "file": "", "etcd": "",
@@ -293,7 +293,7 @@ func (r *run) advice(out *Report, checked []driver.Diagnostic) (list []string) {
 	}
 	for _, d := range checked {
 		node := out.node(d.Node)
-		if d.Severity < dlock.SeverityWarning || !slices.Contains(advised, d.Code) || node.refutes(d) {
+		if d.Severity < driver.SeverityWarning || !slices.Contains(advised, d.Code) || node.refutes(d) {
 			continue
 		}
 		text := d.Summary

@@ -102,12 +102,13 @@ func elect(ctx context.Context, locks *dlock.Client) error {
 }
 
 func follow(ctx context.Context, locks *dlock.Client) {
-	for leader, err := range locks.Observe(ctx, "scheduler") {
+	for ; ctx.Err() == nil; time.Sleep(time.Second) {
+		state, err := locks.Lookup(ctx, "scheduler")
 		if err != nil {
 			log.Print(err)
-			continue
+		} else if len(state.Holders) > 0 {
+			log.Printf("led by %q", state.Holders[0].Owner) // the label of WithOwnerLabel comes first
 		}
-		log.Printf("led by %q", leader.Owner) // the label of WithOwnerLabel comes first
 	}
 }
 
@@ -170,14 +171,9 @@ func degrade(ctx context.Context, locks dlock.Locker) error {
 	return run(work)
 }
 
-func open(oldURL, newURL string) (dlock.Locker, error) {
-	old, err := dlock.OpenURL(oldURL)
-	if err != nil || newURL == "" {
-		return old, err // step 1; and step 3, with the new URL as the only one
+func open(oldURL, newURL string) (*dlock.Client, error) {
+	if newURL == "" {
+		return dlock.OpenURL(oldURL) // step 1; and step 3, with the new URL as the only one
 	}
-	new, err := dlock.OpenURL(newURL)
-	if err != nil {
-		return nil, errors.Join(err, old.Close())
-	}
-	return dlock.Both(old, new), nil // step 2
+	return dlock.OpenURL("both:" + oldURL + " " + newURL) // step 2
 }

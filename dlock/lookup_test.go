@@ -1,0 +1,90 @@
+package dlock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
+)
+
+func TestLookupTellsTheHolderItsTokenAndWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := memory.New()
+		holder, other := newClient(t, b, dlock.WithOwnerLabel("holder")), newClient(t, b.Peer())
+		if s, err := other.Lookup(t.Context(), "k"); err != nil || len(s.Holders) != 0 || s.Key != "k" {
+			t.Errorf("a free key: %+v, %v", s, err)
+		}
+		l := lock(t, holder, "k")
+		go func() {
+			if l, err := newClient(t, b.Peer()).Lock(t.Context(), "k"); err == nil {
+				_ = l.Unlock()
+			}
+		}()
+		synctest.Wait()
+		s, err := other.Lookup(t.Context(), "k")
+		if err != nil || len(s.Holders) != 1 || s.Waiters != 1 {
+			t.Fatalf("a held key: %+v, %v", s, err)
+		}
+		if h := s.Holders[0]; !strings.HasPrefix(h.Owner, "holder/") || h.Fence != l.Fence() || h.TTL <= 0 {
+			t.Errorf("the holder is %+v", h)
+		}
+		unlock(t, l)
+	})
+}
+
+// TestCloseInTheBodyOfAListEnds: a listing is no call that Close waits for.
+func TestCloseInTheBodyOfAListEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClient(t, memory.New())
+		lock(t, c, "k")
+		n := 0
+		err := c.Backend().(driver.Inspector).List(t.Context(), "", func(*driver.State) bool {
+			n++
+			return c.Close() == nil
+		})
+		if err != nil || n != 1 {
+			t.Errorf("%d keys, %v", n, err)
+		}
+	})
+}
+
+func TestLookupOfWhatABackendLacksIsErrUnsupported(t *testing.T) {
+	_, err := newSpyClient(t, newSpy()).Lookup(t.Context(), "k")
+	if !errors.Is(err, errors.ErrUnsupported) || !errors.Is(err, dlock.ErrInvalid) || errors.Is(err, dlock.ErrUnavailable) {
+		t.Errorf("got %v, want ErrUnsupported and ErrInvalid", err)
+	}
+}
+
+func TestErrorsOfLookupAreToldApart(t *testing.T) {
+	b := memory.New()
+	c := newClient(t, b)
+	for _, key := range []string{"", strings.Repeat("k", driver.MaxKey+1)} {
+		if _, err := c.Lookup(t.Context(), key); !errors.Is(err, dlock.ErrInvalid) {
+			t.Errorf("a key of %d bytes: got %v, want ErrInvalid", len(key), err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.Lookup(ctx, "k")
+	if !errors.Is(err, context.Canceled) || errors.Is(err, dlock.ErrUnavailable) {
+		t.Errorf("a cancelled call: got %v", err)
+	}
+	b.Fail(errOutage)
+	_, err = c.Lookup(t.Context(), "k")
+	var e *dlock.Error
+	if !errors.Is(err, dlock.ErrUnavailable) || !errors.Is(err, errOutage) || !errors.As(err, &e) || e.Op != "lookup" || e.Key != "k" {
+		t.Errorf("in an outage: got %v, want ErrUnavailable", err)
+	}
+	b.Fail(nil)
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = c.Lookup(t.Context(), "k"); !errors.Is(err, dlock.ErrClosed) {
+		t.Errorf("of a closed client: got %v, want ErrClosed", err)
+	}
+}
