@@ -121,9 +121,12 @@ var whole = flag.Bool("whole", false, "repeat the cases of the suite as often as
 const long = "takes too long for -short"
 
 func TestConformance(t *testing.T) {
-	count, skip := 3, map[string]string(nil)
-	if testing.Short() { // a moment instead of half a minute
-		count, skip = 1, map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long, "process": long}
+	count, skip := 1, map[string]string(nil) // TestTheLeaderFails has three members
+	switch {
+	case server.IsDeep() || *whole:
+		count = 3
+	case testing.Short(): // a moment instead of half a minute
+		skip = map[string]string{"fault": long, "expiry": long, "wait": long, "watch": long, "leak": long, "history": long, "process": long}
 	}
 	g := server.Etcd(t, count)
 	const secret = "pw-s3cr3t" // the servers ask for none
@@ -158,8 +161,8 @@ var stressFor = flag.Duration("long", 0, "stress for this `long`, instead of for
 
 // TestStress also kills the servers and processes of clients. -long=10m sets how long it takes.
 func TestStress(t *testing.T) {
-	if testing.Short() {
-		t.Skip(long)
+	if *stressFor == 0 {
+		server.Deep(t) // the suite has histories
 	}
 	t.Parallel() // it mostly waits
 	g := server.Etcd(t, 3)

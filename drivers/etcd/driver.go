@@ -179,7 +179,9 @@ func newBackend(o *Options, members int) (*Backend, error) {
 		opt.CallTimeout = defaultCallTimeout
 	}
 	switch {
-	case strings.Trim(opt.Path, "/") == "":
+	case !validPath(opt.Path):
+		return nil, driver.Invalid("path", "must not have empty, '.' or '..' parts")
+	case opt.Path == "/":
 		return nil, driver.Invalid("path", "must not be \"/\", which contains every other path: leave the slash out to use %s, or name a path", strings.TrimSuffix(defaultPath, "/"))
 	case len(opt.Prefix) >= driver.MaxKey:
 		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(opt.Prefix), driver.MaxKey)
@@ -193,6 +195,16 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	}}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b, nil
+}
+
+// validPath reports whether no other spelling means the same path. It ends with a slash.
+func validPath(path string) bool {
+	for part := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
+		if part == "." || part == ".." {
+			return false
+		}
+	}
+	return !strings.Contains(path, "//")
 }
 
 // Info describes the backend.

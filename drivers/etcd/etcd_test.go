@@ -477,8 +477,10 @@ func TestNoPathContainsAnother(t *testing.T) {
 	t.Parallel()
 	g := single(t)
 	c := client(t, g)
-	if _, err := etcd.New(c, &etcd.Options{Path: "/"}); redlocktest.Verdict(err) != "invalid" {
-		t.Errorf("New with the path /: %v", err)
+	for _, path := range []string{"/", "//", "//jobs", "/jobs//", "/./jobs", "/jobs/../x"} {
+		if _, err := etcd.New(c, &etcd.Options{Path: path}); redlocktest.Verdict(err) != "invalid" {
+			t.Errorf("New with the path %s: %v", path, err)
+		}
 	}
 	session, err := concurrency.NewSession(c)
 	must(t, err)
