@@ -61,8 +61,7 @@ func TestUnusableClientsAreRefused(t *testing.T) {
 		"a bad timeout": func() (*goredis.Backend, error) {
 			return goredis.New(client, &goredis.Options{CallTimeout: time.Microsecond})
 		},
-		"a negative grace": func() (*goredis.Backend, error) { return goredis.New(client, &goredis.Options{Grace: -1}) },
-		"a bad prefix":     func() (*goredis.Backend, error) { return goredis.New(client, &goredis.Options{Prefix: "{"}) },
+		"a bad prefix": func() (*goredis.Backend, error) { return goredis.New(client, &goredis.Options{Prefix: "{"}) },
 	} {
 		if _, err := open(); !errors.Is(err, driver.ErrInvalid) {
 			t.Errorf("%s: got %v, want ErrInvalid", name, err)

@@ -35,13 +35,10 @@
 //	insecure           TLS: true does not verify the server's certificate
 //	dial_timeout       for making a connection (1s)
 //	call_timeout       for one call to the server (1s); half of the TTL bounds it too
-//	grace              how much longer than its TTL a lock stays unless it is released
-//	                   (10 ms and a hundredth of the TTL)
 //	pool_size          connections at most (10)
 //	restart_guard      a lone server: for how long it grants nothing after a restart (off)
-//	bootstrap          a lone server with a guard is new, unless it has a memory (false)
-//	strict_guard       none is taken for new otherwise, however long it has been up (false):
-//	                   for where a machine may take the address of a server that died
+//	bootstrap          a lone server with a guard is new, unless it has a memory (false: then it
+//	                   counts as restarted)
 //	wait_replicas      how many replicas must have a lock before it counts as granted (0)
 //	foreign_gap        for how long in each second other libraries may get a lock that many
 //	                   wait for (0: they get it when nobody waits here)

@@ -23,18 +23,13 @@ type Options struct {
 	// CallTimeout bounds one call to the server; zero means a second. Half of the TTL
 	// bounds it too.
 	CallTimeout time.Duration
-	// Grace is how much longer than its TTL a lock stays on the server, unless it is released;
-	// zero means 10 ms and a hundredth of the TTL. It is for a lone instance: nodes of a quorum
-	// use the grace in their terms.
-	Grace time.Duration
 	// RestartGuard is how long a server that was restarted, and may have forgotten locks,
 	// grants none. No TTL may be longer. Zero: off. A node of a quorum uses the quorum's guard
-	// instead. A Cluster cannot have one. A server without a memory that was started less than
-	// the guard ago may be new or restarted: see Bootstrap.
+	// instead. A Cluster cannot have one.
 	RestartGuard time.Duration
 	// Bootstrap, for a lone instance with a guard, states that a server without a memory is
-	// new. StrictGuard never takes a server for new without such a statement.
-	Bootstrap, StrictGuard bool
+	// new. Otherwise it counts as restarted.
+	Bootstrap bool
 	// Durable states that the server forgets nothing that it has acknowledged (appendonly yes
 	// and appendfsync always, which is checked where CONFIG is allowed): the guard then applies
 	// only to a server whose data was lost.
@@ -87,8 +82,8 @@ func New(c valkey.Client, o *Options) (*Backend, error) {
 	cluster, failover := kind(c)
 	node, err := redisnode.New(redisnode.Config{
 		Client: &client{valkey: c}, Name: "valkey", Addr: "valkey://" + strings.Join(addresses(c), ","), Prefix: o.Prefix,
-		CallTimeout: o.CallTimeout, Grace: o.Grace, Notify: o.Notify,
-		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, StrictGuard: o.StrictGuard, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap, DB: o.DB,
+		CallTimeout: o.CallTimeout, Notify: o.Notify,
+		Guard: o.RestartGuard, Bootstrap: o.Bootstrap, Durable: o.Durable, WaitReplicas: o.WaitReplicas, ForeignGap: o.ForeignGap, DB: o.DB,
 		Cluster: cluster, Failover: failover,
 	})
 	if err != nil {

@@ -26,11 +26,9 @@ type Config struct {
 	Prefix string
 
 	CallTimeout  time.Duration // zero: redisurl.DefaultCallTimeout
-	Grace        time.Duration // how much longer than the TTL a lone instance keeps a key; zero: TTL/100 + 10 ms
 	Guard        time.Duration // the restart guard of a lone instance; zero: off
 	Durable      bool          // acknowledged writes survive the server's restart
 	Bootstrap    bool          // a lone instance without a memory is new
-	StrictGuard  bool          // a lone instance is new only after Bootstrap
 	DB           int           // the database's number
 	Cluster      bool
 	Failover     bool                  // Sentinel or Cluster: a replica's refusal is temporary
@@ -51,9 +49,6 @@ func (cfg *Config) check() error {
 	}
 	if cfg.CallTimeout < driver.MinTTL {
 		return driver.Invalid("CallTimeout", "must be at least %v, not %v", driver.MinTTL, cfg.CallTimeout)
-	}
-	if cfg.Grace < 0 {
-		return driver.Invalid("Grace", "must be 0 or more, not %v", cfg.Grace)
 	}
 	if cfg.WaitReplicas < 0 {
 		return driver.Invalid("WaitReplicas", "must be 0 or more, not %d", cfg.WaitReplicas)
@@ -80,8 +75,8 @@ func (cfg *Config) checkGuard() error {
 		return driver.Invalid("RestartGuard", "is not for a Cluster, whose shards restart one by one")
 	case cfg.Durable && cfg.Failover:
 		return driver.Invalid("Durable", "is for one server: a failover may lose what was acknowledged, whatever the server does")
-	case cfg.Guard == 0 && (cfg.Bootstrap || cfg.StrictGuard):
-		return driver.Invalid("Bootstrap", "and StrictGuard are for a lone instance with a restart guard; a quorum has its own")
+	case cfg.Guard == 0 && cfg.Bootstrap:
+		return driver.Invalid("Bootstrap", "is for a lone instance with a restart guard; a quorum has its own")
 	}
 	return nil
 }

@@ -92,12 +92,12 @@ func (f *router) prepare(ctx context.Context, p *process, q *quorum.Info) (mode,
 		}
 		mode = "durable"
 	}
-	if q == g.lone && !p.guard(g.space, q.Proposal()).kept.Load() { // otherwise it has had locks of this key space
+	if g.cfg.Bootstrap && q == g.lone && !p.guard(g.space, q.Proposal()).kept.Load() { // otherwise it has had locks of this key space
 		r, err := f.look(ctx, q)
 		if err != nil {
 			return "", "", err
 		}
-		if r.Memory == quorum.MemoryUnused && !g.cfg.StrictGuard || r.Memory <= quorum.MemoryNew && g.cfg.Bootstrap {
+		if r.Memory <= quorum.MemoryNew {
 			return "bootstrap", "the server is " + r.Memory.String() + ": it votes at once", nil
 		}
 	}

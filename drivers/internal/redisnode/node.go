@@ -133,8 +133,6 @@ func (n *Node) kept(ttl time.Duration, q *quorum.Info) time.Duration {
 		return ttl // the script adds the grace of the server's terms
 	case q != nil && q.Grace > 0:
 		return ttl + q.Grace
-	case n.cfg.Grace > 0:
-		return ttl + n.cfg.Grace
 	}
 	return ttl + ttl/100 + loneGrace
 }

@@ -24,8 +24,8 @@ func Open(name string, cfg *driver.Config, connect func(*redisurl.Target, *resp.
 	c := connect(t, conns)
 	n, err := New(Config{
 		Client: c, Name: name, Addr: t.String(), Prefix: cfg.Prefix,
-		CallTimeout: t.CallTimeout, Grace: t.Grace,
-		Guard: t.Guard, Bootstrap: t.Bootstrap, StrictGuard: t.StrictGuard, Durable: t.Durable, DB: t.DB,
+		CallTimeout: t.CallTimeout,
+		Guard:       t.Guard, Bootstrap: t.Bootstrap, Durable: t.Durable, DB: t.DB,
 		Cluster: t.Topology == redisurl.Cluster, Failover: t.Topology != redisurl.Single,
 		WaitReplicas: t.WaitReplicas, ForeignGap: t.ForeignGap, Connections: t.PoolSize, Abandon: conns.Abandon, Notify: cfg.Notify,
 	})

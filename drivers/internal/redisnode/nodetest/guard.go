@@ -217,12 +217,9 @@ func (s *suite) guardNew(t *testing.T) {
 		votes   bool
 	}{
 		{"", false, false},
-		{"", true, true},
+		{"", true, false},
 		{"&bootstrap=true", false, true},
 		{"&bootstrap=true", true, true},
-		{"&strict_guard=true", true, false},
-		{"&strict_guard=true&bootstrap=true", false, true},
-		{"&strict_guard=true&bootstrap=true", true, true},
 	} {
 		fresh()
 		if c.old { // by its own clock it has been running for a day
@@ -258,7 +255,7 @@ func (s *suite) guardNew(t *testing.T) {
 	}
 	// Before the first contact a statement counts.
 	fresh()
-	b, _ := s.guarded(t, srv, "restart_guard=30s&strict_guard=true")
+	b, _ := s.guarded(t, srv, "restart_guard=30s")
 	if r, err := b.(quorum.Admin).Bootstrap(context.Background(), &quorum.Bootstrap{}); err != nil || r.Memory != quorum.MemoryNew {
 		t.Errorf("Bootstrap: %+v, %v", r, err)
 	}
@@ -343,7 +340,7 @@ func (s *suite) guardMessages(t *testing.T) {
 	for options, word := range map[string]string{
 		"restart_guard=1ms":                                "restart_guard",
 		"restart_guard=5s&topology=cluster":                "Cluster",
-		"strict_guard=true":                                "StrictGuard",
+		"bootstrap=true":                                   "Bootstrap",
 		"bootstrap=maybe":                                  "bootstrap",
 		"durable=true&topology=sentinel&master=m":          "failover",
 		"restart_guard=-1s":                                "restart_guard",

@@ -322,7 +322,7 @@ func noLocks(t testing.TB, srv *server.Server) {
 func (s *suite) conformance(t *testing.T) {
 	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-s3cr3t"
 	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"), server.WithPassword(secret))
-	at := func(addr string) string { return s.url(":"+secret+"@"+addr, "?grace="+grace.String()) }
+	at := func(addr string) string { return s.url(":"+secret+"@"+addr, "") }
 	var notices redlocktest.NoticeLog
 	h := fault.Harness(srv.Addr(), func(addr string) (driver.Backend, error) {
 		return s.Driver.Driver.Open(&driver.Config{DSN: at(addr), Prefix: prefix, Notify: notices.Add})

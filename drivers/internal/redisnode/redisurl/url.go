@@ -33,13 +33,11 @@ type Target struct {
 
 	DialTimeout time.Duration
 	CallTimeout time.Duration
-	Grace       time.Duration
 	PoolSize    int
 
-	Guard       time.Duration
-	Bootstrap   bool
-	StrictGuard bool
-	Durable     bool
+	Guard     time.Duration
+	Bootstrap bool
+	Durable   bool
 
 	WaitReplicas int
 	ForeignGap   time.Duration
@@ -111,13 +109,11 @@ func (t *Target) options(p *dsn.Params) {
 	}
 	t.DialTimeout = p.Duration("dial_timeout", time.Second, time.Millisecond)
 	t.CallTimeout = p.Duration("call_timeout", DefaultCallTimeout, driver.MinTTL)
-	t.Grace = p.Duration("grace", 0, time.Millisecond)
 	t.PoolSize = p.Int("pool_size", 10, 1, 10_000)
 	if p.String("restart_guard", "off") != "off" {
 		t.Guard = p.Duration("restart_guard", 0, driver.MinTTL)
 	}
 	t.Bootstrap = p.Bool("bootstrap", false)
-	t.StrictGuard = p.Bool("strict_guard", false)
 	t.Durable = p.Bool("durable", false)
 	t.ForeignGap = p.Duration("foreign_gap", 0, time.Millisecond)
 	t.WaitReplicas = p.Int("wait_replicas", 0, 0, 1000)
