@@ -31,12 +31,6 @@ var tested = nodetest.Driver{
 			Close:   func() { _ = c.Close() },
 		}, nil
 	},
-	Bare: func(w nodetest.Way) (func(context.Context, string) error, func(), error) {
-		c := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: w.Addrs, MasterName: w.Master})
-		return func(ctx context.Context, key string) error {
-			return c.SetNX(ctx, key, "bare", 20*time.Second).Err()
-		}, func() { _ = c.Close() }, nil
-	},
 }
 
 func TestConformance(t *testing.T) { nodetest.Conformance(t, tested) }
@@ -110,5 +104,3 @@ func TestAddressOfAClientShowsNoPassword(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
-
-func TestMeasures(t *testing.T) { nodetest.RunMeasures(t, tested) }

@@ -35,15 +35,6 @@ var tested = nodetest.Driver{
 			Close:   c.Close,
 		}, nil
 	},
-	Bare: func(w nodetest.Way) (func(context.Context, string) error, func(), error) {
-		c, err := valkey.NewClient(valkey.ClientOption{InitAddress: w.Addrs, Sentinel: valkey.SentinelOption{MasterSet: w.Master}})
-		if err != nil {
-			return nil, nil, err
-		}
-		return func(ctx context.Context, key string) error {
-			return c.Do(ctx, c.B().Set().Key(key).Value("bare").Nx().PxMilliseconds(20_000).Build()).Error()
-		}, c.Close, nil
-	},
 }
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
@@ -102,5 +93,3 @@ func TestAWrappedClientOfAClusterIsTakenForWhatItIs(t *testing.T) {
 		}
 	}
 }
-
-func TestMeasures(t *testing.T) { nodetest.RunMeasures(t, tested) }

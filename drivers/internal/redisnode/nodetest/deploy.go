@@ -115,8 +115,8 @@ func (s *suite) ways(t *testing.T) {
 }
 
 func (s *suite) sentinel(t *testing.T) {
-	if brief() {
-		t.Skip("with -short Failovers of package valkeygo tests a failover by Sentinel")
+	if testing.Short() {
+		t.Skip("with -short Failovers tests a failover by Sentinel")
 	}
 	g := server.Sentinel(t, s.kind)
 	b := s.open(t, s.url(strings.Join(g.Addrs(), ","), "/0?topology=sentinel&master="+g.Name))
@@ -539,7 +539,7 @@ func (s *suite) allRights(t *testing.T) {
 		}
 		use(t, srv.Addr(), []*server.Server{srv})
 	})
-	if brief() {
+	if testing.Short() {
 		return // further rights need nine servers, whose start takes seconds
 	}
 	t.Run("Sentinel", func(t *testing.T) {

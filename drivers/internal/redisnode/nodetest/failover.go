@@ -8,7 +8,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,24 +18,15 @@ import (
 // A deployment has one primary for a key, and another one after a failover.
 type deployment struct {
 	dsn     string
-	way     Way // the URL for a bare client
 	key     string
 	primary *server.Server
 	// promote makes another server the primary if nothing else does; flip does it while the old
 	// primary is healthy.
 	promote, flip func() error
 	// next returns the new primary when it serves.
-	next   func(context.Context) (*server.Server, error)
-	served atomic.Pointer[time.Time] // the time at which it serves
+	next func(context.Context) (*server.Server, error)
 	// again reports whether the first primary is the primary again; nil: that cannot happen.
 	again func(context.Context) bool
-}
-
-// A Way is how a client reaches a deployment.
-type Way struct {
-	Addrs   []string
-	Master  string // through Sentinel
-	Cluster bool
 }
 
 // faults are the ways in which a primary fails.
@@ -66,28 +56,7 @@ func (s *suite) failovers(t *testing.T) {
 	}
 }
 
-// failoverTable measures the same failovers, one after the other, beside a bare client of the
-// library.
-func (s *suite) failoverTable(t *testing.T) {
-	table := "after the next primary serves, until\n" + fmt.Sprintf("%-18s %12s %12s %12s %12s\n", "", "(failover)", "bare SET", "lock", "renewal")
-	for name, deploy := range s.deployments() {
-		for fault, begin := range faults {
-			t.Run(name+", "+fault, func(t *testing.T) {
-				f := s.failover(t, deploy(t), begin)
-				table += fmt.Sprintf("%-18s %12v %12v %12v %12v\n", name+", "+fault, f.took, f.bare, f.granted, f.renewed)
-			})
-		}
-	}
-	t.Logf("%s, %s: %s", s.Scheme, s.kind, table)
-}
-
-// A failover says how long a failover took, and how much later each operation succeeded again.
-type failover struct {
-	took, granted, renewed time.Duration
-	bare                   string
-}
-
-func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) error) (f failover) {
+func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	b := s.open(t, s.Scheme+"://"+d.dsn+"call_timeout=1s&dial_timeout=1s")
@@ -118,25 +87,6 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 		return done
 	}
 	fault := time.Now()
-	var bare chan success
-	if *measured {
-		set, end, err := s.Bare(d.way)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer end()
-		var n atomic.Int64
-		bare = soonest(func() (string, error) {
-			begun := time.Now()
-			ctx, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
-			err := set(ctx, d.key+fmt.Sprint("/bare", n.Add(1)))
-			if at := d.served.Load(); at == nil || begun.Before(*at) {
-				return old, err
-			}
-			return "", err
-		})
-	}
 	granted := soonest(func() (string, error) {
 		l, err := b.Acquire(ctx, s.ask(d.key+fmt.Sprint(s.owner.Add(1)), ttl))
 		if err != nil {
@@ -162,7 +112,6 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 		t.Fatal(err)
 	}
 	served := time.Now()
-	d.served.Store(&served)
 	after := func(what string, done chan success) time.Duration {
 		select {
 		case s := <-done: // if the old primary still serves there is no outage
@@ -176,21 +125,10 @@ func (s *suite) failover(t *testing.T, d *deployment, begin func(*deployment) er
 		}
 	}
 	first, kept := after("granted", granted), after("renewed", renewed)
-	f = failover{took: served.Sub(fault).Round(time.Millisecond), granted: first, renewed: kept}
-	if bare != nil {
-		select {
-		case s := <-bare:
-			bare <- s
-			f.bare = after("set", bare).String()
-		case <-time.After(20 * time.Second):
-			f.bare = "over 20s"
-		}
-	}
 	t.Logf("the next primary serves after %v; a lock is granted %v and a lease renewed %v after that", served.Sub(fault).Round(time.Millisecond), first, kept)
 	if first > ttl || kept > ttl {
 		t.Errorf("the next primary serves, and for longer than a TTL it grants nothing (%v) or renews nothing (%v)", first, kept)
 	}
-	return f
 }
 
 // followed returns an error until all replicas of a primary have its writes.
@@ -231,7 +169,6 @@ func (s *suite) bySentinel(t *testing.T) *deployment {
 		return err
 	}
 	return &deployment{
-		way: Way{Addrs: g.Addrs(), Master: g.Name},
 		dsn: strings.Join(g.Addrs(), ",") + "/0?topology=sentinel&master=" + g.Name + "&", key: "k", primary: old,
 		promote: func() error { return nil },
 		flip:    func() error { eventually(t, flip); return nil }, // refused while a replica looks as if it lagged
@@ -285,7 +222,6 @@ func (s *suite) byCluster(t *testing.T) *deployment {
 		return nil
 	})
 	return &deployment{
-		way: Way{Addrs: g.Addrs(), Cluster: true},
 		dsn: strings.Join(g.Addrs(), ",") + "?topology=cluster&", key: "{7}k", primary: old, // slot 1,716: the first node's
 		promote: func() error { return nil },
 		flip:    func() error { _, err := replica.Do("CLUSTER", "FAILOVER"); return err },
@@ -337,7 +273,6 @@ func (s *suite) byAddress(t *testing.T) *deployment {
 		return err
 	}
 	return &deployment{
-		way: Way{Addrs: []string{a.listener.Addr().String()}},
 		dsn: a.listener.Addr().String() + "?", key: "k", primary: old,
 		promote: func() error { // the manager of the address must notice first
 			<-time.After(2 * time.Second)

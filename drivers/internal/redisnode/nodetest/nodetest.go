@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -29,9 +28,6 @@ type Driver struct {
 	// App returns a backend over a client like an application's: with retries and the library's
 	// default settings.
 	App func(addr string, callTimeout time.Duration) (*App, error)
-	// Bare returns a function that sets a key, which is new, through a client with the
-	// library's default settings, and one that closes the client.
-	Bare func(Way) (set func(ctx context.Context, key string) error, end func(), err error)
 	// Goroutines names functions of the library that run as long as its client exists.
 	Goroutines []string
 }
@@ -51,73 +47,82 @@ type test struct {
 
 // alone are the tests that must run alone: they count goroutines, or depend on a reservation's few
 // milliseconds.
-var alone = []test{
-	{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
-	{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
-	{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
-	{"QueueKeepsThePlaceOfAForestalledWaiter", steadily((*suite).queueKeeps)},
-	{"ForeignReleaseWakesAll", steadily((*suite).queueForeign)},
-	{"WithoutTheRightToAQueueReleasesWakeAll", steadily((*suite).queueRefused)},
-	{"ThousandLeasesNeedFewConnections", (*suite).thousand},
+var alone = tests{
+	adapter: []test{
+		{"ThousandLeasesNeedFewConnections", (*suite).thousand},
+	},
+	shared: []test{
+		{"QueueServesFirstComeFirst", steadily((*suite).queueOrder)},
+		{"QueuePassesOverTheDeadAndTheSilent", steadily((*suite).queueDead)},
+		{"QueueForgetsAWaiterThatLeaves", steadily((*suite).queueLeaves)},
+		{"QueueKeepsThePlaceOfAForestalledWaiter", steadily((*suite).queueKeeps)},
+		{"ForeignReleaseWakesAll", steadily((*suite).queueForeign)},
+		{"WithoutTheRightToAQueueReleasesWakeAll", steadily((*suite).queueRefused)},
+	},
 }
 
-// together are the tests that run in parallel: they mostly wait.
-var together = []test{
-	{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
-	{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
-	{"WrongRepliesEndNoProcess", (*suite).hostile},
-	{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
-	{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
-	{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
-	{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},
-	{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
-	{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
-	{"RestartedServerIsAnotherServer", (*suite).restart},
-	{"ErrorsSayWhatIsWrong", (*suite).messages},
-	{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
-	{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
-	{"WaitersShareOneConnection", (*suite).oneSubscriber},
-	{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
-	{"TLSPasswordUserAndSocket", (*suite).ways},
-	{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
-	{"CheckNamesWhatIsUnsafe", (*suite).check},
-	{"CallsEndWithTheirContext", (*suite).cancelledCalls},
-	{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
-	{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
-	{"ErrorsSayEachFactOnce", func(s *suite, t *testing.T) {
-		srv := server.StartFor(t, s.kind)
-		redlocktest.RunErrors(t, s.open(t, s.url(srv.Addr(), "?call_timeout=500ms")), srv.Addr(), srv.Pause, srv.Resume)
-	}},
-}
-
-// brief reports whether one driver may leave to the other what does not depend on its library. CI,
-// which tests the newest versions of the libraries with -short, asks for all.
-func brief() bool { return testing.Short() && os.Getenv("CI") == "" }
-
-// halves are further parallel tests, about scripts, servers and their topologies rather than a
-// driver's library. Each half belongs to the driver with this scheme, which runs it on both kinds of server.
-// The other driver runs it only on the server with its own name, and with -short not at all.
-var halves = map[string][]test{
-	"redis": {
-		{"IdleWaitersAskNobody", (*suite).idleWaiters},
-		{"RestartGuard", (*suite).guards},
-		{"SentinelFailover", (*suite).sentinel},
+// together are the tests that run in parallel: they mostly wait. Long ones come first.
+var together = tests{
+	adapter: []test{
+		{"Failovers", (*suite).failovers},
+		{"Cluster", (*suite).cluster},
 		{"QueueInACluster", steadily((*suite).queueCluster)},
+		{"RestartGuard", (*suite).guards},
+		{"RightsThatAreDocumentedSuffice", (*suite).allRights},
 		{"LockThatNoReplicaHasIsNotGranted", (*suite).waitReplicas},
+		{"SilentSubscriptionIsReplaced", (*suite).silentConnection},
+		{"ConnectingHoldsUpNeitherCallersNorClose", (*suite).hungConnect},
+		{"WrongRepliesEndNoProcess", (*suite).hostile},
+		{"OneWinnerOfAHundredThroughRetriesAndLostReplies", (*suite).oneWinner},
+		{"CloseWaitsForNoLostReply", (*suite).closeAfterLostReply},
+		{"ErrorsSayWhatIsWrong", (*suite).messages},
+		{"ShortDeadlinesBreakNoConnection", (*suite).shortDeadlines},
+		{"DeadlinesHoldOnAnApplicationsClient", (*suite).appDeadlines},
+		{"WaitersShareOneConnection", (*suite).oneSubscriber},
+		{"WithoutPubSubWatchFailsAndSaysSoOnce", (*suite).noPubSub},
+		{"TLSPasswordUserAndSocket", (*suite).ways},
+		{"InspectorShowsLocksAndNothingElse", (*suite).inspector},
+		{"CallsEndWithTheirContext", (*suite).cancelledCalls},
+		{"InspectionEndsWithItsContext", (*suite).cancelledInspection},
+		{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
+		{"ErrorsSayEachFactOnce", func(s *suite, t *testing.T) {
+			srv := server.StartFor(t, s.kind)
+			redlocktest.RunErrors(t, s.open(t, s.url(srv.Addr(), "?call_timeout=500ms")), srv.Addr(), srv.Pause, srv.Resume)
+		}},
+	},
+	shared: []test{
+		{"IdleWaitersAskNobody", (*suite).idleWaiters},
+		{"SentinelFailover", (*suite).sentinel},
+		{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
+		{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},
+		{"StartedCallsDoWhatBlockingOnesDo", (*suite).starting},
+		{"FlushedScriptsAreLoadedAgain", (*suite).scriptFlush},
+		{"RestartedServerIsAnotherServer", (*suite).restart},
+		{"CheckNamesWhatIsUnsafe", (*suite).check},
 		{"CountersEndAndTokensRise", (*suite).countersEnd},
 		{"CounterAtItsEndRefuses", (*suite).counterAtItsEnd},
 		{"ReleasesThatNobodyWaitsForAreNotAnnounced", (*suite).silentRelease},
-	},
-	"valkey": {
-		{"Failovers", (*suite).failovers},
-		{"Cluster", (*suite).cluster},
-		{"RightsThatAreDocumentedSuffice", (*suite).allRights},
 		{"ForeignValueOfManyMiBIsNotSentBack", (*suite).hugeValue},
 		{"ForeignLibraryGetsItsTurnInAGap", (*suite).foreignGap},
 		{"TokensRiseWhateverTheCounterHolds", (*suite).tokens},
 		{"ForeignLockExcludesAndIsExcluded", (*suite).foreign},
 		{"ForeignHolderIsPolledQuickly", (*suite).foreignHolder},
 	},
+}
+
+// tests are those that depend on the driver's library, and those of what the drivers share. Package
+// goredis runs all of them on Redis, and the shared ones on Valkey too, unless with -short; package
+// valkeygo runs its adapter's on Valkey.
+type tests struct{ adapter, shared []test }
+
+func (l tests) of(s *suite) []test {
+	switch {
+	case s.Scheme == "valkey":
+		return l.adapter
+	case s.kind == server.KindValkey:
+		return l.shared
+	}
+	return slices.Concat(l.adapter, l.shared)
 }
 
 // Main runs the tests of a package that calls Run, eight in parallel on any number of
@@ -130,27 +135,23 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
-// Conformance runs the suite: on both servers, or with -short on the server with the driver's name.
-// On each it has a process of its own, because it takes the goroutines of other tests for leaks.
+// Conformance runs the suite. On each server it has a process of its own, because it takes the
+// goroutines of other tests for leaks.
 func Conformance(t *testing.T, d Driver) {
 	t.Parallel()
 	eachKind(t, d, func(t *testing.T, s *suite) { ownprocess.Run(t, s.conformance) })
 }
 
 // Run runs all other tests: on each server first those that must run alone, then the rest in
-// parallel; halves says which on which server.
+// parallel.
 func Run(t *testing.T, d Driver) {
 	t.Run("BadURLsNameThePartAndNeverThePassword", func(t *testing.T) { badURLs(t, d) })
 	eachKind(t, d, func(t *testing.T, s *suite) {
-		for _, test := range alone {
+		for _, test := range alone.of(s) {
 			t.Run(test.name, func(t *testing.T) { test.run(s, t) })
 		}
 		t.Parallel()
-		tests := halves[d.Scheme]
-		if s.own() && !testing.Short() {
-			tests = slices.Concat(halves["redis"], halves["valkey"])
-		}
-		for _, test := range slices.Concat(tests, together) { // long tests come first
+		for _, test := range together.of(s) {
 			t.Run(test.name, func(t *testing.T) {
 				t.Parallel()
 				test.run(s, t)
@@ -162,7 +163,8 @@ func Run(t *testing.T, d Driver) {
 
 func eachKind(t *testing.T, d Driver, do func(*testing.T, *suite)) {
 	for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
-		if s := (&suite{Driver: d, kind: kind}); !testing.Short() || s.own() {
+		s := &suite{Driver: d, kind: kind}
+		if s.own() || d.Scheme == "redis" && !testing.Short() {
 			t.Run(s.name(), func(t *testing.T) { do(t, s) })
 		}
 	}
@@ -331,11 +333,11 @@ func (s *suite) conformance(t *testing.T) {
 	h.Notices = notices.All
 	if testing.Short() {
 		h.TTL = 250 * time.Millisecond
-		if brief() && s.Scheme != "redis" {
-			h.Skip = map[string]string{}
-			for _, group := range []string{"request", "exclusion", "verdict", "expiry", "fence", "node", "history"} {
-				h.Skip[group] = "with -short package goredis tests the scripts"
-			}
+	}
+	if s.Scheme == "valkey" && !server.IsDeep() {
+		h.Skip = map[string]string{}
+		for _, group := range []string{"request", "exclusion", "verdict", "expiry", "fence", "node", "history"} {
+			h.Skip[group] = "package goredis tests the scripts"
 		}
 	}
 	h.Short = !s.own() // fewer repetitions on the other kind of server
