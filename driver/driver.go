@@ -183,10 +183,14 @@ type Request struct {
 	FenceFloor uint64
 	// ExactFence, if not zero, heals a node of a quorum after the grant (quorum nodes only).
 	// Take the key at exactly this token if it is free and its counter is not above the token.
-	// If this attempt has the key already, answer with the token that it has. If the counter is
-	// above the token, answer *RefusedError. FenceFloor then has another meaning: it is the
-	// time at which the lease was last confirmed, by the nodes' clocks, in microseconds since
-	// 1970; zero stands for the time of the token.
+	// A key that is only reserved for a waiter is free for it. If this attempt has the key
+	// already, answer with the token that it has. Leave the counter at the token, not higher, so
+	// that the lease can join again. If the counter is above the token, answer *RefusedError.
+	// FenceFloor then has another meaning: it is the time at which the lease was last confirmed,
+	// by the nodes' clocks, in microseconds since 1970; zero stands for the time of the token.
+	// If that is more than FenceLag and the Quarantine of the terms later than the counter, the
+	// node may take the key though the counter is above the token, and leaves the counter as it
+	// is: the bid that raised it has ended without a lease.
 	ExactFence uint64
 	// Quorum is set by a quorum for its nodes. It does not change, so a node may keep it.
 	Quorum *quorum.Info

@@ -108,6 +108,7 @@ func New(c redis.UniversalClient, o *Options) (*Backend, error) {
 		lib.once = opt.MaxRetries <= 0 && opt.MaxRedirects < 0
 		cfg.Connections = opt.PoolSize
 	}
+	cfg.Repeats = !lib.once
 	node, err := redisnode.New(cfg)
 	if err != nil {
 		return nil, err

@@ -43,11 +43,18 @@ const (
 //	join        a node that lost the lease counts again only at exactly this token       extend
 //	carriers    a renewal is confirmed by nodes that carried the lease before it          acked
 //	attempt     no two requests to one node have one owner                               attempt
+//	give back   a bid that was not granted gives its votes back, and a lease never does    free
 //	order       a node is released behind what is under way to it, and not beside it     follow
 //
 // Why they suffice: after q confirmations there is a majority that this bid owned while the
 // nodes' counters were at the token or above. Every later majority has one of those nodes, and
 // so gets a larger token.
+//
+// Giving a vote back lowers the node's counter to what it was before the vote, if the lock is
+// still this attempt's. Then no other bid owned the node since the vote, so no lease was
+// confirmed there meanwhile, and this bid counts the vote for none: it asks again only as another
+// attempt. So the counter is still at the token of every lease that was confirmed there, and a
+// lease that has lost the node can join it again.
 type bid struct {
 	n, q    int
 	drift   int // in percent
@@ -58,6 +65,8 @@ type bid struct {
 	phase   phase
 	stage   stage
 	wrote   bool          // a token was written back
+	granted bool          // it was returned as a lease
+	silent  bool          // another owner has the lock: its votes are released without a word to waiters
 	tries   int8          // how often the owner of the first node asked the other nodes
 	raising set           // the nodes to which a token was written back
 	seen    owner         // the owner of most nodes, then the owner of the first node
@@ -214,6 +223,7 @@ type actions struct {
 	healed  bool           // a node joined
 	split   bool           // the first vote was split
 	left    bool           // a release failed for the last time
+	back    set            // the releases that also give the vote back
 	verdict verdict        // the caller's
 }
 
@@ -289,6 +299,7 @@ func (b *bid) step(e *event) (out actions) {
 		b.stage = resting
 	default:
 		b.stage = resting
+		b.silent = out.verdict == heldBy
 		if b.phase == voting || b.phase == yielding {
 			b.end(&out) // step 5
 		}
@@ -546,7 +557,7 @@ func (b *bid) grant(e *event, out *actions) {
 	case e.jumped:
 		out.verdict = stopped
 	default:
-		b.phase, out.verdict = holding, won
+		b.phase, b.granted, out.verdict = holding, true, won
 		for i := range b.n {
 			b.follow(i, out)
 		}
@@ -866,9 +877,13 @@ func (b *bid) end(out *actions) {
 	}
 }
 
-// free releases one node.
+// free releases one node. The release of a bid that was not granted gives the vote back (rule
+// "give back"); its repetition does not.
 func (b *bid) free(i int, out *actions) {
 	b.parts[i].state, b.parts[i].tries = leaving, 1
+	if !b.granted {
+		out.back.add(i)
+	}
 	b.send(i, release, out)
 }
 

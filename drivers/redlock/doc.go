@@ -43,7 +43,12 @@
 //     on to the others; so one of them wins.
 //
 // Every renewal asks nodes that answered late, or came back without the key, to join. So a
-// lease survives the loss of any minority, and later of another one. It is lost when fewer than
+// lease survives the loss of any minority, and later of another one, also while other clients
+// wait for it: a bid that fails gives its votes back, so a node that it got meanwhile takes the
+// lease again at the next renewal. If a client cannot tell what became of its vote, for example
+// because its connection broke, that node takes the lease again only after the guard and about
+// three seconds; losses that come faster, each with such a vote, still end the lease. With
+// restart_guard=off the node does not take it again. A lease is lost when fewer than
 // a majority can still confirm it; no renewal ever takes a lock again.
 //
 // # Fencing tokens

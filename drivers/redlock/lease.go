@@ -286,11 +286,11 @@ func (l *lease) prepare(i int, out *actions, now boot.Instant) {
 	case out.delay == 0:
 		g.beginsNow(now)
 	}
-	l.fill(g, now)
+	l.fill(g, out, now)
 }
 
 // fill makes the request. l.mu is held.
-func (l *lease) fill(g *nodeRequest, now boot.Instant) {
+func (l *lease) fill(g *nodeRequest, out *actions, now boot.Instant) {
 	switch g.call {
 	case acquire:
 		if l.round != l.bid.round {
@@ -306,6 +306,10 @@ func (l *lease) fill(g *nodeRequest, now boot.Instant) {
 		g.held = nil
 	case raise, raiseLate:
 		g.renewal = &driver.Renewal{TTL: l.bid.ttl, MinFence: l.bid.fence}
+	case release:
+		if v, ok := g.lease.(async.Vote); ok && out.back.has(g.n.index) {
+			v.GiveBack(l.bid.silent)
+		}
 	case renew:
 		g.renewal = &driver.Renewal{TTL: l.bid.ttl, Keep: l.keep, MinFence: l.bid.fence}
 	}

@@ -24,6 +24,7 @@ const (
 	adoptAbove                          // a straggler above the token counts
 	keepLosers                          // a failed bid releases nothing
 	minority                            // one node less than a majority is enough
+	backLease                           // a lease gives its votes back
 )
 
 // machine is a step function: the one of bid.go, or a mutant.
@@ -171,6 +172,17 @@ func mutant(m mutation) machine {
 				for i := range b.n {
 					if out.verdict > interrupted && out.calls[i] == release {
 						b.parts[i].call, b.parts[i].state, out.calls[i] = idle, free, idle
+					}
+				}
+				return out
+			}
+		},
+		backLease: func(next machine) machine {
+			return func(b *bid, e *event) actions {
+				out := next(b, e)
+				for i := range b.n {
+					if out.calls[i] == release && b.parts[i].tries == 1 {
+						out.back.add(i)
 					}
 				}
 				return out

@@ -49,7 +49,7 @@ func TestTheSimulatedQueueIsTheRealOne(t *testing.T) {
 				d.run()
 			}
 			t.Log(met)
-			for _, what := range []string{"granted", "held", "kept", "handed over", "overtaken", "passed over", "left", "lost", "joined", "refused", "renewed", "floor"} {
+			for _, what := range []string{"granted", "held", "kept", "handed over", "overtaken", "passed over", "left", "given back", "lost", "joined", "refused", "renewed", "floor"} {
 				if met[what] == 0 {
 					t.Errorf("never %s", what)
 				}
@@ -62,7 +62,7 @@ func TestTheSimulatedQueueIsTheRealOne(t *testing.T) {
 var included = regexp.MustCompile(`(?m)^ *-- lua/(\w+)\.lua\n`)
 
 // luaText returns a script as the driver composes it, for a node that is in quarantine until till.
-func luaText(t *testing.T, name string, grace, till int64) string {
+func luaText(t *testing.T, name string, terms *quorum.Terms, till int64) string {
 	t.Helper()
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join("..", "internal", "redisnode", "lua", name+".lua"))
@@ -76,14 +76,14 @@ func luaText(t *testing.T, name string, grace, till int64) string {
 		body = read("time") + body
 	}
 	body = included.ReplaceAllStringFunc(body, func(line string) string { return read(included.FindStringSubmatch(line)[1]) })
-	return fmt.Sprintf(`local RUN, GRACE, till = '', %d, %d
+	return fmt.Sprintf(`local RUN, GRACE, QUARANTINE, till = '', %d, %d, %d
 local function body()
 %s
 end
 local function time() local t = redis.call('TIME') return t[1] * 1000000 + t[2] end
 local before = time()
 local reply = body()
-return {reply, before, time()}`, grace, till, body)
+return {reply, before, time()}`, terms.Grace.Milliseconds(), terms.Quarantine.Microseconds(), till, body)
 }
 
 // queueDuel makes the same calls on a server's scripts and on their model.
@@ -105,18 +105,19 @@ type queueDuel struct {
 	last    uint64 // token
 	owner   string // the latest grant
 	token   uint64
+	before  int64 // the counter before it, and 1; 0: unknown
 }
 
 func newQueueDuel(t *testing.T, c *redis.Client, s *server.Server, seed uint64, met map[string]int) *queueDuel {
 	d := &queueDuel{t: t, c: c, redis: s, rng: rand.New(rand.NewPCG(seed, 11)), sim: newSimServer(0), met: met, texts: map[string]string{}, owner: "nobody/1", token: 1}
-	d.terms.Grace = 850 * time.Millisecond
+	d.terms.Guard, d.terms.Quarantine, d.terms.Grace = 30*time.Second, 31*time.Second, 850*time.Millisecond
 	name := fmt.Sprintf("{%d}", seed)
 	d.keys = [4]string{name + "lock", name + "counter", name + "mark", name + "queue"}
 	if d.rng.IntN(2) == 0 {
 		d.sim.memory.meta.till = time.Now().Add(-time.Duration(d.rng.IntN(3000)) * time.Millisecond).UnixMicro()
 	}
 	for _, script := range []string{"acquire", "join", "renew", "release"} {
-		d.texts[script] = luaText(t, script, d.terms.Grace.Milliseconds(), d.sim.memory.meta.till)
+		d.texts[script] = luaText(t, script, &d.terms, d.sim.memory.meta.till)
 	}
 	d.set(0)
 	return d
@@ -153,6 +154,8 @@ func (d *queueDuel) step() string {
 		return d.renew()
 	case op < 16:
 		return d.release(d.owner, d.token, "", d.rng.IntN(4) > 0)
+	case op < 17 && d.rng.IntN(2) == 0:
+		return d.giveBack(d.rng.IntN(2) == 0)
 	case op < 17:
 		if i := d.rng.IntN(len(d.waiters)); d.waiters[i].place != "" {
 			place := d.waiters[i].place
@@ -219,12 +222,16 @@ func (d *queueDuel) eval(script string, clock func(code int64) int, args ...any)
 		d.t.Fatalf("%s %v: %v\n%s", script, args, err, strings.Join(d.log, "\n"))
 	}
 	r, full := all[0].([]any)
-	if short := all[0]; !full && script == "acquire" { // granted as proposed: the reply is the instant
-		token := int64(args[3].(uint64))
+	if short := all[0]; !full && script == "acquire" { // granted at the clock, or as proposed
+		token, now := int64(args[3].(uint64)), short.(int64)
 		if token == 0 {
-			token = short.(int64)
+			r = []any{int64(1), now, now}
+		} else {
+			r = []any{int64(1), token, token + now&(1<<22-1) - 1<<19, ""}
+			if behind := now >> 22; behind > 0 {
+				r[3] = strconv.FormatInt(token-behind, 10)
+			}
 		}
-		r = []any{int64(1), token, short}
 	} else if !full {
 		r = []any{short}
 	}
@@ -263,6 +270,11 @@ func (d *queueDuel) acquire(me string, p simPlace) string {
 	d.same(what, said, s)
 	if s.err == nil {
 		d.granted(me, s.fence)
+		if len(r) > 3 {
+			if d.before = s.before; s.before > 0 && r[3] != strings.TrimPrefix(strconv.FormatInt(s.before-1, 10), "0") {
+				d.t.Errorf("%s: the counter was %q before, by the model %d", what, r[3], s.before-1)
+			}
+		}
 		switch {
 		case was.next != "" && was.next == p.place:
 			d.met["handed over"]++
@@ -278,7 +290,7 @@ func (d *queueDuel) acquire(me string, p simPlace) string {
 
 func (d *queueDuel) granted(me string, token uint64) {
 	d.met["granted"]++
-	d.owner, d.token, d.last = me, token, max(d.last, token)
+	d.owner, d.token, d.before, d.last = me, token, 0, max(d.last, token)
 	if d.sim.memory.mark.floor > 0 {
 		d.met["floor"]++
 	}
@@ -340,7 +352,7 @@ func (d *queueDuel) release(me string, token uint64, quits string, tells bool) s
 	r := d.eval("release", func(int64) int { return -1 }, args...)
 	d.sim.gone = map[string]bool{"w2": tells}
 	waited := len(d.sim.queue)
-	s := d.sim.release(me, token, quits)
+	s := d.sim.release(simCall{me: me, token: token}, quits)
 	what := fmt.Sprintf("%s releases %d, and gives %q up (%v)", me, token, quits, tells)
 	said := "granted 0"
 	if r[0].(int64) == 0 {
@@ -352,6 +364,32 @@ func (d *queueDuel) release(me string, token uint64, quits string, tells bool) s
 	} else if kept && waited-len(d.sim.queue) > 1 {
 		d.met["passed over"]++
 	}
+	return what + ": " + said
+}
+
+// giveBack frees the lock of the latest grant, and gives the vote back.
+func (d *queueDuel) giveBack(silent bool) string {
+	if d.before == 0 {
+		return d.release(d.owner, d.token, "", true)
+	}
+	before, told := "", ""
+	if d.before > 1 {
+		before = strconv.FormatInt(d.before-1, 10)
+	}
+	if silent {
+		told = "silent"
+	}
+	r := d.eval("release", func(int64) int { return -1 }, "1", fmt.Sprintf("%s|%d", d.owner, d.token), "to:", d.keys[3], "", told, d.keys[1], before)
+	d.sim.gone = map[string]bool{"w2": true}
+	s := d.sim.release(simCall{me: d.owner, token: d.token, back: d.before, quiet: silent}, "")
+	what := fmt.Sprintf("%s gives %d back (silently: %v), before which the counter was %q", d.owner, d.token, silent, before)
+	said := "granted 0"
+	if r[0].(int64) == 0 {
+		said = "lost"
+	} else {
+		d.met["given back"]++
+	}
+	d.same(what, said, s)
 	return what + ": " + said
 }
 

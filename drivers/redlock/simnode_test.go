@@ -83,9 +83,22 @@ func (n *simNode) draw() time.Duration {
 	return 1 + time.Duration(n.rng.Int64N(int64(d)+1))
 }
 
-// call sends a request. A request that arrives takes effect even if nobody waits for its answer
-// any longer, and in whichever process then runs.
+// send sends a message of a call. The reply to one that arrives twice does not tell the counter
+// before it, and the copy of a release gives nothing back.
+func (n *simNode) send(ctx context.Context, x simMessage) simReply {
+	again := x
+	again.call.back = 0
+	return n.deliver(ctx, x.arrive, again.arrive)
+}
+
+// call sends any other request.
 func (n *simNode) call(ctx context.Context, apply func() simReply) simReply {
+	return n.deliver(ctx, apply, apply)
+}
+
+// deliver sends a request. A request that arrives takes effect even if nobody waits for its answer
+// any longer, and in whichever process then runs.
+func (n *simNode) deliver(ctx context.Context, apply, again func() simReply) simReply {
 	n.machine.thaw()
 	if err := ctx.Err(); err != nil {
 		return simReply{err: err}
@@ -101,7 +114,7 @@ func (n *simNode) call(ctx context.Context, apply func() simReply) simReply {
 		return simReply{err: ctx.Err()}
 	}
 	if f.again > 0 {
-		time.AfterFunc(f.there+f.again, func() { apply() })
+		time.AfterFunc(f.there+f.again, func() { again() })
 	}
 	start := time.Now()
 	if err := sleep(ctx, f.there); err != nil {
@@ -109,6 +122,9 @@ func (n *simNode) call(ctx context.Context, apply func() simReply) simReply {
 		return simReply{err: err}
 	}
 	r := apply()
+	if f.again > 0 {
+		r.before = 0
+	}
 	if f.lostReply {
 		<-ctx.Done()
 		return simReply{err: ctx.Err()}
@@ -213,7 +229,7 @@ func (x *simMessage) arrive() simReply {
 		return simReply{}
 	}
 	if x.op == simRelease {
-		return s.release(x.call.me, x.call.token, "")
+		return s.release(x.call, "")
 	}
 	body := func() simReply {
 		switch x.op {
@@ -334,8 +350,7 @@ func (n *simNode) run(ctx context.Context, x *simRequest) simReply {
 	}
 	for x.begin(); x.stage != simOver; {
 		x.notAfter = n.notAfter(ctx)
-		sent := x.simMessage
-		x.next(n.call(ctx, sent.arrive))
+		x.next(n.send(ctx, x.simMessage))
 	}
 	return x.reply
 }
@@ -528,7 +543,7 @@ func (n *simNode) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	a := n.run(ctx, &x)
 	if a.err == nil {
 		n.leave(false)
-		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL, &q)}, nil
+		return &simLease{n: n, req: req, grant: grantOf(a, start, req.TTL, &q), before: a.before}, nil
 	}
 	if a.inDoubt() {
 		rest := time.Duration(0)
@@ -576,7 +591,7 @@ func (n *simNode) leave(tell bool) {
 		return
 	}
 	if f := n.fate(); !f.lost {
-		n.later(f.there, func() { n.s.release("", 0, place) })
+		n.later(f.there, func() { n.s.release(simCall{}, place) })
 	}
 }
 
@@ -591,7 +606,7 @@ func (n *simNode) later(d time.Duration, f func()) {
 // undo releases an attempt with an unknown outcome, at once and again when none of its requests
 // can arrive any longer, which is in rest (rule 2 of the contract).
 func (n *simNode) undo(owner string, rest time.Duration) {
-	free := func() { n.s.release(owner, 0, "") }
+	free := func() { n.s.release(simCall{me: owner}, "") }
 	for _, d := range []time.Duration{0, rest + time.Millisecond} {
 		if f := n.fate(); !f.lost {
 			n.later(d+f.there, free)
@@ -611,6 +626,26 @@ type simLease struct {
 	n     *simNode
 	req   driver.Request
 	grant driver.Grant // the original grant
+
+	before int64 // the counter before the grant, and 1; 0: unknown
+	mu     sync.Mutex
+	back   int64 // for the next release
+	quiet  bool
+}
+
+func (l *simLease) GiveBack(silent bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.back, l.quiet = l.before, silent
+}
+
+// releases returns the call of a release.
+func (l *simLease) releases() simCall {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := simCall{me: l.req.Owner, token: l.grant.Fence, back: l.back, quiet: l.quiet}
+	l.back, l.quiet = 0, false
+	return c
 }
 
 func (l *simLease) Grant() driver.Grant { return l.grant }
@@ -638,7 +673,6 @@ func (l *simLease) Release(ctx context.Context) error {
 		ctx, cancel = context.WithDeadline(caller, end)
 		defer cancel()
 	}
-	return l.n.call(ctx, func() simReply {
-		return l.n.s.release(l.req.Owner, l.grant.Fence, "")
-	}).err
+	x := simMessage{n: l.n, op: simRelease, stage: simScript, call: l.releases()}
+	return l.n.send(ctx, x).err
 }

@@ -202,7 +202,8 @@ type simReply struct {
 	none            bool // the server has no meta
 	why             string
 	memory          quorum.Memory
-	unsent          bool // the operation itself was not sent
+	unsent          bool  // the operation itself was not sent
+	before          int64 // the counter before a grant, and 1; 0: unknown
 }
 
 // answer returns what the reply means to a bid.
@@ -431,6 +432,8 @@ type simCall struct {
 
 	place simPlace // place in the queue, for acquire; its name is empty without a waiter
 	seen  uint64   // for join: the nodes' time when the lease was last confirmed
+	back  int64    // for release: the counter before the grant, and 1, if the vote is given back
+	quiet bool     // for release: no waiter is told
 }
 
 // keep returns how long a key is kept: the script adds the grace.
@@ -512,7 +515,9 @@ func (s *simServer) grant(k *simKey, c simCall, t *quorum.Terms, x int64) simRep
 	}
 	s.count(k, x, c.life)
 	k.owner, k.next, k.fence, k.until = c.me, "", uint64(x), s.keep(c.ttl, t)
-	return s.reply(k.fence, nil)
+	r := s.reply(k.fence, nil)
+	r.before = old + 1
+	return r
 }
 
 // The constants of lua/counter.lua, in microseconds.
@@ -555,19 +560,19 @@ func (s *simServer) join(c simCall, t *quorum.Terms) simReply {
 	case k.owner == c.me:
 		k.until = s.keep(c.ttl, t)
 		return s.reply(k.fence, nil)
-	case !k.free():
+	case k.owner != "":
 		return s.held(k)
-	case old > x && !s.broken.join:
+	case old > x && !s.broken.join && (t.Guard == 0 || old+simLag+int64(t.Quarantine/time.Microsecond) >= int64(c.seen)):
 		return refused
 	case old == 0 && (x <= s.memory.mark.floor || now > int64(c.seen)+int64(c.life/time.Microsecond)-simInterval):
 		return refused
 	}
-	stored := max(x, now-simLag, old)
+	stored := max(x, old)
 	if old == 0 || s.enters(stored, old) {
 		stored = s.pass(stored, old == 0)
 	}
 	s.count(k, stored, c.life)
-	k.owner, k.fence, k.until = c.me, c.token, s.keep(c.ttl, t)
+	k.owner, k.next, k.fence, k.until = c.me, "", c.token, s.keep(c.ttl, t)
 	return s.reply(c.token, nil)
 }
 
@@ -592,14 +597,14 @@ func (s *simServer) renew(c simCall, t *quorum.Terms) simReply {
 	return s.reply(c.token, nil)
 }
 
-// release models lua/release.lua. It frees exactly this attempt's lock, with any token if fence
-// is 0. It also gives up the place quits, unless it is empty.
-func (s *simServer) release(owner string, fence uint64, quits string) simReply {
+// release models lua/release.lua. It frees exactly this attempt's lock, with any token if the
+// call's is 0. It also gives up the place quits, unless it is empty.
+func (s *simServer) release(c simCall, quits string) simReply {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.note()
 	k := s.key()
-	mine := owner != "" && k.owner == owner && (fence == 0 || k.fence == fence)
+	mine := c.me != "" && k.owner == c.me && (c.token == 0 || k.fence == c.token)
 	if quits != "" {
 		s.quit(quits)
 		mine = mine || k.free() || k.next == quits
@@ -607,8 +612,11 @@ func (s *simServer) release(owner string, fence uint64, quits string) simReply {
 	if !mine {
 		return s.reply(0, driver.ErrLost)
 	}
+	if c.back != 0 && k.counter == k.fence {
+		k.counter = uint64(c.back - 1)
+	}
 	k.owner, k.next = "", ""
-	for len(s.queue) > 0 && k.next == "" {
+	for !c.quiet && len(s.queue) > 0 && k.next == "" {
 		first := s.queue[0]
 		s.queue = s.queue[1:]
 		process, _, _ := strings.Cut(first.place, ".")

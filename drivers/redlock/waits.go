@@ -11,6 +11,7 @@ type waits struct {
 
 type waiting struct {
 	watches int
+	asked   int    // how often this client asked meanwhile
 	since   uint64 // by the nodes' clocks in µs; zero: not known yet, or served since
 }
 
@@ -44,7 +45,17 @@ func (w *waits) served(key string) {
 	}
 }
 
-// begun returns since when this client waits for key, which now tells if it is not known yet;
+// asked returns how often this client has asked for key since it waits.
+func (w *waits) asked(key string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e := w.byKey[key]; e != nil {
+		return e.asked
+	}
+	return 0
+}
+
+// begun notes that this client asks for key, and returns since when this client waits for key, which now tells if it is not known yet;
 // zero: it does not wait.
 func (w *waits) begun(key string, now func() uint64) uint64 {
 	w.mu.Lock()
@@ -53,6 +64,7 @@ func (w *waits) begun(key string, now func() uint64) uint64 {
 	if e == nil {
 		return 0
 	}
+	e.asked++
 	if e.since == 0 {
 		e.since = now()
 	}

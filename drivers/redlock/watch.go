@@ -11,10 +11,10 @@ import (
 const (
 	// watchTimeout bounds the round trip of a Watch.
 	watchTimeout = time.Second
-	// A minority that announced is a reason to ask as well, but a weak one: after a while,
-	// longer each time.
+	// A minority that announced is a reason to ask as well, but a weak one: after a while, longer
+	// each time, and unless the client has asked meanwhile.
 	minorityPause    = 2 * time.Millisecond
-	maxMinorityPause = 50 * time.Millisecond
+	maxMinorityPause = 2 * time.Second
 )
 
 // Watch returns a channel that gets a value when a majority of the nodes announced
@@ -114,6 +114,7 @@ func (w *watch) subscribed(ctx context.Context) error {
 // run wakes the caller when a majority announced, or, some time after it, a minority.
 func (w *watch) run(ctx context.Context) {
 	var told set
+	asked := 0 // when the first node announced
 	pause := minorityPause
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
@@ -122,6 +123,7 @@ func (w *watch) run(ctx context.Context) {
 		select {
 		case i := <-w.news:
 			if told == 0 {
+				asked = w.b.waits.asked(w.key)
 				timer.Reset(pause/2 + w.b.random(pause))
 			}
 			if told.add(i); told.len() < w.b.q {
@@ -129,7 +131,11 @@ func (w *watch) run(ctx context.Context) {
 			}
 			pause = minorityPause
 		case <-timer.C:
-			pause = min(2*pause, maxMinorityPause)
+			pause = min(4*pause, maxMinorityPause)
+			if w.b.waits.asked(w.key) != asked {
+				told = 0
+				continue
+			}
 		case <-ctx.Done():
 			return
 		case <-w.b.closed:

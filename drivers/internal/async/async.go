@@ -38,6 +38,15 @@ type Lease interface {
 	StartRelease(t Term, r Receiver) bool
 }
 
+// A Vote is a lease of a quorum's node, which the quorum may never count.
+type Vote interface {
+	// GiveBack says that the vote was never counted. The next release, and only that one, also
+	// sets the key's counter back to what it was before the grant, if the lock is still this
+	// grant's and the counter its token. A silent release tells no waiter, because another
+	// owner has the lock.
+	GiveBack(silent bool)
+}
+
 // A Receiver gets the results of the blocking method, by the method that is named after it. The
 // methods must not block, nor call the backend's blocking methods.
 type Receiver interface {

@@ -83,7 +83,7 @@ func (t *attempt) args(p *process, args []string) []string {
 
 // inDoubt returns the last sent call, as an in-doubt call.
 func (t *attempt) inDoubt() inDoubtCall {
-	t.last.call, t.last.life = &t.ask.sent.Call, t.span.lock
+	t.last.call, t.last.sent, t.last.proposed, t.last.life = &t.ask.sent.Call, t.ask.sent, int64(t.floor), t.span.lock
 	if t.quorum != nil {
 		t.last.life += t.quorum.Grace // which the script adds
 	}
@@ -133,7 +133,7 @@ func (t *attempt) answered(a *answer, err error) {
 func (t *attempt) end(ctx context.Context, l *Lease, err error, answered bool) (driver.Lease, error) {
 	n, key := t.node, t.key
 	if err != nil && t.uncertain() {
-		n.cleanUp(ctx, unsettled{t.key, t.owner, t.place, t.late})
+		n.cleanUp(ctx, unsettled{t.key, t.owner, t.place, t.late, t.quorum != nil && t.ask.op == lua.Acquire})
 	} else if answered {
 		t.free()
 	}
@@ -189,25 +189,14 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 	return nil, errGarbled
 }
 
-// lease makes a lease of a grant: {1, token, TIME}, or TIME alone if the token is the proposed
-// one or, without a proposal, TIME itself.
+// lease makes a lease of a grant: see lua/acquire.lua and lua/batch.lua.
 func (n *Node) lease(t *attempt, a *answer) (*Lease, error) {
-	fence, clock := int64(t.floor), int64(0)
-	if a.Reply == nil {
-		if clock = a.Number; fence == 0 {
-			fence = clock
-		}
-	} else if token, ok := number(a.Reply, 1); ok {
-		fence = token
-		clock, _ = number(a.Reply, 2)
-	} else {
-		fence = 0
-	}
+	fence, clock, before := a.voted(int64(t.floor))
 	if fence <= 0 {
 		t.late = append(t.late, t.inDoubt())
 		return nil, errGarbled
 	}
-	l := &Lease{node: n, key: t.key, value: t.value, names: t.names, quorum: t.quorum, late: t.late}
+	l := &Lease{node: n, key: t.key, value: t.value, names: t.names, quorum: t.quorum, late: t.late, before: before}
 	if uint64(fence) != t.floor {
 		l.value = t.owner + "|" + strconv.FormatInt(fence, 10)
 	}

@@ -168,7 +168,7 @@ func (f *router) spread(b *batch) {
 func (b *batch) leave(from, to int) {
 	for i := from; i < to; i++ {
 		c := b.call(i)
-		c.alone, c.Unanswered, c.Reply, c.Number = true, true, nil, 0
+		c.alone, c.inBatch, c.Unanswered, c.Reply, c.Number = true, false, true, nil, 0
 	}
 }
 
@@ -191,7 +191,7 @@ func (b *batch) read() bool {
 		c.Number = 1
 	}
 	for _, c := range b.acquires {
-		c.Number = now
+		c.Number, c.inBatch = now, true
 	}
 	if b.Reply == nil {
 		return true
@@ -213,7 +213,7 @@ func (b *batch) read() bool {
 		case what == 0:
 			c.Number = 0
 		case what > 0:
-			c.Reply = []any{int64(1), what, now}
+			c.Reply = []any{int64(1), what, now, b.Reply[i+2]}
 		case what == -6:
 			why, _ := text(b.Reply, i+2)
 			c.Reply, c.Err = nil, pipeline.ServerError(why)

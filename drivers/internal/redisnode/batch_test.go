@@ -160,15 +160,16 @@ var (
 
 // told is a server's data, with a time to live in ms.
 type told struct {
-	text string
-	ttl  int64
+	text   string
+	ttl    int64
+	before string // the counter before a grant; empty: not told, or no grant
 }
 
 // alike reports whether two servers have the same data. The machine may pause between the two
 // reads.
 func alike(a, b told) bool {
 	const pause = 60_000
-	return a.text == b.text && (a.ttl < 0) == (b.ttl < 0) && max(a.ttl-b.ttl, b.ttl-a.ttl) < pause
+	return a.text == b.text && (a.before == b.before || a.before == "" || b.before == "") && (a.ttl < 0) == (b.ttl < 0) && max(a.ttl-b.ttl, b.ttl-a.ttl) < pause
 }
 
 // state returns all data of a server, except the mark and the keys of the guard. Tokens in keep
@@ -189,7 +190,7 @@ func (w *twin) state(t *testing.T, since int64, keep map[string]bool) map[string
 		case "zset":
 			value = fmt.Sprint(w.admin.ZRangeWithScores(ctx, key, 0, -1).Val())
 		}
-		state[key] = told{blur(value, since, keep), int64(w.admin.PTTL(ctx, key).Val() / time.Millisecond)}
+		state[key] = told{text: blur(value, since, keep), ttl: int64(w.admin.PTTL(ctx, key).Val() / time.Millisecond)}
 	}
 	return state
 }
@@ -212,11 +213,17 @@ func answers(calls []*Call, ops []twinOp, since int64, keep map[string]bool) []t
 			said = append(said, told{text: where.ReplaceAllString(c.Err.Error(), "")})
 			continue
 		}
-		reply, ttl := slices.Clone(c.Reply), int64(0)
+		reply, ttl, before := slices.Clone(c.Reply), int64(0), ""
+		p := ops[i].proposal
 		switch {
 		case reply != nil:
+		case c.Number > 1000 && p != 0 && (c.Number < since-3e6 || c.Number > since+60e6): // with the proposed token, and what was before
+			reply, before = []any{int64(1), p, p + c.Number&(1<<22-1) - 1<<19}, "none"
+			if behind := c.Number >> 22; behind > 0 {
+				before = strconv.FormatInt(p-behind, 10)
+			}
 		case c.Number > 1000: // granted at this time, with the proposed token
-			reply = []any{int64(1), cmp.Or(ops[i].proposal, c.Number), c.Number}
+			reply = []any{int64(1), cmp.Or(p, c.Number), c.Number}
 		default:
 			reply = []any{c.Number}
 		}
@@ -225,7 +232,11 @@ func answers(calls []*Call, ops []twinOp, since int64, keep map[string]bool) []t
 			ttl, _ = number(reply, 2)
 			reply[2] = nil
 		}
-		said = append(said, told{blur(fmt.Sprint(reply), since, keep), ttl})
+		if code == 1 && len(reply) == 4 {
+			before = cmp.Or(fmt.Sprint(reply[3]), "none")
+			reply = reply[:3]
+		}
+		said = append(said, told{blur(fmt.Sprint(reply), since, keep), ttl, blur(before, since, keep)})
 	}
 	return said
 }

@@ -3,7 +3,10 @@ package redisnode
 import (
 	"context"
 	"slices"
+	"strconv"
 	"time"
+
+	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/async"
@@ -19,13 +22,15 @@ type unsettled struct {
 	key, owner string
 	place      string // in the wait queue, if it has one
 	late       []inDoubtCall
+	vote       bool // in a quorum, which did not count it
 }
 
 // cleanUp undoes an attempt whose outcome is unknown, in the background and detached from the
 // caller's context: at once, which frees the lock for others if the attempt has taken effect;
 // and again when no request of it can take effect any more, because a release may overtake it
 // on another connection. That time has come when its call has returned with an answer, or after
-// its not-after. If the server does not answer, or refuses for now, it asks again until the lock
+// its not-after. A vote whose calls may still be answered is undone only then, because its answer
+// says what it did to the counter, and the vote can be given back. If the server does not answer, or refuses for now, it asks again until the lock
 // has ended by itself.
 func (n *Node) cleanUp(ctx context.Context, t unsettled) {
 	if n.cleaning.Add(1) > maxCleaning {
@@ -41,7 +46,7 @@ func (n *Node) cleanUp(ctx context.Context, t unsettled) {
 
 func (n *Node) undo(ctx context.Context, t unsettled) {
 	value := t.owner + "|"
-	if !slices.ContainsFunc(t.late, n.answered) {
+	if !slices.ContainsFunc(t.late, n.answered) && (!t.vote || slices.ContainsFunc(t.late, inDoubtCall.cut)) {
 		_, _ = n.releasePlace(ctx, t.key, value, "", 1)
 	}
 	most := async.Within(ctx, 2*n.cfg.CallTimeout+time.Second)
@@ -49,6 +54,11 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 		n.settle(most, d)
 	}
 	ended := async.Within(ctx, t.late[0].life)
+	if fence, before := n.votes(t.late); t.vote && before != unknown {
+		vote := n.releasing(t.key, value+strconv.FormatInt(fence, 10), "", names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
+		vote.giveBack, vote.before = true, before
+		_, _ = vote.run(ctx, 1)
+	}
 	for last := false; ; {
 		_, err := n.releasePlace(ctx, t.key, value, n.queue.Unused(t.key, t.place), releaseTries)
 		if err == nil || n.final(err) || last {

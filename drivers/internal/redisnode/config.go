@@ -36,6 +36,7 @@ type Config struct {
 	ForeignGap   time.Duration         // how long in each second locks are not handed over: see gap.go
 	Connections  int                   // connections that calls may use; zero: as many as are of use
 	Abandon      func(since time.Time) // see pipeline.Config; nil: the client is the application's
+	Repeats      bool                  // the client may send a call twice
 	Notify       func(driver.Notice)
 }
 

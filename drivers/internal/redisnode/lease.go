@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -31,6 +32,9 @@ type Lease struct {
 	released bool
 	late     []inDoubtCall   // tries of the acquisition with an unknown outcome
 	inDoubt  *inDoubtRenewal // nil: none so far
+	before   int64           // the key's counter before the grant
+	giveBack bool            // for the next release: see GiveBack
+	silent   bool            // the same
 }
 
 // An inDoubtRenewal is a renewal with an unknown outcome, which may take effect until this time.
@@ -39,6 +43,7 @@ type inDoubtRenewal struct{ expires, until time.Time }
 var (
 	_ driver.Lease = (*Lease)(nil)
 	_ async.Lease  = (*Lease)(nil)
+	_ async.Vote   = (*Lease)(nil)
 )
 
 // Grant returns the grant of the last success.
@@ -236,6 +241,46 @@ func (l *Lease) over() bool {
 	return l.released
 }
 
+// GiveBack is for a quorum: see package async. It does nothing where the counter before the grant is
+// unknown.
+func (l *Lease) GiveBack(silent bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.giveBack, l.silent = !l.node.cfg.Repeats, silent
+}
+
+// releasing makes the release of the lease.
+func (l *Lease) releasing() *releasing {
+	t := l.node.releasing(l.key, l.value, "", l.names)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t.silent, t.giveBack, t.before = l.silent, l.giveBack, l.before
+	l.silent, l.giveBack = false, false
+	if t.giveBack && len(l.late) > 0 {
+		if slices.ContainsFunc(l.late, func(d inDoubtCall) bool { return !l.node.answered(d) }) {
+			t.before = unknown
+		} else if fence, before := l.node.votes(l.late); t.before == unknown && uint64(fence) == l.grant.Fence {
+			t.before = before
+		}
+	}
+	t.giveBack = t.giveBack && t.before != unknown
+	return t
+}
+
+// awaits returns the earlier tries of an acquisition whose vote is given back. Until they are
+// answered the counter before it is unknown.
+func (l *Lease) awaits() []inDoubtCall {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.giveBack {
+		return nil
+	}
+	return l.late
+}
+
+// voteWait bounds the wait for one of them. The answers come together, after a server that hung.
+const voteWait = 50 * time.Millisecond
+
 // Release frees the lock, if this acquisition has it, and wakes its waiters. It works after ctx
 // has ended, and takes at most three call timeouts: three seconds by default. For a node of a
 // quorum, which repeats releases itself, it tries once, within the deadline of a ctx that has
@@ -255,7 +300,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.quorum == nil || ctx.Err() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
-	found, err := n.releasing(l.key, l.value, "", l.names).run(ctx, tries)
+	for _, d := range l.awaits() {
+		_ = async.Await(async.Within(ctx, voteWait), d.call.Done())
+	}
+	found, err := l.releasing().run(ctx, tries)
 	return l.freed(ctx, found, err)
 }
 
@@ -263,10 +311,10 @@ func (l *Lease) Release(ctx context.Context) error {
 // async.
 func (l *Lease) StartRelease(term async.Term, r async.Receiver) bool {
 	n := l.node
-	if n.closed.Load() || l.over() {
+	if n.closed.Load() || l.over() || l.awaits() != nil {
 		return false
 	}
-	t := n.releasing(l.key, l.value, "", l.names)
+	t := l.releasing()
 	t.lease, t.term, t.receiver = l, term, r
 	t.ask.then = t
 	if !n.router.start(term, &t.ask, latest(term, n.cfg.CallTimeout)) {

@@ -18,6 +18,8 @@ import (
 // An inDoubtCall is a call that may have taken effect, or may until its not-after.
 type inDoubtCall struct {
 	call     *pipeline.Call
+	sent     *answer // the same call
+	proposed int64   // the token that it proposes
 	process  *process
 	notAfter int64         // by the server process's clock, in µs
 	life     time.Duration // how long the server keeps a lock of it
@@ -45,6 +47,56 @@ func (n *Node) answered(d inDoubtCall) bool {
 	default:
 		return false
 	}
+}
+
+// unknown is a counter before a grant that is not known; zero: there was none.
+const unknown = -1
+
+// voted reads the grant of an acquire: see lua/acquire.lua and lua/batch.lua. fence is 0 if the
+// reply is garbled.
+func (a *answer) voted(proposed int64) (fence, clock, before int64) {
+	if a.Reply == nil {
+		switch {
+		case proposed == 0:
+			return a.Number, a.Number, unknown
+		case a.inBatch:
+			return proposed, a.Number, unknown
+		case a.Number>>22 > 0:
+			before = proposed - a.Number>>22
+		}
+		return proposed, proposed + a.Number&(1<<22-1) - 1<<19, before
+	}
+	fence, _ = number(a.Reply, 1)
+	clock, _ = number(a.Reply, 2)
+	switch digits, ok := text(a.Reply, 3); {
+	case !ok:
+		return fence, clock, unknown
+	case digits != "":
+		if n, err := strconv.ParseInt(digits, 10, 64); err != nil || n <= 0 {
+			return fence, clock, unknown
+		} else {
+			before = n
+		}
+	}
+	return fence, clock, before
+}
+
+// votes returns the last grant of these calls whose counter before is known. It is unknown as long
+// as one of the calls is not answered, because it may be granted later.
+func (n *Node) votes(calls []inDoubtCall) (fence, before int64) {
+	before = unknown
+	for _, d := range calls {
+		if !n.answered(d) || n.cfg.Repeats {
+			return 0, unknown
+		}
+		if code := d.sent.code(); d.call.Err != nil || code != 1 && (code <= 1 || d.call.Reply != nil) {
+			continue
+		}
+		if f, _, b := d.sent.voted(d.proposed); b != unknown {
+			fence, before = f, b
+		}
+	}
+	return fence, before
 }
 
 // errAgain says that a request must be repeated.

@@ -3,6 +3,7 @@ package redisnode
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
@@ -37,6 +38,10 @@ type releasing struct {
 	names names.Siblings
 	ask   request
 	again bool // an earlier try may have taken effect
+
+	silent   bool  // no waiter is told
+	giveBack bool  // the first try sets the counter back…
+	before   int64 // …to this
 
 	lease interface { // of a started release
 		freed(ctx context.Context, found bool, err error) error
@@ -76,8 +81,19 @@ func (t *releasing) args(p *process, args []string) []string {
 	if t.place != "" {
 		return append(args, t.place)
 	}
-	if left, _ := n.gap(p); left > 0 {
-		args = append(args, "", "gap")
+	silent := ""
+	if left, _ := n.gap(p); left > 0 || t.silent {
+		silent = "silent"
+	}
+	switch {
+	case t.giveBack && !t.again:
+		before := ""
+		if t.before > 0 {
+			before = strconv.FormatInt(t.before, 10)
+		}
+		args = append(args, "", silent, t.names.Counter, before)
+	case silent != "":
+		args = append(args, "", silent)
 	}
 	return args
 }

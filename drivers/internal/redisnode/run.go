@@ -219,6 +219,7 @@ type batched struct {
 	sha      string // of the batch script
 	notAfter int64  // of an acquire
 	alone    bool   // a batch has left the call alone
+	inBatch  bool   // the reply is that of a batch
 }
 
 // joins prepares a call for a batch, and reports whether one can take it.

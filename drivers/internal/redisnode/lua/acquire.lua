@@ -2,7 +2,8 @@
 -- KEYS: 1 lock, 2 counter, 3 mark.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
 -- 6 place in the queue, if somebody waits; and then 7 queue, 8 PX of the queue (ms), 9 since when the caller waits (us) or 0.
--- Reply: TIME granted at the proposed token, or at TIME if that is 0; {1, token, TIME} granted at another; {0, value, PTTL, TIME} held; {-1, TIME} too late.
+-- Reply: TIME granted at TIME, if no token is proposed and there is no guard; granted at the proposed token: one number, see proposed; {1, token, TIME, the counter
+-- before or ''} granted at another, {1, token, TIME} to this attempt before; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local try, place, v, got = redis.pcall, ARGV[6], false, false
 local fence, x, px = ARGV[4], ARGV[4] + 0, GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)
 if x == 0 or x > now + 500000 or x < now - 2000000 or x < till then
@@ -31,14 +32,17 @@ else -- it may be kept for this one, or for one that came later, who then waits 
     try('PEXPIRE', ARGV[7], ARGV[8])
   end
 end
+-- The reply of a grant at the proposed token: how far the counter was behind it (0: there was none), times 2^22, and TIME - x + 2^19.
+local function proposed(counter) return (counter and x - counter or 0) * 4194304 + now - x + 524288 end
 if got then
   -- The rule: the counter is a little behind the clock, and one command reads and raises it.
   local ends = x > now and string.format('%.0f', ARGV[5] + math.ceil((x - now) / 1000)) or ARGV[5]
   local old = try('SET', KEYS[2], fence, 'PX', ends, 'GET')
   local counter, why = old and tonumber(old), nil
   if counter and counter < x and counter >= x - x % 10000000 and x <= now + 500000 then
-    if ARGV[4] == '0' or ARGV[4] == fence then return now end
-    return {1, x, now}
+    if ARGV[4] == '0' and #KEYS == 3 then return now end
+    if ARGV[4] == fence then return proposed(counter) end
+    return {1, x, now, old}
   end
   if type(old) == 'table' then -- refused (rights, type)
     redis.call('DEL', KEYS[1])
@@ -49,8 +53,9 @@ if got then
   -- lua/correct_token.lua
   local first = x
   x, why = correct_token(KEYS[1], KEYS[2], ARGV[2] .. '|', px, x, old, ARGV[5])
-  if x == first and (ARGV[4] == '0' or ARGV[4] == fence) then return now end
-  return why or {1, x, now}
+  if x == first and ARGV[4] == '0' and #KEYS == 3 then return now end
+  if x == first and ARGV[4] == fence and x - (counter or x) < 2147483648 then return proposed(counter) end
+  return why or {1, x, now, old or ''}
 end
 local me = ARGV[2] .. '|'
 if string.sub(v, 1, #me) == me then -- a retried command: its own attempt

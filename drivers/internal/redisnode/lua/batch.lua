@@ -10,7 +10,7 @@
 -- owner/attempt| and its token.
 -- Reply: TIME, or any number without acquires, if all releases freed their locks and all acquires are granted at the
 -- proposed token, or at TIME if that is 0. Otherwise {TIME or 0, what refuses all acquires or 0, and for each other
--- result: number, result, PTTL}. The result is the token; 0: another lock was there; a value: held; -5: nothing was
+-- result: number, result, PTTL or, of a token, the counter before or ''}. The result is the token; 0: another lock was there; a value: held; -5: nothing was
 -- done; -6: the error that stands instead of PTTL.
 local K, A, try, releases, acquires, out = KEYS, ARGV, redis.pcall, ARGV[4] + 0, ARGV[5] + 0, nil
 local function note(i, what, more)
@@ -66,8 +66,8 @@ local function take()
       local fine, x = pcall(correct_token, a[2], A[7] .. a[2] .. '}', a[3], px, a[4], a[5], ms)
       if not fine then
         note(a[1], -6, type(x) == 'table' and x.err or tostring(x))
-      elseif x ~= a[4] then
-        note(a[1], x or -5)
+      elseif x ~= a[4] or size > 0 then
+        note(a[1], x or -5, x and (a[5] or ''))
       end
     end
   end

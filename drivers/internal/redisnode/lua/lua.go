@@ -112,7 +112,7 @@ func New(text string) Script {
 func Bind(run string) [Ops]Script {
 	var bound [Ops]Script
 	for o := range Ops {
-		bound[o] = New("local RUN, GRACE, till = '" + run + "', 0, 0\n" + code(preludeText) + o.body(""))
+		bound[o] = New("local RUN, GRACE, QUARANTINE, till = '" + run + "', 0, math.huge, 0\n" + code(preludeText) + o.body(""))
 	}
 	return bound
 }
@@ -124,8 +124,8 @@ func Bind(run string) [Ops]Script {
 func BindGuarded(run, space, encoded string, t *quorum.Terms) [Ops]Script {
 	var bound [Ops]Script
 	for _, o := range []Op{Acquire, Join, Renew, Batch} {
-		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE = '%s', '%s', '%s %s/%s ', %t, %d, %d\n",
-			space, run, encoded, MetaLayout, run, encoded, o != Renew, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond)
+		text := fmt.Sprintf("-- for %s\nlocal RUN, TERMS, HEAD, VOTE, ALLOWANCE, GRACE, QUARANTINE = '%s', '%s', '%s %s/%s ', %t, %d, %d, %d\n",
+			space, run, encoded, MetaLayout, run, encoded, o != Renew, t.Allowance/time.Microsecond, (t.Grace+time.Millisecond-1)/time.Millisecond, t.Quarantine/time.Microsecond)
 		bound[o] = New(text + code(Handshake) + o.body(guardText))
 	}
 	return bound

@@ -5,7 +5,8 @@
 -- ARGV: 1 '1' if the reply of PUBLISH tells whether a waiter is there, 2 value (owner/attempt|token), or owner/attempt| for
 -- any token, or '', 3 prefix of a waiter's own channel, 4 queue (the channel of all has this name, but "free" for "queue"),
 -- 5 a place in the queue to give up, if there is one, and with it the lock if it is kept for that place, or free.
--- 6 if it is there, the lock is free for anybody, and nobody is told.
+-- 6 if it is there and not empty, the lock is free for anybody, and nobody is told.
+-- 7 counter, and 8 what it was before this grant, or '' if there was none: a vote that was never counted is given back.
 -- A place is channel.number.time: the time (ms) says for how long the lock is kept. The message to a waiter is: delay
 -- (ms), place, lock. The second waiter asks again after the delay, since the first may be dead.
 -- Reply: 1 freed; 0 another acquisition has it; 2 freed, but PUBLISH is refused; 3 kept for the next.
@@ -16,8 +17,11 @@ if quits ~= '' then
   mine = mine or not v or string.match(v, '^redlock1:next|%d+|(.*)$') == quits
 end
 if not mine then return 0 end
+if ARGV[7] and redis.pcall('GET', ARGV[7]) == string.match(me, '%d+$') then
+  if ARGV[8] == '' then redis.pcall('DEL', ARGV[7]) else redis.pcall('SET', ARGV[7], ARGV[8], 'KEEPTTL') end
+end
 local heard = false
-for _ = 1, ARGV[6] and 0 or 100 do
+for _ = 1, (ARGV[6] or '') ~= '' and 0 or 100 do
   local first = redis.pcall('ZPOPMIN', ARGV[4])
   local place = first[1]
   heard = heard or place or first.err
