@@ -40,21 +40,17 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err
 	}
-	if err := b.begin(); err != nil {
+	most := time.Duration(forever)
+	if !req.Wait {
+		most = b.opt.CallTimeout
+	}
+	call, err := b.calls.Begin(ctx, most)
+	if err != nil {
 		return nil, err
 	}
-	defer b.wg.Done()
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("etcd: %w", err)
-	}
+	defer call.End()
 	a := &attempt{b: b, path: b.Path(req.Key), req: *req}
-	bounded, cancel := ctx, context.CancelFunc(func() {})
-	if !req.Wait {
-		bounded, cancel = b.bound(ctx)
-	}
-	defer cancel()
-	err := a.acquire(bounded)
-	if err == nil {
+	if err = a.acquire(call); err == nil {
 		return newLease(a), nil
 	}
 	a.leave()
@@ -62,7 +58,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		b.held.note(a.path)
 		return nil, err
 	}
-	err = b.failed(ctx, err)
+	err = b.failed(call, err)
 	if a.seen != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}
@@ -275,7 +271,7 @@ func (a *attempt) entry() *part {
 			clientv3.Compare(clientv3.CreateRevision(a.b.tombstone(key)), "=", 0),
 		},
 		otherwise: append(a.firsts(), clientv3.OpGet(key)),
-		add: func(base *base) clientv3.Op {
+		add: func(base *tokenBase) clientv3.Op {
 			return clientv3.OpPut(key, entryValue(base.value, owner), clientv3.WithLease(id))
 		},
 	}
@@ -369,12 +365,9 @@ const checkInterval = 2 * time.Second
 
 // wait joins the key's queue and returns when it has the lock.
 func (a *attempt) wait(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	defer context.AfterFunc(a.b.ctx, stop)()
 	for {
 		alone, err := func() (bool, error) {
-			ctx, cancel := a.b.bound(ctx)
+			ctx, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
 			defer cancel()
 			return a.enter(ctx)
 		}()
@@ -401,10 +394,10 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 	// The answer that showed this entry may be of the transaction that removed it.
 	from := clientv3.WithRev(a.at)
 	gone := make(chan error, 1)
-	a.b.wg.Go(func() { // Watch returns when a member has answered
+	go func() { // Watch returns when a member has answered
 		w := <-client.Watch(watching, before, from, clientv3.WithFilterPut())
 		gone <- w.Err()
-	})
+	}()
 	look := time.NewTimer(min(checkInterval, a.req.TTL/3))
 	defer look.Stop()
 	for {
@@ -417,7 +410,7 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 			a.b.broke(a.req.Key, err)
 			before = "" // begin another one
 		case <-look.C:
-			one, cancel := a.b.bound(ctx)
+			one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
 			err := a.peek(one, a.rev)
 			cancel()
 			switch {
@@ -439,7 +432,7 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 // attempt keeps its place as long.
 func (a *attempt) awake(ctx context.Context) (alone bool, err error) {
 	for {
-		one, cancel := a.b.bound(ctx)
+		one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
 		alone, err = a.confirm(one)
 		cancel()
 		if answered(err) || errors.Is(err, errGone) || ctx.Err() != nil || a.s.ended() {

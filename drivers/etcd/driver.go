@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
@@ -113,7 +115,7 @@ type Backend struct {
 	clock    func(context.Context) (time.Time, error) // the servers'
 	now      func() time.Time                         // time.Now; tests replace it
 	dial     func() (*clientv3.Client, error)         // nil: the caller's own client
-	base     atomic.Pointer[base]
+	base     atomic.Pointer[tokenBase]
 	seen     atomic.Int64 // the highest revision seen
 	took     atomic.Int64 // how long the last transaction took, in nanoseconds
 	estimate atomic.Pointer[estimate]
@@ -121,12 +123,9 @@ type Backend struct {
 	pipe     pipe
 	held     heldKeys
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // counts calls under way, and their clean-up
+	calls base.Calls
 
 	mu       sync.Mutex
-	closed   bool
 	client   *clientv3.Client
 	dialing  *dialing
 	sessions map[int64]*session    // by their TTL in seconds
@@ -175,6 +174,9 @@ func newBackend(o *Options, members int) (*Backend, error) {
 	if !strings.HasSuffix(opt.Path, "/") {
 		opt.Path += "/"
 	}
+	if err := base.CheckPrefix(opt.Prefix); err != nil {
+		return nil, err
+	}
 	if opt.CallTimeout == 0 {
 		opt.CallTimeout = defaultCallTimeout
 	}
@@ -193,7 +195,7 @@ func newBackend(o *Options, members int) (*Backend, error) {
 		Features: driver.FeatureShared | driver.FeatureFencing | driver.FeatureQueueing | driver.FeatureOrdered,
 		MinTTL:   minTTL, MaxTTL: maxTTL,
 	}}
-	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.calls.Name, b.calls.Timeout = "etcd", opt.CallTimeout
 	return b, nil
 }
 
@@ -213,27 +215,13 @@ func (b *Backend) Info() driver.Info { return b.info }
 // String returns the servers' addresses and the path, without any secret.
 func (b *Backend) String() string { return b.address }
 
-// begin counts a call. The caller calls b.wg.Done at its end.
-func (b *Backend) begin() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return driver.ErrClosed
-	}
-	b.wg.Add(1)
-	return nil
-}
+// forever is the longest time of a call that only its caller ends.
+const forever = math.MaxInt64
 
 // Close ends the backend. It does not release held leases. It waits for the clean-up under way,
 // for about the call timeout at most.
 func (b *Backend) Close() error {
-	b.mu.Lock()
-	again := b.closed
-	b.closed = true
-	b.mu.Unlock()
-	b.cancel()
-	b.wg.Wait()
-	if again {
+	if !b.calls.Close() {
 		return nil
 	}
 	b.revokeUnused()
@@ -257,7 +245,9 @@ func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
 	if d == nil {
 		d = &dialing{done: make(chan struct{})}
 		b.dialing = d
-		b.wg.Go(func() { b.finish(d) })
+		if !b.calls.Go(func(context.Context) { b.finish(d) }) {
+			b.finishWith(d, nil, driver.ErrClosed)
+		}
 	}
 	b.mu.Unlock()
 	select {
@@ -268,31 +258,19 @@ func (b *Backend) connect(ctx context.Context) (*clientv3.Client, error) {
 	}
 }
 
-// finish makes the client. It is counted in b.wg, like the caller of connect.
+// finish makes the client.
 func (b *Backend) finish(d *dialing) {
-	d.client, d.err = b.dial()
+	client, err := b.dial()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.client, b.dialing = d.client, nil
+	b.finishWith(d, client, err)
+}
+
+// finishWith is called under b.mu.
+func (b *Backend) finishWith(d *dialing, client *clientv3.Client, err error) {
+	d.client, d.err = client, err
+	b.client, b.dialing = client, nil
 	close(d.done)
-}
-
-// bound returns a context for one attempt: it ends with ctx, with the backend, or after the
-// call timeout.
-func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
-	stop := context.AfterFunc(b.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
-}
-
-// cleanup returns a context for a clean-up, which goes on for a moment after Close.
-func (b *Backend) cleanup() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.Background())
-	stop := context.AfterFunc(b.ctx, func() {
-		t := time.AfterFunc(b.opt.CallTimeout, cancel)
-		context.AfterFunc(ctx, func() { t.Stop() })
-	})
-	return ctx, func() { stop(); cancel() }
 }
 
 // call makes a request. If no member answers for a while it sends the request to another one as

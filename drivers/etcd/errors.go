@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // code returns the gRPC code of the client's error.
@@ -54,17 +55,23 @@ func definite(err error) bool {
 // answered reports whether err is a server's answer, nil or not.
 func answered(err error) bool { return err == nil || definite(err) }
 
+// unanswered returns the errors that are no answers.
+func unanswered(err error) error {
+	if answered(err) {
+		return nil
+	}
+	return err
+}
+
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
-// caller names the operation. ctx is the caller's context.
-func (b *Backend) failed(ctx context.Context, err error) error {
-	if b.ctx.Err() != nil {
-		return driver.ErrClosed
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("etcd: %w", ctx.Err())
-	}
-	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
+// caller names the operation.
+func (b *Backend) failed(c *base.Call, err error) error {
+	if errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrLost) {
 		return err
+	}
+	over := c.Over()
+	if errors.Is(over, driver.ErrClosed) || errors.Is(over, context.Canceled) || errors.Is(over, context.DeadlineExceeded) {
+		return over
 	}
 	answer := status.Convert(err).Message()
 	switch code(err) {

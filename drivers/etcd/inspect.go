@@ -13,42 +13,43 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
-// How many entries of a queue Lookup reads, for how many holders it asks for the remaining
-// time, and how many waiters it names.
+// How many entries of a queue Lookup reads, and for how many holders it asks for the remaining time.
 const (
 	mostEntries = 1000
 	mostTimes   = 8
-	mostQueued  = 100
 )
 
 // Lookup returns the holders of key, and the number of its waiters.
 func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error) {
-	if err := b.begin(); err != nil {
+	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	if err != nil {
 		return nil, err
 	}
-	defer b.wg.Done()
-	bounded, cancel := b.bound(ctx)
-	defer cancel()
-	entries, total, err := b.entries(bounded, b.Path(key))
+	defer call.End()
+	entries, total, err := b.entries(call, b.Path(key))
 	if err != nil {
-		return nil, b.failed(ctx, err)
+		return nil, b.failed(call, err)
 	}
 	s := state(key, entries)
-	if s == nil {
-		return &driver.State{Key: key}, nil
-	}
 	s.Waiters = total - len(s.Holders)
 	for i := range s.Holders[:min(mostTimes, len(s.Holders))] {
-		left, _, err := call(bounded, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseTimeToLiveResponse, error) {
-			return c.TimeToLive(ctx, entries[i].lease)
-		})
-		if err == nil && left.TTL > 0 { // otherwise it is unknown
-			s.Holders[i].TTL = time.Duration(left.TTL) * time.Second
-		}
+		s.Holders[i].TTL = b.timeToLive(call, entries[i].lease)
 	}
 	return s, nil
+}
+
+// timeToLive returns the remaining time of an etcd lease; zero: unknown.
+func (b *Backend) timeToLive(ctx context.Context, id clientv3.LeaseID) time.Duration {
+	left, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return c.TimeToLive(ctx, id)
+	})
+	if err != nil {
+		return 0
+	}
+	return max(time.Duration(left.TTL)*time.Second, 0)
 }
 
 // entries returns the queue of a lock, from its first entry.
@@ -75,22 +76,13 @@ func (b *Backend) parseAll(kvs []*mvccpb.KeyValue) []entry {
 }
 
 // state makes a state from the queue of one lock: an entry holds the lock if no earlier entry
-// excludes it. It is nil for an empty queue.
+// excludes it.
 func state(key string, entries []entry) *driver.State {
-	if len(entries) == 0 {
-		return nil
+	queue := make([]base.Entry, len(entries))
+	for i, e := range entries {
+		queue[i] = base.Entry{Holder: driver.Holder{Owner: e.owner, Fence: e.fence}, Mode: e.mode}
 	}
-	s := &driver.State{Key: key, Mode: entries[0].mode}
-	for _, e := range entries {
-		switch {
-		case len(s.Holders) == 0, len(s.Queue) == 0 && s.Mode == driver.Shared && e.mode == driver.Shared:
-			s.Holders = append(s.Holders, driver.Holder{Owner: e.owner, Fence: e.fence})
-		case len(s.Queue) < mostQueued:
-			s.Queue = append(s.Queue, driver.Waiter{Owner: e.owner})
-		}
-	}
-	s.Waiters = len(entries) - len(s.Holders)
-	return s
+	return base.QueueState(key, 0, queue)
 }
 
 // pageSize is how many entries List reads at a time.
@@ -98,10 +90,11 @@ const pageSize = 500
 
 // List yields the held keys, without remaining times.
 func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.State) bool) error {
-	if err := b.begin(); err != nil {
+	call, err := b.calls.Begin(ctx, forever)
+	if err != nil {
 		return err
 	}
-	defer b.wg.Done()
+	defer call.End()
 	from := b.Path(prefix)
 	to := clientv3.GetPrefixRangeEnd(from)
 	var pending []entry // of one lock
@@ -113,9 +106,9 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 		return more
 	}
 	for {
-		page, err := b.page(ctx, from, to)
+		page, err := b.page(call, from, to)
 		if err != nil {
-			return b.failed(ctx, err)
+			return b.failed(call, err)
 		}
 		for _, e := range b.parseAll(page.Kvs) {
 			if !strings.HasPrefix(e.path, b.Path(prefix)) {
@@ -138,7 +131,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 }
 
 func (b *Backend) page(ctx context.Context, from, to string) (*clientv3.GetResponse, error) {
-	ctx, cancel := b.bound(ctx)
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
 	page, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
 		return c.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(pageSize))
@@ -149,15 +142,14 @@ func (b *Backend) page(ctx context.Context, from, to string) (*clientv3.GetRespo
 // Break deletes the entry of the holder with this token. Its owner learns of it at the next
 // renewal.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
-	if err := b.begin(); err != nil {
+	bounded, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	if err != nil {
 		return err
 	}
-	defer b.wg.Done()
-	bounded, cancel := b.bound(ctx)
-	defer cancel()
+	defer bounded.End()
 	e, err := b.holder(bounded, key, h.Fence)
 	if err != nil {
-		return b.failed(ctx, err)
+		return b.failed(bounded, err)
 	}
 	if e == nil {
 		return driver.ErrLost
@@ -166,7 +158,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	sure, err := b.do(bounded, p)
 	switch {
 	case err != nil:
-		return b.failed(ctx, err)
+		return b.failed(bounded, err)
 	case p.answer.Succeeded || !sure: // an earlier try may have done it
 		return nil
 	}
@@ -184,15 +176,14 @@ func (e *entry) exists() clientv3.Cmp {
 // there is no such holder.
 func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (clientv3.Cmp, error) {
 	var none clientv3.Cmp
-	if err := b.begin(); err != nil {
+	bounded, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	if err != nil {
 		return none, err
 	}
-	defer b.wg.Done()
-	bounded, cancel := b.bound(ctx)
-	defer cancel()
+	defer bounded.End()
 	e, err := b.holder(bounded, key, fence)
 	if err != nil {
-		return none, b.failed(ctx, err)
+		return none, b.failed(bounded, err)
 	}
 	if e == nil {
 		return none, driver.ErrLost
@@ -206,11 +197,9 @@ func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry,
 	if err != nil {
 		return nil, err
 	}
-	if s := state(key, entries); s != nil {
-		for i := range s.Holders {
-			if s.Holders[i].Fence == fence {
-				return &entries[i], nil
-			}
+	for i, h := range state(key, entries).Holders {
+		if h.Fence == fence {
+			return &entries[i], nil
 		}
 	}
 	return nil, nil
@@ -219,59 +208,49 @@ func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry,
 // Check asks every member that the client knows for its status, and the cluster for its list of
 // members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	if err := b.begin(); err != nil {
+	bounded, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	if err != nil {
 		return nil, err
 	}
-	defer b.wg.Done()
-	bounded, cancel := b.bound(ctx)
-	defer cancel()
+	defer bounded.End()
 	c, err := b.connect(bounded)
 	if err != nil {
-		return nil, b.failed(ctx, err)
+		return nil, b.failed(bounded, err)
 	}
 	if _, err := b.fetchBase(bounded); err != nil {
-		return nil, b.failed(ctx, err)
+		return nil, b.failed(bounded, err)
 	}
-	var found []driver.Diagnostic
+	found := &base.Findings{}
 	for _, endpoint := range c.Endpoints() {
-		found = append(found, b.checkMember(ctx, c, endpoint)...)
+		found.Node = endpoint
+		b.checkMember(ctx, c, endpoint, found)
 	}
-	found = append(found, b.checkCluster(ctx, c)...)
-	slices.SortStableFunc(found, func(x, y driver.Diagnostic) int { return int(y.Severity) - int(x.Severity) })
-	return found, nil
+	found.Node = ""
+	b.checkCluster(ctx, c, found)
+	return found.Result(nil)
 }
 
-func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint string) (found []driver.Diagnostic) {
-	ctx, cancel := b.bound(ctx)
+func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint string, found *base.Findings) {
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
-	say := func(d driver.Diagnostic) {
-		d.Node = endpoint
-		found = append(found, d)
-	}
 	s, err := c.Status(ctx, endpoint)
 	if err != nil {
-		say(driver.Diagnostic{Code: "member-unreachable", Severity: driver.SeverityWarning,
-			Summary: "the member does not answer: " + oneLine(err), Remedy: "start the member, or remove it from the URL"})
-		return found
+		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL", "the member does not answer: %s", oneLine(err))
+		return
 	}
-	say(driver.Diagnostic{Code: "version", Summary: "etcd " + s.Version, Measured: s.Version})
+	found.Add("version", driver.SeverityNote, "", "etcd %s", s.Version).Measured = s.Version
 	for _, f := range faults {
-		if !f.in(s.Version) {
-			continue
+		if f.in(s.Version) {
+			found.Add(f.code, f.severity, "upgrade to "+strings.Join(f.fixed, ", ")+" or newer", "in this version %s", f.says).Measured = s.Version
 		}
-		say(driver.Diagnostic{Code: f.code, Severity: f.severity, Measured: s.Version,
-			Summary: "in this version " + f.says, Remedy: "upgrade to " + strings.Join(f.fixed, ", ") + " or newer"})
 	}
 	if s.Leader == 0 {
-		say(driver.Diagnostic{Code: "no-leader", Severity: driver.SeverityWarning, Summary: "the member knows no leader",
-			Remedy: "check that a majority of the members runs, and that they can reach each other"})
+		found.Add("no-leader", driver.SeverityWarning, "check that a majority of the members runs, and that they can reach each other", "the member knows no leader")
 	}
 	for _, e := range s.Errors {
-		say(driver.Diagnostic{Code: "alarm", Severity: driver.SeverityWarning, Summary: "the member reports " + e, Measured: e,
-			Remedy:  "compact and defragment the database or raise its quota, then disarm the alarm",
-			Command: driver.CommandLine("etcdctl", "--endpoints", endpoint, "defrag") + " && " + driver.CommandLine("etcdctl", "--endpoints", endpoint, "alarm", "disarm")})
+		d := found.Add("alarm", driver.SeverityWarning, "compact and defragment the database or raise its quota, then disarm the alarm", "the member reports %s", e)
+		d.Measured, d.Command = e, "etcdctl --endpoints "+endpoint+" defrag && etcdctl --endpoints "+endpoint+" alarm disarm"
 	}
-	return found
 }
 
 // A versionFault is a fault of some releases of etcd.
@@ -317,23 +296,22 @@ func release(version string) (minor, patch int, ok bool) {
 	return minor, patch, err1 == nil && err2 == nil
 }
 
-func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client) []driver.Diagnostic {
-	ctx, cancel := b.bound(ctx)
+func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client, found *base.Findings) {
+	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
 	defer cancel()
 	list, err := c.MemberList(ctx)
 	if err != nil {
-		return []driver.Diagnostic{{Code: "members-unknown", Summary: "the list of members cannot be read: " + oneLine(err)}}
+		found.Add("members-unknown", driver.SeverityNote, "", "the list of members cannot be read: %s", oneLine(err))
+		return
 	}
 	voters := len(slices.DeleteFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.IsLearner }))
 	switch {
 	case voters < 3:
-		return []driver.Diagnostic{{Code: "few-members", Severity: driver.SeverityWarning, Measured: strconv.Itoa(voters),
-			Summary: "the cluster does not survive the loss of a member", Remedy: "run three or five members"}}
+		found.Add("few-members", driver.SeverityWarning, "run three or five members", "the cluster does not survive the loss of a member").Measured = strconv.Itoa(voters)
 	case len(c.Endpoints()) == 1:
-		return []driver.Diagnostic{{Code: "one-address", Severity: driver.SeverityWarning, Measured: "1 of " + strconv.Itoa(voters),
-			Summary: "the backend knows the address of one member", Remedy: "name all members in the URL, separated by commas"}}
+		found.Add("one-address", driver.SeverityWarning, "name all members in the URL, separated by commas", "the backend knows the address of one member").
+			Measured = "1 of " + strconv.Itoa(voters)
 	}
-	return nil
 }
 
 // oneLine returns an error's text without line breaks.

@@ -3,105 +3,70 @@ package etcd
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
-// lease is one lock.
+// lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
 type lease struct {
 	b    *Backend
 	key  string
 	rev  int64
 	mine string
-	busy chan struct{} // has a value while a call changes the lease
 
-	// Only the call that has put a value into busy uses these.
+	mu    sync.Mutex // lapse is called beside a renewal
 	s     *session
 	made  *session // in which the entry was made
 	doubt bool     // the request that made it may arrive again
 	mod   int64    // the revision at which the entry was last written
 	// former are sessions to which the entry may be attached, because a move had no answer.
 	former []*session
+	grant  driver.Grant
 	over   bool // it is given up, or lost
-	gone   bool // the entry is certainly gone
 	timer  *time.Timer
-
-	grant chan driver.Grant // guards the grant
 }
 
 // newLease takes over the attempt's entry, and its place in the session.
-func newLease(a *attempt) *lease {
-	l := &lease{
-		b: a.b, key: a.key, rev: a.rev, mod: a.rev, mine: a.mine, s: a.s, made: a.s, doubt: a.doubt,
-		busy: make(chan struct{}, 1), grant: make(chan driver.Grant, 1),
-	}
-	g := driver.Grant{Fence: a.fence, Expires: driver.Expires(a.from, a.req.TTL)}
-	l.grant <- g
-	l.busy <- struct{}{} // lapse uses the timer
-	l.timer = time.AfterFunc(time.Until(g.Expires), l.lapse)
-	<-l.busy
-	return l
+func newLease(a *attempt) driver.Lease {
+	l := &lease{b: a.b, key: a.key, rev: a.rev, mod: a.rev, mine: a.mine, s: a.s, made: a.s, doubt: a.doubt}
+	l.grant = driver.Grant{Fence: a.fence, Expires: driver.Expires(a.from, a.req.TTL)}
+	l.mu.Lock() // lapse uses the timer
+	defer l.mu.Unlock()
+	l.timer = time.AfterFunc(time.Until(l.grant.Expires), l.lapse)
+	return base.NewLease(&a.b.calls, a.b.info, l.grant, l.renew, l.release)
 }
 
-// Grant returns the grant as of the last success.
-func (l *lease) Grant() driver.Grant {
-	g := <-l.grant
-	l.grant <- g
-	return g
-}
-
-// enter waits for other calls of the lease, begins one, and returns the function that ends it.
-func (l *lease) enter(ctx context.Context) (leave func(), err error) {
-	if err := l.b.begin(); err != nil {
-		return nil, err
-	}
-	select {
-	case l.busy <- struct{}{}:
-		return func() { <-l.busy; l.b.wg.Done() }, nil
-	case <-ctx.Done():
-		l.b.wg.Done()
-		return nil, l.b.failed(ctx, ctx.Err())
-	}
-}
-
-// Renew extends the lease, and checks that its entry is still there.
-func (l *lease) Renew(caller context.Context, r *driver.Renewal) (driver.Grant, error) {
-	if err := l.b.info.CheckRenewal(r); err != nil {
-		return driver.Grant{}, err
-	}
-	ctx, cancel := l.b.bound(caller)
-	defer cancel()
-	leave, err := l.enter(ctx)
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	defer leave()
+// renew extends the lease, and checks that its entry is still there.
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.over {
 		return driver.Grant{}, driver.ErrLost
 	}
-	var from time.Time
+	var err error
 	if l.former != nil || seconds(r.TTL) != l.s.seconds {
-		err = l.move(ctx, r.TTL)
+		err = l.move(call, r.TTL)
 	}
+	var from time.Time
 	if err == nil {
-		_, from, err = l.b.check(ctx, l.s, l.key, l.rev, r.TTL/20, nil)
+		_, from, err = l.b.check(call, l.s, l.key, l.rev, r.TTL/20, nil)
 	}
 	switch {
 	case errors.Is(err, errGone):
-		l.end(true)
+		l.end()
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
-		return driver.Grant{}, l.b.failed(caller, err)
+		return driver.Grant{}, l.b.failed(call, err)
 	}
-	g := <-l.grant
-	g.Expires = driver.Expires(from, r.TTL)
-	l.grant <- g
-	l.timer.Reset(time.Until(g.Expires))
-	return g, nil
+	l.grant.Expires = driver.Expires(from, r.TTL)
+	l.timer.Reset(time.Until(l.grant.Expires))
+	return l.grant, nil
 }
 
 // move attaches the entry to the session of another TTL. Its transaction names the revision at which
@@ -157,53 +122,38 @@ func leaveAll(sessions []*session) {
 	}
 }
 
-// end gives up the lease. If its entry may still exist, it is removed in the background.
-func (l *lease) end(gone bool) {
-	l.gone = l.gone || gone
+// end leaves the sessions of a lease whose entry is gone.
+func (l *lease) end() {
 	if l.over {
 		return
 	}
 	l.over = true
 	l.timer.Stop()
-	sessions := append(l.former, l.s)
-	if gone {
-		leaveAll(sessions)
-		return
-	}
-	l.b.abandon(l.made, l.key, l.doubt, func() { leaveAll(sessions) })
+	leaveAll(append(l.former, l.s))
 }
 
-// lapse ends a lease that was not renewed in time, because its session goes on for other leases.
+// lapse ends a lease that was not renewed or released in time, because its session goes on for other
+// leases.
 func (l *lease) lapse() {
-	leave, err := l.enter(l.b.ctx)
-	if err != nil {
-		return // the backend is closed, and the session ends
-	}
-	defer leave()
-	if left := time.Until(l.Grant().Expires); left > 0 && !l.over {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if left := time.Until(l.grant.Expires); left > 0 && !l.over {
 		l.timer.Reset(left) // it was renewed meanwhile
-		return
+	} else if !l.over {
+		l.over = true
+		sessions := append(l.former, l.s)
+		l.b.abandon(l.made, l.key, l.doubt, func() { leaveAll(sessions) })
 	}
-	l.end(false)
 }
 
-// Release deletes the entry. If that fails it is tried again in the background.
-func (l *lease) Release(caller context.Context) error {
-	caller = context.WithoutCancel(caller)
-	ctx, cancel := l.b.bound(caller)
-	defer cancel()
-	leave, err := l.enter(ctx)
+// release deletes the entry. If that fails it is repeated, and goes on after the lease's end.
+func (l *lease) release(call *base.Call) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := l.b.deleteEntry(call, l.made, l.key, l.doubt)
 	if err != nil {
-		return err
+		return l.b.failed(call, err)
 	}
-	defer leave()
-	if l.gone {
-		return nil
-	}
-	err = l.b.deleteEntry(ctx, l.made, l.key, l.doubt)
-	l.end(err == nil)
-	if err != nil {
-		return l.b.failed(caller, err)
-	}
+	l.end()
 	return nil
 }

@@ -24,14 +24,14 @@ const (
 type part struct {
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
-	path            string                  // of the lock to which it adds an entry; empty: it adds none
-	add             func(*base) clientv3.Op // the entry, which comes after then
-	gone            string                  // the entry that it deletes, without conditions
-	done            chan struct{}           // closed when another goroutine has sent it
+	path            string                       // of the lock to which it adds an entry; empty: it adds none
+	add             func(*tokenBase) clientv3.Op // the entry, which comes after then
+	gone            string                       // the entry that it deletes, without conditions
+	done            chan struct{}                // closed when another goroutine has sent it
 
 	// The outcome.
 	answer *etcdserverpb.TxnResponse // of the nested transaction
-	base   *base                     // the base with which an entry was added
+	base   *tokenBase                // the base with which an entry was added
 	sent   time.Time                 // before the transaction was sent
 	rev    int64                     // the revision of the answer
 	term   uint64                    // the leader's
@@ -65,9 +65,7 @@ func (b *Backend) do(ctx context.Context, p *part) (sure bool, err error) {
 		q.mu.Unlock()
 		b.send(ctx, []*part{p})
 		q.mu.Lock()
-		if len(q.queue) > 0 {
-			b.wg.Go(b.drain)
-		} else {
+		if len(q.queue) == 0 || !b.calls.Go(b.drain) {
 			q.sending--
 		}
 		q.mu.Unlock()
@@ -91,17 +89,15 @@ func (b *Backend) do(ctx context.Context, p *part) (sure bool, err error) {
 }
 
 // drain sends what waits, until nothing does. It continues the transaction that its caller counted.
-func (b *Backend) drain() {
+func (b *Backend) drain(ctx context.Context) {
 	for {
 		batch := b.pipe.take()
 		if batch == nil {
 			return
 		}
-		ctx, end := b.cleanup()
-		ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
-		b.send(ctx, batch)
+		one, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
+		b.send(one, batch)
 		cancel()
-		end()
 		for _, p := range batch {
 			close(p.done)
 		}
@@ -145,7 +141,7 @@ func (q *pipe) shrink(parts int) {
 // send makes one transaction of all parts, and stores their outcomes. It sends the transaction again
 // if the base of the tokens is another one than expected.
 func (b *Backend) send(ctx context.Context, batch []*part) {
-	var current *base // as it was answered
+	var current *tokenBase // as it was answered
 	sure := true
 	for {
 		t, err := b.transaction(ctx, batch, current)
@@ -202,13 +198,13 @@ type transaction struct {
 	batch           []*part
 	conditions      []clientv3.Cmp
 	then, otherwise []clientv3.Op
-	old, next       *base // that it expects, and that it stores; nil: it adds no entry
+	old, next       *tokenBase // that it expects, and that it stores; nil: it adds no entry
 }
 
 // transaction makes the request for a batch. An entry is added only if the base of the tokens is as
 // expected. What is nested, and what deletes, is a write for etcd: so a member never answers from
 // its own data, which may be old. An entry that is added alone is not nested, which is faster.
-func (b *Backend) transaction(ctx context.Context, batch []*part, current *base) (t transaction, err error) {
+func (b *Backend) transaction(ctx context.Context, batch []*part, current *tokenBase) (t transaction, err error) {
 	t.batch = batch
 	if slices.ContainsFunc(batch, func(p *part) bool { return p.path != "" }) {
 		if t.old, t.next, err = b.nextBase(ctx, current); err != nil {

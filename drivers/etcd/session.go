@@ -9,6 +9,9 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // A session is an etcd lease, which all locks of one TTL share, and the last time at which it had its
@@ -56,7 +59,7 @@ func (b *Backend) join(ctx context.Context, ttl time.Duration) (*session, error)
 	if s == nil {
 		s = &session{b: b, seconds: n, ready: make(chan struct{})}
 		b.sessions[n], b.all[s] = s, struct{}{}
-		b.wg.Go(s.run)
+		b.calls.Go(s.run)
 	}
 	s.mu.Lock()
 	s.users++
@@ -98,8 +101,8 @@ func (s *session) retire() {
 
 // run gets the lease, keeps it alive, and ends it when it has been without users for long. It goes on
 // if the caller's context ends, since a lease whose answer is lost lives for its whole TTL.
-func (s *session) run() {
-	s.grant()
+func (s *session) run(ctx context.Context) {
+	s.grant(ctx)
 	close(s.ready)
 	if s.err != nil {
 		s.forget()
@@ -107,32 +110,27 @@ func (s *session) run() {
 	}
 	tick := time.NewTicker(min(time.Duration(s.seconds)*time.Second/12, 5*time.Second))
 	defer tick.Stop()
-	for {
+	for !s.unused() {
 		select {
 		case <-tick.C:
-		case <-s.b.ctx.Done():
+			_ = s.keep(ctx, 0) // a caller that needs it asks again
+		case <-ctx.Done():
 			return
 		}
-		if s.unused() {
-			ctx, cancel := s.b.cleanup()
-			s.revoke(ctx)
-			cancel()
-			return
-		}
-		_ = s.keep(s.b.ctx, 0) // a caller that needs it asks again
 	}
+	s.b.calls.Undo(time.Now().Add(time.Duration(s.seconds)*time.Second), func(call *base.Call) error { return s.revoke(call) })
 }
 
 // grant gets the lease.
-func (s *session) grant() {
-	ctx, cancel := s.b.bound(context.Background())
+func (s *session) grant(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
 	defer cancel()
 	s.start = time.Now()
 	granted, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseGrantResponse, error) {
 		return c.Grant(ctx, s.seconds) // if it is sent twice, a lease that nobody uses ends by itself
 	})
 	if s.err = err; err == nil {
-		s.id = granted.ID
+		s.id, s.idle = granted.ID, time.Now()
 	}
 }
 
@@ -174,7 +172,10 @@ func (s *session) keep(ctx context.Context, age time.Duration) error {
 	if k == nil {
 		k = &keeping{done: make(chan struct{})}
 		s.keeping = k
-		s.b.wg.Go(func() { s.extend(k) }) // the caller is counted in wg
+		if !s.b.calls.Go(func(ctx context.Context) { s.extend(ctx, k) }) {
+			k.err = driver.ErrClosed
+			close(k.done)
+		}
 	}
 	s.mu.Unlock()
 	select {
@@ -185,8 +186,8 @@ func (s *session) keep(ctx context.Context, age time.Duration) error {
 	}
 }
 
-func (s *session) extend(k *keeping) {
-	ctx, cancel := s.b.bound(context.Background())
+func (s *session) extend(ctx context.Context, k *keeping) {
+	ctx, cancel := context.WithTimeout(ctx, s.b.opt.CallTimeout)
 	defer cancel()
 	start := time.Now()
 	answer, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseKeepAliveResponse, error) {
@@ -235,32 +236,12 @@ func (s *session) entry() int {
 	return s.entries
 }
 
-// revoke ends the lease, with all entries that are or will be attached to it. While no server answers
-// it tries again, until ctx ends.
-func (s *session) revoke(ctx context.Context) {
-	s.b.persist(ctx, func(ctx context.Context) error {
-		_, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
-			return c.Revoke(ctx, s.id)
-		})
-		return err
+// revoke ends the lease, with all entries that are or will be attached to it.
+func (s *session) revoke(ctx context.Context) error {
+	_, _, err := call(ctx, s.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.LeaseRevokeResponse, error) {
+		return c.Revoke(ctx, s.id)
 	})
-}
-
-// persist repeats a request until a server answers it, or ctx ends.
-func (b *Backend) persist(ctx context.Context, request func(context.Context) error) {
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		one, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
-		err := request(one)
-		cancel()
-		if answered(err) {
-			return
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
-		}
-	}
+	return unanswered(err)
 }
 
 // revokeUnused ends the sessions that carry no lock, as far as the servers answer within the call
@@ -271,21 +252,22 @@ func (b *Backend) revokeUnused() {
 	var wg sync.WaitGroup
 	for s := range b.all { // nothing changes it after Close
 		if s.users == 0 && !s.ended() {
-			wg.Go(func() { s.revoke(ctx) })
+			wg.Go(func() { _ = s.revoke(ctx) }) // else it ends by itself
 		}
 	}
 	wg.Wait()
 }
 
-// abandon deletes an entry in the background, until a server has answered or Close gives up. If
-// doubt is set, the request that adds the entry may arrive later. It calls done at its end. The caller
-// is counted in wg.
+// abandon deletes an entry in the background, until a server has answered or Close gives up: the
+// session may go on for other locks. If doubt is set, the request that adds the entry may arrive later.
+// It calls done at its end.
 func (b *Backend) abandon(s *session, key string, doubt bool, done func()) {
-	b.wg.Go(func() {
-		defer done()
-		ctx, cancel := b.cleanup()
-		defer cancel()
-		b.persist(ctx, func(ctx context.Context) error { return b.deleteEntry(ctx, s, key, doubt) })
+	b.calls.Undo(time.Now().Add(maxTTL), func(call *base.Call) error {
+		err := unanswered(b.deleteEntry(call, s, key, doubt))
+		if err == nil {
+			done()
+		}
+		return err
 	})
 }
 

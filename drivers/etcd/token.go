@@ -18,13 +18,13 @@ import (
 
 // A token is a base plus a revision. Bases and revisions only grow, so tokens rise with the
 // revision over all keys.
-type base struct {
+type tokenBase struct {
 	value  uint64
 	stored string // as it is stored; empty: nothing is stored yet
 }
 
 // unchanged is true on a server where the base is as it was read.
-func (b *Backend) unchanged(old *base) clientv3.Cmp {
+func (b *Backend) unchanged(old *tokenBase) clientv3.Cmp {
 	if old.stored == "" {
 		return clientv3.Compare(clientv3.CreateRevision(b.baseKey()), "=", 0)
 	}
@@ -58,10 +58,10 @@ func (b *Backend) serverTime(ctx context.Context) (time.Time, error) {
 }
 
 // readBase reads the base as it is stored at a revision.
-func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*base, error) {
+func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*tokenBase, error) {
 	if len(kvs) == 0 {
 		b.seen.Store(revision) // it may be another cluster, with new revisions
-		return &base{}, nil
+		return &tokenBase{}, nil
 	}
 	b.saw(revision)
 	stored := string(kvs[0].Value)
@@ -71,11 +71,11 @@ func (b *Backend) readBase(kvs []*mvccpb.KeyValue, revision int64) (*base, error
 		return nil, &driver.RefusedError{Reason: "another release of this driver has stored locks under " + b.opt.Path +
 			" in a layout that this one does not know: use that release, or another path"}
 	}
-	return &base{value, stored}, nil
+	return &tokenBase{value, stored}, nil
 }
 
 // fetchBase reads the base.
-func (b *Backend) fetchBase(ctx context.Context) (*base, error) {
+func (b *Backend) fetchBase(ctx context.Context) (*tokenBase, error) {
 	stored, _, err := call(ctx, b, func(ctx context.Context, c *clientv3.Client) (*clientv3.GetResponse, error) {
 		return c.Get(ctx, b.baseKey())
 	})
@@ -100,7 +100,7 @@ func (b *Backend) saw(revision int64) {
 // then expect the new base at once, because the server sees most of their requests later. An
 // attempt that failed because the base was another one, current, stores the expected one itself
 // if that is larger.
-func (b *Backend) nextBase(ctx context.Context, current *base) (old, next *base, err error) {
+func (b *Backend) nextBase(ctx context.Context, current *tokenBase) (old, next *tokenBase, err error) {
 	for {
 		expected := b.base.Load()
 		switch {
@@ -121,7 +121,7 @@ func (b *Backend) nextBase(ctx context.Context, current *base) (old, next *base,
 		}
 		next = expected
 		if value != expected.value || expected.stored == "" {
-			next = &base{value, layout + " " + strconv.FormatUint(value, 10)}
+			next = &tokenBase{value, layout + " " + strconv.FormatUint(value, 10)}
 			if !b.base.CompareAndSwap(expected, next) {
 				continue
 			}
@@ -135,7 +135,7 @@ func (b *Backend) nextBase(ctx context.Context, current *base) (old, next *base,
 // under way when the base is raised fail once, so the slower the servers answer, the further
 // raised goes ahead of the clock: else nearly all attempts would fail if an answer took as long
 // as lag.
-func (b *Backend) raised(ctx context.Context, old *base) (uint64, error) {
+func (b *Backend) raised(ctx context.Context, old *tokenBase) (uint64, error) {
 	now, err := b.serverTime(ctx)
 	if err != nil {
 		return 0, err

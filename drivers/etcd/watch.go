@@ -12,27 +12,25 @@ import (
 
 // Watch signals every removal of an entry of key, and every break of the watch.
 func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
-	if err := b.begin(); err != nil {
+	bounded, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	if err != nil {
 		return nil, err
 	}
-	defer b.wg.Done()
-	bounded, cancel := b.bound(ctx)
-	defer cancel()
+	defer bounded.End()
 	client, err := b.connect(bounded)
 	if err != nil {
-		return nil, b.failed(ctx, err)
+		return nil, b.failed(bounded, err)
 	}
 	watching, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	ended := context.AfterFunc(b.ctx, stop)
 	all := queueSpan(b.Path(key))
 	begin := func() clientv3.WatchChan { // returns when a member has answered
 		return client.Watch(watching, all.from, clientv3.WithRange(all.to), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	}
 	made := make(chan error, 1)
 	signal := make(chan struct{}, 1)
-	b.wg.Go(func() {
-		defer ended()
+	started := b.calls.Go(func(own context.Context) {
 		defer stop()
+		defer context.AfterFunc(own, stop)()
 		events := begin()
 		first := <-events
 		err := first.Err()
@@ -43,6 +41,9 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 			forward(watching, events, begin, func(err error) { b.broke(key, err) }, signal)
 		}
 	})
+	if !started {
+		made <- driver.ErrClosed
+	}
 	select {
 	case err = <-made:
 	case <-bounded.Done():
@@ -50,7 +51,7 @@ func (b *Backend) Watch(ctx context.Context, key string) (<-chan struct{}, error
 	}
 	if err != nil {
 		stop()
-		return nil, b.failed(ctx, err)
+		return nil, b.failed(bounded, err)
 	}
 	return signal, nil
 }
