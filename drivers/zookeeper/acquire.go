@@ -35,19 +35,20 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err
 	}
-	if err := b.begin(); err != nil {
+	most := time.Duration(forever)
+	if !req.Wait {
+		most = b.opt.CallTimeout
+	}
+	call, err := b.calls.Begin(ctx, most)
+	if err != nil {
 		return nil, err
 	}
-	defer b.wg.Done()
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("zookeeper: %w", err)
-	}
+	defer call.End()
 	a := &attempt{b: b, dir: b.Path(req.Key), req: *req}
-	var err error
 	if req.Wait {
-		err = a.wait(ctx)
+		err = a.wait(call)
 	} else {
-		err = a.try(ctx)
+		err = a.try(call)
 	}
 	if err == nil {
 		return newLease(a), nil
@@ -56,7 +57,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if errors.Is(err, driver.ErrHeld) {
 		return nil, err
 	}
-	err = b.failed(ctx, a.s, err)
+	err = b.failed(call, a.s, err)
 	if a.seen != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}
@@ -92,8 +93,6 @@ func (a *attempt) begin(ctx context.Context) (err error) {
 // try makes one attempt. It makes an entry only if no other entry excludes it, so that no
 // waiter stands behind an entry that is given up at once.
 func (a *attempt) try(ctx context.Context) error {
-	ctx, cancel := a.b.bound(ctx)
-	defer cancel()
 	if err := a.begin(ctx); err != nil {
 		return err
 	}
@@ -363,9 +362,6 @@ const checkInterval = 5 * time.Second
 
 // wait joins the key's queue and returns when it has the lock.
 func (a *attempt) wait(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	defer context.AfterFunc(a.b.ctx, stop)()
 	for {
 		if err := a.queue(ctx); err != nil {
 			return err

@@ -3,6 +3,7 @@ package zookeeper
 import (
 	"context"
 	"crypto/tls"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/driver/dsn"
 )
 
@@ -91,12 +93,9 @@ type Backend struct {
 	longestIdle              time.Duration
 	manyEntries, lastEntries int64
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // calls under way
+	calls base.Calls
 
 	mu       sync.Mutex
-	closed   bool
 	sessions map[time.Duration]*session // by class
 	all      map[*session]struct{}      // including replaced sessions
 }
@@ -126,11 +125,12 @@ func New(members []string, o *Options) (*Backend, error) {
 	if opt.Recipe == "" {
 		opt.Recipe = "mutex"
 	}
+	if err := base.CheckPrefix(opt.Prefix); err != nil {
+		return nil, err
+	}
 	switch {
 	case len(members) == 0:
 		return nil, driver.Invalid("members", "are none")
-	case len(opt.Prefix) >= driver.MaxKey:
-		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(opt.Prefix), driver.MaxKey)
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	case recipes[opt.Recipe] == recipe{}:
@@ -153,7 +153,7 @@ func New(members []string, o *Options) (*Backend, error) {
 	if opt.User != "" {
 		b.password, b.acl = []byte(opt.User+":"+opt.Password), zk.AuthACL(zk.PermAll)
 	}
-	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.calls.Name, b.calls.Timeout = "zookeeper", opt.CallTimeout
 	return b, nil
 }
 
@@ -175,25 +175,13 @@ func (b *Backend) String() string { return b.address }
 // silence is how long a server may not answer a request before the driver asks another one.
 func (b *Backend) silence() time.Duration { return b.opt.CallTimeout / 2 }
 
-// begin counts a call. The caller calls b.wg.Done at its end.
-func (b *Backend) begin() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return driver.ErrClosed
-	}
-	b.wg.Add(1)
-	return nil
-}
+// forever is the longest time of a call that only its caller ends.
+const forever = math.MaxInt64
 
 // Close ends the backend. It does not release held leases: their entries end when the servers
 // end the sessions. It waits for clean-up, for about the call timeout after the servers' last answer.
 func (b *Backend) Close() error {
-	b.mu.Lock()
-	b.closed = true
-	b.mu.Unlock()
-	b.cancel()
-	b.wg.Wait()
+	b.calls.Close()
 	b.mu.Lock()
 	all := make([]*session, 0, len(b.all))
 	for s := range b.all {
@@ -221,7 +209,7 @@ func (b *Backend) session(ttl time.Duration) (*session, error) {
 	class := classOf(ttl)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	if b.calls.Closed() {
 		return nil, driver.ErrClosed
 	}
 	if old := b.sessions[class]; old != nil {
@@ -272,10 +260,7 @@ func (b *Backend) any() (*session, error) {
 	return b.session(inspectionTTL)
 }
 
-// bound returns a context for one attempt: it ends with ctx, with the backend, or after the
-// call timeout.
+// bound returns a context for one attempt of a call.
 func (b *Backend) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, b.opt.CallTimeout)
-	stop := context.AfterFunc(b.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
+	return context.WithTimeout(ctx, b.opt.CallTimeout)
 }

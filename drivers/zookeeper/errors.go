@@ -9,6 +9,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 var (
@@ -48,16 +49,14 @@ func definite(err error) bool {
 }
 
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
-// caller names the operation. ctx is the caller's context; s is the session that was used, or nil.
-func (b *Backend) failed(ctx context.Context, s *session, err error) error {
-	if b.ctx.Err() != nil || errors.Is(err, driver.ErrClosed) {
-		return driver.ErrClosed
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("zookeeper: %w", ctx.Err())
-	}
-	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
+// caller names the operation. s is the session that was used, or nil.
+func (b *Backend) failed(c *base.Call, s *session, err error) error {
+	if errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrLost) || errors.Is(err, driver.ErrClosed) {
 		return err
+	}
+	over := c.Over()
+	if errors.Is(over, driver.ErrClosed) || errors.Is(over, context.Canceled) || errors.Is(over, context.DeadlineExceeded) {
+		return over
 	}
 	switch {
 	case errors.Is(err, errLayout):

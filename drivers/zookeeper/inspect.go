@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,28 +12,26 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
-// mostQueued is how many waiters are named.
-const mostQueued = 100
+// mostRead is how many entries of a queue are read; of later ones only the names are known.
+const mostRead = 200
 
 // inspect calls f with a session, and translates its error.
 func (b *Backend) inspect(ctx context.Context, f func(context.Context, *session) error) error {
-	if err := b.begin(); err != nil {
+	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	if err != nil {
 		return err
 	}
-	defer b.wg.Done()
+	defer call.End()
 	s, err := b.any()
 	if err != nil {
 		return err
 	}
 	defer s.leave()
-	bounded, cancel := b.bound(ctx)
-	defer cancel()
-	if err := f(bounded, s); err != nil && !errors.Is(err, driver.ErrLost) {
-		return b.failed(ctx, s, err)
-	} else if err != nil {
-		return driver.ErrLost
+	if err := f(call, s); err != nil {
+		return b.failed(call, s, err)
 	}
 	return nil
 }
@@ -77,47 +74,42 @@ func (b *Backend) children(ctx context.Context, s *session, node string) ([]stri
 
 // state reads the queue of a lock: an entry holds the lock if no earlier entry excludes it.
 func (b *Backend) state(ctx context.Context, s *session, key string) (*driver.State, error) {
-	state := &driver.State{Key: key}
 	dir := b.Path(key)
 	children, err := b.children(ctx, s, dir)
 	if errors.Is(err, zk.ErrNoNode) {
-		return state, nil
+		return &driver.State{Key: key}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
+	var token uint64
 	if got, err := read(ctx, s, dir); err == nil {
-		state.Fence, _ = parseCounter(got.data) // other data belong to another library
+		token, _ = parseCounter(got.data) // other data belong to another library
 	}
+	var queue []base.Entry
 	entries := parseQueue(children)
-	if len(entries) == 0 {
-		return state, nil
-	}
-	state.Mode = entries[0].mode
-	waiting := false
 	for i, e := range entries {
-		waiting = waiting || i > 0 && (state.Mode == driver.Exclusive || e.mode == driver.Exclusive)
-		if waiting && len(state.Queue) >= mostQueued {
-			state.Waiters++
+		if i >= mostRead {
+			queue = append(queue, base.Entry{Holder: driver.Holder{Owner: e.name}, Mode: e.mode})
 			continue
 		}
 		got, err := read(ctx, s, dir+"/"+e.name)
-		if errors.Is(err, zk.ErrNoNode) {
-			if i == 0 {
-				return b.state(ctx, s, key) // the holder has changed
-			}
+		switch {
+		case errors.Is(err, zk.ErrNoNode) && i == 0:
+			return b.state(ctx, s, key) // the holder has changed
+		case errors.Is(err, zk.ErrNoNode):
 			continue
-		}
-		if err != nil {
+		case err != nil:
 			return nil, err
 		}
-		owner, token := parseEntry(e.name, got.data, got.stat.Czxid)
-		if waiting {
-			state.Waiters++
-			state.Queue = append(state.Queue, driver.Waiter{Owner: owner, Since: time.UnixMilli(got.stat.Ctime)})
-		} else {
-			state.Holders = append(state.Holders, driver.Holder{Owner: owner, Fence: token, Session: sessionName(got.stat)})
-		}
+		h := driver.Holder{Session: sessionName(got.stat)}
+		h.Owner, h.Fence = parseEntry(e.name, got.data, got.stat.Czxid)
+		h.Since = time.UnixMilli(got.stat.Ctime)
+		queue = append(queue, base.Entry{Holder: h, Mode: e.mode})
+	}
+	state := base.QueueState(key, token, queue)
+	for i := range state.Holders {
+		state.Holders[i].Since = time.Time{} // it waited for a time that is unknown
 	}
 	return state, nil
 }
@@ -214,44 +206,43 @@ func (b *Backend) holder(ctx context.Context, s *session, key string, fence uint
 // Check asks every member that the backend knows for its status, and the ensemble for its list
 // of members.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
-	var found []driver.Diagnostic
-	err := b.inspect(ctx, func(ctx context.Context, s *session) (err error) {
+	found := &base.Findings{}
+	err := b.inspect(ctx, func(ctx context.Context, s *session) error {
 		if _, err := s.await(ctx); err != nil {
 			return err
 		}
 		if err := b.look(ctx, s); err != nil {
 			return err
 		}
-		found, err = b.checkEnsemble(ctx, s)
-		return err
+		return b.checkEnsemble(ctx, s, found)
 	})
 	if err != nil {
 		return nil, err
 	}
 	if b.secure == nil { // otherwise members do not answer without a session
 		for _, host := range b.hosts {
-			found = append(found, b.checkMember(ctx, host)...)
+			found.Node = host
+			b.checkMember(ctx, host, found)
 		}
 	}
-	slices.SortStableFunc(found, func(x, y driver.Diagnostic) int { return int(y.Severity) - int(x.Severity) })
-	return found, nil
+	return found.Result(nil)
 }
 
-func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver.Diagnostic, err error) {
+func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Findings) error {
 	s.mu.Lock()
 	timeout, want := s.timeout, s.want
 	s.mu.Unlock()
 	if timeout < want {
-		found = append(found, driver.Diagnostic{Code: "session-timeout", Severity: driver.SeverityWarning, Measured: timeout.String(),
-			Summary: "the servers grant sessions of up to " + timeout.String() + ", enough for TTLs of up to " + (timeout * 3 / 4).String(),
-			Remedy:  "raise maxSessionTimeout, or use shorter TTLs"})
+		found.Add("session-timeout", driver.SeverityWarning, "raise maxSessionTimeout, or use shorter TTLs",
+			"the servers grant sessions of up to %v, enough for TTLs of up to %v", timeout, timeout*3/4).Measured = timeout.String()
 	}
 	got, err := read(ctx, s, "/zookeeper/config")
 	switch {
 	case err != nil && !definite(err):
-		return nil, err
+		return err
 	case err != nil:
-		return append(found, driver.Diagnostic{Code: "members-unknown", Summary: "the list of members cannot be read: " + err.Error()}), nil
+		found.Add("members-unknown", driver.SeverityNote, "", "the list of members cannot be read: %v", err)
+		return nil
 	}
 	voters := 0
 	for line := range strings.Lines(string(got.data)) {
@@ -261,41 +252,34 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session) (found []driver
 	}
 	switch {
 	case voters < 3:
-		found = append(found, driver.Diagnostic{Code: "few-members", Severity: driver.SeverityWarning, Measured: strconv.Itoa(max(voters, 1)),
-			Summary: "the ensemble does not survive the loss of a member", Remedy: "run three or five members"})
+		found.Add("few-members", driver.SeverityWarning, "run three or five members", "the ensemble does not survive the loss of a member").
+			Measured = strconv.Itoa(max(voters, 1))
 	case len(b.hosts) == 1:
-		found = append(found, driver.Diagnostic{Code: "one-address", Severity: driver.SeverityWarning, Measured: "1 of " + strconv.Itoa(voters),
-			Summary: "the backend knows the address of one member", Remedy: "name all members in the URL, separated by commas"})
+		found.Add("one-address", driver.SeverityWarning, "name all members in the URL, separated by commas", "the backend knows the address of one member").
+			Measured = "1 of " + strconv.Itoa(voters)
 	}
-	return found, nil
+	return nil
 }
 
-func (b *Backend) checkMember(ctx context.Context, host string) (found []driver.Diagnostic) {
-	say := func(d driver.Diagnostic) {
-		d.Node = host
-		found = append(found, d)
-	}
+func (b *Backend) checkMember(ctx context.Context, host string, found *base.Findings) {
+	const majority = "check that a majority of the members runs, and that they can reach each other"
 	answer, err := b.fourLetters(ctx, host, "srvr")
 	switch {
 	case err != nil:
-		say(driver.Diagnostic{Code: "member-unreachable", Severity: driver.SeverityWarning,
-			Summary: "the member does not answer: " + strings.ReplaceAll(err.Error(), "\n", "; "), Remedy: "start the member, or remove it from the URL"})
+		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL",
+			"the member does not answer: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	case strings.Contains(answer, "not currently serving"):
-		say(driver.Diagnostic{Code: "no-leader", Severity: driver.SeverityWarning, Summary: "the member knows no leader",
-			Remedy: "check that a majority of the members runs, and that they can reach each other"})
+		found.Add("no-leader", driver.SeverityWarning, majority, "the member knows no leader")
 	case strings.Contains(answer, "Mode: read-only"):
-		say(driver.Diagnostic{Code: "read-only", Severity: driver.SeverityWarning, Summary: "the member is cut off from the others, and is read-only",
-			Remedy: "check that a majority of the members runs, and that they can reach each other"})
+		found.Add("read-only", driver.SeverityWarning, majority, "the member is cut off from the others, and is read-only")
 	}
 	if _, rest, ok := strings.Cut(answer, "Zookeeper version: "); ok {
 		version, _, _ := strings.Cut(rest, "-")
-		say(driver.Diagnostic{Code: "version", Summary: "ZooKeeper " + version, Measured: version})
+		found.Add("version", driver.SeverityNote, "", "ZooKeeper %s", version).Measured = version
 		if tooOld(version) {
-			say(driver.Diagnostic{Code: "version-old", Severity: driver.SeverityUnsafe, Measured: version,
-				Summary: "this version has no container nodes, which locks are made of", Remedy: "upgrade to 3.5.5 or newer"})
+			found.Add("version-old", driver.SeverityUnsafe, "upgrade to 3.5.5 or newer", "this version has no container nodes, which locks are made of").Measured = version
 		}
 	}
-	return found
 }
 
 // tooOld reports whether a version is older than the first stable one with container nodes.
