@@ -27,13 +27,14 @@ func TestDependencyRules(t *testing.T) {
 		memory    = redisnode + "/memory"
 		names     = redisnode + "/names"
 		redisurl  = redisnode + "/redisurl"
+		resp      = redisnode + "/resp"
 		async     = "drivers/internal/async"
 		fencesql  = "dlock/fence/fencesql"
 		dsn       = "driver/dsn"
 		boot      = "driver/boot"
 		rooms     = "drivers/postgres/internal/"
 	)
-	base := []string{"driver", "dlock", boot, multi, errwrap}
+	base := []string{"driver", "driver/base", "dlock", boot, multi, errwrap}
 	pgxDeps := []string{pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync"}
 	rules := map[string][]string{ // the modules and own packages allowed
 		"driver":             {"driver/quorum", "driver/printable"},
@@ -48,8 +49,8 @@ func TestDependencyRules(t *testing.T) {
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":    append(base, dsn, async),
-		"drivers/goredis":    append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
-		"drivers/valkeygo":   append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, async, valkey, "golang.org/x/sys"),
+		"drivers/goredis":    append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, resp, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
+		"drivers/valkeygo":   append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, resp, async, valkey, "golang.org/x/sys"),
 		pubsub:               {},
 		pipeline:             {"driver", async},
 		lua:                  {"driver"},
@@ -57,6 +58,7 @@ func TestDependencyRules(t *testing.T) {
 		names:                {"driver"},
 		waitqueue:            {"driver", pubsub},
 		redisurl:             {"driver", dsn},
+		resp:                 {},
 		"drivers/postgres":   append(append(base, pgxDeps...), dsn, "dlock/fence", fencesql, "github.com/jackc/puddle/v2", rooms+"wire", rooms+"verdict", rooms+"advisory"),
 		rooms + "wire":       pgxDeps,
 		rooms + "verdict":    append(pgxDeps, "driver"),

@@ -11,5 +11,5 @@ import (
 // One import registers every driver of the main module.
 func Example() {
 	fmt.Println(strings.Join(dlock.Drivers(), " "))
-	// Output: file memory postgres postgresql redis redis+unix rediss redlock valkey valkey+unix valkeys
+	// Output: both file memory postgres postgresql redis redis+unix rediss redlock valkey valkey+unix valkeys
 }
