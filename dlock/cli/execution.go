@@ -57,8 +57,7 @@ type execution struct {
 	term   terminal
 	last   report // all reports of the supervisor, joined
 	lost   error  // why the lease ended; nil: it has not
-	forced bool
-	ending bool // a signal that ends the command was passed on
+	ending bool   // a signal that ends the command was passed on
 }
 
 func (h *execution) start() error {
@@ -68,11 +67,7 @@ func (h *execution) start() error {
 		if h.setDeadlines(); h.lock != nil {
 			guard.times.keep.Store(int64(h.granted + h.atLeast))
 		}
-		env := environment(os.Environ(), h.lease)
-		if h.slots > 0 {
-			env = append(env, envSlot+"="+strconv.Itoa(h.lease.Slot()))
-		}
-		err = guard.start(h.command, env, h.lock, h.noWait)
+		err = guard.start(h.command, environment(os.Environ(), h.lease, h.slots), h.lock, h.noWait)
 	}
 	if err != nil {
 		h.guard = nil
@@ -116,11 +111,10 @@ func (h *execution) watch() {
 		case <-done:
 			done = nil
 			h.lost = h.lease.Err()
-			h.guard.send(order{End: true})
+			h.guard.send(syscall.SIGKILL)
 			force = time.After(forceAfter)
 		case <-force:
 			force = nil
-			h.forced = true
 			h.guard.abandon()
 		case s := <-h.signals:
 			h.ending = h.ending || slices.Contains(endSignals, s)
@@ -344,30 +338,25 @@ const (
 
 // environment returns the command's environment: that of dlock without the URL, and with the
 // lease's data.
-func environment(ours []string, lease *dlock.Lease) []string {
-	own := map[string]string{envURL: "", envURLFile: "", envKey: lease.Key(), envKeys: "", envFence: "", envDeadline: "", envSlot: ""}
+func environment(ours []string, lease *dlock.Lease, slots uint16) []string {
+	own := []string{envURL, envURLFile, envKey, envKeys, envFence, envDeadline, envSlot}
+	env := slices.DeleteFunc(slices.Clone(ours), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return slices.Contains(own, name)
+	})
 	var keys []string
 	for _, key := range append(outerKeys(), lease.Key()) {
 		keys = append(keys, url.QueryEscape(key))
 	}
-	own[envKeys] = strings.Join(keys, " ")
+	env = append(env, envKey+"="+lease.Key(), envKeys+"="+strings.Join(keys, " "))
 	if lease.Fence() != 0 {
-		own[envFence] = strconv.FormatUint(lease.Fence(), 10)
+		env = append(env, envFence+"="+number10(lease.Fence()))
 	}
 	if d, ok := lease.Deadline(); ok {
-		own[envDeadline] = time.Now().Add(time.Until(d)).UTC().Format(time.RFC3339Nano)
+		env = append(env, envDeadline+"="+time.Now().Add(time.Until(d)).UTC().Format(time.RFC3339Nano))
 	}
-	var env []string
-	for _, e := range ours {
-		name, _, _ := strings.Cut(e, "=")
-		if _, replaced := own[name]; !replaced {
-			env = append(env, e)
-		}
-	}
-	for _, name := range []string{envKey, envKeys, envFence, envDeadline} {
-		if own[name] != "" {
-			env = append(env, name+"="+own[name])
-		}
+	if slots > 0 {
+		env = append(env, envSlot+"="+strconv.Itoa(lease.Slot()))
 	}
 	return env
 }

@@ -31,12 +31,11 @@ const copyDelay = time.Second
 
 func isGuard(args []string) bool { return len(args) > 2 && args[0] == guardName }
 
-// A guardSetup is the guard's first argument; the command follows. Its descriptors are the
-// pipes, the file of the deadlines, and the lock's file if the command does not inherit it.
+// A guardSetup is the guard's first argument, as fmt prints its fields; the command follows. Its
+// descriptors are the pipes, the file of the deadlines, and the lock's file, or 0.
 type guardSetup struct {
-	Orders, Reports, Deadlines int
-	Lock                       int  `json:",omitempty"`
-	NoWait                     bool `json:",omitempty"`
+	orders, reports, deadlines, lock int
+	noWait                           bool // the command does not inherit the lock, nor is it waited for
 }
 
 // guard is the main of the guard. On Linux every process that the command starts becomes the
@@ -46,8 +45,7 @@ type guardSetup struct {
 // once, through dlock.
 func guard(args []string) int {
 	runtime.LockOSThread() // the command dies with the thread that starts it
-	var setup guardSetup
-	times, err := setup.read(args[1])
+	setup, times, err := readSetup(args[1])
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "dlock: only dlock run starts %s: %v\n", guardName, err)
 		return exitUsage
@@ -57,12 +55,12 @@ func guard(args []string) int {
 	notify(make(chan os.Signal, 1), append([]os.Signal{syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM}, endSignals...))
 
 	orders := make(chan order)
-	go readOrders(os.NewFile(uintptr(setup.Orders), "orders"), orders)
-	reports := json.NewEncoder(os.NewFile(uintptr(setup.Reports), "reports"))
+	go readOrders(os.NewFile(uintptr(setup.orders), "orders"), orders)
+	reports := json.NewEncoder(os.NewFile(uintptr(setup.reports), "reports"))
 	s := &supervisor{
 		say:    func(r report) { _ = reports.Encode(r) }, // if dlock has ended, orders is closed
 		times:  times,
-		noWait: setup.NoWait,
+		noWait: setup.noWait,
 	}
 	if dlockEnded := s.run(args[2:], os.Environ(), orders); dlockEnded {
 		keepLock(times)
@@ -70,30 +68,17 @@ func guard(args []string) int {
 	return 0
 }
 
-func (g *guardSetup) read(arg string) (*deadlines, error) {
-	if err := json.Unmarshal([]byte(arg), g); err != nil {
-		return nil, err
+func readSetup(arg string) (g guardSetup, times *deadlines, err error) {
+	if _, err := fmt.Sscan(arg, &g.orders, &g.reports, &g.deadlines, &g.lock, &g.noWait); err != nil {
+		return g, nil, err
 	}
-	for _, fd := range []int{g.Orders, g.Reports, g.Deadlines, g.Lock} {
-		if fd > 2 {
+	for _, fd := range []int{g.orders, g.reports, g.deadlines, g.lock} {
+		if fd > 2 && (fd != g.lock || g.noWait) {
 			syscall.CloseOnExec(fd)
 		}
 	}
-	return mapDeadlines(g.Deadlines)
-}
-
-const deadlinesName = "dlock-deadlines"
-
-// temporaryFile returns a file whose name is already removed.
-func temporaryFile() (*os.File, error) {
-	f, err := os.CreateTemp("", deadlinesName)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	times, err = mapDeadlines(g.deadlines)
+	return g, times, err
 }
 
 // mapDeadlines maps the memory that dlock and the guard share.
@@ -114,14 +99,14 @@ func keepLock(times *deadlines) {
 	}
 }
 
+// readOrders reads orders, a byte each.
 func readOrders(f *os.File, orders chan<- order) {
 	defer close(orders)
-	for d := json.NewDecoder(f); ; {
-		var o order
-		if d.Decode(&o) != nil {
+	for b := make([]byte, 1); ; {
+		if _, err := f.Read(b); err != nil {
 			return
 		}
-		orders <- o
+		orders <- order(b[0])
 	}
 }
 
@@ -130,7 +115,7 @@ type guardProcess struct {
 	*console
 	times   *deadlines
 	reports <-chan report // closed when the guard has ended
-	orders  chan order
+	orders  *os.File
 	file    *os.File // of the deadlines
 	cmd     *exec.Cmd
 	pid     int // of the command, once it is known
@@ -142,57 +127,48 @@ func newGuard(c *console) (*guardProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = f.Truncate(int64(os.Getpagesize())); err != nil {
-		return nil, errors.Join(err, f.Close())
+	w := &guardProcess{console: c, file: f}
+	if err = f.Truncate(int64(os.Getpagesize())); err == nil {
+		w.times, err = mapDeadlines(int(f.Fd()))
 	}
-	times, err := mapDeadlines(int(f.Fd()))
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &guardProcess{console: c, times: times, file: f, orders: make(chan order, 64)}, nil
+	return w, nil
 }
 
 // start starts the guard, which starts the command. Both inherit lock if it is not nil; with
 // noWait only the guard does.
-func (w *guardProcess) start(argv, env []string, lock *os.File, noWait bool) error {
+func (w *guardProcess) start(argv, env []string, lock *os.File, noWait bool) (err error) {
 	becomeReaper() // if the guard is killed, its children become ours
-	theirOrders, orders, err := os.Pipe()
-	if err != nil {
+	var theirs [2]*os.File
+	var reports *os.File
+	if theirs[0], w.orders, err = os.Pipe(); err != nil {
 		return err
 	}
-	reports, theirReports, err := os.Pipe()
-	if err != nil {
-		return errors.Join(err, theirOrders.Close(), orders.Close())
+	if reports, theirs[1], err = os.Pipe(); err == nil {
+		err = w.startWith(argv, env, theirs[0], theirs[1], lock, noWait)
 	}
-	err = w.startWith(argv, env, theirOrders, theirReports, lock, noWait)
-	err = errors.Join(err, theirOrders.Close(), theirReports.Close(), w.file.Close())
+	_ = errors.Join(theirs[0].Close(), theirs[1].Close(), w.file.Close()) // the guard has copies
 	if err != nil {
-		return errors.Join(err, orders.Close(), reports.Close())
+		_ = errors.Join(w.orders.Close(), reports.Close())
+		return err
 	}
-	go writeOrders(orders, w.orders)
 	w.reports = readReports(reports)
 	return nil
 }
 
 func (w *guardProcess) startWith(argv, env []string, orders, reports, lock *os.File, noWait bool) error {
-	setup := guardSetup{NoWait: noWait}
-	var locks int
-	for fd, f := range map[*int]*os.File{&setup.Orders: orders, &setup.Reports: reports, &setup.Deadlines: w.file, &locks: lock} {
+	var fds [4]int
+	for i, f := range []*os.File{orders, reports, w.file, lock} {
 		if f == nil {
 			continue
 		}
 		var err error
-		if *fd, err = copyDescriptor(f); err != nil {
+		if fds[i], err = copyDescriptor(f); err != nil {
 			return err
 		}
-		defer syscall.Close(*fd) //nolint:errcheck // a copy
-	}
-	if noWait {
-		setup.Lock = locks
-	}
-	arg, err := json.Marshal(setup)
-	if err != nil {
-		return err
+		defer syscall.Close(fds[i]) //nolint:errcheck // a copy
 	}
 	path, err := ownPath()
 	if err != nil {
@@ -200,7 +176,7 @@ func (w *guardProcess) startWith(argv, env []string, orders, reports, lock *os.F
 	}
 	w.cmd = &exec.Cmd{
 		Path:        path,
-		Args:        append([]string{guardName, string(arg)}, argv...),
+		Args:        append([]string{guardName, fmt.Sprintln(fds[0], fds[1], fds[2], fds[3], noWait)}, argv...),
 		Env:         env,
 		Stdin:       w.stdin,
 		Stdout:      w.stdout,
@@ -237,22 +213,11 @@ func readReports(f *os.File) <-chan report {
 	return c
 }
 
-// send sends an order and never blocks. It drops the order if the queue is full, because the
-// guard has been stopped for long.
+// send sends an order. It drops the order if the pipe stays full, because the guard has been
+// stopped for long.
 func (w *guardProcess) send(o order) {
-	select {
-	case w.orders <- o:
-	default:
-	}
-}
-
-// writeOrders writes orders to the guard, and waits as long as that takes.
-func writeOrders(f *os.File, orders <-chan order) {
-	defer f.Close() //nolint:errcheck // the guard has ended
-	e := json.NewEncoder(f)
-	for o := range orders {
-		_ = e.Encode(o) // an error: it has ended
-	}
+	_ = w.orders.SetWriteDeadline(time.Now().Add(killInterval)) // a pipe has deadlines
+	_, _ = w.orders.Write([]byte{byte(o)})                      // an error: it has ended
 }
 
 // wait waits for the guard's end. If it was killed, its command and all children are killed too.
@@ -261,7 +226,7 @@ func (w *guardProcess) wait() {
 	if !w.cmd.ProcessState.Success() {
 		w.killAll()
 	}
-	close(w.orders)
+	_ = w.orders.Close() // the guard has ended
 }
 
 // abandon kills the guard, the command and all its children.

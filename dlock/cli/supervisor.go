@@ -30,11 +30,9 @@ func (d *deadlines) get() (term, kill time.Duration) {
 	return time.Duration(d.term.Load()), time.Duration(d.kill.Load())
 }
 
-// An order to the supervisor.
-type order struct {
-	Signal int  // passed on to the command
-	End    bool // kill everything now
-}
+// An order to the supervisor is a signal that it passes on to the command; SIGKILL: kill
+// everything now.
+type order = syscall.Signal
 
 // A report of the supervisor, about one event.
 type report struct {
@@ -108,15 +106,14 @@ func (s *supervisor) run(argv, env []string, orders <-chan order) (dlockEnded bo
 }
 
 func (s *supervisor) obey(o order) {
-	if o.End {
+	switch o {
+	case syscall.SIGKILL:
 		s.end()
 		return
+	case syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT:
+		s.ending = o
 	}
-	n := syscall.Signal(o.Signal)
-	if n == syscall.SIGINT || n == syscall.SIGTERM || n == syscall.SIGQUIT {
-		s.ending = n
-	}
-	s.tree.signal(n)
+	s.tree.signal(o)
 }
 
 // end begins to kill the command.

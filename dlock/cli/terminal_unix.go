@@ -68,12 +68,11 @@ func (t *terminal) takeBack() {
 
 // pass passes a signal on to the command.
 func (h *execution) pass(s os.Signal) {
-	n := number(s)
 	if s == syscall.SIGCONT {
 		h.resume()
 		return
 	}
-	h.guard.send(order{Signal: n})
+	h.guard.send(order(number(s)))
 }
 
 // stopped handles a command that was stopped. If it wants the terminal, it gets it. If the
@@ -84,11 +83,11 @@ func (h *execution) stopped(s syscall.Signal) {
 	switch {
 	case s == syscall.SIGSTOP || !h.term.open():
 	case wants && h.term.lend(h.last.Pid):
-		h.guard.send(order{Signal: int(syscall.SIGCONT)})
+		h.guard.send(syscall.SIGCONT)
 	case stoppable():
 		_ = syscall.Kill(0, syscall.SIGSTOP) // after SIGCONT dlock resumes
 	case s == syscall.SIGTSTP: // a terminal without a shell, where ctrl-Z does nothing
-		h.guard.send(order{Signal: int(syscall.SIGCONT)})
+		h.guard.send(syscall.SIGCONT)
 	}
 }
 
@@ -101,7 +100,7 @@ func (h *execution) resume() {
 	if h.term.lent != 0 {
 		h.term.lend(h.term.lent)
 	}
-	h.guard.send(order{Signal: int(syscall.SIGCONT)})
+	h.guard.send(syscall.SIGCONT)
 }
 
 // stoppable reports whether a shell can continue dlock's group after a stop: one of its

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -33,7 +34,17 @@ func (t *processTree) othersLeft() bool { return syscall.Kill(-t.pid, 0) == nil 
 // the kernel hangs up those that are stopped.
 func (t *processTree) orphan(syscall.Signal) {}
 
-func deadlinesFile() (*os.File, error) { return temporaryFile() }
+// deadlinesFile returns a file whose name is already removed.
+func deadlinesFile() (*os.File, error) {
+	f, err := os.CreateTemp("", "dlock-deadlines")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
 
 func (t *processTree) names() string { return fmt.Sprintf("process group %d", t.pid) }
 

@@ -70,11 +70,12 @@ func (t *processTree) orphan(ending syscall.Signal) {
 
 // deadlinesFile returns memory with a descriptor.
 func deadlinesFile() (*os.File, error) {
-	fd, err := unix.MemfdCreate(deadlinesName, unix.MFD_CLOEXEC) // since Linux 3.17
+	const name = "dlock-deadlines"
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC) // since Linux 3.17
 	if err != nil {
-		return temporaryFile()
+		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	return os.NewFile(uintptr(fd), deadlinesName), nil
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // names lists the processes that are left.
