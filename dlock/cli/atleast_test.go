@@ -24,8 +24,7 @@ func TestServersKeepTheLockForAtLeastAndNoLonger(t *testing.T) {
 	}
 	for name, url := range map[string]string{"redis": redis[0], "quorum": "redlock:" + strings.Join(redis[1:], ",")} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.env = append(w.env, envURL+"="+url)
+			w := on(t, url)
 			if name == "quorum" {
 				w.want(0, "bootstrap")
 			}

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	mathrand "math/rand/v2"
-	"time"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
@@ -14,11 +11,6 @@ import (
 )
 
 // This file has the calls for operators of a client's backend, with errors as those of the client.
-
-// unsupported says what the client's backend cannot do.
-func unsupported(c *dlock.Client, what string) error {
-	return driver.Invalid(c.Backend().Info().Name, "%s", what)
-}
 
 // failed makes the error of a call for operators.
 func failed(op, key string, err error) error {
@@ -28,33 +20,27 @@ func failed(op, key string, err error) error {
 	return &dlock.Error{Op: op, Key: key, Attempts: 1, Err: err}
 }
 
-// list returns an iterator over the held keys that begin with prefix. A failure is the last pair.
-func list(ctx context.Context, c *dlock.Client, prefix string) iter.Seq2[*driver.State, error] {
-	return func(yield func(*driver.State, error) bool) {
-		i, ok := c.Backend().(driver.Inspector)
-		if !ok {
-			yield(nil, failed("list", prefix, unsupported(c, "cannot tell who holds what")))
-			return
-		}
-		more := true
-		err := i.List(ctx, prefix, func(s *driver.State) bool {
-			more = more && yield(s, nil)
-			return more
-		})
-		if err != nil && more {
-			yield(nil, failed("list", prefix, err))
-		}
+// inspect calls f with the backend's Inspector.
+func inspect(c *dlock.Client, op, key string, f func(driver.Inspector) error) error {
+	i, ok := c.Backend().(driver.Inspector)
+	if !ok {
+		return failed(op, key, driver.Invalid(c.Backend().Info().Name, "cannot tell who holds what"))
 	}
+	return failed(op, key, f(i))
+}
+
+// list calls f with the held keys that begin with prefix, until it returns false.
+func list(ctx context.Context, c *dlock.Client, prefix string, f func(*driver.State) bool) error {
+	return inspect(c, "list", prefix, func(i driver.Inspector) error { return i.List(ctx, prefix, f) })
 }
 
 // check examines the deployment.
-func check(ctx context.Context, c *dlock.Client) ([]driver.Diagnostic, error) {
-	i, ok := c.Backend().(driver.Inspector)
-	if !ok {
-		return nil, failed("check", "", unsupported(c, "cannot tell who holds what"))
-	}
-	found, err := i.Check(ctx)
-	return found, failed("check", "", err)
+func check(ctx context.Context, c *dlock.Client) (found []driver.Diagnostic, err error) {
+	err = inspect(c, "check", "", func(i driver.Inspector) (err error) {
+		found, err = i.Check(ctx)
+		return err
+	})
+	return found, err
 }
 
 // breakLock takes the lock named key away from the holder h. If another one has the key, the
@@ -62,65 +48,24 @@ func check(ctx context.Context, c *dlock.Client) ([]driver.Diagnostic, error) {
 func breakLock(ctx context.Context, c *dlock.Client, key string, h driver.Holder) error {
 	a, ok := c.Backend().(driver.Admin)
 	if !ok {
-		return failed("break", key, unsupported(c, "cannot take a lock away"))
+		return failed("break", key, driver.Invalid(c.Backend().Info().Name, "cannot take a lock away"))
 	}
 	err := a.Break(ctx, key, h)
 	if errors.Is(err, driver.ErrLost) {
-		err = saw(ctx, c, key, h)
+		err = fmt.Errorf("%w: no lock with %s", driver.ErrLost, mark(h))
+		if s, lookErr := c.Lookup(ctx, key); lookErr == nil && len(s.Holders) == 0 {
+			err = fmt.Errorf("%w; nobody holds it", err)
+		} else if lookErr == nil {
+			err = fmt.Errorf("%w; it is held by %s with %s", err, printable.Text(s.Holders[0].Owner), mark(s.Holders[0]))
+		}
 	}
 	return failed("break", key, err)
 }
 
-// saw names the holder of the key, which is not the one that was asked for.
-func saw(ctx context.Context, c *dlock.Client, key string, asked driver.Holder) error {
-	name := func(h driver.Holder) string {
-		if h.Session != "" {
-			return "session " + printable.Text(h.Session)
-		}
-		return fmt.Sprintf("token %d", h.Fence)
+// mark names a holder by what Break compares.
+func mark(h driver.Holder) string {
+	if h.Session != "" {
+		return "session " + printable.Text(h.Session)
 	}
-	other := ""
-	if s, err := c.Lookup(ctx, key); err == nil && len(s.Holders) == 0 {
-		other = "; nobody holds it"
-	} else if err == nil {
-		other = fmt.Sprintf("; it is %v with %s", &driver.HeldError{Holder: s.Holders[0].Owner}, name(s.Holders[0]))
-	}
-	return fmt.Errorf("%w: no lock with %s%s", driver.ErrLost, name(asked), other)
-}
-
-// observe returns an iterator over the holders of key: the present one, and then each new one, told
-// apart by owner and token, by one look a second. The zero Holder says that nobody holds the key.
-// An outage is yielded once; an error that waiting does not help ends the iteration.
-func observe(ctx context.Context, c *dlock.Client, key string) iter.Seq2[driver.Holder, error] {
-	return func(yield func(driver.Holder, error) bool) {
-		var last driver.Holder
-		known, failing := false, false
-		for {
-			s, err := c.Lookup(ctx, key)
-			var h driver.Holder
-			if err == nil {
-				for i, other := range s.Holders {
-					if i == 0 || other.Fence < h.Fence {
-						h = other
-					}
-				}
-			}
-			news := err == nil && (!known || failing || h.Owner != last.Owner || h.Fence != last.Fence) || err != nil && !failing
-			if err == nil {
-				last, known = h, true
-			}
-			failing = err != nil
-			switch {
-			case ctx.Err() != nil:
-				return
-			case news && !yield(h, err), errors.Is(err, dlock.ErrInvalid), err != nil && !waitingHelps(err):
-				return
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(time.Second/2 + mathrand.N(time.Second/2)):
-			}
-		}
-	}
+	return fmt.Sprintf("token %d", h.Fence)
 }

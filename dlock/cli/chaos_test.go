@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -18,8 +17,6 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-var wholeChaos = flag.Bool("chaos", false, "make 40 processes run dlock 50 times each, and not a few")
-
 // At any moment one of dlock, its guard and its command is stopped for a while, asked to
 // end, or killed. (Where two of them are stopped or killed at one stroke, a command may
 // outlive its lease, as the documentation says.)
@@ -27,7 +24,7 @@ func TestNoTwoCommandsOverlapThoughProcessesAreStoppedAndKilled(t *testing.T) {
 	t.Parallel()
 	loops, runs := 4, 4
 	switch {
-	case *wholeChaos:
+	case server.IsDeep():
 		loops, runs = 40, 50
 	case testing.Short():
 		runs = 2
@@ -38,7 +35,7 @@ func TestNoTwoCommandsOverlapThoughProcessesAreStoppedAndKilled(t *testing.T) {
 			w := newWorld(t)
 			keys := 1
 			if backend == "redis" {
-				w.env = append(w.env, envURL+"=redis://"+server.Redis(t).Addr())
+				w.use(server.Redis(t).URL())
 				keys = max(1, loops/4) // a killed dlock holds up the others for a TTL
 			}
 			var wg sync.WaitGroup
@@ -61,7 +58,7 @@ func TestNoTwoCommandsOverlapThoughProcessesAreStoppedAndKilled(t *testing.T) {
 // disturbed makes one dlock run, and sends a signal to one of its processes.
 func (w *world) disturbed(key, name string) {
 	args := []string{"run", key, "--", w.exe, "job", key, name}
-	if keysExpire := !strings.HasPrefix(w.env[len(w.env)-1], envURL+"=file:"); keysExpire {
+	if !strings.HasPrefix(w.url, "file:") {
 		args = append([]string{"run", "--ttl", "4s"}, args[1:]...)
 	}
 	p := w.start(args...)
@@ -123,8 +120,7 @@ func (w *world) nothingLeft(keys int) {
 			}
 		}
 	}
-	url, _ := strings.CutPrefix(w.env[len(w.env)-1], envURL+"=")
-	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
+	c, err := dlock.OpenURL(w.url, dlock.WithLogger(nil))
 	if err != nil {
 		w.t.Fatal(err)
 	}

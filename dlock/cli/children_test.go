@@ -12,7 +12,7 @@ import (
 
 // leaving is a command that leaves a process behind: outside its process group, if dlock can
 // see such processes.
-const leaving = `$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.02; done' > far-out 2>&1 & while [ ! -e far ]; do sleep 0.02; done; exit 7`
+const leaving = `$away sh -c 'echo $$ > far; while [ -e far ] && [ ! -e go ]; do sleep 0.1; done' > far-out 2>&1 & while [ ! -e far ]; do sleep 0.02; done; exit 7`
 
 func TestWhatTheCommandLeftBehindIsNamedOnce(t *testing.T) {
 	t.Parallel()
@@ -136,7 +136,7 @@ func TestAStoppedJobOfAShellThatEndedIsHungUp(t *testing.T) {
 func TestAStoppedGuardDoesNotKillTheCommandOfARenewedLease(t *testing.T) {
 	t.Parallel()
 	w := newFaultyWorld(t)
-	p := w.start("run", "--verbose", "--ttl", "4s", "k", "--", "sh", "-c", "echo $PPID > guard; echo $$ > pid; trap 'exit 5' USR1; while :; do sleep 0.05 & wait; done")
+	p := w.start("run", "--verbose", "--ttl", "4s", "k", "--", "sh", "-c", "echo $PPID > guard; echo $$ > pid; trap 'exit 5' USR1; while :; do sleep 0.3 & wait; done")
 	pid, guard := w.pid("pid"), w.pid("guard")
 	if err := syscall.Kill(guard, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,8 +25,10 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/dsn"
 	_ "github.com/redlock-go/redlock/drivers/all"
 	"github.com/redlock-go/redlock/drivers/memory"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // asDlock in the environment makes this test binary the program, with one more driver.
@@ -49,6 +53,7 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{envURL, envURLFile} {
 		_ = os.Unsetenv(name)
 	}
+	_ = os.Setenv("PGUSER", server.Superuser)
 	// The parallel tests wait for leases to end, and need no processor.
 	flag.Parse()
 	_ = flag.Set("test.parallel", "16") // that flag exists
@@ -124,6 +129,7 @@ type world struct {
 	t   *testing.T
 	dir string
 	exe string
+	url string
 	env []string
 	// scripted says that there is no server, so a late answer comes from a fault that the test set.
 	scripted bool
@@ -137,15 +143,29 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, dir: t.TempDir(), exe: exe}
-	w.env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", faultFile+"="+w.path("fault"), envURL+"=file://"+w.dir+"/locks")
+	w.env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", faultFile+"="+w.path("fault"))
+	w.use("file://" + w.dir + "/locks")
 	return w
+}
+
+// on returns a world whose locks are at a URL.
+func on(t *testing.T, url string) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.use(url)
+	return w
+}
+
+// use changes the URL of the locks.
+func (w *world) use(url string) {
+	w.url = url
+	w.env = append(w.env, envURL+"="+url)
 }
 
 // newFaultyWorld uses the driver faulty.
 func newFaultyWorld(t *testing.T) *world {
 	t.Helper()
-	w := newWorld(t)
-	w.env[len(w.env)-1] = envURL + "=faulty:"
+	w := on(t, "faulty:")
 	w.scripted = true
 	return w
 }
@@ -243,9 +263,21 @@ func (p *proc) signal(s syscall.Signal) {
 	}
 }
 
-// run runs dlock to its end.
+// withoutProcess are the commands that start no process.
+var withoutProcess = []string{"status", "unlock", "doctor", "bootstrap"}
+
+// run runs dlock to its end: in this process, which costs less, if it starts no other, and needs
+// no variable.
 func (w *world) run(args ...string) (code int, stdout, stderr string) {
 	w.t.Helper()
+	if slices.Contains(withoutProcess, args[0]) && !w.scripted && !dsn.HasPassword(w.url) {
+		var out, errs bytes.Buffer
+		if !slices.Contains(args, "--url") {
+			args = append([]string{args[0], "--url", w.url}, args[1:]...)
+		}
+		code = Main(append([]string{"dlock"}, args...), nil, &out, &errs)
+		return code, out.String(), errs.String()
+	}
 	p := w.start(args...)
 	code = p.wait()
 	return code, p.out.String(), p.err.String()
@@ -273,6 +305,15 @@ func (w *world) want(code int, args ...string) (stdout, stderr string) {
 		w.t.Errorf("dlock %q: %d lines on stderr, want at most one: %s", args, n, stderr)
 	}
 	return stdout, stderr
+}
+
+// json runs dlock to its end, and decodes what it writes.
+func (w *world) json(code int, v any, args ...string) {
+	w.t.Helper()
+	out, _ := w.want(code, args...)
+	if err := json.Unmarshal([]byte(out), v); err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
 }
 
 // eventually waits until a condition holds.

@@ -114,13 +114,5 @@ func writeFindings(w io.Writer, found []driver.Diagnostic, where string) {
 	if len(found) > 0 {
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintf(w, "%d unsafe, %s, %s, %s\n", counts[driver.SeverityUnsafe], several(counts[driver.SeverityWarning], "warning"), several(counts[driver.SeverityNote], "note"), where)
-}
-
-// several returns a count with its noun in singular or plural.
-func several(n int, thing string) string {
-	if n != 1 {
-		thing += "s"
-	}
-	return fmt.Sprint(n, " ", thing)
+	fmt.Fprintf(w, "unsafe: %d, warnings: %d, notes: %d, %s\n", counts[driver.SeverityUnsafe], counts[driver.SeverityWarning], counts[driver.SeverityNote], where)
 }

@@ -3,111 +3,95 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	faults "github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// examine runs dlock doctor, and checks that its exit code is that of the gravest finding.
-func (w *world) examine(flags ...string) map[string]driver.Diagnostic {
-	w.t.Helper()
-	var code int
-	var out, stderr string
-	for end := time.Now().Add(patient); ; {
-		code, out, stderr = w.run(append([]string{"doctor", "--json"}, flags...)...)
-		if out != "" || !late.MatchString(stderr) || time.Now().After(end) {
-			break
-		}
+// examine returns the findings of each code, the gravest.
+func examine(t *testing.T, url string) (map[string]driver.Diagnostic, error) {
+	t.Helper()
+	c, err := dlock.OpenURL(url, dlock.WithLogger(nil))
+	if err != nil {
+		t.Fatal(err)
 	}
-	var all []driver.Diagnostic
-	if err := json.Unmarshal([]byte(out), &all); err != nil {
-		w.t.Fatalf("exit code %d, %v: %s%s", code, err, out, stderr)
-	}
-	found, want := map[string]driver.Diagnostic{}, 0
+	defer c.Close() //nolint:errcheck // nothing is held
+	all, err := check(t.Context(), c)
+	found := map[string]driver.Diagnostic{}
 	for _, f := range all {
-		switch {
-		case f.Code == "" || f.Summary == "":
-			w.t.Errorf("a finding says nothing: %+v", f)
-		case f.Severity == driver.SeverityUnsafe:
-			want = exitUnsafe
-		case f.Severity == driver.SeverityWarning:
-			want = max(want, exitWarnings)
+		if f.Code == "" || f.Summary == "" || f.Severity > driver.SeverityNote && f.Remedy == "" {
+			t.Errorf("a finding lacks something: %+v", f)
 		}
 		if _, graver := found[f.Code]; !graver {
 			found[f.Code] = f
 		}
 	}
-	if code != want {
-		w.t.Errorf("the exit code is %d, want %d: %s", code, want, out)
-	}
-	return found
+	return found, err
 }
 
 // A misconfiguration is made on purpose on real servers.
 type misconfiguration struct {
-	code     string // of the finding
-	severity string
-	measured string // a part of it
-	make     func(w *world) (url string, mend func(command string) error)
-	slow     bool // not with -short
-	manual   bool // no command can mend it
+	found string // each "code severity" or "code severity part-of-what-is-measured", separated by commas
+	make  func(w *world) (url string, mend mender)
+	depth depth
 }
 
+// A mender mends what was found, most often with the command of the finding.
+type mender func(f driver.Diagnostic) error
+
+// A depth says which runs include a test.
+type depth int
+
+const (
+	always depth = iota
+	long         // not with -short
+	deep         // only in the deep depth
+)
+
+func (d depth) skip() bool { return testing.Short() && d > always || d == deep && !server.IsDeep() }
+
 // shell runs the command that the finding prints.
-func (w *world) shell(command string) error {
-	if command == "" {
+func (w *world) shell(f driver.Diagnostic) error {
+	if f.Command == "" {
 		return errors.New("no command is printed")
 	}
-	if tool := strings.Fields(command)[0]; tool != "dlock" && os.Getenv("CI") == "" {
+	if tool := strings.Fields(f.Command)[0]; tool != "dlock" && os.Getenv("CI") == "" {
 		if _, err := exec.LookPath(tool); err != nil {
 			w.t.Skip(err) // it was found, at least
 		}
 	}
-	var out []byte
-	var err error
-	for end := time.Now().Add(patient); ; {
-		c := exec.Command("sh", "-c", command)
-		c.Env = append(w.env, "PATH="+os.Getenv("PATH")+":"+w.dir)
-		if out, err = c.CombinedOutput(); err == nil || !late.Match(out) || time.Now().After(end) {
-			break
-		}
-	}
+	c := exec.Command("sh", "-c", f.Command)
+	c.Env = append(w.env, "PATH="+os.Getenv("PATH")+":"+w.dir)
+	out, err := c.CombinedOutput()
 	if err == nil && strings.Contains(string(out), "ERR ") {
 		err = errors.New("refused by the server")
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w: %s", command, err, out)
+		return fmt.Errorf("%s: %w: %s", f.Command, err, out)
 	}
 	return nil
 }
 
-// shellAndRestart is for settings that a restart makes valid.
-func (w *world) shellAndRestart(s *server.Server) func(string) error {
-	return func(command string) error {
-		if err := w.shell(command); err != nil {
-			return err
-		}
-		return s.Restart()
-	}
+// restarting is for settings that a restart makes valid.
+func (w *world) restarting(s *server.Server) mender {
+	return func(f driver.Diagnostic) error { return errors.Join(w.shell(f), s.Restart()) }
 }
 
-// alone returns a function that starts one server with options, and returns its URL and the
-// function that runs a printed command.
-func alone(kind server.Kind, query string, options ...server.Option) func(*world) (string, func(string) error) {
-	return func(w *world) (string, func(string) error) {
-		return server.StartFor(w.t, kind, options...).URL() + query, w.shell
-	}
+// alone returns a function that starts one server with options.
+func alone(kind server.Kind, query string, options ...server.Option) func(*world) (string, mender) {
+	return func(w *world) (string, mender) { return server.StartFor(w.t, kind, options...).URL() + query, w.shell }
 }
 
 func (w *world) do(s *server.Server, args ...string) {
@@ -121,15 +105,15 @@ func (w *world) do(s *server.Server, args ...string) {
 func (w *world) psql(s *server.Server, statements ...string) {
 	w.t.Helper()
 	for _, statement := range statements {
-		if err := w.shell("psql '" + s.URL() + "' -c \"" + statement + "\""); err != nil {
+		if err := w.shell(driver.Diagnostic{Command: "psql '" + s.URL() + "' -c \"" + statement + "\""}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
 }
 
 // among starts a quorum; change may modify its URLs.
-func among(n int, change func(w *world, urls []string, nodes []*server.Server) (options string, mend func(string) error)) func(*world) (string, func(string) error) {
-	return func(w *world) (string, func(string) error) {
+func among(n int, change func(w *world, urls []string, nodes []*server.Server) (options string, mend mender)) func(*world) (string, mender) {
+	return func(w *world) (string, mender) {
 		url, nodes := quorumOf(w.t, n)
 		urls := strings.Split(strings.TrimPrefix(url, "redlock:"), ",")[:n]
 		options, mend := change(w, urls, nodes)
@@ -140,94 +124,121 @@ func among(n int, change func(w *world, urls []string, nodes []*server.Server) (
 	}
 }
 
+// under takes a lock with terms of its own, until each of the nodes knows them.
+func (w *world) under(urls []string, options string) {
+	url := "redlock:" + strings.Join(urls, ",") + ",bootstrap=true,node_timeout=2s" + options
+	eventually(w.t, "all nodes know the terms", func() bool {
+		w.want(0, "run", "--url", url, "--ttl", "5s", "k", "--", "true")
+		out, _ := w.want(0, "bootstrap", "--dry-run", "--url", url)
+		return strings.Count(out, "kept: ") == len(urls)
+	})
+}
+
+func unchanged(*world, []string, []*server.Server) (string, mender) { return "", nil }
+
 var misconfigurations = map[string]misconfiguration{
-	"eviction":        {code: "maxmemory-policy", severity: "unsafe", measured: "allkeys-lru", make: alone(server.KindRedis, "", server.WithMaxMemory("100mb", "allkeys-lru"))},
-	"eviction valkey": {code: "maxmemory-policy", severity: "unsafe", make: alone(server.KindValkey, "", server.WithMaxMemory("100mb", "allkeys-lru")), slow: true},
-	"memory":          {code: "memory-low", severity: "warning", make: alone(server.KindRedis, "", server.WithMaxMemory("1mb", "noeviction"))},
-	"no persistence":  {code: "appendonly", severity: "warning", measured: "no", make: alone(server.KindRedis, "")},
-	"not durable": {code: "durable-not-persistent", severity: "unsafe", measured: "appendfsync everysec",
-		make: alone(server.KindRedis, "?restart_guard=10s&durable=true", server.WithAppendOnly("everysec")), slow: true},
-	"cluster": {code: "cluster-node", severity: "unsafe", make: func(w *world) (string, func(string) error) {
+	"eviction":       {"maxmemory-policy unsafe allkeys-lru", alone(server.KindRedis, "", server.WithMaxMemory("100mb", "allkeys-lru")), always},
+	"memory":         {"memory-low warning", alone(server.KindValkey, "", server.WithMaxMemory("1mb", "noeviction")), long},
+	"no persistence": {"appendonly warning no", alone(server.KindRedis, ""), long},
+	"not durable":    {"durable-not-persistent unsafe everysec", alone(server.KindRedis, "?restart_guard=10s&durable=true", server.WithAppendOnly("everysec")), long},
+	"cluster": {"cluster-node unsafe", func(w *world) (string, mender) {
 		return server.Redis(w.t, server.WithCluster()).URL(), nil
-	}, slow: true},
-	"replica": {code: "replica", severity: "unsafe", make: func(w *world) (string, func(string) error) {
-		primary := server.Redis(w.t)
-		return server.Redis(w.t, server.WithReplicaOf(primary)).URL(), w.shell
-	}},
-	"replicas": {code: "has-replicas", severity: "warning", measured: "1", make: func(w *world) (string, func(string) error) {
+	}, deep},
+	"replica": {"replica unsafe", func(w *world) (string, mender) {
+		return server.Redis(w.t, server.WithReplicaOf(server.Redis(w.t))).URL(), w.shell
+	}, long},
+	"replicas": {"has-replicas warning 1", func(w *world) (string, mender) {
 		primary := server.Valkey(w.t)
 		server.Valkey(w.t, server.WithReplicaOf(primary))
 		return primary.URL(), w.shell
-	}, slow: true},
-	"sentinel": {code: "sentinel-watched", severity: "warning", make: func(w *world) (string, func(string) error) {
+	}, long},
+	"sentinel": {"sentinel-watched warning", func(w *world) (string, mender) {
 		return server.Sentinel(w.t, server.KindRedis).Nodes[0].URL(), nil
-	}, slow: true},
-	"rights":  {code: "acl-command", severity: "warning", measured: "ZPOPMIN", make: lacks("-zpopmin", "app")},
-	"no eval": {code: "acl-command", severity: "unsafe", measured: "EVAL", make: lacks("-eval", "other"), slow: true},
-	"slow scripts": {code: "slow-scripts", severity: "warning", make: func(w *world) (string, func(string) error) {
+	}, deep},
+	"no eval": {"acl-command unsafe EVAL", lacks("~* &* +@all -eval"), long},
+	"rights":  {"acl-key unsafe,acl-channel warning,acl-command warning MGET,unknown-setting note", lacks("~other:* resetchannels &other:* +@all -config -mget"), always},
+	"slow scripts": {"slow-scripts warning", func(w *world) (string, mender) {
 		s := server.Redis(w.t)
 		w.do(s, "CONFIG", "SET", "slowlog-log-slower-than", "0")
 		w.want(0, "run", "--url", s.URL(), "k", "--", "true")
 		w.do(s, "CONFIG", "SET", "slowlog-log-slower-than", "1000000")
 		return s.URL(), w.shell
-	}},
-	"even": {code: "quorum-size", severity: "warning", measured: "4", make: among(4, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
-		return "", nil
-	}), slow: true},
-	"two": {code: "quorum-size", severity: "warning", measured: "2", make: among(2, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
-		return "", nil
-	}), slow: true},
-	"one host": {code: "same-host", severity: "warning", make: among(3, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
-		return "", nil
-	}), slow: true},
-	"one server twice": {code: "same-server", severity: "unsafe", make: among(3, func(w *world, urls []string, nodes []*server.Server) (string, func(string) error) {
+	}, long},
+	"persistence": {"save-failed warning,appendfsync note", func(w *world) (string, mender) {
+		s := server.Valkey(w.t, server.WithAppendOnly("everysec"))
+		dump := filepath.Join(s.Dir(), "dump.rdb", "in the way")
+		if err := os.MkdirAll(dump, 0o700); err != nil {
+			w.t.Fatal(err)
+		}
+		w.do(s, "BGSAVE")
+		return s.URL(), func(f driver.Diagnostic) error {
+			if f.Code == "appendfsync" {
+				return w.shell(f)
+			}
+			err := os.RemoveAll(filepath.Dir(dump))
+			w.do(s, "BGSAVE")
+			return err
+		}
+	}, long},
+	"another release": {"guard-layout warning", func(w *world) (string, mender) {
+		s := server.Redis(w.t)
+		w.do(s, "SET", "redlock1:meta", "3 of the future")
+		return s.URL(), nil
+	}, long},
+
+	"even": {"quorum-size warning 4,same-host warning,versions-differ note Valkey", among(4, unchanged), long},
+	"one server twice": {"same-server unsafe", among(3, func(_ *world, urls []string, nodes []*server.Server) (string, mender) {
 		urls[2] = fmt.Sprintf("redis://localhost:%d/0", nodes[0].Port())
 		return "", nil
-	})},
-	"failover inside": {code: "not-independent", severity: "unsafe", measured: "sentinel", make: among(3, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
+	}), always},
+	"failover inside": {"not-independent unsafe sentinel", among(3, func(w *world, urls []string, _ []*server.Server) (string, mender) {
 		g := server.Sentinel(w.t, server.KindRedis)
 		urls[1] = "redis://" + strings.Join(g.Addrs(), "%2C") + "/0?topology=sentinel&master=" + g.Name
 		return "", nil
-	}), slow: true},
-	"node down": {code: "node-unreachable", severity: "warning", make: among(3, func(w *world, _ []string, nodes []*server.Server) (string, func(string) error) {
+	}), deep},
+	"node down": {"node-unreachable warning", among(3, func(w *world, _ []string, nodes []*server.Server) (string, mender) {
 		if err := nodes[1].Kill(); err != nil {
 			w.t.Fatal(err)
 		}
-		return "", func(string) error { return nodes[1].Start() }
-	}), slow: true},
-	"terms": {code: "terms-differ", severity: "warning", measured: "restart_guard=10s", make: among(3, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
-		before := "redlock:" + strings.Join(urls, ",") + ",bootstrap=true,node_timeout=2s,restart_guard=10s"
-		w.want(0, "run", "--url", before, "--ttl", "5s", "k", "--", "true")
+		return "", func(driver.Diagnostic) error { return nodes[1].Start() }
+	}), long},
+	"terms": {"terms-differ warning restart_guard=10s", among(3, func(w *world, urls []string, _ []*server.Server) (string, mender) {
+		w.under(urls, ",restart_guard=10s")
 		return ",restart_guard=1m", w.shell
-	})},
-	"quarantine": {code: "quarantine", severity: "warning", make: among(3, func(w *world, urls []string, nodes []*server.Server) (string, func(string) error) {
-		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",bootstrap=true,node_timeout=2s,restart_guard=2m", "k", "--", "true")
+	}), always},
+	"more nodes": {"terms-differ warning 3 nodes", among(5, func(w *world, urls []string, _ []*server.Server) (string, mender) {
+		w.under(urls[:3], "")
+		return "", w.shell
+	}), long},
+	"quarantine": {"quarantine warning", among(3, func(w *world, urls []string, nodes []*server.Server) (string, mender) {
+		w.under(urls, ",restart_guard=2m")
 		if err := nodes[1].RestartEmpty(); err != nil {
 			w.t.Fatal(err)
 		}
 		w.want(0, "run", "--url", "redlock:"+strings.Join(urls, ",")+",node_timeout=2s,restart_guard=2m", "k", "--", "true")
 		return ",restart_guard=2m", nil // it ends by itself
-	}), slow: true},
-	"more nodes": {code: "terms-differ", severity: "warning", measured: "3 nodes", make: among(5, func(w *world, urls []string, _ []*server.Server) (string, func(string) error) {
-		w.want(0, "run", "--url", "redlock:"+strings.Join(urls[:3], ",")+",bootstrap=true,node_timeout=2s", "k", "--", "true")
-		return "", w.shell
-	}), slow: true},
-	"versions": {code: "versions-differ", severity: "note", measured: "Valkey", make: among(3, func(w *world, _ []string, _ []*server.Server) (string, func(string) error) {
-		return "", nil
-	}), slow: true},
-	"far away": {code: "round-trip-slow", severity: "warning", make: among(3, func(w *world, urls []string, nodes []*server.Server) (string, func(string) error) {
+	}), long},
+	"far away": {"round-trip-slow warning", among(3, func(w *world, urls []string, nodes []*server.Server) (string, mender) {
 		p := faults.NewProxy(w.t, nodes[0].Addr())
 		p.RTT(100 * time.Millisecond)
 		urls[0] = "redis://" + p.Addr() + "/0"
-		return ",node_timeout=150ms", func(string) error { p.RTT(0); return nil }
-	}), slow: true},
+		return ",node_timeout=150ms", func(driver.Diagnostic) error { p.RTT(0); return nil }
+	}), deep},
 
-	"fsync": {code: "fsync", severity: "unsafe", measured: "off", make: alone(server.KindPostgres, "")},
-	"pooler": {code: "pooler", severity: "unsafe", make: func(w *world) (string, func(string) error) {
+	"fsync": {"fsync unsafe off", alone(server.KindPostgres, ""), long},
+	"notes of PostgreSQL": {"idle-timeout note,keepalives note,ignored-parameter note,no-sequence note", func(w *world) (string, mender) {
+		return with(server.Postgres(w.t, server.WithSetting("idle_session_timeout", "60000")).URL(), "keepalives_idle=30"), nil
+	}, deep},
+	"pooler": {"pooler unsafe", func(w *world) (string, mender) {
 		return server.PgBouncer(w.t, server.Postgres(w.t), "transaction").URL(), nil
-	}, slow: true},
-	"standby": {code: "standby", severity: "unsafe", make: alone(server.KindPostgres, "", server.WithStandby()), slow: true, manual: true},
-	"lock table": {code: "lock-table", severity: "warning", make: func(w *world) (string, func(string) error) {
+	}, deep},
+	"a pooler of whole sessions": {"pooler warning", func(w *world) (string, mender) {
+		return with(server.PgBouncer(w.t, server.Postgres(w.t), "session").URL(), "pooler=session"), nil
+	}, deep},
+	"standby": {"standby unsafe", func(w *world) (string, mender) {
+		return server.StartFor(w.t, server.KindPostgres, server.WithStandby()).URL(), nil
+	}, deep},
+	"lock table": {"lock-table warning", func(w *world) (string, mender) {
 		s := server.Postgres(w.t, server.WithSetting("max_locks_per_transaction", "10"), server.WithSetting("max_connections", "20"))
 		if _, err := exec.LookPath("psql"); err != nil && os.Getenv("CI") == "" {
 			w.t.Skip(err)
@@ -240,155 +251,45 @@ var misconfigurations = map[string]misconfiguration{
 		}
 		w.t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
 		eventually(w.t, "150 locks are held", func() bool { return strings.Contains(out.String(), "held") })
-		return s.URL(), w.shellAndRestart(s)
-	}, slow: true},
-	"two sequences": {code: "two-sequences", severity: "unsafe", measured: "other.dlock_fence", make: func(w *world) (string, func(string) error) {
+		return s.URL(), w.restarting(s)
+	}, deep},
+	"few connections": {"connections warning", func(w *world) (string, mender) {
+		s := server.Postgres(w.t, server.WithSetting("max_connections", "15"))
+		return s.URL(), w.restarting(s)
+	}, deep},
+	"two sequences": {"two-sequences unsafe other.dlock_fence", func(w *world) (string, mender) {
 		s := server.Postgres(w.t)
 		w.want(0, "run", "--url", s.URL(), "k", "--", "true")
 		w.psql(s, "CREATE SCHEMA other", "CREATE SEQUENCE other.dlock_fence AS int8")
 		return s.URL(), w.shell
-	}, slow: true},
-	"cached sequence": {code: "sequence", severity: "unsafe", make: func(w *world) (string, func(string) error) {
+	}, deep},
+	"cached sequence": {"sequence unsafe", func(w *world) (string, mender) {
 		s := server.Postgres(w.t)
 		w.psql(s, "CREATE SEQUENCE public.dlock_fence AS int8 CACHE 20")
 		return s.URL(), w.shell
-	}, slow: true},
-	"asynchronous standby": {code: "replication-async", severity: "warning", make: func(w *world) (string, func(string) error) {
+	}, deep},
+	"asynchronous standby": {"replication-async warning", func(w *world) (string, mender) {
 		primary := server.Postgres(w.t)
 		server.Postgres(w.t, server.WithReplicaOf(primary))
 		return primary.URL(), w.shell
-	}, slow: true},
-	"local commits": {code: "synchronous-commit", severity: "warning", measured: "local", make: func(w *world) (string, func(string) error) {
+	}, deep},
+	"local commits": {"synchronous-commit warning local", func(w *world) (string, mender) {
 		primary := server.Postgres(w.t, server.WithSetting("synchronous_standby_names", "'*'"), server.WithSetting("synchronous_commit", "local"))
 		server.Postgres(w.t, server.WithReplicaOf(primary))
 		return primary.URL(), nil
-	}, slow: true},
-	"few connections": {code: "connections", severity: "warning", make: func(w *world) (string, func(string) error) {
-		s := server.Postgres(w.t, server.WithSetting("max_connections", "15"))
-		return s.URL(), w.shellAndRestart(s)
-	}, slow: true},
+	}, deep},
 
-	"folder without sticky bit": {code: "folder-not-sticky", severity: "warning", measured: "0777", make: func(w *world) (string, func(string) error) {
+	"folder without sticky bit": {"folder-not-sticky warning 0777", func(w *world) (string, mender) {
 		folder := filepath.Join(w.dir, "a folder")
-		if err := os.Mkdir(folder, 0o700); err != nil {
-			w.t.Fatal(err)
-		}
-		if err := os.Chmod(folder, 0o777); err != nil {
+		if err := errors.Join(os.Mkdir(folder, 0o700), os.Chmod(folder, 0o777)); err != nil {
 			w.t.Fatal(err)
 		}
 		return "file://" + strings.ReplaceAll(folder, " ", "%20"), w.shell
-	}},
-}
-
-// lacks starts a server whose user lacks a right. An administrator runs the printed command.
-func lacks(right, user string) func(*world) (string, func(string) error) {
-	return func(w *world) (string, func(string) error) {
-		s := server.Redis(w.t, server.WithUser(user+" on >secret ~* &* +@all "+right))
-		return s.URLFor(user, "secret"), func(command string) error {
-			return asAdministrator(s, command)
-		}
-	}
-}
-
-// asAdministrator runs a command line of redis-cli.
-func asAdministrator(s *server.Server, command string) error {
-	_, rest, ok := strings.Cut(command, fmt.Sprintf("-p %d ", s.Port()))
-	if !ok {
-		return errors.New("it names another server: " + command)
-	}
-	_, err := s.Do(strings.Fields(strings.ReplaceAll(rest, "'", ""))...)
-	return err
-}
-
-func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
-	t.Parallel()
-	for name, c := range misconfigurations {
-		if testing.Short() && c.slow {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			w.env = append(w.env, "PGUSER="+server.Superuser)
-			if err := os.Symlink(w.exe, w.path("dlock")); err != nil { // for the commands that are printed
-				t.Fatal(err)
-			}
-			url, mend := c.make(w)
-			w.env = append(w.env, envURL+"="+url)
-			var f driver.Diagnostic
-			eventually(t, "found: "+c.code, func() bool { f = w.examine()[c.code]; return f.Code != "" }) // a standby, say, comes by and by
-			if f.Severity.String() != c.severity || !strings.Contains(f.Measured, c.measured) {
-				t.Fatalf("found %+v, want %s: %s", f, c.severity, c.measured)
-			}
-			if c.severity != "note" && f.Remedy == "" {
-				t.Errorf("the finding has no remedy: %+v", f)
-			}
-			if left := w.examine("--ignore", c.code); left[c.code].Code != "" {
-				t.Errorf("it is not ignored: %+v", left[c.code])
-			}
-			if mend == nil || c.manual {
-				return
-			}
-			if err := mend(f.Command); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, "it is mended", func() bool { f := w.examine()[c.code]; return f.Severity == driver.SeverityNote })
-		})
-	}
-}
-
-// Several things are wrong with one deployment, or worth a note.
-type mess struct {
-	make  func(w *world) (url string, mend func(f driver.Diagnostic) error)
-	found map[string]string // the severity of each code
-	slow  bool              // not with -short
-}
-
-var messes = map[string]mess{
-	"rights": {func(w *world) (string, func(driver.Diagnostic) error) {
-		s := server.Redis(w.t, server.WithUser("app on >secret ~other:* resetchannels &other:* +@all -config -mget"))
-		return s.URLFor("app", "secret"), func(f driver.Diagnostic) error {
-			if f.Code == "unknown-setting" {
-				f.Command = fmt.Sprintf("redis-cli -p %d ACL SETUSER app +config|get", s.Port()) // its remedy says so
-			}
-			return asAdministrator(s, f.Command)
-		}
-	}, map[string]string{"acl-key": "unsafe", "acl-channel": "warning", "acl-command": "warning", "unknown-setting": "note"}, false},
-	"persistence": {func(w *world) (string, func(driver.Diagnostic) error) {
-		s := server.Valkey(w.t, server.WithAppendOnly("everysec"))
-		dump := filepath.Join(s.Dir(), "dump.rdb", "in the way")
-		if err := os.MkdirAll(dump, 0o700); err != nil {
-			w.t.Fatal(err)
-		}
-		w.do(s, "BGSAVE")
-		return s.URL(), func(f driver.Diagnostic) error {
-			if f.Code == "appendfsync" {
-				return w.shell(f.Command)
-			}
-			if err := os.RemoveAll(filepath.Dir(dump)); err != nil {
-				return err
-			}
-			w.do(s, "BGSAVE")
-			return nil
-		}
-	}, map[string]string{"save-failed": "warning", "appendfsync": "note"}, true},
-	"another release": {func(w *world) (string, func(driver.Diagnostic) error) {
-		s := server.Redis(w.t)
-		w.do(s, "SET", "redlock1:meta", "3 of the future")
-		return s.URL(), nil
-	}, map[string]string{"guard-layout": "warning"}, true},
-	"notes of PostgreSQL": {func(w *world) (string, func(driver.Diagnostic) error) {
-		s := server.Postgres(w.t, server.WithSetting("idle_session_timeout", "60000"))
-		return s.URL() + separator(s.URL()) + "keepalives_idle=30", nil
-	}, map[string]string{"idle-timeout": "note", "keepalives": "note", "ignored-parameter": "note", "no-sequence": "note"}, true},
-	"a pooler of whole sessions": {func(w *world) (string, func(driver.Diagnostic) error) {
-		url := server.PgBouncer(w.t, server.Postgres(w.t), "session").URL()
-		return url + separator(url) + "pooler=session", nil
-	}, map[string]string{"pooler": "warning"}, true},
-	"a file for a folder": {func(w *world) (string, func(driver.Diagnostic) error) {
+	}, always},
+	"a file for a folder": {"folder unsafe", func(w *world) (string, mender) {
 		return "file://" + w.put("plain", ""), func(driver.Diagnostic) error { return os.Remove(w.path("plain")) }
-	}, map[string]string{"folder": "unsafe"}, false},
-	"a folder of another user": {func(w *world) (string, func(driver.Diagnostic) error) {
+	}, always},
+	"a folder of another user": {"folder-owner warning", func(w *world) (string, mender) {
 		folder := w.path("another's")
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			w.t.Fatal(err)
@@ -397,55 +298,85 @@ var messes = map[string]mess{
 			w.t.Skip("only root can make it: ", err)
 		}
 		return "file://" + folder, func(driver.Diagnostic) error { return os.Chown(folder, os.Getuid(), -1) }
-	}, map[string]string{"folder-owner": "warning"}, false},
-	"no home": {func(w *world) (string, func(driver.Diagnostic) error) {
-		w.env = append(w.env, "HOME=", "TMPDIR="+w.dir)
-		return "file:", nil
-	}, map[string]string{"no-home": "note"}, false},
+	}, always},
 }
 
-func separator(url string) string {
+// with adds a parameter to a URL.
+func with(url, parameter string) string {
 	if strings.Contains(url, "?") {
-		return "&"
+		return url + "&" + parameter
 	}
-	return "?"
+	return url + "?" + parameter
 }
 
-func TestDoctorFindsSeveralThingsAtOnce(t *testing.T) {
+// lacks starts a server whose user lacks rights. An administrator runs the printed commands.
+func lacks(rights string) func(*world) (string, mender) {
+	return func(w *world) (string, mender) {
+		s := server.Redis(w.t, server.WithUser("app on >secret "+rights))
+		return s.URLFor("app", "secret"), func(f driver.Diagnostic) error {
+			if f.Code == "unknown-setting" {
+				f.Command = fmt.Sprintf("redis-cli -p %d ACL SETUSER app +config|get", s.Port()) // its remedy says so
+			}
+			_, rest, ok := strings.Cut(f.Command, fmt.Sprintf("-p %d ", s.Port()))
+			if !ok {
+				return errors.New("it names another server: " + f.Command)
+			}
+			_, err := s.Do(strings.Fields(strings.ReplaceAll(rest, "'", ""))...)
+			return err
+		}
+	}
+}
+
+func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
 	t.Parallel()
-	for name, m := range messes {
-		if testing.Short() && m.slow {
+	for name, m := range misconfigurations {
+		if m.depth.skip() {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.env = append(w.env, "PGUSER="+server.Superuser)
+			if err := os.Symlink(w.exe, w.path("dlock")); err != nil { // for the commands that are printed
+				t.Fatal(err)
+			}
 			url, mend := m.make(w)
-			w.env = append(w.env, envURL+"="+url)
+			w.use(url)
+			codes := map[string][]string{}
+			for want := range strings.SplitSeq(m.found, ",") {
+				words := append(strings.SplitN(want, " ", 3), "") // nothing measured
+				codes[words[0]] = words[1:]
+			}
+			// A standby, say, comes by and by, and a busy server answers late.
 			var found map[string]driver.Diagnostic
-			for code, severity := range m.found {
-				eventually(t, "found: "+code, func() bool { found = w.examine(); return found[code].Code != "" }) // a save, say, fails by and by
-				if f := found[code]; f.Severity.String() != severity || severity != "note" && f.Remedy == "" {
-					t.Errorf("found %+v, want %s and a remedy", f, severity)
+			var err error
+			eventually(t, "found: "+m.found, func() bool {
+				if found, err = examine(t, url); err != nil {
+					t.Log(err)
 				}
-			}
-			if mend == nil {
-				return
-			}
-			for code := range m.found {
-				if err := mend(found[code]); err != nil {
-					t.Fatal(err)
-				}
-			}
-			eventually(t, "all is mended", func() bool {
-				found = w.examine()
-				for code := range m.found {
-					if found[code].Code != "" {
+				for code, want := range codes {
+					f := found[code]
+					if f.Code == "" || f.Severity.String() != want[0] || !strings.Contains(f.Measured, want[1]) {
 						return false
 					}
 				}
 				return true
+			})
+			if mend == nil {
+				return
+			}
+			for code := range codes {
+				if err := mend(found[code]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "it is mended", func() bool {
+				found, err = examine(t, url)
+				for code, was := range codes {
+					if f := found[code]; f.Severity > driver.SeverityNote || f.Code != "" && was[0] == "note" {
+						return false
+					}
+				}
+				return err == nil
 			})
 		})
 	}
@@ -455,98 +386,61 @@ func TestDoctorFindsSeveralThingsAtOnce(t *testing.T) {
 // end as if all were well either.
 func TestAServerThatRefusesTheClientIsNoGoodReport(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		options []server.Option
-		user    string
-	}{
-		"no password":      {[]server.Option{server.WithPassword("s3cr3t")}, ""},
-		"a wrong password": {[]server.Option{server.WithPassword("s3cr3t")}, ":wr0ng@"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, kind := range []server.Kind{server.KindRedis, server.KindValkey} {
-				s := server.StartFor(t, kind, c.options...)
-				w := newWorld(t)
-				w.env = append(w.env, envURL+"="+strings.TrimSuffix(string(kind), "-server")+"://"+c.user+s.Addr())
-				for _, args := range [][]string{{"doctor"}, {"doctor", "--json"}, {"elect", "--observe", "k"}} {
-					stdout, stderr := w.want(exitUnavailable, args...)
-					if !strings.Contains(stderr, "password") || strings.Contains(stdout+stderr, "wr0ng") || strings.Contains(stdout+stderr, "s3cr3t") {
-						t.Errorf("%s: %v: stdout %q, stderr %q", kind, args, stdout, stderr)
-					}
-				}
+	s := server.StartFor(t, server.KindRedis, server.WithPassword("s3cr3t"))
+	for _, user := range []string{"", ":wr0ng@"} {
+		w := on(t, "redis://"+user+s.Addr())
+		for _, args := range [][]string{{"doctor"}, {"doctor", "--json"}, {"elect", "--observe", "k"}} {
+			stdout, stderr := w.want(exitUnavailable, args...)
+			if !strings.Contains(stderr, "password") || strings.Contains(stdout+stderr, "wr0ng") || strings.Contains(stdout+stderr, "s3cr3t") {
+				t.Errorf("%v: stdout %q, stderr %q", args, stdout, stderr)
 			}
-		})
+		}
 	}
 }
 
-// A clock that is set back after a grant is found, until it is right again.
-func TestDoctorFindsAClockThatWasSetBack(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := server.Redis(t, server.WithClock())
-	w.env = append(w.env, envURL+"="+s.URL()+"?restart_guard=10s&bootstrap=true")
-	if err := s.SetClock(time.Hour); err != nil {
+// clocks sets the clock of a server, and checks a finding by it.
+func clocks(t *testing.T, s *server.Server, ahead time.Duration, url, code string, severity driver.Severity) {
+	t.Helper()
+	if err := s.SetClock(ahead); err != nil {
 		t.Fatal(err)
 	}
-	w.want(0, "run", "--ttl", "5s", "k", "--", "true")
-	if f := w.examine()["clock-set-back"]; f.Code != "" {
-		t.Errorf("before it is set back: %+v", f)
-	}
-	if err := s.SetClock(0); err != nil {
-		t.Fatal(err)
-	}
-	if f := w.examine()["clock-set-back"]; f.Severity != driver.SeverityUnsafe || !strings.Contains(f.Measured, "m") {
-		t.Errorf("an hour back: %+v", f)
-	}
-	if err := s.SetClock(time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	if f := w.examine()["clock-set-back"]; f.Code != "" {
-		t.Errorf("set right: %+v", f)
+	var f driver.Diagnostic
+	eventually(t, fmt.Sprintf("%s is %v", code, severity), func() bool { // a node that is late has no clock to compare
+		found, err := examine(t, url)
+		f = found[code]
+		return err == nil && found["node-unreachable"].Code == "" && f.Severity == severity && (f.Code == "") == (severity == driver.SeverityNote)
+	})
+	if f.Code != "" && !strings.Contains(f.Measured, "m") {
+		t.Errorf("measured: %+v", f)
 	}
 }
 
-func TestDoctorComparesClocks(t *testing.T) {
+func TestDoctorFindsWrongClocks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	urls := make([]string, 3)
-	var wrong *server.Server
-	for i := range urls {
-		wrong = server.Redis(t, server.WithClock())
-		urls[i] = wrong.URL()
-	}
-	w.env = append(w.env, envURL+"=redlock:"+strings.Join(urls, ",")+",bootstrap=true,node_timeout=2s")
-	var found map[string]driver.Diagnostic
-	allAnswer := func() { // a node that is late has no clock to compare
-		eventually(t, "answers of all nodes", func() bool { found = w.examine(); return found["node-unreachable"].Code == "" })
-	}
-	if allAnswer(); found["clock-apart"].Code != "" {
-		t.Errorf("good clocks: %+v", found)
-	}
-	if err := wrong.SetClock(5 * time.Minute); err != nil {
+	alone := server.Redis(t, server.WithClock())
+	url := alone.URL() + "?restart_guard=10s&bootstrap=true"
+	if err := alone.SetClock(time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	allAnswer()
-	if f := found["clock-apart"]; f.Severity != driver.SeverityUnsafe || !strings.Contains(f.Node, fmt.Sprint(wrong.Port())) || !strings.Contains(f.Measured, "m") {
-		t.Errorf("a wrong clock: %+v", f)
-	}
-	if f := found["clock-offset"]; f.Severity != driver.SeverityWarning {
-		t.Errorf("a wrong clock: %+v", f)
-	}
-	w.want(0, "run", "k", "--", "true") // two nodes suffice
-	if err := wrong.SetClock(0); err != nil {
-		t.Fatal(err)
-	}
-	if allAnswer(); found["clock-apart"].Code != "" {
-		t.Errorf("a clock that was set right: %+v", found)
-	}
+	w.want(0, "run", "--ttl", "5s", "--url", url, "k", "--", "true")
+	clocks(t, alone, time.Hour, url, "clock-set-back", driver.SeverityNote)
+	clocks(t, alone, 0, url, "clock-set-back", driver.SeverityUnsafe)
+	clocks(t, alone, time.Hour, url, "clock-set-back", driver.SeverityNote)
+
+	wrong := server.Redis(t, server.WithClock())
+	quorum := "redlock:" + strings.Join([]string{server.Redis(t).URL(), server.Redis(t).URL(), wrong.URL()}, ",") + ",bootstrap=true,node_timeout=2s"
+	clocks(t, wrong, 0, quorum, "clock-apart", driver.SeverityNote)
+	clocks(t, wrong, 5*time.Minute, quorum, "clock-apart", driver.SeverityUnsafe)
+	clocks(t, wrong, 5*time.Minute, quorum, "clock-offset", driver.SeverityWarning)
+	w.want(0, "run", "--url", quorum, "k", "--", "true") // two nodes suffice
+	clocks(t, wrong, 0, quorum, "clock-apart", driver.SeverityNote)
 }
 
 func TestDoctorIsReadByPeople(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
 	s := server.Redis(t, server.WithMaxMemory("100mb", "allkeys-lru"))
-	w.env = append(w.env, envURL+"="+s.URL())
+	w := on(t, s.URL())
 	host, port, err := net.SplitHostPort(s.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -556,7 +450,7 @@ func TestDoctorIsReadByPeople(t *testing.T) {
 		"unsafe maxmemory-policy: redis://" + s.Addr() + "/0: maxmemory-policy is allkeys-lru: the server may evict a lock that is held, or its counter\n" +
 			"    fix: set maxmemory-policy noeviction\n" +
 			"    run: redis-cli -h " + host + " -p " + port + " CONFIG SET maxmemory-policy noeviction\n",
-		"\nNOTE ", "1 unsafe, ",
+		"\nNOTE ", "\nunsafe: 1, warnings: 1, ",
 	} {
 		if !strings.Contains(out, line) {
 			t.Errorf("it lacks %q:\n%s", line, out)
@@ -564,6 +458,13 @@ func TestDoctorIsReadByPeople(t *testing.T) {
 	}
 	if stderr != "" {
 		t.Errorf("stderr: %s", stderr)
+	}
+	var all []driver.Diagnostic
+	w.json(exitUnsafe, &all, "doctor", "--json")
+	if !slices.ContainsFunc(all, func(f driver.Diagnostic) bool {
+		return f.Code == "maxmemory-policy" && f.Severity == driver.SeverityUnsafe
+	}) {
+		t.Errorf("in JSON: %+v", all)
 	}
 	w.want(exitWarnings, "doctor", "--ignore", "maxmemory-policy")
 	w.want(0, "doctor", "--ignore", "maxmemory-policy,appendonly,slow-scripts")

@@ -83,22 +83,18 @@ func newVersion() *cobra.Command {
 // module is the path of this package's module.
 const module = "github.com/redlock-go/redlock"
 
-// version returns the versions of this module, of the program if it is another module, and of Go.
+// version returns the versions of this module and of Go.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "(unknown version)"
 	}
-	if info.Main.Path == module {
-		return info.Main.Version + " " + info.GoVersion
-	}
-	own := "(unknown version)"
-	for _, dep := range info.Deps {
-		if dep.Path == module {
-			own = dep.Version
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == module {
+			return m.Version + " " + info.GoVersion
 		}
 	}
-	return fmt.Sprintf("%s (%s %s) %s", own, info.Main.Path, info.Main.Version, info.GoVersion)
+	return "(unknown version) " + info.GoVersion
 }
 
 func noArgs(cmd *cobra.Command, args []string) error {

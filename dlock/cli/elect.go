@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -46,27 +47,44 @@ func observeLeader(cmd *cobra.Command, url, key string) error {
 		return err
 	}
 	defer done()
-	var failed error
-	for h, err := range observe(ctx, c, key) {
-		line := "nobody leads"
+	for last := "unseen"; ; {
+		h, err := leader(ctx, c, key)
+		seen, line := fmt.Sprint(h.Owner, " ", h.Fence), "nobody leads"
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, dlock.ErrInvalid):
+		case errors.Is(err, dlock.ErrInvalid), err != nil && !waitingHelps(err): // it will not go away by itself
 			return operatorError(err)
-		case err != nil:
-			line = "unknown: " + oneLine(err.Error())
+		case err != nil: // an outage is told once
+			seen, line = "unknown", "unknown: "+oneLine(err.Error())
 		case h.Owner != "" || h.Fence != 0:
 			line = holders([]driver.Holder{h}) + " leads"
 			if h.Fence != 0 {
 				line += fmt.Sprintf(" with token %d", h.Fence)
 			}
 		}
-		failed = err
-		fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", time.Now().Format(time.RFC3339), line)
+		if seen != last {
+			last = seen
+			fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", time.Now().Format(time.RFC3339), line)
+		}
+		select {
+		case <-time.After(watchInterval):
+		case <-ctx.Done():
+			return nil
+		}
 	}
-	if failed != nil && ctx.Err() == nil { // it will not go away by itself
-		return operatorError(failed)
+}
+
+// leader returns the holder of key that has held it the longest; the zero Holder: nobody does.
+func leader(ctx context.Context, c *dlock.Client, key string) (h driver.Holder, err error) {
+	s, err := c.Lookup(ctx, key)
+	if err != nil {
+		return h, err
 	}
-	return nil
+	for i, other := range s.Holders {
+		if i == 0 || other.Fence < h.Fence {
+			h = other
+		}
+	}
+	return h, nil
 }

@@ -25,7 +25,7 @@ func TestALeaderThatLostQueuesAgain(t *testing.T) {
 			w := on(t, start(t))
 			observer := w.start("elect", "--observe", "k")
 			a := w.start("elect", "--label", "a", "k", "--", "sh", "-c",
-				"[ ! -e first ] || exit 3; echo $$ > first; while :; do sleep 0.05; done")
+				"[ ! -e first ] || exit 3; echo $$ > first; exec sleep 1000")
 			first := w.pid("first")
 			eventually(t, "a is seen to lead", func() bool {
 				return strings.Contains(observer.out.String(), " a/") || strings.Contains(observer.out.String(), "a leads")

@@ -131,13 +131,10 @@ func completeKeys(cmd *cobra.Command, args []string, begin string) ([]string, co
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	return completer(func(ctx context.Context, c *dlock.Client, _ []string, begin string, found *offers) error {
-		for s, err := range list(ctx, c, begin) {
-			if err != nil || len(*found) == mostCompletions {
-				return err
-			}
+		return list(ctx, c, begin, func(s *driver.State) bool {
 			found.add(s.Key, holders(s.Holders))
-		}
-		return nil
+			return len(*found) < mostCompletions
+		})
 	})(cmd, args, begin)
 }
 

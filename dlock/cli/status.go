@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -97,38 +96,23 @@ func (s *statusCommand) look(ctx context.Context, out io.Writer, keys []string) 
 	return err
 }
 
-// lookupsAtOnce is how many of the named keys are looked up at a time.
-const lookupsAtOnce = 64
-
 // states returns the states of the keys, in their order; without keys it returns the states of
 // all held keys, sorted by name.
 func (s *statusCommand) states(ctx context.Context, keys []string) ([]*driver.State, error) {
+	all := []*driver.State{} // [] in JSON
 	if len(keys) == 0 {
-		all := []*driver.State{}
-		for state, err := range list(ctx, s.client, "") {
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, state)
-		}
-		slices.SortFunc(all, func(a, b *driver.State) int { return strings.Compare(a.Key, b.Key) })
-		return all, nil
-	}
-	all, errs := make([]*driver.State, len(keys)), make([]error, len(keys))
-	free := make(chan struct{}, lookupsAtOnce)
-	var lookups sync.WaitGroup
-	for i, key := range keys {
-		free <- struct{}{}
-		lookups.Go(func() {
-			all[i], errs[i] = s.client.Lookup(ctx, key)
-			<-free
-		})
-	}
-	lookups.Wait()
-	for _, err := range errs {
+		err := list(ctx, s.client, "", func(state *driver.State) bool { all = append(all, state); return true })
 		if err != nil {
 			return nil, err
 		}
+		slices.SortFunc(all, func(a, b *driver.State) int { return strings.Compare(a.Key, b.Key) })
+	}
+	for _, key := range keys {
+		state, err := s.client.Lookup(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, state)
 	}
 	return all, nil
 }

@@ -123,12 +123,15 @@ func TestTheCommandsOfDoctorQuoteNames(t *testing.T) {
 	t.Parallel()
 	const user = "u$(touch${IFS}pwned)"
 	s := server.Redis(t, server.WithUser(user+" on nopass ~app:* resetchannels &app:* +@all -zpopmin"))
-	w := newWorld(t)
-	w.env = append(w.env, envURL+"="+s.URLFor(user, "any")+"?prefix=$(touch%20pwned)'")
+	w := on(t, s.URLFor(user, "any")+"?prefix=$(touch%20pwned)'")
 	if err := os.WriteFile(w.path("redis-cli"), []byte("#!/bin/sh\nprintf '<%s>' \"$@\"\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range w.examine() {
+	found, err := examine(t, w.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
 		if f.Command == "" || !strings.Contains(f.Command, "ACL") {
 			continue
 		}
