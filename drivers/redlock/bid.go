@@ -625,9 +625,6 @@ func (b *bid) nextRound(e *event, out *actions) {
 		if !busy {
 			g.said, g.owner = silence, nobody
 		}
-		if !busy && g.state != unsure { // an unsure node may still have the earlier attempt
-			g.state = free
-		}
 	}
 	b.askFirst(e, out)
 }
@@ -716,15 +713,17 @@ func (b *bid) vote(g *part, e *event) {
 	switch e.answer {
 	case granted:
 		g.state, g.fence, g.clock = owned, e.fence, e.clock
-	case silence, gone:
-		g.state = unsure
 	case unasked:
-	default:
-		if e.owner == ourselves { // it has an earlier attempt
+	case held, reserved:
+		switch {
+		case g.state == leaving && e.owner != ourselves: // the earlier attempt has lost it
+			g.state = free
+		case g.state == free && e.owner == ourselves: // an earlier attempt has it
 			g.state = unsure
 		}
-		if g.state != unsure { // an earlier attempt may still arrive, whoever has the lock now
-			g.state = free
+	case silence, gone:
+		if g.state != leaving { // what a failed release has left is released again
+			g.state = unsure
 		}
 	}
 }

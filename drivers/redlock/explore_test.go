@@ -42,6 +42,7 @@ type scenario struct {
 	after    bool // a bid begins only when the one before it has had its result
 	keeps    bool // a holder does not release
 	prompt   bool // no time passes while a message is in transit
+	brief    bool // a release is tried once; no node may count as free that has a lock which was granted
 
 	lease bool // it begins when the first bid has its lease, on all nodes
 	gone  set  // but these have lost it, and it knows
@@ -560,7 +561,7 @@ func (x *explorer) silence(w *exWorld, k, i int) {
 	if p.call == acquire || p.call == join {
 		x.stray(w, k, i, exPacket{call: release, attempt: p.attempt, until: w.now + 1<<50})
 	}
-	x.feed(w, k, event{kind: answered, node: i, answer: silence})
+	x.feed(w, k, event{kind: answered, node: i, answer: silence, last: x.s.brief})
 }
 
 func (x *explorer) answered(w *exWorld, k, i int) {
@@ -709,6 +710,12 @@ func (x *explorer) feed(w *exWorld, k int, e event) {
 			x.fail("two calls at a time to node %d", i)
 		}
 		w.wires[k][i] = p
+	}
+	for i := range exNodes {
+		g, n := &c.bid.parts[i], &w.nodes[i]
+		if x.s.brief && g.state == free && g.call == idle && n.bid == int8(k+1) && n.attempt == c.attempts[i] {
+			x.fail("G4: node %d counts as free, and has the lock of attempt %d", i, n.attempt)
+		}
 	}
 	x.judge(w, k, &out)
 	w.last = out.verdict
