@@ -116,7 +116,7 @@ func walks() int {
 	case Race, testing.Short():
 		return 300
 	}
-	return 2000
+	return Amount(500, 20000)
 }
 
 // In random orders of events beside a lease that loses nodes, the promises are kept, and the

@@ -1130,7 +1130,7 @@ func (s *scenario) bounded() int {
 	case testing.Short():
 		return 3000
 	}
-	return 65000
+	return Amount(10000, 65000)
 }
 
 // In every order of events the machine keeps its promises: order and freshness of tokens (G2,

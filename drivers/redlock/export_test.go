@@ -1,5 +1,9 @@
 package redlock
 
+import (
+	"github.com/redlock-go/redlock/redlocktest/server"
+)
+
 import "time"
 
 // With Mutation and its values, tests on real servers can take out the write-back, the final
@@ -20,3 +24,11 @@ func Stall(b *Backend, f func()) { stall(b, f) }
 
 // Grace is how much longer than the TTL a node keeps a key, with default options.
 func Grace(n int) time.Duration { return derive(n, DefaultGuard, DefaultClockAllowance, 1).Grace }
+
+// Amount is how much a test does: the whole of it in the deep depth only.
+func Amount(quick, deep int) int {
+	if server.IsDeep() {
+		return deep
+	}
+	return quick
+}

@@ -137,7 +137,7 @@ func progress(t *testing.T, members ...*member) {
 	t.Helper()
 	for _, m := range members {
 		before := m.grants.Load()
-		for end := time.Now().Add(guardLimit); m.grants.Load() < before+5; time.Sleep(5 * time.Millisecond) {
+		for end := limit(); m.grants.Load() < before+5; time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%s gets no locks", m.name)
 			}
@@ -166,7 +166,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	longer := b.join("longer leases", fresh, long)
 	told := func(m *member, words ...string) {
 		t.Helper()
-		for end := time.Now().Add(guardLimit); ; time.Sleep(5 * time.Millisecond) {
+		for end := limit(); ; time.Sleep(5 * time.Millisecond) {
 			why := m.refused.Load()
 			if why != nil {
 				for _, w := range words {
@@ -193,7 +193,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 	// shown waits until all nodes show these terms, and the change to come if next is set.
 	shown := func(guard, allowance time.Duration, next bool) {
 		t.Helper()
-		for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
+		for end := limit(); ; time.Sleep(poll) {
 			r := state(fresh, quorum.Bootstrap{DryRun: true})
 			n := 0
 			for _, node := range r.Nodes {
@@ -250,7 +250,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 		t.Errorf("below a lease of %v: %v", long, err)
 	}
 	_ = l.Release(context.Background())
-	for end := time.Now().Add(guardLimit); ; time.Sleep(10 * time.Millisecond) { // leases that were never released delay it
+	for end := limit(); ; time.Sleep(10 * time.Millisecond) { // leases that were never released delay it
 		if _, err = lower.Bootstrap(context.Background(), &quorum.Bootstrap{Statement: quorum.StateTerms}); err == nil {
 			break
 		}
@@ -273,7 +273,7 @@ func TestTermsAreChangedUnderLoad(t *testing.T) {
 // hold takes a lock, waiting as long as it must.
 func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.Lease {
 	f.t.Helper()
-	for end := time.Now().Add(guardLimit); ; {
+	for end := limit(); ; {
 		l, err := q.Acquire(context.Background(), ask(key, ttl))
 		if err == nil {
 			return l
@@ -288,7 +288,7 @@ func (f *fleet) hold(q *redlock.Backend, key string, ttl time.Duration) driver.L
 // answer bids until the nodes grant or refuse the lock. It bids again after a late answer, and
 // while an earlier bid of its own still holds the key.
 func (f *fleet) answer(q *redlock.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
-	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
+	for end := limit(); ; time.Sleep(poll) {
 		l, err = q.Acquire(context.Background(), ask(key, ttl))
 		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
 			return l, err
@@ -302,7 +302,7 @@ const clocksUnknown = "until the clocks and the terms of the other nodes are kno
 // vote is answer, but bids again while nodes were not answered for by the others: on a machine
 // that stands still that is no verdict.
 func (f *fleet) vote(q *redlock.Backend, key string, ttl time.Duration) (l driver.Lease, err error) {
-	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
+	for end := limit(); ; time.Sleep(poll) {
 		if l, err = f.answer(q, key, ttl); err == nil || !strings.Contains(err.Error(), clocksUnknown) || time.Now().After(end) {
 			return l, err
 		}
@@ -311,7 +311,7 @@ func (f *fleet) vote(q *redlock.Backend, key string, ttl time.Duration) (l drive
 
 // bootstrap makes the statement s, again and again until it is made or refused.
 func bootstrap(q *redlock.Backend, s quorum.Bootstrap) (r *quorum.MemoryReport, err error) {
-	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
+	for end := limit(); ; time.Sleep(poll) {
 		r, err = q.Bootstrap(context.Background(), &s)
 		if err == nil || errors.Is(err, driver.ErrRefused) || time.Now().After(end) {
 			return r, err
@@ -349,7 +349,7 @@ func TestTheNumberOfNodesIsChangedUnderLoad(t *testing.T) {
 	progress(t, old...)
 
 	stated := time.Now()
-	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) { // repeats while a node answers late
+	for end := limit(); ; time.Sleep(poll) { // repeats while a node answers late
 		if _, err = five.Bootstrap(context.Background(), &quorum.Bootstrap{Statement: quorum.StateNodes}); err == nil {
 			break
 		}

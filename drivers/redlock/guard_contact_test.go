@@ -40,7 +40,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 			clients[i] = f.quorum(prefix, f.servers, 5, redlock.Options{Bootstrap: true, Notify: o.Add, NodeTimeout: 5 * time.Second})
 		}
 		parallel(32, 32, func(i int) { // several callers of each client at once
-			for end := time.Now().Add(guardLimit); ; {
+			for end := limit(); ; {
 				stated := len(o.Of(quorum.NoticeBootstrapped, "")) > 0
 				_, err := f.vote(clients[i%4], fmt.Sprint("k", i), 10*time.Second)
 				if err == nil {
@@ -98,7 +98,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), guardLimit)
+	ctx, cancel := context.WithDeadline(t.Context(), limit())
 	defer cancel()
 	l, err := c.Lock(ctx, "waited for")
 	if err != nil {
@@ -234,7 +234,7 @@ func TestRetryAfterIsWhenAMajorityIsBack(t *testing.T) {
 	if left := r.RetryAfter + time.Since(now); left < 9*time.Second || left > 22*time.Second {
 		t.Errorf("RetryAfter is %v", r.RetryAfter)
 	}
-	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) { // the third node is asked too, sooner or later
+	for end := limit(); ; time.Sleep(poll) { // the third node is asked too, sooner or later
 		meta := strings.Fields(fmt.Sprint(f.do(2, "GET", "redlock1:meta")))
 		till, _ := strconv.ParseInt(meta[2], 10, 64)
 		left := time.Until(time.UnixMicro(till))
@@ -325,7 +325,7 @@ func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
 		}
 		return n == len(f.servers)
 	}
-	for end := time.Now().Add(guardLimit); !granted(); time.Sleep(200 * time.Microsecond) {
+	for end := limit(); !granted(); time.Sleep(200 * time.Microsecond) {
 		if time.Now().After(end) {
 			t.Fatalf("the votes are %+v", l.Grant().Votes)
 		}
@@ -333,7 +333,7 @@ func cycle(t *testing.T, f *fleet, b *redlock.Backend, prefix, key string) {
 	if err := l.Release(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(guardLimit); ; time.Sleep(poll) {
+	for end := limit(); ; time.Sleep(poll) {
 		left := 0
 		for i := range f.servers {
 			if n, _ := f.do(i, "EXISTS", prefix+key).(int64); n != 0 {
@@ -374,7 +374,7 @@ func TestALeaseOutlivesAMinorityAndIsHealedAfterTheQuarantine(t *testing.T) {
 	f.each(2, func(i int, s *server.Server) error { return crash(f, i, s) })
 	back := time.Now()
 	refused, heals := false, b.Stats().Heals
-	for end := time.Now().Add(guardLimit); ; time.Sleep(guard / 20) {
+	for end := limit(); ; time.Sleep(guard / 20) {
 		g := renew()
 		for _, v := range g.Votes[:2] {
 			refused = refused || errors.Is(v.Err, driver.ErrRefused) && strings.Contains(v.Err.Error(), "restart guard")
@@ -407,7 +407,7 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 	f := newFleet(t, 3, server.WithClock())
 	f.each(3, func(_ int, s *server.Server) error { return s.SetClock(24 * time.Hour) }) // as if the servers were started yesterday
 	for i := range f.servers {
-		for end := time.Now().Add(guardLimit); strings.Contains(fmt.Sprint(f.do(i, "INFO", "server")), "uptime_in_days:0"); time.Sleep(poll) {
+		for end := limit(); strings.Contains(fmt.Sprint(f.do(i, "INFO", "server")), "uptime_in_days:0"); time.Sleep(poll) {
 			if time.Now().After(end) {
 				t.Fatal("the server does not age")
 			}

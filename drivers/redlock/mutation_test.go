@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 var searchFlag = flag.Bool("redlock.search", false, "search for schedules that break a promise without a part, instead of taking the known ones")
@@ -45,6 +47,7 @@ func missed(t *testing.T, known uint64, n int, run func(seed uint64) *world) *wo
 // (TestNoPairOfClientsOverlaps also takes out the margins of terms.go, one by one, for the
 // worst pairs of clients.)
 func TestEveryPartIsMissed(t *testing.T) {
+	server.Deep(t) // TestSchedulesMissEveryPart is the quick test
 	if Race {
 		t.Skip("with the race detector goroutines take other turns: all.bash runs this without it")
 	}

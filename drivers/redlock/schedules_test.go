@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -17,7 +18,7 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
-var machineSchedules = flag.Int("redlock.machine", 500, "how many schedules of each kind run on the machine alone, in one goroutine (100,000 of five kinds take 5 minutes on two processors)")
+var machineSchedules = flag.Int("redlock.machine", 0, "how many schedules of each kind run on the machine alone, in one goroutine; 0: 100, or 2,000 in the deep depth (100,000 of five kinds take 5 minutes on two processors)")
 
 // This file runs the worlds of sim_test.go in one goroutine, with a queue of events in the order
 // of virtual time. The machine of bid.go, the rules of terms.go, the proposals and estimates of
@@ -813,7 +814,7 @@ func (s *schedule) drawAnswer(p *packet) {
 
 // The machine keeps its promises in every schedule.
 func TestSchedules(t *testing.T) {
-	n := *machineSchedules
+	n := cmp.Or(*machineSchedules, Amount(100, 2000))
 	switch {
 	case Race:
 		n = min(n, 20)
