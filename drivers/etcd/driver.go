@@ -296,7 +296,7 @@ func call[T any](ctx context.Context, b *Backend, f func(context.Context, *clien
 // patience is how long a member may take to answer before another one is asked. It follows the time
 // that transactions take: servers that are slow, because they have much to do, get no more to do.
 func (b *Backend) patience() time.Duration {
-	return max(b.opt.CallTimeout/3, 4*time.Duration(b.took.Load()))
+	return min(max(b.opt.CallTimeout/3, 4*time.Duration(b.took.Load())), b.opt.CallTimeout*3/4)
 }
 
 // race calls f, and a second time if it has not returned after a while. It returns the first answer;

@@ -59,7 +59,7 @@ func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) 
 	}
 	switch {
 	case errors.Is(err, errGone):
-		l.end()
+		l.end(!l.doubt)
 		return driver.Grant{}, driver.ErrLost
 	case err != nil:
 		return driver.Grant{}, l.b.failed(call, err)
@@ -122,14 +122,20 @@ func leaveAll(sessions []*session) {
 	}
 }
 
-// end leaves the sessions of a lease whose entry is gone.
-func (l *lease) end() {
+// end gives up the lease. Unless it is clean, its entry may still exist or come again, and is deleted in
+// the background.
+func (l *lease) end(clean bool) {
 	if l.over {
 		return
 	}
 	l.over = true
 	l.timer.Stop()
-	leaveAll(append(l.former, l.s))
+	sessions := append(l.former, l.s)
+	if clean {
+		leaveAll(sessions)
+		return
+	}
+	l.b.abandon(l.made, l.key, l.doubt, func() { leaveAll(sessions) })
 }
 
 // lapse ends a lease that was not renewed or released in time, because its session goes on for other
@@ -139,11 +145,9 @@ func (l *lease) lapse() {
 	defer l.mu.Unlock()
 	if left := time.Until(l.grant.Expires); left > 0 && !l.over {
 		l.timer.Reset(left) // it was renewed meanwhile
-	} else if !l.over {
-		l.over = true
-		sessions := append(l.former, l.s)
-		l.b.abandon(l.made, l.key, l.doubt, func() { leaveAll(sessions) })
+		return
 	}
+	l.end(false)
 }
 
 // release deletes the entry. If that fails it is repeated, and goes on after the lease's end.
@@ -154,6 +158,6 @@ func (l *lease) release(call *base.Call) error {
 	if err != nil {
 		return l.b.failed(call, err)
 	}
-	l.end()
+	l.end(true)
 	return nil
 }

@@ -34,8 +34,14 @@ var (
 	TooOld   = tooOld
 )
 
-// NewLink returns a session's connection to a server, over c.
-func NewLink(c net.Conn) net.Conn { return &link{Conn: c, s: &session{}, asked: true} }
+// NewLink returns a session's connection to a server, over c. These nodes are watched.
+func NewLink(c net.Conn, watched ...string) net.Conn {
+	s := &session{watches: map[string]chan struct{}{}}
+	for _, node := range watched {
+		s.watches[node] = make(chan struct{})
+	}
+	return &link{Conn: c, s: s, asked: true}
+}
 
 // Understood reports whether the client library can read an answer to a request of this kind.
 func Understood(op int32, body []byte) bool {

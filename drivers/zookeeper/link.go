@@ -30,6 +30,7 @@ type link struct {
 	// Only the goroutine of the library that reads uses these.
 	packet []byte // what it has not read yet
 	broken error  // why there is no more
+	serves bool   // the server serves the session
 
 	mu      sync.Mutex
 	asked   bool
@@ -83,8 +84,10 @@ func (l *link) Read(p []byte) (int, error) {
 				l.s.wasSlow()
 			}
 			_ = l.Close() // if the packet was no answer, nothing else ends the connection
-			for _, node := range l.s.watched() {
-				l.packet = append(l.packet, deleted(node)...)
+			if l.serves { // otherwise the library waits for a greeting
+				for _, node := range l.s.watched() {
+					l.packet = append(l.packet, deleted(node)...)
+				}
 			}
 		}
 	}
@@ -117,6 +120,7 @@ func (l *link) next() ([]byte, error) {
 	if !l.understood(packet[4:]) {
 		return nil, errHostile
 	}
+	l.serves = l.timeout() > 0
 	return packet, nil
 }
 
@@ -130,8 +134,14 @@ func (l *link) understood(packet []byte) bool {
 		l.greeted = true
 		_, ms, _ := r.number(), r.number(), r.skip(8)
 		r.bytes()
-		l.got = time.Duration(ms) * time.Millisecond
-		return !r.failed && (ms > 0 || string(packet[8:16]) == string(make([]byte, 8))) // without a session it is over
+		if r.failed {
+			return false
+		}
+		session := binary.BigEndian.Uint64(packet[8:]) // 0: it is over
+		if session != 0 {
+			l.got = time.Duration(ms) * time.Millisecond
+		}
+		return session == 0 || ms > 0
 	}
 	number, _, failure := r.number(), r.skip(8), r.number()
 	op, known := l.ops[number]

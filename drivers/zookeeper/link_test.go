@@ -1,6 +1,7 @@
 package zookeeper_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -35,6 +36,31 @@ func numbers(all ...any) (b []byte) {
 		b, _ = binary.Append(b, binary.BigEndian, n)
 	}
 	return b
+}
+
+// TestAConnectionEndsItsWatches, unless the server has not greeted: the library would take the event
+// for a greeting, and the session for expired.
+func TestAConnectionEndsItsWatches(t *testing.T) {
+	t.Parallel()
+	for _, greets := range []bool{false, true} {
+		ours, theirs := net.Pipe()
+		l := zookeeper.NewLink(ours, "/lock/entry")
+		if greets {
+			go func() {
+				_, _ = theirs.Write(numbers(int32(37), int32(0), int32(4000), int64(7), int32(16), make([]byte, 17)))
+				_ = theirs.Close()
+			}()
+			_, err := io.ReadFull(l, make([]byte, 41))
+			must(t, err)
+		} else {
+			must(t, theirs.Close())
+		}
+		rest, err := io.ReadAll(l)
+		must(t, err)
+		if got := bytes.HasSuffix(rest, []byte("/lock/entry")); got != greets {
+			t.Errorf("after a greeting (%v) and the end the library reads %q", greets, rest)
+		}
+	}
 }
 
 // TestAHostileServerEndsNothing: the client library would end the process, or take all memory, if it
