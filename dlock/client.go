@@ -39,8 +39,9 @@ type Client struct {
 	renewals renewals
 	queues   *waitQueues
 	losses   losses
-	outage   outage   // logs failures of the backend
-	polling  degraded // logs waits that poll
+	outages  seldom // failures of the backend
+	losts    seldom // leases lost
+	polling  seldom // waits that poll
 	toHooks  eventQueue
 	toLog    eventQueue
 	count    counters
@@ -86,7 +87,9 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 	c.sched.clock = c.clock
 	c.sched.idle.L = &c.sched.mu
 	c.renewals.held = &c.count.held
-	c.outage.c, c.polling.c = c, c
+	c.outages = seldom{c: c, first: "dlock: backend unavailable", more: "dlock: backend still unavailable"}
+	c.losts = seldom{c: c, first: "dlock: lease lost", more: "dlock: more leases lost"}
+	c.polling = seldom{c: c, first: "dlock: waiters poll, since the backend cannot signal them", more: "dlock: waiters still poll"}
 	c.queues = newWaitQueues(c.life.Done())
 	if err := c.checkDefaults(); err != nil {
 		c.end()
@@ -209,7 +212,6 @@ type request struct {
 	began    time.Time
 	attempts int
 	verdict  error // the last definite answer; nil: none yet
-	failing  bool  // it waits for the backend: see outage
 }
 
 func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) (*Lease, error) {
@@ -234,7 +236,6 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 		l, err = c.takeSlot(ctx, r)
 	} else if err == nil && op == "lock" {
 		l, err = c.lock(ctx, r)
-		c.outage.leave(&r.failing)
 	} else if err == nil {
 		l, err = c.attempt(ctx, r, false)
 	}
@@ -301,9 +302,6 @@ func (c *Client) request(ctx context.Context, r *request, wait bool) (*Lease, ti
 	start := time.Now()
 	held, err := c.backend.Acquire(ctx, &r.Request)
 	var l *Lease
-	if err == nil || errors.Is(err, ErrHeld) {
-		c.outage.answered(&r.failing)
-	}
 	if err == nil {
 		l, err = c.hold(ctx, r, held, at, start)
 	}
@@ -444,6 +442,9 @@ func (c *Client) Close() error {
 		errs = multierror.Append(errs, fmt.Errorf("dlock: close %s: %w", c.info.Name, err))
 	}
 	c.losses.stop()
+	for _, s := range []*seldom{&c.outages, &c.losts, &c.polling} {
+		s.stop()
+	}
 	for what, m := range map[string]*eventQueue{"hook": &c.toHooks, "log handler": &c.toLog} {
 		if !m.drain(closePatience) {
 			errs = multierror.Append(errs, fmt.Errorf("dlock: close: a %s has not returned within %v", what, closePatience))

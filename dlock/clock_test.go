@@ -3,6 +3,8 @@ package dlock
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -32,9 +34,9 @@ func (g *grant) Renew(_ context.Context, r *driver.Renewal) (driver.Grant, error
 }
 
 // sleeper is a client on a machine that can sleep.
-func sleeper(t *testing.T) (*Client, *atomic.Int64) {
+func sleeper(t *testing.T, opts ...Option) (*Client, *atomic.Int64) {
 	t.Helper()
-	c, err := New(granting{}, WithLogger(nil))
+	c, err := New(granting{}, append([]Option{WithLogger(nil)}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,6 +64,31 @@ func TestErrKnowsOfASleepBeforeAnyTimer(t *testing.T) {
 		slept.Add(int64(time.Second))
 		if ctx.Err() == nil || !errors.Is(l.Err(), ErrLost) || !errors.Is(context.Cause(ctx), ErrLost) {
 			t.Errorf("after 10 s of sleep: %v, %v", ctx.Err(), l.Err())
+		}
+	})
+}
+
+// TestAStoppedProcessBlamesNoBackend: a process that was stopped (SIGSTOP) lost its lease, and the
+// log says nothing of the backend, which was never away.
+func TestAStoppedProcessBlamesNoBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		c, slept := sleeper(t, WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		for _, key := range []string{"a", "b"} {
+			if _, err := c.Lock(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		slept.Add(int64(time.Minute))
+		time.Sleep(time.Minute)
+		if _, err := c.Lock(t.Context(), "afterwards"); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := log.String(); strings.Contains(got, "available") || !strings.Contains(got, "lease lost") {
+			t.Errorf("the log says:\n%s", got)
 		}
 	})
 }

@@ -85,8 +85,8 @@ arrival, as long as nothing fails.
 # Logs and hooks
 
 [WithLogger] and [WithHooks] report events. Neither is on the path that keeps leases
-alive: a log handler or a hook that blocks costs no lease. An outage has one line at its
-beginning and one at its end.
+alive: a log handler or a hook that blocks costs no lease. An outage has a line
+at its beginning, and one every ten seconds that counts what failed since.
 
 # What is not guaranteed
 

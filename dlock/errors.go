@@ -197,20 +197,13 @@ func withoutContext(err error) error {
 
 // lostError is a loss, described in words. Its cause is text and not a wrapped error: a loss
 // must not match the error of the outage that led to it.
-type lostError struct {
-	msg        string
-	unanswered bool // the backend did not answer, or not in time
-}
+type lostError struct{ msg string }
 
 func (e *lostError) Error() string        { return e.msg }
 func (e *lostError) Is(target error) bool { return target == ErrLost }
 
 func lost(format string, args ...any) error {
 	return &lostError{msg: fmt.Sprintf("lease was lost: "+format, args...)}
-}
-
-func unanswered(format string, args ...any) error {
-	return &lostError{msg: fmt.Sprintf("lease was lost: "+format, args...), unanswered: true}
 }
 
 // quoteKey quotes a key of any bytes so that it fits into one line.

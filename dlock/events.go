@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -47,116 +46,81 @@ type printableError struct{ error }
 func (e *printableError) Error() string { return oneLine(e.error.Error()) }
 func (e *printableError) Unwrap() error { return e.error }
 
-// outage logs failures of the backend: a line when the first lease or waiting call fails, and
-// a line when none of them fails any more. It counts the failures in between.
-type outage struct {
-	c    *Client
-	open atomic.Bool // set under mu
+// seldom logs the first event of a kind, and then how many more there were, every seldomEvery as
+// long as there are any.
+type seldom struct {
+	c           *Client
+	first, more string // the messages
 
-	mu       sync.Mutex
-	failing  int // leases and calls whose last request failed
-	since    time.Time
-	failures int
-	lost     int
+	mu    sync.Mutex
+	count int // since the last line
+	timer *time.Timer
+	open  bool // the timer runs
+	ended bool
 }
 
-// failed notes a request whose outcome is unknown. in says whether its lease or call counts as
-// failing; the caller guards in.
-func (o *outage) failed(ctx context.Context, key string, err error, in *bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !*in {
-		*in = true
-		o.failing++
-	}
-	o.failures++
-	if o.open.Load() {
+const seldomEvery = 10 * time.Second
+
+func (s *seldom) log(ctx context.Context, attrs ...slog.Attr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ended:
+		return
+	case s.open:
+		s.count++
 		return
 	}
-	o.begin()
-	o.c.logLine(ctx, slog.LevelWarn, "dlock: backend unavailable",
-		slog.String("backend", o.c.info.Name), slog.String("key", key), slog.Any("err", err))
+	s.c.logLine(ctx, slog.LevelWarn, s.first, attrs...)
+	s.arm()
 }
 
-func (o *outage) begin() {
-	o.open.Store(true)
-	o.since, o.lost = time.Now(), 0
-}
-
-// answered notes an answer of the backend.
-func (o *outage) answered(in *bool) {
-	if !*in && !o.open.Load() {
-		return
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.part(in)
-	if o.failing > 0 || !o.open.Load() {
-		return
-	}
-	o.open.Store(false)
-	o.c.logLine(context.Background(), slog.LevelInfo, "dlock: backend available again",
-		slog.String("backend", o.c.info.Name), slog.Duration("after", time.Since(o.since)),
-		slog.Int("failures", o.failures), slog.Int("lost", o.lost))
-	o.failures = 0
-}
-
-// leave stops counting a lease or a call as failing, because it is over.
-func (o *outage) leave(in *bool) {
-	if *in {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.part(in)
+func (s *seldom) arm() {
+	s.open = true
+	if s.timer == nil {
+		s.timer = time.AfterFunc(seldomEvery, s.again)
+	} else {
+		s.timer.Reset(seldomEvery)
 	}
 }
 
-func (o *outage) part(in *bool) {
-	if *in {
-		*in = false
-		o.failing--
+// again logs the events since the last line.
+func (s *seldom) again() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open = s.count > 0 && !s.ended; s.open {
+		s.flush()
+		s.arm()
 	}
 }
 
-// leaseLost notes a loss. During an outage only the first loss is logged. silent says that the
-// backend did not answer: such a loss begins an outage if there is none.
-func (o *outage) leaseLost(l *Lease, err error, silent bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if silent && !o.open.Load() {
-		o.begin()
-	}
-	if o.open.Load() {
-		if o.lost++; o.lost > 1 {
-			return
-		}
-	}
-	o.c.logLine(l.ctx, slog.LevelWarn, "dlock: lease lost",
-		slog.String("key", l.key), slog.Uint64("fence", l.fence), slog.Any("err", err))
+func (s *seldom) flush() {
+	s.c.logLine(context.Background(), slog.LevelWarn, s.more, slog.String("backend", s.c.info.Name), slog.Int("times", s.count))
+	s.count = 0
 }
 
-// degraded logs waits that poll because the backend cannot watch.
-type degraded struct {
-	c  *Client
-	on atomic.Bool
+// stop logs what is left, and ends the timer.
+func (s *seldom) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if s.count > 0 {
+		s.flush()
+	}
 }
 
-// note records the outcome of an attempt to watch key.
-func (d *degraded) note(ctx context.Context, key string, err error) {
-	if d.on.Load() == (err != nil) || !d.on.CompareAndSwap(err == nil, err != nil) {
-		return
-	}
-	if err == nil {
-		d.c.logLine(ctx, slog.LevelInfo, "dlock: waiters are signalled again", slog.String("backend", d.c.info.Name))
-		return
-	}
-	d.c.logLine(ctx, slog.LevelWarn, "dlock: waiters poll, since the backend cannot signal them",
-		slog.String("backend", d.c.info.Name), slog.String("key", key), slog.Any("err", err))
+// unavailable logs a request whose outcome is unknown.
+func (c *Client) unavailable(ctx context.Context, key string, err error) {
+	c.outages.log(ctx, slog.String("backend", c.info.Name), slog.String("key", key), slog.Any("err", err))
 }
 
-// tellLost reports the loss of a lease to the hooks.
-func (c *Client) tellLost(l *Lease, err error, silent bool) {
+// tellLost reports the loss of a lease.
+func (c *Client) tellLost(l *Lease, err error) {
 	c.count.lost.Add(1)
-	c.outage.leaseLost(l, err, silent)
+	c.losts.log(l.ctx, slog.String("key", l.key), slog.Uint64("fence", l.fence), slog.Any("err", err))
 	if c.hooks.Event != nil {
 		e := l.event("lost", err)
 		e.Held = l.sinceGrant()

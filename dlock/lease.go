@@ -197,9 +197,9 @@ func (l *Lease) over(end boot.Instant) ending {
 	case end == l.limit:
 		return l.finishLocked(ErrMaxHold)
 	case l.failure != nil:
-		return l.finishLocked(unanswered("not renewed before its deadline: %v", l.failure))
+		return l.finishLocked(lost("not renewed before its deadline: %v", l.failure))
 	}
-	return l.finishLocked(unanswered("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
+	return l.finishLocked(lost("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
 }
 
 // ending has the calls to make, outside the mutex, after a lease has ended.
@@ -214,8 +214,7 @@ func (e ending) run() {
 		cancel(e.err)
 	}
 	if errors.Is(e.err, ErrLost) {
-		var l *lostError
-		e.l.c.tellLost(e.l, e.err, errors.As(e.err, &l) && l.unanswered)
+		e.l.c.tellLost(e.l, e.err)
 	}
 }
 
@@ -241,7 +240,6 @@ func (l *Lease) finishLocked(err error) ending {
 	if l.live {
 		l.c.count.held.Add(-1)
 	}
-	l.c.outage.leave(&l.failing)
 	l.c.sched.drop(l)
 	if l.lost != nil {
 		l.c.losses.drop(l.lost, l)

@@ -87,10 +87,7 @@ func (l *Lease) reported() ending {
 	for l.err == nil && isClosed(l.lost) {
 		last := l.lost
 		if l.lost = l.held.Grant().Lost; l.lost == last {
-			if l.c.bySession() {
-				return l.finishLocked(errSessionLost)
-			}
-			return l.finishLocked(errReportedLost)
+			return l.finishLocked(errReported)
 		}
 	}
 	return ending{}
@@ -105,9 +102,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-var errReportedLost = lost("the backend reports that it is gone")
-
-var errSessionLost = unanswered("the backend reports that it is gone")
+var errReported = lost("the backend reports that it is gone")
 
 // arm sets the timer that ends the watches without leases.
 func (ls *losses) arm() {

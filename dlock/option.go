@@ -197,9 +197,9 @@ func WithHooks(h Hooks) Option {
 // WithLogger sets where the client logs. The default is slog.Default; nil means nowhere.
 // Lines are written one after the other on a goroutine of the client's own, under the context
 // of the lease or the call. Their messages are constant, and attributes have the details:
-// a lease lost, a lease that nears its WithMaxHold, notices of the driver. An outage has one
-// line at its beginning and one at its end, which is Info and counts the renewals that failed
-// and the leases lost meanwhile; of these only the first has a line of its own.
+// the backend unavailable, a lease lost, a lease that nears its WithMaxHold, notices of the driver.
+// The first failure and the first loss have lines of their own; after it one line every ten seconds
+// counts the others, as long as there are any.
 func WithLogger(log *slog.Logger) Option {
 	return clientOption(func(c *config) {
 		if log == nil {

@@ -40,7 +40,6 @@ func (l *Lease) step(now boot.Instant) {
 	switch end := l.endsAt(); {
 	case l.kept && now >= l.keep:
 		l.kept = false
-		l.c.outage.leave(&l.failing)
 		go l.releaseKept()
 	case l.err != nil && !l.kept:
 	case !l.kept && end != 0 && now >= end:
@@ -178,11 +177,8 @@ func (l *Lease) renewed(g driver.Grant, err error, r *driver.Renewal, at boot.In
 	defer l.mu.Unlock()
 	over := l.look()
 	l.underWay--
-	switch {
-	case err == nil || errors.Is(err, ErrLost):
-		l.c.outage.answered(&l.failing)
-	case l.err == nil || l.kept:
-		l.c.outage.failed(l.ctx, l.key, err, &l.failing)
+	if err != nil && !errors.Is(err, ErrLost) && (l.err == nil || l.kept) {
+		l.c.unavailable(l.ctx, l.key, err)
 	}
 	if l.kept {
 		_ = l.keptOn(err, r, at)

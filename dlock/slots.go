@@ -48,7 +48,7 @@ func slotKey(key string, slot int) string {
 // ofSlot returns the request for one slot.
 func (r *request) ofSlot(slot int) *request {
 	q := *r
-	q.Key, q.slot, q.attempts, q.failing = slotKey(r.name, slot), slot, 0, false
+	q.Key, q.slot, q.attempts = slotKey(r.name, slot), slot, 0
 	return &q
 }
 
@@ -85,7 +85,6 @@ func (c *Client) takeSlot(ctx context.Context, r *request) (*Lease, error) {
 	}
 	c.count.waiting.Add(1)
 	defer c.count.waiting.Add(-1)
-	defer c.outage.leave(&r.failing)
 	q, _, verdict, err := c.queues.enter(ctx, r.name+"\x00slots")
 	if verdict != nil {
 		r.verdict = verdict
@@ -113,7 +112,6 @@ func (c *Client) tryASlot(ctx context.Context, r *request, order []int) (l *Leas
 	for _, slot := range order {
 		q := r.ofSlot(slot)
 		l, err = c.attempt(ctx, q, false)
-		c.outage.leave(&q.failing)
 		r.took(q, l, err)
 		if !errors.Is(err, ErrHeld) {
 			return l, err
@@ -144,7 +142,6 @@ func (c *Client) awaitASlot(ctx context.Context, r *request, slots []int) (*Leas
 		q := r.ofSlot(slot)
 		go func() {
 			l, err := c.lock(wait, q)
-			c.outage.leave(&q.failing)
 			outcomes <- outcome{q, l, err}
 		}()
 	}

@@ -3,6 +3,7 @@ package dlock
 import (
 	"context"
 	"errors"
+	"log/slog"
 	mathrand "math/rand/v2"
 	"time"
 
@@ -58,8 +59,8 @@ func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) 
 		switch {
 		case native && held && blocked >= pause:
 		case signal == nil && held && !native && watcher != nil && !unwatched:
-			if signal, err = watcher.Watch(ctx, r.Key); err == nil || ctx.Err() == nil {
-				c.polling.note(ctx, r.Key, err)
+			if signal, err = watcher.Watch(ctx, r.Key); err != nil && ctx.Err() == nil {
+				c.polling.log(ctx, slog.String("backend", c.info.Name), slog.String("key", r.Key), slog.Any("err", err))
 			}
 			unwatched = err != nil
 			if permanent(err) {
@@ -164,7 +165,7 @@ func (c *Client) again(ctx context.Context, r *request, err error) bool {
 		return false
 	}
 	if !errors.Is(err, ErrHeld) {
-		c.outage.failed(ctx, r.Key, err, &r.failing)
+		c.unavailable(ctx, r.Key, err)
 	}
 	return true
 }
