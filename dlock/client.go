@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/go-multierror"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
 	"github.com/redlock-go/redlock/driver/quorum"
@@ -85,6 +84,7 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 	}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.sched.clock = c.clock
+	c.losses.look, c.losses.watches = c.lookForLosses, map[<-chan struct{}]*watch{}
 	c.sched.idle.L = &c.sched.mu
 	c.renewals.held = &c.count.held
 	c.outages = seldom{c: c, first: "dlock: backend unavailable", more: "dlock: backend still unavailable"}
@@ -437,9 +437,9 @@ func (c *Client) Close() error {
 	c.calls.Wait()
 	c.sched.stop()
 	c.renewals.stop()
-	errs = multierror.Append(errs, each(c.holding(), (*Lease).close).WrappedErrors()...)
+	errs = append(errs, each(c.holding(), (*Lease).close)...)
 	if err := c.backend.Close(); err != nil {
-		errs = multierror.Append(errs, fmt.Errorf("dlock: close %s: %w", c.info.Name, err))
+		errs = append(errs, fmt.Errorf("dlock: close %s: %w", c.info.Name, err))
 	}
 	c.losses.stop()
 	for _, s := range []*seldom{&c.outages, &c.losts, &c.polling} {
@@ -447,10 +447,10 @@ func (c *Client) Close() error {
 	}
 	for what, m := range map[string]*eventQueue{"hook": &c.toHooks, "log handler": &c.toLog} {
 		if !m.drain(closePatience) {
-			errs = multierror.Append(errs, fmt.Errorf("dlock: close: a %s has not returned within %v", what, closePatience))
+			errs = append(errs, fmt.Errorf("dlock: close: a %s has not returned within %v", what, closePatience))
 		}
 	}
-	return errs.ErrorOrNil()
+	return errors.Join(errs...)
 }
 
 // closePatience is for how long Close waits for hooks and log handlers.
@@ -466,11 +466,10 @@ func (c *Client) holding() []*Lease {
 
 // each calls end for every lease, a bounded number at a time, and returns the errors other than
 // losses.
-func each(leases []*Lease, end func(*Lease) error) *multierror.Error {
+func each(leases []*Lease, end func(*Lease) error) (errs []error) {
 	const most = 64
 	var (
 		mu    sync.Mutex
-		errs  *multierror.Error
 		wg    sync.WaitGroup
 		slots = make(chan struct{}, most)
 	)
@@ -484,7 +483,7 @@ func each(leases []*Lease, end func(*Lease) error) *multierror.Error {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			errs = multierror.Append(errs, &Error{Op: "unlock", Key: l.key, Attempts: 1, Err: err})
+			errs = append(errs, &Error{Op: "unlock", Key: l.key, Attempts: 1, Err: err})
 		})
 	}
 	wg.Wait()

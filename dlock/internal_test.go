@@ -26,77 +26,58 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 	}
 }
 
-// A caller that gives up at the moment when it becomes the first wakes the next one.
-func TestACallerThatGivesUpAsTheFirstLetsTheNextGo(t *testing.T) {
+// A hundred thousand callers that give up hold up no other key, and leave nothing behind.
+func TestAnAbandonedWaiterTakesNothingThatOtherKeysNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		qs := newWaitQueues(nil)
 		q, _, _, _ := qs.enter(t.Context(), "k")
 		ctx, cancel := context.WithCancel(t.Context())
-		go func() { _, _, _, _ = qs.enter(ctx, "k") }()
+		for range 1000 {
+			go func() { _, _, _, _ = qs.enter(ctx, "k") }()
+		}
 		synctest.Wait()
-		q.mu.Lock() // it gives up, and before it can say so, it becomes the first
+		qs.mu.Lock() // the mutex of all keys is held
 		cancel()
-		q.wakeNext()
-		q.mu.Unlock()
-		qs.part(q) // the first has left
 		synctest.Wait()
+		qs.mu.Unlock()
+		if n := q.users.Load(); n != 1 {
+			t.Errorf("%d callers wait for the mutex of all keys", n-1)
+		}
+		qs.leave(q, nil)
 		if !qs.empty("k") {
-			t.Fatal("the queue has a first that is gone, and nobody can ever enter")
+			t.Error("the queue is left")
 		}
 	})
 }
 
-// queued returns a queue with a first and n callers behind it.
-func queued(n int) (*waitQueues, *waitQueue, []*waiter) {
-	qs := newWaitQueues(nil)
-	q, _ := qs.join("k")
-	q.taken = true
-	behind := make([]*waiter, n)
-	for i := range behind {
-		qs.join("k")
-		behind[i] = q.push()
-	}
-	return qs, q, behind
-}
-
-func TestAnAbandonedWaiterTakesNothingThatOtherKeysNeed(t *testing.T) {
-	qs, q, behind := queued(1000)
-	qs.mu.Lock() // the mutex of all keys is held
-	for _, w := range behind {
-		_ = q.abandon(w)
-		qs.part(q)
-	}
-	qs.mu.Unlock()
-	qs.leave(q, nil)
-	if !qs.empty("k") {
-		t.Error("the queue is left")
-	}
-}
-
-// Callers give up from the back, and in any other order: the cost of each does not depend on
-// how many wait.
-func TestAnAbandonedWaiterCostsTheSameHoweverManyWait(t *testing.T) {
-	took := func(n int) time.Duration {
-		best := time.Hour
-		qs, q, behind := queued(n)
-		for range 5 {
-			if len(behind) == 0 {
-				qs, q, behind = queued(n)
+// Callers become the first in the order of their arrival, and one that gives up at that moment lets
+// the next one go.
+func TestCallersAreServedInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		qs := newWaitQueues(nil)
+		q, _, _, _ := qs.enter(t.Context(), "k")
+		var order []int
+		for i := range 100 {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() {
+				q, _, _, err := qs.enter(ctx, "k")
+				if err == nil {
+					order = append(order, i)
+					qs.leave(q, nil)
+				}
+			}()
+			synctest.Wait()
+			if i%3 == 0 {
+				cancel()
 			}
-			rest := len(behind) - 1000
-			start := time.Now()
-			for _, w := range slices.Backward(behind[rest:]) {
-				_ = q.abandon(w)
-				qs.part(q)
-			}
-			behind = behind[:rest]
-			best = min(best, time.Since(start))
 		}
-		return best
-	}
-	if few, many := took(1000), took(100_000); many > 40*few {
-		t.Errorf("a thousand gave up in %v of a thousand, and in %v of a hundred thousand", few, many)
-	}
+		qs.leave(q, nil)
+		synctest.Wait()
+		if !slices.IsSorted(order) || len(order) != 66 || !qs.empty("k") {
+			t.Errorf("the order is %v", order)
+		}
+	})
 }
 
 func TestAShortLeaseIsNotHeldUpByALongOne(t *testing.T) {

@@ -105,9 +105,7 @@ func (l *Lease) begin() bool {
 	l.live = true
 	l.c.count.held.Add(1)
 	l.schedule()
-	if l.lost != nil {
-		l.c.losses.add(l.lost, l)
-	}
+	l.c.losses.add(l.lost)
 	return true
 }
 
@@ -241,9 +239,7 @@ func (l *Lease) finishLocked(err error) ending {
 		l.c.count.held.Add(-1)
 	}
 	l.c.sched.drop(l)
-	if l.lost != nil {
-		l.c.losses.drop(l.lost, l)
-	}
+	l.c.losses.drop(l.lost)
 	l.c.forget(l)
 	e := ending{l: l, err: err, cancels: l.contexts}
 	l.contexts = nil
@@ -350,7 +346,11 @@ func (l *Lease) release() error {
 		c.hooks.Event(ctx, e)
 	}
 	if err != nil && !errors.Is(err, ErrLost) && l.ttl > 0 {
-		err = fmt.Errorf("%w (the lock ends with its TTL of %v, if it was not released)", err, l.ttl)
+		ends := fmt.Sprintf("its TTL of %v", l.ttl)
+		if c.bySession() {
+			ends = "its session, and not before its TTL" // a server may end sessions later
+		}
+		err = fmt.Errorf("%w (the lock ends with %s, if it was not released)", err, ends)
 	}
 	return err
 }

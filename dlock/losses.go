@@ -8,6 +8,7 @@ import (
 // losses watches the Lost channels of leases: one goroutine per distinct channel, since
 // leases share theirs.
 type losses struct {
+	look    func() // looks at all leases
 	mu      sync.Mutex
 	watches map[<-chan struct{}]*watch
 	sweep   *time.Timer
@@ -16,7 +17,7 @@ type losses struct {
 }
 
 type watch struct {
-	leases map[*Lease]struct{}
+	leases int
 	quit   chan struct{}
 	idle   bool // had no lease at the last sweep
 }
@@ -25,30 +26,33 @@ type watch struct {
 // the next lease soon.
 const idleWatch = time.Second
 
-// add watches lost for l.
-func (ls *losses) add(lost <-chan struct{}, l *Lease) {
+// add watches lost for one lease more.
+func (ls *losses) add(lost <-chan struct{}) {
+	if lost == nil {
+		return
+	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	w := ls.watches[lost]
 	if w == nil {
-		w = &watch{leases: map[*Lease]struct{}{}, quit: make(chan struct{})}
-		if ls.watches == nil {
-			ls.watches = map[<-chan struct{}]*watch{}
-		}
+		w = &watch{quit: make(chan struct{})}
 		ls.watches[lost] = w
 		ls.running.Go(func() { ls.run(lost, w) })
 		ls.arm()
 	}
-	w.leases[l] = struct{}{}
+	w.leases++
 	w.idle = false
 }
 
-// drop ends the watching of lost for l.
-func (ls *losses) drop(lost <-chan struct{}, l *Lease) {
+// drop ends the watching of lost for one lease.
+func (ls *losses) drop(lost <-chan struct{}) {
+	if lost == nil {
+		return
+	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if w := ls.watches[lost]; w != nil {
-		delete(w.leases, l)
+		w.leases--
 	}
 }
 
@@ -62,33 +66,30 @@ func (ls *losses) run(lost <-chan struct{}, w *watch) {
 	if ls.watches[lost] == w {
 		delete(ls.watches, lost)
 	}
-	leases := w.leases
-	w.leases = nil
 	ls.mu.Unlock()
-	for l := range leases {
-		l.lookForLoss()
+	ls.look()
+}
+
+// lookForLosses ends the leases that the backend reports to be gone.
+func (c *Client) lookForLosses() {
+	for _, l := range c.holding() {
+		l.mu.Lock()
+		over := l.reported()
+		l.mu.Unlock()
+		over.run()
 	}
 }
 
-// lookForLoss ends the lease if the backend reports that it is gone. Otherwise another lease with
-// the same channel is, and the lease has a new one.
-func (l *Lease) lookForLoss() {
-	l.mu.Lock()
-	over := l.reported()
-	if l.err == nil && l.lost != nil {
-		l.c.losses.add(l.lost, l)
-	}
-	l.mu.Unlock()
-	over.run()
-}
-
-// reported ends the lease if the backend reports that it is gone. l.mu is held.
+// reported ends the lease if the backend reports that it is gone. If another lease with the same
+// channel is, this one has a new channel. l.mu is held.
 func (l *Lease) reported() ending {
 	for l.err == nil && isClosed(l.lost) {
 		last := l.lost
 		if l.lost = l.held.Grant().Lost; l.lost == last {
-			return l.finishLocked(errReported)
+			return l.finishLocked(lost("the backend reports that it is gone"))
 		}
+		l.c.losses.drop(last)
+		l.c.losses.add(l.lost)
 	}
 	return ending{}
 }
@@ -101,8 +102,6 @@ func isClosed(c <-chan struct{}) bool {
 		return false
 	}
 }
-
-var errReported = lost("the backend reports that it is gone")
 
 // arm sets the timer that ends the watches without leases.
 func (ls *losses) arm() {
@@ -122,15 +121,14 @@ func (ls *losses) clean() {
 	defer ls.mu.Unlock()
 	ls.pending = false
 	for lost, w := range ls.watches {
-		if len(w.leases) > 0 {
-			continue
-		}
-		if !w.idle {
+		switch {
+		case w.leases > 0:
+		case !w.idle:
 			w.idle = true
-			continue
+		default:
+			close(w.quit)
+			delete(ls.watches, lost)
 		}
-		close(w.quit)
-		delete(ls.watches, lost)
 	}
 	if len(ls.watches) > 0 {
 		ls.arm()

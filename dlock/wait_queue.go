@@ -8,7 +8,8 @@ import (
 )
 
 // waitQueues keeps, per key, the calls of this client that want it, in the order of their
-// arrival. Only the first of a queue talks to the backend.
+// arrival. Only the first of a queue talks to the backend: it has filled a channel of one, and the
+// runtime serves those that wait to send in their order.
 type waitQueues struct {
 	closed <-chan struct{}
 
@@ -22,19 +23,11 @@ type waitQueues struct {
 type waitQueue struct {
 	key   string
 	users atomic.Int64  // calls that have not left; raised under waitQueues.mu
+	first chan struct{} // full while there is a first; the others wait to send, in their order
 	kick  chan struct{} // wakes the first: a lease of this key was released here
 
-	mu          sync.Mutex
-	taken       bool // there is a first
-	front, back *waiter
-	last        error // the last verdict of the first caller; nil: none
-}
-
-// waiter is a call behind the first.
-type waiter struct {
-	first      chan struct{} // closed when it becomes the first
-	prev, next *waiter
-	queued     bool
+	mu   sync.Mutex
+	last error // the last verdict of the first caller; nil: none
 }
 
 func newWaitQueues(closed <-chan struct{}) *waitQueues {
@@ -46,24 +39,20 @@ func newWaitQueues(closed <-chan struct{}) *waitQueues {
 // before it got.
 func (qs *waitQueues) enter(ctx context.Context, key string) (q *waitQueue, hot bool, verdict, err error) {
 	q, hot = qs.join(key)
-	q.mu.Lock()
-	if !q.taken {
-		q.taken = true
-		q.mu.Unlock()
-		return q, hot, nil, nil
-	}
-	w := q.push()
-	q.mu.Unlock()
-
 	select {
-	case <-w.first:
+	case q.first <- struct{}{}:
+		return q, hot, q.said(), nil
+	default:
+	}
+	select {
+	case q.first <- struct{}{}:
 		return q, qs.hot(key), q.said(), nil
 	case <-ctx.Done():
 		err = ctx.Err()
 	case <-qs.closed:
 		err = ErrClosed
 	}
-	verdict = q.abandon(w)
+	verdict = q.said()
 	qs.part(q)
 	return nil, false, verdict, err
 }
@@ -76,9 +65,9 @@ func (qs *waitQueues) join(key string) (q *waitQueue, hot bool) {
 	if q == nil {
 		q, qs.spare = qs.spare, nil
 		if q == nil {
-			q = &waitQueue{kick: make(chan struct{}, 1)}
+			q = &waitQueue{first: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
 		}
-		q.key = key
+		q.key, q.last = key, nil
 		qs.byKey[key] = q
 	}
 	q.users.Add(1)
@@ -104,58 +93,6 @@ func (qs *waitQueues) part(q *waitQueue) {
 	qs.spare = q
 }
 
-// abandon takes w, which no longer waits, out of the queue, and returns the last verdict
-// there.
-func (q *waitQueue) abandon(w *waiter) (verdict error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	verdict = q.last
-	if w.queued {
-		q.unlink(w)
-	} else {
-		q.wakeNext() // w had just become the first
-	}
-	return verdict
-}
-
-// push adds a waiter at the end. q.mu is held.
-func (q *waitQueue) push() *waiter {
-	w := &waiter{first: make(chan struct{}), prev: q.back, queued: true}
-	if q.back == nil {
-		q.front = w
-	} else {
-		q.back.next = w
-	}
-	q.back = w
-	return w
-}
-
-// unlink takes w out. q.mu is held.
-func (q *waitQueue) unlink(w *waiter) {
-	if w.prev == nil {
-		q.front = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		q.back = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	w.prev, w.next, w.queued = nil, nil, false
-}
-
-// wakeNext makes the next waiter the first of the queue, and wakes it. q.mu is held.
-func (q *waitQueue) wakeNext() {
-	w := q.front
-	if w == nil {
-		q.taken, q.last = false, nil
-		return
-	}
-	q.unlink(w)
-	close(w.first)
-}
-
 // note keeps the first caller's verdict for the callers behind it.
 func (q *waitQueue) note(verdict error) {
 	q.mu.Lock()
@@ -171,10 +108,8 @@ func (q *waitQueue) said() error {
 
 // leave makes the next in q the first, and tells it the verdict that the caller heard last.
 func (qs *waitQueues) leave(q *waitQueue, verdict error) {
-	q.mu.Lock()
-	q.last = verdict
-	q.wakeNext()
-	q.mu.Unlock()
+	q.note(verdict)
+	<-q.first
 	qs.part(q)
 }
 

@@ -34,7 +34,7 @@ func TestDependencyRules(t *testing.T) {
 		boot      = "driver/boot"
 		rooms     = "drivers/postgres/internal/"
 	)
-	base := []string{"driver", "driver/base", "dlock", boot, multi, errwrap}
+	base := []string{"driver", "driver/base", "dlock", boot}
 	pgxDeps := []string{pgx, "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile", "golang.org/x/text", "golang.org/x/sync"}
 	rules := map[string][]string{ // the modules and own packages allowed
 		"driver":             {"driver/quorum", "driver/printable"},
@@ -42,13 +42,13 @@ func TestDependencyRules(t *testing.T) {
 		"driver/printable":   {},
 		"driver/dsn":         {"driver"},
 		"driver/base":        {"driver"},
-		"dlock":              {"driver", boot, multi, errwrap},
+		"dlock":              {"driver", boot},
 		"dlock/both":         base,
 		"dlock/fence":        append(base, fencesql),
 		"dlock/cli":          append(base, dsn, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
-		"drivers/redlock":    append(base, dsn, async),
+		"drivers/redlock":    append(base, multi, errwrap, dsn, async),
 		"drivers/goredis":    append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, resp, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
 		"drivers/valkeygo":   append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, resp, async, valkey, "golang.org/x/sys"),
 		pubsub:               {},

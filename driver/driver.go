@@ -89,7 +89,7 @@ type Info struct {
 	Name     string
 	Features Features
 	// MinTTL and MaxTTL bound Request.TTL; MinTTL is at least 10 ms. dlock checks
-	// them before any I/O. Both are zero where there is no TTL (see Session).
+	// them before any I/O. Both are zero where there is no TTL (see FeatureSession).
 	MinTTL, MaxTTL time.Duration
 
 	_ struct{}
