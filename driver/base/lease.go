@@ -19,6 +19,7 @@ type Lease struct {
 
 	// Only the call that has put a value into busy uses these.
 	over    bool // it is released or lost, or a release was tried
+	lost    bool // and Release has not said so yet
 	certain bool // the lock is certainly gone
 	undoing bool // release is repeated in the background
 
@@ -35,9 +36,9 @@ var _ driver.Lease = (*Lease)(nil)
 // and after a release, it is not called again.
 //
 // release frees exactly this acquisition's lock. Nil and driver.ErrLost say that the lease
-// certainly no longer has the lock; after renew has returned ErrLost it is not called. After any other
-// error Release returns that error, and release is called again in the background, until it is
-// certain or ten seconds after the lease's end.
+// certainly no longer has the lock. After any other error Release returns that error, and release is
+// called again in the background, until it is certain or ten seconds after the lease's end. It is
+// not called after renew has returned ErrLost; Release then returns ErrLost too.
 func NewLease(calls *Calls, info driver.Info, grant driver.Grant, renew func(*Call, *driver.Renewal) (driver.Grant, error), release func(*Call) error) *Lease {
 	return &Lease{calls: calls, info: info, grant: grant, renew: renew, release: release, busy: make(chan struct{}, 1)}
 }
@@ -84,8 +85,8 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	}
 	grant, err := l.renew(call, r)
 	if err != nil {
-		l.over = errors.Is(err, driver.ErrLost)
-		l.certain = l.over
+		l.lost = errors.Is(err, driver.ErrLost)
+		l.over, l.certain = l.lost, l.lost
 		return driver.Grant{}, call.Failed(err)
 	}
 	l.mu.Lock()
@@ -102,8 +103,12 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	defer l.leave(call)
 	l.over = true
+	if l.lost {
+		l.lost = false
+		return driver.ErrLost
+	}
 	if l.certain {
-		return nil // for a lost lease too
+		return nil
 	}
 	err = l.release(call)
 	l.certain = err == nil || errors.Is(err, driver.ErrLost)

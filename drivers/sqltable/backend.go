@@ -3,13 +3,12 @@ package sqltable
 import (
 	"context"
 	"database/sql"
-	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 const (
@@ -18,15 +17,13 @@ const (
 	// DefaultCallTimeout bounds one call to the server.
 	DefaultCallTimeout = time.Second
 
-	minCallTimeout = 50 * time.Millisecond // the least time for a call with a short TTL
-
 	// maxRowWait is how long a statement waits at most for a row that another transaction has
 	// locked, where the driver can choose it.
 	maxRowWait = time.Second
 	// maxSlots is how many statements a backend has under way at most on a *sql.DB without a
 	// limit of connections.
 	maxSlots = 64
-	minTTL   = 2 * minCallTimeout // a shorter lease could end before its call does
+	minTTL   = 100 * time.Millisecond // twice the least time of a call: see base.Calls.Bound
 	maxTTL   = 365 * 24 * time.Hour
 )
 
@@ -71,8 +68,8 @@ func (o *Options) complete() error {
 		o.CallTimeout = DefaultCallTimeout
 	}
 	switch {
-	case len(o.Prefix) >= driver.MaxKey:
-		return driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(o.Prefix), driver.MaxKey)
+	case base.CheckPrefix(o.Prefix) != nil:
+		return base.CheckPrefix(o.Prefix)
 	case !tableName.MatchString(o.Table):
 		return driver.Invalid("table", "must be a name of ASCII letters, digits and '_', or schema.name")
 	case o.CallTimeout < driver.MinTTL:
@@ -90,25 +87,20 @@ type Backend struct {
 	sql     statements
 	clock   clock
 
-	// slots has an element for each statement that is under way at the server. That of an
-	// abandoned statement leaves when the server has certainly ended it: see leaveSlot.
-	slots   chan struct{}
+	// attempts, others and undoing have an element for each statement that is under way at the
+	// server: of calls of Acquire, of other calls, and of what is undone. That of an abandoned statement leaves when the server has
+	// certainly ended it: see leaveSlot. The attempts on a locked row keep no lease from its renewal.
+	attempts, others, undoing chan struct{}
+
 	rowWait atomic.Int64 // how long a statement waits for a locked row at most, a time.Duration
 
 	greeting chan struct{} // full while a call asks the first question
-	undos    undoQueue
-
-	users    context.Context // of the users' calls; Close ends it first
-	endUsers context.CancelFunc
-	ctx      context.Context // of the driver's goroutines
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup // counts the driver's goroutines
+	calls    base.Calls
 
 	mu      sync.Mutex
-	closing bool
-	calls   sync.WaitGroup // of the users
-	greeted time.Time      // when the server was last greeted; zero: greet it before the next call
-	cleaned time.Time      // when the last clean-up began
+	held    map[string]time.Time // keys that were held at this time: see wasHeld
+	greeted time.Time            // when the server was last greeted; zero: greet it before the next call
+	cleaned time.Time            // when the last clean-up began
 }
 
 var (
@@ -142,7 +134,8 @@ func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 	}
 	wait := min(maxRowWait, opt.CallTimeout) * 4 / 5 // so that the answer comes before the call ends
 	b := &Backend{
-		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table, wait), slots: make(chan struct{}, slots), greeting: make(chan struct{}, 1),
+		calls: base.Calls{Name: d.String(), Timeout: opt.CallTimeout}, held: map[string]time.Time{},
+		db: db, dialect: d, opt: opt, sql: d.texts(opt.Table, wait), attempts: make(chan struct{}, slots), others: make(chan struct{}, slots), undoing: make(chan struct{}, 1), greeting: make(chan struct{}, 1),
 		info: driver.Info{
 			Name: d.String(), Features: driver.FeatureFencing | driver.FeatureKeep,
 			MinTTL: minTTL, MaxTTL: maxTTL,
@@ -150,8 +143,6 @@ func New(db *sql.DB, d Dialect, o *Options) (*Backend, error) {
 	}
 	b.rowWait.Store(int64(2 * wait)) // a busy server begins late, and ends late
 	b.clock.base = time.Now()
-	b.ctx, b.cancel = context.WithCancel(context.Background())
-	b.users, b.endUsers = context.WithCancel(b.ctx)
 	return b, nil
 }
 
@@ -166,17 +157,6 @@ func (b *Backend) String() string {
 	return b.opt.Address
 }
 
-// begin counts a user's call; the returned function ends it.
-func (b *Backend) begin() (func(), error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closing {
-		return nil, driver.ErrClosed
-	}
-	b.calls.Add(1)
-	return b.calls.Done, nil
-}
-
 // Acquire makes one attempt: one statement if the key was used before and is free. It does not
 // wait, because the server cannot signal a release.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -186,18 +166,13 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if len(req.Owner) > maxOwner {
 		return nil, driver.Invalid("owner", "has %d bytes, the limit is %d", len(req.Owner), maxOwner)
 	}
-	end, err := b.begin()
+	under, err := b.calls.Begin(ctx, b.calls.Bound(req.TTL))
 	if err != nil {
 		return nil, err
 	}
-	defer end()
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", b.info.Name, err)
-	}
-	c := b.newCall(ctx, b.patience(req.TTL))
-	defer c.end()
+	defer under.End()
 	a := &attempt{
-		call: c, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
+		call: &call{Call: under, b: b, ctx: under, slots: b.attempts}, name: []byte(b.opt.Prefix + req.Key), owner: []byte(req.Owner),
 		ttl: req.TTL, floor: int64(min(req.FenceFloor, driver.MaxFence)),
 	}
 	l, err := a.run()
@@ -206,11 +181,6 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	b.cleanUp()
 	return l, nil
-}
-
-// patience returns how long a call may last.
-func (b *Backend) patience(ttl time.Duration) time.Duration {
-	return min(b.opt.CallTimeout, max(ttl/2, minCallTimeout))
 }
 
 // An attempt is a call of Acquire under way.
@@ -227,14 +197,20 @@ type attempt struct {
 
 // run repeats statements until there is a verdict. There is a further round only if another
 // client took or freed the key meanwhile.
-func (a *attempt) run() (_ *lease, err error) {
+func (a *attempt) run() (_ driver.Lease, err error) {
 	defer func() {
 		if err != nil && a.sent {
-			a.b.undoLater(pendingUndo{name: a.name, owner: a.owner, settled: a.latest, once: !a.again, until: a.deadline.Add(a.ttl + time.Second)})
+			end, _ := a.Deadline()
+			a.b.undoLater(end.Add(a.ttl+time.Second), pendingUndo{name: a.name, owner: a.owner, settled: a.latest, once: !a.again})
 		}
 	}()
 	if err := a.greet(); err != nil {
 		return nil, err
+	}
+	if a.b.wasHeld(a.name) {
+		if r, err := a.look(a.name); err != nil || r.held() && r.owner != string(a.owner) {
+			return nil, a.b.sawHeld(&r, err)
+		}
 	}
 	for grown := false; ; {
 		l, err := a.make(a.b.sql.take)
@@ -249,7 +225,7 @@ func (a *attempt) run() (_ *lease, err error) {
 		case r.exists && r.owner == string(a.owner): // a request that the client repeated
 			return a.granted(r.fence), nil
 		case r.held():
-			return nil, r.heldError()
+			return nil, a.b.sawHeld(&r, nil)
 		case r.exists && r.fence >= driver.MaxFence:
 			return nil, &driver.RefusedError{Reason: a.b.info.Name + ": the fencing token of this key is at its end"}
 		case r.now > a.notAfter():
@@ -266,15 +242,40 @@ func (a *attempt) run() (_ *lease, err error) {
 			}
 			grown = true
 		}
-		if err := a.over(); err != nil {
+		if err := a.Over(); err != nil {
 			return nil, err
 		}
 	}
 }
 
+// recently is how long an attempt on a key that was held begins with a look: a waiter's poll is then
+// one statement that locks nothing, and not two.
+const recently = 2 * time.Second
+
+// wasHeld reports whether the key was held recently.
+func (b *Backend) wasHeld(name []byte) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return time.Since(b.held[string(name)]) < recently
+}
+
+// sawHeld returns the verdict for a held key, and remembers it.
+func (b *Backend) sawHeld(r *row, err error) error {
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.held) > 1000 {
+		clear(b.held) // it saves statements, and no more
+	}
+	b.held[r.name] = time.Now()
+	return r.heldError()
+}
+
 // make sends a statement that may take the lock. If it had no effect, make returns neither a
 // lease nor an error.
-func (a *attempt) make(text string) (*lease, error) {
+func (a *attempt) make(text string) (driver.Lease, error) {
 	if a.start.IsZero() {
 		a.start = time.Now()
 	}
@@ -292,30 +293,23 @@ func (a *attempt) make(text string) (*lease, error) {
 	return a.granted(uint64(fence)), nil
 }
 
-func (a *attempt) granted(fence uint64) *lease {
-	l := &lease{b: a.b, name: a.name, owner: a.owner, fence: int64(fence), grant: driver.Grant{
-		Expires: driver.Expires(a.start, a.ttl), Fence: fence,
-	}}
+func (a *attempt) granted(fence uint64) driver.Lease {
+	l := &lease{b: a.b, name: a.name, owner: a.owner, fence: int64(fence)}
 	if a.again {
 		l.settled = a.latest
 	}
-	return l
+	a.b.mu.Lock()
+	delete(a.b.held, string(a.name)) // the next attempt of a lone user is one statement again
+	a.b.mu.Unlock()
+	l.Lease = base.NewLease(&a.b.calls, a.b.info, driver.Grant{Expires: driver.Expires(a.start, a.ttl), Fence: fence}, l.renew, l.release)
+	return l.Lease
 }
 
 // Close ends the calls under way, and returns when all goroutines of the backend have ended. It
 // waits at most one call timeout for the clean-up of failed attempts, those that it has ended
 // included. Held leases stay until their TTL.
 func (b *Backend) Close() error {
-	b.mu.Lock()
-	first := !b.closing
-	b.closing = true
-	b.mu.Unlock()
-	b.endUsers()
-	b.calls.Wait() // they leave attempts to undo
-	b.undos.await(b.opt.CallTimeout)
-	b.cancel()
-	b.wg.Wait()
-	if first && b.opt.CloseDB {
+	if first := b.calls.Close(); first && b.opt.CloseDB {
 		return b.db.Close()
 	}
 	return nil
@@ -326,17 +320,3 @@ func (b *Backend) report(n driver.Notice) {
 		b.opt.Notify(n)
 	}
 }
-
-// goroutine runs f unless the backend is closed, and reports whether it does.
-func (b *Backend) goroutine(f func()) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.ctx.Err() != nil {
-		return false
-	}
-	b.wg.Go(f)
-	return true
-}
-
-// errTimeout says that a call took too long for the driver.
-var errTimeout = errors.New("the server did not answer in time")

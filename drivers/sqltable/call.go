@@ -12,54 +12,21 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
-// A call is one call of the user: its statements and their deadline.
+// A call is one call: its statements and their deadline.
 type call struct {
+	*base.Call
 	b        *Backend
-	outer    context.Context
-	ctx      context.Context
-	cancel   func()
-	deadline time.Time
-	asked    bool // the last statement had a connection: it may have reached the server
-	looks    bool // it does not make the table
-	repeated bool // the last statement was repeated, and the first try may have taken effect
+	ctx      context.Context // of its statements
+	asked    bool            // the last statement had a connection: it may have reached the server
+	looks    bool            // it does not make the table
+	slots    chan struct{}   // bounds its statements and others
+	repeated bool            // the last statement was repeated, and the first try may have taken effect
 }
 
-// newCall returns a user's call, which Close ends; or, if ctx is b.ctx, one of the driver's
-// goroutines, which ends with that.
-func (b *Backend) newCall(ctx context.Context, patience time.Duration) *call {
-	c := &call{b: b, outer: ctx, deadline: time.Now().Add(patience)}
-	if d, ok := ctx.Deadline(); ok && d.Before(c.deadline) {
-		c.deadline = d
-	}
-	inner, cancel := context.WithDeadline(ctx, c.deadline)
-	if ctx == b.ctx {
-		c.ctx, c.cancel = inner, cancel
-		return c
-	}
-	stop := context.AfterFunc(b.users, cancel)
-	c.ctx, c.cancel = inner, func() { stop(); cancel() }
-	return c
-}
-
-func (c *call) end() { c.cancel() }
-
-// over returns the error of a call whose time is over.
-func (c *call) over() error {
-	end, bounded := c.outer.Deadline()
-	switch {
-	case c.ctx.Err() == nil:
-		return nil
-	case c.outer.Err() != nil:
-		return fmt.Errorf("%s: %w", c.b.info.Name, c.outer.Err())
-	case c.b.users.Err() != nil:
-		return driver.ErrClosed
-	case bounded && !c.deadline.Before(end): // two timers have the same deadline, and the driver's fired first
-		return fmt.Errorf("%s: %w", c.b.info.Name, context.DeadlineExceeded)
-	}
-	return fmt.Errorf("%s: %w", c.b.info.Name, errTimeout)
-}
+func (b *Backend) newCall(c *base.Call) *call { return &call{Call: c, b: b, ctx: c, slots: b.others} }
 
 // do runs f on a connection. It repeats f while the error says that it had no effect and may
 // succeed soon: a deadlock, a serialization failure, a busy SQLite. It translates any other
@@ -98,13 +65,13 @@ func (c *call) do(f func(ctx context.Context, conn *sql.Conn) error) error {
 // try runs f on a connection. It takes a slot, and so bounds the statements that the server has to
 // do, those included that nobody waits for any more.
 func (c *call) try(f func(ctx context.Context, conn *sql.Conn) error) (err error) {
+	asked := false
 	select {
-	case c.b.slots <- struct{}{}:
+	case c.slots <- struct{}{}:
 	case <-c.ctx.Done():
 		return c.ctx.Err()
 	}
-	asked := false
-	defer func() { c.b.leaveSlot(asked && err != nil && c.ctx.Err() != nil) }()
+	defer func() { c.leaveSlot(asked && err != nil && c.ctx.Err() != nil) }()
 	conn, err := c.b.db.Conn(c.ctx)
 	if err != nil {
 		return err
@@ -123,12 +90,12 @@ func (c *call) try(f func(ctx context.Context, conn *sql.Conn) error) (err error
 // leaveSlot frees the slot of a statement. If its caller abandoned it, its connection is closed, but
 // the server does not notice that while it waits for a row. The slot is then freed when that wait
 // is certainly over.
-func (b *Backend) leaveSlot(abandoned bool) {
-	if !abandoned || b.dialect == SQLite {
-		<-b.slots
+func (c *call) leaveSlot(abandoned bool) {
+	if !abandoned || c.b.dialect == SQLite {
+		<-c.slots
 		return
 	}
-	time.AfterFunc(time.Duration(b.rowWait.Load()), func() { <-b.slots })
+	time.AfterFunc(time.Duration(c.b.rowWait.Load()), func() { <-c.slots })
 }
 
 // change is do for a statement that may change a row. If an earlier try may have taken effect, the
@@ -226,7 +193,7 @@ func (c *call) query(text string, args []any, scan func(*sql.Rows) error) error 
 
 // A row is the stored state of a key.
 type row struct {
-	name             string // only in lists
+	name             string
 	exists           bool
 	owner            string
 	fence            uint64
@@ -267,13 +234,16 @@ func (c *call) look(name []byte) (r row, err error) {
 	if owner, err = c.b.dialect.decode(owner); err != nil {
 		return r, err
 	}
-	r.exists, r.owner, r.fence = fence.Valid, string(owner), uint64(max(0, fence.Int64))
+	r.name, r.exists, r.owner, r.fence = string(name), fence.Valid, string(owner), uint64(max(0, fence.Int64))
 	r.granted, r.expires = granted.Int64, expires.Int64
 	return r, nil
 }
 
 // notAfter returns the call's deadline by the server's clock.
-func (c *call) notAfter() int64 { return c.b.clock.at(c.deadline) }
+func (c *call) notAfter() int64 {
+	deadline, _ := c.Deadline()
+	return c.b.clock.at(deadline)
+}
 
 // micros returns a duration in microseconds, rounded up.
 func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }

@@ -3,117 +3,41 @@ package sqltable
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
-// A pendingUndo is a failed attempt, or a release, whose effect is unknown, or a released attempt
-// of which a statement may still arrive.
+// A pendingUndo is a failed attempt whose effect is unknown, or a released one of which a statement
+// may still arrive.
 type pendingUndo struct {
 	name, owner []byte
-	settled     int64     // by the server's clock: the server refuses statements that arrive later
-	once        bool      // the statement was sent once: when it is undone no other can arrive
-	until       time.Time // when the lock has ended by itself
+	settled     int64 // by the server's clock: the server refuses statements that arrive later
+	once        bool  // the statement was sent once: when it is undone no other can arrive
 }
 
-// undoQueue has what must be undone: one after the other, by one goroutine while there is any.
-type undoQueue struct {
-	mu      sync.Mutex
-	list    []pendingUndo
-	running chan struct{} // closed when the goroutine ends; nil: there is none
-}
+// errUnsettled says that a statement may still arrive.
+var errUnsettled = errors.New("a statement may still arrive")
 
-// await returns when nothing is left to undo, or after d.
-func (q *undoQueue) await(most time.Duration) {
-	q.mu.Lock()
-	running := q.running
-	q.mu.Unlock()
-	if running == nil {
-		return
-	}
-	t := time.NewTimer(most)
-	defer t.Stop()
-	select {
-	case <-running:
-	case <-t.C:
-	}
-}
-
-// undoLater undoes an attempt in the background: at once, and again when its statement can no
+// undoLater frees the lock that an attempt may have taken, at once and until its statement can no
 // longer arrive. If that takes effect meanwhile, the lock ends by itself at until.
-func (b *Backend) undoLater(x pendingUndo) {
-	q := &b.undos
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.list = append(q.list, x)
-	if q.running != nil {
-		return
-	}
-	done := make(chan struct{})
-	if b.goroutine(func() { defer close(done); b.settle() }) {
-		q.running = done
-	}
-}
-
-// next returns what is first, or ends the goroutine.
-func (q *undoQueue) next() (pendingUndo, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.list) == 0 {
-		q.running = nil
-		return pendingUndo{}, false
-	}
-	x := q.list[0]
-	q.list = q.list[1:]
-	return x, true
-}
-
-// settle empties the queue. While the server cannot be reached it tries again after growing
-// pauses, until the locks in question have ended by themselves.
-func (b *Backend) settle() {
-	for pause := 10 * time.Millisecond; ; {
-		x, ok := b.undos.next()
-		if !ok {
-			return
+func (b *Backend) undoLater(until time.Time, x pendingUndo) {
+	b.calls.Undo(until, func(call *base.Call) error {
+		c := b.newCall(call)
+		c.slots = b.undoing
+		r, err := c.look(x.name) // to learn the clock
+		if err != nil {
+			return err
 		}
-		settled, err := b.undo(x)
-		switch {
-		case b.ctx.Err() != nil || err != nil && time.Now().After(x.until):
-			continue
-		case settled:
-			pause = 10 * time.Millisecond
-			continue
-		case err == nil:
-			pause = 10 * time.Millisecond
-		default:
-			pause = min(2*pause, time.Second)
+		n, err := c.exec(b.sql.undo, x.name, x.owner)
+		if err == nil && (n == 0 || !x.once) && r.now <= x.settled {
+			return errUnsettled
 		}
-		b.undos.mu.Lock()
-		b.undos.list = append(b.undos.list, x)
-		b.undos.mu.Unlock()
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-b.ctx.Done():
-			t.Stop()
-		}
-	}
-}
-
-// undo frees the lock that an attempt may have taken. settled says that no more is to be done: the
-// attempt's statement has taken effect, or could no longer arrive before that.
-func (b *Backend) undo(x pendingUndo) (settled bool, err error) {
-	c := b.newCall(b.ctx, b.opt.CallTimeout)
-	defer c.end()
-	r, err := c.look(x.name) // to learn the clock
-	if err != nil {
-		return false, err
-	}
-	n, err := c.exec(b.sql.undo, x.name, x.owner)
-	return err == nil && (n > 0 && x.once || r.now > x.settled), err
+		return err
+	})
 }
 
 const (
@@ -137,10 +61,13 @@ func (b *Backend) cleanUp() {
 	}
 	b.mu.Unlock()
 	if idle {
-		b.goroutine(func() {
-			c := b.newCall(b.ctx, 10*b.opt.CallTimeout)
-			defer c.end()
-			if err := c.clean(cleanInterval, keptFree); err != nil && b.ctx.Err() == nil {
+		b.calls.Go(func(ctx context.Context) {
+			call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout)
+			if err != nil {
+				return
+			}
+			defer call.End()
+			if err := b.newCall(call).clean(cleanInterval, keptFree); err != nil && !b.calls.Closed() {
 				b.report(driver.Notice{Kind: driver.NoticeDegraded, Node: b.String(), Err: err, Detail: "rows of keys that are no longer used could not be deleted; another try follows"})
 			}
 		})
@@ -198,16 +125,15 @@ func (b *Backend) removal(n int) string {
 // by default (free is zero). A backend in use does this by itself, once a minute for all
 // clients together.
 func (b *Backend) Clean(ctx context.Context, free time.Duration) error {
-	end, err := b.begin()
+	call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout)
 	if err != nil {
 		return err
 	}
-	defer end()
+	defer call.End()
 	if free == 0 {
 		free = keptFree
 	}
-	c := b.newCall(ctx, 10*b.opt.CallTimeout)
-	defer c.end()
+	c := b.newCall(call)
 	if err := c.greet(); err != nil {
 		return err
 	}

@@ -54,6 +54,17 @@ The lock is as good as the server's memory of what it has committed:
   - On MySQL the clock is read when a statement begins. One that waits for a row, since somebody
     else's transaction has locked it, can take the lock later than its call's end; its time counts
     from the beginning, and it is undone as soon as the row can be had.
+  - Whatever locks the table keeps renewals out: LOCK TABLES, as mysqldump and mariadb-dump do
+    without --single-transaction, or an ALTER TABLE. If it lasts longer than a third of the TTL or so
+    every lease is lost. Leave the table out of such a dump (--ignore-table), or use
+    --single-transaction.
+  - A row that another transaction has locked cannot be taken, renewed or released meanwhile. The
+    server ends such a wait within a second; the error names the cause. With a *sql.DB of your own on
+    MySQL set innodb_lock_wait_timeout=1 and lock_wait_timeout=1 in its DSN, as URLs do: until the
+    server has ended its wait, a statement whose caller gave up counts against the limit.
+  - go-sql-driver/mysql 1.9.3 panics if a server sends certain nonsense. Calls make that an error,
+    and so do connections of mysql: URLs, which also refuse answers of more than 16 MB; a panic
+    while a connection of a *sql.DB of your own is made ends the process.
   - SQLite's clock is the machine's. The file must be on a disk of this machine.
 
 Against a holder that goes on beyond its lease's end, nothing helps but the token: see package
@@ -72,9 +83,9 @@ other programs used too. Repeat it in a clone by
 
 # Waiting
 
-No database that all have in common tells who waits of a release, so waiting clients poll, with
-growing pauses and jitter, as package dlock does it for any such backend; one poll is two statements
-that write nothing. There is no order among the waiters of several processes. Where handing over
+These databases have no signal of a release in common, so waiting clients poll, with growing pauses
+and jitter, as package dlock does for any such backend; a poll is one SELECT that locks nothing.
+There is no order among the waiters of several processes. Where handing over
 has to be fast or fair, take drivers/postgres, whose locks need a session of the server each few
 thousand, or Redis. There is no shared mode.
 */

@@ -1,6 +1,7 @@
 package sqltable
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -177,16 +178,13 @@ func (c *call) translate(v verdict, err error) error {
 		b.forget()
 		return refused(v.after, v.reason)
 	case again:
-		if over := c.over(); c.outer.Err() != nil {
+		if over := c.Over(); errors.Is(over, context.Canceled) || errors.Is(over, context.DeadlineExceeded) || errors.Is(over, driver.ErrClosed) {
 			return over
 		}
 		return refused(100*time.Millisecond, v.reason)
 	}
 	b.forget() // another server may answer now
-	if over := c.over(); over != nil {
-		return over
-	}
-	return fmt.Errorf("%s: %w", b.info.Name, err)
+	return c.Failed(err)
 }
 
 // missingError is the inner error of the refusal when the table or SQLite's file is missing.

@@ -26,7 +26,7 @@ func (c *call) greet() error {
 	case b.greeting <- struct{}{}:
 		defer func() { <-b.greeting }()
 	case <-c.ctx.Done():
-		return c.over()
+		return c.Over()
 	}
 	if b.greetedAlready() {
 		return nil
@@ -174,14 +174,12 @@ func (b *Backend) SetupSQL(role string) string {
 // Setup makes the table, and the file of a sqlite: URL, if it is not there. It needs the right to create tables, which nothing
 // else of a backend does.
 func (b *Backend) Setup(ctx context.Context) error {
-	end, err := b.begin()
+	call, err := b.calls.Begin(ctx, 10*b.opt.CallTimeout)
 	if err != nil {
 		return err
 	}
-	defer end()
-	c := b.newCall(ctx, 10*b.opt.CallTimeout)
-	defer c.end()
-	return c.setup()
+	defer call.End()
+	return b.newCall(call).setup()
 }
 
 func (c *call) setup() error {

@@ -3,24 +3,22 @@ package sqltable
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // inspect runs an operator's request.
 func (b *Backend) inspect(ctx context.Context, f func(*call) error) error {
-	end, err := b.begin()
+	call, err := b.calls.Begin(ctx, b.calls.Bound(0))
 	if err != nil {
 		return err
 	}
-	defer end()
-	c := b.newCall(ctx, b.opt.CallTimeout)
-	defer c.end()
+	defer call.End()
+	c := b.newCall(call)
 	c.looks = true
 	if err := c.greet(); err != nil {
 		return err
@@ -130,30 +128,18 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 // Check examines the server and the table.
 func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	k := &checkup{b: b}
+	k.Node = b.String()
 	err := b.inspect(ctx, k.run)
 	if no, ok := b.toMake(err); ok {
-		k.find("no-table", driver.SeverityNote, "check again after that", "there is no %s: the first lock makes it", no.what)
-		return k.found, nil
-	}
-	var refused *driver.RefusedError
-	if errors.As(err, &refused) && refused.RetryAfter == 0 {
-		k.find("refused", driver.SeverityUnsafe, "remove this cause, or use another server", "no lock is granted: %v", err)
+		k.Add("no-table", driver.SeverityNote, "check again after that", "there is no %s: the first lock makes it", no.what)
 		err = nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	slices.SortStableFunc(k.found, func(x, y driver.Diagnostic) int { return int(y.Severity) - int(x.Severity) })
-	return k.found, nil
+	return k.Result(err)
 }
 
 type checkup struct {
-	b     *Backend
-	found []driver.Diagnostic
-}
-
-func (k *checkup) find(code string, s driver.Severity, remedy, format string, args ...any) {
-	k.found = append(k.found, driver.Diagnostic{Code: code, Severity: s, Node: k.b.String(), Summary: fmt.Sprintf(format, args...), Remedy: remedy})
+	base.Findings
+	b *Backend
 }
 
 // questions are the dialects' settings that matter: a query of names and values.
@@ -169,7 +155,7 @@ func (k *checkup) run(c *call) error {
 	if err != nil {
 		return err
 	}
-	k.clock(time.UnixMicro(r.now), sent)
+	k.Clock(time.UnixMicro(r.now), sent)
 	settings := map[string]string{}
 	err = c.query(questions[k.b.dialect], nil, func(s *sql.Rows) error {
 		var name, value string
@@ -180,36 +166,29 @@ func (k *checkup) run(c *call) error {
 	if err != nil {
 		return err
 	}
-	k.find("version", driver.SeverityNote, "", "version %s", settings["version"]+settings["server_version"])
+	k.Add("version", driver.SeverityNote, "", "version %s", settings["version"]+settings["server_version"])
 	switch k.b.dialect {
 	case MySQL:
 		if v := settings["innodb_flush_log_at_trx_commit"]; v != "1" {
-			k.find("innodb-flush-log", driver.SeverityUnsafe, "set innodb_flush_log_at_trx_commit = 1", "innodb_flush_log_at_trx_commit is %s: a crash of the server's machine forgets the locks of the last second", v)
+			k.Add("innodb-flush-log", driver.SeverityUnsafe, "set innodb_flush_log_at_trx_commit = 1", "innodb_flush_log_at_trx_commit is %s: a crash of the server's machine forgets the locks of the last second", v)
 		}
 		if settings["log_bin"] == "ON" {
-			k.find("replica", driver.SeverityNote, "", "a replica that is promoted may lack the last locks, unless replication is synchronous")
+			k.Add("replica", driver.SeverityNote, "", "a replica that is promoted may lack the last locks, unless replication is synchronous")
 		}
 		if settings["wsrep_on"] == "ON" {
-			k.find("galera", driver.SeverityWarning, "let all clients reach the same node, by an address that leads to it alone", "this is a node of a Galera cluster: locks are safe only while all clients reach the same node")
+			k.Add("galera", driver.SeverityWarning, "let all clients reach the same node, by an address that leads to it alone", "this is a node of a Galera cluster: locks are safe only while all clients reach the same node")
 		}
 	case Postgres:
 		for _, name := range []string{"fsync", "synchronous_commit"} {
 			if settings[name] == "off" {
-				k.find(strings.ReplaceAll(name, "_", "-"), driver.SeverityUnsafe, "turn "+name+" on", "%s is off: a crash of the server forgets the last locks", name)
+				k.Add(strings.ReplaceAll(name, "_", "-"), driver.SeverityUnsafe, "turn "+name+" on", "%s is off: a crash of the server forgets the last locks", name)
 			}
 		}
 	}
 	rows := int64(0)
 	err = c.query("SELECT count(*) FROM "+k.b.dialect.quote(k.b.opt.Table), nil, func(s *sql.Rows) error { return s.Scan(&rows) })
 	if err == nil {
-		k.find("rows", driver.SeverityNote, "", "the table %s has %d keys; unused keys are deleted after %v", k.b.opt.Table, rows-1, keptFree)
+		k.Add("rows", driver.SeverityNote, "", "the table %s has %d keys; unused keys are deleted after %v", k.b.opt.Table, rows-1, keptFree)
 	}
 	return err
-}
-
-func (k *checkup) clock(server, before time.Time) {
-	const bearable = time.Second
-	if off := server.Sub(before); off > bearable+time.Since(before) || off < -bearable {
-		k.find("clock-offset", driver.SeverityWarning, "run NTP on both", "the server's clock and this machine's differ by %v; leases do not depend on it, but tokens of other backends may be out of order with these", off.Round(time.Millisecond))
-	}
 }

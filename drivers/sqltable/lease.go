@@ -1,60 +1,28 @@
 package sqltable
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 )
 
 // lease is one row with one owner and one token.
 type lease struct {
+	*base.Lease
 	b           *Backend
 	name, owner []byte
 	fence       int64
 	settled     int64 // until then, by the server's clock, another statement of the attempt may arrive; zero: none can
-
-	mu       sync.Mutex
-	grant    driver.Grant
-	released bool
 }
 
-// Grant returns the grant as of the last success.
-func (l *lease) Grant() driver.Grant {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.grant
-}
-
-func (l *lease) isReleased() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.released
-}
-
-// Renew extends the lease by one statement. If that changed no row, Renew reads the row: the
+// renew extends the lease by one statement. If that changed no row, renew reads the row: the
 // lease may be lost; the estimate of the server's clock may be wrong; or, on MySQL, the row may
 // have the new values already.
-func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	b := l.b
-	if err := b.info.CheckRenewal(r); err != nil {
-		return driver.Grant{}, err
-	}
-	end, err := b.begin()
-	if err != nil {
-		return driver.Grant{}, err
-	}
-	defer end()
-	if l.isReleased() {
-		return driver.Grant{}, driver.ErrLost
-	}
-	c := b.newCall(ctx, b.patience(max(r.TTL, r.Keep)))
-	defer c.end()
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	b, c := l.b, l.b.newCall(call)
 	for {
-		if err := c.over(); err != nil {
+		if err := c.Over(); err != nil {
 			return driver.Grant{}, err
 		}
 		if err := c.greet(); err != nil {
@@ -66,7 +34,11 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 			return driver.Grant{}, err
 		}
 		if n > 0 {
-			return l.renewed(start, r.TTL), nil
+			g := l.Grant()
+			if r.TTL > 0 {
+				g.Expires = driver.Expires(start, r.TTL)
+			}
+			return g, nil
 		}
 		row, err := c.look(l.name)
 		if err != nil {
@@ -78,48 +50,22 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	}
 }
 
-func (l *lease) renewed(start time.Time, ttl time.Duration) driver.Grant {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if e := driver.Expires(start, ttl); ttl > 0 {
-		l.grant.Expires = e
+// release frees the row, if this lease still has it. It also undoes a statement of the attempt that
+// arrives only after the release.
+func (l *lease) release(call *base.Call) error {
+	c := l.b.newCall(call)
+	n, err := c.exec(l.b.sql.release, l.name, l.owner, l.fence)
+	sure := !c.repeated
+	if err != nil && !nothingHappened(err) && c.Over() == nil { // perhaps only an old connection broke
+		sure = false // the first statement may have taken effect
+		n, err = c.exec(l.b.sql.release, l.name, l.owner, l.fence)
 	}
-	return l.grant
-}
-
-// Release frees the row, if this lease still has it. If the server cannot be reached, the
-// backend tries again in the background until the TTL is over. It also undoes a statement of the
-// attempt that arrives only after the release.
-func (l *lease) Release(ctx context.Context) error {
-	b := l.b
-	end, err := b.begin()
 	if err != nil {
 		return err
 	}
-	defer end()
-	if l.isReleased() {
-		return nil
+	if l.settled > 0 {
+		l.b.undoLater(l.Grant().Expires.Add(time.Second), pendingUndo{name: l.name, owner: l.owner, settled: l.settled})
 	}
-	c := b.newCall(context.WithoutCancel(ctx), b.opt.CallTimeout)
-	defer c.end()
-	n, err := c.exec(b.sql.release, l.name, l.owner, l.fence)
-	sure := !c.repeated
-	if err != nil && !nothingHappened(err) && c.over() == nil { // perhaps only an old connection broke
-		sure = false // the first statement may have taken effect
-		n, err = c.exec(b.sql.release, l.name, l.owner, l.fence)
-	}
-	if err != nil || l.settled > 0 {
-		b.undoLater(pendingUndo{name: l.name, owner: l.owner, settled: l.settled, until: l.Grant().Expires.Add(time.Second)})
-	}
-	if err != nil {
-		if errors.Is(err, driver.ErrClosed) {
-			return err
-		}
-		return fmt.Errorf("%w (the lock stays until its TTL, unless it can be released meanwhile)", err)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.released = true
 	if n == 0 && sure {
 		return driver.ErrLost
 	}

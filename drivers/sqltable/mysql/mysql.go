@@ -13,7 +13,7 @@
 //	cert, key      files of the client's certificate
 //	server_name    the name to expect in the server's certificate
 //	insecure       true does not verify the server's certificate
-//	conns          connections at most (8)
+//	conns          connections at most (8); twice as many while other transactions lock rows
 //	call_timeout   for one call (1s)
 //	single_writer  true: all clients reach the same node of a cluster (Galera)
 package mysql

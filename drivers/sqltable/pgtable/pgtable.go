@@ -8,7 +8,7 @@
 //
 //	table          the table of the locks (dlock); schema.table names one in a schema
 //	setup          true makes the table if it is missing
-//	conns          connections at most (8)
+//	conns          connections at most (8); twice as many while other transactions lock rows
 //	call_timeout   for one call (1s)
 //	sslmode, sslcert, sslkey, sslrootcert, sslsni, target_session_attrs, passfile
 //	               as in libpq
