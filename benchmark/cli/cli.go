@@ -87,6 +87,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		if o.out, err = os.MkdirTemp("", "redlock-benchmark-"); err != nil {
 			return fail(exitFailed, err)
 		}
+		defer func() { _ = os.Remove(o.out) }() // only if there is no report in it
 	}
 	code := exitFailed
 	if o.deploy.URL != "" {

@@ -62,6 +62,20 @@ func TestWhatIsWrongIsSaidInALineWithoutASecret(t *testing.T) {
 	}
 }
 
+// TestNoFolderIsLeftWithoutAReport: a folder is made before it is known that there will be one.
+func TestNoFolderIsLeftWithoutAReport(t *testing.T) {
+	folder := t.TempDir()
+	t.Setenv("TMPDIR", folder)
+	t.Setenv("TMP", folder)
+	var out bytes.Buffer
+	if code := Main([]string{"benchmark", "-url", "memory:?speed=9"}, &out, &out); code != exitUsage {
+		t.Errorf("exit code %d: %s", code, out.String())
+	}
+	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 func TestHelpListsEveryScenarioAndFlag(t *testing.T) {
 	var out bytes.Buffer
 	if code := Main([]string{"benchmark", "-help"}, &out, &out); code != exitOK {

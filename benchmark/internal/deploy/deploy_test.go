@@ -120,6 +120,7 @@ func TestAFreshQuorumIsMeasuredAtOnceAndNothingIsLeft(t *testing.T) {
 }
 
 func TestANodeThatIsFarAwayIsNamed(t *testing.T) {
+	server.Deep(t)
 	t.Parallel()
 	url, _ := five(t, "node_timeout=5s,ttl=30s", func(i int, s *server.Server) string {
 		if i != 2 {
@@ -213,6 +214,7 @@ func TestTheLeadAndTheAdviceFollowFromTheFigures(t *testing.T) {
 }
 
 func TestANodeThatHangsIsNamed(t *testing.T) {
+	server.Deep(t)
 	t.Parallel()
 	url, all := five(t, "ttl=2s,node_timeout=300ms", direct)
 	if err := all[4].Pause(); err != nil {
@@ -248,6 +250,7 @@ func TestAQuorumWithAPasswordShowsItNowhere(t *testing.T) {
 }
 
 func TestAnEvenQuorumIsAdvisedAgainst(t *testing.T) {
+	server.Deep(t)
 	t.Parallel()
 	url := "redlock:"
 	for range 2 {
@@ -260,6 +263,7 @@ func TestAnEvenQuorumIsAdvisedAgainst(t *testing.T) {
 }
 
 func TestPostgresAndOtherDriversAreMeasured(t *testing.T) {
+	server.Deep(t)
 	t.Parallel()
 	postgres := "postgres://" + server.Superuser + "@" + server.Postgres(t).Addr() + "/postgres?sslmode=disable"
 	for _, c := range []struct {
@@ -301,6 +305,7 @@ func TestPostgresAndOtherDriversAreMeasured(t *testing.T) {
 // The driver's Lookup opens a session. So it takes far longer than the round trip with which an
 // acquisition is compared.
 func TestARoundTripToPostgresIsOneMessage(t *testing.T) {
+	server.Deep(t)
 	t.Parallel()
 	c, err := open("postgres://"+server.Superuser+"@"+server.Postgres(t).Addr()+"/postgres?sslmode=disable", ownPrefix(), false)
 	if err != nil {
