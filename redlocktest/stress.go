@@ -404,6 +404,10 @@ func (s *stress) done() bool {
 // lacking says what the run must still have to prove something; empty: nothing. never says that
 // it cannot come.
 func (s *stress) lacking() (why string, hopeless bool) {
+	// A call without an answer is explained by anything.
+	if n, unknown := s.ops.Load(), s.unknowns.Load(); unknown > n*2/3 {
+		return fmt.Sprintf("too few answers: %d of %d calls had none", unknown, n), false
+	}
 	attempts, refusals := s.attempts.Load(), s.refusals.Load()
 	if least := max(attempts/50, 1); attempts < 20 || refusals < least {
 		return fmt.Sprintf("too little contention: %d of %d attempts were refused as held, fewer than %d", refusals, attempts, least), false

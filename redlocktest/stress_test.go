@@ -223,6 +223,17 @@ func TestAStressThatShowsNothingFails(t *testing.T) {
 				return b.Backend.Acquire(context.WithoutCancel(ctx), &waits)
 			}
 		}), StressOptions{Operations: 300}, "too little contention"},
+		"answers": {brokenHarness(func(b *broken) {
+			var calls atomic.Int64
+			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+				if l, err := b.Backend.Acquire(ctx, req); calls.Add(1)%14 == 0 {
+					return l, err
+				} else if err == nil {
+					_ = l.Release(context.WithoutCancel(ctx))
+				}
+				return nil, errTimeout
+			}
+		}), StressOptions{Operations: 300}, "too few answers"},
 		"calls": {brokenHarness(func(b *broken) {
 			b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 				<-time.After(10 * time.Second)
