@@ -135,6 +135,17 @@ var operatorBugs = []bug{
 			return v.broken.Break(ctx, key, driver.Holder{Fence: fence})
 		}
 	})},
+	{name: "Break looks at the token, and then takes the lock from anybody", want: "operator/break-beside", rule: "exclusion", says: "critical section", over: inView(func(v *viewed) {
+		v.breaks = func(ctx context.Context, key string, fence uint64) error {
+			if v.broken.holder(ctx, key).Fence != fence {
+				return driver.ErrLost
+			}
+			time.Sleep(time.Millisecond)
+			v.broken.Expire(key)
+			return nil
+		}
+	})},
+	{name: "the Release of a broken lease frees the next owner's lock", want: "operator/break-beside", rule: "exclusion", says: "critical section", plant: firstRelease},
 	{name: "a cancelled context is not seen", want: "cancel/before", rule: "driver.Backend.Acquire", says: "context canceled", plant: func(b *broken) { blind(b, context.Canceled) }},
 	{name: "a deadline that is over is not seen", want: "cancel/deadline-before", rule: "driver.Backend.Acquire", says: "context deadline exceeded", plant: func(b *broken) { blind(b, context.DeadlineExceeded) }},
 	{name: "a second Close fails", want: "close/twice", rule: "driver.Backend.Close", plant: func(b *broken) {

@@ -1,6 +1,7 @@
 package redlocktest
 
 import (
+	"math/rand/v2"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ var operatorCases = []testCase{
 	{name: "list", needs: []condition{inspects}, do: list},
 	{name: "check", needs: []condition{inspects}, do: check},
 	{name: "break", features: driver.FeatureFencing, needs: []condition{admins}, do: breakLock},
+	{name: "break-beside", features: driver.FeatureFencing, needs: []condition{admins}, do: breakBeside},
 }
 
 func (r *run) lookup(b driver.Backend, key string) (s *driver.State) {
@@ -147,6 +149,17 @@ func check(r *run) {
 	}
 }
 
+// holderOf returns the holder of key as Break names it: by its session, or by its token.
+func (r *run) holderOf(b driver.Backend, key string, fence uint64) driver.Holder {
+	holder := driver.Holder{Fence: fence}
+	if _, ok := b.(driver.Inspector); ok {
+		if s := r.lookup(b, key); len(s.Holders) == 1 {
+			holder.Session = s.Holders[0].Session
+		}
+	}
+	return holder
+}
+
 // breakLock checks that only the right token, or session, takes a lock away, and that its holder
 // learns of it.
 func breakLock(r *run) {
@@ -156,16 +169,7 @@ func breakLock(r *run) {
 	r.breaks(admin, key, driver.Holder{Fence: 1, Session: "1"}, false, "a key that nobody has")
 	l := r.grant(a, driver.Request{Key: key})
 	fence := l.Grant().Fence
-	holder := driver.Holder{Fence: fence}
-	if i, ok := b.(driver.Inspector); ok {
-		r.inspect("Lookup", func() error {
-			s, err := i.Lookup(r.ctx, key)
-			if err == nil && len(s.Holders) == 1 {
-				holder.Session = s.Holders[0].Session
-			}
-			return err
-		})
-	}
+	holder := r.holderOf(b, key, fence)
 	if holder.Session != "" {
 		r.breaks(admin, key, driver.Holder{Session: holder.Session + "1"}, false, "another session")
 	} else {
@@ -194,5 +198,37 @@ func (r *run) breaks(admin driver.Admin, key string, h driver.Holder, done bool,
 		default:
 			r.fatal(breaking, "Break with %s gives %v, not ErrLost: %v", with, v, err)
 		}
+	}
+}
+
+// breakBeside breaks locks while other owners ask for them, every second one while it is released,
+// and checks that only one owner has each lock at a time, and that later calls with the broken lease
+// and its token take it from nobody.
+func breakBeside(r *run) {
+	clients := r.clients(4)
+	admin := clients[0].(driver.Admin)
+	for i := range r.h.times(30) {
+		key := r.key()
+		l := r.grant(clients[0], driver.Request{Key: key})
+		holder := r.holderOf(clients[1], key, l.Grant().Fence)
+		if holder.Session != "" {
+			r.pass("Break takes all locks of a session")
+		}
+		broken := r.async(func() {
+			if i%2 == 0 {
+				r.breaks(admin, key, holder, true, "the holder's token")
+				r.pause(rand.N(2 * poll))
+				r.releaseEnded(l)
+			} else {
+				breaks := r.async(func() { _ = admin.Break(r.ctx, key, holder) })
+				r.pause(rand.N(poll))
+				r.releaseEnded(l)
+				<-breaks
+			}
+			r.breaks(admin, key, holder, false, "the token of a lease that is over")
+		})
+		get := func(i int) *lease { return r.eventually(clients[i+1], driver.Request{Key: key, Wait: true}) }
+		r.serial(3, 2, get, func(*lease) {})
+		r.join(broken)
 	}
 }
