@@ -121,13 +121,13 @@ var leaseBugs = []bug{
 	}},
 	{name: "an unknown layout is taken for a free lock", want: "fault/layout", rule: "rule 10", over: overLayouts(false)},
 	{name: "an unknown layout is taken for a held lock", want: "fault/layout", rule: "rule 10", says: "not ErrRefused", over: overLayouts(true)},
-	{name: "the hooks of the harness do nothing", want: "history/faults", rule: "linearizability", says: "had an effect", over: func(func(*broken)) Harness {
+	{name: "the hooks of the harness do nothing", want: "history/faults", rule: "a run that proves nothing", says: "had an effect", over: func(func(*broken)) Harness {
 		h := overMemory(func(*broken) {})
 		nothing := func(driver.Backend) error { return nil }
 		h.Faults = &Faults{Partition: nothing, Heal: nothing}
 		return h
 	}},
-	{name: "no reply is dropped", want: "history/faults", rule: "linearizability", says: "had an effect", over: func(func(*broken)) Harness {
+	{name: "no reply is dropped", want: "history/faults", rule: "a run that proves nothing", says: "had an effect", over: func(func(*broken)) Harness {
 		h := overMemory(func(*broken) {})
 		h.Faults = &Faults{DropReply: func(driver.Backend) error { return nil }}
 		return h

@@ -135,7 +135,7 @@ var operatorBugs = []bug{
 			return v.broken.Break(ctx, key, driver.Holder{Fence: fence})
 		}
 	})},
-	{name: "Break looks at the token, and then takes the lock from anybody", want: "operator/break-beside", rule: "exclusion", says: "critical section", over: inView(func(v *viewed) {
+	{name: "Break looks at the token, and then takes the lock from anybody", want: "operator/break-beside", rule: "exclusion", says: "critical section", tries: 30, over: inView(func(v *viewed) {
 		v.breaks = func(ctx context.Context, key string, fence uint64) error {
 			if v.broken.holder(ctx, key).Fence != fence {
 				return driver.ErrLost

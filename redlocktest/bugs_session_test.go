@@ -192,11 +192,11 @@ func TestSessionsThatAreCutPass(t *testing.T) {
 // lost sessions does not excuse them. One history may lack such a moment by chance; several do
 // not.
 var sessionBugs = []bug{
-	{name: "goes on with what others get", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) { c.goesOn = true })},
-	{name: "takes the locks of others along", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {
+	{name: "goes on with what others get", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) { c.goesOn = true })},
+	{name: "takes the locks of others along", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
 		c.reach = func(*tied) []*tied { return c.others() }
 	})},
-	{name: "loses by itself", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {
+	{name: "loses by itself", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
 		renew := c.renew
 		c.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if rand.N(4) == 0 {
@@ -205,7 +205,7 @@ var sessionBugs = []bug{
 			return renew(ctx, l, r)
 		}
 	})},
-	{name: "gives a smaller token after a cut", want: "history/faults", rule: "linearizability", tries: 100, over: inSession(func(c *tied) {
+	{name: "gives a smaller token after a cut", want: "history/faults", rule: "linearizability | exclusion | rule 8 | driver.Grant.Lost", tries: 100, over: inSession(func(c *tied) {
 		var cuts atomic.Uint64
 		reach, sound := c.reach, c.grant
 		c.reach = func(c *tied) []*tied { cuts.Add(1000); return reach(c) }

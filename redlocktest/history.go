@@ -8,19 +8,25 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/anishathalye/porcupine"
-
-	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/quorum"
 )
 
 var historyCases = []testCase{
-	{name: "steady", do: func(r *run) { r.histories(time.Millisecond, nil) }},
-	{name: "faults", needs: []condition{spoilable}, do: historyUnderFaults},
+	{name: "steady", do: func(r *run) { r.smallStress(nil) }},
+	{name: "faults", needs: []condition{spoilable}, do: func(r *run) { r.smallStress(r.h.Faults) }},
+}
+
+// smallStress is a stress of one key at a time, with a search for an order of all its calls.
+func (r *run) smallStress(faults *Faults) {
+	h := *r.h
+	if h.Faults = faults; faults == nil {
+		h.Faults = &Faults{}
+	}
+	r.h = &h
+	s := &stress{outer: context.Background(), limit: r.limit / 3, o: StressOptions{Operations: int64(r.h.times(900)), Keys: 1, Clients: historyClients, Workers: historyClients, Seed: rand.Uint64()}}
+	s.do(r)
 }
 
 // kind is the kind of a call, or of an event that may happen by itself.
@@ -185,209 +191,6 @@ func byKey(ops []porcupine.Operation) [][]porcupine.Operation {
 	return all
 }
 
-// recorder keeps every call. A negative Return stands for the end of the history.
-type recorder struct {
-	start time.Time
-
-	mu       sync.Mutex
-	ops      []porcupine.Operation
-	faults   []span
-	attempts int
-	refusals int
-	losses   int    // leases whose release says that they were lost
-	register uint64 // the largest token that a holder wrote with
-	quorum   bool   // grants have votes
-	// unanswered counts attempts whose outcome is unknown.
-	unanswered int
-	stale      []int // attempts whose write was refused though their lease was valid
-}
-
-func (h *recorder) now() int64 { return int64(time.Since(h.start)) }
-
-func (h *recorder) attempt() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.attempts++
-	return h.attempts
-}
-
-// A span is the time of a fault between the servers and one client, or all clients.
-type span struct {
-	client     int
-	begin, end int64
-	// after says that the fault affects the next request after end.
-	after bool
-	// shortest is the least duration of a call that the fault delayed.
-	shortest time.Duration
-}
-
-// usual is the duration of most calls that do not wait for the lock.
-func (h *recorder) usual() time.Duration {
-	var took []int64
-	for _, op := range h.ops {
-		if in := op.Input.(input); !in.waits && op.Return >= 0 {
-			took = append(took, op.Return-op.Call)
-		}
-	}
-	if len(took) == 0 {
-		return 0
-	}
-	slices.Sort(took)
-	return time.Duration(took[len(took)/2])
-}
-
-// effective reports whether the record shows an effect of the fault: a call of its client
-// failed or was delayed.
-func (h *recorder) effective(f span) bool {
-	longer := max(f.shortest, time.Millisecond+4*h.usual())
-	return slices.ContainsFunc(h.ops, func(op porcupine.Operation) bool {
-		in, v := op.Input.(input), op.Output.(output).verdict
-		if f.client != allClients && f.client != op.ClientId || in.kind == undoOp || in.kind == loseOp || in.waits {
-			return false
-		}
-		ret := op.Return
-		if ret < 0 {
-			ret = h.now()
-		}
-		if op.Call > h.last(f) || ret < f.begin {
-			return false
-		}
-		return v == unknown || v == lost || ret-op.Call >= int64(longer)
-	})
-}
-
-// last returns the end of a fault, or the call of the request that it affects.
-func (h *recorder) last(f span) int64 {
-	if !f.after {
-		return f.end
-	}
-	next := int64(math.MaxInt64)
-	for _, op := range h.ops {
-		if in := op.Input.(input); op.ClientId == f.client && in.kind != undoOp && in.kind != loseOp && op.Call > f.end {
-			next = min(next, op.Call)
-		}
-	}
-	return next
-}
-
-const allClients = -1
-
-// spoil injects a fault, which is over when inject returns, and records its time.
-func (h *recorder) spoil(f span, inject func()) {
-	f.begin = h.now()
-	inject()
-	f.end = h.now()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.faults = append(h.faults, f)
-}
-
-// cuts returns the ends of sessions that a fault may have caused. A fault between the request
-// for a lease and the end of its release may have cut the session of its own client, and no
-// other. Without a fault no session is cut.
-func (h *recorder) cuts() []porcupine.Operation {
-	var all []porcupine.Operation
-	for _, op := range h.ops {
-		in := op.Input.(input)
-		if in.kind != acquireOp || op.Output.(output).verdict != granted {
-			continue
-		}
-		from, to := int64(-1), h.over(in.who)
-		for _, f := range h.faults {
-			if (f.client == op.ClientId || f.client == allClients) && f.end >= op.Call && f.begin <= to {
-				if at := max(f.begin, op.Call); from < 0 || at < from {
-					from = at
-				}
-			}
-		}
-		if from < 0 {
-			continue
-		}
-		in.cut = true
-		for _, in.kind = range []kind{loseOp, reapOp} {
-			all = append(all, porcupine.Operation{ClientId: op.ClientId, Input: in, Call: from, Output: output{verdict: unknown}, Return: to})
-		}
-	}
-	return all
-}
-
-// over is when an attempt's lease was over for certain.
-func (h *recorder) over(who int) int64 {
-	for _, op := range h.ops {
-		if in, v := op.Input.(input), op.Output.(output).verdict; in.kind == releaseOp && in.who == who && (v == granted || v == lost) {
-			return op.Return
-		}
-	}
-	return h.now()
-}
-
-func (h *recorder) add(client int, in input, call, ret int64, out output) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if out.verdict == unknown || in.kind == undoOp || in.kind == loseOp {
-		ret = -1
-	}
-	if in.kind == acquireOp && out.verdict == held {
-		h.refusals++
-	}
-	if in.kind == acquireOp && out.verdict == unknown {
-		h.unanswered++
-	}
-	if in.kind == releaseOp && out.verdict == lost {
-		h.losses++
-	}
-	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
-}
-
-// votes notes that the backend is a quorum.
-func (h *recorder) votes(all []quorum.Vote) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.quorum = h.quorum || len(all) > 0
-}
-
-// write simulates a write to a store that refuses old tokens.
-func (h *recorder) write(who int, fence uint64, valid func() bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if fence < h.register && valid() {
-		h.stale = append(h.stale, who)
-	}
-	h.register = max(h.register, fence)
-}
-
-// wronged counts the refused writes of holders whose leases were certainly valid.
-func (h *recorder) wronged(sessions bool) int {
-	var cut []porcupine.Operation
-	if sessions {
-		cut = h.cuts()
-	}
-	n := 0
-	for _, who := range h.stale {
-		if !slices.ContainsFunc(cut, func(o porcupine.Operation) bool { return o.Input.(input).who == who }) {
-			n++
-		}
-	}
-	return n
-}
-
-// history returns the record, with events added for calls whose effects may come later.
-// sessions says that leases end with sessions.
-func (h *recorder) history(sessions bool) []porcupine.Operation {
-	end := h.now() + 1
-	ops := slices.Clone(h.ops)
-	if sessions {
-		ops = append(ops, h.cuts()...)
-	}
-	for i := range ops {
-		if ops[i].Return < 0 {
-			ops[i].Return = end
-		}
-	}
-	nameRivals(ops, h.quorum)
-	return ops
-}
-
 // nameRivals marks each attempt during which another attempt was under way. In a quorum, another
 // attempt counts until its lease is released: requests for it that are late, or that renew a
 // lost lease, may still reach nodes, whose refusals then name it.
@@ -426,226 +229,15 @@ func nameRivals(ops []porcupine.Operation, quorum bool) {
 	}
 }
 
-const historyClients = 5
-
-// historyRounds is how often each client wants the lock.
-func (r *run) historyRounds() int { return r.h.times(24) }
-
-// histories records the calls of several clients for one key and checks the record. Holds
-// become longer until there is contention. If the checker cannot decide a record, shorter ones
-// replace it; if it cannot decide these either, the case fails.
-func (r *run) histories(hold time.Duration, spoil func(h *recorder, clients []driver.Backend, done <-chan struct{})) {
-	clients := r.clients(historyClients)
-	hold = max(hold, r.howLong(clients[0]))
-	rounds, why := r.historyRounds(), ""
-	for range 5 {
-		h := r.recorded(clients, rounds, hold, spoil)
-		if r.ctx.Err() != nil {
-			if why == "" {
-				why = "the case's time was over before there was a history to check"
-			}
-			break
-		}
-		sessions := r.info.Features.Has(driver.FeatureSession)
-		decided := r.explain(h.history(sessions))
-		if n := h.wronged(sessions); n > 0 {
-			r.fatal(tokens, "a store that refuses old tokens refused %d writes of valid holders", n)
-		}
-		effective := 0
-		for _, f := range h.faults {
-			if h.effective(f) {
-				effective++
-			}
-		}
-		least := historyClients * rounds / 10
-		switch {
-		case !decided:
-			why = fmt.Sprintf("the checker could not decide on a history of %d calls", len(h.ops))
-			rounds = max(rounds/2, 4)
-			continue
-		case h.refusals < least:
-			why = fmt.Sprintf("too little contention to prove anything: %d of %d attempts were refused as held, fewer than %d", h.refusals, h.attempts, least)
-		case spoil != nil && effective == 0:
-			why = fmt.Sprintf("none of %d faults had an effect on any call: either the harness' hooks do nothing, or no call was in their way", len(h.faults))
-		default:
-			r.note("%d calls, %d refused, %d attempts without an answer, %d leases lost, %d faults of which %d had an effect, holds of up to %v",
-				len(h.ops), h.refusals, h.unanswered, h.losses, len(h.faults), effective, hold)
-			return
-		}
-		hold *= 3
-	}
-	r.fatal(history, "%s", why)
-}
-
-func (r *run) recorded(clients []driver.Backend, rounds int, hold time.Duration, spoil func(*recorder, []driver.Backend, <-chan struct{})) *recorder {
-	h, key := &recorder{start: time.Now()}, r.key()
-	done := make(chan struct{})
-	var spoiled <-chan struct{}
-	if spoil != nil {
-		spoiled = r.async(func() { spoil(h, clients, done) })
-	}
-	var wg sync.WaitGroup
-	for i, b := range clients {
-		wg.Go(func() {
-			defer r.recoverPanic()
-			for n := range rounds {
-				c := &historyClient{run: r, record: h, id: i, backend: b, key: key, hold: rand.N(hold), longest: hold}
-				c.want(ways[(n+i)%len(ways)])
-			}
-		})
-	}
-	wg.Wait()
-	close(done)
-	if spoiled != nil {
-		<-spoiled
-	}
-	if r.over() {
-		r.join(done)
-	}
-	return h
-}
-
-// historyClient tries to get the lock once, and uses it.
-type historyClient struct {
-	*run
-	record  *recorder
-	id      int
-	backend driver.Backend
-	key     string
-	hold    time.Duration
-	longest time.Duration // that any client holds it
-}
-
-// way is how a client gets the lock: by one attempt, by one waiting call, or by an attempt
-// after each signal.
-type way int
-
 const (
-	tries way = iota
-	waitsFor
-	watchesFor
+	historyClients = 5
+	allClients     = -1
 )
-
-var ways = []way{tries, waitsFor, watchesFor}
-
-// want makes attempts in one of the ways, until one succeeds or it gives up.
-func (c *historyClient) want(w way) {
-	// Long enough for the waiters before it.
-	ctx, cancel := context.WithTimeout(c.ctx, max(c.callTime(), 4*historyClients*c.longest))
-	defer cancel()
-	if _, ok := c.backend.(driver.Watcher); w != watchesFor || !ok {
-		if c.attempt(ctx, w == waitsFor) == held {
-			c.pause(c.hold)
-		}
-		return
-	}
-	signal, err := c.backend.(driver.Watcher).Watch(ctx, c.key)
-	if v := c.saw(err); v != granted && v != unknown && v != later {
-		c.fatal(watching, "Watch gives %v: %v", v, err)
-	}
-	for range 6 {
-		if c.attempt(ctx, false) != held {
-			return
-		}
-		select {
-		case <-signal:
-		case <-time.After(max(c.hold, 20*time.Millisecond)): // other waiters may be first
-		case <-ctx.Done():
-		}
-		if ctx.Err() != nil {
-			return
-		}
-	}
-}
-
-// attempt is one attempt, and if it succeeds a hold with a renewal and a write.
-func (c *historyClient) attempt(ctx context.Context, wait bool) verdict {
-	h := c.record
-	in := input{kind: acquireOp, key: c.key, who: h.attempt(), owner: c.owner(), waits: wait}
-	call := h.now()
-	l, err := c.tryCtx(ctx, c.backend, driver.Request{Key: c.key, Owner: in.owner, Wait: wait})
-	ret := h.now()
-	v := c.saw(err)
-	if v == held && gaveUp(ctx, in, err) {
-		v = unknown
-	}
-	switch v {
-	case granted:
-		h.add(c.id, in, call, ret, output{verdict: granted, fence: l.Grant().Fence})
-		h.votes(l.Grant().Votes)
-		c.hasLock(in, l)
-	case held:
-		out := output{verdict: held}
-		var he *driver.HeldError
-		if errors.As(err, &he) {
-			out.holder, out.reserved = he.Holder, he.ReservedForWaiter
-		}
-		h.add(c.id, in, call, ret, out)
-	case unknown, later:
-		h.add(c.id, in, call, ret, output{verdict: unknown})
-		in.kind = undoOp
-		h.add(c.id, in, call, 0, output{verdict: unknown})
-		c.pause(poll)
-	default:
-		c.fatal(fourOutcomes, "Acquire gives %v: %v", v, err)
-	}
-	return v
-}
 
 // gaveUp reports whether the context ended a refused attempt, perhaps just when the lock was
 // granted. The driver's timer may be a moment before the context's.
 func gaveUp(ctx context.Context, in input, err error) bool {
 	return ctx.Err() != nil || in.waits && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled))
-}
-
-// callTime bounds a call of a history, so that a fault costs no more than that.
-func (r *run) callTime() time.Duration { return min(r.limit/30, time.Second) }
-
-// hasLock holds the lock for a while, in which it may be renewed, writes, and releases.
-func (c *historyClient) hasLock(in input, l *lease) {
-	h := c.record
-	if g := l.Grant(); g.Expires.IsZero() || time.Until(g.Expires) < c.left() {
-		lose := in
-		lose.kind = loseOp
-		h.add(c.id, lose, h.now(), 0, output{verdict: unknown})
-	}
-	c.pause(c.hold / 2)
-	if rand.N(3) == 0 {
-		in.kind = renewOp
-		call := h.now()
-		_, err := l.Renew(c.ctx, &driver.Renewal{TTL: c.long()})
-		if v := c.saw(err); v == granted || v == lost {
-			h.add(c.id, in, call, h.now(), output{verdict: v})
-		}
-	}
-	h.write(in.who, l.Grant().Fence, func() bool { return c.valid(l) })
-	c.pause(c.hold / 2)
-	c.releaseUntilKnown(in, l)
-}
-
-// releaseUntilKnown calls Release until its outcome is known.
-func (c *historyClient) releaseUntilKnown(in input, l *lease) {
-	h := c.record
-	in.kind = releaseOp
-	for {
-		call := h.now()
-		v := c.saw(l.Release(c.ctx))
-		ret := h.now()
-		if v == later {
-			v = unknown
-		}
-		h.add(c.id, in, call, ret, output{verdict: v})
-		switch v {
-		case granted, lost:
-			return
-		case unknown:
-		default:
-			c.fatal(releasing, "Release gives %v", v)
-		}
-		if !c.pause(poll) {
-			c.fatal(releasing, "a lease was not released before the case's time was over")
-		}
-	}
 }
 
 // defaultSteps bounds the search for an order of calls. It counts steps and not time, so that a
@@ -658,18 +250,6 @@ func (h *Harness) maxSteps() int64 {
 		return h.steps
 	}
 	return defaultSteps
-}
-
-// explain checks that some order of the calls explains their answers, and reports whether the
-// checker finished.
-func (r *run) explain(ops []porcupine.Operation) (decided bool) {
-	m := lockModel(r.info.Features.Has(driver.FeatureFencing))
-	legal, steps, info := decide(m, ops, r.h.maxSteps())
-	decided = steps <= r.h.maxSteps() || legal
-	if decided && !legal {
-		r.fatal(history, "no order of these %d calls explains their answers; see %s", len(ops), drawing(m, info))
-	}
-	return decided
 }
 
 // decide asks whether any order of the calls explains their answers, and counts the steps of
@@ -720,56 +300,4 @@ func drawing(m porcupine.Model, info porcupine.LinearizationInfo) string {
 		return fmt.Sprintf("%s, which is not whole: %v", f.Name(), err)
 	}
 	return f.Name()
-}
-
-// historyUnderFaults injects every fault of the harness that keeps the servers' data. A fault
-// between a client and the servers may end leases of that client's sessions, and no others.
-func historyUnderFaults(r *run) {
-	f := r.h.Faults
-	type spoiler struct {
-		span   span
-		inject func(b driver.Backend)
-	}
-	var faults []spoiler
-	during := func(begin, end func() error) {
-		heal := r.inject(begin, end)
-		r.pause(rand.N(20 * time.Millisecond))
-		heal()
-	}
-	const slow = 5 * time.Millisecond
-	if f.DropReply != nil {
-		faults = append(faults, spoiler{span{after: true}, r.drop})
-	}
-	if f.Slow != nil {
-		faults = append(faults, spoiler{span{shortest: slow}, func(b driver.Backend) {
-			during(func() error { return f.Slow(b, slow) }, func() error { return f.Slow(b, 0) })
-		}})
-	}
-	if f.Partition != nil && f.Heal != nil {
-		faults = append(faults, spoiler{span{}, func(b driver.Backend) {
-			during(func() error { return f.Partition(b) }, func() error { return f.Heal(b) })
-		}})
-	}
-	if f.EndSession != nil && r.info.Features.Has(driver.FeatureSession) {
-		faults = append(faults, spoiler{span{}, func(b driver.Backend) {
-			if err := f.EndSession(b); err != nil {
-				r.note("the harness could not end a session: %v", err)
-			}
-		}})
-	}
-	if f.Pause != nil && f.Resume != nil {
-		faults = append(faults, spoiler{span{client: allClients}, func(driver.Backend) { during(f.Pause, f.Resume) }})
-	}
-	// Holds are so long that some faults fall into them.
-	r.histories(10*time.Millisecond, func(h *recorder, clients []driver.Backend, done <-chan struct{}) {
-		for n := 0; n < 20 && !over(done); n++ {
-			which, client := faults[rand.N(len(faults))], rand.N(len(clients))
-			hit := which.span
-			if hit.client != allClients {
-				hit.client = client
-			}
-			h.spoil(hit, func() { which.inject(clients[client]) })
-			r.pause(rand.N(5 * time.Millisecond))
-		}
-	})
 }

@@ -91,8 +91,8 @@ type FaultCount struct {
 //   - No two leases overlap, from the grant to the call of Release or to the lease's end.
 //   - Tokens rise: a grant that was requested after another grant's answer has the larger token.
 //   - For each key some order of all calls explains every answer (linearizability, by
-//     porcupine), except keys with shared leases, or with leases whose session may have ended: by
-//     a fault, or in a process, which tells it by Grant.Lost, for any reason.
+//     porcupine), except keys with shared leases. A session may have ended by a fault, or in a
+//     process, which tells it by Grant.Lost, for any reason.
 //   - A Lookup of a key that is held for the whole time of the call sees its holder.
 //
 // A record that the checker cannot decide is a failure. So is one that proves nothing: too

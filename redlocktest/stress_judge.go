@@ -83,10 +83,15 @@ func (s *stress) fault(ops []porcupine.Operation) *stressFinding {
 	if slices.ContainsFunc(ops, func(o porcupine.Operation) bool { return o.Input.(input).shared }) {
 		return nil // the model has no shared mode
 	}
-	if slices.ContainsFunc(all, func(t tenure) bool { return t.cut }) {
-		return nil // the time of a loss is unknown: too many orders for a search
+	if !slices.ContainsFunc(all, func(t tenure) bool { return t.cut }) {
+		return s.unexplained(ops, all, end, s.h.maxSteps())
 	}
-	return s.unexplained(ops, all, end)
+	// The time of a loss is unknown: there may be too many orders for a search.
+	f := s.unexplained(ops, all, end, s.h.maxSteps()/20)
+	if f != nil && f.broken == nothingShown {
+		return nil
+	}
+	return f
 }
 
 // tenures returns when each lease was certainly held.
@@ -223,19 +228,20 @@ func attempts(ops []porcupine.Operation, who ...int) []porcupine.Operation {
 	})
 }
 
-// unexplained finds calls whose answers no order explains.
-func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end int64) *stressFinding {
+// unexplained finds calls whose answers no order explains, in at most this many steps. Records of sound
+// backends need a few hundred; once in some 100,000 calls one needs more than 200,000.
+func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end, most int64) *stressFinding {
 	m := lockModel(s.info.Features.Has(driver.FeatureFencing))
 	check := func(ops []porcupine.Operation) (legal, decided bool) {
-		legal, steps, _ := decide(m, s.whole(ops, all, end), s.maxSteps())
+		legal, steps, _ := decide(m, s.whole(ops, all, end), most)
 		s.hardest.Store(max(s.hardest.Load(), steps))
-		return legal, legal || steps <= s.maxSteps()
+		return legal, legal || steps <= most
 	}
 	switch legal, decided := check(ops); {
 	case legal:
 		return nil
 	case !decided:
-		return &stressFinding{nothingShown, fmt.Sprintf("the checker could not decide within %d steps whether some order of %d calls explains their answers", s.maxSteps(), len(ops)), nil}
+		return &stressFinding{nothingShown, fmt.Sprintf("the checker could not decide within %d steps whether some order of %d calls explains their answers", most, len(ops)), nil}
 	}
 	window := shortest(ops, func(part []porcupine.Operation) bool {
 		legal, decided := check(part)
@@ -243,10 +249,6 @@ func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end int64)
 	})
 	return &stressFinding{history, fmt.Sprintf("no order of %d calls explains their answers", len(window)), window}
 }
-
-// maxSteps bounds the search for an order of a key's calls. Records of sound backends need a
-// few hundred steps; once in some 100,000 calls one needs more than 200,000.
-func (s *stress) maxSteps() int64 { return s.h.maxSteps() }
 
 // whole returns the calls for the model. It adds the ends of leases that may have come by
 // themselves, and leaves out calls without an answer that explain no other answer, because each
@@ -266,8 +268,31 @@ func (s *stress) whole(ops []porcupine.Operation, all []tenure, end int64) []por
 	})
 	for _, t := range all {
 		full = append(full, s.ends(ops, t)...)
+		full = append(full, s.cuts(ops, t)...)
 	}
 	return full
+}
+
+// cuts returns the events of a session that may have ended: its client notices, and the server, perhaps
+// later.
+func (s *stress) cuts(ops []porcupine.Operation, t tenure) (events []porcupine.Operation) {
+	if !t.cut {
+		return nil
+	}
+	i := slices.IndexFunc(ops, func(o porcupine.Operation) bool {
+		in := o.Input.(input)
+		return in.kind == acquireOp && in.who == t.who
+	})
+	if i < 0 {
+		return nil
+	}
+	in := ops[i].Input.(input)
+	in.cut = true
+	from := max(t.call, s.cutFrom(t.client, t.call, t.over))
+	for _, in.kind = range []kind{loseOp, reapOp} {
+		events = append(events, porcupine.Operation{ClientId: t.client, Input: in, Call: from, Output: output{verdict: unknown}, Return: t.over})
+	}
+	return events
 }
 
 // ends returns an event for each lease that its TTL may have ended.
@@ -413,7 +438,7 @@ func (s *stress) where(path string, window []porcupine.Operation) string {
 	text := "All calls of the key: " + path + "\n"
 	if !s.h.quiet && len(window) > 0 {
 		m := lockModel(s.info.Features.Has(driver.FeatureFencing))
-		_, _, info := decide(m, s.whole(window, s.tenures(window, s.now()), s.now()), s.maxSteps())
+		_, _, info := decide(m, s.whole(window, s.tenures(window, s.now()), s.now()), s.h.maxSteps())
 		text += "A picture of this part: " + drawing(m, info) + "\n"
 	}
 	text += fmt.Sprintf("Seed: %d", s.o.Seed)
