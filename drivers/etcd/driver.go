@@ -185,8 +185,6 @@ func newBackend(o *Options, members int) (*Backend, error) {
 		return nil, driver.Invalid("path", "must not have empty, '.' or '..' parts")
 	case opt.Path == "/":
 		return nil, driver.Invalid("path", "must not be \"/\", which contains every other path: leave the slash out to use %s, or name a path", strings.TrimSuffix(defaultPath, "/"))
-	case len(opt.Prefix) >= driver.MaxKey:
-		return nil, driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(opt.Prefix), driver.MaxKey)
 	case opt.CallTimeout < 10*time.Millisecond:
 		return nil, driver.Invalid("call_timeout", "must be at least 10ms")
 	}

@@ -122,8 +122,8 @@ func leaveAll(sessions []*session) {
 	}
 }
 
-// end gives up the lease. Unless it is clean, its entry may still exist or come again, and is deleted in
-// the background.
+// end gives up the lease. Unless it is clean, its entry may still exist or come again, and is
+// deleted in the background.
 func (l *lease) end(clean bool) {
 	if l.over {
 		return

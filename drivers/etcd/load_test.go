@@ -269,8 +269,9 @@ func TestManyLocksAtOnce(t *testing.T) {
 	}
 }
 
-// TestLeasesThroughTheLossOfTheLeader: no lease of many outlives its end. A holder that is cut off when
-// the leader dies learns of each loss before the key is another's; a holder that is not loses none.
+// TestLeasesThroughTheLossOfTheLeader: no lease of many outlives its end. A holder that is cut off
+// when the leader dies learns of each loss before the key is another's; a holder that is not loses
+// none.
 func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

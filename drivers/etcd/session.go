@@ -259,8 +259,8 @@ func (b *Backend) revokeUnused() {
 }
 
 // abandon deletes an entry in the background, until a server has answered or Close gives up: the
-// session may go on for other locks. If doubt is set, the request that adds the entry may arrive later.
-// It calls done at its end.
+// session may go on for other locks. If doubt is set, the request that adds the entry may arrive
+// later. It calls done at its end.
 func (b *Backend) abandon(s *session, key string, doubt bool, done func()) {
 	b.calls.Undo(time.Now().Add(maxTTL), func(call *base.Call) error {
 		err := unanswered(b.deleteEntry(call, s, key, doubt))
@@ -271,8 +271,9 @@ func (b *Backend) abandon(s *session, key string, doubt bool, done func()) {
 	})
 }
 
-// deleteEntry deletes an entry that was made in this session. If the request that adds the entry may still be under way, a tombstone
-// refuses it; the tombstone ends with the lease, and then the request fails anyway.
+// deleteEntry deletes an entry that was made in this session. If the request that adds the entry
+// may still be under way, a tombstone refuses it; the tombstone ends with the lease, and then the
+// request fails anyway.
 func (b *Backend) deleteEntry(ctx context.Context, s *session, key string, doubt bool) error {
 	if doubt {
 		grave := clientv3.OpPut(b.tombstone(key), "", clientv3.WithLease(s.id))

@@ -385,8 +385,9 @@ func (a *attempt) queue(ctx context.Context) error {
 	return a.enter(ctx, true)
 }
 
-// sleep waits until no earlier entry excludes the attempt. Unless its own entry was made lately,
-// it then confirms that this entry exists. It repeats a failed look: the attempt keeps its place as long as its session lives.
+// sleep waits until no earlier entry excludes the attempt. Unless its own entry was made lately, it
+// then confirms that this entry exists. It repeats a failed look: the attempt keeps its place as
+// long as its session lives.
 func (a *attempt) sleep(ctx context.Context) error {
 	alone := false
 	for {

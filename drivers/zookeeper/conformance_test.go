@@ -126,9 +126,9 @@ func TestConformance(t *testing.T) {
 	}
 	h.Prefix, h.Secret, h.Notices = cfg.Prefix, secret, notices.All
 	h.Skip, h.Short, h.TTL, h.Grace = skip, !*whole, 2*time.Second, 3*time.Second
-	// There is no OpenWithClock: the driver never reads the wall clock. The cases of processes, whose wall
-	// clocks are wrong, show that.
-	// A machine that is very busy starts three Java servers slowly.
+	// There is no OpenWithClock: the driver never reads the wall clock. The cases of processes,
+	// whose wall clocks are wrong, show that. A machine that is very busy starts three Java servers
+	// slowly.
 	h.Timeout = 5 * time.Minute
 	h.Residue = func(context.Context) (names []string, err error) {
 		err = look(func(c *zk.Conn) error { names, err = stored(c, "/dlock"); return err })

@@ -73,8 +73,8 @@ func (l *lease) end(gone bool) {
 	l.s.leave()
 }
 
-// lapse ends a lease that was not renewed in time, because its session goes on for other leases. If the
-// backend is closed the servers end the session.
+// lapse ends a lease that was not renewed in time, because its session goes on for other leases. If
+// the backend is closed the servers end the session.
 func (l *lease) lapse() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -48,7 +48,8 @@ var errHostile = errors.New("the server sent what is no answer of ZooKeeper")
 // Write puts the wanted timeout into the request for a session, and notes the other requests. If it
 // fails it closes the connection and reports no error, so that the client library notices the end
 // where it reads: after an error of a write it answers the request twice, and some requests (the
-// watches that it sends again after a reconnection) have room for one answer, so that it hung for ever.
+// watches that it sends again after a reconnection) have room for one answer, so that it hung for
+// ever.
 func (l *link) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	first := !l.asked
