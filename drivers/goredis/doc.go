@@ -79,8 +79,9 @@
 // "redlock1:" are refused.
 //
 // Each operation is one script, so a lock costs one round trip; requests of many callers at
-// once go as one script. The oldest servers that work are Redis 6.2 and Valkey 7.2. An ACL user
-// needs these rights; with all of them ACL LOG stays empty:
+// once go as one script. A script names all keys that it touches. The oldest servers that work are
+// Redis 6.2 and Valkey 7.2, with Lua. An ACL user needs these rights; with all of them ACL LOG
+// stays empty:
 //
 //	~prefix* &prefix*
 //	+eval +evalsha +time +info +get +mget +exists +set +del +pexpire +pttl +zadd +zpopmin +zrem

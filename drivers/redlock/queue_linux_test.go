@@ -217,7 +217,14 @@ func (d *queueDuel) do(command ...any) any {
 // returns the index of the script's clock in the reply, or -1 if the reply has none: then the
 // clock read before the script is used.
 func (d *queueDuel) eval(script string, clock func(code int64) int, args ...any) []any {
-	all, err := d.c.Eval(context.Background(), d.texts[script], d.keys[:3], args...).Slice()
+	keys := d.keys[:3]
+	switch {
+	case script == "release":
+		keys = []string{d.keys[0], d.keys[3], d.keys[1]}
+	case script == "acquire" && len(args) > 5:
+		keys = d.keys[:]
+	}
+	all, err := d.c.Eval(context.Background(), d.texts[script], keys, args...).Slice()
 	if err != nil {
 		d.t.Fatalf("%s %v: %v\n%s", script, args, err, strings.Join(d.log, "\n"))
 	}
@@ -260,7 +267,7 @@ func (d *queueDuel) acquire(me string, p simPlace) string {
 	token := d.proposal()
 	args := []any{distant, me, queueTTL.Milliseconds(), token, queueLife.Milliseconds()}
 	if p.place != "" {
-		args = append(args, p.place, d.keys[3], simQueueLife.Milliseconds(), p.since)
+		args = append(args, p.place, simQueueLife.Milliseconds(), p.since)
 	}
 	was := d.sim.memory.lock
 	r := d.eval("acquire", func(code int64) int { return map[int64]int{1: 2, 0: 3}[code] }, args...)
@@ -345,7 +352,7 @@ func (d *queueDuel) release(me string, token uint64, quits string, tells bool) s
 	if tells {
 		flag = "1"
 	}
-	args := []any{flag, value, "to:", d.keys[3]}
+	args := []any{flag, value, "to:"}
 	if quits != "" {
 		args = append(args, quits)
 	}
@@ -379,7 +386,7 @@ func (d *queueDuel) giveBack(silent bool) string {
 	if silent {
 		told = "silent"
 	}
-	r := d.eval("release", func(int64) int { return -1 }, "1", fmt.Sprintf("%s|%d", d.owner, d.token), "to:", d.keys[3], "", told, d.keys[1], before)
+	r := d.eval("release", func(int64) int { return -1 }, "1", fmt.Sprintf("%s|%d", d.owner, d.token), "to:", "", told, before)
 	d.sim.gone = map[string]bool{"w2": true}
 	s := d.sim.release(simCall{me: d.owner, token: d.token, back: d.before, quiet: silent}, "")
 	what := fmt.Sprintf("%s gives %d back (silently: %v), before which the counter was %q", d.owner, d.token, silent, before)

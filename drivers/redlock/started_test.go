@@ -52,7 +52,7 @@ func (g *generous) Exec(ctx context.Context, calls []*redisnode.Call) {
 		switch {
 		case c.Text != "": // who are you?
 			c.Reply = []any{g.run, now}
-		case len(c.Keys) == 1: // release
+		case len(c.Args[0]) == 1: // release
 			c.Number = 1
 			g.freed.Add(1)
 		case len(c.Args) == 6: // renew

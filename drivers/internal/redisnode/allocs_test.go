@@ -19,7 +19,7 @@ func (instant) Exec(_ context.Context, calls []*Call) {
 		switch {
 		case c.Text == lua.Hello:
 			c.Reply = []any{"run", time.Now().UnixMicro()}
-		case len(c.Keys) == 1:
+		case len(c.Keys) == 2:
 			c.Number = 1
 		default:
 			c.Number = time.Now().UnixMicro()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -286,5 +287,6 @@ func (t *attempt) takePlace() {
 		since = int64(t.quorum.WaitingSince) // the same on all nodes
 	}
 	t.place = place
-	t.more = []string{place, t.node.names.WaitQueue(t.key), queueLife, strconv.FormatInt(since, 10)}
+	t.more = []string{place, queueLife, strconv.FormatInt(since, 10)}
+	t.ask.keys = slices.Insert(t.ask.keys, 3, t.names.WaitQueue) // meta is the last
 }

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
-
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
@@ -93,7 +91,7 @@ func (f *router) gatherOne(calls []*pipeline.Call, prompt time.Duration) (*batch
 		f.loadBatch(b.of) // to find out by a batch would cost the calls a round trip
 		return nil, calls
 	}
-	b.fill(names.Prefix(f.guard.cfg.Prefix))
+	b.fill()
 	return b, send
 }
 
@@ -115,8 +113,8 @@ func (b *batch) call(i int) *answer {
 	return b.acquires[i-len(b.releases)]
 }
 
-// fill makes the call.
-func (b *batch) fill(n names.Prefix) {
+// fill makes the call: see lua/batch.lua.
+func (b *batch) fill() {
 	notAfter, px, life, tokens := int64(0), "0", "0", 0
 	for i, c := range b.acquires {
 		if i == 0 || c.notAfter < notAfter {
@@ -125,15 +123,21 @@ func (b *batch) fill(n names.Prefix) {
 		px, life, tokens = c.Args[2], c.Args[4], digits(c)
 	}
 	b.SHA = b.of.sha
-	b.Keys = make([]string, 0, b.size()+2)
-	b.Args = append(make([]string, 0, 8+b.size()), strconv.FormatInt(notAfter, 10), px, life,
-		strconv.Itoa(len(b.releases)), strconv.Itoa(len(b.acquires)), n.Plain("queue"), n.Plain("fence"), strconv.Itoa(tokens))
+	b.Keys = make([]string, 0, 2*b.size()+2)
+	b.Args = append(make([]string, 0, 6+b.size()), strconv.FormatInt(notAfter, 10), px, life,
+		strconv.Itoa(len(b.releases)), strconv.Itoa(len(b.acquires)), strconv.Itoa(tokens))
+	for i := range 2 { // the locks, and then what is beside each
+		for _, c := range b.releases {
+			b.Keys = append(b.Keys, c.Keys[i])
+		}
+		for _, c := range b.acquires {
+			b.Keys = append(b.Keys, c.Keys[i])
+		}
+	}
 	for _, c := range b.releases {
-		b.Keys = append(b.Keys, c.Keys[0])
 		b.Args = append(b.Args, c.Args[1])
 	}
 	for _, c := range b.acquires {
-		b.Keys = append(b.Keys, c.Keys[0])
 		b.Args = append(b.Args, c.Args[1]+"|"+c.Args[3][:tokens])
 	}
 	if len(b.acquires) > 0 {

@@ -56,7 +56,7 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 	ended := async.Within(ctx, t.late[0].life)
 	if fence, before := n.votes(t.late); t.vote && before != unknown {
 		vote := n.releasing(t.key, value+strconv.FormatInt(fence, 10), "", names.Siblings{Counter: n.names.Counter(t.key), WaitQueue: n.names.WaitQueue(t.key)})
-		vote.giveBack, vote.before = true, before
+		vote.giveBackTo(before)
 		_, _ = vote.run(ctx, 1)
 	}
 	for last := false; ; {

@@ -29,8 +29,8 @@ func (n *Node) Lookup(ctx context.Context, key string) (*driver.State, error) {
 }
 
 func (n *Node) lookup(ctx context.Context, key string) (*driver.State, error) {
-	keys := []string{n.names.Lock(key), n.names.Counter(key)}
-	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, keys, "0", n.names.WaitQueue(key)) })
+	keys := []string{n.names.Lock(key), n.names.Counter(key), n.names.WaitQueue(key)}
+	a, err := heed(ctx, &n.wg, func() (*answer, error) { return n.try(ctx, lua.Lookup, keys, "0") })
 	if err != nil {
 		return nil, err
 	}
@@ -158,12 +158,9 @@ func (n *Node) lookups(ctx context.Context, s Server, keys []string) ([]*driver.
 	if n.cfg.Cluster {
 		return n.lookupEach(ctx, keys)
 	}
-	args := append(make([]string, 0, 3*len(keys)+3), "EVAL", lua.List, strconv.Itoa(len(keys)))
+	args := append(make([]string, 0, 3*len(keys)+3), "EVAL", lua.List, strconv.Itoa(3*len(keys)))
 	for _, key := range keys {
-		args = append(args, n.names.Lock(key))
-	}
-	for _, key := range keys {
-		args = append(args, n.names.Counter(key), n.names.WaitQueue(key))
+		args = append(args, n.names.Lock(key), n.names.Counter(key), n.names.WaitQueue(key))
 	}
 	reply, err := s.Do(ctx, args...)
 	if err != nil {

@@ -254,16 +254,18 @@ func (l *Lease) releasing() *releasing {
 	t := l.node.releasing(l.key, l.value, "", l.names)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t.silent, t.giveBack, t.before = l.silent, l.giveBack, l.before
-	l.silent, l.giveBack = false, false
-	if t.giveBack && len(l.late) > 0 {
+	giveBack, before := l.giveBack, l.before
+	t.silent, l.silent, l.giveBack = l.silent, false, false
+	if giveBack && len(l.late) > 0 {
 		if slices.ContainsFunc(l.late, func(d inDoubtCall) bool { return !l.node.answered(d) }) {
-			t.before = unknown
-		} else if fence, before := l.node.votes(l.late); t.before == unknown && uint64(fence) == l.grant.Fence {
-			t.before = before
+			before = unknown
+		} else if fence, counter := l.node.votes(l.late); before == unknown && uint64(fence) == l.grant.Fence {
+			before = counter
 		}
 	}
-	t.giveBack = t.giveBack && t.before != unknown
+	if giveBack && before != unknown {
+		t.giveBackTo(before)
+	}
 	return t
 }
 

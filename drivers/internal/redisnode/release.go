@@ -57,8 +57,14 @@ func (n *Node) releasing(key, value, place string, beside names.Siblings) *relea
 	}
 	t.node, t.key, t.value, t.place, t.names = n, key, value, place, beside
 	t.ask.op, t.ask.script = lua.Release, t
-	t.ask.keys = append(t.ask.room.keys[:0], n.names.Lock(key))
+	t.ask.keys = append(t.ask.room.keys[:0], n.names.Lock(key), beside.WaitQueue)
 	return t
+}
+
+// giveBackTo makes the first try set the counter back.
+func (t *releasing) giveBackTo(before int64) {
+	t.giveBack, t.before = true, before
+	t.ask.keys = append(t.ask.keys, t.names.Counter)
 }
 
 // free returns t for reuse: nothing refers to it any more, and its calls are answered.
@@ -77,7 +83,7 @@ func (t *releasing) args(p *process, args []string) []string {
 	if n.cfg.Cluster { // PUBLISH counts only the subscribers of one node
 		tells = "0"
 	}
-	args = append(args, tells, t.value, n.waiterChannels, t.names.WaitQueue)
+	args = append(args, tells, t.value, n.waiterChannels)
 	if t.place != "" {
 		return append(args, t.place)
 	}
@@ -91,7 +97,7 @@ func (t *releasing) args(p *process, args []string) []string {
 		if t.before > 0 {
 			before = strconv.FormatInt(t.before, 10)
 		}
-		args = append(args, "", silent, t.names.Counter, before)
+		args = append(args, "", silent, before)
 	case silent != "":
 		args = append(args, "", silent)
 	}

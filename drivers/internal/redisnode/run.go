@@ -87,7 +87,7 @@ type request struct {
 	sent  *answer // the last sent call
 	first answer  // the first sent call
 	room  struct {
-		keys [4]string
+		keys [5]string
 		args [6]string
 	}
 }
@@ -224,7 +224,7 @@ type batched struct {
 
 // joins prepares a call for a batch, and reports whether one can take it.
 func (f *router) joins(a *answer) bool {
-	if f.cluster || a.Replicas > 0 || strings.ContainsAny(a.Keys[0], "{}") { // the script makes names itself
+	if f.cluster || a.Replicas > 0 {
 		return false
 	}
 	p := a.process
@@ -243,4 +243,4 @@ func (f *router) joins(a *answer) bool {
 }
 
 // The numbers of ARGV of acquire and release without a place in the queue.
-const acquireArgs, releaseArgs = 5, 4
+const acquireArgs, releaseArgs = 5, 3

@@ -69,7 +69,7 @@ func (h queueHost) Listen(key, listener string, stay bool) (kept bool, err error
 	if stay {
 		life = queueLife
 	}
-	a, err := n.try(context.Background(), lua.Listen, []string{n.names.Lock(key)}, "0", n.names.WaitQueue(key), listener, life)
+	a, err := n.try(context.Background(), lua.Listen, []string{n.names.Lock(key), n.names.WaitQueue(key)}, "0", listener, life)
 	if err != nil {
 		return false, err
 	}

@@ -1,9 +1,9 @@
 -- Takes the lock if it is free.
--- KEYS: 1 lock, 2 counter, 3 mark.
+-- KEYS: 1 lock, 2 counter, 3 mark; 4 queue, if somebody waits.
 -- ARGV: 1 not-after (us), 2 owner/attempt, 3 PX without GRACE (ms), 4 proposed token (us) or 0, 5 life of the counter after its token (ms),
--- 6 place in the queue, if somebody waits; and then 7 queue, 8 PX of the queue (ms), 9 since when the caller waits (us) or 0.
--- Reply: TIME granted at TIME, if no token is proposed and there is no guard; granted at the proposed token: one number, see proposed; {1, token, TIME, the counter
--- before or ''} granted at another, {1, token, TIME} to this attempt before; {0, value, PTTL, TIME} held; {-1, TIME} too late.
+-- 6 place in the queue, if somebody waits; and then 7 PX of the queue (ms), 8 since when the caller waits (us) or 0.
+-- Reply: TIME granted at TIME, if no token is proposed, there is no guard and nobody waits; granted at the proposed token: one number, see proposed;
+-- {1, token, TIME, the counter before or ''} granted at another, {1, token, TIME} to this attempt before; {0, value, PTTL, TIME} held; {-1, TIME} too late.
 local try, place, v, got = redis.pcall, ARGV[6], false, false
 local fence, x, px = ARGV[4], ARGV[4] + 0, GRACE == 0 and ARGV[3] or string.format('%.0f', ARGV[3] + GRACE)
 if x == 0 or x > now + 500000 or x < now - 2000000 or x < till then
@@ -11,7 +11,7 @@ if x == 0 or x > now + 500000 or x < now - 2000000 or x < till then
   fence = x == now and #t[2] == 6 and t[1] .. t[2] or string.format('%.0f', x)
 end
 local value = ARGV[2] .. '|' .. fence
-local since = place and (ARGV[9] ~= '0' and ARGV[9] or fence)
+local since = place and (ARGV[8] ~= '0' and ARGV[8] or fence)
 if place then v = redis.call('GET', KEYS[1]) end
 if not v then
   v = try('SET', KEYS[1], value, 'PX', px, 'NX', 'GET')
@@ -20,16 +20,16 @@ if not v then
     got = redis.call('SET', KEYS[1], value, 'PX', px, 'NX')
     v = not got and redis.call('GET', KEYS[1])
   end
-  if got and place then try('ZREM', ARGV[7], place) end -- it was not its turn yet
+  if got and place then try('ZREM', KEYS[4], place) end -- it was not its turn yet
 else -- it may be kept for this one, or for one that came later, who then waits on
   local later, other = string.match(v, '^redlock1:next|(%d+)|(.*)$')
   if other == place then
     got = redis.call('SET', KEYS[1], value, 'PX', px)
   elseif other and tonumber(later) > tonumber(since) then
     got = redis.call('SET', KEYS[1], value, 'PX', px)
-    try('ZREM', ARGV[7], place)
-    try('ZADD', ARGV[7], 'NX', later, other)
-    try('PEXPIRE', ARGV[7], ARGV[8])
+    try('ZREM', KEYS[4], place)
+    try('ZADD', KEYS[4], 'NX', later, other)
+    try('PEXPIRE', KEYS[4], ARGV[7])
   end
 end
 -- The reply of a grant at the proposed token: how far the counter was behind it (0: there was none), times 2^22, and TIME - x + 2^19.
@@ -63,7 +63,7 @@ if string.sub(v, 1, #me) == me then -- a retried command: its own attempt
   return {1, tonumber(string.sub(v, #me + 1)), now}
 end
 if place then -- the queue helps those who wait, and protects nothing: what refuses it may
-  try('ZADD', ARGV[7], 'NX', since, place)
-  try('PEXPIRE', ARGV[7], ARGV[8])
+  try('ZADD', KEYS[4], 'NX', since, place)
+  try('PEXPIRE', KEYS[4], ARGV[7])
 end
 return {0, string.sub(v, 1, 1024), redis.call('PTTL', KEYS[1]), now}

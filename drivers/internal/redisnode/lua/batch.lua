@@ -2,10 +2,11 @@
 -- acquire would find the memory full: after its first write a script may go on.) It does the usual case exactly as the
 -- single scripts do, and leaves every other case to them, untouched: if somebody is in the queue, if something is refused, or
 -- if a value is not ours.
--- Not for a Cluster, nor for keys with a brace, since it makes the names of queues and counters; each key once.
--- KEYS: the locks to release, the locks to acquire, mark; and meta if there is a guard.
+-- Not for a Cluster; each key once.
+-- KEYS: the locks to release, the locks to acquire, the queues of the former, the counters of the latter, mark; and meta if there
+-- is a guard.
 -- ARGV: 1 not-after (us), the earliest of all, 2 PX of the acquires without GRACE (ms), 3 life of their counters (ms),
--- 4 number of releases, 5 number of acquires, 6 prefix of the queues' names, 7 prefix of the counters' names, 8 number of
+-- 4 number of releases, 5 number of acquires, 6 number of
 -- digits of the proposed tokens (us), 0 if none is proposed; then each release's value; then each acquire's
 -- owner/attempt| and its token.
 -- Reply: TIME, or any number without acquires, if all releases freed their locks and all acquires are granted at the
@@ -13,6 +14,7 @@
 -- result: number, result, PTTL or, of a token, the counter before or ''}. The result is the token; 0: another lock was there; a value: held; -5: nothing was
 -- done; -6: the error that stands instead of PTTL.
 local K, A, try, releases, acquires, out = KEYS, ARGV, redis.pcall, ARGV[4] + 0, ARGV[5] + 0, nil
+local locks = releases + acquires -- the queue or the counter of lock i is key locks + i
 local function note(i, what, more)
   out = out or {0, 0}
   local n = #out
@@ -22,10 +24,10 @@ local function take()
   -- lua/time.lua
   -- lua/guard.lua
   local K, A, try, number, sub, px, ms = K, A, try, tonumber, string.sub, GRACE == 0 and A[2] or string.format('%.0f', A[2] + GRACE), A[3]
-  local least, most, counters, size = math.max(now - 2000000, till), now + 500000, A[7], A[8] + 0
+  local least, most, size = math.max(now - 2000000, till), now + 500000, A[6] + 0
   local x, fence, ends, odd = now, size == 0 and string.format('%.0f', now) or '', ms, nil
   for i = releases + 1, releases + acquires do
-    local lock, value = K[i], A[8 + i]
+    local lock, value = K[i], A[6 + i]
     if size == 0 then
       value = value .. fence
     else
@@ -38,7 +40,7 @@ local function take()
     else
       local v = try('SET', lock, value, 'PX', px, 'NX', 'GET')
       if not v then
-        local old = try('SET', counters .. lock .. '}', fence, 'PX', ends, 'GET')
+        local old = try('SET', K[locks + i], fence, 'PX', ends, 'GET')
         local counter = number(old)
         if counter and counter < x and counter >= x - x % 10000000 then
           -- the rule
@@ -58,12 +60,12 @@ local function take()
     end
   end
   if odd then
-    local mark = K[releases + acquires + 1]
+    local mark = K[2 * locks + 1]
     -- lua/counter.lua
     -- lua/correct_token.lua
     for i = 1, #odd do
       local a = odd[i]
-      local fine, x = pcall(correct_token, a[2], A[7] .. a[2] .. '}', a[3], px, a[4], a[5], ms)
+      local fine, x = pcall(correct_token, a[2], K[locks + a[1]], a[3], px, a[4], a[5], ms)
       if not fine then
         note(a[1], -6, type(x) == 'table' and x.err or tostring(x))
       elseif x ~= a[4] or size > 0 then
@@ -85,12 +87,12 @@ if acquires > 0 then
   end
 end
 if releases > 0 then
-  local got, queue, mine, queues, n = try('MGET', unpack(K, 1, releases)), A[6], K, {}, 0
+  local got, mine, queues, n = try('MGET', unpack(K, 1, releases)), K, {}, 0
   for i = 1, releases do
     local v = got[i]
-    if v == A[8 + i] then
+    if v == A[6 + i] then
       n = n + 1
-      queues[n] = queue .. K[i] .. '}'
+      queues[n] = K[locks + i]
     else
       note(i, v and 0 or -5)
     end
@@ -100,8 +102,8 @@ if releases > 0 then
   if n > 0 and (n < releases or try('EXISTS', unpack(queues)) ~= 0) then -- perhaps somebody waits, or it is refused
     mine, n = {}, 0
     for i = 1, releases do
-      if got[i] == A[8 + i] then
-        if try('EXISTS', queue .. K[i] .. '}') == 0 then
+      if got[i] == A[6 + i] then
+        if try('EXISTS', K[locks + i]) == 0 then
           n = n + 1
           mine[n] = K[i]
         else
@@ -113,7 +115,7 @@ if releases > 0 then
   end
   if refused or n > 0 and type(try('DEL', unpack(mine, 1, n))) == 'table' then
     for i = 1, releases do
-      if got[i] == A[8 + i] then note(i, -5) end
+      if got[i] == A[6 + i] then note(i, -5) end
     end
   end
 end

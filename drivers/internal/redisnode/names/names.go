@@ -130,9 +130,6 @@ func (s *Siblings) Of(n Prefix, key, owner string, token uint64) (lock, value st
 	return all[:ends[0]], all[ends[2]:]
 }
 
-// Plain returns the beginning of sibling's names for a lock without braces; they end with "}".
-func (n Prefix) Plain(kind string) string { return string(n) + Layout + kind + ":{" }
-
 // Reserved reports whether key would collide with the keys beside locks.
 func Reserved(key string) bool { return strings.HasPrefix(key, Layout) }
 

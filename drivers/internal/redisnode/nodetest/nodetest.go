@@ -92,6 +92,7 @@ var together = tests{
 	},
 	shared: []test{
 		{"IdleWaitersAskNobody", (*suite).idleWaiters},
+		{"ScriptsTouchOnlyTheirKeys", (*suite).declaredKeys},
 		{"SentinelFailover", (*suite).sentinel},
 		{"AcquiresThroughJitterLeaveNoKey", (*suite).jitter},
 		{"CleanUpOutlivesAnOutage", (*suite).cleanUpAfterOutage},
