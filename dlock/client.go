@@ -13,6 +13,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
@@ -352,7 +353,7 @@ func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boo
 		if c.life.Err() != nil {
 			return nil, ErrClosed
 		}
-		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", shortDuration(time.Since(start)), r.TTL)
+		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", printable.Duration(time.Since(start)), r.TTL)
 	}
 	return l, nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
@@ -68,7 +69,7 @@ func (e *Error) Error() string {
 	case e.ContextErr == nil:
 		b.WriteString(e.Err.Error())
 	default:
-		fmt.Fprintf(&b, "%v (gave up after %v: %v)", e.Err, shortDuration(e.Waited), e.ContextErr)
+		fmt.Fprintf(&b, "%v (gave up after %v: %v)", e.Err, printable.Duration(e.Waited), e.ContextErr)
 	}
 	return oneLine(b.String())
 }
@@ -77,7 +78,7 @@ func (e *Error) Error() string {
 // each address that it tried, the same for each try, and a server's text may have any characters.
 func oneLine(s string) string {
 	if !strings.Contains(s, "\n") {
-		return driver.Printable(s)
+		return printable.Text(s)
 	}
 	var lines []string
 	for line := range strings.SplitSeq(s, "\n") {
@@ -86,7 +87,7 @@ func oneLine(s string) string {
 			lines = append(lines, line)
 		}
 	}
-	return driver.Printable(strings.Join(lines, "; "))
+	return printable.Text(strings.Join(lines, "; "))
 }
 
 // Unwrap returns the verdict and the context's error, as far as there are any.
@@ -127,7 +128,7 @@ func (e *Error) Format(s fmt.State, verb rune) {
 				answer = v.Err.Error()
 			}
 		}
-		fmt.Fprintf(s, "\n\t%s (%v): %s", v.Node, shortDuration(v.Latency), answer)
+		fmt.Fprintf(s, "\n\t%s (%v): %s", v.Node, printable.Duration(v.Latency), answer)
 	}
 }
 
@@ -213,14 +214,4 @@ func quoteKey(key string) string {
 		return strconv.Quote(key[:most]) + "…"
 	}
 	return strconv.Quote(key)
-}
-
-// shortDuration rounds to about three digits.
-func shortDuration(d time.Duration) time.Duration {
-	for unit := time.Second; unit > time.Microsecond; unit /= 10 {
-		if d >= 10*unit {
-			return d.Round(unit / 10)
-		}
-	}
-	return d.Round(time.Microsecond)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
@@ -22,15 +23,15 @@ func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attr
 func (c *Client) logOptional(ctx context.Context, optional bool, level slog.Level, msg string, attrs ...slog.Attr) {
 	ctx = values(ctx)
 	for i := range attrs {
-		attrs[i].Value = printable(attrs[i].Value)
+		attrs[i].Value = escaped(attrs[i].Value)
 	}
 	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, optional)
 }
 
-// printable escapes what may disturb a terminal, because a handler may write values as they are.
-func printable(v slog.Value) slog.Value {
+// escaped escapes what may disturb a terminal, because a handler may write values as they are.
+func escaped(v slog.Value) slog.Value {
 	if v.Kind() == slog.KindString {
-		return slog.StringValue(driver.Printable(v.String()))
+		return slog.StringValue(printable.Text(v.String()))
 	}
 	if err, ok := v.Any().(error); ok {
 		if text := err.Error(); oneLine(text) != text {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 // bySession reports whether locks end with the process, whatever their TTL.
@@ -108,7 +109,7 @@ func (l *Lease) close() error {
 		return nil
 	}
 	if _, err := l.held.Renew(l.ctx, r); err != nil {
-		return fmt.Errorf("keep it for another %v: %w", shortDuration(left), err)
+		return fmt.Errorf("keep it for another %v: %w", printable.Duration(left), err)
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func (l *lockConfig) checkLock() error {
 		l.bad("WithMinHold", "%v is over the maximum hold of %v (WithMaxHold)", l.minHold, l.maxHold)
 	}
 	if l.slots > 0 && l.mode == driver.Shared {
-		l.bad("WithSlots", "has no shared mode: leave WithMode(driver.Shared) or WithSlots out")
+		l.bad("WithSlots", "has no shared mode: leave WithShared or WithSlots out")
 	}
 	return l.err
 }

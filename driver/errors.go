@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 // The definite verdicts. Every other error, such as a network error or the end of a context,
@@ -67,14 +69,14 @@ func (e *HeldError) Error() string {
 		b.WriteString("held by " + shown(e.Holder))
 	}
 	if !e.Since.IsZero() && e.Clock.After(e.Since) {
-		fmt.Fprintf(&b, " for %v", round(e.Clock.Sub(e.Since)))
+		fmt.Fprintf(&b, " for %v", printable.Duration(e.Clock.Sub(e.Since)))
 	}
 	switch {
 	case e.RetryAfter <= 0:
 	case e.ReservedForWaiter:
-		fmt.Fprintf(&b, " for at most %v", round(e.RetryAfter))
+		fmt.Fprintf(&b, " for at most %v", printable.Duration(e.RetryAfter))
 	default:
-		fmt.Fprintf(&b, "; its lease ends in %v unless it is renewed", round(e.RetryAfter))
+		fmt.Fprintf(&b, "; its lease ends in %v unless it is renewed", printable.Duration(e.RetryAfter))
 	}
 	return b.String()
 }
@@ -109,9 +111,9 @@ func (e *RefusedError) Error() string {
 		s += ": " + e.Err.Error()
 	}
 	if e.RetryAfter > 0 {
-		s += fmt.Sprintf(" (retry in %v)", round(e.RetryAfter))
+		s += fmt.Sprintf(" (retry in %v)", printable.Duration(e.RetryAfter))
 	}
-	return Printable(s)
+	return printable.Text(s)
 }
 
 // Is reports that a RefusedError is ErrRefused.
@@ -142,24 +144,11 @@ func Invalid(what, format string, args ...any) error {
 	return &InvalidError{What: what, Reason: fmt.Sprintf(format, args...)}
 }
 
-// round rounds a duration to three digits for people.
-func round(d time.Duration) time.Duration {
-	switch {
-	case d >= 10*time.Second:
-		return d.Round(time.Second)
-	case d >= time.Second:
-		return d.Round(100 * time.Millisecond)
-	case d >= time.Millisecond:
-		return d.Round(time.Millisecond)
-	}
-	return d.Round(time.Microsecond)
-}
-
 // shown returns an owner as errors show it: Printable, and not too long.
 func shown(owner string) string {
 	const most = 120
 	if len(owner) > most {
 		owner = owner[:most] + "…"
 	}
-	return Printable(owner)
+	return printable.Text(owner)
 }

@@ -32,6 +32,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 func init() { dlock.Register("both", opener{}) }
@@ -65,7 +66,8 @@ type Backend struct {
 
 	closed context.Context
 	close  context.CancelFunc
-	calls  sync.WaitGroup // goroutines that merge channels
+	calls  sync.WaitGroup // of Acquire, with their clean-up
+	merges sync.WaitGroup // goroutines that merge channels
 
 	mu     sync.Mutex
 	merged map[[2]<-chan struct{}]chan struct{}
@@ -121,14 +123,25 @@ func (s side) String() string {
 	return s.info.Name
 }
 
-// Close closes both backends.
+// Close ends the calls under way, lets them undo what they did, and closes both backends.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.close()
 	b.mu.Unlock()
-	err := errors.Join(b.old.Close(), b.new.Close())
 	b.calls.Wait()
-	return err
+	b.merges.Wait()
+	return errors.Join(b.old.Close(), b.new.Close())
+}
+
+// begin counts a call of Acquire.
+func (b *Backend) begin() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed.Err() != nil {
+		return driver.ErrClosed
+	}
+	b.calls.Add(1)
+	return nil
 }
 
 // Acquire takes the lock on old, and then on new while it holds the first.
@@ -136,6 +149,10 @@ func (b *Backend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease,
 	if err := b.info.Check("", r); err != nil {
 		return nil, err
 	}
+	if err := b.begin(); err != nil {
+		return nil, err
+	}
+	defer b.calls.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.closed, cancel)()
@@ -288,7 +305,7 @@ func agreeOnToken(ctx context.Context, a uint64, aAt time.Time, b uint64, bAt ti
 	if gap > tokensApart {
 		return 0, &driver.RefusedError{
 			RetryAfter: gap,
-			Reason:     fmt.Sprintf("the tokens of the old and the new backend are %v apart: check the clocks of their servers", gap.Round(time.Millisecond)),
+			Reason:     fmt.Sprintf("the tokens of the old and the new backend are %v apart: check the clocks of their servers", printable.Duration(gap)),
 		}
 	}
 	// A token is in microseconds of its server's clock. Wait for one microsecond more, and for
@@ -340,7 +357,7 @@ func (b *Backend) either(x, y <-chan struct{}) <-chan struct{} {
 	if m == nil {
 		m = make(chan struct{})
 		b.merged[both] = m
-		b.calls.Go(func() {
+		b.merges.Go(func() {
 			select {
 			case <-x:
 			case <-y:

@@ -1,9 +1,11 @@
-// Package printable writes what somebody else chose so that it disturbs no terminal and no log.
+// Package printable has text for people: what somebody else chose, so that it disturbs no terminal
+// and no log, command lines, and rounded durations.
 package printable
 
 import (
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -44,4 +46,18 @@ func CommandLine(args ...string) string {
 		}
 	}
 	return strings.Join(quoted, " ")
+}
+
+// Duration rounds a duration for people: to seconds from ten seconds on, to tenths below that, and
+// then to milliseconds or microseconds.
+func Duration(d time.Duration) time.Duration {
+	switch {
+	case d >= 10*time.Second:
+		return d.Round(time.Second)
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond)
+	case d >= time.Millisecond:
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(time.Microsecond)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/base"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
 // Lookup returns the state of key. It takes the lock for an instant while it has the gate, so
@@ -164,7 +165,7 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 		add("no-locks", driver.SeverityUnsafe, "name a folder that this user can write, on a local disk", "%v", err)
 	}
 	if p.shared && fi.Mode()&fs.ModeSticky == 0 {
-		d := add("folder-not-sticky", driver.SeverityWarning, driver.CommandLine("chmod", "+t", p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
+		d := add("folder-not-sticky", driver.SeverityWarning, printable.CommandLine("chmod", "+t", p.path), "others may write in %s (mode %#o) and remove lock files: the holder would not notice, and the next one would run beside it", p.path, uint32(fi.Mode().Perm()))
 		d.Measured, d.Command = fmt.Sprintf("mode %#o", uint32(fi.Mode().Perm())), d.Remedy
 	}
 	if p.id.known && !p.id.mine() && p.id.uid != 0 {

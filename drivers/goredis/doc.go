@@ -149,7 +149,7 @@
 //   - A Cluster loses in the same way, shard by shard; moving a slot loses nothing.
 //   - An eviction policy other than noeviction may evict a held lock or its counter.
 //
-// Check (dlock.Client.Check) reports all of these. If they matter, use drivers/redlock with
+// Check reports all of these. If they matter, use drivers/redlock with
 // several independent servers.
 //
 // # Transport

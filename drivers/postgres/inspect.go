@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
@@ -291,7 +292,7 @@ func (c *checkup) psql(statements ...string) string {
 	for _, s := range statements {
 		line = append(line, "-c", s)
 	}
-	return driver.CommandLine(line...)
+	return printable.CommandLine(line...)
 }
 
 // set returns a command line that changes a setting of the server.

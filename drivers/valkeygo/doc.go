@@ -52,7 +52,7 @@
 // that their locks exclude each other. The documentation of package
 // [github.com/redlock-go/redlock/drivers/goredis] describes for both what is stored, which rights
 // an ACL user needs, how waiters are served, how requests get their deadlines, and when a lock can
-// be lost. Client.Check of package dlock reports a deployment that can lose locks.
+// be lost. The backend's Check reports a deployment that can lose locks.
 //
 // # Transport
 //

@@ -268,7 +268,7 @@ func about(ratio figures.Interval) string {
 // loaded reports whether other programs used so much of this machine that the figures show it.
 func (r *Report) loaded() bool { return r.Foreign > 0.2*float64(runtime.NumCPU()) }
 
-// advised are the findings of dlock.Client.Check that concern the measurement.
+// advised are the findings of driver.Inspector.Check that concern the measurement.
 var advised = []string{"quorum-size", "round-trip-slow", "same-server", "same-host", "clock-apart", "not-independent"}
 
 // advice derives advice from the figures alone.

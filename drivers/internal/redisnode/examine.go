@@ -15,6 +15,7 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
@@ -77,7 +78,7 @@ func (e *examination) cliAt(addr string, args ...string) string {
 	if strings.HasPrefix(e.n.cfg.Addr, "rediss:") || strings.HasPrefix(e.n.cfg.Addr, "valkeys:") {
 		line = append(line, "--tls")
 	}
-	return driver.CommandLine(append(line, args...)...)
+	return printable.CommandLine(append(line, args...)...)
 }
 
 // ask runs a command. ok is false if the server refuses it; that is noted unless the answer is
