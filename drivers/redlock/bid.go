@@ -64,7 +64,6 @@ type bid struct {
 
 	phase   phase
 	stage   stage
-	wrote   bool          // a token was written back
 	granted bool          // it was returned as a lease
 	silent  bool          // another owner has the lock: its votes are released without a word to waiters
 	tries   int8          // how often the owner of the first node asked the other nodes
@@ -501,7 +500,6 @@ func (b *bid) choose(e *event, out *actions) {
 		b.extent(e, out)
 		return
 	}
-	b.wrote = true
 	b.await(raising, b.timeout, e, out)
 	for i := range b.n {
 		if b.raising.has(i) {

@@ -394,8 +394,7 @@ func (b *Backend) timeout(ttl time.Duration) time.Duration {
 func (b *Backend) Stats() Stats {
 	c := &b.count
 	s := Stats{
-		OneRoundTrip: c.oneRoundTrip.Load(), TwoRoundTrips: c.twoRoundTrips.Load(), Splits: c.splits.Load(), Failures: c.failures.Load(),
-		Renewals: c.renewals.Load(), Heals: c.heals.Load(), Losses: c.losses.Load(), Unreleased: c.unreleased.Load(), NodeSkips: c.nodeSkips.Load(),
+		OneRoundTrip: c.oneRoundTrip.Load(), Splits: c.splits.Load(), Heals: c.heals.Load(), Unreleased: c.unreleased.Load(), NodeSkips: c.nodeSkips.Load(),
 	}
 	for _, n := range b.nodes {
 		if n.tripped.Load() {

@@ -76,24 +76,21 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	defer b.calls.Done()
 	if err := b.meet(ctx, req.TTL); err != nil {
-		return nil, b.failed(ctx, err)
+		return nil, failed(ctx, err)
 	}
 	l := b.newLease(ctx, req)
 	if err := l.run(ctx, begins, 0); err != nil {
-		return nil, b.failed(ctx, err)
+		return nil, failed(ctx, err)
 	}
 	b.waits.served(req.Key)
-	if l.bid.wrote {
-		b.count.twoRoundTrips.Add(1)
-	} else {
+	if l.bid.raising == 0 { // no token was written back
 		b.count.oneRoundTrip.Add(1)
 	}
 	return l, nil
 }
 
 // failed returns the context's error together with a verdict that the end of the context caused.
-func (b *Backend) failed(ctx context.Context, err error) error {
-	b.count.failures.Add(1)
+func failed(ctx context.Context, err error) error {
 	if end := driver.ContextErr(ctx); end != nil && !errors.Is(err, end) {
 		return fmt.Errorf("%w: %w", end, err)
 	}
@@ -688,7 +685,6 @@ func (l *lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	if err := l.run(ctx, renews, r.TTL); err != nil {
 		return driver.Grant{}, err
 	}
-	l.b.count.renewals.Add(1)
 	return l.Grant(), nil
 }
 
@@ -729,7 +725,6 @@ func (l *lease) endRelease() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if n, _ := l.bid.cleared(); n < l.b.q {
-		l.b.count.failures.Add(1)
 		return l.unknown(l.b.clock.Now(), "%d of %d nodes confirmed the release, %d needed", n, len(l.requests), l.b.q)
 	}
 	l.released = true

@@ -50,7 +50,6 @@ func (l *lease) says(ctx context.Context, v verdict, cause error, now boot.Insta
 	case lost:
 		return driver.ErrLost
 	case lostNow:
-		l.b.count.losses.Add(1)
 		return l.verdict(driver.ErrLost, now)
 	case overdue:
 		return l.unknown(now, "the renewal took %v, and the nodes' clocks are %v apart: too much for a TTL of %v%s", since, l.apart(l.bid.acked()), l.bid.ttl, l.starved())
