@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/drivers/redlock"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 const contenderURL = "REDLOCK_TEST_CONTENDER"
@@ -90,7 +91,10 @@ func TestProcessesHandTheLockOver(t *testing.T) {
 	}
 	c := start(t, 5, "redis")
 	crowds := []int{2, 8, 32, 128}
-	if redlock.Race {
+	switch {
+	case !server.IsDeep():
+		crowds = crowds[:2]
+	case redlock.Race:
 		crowds = crowds[:3] // each process needs 100 MB
 	}
 	for _, n := range crowds {

@@ -54,7 +54,7 @@ func TestAHundredTryLocksHaveOneWinner(t *testing.T) {
 			for i := range backends {
 				backends[i] = c.open(false, calm)
 			}
-			rounds := 100
+			rounds := redlock.Amount(10, 100)
 			switch {
 			case testing.Short():
 				rounds = 1

