@@ -13,7 +13,7 @@ import (
 )
 
 func newElect(c *console) *cobra.Command {
-	j := &job{console: c, elect: true}
+	j := &job{console: c, elect: true, conflict: exitHeld}
 	observe := false
 	cmd := &cobra.Command{
 		Use:   "elect [flags] KEY -- COMMAND [ARG...]",

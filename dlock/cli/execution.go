@@ -32,9 +32,7 @@ func (j *job) hold(lease *dlock.Lease) (again bool, err error) {
 	notify(j.signals, forwardedSignals)
 	err = h.start()
 	if err == nil {
-		stop := h.followLease()
 		h.watch()
-		stop()
 		h.term.takeBack()
 		err = h.result()
 	}
@@ -94,10 +92,16 @@ func (h *execution) descriptor() (f *os.File) {
 	return f
 }
 
-// watch waits until the command and the processes that it started have ended.
+// watch waits until the command and the processes that it started have ended, and tells the guard
+// of each renewal of the lease. Nothing in it waits for long: lines for stderr are written elsewhere.
 func (h *execution) watch() {
 	done := h.lease.Done()
-	var force <-chan time.Time
+	var force, renewals <-chan time.Time
+	if ttl := h.client.TTL(); ttl != 0 {
+		tick := time.NewTicker(ttl / 12)
+		defer tick.Stop()
+		renewals = tick.C
+	}
 	for {
 		select {
 		case r, ok := <-h.guard.reports:
@@ -113,6 +117,8 @@ func (h *execution) watch() {
 			h.lost = h.lease.Err()
 			h.guard.send(syscall.SIGKILL)
 			force = time.After(forceAfter)
+		case <-renewals:
+			h.setDeadlines()
 		case <-force:
 			force = nil
 			h.guard.abandon()
@@ -171,14 +177,13 @@ func (h *execution) why() string {
 
 // successor names the new holder of a lock that was lost, if it is known.
 func (h *execution) successor() string {
-	inspector, ok := h.client.Backend().(driver.Inspector)
-	if !ok || h.lease.Slot() > 0 { // other slots' locks have other names
+	if h.lease.Slot() > 0 { // other slots' locks have other names
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
 	defer cancel()
-	state, err := inspector.Lookup(ctx, h.key)
-	if err != nil || state == nil {
+	state, err := h.client.Lookup(ctx, h.key)
+	if err != nil {
 		return ""
 	}
 	for i := range state.Holders {
@@ -187,28 +192,6 @@ func (h *execution) successor() string {
 		}
 	}
 	return ""
-}
-
-// followLease updates the deadlines after each renewal of the lease. It does nothing else, so
-// that a slow reader of stderr cannot delay it.
-func (h *execution) followLease() (stop func()) {
-	ttl := h.client.TTL()
-	if ttl == 0 {
-		return func() {}
-	}
-	tick := time.NewTicker(ttl / 12)
-	ended := make(chan struct{})
-	go func() {
-		for {
-			select {
-			case <-tick.C:
-				h.setDeadlines()
-			case <-ended:
-				return
-			}
-		}
-	}()
-	return func() { tick.Stop(); close(ended) }
 }
 
 // setDeadlines sets the present end of the lease.

@@ -176,7 +176,7 @@ func (w *guardProcess) startWith(argv, env []string, orders, reports, lock *os.F
 	}
 	w.cmd = &exec.Cmd{
 		Path:        path,
-		Args:        append([]string{guardName, fmt.Sprintln(fds[0], fds[1], fds[2], fds[3], noWait)}, argv...),
+		Args:        append([]string{guardName, fmt.Sprint(fds[0], fds[1], fds[2], fds[3], noWait)}, argv...),
 		Env:         env,
 		Stdin:       w.stdin,
 		Stdout:      w.stdout,
