@@ -53,7 +53,7 @@ type execution struct {
 	lock   *os.File // the lock's file, which the command inherits; nil: there is none
 	guard  *guardProcess
 	term   terminal
-	last   report // all reports of the supervisor, joined
+	last   report // of the supervisor
 	lost   error  // why the lease ended; nil: it has not
 	ending bool   // a signal that ends the command was passed on
 }
@@ -129,32 +129,24 @@ func (h *execution) watch() {
 	}
 }
 
-// handle acts on a report of the supervisor.
+// handle acts on what is new in a report of the supervisor.
 func (h *execution) handle(r report) {
-	switch {
-	case r.Pid != 0:
-		h.last.Pid, h.guard.pid = r.Pid, r.Pid
+	was := h.last
+	h.last, h.guard.pid = r, r.Pid
+	if r.Pid != was.Pid {
 		h.verbosef("runs %s as process %d with token %d", commandName(h.command[0]), r.Pid, h.lease.Fence())
-	case r.Stopped != 0:
+	}
+	if r.Stopped != 0 {
 		h.stopped(syscall.Signal(r.Stopped))
-	case r.Termed:
-		h.last.Termed = true
+	}
+	if r.Termed && !was.Termed {
 		h.printf("%s: SIGTERM sent to the command", h.why())
-	case r.Killed:
-		h.last.Killed = true
-	case r.Ended:
-		h.last.Ended, h.last.Code, h.last.Signal = true, r.Code, r.Signal
-		if r.Waits {
-			h.verbosef("the command has ended; keeps %q until the processes that it left behind have ended too", h.key)
-		}
-	case r.Left != "":
+	}
+	if r.Ended && !was.Ended && r.Waits {
+		h.verbosef("the command has ended; keeps %q until the processes that it left behind have ended too", h.key)
+	}
+	if r.Left != was.Left {
 		h.printf("the command has ended, and %q stays locked until what it left behind has ended too: %s (--no-wait-children does not wait)", h.key, r.Left)
-	case r.Failed != "":
-		h.last.Failed, h.last.Code = r.Failed, r.Code
-	case r.Gone:
-		h.last.Gone = true
-	case r.Survivors != "":
-		h.last.Survivors = r.Survivors
 	}
 }
 

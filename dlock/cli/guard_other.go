@@ -71,7 +71,7 @@ type processTree struct {
 	pid     int
 	process *os.Process
 	changed chan struct{}
-	end     *report
+	code    int
 	ended   bool
 }
 
@@ -88,7 +88,7 @@ func startTree(c *console, argv, env []string) (*processTree, *exitError) {
 	f := &processTree{pid: cmd.Process.Pid, process: cmd.Process, changed: make(chan struct{})}
 	go func() {
 		_ = cmd.Wait() // the state has it
-		f.end = &report{Ended: true, Code: cmd.ProcessState.ExitCode()}
+		f.code = cmd.ProcessState.ExitCode()
 		close(f.changed)
 	}()
 	return f, nil
@@ -99,11 +99,10 @@ func (t *processTree) signal(syscall.Signal) {}
 
 func (t *processTree) kill() { _ = t.process.Kill() } // it may have ended
 
-func (t *processTree) collect(say func(report)) (left bool) {
+func (t *processTree) collect(r *report) (left bool) {
 	select {
 	case <-t.changed:
-		t.ended = true
-		say(*t.end)
+		t.ended, r.Ended, r.Code = true, true, t.code
 		return false
 	default:
 		return true

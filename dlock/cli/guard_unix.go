@@ -213,11 +213,17 @@ func readReports(f *os.File) <-chan report {
 	return c
 }
 
-// send sends an order. It drops the order if the pipe stays full, because the guard has been
-// stopped for long.
+// send sends an order, and never waits. It drops the order if the pipe is full, because the guard
+// has been stopped for long. (A deadline would drop it on a machine that stands still for a moment.)
 func (w *guardProcess) send(o order) {
-	_ = w.orders.SetWriteDeadline(time.Now().Add(killInterval)) // a pipe has deadlines
-	_, _ = w.orders.Write([]byte{byte(o)})                      // an error: it has ended
+	c, err := w.orders.SyscallConn()
+	if err != nil {
+		return // it was closed
+	}
+	_ = c.Write(func(fd uintptr) (done bool) {
+		_, _ = syscall.Write(int(fd), []byte{byte(o)}) // an error: it has ended, or the pipe is full
+		return true
+	})
 }
 
 // wait waits for the guard's end. If it was killed, its command and all children are killed too.
@@ -316,9 +322,9 @@ func (t *processTree) kill() {
 	signalRest(t.pid, syscall.SIGKILL)
 }
 
-// collect reaps the children that ended and reports whether any process is left.
-func (t *processTree) collect(say func(report)) (left bool) {
-	var end *report
+// collect reaps the children that ended, notes in r what became of the command, and reports
+// whether any process is left.
+func (t *processTree) collect(r *report) (left bool) {
 	for {
 		var ws syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &ws, syscall.WNOHANG|syscall.WUNTRACED, nil)
@@ -335,16 +341,15 @@ func (t *processTree) collect(say func(report)) (left bool) {
 				hangUp(pid)
 			}
 		case ws.Stopped():
-			say(report{Stopped: int(ws.StopSignal())})
+			r.Stopped = int(ws.StopSignal())
 		case ws.Exited():
-			t.ended, end = true, &report{Ended: true, Code: ws.ExitStatus()}
+			t.ended, r.Code = true, ws.ExitStatus()
 		case ws.Signaled():
-			t.ended, end = true, &report{Ended: true, Signal: int(ws.Signal())}
+			t.ended, r.Signal = true, int(ws.Signal())
 		}
 	}
-	if end != nil {
-		end.Waits = left
-		say(*end)
+	if t.ended && !r.Ended {
+		r.Ended, r.Waits, r.Stopped = true, left, 0
 	}
 	return left
 }

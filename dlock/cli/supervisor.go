@@ -34,11 +34,11 @@ func (d *deadlines) get() (term, kill time.Duration) {
 // everything now.
 type order = syscall.Signal
 
-// A report of the supervisor, about one event.
+// A report of the supervisor: all that has happened so far.
 type report struct {
 	Pid       int    // the command runs
 	Failed    string // it could not be started, and why
-	Stopped   int    // it was stopped by this signal
+	Stopped   int    // it was stopped by this signal since the report before
 	Termed    bool   // SIGTERM was sent at its deadline
 	Killed    bool   // SIGKILL was sent
 	Ended     bool   // it has ended, with Code or by Signal
@@ -59,16 +59,15 @@ const (
 
 // supervisor is the state of a Supervisor.
 type supervisor struct {
-	say      func(report)
-	console  *console // of the command; nil: the process's own
-	times    *deadlines
-	noWait   bool // do not wait for the command's children
-	tree     *processTree
-	ending   syscall.Signal // the last signal passed on that ends a process
-	ended    time.Duration  // when the command ended; zero: it runs
-	leftTold bool
-	termed   bool
-	killing  time.Duration // when it began; zero: not begun
+	say     func(report)
+	now     report
+	console *console // of the command; nil: the process's own
+	times   *deadlines
+	noWait  bool // do not wait for the command's children
+	tree    *processTree
+	ending  syscall.Signal // the last signal passed on that ends a process
+	ended   time.Duration  // when the command ended; zero: it runs
+	killing time.Duration  // when it began; zero: not begun
 }
 
 // run runs the command, until it and its children have ended. If orders is closed dlock has
@@ -78,12 +77,13 @@ func (s *supervisor) run(argv, env []string, orders <-chan order) (dlockEnded bo
 		s.say(report{Killed: true}) // before it began
 		return false
 	}
-	var failed *exitError
-	if s.tree, failed = startTree(s.console, argv, env); failed != nil {
+	tree, failed := startTree(s.console, argv, env)
+	if failed != nil {
 		s.say(report{Failed: failed.text, Code: failed.code})
 		return false
 	}
-	s.say(report{Pid: s.tree.pid})
+	s.tree, s.now.Pid = tree, tree.pid
+	s.say(s.now)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -98,7 +98,13 @@ func (s *supervisor) run(argv, env []string, orders <-chan order) (dlockEnded bo
 		case <-s.tree.changed:
 		case <-timer.C:
 		}
-		if !s.look() {
+		was := s.now
+		more := s.look()
+		if s.now != was {
+			s.say(s.now)
+			s.now.Stopped = 0
+		}
+		if !more {
 			return dlockEnded
 		}
 		timer.Reset(s.next())
@@ -118,11 +124,9 @@ func (s *supervisor) obey(o order) {
 
 // end begins to kill the command.
 func (s *supervisor) end() {
-	if s.killing != 0 {
-		return
+	if s.killing == 0 {
+		s.killing = machineNow()
 	}
-	s.killing = machineNow()
-	s.say(report{Killed: true})
 }
 
 // look takes the actions that are due, and reports whether there is anything left to watch.
@@ -132,29 +136,28 @@ func (s *supervisor) look() bool {
 	if kill != 0 && now >= kill {
 		s.end()
 	}
-	if term != 0 && now >= term && !s.termed && s.killing == 0 {
-		s.termed = true
+	if term != 0 && now >= term && !s.now.Termed && s.killing == 0 {
+		s.now.Termed = true
 		s.tree.signal(syscall.SIGTERM)
-		s.say(report{Termed: true})
 	}
 	if s.killing != 0 {
+		s.now.Killed = true
 		s.tree.kill()
 	}
-	left := s.tree.collect(s.say)
+	left := s.tree.collect(&s.now)
 	if s.tree.ended && s.ended == 0 {
 		s.ended = now
 		s.tree.orphan(s.ending)
 	}
 	switch {
 	case !left, s.ended != 0 && s.noWait && s.killing == 0:
-		s.say(report{Gone: true})
+		s.now.Gone = true
 		return false
 	case s.killing != 0 && now-s.killing > killTimeout:
-		s.say(report{Survivors: s.tree.names()})
+		s.now.Survivors = s.tree.names()
 		return false
-	case s.ended != 0 && !s.leftTold && now-s.ended >= leftNotice:
-		s.leftTold = true
-		s.say(report{Left: s.tree.names()})
+	case s.ended != 0 && s.now.Left == "" && now-s.ended >= leftNotice:
+		s.now.Left = s.tree.names()
 	}
 	return true
 }
@@ -169,11 +172,11 @@ func (s *supervisor) next() time.Duration {
 		d = clockInterval
 	}
 	now := machineNow()
-	if s.ended != 0 && !s.leftTold {
+	if s.ended != 0 && s.now.Left == "" {
 		d = min(d, max(s.ended+leftNotice-now, 0))
 	}
 	term, kill := s.times.get()
-	if s.termed {
+	if s.now.Termed {
 		term = 0
 	}
 	for _, t := range []time.Duration{kill, term} {
