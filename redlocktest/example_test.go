@@ -1,6 +1,7 @@
 package redlocktest_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -21,8 +22,9 @@ func Example() {
 		Only: "exclusion", // without this line every case runs
 	}
 	// In a test: redlocktest.Run(t, harness)
-	fmt.Println(redlocktest.Check(harness))
-	// Output: <nil>
+	report, err := redlocktest.Examine(context.Background(), harness, nil)
+	fmt.Println(len(report.Failures()), "failures,", err)
+	// Output: 0 failures, <nil>
 }
 
 func BenchmarkMemory(b *testing.B) {

@@ -2,7 +2,6 @@ package redlocktest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -116,20 +115,6 @@ func (s *suite) runTogether(t *testing.T, g group) {
 			(<-verdict).report(t)
 		})
 	}
-}
-
-// Check is Examine with a single error: it returns all failures, joined, each of type *Failure,
-// or nil.
-func Check(h Harness) error {
-	report, err := Examine(context.Background(), h, nil)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, f := range report.Failures() {
-		errs = append(errs, f)
-	}
-	return errors.Join(errs...)
 }
 
 // A group has the cases for one part of the contract.

@@ -48,6 +48,19 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// Check is Examine with a single error: all failures, joined.
+func Check(h Harness) error {
+	report, err := Examine(context.Background(), h, nil)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range report.Failures() {
+		errs = append(errs, f)
+	}
+	return errors.Join(errs...)
+}
+
 // memoryHarness opens clients of one lock space in this process.
 func memoryHarness() Harness {
 	space := memory.New()

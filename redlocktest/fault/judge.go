@@ -62,17 +62,6 @@ func AfterBytes(n int64, then Action) Judge {
 	}
 }
 
-// AfterMessages is AfterBytes, counted in whole messages.
-func AfterMessages(n int, end Boundary, then Action) Judge {
-	if n == 0 {
-		return Lose(1, then) // no message has begun and nothing passes
-	}
-	return atMessage(end, then, func(message []byte) (int, bool) {
-		n--
-		return len(message), n == 0
-	})
-}
-
 // atMessage returns a judge that lets everything pass until stop returns true for a message, and how
 // many bytes of that message pass; then it applies the action to the connection, and lets everything
 // pass afterwards.

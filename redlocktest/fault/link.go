@@ -140,46 +140,33 @@ func (l *link) pump(d Direction, from, to net.Conn) {
 // read reads chunks and computes the time at which each is due.
 func (l *link) read(d Direction, from net.Conn, way chan<- packet) {
 	defer close(way)
-	var free time.Time // when the bandwidth has room again
 	for {
 		buf := make([]byte, chunkSize)
 		n, err := from.Read(buf)
 		if n > 0 {
-			p := packet{data: buf[:n]}
-			p.due, free = l.proxy.conditionsOf(d).due(n, free)
-			way <- p
+			way <- packet{data: buf[:n], due: l.proxy.conditionsOf(d).due()}
 		}
 		if err != nil {
 			if d == ToServer {
 				l.left.Store(true)
 			}
-			p := packet{reset: !errors.Is(err, io.EOF)}
-			p.due, _ = l.proxy.conditionsOf(d).due(0, free)
-			way <- p
+			way <- packet{reset: !errors.Is(err, io.EOF), due: l.proxy.conditionsOf(d).due()}
 			return
 		}
 	}
 }
 
-// due returns when n bytes that arrive now must be forwarded, and when the
-// next ones may be. (The writer sends in order, so that jitter overtakes nothing.)
-func (w conditions) due(n int, free time.Time) (due, next time.Time) {
-	if w.delay <= 0 && w.jitter <= 0 && w.rate <= 0 {
-		return due, next
+// due returns when bytes that arrive now must be forwarded; zero: at once. (The writer sends in order,
+// so that jitter overtakes nothing.)
+func (w conditions) due() (due time.Time) {
+	if w.delay <= 0 && w.jitter <= 0 {
+		return due
 	}
-	due = time.Now()
-	if w.rate > 0 {
-		if free.After(due) {
-			due = free
-		}
-		due = due.Add(time.Duration(float64(n) / float64(w.rate) * float64(time.Second)))
-		next = due
-	}
-	due = due.Add(w.delay)
+	due = time.Now().Add(w.delay)
 	if w.jitter > 0 {
 		due = due.Add(rand.N(w.jitter))
 	}
-	return due, next
+	return due
 }
 
 // write sends chunks when they are due. It reports false if the link must be cut.

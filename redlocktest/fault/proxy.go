@@ -54,10 +54,9 @@ type Proxy struct {
 	closed     bool
 }
 
-// conditions are the delay, bandwidth and judge of one direction.
+// conditions are the delay and judge of one direction.
 type conditions struct {
 	delay, jitter time.Duration
-	rate          int64 // bytes per second; 0: no limit
 	judge         Judge
 }
 
@@ -167,13 +166,6 @@ func (p *Proxy) RTT(rtt time.Duration) {
 	p.Delay(ToClient, rtt-rtt/2, 0)
 }
 
-// Bandwidth limits each connection in this direction, in bytes per second; 0: no limit.
-func (p *Proxy) Bandwidth(d Direction, bytesPerSecond int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.conditions[d].rate = bytesPerSecond
-}
-
 // BlackHole discards everything: old and new connections stay open and get no answers. Restore
 // cuts them, because bytes are missing.
 func (p *Proxy) BlackHole() {
@@ -254,8 +246,8 @@ func (p *Proxy) HalfOpen(d Direction) {
 }
 
 // Judge calls a function for each chunk in this direction, on all connections; nil forwards
-// everything. It replaces earlier calls of Judge, DropReplies, CutReplies, StopAfter and
-// StopAtMessage for this direction.
+// everything. It replaces earlier calls of Judge, DropReplies, CutReplies and
+// StopAfter for this direction.
 func (p *Proxy) Judge(d Direction, j Judge) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -272,13 +264,6 @@ func (p *Proxy) CutReplies(n int) { p.Judge(ToClient, Lose(n, Cut)) }
 // StopAfter lets n more bytes pass in this direction, counted over all connections, and then
 // applies the action to the connection of the last byte.
 func (p *Proxy) StopAfter(d Direction, n int64, then Action) { p.Judge(d, AfterBytes(n, then)) }
-
-// StopAtMessage lets n more messages pass in this direction, counted over all connections, and
-// then applies the action to the connection of the last message, exactly at the boundary. Call
-// it while no message is being forwarded.
-func (p *Proxy) StopAtMessage(d Direction, n int, end Boundary, then Action) {
-	p.Judge(d, AfterMessages(n, end, then))
-}
 
 // Restore ends all faults except delays and bandwidth. It cuts connections that have lost
 // bytes.

@@ -2,7 +2,6 @@ package fault
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -349,20 +348,6 @@ func TestJitterVariesAndKeepsTheOrder(t *testing.T) {
 	}
 }
 
-func TestBandwidthIsLimited(t *testing.T) {
-	e := newEcho(t, "tcp")
-	p := NewProxy(t, e.addr)
-	p.Bandwidth(ToServer, 100_000)
-	c := dial(t, p)
-	start := time.Now()
-	if _, err := c.ask(strings.Repeat("x", 10_000), patience); err != nil {
-		t.Fatal(err)
-	}
-	if d := time.Since(start); d < 100*time.Millisecond {
-		t.Errorf("10 kB at 100 kB/s took %v", d)
-	}
-}
-
 func TestABlackHoleAnswersNobodyAndRestoreCutsThem(t *testing.T) {
 	networks(t, func(t *testing.T, e *echo, p *Proxy) {
 		old := dial(t, p)
@@ -473,38 +458,6 @@ func TestStopAfterBytesEndsInTheMiddle(t *testing.T) {
 	answered2 := dial(t, p)
 	if got, err := answered2.ask("more", patience); got != "more" || err != nil {
 		t.Errorf("another connection gets %q, %v", got, err)
-	}
-}
-
-// lines finds the boundary of a message in the echo's protocol.
-func lines(b []byte) int { return bytes.IndexByte(b, '\n') + 1 }
-
-func TestStopAtMessageEndsAtTheBoundaryHoweverBytesArrive(t *testing.T) {
-	for _, then := range []Action{Mute, Freeze, Cut} {
-		e := newEcho(t, "tcp")
-		p := NewProxy(t, e.addr)
-		p.StopAtMessage(ToServer, 2, lines, then)
-		c := dial(t, p)
-		for _, part := range []string{"on", "e\ntw", "o\nth", "ree\n"} {
-			if _, err := io.WriteString(c, part); err != nil && then != Cut {
-				t.Fatal(err)
-			}
-			time.Sleep(time.Millisecond) // makes a packet of its own likely; the test does not depend on it
-		}
-		if one, two := receive(t, e.got, "one"), receive(t, e.got, "two"); one != "one" || two != "two" {
-			t.Errorf("%v: the server got %q, %q", then, one, two)
-		}
-		if then != Cut {
-			must(t, p.Restore())
-			isCut(t, c)
-		}
-		must(t, c.SetDeadline(time.Now().Add(patience)))
-		if _, err := io.Copy(io.Discard, c.r); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%v: the connection is still open", then)
-		}
-		if len(e.got) != 0 {
-			t.Errorf("%v: the server got %q as well", then, <-e.got)
-		}
 	}
 }
 
