@@ -49,7 +49,7 @@ func overUnqueuing(plant func(*broken)) Harness {
 
 // waitingBugs concern waiters.
 var waitingBugs = []bug{
-	{name: "waiters use up the connections of their client", want: "wait/crowd", rule: "driver.Request.Wait", says: "not served", harness: brief, plant: func(b *broken) {
+	{name: "waiters use up the connections of their client", want: "wait/crowd", rule: "driver.Request.Wait", harness: brief, plant: func(b *broken) {
 		pool := make(chan struct{}, 20)
 		for range cap(pool) {
 			pool <- struct{}{}

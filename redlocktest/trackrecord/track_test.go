@@ -116,9 +116,29 @@ func (s *subject) harness(t *testing.T) redlocktest.Harness {
 	return h
 }
 
+// TestMain keeps the records of failures that must come in a folder that goes with them.
 func TestMain(m *testing.M) {
 	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return dlock.OpenBackend(url) })
-	os.Exit(m.Run())
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "redlocktest-track")
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range []string{"TMPDIR", "TMP"} {
+		if err := os.Setenv(name, dir); err != nil {
+			panic(err)
+		}
+	}
+	code := m.Run()
+	if code == 0 { // failures name files in this folder
+		if err := os.RemoveAll(dir); err != nil {
+			panic(err)
+		}
+	}
+	return code
 }
 
 // TestKnownFailures runs the cases of README.md's table. A case that passes now is reported:
