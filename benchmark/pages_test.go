@@ -42,7 +42,7 @@ func withConcurrency(ctx context.Context, client *clientv3.Client) error {
 		return err
 	}
 	defer session.Close() //nolint:errcheck // an example
-	mutex := concurrency.NewMutex(session, "/nightly")
+	mutex := concurrency.NewMutex(session, "/jobs/nightly")
 	if err := mutex.Lock(ctx); err != nil {
 		return err
 	}
