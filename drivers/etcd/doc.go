@@ -90,12 +90,12 @@
 // # Speed
 //
 // A lock and its release are two requests, as with the mutex of etcd's client; ours also finds the
-// token, and a deadline is on each request. On one member they took 1.3 to 1.5 times as long, and
-// 1.2 to 1.3 times the client's processor time, for one goroutine; as long, and 0.9 times the
-// processor time, for 16 goroutines with keys of their own; and 0.5 to 0.7 times both for 64. The
-// cluster wrote 2 proposals a lock for one goroutine and 0.27 and 0.06 for 16 and 64, beside 2 for
-// the mutex. These are medians of 40 rounds in which both did the same work, in runs on a machine
-// that other programs used too. Compare them in a clone by
+// token, and a deadline is on each request. On one member they took 1.29 times as long (1.11 to
+// 1.49) for one goroutine, 0.92 times (0.79 to 0.98) for 16 goroutines with keys of their own, and
+// 0.53 times (0.48 to 0.58) for 64; the client's processor time was 1.20, 0.84 and 0.56 times that
+// of the mutex. The cluster wrote 2, 0.26 and 0.06 proposals a lock, beside 2 for the mutex. These
+// are medians, with 95 % intervals, of 40 rounds in which both did the same work, in one run on a
+// machine that other programs used too. Compare them in a clone by
 //
 //	go test -C drivers/etcd -run '^$' -bench Beside -benchtime 40x .
 //
