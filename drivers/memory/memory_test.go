@@ -333,6 +333,22 @@ func TestDroppedCountersNeverLowerATokenAndFreeTheirMemory(t *testing.T) {
 	})
 }
 
+// Keys that were used once go from the memory, also if nobody makes new ones afterwards.
+func TestABurstOfKeysIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New()
+		release(t, acquire(t, b, request("hot")))
+		for i := range 5 * sweepMin {
+			release(t, acquire(t, b, request(fmt.Sprint("key", i))))
+		}
+		time.Sleep(2 * idle)
+		release(t, acquire(t, b, request("hot")))
+		if n := len(b.space.entries); n > 1 {
+			t.Errorf("%d entries are kept", n)
+		}
+	})
+}
+
 func TestASweepKeepsWhatIsHeldWatchedOrWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := New()

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -18,8 +19,9 @@ type space struct {
 	mu      sync.Mutex
 	entries map[string]*entry
 	dropped uint64 // the largest dropped counter: new counters start here
-	sweepAt int    // the number of entries at which the next sweep runs
-	holds   int    // how often Hold was called
+	sweepAt int    // the number of entries at which the next sweep runs, at the latest
+	swept   time.Time
+	holds   int // how often Hold was called
 }
 
 // entry is the state of one key.
@@ -85,11 +87,11 @@ const (
 
 // entry returns key's entry, and makes it if there is none.
 func (s *space) entry(key string, now time.Time) *entry {
+	if n := len(s.entries); n >= sweepMin && (n >= s.sweepAt || now.Sub(s.swept) >= idle) {
+		s.sweep(now)
+	}
 	if e := s.entries[key]; e != nil {
 		return e
-	}
-	if len(s.entries) >= max(s.sweepAt, sweepMin) {
-		s.sweep(now)
 	}
 	e := &entry{space: s, key: key, counter: s.dropped}
 	s.entries[key] = e
@@ -97,10 +99,10 @@ func (s *space) entry(key string, now time.Time) *entry {
 }
 
 // sweep drops the counters that were not used for a while. A counter's value is about the time
-// of its last use in microseconds, or larger. The next sweep comes at twice the number of
-// entries that are left, so that the cost for each entry is constant.
+// of its last use in microseconds, or larger. The next sweep comes after a minute, or at twice the
+// number of entries that are left, so that the cost for each entry is constant.
 func (s *space) sweep(now time.Time) {
-	old := uint64(max(0, now.Add(-idle).UnixMicro()))
+	old, before := uint64(max(0, now.Add(-idle).UnixMicro())), len(s.entries)
 	for key, e := range s.entries {
 		e.purge(now)
 		if e.counter < old && len(e.holders)+len(e.queue)+len(e.watches) == 0 {
@@ -108,7 +110,12 @@ func (s *space) sweep(now time.Time) {
 			delete(s.entries, key)
 		}
 	}
-	s.sweepAt = 2 * len(s.entries)
+	if len(s.entries) < before/4 {
+		left := make(map[string]*entry, len(s.entries)) // a map does not give its memory back
+		maps.Copy(left, s.entries)
+		s.entries = left
+	}
+	s.sweepAt, s.swept = 2*len(s.entries), now
 }
 
 // take grants the key to req at once and returns the token, or says why not.
