@@ -41,7 +41,8 @@ func (qs *waitQueues) enter(ctx context.Context, key string) (q *waitQueue, hot 
 	q, hot = qs.join(key)
 	select {
 	case q.first <- struct{}{}:
-		return q, hot, q.said(), nil
+		q.note(nil) // nobody is before this caller
+		return q, hot, nil, nil
 	default:
 	}
 	select {
