@@ -118,6 +118,15 @@ measured() {
 	return $status
 }
 
+# nothing_left fails for what tests left in TMPDIR, but for the database from which all PostgreSQL
+# servers of a run are copied.
+nothing_left() {
+	local left
+	left=$(ls -A "$scratch/t" | grep -v '^redlock-postgres-') || return 0
+	say "left: $left"
+	return 1
+}
+
 count() { grep "\"Action\":\"$1\".*\"Test\":" "$scratch/events" 2>/dev/null | wc -l | tr -d ' '; }
 
 # skipped prints the tests that were skipped, each with its reason, but for those that the deep
@@ -185,8 +194,10 @@ main() {
 		case $lack in *cc*) ;; *) flags+=(-race) ;; esac
 	fi
 	echo 0 >"$scratch/failed"
+	mkdir "$scratch/t" && chmod 755 "$scratch" && export TMPDIR=$scratch/t # a short name: sockets have 108 bytes
 	[ "$depth" = --checks ] || try "test" tests "$where" ${flags[@]+"${flags[@]}"} "${packages[@]}"
 	[ "$depth" != --deep ] || run_deep
+	[ -n "$failed" ] || try "temporary files" nothing_left
 	case ", $failed, " in *", test, "*) fails=$((fails - 1)) ;; esac
 	passed=$(count pass)
 	[ "$depth" != --checks ] || passed=$((tried - fails))
