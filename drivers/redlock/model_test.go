@@ -24,7 +24,7 @@ func TestTheSimulatedNodeIsTheRealOne(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			c := redis.NewClient(&redis.Options{Addr: s.Addr(), ReadTimeout: 10 * time.Second})
 			defer func() { _ = c.Close() }()
-			plain, guarded := uint64(60), uint64(12)
+			plain, guarded := uint64(Amount(20, 60)), uint64(Amount(6, 12))
 			if testing.Short() {
 				plain, guarded = 6, 2
 			}
