@@ -59,7 +59,7 @@ func TestDependencyRules(t *testing.T) {
 		waitqueue:            {"driver", pubsub},
 		redisurl:             {"driver", dsn},
 		resp:                 {},
-		"drivers/postgres":   append(append(base, pgxDeps...), dsn, "dlock/fence", fencesql, "github.com/jackc/puddle/v2", rooms+"wire", rooms+"verdict", rooms+"advisory"),
+		"drivers/postgres":   append(append(base, pgxDeps...), dsn, "driver/base", "dlock/fence", fencesql, "github.com/jackc/puddle/v2", rooms+"wire", rooms+"verdict", rooms+"advisory"),
 		rooms + "wire":       pgxDeps,
 		rooms + "verdict":    append(pgxDeps, "driver"),
 		rooms + "advisory":   {"driver"},

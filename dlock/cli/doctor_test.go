@@ -226,8 +226,8 @@ var misconfigurations = map[string]misconfiguration{
 	}), deep},
 
 	"fsync": {"fsync unsafe off", alone(server.KindPostgres, ""), long},
-	"notes of PostgreSQL": {"idle-timeout note,keepalives note,ignored-parameter note,no-sequence note", func(w *world) (string, mender) {
-		return with(server.Postgres(w.t, server.WithSetting("idle_session_timeout", "60000")).URL(), "keepalives_idle=30"), nil
+	"notes of PostgreSQL": {"ignored-parameter note,version note", func(w *world) (string, mender) {
+		return with(server.Postgres(w.t).URL(), "keepalives_idle=30"), nil
 	}, deep},
 	"pooler": {"pooler unsafe", func(w *world) (string, mender) {
 		return server.PgBouncer(w.t, server.Postgres(w.t), "transaction").URL(), nil

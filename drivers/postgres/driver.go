@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 )
 
@@ -120,14 +121,15 @@ func (o *Options) complete() (schema string, err error) {
 		o.MaxConns = 20
 	}
 	switch {
-	case len(o.Prefix) >= driver.MaxKey:
-		return "", driver.Invalid("prefix", "has %d bytes, and leaves none of the %d for keys", len(o.Prefix), driver.MaxKey)
 	case o.MaxConns < 2:
 		return "", driver.Invalid("max_conns", "must be at least 2")
 	case o.Pooler != "" && o.Pooler != "session":
 		return "", driver.Invalid("pooler", "must be session, or empty if there is no pooler")
 	case o.RestartGuard < 0 || o.RestartGuard > 0 && o.RestartGuard < time.Second:
 		return "", driver.Invalid("restart_guard", "must be at least 1s")
+	}
+	if err := base.CheckPrefix(o.Prefix); err != nil {
+		return "", err
 	}
 	return parseFence(o.Fencing)
 }
