@@ -77,7 +77,7 @@ func TestCloseEndsASessionThatIsTakenForAWait(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	a := opener(t, s.URL())
-	for i := range rounds(20, 4) {
+	for i := range rounds(8, 3) {
 		b := opener(t, s.URL()+"&max_conns=4")
 		var held []driver.Lease
 		for k := range 4 {
@@ -144,7 +144,7 @@ func TestACancelledStatementEndsNoSession(t *testing.T) {
 			}
 		})
 	}
-	for i := range rounds(3000, 500) {
+	for i := range rounds(1000, 300) {
 		if n := released.Load(); i%10 == 9 { // a statement that is cancelled all the time costs the session
 			eventually(t, "a lease is released", func() bool { return released.Load() > n })
 		}

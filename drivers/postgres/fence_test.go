@@ -102,6 +102,10 @@ func TestAPromotedStandbyRepeatsNoToken(t *testing.T) {
 		if err := db.QueryRow(context.Background(), "SELECT pg_current_wal_flush_lsn()::text").Scan(&lsn); err != nil {
 			t.Fatal(err)
 		}
+		_, _, err := answer(context.Background(), opener(t, standby.URL()), request("k", time.Minute))
+		if no := (*driver.RefusedError)(nil); !errors.As(err, &no) || no.RetryAfter == 0 || !strings.Contains(err.Error(), "primary") {
+			t.Errorf("a standby, which may be promoted, gives %v", err)
+		}
 		replica := admin(t, standby.URL())
 		eventually(t, "the standby has it all", func() bool {
 			return count(t, replica, "SELECT (pg_last_wal_replay_lsn() >= $1::text::pg_lsn)::int", lsn) == 1
@@ -170,17 +174,8 @@ func TestAPromotionUnderLoad(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: it starts pairs of servers")
 	}
-	for _, mode := range []string{"asynchronous", "synchronous"} {
-		t.Run(mode, func(t *testing.T) {
-			var opts []server.Option
-			if mode == "synchronous" {
-				opts = append(opts, server.WithSetting("synchronous_standby_names", "standby"))
-			}
-			primary := server.Postgres(t, opts...)
-			standby := server.Postgres(t, server.WithReplicaOf(primary))
-			promoteUnderLoad(t, primary, standby)
-		})
-	}
+	primary := server.Postgres(t)
+	promoteUnderLoad(t, primary, server.Postgres(t, server.WithReplicaOf(primary)))
 }
 
 func promoteUnderLoad(t *testing.T, primary, standby *server.Server) {

@@ -19,13 +19,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest"
 )
 
 const (
 	helperURL  = "REDLOCK_POSTGRES_HOLDER_URL"
-	holderTTL  = time.Second
 	longTTL    = time.Hour       // of a holder whose lock comes free for another reason than its end
 	checkEvery = 2 * time.Second // the server looks for the client of a running statement
 )
@@ -33,6 +31,7 @@ const (
 // TestMain makes the test's binary a process that holds a lock and renews it, or one that
 // contends for it.
 func TestMain(m *testing.M) {
+	redlocktest.ServeClient(func(url string) (driver.Backend, error) { return open(url) })
 	if url := os.Getenv(contenderURL); url != "" {
 		if err := contender(url, os.Getenv(contenderURL+"_KIND")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -168,48 +167,46 @@ func TestDeadlineIsNeverLaterThanTheReleaseOfAPausedProcess(t *testing.T) {
 	for i := range ids {
 		ids[i] = opener(t, s.URL()).Number(fmt.Sprint("p", i))
 	}
-	for range rounds(2, 1) {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), helperURL+"="+s.URL(), helperURL+"_MANY=1")
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		})
-		lines := bufio.NewScanner(out)
-		for lines.Scan() && lines.Text() != "ready" {
-			t.Logf("before the pause: %s", lines.Text()) // lost already: nothing to see
-		}
-		<-time.After(pausedTTL + rand.N(pausedTTL/5)) // so that renewals of any age are under way
-		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		db := admin(t, s.URL())
-		freed := whenFreed(t, db, ids)
-		_ = db.Close(context.Background())
-		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		trials := 0
-		for lines.Scan() {
-			var i int
-			var expires int64
-			if _, err := fmt.Sscan(lines.Text(), &i, &expires); err != nil {
-				t.Fatalf("the holder says %q", lines.Text())
-			}
-			trials++
-			if early := time.Unix(0, expires).Sub(freed[i]); early > 0 {
-				t.Errorf("the server freed the lock of session %d %v before Expires", i, early)
-			}
-		}
-		t.Logf("%d sessions of a paused process", trials)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), helperURL+"="+s.URL(), helperURL+"_MANY=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && lines.Text() != "ready" {
+		t.Logf("before the pause: %s", lines.Text()) // lost already: nothing to see
+	}
+	<-time.After(pausedTTL + rand.N(pausedTTL/5)) // so that renewals of any age are under way
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	db := admin(t, s.URL())
+	freed := whenFreed(t, db, ids)
+	_ = db.Close(context.Background())
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	trials := 0
+	for lines.Scan() {
+		var i int
+		var expires int64
+		if _, err := fmt.Sscan(lines.Text(), &i, &expires); err != nil {
+			t.Fatalf("the holder says %q", lines.Text())
+		}
+		trials++
+		if early := time.Unix(0, expires).Sub(freed[i]); early > 0 {
+			t.Errorf("the server freed the lock of session %d %v before Expires", i, early)
+		}
+	}
+	t.Logf("%d sessions of a paused process", trials)
 }
 
 // whenFreed returns an instant for each lock at which it was free, found by trying.
@@ -237,39 +234,6 @@ func whenFreed(t *testing.T, db *pgx.Conn, ids []int64) []time.Time {
 	return freed
 }
 
-func TestAPausedHolderLosesItsLockWithinTTLAndGrace(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	b := opener(t, s.URL())
-	p, fence := startHolder(t, s.URL(), "", holderTTL)
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("free after %v, the bound is %v", next(t, b, fence), holderTTL+postgres.Grace(holderTTL))
-}
-
-func TestAKilledHoldersLockIsFreeAtOnce(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	b := opener(t, s.URL())
-	p, fence := startHolder(t, s.URL(), "", longTTL)
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("free after %v", next(t, b, fence))
-}
-
-// The server keeps the connection of a holder whose machine lost its power or its network.
-func TestAHolderBehindAHalfOpenConnectionLosesItsLockWithinTTLAndGrace(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	b := opener(t, s.URL())
-	proxy := fault.NewProxy(t, s.Addr())
-	_, fence := startHolder(t, through(s, proxy), "", holderTTL)
-	proxy.HalfOpen(fault.ToClient)
-	t.Logf("free after %v, the bound is %v", next(t, b, fence), holderTTL+postgres.Grace(holderTTL))
-}
-
 func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 	t.Parallel()
 	s := database(t)
@@ -288,41 +252,4 @@ func TestAHolderKilledInTheMiddleOfAStatementIsNoticedByTheCheck(t *testing.T) {
 	if _, err := renew(blocker, time.Hour); err != nil {
 		t.Error(err)
 	}
-}
-
-// The first process in the server's queue is dead: the next one gets the lock soon after the
-// holder's release.
-func TestAKilledFirstWaiterKeepsNobodyWaiting(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	db := admin(t, s.URL())
-	b := opener(t, s.URL())
-	holder := must(t, opener(t, s.URL()), request("other", time.Hour))
-	p, _ := startHolder(t, s.URL(), "other", longTTL)
-	eventually(t, "the first waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 1 })
-	got := make(chan error, 1)
-	go func() {
-		l, err := awaited(context.Background(), b, request("other", time.Minute))
-		if err == nil {
-			err = release(l)
-		}
-		got <- err
-	}()
-	eventually(t, "two wait", func() bool { return count(t, db, advisory+" AND NOT granted") == 2 })
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now()
-	if err := release(holder); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case err := <-got:
-		if err != nil {
-			t.Fatal(err)
-		}
-	case <-time.After(patience):
-		t.Fatal("the next one waits for the dead one")
-	}
-	t.Logf("the next one waited for %v", time.Since(start))
 }

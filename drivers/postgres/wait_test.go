@@ -2,7 +2,6 @@ package postgres_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -53,31 +52,6 @@ func TestAProcessWaitsForAKeyOnOneConnection(t *testing.T) {
 	}
 	_ = l.Release(context.Background())
 	wg.Wait()
-}
-
-func TestACancelledWaitLeavesTheServersQueue(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	db := admin(t, s.URL())
-	a, b := opener(t, s.URL()), opener(t, s.URL())
-	l := must(t, a, request("k", time.Hour))
-	for i := range rounds(10, 3) {
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() {
-			_, err := awaited(ctx, b, request("k", time.Minute))
-			done <- err
-		}()
-		eventually(t, "it waits", func() bool { return b.Queued("k") == 1 && count(t, db, advisory+" AND NOT granted") == 1 })
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) || !errors.Is(err, driver.ErrHeld) {
-			t.Fatalf("wait %d: %v", i, err)
-		}
-		eventually(t, "nobody waits", func() bool { return count(t, db, advisory+" AND NOT granted") == 0 })
-	}
-	if _, err := renew(l, time.Hour); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestAReleaseNeverQueuesBehindAWait(t *testing.T) {
