@@ -52,7 +52,6 @@ type conn struct {
 	timer    *time.Timer
 	due      time.Time // when the timer fires
 
-	slices  int           // of the wait, so far
 	timeout time.Duration // lock_timeout
 	shows   bool          // holds the second lock of a waiting writer
 

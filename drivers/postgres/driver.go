@@ -68,9 +68,9 @@ type Backend struct {
 
 	mu      sync.Mutex
 	conns   []*conn
-	refused time.Time // when a connection was refused last
-	lines   map[advisory.Number]*line
-	hot     map[advisory.Number]refusal // the last ones of locks
+	refused time.Time                    // when a connection was refused last
+	lines   map[advisory.Number][]*place // the callers that wait
+	hot     map[advisory.Number]refusal  // the last ones of locks
 	label   string
 }
 
@@ -97,7 +97,7 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	}
 	b := &Backend{
 		opt: opt, schema: schema, factory: factory, number: advisory.NumberOf,
-		lines: map[advisory.Number]*line{}, hot: map[advisory.Number]refusal{},
+		lines: map[advisory.Number][]*place{}, hot: map[advisory.Number]refusal{},
 		info: driver.Info{
 			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL: minTTL, MaxTTL: maxTTL,

@@ -45,8 +45,5 @@ func (b *Backend) Conns() (n int) {
 func (b *Backend) Queued(key string) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if q := b.lines[b.number(b.opt.Prefix, key)]; q != nil {
-		return q.waiters
-	}
-	return 0
+	return len(b.lines[b.number(b.opt.Prefix, key)])
 }

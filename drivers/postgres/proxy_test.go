@@ -3,10 +3,13 @@ package postgres_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -132,4 +135,86 @@ func TestAProxyThatMakesItsOwnCancelKeysServesWithPoolerSession(t *testing.T) {
 	}
 	_ = b.Close()
 	eventually(t, "the server has forgotten it", func() bool { return count(t, db, anyAdvisory) == 0 })
+}
+
+// startTLSProxy is a server with TLS, which passes everything on to a server without, and returns its
+// address.
+func startTLSProxy(t *testing.T, target string) string {
+	t.Helper()
+	certified := httptest.NewTLSServer(nil) // for its certificate
+	t.Cleanup(certified.Close)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()                                            //nolint:errcheck // the test's own
+				if _, err := io.ReadFull(c, make([]byte, 8)); err != nil { // the request for TLS
+					return
+				}
+				_, _ = c.Write([]byte("S"))
+				client := tls.Server(c, &tls.Config{Certificates: certified.TLS.Certificates})
+				up, err := net.Dial("tcp", target)
+				if err != nil {
+					return
+				}
+				defer up.Close() //nolint:errcheck // the test's own
+				go func() { _, _ = io.Copy(up, client); _ = up.Close() }()
+				_, _ = io.Copy(client, up)
+			})
+		}
+	})
+	return l.Addr().String()
+}
+
+// A caller that reads the answers gives up at any moment, and the next one reads on.
+func TestCallersThatGiveUpEndNoConnection(t *testing.T) {
+	t.Parallel()
+	s := database(t)
+	for name, url := range map[string]string{
+		"without TLS": s.URL(),
+		"with TLS":    strings.Replace(strings.Replace(s.URL(), s.Addr(), startTLSProxy(t, s.Addr()), 1), "sslmode=disable", "sslmode=require", 1),
+	} {
+		other, b := opener(t, s.URL()), opener(t, url)
+		held := must(t, other, request("held", time.Hour))
+		mine := must(t, b, request("mine", time.Hour))
+		for i := range 200 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*10*time.Microsecond)
+			r := request(fmt.Sprint("free", i), time.Hour)
+			if i%20 == 0 {
+				r.Key, r.Wait = "held", true
+			}
+			if l, err := b.Acquire(ctx, r); err == nil {
+				_, _ = l.Renew(ctx, &driver.Renewal{TTL: time.Hour})
+				if err := l.Release(ctx); err != nil {
+					t.Errorf("%s: Release: %v", name, err)
+				}
+			} else if verdict(err) && !errors.Is(err, driver.ErrHeld) {
+				t.Errorf("%s: %v", name, err)
+			}
+			cancel()
+		}
+		if _, err := renew(mine, time.Hour); err != nil {
+			t.Errorf("%s: a lease of the same connection: %v", name, err)
+		}
+		if err := release(mine); err != nil {
+			t.Errorf("%s: its Release: %v", name, err)
+		}
+		if err := release(held); err != nil {
+			t.Error(err)
+		}
+		db := admin(t, s.URL())
+		eventually(t, "no lock is left", func() bool { return count(t, db, advisory) == 0 })
+		if n := b.Conns(); n > 20 {
+			t.Errorf("%s: %d connections", name, n)
+		}
+	}
 }

@@ -51,6 +51,8 @@ func (c *conn) plan() (out []*statement) {
 		l := o.lease
 		first := c.asked[l.number]
 		switch held := c.refusal(l); {
+		case o.gone:
+			continue
 		case time.Now().Before(c.server.notBefore):
 			o.finish(c.guarded())
 			continue

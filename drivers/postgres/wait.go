@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -11,49 +12,37 @@ import (
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 )
 
-// A line has the callers of this process that wait for one lock, in order. Only the first waits on
-// the server.
-type line struct {
-	last    chan struct{} // closed when the last one has left
-	waiters int
-	writers int
+// A place is that of a caller in the line for one lock, which has the callers of this process that
+// wait for it, in order. Only the first waits on the server.
+type place struct {
+	mode  driver.Mode
+	first chan struct{} // closed when it is the first
 }
 
-// enter puts l at the end of the line for its lock. It returns a channel that is closed when all
-// before it have left, and the function by which it leaves.
-func (b *Backend) enter(l *Lease) (first <-chan struct{}, leave func()) {
+// enter puts l at the end of the line for its lock.
+func (b *Backend) enter(l *Lease) *place {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	q := b.lines[l.number]
-	if q == nil {
-		q = &line{last: make(chan struct{})}
-		close(q.last)
-		b.lines[l.number] = q
+	p := &place{l.mode, make(chan struct{})}
+	if b.lines[l.number] = append(b.lines[l.number], p); len(b.lines[l.number]) == 1 {
+		close(p.first)
 	}
-	before, mine := q.last, make(chan struct{})
-	q.last = mine
-	q.count(l, 1)
-	return before, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if q.count(l, -1); q.waiters == 0 {
-			delete(b.lines, l.number)
-		}
-		select {
-		case <-before:
-			close(mine)
-		default: // it gives up its place
-			b.wg.Add(1)
-			go func() { defer b.wg.Done(); <-before; close(mine) }()
-		}
-	}
+	return p
 }
 
-func (q *line) count(l *Lease, n int) {
-	q.waiters += n
-	if l.mode == driver.Exclusive {
-		q.writers += n
+func (b *Backend) leave(n advisory.Number, p *place) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	q := b.lines[n]
+	i := slices.Index(q, p)
+	switch q = slices.Delete(q, i, i+1); {
+	case len(q) == 0:
+		delete(b.lines, n)
+		return
+	case i == 0:
+		close(q[0].first)
 	}
+	b.lines[n] = q
 }
 
 // hotFor is how long after a refusal a caller that may wait for the lock does so at once, without
@@ -67,7 +56,12 @@ const (
 type refusal struct {
 	at   time.Time
 	seen *driver.HeldError
+	slow time.Time // when a slice ended without the lock
 }
+
+// slowFor is how long after a slice that ended without the lock a writer shows from its first slice on
+// that it waits. Otherwise the first slice does without, because showing costs a handoff a tenth.
+const slowFor = 10 * time.Second
 
 // expected returns the last refusal if a request for a lock is likely to wait, and reports whether
 // a writer of this process waits.
@@ -78,10 +72,10 @@ func (b *Backend) expected(n advisory.Number) (seen *driver.HeldError, writer bo
 	switch {
 	case time.Since(last.at) < hotFor:
 		seen = last.seen
-	case q != nil:
+	case len(q) > 0:
 		seen = &driver.HeldError{}
 	}
-	return seen, q != nil && q.writers > 0
+	return seen, slices.ContainsFunc(q, func(p *place) bool { return p.mode == driver.Exclusive })
 }
 
 // heat notes that a lock was refused.
@@ -91,17 +85,29 @@ func (b *Backend) heat(n advisory.Number, seen *driver.HeldError) {
 	if len(b.hot) >= hotKeys {
 		clear(b.hot)
 	}
-	b.hot[n] = refusal{time.Now(), seen}
+	b.hot[n] = refusal{time.Now(), seen, b.hot[n].slow}
+}
+
+// isSlow reports whether waits for a lock take long, and notes it if over is set.
+func (b *Backend) isSlow(n advisory.Number, over bool) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r := b.hot[n]
+	if over {
+		r.slow = time.Now()
+		b.hot[n] = r
+	}
+	return time.Since(r.slow) < slowFor
 }
 
 // wait waits in the server's queue. Of the callers for one lock, which are served in the order
 // of their arrival, only the first waits there.
 func (b *Backend) wait(ctx context.Context, l *Lease, seen *driver.HeldError) error {
-	first, leave := b.enter(l)
-	defer leave()
+	p := b.enter(l)
+	defer b.leave(l.number, p)
 	err := error(nil)
 	select {
-	case <-first:
+	case <-p.first:
 		err = b.waitFirst(ctx, l)
 	case <-ctx.Done():
 		err = ctx.Err()
@@ -187,12 +193,12 @@ const (
 // waitOn waits on a reserved connection, until the lock is granted or ctx ends. If another caller
 // wants the connection it returns errTurn between two slices.
 func (b *Backend) waitOn(ctx context.Context, c *conn, l *Lease) error {
-	for {
+	for over := false; ; over = true {
 		length := longSlice
 		if b.polling.Load() > 0 {
 			length = shortSlice
 		}
-		err := c.slice(ctx, l, length)
+		err := c.slice(ctx, l, length, b.isSlow(l.number, over))
 		if !errors.Is(err, driver.ErrHeld) {
 			return err
 		}
@@ -210,7 +216,7 @@ func (c *conn) reserve() bool {
 	if c.end != nil || c.suspect || !c.idle() {
 		return false
 	}
-	c.waiting, c.used, c.slices = true, time.Now(), 0
+	c.waiting, c.used = true, time.Now()
 	return true
 }
 
@@ -235,13 +241,13 @@ func (c *conn) leave(locked bool) {
 }
 
 // slice waits for a lock in the server's queue, for length at most, on a reserved connection; see
-// advisory.Slice. ErrHeld says that the slice is over, which keeps the reservation. Any other answer
+// advisory.Slice. A writer shows that it waits if show is set. ErrHeld says that the slice is over, which keeps the reservation. Any other answer
 // ends it.
 //
 // The server keeps the lock for the lease's class after the grant, from the moment when its answer
 // leaves. The class is set before the slice, so that no round trip confirms a grant while the others
 // wait; the lease counts from the sending of the slice.
-func (c *conn) slice(ctx context.Context, l *Lease, length time.Duration) error {
+func (c *conn) slice(ctx context.Context, l *Lease, length time.Duration, show bool) error {
 	c.mu.Lock()
 	switch {
 	case c.end != nil:
@@ -266,12 +272,8 @@ func (c *conn) slice(ctx context.Context, l *Lease, length time.Duration) error 
 			}
 		}})
 	}
-	// A writer shows that it waits from its second slice on; during a slice the server's queue
-	// shows it.
-	c.slices++
-	show := c.slices > 1 && !c.shows
 	c.write(append(out, &statement{
-		sql: c.b.sql.Slice(l.number, l.mode, show), ops: []*op{o}, do: (*conn).sliceEnded,
+		sql: c.b.sql.Slice(l.number, l.mode, show && !c.shows), ops: []*op{o}, do: (*conn).sliceEnded,
 		most: 2 * length, // a reader waits twice: for the writer and for the lock
 	})...)
 	if c.await(ctx, o) {
