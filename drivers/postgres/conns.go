@@ -25,28 +25,64 @@ const (
 	fitLonger
 	fitShorter
 	fitSlow
+	fitNot // it takes no requests
 )
 
 // slow is the age of an unanswered statement from which new requests prefer another connection.
 const slow = 250 * time.Millisecond
 
-// fit returns how well a connection serves a class; false: it takes no requests.
-func (c *conn) fit(class time.Duration) (fit int, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// fit returns how well a connection serves a class; the mutex is held.
+func (c *conn) fit(class time.Duration) int {
 	switch {
 	case c.end != nil || c.waiting || c.suspect:
-		return 0, false
+		return fitNot
 	case len(c.round) > 0 && time.Since(c.round[0].sent) > slow:
-		return fitSlow, true
+		return fitSlow
 	case c.idle():
-		return fitIdle, true
+		return fitIdle
 	case c.class == class:
-		return fitClass, true
+		return fitClass
 	case c.class > class:
-		return fitLonger, true
+		return fitLonger
 	}
-	return fitShorter, true
+	return fitShorter
+}
+
+// A view is what the list offers for a request or a wait.
+type view struct {
+	best    *conn // that serves the class, with its fit; nil: none takes requests
+	fit     int
+	idle    *conn // the last idle one
+	waiting int
+	full    bool // there may be no more connections
+	open    bool // a connection takes requests and is open
+}
+
+// view looks at the list; b.mu is held. Silent connections do not count: as many more may be opened
+// in their place.
+func (b *Backend) view(class time.Duration) (v view) {
+	v.fit = fitNot
+	alive := 0
+	for _, c := range b.conns {
+		c.mu.Lock()
+		fit := c.fit(class)
+		if !c.suspect {
+			alive++
+		}
+		if c.waiting {
+			v.waiting++
+		}
+		if fit == fitIdle {
+			v.idle = c
+		}
+		if fit < v.fit {
+			v.best, v.fit = c, fit
+		}
+		v.open = v.open || fit < fitNot && c.w != nil
+		c.mu.Unlock()
+	}
+	v.full = alive >= b.opt.MaxConns || len(b.conns) >= 2*b.opt.MaxConns
+	return v
 }
 
 // conn returns the connection for a request of this class. It waits for at most connectTimeout for
@@ -74,41 +110,11 @@ func (b *Backend) connNow(class time.Duration) (*conn, error) {
 	if b.closing() {
 		return nil, driver.ErrClosed
 	}
-	var best *conn
-	least := 0
-	for _, c := range b.conns {
-		if fit, ok := c.fit(class); ok && (best == nil || fit < least) {
-			best, least = c, fit
-		}
-	}
-	if best != nil && (least < fitNew || b.refusedLately()) || !b.mayOpen() {
-		return best, nil
+	v := b.view(class)
+	if v.full || v.best != nil && (v.fit < fitNew || b.refusedLately()) {
+		return v.best, nil
 	}
 	return b.open(class, false), nil
-}
-
-// mayOpen reports whether there may be one more connection. Those that are silent do not count: as
-// many more may be opened in their place. b.mu is held.
-func (b *Backend) mayOpen() bool {
-	alive := 0
-	for _, c := range b.conns {
-		if !c.isSuspect() {
-			alive++
-		}
-	}
-	return alive < b.opt.MaxConns && len(b.conns) < 2*b.opt.MaxConns
-}
-
-func (c *conn) isWaiting() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.waiting
-}
-
-func (c *conn) isSuspect() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.suspect
 }
 
 // refusedFor is how long after a failure no connection is opened if there is another.
@@ -124,24 +130,13 @@ func (b *Backend) reserve(class time.Duration) (c *conn, full bool) {
 	if b.closing() {
 		return nil, false
 	}
-	waiting := 0
-	for _, c := range b.conns {
-		if c.isWaiting() {
-			waiting++
-		}
-	}
-	if waiting >= b.opt.MaxConns-max(1, b.opt.MaxConns/5) {
-		return nil, true
-	}
-	if len(b.conns)-waiting > 1 { // one serves requests
-		for _, c := range slices.Backward(b.conns) {
-			if c.reserve() {
-				return c, false
-			}
-		}
-	}
+	v := b.view(class)
 	switch {
-	case !b.mayOpen():
+	case v.waiting >= b.opt.MaxConns-max(1, b.opt.MaxConns/5):
+		return nil, true
+	case v.idle != nil && len(b.conns)-v.waiting > 1 && v.idle.reserve(): // another one serves requests
+		return v.idle, false
+	case v.full:
 		return nil, true
 	case b.refusedLately():
 		return nil, false
@@ -176,23 +171,19 @@ func (b *Backend) open(class time.Duration, waiting bool) *conn {
 
 // refused ends a connection that could not be opened. Its requests go to another, if there is one.
 func (c *conn) refused(err error) {
-	if c.b.closing() {
+	c.b.mu.Lock()
+	another := c.b.view(0).open
+	c.b.mu.Unlock()
+	switch {
+	case c.b.closing():
 		err = driver.ErrClosed
-	} else if c.b.serves() {
+	case another:
 		err = errEnded
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fail(err, false)
 	close(c.opened)
-}
-
-// serves reports whether a connection takes requests.
-func (b *Backend) serves() bool {
-	return slices.ContainsFunc(b.all(), func(c *conn) bool {
-		_, ok := c.fit(0)
-		return ok && c.isOpen()
-	})
 }
 
 func (c *conn) isOpen() bool {

@@ -34,9 +34,11 @@ func Grace(ttl time.Duration) time.Duration { return classOf(ttl) + grace(classO
 // while does not count: another may be opened in its place.
 func (b *Backend) Conns() (n int) {
 	for _, c := range b.all() {
-		if !c.isSuspect() {
+		c.mu.Lock()
+		if !c.suspect {
 			n++
 		}
+		c.mu.Unlock()
 	}
 	return n
 }
