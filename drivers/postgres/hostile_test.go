@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -150,5 +151,36 @@ func TestCheckWarnsOfAPasswordInClear(t *testing.T) {
 		if found != want {
 			t.Errorf("%s: %+v", host, findings)
 		}
+	}
+}
+
+// A server that is not what it seems announces a message of two gigabytes. Room for it is not made.
+func TestAMessageOfGigabytesIsRefused(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // the test's own
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte{'R', 0x7f, 0xff, 0xff, 0xff, 0})
+		}
+	}()
+	b := opener(t, "postgres://root@"+l.Addr().String()+"/db?sslmode=disable")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := b.Acquire(ctx, request("k", time.Minute)); err == nil || ctx.Err() != nil {
+		t.Errorf("Acquire gives %v", err)
+	}
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 1<<30 { // other tests run beside this one
+		t.Errorf("%d bytes were allocated", grown)
 	}
 }
