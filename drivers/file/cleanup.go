@@ -103,5 +103,5 @@ func (b *Backend) removeUnused(p *place, name string, now time.Time) bool {
 	if counter > 0 {
 		_, err = issue(gate.text(), b.boot, counter, 0, now) // later tokens are above it
 	}
-	return err == nil && retire() == nil && os.Remove(n.lock) == nil
+	return retire(err) == nil && os.Remove(n.lock) == nil
 }

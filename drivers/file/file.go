@@ -338,10 +338,7 @@ func (b *Backend) grant(ctx context.Context, p *place, n paths, gate, l *lock, r
 	}
 	now := time.Now()
 	fence, err := issue(gate.text(), b.boot, counter, req.FenceFloor, now)
-	if err == nil {
-		err = retire()
-	}
-	if err != nil {
+	if err = retire(err); err != nil {
 		return nil, err
 	}
 	r := &record{

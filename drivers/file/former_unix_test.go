@@ -92,6 +92,13 @@ func TestTheFormerLayoutIsTakenOver(t *testing.T) {
 	}
 	release(t, lease)
 
+	// A counter that could not be taken over is left alone, and so is its lock.
+	formerFile(t, n.state, record{fence: driver.MaxFence, limit: driver.MaxFence, confirmed: true, boot: "b", key: "k"})
+	for range 2 {
+		_, err := b.Acquire(t.Context(), request("k"))
+		wantRefused(t, "the end of the former counter", err, n.state, "largest token")
+	}
+
 	// A clean-up takes over, too.
 	formerFile(t, n.state, record{fence: 2 * ahead, limit: 2*ahead + reserve, confirmed: true, boot: "b", key: "k"})
 	age(t, folder, time.Now().Add(-time.Minute))

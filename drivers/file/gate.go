@@ -153,30 +153,46 @@ func formerCounter(f storage) (uint64, error) {
 	return p.counter("")
 }
 
-// takeOver returns the counter of the key in the layout dlock1, if it has one. Call retire when a
-// token above it is written: then the former release refuses the key.
-func (b *Backend) takeOver(ctx context.Context, p *place, n paths) (counter uint64, retire func() error, err error) {
+// takeOver returns the counter of the key in the layout dlock1, if it has one. Then call retire, with
+// the error of writing a token above it. If there is none, the former release refuses the key from
+// then on.
+func (b *Backend) takeOver(ctx context.Context, p *place, n paths) (counter uint64, retire func(error) error, err error) {
 	if _, err := os.Lstat(n.state); errors.Is(err, fs.ErrNotExist) {
-		return 0, func() error { return nil }, nil
+		return 0, func(err error) error { return err }, nil
 	}
-	state, err := p.openLock(n.state, os.O_RDWR)
+	state, err := p.open(n.state, os.O_RDWR)
 	if err != nil {
 		return 0, nil, err
 	}
-	err = b.await(ctx, state, n.state) // shared holders take their tokens with this lock
+	gate, err := p.formerGate(n, state) // shared holders take their tokens with it
 	if err == nil {
-		counter, err = formerCounter(state.text())
+		err = b.await(ctx, gate, n.state)
+	}
+	if err == nil {
+		counter, err = formerCounter(state)
 	}
 	if errors.Is(err, errLayout) { // it was taken over, and the process died before it was removed
 		counter, err = 0, nil
 	}
+	if err == nil && counter >= driver.MaxFence {
+		err = errEnd
+	}
+	free := func() {
+		if gate != nil {
+			gate.free()
+		}
+		_ = state.Close() // it was synced, or only read
+	}
 	if err != nil {
-		state.free()
+		free()
 		return 0, nil, refused(err, n.state)
 	}
-	return counter, func() error {
-		defer state.free()
-		err := beginAt(state.text(), counter)
+	return counter, func(err error) error {
+		defer free()
+		if err != nil {
+			return err
+		}
+		err = beginAt(state, counter)
 		_ = os.Remove(n.state) // another user's may have to stay
 		return err
 	}, nil
