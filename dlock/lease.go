@@ -38,7 +38,6 @@ type Lease struct {
 	contexts map[*leaseContext]context.CancelCauseFunc
 	underWay int32 // renewals that were sent and not answered
 	renewing bool  // the scheduler renews it now
-	failing  bool  // it counts in the client's outage
 	live     bool  // it was counted as held
 	unlocked bool
 	kept     bool // unlocked, and kept for its WithMinHold

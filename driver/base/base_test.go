@@ -52,7 +52,7 @@ func TestACallSaysWhyItEnded(t *testing.T) {
 		if err := call.Failed(errUnknown); errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errUnknown) {
 			t.Errorf("the driver's own timeout: %v", err)
 		}
-		if err := call.Failed(held); err != held {
+		if err := call.Failed(held); !errors.Is(err, held) {
 			t.Errorf("a verdict: %v", err)
 		}
 		call.End()

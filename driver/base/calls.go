@@ -164,7 +164,7 @@ func (c *Call) Failed(err error) error {
 		return over
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return fmt.Errorf("%s: %v", c.calls.Name, err)
+		return fmt.Errorf("%s: %v", c.calls.Name, err) //nolint:errorlint // a time limit of the driver's own is not the caller's
 	}
 	return fmt.Errorf("%s: %w", c.calls.Name, err)
 }

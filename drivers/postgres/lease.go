@@ -161,16 +161,6 @@ func (l *Lease) Release(context.Context) error {
 	return l.afterEnd()
 }
 
-// giveBack releases the lease and does not wait for the answer.
-func (l *Lease) giveBack() {
-	c := l.c
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.unlock(l)
-	c.flush()
-	c.readOn()
-}
-
 // afterEnd is Release after the connection's end. The server frees the locks when it notices the
 // end, or after the session's timeout since the last message that it received. The client does
 // not know when that was, so afterEnd asks the server.

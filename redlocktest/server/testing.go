@@ -101,7 +101,7 @@ func config(kind Kind, opts []Option) Config {
 // closeFor closes a test's server, and shows its log if the test failed.
 func closeFor(t testing.TB, s *Server) {
 	if t.Failed() {
-		t.Logf("the end of the log of %s at %s:\n%s", s.Kind(), s.Addr(), s.LogTail(40))
+		t.Logf("the end of the log of %s at %s:\n%s", s.Kind(), s.Addr(), s.LogTail(10))
 	}
 	if err := s.Close(); err != nil {
 		t.Errorf("close %s: %v", s.Kind(), err)

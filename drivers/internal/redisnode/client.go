@@ -56,7 +56,7 @@ func NotSent(err error) error { return pipeline.NotSent(err) }
 // Reply returns an error reply without the secrets that it may quote: see pipeline.Reply.
 func Reply(text string, secrets ...string) ServerError { return pipeline.Reply(text, secrets...) }
 
-// Contain, deferred, makes an error of a panic: see pipeline.Contain.
+// Contain makes an error of a panic if it is deferred: see pipeline.Contain.
 var Contain = pipeline.Contain
 
 // Transaction returns the commands before and after a script with Behind set, which leave no

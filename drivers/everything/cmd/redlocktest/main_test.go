@@ -43,7 +43,7 @@ func TestEveryDriver(t *testing.T) {
 		mysql, strings.Replace(mysql, "mysql://", "mariadb://", 1) + "&table=other",
 		"zk://" + strings.Join(server.ZooKeeper(t, 1).Addrs(), ","), "etcd://" + strings.Join(server.Etcd(t, 1).Addrs(), ","),
 	}
-	other := regexp.MustCompile(`\+unix$|^(rediss|valkeys|postgresql|etcds|zks)$`)
+	other := regexp.MustCompile(`\+unix$|^(rediss|valkeys|postgresql|etcds|zks|both)$`) // both is two of them
 	for _, scheme := range dlock.Drivers() {
 		if !other.MatchString(scheme) && !slices.ContainsFunc(urls, func(u string) bool { return strings.HasPrefix(u, scheme+":") }) {
 			t.Errorf("no URL has the driver %s", scheme)
@@ -63,7 +63,7 @@ func TestEveryDriver(t *testing.T) {
 			if err != nil && !errors.As(err, &exit) {
 				t.Fatal(err)
 			}
-			out, lines := string(said), []string{`open/parameters +ok`, `process/exclude +ok`, `stress +ok`, `Left behind: no lock of this command is held$`, `ok$`}
+			out, lines := string(said), []string{`open/parameters +ok`, `process/exclude +ok`, `Stress: \d+ operations`, `Left behind: no lock of this command is held$`, `ok$`}
 			switch scheme {
 			case "memory":
 				lines[1] = `All clients were in this process:`

@@ -46,8 +46,8 @@ func Reply(text string, secrets ...string) ServerError {
 	return ServerError(code + " " + rest)
 }
 
-// Contain, deferred, makes an error of a panic: one of a client library must not end the
-// application. The outcome of what it did is unknown.
+// Contain makes an error of a panic if it is deferred: a panic of a client library must not end
+// the application. The outcome of what it did is unknown.
 func Contain(err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("panic in the client library: %v", p)
