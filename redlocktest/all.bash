@@ -86,7 +86,7 @@ tested() {
 go_module() { cd "$1" && tested $test -exec="$measured" -p=1 "${@:2}" >"$(mktemp "$scratch/nested.XXXXXX")"; }
 
 # go_test FOLDERS FLAG... PACKAGE...: beside the tests of the main module run those of the nested
-# ones, three at a time (in an order in which the drivers, which take longest, are not the last).
+# ones, four at a time (in an order in which the drivers, which take longest, are not the last).
 # Several packages run at once, since they wait more than they compute; the one that takes longest
 # begins first.
 test="go test -json -timeout=${DEEP_TIMEOUT:-20m}"
@@ -97,7 +97,7 @@ go_test() {
 	shift
 	[ "$folders" != . ] || { tested $test -exec="$measured" -p=4 "$@"; return; }
 	printf '%s\n' $folders | grep -vx '\.' | sort -t/ -k2,2r |
-		xargs -P 3 -I{} "$BASH" redlocktest/all.bash --go-module {} "$@" &
+		xargs -P 4 -I{} "$BASH" redlocktest/all.bash --go-module {} "$@" &
 	others=$!
 	tested $test -exec="$measured" -p=3 "${@:1:$#-1}" ./drivers/redlock ./... || status=1
 	wait "$others" || status=1

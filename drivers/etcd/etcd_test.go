@@ -848,8 +848,8 @@ func TestAnAttemptHasOneCallTimeout(t *testing.T) {
 	if l, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute)); err != nil || l.Release(t.Context()) != nil {
 		t.Fatal(err)
 	}
-	if len(ends) != 2 || !ends[0].Equal(ends[1]) {
-		t.Errorf("the attempt's transactions end at %v: want two, at the same time", ends)
+	if len(ends) < 2 || slices.ContainsFunc(ends, func(end time.Time) bool { return !end.Equal(ends[0]) }) {
+		t.Errorf("the attempt's transactions end at %v: want two or more, at the same time", ends)
 	}
 }
 
