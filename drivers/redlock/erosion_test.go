@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -194,4 +195,24 @@ func TestAFailedBidGivesItsVoteBack(t *testing.T) {
 		cancel()
 	}
 	c.release(held)
+}
+
+var evalsha = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
+
+// scriptCalls returns how many script calls a server has completed.
+func scriptCalls(t *testing.T, s *server.Server) int {
+	t.Helper()
+	reply, err := s.Do("INFO", "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := evalsha.FindStringSubmatch(fmt.Sprint(reply))
+	if m == nil {
+		return 0
+	}
+	n, err := strconv.Atoi(m[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

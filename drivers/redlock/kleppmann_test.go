@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -519,26 +518,6 @@ func delayFirst(with []byte, network <-chan struct{}) fault.Judge {
 		}
 		return len(chunk), fault.Pass
 	}
-}
-
-var evalsha = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
-
-// scriptCalls returns how many script calls a server has completed.
-func scriptCalls(t *testing.T, s *server.Server) int {
-	t.Helper()
-	reply, err := s.Do("INFO", "commandstats")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := evalsha.FindStringSubmatch(fmt.Sprint(reply))
-	if m == nil {
-		return 0
-	}
-	n, err := strconv.Atoi(m[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
 }
 
 // imperishable removes the end of each request, which is the script's first argument.
