@@ -42,7 +42,7 @@ func quorumOf(b *testing.B, scheme string) string {
 }
 
 func onURL(b *testing.B, url string) {
-	redlocktest.RunBenchmarks(b, redlocktest.Harness{
+	redlocktest.Benchmark(b, redlocktest.Harness{
 		Open: func() (driver.Backend, error) { return dlock.OpenBackend(url) },
 	})
 }

@@ -63,9 +63,9 @@ func TestDependencyRules(t *testing.T) {
 		rooms + "wire":       pgxDeps,
 		rooms + "verdict":    append(pgxDeps, "driver"),
 		rooms + "advisory":   {"driver"},
-		"redlocktest":        {"driver", "redlocktest/paired", "redlocktest/internal/wallclock", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
-		"redlocktest/cli":    append(base, dsn, "redlocktest", "redlocktest/paired", "redlocktest/fault", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
-		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/paired", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"redlocktest":        {"driver", "redlocktest/internal/wallclock", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
+		"redlocktest/cli":    append(base, dsn, "redlocktest", "redlocktest/fault", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"),
+		"redlocktest/fault":  {"driver", "redlocktest", "redlocktest/internal/port", "redlocktest/internal/wallclock", "golang.org/x/sys", "github.com/anishathalye/porcupine", "go.uber.org/goleak"},
 		"redlocktest/server": {"redlocktest/internal/port"},
 	}
 	args := []string{"list", "-f", `{{.ImportPath}} {{join .Deps " "}}`}

@@ -10,11 +10,11 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// RunBenchmarks measures the backend that h opens, each part a sub-benchmark: a lock and its
+// Benchmark measures the backend that h opens, each part a sub-benchmark: a lock and its
 // release by one goroutine, by many on keys of their own, a renewal, a refusal, and the handing
 // over of one key between two clients. An operation that fails ends the benchmark, so that only
 // successful operations are measured.
-func RunBenchmarks(b *testing.B, h Harness) {
+func Benchmark(b *testing.B, h Harness) {
 	h, err := h.complete()
 	if err != nil {
 		b.Fatal(err)

@@ -133,7 +133,7 @@ func TestAProcessTellsALoss(t *testing.T) {
 		return c
 	}
 	get := func(c *Client) (driver.Lease, <-chan struct{}) {
-		l, err := c.Acquire(t.Context(), NewRequest(rand.Text(), time.Minute))
+		l, err := c.Acquire(t.Context(), &driver.Request{Key: rand.Text(), Owner: "a", TTL: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

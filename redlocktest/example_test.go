@@ -29,7 +29,7 @@ func Example() {
 
 func BenchmarkMemory(b *testing.B) {
 	space := memory.New()
-	redlocktest.RunBenchmarks(b, redlocktest.Harness{
+	redlocktest.Benchmark(b, redlocktest.Harness{
 		Open: func() (driver.Backend, error) { return space.Peer(), nil },
 	})
 }

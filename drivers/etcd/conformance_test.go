@@ -16,6 +16,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/etcd"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -130,7 +131,7 @@ func TestConformance(t *testing.T) {
 	}
 	g := server.Etcd(t, count)
 	const secret = "pw-s3cr3t" // the servers ask for none
-	var notices redlocktest.NoticeLog
+	var notices drivertest.NoticeLog
 	cfg := driver.Config{Prefix: "app:", Notify: notices.Add}
 	h := harness(g, cfg, "user:"+secret+"@")
 	h.Driver, h.URL = etcd.Driver{}, "etcd://user:"+secret+"@"+strings.Join(g.Addrs(), ",")

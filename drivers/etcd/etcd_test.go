@@ -26,7 +26,7 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/etcd"
-	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -145,24 +145,24 @@ func TestTheLeaderFails(t *testing.T) {
 		"stopped": {(*server.Server).Pause, (*server.Server).Resume},
 	} {
 		failing := leader(t, g)
-		redlocktest.RunFailover(t, a, b, name, 2*time.Minute,
+		drivertest.RunFailover(t, a, b, name, 2*time.Minute,
 			func() error { return f.fail(failing) }, func() error { return f.mend(failing) })
 	}
 	alone := leader(t, g)
 	status, err := client(t, g).Status(t.Context(), alone.Addr())
 	must(t, err)
 	minority := open(t, "etcd://"+alone.Addr()+"?call_timeout=500ms")
-	redlocktest.RunMinority(t, minority, b, "cut off", 3*time.Second, func() error {
+	drivertest.RunMinority(t, minority, b, "cut off", 3*time.Second, func() error {
 		between.isolate(slices.Index(g.Nodes, alone), fmt.Sprintf("%x", status.Header.MemberId))
 		return nil
 	}, func() error {
-		redlocktest.AwaitFinding(t, b, "no-leader")
+		drivertest.AwaitFinding(t, b, "no-leader")
 		between.isolate(-1, "")
 		return nil
 	})
-	redlocktest.AwaitFinding(t, minority, "one-address")
+	drivertest.AwaitFinding(t, minority, "one-address")
 
-	held := redlocktest.Grant(t, minority, redlocktest.NewRequest("held", 10*time.Minute))
+	held := drivertest.Grant(t, minority, drivertest.NewRequest("held", 10*time.Minute))
 	for _, p := range between.proxies { // nobody has a majority
 		p.Pause()
 	}
@@ -170,20 +170,20 @@ func TestTheLeaderFails(t *testing.T) {
 	for _, p := range between.proxies {
 		p.Resume()
 	}
-	redlocktest.Release(t, held)
-	redlocktest.Release(t, redlocktest.Grant(t, minority, redlocktest.NewRequest("held", 30*time.Second)))
+	drivertest.Release(t, held)
+	drivertest.Release(t, drivertest.Grant(t, minority, drivertest.NewRequest("held", 30*time.Second)))
 }
 
 // unknown checks that every outcome is unknown to a backend that reaches no majority.
 func unknown(t *testing.T, b driver.Backend, held driver.Lease) {
 	t.Helper()
-	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("free", 30*time.Second)); redlocktest.Verdict(err) != "unknown" {
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("free", 30*time.Second)); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Acquire: %v", err)
 	}
-	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second}); redlocktest.Verdict(err) != "unknown" {
+	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second}); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Renew: %v", err)
 	}
-	if err := held.Release(t.Context()); redlocktest.Verdict(err) != "unknown" {
+	if err := held.Release(t.Context()); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Release: %v", err)
 	}
 }
@@ -194,12 +194,12 @@ func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for leases to end")
 	}
-	redlocktest.RunLoss(t, harness(single(t), driver.Config{Prefix: "loss/"}, ""), 3*time.Second, lock(t))
+	drivertest.RunLoss(t, harness(single(t), driver.Config{Prefix: "loss/"}, ""), 3*time.Second, lock(t))
 }
 
 // lock locks by package dlock, whose clients are closed when the test ends.
-func lock(t *testing.T) func(context.Context, driver.Backend, string, time.Duration) (redlocktest.Holder, error) {
-	return func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (redlocktest.Holder, error) {
+func lock(t *testing.T) func(context.Context, driver.Backend, string, time.Duration) (drivertest.Holder, error) {
+	return func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (drivertest.Holder, error) {
 		locks, err := dlock.New(b)
 		if err != nil {
 			return nil, err
@@ -221,7 +221,7 @@ func TestARenewalByAReplacedLeaderDoesNotCount(t *testing.T) {
 	old := leader(t, g)
 	way := fault.NewProxy(t, old.Addr())
 	b := open(t, "etcd://"+way.Addr()+"?call_timeout=60s")
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", ttl))
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", ttl))
 	must(t, old.Pause())
 	others := client(t, &server.Group{Nodes: slices.DeleteFunc(slices.Clone(g.Nodes), func(s *server.Server) bool { return s == old })})
 	left := func() time.Duration { // of the lease, by the new leader
@@ -256,7 +256,7 @@ func TestARenewalByAReplacedLeaderDoesNotCount(t *testing.T) {
 	renewed := make(chan struct{})
 	go func() {
 		defer close(renewed)
-		redlocktest.Renew(t, l, ttl)
+		drivertest.Renew(t, l, ttl)
 	}()
 	<-sent // the old leader reads it when it runs again
 	must(t, old.Resume())
@@ -266,7 +266,7 @@ func TestARenewalByAReplacedLeaderDoesNotCount(t *testing.T) {
 	if most, end := left(), l.Grant().Expires; time.Until(end) > most {
 		t.Errorf("the lease lasts for %v by its client, and for %v at most by the server", time.Until(end), most)
 	}
-	redlocktest.Release(t, l)
+	drivertest.Release(t, l)
 }
 
 // TestTheFirstMemberHangs: locks go on if the members that come first in the URL do not answer.
@@ -280,7 +280,7 @@ func TestTheFirstMemberHangs(t *testing.T) {
 		url += hung.Addr() + ","
 	}
 	b := open(t, url+g.Addrs()[0]+"/"+t.Name()+"?call_timeout=1s")
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
 }
 
 // TestOutagesAndMisuseAreToldApart: failures, refusals and mistakes have different verdicts,
@@ -307,7 +307,7 @@ func TestOutagesAndMisuseAreToldApart(t *testing.T) {
 		Action: etcdserverpb.AlarmRequest_ACTIVATE, MemberID: status.Header.MemberId, Alarm: etcdserverpb.AlarmType_NOSPACE,
 	})
 	must(t, err)
-	redlocktest.RunURLs(t, etcd.Driver{}, secret, 1500*time.Millisecond, map[string]redlocktest.URLCase{
+	drivertest.RunURLs(t, etcd.Driver{}, secret, 1500*time.Millisecond, map[string]drivertest.URLCase{
 		"fine":               {URL: url("app", secret, s.Addr()), Want: "granted"},
 		"a wrong password":   {URL: url("app", secret+"x", s.Addr()), Want: "refused"},
 		"an unknown user":    {URL: url("nobody", secret, s.Addr()), Want: "refused"},
@@ -327,7 +327,7 @@ func TestOutagesAndMisuseAreToldApart(t *testing.T) {
 		"too short a time":   {URL: "etcd://app:" + secret + "@" + s.Addr() + "?call_timeout=1ns", Want: "invalid"},
 		"another parameter":  {URL: "etcd://app:" + secret + "@" + s.Addr() + "?timeout=1s", Want: "invalid"},
 	})
-	redlocktest.AwaitFinding(t, open(t, "etcd://"+readOnly.Addrs()[0]), "alarm")
+	drivertest.AwaitFinding(t, open(t, "etcd://"+readOnly.Addrs()[0]), "alarm")
 }
 
 // enableAuth makes the users root, app, who may use the default path, and guest, who may
@@ -362,19 +362,19 @@ func TestTLSWithClientCertificates(t *testing.T) {
 	s := g.Nodes[0]
 	cert, key := s.ClientCert()
 	url := "etcds://" + s.Addr() + "?ca=" + s.CAFile()
-	if _, err := open(t, url).Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute)); redlocktest.Verdict(err) != "unknown" {
+	if _, err := open(t, url).Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("without a certificate: %v", err)
 	}
 	b := open(t, url+"&cert="+cert+"&key="+key)
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 	if off := time.Since(time.UnixMicro(int64(l.Grant().Fence))); off < -time.Minute || off > time.Minute {
 		t.Errorf("the token is %v away from the clock", off)
 	}
-	redlocktest.Release(t, l)
+	drivertest.Release(t, l)
 	for _, bad := range []string{
 		"etcd://" + s.Addr() + "?ca=" + s.CAFile(), url + "&cert=" + cert, url + "x", "etcds://" + s.Addr() + "?ca=" + key,
 	} {
-		if _, err := (etcd.Driver{}).Open(&driver.Config{DSN: bad}); redlocktest.Verdict(err) != "invalid" {
+		if _, err := (etcd.Driver{}).Open(&driver.Config{DSN: bad}); drivertest.Verdict(err) != "invalid" {
 			t.Errorf("Open of %q: %v", bad, err)
 		}
 	}
@@ -400,23 +400,23 @@ func TestInteroperation(t *testing.T) {
 		key := "a/" + mode.String()
 		want := func(what string, err error, kind string) {
 			t.Helper()
-			if redlocktest.Verdict(err) != kind {
+			if drivertest.Verdict(err) != kind {
 				t.Errorf("%v: %s gives %v", mode, what, err)
 			}
 		}
-		ask := func() *driver.Request { r := redlocktest.NewRequest(key, ttl); r.Mode = mode; return r }
+		ask := func() *driver.Request { r := drivertest.NewRequest(key, ttl); r.Mode = mode; return r }
 
 		m := concurrency.NewMutex(session, b.Path(key))
-		ours := redlocktest.Grant(t, b, ask())
+		ours := drivertest.Grant(t, b, ask())
 		if err := m.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
 			t.Errorf("%v: TryLock of etcd's mutex beside our lock: %v", mode, err)
 		}
 		got := make(chan error, 1)
 		go func() { got <- m.Lock(t.Context()) }()
-		redlocktest.AwaitWaiters(t, b, key, 1)
-		_, err := b.Acquire(t.Context(), redlocktest.NewRequest(key, ttl))
+		drivertest.AwaitWaiters(t, b, key, 1)
+		_, err := b.Acquire(t.Context(), drivertest.NewRequest(key, ttl))
 		want("another of ours behind etcd's", err, "held")
-		redlocktest.Release(t, ours)
+		drivertest.Release(t, ours)
 		must(t, <-got)
 		_, err = b.Acquire(t.Context(), ask())
 		want("ours beside etcd's mutex", err, "held")
@@ -430,40 +430,40 @@ func TestInteroperation(t *testing.T) {
 		go func() {
 			r := ask()
 			r.Wait = true
-			l, err := redlocktest.Acquire(t, b, r)
+			l, err := drivertest.Acquire(t, b, r)
 			if err != nil {
 				t.Errorf("a wait behind etcd's mutex: %v", err)
 			}
 			queued <- l
 		}()
-		redlocktest.AwaitWaiters(t, b, key, 1)
+		drivertest.AwaitWaiters(t, b, key, 1)
 		must(t, m.Unlock(t.Context()))
 		if l := <-queued; l != nil {
-			redlocktest.Release(t, l)
+			drivertest.Release(t, l)
 		}
 	}
 
 	key := "rw"
 	rw := recipe.NewRWMutex(session, b.Path(key))
 	must(t, rw.RLock())
-	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest(key, ttl)); redlocktest.Verdict(err) != "held" {
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest(key, ttl)); drivertest.Verdict(err) != "held" {
 		t.Errorf("ours beside the recipe's reader: %v", err)
 	}
-	reader := redlocktest.NewRequest(key, ttl)
+	reader := drivertest.NewRequest(key, ttl)
 	reader.Mode = driver.Shared
-	shared := redlocktest.Grant(t, b, reader)
+	shared := drivertest.Grant(t, b, reader)
 	must(t, rw.RUnlock())
 	for _, lock := range []func() error{rw.Lock, rw.RLock} {
 		got := make(chan error, 1)
 		if shared == nil {
-			shared = redlocktest.Grant(t, b, redlocktest.NewRequest(key, ttl))
+			shared = drivertest.Grant(t, b, drivertest.NewRequest(key, ttl))
 		}
 		go func() { got <- lock() }()
-		redlocktest.AwaitWaiters(t, b, key, 1)
-		redlocktest.Release(t, shared)
+		drivertest.AwaitWaiters(t, b, key, 1)
+		drivertest.Release(t, shared)
 		shared = nil
 		must(t, <-got)
-		if _, err := b.Acquire(t.Context(), redlocktest.NewRequest(key, ttl)); redlocktest.Verdict(err) != "held" {
+		if _, err := b.Acquire(t.Context(), drivertest.NewRequest(key, ttl)); drivertest.Verdict(err) != "held" {
 			t.Errorf("ours beside the recipe's: %v", err)
 		}
 		must(t, rw.Unlock())
@@ -478,7 +478,7 @@ func TestNoPathContainsAnother(t *testing.T) {
 	g := single(t)
 	c := client(t, g)
 	for _, path := range []string{"/", "//", "//jobs", "/jobs//", "/./jobs", "/jobs/../x"} {
-		if _, err := etcd.New(c, &etcd.Options{Path: path}); redlocktest.Verdict(err) != "invalid" {
+		if _, err := etcd.New(c, &etcd.Options{Path: path}); drivertest.Verdict(err) != "invalid" {
 			t.Errorf("New with the path %s: %v", path, err)
 		}
 	}
@@ -488,8 +488,8 @@ func TestNoPathContainsAnother(t *testing.T) {
 	mutex := concurrency.NewMutex(session, "/jobs/nightly")
 	must(t, mutex.Lock(t.Context()))
 	for _, path := range []string{"/jobs", "/jobs/"} {
-		_, err := open(t, patientURL(g, path)).Acquire(t.Context(), redlocktest.NewRequest("nightly", time.Minute))
-		if redlocktest.Verdict(err) != "held" {
+		_, err := open(t, patientURL(g, path)).Acquire(t.Context(), drivertest.NewRequest("nightly", time.Minute))
+		if drivertest.Verdict(err) != "held" {
 			t.Errorf("path %s beside etcd's mutex: %v", path, err)
 		}
 	}
@@ -506,7 +506,7 @@ func TestTokensFollowTheClock(t *testing.T) {
 	a, b := open(t, patientURL(g, path)), open(t, patientURL(g, path))
 	_, err := c.Put(t.Context(), base, "dlock1 7")
 	must(t, err)
-	old := redlocktest.Grant(t, a, redlocktest.NewRequest("old", 2*time.Minute))
+	old := drivertest.Grant(t, a, drivertest.NewRequest("old", 2*time.Minute))
 	if token := time.UnixMicro(int64(old.Grant().Fence)); time.Since(token) > time.Minute {
 		t.Fatalf("the token is of %v", token)
 	}
@@ -516,12 +516,12 @@ func TestTokensFollowTheClock(t *testing.T) {
 	}())
 	before := old.Grant().Fence
 	for i := range 3 {
-		l := redlocktest.Grant(t, []*etcd.Backend{a, b}[i%2], redlocktest.NewRequest("new", 30*time.Second))
+		l := drivertest.Grant(t, []*etcd.Backend{a, b}[i%2], drivertest.NewRequest("new", 30*time.Second))
 		if l.Grant().Fence <= before {
 			t.Errorf("token %d after %d", l.Grant().Fence, before)
 		}
 		before = l.Grant().Fence
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 	s, err := b.Lookup(t.Context(), "old")
 	must(t, err)
@@ -529,7 +529,7 @@ func TestTokensFollowTheClock(t *testing.T) {
 		t.Errorf("the token is %d, and Lookup says %+v", old.Grant().Fence, s)
 	}
 	must(t, b.Break(t.Context(), "old", driver.Holder{Fence: old.Grant().Fence}))
-	if _, err := old.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second}); redlocktest.Verdict(err) != "lost" {
+	if _, err := old.Renew(t.Context(), &driver.Renewal{TTL: 30 * time.Second}); drivertest.Verdict(err) != "lost" {
 		t.Errorf("Renew of a broken lock: %v", err)
 	}
 }
@@ -573,7 +573,7 @@ func TestLocksOfOtherKeysDoNotConflict(t *testing.T) {
 		for j := range goroutines {
 			wg.Go(func() {
 				for range locks {
-					l, err := b.Acquire(t.Context(), redlocktest.NewRequest(fmt.Sprint(i, "/", j), time.Minute))
+					l, err := b.Acquire(t.Context(), drivertest.NewRequest(fmt.Sprint(i, "/", j), time.Minute))
 					if err == nil {
 						err = l.Release(t.Context())
 					}
@@ -607,14 +607,14 @@ func TestALateReleaseFreesNoOtherLock(t *testing.T) {
 		return send()
 	})
 	for range 3 {
-		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
 		late := again
-		l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 		must(t, late())
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); err != nil {
 			t.Errorf("after a late release: %v", err)
 		}
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 }
 
@@ -640,12 +640,12 @@ func TestALateMoveDoesNotTakeTheEntryBack(t *testing.T) {
 		}
 		return invoke(ctx, method, req, reply, c, opts...)
 	})
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
-	redlocktest.Renew(t, l, 2*time.Minute)
-	redlocktest.Renew(t, l, 3*time.Minute)
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
+	drivertest.Renew(t, l, 2*time.Minute)
+	drivertest.Renew(t, l, 3*time.Minute)
 	<-revoked
-	redlocktest.Renew(t, l, 3*time.Minute)
-	redlocktest.Release(t, l)
+	drivertest.Renew(t, l, 3*time.Minute)
+	drivertest.Release(t, l)
 }
 
 // writes returns the requests that a transaction makes if its conditions are true, nested ones too.
@@ -690,8 +690,8 @@ func TestAMoveWhoseAnswerIsLost(t *testing.T) {
 		}
 		return invoke(ctx, method, req, reply, c, opts...)
 	})
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 2*time.Minute))
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); redlocktest.Verdict(err) != "unknown" {
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", 2*time.Minute))
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("the first renewal: %v", err)
 	}
 	c := client(t, g)
@@ -700,8 +700,8 @@ func TestAMoveWhoseAnswerIsLost(t *testing.T) {
 			t.Fatalf("the entry is gone: %v", err)
 		}
 	}
-	redlocktest.Renew(t, l, 2*time.Minute)
-	redlocktest.Release(t, l)
+	drivertest.Renew(t, l, 2*time.Minute)
+	drivertest.Release(t, l)
 }
 
 // TestAWaiterWhoseWatchHangs: the member that serves the watches answers nothing on them. A waiter
@@ -716,20 +716,20 @@ func TestAWaiterWhoseWatchHangs(t *testing.T) {
 		}
 		return s, err
 	}))
-	held := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	held := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 	got := make(chan error, 1)
 	go func() {
-		r := redlocktest.NewRequest("k", 30*time.Second)
+		r := drivertest.NewRequest("k", 30*time.Second)
 		r.Wait = true
-		_, err := redlocktest.Acquire(t, b, r)
+		_, err := drivertest.Acquire(t, b, r)
 		got <- err
 	}()
-	redlocktest.AwaitWaiters(t, b, "k", 1)
-	redlocktest.Release(t, held)
+	drivertest.AwaitWaiters(t, b, "k", 1)
+	drivertest.Release(t, held)
 	if err := <-got; err != nil {
 		t.Errorf("the waiter: %v", err)
 	}
-	if _, err := b.Watch(t.Context(), "k"); redlocktest.Verdict(err) != "unknown" {
+	if _, err := b.Watch(t.Context(), "k"); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Watch: %v", err)
 	}
 }
@@ -751,7 +751,7 @@ func TestLocksOfATTLShareALease(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest(fmt.Sprint(i), 59500*time.Millisecond)))
+			drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest(fmt.Sprint(i), 59500*time.Millisecond)))
 		})
 	}
 	wg.Wait()
@@ -776,24 +776,24 @@ func TestALeaseThatIsNotRenewedEnds(t *testing.T) {
 	}
 	b := open(t, patientURL(single(t), "/"+t.Name()))
 	const ttl = 2 * time.Second
-	forgotten := redlocktest.Grant(t, b, redlocktest.NewRequest("forgotten", ttl))
-	other := redlocktest.Grant(t, b, redlocktest.NewRequest("other", ttl))
-	next := redlocktest.Waiter(t, b, redlocktest.NewRequest("forgotten", time.Minute))
+	forgotten := drivertest.Grant(t, b, drivertest.NewRequest("forgotten", ttl))
+	other := drivertest.Grant(t, b, drivertest.NewRequest("other", ttl))
+	next := drivertest.Waiter(t, b, drivertest.NewRequest("forgotten", time.Minute))
 	for {
 		select {
 		case l := <-next:
 			if left := time.Until(forgotten.Grant().Expires); left > 0 {
 				t.Errorf("the next holder came %v before the lease's end", left)
 			}
-			redlocktest.Renew(t, other, ttl)
-			redlocktest.Release(t, l)
-			redlocktest.Release(t, other)
-			if _, err := forgotten.Renew(t.Context(), &driver.Renewal{TTL: ttl}); redlocktest.Verdict(err) != "lost" {
+			drivertest.Renew(t, other, ttl)
+			drivertest.Release(t, l)
+			drivertest.Release(t, other)
+			if _, err := forgotten.Renew(t.Context(), &driver.Renewal{TTL: ttl}); drivertest.Verdict(err) != "lost" {
 				t.Errorf("Renew of the lease that ended: %v", err)
 			}
 			return
 		case <-time.After(ttl / 4):
-			redlocktest.Renew(t, other, ttl)
+			drivertest.Renew(t, other, ttl)
 		}
 	}
 }
@@ -806,19 +806,19 @@ func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
 	c := client(t, g)
 	b := open(t, patientURL(g, "/"+t.Name()))
 	for _, wait := range []bool{false, true} {
-		lost := redlocktest.Grant(t, b, redlocktest.NewRequest("lost", time.Minute))
+		lost := drivertest.Grant(t, b, drivertest.NewRequest("lost", time.Minute))
 		for _, id := range b.Leases() {
 			_, _ = c.Revoke(t.Context(), id) // another one may be gone
 		}
-		req := redlocktest.NewRequest("k", time.Minute)
+		req := drivertest.NewRequest("k", time.Minute)
 		req.Wait = wait
 		l, err := b.Acquire(t.Context(), req)
 		if err != nil {
 			t.Fatalf("Acquire, wait %v: %v", wait, err)
 		}
-		redlocktest.Renew(t, l, time.Minute)
-		redlocktest.Release(t, l)
-		if _, err := lost.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); redlocktest.Verdict(err) != "lost" {
+		drivertest.Renew(t, l, time.Minute)
+		drivertest.Release(t, l)
+		if _, err := lost.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "lost" {
 			t.Errorf("Renew after the lease was revoked, wait %v: %v", wait, err)
 		}
 	}
@@ -839,13 +839,13 @@ func TestAnAttemptHasOneCallTimeout(t *testing.T) {
 		}
 		return invoke(ctx, method, req, reply, c, opts...)
 	})
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
 	for _, id := range b.Leases() {
 		_, err := client(t, g).Revoke(t.Context(), id)
 		must(t, err)
 	}
 	ends = nil
-	if l, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute)); err != nil || l.Release(t.Context()) != nil {
+	if l, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err != nil || l.Release(t.Context()) != nil {
 		t.Fatal(err)
 	}
 	if len(ends) < 2 || slices.ContainsFunc(ends, func(end time.Time) bool { return !end.Equal(ends[0]) }) {
@@ -871,11 +871,11 @@ func TestAnAbandonedAttemptIsUndoneAfterAnOutage(t *testing.T) {
 	}))
 	for tries := 0; !took.Load(); tries++ { // its etcd lease is there, so that the outage begins at the transaction
 		down.Store(false)
-		if l, err := b.Acquire(t.Context(), redlocktest.NewRequest("warm", ttl)); err != nil || l.Release(t.Context()) != nil {
+		if l, err := b.Acquire(t.Context(), drivertest.NewRequest("warm", ttl)); err != nil || l.Release(t.Context()) != nil {
 			continue
 		}
 		down.Store(true)
-		if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", ttl)); err == nil {
+		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", ttl)); err == nil {
 			t.Fatal("a lock was granted without an answer")
 		}
 		if tries == 100 {
@@ -886,7 +886,7 @@ func TestAnAbandonedAttemptIsUndoneAfterAnOutage(t *testing.T) {
 	down.Store(false)
 	other := open(t, patientURL(g, "/"+t.Name()))
 	for end := time.Now().Add(ttl * 3 / 4); ; { // after its TTL it ends by itself
-		l, err := other.Acquire(t.Context(), redlocktest.NewRequest("k", ttl))
+		l, err := other.Acquire(t.Context(), drivertest.NewRequest("k", ttl))
 		if err == nil {
 			must(t, l.Release(t.Context()))
 			return
@@ -925,7 +925,7 @@ func TestACancelledCallLeavesNoLease(t *testing.T) {
 	}
 	for i, wait := range []bool{true, false} {
 		cancelled(func(ctx context.Context) error {
-			r := redlocktest.NewRequest("k", time.Duration(i+1)*time.Minute)
+			r := drivertest.NewRequest("k", time.Duration(i+1)*time.Minute)
 			r.Wait = wait
 			l, err := b.Acquire(ctx, r)
 			if err == nil {
@@ -934,12 +934,12 @@ func TestACancelledCallLeavesNoLease(t *testing.T) {
 			return err
 		})
 	}
-	held := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	held := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 	cancelled(func(ctx context.Context) error {
 		_, err := held.Renew(ctx, &driver.Renewal{TTL: 30 * time.Second})
 		return err
 	})
-	redlocktest.Release(t, held)
+	drivertest.Release(t, held)
 	must(t, b.Close())
 	c := client(t, g)
 	for _, id := range granted {
@@ -963,20 +963,20 @@ func TestALateWriteIsRefused(t *testing.T) {
 		must(t, err)
 		return done.Succeeded
 	}
-	paused := redlocktest.Grant(t, b, redlocktest.NewRequest("k", ttl))
+	paused := drivertest.Grant(t, b, drivertest.NewRequest("k", ttl))
 	owner, err := b.IsOwner(t.Context(), "k", paused.Grant().Fence)
 	must(t, err)
 	if !write(owner, "first") {
 		t.Error("the holder's write was refused")
 	}
 	must(t, b.Break(t.Context(), "k", driver.Holder{Fence: paused.Grant().Fence}))
-	next := redlocktest.Grant(t, b, redlocktest.NewRequest("k", ttl))
+	next := drivertest.Grant(t, b, drivertest.NewRequest("k", ttl))
 	second, err := b.IsOwner(t.Context(), "k", next.Grant().Fence)
 	must(t, err)
 	if !write(second, "second") || write(owner, "late") {
 		t.Error("the late write was made, or the next holder's was not")
 	}
-	if _, err := b.IsOwner(t.Context(), "k", paused.Grant().Fence); redlocktest.Verdict(err) != "lost" {
+	if _, err := b.IsOwner(t.Context(), "k", paused.Grant().Fence); drivertest.Verdict(err) != "lost" {
 		t.Errorf("IsOwner with the token of a lost lock: %v", err)
 	}
 	if got, err := c.Get(t.Context(), "/data"); err != nil || string(got.Kvs[0].Value) != "second" {
@@ -998,9 +998,9 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	closed := fault.NewProxy(t, g.Addrs()[0])
 	must(t, closed.Refuse())
 	b := open(t, "etcd://"+g.Addrs()[0]+","+closed.Addr()+"?call_timeout=2s")
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", 5*time.Second)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", 5*time.Second)))
 	for _, code := range []string{"version", "few-members", "member-unreachable"} {
-		redlocktest.AwaitFinding(t, b, code)
+		drivertest.AwaitFinding(t, b, code)
 	}
 
 	var secret atomic.Bool
@@ -1018,9 +1018,9 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	own, err := etcd.New(c, &etcd.Options{CallTimeout: 30 * time.Second})
 	must(t, err)
 	t.Cleanup(func() { must(t, own.Close()) })
-	if f := redlocktest.AwaitFinding(t, own, "members-unknown"); !strings.Contains(f.Summary, "the list is secret") {
+	if f := drivertest.AwaitFinding(t, own, "members-unknown"); !strings.Contains(f.Summary, "the list is secret") {
 		t.Errorf("the cause is not told: %+v", f)
 	}
 	secret.Store(false)
-	redlocktest.AwaitMended(t, own, "members-unknown")
+	drivertest.AwaitMended(t, own, "members-unknown")
 }

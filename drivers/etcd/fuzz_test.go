@@ -12,7 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 )
 
 // What FuzzStored overwrites.
@@ -53,11 +53,11 @@ func FuzzStored(f *testing.F) {
 			_, err := c.Put(t.Context(), name, value)
 			must(t, err)
 		}
-		before := redlocktest.Grant(t, a, redlocktest.NewRequest("k", time.Minute))
+		before := drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
 		key := a.Path("k")
 		switch what % overwrite {
 		case theBase:
-			redlocktest.Release(t, before)
+			drivertest.Release(t, before)
 			put(path+".dlock", text)
 			tokensOver(t, b, text)
 			return
@@ -66,26 +66,26 @@ func FuzzStored(f *testing.F) {
 			must(t, err)
 			put(string(got.Kvs[0].Key), text)
 		case anEntry:
-			redlocktest.Release(t, before)
+			drivertest.Release(t, before)
 			put(key+"/"+text, text)
 		case aReader:
-			redlocktest.Release(t, before)
+			drivertest.Release(t, before)
 			put(key+"/read/x"+text, text)
 		}
 		reader := what%overwrite == aReader || what%overwrite == anEntry && strings.HasPrefix(text, "read/")
-		req := redlocktest.NewRequest("k", time.Minute)
+		req := drivertest.NewRequest("k", time.Minute)
 		if shared {
 			req.Mode = driver.Shared
 		}
-		l, err := redlocktest.Acquire(t, b, req)
+		l, err := drivertest.Acquire(t, b, req)
 		switch {
 		case shared && reader && err == nil:
-			redlocktest.Release(t, l)
+			drivertest.Release(t, l)
 		case shared && reader, !errors.Is(err, driver.ErrHeld):
 			t.Errorf("Acquire beside the entry (shared: %v): %v", shared, err)
 		}
 		var listed []driver.Holder
-		redlocktest.Known(t, func() error {
+		drivertest.Known(t, func() error {
 			return b.List(t.Context(), "", func(s *driver.State) bool {
 				if s.Key != "k" {
 					t.Errorf("List has the key %q", s.Key)
@@ -95,7 +95,7 @@ func FuzzStored(f *testing.F) {
 			})
 		})
 		var s *driver.State
-		redlocktest.Known(t, func() (err error) {
+		drivertest.Known(t, func() (err error) {
 			s, err = b.Lookup(t.Context(), "k")
 			return err
 		})
@@ -105,7 +105,7 @@ func FuzzStored(f *testing.F) {
 		if f := s.Holders[0].Fence; f == 0 || f > driver.MaxFence || s.Holders[0].Owner == "" {
 			t.Errorf("the holder is %+v", s.Holders[0])
 		}
-		redlocktest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0]) })
+		drivertest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0]) })
 		tokensOver(t, b, "dlock1 "+strconv.FormatUint(before.Grant().Fence, 10))
 	})
 }
@@ -116,7 +116,7 @@ func tokensOver(t *testing.T, b driver.Backend, text string) {
 	base, err := strconv.ParseUint(number, 10, 64)
 	ours = ours && err == nil
 	for last, i := base, 0; i < 2; i++ {
-		l, err := redlocktest.Acquire(t, b, redlocktest.NewRequest("k", time.Minute))
+		l, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute))
 		switch {
 		case err != nil && (!errors.Is(err, driver.ErrRefused) || ours && base < driver.MaxFence-1e6):
 			t.Errorf("Acquire: %v", err)
@@ -127,6 +127,6 @@ func tokensOver(t *testing.T, b driver.Backend, text string) {
 			return
 		}
 		last = l.Grant().Fence
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 }

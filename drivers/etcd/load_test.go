@@ -17,7 +17,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -47,9 +47,9 @@ func TestSlowServersGetNoMoreToDo(t *testing.T) {
 	}
 	var sent atomic.Int64
 	b := on(t, single(t), 3*time.Second, grpc.WithChainUnaryInterceptor(lateBy(1600*time.Millisecond, &sent)))
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
 	sent.Store(0)
-	l, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute))
+	l, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute))
 	if err == nil {
 		err = l.Release(t.Context())
 	}
@@ -69,17 +69,17 @@ func TestAReleaseIsRepeatedAfterAnOutage(t *testing.T) {
 		}
 		return invoke(ctx, method, req, reply, c, opts...)
 	}))
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 10*time.Minute))
-	next := redlocktest.NewRequest("k", time.Minute)
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", 10*time.Minute))
+	next := drivertest.NewRequest("k", time.Minute)
 	next.Wait = true
-	got := redlocktest.Waiter(t, open(t, patientURL(g, "/"+t.Name())), next)
+	got := drivertest.Waiter(t, open(t, patientURL(g, "/"+t.Name())), next)
 	down.Store(true)
-	if err := l.Release(t.Context()); redlocktest.Verdict(err) != "unknown" {
+	if err := l.Release(t.Context()); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Release in an outage: %v", err)
 	}
 	down.Store(false)
 	if l := <-got; l != nil { // long before the TTL is over, and the test's deadline
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 }
 
@@ -104,8 +104,8 @@ func TestAClientComesBackSoon(t *testing.T) {
 		}
 	}()
 	b := open(t, "etcd://"+l.Addr().String())
-	_, err = b.Acquire(t.Context(), redlocktest.NewRequest("k", time.Minute))
-	if redlocktest.Verdict(err) != "unknown" {
+	_, err = b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute))
+	if drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Acquire: %v", err)
 	}
 	for first := <-dials; ; {
@@ -153,16 +153,16 @@ func TestRequestsOfALock(t *testing.T) {
 	g := single(t)
 	var n atomic.Int64
 	b := counted(t, g, &n)
-	held := redlocktest.Grant(t, b, redlocktest.NewRequest("held", time.Minute))
-	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("held", time.Minute)); redlocktest.Verdict(err) != "held" {
+	held := drivertest.Grant(t, b, drivertest.NewRequest("held", time.Minute))
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("held", time.Minute)); drivertest.Verdict(err) != "held" {
 		t.Errorf("a held key: %v", err)
 	}
 	n.Store(0)
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("free", time.Minute)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("free", time.Minute)))
 	if n.Load() > 2 {
 		t.Errorf("a lock and its release are %d requests, more than 2", n.Load())
 	}
-	redlocktest.Release(t, held)
+	drivertest.Release(t, held)
 
 	const clients, grants = 3, 10
 	n.Store(0)
@@ -171,9 +171,9 @@ func TestRequestsOfALock(t *testing.T) {
 		b := counted(t, g, &n)
 		wg.Go(func() {
 			for range grants {
-				r := redlocktest.NewRequest("passed on", time.Minute)
+				r := drivertest.NewRequest("passed on", time.Minute)
 				r.Wait = true
-				redlocktest.Release(t, redlocktest.Grant(t, b, r))
+				drivertest.Release(t, drivertest.Grant(t, b, r))
 			}
 		})
 	}
@@ -200,23 +200,23 @@ func TestALateRequestMakesNoLock(t *testing.T) {
 		}
 		return invoke(ctx, method, req, reply, c, opts...)
 	})
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
 	for _, abandoned := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
 		armed.Store(true)
 		if abandoned {
 			cancel()
 		}
-		l, err := b.Acquire(ctx, redlocktest.NewRequest("k", time.Minute))
+		l, err := b.Acquire(ctx, drivertest.NewRequest("k", time.Minute))
 		if err == nil {
-			redlocktest.Release(t, l)
+			drivertest.Release(t, l)
 		} else if armed.Load() {
 			armed.Store(false)
 			cancel()
 			continue // it was cancelled before it sent anything
 		}
 		cancel()
-		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))) // the attempt was undone
+		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))) // the attempt was undone
 		if err := late(); err != nil {
 			t.Error(err)
 		}
@@ -233,18 +233,18 @@ func TestARenewalIsAWrite(t *testing.T) {
 	g := server.Etcd(t, 1)
 	c := client(t, g)
 	b := open(t, patientURL(g))
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Minute))
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
 	index := func() uint64 {
 		s, err := c.Status(t.Context(), g.Addrs()[0])
 		must(t, err)
 		return s.RaftIndex
 	}
 	before := index()
-	redlocktest.Renew(t, l, time.Minute)
+	drivertest.Renew(t, l, time.Minute)
 	if index() == before {
 		t.Error("a renewal writes nothing")
 	}
-	redlocktest.Release(t, l)
+	drivertest.Release(t, l)
 }
 
 // TestManyLocksAtOnce: calls that meet are few requests, also for a server that takes only small
@@ -258,9 +258,9 @@ func TestManyLocksAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range locks {
 		wg.Go(func() {
-			l := redlocktest.Grant(t, b, redlocktest.NewRequest(fmt.Sprint(i), time.Minute))
-			redlocktest.Renew(t, l, time.Minute)
-			redlocktest.Release(t, l)
+			l := drivertest.Grant(t, b, drivertest.NewRequest(fmt.Sprint(i), time.Minute))
+			drivertest.Renew(t, l, time.Minute)
+			drivertest.Release(t, l)
 		})
 	}
 	wg.Wait()
@@ -320,15 +320,15 @@ func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
 	var wg sync.WaitGroup
 	for i, l := range lost {
 		wg.Go(func() {
-			r := redlocktest.NewRequest(fmt.Sprint("lost/", i), time.Minute)
+			r := drivertest.NewRequest(fmt.Sprint("lost/", i), time.Minute)
 			r.Wait = true
-			next := redlocktest.Grant(t, others, r)
+			next := drivertest.Grant(t, others, r)
 			select {
 			case <-l.Done():
 			default:
 				t.Errorf("%s is another's, and its holder does not know it", l.Key())
 			}
-			redlocktest.Release(t, next)
+			drivertest.Release(t, next)
 		})
 	}
 	wg.Wait()

@@ -17,7 +17,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -221,7 +221,7 @@ func targets(f *testing.F) []target {
 
 // lookup returns the true state of a key.
 func (to *target) lookup(t *testing.T, key string) (s *driver.State) {
-	redlocktest.Known(t, func() (err error) {
+	drivertest.Known(t, func() (err error) {
 		s, err = to.direct.(driver.Inspector).Lookup(t.Context(), key)
 		return err
 	})

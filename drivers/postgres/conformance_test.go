@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest"
@@ -177,7 +178,7 @@ func conform(t *testing.T) {
 	// After a crash this server has lost commits made without synchronous_commit.
 	s := server.Postgres(t, server.WithDurable(), server.WithSetting("synchronous_commit", "off"), server.WithSetting("wal_writer_delay", "10s"))
 	const secret = "pw-s3cr3t" // the server asks for none
-	var notices redlocktest.NoticeLog
+	var notices drivertest.NoticeLog
 	cfg := driver.Config{DSN: s.URLFor(server.Superuser, secret), Notify: notices.Add}
 	h := fault.Harness(s.Addr(), func(addr string) (driver.Backend, error) {
 		via := cfg

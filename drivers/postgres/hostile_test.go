@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest"
 )
 
 // greeter is a server that reports these parameters to each client, and fails all its statements.
@@ -115,7 +115,7 @@ func TestAPasswordThatMayGoInClearIsAnnounced(t *testing.T) {
 		"postgres://u:" + canary + "@db.invalid/db?sslmode=prefer":  0, // a choice; Check names it
 		"postgres://u:" + canary + "@db.invalid/db?sslmode=require": 0,
 	} {
-		var notices redlocktest.NoticeLog
+		var notices drivertest.NoticeLog
 		b, err := new(postgres.Driver).Open(&driver.Config{DSN: url, Notify: notices.Add})
 		if err != nil {
 			t.Fatal(err)

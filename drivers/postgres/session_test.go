@@ -18,8 +18,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
@@ -565,7 +565,7 @@ func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 func TestKeysOfOneHashWaitForEachOtherAndANoticeSaysSo(t *testing.T) {
 	t.Parallel()
 	s := database(t)
-	var notices redlocktest.NoticeLog
+	var notices drivertest.NoticeLog
 	b, err := postgres.New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, s.URL()) },
 		&postgres.Options{Notify: notices.Add})
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/postgres"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
@@ -82,7 +82,7 @@ func TestWaitsBeyondTheirConnectionsPollAndSaySo(t *testing.T) {
 	t.Parallel()
 	s := database(t)
 	db := admin(t, s.URL())
-	var notices redlocktest.NoticeLog
+	var notices drivertest.NoticeLog
 	opened, err := new(postgres.Driver).Open(&driver.Config{
 		DSN:    s.URL() + "&max_conns=2",
 		Notify: notices.Add,

@@ -18,8 +18,8 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/redlock"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -158,7 +158,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 			}
 
 			// A client that reaches all nodes has a majority without it.
-			var notices redlocktest.NoticeLog
+			var notices drivertest.NoticeLog
 			b = c.all(&redlock.Options{Guard: -1, NodeTimeout: 5 * time.Second, Notify: notices.Add})
 			l := c.whenFree(b, "named all", time.Minute)
 			// It may answer after the others have formed a majority.
@@ -190,7 +190,7 @@ func TestANodeLeftOutForItsClockIsNamed(t *testing.T) {
 				}
 				return err == nil && found
 			})
-			redlocktest.Release(t, l)
+			drivertest.Release(t, l)
 		})
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/redlock"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -32,7 +32,7 @@ func TestNewServersVoteAtOnceWithBootstrap(t *testing.T) {
 		rounds = 1
 	}
 	for round := range rounds {
-		o := &redlocktest.NoticeLog{}
+		o := &drivertest.NoticeLog{}
 		prefix := fmt.Sprintf("%d:", round)
 		var late atomic.Bool
 		clients := make([]*redlock.Backend, 4)
@@ -70,7 +70,7 @@ func TestNewServersVoteWithinTheGuardWithoutBootstrap(t *testing.T) {
 	t.Parallel()
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
-	o := &redlocktest.NoticeLog{}
+	o := &drivertest.NoticeLog{}
 	b := f.quorum("", f.servers, 5, redlock.Options{Guard: guard, Notify: o.Add})
 	began := time.Now()
 	_, err := b.Acquire(context.Background(), ask("k", guard))
@@ -153,7 +153,7 @@ func TestWithANodeDownNobodyIsNew(t *testing.T) {
 	t.Parallel()
 	const guard = 3 * time.Second
 	f := newFleet(t, 5)
-	o := &redlocktest.NoticeLog{}
+	o := &drivertest.NoticeLog{}
 	b := f.quorum("", f.servers, 4, redlock.Options{Guard: guard, Bootstrap: true, Notify: o.Add})
 	_, err := f.answer(b, "k", guard)
 	if !errors.Is(err, driver.ErrRefused) {
@@ -413,7 +413,7 @@ func TestServersThatWereNeverUsedVoteAtOnce(t *testing.T) {
 			}
 		}
 	}
-	o := &redlocktest.NoticeLog{}
+	o := &drivertest.NoticeLog{}
 	strict := f.quorum("strict:", f.servers, 3, redlock.Options{StrictGuard: true, Notify: o.Add})
 	if _, err := f.answer(strict, "k", 20*time.Second); !errors.Is(err, driver.ErrRefused) {
 		t.Errorf("with strict_guard: %v", err)

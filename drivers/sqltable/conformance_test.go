@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
@@ -59,7 +60,7 @@ func TestStress(t *testing.T) {
 
 func (p *place) harness(t testing.TB) redlocktest.Harness {
 	const secret = "pw-s3cr3t"
-	var told redlocktest.NoticeLog
+	var told drivertest.NoticeLog
 	cfg := driver.Config{DSN: p.url, Notify: told.Add}
 	var h redlocktest.Harness
 	if p.server == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
 	"github.com/redlock-go/redlock/drivers/sqltable/pgtable"
@@ -203,7 +204,7 @@ func onMySQL(p *place) bool { return p.dialect == sqltable.MySQL }
 // onPostgres: a pooler refuses settings in the URL.
 func onPostgres(p *place) bool { return p.dialect == sqltable.Postgres && p.server == p.behind }
 
-func request(key string) *driver.Request { return redlocktest.NewRequest(key, time.Minute) }
+func request(key string) *driver.Request { return drivertest.NewRequest(key, time.Minute) }
 
 // must acquires.
 func must(t testing.TB, b driver.Backend, r *driver.Request) driver.Lease {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/sqltable"
 	"github.com/redlock-go/redlock/drivers/sqltable/mysql"
 	"github.com/redlock-go/redlock/drivers/sqltable/pgtable"
@@ -355,7 +356,7 @@ func brokenRepeat(t *testing.T, p *place) {
 		},
 	} {
 		t.Run(key, func(t *testing.T) {
-			redlocktest.Release(t, redlocktest.Grant(t, other, request(key))) // the row
+			drivertest.Release(t, drivertest.Grant(t, other, request(key))) // the row
 			var armed atomic.Bool
 			var n atomic.Int64
 			db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string, _ []sqldriver.NamedValue) (bool, error) {
@@ -370,11 +371,11 @@ func brokenRepeat(t *testing.T, p *place) {
 			}})
 			t.Cleanup(func() { _ = db.Close() })
 			b := p.on(t, db, &sqltable.Options{Table: p.table})
-			redlocktest.Release(t, redlocktest.Grant(t, b, request("other"))) // all is asked
+			drivertest.Release(t, drivertest.Grant(t, b, request("other"))) // all is asked
 			armed.Store(true)
-			_, err := b.Acquire(t.Context(), redlocktest.NewRequest(key, time.Hour))
+			_, err := b.Acquire(t.Context(), drivertest.NewRequest(key, time.Hour))
 			armed.Store(false)
-			if v := redlocktest.Verdict(err); v != "unknown" {
+			if v := drivertest.Verdict(err); v != "unknown" {
 				t.Errorf("Acquire is %s, not unknown: %v", v, err)
 			}
 			if errors.Is(fails(1, ""), tooMany{}) && (!errors.Is(err, tooMany{}) || strings.Count(err.Error(), p.dialect.String()) != 1) {
@@ -383,7 +384,7 @@ func brokenRepeat(t *testing.T, p *place) {
 			eventually(t, "the key is free", func() bool {
 				l, err := other.Acquire(t.Context(), request(key))
 				if err == nil {
-					redlocktest.Release(t, l)
+					drivertest.Release(t, l)
 				}
 				return err == nil
 			})
@@ -396,7 +397,7 @@ func brokenRepeat(t *testing.T, p *place) {
 // the lock until its TTL.
 func overtaken(t *testing.T, p *place) {
 	other := p.open(t)
-	redlocktest.Release(t, redlocktest.Grant(t, other, request("k"))) // the row
+	drivertest.Release(t, drivertest.Grant(t, other, request("k"))) // the row
 	var late func() int64
 	db := sql.OpenDB(&breaking{p.db.Driver(), p.dsn[1], func(query string, args []sqldriver.NamedValue) (bool, error) {
 		if !strings.Contains(query, "granted = ") || late != nil {
@@ -420,7 +421,7 @@ func overtaken(t *testing.T, p *place) {
 	b := p.on(t, db, &sqltable.Options{Table: p.table, CallTimeout: 3 * time.Second})
 	eventually(t, "the statement arrives in time", func() bool {
 		late = nil
-		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("k", time.Hour)))
+		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Hour)))
 		return late() > 0
 	})
 	eventually(t, "the key is free", func() bool {
@@ -534,11 +535,11 @@ func shortLeases(t *testing.T, p *place) {
 	b := p.open(t)
 	ready(t, b)
 	least := b.Info().MinTTL
-	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", least-1)); !errors.Is(err, driver.ErrInvalid) {
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", least-1)); !errors.Is(err, driver.ErrInvalid) {
 		t.Errorf("a TTL under %v: %v", least, err)
 	}
 	eventually(t, "a lease of the least TTL lasts until the call returns", func() bool {
-		l, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", least))
+		l, err := b.Acquire(t.Context(), drivertest.NewRequest("k", least))
 		return err == nil && time.Now().Before(l.Grant().Expires)
 	})
 }
@@ -772,9 +773,9 @@ func wrongClock(t *testing.T, p *place) {
 	b := p.on(t, db, &sqltable.Options{Table: p.table, Setup: true, CallTimeout: 30 * time.Second})
 	_ = must(t, b, request("k")).Release(t.Context()) // the table
 	clock("1700000000")
-	redlocktest.AwaitFinding(t, b, "clock-offset")
+	drivertest.AwaitFinding(t, b, "clock-offset")
 	clock("DEFAULT")
-	redlocktest.AwaitMended(t, b, "clock-offset")
+	drivertest.AwaitMended(t, b, "clock-offset")
 }
 
 // A cluster answers as a node of a MySQL cluster does: its setting is not that of the server.
@@ -829,15 +830,15 @@ func clusters(t *testing.T, p *place) {
 		b := backend(false)
 		_, err = b.Acquire(t.Context(), request("k"))
 		refusal(t, err, true, kind, "single_writer=true")
-		redlocktest.AwaitFinding(t, b, "refused")
+		drivertest.AwaitFinding(t, b, "refused")
 		if err := must(t, backend(true), request("k")).Release(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if kind == "Galera" {
 			b = backend(true)
-			redlocktest.AwaitFinding(t, b, "galera")
+			drivertest.AwaitFinding(t, b, "galera")
 			c.setting.Store(nil)
-			redlocktest.AwaitMended(t, b, "galera")
+			drivertest.AwaitMended(t, b, "galera")
 		}
 	}
 }
@@ -918,7 +919,7 @@ func urls(t *testing.T, p *place) {
 	const secret = "pw-c4n4ry"
 	const quick = "&call_timeout=1s"
 	_ = must(t, p.open(t), request("k")).Release(t.Context()) // the table
-	cases := map[string]redlocktest.URLCase{
+	cases := map[string]drivertest.URLCase{
 		"fine":              {URL: p.url + quick, Want: "granted"},
 		"another parameter": {URL: p.url + "&redlocktest=1", Want: "invalid"},
 		"too short a time":  {URL: p.url + "&call_timeout=1ns", Want: "invalid"},
@@ -926,8 +927,8 @@ func urls(t *testing.T, p *place) {
 		"no table's name":   {URL: strings.Replace(p.url, "table="+p.table, "table=a;b", 1), Want: "invalid"},
 	}
 	if p.server == nil {
-		cases["no folder"] = redlocktest.URLCase{URL: "sqlite:///no/such/folder/locks.db?setup=on", Want: "refused", Says: "/no/such/folder: file does not exist"}
-		redlocktest.RunURLs(t, p.driver, "", 1500*time.Millisecond, cases)
+		cases["no folder"] = drivertest.URLCase{URL: "sqlite:///no/such/folder/locks.db?setup=on", Want: "refused", Says: "/no/such/folder: file does not exist"}
+		drivertest.RunURLs(t, p.driver, "", 1500*time.Millisecond, cases)
 		return
 	}
 	url := withPassword(p.url, secret) + quick
@@ -936,9 +937,9 @@ func urls(t *testing.T, p *place) {
 	if err := refusing.Refuse(); err != nil {
 		t.Fatal(err)
 	}
-	cases["it is down"] = redlocktest.URLCase{URL: strings.Replace(url, p.server.Addr(), refusing.Addr(), 1), Want: "unknown"}
-	cases["it hangs"] = redlocktest.URLCase{URL: strings.Replace(url, p.server.Addr(), hung.Addr(), 1), Want: "unknown"}
-	cases["half an address"] = redlocktest.URLCase{URL: strings.Replace(url, p.server.Addr(), "[::1", 1), Want: "invalid"}
+	cases["it is down"] = drivertest.URLCase{URL: strings.Replace(url, p.server.Addr(), refusing.Addr(), 1), Want: "unknown"}
+	cases["it hangs"] = drivertest.URLCase{URL: strings.Replace(url, p.server.Addr(), hung.Addr(), 1), Want: "unknown"}
+	cases["half an address"] = drivertest.URLCase{URL: strings.Replace(url, p.server.Addr(), "[::1", 1), Want: "invalid"}
 	switch {
 	case p.dialect == sqltable.MySQL:
 		p.do(t, "CREATE USER carol@'%' IDENTIFIED BY '"+secret+"'")
@@ -946,22 +947,22 @@ func urls(t *testing.T, p *place) {
 		p.do(t, "SET GLOBAL read_only = 1") // for all but root
 		t.Cleanup(func() { p.do(t, "SET GLOBAL read_only = 0") })
 		carol := strings.Replace(url, "root:", "carol:", 1)
-		cases["a wrong password"] = redlocktest.URLCase{URL: strings.Replace(carol, secret, secret+"x", 1), Want: "refused", Says: "password"}
-		cases["an unknown user"] = redlocktest.URLCase{URL: strings.Replace(url, "root:", "nobody:", 1), Want: "refused", Says: "password"}
-		cases["it is read-only"] = redlocktest.URLCase{URL: carol, Want: "refused", Says: "read-only"}
-		cases["no database"] = redlocktest.URLCase{URL: strings.Replace(carol, "/test?", "/nothing?", 1), Want: "refused", Says: "database"}
+		cases["a wrong password"] = drivertest.URLCase{URL: strings.Replace(carol, secret, secret+"x", 1), Want: "refused", Says: "password"}
+		cases["an unknown user"] = drivertest.URLCase{URL: strings.Replace(url, "root:", "nobody:", 1), Want: "refused", Says: "password"}
+		cases["it is read-only"] = drivertest.URLCase{URL: carol, Want: "refused", Says: "read-only"}
+		cases["no database"] = drivertest.URLCase{URL: strings.Replace(carol, "/test?", "/nothing?", 1), Want: "refused", Says: "database"}
 	case p.server == p.behind:
 		p.do(t, "CREATE ROLE carol SUPERUSER LOGIN")
 		p.do(t, "ALTER ROLE carol SET default_transaction_read_only = on")
-		cases["it is read-only"] = redlocktest.URLCase{URL: strings.Replace(url, "postgres:", "carol:", 1), Want: "refused", Says: "read-only"}
-		cases["an unknown user"] = redlocktest.URLCase{URL: strings.Replace(url, "postgres:", "nobody:", 1), Want: "refused"}
+		cases["it is read-only"] = drivertest.URLCase{URL: strings.Replace(url, "postgres:", "carol:", 1), Want: "refused", Says: "read-only"}
+		cases["an unknown user"] = drivertest.URLCase{URL: strings.Replace(url, "postgres:", "nobody:", 1), Want: "refused"}
 	}
-	redlocktest.RunURLs(t, p.driver, secret, 1500*time.Millisecond, cases)
+	drivertest.RunURLs(t, p.driver, secret, 1500*time.Millisecond, cases)
 }
 
 // loss checks that a holder learns of a loss before another owner has the lock.
 func loss(t *testing.T, p *place) {
-	redlocktest.RunLoss(t, p.harness(t), time.Second, func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (redlocktest.Holder, error) {
+	drivertest.RunLoss(t, p.harness(t), time.Second, func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (drivertest.Holder, error) {
 		locks, err := dlock.New(b)
 		if err != nil {
 			return nil, err
@@ -1124,8 +1125,8 @@ func TestAWrongPasswordIsRefusedByPostgres(t *testing.T) {
 		case right && err != nil:
 			t.Error(err)
 		case right:
-			redlocktest.AwaitFinding(t, backend.(driver.Inspector), "synchronous-commit")
-			redlocktest.AwaitFinding(t, backend.(driver.Inspector), "fsync")
+			drivertest.AwaitFinding(t, backend.(driver.Inspector), "synchronous-commit")
+			drivertest.AwaitFinding(t, backend.(driver.Inspector), "fsync")
 		case !right:
 			refusal(t, err, true, "password")
 			if strings.Contains(fmt.Sprintf("%+v", err), canary) {
@@ -1154,8 +1155,8 @@ func TestTLSOfMySQL(t *testing.T) {
 		for {
 			l, err := b.Acquire(t.Context(), request("k"))
 			if err == nil {
-				redlocktest.AwaitFinding(t, b.(driver.Inspector), "replica")
-				redlocktest.AwaitFinding(t, b.(driver.Inspector), "innodb-flush-log")
+				drivertest.AwaitFinding(t, b.(driver.Inspector), "replica")
+				drivertest.AwaitFinding(t, b.(driver.Inspector), "innodb-flush-log")
 				return l.Release(t.Context())
 			}
 			if !errors.Is(err, driver.ErrHeld) {

@@ -11,6 +11,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
@@ -106,7 +107,7 @@ func TestConformance(t *testing.T) {
 	}
 	g := server.ZooKeeper(t, count)
 	const secret = "pw-s3cr3t" // the nodes are then those of this user
-	var notices redlocktest.NoticeLog
+	var notices drivertest.NoticeLog
 	cfg := driver.Config{Prefix: "app:", Notify: notices.Add}
 	look := func(f func(*zk.Conn) error) error {
 		c, err := connect(g.Addrs())

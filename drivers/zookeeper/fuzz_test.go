@@ -11,8 +11,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
-	"github.com/redlock-go/redlock/redlocktest"
 )
 
 // What FuzzStored overwrites.
@@ -51,16 +51,16 @@ func FuzzStored(f *testing.F) {
 		path := "/fuzz-" + rand.Text()
 		url := "zk://" + g.Addrs()[0] + path + "?call_timeout=1m"
 		a, b := open(t, url), open(t, url)
-		before := redlocktest.Grant(t, a, redlocktest.NewRequest("k", time.Minute))
+		before := drivertest.Grant(t, a, drivertest.NewRequest("k", time.Minute))
 		dir := a.Path("k")
 		set := func(node string) {
-			redlocktest.Known(t, func() error {
+			drivertest.Known(t, func() error {
 				_, err := c.Set(node, []byte(text), -1)
 				return err
 			})
 		}
 		entries := func() (names []string) {
-			redlocktest.Known(t, func() (err error) {
+			drivertest.Known(t, func() (err error) {
 				names, _, err = c.Children(dir)
 				return err
 			})
@@ -72,7 +72,7 @@ func FuzzStored(f *testing.F) {
 		const above = "dlock1 "
 		switch what % overwrite {
 		case theMark:
-			redlocktest.Release(t, before)
+			drivertest.Release(t, before)
 			set(path + "/.dlock")
 			advance, _, _ := strings.Cut(strings.TrimPrefix(text, above), " ")
 			us, err := strconv.ParseUint(advance, 10, 64)
@@ -80,7 +80,7 @@ func FuzzStored(f *testing.F) {
 			tokensOver(t, b, max(before.Grant().Fence, min(us, driver.MaxFence-1)), ours, ours && us < 1e15 && strings.HasSuffix(text, " 0"))
 			return
 		case theCounter:
-			redlocktest.Release(t, before)
+			drivertest.Release(t, before)
 			set(dir)
 			n, err := strconv.ParseUint(strings.TrimPrefix(text, above), 10, 64)
 			ours := strings.HasPrefix(text, above) && err == nil
@@ -89,9 +89,9 @@ func FuzzStored(f *testing.F) {
 		case ownEntry:
 			set(dir + "/" + entries()[0])
 		case anEntry:
-			redlocktest.Release(t, before)
+			drivertest.Release(t, before)
 			// With FlagSequence, an entry made by a lost answer would be joined by a second one.
-			redlocktest.Known(t, func() error {
+			drivertest.Known(t, func() error {
 				_, err := c.Create(dir+"/x"+zookeeper.Escape(text)+"0000000009", []byte(text), 0, zk.WorldACL(zk.PermAll))
 				if errors.Is(err, zk.ErrNodeExists) {
 					return nil
@@ -102,18 +102,18 @@ func FuzzStored(f *testing.F) {
 		children := entries()
 		_, shared := zookeeper.ParseQueue(children)
 		for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-			req := redlocktest.NewRequest("k", time.Minute)
+			req := drivertest.NewRequest("k", time.Minute)
 			req.Mode = mode
-			l, err := redlocktest.Acquire(t, b, req)
+			l, err := drivertest.Acquire(t, b, req)
 			switch both := shared[0] && mode == driver.Shared; {
 			case both && err == nil:
-				redlocktest.Release(t, l)
+				drivertest.Release(t, l)
 			case both, !errors.Is(err, driver.ErrHeld):
 				t.Errorf("Acquire beside %q (%v): %v", children, mode, err)
 			}
 		}
 		var s *driver.State
-		redlocktest.Known(t, func() (err error) {
+		drivertest.Known(t, func() (err error) {
 			s, err = b.Lookup(t.Context(), "k")
 			return err
 		})
@@ -123,8 +123,8 @@ func FuzzStored(f *testing.F) {
 		if f := s.Holders[0].Fence; f == 0 || f > driver.MaxFence || s.Holders[0].Owner == "" {
 			t.Errorf("the holder is %+v", s.Holders[0])
 		}
-		redlocktest.Known(t, func() error { return b.List(t.Context(), "", func(*driver.State) bool { return true }) })
-		redlocktest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0]) })
+		drivertest.Known(t, func() error { return b.List(t.Context(), "", func(*driver.State) bool { return true }) })
+		drivertest.Known(t, func() error { return b.Break(t.Context(), "k", s.Holders[0]) })
 		tokensOver(t, b, before.Grant().Fence, true, true)
 	})
 }
@@ -133,7 +133,7 @@ func FuzzStored(f *testing.F) {
 // and must that it must be.
 func tokensOver(t *testing.T, b driver.Backend, last uint64, may, must bool) {
 	for range 2 {
-		l, err := redlocktest.Acquire(t, b, redlocktest.NewRequest("k", time.Minute))
+		l, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute))
 		switch {
 		case err != nil && (must || !errors.Is(err, driver.ErrRefused)):
 			t.Errorf("Acquire: %v", err)
@@ -146,6 +146,6 @@ func tokensOver(t *testing.T, b driver.Backend, last uint64, may, must bool) {
 			return
 		}
 		last = l.Grant().Fence
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -58,15 +58,15 @@ func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
 	var wg sync.WaitGroup
 	for i, l := range lost {
 		wg.Go(func() {
-			r := redlocktest.NewRequest(fmt.Sprint("lost/", i), time.Minute)
+			r := drivertest.NewRequest(fmt.Sprint("lost/", i), time.Minute)
 			r.Wait = true
-			next := redlocktest.Grant(t, others, r)
+			next := drivertest.Grant(t, others, r)
 			select {
 			case <-l.Done():
 			default:
 				t.Errorf("%s is another's, and its holder does not know it", l.Key())
 			}
-			redlocktest.Release(t, next)
+			drivertest.Release(t, next)
 		})
 	}
 	wg.Wait()

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
 
@@ -110,7 +110,7 @@ func TestAHostileServerEndsNothing(t *testing.T) {
 				}
 			}()
 			b := open(t, "zk://"+l.Addr().String()+"?call_timeout=300ms")
-			if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("k", 2*time.Second)); redlocktest.Verdict(err) != "unknown" {
+			if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", 2*time.Second)); drivertest.Verdict(err) != "unknown" {
 				t.Errorf("Acquire: %v", err)
 			}
 		})
@@ -140,7 +140,7 @@ func TestWaitsLeaveFewWatches(t *testing.T) {
 	way := fault.NewProxy(t, g.Addrs()[0])
 	path := "/" + t.Name()
 	b := open(t, "zk://"+way.Addr()+path+"?call_timeout=30s")
-	held := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 2*time.Minute))
+	held := drivertest.Grant(t, b, drivertest.NewRequest("k", 2*time.Minute))
 	var watches atomic.Int64 // that are asked for: getData is request 4, and ends with a byte for the watch
 	way.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
 		if n := len(chunk); n > 12 && binary.BigEndian.Uint32(chunk[8:]) == 4 && chunk[n-1] == 1 {
@@ -149,7 +149,7 @@ func TestWaitsLeaveFewWatches(t *testing.T) {
 		return len(chunk), fault.Pass
 	})
 	for range 30 {
-		r := redlocktest.NewRequest("k", 2*time.Minute)
+		r := drivertest.NewRequest("k", 2*time.Minute)
 		r.Wait = true
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 		_, err := b.Acquire(ctx, r)
@@ -161,16 +161,16 @@ func TestWaitsLeaveFewWatches(t *testing.T) {
 	if n := watches.Load(); n > 10 { // one, and those for entries of waits that ended just before
 		t.Errorf("30 waits that ended left %d watches", n)
 	}
-	next := redlocktest.NewRequest("k", 2*time.Minute)
+	next := drivertest.NewRequest("k", 2*time.Minute)
 	next.Wait = true
-	waiting := redlocktest.Waiter(t, b, next)
-	redlocktest.AwaitWaiters(t, b, "k", 1)
+	waiting := drivertest.Waiter(t, b, next)
+	drivertest.AwaitWaiters(t, b, "k", 1)
 	for range 3 {
 		way.CutAll() // the library connects again, with the session and without watches
-		redlocktest.Renew(t, held, 2*time.Minute)
+		drivertest.Renew(t, held, 2*time.Minute)
 	}
-	redlocktest.Release(t, held)
+	drivertest.Release(t, held)
 	if l := <-waiting; l != nil {
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 }

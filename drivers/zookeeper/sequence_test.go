@@ -15,8 +15,8 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
-	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -61,8 +61,8 @@ func TestSequenceNumbersEnd(t *testing.T) {
 	g := server.ZooKeeper(t, 1, func(c *server.Config) { c.Dir = dir }, server.WithArgs("-Dzookeeper.digest.enabled=false"))
 	b := open(t, "zk://"+g.Addrs()[0]+"?call_timeout=30s")
 	const ttl = 2 * time.Minute
-	first := redlocktest.Grant(t, b, redlocktest.NewRequest("k", ttl))
-	redlocktest.Release(t, first)
+	first := drivertest.Grant(t, b, drivertest.NewRequest("k", ttl))
+	drivertest.Release(t, first)
 	must(t, g.Kill())
 	must(t, g.Start()) // writes a snapshot
 	must(t, g.Kill())
@@ -80,12 +80,12 @@ func TestAContainerThatHadManyEntries(t *testing.T) {
 	b.SetEntries(20, 22)
 	var before uint64
 	for range 25 {
-		l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 2*time.Minute))
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", 2*time.Minute))
 		if l.Grant().Fence <= before {
 			t.Errorf("token %d after %d", l.Grant().Fence, before)
 		}
 		before = l.Grant().Fence
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 	c := client(t, g)
 	for range 22 {
@@ -103,7 +103,7 @@ func endsAndGoesOn(t *testing.T, g *server.Group, b *zookeeper.Backend, before u
 	theirs, err := c.Create(b.Path("k")+"/_c_0b2c4d6e-1111-4222-8333-abcdefabcdef-lock-", nil, zk.FlagEphemeral|zk.FlagSequence, zk.WorldACL(zk.PermAll))
 	must(t, err)
 	for _, wait := range []bool{false, true} {
-		r := redlocktest.NewRequest("k", ttl)
+		r := drivertest.NewRequest("k", ttl)
 		r.Wait = wait
 		if _, err := b.Acquire(t.Context(), r); !errors.Is(err, driver.ErrRefused) || !strings.Contains(err.Error(), "2^31") {
 			t.Errorf("an entry at the end (wait: %v): %v", wait, err)
@@ -111,24 +111,24 @@ func endsAndGoesOn(t *testing.T, g *server.Group, b *zookeeper.Backend, before u
 	}
 	must(t, c.Delete(theirs, -1))
 	for range 2 {
-		l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", ttl))
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", ttl))
 		if l.Grant().Fence <= before {
 			t.Errorf("token %d after %d", l.Grant().Fence, before)
 		}
 		before = l.Grant().Fence
 		for range 2 {
-			if _, err := redlocktest.Acquire(t, b, redlocktest.NewRequest("k", ttl)); redlocktest.Verdict(err) != "held" {
+			if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", ttl)); drivertest.Verdict(err) != "held" {
 				t.Errorf("beside the holder: %v", err)
 			}
 		}
-		waiting := redlocktest.NewRequest("k", ttl)
+		waiting := drivertest.NewRequest("k", ttl)
 		waiting.Wait = true
-		next := redlocktest.Waiter(t, b, waiting)
-		redlocktest.AwaitWaiters(t, b, "k", 1)
-		redlocktest.Release(t, l)
+		next := drivertest.Waiter(t, b, waiting)
+		drivertest.AwaitWaiters(t, b, "k", 1)
+		drivertest.Release(t, l)
 		if l := <-next; l != nil {
 			before = max(before, l.Grant().Fence)
-			redlocktest.Release(t, l)
+			drivertest.Release(t, l)
 		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/zookeeper"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
@@ -149,36 +150,36 @@ func TestTheLeaderFails(t *testing.T) {
 		{"stopped", (*server.Server).Pause, (*server.Server).Resume},
 	} {
 		failing := leader(t, g)
-		redlocktest.RunFailover(t, a, b, f.name, ttl, func() error { return f.fail(failing) }, func() error { return f.mend(failing) })
+		drivertest.RunFailover(t, a, b, f.name, ttl, func() error { return f.fail(failing) }, func() error { return f.mend(failing) })
 	}
 	alone := slices.Index(g.Nodes, leader(t, g))
 	minority := open(t, "zk://"+g.Nodes[alone].Addr()+"?call_timeout=500ms")
-	redlocktest.RunMinority(t, minority, b, "cut off", 3*time.Second, func() error {
+	drivertest.RunMinority(t, minority, b, "cut off", 3*time.Second, func() error {
 		return between.isolate(alone, (*fault.Proxy).Pause)
 	}, func() error {
-		redlocktest.AwaitFinding(t, b, "read-only")
+		drivertest.AwaitFinding(t, b, "read-only")
 		return between.isolate(alone, (*fault.Proxy).Resume)
 	})
-	redlocktest.AwaitFinding(t, minority, "one-address")
+	drivertest.AwaitFinding(t, minority, "one-address")
 
 	b = open(t, "zk://"+strings.Join(g.Addrs(), ",")+"?call_timeout=500ms")
-	held := redlocktest.Grant(t, b, redlocktest.NewRequest("held", 10*time.Minute))
+	held := drivertest.Grant(t, b, drivertest.NewRequest("held", 10*time.Minute))
 	for _, s := range g.Nodes[:2] {
 		must(t, s.Kill())
 	}
-	if _, err := b.Acquire(t.Context(), redlocktest.NewRequest("free", ttl)); redlocktest.Verdict(err) != "unknown" {
+	if _, err := b.Acquire(t.Context(), drivertest.NewRequest("free", ttl)); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Acquire: %v", err)
 	}
-	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: ttl}); redlocktest.Verdict(err) != "unknown" {
+	if _, err := held.Renew(t.Context(), &driver.Renewal{TTL: ttl}); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Renew: %v", err)
 	}
-	if err := held.Release(t.Context()); redlocktest.Verdict(err) != "unknown" {
+	if err := held.Release(t.Context()); drivertest.Verdict(err) != "unknown" {
 		t.Errorf("Release: %v", err)
 	}
 	must(t, g.Start())
-	next := redlocktest.NewRequest("held", ttl)
+	next := drivertest.NewRequest("held", ttl)
 	next.Wait = true // the release goes on by itself
-	redlocktest.Release(t, redlocktest.Grant(t, b, next))
+	drivertest.Release(t, drivertest.Grant(t, b, next))
 }
 
 // TestLossIsToldBeforeTheLockIsAnothers, whether the holder is cut off or its lock is broken.
@@ -187,7 +188,7 @@ func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for leases to end")
 	}
-	redlocktest.RunLoss(t, harness(single(t), driver.Config{}, ""), 2*time.Second, func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (redlocktest.Holder, error) {
+	drivertest.RunLoss(t, harness(single(t), driver.Config{}, ""), 2*time.Second, func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (drivertest.Holder, error) {
 		locks, err := dlock.New(b)
 		if err != nil {
 			return nil, err
@@ -210,12 +211,12 @@ func TestOutagesAndMisuseAreToldApart(t *testing.T) {
 	url := func(user, password, addr string) string {
 		return "zk://" + user + ":" + password + "@" + addr + "/secured?call_timeout=1s"
 	}
-	redlocktest.Release(t, redlocktest.Grant(t, open(t, url("app", secret, s.Addr())), redlocktest.NewRequest("k", 5*time.Second)))
+	drivertest.Release(t, drivertest.Grant(t, open(t, url("app", secret, s.Addr())), drivertest.NewRequest("k", 5*time.Second)))
 	if _, err := client(t, single(t)).Create("/readonly", nil, 0, zk.WorldACL(zk.PermRead)); err != nil && !errors.Is(err, zk.ErrNodeExists) {
 		t.Fatal(err)
 	}
 	bad := "zk://app:" + secret + "@" + s.Addr()
-	redlocktest.RunURLs(t, zookeeper.Driver{}, secret, 1500*time.Millisecond, map[string]redlocktest.URLCase{
+	drivertest.RunURLs(t, zookeeper.Driver{}, secret, 1500*time.Millisecond, map[string]drivertest.URLCase{
 		"fine":               {URL: url("app", secret, s.Addr()), Want: "granted"},
 		"a wrong password":   {URL: url("app", secret+"x", s.Addr()), Want: "refused"},
 		"an unknown user":    {URL: url("nobody", secret, s.Addr()), Want: "refused"},
@@ -243,13 +244,13 @@ func TestGoZooKeepersLockExcludesOurs(t *testing.T) {
 	const key, ttl = "theirs", 2 * time.Minute
 	b := open(t, "zk://"+g.Addrs()[0]+"?call_timeout=1m")
 	for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-		ask := func() *driver.Request { r := redlocktest.NewRequest(key, ttl); r.Mode = mode; return r }
-		ours := redlocktest.Grant(t, b, ask())
+		ask := func() *driver.Request { r := drivertest.NewRequest(key, ttl); r.Mode = mode; return r }
+		ours := drivertest.Grant(t, b, ask())
 		theirs := zk.NewLock(c, b.Path(key), zk.WorldACL(zk.PermAll))
 		got := make(chan error, 1)
 		go func() { got <- theirs.Lock() }()
-		redlocktest.AwaitWaiters(t, b, key, 1)
-		if _, err := redlocktest.Acquire(t, b, redlocktest.NewRequest(key, ttl)); redlocktest.Verdict(err) != "held" {
+		drivertest.AwaitWaiters(t, b, key, 1)
+		if _, err := drivertest.Acquire(t, b, drivertest.NewRequest(key, ttl)); drivertest.Verdict(err) != "held" {
 			t.Errorf("%v: another of ours behind theirs: %v", mode, err)
 		}
 		select {
@@ -257,20 +258,20 @@ func TestGoZooKeepersLockExcludesOurs(t *testing.T) {
 			t.Errorf("%v: theirs was granted beside ours: %v", mode, err)
 		default:
 		}
-		redlocktest.Release(t, ours)
+		drivertest.Release(t, ours)
 		must(t, <-got)
-		if _, err := redlocktest.Acquire(t, b, ask()); redlocktest.Verdict(err) != "held" {
+		if _, err := drivertest.Acquire(t, b, ask()); drivertest.Verdict(err) != "held" {
 			t.Errorf("%v: ours beside theirs: %v", mode, err)
 		}
-		waiting := redlocktest.Waiter(t, b, ask())
-		redlocktest.AwaitWaiters(t, b, key, 1)
+		waiting := drivertest.Waiter(t, b, ask())
+		drivertest.AwaitWaiters(t, b, key, 1)
 		s, err := b.Lookup(t.Context(), key)
 		if err != nil || len(s.Holders) != 1 || s.Mode != driver.Exclusive || s.Holders[0].Fence == 0 || s.Holders[0].Owner == "" {
 			t.Errorf("%v: theirs is seen as %+v, %v", mode, s, err)
 		}
 		must(t, theirs.Unlock())
 		if l := <-waiting; l != nil {
-			redlocktest.Release(t, l)
+			drivertest.Release(t, l)
 		}
 	}
 }
@@ -284,7 +285,7 @@ func TestAnEntryThatCameMeanwhileExcludesOurs(t *testing.T) {
 	way := fault.NewProxy(t, g.Addrs()[0])
 	b := open(t, "zk://"+way.Addr()+"?call_timeout=30s")
 	const key, ttl = "meanwhile", 30 * time.Second
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest(key, ttl))) // it has a container
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest(key, ttl))) // it has a container
 	var armed atomic.Bool
 	made := make(chan string, 1)
 	way.Judge(fault.ToServer, func(_ int64, chunk []byte) (int, fault.Action) {
@@ -298,14 +299,14 @@ func TestAnEntryThatCameMeanwhileExcludesOurs(t *testing.T) {
 		return len(chunk), fault.Pass
 	})
 	armed.Store(true)
-	if _, err := redlocktest.Acquire(t, b, redlocktest.NewRequest(key, ttl)); redlocktest.Verdict(err) != "held" {
+	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest(key, ttl)); drivertest.Verdict(err) != "held" {
 		t.Errorf("ours behind theirs: %v", err)
 	}
 	must(t, c.Delete(<-made, -1))
 	armed.Store(true)
-	waiting := redlocktest.Waiter(t, b, redlocktest.NewRequest(key, ttl))
+	waiting := drivertest.Waiter(t, b, drivertest.NewRequest(key, ttl))
 	theirs := <-made
-	redlocktest.AwaitWaiters(t, b, key, 1)
+	drivertest.AwaitWaiters(t, b, key, 1)
 	select {
 	case <-waiting:
 		t.Error("a waiter of ours was granted beside theirs")
@@ -314,7 +315,7 @@ func TestAnEntryThatCameMeanwhileExcludesOurs(t *testing.T) {
 	}
 	must(t, c.Delete(theirs, -1))
 	if l := <-waiting; l != nil {
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 }
 
@@ -366,17 +367,17 @@ func TestCuratorsLocksExcludeOurs(t *testing.T) {
 			}
 			return curatorOrder(children, names.shared, names.exclusive)
 		}
-		ours := redlocktest.Grant(t, b, redlocktest.NewRequest(key, ttl))
+		ours := drivertest.Grant(t, b, drivertest.NewRequest(key, ttl))
 		theirs := enter(names.exclusive)
 		if queue := order(); len(queue) != 2 || !strings.HasSuffix(theirs, queue[1]) {
 			t.Errorf("%s: Curator's rule grants its lock beside ours: %q is not the second of %q", recipe, theirs, queue)
 		}
-		redlocktest.Release(t, ours)
+		drivertest.Release(t, ours)
 		for _, ours := range []*zookeeper.Backend{b, plain} {
 			for _, mode := range []driver.Mode{driver.Exclusive, driver.Shared} {
-				r := redlocktest.NewRequest(key, ttl)
+				r := drivertest.NewRequest(key, ttl)
 				r.Mode = mode
-				_, err := redlocktest.Acquire(t, ours, r)
+				_, err := drivertest.Acquire(t, ours, r)
 				if he := (*driver.HeldError)(nil); !errors.As(err, &he) || he.Holder != "10.0.0.7" {
 					t.Errorf("%s: ours (%v) beside Curator's: %v", recipe, mode, err)
 				}
@@ -387,10 +388,10 @@ func TestCuratorsLocksExcludeOurs(t *testing.T) {
 			continue
 		}
 		reader := enter(names.shared)
-		shared := redlocktest.NewRequest(key, ttl)
+		shared := drivertest.NewRequest(key, ttl)
 		shared.Mode = driver.Shared
-		beside := redlocktest.Grant(t, b, shared)
-		if _, err := redlocktest.Acquire(t, b, redlocktest.NewRequest(key, ttl)); redlocktest.Verdict(err) != "held" {
+		beside := drivertest.Grant(t, b, shared)
+		if _, err := drivertest.Acquire(t, b, drivertest.NewRequest(key, ttl)); drivertest.Verdict(err) != "held" {
 			t.Errorf("a writer of ours beside Curator's reader: %v", err)
 		}
 		must(t, c.Delete(reader, -1))
@@ -399,14 +400,14 @@ func TestCuratorsLocksExcludeOurs(t *testing.T) {
 			t.Errorf("Curator's writer %q is not the second, behind our reader: %q", writer, queue)
 		}
 		must(t, c.Delete(writer, -1))
-		redlocktest.Release(t, beside)
-		ours = redlocktest.Grant(t, b, redlocktest.NewRequest(key, ttl))
+		drivertest.Release(t, beside)
+		ours = drivertest.Grant(t, b, drivertest.NewRequest(key, ttl))
 		reader = enter(names.shared)
 		if queue := order(); !strings.HasSuffix(reader, queue[1]) || !strings.Contains(queue[0], names.exclusive) {
 			t.Errorf("Curator's reader %q does not see our writer before it: %q", reader, queue)
 		}
 		must(t, c.Delete(reader, -1))
-		redlocktest.Release(t, ours)
+		drivertest.Release(t, ours)
 	}
 }
 
@@ -498,12 +499,12 @@ func TestTokensOutliveAContainer(t *testing.T) {
 	last := uint64(0)
 	take := func(b driver.Backend, what string) {
 		t.Helper()
-		l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", ttl))
+		l := drivertest.Grant(t, b, drivertest.NewRequest("k", ttl))
 		if l.Grant().Fence <= last {
 			t.Errorf("%s: token %d after %d", what, l.Grant().Fence, last)
 		}
 		last = l.Grant().Fence
-		redlocktest.Release(t, l)
+		drivertest.Release(t, l)
 	}
 	take(b, "the first")
 	must(t, c.Delete(b.Path("k"), -1))
@@ -525,7 +526,7 @@ func TestTokensOutliveAContainer(t *testing.T) {
 	// Another program's container is left alone.
 	_, err = c.Create(b.Path("foreign"), []byte("config"), 0, zk.WorldACL(zk.PermAll))
 	must(t, err)
-	if _, err := redlocktest.Acquire(t, b, redlocktest.NewRequest("foreign", ttl)); redlocktest.Verdict(err) != "refused" {
+	if _, err := drivertest.Acquire(t, b, drivertest.NewRequest("foreign", ttl)); drivertest.Verdict(err) != "refused" {
 		t.Errorf("a node with another program's data: %v", err)
 	}
 }
@@ -539,7 +540,7 @@ func TestOneCallerWritesTheMarker(t *testing.T) {
 	path := "/marker-" + rand.Text() // nobody else writes its marker
 	url := "zk://" + g.Addrs()[0] + path + "?call_timeout=30s"
 	take := func(b driver.Backend, key string) {
-		redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest(key, 30*time.Second)))
+		drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest(key, 30*time.Second)))
 	}
 	take(open(t, url), "k") // makes the marker
 	_, before, err := c.Get(path + "/.dlock")
@@ -563,23 +564,23 @@ func TestTTLsAreThoseThatTheServersCanKeep(t *testing.T) {
 	t.Parallel()
 	g := server.ZooKeeper(t, 1, server.WithSetting("minSessionTimeout", "3000"), server.WithSetting("maxSessionTimeout", "8000"))
 	b := open(t, urlOf(g))
-	short := redlocktest.Grant(t, b, redlocktest.NewRequest("short", time.Second))
+	short := drivertest.Grant(t, b, drivertest.NewRequest("short", time.Second))
 	if left := time.Until(short.Grant().Expires); left > time.Second {
 		t.Errorf("a lease of 1 s lasts for %v", left)
 	}
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("k", 6*time.Second))
+	l := drivertest.Grant(t, b, drivertest.NewRequest("k", 6*time.Second))
 	if left := time.Until(l.Grant().Expires); left > 6*time.Second {
 		t.Errorf("a lease of 6 s lasts for %v", left)
 	}
-	redlocktest.AwaitFinding(t, b, "session-timeout")
-	_, err := redlocktest.Acquire(t, b, redlocktest.NewRequest("long", 10*time.Second))
-	if redlocktest.Verdict(err) != "refused" || !strings.Contains(err.Error(), "maxSessionTimeout") || !strings.Contains(err.Error(), "6s") {
+	drivertest.AwaitFinding(t, b, "session-timeout")
+	_, err := drivertest.Acquire(t, b, drivertest.NewRequest("long", 10*time.Second))
+	if drivertest.Verdict(err) != "refused" || !strings.Contains(err.Error(), "maxSessionTimeout") || !strings.Contains(err.Error(), "6s") {
 		t.Errorf("a TTL of 10 s: %v", err)
 	}
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: 10 * time.Second}); redlocktest.Verdict(err) == "granted" || redlocktest.Verdict(err) == "lost" && time.Now().Before(l.Grant().Expires) {
+	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: 10 * time.Second}); drivertest.Verdict(err) == "granted" || drivertest.Verdict(err) == "lost" && time.Now().Before(l.Grant().Expires) {
 		t.Errorf("a renewal with a TTL of 10 s: %v", err)
 	}
-	redlocktest.Release(t, l)
+	drivertest.Release(t, l)
 }
 
 // TestSessionsAreFew: many locks of a few TTLs use few connections, and Close ends them.
@@ -591,12 +592,12 @@ func TestSessionsAreFew(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for j := range 10 {
-				l, err := redlocktest.Acquire(t, b, redlocktest.NewRequest(fmt.Sprint(i), 30*time.Second+time.Duration(j)*time.Millisecond))
+				l, err := drivertest.Acquire(t, b, drivertest.NewRequest(fmt.Sprint(i), 30*time.Second+time.Duration(j)*time.Millisecond))
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				redlocktest.Release(t, l)
+				drivertest.Release(t, l)
 			}
 		})
 	}
@@ -618,14 +619,14 @@ func TestCloseCleansUpAsLongAsTheServersAnswer(t *testing.T) {
 	path := "/" + t.Name()
 	way := fault.NewProxy(t, g.Addrs()[0])
 	b := open(t, "zk://"+way.Addr()+path+"?call_timeout=1s")
-	_, err := redlocktest.Acquire(t, b, redlocktest.NewRequest("k", time.Minute))
+	_, err := drivertest.Acquire(t, b, drivertest.NewRequest("k", time.Minute))
 	must(t, err)
 	const waiters = 30
 	var wg sync.WaitGroup
 	for range waiters {
 		wg.Go(func() {
 			for err := error(nil); !errors.Is(err, driver.ErrClosed); { // a busy machine may answer late
-				req := redlocktest.NewRequest("k", time.Minute)
+				req := drivertest.NewRequest("k", time.Minute)
 				req.Wait = true
 				l, got := b.Acquire(t.Context(), req)
 				if err = got; err == nil {
@@ -670,7 +671,7 @@ func TestNoSessionEndsUnderARelease(t *testing.T) {
 	way := fault.NewProxy(t, g.Addrs()[0])
 	b := open(t, "zk://"+way.Addr()+"?call_timeout=30s")
 	b.SetLongestIdle(idle)
-	l := redlocktest.Grant(t, b, redlocktest.NewRequest("over", time.Second))
+	l := drivertest.Grant(t, b, drivertest.NewRequest("over", time.Second))
 	for { // until the driver has deleted the entry
 		children, _, changed, err := c.ChildrenW(b.Path("over"))
 		must(t, err)
@@ -697,15 +698,15 @@ func TestARenewalWithALongerTTLTakesTheSessionUp(t *testing.T) {
 	g := single(t)
 	b := open(t, urlOf(g))
 	const ttl = 30 * time.Second
-	l, other := redlocktest.Grant(t, b, redlocktest.NewRequest("longer", ttl)), redlocktest.Grant(t, b, redlocktest.NewRequest("other", ttl))
+	l, other := drivertest.Grant(t, b, drivertest.NewRequest("longer", ttl)), drivertest.Grant(t, b, drivertest.NewRequest("other", ttl))
 	start := time.Now()
-	redlocktest.Renew(t, l, 3*time.Minute)
+	drivertest.Renew(t, l, 3*time.Minute)
 	if least := start.Add(2 * time.Minute); l.Grant().Expires.Before(least) {
 		t.Errorf("a renewal with three minutes gives %v", l.Grant().Expires.Sub(start))
 	}
-	redlocktest.Renew(t, other, ttl)
-	redlocktest.Release(t, l)
-	redlocktest.Release(t, other)
+	drivertest.Renew(t, other, ttl)
+	drivertest.Release(t, l)
+	drivertest.Release(t, other)
 }
 
 // TestTLS: a server that asks for TLS is served, and one with another authority is not trusted.
@@ -715,11 +716,11 @@ func TestTLS(t *testing.T) {
 	s := g.Nodes[0]
 	cert, key := s.ClientCert()
 	url := "zks://" + s.Addr() + "?call_timeout=3s&ca=" + s.CAFile() + "&cert=" + cert + "&key=" + key
-	redlocktest.Release(t, redlocktest.Grant(t, open(t, url), redlocktest.NewRequest("k", 30*time.Second)))
+	drivertest.Release(t, drivertest.Grant(t, open(t, url), drivertest.NewRequest("k", 30*time.Second)))
 	distrustful := open(t, "zks://"+s.Addr()+"?call_timeout=3s")
 	for t.Context().Err() == nil {
-		_, err := distrustful.Acquire(t.Context(), redlocktest.NewRequest("k", 30*time.Second))
-		if redlocktest.Verdict(err) != "unknown" {
+		_, err := distrustful.Acquire(t.Context(), drivertest.NewRequest("k", 30*time.Second))
+		if drivertest.Verdict(err) != "unknown" {
 			t.Errorf("without the authority: %v", err)
 			return
 		}
@@ -735,7 +736,7 @@ func TestTLS(t *testing.T) {
 func TestCheckFailsWhileNoServerAnswers(t *testing.T) {
 	link := fault.NewProxy(t, single(t).Addrs()[0])
 	b := open(t, "zk://"+link.Addr()+"?call_timeout=5s")
-	redlocktest.AwaitFinding(t, b, "few-members") // it is connected
+	drivertest.AwaitFinding(t, b, "few-members") // it is connected
 	link.Pause()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -755,9 +756,9 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	closed := fault.NewProxy(t, g.Addrs()[0])
 	must(t, closed.Refuse())
 	b := open(t, "zk://"+g.Addrs()[0]+","+closed.Addr()+"?call_timeout=5s")
-	redlocktest.Release(t, redlocktest.Grant(t, b, redlocktest.NewRequest("checked", 5*time.Second)))
+	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("checked", 5*time.Second)))
 	for _, code := range []string{"version", "few-members", "member-unreachable"} {
-		redlocktest.AwaitFinding(t, b, code)
+		drivertest.AwaitFinding(t, b, code)
 	}
 
 	c := client(t, g)
@@ -768,17 +769,17 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		must(t, err)
 	}
 	members(zk.DigestACL(zk.PermRead, "nobody", "else"))
-	redlocktest.AwaitFinding(t, b, "members-unknown")
+	drivertest.AwaitFinding(t, b, "members-unknown")
 	members(zk.WorldACL(zk.PermRead))
-	redlocktest.AwaitMended(t, b, "members-unknown")
+	drivertest.AwaitMended(t, b, "members-unknown")
 
 	lost := newLeaderless(t, g.Addrs()[0])
 	b = open(t, "zk://"+g.Addrs()[0]+","+lost.addr+"?call_timeout=5s")
-	if f := redlocktest.AwaitFinding(t, b, "no-leader"); f.Node != lost.addr {
+	if f := drivertest.AwaitFinding(t, b, "no-leader"); f.Node != lost.addr {
 		t.Errorf("another member than %s has no leader: %+v", lost.addr, f)
 	}
 	lost.found.Store(true)
-	redlocktest.AwaitMended(t, b, "no-leader")
+	drivertest.AwaitMended(t, b, "no-leader")
 }
 
 // A leaderless member answers as ZooKeeper does while it looks for a leader: it serves no

@@ -361,7 +361,7 @@ func sharedWithProcesses(ctx context.Context, url string) (shared bool, err erro
 		}
 		var no *driver.RefusedError
 		temporary := errors.As(err, &no) && no.RetryAfter > 0
-		if redlocktest.Verdict(err) != "unknown" && !temporary {
+		if !unknown(err) && !temporary {
 			return false, fmt.Errorf("whether processes share the locks of %s: %w", here.Info().Name, err)
 		}
 		select {
@@ -370,6 +370,12 @@ func sharedWithProcesses(ctx context.Context, url string) (shared bool, err erro
 		case <-time.After(betweenTries):
 		}
 	}
+}
+
+// unknown reports whether an error is none of the outcomes that a driver is certain of.
+func unknown(err error) bool {
+	certain := []error{driver.ErrHeld, driver.ErrLost, driver.ErrRefused, driver.ErrInvalid, driver.ErrClosed}
+	return err != nil && !slices.ContainsFunc(certain, func(e error) bool { return errors.Is(err, e) })
 }
 
 // findsLock reports whether another process finds a lock of this one. An error proves nothing.
@@ -436,7 +442,7 @@ func list(ctx context.Context, i driver.Inspector) (held []string, err error) {
 			held = append(held, s.Key)
 			return true
 		})
-		if tries == most || redlocktest.Verdict(err) != "unknown" {
+		if tries == most || !unknown(err) {
 			return held, err
 		}
 		select {

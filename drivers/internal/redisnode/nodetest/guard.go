@@ -11,7 +11,7 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
-	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -36,9 +36,9 @@ func (s *suite) guards(t *testing.T) {
 }
 
 // guarded opens a lone instance with options of its guard.
-func (s *suite) guarded(t testing.TB, srv *server.Server, options string) (driver.Backend, *redlocktest.NoticeLog) {
+func (s *suite) guarded(t testing.TB, srv *server.Server, options string) (driver.Backend, *drivertest.NoticeLog) {
 	t.Helper()
-	h := &redlocktest.NoticeLog{}
+	h := &drivertest.NoticeLog{}
 	return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), "?"+options), Notify: h.Add}), h
 }
 
@@ -586,7 +586,7 @@ func (s *suite) guardPromoted(t *testing.T) {
 
 func (s *suite) guardSpaces(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
-	h := &redlocktest.NoticeLog{}
+	h := &drivertest.NoticeLog{}
 	open := func(db int, prefix string) driver.Backend {
 		return s.openWith(t, &driver.Config{DSN: s.url(srv.Addr(), fmt.Sprintf("/%d?restart_guard=30s&bootstrap=true", db)), Prefix: prefix, Notify: h.Add})
 	}

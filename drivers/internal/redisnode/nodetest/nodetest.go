@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/internal/ownprocess"
 	"github.com/redlock-go/redlock/redlocktest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
@@ -87,7 +88,7 @@ var together = tests{
 		{"ErrorsNameWhatEndedTheConnection", (*suite).hungUp},
 		{"ErrorsSayEachFactOnce", func(s *suite, t *testing.T) {
 			srv := server.StartFor(t, s.kind)
-			redlocktest.RunErrors(t, s.open(t, s.url(srv.Addr(), "?call_timeout=500ms")), srv.Addr(), srv.Pause, srv.Resume)
+			drivertest.RunErrors(t, s.open(t, s.url(srv.Addr(), "?call_timeout=500ms")), srv.Addr(), srv.Pause, srv.Resume)
 		}},
 	},
 	shared: []test{
@@ -326,7 +327,7 @@ func (s *suite) conformance(t *testing.T) {
 	const prefix, grace, secret = "app:", 200 * time.Millisecond, "pw-s3cr3t"
 	srv := server.StartFor(t, s.kind, server.WithAppendOnly("always"), server.WithPassword(secret))
 	at := func(addr string) string { return s.url(":"+secret+"@"+addr, "") }
-	var notices redlocktest.NoticeLog
+	var notices drivertest.NoticeLog
 	h := fault.Harness(srv.Addr(), func(addr string) (driver.Backend, error) {
 		return s.Driver.Driver.Open(&driver.Config{DSN: at(addr), Prefix: prefix, Notify: notices.Add})
 	})

@@ -14,7 +14,7 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
@@ -275,7 +275,7 @@ const listenAfter = 20 * time.Millisecond // redisnode's
 func (s *suite) silentConnection(t *testing.T) {
 	srv := server.StartFor(t, s.kind)
 	p := fault.NewProxy(t, srv.Addr())
-	h := &redlocktest.NoticeLog{}
+	h := &drivertest.NoticeLog{}
 	b := s.openWith(t, &driver.Config{DSN: s.url(p.Addr(), ""), Notify: h.Add})
 	watch(t, t.Context(), b, "k")
 	p.Pause()
@@ -380,7 +380,7 @@ func subscribers(t testing.TB, srv *server.Server) int {
 
 func (s *suite) noPubSub(t *testing.T) {
 	srv := server.StartFor(t, s.kind, server.WithUser("quiet on nopass ~* resetchannels +@all"))
-	var h redlocktest.NoticeLog
+	var h drivertest.NoticeLog
 	b := s.openWith(t, &driver.Config{DSN: s.url("quiet:x@"+srv.Addr(), ""), Notify: h.Add})
 	for range 3 {
 		_, err := b.(driver.Watcher).Watch(context.Background(), "k")

@@ -1,8 +1,11 @@
-package redlocktest
+// Package drivertest has what the tests of this module's drivers share: calls that are repeated
+// after unknown outcomes, which a busy machine causes, and scenes that several drivers must pass.
+package drivertest
 
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,23 +19,29 @@ import (
 // Verdict names what an error of a backend says: "granted" (nil), "held", "lost", "refused",
 // "invalid" or "closed", and "unknown" for any other.
 func Verdict(err error) string {
-	switch v := classify(err); v {
-	case granted:
+	if err == nil {
 		return "granted"
-	case held:
-		return "held"
-	case lost:
-		return "lost"
-	case refused, later:
-		return "refused"
-	case invalid:
-		return "invalid"
-	case closed:
-		return "closed"
-	default:
-		return "unknown"
 	}
+	for _, v := range []struct {
+		is   error
+		name string
+	}{{driver.ErrHeld, "held"}, {driver.ErrLost, "lost"}, {driver.ErrRefused, "refused"}, {driver.ErrInvalid, "invalid"}, {driver.ErrClosed, "closed"}} {
+		if errors.Is(err, v.is) {
+			return v.name
+		}
+	}
+	return "unknown"
 }
+
+// undecided reports whether a call must be repeated: its outcome is unknown, or it was refused
+// for now.
+func undecided(err error) bool {
+	var no *driver.RefusedError
+	v := Verdict(err)
+	return v == "unknown" || v == "refused" && errors.As(err, &no) && no.RetryAfter > 0
+}
+
+const ownerLabel = "drivertest/"
 
 // NewRequest returns a request for key by a new owner.
 func NewRequest(key string, ttl time.Duration) *driver.Request {
@@ -44,7 +53,7 @@ func NewRequest(key string, ttl time.Duration) *driver.Request {
 // name that attempt as the holder, until it is undone. The error is the last attempt's.
 func Acquire(t testing.TB, b driver.Backend, req *driver.Request) (driver.Lease, error) {
 	t.Helper()
-	return acquire(t, b, req, func(v verdict, _ bool) bool { return v != unknown })
+	return acquire(t, b, req, func(err error, _ bool) bool { return Verdict(err) != "unknown" })
 }
 
 // Grant takes a lock that is free, or waits for it if req.Wait is set. It tries again after an
@@ -52,13 +61,34 @@ func Acquire(t testing.TB, b driver.Backend, req *driver.Request) (driver.Lease,
 // earlier attempt of its own may be the holder. Any other outcome ends the test.
 func Grant(t testing.TB, b driver.Backend, req *driver.Request) driver.Lease {
 	t.Helper()
-	l, err := acquire(t, b, req, func(v verdict, doubtful bool) bool {
-		return v != unknown && v != later && (v != held || !doubtful)
+	l, err := acquire(t, b, req, func(err error, doubtful bool) bool {
+		return !undecided(err) && (Verdict(err) != "held" || !doubtful)
 	})
 	if err != nil {
 		t.Fatalf("Acquire of %q: %v", req.Key, err)
 	}
 	return l
+}
+
+// acquire makes attempts until known returns true, and returns the last answer. doubtful says
+// that the outcome of an earlier attempt is unknown.
+func acquire(t testing.TB, b driver.Backend, req *driver.Request, known func(err error, doubtful bool) bool) (l driver.Lease, err error) {
+	t.Helper()
+	attempt, doubtful, tries := *req, false, 0
+	until(t, func() bool {
+		if tries++; tries > 1 {
+			attempt.Owner = fmt.Sprintf("%s/%d", req.Owner, tries)
+		}
+		if l, err = b.Acquire(t.Context(), &attempt); known(err, doubtful) {
+			return true
+		}
+		doubtful = doubtful || Verdict(err) == "unknown"
+		if tries < 20 {
+			t.Log(err)
+		}
+		return false
+	})
+	return l, err
 }
 
 // Waiter waits for a lock in the background. It sends the lease, or nil if the wait failed.
@@ -91,20 +121,17 @@ func AwaitWaiters(t testing.TB, b driver.Inspector, key string, n int) {
 // that the finding has a text, and, unless it is a note, a remedy.
 func AwaitFinding(t testing.TB, b driver.Inspector, code string) (found driver.Diagnostic) {
 	t.Helper()
-	var last any
+	var all []driver.Diagnostic
+	var err error
 	if !until(t, func() bool {
-		all, err := b.Check(t.Context())
-		last = err
-		if err == nil {
-			last = all
-		}
+		all, err = b.Check(t.Context())
 		i := slices.IndexFunc(all, func(d driver.Diagnostic) bool { return d.Code == code })
 		if i >= 0 {
 			found = all[i]
 		}
 		return i >= 0
 	}) {
-		t.Fatalf("Check does not find %q, and says: %+v", code, last)
+		t.Fatalf("Check does not find %q, and says: %+v, %v", code, all, err)
 	}
 	if found.Summary == "" || found.Severity > driver.SeverityNote && found.Remedy == "" {
 		t.Errorf("a finding says too little: %+v", found)
@@ -127,57 +154,41 @@ func AwaitMended(t testing.TB, b driver.Inspector, code string) {
 // succeeds before the lease's end.
 func Renew(t testing.TB, l driver.Lease, ttl time.Duration) {
 	t.Helper()
-	if !until(t, func() bool {
+	settle(t, func() error {
 		_, err := l.Renew(t.Context(), &driver.Renewal{TTL: ttl})
-		switch v := classify(err); {
-		case err == nil:
-			return true
-		case v != unknown && v != later:
-			t.Fatalf("Renew: %v", err)
-		case time.Now().After(l.Grant().Expires):
+		if err != nil && time.Now().After(l.Grant().Expires) {
 			t.Fatalf("the lease ended before a renewal was answered: %v", err)
 		}
-		t.Log(err)
-		return false
-	}) {
-		t.Fatal("no renewal is answered")
-	}
+		return err
+	}, func(bool) bool { return false })
 }
 
 // Release releases a lease, again after each unknown outcome. The test fails unless a release
 // succeeds, or, after an unknown outcome or the lease's end, says "lost".
 func Release(t testing.TB, l driver.Lease) {
 	t.Helper()
-	doubtful := false
-	if !until(t, func() bool {
-		err := l.Release(t.Context())
-		v := classify(err)
-		if err == nil || v == lost && (doubtful || time.Now().After(l.Grant().Expires)) {
-			return true
-		}
-		if v != unknown && v != later {
-			t.Fatalf("Release: %v", err)
-		}
-		doubtful = true
-		t.Log(err)
-		return false
-	}) {
-		t.Fatal("no release is answered")
-	}
+	settle(t, func() error { return l.Release(t.Context()) },
+		func(doubtful bool) bool { return doubtful || time.Now().After(l.Grant().Expires) })
 }
 
 // Known makes a call, again after each unknown outcome. The test fails unless it succeeds, or
 // says "lost" after an unknown outcome: an earlier call may have had an effect.
 func Known(t testing.TB, call func() error) {
 	t.Helper()
+	settle(t, call, func(doubtful bool) bool { return doubtful })
+}
+
+// settle makes a call until its outcome is known, and fails the test unless it succeeds, or says
+// "lost" where that may be. doubtful says that the outcome of an earlier call is unknown.
+func settle(t testing.TB, call func() error, mayBeLost func(doubtful bool) bool) {
+	t.Helper()
 	doubtful := false
 	if !until(t, func() bool {
 		err := call()
-		v := classify(err)
-		if err == nil || v == lost && doubtful {
+		switch {
+		case err == nil, Verdict(err) == "lost" && mayBeLost(doubtful):
 			return true
-		}
-		if v != unknown && v != later {
+		case !undecided(err):
 			t.Fatal(err)
 		}
 		doubtful = true
@@ -186,29 +197,6 @@ func Known(t testing.TB, call func() error) {
 	}) {
 		t.Fatal("no call is answered")
 	}
-}
-
-// acquire makes attempts until known returns true, and returns the last answer. doubtful says
-// that the outcome of an earlier attempt is unknown.
-func acquire(t testing.TB, b driver.Backend, req *driver.Request, known func(v verdict, doubtful bool) bool) (l driver.Lease, err error) {
-	t.Helper()
-	attempt, doubtful, tries := *req, false, 0
-	until(t, func() bool {
-		if tries++; tries > 1 {
-			attempt.Owner = fmt.Sprintf("%s/%d", req.Owner, tries)
-		}
-		l, err = b.Acquire(t.Context(), &attempt)
-		v := classify(err)
-		if known(v, doubtful) {
-			return true
-		}
-		doubtful = doubtful || v == unknown
-		if tries < 20 {
-			t.Log(err)
-		}
-		return false
-	})
-	return l, err
 }
 
 // patience is how long a condition may take on a busy machine.
@@ -221,7 +209,7 @@ func until(t testing.TB, done func() bool) bool {
 	defer cancel()
 	for !done() {
 		select {
-		case <-time.After(poll):
+		case <-time.After(3 * time.Millisecond):
 		case <-ctx.Done():
 			return false
 		}
@@ -230,7 +218,8 @@ func until(t testing.TB, done func() bool) bool {
 }
 
 // A NoticeLog keeps the notices of backends: Add is for driver.Config.Notify, All for
-// Harness.Notices. Its zero value is empty, and its methods may be called concurrently.
+// redlocktest.Harness.Notices. Its zero value is empty, and its methods may be called
+// concurrently.
 type NoticeLog struct {
 	mu  sync.Mutex
 	all []driver.Notice
@@ -244,13 +233,16 @@ func (l *NoticeLog) Add(n driver.Notice) {
 }
 
 // All returns the notices so far.
-func (l *NoticeLog) All() []driver.Notice {
+func (l *NoticeLog) All() []driver.Notice { return l.Of("", "") }
+
+// Of returns the notices so far of this kind, or of any if it is empty, whose Detail contains says.
+func (l *NoticeLog) Of(kind driver.NoticeKind, says string) (found []driver.Notice) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append([]driver.Notice(nil), l.all...)
-}
-
-// Of returns the notices so far of this kind whose Detail contains says.
-func (l *NoticeLog) Of(kind driver.NoticeKind, says string) []driver.Notice {
-	return slices.DeleteFunc(l.All(), func(n driver.Notice) bool { return n.Kind != kind || !strings.Contains(n.Detail, says) })
+	for _, n := range l.all {
+		if (kind == "" || n.Kind == kind) && strings.Contains(n.Detail, says) {
+			found = append(found, n)
+		}
+	}
+	return found
 }

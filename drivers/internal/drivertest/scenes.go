@@ -1,4 +1,4 @@
-package redlocktest
+package drivertest
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/redlocktest"
 )
 
 // RunFailover checks that the locks of a system of several members outlive a failure of one:
@@ -100,7 +101,7 @@ type Holder interface {
 // lock. It partitions one backend of h, and, if backends are driver.Admins, breaks the lock of
 // another. lock takes a lock through package dlock, which renews it. If a grant has the channel
 // Lost, that channel must also be closed after the partition.
-func RunLoss(t *testing.T, h Harness, ttl time.Duration, lock func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (Holder, error)) {
+func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration, lock func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (Holder, error)) {
 	t.Helper()
 	open := func(t *testing.T) driver.Backend {
 		b, err := h.Open()
