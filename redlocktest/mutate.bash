@@ -55,17 +55,50 @@ mutants() {
 		}' "$@"
 }
 
-# noticed FILE MUTANT... tests a mutant and prints which test noticed it. The packages are asked in turn,
-# those that are quick first.
+# The packages that are asked, those that are quick first. Their test binaries are built once, with a
+# file in the package of the scripts that takes one of them from a file instead.
+packages="drivers/internal/redisnode drivers/goredis drivers/redlock"
+build() {
+	local package
+	{
+		printf 'package lua\n\nimport "os"\n\nfunc init() {\n\ttext, err := os.ReadFile(os.Getenv("REDLOCK_MUTANT"))\n\tif err != nil {\n\t\tpanic(err)\n\t}\n\tswitch os.Getenv("REDLOCK_MUTANT_OF") {\n'
+		awk '/^\t\/\/go:embed / { file = $2; getline; printf "\tcase \"%s\":\n\t\t%s = string(text)\n", file, $1 }' "$scripts/lua.go"
+		printf '\tdefault:\n\t\tpanic("no such script")\n\t}\n}\n'
+	} >"$temp/mutant.go"
+	printf '{"Replace": {"%s": "%s"}}\n' "$PWD/$scripts/mutant.go" "$temp/mutant.go" >"$temp/overlay.json"
+	for package in $packages; do
+		go test -c -overlay="$temp/overlay.json" -o "$temp/${package##*/}.test" "./$package" || return
+	done
+}
+
+# noticed FILE MUTANT tests a mutant and prints which test noticed it.
 noticed() {
 	local package
-	printf '{"Replace": {"%s": "%s"}}\n' "$PWD/$1" "$temp/mutant.lua" >"$temp/overlay.json"
-	for package in ./drivers/internal/redisnode ./drivers/goredis ./drivers/redlock; do
-		go test -overlay="$temp/overlay.json" -short -failfast -timeout=60s "$package" >"$temp/out" 2>&1 && continue
-		grep -m 1 -oE -- '--- FAIL: [^ ]*|^panic: test timed out|^FAIL.*build failed' "$temp/out" || echo "?"
+	for package in $packages; do
+		(cd "$package" && REDLOCK_MUTANT=$2 REDLOCK_MUTANT_OF=${1##*/} \
+			"$temp/${package##*/}.test" -test.short -test.failfast -test.timeout=60s) >"$2.out" 2>&1 && continue
+		grep -m 1 -oE -- '--- FAIL: [^ ]*|^panic: test timed out' "$2.out" || echo "?"
 		return 0
 	done
 	return 1
+}
+
+# worker K tests each mutant whose number leaves K when divided by the number of workers.
+worker() {
+	local file line column length new name by mutant=$temp/mutant.$1.lua
+	awk -v k="$1" -v n="$jobs" 'NR % n == k' "$temp/mutants" | while IFS=$'\t' read -r file line column length new name; do
+		if grep -qxF -- "$name" "$table"; then
+			printf 'known    %s\n' "$name"
+			continue
+		fi
+		awk -v line="$line" -v at="$column" -v n="$length" -v new="$new" \
+			'NR == line { $0 = substr($0, 1, at - 1) new substr($0, at + n) } { print }' "$file" >"$mutant"
+		if by=$(noticed "$file" "$mutant"); then
+			printf 'noticed  %s (%s)\n' "$name" "$by"
+		else
+			printf 'MISSED   %s\n' "$name"
+		fi
+	done
 }
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -82,22 +115,17 @@ done
 [ -z "$list" ] || { mutants "${files[@]}" | cut -f6; exit; }
 temp=$(mktemp -d "${TMPDIR:-/tmp}/redlock-mutate.XXXXXX") || exit 1
 trap 'rm -rf "$temp"' EXIT
-all=0 seen=0 known=0 bad=0
-while IFS=$'\t' read -r file line column length new name; do
-	all=$((all + 1))
-	if grep -qxF -- "$name" "$table"; then
-		known=$((known + 1))
-		continue
-	fi
-	awk -v line="$line" -v at="$column" -v n="$length" -v new="$new" \
-		'NR == line { $0 = substr($0, 1, at - 1) new substr($0, at + n) } { print }' "$file" >"$temp/mutant.lua"
-	if by=$(noticed "$file"); then
-		seen=$((seen + 1))
-		printf 'noticed  %s (%s)\n' "$name" "$by"
-	else
-		bad=$((bad + 1))
-		printf 'MISSED   %s\n' "$name"
-	fi
-done < <(mutants "${files[@]}")
-printf '%d mutants: %d noticed, %d equivalent by %s, %d missed\n' "$all" "$seen" "$known" "$table" "$bad"
+trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
+mkdir "$temp/t" && export TMPDIR=$temp/t
+build || exit 1
+mutants "${files[@]}" >"$temp/mutants"
+if by=$(cp "${files[0]}" "$temp/same.lua" && noticed "${files[0]}" "$temp/same.lua"); then
+	echo "the tests fail without a mutant: $by"
+	exit 1
+fi
+jobs=$(getconf _NPROCESSORS_ONLN)
+for ((k = 0; k < jobs; k++)); do worker "$k" | tee -a "$temp/said" & done
+wait
+known=$(grep -c ^known "$temp/said") bad=$(grep -c ^MISSED "$temp/said") all=$(wc -l <"$temp/mutants" | tr -d ' ')
+printf '%d mutants: %d noticed, %d equivalent by %s, %d missed\n' "$all" "$(grep -c ^noticed "$temp/said")" "$known" "$table" "$bad"
 [ "$bad" = 0 ]
