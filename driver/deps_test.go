@@ -20,8 +20,6 @@ func TestDependencyRules(t *testing.T) {
 		multi     = "github.com/hashicorp/go-multierror"
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
-		waitqueue = redisnode + "/waitqueue"
-		pubsub    = redisnode + "/pubsub"
 		pipeline  = redisnode + "/pipeline"
 		lua       = redisnode + "/lua"
 		memory    = redisnode + "/memory"
@@ -49,14 +47,12 @@ func TestDependencyRules(t *testing.T) {
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":    append(base, multi, errwrap, dsn, async),
-		"drivers/goredis":    append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, resp, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
-		"drivers/valkeygo":   append(base, dsn, redisnode, pipeline, lua, memory, names, waitqueue, pubsub, redisurl, resp, async, valkey, "golang.org/x/sys"),
-		pubsub:               {},
+		"drivers/goredis":    append(base, dsn, redisnode, pipeline, lua, memory, names, redisurl, resp, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
+		"drivers/valkeygo":   append(base, dsn, redisnode, pipeline, lua, memory, names, redisurl, resp, async, valkey, "golang.org/x/sys"),
 		pipeline:             {"driver", async},
 		lua:                  {"driver"},
 		memory:               {"driver", lua},
 		names:                {"driver"},
-		waitqueue:            {"driver", pubsub},
 		redisurl:             {"driver", dsn},
 		resp:                 {},
 		"drivers/postgres":   append(append(base, pgxDeps...), dsn, "driver/base", "dlock/fence", fencesql, "github.com/jackc/puddle/v2", rooms+"wire", rooms+"verdict", rooms+"advisory"),

@@ -377,20 +377,12 @@ type subscription struct {
 
 // Add subscribes to channels.
 func (s *subscription) Add(ctx context.Context, channels ...string) error {
-	return s.broke(s.pubsub.Subscribe(ctx, channels...))
+	return s.pubsub.Subscribe(ctx, channels...)
 }
 
 // Remove ends the subscription to channels.
 func (s *subscription) Remove(ctx context.Context, channels ...string) error {
-	return s.broke(s.pubsub.Unsubscribe(ctx, channels...))
-}
-
-// broke ends the subscription after a command could not be sent; receive notices it.
-func (s *subscription) broke(err error) error {
-	if err != nil {
-		s.Close()
-	}
-	return err
+	return s.pubsub.Unsubscribe(ctx, channels...)
 }
 
 func (s *subscription) Close() { _ = s.pubsub.Close() }

@@ -161,7 +161,7 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 	}
 	switch code := a.code(); {
 	case code == 1, code > 1 && a.Reply == nil: // granted at this time, with the proposed token
-		n.queue.Served(t.key, t.place)
+		n.queue.served(t.key, t.place)
 		if err := n.replicated(a); err != nil {
 			t.late = append(t.late, t.inDoubt()) // it has the lock, which is released
 			return nil, err
@@ -169,8 +169,8 @@ func (t *attempt) heard(a *answer, err error, late bool) (*Lease, error) {
 		return n.lease(t, a)
 	case code == 0 && tells(a):
 		e := held(a)
-		n.queue.Refused(t.key, t.place, e.Clock, a.received.Sub(a.sent))
-		e.PollAfter = n.queue.PollAfter(t.key, t.place, n.shard(a.process), e)
+		n.queue.refused(t.key, t.place, e.Clock, a.received.Sub(a.sent))
+		e.PollAfter = n.queue.pollAfter(t.key, t.place, a.process, e)
 		if _, end := n.gap(a.process); end > 0 && e.PollAfter > end {
 			e.PollAfter = end + mathrand.N(5*time.Millisecond)
 		}
@@ -262,7 +262,7 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 	}
 	t := n.attempt(req)
 	if req.ExactFence == 0 {
-		if n.cfg.ForeignGap != 0 || n.queue.StepBack(req.Key) > 0 {
+		if n.cfg.ForeignGap != 0 || n.queue.stepBack(req.Key) > 0 {
 			return false
 		}
 		t.takePlace()
@@ -270,16 +270,9 @@ func (n *Node) StartAcquire(term async.Term, req *driver.Request, r async.Receiv
 	return t.start(term, latest(term, n.timeout(req.TTL)), r)
 }
 
-// stepBack lets the waiter to which the lock was handed go first.
-func (n *Node) stepBack(ctx context.Context, key string) {
-	if rest := n.queue.StepBack(key); rest > 0 {
-		_ = async.Await(async.Within(ctx, rest), n.ending)
-	}
-}
-
 // takePlace gives the attempt its place in the queue, if a waiter watches the key.
 func (t *attempt) takePlace() {
-	place, since := t.node.queue.Place(t.key)
+	place, since := t.node.queue.takePlace(t.key)
 	if place == "" {
 		return
 	}

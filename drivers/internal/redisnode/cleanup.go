@@ -60,7 +60,7 @@ func (n *Node) undo(ctx context.Context, t unsettled) {
 		_, _ = vote.run(ctx, 1)
 	}
 	for last := false; ; {
-		_, err := n.releasePlace(ctx, t.key, value, n.queue.Unused(t.key, t.place), releaseTries)
+		_, err := n.releasePlace(ctx, t.key, value, n.queue.unused(t.key, t.place), releaseTries)
 		if err == nil || n.final(err) || last {
 			return
 		}

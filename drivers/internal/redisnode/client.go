@@ -5,7 +5,6 @@ import (
 
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pubsub"
 )
 
 // A Client adapts a client library for a Node. Its methods are safe for concurrent use. They
@@ -34,12 +33,6 @@ type Server interface {
 	// Do runs one command. Replies are strings, int64s, nil and []any of them.
 	Do(ctx context.Context, args ...string) (any, error)
 }
-
-// Sink and Subscription are the types of pub/sub.
-type (
-	Sink         = pubsub.Sink
-	Subscription = pubsub.Subscription
-)
 
 // Call and ServerError are the types of calls.
 type (

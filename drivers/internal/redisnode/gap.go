@@ -28,7 +28,7 @@ func (n *Node) gap(p *process) (left, end time.Duration) {
 // holdBack waits until a gap is over, if a waiter of this process watches the key.
 func (n *Node) holdBack(ctx context.Context, key string) {
 	p := n.router.known(n.names.Lock(key))
-	if n.cfg.ForeignGap == 0 || p == nil || !n.queue.Watched(key) {
+	if n.cfg.ForeignGap == 0 || p == nil || !n.queue.watched(key) {
 		return
 	}
 	if left, _ := n.gap(p); left > 0 {

@@ -18,7 +18,6 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/waitqueue"
 )
 
 // counterLife is how long a counter outlives its last token, in addition to the TTL: far longer
@@ -32,7 +31,7 @@ type Node struct {
 	names  names.Prefix
 	guard  *guard
 	router *router
-	queue  *waitqueue.Queue
+	queue  *waitQueue
 
 	serverMark     string // the name of the mark, if one serves all keys
 	waiterChannels string // the beginning of the names of waiters' own channels
@@ -165,7 +164,7 @@ func (n *Node) Close() error {
 		return nil
 	}
 	close(n.ending)
-	n.queue.Close()
+	n.queue.close()
 	n.work.Await(n.cfg.CallTimeout + n.cfg.CallTimeout/4) // one for an in-doubt call, one for its release
 	close(n.over)
 	n.router.close()
@@ -174,12 +173,4 @@ func (n *Node) Close() error {
 		err = errors.Join(err, fmt.Errorf("%s: calls are still under way on the application's client, until its own timeouts end them", n.cfg.Addr))
 	}
 	return err
-}
-
-// shard names the server of a Cluster for the queue; without a Cluster there is only one.
-func (n *Node) shard(p *process) string {
-	if !n.cfg.Cluster {
-		return ""
-	}
-	return p.run
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/resp"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/waitqueue"
 )
 
 // Open makes a node from a URL, for the driver with this name. connect makes a client from the
@@ -49,6 +48,6 @@ func New(cfg Config) (*Node, error) {
 			Gatherer: g, Calls: &n.work, Goroutines: &n.wg,
 		})
 	}, cfg.Cluster, n.guard, n.unknown)
-	n.queue = waitqueue.New(queueHost{n}, n.waiterChannels, cfg.CallTimeout)
+	n.queue = newWaitQueue(n)
 	return n, nil
 }

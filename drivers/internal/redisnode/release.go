@@ -150,7 +150,7 @@ func (t *releasing) heard(a *answer, err error) (found bool, _ error, over bool)
 		})
 	}
 	if code == 3 {
-		n.queue.HandedOver(t.key)
+		n.queue.handedOver(t.key)
 	}
 	return code != 0 || t.again, nil, true
 }

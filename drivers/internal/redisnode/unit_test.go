@@ -3,12 +3,6 @@ package redisnode
 import (
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"go/types"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -151,52 +145,6 @@ func TestRefusalsAreToldInWords(t *testing.T) {
 		if err := n.explain("k", reply); !errors.As(err, &refused) || refused.RetryAfter == 0 {
 			t.Errorf("%q while a failover is possible: %v", reply, err)
 		}
-	}
-}
-
-// files are the files of this package, in layers: each uses only files before it.
-var files = []string{
-	"reply.go", "clock.go", "client.go", "config.go", // without a server
-	"process.go", "guard.go", "router.go", "handshake.go", "run.go", "batch.go", // one script, to the right process
-	"node.go", "gap.go", "explain.go", "operation.go", "release.go", "cleanup.go", "lease.go", "attempt.go", // locks
-	"waiting.go", "inspect.go", "examine.go", "bootstrap.go", "open.go",
-}
-
-func TestEachFileUsesOnlyTheFilesBeforeIt(t *testing.T) {
-	fset := token.NewFileSet()
-	var parsed []*ast.File
-	present, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range present {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		if !slices.Contains(files, name) {
-			t.Errorf("%s is in no layer", name)
-		}
-		f, err := parser.ParseFile(fset, name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		parsed = append(parsed, f)
-	}
-	used := &types.Info{Uses: map[*ast.Ident]types.Object{}}
-	own, _ := (&types.Config{Error: func(error) {}}).Check("redisnode", fset, parsed, used) // without the imports
-	place := func(p token.Pos) int { return slices.Index(files, fset.Position(p).Filename) }
-	found := 0
-	for name, of := range used.Uses {
-		if of.Pkg() != own {
-			continue
-		}
-		found++
-		if place(of.Pos()) > place(name.Pos()) {
-			t.Errorf("%s uses %s of a later file", fset.Position(name.Pos()), name.Name)
-		}
-	}
-	if found < 1000 {
-		t.Errorf("only %d uses were found", found)
 	}
 }
 

@@ -2,15 +2,89 @@ package redisnode
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pubsub"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/waitqueue"
 )
+
+// Processes that wait for one lock have places in its queue on the server: a sorted set, ordered by
+// the time since when each waits. An attempt that is refused while a waiter of this process watches
+// the key takes a place. A release removes the first place from the queue, reserves the lock for it
+// for a moment, so that no newcomer gets it, and tells only this place's process, on its own channel.
+// So a handoff costs the same however many wait.
+//
+// Only the order depends on the queue. A waiter that gets no message asks again after a while, as
+// without the queue. A place whose process has gone is skipped, and one whose process does not ask
+// costs the moment for which the lock is reserved.
+
+const (
+	// lingerTopic is how long a subscription stays after the last waiter, so that the next
+	// waiter of a busy lock, a moment later, finds it.
+	lingerTopic = time.Second
+	// A waiter that has not asked for the lock by then, and so has no place, is entered as a
+	// listener, and again from time to time: releases are announced to listeners too.
+	listenAfter, listenAgain = 20 * time.Millisecond, time.Minute
+	// If a lock's release will be announced, a waiter asks when the TTL ends, and after this
+	// time at the latest. If its holder announces nothing, a waiter asks after pauses within
+	// these bounds.
+	mostUnasked            = time.Minute
+	mostLate               = 10 * time.Millisecond // spread after the end of the TTL, so that not all ask at once
+	minForeign, maxForeign = 10 * time.Millisecond, 200 * time.Millisecond
+	// The lock is reserved for a place for some round trips, within these bounds.
+	leastKept, mostKept = 30 * time.Millisecond, 500 * time.Millisecond
+	keptTrips           = 8
+	// A releaser that wants the lock again comes after the next waiter anyway. So it uses
+	// neither the server nor the processor for about as long as that waiter needs.
+	stepBack = 200 * time.Microsecond
+)
+
+// A waitQueue has the waiters of this process. One subscriber receives the messages about releases;
+// in a Cluster one for each server, with the keys that this server serves, because nodes of a Cluster
+// that forward messages to each other lose them when their link breaks. Only watch does I/O, and what
+// it starts in the background.
+type waitQueue struct {
+	node *Node
+	id   string // name of this process as a listener: random
+
+	mu          sync.Mutex
+	places      uint64 // number of places taken so far
+	trip        time.Duration
+	topics      map[string]*topic      // by channel
+	subscribers map[string]*subscriber // by shard
+	unlisted    bool                   // the server refuses to keep wait queues
+	refusal     error                  // the server's error: pub/sub is not allowed
+	closed      bool
+	sweep       *time.Timer
+}
+
+// A topic is one key's channel. The queue's mutex guards it.
+type topic struct {
+	key        string
+	server     *subscriber // which has the channel
+	watchers   map[chan struct{}]struct{}
+	ready      chan struct{} // closed once the server confirmed the subscription
+	idle       time.Time     // when the last waiter left
+	place      string        // place in the queue, from the attempt that takes it until a grant; empty: none
+	since      int64         // when it took the place, by the server's clock in µs; 0: unknown yet
+	handedOver time.Time     // when this process handed the lock over
+	timer      *time.Timer   // see remind
+	listed     time.Time     // when it was entered as a listener
+	polls      int           // attempts in a row that found a holder that announces nothing
+}
+
+func newWaitQueue(n *Node) *waitQueue {
+	return &waitQueue{node: n, id: rand.Text()[:16], topics: map[string]*topic{}, subscribers: map[string]*subscriber{}}
+}
 
 // Watch signals when key may have become free. All waiters of a backend share one connection,
 // and all waiters of a key one subscription on it. If the server does not confirm the
@@ -21,86 +95,456 @@ func (n *Node) Watch(ctx context.Context, key string) (<-chan struct{}, error) {
 	}
 	wait, cancel := context.WithTimeout(ctx, n.cfg.CallTimeout)
 	defer cancel()
-	wake, err := n.queue.Watch(ctx, wait, key)
-	if err != nil {
-		return nil, n.explain(key, err)
+	wake, err := n.queue.watch(ctx, wait, key)
+	return wake, n.explain(key, err)
+}
+
+// watch subscribes to key's channel for a waiter that leaves when ctx ends. It returns when the
+// server has confirmed the subscription, or after wait.
+func (q *waitQueue) watch(ctx, wait context.Context, key string) (<-chan struct{}, error) {
+	shard := ""
+	if n := q.node; n.cfg.Cluster {
+		p, _, err := n.router.process(wait, n.names.Lock(key))
+		if err != nil {
+			return nil, err
+		}
+		shard = p.run
 	}
+	wake := make(chan struct{}, 1)
+	t, ready, err := q.join(key, shard, wake)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { q.leave(t, wake) })
+	select {
+	case <-ready: // the caller asks from now on
+		select {
+		case <-wake:
+		default:
+		}
+	case <-wait.Done():
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("no subscription: %w", err)
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.over(); err != nil {
+		return nil, err
+	}
+	q.listenSoon(t, listenAfter)
 	return wake, nil
 }
 
-// A queueHost is a node with the methods that its wait queue needs.
-type queueHost struct{ node *Node }
-
-var _ waitqueue.Host = queueHost{}
-
-func (h queueHost) Channel(key string) string { return h.node.names.Channel(key) }
-
-func (h queueHost) Key(lock string) string { return strings.TrimPrefix(lock, h.node.cfg.Prefix) }
-
-func (h queueHost) Shard(ctx context.Context, key string) (string, error) {
-	if !h.node.cfg.Cluster {
-		return "", nil
+// over returns why nobody can watch. The caller holds q.mu.
+func (q *waitQueue) over() error {
+	if q.closed {
+		return driver.ErrClosed
 	}
-	p, _, err := h.node.router.process(ctx, h.node.names.Lock(key))
-	if err != nil {
-		return "", err
-	}
-	return p.run, nil
+	return q.refusal
 }
 
-func (h queueHost) KnownShard(key string) (string, bool) {
-	if !h.node.cfg.Cluster {
-		return "", false
+// join adds a waiter to the topic, and returns a channel that is closed when the server has
+// confirmed the subscription.
+func (q *waitQueue) join(key, shard string, wake chan struct{}) (t *topic, ready <-chan struct{}, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if err := q.over(); err != nil {
+		return nil, nil, err
 	}
-	p := h.node.router.known(h.node.names.Lock(key))
-	if p == nil {
-		return "", false
+	channel := q.node.names.Channel(key)
+	if t = q.topics[channel]; t == nil {
+		t = &topic{key: key, server: q.subscriber(shard), watchers: map[chan struct{}]struct{}{}, ready: make(chan struct{})}
+		q.topics[channel] = t
+		t.server.want(channel, true)
 	}
-	return p.run, true
+	t.watchers[wake] = struct{}{}
+	return t, t.ready, nil
 }
 
-func (h queueHost) Subscribe(ctx context.Context, sink pubsub.Sink, channels []string) (s pubsub.Subscription, err error) {
-	defer Contain(&err)
-	return h.node.cfg.Client.Subscribe(ctx, sink, channels)
+func (q *waitQueue) leave(t *topic, wake chan struct{}) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(t.watchers, wake)
+	if len(t.watchers) > 0 || q.closed {
+		return
+	}
+	q.abandon(t)
+	t.idle = time.Now()
+	if q.sweep == nil {
+		q.sweep = time.AfterFunc(lingerTopic, q.clean)
+	}
 }
 
-func (h queueHost) Listen(key, listener string, stay bool) (kept bool, err error) {
-	n, life := h.node, "0"
-	if stay {
-		life = queueLife
+// abandon gives up the topic's place, and its listener. The caller holds q.mu.
+func (q *waitQueue) abandon(t *topic) {
+	q.leaveQueue(t)
+	t.stop()
+	if !t.listed.IsZero() {
+		t.listed = time.Time{}
+		q.enlist(t, false)
 	}
-	a, err := n.try(context.Background(), lua.Listen, []string{n.names.Lock(key), n.names.WaitQueue(key)}, "0", listener, life)
-	if err != nil {
-		return false, err
-	}
-	code, _ := number(a.Reply, 0)
-	return code != 0, nil
 }
 
-func (h queueHost) PassOn(key, place string) {
-	n := h.node
+// clean ends the subscriptions without waiters.
+func (q *waitQueue) clean() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	q.sweep = nil
+	for channel, t := range q.topics {
+		switch {
+		case len(t.watchers) > 0:
+		case time.Since(t.idle) >= lingerTopic:
+			t.server.want(channel, false)
+			delete(q.topics, channel)
+		case q.sweep == nil:
+			q.sweep = time.AfterFunc(lingerTopic/2, q.clean)
+		}
+	}
+	for shard, s := range q.subscribers {
+		if len(s.wanted) == 0 {
+			s.end()
+			delete(q.subscribers, shard)
+		}
+	}
+}
+
+// close ends all subscriptions; every waiter gets a value.
+func (q *waitQueue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	if q.sweep != nil {
+		q.sweep.Stop()
+	}
+	q.endAll()
+}
+
+// endAll ends all subscriptions; every waiter gets a value. The caller holds q.mu.
+func (q *waitQueue) endAll() {
+	for _, s := range q.subscribers {
+		s.end()
+	}
+	for _, t := range q.topics {
+		q.abandon(t)
+		t.confirm()
+	}
+	clear(q.subscribers)
+	clear(q.topics)
+}
+
+// remind sets the topic's timer. When it fires, a topic with a place asks, because the waiter before it
+// may be dead; one without is entered as a listener. The caller holds q.mu.
+func (q *waitQueue) remind(t *topic, after time.Duration) {
+	t.stop()
+	t.timer = time.AfterFunc(after, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		t.timer = nil
+		switch {
+		case q.closed || len(t.watchers) == 0:
+		case t.place != "":
+			t.wake()
+		default:
+			q.enlist(t, true)
+		}
+	})
+}
+
+// listenSoon enters the topic as a listener after a while, unless it has a place by then. The
+// caller holds q.mu.
+func (q *waitQueue) listenSoon(t *topic, after time.Duration) {
+	if t.place == "" && t.timer == nil && len(t.watchers) > 0 {
+		q.remind(t, after)
+	}
+}
+
+// enlist makes the server announce the next release of a topic's lock even if no place is in the queue,
+// in the background, and then gives the waiters a value, in case of a release in between. Or it undoes
+// that. The caller holds q.mu.
+func (q *waitQueue) enlist(t *topic, stay bool) {
+	if q.unlisted {
+		return
+	}
+	n := q.node
+	n.work.Go(func() {
+		life := "0"
+		if stay {
+			life = queueLife
+		}
+		a, err := n.try(context.Background(), lua.Listen, []string{n.names.Lock(t.key), n.names.WaitQueue(t.key)}, "0", "listen."+q.id, life)
+		if !stay {
+			return // a listener that was not removed ends with the queue
+		}
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if err != nil {
+			q.listenSoon(t, time.Second)
+			return
+		}
+		q.unlisted = a.listed() == 0
+		t.listed = time.Now()
+		t.wake()
+		if len(t.watchers) == 0 {
+			q.abandon(t)
+		}
+	})
+}
+
+// pollAfter returns when a waiter that gets no value from its watch asks again: see
+// driver.HeldError. The server process p refused it, with place or without one.
+func (q *waitQueue) pollAfter(key, place string, p *process, e *driver.HeldError) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.topic(key)
+	if t == nil || len(t.watchers) == 0 || e.ReservedForWaiter {
+		return 0
+	}
+	if e.Since.IsZero() { // another library's lock: ours have a token, which is a time
+		t.polls++
+		pause := min(minForeign<<min(t.polls, 5), maxForeign)
+		return pause/2 + mathrand.N(pause/2)
+	}
+	t.polls = 0
+	if q.node.cfg.Cluster {
+		q.move(t, q.subscriber(p.run))
+	}
+	if place == "" || place != t.place || q.unlisted || !t.confirmed() || !t.server.proven() {
+		return 0
+	}
+	if e.RetryAfter > 0 && e.RetryAfter < mostUnasked {
+		return e.RetryAfter + mathrand.N(min(e.RetryAfter/20, mostLate)+time.Millisecond)
+	}
+	return mostUnasked + mathrand.N(mostUnasked/20)
+}
+
+// topic returns the topic of a key, or nil. The caller holds q.mu.
+func (q *waitQueue) topic(key string) *topic {
+	if len(q.topics) == 0 {
+		return nil
+	}
+	return q.topics[q.node.names.Channel(key)]
+}
+
+// move moves a topic to the subscriber of the server that serves its key now, if the server
+// changed. The caller holds q.mu.
+func (q *waitQueue) move(t *topic, to *subscriber) {
+	if to == t.server {
+		return
+	}
+	q.leaveQueue(t) // its place names the old subscriber
+	if t.confirmed() {
+		t.ready = make(chan struct{})
+	}
+	channel := q.node.names.Channel(t.key)
+	t.server.want(channel, false)
+	t.server = to
+	to.want(channel, true)
+}
+
+// confirmed reports whether the subscription is confirmed, or was before a break.
+func (t *topic) confirmed() bool {
+	select {
+	case <-t.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// confirm notes that the subscription is confirmed, and wakes waiters, because messages before it are
+// lost. The caller holds q.mu.
+func (t *topic) confirm() {
+	t.wake()
+	if !t.confirmed() {
+		close(t.ready)
+	}
+}
+
+// wake gives every waiter a value. The caller holds q.mu.
+func (t *topic) wake() {
+	for wake := range t.watchers {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// stop stops the timer. The caller holds q.mu.
+func (t *topic) stop() {
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+}
+
+// takePlace gives the attempt its place in the queue, if a waiter watches the key: since when it
+// waits is unknown at first.
+func (q *waitQueue) takePlace(key string) (place string, since int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.topic(key)
+	if t == nil || len(t.watchers) == 0 || !t.server.proven() {
+		return "", 0
+	}
+	if t.place == "" {
+		q.places++
+		kept := min(max(keptTrips*q.trip, leastKept), mostKept)
+		t.place = t.server.id + "." + strconv.FormatUint(q.places, 10) + "." + strconv.FormatInt(kept.Milliseconds(), 10)
+		t.stop()
+	}
+	return t.place, t.since
+}
+
+// refused notes that the server refused an attempt, which has its place since now, by the
+// server's clock. The call took trip. Without a place it does nothing.
+func (q *waitQueue) refused(key, place string, now time.Time, trip time.Duration) {
+	if place == "" {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.trip = trip
+	if t := q.topic(key); t != nil && t.place == place && t.since == 0 {
+		t.since = now.UnixMicro()
+	}
+}
+
+// served ends the place of an attempt that was granted, if it had one. The other waiters of
+// this process, if any, then ask for their own place.
+func (q *waitQueue) served(key, place string) {
+	if place == "" {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.topic(key)
+	if t == nil || t.place != place {
+		return
+	}
+	t.dropPlace()
+	if len(t.watchers) > 1 {
+		t.wake()
+	}
+}
+
+// dropPlace ends the topic's place. The caller holds q.mu.
+func (t *topic) dropPlace() {
+	t.place, t.since = "", 0
+	t.stop()
+}
+
+// leaveQueue gives up the topic's place. The caller holds q.mu.
+func (q *waitQueue) leaveQueue(t *topic) {
+	if t.place != "" {
+		q.passOn(t.key, t.place)
+		t.dropPlace()
+	}
+}
+
+// passOn gives a place up, in the background, and passes the lock on if it is reserved for it.
+func (q *waitQueue) passOn(key, place string) {
+	n := q.node
 	n.work.Go(func() {
 		_, _ = n.releasePlace(context.Background(), key, "", place, releaseTries) // else it ends by itself
 	})
 }
 
-func (h queueHost) Refusal(err error) error {
+// told handles a message to this process: delay (ms), place, lock. The caller holds q.mu.
+func (q *waitQueue) told(payload string) {
+	delay, rest, _ := strings.Cut(payload, " ")
+	place, lock, ok := strings.Cut(rest, " ")
+	ms, err := strconv.Atoi(delay)
+	if !ok || err != nil {
+		return // not a message of ours
+	}
+	key := strings.TrimPrefix(lock, q.node.cfg.Prefix)
+	t := q.topic(key)
+	switch {
+	case t != nil && t.place == place && len(t.watchers) > 0:
+		t.stop()
+		if ms == 0 {
+			t.wake()
+			return
+		}
+		kept := min(max(time.Duration(ms)*time.Millisecond, leastKept), mostKept)
+		q.remind(t, kept+mathrand.N(kept/4))
+	case ms == 0:
+		q.passOn(key, place) // its waiter left: the next waiter must not lose time
+	}
+}
+
+// unused returns the place, or "" if a waiter uses it.
+func (q *waitQueue) unused(key, place string) string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t := q.topic(key); t != nil && t.place == place {
+		return ""
+	}
+	return place
+}
+
+// watched reports whether a waiter of this process watches the key.
+func (q *waitQueue) watched(key string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t := q.topic(key)
+	return t != nil && len(t.watchers) > 0
+}
+
+// handedOver notes that a release of this process handed the lock to the next waiter.
+func (q *waitQueue) handedOver(key string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t := q.topic(key); t != nil {
+		t.handedOver = time.Now()
+	}
+}
+
+// stepBack returns how long an attempt must wait so that the waiter to which the lock was
+// handed goes first. The attempt will take a new place after it.
+func (q *waitQueue) stepBack(key string) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t := q.topic(key); t != nil && t.place == "" {
+		return stepBack - time.Since(t.handedOver)
+	}
+	return 0
+}
+
+// stepBack lets the waiter to which the lock was handed go first.
+func (n *Node) stepBack(ctx context.Context, key string) {
+	if rest := n.queue.stepBack(key); rest > 0 {
+		_ = async.Await(async.Within(ctx, rest), n.ending)
+	}
+}
+
+// refuses reports whether err says that the server does not allow pub/sub at all. It then gives pub/sub
+// up: every waiter polls from now on. Any other error may be temporary.
+func (q *waitQueue) refuses(err error) bool {
+	n := q.node
 	var reply pipeline.ServerError
 	if !errors.As(err, &reply) || pipeline.IsCode(err, "NOAUTH") || pipeline.IsCode(err, "WRONGPASS") {
-		return nil
+		return false
 	}
-	if refused := h.node.verdict("", reply); refused != nil && refused.RetryAfter == 0 {
-		return refused
+	refused := n.verdict("", reply)
+	if refused == nil || refused.RetryAfter > 0 {
+		return false
 	}
-	return nil
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.over() == nil {
+		q.refusal = refused
+		q.endAll()
+		go n.notify(driver.NoticeDegraded, refused, "pub/sub is not allowed: waiters poll")
+	}
+	return true
 }
 
-func (h queueHost) Notify(kind driver.NoticeKind, err error, detail string) {
-	h.node.cfg.Notify(driver.Notice{Kind: kind, Node: h.node.cfg.Addr, Err: err, Detail: detail})
+func (n *Node) notify(kind driver.NoticeKind, err error, detail string) {
+	n.cfg.Notify(driver.Notice{Kind: kind, Node: n.cfg.Addr, Err: err, Detail: detail})
 }
-
-func (h queueHost) Begin() { h.node.work.Add() }
-
-func (h queueHost) End() { h.node.work.Done() }
-
-func (h queueHost) Go(run func()) { h.node.wg.Go(run) }
