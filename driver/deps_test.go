@@ -43,7 +43,7 @@ func TestDependencyRules(t *testing.T) {
 		"dlock":              {"driver", boot},
 		"dlock/both":         base,
 		"dlock/fence":        append(base, fencesql),
-		"dlock/cli":          append(base, dsn, "github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/inconshreveable/mousetrap", "golang.org/x/sys"),
+		"dlock/cli":          append(base, dsn, "golang.org/x/sys"),
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":    append(base, multi, errwrap, dsn, async),

@@ -7,88 +7,79 @@ import (
 	"io"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
-// A bootstrapCommand is one run of "dlock bootstrap".
-type bootstrapCommand struct {
-	url                       string
-	nodes, terms, dryRun, sql bool
-}
-
-func newBootstrap() *cobra.Command {
-	b := &bootstrapCommand{}
-	cmd := &cobra.Command{
-		Use:   "bootstrap [flags]",
-		Short: "Declare that the lock servers are new, or show or change their terms",
-		Args: func(cmd *cobra.Command, args []string) error {
-			return errors.Join(noArgs(cmd, args), exclusive(cmd, "nodes", "terms", "sql"), exclusive(cmd, "dry-run", "sql"))
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return operate(cmd, b.url, operatorTimeout, func(ctx context.Context, c *dlock.Client) error {
-				return b.run(ctx, c, cmd.OutOrStdout())
-			})
-		},
+func newBootstrap(c *call) func() error {
+	var nodes, terms, dryRun, sql bool
+	c.withURL()
+	c.flags.BoolVar(&nodes, "nodes", false, "")
+	c.flags.BoolVar(&terms, "terms", false, "")
+	c.flags.BoolVar(&dryRun, "dry-run", false, "")
+	c.flags.BoolVar(&sql, "sql", false, "")
+	return func() error {
+		if err := errors.Join(c.want(0, 0), c.exclusive("nodes", "terms", "sql"), c.exclusive("dry-run", "sql")); err != nil {
+			return err
+		}
+		b := &quorum.Bootstrap{DryRun: dryRun, Statement: quorum.StateNew}
+		switch {
+		case nodes:
+			b.Statement = quorum.StateNodes
+		case terms:
+			b.Statement = quorum.StateTerms
+		}
+		return c.once(func(ctx context.Context, client *dlock.Client) error {
+			if !sql {
+				return bootstrap(ctx, client, b, c.out)
+			}
+			statement := setupSQL(client)
+			if statement == "" {
+				return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", client.Backend().Info().Name)
+			}
+			fmt.Fprintln(c.out, statement+";")
+			return nil
+		})
 	}
-	f := cmd.Flags()
-	urlFlag(cmd, &b.url)
-	f.BoolVar(&b.nodes, "nodes", false, "")
-	f.BoolVar(&b.terms, "terms", false, "")
-	f.BoolVar(&b.dryRun, "dry-run", false, "")
-	f.BoolVar(&b.sql, "sql", false, "")
-	return cmd
 }
 
 // setupSQL returns the SQL that prepares the backend's database; empty: it has none.
 func setupSQL(c *dlock.Client) string {
-	if i, ok := c.Backend().(driver.Inspector); ok {
-		if db, ok := i.(interface{ SetupSQL(role string) string }); ok {
-			return db.SetupSQL("")
-		}
+	if db, ok := c.Backend().(interface{ SetupSQL(role string) string }); ok {
+		return db.SetupSQL("")
 	}
 	return ""
 }
 
-// run makes the statement, and prints its effect and the outcome on each server.
-func (b *bootstrapCommand) run(ctx context.Context, c *dlock.Client, out io.Writer) error {
-	sql := setupSQL(c)
-	if b.sql {
-		if sql == "" {
-			return failf(exitUsage, "%s needs no SQL: there is nothing to prepare", c.Backend().Info().Name)
-		}
-		_, err := fmt.Fprintln(out, sql+";")
-		return err
+// bootstrap makes the statement, and prints its effect and the outcome on each server.
+func bootstrap(ctx context.Context, c *dlock.Client, b *quorum.Bootstrap, out io.Writer) error {
+	nothing := func(more, hint string) error {
+		return failf(exitUsage, "%s has no restart guard%s: there is nothing to bootstrap%s", c.Backend().Info().Name, more, hint)
 	}
-	const nothing = "%s has no restart guard%s: there is nothing to bootstrap%s"
 	admin, ok := c.Backend().(quorum.Admin)
-	if !ok {
-		hint := ""
-		if sql != "" {
-			hint = " (--sql prints what the database needs)"
-		}
-		return failf(exitUsage, nothing, c.Backend().Info().Name, "", hint)
+	switch {
+	case !ok && setupSQL(c) != "":
+		return nothing("", " (--sql prints what the database needs)")
+	case !ok:
+		return nothing("", "")
 	}
-	r, err := admin.Bootstrap(ctx, &quorum.Bootstrap{DryRun: b.dryRun, Statement: b.statement()})
+	r, err := admin.Bootstrap(ctx, b)
 	if err == nil && r.Memory == quorum.MemoryUnguarded {
-		return failf(exitUsage, nothing, c.Backend().Info().Name, " with this URL (restart_guard=30s sets one on Redis and Valkey)", "")
+		return nothing(" with this URL (restart_guard=30s sets one on Redis and Valkey)", "")
 	}
-	if r != nil && (b.dryRun || b.terms || err != nil) {
-		b.show(out, r)
+	if r != nil && (b.DryRun || b.Statement == quorum.StateTerms || err != nil) {
+		showMemory(out, r, b.Statement != quorum.StateNew)
 	}
 	switch {
 	case errors.Is(err, driver.ErrRefused):
 		return failf(exitUnavailable, "%v", err)
-	case err != nil:
+	case err != nil || b.DryRun:
 		return err
-	case b.dryRun:
-	case b.terms:
+	case b.Statement == quorum.StateTerms:
 		fmt.Fprintln(out, "the terms are set: terms that permit more apply when every lease granted before has ended (dlock bootstrap --dry-run shows when)")
-	case b.nodes:
+	case b.Statement == quorum.StateNodes:
 		fmt.Fprintln(out, "the number of nodes is set: no lock is granted for one restart guard; give all clients this list of nodes now")
 	default:
 		fmt.Fprintln(out, "the servers count as new: they vote at once")
@@ -96,18 +87,8 @@ func (b *bootstrapCommand) run(ctx context.Context, c *dlock.Client, out io.Writ
 	return nil
 }
 
-func (b *bootstrapCommand) statement() quorum.Statement {
-	switch {
-	case b.nodes:
-		return quorum.StateNodes
-	case b.terms:
-		return quorum.StateTerms
-	}
-	return quorum.StateNew
-}
-
-// show prints each server's memory, and the outcome on it.
-func (b *bootstrapCommand) show(out io.Writer, r *quorum.MemoryReport) {
+// showMemory prints each server's memory, and the outcome on it.
+func showMemory(out io.Writer, r *quorum.MemoryReport, withTerms bool) {
 	if r.Nodes == nil {
 		fmt.Fprintln(out, remembers(r))
 		return
@@ -125,8 +106,8 @@ func (b *bootstrapCommand) show(out io.Writer, r *quorum.MemoryReport) {
 		}
 		fmt.Fprintf(out, "%s: %s\n", printable.Text(n.Node), line)
 	}
-	if b.terms || b.nodes {
-		fmt.Fprintf(out, "this URL: %s\n", terms(r.Terms))
+	if withTerms {
+		fmt.Fprintf(out, "this URL: %s\n", termsText(r.Terms))
 	}
 }
 
@@ -136,17 +117,17 @@ func remembers(r *quorum.MemoryReport) string {
 	if r.Terms == nil {
 		return s
 	}
-	s += ": " + terms(r.Terms)
+	s += ": " + termsText(r.Terms)
 	switch {
 	case r.Next == nil:
 	case r.From.IsZero():
-		s += "; to become " + terms(r.Next) + " when all nodes know (run dlock bootstrap --terms again)"
+		s += "; to become " + termsText(r.Next) + " when all nodes know (run dlock bootstrap --terms again)"
 	default:
-		s += "; to become " + terms(r.Next) + " in " + max(0, r.From.Sub(r.Clock)).Round(time.Second).String()
+		s += "; to become " + termsText(r.Next) + " in " + max(0, r.From.Sub(r.Clock)).Round(time.Second).String()
 	}
 	return s
 }
 
-func terms(t *quorum.Terms) string {
+func termsText(t *quorum.Terms) string {
 	return fmt.Sprintf("%d nodes, restart_guard %v, clock_allowance %v, drift_percent %d", t.N, t.Guard, t.Allowance, t.Drift)
 }

@@ -1,20 +1,41 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"strings"
 	"sync"
-
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
+
+// To add an option to a command: declare it in the command's function, which the list commands
+// below names (newRun in run.go, newStatus in status.go, …), and use it there; describe it in the
+// command's section of doc.go, the manual, from which help and completion take their words; and
+// put a right and a wrong use of it into the tables of usage_test.go. What runs while the lock is
+// held is in execution.go.
+
+// commands are dlock's commands. Each function declares the flags, and returns what runs.
+func commands() map[string]func(*call) func() error {
+	return map[string]func(*call) func() error{
+		"run":        newRun,
+		"elect":      newElect,
+		"status":     newStatus,
+		"unlock":     newUnlock,
+		"doctor":     newDoctor,
+		"bootstrap":  newBootstrap,
+		"drivers":    newDrivers,
+		"completion": newCompletion,
+		"version":    newVersion,
+		"help":       newHelp,
+	}
+}
 
 // The exit codes of dlock itself. Those up to 78 are from sysexits.h, the others are those of a
 // shell.
@@ -43,49 +64,51 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return guard(args)
 	}
 	var mu sync.Mutex
-	c := &console{stdin: stdin, stdout: serialized(stdout, &mu), stderr: serialized(stderr, &mu)}
-	c.lines = newBacklog(c.stderr)
+	c := &console{stdin: stdin, out: &stream{w: stdout, mu: &mu}, err: &stream{w: stderr, mu: &mu}}
+	c.lines = newBacklog(c.err)
 	defer c.lines.close()
-	return c.main(args[min(1, len(args)):])
-}
-
-// serialized returns w if it is a file, or else a writer that makes one Write at a time,
-// because dlock and its command write concurrently.
-func serialized(w io.Writer, mu *sync.Mutex) io.Writer {
-	if f, ok := w.(*os.File); ok {
-		return f
+	err := c.run(args[min(1, len(args)):])
+	if c.out.err != nil {
+		err = failf(exitIO, "the output cannot be written: %v", c.out.err)
 	}
-	return &serialWriter{mu, w}
-}
-
-type serialWriter struct {
-	mu *sync.Mutex
-	w  io.Writer
-}
-
-func (s *serialWriter) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.w.Write(p)
+	return c.exitCode(err)
 }
 
 // A console has the streams of one run of the program.
 type console struct {
-	stdin  io.Reader
-	stdout io.Writer
-	stderr io.Writer
-	lines  *backlog // to stderr
+	stdin    io.Reader
+	out, err *stream
+	lines    *backlog // to err
+}
+
+// A stream makes one Write at a time, because dlock and its command write concurrently, and
+// remembers the first error, so that what prints need not return it.
+type stream struct {
+	w   io.Writer
+	mu  *sync.Mutex
+	err error
+}
+
+func (s *stream) Write(p []byte) (n int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, err = s.w.Write(p)
+	if s.err == nil {
+		s.err = err
+	}
+	return n, err
+}
+
+// inherited is the stream for the command: a file itself, which the command then shares.
+func (s *stream) inherited() io.Writer {
+	if f, ok := s.w.(*os.File); ok {
+		return f
+	}
+	return s
 }
 
 // printf writes one line to stderr.
-func (c *console) printf(format string, args ...any) {
-	c.lines.put("dlock: "+oneLine(fmt.Sprintf(format, args...))+"\n", false)
-}
-
-// detailf is printf for a line that is dropped if the reader of stderr is slow.
-func (c *console) detailf(format string, args ...any) {
-	c.lines.put("dlock: "+oneLine(fmt.Sprintf(format, args...))+"\n", true)
-}
+func (c *console) printf(format string, args ...any) { c.lines.put(false, format, args...) }
 
 // A backlog writes lines in the background, so that a slow reader of stderr delays neither the
 // command nor the release of its lock.
@@ -102,12 +125,12 @@ func newBacklog(w io.Writer) *backlog {
 }
 
 // put queues a line. An optional one is dropped if many wait, any if very many do.
-func (b *backlog) put(line string, optional bool) {
+func (b *backlog) put(optional bool, format string, args ...any) {
 	if optional && len(b.lines) > cap(b.lines)/2 {
 		return
 	}
 	select {
-	case b.lines <- line:
+	case b.lines <- "dlock: " + oneLine(fmt.Sprintf(format, args...)) + "\n":
 	default:
 	}
 }
@@ -130,6 +153,13 @@ func (b *backlog) close() {
 	<-b.finished
 }
 
+// oneLine joins the lines of an error, because a driver's may have several, and escapes what may
+// disturb a terminal.
+func oneLine(s string) string {
+	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
+	return printable.Text(strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " "))
+}
+
 // exitError ends the program with a code, and a line on stderr unless text is empty.
 type exitError struct {
 	code int
@@ -142,167 +172,82 @@ func failf(code int, format string, args ...any) error {
 	return &exitError{code, fmt.Sprintf(format, args...)}
 }
 
-// main runs the command line and returns the exit code.
-func (c *console) main(args []string) int {
-	if err := checkArgs(args); err != nil {
-		return c.exitCode(err)
-	}
-	root := newRoot(c)
-	root.SetArgs(args)
-	root.SetIn(c.stdin)
-	out := &checkedWriter{w: c.stdout}
-	root.SetOut(out)
-	root.SetErr(c.stderr)
-	err := root.Execute()
-	if out.err != nil {
-		err = failf(exitIO, "the output cannot be written: %v", out.err)
-	}
-	return c.exitCode(err)
-}
-
-// A checkedWriter remembers the first error, so that what prints need not return it.
-type checkedWriter struct {
-	w   io.Writer
-	err error
-}
-
-func (c *checkedWriter) Write(p []byte) (int, error) {
-	if c.err == nil {
-		_, c.err = c.w.Write(p)
-	}
-	return len(p), nil
-}
-
 // exitCode writes the line of an error, and returns its exit code.
 func (c *console) exitCode(err error) int {
-	if err == nil {
+	var f *exitError
+	if err = failure(err); !errors.As(err, &f) {
 		return 0
 	}
-	f := &exitError{code: exitUsage, text: err.Error()}
-	errors.As(err, &f)
 	if f.text != "" {
 		c.printf("%s", f.text)
 	}
 	return f.code
 }
 
-func newRoot(c *console) *cobra.Command {
-	root := &cobra.Command{
-		Use:           "dlock COMMAND [ARG...]",
-		Version:       version(),
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args:          unknownCommand,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-
-		DisableFlagsInUseLine:      true,
-		SuggestionsMinimumDistance: 2,
-	}
-	root.SetVersionTemplate("dlock {{.Version}}\n")
-	root.SetFlagErrorFunc(flagError)
-	root.SetHelpFunc(writeHelp)
-	root.AddCommand(newRun(c), newElect(c), newStatus(c), newUnlock(), newDoctor(), newBootstrap(), newDrivers(), newVersion())
-	root.InitDefaultHelpCmd()
-	root.InitDefaultCompletionCmd()
-	for _, cmd := range root.Commands() {
-		cmd.Flags().SortFlags = false
-		describe(cmd)
-		switch cmd.Name() {
-		case "help":
-			cmd.Args, cmd.RunE, cmd.Run = nil, help, nil
-		case "completion":
-			cmd.SuggestionsMinimumDistance = root.SuggestionsMinimumDistance
-			cmd.Args, cmd.RunE = unknownCommand, root.RunE
-		}
-	}
-	return root
-}
-
-// wanted says what the values of flags must be, by their types.
-var wanted = map[string]string{
-	"bool":     "must be true or false",
-	"duration": "must be a duration such as 90s or 2h30m",
-	"uint8":    "must be an exit code, 0 to 255",
-	"uint16":   "must be a number of slots, 1 to 1024",
-	"uint64":   "must be a number",
-}
-
-// flagError describes a wrong flag without quoting its value, which may be a
-// misplaced password.
-func flagError(cmd *cobra.Command, err error) error {
-	var (
-		unknown *pflag.NotExistError
-		bad     *pflag.InvalidValueError
-		missing *pflag.ValueRequiredError
-	)
-	text := "bad flag syntax"
+// failure gives an error of package dlock or of a driver its exit code, and its message for users
+// of the command.
+func failure(err error) error {
+	var f *exitError
 	switch {
-	case errors.As(err, &unknown):
-		dashes, name := "--", unknown.GetSpecifiedName()
-		if shorts := unknown.GetSpecifiedShortnames(); shorts != "" {
-			dashes, name = "-", shorts
-		}
-		if near := nearFlag(cmd, name); near != "" {
-			return failf(exitUsage, "there is no flag %s%s: did you mean %s?", dashes, name, near)
-		}
-		text = "there is no such flag"
-	case errors.As(err, &bad):
-		text = "--" + bad.GetFlag().Name + " " + wanted[bad.GetFlag().Value.Type()]
-	case errors.As(err, &missing):
-		text = "--" + missing.GetFlag().Name + " needs a value"
+	case err == nil:
+		return nil
+	case errors.As(err, &f):
+		return f
+	case errors.Is(err, dlock.ErrInvalid):
+		return failf(exitUsage, "%s", forUsers(err.Error()))
+	case errors.Is(err, dlock.ErrLost):
+		return failf(exitHeld, "%v: nothing was changed", err)
+	case errors.Is(err, context.Canceled): // by a signal
+		return &exitError{code: exitSignal + 2}
 	}
-	return failf(exitUsage, "%s (see %s --help)", text, cmd.CommandPath())
-}
-
-// exclusive refuses more than one of some flags.
-func exclusive(cmd *cobra.Command, flags ...string) error {
-	var given []string
-	for _, f := range flags {
-		if cmd.Flags().Changed(f) {
-			given = append(given, "--"+f)
-		}
-	}
-	if len(given) > 1 {
-		return failf(exitUsage, "%s contradict each other: leave one out", strings.Join(given, " and "))
-	}
-	return nil
-}
-
-// oneLine joins the lines of an error, because a driver's may have several, and escapes what may
-// disturb a terminal.
-func oneLine(s string) string {
-	breaks := func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }
-	return printable.Text(strings.Join(strings.FieldsFunc(strings.TrimPrefix(s, "dlock: "), breaks), " "))
+	return failf(exitUnavailable, "%v: check the backend and its URL", err)
 }
 
 // waitingHelps reports whether the same call may succeed later.
 func waitingHelps(err error) bool {
 	var refused *driver.RefusedError
-	return !errors.As(err, &refused) || refused.RetryAfter > 0
+	return !errors.Is(err, dlock.ErrInvalid) && (!errors.As(err, &refused) || refused.RetryAfter > 0)
 }
 
-// asFlags replaces names of dlock's options by the flags that set them.
-var asFlags = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold", "WithOwnerLabel", "--label", "WithShared", "--shared")
-
-// withoutDriver replaces the advice to a program's author, of a driver that is not registered, by
-// one to a user of the command.
-func withoutDriver(text string) string {
-	before, rest, found := strings.Cut(text, " is unknown (forgotten import")
+// forUsers replaces the names of dlock's options by the flags that set them, and the advice to a
+// program's author to import a driver by one to a user of the command.
+func forUsers(text string) string {
+	text = strings.NewReplacer("WithTTL", "--ttl", "WithMinHold", "--at-least", "WithMaxHold", "--max-hold",
+		"WithOwnerLabel", "--label", "WithShared", "--shared").Replace(text)
+	before, rest, found := strings.Cut(text, " (forgotten import")
 	if !found {
 		return text
 	}
-	_, after, _ := strings.Cut(rest, ")")
-	name := strings.Trim(before[strings.LastIndex(before, " ")+1:], `"`)
-	if _, ours := forms[name]; !ours {
-		return before + " is unknown" + after
+	pkg, after, _ := strings.Cut(rest, ")")
+	if strings.HasPrefix(pkg, " of ") { // a driver of this module
+		before += " here; the command with all drivers: go install " + module + "/drivers/everything/cmd/dlock@latest"
 	}
-	return fmt.Sprintf("this command is built without %q; to install the one with all drivers: go install %s/drivers/everything/cmd/dlock@latest%s", name, module, after)
+	return before + after
 }
 
-// exitErrorOf returns the exit code and the message for an error of package dlock.
-func exitErrorOf(err error) *exitError {
-	if errors.Is(err, dlock.ErrInvalid) {
-		return &exitError{exitUsage, withoutDriver(asFlags.Replace(err.Error()))}
+// module is the path of this package's module.
+const module = "github.com/redlock-go/redlock"
+
+func newVersion(c *call) func() error {
+	return func() error {
+		if err := c.want(0, 0); err != nil {
+			return err
+		}
+		fmt.Fprintln(c.out, "dlock", version())
+		return nil
 	}
-	return &exitError{exitUnavailable, err.Error() + ": check the backend and its URL"}
+}
+
+// version returns the versions of this module and of Go.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "(unknown version)"
+	}
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == module {
+			return m.Version + " " + info.GoVersion
+		}
+	}
+	return "(unknown version) " + info.GoVersion
 }

@@ -23,11 +23,11 @@
 //	dlock doctor [flags]                         check the servers
 //	dlock bootstrap [flags]                      declare servers new, or change their terms
 //	dlock drivers                                list the drivers and the forms of their URLs
-//	dlock completion SHELL                       print the completion for bash, zsh, fish or powershell
+//	dlock completion SHELL                       print the completion for bash, zsh or fish
 //	dlock version                                print the version
+//	dlock help [COMMAND or TOPIC]                explain a command, or a topic
 //
-// "dlock help run" explains a command, and so does "dlock help" with url, environment, danger,
-// exit, cron or systemd.
+// The topics are url, environment, danger, exit, cron and systemd.
 //
 // # dlock run
 //
@@ -46,7 +46,7 @@
 //	                  quarter of D, if that is less), then SIGKILL
 //	--skip            if the lock is held, exit 0 and say nothing; ask once, unless --wait says
 //	                  otherwise
-//	-E, --conflict-exit-code CODE
+//	--conflict-exit-code CODE, -E CODE
 //	                  exit with CODE, and not with 75, if the lock is held
 //	--slots N         let N commands (1 to 1024) run at a time, each with a slot of its own
 //	--shared          share the lock with every other run with --shared, as flock -s does (file
@@ -196,6 +196,24 @@
 // the waiters of all clients are served in the order in which they came; shared, a mode for
 // readers; node, can be a node of a quorum; keep, the server keeps a lock for --at-least even if
 // dlock is killed.
+//
+// # dlock completion
+//
+// It prints what a shell needs to complete commands, flags, the keys that are held, and of unlock
+// their tokens and sessions. A key with characters that a shell would read as its own is not
+// offered. In ~/.bashrc, in ~/.zshrc after compinit, and in ~/.config/fish/config.fish:
+//
+//	source <(dlock completion bash)
+//	source <(dlock completion zsh)
+//	dlock completion fish | source
+//
+// # dlock version
+//
+// It prints the version of the module and of Go.
+//
+// # dlock help
+//
+// It prints a part of this manual.
 //
 // # url
 //

@@ -5,78 +5,51 @@ import (
 	"fmt"
 	"io"
 	"slices"
-
-	"github.com/spf13/cobra"
+	"strings"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
-// The exit codes of dlock doctor, by the gravest finding.
-const (
-	exitWarnings = 1
-	exitUnsafe   = 2
-)
+// doctorCodes are the exit codes of dlock doctor, by the gravest finding.
+var doctorCodes = map[driver.Severity]int{driver.SeverityNote: 0, driver.SeverityWarning: 1, driver.SeverityUnsafe: 2}
 
-func newDoctor() *cobra.Command {
-	var (
-		url    string
-		json   bool
-		ignore []string
-	)
-	cmd := &cobra.Command{
-		Use:   "doctor [flags]",
-		Short: "Check whether the deployment is as its driver assumes",
-		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return operate(cmd, url, operatorTimeout, func(ctx context.Context, c *dlock.Client) error {
-				found, err := check(ctx, c)
-				if err != nil {
-					return err
-				}
-				found = slices.DeleteFunc(found, func(f driver.Diagnostic) bool { return slices.Contains(ignore, f.Code) })
-				if json {
-					err = writeJSON(cmd.OutOrStdout(), append([]driver.Diagnostic{}, found...), true) // [] and not null
-				} else {
-					writeFindings(cmd.OutOrStdout(), found, place(c))
-				}
-				if err != nil {
-					return err
-				}
-				return verdict(found)
-			})
-		},
-	}
-	f := cmd.Flags()
-	urlFlag(cmd, &url)
-	f.BoolVar(&json, "json", false, "")
-	f.StringSliceVar(&ignore, "ignore", nil, "")
-	_ = cmd.RegisterFlagCompletionFunc("ignore", completer(func(ctx context.Context, c *dlock.Client, _ []string, _ string, offer *offers) error {
-		found, err := check(ctx, c)
-		for i := range found {
-			if f := &found[i]; f.Severity > driver.SeverityNote {
-				offer.add(f.Code, f.Summary)
-			}
+func newDoctor(c *call) func() error {
+	var json bool
+	var ignore []string
+	c.withURL()
+	c.flags.BoolVar(&json, "json", false, "")
+	c.flags.Func("ignore", "", func(s string) error { ignore = append(ignore, strings.Split(s, ",")...); return nil })
+	return func() error {
+		if err := c.want(0, 0); err != nil {
+			return err
 		}
-		return err
-	})) // the flag exists
-	return cmd
-}
-
-// verdict returns the exit code of the gravest finding.
-func verdict(found []driver.Diagnostic) error {
-	gravest := driver.SeverityNote
-	for i := range found {
-		gravest = max(gravest, found[i].Severity)
+		return c.once(func(ctx context.Context, client *dlock.Client) error {
+			i, err := inspector(client)
+			if err != nil {
+				return err
+			}
+			found, err := i.Check(ctx)
+			if err != nil {
+				return err
+			}
+			found = slices.DeleteFunc(found, func(f driver.Diagnostic) bool { return slices.Contains(ignore, f.Code) })
+			if json {
+				err = writeJSON(c.out, append([]driver.Diagnostic{}, found...), "  ") // [] and not null
+			} else {
+				writeFindings(c.out, found, place(client))
+			}
+			gravest := driver.SeverityNote
+			for i := range found {
+				gravest = max(gravest, found[i].Severity)
+			}
+			if code := doctorCodes[gravest]; err == nil && code != 0 {
+				return &exitError{code: code}
+			}
+			return err
+		})
 	}
-	switch gravest {
-	case driver.SeverityUnsafe:
-		return &exitError{code: exitUnsafe}
-	case driver.SeverityWarning:
-		return &exitError{code: exitWarnings}
-	}
-	return nil
 }
 
 // writeFindings writes the warnings, each with its remedy, then the notes as a table, then a count.

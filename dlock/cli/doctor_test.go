@@ -28,7 +28,11 @@ func examine(t *testing.T, url string) (map[string]driver.Diagnostic, error) {
 		t.Fatal(err)
 	}
 	defer c.Close() //nolint:errcheck // nothing is held
-	all, err := check(t.Context(), c)
+	i, err := inspector(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := i.Check(t.Context())
 	found := map[string]driver.Diagnostic{}
 	for _, f := range all {
 		if f.Code == "" || f.Summary == "" || f.Severity > driver.SeverityNote && f.Remedy == "" {
@@ -445,7 +449,7 @@ func TestDoctorIsReadByPeople(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, stderr := w.want(exitUnsafe, "doctor")
+	out, stderr := w.want(2, "doctor")
 	for _, line := range []string{
 		"unsafe maxmemory-policy: redis://" + s.Addr() + "/0: maxmemory-policy is allkeys-lru: the server may evict a lock that is held, or its counter\n" +
 			"    fix: set maxmemory-policy noeviction\n" +
@@ -460,12 +464,12 @@ func TestDoctorIsReadByPeople(t *testing.T) {
 		t.Errorf("stderr: %s", stderr)
 	}
 	var all []driver.Diagnostic
-	w.json(exitUnsafe, &all, "doctor", "--json")
+	w.json(2, &all, "doctor", "--json")
 	if !slices.ContainsFunc(all, func(f driver.Diagnostic) bool {
 		return f.Code == "maxmemory-policy" && f.Severity == driver.SeverityUnsafe
 	}) {
 		t.Errorf("in JSON: %+v", all)
 	}
-	w.want(exitWarnings, "doctor", "--ignore", "maxmemory-policy")
+	w.want(1, "doctor", "--ignore", "maxmemory-policy")
 	w.want(0, "doctor", "--ignore", "maxmemory-policy,appendonly,slow-scripts")
 }

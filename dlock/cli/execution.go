@@ -65,7 +65,7 @@ func (h *execution) start() error {
 		if h.setDeadlines(); h.lock != nil {
 			guard.times.keep.Store(int64(h.granted + h.atLeast))
 		}
-		err = guard.start(h.command, environment(os.Environ(), h.lease, h.slots), h.lock, h.noWait)
+		err = guard.start(h.command, environment(os.Environ(), h.lease, h.slots > 0), h.lock, h.noWait)
 	}
 	if err != nil {
 		h.guard = nil
@@ -313,7 +313,7 @@ const (
 
 // environment returns the command's environment: that of dlock without the URL, and with the
 // lease's data.
-func environment(ours []string, lease *dlock.Lease, slots uint16) []string {
+func environment(ours []string, lease *dlock.Lease, slots bool) []string {
 	own := []string{envURL, envURLFile, envKey, envKeys, envFence, envDeadline, envSlot}
 	env := slices.DeleteFunc(slices.Clone(ours), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
@@ -330,7 +330,7 @@ func environment(ours []string, lease *dlock.Lease, slots uint16) []string {
 	if d, ok := lease.Deadline(); ok {
 		env = append(env, envDeadline+"="+time.Now().Add(time.Until(d)).UTC().Format(time.RFC3339Nano))
 	}
-	if slots > 0 {
+	if slots {
 		env = append(env, envSlot+"="+strconv.Itoa(lease.Slot()))
 	}
 	return env

@@ -77,7 +77,7 @@ type processTree struct {
 
 func startTree(c *console, argv, env []string) (*processTree, *exitError) {
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, c.stdin, c.stdout, c.stderr
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, c.stdin, c.out.inherited(), c.err.inherited()
 	err := cmd.Start()
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist):

@@ -179,8 +179,8 @@ func (w *guardProcess) startWith(argv, env []string, orders, reports, lock *os.F
 		Args:        append([]string{guardName, fmt.Sprint(fds[0], fds[1], fds[2], fds[3], noWait)}, argv...),
 		Env:         env,
 		Stdin:       w.stdin,
-		Stdout:      w.stdout,
-		Stderr:      w.stderr,
+		Stdout:      w.out.inherited(),
+		Stderr:      w.err.inherited(),
 		WaitDelay:   copyDelay,
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // the terminal's signals do not reach it
 	}

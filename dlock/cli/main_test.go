@@ -5,12 +5,11 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/spf13/pflag"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
@@ -39,27 +38,24 @@ func TestMainUsesTheGivenStreams(t *testing.T) {
 
 // The manual is written once: each command and flag is in it, and it has no other.
 func TestTheManualHasEachCommandAndFlag(t *testing.T) {
-	root := newRoot(&console{})
-	front := section("dlock")
-	for _, cmd := range root.Commands() {
-		if cmd.Name() == "help" {
-			continue
+	for name, newCommand := range commands() {
+		if form, does := summary(name); form == "" || does == "" {
+			t.Errorf("the manual does not list %s", name)
 		}
-		if !strings.Contains(front, "\n    dlock "+cmd.Name()) {
-			t.Errorf("the manual does not list %s", cmd.Name())
-		}
-		cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Usage == "" {
-				t.Errorf("the manual does not describe %s --%s", cmd.Name(), f.Name)
+		c := (&console{}).newCall(name)
+		newCommand(c)
+		c.flags.VisitAll(func(f *flag.Flag) {
+			if _, does := lookup("dlock "+name, "--"+f.Name); does == "" {
+				t.Errorf("the manual does not describe %s --%s", name, f.Name)
 			}
 		})
-		for line := range strings.Lines(section("dlock " + cmd.Name())) {
-			if name, isFlag := strings.CutPrefix(line, "    --"); isFlag && cmd.Flags().Lookup(strings.Fields(name)[0]) == nil {
-				t.Errorf("%s has no flag --%s", cmd.Name(), name)
+		for line := range strings.Lines(section("dlock " + name)) {
+			if flag, isFlag := strings.CutPrefix(line, "    --"); isFlag && c.flags.Lookup(strings.Fields(flag)[0]) == nil {
+				t.Errorf("%s has no flag --%s", name, flag)
 			}
 		}
 	}
-	for _, topic := range strings.Fields("url environment danger exit cron systemd run elect") {
+	for _, topic := range strings.Fields("url environment danger exit cron systemd run elect completion") {
 		var stdout, stderr bytes.Buffer
 		code := Main([]string{"dlock", "help", topic}, strings.NewReader(""), &stdout, &stderr)
 		if out := stdout.String(); code != 0 || len(out) < 300 || strings.Contains(out, "//") || strings.Contains(out, "\n# ") || disturbing(out) != "" {
@@ -79,7 +75,7 @@ func TestAnOutageThatIsWaitedOutIsToldEveryMinute(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer client.Close() //nolint:errcheck // nothing is held
-		j := &job{console: c, wait: forever, client: client}
+		j := &job{call: &call{console: c}, wait: forever, client: client}
 		tell := func(err error) {
 			j.hooks().Event(t.Context(), dlock.Event{Op: "attempt", Attempt: 2, Err: err})
 			time.Sleep(time.Second)

@@ -4,9 +4,6 @@ import (
 	_ "embed" // the manual is the package's documentation
 	"fmt"
 	"strings"
-
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 //go:embed doc.go
@@ -23,70 +20,55 @@ func section(title string) string {
 	return strings.NewReplacer("\n// ", "\n", "\n//\t", "\n    ", "\n//", "\n").Replace("\n" + text)
 }
 
-// describe gives each flag of a command the manual's words for it, for the completions.
-func describe(cmd *cobra.Command) {
-	var f *pflag.Flag // of the line before, if its words are on this one
-	for line := range strings.Lines(section(cmd.CommandPath())) {
+// lookup returns the line of a section that begins with a word, up to the column of explanations,
+// and the explanation, which may stand on the next line.
+func lookup(title, word string) (form, explanation string) {
+	for line := range strings.Lines(section(title)) {
 		line = strings.TrimSpace(line)
-		flag, usage, _ := strings.Cut(line, "  ")
-		_, name, isFlag := strings.Cut(flag, "--")
-		switch name, _, _ = strings.Cut(name, " "); {
-		case f != nil && f.Usage == "":
-			f.Usage = line
-		case isFlag && strings.HasPrefix(line, "-"):
-			if f = cmd.Flags().Lookup(name); f != nil {
-				f.Usage = strings.TrimSpace(usage)
+		if form != "" && line != "" {
+			return form, line
+		}
+		form = "" // that of an example
+		if strings.HasPrefix(line+" ", word+" ") {
+			if form, explanation, _ = strings.Cut(line, "  "); explanation != "" {
+				return form, strings.TrimSpace(explanation)
 			}
 		}
 	}
+	return "", ""
 }
 
-// writeHelp prints the manual's section of a command.
-func writeHelp(cmd *cobra.Command, _ []string) {
-	text := section(cmd.CommandPath())
-	if text == "" { // the completion has cobra's own words
-		text = "\n" + cmd.Long + "\n"
+// summary returns the form of a command, and what it does.
+func summary(command string) (form, does string) { return lookup("dlock", "dlock "+command) }
+
+// help prints a section of the manual.
+func (c *console) help(title string) error {
+	text := section(title)
+	if text == "" {
+		return failf(exitUsage, "there is no such command or topic: dlock help lists them")
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "Usage: %s\n%s", cmd.UseLine(), text)
+	form := "dlock COMMAND [ARG...]"
+	if command, ok := strings.CutPrefix(title, "dlock "); ok {
+		form, _ = summary(command)
+	}
+	if strings.HasPrefix(title, "dlock") {
+		text = "Usage: " + form + "\n" + text
+	}
+	fmt.Fprint(c.out, strings.TrimPrefix(text, "\n"))
+	return nil
 }
 
-// help is "dlock help [COMMAND|TOPIC]". An unknown one is an error.
-func help(cmd *cobra.Command, args []string) error {
-	if text := section(strings.Join(args, " ")); text != "" && args[0] != "dlock" {
-		_, err := fmt.Fprint(cmd.OutOrStdout(), strings.TrimPrefix(text, "\n"))
-		return err
+func newHelp(c *call) func() error {
+	return func() error {
+		if err := c.want(0, 1); err != nil {
+			return err
+		}
+		if len(c.args) == 0 {
+			return c.help("dlock")
+		}
+		if _, command := commands()[c.args[0]]; command {
+			return c.help("dlock " + c.args[0])
+		}
+		return c.help(c.args[0])
 	}
-	found, rest, err := cmd.Root().Find(args)
-	if err != nil || len(rest) > 0 {
-		return unknownCommand(found, rest)
-	}
-	return found.Help()
-}
-
-// unknownCommand refuses an argument that is no command. The error repeats the argument only if
-// it is nearly the name of a command, because it may be a misplaced password.
-func unknownCommand(parent *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	if near := parent.SuggestionsFor(args[0]); len(near) > 0 {
-		return failf(exitUsage, "there is no command %s: did you mean %s?", args[0], strings.Join(near, " or "))
-	}
-	if parent.ArgsLenAtDash() >= 0 {
-		return failf(exitUsage, "there is no such command: did you mean dlock run KEY -- COMMAND [ARG...]?")
-	}
-	return failf(exitUsage, "there is no such command: dlock --help lists them")
-}
-
-// nearFlag returns the flags of cmd whose names resemble a mistyped one.
-func nearFlag(cmd *cobra.Command, name string) string {
-	flags := &cobra.Command{SuggestionsMinimumDistance: 2}
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
-	})
-	near := flags.SuggestionsFor(name)
-	if len(near) == 0 {
-		return ""
-	}
-	return "--" + strings.Join(near, " or --")
 }

@@ -5,7 +5,6 @@ package cli
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -184,18 +183,18 @@ func TestOperatorsAreToldWhatIsWrongWithTheirUsage(t *testing.T) {
 	dir := t.TempDir()
 	env := []string{envURL + "=file://" + dir}
 	for says, args := range map[string]string{
-		"--token is missing":             "unlock k",
-		"one key":                        "unlock --token 3",
-		"--token must be a number (":     "unlock k --token x",
-		"--json must be true or false (": "status --json=x",
-		"--token and --session contradict each other: leave one out": "unlock k --token 3 --session 4",
-		"--nodes and --terms contradict each other":                  "bootstrap --nodes --terms",
-		"takes no arguments": "doctor k",
-		"there is no flag":   "status --jsn",
+		"--token is missing": "unlock k",
+		"an argument is missing: dlock unlock [flags] KEY":                       "unlock --token 3",
+		"--token must be a number from 0":                                        "unlock k --token x",
+		"--json must be true or false (":                                         "status --json=x",
+		"--token and --session contradict each other: leave one out":             "unlock k --token 3 --session 4",
+		"--nodes and --terms contradict each other":                              "bootstrap --nodes --terms",
+		"takes no arguments":                                                     "doctor k",
+		"there is no such flag: dlock status has --json, --url, --watch, --help": "status --jsn",
 	} {
 		wantInside(t, env, exitUsage, says, strings.Fields(args)...)
 	}
-	wantInside(t, env, exitHeld, "nobody holds it", "unlock", "k", "--token", "3")
+	wantInside(t, env, exitHeld, "nobody holds the lock", "unlock", "k", "--token", "3")
 	wantInside(t, env, exitUsage, "key", "status", "")
 }
 
@@ -219,7 +218,7 @@ func TestADeadServerHasNoGoodState(t *testing.T) {
 	}
 }
 
-func TestKeysAndSchemesAreCompleted(t *testing.T) {
+func TestCommandsFlagsAndKeysAreCompleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, key := range []string{"nightly", "night-watch", "daily"} {
@@ -244,14 +243,12 @@ func TestKeysAndSchemesAreCompleted(t *testing.T) {
 	}
 	token := number10(w.states("nightly")[0].Holders[0].Fence)
 	completes(func(out string) bool { return strings.HasPrefix(out, token+"\tweb-4/") }, "unlock", "nightly", "--token", "")
-	if err := os.Chmod(w.path("locks"), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	completes(func(out string) bool { return strings.HasPrefix(out, "folder-not-sticky\t") }, "doctor", "--ignore", "")
-	_, out, _ := w.run("__complete", "doctor", "--url", "po")
-	if !strings.Contains(out, "postgres:\t") || !strings.Contains(out, "redlock:\t") {
-		t.Errorf("schemes: %s", out)
-	}
+	completes(func(out string) bool {
+		return strings.Contains(out, "--at-least\tkeep the lock") && !strings.Contains(out, "--json")
+	}, "run", "--")
+	completes(func(out string) bool {
+		return out == "doctor\tcheck the servers\ndrivers\tlist the drivers and the forms of their URLs\n"
+	}, "d")
 	w.use("redis://127.0.0.1:1")
 	if code, _, stderr := w.run("__complete", "status", ""); code != 0 || strings.Contains(stderr, "refused") {
 		t.Errorf("without a server completion says %q", stderr)

@@ -3,17 +3,17 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/spf13/cobra"
 
 	"github.com/redlock-go/redlock/dlock"
 )
@@ -24,30 +24,29 @@ const minTTL = 4 * time.Second
 // forever is the --wait of "forever".
 const forever time.Duration = -1
 
+// inProcess finds a backend, or a node of a quorum, that excludes no other process.
+var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
+
 // outageInterval is the time between two lines about an outage that is waited out.
 const outageInterval = time.Minute
 
 // A job is one run of "dlock run" or "dlock elect".
 type job struct {
-	*console
-	url      string
+	*call
+	elect    bool // "dlock elect": campaign again after a loss
 	ttl      time.Duration
-	waitFor  string // --wait as it was given
 	wait     time.Duration
 	atLeast  time.Duration
 	maxHold  time.Duration
 	skip     bool
 	shared   bool
-	slots    uint16
-	elect    bool  // "dlock elect": campaign again after a loss
-	conflict uint8 // the exit code if the lock is held
-	noWait   bool  // do not wait for the command's children
+	slots    uint64
+	conflict uint64 // the exit code if the lock is held
+	noWait   bool   // do not wait for the command's children
 	label    string
 	verbose  bool
 
 	key     string
-	command []string
-
 	client  *dlock.Client
 	signals chan os.Signal
 	failure atomic.Pointer[error] // of the last renewal
@@ -57,67 +56,88 @@ type job struct {
 	mu      sync.Mutex            // of outage and told
 }
 
-func newRun(c *console) *cobra.Command {
-	j := &job{console: c}
-	cmd := &cobra.Command{
-		Use:               "run [flags] KEY -- COMMAND [ARG...]",
-		Short:             "Run a command while holding the lock KEY",
-		Args:              j.setArgs,
-		ValidArgsFunction: completeKeys,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return j.run(cmd) },
-	}
-	f := cmd.Flags()
-	j.commonFlags(cmd)
-	f.StringVar(&j.waitFor, "wait", "forever", "")
-	f.DurationVar(&j.atLeast, "at-least", 0, "")
-	f.BoolVar(&j.skip, "skip", false, "")
-	f.Uint8VarP(&j.conflict, "conflict-exit-code", "E", exitHeld, "")
-	f.BoolVar(&j.shared, "shared", false, "")
-	f.Uint16Var(&j.slots, "slots", 0, "")
-	return cmd
+// newJob declares the flags of "dlock run" and "dlock elect".
+func newJob(c *call) *job {
+	j := &job{call: c, wait: forever, conflict: exitHeld}
+	c.withURL()
+	c.duration(&j.ttl, "ttl")
+	c.duration(&j.maxHold, "max-hold")
+	c.flags.BoolVar(&j.noWait, "no-wait-children", false, "")
+	c.flags.StringVar(&j.label, "label", "", "")
+	c.flags.BoolVar(&j.verbose, "verbose", false, "")
+	c.offerKeys()
+	return j
 }
 
-// commonFlags adds the flags of "dlock run" and "dlock elect".
-func (j *job) commonFlags(cmd *cobra.Command) {
-	f := cmd.Flags()
-	urlFlag(cmd, &j.url)
-	f.DurationVar(&j.ttl, "ttl", 0, "")
-	f.DurationVar(&j.maxHold, "max-hold", 0, "")
-	f.BoolVar(&j.noWait, "no-wait-children", false, "")
-	f.StringVar(&j.label, "label", "", "")
-	f.BoolVar(&j.verbose, "verbose", false, "")
-}
-
-func (j *job) setArgs(cmd *cobra.Command, args []string) error {
-	wrong := ""
-	switch dash := cmd.ArgsLenAtDash(); {
-	case dash < 0 && len(args) > 1:
-		wrong = "the command must stand after --"
-	case dash < 0, dash == len(args):
-		wrong = "the command is missing"
-	case dash == 0:
-		wrong = "the key is missing"
-	case dash > 1:
-		wrong = "there is more than one key before --"
-	default:
-		j.key, j.command = args[0], args[1:]
+func newRun(c *call) func() error {
+	j := newJob(c)
+	c.flags.Func("wait", "", func(s string) (err error) {
+		if s == "forever" {
+			j.wait = forever
+		} else if j.wait, err = time.ParseDuration(s); err != nil || j.wait < 0 {
+			return errors.New("must be 0, a duration such as 90s or 2h30m, or forever")
+		}
 		return nil
+	})
+	c.duration(&j.atLeast, "at-least")
+	c.flags.BoolVar(&j.skip, "skip", false, "")
+	c.number(&j.conflict, "conflict-exit-code", 0, 255)
+	c.flags.BoolVar(&j.shared, "shared", false, "")
+	c.number(&j.slots, "slots", 1, 1024)
+	return j.run
+}
+
+func newElect(c *call) func() error {
+	j := newJob(c)
+	j.elect = true
+	observe := false
+	c.flags.BoolVar(&observe, "observe", false, "")
+	return func() error {
+		if observe {
+			return observeLeader(c)
+		}
+		return j.run()
 	}
-	return failf(exitUsage, "%s: %s KEY -- COMMAND [ARG...]", wrong, cmd.CommandPath())
+}
+
+// observeLeader prints the holder of the key, and each change, until a signal ends it.
+func observeLeader(c *call) error {
+	if err := c.want(1, 1); err != nil {
+		return err
+	}
+	last := ""
+	tell := func(seen, line string) {
+		if seen != last {
+			fmt.Fprintf(c.out, "%s %s\n", time.Now().Format(time.RFC3339), line)
+		}
+		last = seen
+	}
+	return c.watch(func(ctx context.Context, client *dlock.Client) error {
+		s, err := client.Lookup(ctx, c.args[0])
+		switch {
+		case err != nil:
+			return err
+		case len(s.Holders) == 0:
+			tell("nobody", "nobody leads")
+			return nil
+		}
+		h, token := s.Holders[0], ""
+		if h.Fence != 0 {
+			token = " with token " + number10(h.Fence)
+		}
+		tell(fmt.Sprint(h.Owner, " ", h.Fence), holders(h)+" leads"+token)
+		return nil
+	}, func(err error) { tell("unknown", "unknown: "+oneLine(err.Error())) }) // an outage is told once
 }
 
 // run takes the lock, runs the command, and releases the lock.
-func (j *job) run(cmd *cobra.Command) error {
-	if err := j.checkFlags(cmd); err != nil {
+func (j *job) run() error {
+	if err := j.checkFlags(); err != nil {
 		return err
 	}
-	backend, err := chooseURL(j.url, cmd.Flags().Changed("url"))
-	if err != nil {
+	var err error
+	if j.client, err = j.open(j.options()...); err != nil {
 		return err
-	}
-	j.client, err = dlock.OpenURL(backend, j.options(cmd)...)
-	if err != nil {
-		return exitErrorOf(err)
 	}
 	defer j.close()
 	if inProcess.MatchString(j.client.String()) {
@@ -146,34 +166,21 @@ func (j *job) run(cmd *cobra.Command) error {
 }
 
 // checkFlags refuses flags that contradict each other, and a key that this process already holds.
-func (j *job) checkFlags(cmd *cobra.Command) error {
-	given := cmd.Flags().Changed
-	for flag, d := range map[string]time.Duration{"ttl": j.ttl, "at-least": j.atLeast, "max-hold": j.maxHold} {
-		if d < 0 {
-			return failf(exitUsage, "--%s %s (see %s --help)", flag, wanted["duration"], cmd.CommandPath())
-		}
+func (j *job) checkFlags() error {
+	if err := errors.Join(j.wantCommand(), j.exclusive("slots", "shared"), j.exclusive("skip", "conflict-exit-code")); err != nil {
+		return err
 	}
-	switch d, err := time.ParseDuration(j.waitFor); {
-	case j.elect, j.waitFor == "forever":
-		j.wait = forever
-	case err != nil || d < 0:
-		return failf(exitUsage, "--wait must be 0, a duration such as 90s or 2h30m, or forever (see %s --help)", cmd.CommandPath())
-	default:
-		j.wait = d
+	j.key = j.args[0]
+	if j.skip && j.given["wait"] && j.wait == forever {
+		return failf(exitUsage, "--skip and --wait forever contradict each other: leave one out")
 	}
-	if given("slots") && (j.slots < 1 || j.slots > 1024) {
-		return failf(exitUsage, "--slots %s (see %s --help)", wanted["uint16"], cmd.CommandPath())
-	}
-	if j.skip && j.wait == forever {
-		if given("wait") {
-			return failf(exitUsage, "--skip and --wait forever contradict each other: leave one out")
-		}
+	if j.skip && !j.given["wait"] {
 		j.wait = 0
 	}
 	if slices.Contains(outerKeys(), j.key) {
 		return failf(exitUsage, "this runs inside of dlock run, which holds %q already, and would wait for itself: leave out this dlock run, or use another key", j.key)
 	}
-	return errors.Join(exclusive(cmd, "slots", "shared"), exclusive(cmd, "skip", "conflict-exit-code"))
+	return nil
 }
 
 // outerKeys returns the keys of the dlock runs inside which this process runs.
@@ -184,14 +191,8 @@ func outerKeys() []string {
 			keys = append(keys, key)
 		}
 	}
-	if key, nested := os.LookupEnv(envKey); nested && !slices.Contains(keys, key) {
-		keys = append(keys, key)
-	}
 	return keys
 }
-
-// endSignals are the signals that end a wait.
-var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
 // notify relays signals, except those that the parent process told dlock to ignore, as nohup does.
 func notify(c chan os.Signal, signals []os.Signal) {
@@ -202,14 +203,9 @@ func notify(c chan os.Signal, signals []os.Signal) {
 	}
 }
 
-func (j *job) options(cmd *cobra.Command) []dlock.Option {
-	o := []dlock.Option{
-		dlock.WithLogger(nil), // the hooks report every event in one line
-		dlock.WithHooks(j.hooks()),
-		dlock.WithMinHold(j.atLeast),
-		dlock.WithMaxHold(j.maxHold),
-	}
-	if cmd.Flags().Changed("ttl") {
+func (j *job) options() []dlock.Option {
+	o := []dlock.Option{dlock.WithHooks(j.hooks()), dlock.WithMinHold(j.atLeast), dlock.WithMaxHold(j.maxHold)}
+	if j.given["ttl"] {
 		o = append(o, dlock.WithTTL(j.ttl))
 	}
 	if j.slots > 0 {
@@ -263,6 +259,7 @@ func (j *job) ask(ctx context.Context) (*dlock.Lease, error) {
 }
 
 func (j *job) notObtained(err error) error {
+	helps := waitingHelps(err)
 	switch {
 	case err == nil:
 		return nil
@@ -272,11 +269,11 @@ func (j *job) notObtained(err error) error {
 	case errors.Is(err, dlock.ErrHeld):
 		return failf(int(j.conflict), "%v: try again later, or wait longer (--wait)", err)
 	}
-	e := exitErrorOf(err)
-	if e.code == exitUnavailable && j.wait != forever && waitingHelps(err) {
-		e.text += ", or wait longer (--wait)"
+	err = failure(err)
+	if j.wait != forever && helps {
+		return failf(exitUnavailable, "%v, or wait longer (--wait)", err)
 	}
-	return e
+	return err
 }
 
 // close ends the client: on a session backend it waits for the rest of --at-least.
@@ -293,7 +290,7 @@ func (j *job) close() {
 // verbosef writes a line if --verbose was given.
 func (j *job) verbosef(format string, args ...any) {
 	if j.verbose {
-		j.detailf(format, args...)
+		j.lines.put(true, format, args...) // may be dropped if the reader of stderr is slow
 	}
 }
 
@@ -330,7 +327,7 @@ func (j *job) tellAttempt(e dlock.Event) {
 		if e.Attempt == 1 && j.wait != 0 {
 			j.verbosef("waits for %q: %v", j.key, e.Err)
 		}
-	case j.wait != forever, errors.Is(e.Err, dlock.ErrInvalid), !waitingHelps(e.Err):
+	case j.wait != forever, !waitingHelps(e.Err):
 	case j.outage.IsZero():
 		j.outage, j.told = now, now
 		j.printf("waits for the backend (%s), which is out of reach, since --wait is forever: %v", j.client.Backend().Info().Name, e.Err)

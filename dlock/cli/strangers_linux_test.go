@@ -47,22 +47,22 @@ func TestTheKeyOfAnotherClientRunsNothingInTheShell(t *testing.T) {
 		t.Skip(err)
 	}
 	w := newWorld(t)
-	w.hold("file://"+w.dir+"/locks", "nightly$(touch${IFS}pwned)", "night-watch`touch${IFS}pwned`", "daily-report")
+	w.hold("file://"+w.dir+"/locks", "nightly$(touch${IFS}pwned)", "night-watch`touch${IFS}pwned`", "daily-report", "app:nightly")
 	w.asDlockInPath()
 	s := newScreen(w, bash, "--norc", "--noprofile", "-i")
-	// What the package bash-completion defines.
-	s.line(`_get_comp_words_by_ref() { words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; cur=${words[cword]}; prev=${words[cword-1]}; }`)
-	for _, flags := range []string{"", " --no-descriptions"} {
-		s.line("source <(dlock completion bash" + flags + "); echo com''pletes")
-		s.expect("completes")
-		for _, begin := range []string{"nightly", "night-"} {
-			s.press("dlock status " + begin + "\t")
-			s.press("\t\t\x15echo se''en\n") // clears the line
-			s.expect("seen")
-		}
-		s.press("dlock status dai\t")
+	s.line("source <(dlock completion bash); echo com''pletes")
+	s.expect("completes")
+	for _, begin := range []string{"nightly", "night-"} {
+		s.press("dlock status " + begin + "\t")
+		s.press("\t\t\x15echo se''en\n") // clears the line
+		s.expect("seen")
+	}
+	for begin, whole := range map[string]string{
+		"status dai": "status daily-report", "status app:n": "status app:nightly", "status --js": "status --json", "run k -- ./dlo": "run k -- ./dlock",
+	} {
+		s.press("dlock " + begin + "\t")
 		s.press("\x01echo \n") // shows the line
-		s.expect("dlock status daily-report")
+		s.expect("dlock " + whole)
 	}
 	if w.exists("pwned") {
 		t.Error("the completion has run a command in another client's key")

@@ -4,84 +4,63 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"github.com/spf13/cobra"
+	"math"
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
 
-func newUnlock() *cobra.Command {
-	var (
-		url string
-		h   driver.Holder
-	)
-	cmd := &cobra.Command{
-		Use:   "unlock [flags] KEY",
-		Short: "Take a lock away from its holder",
-		Args: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case len(args) != 1:
-				return failf(exitUsage, "unlock takes one key: dlock unlock KEY --token N")
-			case !cmd.Flags().Changed("token") && h.Session == "":
-				return failf(exitUsage, "--token is missing: %s shows the holder's", printable.CommandLine("dlock", "status", args[0]))
+func newUnlock(c *call) func() error {
+	var h driver.Holder
+	c.withURL()
+	c.number(&h.Fence, "token", 0, math.MaxUint64)
+	c.flags.StringVar(&h.Session, "session", "", "")
+	c.offerKeys()
+	c.offerHolders("token", func(h driver.Holder) string { return number10(h.Fence) })
+	c.offerHolders("session", func(h driver.Holder) string { return h.Session })
+	return func() error {
+		if err := errors.Join(c.want(1, 1), c.exclusive("token", "session")); err != nil {
+			return err
+		}
+		key := c.args[0]
+		if !c.given["token"] && h.Session == "" {
+			return failf(exitUsage, "--token is missing: %s shows the holder's", printable.CommandLine("dlock", "status", key))
+		}
+		return c.once(func(ctx context.Context, client *dlock.Client) error {
+			admin, err := optional[driver.Admin](client, "cannot take a lock away")
+			if err == nil {
+				err = admin.Break(ctx, key, h)
 			}
-			return exclusive(cmd, "token", "session")
-		},
-		ValidArgsFunction: completeKeys,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return operate(cmd, url, operatorTimeout, func(ctx context.Context, c *dlock.Client) error {
-				err := breakLock(ctx, c, args[0], h)
-				if errors.Is(err, dlock.ErrInvalid) && h.Session == "" {
-					err = needsSession(ctx, c, args[0], err)
-				}
-				if err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s was taken away from its holder\n", printable.Text(args[0]))
-				return err
-			})
-		},
+			if err != nil {
+				return notTaken(ctx, client, key, h, err)
+			}
+			fmt.Fprintf(c.out, "%s was taken away from its holder\n", printable.Text(key))
+			return nil
+		})
 	}
-	f := cmd.Flags()
-	urlFlag(cmd, &url)
-	f.Uint64Var(&h.Fence, "token", 0, "")
-	f.StringVar(&h.Session, "session", "", "")
-	_ = cmd.RegisterFlagCompletionFunc("token", completeHolders(func(h driver.Holder) string { return number10(h.Fence) })) // the flags exist
-	_ = cmd.RegisterFlagCompletionFunc("session", completeHolders(func(h driver.Holder) string { return h.Session }))
-	return cmd
 }
 
-// needsSession says how to take the lock away if the server knows sessions and no tokens. invalid
-// is the answer to a token.
-func needsSession(ctx context.Context, c *dlock.Client, key string, invalid error) error {
-	s, err := c.Lookup(ctx, key)
-	switch {
-	case err != nil:
+// notTaken adds to the error of Break who holds the lock, if it is not the holder h, or h names no
+// session where the server knows nothing else.
+func notTaken(ctx context.Context, c *dlock.Client, key string, h driver.Holder, err error) error {
+	lost := errors.Is(err, driver.ErrLost)
+	if !lost && !errors.Is(err, driver.ErrInvalid) {
 		return err
+	}
+	s, lookErr := c.Lookup(ctx, key)
+	switch {
+	case lookErr != nil && lost:
+		return err
+	case lookErr != nil:
+		return lookErr
 	case len(s.Holders) == 0:
-		return failf(exitUsage, "%s: nobody holds the lock", c.Backend().Info().Name)
-	case s.Holders[0].Session == "":
-		return invalid
+		return fmt.Errorf("%w: nobody holds the lock", driver.ErrLost)
+	case !lost && (s.Holders[0].Session == "" || h.Session != ""):
+		return err
+	case lost:
+		return fmt.Errorf("%w: no holder has %s; %s holds the lock with %s", err, mark(h), holders(s.Holders[0]), mark(s.Holders[0]))
 	}
 	return failf(exitUsage, "%s knows sessions and no tokens; to take the lock from %s: %s", c.Backend().Info().Name,
 		s.Holders[0].Owner, printable.CommandLine("dlock", "unlock", key, "--session", s.Holders[0].Session))
-}
-
-// completeHolders completes a flag with the value that name returns for each holder of the key.
-func completeHolders(name func(driver.Holder) string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return completer(func(ctx context.Context, c *dlock.Client, args []string, _ string, found *offers) error {
-		if len(args) != 1 {
-			return nil
-		}
-		s, err := c.Lookup(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		for i, h := range s.Holders {
-			found.add(name(h), holders(s.Holders[i:i+1]))
-		}
-		return nil
-	})
 }

@@ -3,16 +3,11 @@ package cli
 import (
 	"errors"
 	"io"
-	"net/url"
 	"os"
-	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver/dsn"
-	"github.com/redlock-go/redlock/driver/printable"
 )
 
 const (
@@ -44,8 +39,8 @@ func chooseURL(flag string, given bool) (string, error) {
 		}
 		return readURL(path)
 	}
-	if _, nested := os.LookupEnv(envKey); nested {
-		return "", failf(exitUsage, "this runs inside dlock run (%s is set), which does not pass its URL on: give --url, %s or %s", envKey, envURL, envURLFile)
+	if _, nested := os.LookupEnv(envKeys); nested {
+		return "", failf(exitUsage, "this runs inside dlock run (%s is set), which does not pass its URL on: give --url, %s or %s", envKeys, envURL, envURLFile)
 	}
 	return defaultURL, nil
 }
@@ -66,24 +61,6 @@ func ChooseURL(args []string, flag string, given bool) (url string, ok bool, err
 	}
 	url, err = chooseURL(flag, given)
 	return url, err == nil, err
-}
-
-// inProcess finds a backend, or a node of a quorum, that excludes no other process.
-var inProcess = regexp.MustCompile(`(?:^|^redlock:|,)memory:`)
-
-// place returns a text for where a client locks.
-func place(c *dlock.Client) string {
-	address := c.String()
-	if dsn.HasPassword(address) { // the environment should name another URL
-		return "on " + c.Backend().Info().Name
-	}
-	if folder, ok := strings.CutPrefix(address, "file://"); ok {
-		if path, err := url.PathUnescape(folder); err == nil {
-			folder, _ = dsn.LocalPath(path)
-		}
-		return "on this machine, in " + printable.Text(filepath.FromSlash(folder))
-	}
-	return "on " + printable.Text(address)
 }
 
 // urlLimit bounds the file with the URL, in bytes.

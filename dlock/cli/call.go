@@ -1,0 +1,278 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+)
+
+// A call is one command line, of one of the commands.
+type call struct {
+	*console
+	name    string // the command's
+	flags   *flag.FlagSet
+	given   map[string]bool // the flags that were given
+	needs   *flag.Flag      // the last word, which lacks its value
+	args    []string        // what stands before --
+	command []string        // what stands after it
+	dashes  bool            // there is a --
+	url     string
+	// offer finds the words that complete the value of a flag or, under "", an argument.
+	offer map[string]func(ctx context.Context, client *dlock.Client, begin string, found *offers) error
+}
+
+func (c *console) newCall(name string) *call {
+	return &call{console: c, name: name, flags: flag.NewFlagSet(name, flag.ContinueOnError), given: map[string]bool{},
+		offer: map[string]func(context.Context, *dlock.Client, string, *offers) error{}}
+}
+
+// run runs a command line.
+func (c *console) run(args []string) error {
+	if err := checkArgs(args); err != nil {
+		return err
+	}
+	name := "help"
+	if len(args) > 0 {
+		name, args = args[0], args[1:]
+	}
+	switch name {
+	case "-h", "--help":
+		name = "help"
+	case "--version":
+		name = "version"
+	case "__complete":
+		return c.complete(args)
+	}
+	newCommand, known := commands()[name]
+	switch {
+	case !known && slices.Contains(args, "--"):
+		return failf(exitUsage, "there is no such command: did you mean dlock run KEY -- COMMAND [ARG...]?")
+	case !known: // it may be a misplaced password, so it is not repeated
+		return failf(exitUsage, "there is no such command: dlock has %s", strings.Join(slices.Sorted(maps.Keys(commands())), ", "))
+	}
+	call := c.newCall(name)
+	run := newCommand(call)
+	err := call.parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return c.help("dlock " + name)
+	case err != nil:
+		return err
+	}
+	return run()
+}
+
+// parse reads the flags, which may stand among the arguments, up to a "--". No error repeats a
+// value, which may be a misplaced password.
+func (c *call) parse(args []string) error {
+	for len(args) > 0 {
+		arg := args[0]
+		args = args[1:]
+		if arg == "--" {
+			c.command, c.dashes = args, true
+			return nil
+		}
+		if len(arg) < 2 || arg[0] != '-' {
+			c.args = append(c.args, arg)
+			continue
+		}
+		name, value, set := strings.Cut(strings.TrimPrefix(arg[1:], "-"), "=")
+		if arg[1] == 'E' { // the one short flag, with its value in the same word or in the next
+			name, value = "conflict-exit-code", strings.TrimPrefix(arg[2:], "=")
+			set = value != ""
+		}
+		f := c.flags.Lookup(name)
+		switch {
+		case name == "h", name == "help":
+			return flag.ErrHelp
+		case f == nil:
+			var all []string
+			c.flags.VisitAll(func(f *flag.Flag) { all = append(all, "--"+f.Name) })
+			return failf(exitUsage, "there is no such flag: dlock %s has %s", c.name, strings.Join(append(all, "--help"), ", "))
+		case set:
+		case isSwitch(f):
+			value = "true"
+		case len(args) == 0:
+			c.needs = f
+			return c.wrong(name, "needs a value")
+		default:
+			value, args = args[0], args[1:]
+		}
+		if err := f.Value.Set(value); err != nil && isSwitch(f) {
+			return c.wrong(name, "must be true or false")
+		} else if err != nil {
+			return c.wrong(name, err.Error())
+		}
+		c.given[name] = true
+	}
+	return nil
+}
+
+func isSwitch(f *flag.Flag) bool {
+	b, ok := f.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
+}
+
+func (c *call) wrong(name, text string) error {
+	return failf(exitUsage, "--%s %s (see dlock %s --help)", name, text, c.name)
+}
+
+// duration declares a flag whose value is a duration.
+func (c *call) duration(p *time.Duration, name string) {
+	c.flags.Func(name, "", func(s string) (err error) {
+		if *p, err = time.ParseDuration(s); err != nil || *p < 0 {
+			return errors.New("must be a duration such as 90s or 2h30m")
+		}
+		return nil
+	})
+}
+
+// number declares a flag whose value is a number between two others.
+func (c *call) number(p *uint64, name string, least, most uint64) {
+	c.flags.Func(name, "", func(s string) (err error) {
+		if *p, err = strconv.ParseUint(s, 10, 64); err == nil && least <= *p && *p <= most {
+			return nil
+		}
+		return fmt.Errorf("must be a number from %d to %d", least, most)
+	})
+}
+
+// exclusive refuses more than one of some flags.
+func (c *call) exclusive(flags ...string) error {
+	var given []string
+	for _, f := range flags {
+		if c.given[f] {
+			given = append(given, "--"+f)
+		}
+	}
+	if len(given) > 1 {
+		return failf(exitUsage, "%s contradict each other: leave one out", strings.Join(given, " and "))
+	}
+	return nil
+}
+
+// want refuses another number of arguments.
+func (c *call) want(least, most int) error {
+	c.args = append(c.args, c.command...) // a -- changes nothing
+	switch n := len(c.args); {
+	case n > most && most == 0:
+		return c.usage("it takes no arguments")
+	case n > most:
+		return c.usage("there are too many arguments")
+	case n < least:
+		return c.usage("an argument is missing")
+	}
+	return nil
+}
+
+// wantCommand refuses all but a key and a command.
+func (c *call) wantCommand() error {
+	switch {
+	case !c.dashes && len(c.args) > 1:
+		return c.usage("the command must stand after --")
+	case len(c.command) == 0:
+		return c.usage("the command is missing")
+	case len(c.args) == 0:
+		return c.usage("the key is missing")
+	case len(c.args) > 1:
+		return c.usage("there is more than one key before --")
+	}
+	return nil
+}
+
+func (c *call) usage(wrong string) error {
+	form, _ := summary(c.name)
+	return failf(exitUsage, "%s: %s", wrong, form)
+}
+
+// withURL declares the flag --url.
+func (c *call) withURL() { c.flags.StringVar(&c.url, "url", "", "") }
+
+// open opens the backend.
+func (c *call) open(options ...dlock.Option) (*dlock.Client, error) {
+	url, err := chooseURL(c.url, c.given["url"])
+	if err != nil {
+		return nil, err
+	}
+	return dlock.OpenURL(url, append(options, dlock.WithLogger(nil))...) // what happens is reported otherwise
+}
+
+// endSignals are the signals that end a wait.
+var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+
+// operatorTimeout bounds one request of an operator's command to the servers.
+const operatorTimeout = 30 * time.Second
+
+// operate opens the backend for a command of operators, and calls f until a signal ends it.
+func (c *call) operate(f func(context.Context, *dlock.Client) error) error {
+	client, err := c.open()
+	if err != nil {
+		return err
+	}
+	defer client.Close() //nolint:errcheck // nothing is held
+	ctx, stop := signal.NotifyContext(context.Background(), endSignals...)
+	defer stop()
+	return f(ctx, client)
+}
+
+// once is operate for one request.
+func (c *call) once(f func(context.Context, *dlock.Client) error) error {
+	return c.operate(func(ctx context.Context, client *dlock.Client) error {
+		ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
+		defer cancel()
+		return f(ctx, client)
+	})
+}
+
+// watchInterval is the time between two looks of a command that watches.
+const watchInterval = time.Second
+
+// watch is operate for a request a second. An error that may go away is passed to failed, and does
+// not end it.
+func (c *call) watch(ask func(context.Context, *dlock.Client) error, failed func(error)) error {
+	return c.operate(func(ctx context.Context, client *dlock.Client) error {
+		for {
+			one, cancel := context.WithTimeout(ctx, operatorTimeout)
+			err := ask(one, client)
+			cancel()
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case err != nil && !waitingHelps(err):
+				return err
+			case err != nil:
+				failed(err)
+			}
+			select {
+			case <-time.After(watchInterval):
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	})
+}
+
+// optional returns the backend as one that has an interface of package driver that is optional.
+func optional[T any](c *dlock.Client, cannot string) (T, error) {
+	t, ok := c.Backend().(T)
+	if !ok {
+		return t, driver.Invalid(c.Backend().Info().Name, "%s", cannot)
+	}
+	return t, nil
+}
+
+func inspector(c *dlock.Client) (driver.Inspector, error) {
+	return optional[driver.Inspector](c, "cannot tell who holds what")
+}
