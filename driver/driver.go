@@ -478,7 +478,6 @@ type NoticeKind string
 
 // The kinds that drivers here report.
 const (
-	NoticeCollision    NoticeKind = "collision"    // two keys share one lock on the server
 	NoticeDegraded     NoticeKind = "degraded"     // works, but by a slower way: polling, say
 	NoticeDisconnected NoticeKind = "disconnected" // a session or a subscription broke
 	NoticeEviction     NoticeKind = "eviction"     // a server may evict locks that are held

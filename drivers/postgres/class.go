@@ -45,15 +45,12 @@ func milliseconds(class time.Duration) string {
 
 // patience is how long an attempt waits for one answer of the server.
 func patience(ttl time.Duration) time.Duration {
-	return min(max(ttl/2, time.Second), 5*time.Second)
+	return min(max(ttl/2, time.Second), callTimeout)
 }
 
-// fresh is the greatest age of a connection's last answer that still counts as a renewal of a
-// lease, if no earlier renewal of that lease used it. So many leases that are renewed one by
-// one cost together one statement every twentieth of the TTL.
-func fresh(ttl time.Duration) time.Duration { return ttl / 20 }
-
 const (
+	callTimeout = 5 * time.Second
+	forever     = 100 * 365 * 24 * time.Hour
 	// idleKeep is how long a connection without leases is kept for the next lease.
 	idleKeep = time.Minute
 	// idleClass is such a connection's class: the driver closes the connection earlier.

@@ -34,7 +34,7 @@ const slow = 250 * time.Millisecond
 // fit returns how well a connection serves a class; the mutex is held.
 func (c *conn) fit(class time.Duration) int {
 	switch {
-	case c.end != nil || c.waiting || c.suspect:
+	case c.end != nil || c.waiting || c.suspect():
 		return fitNot
 	case len(c.round) > 0 && time.Since(c.round[0].sent) > slow:
 		return fitSlow
@@ -60,13 +60,13 @@ type view struct {
 
 // view looks at the list; b.mu is held. Silent connections do not count: as many more may be opened
 // in their place.
-func (b *Backend) view(class time.Duration) (v view) {
-	v.fit = fitNot
+func (b *Backend) view(class time.Duration) view {
+	v := view{fit: fitNot}
 	alive := 0
 	for _, c := range b.conns {
 		c.mu.Lock()
 		fit := c.fit(class)
-		if !c.suspect {
+		if !c.suspect() {
 			alive++
 		}
 		if c.waiting {
@@ -85,20 +85,17 @@ func (b *Backend) view(class time.Duration) (v view) {
 	return v
 }
 
-// conn returns the connection for a request of this class. It waits for at most connectTimeout for
-// ended connections to be forgotten.
+// conn returns the connection for a request of this class. It waits for ended connections to be
+// forgotten.
 func (b *Backend) conn(ctx context.Context, class time.Duration) (*conn, error) {
-	for end := time.Now().Add(connectTimeout); ; {
+	for {
 		if c, err := b.connNow(class); c != nil || err != nil {
 			return c, err
-		}
-		if time.Now().After(end) {
-			return nil, verdict.ErrTimeout
 		}
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return nil, verdict.Ended(ctx)
+			return nil, context.Cause(ctx)
 		}
 	}
 }
@@ -107,7 +104,7 @@ func (b *Backend) conn(ctx context.Context, class time.Duration) (*conn, error) 
 func (b *Backend) connNow(class time.Duration) (*conn, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closing() {
+	if b.closed {
 		return nil, driver.ErrClosed
 	}
 	v := b.view(class)
@@ -117,21 +114,19 @@ func (b *Backend) connNow(class time.Duration) (*conn, error) {
 	return b.open(class, false), nil
 }
 
-// refusedFor is how long after a failure no connection is opened if there is another.
-const refusedFor = 5 * time.Second
-
-func (b *Backend) refusedLately() bool { return time.Since(b.refused) < refusedFor }
+// refusedLately reports whether a connection could not be opened lately. No other is then opened if
+// there is one.
+func (b *Backend) refusedLately() bool { return time.Since(b.refused) < 5*time.Second }
 
 // reserve takes an idle connection, or a new one, for a wait. A fifth of the connections, and at
-// least one, serves requests. b.mu is not held.
+// least one, serves requests. It reports whether there may be no more connections for waiting.
 func (b *Backend) reserve(class time.Duration) (c *conn, full bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closing() {
-		return nil, false
-	}
 	v := b.view(class)
 	switch {
+	case b.closed:
+		return nil, false
 	case v.waiting >= b.opt.MaxConns-max(1, b.opt.MaxConns/5):
 		return nil, true
 	case v.idle != nil && len(b.conns)-v.waiting > 1 && v.idle.reserve(): // another one serves requests
@@ -144,55 +139,41 @@ func (b *Backend) reserve(class time.Duration) (c *conn, full bool) {
 	return b.open(class, true), false
 }
 
+// reserve takes a connection that is idle for a wait.
+func (c *conn) reserve() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting, c.used = c.idle(), time.Now()
+	return c.waiting
+}
+
 // open adds a connection to the list, and opens it in the background, because its caller may give
 // up before that is done. b.mu is held.
 func (b *Backend) open(class time.Duration, waiting bool) *conn {
 	c := newConn(b, class)
 	c.waiting = waiting
 	b.conns = append(b.conns, c)
-	b.wg.Add(1)
-	go func() {
-		defer b.wg.Done()
-		ctx, cancel := context.WithTimeout(b.ctx, connectTimeout)
+	b.calls.Go(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 		defer cancel()
 		w, srv, err := b.connect(ctx)
 		if err == nil {
 			c.start(w, srv)
 			return
 		}
+		b.forget(c)
 		b.mu.Lock()
 		b.refused = time.Now()
+		if b.view(0).open { // its requests go to another
+			err = errEnded
+		}
 		b.mu.Unlock()
-		b.forget(c)
-		c.refused(err)
-	}()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.fail(err)
+		close(c.opened)
+	})
 	return c
-}
-
-// refused ends a connection that could not be opened. Its requests go to another, if there is one.
-func (c *conn) refused(err error) {
-	c.b.mu.Lock()
-	another := c.b.view(0).open
-	c.b.mu.Unlock()
-	switch {
-	case c.b.closing():
-		err = driver.ErrClosed
-	case another:
-		err = errEnded
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.fail(err, false)
-	close(c.opened)
-}
-
-func (c *conn) isOpen() bool {
-	select {
-	case <-c.opened:
-		return true
-	default:
-		return false
-	}
 }
 
 // connectTimeout bounds the making of a connection, including its setup.
@@ -223,9 +204,7 @@ func closeConn(c *pgx.Conn) {
 func (b *Backend) forget(c *conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if i := slices.Index(b.conns, c); i >= 0 {
-		b.conns = slices.Delete(b.conns, i, i+1)
-	}
+	b.conns = slices.DeleteFunc(b.conns, func(x *conn) bool { return x == c })
 }
 
 // all returns the backend's connections.

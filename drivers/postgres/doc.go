@@ -24,8 +24,7 @@
 //	waiting ──► connection ──► server process, waits in the server's queue for one lock
 //
 // A key is one advisory lock, whose number is the first eight bytes of the SHA-256 of prefix
-// and key (LockID). Two keys with the same number wait for each other; if one process sees
-// that, it sends a notice. In SQL the number is
+// and key (LockID). Two keys with the same number wait for each other. In SQL the number is
 //
 //	SELECT ('x' || left(encode(sha256(convert_to(prefix || key, 'UTF8')), 'hex'), 16))::bit(64)::int8
 //

@@ -52,7 +52,6 @@ type Backend struct {
 	highest atomic.Uint64 // the highest token that was given to this process
 	info    driver.Info
 	factory func(context.Context) (*pgx.Conn, error)
-	number  func(prefix, key string) advisory.Number // NumberOf; tests of collisions replace it
 	sql     advisory.Queries
 	ignored []string // parameters of the URL
 	role    string   // of the URL
@@ -60,17 +59,14 @@ type Backend struct {
 	warned  sync.Once
 	locks   atomic.Int64 // locks that this process holds on the server
 	room    atomic.Int64 // the size of the server's lock table, estimated
-	polling atomic.Int64 // callers that want a connection for waiting
-
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	polled  atomic.Int64 // when a caller polled last, in nanoseconds since 1970
+	calls   base.Calls
 
 	mu      sync.Mutex
+	closed  bool
 	conns   []*conn
-	refused time.Time                    // when a connection was refused last
-	lines   map[advisory.Number][]*place // the callers that wait
-	hot     map[advisory.Number]refusal  // the last ones of locks
+	refused time.Time // when a connection could not be opened last
+	hot     map[advisory.Number]*hotKey
 	label   string
 }
 
@@ -96,8 +92,8 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 		return nil, err
 	}
 	b := &Backend{
-		opt: opt, schema: schema, factory: factory, number: advisory.NumberOf,
-		lines: map[advisory.Number][]*place{}, hot: map[advisory.Number]refusal{},
+		opt: opt, schema: schema, factory: factory, hot: map[advisory.Number]*hotKey{},
+		calls: base.Calls{Name: "postgres", Timeout: callTimeout},
 		info: driver.Info{
 			Name: "postgres", Features: driver.FeatureShared | driver.FeatureSession | driver.FeatureQueueing | driver.FeatureOrdered,
 			MinTTL: minTTL, MaxTTL: maxTTL,
@@ -111,7 +107,6 @@ func New(factory func(context.Context) (*pgx.Conn, error), o *Options) (*Backend
 	if opt.RestartGuard > 0 {
 		b.info.MaxTTL = min(maxTTL, opt.RestartGuard)
 	}
-	b.ctx, b.cancel = context.WithCancel(context.Background())
 	return b, nil
 }
 
@@ -161,54 +156,56 @@ func (b *Backend) String() string {
 	return b.opt.Address
 }
 
-// Acquire makes one attempt on a shared session. If that finds the lock held and req.Wait is
+// within runs f as one call of at most this duration.
+func (b *Backend) within(ctx context.Context, most time.Duration, f func(*base.Call) error) error {
+	call, err := b.calls.Begin(ctx, most)
+	if err != nil {
+		return err
+	}
+	defer call.End()
+	return call.Failed(f(call))
+}
+
+// Acquire makes one attempt on a connection for requests. If that finds the lock held and req.Wait is
 // set, it waits in the server's queue.
 func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
 	if err := b.info.Check(b.opt.Prefix, req); err != nil {
 		return nil, err
 	}
-	if b.closing() {
-		return nil, driver.ErrClosed
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("postgres: %w", err)
-	}
 	b.learnLabel(req.Owner)
-	l := &Lease{number: b.number(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
+	l := &lease{number: advisory.NumberOf(b.opt.Prefix, req.Key), key: req.Key, owner: req.Owner, mode: req.Mode, ttl: req.TTL}
 	if err := b.acquire(ctx, l, req.Wait); err != nil {
 		return nil, err
 	}
-	return l, nil
+	l.c.mu.Lock()
+	defer l.c.mu.Unlock()
+	return base.NewLease(&b.calls, b.info, l.grant(), l.renew, l.release), nil
 }
 
-func (b *Backend) acquire(ctx context.Context, l *Lease, wait bool) error {
+func (b *Backend) acquire(ctx context.Context, l *lease, wait bool) error {
 	seen, writer := b.expected(l.number)
-	switch {
-	case wait && seen != nil:
-		return b.wait(ctx, l, seen)
-	case writer && l.mode == driver.Shared: // it was there before
+	if !wait && writer && l.mode == driver.Shared { // it was there before
 		return &driver.HeldError{}
 	}
-	err := b.try(ctx, l)
-	if !errors.As(err, &seen) {
-		return err
+	if !wait || seen == nil {
+		err := b.within(ctx, patience(l.ttl), func(call *base.Call) error { return b.try(call, l) })
+		if !errors.As(err, &seen) {
+			return err
+		}
+		if seen.Holder == "" {
+			seen = b.heldHere(l, seen)
+		}
+		b.heat(l, seen, 0)
 	}
-	if seen.Holder == "" {
-		seen = b.heldHere(l, seen)
+	if !wait {
+		return seen
 	}
-	if l.collides != "" {
-		b.report(driver.Notice{Kind: driver.NoticeCollision, Key: l.key, Detail: "two keys have one advisory lock, and wait for each other: " + fmt.Sprintf("%q and %q", l.key, l.collides)})
-	}
-	b.heat(l.number, seen)
-	if wait {
-		return b.wait(ctx, l, seen)
-	}
-	return seen
+	return b.within(ctx, forever, func(call *base.Call) error { return b.wait(call, l, seen) })
 }
 
 // heldHere returns a refusal by the server with the holder, if that is on a connection of this
 // backend.
-func (b *Backend) heldHere(l *Lease, seen *driver.HeldError) *driver.HeldError {
+func (b *Backend) heldHere(l *lease, seen *driver.HeldError) *driver.HeldError {
 	for _, c := range b.all() {
 		c.mu.Lock()
 		err := c.refusal(l)
@@ -220,20 +217,20 @@ func (b *Backend) heldHere(l *Lease, seen *driver.HeldError) *driver.HeldError {
 	return seen
 }
 
-// try makes one attempt.
-func (b *Backend) try(ctx context.Context, l *Lease) error {
+// try makes one attempt, and another if its connection ends before.
+func (b *Backend) try(ctx context.Context, l *lease) error {
 	if err := b.full(); err != nil {
 		return err
 	}
-	err := errEnded
-	for n := 0; n < 3 && errors.Is(err, errEnded); n++ {
-		c, failed := b.conn(ctx, classOf(l.ttl))
-		if failed != nil {
-			return failed
+	for n := 0; ; n++ {
+		c, err := b.conn(ctx, classOf(l.ttl))
+		if err == nil {
+			err = c.lock(ctx, l)
 		}
-		err = c.lock(ctx, l)
+		if n == 2 || !errors.Is(err, errEnded) {
+			return err
+		}
 	}
-	return err
 }
 
 // full refuses a lock that could fill the server's lock table: one process takes at most half
@@ -256,18 +253,16 @@ func (b *Backend) sawToken(token uint64) {
 // backend have ended.
 func (b *Backend) Close() error {
 	b.mu.Lock()
-	b.cancel()
+	b.closed = true
 	b.mu.Unlock()
 	for _, c := range b.all() {
 		c.mu.Lock()
-		c.fail(driver.ErrClosed, false)
+		c.fail(driver.ErrClosed)
 		c.mu.Unlock()
 	}
-	b.wg.Wait()
+	b.calls.Close()
 	return nil
 }
-
-func (b *Backend) closing() bool { return b.ctx.Err() != nil }
 
 // noticeInClear is the kind of a notice that a password may be sent without encryption.
 const noticeInClear driver.NoticeKind = "password in clear"

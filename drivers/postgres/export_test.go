@@ -18,13 +18,8 @@ func (b *Backend) Pids() []uint32 {
 	return pids
 }
 
-// Collide gives every key the same advisory lock.
-func (b *Backend) Collide() {
-	b.number = func(string, string) advisory.Number { return advisory.Number{ID: -42} }
-}
-
 // Number returns the advisory lock of a key.
-func (b *Backend) Number(key string) int64 { return b.number(b.opt.Prefix, key).ID }
+func (b *Backend) Number(key string) int64 { n, _ := b.LockID(key); return n }
 
 // Grace is how long after a lease of this TTL the server, at the latest, frees a dead holder's
 // locks.
@@ -35,7 +30,7 @@ func Grace(ttl time.Duration) time.Duration { return classOf(ttl) + grace(classO
 func (b *Backend) Conns() (n int) {
 	for _, c := range b.all() {
 		c.mu.Lock()
-		if !c.suspect {
+		if !c.suspect() {
 			n++
 		}
 		c.mu.Unlock()
@@ -47,5 +42,8 @@ func (b *Backend) Conns() (n int) {
 func (b *Backend) Queued(key string) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.lines[b.number(b.opt.Prefix, key)])
+	if k := b.hot[advisory.NumberOf(b.opt.Prefix, key)]; k != nil {
+		return k.waiters
+	}
+	return 0
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/driver/base"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/advisory"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/verdict"
 	"github.com/redlock-go/redlock/drivers/postgres/internal/wire"
@@ -22,22 +23,14 @@ func (b *Backend) inspect(ctx context.Context, f func(context.Context, *pgconn.P
 }
 
 func (b *Backend) lookAt(ctx context.Context, f func(context.Context, *pgx.Conn) error) error {
-	if b.closing() {
-		return driver.ErrClosed
-	}
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	stop := context.AfterFunc(b.ctx, cancel)
-	defer stop()
-	c, err := b.factory(ctx)
-	if err != nil {
-		if b.closing() {
-			return driver.ErrClosed
+	return b.within(ctx, connectTimeout, func(call *base.Call) error {
+		c, err := b.factory(call)
+		if err != nil {
+			return verdict.Connect(err)
 		}
-		return verdict.Connect(err)
-	}
-	defer closeConn(c)
-	return f(ctx, c)
+		defer closeConn(c)
+		return f(call, c)
+	})
 }
 
 // sessionName is the SQL of a session's name: its start and its process, as in %c of
@@ -88,9 +81,9 @@ const goneTimeout = time.Second / 2
 
 // processGone asks the server whether one of its processes has ended. It returns false
 // if the server cannot be asked.
-func (b *Backend) processGone(pid uint32) bool {
+func (b *Backend) processGone(ctx context.Context, pid uint32) bool {
 	gone := false
-	ctx, cancel := context.WithTimeout(context.Background(), goneTimeout)
+	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
 	defer cancel()
 	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
 		row, err := query(ctx, pc, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", pid))
@@ -111,7 +104,7 @@ func (b *Backend) Lookup(ctx context.Context, key string) (*driver.State, error)
 	if key == "" {
 		return nil, driver.Invalid("key", "is empty")
 	}
-	id := b.number(b.opt.Prefix, key)
+	id := advisory.NumberOf(b.opt.Prefix, key)
 	var rows []lockRow
 	err := b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) (err error) {
 		rows, err = readLocks(ctx, pc, id.Where()+" ORDER BY l.waitstart")
@@ -148,7 +141,7 @@ func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 		if int64(c.pid()) != r.pid {
 			continue
 		}
-		for _, l := range c.leasesOf(func(l *Lease) bool { return l.number == id }) {
+		for _, l := range c.leasesOf(func(l *lease) bool { return l.number == id }) {
 			h := l.holder()
 			h.Address, h.Session = r.address, r.session
 			ours = append(ours, h)
@@ -161,7 +154,7 @@ func (b *Backend) holders(id advisory.Number, r lockRow) []driver.Holder {
 }
 
 // leasesOf returns copies of the connection's leases that match and are not being released.
-func (c *conn) leasesOf(match func(*Lease) bool) (all []Lease) {
+func (c *conn) leasesOf(match func(*lease) bool) (all []lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, l := range c.held {
@@ -175,7 +168,7 @@ func (c *conn) leasesOf(match func(*Lease) bool) (all []Lease) {
 }
 
 // holder describes a lease of this process.
-func (l *Lease) holder() driver.Holder {
+func (l *lease) holder() driver.Holder {
 	return driver.Holder{Owner: l.owner, Fence: l.fence, Since: l.since, TTL: max(0, time.Until(driver.Expires(l.start, l.ttl)))}
 }
 
@@ -207,7 +200,7 @@ func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error 
 	case name == "":
 		return driver.Invalid("holder", "has no session, and PostgreSQL knows no tokens")
 	}
-	id := b.number(b.opt.Prefix, key)
+	id := advisory.NumberOf(b.opt.Prefix, key)
 	return b.inspect(ctx, func(ctx context.Context, pc *pgconn.PgConn) error {
 		row, err := query(ctx, pc, fmt.Sprintf(`SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, %d)), count(*) FROM (
 			SELECT DISTINCT l.pid FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
@@ -236,7 +229,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	}
 	states := map[string]*driver.State{}
 	for _, c := range b.all() {
-		for _, l := range c.leasesOf(func(l *Lease) bool { return strings.HasPrefix(l.key, prefix) }) {
+		for _, l := range c.leasesOf(func(l *lease) bool { return strings.HasPrefix(l.key, prefix) }) {
 			st := states[l.key]
 			if st == nil {
 				st = &driver.State{Key: l.key, Mode: l.mode}

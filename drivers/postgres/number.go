@@ -16,6 +16,6 @@ func Int32PairKey(a, b int32) string { return advisory.Int32PairKey(a, b) }
 //
 //	SELECT ('x' || left(encode(sha256(convert_to(prefix || key, 'UTF8')), 'hex'), 16))::bit(64)::int8
 func (b *Backend) LockID(key string) (id int64, pair bool) {
-	n := b.number(b.opt.Prefix, key)
+	n := advisory.NumberOf(b.opt.Prefix, key)
 	return n.ID, n.Pair
 }

@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 
@@ -16,9 +15,9 @@ import (
 // connection reads what callers leave unread, and on a connection that is not used for a
 // while, so that its end is noticed.
 
-// await waits until o is answered or ctx ends, and reports whether o was answered. The mutex is
-// held before, and not after.
-func (c *conn) await(ctx context.Context, o *op) bool {
+// await waits until o is answered or ctx ends, and returns the error of either. The mutex is held
+// before and after.
+func (c *conn) await(ctx context.Context, o *op) error {
 	lead := !c.reading && c.end == nil && len(c.round) > 0
 	c.reading = c.reading || lead
 	c.mu.Unlock()
@@ -26,16 +25,19 @@ func (c *conn) await(ctx context.Context, o *op) bool {
 		c.read(ctx, o)
 	}
 	select {
-	case <-o.done:
-		return true
+	case <-o.done: // even if ctx has ended, too
 	default:
+		select {
+		case <-o.done:
+		case <-ctx.Done():
+		}
 	}
-	select {
-	case <-o.done:
-		return true
-	case <-ctx.Done():
-		return false
+	c.mu.Lock()
+	if !o.answered() {
+		o.gone = true
+		return context.Cause(ctx)
 	}
+	return o.err
 }
 
 // readOn starts a goroutine that reads, if none does; the mutex is held.
@@ -43,12 +45,7 @@ func (c *conn) readOn() {
 	if c.reading || c.end != nil || c.w == nil {
 		return
 	}
-	c.reading = true
-	c.b.wg.Add(1)
-	go func() {
-		defer c.b.wg.Done()
-		c.read(context.Background(), nil)
-	}()
+	c.reading = c.b.calls.Go(func(context.Context) { c.read(context.Background(), nil) })
 }
 
 // read reads until o is answered or ctx ends, or, without o, until the round is answered.
@@ -80,17 +77,17 @@ func (c *conn) message(ctx context.Context, o *op) bool {
 		c.serverError(pgconn.ErrorResponseToPgError(m))
 	case *pgproto3.ReadyForQuery:
 		c.ready()
-		over = len(c.round) == 0 || o.answered()
+		over = len(c.round) == 0 || o != nil && o.answered()
 	default:
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
 			c.w.Resume()
-			over = o.answered() || ctx.Err() != nil
-			break
+			over = o != nil && o.answered() || ctx.Err() != nil
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			c.fail(errors.New("the server closed the connection"))
+		default:
+			c.fail(err)
 		}
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			err = errors.New("the server closed the connection")
-		}
-		c.fail(fmt.Errorf("postgres: %w", err), false)
 	}
 	if c.end != nil {
 		return false
@@ -104,26 +101,13 @@ func (c *conn) message(ctx context.Context, o *op) bool {
 	return !over
 }
 
-// answered reports whether a caller that reads has its answer.
-func (o *op) answered() bool {
-	if o == nil {
-		return false
-	}
-	select {
-	case <-o.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // serverError handles an error from the server: it ends the connection, or is the answer to a
 // statement. The mutex is held.
 func (c *conn) serverError(e *pgconn.PgError) {
 	for _, severity := range []string{e.Severity, e.SeverityUnlocalized} {
 		if severity == "FATAL" || severity == "PANIC" {
 			c.fatal = true
-			c.fail(fmt.Errorf("postgres: %w", e), false)
+			c.fail(e)
 			return
 		}
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/postgres"
 	"github.com/redlock-go/redlock/redlocktest/fault"
 )
@@ -560,28 +559,6 @@ func TestARefusedAttemptDrawsNoTokenBeyondTheFirst(t *testing.T) {
 		t.Errorf("token %d after %d", next.Grant().Fence, l.Grant().Fence)
 	}
 	_ = next.Release(context.Background())
-}
-
-func TestKeysOfOneHashWaitForEachOtherAndANoticeSaysSo(t *testing.T) {
-	t.Parallel()
-	s := database(t)
-	var notices drivertest.NoticeLog
-	b, err := postgres.New(func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, s.URL()) },
-		&postgres.Options{Notify: notices.Add})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close() //nolint:errcheck // the test's own
-	b.Collide()
-	l := must(t, b, request("one", time.Hour))
-	if _, _, err := answer(context.Background(), b, request("two", time.Minute)); !errors.Is(err, driver.ErrHeld) {
-		t.Errorf("the session granted its own lock again: %v", err)
-	}
-	if all := notices.All(); len(all) != 1 || all[0].Kind != driver.NoticeCollision {
-		t.Errorf("notices: %+v", all)
-	}
-	_ = release(l)
-	_ = must(t, b, request("two", time.Minute)).Release(context.Background())
 }
 
 func TestConnectionsOfAPoolAreTakenOver(t *testing.T) {

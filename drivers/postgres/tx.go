@@ -93,7 +93,7 @@ func (b *Backend) txNumber(key string) (advisory.Number, error) {
 	case len(b.opt.Prefix)+len(key) > driver.MaxKey:
 		return advisory.Number{}, driver.Invalid("key", "has %d bytes with its prefix, the limit is %d", len(b.opt.Prefix)+len(key), driver.MaxKey)
 	}
-	return b.number(b.opt.Prefix, key), nil
+	return advisory.NumberOf(b.opt.Prefix, key), nil
 }
 
 // txError translates an error of any SQL driver that has the server's error code.

@@ -2,7 +2,6 @@
 package verdict
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -66,7 +65,7 @@ func Of(code string, e error, perTransaction int) error {
 	case CodeExhausted:
 		return refused(0, "the sequence of the fencing tokens has reached its maximum")
 	}
-	return fmt.Errorf("postgres: %w", e)
+	return e
 }
 
 // Connect translates the error of a failed connection. The errors of pgx contain the whole
@@ -84,7 +83,7 @@ func Connect(err error) error {
 	if errors.As(err, &connect) {
 		return &dialError{errors.Unwrap(connect)}
 	}
-	return fmt.Errorf("postgres: no connection: %w", err)
+	return fmt.Errorf("no connection: %w", err)
 }
 
 // A dialError says why there is no connection, each fact once: pgx tries each address with and
@@ -92,7 +91,7 @@ func Connect(err error) error {
 type dialError struct{ err error }
 
 func (e *dialError) Error() string {
-	return "postgres: no connection: " + strings.Join(causes(e.err), "; ")
+	return "no connection: " + strings.Join(causes(e.err), "; ")
 }
 
 func (e *dialError) Unwrap() error { return e.err }
@@ -140,16 +139,5 @@ func Fix(what, statement string) error {
 // ErrSilent says that a session's server did not answer for a whole TTL.
 var ErrSilent = errors.New("the server did not answer for a whole TTL")
 
-// ErrTimeout says that one attempt took too long.
-var ErrTimeout = errors.New("postgres: the server did not answer in time")
-
 // StandbyRetry is the pause before asking again whether a standby was promoted.
 const StandbyRetry = 250 * time.Millisecond
-
-// Ended returns the error of an attempt that ended with ctx, or with a timeout of the driver's own.
-func Ended(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("postgres: %w", err)
-	}
-	return ErrTimeout
-}
