@@ -518,14 +518,13 @@ func TestAMinHoldIsKeptExactlyThoughTheProcessDies(t *testing.T) {
 	}
 }
 
-// A backend that cannot keep a lock beyond its lease, and whose longest TTL is short.
+// A backend that cannot keep a lock beyond its lease.
 func TestCloseWaitsForAMinHoldThatNoTTLCovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
 		s.hide = driver.FeatureKeep
-		s.info = func(i *driver.Info) { i.MaxTTL = 20 * time.Second }
 		c := newSpyClient(t, s)
-		unlock(t, lock(t, c, "k", dlock.WithMinHold(time.Minute)))
+		unlock(t, lock(t, c, "k", dlock.WithTTL(20*time.Second), dlock.WithMinHold(time.Minute)))
 		start := time.Now()
 		if err := c.Close(); err != nil {
 			t.Error(err)

@@ -94,7 +94,7 @@ func (l *Lease) close() error {
 		l.awaitMinHold(0)
 		return l.release()
 	case !c.keeps():
-		l.awaitMinHold(c.info.MaxTTL)
+		l.awaitMinHold(l.ttl)
 	}
 	left := l.keep.Sub(c.clock.Fresh())
 	l.mu.Lock()

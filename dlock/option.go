@@ -161,9 +161,8 @@ func WithMaxHold(d time.Duration) LockOption {
 // of 50 ms on hosts whose clocks differ by a second must not run twice. Unlock ends the lease
 // at once; a timer releases the lock when d is over. If the process ends before, even by
 // SIGKILL while the lease is held, the server keeps the lock until d is over. A session backend
-// cannot do that (its locks end with the process), and Close waits for it. If a backend without
-// FeatureKeep cannot keep a lock that long, Close waits for the time beyond the backend's
-// longest TTL.
+// cannot do that (its locks end with the process), and Close waits for it. A backend without
+// FeatureKeep (etcd and ZooKeeper) keeps a lock for its TTL at most, and Close waits for the rest.
 func WithMinHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minHold = min(d, forever)

@@ -165,7 +165,7 @@ func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
 		}
 		r.Keep = max(left, 0)
 	case l.kept:
-		r.TTL = min(max(left, l.c.info.MinTTL), l.c.info.MaxTTL)
+		r.TTL = min(max(left, l.c.info.MinTTL), l.ttl)
 	}
 	return r
 }

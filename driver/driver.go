@@ -220,7 +220,8 @@ type Lease interface {
 
 // A Renewal asks for more time.
 type Renewal struct {
-	// TTL is as in Request; zero where the backend has none.
+	// TTL is as in Request; zero where the backend has none. If it is longer than the request's, a
+	// backend whose server cannot change a TTL may extend the lease by the request's TTL only.
 	TTL time.Duration
 	// Keep makes the server keep the lock for at least this long from now on, even if it is not
 	// renewed again (FeatureKeep only). It does not change Expires. A TTL of zero says that the

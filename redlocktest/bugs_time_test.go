@@ -139,7 +139,7 @@ var timeBugs = []bug{
 		}
 		b.grant = claimed
 	}},
-	{name: "a renewal's TTL is ignored", want: "expiry/renew-longer", rule: "driver.Lease.Renew", plant: func(b *broken) {
+	{name: "a renewal's TTL is ignored", want: "expiry/renew-shorter", rule: "rule 3", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
 			if err := b.Info().CheckTTL(r.TTL); err != nil {
 				return driver.Grant{}, err

@@ -198,16 +198,16 @@ func expiresInTime(r *run) {
 		r.startOver("a lease of %v was over when it was granted", ttl)
 	}
 	r.notLate(r.renew(l, driver.Renewal{TTL: ttl}), ttl, "Renew")
-	r.useful(l)
+	r.useful(l, ttl)
 	r.release(l)
 }
 
-// useful asserts that a lease lasts for most of its TTL: Expires must not count from long
-// before the request.
-func (r *run) useful(l *lease) {
+// useful asserts that a lease lasts for most of a TTL: Expires must not count from long before the
+// request.
+func (r *run) useful(l *lease, ttl time.Duration) {
 	t := l.last()
-	if least := t.sent.Add(t.ttl / 2); l.Grant().Expires.Before(least) {
-		r.fatal(renewing, "the TTL is %v, and the lease ends %v after the request for it was sent", t.ttl, l.Grant().Expires.Sub(t.sent))
+	if least := t.sent.Add(ttl / 2); l.Grant().Expires.Before(least) {
+		r.fatal(renewing, "the TTL is %v, and the lease ends %v after the request for it was sent", ttl, l.Grant().Expires.Sub(t.sent))
 	}
 }
 
@@ -255,7 +255,7 @@ func oddTTL(r *run) {
 	}
 	key := r.key()
 	old := r.grant(a, driver.Request{Key: key, TTL: ttl})
-	r.useful(old)
+	r.useful(old, ttl)
 	r.succeed(b, key, old, false)
 }
 
@@ -302,15 +302,20 @@ func (r *run) hinted(b driver.Backend, key string, l *lease) {
 	}
 }
 
-// renewLonger checks that a renewal may have a longer TTL than the lease.
+// renewLonger checks that a renewal may have a longer TTL than the lease. It extends the lease by
+// that, or by the TTL of the grant.
 func renewLonger(r *run) {
 	a, b := r.pair()
 	key, ttl := r.key(), r.short()
 	l := r.grant(a, driver.Request{Key: key, TTL: ttl})
 	longer := min(3*ttl, r.info.MaxTTL)
-	r.notLate(r.renew(l, driver.Renewal{TTL: longer}), longer, "Renew")
-	r.useful(l)
-	r.hinted(b, key, l)
+	g := r.renew(l, driver.Renewal{TTL: longer})
+	r.notLate(g, longer, "Renew")
+	r.useful(l, ttl)
+	if g.Expires.After(l.last().sent.Add(ttl)) {
+		r.useful(l, longer)
+		r.hinted(b, key, l)
+	}
 	r.succeed(b, key, l, false)
 }
 

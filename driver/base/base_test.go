@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -109,6 +110,7 @@ func TestUndoGoesOnUntilItIsCertain(t *testing.T) {
 		undo("after an outage", time.Minute, 5)
 		undo("ended", 3*time.Second, 1000)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if tries["at once"] != 1 || tries["after an outage"] != 5 || tries["ended"] < 2 || tries["ended"] > 5 {
 			t.Errorf("tries: %v", tries)
 		}
@@ -127,8 +129,10 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 		c := &base.Calls{Name: "kv"}
 		defer c.Close()
 		info := driver.Info{Name: "kv", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
-		var renewal, release error
-		under, releases := 0, 0
+		var renewal error
+		var down atomic.Bool
+		under := 0
+		var releases atomic.Int64
 		enter := func() func() {
 			if under++; under != 1 {
 				t.Error("two calls at a time")
@@ -137,14 +141,18 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 			return func() { under-- }
 		}
 		lease := func() *base.Lease {
-			renewal, release, releases = nil, nil, 0
+			renewal = nil
+			releases.Store(0)
 			return base.NewLease(c, info, driver.Grant{Fence: 7, Expires: time.Now().Add(time.Minute)}, func(_ *base.Call, r *driver.Renewal) (driver.Grant, error) {
 				defer enter()()
 				return driver.Grant{Fence: 7, Expires: time.Now().Add(r.TTL)}, renewal
 			}, func(*base.Call) error {
 				defer enter()()
-				releases++
-				return release
+				releases.Add(1)
+				if down.Load() {
+					return errUnknown
+				}
+				return nil
 			})
 		}
 		l := lease()
@@ -155,9 +163,10 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 		if g, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Hour}); err != nil || !g.Expires.Equal(l.Grant().Expires) || time.Until(g.Expires) != time.Hour {
 			t.Errorf("Renew: %v, %v", g, err)
 		}
+		synctest.Wait()
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		release = errUnknown
+		down.Store(true)
 		if err := l.Release(ended); !errors.Is(err, errUnknown) {
 			t.Errorf("Release without an answer: %v", err)
 		}
@@ -165,26 +174,103 @@ func TestALeaseRepeatsAnUnknownRelease(t *testing.T) {
 			t.Errorf("Renew after Release: %v", err)
 		}
 		time.Sleep(5 * time.Second)
-		if releases < 5 {
-			t.Errorf("%d releases in an outage of 5s", releases)
+		synctest.Wait()
+		if n := releases.Load(); n < 5 {
+			t.Errorf("%d releases in an outage of 5s", n)
 		}
-		release = nil
+		down.Store(false)
 		time.Sleep(5 * time.Second)
-		before := releases
+		synctest.Wait()
+		before := releases.Load()
 		time.Sleep(time.Minute)
-		if releases != before {
+		if releases.Load() != before {
 			t.Error("it is released again")
 		}
 
+		synctest.Wait()
 		l = lease()
 		renewal = driver.ErrLost
 		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Hour}); !errors.Is(err, driver.ErrLost) {
 			t.Errorf("Renew of a lost lease: %v", err)
 		}
 		for _, want := range []error{driver.ErrLost, nil} {
-			if err := l.Release(t.Context()); !errors.Is(err, want) || releases != 0 {
-				t.Errorf("Release of a lost lease: %v, %d requests", err, releases)
+			if err := l.Release(t.Context()); !errors.Is(err, want) || releases.Load() != 0 {
+				t.Errorf("Release of a lost lease: %v, %d requests", err, releases.Load())
 			}
+		}
+	})
+}
+
+// A lease that is neither renewed nor released in time frees its lock itself, if it must, and goes on
+// with that for as long as an outage lasts.
+func TestALeaseFreesItsLockAtItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &base.Calls{Name: "kv"}
+		defer c.Close()
+		info := driver.Info{Name: "kv", MinTTL: driver.MinTTL, MaxTTL: time.Hour}
+		var down atomic.Bool
+		var frees atomic.Int64
+		outage := func() error {
+			if down.Load() {
+				return errUnknown
+			}
+			return nil
+		}
+		lease := func() *base.Lease {
+			frees.Store(0)
+			return base.NewLease(c, info, driver.Grant{Expires: time.Now().Add(time.Minute)}, func(_ *base.Call, r *driver.Renewal) (driver.Grant, error) {
+				return driver.Grant{Expires: time.Now().Add(r.TTL)}, outage()
+			}, func(*base.Call) error {
+				frees.Add(1)
+				return outage()
+			}).FreeAtEnd()
+		}
+		l := lease()
+		time.Sleep(time.Minute - 1)
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); err != nil || frees.Load() != 0 {
+			t.Errorf("Renew at the end: %v, freed %d times", err, frees.Load())
+		}
+		time.Sleep(time.Second - 1)
+		if frees.Load() != 0 {
+			t.Error("freed before its end")
+		}
+		down.Store(true)
+		time.Sleep(time.Hour)
+		if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Second}); !errors.Is(err, driver.ErrLost) {
+			t.Errorf("Renew after the end: %v", err)
+		}
+		down.Store(false)
+		time.Sleep(2 * time.Second) // freed
+		before := frees.Load()
+		if err := l.Release(t.Context()); err != nil || before < 1000 || frees.Load() != before {
+			t.Errorf("Release after the end: %v, tried %d times and then %d", err, before, frees.Load())
+		}
+
+		l = lease()
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Hour)
+		if frees.Load() != 1 {
+			t.Errorf("freed %d times", frees.Load())
+		}
+	})
+}
+
+// Close waits as long as there is progress.
+func TestCloseWaitsWhileSomethingIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &base.Calls{Name: "kv"}
+		undone := 0
+		for range 10 {
+			c.Undo(time.Time{}, func(*base.Call) error {
+				time.Sleep(900 * time.Millisecond)
+				undone++
+				return nil
+			})
+		}
+		if c.Close(); undone != 10 {
+			t.Errorf("%d of 10 were undone", undone)
 		}
 	})
 }

@@ -102,8 +102,8 @@ func (c *Calls) Closed() bool {
 	return c.closing
 }
 
-// Close ends the users' calls, waits until they have returned, waits for Timeout at most until
-// what they left is undone, ends the driver's goroutines, and waits for them. Close the client
+// Close ends the users' calls, waits until they have returned, waits for what they left to undo as
+// Undo says, ends the driver's goroutines, and waits for them. Close the client
 // after it. It reports whether this was the first Close.
 func (c *Calls) Close() (first bool) {
 	c.mu.Lock()

@@ -13,7 +13,7 @@ import (
 // A call ends in time, and what it may have left is undone. The example of package driver is a whole
 // driver.
 func ExampleCalls() {
-	calls := base.Calls{Name: "kv", Timeout: 50 * time.Millisecond}
+	calls := base.Calls{Name: "kv", Timeout: time.Second / 2}
 
 	call, err := calls.Begin(context.Background(), calls.Bound(time.Minute))
 	if err != nil {

@@ -25,6 +25,7 @@ type Lease struct {
 
 	mu    sync.Mutex
 	grant driver.Grant
+	timer *time.Timer // of FreeAtEnd; nil: the server frees the lock
 }
 
 var _ driver.Lease = (*Lease)(nil)
@@ -36,11 +37,36 @@ var _ driver.Lease = (*Lease)(nil)
 // and after a release, it is not called again.
 //
 // release frees exactly this acquisition's lock. Nil and driver.ErrLost say that the lease
-// certainly no longer has the lock. After any other error Release returns that error, and release is
-// called again in the background, until it is certain or ten seconds after the lease's end. It is
-// not called after renew has returned ErrLost; Release then returns ErrLost too.
+// certainly no longer has the lock; release is then not called again. After any other error Release
+// returns that error, and release is called again in the background, until it is certain or ten
+// seconds after the lease's end. It is not called after renew has returned ErrLost; Release then
+// returns ErrLost too.
 func NewLease(calls *Calls, info driver.Info, grant driver.Grant, renew func(*Call, *driver.Renewal) (driver.Grant, error), release func(*Call) error) *Lease {
 	return &Lease{calls: calls, info: info, grant: grant, renew: renew, release: release, busy: make(chan struct{}, 1)}
+}
+
+// FreeAtEnd lets the lease call release at its end, too, and then until it is certain. It is for
+// servers on which a lock lives with a session, which goes on for other leases. Call it once, before
+// the lease is used; it returns the lease.
+func (l *Lease) FreeAtEnd() *Lease {
+	l.mu.Lock() // lapse uses the timer
+	defer l.mu.Unlock()
+	l.timer = time.AfterFunc(time.Until(l.grant.Expires), l.lapse)
+	return l
+}
+
+// lapse ends a lease that was neither renewed nor released in time.
+func (l *Lease) lapse() {
+	l.busy <- struct{}{} // a renewal under way may extend the lease
+	defer func() { <-l.busy }()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if left := time.Until(l.grant.Expires); left > 0 && !l.over {
+		l.timer.Reset(left)
+	} else if !l.over {
+		l.over = true
+		l.undo(time.Time{})
+	}
 }
 
 // Grant returns the grant as of the last success.
@@ -91,7 +117,9 @@ func (l *Lease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.grant = grant
+	if l.grant = grant; l.timer != nil {
+		l.timer.Reset(time.Until(grant.Expires))
+	}
 	return grant, nil
 }
 
@@ -112,19 +140,40 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	err = l.release(call)
 	l.certain = err == nil || errors.Is(err, driver.ErrLost)
-	if l.certain || l.undoing {
-		return call.Failed(err)
-	}
-	l.undoing = true
-	end := l.Grant().Expires
-	if end.IsZero() {
+	end := l.Grant().Expires.Add(10 * time.Second)
+	switch {
+	case l.timer != nil:
+		l.timer.Stop()
+		end = time.Time{}
+	case l.Grant().Expires.IsZero():
 		end = time.Now().Add(time.Minute)
 	}
-	l.calls.Undo(end.Add(10*time.Second), func(call *Call) error {
-		if err := l.release(call); !errors.Is(err, driver.ErrLost) {
-			return err
-		}
-		return nil
-	})
+	if !l.certain {
+		l.undo(end)
+	}
 	return call.Failed(err)
+}
+
+// undo repeats release in the background. The caller has put a value into busy.
+func (l *Lease) undo(until time.Time) {
+	if l.undoing {
+		return
+	}
+	l.undoing = true
+	l.calls.Undo(until, func(call *Call) error {
+		select {
+		case l.busy <- struct{}{}:
+		case <-call.Done():
+			return call.Over()
+		}
+		defer func() { <-l.busy }()
+		if l.certain {
+			return nil
+		}
+		err := l.release(call)
+		if l.certain = err == nil || errors.Is(err, driver.ErrLost); l.certain {
+			return nil
+		}
+		return err
+	})
 }

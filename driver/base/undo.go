@@ -12,6 +12,7 @@ type undos struct {
 	mu      sync.Mutex
 	list    []undo
 	running chan struct{} // closed when the goroutine ends; nil: there is none
+	undone  int           // how many were undone
 }
 
 type undo struct {
@@ -21,8 +22,9 @@ type undo struct {
 
 // Undo undoes an attempt or a lease whose outcome is unknown, in the background: it calls f, and
 // again after growing pauses, up to a second, until f returns nil, which says that nothing is left
-// and that nothing can arrive any more; or until the time when the lock has ended by itself. Each
-// call of f is bounded by Timeout. It goes on for Timeout at most after Close.
+// and that nothing can arrive any more; or until the time when the lock has ended by itself, zero if
+// it does not. Each call of f is bounded by Timeout. Close waits as long as they succeed, and for
+// Timeout without a success.
 func (c *Calls) Undo(until time.Time, f func(call *Call) error) {
 	u := &c.undos
 	u.mu.Lock()
@@ -65,10 +67,13 @@ func (c *Calls) settle(ctx context.Context) {
 		err := x.try(call)
 		call.End()
 		if err == nil {
+			c.undos.mu.Lock()
+			c.undos.undone++
+			c.undos.mu.Unlock()
 			pause = shortest
 			continue
 		}
-		if time.Now().After(x.until) {
+		if !x.until.IsZero() && time.Now().After(x.until) {
 			continue
 		}
 		c.undos.mu.Lock()
@@ -84,18 +89,22 @@ func (c *Calls) settle(ctx context.Context) {
 	}
 }
 
-// wait returns when nothing is left to undo, or after most.
+// wait returns when nothing is left to undo, or nothing was undone for this long.
 func (u *undos) wait(most time.Duration) {
-	u.mu.Lock()
-	running := u.running
-	u.mu.Unlock()
-	if running == nil {
-		return
-	}
-	t := time.NewTimer(most)
+	t := time.NewTicker(most)
 	defer t.Stop()
-	select {
-	case <-running:
-	case <-t.C:
+	for before := -1; ; {
+		u.mu.Lock()
+		running, undone := u.running, u.undone
+		u.mu.Unlock()
+		if running == nil || undone == before {
+			return
+		}
+		before = undone
+		select {
+		case <-running:
+			return
+		case <-t.C:
+		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -24,7 +23,6 @@ type attempt struct {
 	s    *session
 	key  string // of our entry; empty: there is none
 	rev  int64  // its create revision
-	mine string // its value
 	// doubt: the request that makes the entry may be under way.
 	doubt bool
 	fence uint64
@@ -55,7 +53,6 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	}
 	a.leave()
 	if errors.Is(err, driver.ErrHeld) {
-		b.held.note(a.path)
 		return nil, err
 	}
 	err = b.failed(call, err)
@@ -79,19 +76,10 @@ func (a *attempt) acquire(ctx context.Context) error {
 	}
 }
 
-// try makes one attempt, or waits. If the key was held lately it looks first, since a look writes
-// nothing.
+// try makes one attempt, or waits.
 func (a *attempt) try(ctx context.Context) error {
 	if a.req.Wait {
 		return a.wait(ctx)
-	}
-	if a.b.held.lately(a.path) {
-		if err := a.peek(ctx, 0); err != nil {
-			return err
-		}
-		if a.seen != nil {
-			return a.seen
-		}
 	}
 	alone, err := a.enter(ctx)
 	switch {
@@ -110,42 +98,11 @@ func (a *attempt) leave() {
 	switch {
 	case a.s == nil:
 	case a.key != "":
-		a.b.abandon(a.s, a.key, a.doubt, a.s.leave)
+		a.b.abandon(a.s, a.key, a.doubt)
 	default:
 		a.s.leave()
 	}
 	a.s, a.key, a.doubt, a.before = nil, "", false, nil
-}
-
-// heldKeys remembers which keys attempts found held a short time ago.
-type heldKeys struct {
-	mu sync.Mutex
-	at map[string]time.Time
-}
-
-const (
-	heldLately   = 5 * time.Second
-	mostHeldKeys = 1000
-)
-
-func (h *heldKeys) note(path string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.at == nil || len(h.at) >= mostHeldKeys {
-		h.at = map[string]time.Time{} // the others are tried without a look once
-	}
-	h.at[path] = time.Now()
-}
-
-func (h *heldKeys) lately(path string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	at, ok := h.at[path]
-	if ok && time.Since(at) > heldLately {
-		delete(h.at, path)
-		return false
-	}
-	return ok
 }
 
 // firsts returns requests for the first entry of each span that excludes this owner.
@@ -201,11 +158,11 @@ func pick(responses []*etcdserverpb.ResponseOp, better func(x, y *mvccpb.KeyValu
 	return best
 }
 
-// peek reads the queue before a revision. A member may answer from old data, so a lock never rests on
+// peek reads the queue before the attempt's own entry. A member may answer from old data, so a lock never rests on
 // what it says.
-func (a *attempt) peek(ctx context.Context, before int64) error {
+func (a *attempt) peek(ctx context.Context) error {
 	looked, _, err := call(ctx, a.b, func(ctx context.Context, c *clientv3.Client) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx).Then(a.queue(before)...).Commit()
+		return c.Txn(ctx).Then(a.queue(a.rev)...).Commit()
 	})
 	if err != nil {
 		return err
@@ -287,7 +244,7 @@ func (a *attempt) entry() *part {
 
 // granted stores the entry's revision and token.
 func (a *attempt) granted(revision int64, base uint64) error {
-	a.rev, a.fence, a.mine = revision, base+uint64(revision), entryValue(base, a.req.Owner)
+	a.rev, a.fence = revision, base+uint64(revision)
 	if a.fence > driver.MaxFence {
 		return &driver.RefusedError{Reason: "the tokens of the locks under " + a.b.opt.Path + " are at their end: use another path"}
 	}
@@ -406,12 +363,14 @@ func (a *attempt) sleep(ctx context.Context) (alone bool, err error) {
 			if err == nil {
 				return a.awake(ctx)
 			}
-			look.Reset(watchPause) // the watch broke, for example because the member has no leader
-			a.b.broke(a.req.Key, err)
+			look.Reset(100 * time.Millisecond) // the watch broke, for example because the member has no leader
+			if a.b.opt.Notify != nil {
+				a.b.opt.Notify(driver.Notice{Kind: driver.NoticeDisconnected, Node: a.b.address, Key: a.req.Key, Err: err, Detail: "a watch broke, and is made again"})
+			}
 			before = "" // begin another one
 		case <-look.C:
 			one, cancel := context.WithTimeout(ctx, a.b.opt.CallTimeout)
-			err := a.peek(one, a.rev)
+			err := a.peek(one)
 			cancel()
 			switch {
 			case ctx.Err() != nil:

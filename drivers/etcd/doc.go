@@ -27,18 +27,17 @@
 // # With etcd's own locks
 //
 // concurrency.NewMutex(session, backend.Path(key)) of etcd's client makes a mutex that excludes
-// this backend's lock of key, and is excluded by it; so does NewRWMutex of its recipes. (Its
-// waiters do not see that a lock of this driver goes on after a renewal with another TTL.) To share
-// an existing mutex, use its name up to the last slash as the URL's path. A mutex directly under /,
-// such as "/nightly", cannot be shared: name it "/jobs/nightly" first.
+// this backend's lock of key, and is excluded by it; so does NewRWMutex of its recipes. To share an
+// existing mutex, use its name up to the last slash as the URL's path. A mutex directly under /, such
+// as "/nightly", cannot be shared: name it "/jobs/nightly" first.
 //
 // # Leases
 //
 // All locks of a process with the same TTL share one etcd lease. Its TTL is counted in whole
 // seconds, never shorter than asked for. The least is 2 s, since etcd grants no less with its usual
 // election timeout. One goroutine keeps the lease alive, twelve times per TTL, and for a minute
-// after its last lock. While the process runs, the driver deletes the entry of a lock that is not
-// renewed in time at its end. The server frees the locks of a dead process up to a second after the
+// after its last lock. A renewal with a longer TTL extends a lock by the TTL of its grant. While the
+// process runs, the driver deletes the entry of a lock that is not renewed in time at its end. The server frees the locks of a dead process up to a second after the
 // TTL, and up to one TTL later if the leader changes meanwhile, because a new leader gives every
 // lease its whole TTL again. This is also true of a waiter: if the first waiter's process dies, a
 // lock that is free stays so until that waiter's entry ends, at most for its TTL and a second.
@@ -55,8 +54,7 @@
 // A caller that is alone sends its requests itself. While two transactions are under way, the
 // requests of other callers wait, and go together in the next one: up to 100, or as many as the
 // server's max-txn-ops permits. A lock that is free and its release are two writes of the cluster,
-// also after a pause. An attempt for a key that was found held within the last 5 s looks first,
-// which writes nothing.
+// also after a pause.
 //
 // If no member answers for a third of the call timeout, the request goes to another one as well. If
 // answers take longer than that the driver waits longer, so that slow servers get no more to do. An

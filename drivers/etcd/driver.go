@@ -121,7 +121,6 @@ type Backend struct {
 	estimate atomic.Pointer[estimate]
 	asking   atomic.Bool // an attempt renews the estimate
 	pipe     pipe
-	held     heldKeys
 
 	calls base.Calls
 
@@ -143,7 +142,6 @@ var (
 	_ driver.Backend   = (*Backend)(nil)
 	_ driver.Inspector = (*Backend)(nil)
 	_ driver.Admin     = (*Backend)(nil)
-	_ driver.Watcher   = (*Backend)(nil)
 )
 
 // New returns a backend that uses the application's client, which it never closes. After an outage
@@ -272,18 +270,26 @@ func (b *Backend) finishWith(d *dialing, client *clientv3.Client, err error) {
 }
 
 // call makes a request. If no member answers for a while it sends the request to another one as
-// well, and takes the first answer. So the request may take effect more than once, and late: sure
-// is false if it was sent twice, or had no answer.
+// well, so it may take effect more than once, and late: sure is false if it was sent twice, or had
+// no answer.
 func call[T any](ctx context.Context, b *Backend, f func(context.Context, *clientv3.Client) (T, error)) (result T, sure bool, err error) {
 	c, err := b.connect(ctx)
 	if err != nil {
 		return result, true, err
 	}
 	for try := 1; ; try++ {
-		var once bool
-		result, once, err = race(ctx, b.patience(), func(ctx context.Context) (T, error) { return f(ctx, c) })
+		one, cancel := ctx, context.CancelFunc(func() {})
+		patience := b.patience()
+		if try == 1 {
+			one, cancel = context.WithTimeout(ctx, patience)
+		}
+		result, err = f(one, c)
+		if one.Err() != nil && ctx.Err() == nil {
+			b.took.Store(int64(patience)) // at least: the next request has more time
+		}
+		cancel()
 		if answered(err) {
-			return result, once && try == 1, err
+			return result, try == 1, err
 		}
 		if try >= b.tries || ctx.Err() != nil {
 			return result, false, err
@@ -295,33 +301,4 @@ func call[T any](ctx context.Context, b *Backend, f func(context.Context, *clien
 // that transactions take: servers that are slow, because they have much to do, get no more to do.
 func (b *Backend) patience() time.Duration {
 	return min(max(b.opt.CallTimeout/3, 4*time.Duration(b.took.Load())), b.opt.CallTimeout*3/4)
-}
-
-// race calls f, and a second time if it has not returned after a while. It returns the first answer;
-// once is false if f was called twice.
-func race[T any](ctx context.Context, patience time.Duration, f func(context.Context) (T, error)) (result T, once bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type outcome struct {
-		result T
-		err    error
-	}
-	second := make(chan outcome, 1)
-	late := time.AfterFunc(patience, func() {
-		result, err := f(ctx)
-		if second <- (outcome{result, err}); answered(err) {
-			cancel() // ends the first
-		}
-	})
-	result, err = f(ctx)
-	if late.Stop() {
-		return result, true, err
-	}
-	if answered(err) {
-		cancel()
-		<-second
-		return result, false, err
-	}
-	other := <-second
-	return other.result, false, other.err
 }

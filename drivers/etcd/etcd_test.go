@@ -9,21 +9,16 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/etcd"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
@@ -194,19 +189,7 @@ func TestLossIsToldBeforeTheLockIsAnothers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for leases to end")
 	}
-	drivertest.RunLoss(t, harness(single(t), driver.Config{Prefix: "loss/"}, ""), 3*time.Second, lock(t))
-}
-
-// lock locks by package dlock, whose clients are closed when the test ends.
-func lock(t *testing.T) func(context.Context, driver.Backend, string, time.Duration) (drivertest.Holder, error) {
-	return func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (drivertest.Holder, error) {
-		locks, err := dlock.New(b)
-		if err != nil {
-			return nil, err
-		}
-		t.Cleanup(func() { _ = locks.Close() })
-		return locks.Lock(ctx, key, dlock.WithTTL(ttl))
-	}
+	drivertest.RunLoss(t, harness(single(t), driver.Config{Prefix: "loss/"}, ""), 3*time.Second)
 }
 
 // TestARenewalByAReplacedLeaderDoesNotCount: a leader that was stopped and replaced may extend
@@ -426,16 +409,7 @@ func TestInteroperation(t *testing.T) {
 			s.Holders[0].Fence != uint64(kv.Kvs[0].CreateRevision) {
 			t.Errorf("etcd's mutex is seen as %+v, %v", s, err)
 		}
-		queued := make(chan driver.Lease, 1)
-		go func() {
-			r := ask()
-			r.Wait = true
-			l, err := drivertest.Acquire(t, b, r)
-			if err != nil {
-				t.Errorf("a wait behind etcd's mutex: %v", err)
-			}
-			queued <- l
-		}()
+		queued := drivertest.Waiter(t, b, ask())
 		drivertest.AwaitWaiters(t, b, key, 1)
 		must(t, m.Unlock(t.Context()))
 		if l := <-queued; l != nil {
@@ -554,45 +528,6 @@ func on(t testing.TB, g *server.Group, timeout time.Duration, options ...grpc.Di
 	return b
 }
 
-// TestLocksOfOtherKeysDoNotConflict: as the tokens follow the clock, many attempts on keys of
-// their own send few requests twice, far from the servers too.
-func TestLocksOfOtherKeysDoNotConflict(t *testing.T) {
-	t.Parallel()
-	g := single(t)
-	const backends, goroutines, locks = 2, 24, 5
-	var requests atomic.Int64
-	var wg sync.WaitGroup
-	for i := range backends {
-		b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if strings.HasPrefix(method, "/etcdserverpb.KV/") {
-				requests.Add(1)
-			}
-			time.Sleep(80 * time.Millisecond) // the way to the servers
-			return invoke(ctx, method, req, reply, c, opts...)
-		})
-		for j := range goroutines {
-			wg.Go(func() {
-				for range locks {
-					l, err := b.Acquire(t.Context(), drivertest.NewRequest(fmt.Sprint(i, "/", j), time.Minute))
-					if err == nil {
-						err = l.Release(t.Context())
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			})
-		}
-	}
-	wg.Wait()
-	each := float64(requests.Load()) / (backends * goroutines * locks)
-	t.Logf("%.2f requests for a lock and its release", each)
-	if each > 4 {
-		t.Errorf("a lock and its release are %.2f requests, more than 4", each)
-	}
-}
-
 // TestALateReleaseFreesNoOtherLock: a release that is sent again, and arrives when the key has
 // another holder, with the same etcd lease.
 func TestALateReleaseFreesNoOtherLock(t *testing.T) {
@@ -616,36 +551,6 @@ func TestALateReleaseFreesNoOtherLock(t *testing.T) {
 		}
 		drivertest.Release(t, l)
 	}
-}
-
-// TestALateMoveDoesNotTakeTheEntryBack: a renewal with another TTL attaches the entry to another
-// etcd lease. If that request is sent again and arrives after the next such renewal, the entry
-// stays with the etcd lease of that one, and does not end with the former one.
-func TestALateMoveDoesNotTakeTheEntryBack(t *testing.T) {
-	t.Parallel()
-	g := single(t)
-	var puts atomic.Int64
-	var former atomic.Int64 // the etcd lease of the first of them
-	var again func()
-	revoked := make(chan struct{})
-	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if lease := moves(req); lease != 0 && puts.Add(1) == 2 { // after that of the lock
-			again = func() { _ = invoke(context.WithoutCancel(ctx), method, req, &etcdserverpb.TxnResponse{}, c, opts...) }
-			former.Store(lease)
-			return status.Error(codes.Unavailable, "the request is under way")
-		}
-		if r, ok := req.(*etcdserverpb.LeaseRevokeRequest); ok && r.ID == former.Load() {
-			again()
-			defer close(revoked)
-		}
-		return invoke(ctx, method, req, reply, c, opts...)
-	})
-	l := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
-	drivertest.Renew(t, l, 2*time.Minute)
-	drivertest.Renew(t, l, 3*time.Minute)
-	<-revoked
-	drivertest.Renew(t, l, 3*time.Minute)
-	drivertest.Release(t, l)
 }
 
 // writes returns the requests that a transaction makes if its conditions are true, nested ones too.
@@ -672,40 +577,8 @@ func deletes(req any) bool {
 	return slices.ContainsFunc(writes(req), func(op *etcdserverpb.RequestOp) bool { return op.GetRequestDeleteRange() != nil })
 }
 
-// TestAMoveWhoseAnswerIsLost, and which is refused when it is sent again, is unknown: the lock
-// goes on.
-func TestAMoveWhoseAnswerIsLost(t *testing.T) {
-	t.Parallel()
-	g := single(t)
-	var puts atomic.Int64
-	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if moves(req) != 0 {
-			switch puts.Add(1) {
-			case 2: // after that of the lock
-				_ = invoke(ctx, method, req, reply, c, opts...)
-				return status.Error(codes.Unavailable, "the answer is lost")
-			case 3:
-				return rpctypes.ErrGRPCRequestTooManyRequests
-			}
-		}
-		return invoke(ctx, method, req, reply, c, opts...)
-	})
-	l := drivertest.Grant(t, b, drivertest.NewRequest("k", 2*time.Minute))
-	if _, err := l.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("the first renewal: %v", err)
-	}
-	c := client(t, g)
-	for range 20 { // a revocation would be under way
-		if got, err := c.Get(t.Context(), b.Path("k")+"/", clientv3.WithPrefix()); err != nil || len(got.Kvs) != 1 {
-			t.Fatalf("the entry is gone: %v", err)
-		}
-	}
-	drivertest.Renew(t, l, 2*time.Minute)
-	drivertest.Release(t, l)
-}
-
 // TestAWaiterWhoseWatchHangs: the member that serves the watches answers nothing on them. A waiter
-// gets the lock all the same, and Watch fails.
+// gets the lock all the same.
 func TestAWaiterWhoseWatchHangs(t *testing.T) {
 	t.Parallel()
 	g := single(t)
@@ -717,20 +590,11 @@ func TestAWaiterWhoseWatchHangs(t *testing.T) {
 		return s, err
 	}))
 	held := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
-	got := make(chan error, 1)
-	go func() {
-		r := drivertest.NewRequest("k", 30*time.Second)
-		r.Wait = true
-		_, err := drivertest.Acquire(t, b, r)
-		got <- err
-	}()
+	got := drivertest.Waiter(t, b, drivertest.NewRequest("k", 30*time.Second))
 	drivertest.AwaitWaiters(t, b, "k", 1)
 	drivertest.Release(t, held)
-	if err := <-got; err != nil {
-		t.Errorf("the waiter: %v", err)
-	}
-	if _, err := b.Watch(t.Context(), "k"); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Watch: %v", err)
+	if l := <-got; l != nil {
+		drivertest.Release(t, l)
 	}
 }
 
@@ -768,36 +632,6 @@ func TestLocksOfATTLShareALease(t *testing.T) {
 	}
 }
 
-// TestALeaseThatIsNotRenewedEnds, though the server's lease goes on for the other locks.
-func TestALeaseThatIsNotRenewedEnds(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("waits for a lease to end")
-	}
-	b := open(t, patientURL(single(t), "/"+t.Name()))
-	const ttl = 2 * time.Second
-	forgotten := drivertest.Grant(t, b, drivertest.NewRequest("forgotten", ttl))
-	other := drivertest.Grant(t, b, drivertest.NewRequest("other", ttl))
-	next := drivertest.Waiter(t, b, drivertest.NewRequest("forgotten", time.Minute))
-	for {
-		select {
-		case l := <-next:
-			if left := time.Until(forgotten.Grant().Expires); left > 0 {
-				t.Errorf("the next holder came %v before the lease's end", left)
-			}
-			drivertest.Renew(t, other, ttl)
-			drivertest.Release(t, l)
-			drivertest.Release(t, other)
-			if _, err := forgotten.Renew(t.Context(), &driver.Renewal{TTL: ttl}); drivertest.Verdict(err) != "lost" {
-				t.Errorf("Renew of the lease that ended: %v", err)
-			}
-			return
-		case <-time.After(ttl / 4):
-			drivertest.Renew(t, other, ttl)
-		}
-	}
-}
-
 // TestALeaseThatEndedEarlyCarriesNoLock: the lease that a backend keeps for its next locks ends while
 // the machine sleeps, or is revoked by an operator.
 func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
@@ -820,131 +654,6 @@ func TestALeaseThatEndedEarlyCarriesNoLock(t *testing.T) {
 		drivertest.Release(t, l)
 		if _, err := lost.Renew(t.Context(), &driver.Renewal{TTL: time.Minute}); drivertest.Verdict(err) != "lost" {
 			t.Errorf("Renew after the lease was revoked, wait %v: %v", wait, err)
-		}
-	}
-}
-
-// TestAnAttemptHasOneCallTimeout: also one that meets a lease that has ended, and begins again.
-func TestAnAttemptHasOneCallTimeout(t *testing.T) {
-	t.Parallel()
-	g := single(t)
-	var mu sync.Mutex
-	var ends []time.Time
-	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if moves(req) != 0 {
-			mu.Lock()
-			end, _ := ctx.Deadline()
-			ends = append(ends, end)
-			mu.Unlock()
-		}
-		return invoke(ctx, method, req, reply, c, opts...)
-	})
-	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute)))
-	for _, id := range b.Leases() {
-		_, err := client(t, g).Revoke(t.Context(), id)
-		must(t, err)
-	}
-	ends = nil
-	if l, err := b.Acquire(t.Context(), drivertest.NewRequest("k", time.Minute)); err != nil || l.Release(t.Context()) != nil {
-		t.Fatal(err)
-	}
-	if len(ends) < 2 || slices.ContainsFunc(ends, func(end time.Time) bool { return !end.Equal(ends[0]) }) {
-		t.Errorf("the attempt's transactions end at %v: want two or more, at the same time", ends)
-	}
-}
-
-// TestAnAbandonedAttemptIsUndoneAfterAnOutage: an attempt took effect, and for longer than five call
-// timeouts no request was answered. Its lock is freed when the server can be reached again.
-func TestAnAbandonedAttemptIsUndoneAfterAnOutage(t *testing.T) {
-	t.Parallel()
-	const callTimeout, ttl = 200 * time.Millisecond, time.Minute
-	g := single(t)
-	var down, took atomic.Bool
-	b := on(t, g, callTimeout, grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		switch {
-		case !down.Load():
-			return invoke(ctx, method, req, reply, c, opts...)
-		case strings.HasSuffix(method, "/Txn") && !took.Load():
-			took.Store(invoke(context.WithoutCancel(ctx), method, req, reply, c, opts...) == nil)
-		}
-		return status.Error(codes.Unavailable, "the answer is lost")
-	}))
-	for tries := 0; !took.Load(); tries++ { // its etcd lease is there, so that the outage begins at the transaction
-		down.Store(false)
-		if l, err := b.Acquire(t.Context(), drivertest.NewRequest("warm", ttl)); err != nil || l.Release(t.Context()) != nil {
-			continue
-		}
-		down.Store(true)
-		if _, err := b.Acquire(t.Context(), drivertest.NewRequest("k", ttl)); err == nil {
-			t.Fatal("a lock was granted without an answer")
-		}
-		if tries == 100 {
-			t.Fatal("no attempt took effect")
-		}
-	}
-	<-time.After(8 * callTimeout)
-	down.Store(false)
-	other := open(t, patientURL(g, "/"+t.Name()))
-	for end := time.Now().Add(ttl * 3 / 4); ; { // after its TTL it ends by itself
-		l, err := other.Acquire(t.Context(), drivertest.NewRequest("k", ttl))
-		if err == nil {
-			must(t, l.Release(t.Context()))
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the lock of the abandoned attempt is still there: %v", err)
-		}
-		<-time.After(20 * time.Millisecond)
-	}
-}
-
-// TestACancelledCallLeavesNoLease: a wait, an attempt or a renewal with another TTL that is cancelled
-// while the server grants its etcd lease does not lose that lease.
-func TestACancelledCallLeavesNoLease(t *testing.T) {
-	t.Parallel()
-	g := single(t)
-	var cancel atomic.Pointer[context.CancelFunc]
-	var mu sync.Mutex
-	var granted []clientv3.LeaseID
-	b := with(t, g, func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		err := invoke(context.WithoutCancel(ctx), method, req, reply, c, opts...)
-		if strings.HasSuffix(method, "/LeaseGrant") {
-			(*cancel.Load())()
-			mu.Lock()
-			defer mu.Unlock()
-			granted = append(granted, clientv3.LeaseID(reply.(*etcdserverpb.LeaseGrantResponse).ID))
-		}
-		return err
-	})
-	cancelled := func(call func(context.Context) error) {
-		ctx, stop := context.WithCancel(t.Context())
-		cancel.Store(&stop)
-		if err := call(ctx); err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	}
-	for i, wait := range []bool{true, false} {
-		cancelled(func(ctx context.Context) error {
-			r := drivertest.NewRequest("k", time.Duration(i+1)*time.Minute)
-			r.Wait = wait
-			l, err := b.Acquire(ctx, r)
-			if err == nil {
-				return l.Release(t.Context())
-			}
-			return err
-		})
-	}
-	held := drivertest.Grant(t, b, drivertest.NewRequest("k", time.Minute))
-	cancelled(func(ctx context.Context) error {
-		_, err := held.Renew(ctx, &driver.Renewal{TTL: 30 * time.Second})
-		return err
-	})
-	drivertest.Release(t, held)
-	must(t, b.Close())
-	c := client(t, g)
-	for _, id := range granted {
-		if got, err := c.TimeToLive(t.Context(), id); err != nil || got.TTL >= 0 {
-			t.Errorf("after Close a lease is %+v, %v", got, err)
 		}
 	}
 }
@@ -998,29 +707,6 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	closed := fault.NewProxy(t, g.Addrs()[0])
 	must(t, closed.Refuse())
 	b := open(t, "etcd://"+g.Addrs()[0]+","+closed.Addr()+"?call_timeout=2s")
-	drivertest.Release(t, drivertest.Grant(t, b, drivertest.NewRequest("k", 5*time.Second)))
-	for _, code := range []string{"version", "few-members", "member-unreachable"} {
-		drivertest.AwaitFinding(t, b, code)
-	}
-
-	var secret atomic.Bool
-	secret.Store(true)
-	c, err := clientv3.New(clientv3.Config{Endpoints: g.Addrs(), Logger: zap.NewNop(), DialOptions: []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if strings.HasSuffix(method, "/MemberList") && secret.Load() {
-				return status.Error(codes.PermissionDenied, "the list is secret")
-			}
-			return next(ctx, method, req, reply, cc, opts...)
-		}),
-	}})
-	must(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	own, err := etcd.New(c, &etcd.Options{CallTimeout: 30 * time.Second})
-	must(t, err)
-	t.Cleanup(func() { must(t, own.Close()) })
-	if f := drivertest.AwaitFinding(t, own, "members-unknown"); !strings.Contains(f.Summary, "the list is secret") {
-		t.Errorf("the cause is not told: %+v", f)
-	}
-	secret.Store(false)
-	drivertest.AwaitMended(t, own, "members-unknown")
+	drivertest.AwaitFinding(t, b, "few-members")
+	drivertest.AwaitFinding(t, b, "member-unreachable")
 }

@@ -2,7 +2,7 @@ package etcd
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -97,35 +97,27 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 	defer call.End()
 	from := b.Path(prefix)
 	to := clientv3.GetPrefixRangeEnd(from)
-	var pending []entry // of one lock
-	give := func() bool {
-		key := unescaper.Replace(strings.TrimPrefix(pending[0].path, b.opt.Path))
-		slices.SortFunc(pending, func(x, y entry) int { return int(x.rev - y.rev) })
-		more := yield(state(strings.TrimPrefix(key, b.opt.Prefix), pending))
-		pending = nil
-		return more
-	}
-	for {
+	locks := map[string][]entry{} // by their paths
+	for more := true; more; {
 		page, err := b.page(call, from, to)
 		if err != nil {
 			return b.failed(call, err)
 		}
 		for _, e := range b.parseAll(page.Kvs) {
-			if !strings.HasPrefix(e.path, b.Path(prefix)) {
-				continue // the prefix matches only with the name of the entry, not with the key
+			if strings.HasPrefix(e.path, b.Path(prefix)) { // otherwise only the entry's name has the prefix
+				locks[e.path] = append(locks[e.path], e)
 			}
-			if len(pending) > 0 && pending[0].path != e.path && !give() {
-				return nil
-			}
-			pending = append(pending, e)
 		}
-		if !page.More {
-			break
+		if more = page.More; more {
+			from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
 		}
-		from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
 	}
-	if len(pending) > 0 {
-		give()
+	for path, entries := range locks {
+		slices.SortFunc(entries, func(x, y entry) int { return int(x.rev - y.rev) })
+		key := unescaper.Replace(strings.TrimPrefix(path, b.opt.Path))
+		if !yield(state(strings.TrimPrefix(key, b.opt.Prefix), entries)) {
+			return nil
+		}
 	}
 	return nil
 }
@@ -142,27 +134,41 @@ func (b *Backend) page(ctx context.Context, from, to string) (*clientv3.GetRespo
 // Break deletes the entry of the holder with this token. Its owner learns of it at the next
 // renewal.
 func (b *Backend) Break(ctx context.Context, key string, h driver.Holder) error {
-	bounded, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
 	if err != nil {
 		return err
 	}
-	defer bounded.End()
-	e, err := b.holder(bounded, key, h.Fence)
+	defer call.End()
+	e, err := b.holder(call, key, h.Fence)
 	if err != nil {
-		return b.failed(bounded, err)
-	}
-	if e == nil {
-		return driver.ErrLost
+		return b.failed(call, err)
 	}
 	p := &part{conditions: []clientv3.Cmp{e.exists()}, then: []clientv3.Op{clientv3.OpDelete(e.key)}}
-	sure, err := b.do(bounded, p)
+	sure, err := b.do(call, p)
 	switch {
 	case err != nil:
-		return b.failed(bounded, err)
+		return b.failed(call, err)
 	case p.answer.Succeeded || !sure: // an earlier try may have done it
 		return nil
 	}
 	return driver.ErrLost
+}
+
+// IsOwner returns a comparison that is true as long as the holder of key with this token has
+// it: a condition for the caller's own transactions in the same cluster. Such a transaction
+// writes under the lock or not at all, even if it arrives late. The error is driver.ErrLost if
+// there is no such holder.
+func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (owner clientv3.Cmp, err error) {
+	call, err := b.calls.Begin(ctx, b.opt.CallTimeout)
+	if err != nil {
+		return owner, err
+	}
+	defer call.End()
+	e, err := b.holder(call, key, fence)
+	if err != nil {
+		return owner, b.failed(call, err)
+	}
+	return e.exists(), nil
 }
 
 // exists is true on a server as long as the entry exists.
@@ -170,28 +176,7 @@ func (e *entry) exists() clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.rev)
 }
 
-// IsOwner returns a comparison that is true as long as the holder of key with this token has
-// it: a condition for the caller's own transactions in the same cluster. Such a transaction
-// writes under the lock or not at all, even if it arrives late. The error is driver.ErrLost if
-// there is no such holder.
-func (b *Backend) IsOwner(ctx context.Context, key string, fence uint64) (clientv3.Cmp, error) {
-	var none clientv3.Cmp
-	bounded, err := b.calls.Begin(ctx, b.opt.CallTimeout)
-	if err != nil {
-		return none, err
-	}
-	defer bounded.End()
-	e, err := b.holder(bounded, key, fence)
-	if err != nil {
-		return none, b.failed(bounded, err)
-	}
-	if e == nil {
-		return none, driver.ErrLost
-	}
-	return e.exists(), nil
-}
-
-// holder returns the entry of the holder with this token, or nil.
+// holder returns the entry of the holder with this token; driver.ErrLost: there is none.
 func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry, error) {
 	entries, _, err := b.entries(ctx, b.Path(key))
 	if err != nil {
@@ -202,7 +187,7 @@ func (b *Backend) holder(ctx context.Context, key string, fence uint64) (*entry,
 			return &entries[i], nil
 		}
 	}
-	return nil, nil
+	return nil, driver.ErrLost
 }
 
 // Check asks every member that the client knows for its status, and the cluster for its list of
@@ -235,10 +220,9 @@ func (b *Backend) checkMember(ctx context.Context, c *clientv3.Client, endpoint 
 	defer cancel()
 	s, err := c.Status(ctx, endpoint)
 	if err != nil {
-		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL", "the member does not answer: %s", oneLine(err))
+		found.Add("member-unreachable", driver.SeverityWarning, "start the member, or remove it from the URL", "the member does not answer: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
-	found.Add("version", driver.SeverityNote, "", "etcd %s", s.Version).Measured = s.Version
 	for _, f := range faults {
 		if f.in(s.Version) {
 			found.Add(f.code, f.severity, "upgrade to "+strings.Join(f.fixed, ", ")+" or newer", "in this version %s", f.says).Measured = s.Version
@@ -286,14 +270,8 @@ func (f *versionFault) in(version string) bool {
 
 // release returns the numbers of a release 3.minor.patch.
 func release(version string) (minor, patch int, ok bool) {
-	parts := strings.SplitN(version, ".", 3)
-	if len(parts) != 3 || parts[0] != "3" {
-		return 0, 0, false
-	}
-	digits, _, _ := strings.Cut(parts[2], "-")
-	minor, err1 := strconv.Atoi(parts[1])
-	patch, err2 := strconv.Atoi(digits)
-	return minor, patch, err1 == nil && err2 == nil
+	n, _ := fmt.Sscanf(version, "3.%d.%d", &minor, &patch)
+	return minor, patch, n == 2
 }
 
 func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client, found *base.Findings) {
@@ -301,8 +279,7 @@ func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client, found *b
 	defer cancel()
 	list, err := c.MemberList(ctx)
 	if err != nil {
-		found.Add("members-unknown", driver.SeverityNote, "", "the list of members cannot be read: %s", oneLine(err))
-		return
+		return // the user may not read it
 	}
 	voters := len(slices.DeleteFunc(list.Members, func(m *etcdserverpb.Member) bool { return m.IsLearner }))
 	switch {
@@ -312,12 +289,4 @@ func (b *Backend) checkCluster(ctx context.Context, c *clientv3.Client, found *b
 		found.Add("one-address", driver.SeverityWarning, "name all members in the URL, separated by commas", "the backend knows the address of one member").
 			Measured = "1 of " + strconv.Itoa(voters)
 	}
-}
-
-// oneLine returns an error's text without line breaks.
-func oneLine(err error) string {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return "no answer in time"
-	}
-	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }

@@ -15,10 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
-	"github.com/redlock-go/redlock/redlocktest/fault"
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
@@ -55,31 +53,6 @@ func TestSlowServersGetNoMoreToDo(t *testing.T) {
 	}
 	if n := sent.Load(); err != nil || n > 2 {
 		t.Errorf("a lock and its release are %d requests, and give %v", n, err)
-	}
-}
-
-// TestAReleaseIsRepeatedAfterAnOutage: the key is free soon, and not only after the TTL.
-func TestAReleaseIsRepeatedAfterAnOutage(t *testing.T) {
-	t.Parallel()
-	g := single(t)
-	var down atomic.Bool
-	b := on(t, g, 200*time.Millisecond, grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, c *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-		if down.Load() {
-			return status.Error(codes.Unavailable, "an outage")
-		}
-		return invoke(ctx, method, req, reply, c, opts...)
-	}))
-	l := drivertest.Grant(t, b, drivertest.NewRequest("k", 10*time.Minute))
-	next := drivertest.NewRequest("k", time.Minute)
-	next.Wait = true
-	got := drivertest.Waiter(t, open(t, patientURL(g, "/"+t.Name())), next)
-	down.Store(true)
-	if err := l.Release(t.Context()); drivertest.Verdict(err) != "unknown" {
-		t.Errorf("Release in an outage: %v", err)
-	}
-	down.Store(false)
-	if l := <-got; l != nil { // long before the TTL is over, and the test's deadline
-		drivertest.Release(t, l)
 	}
 }
 
@@ -269,9 +242,6 @@ func TestManyLocksAtOnce(t *testing.T) {
 	}
 }
 
-// TestLeasesThroughTheLossOfTheLeader: no lease of many outlives its end. A holder that is cut off
-// when the leader dies learns of each loss before the key is another's; a holder that is not loses
-// none.
 func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -281,61 +251,8 @@ func TestLeasesThroughTheLossOfTheLeader(t *testing.T) {
 	if server.IsDeep() {
 		locks = 1000
 	}
-	const ttl = 5 * time.Second
 	g := server.Etcd(t, 3)
-	var ways []*fault.Proxy
-	url := "etcd://"
-	for i, addr := range g.Addrs() {
-		ways = append(ways, fault.NewProxy(t, addr))
-		url += strings.Repeat(",", min(i, 1)) + ways[i].Addr()
-	}
-	hold := func(url, key string) (held []*dlock.Lease) {
-		client, err := dlock.OpenURL(url)
-		must(t, err)
-		t.Cleanup(func() { _ = client.Close() })
-		held = make([]*dlock.Lease, locks)
-		var wg sync.WaitGroup
-		for i := range held {
-			wg.Go(func() {
-				l, err := client.Lock(t.Context(), fmt.Sprint(key, i), dlock.WithTTL(ttl))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				held[i] = l
-			})
-		}
-		if wg.Wait(); t.Failed() {
-			t.FailNow()
-		}
-		return held
-	}
-	kept, lost := hold(urlOf(g), "kept/"), hold(url+"?call_timeout=1500ms", "lost/")
-	others := open(t, urlOf(g))
-	failing := leader(t, g)
-	for _, w := range ways {
-		w.Pause()
-	}
-	must(t, failing.Kill())
-	var wg sync.WaitGroup
-	for i, l := range lost {
-		wg.Go(func() {
-			r := drivertest.NewRequest(fmt.Sprint("lost/", i), time.Minute)
-			r.Wait = true
-			next := drivertest.Grant(t, others, r)
-			select {
-			case <-l.Done():
-			default:
-				t.Errorf("%s is another's, and its holder does not know it", l.Key())
-			}
-			drivertest.Release(t, next)
-		})
-	}
-	wg.Wait()
-	for _, l := range kept {
-		if l.Err() != nil {
-			t.Errorf("%s: %v", l.Key(), l.Err())
-		}
-	}
-	must(t, failing.Start())
+	drivertest.RunLeaderLoss(t, g, func() *server.Server { return leader(t, g) }, func(addrs []string) string {
+		return "etcd://" + strings.Join(addrs, ",") + "?call_timeout=1500ms"
+	}, locks)
 }

@@ -260,12 +260,12 @@ func (b *Backend) revokeUnused() {
 
 // abandon deletes an entry in the background, until a server has answered or Close gives up: the
 // session may go on for other locks. If doubt is set, the request that adds the entry may arrive
-// later. It calls done at its end.
-func (b *Backend) abandon(s *session, key string, doubt bool, done func()) {
-	b.calls.Undo(time.Now().Add(maxTTL), func(call *base.Call) error {
+// later. It ends what join began.
+func (b *Backend) abandon(s *session, key string, doubt bool) {
+	b.calls.Undo(time.Time{}, func(call *base.Call) error {
 		err := unanswered(b.deleteEntry(call, s, key, doubt))
 		if err == nil {
-			done()
+			s.leave()
 		}
 		return err
 	})

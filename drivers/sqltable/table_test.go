@@ -17,7 +17,6 @@ import (
 
 	client "github.com/go-sql-driver/mysql"
 
-	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/drivertest"
 	"github.com/redlock-go/redlock/drivers/sqltable"
@@ -961,16 +960,7 @@ func urls(t *testing.T, p *place) {
 }
 
 // loss checks that a holder learns of a loss before another owner has the lock.
-func loss(t *testing.T, p *place) {
-	drivertest.RunLoss(t, p.harness(t), time.Second, func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (drivertest.Holder, error) {
-		locks, err := dlock.New(b)
-		if err != nil {
-			return nil, err
-		}
-		t.Cleanup(func() { _ = locks.Close() })
-		return locks.Lock(ctx, key, dlock.WithTTL(ttl))
-	})
-}
+func loss(t *testing.T, p *place) { drivertest.RunLoss(t, p.harness(t), time.Second) }
 
 // downAndHanging: a server that does not answer is neither contention nor a refusal.
 func downAndHanging(t *testing.T, p *place) {

@@ -13,16 +13,10 @@ import (
 
 // An attempt is one call of Acquire.
 type attempt struct {
-	b       *Backend
-	dir     string // of the lock
-	req     driver.Request
-	s       *session
-	name    string // how our entry's name begins
-	node    string // our entry; empty: none is known
-	inDoubt bool   // an entry may exist although its name is unknown
-	fence   uint64
-	sent    time.Time         // when the last write that found the entry was sent
-	seen    *driver.HeldError // the holder that was seen last
+	place
+	req   driver.Request
+	fence uint64
+	seen  *driver.HeldError // the holder that was seen last
 	// container is the transaction that made the lock's container.
 	container int64
 	// ahead are the entries before the attempt's own, if known.
@@ -44,7 +38,7 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 		return nil, err
 	}
 	defer call.End()
-	a := &attempt{b: b, dir: b.Path(req.Key), req: *req}
+	a := &attempt{place: place{b: b, dir: b.Path(req.Key)}, req: *req}
 	if req.Wait {
 		err = a.wait(call)
 	} else {
@@ -53,11 +47,11 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 	if err == nil {
 		return newLease(a), nil
 	}
+	err = b.failed(call, a.s, err)
 	a.leave()
 	if errors.Is(err, driver.ErrHeld) {
 		return nil, err
 	}
-	err = b.failed(call, a.s, err)
 	if a.seen != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("%w: %w", err, a.seen)
 	}
@@ -66,14 +60,10 @@ func (b *Backend) Acquire(ctx context.Context, req *driver.Request) (driver.Leas
 
 // leave gives up the attempt's entry, and the session.
 func (a *attempt) leave() {
-	if a.s == nil {
-		return
+	if a.s != nil {
+		a.abandon()
+		a.s = nil
 	}
-	if a.node != "" || a.inDoubt {
-		a.s.abandon(orphan{dir: a.dir, node: a.node, name: a.name})
-	}
-	a.node, a.inDoubt = "", false
-	a.s.leave()
 }
 
 // begin joins a session, and reads the stored data.
@@ -107,8 +97,7 @@ func (a *attempt) try(ctx context.Context) error {
 		return nil
 	}
 	// An entry of another library came meanwhile, which does not change the container's version.
-	node := a.node
-	if _, err := again(ctx, a.s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(node, -1) }); err == nil {
+	if a.s.remove(ctx, a.node) == nil {
 		a.node = ""
 	}
 	return a.held(ctx, first)
@@ -129,7 +118,7 @@ func (a *attempt) enter(ctx context.Context, wait bool) error {
 		}
 		a.fence = driver.NextFence(known.token, a.req.FenceFloor, a.b.clock.now())
 		sent := time.Now()
-		a.inDoubt = true
+		a.doubt = true
 		a.container = known.container
 		made, err := ask(ctx, a.s, func(c *zk.Conn) ([]zk.MultiResponse, error) {
 			return c.Multi(
@@ -143,19 +132,18 @@ func (a *attempt) enter(ctx context.Context, wait bool) error {
 		switch {
 		case err == nil:
 			stat := made[0].Stat
-			a.node, a.sent, a.inDoubt = made[1].String, sent, false
+			a.node, a.sent, a.doubt = made[1].String, sent, false
 			a.ahead, a.known = known.entries, !known.unread && stat.Czxid == known.container && births(stat) == known.births
 			a.b.clock.set(stat.Mtime)
 			return nil
 		case broken(err) && ctx.Err() == nil:
-			found, err := a.found(ctx)
-			if err != nil || found {
+			if err := a.find(ctx); err != nil || a.node != "" {
 				return err
 			}
 		case errors.Is(err, zk.ErrNoNode), errors.Is(err, zk.ErrBadVersion):
-			a.inDoubt = false
+			a.doubt = false
 		default:
-			a.inDoubt = !definite(err)
+			a.doubt = !definite(err)
 			return err
 		}
 		// The answer came from a write, so later reads are not older.
@@ -163,24 +151,6 @@ func (a *attempt) enter(ctx context.Context, wait bool) error {
 			return err
 		}
 	}
-}
-
-// found searches for the entry after the answer of its creation was lost.
-func (a *attempt) found(ctx context.Context) (bool, error) {
-	sent := time.Now()
-	if err := a.s.settle(ctx); err != nil {
-		return false, err
-	}
-	name, err := a.s.search(ctx, orphan{dir: a.dir, name: a.name})
-	if err != nil {
-		return false, err
-	}
-	a.inDoubt = false
-	if name == "" {
-		return false, nil
-	}
-	a.node, a.sent = a.dir+"/"+name, sent
-	return true, nil
 }
 
 // A queue has the entries of a lock's container, and the container's data.
@@ -371,7 +341,6 @@ func (a *attempt) wait(ctx context.Context) error {
 			return err
 		}
 		a.leave() // the session ended while no server could be reached: go to the end of the queue
-		a.s = nil
 	}
 }
 

@@ -64,9 +64,8 @@
 // Servers grant timeouts from 2 to 20 ticks, by default 4 to 40 s. A TTL may be up to three
 // quarters of the longest timeout: a longer TTL is refused, with the setting to raise
 // (maxSessionTimeout). If the shortest timeout is longer than a TTL needs, the lock of a dead
-// process stays for that timeout. A renewal with a longer TTL takes up the session again with a
-// longer timeout, for all leases that share it; a change of the leader brings the former timeout
-// back until the session is taken up again.
+// process stays for that timeout. A session's timeout does not change, so a renewal with a longer
+// TTL extends a lease by the TTL of its grant.
 //
 // # Tokens
 //

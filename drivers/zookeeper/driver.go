@@ -192,11 +192,8 @@ func (b *Backend) Close() error {
 	for _, s := range all {
 		wg.Go(func() {
 			s.mu.Lock()
-			held, attached := s.users > 0, s.attached
+			held := s.users > 0
 			s.mu.Unlock()
-			if held && attached {
-				s.cleanAll() // what is left ends with the session
-			}
 			s.close(!held)
 		})
 	}

@@ -51,7 +51,7 @@ func definite(err error) bool {
 // failed turns the client's error into that of a call: a refusal, or an unknown outcome. The
 // caller names the operation. s is the session that was used, or nil.
 func (b *Backend) failed(c *base.Call, s *session, err error) error {
-	if errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrLost) || errors.Is(err, driver.ErrClosed) {
+	if errors.Is(err, driver.ErrRefused) || errors.Is(err, driver.ErrHeld) || errors.Is(err, driver.ErrLost) || errors.Is(err, driver.ErrClosed) {
 		return err
 	}
 	over := c.Over()

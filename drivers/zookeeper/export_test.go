@@ -27,11 +27,10 @@ func (b *Backend) SetLongestIdle(d time.Duration) { b.longestIdle = d }
 // SetEntries sets after how many entries a container is made anew, and after how many it is refused.
 func (b *Backend) SetEntries(many, last int64) { b.manyEntries, b.lastEntries = many, last }
 
-// Escape, Unescape and TooOld are for tests.
+// Escape and Unescape are for tests.
 var (
 	Escape   = escape
 	Unescape = unescape
-	TooOld   = tooOld
 )
 
 // NewLink returns a session's connection to a server, over c. These nodes are watched.
@@ -40,7 +39,7 @@ func NewLink(c net.Conn, watched ...string) net.Conn {
 	for _, node := range watched {
 		s.watches[node] = make(chan struct{})
 	}
-	return &link{Conn: c, s: s, asked: true}
+	return &link{Conn: c, s: s, ops: map[int32]int32{}}
 }
 
 // Understood reports whether the client library can read an answer to a request of this kind.

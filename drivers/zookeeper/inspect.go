@@ -230,9 +230,9 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 
 func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Findings) error {
 	s.mu.Lock()
-	timeout, want := s.timeout, s.want
+	timeout := s.timeout
 	s.mu.Unlock()
-	if timeout < want {
+	if timeout < sessionTimeout(s.class) {
 		found.Add("session-timeout", driver.SeverityWarning, "raise maxSessionTimeout, or use shorter TTLs",
 			"the servers grant sessions of up to %v, enough for TTLs of up to %v", timeout, timeout*3/4).Measured = timeout.String()
 	}
@@ -241,8 +241,7 @@ func (b *Backend) checkEnsemble(ctx context.Context, s *session, found *base.Fin
 	case err != nil && !definite(err):
 		return err
 	case err != nil:
-		found.Add("members-unknown", driver.SeverityNote, "", "the list of members cannot be read: %v", err)
-		return nil
+		return nil // the user may not read it
 	}
 	voters := 0
 	for line := range strings.Lines(string(got.data)) {
@@ -273,24 +272,6 @@ func (b *Backend) checkMember(ctx context.Context, host string, found *base.Find
 	case strings.Contains(answer, "Mode: read-only"):
 		found.Add("read-only", driver.SeverityWarning, majority, "the member is cut off from the others, and is read-only")
 	}
-	if _, rest, ok := strings.Cut(answer, "Zookeeper version: "); ok {
-		version, _, _ := strings.Cut(rest, "-")
-		found.Add("version", driver.SeverityNote, "", "ZooKeeper %s", version).Measured = version
-		if tooOld(version) {
-			found.Add("version-old", driver.SeverityUnsafe, "upgrade to 3.5.5 or newer", "this version has no container nodes, which locks are made of").Measured = version
-		}
-	}
-}
-
-// tooOld reports whether a version is older than the first stable one with container nodes.
-func tooOld(version string) bool {
-	parts := strings.SplitN(version, ".", 3)
-	if len(parts) != 3 || parts[0] != "3" {
-		return false
-	}
-	minor, err1 := strconv.Atoi(parts[1])
-	patch, err2 := strconv.Atoi(parts[2])
-	return err1 == nil && err2 == nil && (minor < 5 || minor == 5 && patch < 5)
 }
 
 // fourLetters sends a four-letter command to a member, without a session.

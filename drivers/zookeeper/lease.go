@@ -3,7 +3,6 @@ package zookeeper
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/go-zookeeper/zk"
@@ -12,106 +11,118 @@ import (
 	"github.com/redlock-go/redlock/driver/base"
 )
 
-// lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
-type lease struct {
-	b    *Backend
-	s    *session
-	dir  string
-	node string
-
-	mu    sync.Mutex // lapse is called beside a renewal
-	grant driver.Grant
-	over  bool // it is given up, or lost
-	timer *time.Timer
+// A place is an entry of this process in a lock's queue, and one user of its session.
+type place struct {
+	b     *Backend
+	s     *session
+	dir   string    // of the lock
+	name  string    // how the entry's name begins
+	node  string    // the entry; empty: none is known
+	doubt bool      // an entry may exist although its name is unknown
+	sent  time.Time // when the last write that found the entry was sent
 }
 
-// newLease takes over the attempt's entry, and its place among the session's users.
-func newLease(a *attempt) driver.Lease {
-	l := &lease{b: a.b, s: a.s, dir: a.dir, node: a.node}
-	l.grant = driver.Grant{Fence: a.fence, Expires: a.s.end(a.sent, a.req.TTL), Lost: a.s.lost}
-	l.mu.Lock() // lapse uses the timer
-	defer l.mu.Unlock()
-	l.timer = time.AfterFunc(time.Until(l.grant.Expires), l.lapse)
-	return base.NewLease(&a.b.calls, a.b.info, l.grant, l.renew, l.release)
-}
-
-// renew extends the lease, and checks that its entry is still there.
-func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		return driver.Grant{}, driver.ErrLost
+// find searches for the entry after the answer of its creation was lost.
+func (p *place) find(ctx context.Context) error {
+	sent := time.Now()
+	if err := p.s.settle(ctx); err != nil {
+		return err
 	}
-	err := l.s.lengthen(call, r.TTL)
-	var sent time.Time
-	if err == nil {
-		sent, err = confirm(call, l.s, l.node)
+	children, err := p.b.children(ctx, p.s, p.dir)
+	if err != nil && !errors.Is(err, zk.ErrNoNode) {
+		return err
 	}
-	switch {
-	case errors.Is(err, errGone), errors.Is(err, errExpired):
-		l.end(true)
-		return driver.Grant{}, driver.ErrLost
-	case err != nil:
-		return driver.Grant{}, l.b.failed(call, l.s, err)
+	entries := parseQueue(children)
+	if i := find(entries, p.name); i >= 0 {
+		p.node, p.sent = p.dir+"/"+entries[i].name, sent
 	}
-	l.grant.Expires = l.s.end(sent, r.TTL)
-	l.timer.Reset(time.Until(l.grant.Expires))
-	return l.grant, nil
-}
-
-// end gives up the lease's place in the session. If its entry may still exist, it is deleted in
-// the background.
-func (l *lease) end(gone bool) {
-	if l.over {
-		return
-	}
-	l.over = true
-	l.timer.Stop()
-	if !gone {
-		l.s.abandon(orphan{dir: l.dir, node: l.node})
-	}
-	l.s.leave()
-}
-
-// lapse ends a lease that was not renewed in time, because its session goes on for other leases. If
-// the backend is closed the servers end the session.
-func (l *lease) lapse() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if left := time.Until(l.grant.Expires); left > 0 && !l.over {
-		l.timer.Reset(left) // it was renewed meanwhile
-		return
-	}
-	l.end(false)
-}
-
-// release deletes the entry. If that fails it is tried again in the background.
-func (l *lease) release(call *base.Call) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	err := l.remove(call)
-	if l.end(err == nil); err != nil {
-		return l.b.failed(call, l.s, err)
-	}
+	p.doubt = false
 	return nil
 }
 
-// remove deletes the entry, through another session if its own can no longer be used.
-func (l *lease) remove(ctx context.Context) error {
-	s := l.s
-	if !s.joinUsable() {
-		if s.expired() {
-			return nil
+// remove deletes the entry, if there is one: through another session if its own can no longer be used.
+func (p *place) remove(ctx context.Context) error {
+	if p.s.expired() || p.node == "" && p.s.over() != nil {
+		return nil // it has ended, or ends, with the session
+	}
+	if p.doubt {
+		if err := p.find(ctx); err != nil {
+			return err
 		}
+	}
+	if p.node == "" {
+		return nil
+	}
+	s := p.s
+	if !s.joinUsable() {
 		var err error
-		if s, err = l.b.session(s.class); err != nil {
+		if s, err = p.b.session(s.class); err != nil {
 			return err
 		}
 	}
 	defer s.leave()
-	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(l.node, -1) })
-	if errors.Is(err, zk.ErrNoNode) || l.s.expired() {
+	err := s.remove(ctx, p.node)
+	if errors.Is(err, zk.ErrNoNode) || p.s.expired() {
 		return nil
 	}
 	return err
+}
+
+// abandon gives the place up, in the background.
+func (p *place) abandon() {
+	left := *p
+	p.node, p.doubt = "", false
+	if left.node == "" && !left.doubt {
+		left.s.leave()
+		return
+	}
+	p.b.calls.Undo(time.Time{}, func(call *base.Call) error {
+		err := left.remove(call)
+		if err != nil && !definite(err) {
+			return err
+		}
+		left.s.leave()
+		return nil
+	})
+}
+
+// lease is one lock. Its methods are those of base.Lease, which makes one call at a time.
+type lease struct {
+	place
+	fence uint64
+	ttl   time.Duration // of the request: the session lasts for no longer one
+}
+
+// newLease takes over the attempt's place. The session goes on for other leases when this one ends; if
+// the backend is closed the servers end the session.
+func newLease(a *attempt) driver.Lease {
+	l := &lease{a.place, a.fence, a.req.TTL}
+	return base.NewLease(&a.b.calls, a.b.info, l.grant(a.req.TTL), l.renew, l.release).FreeAtEnd()
+}
+
+func (l *lease) grant(ttl time.Duration) driver.Grant {
+	return driver.Grant{Fence: l.fence, Expires: l.s.end(l.sent, min(ttl, l.ttl)), Lost: l.s.lost}
+}
+
+// renew checks that the entry is still there.
+func (l *lease) renew(call *base.Call, r *driver.Renewal) (driver.Grant, error) {
+	sent, err := confirm(call, l.s, l.node)
+	switch {
+	case errors.Is(err, errGone), errors.Is(err, errExpired):
+		l.s.leave()
+		return driver.Grant{}, driver.ErrLost
+	case err != nil:
+		return driver.Grant{}, l.b.failed(call, l.s, err)
+	}
+	l.sent = sent
+	return l.grant(r.TTL), nil
+}
+
+// release deletes the entry.
+func (l *lease) release(call *base.Call) error {
+	if err := l.remove(call); err != nil {
+		return l.b.failed(call, l.s, err)
+	}
+	l.s.leave()
+	return nil
 }

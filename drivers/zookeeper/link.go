@@ -13,8 +13,8 @@ import (
 
 // A link is one connection to a server. It corrects habits of the client library (go-zookeeper 1.0.4):
 //
-//   - The library requests the timeout that it got last, does not reveal the timeout that it got, and
-//     waits several timeouts for a server that does not answer its handshake.
+//   - The library does not reveal the timeout that it got, and waits several timeouts for a server that
+//     does not answer its handshake.
 //   - It trusts the server: a negative timeout, a length or a number of elements that is larger than
 //     the packet, or a packet that is too short ends the process. The link passes on only packets
 //     that the library can read.
@@ -33,11 +33,10 @@ type link struct {
 	serves bool   // the server serves the session
 
 	mu      sync.Mutex
-	asked   bool
 	greeted bool
 	got     time.Duration // the session's timeout
 	read    time.Time
-	ops     map[int32]int32 // of the requests under way, by their numbers
+	ops     map[int32]int32 // of the requests under way, by their numbers; nil before the first one
 }
 
 // mostPacket bounds a packet of the server. The names of the children of one node are in one packet.
@@ -45,32 +44,19 @@ const mostPacket = 64 << 20
 
 var errHostile = errors.New("the server sent what is no answer of ZooKeeper")
 
-// Write puts the wanted timeout into the request for a session, and notes the other requests. If it
-// fails it closes the connection and reports no error, so that the client library notices the end
-// where it reads: after an error of a write it answers the request twice, and some requests (the
-// watches that it sends again after a reconnection) have room for one answer, so that it hung for
+// Write notes the requests that follow the one for a session. If it fails it closes the connection and
+// reports no error, so that the client library notices the end where it reads: after an error of a
+// write it answers the request twice, and some requests have room for one answer, so that it hung for
 // ever.
 func (l *link) Write(p []byte) (int, error) {
 	l.mu.Lock()
-	first := !l.asked
-	l.asked = true
 	if l.ops == nil {
 		l.ops = map[int32]int32{}
-	}
-	if !first && len(p) >= 12 {
+	} else if len(p) >= 12 {
 		l.ops[int32(binary.BigEndian.Uint32(p[4:]))] = int32(binary.BigEndian.Uint32(p[8:]))
 	}
 	l.mu.Unlock()
-	out := p
-	const at = 16 // after the length, the protocol version, and the last transaction seen
-	if first && len(p) >= at+4 {
-		l.s.mu.Lock()
-		ms := uint32(l.s.want.Milliseconds())
-		l.s.mu.Unlock()
-		out = append([]byte(nil), p...)
-		binary.BigEndian.PutUint32(out[at:], ms)
-	}
-	if _, err := l.Conn.Write(out); err != nil {
+	if _, err := l.Conn.Write(p); err != nil {
 		_ = l.Close()
 	}
 	return len(p), nil

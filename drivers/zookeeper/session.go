@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"maps"
-	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -34,7 +33,6 @@ type session struct {
 	mu       sync.Mutex
 	hosts    []string
 	next     int
-	want     time.Duration // the timeout to ask for
 	timeout  time.Duration // what the servers gave
 	attached bool          // a server serves the session
 	known    bool          // it has been attached before
@@ -49,17 +47,10 @@ type session struct {
 	reason   string // the error of the last of them
 	proven   time.Time
 	touches  []time.Time
-	users    int       // attempts and leases
-	idle     time.Time // since when it has no users
-	retired  bool      // another session has taken its place
-	orphans  []orphan
+	users    int                      // attempts and leases
+	idle     time.Time                // since when it has no users
+	retired  bool                     // another session has taken its place
 	watches  map[string]chan struct{} // by node; closed when it is deleted or changes
-}
-
-// An orphan is an abandoned entry, which is deleted in the background.
-type orphan struct {
-	dir, node string // node is empty if it is unknown whether the entry exists
-	name      string // how its name begins
 }
 
 // How long a session without users is kept, and the longest time between two requests that
@@ -89,12 +80,12 @@ func classOf(ttl time.Duration) time.Duration {
 // newSession makes a session, with one user.
 func (b *Backend) newSession(class time.Duration) (*session, error) {
 	s := &session{
-		b: b, class: class, want: sessionTimeout(class), lost: make(chan struct{}), wake: make(chan struct{}, 1),
+		b: b, class: class, lost: make(chan struct{}), wake: make(chan struct{}, 1),
 		done: make(chan struct{}), changed: make(chan struct{}), since: time.Now(), users: 1, watches: map[string]chan struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.mu.Lock() // the client's goroutine calls back at once
-	conn, _, err := zk.Connect(b.hosts, s.want, zk.WithDialer(s.dial), zk.WithHostProvider(s), zk.WithEventCallback(s.event),
+	conn, _, err := zk.Connect(b.hosts, sessionTimeout(class), zk.WithDialer(s.dial), zk.WithHostProvider(s), zk.WithEventCallback(s.event),
 		zk.WithLogger(silence{}), zk.WithLogInfo(false), zk.WithMaxConnBufferSize(256<<10))
 	s.conn = conn
 	s.mu.Unlock()
@@ -364,8 +355,7 @@ func (s *session) poke() {
 	}
 }
 
-// run sends requests that keep the session alive, deletes orphans, and ends the session when it
-// has no users.
+// run sends requests that keep the session alive, and ends the session when it has no users.
 func (s *session) run() {
 	defer close(s.done)
 	tick := time.NewTicker(min(s.class/10, longestTouch))
@@ -381,7 +371,7 @@ func (s *session) run() {
 		case s.dead != nil:
 		case !s.attached && s.known && now.Sub(s.since) > 2*s.timeout+10*s.b.opt.CallTimeout:
 			s.setDead(errAbandoned, false)
-		case s.users == 0 && len(s.orphans) == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
+		case s.users == 0 && (s.retired || now.Sub(s.idle) > s.b.longestIdle):
 			s.setDead(errUnused, true)
 		}
 		dead, attached := s.dead, s.attached
@@ -392,12 +382,10 @@ func (s *session) run() {
 		}
 		if attached {
 			ctx, cancel := context.WithTimeout(s.ctx, 2*s.b.opt.CallTimeout)
-			if s.clean(ctx) == nil {
-				_, _ = ask(ctx, s, func(c *zk.Conn) (struct{}, error) { // it records its own success
-					_, _, err := c.Exists("/")
-					return struct{}{}, err
-				})
-			}
+			_, _ = ask(ctx, s, func(c *zk.Conn) (struct{}, error) { // it records its own success
+				_, _, err := c.Exists("/")
+				return struct{}{}, err
+			})
 			cancel()
 		}
 	}
@@ -456,12 +444,15 @@ func (s *session) joinUsable() bool {
 	return true
 }
 
-// expired reports whether the servers have ended the session, and deleted its entries.
-func (s *session) expired() bool {
+// over returns why the session can no longer be used.
+func (s *session) over() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return errors.Is(s.dead, errExpired)
+	return s.dead
 }
+
+// expired reports whether the servers have ended the session, and deleted its entries.
+func (s *session) expired() bool { return errors.Is(s.over(), errExpired) }
 
 // await waits until a server serves the session.
 func (s *session) await(ctx context.Context) (*link, error) {
@@ -590,28 +581,6 @@ func (s *session) suits(ttl time.Duration) error {
 		strconv.FormatInt(sessionTimeout(ttl).Milliseconds(), 10)}
 }
 
-// lengthen makes the session's timeout long enough for leases of this TTL: the servers give it when
-// the session is taken up by another connection.
-func (s *session) lengthen(ctx context.Context, ttl time.Duration) error {
-	s.mu.Lock()
-	enough := carries(s.timeout, ttl)
-	if want := sessionTimeout(classOf(ttl)); !enough && want > s.want {
-		s.want = want
-		if s.link != nil {
-			_ = s.link.Close() // it may be closed
-			s.setAttached(false)
-		}
-	}
-	s.mu.Unlock()
-	if enough {
-		return nil
-	}
-	if _, err := s.await(ctx); err != nil {
-		return err
-	}
-	return s.suits(ttl)
-}
-
 // leave ends what newSession or joinUsable began.
 func (s *session) leave() {
 	s.mu.Lock()
@@ -621,66 +590,6 @@ func (s *session) leave() {
 		if s.retired {
 			s.poke()
 		}
-	}
-}
-
-// abandon lets an entry be deleted in the background.
-func (s *session) abandon(o orphan) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.orphans = append(s.orphans, o)
-	s.poke()
-}
-
-// clean deletes orphans, and tries again later if a deletion fails.
-func (s *session) clean(ctx context.Context) error {
-	s.mu.Lock()
-	orphans := slices.Clone(s.orphans)
-	s.mu.Unlock()
-	settled := false
-	for i, o := range orphans {
-		err := func() error {
-			if o.node == "" {
-				if !settled {
-					if err := s.settle(ctx); err != nil {
-						return err
-					}
-					settled = true
-				}
-				name, err := s.search(ctx, o)
-				if err != nil || name == "" {
-					return err
-				}
-				o.node = o.dir + "/" + name
-			}
-			_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(o.node, -1) })
-			return err
-		}()
-		if err != nil && !definite(err) {
-			return err
-		}
-		s.mu.Lock()
-		if j := slices.Index(s.orphans, orphans[i]); j >= 0 {
-			s.orphans = slices.Delete(s.orphans, j, j+1)
-		}
-		s.mu.Unlock()
-	}
-	return nil
-}
-
-// cleanAll deletes all orphans, unless none can be deleted within the call timeout.
-func (s *session) cleanAll() {
-	for before := math.MaxInt; ; {
-		ctx, cancel := context.WithTimeout(context.Background(), s.b.opt.CallTimeout)
-		err := s.clean(ctx)
-		cancel()
-		s.mu.Lock()
-		left := len(s.orphans)
-		s.mu.Unlock()
-		if err == nil || left >= before {
-			return
-		}
-		before = left
 	}
 }
 
@@ -698,18 +607,8 @@ func (s *session) settle(ctx context.Context) error {
 	return err
 }
 
-// search finds an entry by the beginning of its name.
-func (s *session) search(ctx context.Context, o orphan) (string, error) {
-	children, err := s.b.children(ctx, s, o.dir)
-	if errors.Is(err, zk.ErrNoNode) {
-		return "", nil
-	}
-	if err != nil {
-		return "", err
-	}
-	entries := parseQueue(children)
-	if i := find(entries, o.name); i >= 0 {
-		return entries[i].name, nil
-	}
-	return "", nil
+// remove deletes a node.
+func (s *session) remove(ctx context.Context, node string) error {
+	_, err := again(ctx, s, func(c *zk.Conn) (struct{}, error) { return struct{}{}, c.Delete(node, -1) })
+	return err
 }

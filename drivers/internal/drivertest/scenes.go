@@ -3,13 +3,17 @@ package drivertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/redlocktest"
+	"github.com/redlock-go/redlock/redlocktest/fault"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // RunFailover checks that the locks of a system of several members outlive a failure of one:
@@ -90,18 +94,11 @@ func RunMinority(t *testing.T, minority, majority driver.Backend, key string, tt
 	Release(t, Grant(t, minority, free))
 }
 
-// A Holder has the lock until Done is closed, like a *dlock.Lease. Err looks at the clock itself, so
-// it is right even if the timer that closes Done is late.
-type Holder interface {
-	Done() <-chan struct{}
-	Err() error
-}
-
 // RunLoss checks that a holder learns of the loss of its lock before another owner has the
 // lock. It partitions one backend of h, and, if backends are driver.Admins, breaks the lock of
-// another. lock takes a lock through package dlock, which renews it. If a grant has the channel
-// Lost, that channel must also be closed after the partition.
-func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration, lock func(ctx context.Context, b driver.Backend, key string, ttl time.Duration) (Holder, error)) {
+// another. Package dlock renews the locks. If a grant has the channel Lost, that channel must also be
+// closed after the partition.
+func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration) {
 	t.Helper()
 	open := func(t *testing.T) driver.Backend {
 		b, err := h.Open()
@@ -111,9 +108,14 @@ func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration, lock func(c
 		t.Cleanup(func() { _ = b.Close() }) // lock may have closed it
 		return b
 	}
-	hold := func(t *testing.T, b driver.Backend, key string, ttl time.Duration) Holder {
+	hold := func(t *testing.T, b driver.Backend, key string, ttl time.Duration) *dlock.Lease {
+		locks, err := dlock.New(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = locks.Close() })
 		for {
-			l, err := lock(t.Context(), b, key, ttl)
+			l, err := locks.Lock(t.Context(), key, dlock.WithTTL(ttl))
 			if err == nil {
 				return l
 			}
@@ -123,7 +125,7 @@ func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration, lock func(c
 			t.Log(err)
 		}
 	}
-	isLost := func(t *testing.T, l Holder) {
+	isLost := func(t *testing.T, l *dlock.Lease) {
 		<-l.Done()
 		if !errors.Is(l.Err(), driver.ErrLost) {
 			t.Errorf("Err is %v", l.Err())
@@ -186,6 +188,73 @@ func RunLoss(t *testing.T, h redlocktest.Harness, ttl time.Duration, lock func(c
 		}
 		isLost(t, l)
 	})
+}
+
+// RunLeaderLoss checks that none of many leases outlives its end when the leader of a cluster is
+// killed. A holder that is cut off at that instant learns of each loss before the key is another's; a
+// holder that is not loses none.
+func RunLeaderLoss(t *testing.T, g *server.Group, leader func() *server.Server, url func(addrs []string) string, locks int) {
+	t.Helper()
+	client := func(addrs []string) *dlock.Client {
+		c, err := dlock.OpenURL(url(addrs))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	hold := func(c *dlock.Client, key string) []*dlock.Lease {
+		held := make([]*dlock.Lease, locks)
+		var wg sync.WaitGroup
+		for i := range held {
+			wg.Go(func() {
+				var err error
+				if held[i], err = c.Lock(t.Context(), fmt.Sprint(key, i), dlock.WithTTL(5*time.Second)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if wg.Wait(); t.Failed() {
+			t.FailNow()
+		}
+		return held
+	}
+	ways := make([]*fault.Proxy, len(g.Nodes))
+	via := make([]string, len(ways))
+	for i, addr := range g.Addrs() {
+		ways[i] = fault.NewProxy(t, addr)
+		via[i] = ways[i].Addr()
+	}
+	kept, lost := hold(client(g.Addrs()), "kept/"), hold(client(via), "lost/")
+	failing := leader()
+	for _, w := range ways {
+		w.Pause()
+	}
+	if err := failing.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	others := client(g.Addrs()).Backend()
+	var wg sync.WaitGroup
+	for _, l := range lost {
+		wg.Go(func() {
+			r := NewRequest(l.Key(), time.Minute)
+			r.Wait = true
+			next := Grant(t, others, r)
+			if l.Err() == nil {
+				t.Errorf("%s is another's, and its holder does not know it", l.Key())
+			}
+			Release(t, next)
+		})
+	}
+	wg.Wait()
+	for _, l := range kept {
+		if l.Err() != nil {
+			t.Errorf("%s: %v", l.Key(), l.Err())
+		}
+	}
+	if err := failing.Start(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // RunErrors checks the errors of a backend with an Inspector whose servers are stopped: package dlock
