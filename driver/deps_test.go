@@ -20,7 +20,6 @@ func TestDependencyRules(t *testing.T) {
 		multi     = "github.com/hashicorp/go-multierror"
 		errwrap   = "github.com/hashicorp/errwrap" // of go-multierror
 		redisnode = "drivers/internal/redisnode"
-		pipeline  = redisnode + "/pipeline"
 		lua       = redisnode + "/lua"
 		memory    = redisnode + "/memory"
 		names     = redisnode + "/names"
@@ -47,9 +46,8 @@ func TestDependencyRules(t *testing.T) {
 		"drivers/memory":     append(base, dsn),
 		"drivers/file":       append(base, dsn, "github.com/gofrs/flock", "golang.org/x/sys"),
 		"drivers/redlock":    append(base, multi, errwrap, dsn, async),
-		"drivers/goredis":    append(base, dsn, redisnode, pipeline, lua, memory, names, redisurl, resp, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
-		"drivers/valkeygo":   append(base, dsn, redisnode, pipeline, lua, memory, names, redisurl, resp, async, valkey, "golang.org/x/sys"),
-		pipeline:             {"driver", async},
+		"drivers/goredis":    append(base, dsn, redisnode, lua, memory, names, redisurl, resp, async, goRedis, "github.com/cespare/xxhash/v2", "github.com/dgryski/go-rendezvous"),
+		"drivers/valkeygo":   append(base, dsn, redisnode, lua, memory, names, redisurl, resp, async, valkey, "golang.org/x/sys"),
 		lua:                  {"driver"},
 		memory:               {"driver", lua},
 		names:                {"driver"},

@@ -71,9 +71,9 @@ func (t *attempt) free() {
 	if len(t.late) > 0 {
 		return
 	}
-	n, wake := t.node, t.ask.first.Wake
+	n, wake := t.node, t.ask.first.wake
 	*t = attempt{}
-	t.ask.first.Wake = wake
+	t.ask.first.wake = wake
 	n.attempts.Put(t)
 }
 

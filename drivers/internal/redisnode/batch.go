@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // The calls that a pipeline has gathered are sent as one script, lua/batch.lua, because most of
@@ -24,18 +23,18 @@ const (
 
 // A batch is one script for several calls.
 type batch struct {
-	pipeline.Call
+	Call
 	of       *answer // one of the calls
 	releases []*answer
 	acquires []*answer
 }
 
-// Gather puts calls into batches. It returns the batches and the calls that they do not take. A
-// script blocks its server, so a batch has at most pipeline.MaxBatch calls.
-func (f *router) Gather(calls []*pipeline.Call, prompt time.Duration) (send []*pipeline.Call, spread func()) {
+// gather puts calls into batches. It returns the batches and the calls that they do not take. A
+// script blocks its server, so a batch has at most maxBatch calls.
+func (f *router) gather(calls []*Call, usual time.Duration) (send []*Call, spread func()) {
 	var batches []*batch
-	for some := range slices.Chunk(calls, pipeline.MaxBatch) {
-		b, sent := f.gatherOne(some, prompt)
+	for some := range slices.Chunk(calls, maxBatch) {
+		b, sent := f.gatherOne(some, usual)
 		send = append(send, sent...)
 		if b != nil {
 			batches = append(batches, b)
@@ -51,25 +50,25 @@ func (f *router) Gather(calls []*pipeline.Call, prompt time.Duration) (send []*p
 // gatherOne puts calls into one batch. It returns the batch, and the list to send: the batch
 // and the calls that it does not take. It returns nil and calls if a batch is not worth its
 // cost.
-func (f *router) gatherOne(calls []*pipeline.Call, prompt time.Duration) (*batch, []*pipeline.Call) {
-	now, least := time.Now(), max(prompt, pipeline.MinTimeout/5)
+func (f *router) gatherOne(calls []*Call, usual time.Duration) (*batch, []*Call) {
+	now, least := time.Now(), max(promptly*usual, minTimeout/5)
 	is := func(a *answer, o lua.Op) bool { return a != nil && !a.alone && a.request.op == o }
 	// Its answer may change meanwhile: another goroutine loads the script.
-	takes := func(a *answer) bool { return is(a, lua.Acquire) && a.Deadline.Sub(now) >= least && a.by.ready(now) }
+	takes := func(a *answer) bool { return is(a, lua.Acquire) && a.deadline.Sub(now) >= least && a.by.ready(now) }
 	var first *answer // of the acquires, which must be alike
 	for _, c := range calls {
-		if a, _ := c.Gathered.(*answer); takes(a) {
+		if a := c.gathered; takes(a) {
 			first = a
 			break
 		}
 	}
 	b := &batch{of: first}
 	seen := make(map[string]bool, len(calls))
-	send := append(make([]*pipeline.Call, 0, 1+len(calls)), &b.Call)
+	send := append(make([]*Call, 0, 1+len(calls)), &b.Call)
 	for _, c := range calls {
 		twice := seen[c.Keys[0]]
 		seen[c.Keys[0]] = true
-		a, _ := c.Gathered.(*answer)
+		a := c.gathered
 		switch {
 		case twice:
 			send = append(send, c)
@@ -87,7 +86,7 @@ func (f *router) gatherOne(calls []*pipeline.Call, prompt time.Duration) (*batch
 	if first == nil {
 		b.of = b.releases[0]
 	}
-	if prompt >= pipeline.SlowLink && !b.of.by.loaded.Load() {
+	if usual >= longTrip && !b.of.by.loaded.Load() {
 		f.loadBatch(b.of) // to find out by a batch would cost the calls a round trip
 		return nil, calls
 	}
@@ -148,17 +147,17 @@ func (b *batch) fill() {
 // spread gives each call of the batch the reply of its single script, or marks it as left
 // alone. A server's error that is not a refusal leaves the outcome unknown.
 func (f *router) spread(b *batch) {
-	var refusal pipeline.ServerError
+	var refusal ServerError
 	switch {
 	case b.Err == nil:
 		b.of.by.loaded.Store(true)
 		if !b.read() {
 			b.of.by.rest(afterNoUse) // a right is missing, or all locks have waiters
 		}
-	case pipeline.IsCode(b.Err, "NOSCRIPT"):
+	case isCode(b.Err, "NOSCRIPT"):
 		f.loadBatch(b.of)
 		b.leave(0, b.size())
-	case errors.As(b.Err, &refusal) && !f.unknown(b.Err):
+	case errors.As(b.Err, &refusal) && !f.node.unknown(b.Err):
 		b.of.by.rest(afterRefusal)
 		b.leave(0, b.size())
 	default:
@@ -172,7 +171,7 @@ func (f *router) spread(b *batch) {
 func (b *batch) leave(from, to int) {
 	for i := from; i < to; i++ {
 		c := b.call(i)
-		c.alone, c.inBatch, c.Unanswered, c.Reply, c.Number = true, false, true, nil, 0
+		c.alone, c.inBatch, c.unanswered, c.Reply, c.Number = true, false, true, nil, 0
 	}
 }
 
@@ -220,7 +219,7 @@ func (b *batch) read() bool {
 			c.Reply = []any{int64(1), what, now, b.Reply[i+2]}
 		case what == -6:
 			why, _ := text(b.Reply, i+2)
-			c.Reply, c.Err = nil, pipeline.ServerError(why)
+			c.Reply, c.Err = nil, ServerError(why)
 		default:
 			b.leave(int(at)-1, int(at))
 			if int(at) <= len(b.releases) {

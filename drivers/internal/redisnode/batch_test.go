@@ -3,7 +3,6 @@ package redisnode
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
@@ -110,7 +108,7 @@ func (w *twin) call(t *testing.T, op twinOp, q *quorum.Info) *Call {
 	if err != nil || s == nil {
 		t.Fatalf("no call: %v", err)
 	}
-	s.Deadline = time.Now().Add(20 * time.Second)
+	s.deadline = time.Now().Add(20 * time.Second)
 	return &s.Call
 }
 
@@ -131,7 +129,7 @@ func (w *twin) send(calls []*Call) (order []int, did int) {
 	}
 	f.spread(b)
 	for i := range b.size() {
-		if c := &b.call(i).Call; c.Unanswered {
+		if c := &b.call(i).Call; c.unanswered {
 			late = append(late, c)
 		} else {
 			add(c)
@@ -483,47 +481,4 @@ func TestACrowdIsServedByBatches(t *testing.T) {
 			t.Errorf("%d pairs took %d scripts: few were batched", callers*pairs, burst())
 		})
 	}
-}
-
-// A batch script may be loaded, or refused, while another pipeline gathers calls.
-func TestAScriptMayBeLoadedWhileCallsAreGathered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // so it is loaded at the very time at which they are gathered
-		d := &distant{library: newLibrary(time.Microsecond, true), batch: lua.Bind("run")[lua.Batch]}
-		n, err := New(Config{Client: d})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer n.Close() //nolint:errcheck // it has no connection
-		if _, err := n.Acquire(t.Context(), startRequest("warm")); !errors.Is(err, driver.ErrHeld) {
-			t.Fatal(err)
-		}
-		p := n.router.slots[0].Load()
-		var calls []*Call
-		for i := range 100 {
-			a := n.attempt(startRequest(fmt.Sprint("k", i)))
-			a.deadline = time.Now().Add(time.Hour)
-			s, err := n.router.aim(p, &a.ask)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s.Deadline = a.deadline
-			calls = append(calls, &s.Call)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				p.batches.rest(time.Hour)
-				p.batches.rest(0)
-			}
-		})
-		gathered := map[bool]int{}
-		for range 3000 {
-			b, _ := n.router.gatherOne(calls, time.Microsecond)
-			gathered[b != nil]++
-		}
-		cancel()
-		wg.Wait()
-		t.Logf("%d batches, and %d times none", gathered[true], gathered[false])
-	})
 }

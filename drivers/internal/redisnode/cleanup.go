@@ -10,12 +10,11 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/async"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // maxCleaning bounds the concurrent clean-ups: as many as calls may be under way to a server
 // when it stops answering. Beyond it, a key that may be left ends with its TTL.
-const maxCleaning = pipeline.MaxUnderWay
+const maxCleaning = maxUnderWay
 
 // unsettled is an attempt, some calls of which have an unknown outcome.
 type unsettled struct {
@@ -81,7 +80,7 @@ const stray = 100 * time.Millisecond
 // whose connection was cut.
 func (n *Node) settle(most context.Context, d inDoubtCall) {
 	past := async.Within(most, time.Until(d.process.clock.passed(d.notAfter)))
-	if async.Await(past, d.call.Done()) != nil || n.answered(d) {
+	if async.Await(past, d.call.done) != nil || n.answered(d) {
 		return
 	}
 	if d.cut() {

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/redlock-go/redlock/drivers/internal/async"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // A Client adapts a client library for a Node. Its methods are safe for concurrent use. They
@@ -32,30 +31,6 @@ type Server interface {
 	Addr() string
 	// Do runs one command. Replies are strings, int64s, nil and []any of them.
 	Do(ctx context.Context, args ...string) (any, error)
-}
-
-// Call and ServerError are the types of calls.
-type (
-	Call        = pipeline.Call
-	ServerError = pipeline.ServerError
-)
-
-// ErrNotSent marks the errors of calls that sent no byte.
-var ErrNotSent = pipeline.ErrNotSent
-
-// NotSent marks err with ErrNotSent.
-func NotSent(err error) error { return pipeline.NotSent(err) }
-
-// Reply returns an error reply without the secrets that it may quote: see pipeline.Reply.
-func Reply(text string, secrets ...string) ServerError { return pipeline.Reply(text, secrets...) }
-
-// Contain makes an error of a panic if it is deferred: see pipeline.Contain.
-var Contain = pipeline.Contain
-
-// Transaction returns the commands before and after a script with Behind set, which leave no
-// lasting write. The reply of the last command is a list that ends with the script's reply.
-func Transaction(behind string) (before [2][]string, after []string) {
-	return [2][]string{{"MULTI"}, {"SET", behind, "", "PX", "1"}}, []string{"EXEC"}
 }
 
 // each calls fn for every server that holds locks, one after the other. At the end of ctx it

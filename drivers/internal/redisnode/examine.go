@@ -17,7 +17,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // Check examines the servers with INFO, CONFIG and other commands that they allow. It changes
@@ -88,7 +87,7 @@ func (e *examination) ask(ctx context.Context, args ...string) (reply any, ok bo
 }
 
 func (e *examination) judge(reply any, err error) (any, bool, error) {
-	var refusal pipeline.ServerError
+	var refusal ServerError
 	if errors.As(err, &refusal) && !refusesAll(refusal) {
 		return nil, false, nil
 	}
@@ -98,7 +97,7 @@ func (e *examination) judge(reply any, err error) (any, bool, error) {
 var lockedOut = regexp.MustCompile("AUTH.*without any password|invalid password|max number of clients|DB index is out of range")
 
 // refusesAll reports whether a refusal is not of one command, but of this client.
-func refusesAll(e pipeline.ServerError) bool {
+func refusesAll(e ServerError) bool {
 	switch e.Code() {
 	case "NOAUTH", "WRONGPASS", "NOPROTO", "LOADING":
 		return true
@@ -314,7 +313,7 @@ var metaText = regexp.MustCompile(`^2 [0-9a-f]+/(\S+) (\d+) (\d+) \S+ (\w*)$`)
 // lua/guard.lua.
 func (e *examination) memory(ctx context.Context, now int64) error {
 	reply, err := e.s.Do(ctx, "GET", e.n.guard.meta)
-	if pipeline.IsCode(err, "WRONGTYPE") {
+	if isCode(err, "WRONGTYPE") {
 		e.add(driver.Diagnostic{Code: "guard-layout", Severity: driver.SeverityWarning, Summary: fmt.Sprintf("the key %q holds something that is not the restart guard's memory", e.n.guard.meta), Remedy: "remove it, or use another prefix"})
 		return nil
 	}
@@ -447,7 +446,7 @@ func (e *examination) rights(ctx context.Context) error {
 	for _, r := range rights {
 		args := strings.Fields(strings.NewReplacer("%k", key, "%c", channel).Replace(r.command))
 		_, err := e.s.Do(ctx, args...)
-		var refusal pipeline.ServerError
+		var refusal ServerError
 		if errors.As(err, &refusal) {
 			e.refused(ctx, r, args[0], string(refusal))
 		} else if err != nil {
@@ -459,7 +458,7 @@ func (e *examination) rights(ctx context.Context) error {
 
 // refused adds a finding if a refusal is about rights.
 func (e *examination) refused(ctx context.Context, r right, command, why string) {
-	if !pipeline.IsCode(pipeline.ServerError(why), "NOPERM") {
+	if !isCode(ServerError(why), "NOPERM") {
 		return
 	}
 	user := "USER"

@@ -13,7 +13,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // soon is when to ask a server again that refuses for now.
@@ -30,7 +29,7 @@ func (n *Node) explain(key string, err error) error {
 		errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrClosed) {
 		return err
 	}
-	var reply pipeline.ServerError
+	var reply ServerError
 	if errors.As(err, &reply) {
 		return n.refusal(key, reply)
 	}
@@ -56,7 +55,7 @@ func (n *Node) explain(key string, err error) error {
 
 // refusal explains an error reply. A reply that no Redis gives, for example a proxy's, is not a
 // verdict.
-func (n *Node) refusal(key string, e pipeline.ServerError) error {
+func (n *Node) refusal(key string, e ServerError) error {
 	if r := n.verdict(key, e); r != nil {
 		return r
 	}
@@ -64,7 +63,7 @@ func (n *Node) refusal(key string, e pipeline.ServerError) error {
 }
 
 // verdict returns the meaning of an error reply, or nil if it is unknown.
-func (n *Node) verdict(key string, e pipeline.ServerError) *driver.RefusedError {
+func (n *Node) verdict(key string, e ServerError) *driver.RefusedError {
 	no := func(after time.Duration, format string, args ...any) *driver.RefusedError {
 		return &driver.RefusedError{RetryAfter: after, Reason: n.cfg.Addr + ": " + fmt.Sprintf(format, args...), Err: e}
 	}
@@ -162,10 +161,10 @@ func quoted(text string) string {
 // unknown reports whether a call that ended with err may have taken effect, or may still do so.
 // That includes errors that no Redis gives, which come from a proxy.
 func (n *Node) unknown(err error) bool {
-	if errors.Is(err, pipeline.ErrNotSent) || errors.Is(err, driver.ErrRefused) {
+	if errors.Is(err, ErrNotSent) || errors.Is(err, driver.ErrRefused) {
 		return false
 	}
-	var reply pipeline.ServerError
+	var reply ServerError
 	return !errors.As(err, &reply) || n.verdict("", reply) == nil
 }
 
@@ -174,7 +173,7 @@ func (n *Node) final(err error) bool {
 	if no := (*driver.RefusedError)(nil); errors.As(err, &no) {
 		return no.RetryAfter == 0
 	}
-	var reply pipeline.ServerError
+	var reply ServerError
 	if !errors.As(err, &reply) {
 		return false
 	}

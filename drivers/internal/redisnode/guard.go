@@ -15,7 +15,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // The restart guard keeps a server that may have forgotten locks out of the vote until all of
@@ -125,27 +124,6 @@ func (g *guard) evicts(policy string) {
 	})
 }
 
-// unmarked returns the knowledge about a server after a handshake that suits q if only the
-// marker is missing, because time ran out before it was loaded. Otherwise it returns nil.
-func (p *process) unmarked(q *quorum.Info) *guarded {
-	if g := p.guarded.Load(); g != nil && g.terms.N == q.N && g.kept.Load() && !g.ready.Load() {
-		return g
-	}
-	return nil
-}
-
-// recall adopts the terms with which the server refused: {-3, TIME, meta}. If the server
-// remembers none, it adopts the terms that the quorum proposes.
-func (g *guard) recall(p *process, q *quorum.Info, reply []any) {
-	meta, _ := text(reply, 2)
-	encoded, _ := memory.Terms(meta)
-	if t, ok := memory.ParseTerms(encoded); ok && t.N == q.N {
-		p.adopt(g.space, t)
-	} else if meta == "" {
-		p.adopt(g.space, *q.Proposal())
-	}
-}
-
 // overGuard refuses a TTL longer than the guard.
 func (g *guard) overGuard(ttl time.Duration, t *quorum.Terms, q *quorum.Info) error {
 	if q == g.lone {
@@ -178,14 +156,14 @@ const needInfo = "the restart guard must know the server's run_id: allow the com
 func (g *guard) leaveMark(ctx context.Context) error {
 	err := each(ctx, g.cfg.Client, g.wg, func(s Server) error {
 		_, err := s.Do(ctx, "SCRIPT", "LOAD", g.mark.Text)
-		var refusal pipeline.ServerError
+		var refusal ServerError
 		if errors.As(err, &refusal) {
 			_, err = s.Do(ctx, "EVAL", g.mark.Text, "0")
 		}
 		return err
 	})
 	if err != nil {
-		return pipeline.NotSent(err)
+		return NotSent(err)
 	}
 	return nil
 }
@@ -196,7 +174,7 @@ func (g *guard) isMarked(ctx context.Context) bool {
 	found := false
 	err := each(ctx, g.cfg.Client, g.wg, func(s Server) error {
 		_, err := s.Do(ctx, "EVALSHA", g.mark.SHA, "0")
-		if pipeline.IsCode(err, "NOSCRIPT") {
+		if isCode(err, "NOSCRIPT") {
 			return nil
 		}
 		found = found || err == nil
@@ -210,12 +188,12 @@ func (g *guard) durable(ctx context.Context) error {
 	return each(ctx, g.cfg.Client, g.wg, func(s Server) error {
 		for _, c := range [][2]string{{"appendonly", "yes"}, {"appendfsync", "always"}} {
 			reply, err := s.Do(ctx, "CONFIG", "GET", c[0])
-			var refusal pipeline.ServerError
+			var refusal ServerError
 			if errors.As(err, &refusal) {
 				return nil // the URL's statement counts
 			}
 			if err != nil {
-				return pipeline.NotSent(err)
+				return NotSent(err)
 			}
 			if value, ok := configValue(reply); ok && value != c[1] {
 				return &driver.RefusedError{Reason: fmt.Sprintf("%s: durable=true needs %s %s, and it is %s", s.Addr(), c[0], c[1], value)}
@@ -226,7 +204,7 @@ func (g *guard) durable(ctx context.Context) error {
 }
 
 // announceNew reports that a lone instance counted as new, if the handshake c decided so.
-func (g *guard) announceNew(c *pipeline.Call, what string) {
+func (g *guard) announceNew(c *Call, what string) {
 	now, _ := number(c.Reply, 2)
 	if code, _ := number(c.Reply, 0); code == 1 {
 		if till, _ := number(c.Reply, 3); till <= now {
@@ -246,7 +224,7 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, r
 	terms, ok := memory.ParseTerms(encoded)
 	switch {
 	case !ok:
-		return pipeline.NotSent(errors.New("the server answers a handshake in an unknown way"))
+		return NotSent(errors.New("the server answers a handshake in an unknown way"))
 	case code == 2:
 		return &driver.RefusedError{Reason: fmt.Sprintf("%s is a node of a quorum of %d, and this one has %d: all clients must list the same nodes (to change them: dlock bootstrap --nodes)", g.cfg.Addr, till, q.N)}
 	case code == 3:
@@ -260,7 +238,6 @@ func (g *guard) readHandshake(ctx context.Context, p *process, q *quorum.Info, r
 	known := p.adopt(g.space, terms)
 	known.from.Store(from)
 	known.reviewed.Store(time.Now().UnixNano())
-	known.kept.Store(true)
 	if err := g.leaveMark(ctx); err != nil {
 		return err
 	}
@@ -304,7 +281,7 @@ func (g *guard) announce(to *guarded, till, now int64, why string) {
 	g.cfg.Notify(driver.Notice{Kind: quorum.NoticeQuarantined, Node: g.cfg.Addr, Detail: memory.InQuarantine(why, till, now)})
 }
 
-var errChanged = pipeline.NotSent(errors.New("the server was restarted just now, or the statement took too long: try again"))
+var errChanged = NotSent(errors.New("the server was restarted just now, or the statement took too long: try again"))
 
 // refusal explains an error of a handshake.
 func (g *guard) refusal(text string) *driver.RefusedError {
@@ -321,5 +298,5 @@ func (g *guard) refusal(text string) *driver.RefusedError {
 	case "type":
 		reason = fmt.Sprintf("the key %q holds something that is not the restart guard's memory: remove it, or use another prefix", g.meta)
 	}
-	return &driver.RefusedError{Reason: g.cfg.Addr + ": " + reason, Err: pipeline.ServerError("GUARD " + text)}
+	return &driver.RefusedError{Reason: g.cfg.Addr + ": " + reason, Err: ServerError("GUARD " + text)}
 }

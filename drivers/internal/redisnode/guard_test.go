@@ -671,38 +671,6 @@ func TestClientsOfDifferentTermsDoNotFight(t *testing.T) {
 	})
 }
 
-// A call that ended before the marker was loaded has made the handshake for the next call.
-func TestTimeThatRanOutBeforeTheMarkerIsNotSpentAgain(t *testing.T) {
-	t.Parallel()
-	s := server.Redis(t)
-	c := dialServer(t, s)
-	var handshakes, marks atomic.Int64
-	w := &wire{admin: func() *redis.Client {
-		if marks.Add(1) == 1 {
-			gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
-			t.Cleanup(func() { _ = gone.Close() })
-			return gone
-		}
-		return c
-	}, before: func(calls []*Call) *redis.Client {
-		if isHandshake(calls) {
-			handshakes.Add(1)
-		}
-		return c
-	}}
-	n, _ := newGuarded(t, w, func(c *Config) { c.Guard, c.Bootstrap = 0, false })
-	q := &quorum.Info{Terms: testTerms(1, time.Minute, 0)}
-	req := &driver.Request{Key: "k", Owner: "o/1", TTL: 10 * time.Second, Quorum: q}
-	if _, err := n.Acquire(context.Background(), req); err == nil || errors.Is(err, driver.ErrRefused) {
-		t.Fatalf("without the marker: %v", err)
-	}
-	_, err := n.Acquire(context.Background(), req)
-	_ = wantRefused(t, err, "new, or has lost its memory")
-	if h, m := handshakes.Load(), marks.Load(); h != 1 || m != 2 {
-		t.Errorf("%d handshakes and %d marks", h, m)
-	}
-}
-
 // With and without the guard a lock is one call on the server, with a little more work:
 // usec_per_call shows this on a busy server.
 func TestTheGuardIsPartOfTheOneCall(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/memory"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // load loads a script into the process that has just reported that it does not know the script.
@@ -28,22 +27,13 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 		return f.slots[slot].Load(), nil
 	}
 	defer done()
-	if q != nil {
-		if g := p.unmarked(q); g != nil {
-			if err := f.guard.leaveMark(ctx); err != nil {
-				return nil, err
-			}
-			g.ready.Store(true)
-			return p, nil
-		}
-	}
 	if !asked {
 		now, err := f.ask(ctx, keys[0])
 		if err != nil || now != p {
 			return now, err
 		}
 	}
-	c := &pipeline.Call{Keys: keys}
+	c := &Call{Keys: keys}
 	if q == nil {
 		c.Text, c.Args = p.scripts[o].Text, []string{"handshake"}
 	} else {
@@ -66,15 +56,15 @@ func (f *router) load(ctx context.Context, p *process, o lua.Op, q *quorum.Info,
 }
 
 // handshake sends c and notes from its reply which process answered.
-func (f *router) handshake(ctx context.Context, p *process, c *pipeline.Call, key string) (*process, error) {
+func (f *router) handshake(ctx context.Context, p *process, c *Call, key string) (*process, error) {
 	sent := time.Now()
-	if err := p.pipelines.Do(ctx, c); err != nil {
-		return nil, pipeline.NotSent(err)
+	if err := p.lane.do(ctx, c); err != nil {
+		return nil, NotSent(err)
 	}
 	run, _ := text(c.Reply, 1)
 	us, ok := number(c.Reply, 2)
 	if !ok || strings.ContainsAny(run, "'\\\n") {
-		return nil, pipeline.NotSent(errors.New("the server answers a handshake in an unknown way"))
+		return nil, NotSent(errors.New("the server answers a handshake in an unknown way"))
 	}
 	return f.serves(key, run, us, sent, time.Now()), nil
 }
@@ -92,7 +82,7 @@ func (f *router) prepare(ctx context.Context, p *process, q *quorum.Info) (mode,
 		}
 		mode = "durable"
 	}
-	if g.cfg.Bootstrap && q == g.lone && !p.guard(g.space, q.Proposal()).kept.Load() { // otherwise it has had locks of this key space
+	if g.cfg.Bootstrap && q == g.lone && !p.guard(g.space, q.Proposal()).ready.Load() { // otherwise it has had locks of this key space
 		r, err := f.look(ctx, q)
 		if err != nil {
 			return "", "", err
@@ -112,7 +102,7 @@ func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 	if age := time.Duration(now - last); age >= 0 && age < g.terms.Guard/2 || !g.reviewed.CompareAndSwap(last, now) {
 		return
 	}
-	c := &pipeline.Call{
+	c := &Call{
 		Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: g.scripts[lua.Acquire].Text,
 		Args: memory.HandshakeArgs(q, "", 0), // now: q is the caller's
 	}
@@ -120,11 +110,10 @@ func (f *router) review(p *process, g *guarded, q *quorum.Info) {
 		ctx, cancel := context.WithTimeout(context.Background(), f.guard.cfg.CallTimeout)
 		defer cancel()
 		_, err := f.handshake(ctx, p, c, f.guard.meta)
-		var refusal pipeline.ServerError
+		var refusal ServerError
 		if !errors.As(err, &refusal) || !strings.HasPrefix(string(refusal), "GUARD ") {
 			return // the next bid finds out which process serves now, and whether it answers
 		}
-		g.kept.Store(false)
 		g.ready.Store(false)
 		why := f.guard.refusal(string(refusal))
 		f.guard.cfg.Notify(driver.Notice{Kind: driver.NoticeEviction, Node: f.guard.cfg.Addr, Err: why, Detail: "it does not vote any longer: " + why.Error()})
@@ -147,17 +136,17 @@ func (f *router) look(ctx context.Context, q *quorum.Info) (*quorum.MemoryReport
 
 // lookAtMemory is a look that ignores the marker.
 func (f *router) lookAtMemory(ctx context.Context, q *quorum.Info) (*quorum.MemoryReport, error) {
-	c := &pipeline.Call{Text: lua.Look, Keys: []string{f.guard.meta}}
+	c := &Call{Text: lua.Look, Keys: []string{f.guard.meta}}
 	sent := time.Now()
-	if err := f.hello.Do(ctx, c); err != nil {
-		return nil, pipeline.NotSent(err)
+	if err := f.hello.do(ctx, c); err != nil {
+		return nil, NotSent(err)
 	}
 	run, _ := text(c.Reply, 0)
 	us, ok := number(c.Reply, 1)
 	up, _ := number(c.Reply, 2)
 	meta, fine := text(c.Reply, 3)
 	if !ok || !fine {
-		return nil, pipeline.NotSent(errGarbled)
+		return nil, NotSent(errGarbled)
 	}
 	f.serves(f.guard.meta, run, us, sent, time.Now())
 	r := &quorum.MemoryReport{Memory: quorum.MemoryNew, Clock: time.UnixMicro(us), Server: run}
@@ -190,7 +179,7 @@ func (f *router) bootstrap(ctx context.Context, q *quorum.Info, mode string, see
 	args := memory.HandshakeArgs(q, mode, seen.Clock.Add(seenFor).UnixMicro())
 	for range 3 {
 		to := p.guard(f.guard.space, q.Proposal())
-		c := &pipeline.Call{Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: to.scripts[lua.Acquire].Text, Args: args}
+		c := &Call{Behind: f.guard.handshakeKey, Keys: []string{f.guard.meta}, Text: to.scripts[lua.Acquire].Text, Args: args}
 		now, err := f.handshake(ctx, p, c, f.guard.meta)
 		if err != nil {
 			return err

@@ -13,7 +13,6 @@ import (
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // Lookup returns the holder of key. The holder of another library's lock is its whole value.
@@ -189,7 +188,7 @@ func (n *Node) lookupEach(ctx context.Context, keys []string) ([]*driver.State, 
 	for i, key := range keys {
 		wg.Go(func() {
 			states[i], errs[i] = n.lookup(ctx, key)
-			if pipeline.IsCode(errs[i], "WRONGTYPE") {
+			if isCode(errs[i], "WRONGTYPE") {
 				errs[i] = nil
 			}
 		})

@@ -303,7 +303,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		ctx = context.WithoutCancel(ctx)
 	}
 	for _, d := range l.awaits() {
-		_ = async.Await(async.Within(ctx, voteWait), d.call.Done())
+		_ = async.Await(async.Within(ctx, voteWait), d.call.done)
 	}
 	found, err := l.releasing().run(ctx, tries)
 	return l.freed(ctx, found, err)

@@ -17,7 +17,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // counterLife is how long a counter outlives its last token, in addition to the TTL: far longer
@@ -96,7 +95,7 @@ func (n *Node) checkOwn(req *driver.Request) error {
 
 // timeout returns the bound of one call about a lock with this TTL.
 func (n *Node) timeout(ttl time.Duration) time.Duration {
-	return min(n.cfg.CallTimeout, max(ttl/2, pipeline.MinTimeout))
+	return min(n.cfg.CallTimeout, max(ttl/2, minTimeout))
 }
 
 // loneGrace covers the granularity of one server's clock; a hundredth of the TTL covers its rate.

@@ -6,7 +6,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/names"
 
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/redisurl"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/resp"
 )
@@ -42,12 +41,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{cfg: cfg, names: names.Prefix(cfg.Prefix), ending: make(chan struct{}), over: make(chan struct{})}
 	n.serverMark, n.waiterChannels = n.names.Mark("", false), n.names.Own()
 	n.guard = newGuard(&n.cfg, &n.wg)
-	n.router = newRouter(func(g pipeline.Gatherer) *pipeline.Pipelines {
-		return pipeline.New(&pipeline.Config{
-			Exec: cfg.Client.Exec, Connections: cfg.Connections, Abandon: cfg.Abandon, CallTimeout: cfg.CallTimeout,
-			Gatherer: g, Calls: &n.work, Goroutines: &n.wg,
-		})
-	}, cfg.Cluster, n.guard, n.unknown)
+	n.router = newRouter(n)
 	n.queue = newWaitQueue(n)
 	return n, nil
 }

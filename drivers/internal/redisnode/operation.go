@@ -12,12 +12,11 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // An inDoubtCall is a call that may have taken effect, or may until its not-after.
 type inDoubtCall struct {
-	call     *pipeline.Call
+	call     *Call
 	sent     *answer // the same call
 	proposed int64   // the token that it proposes
 	process  *process
@@ -29,12 +28,12 @@ type inDoubtCall struct {
 // which the request may still arrive.
 func (d inDoubtCall) cut() bool {
 	select {
-	case <-d.call.Done():
+	case <-d.call.done:
 	default:
 		return false
 	}
 	var slow net.Error
-	var reply pipeline.ServerError
+	var reply ServerError
 	return !errors.As(d.call.Err, &reply) && !errors.Is(d.call.Err, context.DeadlineExceeded) && !errors.Is(d.call.Err, context.Canceled) &&
 		!(errors.As(d.call.Err, &slow) && slow.Timeout())
 }
@@ -42,7 +41,7 @@ func (d inDoubtCall) cut() bool {
 // answered reports whether the server has answered the call by now.
 func (n *Node) answered(d inDoubtCall) bool {
 	select {
-	case <-d.call.Done():
+	case <-d.call.done:
 		return d.call.Err == nil || !n.unknown(d.call.Err)
 	default:
 		return false

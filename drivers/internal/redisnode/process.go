@@ -6,18 +6,17 @@ import (
 
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // A process is one server process, named by its run_id, with its scripts, its clock, and the
 // calls under way to it.
 type process struct {
-	run       string // "" if INFO is not allowed
-	scripts   [lua.Ops]lua.Script
-	batches   batcher
-	guarded   atomic.Pointer[guarded] // nil before the first handshake for a restart guard
-	clock     clock
-	pipelines *pipeline.Pipelines
+	run     string // "" if INFO is not allowed
+	scripts [lua.Ops]lua.Script
+	batches batcher
+	guarded atomic.Pointer[guarded] // nil before the first handshake for a restart guard
+	clock   clock
+	lane    *lane
 }
 
 // guarded is the knowledge about the guard of one server process, under one set of terms.
@@ -27,8 +26,7 @@ type guarded struct {
 	scripts [lua.Ops]lua.Script // bound to the process and the terms
 	batches batcher
 
-	kept      atomic.Bool  // a handshake succeeded; the marker may be missing
-	ready     atomic.Bool  // the marker is there too: the scripts may be called
+	ready     atomic.Bool  // a handshake succeeded: the scripts may be called
 	from      atomic.Int64 // when other terms begin, by the server's clock in µs; zero: no change is settled
 	announced atomic.Int64 // the reported end of its quarantine
 

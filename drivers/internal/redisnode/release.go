@@ -11,7 +11,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 const (
@@ -72,9 +71,9 @@ func (t *releasing) free() {
 	if t.again {
 		return
 	}
-	n, wake := t.node, t.ask.first.Wake
+	n, wake := t.node, t.ask.first.wake
 	*t = releasing{}
-	t.ask.first.Wake = wake
+	t.ask.first.wake = wake
 	n.releasings.Put(t)
 }
 
@@ -132,7 +131,7 @@ func (t *releasing) answered(a *answer, err error) {
 func (t *releasing) heard(a *answer, err error) (found bool, _ error, over bool) {
 	n := t.node
 	if err != nil {
-		var reply pipeline.ServerError
+		var reply ServerError
 		if errors.As(err, &reply) && n.verdict(t.key, reply) != nil {
 			return false, err, true
 		}

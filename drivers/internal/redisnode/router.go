@@ -12,17 +12,14 @@ import (
 
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // A router knows which process serves which slot: one process for a single instance, several in
 // a Cluster.
 type router struct {
-	connect func(pipeline.Gatherer) *pipeline.Pipelines // to one process
-	hello   *pipeline.Pipelines
-	cluster bool
-	guard   *guard
-	unknown func(error) bool // see Node.unknown
+	node  *Node
+	guard *guard
+	hello *lane
 
 	slots []atomic.Pointer[process] // one, or one per slot
 
@@ -41,20 +38,20 @@ type flight struct {
 // maxRuns bounds how many processes are remembered: more than a Cluster has shards.
 const maxRuns = 1024
 
-func newRouter(connect func(pipeline.Gatherer) *pipeline.Pipelines, cluster bool, g *guard, unknown func(error) bool) *router {
-	n := 1
-	if cluster {
-		n = names.Slots
+func newRouter(n *Node) *router {
+	slots := 1
+	if n.cfg.Cluster {
+		slots = names.Slots
 	}
 	return &router{
-		connect: connect, hello: connect(nil), cluster: cluster, guard: g, unknown: unknown,
-		slots: make([]atomic.Pointer[process], n),
+		node: n, guard: n.guard, hello: &lane{node: n},
+		slots: make([]atomic.Pointer[process], slots),
 		runs:  map[string]*process{}, flights: map[flight]chan struct{}{},
 	}
 }
 
 func (f *router) slot(key string) int {
-	if !f.cluster {
+	if !f.node.cfg.Cluster {
 		return 0
 	}
 	return names.Slot(key)
@@ -122,23 +119,23 @@ func (f *router) enter(ctx context.Context, k flight) (done func(), err error) {
 	}
 	f.mu.Unlock()
 	if err := async.Await(ctx, other); err != nil {
-		return nil, pipeline.NotSent(err)
+		return nil, NotSent(err)
 	}
 	return nil, nil
 }
 
 // ask asks which process serves key now.
 func (f *router) ask(ctx context.Context, key string) (*process, error) {
-	c := &pipeline.Call{Text: lua.Hello, Keys: []string{key}}
+	c := &Call{Text: lua.Hello, Keys: []string{key}}
 	sent := time.Now()
-	if err := f.hello.Do(ctx, c); err != nil {
-		return nil, pipeline.NotSent(err)
+	if err := f.hello.do(ctx, c); err != nil {
+		return nil, NotSent(err)
 	}
 	received := time.Now()
 	run, ok := text(c.Reply, 0)
 	us, fine := number(c.Reply, 1)
 	if !ok || !fine || strings.ContainsAny(run, "'\\\n") {
-		return nil, pipeline.NotSent(errors.New("the server answers a handshake in an unknown way"))
+		return nil, NotSent(errors.New("the server answers a handshake in an unknown way"))
 	}
 	if policy, _ := text(c.Reply, 2); policy != "" {
 		f.guard.evicts(policy)
@@ -152,13 +149,13 @@ func (f *router) serves(key, run string, us int64, sent, received time.Time) *pr
 	f.mu.Lock()
 	p := f.runs[run]
 	if p == nil {
-		if !f.cluster || len(f.runs) >= maxRuns {
+		if !f.node.cfg.Cluster || len(f.runs) >= maxRuns {
 			for _, gone := range f.runs { // their idle workers would outlive Close
-				gone.pipelines.Retire()
+				gone.lane.retire()
 			}
 			clear(f.runs)
 		}
-		p = &process{run: run, scripts: lua.Bind(run), pipelines: f.connect(f)}
+		p = &process{run: run, scripts: lua.Bind(run), lane: &lane{node: f.node, gather: true}}
 		f.runs[run] = p
 	}
 	f.mu.Unlock()
@@ -171,8 +168,8 @@ func (f *router) serves(key, run string, us int64, sent, received time.Time) *pr
 func (f *router) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.hello.Close()
+	f.hello.close()
 	for _, p := range f.runs {
-		p.pipelines.Close()
+		p.lane.close()
 	}
 }

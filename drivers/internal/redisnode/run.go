@@ -11,12 +11,11 @@ import (
 	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // An answer is a script call with its result.
 type answer struct {
-	pipeline.Call
+	Call
 	process  *process
 	guard    *guarded // the guard to which the script was bound; nil: none
 	sent     time.Time
@@ -107,7 +106,7 @@ func (f *router) run(ctx context.Context, r *request) (*answer, error) {
 			return nil, err
 		}
 		if a != nil {
-			err := p.pipelines.Do(ctx, &a.Call)
+			err := p.lane.do(ctx, &a.Call)
 			if err = f.heard(r, a, err); !errors.Is(err, errHandshake) {
 				return a, err
 			}
@@ -117,7 +116,7 @@ func (f *router) run(ctx context.Context, r *request) (*answer, error) {
 		}
 		asked = true
 	}
-	return nil, pipeline.NotSent(fmt.Errorf("the server forgot its scripts %d times in a row", tries))
+	return nil, NotSent(fmt.Errorf("the server forgot its scripts %d times in a row", tries))
 }
 
 // start is run without waiting: r.then gets the result of run, no later than the end of the
@@ -125,7 +124,7 @@ func (f *router) run(ctx context.Context, r *request) (*answer, error) {
 // come first.
 func (f *router) start(term async.Term, r *request, until time.Time) bool {
 	p := f.slots[f.slot(r.keys[0])].Load()
-	if p == nil || f.cluster {
+	if p == nil || f.node.cfg.Cluster {
 		return false
 	}
 	a, err := f.aim(p, r)
@@ -133,17 +132,17 @@ func (f *router) start(term async.Term, r *request, until time.Time) bool {
 		return false
 	}
 	a.router = f
-	return p.pipelines.Start(&a.Call, term, until, a)
+	return p.lane.start(&a.Call, term, until, a)
 }
 
-// Finished gets the end of a call of a started request.
-func (a *answer) Finished(err error) {
+// finished gets the end of a call of a started request.
+func (a *answer) finished(err error) {
 	f, r := a.router, a.request
 	if err = f.heard(r, a, err); !errors.Is(err, errHandshake) {
 		r.then.answered(a, err)
 		return
 	}
-	ctx := a.Term()
+	ctx := async.Until(a.term, a.deadline)
 	f.guard.wg.Go(func() { r.then.answered(f.run(ctx, r)) })
 }
 
@@ -171,7 +170,7 @@ func (f *router) aim(p *process, r *request) (*answer, error) {
 		a.Replicas, a.Patience = f.guard.cfg.WaitReplicas, f.guard.cfg.CallTimeout/2
 	}
 	if f.joins(a) {
-		a.Gathered = a
+		a.gathered = a
 	}
 	return a, nil
 }
@@ -186,7 +185,7 @@ var errHandshake = errors.New("a handshake must come first")
 // heard reads the answer to a request.
 func (f *router) heard(r *request, a *answer, err error) error {
 	if err != nil {
-		if pipeline.IsCode(err, "NOSCRIPT") {
+		if isCode(err, "NOSCRIPT") {
 			return errHandshake
 		}
 		return err
@@ -195,7 +194,6 @@ func (f *router) heard(r *request, a *answer, err error) error {
 	switch {
 	case r.q == nil:
 	case a.stale():
-		f.guard.recall(a.process, r.q, a.Reply)
 		return errHandshake
 	case a.quarantined() && (r.recounted || !a.process.overlong(a.Reply, r.q)):
 		return f.guard.quarantine(a.process, a.Reply, a.learn(2))
@@ -224,7 +222,7 @@ type batched struct {
 
 // joins prepares a call for a batch, and reports whether one can take it.
 func (f *router) joins(a *answer) bool {
-	if f.cluster || a.Replicas > 0 {
+	if f.node.cfg.Cluster || a.Replicas > 0 {
 		return false
 	}
 	p := a.process

@@ -14,7 +14,6 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/drivers/internal/async"
 	"github.com/redlock-go/redlock/drivers/internal/redisnode/lua"
-	"github.com/redlock-go/redlock/drivers/internal/redisnode/pipeline"
 )
 
 // Processes that wait for one lock have places in its queue on the server: a sorted set, ordered by
@@ -527,8 +526,8 @@ func (n *Node) stepBack(ctx context.Context, key string) {
 // up: every waiter polls from now on. Any other error may be temporary.
 func (q *waitQueue) refuses(err error) bool {
 	n := q.node
-	var reply pipeline.ServerError
-	if !errors.As(err, &reply) || pipeline.IsCode(err, "NOAUTH") || pipeline.IsCode(err, "WRONGPASS") {
+	var reply ServerError
+	if !errors.As(err, &reply) || isCode(err, "NOAUTH") || isCode(err, "WRONGPASS") {
 		return false
 	}
 	refused := n.verdict("", reply)

@@ -1,0 +1,151 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redlock-go/redlock/drivers/internal/async"
+)
+
+// A Call is one script to run. After it was handed over it belongs to its lane.
+type Call struct {
+	SHA  string // EVALSHA of this…
+	Text string // …or, if not empty, EVAL of this
+	Keys []string
+	Args []string
+	// Behind, if not empty, is a key that is written just before the script, in one transaction
+	// with it. So a server that takes no writes never sees the text, and does not know it
+	// later. (EVAL alone makes a text callable by EVALSHA, even if it was refused.)
+	Behind string
+	// Replicas, if not zero, is the number of replicas for which the command WAIT waits just
+	// after the script, on the same connection, for at most Patience.
+	Replicas int
+	Patience time.Duration
+	// Repeated has a bit for each of Args, from the lowest, that is the same in most calls.
+	Repeated uint8
+
+	Reply  []any // strings, int64s, nil and lists of them…
+	Number int64 // …or, if Reply is nil, a number
+	Err    error
+	Acked  int64 // WAIT's answer: how many replicas have the connection's writes
+
+	gathered   *answer   // this call, if a batch may take it
+	unanswered bool      // a batch has left it alone: it goes again, by itself
+	deadline   time.Time // the caller's, from ctx or its start
+	ctx        context.Context
+
+	// The lane's mutex guards these.
+	state callState
+	timed int       // its place in lane.timed, from 1; zero: none
+	due   time.Time // the currently known end of a call without an answer; when to look at the context of a lone one
+	since time.Time // when a call on its caller's goroutine began; zero for others
+	ended bool      // its context was over at the last look
+
+	// wake gets a value at the end of a call that a caller waits for. It may be kept for another
+	// call, when this one has ended.
+	wake chan struct{}
+	then interface{ finished(err error) } // callback of a call that nobody waits for…
+	term async.Term                       // …and its term
+	left error                            // why it ended without its answer
+	self [1]*Call                         // a batch of this call alone
+	done chan struct{}                    // of an in-doubt call: closed once Reply and Err are set
+}
+
+type callState int8
+
+const (
+	callQueued callState = iota
+	callSent
+	callLeft // its caller has left before it was sent, or before its answer
+)
+
+// result returns the error of a call that has ended.
+func (c *Call) result() error {
+	if c.left != nil {
+		return c.left
+	}
+	return c.Err
+}
+
+// prolong moves a call's end to the current end of its term, and reports whether time is left.
+func (c *Call) prolong() bool {
+	c.due = c.deadline
+	if c.term != nil {
+		if due := c.term.Due(); due.Before(c.deadline) {
+			c.due = due
+		}
+	}
+	return time.Now().Before(c.due) // this may be exactly the time at which Due was asked
+}
+
+// answered is a closed channel, the done of a call that nobody waited for.
+var answered = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// Transaction returns the commands before and after a script with Behind set, which leave no
+// lasting write. The reply of the last command is a list that ends with the script's reply.
+func Transaction(behind string) (before [2][]string, after []string) {
+	return [2][]string{{"MULTI"}, {"SET", behind, "", "PX", "1"}}, []string{"EXEC"}
+}
+
+// A ServerError is an error reply of a server: "NOSCRIPT No matching script."
+type ServerError string
+
+func (e ServerError) Error() string { return string(e) }
+
+// Code returns the first word of the reply.
+func (e ServerError) Code() string {
+	code, _, _ := strings.Cut(string(e), " ")
+	return code
+}
+
+// isReply reports whether an error came from a server.
+func isReply(err error) bool {
+	var reply ServerError
+	return errors.As(err, &reply)
+}
+
+// isCode reports whether err is an error reply that begins with code.
+func isCode(err error, code string) bool {
+	var reply ServerError
+	return errors.As(err, &reply) && reply.Code() == code
+}
+
+// Reply returns an error reply without the secrets that it may quote: a server or a proxy that
+// does not know HELLO or AUTH quotes their arguments. The list of arguments, which may have
+// passwords that are unknown here, is left out.
+func Reply(text string, secrets ...string) ServerError {
+	code, rest, found := strings.Cut(text, " ")
+	if !found {
+		return ServerError(code)
+	}
+	rest, _, _ = strings.Cut(rest, ", with args beginning with")
+	for _, secret := range secrets {
+		if secret != "" {
+			rest = strings.ReplaceAll(rest, secret, "…")
+		}
+	}
+	return ServerError(code + " " + rest)
+}
+
+// Contain makes an error of a panic if it is deferred: a panic of a client library must not end
+// the application. The outcome of what it did is unknown.
+func Contain(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("panic in the client library: %v", p)
+	}
+}
+
+// ErrNotSent marks the errors of calls that sent no byte.
+var ErrNotSent = errors.New("not sent")
+
+// NotSent marks err with ErrNotSent.
+func NotSent(err error) error { return &notSent{err} }
+
+type notSent struct{ err error }
+
+func (e *notSent) Error() string        { return e.err.Error() }
+func (e *notSent) Unwrap() error        { return e.err }
+func (e *notSent) Is(target error) bool { return target == ErrNotSent }

@@ -1,0 +1,290 @@
+package redisnode
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/internal/async"
+)
+
+// startTest runs a test of calls that a node starts.
+func startTest(t *testing.T, heeds bool, test func(*testing.T, *library, *Node)) {
+	synctest.Test(t, func(t *testing.T) {
+		lib := newLibrary(time.Millisecond, heeds)
+		n := lib.node(t)
+		if n.StartAcquire(until(t, second), startRequest("cold"), nil) {
+			t.Error("a call was started before the first contact")
+		}
+		if _, err := n.Acquire(t.Context(), startRequest("warm")); err != nil {
+			t.Fatal(err)
+		}
+		test(t, lib, n)
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+		if n.StartAcquire(until(t, second), startRequest("late"), nil) {
+			t.Error("a call was started after Close")
+		}
+		<-n.wg.Idle()
+		<-n.work.Idle()
+	})
+}
+
+// term is a Term whose end is that of its context, but not before a time.
+type term struct {
+	context.Context
+	least time.Time
+}
+
+func (t term) Due() time.Time {
+	end, _ := t.Deadline()
+	if time.Now().Before(t.least) {
+		return t.least
+	}
+	return end
+}
+
+func until(t *testing.T, d time.Duration) term {
+	return term{Context: async.Until(t.Context(), time.Now().Add(d))}
+}
+
+// heard is a receiver that is called whatever the call was.
+type heard func(l driver.Lease, g driver.Grant, err error)
+
+func (f heard) Acquired(l driver.Lease, err error) { f(l, driver.Grant{}, err) }
+func (f heard) Renewed(g driver.Grant, err error)  { f(nil, g, err) }
+func (f heard) Released(err error)                 { f(nil, driver.Grant{}, err) }
+
+func startRequest(key string) *driver.Request {
+	return &driver.Request{Key: key, Owner: "o/" + key, TTL: time.Minute}
+}
+
+func TestAStartedCallIsAnsweredOnceAndNeverFromWithin(t *testing.T) {
+	startTest(t, true, func(t *testing.T, lib *library, n *Node) {
+		const calls = 200
+		before := lib.batches.Load()
+		var within atomic.Bool
+		var answers atomic.Int64
+		var leases [calls]*Lease
+		round := func(what string, start func(i int, r async.Receiver) bool) {
+			answers.Store(0)
+			within.Store(true)
+			for i := range calls {
+				if !start(i, heard(func(l driver.Lease, g driver.Grant, err error) {
+					if err != nil || within.Load() || l == nil && what == "acquire" || what == "renew" && time.Until(g.Expires) < time.Minute/2 {
+						t.Errorf("%s %d: %+v, %v, within the call: %v", what, i, g, err, within.Load())
+					} else if l != nil {
+						leases[i] = l.(*Lease)
+					}
+					answers.Add(1)
+				})) {
+					t.Fatalf("%s %d is not started", what, i)
+				}
+			}
+			within.Store(false) // virtual time has not advanced
+			if what == "renew" && leases[0].StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, nil) {
+				t.Error("a renewal was started beside another of this lease")
+			}
+			time.Sleep(second)
+			if answers.Load() != calls {
+				t.Fatalf("%s: %d of %d calls were answered", what, answers.Load(), calls)
+			}
+		}
+		round("acquire", func(_ int, r async.Receiver) bool {
+			return n.StartAcquire(until(t, second), startRequest("k"), r)
+		})
+		if trips := lib.batches.Load() - before; trips > 4+calls/maxBatch+1 {
+			t.Errorf("they took %d round trips", trips)
+		}
+		round("renew", func(i int, r async.Receiver) bool {
+			return leases[i].StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, r)
+		})
+		round("release", func(i int, r async.Receiver) bool { return leases[i].StartRelease(until(t, second), r) })
+		if l := leases[0]; l.StartRelease(until(t, second), nil) || l.StartRenew(until(t, second), &driver.Renewal{TTL: time.Minute}, nil) {
+			t.Error("a call was started on a lease that is over")
+		}
+	})
+}
+
+// Whatever the library does, a started call ends at its deadline. A call that was sent is in
+// doubt and undone; a call that was not sent needs no undoing.
+func TestAStartedCallEndsAtItsDeadline(t *testing.T) {
+	startTest(t, false, func(t *testing.T, lib *library, n *Node) {
+		l, err := n.Acquire(t.Context(), startRequest("held"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lib.takes.Store(int64(time.Hour))
+		before, start := lib.sent.Load(), time.Now()
+		var sent, unsent atomic.Int64
+		done := heard(func(_ driver.Lease, _ driver.Grant, err error) {
+			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != second/4 {
+				t.Errorf("%v after %v", err, time.Since(start))
+			}
+			if errors.Is(err, ErrNotSent) {
+				unsent.Add(1)
+			} else {
+				sent.Add(1)
+			}
+		})
+		for range 10 {
+			if !n.StartAcquire(until(t, second/4), startRequest("k"), done) {
+				t.Error("not started")
+			}
+		}
+		if !l.(*Lease).StartRenew(until(t, second/4), &driver.Renewal{TTL: time.Minute}, done) {
+			t.Error("a renewal is not started")
+		}
+		time.Sleep(second / 4)
+		synctest.Wait()
+		if sent.Load() != 1 || unsent.Load() != 10 || lib.sent.Load()-before != 1 || n.cleaning.Load() != 1 {
+			t.Errorf("%d were sent, and %d were not; the library had %d, and %d are undone", sent.Load(), unsent.Load(), lib.sent.Load()-before, n.cleaning.Load())
+		}
+	})
+}
+
+// A term may grow while a call is under way, but not beyond its deadline or the call timeout. One
+// that was over before its call was started ends it at once.
+func TestAStartedCallHasTheTimeThatItsTermHasByNow(t *testing.T) {
+	for name, c := range map[string]struct {
+		term func(term) async.Term
+		want time.Duration
+	}{
+		"short":    {func(u term) async.Term { return u }, second / 4},
+		"growing":  {func(u term) async.Term { u.least = time.Now().Add(second / 2); return u }, second / 4}, // the deadline is less
+		"over":     {func(u term) async.Term { return past{u} }, 0},
+		"too long": {func(u term) async.Term { u.Context = async.Until(t.Context(), time.Now().Add(time.Minute)); return u }, second},
+	} {
+		startTest(t, false, func(t *testing.T, lib *library, n *Node) {
+			lib.takes.Store(int64(time.Hour))
+			start, took := time.Now(), make(chan time.Duration, 1)
+			if !n.StartAcquire(c.term(until(t, second/4)), startRequest("k"), heard(func(_ driver.Lease, _ driver.Grant, err error) {
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%s: it ended with %v", name, err)
+				}
+				took <- time.Since(start)
+			})) {
+				t.Fatal("not started")
+			}
+			if d := <-took; d != c.want {
+				t.Errorf("%s: it ended after %v, want %v", name, d, c.want)
+			}
+		})
+	}
+}
+
+// past is a term that was over before its call was started.
+type past struct{ term }
+
+func (past) Due() time.Time { return time.Time{} }
+func (past) Err() error     { return context.DeadlineExceeded }
+
+func TestCloseAnswersWhatWasStarted(t *testing.T) {
+	startTest(t, true, func(t *testing.T, lib *library, n *Node) {
+		lib.takes.Store(int64(second / 2))
+		var answers, closed atomic.Int64
+		for range 10 {
+			if !n.StartAcquire(until(t, second), startRequest("k"), heard(func(_ driver.Lease, _ driver.Grant, err error) {
+				answers.Add(1)
+				if errors.Is(err, driver.ErrClosed) {
+					closed.Add(1)
+				}
+			})) {
+				t.Error("not started")
+			}
+		}
+		synctest.Wait()
+		n.router.slots[0].Load().lane.close()
+		time.Sleep(second)
+		if answers.Load() != 10 || closed.Load() != 9 {
+			t.Errorf("%d were answered, %d of them with ErrClosed, and one was under way", answers.Load(), closed.Load())
+		}
+	})
+}
+
+// A quorum checks a request for all its nodes, and does not know their prefixes: a key that is
+// too long with one is not started, and the blocking method refuses it.
+func TestAKeyThatIsTooLongWithThePrefixIsNotStarted(t *testing.T) {
+	startTest(t, true, func(t *testing.T, _ *library, n *Node) {
+		n.cfg.Prefix = "app:"
+		longest := startRequest(strings.Repeat("k", driver.MaxKey-len("app:")))
+		longer := startRequest(longest.Key + "k")
+		if !n.StartAcquire(until(t, second), longest, heard(func(driver.Lease, driver.Grant, error) {})) {
+			t.Error("the longest key is not started")
+		}
+		if n.StartAcquire(until(t, second), longer, nil) {
+			t.Error("a key that is too long is started")
+		}
+		if _, err := n.Acquire(t.Context(), longer); !errors.Is(err, driver.ErrInvalid) {
+			t.Errorf("a key that is too long: %v", err)
+		}
+	})
+}
+
+// Close gives clean-ups about a call timeout, and leaves nothing behind. With an application's
+// client, which ends its calls itself, that takes at most another call timeout.
+func TestCloseIsBoundedWhereTheServerHangs(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			lib := newLibrary(time.Millisecond, true)
+			lib.own = own
+			n := lib.node(t)
+			l, err := n.Acquire(t.Context(), startRequest("a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lib.takes.Store(int64(time.Hour))
+			if _, err := n.Acquire(t.Context(), startRequest("b")); err == nil {
+				t.Fatal("a lock of a server that hangs")
+			}
+			returned := make(chan error, 1)
+			go func() { returned <- l.Release(t.Context()) }()
+			time.Sleep(time.Millisecond) // the release and the clean-up are under way
+			start, most := time.Now(), second+second/4
+			if !own {
+				most += second
+			}
+			if err := n.Close(); err != nil || time.Since(start) > most {
+				t.Errorf("own %v: Close took %v: %v", own, time.Since(start), err)
+			}
+			if err := <-returned; err == nil {
+				t.Error("a release that was never answered succeeded")
+			}
+			<-n.wg.Idle()
+		})
+	}
+}
+
+// lateContext is a context whose timer has not fired yet, though its deadline has passed.
+type lateContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c lateContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// A library that respects deadlines may return before the context's timer fires. A call that
+// failed this way is not repeated after its own deadline.
+func TestNothingIsSentBehindADeadline(t *testing.T) {
+	startTest(t, true, func(t *testing.T, lib *library, n *Node) {
+		late := func(d time.Duration) context.Context { return lateContext{t.Context(), time.Now().Add(d)} }
+		l, err := n.Acquire(late(second/10), startRequest("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lib.takes.Store(int64(time.Hour))
+		before := lib.sent.Load()
+		if _, err := l.Renew(late(second/10), &driver.Renewal{TTL: time.Minute}); err == nil || errors.Is(err, ErrNotSent) || lib.sent.Load() != before+1 {
+			t.Errorf("a renewal was sent %d times: %v", lib.sent.Load()-before, err)
+		}
+		if err := n.router.hello.do(late(0), &Call{}); !errors.Is(err, ErrNotSent) || !errors.Is(err, context.DeadlineExceeded) || lib.sent.Load() != before+1 {
+			t.Errorf("a call was sent when its time was over: %v", err)
+		}
+	})
+}
