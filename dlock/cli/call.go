@@ -166,28 +166,16 @@ func (c *call) exclusive(flags ...string) error {
 // want refuses another number of arguments.
 func (c *call) want(least, most int) error {
 	c.args = append(c.args, c.command...) // a -- changes nothing
-	switch n := len(c.args); {
-	case n > most && most == 0:
-		return c.usage("it takes no arguments")
-	case n > most:
-		return c.usage("there are too many arguments")
-	case n < least:
-		return c.usage("an argument is missing")
+	if n := len(c.args); n < least || n > most {
+		return c.usage("wrong arguments")
 	}
 	return nil
 }
 
 // wantCommand refuses all but a key and a command.
 func (c *call) wantCommand() error {
-	switch {
-	case !c.dashes && len(c.args) > 1:
-		return c.usage("the command must stand after --")
-	case len(c.command) == 0:
-		return c.usage("the command is missing")
-	case len(c.args) == 0:
-		return c.usage("the key is missing")
-	case len(c.args) > 1:
-		return c.usage("there is more than one key before --")
+	if len(c.args) != 1 || len(c.command) == 0 {
+		return c.usage("one key must stand before --, and the command after it")
 	}
 	return nil
 }
@@ -233,34 +221,6 @@ func (c *call) once(f func(context.Context, *dlock.Client) error) error {
 		ctx, cancel := context.WithTimeout(ctx, operatorTimeout)
 		defer cancel()
 		return f(ctx, client)
-	})
-}
-
-// watchInterval is the time between two looks of a command that watches.
-const watchInterval = time.Second
-
-// watch is operate for a request a second. An error that may go away is passed to failed, and does
-// not end it.
-func (c *call) watch(ask func(context.Context, *dlock.Client) error, failed func(error)) error {
-	return c.operate(func(ctx context.Context, client *dlock.Client) error {
-		for {
-			one, cancel := context.WithTimeout(ctx, operatorTimeout)
-			err := ask(one, client)
-			cancel()
-			switch {
-			case ctx.Err() != nil:
-				return nil
-			case err != nil && !waitingHelps(err):
-				return err
-			case err != nil:
-				failed(err)
-			}
-			select {
-			case <-time.After(watchInterval):
-			case <-ctx.Done():
-				return nil
-			}
-		}
 	})
 }
 

@@ -106,31 +106,6 @@ func TestASIGHUPThatTheCommandSurvivesDoesNotEndWhatItLeaves(t *testing.T) {
 	w.put("go", "")
 }
 
-// A shell that ends leaves its stopped jobs to the kernel, which hangs them up; with a
-// guard as their parent it does not.
-func TestAStoppedJobOfAShellThatEndedIsHungUp(t *testing.T) {
-	t.Parallel()
-	if !allSeen {
-		t.Skip("here the kernel does it")
-	}
-	for name, script := range map[string]string{
-		"stopped before": `$away sh -c 'echo $$ > far; kill -STOP $$; exec sleep 1000' & while [ ! -e far ]; do sleep 0.02; done; sleep 0.2; exit 7`,
-		"stopped after":  `sh -c 'echo $$ > far; while kill -0 '$$' 2>/dev/null; do sleep 0.02; done; kill -TSTP $$; exec sleep 1000' & while [ ! -e far ]; do sleep 0.02; done; exit 7`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			p := w.start("run", "k", "--", "sh", "-c", script)
-			far := w.pid("far")
-			if code := p.wait(); code != 7 {
-				t.Errorf("exit code %d", code)
-			}
-			if alive(far) {
-				t.Error("the job lives on")
-			}
-		})
-	}
-}
-
 // A guard that was stopped while dlock renewed the lease must see that before it looks at
 // the clock.
 func TestAStoppedGuardDoesNotKillTheCommandOfARenewedLease(t *testing.T) {

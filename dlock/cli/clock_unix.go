@@ -12,10 +12,6 @@ import (
 // the system has such a clock.
 func machineNow() time.Duration {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(clockID, &ts); err != nil {
-		return time.Since(began)
-	}
+	_ = unix.ClockGettime(clockID, &ts) // the clock is there
 	return time.Duration(ts.Nano())
 }
-
-var began = time.Now()

@@ -92,11 +92,10 @@
 //	                  resign when COMMAND ends, even if it leaves processes behind
 //	--label NAME      the first part of the name that others see as the leader; by default
 //	                  host/pid
-//	--observe         do not lead, and print who leads, and every change, until ctrl-C
 //	--verbose         say where dlock locks, and what happens
 //
 //	dlock elect scheduler -- /usr/local/bin/scheduler
-//	dlock elect --observe scheduler
+//	dlock status --watch scheduler      # who leads
 //
 // # dlock status
 //
@@ -253,8 +252,7 @@
 // A terminal is lent to COMMAND when it reads from it or sets it up; until then it stays with
 // dlock's own group, so that a pager in the same pipeline, and a script's ctrl-C, work as they do
 // without dlock. Ctrl-Z stops COMMAND and dlock; a lease with a TTL then ends by it, and the
-// command with the lease. Stopped jobs of a shell that has ended get HUP and CONT, as they do
-// without dlock.
+// command with the lease. A stopped job that a shell leaves behind keeps the lock: end it.
 //
 // # danger
 //

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/url"
@@ -20,9 +19,6 @@ import (
 // forceAfter is how long the supervisor may take to kill the command after a loss of the lease,
 // before dlock itself kills it.
 const forceAfter = 100 * time.Millisecond
-
-// lookupTimeout bounds the search for the new holder of a lock that was lost.
-const lookupTimeout = 2 * time.Second
 
 // hold runs the command under the lease. again is true if the loss of the lease, and nothing
 // else, ended the command.
@@ -142,7 +138,7 @@ func (h *execution) handle(r report) {
 	if r.Termed && !was.Termed {
 		h.printf("%s: SIGTERM sent to the command", h.why())
 	}
-	if r.Ended && !was.Ended && r.Waits {
+	if r.Ended && !was.Ended && !r.Gone {
 		h.verbosef("the command has ended; keeps %q until the processes that it left behind have ended too", h.key)
 	}
 	if r.Left != was.Left {
@@ -165,25 +161,6 @@ func (h *execution) why() string {
 		cause = ": " + (*err).Error()
 	}
 	return fmt.Sprintf("the lease of %q is about to end, since it cannot be renewed (check the backend)%s", h.key, cause)
-}
-
-// successor names the new holder of a lock that was lost, if it is known.
-func (h *execution) successor() string {
-	if h.lease.Slot() > 0 { // other slots' locks have other names
-		return ""
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
-	defer cancel()
-	state, err := h.client.Lookup(ctx, h.key)
-	if err != nil {
-		return ""
-	}
-	for i := range state.Holders {
-		if other := &state.Holders[i]; other.Owner != "" && other.Fence > h.lease.Fence() {
-			return fmt.Sprintf("; %q holds it now", other.Owner)
-		}
-	}
-	return ""
 }
 
 // setDeadlines sets the present end of the lease.
@@ -228,13 +205,9 @@ func (h *execution) result() error {
 	if r.Survivors != "" {
 		h.printf("could not be killed: %s: end them before anything else runs under %q", r.Survivors, h.key)
 	}
-	holder := ""
-	if h.lost != nil && !errors.Is(h.lost, dlock.ErrMaxHold) {
-		holder = h.successor()
-	}
 	switch {
 	case h.lost != nil || r.Killed:
-		return failf(exitLost, "%s%s: killed the command; check what it left undone", h.why(), holder)
+		return failf(exitLost, "%s: killed the command; check what it left undone", h.why())
 	case r.Termed:
 		return &exitError{code: exitLost} // reported when it happened
 	case r.Failed != "":
@@ -273,7 +246,7 @@ func (h *execution) release() (lost bool) {
 	case err == nil:
 		h.verbosef("released %q", h.key)
 	case errors.Is(err, dlock.ErrLost):
-		h.printf("%v%s: something else may have run beside the command; check what it did", err, h.successor())
+		h.printf("%v: something else may have run beside the command; check what it did", err)
 		return true
 	default:
 		h.printf("%v: nobody else gets the lock until then", err)

@@ -109,6 +109,5 @@ func (t *processTree) collect(r *report) (left bool) {
 	}
 }
 
-func (t *processTree) polled() bool          { return false }
 func (t *processTree) orphan(syscall.Signal) {}
 func (t *processTree) names() string         { return fmt.Sprintf("process %d", t.pid) }

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -257,41 +256,22 @@ type processTree struct {
 
 // startTree starts the command, in a process group of its own.
 func startTree(_ *console, argv, env []string) (*processTree, *exitError) {
-	path, failed := find(argv[0])
-	if failed != nil {
-		return nil, failed
+	t := &processTree{changed: make(chan os.Signal, 1)}
+	signal.Notify(t.changed, syscall.SIGCHLD)
+	path, err := exec.LookPath(argv[0])
+	if err == nil || errors.Is(err, exec.ErrDot) { // as a shell does
+		t.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}, Sys: commandAttr()})
 	}
-	f := &processTree{changed: make(chan os.Signal, 1)}
-	signal.Notify(f.changed, syscall.SIGCHLD)
-	var err error
-	f.pid, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
-		Env:   env,
-		Files: []uintptr{0, 1, 2},
-		Sys:   commandAttr(),
-	})
+	var named *exec.Error
 	switch {
-	case errors.Is(err, syscall.ENOENT):
+	case err == nil:
+		return t, nil
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist):
 		return nil, &exitError{exitNotFound, "not found (or its interpreter)"}
-	case errors.Is(err, syscall.ENOEXEC):
-		return nil, &exitError{exitCannotRun, "is no program: begin a script with #!/bin/sh, for example"}
-	case err != nil:
-		return nil, &exitError{exitCannotRun, err.Error()}
+	case errors.As(err, &named):
+		err = named.Err // the line names the command
 	}
-	return f, nil
-}
-
-// find looks up a command as a shell does.
-func find(name string) (string, *exitError) {
-	path, err := exec.LookPath(name)
-	switch {
-	case err == nil, errors.Is(err, exec.ErrDot):
-		return path, nil
-	case errors.Is(err, os.ErrPermission):
-		return "", &exitError{exitCannotRun, "is not executable (chmod +x it)"}
-	case strings.Contains(name, "/") && !errors.Is(err, os.ErrNotExist):
-		return "", &exitError{exitCannotRun, errors.Unwrap(err).Error()}
-	}
-	return "", &exitError{exitNotFound, "not found"}
+	return nil, &exitError{exitCannotRun, "cannot be executed: " + err.Error()}
 }
 
 // signal passes a signal on to the command's group, or if the command has ended, to the
@@ -304,13 +284,6 @@ func (t *processTree) signal(s syscall.Signal) {
 	if syscall.Kill(-t.pid, s) != nil {
 		_ = syscall.Kill(t.pid, s) // it has left its group, or this user may not signal it
 	}
-}
-
-// hangUp ends a stopped process that no shell can continue any more. Without a guard as its
-// parent, the kernel would do so.
-func hangUp(pid int) {
-	_ = syscall.Kill(pid, syscall.SIGHUP)
-	_ = syscall.Kill(pid, syscall.SIGCONT)
 }
 
 // kill sends SIGKILL to all processes that are there now. The caller repeats it until there are
@@ -337,9 +310,6 @@ func (t *processTree) collect(r *report) (left bool) {
 		}
 		switch {
 		case pid != t.pid:
-			if s := ws.StopSignal(); t.ended && (s == syscall.SIGTSTP || s == syscall.SIGTTIN || s == syscall.SIGTTOU) {
-				hangUp(pid)
-			}
 		case ws.Stopped():
 			r.Stopped = int(ws.StopSignal())
 		case ws.Exited():
@@ -349,7 +319,7 @@ func (t *processTree) collect(r *report) (left bool) {
 		}
 	}
 	if t.ended && !r.Ended {
-		r.Ended, r.Waits, r.Stopped = true, left, 0
+		r.Ended, r.Stopped = true, 0
 	}
 	return left
 }

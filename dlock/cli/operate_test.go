@@ -183,13 +183,13 @@ func TestOperatorsAreToldWhatIsWrongWithTheirUsage(t *testing.T) {
 	dir := t.TempDir()
 	env := []string{envURL + "=file://" + dir}
 	for says, args := range map[string]string{
-		"--token is missing": "unlock k",
-		"an argument is missing: dlock unlock [flags] KEY":                       "unlock --token 3",
+		"--token is missing":                                                     "unlock k",
+		"wrong arguments: dlock unlock [flags] KEY":                              "unlock --token 3",
 		"--token must be a number from 0":                                        "unlock k --token x",
 		"--json must be true or false (":                                         "status --json=x",
 		"--token and --session contradict each other: leave one out":             "unlock k --token 3 --session 4",
 		"--nodes and --terms contradict each other":                              "bootstrap --nodes --terms",
-		"takes no arguments":                                                     "doctor k",
+		"wrong arguments: dlock doctor [flags]":                                  "doctor k",
 		"there is no such flag: dlock status has --json, --url, --watch, --help": "status --jsn",
 	} {
 		wantInside(t, env, exitUsage, says, strings.Fields(args)...)

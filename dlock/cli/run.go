@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"os"
 	"os/signal"
@@ -90,44 +89,7 @@ func newRun(c *call) func() error {
 func newElect(c *call) func() error {
 	j := newJob(c)
 	j.elect = true
-	observe := false
-	c.flags.BoolVar(&observe, "observe", false, "")
-	return func() error {
-		if observe {
-			return observeLeader(c)
-		}
-		return j.run()
-	}
-}
-
-// observeLeader prints the holder of the key, and each change, until a signal ends it.
-func observeLeader(c *call) error {
-	if err := c.want(1, 1); err != nil {
-		return err
-	}
-	last := ""
-	tell := func(seen, line string) {
-		if seen != last {
-			fmt.Fprintf(c.out, "%s %s\n", time.Now().Format(time.RFC3339), line)
-		}
-		last = seen
-	}
-	return c.watch(func(ctx context.Context, client *dlock.Client) error {
-		s, err := client.Lookup(ctx, c.args[0])
-		switch {
-		case err != nil:
-			return err
-		case len(s.Holders) == 0:
-			tell("nobody", "nobody leads")
-			return nil
-		}
-		h, token := s.Holders[0], ""
-		if h.Fence != 0 {
-			token = " with token " + number10(h.Fence)
-		}
-		tell(fmt.Sprint(h.Owner, " ", h.Fence), holders(h)+" leads"+token)
-		return nil
-	}, func(err error) { tell("unknown", "unknown: "+oneLine(err.Error())) }) // an outage is told once
+	return j.run
 }
 
 // run takes the lock, runs the command, and releases the lock.

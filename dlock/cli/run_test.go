@@ -67,8 +67,10 @@ func TestTheExitCodeIsTheCommands(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.put("text", "no program\n")
-	if err := os.Chmod(w.put("noformat", "no program\n"), 0o700); err != nil {
-		t.Fatal(err)
+	for name, text := range map[string]string{"noformat": "no program\n", "nointerpreter": "#!/no/such\n"} {
+		if err := os.Chmod(w.put(name, text), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, c := range []struct {
 		code    int
@@ -81,10 +83,11 @@ func TestTheExitCodeIsTheCommands(t *testing.T) {
 		{128 + 15, []string{"sh", "-c", "kill -TERM $$"}, ""},
 		{128 + 9, []string{"sh", "-c", "kill -KILL $$"}, ""},
 		{127, []string{"there-is-no-such-command"}, `"there-is-no-such-command": not found`},
+		{127, []string{"./nointerpreter"}, "or its interpreter"},
 		{127, []string{"./there-is-no-such-file"}, "not found"},
-		{126, []string{"./text"}, "chmod +x"},
+		{126, []string{"./text"}, "permission denied"},
 		{126, []string{"/"}, "directory"},
-		{126, []string{"./noformat"}, "#!/bin/sh"},
+		{126, []string{"./noformat"}, "exec format error"},
 	} {
 		_, stderr := w.want(c.code, append([]string{"run", "k", "--"}, c.command...)...)
 		if !strings.Contains(stderr, c.says) || c.says == "" && stderr != "" {

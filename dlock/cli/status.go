@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -14,6 +15,9 @@ import (
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/printable"
 )
+
+// watchInterval is the time between two looks of status --watch.
+const watchInterval = time.Second
 
 func newStatus(c *call) func() error {
 	var json, watch bool
@@ -48,13 +52,30 @@ func newStatus(c *call) func() error {
 		return err
 	}
 	return func() error {
-		if err := c.want(0, 1<<20); err != nil {
-			return err
+		_ = c.want(0, math.MaxInt) // any number is right
+		if !watch {
+			return c.once(look)
 		}
-		if watch {
-			return c.watch(look, func(err error) { c.printf("%v", err) })
-		}
-		return c.once(look)
+		return c.operate(func(ctx context.Context, client *dlock.Client) error {
+			for {
+				one, cancel := context.WithTimeout(ctx, operatorTimeout)
+				err := look(one, client)
+				cancel()
+				switch {
+				case ctx.Err() != nil:
+					return nil
+				case err != nil && !waitingHelps(err):
+					return err
+				case err != nil: // it may come back
+					c.printf("%v", failure(err))
+				}
+				select {
+				case <-time.After(watchInterval):
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		})
 	}
 }
 
@@ -87,7 +108,7 @@ func statesOf(ctx context.Context, c *dlock.Client, keys []string) ([]*driver.St
 		err = i.List(ctx, "", func(state *driver.State) bool { all = append(all, state); return true })
 	}
 	if err == nil && c.Backend().Info().Name == "postgres" { // it lists the locks of this process
-		err = failf(exitUsage, "PostgreSQL stores no names of keys: name them, as in dlock status KEY")
+		err = driver.Invalid("PostgreSQL", "stores no names of keys: name them, as in dlock status KEY")
 	}
 	slices.SortFunc(all, func(a, b *driver.State) int { return strings.Compare(a.Key, b.Key) })
 	return all, err

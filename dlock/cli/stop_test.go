@@ -9,10 +9,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/redlock-go/redlock/dlock"
-	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
 // stubborn is a command that notes the time of SIGTERM, and goes on. (It waits in a way in
@@ -350,44 +346,5 @@ func TestASignalAfterTheCommandEndedGoesToWhatItLeftBehind(t *testing.T) {
 	p.signal(syscall.SIGTERM)
 	if code := p.wait(); code != 0 {
 		t.Errorf("exit code %d", code)
-	}
-}
-
-// The line in the log must name the job, the reason, and the new holder.
-func TestALossNamesKeyCauseAndTheNewHolder(t *testing.T) {
-	t.Parallel()
-	s := server.Redis(t)
-	url := "redis://" + s.Addr() + "?call_timeout=2s&dial_timeout=2s" // on a busy machine a first call takes long
-	w := on(t, url)
-	p := w.start("run", "--ttl", "10s", "nightly", "--", "sh", "-c", "echo $$ > pid; exec sleep 1000")
-	w.pid("pid")
-	c, err := dlock.OpenURL(url, dlock.WithLogger(nil), dlock.WithOwnerLabel("web-4"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close() //nolint:errcheck // its lock is released earlier
-	admin, _ := c.Backend().(driver.Admin)
-	inspector, _ := c.Backend().(driver.Inspector)
-	state, err := inspector.Lookup(t.Context(), "nightly")
-	if err != nil || len(state.Holders) != 1 {
-		t.Fatalf("%v, %v", state, err)
-	}
-	if err := admin.Break(t.Context(), "nightly", state.Holders[0]); err != nil {
-		t.Fatal(err)
-	}
-	lease, err := c.Lock(t.Context(), "nightly")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if code := p.wait(); code != exitLost {
-		t.Errorf("exit code %d, want %d", code, exitLost)
-	}
-	for _, says := range []string{`"nightly" was lost`, "web-4/", "killed the command"} {
-		if !strings.Contains(p.err.String(), says) {
-			t.Errorf("stderr is %q, want %q in it", &p.err, says)
-		}
-	}
-	if err := lease.Unlock(); err != nil {
-		t.Error(err)
 	}
 }

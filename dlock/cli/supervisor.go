@@ -44,20 +44,19 @@ type report struct {
 	Ended     bool   // it has ended, with Code or by Signal
 	Code      int
 	Signal    int
-	Waits     bool   // with Ended: the supervisor goes on to wait for the command's children
 	Left      string // processes that the command left behind, which are waited for
 	Gone      bool   // all processes that the supervisor waits for have ended
 	Survivors string // processes that could not be killed
 }
 
 const (
-	clockInterval = 250 * time.Millisecond // between two looks at the clock, in case the machine sleeps
+	clockInterval = 250 * time.Millisecond // between two looks, in case the machine sleeps
 	killInterval  = 5 * time.Millisecond
 	killTimeout   = 10 * time.Second
 	leftNotice    = 2 * time.Second // how long to wait for processes that the command left behind before reporting it
 )
 
-// supervisor is the state of a Supervisor.
+// supervisor is the state of a supervisor.
 type supervisor struct {
 	say     func(report)
 	now     report
@@ -167,21 +166,11 @@ func (s *supervisor) next() time.Duration {
 	if s.killing != 0 {
 		return killInterval
 	}
-	d := time.Hour
-	if s.tree.polled() {
-		d = clockInterval
-	}
-	now := machineNow()
-	if s.ended != 0 && s.now.Left == "" {
-		d = min(d, max(s.ended+leftNotice-now, 0))
-	}
+	d, now := clockInterval, machineNow()
 	term, kill := s.times.get()
-	if s.now.Termed {
-		term = 0
-	}
-	for _, t := range []time.Duration{kill, term} {
-		if t != 0 {
-			d = min(d, clockInterval, max(t-now, 0))
+	for _, t := range []time.Duration{term, kill} {
+		if t > now {
+			d = min(d, t-now)
 		}
 	}
 	return d

@@ -200,20 +200,3 @@ func TestWithoutAShellCtrlZDoesNothing(t *testing.T) {
 	s.line("b")
 	s.expect("got <b>")
 }
-
-func TestAShellWithAStoppedJobEndsInATerminal(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := newScreen(w)
-	s.line("$dlock run k -- sh -i; echo \"code $?\"")
-	s.line("stty -echo; echo in''side")
-	s.expect("inside")
-	s.line("sh -c 'echo $$ > far; exec sleep 1000'")
-	far := w.pid("far")
-	s.press("\x1a")
-	s.expect("Stopped")
-	s.line("exit 5")
-	s.line("exit 5") // a shell says first that there are stopped jobs
-	s.expect("code 5")
-	eventually(t, "the job's end", func() bool { return !alive(far) })
-}

@@ -22,16 +22,11 @@ func ownPath() (string, error) { return os.Executable() }
 
 func commandAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// polled is true: processes of the group whose parent has ended are not dlock's children, so it
-// must poll for the end of the last one.
-func (t *processTree) polled() bool { return t.ended }
-
 // othersLeft reports whether the command's group still has processes. A process of another user
 // does not count.
 func (t *processTree) othersLeft() bool { return syscall.Kill(-t.pid, 0) == nil }
 
-// orphan has nothing to do: processes that the command left behind have no parent any more, and
-// the kernel hangs up those that are stopped.
+// orphan has nothing to do: processes that left the command's group are not seen.
 func (t *processTree) orphan(syscall.Signal) {}
 
 // deadlinesFile returns a file whose name is already removed.

@@ -36,34 +36,14 @@ func commandAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// polled is false: in the end all processes are the guard's children, so it need not poll for
-// the end of the last one.
-func (t *processTree) polled() bool { return false }
-
 // othersLeft reports whether processes are left that are not the guard's children.
 func (t *processTree) othersLeft() bool { return false }
 
-// orphan treats the processes that the ended command left behind as the kernel would without a
-// guard. Those that left the command's group get the signal that ended the command. Those that
-// are stopped and have lost their shell are hung up.
+// orphan passes the signal that ended the command on to those it left behind in other groups.
 func (t *processTree) orphan(ending syscall.Signal) {
-	pids := living()
-	stopped := map[int]bool{}
-	for _, pid := range pids {
-		group, err := unix.Getpgid(pid)
-		if err != nil {
-			continue
-		}
-		if ending != 0 && group != t.pid {
+	for _, pid := range living() {
+		if group, err := unix.Getpgid(pid); err == nil && group != t.pid && ending != 0 {
 			_ = syscall.Kill(pid, ending)
-		}
-		if _, state, _ := stat(pid); state == 'T' {
-			stopped[group] = true
-		}
-	}
-	for _, pid := range pids {
-		if group, err := unix.Getpgid(pid); err == nil && stopped[group] {
-			hangUp(pid)
 		}
 	}
 }
