@@ -79,8 +79,7 @@
 // that lose acknowledged data, unless the harness has Kill and Restart; clocks that run at
 // different rates; errors of a quorum with other servers than the tested ones; a wrong hint
 // that no case checks (such as HeldError.PollAfter); a user who goes on working after the
-// lease's end. New cases are advisory for one minor version: their failures are notes, unless
-// [Harness.Strict], and the next minor version is the time to pass them.
+// lease's end.
 //
 // # Time
 //
@@ -97,5 +96,6 @@
 // # Names
 //
 // [Harness.Skip] leaves out a case that a driver cannot pass, and needs the reason. Skip only
-// behaviour that the contract leaves open, such as listing keys that are stored as hashes.
+// behaviour that the contract leaves open, such as listing keys that are stored as hashes. An update
+// may bring new cases; Skip gives time to pass them.
 package redlocktest

@@ -81,11 +81,6 @@ type Harness struct {
 	// reason that is empty are failures.
 	Skip map[string]string
 
-	// Strict counts failures of cases that are new in this minor version. Without it they are
-	// notes, so that an update within a minor version breaks no driver's tests; the next minor
-	// version makes them failures.
-	Strict bool
-
 	// Only is the name of the only case, or group of cases, to run; empty: run all.
 	Only string
 
@@ -110,9 +105,6 @@ type Harness struct {
 	// quiet leaves out the search for leaks, for the suite's own tests, several of which run at
 	// once.
 	quiet bool
-
-	// minor is the minor version of this module, such as "v0.2"; empty: unknown.
-	minor string
 
 	// end is when the test's time is over; zero: never. told reports failures at once; nil: nobody.
 	end  time.Time
@@ -179,9 +171,6 @@ func (h Harness) complete() (Harness, error) {
 	}
 	if h.Timeout == 0 {
 		h.Timeout = defaultTimeout
-	}
-	if h.minor == "" {
-		h.minor = usedMinor()
 	}
 	if h.Faults == nil {
 		h.Faults = &Faults{}

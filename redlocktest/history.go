@@ -3,10 +3,8 @@ package redlocktest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync/atomic"
 
@@ -41,7 +39,7 @@ const (
 	reapOp  // the server's notice that a session has ended; may never come
 	breakOp // an operator's call
 	lookOp  // a look at who has the lock, which changes nothing
-	listOp  // like watchOp a call that the model does not have
+	listOp  // as watchOp only counted
 	watchOp
 	kinds // how many there are
 )
@@ -53,7 +51,6 @@ func (k kind) String() string {
 // input is a call as the model sees it.
 type input struct {
 	kind  kind
-	key   string
 	who   int // the attempt: every one is an owner of its own
 	owner string
 	// rivals says that another attempt was under way. A refusal may name it as the holder even
@@ -94,8 +91,7 @@ type lockState struct {
 // any time after it began.
 func lockModel(fencing bool) porcupine.Model {
 	m := porcupine.NondeterministicModel{
-		Partition: byKey,
-		Init:      func() []interface{} { return []interface{}{lockState{}} },
+		Init: func() []interface{} { return []interface{}{lockState{}} },
 		Step: func(state, in, out interface{}) []interface{} {
 			var next []interface{}
 			for _, s := range step(state.(lockState), in.(input), out.(output), fencing) {
@@ -104,20 +100,6 @@ func lockModel(fencing bool) porcupine.Model {
 			return next
 		},
 		Equal: func(a, b interface{}) bool { return a.(lockState) == b.(lockState) },
-		DescribeOperation: func(in, out interface{}) string {
-			i, o := in.(input), out.(output)
-			if o.fence != 0 {
-				return fmt.Sprintf("%v by %d: token %d", i.kind, i.who, o.fence)
-			}
-			return fmt.Sprintf("%v by %d: %v", i.kind, i.who, o.verdict)
-		},
-		DescribeState: func(s interface{}) string {
-			l := s.(lockState)
-			if l.ghost {
-				return fmt.Sprintf("what is left of %d, token %d", l.who, l.fence)
-			}
-			return fmt.Sprintf("owner %d, token %d", l.who, l.fence)
-		},
 	}
 	return m.ToModel()
 }
@@ -173,24 +155,6 @@ func only(s lockState, legal bool) []lockState {
 	return []lockState{s}
 }
 
-// byKey splits a history by keys, whose locks are independent of each other.
-func byKey(ops []porcupine.Operation) [][]porcupine.Operation {
-	parts := map[string][]porcupine.Operation{}
-	var keys []string
-	for _, op := range ops {
-		key := op.Input.(input).key
-		if parts[key] == nil {
-			keys = append(keys, key)
-		}
-		parts[key] = append(parts[key], op)
-	}
-	var all [][]porcupine.Operation
-	for _, key := range keys {
-		all = append(all, parts[key])
-	}
-	return all
-}
-
 // nameRivals marks each attempt during which another attempt was under way. In a quorum, another
 // attempt counts until its lease is released: requests for it that are late, or that renew a
 // lost lease, may still reach nodes, whose refusals then name it.
@@ -222,7 +186,7 @@ func nameRivals(ops []porcupine.Operation, quorum bool) {
 			if quorum {
 				may = other.owner == holder
 			}
-			return other.kind == acquireOp && other.key == in.key && other.who != in.who &&
+			return other.kind == acquireOp && other.who != in.who &&
 				may && o.Call <= ops[i].Return && ops[i].Call <= end(o)
 		})
 		ops[i].Input = in
@@ -253,9 +217,9 @@ func (h *Harness) maxSteps() int64 {
 }
 
 // decide asks whether any order of the calls explains their answers, and counts the steps of
-// the search. If there were more than most, the search was given up, and illegal has no
+// the search. If there were more than most, the search was given up, and legal has no
 // meaning.
-func decide(m porcupine.Model, ops []porcupine.Operation, most int64) (legal bool, taken int64, info porcupine.LinearizationInfo) {
+func decide(m porcupine.Model, ops []porcupine.Operation, most int64) (legal bool, taken int64) {
 	var steps atomic.Int64
 	inner := m.Step
 	m.Step = func(state, in, out interface{}) (bool, interface{}) {
@@ -264,40 +228,6 @@ func decide(m porcupine.Model, ops []porcupine.Operation, most int64) (legal boo
 		}
 		return inner(state, in, out)
 	}
-	result, info := porcupine.CheckOperationsVerbose(m, ops, 0)
-	return result == porcupine.Ok, steps.Load(), info
-}
-
-// legible is added to the picture: what it shows, all of its legend on narrow screens too, and
-// light colours, because its lines and texts are black.
-const legible = `<p style="position: sticky; left: 10px; max-width: calc(100vw - 30px)">Each box is a call, from its start to its end. The grey lines are an
-order of calls that explains their answers, as far as there is one; a red line is a call that none explains. Point at a call for
-the state of the lock before and after it.</p>
-<style>:root { color-scheme: only light; background: white } body { width: max-content } #legend svg { overflow: visible }</style>
-<script>
-document.title = 'Calls that no order explains'
-if (innerWidth < 700) {
-  const legend = document.querySelector('#legend svg')
-  legend.setAttribute('viewBox', '295 0 400 20')
-  legend.setAttribute('width', innerWidth - 30)
-}
-</script>
-`
-
-// drawing keeps the picture of a history and returns where.
-func drawing(m porcupine.Model, info porcupine.LinearizationInfo) string {
-	f, err := os.CreateTemp("", "redlocktest-history-*.html")
-	if err != nil {
-		return fmt.Sprintf("nothing: the picture could not be kept: %v", err)
-	}
-	if err = porcupine.Visualize(m, info, f); err == nil {
-		_, err = f.WriteString(legible)
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return fmt.Sprintf("%s, which is not whole: %v", f.Name(), err)
-	}
-	return f.Name()
+	legal = porcupine.CheckOperations(m, ops)
+	return legal, steps.Load()
 }

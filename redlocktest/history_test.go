@@ -13,7 +13,7 @@ import (
 func op(k kind, who int, v verdict, fence uint64, call, ret int64) porcupine.Operation {
 	return porcupine.Operation{
 		ClientId: who, Call: call, Return: ret,
-		Input:  input{kind: k, key: "k", who: who},
+		Input:  input{kind: k, who: who},
 		Output: output{verdict: v, fence: fence},
 	}
 }
@@ -54,7 +54,7 @@ func TestAQuorumsRefusalMayNameAnOwnerUntilItsRelease(t *testing.T) {
 	} {
 		ops := append(append([]porcupine.Operation{refusal}, others...), c.ops...)
 		nameRivals(ops, c.quorum)
-		if legal, _, _ := decide(lockModel(true), ops, 1e6); legal != c.legal {
+		if legal, _ := decide(lockModel(true), ops, 1e6); legal != c.legal {
 			t.Errorf("%s: legal: %v", name, legal)
 		}
 	}
@@ -144,12 +144,12 @@ func TestTheModelTellsHistoriesApart(t *testing.T) {
 func TestOnlyABidThatIsNamedIsInTheWay(t *testing.T) {
 	bid := func(who int, owner, holder string, call, ret int64) porcupine.Operation {
 		o := op(acquireOp, who, held, 0, call, ret)
-		o.Input = input{kind: acquireOp, key: "k", who: who, owner: owner}
+		o.Input = input{kind: acquireOp, who: who, owner: owner}
 		o.Output = output{verdict: held, holder: holder, reserved: holder == ""}
 		return o
 	}
 	first := op(acquireOp, 1, granted, 5, 0, 10)
-	first.Input = input{kind: acquireOp, key: "k", who: 1, owner: "a"}
+	first.Input = input{kind: acquireOp, who: 1, owner: "a"}
 	for name, c := range map[string]struct {
 		legal bool
 		bids  []porcupine.Operation
@@ -182,7 +182,7 @@ func TestAnUndecidedHistoryIsAFailure(t *testing.T) {
 func tidy(t *testing.T, all []*Failure) {
 	t.Helper()
 	for _, f := range all {
-		for _, path := range regexp.MustCompile(`(?:see|All calls of the key:) (\S+\.(?:html|json))`).FindAllStringSubmatch(f.Text, -1) {
+		for _, path := range regexp.MustCompile(`All calls of the key: (\S+)`).FindAllStringSubmatch(f.Text, -1) {
 			if err := os.Remove(path[1]); err != nil {
 				t.Error(err)
 			}

@@ -1,15 +1,13 @@
 package redlocktest
 
 import (
+	"crypto/fips140"
 	"crypto/md5"
 	"crypto/rand"
-	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/binary"
-	"hash/adler32"
 	"hash/crc32"
 	"hash/fnv"
-	"maps"
 	"math/bits"
 	mathrand "math/rand/v2"
 	"slices"
@@ -18,58 +16,19 @@ import (
 	"github.com/redlock-go/redlock/driver"
 )
 
-// hashes are functions that a driver could use to shorten a key to 32 bits.
+// hashes are functions with which drivers shorten a key to 32 bits. They protect nothing here: the
+// suite searches for keys that such a driver would take for one.
 var hashes = map[string]func([]byte) uint32{
-	"CRC-32":                   crc32.ChecksumIEEE,
-	"CRC-32C":                  func(b []byte) uint32 { return crc32.Checksum(b, castagnoli) },
-	"Adler-32":                 adler32.Checksum,
-	"FNV-1":                    func(b []byte) uint32 { h := fnv.New32(); _, _ = h.Write(b); return h.Sum32() },
-	"FNV-1a":                   func(b []byte) uint32 { h := fnv.New32a(); _, _ = h.Write(b); return h.Sum32() },
-	"Java's hashCode":          func(b []byte) (h uint32) { return polynomial(b, 31) },
-	"djb2":                     djb2,
-	"PostgreSQL's hashtext":    hashtext,
-	"4 bytes of MD5":           func(b []byte) uint32 { h := md5.Sum(b); return binary.BigEndian.Uint32(h[:]) },
-	"4 bytes of SHA-1":         func(b []byte) uint32 { h := sha1.Sum(b); return binary.BigEndian.Uint32(h[:]) },
-	"4 bytes of SHA-256":       func(b []byte) uint32 { h := sha256.Sum256(b); return binary.BigEndian.Uint32(h[:]) },
-	"the last 4 of SHA-256":    func(b []byte) uint32 { h := sha256.Sum256(b); return binary.BigEndian.Uint32(h[28:]) },
-	"bytes 4 to 7 of SHA-256":  func(b []byte) uint32 { h := sha256.Sum256(b); return binary.BigEndian.Uint32(h[4:]) },
-	"FNV-1a of 64 bits, cut":   func(b []byte) uint32 { h := fnv.New64a(); _, _ = h.Write(b); return uint32(h.Sum64()) },
-	"FNV-1a of 64 bits, above": func(b []byte) uint32 { h := fnv.New64a(); _, _ = h.Write(b); return uint32(h.Sum64() >> 32) },
-}
-
-// hashNames returns the functions to try: in short runs the most likely one of each kind, because
-// each search for a pair takes tens of milliseconds.
-func hashNames(h *Harness) []string {
-	if h.Short {
-		return []string{"CRC-32", "FNV-1a", "PostgreSQL's hashtext", "4 bytes of SHA-256"}
-	}
-	return slices.Collect(maps.Keys(hashes))
-}
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// Under the race detector the searches would take ten times as long: what they compute for each of
-// a hundred thousand keys is left out of it.
-//
-//go:norace
-func polynomial(b []byte, factor uint32) (h uint32) {
-	for _, c := range b {
-		h = h*factor + uint32(c)
-	}
-	return h
-}
-
-//go:norace
-func djb2(b []byte) uint32 {
-	h := uint32(5381)
-	for _, c := range b {
-		h = h*33 + uint32(c)
-	}
-	return h
+	"CRC-32":                crc32.ChecksumIEEE,
+	"FNV-1a":                func(b []byte) uint32 { h := fnv.New32a(); _, _ = h.Write(b); return h.Sum32() },
+	"PostgreSQL's hashtext": hashtext,
+	"4 bytes of MD5":        func(b []byte) uint32 { h := md5.Sum(b); return binary.BigEndian.Uint32(h[:]) },
+	"4 bytes of SHA-256":    func(b []byte) uint32 { h := sha256.Sum256(b); return binary.BigEndian.Uint32(h[:]) },
 }
 
 // hashtext is PostgreSQL's function of that name: Bob Jenkins' lookup3 with the server's own
-// first values.
+// first values. Under the race detector the searches would take ten times as long, so it and
+// collide are left out of it.
 //
 //go:norace
 func hashtext(k []byte) uint32 {
@@ -124,44 +83,32 @@ func hashtext(k []byte) uint32 {
 // A pair is two keys with the same hash.
 type pair struct{ one, two string }
 
-// pairs caches the pairs that were found, by the hash's name and the prefix.
-var pairs struct {
-	sync.Mutex
-	stem  string // how all of them begin in this process
-	known map[[2]string]pair
-}
+// pairs has the pairs that were found, by the hash's name and the prefix: a search takes tens of
+// milliseconds.
+var pairs sync.Map
 
 // colliding returns two keys that have the same hash after prefix.
 func colliding(name, prefix string) pair {
-	pairs.Lock()
-	defer pairs.Unlock()
-	if pairs.known == nil {
-		pairs.stem, pairs.known = "redlocktest/hash/"+rand.Text()[:8]+"/", map[[2]string]pair{}
+	id := [2]string{name, prefix}
+	if found, ok := pairs.Load(id); ok {
+		return found.(pair)
 	}
-	p, found := pairs.known[[2]string{name, prefix}]
-	if !found {
-		p = collide(hashes[name], prefix, pairs.stem)
-		pairs.known[[2]string{name, prefix}] = p
-	}
-	return p
-}
-
-// spell ends text with eight letters for n.
-//
-//go:norace
-func spell(text []byte, n uint64) {
-	const letters = "abcdefghijklmnopqrstuvwxyz234567"
-	for i := range 8 {
-		text[len(text)-8+i] = letters[n>>(5*i)&31]
-	}
+	found, _ := pairs.LoadOrStore(id, collide(hashes[name], prefix, "redlocktest/hash/"+rand.Text()[:8]+"/"))
+	return found.(pair)
 }
 
 // collide searches for two keys with the same hash: among some ten thousand keys there is a pair.
 //
 //go:norace
 func collide(hash func([]byte) uint32, prefix, stem string) pair {
-	const slots = 1 << 18
+	const slots, letters = 1 << 18, "abcdefghijklmnopqrstuvwxyz234567"
 	text := []byte(prefix + stem + "........")
+	spell := func(n uint64) []byte { // ends the text with eight letters for n, and returns the key
+		for i := range 8 {
+			text[len(text)-8+i] = letters[n>>(5*i)&31]
+		}
+		return text[len(prefix):]
+	}
 	type slot struct {
 		n    uint64
 		hash uint32
@@ -169,33 +116,14 @@ func collide(hash func([]byte) uint32, prefix, stem string) pair {
 	seen := make([]slot, slots) // a later hash takes the place of an earlier one
 	for {
 		n := mathrand.Uint64N(1 << 40)
-		spell(text, n)
+		spell(n)
 		h := hash(text)
 		s := &seen[h%slots]
 		if s.hash == h && s.n != 0 && s.n != n {
-			one := string(text[len(prefix):])
-			spell(text, s.n)
-			return pair{one, string(text[len(prefix):])}
+			one := string(spell(n))
+			return pair{one, string(spell(s.n))}
 		}
 		*s = slot{n, h}
-	}
-}
-
-// hashPrefixes returns the prefixes with which keys may be shortened.
-func hashPrefixes(h *Harness) []string {
-	prefixes := []string{h.Prefix}
-	if h.Prefix != "" && !h.Short {
-		prefixes = append(prefixes, "")
-	}
-	return prefixes
-}
-
-// findPairs finds the pairs of keyHashes, which takes seconds on a busy machine.
-func findPairs(h *Harness) {
-	for _, name := range hashNames(h) {
-		for _, prefix := range hashPrefixes(h) {
-			colliding(name, prefix)
-		}
 	}
 }
 
@@ -203,8 +131,11 @@ func findPairs(h *Harness) {
 // key.
 func keyHashes(r *run) {
 	a, b := r.pair()
-	for _, name := range hashNames(r.h) {
-		for _, prefix := range hashPrefixes(r.h) {
+	for name := range hashes {
+		if name == "4 bytes of MD5" && fips140.Enabled() { // where MD5 may be forbidden, no driver uses it
+			continue
+		}
+		for _, prefix := range slices.Compact([]string{"", r.h.Prefix}) {
 			p := colliding(name, prefix)
 			l := r.grant(a, driver.Request{Key: p.one})
 			other, err := r.try(b, driver.Request{Key: p.two})

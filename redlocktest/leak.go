@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -89,29 +88,19 @@ func backendConnections(r *run) {
 }
 
 // cancelledConnections cancels many attempts, in several rounds: a pool fills up once, a leak
-// grows with every round. Half of the attempts are cancelled at an instant that adapts to the
-// duration of attempts, which is longer while connections are made, so that about half of these
-// end before their cancellation. On a busy machine a timer may fire only before or after an
-// attempt, so the others are cancelled when the driver looks at their context.
+// grows with every round. They are cancelled at an instant that adapts to the duration of attempts,
+// which is longer while connections are made, so that about half of them end before their
+// cancellation.
 func cancelledConnections(r *run) {
 	connections, b := r.suite.connections(), r.client()
-	after, looks := r.howLong(b), r.howManyLooks(b)
+	after := r.howLong(b)
 	const n, few, rounds = 36, 4, 3
 	before := r.now(connections)
 	for range rounds {
 		for i := range n {
-			req := driver.Request{Key: r.key(), Wait: i/2%2 == 0}
-			if i%2 == 0 {
-				ctx := newLookContext(1 + rand.Int64N(looks))
-				if l, err := r.tryCtx(ctx, b, req); err == nil {
-					r.releaseCtx(ctx, l)
-				}
-				ctx.cancel()
-				continue
-			}
 			ctx, cancel := context.WithCancel(context.Background())
 			t := time.AfterFunc(rand.N(2*after), cancel)
-			l, err := r.tryCtx(ctx, b, req)
+			l, err := r.tryCtx(ctx, b, driver.Request{Key: r.key(), Wait: i%2 == 0})
 			if err == nil {
 				r.releaseCtx(ctx, l)
 				after = max(after*4/5, time.Microsecond)
@@ -128,52 +117,6 @@ func cancelledConnections(r *run) {
 		before = now
 	}
 	r.suspect(noLeaks, "the connections grow with every %d attempts that are cancelled, to %d: the connection of a cancelled attempt is neither closed nor used again", n, before)
-}
-
-// howManyLooks returns how often an attempt looks at its context. The suite looks, too.
-func (r *run) howManyLooks(b driver.Backend) int64 {
-	ctx := newLookContext(0)
-	defer ctx.cancel()
-	l, err := r.tryCtx(ctx, b, driver.Request{Key: r.key()})
-	looks := -ctx.left.Load()
-	if err == nil {
-		r.release(l)
-	}
-	return max(1, looks)
-}
-
-// lookContext is a context that is cancelled when Done or Err is called for the last time of a
-// number. Contexts that are derived from it end with it, and do not count.
-type lookContext struct {
-	context.Context
-	cancel context.CancelFunc
-	left   atomic.Int64
-}
-
-// newLookContext returns a context that is cancelled at the given look; never if that is zero.
-func newLookContext(last int64) *lookContext {
-	ctx, cancel := context.WithCancel(context.Background())
-	c := &lookContext{Context: ctx, cancel: cancel}
-	c.left.Store(last)
-	return c
-}
-
-func (c *lookContext) look() {
-	if c.left.Add(-1) == 0 {
-		c.cancel()
-	}
-}
-
-// Done counts as a look.
-func (c *lookContext) Done() <-chan struct{} {
-	c.look()
-	return c.Context.Done()
-}
-
-// Err counts as a look.
-func (c *lookContext) Err() error {
-	c.look()
-	return c.Context.Err()
 }
 
 // leaseGoroutines checks that no lease has a goroutine of its own, while it is held or after

@@ -2,8 +2,10 @@ package redlocktest
 
 import (
 	"context"
-	"slices"
+	"fmt"
+	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -25,13 +27,13 @@ type CaseResult struct {
 
 // A Report is the result of a run of the suite.
 type Report struct {
-	Info  driver.Info
-	Cases []CaseResult // in the order of the table
+	Info  driver.Info  `json:"info"`
+	Cases []CaseResult `json:"cases"` // in the order of the table
 	// Inapplicable has the cases that do not apply, by their names, and what each needs of the
 	// backend or its harness.
-	Inapplicable map[string]string
+	Inapplicable map[string]string `json:"inapplicable"`
 	// Operations is how often a lock was granted, and Renew and Release were called.
-	Operations int64
+	Operations int64 `json:"operations"`
 	_          struct{}
 }
 
@@ -55,6 +57,35 @@ func (r *Report) Failures() []*Failure {
 	return all
 }
 
+// Needs sums up Inapplicable: how many cases need what.
+func (r *Report) Needs() string { return needs(r.Inapplicable) }
+
+func needs(inapplicable map[string]string) string {
+	count := map[string]int{}
+	for _, what := range inapplicable {
+		count[what]++
+	}
+	var all []string
+	for _, what := range sortedKeys(count) {
+		all = append(all, fmt.Sprintf("%d need %s", count[what], what))
+	}
+	return strings.Join(all, ", ")
+}
+
+// report makes the result of a case that of a test.
+func (c CaseResult) report(t *testing.T) {
+	t.Helper()
+	for _, note := range c.Notes {
+		t.Log(note)
+	}
+	for _, f := range c.Failures {
+		t.Error(f)
+	}
+	if len(c.Failures) == 0 && c.Skipped != "" {
+		t.Skip(c.Skipped)
+	}
+}
+
 // Examine is Run without a testing.T: it runs the cases that apply and returns their results.
 // It calls progress, unless that is nil, at the end of each case, one call at a time. If ctx
 // ends, it leaves out the groups of cases that have not begun. The error says that h is
@@ -65,50 +96,43 @@ func Examine(ctx context.Context, h Harness, progress func(CaseResult)) (*Report
 		return nil, err
 	}
 	report := &Report{Info: s.info, Inapplicable: s.lacks}
-	var mu sync.Mutex
-	told := func(c CaseResult) {
-		mu.Lock()
-		defer mu.Unlock()
-		if progress != nil {
-			progress(c)
-		}
-	}
 	for _, g := range s.groups {
-		if ctx.Err() != nil {
-			break
+		if ctx.Err() == nil {
+			report.Cases = append(report.Cases, s.group(g, progress)...)
 		}
-		report.Cases = append(report.Cases, s.group(g, told)...)
 	}
 	report.Operations = s.calls.Load()
 	return report, nil
 }
 
 // group runs the cases of a group.
-func (s *suite) group(g group, told func(CaseResult)) []CaseResult {
-	run := func(c testCase) CaseResult {
-		start := time.Now()
-		r := s.runCase(g, c)
-		result := CaseResult{Name: g.name + "/" + c.name, Took: time.Since(start), Failures: r.failures, Skipped: r.skipped, Notes: r.notes, Operations: r.calls}
-		told(result)
-		return result
-	}
-	results := make([]CaseResult, len(g.cases))
-	if !g.together {
-		for i, c := range g.cases {
-			results[i] = run(c)
+func (s *suite) group(g group, progress func(CaseResult)) []CaseResult {
+	var mu sync.Mutex
+	told := func(c CaseResult) CaseResult {
+		mu.Lock()
+		defer mu.Unlock()
+		if progress != nil {
+			progress(c)
 		}
-		return results
+		return c
 	}
 	before := s.goroutines()
-	var wg sync.WaitGroup
+	results := make([]CaseResult, len(g.cases))
+	var all sync.WaitGroup
 	for i, c := range g.cases {
-		wg.Go(func() { results[i] = run(c) })
+		run := func() { results[i] = told(s.runCase(g, c)) }
+		if g.together {
+			all.Go(run)
+		} else {
+			run()
+		}
 	}
-	wg.Wait()
+	all.Wait()
+	if !g.together {
+		return results
+	}
 	if f := s.leaks(g.name, before); f != nil {
-		end := CaseResult{Name: g.name, Failures: []*Failure{f}}
-		told(end)
-		results = append(results, end)
+		results = append(results, told(CaseResult{Name: g.name, Failures: []*Failure{f}}))
 	}
-	return slices.Clip(results)
+	return results
 }

@@ -14,7 +14,7 @@ var requestCases = []testCase{
 	{name: "empty-key", do: emptyKey},
 	{name: "long-key", do: longKey},
 	{name: "odd-keys", do: oddKeys},
-	{name: "key-hashes", prepare: findPairs, do: keyHashes},
+	{name: "key-hashes", do: keyHashes},
 	{name: "owner", do: emptyOwner},
 	{name: "mode", do: unknownMode},
 	{name: "no-shared-mode", without: driver.FeatureShared, do: noSharedMode},

@@ -41,7 +41,6 @@ type run struct {
 	late            bool // a failure came when the case's time was over
 	ended           bool // later findings of its goroutines are ignored
 	abandoned       bool
-	advised         bool // failures are only notes
 	backends        []driver.Backend
 	leases          []*lease
 	cleanups        []func()        // end the faults
@@ -85,10 +84,10 @@ func (r *run) record(broken rule, format string, args ...any) {
 func (r *run) recordAt(pos string, broken rule, format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	f := &Failure{Case: r.name, Rule: broken.String(), Pos: pos, Text: fmt.Sprintf(format, args...)}
+	f := &Failure{Case: r.name, Rule: string(broken), Pos: pos, Text: fmt.Sprintf(format, args...)}
 	r.failures = append(r.failures, f)
 	r.late = r.late || errors.Is(r.ctx.Err(), context.DeadlineExceeded)
-	if r.h.told != nil && !r.advised {
+	if r.h.told != nil {
 		r.h.told(f)
 	}
 }
@@ -113,7 +112,7 @@ func (r *run) pass(format string, args ...any) {
 func (r *run) suspect(broken rule, format string, args ...any) {
 	pos := position()
 	r.mu.Lock()
-	r.suspected = &Failure{Case: r.name, Rule: broken.String(), Pos: pos, Text: fmt.Sprintf(format, args...)}
+	r.suspected = &Failure{Case: r.name, Rule: string(broken), Pos: pos, Text: fmt.Sprintf(format, args...)}
 	r.startOverReason = r.suspected.Text
 	r.mu.Unlock()
 	runtime.Goexit()

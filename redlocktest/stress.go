@@ -44,10 +44,6 @@ type StressOptions struct {
 	Seed uint64
 	// Command is the command that repeats the stress, for its report; empty: that of the test.
 	Command string
-	// History is a file into which all calls are written, as a line of JSON for each key;
-	// empty: none. The calls of a key that break a rule are always kept in a temporary file,
-	// which the failure names.
-	History string
 	// Progress is called about once a second.
 	Progress func(StressReport)
 
@@ -73,14 +69,13 @@ type StressReport struct {
 	_          struct{}
 }
 
-// A FaultCount is how often a fault was injected, and how often a call shows its effect: it
-// failed, or took as long as the fault. Not each fault has a call in its way, and a driver may
-// hide a lost reply or a broken connection by repeating the call.
+// A FaultCount is how often a fault was injected, and how often a call that was made into it shows
+// its effect: it failed, or took long. A driver may hide a lost reply or a broken connection by
+// repeating the call.
 type FaultCount struct {
 	Name      string `json:"name"`
 	Injected  int    `json:"injected"`
 	Effective int    `json:"effective"`
-	refuted   int    // how often a lock was granted meanwhile
 	hidden    bool   // a driver may hide it
 	_         struct{}
 }
@@ -96,9 +91,9 @@ type FaultCount struct {
 //   - A Lookup of a key that is held for the whole time of the call sees its holder.
 //
 // A record that the checker cannot decide is a failure. So is one that proves nothing: too
-// little contention, or too few faults with an effect. No call fails because it took long. A
+// little contention, or faults without an effect. No call fails because it took long. A
 // failure shows the shortest part of the record that breaks the rule, in words, and names the
-// file that has all of it, as JSON, the seed, and the command that runs it again.
+// file that has all of it, the seed, and the command that runs it again.
 func Stress(t *testing.T, h Harness, o StressOptions) {
 	t.Helper()
 	h.Short = h.Short || testing.Short()
@@ -226,17 +221,7 @@ func ExamineStress(ctx context.Context, h Harness, o StressOptions) (*StressRepo
 	if o.Command == "" {
 		st.command = ""
 	}
-	if o.History != "" {
-		if st.file, err = os.Create(o.History); err != nil {
-			return nil, fmt.Errorf("redlocktest: the history cannot be kept: %w", err)
-		}
-	}
 	r := s.attempt("stress", testCase{name: "stress", do: st.do}, 1)
-	if st.file != nil {
-		if err := st.file.Close(); err != nil && len(r.failures) == 0 {
-			return nil, fmt.Errorf("redlocktest: the history cannot be kept: %w", err)
-		}
-	}
 	if r.startOverReason != "" && len(r.failures) == 0 {
 		r.recordAt("the stress", nothingShown, "%s", r.startOverReason)
 	}
@@ -252,7 +237,6 @@ type stress struct {
 	outer   context.Context // of the caller
 	limit   time.Duration
 	command string
-	file    *os.File
 
 	start   time.Time
 	clock   atomic.Int64 // the last instant that now returned
@@ -260,7 +244,6 @@ type stress struct {
 	who     atomic.Int64
 	hold    atomic.Int64 // how long locks are held, about
 	slow    atomic.Int64 // workers that wait for the end of a TTL
-	usual   atomic.Int64 // duration of a call that does not wait, about
 	spoils  atomic.Bool  // there are faults to inject that are not rare
 	found   atomic.Bool  // a failure: workers begin no more calls
 	quorum  atomic.Bool
@@ -279,7 +262,6 @@ type stress struct {
 type stressClient struct {
 	id     int
 	remote bool
-	held   atomic.Int64 // locks that it has
 	mu     sync.Mutex
 	b      driver.Backend
 }

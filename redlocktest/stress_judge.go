@@ -2,7 +2,7 @@ package redlocktest
 
 import (
 	"cmp"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -41,21 +41,9 @@ func (s *stress) judge(k *stressKey) {
 		f = s.fault(k.ops)
 	}
 	if f != nil && s.found.CompareAndSwap(false, true) {
-		path := s.keepHistory(k, f)
-		s.record(f.broken, "%s\nThe shortest part of the record that shows it:\n%s%s", f.text, s.words(f.window), s.where(path, f.window))
+		s.record(f.broken, "%s\nThe shortest part of the record that shows it:\n%s%s", f.text, words(f.window), s.where(k))
 	}
-	if s.file != nil {
-		line, err := json.Marshal(s.history(k, f))
-		s.mu.Lock()
-		if err == nil {
-			_, err = s.file.Write(append(line, '\n'))
-		}
-		s.mu.Unlock()
-		if err != nil {
-			s.fail(nothingShown, "the history cannot be kept: %v", err)
-		}
-	}
-	k.forget()
+	k.ops = nil
 }
 
 // A stressFinding is a rule that a record breaks, and the part that shows it.
@@ -235,7 +223,7 @@ func attempts(ops []porcupine.Operation, who ...int) []porcupine.Operation {
 func (s *stress) unexplained(ops []porcupine.Operation, all []tenure, end, most int64) *stressFinding {
 	m := lockModel(s.info.Features.Has(driver.FeatureFencing))
 	check := func(ops []porcupine.Operation) (legal, decided bool) {
-		legal, steps, _ := decide(m, s.whole(ops, all, end), most)
+		legal, steps := decide(m, s.whole(ops, all, end), most)
 		s.hardest.Store(max(s.hardest.Load(), steps))
 		return legal, legal || steps <= most
 	}
@@ -392,7 +380,7 @@ func stamp(t int64) string { return fmt.Sprintf("%.6f s", time.Duration(t).Secon
 func byCall(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) }
 
 // words describes calls in the order in which they were made.
-func (s *stress) words(ops []porcupine.Operation) string {
+func words(ops []porcupine.Operation) string {
 	var text strings.Builder
 	for _, o := range slices.SortedFunc(slices.Values(ops), byCall) {
 		in, out := o.Input.(input), o.Output.(output)
@@ -435,99 +423,23 @@ func (s *stress) words(ops []porcupine.Operation) string {
 	return text.String()
 }
 
-// where names the kept files, and the command that runs the stress again.
-func (s *stress) where(path string, window []porcupine.Operation) string {
-	text := "All calls of the key: " + path + "\n"
-	if !s.h.quiet && len(window) > 0 {
-		m := lockModel(s.info.Features.Has(driver.FeatureFencing))
-		_, _, info := decide(m, s.whole(window, s.tenures(window, s.now()), s.now()), s.h.maxSteps())
-		text += "A picture of this part: " + drawing(m, info) + "\n"
-	}
-	text += fmt.Sprintf("Seed: %d", s.o.Seed)
+// where names the file with all calls of a key, and the command that runs the stress again.
+func (s *stress) where(k *stressKey) string {
+	text := fmt.Sprintf("All calls of the key: %s\nSeed: %d", keep(words(k.ops)), s.o.Seed)
 	if s.command != "" {
 		text += "\nRun it again: " + s.command
 	}
 	return text
 }
 
-// stressHistory is the record of a key, as JSON.
-type stressHistory struct {
-	Backend string        `json:"backend"`
-	Seed    uint64        `json:"seed"`
-	Command string        `json:"command,omitempty"`
-	Key     string        `json:"key"`
-	Broken  string        `json:"broken_rule,omitempty"`
-	Text    string        `json:"text,omitempty"`
-	Calls   []stressCall  `json:"calls"`
-	Faults  []stressEvent `json:"faults,omitempty"` // while the calls were made
-}
-
-// stressCall is a call, with times in nanoseconds since the start.
-type stressCall struct {
-	Call    int64  `json:"call"`
-	Return  int64  `json:"return"` // -1: no answer
-	Client  int    `json:"client"`
-	Attempt int    `json:"attempt"` // of which a renewal or a release is
-	What    string `json:"what"`
-	Owner   string `json:"owner,omitempty"`
-	Shared  bool   `json:"shared,omitempty"`
-	Waits   bool   `json:"waits,omitempty"`
-	Answer  string `json:"answer"`
-	Token   uint64 `json:"token,omitempty"`
-	Holder  string `json:"holder,omitempty"`
-	Expires int64  `json:"expires,omitempty"`
-	InPart  bool   `json:"in_shortest_part,omitempty"`
-}
-
-type stressEvent struct {
-	Name   string `json:"name"`
-	Client int    `json:"client"` // -1: all
-	Begin  int64  `json:"begin"`
-	End    int64  `json:"end"`
-}
-
-func (s *stress) history(k *stressKey, f *stressFinding) stressHistory {
-	h := stressHistory{Backend: s.info.Name, Seed: s.o.Seed, Command: s.command, Key: k.name}
-	var window []porcupine.Operation
-	if f != nil {
-		h.Broken, h.Text, window = f.broken.String(), f.text, f.window
-	}
-	from, to := int64(math.MaxInt64), int64(0)
-	for _, o := range slices.SortedFunc(slices.Values(slices.Concat(k.ops, k.others)), byCall) {
-		in, out := o.Input.(input), o.Output.(output)
-		from, to = min(from, o.Call), max(to, o.Return)
-		if in.kind == undoOp {
-			continue
-		}
-		h.Calls = append(h.Calls, stressCall{
-			Call: o.Call, Return: o.Return, Client: o.ClientId, Attempt: in.who, What: in.kind.String(), Owner: in.owner, Shared: in.shared, Waits: in.waits,
-			Answer: out.verdict.String(), Token: out.fence, Holder: out.holder, Expires: out.expires,
-			InPart: slices.ContainsFunc(window, func(w porcupine.Operation) bool { return w.Call == o.Call }),
-		})
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.faults {
-		if f.begin <= to && (f.end == 0 || f.end >= from) {
-			h.Faults = append(h.Faults, stressEvent{f.name, f.client, f.begin, f.end})
-		}
-	}
-	return h
-}
-
-// keepHistory writes the record of a key to a file, and returns the file's path.
-func (s *stress) keepHistory(k *stressKey, finding *stressFinding) string {
-	f, err := os.CreateTemp("", "redlocktest-stress-*.json")
+// keep writes a text to a file, and returns the file's path.
+func keep(text string) string {
+	f, err := os.CreateTemp("", "redlocktest-stress-*.txt")
 	if err != nil {
 		return fmt.Sprintf("nowhere: %v", err)
 	}
-	e := json.NewEncoder(f)
-	e.SetIndent("", "  ")
-	err = e.Encode(s.history(k, finding))
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
+	_, err = f.WriteString(text)
+	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Sprintf("%s, which is not whole: %v", f.Name(), err)
 	}
 	return f.Name()

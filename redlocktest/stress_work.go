@@ -36,8 +36,6 @@ type stressKey struct {
 	judged  bool
 	unknown int
 	ops     []porcupine.Operation
-	// others are calls that no check needs.
-	others []porcupine.Operation
 }
 
 func (s *stress) newKey() *stressKey {
@@ -49,7 +47,6 @@ func (s *stress) newKey() *stressKey {
 func (k *stressKey) add(client int, in input, call, ret int64, out output) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	in.key = k.name
 	if out.verdict == unknown || in.kind == undoOp {
 		ret = -1
 	}
@@ -57,14 +54,6 @@ func (k *stressKey) add(client int, in input, call, ret int64, out output) {
 		k.unknown++
 	}
 	k.ops = append(k.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
-}
-
-// note records a call that no check needs.
-func (k *stressKey) note(client int, in input, call, ret int64, v verdict) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	in.key = k.name
-	k.others = append(k.others, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: output{verdict: v}, Return: ret})
 }
 
 // enter returns one of the keys in use, and first replaces it if it has had all its calls.
@@ -156,10 +145,8 @@ func (s *stress) callTime() time.Duration { return time.Second }
 // watch makes an attempt after each signal of a watch.
 func (w *stressWorker) watch(ctx context.Context, b driver.Watcher, k *stressKey, req driver.Request) {
 	w.count(watchOp)
-	call := w.now()
 	signal, err := b.Watch(ctx, k.name)
 	v := w.saw(err)
-	k.note(w.client.id, input{kind: watchOp}, call, w.now(), v)
 	if v != granted && v != unknown && v != later {
 		w.fail(watching, "Watch gives %v: %v", v, err)
 	}
@@ -212,22 +199,19 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		v = unknown
 	}
 	w.tune(v)
-	w.effect(w.client.id, call, call, ret, evidence(v, ctx), in.waits)
 	switch v {
 	case granted:
 		if l == nil {
-			k.note(w.client.id, in, call, ret, v)
 			w.fail(acquiring, "Acquire returned neither a lease nor an error")
 			return unknown
 		}
 		g := l.Grant()
 		w.grants.Add(1)
-		w.refute(w.client.id, call, ret)
 		if len(g.Votes) > 0 {
 			w.quorum.Store(true)
 		}
 		k.add(w.client.id, in, call, ret, output{verdict: granted, fence: g.Fence, expires: w.instant(g.Expires)})
-		w.have(&stressLease{Lease: l, key: k, in: in, fence: g.Fence, ttl: ttl, backend: b, remote: w.client.remote, granted: ret, open: ret})
+		w.have(&stressLease{Lease: l, key: k, in: in, fence: g.Fence, ttl: ttl, backend: b, remote: w.client.remote, open: ret})
 	case held:
 		w.refusals.Add(1)
 		out := output{verdict: held}
@@ -243,7 +227,6 @@ func (w *stressWorker) attempt(ctx context.Context, k *stressKey, req driver.Req
 		k.add(w.client.id, in, call, 0, output{verdict: unknown})
 		w.pause(poll)
 	default:
-		k.note(w.client.id, in, call, ret, v)
 		w.fail(fourOutcomes, "Acquire gives %v: %v", v, err)
 	}
 	return v
@@ -273,24 +256,6 @@ func (w *stressWorker) anyTTL() time.Duration {
 		ttl += 10 * w.short()
 	}
 	return min(ttl, w.info.MaxTTL)
-}
-
-// evidence returns a verdict, unless the end of the caller's context explains it.
-func evidence(v verdict, ctx context.Context) verdict {
-	if ctx.Err() != nil {
-		return granted
-	}
-	return v
-}
-
-// early returns a verdict on a lease, unless the end of its time explains it: the loss of a
-// session's lease before its end.
-func (w *stressWorker) early(v verdict, l *stressLease) verdict {
-	g := l.Grant()
-	if v == lost && (!w.session() || !g.Expires.IsZero() && !time.Now().Before(g.Expires)) {
-		return granted
-	}
-	return v
 }
 
 // instant is a time of the record; zero stays zero.
@@ -326,7 +291,6 @@ type stressLease struct {
 	ttl     time.Duration
 	backend driver.Backend
 	remote  bool
-	granted int64 // when
 	open    int64 // when it was last seen not to be lost
 	gone    bool
 }
@@ -361,21 +325,9 @@ func (w *stressWorker) heard(l *stressLease, call int64, err error) {
 
 func (s *stress) session() bool { return s.info.Features.Has(driver.FeatureSession) }
 
-// effectOn is effect for a call of a lease, whose session may have ended at any time since the
-// grant.
-func (w *stressWorker) effectOn(l *stressLease, call, ret int64, v verdict) {
-	since := call
-	if v = w.early(v, l); v == lost {
-		since = l.granted
-	}
-	w.effect(w.client.id, since, call, ret, v, false)
-}
-
 // have holds a lock for a while, during which the holder may renew it several times and other
 // clients look at it or break it.
 func (w *stressWorker) have(l *stressLease) {
-	w.client.held.Add(1)
-	defer w.client.held.Add(-1)
 	hold := time.Duration(w.hold.Load())
 	l.look(w.now())
 	w.pause(w.upTo(hold))
@@ -392,8 +344,6 @@ func (w *stressWorker) have(l *stressLease) {
 	if l.ttl > 0 && l.ttl < 2*w.short() && w.chance(40) && !(l.remote && w.session()) {
 		defer w.slow.Add(-1)
 		if w.slow.Add(1) <= int64(1+w.o.Workers/4) {
-			w.client.held.Add(-1)
-			defer w.client.held.Add(1)
 			w.outlive(l)
 			return
 		}
@@ -422,14 +372,13 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 	ret := w.now()
 	w.heard(l, call, err)
 	v = w.saw(err)
-	w.effectOn(l, call, ret, v)
 	now := l.Grant()
 	switch {
 	case v == granted && gone:
 		w.fail(losing, "Lost was closed %v after the start, and a Renew that was called later succeeds: the lease was not lost", time.Duration(l.open))
 	case v == granted && (now.Fence != l.fence || now.Expires.Before(g.Expires)):
 		w.fail(renewing, "Renew gave token %d until %v, and Grant after it token %d until %v", l.fence, g.Expires, now.Fence, now.Expires)
-	case v == lost && w.early(v, l) == lost && now.Lost != nil && !over(now.Lost):
+	case v == lost && w.session() && (now.Expires.IsZero() || time.Now().Before(now.Expires)) && now.Lost != nil && !over(now.Lost):
 		w.fail(losing, "Renew says that the lease is lost with its session, and Lost is not closed")
 	}
 	switch v {
@@ -446,7 +395,6 @@ func (w *stressWorker) renew(l *stressLease) (v verdict) {
 		}
 		l.key.add(w.client.id, in, call, ret, out)
 	default:
-		l.key.note(w.client.id, in, call, ret, v)
 		w.fail(fourOutcomes, "Renew gives %v: %v", v, err)
 	}
 	return v
@@ -464,7 +412,6 @@ func (w *stressWorker) release(l *stressLease) {
 		ret := w.now()
 		w.heard(l, call, err)
 		v := w.saw(err)
-		w.effectOn(l, call, ret, v)
 		out := output{verdict: v}
 		if l.gone {
 			out.open = max(l.open, 1)
@@ -476,7 +423,6 @@ func (w *stressWorker) release(l *stressLease) {
 			w.losses.Add(1)
 		case granted, unknown:
 		default:
-			l.key.note(w.client.id, in, call, ret, v)
 			w.fail(releasing, "Release gives %v: %v", v, err)
 			return
 		}
@@ -497,12 +443,8 @@ func (w *stressWorker) release(l *stressLease) {
 // stale uses a lease that is over: it does nothing to the next owner.
 func (w *stressWorker) stale(l *stressLease) {
 	w.pause(w.upTo(time.Duration(w.hold.Load())))
-	in := l.in
-	in.kind = renewOp
 	w.count(renewOp)
-	call := w.now()
 	_, err := l.Renew(w.ctx, &driver.Renewal{TTL: l.ttl})
-	l.key.note(w.client.id, in, call, w.now(), w.saw(err))
 	switch w.saw(err) {
 	case granted:
 		w.fail(renewing, "Renew succeeds after a Release that returned nil")
@@ -510,12 +452,9 @@ func (w *stressWorker) stale(l *stressLease) {
 	default:
 		w.fail(fourOutcomes, "Renew after a Release gives %v: %v", w.saw(err), err)
 	}
-	in.kind = releaseOp
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); w.pause(poll) { // answers may be lost on the way
 		w.count(releaseOp)
-		call = w.now()
 		err = l.Release(w.ctx)
-		l.key.note(w.client.id, in, call, w.now(), w.saw(err))
 		if err == nil || w.saw(err) == lost || l.remote || w.ctx.Err() != nil {
 			return
 		}
@@ -572,7 +511,6 @@ func (w *stressWorker) look(k *stressKey) {
 	}
 	ret := w.now()
 	v := w.saw(err)
-	w.effect(w.client.id, call, call, ret, evidence(v, ctx), false)
 	switch v {
 	case granted, unknown, later, refused: // the user may have no right to look
 	default:
@@ -584,7 +522,6 @@ func (w *stressWorker) look(k *stressKey) {
 			return
 		}
 	}
-	k.note(w.client.id, in, call, ret, v)
 }
 
 // seen returns what Lookup says of the holder. It is unsure if there seems to be none, and the
@@ -623,15 +560,10 @@ func (w *stressWorker) breakLock(l *stressLease) {
 	case v == lost && w.quorum.Load(), v == later: // it may be removed on some nodes
 		v = unknown
 	case v == refused:
-		l.key.note(other.id, in, call, ret, v)
 		return
 	case v != granted && v != lost && v != unknown:
-		l.key.note(other.id, in, call, ret, v)
 		w.fail(breaking, "Break gives %v: %v", v, err)
 		return
 	}
 	l.key.add(other.id, in, call, ret, output{verdict: v})
 }
-
-// forget drops the record of a judged key.
-func (k *stressKey) forget() { k.ops, k.others = nil, nil }

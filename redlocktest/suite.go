@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -40,14 +39,35 @@ func Run(t *testing.T, h Harness) {
 	}
 	t.Cleanup(func() { s.conclude(t) })
 	for _, g := range s.groups {
-		t.Run(g.name, func(t *testing.T) {
-			if g.together && !h.Virtual {
-				s.runTogether(t, g)
-				return
+		t.Run(g.name, func(t *testing.T) { s.runGroup(t, g) })
+	}
+}
+
+// runGroup makes each case of g a subtest. Those that mostly wait are parallel subtests, which all
+// begin at once: so how many of them wait together does not depend on the number of processors.
+func (s *suite) runGroup(t *testing.T, g group) {
+	together := g.together && !s.h.Virtual
+	if together {
+		before := s.goroutines()
+		t.Cleanup(func() {
+			if f := s.leaks(g.name, before); f != nil {
+				t.Error(f)
 			}
-			for _, c := range g.cases {
-				t.Run(c.name, func(t *testing.T) { s.runOne(t, g, c) })
+		})
+	}
+	for _, c := range g.cases {
+		t.Run(c.name, func(t *testing.T) {
+			result := make(chan CaseResult, 1)
+			switch {
+			case s.h.Virtual:
+				synctest.Test(t, func(*testing.T) { result <- s.runCase(g, c) })
+			case together:
+				go func() { result <- s.runCase(g, c) }()
+				t.Parallel()
+			default:
+				result <- s.runCase(g, c)
 			}
+			(<-result).report(t)
 		})
 	}
 }
@@ -86,37 +106,6 @@ func (s *suite) lacking() string {
 	return strings.Join(all, "; ")
 }
 
-// runOne runs one case, in virtual time if the harness allows it.
-func (s *suite) runOne(t *testing.T, g group, c testCase) {
-	var res *result
-	if s.h.Virtual {
-		synctest.Test(t, func(*testing.T) { res = s.runCase(g, c) })
-	} else {
-		res = s.runCase(g, c)
-	}
-	res.report(t)
-}
-
-// runTogether starts every case of g that the test's flags select; the parallel subtests then
-// only wait for the results. So the number of cases that wait at once does not depend on the
-// number of processors.
-func (s *suite) runTogether(t *testing.T, g group) {
-	before := s.goroutines()
-	t.Cleanup(func() {
-		if f := s.leaks(g.name, before); f != nil {
-			t.Error(f)
-		}
-	})
-	for _, c := range g.cases {
-		t.Run(c.name, func(t *testing.T) {
-			verdict := make(chan *result, 1)
-			go func() { verdict <- s.runCase(g, c) }()
-			t.Parallel()
-			(<-verdict).report(t)
-		})
-	}
-}
-
 // A group has the cases for one part of the contract.
 type group struct {
 	name     string
@@ -129,10 +118,7 @@ type group struct {
 type testCase struct {
 	name  string
 	after string // if that case of an earlier group failed, this one would only repeat it
-	since string // the minor version that has added it, such as "v0.2"; empty: the first
 	do    func(*run)
-	// prepare computes what do needs. The case's time begins after it.
-	prepare func(*Harness)
 
 	// A case whose conditions are not met does not apply, and is not run.
 	features driver.Features // features that the backend must have
@@ -276,23 +262,10 @@ func (s *suite) summary() string {
 	if len(s.left) > 0 {
 		text += fmt.Sprintf(", %d were skipped (%s)", len(s.left), strings.Join(slices.Sorted(slices.Values(s.left)), "; "))
 	}
-	if needs := Needs(s.lacks); needs != "" {
+	if needs := needs(s.lacks); needs != "" {
 		text += fmt.Sprintf(", %d do not apply (%s)", len(s.lacks), needs)
 	}
 	return text
-}
-
-// Needs sums up Report.Inapplicable: how many cases need what.
-func Needs(inapplicable map[string]string) string {
-	needs := map[string]int{}
-	for _, what := range inapplicable {
-		needs[what]++
-	}
-	var all []string
-	for _, what := range sortedKeys(needs) {
-		all = append(all, fmt.Sprintf("%d need %s", needs[what], what))
-	}
-	return strings.Join(all, ", ")
 }
 
 // suite is one run of the table.
@@ -329,27 +302,6 @@ func newSuite(h Harness) (*suite, error) {
 	return s, nil
 }
 
-// result is the result of one case.
-type result struct {
-	failures []*Failure
-	notes    []string
-	skipped  string // why it was not run
-	calls    int64  // grants, and calls of Renew and Release
-}
-
-func (r *result) report(t *testing.T) {
-	t.Helper()
-	for _, note := range r.notes {
-		t.Log(note)
-	}
-	for _, f := range r.failures {
-		t.Error(f)
-	}
-	if len(r.failures) == 0 && r.skipped != "" {
-		t.Skip(r.skipped)
-	}
-}
-
 // maxRestarts is how often a case is begun anew, with twice the TTL, because the machine
 // stood still for so long that a lease ended under it.
 const maxRestarts = 6
@@ -359,101 +311,58 @@ const maxRestarts = 6
 const maxSuspicions = 3
 
 // runCase runs one case, and searches for leaks.
-func (s *suite) runCase(g group, c testCase) *result {
-	name := g.name + "/" + c.name
+func (s *suite) runCase(g group, c testCase) (result CaseResult) {
+	start := time.Now()
+	result.Name = g.name + "/" + c.name
+	defer func() { result.Took = time.Since(start) }()
 	if why := s.skipReason(g, c); why != "" {
-		return s.skip(name, why)
-	}
-	if s.patience() <= 0 {
-		return s.skipLate()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.left = append(s.left, result.Name+": "+why)
+		result.Skipped = why
+		return result
 	}
 	before := []goleak.Option(nil)
 	if !g.together || s.h.Virtual {
 		before = s.goroutines()
 	}
-	if c.prepare != nil {
-		c.prepare(&s.h)
+	r := s.decided(result.Name, c)
+	if r == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.late++
+		result.Skipped = "not run: the time of the test is over"
+		return result
 	}
-	r := s.attempt(name, c, 1)
-	for scale := 2; r.startOverReason != "" && len(r.failures) == 0; scale *= 2 {
-		if r.suspected != nil && scale == 1<<maxSuspicions {
-			r.failures = append(r.failures, r.suspected)
-			break
-		}
-		if s.patience() <= 0 {
-			return s.skipLate()
-		}
-		if scale == 1<<maxRestarts {
-			r.record(expires, "could not be decided in %d rounds: %s", maxRestarts, r.startOverReason)
-			break
-		}
-		r = s.attempt(name, c, scale)
-	}
-	if r.late && s.patience() <= 0 { // the test's time ended the case's
-		return s.skipLate()
-	}
-	if s.h.advisory(c) {
-		r.advise(c.since)
-	}
-	s.noteResult(g, name, r)
-	res := &result{failures: r.failures, notes: r.notes, calls: r.calls}
+	s.noteResult(g, result.Name, r)
+	result.Failures, result.Notes, result.Operations = r.failures, r.notes, r.calls
 	if (!g.together || s.h.Virtual) && !r.abandoned {
-		if f := s.leaks(name, before); f != nil {
-			res.failures = append(res.failures, f)
+		if f := s.leaks(result.Name, before); f != nil {
+			result.Failures = append(result.Failures, f)
 		}
 	}
-	return res
+	return result
 }
 
-// advisory reports whether failures of a case are only notes.
-func (h *Harness) advisory(c testCase) bool {
-	return c.since != "" && !h.Strict && c.since == h.minor
-}
-
-// advise turns the failures of a new case into notes.
-func (r *run) advise(since string) {
-	for _, f := range r.failures {
-		r.notes = append(r.notes, fmt.Sprintf("advisory, because the case is new in %s: %v", since, f))
-	}
-	r.failures = nil
-}
-
-// usedMinor returns the minor version of this module that the program was built with, such as
-// "v0.2"; empty if this module is the main one, or is replaced.
-func usedMinor() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	return minorOf(info.Deps)
-}
-
-func minorOf(modules []*debug.Module) string {
-	for _, m := range modules {
-		if m.Path != "github.com/redlock-go/redlock" || m.Replace != nil {
-			continue
-		}
-		if parts := strings.SplitN(m.Version, ".", 3); len(parts) == 3 {
-			return parts[0] + "." + parts[1]
+// decided runs a case, again with longer TTLs as long as it could not decide. It returns nil if the
+// time of the test is over.
+func (s *suite) decided(name string, c testCase) *run {
+	for scale := 1; s.patience() > 0; scale *= 2 {
+		r := s.attempt(name, c, scale)
+		switch {
+		case r.late && s.patience() <= 0: // the test's time ended the case's
+			return nil
+		case r.startOverReason == "" || len(r.failures) > 0:
+			return r
+		case r.suspected != nil && 2*scale == 1<<maxSuspicions:
+			r.failures = append(r.failures, r.suspected)
+			return r
+		case 2*scale == 1<<maxRestarts:
+			r.note("could not be decided in %d rounds: %s", maxRestarts, r.startOverReason)
+			return r
 		}
 	}
-	return ""
-}
-
-// skip notes that a case is not run.
-func (s *suite) skip(name, why string) *result {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.left = append(s.left, name+": "+why)
-	return &result{skipped: why}
-}
-
-// skipLate notes that there is no time for a case.
-func (s *suite) skipLate() *result {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.late++
-	return &result{skipped: "not run: the time of the test is over"}
+	return nil
 }
 
 // patience returns how long a case may take. If one has waited in vain, others will, too: so many
@@ -509,7 +418,7 @@ func (s *suite) attempt(name string, c testCase, scale int) *run {
 	limit := s.patience()
 	ctx, cancel := context.WithTimeout(context.Background(), limit*3/4)
 	defer cancel()
-	r := &run{suite: s, h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale, limit: limit, advised: s.h.advisory(c)}
+	r := &run{suite: s, h: &s.h, name: name, ctx: ctx, stop: cancel, scale: scale, limit: limit}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -585,7 +494,7 @@ func (s *suite) leaks(name string, before []goleak.Option) *Failure {
 		}
 		if time.Now().After(end) {
 			s.leaked = true
-			return &Failure{Case: name, Rule: noLeaks.String(), Pos: "the end of the case", Text: fmt.Sprintf("goroutines are left after Close: %v", err)}
+			return &Failure{Case: name, Rule: string(noLeaks), Pos: "the end of the case", Text: fmt.Sprintf("goroutines are left after Close: %v", err)}
 		}
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -409,43 +407,6 @@ func TestWhatABackendLacksIsSaid(t *testing.T) {
 	}
 }
 
-// TestRulesHaveTexts: each rule that an assertion may name has a text.
-func TestRulesHaveTexts(t *testing.T) {
-	if len(texts) != int(rules) {
-		t.Errorf("%d rules have %d texts", rules, len(texts))
-	}
-	for i, text := range texts {
-		if text == "" {
-			t.Errorf("rule %d has no text", i)
-		}
-	}
-}
-
-// TestWhatACaseComputesFirstTakesNoneOfItsTime: on a busy machine a search for keys with the
-// same hash takes longer than a case may.
-func TestWhatACaseComputesFirstTakesNoneOfItsTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := brokenHarness(func(*broken) {})
-		h.Virtual = true
-		s, err := newSuite(h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := s.runCase(group{name: "request", together: true}, testCase{
-			name:    "slow",
-			prepare: func(h *Harness) { time.Sleep(3 * h.Timeout) },
-			do: func(r *run) {
-				if r.ctx.Err() != nil {
-					r.fatal(acquiring, "the case's time is over: %v", r.ctx.Err())
-				}
-			},
-		})
-		if len(r.failures) > 0 {
-			t.Error(r.failures)
-		}
-	})
-}
-
 // TestALateCleanUpIsNoLeak: on a busy machine a case comes to its clean-up when its time is
 // almost over.
 func TestALateCleanUpIsNoLeak(t *testing.T) {
@@ -472,52 +433,9 @@ func TestALateCleanUpIsNoLeak(t *testing.T) {
 				}
 				r.nothingStored(r.open(), "key")
 			}})
-			if leaked := len(r.failures) > 0; leaked != leaks || rounds != 2 {
-				t.Errorf("%d rounds, a backend that leaks is %v: %v", rounds, leaks, r.failures)
+			if leaked := len(r.Failures) > 0; leaked != leaks || rounds != 2 {
+				t.Errorf("%d rounds, a backend that leaks is %v: %v", rounds, leaks, r.Failures)
 			}
 		})
-	}
-}
-
-// TestNewCasesAreAdvisory: for one minor version their failures are notes.
-func TestNewCasesAreAdvisory(t *testing.T) {
-	fails := testCase{name: "new", since: "v0.9", do: func(r *run) { r.fatal(history, "it is broken") }}
-	for name, c := range map[string]struct {
-		minor    string
-		strict   bool
-		since    string
-		advisory bool
-	}{
-		"new":              {"v0.9", false, "v0.9", true},
-		"strict":           {"v0.9", true, "v0.9", false},
-		"a version later":  {"v0.10", false, "v0.9", false},
-		"from a checkout":  {"", false, "v0.9", false},
-		"of the first one": {"v0.9", false, "", false},
-	} {
-		h := brokenHarness(func(*broken) {})
-		h.minor, h.Strict = c.minor, c.strict
-		s, err := newSuite(h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fails.since = c.since
-		r := s.runCase(group{name: "history"}, fails)
-		said := slices.ContainsFunc(r.notes, func(n string) bool { return strings.Contains(n, "new in v0.9") && strings.Contains(n, "it is broken") })
-		if advisory := len(r.failures) == 0; advisory != c.advisory || said != c.advisory {
-			t.Errorf("%s: the failures are %v, and the notes %q", name, r.failures, r.notes)
-		}
-	}
-	const path = "github.com/redlock-go/redlock"
-	for want, m := range map[string]*debug.Module{
-		"v0.2":  {Path: path, Version: "v0.2.3"},
-		"v1.10": {Path: path, Version: "v1.10.0-rc.1"},
-		"":      {Path: path, Version: "v0.2.3", Replace: &debug.Module{Path: ".."}},
-	} {
-		if got := minorOf([]*debug.Module{{Path: "example.org/other", Version: "v9.9.9"}, m}); got != want {
-			t.Errorf("the minor version of %v is %q", m, got)
-		}
-	}
-	if used := usedMinor(); used != "" {
-		t.Errorf("this checkout takes itself for a release, %s: its own drivers would not be strict", used)
 	}
 }

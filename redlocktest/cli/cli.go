@@ -23,7 +23,6 @@ import (
 	"maps"
 	"os"
 	"os/signal"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -75,7 +74,6 @@ type options struct {
 	faults             bool
 	stress, timeout    time.Duration
 	seed               uint64
-	history            string
 	ttl                time.Duration
 	only               string
 	skip               map[string]string
@@ -107,7 +105,6 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	flags.BoolVar(&o.faults, "faults", false, "cut, stop and slow this command's own connections, in cases and in the stress")
 	flags.DurationVar(&o.stress, "stress", 10*time.Second, "how `long` to stress the locks, if all cases pass; 0, and with --only: not at all")
 	flags.Uint64Var(&o.seed, "seed", 0, "the seed of the stress's random choices; 0: a random one")
-	flags.StringVar(&o.history, "history", "", "write all calls of the stress into this `file`, as JSON, a line for each key")
 	flags.DurationVar(&o.timeout, "timeout", time.Minute, "the longest `time` that a case may take")
 	flags.DurationVar(&o.ttl, "ttl", 500*time.Millisecond, "the `TTL` of locks in cases that wait for a lock's end")
 	flags.StringVar(&o.only, "only", "", "run one `case`, such as expiry/free, or one group of cases, such as expiry")
@@ -149,9 +146,6 @@ func parse(args []string, stdout, stderr io.Writer) (*options, int) {
 	if o.stress < 0 || o.timeout <= 0 || o.ttl <= 0 {
 		return wrong("--timeout and --ttl must be more than zero, and --stress not negative")
 	}
-	if o.history != "" && len(o.urls) > 1 {
-		return wrong("--history needs a single URL: each stress writes a file of its own")
-	}
 	return o, exitOK
 }
 
@@ -183,7 +177,12 @@ func (o *options) run(ctx context.Context, stdout, stderr io.Writer) int {
 
 // report tests a URL, and returns its report and its exit code.
 func (o *options) report(ctx context.Context, url string, stderr io.Writer) (*report, int) {
-	r, err := o.examine(ctx, url, stderr)
+	name, _, _ := strings.Cut(url, ":")
+	if !dsn.HasPassword(url) {
+		name = url
+	}
+	r := &report{Backend: name}
+	err := o.examine(ctx, url, r, stderr)
 	switch {
 	case err == nil && r.OK:
 		return r, exitOK
@@ -191,14 +190,6 @@ func (o *options) report(ctx context.Context, url string, stderr io.Writer) (*re
 		return r, exitFailed
 	}
 	fmt.Fprintf(stderr, "redlocktest: %s\n", says(err))
-	if r == nil {
-		name := url
-		if dsn.HasPassword(url) {
-			scheme, _, _ := strings.Cut(url, ":")
-			name = scheme + ":"
-		}
-		r = emptyReport(name)
-	}
 	r.OK, r.Error = false, says(err)
 	switch {
 	case len(r.Left) > 0:
@@ -209,47 +200,42 @@ func (o *options) report(ctx context.Context, url string, stderr io.Writer) (*re
 	return r, exitUnavailable
 }
 
-// forgottenImport finds the part of an error of package dlock that tells a program's author of a
-// driver that is not registered.
-var forgottenImport = regexp.MustCompile(`("[^"]+") is unknown \(forgotten import[^)]*\)`)
-
-// says returns the text of an error for a user of the command.
+// says returns the text of an error for a user of the command, who imports nothing.
 func says(err error) string {
-	return forgottenImport.ReplaceAllString(strings.TrimPrefix(err.Error(), "dlock: "),
-		"this command is built without $1 (github.com/redlock-go/redlock/drivers/everything/cmd/redlocktest has all drivers, and package redlocktest/cli makes one with others)")
+	text, hint, _ := strings.Cut(strings.TrimPrefix(err.Error(), "dlock: "), " (forgotten import")
+	if hint != "" {
+		text += " to this command (github.com/redlock-go/redlock/drivers/everything/cmd/redlocktest has all drivers, and package redlocktest/cli makes one with others)"
+	}
+	return text
 }
 
-// examine runs the suite on one URL, and then the stress. An error comes with the report of what
-// was tested, nil if that is nothing.
-func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*report, error) {
+// examine runs the suite on one URL, and then the stress. After an error r has what was tested.
+func (o *options) examine(ctx context.Context, url string, r *report, stderr io.Writer) error {
 	name, before, err := describe(ctx, url)
 	if err != nil && !errors.Is(err, driver.ErrRefused) && !errors.Is(err, errNoList) { // the user may have no right to list
-		return nil, err
+		return err
 	}
-	progress := func(what string) func(redlocktest.CaseResult) {
-		return func(c redlocktest.CaseResult) {
-			if !o.quiet {
-				fmt.Fprintf(stderr, "%s %s\t%s\t%s\t%.2f s\n", name, what, verdict(c), c.Name, c.Took.Seconds())
-			}
+	progress := func(c redlocktest.CaseResult) {
+		if !o.quiet {
+			fmt.Fprintf(stderr, "%s suite\t%s\t%s\t%.2f s\n", name, verdict(c), c.Name, c.Took.Seconds())
 		}
 	}
 	h, noLinks := o.harness(url)
-	var noProcess string
 	if o.only == "" || strings.HasPrefix(o.only, "process") {
-		if noProcess = separate(ctx, url); noProcess == "" {
+		if r.NoProcesses = separate(ctx, url); r.NoProcesses == "" {
 			h.Process = func() (*redlocktest.Client, error) { return redlocktest.StartClient(url) }
 		}
 	}
-	suite, err := redlocktest.Examine(ctx, h, progress("suite"))
+	suite, err := redlocktest.Examine(ctx, h, progress)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	r := newReport(name, suite)
+	r.Backend, r.Report, r.OK, r.NoLinks, r.Kept = name, *suite, len(suite.Failures()) == 0, noLinks, kept(url)
 	var noStress error
 	if o.stress > 0 && o.only == "" && ctx.Err() == nil && r.OK {
 		noStress = o.addStress(ctx, url, h, r, stderr)
 	}
-	r.NoLinks, r.NoProcesses, r.Interrupted, r.Kept = noLinks, noProcess, ctx.Err() != nil, kept(url)
+	r.Interrupted = ctx.Err() != nil
 	r.Left, err = o.remains(context.WithoutCancel(ctx), url, before, suite.Info.MinTTL)
 	if err == nil && kindOf(url) == "postgres" {
 		err = errOwnLocks
@@ -258,7 +244,7 @@ func (o *options) examine(ctx context.Context, url string, stderr io.Writer) (*r
 		r.LeftUnknown = err.Error()
 	}
 	r.OK = r.OK && len(r.Left) == 0
-	return r, noStress
+	return noStress
 }
 
 // harness returns the harness of a URL, and the reason if it breaks no links.
@@ -274,7 +260,6 @@ func (o *options) harness(url string) (h redlocktest.Harness, noLinks string) {
 		})
 	}
 	h.Driver, h.Secret = opener{}, secretOf(url)
-	h.Strict = true // no continuous integration depends on a command
 	h.URL, h.Prefix = cutPrefix(url)
 	h.LocalClock = !remote.MatchString(url)
 	h.TTL, h.Timeout, h.Short, h.Only, h.Grace = o.ttl, o.timeout, o.short, o.only, mostGrace
@@ -290,7 +275,7 @@ func (o *options) harness(url string) (h redlocktest.Harness, noLinks string) {
 
 // addStress stresses the URL with clients in this process, and in others if there is h.Process.
 func (o *options) addStress(ctx context.Context, url string, h redlocktest.Harness, r *report, stderr io.Writer) error {
-	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed, History: o.history, Command: o.again(url)}
+	s := redlocktest.StressOptions{Duration: o.stress, Seed: o.seed, Command: o.again(url)}
 	if !o.quiet {
 		s.Progress = func(p redlocktest.StressReport) {
 			fmt.Fprintf(stderr, "%s stress\t%d operations\t%d granted\t%d refused\t%.0f s\n", r.Backend, p.Operations, p.Grants, p.Refusals, p.Took.Seconds())
@@ -322,51 +307,37 @@ func (o *options) again(url string) string {
 	return strings.Join(words, " ")
 }
 
-// separate returns why processes of their own cannot share the locks of a URL; empty: they can.
-func separate(ctx context.Context, url string) (why string) {
-	switch shared, err := sharedWithProcesses(ctx, url); {
-	case err != nil:
-		return err.Error()
-	case !shared:
-		return "another process has other locks behind this URL"
-	}
-	return ""
-}
-
 // betweenTries is the pause before a request is repeated.
 const betweenTries = 200 * time.Millisecond
 
-// sharedWithProcesses reports whether another process finds this process's locks under the same
-// URL.
-func sharedWithProcesses(ctx context.Context, url string) (shared bool, err error) {
-	here, err := dlock.OpenBackend(url)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, here.Close()) }()
-	there, err := redlocktest.StartClient(url)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, there.Close()) }()
+// separate returns why processes of their own cannot share the locks of a URL; empty: they can.
+func separate(ctx context.Context, url string) (why string) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	for last := error(nil); ; {
+	here, err := dlock.OpenBackend(url)
+	if err != nil {
+		return err.Error()
+	}
+	defer here.Close() //nolint:errcheck // it was only asked
+	there, err := redlocktest.StartClient(url)
+	if err != nil {
+		return err.Error()
+	}
+	defer there.Close() //nolint:errcheck // as before
+	for tries := 1; ; tries++ {
 		shared, err := findsLock(ctx, here, there)
-		if err == nil {
-			return shared, nil
-		}
-		if last == nil || ctx.Err() == nil { // the end of ctx hides why the attempts before failed
-			last = err
-		}
 		var no *driver.RefusedError
-		temporary := errors.As(err, &no) && no.RetryAfter > 0
-		if !unknown(err) && !temporary {
-			return false, fmt.Errorf("whether processes share the locks of %s: %w", here.Info().Name, err)
+		switch {
+		case err == nil && shared:
+			return ""
+		case err == nil:
+			return "another process has other locks behind this URL"
+		case !unknown(err) && (!errors.As(err, &no) || no.RetryAfter == 0):
+			return fmt.Sprintf("whether processes share the locks of %s: %v", here.Info().Name, err)
 		}
 		select {
 		case <-ctx.Done():
-			return false, fmt.Errorf("whether processes share the locks of %s: %w; the last answer: %w", here.Info().Name, ctx.Err(), last)
+			return fmt.Sprintf("whether processes share the locks of %s is unknown after %d attempts: %v", here.Info().Name, tries, err)
 		case <-time.After(betweenTries):
 		}
 	}
@@ -380,21 +351,22 @@ func unknown(err error) bool {
 
 // findsLock reports whether another process finds a lock of this one. An error proves nothing.
 func findsLock(ctx context.Context, here driver.Backend, there *redlocktest.Client) (bool, error) {
-	key, ttl := "redlocktest/stress/"+rand.Text(), here.Info().MaxTTL
-	if ttl > 0 {
-		ttl = min(ttl, max(10*time.Second, here.Info().MinTTL))
+	req := driver.Request{Key: "redlocktest/stress/" + rand.Text(), Owner: "redlocktest/here"}
+	if i := here.Info(); i.MaxTTL > 0 {
+		req.TTL = min(i.MaxTTL, max(10*time.Second, i.MinTTL))
 	}
-	l, err := here.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
+	l, err := here.Acquire(ctx, &req)
 	if err != nil {
 		return false, err
 	}
-	other, err := there.Acquire(ctx, &driver.Request{Key: key, Owner: "redlocktest/" + rand.Text(), TTL: ttl})
+	req.Owner = "redlocktest/there"
+	other, err := there.Acquire(ctx, &req)
 	valid := l.Grant().Expires.IsZero() || time.Now().Before(l.Grant().Expires)
 	_ = l.Release(ctx) // it ends by its short TTL
-	if errors.Is(err, driver.ErrHeld) {
+	switch {
+	case errors.Is(err, driver.ErrHeld):
 		return true, nil
-	}
-	if err != nil {
+	case err != nil:
 		return false, err
 	}
 	_ = other.Release(ctx)

@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -31,7 +30,6 @@ func TestMain(m *testing.M) {
 	dlock.Register("unlisted", unlisted{})
 	dlock.Register("forgetful", &planted{space: memory.New()})
 	dlock.Register("neighbour", neighbour{memory.New()})
-	dlock.Register("untidy", untidy{memory.New()})
 	dlock.Register("refusing", refusing{memory.New()})
 	dlock.Register("slow", slow{memory.New(&memory.Options{Info: driver.Info{
 		Name: "slow", Features: driver.FeatureFencing, MinTTL: 2 * time.Second, MaxTTL: time.Hour,
@@ -44,7 +42,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// planted is a driver over memory that grants held locks, or whose Release does nothing.
+// planted is a driver over memory that grants held locks, or that takes a lock beside each lock and
+// never releases it.
 type planted struct {
 	space    *memory.Backend
 	generous bool
@@ -60,36 +59,19 @@ type plantedBackend struct {
 }
 
 func (b *plantedBackend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-	own := *req
-	if b.generous {
-		own.Key += req.Owner
+	other := *req
+	other.Key, other.TTL = req.Key+req.Owner, time.Hour
+	l, err := b.Backend.Acquire(ctx, &other)
+	if b.generous || err != nil {
+		return l, err
 	}
-	l, err := b.Backend.Acquire(ctx, &own)
-	if err != nil {
-		return nil, err
-	}
-	return plantedLease{l, b.generous}, nil
-}
-
-type plantedLease struct {
-	driver.Lease
-	releases bool
-}
-
-func (l plantedLease) Release(ctx context.Context) error {
-	if !l.releases {
-		return nil
-	}
-	return l.Lease.Release(ctx)
+	return b.Backend.Acquire(ctx, req)
 }
 
 // slow is a driver whose TTLs are longer than the command's, as those of etcd and ZooKeeper are.
 type slow struct{ space *memory.Backend }
 
 func (s slow) Open(*driver.Config) (driver.Backend, error) { return s.space.Peer(), nil }
-
-// groups are those of the suite's cases that take more than a moment.
-const groups = "open request exclusion verdict expiry cancel wait watch fence node shared operator close leak fault link process history"
 
 // asCommand makes the test binary the command.
 const asCommand = "REDLOCKTEST_COMMAND"
@@ -108,6 +90,25 @@ func redlocktestMain(t *testing.T, args ...string) (code int, stdout, stderr str
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
+// reported runs the command with --json.
+func reported(t *testing.T, args ...string) (code int, reports []report, out string) {
+	t.Helper()
+	code, out, _ = redlocktestMain(t, append([]string{"--json", "--short"}, args...)...)
+	if err := json.Unmarshal([]byte(out), &reports); err != nil {
+		t.Fatalf("exit code %d, %v: %s", code, err, out)
+	}
+	return code, reports, out
+}
+
+// stressAlone are flags that leave out all cases that take more than a moment.
+func stressAlone(long string) []string {
+	args := []string{"--stress", long}
+	for group := range strings.FieldsSeq("open request exclusion verdict expiry cancel wait watch fence node shared operator close leak fault link process history") {
+		args = append(args, "--skip", group)
+	}
+	return args
+}
+
 func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	code, out, progress := redlocktestMain(t, "--short", "--stress", "0", "--only", "exclusion/race", "memory:sound")
@@ -123,17 +124,13 @@ func TestASoundBackendPassesAndNothingIsLeft(t *testing.T) {
 // the end of the locks that a case leaves to their TTL.
 func TestABackendWithLongTTLsPasses(t *testing.T) {
 	t.Parallel()
-	onlyStress := []string{"--stress", "300ms"}
-	for _, group := range strings.Fields(groups) {
-		onlyStress = append(onlyStress, "--skip", group)
-	}
 	for name, args := range map[string][]string{
-		"case": {"--only", "expiry/free"}, "left to its TTL": {"--only", "close/leases", "--ttl", "250ms"}, "stress": onlyStress,
+		"case": {"--only", "expiry/free"}, "left to its TTL": {"--only", "close/leases", "--ttl", "250ms"}, "stress": stressAlone("300ms"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && name == "left to its TTL" {
-				t.Skip("waits for a TTL of 16 s")
+			if name == "left to its TTL" { // for 16 s
+				server.Deep(t)
 			}
 			if code, out, _ := redlocktestMain(t, slices.Concat([]string{"--short"}, args, []string{"slow:"})...); code != exitOK || !strings.Contains(out, "no lock of this command is held") {
 				t.Errorf("exit code %d: %s", code, out)
@@ -146,15 +143,7 @@ func TestABackendWithLongTTLsPasses(t *testing.T) {
 // processes.
 func TestTheStressIsPartOfTheReport(t *testing.T) {
 	t.Parallel()
-	args := []string{"--short", "--json", "--stress", "300ms", "--seed", "7"}
-	for _, group := range strings.Fields(groups) {
-		args = append(args, "--skip", group)
-	}
-	code, out, _ := redlocktestMain(t, append(args, "memory:stressed", "redis://"+server.Redis(t).Addr())...)
-	var reports []report
-	if err := json.Unmarshal([]byte(out), &reports); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	code, reports, out := reported(t, append(stressAlone("300ms"), "--seed", "7", "memory:stressed", "redis://"+server.Redis(t).Addr())...)
 	if code != exitOK || len(reports) != 2 {
 		t.Fatalf("exit code %d: %s", code, out)
 	}
@@ -187,12 +176,8 @@ func TestTheStressCanBeRepeated(t *testing.T) {
 // TestFaultsBreakTheCommandsOwnLinks: a case that was not run has a reason.
 func TestFaultsBreakTheCommandsOwnLinks(t *testing.T) {
 	t.Parallel()
-	_, out, _ := redlocktestMain(t, "--faults", "--short", "--json", "--stress", "0", "--only", "fault", "--skip", "fault/outage", "--skip", "fault/outage-release",
+	_, reports, out := reported(t, "--faults", "--stress", "0", "--only", "fault", "--skip", "fault/outage", "--skip", "fault/outage-release",
 		"redis://"+server.Redis(t).Addr()+"?call_timeout=10s", "memory:")
-	var reports []report
-	if err := json.Unmarshal([]byte(out), &reports); err != nil || len(reports) != 2 {
-		t.Fatalf("%v: %s", err, out)
-	}
 	for i, r := range reports {
 		partition := slices.IndexFunc(r.Cases, func(c redlocktest.CaseResult) bool { return c.Name == "fault/partition" })
 		if !r.OK || (partition >= 0) != (i == 0) || (r.NoLinks == "") != (i == 0) || r.Inapplicable["fault/restart"] == "" {
@@ -226,10 +211,7 @@ func TestTheServersOfAURLAreFound(t *testing.T) {
 func TestASoundServerPassesAndNothingIsLeft(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + server.Redis(t).Addr()
-	for only, ttl := range map[string]string{"close/busy": "500ms", "close/leases": "250ms", "verdict/held": "500ms", "expiry/retry-after": "500ms"} {
-		if testing.Short() && !strings.HasPrefix(only, "close/") {
-			continue
-		}
+	for only, ttl := range map[string]string{"close/busy": "500ms", "close/leases": "250ms"} {
 		t.Run(only, func(t *testing.T) {
 			t.Parallel()
 			code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", ttl, "--only", only, url)
@@ -242,13 +224,9 @@ func TestASoundServerPassesAndNothingIsLeft(t *testing.T) {
 
 func TestTheReportIsJSON(t *testing.T) {
 	t.Parallel()
-	code, out, progress := redlocktestMain(t, "--short", "--json", "--quiet", "--stress", "0", "--only", "exclusion", "--skip", "exclusion/reentrancy", "memory:json", "memory:more")
-	var reports []report
-	if err := json.Unmarshal([]byte(out), &reports); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if code != exitOK || len(reports) != 2 || progress != "" {
-		t.Fatalf("exit code %d, %d reports, and this progress: %q", code, len(reports), progress)
+	code, reports, out := reported(t, "--stress", "0", "--only", "exclusion", "--skip", "exclusion/reentrancy", "memory:json", "memory:more")
+	if code != exitOK || len(reports) != 2 {
+		t.Fatalf("exit code %d: %s", code, out)
 	}
 	r := reports[0]
 	skipped := slices.IndexFunc(r.Cases, func(c redlocktest.CaseResult) bool { return c.Name == "exclusion/reentrancy" && c.Skipped != "" })
@@ -269,10 +247,9 @@ func TestRule9IsCheckedIfThereIsAPassword(t *testing.T) {
 	const password = "s3cret-word"
 	addr := server.Redis(t, server.WithPassword(password)).Addr()
 	t.Setenv(envURL, "redis://:"+password+"@"+addr+" memory:")
-	code, out, _ := redlocktestMain(t, "--short", "--json", "--stress", "0", "--only", "open")
-	var reports []report
-	if err := json.Unmarshal([]byte(out), &reports); err != nil || code != exitOK || len(reports) != 2 {
-		t.Fatalf("exit code %d, %v: %s", code, err, out)
+	code, reports, out := reported(t, "--stress", "0", "--only", "open")
+	if code != exitOK || len(reports) != 2 {
+		t.Fatalf("exit code %d: %s", code, out)
 	}
 	for i, r := range reports {
 		shown := slices.IndexFunc(r.Cases, func(c redlocktest.CaseResult) bool { return c.Name == "open/shown-secret" })
@@ -331,43 +308,15 @@ func TestTheGravestResultCounts(t *testing.T) {
 		{[]string{away, wrong}, exitUnavailable}, {[]string{wrong, away}, exitUnavailable}, {[]string{"memory:", wrong}, exitUsage},
 		{[]string{broken, away}, exitFailed}, {[]string{away, broken, wrong}, exitFailed},
 	} {
-		code, out, _ := redlocktestMain(t, slices.Concat([]string{"--json", "--short", "--only", "basic/held"}, c.urls)...)
-		var reports []report
-		if err := json.Unmarshal([]byte(out), &reports); err != nil || code != c.code || len(reports) != len(c.urls) {
-			t.Errorf("%q: exit code %d, want %d; %v: %s", c.urls, code, c.code, err, out)
-			continue
+		code, reports, out := reported(t, append([]string{"--only", "basic/held"}, c.urls...)...)
+		if code != c.code || len(reports) != len(c.urls) {
+			t.Fatalf("%q: exit code %d, want %d: %s", c.urls, code, c.code, out)
 		}
 		for i, r := range reports {
 			if url := c.urls[i]; (r.Error != "") != (url == away || url == wrong) || r.OK != (url == "memory:") {
 				t.Errorf("%s has this report: %+v", url, r)
 			}
 		}
-	}
-}
-
-// untidy takes a lock beside each lock, which it never releases.
-type untidy struct{ space *memory.Backend }
-
-type untidyBackend struct{ *memory.Backend }
-
-func (u untidy) Open(*driver.Config) (driver.Backend, error) {
-	return untidyBackend{u.space.Peer()}, nil
-}
-
-func (b untidyBackend) Acquire(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-	beside := driver.Request{Key: "redlocktest/beside/" + req.Owner, Owner: req.Owner, TTL: time.Hour}
-	if _, err := b.Backend.Acquire(ctx, &beside); err != nil {
-		return nil, err
-	}
-	return b.Backend.Acquire(ctx, req)
-}
-
-// TestALockThatIsLeftFails: even if every case passes.
-func TestALockThatIsLeftFails(t *testing.T) {
-	t.Parallel()
-	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/grant", "untidy:")
-	if code != exitFailed || !strings.Contains(out, "1 passed, 0 failed") || !strings.Contains(out, "still held; \"redlocktest/beside/") || !strings.HasSuffix(out, "\nFAILED\n") {
-		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 
@@ -442,10 +391,11 @@ func TestABrokenPromiseIsNamedWithItsCase(t *testing.T) {
 	}
 }
 
-func TestWhatIsLeftBehindIsNamed(t *testing.T) {
+// TestALockThatIsLeftFails: even if every case passes.
+func TestALockThatIsLeftFails(t *testing.T) {
 	t.Parallel()
-	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/held", "forgetful:")
-	if code != exitFailed || !strings.Contains(out, "still held; \"redlocktest/basic/held") {
+	code, out, _ := redlocktestMain(t, "--short", "--stress", "0", "--ttl", "20ms", "--only", "basic/grant", "forgetful:")
+	if code != exitFailed || !strings.Contains(out, "1 passed, 0 failed") || !strings.Contains(out, "still held; \"redlocktest/basic/grant") || !strings.HasSuffix(out, "\nFAILED\n") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }
@@ -518,39 +468,8 @@ func TestARefusalSaysWhyProcessesAreNotUsed(t *testing.T) {
 	attempts.Store(0)
 	start := time.Now()
 	why := separate(ctx, "refusing:silent")
-	if most := 1 + int64(time.Since(start)/betweenTries); attempts.Load() > most || !strings.Contains(why, "no answer to attempt ") || !strings.Contains(why, "deadline exceeded") {
+	if most := 1 + int64(time.Since(start)/betweenTries); attempts.Load() > most || !strings.Contains(why, "no answer to attempt ") {
 		t.Errorf("%d attempts, want at most %d: %s", attempts.Load(), most, why)
-	}
-}
-
-// TestAStressThatCannotStartKeepsTheReport: of the suite, which was run before.
-func TestAStressThatCannotStartKeepsTheReport(t *testing.T) {
-	t.Parallel()
-	args := []string{"--short", "--stress", "300ms", "--history", t.TempDir() + "/missing/file"}
-	for _, group := range strings.Fields(groups) {
-		args = append(args, "--skip", group)
-	}
-	code, out, stderr := redlocktestMain(t, append(args, "memory:")...)
-	const why = "the history cannot be kept"
-	if code != exitUnavailable || !strings.Contains(stderr, why) || !strings.Contains(out, why) || !regexp.MustCompile("(?m)^basic/held +ok").MatchString(out) ||
-		!strings.Contains(out, "Left behind: no lock") || !strings.HasSuffix(out, "\nNOT TESTED TO THE END\n") {
-		t.Errorf("exit code %d: %s", code, out)
-	}
-	code, out, _ = redlocktestMain(t, append(args, "--json", "memory:")...)
-	var reports []report
-	if err := json.Unmarshal([]byte(out), &reports); err != nil || len(reports) != 1 {
-		t.Fatalf("%v: %s", err, out)
-	}
-	if r := reports[0]; code != exitUnavailable || r.OK || !strings.Contains(r.Error, why) || len(r.Cases) == 0 {
-		t.Errorf("exit code %d: %s", code, out)
-	}
-}
-
-// TestNewCasesFailInTheCommand: it has no continuous integration that an update may break.
-func TestNewCasesFailInTheCommand(t *testing.T) {
-	o, _ := parse([]string{"memory:"}, io.Discard, io.Discard)
-	if h, _ := o.harness("memory:"); !h.Strict {
-		t.Error("failures of new cases are only notes")
 	}
 }
 
@@ -565,8 +484,7 @@ func TestWrongUsageIsNamed(t *testing.T) {
 		{[]string{"--nonsense", "memory:"}, exitUsage, "nonsense"},
 		{[]string{"--stress", "-1s", "memory:"}, exitUsage, "negative"},
 		{[]string{"redis://user:s3cret@127.0.0.1:1"}, exitUsage, envURL},
-		{[]string{"zk://h"}, exitUsage, `redlocktest: driver: this command is built without "zk" (github.com/redlock-go/redlock/drivers/everything/cmd/redlocktest has all drivers`},
-		{[]string{"--history", "file", "memory:a", "memory:b"}, exitUsage, "single URL"},
+		{[]string{"zk://h"}, exitUsage, `redlocktest: driver: "zk" is unknown to this command (github.com/redlock-go/redlock/drivers/everything/cmd/redlocktest has all drivers`},
 		{[]string{"--only", "no/case", "memory:"}, exitUsage, "no/case"},
 		{[]string{"redis://127.0.0.1:1?call_timeout=100ms&dial_timeout=100ms"}, exitUnavailable, "127.0.0.1:1"},
 	} {

@@ -9,34 +9,20 @@ import (
 	"github.com/redlock-go/redlock/redlocktest"
 )
 
-// A report is the JSON that --json writes for one URL. Later releases keep its names, and may
-// add others.
+// A report is the JSON that --json writes for one URL: the suite's report, and what the command adds.
+// Later releases keep its names, and may add others.
 type report struct {
-	Backend      string                    `json:"backend"` // without a password
-	OK           bool                      `json:"ok"`
-	Error        string                    `json:"error,omitempty"` // why nothing was tested, or not all; empty: all was
-	Interrupted  bool                      `json:"interrupted,omitempty"`
-	Cases        []redlocktest.CaseResult  `json:"cases"`
-	Inapplicable map[string]string         `json:"inapplicable"` // cases, and what they need
-	Operations   int64                     `json:"operations"`   // of the cases
-	Stress       *redlocktest.StressReport `json:"stress,omitempty"`
-	NoProcesses  string                    `json:"no_processes,omitempty"` // why all clients were in this process
-	NoLinks      string                    `json:"no_links,omitempty"`     // why no links were broken
-	Left         []string                  `json:"left"`                   // keys of locks of this command that are still held: not ok
-	LeftUnknown  string                    `json:"left_unknown,omitempty"`
-	Kept         string                    `json:"kept"` // what the driver keeps besides locks
-}
-
-// emptyReport returns the report of a URL that was not tested.
-func emptyReport(name string) *report {
-	return &report{Backend: name, Cases: []redlocktest.CaseResult{}, Inapplicable: map[string]string{}, Left: []string{}}
-}
-
-func newReport(name string, suite *redlocktest.Report) *report {
-	r := emptyReport(name)
-	r.OK, r.Inapplicable, r.Operations = len(suite.Failures()) == 0, suite.Inapplicable, suite.Operations
-	r.Cases = append(r.Cases, suite.Cases...)
-	return r
+	Backend     string `json:"backend"` // without a password
+	OK          bool   `json:"ok"`
+	Error       string `json:"error,omitempty"` // why nothing was tested, or not all; empty: all was
+	Interrupted bool   `json:"interrupted,omitempty"`
+	redlocktest.Report
+	Stress      *redlocktest.StressReport `json:"stress,omitempty"`
+	NoProcesses string                    `json:"no_processes,omitempty"` // why all clients were in this process
+	NoLinks     string                    `json:"no_links,omitempty"`     // why no links were broken
+	Left        []string                  `json:"left"`                   // keys of locks of this command that are still held: not ok
+	LeftUnknown string                    `json:"left_unknown,omitempty"`
+	Kept        string                    `json:"kept"` // what the driver keeps besides locks
 }
 
 // verdict returns the result of a case in one word.
@@ -76,13 +62,12 @@ func (r *report) text(w io.Writer) {
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	count := map[string]int{}
-	var failures []*redlocktest.Failure
 	for _, c := range r.Cases {
 		count[verdict(c)]++
 		fmt.Fprintf(table, "%s\t%s\t%.2f s\t%s\n", c.Name, verdict(c), c.Took.Seconds(), c.Skipped)
-		failures = append(failures, c.Failures...)
 	}
 	_ = table.Flush() // w keeps the error
+	failures := r.Failures()
 	if r.Stress != nil {
 		failures = append(failures, r.Stress.Failures...)
 	}
@@ -90,7 +75,7 @@ func (r *report) text(w io.Writer) {
 		fmt.Fprintf(w, "\n%v\n", f)
 	}
 	fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped; %d operations\n", count["ok"], count["FAILED"], count["skipped"], r.Operations)
-	if needs := redlocktest.Needs(r.Inapplicable); needs != "" {
+	if needs := r.Needs(); needs != "" {
 		fmt.Fprintf(w, "Cases that do not apply: %s\n", needs)
 	}
 	if r.Stress != nil {
