@@ -5,13 +5,12 @@
 //
 //	go run -C benchmark . -url redlock:redis://a,redis://b,redis://c   # a deployment, in half a minute
 //	DLOCK_URL=redis://user:password@host:6379 go run -C benchmark .    # the same, with a password
-//	go run -C benchmark .                                   # everything, in under ten minutes
-//	go run -C benchmark . -quick                            # a first look, in under one
-//	go run -C benchmark . -scenario quorum -contestant 'dlock|redsync' -for 2m
+//	go run -C benchmark .                                              # everything, in under ten minutes
+//	go run -C benchmark . -run 'quorum/.*/(ours|redsync) over' -for 2m # a part
 //
 // It has all drivers but SQLite, whose code takes longer to compile than everything else together.
-// It prints where the report is: report.html for people, report.json for programs. Package cli
-// has the command as a function, for programs with other drivers.
+// The report is Markdown on standard output, the progress goes to standard error. Package cli has
+// the command as a function, for programs with other drivers.
 package main
 
 import (

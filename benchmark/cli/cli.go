@@ -14,6 +14,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -21,7 +22,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -52,17 +52,18 @@ libraries beside each other. With -url, or with DLOCK_URL or DLOCK_URL_FILE set,
 that deployment, under keys of its own, which it removes. A URL with a password stands in
 DLOCK_URL, since every user of the machine can read the command line.
 
-The exit code is 0 if there is a report, 1 if there is none, 64 for wrong usage, 69 if a
-deployment could not be measured, 130 after an interrupt.
+The report is Markdown, on standard output. The exit code is 0 if there is a report, 1 if there
+is none, 64 for wrong usage, 69 if a deployment could not be measured, 130 after an interrupt.
 
 Flags:
 `
 
 // options holds the parsed command line.
 type options struct {
-	bench  bench.Options
-	deploy deploy.Options
-	out    string
+	url         string // empty: servers of its own
+	length      time.Duration
+	match       *regexp.Regexp
+	raw, readme string
 }
 
 // Main runs the command line args, whose first element is the program's name, and returns the
@@ -83,18 +84,15 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	logging.Disable() // go-redis' own log: the report has the failures
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if o.out == "" {
-		if o.out, err = os.MkdirTemp("", "redlock-benchmark-"); err != nil {
-			return fail(exitFailed, err)
-		}
-		defer func() { _ = os.Remove(o.out) }() // only if there is no report in it
-	}
 	code := exitFailed
-	if o.deploy.URL != "" {
+	if o.url != "" {
 		code = exitUnavailable
-		err = measure(ctx, o, stdout, stderr)
+		var r *deploy.Report
+		if r, err = deploy.Measure(ctx, o.url, cmp.Or(o.length, 30*time.Second), stderr); err == nil {
+			fmt.Fprintln(stdout, r.Text())
+		}
 	} else {
-		err = bench.Run(ctx, o.bench, peers.Contestants(), o.out, stdout, stderr)
+		err = compare(ctx, o, stdout, stderr)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -107,16 +105,19 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// measure measures a deployment.
-func measure(ctx context.Context, o *options, stdout, stderr io.Writer) error {
-	r, err := deploy.Measure(ctx, o.deploy, stderr)
+// compare measures on servers of its own.
+func compare(ctx context.Context, o *options, stdout, stderr io.Writer) error {
+	r, err := bench.Run(ctx, o.match, o.length, peers.Contestants(), stderr)
 	if err != nil {
 		return err
 	}
-	if err := r.Write(o.out); err != nil {
-		return err
+	fmt.Fprintln(stdout, r.Text())
+	if o.raw != "" {
+		err = os.WriteFile(o.raw, []byte(r.Raw()), 0o644)
 	}
-	_, err = fmt.Fprintf(stdout, "%s\n\n%s\n", r.Text(), filepath.Join(o.out, "report.html"))
+	if o.readme != "" {
+		err = errors.Join(err, r.WritePage(o.readme))
+	}
 	return err
 }
 
@@ -124,19 +125,16 @@ func measure(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 func parse(args []string, stderr io.Writer) (*options, error) {
 	f := flag.NewFlagSet("benchmark", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // the message shows the wrong value, which may be a misplaced password
-	quick := f.Bool("quick", false, "measure less, in under a minute")
-	list := f.String("scenario", "", "measure these scenarios alone, separated by commas")
-	only := f.String("case", "", "measure only cases whose title, as the progress shows it, matches this regular `expression`")
-	who := f.String("contestant", "", "measure only contestants whose name matches this regular `expression`, and the limits beside them")
+	o := &options{}
 	url := f.String("url", "", "measure the locks of this URL (default: that of DLOCK_URL, or of the file that DLOCK_URL_FILE names)")
-	share := f.Float64("share", 0.5, "with -url: end the load when the servers use this share of their capacity")
-	length := f.Duration("for", 0, "measure for about so long (default: 8m30s, with -quick 50s; with -url 30s, with -quick 10s)")
-	out := f.String("out", "", "the `folder` for the report (default: a new temporary one)")
-	readme := f.String("readme", "", "replace the table in this Markdown `file` by that of the run")
+	f.DurationVar(&o.length, "for", 0, "measure for about so long (default: 8m20s, and less for a part; with -url 30s)")
+	match := f.String("run", "", "measure those \"scenario/case/contestant\" that match this regular `expression`, such as 'throughput/.*/(ours|redsync) over'")
+	f.StringVar(&o.raw, "raw", "", "write each round's figures to this `file`, in the format of Go's benchmarks, of which benchstat compares two")
+	f.StringVar(&o.readme, "readme", "", "replace the table in this Markdown `file`, and the picture beside it, by those of the run")
 	err := f.Parse(args)
-	given := false
-	f.Visit(func(f *flag.Flag) { given = given || f.Name == "url" })
-	chosen, isSet, urlErr := dlockcli.ChooseURL(args, *url, given)
+	given := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	chosen, isSet, urlErr := dlockcli.ChooseURL(args, *url, given["url"])
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		f.SetOutput(stderr)
@@ -150,41 +148,17 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, fmt.Errorf("%w; see benchmark -help", withoutValue(err))
 	case f.NArg() > 0:
 		return nil, errors.New("there are arguments that are no flags; see benchmark -help")
-	case *length < 0:
-		return nil, fmt.Errorf("-for must be positive, and is %v", *length)
-	case *share <= 0 || *share > 0.9:
-		return nil, fmt.Errorf("-share must be above 0 and at most 0.9, and is %v", *share)
-	}
-	o := &options{out: *out}
-	ownServers := *list != "" || *only != "" || *who != "" || *readme != ""
-	if isSet && ownServers {
-		if given {
-			return nil, errors.New("-scenario, -case, -contestant and -readme are for servers of its own, and contradict -url")
-		}
-		return nil, errors.New("-scenario, -case, -contestant and -readme are for servers of its own, and DLOCK_URL is set: unset it")
+	case o.length < 0:
+		return nil, fmt.Errorf("-for must be positive, and is %v", o.length)
+	case isSet && (given["run"] || given["raw"] || given["readme"]):
+		return nil, errors.New("-run, -raw and -readme are for servers of its own, and contradict -url and DLOCK_URL")
 	}
 	if isSet {
-		o.deploy = deploy.Options{URL: chosen, For: 30 * time.Second, Rounds: 20, Share: *share}
-		if *quick {
-			o.deploy.For, o.deploy.Rounds = 10*time.Second, 8
-		}
-		if *length > 0 {
-			o.deploy.For = *length
-		}
-		return o, nil
+		o.url = chosen
 	}
-	o.bench = bench.Options{Quick: *quick, For: *length, README: *readme}
-	if o.bench.Scenarios, err = bench.Pick(*list); err != nil {
-		return nil, fmt.Errorf("-scenario: %w", err)
-	}
-	if *only != "" {
-		if o.bench.Case, err = regexp.Compile(*only); err != nil {
-			return nil, fmt.Errorf("-case: %w", err)
-		}
-	}
-	if *who != "" {
-		if o.bench.Contestant, err = regexp.Compile(*who); err != nil {
-			return nil, fmt.Errorf("-contestant: %w", err)
+	if *match != "" {
+		if o.match, err = regexp.Compile(*match); err != nil {
+			return nil, fmt.Errorf("-run: %w", err)
 		}
 	}
 	return o, nil

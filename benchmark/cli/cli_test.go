@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -29,19 +28,18 @@ func TestWhatIsWrongIsSaidInALineWithoutASecret(t *testing.T) {
 	}{
 		{"-fast", "", exitUsage, "-fast"},
 		{"now", "", exitUsage, "-help"},
-		{"-scenario single,doubel", "", exitUsage, `"doubel"`},
+		{"-run doubel", "", exitFailed, "nothing matches"},
 		{"-url nonsense://host", "", exitUsage, "nonsense"},
 		{"-url memory:?speed=9", "", exitUsage, "speed"},
-		{"-url memory: -scenario single", "", exitUsage, "contradict"},
-		{"-scenario single", "memory:", exitUsage, "DLOCK_URL"},
+		{"-url memory: -run single", "", exitUsage, "contradict"},
+		{"-run single", "memory:", exitUsage, "DLOCK_URL"},
 		{"-url redis://user:s3cret@127.0.0.1:1", "", exitUsage, "a password on the command line can be read by every user of this machine: put the URL into DLOCK_URL"},
 		{"--url=redis://:s3cret@127.0.0.1:1", "", exitUsage, "put the URL into DLOCK_URL"},
 		{"-url=redlock:redis://a,redis://:s3cret@b", "", exitUsage, "put the URL into DLOCK_URL"},
-		{"-quick=redis://:s3cret@b", "", exitUsage, "DLOCK_URL"},
-		{"-quick=s3cret", "", exitUsage, "-quick"},
+		{"-for=redis://:s3cret@b", "", exitUsage, "DLOCK_URL"},
+		{"-for=s3cret", "", exitUsage, "-for"},
 		{"-for -3s", "", exitUsage, "-3s"},
-		{"-share 2", "", exitUsage, "-share"},
-		{"-case (5", "", exitUsage, "-case"},
+		{"-run (5", "", exitUsage, "-run"},
 		{"", "redis://:s3cret@127.0.0.1:1?call_timeout=100ms", exitUnavailable, "127.0.0.1:1"},
 	} {
 		if c.env != "" {
@@ -62,26 +60,12 @@ func TestWhatIsWrongIsSaidInALineWithoutASecret(t *testing.T) {
 	}
 }
 
-// TestNoFolderIsLeftWithoutAReport: a folder is made before it is known that there will be one.
-func TestNoFolderIsLeftWithoutAReport(t *testing.T) {
-	folder := t.TempDir()
-	t.Setenv("TMPDIR", folder)
-	t.Setenv("TMP", folder)
-	var out bytes.Buffer
-	if code := Main([]string{"benchmark", "-url", "memory:?speed=9"}, &out, &out); code != exitUsage {
-		t.Errorf("exit code %d: %s", code, out.String())
-	}
-	if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
-}
-
 func TestHelpListsEveryScenarioAndFlag(t *testing.T) {
 	var out bytes.Buffer
 	if code := Main([]string{"benchmark", "-help"}, &out, &out); code != exitOK {
 		t.Errorf("exit code %d", code)
 	}
-	for _, want := range append(strings.Split(strings.TrimSpace(bench.ScenarioHelp()), "\n"), "-url", "-share", "DLOCK_URL") {
+	for _, want := range append(strings.Split(strings.TrimSpace(bench.ScenarioHelp()), "\n"), "-url", "-run", "DLOCK_URL") {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("-help lacks %q", want)
 		}
@@ -90,12 +74,11 @@ func TestHelpListsEveryScenarioAndFlag(t *testing.T) {
 
 func TestDLOCKURLIsMeasured(t *testing.T) {
 	t.Setenv("DLOCK_URL", "memory:")
-	folder := t.TempDir()
 	var out, progress bytes.Buffer
-	if code := Main([]string{"benchmark", "-quick", "-for", "500ms", "-out", folder}, &out, &progress); code != exitOK {
+	if code := Main([]string{"benchmark", "-for", "500ms"}, &out, &progress); code != exitOK {
 		t.Fatalf("exit code %d: %s", code, progress.String())
 	}
-	if !strings.HasPrefix(out.String(), "Your memory: acquire ") || !strings.Contains(out.String(), filepath.Join(folder, "report.html")) {
+	if !strings.HasPrefix(out.String(), "Your memory: acquire ") {
 		t.Errorf("it printed %s", out.String())
 	}
 }

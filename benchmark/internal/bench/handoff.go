@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -11,32 +10,8 @@ import (
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
 )
 
-// handoff measures several clients that wait for one key.
-func handoff(ctx context.Context, r *Runner) (cases []*testCase) {
-	waits := func(c Contestant) bool { return c.Waits }
-	for _, g := range grounds {
-		s := &Section{
-			Title: "Handing over on " + g.String(),
-			Text: fmt.Sprintf("Clients with connections of their own, like processes, want one key, hold it for %s and want it again at once. "+
-				"A handoff is from just before the release to the return of another client's Lock. "+
-				"A client that gets the lock again itself makes no handoff: if waiters only poll, handoffs are few, and those few are short by luck. Passing on counts from a client's first release in a row, when another client could have got the lock. Least and most say how many locks the clients got in one round; "+
-				"server commands (what the servers count, those inside scripts too) server CPU and the CPU of all clients are per handoff.", figures.Duration(r.plan.Hold)),
-			Key: "handoff p50", Axis: "clients",
-			Plots: []Plot{
-				{Title: "handoff, median", Metric: "handoff p50", Lines: true},
-				{Title: "passing on, median", Metric: "passing on p50", Lines: true},
-				{Title: "handoffs per second", Metric: "handoffs", Lines: true, More: true},
-			},
-		}
-		for _, n := range r.plan.Waiters {
-			if c := r.on(ctx, s, g, waits, n, "client"); c != nil {
-				c.clients, c.heavy, c.rounds, c.least, c.measurement = n, 1.5, 24, r.plan.Waiting, r.handoffMeasurement
-				cases = append(cases, c)
-			}
-		}
-	}
-	return cases
-}
+// hold is how long a lock is held while others wait for it.
+const hold = time.Millisecond
 
 // settling is the first part of a slice, which does not count: the clients are still starting
 // to wait.
@@ -44,24 +19,25 @@ const settling = 0.2
 
 // A Relay describes how a lock went from client to client.
 type Relay struct {
-	Handoffs []time.Duration // from one client's last release to another's grant
-	Errs     []error         // a nil for each client that did not fail
+	Handoffs []float64 // seconds from one client's last release to another's grant
+	Errs     []error   // a nil for each client that did not fail
 
-	got      []int           // number of locks, by client
-	passings []time.Duration // from that client's first release in a row to the grant
+	got      []float64 // number of locks, by client
+	passings []float64 // seconds from that client's first release in a row to the grant
 	overlaps int
-	all      int           // number of handoffs, including those before the counted time
+	all      float64       // number of handoffs, including those before the counted time
 	counted  time.Duration // the slice without its first part
 }
 
 // Handoffs lets clients lock one key, hold it for a while and release it, over and over, until
 // the slice is over.
-func Handoffs(ctx context.Context, clients []Locker, key string, hold time.Duration, begin time.Time, slice time.Duration) *Relay {
+func Handoffs(ctx context.Context, clients []*Client, key string, slice time.Duration) *Relay {
 	holds, errs := make([][]Hold, len(clients)), make([]error, len(clients))
+	begin := time.Now()
 	end := begin.Add(slice)
 	var running sync.WaitGroup
-	for i, l := range clients {
-		running.Go(func() { holds[i], errs[i] = want(ctx, l, key, hold, end) })
+	for i, c := range clients {
+		running.Go(func() { holds[i], errs[i] = want(ctx, c, key, end) })
 	}
 	running.Wait()
 	from := begin.Add(time.Duration(settling * float64(slice)))
@@ -70,30 +46,33 @@ func Handoffs(ctx context.Context, clients []Locker, key string, hold time.Durat
 	return w
 }
 
-// handoffMeasurement measures handoffs. Each measurement has its own key, so that nothing that an
-// earlier one left behind matters.
-func (r *Runner) handoffMeasurement(ctx context.Context, e *entry, slice time.Duration) *measurement {
-	t := &measurement{}
-	m := startMeter(e.servers)
-	w := Handoffs(ctx, e.lockers, "handoff/"+newOwner(), r.plan.Hold, m.at, slice)
-	all := 0
+// handingOver measures handoffs. Each round has its own key, so that nothing that an earlier one
+// left behind matters.
+func handingOver(ctx context.Context, r *Row, slice time.Duration) {
+	m := startMeter(r.servers)
+	w := Handoffs(ctx, r.clients, "handoff/"+newOwner(), slice)
+	all := 0.0
 	for i, err := range w.Errs {
 		if all += w.got[i]; err != nil {
-			t.fail(err)
+			r.fail(1, err)
 		}
 	}
-	t.add("locks", figures.PerSecond, float64(all)/w.counted.Seconds())
-	t.add("handoffs", figures.PerSecond, float64(len(w.Handoffs))/w.counted.Seconds())
-	t.series = []series{{"handoff", w.Handoffs}, {"passing on", w.passings}}
-	t.add("least of a client", figures.Count, float64(slices.Min(w.got)))
-	t.add("most of a client", figures.Count, float64(slices.Max(w.got)))
-	m.stop(t, w.all)
-	if w.overlaps > 0 {
-		t.failed += w.overlaps
-		t.err = fmt.Errorf("two clients held the lock at once, %d times", w.overlaps)
+	r.add("handoff", figures.Seconds, w.Handoffs...)
+	r.add(passingOn, figures.Seconds, w.passings...)
+	r.add("locks", figures.PerSecond, all/w.counted.Seconds())
+	r.add("handoffs", figures.PerSecond, float64(len(w.Handoffs))/w.counted.Seconds())
+	r.add("least of a client", figures.Count, slices.Min(w.got))
+	r.add("most of a client", figures.Count, slices.Max(w.got))
+	if w.all > 0 {
+		m.stop(r, w.all)
 	}
-	return t
+	if w.overlaps > 0 {
+		r.fail(w.overlaps, errors.New("two clients held the lock at once"))
+	}
 }
+
+// passingOn is the metric of the time until another client has a lock that was released.
+const passingOn = "passing on"
 
 // A Hold is one period in which a client had the lock, in nanoseconds since 1970.
 type Hold struct{ From, To int64 }
@@ -104,11 +83,11 @@ const gaveUp = 100 * time.Millisecond
 
 // want lets a client lock, hold and release one key, over and over, until the given time. A
 // wait that this time ends is not a failure.
-func want(ctx context.Context, l Locker, key string, length time.Duration, until time.Time) (holds []Hold, err error) {
+func want(ctx context.Context, c *Client, key string, until time.Time) (holds []Hold, err error) {
 	work, stop := context.WithDeadline(ctx, until)
 	defer stop()
 	for work.Err() == nil {
-		h, err := l.Lock(work, key, true)
+		unlock, err := c.Lock(work, key, true)
 		if err != nil {
 			if work.Err() != nil || errors.Is(err, context.DeadlineExceeded) && time.Until(until) < gaveUp {
 				return holds, nil
@@ -116,9 +95,9 @@ func want(ctx context.Context, l Locker, key string, length time.Duration, until
 			return holds, err
 		}
 		from := time.Now()
-		time.Sleep(length)
+		time.Sleep(hold)
 		holds = append(holds, Hold{from.UnixNano(), time.Now().UnixNano()})
-		if err := h.Unlock(); err != nil {
+		if err := unlock(); err != nil {
 			return holds, err
 		}
 	}
@@ -138,7 +117,7 @@ func runRelay(clients [][]Hold, from time.Time) *Relay {
 		}
 	}
 	slices.SortFunc(turns, func(a, b turn) int { return int(a.From - b.From) })
-	r := &Relay{got: make([]int, len(clients))}
+	r := &Relay{got: make([]float64, len(clients))}
 	end := int64(0)   // the latest end of all holds so far
 	first := int64(0) // the first release, in a row, of the client that had the lock last
 	for i, l := range turns {
@@ -153,8 +132,8 @@ func runRelay(clients [][]Hold, from time.Time) *Relay {
 		if l.From >= from.UnixNano() {
 			r.got[l.client]++
 			if other {
-				r.Handoffs = append(r.Handoffs, time.Duration(l.From-turns[i-1].To))
-				r.passings = append(r.passings, time.Duration(l.From-first))
+				r.Handoffs = append(r.Handoffs, float64(l.From-turns[i-1].To)/1e9)
+				r.passings = append(r.passings, float64(l.From-first)/1e9)
 			}
 		}
 		if other || i == 0 {

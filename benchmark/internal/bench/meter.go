@@ -33,28 +33,21 @@ func startMeter(servers []*server.Server) *meter {
 	return m
 }
 
-// stop adds the cost of each of n locks to the measurement.
-func (m *meter) stop(t *measurement, n int) (took time.Duration) {
-	took = time.Since(m.at)
+// stop adds the cost of each of n locks to the row.
+func (m *meter) stop(r *Row, n float64) {
 	cpu := processCPU() - m.cpu
 	var after runtime.MemStats
 	runtime.ReadMemStats(&after)
 	info := readInfo(m.servers)
-	if n == 0 {
-		return took
-	}
-	per := float64(n)
 	if m.cpu > 0 {
-		t.add("client CPU", figures.Seconds, cpu.Seconds()/per)
+		r.add("client CPU", figures.Seconds, cpu.Seconds()/n)
 	}
-	t.add("allocations", figures.Count, float64(after.Mallocs-m.memory.Mallocs)/per)
-	t.add("allocated", figures.Bytes, float64(after.TotalAlloc-m.memory.TotalAlloc)/per)
-	if len(m.servers) > 0 && info.cpu > 0 {
-		t.add("server CPU", figures.Seconds, (info.cpu-m.info.cpu)/per)
-		t.add("server commands", figures.Count, (info.commands-m.info.commands)/per)
-		t.add("wire", figures.Bytes, (info.bytes-m.info.bytes)/per)
+	r.add("allocations", figures.Count, float64(after.Mallocs-m.memory.Mallocs)/n)
+	if info.cpu > 0 {
+		r.add("server CPU", figures.Seconds, (info.cpu-m.info.cpu)/n)
+		r.add("server commands", figures.Count, (info.commands-m.info.commands)/n)
+		r.add("wire", figures.Bytes, (info.bytes-m.info.bytes)/n)
 	}
-	return took
 }
 
 // readInfo asks the servers. A server that does not answer adds nothing.

@@ -1,99 +1,109 @@
 package bench
 
 import (
-	"maps"
-	"runtime"
+	"errors"
 	"slices"
+	"strings"
 
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// A Metric is one figure of a contestant in a case: its value in each round, and their median
-// with its interval.
+// A Metric is one figure of a contestant in a case.
 type Metric struct {
-	Name string       `json:"name"`
-	Unit figures.Unit `json:"unit,omitempty"`
-	figures.Interval
-	ByRound map[int]float64 `json:"by_round,omitempty"` // empty where it is of all rounds together
-}
-
-// sumUp computes the interval of the rounds.
-func (m *Metric) sumUp() {
-	m.Interval = figures.IntervalOf(slices.Collect(maps.Values(m.ByRound)))
-}
-
-// exactly returns a metric of all rounds together, which has no interval.
-func exactly(name string, unit figures.Unit, v float64) Metric {
-	return Metric{Name: name, Unit: unit, Interval: figures.Interval{Median: v, Low: v, High: v}}
-}
-
-// String returns the median, and the interval if there are enough rounds.
-func (m Metric) String() string {
-	s := figures.Format(m.Median, m.Unit)
-	if m.Rounds < 2 || m.Low == m.High {
-		return s
-	}
-	return s + " (" + figures.Format(m.Low, m.Unit) + " – " + figures.Format(m.High, m.Unit) + ")"
+	Name string
+	Unit figures.Unit
+	figures.Series
 }
 
 // A Row holds the results of one contestant in one case.
 type Row struct {
-	Case       string          `json:"case"`
-	X          float64         `json:"x,omitempty"` // where the case stands on the axis
-	Contestant string          `json:"contestant"`
-	Library    string          `json:"library"`
-	Kind       Kind            `json:"kind"`
-	Client     string          `json:"client,omitempty"`
-	Metrics    []Metric        `json:"metrics,omitempty"`
-	Curve      []figures.Point `json:"quantiles,omitempty"` // X: one by the share beyond; Y: seconds
-	Samples    int64           `json:"samples,omitempty"`   // of the operation with the most
-	Failed     int             `json:"failed,omitempty"`    // operations
-	Error      string          `json:"error,omitempty"`     // the first error
-	// Foreign is how many processors other programs used during the case; negative: unknown.
-	Foreign float64 `json:"foreign_processors"`
-	// Slow says that a measurement took so long that no other was made.
-	Slow bool `json:"slow,omitempty"`
+	Contestant
+	Metrics []*Metric
+	Failed  int   // operations
+	Err     error // why it could not take part, or what failed first
+	Slow    bool  // one round took so long that there was no other
+
+	out     bool             // it takes part no more
+	round   int              // that is being measured; 0 warms up, and does not count
+	keys    string           // prefix of its keys; no other row has it
+	clients []*Client        // as many as the case needs
+	servers []*server.Server // of its locks, which give figures
 }
 
-// add adds a round's figure.
-func (r *Row) add(name string, unit figures.Unit, round int, v float64) {
-	i := slices.IndexFunc(r.Metrics, func(m Metric) bool { return m.Name == name })
+// add adds what was measured in this round.
+func (r *Row) add(name string, unit figures.Unit, samples ...float64) {
+	if r.round == 0 || len(samples) == 0 {
+		return
+	}
+	m := r.metric(name)
+	if m == nil {
+		m = &Metric{Name: name, Unit: unit}
+		r.Metrics = append(r.Metrics, m)
+	}
+	m.Add(r.round, samples...)
+}
+
+// fail counts n failed operations, the first of which failed with err.
+func (r *Row) fail(n int, err error) {
+	if r.Failed += n; r.Err == nil {
+		r.Err = err
+	}
+}
+
+// metric returns the row's metric of this name; nil if there is none.
+func (r *Row) metric(name string) *Metric {
+	i := slices.IndexFunc(r.Metrics, func(m *Metric) bool { return m.Name == name })
 	if i < 0 {
-		i = len(r.Metrics)
-		r.Metrics = append(r.Metrics, Metric{Name: name, Unit: unit, ByRound: map[int]float64{}})
+		return nil
 	}
-	r.Metrics[i].ByRound[round] = v
+	return r.Metrics[i]
 }
 
-// metric returns the row's metric of this name.
-func (r *Row) metric(name string) (Metric, bool) {
-	i := slices.IndexFunc(r.Metrics, func(m Metric) bool { return m.Name == name })
-	if i < 0 {
-		return Metric{}, false
+// figure returns the median of a metric; zero if it was not measured.
+func (r *Row) figure(name string) float64 {
+	if m := r.metric(name); m != nil {
+		return m.Interval().Median
 	}
-	return r.Metrics[i], true
+	return 0
 }
-
-// rounds returns the number of rounds.
-func (r *Row) rounds() (n int) {
-	for _, m := range r.Metrics {
-		n = max(n, m.Rounds)
-	}
-	return n
-}
-
-// disturbed reports whether other programs used so much of the processors during the case that
-// it can compare nothing. Beside such a load a contestant loses that needs more processor time
-// and fewer round trips, though it wins on an idle machine.
-func (r *Row) disturbed() bool { return loaded(r.Foreign) }
-
-// loaded reports whether other programs used more than a fifth of the processors.
-func loaded(foreign float64) bool { return foreign > 0.2*float64(runtime.NumCPU()) }
 
 // handsOver reports whether at least one in ten of the row's locks went to another client, or
 // handoffs were not measured. With fewer handoffs their time is down to chance.
 func (r *Row) handsOver() bool {
-	locks, ok := r.metric("locks")
-	handoffs, known := r.metric("handoffs")
-	return !ok || !known || handoffs.Median >= locks.Median/10
+	return r.metric("handoffs") == nil || r.figure("handoffs") >= r.figure("locks")/10
+}
+
+// trouble says what went wrong in the row; empty: nothing.
+func (r *Row) trouble() string {
+	switch {
+	case r.Err != nil && r.Failed == 0:
+		return r.String() + " could not take part: " + firstLine(r.Err)
+	case r.Err != nil:
+		return r.String() + ": failed operations: " + figures.Digits(float64(r.Failed)) + ", the first: " + firstLine(r.Err)
+	case r.Slow:
+		return r.String() + " took so long in one round that it had no other"
+	}
+	return ""
+}
+
+// close closes the clients.
+func (r *Row) close() {
+	var errs []error
+	for _, c := range r.clients {
+		errs = append(errs, c.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		r.fail(1, err)
+	}
+	r.clients = nil
+}
+
+// firstLine shortens an error to one line.
+func firstLine(err error) string {
+	s, _, _ := strings.Cut(err.Error(), "\n")
+	if len(s) > 300 {
+		s = s[:300] + "…"
+	}
+	return s
 }

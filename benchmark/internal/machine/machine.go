@@ -4,21 +4,21 @@ package machine
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/shirou/gopsutil/v4/cpu"
-	"github.com/shirou/gopsutil/v4/process"
 )
 
 // Describe returns the system, the number of processors and the version of Go.
 func Describe() string {
 	text := fmt.Sprintf("%s, %s/%s, %d processors", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
-	if info, err := cpu.Info(); err == nil && len(info) > 0 && info[0].ModelName != "" {
-		text += " (" + strings.TrimSpace(info[0].ModelName) + ")"
+	info, _ := os.ReadFile("/proc/cpuinfo") // Linux alone has it
+	_, model, ok := strings.Cut(string(info), "model name")
+	if model, _, _ = strings.Cut(model, "\n"); ok {
+		text += " (" + strings.Trim(model, "\t: ") + ")"
 	}
 	return text
 }
@@ -44,29 +44,24 @@ func Libraries(names ...string) (list []string) {
 // this process and its descendants have used.
 type Moment struct {
 	at        time.Time
-	busy, own float64
-	ok        bool
+	idle, own float64
+	ok        bool // only Linux tells
 }
 
 // Now returns the current Moment.
 func Now() Moment {
 	m := Moment{at: time.Now()}
-	times, err := cpu.Times(false)
-	if err == nil && len(times) > 0 {
-		m.busy = -times[0].Idle - times[0].Iowait // only differences count; the busy times themselves are sampled
-		m.own, m.ok = own()
+	stat, _ := os.ReadFile("/proc/stat")
+	first, _, _ := strings.Cut(string(stat), "\n")
+	if times := strings.Fields(first); len(times) > 5 { // cpu, user, nice, system, idle, iowait: see proc(5)
+		m.idle, m.own, m.ok = ticks(times[4:6]...), own(), true // the busy times themselves are sampled
 	}
 	return m
 }
 
 // Busy returns the share of all processors that was busy since an earlier moment.
 func (m Moment) Busy(before Moment) float64 {
-	return max(1+(m.busy-before.busy)/m.capacity(before), 0)
-}
-
-// capacity is the time of all processors since an earlier moment, in seconds.
-func (m Moment) capacity(before Moment) float64 {
-	return m.at.Sub(before.at).Seconds() * float64(runtime.NumCPU())
+	return max(1-(m.idle-before.idle)/(m.at.Sub(before.at).Seconds()*float64(runtime.NumCPU())), 0)
 }
 
 // Foreign returns how many processors other programs used on average since an earlier moment,
@@ -78,50 +73,40 @@ func (m Moment) Foreign(before Moment) float64 {
 	return max(m.Busy(before)*float64(runtime.NumCPU())-(m.own-before.own)/m.at.Sub(before.at).Seconds(), 0)
 }
 
-// own adds up the processor time of this process and its descendants, including those that have
-// ended. Only Linux tells.
-func own() (seconds float64, ok bool) {
-	parents := map[int32]int32{}
-	pids, err := process.Pids()
-	if err != nil {
-		return 0, false
+// own adds up the processor time, in seconds, of this process and its descendants, including
+// those that have ended.
+func own() (seconds float64) {
+	type process struct {
+		parent string
+		used   float64
 	}
-	for _, pid := range pids {
-		if p, err := process.NewProcess(pid); err == nil {
-			parents[pid], _ = p.Ppid() // a process that has ended has none
+	all := map[string]process{}
+	files, _ := filepath.Glob("/proc/[0-9]*/stat") // fails for a bad pattern alone
+	for _, file := range files {
+		stat, _ := os.ReadFile(file) // a process that has ended has none
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		if f := strings.Fields(rest); len(f) > 15 { // after the name: 1 is the parent; 11 to 14 are utime, stime, cutime, cstime
+			all[filepath.Base(filepath.Dir(file))] = process{f[1], ticks(f[11:15]...)}
 		}
 	}
-	self := int32(os.Getpid())
-	for pid := range parents {
-		for at, steps := pid, 0; at > 1 && steps < 20; at, steps = parents[at], steps+1 {
+	self := strconv.Itoa(os.Getpid())
+	for pid, p := range all {
+		for at, steps := pid, 0; at != "" && steps < 20; at, steps = all[at].parent, steps+1 {
 			if at == self {
-				t, told := used(pid)
-				seconds, ok = seconds+t, ok || told
+				seconds += p.used
 				break
 			}
 		}
 	}
-	return seconds, ok
+	return seconds
 }
 
-// used reads the processor time of a process and of its children that have ended (see proc(5)).
-func used(pid int32) (seconds float64, ok bool) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, false
+// ticks adds up times, in seconds.
+func ticks(times ...string) (seconds float64) {
+	const perSecond = 100
+	for _, t := range times {
+		n, _ := strconv.ParseFloat(t, 64) // the kernel writes numbers
+		seconds += n / perSecond
 	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // after the name
-	const first, last, perSecond = 11, 15, 100    // utime, stime, cutime, cstime
-	fields := strings.Fields(rest)
-	if len(fields) < last {
-		return 0, false
-	}
-	for _, f := range fields[first:last] {
-		ticks, err := strconv.ParseFloat(f, 64)
-		if err != nil {
-			return 0, false
-		}
-		seconds += ticks / perSecond
-	}
-	return seconds, true
+	return seconds
 }

@@ -15,12 +15,12 @@ import (
 // overEtcd returns the locks of etcd's client.
 func overEtcd() []bench.Contestant {
 	return []bench.Contestant{{
-		Name: "etcd concurrency", Kind: bench.Peer, Client: "etcd", Waits: true,
+		Name: "etcd concurrency", Client: "etcd", Kind: bench.Peer, Waits: true,
 		How: "concurrency.Mutex of etcd's client v3 with one session for each client, on one member with its defaults, which writes every change to its disk. " +
 			"It counts TTLs in whole seconds, of which an etcd takes no less than two",
 		Serves: bench.One(server.KindEtcd),
-		Open: func(ctx context.Context, s *bench.Setup) (bench.Locker, error) {
-			c, err := connectEtcd(s.Nodes[0].Addr)
+		Open: func(ctx context.Context, s *bench.Setup) (*bench.Client, error) {
+			c, err := clientv3.New(clientv3.Config{Endpoints: s.Addrs, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
 			if err != nil {
 				return nil, err
 			}
@@ -30,13 +30,16 @@ func overEtcd() []bench.Contestant {
 			if err != nil {
 				return nil, errors.Join(err, c.Close())
 			}
-			return etcdLocker{c, session}, nil
+			return &bench.Client{Close: func() error { return errors.Join(session.Close(), c.Close()) }, Lock: func(ctx context.Context, key string, wait bool) (func() error, error) {
+				m := concurrency.NewMutex(session, key)
+				take := m.TryLock
+				if wait {
+					take = m.Lock
+				}
+				return func() error { return m.Unlock(context.Background()) }, take(ctx)
+			}}, nil
 		},
 	}}
-}
-
-func connectEtcd(addr string) (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{Endpoints: []string{addr}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
 }
 
 // newSession fails when ctx ends. The session that it returns outlives ctx.
@@ -47,26 +50,3 @@ func newSession(ctx context.Context, c *clientv3.Client, seconds int) (*concurre
 	}
 	return concurrency.NewSession(c, concurrency.WithTTL(seconds), concurrency.WithLease(lease.ID))
 }
-
-type etcdLocker struct {
-	c *clientv3.Client
-	s *concurrency.Session
-}
-
-func (l etcdLocker) Lock(ctx context.Context, key string, wait bool) (bench.Held, error) {
-	m := concurrency.NewMutex(l.s, key)
-	take := m.TryLock
-	if wait {
-		take = m.Lock
-	}
-	if err := take(ctx); err != nil {
-		return nil, err
-	}
-	return etcdHeld{m}, nil
-}
-
-func (l etcdLocker) Close() error { return errors.Join(l.s.Close(), l.c.Close()) }
-
-type etcdHeld struct{ m *concurrency.Mutex }
-
-func (h etcdHeld) Unlock() error { return h.m.Unlock(context.Background()) }

@@ -26,15 +26,15 @@ func TestEveryPeerIsALock(t *testing.T) {
 		{"etcd", 1, func(t *testing.T) *server.Server { return server.Etcd(t, 1).Nodes[0] }},
 	} {
 		t.Run(on.name, func(t *testing.T) {
-			var nodes []bench.Node
+			setup := &bench.Setup{TTL: 20 * time.Second}
 			for range on.n {
 				s := on.start(t)
-				nodes = append(nodes, bench.Node{Kind: s.Kind(), Addr: s.Addr(), Direct: s.Addr()})
+				setup.Kind, setup.Addrs = s.Kind(), append(setup.Addrs, s.Addr())
 			}
 			for _, p := range Contestants() {
-				if p.Serves(nodes[0].Kind, on.n) {
-					served[p.Name] = true
-					t.Run(p.Name, func(t *testing.T) { excludes(t, p, nodes) })
+				if p.Serves(setup.Kind, on.n) {
+					served[p.String()] = true
+					t.Run(p.String(), func(t *testing.T) { excludes(t, p, setup) })
 				}
 			}
 		})
@@ -45,19 +45,18 @@ func TestEveryPeerIsALock(t *testing.T) {
 }
 
 // excludes takes a lock from two clients, one after the other.
-func excludes(t *testing.T, p bench.Contestant, nodes []bench.Node) {
+func excludes(t *testing.T, p bench.Contestant, s *bench.Setup) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	s := &bench.Setup{TTL: 20 * time.Second, Nodes: nodes}
 	one, two := open(ctx, t, p, s), open(ctx, t, p, s)
-	held := persistently(ctx, t, one, t.Name())
-	if _, err := two.Lock(ctx, t.Name(), false); err == nil {
+	unlock := persistently(ctx, t, one, t.Name())
+	if _, err := two(ctx, t.Name(), false); err == nil {
 		t.Fatal("two clients have it")
 	}
-	if err := held.Unlock(); err != nil {
+	if err := unlock(); err != nil {
 		t.Log("unlock:", err) // the next one shows whether it is free
 	}
-	if err := persistently(ctx, t, two, t.Name()).Unlock(); err != nil {
+	if err := persistently(ctx, t, two, t.Name())(); err != nil {
 		t.Log("unlock:", err) // a machine that stalls costs a library its own timeout
 	}
 }
@@ -65,17 +64,17 @@ func excludes(t *testing.T, p bench.Contestant, nodes []bench.Node) {
 // persistently waits for a lock, and starts a new wait every few seconds: on a machine that
 // stalls, a wait of valkeylock or rueidislock may miss the release and go on until its context
 // ends.
-func persistently(ctx context.Context, t *testing.T, l bench.Locker, key string) bench.Held {
+func persistently(ctx context.Context, t *testing.T, lock locker, key string) (unlock func() error) {
 	for {
 		wait, cancel := context.WithCancel(ctx) // not a timeout: some locks end with their context
 		t.Cleanup(cancel)
 		patience := time.AfterFunc(3*time.Second, cancel)
-		h, err := l.Lock(wait, key, true)
+		unlock, err := lock(wait, key, true)
 		if err == nil && patience.Stop() {
-			return h
+			return unlock
 		}
 		if cancel(); err == nil {
-			_ = h.Unlock() // the lock may have ended
+			_ = unlock() // the lock may have ended
 		}
 		if ctx.Err() != nil {
 			t.Fatal("no lock was granted:", err)
@@ -83,7 +82,10 @@ func persistently(ctx context.Context, t *testing.T, l bench.Locker, key string)
 	}
 }
 
-func open(ctx context.Context, t *testing.T, p bench.Contestant, s *bench.Setup) bench.Locker {
+// locker is a client's Lock.
+type locker func(ctx context.Context, key string, wait bool) (unlock func() error, err error)
+
+func open(ctx context.Context, t *testing.T, p bench.Contestant, s *bench.Setup) locker {
 	l, err := p.Open(ctx, s)
 	if err != nil {
 		t.Fatal(err)
@@ -93,21 +95,21 @@ func open(ctx context.Context, t *testing.T, p bench.Contestant, s *bench.Setup)
 			t.Log("close:", err) // a machine that stalls costs a library its own timeout
 		}
 	})
-	return l
+	return l.Lock
 }
 
 func TestPeersHaveNamesOfTheirOwnAndSayHowTheyAreSetUp(t *testing.T) {
 	var names []string
 	for _, c := range bench.Contestants() {
-		names = append(names, c.Name)
+		names = append(names, c.String())
 	}
 	for _, c := range Contestants() {
-		if slices.Contains(names, c.Name) {
-			t.Errorf("two contestants are called %q", c.Name)
+		if slices.Contains(names, c.String()) {
+			t.Errorf("two contestants are called %q", c.String())
 		}
 		if c.How == "" || c.Client == "" || c.Kind != bench.Peer {
-			t.Errorf("%q does not say how it is set up: %+v", c.Name, c)
+			t.Errorf("%q does not say how it is set up", c.String())
 		}
-		names = append(names, c.Name)
+		names = append(names, c.String())
 	}
 }

@@ -20,7 +20,7 @@ import (
 // overRedis returns the Redis libraries that poll.
 func overRedis() []bench.Contestant {
 	list := []bench.Contestant{{
-		Name: "redislock, go-redis", Kind: bench.Peer, Client: "go-redis", Serves: bench.OneKeyStore, Waits: true, Open: openRedislock,
+		Name: "redislock", Client: "go-redis", Kind: bench.Peer, Serves: bench.OneKeyStore, Waits: true, Open: openRedislock,
 		How: "redislock over go-redis with its defaults; a wait tries again every 100 ms (LinearBackoff), as its README does",
 	}}
 	for _, client := range []struct {
@@ -28,10 +28,10 @@ func overRedis() []bench.Contestant {
 		open pool
 	}{{"rueidis", rueidisPool}, {"go-redis", goRedisPool}} {
 		for _, c := range []bench.Contestant{
-			{Name: "redsync fail-fast, ", How: "redsync v4 with WithFailFast(true)", Open: openRedsync(client.open, redsync.WithFailFast(true))},
-			{Name: "redsync, ", How: "redsync v4 with its defaults; a wait calls LockContext until it succeeds", Open: openRedsync(client.open)},
+			{Name: "redsync fail-fast", How: "redsync v4 with WithFailFast(true)", Open: openRedsync(client.open, redsync.WithFailFast(true))},
+			{Name: "redsync", How: "redsync v4 with its defaults; a wait calls LockContext until it succeeds", Open: openRedsync(client.open)},
 		} {
-			c.Name, c.Client, c.How = c.Name+client.name, client.name, c.How+"; over "+client.name+" with its defaults"
+			c.Client, c.How = client.name, c.How+"; over "+client.name+" with its defaults"
 			c.Kind, c.Serves, c.Waits = bench.Peer, bench.AnyKeyStore, true
 			list = slices.Insert(list, 0, c)
 		}
@@ -55,91 +55,57 @@ func rueidisPool(addr string) (redsyncredis.Pool, func() error, error) {
 	return redsyncrueidis.NewPool(rueidiscompat.NewAdapter(c)), func() error { c.Close(); return nil }, nil
 }
 
-type redsyncLocker struct {
-	r      *redsync.Redsync
-	opts   []redsync.Option
-	closes []func() error
-}
-
-func openRedsync(open pool, opts ...redsync.Option) func(context.Context, *bench.Setup) (bench.Locker, error) {
-	return func(_ context.Context, s *bench.Setup) (bench.Locker, error) {
-		l := &redsyncLocker{opts: append([]redsync.Option{redsync.WithExpiry(s.TTL)}, opts...)}
+func openRedsync(open pool, opts ...redsync.Option) func(context.Context, *bench.Setup) (*bench.Client, error) {
+	return func(_ context.Context, s *bench.Setup) (*bench.Client, error) {
 		var pools []redsyncredis.Pool
-		for _, n := range s.Nodes {
-			p, closes, err := open(n.Addr)
-			if err != nil {
-				return nil, errors.Join(err, l.Close())
+		var closes []func() error
+		end := func() (err error) {
+			for _, c := range closes {
+				err = errors.Join(err, c())
 			}
-			pools, l.closes = append(pools, p), append(l.closes, closes)
+			return err
 		}
-		l.r = redsync.New(pools...)
-		return l, nil
-	}
-}
-
-func (l *redsyncLocker) Lock(ctx context.Context, key string, wait bool) (bench.Held, error) {
-	m := l.r.NewMutex(key, l.opts...)
-	if !wait {
-		return redsyncHeld{m}, m.TryLockContext(ctx)
-	}
-	for {
-		err := m.LockContext(ctx)
-		if err == nil {
-			return redsyncHeld{m}, nil
+		for _, addr := range s.Addrs {
+			p, closePool, err := open(addr)
+			if err != nil {
+				return nil, errors.Join(err, end())
+			}
+			pools, closes = append(pools, p), append(closes, closePool)
 		}
-		if ctx.Err() != nil {
-			return nil, err
+		locks, opts := redsync.New(pools...), append([]redsync.Option{redsync.WithExpiry(s.TTL)}, opts...)
+		return &bench.Client{Close: end, Lock: func(ctx context.Context, key string, wait bool) (func() error, error) {
+			m := locks.NewMutex(key, opts...)
+			take := m.TryLockContext
+			if wait {
+				take = m.LockContext
+			}
+			err := take(ctx)
+			for wait && err != nil && ctx.Err() == nil {
+				err = take(ctx)
+			}
+			return func() error {
+				ok, err := m.UnlockContext(context.Background())
+				if err == nil && !ok {
+					err = errors.New("not unlocked")
+				}
+				return err
+			}, err
+		}}, nil
+	}
+}
+
+func openRedislock(_ context.Context, s *bench.Setup) (*bench.Client, error) {
+	c := redis.NewClient(&redis.Options{Addr: s.Addrs[0]})
+	locks := redislock.New(c)
+	return &bench.Client{Close: c.Close, Lock: func(ctx context.Context, key string, wait bool) (func() error, error) {
+		var opts *redislock.Options
+		if wait {
+			opts = &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
 		}
-	}
-}
-
-func (l *redsyncLocker) Close() error {
-	var errs []error
-	for _, c := range l.closes {
-		errs = append(errs, c())
-	}
-	return errors.Join(errs...)
-}
-
-type redsyncHeld struct{ m *redsync.Mutex }
-
-func (h redsyncHeld) Unlock() error {
-	ok, err := h.m.UnlockContext(context.Background())
-	if err == nil && !ok {
-		err = errors.New("not unlocked")
-	}
-	return err
-}
-
-type redislockLocker struct {
-	c   *redis.Client
-	l   *redislock.Client
-	ttl time.Duration
-}
-
-func openRedislock(_ context.Context, s *bench.Setup) (bench.Locker, error) {
-	c := redis.NewClient(&redis.Options{Addr: s.Nodes[0].Addr})
-	return &redislockLocker{c, redislock.New(c), s.TTL}, nil
-}
-
-func (l *redislockLocker) Lock(ctx context.Context, key string, wait bool) (bench.Held, error) {
-	var opts *redislock.Options
-	if wait {
-		opts = &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
-	}
-	for {
-		h, err := l.l.Obtain(ctx, key, l.ttl, opts)
-		if err == nil {
-			return redislockHeld{h}, nil
+		h, err := locks.Obtain(ctx, key, s.TTL, opts)
+		for wait && ctx.Err() == nil && errors.Is(err, redislock.ErrNotObtained) {
+			h, err = locks.Obtain(ctx, key, s.TTL, opts)
 		}
-		if !wait || ctx.Err() != nil || !errors.Is(err, redislock.ErrNotObtained) {
-			return nil, err
-		}
-	}
+		return func() error { return h.Release(context.Background()) }, err
+	}}, nil
 }
-
-func (l *redislockLocker) Close() error { return l.c.Close() }
-
-type redislockHeld struct{ l *redislock.Lock }
-
-func (h redislockHeld) Unlock() error { return h.l.Release(context.Background()) }

@@ -12,32 +12,24 @@ import (
 // the same code over rueidis.
 func trackers() []bench.Contestant {
 	return []bench.Contestant{{
-		Name: "valkeylock, valkey-go", Kind: bench.Peer, Client: "valkey-go", Serves: bench.OneKeyStore, Waits: true,
+		Name: "valkeylock", Client: "valkey-go", Kind: bench.Peer, Serves: bench.OneKeyStore, Waits: true,
 		How: "valkeylock with KeyMajority 1 and NoLoopTracking, as its README says for one server, and KeyValidity as the TTL of the others",
-		Open: func(_ context.Context, s *bench.Setup) (bench.Locker, error) {
+		Open: func(_ context.Context, s *bench.Setup) (*bench.Client, error) {
 			l, err := valkeylock.NewLocker(valkeylock.LockerOption{
-				ClientOption: valkey.ClientOption{InitAddress: []string{s.Nodes[0].Addr}, ForceSingleClient: true},
+				ClientOption: valkey.ClientOption{InitAddress: s.Addrs, ForceSingleClient: true},
 				KeyMajority:  1, NoLoopTracking: true, KeyValidity: s.TTL,
 			})
-			return tracker{l}, err
+			if err != nil {
+				return nil, err
+			}
+			return &bench.Client{Close: func() error { l.Close(); return nil }, Lock: func(ctx context.Context, key string, wait bool) (func() error, error) {
+				take := l.TryWithContext
+				if wait {
+					take = l.WithContext
+				}
+				_, cancel, err := take(ctx, key) // the lock lasts as long as a context
+				return func() error { cancel(); return nil }, err
+			}}, nil
 		},
 	}}
 }
-
-type tracker struct{ valkeylock.Locker }
-
-func (t tracker) Lock(ctx context.Context, key string, wait bool) (bench.Held, error) {
-	take := t.TryWithContext
-	if wait {
-		take = t.WithContext
-	}
-	_, cancel, err := take(ctx, key)
-	return tracked(cancel), err
-}
-
-func (t tracker) Close() error { t.Locker.Close(); return nil }
-
-// tracked is a lock that lasts as long as a context, which it ends.
-type tracked context.CancelFunc
-
-func (t tracked) Unlock() error { t(); return nil }

@@ -1,6 +1,16 @@
+// Package figures judges measurements.
+//
+//	Series   ──> one figure of one contestant: its samples, and its median in each round
+//	Interval ──> the median over rounds, and where it may be
+//	Verdict  ──> ahead, behind, cannot tell
+//
+// Two contestants are compared by the ratio of their figures in each round, because a machine
+// that is slow for a while is slow for both. The confidence interval of these ratios decides;
+// if it does not, the comparison stays undecided.
 package figures
 
 import (
+	"maps"
 	"math"
 	"slices"
 
@@ -18,14 +28,47 @@ const (
 	LeastRounds = 8
 )
 
+// A Series is one figure over the rounds of a measurement. The zero value is empty.
+type Series struct {
+	Rounds map[int]float64 // the median of each round
+
+	all []float64
+}
+
+// Add adds what was measured in a round. It ignores a round without samples.
+func (s *Series) Add(round int, samples ...float64) {
+	if len(samples) == 0 {
+		return
+	}
+	if s.Rounds == nil {
+		s.Rounds = map[int]float64{}
+	}
+	s.Rounds[round] = stats.Sample{Xs: samples}.Quantile(0.5)
+	s.all = append(s.all, samples...)
+}
+
+// Count returns the number of samples.
+func (s *Series) Count() int { return len(s.all) }
+
+// Interval returns the interval of the rounds' medians.
+func (s *Series) Interval() Interval { return IntervalOf(slices.Collect(maps.Values(s.Rounds))) }
+
+// Quantile returns the quantile q of all samples, or zero if there are so few that it would only
+// be the greatest.
+func (s *Series) Quantile(q float64) float64 {
+	if float64(len(s.all))*(1-q) < 0.9999 {
+		return 0
+	}
+	slices.Sort(s.all)
+	return stats.Sample{Xs: s.all, Sorted: true}.Quantile(q)
+}
+
 // An Interval is the median of one figure over the rounds, and the range in which the true
 // median is, with the given Confidence. It assumes nothing about the distribution of the
 // figures (it uses order statistics).
 type Interval struct {
-	Median float64 `json:"median"`
-	Low    float64 `json:"low"`
-	High   float64 `json:"high"`
-	Rounds int     `json:"rounds"`
+	Median, Low, High float64
+	Rounds            int
 }
 
 // Decided reports whether there are enough rounds for the interval to say anything. Otherwise
@@ -45,17 +88,17 @@ func IntervalOf(rounds []float64) Interval {
 }
 
 // Ratios returns the interval of the ratios a/b over the rounds that both have.
-func Ratios(a, b map[int]float64) Interval {
+func Ratios(a, b *Series) Interval {
 	var ratios []float64
-	for round, v := range a {
-		if other, ok := b[round]; ok && other > 0 {
+	for round, v := range a.Rounds {
+		if other, ok := b.Rounds[round]; ok && other > 0 {
 			ratios = append(ratios, v/other)
 		}
 	}
 	return IntervalOf(ratios)
 }
 
-// A Verdict is the result of a comparison, or says whether a goal is met.
+// A Verdict is the result of a comparison.
 type Verdict string
 
 // The verdicts.
@@ -63,9 +106,6 @@ const (
 	Ahead      Verdict = "ahead"
 	Behind     Verdict = "behind"
 	CannotTell Verdict = "cannot tell"
-	Met        Verdict = "met"
-	Missed     Verdict = "missed"
-	Undecided  Verdict = "undecided"
 )
 
 // Compare judges the ratio of ours to another's figure, where less is better.
@@ -79,17 +119,4 @@ func Compare(ratio Interval) Verdict {
 		return Behind
 	}
 	return CannotTell
-}
-
-// Judge says whether a figure meets a goal, which is an upper bound.
-func Judge(figure Interval, most float64) Verdict {
-	switch {
-	case !figure.Decided():
-		return Undecided
-	case figure.High <= most:
-		return Met
-	case figure.Low > most:
-		return Missed
-	}
-	return Undecided
 }
