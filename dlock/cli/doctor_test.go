@@ -161,13 +161,6 @@ var misconfigurations = map[string]misconfiguration{
 	}, deep},
 	"no eval": {"acl-command unsafe EVAL", lacks("~* &* +@all -eval"), long},
 	"rights":  {"acl-key unsafe,acl-channel warning,acl-command warning MGET,unknown-setting note", lacks("~other:* resetchannels &other:* +@all -config -mget"), always},
-	"slow scripts": {"slow-scripts warning", func(w *world) (string, mender) {
-		s := server.Redis(w.t)
-		w.do(s, "CONFIG", "SET", "slowlog-log-slower-than", "0")
-		w.want(0, "run", "--url", s.URL(), "k", "--", "true")
-		w.do(s, "CONFIG", "SET", "slowlog-log-slower-than", "1000000")
-		return s.URL(), w.shell
-	}, long},
 	"persistence": {"save-failed warning,appendfsync note", func(w *world) (string, mender) {
 		s := server.Valkey(w.t, server.WithAppendOnly("everysec"))
 		dump := filepath.Join(s.Dir(), "dump.rdb", "in the way")
