@@ -6,14 +6,12 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
-	"github.com/redlock-go/redlock/driver/printable"
 	"github.com/redlock-go/redlock/driver/quorum"
 )
 
@@ -31,27 +29,31 @@ var _ Locker = (*Client)(nil)
 // A Client takes locks from one backend. It is safe for concurrent use, and meant to
 // live as long as the program: make one, share it, Close it.
 type Client struct {
-	backend  driver.Backend
-	info     driver.Info
-	config   // the defaults of every lock
-	clock    *boot.Clock
-	sched    scheduler
-	renewals renewals
-	queues   *waitQueues
-	losses   losses
-	outages  seldom // failures of the backend
-	losts    seldom // leases lost
-	polling  seldom // waits that poll
-	toHooks  eventQueue
-	toLog    eventQueue
-	count    counters
-	life     context.Context // ends with Close
-	end      context.CancelFunc
+	backend driver.Backend
+	info    driver.Info
+	config  // the defaults of every lock
+	clock   *boot.Clock
+	queues  queues
+	outages seldom // failures of the backend
+	losts   seldom // leases lost
+	polling seldom // waits that poll
+	toHooks eventQueue
+	toLog   eventQueue
+	count   counters
+	life    context.Context // ends with Close
+	end     context.CancelFunc
 
-	mu     sync.Mutex
-	closed bool
-	leases map[*Lease]struct{} // held, or kept for their WithMinHold
-	calls  sync.WaitGroup      // calls of the backend that are under way
+	renewals renewals
+
+	mu      sync.Mutex
+	closed  bool
+	calls   sync.WaitGroup // calls of the backend that are under way
+	leases  leaseHeap      // held, or kept for their WithMinHold
+	timer   *time.Timer    // calls run
+	armed   boot.Instant   // when the timer fires; zero: never
+	running bool           // run is under way
+	jumps   int64          // clock.Jumps when the leases were last checked
+	watched map[<-chan struct{}]int
 }
 
 // New returns a Client of a backend. Use it if the program has a Redis client or a pool of
@@ -63,9 +65,7 @@ func New(b driver.Backend, opts ...Option) (*Client, error) {
 	if b == nil {
 		return nil, fmt.Errorf("dlock: %w", driver.Invalid("backend", "is nil"))
 	}
-	var c config
-	c.reset()
-	return newClient(b, c, opts)
+	return newClient(b, defaults(), opts)
 }
 
 func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
@@ -76,59 +76,31 @@ func newClient(b driver.Backend, cfg config, opts []Option) (*Client, error) {
 		}
 		o.setClient(&cfg)
 	}
-	c := &Client{
-		backend: b,
-		info:    b.Info(),
-		config:  cfg,
-		clock:   boot.New(boot.Source{}),
-		leases:  map[*Lease]struct{}{},
+	c := &Client{backend: b, info: b.Info(), config: cfg, clock: boot.New(boot.Source{}), watched: map[<-chan struct{}]int{}}
+	if err := c.checkDefaults(); err != nil {
+		return nil, fmt.Errorf("dlock: %w", err)
 	}
 	c.life, c.end = context.WithCancel(context.Background())
-	c.sched.clock = c.clock
-	c.losses.look, c.losses.watches = c.lookForLosses, map[<-chan struct{}]*watch{}
-	c.sched.idle.L = &c.sched.mu
-	c.renewals.held = &c.count.held
+	c.queues = queues{closed: c.life.Done(), byKey: map[string]*queue{}, hot: map[string]time.Time{}}
 	c.outages = seldom{c: c, first: "dlock: backend unavailable", more: "dlock: backend still unavailable"}
 	c.losts = seldom{c: c, first: "dlock: lease lost", more: "dlock: more leases lost"}
 	c.polling = seldom{c: c, first: "dlock: waiters poll, since the backend cannot signal them", more: "dlock: waiters still poll"}
-	c.queues = newWaitQueues(c.life.Done())
-	if err := c.checkDefaults(); err != nil {
-		c.end()
-		return nil, fmt.Errorf("dlock: %w", err)
-	}
-	if c.notices != nil {
-		c.notices.to.Store(c)
-	}
 	return c, nil
 }
 
+// checkDefaults finds misuse of the client's options, and fits the default TTL to the backend.
 func (c *Client) checkDefaults() error {
-	if err := c.checkLock(); err != nil {
-		return err
-	}
 	if unknown := c.require &^ knownFeatures; unknown != 0 {
 		return driver.Invalid("WithRequire", "feature %#x is unknown", uint32(unknown))
 	}
 	if missing := c.require &^ c.info.Features; missing != 0 {
 		return driver.Invalid("WithRequire", "%s lacks %s", c.info.Name, missing)
 	}
-	if c.mode == driver.Shared && !c.info.Features.Has(driver.FeatureShared) {
-		return driver.Invalid("WithShared", "%s has no shared mode", c.info.Name)
+	if !c.ttlSet {
+		c.ttl = min(max(c.ttl, c.info.MinTTL), c.info.MaxTTL)
 	}
-	if c.hasTTL() || c.ttlSet {
-		if !c.ttlSet {
-			c.ttl = min(max(c.ttl, c.info.MinTTL), c.info.MaxTTL)
-		}
-		if err := c.info.CheckTTL(c.ttl); err != nil {
-			return err
-		}
-		return c.checkMargin(c.ttl)
-	}
-	return c.checkMargin(0)
+	return c.check(&request{Request: driver.Request{Key: "k"}, lockConfig: c.lockConfig})
 }
-
-// hasTTL reports whether the backend's leases end by time.
-func (c *Client) hasTTL() bool { return c.info.MaxTTL != 0 }
 
 // Backend returns the client's backend, for what it has beyond locks: a driver.Inspector and a
 // driver.Admin for operators, or a quorum.Admin. It ends with the client.
@@ -145,12 +117,7 @@ func (c *Client) String() string {
 
 // TTL returns how long a lease lasts unless it is renewed, by the client's options and URL. It
 // is zero if leases live with a session and have no TTL.
-func (c *Client) TTL() time.Duration {
-	if !c.hasTTL() {
-		return 0
-	}
-	return c.ttl
-}
+func (c *Client) TTL() time.Duration { return c.ttl }
 
 // pingKey is the key that Ping takes and gives back.
 const pingKey = "dlock.ping"
@@ -173,14 +140,43 @@ func (c *Client) Ping(ctx context.Context) error {
 	r.Owner = newOwner(c.label)
 	held, err := c.backend.Acquire(ctx, &r.Request)
 	if err == nil {
-		err = held.Release(values(ctx))
-	} else if errors.Is(err, ErrHeld) {
-		err = nil
+		err = held.Release(context.WithoutCancel(ctx))
 	}
-	if err != nil && !errors.Is(err, ErrLost) {
-		return c.newError(ctx, r, err)
+	if err == nil || errors.Is(err, ErrHeld) || errors.Is(err, ErrLost) {
+		return nil
 	}
-	return nil
+	return c.newError(ctx, r, err)
+}
+
+// Lookup returns the state of key: its holders, their tokens and remaining times, and how many
+// wait, as far as the backend can tell. A key that nobody holds has no Holders. ctx
+// bounds the call, which takes one round trip on most backends. It takes no lock and never
+// delays one.
+//
+// Errors are an *Error. It matches errors.ErrUnsupported and ErrInvalid if the backend cannot
+// tell, ErrInvalid if the key is invalid, ErrClosed if the client is closed, and ErrUnavailable
+// after any other failure.
+func (c *Client) Lookup(ctx context.Context, key string) (*driver.State, error) {
+	s, err := c.lookup(ctx, key)
+	if err != nil {
+		return nil, c.newError(ctx, &request{op: "lookup", name: key, attempts: 1, began: time.Now()}, err)
+	}
+	return s, nil
+}
+
+func (c *Client) lookup(ctx context.Context, key string) (*driver.State, error) {
+	i, ok := c.backend.(driver.Inspector)
+	if !ok {
+		return nil, &kindError{c.info.Name + " cannot tell who holds what", []error{errors.ErrUnsupported, ErrInvalid}}
+	}
+	if err := c.info.Check(c.prefix, &driver.Request{Key: key, Owner: c.label, TTL: c.ttl}); err != nil {
+		return nil, err
+	}
+	if err := c.begin(); err != nil {
+		return nil, err
+	}
+	defer c.calls.Done()
+	return i.Lookup(ctx, key)
 }
 
 // Lock waits until it gets the lock named key, and returns a lease that renews itself.
@@ -215,7 +211,7 @@ type request struct {
 	verdict  error // the last definite answer; nil: none yet
 }
 
-func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) (*Lease, error) {
+func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) (l *Lease, err error) {
 	r := &request{op: op, lockConfig: c.lockConfig, began: time.Now()}
 	r.Key, r.name = key, key
 	for _, o := range opts {
@@ -228,143 +224,113 @@ func (c *Client) obtain(ctx context.Context, op, key string, opts []LockOption) 
 	if c.hooks.Start != nil {
 		ctx = c.hooks.Start(ctx, op, key)
 	}
-	if err := c.check(r); err != nil {
-		return nil, c.failed(ctx, r, err)
+	if err = c.check(r); err == nil {
+		err = ctx.Err()
 	}
-	var l *Lease
-	err := ctx.Err()
-	if err == nil && r.slots > 0 {
-		l, err = c.takeSlot(ctx, r)
-	} else if err == nil && op == "lock" {
+	switch {
+	case err != nil:
+	case op == "lock":
 		l, err = c.lock(ctx, r)
-	} else if err == nil {
-		l, err = c.attempt(ctx, r, false)
+	default:
+		l, err = c.try(ctx, r, false)
 	}
+	waited := time.Since(r.began)
 	if err != nil {
-		return nil, c.failed(ctx, r, err)
-	}
-	if op == "lock" {
-		c.count.waitedNanosecs.Add(uint64(time.Since(r.began)))
+		err = c.newError(ctx, r, err)
+	} else if op == "lock" {
+		c.count.waitedNanosecs.Add(uint64(waited))
 	}
 	if c.hooks.Event != nil {
-		done := false
-		defer l.unlockUnless(&done)
-		e := l.event(op, nil)
-		e.Attempt, e.Waited = r.attempts, time.Since(r.began)
-		c.hooks.Event(l.ctx, e)
-		done = true
+		c.tell(ctx, l, Event{Op: op, Key: r.Key, Attempt: r.attempts, Waited: waited, Err: err})
 	}
-	return l, nil
+	return l, err
 }
 
 // check finds misuse before any I/O, and completes the request.
 func (c *Client) check(r *request) error {
-	if err := r.checkLock(); err != nil {
-		return err
+	if r.maxHold > 0 && r.minHold > r.maxHold {
+		r.bad("WithMinHold", "%v is over the maximum hold of %v (WithMaxHold)", r.minHold, r.maxHold)
 	}
-	r.Mode = r.mode
-	if c.hasTTL() || r.ttlSet {
-		r.TTL = r.ttl
+	if r.slots > 0 && r.mode == driver.Shared {
+		r.bad("WithSlots", "has no shared mode: leave WithShared or WithSlots out")
 	}
+	if r.mode == driver.Shared && !c.info.Features.Has(driver.FeatureShared) {
+		r.bad("WithShared", "%s has no shared mode", c.info.Name)
+	}
+	if r.err != nil {
+		return r.err
+	}
+	r.Mode, r.TTL = r.mode, r.ttl
 	r.Owner = c.label // made unique for every attempt
 	if err := c.info.Check(c.prefix, &r.Request); err != nil {
 		return err
 	}
-	if err := r.checkMargin(r.TTL); err != nil {
-		return err
+	if r.margin > r.TTL/2 {
+		if r.TTL == 0 {
+			return driver.Invalid("WithMargin", "the leases have no TTL, and so no deadline")
+		}
+		return driver.Invalid("WithMargin", "%v must be at most half of the TTL of %v", r.margin, r.TTL)
 	}
-	if n := len(c.prefix) + len(slotKey(r.Key, max(r.slots-1, 0))); n > driver.MaxKey {
+	if r.slots == 0 {
+		return nil
+	}
+	if n := len(c.prefix) + len(slotKey(r.Key, r.slots-1)); n > driver.MaxKey {
 		return driver.Invalid("key", "has %d bytes with its prefix and the number of a slot, the limit is %d", n, driver.MaxKey)
 	}
 	return nil
 }
 
-// attempt makes one request, and tells the hook. The hook comes when the call of the backend
-// is over, so that Close does not wait for it.
+// attempt makes one request, counts its outcome, and tells the hook. The hook comes when the call of
+// the backend is over, so that Close does not wait for it.
 func (c *Client) attempt(ctx context.Context, r *request, wait bool) (*Lease, error) {
 	if err := c.begin(); err != nil {
 		return nil, err
 	}
-	l, latency, err := c.request(ctx, r, wait)
-	done := l == nil
-	defer l.unlockUnless(&done)
-	c.tally(ctx, r, l, err, latency)
-	done = true
+	start := time.Now()
+	l, err := c.request(ctx, r, wait)
+	e := Event{Op: "attempt", Key: r.Key, Attempt: r.attempts, Latency: time.Since(start), Waited: time.Since(r.began), Err: err}
+	switch {
+	case err == nil:
+		c.count.acquired.Add(1)
+		r.verdict = nil
+	case contextOnly(ctx, err):
+	case errors.Is(err, ErrHeld):
+		c.count.contended.Add(1)
+		r.verdict = err
+	default:
+		c.count.failed.Add(1)
+		r.verdict = err
+	}
+	if c.hooks.Event == nil {
+		return l, err
+	}
+	var q *quorum.Error
+	if l != nil {
+		e.Votes = l.held.Grant().Votes
+	} else if errors.As(err, &q) {
+		e.Votes = q.Votes
+	}
+	c.tell(ctx, l, e)
 	return l, err
 }
 
-// request makes one request that begin has counted.
-func (c *Client) request(ctx context.Context, r *request, wait bool) (*Lease, time.Duration, error) {
+// request makes one request that begin has counted. A grant that no caller gets is given back.
+func (c *Client) request(ctx context.Context, r *request, wait bool) (*Lease, error) {
 	defer c.calls.Done()
 	r.attempts++
 	r.Owner = newOwner(c.label)
 	r.Wait = wait
-	at := c.clock.Now() // before start, so that deadlines computed from it are early rather than late
-	start := time.Now()
+	at, start := c.clock.Now(), time.Now() // at comes first, so that deadlines are early rather than late
 	held, err := c.backend.Acquire(ctx, &r.Request)
-	var l *Lease
-	if err == nil {
-		l, err = c.hold(ctx, r, held, at, start)
+	if err != nil {
+		return nil, err
 	}
-	return l, time.Since(start), err
-}
-
-// tally counts an attempt and tells the hook.
-func (c *Client) tally(ctx context.Context, r *request, l *Lease, err error, latency time.Duration) {
-	switch {
-	case err == nil:
-		c.count.acquired.Add(1)
-	case errors.Is(err, ErrHeld):
-		c.count.contended.Add(1)
-	case !contextOnly(ctx, err):
-		c.count.failed.Add(1)
-	}
-	if err == nil {
-		r.verdict = nil
-	} else if !contextOnly(ctx, err) {
-		r.verdict = err
-	}
-	if c.hooks.Event == nil {
-		return
-	}
-	e := Event{Op: "attempt", Key: r.Key, Attempt: r.attempts, Latency: latency, Waited: time.Since(r.began), Err: err}
-	var q *quorum.Error
-	if l != nil {
-		e.Fence, e.Votes = l.fence, l.held.Grant().Votes
-		e.Deadline, _ = l.Deadline()
-	} else if errors.As(err, &q) {
-		e.Votes = q.Votes
-	}
-	c.hooks.Event(ctx, e)
-}
-
-// hold makes a lease of a grant, unless it is too late for it.
-func (c *Client) hold(ctx context.Context, r *request, held driver.Lease, at boot.Instant, start time.Time) (*Lease, error) {
-	l := newLease(ctx, c, r, held, at, start)
-	c.mu.Lock()
-	closed := c.closed
-	if !closed {
-		c.leases[l] = struct{}{}
-	}
-	c.mu.Unlock()
-	if closed || !l.begin() {
-		_ = held.Release(l.ctx) // if this fails the lock ends with its TTL
-		c.forget(l)
-		if c.life.Err() != nil {
-			return nil, ErrClosed
-		}
-		return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", printable.Duration(time.Since(start)), r.TTL)
+	l, err := c.newLease(ctx, r, held, at, start)
+	if err != nil {
+		_ = held.Release(context.WithoutCancel(ctx)) // if this fails the lock ends with its TTL
+		return nil, err
 	}
 	return l, nil
-}
-
-// failed makes the error that a caller gets, and tells the hook.
-func (c *Client) failed(ctx context.Context, r *request, err error) error {
-	e := c.newError(ctx, r, err)
-	if c.hooks.Event != nil {
-		c.hooks.Event(ctx, Event{Op: r.op, Key: r.Key, Attempt: r.attempts, Waited: e.Waited, Err: e})
-	}
-	return e
 }
 
 // newError makes the error that a caller gets.
@@ -425,45 +391,34 @@ func (c *Client) Close() error {
 		return nil
 	}
 	c.closed = true
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	leases := slices.Clone(c.leases)
 	c.mu.Unlock()
 
-	var held []*Lease
-	for _, l := range c.holding() {
-		if l.finish(errClientClosed) {
-			held = append(held, l)
-		}
-	}
+	leases = slices.DeleteFunc(leases, func(l *Lease) bool { return !l.close() })
 	c.end()
-	errs := each(held, (*Lease).giveUp)
+	errs := each(leases, (*Lease).giveBack)
 	c.calls.Wait()
-	c.sched.stop()
-	c.renewals.stop()
-	errs = append(errs, each(c.holding(), (*Lease).close)...)
+	c.renewals.workers.Wait()
 	if err := c.backend.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("dlock: close %s: %w", c.info.Name, err))
 	}
-	c.losses.stop()
-	for _, s := range []*seldom{&c.outages, &c.losts, &c.polling} {
-		s.stop()
+	c.outages.stop()
+	c.losts.stop()
+	c.polling.stop()
+	if !c.toHooks.drain(closePatience) {
+		errs = append(errs, fmt.Errorf("dlock: close: a hook has not returned within %v", closePatience))
 	}
-	for what, m := range map[string]*eventQueue{"hook": &c.toHooks, "log handler": &c.toLog} {
-		if !m.drain(closePatience) {
-			errs = append(errs, fmt.Errorf("dlock: close: a %s has not returned within %v", what, closePatience))
-		}
+	if !c.toLog.drain(closePatience) {
+		errs = append(errs, fmt.Errorf("dlock: close: a log handler has not returned within %v", closePatience))
 	}
 	return errors.Join(errs...)
 }
 
-// closePatience is for how long Close waits for hooks and log handlers.
+// closePatience is for how long Close waits for hooks, and for log handlers.
 const closePatience = 5 * time.Second
-
-// holding returns the leases that are held, and those that are kept for their
-// WithMinHold.
-func (c *Client) holding() []*Lease {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Collect(maps.Keys(c.leases))
-}
 
 // each calls end for every lease, a bounded number at a time, and returns the errors other than
 // losses.

@@ -1,7 +1,6 @@
 package dlock_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -61,23 +60,6 @@ func TestALeaseRenewsItselfUntilUnlock(t *testing.T) {
 			t.Errorf("Err = %v, want ErrReleased", l.Err())
 		}
 		unlock(t, lock(t, newClient(t, b.Peer()), "k"))
-	})
-}
-
-func TestAWaitEndsWithItsContextAndSaysThatTheLockIsHeld(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := memory.New()
-		defer b.Hold("k")()
-		c := newClient(t, b.Peer())
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := c.Lock(ctx, "k")
-		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, dlock.ErrHeld) {
-			t.Errorf("got %v, want DeadlineExceeded and ErrHeld", err)
-		}
-		if errors.Is(err, dlock.ErrUnavailable) {
-			t.Errorf("%v is contention, not outage", err)
-		}
 	})
 }
 

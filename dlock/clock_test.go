@@ -44,7 +44,6 @@ func sleeper(t *testing.T, opts ...Option) (*Client, *atomic.Int64) {
 	slept := new(atomic.Int64)
 	slept.Store(int64(time.Hour)) // since it booted
 	c.clock = boot.New(boot.Source{Suspended: func() time.Duration { return time.Duration(slept.Load()) }})
-	c.sched.clock = c.clock
 	return c, slept
 }
 
@@ -136,7 +135,6 @@ func TestAJumpOfTheWallClockMakesLeasesLook(t *testing.T) {
 			Suspended: func() time.Duration { return 0 },
 			Wall:      func(now time.Time) time.Time { return now.Add(time.Duration(set.Load())) },
 		})
-		c.sched.clock = c.clock
 		l, err := c.Lock(t.Context(), "k", WithTTL(time.Hour))
 		if err != nil {
 			t.Fatal(err)

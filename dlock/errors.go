@@ -1,11 +1,10 @@
 package dlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,14 +32,14 @@ var (
 	// it is ErrClosed as well.
 	ErrReleased = errors.New("lease was released")
 	// ErrMaxHold is the Err of a lease at the end of WithMaxHold. It is ErrLost.
-	ErrMaxHold error = &lostError{msg: "lease reached its maximum hold"}
+	ErrMaxHold error = &kindError{"lease reached its maximum hold", []error{ErrLost}}
 	// ErrClosed says that the client was closed.
 	ErrClosed = driver.ErrClosed
 )
 
 // An Error is the error of a Client and its leases. It unwraps to the last verdict,
-// and to the context's error if that ended the wait. Formatted with %+v it lists the votes of
-// a quorum, one a line.
+// and to the context's error if that ended the wait. Of a quorum, errors.As
+// finds a *quorum.Error with the votes.
 type Error struct {
 	Op         string // "lock", "trylock", "unlock", "ping" or "lookup"
 	Key        string
@@ -108,30 +107,6 @@ func (e *Error) Is(target error) bool {
 	return target == ErrUnavailable && e.Err != nil && unavailable(e.Err)
 }
 
-// Format implements fmt.Formatter: %+v adds the votes of a quorum.
-func (e *Error) Format(s fmt.State, verb rune) {
-	if verb == 'q' {
-		_, _ = io.WriteString(s, strconv.Quote(e.Error()))
-		return
-	}
-	_, _ = io.WriteString(s, e.Error())
-	var q *quorum.Error
-	if verb != 'v' || !s.Flag('+') || !errors.As(e.Err, &q) {
-		return
-	}
-	for i := range q.Votes {
-		v := &q.Votes[i]
-		answer := cmp.Or(q.Action, "granted")
-		if !v.Granted {
-			answer = "no answer before the verdict"
-			if v.Err != nil {
-				answer = v.Err.Error()
-			}
-		}
-		fmt.Fprintf(s, "\n\t%s (%v): %s", v.Node, printable.Duration(v.Latency), answer)
-	}
-}
-
 // unavailable reports whether a verdict is an outage: none of the other kinds.
 func unavailable(err error) bool {
 	for _, kind := range []error{ErrHeld, ErrLost, ErrInvalid, ErrReleased, ErrClosed} {
@@ -171,15 +146,21 @@ func contextOnly(ctx context.Context, err error) bool {
 		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded))
 }
 
+// kindError is an error that is of some kinds. The cause of a loss is text and not a wrapped error: a
+// loss must not match the error of the outage that led to it.
+type kindError struct {
+	msg   string
+	kinds []error
+}
+
+func (e *kindError) Error() string        { return e.msg }
+func (e *kindError) Is(target error) bool { return slices.Contains(e.kinds, target) }
+
 // errClientClosed is the end of a lease that Close released.
-var errClientClosed error = closedError{}
+var errClientClosed error = &kindError{"lease was released: its client was closed", []error{ErrReleased, ErrClosed}}
 
-// closedError is ErrReleased and ErrClosed.
-type closedError struct{}
-
-func (closedError) Error() string { return "lease was released: its client was closed" }
-func (closedError) Is(target error) bool {
-	return target == ErrReleased || target == ErrClosed
+func lost(format string, args ...any) error {
+	return &kindError{fmt.Sprintf("lease was lost: "+format, args...), []error{ErrLost}}
 }
 
 // withoutContext returns the verdict of an error that wraps a verdict and a context's error,
@@ -194,17 +175,6 @@ func withoutContext(err error) error {
 		return held
 	}
 	return err
-}
-
-// lostError is a loss, described in words. Its cause is text and not a wrapped error: a loss
-// must not match the error of the outage that led to it.
-type lostError struct{ msg string }
-
-func (e *lostError) Error() string        { return e.msg }
-func (e *lostError) Is(target error) bool { return target == ErrLost }
-
-func lost(format string, args ...any) error {
-	return &lostError{msg: fmt.Sprintf("lease was lost: "+format, args...)}
 }
 
 // quoteKey quotes a key of any bytes so that it fits into one line.

@@ -16,17 +16,14 @@ import (
 
 // logLine queues a line for the log, with the values of ctx.
 func (c *Client) logLine(ctx context.Context, level slog.Level, msg string, attrs ...slog.Attr) {
-	c.logOptional(ctx, false, level, msg, attrs...)
-}
-
-// logOptional queues a line for the log, unless it is optional and too many wait.
-func (c *Client) logOptional(ctx context.Context, optional bool, level slog.Level, msg string, attrs ...slog.Attr) {
-	ctx = values(ctx)
+	ctx = context.WithoutCancel(ctx)
 	for i := range attrs {
 		attrs[i].Value = escaped(attrs[i].Value)
 	}
-	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, optional)
+	c.toLog.put(func() { c.log.LogAttrs(ctx, level, msg, attrs...) }, msg == noticeMessage)
 }
+
+const noticeMessage = "dlock: notice of the driver"
 
 // escaped escapes what may disturb a terminal, because a handler may write values as they are.
 func escaped(v slog.Value) slog.Value {
@@ -54,10 +51,8 @@ type seldom struct {
 	first, more string // the messages
 
 	mu    sync.Mutex
-	count int // since the last line
-	timer *time.Timer
-	open  bool // the timer runs
-	ended bool
+	count int         // since the last line
+	timer *time.Timer // nil: the next event is the first
 }
 
 const seldomEvery = 10 * time.Second
@@ -65,51 +60,34 @@ const seldomEvery = 10 * time.Second
 func (s *seldom) log(ctx context.Context, attrs ...slog.Attr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.ended:
-		return
-	case s.open:
+	if s.timer != nil {
 		s.count++
 		return
 	}
+	s.timer = time.AfterFunc(seldomEvery, s.again)
 	s.c.logLine(ctx, slog.LevelWarn, s.first, attrs...)
-	s.arm()
-}
-
-func (s *seldom) arm() {
-	s.open = true
-	if s.timer == nil {
-		s.timer = time.AfterFunc(seldomEvery, s.again)
-	} else {
-		s.timer.Reset(seldomEvery)
-	}
 }
 
 // again logs the events since the last line.
 func (s *seldom) again() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open = s.count > 0 && !s.ended; s.open {
-		s.flush()
-		s.arm()
+	if s.count == 0 {
+		s.timer = nil
+		return
 	}
-}
-
-func (s *seldom) flush() {
 	s.c.logLine(context.Background(), slog.LevelWarn, s.more, slog.String("backend", s.c.info.Name), slog.Int("times", s.count))
 	s.count = 0
+	s.timer.Reset(seldomEvery)
 }
 
 // stop logs what is left, and ends the timer.
 func (s *seldom) stop() {
+	s.again()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ended = true
 	if s.timer != nil {
 		s.timer.Stop()
-	}
-	if s.count > 0 {
-		s.flush()
 	}
 }
 
@@ -118,38 +96,32 @@ func (c *Client) unavailable(ctx context.Context, key string, err error) {
 	c.outages.log(ctx, slog.String("backend", c.info.Name), slog.String("key", key), slog.Any("err", err))
 }
 
-// tellLost reports the loss of a lease.
+// tellLost reports the loss of a lease. l.mu is held.
 func (c *Client) tellLost(l *Lease, err error) {
 	c.count.lost.Add(1)
 	c.losts.log(l.ctx, slog.String("key", l.key), slog.Uint64("fence", l.fence), slog.Any("err", err))
-	if c.hooks.Event != nil {
-		e := l.event("lost", err)
-		e.Held = l.sinceGrant()
-		c.toHooks.put(func() { c.hooks.Event(l.ctx, e) }, false)
-	}
+	c.tellLater(l, Event{Op: "lost", Err: err, Held: l.sinceGrant()}, false)
 }
 
-// tellRenewed reports the outcome of a renewal to the hooks.
-func (c *Client) tellRenewed(l *Lease, votes []quorum.Vote, err error, latency time.Duration) {
+// tellLater queues an event of a lease for the hook. l.mu is held.
+func (c *Client) tellLater(l *Lease, e Event, optional bool) {
 	if c.hooks.Event == nil {
 		return
 	}
-	e := l.event("renew", err)
-	e.Latency, e.Votes = latency, votes
-	c.toHooks.put(func() { c.hooks.Event(l.ctx, e) }, err == nil)
+	e.Key, e.Fence = l.key, l.fence
+	e.Deadline, _ = l.deadline()
+	c.toHooks.put(func() { c.hooks.Event(l.ctx, e) }, optional)
 }
 
-// sinceGrant is how long the lease has been held; more than zero.
-func (l *Lease) sinceGrant() time.Duration { return max(l.c.clock.Now().Sub(l.granted), 1) }
-
-// event makes a hook's event of a lease.
-func (l *Lease) event(op string, err error) Event {
-	e := Event{Op: op, Key: l.key, Fence: l.fence, Err: err}
-	e.Deadline, _ = l.Deadline()
-	if err == nil {
-		e.Votes = l.held.Grant().Votes
+// tell calls the hook for a call of the program. It may have a lease.
+func (c *Client) tell(ctx context.Context, l *Lease, e Event) {
+	if l == nil {
+		c.hooks.Event(ctx, e)
+		return
 	}
-	return e
+	e.Fence = l.fence
+	e.Deadline, _ = l.Deadline()
+	l.guard(func() { c.hooks.Event(ctx, e) })
 }
 
 // notice passes on a notice of the driver, which may call it under a mutex of its own.
@@ -170,5 +142,69 @@ func (c *Client) notice(n driver.Notice) {
 	if n.Kind == quorum.NoticeNodeRestored || n.Kind == quorum.NoticeBootstrapped {
 		level = slog.LevelInfo
 	}
-	c.logOptional(context.Background(), true, level, "dlock: notice of the driver", attrs...)
+	c.logLine(context.Background(), level, noticeMessage, attrs...)
+}
+
+// eventQueue runs functions one after the other, in order, on a goroutine of its own, which
+// ends when the queue is empty. A function that blocks there holds up no lease.
+type eventQueue struct {
+	mu    sync.Mutex
+	queue []func()
+	busy  bool
+}
+
+// mostQueued is how many functions may wait before optional ones are left out.
+const mostQueued = 1024
+
+// put adds f, unless optional is set and too many wait.
+func (q *eventQueue) put(f func(), optional bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if optional && len(q.queue) >= mostQueued {
+		return
+	}
+	q.queue = append(q.queue, f)
+	if !q.busy {
+		q.busy = true
+		go q.run()
+	}
+}
+
+func (q *eventQueue) run() {
+	done := false
+	defer func() {
+		if !done {
+			go q.run() // f ended its goroutine, as t.FailNow does
+		}
+	}()
+	for f := q.next(); f != nil; f = q.next() {
+		f()
+	}
+	done = true
+}
+
+func (q *eventQueue) next() func() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.queue) == 0 {
+		q.queue, q.busy = nil, false
+		return nil
+	}
+	f := q.queue[0]
+	q.queue[0], q.queue = nil, q.queue[1:]
+	return f
+}
+
+// drain waits until all that was put before has run, for d at most, and reports whether it has.
+func (q *eventQueue) drain(d time.Duration) bool {
+	done := make(chan struct{})
+	q.put(func() { close(done) }, false)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+		return false
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"runtime"
 	"sync"
@@ -19,15 +18,6 @@ import (
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
-// heldBy makes another client hold key for d, and returns a spy on the same space.
-func heldBy(t *testing.T, d time.Duration) *spy {
-	t.Helper()
-	m := memory.New()
-	release := m.Hold("k")
-	time.AfterFunc(d, release)
-	return &spy{Backend: m.Peer()}
-}
-
 // free reports whether another client of s's lock space can get key.
 func free(t *testing.T, s *spy, key string) bool {
 	t.Helper()
@@ -38,63 +28,146 @@ func free(t *testing.T, s *spy, key string) bool {
 	return err == nil
 }
 
-func TestAHoldCountsFromTheGrantAndNotFromTheBeginningOfTheWait(t *testing.T) {
-	for _, wait := range []time.Duration{25 * time.Second, 3 * time.Minute} {
-		synctest.Test(t, func(t *testing.T) {
-			s := heldBy(t, wait)
-			l := lock(t, newSpyClient(t, s), "k", dlock.WithMaxHold(30*time.Second))
-			got := time.Now()
-			<-l.Done()
-			if held := time.Since(got); held != 30*time.Second {
-				t.Errorf("after a wait of %v: held for %v, want WithMaxHold's 30 s", wait, held)
+// A hold counts from the grant, and not from the beginning of the wait.
+func TestMaxHoldEndsTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memory.New()
+		time.AfterFunc(3*time.Minute, m.Hold("k"))
+		s := &spy{Backend: m.Peer()}
+		l := lock(t, newSpyClient(t, s), "k", dlock.WithMaxHold(30*time.Second))
+		time.Sleep(30*time.Second - 1)
+		if err := l.Err(); err != nil {
+			t.Errorf("too early: %v", err)
+		}
+		<-l.Done()
+		if err := l.Err(); !errors.Is(err, dlock.ErrMaxHold) || !errors.Is(err, dlock.ErrLost) || s.grants.Load() != 1 {
+			t.Errorf("after 30 s: %v, want ErrMaxHold, which is ErrLost; %d grants", err, s.grants.Load())
+		}
+		if errors.Is(dlock.ErrLost, dlock.ErrMaxHold) {
+			t.Error("not every loss is ErrMaxHold")
+		}
+		_ = l.Unlock()
+	})
+}
+
+// A lock with WithMinHold stays after Unlock, also if the client is closed, or the process ends: then the
+// server keeps it, or Close waits where it cannot.
+func TestMinHoldKeepsTheLock(t *testing.T) {
+	const hold = time.Minute
+	session := func(i *driver.Info) { i.Features |= driver.FeatureSession }
+	for name, tt := range map[string]struct {
+		info    func(*driver.Info)
+		hide    driver.Features
+		ttl     time.Duration
+		closing time.Duration // how long Close takes
+	}{
+		"kept by the server":   {ttl: 10 * time.Second},
+		"a short TTL":          {ttl: time.Second},
+		"a long TTL":           {ttl: 2 * time.Minute},
+		"by no server":         {hide: driver.FeatureKeep, ttl: 10 * time.Second, closing: hold},
+		"a session with a TTL": {info: session, ttl: 10 * time.Second, closing: hold},
+	} {
+		for _, closed := range []bool{false, true} {
+			for _, unlocked := range []bool{true, false} {
+				if !closed && !unlocked {
+					continue
+				}
+				synctest.Test(t, func(t *testing.T) {
+					m := memory.New()
+					time.AfterFunc(3*time.Minute, m.Hold("k"))
+					s := &spy{Backend: m.Peer(), info: tt.info, hide: tt.hide}
+					c := newSpyClient(t, s)
+					l := lock(t, c, "k", dlock.WithTTL(tt.ttl), dlock.WithMinHold(hold))
+					granted := time.Now()
+					if unlocked {
+						unlock(t, l)
+						if !errors.Is(l.Err(), dlock.ErrReleased) {
+							t.Errorf("%s: Err = %v, want ErrReleased at once", name, l.Err())
+						}
+					}
+					if closed {
+						go func() {
+							if err := c.Close(); err != nil || time.Since(granted) != tt.closing {
+								t.Errorf("%s: Close = %v after %v, want %v", name, err, time.Since(granted), tt.closing)
+							}
+						}()
+					}
+					time.Sleep(hold - 1)
+					if free(t, s, "k") {
+						t.Errorf("%s: closed %v, unlocked %v: the lock was not kept", name, closed, unlocked)
+					}
+					time.Sleep(2 * time.Millisecond)
+					if !free(t, s, "k") {
+						t.Errorf("%s: closed %v, unlocked %v: the lock is left", name, closed, unlocked)
+					}
+				})
 			}
-			if s.grants.Load() != 1 {
-				t.Errorf("%d grants: one was thrown away", s.grants.Load())
-			}
-			_ = l.Unlock()
-		})
-		synctest.Test(t, func(t *testing.T) {
-			s := heldBy(t, wait)
-			unlock(t, lock(t, newSpyClient(t, s), "k", dlock.WithMinHold(time.Minute)))
-			time.Sleep(59 * time.Second)
-			if free(t, s, "k") {
-				t.Errorf("after a wait of %v: WithMinHold was not kept", wait)
-			}
-		})
+		}
+	}
+	_, err := newSpyClient(t, newSpy()).Lock(t.Context(), "k", dlock.WithMinHold(time.Minute), dlock.WithMaxHold(time.Second))
+	wantInvalid(t, "WithMinHold", err)
+}
+
+// Ping takes a lock and keeps nothing; it is no lock of the client.
+func TestPing(t *testing.T) {
+	s, called := newSpy(), 0
+	s.session(nil)
+	c := newSpyClient(t, s, dlock.WithMinHold(time.Minute), dlock.WithHooks(dlock.Hooks{
+		Start: func(ctx context.Context, _, _ string) context.Context { called++; return ctx },
+		Event: func(context.Context, dlock.Event) { called++ },
+	}))
+	if err := c.Ping(t.Context()); err != nil || s.releases.Load() != 1 || called != 0 || c.Stats() != (dlock.Stats{}) {
+		t.Errorf("Ping = %v, %d releases, %d hooks were called, Stats = %+v", err, s.releases.Load(), called, c.Stats())
+	}
+	free := s.Backend.(*memory.Backend).Hold("dlock.ping")
+	if err := c.Ping(t.Context()); err != nil {
+		t.Errorf("while another pings: %v", err)
+	}
+	free()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var e *dlock.Error
+	if err := c.Ping(ctx); !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Op != "ping" {
+		t.Errorf("Ping after cancellation = %v", err)
+	}
+	s.Backend.(*memory.Backend).Fail(errOutage)
+	if err := c.Ping(t.Context()); !errors.Is(err, dlock.ErrUnavailable) {
+		t.Errorf("in an outage: %v", err)
 	}
 }
 
-// stuckLog is a handler that blocks until it is freed.
-type stuckLog struct {
-	slog.Handler
-	freed chan struct{}
-}
-
-func (stuckLog) Enabled(context.Context, slog.Level) bool { return true }
-
-func (l stuckLog) Handle(context.Context, slog.Record) error {
-	<-l.freed
-	return nil
-}
-
-func TestALogThatBlocksHoldsUpNoLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpy()
-		s.renew = func(context.Context, *driver.Renewal) error { return errOutage }
-		log := stuckLog{slog.DiscardHandler, make(chan struct{})}
-		c := newSpyClient(t, s, dlock.WithLogger(slog.New(log)))
-		lossy := lock(t, c, "lossy", dlock.WithTTL(2*time.Second))
-		failing := lock(t, c, "failing", dlock.WithMaxHold(5*time.Second))
-		plain := lock(t, c, "plain")
-		for _, l := range []*dlock.Lease{lossy, failing, plain} {
-			deadline, _ := l.Deadline()
-			<-l.Done()
-			if time.Now().After(deadline) || l.Err() == nil {
-				t.Errorf("%s: Done came after its deadline", l.Key())
+// No lock is left if a hook panics, or ends its goroutine, as t.FailNow does.
+func TestAHookThatDoesNotReturnLeavesNoLock(t *testing.T) {
+	for _, end := range []func(){runtime.Goexit, func() { panic("boom") }} {
+		event := func(context.Context, dlock.Event) { end() }
+		for name, hooks := range map[string]dlock.Hooks{
+			"attempt": on("attempt", event),
+			"lock":    on("lock", event),
+			"Start of unlock": {Start: func(ctx context.Context, op, _ string) context.Context {
+				if op == "unlock" {
+					end()
+				}
+				return ctx
+			}},
+		} {
+			s := newSpy()
+			c := newSpyClient(t, s, dlock.WithHooks(hooks))
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				defer func() { _ = recover() }()
+				l, err := c.Lock(t.Context(), "k")
+				if err == nil {
+					err = l.Unlock()
+				}
+				t.Errorf("%s: %v", name, err)
+			}()
+			<-ended
+			if !free(t, s, "k") || c.Stats().Held != 0 {
+				t.Errorf("%s: the lock is left", name)
 			}
 		}
-		close(log.freed)
-	})
+	}
 }
 
 func TestCloseWaitsForAnUnlockUnderWay(t *testing.T) {
@@ -118,25 +191,6 @@ func TestCloseWaitsForAnUnlockUnderWay(t *testing.T) {
 	})
 }
 
-func TestCloseKeepsTheMinHoldOfALeaseThatNobodyUnlocked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpy()
-		c := newSpyClient(t, s)
-		lock(t, c, "k", dlock.WithMinHold(time.Minute))
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		time.Sleep(59 * time.Second)
-		if free(t, s, "k") {
-			t.Error("WithMinHold was not kept")
-		}
-		time.Sleep(2 * time.Second)
-		if !free(t, s, "k") {
-			t.Error("the key is left")
-		}
-	})
-}
-
 func TestCloseDoesNotWaitForAMinHoldInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSpy()
@@ -150,49 +204,6 @@ func TestCloseDoesNotWaitForAMinHoldInAnOutage(t *testing.T) {
 		}
 		if took := time.Since(start); took != 0 {
 			t.Errorf("Close took %v", took)
-		}
-	})
-}
-
-// dying is a session backend with a TTL, as Postgres is one: its locks end with Close.
-type dying struct {
-	*spy
-	mu     sync.Mutex
-	leases []driver.Lease
-}
-
-func (d *dying) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	l, err := d.spy.Acquire(ctx, r)
-	if err == nil {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.leases = append(d.leases, l)
-	}
-	return l, err
-}
-
-func (d *dying) Close() error {
-	for _, l := range d.leases {
-		_ = l.Release(context.Background())
-	}
-	return d.spy.Close()
-}
-
-func TestCloseWaitsForTheMinHoldOfASessionWithATTL(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := &dying{spy: newSpy()}
-		d.info = func(i *driver.Info) { i.Features |= driver.FeatureSession }
-		c := newSpyClient(t, d)
-		unlock(t, lock(t, c, "unlocked", dlock.WithMinHold(time.Minute)))
-		lock(t, c, "held", dlock.WithMinHold(time.Minute))
-		go func() { _ = c.Close() }()
-		time.Sleep(59 * time.Second)
-		if free(t, d.spy, "unlocked") || free(t, d.spy, "held") {
-			t.Error("WithMinHold was not kept")
-		}
-		time.Sleep(2 * time.Second)
-		if !free(t, d.spy, "unlocked") || !free(t, d.spy, "held") {
-			t.Error("a key is left")
 		}
 	})
 }
@@ -218,23 +229,6 @@ func TestARenewalUnderWayDoesNotShortenAMinHold(t *testing.T) {
 		time.Sleep(50 * time.Second)
 		if free(t, s, "k") {
 			t.Error("WithMinHold was not kept")
-		}
-	})
-}
-
-func TestAMinHoldOverTheMaxHoldIsRefused(t *testing.T) {
-	c := newSpyClient(t, newSpy())
-	_, err := c.Lock(t.Context(), "k", dlock.WithMinHold(time.Minute), dlock.WithMaxHold(time.Second))
-	wantInvalid(t, "WithMinHold", err)
-}
-
-func TestPingKeepsNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpy()
-		s.session(nil)
-		c := newSpyClient(t, s, dlock.WithMinHold(time.Minute))
-		if err := c.Ping(t.Context()); err != nil || s.releases.Load() != 1 {
-			t.Errorf("Ping = %v, with %d releases", err, s.releases.Load())
 		}
 	})
 }
@@ -353,68 +347,6 @@ func TestAContextThatEndedHasACause(t *testing.T) {
 	}
 }
 
-func TestAStartComesBeforeEveryFailed(t *testing.T) {
-	var started, failed int
-	c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
-		Start: func(ctx context.Context, _, _ string) context.Context { started++; return ctx },
-		Event: on("lock", func(context.Context, dlock.Event) { failed++ }).Event,
-	}))
-	_, _ = c.Lock(t.Context(), "")
-	if started != 1 || failed != 1 {
-		t.Errorf("%d times Start, %d times Failed", started, failed)
-	}
-}
-
-func TestAHookThatPanicsLeavesNoLock(t *testing.T) {
-	boom := func(context.Context, dlock.Event) { panic("boom") }
-	for name, hooks := range map[string]dlock.Hooks{
-		"Attempt":  on("attempt", boom),
-		"Acquired": on("lock", boom),
-		"Start": {Start: func(ctx context.Context, op, _ string) context.Context {
-			if op == "unlock" {
-				panic("boom")
-			}
-			return ctx
-		}},
-	} {
-		s := newSpy()
-		c := newSpyClient(t, s, dlock.WithHooks(hooks))
-		func() {
-			defer func() {
-				if recover() != "boom" {
-					t.Errorf("%s: the panic did not pass", name)
-				}
-			}()
-			l, err := c.Lock(t.Context(), "k")
-			if err == nil {
-				err = l.Unlock()
-			}
-			t.Errorf("%s: %v", name, err)
-		}()
-		if !free(t, s, "k") || c.Stats().Held != 0 {
-			t.Errorf("%s: the lock is left", name)
-		}
-	}
-}
-
-func TestAHookThatEndsItsGoroutineLeavesNoLock(t *testing.T) {
-	end := func(context.Context, dlock.Event) { runtime.Goexit() } // t.FailNow does
-	for name, hooks := range map[string]dlock.Hooks{"Attempt": on("attempt", end), "Acquired": on("lock", end)} {
-		s := newSpy()
-		c := newSpyClient(t, s, dlock.WithHooks(hooks))
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_, err := c.Lock(t.Context(), "k")
-			t.Errorf("%s: Lock returned %v", name, err)
-		}()
-		<-ended
-		if !free(t, s, "k") || c.Stats().Held != 0 {
-			t.Errorf("%s: the lock is left", name)
-		}
-	}
-}
-
 // The longest durations mean "for ever", and no sum with them overflows.
 func TestTheLongestDurationsAreForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -447,39 +379,6 @@ func TestAReleaseOfWhatIsGoneDidNotFail(t *testing.T) {
 	s.set(func() { s.release = func(context.Context) error { return driver.ErrLost } })
 	if err := l.Unlock(); !errors.Is(err, dlock.ErrLost) || c.Stats().ReleaseFailed != 0 {
 		t.Errorf("Unlock = %v, Stats = %+v", err, c.Stats())
-	}
-}
-
-func TestNoOverlapUnderAMixOfCalls(t *testing.T) {
-	s := newSpy()
-	s.hide = driver.FeatureQueueing
-	c := newSpyClient(t, watching{s})
-	var inside atomic.Int64
-	var wg sync.WaitGroup
-	for i := range 100 {
-		wg.Go(func() {
-			for j := range 20 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*j%50+1)*time.Millisecond)
-				take := c.Lock
-				if i%5 == 0 {
-					take = c.TryLock
-				}
-				l, err := take(ctx, "k", dlock.WithTTL(time.Minute))
-				cancel()
-				if err != nil {
-					continue
-				}
-				if inside.Add(1) != 1 {
-					t.Error("two holders")
-				}
-				inside.Add(-1)
-				unlock(t, l)
-			}
-		})
-	}
-	wg.Wait()
-	if st := c.Stats(); st.Held != 0 || st.Waiting != 0 {
-		t.Errorf("Stats = %+v", st)
 	}
 }
 
@@ -516,25 +415,4 @@ func TestAMinHoldIsKeptExactlyThoughTheProcessDies(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A backend that cannot keep a lock beyond its lease.
-func TestCloseWaitsForAMinHoldThatNoTTLCovers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSpy()
-		s.hide = driver.FeatureKeep
-		c := newSpyClient(t, s)
-		unlock(t, lock(t, c, "k", dlock.WithTTL(20*time.Second), dlock.WithMinHold(time.Minute)))
-		start := time.Now()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(start); took != 40*time.Second {
-			t.Errorf("Close took %v, want 40 s, until a TTL covers the rest", took)
-		}
-		time.Sleep(19 * time.Second)
-		if free(t, s, "k") {
-			t.Error("WithMinHold was not kept")
-		}
-	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/redlock-go/redlock/dlock"
 	"github.com/redlock-go/redlock/driver"
-	"github.com/redlock-go/redlock/driver/quorum"
 	"github.com/redlock-go/redlock/drivers/memory"
 )
 
@@ -81,33 +80,6 @@ func TestDriverEventsReachTheHook(t *testing.T) {
 	}
 }
 
-func TestVotesArePrintedWithPlusV(t *testing.T) {
-	s := newSpy()
-	s.acquire = func(context.Context, *driver.Request) error {
-		return &quorum.Error{
-			Need: 2,
-			Votes: []quorum.Vote{
-				{Node: "a:1", Granted: true, Latency: time.Millisecond},
-				{Node: "b:2", Err: errors.New("refused"), Latency: 2 * time.Millisecond},
-				{Node: "c:3"},
-			},
-		}
-	}
-	_, err := newSpyClient(t, s).TryLock(t.Context(), "k")
-	long := fmt.Sprintf("%+v", err)
-	for _, part := range []string{"1 of 3 nodes granted, 2 needed", "\n\ta:1 (1ms): granted", "\n\tb:2 (2ms): refused", "\n\tc:3 (0s): no answer"} {
-		if !strings.Contains(long, part) {
-			t.Errorf("%%+v lacks %q:\n%s", part, long)
-		}
-	}
-	if short := fmt.Sprintf("%v", err); strings.Contains(short, "\n") || short != err.Error() {
-		t.Errorf("%%v = %q", short)
-	}
-	if !errors.Is(err, dlock.ErrUnavailable) {
-		t.Errorf("no verdict of the quorum is an outage: %v", err)
-	}
-}
-
 func TestErrorsFitOneLineWhateverTheKey(t *testing.T) {
 	s := newSpy()
 	s.acquire = func(context.Context, *driver.Request) error {
@@ -121,51 +93,6 @@ func TestErrorsFitOneLineWhateverTheKey(t *testing.T) {
 	if !strings.Contains(text, "for 3m12s; its lease ends in 6s unless it is renewed") {
 		t.Errorf("got %q, want for how long, and when the holder's lease ends", text)
 	}
-}
-
-func TestPingTakesAndReleases(t *testing.T) {
-	s := newSpy()
-	c := newSpyClient(t, s)
-	if err := c.Ping(t.Context()); err != nil || s.releases.Load() != 1 {
-		t.Errorf("Ping = %v, %d releases", err, s.releases.Load())
-	}
-	free := s.Backend.(*memory.Backend).Hold("dlock.ping")
-	if err := c.Ping(t.Context()); err != nil {
-		t.Errorf("while another pings: %v", err)
-	}
-	free()
-	s.Backend.(*memory.Backend).Fail(errOutage)
-	if err := c.Ping(t.Context()); !errors.Is(err, dlock.ErrUnavailable) {
-		t.Errorf("in an outage: %v", err)
-	}
-}
-
-func TestPingIsNoLockOfTheClient(t *testing.T) {
-	called := 0
-	c := newSpyClient(t, newSpy(), dlock.WithHooks(dlock.Hooks{
-		Start: func(ctx context.Context, _, _ string) context.Context { called++; return ctx },
-		Event: func(context.Context, dlock.Event) { called++ },
-	}))
-	if err := c.Ping(t.Context()); err != nil || called != 0 || c.Stats() != (dlock.Stats{}) {
-		t.Errorf("Ping = %v, %d hooks were called, Stats = %+v", err, called, c.Stats())
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	var e *dlock.Error
-	if err := c.Ping(ctx); !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Op != "ping" {
-		t.Errorf("Ping after cancellation = %v", err)
-	}
-}
-
-func TestTheLabelBeginsTheOwnersName(t *testing.T) {
-	c := newSpyClient(t, newSpy(), dlock.WithOwnerLabel("web-4"))
-	l := lock(t, c, "k")
-	_, err := c.TryLock(t.Context(), "k")
-	var held *driver.HeldError
-	if !errors.As(err, &held) || !strings.HasPrefix(held.Holder, "web-4/") {
-		t.Errorf("others see %v", err)
-	}
-	unlock(t, l)
 }
 
 func TestStatsCount(t *testing.T) {

@@ -3,7 +3,6 @@ package dlock
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,63 +20,9 @@ func TestAnEndedLeaseIsForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(c.leases) + len(c.sched.due) + len(c.queues.byKey); n != 0 {
+	if n := len(c.leases) + len(c.queues.byKey); n != 0 {
 		t.Errorf("%d entries are left of leases that ended", n)
 	}
-}
-
-// A hundred thousand callers that give up hold up no other key, and leave nothing behind.
-func TestAnAbandonedWaiterTakesNothingThatOtherKeysNeed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		qs := newWaitQueues(nil)
-		q, _, _, _ := qs.enter(t.Context(), "k")
-		ctx, cancel := context.WithCancel(t.Context())
-		for range 1000 {
-			go func() { _, _, _, _ = qs.enter(ctx, "k") }()
-		}
-		synctest.Wait()
-		qs.mu.Lock() // the mutex of all keys is held
-		cancel()
-		synctest.Wait()
-		qs.mu.Unlock()
-		if n := q.users.Load(); n != 1 {
-			t.Errorf("%d callers wait for the mutex of all keys", n-1)
-		}
-		qs.leave(q, nil)
-		if !qs.empty("k") {
-			t.Error("the queue is left")
-		}
-	})
-}
-
-// Callers become the first in the order of their arrival, and one that gives up at that moment lets
-// the next one go.
-func TestCallersAreServedInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		qs := newWaitQueues(nil)
-		q, _, _, _ := qs.enter(t.Context(), "k")
-		var order []int
-		for i := range 100 {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			go func() {
-				q, _, _, err := qs.enter(ctx, "k")
-				if err == nil {
-					order = append(order, i)
-					qs.leave(q, nil)
-				}
-			}()
-			synctest.Wait()
-			if i%3 == 0 {
-				cancel()
-			}
-		}
-		qs.leave(q, nil)
-		synctest.Wait()
-		if !slices.IsSorted(order) || len(order) != 66 || !qs.empty("k") {
-			t.Errorf("the order is %v", order)
-		}
-	})
 }
 
 func TestAShortLeaseIsNotHeldUpByALongOne(t *testing.T) {

@@ -12,104 +12,81 @@ import (
 	"github.com/redlock-go/redlock/driver/boot"
 )
 
-// A Lease is a lock that is held until Done is closed. It renews itself. Its methods are safe for concurrent use; those of the zero
-// Lease say that it was released.
+// A Lease is a lock that is held until Done is closed. It renews itself. Its methods are safe for
+// concurrent use. Leases come from Lock and TryLock; the zero Lease is of no use.
 type Lease struct {
-	c       *Client
-	held    driver.Lease
-	ctx     context.Context // has the values of Lock's context, and no deadline
-	key     string
-	slot    int
-	fence   uint64
-	ttl     time.Duration // zero: bound to a session
-	margin  time.Duration // from Done to the deadline
+	c      *Client
+	held   driver.Lease
+	ctx    context.Context // has the values of Lock's context, and never ends
+	key    string
+	slot   int
+	fence  uint64
+	ttl    time.Duration // zero: bound to a session
+	margin time.Duration // from Done to the deadline
+
 	granted boot.Instant
-	limit   boot.Instant // the end of WithMaxHold; zero: none
+	limit   boot.Instant // the end of WithMaxHold
 	keep    boot.Instant // the end of WithMinHold; zero: none
 
 	mu       sync.Mutex
 	lost     <-chan struct{} // the grant's; nil: none
-	expires  boot.Instant    // zero: bound to a session
-	renewAt  boot.Instant    // zero: never
-	warnAt   boot.Instant    // zero: never
+	expires  boot.Instant
+	renewAt  boot.Instant
 	failure  error           // of the last renewal; nil if it succeeded
 	err      error           // why the lease ended; nil: it has not
-	done     chan struct{}
-	contexts map[*leaseContext]context.CancelCauseFunc
-	underWay int32 // renewals that were sent and not answered
-	renewing bool  // the scheduler renews it now
-	live     bool  // it was counted as held
+	life     context.Context // ends with the lease; made when somebody asks for it
+	end      context.CancelCauseFunc
+	renewing bool // the renewal has begun
 	unlocked bool
-	kept     bool // unlocked, and kept for its WithMinHold
-	covered  bool // kept, and its TTL lasts until the end of WithMinHold
+	kept     bool // it has ended, and its lock is kept for WithMinHold
 
-	index  int32 // in the scheduler's heap; -1: not there
+	// The client's mutex guards these.
+	index  int32 // in the client's leases; -1: not there
 	stepAt boot.Instant
 }
 
-func newLease(ctx context.Context, c *Client, r *request, held driver.Lease, at boot.Instant, start time.Time) *Lease {
+// never is later than every instant.
+const never boot.Instant = 1<<63 - 1
+
+// newLease makes the lease of a grant that was asked for at an instant, by two clocks. It fails if
+// the grant came too late, or the client was closed.
+func (c *Client) newLease(ctx context.Context, r *request, held driver.Lease, at boot.Instant, start time.Time) (*Lease, error) {
 	g := held.Grant()
-	granted := c.clock.Now() // start may be long ago, if the backend queued the request
+	now := c.clock.Now() // at may be long ago, if the backend queued the request
 	l := &Lease{
-		c:       c,
-		held:    held,
-		ctx:     values(ctx),
-		key:     r.name,
-		slot:    r.slot,
-		fence:   g.Fence,
-		lost:    g.Lost,
-		granted: granted,
-		index:   -1,
+		c: c, held: held, ctx: context.WithoutCancel(ctx), key: r.name, slot: r.slot, fence: g.Fence, lost: g.Lost,
+		granted: now, limit: never, expires: never, renewAt: never, index: -1,
 	}
 	if !g.Expires.IsZero() {
 		l.ttl = r.TTL
+		l.margin = cmp.Or(r.margin, max(5*time.Millisecond, l.ttl/50))
 		l.expires = at.Add(g.Expires.Sub(start))
-	}
-	if l.ttl > 0 {
-		l.margin = cmp.Or(r.margin, defaultMargin(l.ttl))
 		l.renewAt = l.nextRenewal()
-	}
-	if r.maxHold > 0 {
-		l.limit = granted.Add(r.maxHold)
-		l.warnAt = granted.Add(r.maxHold / 5 * 4)
-	}
-	if r.minHold > 0 {
-		l.keep = granted.Add(r.minHold)
-		if r.minHold > l.ttl && c.keeps() {
-			l.renewAt = max(granted, 1) // tell the server at once, in case this process ends
+		if now >= l.endsAt() {
+			return nil, fmt.Errorf("granted too late: it took %v of a TTL of %v (use a longer TTL)", time.Since(start).Round(time.Millisecond), r.TTL)
 		}
 	}
-	return l
+	if r.maxHold > 0 {
+		l.limit = now.Add(r.maxHold)
+	}
+	if r.minHold > 0 {
+		l.keep = now.Add(r.minHold)
+		if r.minHold > l.ttl && c.keeps() {
+			l.renewAt = now // tell the server at once, in case this process ends
+		}
+	}
+	l.stepAt = min(l.endsAt(), l.renewAt)
+	return l, c.enlist(l)
 }
 
-// values returns a context that has the values of ctx and never ends.
-func values(ctx context.Context) context.Context {
-	if ctx.Done() == nil {
-		return ctx
-	}
-	return context.WithoutCancel(ctx)
-}
-
-// begin makes the lease valid. It reports false if that is too late.
-func (l *Lease) begin() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.err != nil {
-		return false // Close came first
-	}
-	if l.expires != 0 && l.c.clock.Now() >= l.expires.Add(-l.margin) {
-		l.err = lost("it was granted too late")
-		return false
-	}
-	l.live = true
-	l.c.count.held.Add(1)
-	l.schedule()
-	l.c.losses.add(l.lost)
-	return true
-}
+// endsAt returns when the lease is over unless it is renewed.
+func (l *Lease) endsAt() boot.Instant { return min(l.limit, l.expires.Add(-l.margin)) }
 
 // Key returns the key, without the client's prefix.
 func (l *Lease) Key() string { return l.key }
+
+// Slot returns which slot of WithSlots the lease has: 0 to n−1, and 0 without WithSlots.
+func (l *Lease) Slot() int { return l.slot }
 
 // Fence returns the fencing token: larger than that of every lease of this key before
 // it, and zero if the backend has none. Send it along with every write that the lock
@@ -120,142 +97,91 @@ func (l *Lease) Fence() uint64 { return l.fence }
 // Deadline returns when the lease ends unless it is renewed, and false if it ends only with its
 // session. Done is closed earlier.
 func (l *Lease) Deadline() (time.Time, bool) {
-	if l.c == nil {
-		return time.Time{}, false
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.expires == 0 {
+	return l.deadline()
+}
+
+func (l *Lease) deadline() (time.Time, bool) {
+	if l.expires == never {
 		return time.Time{}, false
 	}
 	return l.c.clock.Time(l.expires), true
 }
 
-// defaultMargin is the time from Done to the deadline of a lease: the holder stops before the
-// lock can be granted to another.
-func defaultMargin(ttl time.Duration) time.Duration { return max(5*time.Millisecond, ttl/50) }
-
-// endsAt returns when the lease is over unless it is renewed; zero: never.
-func (l *Lease) endsAt() boot.Instant {
-	end := l.limit
-	if l.expires != 0 {
-		if done := l.expires.Add(-l.margin); end == 0 || done < end {
-			end = done
-		}
-	}
-	return end
-}
-
 // Done returns a channel that is closed when the lease is over: when it was lost, no
 // later than Deadline less WithMargin, however a renewal hangs; and when it was
 // released.
-func (l *Lease) Done() <-chan struct{} {
+func (l *Lease) Done() <-chan struct{} { return l.lifetime().Done() }
+
+// lifetime returns a context that ends with the lease.
+func (l *Lease) lifetime() context.Context {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.done == nil {
-		l.done = make(chan struct{})
-		if l.c == nil || l.err != nil {
-			close(l.done)
+	if l.life == nil {
+		l.life, l.end = context.WithCancelCause(context.Background())
+		if l.err != nil {
+			l.end(l.err)
 		}
 	}
-	return l.done
+	return l.life
 }
 
 // Err returns nil while the lease is valid; then an error that says why it is over:
 // ErrLost, ErrMaxHold (which is ErrLost) or ErrReleased, to be found with errors.Is. It
 // looks at the clock, and so knows before any timer does.
 func (l *Lease) Err() error {
-	if l.c == nil {
-		return ErrReleased
-	}
+	now := l.c.clock.Fresh()
 	l.mu.Lock()
-	cancels := l.look()
-	err := l.err
-	l.mu.Unlock()
-	cancels.run()
-	return err
+	defer l.mu.Unlock()
+	return l.look(now)
 }
 
-// look ends the lease if it is over by the clock, or by what the backend reports.
-func (l *Lease) look() ending {
-	if over := l.reported(); l.err != nil {
-		return over
-	}
-	end := l.endsAt()
-	if end == 0 || l.c.clock.Fresh() < end {
-		return ending{}
-	}
-	return l.over(end)
-}
-
-// over ends a lease whose time is over, and gives the reason.
-func (l *Lease) over(end boot.Instant) ending {
-	switch {
-	case end == l.limit:
-		return l.finishLocked(ErrMaxHold)
-	case l.failure != nil:
-		return l.finishLocked(lost("not renewed before its deadline: %v", l.failure))
-	}
-	return l.finishLocked(lost("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
-}
-
-// ending has the calls to make, outside the mutex, after a lease has ended.
-type ending struct {
-	l       *Lease
-	err     error
-	cancels map[*leaseContext]context.CancelCauseFunc
-}
-
-func (e ending) run() {
-	for _, cancel := range e.cancels {
-		cancel(e.err)
-	}
-	if errors.Is(e.err, ErrLost) {
-		e.l.c.tellLost(e.l, e.err)
-	}
-}
-
-// finish ends the lease, and reports whether it had not ended before.
-func (l *Lease) finish(err error) bool {
-	l.mu.Lock()
-	over := l.finishLocked(err)
-	l.mu.Unlock()
-	over.run()
-	return over.err != nil
-}
-
-func (l *Lease) finishLocked(err error) ending {
+// look ends the lease if it is over by the clock, or by what the backend reports, and returns why it
+// is over. l.mu is held.
+func (l *Lease) look(now boot.Instant) error {
 	if l.err != nil {
-		return ending{}
+		return l.err
 	}
-	l.err = err
-	if l.done == nil {
-		l.done = closedChannel
-	} else {
-		close(l.done)
+	select {
+	case <-l.lost:
+		// A channel that many leases share is closed for one of them: the others have a new one.
+		last := l.lost
+		if l.lost = l.held.Grant().Lost; l.lost == last {
+			l.finish(lost("the backend reports that it is gone"))
+		} else {
+			l.c.watch(last, l.lost)
+			return l.look(now)
+		}
+	default:
+		if now < l.endsAt() {
+			break
+		}
+		switch {
+		case now >= l.limit:
+			l.finish(ErrMaxHold)
+		case l.failure != nil:
+			l.finish(lost("not renewed before its deadline: %v", l.failure))
+		default:
+			l.finish(lost("not renewed before its deadline (a renewal hangs, or this process or machine was stopped)"))
+		}
 	}
-	if l.live {
-		l.c.count.held.Add(-1)
-	}
-	l.c.sched.drop(l)
-	l.c.losses.drop(l.lost)
-	l.c.forget(l)
-	e := ending{l: l, err: err, cancels: l.contexts}
-	l.contexts = nil
-	return e
+	return l.err
 }
 
-var closedChannel = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
-
-// forget removes an ended lease from those that Close releases.
-func (c *Client) forget(l *Lease) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.leases, l)
+// finish ends the lease. l.mu is held.
+func (l *Lease) finish(err error) {
+	l.err = err
+	l.c.count.held.Add(-1)
+	if !l.kept {
+		l.c.drop(l)
+	}
+	if l.end != nil {
+		l.end(err)
+	}
+	if errors.Is(err, ErrLost) {
+		l.c.tellLost(l, err)
+	}
 }
 
 // Unlock ends the lease and releases the lock. It works after the cancellation of any context,
@@ -267,36 +193,34 @@ func (c *Client) forget(l *Lease) {
 // arrived; the lock then ends with its TTL. With WithMinHold the lock may stay until that time
 // is over.
 func (l *Lease) Unlock() error {
-	if l.c == nil {
-		return nil
-	}
 	closed := l.c.begin() != nil // Close ends the lease, or has ended it
 	if !closed {
 		defer l.c.calls.Done()
 	}
+	now := l.c.clock.Fresh()
 	l.mu.Lock()
 	if l.unlocked {
 		l.mu.Unlock()
 		return nil
 	}
 	l.unlocked = true
-	over := l.look()
-	before := l.err
+	err := l.look(now)
+	release := !closed && !errors.Is(err, ErrReleased)
 	switch {
-	case before == nil && closed:
-		before = errClientClosed
-	case before == nil:
-		over = l.finishLocked(ErrReleased)
+	case err == nil && closed:
+		err = errClientClosed
+	case err == nil:
+		l.kept = l.keep > now
+		l.finish(ErrReleased)
 	}
+	kept := l.kept
 	l.mu.Unlock()
-	over.run()
-
-	var err error
-	if !errors.Is(before, ErrReleased) && !closed {
-		err = l.giveUp()
-	}
-	if before != nil {
-		err = before
+	switch {
+	case !release:
+	case kept:
+		err = l.keepOn()
+	default:
+		err = cmp.Or(err, l.release())
 	}
 	if err == nil {
 		return nil
@@ -304,28 +228,13 @@ func (l *Lease) Unlock() error {
 	return &Error{Op: "unlock", Key: l.key, Attempts: 1, Err: err}
 }
 
-// giveUp releases the lock of a lease that has ended, or keeps it for WithMinHold.
-func (l *Lease) giveUp() error {
-	l.mu.Lock()
-	keep := l.keep != 0 && l.keep > l.c.clock.Now() && !errors.Is(l.err, ErrLost)
-	l.mu.Unlock()
-	if keep {
-		return l.keepOn()
-	}
-	return l.release()
-}
-
 // release gives the lock back.
 func (l *Lease) release() error {
-	c := l.c
-	ctx := l.ctx
+	c, ctx := l.c, l.ctx
 	if c.hooks.Start != nil {
-		ctx = c.start(ctx, l)
+		l.guard(func() { ctx = c.hooks.Start(ctx, "unlock", l.key) })
 	}
-	var start time.Time
-	if c.hooks.Event != nil {
-		start = time.Now()
-	}
+	start := time.Now()
 	err := l.held.Release(ctx)
 	switch {
 	case err == nil:
@@ -333,16 +242,13 @@ func (l *Lease) release() error {
 	case !errors.Is(err, ErrLost):
 		c.count.releaseFailed.Add(1)
 	}
-	c.queues.released(slotKey(l.key, l.slot))
+	c.queues.released(l.key)
 	if c.hooks.Event != nil {
-		e := l.event("unlock", err)
-		e.Latency = time.Since(start)
-		l.mu.Lock()
-		if !errors.Is(l.err, ErrLost) { // otherwise the event of the loss has it
+		e := Event{Op: "unlock", Key: l.key, Err: err, Latency: time.Since(start)}
+		if !errors.Is(l.Err(), ErrLost) { // otherwise the event of the loss has it
 			e.Held = l.sinceGrant()
 		}
-		l.mu.Unlock()
-		c.hooks.Event(ctx, e)
+		c.tell(ctx, l, e)
 	}
 	if err != nil && !errors.Is(err, ErrLost) && l.ttl > 0 {
 		ends := fmt.Sprintf("its TTL of %v", l.ttl)
@@ -354,32 +260,79 @@ func (l *Lease) release() error {
 	return err
 }
 
-// start calls the hook before a release. The lock is released even if the hook panics.
-func (c *Client) start(ctx context.Context, l *Lease) context.Context {
+// guard calls a hook. If the hook panics or ends the goroutine, the caller does not get, or release,
+// the lease: guard releases it.
+func (l *Lease) guard(hook func()) {
 	done := false
 	defer func() {
-		if !done {
-			_ = l.held.Release(l.ctx)
+		if done {
+			return
 		}
+		l.mu.Lock()
+		if l.err == nil {
+			l.finish(ErrReleased)
+		}
+		l.mu.Unlock()
+		_ = l.held.Release(l.ctx) // if this fails the lock ends with its TTL
 	}()
-	ctx = c.hooks.Start(ctx, "unlock", l.key)
+	hook()
 	done = true
-	return ctx
 }
 
-// unlockUnless is deferred around a hook: if the hook panics or ends the goroutine, no caller
-// gets the lease, and it is released.
-func (l *Lease) unlockUnless(done *bool) {
-	if !*done {
-		_ = l.Unlock()
-	}
-}
+// sinceGrant is how long the lease has been held; more than zero.
+func (l *Lease) sinceGrant() time.Duration { return max(l.c.clock.Now().Sub(l.granted), 1) }
 
 // Raw calls f with the driver's lease, for the methods that a backend has beyond the contract.
 // f must neither renew nor release it.
-func (l *Lease) Raw(f func(driver.Lease) error) error {
-	if l.c == nil {
-		return ErrReleased
+func (l *Lease) Raw(f func(driver.Lease) error) error { return f(l.held) }
+
+// Context returns a copy of parent that is cancelled when the lease is over, with the
+// lease's Err as its cause. Its own Err looks at the clock, as the lease's does.
+// LeaseFor finds the lease in it. Call cancel when it is no longer needed; that does
+// not release the lease.
+func (l *Lease) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(parent)
+	life := l.lifetime()
+	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
+	return &leaseContext{ctx, parent, l, cancel}, func() { stop(); cancel(nil) }
+}
+
+// leaseContext is a context that ends with a lease.
+type leaseContext struct {
+	context.Context
+	parent context.Context
+	lease  *Lease
+	cancel context.CancelCauseFunc
+}
+
+// leaseKey is the context key of a lease: the lock's key.
+type leaseKey string
+
+// LeaseFor returns the lease of key whose Context ctx derives from, inside Do for example, so
+// that functions deep in the program can read its Fence. It reports false if ctx derives from
+// no lease of that key. key is as in Lease.Key. If two clients lock the same key, one inside
+// the other, it returns the inner lease.
+func LeaseFor(ctx context.Context, key string) (*Lease, bool) {
+	l, ok := ctx.Value(leaseKey(key)).(*Lease)
+	return l, ok
+}
+
+// Err returns the context's error, and ends it first if the lease, or one from which the context
+// derives, is over by the clock.
+func (c *leaseContext) Err() error {
+	_ = c.parent.Err()
+	if c.Context.Err() == nil {
+		if err := c.lease.Err(); err != nil {
+			c.cancel(err) // the goroutine that ended the lease may do so at the same time
+		}
 	}
-	return f(l.held)
+	return c.Context.Err()
+}
+
+// Value returns the lease for its key.
+func (c *leaseContext) Value(key any) any {
+	if k, ok := key.(leaseKey); ok && string(k) == c.lease.key {
+		return c.lease
+	}
+	return c.Context.Value(key)
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -44,50 +43,10 @@ type config struct {
 	log     *slog.Logger
 	label   string
 	require driver.Features
-	notices *noticeSink
 }
 
-func (c *config) reset() {
-	c.ttl = DefaultTTL
-	c.log = slog.Default()
-	c.label = defaultLabel()
-}
-
-// noticeSink connects a driver's notices to a client that is made after the driver.
-type noticeSink struct {
-	to atomic.Pointer[Client]
-}
-
-func (c *config) sink() func(driver.Notice) {
-	s := &noticeSink{}
-	c.notices = s
-	return func(e driver.Notice) {
-		if client := s.to.Load(); client != nil {
-			client.notice(e)
-		}
-	}
-}
-
-// checkLock returns the error of the first option that is invalid, alone or beside the others.
-func (l *lockConfig) checkLock() error {
-	if l.err == nil && l.maxHold > 0 && l.minHold > l.maxHold {
-		l.bad("WithMinHold", "%v is over the maximum hold of %v (WithMaxHold)", l.minHold, l.maxHold)
-	}
-	if l.slots > 0 && l.mode == driver.Shared {
-		l.bad("WithSlots", "has no shared mode: leave WithShared or WithSlots out")
-	}
-	return l.err
-}
-
-// checkMargin finds a margin that leaves too little of the TTL, which is zero if there is none.
-func (l *lockConfig) checkMargin(ttl time.Duration) error {
-	switch {
-	case l.margin == 0 || l.margin <= ttl/2:
-		return nil
-	case ttl == 0:
-		return driver.Invalid("WithMargin", "the leases have no TTL, and so no deadline")
-	}
-	return driver.Invalid("WithMargin", "%v must be at most half of the TTL of %v", l.margin, ttl)
+func defaults() config {
+	return config{lockConfig: lockConfig{ttl: DefaultTTL}, log: slog.Default(), label: defaultLabel()}
 }
 
 // forever is 73 years. Options cut longer durations, such as math.MaxInt64, because a sum with
@@ -142,8 +101,7 @@ func WithMargin(d time.Duration) LockOption {
 }
 
 // WithMaxHold bounds the whole hold, renewals included: the lease is lost d after its
-// grant, with ErrMaxHold, and a line in the log warns at 80 % of d. Zero, the default, means
-// no bound: a lease renews itself until it is released, so that a healthy leader leads for as
+// grant, with ErrMaxHold. Zero, the default, means no bound: a lease renews itself until it is released, so that a healthy leader leads for as
 // long as it lives.
 //
 // It is the limit on reacquisitions that the Redlock page asks for. Set it where a holder may
@@ -159,10 +117,10 @@ func WithMaxHold(d time.Duration) LockOption {
 
 // WithMinHold keeps the lock until d after its grant, even if Unlock comes sooner: a cron job
 // of 50 ms on hosts whose clocks differ by a second must not run twice. Unlock ends the lease
-// at once; a timer releases the lock when d is over. If the process ends before, even by
-// SIGKILL while the lease is held, the server keeps the lock until d is over. A session backend
-// cannot do that (its locks end with the process), and Close waits for it. A backend without
-// FeatureKeep (etcd and ZooKeeper) keeps a lock for its TTL at most, and Close waits for the rest.
+// at once, and a timer releases the lock when d is over. If the process ends before, even by
+// SIGKILL while the lease is held, a server with driver.FeatureKeep keeps the lock until d is over. A
+// backend without it (etcd and ZooKeeper) keeps the lock for its TTL at most, and a session backend's
+// locks end with the process: there Close waits until d is over.
 func WithMinHold(d time.Duration) LockOption {
 	return lockOption(func(l *lockConfig) {
 		l.minHold = min(d, forever)
@@ -196,7 +154,7 @@ func WithHooks(h Hooks) Option {
 // WithLogger sets where the client logs. The default is slog.Default; nil means nowhere.
 // Lines are written one after the other on a goroutine of the client's own, under the context
 // of the lease or the call. Their messages are constant, and attributes have the details:
-// the backend unavailable, a lease lost, a lease that nears its WithMaxHold, notices of the driver.
+// the backend unavailable, a lease lost, notices of the driver.
 // The first failure and the first loss have lines of their own; after it one line every ten seconds
 // counts the others, as long as there are any.
 func WithLogger(log *slog.Logger) Option {
@@ -232,16 +190,11 @@ func WithRequire(f driver.Features) Option {
 const maxLabel = 64
 
 func validLabel(s string) bool {
-	if s == "" || len(s) > maxLabel {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		if s[i] <= ' ' || s[i] > '~' || s[i] == '|' {
-			return false
-		}
-	}
-	return true
+	return s != "" && len(s) <= maxLabel && strings.IndexFunc(s, unfit) < 0
 }
+
+// unfit reports that an owner's label must not have a character.
+func unfit(r rune) bool { return r <= ' ' || r > '~' || r == '|' }
 
 // defaultLabel is host/pid, changed where WithOwnerLabel would refuse it.
 func defaultLabel() string {
@@ -250,7 +203,7 @@ func defaultLabel() string {
 		host = "unknown"
 	}
 	host = strings.Map(func(r rune) rune {
-		if r <= ' ' || r > '~' || r == '|' {
+		if unfit(r) {
 			return '-'
 		}
 		return r

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
@@ -50,18 +51,24 @@ func Drivers() []string {
 //
 // Errors are ErrInvalid, name the bad part, and never hold a password.
 func Open(name, dsn string, opts ...Option) (*Client, error) {
-	var c config
-	c.reset()
-	b, err := open(name, dsn, nil, &c)
+	var client atomic.Pointer[Client] // it is made after the backend
+	whole := &driver.Config{Notify: func(n driver.Notice) {
+		if c := client.Load(); c != nil {
+			c.notice(n)
+		}
+	}}
+	cfg := defaults()
+	b, err := open(name, dsn, whole, &cfg)
 	if err != nil {
 		return nil, fmt.Errorf("dlock: %w", err)
 	}
-	client, err := newClient(b, c, opts)
+	c, err := newClient(b, cfg, opts)
 	if err != nil {
 		_ = b.Close() // nothing was sent yet; the option's error is the one to report
 		return nil, err
 	}
-	return client, nil
+	client.Store(c)
+	return c, nil
 }
 
 // OpenURL is Open with the driver that the text before the first ':' names:
@@ -83,87 +90,67 @@ func OpenURL(url string, opts ...Option) (*Client, error) {
 // nodes of a quorum, or a wrapper around a driver. Its ttl parameter is refused,
 // since a backend has no default. The caller closes the backend.
 func OpenBackend(url string) (driver.Backend, error) {
-	b, err := openBackend(url, nil)
+	b, err := openBackend(url, &driver.Config{}, "a client, and this opens a bare backend")
 	if err != nil {
 		return nil, fmt.Errorf("dlock: %w", err)
 	}
 	return b, nil
 }
 
-// whole is the quorum that a node belongs to: the node takes the quorum's prefix and reports
-// notices to it.
-type whole struct {
-	prefix string
-	notify func(driver.Notice)
-}
-
-// openBackend opens a backend, as a node of a quorum unless of is nil.
-func openBackend(url string, of *whole) (driver.Backend, error) {
+// openBackend opens a backend as a part of the whole, without a TTL of its own.
+func openBackend(url string, whole *driver.Config, ttlBelongsTo string) (driver.Backend, error) {
 	name, err := scheme(url)
 	if err != nil {
 		return nil, err
 	}
 	var c config
-	b, err := open(name, url, of, &c)
+	b, err := open(name, url, whole, &c)
 	if err != nil || !c.ttlSet {
 		return b, err
 	}
-	_ = b.Close()
-	if of != nil {
-		return nil, driver.Invalid(`parameter "ttl"`, "belongs to the quorum, not to one of its nodes")
-	}
-	return nil, driver.Invalid(`parameter "ttl"`, "belongs to a client, and this opens a bare backend")
+	_ = b.Close() // nothing was sent yet
+	return nil, driver.Invalid(`parameter "ttl"`, "belongs to %s", ttlBelongsTo)
 }
 
-// open opens a backend, as a node of a quorum unless of is nil. The parameters of the DSN that
-// are for the client go into c.
-func open(name, dsn string, of *whole, c *config) (driver.Backend, error) {
+// open opens a backend as a part of the whole, whose notices it sends, and whose prefix it has if the
+// whole is open already (DSN). The parameters of the DSN that are for the client go into c.
+func open(name, dsn string, whole *driver.Config, c *config) (b driver.Backend, err error) {
 	registry.RLock()
 	d := registry.drivers[name]
 	registry.RUnlock()
 	if d == nil {
 		return nil, unknownDriver(name)
 	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("open %s: %w", name, err)
+		}
+	}()
 	rest, params, err := splitParams(dsn)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", name, err)
+		return nil, err
 	}
-	prefix, given := params["prefix"]
-	if of != nil {
-		if given && prefix != of.prefix { // a lock that has another name on some nodes excludes nobody
-			return nil, fmt.Errorf("open %s: %w", name, driver.Invalid(`parameter "prefix"`, "differs from that of the whole, to which it belongs"))
+	cfg := &driver.Config{DSN: rest, Prefix: params["prefix"], Notify: whole.Notify}
+	if _, given := params["prefix"]; whole.DSN != "" {
+		if given && cfg.Prefix != whole.Prefix { // a lock that has another name on some nodes excludes nobody
+			return nil, driver.Invalid(`parameter "prefix"`, "differs from that of the whole, to which it belongs")
 		}
-		prefix = of.prefix
+		cfg.Prefix = whole.Prefix
 	}
-	if len(prefix) >= driver.MaxKey {
-		return nil, fmt.Errorf("open %s: %w", name, driver.Invalid(`parameter "prefix"`, "leaves no room for a key: the limit is %d bytes together", driver.MaxKey))
+	if len(cfg.Prefix) >= driver.MaxKey {
+		return nil, driver.Invalid(`parameter "prefix"`, "leaves no room for a key: the limit is %d bytes together", driver.MaxKey)
 	}
 	if t, ok := params["ttl"]; ok {
-		ttl, err := time.ParseDuration(t)
-		if err != nil || ttl <= 0 {
-			return nil, fmt.Errorf("open %s: %w", name, driver.Invalid(`parameter "ttl"`, "must be a duration such as 10s"))
+		if c.ttl, err = time.ParseDuration(t); err != nil || c.ttl <= 0 {
+			return nil, driver.Invalid(`parameter "ttl"`, "must be a duration such as 10s")
 		}
-		c.ttl, c.ttlSet = ttl, true
+		c.ttlSet = true
 	}
-	var notify func(driver.Notice)
-	if of != nil {
-		notify = of.notify
-	} else {
-		notify = c.sink()
+	c.prefix = cfg.Prefix
+	cfg.Resolve = func(url string) (driver.Backend, error) {
+		return openBackend(url, cfg, "the quorum, not to one of its nodes")
 	}
-	c.prefix = prefix
-	b, err := d.Open(&driver.Config{
-		DSN:    rest,
-		Prefix: prefix,
-		Notify: notify,
-		Resolve: func(url string) (driver.Backend, error) {
-			return openBackend(url, &whole{prefix, notify})
-		},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", name, err)
-	}
-	return b, nil
+	return d.Open(cfg)
 }
 
 // scheme returns the text before the first ':', which names the driver.
@@ -178,16 +165,7 @@ func scheme(url string) (string, error) {
 }
 
 func isScheme(s string) bool {
-	if s == "" || len(s) > 40 {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '+' && c != '-' && c != '.' && c != '_' {
-			return false
-		}
-	}
-	return true
+	return s != "" && len(s) <= 40 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789+-._") == ""
 }
 
 // packages holds, by registered name, the import that registers it: for errors alone.

@@ -3,80 +3,58 @@ package dlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	mathrand "math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 	"github.com/redlock-go/redlock/driver/boot"
+	"github.com/redlock-go/redlock/driver/printable"
 )
 
-// schedule tells the scheduler when the next step is due.
-func (l *Lease) schedule() {
-	var next boot.Instant
-	earliest := func(t boot.Instant) {
-		if t != 0 && (next == 0 || t < next) {
-			next = t
-		}
-	}
-	if l.kept {
-		earliest(l.keep)
-	} else {
-		earliest(l.endsAt())
-		earliest(l.warnAt)
-	}
-	if !l.renewing {
-		earliest(l.renewAt)
-	}
-	if next != 0 {
-		l.c.sched.put(l, next)
-	}
-}
-
-// step starts the actions that are due. It does not block.
+// step starts what is due. It does not block.
 func (l *Lease) step(now boot.Instant) {
 	l.mu.Lock()
-	var over ending
-	switch end := l.endsAt(); {
+	defer l.mu.Unlock()
+	switch {
 	case l.kept && now >= l.keep:
-		l.kept = false
-		go l.releaseKept()
-	case l.err != nil && !l.kept:
-	case !l.kept && end != 0 && now >= end:
-		over = l.over(end)
-	default:
-		if !l.kept {
-			l.warn(now)
+		if l.c.begin() == nil { // otherwise Close does it
+			l.kept = false
+			l.c.drop(l)
+			go l.releaseKept()
 		}
-		if l.renewAt != 0 && now >= l.renewAt && !l.renewing {
-			l.renewing = true
-			l.c.renewals.start(l, l.failure != nil)
-		}
-		l.schedule()
+		return
+	case !l.kept && l.look(now) != nil:
+		return
+	case !l.renewing && now >= l.renewAt:
+		l.renewing = true
+		l.c.renewals.start(l)
 	}
-	l.mu.Unlock()
-	over.run()
+	l.schedule()
 }
 
-// recheck brings the next renewal forward to now: see scheduler.recheck.
-func (l *Lease) recheck(now boot.Instant) {
+// schedule sets when the next step is due. l.mu is held.
+func (l *Lease) schedule() {
+	next := l.endsAt()
+	if l.kept {
+		next = l.keep
+	}
+	if !l.renewing {
+		next = min(next, l.renewAt)
+	}
+	l.c.move(l, next)
+}
+
+// renewNow brings the next renewal forward to now.
+func (l *Lease) renewNow(now boot.Instant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err == nil && l.renewAt > now {
-		l.renewAt = now
+	if l.renewAt != never {
+		l.renewAt = min(l.renewAt, now)
 		l.schedule()
 	}
-}
-
-// warn logs once that the maximum hold is near.
-func (l *Lease) warn(now boot.Instant) {
-	if l.warnAt == 0 || now < l.warnAt {
-		return
-	}
-	l.warnAt = 0
-	l.c.logLine(l.ctx, slog.LevelWarn, "dlock: lease nears its maximum hold (WithMaxHold)",
-		slog.String("key", l.key), slog.Uint64("fence", l.fence),
-		slog.Duration("held", now.Sub(l.granted)), slog.Duration("left", l.limit.Sub(now)))
 }
 
 // nextRenewal returns when to renew a lease that was granted or renewed now: after a random
@@ -91,24 +69,74 @@ func (l *Lease) nextRenewal() boot.Instant {
 	return max(at-at%boot.Instant(l.ttl/128), from)
 }
 
-// renewOnce renews the lease for the scheduler, within d.
-func (l *Lease) renewOnce(d time.Duration) {
-	l.mu.Lock()
-	over := l.err != nil && !l.kept
-	l.mu.Unlock()
-	if over {
-		return
+// renewal returns the next renewal: for the lease's TTL and with the rest of WithMinHold, so
+// that the server keeps the lock even if this process ends. After the lease's end it is for the
+// rest of WithMinHold alone.
+func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
+	r := &driver.Renewal{TTL: l.ttl}
+	if l.keep != 0 && l.c.keeps() {
+		r.Keep = max(l.keep.Sub(now), 0)
+		if l.kept {
+			r.TTL, r.Keep = 0, max(r.Keep, time.Millisecond)
+		}
 	}
-	life, cancel := context.WithTimeout(l.c.life, d)
+	return r
+}
+
+// renew makes one request, within d.
+func (l *Lease) renew(d time.Duration) error {
+	c := l.c
+	if c.begin() != nil {
+		return ErrClosed
+	}
+	defer c.calls.Done()
+	ctx, cancel := context.WithTimeout(c.life, d)
 	defer cancel()
-	l.renew(renewalContext{life, l.ctx})
+	at, start := c.clock.Now(), time.Now()
+	l.mu.Lock()
+	if l.err != nil && !l.kept {
+		err := l.err
+		l.mu.Unlock()
+		return err
+	}
+	r := l.renewal(at)
+	l.mu.Unlock()
+	g, err := l.held.Renew(renewalContext{ctx, l.ctx}, r)
+	took, now := time.Since(start), c.clock.Fresh()
+	c.renewals.note(err, took)
 
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.renewing = false
-	if l.err == nil || l.kept {
-		l.schedule()
+	if l.look(now) == nil || l.kept { // otherwise it revives nothing
+		l.failure = err
+		if err == nil {
+			c.count.renewed.Add(1)
+			l.expires = max(l.expires, at.Add(g.Expires.Sub(start)))
+			l.renewAt = l.nextRenewal()
+		} else {
+			c.count.renewalFailed.Add(1)
+			if !errors.Is(err, ErrLost) {
+				c.unavailable(l.ctx, l.key, err)
+			}
+			pause := max(l.ttl/20, time.Millisecond)
+			l.renewAt = now.Add(pause/2 + mathrand.N(pause))
+		}
+		if err == nil && r.TTL == 0 {
+			l.renewAt = never // the server keeps the lock until the end of WithMinHold
+		}
 	}
-	l.mu.Unlock()
+	c.tellLater(l, Event{Op: "renew", Err: err, Latency: took, Votes: g.Votes}, err == nil)
+	switch {
+	case !errors.Is(err, ErrLost):
+	case l.kept:
+		l.kept = false // the lock is gone: there is nothing to keep
+		c.drop(l)
+	case l.err == nil:
+		l.finish(lost("%v", err))
+	}
+	l.schedule()
+	return err
 }
 
 // renewalContext ends with the embedded context, and also has the values of another one.
@@ -124,91 +152,150 @@ func (c renewalContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// renew makes one request.
-func (l *Lease) renew(ctx context.Context) {
-	c := l.c
-	if c.begin() != nil {
+// renewals runs the renewals that are due, a bounded number at a time, on goroutines that
+// exist while there are any.
+type renewals struct {
+	mu      sync.Mutex
+	due     []*Lease // in the order in which they became due
+	running int
+	usual   time.Duration // how long a renewal takes that succeeds
+	failed  int           // how many failed since the last success
+	workers sync.WaitGroup
+}
+
+const (
+	// mostRenewals is how many renewals run at a time: 10,000 leases with a TTL of 10 s, each
+	// renewed every 3 s, need half as many if a round trip takes 80 ms.
+	mostRenewals = 512
+	// A renewal that others wait behind may take leastPatience, or manyTimes the usual time if
+	// that is more: a slow backend does not hang.
+	leastPatience = 250 * time.Millisecond
+	manyTimes     = 10
+)
+
+// start renews l, at once or after those that are due before it. It does not block.
+func (r *renewals) start(l *Lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.due = append(r.due, l)
+	if r.running < mostRenewals {
+		r.running++
+		r.workers.Go(r.work)
+	}
+}
+
+func (r *renewals) work() {
+	for {
+		r.mu.Lock()
+		if len(r.due) == 0 {
+			r.due = nil
+			r.running--
+			r.mu.Unlock()
+			return
+		}
+		l := r.due[0]
+		r.due[0], r.due = nil, r.due[1:]
+		d := r.patience(l)
+		r.mu.Unlock()
+		_ = l.renew(d) // its outcome is in the lease
+	}
+}
+
+// patience is how long a renewal may take: a third of the TTL, so that one that hangs leaves
+// time for another. It is shorter if there are more leases than places and some renewals
+// succeed, so that each lease is renewed within a third of its TTL, also while one server of
+// several hangs. r.mu is held.
+func (r *renewals) patience(l *Lease) time.Duration {
+	third, held := l.ttl/3, time.Duration(l.c.count.held.Load())
+	if held <= mostRenewals || r.failed > mostRenewals {
+		return third
+	}
+	return min(third, max(leastPatience, manyTimes*r.usual, third/held*mostRenewals))
+}
+
+// note records the outcome of a renewal.
+func (r *renewals) note(err error, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.failed++
 		return
 	}
-	defer c.calls.Done()
-	at := c.clock.Now()
-	start := time.Now()
-	r := l.send(at)
-	g, err := l.held.Renew(ctx, r)
-	over := l.renewed(g, err, r, at, start)
-	took := time.Since(start)
-	c.renewals.note(err, took)
-	c.tellRenewed(l, g.Votes, err, took)
-	over.run()
+	r.failed = 0
+	r.usual += (took - r.usual) / 16
 }
 
-// send counts a renewal and returns it.
-func (l *Lease) send(now boot.Instant) *driver.Renewal {
+// bySession reports whether locks end with the process, whatever their TTL.
+func (c *Client) bySession() bool { return c.info.Features.Has(driver.FeatureSession) }
+
+// keeps reports whether the server can keep a lock beyond its lease and its process.
+func (c *Client) keeps() bool {
+	return c.info.Features.Has(driver.FeatureKeep) && !c.bySession()
+}
+
+// keepOn keeps the lock of a lease that was unlocked before its WithMinHold is over: the server is
+// told to keep it for the rest, even if this process ends. If the server cannot, the lease is
+// renewed. In both cases it is released when that time is over.
+func (l *Lease) keepOn() error {
+	if !l.c.keeps() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.schedule()
+		return nil
+	}
+	if err := l.renew(l.ttl / 3); errors.Is(err, ErrLost) {
+		return err
+	}
+	return nil // if it failed it is tried again
+}
+
+// releaseKept releases a lock at the end of its WithMinHold.
+func (l *Lease) releaseKept() {
+	defer l.c.calls.Done()
+	if err := l.release(); err != nil && !errors.Is(err, ErrLost) {
+		l.c.logLine(l.ctx, slog.LevelWarn, "dlock: release after the minimum hold failed",
+			slog.String("key", l.key), slog.Any("err", err))
+	}
+}
+
+// close ends the lease for Close, and reports whether its lock is to be given back.
+func (l *Lease) close() bool {
+	now := l.c.clock.Fresh()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.underWay++
-	return l.renewal(now)
+	if l.look(now) == nil {
+		l.kept = l.keep > now
+		l.finish(errClientClosed)
+		return true
+	}
+	return l.kept
 }
 
-// renewal returns the next renewal: for the lease's TTL and with the rest of WithMinHold, so
-// that the server keeps the lock even if this process ends. After the lease's end it is for the
-// rest of WithMinHold alone.
-func (l *Lease) renewal(now boot.Instant) *driver.Renewal {
-	r := &driver.Renewal{TTL: l.ttl}
-	left := l.keep.Sub(now)
-	switch {
-	case l.keep == 0 || l.c.bySession():
-	case l.c.keeps():
-		if l.kept {
-			r.TTL = 0
-			left = max(left, time.Millisecond)
+// giveBack releases the lock of a lease that close has ended. If WithMinHold keeps the lock, it is
+// left to the server, which ends it; where the server cannot keep it, giveBack waits, and renews it
+// meanwhile.
+func (l *Lease) giveBack() error {
+	c := l.c
+	for {
+		l.mu.Lock()
+		now := c.clock.Fresh()
+		kept, left, r := l.kept, l.keep.Sub(now), l.renewal(now)
+		told := l.renewAt == never && c.keeps()
+		l.mu.Unlock()
+		switch {
+		case !kept || left <= 0:
+			return l.release()
+		case told:
+			return nil
+		case c.keeps():
+			if _, err := l.held.Renew(l.ctx, r); err != nil {
+				return fmt.Errorf("keep it for another %v: %w", printable.Duration(left), err)
+			}
+			return nil
+		case l.ttl > 0:
+			_, _ = l.held.Renew(l.ctx, r) // if it fails, the next one tries again
+			left = min(left, l.ttl/3)
 		}
-		r.Keep = max(left, 0)
-	case l.kept:
-		r.TTL = min(max(left, l.c.info.MinTTL), l.ttl)
-	}
-	return r
-}
-
-// renewed handles the outcome of the renewal r. at and start are the instant of sending, by two
-// clocks. A renewal confirmed after the lease's end never revives it.
-func (l *Lease) renewed(g driver.Grant, err error, r *driver.Renewal, at boot.Instant, start time.Time) ending {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	over := l.look()
-	l.underWay--
-	if err != nil && !errors.Is(err, ErrLost) && (l.err == nil || l.kept) {
-		l.c.unavailable(l.ctx, l.key, err)
-	}
-	if l.kept {
-		_ = l.keptOn(err, r, at)
-		return over
-	}
-	if l.err != nil {
-		return over
-	}
-	l.failure = err
-	switch {
-	case err == nil:
-		l.c.count.renewed.Add(1)
-		if expires := at.Add(g.Expires.Sub(start)); expires > l.expires {
-			l.expires = expires
-		}
-		l.renewAt = l.nextRenewal()
-	case errors.Is(err, ErrLost):
-		l.c.count.renewalFailed.Add(1)
-		return l.finishLocked(lost("%v", err))
-	default:
-		l.c.count.renewalFailed.Add(1)
-		l.retry()
-	}
-	return over
-}
-
-// retry sets the time of the next renewal after one whose outcome is unknown.
-func (l *Lease) retry() {
-	if l.renewAt != 0 {
-		pause := max(l.ttl/20, time.Millisecond)
-		l.renewAt = l.c.clock.Now().Add(pause/2 + mathrand.N(pause))
+		time.Sleep(left)
 	}
 }

@@ -5,46 +5,163 @@ import (
 	"errors"
 	"log/slog"
 	mathrand "math/rand/v2"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redlock-go/redlock/driver"
 )
 
+// queues keeps, per key, the calls of this client that want it, in the order of their
+// arrival. Only the first of a queue talks to the backend: it has filled a channel of one, and the
+// runtime serves those that wait to send in their order.
+type queues struct {
+	closed <-chan struct{}
+
+	mu    sync.Mutex // guards all fields below, for constant time: no key delays another
+	byKey map[string]*queue
+	spare *queue // an empty queue, for the next key
+	hot   map[string]time.Time
+}
+
+// queue is the calls that want one key.
+type queue struct {
+	users   int           // calls that have not left
+	first   chan struct{} // full while there is a first; the others wait to send, in their order
+	kick    chan struct{} // wakes the first: a lease of this key was released here
+	verdict error         // the last one that the first caller heard; nil: none
+}
+
+// A key is hot for hotTime after a call waited for its signal. The next caller subscribes before its
+// first attempt, and so saves the attempt that only finds the key held.
+const (
+	hotTime = time.Second
+	mostHot = 1024
+)
+
+// enter waits until the caller is the first in its key's queue, and reports whether the key is hot.
+// A caller that becomes the first calls leave. r.verdict becomes the last one that the caller before
+// it heard.
+func (qs *queues) enter(ctx context.Context, r *request) (q *queue, hot bool, err error) {
+	qs.mu.Lock()
+	q = qs.byKey[r.name]
+	if q == nil {
+		q, qs.spare = qs.spare, nil
+		if q == nil {
+			q = &queue{first: make(chan struct{}, 1), kick: make(chan struct{}, 1)}
+		}
+		qs.byKey[r.name] = q
+	}
+	q.users++
+	select {
+	case q.first <- struct{}{}:
+		q.verdict = nil // nobody is before this caller
+	default:
+		qs.mu.Unlock()
+		select {
+		case q.first <- struct{}{}:
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-qs.closed:
+			err = ErrClosed
+		}
+		qs.mu.Lock()
+		r.verdict = q.verdict
+	}
+	at, ok := qs.hot[r.name]
+	qs.mu.Unlock()
+	if err != nil {
+		qs.leave(r, q, false)
+	}
+	return q, ok && time.Since(at) < hotTime, err
+}
+
+// leave takes a caller out of q. If it was the first, the next becomes the first, and is told the
+// verdict that the caller heard last. The last caller leaves q for the next key.
+func (qs *queues) leave(r *request, q *queue, first bool) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if first {
+		q.verdict = r.verdict
+		<-q.first
+	}
+	q.users--
+	if q.users > 0 {
+		return
+	}
+	delete(qs.byKey, r.name)
+	select {
+	case <-q.kick:
+	default:
+	}
+	qs.spare = q
+}
+
+// note keeps the first caller's verdict for the callers behind it.
+func (qs *queues) note(r *request, q *queue) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q.verdict = r.verdict
+}
+
+// heat notes that a call has just got its key after a signal.
+func (qs *queues) heat(r *request) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if len(qs.hot) >= mostHot {
+		clear(qs.hot)
+	}
+	qs.hot[r.name] = time.Now()
+}
+
+// released wakes the first of key's queue, if there is one.
+func (qs *queues) released(key string) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if q := qs.byKey[key]; q != nil {
+		select {
+		case q.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// empty reports whether nobody is in key's queue.
+func (qs *queues) empty(key string) bool {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	return qs.byKey[key] == nil
+}
+
 // lock makes attempts until one succeeds.
 func (c *Client) lock(ctx context.Context, r *request) (*Lease, error) {
-	if r.Mode == driver.Shared && c.queues.empty(r.Key) {
+	if r.Mode == driver.Shared && c.queues.empty(r.name) {
 		l, err := c.attempt(ctx, r, false) // readers need no order among themselves
 		if err == nil || !c.again(ctx, r, err) {
 			return l, err
 		}
 	}
-	if r.slots == 0 { // otherwise takeSlot counts
-		c.count.waiting.Add(1)
-		defer c.count.waiting.Add(-1)
-	}
-	q, hot, verdict, err := c.queues.enter(ctx, r.Key)
-	if verdict != nil {
-		r.verdict = verdict
-	}
+	c.count.waiting.Add(1)
+	defer c.count.waiting.Add(-1)
+	q, hot, err := c.queues.enter(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { c.queues.leave(q, r.verdict) }()
+	defer c.queues.leave(r, q, true)
 	if hot {
 		return c.wait(ctx, r, q, ErrHeld)
 	}
-	l, err := c.attempt(ctx, r, false)
+	l, err := c.try(ctx, r, false)
 	if err == nil || !c.again(ctx, r, err) {
 		return l, err
 	}
-	q.note(r.verdict)
 	return c.wait(ctx, r, q, err)
 }
 
 // wait makes attempts, each when there is a reason for it: natively where the backend
 // queues, at a signal where it can watch, at growing pauses elsewhere. err is the
 // outcome of the attempt before.
-func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) (*Lease, error) {
+func (c *Client) wait(ctx context.Context, r *request, q *queue, err error) (*Lease, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.life, cancel)()
@@ -52,9 +169,10 @@ func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) 
 	native := c.info.Features.Has(driver.FeatureQueueing)
 	watcher, _ := c.backend.(driver.Watcher)
 	var signal <-chan struct{}
-	unwatched := false    // Watch failed, and is tried again after the next pause
-	blocked := maxBackoff // for how long the backend's queue took the last request
-	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
+	unwatched := false          // Watch failed, and is tried again after the next pause
+	blocked := r.longestPause() // for how long the backend's queue took the last request
+	for pause := minBackoff; ; pause = min(2*pause, r.longestPause()) {
+		c.queues.note(r, q)
 		held := errors.Is(err, ErrHeld)
 		switch {
 		case native && held && blocked >= pause:
@@ -68,27 +186,28 @@ func (c *Client) wait(ctx context.Context, r *request, q *waitQueue, err error) 
 			}
 		default:
 			unwatched = false
-			c.pause(ctx, q, signal, delay(err, pause, signal != nil))
+			d := delay(err, pause, signal != nil)
+			if r.slots > 0 {
+				d = min(d, slotsPause) // the slot that is waited for is not the only one
+			}
+			c.pause(ctx, q, signal, d)
 		}
 		if ctx.Err() != nil {
 			return nil, c.ended(ctx)
 		}
 		var l *Lease
 		asked := time.Now()
-		l, err = c.attempt(ctx, r, native)
+		l, err = c.try(ctx, r, native)
 		blocked = time.Since(asked)
-		if err != nil {
-			q.note(r.verdict)
-		}
 		if err == nil {
 			if signal != nil {
-				c.queues.heat(r.Key)
+				c.queues.heat(r)
 			}
 			return l, nil
 		}
 		if !c.again(ctx, r, err) {
 			if ctx.Err() != nil && c.life.Err() != nil {
-				return nil, ErrClosed
+				err = ErrClosed
 			}
 			return nil, err
 		}
@@ -104,24 +223,25 @@ func (c *Client) ended(ctx context.Context) error {
 }
 
 // pause waits for a reason to ask again.
-func (c *Client) pause(ctx context.Context, q *waitQueue, signal <-chan struct{}, d time.Duration) {
+func (c *Client) pause(ctx context.Context, q *queue, signal <-chan struct{}, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-signal:
-	case <-ctx.Done():
-	case <-q.kick:
-		if signal != nil {
-			// The signal goes to the next waiter, which may be in another process. Ask again
-			// soon nevertheless, in case the release could not be announced.
-			t.Reset(kickedPoll/2 + mathrand.N(kickedPoll))
-			select {
-			case <-t.C:
-			case <-signal:
-			case <-ctx.Done():
+	kick := q.kick
+	for {
+		select {
+		case <-t.C:
+		case <-signal:
+		case <-ctx.Done():
+		case <-kick:
+			if signal != nil {
+				// The signal goes to the next waiter, which may be in another process. Ask again
+				// soon nevertheless, in case the release could not be announced.
+				t.Reset(kickedPoll/2 + mathrand.N(kickedPoll))
+				kick = nil
+				continue
 			}
 		}
+		return
 	}
 }
 
@@ -134,7 +254,15 @@ const (
 	// kickedPoll is that pause after a release in this process.
 	watchedPoll = time.Second
 	kickedPoll  = 50 * time.Millisecond
+	// slotsPause is for how long a call waits for one slot before it asks for all of them again.
+	slotsPause = 700 * time.Millisecond
 )
+
+// longestPause is the longest pause between two attempts. It grows with the number of requests that an
+// attempt makes.
+func (r *request) longestPause() time.Duration {
+	return min(max(maxBackoff, time.Duration(r.slots)*minBackoff), slotsPause)
+}
 
 // delay is the longest pause before the next attempt, by the verdict of the last one.
 func delay(err error, pause time.Duration, watched bool) time.Duration {
@@ -168,4 +296,60 @@ func (c *Client) again(ctx context.Context, r *request, err error) bool {
 		c.unavailable(ctx, r.Key, err)
 	}
 	return true
+}
+
+// WithSlots lets n holders have the key at the same time, 1 to 1024: a bound on how many do
+// something at once. Each slot is a lock of its own, with its token and its loss; Lease.Slot
+// tells which one it is. Slot 0 is the lock named key itself, and slot i the lock named "key#i".
+//
+// Lock takes any free slot. It waits for one of them as for any lock, and asks for all of them every
+// 0.7 s, so that it takes another one that was freed within about a second. The calls of one client
+// for one key wait in order. Clients with different numbers of slots exclude each other in the
+// slots that both have: while n is changed there are at most as many holders as the larger of
+// the numbers.
+//
+// Tokens rise from one holder of a slot to the next, and tokens of different slots cannot be
+// compared: a store that checks them needs one resource for each slot. Shared mode has no
+// slots: WithShared beside it is ErrInvalid.
+func WithSlots(n int) LockOption {
+	return lockOption(func(l *lockConfig) {
+		l.slots = n
+		if n < 1 || n > mostSlots {
+			l.bad("WithSlots", "%d must be 1 to %d", n, mostSlots)
+		}
+	})
+}
+
+const mostSlots = 1024
+
+// slotKey returns the name of a slot's lock.
+func slotKey(key string, slot int) string {
+	if slot == 0 {
+		return key
+	}
+	return key + "#" + strconv.Itoa(slot)
+}
+
+// try makes one attempt, or one at each slot, in random order, until one is granted. If wait is set it
+// waits in the backend's queue: for one of the slots, for slotsPause.
+func (c *Client) try(ctx context.Context, r *request, wait bool) (l *Lease, err error) {
+	if r.slots == 0 {
+		return c.attempt(ctx, r, wait)
+	}
+	for _, r.slot = range mathrand.Perm(r.slots) {
+		r.Key = slotKey(r.name, r.slot)
+		if l, err = c.attempt(ctx, r, false); !errors.Is(err, ErrHeld) {
+			return l, err
+		}
+	}
+	if !wait {
+		return nil, err
+	}
+	round, cancel := context.WithTimeout(ctx, slotsPause)
+	defer cancel()
+	l, waited := c.attempt(round, r, true)
+	if waited == nil || driver.ContextErr(round) == nil || ctx.Err() != nil {
+		err = waited
+	}
+	return l, err
 }
