@@ -1,7 +1,6 @@
 package file
 
 import (
-	"context"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -96,12 +95,5 @@ func (b *Backend) removeUnused(p *place, name string, now time.Time) bool {
 	if held || !l.current(n.lock) {
 		return false
 	}
-	counter, retire, err := b.takeOver(context.Background(), p, n)
-	if err != nil {
-		return false
-	}
-	if counter > 0 {
-		_, err = issue(gate.text(), b.boot, counter, 0, now) // later tokens are above it
-	}
-	return retire(err) == nil && os.Remove(n.lock) == nil
+	return os.Remove(n.lock) == nil
 }

@@ -159,17 +159,11 @@ func TestTheErrorNamesTheCountersFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantRefused(t, "an empty gate", attempt(t, folder), l.paths.gate, "empty")
-	head := filepath.Join(folder, headName)
-	setCounter(t, head, driver.MaxFence)
-	if err := os.Remove(l.paths.gate); err != nil {
+	if err := os.WriteFile(l.paths.gate, []byte(strings.Repeat("garbage\n", 1024)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	wantRefused(t, "the mark's end", attempt(t, folder), head, "largest token")
-	if err := os.WriteFile(head, []byte(strings.Repeat("garbage\n", 1024)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	wantRefused(t, "a damaged mark", attempt(t, folder), head, "damaged")
-	if err := os.Remove(head); err != nil { // as the errors say
+	wantRefused(t, "a damaged gate", attempt(t, folder), l.paths.gate, "damaged")
+	if err := os.Remove(l.paths.gate); err != nil { // as the errors say
 		t.Fatal(err)
 	}
 	if err := attempt(t, folder); err != nil {
@@ -239,31 +233,6 @@ func TestARemovalLetsNobodyInTwiceAndRefusesNobody(t *testing.T) {
 	if removed.Load() == 0 {
 		t.Error("nothing was removed meanwhile")
 	}
-}
-
-func TestACleanerRefusesNoLoneRequest(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	b := open(t, folder)
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				b.clean(time.Now().Add(time.Minute))
-			}
-		}
-	}()
-	other := open(t, folder)
-	other.patience = time.Minute
-	for range 300 {
-		release(t, acquire(t, other, request("k"))) // nobody else wants it
-	}
-	close(stop)
-	<-done
 }
 
 func TestTooManyOpenFilesAreNamed(t *testing.T) {

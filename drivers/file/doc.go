@@ -27,12 +27,7 @@
 // one of their keys is taken, looked at or broken, and have the counter of the tokens. A folder does
 // not grow for ever: with each new key a backend also removes the files of some keys that are free
 // and have not been used for ten seconds. (Not on Windows, nor where others own the files of a
-// folder with the sticky bit.) The file .high-water says the layout, and above which token new
-// counters begin.
-//
-// The former release had a second file for each key. Both releases exclude each other. A key that
-// this release has used, and any new key, is refused by the former one: so change all programs that
-// share a folder within a time in which they can do without.
+// folder with the sticky bit.) The file .gates is locked while one of the sixteen is made.
 //
 // Do not remove the files yourself while a program may use them: if you remove the file of a
 // held lock, the holder learns of it only within a second, and until then a second holder can

@@ -267,7 +267,7 @@ func (b *Backend) attempt(ctx context.Context, req *driver.Request) (*Lease, err
 			l.free()
 			continue
 		}
-		lease, err := b.grant(ctx, p, n, gate, l, req)
+		lease, err := b.grant(p, n, gate, l, req)
 		if err != nil {
 			l.free()
 			return nil, refused(err, n.gate)
@@ -295,7 +295,7 @@ func (b *Backend) take(p *place, n paths, mode driver.Mode) (l *lock, fresh bool
 		ok, err := l.try(mode)
 		if err == nil && !ok {
 			held := &driver.HeldError{Server: b.boot, Clock: time.Now().Round(0)}
-			if r := describe(p, n, l); r.held {
+			if r := holder(l.text()); r != nil && r.held {
 				held.Holder, held.Since = r.owner, time.UnixMicro(r.since)
 			}
 			err = held
@@ -314,31 +314,11 @@ func (l *lock) free() {
 	l.close()
 }
 
-// describe returns what the last holder of the key wrote: into the lock file, or in the former layout
-// beside it.
-func describe(p *place, n paths, l *lock) *record {
-	r := holder(l.text())
-	if r == nil {
-		if state, err := p.open(n.state, os.O_RDONLY); err == nil {
-			r = read(state, former).latest()
-			_ = state.Close() // it was only read
-		}
-	}
-	if r == nil {
-		r = &record{}
-	}
-	return r
-}
-
 // grant gives the holder of l its token, and writes its name into the lock file.
-func (b *Backend) grant(ctx context.Context, p *place, n paths, gate, l *lock, req *driver.Request) (*Lease, error) {
-	counter, retire, err := b.takeOver(ctx, p, n)
-	if err != nil {
-		return nil, err
-	}
+func (b *Backend) grant(p *place, n paths, gate, l *lock, req *driver.Request) (*Lease, error) {
 	now := time.Now()
-	fence, err := issue(gate.text(), b.boot, counter, req.FenceFloor, now)
-	if err = retire(err); err != nil {
+	fence, err := issue(gate.text(), b.boot, req.FenceFloor, now)
+	if err != nil {
 		return nil, err
 	}
 	r := &record{

@@ -273,15 +273,11 @@ func kind(m fs.FileMode) string {
 
 // paths are the files of one key.
 type paths struct {
-	lock  string // the lock is on it, and its holder's name in it
-	gate  string // of this key and others
-	state string // the counter in the layout dlock1
+	lock string // the lock is on it, and its holder's name in it
+	gate string // of this key and others
 }
 
-const (
-	lockSuffix  = ".lock"
-	stateSuffix = ".state"
-)
+const lockSuffix = ".lock"
 
 func names(p *place, key string) paths {
 	return pathsOf(p, fileName(key))
@@ -290,24 +286,29 @@ func names(p *place, key string) paths {
 func pathsOf(p *place, name string) paths {
 	base := filepath.Join(p.path, name)
 	gate := strconv.FormatUint(uint64(name[len(name)-1]&15), 16) // the end of the hash
-	return paths{lock: base + lockSuffix, gate: filepath.Join(p.path, gatePrefix+gate), state: base + stateSuffix}
+	return paths{lock: base + lockSuffix, gate: filepath.Join(p.path, gatePrefix+gate)}
 }
 
 // shown is how many bytes of a key the names of its files show.
 const shown = 40
 
-// fileName returns a safe name for any key: its printable beginning, for people, and 160 bits
-// of its SHA-256, which tell keys apart even if the file system ignores case.
+// fileName returns a safe name for any key: its readable beginning, for people, and 160 bits of its
+// SHA-256, which tell keys apart even if the file system ignores case.
 func fileName(key string) string {
-	readable := []byte(key[:min(len(key), shown)])
-	for i, c := range readable {
+	sum := sha256.Sum256([]byte(key))
+	hash := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20])
+	return beginning(key) + "-" + strings.ToLower(hash)
+}
+
+// beginning returns how the file names of all keys begin that begin so.
+func beginning(key string) string {
+	text := []byte(key[:min(len(key), shown)])
+	for i, c := range text {
 		switch {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '.' && i > 0:
 		default:
-			readable[i] = '_'
+			text[i] = '_'
 		}
 	}
-	sum := sha256.Sum256([]byte(key))
-	hash := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20])
-	return string(readable) + "-" + strings.ToLower(hash)
+	return string(text)
 }

@@ -97,19 +97,14 @@ func TestWithoutAHomeTheFolderIsInVarTmp(t *testing.T) {
 		t.Skipf("%s is in use here", want)
 	}
 	defer os.RemoveAll(want) //nolint:errcheck // it was made here
-	check := func(when string) {
-		t.Helper()
-		found, err := b.Check(t.Context())
-		if err != nil || len(found) == 0 || !strings.Contains(found[0].Summary, "HOME") {
-			t.Errorf("check %s: %v, %v; want a note on HOME", when, found, err)
-		}
-	}
-	check("before the first lock")
 	l := acquire(t, b, request("k"))
 	if m := mode(t, want); m != fs.ModeDir|0o700 {
 		t.Errorf("%s has mode %v", want, m)
 	}
-	check("after it")
+	found, err := b.Check(t.Context())
+	if err != nil || len(found) == 0 || !strings.Contains(found[0].Summary, "HOME") {
+		t.Errorf("check: %v, %v; want a note on HOME", found, err)
+	}
 	release(t, l)
 }
 
@@ -163,7 +158,7 @@ func TestWhatSomebodySlippedInIsRefused(t *testing.T) {
 		"a named pipe":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"a folder":          func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
-		for _, suffix := range []string{lockSuffix, stateSuffix, "gate", headName} {
+		for _, suffix := range []string{lockSuffix, "gate", makerName} {
 			if err := os.WriteFile(target, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -172,8 +167,8 @@ func TestWhatSomebodySlippedInIsRefused(t *testing.T) {
 			switch suffix {
 			case "gate":
 				path = names(&place{path: folder}, "k").gate
-			case headName:
-				path = filepath.Join(folder, headName)
+			case makerName:
+				path = filepath.Join(folder, makerName)
 			}
 			if err := plant(path); err != nil {
 				t.Fatal(err)

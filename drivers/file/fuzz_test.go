@@ -95,11 +95,11 @@ func FuzzState(f *testing.F) {
 // whether the machine has restarted.
 func given(t *testing.T, d *disk) {
 	var last uint64
-	if r := read(d, layout).latest(); r != nil {
+	if r := read(d).latest(); r != nil {
 		last = r.fence
 	}
 	for i := range 8 {
-		fence, err := issue(d, []string{"b", "b", "b", "c", ""}[i%5], 0, 0, time.UnixMicro(0))
+		fence, err := issue(d, []string{"b", "b", "b", "c", ""}[i%5], 0, time.UnixMicro(0))
 		switch {
 		case err != nil && !errors.Is(refused(err, "k.state"), driver.ErrRefused):
 			t.Errorf("issue: %v", err)

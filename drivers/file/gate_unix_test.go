@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,26 +51,6 @@ func TestWhoIsLookedAtIsNotRefused(t *testing.T) {
 	}
 }
 
-func TestNobodyLooksWithoutTheGate(t *testing.T) {
-	b := open(t, t.TempDir())
-	release(t, acquire(t, b, request("k")))
-	leave := looker(t, b)
-	done := make(chan error, 1)
-	go func() {
-		_, err := b.Lookup(t.Context(), "k")
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		t.Errorf("a second look did not wait: %v", err)
-	case <-time.After(20 * time.Millisecond):
-		leave()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 // A process may be stopped while it has a gate. Others get an error that names it, and List goes on
 // with the keys of other gates.
 func TestAStuckGateIsNamedAndHidesNoOtherKey(t *testing.T) {
@@ -105,41 +83,4 @@ func TestAStuckGateIsNamedAndHidesNoOtherKey(t *testing.T) {
 	release(t, l) // needs no gate
 	stuck.unlock()
 	release(t, acquire(t, b, request("k")))
-}
-
-// A process that had the old file open when it was removed must not become a second holder.
-func TestARemovedLockFileLetsNobodyInTwice(t *testing.T) {
-	t.Parallel()
-	b := open(t, t.TempDir())
-	var inside atomic.Int32
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for granted := 0; granted < 200; {
-				lease, err := b.Acquire(t.Context(), request("k"))
-				if errors.Is(err, driver.ErrHeld) {
-					continue
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				granted++
-				if inside.Add(1) != 1 {
-					t.Error("two holders")
-				}
-				l := lease.(*Lease)
-				inside.Add(-1)
-				if granted%2 == 0 { // the last step of a holder's clean-up
-					if err := os.Remove(l.paths.lock); err != nil {
-						t.Error(err)
-					}
-				}
-				if err := l.Release(t.Context()); err != nil && !errors.Is(err, driver.ErrLost) {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
 }

@@ -59,7 +59,7 @@ func (b *Backend) List(ctx context.Context, prefix string, yield func(*driver.St
 			return err
 		}
 		n := pathsOf(p, name)
-		if stuck[n.gate] {
+		if stuck[n.gate] || !strings.HasPrefix(name, beginning(b.prefix+prefix)) {
 			continue
 		}
 		full, s, err := b.look(ctx, p, n)
@@ -95,7 +95,10 @@ func (b *Backend) look(ctx context.Context, p *place, n paths) (string, *driver.
 		return "", s, err
 	}
 	defer l.free()
-	r := describe(p, n, l)
+	r := holder(l.text())
+	if r == nil {
+		r = &record{}
+	}
 	s.Fence = r.fence
 	if held {
 		s.Mode = mode
@@ -170,9 +173,6 @@ func (b *Backend) Check(ctx context.Context) ([]driver.Diagnostic, error) {
 	}
 	if p.id.known && !p.id.mine() && p.id.uid != 0 {
 		add("folder-owner", driver.SeverityWarning, "use a folder of root's, or of this user's", "%s belongs to another user, %d, who can remove lock files", p.path, p.id.uid)
-	}
-	if b.boot == "" {
-		add("no-boot-id", driver.SeverityNote, "", "this system has no boot id: every grant waits for the disk")
 	}
 	return found.Result(nil)
 }

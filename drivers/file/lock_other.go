@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 
 	"github.com/gofrs/flock"
 
@@ -43,11 +42,6 @@ type shifted struct{ *os.File }
 
 func (s shifted) ReadAt(b []byte, off int64) (int, error)  { return s.File.ReadAt(b, off+1) }
 func (s shifted) WriteAt(b []byte, off int64) (int, error) { return s.File.WriteAt(b, off+1) }
-
-// formerGate returns the gate of a key in the layout dlock1.
-func (p *place) formerGate(n paths, _ *os.File) (*lock, error) {
-	return p.openLock(strings.TrimSuffix(n.state, stateSuffix)+".gate", os.O_RDWR)
-}
 
 // try takes the lock if it is free.
 func (l *lock) try(mode driver.Mode) (bool, error) {

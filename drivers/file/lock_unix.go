@@ -37,9 +37,6 @@ func (p *place) openLock(path string, flag int) (*lock, error) {
 // text is what the file contains.
 func (l *lock) text() storage { return l.f }
 
-// formerGate returns the gate of a key in the layout dlock1: the state file itself.
-func (p *place) formerGate(_ paths, state *os.File) (*lock, error) { return &lock{state}, nil }
-
 // try takes the lock if it is free.
 func (l *lock) try(mode driver.Mode) (bool, error) {
 	how := syscall.LOCK_EX

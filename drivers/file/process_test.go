@@ -8,12 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -84,8 +82,6 @@ func play(role string, args []string) error {
 		return l.(*Lease).Detach()
 	case "count":
 		return count(b, args[0], args[1])
-	case "share":
-		return share(b, args[1])
 	}
 	return fmt.Errorf("unknown role %q", role)
 }
@@ -97,84 +93,25 @@ func announce(line string, w io.Writer) error {
 	return err
 }
 
-// count adds one to a number in a file that nothing else protects, and notes its tokens.
+// count adds its tokens to a file that nothing else protects.
 func count(b *Backend, folder, times string) error {
-	n, err := strconv.Atoi(times)
+	locks, err := dlock.New(b)
 	if err != nil {
 		return err
 	}
-	for range n {
-		l, err := lockSoon(b, request("k"))
-		if err != nil {
-			return err
-		}
-		path := filepath.Join(folder, "number")
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		number, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, fmt.Appendln(nil, number+1), 0o600); err != nil {
-			return err
-		}
-		log, err := os.OpenFile(filepath.Join(folder, "tokens"), os.O_APPEND|os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintln(log, l.Grant().Fence)
-		if err := errors.Join(log.Close(), l.Release(context.Background())); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func share(b *Backend, times string) error {
 	n, err := strconv.Atoi(times)
-	if err != nil {
-		return err
-	}
-	for range n {
-		l, err := lockSoon(b, request("k", shared))
-		if err != nil {
-			return err
-		}
-		fmt.Println(l.Grant().Fence)
-		if err := l.Release(context.Background()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// lockSoon polls as dlock does, and uses the signal if there is one.
-func lockSoon(b *Backend, r *driver.Request) (driver.Lease, error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var freed <-chan struct{}
-	w, watches := any(b).(driver.Watcher)
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		l, err := b.Acquire(ctx, r)
-		if !errors.Is(err, driver.ErrHeld) {
-			return l, err
-		}
-		if watches && freed == nil {
-			if freed, err = w.Watch(ctx, r.Key); err == nil {
-				continue
+	for i := 0; i < n && err == nil; i++ {
+		err = dlock.Do(context.Background(), locks, "k", func(ctx context.Context) error {
+			l, _ := dlock.LeaseFor(ctx, "k")
+			path := filepath.Join(folder, "tokens")
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
 			}
-			watches = false
-		}
-		if freed != nil {
-			pause = time.Second
-		}
-		select {
-		case <-freed:
-		case <-time.After(pause/2 + rand.N(pause)):
-		}
+			return os.WriteFile(path, fmt.Appendln(text, l.Fence()), 0o600)
+		})
 	}
+	return err
 }
 
 func helper(role string, args ...string) *exec.Cmd {
@@ -357,10 +294,9 @@ func TestManyProcessesCountTogether(t *testing.T) {
 		processes, times = 40, 50
 	}
 	folder := t.TempDir()
-	for name, text := range map[string]string{"number": "0\n", "tokens": ""} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	path := filepath.Join(folder, "tokens")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
 	}
 	began := time.Now()
 	var wg sync.WaitGroup
@@ -373,105 +309,19 @@ func TestManyProcessesCountTogether(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d times %d in %v", processes, times, time.Since(began).Round(time.Millisecond))
-	text, err := os.ReadFile(filepath.Join(folder, "number"))
-	if err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(processes*times) {
-		t.Errorf("the number is %q, %v; want %d", text, err, processes*times)
-	}
-	tokens := readTokens(t, filepath.Join(folder, "tokens"))
-	if len(tokens) != processes*times || !rises(tokens) {
-		t.Errorf("%d tokens, rising: %t; want %d that rise in the order of the grants", len(tokens), rises(tokens), processes*times)
-	}
-}
-
-func readTokens(t *testing.T, path string) []uint64 {
-	t.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return parseTokens(t, string(text))
-}
-
-func parseTokens(t *testing.T, text string) (tokens []uint64) {
-	t.Helper()
-	for line := range strings.Lines(text) {
-		f, err := strconv.ParseUint(strings.TrimSpace(line), 10, 64)
-		if err != nil {
-			t.Fatal(err)
+	last := uint64(0)
+	for _, word := range strings.Fields(string(text)) {
+		token, err := strconv.ParseUint(word, 10, 64)
+		if err != nil || token <= last {
+			t.Errorf("token %s after %d, %v", word, last, err)
 		}
-		tokens = append(tokens, f)
+		last = token
 	}
-	return tokens
-}
-
-func rises(tokens []uint64) bool {
-	for i := 1; i < len(tokens); i++ {
-		if tokens[i] <= tokens[i-1] {
-			return false
-		}
-	}
-	return true
-}
-
-func TestSharedTokensDifferAcrossProcesses(t *testing.T) {
-	t.Parallel()
-	folder := t.TempDir()
-	var all []uint64
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for range 6 {
-		wg.Go(func() {
-			out, err := helper("share", folder, "50").Output()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			tokens := parseTokens(t, string(out))
-			if !rises(tokens) {
-				t.Errorf("tokens of one process do not rise: %d", tokens)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, tokens...)
-		})
-	}
-	wg.Wait()
-	slices.Sort(all)
-	if n := len(slices.Compact(all)); n != 300 {
-		t.Errorf("%d different tokens, want 300", n)
-	}
-}
-
-// End to end: an application waits for a holder in another process.
-func TestAnApplicationWaitsForAnotherProcess(t *testing.T) {
-	folder := t.TempDir()
-	locks, err := dlock.OpenURL("file://" + folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer locks.Close() //nolint:errcheck // see TestCloseEndsAllLeases
-	p := begin(t, helper("hold", folder))
-
-	for wait := 50 * time.Millisecond; wait < 2*time.Minute; wait *= 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), wait)
-		_, err = locks.Lock(ctx, "k")
-		cancel()
-		if errors.Is(err, driver.ErrHeld) {
-			break // otherwise a busy machine left no time to ask
-		}
-	}
-	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, driver.ErrHeld) || !strings.Contains(err.Error(), fmt.Sprintf("web-4/%d/", p.Process.Pid)) {
-		t.Errorf("a wait that timed out: %v; want the deadline and the holder", err)
-	}
-	time.AfterFunc(20*time.Millisecond, func() { _ = p.in.Close() })
-	l, err := locks.Lock(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if l.Fence() <= p.fence(t) {
-		t.Errorf("token %d after %d", l.Fence(), p.fence(t))
-	}
-	if err := l.Unlock(); err != nil {
-		t.Error(err)
+	if n := len(strings.Fields(string(text))); n != processes*times {
+		t.Errorf("%d locks left a trace, want %d", n, processes*times)
 	}
 }

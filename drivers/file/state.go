@@ -28,8 +28,7 @@ import (
 // A new limit is first announced in the record that is not needed, and synced, and only then
 // confirmed in the other. An announcement without confirmation has no effect.
 const (
-	layout    = "dlock2"
-	former    = "dlock1" // the layout with a counter for each key: see formerCounter
+	layout    = "dlock2" // the first that was released
 	blockSize = 4096
 	reserve   = uint64(10 * time.Second / time.Microsecond) // how far tokens may go, as time, between two syncs
 )
@@ -69,7 +68,7 @@ var (
 	errEnd     = errors.New("at its end")
 )
 
-func decode(block []byte, layout string) (*record, error) {
+func decode(block []byte) (*record, error) {
 	if len(bytes.Trim(block, "\x00")) == 0 {
 		return nil, errBlank
 	}
@@ -108,7 +107,7 @@ type pair struct {
 	err [2]error
 }
 
-func read(f io.ReaderAt, layout string) *pair {
+func read(f io.ReaderAt) *pair {
 	p := &pair{}
 	for i := range p.rec {
 		block := make([]byte, blockSize)
@@ -117,7 +116,7 @@ func read(f io.ReaderAt, layout string) *pair {
 			p.err[i] = err
 			continue
 		}
-		p.rec[i], p.err[i] = decode(block[:n], layout)
+		p.rec[i], p.err[i] = decode(block[:n])
 	}
 	return p
 }
@@ -185,15 +184,14 @@ func (p *pair) spare() int {
 	return p.at()
 }
 
-// issue draws the next token, above least, and returns it. Only one issue may run on a counter at a
-// time.
-func issue(f storage, boot string, least, floor uint64, now time.Time) (uint64, error) {
-	p := read(f, layout)
+// issue draws the next token and returns it. Only one issue may run on a counter at a time.
+func issue(f storage, boot string, floor uint64, now time.Time) (uint64, error) {
+	p := read(f)
 	counter, err := p.counter(boot)
-	if err != nil {
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	if counter = max(counter, least); counter >= driver.MaxFence {
+	case counter >= driver.MaxFence:
 		return 0, errEnd
 	}
 	last := p.latest()
@@ -231,7 +229,7 @@ func beginAt(f storage, limit uint64) error {
 }
 
 // holder returns the record in a lock file, nil where there is none.
-func holder(f io.ReaderAt) *record { return read(f, layout).rec[0] }
+func holder(f io.ReaderAt) *record { return read(f).rec[0] }
 
 func write(f io.WriterAt, i int, r *record) error {
 	_, err := f.WriteAt(r.encode(), int64(i)*blockSize)

@@ -38,7 +38,7 @@ const onRedis = "the keys redlock1:mark and, with a restart guard, redlock1:meta
 // stays is what drivers keep besides locks, by the scheme of their URLs.
 var stays = map[string]string{
 	"memory":   "nothing: it ends with the process",
-	"file":     "the folder with the files .high-water and .gate-0 to .gate-f, and files of keys, which backends remove when they later make new keys",
+	"file":     "the folder with the files .gates and .gate-0 to .gate-f, and files of keys, which backends remove when they later make new keys",
 	"redis":    onRedis,
 	"valkey":   onRedis,
 	"redlock":  onRedis,
