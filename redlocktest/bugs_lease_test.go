@@ -16,8 +16,7 @@ func brief(h *Harness) { h.Timeout = 4 * time.Second }
 // leaseBugs concern concurrent calls of one lease, and data that is left behind.
 var leaseBugs = []bug{
 	{name: "Grant sees half of a renewal", want: "verdict/concurrent-lease", rule: "driver.Lease.Renew", says: "token 0", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if err == nil {
 				half := g
 				half.Fence = 0
@@ -26,7 +25,7 @@ var leaseBugs = []bug{
 				l.renewed.Store(&g)
 			}
 			return g, err
-		}
+		})
 		b.grant = claimed
 	}},
 	{name: "Grant goes back beside a renewal", want: "verdict/concurrent-lease", rule: "driver.Lease.Renew", says: "Expires", plant: func(b *broken) {
@@ -72,15 +71,14 @@ var leaseBugs = []bug{
 		open.Add(1)
 	})},
 	{name: "a goroutine for each lease", want: "leak/goroutines-lease", rule: "rule 7", says: "are held", alone: true, harness: brief, plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if err != nil {
 				return nil, err
 			}
 			got := &brokenLease{Lease: l, b: b, req: req, sent: *req, lost: make(chan struct{})}
 			go func() { <-got.lost }()
 			return got, nil
-		}
+		})
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			if !l.over.Swap(true) {
 				close(l.lost)

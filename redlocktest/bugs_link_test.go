@@ -161,9 +161,7 @@ func (b *broken) cut() {
 // arrivesLate plants a bug: a request that a broken link has delayed takes the lock when the
 // link is mended.
 func arrivesLate(b *broken, then func(driver.Lease)) {
-	sound := b.acquire
-	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-		l, err := sound(ctx, req)
+	b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 		if errors.Is(err, errBroken) {
 			sent := *req
 			_ = b.link.set(func() {
@@ -175,7 +173,7 @@ func arrivesLate(b *broken, then func(driver.Lease)) {
 			})
 		}
 		return l, err
-	}
+	})
 }
 
 // mended waits until the link is mended.
@@ -252,14 +250,12 @@ var linkBugs = []bug{
 		arrivesLate(b, func(driver.Lease) {})
 	}},
 	{name: "a call waits for ever behind a link that hangs", want: "link/hung", rule: "driver.Backend.Acquire", says: "hangs", over: overLinks, plant: func(b *broken) {
-		sound := b.acquire
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := sound(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if errors.Is(err, errBroken) {
 				b.mended(ctx)
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "a connection for each call that hangs", want: "link/hung", rule: "rule 7", says: "grow", over: overLinks,
 		harness: func(h *Harness) {
@@ -310,25 +306,21 @@ var linkBugs = []bug{
 	}},
 	{name: "a watch does not survive a break", want: "link/reset-watch", rule: "driver.Watcher", over: overLinks, plant: diesWithItsConnection},
 	{name: "a waiter is forgotten with its connection", want: "link/reset-waiter", rule: "driver.Request.Wait", over: overLinks, plant: func(b *broken) {
-		sound := b.acquire
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := sound(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if req.Wait && errors.Is(err, errBroken) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "an outage is contention", want: "fault/outage", rule: "rule 1", over: overLinks, plant: func(b *broken) {
-		sound := b.acquire
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := sound(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if errors.Is(err, errBroken) {
 				err = &driver.HeldError{}
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "List needs no server", want: "fault/outage-inspect", rule: "driver.Inspector", says: "List", over: overLinks, plant: func(b *broken) {
 		b.list = func(error) error { return nil }
@@ -343,19 +335,15 @@ var linkBugs = []bug{
 		}
 	}},
 	{name: "a broken connection is a loss", want: "fault/partition", rule: "rule 1", over: overLinks, plant: func(b *broken) {
-		sound := b.renew
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := sound(ctx, l, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if errors.Is(err, errBroken) {
 				err = driver.ErrLost
 			}
 			return g, err
-		}
+		})
 	}},
 	{name: "Expires counts from the answer", want: "fault/slow-expires", rule: "rule 3", over: overLinks, plant: func(b *broken) {
-		sound := b.acquire
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := sound(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if err != nil {
 				return nil, err
 			}
@@ -363,7 +351,7 @@ var linkBugs = []bug{
 			g := late.grantUntil(req.TTL)
 			late.renewed.Store(&g)
 			return late, nil
-		}
+		})
 		b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
 			if late := l.renewed.Swap(nil); late != nil {
 				return *late
@@ -372,13 +360,12 @@ var linkBugs = []bug{
 		}
 	}},
 	{name: "what was not heard is not undone", want: "fault/lost-reply-acquire", rule: "rule", over: overLinks, plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if lost := b.link.from(context.WithoutCancel(ctx)); lost != nil && err == nil {
 				return nil, lost
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "what came too late is not undone", want: "fault/slow-deadline", rule: "rule", over: overLinks, plant: func(b *broken) {
 		sound := b.acquire

@@ -132,6 +132,39 @@ func (l *brokenLease) Release(ctx context.Context) error {
 	return l.Lease.Release(ctx)
 }
 
+// sends plants a bug: what is sent is not what was asked for.
+func (b *broken) sends(change func(req *driver.Request)) {
+	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
+		sent := *req
+		change(&sent)
+		return b.Backend.Acquire(ctx, &sent)
+	}
+}
+
+// answers plants a bug in what is made of the answer to an attempt.
+func (b *broken) answers(change func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error)) {
+	sound := b.acquire
+	if sound == nil {
+		sound = b.Backend.Acquire
+	}
+	b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
+		return change(ctx, req, l, err)
+	})
+}
+
+// renews plants a bug in what is made of the answer to a renewal.
+func (b *broken) renews(change func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error)) {
+	sound := b.renew
+	if sound == nil {
+		sound = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
+			return l.Lease.Renew(ctx, r)
+		}
+	}
+	b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
+		return change(ctx, l, r, g, err)
+	})
+}
+
 // grantUntil returns the grant of a lease as if it had just been renewed with this TTL.
 func (l *brokenLease) grantUntil(ttl time.Duration) driver.Grant {
 	g := l.Lease.Grant()
@@ -182,8 +215,7 @@ var memoryBugs = []bug{
 	}},
 	{name: "reentrant", want: "exclusion/reentrancy", rule: "rule 6", plant: func(b *broken) {
 		var mine sync.Map
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if old, ok := mine.Load(req.Key); ok && errors.Is(err, driver.ErrHeld) && !old.(*brokenLease).over.Load() {
 				return old.(*brokenLease), nil
 			}
@@ -193,30 +225,28 @@ var memoryBugs = []bug{
 			got := &brokenLease{Lease: l, b: b, req: req, sent: *req}
 			mine.Store(req.Key, got)
 			return got, nil
-		}
+		})
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			l.over.Store(true)
 			return l.Lease.Release(ctx)
 		}
 	}},
 	{name: "ErrHeld without HeldError", want: "verdict/held", rule: "rule 1", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if errors.Is(err, driver.ErrHeld) && ctx.Err() == nil {
 				err = fmt.Errorf("sorry: %w", driver.ErrHeld)
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "names the asker as holder", want: "verdict/held", rule: "driver.HeldError", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			var he *driver.HeldError
 			if errors.As(err, &he) {
 				he.Holder = req.Owner
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "release ignores the owner", want: "verdict/stale-release", rule: "driver.Lease.Release", plant: func(b *broken) {
 		b.release = func(_ context.Context, l *brokenLease) error {
@@ -226,8 +256,7 @@ var memoryBugs = []bug{
 	}},
 	{name: "the first Release after a loss frees the next owner's lock", want: "expiry/first-release", rule: "driver.Lease.Release", plant: firstRelease},
 	{name: "a lease that is over is revived if nobody had the key since", want: "expiry/revived", rule: "driver.Lease.Renew", says: "free key", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			s, _ := b.Lookup(ctx, l.sent.Key)
 			if !errors.Is(err, driver.ErrLost) || l.over.Load() || s == nil || s.Fence != l.Lease.Grant().Fence {
 				return g, err
@@ -237,7 +266,7 @@ var memoryBugs = []bug{
 				return g, driver.ErrLost
 			}
 			return again.Grant(), nil
-		}
+		})
 		b.release = func(ctx context.Context, l *brokenLease) error {
 			l.over.Store(true)
 			return l.Lease.Release(ctx)
@@ -258,8 +287,7 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "renew takes again", want: "verdict/renew-never-takes", rule: "driver.Lease.Renew", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if !errors.Is(err, driver.ErrLost) {
 				return g, err
 			}
@@ -268,16 +296,15 @@ var memoryBugs = []bug{
 				return g, driver.ErrLost
 			}
 			return again.Grant(), nil
-		}
+		})
 	}},
 	{name: "renew ignores the owner", want: "verdict/stale-renew", rule: "driver.Lease.Renew", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && s != nil && len(s.Holders) > 0 {
 				return l.grantUntil(r.TTL), nil
 			}
 			return g, err
-		}
+		})
 	}},
 	{name: "renew extends nothing", want: "expiry/renewal", rule: "rule 1", says: "ErrLost", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
@@ -338,38 +365,28 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "unknown mode is exclusive", want: "request/mode", rule: "rule 4", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			known := *req
-			if known.Mode > driver.Shared {
-				known.Mode = driver.Exclusive
+		b.sends(func(req *driver.Request) {
+			if req.Mode > driver.Shared {
+				req.Mode = driver.Exclusive
 			}
-			return b.Backend.Acquire(ctx, &known)
-		}
+		})
 	}},
 	{name: "key cut to 511 bytes", want: "request/long-key", rule: "driver.Request", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			cut := *req
-			if len(cut.Key) == driver.MaxKey {
-				cut.Key = cut.Key[:driver.MaxKey-1]
+		b.sends(func(req *driver.Request) {
+			if len(req.Key) == driver.MaxKey {
+				req.Key = req.Key[:driver.MaxKey-1]
 			}
-			return b.Backend.Acquire(ctx, &cut)
-		}
+		})
 	}},
 	{name: "key ends at NUL", want: "request/odd-keys", rule: "driver.Request", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			cut := *req
-			if i := strings.IndexByte(cut.Key, 0); i > 0 {
-				cut.Key = cut.Key[:i]
+		b.sends(func(req *driver.Request) {
+			if i := strings.IndexByte(req.Key, 0); i > 0 {
+				req.Key = req.Key[:i]
 			}
-			return b.Backend.Acquire(ctx, &cut)
-		}
+		})
 	}},
 	{name: "clamps the TTL", want: "request/ttl-bounds", rule: "rule 4", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			clamped := *req
-			clamped.TTL = min(max(clamped.TTL, driver.MinTTL), memory.MaxTTL)
-			return b.Backend.Acquire(ctx, &clamped)
-		}
+		b.sends(func(req *driver.Request) { req.TTL = min(max(req.TTL, driver.MinTTL), memory.MaxTTL) })
 	}},
 	{name: "keeps the caller's request", want: "request/reuse", rule: "rule 2", says: "did not become free", plant: func(b *broken) {
 		b.release = func(_ context.Context, l *brokenLease) error {
@@ -401,13 +418,12 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "a cancelled renewal is a loss", want: "cancel/renew", rule: "rule 1", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if err != nil && ctx.Err() != nil {
 				err = driver.ErrLost
 			}
 			return g, err
-		}
+		})
 	}},
 	{name: "waiting ignores its context", want: "cancel/waiting", rule: "driver.Backend.Acquire", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -418,14 +434,13 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "the end of a wait is held alone", want: "cancel/waiting", rule: "driver.Request.Wait", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			var he *driver.HeldError
 			if errors.As(err, &he) {
 				return nil, he
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "native wait subscribes too late", want: "wait/wakes", rule: "driver.Request.Wait", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -493,15 +508,14 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "shared lets exclusive in", want: "shared/many", rule: "driver.Shared", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared {
 				share := *req
 				share.Mode = driver.Shared
 				return b.Backend.Acquire(ctx, &share)
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "a second release drops another's share", want: "shared/stale", rule: "driver.Shared", says: "beside a shared one", plant: func(b *broken) {
 		b.release = func(ctx context.Context, l *brokenLease) error {
@@ -512,15 +526,14 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "join above the counter", want: "node/join-above", rule: "driver.Request.ExactFence", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if req.ExactFence != 0 && errors.Is(err, driver.ErrRefused) {
 				plain := *req
 				plain.ExactFence = 0
 				return b.Backend.Acquire(ctx, &plain)
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "MinFence is ignored", want: "node/raise", rule: "driver.Renewal.MinFence", plant: func(b *broken) {
 		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
@@ -534,20 +547,15 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "renew knows owners, not acquisitions", want: "expiry/instance", rule: "driver.FeatureQuorumNode", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if s, _ := b.Lookup(ctx, l.sent.Key); errors.Is(err, driver.ErrLost) && len(s.Holders) > 0 && s.Holders[0].Owner == l.sent.Owner {
 				return l.grantUntil(r.TTL), nil
 			}
 			return g, err
-		}
+		})
 	}},
 	{name: "ExactFence is ignored", want: "node/join", rule: "driver.Request.ExactFence", says: "joined at", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			plain := *req
-			plain.ExactFence = 0
-			return b.Backend.Acquire(ctx, &plain)
-		}
+		b.sends(func(req *driver.Request) { req.ExactFence = 0 })
 	}},
 	{name: "a join takes the key from its holder", want: "node/join-held", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {
 		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
@@ -566,8 +574,7 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "the renewal of a lease that is over raises the counter", want: "node/raise-stale", rule: "driver.Renewal.MinFence", says: "raised the counter", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if errors.Is(err, driver.ErrLost) && r.MinFence > 0 {
 				raised := l.sent
 				raised.ExactFence = r.MinFence
@@ -576,7 +583,7 @@ var memoryBugs = []bug{
 				}
 			}
 			return g, err
-		}
+		})
 	}},
 	{name: "a release knows owners, not their attempts", want: "node/instance", rule: "driver.Lease.Release", says: "freed the next owner's lock", plant: func(b *broken) {
 		b.release = func(ctx context.Context, l *brokenLease) error {
@@ -595,29 +602,23 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "the grace of a quorum is ignored", want: "expiry/quorum", rule: "driver.FeatureQuorumNode", says: "came free after", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			plain := *req
-			plain.Quorum = nil
-			return b.Backend.Acquire(ctx, &plain)
-		}
+		b.sends(func(req *driver.Request) { req.Quorum = nil })
 	}},
 	{name: "exclusive lets shared in", want: "shared/excluded", rule: "driver.Shared", says: "beside an exclusive one", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if req.Mode == driver.Shared && errors.Is(err, driver.ErrHeld) {
 				return b.Backend.Acquire(ctx, elsewhere(req))
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "the only reader gets the lock exclusively as well", want: "shared/upgrade", rule: "rule 6", says: "exclusively as well", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if s, _ := b.Lookup(ctx, req.Key); errors.Is(err, driver.ErrHeld) && s != nil && s.Mode == driver.Shared && len(s.Holders) == 1 {
 				return b.Backend.Acquire(ctx, elsewhere(req))
 			}
 			return l, err
-		}
+		})
 	}},
 	{name: "a Release beside another one is refused", want: "verdict/concurrent-release", rule: "driver.Lease.Release", says: "eight Releases at once", plant: func(b *broken) {
 		b.release = func(ctx context.Context, l *brokenLease) error {
@@ -647,12 +648,11 @@ var memoryBugs = []bug{
 		}
 	}},
 	{name: "password in an error", want: "request/empty-key", rule: "rule 9", plant: func(b *broken) {
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if req.Key == "" {
 				err = fmt.Errorf("dial redis://me:canary-42@host: %w", err)
 			}
 			return l, err
-		}
+		})
 	}, harness: func(h *Harness) { h.Secret = "canary-42" }},
 }

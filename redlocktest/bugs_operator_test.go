@@ -79,13 +79,12 @@ func blind(b *broken, to error) {
 
 // firstRelease plants a bug: a lease that no call has told of its loss frees whoever has the key.
 func firstRelease(b *broken) {
-	b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-		g, err := l.Lease.Renew(ctx, r)
+	b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 		if errors.Is(err, driver.ErrLost) {
 			l.over.Store(true)
 		}
 		return g, err
-	}
+	})
 	b.release = func(_ context.Context, l *brokenLease) error {
 		if !l.over.Swap(true) {
 			b.Expire(l.sent.Key)
@@ -163,8 +162,7 @@ var operatorBugs = []bug{
 			closed.Store(true)
 			return b.Backend.Close()
 		}
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if err != nil {
 				return nil, err
 			}
@@ -173,17 +171,16 @@ var operatorBugs = []bug{
 				return nil, driver.ErrClosed
 			}
 			return l, nil
-		}
+		})
 	}},
 	{name: "Close drops the locks", want: "close/leases", rule: "exclusion", says: "while another's lease", plant: func(b *broken) {
 		var keys sync.Map
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			if err == nil {
 				keys.Store(req.Key, true)
 			}
 			return l, err
-		}
+		})
 		b.close = func() error {
 			keys.Range(func(key, _ any) bool { b.Expire(key.(string)); return true })
 			return b.Backend.Close()
@@ -206,13 +203,12 @@ var operatorBugs = []bug{
 		}
 	}},
 	{name: "the renewal of a lease that was released is an outage", want: "verdict/lost", rule: "driver.Lease.Renew", says: "never said that the lease is over", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if errors.Is(err, driver.ErrLost) {
 				err = errors.New("no such lock")
 			}
 			return g, err
-		}
+		})
 	}},
 	{name: "a watch has room for ten values", want: "watch/channel", rule: "driver.Watcher", says: "capacity", plant: func(b *broken) {
 		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {

@@ -60,8 +60,6 @@ var plantedIn = []struct {
 	{"session", sessionBugs, nil, nil},
 	{"operator", operatorBugs, nil, nil},
 	{"process", processBugs, startProcesses, soundProcess},
-	{"redis", redisBugs, startRedis, soundScripts},
-	{"sql", sqlBugs, startSQL, soundTable},
 }
 
 // whole runs the whole suite on each bug, not only the case that was made for it.
@@ -134,9 +132,6 @@ func plantBugs(t *testing.T, alone bool) {
 	})
 	for _, in := range plantedIn {
 		t.Run(in.name, func(t *testing.T) {
-			if in.name == "sql" { // its bugs are much like the others, and its server takes seconds
-				server.Deep(t)
-			}
 			if !alone {
 				t.Parallel()
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/crc32"
+	"strings"
 	"sync"
 	"time"
 
@@ -78,8 +79,7 @@ type counters struct {
 }
 
 func (c *counters) count(b *broken) {
-	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-		l, err := b.Backend.Acquire(ctx, req)
+	b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func (c *counters) count(b *broken) {
 		g.Fence = fence
 		got.renewed.Store(&g)
 		return got, nil
-	}
+	})
 	b.grant = func(l *brokenLease, g driver.Grant) driver.Grant {
 		if other := l.renewed.Load(); other != nil {
 			g.Fence = other.Fence
@@ -187,15 +187,14 @@ var timeBugs = []bug{
 		keeps(b, func(d time.Duration) time.Duration { return 10 * d })
 	}},
 	{name: "a lease ends a minute too late after a renewal", want: "expiry/expires", rule: "rule 3", says: "after Renew", plant: func(b *broken) {
-		b.renew = func(ctx context.Context, l *brokenLease, r *driver.Renewal) (driver.Grant, error) {
-			g, err := l.Lease.Renew(ctx, r)
+		b.renews(func(ctx context.Context, l *brokenLease, r *driver.Renewal, g driver.Grant, err error) (driver.Grant, error) {
 			if err == nil {
 				g = l.grantUntil(r.TTL)
 				g.Expires = g.Expires.Add(time.Minute)
 				l.renewed.Store(&g)
 			}
 			return g, err
-		}
+		})
 		b.grant = claimed
 	}},
 	{name: "a lease ends a second too late after a wait", want: "wait/expires-after-wait", rule: "rule 3", plant: func(b *broken) {
@@ -241,6 +240,12 @@ var timeBugs = []bug{
 	{name: "keys are cut to a CRC of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
 		hashed(b, func(key []byte) uint32 { return crc32.ChecksumIEEE(key) })
 	}},
+	{name: "keys are cut by hashtext", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
+		hashed(b, hashtext)
+	}},
+	{name: "keys without case", want: "request/odd-keys", rule: "driver.Request", plant: func(b *broken) {
+		b.sends(func(req *driver.Request) { req.Key = strings.ToLower(req.Key) })
+	}},
 	{name: "keys are cut to FNV-1a of 32 bits", want: "request/key-hashes", rule: "driver.Request", says: "32 bits", plant: func(b *broken) {
 		hashed(b, hashes["FNV-1a"])
 	}},
@@ -250,13 +255,10 @@ var timeBugs = []bug{
 }
 
 func hashed(b *broken, hash func([]byte) uint32) {
-	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-		if err := b.Info().Check("", req); err != nil {
-			return nil, err
+	b.sends(func(req *driver.Request) {
+		if b.Info().Check("", req) == nil {
+			h := hash([]byte(req.Key))
+			req.Key = string([]byte{'h', byte(h), byte(h >> 8), byte(h >> 16), byte(h >> 24)})
 		}
-		cut := *req
-		h := hash([]byte(req.Key))
-		cut.Key = string([]byte{'h', byte(h), byte(h >> 8), byte(h >> 16), byte(h >> 24)})
-		return b.Backend.Acquire(ctx, &cut)
-	}
+	})
 }

@@ -146,14 +146,13 @@ var waitingBugs = []bug{
 			releases.Add(1)
 			return l.Lease.Release(ctx)
 		}
-		b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-			l, err := b.Backend.Acquire(ctx, req)
+		b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 			var he *driver.HeldError
 			if errors.As(err, &he) {
 				he.RetryAfter = 0
 			}
 			return l, err
-		}
+		})
 		b.watch = func(ctx context.Context, key string) (<-chan struct{}, error) {
 			in, err := b.Backend.Watch(ctx, key)
 			out := make(chan struct{}, 1)
@@ -189,13 +188,12 @@ func letsTwoIn(b *broken, woken *atomic.Int64) {
 		watched.Store(key, true)
 		return b.Backend.Watch(ctx, key)
 	}
-	b.acquire = func(ctx context.Context, req *driver.Request) (driver.Lease, error) {
-		l, err := b.Backend.Acquire(ctx, req)
+	b.answers(func(ctx context.Context, req *driver.Request, l driver.Lease, err error) (driver.Lease, error) {
 		if _, ok := watched.Load(req.Key); ok && seizes(b, woken, req, err) {
 			return b.Backend.Acquire(ctx, req)
 		}
 		return l, err
-	}
+	})
 }
 
 // sleeps lets a waiting request sleep until its context ends, if whom is true.

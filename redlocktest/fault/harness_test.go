@@ -154,20 +154,3 @@ func TestAHarnessWhoseOpenFailsLeavesNothing(t *testing.T) {
 		t.Errorf("opened by %q", addrs)
 	}
 }
-
-func TestBoundariesOfMySQL(t *testing.T) {
-	for _, m := range []string{"\x01\x00\x00\x00\x0e", "\x00\x00\x00\x01", "\x05\x00\x00\x02abcde", "\x00\x01\x00\x03" + strings.Repeat("x", 256)} {
-		checkBoundary(t, MySQL, m)
-	}
-}
-
-func TestBoundariesOfHTTP2(t *testing.T) {
-	for _, m := range []string{
-		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-		"\x00\x00\x00\x04\x00\x00\x00\x00\x00", // SETTINGS, empty
-		"\x00\x00\x08\x06\x00\x00\x00\x00\x00abcdefgh",
-		"\x00\x01\x00\x00\x01\x00\x00\x00\x01" + strings.Repeat("x", 256),
-	} {
-		checkBoundary(t, HTTP2, m)
-	}
-}

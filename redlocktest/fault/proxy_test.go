@@ -2,7 +2,6 @@ package fault
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -280,19 +279,6 @@ func TestAnOrderlyEndArrivesAfterAllBytes(t *testing.T) {
 	})
 }
 
-func TestAResetArrivesAsAReset(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("errors have other names there")
-	}
-	e := newEcho(t, "tcp")
-	c := dial(t, NewProxy(t, e.addr))
-	answered(t, c, e)
-	reset(c.Conn)
-	if err := receive(t, e.ends, "the end"); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the server saw %v, want a reset", err)
-	}
-}
-
 func TestDelaysAreSplitBetweenTheDirectionsAndNeverTooShort(t *testing.T) {
 	networks(t, func(t *testing.T, e *echo, p *Proxy) {
 		c := dial(t, p)
@@ -322,33 +308,6 @@ func TestDelaysAreSplitBetweenTheDirectionsAndNeverTooShort(t *testing.T) {
 		_, err = c.line()
 		must(t, err)
 	})
-}
-
-func TestJitterVariesAndKeepsTheOrder(t *testing.T) {
-	e := newEcho(t, "tcp")
-	p := NewProxy(t, e.addr)
-	p.Delay(ToServer, 0, 5*time.Millisecond)
-	c := dial(t, p)
-	var took []time.Duration
-	for i := range 40 {
-		start := time.Now()
-		if got, err := c.ask(fmt.Sprint(i), patience); got != fmt.Sprint(i) || err != nil {
-			t.Fatalf("%d: %q, %v", i, got, err)
-		}
-		took = append(took, time.Since(start))
-	}
-	if slices.Max(took)-slices.Min(took) < time.Millisecond {
-		t.Errorf("all took between %v and %v", slices.Min(took), slices.Max(took))
-	}
-	for i := range 40 { // the text fills many packets
-		_, err := fmt.Fprintf(c, "%d\n", i)
-		must(t, err)
-	}
-	for i := range 40 {
-		if got, err := c.line(); got != fmt.Sprint(i) || err != nil {
-			t.Fatalf("line %d is %q, %v", i, got, err)
-		}
-	}
 }
 
 func TestABlackHoleAnswersNobodyAndRestoreCutsThem(t *testing.T) {
@@ -428,21 +387,6 @@ func TestADroppedReplyComesAfterTheEffectAndMutesItsConnection(t *testing.T) {
 	})
 }
 
-func TestACutReplyComesAfterTheEffect(t *testing.T) {
-	networks(t, func(t *testing.T, e *echo, p *Proxy) {
-		p.CutReplies(-1)
-		for range 3 {
-			c := dial(t, p)
-			if got, err := c.ask("work", patience); err == nil {
-				t.Errorf("answered %q", got)
-			}
-			receive(t, e.got, "the request")
-		}
-		must(t, p.Restore())
-		answered(t, dial(t, p), e)
-	})
-}
-
 func TestStopAfterBytesEndsInTheMiddle(t *testing.T) {
 	e := newEcho(t, "tcp")
 	p := NewProxy(t, e.addr)
@@ -490,30 +434,6 @@ func TestHalfOpenLeavesOneSideUnaware(t *testing.T) {
 	})
 }
 
-func TestAServerThatIsDownCutsTheConnection(t *testing.T) {
-	p := NewProxy(t, "127.0.0.1:1")
-	nc, err := net.Dial("tcp", p.Addr())
-	if err != nil {
-		return // the reset came first
-	}
-	defer nc.Close() //nolint:errcheck // this connection is only a probe
-	c := &client{nc, bufio.NewReader(nc)}
-	must(t, c.SetDeadline(time.Now().Add(patience)))
-	if _, err := c.line(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the client sees %v", err)
-	}
-}
-
-func TestCutAllSparesNewConnections(t *testing.T) {
-	e := newEcho(t, "tcp")
-	p := NewProxy(t, e.addr)
-	c := dial(t, p)
-	answered(t, c, e)
-	p.CutAll()
-	isCut(t, c)
-	answered(t, dial(t, p), e)
-}
-
 // The leak check after all tests completes this test.
 func TestCloseEndsEverythingWhateverTheFault(t *testing.T) {
 	for name, spoil := range map[string]func(p *Proxy){
@@ -549,69 +469,32 @@ func TestCloseEndsEverythingWhateverTheFault(t *testing.T) {
 	}
 }
 
-func TestFaultsMayChangeWhileTrafficFlows(t *testing.T) {
-	e := newEcho(t, "tcp")
-	p := NewProxy(t, e.addr)
-	ctx, stop := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for ctx.Err() == nil {
-				nc, err := net.Dial("tcp", p.Addr())
-				if err != nil {
-					continue
-				}
-				c := &client{nc, bufio.NewReader(nc)}
-				for range 5 {
-					if _, err := c.ask("x", brief); err != nil {
-						break
-					}
-				}
-				_ = nc.Close()
+func TestBoundaries(t *testing.T) {
+	for name, of := range map[string]struct {
+		end      Boundary
+		messages []string
+	}{
+		"RESP": {RESP, []string{
+			"+OK\r\n", "-ERR no\r\n", ":12\r\n", "$5\r\nab\r\nc\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n",
+			"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", "*2\r\n*1\r\n:1\r\n$-1\r\n", "%1\r\n+a\r\n:1\r\n", "~1\r\n#t\r\n",
+			">2\r\n+message\r\n$1\r\nx\r\n", "_\r\n", ",1.5\r\n", "=7\r\ntxt:abc\r\n", "|1\r\n+a\r\n+b\r\n:1\r\n",
+		}},
+		"Postgres": {Postgres, []string{
+			"\x00\x00\x00\x08\x04\xd2\x16\x2f", // asks for TLS
+			"\x00\x00\x00\x0a\x00\x03\x00\x00\x00\x00", "Q\x00\x00\x00\x0dSELECT 1\x00", "Z\x00\x00\x00\x05I", "S\x00\x00\x00\x04",
+		}},
+		"MySQL": {MySQL, []string{"\x01\x00\x00\x00\x0e", "\x00\x00\x00\x01", "\x05\x00\x00\x02abcde", "\x00\x01\x00\x03" + strings.Repeat("x", 256)}},
+		"HTTP2": {HTTP2, []string{
+			"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+			"\x00\x00\x00\x04\x00\x00\x00\x00\x00", // SETTINGS, empty
+			"\x00\x00\x08\x06\x00\x00\x00\x00\x00abcdefgh", "\x00\x01\x00\x00\x01\x00\x00\x00\x01" + strings.Repeat("x", 256),
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, m := range of.messages {
+				checkBoundary(t, of.end, m)
 			}
 		})
-	}
-	for range 20 {
-		p.RTT(time.Millisecond)
-		p.DropReplies(2)
-		p.Pause()
-		p.Resume()
-		p.HalfOpen(ToServer)
-		p.BlackHole()
-		must(t, p.Restore())
-		must(t, p.Refuse())
-		must(t, p.Restore())
-		p.Stats()
-	}
-	stop()
-	all.Wait()
-	must(t, p.Restore())
-	p.RTT(0)
-	c := dial(t, p)
-	if got, err := c.ask("after all", patience); got != "after all" || err != nil {
-		t.Errorf("%q, %v", got, err)
-	}
-}
-
-func TestBoundariesOfRESP(t *testing.T) {
-	for _, m := range []string{
-		"+OK\r\n", "-ERR no\r\n", ":12\r\n", "$5\r\nab\r\nc\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n",
-		"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n", "*2\r\n*1\r\n:1\r\n$-1\r\n", "%1\r\n+a\r\n:1\r\n", "~1\r\n#t\r\n",
-		">2\r\n+message\r\n$1\r\nx\r\n", "_\r\n", ",1.5\r\n", "=7\r\ntxt:abc\r\n", "|1\r\n+a\r\n+b\r\n:1\r\n",
-	} {
-		checkBoundary(t, RESP, m)
-	}
-}
-
-func TestBoundariesOfPostgres(t *testing.T) {
-	for _, m := range []string{
-		"\x00\x00\x00\x08\x04\xd2\x16\x2f", // asks for TLS
-		"\x00\x00\x00\x0a\x00\x03\x00\x00\x00\x00",
-		"Q\x00\x00\x00\x0dSELECT 1\x00",
-		"Z\x00\x00\x00\x05I",
-		"S\x00\x00\x00\x04",
-	} {
-		checkBoundary(t, Postgres, m)
 	}
 }
 

@@ -35,17 +35,6 @@ func wantClock(t *testing.T, s *Server, want time.Duration) {
 
 var clockSteps = []time.Duration{time.Second, -time.Second, time.Hour, -time.Hour, 1234567 * time.Microsecond, 0}
 
-func TestAServersClockIsStepped(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind, WithClock())
-		wantClock(t, s, 0)
-		for _, d := range clockSteps {
-			must(t, s.SetClock(d))
-			wantClock(t, s, d)
-		}
-	})
-}
-
 // Keys expire by the stepped clock: early if it jumps ahead, late if it falls behind.
 func TestKeysExpireByTheSteppedClock(t *testing.T) {
 	kinds(t, func(t *testing.T, kind Kind) {

@@ -3,10 +3,8 @@ package server
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,18 +32,11 @@ func WithCommand(argv []string, ready func(ctx context.Context, addr string) err
 	return func(c *Config) { c.Command, c.Ready = argv, ready }
 }
 
-// command is the flavour of a server that is given by its command line.
-type command struct{}
-
-func (command) prepare(*Server) error { return nil }
-
-func (command) data(s *Server) string { return filepath.Join(s.dir, "data") }
-
-func (c command) command(s *Server) ([]string, error) {
-	if err := os.MkdirAll(c.data(s), 0o700); err != nil {
+func commandAny(s *Server) ([]string, error) {
+	if err := os.MkdirAll(s.dataDir(), 0o700); err != nil {
 		return nil, err
 	}
-	fill := strings.NewReplacer("{port}", strconv.Itoa(s.port), "{port2}", strconv.Itoa(s.bus), "{data}", c.data(s))
+	fill := strings.NewReplacer("{port}", strconv.Itoa(s.port), "{port2}", strconv.Itoa(s.bus), "{data}", s.dataDir())
 	argv := []string{s.binary}
 	for _, arg := range append(s.cfg.Command[1:len(s.cfg.Command):len(s.cfg.Command)], s.cfg.Args...) {
 		argv = append(argv, fill.Replace(arg))
@@ -53,24 +44,15 @@ func (c command) command(s *Server) ([]string, error) {
 	return argv, nil
 }
 
-func (command) ready(ctx context.Context, s *Server, _ *process) error {
+func readyAny(ctx context.Context, s *Server, _ *process) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if s.cfg.Ready != nil {
 		return s.cfg.Ready(ctx, s.Addr())
 	}
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", s.Addr())
-	if err != nil {
-		return err
-	}
-	return c.Close()
+	_, err := s.ask(ctx, false, "", 0)
+	return err
 }
-
-func (command) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
-
-func (c command) wipe(s *Server) error { return os.RemoveAll(c.data(s)) }
-
-func (command) url(s *Server, _, _ string) string { return "tcp://" + s.Addr() }
 
 // program returns the path of the program that the configuration starts.
 func (c *Config) program() (string, error) {

@@ -4,18 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/url"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 )
-
-// etcd is the flavour of a member of an etcd cluster.
-type etcd struct{}
 
 // StartEtcd starts an etcd cluster of this many members, and returns when all of them serve.
 // A member that was killed starts again with its stored data. To forget everything, kill
@@ -86,7 +79,7 @@ func startMembers(ctx context.Context, members int, introduce func([]*Server) er
 		if len(g.Nodes) > 1 {
 			s.cfg.authority = g.Nodes[0].certs
 		}
-		if err := errors.Join(s.kind.prepare(s), s.takePorts()); err != nil {
+		if err := errors.Join(s.prepare(), s.takePorts()); err != nil {
 			return g, err
 		}
 	}
@@ -179,8 +172,6 @@ func (g *Group) Pause() error { return g.each((*Server).Pause) }
 // Resume lets all nodes go on; see Server.Resume.
 func (g *Group) Resume() error { return g.each((*Server).Resume) }
 
-func (etcd) prepare(s *Server) error { return s.prepareTLS() }
-
 // prepareTLS makes the certificates of a server with TLS, of the group's authority if there
 // is one.
 func (s *Server) prepareTLS() (err error) {
@@ -194,19 +185,14 @@ func (s *Server) prepareTLS() (err error) {
 	return err
 }
 
-func (s *Server) etcdClient() string { return s.etcdScheme() + "://" + s.Addr() }
-
-func (s *Server) etcdScheme() string {
+func commandEtcd(s *Server) ([]string, error) {
+	client := "http://" + s.Addr()
 	if s.certs != nil {
-		return "https"
+		client = "https://" + s.Addr()
 	}
-	return "http"
-}
-
-func (etcd) command(s *Server) ([]string, error) {
 	argv := []string{
-		s.binary, "--name", "m" + strconv.Itoa(s.cfg.member), "--data-dir", filepath.Join(s.dir, "data"),
-		"--listen-client-urls", s.etcdClient(), "--advertise-client-urls", s.etcdClient(),
+		s.binary, "--name", "m" + strconv.Itoa(s.cfg.member), "--data-dir", s.dataDir(),
+		"--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", "http://127.0.0.1:" + strconv.Itoa(s.bus), "--initial-advertise-peer-urls", s.cfg.peerURL,
 		"--initial-cluster", s.cfg.ensemble, "--initial-cluster-token", "redlock",
 		"--logger", "zap", "--log-outputs", "stderr",
@@ -223,42 +209,12 @@ func (etcd) command(s *Server) ([]string, error) {
 	return append(argv, s.cfg.Args...), nil
 }
 
-// ready asks the member whether it has a leader. Its ports are reserved, so that no other
-// program answers instead.
-func (etcd) ready(ctx context.Context, s *Server, _ *process) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	c, err := s.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close() //nolint:errcheck // it was only queried
-	return healthy(c)
-}
-
-// healthy asks for /health. It needs less than net/http, which makes each test binary larger.
-func healthy(c net.Conn) error {
-	if _, err := io.WriteString(c, "GET /health HTTP/1.0\r\n\r\n"); err != nil {
-		return err
-	}
-	answer, err := io.ReadAll(c)
-	if _, status, _ := strings.Cut(string(answer), " "); err == nil && !strings.HasPrefix(status, "200 ") {
+// readyEtcd asks the member whether it has a leader, without net/http, which would make each test
+// binary larger.
+func readyEtcd(ctx context.Context, s *Server, _ *process) error {
+	answer, err := s.ask(ctx, true, "GET /health HTTP/1.0\r\n\r\n", 1<<16)
+	if _, status, _ := strings.Cut(answer, " "); err == nil && !strings.HasPrefix(status, "200 ") {
 		err = fmt.Errorf("/health answers %q", answer)
 	}
 	return err
-}
-
-func (etcd) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
-
-func (etcd) wipe(s *Server) error { return os.RemoveAll(filepath.Join(s.dir, "data")) }
-
-func (etcd) url(s *Server, user, password string) string {
-	u := url.URL{Scheme: "etcd", Host: s.Addr(), Path: "/"}
-	if s.certs != nil {
-		u.Scheme = "etcds"
-	}
-	if user != "" || password != "" {
-		u.User = url.UserPassword(user, password)
-	}
-	return u.String()
 }

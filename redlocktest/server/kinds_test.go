@@ -17,39 +17,29 @@ import (
 )
 
 func TestURLsNameSchemeUserAndAddress(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		scheme := strings.TrimSuffix(string(kind), "-server")
-		s := StartFor(t, kind, WithPassword("s3 cret"))
-		if want := fmt.Sprintf("%s://:s3%%20cret@%s/0", scheme, s.Addr()); s.URL() != want {
-			t.Errorf("URL %s, want %s", s.URL(), want)
+	for _, c := range []struct {
+		cfg  Config
+		tls  bool
+		want string // for the server's own password, and for alice
+	}{
+		{Config{Kind: KindRedis}, false, "redis://127.0.0.1:7/0 redis://alice:pw@127.0.0.1:7/0"},
+		{Config{Kind: KindValkey, Password: "s3 cret"}, true, "valkeys://:s3%20cret@127.0.0.1:7/0 valkeys://alice:pw@127.0.0.1:7/0"},
+		{Config{Kind: KindRedis, UnixOnly: true}, false, "redis+unix:///d/sock redis+unix://alice:pw@/d/sock"},
+		{Config{Kind: KindPostgres}, false, "postgres://postgres@127.0.0.1:7/postgres?sslmode=disable postgres://alice:pw@127.0.0.1:7/postgres?sslmode=disable"},
+		{Config{Kind: KindMariaDB}, true, "mysql://root@127.0.0.1:7/test mysql://alice:pw@127.0.0.1:7/test"},
+		{Config{Kind: KindEtcd}, true, "etcds://127.0.0.1:7/ etcds://alice:pw@127.0.0.1:7/"},
+		{Config{Kind: KindZooKeeper}, false, "zk://127.0.0.1:7 zk://alice:pw@127.0.0.1:7"},
+	} {
+		kind, err := flavourOf(c.cfg.Kind)
+		must(t, err)
+		s := &Server{cfg: c.cfg, kind: kind, port: 7, dir: "/d"}
+		if c.tls {
+			s.certs = &certificates{}
 		}
-		if want := fmt.Sprintf("%s://alice:pw@%s/0", scheme, s.Addr()); s.URLFor("alice", "pw") != want {
-			t.Errorf("URL %s, want %s", s.URLFor("alice", "pw"), want)
+		if got := s.URL() + " " + s.URLFor("alice", "pw"); got != c.want {
+			t.Errorf("%s, want %s", got, c.want)
 		}
-		u := StartFor(t, kind, WithUnixOnly())
-		if want := scheme + "+unix://" + u.Socket(); u.URL() != want {
-			t.Errorf("URL %s, want %s", u.URL(), want)
-		}
-		e := StartFor(t, kind, WithTLS())
-		if want := fmt.Sprintf("%ss://%s/0", scheme, e.Addr()); e.URL() != want {
-			t.Errorf("URL %s, want %s", e.URL(), want)
-		}
-	})
-}
-
-func TestUnixOnlyListensOnTheSocketAlone(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind, WithUnixOnly())
-		if pong := do(t, s, "PING"); pong != "PONG" {
-			t.Errorf("PING: %v", pong)
-		}
-		if s.Addr() != s.Socket() {
-			t.Errorf("Addr %s, Socket %s", s.Addr(), s.Socket())
-		}
-		if _, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.Port())); err == nil {
-			t.Error("it listens on TCP as well") // nobody else gets its port
-		}
-	})
+	}
 }
 
 func TestPasswordIsAskedForAndInNoProcessList(t *testing.T) {
@@ -74,78 +64,6 @@ func plain(t *testing.T, addr string, args ...string) (any, error) {
 	defer nc.Close() //nolint:errcheck // this connection is only a probe
 	must(t, nc.SetDeadline(time.Now().Add(doTimeout)))
 	return newRespConn(nc).do(args...)
-}
-
-func TestUsersHaveTheirRightsAndDoHasAll(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind, WithUser("default off"), WithUser("alice on >pw ~a* +get"))
-		do(t, s, "SET", "a", "1")
-		if _, err := plain(t, s.Addr(), "PING"); err == nil {
-			t.Error("the default user is not off")
-		}
-		nc, err := net.Dial("tcp", s.Addr())
-		must(t, err)
-		defer nc.Close() //nolint:errcheck // this connection is only a probe
-		must(t, nc.SetDeadline(time.Now().Add(doTimeout)))
-		c := newRespConn(nc)
-		_, err = c.do("AUTH", "alice", "pw")
-		must(t, err)
-		if v, err := c.do("GET", "a"); v != "1" || err != nil {
-			t.Errorf("GET a: %v, %v", v, err)
-		}
-		if _, err := c.do("SET", "a", "2"); err == nil || !strings.HasPrefix(err.Error(), "NOPERM") {
-			t.Errorf("SET a: %v", err)
-		}
-	})
-}
-
-func TestTLSIsVerifiedAndPlainTextRefused(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind, WithTLS())
-		if pong := do(t, s, "PING"); pong != "PONG" {
-			t.Errorf("PING: %v", pong)
-		}
-		if _, err := plain(t, s.Addr(), "PING"); err == nil {
-			t.Error("plain text is answered")
-		}
-		if text, err := os.ReadFile(s.CAFile()); err != nil || !bytes.Contains(text, []byte("BEGIN CERTIFICATE")) {
-			t.Errorf("CAFile: %v", err)
-		}
-	})
-}
-
-func TestClientCertificatesAreAskedFor(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		s := StartFor(t, kind, WithClientCerts())
-		do(t, s, "PING")
-		s.certs.client.Certificates = nil
-		if _, err := s.Do("PING"); err == nil {
-			t.Error("a client without a certificate is answered")
-		}
-	})
-}
-
-func TestReplicaFollowsItsPrimary(t *testing.T) {
-	kinds(t, func(t *testing.T, kind Kind) {
-		primary := StartFor(t, kind, WithTLS(), WithPassword("pw"))
-		replica := StartFor(t, kind, WithTLS(), WithPassword("pw"), WithReplicaOf(primary))
-		if _, err := replica.Do("SET", "k", "v"); err == nil || !strings.HasPrefix(err.Error(), "READONLY") {
-			t.Errorf("SET on a replica: %v", err)
-		}
-		do(t, primary, "SET", "k", "v")
-		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-		defer cancel()
-		must(t, poll(ctx, func(ctx context.Context) error {
-			v, err := replica.do(ctx, "GET", "k")
-			if err == nil && v != "v" {
-				err = fmt.Errorf("k = %v", v)
-			}
-			return err
-		}))
-		// A replica restarts while its primary is down.
-		must(t, primary.Kill())
-		must(t, replica.Restart())
-	})
 }
 
 func TestReplicaWithoutItsPrimarysTLSIsRefused(t *testing.T) {
@@ -213,33 +131,6 @@ func TestSentinelsReplaceADeadPrimary(t *testing.T) {
 		next, err := g.AwaitFailover(ctx, old)
 		must(t, err)
 		do(t, next, "SET", "k", "v")
-	})
-}
-
-func TestClusterServesEverySlot(t *testing.T) {
-	alsoIn(t, "drivers/goredis")
-	kinds(t, func(t *testing.T, kind Kind) {
-		g := Cluster(t, kind, WithTLS())
-		homes := map[int]int{}
-		const keys = 20 // each is three TLS handshakes
-		for k := range keys {
-			for i, s := range g.Nodes {
-				var moved ReplyError
-				switch _, err := s.Do("SET", fmt.Sprint(k), "v"); {
-				case err == nil:
-					homes[i]++
-				case !errors.As(err, &moved) || !strings.HasPrefix(string(moved), "MOVED"):
-					t.Fatalf("key %d on node %d: %v", k, i, err)
-				}
-			}
-		}
-		if homes[0] == 0 || homes[1] == 0 || homes[2] == 0 || homes[0]+homes[1]+homes[2] != keys {
-			t.Errorf("keys by node: %v", homes)
-		}
-		must(t, g.Nodes[1].RestartEmpty())
-		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-		defer cancel()
-		must(t, poll(ctx, g.whole))
 	})
 }
 
@@ -326,96 +217,6 @@ func TestPostgresKeepsItsDataOverRestartAndCrash(t *testing.T) {
 	must(t, s.RestartEmpty())
 	if got := query(t, s.Addr(), "SELECT n FROM t"); !strings.Contains(got, "does not exist") {
 		t.Errorf("after an empty restart: %s", got)
-	}
-}
-
-func TestStandbyIsReadOnly(t *testing.T) {
-	alsoIn(t, "drivers/postgres")
-	t.Parallel()
-	s := Postgres(t, WithStandby())
-	if got := query(t, s.Addr(), "SELECT pg_is_in_recovery()"); got != "t" {
-		t.Errorf("pg_is_in_recovery() = %s", got)
-	}
-}
-
-func TestStandbyFollowsItsPrimaryAndIsPromoted(t *testing.T) {
-	alsoIn(t, "drivers/postgres")
-	t.Parallel()
-	primary := Postgres(t, WithSetting("synchronous_standby_names", "standby"), WithSetting("synchronous_commit", "remote_apply"))
-	standby := Postgres(t, WithReplicaOf(primary))
-	query(t, primary.Addr(), "CREATE TABLE t AS SELECT 7 AS n")
-	if got := query(t, standby.Addr(), "SELECT n FROM t"); got != "7" {
-		t.Errorf("the standby says %q", got)
-	}
-	if err := primary.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := standby.Promote(); err != nil {
-		t.Fatal(err)
-	}
-	if got := query(t, standby.Addr(), "SELECT pg_is_in_recovery()"); got != "f" {
-		t.Errorf("in recovery after its promotion: %q", got)
-	}
-}
-
-func TestHBAComesBeforeTrust(t *testing.T) {
-	alsoIn(t, "drivers/postgres")
-	t.Parallel()
-	s := Postgres(t, WithHBA("host all postgres 127.0.0.1/32 reject"))
-	if got := query(t, s.Addr(), "SELECT 1"); !strings.Contains(got, "rejects") {
-		t.Errorf("a rejected user gets: %s", got)
-	}
-	if want := "postgres://alice:pw@" + s.Addr() + "/postgres?sslmode=disable"; s.URLFor("alice", "pw") != want {
-		t.Errorf("URL %s, want %s", s.URLFor("alice", "pw"), want)
-	}
-}
-
-// greeting returns the version that a mariadbd sends to a new connection.
-func greeting(t *testing.T, addr string) string {
-	t.Helper()
-	nc, err := net.Dial("tcp", addr)
-	must(t, err)
-	defer nc.Close() //nolint:errcheck // this connection is only a probe
-	must(t, nc.SetDeadline(time.Now().Add(startTimeout)))
-	head := make([]byte, 5) // length, number, protocol
-	_, err = io.ReadFull(nc, head)
-	must(t, err)
-	body := make([]byte, int(head[0])|int(head[1])<<8-1)
-	_, err = io.ReadFull(nc, body)
-	must(t, err)
-	version, _, _ := bytes.Cut(body, []byte{0})
-	return string(version)
-}
-
-func TestMariaDBServesAfterACrashAndWithoutItsMemory(t *testing.T) {
-	t.Parallel()
-	forOtherModules(t)
-	s := MariaDB(t, WithTLS())
-	for _, again := range []func() error{s.Restart, func() error { return errors.Join(s.Kill(), s.Start()) }, s.RestartEmpty} {
-		if got := greeting(t, s.Addr()); !strings.Contains(got, "MariaDB") {
-			t.Errorf("it greets with %q", got)
-		}
-		must(t, again())
-	}
-	if want := "mysql://alice:pw@" + s.Addr() + "/test"; s.URLFor("alice", "pw") != want {
-		t.Errorf("URL %s, want %s", s.URLFor("alice", "pw"), want)
-	}
-}
-
-func TestPgBouncerPools(t *testing.T) {
-	alsoIn(t, "drivers/postgres")
-	t.Parallel()
-	pg := Postgres(t)
-	b := PgBouncer(t, pg, "transaction")
-	if got := query(t, b.Addr(), "SELECT 6*7"); got != "42" {
-		t.Errorf("through the pooler: %s", got)
-	}
-	must(t, b.Restart())
-	if got := query(t, b.Addr(), "SELECT 6*7"); got != "42" {
-		t.Errorf("after a restart: %s", got)
-	}
-	if _, err := Start(t.Context(), Config{Kind: KindPgBouncer}); err == nil {
-		t.Error("it was started without a postgres")
 	}
 }
 

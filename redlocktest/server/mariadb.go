@@ -5,25 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 )
 
-// mariadb is the flavour of MariaDB.
-type mariadb struct{}
+// MariaDBSuperuser is mariadbd's superuser. It needs no password.
+const MariaDBSuperuser = "root"
 
-func (mariadb) prepare(s *Server) error {
-	if s.cfg.TLS {
-		var err error
-		if s.certs, err = newCertificates(s.dir); err != nil {
-			return err
-		}
+func prepareMariaDB(s *Server) error {
+	if err := s.prepareTLS(); err != nil {
+		return err
 	}
 	if _, err := os.Stat(filepath.Join(s.dataDir(), "mysql")); err == nil {
 		return nil // the caller's folder, which was used before
@@ -87,8 +81,6 @@ func (s *Server) mariadbShare() (string, error) {
 	return "", fmt.Errorf("no scripts for the system tables of %s under %s", s.binary, share)
 }
 
-func (s *Server) configFile() string { return filepath.Join(s.dir, "conf") }
-
 func (s *Server) pidFile() string { return filepath.Join(s.dir, "pid") }
 
 func (s *Server) mariadbConfig() error {
@@ -118,13 +110,10 @@ func (s *Server) mariadbConfig() error {
 		line("ssl-key", s.certs.keyFile)
 		line("require-secure-transport", 1)
 	}
-	for _, x := range s.cfg.Settings {
-		line(x.Name, x.Value)
-	}
-	return os.WriteFile(s.configFile(), []byte(b.String()), 0o600)
+	return s.config(&b, "%s = %s\n")
 }
 
-func (mariadb) command(s *Server) ([]string, error) {
+func commandMariaDB(s *Server) ([]string, error) {
 	if err := os.Remove(s.pidFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -132,9 +121,9 @@ func (mariadb) command(s *Server) ([]string, error) {
 	return append(argv, s.cfg.Args...), s.mariadbConfig()
 }
 
-// ready reads the file that the server writes when it has recovered and listens, and waits
+// readyMariaDB reads the file that the server writes when it has recovered and listens, and waits
 // for its greeting.
-func (mariadb) ready(ctx context.Context, s *Server, p *process) error {
+func readyMariaDB(ctx context.Context, s *Server, p *process) error {
 	text, err := os.ReadFile(s.pidFile())
 	if err != nil {
 		return err
@@ -142,39 +131,13 @@ func (mariadb) ready(ctx context.Context, s *Server, p *process) error {
 	if strings.TrimSpace(string(text)) != strconv.Itoa(p.pid) {
 		return errors.New("it is starting")
 	}
-	d := net.Dialer{Timeout: time.Second}
-	c, err := d.DialContext(ctx, "tcp", s.Addr())
-	if err != nil {
-		return err
-	}
-	defer c.Close() //nolint:errcheck // only read
-	if err := c.SetReadDeadline(time.Now().Add(askTimeout)); err != nil {
-		return err
-	}
-	_, err = c.Read(make([]byte, 1))
+	_, err = s.ask(ctx, false, "", 1)
 	return err
 }
 
-func (mariadb) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
-
-func (mariadb) wipe(s *Server) error {
+func wipeMariaDB(s *Server) error {
 	if err := os.RemoveAll(s.dataDir()); err != nil {
 		return err
 	}
 	return s.mariadbInstall()
-}
-
-// url names the superuser, who needs no password, if no user is given.
-func (mariadb) url(s *Server, user, password string) string {
-	if user == "" {
-		user = MariaDBSuperuser
-	}
-	u := url.URL{
-		Scheme: "mysql", User: url.User(user), Path: "/test",
-		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
-	}
-	if password != "" {
-		u.User = url.UserPassword(user, password)
-	}
-	return u.String()
 }

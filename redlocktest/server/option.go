@@ -93,29 +93,13 @@ type Setting struct{ Name, Value string }
 func (c *Config) flavour() (flavour, error) {
 	switch p := c.ReplicaOf; {
 	case p != nil && (p.certs != nil) != c.TLS:
-		return nil, errors.New("a replica and its primary have both TLS, or neither")
-	case c.Clock && c.Kind != KindRedis && c.Kind != KindValkey:
-		return nil, fmt.Errorf("%s cannot have a clock of its own", c.Kind)
+		return flavour{}, errors.New("a replica and its primary have both TLS, or neither")
+	case c.Clock && !c.speaksRESP():
+		return flavour{}, fmt.Errorf("%s cannot have a clock of its own", c.Kind)
 	case c.Kind == KindPgBouncer && c.PoolOf == nil:
-		return nil, errors.New("PgBouncer needs a postgres to pool")
+		return flavour{}, errors.New("PgBouncer needs a postgres to pool")
 	}
-	switch c.Kind {
-	case KindRedis, KindValkey:
-		return resp{}, nil
-	case KindPostgres:
-		return postgres{}, nil
-	case KindPgBouncer:
-		return pgbouncer{}, nil
-	case KindEtcd:
-		return etcd{}, nil
-	case KindMariaDB:
-		return mariadb{}, nil
-	case KindCommand:
-		return command{}, nil
-	case KindZooKeeper:
-		return zookeeper{}, nil
-	}
-	return nil, fmt.Errorf("unknown kind of server %q", c.Kind)
+	return flavourOf(c.Kind)
 }
 
 // An Option changes a Config.

@@ -6,29 +6,22 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 )
-
-// postgres is the flavour of PostgreSQL.
-type postgres struct{}
 
 // Superuser is postgres' superuser. It needs no password.
 const Superuser = "postgres"
 
-// MariaDBSuperuser is mariadbd's superuser. It needs no password.
-const MariaDBSuperuser = "root"
+// postgresURL is the URL of a postgres, or of its pooler, without the host.
+var postgresURL = url.URL{Scheme: "postgres", User: url.User(Superuser), Path: "/postgres", RawQuery: "sslmode=disable"}
 
-func (s *Server) dataDir() string { return filepath.Join(s.dir, "data") }
-
-// prepare copies a fresh cluster from the template.
-func (postgres) prepare(s *Server) error {
+// preparePostgres copies a fresh cluster from the template.
+func preparePostgres(s *Server) error {
 	if _, err := os.Stat(filepath.Join(s.dataDir(), "PG_VERSION")); err == nil {
 		return nil // the caller's folder, which was used before
 	}
@@ -188,7 +181,7 @@ func copyFile(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-func (postgres) command(s *Server) ([]string, error) {
+func commandPostgres(s *Server) ([]string, error) {
 	var conf strings.Builder
 	line := func(name, value string) {
 		fmt.Fprintf(&conf, "%s = '%s'\n", name, strings.ReplaceAll(value, "'", "''"))
@@ -209,28 +202,23 @@ func (postgres) command(s *Server) ([]string, error) {
 		line("primary_conninfo", fmt.Sprintf("host=127.0.0.1 port=%d user=%s application_name=standby", p.port, Superuser))
 		line("wal_retrieve_retry_interval", "100ms") // or a promotion waits for it
 	}
-	for _, x := range s.cfg.Settings {
-		fmt.Fprintf(&conf, "%s = %s\n", x.Name, x.Value)
-	}
 	hba := append(append([]string{}, s.cfg.HBA...),
 		"local all all trust", "host all all 127.0.0.1/32 trust",
-		"local replication all trust", "host replication all 127.0.0.1/32 trust")
-	for name, text := range map[string]string{"conf": conf.String(), "hba": strings.Join(hba, "\n") + "\n"} {
-		path := filepath.Join(s.dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			return nil, err
-		}
-		if err := giveAway(path, s.cfg.Kind); err != nil {
-			return nil, err
-		}
+		"local replication all trust", "host replication all 127.0.0.1/32 trust", "")
+	path := filepath.Join(s.dir, "hba")
+	if err := os.WriteFile(path, []byte(strings.Join(hba, "\n")), 0o600); err != nil {
+		return nil, err
 	}
-	argv := []string{s.binary, "-D", s.dataDir(), "-c", "config_file=" + filepath.Join(s.dir, "conf")}
+	if err := errors.Join(giveAway(path, s.cfg.Kind), s.config(&conf, "%s = %s\n")); err != nil {
+		return nil, err
+	}
+	argv := []string{s.binary, "-D", s.dataDir(), "-c", "config_file=" + s.configFile()}
 	return append(argv, s.cfg.Args...), nil
 }
 
-// ready reads from the server's lock file its process and whether it accepts connections (the
+// readyPostgres reads from the server's lock file its process and whether it accepts connections (the
 // eighth line).
-func (postgres) ready(_ context.Context, s *Server, p *process) error {
+func readyPostgres(_ context.Context, s *Server, p *process) error {
 	text, err := os.ReadFile(filepath.Join(s.dataDir(), "postmaster.pid"))
 	if err != nil {
 		return err
@@ -245,69 +233,29 @@ func (postgres) ready(_ context.Context, s *Server, p *process) error {
 	return nil
 }
 
-func (postgres) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
-
-func (postgres) wipe(s *Server) error {
+func wipePostgres(s *Server) error {
 	if err := os.RemoveAll(s.dataDir()); err != nil {
 		return err
 	}
 	return s.freshCluster()
 }
 
-func (postgres) url(s *Server, user, password string) string {
-	if user == "" {
-		user = Superuser
-	}
-	u := url.URL{
-		Scheme: "postgres", User: url.User(user), Path: "/postgres", RawQuery: "sslmode=disable",
-		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
-	}
-	if password != "" {
-		u.User = url.UserPassword(user, password)
-	}
-	return u.String()
-}
-
-// pgbouncer is the flavour of PgBouncer.
-type pgbouncer struct{}
-
-func (pgbouncer) prepare(*Server) error { return nil }
-
-func (pgbouncer) command(s *Server) ([]string, error) {
+func commandPgBouncer(s *Server) ([]string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[databases]\n* = host=127.0.0.1 port=%d user=%s\n[pgbouncer]\n", s.cfg.PoolOf.port, Superuser)
 	fmt.Fprintf(&b, "listen_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\n", s.port)
 	// Every client is the superuser: only the loopback interface can connect.
 	fmt.Fprintf(&b, "auth_type = any\npool_mode = %s\n", s.cfg.PoolMode)
 	fmt.Fprintf(&b, "max_client_conn = 1000\ndefault_pool_size = 100\n")
-	for _, x := range s.cfg.Settings {
-		fmt.Fprintf(&b, "%s = %s\n", x.Name, x.Value)
-	}
-	file := filepath.Join(s.dir, "conf")
-	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
-		return nil, err
-	}
-	return append([]string{s.binary, file}, s.cfg.Args...), giveAway(file, s.cfg.Kind)
+	return append([]string{s.binary, s.configFile()}, s.cfg.Args...), s.config(&b, "%s = %s\n")
 }
 
-// ready waits until the log says that the server is up, because another program might have the
-// port, and until the port accepts connections.
-func (pgbouncer) ready(ctx context.Context, s *Server, p *process) error {
+// readyPgBouncer waits until the log says that the server is up, because another program might have
+// the port, and until the port accepts connections.
+func readyPgBouncer(ctx context.Context, s *Server, p *process) error {
 	if !strings.Contains(s.LogTail(20), fmt.Sprintf("[%d] LOG process up", p.pid)) {
 		return errors.New("it is starting")
 	}
-	d := net.Dialer{Timeout: time.Second}
-	c, err := d.DialContext(ctx, "tcp", s.Addr())
-	if err != nil {
-		return err
-	}
-	return c.Close()
-}
-
-func (pgbouncer) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
-
-func (pgbouncer) wipe(*Server) error { return nil }
-
-func (pgbouncer) url(s *Server, user, password string) string {
-	return postgres{}.url(s, user, password)
+	_, err := s.ask(ctx, false, "", 0)
+	return err
 }

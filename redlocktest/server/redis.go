@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 )
-
-// resp is the flavour of redis-server and valkey-server, which start in the same way.
-type resp struct{}
 
 // adminUser is the user of Do if users are configured.
 const adminUser = "redlocktest"
@@ -28,7 +23,7 @@ func (s *Server) Socket() string {
 	return filepath.Join(s.dir, "sock")
 }
 
-func (resp) prepare(s *Server) error {
+func prepareRESP(s *Server) error {
 	if len(s.cfg.Users) > 0 {
 		s.admin = randomText()
 	}
@@ -43,33 +38,27 @@ func (resp) prepare(s *Server) error {
 	return s.prepareTLS()
 }
 
-func (resp) command(s *Server) ([]string, error) {
-	argv, err := s.respCommand()
-	if err != nil || !s.cfg.Clock {
-		return argv, err
-	}
-	return s.withClock(argv)
-}
-
-func (s *Server) respCommand() ([]string, error) {
-	file := filepath.Join(s.dir, "conf")
+func commandRESP(s *Server) ([]string, error) {
+	argv := []string{s.binary, s.configFile()}
 	// A sentinel keeps its state in its configuration file.
-	if _, err := os.Stat(file); err == nil && s.cfg.sentinel != "" && s.started {
-		return []string{s.binary, file, "--sentinel"}, nil
+	if s.cfg.sentinel == "" || !s.started {
+		// Passwords are in the file, not in the arguments, which lists of processes show.
+		if err := s.config(s.respConfig(), "%s %s\n"); err != nil {
+			return nil, err
+		}
 	}
-	// Passwords are in the file, not in the arguments, which lists of processes show.
-	if err := os.WriteFile(file, []byte(s.respConfig()), 0o600); err != nil {
-		return nil, err
-	}
-	argv := []string{s.binary, file}
 	if s.cfg.sentinel != "" {
 		argv = append(argv, "--sentinel")
 	}
-	return append(argv, s.cfg.Args...), nil
+	argv = append(argv, s.cfg.Args...)
+	if s.cfg.Clock {
+		return s.withClock(argv)
+	}
+	return argv, nil
 }
 
-// respConfig returns the configuration file.
-func (s *Server) respConfig() string {
+// respConfig returns the configuration file, without the caller's settings.
+func (s *Server) respConfig() *strings.Builder {
 	var b strings.Builder
 	line := func(name string, value any) { fmt.Fprintf(&b, "%s %v\n", name, value) }
 	port, tlsPort := s.port, 0
@@ -94,7 +83,7 @@ func (s *Server) respConfig() string {
 	}
 	if s.cfg.sentinel != "" {
 		b.WriteString(s.cfg.sentinel)
-		return s.withSettings(&b)
+		return &b
 	}
 	if s.cfg.Password != "" {
 		line("requirepass", quote(s.cfg.Password))
@@ -129,14 +118,7 @@ func (s *Server) respConfig() string {
 	if s.admin != "" {
 		line("user", adminUser+" on >"+s.admin+" ~* &* +@all")
 	}
-	return s.withSettings(&b)
-}
-
-func (s *Server) withSettings(b *strings.Builder) string {
-	for _, x := range s.cfg.Settings {
-		fmt.Fprintf(b, "%s %s\n", x.Name, x.Value)
-	}
-	return b.String()
+	return &b
 }
 
 func yesNo(yes bool) string {
@@ -151,8 +133,8 @@ func quote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }
 
-// ready asks for the server's process: another server may have got the port.
-func (resp) ready(ctx context.Context, s *Server, p *process) error {
+// readyRESP asks for the server's process: another server may have got the port.
+func readyRESP(ctx context.Context, s *Server, p *process) error {
 	info, err := s.info(ctx)
 	switch {
 	case err != nil:
@@ -190,27 +172,19 @@ func (s *Server) info(ctx context.Context) (map[string]string, error) {
 	return fields, nil
 }
 
-func (resp) stop(s *Server, p *process, save bool) error {
-	if save && s.cfg.sentinel == "" {
-		if err := s.save(); err != nil {
-			return fmt.Errorf("save: %w", err)
-		}
-	}
-	return p.stopSignal(s.cfg.Kind)
-}
-
-// save writes a dump. It waits while another dump is being written, for a rule or a new replica.
-func (s *Server) save() error {
-	for end := time.Now().Add(stopTimeout); ; time.Sleep(10 * time.Millisecond) {
+// saveRESP writes a dump. It waits while another dump is being written, for a rule or a new replica.
+func saveRESP(s *Server) error {
+	for end := time.Now().Add(stopTimeout); s.cfg.sentinel == ""; time.Sleep(10 * time.Millisecond) {
 		_, err := s.Do("SAVE")
 		if err == nil || !strings.Contains(err.Error(), "in progress") || time.Now().After(end) {
 			return err
 		}
 	}
+	return nil
 }
 
-// wipe removes the server's data, except its log, its membership in a cluster and its clock.
-func (resp) wipe(s *Server) error {
+// wipeRESP removes the server's data, except its log, its membership in a cluster and its clock.
+func wipeRESP(s *Server) error {
 	keep := map[string]bool{"log": true, "nodes.conf": true, "ca.pem": true, "cert.pem": true, "key.pem": true,
 		"clock": true, "clock.so": true}
 	files, err := os.ReadDir(s.dir)
@@ -224,21 +198,4 @@ func (resp) wipe(s *Server) error {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(s.dir, f.Name())))
 	}
 	return err
-}
-
-func (resp) url(s *Server, user, password string) string {
-	u := url.URL{Scheme: "redis", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), Path: "/0"}
-	if s.cfg.Kind == KindValkey {
-		u.Scheme = "valkey"
-	}
-	if password != "" || user != "" {
-		u.User = url.UserPassword(user, password)
-	}
-	switch {
-	case s.cfg.UnixOnly:
-		u.Scheme, u.Host, u.Path = u.Scheme+"+unix", "", s.Socket()
-	case s.certs != nil:
-		u.Scheme += "s"
-	}
-	return u.String()
 }

@@ -35,7 +35,7 @@ func (s *Server) Do(args ...string) (any, error) {
 }
 
 func (s *Server) do(ctx context.Context, args ...string) (any, error) {
-	if _, ok := s.kind.(resp); !ok {
+	if !s.cfg.speaksRESP() {
 		return nil, fmt.Errorf("%s knows no commands", s.cfg.Kind)
 	}
 	c, err := s.dial(ctx)
@@ -54,8 +54,9 @@ type respConn struct {
 
 func newRespConn(nc net.Conn) *respConn { return &respConn{nc, bufio.NewReader(nc)} }
 
-// connect makes a connection with TLS if the server has it. ctx's deadline becomes the connection's.
-func (s *Server) connect(ctx context.Context) (net.Conn, error) {
+// connect makes a connection, with TLS if that is asked for and the server has it. ctx's deadline
+// becomes the connection's.
+func (s *Server) connect(ctx context.Context, secure bool) (net.Conn, error) {
 	network, addr := "unix", s.Socket()
 	if !s.cfg.UnixOnly {
 		network, addr = "tcp", s.Addr()
@@ -70,15 +71,32 @@ func (s *Server) connect(ctx context.Context) (net.Conn, error) {
 			return nil, errors.Join(err, nc.Close())
 		}
 	}
-	if s.certs != nil && network == "tcp" {
+	if secure && s.certs != nil && network == "tcp" {
 		nc = tls.Client(nc, s.certs.client)
 	}
 	return nc, nil
 }
 
+// ask sends a question on a connection of its own, which may be empty, and returns at most so many bytes
+// of the answer. A server that only accepts connections, because its port was reserved for it, serves.
+func (s *Server) ask(ctx context.Context, secure bool, question string, most int64) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c, err := s.connect(ctx, secure)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close() //nolint:errcheck // it was only queried
+	if _, err := io.WriteString(c, question); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(io.LimitReader(c, most))
+	return string(answer), err
+}
+
 // dial connects and logs in.
 func (s *Server) dial(ctx context.Context) (*respConn, error) {
-	nc, err := s.connect(ctx)
+	nc, err := s.connect(ctx, true)
 	if err != nil {
 		return nil, err
 	}

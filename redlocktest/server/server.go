@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -56,20 +57,46 @@ type Server struct {
 }
 
 // flavour has the parts that differ between kinds of servers.
-type flavour interface {
-	// prepare fills the folder before the first start.
-	prepare(s *Server) error
+type flavour struct {
+	// prepare fills the folder before the first start; nil: with certificates, if they are asked for.
+	prepare func(s *Server) error
 	// command returns the program and its arguments, and writes the files that they name.
-	command(s *Server) ([]string, error)
+	command func(s *Server) ([]string, error)
 	// ready returns nil as soon as this process serves.
-	ready(ctx context.Context, s *Server, p *process) error
-	// stop asks the server to end in order; if save is set it saves its data first.
-	stop(s *Server, p *process, save bool) error
-	// wipe removes the server's data.
-	wipe(s *Server) error
-	// url returns the address as a DSN.
-	url(s *Server, user, password string) string
+	ready func(ctx context.Context, s *Server, p *process) error
+	// save writes all data to disk; nil: they are there.
+	save func(s *Server) error
+	// wipe removes the server's data; nil: they are all in the folder "data".
+	wipe func(s *Server) error
+	// url is the address as a DSN, without the host.
+	url url.URL
 }
+
+// flavourOf returns the flavour of a kind.
+func flavourOf(kind Kind) (flavour, error) {
+	switch kind {
+	case KindRedis:
+		return flavour{prepareRESP, commandRESP, readyRESP, saveRESP, wipeRESP, url.URL{Scheme: "redis", Path: "/0"}}, nil
+	case KindValkey:
+		return flavour{prepareRESP, commandRESP, readyRESP, saveRESP, wipeRESP, url.URL{Scheme: "valkey", Path: "/0"}}, nil
+	case KindPostgres:
+		return flavour{preparePostgres, commandPostgres, readyPostgres, nil, wipePostgres, postgresURL}, nil
+	case KindPgBouncer:
+		return flavour{nil, commandPgBouncer, readyPgBouncer, nil, nil, postgresURL}, nil
+	case KindEtcd:
+		return flavour{nil, commandEtcd, readyEtcd, nil, nil, url.URL{Scheme: "etcd", Path: "/"}}, nil
+	case KindMariaDB:
+		return flavour{prepareMariaDB, commandMariaDB, readyMariaDB, nil, wipeMariaDB, url.URL{Scheme: "mysql", User: url.User(MariaDBSuperuser), Path: "/test"}}, nil
+	case KindZooKeeper:
+		return flavour{nil, commandZooKeeper, readyZooKeeper, nil, nil, url.URL{Scheme: "zk"}}, nil
+	case KindCommand:
+		return flavour{nil, commandAny, readyAny, nil, nil, url.URL{Scheme: "tcp"}}, nil
+	}
+	return flavour{}, fmt.Errorf("unknown kind of server %q", kind)
+}
+
+// speaksRESP reports whether the server is a Redis or a Valkey.
+func (c *Config) speaksRESP() bool { return c.Kind == KindRedis || c.Kind == KindValkey }
 
 // Start starts a server and returns when it serves. The caller closes it. The error
 // is a *MissingError if the program is not installed.
@@ -122,7 +149,7 @@ func (s *Server) makeFolder() error {
 func (s *Server) firstStart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.kind.prepare(s); err != nil {
+	if err := s.prepare(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -136,6 +163,14 @@ func (s *Server) firstStart(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// prepare fills the folder before the first start.
+func (s *Server) prepare() error {
+	if s.kind.prepare != nil {
+		return s.kind.prepare(s)
+	}
+	return s.prepareTLS()
 }
 
 // takePorts reserves new ports in place of the old ones.
@@ -229,10 +264,29 @@ func (s *Server) Addr() string {
 func (s *Server) Port() int { return s.port }
 
 // URL returns the address as a URL for this module's drivers, with the password if there is one.
-func (s *Server) URL() string { return s.kind.url(s, "", s.cfg.Password) }
+func (s *Server) URL() string { return s.URLFor("", s.cfg.Password) }
 
 // URLFor is URL for another user.
-func (s *Server) URLFor(user, password string) string { return s.kind.url(s, user, password) }
+func (s *Server) URLFor(user, password string) string {
+	u := s.kind.url
+	u.Host = net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+	switch {
+	case user == "" && password == "":
+	case password == "":
+		u.User = url.User(user)
+	case user == "" && u.User != nil:
+		u.User = url.UserPassword(u.User.Username(), password)
+	default:
+		u.User = url.UserPassword(user, password)
+	}
+	switch {
+	case s.cfg.UnixOnly:
+		u.Scheme, u.Host, u.Path = u.Scheme+"+unix", "", s.Socket()
+	case s.certs != nil && s.cfg.Kind != KindMariaDB:
+		u.Scheme += "s"
+	}
+	return u.String()
+}
 
 // CAFile returns the path of the authority's certificate; empty without TLS.
 func (s *Server) CAFile() string {
@@ -341,7 +395,12 @@ func (s *Server) stopLocked(save bool) error {
 	if err := p.resume(); err != nil {
 		return err
 	}
-	if err := s.kind.stop(s, p, save); err != nil {
+	if save && s.kind.save != nil {
+		if err := s.kind.save(s); err != nil {
+			return fmt.Errorf("save: %w", err)
+		}
+	}
+	if err := p.stopSignal(s.cfg.Kind); err != nil {
 		return err
 	}
 	return p.wait(stopTimeout)
@@ -396,7 +455,11 @@ func (s *Server) RestartEmpty() error {
 	if err := s.killLocked(); err != nil {
 		return err
 	}
-	if err := s.kind.wipe(s); err != nil {
+	wipe := s.kind.wipe
+	if wipe == nil {
+		wipe = func(s *Server) error { return os.RemoveAll(s.dataDir()) }
+	}
+	if err := wipe(s); err != nil {
 		return err
 	}
 	return s.startAgain()
@@ -417,12 +480,8 @@ func (s *Server) StartAgain(memory bool) error {
 
 // forgets returns the option without which the server keeps no data, or "".
 func (s *Server) forgets() string {
-	empty := func(folder string) bool {
-		all, err := os.ReadDir(folder)
-		return err == nil && len(all) == 0
-	}
-	switch kind := s.kind.(type) {
-	case resp:
+	switch {
+	case s.cfg.speaksRESP() && s.cfg.sentinel == "":
 		appends, saves := "no", `""`
 		for _, x := range s.cfg.Settings {
 			switch x.Name {
@@ -432,11 +491,11 @@ func (s *Server) forgets() string {
 				saves = x.Value
 			}
 		}
-		if s.cfg.sentinel == "" && appends != "yes" && saves == `""` {
+		if appends != "yes" && saves == `""` {
 			return "WithAppendOnly"
 		}
-	case command:
-		if empty(kind.data(s)) {
+	case s.cfg.Kind == KindCommand:
+		if all, err := os.ReadDir(s.dataDir()); err == nil && len(all) == 0 {
 			return "an option that makes it keep data in {data}, such as Redis's --appendonly yes"
 		}
 	}
@@ -463,7 +522,21 @@ func (s *Server) Close() error {
 	return err
 }
 
-func (s *Server) logFile() string { return filepath.Join(s.dir, "log") }
+func (s *Server) logFile() string    { return filepath.Join(s.dir, "log") }
+func (s *Server) configFile() string { return filepath.Join(s.dir, "conf") }
+func (s *Server) dataDir() string    { return filepath.Join(s.dir, "data") }
+
+// config writes the configuration file: the lines, with the caller's settings at the end, each in this
+// format.
+func (s *Server) config(lines *strings.Builder, format string) error {
+	for _, x := range s.cfg.Settings {
+		fmt.Fprintf(lines, format, x.Name, x.Value)
+	}
+	if err := os.WriteFile(s.configFile(), []byte(lines.String()), 0o600); err != nil {
+		return err
+	}
+	return giveAway(s.configFile(), s.cfg.Kind)
+}
 
 // LogTail returns the last lines of the server's log.
 func (s *Server) LogTail(lines int) string {

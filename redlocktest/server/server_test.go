@@ -22,12 +22,12 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// kinds runs a test in parallel for each kind of server that speaks RESP; with -short only for
-// one.
+// kinds runs a test in parallel for each kind of server that speaks RESP, outside of the deep depth only
+// for one.
 func kinds(t *testing.T, test func(t *testing.T, kind Kind)) {
 	t.Parallel()
 	both := []Kind{KindValkey, KindRedis}
-	if testing.Short() {
+	if !IsDeep() {
 		both = both[:1]
 	}
 	for _, kind := range both {
@@ -35,22 +35,6 @@ func kinds(t *testing.T, test func(t *testing.T, kind Kind)) {
 			t.Parallel()
 			test(t, kind)
 		})
-	}
-}
-
-// forOtherModules skips, with -short, a test of a server that this module's short tests do not use.
-func forOtherModules(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("short: only nested modules use this server")
-	}
-}
-
-// alsoIn skips, with -short, a test of what the short tests of another package need as well.
-func alsoIn(t *testing.T, pkg string) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("short: the tests of " + pkg + " fail without it")
 	}
 }
 
@@ -141,21 +125,6 @@ func TestStopEndsTheProcessAndCloseRemovesTheFolder(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestPostgresRestarts(t *testing.T) {
-	t.Parallel()
-	s := Postgres(t, WithDurable())
-	addr := s.Addr()
-	must(t, s.Kill())
-	must(t, s.Start())
-	must(t, s.Restart())
-	must(t, s.RestartEmpty())
-	if s.Addr() != addr {
-		t.Errorf("address %s, before %s", s.Addr(), addr)
-	}
-	must(t, s.Pause())
-	must(t, s.Resume())
 }
 
 func TestAGivenFolderStaysAndIsUsedAgain(t *testing.T) {

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,9 +11,6 @@ import (
 	"strings"
 	"time"
 )
-
-// zookeeper is the flavour of a member of a ZooKeeper ensemble.
-type zookeeper struct{}
 
 // zkScript is the script that starts a ZooKeeper. It is only used to find the programs, and
 // never runs.
@@ -92,9 +86,7 @@ func findJava() (java, classPath string, err error) {
 	return "", "", missing
 }
 
-func (zookeeper) prepare(s *Server) error { return s.prepareTLS() }
-
-func (zookeeper) command(s *Server) ([]string, error) {
+func commandZooKeeper(s *Server) ([]string, error) {
 	_, classPath, err := findJava()
 	if err != nil {
 		return nil, err
@@ -150,10 +142,7 @@ func (s *Server) zookeeperConfig() error {
 		line("clientPortAddress", "127.0.0.1")
 	}
 	b.WriteString(s.cfg.ensemble)
-	for _, x := range s.cfg.Settings {
-		line(x.Name, x.Value)
-	}
-	return os.WriteFile(s.configFile(), []byte(b.String()), 0o600)
+	return s.config(&b, "%s=%s\n")
 }
 
 // concat makes one file of several.
@@ -169,42 +158,16 @@ func concat(name string, files []string) error {
 	return os.WriteFile(name, all, 0o600)
 }
 
-// ready asks the member whether it serves, which it does when there is a leader. Its ports are
-// reserved, so that no other program answers instead.
-func (zookeeper) ready(ctx context.Context, s *Server, _ *process) error {
-	d := net.Dialer{Timeout: time.Second}
-	c, err := d.DialContext(ctx, "tcp", s.Addr())
-	if err != nil {
-		return err
-	}
-	defer c.Close() //nolint:errcheck // it was only queried
+// readyZooKeeper asks the member whether it serves, which it does when there is a leader. Its
+// four-letter commands need a connection without TLS; with TLS it is ready when it listens.
+func readyZooKeeper(ctx context.Context, s *Server, _ *process) error {
 	if s.certs != nil {
-		return nil // its four-letter commands need a connection without TLS
-	}
-	if err := c.SetDeadline(time.Now().Add(askTimeout)); err != nil {
+		_, err := s.ask(ctx, false, "", 0)
 		return err
 	}
-	if _, err := io.WriteString(c, "srvr"); err != nil {
-		return err
-	}
-	answer, err := io.ReadAll(c)
-	if err == nil && !strings.Contains(string(answer), "Mode: ") {
+	answer, err := s.ask(ctx, false, "srvr", 1<<16)
+	if err == nil && !strings.Contains(answer, "Mode: ") {
 		err = errors.New("it has no leader")
 	}
 	return err
-}
-
-func (zookeeper) stop(s *Server, p *process, _ bool) error { return p.stopSignal(s.cfg.Kind) }
-
-func (zookeeper) wipe(s *Server) error { return os.RemoveAll(s.dataDir()) }
-
-func (zookeeper) url(s *Server, user, password string) string {
-	u := url.URL{Scheme: "zk", Host: s.Addr()}
-	if s.certs != nil {
-		u.Scheme = "zks"
-	}
-	if user != "" || password != "" {
-		u.User = url.UserPassword(user, password)
-	}
-	return u.String()
 }
