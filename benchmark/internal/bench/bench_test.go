@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/xml"
 	"errors"
 	"io"
 	"os"
@@ -204,7 +205,7 @@ func sample() *Report {
 			row("ours", "go-redis", Ours, map[string]float64{aLock: 15e-6, "server CPU": 20e-6}),
 			row("redislock", "go-redis", Peer, map[string]float64{aLock: 10e-6, "server CPU": 8e-6}),
 			row("redsync", "go-redis", Peer, map[string]float64{aLock: 30e-6})),
-		of(quorum, fiveRedis, "", row("ours", "go-redis", Ours, map[string]float64{pair: 200e-6}), row("redsync", "go-redis", Peer, map[string]float64{pair: 400e-6})),
+		of(quorum, fiveRedis, "", row("ours", "go-redis", Ours, map[string]float64{pair: 200e-6, "acquire": 200e-6}), row("redsync", "go-redis", Peer, map[string]float64{pair: 400e-6})),
 	}}
 }
 
@@ -249,7 +250,7 @@ func TestAWholeRunWritesThePage(t *testing.T) {
 	}
 	b, err := os.ReadFile(file)
 	text := strings.Join(strings.Fields(string(b)), " ")
-	if err != nil || !strings.HasPrefix(string(b), "before\n"+pageBegin+"Other libraries are quicker than ours: ") || !strings.HasSuffix(string(b), pageEnd+"after\n") || strings.Contains(text, "outdated") {
+	if err != nil || !strings.HasPrefix(string(b), "before\n"+pageBegin+"![") || !strings.HasSuffix(string(b), pageEnd+"after\n") || strings.Contains(text, "outdated") {
 		t.Errorf("%s, error %v", b, err)
 	}
 	for _, want := range []string{
@@ -260,6 +261,18 @@ func TestAWholeRunWritesThePage(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("there is no %s in\n%s", want, text)
 		}
+	}
+	picture, err := os.ReadFile(strings.Replace(file, ".md", ".svg", 1))
+	if err != nil || xml.Unmarshal(picture, new(struct{})) != nil || strings.Contains(string(picture), "NaN") {
+		t.Errorf("the picture: error %v\n%s", err, picture)
+	}
+	for _, want := range []string{"redislock over go-redis", "200 µs", "not measured", "prefers-color-scheme:dark", r.when()} {
+		if !strings.Contains(string(picture), want) {
+			t.Errorf("the picture lacks %q", want)
+		}
+	}
+	if !strings.Contains(text, r.when()) || !strings.Contains(text, "](performance.svg) Other libraries are quicker than ours: ") {
+		t.Errorf("the table is not of the picture's run, or does not show it: %s", text)
 	}
 	for line := range strings.SplitSeq(string(b), "\n") {
 		if len([]rune(line)) > 100 && !strings.HasPrefix(line, "|") {

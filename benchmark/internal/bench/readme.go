@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/redlock-go/redlock/benchmark/internal/figures"
@@ -15,10 +16,10 @@ const (
 	pageEnd   = "<!-- end -->\n"
 )
 
-// markdown writes the lead, the circumstances and the table for the performance page.
-func (r *Report) markdown() string {
+// markdown writes the picture, the lead, the circumstances and the table for the performance page.
+func (r *Report) markdown(picture string) string {
 	o := r.overview()
-	text := figures.Wrap(o.lead) + "\n"
+	text := "![The time of an acquisition and of a handoff, for ours and other libraries](" + picture + ")\n\n" + figures.Wrap(o.lead) + "\n"
 	if len(o.why) > 0 {
 		text += "Measured in the same rounds, where ours is behind:\n\n" + figures.List(o.why) + "\n"
 	}
@@ -26,8 +27,8 @@ func (r *Report) markdown() string {
 		"\n" + figures.Table(o.table...)
 }
 
-// WritePage replaces the part of the performance page that a run writes. It refuses figures of a
-// part of a run, and of one beside other load.
+// WritePage replaces the part of the performance page that a run writes, and the picture beside
+// it. It refuses figures of a part of a run, and of one beside other load.
 func (r *Report) WritePage(path string) error {
 	if !r.Whole || loaded(r.Foreign) {
 		return fmt.Errorf("%s was not changed: this was no whole run, or other programs used more than a fifth of the processors", path)
@@ -41,5 +42,9 @@ func (r *Report) WritePage(path string) error {
 	if !ok || !ended {
 		return errors.New(path + " has no part between " + strings.TrimSpace(pageBegin) + " and " + strings.TrimSpace(pageEnd))
 	}
-	return os.WriteFile(path, []byte(before+pageBegin+r.markdown()+pageEnd+after), 0o644)
+	picture := strings.TrimSuffix(path, filepath.Ext(path)) + ".svg"
+	if err := os.WriteFile(picture, []byte(r.Picture()), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(before+pageBegin+r.markdown(filepath.Base(picture))+pageEnd+after), 0o644)
 }

@@ -58,9 +58,14 @@ const howToRead = "Every figure is the median of the rounds; a range is its 99 %
 	"All contestants have a turn in every round, and two are compared by the ratio of their figures in each round. Ours is ahead or behind if the whole interval of these ratios is more than 5 % away from 1. Otherwise, and if other programs used more than a fifth of the processors, the run cannot tell. " +
 	"CPU, allocations and bytes are per lock (acquisition and release), the client's include goroutines in the background; server commands count those inside scripts; wire is what the servers received and sent."
 
-// circumstances says where and when the run was, and how busy the machine was otherwise.
+// when says when and where the run was; the table and the picture have it.
+func (r *Report) when() string {
+	return fmt.Sprintf("Measured on %s in %.0f s, on %s.", r.Began.Format("2 January 2006 at 15:04"), r.Took.Seconds(), r.Machine)
+}
+
+// circumstances says also with what, and how busy the machine was otherwise.
 func (r *Report) circumstances() string {
-	text := fmt.Sprintf("Measured on %s in %.0f s, on %s.", r.Began.Format("2 January 2006"), r.Took.Seconds(), r.Machine)
+	text := r.when()
 	if r.Foreign >= 0 {
 		text += fmt.Sprintf(" Other programs used %s of the processors.", figures.Digits(r.Foreign))
 	}
