@@ -35,7 +35,7 @@ func TestNoTwoCommandsOverlapThoughProcessesAreStoppedAndKilled(t *testing.T) {
 			w := newWorld(t)
 			keys := 1
 			if backend == "redis" {
-				w.use(server.Redis(t).URL())
+				w.url = server.Redis(t).URL()
 				keys = max(1, loops/4) // a killed dlock holds up the others for a TTL
 			}
 			var wg sync.WaitGroup
@@ -142,13 +142,7 @@ func mentions(pid int, arg string) bool {
 
 // runJob is a command that finds out whether another one of its key runs.
 func runJob(key, name string) int {
-	line := func(file, text string) {
-		f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-		if err == nil {
-			_, _ = f.WriteString(text + "\n")
-			_ = f.Close()
-		}
-	}
+	line := func(file, text string) { _ = appendTo(file, text+"\n") }
 	line(name, fmt.Sprint(os.Getpid(), " ", os.Getppid()))
 	f, err := os.OpenFile("busy-"+key, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil || syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -31,20 +32,18 @@ import (
 	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// asDlock in the environment makes this test binary the program, with one more driver.
+// asDlock in the environment makes this test binary the program.
 const asDlock = "DLOCK_TEST_MAIN"
 
 func TestMain(m *testing.M) {
-	if isGuard(os.Args) {
-		os.Exit(runMain())
-	}
+	dlock.Register("faulty", faulty{})
 	if len(os.Args) == 4 && os.Args[1] == "job" {
 		os.Exit(runJob(os.Args[2], os.Args[3]))
 	}
-	if os.Getenv(asDlock) != "" {
-		dlock.Register("faulty", faulty{})
-		os.Exit(runMain())
+	if isGuard(os.Args) || os.Getenv(asDlock) != "" {
+		os.Exit(Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
 	}
+	_ = os.Setenv(asDlock, "1") // for children
 	// So that no test inherits ignored signals from its parent process.
 	signal.Notify(make(chan os.Signal, 1), append(forwardedSignals, endSignals...)...)
 	if allSeen {
@@ -60,44 +59,37 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func runMain() int { return Main(os.Args, os.Stdin, os.Stdout, os.Stderr) }
-
-// faulty is a driver over memory whose faults stand in the file faultFile: "down" and
-// "refused" for every call, "outage", "hang" and "lost" for renewals.
+// faulty is a driver over memory whose faults stand in the file "fault" of the folder in its URL:
+// "down", "refused" and "held" for attempts, "outage", "hang" and "lost" for renewals.
 type faulty struct{}
 
-const faultFile = "DLOCK_TEST_FAULT"
-
-func fault() string {
-	b, _ := os.ReadFile(os.Getenv(faultFile))
-	return string(bytes.TrimSpace(b))
-}
-
-// attempted notes an attempt in the file beside it, a byte each.
-func attempted() {
-	f, err := os.OpenFile(os.Getenv(faultFile)+attemptsFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+func (faulty) Open(c *driver.Config) (driver.Backend, error) {
+	u, err := url.Parse(c.DSN)
 	if err != nil {
-		panic(err)
+		return nil, err
 	}
-	_, _ = f.WriteString(".")
-	_ = f.Close()
+	return faultyBackend{memory.New(), filepath.Join(u.Path, "fault")}, nil
 }
 
-const attemptsFile = "-attempts"
-
-func (faulty) Open(*driver.Config) (driver.Backend, error) {
-	return faultyBackend{memory.New()}, nil
+type faultyBackend struct {
+	driver.Backend
+	file string
 }
 
-type faultyBackend struct{ driver.Backend }
+func (b faultyBackend) fault() string {
+	text, _ := os.ReadFile(b.file)
+	return string(bytes.TrimSpace(text))
+}
 
 func (faultyBackend) Info() driver.Info {
 	return driver.Info{Name: "faulty", Features: driver.FeatureFencing, MinTTL: driver.MinTTL, MaxTTL: time.Hour}
 }
 
 func (b faultyBackend) Acquire(ctx context.Context, r *driver.Request) (driver.Lease, error) {
-	attempted()
-	switch fault() {
+	if err := appendTo(b.file+"-attempts", "."); err != nil {
+		return nil, err
+	}
+	switch b.fault() {
 	case "down":
 		return nil, errors.New("connection refused")
 	case "refused":
@@ -106,13 +98,16 @@ func (b faultyBackend) Acquire(ctx context.Context, r *driver.Request) (driver.L
 		return nil, &driver.HeldError{Holder: "web-4/2211"}
 	}
 	l, err := b.Backend.Acquire(ctx, r)
-	return faultyLease{l}, err
+	return faultyLease{l, b}, err
 }
 
-type faultyLease struct{ driver.Lease }
+type faultyLease struct {
+	driver.Lease
+	b faultyBackend
+}
 
 func (l faultyLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant, error) {
-	switch fault() {
+	switch l.b.fault() {
 	case "outage":
 		return driver.Grant{}, errors.New("connection refused")
 	case "hang":
@@ -124,18 +119,24 @@ func (l faultyLease) Renew(ctx context.Context, r *driver.Renewal) (driver.Grant
 	return l.Lease.Renew(ctx, r)
 }
 
-// A world is a folder of its own with locks in it.
+func appendTo(file, text string) error {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+// A world is a folder of its own with locks in it, those of files unless url is set.
 type world struct {
 	t   *testing.T
 	dir string
 	exe string
 	url string
-	env []string
-	// scripted says that there is no server, so a late answer comes from a fault that the test set.
-	scripted bool
+	env []string // more of the environment
 }
 
-// newWorld uses file locks.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	exe, err := os.Executable()
@@ -143,8 +144,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, dir: t.TempDir(), exe: exe}
-	w.env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", asDlock+"=1", faultFile+"="+w.path("fault"))
-	w.use("file://" + w.dir + "/locks")
+	w.url = "file://" + w.dir + "/locks"
 	return w
 }
 
@@ -152,21 +152,15 @@ func newWorld(t *testing.T) *world {
 func on(t *testing.T, url string) *world {
 	t.Helper()
 	w := newWorld(t)
-	w.use(url)
-	return w
-}
-
-// use changes the URL of the locks.
-func (w *world) use(url string) {
 	w.url = url
-	w.env = append(w.env, envURL+"="+url)
+	return w
 }
 
 // newFaultyWorld uses the driver faulty.
 func newFaultyWorld(t *testing.T) *world {
 	t.Helper()
-	w := on(t, "faulty:")
-	w.scripted = true
+	w := newWorld(t)
+	w.url = "faulty://" + w.dir
 	return w
 }
 
@@ -176,7 +170,7 @@ func (w *world) fault(name string) { w.put("fault", name) }
 
 // attempts is how many requests the driver faulty has had in this world.
 func (w *world) attempts() int {
-	b, _ := os.ReadFile(w.path("fault" + attemptsFile)) // none yet
+	b, _ := os.ReadFile(w.path("fault-attempts")) // none yet
 	return len(b)
 }
 
@@ -204,7 +198,8 @@ type proc struct {
 // prepare makes a dlock that must be started.
 func (w *world) prepare(args ...string) *proc {
 	p := &proc{Cmd: exec.Command(w.exe, args...), t: w.t, ended: make(chan struct{})}
-	p.Dir, p.Env, p.Stdout, p.Stderr = w.dir, w.env, &p.out, &p.err
+	p.Dir, p.Stdout, p.Stderr = w.dir, &p.out, &p.err
+	p.Env = w.environ()
 	p.WaitDelay = 20 * time.Second
 	return p
 }
@@ -263,37 +258,62 @@ func (p *proc) signal(s syscall.Signal) {
 	}
 }
 
-// withoutProcess are the commands that start no process.
-var withoutProcess = []string{"status", "unlock", "doctor", "bootstrap"}
+// environ is the environment of a dlock in a process of its own.
+func (w *world) environ() []string {
+	return append(append(os.Environ(), "GORACE=atexit_sleep_ms=0", envURL+"="+w.url), w.env...)
+}
 
-// run runs dlock to its end: in this process, which costs less, if it starts no other, and needs
-// no variable.
+// run runs dlock to its end, in this process, which costs less, and its command in the folder.
 func (w *world) run(args ...string) (code int, stdout, stderr string) {
 	w.t.Helper()
-	if slices.Contains(withoutProcess, args[0]) && !w.scripted && !dsn.HasPassword(w.url) {
-		var out, errs bytes.Buffer
-		if !slices.Contains(args, "--url") {
-			args = append([]string{args[0], "--url", w.url}, args[1:]...)
-		}
-		code = Main(append([]string{"dlock"}, args...), nil, &out, &errs)
-		return code, out.String(), errs.String()
+	if dsn.HasPassword(w.url) {
+		p := w.start(args...)
+		return p.wait(), p.out.String(), p.err.String()
 	}
-	p := w.start(args...)
-	code = p.wait()
-	return code, p.out.String(), p.err.String()
+	if i := slices.Index(args, "--"); i >= 0 && (args[0] == "run" || args[0] == "elect") {
+		args = slices.Insert(slices.Clone(args), i+1, "sh", "-c", `cd "$0" && exec "$@"`, w.dir)
+	}
+	at := 1
+	if args[0] == "__complete" {
+		at = 2
+	}
+	if len(args) >= at && !slices.Contains(args, "--url") {
+		args = slices.Insert(slices.Clone(args), at, "--url", w.url)
+	}
+	return inside(w.t, nil, args...)
+}
+
+// inside runs dlock in this process, with more environment, of which "NAME" alone is taken out.
+func inside(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	for _, e := range env {
+		name, value, set := strings.Cut(e, "=")
+		if old, was := os.LookupEnv(name); was {
+			defer os.Setenv(name, old) //nolint:errcheck // the name is good
+		} else {
+			defer os.Unsetenv(name) //nolint:errcheck // the name is good
+		}
+		if _ = os.Setenv(name, value); !set {
+			_ = os.Unsetenv(name)
+		}
+	}
+	var out, errs buffer
+	code = Main(append([]string{"dlock"}, args...), strings.NewReader(""), &out, &errs)
+	return code, out.String(), errs.String()
 }
 
 // late matches the output of dlock when a server's answer did not come in time, which proves
 // nothing on a machine that stands still for a moment.
 var late = regexp.MustCompile(`no answer within|not answer in time|no answer in time|deadline exceeded|i/o timeout`)
 
-// want runs dlock to its end, and again if an answer was late, and checks its exit code.
+// want runs dlock to its end, and again if an answer was late, and checks its exit code, and that
+// stderr has one line at most.
 func (w *world) want(code int, args ...string) (stdout, stderr string) {
 	w.t.Helper()
 	var got int
 	for end := time.Now().Add(patient); ; {
 		got, stdout, stderr = w.run(args...)
-		answered := w.scripted || !late.MatchString(stdout) && (!late.MatchString(stderr) || got == code && code != exitUnavailable)
+		answered := strings.HasPrefix(w.url, "faulty:") || !late.MatchString(stdout) && (!late.MatchString(stderr) || got == code && code != exitUnavailable)
 		if answered || time.Now().After(end) {
 			break
 		}
@@ -301,7 +321,7 @@ func (w *world) want(code int, args ...string) (stdout, stderr string) {
 	if got != code {
 		w.t.Fatalf("dlock %q: exit code %d, want %d; stderr: %s", args, got, code, stderr)
 	}
-	if n := strings.Count(stderr, "\n"); n > 1 && !strings.Contains(strings.Join(args, " "), "--verbose") {
+	if n := strings.Count(stderr, "\n"); n > 1 && !slices.Contains(args, "--verbose") {
 		w.t.Errorf("dlock %q: %d lines on stderr, want at most one: %s", args, n, stderr)
 	}
 	return stdout, stderr

@@ -77,7 +77,7 @@ func (w *world) shell(f driver.Diagnostic) error {
 		}
 	}
 	c := exec.Command("sh", "-c", f.Command)
-	c.Env = append(w.env, "PATH="+os.Getenv("PATH")+":"+w.dir)
+	c.Env = append(w.environ(), "PATH="+os.Getenv("PATH")+":"+w.dir)
 	out, err := c.CombinedOutput()
 	if err == nil && strings.Contains(string(out), "ERR ") {
 		err = errors.New("refused by the server")
@@ -187,7 +187,7 @@ var misconfigurations = map[string]misconfiguration{
 	"one server twice": {"same-server unsafe", among(3, func(_ *world, urls []string, nodes []*server.Server) (string, mender) {
 		urls[2] = fmt.Sprintf("redis://localhost:%d/0", nodes[0].Port())
 		return "", nil
-	}), always},
+	}), long},
 	"failover inside": {"not-independent unsafe sentinel", among(3, func(w *world, urls []string, _ []*server.Server) (string, mender) {
 		g := server.Sentinel(w.t, server.KindRedis)
 		urls[1] = "redis://" + strings.Join(g.Addrs(), "%2C") + "/0?topology=sentinel&master=" + g.Name
@@ -202,7 +202,7 @@ var misconfigurations = map[string]misconfiguration{
 	"terms": {"terms-differ warning restart_guard=10s", among(3, func(w *world, urls []string, _ []*server.Server) (string, mender) {
 		w.under(urls, ",restart_guard=10s")
 		return ",restart_guard=1m", w.shell
-	}), always},
+	}), long},
 	"more nodes": {"terms-differ warning 3 nodes", among(5, func(w *world, urls []string, _ []*server.Server) (string, mender) {
 		w.under(urls[:3], "")
 		return "", w.shell
@@ -337,7 +337,7 @@ func TestDoctorFindsEachMisconfigurationAndItsCommandMendsIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			url, mend := m.make(w)
-			w.use(url)
+			w.url = url
 			codes := map[string][]string{}
 			for want := range strings.SplitSeq(m.found, ",") {
 				words := append(strings.SplitN(want, " ", 3), "") // nothing measured
@@ -413,6 +413,9 @@ func clocks(t *testing.T, s *server.Server, ahead time.Duration, url, code strin
 }
 
 func TestDoctorFindsWrongClocks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: it starts four servers")
+	}
 	t.Parallel()
 	w := newWorld(t)
 	alone := server.Redis(t, server.WithClock())

@@ -179,45 +179,6 @@ func TestStatusWatchesUntilItIsTold(t *testing.T) {
 	}
 }
 
-func TestOperatorsAreToldWhatIsWrongWithTheirUsage(t *testing.T) {
-	dir := t.TempDir()
-	env := []string{envURL + "=file://" + dir}
-	for says, args := range map[string]string{
-		"--token is missing":                                                     "unlock k",
-		"wrong arguments: dlock unlock [flags] KEY":                              "unlock --token 3",
-		"--token must be a number from 0":                                        "unlock k --token x",
-		"--json must be true or false (":                                         "status --json=x",
-		"--token and --session contradict each other: leave one out":             "unlock k --token 3 --session 4",
-		"--nodes and --terms contradict each other":                              "bootstrap --nodes --terms",
-		"wrong arguments: dlock doctor [flags]":                                  "doctor k",
-		"there is no such flag: dlock status has --json, --url, --watch, --help": "status --jsn",
-	} {
-		wantInside(t, env, exitUsage, says, strings.Fields(args)...)
-	}
-	wantInside(t, env, exitHeld, "nobody holds the lock", "unlock", "k", "--token", "3")
-	wantInside(t, env, exitUsage, "key", "status", "")
-}
-
-// No command says that all is well while no server, or no majority, can be asked.
-func TestADeadServerHasNoGoodState(t *testing.T) {
-	for _, url := range []string{
-		"redis://127.0.0.1:1", "valkey://127.0.0.1:1", "postgres://127.0.0.1:1/db",
-		"redlock:redis://127.0.0.1:1,valkey://127.0.0.1:2,redis://127.0.0.1:3",
-		"redlock:memory:a,redis://127.0.0.1:1,redis://127.0.0.1:2",
-	} {
-		commands := []string{"status", "status --json", "status k", "doctor", "unlock k --token 5"}
-		if strings.HasPrefix(url, "postgres:") {
-			commands = append(commands, "unlock k --session 1.2")
-		}
-		for _, c := range commands {
-			code, stdout, stderr := inside(t, []string{envURL + "=" + url}, strings.Fields(c)...)
-			if code != exitUnavailable || stdout != "" || !strings.Contains(stderr, "refused") {
-				t.Errorf("%s of %s: exit code %d, want %d; stdout is %q; stderr is %q", c, url, code, exitUnavailable, stdout, stderr)
-			}
-		}
-	}
-}
-
 func TestCommandsFlagsAndKeysAreCompleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -246,10 +207,8 @@ func TestCommandsFlagsAndKeysAreCompleted(t *testing.T) {
 	completes(func(out string) bool {
 		return strings.Contains(out, "--at-least\tkeep the lock") && !strings.Contains(out, "--json")
 	}, "run", "--")
-	completes(func(out string) bool {
-		return out == "doctor\tcheck the servers\ndrivers\tlist the drivers and the forms of their URLs\n"
-	}, "d")
-	w.use("redis://127.0.0.1:1")
+	try(t, nil, "", []use{{"__complete d", 0, "doctor\tcheck the servers\ndrivers\tlist the drivers and the forms of their URLs\n", ""}})
+	w.url = "redis://127.0.0.1:1"
 	if code, _, stderr := w.run("__complete", "status", ""); code != 0 || strings.Contains(stderr, "refused") {
 		t.Errorf("without a server completion says %q", stderr)
 	}

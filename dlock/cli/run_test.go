@@ -8,93 +8,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/redlock-go/redlock/redlocktest/server"
+	"github.com/redlock-go/redlock/dlock"
+	"github.com/redlock-go/redlock/driver"
+	"github.com/redlock-go/redlock/drivers/memory"
 )
-
-// job40 is the job that loses counts unless it runs alone.
-const job40 = `n=$(cat n); echo $((n+1)) > n; echo $DLOCK_FENCE >> fences`
-
-func TestManyProcessesCountWithoutLosingOne(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	loops, times := 8, 4
-	switch {
-	case server.IsDeep():
-		loops, times = 40, 50
-	case testing.Short():
-		times = 1
-	}
-	w.put("n", "0\n")
-	var wg sync.WaitGroup
-	for range loops {
-		wg.Go(func() {
-			for range times {
-				p := w.start("run", "counter", "--", "sh", "-c", job40)
-				// A process that polls, because this user's inotify instances are used up, may
-				// get the lock only after all processes that are woken.
-				if code := p.waitFor(10 * time.Minute); code != 0 || p.err.String() != "" {
-					t.Errorf("exit code %d, stderr: %s", code, &p.err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if got := w.content("n"); got != strconv.Itoa(loops*times) {
-		t.Errorf("counted %s, want %d", got, loops*times)
-	}
-	fences := strings.Fields(w.content("fences"))
-	if len(fences) != loops*times {
-		t.Errorf("%d tokens, want %d", len(fences), loops*times)
-	}
-	last := uint64(0)
-	for i, f := range fences {
-		n, err := strconv.ParseUint(f, 10, 64)
-		if err != nil || n <= last {
-			t.Fatalf("the token of grant %d is %q, and the one before it %d: tokens must rise", i, f, last)
-		}
-		last = n
-	}
-}
-
-func TestTheExitCodeIsTheCommands(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.put("text", "no program\n")
-	for name, text := range map[string]string{"noformat": "no program\n", "nointerpreter": "#!/no/such\n"} {
-		if err := os.Chmod(w.put(name, text), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, c := range []struct {
-		code    int
-		command []string
-		says    string
-	}{
-		{0, []string{"true"}, ""},
-		{3, []string{"sh", "-c", "exit 3"}, ""},
-		{255, []string{"sh", "-c", "exit 255"}, ""},
-		{128 + 15, []string{"sh", "-c", "kill -TERM $$"}, ""},
-		{128 + 9, []string{"sh", "-c", "kill -KILL $$"}, ""},
-		{127, []string{"there-is-no-such-command"}, `"there-is-no-such-command": not found`},
-		{127, []string{"./nointerpreter"}, "or its interpreter"},
-		{127, []string{"./there-is-no-such-file"}, "not found"},
-		{126, []string{"./text"}, "permission denied"},
-		{126, []string{"/"}, "directory"},
-		{126, []string{"./noformat"}, "exec format error"},
-	} {
-		_, stderr := w.want(c.code, append([]string{"run", "k", "--"}, c.command...)...)
-		if !strings.Contains(stderr, c.says) || c.says == "" && stderr != "" {
-			t.Errorf("%q: stderr is %q, want %q", c.command, stderr, c.says)
-		}
-	}
-}
 
 // A stream that is no file is copied to the command, and from it.
 func TestTheCommandGetsStreamsThatAreNoFiles(t *testing.T) {
@@ -149,50 +72,6 @@ func (w *world) holder(key string, flags ...string) (p *proc, release func()) {
 	p = w.start(append(append([]string{"run"}, flags...), key, "--", "sh", "-c", "echo $$ > "+name+"; read go < "+name+"-go")...)
 	w.content(name)
 	return p, func() { _, _ = gate.WriteString("\n") }
-}
-
-func TestWhatIsHeldIsWaitedForAsLongAsToldAndExits75(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, release := w.holder("k", "--label", "web-4")
-	for _, wait := range []string{"0", "0s", aWhile.String()} {
-		start := time.Now()
-		_, stderr := w.want(exitHeld, "run", "--wait", wait, "k", "--", "touch", "ran")
-		if !strings.Contains(stderr, "held by web-4/") || !strings.Contains(stderr, "--wait") {
-			t.Errorf("--wait %s: stderr is %q: it must name the holder, and say what to do", wait, stderr)
-		}
-		if took := time.Since(start); wait == aWhile.String() && took < aWhile {
-			t.Errorf("--wait %s took %v", wait, took)
-		}
-	}
-	if w.exists("ran") {
-		t.Error("the command was run")
-	}
-	waiter := w.start("run", "k", "--", "touch", "ran")
-	long := w.start("run", "--wait", "1m", "k", "--", "touch", "ran too")
-	release()
-	if code := waiter.wait(); code != 0 || !w.exists("ran") || waiter.err.String() != "" {
-		t.Errorf("with --wait forever: exit code %d, stderr: %s", code, &waiter.err)
-	}
-	if code := long.wait(); code != 0 || !w.exists("ran too") || long.err.String() != "" {
-		t.Errorf("with --wait 1m: exit code %d, stderr: %s", code, &long.err)
-	}
-}
-
-func TestSkipIsSilentAndExits0(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, release := w.holder("k")
-	for _, flags := range []string{"--skip", "--skip --wait 0", "--skip --wait " + aWhile.String()} {
-		args := append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", "ran")
-		if stdout, stderr := w.want(0, args...); stdout+stderr != "" {
-			t.Errorf("%s is not silent: %q, %q", flags, stdout, stderr)
-		}
-	}
-	if w.exists("ran") {
-		t.Error("the command was run")
-	}
-	release()
 }
 
 func TestAnOutageExits69AndIsWaitedOutOnlyForEver(t *testing.T) {
@@ -336,4 +215,33 @@ func TestAtLeastKeepsTheLock(t *testing.T) {
 	if code := p.wait(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
+}
+
+// While dlock waits for a backend that is out of reach it says so when that begins, and then once
+// a minute, with how to stop it.
+func TestAnOutageThatIsWaitedOutIsToldEveryMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var stderr buffer
+		c := &console{lines: newBacklog(&stderr)}
+		client, err := dlock.New(memory.New())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close() //nolint:errcheck // nothing is held
+		j := &job{call: &call{console: c}, wait: forever, client: client}
+		tell := func(err error) {
+			j.hooks().Event(t.Context(), dlock.Event{Op: "attempt", Attempt: 2, Err: err})
+			time.Sleep(time.Second)
+		}
+		for range 150 {
+			tell(errors.New("connection refused"))
+		}
+		tell(&driver.HeldError{}) // it is back
+		tell(errors.New("connection refused"))
+		c.lines.close()
+		lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n")
+		if len(lines) != 4 || !strings.Contains(lines[1], "for 1m0s") || !strings.Contains(lines[2], "for 2m0s") || !strings.Contains(lines[2], "ctrl-C") || !strings.Contains(lines[3], "out of reach") {
+			t.Errorf("got %q", lines)
+		}
+	})
 }

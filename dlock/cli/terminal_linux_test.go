@@ -43,7 +43,7 @@ func newScreen(w *world, shell ...string) *screen {
 	s := &screen{t: w.t, keys: keys, closed: make(chan struct{})}
 	s.shell = exec.Command(shell[0], shell[1:]...)
 	s.shell.Dir = w.dir
-	s.shell.Env = append(w.env, "PS1=", "ENV=", "dlock="+w.exe)
+	s.shell.Env = append(w.environ(), "PS1=", "ENV=", "dlock="+w.exe)
 	s.shell.Stdin, s.shell.Stdout, s.shell.Stderr = tty, tty, tty
 	s.shell.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := s.shell.Start(); err != nil {

@@ -5,285 +5,154 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redlock-go/redlock/redlocktest/server"
 )
 
-// inside runs the command in this process, with more environment, of which "NAME" alone
-// is taken out. It runs no other process but the guard and the command.
-func inside(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+// A use is one command line and what comes of it. Its arguments are separated by spaces, up to a
+// "|", behind which all is one argument. DIR is a folder, and NOBODY an address where nobody listens.
+type use struct {
+	args           string
+	code           int
+	stdout, stderr string // the output has this; empty: there is none
+}
+
+// try runs the command lines, in this process. Errors are one line.
+func try(t *testing.T, env []string, dir string, uses []use) {
 	t.Helper()
-	for _, e := range env {
-		name, value, set := strings.Cut(e, "=")
-		if old, was := os.LookupEnv(name); was {
-			defer os.Setenv(name, old) //nolint:errcheck // the name is good
-		} else {
-			defer os.Unsetenv(name) //nolint:errcheck // the name is good
+	name := strings.NewReplacer("DIR", dir, "NOBODY", "127.0.0.1:1")
+	for i, e := range env {
+		env[i] = name.Replace(e)
+	}
+	for _, u := range uses {
+		words, last, one := strings.Cut(name.Replace(u.args), "|")
+		args := strings.Fields(words)
+		if one {
+			args = append(args, last)
 		}
-		if _ = os.Setenv(name, value); !set {
-			_ = os.Unsetenv(name)
+		code, stdout, stderr := inside(t, env, args...)
+		if code != u.code || !has(stdout, name.Replace(u.stdout)) || !has(stderr, name.Replace(u.stderr)) || strings.Count(stderr, "\n") > 1 {
+			t.Errorf("%q dlock %q: exit code %d, want %d; stdout %q, want %q; stderr %q, want %q", env, args, code, u.code, stdout, u.stdout, stderr, u.stderr)
 		}
 	}
-	var out, errs bytes.Buffer
-	code = Main(append([]string{"dlock"}, args...), strings.NewReader(""), &out, &errs)
-	return code, out.String(), errs.String()
 }
 
-// wantInside runs the command and checks its exit code, and that stderr has what is wanted.
-func wantInside(t *testing.T, env []string, code int, says string, args ...string) {
+func has(out, want string) bool { return strings.Contains(out, want) && (want != "" || out == "") }
+
+// script makes a file of the folder that may be executed.
+func script(t *testing.T, dir, name, text string, mode os.FileMode) {
 	t.Helper()
-	got, _, stderr := inside(t, env, args...)
-	if got != code || !strings.Contains(stderr, says) || says == "" && stderr != "" {
-		t.Errorf("%q dlock %q: exit code %d, want %d; stderr is %q, want %q in it", env, args, got, code, stderr, says)
-	}
-	if n := strings.Count(stderr, "\n"); n > 1 {
-		t.Errorf("dlock %q: %d lines on stderr, want at most one: %s", args, n, stderr)
-	}
-}
-
-func TestTheCommandGetsTheLeaseAndNeverTheURL(t *testing.T) {
-	t.Parallel()
-	w := newFaultyWorld(t)
-	// The variables that an outer dlock run has set are replaced.
-	w.env = append(w.env, "DLOCK_DEADLINE=2001-01-01T00:00:00Z", "DLOCK_KEY=outer", "DLOCK_KEYS=a%20b+c outer", "DLOCK_FENCE=1", envURLFile+"=/nowhere", "KEPT=yes")
-	env := func(args ...string) map[string]string {
-		out, _ := w.want(0, append(args, "--", "env")...)
-		m := map[string]string{}
-		for _, line := range strings.Split(out, "\n") {
-			name, value, _ := strings.Cut(line, "=")
-			m[name] = value
-		}
-		return m
-	}
-	on := env("run", "--url", "file://"+w.dir+"/locks", "some key")
-	if on["DLOCK_KEY"] != "some key" || on["DLOCK_KEYS"] != "a+b+c outer some+key" || on["KEPT"] != "yes" {
-		t.Errorf("the key is %q, the keys are %q, KEPT is %q", on["DLOCK_KEY"], on["DLOCK_KEYS"], on["KEPT"])
-	}
-	if n, err := strconv.ParseUint(on["DLOCK_FENCE"], 10, 64); err != nil || n < 1e15 {
-		t.Errorf("the token is %q", on["DLOCK_FENCE"])
-	}
-	if d, ok := on["DLOCK_DEADLINE"]; ok {
-		t.Errorf("a lock without TTL has the deadline %q", d)
-	}
-	start := time.Now()
-	timed := env("run", "--ttl", "100s", "k")
-	d, err := time.Parse(time.RFC3339Nano, timed["DLOCK_DEADLINE"])
-	if left := d.Sub(start); err != nil || left < 90*time.Second || left > 100*time.Second+time.Since(start) {
-		t.Errorf("the deadline is %q, %v from the start, want 99 s or so", timed["DLOCK_DEADLINE"], left)
-	}
-	for _, m := range []map[string]string{on, timed} {
-		for _, name := range []string{envURL, envURLFile} {
-			if v, ok := m[name]; ok {
-				t.Errorf("the command sees %s=%q", name, v)
-			}
-		}
-	}
-}
-
-func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "url")
-	if err := os.WriteFile(file, []byte(" file://"+dir+"/three\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), mode); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		made string
-		env  []string
-		args []string
-	}{
-		{"one", []string{envURL + "=file://" + dir + "/two", envURLFile + "=" + file}, []string{"--url", "file://" + dir + "/one"}},
-		{"one", []string{envURL + "=", envURLFile + "="}, []string{"--url", "file://" + dir + "/one"}},
-		{"two", []string{envURL + "=file://" + dir + "/two", envURLFile + "=" + file}, nil},
-		{"two", []string{envURL + "=file://" + dir + "/two", envURLFile + "="}, nil},
-		{"three", []string{envURLFile + "=" + file}, nil},
-		{"state/dlock", []string{"XDG_STATE_HOME=" + dir + "/state", "HOME=" + dir}, nil},
-	} {
-		if c.made == "state/dlock" && !allSeen {
-			continue // another folder there
-		}
-		wantInside(t, c.env, 0, "", append(append([]string{"run"}, c.args...), "k", "--", "true")...)
-		if _, err := os.Stat(filepath.Join(dir, c.made)); err != nil {
-			t.Errorf("%q and %q do not lead to %s", c.env, c.args, c.made)
-		}
-		_ = os.RemoveAll(filepath.Join(dir, c.made))
-	}
-	for env, says := range map[string]string{
-		envURLFile + "=" + dir + "/missing":         "cannot be read",
-		envURLFile + "=" + os.DevNull:               "one line",
-		envURLFile + "=" + dir:                      "cannot be read",
-		envURLFile + "=":                            envURLFile + " is set and empty",
-		envURL + "=":                                envURL + " is set and empty",
-		envURL + "=nosuch://h":                      "unknown",
-		envURL + "=s3cr3t:x":                        "begin with a driver's name",
-		envURL + "=" + "file:///tmp?no_parameter=1": "no_parameter",
-	} {
-		wantInside(t, []string{env}, exitUsage, says, "run", "k", "--", "true")
-	}
-	wantInside(t, []string{envURL + "=", envURLFile + "=" + file}, exitUsage, "empty", "run", "k", "--", "true")
-
-	long := filepath.Join(dir, "long")
-	for mode, c := range map[os.FileMode]struct{ url, says string }{
-		0o644: {"redis://u:" + canary + "@127.0.0.1:1", "chmod o-r"},
-		0o602: {"file://" + dir + "/locks", "chmod o-w"},
-		0o640: {strings.Repeat("x", 1<<20), "one line"},
-	} {
-		if err := os.WriteFile(long, []byte(c.url+"\n"), mode); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(long, mode); err != nil {
-			t.Fatal(err)
-		}
-		wantInside(t, []string{envURLFile + "=" + long}, exitUsage, c.says, "run", "--wait", "0", "k", "--", "true")
-		_ = os.Remove(long)
-	}
-	wantInside(t, []string{envURLFile + "=/dev/zero"}, exitUsage, "one line", "run", "k", "--", "true")
 }
 
-// A dlock run inside another one gets no URL. It must not lock on another backend, nor wait for
-// a key that the outer one holds.
-func TestADlockRunInsideOfAnotherNeedsItsOwnURLAndKey(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	url := "file://" + w.dir + "/locks"
-	_, stderr := w.want(exitUsage, "run", "a", "--", w.exe, "run", "b", "--", "touch", "ran")
-	if !strings.Contains(stderr, "--url") || !strings.Contains(stderr, envURL) {
-		t.Errorf("stderr is %q", stderr)
-	}
-	for _, inner := range [][]string{
-		{"a"}, {"--wait", "0", "a"}, {"--skip", "a"},
-		{"b", "--", w.exe, "run", "--url", url, "a"}, // through another key
-	} {
-		args := append([]string{"run", "a", "--", w.exe, "run", "--url", url}, append(inner, "--", "touch", "ran")...)
-		if _, stderr := w.want(exitUsage, args...); !strings.Contains(stderr, `"a"`) {
-			t.Errorf("%q: stderr is %q", inner, stderr)
-		}
-	}
-	if w.exists("ran") {
-		t.Error("the command was run")
-	}
-	w.want(0, "run", "a", "--", w.exe, "run", "--url", url, "b", "--", "touch", "ran")
-	if !w.exists("ran") {
-		t.Error("another key with a URL of its own was not locked")
-	}
-}
-
-func TestVerboseSaysWhereItLocks(t *testing.T) {
+func TestUsesAndWhatComesOfThem(t *testing.T) {
 	dir := t.TempDir()
-	for url, says := range map[string]string{
-		"file://" + dir + "/a%20b":                  "locks on file://" + dir + "/a%20b\n",
-		"redis://user:" + canary + "@127.0.0.1:1/2": "locks on redis://127.0.0.1:1/2\n",
-		"redlock:redis://:" + canary + "@127.0.0.1:1,valkey://127.0.0.1:2,redis://127.0.0.1:3": "locks on redlock:redis://127.0.0.1:1/0,valkey://127.0.0.1:2/0,redis://127.0.0.1:3/0\n",
-		"postgres://u:" + canary + "@127.0.0.1:1/db?password=" + canary:                        "locks on ",
-	} {
-		_, _, stderr := inside(t, []string{envURL + "=" + url}, "run", "--verbose", "--wait", "0", "k", "--", "true")
-		if !strings.HasPrefix(stderr, "dlock: "+says) || strings.Contains(stderr, canary) {
-			t.Errorf("%s: stderr is %q, want %q", url, stderr, says)
-		}
-	}
-}
+	script(t, dir, "text", "no program\n", 0o600)
+	script(t, dir, "noformat", "no program\n", 0o700)
+	script(t, dir, "nointerpreter", "#!/no/such\n", 0o700)
+	try(t, []string{envURL + "=file://DIR/locks"}, dir, []use{
+		{"", 0, "Usage: dlock COMMAND", ""},
+		{"help", 0, "dlock run [flags] KEY -- COMMAND", ""},
+		{"help run", 0, "Usage: dlock run [flags] KEY -- COMMAND", ""},
+		{"run --help", 0, "--wait D ", ""},
+		{"elect -h", 0, "Usage: dlock elect ", ""},
+		{"version", 0, " go1.", ""},
+		{"--version", 0, "dlock ", ""},
+		{"drivers", 0, "postgres://USER:PASSWORD@HOST:5432/DB", ""},
+		{"completion bash", 0, "complete -o default -F _dlock dlock\n", ""},
 
-func TestWrongUsageIsNamedBeforeAnythingRuns(t *testing.T) {
-	dir := t.TempDir()
-	env := []string{envURL + "=file://" + dir + "/locks"}
-	ran := filepath.Join(dir, "ran")
-	for _, c := range []struct {
-		says string
-		args string // KEY and the command follow, unless there is a "|"
-	}{
-		{"TTL", "--url redis://127.0.0.1:1 --ttl 3.9s"},
-		{"TTL", "--url redis://127.0.0.1:1?ttl=1s"},
-		{"has none", "--ttl 10s"},
-		{"--ttl must be a duration", "--url redis://127.0.0.1:1 --ttl soon"},
-		{"--ttl", "--url redis://127.0.0.1:1 --ttl -5s"},
-		{"--wait", "--wait sometime"},
-		{"--wait", "--wait -1s"},
-		{"--at-least", "--at-least x"},
-		{"--max-hold", "--max-hold -1s"},
-		{"contradict", "--skip --wait forever"},
-		{"contradict", "--skip -E 3"},
-		{"0 to 255", "-E 256"},
-		{"0 to 255", "--conflict-exit-code no"},
-		{"--label: ", "--label a|b"},
-		{"--shared: redis has no shared mode", "--url redis://127.0.0.1:1 --shared"},
-		{"excludes no other process", "--url memory:"},
-		{"excludes no other process", "--url redlock:memory:a,memory:b,memory:c"},
-		{"excludes no other process", "--url redlock:redis://127.0.0.1:1,redis://127.0.0.1:2,memory:c"},
-		{"--url", "--url="},
-		{"there is no such flag", "--nope"},
-		{"no such flag: dlock run has --at-least, ", "--wiat 3s"},
-		{"--wait needs a value", "|run k --wait"},
-		{"contradict", "--skip -E3"},
-		{"wrong", "|version k"},
-		{"the command after it: dlock run [flags] KEY -- ", "|run k --"},
-		{"the command after it: dlock elect [flags] KEY", "|elect k"},
-		{"stand before --", "|run k true"},
-		{"one key", "|run -- true"},
-		{"one key", "|run k l -- true"},
-		{"did you mean dlock run KEY", "|nightly -- true"},
-		{"no such command: dlock has bootstrap, completion, ", "|walk"},
-		{"no such command", "|help walk"},
-		{"wrong arguments: dlock help", "|help run run"},
-		{"only for bash, fish, zsh", "|completion nosuch"},
-		{"wrong arguments: dlock drivers", "|drivers k"},
-	} {
-		args := strings.Fields(c.args)
-		if strings.HasPrefix(c.args, "|") {
-			args = strings.Fields(c.args[1:])
-		} else {
-			args = append(append([]string{"run"}, args...), "k", "--", "touch", ran)
-		}
-		wantInside(t, env, exitUsage, c.says, args...)
-	}
-	for _, key := range []string{"", strings.Repeat("k", 513)} {
-		wantInside(t, env, exitUsage, "key", "run", key, "--", "touch", ran)
-	}
-	if _, err := os.Stat(ran); err == nil {
-		t.Error("the command was run")
-	}
-}
+		{"run k -- true", 0, "", ""},
+		{"run --wait 1s -E7 --label=x --max-hold 1m k -- true", 0, "", ""},
+		{"-wait", exitUsage, "", "no such command"},
+		{"run -wait 1s k -- echo --wait", 0, "--wait\n", ""},
+		{"run k -- sh -c|exit 3", 3, "", ""},
+		{"run k -- sh -c|exit 255", 255, "", ""},
+		{"run k -- sh -c|kill -TERM $$", 128 + 15, "", ""},
+		{"run k -- sh -c|kill -KILL $$", 128 + 9, "", ""},
+		{"run k -- there-is-no-such-command", 127, "", `dlock: "there-is-no-such-command": not found`},
+		{"run k -- DIR/nothing", 127, "", "not found"},
+		{"run k -- DIR/nointerpreter", 127, "", "or its interpreter"},
+		{"run k -- DIR/text", 126, "", "permission denied"},
+		{"run k -- /", 126, "", "directory"},
+		{"run k -- DIR/noformat", 126, "", "exec format error"},
+		{"run k -- sh -c|echo slot=$DLOCK_SLOT", 0, "slot=\n", ""},
+		{"run --slots 2 k -- sh -c|echo slot=$DLOCK_SLOT", 0, "slot=", ""},
 
-// A user of the command cannot import a driver, but can install the command that has it.
-func TestAURLWithoutADriverNamesTheCommandThatHasIt(t *testing.T) {
-	const all = "go install github.com/redlock-go/redlock/drivers/everything/cmd/dlock@latest"
-	for url, has := range map[string]bool{
-		"etcd://h:1": true, "zks://h:1/path": true, "mysql://u@h:1/db": true, "redlock:etcd://h:1,etcd://i:1,etcd://j:1": true,
-		"nosuch://h:1": false, "redlock:resid://h:1,redis://i:1,redis://j:1": false,
-	} {
-		for _, args := range []string{"run k -- true", "elect k -- true", "status", "unlock k --token 5", "doctor", "bootstrap", "bootstrap --sql"} {
-			code, _, stderr := inside(t, []string{envURL + "=" + url}, strings.Fields(args)...)
-			if code != exitUsage || strings.Contains(stderr, all) != has || strings.Contains(stderr, "import") || !strings.Contains(stderr, "registered: both, file, ") {
-				t.Errorf("%s with %s: exit code %d, want %d; stderr is %q", args, url, code, exitUsage, stderr)
-			}
-		}
-	}
-}
+		{"run", exitUsage, "", "dlock run [flags] KEY -- COMMAND [ARG...]"},
+		{"run k --", exitUsage, "", "one key must stand before --"},
+		{"run -- touch DIR/ran", exitUsage, "", "one key"},
+		{"run k l -- touch DIR/ran", exitUsage, "", "one key"},
+		{"elect k touch DIR/ran", exitUsage, "", "and the command after it: dlock elect "},
+		{"run --url redis://NOBODY --ttl 3.9s k -- true", exitUsage, "", "the TTL is 3.9s"},
+		{"run --url redis://NOBODY?ttl=1s k -- true", exitUsage, "", "TTL"},
+		{"run --ttl 10s k -- true", exitUsage, "", "TTL: file has none"},
+		{"run --ttl soon k -- true", exitUsage, "", "--ttl must be a duration"},
+		{"run --ttl -5s k -- true", exitUsage, "", "--ttl must be a duration"},
+		{"run --wait sometime k -- true", exitUsage, "", "--wait must be 0, a duration"},
+		{"run --wait -1s k -- true", exitUsage, "", "--wait"},
+		{"run k --wait", exitUsage, "", "--wait needs a value"},
+		{"run --at-least x k -- true", exitUsage, "", "--at-least"},
+		{"run --skip --wait forever k -- true", exitUsage, "", "contradict"},
+		{"run --skip -E 3 k -- true", exitUsage, "", "--skip and --conflict-exit-code contradict each other"},
+		{"run --slots 2 --shared k -- true", exitUsage, "", "contradict"},
+		{"run --slots 0 k -- true", exitUsage, "", "from 1 to 1024"},
+		{"run --slots 1025 k -- true", exitUsage, "", "from 1 to 1024"},
+		{"run -E 256 k -- true", exitUsage, "", "from 0 to 255"},
+		{"run --conflict-exit-code=no k -- true", exitUsage, "", "from 0 to 255"},
+		{"run --url redis://NOBODY --shared k -- true", exitUsage, "", "--shared: redis has no shared mode"},
+		{"run --url memory: k -- true", exitUsage, "", "excludes no other process"},
+		{"run --url redlock:redis://NOBODY,redis://127.0.0.1:2,memory:c k -- true", exitUsage, "", "excludes no other process"},
+		{"run --url= k -- true", exitUsage, "", "--url is empty"},
+		{"run --wiat 3s k -- true", exitUsage, "", "no such flag: dlock run has --at-least, "},
+		{"rnu k -- true", exitUsage, "", "did you mean dlock run KEY"},
+		{"walk", exitUsage, "", "no such command: dlock has bootstrap, completion, "},
+		{"help walk", exitUsage, "", "no such command or topic"},
+		{"help run run", exitUsage, "", "wrong arguments: dlock help"},
+		{"completion nosuch", exitUsage, "", "only for bash, fish, zsh"},
+		{"drivers k", exitUsage, "", "wrong arguments: dlock drivers"},
+		{"version k", exitUsage, "", "wrong arguments"},
+		{"run|", exitUsage, "", "one key"},
+		{"run " + strings.Repeat("k", 513) + " -- true", exitUsage, "", "key"},
 
-func TestEndingsTellTheTruth(t *testing.T) {
-	for _, c := range []struct {
-		code   int
-		says   string
-		unsaid string
-		args   []string
-	}{
-		// No error advises to remove data that is not a lock, nor to wait where waiting cannot
-		// help.
-		{exitUnavailable, "name a folder", "remove", []string{"--url", "file:///etc/passwd"}},
-		{exitUnavailable, "name a folder", "--wait", []string{"--url", "file:///etc/passwd", "--wait", "1s"}},
-		{exitUnavailable, "wait longer (--wait)", "remove", []string{"--url", "redis://127.0.0.1:1", "--wait", "0"}},
-	} {
-		code, _, stderr := inside(t, nil, append(append([]string{"run"}, c.args...), "k", "--", "true")...)
-		if code != c.code || !strings.Contains(stderr, c.says) || strings.Contains(stderr, c.unsaid) {
-			t.Errorf("%q: exit code %d, want %d; stderr is %q, want %q and not %q", c.args, code, c.code, stderr, c.says, c.unsaid)
-		}
+		{"unlock k", exitUsage, "", "--token is missing: dlock status k shows the holder's"},
+		{"unlock --token 3", exitUsage, "", "wrong arguments: dlock unlock [flags] KEY"},
+		{"unlock k --token x", exitUsage, "", "--token must be a number"},
+		{"unlock k --token 3 --session 4", exitUsage, "", "--token and --session contradict each other: leave one out"},
+		{"unlock k --token 3", exitHeld, "", "nobody holds the lock: nothing was changed"},
+		{"status --json=x", exitUsage, "", "--json must be true or false ("},
+		{"status --jsn", exitUsage, "", "no such flag: dlock status has --json, --url, --watch, --help"},
+		{"status|", exitUsage, "", "key"},
+		{"status -- k", 0, "free", ""},
+		{"status", 0, "no lock is held on file://DIR/locks", ""},
+		{"doctor k", exitUsage, "", "wrong arguments: dlock doctor [flags]"},
+		{"bootstrap --nodes --terms", exitUsage, "", "contradict"},
+		{"bootstrap --sql", exitUsage, "", "nothing to prepare"},
+		{"bootstrap --sql --url postgres://app@NOBODY/db", 0, `GRANT USAGE, UPDATE ON SEQUENCE "public".dlock_fence TO "app"`, ""},
+		{"bootstrap --url postgres://NOBODY/db", exitUsage, "", "--sql prints what the database needs"},
+
+		// No error advises to remove what is not a lock, nor to wait where waiting cannot help.
+		{"run --wait 1s --url file:///etc/passwd k -- true", exitUnavailable, "", "name a folder"},
+		{"run --wait 0 --url redis://NOBODY k -- true", exitUnavailable, "", "check the backend and its URL, or wait longer (--wait)"},
+	})
+	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil {
+		t.Error("a command was run")
 	}
-	for _, args := range [][]string{{"drivers"}, {"version"}, {"--version"}, {"help"}, {"run", "--help"}} {
+	for _, args := range []string{"drivers", "version", "help", "run --help", "status"} {
 		var stderr bytes.Buffer
-		code := Main(append([]string{"dlock"}, args...), strings.NewReader(""), fullDisk{}, &stderr)
-		if code != exitIO || stderr.String() != "dlock: the output cannot be written: the disk is full\n" {
+		args := append([]string{"dlock"}, strings.Fields(args)...)
+		if args[1] == "status" {
+			args = append(args, "--url", "file://"+dir+"/locks")
+		}
+		if code := Main(args, strings.NewReader(""), fullDisk{}, &stderr); code != exitIO || stderr.String() != "dlock: the output cannot be written: the disk is full\n" {
 			t.Errorf("%q on a full disk: exit code %d, want %d; stderr is %q", args, code, exitIO, &stderr)
 		}
 	}
@@ -293,40 +162,235 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("the disk is full") }
 
-func TestVersionNamesThisModuleAndGo(t *testing.T) {
-	for _, args := range [][]string{{"version"}, {"--version"}} {
-		code, stdout, _ := inside(t, nil, args...)
-		if code != 0 || !strings.HasPrefix(stdout, "dlock ") || !strings.Contains(stdout, " go1.") {
-			t.Errorf("%q: exit code %d, stdout %q", args, code, stdout)
+// No command says that all is well while no server, or no majority, can be asked.
+func TestADeadServerHasNoGoodState(t *testing.T) {
+	for _, url := range []string{
+		"redis://NOBODY", "postgres://NOBODY/db", "redlock:redis://NOBODY,valkey://127.0.0.1:2,redis://127.0.0.1:3", "redlock:memory:a,redis://NOBODY,redis://127.0.0.1:2",
+	} {
+		var uses []use
+		for _, args := range []string{"status", "status --json", "status k", "doctor", "unlock k --token 5", "unlock k --session 1.2"} {
+			if strings.HasPrefix(url, "postgres:") || !strings.Contains(args, "--session") {
+				uses = append(uses, use{args, exitUnavailable, "", "refused"})
+			}
+		}
+		try(t, []string{envURL + "=" + url}, "", uses)
+	}
+}
+
+// A user of the command cannot import a driver, but can install the command that has it.
+func TestAURLWithoutADriverNamesTheCommandThatHasIt(t *testing.T) {
+	const all = " here; the command with all drivers: go install github.com/redlock-go/redlock/drivers/everything/cmd/dlock@latest; registered: both, "
+	for url, says := range map[string]string{
+		"etcd://h:1": `"etcd" is unknown` + all, "redlock:zks://h:1,zks://i:1,zks://j:1": `"zks" is unknown` + all,
+		"nosuch://h:1": `"nosuch" is unknown; registered: both, `, "redlock:resid://h:1,redis://i:1,redis://j:1": `"resid" is unknown; registered: both, `,
+	} {
+		try(t, []string{envURL + "=" + url}, "", []use{{"run k -- true", exitUsage, "", says}, {"status", exitUsage, "", says}, {"bootstrap --sql", exitUsage, "", says}})
+	}
+}
+
+func TestTheURLIsTheFlagsOrTheEnvironmentsOrTheFiles(t *testing.T) {
+	dir := t.TempDir()
+	script(t, dir, "url", " file://"+dir+"/three\n", 0o600)
+	for _, c := range []struct{ leadsTo, env, args string }{
+		{"one", envURL + "=file://DIR/two", "--url file://DIR/one"},
+		{"one", envURL + "= " + envURLFile + "=", "--url file://DIR/one"},
+		{"two", envURL + "=file://DIR/two " + envURLFile + "=", ""},
+		{"three", envURLFile + "=DIR/url", ""},
+		{"state/dlock", "XDG_STATE_HOME=DIR/state HOME=DIR", ""},
+	} {
+		if c.leadsTo == "state/dlock" && !allSeen {
+			continue // another folder there
+		}
+		try(t, strings.Fields(c.env), dir, []use{{"run " + c.args + " k -- true", 0, "", ""}})
+		if _, err := os.Stat(filepath.Join(dir, c.leadsTo)); err != nil {
+			t.Errorf("%s and %s do not lead to %s", c.env, c.args, c.leadsTo)
+		}
+		_ = os.RemoveAll(filepath.Join(dir, c.leadsTo))
+	}
+	script(t, dir, "long", strings.Repeat("x", 1<<20), 0o640)
+	script(t, dir, "secret", "redis://u:"+canary+"@127.0.0.1:1", 0o600)
+	script(t, dir, "public", "file://"+dir+"/locks", 0o600)
+	for name, mode := range map[string]os.FileMode{"secret": 0o644, "public": 0o602} { // whatever the umask is
+		if err := os.Chmod(filepath.Join(dir, name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for env, says := range map[string]string{
+		envURLFile + "=DIR/missing":            "cannot be read",
+		envURLFile + "=" + os.DevNull:          "one line",
+		envURLFile + "=/dev/zero":              "one line",
+		envURLFile + "=DIR/long":               "one line",
+		envURLFile + "=DIR/secret":             "chmod o-r",
+		envURLFile + "=DIR/public":             "chmod o-w",
+		envURLFile + "=DIR":                    "cannot be read",
+		envURLFile + "=":                       envURLFile + " is set and empty",
+		envURL + "=":                           envURL + " is set and empty",
+		envURL + "=s3cr3t:x":                   "begin with a driver's name",
+		envURL + "=file:///tmp?no_parameter=1": "no_parameter",
+		envKeys + "=a":                         "give --url, " + envURL,
+	} {
+		try(t, []string{env}, dir, []use{{"run k -- true", exitUsage, "", says}})
+	}
+	for url, says := range map[string]string{
+		"file://DIR/a%20b":                          "locks on file://DIR/a%20b\n",
+		"redis://user:" + canary + "@127.0.0.1:1/2": "locks on redis://127.0.0.1:1/2\n",
+		"redlock:redis://:" + canary + "@NOBODY,valkey://127.0.0.1:2,redis://127.0.0.1:3": "locks on redlock:redis://127.0.0.1:1/0,valkey://127.0.0.1:2/0,redis://127.0.0.1:3/0\n",
+		"postgres://u:" + canary + "@NOBODY/db?password=" + canary:                        "locks on ",
+	} {
+		name := strings.NewReplacer("DIR", dir, "NOBODY", "127.0.0.1:1")
+		_, _, stderr := inside(t, []string{envURL + "=" + name.Replace(url)}, "run", "--verbose", "--wait", "0", "k", "--", "true")
+		if !strings.HasPrefix(stderr, "dlock: "+name.Replace(says)) || strings.Contains(stderr, canary) {
+			t.Errorf("%s: stderr is %q, want %q", url, stderr, says)
 		}
 	}
 }
 
-func TestTheExitCodeOfAConflictCanBeChosen(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, release := w.holder("k")
-	for _, flags := range []string{"-E 7 --wait 0", "--conflict-exit-code 7 --wait 50ms", "--wait 0 -E7"} {
-		code, _, stderr := w.run(append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", "ran")...)
-		if code != 7 || !strings.Contains(stderr, "held by") {
-			t.Errorf("%s: exit code %d, want 7; stderr: %s", flags, code, stderr)
+// The manual is written once: each command and flag is in it, and it has no other.
+func TestTheManualHasEachCommandAndFlag(t *testing.T) {
+	for name, newCommand := range commands() {
+		if form, does := summary(name); form == "" || does == "" {
+			t.Errorf("the manual does not list %s", name)
+		}
+		c := (&console{}).newCall(name)
+		newCommand(c)
+		c.flags.VisitAll(func(f *flag.Flag) {
+			if _, does := lookup("dlock "+name, "--"+f.Name); does == "" {
+				t.Errorf("the manual does not describe %s --%s", name, f.Name)
+			}
+		})
+		for line := range strings.Lines(section("dlock " + name)) {
+			if flag, isFlag := strings.CutPrefix(line, "    --"); isFlag && c.flags.Lookup(strings.Fields(flag)[0]) == nil {
+				t.Errorf("%s has no flag --%s", name, flag)
+			}
 		}
 	}
+	for _, topic := range strings.Fields("url environment danger exit cron systemd run elect completion") {
+		code, out, stderr := inside(t, nil, "help", topic)
+		if code != 0 || len(out) < 300 || strings.Contains(out, "//\n") || strings.Contains(out, "\n# ") || disturbing(out) != "" {
+			t.Errorf("dlock help %s: exit code %d, %s%s", topic, code, out, stderr)
+		}
+	}
+}
+
+func TestTheCommandGetsTheLeaseAndNeverTheURL(t *testing.T) {
+	t.Parallel()
+	w := newFaultyWorld(t)
+	// The variables that an outer dlock run has set are replaced.
+	w.env = []string{"DLOCK_DEADLINE=2001-01-01T00:00:00Z", "DLOCK_KEY=outer", "DLOCK_KEYS=a%20b+c outer", "DLOCK_FENCE=1", envURLFile + "=/nowhere", "KEPT=yes"}
+	env := func(args ...string) map[string]string {
+		p := w.start(append(args, "--", "env")...)
+		if code := p.wait(); code != 0 {
+			t.Fatalf("exit code %d: %s", code, &p.err)
+		}
+		m := map[string]string{}
+		for line := range strings.Lines(p.out.String()) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+			m[name] = value
+		}
+		return m
+	}
+	start := time.Now()
+	session, timed := env("run", "--url", "file://"+w.dir+"/locks", "some key"), env("run", "--ttl", "100s", "k")
+	if session["DLOCK_KEY"] != "some key" || session["DLOCK_KEYS"] != "a+b+c outer some+key" || session["KEPT"] != "yes" {
+		t.Errorf("the key is %q, the keys are %q, KEPT is %q", session["DLOCK_KEY"], session["DLOCK_KEYS"], session["KEPT"])
+	}
+	if n, err := strconv.ParseUint(session["DLOCK_FENCE"], 10, 64); err != nil || n < 1e15 {
+		t.Errorf("the token is %q", session["DLOCK_FENCE"])
+	}
+	if d, ok := session["DLOCK_DEADLINE"]; ok {
+		t.Errorf("a lock without TTL has the deadline %q", d)
+	}
+	d, err := time.Parse(time.RFC3339Nano, timed["DLOCK_DEADLINE"])
+	if left := d.Sub(start); err != nil || left < 90*time.Second || left > 100*time.Second+time.Since(start) {
+		t.Errorf("the deadline is %q, %v from the start, want 99 s or so", timed["DLOCK_DEADLINE"], left)
+	}
+	for _, m := range []map[string]string{session, timed} {
+		if m[envURL] != "" || m[envURLFile] != "" {
+			t.Errorf("the command sees the URL %q, or its file %q", m[envURL], m[envURLFile])
+		}
+	}
+}
+
+// A dlock run inside another one gets no URL. It must not lock on another backend, nor wait for
+// a key that the outer one holds.
+func TestADlockRunInsideOfAnotherNeedsItsOwnURLAndKey(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for inner, code := range map[string]int{
+		"b":           exitUsage, // and no URL
+		"a --url URL": exitUsage, "a --skip --url URL": exitUsage,
+		"b --url URL -- EXE run a --url URL": exitUsage, // through another key
+		"b --url URL":                        0,
+	} {
+		args := append([]string{"run", "a", "--", w.exe, "run"}, strings.Fields(strings.NewReplacer("URL", w.url, "EXE", w.exe).Replace(inner))...)
+		_, stderr := w.want(code, append(args, "--", "touch", "ran")...)
+		if code != 0 && !strings.Contains(stderr, `"a"`) && !strings.Contains(stderr, "give --url") || w.exists("ran") != (code == 0) {
+			t.Errorf("%s: stderr is %q", inner, stderr)
+		}
+		_ = os.Remove(w.path("ran"))
+	}
+}
+
+// What is held: with which flags the exit code is which, and what is said.
+func TestWhatIsHeldIsWaitedForAsLongAsToldAndExits75(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, release := w.holder("k", "--label", "web-4")
+	for flags, code := range map[string]int{
+		"--wait 0": exitHeld, "--wait " + aWhile.String(): exitHeld, "--wait 0 --shared": exitHeld,
+		"-E 7 --wait 0": 7, "--wait 0 -E7": 7, "--conflict-exit-code 7 --wait 50ms": 7,
+		"--skip": 0, "--skip --wait 0": 0, "--skip --wait 50ms": 0,
+	} {
+		start := time.Now()
+		stdout, stderr := w.want(code, append(append([]string{"run"}, strings.Fields(flags)...), "k", "--", "touch", "ran")...)
+		if says := strings.Contains(stderr, "held by web-4/") && strings.Contains(stderr, "--wait"); says != (code != 0) || code == 0 && stdout+stderr != "" {
+			t.Errorf("%s: stdout is %q, stderr %q: with --skip it must be silent, and otherwise name the holder, and say what to do", flags, stdout, stderr)
+		}
+		if took := time.Since(start); strings.Contains(flags, aWhile.String()) && took < aWhile {
+			t.Errorf("%s took %v", flags, took)
+		}
+	}
+	if w.exists("ran") {
+		t.Error("the command was run")
+	}
+	waiter, long := w.start("run", "k", "--", "touch", "ran"), w.start("run", "--wait", "1m", "k", "--", "touch", "ran too")
 	release()
-	w.want(3, "run", "-E", "7", "--wait", "1m", "k", "--", "sh", "-c", "exit 3")
-}
-
-func TestSharedLocksStandSideBySide(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, release := w.holder("k", "--shared")
-	w.want(0, "run", "--shared", "--wait", "0", "k", "--", "true")
-	if out, _ := w.want(0, "status", "k"); !strings.Contains(out, "held, shared") {
+	for _, p := range []*proc{waiter, long} {
+		if code := p.wait(); code != 0 || p.err.String() != "" {
+			t.Errorf("%q: exit code %d, stderr: %s", p.Args, code, &p.err)
+		}
+	}
+	if !w.exists("ran") || !w.exists("ran too") {
+		t.Error("a command was not run")
+	}
+	_, release = w.holder("s", "--shared")
+	defer release()
+	w.want(0, "run", "--shared", "--wait", "0", "s", "--", "true")
+	w.want(exitHeld, "run", "--wait", "0", "s", "--", "true")
+	if out, _ := w.want(0, "status", "s"); !strings.Contains(out, "held, shared") {
 		t.Errorf("status of a shared lock: %s", out)
 	}
-	w.want(exitHeld, "run", "--wait", "0", "k", "--", "true")
-	release()
-	_, release = w.holder("l")
-	w.want(exitHeld, "run", "--shared", "--wait", "0", "l", "--", "true")
-	release()
+}
+
+func TestBootstrapSaysWhereThereIsNothingToState(t *testing.T) {
+	t.Parallel()
+	redis := server.Redis(t).URL()
+	for url, says := range map[string]string{
+		"memory:": "no restart guard: there is nothing", redis: "restart_guard=30s sets one on Redis and Valkey", "redlock:memory:a,memory:b": "no restart guard",
+		"redlock:" + redis + ",restart_guard=off": "restart_guard=30s sets one on Redis and Valkey",
+	} {
+		for _, flags := range []string{"", "--dry-run", "--nodes", "--terms --dry-run"} {
+			stdout, stderr := on(t, url).want(exitUsage, append([]string{"bootstrap"}, strings.Fields(flags)...)...)
+			if !strings.Contains(stderr, says) || stdout != "" {
+				t.Errorf("%s with %q: stderr is %q, stdout %q", url, flags, stderr, stdout)
+			}
+		}
+	}
+	guarded := on(t, redis+"?restart_guard=6s")
+	if out, _ := guarded.want(0, "bootstrap", "--dry-run"); out != "new\n" && out != "unused\n" {
+		t.Errorf("of a lone server with a guard a dry run says %q", out)
+	}
+	if stdout, stderr := guarded.want(exitUsage, "bootstrap", "--terms"); !strings.Contains(stderr, "a quorum") || stdout != "" {
+		t.Errorf("of a lone server --terms says %q, %q", stdout, stderr)
+	}
 }
